@@ -1,0 +1,83 @@
+"""A logical tile spread over the registers of a CTA, and its way back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+__all__ = ["FragmentMap", "Fragments"]
+
+
+@dataclass(frozen=True, eq=False)
+class FragmentMap:
+    """Which element of a ``rows x cols`` tile each register holds.
+
+    ``row`` and ``col`` are int64 ``[threads, registers, elements]`` with ``thread = warp * warp_size + lane``. Several
+    registers may hold the same element (a broadcast). Build one per configuration and keep it: the index arrays that
+    follow from it are computed once.
+
+    >>> lane = np.arange(4)[:, None, None]
+    >>> m = FragmentMap((2, 4), lane // 2, 2 * (lane % 2) + np.arange(2))     # 4 lanes, 1 register of 2 elements
+    >>> m.spread(np.arange(8.0).reshape(1, 2, 4))[0, 1].tolist()
+    [[2.0, 3.0]]
+    >>> m.gather(m.spread(np.arange(8.0).reshape(1, 2, 4))).tolist()
+    [[[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]]
+    """
+
+    shape: tuple[int, int]
+    row: np.ndarray[Any, np.dtype[np.int64]]
+    col: np.ndarray[Any, np.dtype[np.int64]]
+
+    def __post_init__(self) -> None:
+        row, col = np.broadcast_arrays(self.row, self.col)
+        object.__setattr__(self, "row", row)
+        object.__setattr__(self, "col", col)
+        rows, cols = self.shape
+        if row.min() < 0 or row.max() >= rows or col.min() < 0 or col.max() >= cols:
+            raise ValueError(f"a register lies outside the tile {rows} x {cols}")
+
+    @cached_property
+    def flat(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Row-major position in the tile of each register element."""
+        return self.row * self.shape[1] + self.col
+
+    @cached_property
+    def _home(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """For each element of the tile one register element that holds it."""
+        home = np.full(self.shape[0] * self.shape[1], -1, np.int64)
+        home[self.flat.reshape(-1)] = np.arange(self.flat.size)
+        if (home < 0).any():
+            r, c = divmod(int(home.argmin()), self.shape[1])
+            raise ValueError(f"no register holds element ({r}, {c}) of the tile {self.shape[0]} x {self.shape[1]}")
+        return home
+
+    def spread(self, tile: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Registers ``[programs, threads, registers, elements]`` of a tile ``[programs, rows, cols]``."""
+        return np.take(tile.reshape(tile.shape[0], -1), self.flat, axis=1)
+
+    def gather(self, registers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The tile ``[programs, rows, cols]`` that the registers hold."""
+        return np.take(registers.reshape(registers.shape[0], -1), self._home, axis=1).reshape(-1, *self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Fragments:
+    """Registers of a tile: ``values[programs, threads, registers, elements]`` laid out by ``map``."""
+
+    values: np.ndarray[Any, Any]
+    map: FragmentMap
+
+    def tile(self) -> np.ndarray[Any, Any]:
+        """Lanes and registers put back to ``[programs, rows, cols]``."""
+        return self.map.gather(self.values)
+
+    def with_values(self, values: np.ndarray[Any, Any]) -> Fragments:
+        """The same layout with other values."""
+        return replace(self, values=values)
+
+    def by_row(self, vector: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """``vector[programs, rows]`` as each register element sees its row."""
+        return np.take(vector, self.map.row, axis=1)

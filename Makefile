@@ -1,0 +1,65 @@
+# make demo   follow the KV cache of a real language model, write demo/index.html   (installs the extra `kernels`)
+# make test   linters, types, import rules, tests, doctests, notebooks              (installs the extra `dev`)
+# make lab    JupyterLab on notebooks/                                              (installs the extra `dev`)
+# make clean  remove what these have made
+#
+# PYTHON=python3.12 names another interpreter; ARGS="..." goes to the demo or to pytest.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.SUFFIXES:
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+NEEDS := pyproject.toml constraints.txt
+
+# $(call install,EXTRA): pip's own report, less the lines that say nothing happened.
+install = $(BIN)/python -m pip install --disable-pip-version-check --no-input --progress-bar off -c constraints.txt -e '.[$(1)]' \
+	| { grep --line-buffered -vE '^ *(Requirement already|Looking in|Obtaining|Using cached|Preparing|Installing build|Checking if|Getting req)|\.metadata' || true; }
+
+.PHONY: demo test lab clean lint pytest
+.NOTPARALLEL:
+
+demo: $(VENV)/.kernels
+	@$(BIN)/python -m kvlab.demo $(ARGS)
+
+test: lint pytest
+	@echo "kvlab: make test passed"
+
+lint: $(VENV)/.dev
+	@echo "kvlab: [1/4] ruff"
+	@$(BIN)/python -m ruff check .
+	@echo "kvlab: [2/4] mypy"
+	@$(BIN)/python -m mypy
+	@echo "kvlab: [3/4] import rules"
+	@$(BIN)/lint-imports
+
+pytest: $(VENV)/.dev
+	@echo "kvlab: [4/4] pytest: tests, doctests, notebooks"
+	@$(BIN)/python -m pytest $(ARGS)
+
+lab: $(VENV)/.dev
+	@$(BIN)/python -m jupyterlab notebooks
+
+clean:
+	rm -rf $(VENV) .ci-envs build dist demo
+
+$(VENV)/.kernels: $(NEEDS) | $(BIN)/python
+	@echo "kvlab: installing what the kernels need (torch, triton); this takes some minutes the first time"
+	@$(call install,kernels)
+	@touch $@
+
+# `dev` contains `kernels`.
+$(VENV)/.dev: $(NEEDS) | $(BIN)/python
+	@echo "kvlab: installing what development needs (torch, triton, transformers, jupyterlab, ...); this takes some minutes the first time"
+	@$(call install,dev)
+	@touch $(VENV)/.kernels $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; \
+	  (3, 11) <= v < (3, 14) or sys.exit(f"kvlab needs Python 3.11, 3.12 or 3.13; $(PYTHON) is {v.major}.{v.minor}.{v.micro} ({sys.executable}). Name another one: make PYTHON=python3.12 ...")'
+	@echo "kvlab: making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "kvlab: $(PYTHON) has no working venv module (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }

@@ -1,0 +1,72 @@
+"""What every test run shares: thread limits, private compiler cache, Hypothesis profiles, the GPU marker, doctests."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+# Read by the numerical libraries at their import, hence set here, before any test module is loaded.
+for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_variable, "2")
+
+# Triton 3.9 warns that this default will change; the value is today's.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
+_ROOT = Path(__file__).parent
+_PACKAGE = _ROOT / "kvlab"
+_triton_cache: str | None = None
+
+if importlib.util.find_spec("hypothesis"):
+    from hypothesis import settings
+
+    settings.register_profile("local", deadline=None)
+    settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+    settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    global _triton_cache
+    if "TRITON_CACHE_DIR" not in os.environ:
+        _triton_cache = os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp(prefix="kvlab-triton-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _triton_cache is not None:
+        shutil.rmtree(_triton_cache, ignore_errors=True)
+        os.environ.pop("TRITON_CACHE_DIR", None)
+
+
+def _cuda_available() -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A GPU test that was asked for on a machine without one fails: it must not look as if it had passed."""
+    if item.get_closest_marker("gpu") and not _cuda_available():
+        pytest.fail("marked `gpu`, but torch sees no CUDA device; leave out `-m gpu`", pytrace=False)
+
+
+def _needs_torch(path: Path) -> bool:
+    """Whether a module of the package may import torch or triton at its top (DESIGN's list of such places)."""
+    relative = path.relative_to(_PACKAGE)
+    return relative.parts[0] in {"triton_support", "mirror", "xray", "integrations"} or (
+        relative.parts[0] == "attention" and path.name in {"kernel.py", "hopper.py"}
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Doctests of modules that need torch or triton are left out where those are not installed."""
+    if collection_path.suffix == ".py" and collection_path.is_relative_to(_PACKAGE):
+        missing = [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]
+        if missing and _needs_torch(collection_path):
+            return True
+    return None

@@ -1,0 +1,89 @@
+"""One cache, two array libraries: NumPy arrays and torch tensors over the same bytes, without importing torch."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from typing import Any
+
+import numpy as np
+
+from kvlab.memory import as_dtype
+
+__all__ = ["as_array", "dtype_of", "element_strides", "is_torch", "same_place", "to_numpy", "to_torch"]
+
+# torch has dtypes that NumPy lacks, and the other way round: those cross as integers of the same size.
+_BITS = {1: "uint8", 2: "int16"}
+
+
+def is_torch(array: Any) -> bool:
+    """Whether ``array`` is a torch tensor. Nobody who has one has not imported torch."""
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+    return tensor is not None and isinstance(array, tensor)
+
+
+def as_array(array: Any) -> Any:
+    """A torch tensor or a NumPy array as it is, anything else as a NumPy array."""
+    return array if is_torch(array) else np.asanyarray(array)
+
+
+def dtype_of(array: Any, name: str) -> np.dtype[Any]:
+    """The NumPy dtype of an array of either library. ``name`` is the argument's, for the message."""
+    try:
+        return as_dtype(array.dtype if is_torch(array) else array.dtype.name)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def element_strides(array: Any, name: str = "array") -> tuple[int, ...]:
+    """The strides in elements. ValueError where a stride is not a whole number of elements.
+
+    >>> element_strides(np.zeros((5, 2, 4), np.float32)[:, 1])
+    (8, 1)
+    """
+    if is_torch(array):
+        return tuple(array.stride())
+    if any(stride % array.itemsize for stride in array.strides):
+        raise ValueError(f"{name} has strides of {array.strides} bytes, not whole elements of {array.itemsize} bytes")
+    return tuple(stride // array.itemsize for stride in array.strides)
+
+
+def same_place(**arrays: Any) -> None:
+    """ValueError unless all arrays belong to one library and one device."""
+    places = {name: f"torch ({array.device})" if is_torch(array) else "NumPy" for name, array in arrays.items()}
+    if len(set(places.values())) > 1:
+        said = ", ".join(f"{name}: {place}" for name, place in places.items())
+        raise ValueError(f"{said}; a cache holds the arrays of one library on one device")
+
+
+def to_numpy(array: Any, name: str = "array") -> np.ndarray[Any, Any]:
+    """The NumPy view of an array: the same bytes, strides kept; bf16 and fp8 become the dtypes of ml_dtypes.
+
+    ValueError for a tensor that is not in CPU memory or that requires grad.
+    """
+    if not is_torch(array):
+        return np.asanyarray(array)
+    if array.device.type != "cpu":
+        raise ValueError(f"{name} is on {array.device}: only CPU memory has a NumPy view; copy it with .to('cpu')")
+    if array.requires_grad:
+        raise ValueError(f"{name} requires grad: kvlab is for inference; pass it through .detach()")
+    dtype = dtype_of(array, name)
+    bits = array if dtype.isbuiltin == 1 else array.view(getattr(sys.modules["torch"], _BITS[dtype.itemsize]))
+    view: np.ndarray[Any, Any] = bits.numpy().view(dtype)
+    return view
+
+
+def to_torch(array: Any, name: str = "array") -> Any:
+    """The torch view of an array: the same bytes, strides kept; the inverse of :func:`to_numpy`.
+
+    torch knows no read-only tensors: do not write through the view of a read-only array.
+    """
+    if is_torch(array):
+        return array
+    dtype = dtype_of(array, name)
+    torch = importlib.import_module("torch")
+    bits = array if dtype.isbuiltin == 1 else array.view(_BITS[dtype.itemsize])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
+        return torch.from_numpy(bits).view(getattr(torch, dtype.name))

@@ -1,0 +1,54 @@
+"""Index arguments: integers or arrays of them, 64-bit, in range."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Int64", "count", "index", "integers", "plain"]
+
+Int64 = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def integers(name: str, value: Any) -> Int64:
+    """``value`` as int64. ValueError, naming the argument, unless it holds integers.
+
+    >>> integers("head_idx", [0.5])
+    Traceback (most recent call last):
+        ...
+    ValueError: head_idx has dtype float64: expected integers
+    """
+    array = np.asarray(value)
+    if array.dtype.kind not in "iu" and array.size:
+        raise ValueError(f"{name} has dtype {array.dtype}: expected integers")
+    return array.astype(np.int64, copy=False)
+
+
+def index(name: str, value: Any, size: int) -> Int64:
+    """``value`` as int64. IndexError, naming the argument, unless all of it lies in ``[0, size)``.
+
+    >>> index("head_idx", [0, 8], 8)
+    Traceback (most recent call last):
+        ...
+    IndexError: head_idx 8 is outside [0, 8)
+    """
+    array = integers(name, value)
+    bad = (array < 0) | (array >= size)
+    if bad.any():
+        raise IndexError(f"{name} {array[bad].flat[0]} is outside [0, {size})")
+    return array
+
+
+def count(name: str, value: Any, least: int = 0) -> int:
+    """``value`` as an int. ValueError, naming the argument, if it is less than ``least``."""
+    number = operator.index(value)
+    if number < least:
+        raise ValueError(f"{name} {number} must be at least {least}")
+    return number
+
+
+def plain(value: Any) -> Any:
+    """An int for an array without axes, the array itself otherwise."""
+    return value if np.ndim(value) else int(value)

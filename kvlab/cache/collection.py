@@ -1,0 +1,186 @@
+"""K and V of all layers of a model in one pool of pages (spec/kv_cache.md 1.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from kvlab.cache.arrays import as_array, is_torch, to_numpy, to_torch
+from kvlab.cache.checks import count, index, plain
+from kvlab.cache.page_table import lookup_table_columns
+from kvlab.cache.paged import PagedKVCache
+from kvlab.cache.params import KVCacheStaticParams
+from kvlab.memory import POISON, as_dtype
+
+__all__ = ["PagedKVCacheCollection"]
+
+
+class PagedKVCacheCollection:
+    """The pool, and one lookup table for all layers.
+
+    Parameters
+    ----------
+    blocks : ``[pages, KV, layers, page_size, heads, head_size]``, a NumPy array or torch tensor, possibly strided (the
+        last axis contiguous); KV is 2 (0 = K, 1 = V), or 1 where V is read out of K (MLA).
+    cache_lengths : integers ``[batch]``, tokens of each sequence in the cache before this step.
+    lookup_table : integers ``[batch, columns]``, the page of each ``page_size`` tokens of a sequence.
+    max_seq_length, max_cache_length : most new tokens of a sequence; longest sequence with them.
+    kv_params : must fit ``blocks``; made from them if None.
+    strict, total_num_pages : see :class:`PagedKVCache`.
+
+    All three arrays belong to one library, on one device.
+
+    >>> blocks = np.zeros((5, 2, 3, 16, 2, 64), np.float32)
+    >>> pool = PagedKVCacheCollection(blocks, [20], [[3, 0]], max_seq_length=1, max_cache_length=21)
+    >>> pool
+    PagedKVCacheCollection(5 pages x 16 tokens, 3 layers, K and V, 2 heads x 64 float32, batch 1, numpy)
+    >>> pool.get_value_cache(2).strides  # elements: a page of the view spans K and V of all layers
+    (12288, 128, 64, 1)
+    >>> pool.get_key_cache(3)
+    Traceback (most recent call last):
+        ...
+    IndexError: layer_idx 3 is outside [0, 3)
+    """
+
+    def __init__(
+        self,
+        blocks: Any,
+        cache_lengths: Any,
+        lookup_table: Any,
+        max_seq_length: int,
+        max_cache_length: int,
+        kv_params: KVCacheStaticParams | None = None,
+        *,
+        strict: bool = True,
+        total_num_pages: int | None = None,
+    ) -> None:
+        blocks, cache_lengths, lookup_table = as_array(blocks), as_array(cache_lengths), as_array(lookup_table)
+        shape = tuple(blocks.shape)
+        if len(shape) != 6 or min(shape) < 1 or shape[1] > 2:
+            raise ValueError(
+                f"blocks has shape {shape}: expected 6 axes [pages, KV, layers, page_size, heads, head_size], "
+                "KV 1 or 2, none of them empty"
+            )
+        self.kv_params = KVCacheStaticParams(*shape[4:], is_mla=shape[1] == 1) if kv_params is None else kv_params
+        if (self.kv_params.kv_extent, self.kv_params.num_heads, self.kv_params.head_size) != (shape[1], *shape[4:]):
+            raise ValueError(f"kv_params {self.kv_params} does not fit blocks of shape {shape}")
+        self.blocks, self.cache_lengths, self.lookup_table = blocks, cache_lengths, lookup_table
+        self.max_seq_length, self.max_cache_length = max_seq_length, max_cache_length
+        self.strict, self.total_num_pages = strict, shape[0] if total_num_pages is None else total_num_pages
+        self.dtype: np.dtype[Any] = self.get_key_cache(0).dtype
+
+    @classmethod
+    def allocate(
+        cls,
+        kv_params: KVCacheStaticParams,
+        *,
+        num_pages: int,
+        page_size: int,
+        num_layers: int,
+        batch_size: int,
+        max_length: int,
+        dtype: Any = "bf16",
+    ) -> PagedKVCacheCollection:
+        """A pool of NumPy memory in which no sequence has a token yet.
+
+        ``num_pages`` pages and the null page, poisoned (bytes 0xFF: NaN in every float format); a uint32 lookup table
+        for sequences of up to ``max_length`` tokens, filled with the sentinel ``num_pages``, which is the null page.
+
+        >>> pool = PagedKVCacheCollection.allocate(
+        ...     KVCacheStaticParams(2, 64), num_pages=6, page_size=128, num_layers=1, batch_size=2, max_length=600
+        ... )
+        >>> pool.blocks.shape, pool.lookup_table.shape, int(pool.lookup_table[0, 0])
+        ((7, 2, 1, 128, 2, 64), (2, 24), 6)
+        """
+        count("num_pages", num_pages)
+        for name, value in (("page_size", page_size), ("num_layers", num_layers), ("batch_size", batch_size)):
+            count(name, value, least=1)
+        pages_each = -(-count("max_length", max_length) // page_size)
+        shape = (
+            num_pages + 1, kv_params.kv_extent, num_layers, page_size, kv_params.num_heads, kv_params.head_size
+        )  # fmt: skip
+        blocks = np.empty(shape, as_dtype(dtype))
+        blocks.reshape(-1).view(np.uint8)[...] = POISON
+        table = np.full((batch_size, lookup_table_columns(pages_each)), num_pages, np.uint32)
+        lengths = np.zeros(batch_size, np.uint32)
+        return cls(blocks, lengths, table, 0, 0, kv_params, total_num_pages=num_pages)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model."""
+        return int(self.blocks.shape[2])
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page."""
+        return int(self.blocks.shape[3])
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences: rows of the lookup table."""
+        return int(self.lookup_table.shape[0])
+
+    def get_key_cache(self, layer_idx: int) -> PagedKVCache:
+        """K of one layer, a view."""
+        return self._view(0, layer_idx)
+
+    def get_value_cache(self, layer_idx: int) -> PagedKVCache:
+        """V of one layer, a view. ValueError for MLA, which stores no V."""
+        if self.kv_params.is_mla:
+            raise ValueError("an MLA cache stores no V: read it out of get_key_cache")
+        return self._view(1, layer_idx)
+
+    def cache_length(self, bs_idx: Any) -> Any:
+        """Tokens in the cache before this step: an int, or int64 of the shape of ``bs_idx``."""
+        lengths = to_numpy(self.cache_lengths, "cache_lengths")
+        return plain(lengths[index("bs_idx", bs_idx, self.batch_size)].astype(np.int64))
+
+    def with_lengths(self, cache_lengths: Any, max_seq_length: int) -> PagedKVCacheCollection:
+        """The same pool and table at another step: ``cache_lengths`` before it, up to ``max_seq_length`` new tokens."""
+        lengths = as_array(cache_lengths)
+        longest = max_seq_length + (int(lengths.max()) if len(lengths) else 0)
+        return self._replace(cache_lengths=lengths, max_seq_length=max_seq_length, max_cache_length=longest)
+
+    def numpy(self) -> PagedKVCacheCollection:
+        """Over NumPy arrays, the same bytes (bf16 by its bits). ValueError unless all of it is in CPU memory."""
+        return self._map(to_numpy)
+
+    def torch(self) -> PagedKVCacheCollection:
+        """Over torch tensors, the same bytes (bf16 by its bits)."""
+        return self._map(to_torch)
+
+    def to(self, device: Any) -> PagedKVCacheCollection:
+        """Over torch tensors on that device, copied if they are not there yet."""
+        return self._map(lambda array, name: to_torch(array, name).to(device))
+
+    def __repr__(self) -> str:
+        pages, kv, layers, page_size, heads, head_size = self.blocks.shape
+        return (
+            f"PagedKVCacheCollection({pages} pages x {page_size} tokens, {layers} layers, "
+            f"{'K and V' if kv == 2 else 'K'}, {heads} heads x {head_size} {self.dtype}, batch {self.batch_size}, "
+            f"{'torch' if is_torch(self.blocks) else 'numpy'})"
+        )
+
+    def _view(self, kv: int, layer_idx: int) -> PagedKVCache:
+        layer = int(index("layer_idx", layer_idx, self.num_layers))
+        return PagedKVCache(
+            self.blocks[:, kv, layer],
+            self.cache_lengths,
+            self.lookup_table,
+            self.max_seq_length,
+            self.max_cache_length,
+            strict=self.strict,
+            total_num_pages=self.total_num_pages,
+            kv_params=self.kv_params,
+        )
+
+    def _map(self, convert: Callable[[Any, str], Any]) -> PagedKVCacheCollection:
+        names = ("blocks", "cache_lengths", "lookup_table")
+        return self._replace(**{name: convert(getattr(self, name), name) for name in names})
+
+    def _replace(self, **changes: Any) -> PagedKVCacheCollection:
+        names = ("blocks", "cache_lengths", "lookup_table", "max_seq_length", "max_cache_length", "kv_params")
+        fields = {name: getattr(self, name) for name in (*names, "strict", "total_num_pages")}
+        return PagedKVCacheCollection(**(fields | changes))

@@ -1,0 +1,132 @@
+"""Wavefronts: how many passes of shared memory one warp instruction takes, and why.
+
+The rule was measured on an H100 (1854 instructions, Nsight Compute; a part is in tests/data):
+
+1. The active lanes are served in *phases*, in lane order, as many lanes at a time as fill all banks once: on NVIDIA 32,
+   16, 8 lanes for 4, 8, 16 bytes a lane; for ldmatrix and stmatrix the 8 rows of one 8x8 matrix.
+2. Loads of 8 and 16 bytes: if every active lane has the address of lane ^ 1, or every active lane that of lane ^ 2
+   (where that lane is active), neighbouring phases *merge* in pairs.
+3. The passes of a phase are the largest number of different words that one bank has to deliver in it.
+4. Wavefronts are the sum of the passes; the conflict counter is that less the number of phases with an active lane.
+
+AMD follows the same arithmetic with its own phases (no merging); only sm_90 was measured, all else is provisional.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ._arrays import Array, BoolArray, IntArray, check_aligned, mask_lanes
+from .arch import Arch, get_arch
+from .instructions import Instruction, get_instruction
+from .wavefront import Wavefronts
+
+__all__ = ["count_wavefronts", "wavefronts"]
+
+
+def count_wavefronts(
+    instruction: str, addresses: Any, mask: Any = None, arch: str | Arch = "sm_90"
+) -> tuple[Array, Array, Array]:
+    """Wavefronts, ideal wavefronts and bank conflicts of many warp instructions at once: three int arrays ``[...]``.
+
+    Parameters
+    ----------
+    instruction : a name of :data:`~kvlab.hardware.INSTRUCTIONS`.
+    addresses : ``[..., lanes]`` absolute byte addresses in shared memory, each a multiple of the bytes a lane moves.
+        ldmatrix and stmatrix ignore the addresses past lane ``8 * matrices - 1``.
+    mask : active lanes, as booleans ``[..., lanes]`` or as bit masks ``[...]`` (bit l = lane l); None = all.
+    arch : name or :class:`~kvlab.hardware.Arch`. Only sm_90 was measured, see ``Arch.provisional``.
+
+    ``ideal`` counts the phases that have an active lane, after merging: the least that any addresses of the same
+    phases could take. ``conflicts = wavefronts - ideal`` is what the hardware's counter shows.
+
+    >>> rows = np.arange(32) % 8 * 128 + np.arange(32) // 8 * 16  # an 8 x 32 bf16 tile, rows of 128 bytes
+    >>> swizzled = rows ^ (rows >> 7 & 7) << 4
+    >>> wavefronts, ideal, conflicts = count_wavefronts("ldmatrix.x4", [rows, swizzled])
+    >>> wavefronts.tolist(), ideal.tolist(), conflicts.tolist()
+    ([32, 4], [4, 4], [28, 0])
+    """
+    arch = get_arch(arch)
+    op = get_instruction(instruction, arch)
+    address, active = checked_lanes(op, arch, addresses, mask)
+    lead, lanes = address.shape[:-1], address.shape[-1]
+    vectors = np.where(active, address // op.nbytes, -1).reshape(-1, lanes)
+    total = np.zeros(len(vectors), np.int64)
+    ideal = np.zeros(len(vectors), np.int64)
+    merged = merges(op, vectors)
+    size, groups = op.lanes_per_phase(arch), arch.pass_bytes // op.nbytes
+    for which, width in ((merged, 2 * size), (~merged, size)):
+        passes = _passes(vectors[which], width, groups)
+        total[which], ideal[which] = passes.sum(axis=1), (passes > 0).sum(axis=1)
+    return total.reshape(lead), ideal.reshape(lead), (total - ideal).reshape(lead)
+
+
+def wavefronts(instruction: str, addresses: Any, mask: Any = None, arch: str | Arch = "sm_90") -> Wavefronts:
+    """The wavefronts of ONE warp instruction, phase by phase, with the lanes and banks that collide.
+
+    ``addresses`` ``[lanes]`` and ``mask`` as in :func:`count_wavefronts`.
+
+    >>> wavefronts("ld.shared.b128", np.arange(32) * 16)
+    Wavefronts(ld.shared.b128 on sm_90: 4 wavefronts, ideal 4, 0 conflicts)
+    >>> w = wavefronts("ld.shared.b32", np.arange(32) * 8)
+    >>> w.wavefronts, w.ideal, w.conflicts
+    (2, 1, 1)
+    >>> w.colliding[0]
+    Collision(phase=0, bank=0, words=(0, 32), lanes=((0,), (16,)))
+    """
+    arch = get_arch(arch)
+    op = get_instruction(instruction, arch)
+    address, active = checked_lanes(op, arch, addresses, mask)
+    if address.ndim != 1:
+        raise ValueError(f"addresses of shape {address.shape} are not those of one instruction; use count_wavefronts")
+    merged = bool(merges(op, np.where(active, address // op.nbytes, -1)[None])[0])
+    return Wavefronts(op, arch, address, np.array(active), merged)
+
+
+def checked_lanes(op: Instruction, arch: Arch, addresses: Any, mask: Any) -> tuple[IntArray, BoolArray]:
+    """Addresses and active lanes ``[..., lanes that give an address]``, or ValueError."""
+    address = np.asarray(addresses)
+    if address.dtype.kind not in "iu" or address.ndim < 1 or address.shape[-1] != arch.warp_size:
+        raise ValueError(
+            f"{op.name}: addresses of shape {address.shape} and type {address.dtype} are not integers "
+            f"[..., {arch.warp_size}], one for each lane of {arch.name}"
+        )
+    active = mask_lanes(mask, address.shape)
+    if op.matrices and not active.all():
+        raise ValueError(f"{op.name}: every lane takes part, mask {mask!r} must be None")
+    address = address[..., : op.lanes(arch)].astype(np.int64)
+    active = active[..., : op.lanes(arch)]
+    used = np.where(active, address, 0)
+    if (used < 0).any():
+        raise ValueError(f"{op.name}: address {int(used.min())} is negative")
+    check_aligned(f"{op.name}: address", used, op.nbytes)
+    return address, active
+
+
+def merges(op: Instruction, vectors: IntArray) -> BoolArray:
+    """Which instructions' phases merge: ``[n]``, from their vectors ``[n, lanes]`` (-1 = inactive lane)."""
+    if not op.merges:
+        return np.zeros(len(vectors), np.bool_)
+    result = np.zeros(len(vectors), np.bool_)
+    for distance in (1, 2):
+        partner = vectors[:, np.arange(vectors.shape[1]) ^ distance]
+        result |= ((vectors == partner) | (vectors < 0) | (partner < 0)).all(axis=1)
+    return result
+
+
+def _passes(vectors: IntArray, lanes_per_phase: int, groups: int) -> IntArray:
+    """Passes of each phase, ``[n, phases]``, for vectors ``[n, lanes]`` (-1 = inactive).
+
+    Addresses are aligned, so the words of a lane fill one *group* of neighbouring banks: two lanes collide in all banks
+    of a group or in none, and it is enough to count different vectors per group.
+    """
+    n, phases = len(vectors), vectors.shape[1] // lanes_per_phase
+    v = np.sort(vectors.reshape(n * phases, lanes_per_phase), axis=1)
+    first = v >= 0
+    first[:, 1:] &= v[:, 1:] != v[:, :-1]
+    row, _ = np.nonzero(first)
+    counts = np.bincount(row * groups + v[first] % groups, minlength=n * phases * groups)
+    passes: IntArray = counts.reshape(n, phases, groups).max(axis=2, initial=0)
+    return passes

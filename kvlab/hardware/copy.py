@@ -1,0 +1,101 @@
+"""Copies between DRAM and shared memory, executed on data: cp.async, and AMD's buffer loads to registers and to LDS."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvlab.memory import Memory, as_dtype
+
+from ._arrays import Array, check_aligned
+
+__all__ = ["buffer_load", "buffer_load_lds", "cp_async"]
+
+
+def cp_async(
+    dst_memory: Memory, dst_address: Any, src_memory: Memory, src_address: Any, nbytes: int, valid: Any = None
+) -> None:
+    """``cp.async``: every lane copies ``nbytes`` (4, 8 or 16) from ``src_address`` to ``dst_address``.
+
+    The addresses ``[...]`` are in bytes, multiples of ``nbytes``, and broadcast with ``valid`` (bool): an invalid lane
+    reads nothing and writes zeros (the source size of 0 of PTX). Where ``dst_memory`` has programs the leading axis is
+    theirs. Source: PTX ISA, cp.async.
+
+    >>> dram, smem = Memory.over(np.arange(8, dtype=np.int32)), Memory(32)
+    >>> cp_async(smem, np.array([0, 16]), dram, np.array([16, 999 * 16]), 16, valid=[True, False])
+    >>> smem.image(np.int32).tolist()
+    [4, 5, 6, 7, 0, 0, 0, 0]
+    """
+    if nbytes not in (4, 8, 16):
+        raise ValueError(f"cp_async: nbytes {nbytes!r} is not 4, 8 or 16")
+    dst = check_aligned("cp_async: dst_address", np.asarray(dst_address, np.int64), nbytes)
+    src = check_aligned("cp_async: src_address", np.asarray(src_address, np.int64), nbytes)
+    dst_memory.store(dst, _load_or_zero(src_memory, src, nbytes, np.True_ if valid is None else valid))
+
+
+def buffer_load(
+    memory: Memory,
+    resource_base: Any,
+    voffset: Any,
+    nbytes: int,
+    num_records: Any,
+    soffset: Any = 0,
+    dtype: Any = np.uint8,
+) -> Array:
+    """``buffer_load``: every lane loads ``nbytes`` (1, 2, 4, 8, 12 or 16) at ``resource_base + voffset + soffset``.
+
+    All are in bytes and broadcast to ``[...]``. The bound is LINEAR: a lane whose ``voffset + soffset + nbytes``
+    exceeds ``num_records`` gets zeros, whatever row or column that is. Returns ``[..., nbytes // size]`` of ``dtype``.
+    Source: AMD CDNA ISA (raw buffers, stride 0); the sum with ``soffset`` is what the compiled gfx950 kernels rely on.
+
+    >>> memory = Memory.over(np.arange(8, dtype=np.float32))
+    >>> buffer_load(memory, 8, np.array([0, 8, 16]), 8, num_records=16, dtype=np.float32).tolist()
+    [[2.0, 3.0], [4.0, 5.0], [0.0, 0.0]]
+    """
+    if nbytes not in (1, 2, 4, 8, 12, 16):
+        raise ValueError(f"buffer_load: nbytes {nbytes!r} is not 1, 2, 4, 8, 12 or 16")
+    offset = np.asarray(voffset, np.int64) + np.asarray(soffset, np.int64)
+    valid = (offset >= 0) & (offset + nbytes <= np.asarray(num_records))
+    address = np.asarray(resource_base, np.int64) + offset
+    return _load_or_zero(memory, address, nbytes, valid).view(as_dtype(dtype))
+
+
+def buffer_load_lds(
+    lds_memory: Memory,
+    lds_base: Any,
+    memory: Memory,
+    resource_base: Any,
+    voffset: Any,
+    nbytes: int,
+    num_records: Any,
+    soffset: Any = 0,
+) -> None:
+    """``buffer_load ... lds``: lane l's ``nbytes`` (1, 2, 4, 12 or 16) go to LDS address ``lds_base + l * nbytes``.
+
+    ``voffset`` ``[..., lanes]`` and the bound are as in :func:`buffer_load`; ``lds_base`` ``[...]`` is one for a wave:
+    the LDS side is linear in the lane, so a swizzle has to be made by permuting the source.
+
+    >>> dram, lds = Memory.over(np.arange(64, dtype=np.int32)), Memory(256)
+    >>> buffer_load_lds(lds, 0, dram, 0, np.arange(64)[::-1] * 4, 4, num_records=128)
+    >>> lds.image(np.int32)[[0, 31, 32, 63]].tolist()
+    [0, 0, 31, 0]
+    """
+    if nbytes not in (1, 2, 4, 12, 16):
+        raise ValueError(f"buffer_load_lds: nbytes {nbytes!r} is not 1, 2, 4, 12 or 16")
+    offset = np.asarray(voffset, np.int64)
+    if offset.ndim < 1:
+        raise ValueError("buffer_load_lds: voffset is a scalar, must be [..., lanes]")
+    value = buffer_load(memory, resource_base, offset, nbytes, num_records, soffset)
+    lane = np.arange(value.shape[-2]) * nbytes
+    lds_memory.store(np.asarray(lds_base, np.int64)[..., None] + lane, value)
+
+
+def _load_or_zero(memory: Memory, address: Array, nbytes: int, valid: Any) -> Array:
+    """The bytes at ``address``, or (unread) zeros where not ``valid``: ``[..., nbytes]`` of uint8."""
+    address, valid = np.broadcast_arrays(address, np.asarray(valid, np.bool_))
+    if not valid.any():
+        return np.zeros((*address.shape, nbytes), np.uint8)
+    somewhere = address[valid].flat[0]
+    value = memory.load(np.where(valid, address, somewhere), np.uint8, nbytes)
+    return np.where(valid[..., None], value, np.uint8(0))

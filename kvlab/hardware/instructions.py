@@ -1,0 +1,91 @@
+"""The shared-memory instructions of a warp, as data: what a lane moves and how lanes are grouped into phases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from .arch import Arch
+
+__all__ = ["INSTRUCTIONS", "Instruction", "get_instruction"]
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One shared-memory instruction.
+
+    name       as written in the ISA (``ld.shared.b128``, ``ldmatrix.x4.trans``, ``ds_read_b64``, ...)
+    vendor     ``nvidia`` or ``amd``
+    nbytes     bytes behind each address: of a lane, or of a matrix row (16) for ldmatrix and stmatrix
+    store      whether it writes
+    matrices   8x8 matrices that ldmatrix or stmatrix moves, 0 for the others; lanes 0 .. 8*matrices-1 give addresses
+    feature    the architecture's feature that it needs, or None
+
+    >>> INSTRUCTIONS["ldmatrix.x2"].matrices
+    2
+    """
+
+    name: str
+    vendor: str
+    nbytes: int
+    store: bool = False
+    matrices: int = 0
+    feature: str | None = None
+
+    def lanes(self, arch: Arch) -> int:
+        """How many lanes give an address: all, or the first ``8 * matrices``."""
+        return 8 * self.matrices or arch.warp_size
+
+    def lanes_per_phase(self, arch: Arch) -> int:
+        """Lanes that are served together: as many as fill all banks once, in lane order.
+
+        >>> from kvlab.hardware import get_arch
+        >>> [INSTRUCTIONS[f"ld.shared.b{bits}"].lanes_per_phase(get_arch("sm_90")) for bits in (32, 64, 128)]
+        [32, 16, 8]
+        """
+        return min(arch.pass_bytes // self.nbytes, arch.warp_size)
+
+    @property
+    def merges(self) -> bool:
+        """Whether phases of neighbours with equal addresses may merge (NVIDIA loads of 8 and 16 bytes a lane)."""
+        return self.vendor == "nvidia" and not self.store and not self.matrices and self.nbytes > 4
+
+
+def _table() -> dict[str, Instruction]:
+    sizes = (32, 64, 128)
+    nvidia = [
+        Instruction(f"{verb}.shared.b{bits}", "nvidia", bits // 8, store=verb == "st")
+        for verb in ("ld", "st") for bits in sizes
+    ]  # fmt: skip
+    matrices = [
+        Instruction(f"{verb}.x{n}{trans}", "nvidia", 16, store=verb == "stmatrix", matrices=n, feature=verb)
+        for verb in ("ldmatrix", "stmatrix") for n in (1, 2, 4) for trans in ("", ".trans")
+    ]  # fmt: skip
+    amd = [
+        Instruction(f"ds_{verb}_b{bits}", "amd", bits // 8, store=verb == "write")
+        for verb in ("read", "write") for bits in sizes
+    ]  # fmt: skip
+    transposing = [Instruction(f"ds_read_tr{bits}_b64", "amd", 8, feature="ds_read_tr") for bits in (16, 8)]
+    return {i.name: i for i in (*nvidia, *matrices, *amd, *transposing)}
+
+
+INSTRUCTIONS: Mapping[str, Instruction] = MappingProxyType(_table())
+
+
+def get_instruction(name: str, arch: Arch) -> Instruction:
+    """The instruction called ``name``, if ``arch`` has it.
+
+    >>> from kvlab.hardware import get_arch
+    >>> get_instruction("stmatrix.x4", get_arch("sm_80"))
+    Traceback (most recent call last):
+        ...
+    ValueError: instruction 'stmatrix.x4' does not exist on sm_80, which has no stmatrix
+    """
+    instruction = INSTRUCTIONS.get(name)
+    available = [i for i in INSTRUCTIONS.values() if i.vendor == arch.vendor and i.feature in (None, *arch.features)]
+    if instruction is None or instruction.vendor != arch.vendor:
+        raise ValueError(f"instruction {name!r} on {arch.name} is not one of {', '.join(i.name for i in available)}")
+    if instruction not in available:
+        raise ValueError(f"instruction {name!r} does not exist on {arch.name}, which has no {instruction.feature}")
+    return instruction

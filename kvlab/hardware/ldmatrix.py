@@ -1,0 +1,81 @@
+"""ldmatrix and stmatrix, executed: 8x8 matrices of 16-bit units between shared memory and the lanes of a warp.
+
+Matrix m takes the addresses of its 8 rows (16 bytes each) from lanes 8m .. 8m+7. Lane L holds in register m the two
+units (row L//4, columns 2(L%4) and 2(L%4)+1) of matrix m; with ``.trans`` those of the transposed matrix: (rows
+2(L%4) and 2(L%4)+1, column L//4). Source: PTX ISA, ldmatrix and stmatrix.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from kvlab.memory import Memory, as_dtype, bfloat16
+
+from ._arrays import Array, IntArray, check_aligned, frozen
+
+__all__ = ["ldmatrix", "stmatrix"]
+
+
+def ldmatrix(memory: Memory, row_address: Any, num: int, trans: bool = False, dtype: Any = bfloat16) -> Array:
+    """Load ``num`` (1, 2 or 4) 8x8 matrices: registers ``[..., 32, 2*num]`` of a 16-bit ``dtype``.
+
+    ``row_address`` ``[..., 32]`` is in bytes, a multiple of 16; lanes past ``8*num`` are ignored. Over a memory with
+    programs its leading axis is 1 or P. A ``dtype`` of 8 or 32 bits sees the same registers in its own elements
+    (``[..., 32, 4*num]`` or ``[..., 32, num]``); ``.trans`` moves 16-bit units whatever the dtype.
+
+    >>> memory = Memory(128)
+    >>> memory.store(np.arange(0, 128, 16), np.arange(64, dtype=np.int16).reshape(8, 8))
+    >>> rows = 16 * (np.arange(32) % 8)
+    >>> ldmatrix(memory, rows, 1, dtype=np.int16)[[0, 1, 5]].tolist()
+    [[0, 1], [2, 3], [10, 11]]
+    >>> ldmatrix(memory, rows, 1, trans=True, dtype=np.int16)[[0, 1, 5]].tolist()
+    [[0, 8], [16, 24], [17, 25]]
+    """
+    rows = _row_addresses("ldmatrix", row_address, num)
+    units = memory.load(rows, np.uint16, 8)  # [..., 8*num, 8]
+    flat = units.reshape(*units.shape[:-2], 64 * num)
+    return np.ascontiguousarray(np.take(flat, _unit_of_register(num, trans), axis=-1)).view(as_dtype(dtype))
+
+
+def stmatrix(memory: Memory, row_address: Any, registers: Any, num: int, trans: bool = False) -> None:
+    """Store the 8x8 matrices that ``registers`` ``[..., 32, 2*num]`` hold: the inverse of :func:`ldmatrix`.
+
+    >>> memory, rows = Memory(128), 16 * (np.arange(32) % 8)
+    >>> stmatrix(memory, rows, np.arange(64, dtype=np.int16).reshape(32, 2), 1, trans=True)
+    >>> ldmatrix(memory, rows, 1, trans=True, dtype=np.int16)[31].tolist()
+    [62, 63]
+    """
+    rows = _row_addresses("stmatrix", row_address, num)
+    units = np.ascontiguousarray(registers).view(np.uint16)
+    if units.ndim < 2 or units.shape[-2:] != (32, 2 * num):
+        raise ValueError(f"stmatrix.x{num}: registers {np.shape(registers)} are not [..., 32, {2 * num}] of 16 bits")
+    flat = units.reshape(*units.shape[:-2], 64 * num)
+    matrices = np.take(flat, _register_of_unit(num, trans), axis=-1)
+    memory.store(rows, matrices.reshape(*flat.shape[:-1], 8 * num, 8))
+
+
+def _row_addresses(name: str, row_address: Any, num: int) -> IntArray:
+    if num not in (1, 2, 4):
+        raise ValueError(f"{name}: num {num!r} is not 1, 2 or 4")
+    rows = np.asarray(row_address, np.int64)
+    if rows.ndim < 1 or rows.shape[-1] != 32:
+        raise ValueError(f"{name}: row_address of shape {rows.shape} is not [..., 32], one for each lane")
+    return check_aligned(f"{name} row_address", rows[..., : 8 * num], 16)
+
+
+@functools.cache
+def _unit_of_register(num: int, trans: bool) -> IntArray:
+    """Which of the ``64*num`` units each register half holds: ``[32, 2*num]``."""
+    lane, half = np.arange(32)[:, None], np.arange(2 * num)
+    outer, inner = lane // 4, 2 * (lane % 4) + half % 2
+    row, col = (inner, outer) if trans else (outer, inner)
+    return frozen(64 * (half // 2) + 8 * row + col)
+
+
+@functools.cache
+def _register_of_unit(num: int, trans: bool) -> IntArray:
+    """The inverse: which register half, of ``32*2*num``, holds each unit: ``[64*num]``."""
+    return frozen(np.argsort(_unit_of_register(num, trans), axis=None))

@@ -1,0 +1,168 @@
+"""The passes that shared memory takes for one warp instruction: who is served when, who collides, and words for it."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ._arrays import BoolArray, IntArray
+from .arch import Arch
+from .instructions import Instruction
+
+__all__ = ["Collision", "Phase", "Wavefronts"]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Lanes that are served together: the active ones, and the passes that this takes (0 without active lanes)."""
+
+    lanes: tuple[int, ...]
+    passes: int
+
+
+@dataclass(frozen=True)
+class Collision:
+    """One bank that has to deliver several words in one phase: the words, and for each the lanes that want it."""
+
+    phase: int
+    bank: int
+    words: tuple[int, ...]
+    lanes: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Wavefronts:
+    """What :func:`kvlab.hardware.wavefronts` found out about one warp instruction.
+
+    op, arch     the :class:`Instruction` and the :class:`Arch`
+    addresses    ``[lanes]`` byte address of each lane that gives one (ldmatrix.x2: of the first 16)
+    active       ``[lanes]`` bool
+    merged       whether equal addresses of neighbouring lanes made phases merge
+    """
+
+    op: Instruction
+    arch: Arch
+    addresses: IntArray
+    active: BoolArray
+    merged: bool
+
+    @property
+    def instruction(self) -> str:
+        """Name of the instruction."""
+        return self.op.name
+
+    @property
+    def wavefronts(self) -> int:
+        """Passes of shared memory."""
+        return sum(phase.passes for phase in self.phases)
+
+    @property
+    def ideal(self) -> int:
+        """Passes without any conflict: the phases that have an active lane."""
+        return sum(phase.passes > 0 for phase in self.phases)
+
+    @property
+    def conflicts(self) -> int:
+        """What the hardware's conflict counter shows: ``wavefronts - ideal``."""
+        return self.wavefronts - self.ideal
+
+    @property
+    def provisional(self) -> bool:
+        """True where no chip of this architecture has confirmed the rule."""
+        return "wavefronts" in self.arch.provisional
+
+    @functools.cached_property
+    def phase(self) -> IntArray:
+        """``[lanes]`` the phase that serves each lane, -1 for an inactive lane."""
+        size = self.op.lanes_per_phase(self.arch) * (1 + self.merged)
+        return np.where(self.active, np.arange(len(self.addresses)) // size, -1)
+
+    @functools.cached_property
+    def words(self) -> IntArray:
+        """``[lanes, words]`` the 4-byte words of each lane; word w lies in bank ``w % arch.banks``."""
+        size = self.arch.bank_bytes
+        words: IntArray = self.addresses[:, None] // size + np.arange(self.op.nbytes // size)
+        return words
+
+    @property
+    def banks(self) -> IntArray:
+        """``[lanes, words]`` the bank of each word."""
+        return self.words % self.arch.banks
+
+    @functools.cached_property
+    def pass_in_phase(self) -> IntArray:
+        """``[lanes, words]`` in which pass of its phase a word is delivered, if a bank delivers in ascending order."""
+        table, inverse = self._distinct
+        key = table[:, 0] * self.arch.banks + table[:, 1]
+        rank = np.arange(len(key)) - np.searchsorted(key, key)
+        out = np.full(self.words.shape, -1, np.int64)
+        out[self.active] = rank[inverse].reshape(-1, self.words.shape[1])
+        return out
+
+    @functools.cached_property
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases in order, each with its active lanes and its passes."""
+        size = self.op.lanes_per_phase(self.arch) * (1 + self.merged)
+        lanes = [np.flatnonzero(self.phase == number) for number in range(-(-len(self.addresses) // size))]
+        passes = [int(self.pass_in_phase[who].max(initial=-1)) + 1 for who in lanes]
+        return tuple(Phase(tuple(who.tolist()), n) for who, n in zip(lanes, passes, strict=True))
+
+    @functools.cached_property
+    def colliding(self) -> tuple[Collision, ...]:
+        """Every bank that has to deliver more than one word in a phase."""
+        table, inverse = self._distinct
+        lane = np.broadcast_to(np.flatnonzero(self.active)[:, None], (self.active.sum(), self.words.shape[1])).ravel()
+        order = np.argsort(inverse, kind="stable")
+        lanes = np.split(lane[order], np.searchsorted(inverse[order], np.arange(1, len(table))))
+        key = table[:, 0] * self.arch.banks + table[:, 1]
+        bounds = [*np.flatnonzero(np.diff(key, prepend=-1)).tolist(), len(key)]
+        out = []
+        for i, j in pairwise(bounds):
+            if j - i > 1:
+                phase, bank = table[i, :2].tolist()
+                wanted = tuple(tuple(who.tolist()) for who in lanes[i:j])
+                out.append(Collision(phase, bank, tuple(table[i:j, 2].tolist()), wanted))
+        return tuple(out)
+
+    @functools.cached_property
+    def _distinct(self) -> tuple[IntArray, IntArray]:
+        """The different (phase, bank, word) in ascending order ``[n, 3]``, and which one each active word is."""
+        phase = np.broadcast_to(self.phase[:, None], self.words.shape)
+        rows = np.stack([phase, self.banks, self.words], axis=-1)[self.active].reshape(-1, 3)
+        table, inverse = np.unique(rows, axis=0, return_inverse=True)
+        return table, inverse.reshape(-1)
+
+    def explain(self) -> str:
+        """In words: the phases, which lanes collide on which bank, and why.
+
+        >>> import numpy as np
+        >>> from kvlab.hardware import wavefronts
+        >>> print(wavefronts("ldmatrix.x1", np.arange(32) % 8 * 64).explain())
+        ldmatrix.x1 on sm_90: 4 wavefronts, ideal 1, 3 conflicts.
+        One phase: the 8 rows of 16 bytes of the 8x8 matrix fill all 32 banks once.
+        Phase 0 (lanes 0-7) takes 4 passes: banks 0-3 and 16-19 each have to deliver 4 different words. Bank 0: \
+bytes 0 (lane 0), 128 (lane 2), 256 (lane 4), 384 (lane 6).
+        Addresses that differ by a multiple of 128 bytes lie in the same bank; a bank delivers one word a pass.
+        """
+        from .explain import explain
+
+        return explain(self)
+
+    def __repr__(self) -> str:
+        note = ", provisional" if self.provisional else ""
+        return f"Wavefronts({self.headline()}{note})"
+
+    def headline(self) -> str:
+        """One line: instruction, architecture, wavefronts, ideal, conflicts."""
+        passes = "1 wavefront" if self.wavefronts == 1 else f"{self.wavefronts} wavefronts"
+        conflicts = "1 conflict" if self.conflicts == 1 else f"{self.conflicts} conflicts"
+        return f"{self.instruction} on {self.arch.name}: {passes}, ideal {self.ideal}, {conflicts}"
+
+    def _repr_svg_(self) -> Any:
+        from kvlab import viz
+
+        return viz.draw_punch_card(self)._repr_svg_()

@@ -1,0 +1,190 @@
+"""Wavefronts. Rests on hardware: 1112 warp instructions counted on an H100 (tests/data/h100_wavefronts.json)."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvlab.hardware import INSTRUCTIONS, count_wavefronts, get_arch, wavefronts
+
+MEASURED = json.loads((Path(__file__).parents[1] / "data" / "h100_wavefronts.json").read_text())["operations"]
+
+
+def isa_name(op: str) -> str:
+    """``ld64`` of the data file is ``ld.shared.b64``."""
+    return op if "matrix" in op else f"{op[:2]}.shared.b{op[2:]}"
+
+
+@pytest.mark.parametrize("op", MEASURED)
+def test_count_wavefronts_equals_the_chip(op: str) -> None:
+    cases = MEASURED[op]
+    total, ideal, conflicts = count_wavefronts(isa_name(op), cases["addr"], cases.get("mask"))
+    np.testing.assert_array_equal(total, cases["wavefronts"])
+    np.testing.assert_array_equal(conflicts, cases["conflicts"])
+    np.testing.assert_array_equal(total - ideal, conflicts)
+
+
+@pytest.mark.parametrize("op", MEASURED)
+def test_wavefronts_of_one_instruction_equal_the_chip(op: str) -> None:
+    cases = MEASURED[op]
+    for i, addresses in enumerate(cases["addr"]):
+        found = wavefronts(isa_name(op), addresses, cases["mask"][i] if "mask" in cases else None)
+        assert (found.wavefronts, found.conflicts) == (cases["wavefronts"][i], cases["conflicts"][i]), found.explain()
+
+
+def test_every_measured_operation_is_an_instruction() -> None:
+    assert {isa_name(op) for op in MEASURED} <= set(INSTRUCTIONS)
+
+
+LANE = np.arange(32)
+
+
+@pytest.mark.parametrize(
+    ("name", "addresses", "mask", "passes", "conflicts"),
+    [
+        ("ld.shared.b128", 0 * LANE, None, 2, 0),
+        ("ld.shared.b64", 8 * (LANE % 2), None, 1, 0),
+        ("ld.shared.b64", 8 * (LANE % 4), None, 2, 0),
+        ("ld.shared.b64", 128 * (LANE % 2), None, 2, 1),
+        ("ld.shared.b64", 8 * LANE, 0x55555555, 2, 1),
+        ("ld.shared.b128", 16 * LANE, None, 4, 0),
+        ("st.shared.b128", 0 * LANE, None, 4, 0),
+        ("ld.shared.b32", 4 * LANE, 0, 0, 0),
+    ],
+)
+def test_worked_examples(name: str, addresses: np.ndarray, mask: int | None, passes: int, conflicts: int) -> None:
+    """The examples that the measured rule's description works out (and: stores never merge; nobody active, no pass)."""
+    found = wavefronts(name, addresses, mask)
+    assert (found.wavefronts, found.conflicts) == (passes, conflicts)
+
+
+@pytest.mark.parametrize(("name", "ideal"), [("b32", 1), ("b64", 2), ("b128", 4)])
+def test_ideal_of_a_full_warp_without_merging(name: str, ideal: int) -> None:
+    size = int(name[1:]) // 8
+    assert wavefronts(f"ld.shared.{name}", LANE * size).ideal == ideal
+    assert wavefronts(f"st.shared.{name}", LANE * size * 64).ideal == ideal
+
+
+def brute_force(name: str, addresses: np.ndarray, arch: str) -> int:
+    """Passes by the words of the rule: lane by lane, phase by phase, bank by bank (no merging)."""
+    op, machine = INSTRUCTIONS[name], get_arch(arch)
+    total = 0
+    for start in range(0, machine.warp_size, op.lanes_per_phase(machine)):
+        banks: dict[int, set[int]] = {}
+        for address in addresses[start : start + op.lanes_per_phase(machine)].tolist():
+            for word in range(address // 4, (address + op.nbytes) // 4):
+                banks.setdefault(word % machine.banks, set()).add(word)
+        total += max(len(words) for words in banks.values())
+    return total
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+@pytest.mark.parametrize("name", ["ds_read_b32", "ds_read_b64", "ds_read_b128", "ds_write_b64", "ds_write_b128"])
+def test_amd_phases(arch: str, name: str) -> None:
+    """Law: the specification's rule for AMD (8, 16, 32 lanes on gfx942; 16, 32, 64 on gfx950), spelled out in loops."""
+    op = INSTRUCTIONS[name]
+    assert op.lanes_per_phase(get_arch(arch)) == {"gfx942": 128, "gfx950": 256}[arch] // op.nbytes
+    addresses = np.random.default_rng(1).integers(0, 200, (50, 64)) * op.nbytes
+    total, ideal, _ = count_wavefronts(name, addresses, arch=arch)
+    assert total.tolist() == [brute_force(name, row, arch) for row in addresses]
+    assert (ideal == 64 // op.lanes_per_phase(get_arch(arch))).all()
+
+
+def test_ds_read_tr16_b64_phases() -> None:
+    lane = np.arange(64)
+    assert wavefronts("ds_read_tr16_b64", lane * 8, arch="gfx950").wavefronts == 2
+    with pytest.raises(ValueError, match="ds_read_tr16_b64' does not exist on gfx942, which has no ds_read_tr"):
+        wavefronts("ds_read_tr16_b64", lane * 8, arch="gfx942")
+
+
+def test_unmeasured_architectures_say_so() -> None:
+    assert not wavefronts("ld.shared.b32", LANE * 4).provisional
+    for arch, name in (("sm_80", "ld.shared.b32"), ("gfx942", "ds_read_b32"), ("gfx950", "ds_read_b32")):
+        found = wavefronts(name, np.arange(get_arch(arch).warp_size) * 4, arch=arch)
+        assert found.provisional
+        assert "provisional" in repr(found)
+        assert f"Provisional: no {arch} has confirmed this rule." in found.explain()
+
+
+def test_phases_passes_and_collisions_agree() -> None:
+    """Law: passes of a phase = 1 + the highest pass of a word in it = the most words that a collision of it has."""
+    rng = np.random.default_rng(2)
+    for name in ("ld.shared.b32", "ld.shared.b64", "ld.shared.b128", "st.shared.b64", "ldmatrix.x2"):
+        mask = None if "matrix" in name else rng.integers(0, 2, 32).astype(bool)
+        found = wavefronts(name, rng.integers(0, 64, 32) * 16, mask)
+        most = [0] * len(found.phases)
+        for collision in found.colliding:
+            most[collision.phase] = max(most[collision.phase], len(collision.words))
+            assert all(word % 32 == collision.bank for word in collision.words)
+            for word, lanes in zip(collision.words, collision.lanes, strict=True):
+                wanted = np.flatnonzero((found.phase == collision.phase) & (found.words == word).any(axis=1))
+                assert lanes == tuple(wanted.tolist())
+        for number, phase in enumerate(found.phases):
+            assert phase.passes == max(most[number], int(bool(phase.lanes)))
+            assert phase.lanes == tuple(np.flatnonzero(found.phase == number).tolist())
+
+
+def test_explain_names_lanes_banks_and_reason() -> None:
+    text = wavefronts("ldmatrix.x4", np.arange(32) % 8 * 128 + np.arange(32) // 8 * 16).explain()
+    assert text.splitlines() == [
+        "ldmatrix.x4 on sm_90: 32 wavefronts, ideal 4, 28 conflicts.",
+        "4 phases, one for each 8x8 matrix: its 8 rows of 16 bytes fill all 32 banks once.",
+        "Phase 0 (lanes 0-7) takes 8 passes: banks 0-3 each have to deliver 8 different words. Bank 0: bytes 0 "
+        "(lane 0), 128 (lane 1), 256 (lane 2), 384 (lane 3), 512 (lane 4), 640 (lane 5), 768 (lane 6), 896 (lane 7).",
+        "Phases 1-3 likewise, in banks 4-7; 8-11; 12-15.",
+        "Addresses that differ by a multiple of 128 bytes lie in the same bank; a bank delivers one word a pass.",
+    ]
+
+
+def test_masks_as_bits_and_as_booleans() -> None:
+    rng = np.random.default_rng(3)
+    addresses, bits = rng.integers(0, 500, (40, 32)) * 8, rng.integers(0, 2**32, 40)
+    booleans = (bits[:, None] >> LANE & 1).astype(bool)
+    by_bits, by_booleans = (count_wavefronts("ld.shared.b64", addresses, mask) for mask in (bits, booleans))
+    np.testing.assert_array_equal(by_bits, by_booleans)
+    top = wavefronts("ds_read_b32", np.arange(64) * 256, mask=1 << 63, arch="gfx950")
+    assert top.phases[0].lanes == (63,)
+
+
+def test_leading_axes_are_kept() -> None:
+    total, ideal, conflicts = count_wavefronts("st.shared.b32", np.zeros((2, 3, 32), int))
+    assert total.shape == ideal.shape == conflicts.shape == (2, 3)
+    assert count_wavefronts("st.shared.b32", np.zeros((0, 32), int))[0].shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("ld.shared.b16", LANE), "instruction 'ld.shared.b16' on sm_90 is not one of ld.shared.b32, "),
+        (("ds_read_b32", LANE), "instruction 'ds_read_b32' on sm_90 is not one of"),
+        (("ld.shared.b64", LANE * 4), "address 4 is not a multiple of 8 bytes"),
+        (("ld.shared.b32", -4 * LANE), "address -124 is negative"),
+        (("ld.shared.b32", LANE[:16]), r"not integers \[..., 32\]"),
+        (("ld.shared.b32", LANE * 4.0), r"float64 are not integers"),
+        (("ld.shared.b32", LANE * 4, 1 << 32), "bits past lane 31"),
+        (("ld.shared.b32", LANE * 4, [True, False]), "does not fit"),
+        (("ldmatrix.x1", LANE * 16, 0xFF), "every lane takes part"),
+        (("ld.shared.b32", LANE * 4, None, "sm_70"), "arch 'sm_70' is not one of sm_80"),
+        (("ld.shared.b32", np.zeros((2, 32), int)), "use count_wavefronts"),
+    ],
+)
+def test_bad_input(arguments: tuple[object, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        wavefronts(*arguments)  # type: ignore[arg-type]
+
+
+def test_ten_thousand_instructions_are_fast() -> None:
+    addresses = np.random.default_rng(4).integers(0, 4096, (10_000, 32)) * 16
+    best = min(_seconds(addresses) for _ in range(5))
+    assert best < 0.2
+
+
+def _seconds(addresses: np.ndarray) -> float:
+    start = time.perf_counter()
+    count_wavefronts("ldmatrix.x4", addresses)
+    count_wavefronts("ld.shared.b128", addresses)
+    return time.perf_counter() - start

@@ -1,0 +1,206 @@
+"""The static check: two twins have the same steps, in the same order, under the same loops and branches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from pathlib import Path
+
+from kvlab.mirror.source import Header, Problem, Side, Step, read_side
+from kvlab.mirror.twin import Operation, Twin, module_file
+
+__all__ = ["MirrorError", "Report", "Violation", "check", "check_sources", "compare"]
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One breach of the mirror rule; ``kernel`` and ``emulator`` are ``file:line`` of the place on each side."""
+
+    message: str
+    kernel: str
+    emulator: str
+
+    def __str__(self) -> str:
+        return f"{self.message}\n    kernel   {self.kernel}\n    emulator {self.emulator}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the check found: the two sides of every twin, and the violations (none when the twins mirror each other)."""
+
+    twins: tuple[tuple[str, Side, Side], ...]
+    violations: tuple[Violation, ...] = field(default=())
+
+    @property
+    def ok(self) -> bool:
+        return not self.violations
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{name}: {len(kernel.steps)} steps" for name, kernel, _ in self.twins)
+        if self.ok:
+            return f"twins mirror each other ({counts})"
+        listed = "\n".join(f"  {number}. {violation}" for number, violation in enumerate(self.violations, 1))
+        return f"{len(self.violations)} violations of the mirror rule ({counts})\n{listed}"
+
+
+class MirrorError(ValueError):
+    """The twins do not mirror each other; ``report`` has every violation."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__(str(report))
+        self.report = report
+
+
+def check(op: str | Operation) -> Report:
+    """Prove that every twin of an operation mirrors line for line; nothing is run and Triton is not imported.
+
+    ``op`` is a folder of ``kvlab.attention``, the dotted name of a package whose ``config.py`` has ``TWINS``, or an
+    :class:`Operation`. Raises :class:`MirrorError` with every violation and its place in both files.
+    """
+    report = compare(op)
+    if not report.ok:
+        raise MirrorError(report)
+    return report
+
+
+def compare(op: str | Operation) -> Report:
+    """As :func:`check`, but violations are returned, not raised."""
+    operation = Operation.load(op)
+    return _merge(_compare_twin(operation, twin) for twin in operation.twins)
+
+
+def _compare_twin(operation: Operation, twin: Twin) -> Report:
+    (kernel_module, kernel), (emulator_module, emulator) = operation.kernel(twin), operation.emulator(twin)
+    kernel_file, emulator_file = module_file(kernel_module), module_file(emulator_module)
+    return check_sources(
+        Path(kernel_file).read_text(encoding="utf-8"),
+        Path(emulator_file).read_text(encoding="utf-8"),
+        kernel,
+        emulator,
+        name=twin.name,
+        kernel_path=kernel_file,
+        emulator_path=emulator_file,
+    )
+
+
+def _merge(reports: Iterable[Report]) -> Report:
+    listed = list(reports)
+    return Report(
+        tuple(twin for report in listed for twin in report.twins),
+        tuple(violation for report in listed for violation in report.violations),
+    )
+
+
+def check_sources(
+    kernel_source: str,
+    emulator_source: str,
+    kernel_name: str,
+    emulator_name: str,
+    *,
+    name: str | None = None,
+    kernel_path: str = "kernel.py",
+    emulator_path: str = "emulator.py",
+) -> Report:
+    """Compare two functions given as module text; never raises for a violation, see :attr:`Report.violations`.
+
+    >>> text = "def f(x):\\n    #: setup -> y   one more\\n    y = x + 1\\n"
+    >>> print(check_sources(text, text.replace("f(", "g("), "f", "g"))
+    twins mirror each other (f: 1 steps)
+    >>> check_sources(text, text.replace("y = ", "z = "), "f", "f").violations[0].message
+    "step 'setup' lists 'y' but the emulator does not bind it"
+    """
+    kernel = read_side(kernel_source, kernel_name, kernel_path)
+    emulator = read_side(emulator_source, emulator_name, emulator_path)
+    found = [Violation(f.message, _here(kernel, f), _counterpart(kernel, emulator, f)) for f in kernel.problems]
+    found += [Violation(f.message, _counterpart(emulator, kernel, f), _here(emulator, f)) for f in emulator.problems]
+    for role in dict.fromkeys(step.marker.role for step in (*kernel.steps, *emulator.steps)):
+        found += _compare_order(kernel, emulator, role)
+    return Report(((name or kernel_name, kernel, emulator),), tuple(found))
+
+
+def _here(side: Side, fault: Problem) -> str:
+    return f"{side.path}:{fault.line}"
+
+
+def _counterpart(side: Side, other: Side, fault: Problem) -> str:
+    """The place on the other side of a fault of one side: the step of the same name, or the function."""
+    name = next((step.marker.name for step in reversed(side.steps) if step.line <= fault.line), None)
+    line = next((step.line for step in other.steps if step.marker.name == name), other.first_line)
+    return f"{other.path}:{line}"
+
+
+@dataclass(frozen=True)
+class _Item:
+    """An element of a side in reading order: a header that opens or closes, or a marker."""
+
+    key: tuple[str, str]
+    line: int
+    step: Step | None = None
+
+    def __str__(self) -> str:
+        kind, text = self.key
+        return {"open": f"header '{text}'", "close": f"end of '{text}'", "marker": f"marker '{text}'"}[kind]
+
+
+def _flatten(nodes: list[Step | Header], role: str) -> list[_Item]:
+    """The part of the tree that belongs to one role; headers without a marker of that role vanish."""
+    items: list[_Item] = []
+    for node in nodes:
+        if isinstance(node, Step):
+            if node.marker.role == role:
+                items.append(_Item(("marker", node.marker.text), node.line, node))
+            continue
+        inside = _flatten(node.children, role)
+        if inside:
+            items += [_Item(("open", node.text), node.line), *inside, _Item(("close", node.text), node.body[1])]
+    return items
+
+
+def _compare_order(kernel: Side, emulator: Side, role: str) -> list[Violation]:
+    left, right = _flatten(kernel.tree, role), _flatten(emulator.tree, role)
+    where = f" (role {role})" if role else ""
+    found: list[Violation] = []
+    matcher = SequenceMatcher(None, [item.key for item in left], [item.key for item in right], autojunk=False)
+    for tag, i, i_end, j, j_end in matcher.get_opcodes():
+        if tag == "equal":
+            for a, b in zip(left[i:i_end], right[j:j_end], strict=True):
+                found += _unbound(kernel, emulator, a, b)
+            continue
+        for offset in range(max(i_end - i, j_end - j)):
+            a = left[i + offset] if i + offset < i_end else None
+            b = right[j + offset] if j + offset < j_end else None
+            if all(item is None or item.key[0] == "close" for item in (a, b)) and _header_reported(a, b, left, right):
+                continue
+            here = _place(kernel, a or _at(left, i_end))
+            there = _place(emulator, b or _at(right, j_end))
+            message = f"{a or 'nothing'} in the kernel, {b or 'nothing'} in the emulator{where}"
+            found.append(Violation(message, here, there))
+    return found
+
+
+def _header_reported(a: _Item | None, b: _Item | None, left: list[_Item], right: list[_Item]) -> bool:
+    """Whether the header that closes here differs by its text, which its opening has already reported."""
+    opened = {item.key[1] for item in left if item.key[0] == "open"}, {i.key[1] for i in right if i.key[0] == "open"}
+    return (a is None or a.key[1] not in opened[1]) and (b is None or b.key[1] not in opened[0])
+
+
+def _unbound(kernel: Side, emulator: Side, a: _Item, b: _Item) -> list[Violation]:
+    if a.step is None or b.step is None:
+        return []
+    found = []
+    for output in a.step.marker.outputs:
+        missing = [side for side, step in (("kernel", a.step), ("emulator", b.step)) if output not in step.bound]
+        if missing:
+            who = f"the {missing[0]} does not bind it" if len(missing) == 1 else "neither side binds it"
+            message = f"step '{a.step.marker.name}' lists '{output}' but {who}"
+            found.append(Violation(message, _place(kernel, a), _place(emulator, b)))
+    return found
+
+
+def _at(items: list[_Item], index: int) -> _Item | None:
+    return items[min(index, len(items) - 1)] if items else None
+
+
+def _place(side: Side, item: _Item | None) -> str:
+    return f"{side.path}:{item.line if item else side.first_line}"

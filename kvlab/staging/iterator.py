@@ -1,0 +1,192 @@
+"""The walk over the keys of a sequence in DRAM, one tile of BN rows after the other (spec/kv_cache.md 3)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvlab.cache import PagedKVCache
+from kvlab.hardware import buffer_load
+from kvlab.memory import Memory
+
+__all__ = ["KVCacheIterator", "KVTile"]
+
+IntArray = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, eq=False)
+class KVTile:
+    """``BN`` rows of ``depth`` columns in DRAM, one such tile for each program.
+
+    memory       the DRAM
+    dtype        of an element
+    run_base     ``[programs, runs]``: element offset of the first row of each run; void where a run has no valid row
+    run_rows     rows of a run; row r of the tile is row ``r % run_rows`` of run ``r // run_rows``
+    row_stride   elements between neighbouring rows of a run
+    depth        columns
+    valid_rows   ``[programs]``: leading rows that exist; the others read as 0
+
+    A *run* lies in one page, so it is one strided window, reached through one buffer resource with its own LINEAR bound:
+    what starts at or past element ``(valid - 1) * row_stride + depth`` of the run reads as 0. A column at or past
+    ``depth`` of any earlier row is not caught, it reads the neighbour. A tile inside one page (MAX's only case) is one
+    run; over smaller pages there are several, a kvlab extension.
+    """
+
+    memory: Memory
+    dtype: np.dtype[Any]
+    run_base: IntArray
+    run_rows: int
+    row_stride: int
+    depth: int
+    valid_rows: IntArray
+
+    @property
+    def programs(self) -> int:
+        """Programs: tiles side by side."""
+        return self.run_base.shape[0]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(BN, depth). Of the BN rows the leading ``valid_rows`` exist."""
+        return self.run_base.shape[1] * self.run_rows, self.depth
+
+    @property
+    def stride(self) -> tuple[int, int]:
+        """Elements from a row to the next of its run, and from a column to the next."""
+        return self.row_stride, 1
+
+    @property
+    def offset(self) -> IntArray:
+        """Element offset of the tile ``[programs]``, if it is one run."""
+        if self.run_base.shape[1] != 1:
+            raise ValueError(
+                f"the tile is {self.run_base.shape[1]} runs of {self.run_rows} rows: it has no single offset; use row_offsets"
+            )
+        return self.run_base[:, 0]
+
+    def row_offsets(self) -> IntArray:
+        """Element offset of column 0 of every row ``[programs, BN]``; -1 past the valid rows."""
+        row = np.arange(self.shape[0])
+        offset = self.run_base[:, row // self.run_rows] + row % self.run_rows * self.row_stride
+        return np.where(row < self.valid_rows[:, None], offset, -1)
+
+    def resource(self, row: Any, col: Any) -> tuple[IntArray, IntArray, IntArray]:
+        """How buffer loads reach the elements ``(row, col)`` (int arrays that broadcast), in bytes.
+
+        Returns the resource's base ``[programs, ...]``, voffset ``[...]`` and num_records ``[programs, ...]``.
+        """
+        row, col = np.asarray(row, np.int64), np.asarray(col, np.int64)
+        size, runs = self.dtype.itemsize, self.run_base.shape[1]
+        run = np.minimum(row // self.run_rows, runs - 1)
+        voffset = ((row - run * self.run_rows) * self.row_stride + col) * size
+        rows = np.clip(self.valid_rows[:, None] - np.arange(runs) * self.run_rows, 0, self.run_rows)
+        records = np.where(rows > 0, (rows - 1) * self.row_stride + self.depth, 0) * size
+        return self.memory.base + self.run_base[:, run] * size, voffset, records[:, run]
+
+    def load(self, row: Any, col: Any, width: int = 1) -> np.ndarray[Any, Any]:
+        """``width`` elements from ``(row, col)`` on, up to 16 bytes, as a buffer load delivers them: zeros where the
+        vector ends past the bound of its run. ``[programs, *shape of row and col, width]``.
+        """
+        base, voffset, records = self.resource(row, col)
+        return buffer_load(self.memory, base, voffset, width * self.dtype.itemsize, records, dtype=self.dtype)
+
+
+class KVCacheIterator:
+    """Walks over the first ``end`` keys of one KV head, ``tile_size`` rows at a time, for all programs of a launch.
+
+    Parameters
+    ----------
+    cache : the K or V cache of a layer.
+    tile_size : BN.
+    batch_idx, kv_head_idx, end : ``[programs]`` or scalars: sequence, KV head, and the exclusive bound of its keys.
+    depth : columns of the tile, the head size unless given.
+    cache_depth : columns of a head in DRAM, where rows are to be ``num_heads * cache_depth`` apart; the cache's own row
+        pitch unless given.
+    head_dim_offset : first column.
+
+    ``tile_start_row`` ``[programs]`` starts at 0 and may be set. Where a page does not hold whole tiles the tile is split
+    into runs of ``gcd(page_size, tile_size, starts)`` rows, none of which crosses a page. Rows at or past ``end`` are never
+    looked up in the page table.
+
+    >>> blocks = np.arange(3 * 4 * 1 * 8, dtype=np.float32).reshape(3, 4, 1, 8)
+    >>> cache = PagedKVCache(blocks, [5], [[2, 0]], max_seq_length=1, max_cache_length=6)
+    >>> iterator = KVCacheIterator(cache, 4, batch_idx=0, kv_head_idx=0, end=6)
+    >>> for _ in range(3):
+    ...     tile = iterator.next_tile()
+    ...     print(tile.valid_rows, tile.offset, tile.load(row=np.array([1, 2]), col=np.array([0, 0]))[0, :, 0])
+    [4] [64] [72. 80.]
+    [2] [0] [8. 0.]
+    [0] [0] [0. 0.]
+    >>> KVCacheIterator(cache, 8, batch_idx=0, kv_head_idx=0, end=6).next_tile().row_offsets()
+    array([[64, 72, 80, 88,  0,  8, -1, -1]])
+    """
+
+    def __init__(
+        self,
+        cache: PagedKVCache,
+        tile_size: int,
+        batch_idx: Any,
+        kv_head_idx: Any,
+        end: Any,
+        *,
+        depth: int | None = None,
+        cache_depth: int | None = None,
+        head_dim_offset: int = 0,
+    ) -> None:
+        if tile_size < 1:
+            raise ValueError(f"tile_size {tile_size} must be at least 1")
+        given = {"batch_idx": batch_idx, "kv_head_idx": kv_head_idx, "end": end}
+        batch, head, stop = np.broadcast_arrays(*(_integers(name, value) for name, value in given.items()))
+        if batch.ndim != 1:
+            raise ValueError(f"batch_idx, kv_head_idx and end broadcast to {batch.shape}: expected [programs] or scalars")
+        self.cache, self.tile_size = cache, tile_size
+        self.batch_idx, self.kv_head_idx, self.end = batch, head, stop
+        self.depth = cache.kv_params.head_size if depth is None else depth
+        self.row_stride = cache.token_stride if cache_depth is None else cache.kv_params.num_heads * cache_depth
+        self.head_dim_offset = head_dim_offset
+        self.tile_start_row = 0
+
+    @property
+    def tile_start_row(self) -> IntArray:
+        """First row of the next tile ``[programs]``; an int or ``[programs]`` may be assigned."""
+        return self._tile_start_row
+
+    @tile_start_row.setter
+    def tile_start_row(self, row: Any) -> None:
+        start = _integers("tile_start_row", row)
+        if (start < 0).any():
+            raise ValueError(f"tile_start_row {row!r} must not be negative")
+        self._tile_start_row = np.broadcast_to(start, self.batch_idx.shape)
+
+    def next_tile(self) -> KVTile:
+        """The tile at ``tile_start_row``, which then moves on by ``tile_size``."""
+        start = self.tile_start_row
+        valid = np.clip(self.end - start, 0, self.tile_size)
+        whole = math.gcd(self.tile_size, self.cache.page_size_)
+        run_rows = int(np.gcd.reduce(start[valid > 0], initial=whole))
+        first = np.arange(0, self.tile_size, run_rows)  # [runs]
+        pointer = self.cache.block_paged_ptr(
+            self.batch_idx[:, None],
+            start[:, None] + first,
+            self.kv_head_idx[:, None],
+            self.head_dim_offset,
+            tile=run_rows,
+            valid=np.clip(valid[:, None] - first, 0, run_rows),
+        )
+        self.increment()
+        return KVTile(pointer.memory, self.cache.dtype, pointer.offset, run_rows, self.row_stride, self.depth, valid)
+
+    def increment(self) -> None:
+        """Pass over a tile."""
+        self.tile_start_row = self.tile_start_row + self.tile_size
+
+
+def _integers(name: str, value: Any) -> IntArray:
+    """``value`` as int64 with at least one axis."""
+    array = np.atleast_1d(value)
+    if array.dtype.kind not in "iu":
+        raise ValueError(f"{name} {value!r} must be an integer or integers [programs]")
+    return array.astype(np.int64)

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache.arrays import as_array, dtype_of, element_strides, is_torch, same_place, to_numpy, to_torch
+from kvlab.cache.arrays import as_array, is_torch, same_place, to_numpy, to_torch
 from kvlab.cache.checks import Int64, count, index, integers, plain
 from kvlab.cache.page_table import PageTable, check_tables
 from kvlab.cache.params import KVCacheStaticParams
 from kvlab.cache.pointer import Pointer
+from kvlab.cache.row_indices import PagedRowIndices, populate
+from kvlab.cache.storage import BlockStorage
 from kvlab.memory import Memory, as_dtype
 
 __all__ = ["PagedKVCache"]
@@ -65,35 +67,31 @@ class PagedKVCache:
         total_num_pages: int | None = None,
         kv_params: KVCacheStaticParams | None = None,
     ) -> None:
-        blocks, cache_lengths, lookup_table = as_array(blocks), as_array(cache_lengths), as_array(lookup_table)
-        shape = tuple(blocks.shape)
-        if len(shape) != 4 or min(shape) < 1:
-            raise ValueError(
-                f"blocks has shape {shape}: expected 4 axes [pages, page_size, heads, head_size], none of them empty"
-            )
-        self.dtype: np.dtype[Any] = dtype_of(blocks, "blocks")
-        self.strides = element_strides(blocks, "blocks")
-        if min(self.strides) < 0 or (self.strides[3] != 1 and shape[3] > 1):
-            raise ValueError(
-                f"blocks has strides {self.strides} (elements): the last axis must be contiguous (1), none negative"
-            )
-        check_tables(cache_lengths, lookup_table, shape[1])
-        same_place(blocks=blocks, cache_lengths=cache_lengths, lookup_table=lookup_table)
-        self.blocks, self.cache_lengths, self.lookup_table = blocks, cache_lengths, lookup_table
+        self.storage = BlockStorage(blocks, "blocks")
+        pages, page_size, heads, head_size = self.storage.shape
+        self.blocks = self.storage.blocks
+        self.cache_lengths, self.lookup_table = as_array(cache_lengths), as_array(lookup_table)
+        same_place(blocks=self.blocks, cache_lengths=self.cache_lengths, lookup_table=self.lookup_table)
+        check_tables(self.cache_lengths, self.lookup_table, page_size)
         self.max_seq_length = count("max_seq_length", max_seq_length)
         self.max_cache_length = count("max_cache_length", max_cache_length)
         self.strict = strict
-        self.total_num_pages = shape[0] if total_num_pages is None else count("total_num_pages", total_num_pages)
-        if self.total_num_pages > shape[0]:
-            raise ValueError(f"total_num_pages {total_num_pages} exceeds the {shape[0]} pages of blocks")
-        self.kv_params = KVCacheStaticParams(shape[2], shape[3]) if kv_params is None else kv_params
-        if (self.kv_params.num_heads, self.kv_params.head_size) != shape[2:]:
-            raise ValueError(f"kv_params {self.kv_params} does not fit blocks of shape {shape}")
+        self.total_num_pages = pages if total_num_pages is None else count("total_num_pages", total_num_pages)
+        if self.total_num_pages > pages:
+            raise ValueError(f"total_num_pages {total_num_pages} exceeds the {pages} pages of blocks")
+        self.kv_params = KVCacheStaticParams(heads, head_size) if kv_params is None else kv_params
+        if (self.kv_params.num_heads, self.kv_params.head_size) != (heads, head_size):
+            raise ValueError(f"kv_params {self.kv_params} does not fit blocks of shape {self.storage.shape}")
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The storage dtype."""
+        return self.storage.dtype
 
     @property
     def page_size_(self) -> int:
         """Tokens of a page."""
-        return int(self.blocks.shape[1])
+        return self.storage.shape[1]
 
     @property
     def batch_size(self) -> int:
@@ -101,14 +99,19 @@ class PagedKVCache:
         return int(self.lookup_table.shape[0])
 
     @property
+    def strides(self) -> tuple[int, ...]:
+        """Strides of page, token, head and dim in elements."""
+        return self.storage.strides
+
+    @property
     def token_stride(self) -> int:
         """Elements between a head of one token and the same head of the next token in the page."""
-        return self.strides[1]
+        return self.storage.strides[1]
 
-    @cached_property
+    @property
     def memory(self) -> Memory:
         """The bytes from the first to the last element of ``blocks``, shared; ``blocks[0, 0, 0, 0]`` has address 0."""
-        return Memory.over(to_numpy(self.blocks, "blocks"), name=f"{self.get_type_name()}.blocks")
+        return self.storage.memory
 
     @cached_property
     def page_table(self) -> PageTable:
@@ -151,26 +154,18 @@ class PagedKVCache:
 
     # Rows. A row is all heads of one token.
 
-    @cached_property
+    @property
     def page_stride(self) -> int:
-        """Rows from the first token of a page to that of the next. ValueError where no row is dense."""
-        row, (_, page_size, heads, head_size) = self.kv_params.row_size, self.blocks.shape
-        dense = (heads == 1 or self.strides[2] == head_size) and (page_size == 1 or self.strides[1] == row)
-        if not dense or self.strides[0] % row:
-            raise ValueError(
-                f"blocks has strides {self.strides} (elements): rows need heads {head_size} apart, tokens {row} apart "
-                f"and pages a multiple of {row} apart; address other layouts with block_paged_ptr or row_offsets"
-            )
-        return self.strides[0] // row
+        """Rows from the first token of a page to that of the next. ValueError where rows are not dense."""
+        return self.storage.page_stride
 
     def num_kv_rows(self) -> int:
         """Rows from the first of the first page to the last of the last page."""
-        return int(self.blocks.shape[0] - 1) * self.page_stride + self.page_size_
+        return self.storage.num_rows
 
     def row_idx(self, batch_idx: Any, tok_idx: Any) -> Any:
         """The row of a token, ``lookup_table[b, t // page_size] * page_stride + t % page_size``: int or int64."""
-        page, slot = self.page_table.find(batch_idx, tok_idx)
-        return plain(page * self.page_stride + slot)
+        return plain(self.storage.row(*self.page_table.find(batch_idx, tok_idx)))
 
     def row_idx32(self, batch_idx: Any, tok_idx: Any) -> Any:
         """:meth:`row_idx` as int32, what a TMA coordinate holds. OverflowError where it does not fit."""
@@ -181,9 +176,22 @@ class PagedKVCache:
 
     def get_tma_row(self, encoded_index: Any) -> Any:
         """The row of the token that a sparse index list names by ``page * page_size + slot``: int or int64."""
-        encoded = index("encoded_index", encoded_index, self.blocks.shape[0] * self.page_size_)
-        page, slot = np.divmod(encoded, self.page_size_)
-        return plain(page * self.page_stride + slot)
+        encoded = index("encoded_index", encoded_index, self.storage.shape[0] * self.page_size_)
+        return plain(self.storage.row(*np.divmod(encoded, self.page_size_)))
+
+    def populate(
+        self, batch_idx: Any, base_kv_row: Any, *, BN: int, base_alignment: int, valid: Any = None
+    ) -> PagedRowIndices:
+        """The rows of keys ``[base_kv_row, base_kv_row + BN)``, one tile for each program (spec/kv_cache.md 1.10).
+
+        base_alignment : what ``base_kv_row`` is promised to be a multiple of (ValueError if not); a multiple of the page
+            size where the tile spans pages. A tile of one page is located by its first row: that it ends in the page is
+            the caller's duty.
+        valid : leading keys in use, an int or one for each program. Sub-tiles without one are not looked up and get
+            row 2**30, which TMA reads as zeros. Without ``valid`` a null page is a page like any other.
+        """
+        table = PageTable(self.page_table.entries, self.page_size_, self.storage.shape[0])
+        return populate(table, self.storage, batch_idx, base_kv_row, BN=BN, base_alignment=base_alignment, valid=valid)
 
     # Elements.
 
@@ -240,7 +248,7 @@ class PagedKVCache:
         self, bs: Any, head_idx: Any, tok_idx: Any, head_dim_idx: Any, *, width: int = 1, output_dtype: Any = None
     ) -> np.ndarray[Any, Any]:
         """``width`` contiguous elements ``[..., width]``, cast to ``output_dtype`` if given."""
-        self._check_width(width, head_dim_idx)
+        self.storage.check_width(head_dim_idx, width)
         offset = self._element_offset(bs, tok_idx, head_idx, head_dim_idx)
         value = self.memory.load(offset * self.dtype.itemsize, self.dtype, width)
         return value if output_dtype is None else value.astype(as_dtype(output_dtype))
@@ -256,7 +264,7 @@ class PagedKVCache:
             raise ValueError(f"val has dtype {value.dtype}, the cache {self.dtype}: convert with .astype")
         if not self.memory.bytes.flags.writeable:
             raise ValueError("blocks is read-only: nothing can be stored")
-        self._check_width(value.shape[-1], head_dim_idx)
+        self.storage.check_width(head_dim_idx, value.shape[-1])
         active = np.True_ if self.strict else self.page_table.has_page(bs, tok_idx)
         offset = self._element_offset(bs, tok_idx, head_idx, head_dim_idx, active)
         value = np.broadcast_to(value, (*offset.shape, value.shape[-1]))
@@ -274,7 +282,7 @@ class PagedKVCache:
         return self._map(to_torch)
 
     def __repr__(self) -> str:
-        pages, page_size, heads, head_size = self.blocks.shape
+        pages, page_size, heads, head_size = self.storage.shape
         return (
             f"PagedKVCache({pages} pages x {page_size} tokens x {heads} heads x {head_size} {self.dtype}, "
             f"batch {self.batch_size}, {'torch' if is_torch(self.blocks) else 'numpy'})"
@@ -294,14 +302,4 @@ class PagedKVCache:
 
     def _element_offset(self, batch: Any, token: Any, head: Any, dim: Any, active: Any = True) -> Int64:
         """Elements from the first of ``blocks``. Where not ``active`` no page is looked up: the value is void."""
-        page, slot = self.page_table.find(batch, token, active)
-        head = index("head_idx", head, self.kv_params.num_heads)
-        dim = index("head_dim_idx", dim, self.kv_params.head_size)
-        return np.asarray(page * self.strides[0] + slot * self.strides[1] + head * self.strides[2] + dim)
-
-    def _check_width(self, width: int, head_dim_idx: Any) -> None:
-        last = int(np.max(integers("head_dim_idx", head_dim_idx), initial=0)) + width
-        if width < 1 or last > self.kv_params.head_size:
-            raise IndexError(
-                f"width {width} from head_dim_idx {last - width} must end inside the head of {self.kv_params.head_size}"
-            )
+        return self.storage.offset(*self.page_table.find(batch, token, active), head, dim)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from kvlab.layout import Layout, TileTensor
 from kvlab.memory import Memory, OutOfBounds, as_dtype
-
-if TYPE_CHECKING:
-    from kvlab.layout import Layout, TileTensor
 
 __all__ = ["Pointer"]
 
@@ -71,11 +69,9 @@ class Pointer:
             raise ValueError(f"value has dtype {value.dtype}, the pointer {self.dtype}: convert with .astype")
         self.memory.store(self.byte_address, value)
 
-    def tile_tensor(self, layout: Layout, *, valid_rows: Any = None, unsafe: bool = False) -> TileTensor:
+    def tile_tensor(self, layout: Layout, valid_rows: Any = None) -> TileTensor:
         """The memory from here on as a tile of that layout (strides in elements), one for each program.
 
-        valid_rows : rows that may be touched, an int or one for each program; those past it read as 0.
+        valid_rows : rows that exist, an int or one for each program; see :class:`TileTensor`.
         """
-        from kvlab.layout import TileTensor
-
-        return TileTensor(self.memory, self.dtype, layout, offset=self.offset, valid_rows=valid_rows, unsafe=unsafe)
+        return TileTensor(self.memory, self.dtype, layout, self.offset, valid_rows=valid_rows)

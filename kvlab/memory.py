@@ -11,7 +11,7 @@ one NumPy operation serves all of them.
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -53,6 +53,10 @@ _NAMES: dict[str, np.dtype[Any]] = {
 }
 
 POISON = 0xFF
+
+_Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
+_Index: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+_Mask: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def as_dtype(dtype: Any) -> np.dtype[Any]:
@@ -101,7 +105,8 @@ class Memory:
         every address array has a leading axis of length ``programs`` (or 1, when all use the same addresses) and every
         loaded value a leading axis of length ``programs``.
     base : byte address of the first byte. Hardware swizzles read absolute address bits, so it matters.
-    unsafe : let reads of unwritten bytes return the poison instead of raising.
+    unsafe : undefined behaviour instead of errors: reads of unwritten bytes and outside the allocation return the
+        poison, stores outside are dropped, alignment is not checked.
 
     >>> m = Memory(64, name="smem", space=AddressSpace.SHARED)
     >>> m.store(np.array([0, 8]), np.array([[1, 2], [3, 4]], np.float32))
@@ -128,19 +133,29 @@ class Memory:
         base: int = 0,
         unsafe: bool = False,
     ) -> None:
-        if nbytes < 0:
-            raise ValueError(f"nbytes {nbytes} is negative")
-        self.nbytes, self.space, self.name, self.programs, self.base, self.unsafe = nbytes, space, name, programs, base, unsafe
-        shape = (nbytes,) if programs is None else (programs, nbytes)
-        self.bytes: np.ndarray[Any, np.dtype[np.uint8]] = np.full(shape, POISON, np.uint8)
-        self.written: np.ndarray[Any, np.dtype[np.bool_]] | None = np.zeros(shape, np.bool_)
+        if nbytes < 0 or base < 0 or (programs is not None and programs < 0):
+            raise ValueError(f"{name}: nbytes {nbytes}, base {base} and programs {programs} must not be negative")
+        self.nbytes, self.space, self.name, self.programs = nbytes, space, name, programs
+        self.base, self.unsafe = base, unsafe
+        self._pitch = -(-nbytes // 16) * 16
+        shape = (self._pitch,) if programs is None else (programs, self._pitch)
+        self._storage: _Bytes = np.full(shape, POISON, np.uint8)
+        self._known: _Bytes | None = np.zeros(shape, np.uint8)
 
     @classmethod
-    def over(cls, array: np.ndarray[Any, Any], *, space: AddressSpace = AddressSpace.GLOBAL, name: str = "array") -> Memory:
-        """The memory from the first to the last byte of ``array``, shared with it (no copy). All of it counts as written.
+    def over(
+        cls,
+        array: np.ndarray[Any, Any],
+        *,
+        space: AddressSpace = AddressSpace.GLOBAL,
+        name: str = "array",
+        unsafe: bool = False,
+    ) -> Memory:
+        """The memory from the first to the last byte of ``array``, shared with it (no copy). All of it counts as
+        written.
 
-        ``array`` may be strided (K and V as halves of one buffer); its strides must not be negative. Element ``[0, ...]``
-        has the address ``base``, which is 0.
+        ``array`` may be strided (K and V as halves of one buffer); its strides must not be negative. Element
+        ``[0, ...]`` has the address ``base``, which is 0.
 
         >>> a = np.arange(4, dtype=np.int32)
         >>> m = Memory.over(a[::2])
@@ -149,39 +164,67 @@ class Memory:
         """
         if any(s < 0 for s in array.strides):
             raise ValueError(f"{name}: strides {array.strides} must not be negative")
-        span = sum((n - 1) * s for n, s in zip(array.shape, array.strides)) + array.itemsize if array.size else 0
-        self = cls.__new__(cls)
-        self.nbytes, self.space, self.name, self.programs, self.base, self.unsafe = span, space, name, None, 0, False
-        first = array[(slice(0, 1),) * array.ndim].reshape(-1).view(np.uint8)
-        self.bytes = np.lib.stride_tricks.as_strided(first, (span,), (1,))
-        self.written = None
+        span = sum((n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)) + array.itemsize
+        span = span if array.size else 0
+        self = cls(0, space=space, name=name, unsafe=unsafe)
+        first = array[(Ellipsis, *(slice(0, 1),) * array.ndim)].reshape(-1).view(np.uint8)  # type: ignore[arg-type]
+        self.nbytes = self._pitch = span
+        self._storage = np.lib.stride_tricks.as_strided(first, (span,), (1,))
+        self._known = None
         return self
 
-    def load(self, address: Any, dtype: Any, width: int = 1) -> np.ndarray[Any, Any]:
+    @property
+    def bytes(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """The bytes themselves: ``[nbytes]`` or ``[programs, nbytes]``. Shares memory."""
+        return self._storage[..., : self.nbytes]
+
+    @property
+    def written(self) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
+        """Which bytes have been written, shaped as :attr:`bytes`; None for the memory of an array, which all are."""
+        return None if self._known is None else self._known[..., : self.nbytes].view(np.bool_)
+
+    def load(
+        self, address: Any, dtype: Any, width: int = 1, *, mask: Any = None, alignment: int | None = None
+    ) -> np.ndarray[Any, Any]:
         """``width`` contiguous elements at each byte ``address``: ``[*address.shape, width]`` of ``dtype``.
 
-        The leading axis is the program axis if the memory has one. Raises :class:`OutOfBounds` and
-        :class:`UnwrittenRead`, and ValueError when an address is not a multiple of the element's size.
+        The leading axis is the program axis if the memory has one. Where ``mask`` (broadcast with the addresses) is
+        False nothing is read and zeros are returned. Raises :class:`OutOfBounds`, :class:`UnwrittenRead`, and
+        ValueError when an address is not a multiple of ``alignment``, by default the element's size.
         """
         dtype = as_dtype(dtype)
         nbytes = width * dtype.itemsize
-        index = self._checked_index(address, nbytes, dtype)
-        self._check_written(index, nbytes)
-        return self._gather(self.bytes, index, nbytes).view(dtype)
+        index, on, off = self._lanes(address, mask, nbytes)
+        shape = index.shape if on is None else on.shape
+        flat, unit = self._checked(index, on, nbytes, alignment or dtype.itemsize)
+        if self._known is not None and not self.unsafe:
+            known = _gather(self._known, flat, nbytes, unit)
+            if not known.all():
+                self._raise_unwritten(known, flat, nbytes)
+        out = _gather(self._storage, flat, nbytes, unit)
+        if on is not None:
+            some, out = out, np.zeros((*shape, nbytes), np.uint8)
+            out[on] = some
+            if off is not None:
+                out[off] = POISON
+        return out.view(dtype)
 
-    def store(self, address: Any, value: Any) -> None:
+    def store(self, address: Any, value: Any, *, mask: Any = None, alignment: int | None = None) -> None:
         """Write ``value[..., width]`` at each byte ``address`` (``[...]``); the value's dtype is what lands in memory.
 
-        Where two lanes write the same byte the later one in C order wins; hardware promises no order.
+        Where ``mask`` is False nothing is written. Where two lanes write the same byte the later one in C order wins;
+        hardware promises no order.
         """
         value = np.asarray(value)
-        index = self._checked_index(address, value.shape[-1] * value.itemsize, value.dtype)
-        if self.programs is not None:
-            index = np.broadcast_to(index, (self.programs, *index.shape[1:]))
-        payload = np.ascontiguousarray(np.broadcast_to(value, (*index.shape, value.shape[-1]))).view(np.uint8)
-        self._scatter(self.bytes, index, payload)
-        if self.written is not None:
-            self._scatter(self.written.view(np.uint8), index, np.ones(payload.shape, np.uint8))
+        width, nbytes = value.shape[-1], value.shape[-1] * value.itemsize
+        index, on, _ = self._lanes(address, mask, nbytes)
+        shape = index.shape if on is None else on.shape
+        value = np.broadcast_to(value, (*shape, width))
+        flat, unit = self._checked(index, on, nbytes, alignment or value.itemsize)
+        value = np.ascontiguousarray(value) if on is None else value[on]
+        _scatter(self._storage, flat, value.view(np.uint8), unit)
+        if self._known is not None:
+            _scatter(self._known, flat, np.ones((*value.shape[:-1], nbytes), np.uint8), unit)
 
     def image(self, dtype: Any = np.uint8) -> np.ndarray[Any, Any]:
         """The bytes seen as ``dtype``: ``[nbytes // size]``, or ``[programs, nbytes // size]``. Shares memory."""
@@ -189,75 +232,86 @@ class Memory:
 
     def poison(self) -> None:
         """Forget everything: every byte is poison again."""
-        self.bytes[...] = POISON
-        if self.written is None:
-            self.written = np.zeros(self.bytes.shape, np.bool_)
-        self.written[...] = False
+        self._storage[...] = POISON
+        self._known = np.zeros(self._storage.shape, np.uint8)
 
-    # The helpers below move whole vectors; ``index`` is in bytes from the first byte of the memory.
+    # Below, ``index`` counts bytes from the first byte of a program's memory and ``flat`` from the very first one.
 
-    def _gather(self, source: np.ndarray[Any, Any], index: np.ndarray[Any, Any], nbytes: int) -> np.ndarray[Any, Any]:
-        """The bytes at ``index``: ``[(programs,) *index.shape, nbytes]`` of uint8."""
-        items, where = self._items(source, index, nbytes)
-        if self.programs is None:
-            out = np.take(items, where)
-        elif where.shape[0] == 1:
-            out = np.take(items, where[0], axis=1)
-        else:
-            out = items[self._program_index(where.ndim), where]
-        return np.ascontiguousarray(out).view(np.uint8).reshape(*out.shape[:-1], nbytes)
-
-    def _scatter(self, target: np.ndarray[Any, Any], index: np.ndarray[Any, Any], payload: np.ndarray[Any, Any]) -> None:
-        items, where = self._items(target, index, payload.shape[-1])
-        values = payload.view(items.dtype)
-        if self.programs is None:
-            items[where] = values
-        else:
-            items[self._program_index(where.ndim), where] = values
-
-    def _items(
-        self, source: np.ndarray[Any, Any], index: np.ndarray[Any, Any], nbytes: int
-    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """``source`` as items of the widest unit (up to 16 bytes) that fits every vector, and the item numbers
-        ``[*index.shape, items of a vector]``."""
-        bits = 16 | nbytes | self.nbytes | int(np.bitwise_or.reduce(index, axis=None) if index.size else 0)
-        unit = bits & -bits
-        return source.view(_CARRIER[unit]), (index[..., None] + np.arange(0, nbytes, unit)) // unit
-
-    def _program_index(self, ndim: int) -> np.ndarray[Any, Any]:
-        assert self.programs is not None
-        return np.arange(self.programs).reshape(-1, *(1,) * (ndim - 1))
-
-    def _checked_index(self, address: Any, nbytes: int, dtype: np.dtype[Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Byte offsets of the accesses, in bounds and aligned to the element."""
+    def _lanes(self, address: Any, mask: Any, nbytes: int) -> tuple[_Index, _Mask | None, _Mask | None]:
+        """Byte offsets ``[...]`` with the program axis at its full length; which lanes access memory (None: all); and
+        in an unsafe memory which of the others fall outside."""
         index = np.asarray(address, np.int64) - self.base
-        if self.programs is not None and (index.ndim == 0 or index.shape[0] not in (1, self.programs)):
-            raise ValueError(
-                f"{self.name}: addresses of shape {index.shape} need a leading axis of 1 or {self.programs} programs"
-            )
-        if not index.size:
-            return index
-        low, high = int(index.min()), int(index.max())
-        if low < 0 or high + nbytes > self.nbytes:
-            raise OutOfBounds(
-                f"{self.name}: access of {nbytes} bytes at address {(low if low < 0 else high) + self.base} "
-                f"is outside [{self.base}, {self.base + self.nbytes})"
-            )
-        if dtype.itemsize > 1 and (index % dtype.itemsize).any():
-            bad = int(index[index % dtype.itemsize != 0].flat[0]) + self.base
-            raise ValueError(f"{self.name}: address {bad} is not a multiple of {dtype.itemsize}, the size of {dtype}")
-        return index
+        on = None if mask is None else np.asarray(mask, np.bool_)
+        if on is not None and on.all():
+            on = None
+        if on is not None:
+            index, on = np.broadcast_arrays(index, on)
+        if self.programs is not None:
+            if index.ndim == 0 or index.shape[0] not in (1, self.programs):
+                raise ValueError(
+                    f"{self.name}: addresses of shape {index.shape} need a leading axis of 1 or "
+                    f"{self.programs} programs"
+                )
+            shape = (self.programs, *index.shape[1:])
+            index = np.broadcast_to(index, shape)
+            on = None if on is None else np.broadcast_to(on, shape)
+        if not self.unsafe:
+            return index, on, None
+        inside = (index >= 0) & (index + nbytes <= self.nbytes)
+        if inside.all():
+            return index, on, None
+        on = np.ones(index.shape, np.bool_) if on is None else on
+        return index, on & inside, on & ~inside
 
-    def _check_written(self, index: np.ndarray[Any, Any], nbytes: int) -> None:
-        if self.written is None or self.unsafe:
-            return
-        known = self._gather(self.written.view(np.uint8), index, nbytes)
-        if known.all():
-            return
-        where = np.unravel_index(int(known.argmin()), known.shape)
-        program = f"program {where[0]}, " if self.programs is not None else ""
-        at = index[(0 if self.programs and index.shape[0] == 1 else where[0], *where[1:-1])] + self.base
-        raise UnwrittenRead(f"{self.name}: read of {nbytes} bytes at {program}address {at}, which nothing has written")
+    def _checked(self, index: _Index, on: _Mask | None, nbytes: int, alignment: int) -> tuple[_Index, int]:
+        """Flat byte offsets of the accesses, in bounds and aligned, and the widest unit that divides them all."""
+        chosen = index if on is None else index[on]
+        if chosen.size:
+            low, high = int(chosen.min()), int(chosen.max())
+            if low < 0 or high + nbytes > self.nbytes:
+                raise OutOfBounds(
+                    f"{self.name}: access of {nbytes} bytes at address {(low if low < 0 else high) + self.base} "
+                    f"is outside [{self.base}, {self.base + self.nbytes})"
+                )
+            if not self.unsafe and alignment > 1:
+                at = chosen + self.base if self.base else chosen
+                if (at % alignment).any():
+                    bad = int(at[at % alignment != 0].flat[0])
+                    raise ValueError(f"{self.name}: address {bad} of {nbytes} bytes is not a multiple of {alignment}")
+        if self.programs is not None:
+            first = np.arange(self.programs).reshape(-1, *(1,) * (index.ndim - 1)) * self._pitch
+            chosen = index + first if on is None else (index + first)[on]
+        bits = 16 | nbytes | int(np.bitwise_or.reduce(chosen, axis=None) if chosen.size else 0)
+        return chosen, bits & -bits
+
+    def _raise_unwritten(self, known: _Bytes, flat: _Index, nbytes: int) -> None:
+        program, index = divmod(int(flat[~known.all(axis=-1)].flat[0]), self._pitch)
+        where = f"program {program}, " if self.programs is not None else ""
+        raise UnwrittenRead(
+            f"{self.name}: read of {nbytes} bytes at {where}address {index + self.base}, which nothing has written"
+        )
 
 
-_CARRIER = {1: np.dtype("u1"), 2: np.dtype("u2"), 4: np.dtype("u4"), 8: np.dtype("u8"), 16: np.dtype("V16")}
+# One item of ``unit`` bytes moves at once. NumPy gathers 16-byte voids and scatters complex numbers fastest.
+_GATHER = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "V16"}
+_SCATTER = {**_GATHER, 16: "c16"}
+
+
+def _items(source: _Bytes, flat: _Index, nbytes: int, unit: int, carrier: str) -> tuple[np.ndarray[Any, Any], _Index]:
+    """``source`` as items of ``unit`` bytes, and the item numbers ``[*flat.shape, nbytes // unit]``."""
+    source = source.reshape(-1)
+    number = flat[..., None] // unit
+    if nbytes > unit:
+        number = number + np.arange(nbytes // unit)
+    return source[: source.size // unit * unit].view(carrier), number
+
+
+def _gather(source: _Bytes, flat: _Index, nbytes: int, unit: int) -> _Bytes:
+    """The bytes at ``flat``: ``[*flat.shape, nbytes]``."""
+    items, number = _items(source, flat, nbytes, unit, _GATHER[unit])
+    return items[number].view(np.uint8).reshape(*flat.shape, nbytes)
+
+
+def _scatter(target: _Bytes, flat: _Index, payload: _Bytes, unit: int) -> None:
+    items, number = _items(target, flat, payload.shape[-1], unit, _SCATTER[unit])
+    items[number] = payload.view(items.dtype)

@@ -1,0 +1,208 @@
+"""Trees of ints, the shapes and strides of layouts: products, congruence, coordinates, CuTe text.
+
+A tree is an int or a tuple of trees: ``8``, ``(4, 8)``, ``(4, (3, 2))``. Coordinates have the same form, and each leaf
+may be an int64 array of many coordinates.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "Coord",
+    "IntArray",
+    "IntTuple",
+    "as_int_array",
+    "congruent",
+    "crd2idx",
+    "flatten",
+    "format_tree",
+    "idx2crd",
+    "int_tuple",
+    "parse_tree",
+    "prefix_product",
+    "product",
+]
+
+IntTuple: TypeAlias = "int | tuple[IntTuple, ...]"
+IntArray: TypeAlias = NDArray[np.int64]
+Coord: TypeAlias = "int | IntArray | tuple[Coord, ...]"
+
+
+def int_tuple(tree: Any, what: str = "tree") -> IntTuple:
+    """``tree`` as nested tuples of Python ints; lists and NumPy ints are accepted.
+
+    >>> int_tuple([4, [np.int64(3), 2]])
+    (4, (3, 2))
+    """
+    if isinstance(tree, tuple | list):
+        return tuple(int_tuple(item, what) for item in tree)
+    if not isinstance(tree, bool):
+        try:
+            return operator.index(tree)
+        except TypeError:
+            pass
+    raise ValueError(f"{what} {tree!r} is not an int or a tuple of ints")
+
+
+def flatten(tree: IntTuple) -> tuple[int, ...]:
+    """The leaves, left to right.
+
+    >>> flatten((4, (3, 2)))
+    (4, 3, 2)
+    """
+    if isinstance(tree, int):
+        return (tree,)
+    return tuple(leaf for item in tree for leaf in flatten(item))
+
+
+def product(tree: IntTuple) -> int:
+    """The product of the leaves.
+
+    >>> product((4, (3, 2)))
+    24
+    """
+    return tree if isinstance(tree, int) else math.prod(product(item) for item in tree)
+
+
+def congruent(a: IntTuple, b: IntTuple) -> bool:
+    """Do the two trees have the same nesting?
+
+    >>> congruent((4, (3, 2)), (6, (2, 1))), congruent((4, 6), (6, (2, 1)))
+    (True, False)
+    """
+    if isinstance(a, int) or isinstance(b, int):
+        return isinstance(a, int) and isinstance(b, int)
+    return len(a) == len(b) and all(congruent(x, y) for x, y in zip(a, b, strict=True))
+
+
+def prefix_product(shape: IntTuple) -> IntTuple:
+    """Exclusive products of the leaves in order: the column-major strides of ``shape``.
+
+    >>> prefix_product(((2, 3), 4))
+    ((1, 2), 6)
+    """
+    return _prefix_product(shape, 1)[0]
+
+
+def _prefix_product(shape: IntTuple, start: int) -> tuple[IntTuple, int]:
+    if isinstance(shape, int):
+        return start, start * shape
+    strides = []
+    for item in shape:
+        stride, start = _prefix_product(item, start)
+        strides.append(stride)
+    return tuple(strides), start
+
+
+def as_int_array(value: Any, what: str) -> int | IntArray:
+    """An int, or an int64 array of them; ValueError for anything else and for negative numbers."""
+    if isinstance(value, np.ndarray) and value.ndim:
+        if value.dtype.kind not in "iu":
+            raise ValueError(f"{what} has dtype {value.dtype}; integers are accepted")
+        if value.size and value.min() < 0:
+            raise ValueError(f"{what} {value.min()} is negative")
+        return value.astype(np.int64, copy=False)
+    number = int_tuple(value, what)
+    if not isinstance(number, int):
+        raise ValueError(f"{what} {value!r} must be an int or an int array; a coordinate with several modes is a tuple")
+    if number < 0:
+        raise ValueError(f"{what} {number} is negative")
+    return number
+
+
+def crd2idx(crd: Coord, shape: IntTuple, stride: IntTuple) -> int | IntArray:
+    """The offset of a coordinate. An int against a tuple counts colexicographically, the first mode fastest; nothing is
+    reduced modulo the last mode, so coordinates past the end extrapolate (spec: CuTe's ``crd2idx``).
+
+    >>> crd2idx((1, 4), (4, (3, 2)), (6, (2, 1)))
+    9
+    >>> crd2idx(np.arange(6), (2, 3), (3, 1))
+    array([0, 3, 1, 4, 2, 5])
+    """
+    if isinstance(crd, tuple):
+        if isinstance(shape, int) or isinstance(stride, int) or len(crd) != len(shape):
+            raise ValueError(f"coordinate {crd!r} does not fit shape {shape!r}: one item for each mode is accepted")
+        total: int | IntArray = 0
+        for c, s, d in zip(crd, shape, stride, strict=True):
+            total = total + crd2idx(c, s, d)
+        return total
+    crd = as_int_array(crd, "coordinate")
+    if isinstance(shape, int):
+        assert isinstance(stride, int)
+        return crd * stride
+    assert isinstance(stride, tuple)
+    total = crd * 0
+    for s, d in zip(shape[:-1], stride[:-1], strict=True):
+        extent = product(s) or 1
+        total = total + crd2idx(crd % extent, s, d)
+        crd = crd // extent
+    return total + crd2idx(crd, shape[-1], stride[-1]) if shape else total
+
+
+def idx2crd(idx: int | IntArray, shape: IntTuple, stride: IntTuple | None = None) -> Coord:
+    """The coordinate of an offset: ``(idx // stride) % shape`` of each leaf by itself; column-major strides by default.
+    It inverts :func:`crd2idx` for compact layouts only. A stride of 0 gives coordinate 0.
+
+    >>> idx2crd(17, (3, (2, 4)))
+    (2, (1, 2))
+    """
+    stride = prefix_product(shape) if stride is None else stride
+    if isinstance(shape, tuple):
+        assert isinstance(stride, tuple)
+        return tuple(idx2crd(idx, s, d) for s, d in zip(shape, stride, strict=True))
+    assert isinstance(stride, int)
+    idx = as_int_array(idx, "index")
+    return idx // stride % shape if stride and shape else idx * 0
+
+
+def format_tree(tree: IntTuple) -> str:
+    """CuTe text.
+
+    >>> format_tree((4, (3, 2))), format_tree((32,)), format_tree(32)
+    ('(4,(3,2))', '(32)', '32')
+    """
+    return str(tree) if isinstance(tree, int) else f"({','.join(format_tree(item) for item in tree)})"
+
+
+def parse_tree(text: str) -> IntTuple:
+    """The tree that :func:`format_tree` printed; blanks and a ``_`` before an int (CuTe's static ints) are accepted.
+
+    >>> parse_tree("(4,(3,2))"), parse_tree("(32)"), parse_tree("(_8, _1)")
+    ((4, (3, 2)), (32,), (8, 1))
+    """
+    tokens = iter(_tokens(text))
+    tree = _parse(next(tokens, ""), tokens, text)
+    if (rest := next(tokens, None)) is not None:
+        raise ValueError(f"{text!r}: {rest!r} follows the end of the tree")
+    return tree
+
+
+def _tokens(text: str) -> list[str]:
+    for mark in "(),":
+        text = text.replace(mark, f" {mark} ")
+    return text.split()
+
+
+def _parse(token: str, tokens: Iterator[str], text: str) -> IntTuple:
+    if token != "(":
+        digits = token.removeprefix("_")
+        if not digits.removeprefix("-").isdecimal():
+            raise ValueError(f"{text!r}: {token or 'the end'!r} where an int or '(' is expected")
+        return int(digits)
+    items: list[IntTuple] = []
+    token = next(tokens, "")
+    while token != ")":
+        items.append(_parse(token, tokens, text))
+        token = next(tokens, "")
+        if token == ",":
+            token = next(tokens, "")
+        elif token != ")":
+            raise ValueError(f"{text!r}: {token or 'the end'!r} where ',' or ')' is expected")
+    return tuple(items)

@@ -1,0 +1,161 @@
+"""What the views of a TileTensor do to its layout: tiling, vectors, distribution over threads.
+
+Each function answers for a layout alone and once (results are cached); a TileTensor adds its own offset.
+``exact=False`` gives what an unchecked kernel would do where the pieces do not divide the whole.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+
+from kvlab.layout.int_tuple import IntArray, IntTuple, flatten
+from kvlab.layout.layout import Layout
+from kvlab.layout.swizzle import Swizzle
+
+__all__ = ["contiguous_vectors", "distributed", "strides_of", "thread_offsets", "tiled", "vectorized"]
+
+
+def strides_of(layout: Layout) -> tuple[IntTuple, ...]:
+    """The stride of each top-level mode, as a tuple also where the layout has an int shape."""
+    return layout.stride if isinstance(layout.stride, tuple) else (layout.stride,)
+
+
+def _shapes(layout: Layout) -> tuple[IntTuple, ...]:
+    return layout.shape if isinstance(layout.shape, tuple) else (layout.shape,)
+
+
+def _flat(layout: Layout, view: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    if not layout.is_flat:
+        raise ValueError(f"{view} of {layout}: nested modes; a layout with one int for each mode is accepted")
+    return flatten(layout.shape), flatten(layout.stride)
+
+
+def _one_for_each_mode(layout: Layout, view: str, sizes: tuple[int, ...]) -> None:
+    if len(sizes) != layout.rank:
+        raise ValueError(f"{view} of {layout}: {len(sizes)} sizes; one for each of the {layout.rank} modes is accepted")
+    if any(size < 1 for size in sizes):
+        raise ValueError(f"{view} of {layout}: sizes of 1 and more are accepted")
+
+
+@functools.cache
+def tiled(
+    layout: Layout, tile: tuple[int, ...], stride_layout: tuple[int, ...] | None, exact: bool
+) -> tuple[Layout, tuple[int, ...], tuple[int, ...]]:
+    """A tile's layout, how far one step of the tile coordinate goes in each mode, and how many tiles a mode has.
+
+    A mode with nested stride ``(outer, ..., inner)`` steps by its outer stride and keeps the inner one.
+
+    >>> tiled(Layout("(8,16):(16,1)"), (4, 8), None, True)
+    (Layout("(4,8):(16,1)"), (64, 8), (2, 2))
+    """
+    view = f"tile{tile}"
+    _one_for_each_mode(layout, view, tile)
+    if stride_layout is not None and len(stride_layout) != layout.rank:
+        raise ValueError(f"{view} of {layout}: stride_layout {stride_layout} needs {layout.rank} strides")
+    strides, steps, counts = [], [], []
+    for mode, (size, extents, stride) in enumerate(zip(tile, _shapes(layout), strides_of(layout), strict=True)):
+        if isinstance(stride, int):
+            extent = math.prod(flatten(extents))
+            steps.append(size * stride)
+            strides.append(stride)
+            counts.append(extent // size)
+        else:
+            extent = flatten(extents)[-1]
+            steps.append(flatten(stride)[0])
+            strides.append(flatten(stride)[-1])
+            counts.append(flatten(extents)[0])
+        if exact and extent % size:
+            raise ValueError(f"{view} of {layout}: {size} does not divide {extent}, the extent of mode {mode}")
+    return Layout(tile, tuple(strides) if stride_layout is None else stride_layout), tuple(steps), tuple(counts)
+
+
+@functools.cache
+def vectorized(layout: Layout, vector: tuple[int, ...], exact: bool) -> Layout:
+    """Every mode counted in vectors.
+
+    >>> vectorized(Layout("(8,16):(16,1)"), (1, 4), True)
+    Layout("(8,4):(16,4)")
+    """
+    view = f"vectorize{vector}"
+    extents, strides = _flat(layout, view)
+    _one_for_each_mode(layout, view, vector)
+    for mode, (extent, size) in enumerate(zip(extents, vector, strict=True)):
+        if exact and extent % size:
+            raise ValueError(f"{view} of {layout}: {size} does not divide {extent}, the extent of mode {mode}")
+    return Layout(
+        tuple(-(-extent // size) for extent, size in zip(extents, vector, strict=True)),
+        tuple(stride * size for stride, size in zip(strides, vector, strict=True)),
+    )
+
+
+def contiguous_vectors(layout: Layout, vector: tuple[int, ...]) -> bool:
+    """Do the scalars of a logical vector stand side by side in memory? A load reads contiguous scalars in any case.
+
+    >>> a = Layout("(8,16):(16,1)")
+    >>> contiguous_vectors(a, (1, 4)), contiguous_vectors(a, (4, 1))
+    (True, False)
+    """
+    reach = 1
+    for stride, size in sorted(zip(flatten(layout.stride), vector, strict=True)):
+        if size > 1 and stride != reach:
+            return False
+        reach *= size
+    return True
+
+
+@functools.cache
+def distributed(layout: Layout, threads: Layout, exact: bool) -> Layout:
+    """The fragment of one thread of a cyclic distribution: thread t owns elements t, t + S, t + 2S, ... of each mode.
+
+    >>> distributed(Layout("(8,4):(16,4)"), Layout.row_major(4, 4), True)
+    Layout("(2,1):(64,16)")
+    """
+    view = f"distribute over {threads}"
+    extents, strides = _flat(layout, view)
+    grid, _ = _flat(threads, "distribute over threads")
+    _one_for_each_mode(layout, view, grid)
+    for mode, (extent, size) in enumerate(zip(extents, grid, strict=True)):
+        if exact and extent % size:
+            raise ValueError(
+                f"{view} of {layout}: {size} threads do not divide {extent}, the extent of mode {mode}; "
+                "the tail would belong to nobody"
+            )
+    return Layout(
+        tuple(extent // size for extent, size in zip(extents, grid, strict=True)),
+        tuple(stride * size for stride, size in zip(strides, grid, strict=True)),
+    )
+
+
+@functools.cache
+def thread_offsets(
+    strides: tuple[int, ...],
+    threads: Layout,
+    swizzle: Swizzle | None,
+    element_size: int,
+    scalar_bytes: int,
+    exact: bool,
+) -> IntArray:
+    """Scalars from the tile's first to the first element of each thread; threads past the end wrap around.
+
+    The swizzle permutes these offsets counted in logical elements of ``element_size`` scalars, relative to the tile.
+
+    >>> offsets = thread_offsets((16, 4), Layout.row_major(4, 4), None, 4, 2, True)
+    >>> offsets[[0, 1, 5]]
+    array([ 0,  4, 20])
+    """
+    grid = [(s, d) for s, d in zip(flatten(threads.shape), flatten(threads.stride), strict=True)]
+    thread = np.arange(math.lcm(*(s * d for s, d in grid if d)))
+    offset = np.zeros_like(thread)
+    for (size, step), stride in zip(grid, strides, strict=True):
+        offset = offset + (thread // step % size * stride if step else 0)
+    if swizzle is not None:
+        if exact and (offset % element_size).any():
+            raise ValueError(
+                f"distribute over {threads} with {swizzle}: a thread starts inside a vector of {element_size} scalars"
+            )
+        offset = swizzle.apply(offset // element_size, element_size * scalar_bytes) * element_size
+    offset.setflags(write=False)
+    return offset

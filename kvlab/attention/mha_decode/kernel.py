@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
 
+from .config import MASK_VALUE, DecodeConfig, DecodeProblem
+
 LN2 = tl.constexpr(0.6931471805599453)
+LOG2E = 1.4426950408889634
 
 
 @triton.jit
@@ -15,22 +21,22 @@ def attend(
     q_batch, q_token, q_head, k_page, k_token, k_head, v_page, v_token, v_head, table_batch,
     o_split, o_batch, o_token, o_head, lse_split, lse_batch, lse_token, lse_head,
     PAGE: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-):
-    """One program: BM query rows (tokens x heads of one KV head) against the keys of one split of one sequence."""
+):  # fmt: skip
+    """BM query rows (tokens x heads of one KV head) against the keys of one split of one sequence."""
     #: setup -> q, lo, hi, limit    this program's rows, its split of the keys, the query tile
     batch = tl.program_id(0).to(tl.int64)
     row_tiles = tl.cdiv(group * tokens, BM)
     kv_head = tl.program_id(1) // row_tiles
+    row = (tl.program_id(1) % row_tiles) * BM + tl.arange(0, BM)  # [BM], token-major
     split = tl.program_id(2)
-    num_keys = tl.load(seq_lens_ptr + batch)
+    num_keys = tl.load(seq_lens_ptr + batch).to(tl.int32)
     size = tl.cdiv(tl.cdiv(num_keys, num_splits), BN) * BN
     lo = tl.minimum(split * size, num_keys)
     hi = tl.minimum(lo + size, num_keys)
-    row = (tl.program_id(1) % row_tiles) * BM + tl.arange(0, BM)  # [BM], token-major
     token = row // group
     head = kv_head * group + row % group
     is_row = row < group * tokens
-    limit = tl.minimum(num_keys - tokens + 1 + token, hi)  # [BM] first key that the row does not see
+    limit = tl.minimum(num_keys - tokens + 1 + token, hi)  # [BM], first key that a row does not see
     d = tl.arange(0, BD)
     q_at = batch * q_batch + token[:, None] * q_token + head[:, None] * q_head + d[None, :]
     q = tl.load(q_ptr + q_at, mask=is_row[:, None] & (d[None, :] < D), other=0.0)  # [BM, BD]
@@ -38,7 +44,7 @@ def attend(
     l = tl.zeros([BM], tl.float32)
     o = tl.zeros([BM, BD], tl.float32)
     for start in range(lo, hi, BN):
-        #: load_k -> k    the K tile of these pages
+        #: load_k -> k    the K tile of these pages, DRAM -> shared memory
         key = start + tl.arange(0, BN)
         in_tile = (key < hi)[:, None] & (d[None, :] < D)
         page = tl.load(table_ptr + batch * table_batch + key // PAGE, mask=key < hi, other=0).to(tl.int64)
@@ -48,7 +54,7 @@ def attend(
         s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2  # [BM, BN]
         #: mask -> s    keys that a row does not see
         s = tl.where(key[None, :] < limit[:, None], s, mask_value)
-        #: softmax -> p, m, l, o    online: new row maximum, exponentials, rescale
+        #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
         m_new = tl.maximum(m, tl.max(s, 1))
         p = tl.math.exp2(s - m_new[:, None])
         alpha = tl.math.exp2(m - m_new)
@@ -66,7 +72,85 @@ def attend(
     lse = tl.where(sees, (m + tl.math.log2(l)) * LN2, -float("inf"))
     #: store    an empty split leaves its partial output alone
     writes_o = is_row & (sees | (num_splits == 1))
-    o_at = split * o_split + batch * o_batch + token * o_token + head * o_head
-    tl.store(o_ptr + o_at[:, None] + d[None, :], o.to(o_ptr.dtype.element_ty), mask=writes_o[:, None] & (d[None, :] < D))
-    lse_at = split * lse_split + batch * lse_batch + token * lse_token + head * lse_head
+    o_at = split.to(tl.int64) * o_split + batch * o_batch + token * o_token + head * o_head
+    o_mask = writes_o[:, None] & (d[None, :] < D)
+    tl.store(o_ptr + o_at[:, None] + d[None, :], o.to(o_ptr.dtype.element_ty), mask=o_mask)
+    lse_at = split.to(tl.int64) * lse_split + batch * lse_batch + token * lse_token + head * lse_head
     tl.store(lse_ptr + lse_at, lse, mask=is_row)
+
+
+@triton.jit
+def reduce(
+    part_ptr, part_lse_ptr, o_ptr, lse_ptr, q_heads, num_splits,
+    part_split, part_batch, part_token, part_head, part_lse_split, part_lse_batch, part_lse_token, part_lse_head,
+    o_batch, o_token, o_head, lse_batch, lse_token, lse_head,
+    D: tl.constexpr, BD: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Put the splits of one query head of one token together; splits without a key have no part in it."""
+    #: setup -> lse_parts    each split's lse, -inf where it saw no key
+    batch = tl.program_id(0).to(tl.int64)
+    token = tl.program_id(1) // q_heads
+    head = tl.program_id(1) % q_heads
+    split = tl.arange(0, SPLITS).to(tl.int64)
+    at_lse = split * part_lse_split + batch * part_lse_batch + token * part_lse_token + head * part_lse_head
+    lse_parts = tl.load(part_lse_ptr + at_lse, mask=split < num_splits, other=-float("inf"))
+    #: weights -> w, total    relative to the largest, so that nothing overflows
+    top = tl.max(lse_parts, 0)
+    w = tl.exp(lse_parts - tl.where(top == -float("inf"), 0.0, top))
+    total = tl.sum(w, 0)
+    #: load_parts -> parts    the partial outputs that count; what an empty split left behind is not read
+    d = tl.arange(0, BD)
+    at = split * part_split + batch * part_batch + token * part_token + head * part_head
+    parts = tl.load(part_ptr + at[:, None] + d[None, :], mask=(w > 0)[:, None] & (d[None, :] < D), other=0.0)
+    #: combine -> o, lse    weighted mean; no key at all gives 0 and -inf
+    o = tl.sum(parts * w[:, None], 0)
+    o = tl.where(total > 0, o / total, 0.0)
+    lse = tl.where(total > 0, top + tl.log(total), -float("inf"))
+    #: store
+    o_at = batch * o_batch + token * o_token + head * o_head + d
+    tl.store(o_ptr + o_at, o.to(o_ptr.dtype.element_ty), mask=d < D)
+    tl.store(lse_ptr + batch * lse_batch + token * lse_token + head * lse_head, lse)
+
+
+def launch(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    scale: float,
+    config: DecodeConfig,
+    mask_value: float = MASK_VALUE,
+    out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run the kernels: out ``[B, S, Hq, D]`` of q's dtype and lse ``[B, Hq, S]`` float32. The arguments are valid."""
+    batch, tokens, q_heads, head_dim = q.shape
+    page_size, kv_heads = k_cache.shape[1:3]
+    problem = DecodeProblem(batch, tokens, q_heads, kv_heads, head_dim, q.element_size(), block_table.shape[1] * page_size)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
+    lse = torch.empty((batch, q_heads, tokens), dtype=torch.float32, device=q.device)
+    if q.numel() == 0:
+        return out, lse
+    splits = config.num_splits
+    part, part_lse = out[None], lse[None]
+    if splits > 1:
+        part = torch.empty((splits, *q.shape), dtype=torch.float32, device=q.device)
+        part_lse = torch.empty((splits, *lse.shape), dtype=torch.float32, device=q.device)
+    part_lse_strides = (part_lse.stride(0), part_lse.stride(1), part_lse.stride(3), part_lse.stride(2))
+    attend[config.grid(problem)](
+        q, k_cache, v_cache, block_table, seq_lens, part, part_lse,
+        scale * LOG2E, mask_value, problem.group, tokens, splits,
+        *q.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3], block_table.stride(0),
+        *part.stride()[:4], *part_lse_strides,
+        PAGE=page_size, D=head_dim, BD=config.BD, BM=config.BM, BN=config.BN,
+        num_warps=config.num_warps, num_stages=config.num_stages,
+    )  # fmt: skip
+    if splits > 1:
+        reduce[(batch, tokens * q_heads)](
+            part, part_lse, out, lse, q_heads, splits,
+            *part.stride()[:4], *part_lse_strides,
+            *out.stride()[:3], lse.stride(0), lse.stride(2), lse.stride(1),
+            D=head_dim, BD=config.BD, SPLITS=triton.next_power_of_2(splits), num_warps=4,
+        )  # fmt: skip
+    return out, lse

@@ -1,0 +1,96 @@
+"""MHA decode: tile sizes, the split of the keys, and the twins of the operation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvlab.mirror.twin import Twin
+
+__all__ = ["LAUNCH", "LOCKSTEP_TOLERANCE", "MASK_VALUE", "TWINS", "DecodeConfig", "DecodeProblem", "choose_config"]
+
+TWINS = (
+    Twin("attend", kernel="kernel:attend", emulator="emulator:attend"),
+    Twin("reduce", kernel="kernel:reduce", emulator="emulator:reduce"),
+)
+LAUNCH = ("kernel:launch", "emulator:launch")
+
+# O adds up P V with P rounded once to the storage dtype: where a score differs in its last bit (another order of
+# summation), a P next to a rounding boundary may fall on the other side, half a step of bfloat16 of one term.
+LOCKSTEP_TOLERANCE = {"o": (2.0**-8, "P is rounded once to the storage dtype; a tie may fall on either side")}
+
+MASK_VALUE = -(2.0**100)
+"""Score of a masked key, in units of log2. Finite: rows without a key are found by a flag, not by this value."""
+
+MAX_ROWS = 32
+MAX_SPLITS = 64
+
+
+@dataclass(frozen=True)
+class DecodeProblem:
+    """Sizes of one call: B sequences, S new tokens each, Hq query and Hkv key heads of dimension D."""
+
+    batch: int
+    tokens: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    itemsize: int
+    max_keys: int
+
+    @property
+    def group(self) -> int:
+        """Query heads of a KV head."""
+        return self.q_heads // self.kv_heads
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """Tile sizes and launch parameters, the same for the kernel and the emulator.
+
+    BM query rows (tokens x heads of one KV head), BN keys, BD the head dimension padded to a power of two.
+    """
+
+    BM: int
+    BN: int
+    BD: int
+    row_tiles: int
+    num_splits: int
+    num_warps: int = 4
+    num_stages: int = 2
+
+    def grid(self, problem: DecodeProblem) -> tuple[int, int, int]:
+        """Programs (batch, KV head and row tile, split). The lengths have no part in it: a CUDA graph may be replayed."""
+        return problem.batch, problem.kv_heads * self.row_tiles, self.num_splits
+
+
+def choose_config(problem: DecodeProblem, *, processors: int = 132, num_splits: int | None = None) -> DecodeConfig:
+    """The configuration of a call; ``processors`` are the SMs of the device (132 on an H100).
+
+    One split where the programs fill 0.8 of the device; otherwise the smallest number of splits that comes within 0.85 of
+    the best use of the last wave, each of at least four tiles of keys.
+
+    >>> problem = DecodeProblem(batch=1, tokens=1, q_heads=32, kv_heads=8, head_dim=128, itemsize=2, max_keys=32768)
+    >>> choose_config(problem)
+    DecodeConfig(BM=16, BN=128, BD=128, row_tiles=1, num_splits=16, num_warps=4, num_stages=2)
+    >>> choose_config(problem, num_splits=1).grid(problem)
+    (1, 8, 1)
+    """
+    if num_splits is not None and not 1 <= num_splits <= MAX_SPLITS:
+        raise ValueError(f"num_splits {num_splits} is not in 1..{MAX_SPLITS}")
+    rows = problem.tokens * problem.group
+    BM = 16 if rows <= 16 else MAX_ROWS
+    BD = max(32, 1 << (problem.head_dim - 1).bit_length())
+    BN = 128 if BD * problem.itemsize <= 256 else 64
+    row_tiles = -(-rows // BM)
+    if num_splits is None:
+        programs = problem.batch * problem.kv_heads * row_tiles
+        num_splits = _choose_splits(programs, -(-problem.max_keys // BN), processors)
+    return DecodeConfig(BM, BN, BD, row_tiles, num_splits)
+
+
+def _choose_splits(programs: int, key_tiles: int, processors: int) -> int:
+    if programs == 0 or programs >= 0.8 * processors:
+        return 1
+    most = max(1, min(MAX_SPLITS, key_tiles // 4))
+    use = [programs * n / processors / -(-programs * n // processors) for n in range(1, most + 1)]
+    return 1 + next(i for i, u in enumerate(use) if u >= 0.85 * max(use))

@@ -1,0 +1,81 @@
+"""A tile in NVIDIA shared memory as our kernels keep it: dense rows, 16-byte vectors swizzled for ldmatrix.
+
+The image is that of Triton's ``SwizzledSharedLayout(vec = 16 bytes, ...)`` which the compiler picks for 16-bit tiles read by
+ldmatrix on sm_80 and sm_90: rows of 256 bytes ``(8, 1, 8)``, of 64 bytes ``(8, 2, 4)``, of 32 bytes ``(8, 4, 2)``.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvlab.layout import Swizzle
+
+__all__ = ["SwizzledTile", "ldmatrix_swizzle"]
+
+
+def ldmatrix_swizzle(row_bytes: int) -> Swizzle:
+    """The swizzle, on 16-byte vectors, that lets ldmatrix read 8 rows of one column without a bank conflict.
+
+    ``row_bytes`` is a power of two of at least 16. Source: spec of ``make_ldmatrix_swizzle``, equal to Triton's choice.
+
+    >>> ldmatrix_swizzle(128), ldmatrix_swizzle(256), ldmatrix_swizzle(64)
+    (Swizzle(3, 0, 3, unit='vector'), Swizzle(3, 0, 4, unit='vector'), Swizzle(2, 0, 3, unit='vector'))
+    """
+    if row_bytes < 16 or row_bytes & (row_bytes - 1):
+        raise ValueError(f"row_bytes {row_bytes} is not a power of two of at least 16")
+    bits = (min(8 * row_bytes // 128, 8)).bit_length() - 1
+    return Swizzle(bits, 0, max((row_bytes // 16).bit_length() - 1, 3), unit="vector")
+
+
+@dataclass(frozen=True)
+class SwizzledTile:
+    """``rows x row_bytes`` at byte ``base`` of shared memory, its 16-byte vectors permuted by ``swizzle``.
+
+    >>> SwizzledTile(rows=128, row_bytes=256).address(row=1, vector=np.arange(3)).tolist()
+    [272, 256, 304]
+    >>> SwizzledTile(rows=128, row_bytes=256).plain().address(1, np.arange(3)).tolist()
+    [256, 272, 288]
+    """
+
+    rows: int
+    row_bytes: int
+    base: int = 0
+    swizzle: Swizzle | None = None
+
+    def __post_init__(self) -> None:
+        if self.swizzle is None:
+            object.__setattr__(self, "swizzle", ldmatrix_swizzle(self.row_bytes))
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows * self.row_bytes
+
+    @property
+    def vectors(self) -> int:
+        """16-byte vectors of a row."""
+        return self.row_bytes // 16
+
+    def plain(self) -> SwizzledTile:
+        """The same tile without its swizzle."""
+        return SwizzledTile(self.rows, self.row_bytes, self.base, Swizzle.identity("vector"))
+
+    def address(self, row: Any, vector: Any) -> Any:
+        """Byte address of 16-byte ``vector`` of ``row`` (ints or int arrays)."""
+        assert self.swizzle is not None
+        return self.base + 16 * self.swizzle(np.asarray(row, np.int64) * self.vectors + vector)
+
+    def owner(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """For pictures: ``[slots, 2]``, the (row, vector) that lives in each 16-byte slot of the tile."""
+        return _owner(self)
+
+
+@functools.cache
+def _owner(tile: SwizzledTile) -> np.ndarray[Any, np.dtype[np.int64]]:
+    row, vector = np.divmod(np.arange(tile.rows * tile.vectors), tile.vectors)
+    owner = np.empty((len(row), 2), np.int64)
+    owner[(tile.address(row, vector) - tile.base) // 16] = np.stack([row, vector], axis=1)
+    return owner

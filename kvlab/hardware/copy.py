@@ -30,8 +30,9 @@ def cp_async(
     if nbytes not in (4, 8, 16):
         raise ValueError(f"cp_async: nbytes {nbytes!r} is not 4, 8 or 16")
     dst = check_aligned("cp_async: dst_address", np.asarray(dst_address, np.int64), nbytes)
-    src = check_aligned("cp_async: src_address", np.asarray(src_address, np.int64), nbytes)
-    dst_memory.store(dst, _load_or_zero(src_memory, src, nbytes, np.True_ if valid is None else valid))
+    src, reads = np.broadcast_arrays(np.asarray(src_address, np.int64), np.asarray(valid is None or valid, np.bool_))
+    check_aligned("cp_async: src_address", src[reads], nbytes)
+    dst_memory.store(dst, _load_or_zero(src_memory, src, nbytes, reads))
 
 
 def buffer_load(
@@ -94,8 +95,11 @@ def buffer_load_lds(
 def _load_or_zero(memory: Memory, address: Array, nbytes: int, valid: Any) -> Array:
     """The bytes at ``address``, or (unread) zeros where not ``valid``: ``[..., nbytes]`` of uint8."""
     address, valid = np.broadcast_arrays(address, np.asarray(valid, np.bool_))
+    if valid.all():
+        return memory.load(address, np.uint8, nbytes)
     if not valid.any():
-        return np.zeros((*address.shape, nbytes), np.uint8)
-    somewhere = address[valid].flat[0]
-    value = memory.load(np.where(valid, address, somewhere), np.uint8, nbytes)
-    return np.where(valid[..., None], value, np.uint8(0))
+        programs = () if memory.programs is None else (memory.programs,)
+        return np.zeros((*programs, *address.shape[len(programs) :], nbytes), np.uint8)
+    value = memory.load(np.where(valid, address, address[valid][0]), np.uint8, nbytes)
+    value[np.broadcast_to(~valid, value.shape[:-1])] = 0
+    return value

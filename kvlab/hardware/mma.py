@@ -27,7 +27,7 @@ Map: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
 class MmaAtom:
     """One matrix instruction ``C[M, N] += A[M, K] @ B[K, N]`` of a warp.
 
-    name, arch        ``mma.sync.m16n8k16.bf16``; the first architecture that has it
+    name, arch        ``mma.sync.m16n8k16.bf16``; the oldest architecture that has it
     shape             (M, N, K)
     warp_size         lanes
     dtype             of A and B; C is float32
@@ -182,7 +182,13 @@ ATOMS: Mapping[str, MmaAtom] = MappingProxyType(
             _mma_sync(8, 16, float16, "f16"),
             _mfma("gfx950", 16, 32, bfloat16, "bf16"),
             _mfma("gfx950", 16, 32, float16, "f16"),
-            _mfma("gfx942", 16, 4, float32, "f32"),
+            _mfma("gfx950", 32, 16, bfloat16, "bf16"),
+            _mfma("gfx950", 32, 16, float16, "f16"),
+            _mfma("gfx90a", 16, 16, bfloat16, "bf16"),
+            _mfma("gfx90a", 16, 16, float16, "f16"),
+            _mfma("gfx90a", 32, 8, bfloat16, "bf16"),
+            _mfma("gfx90a", 32, 8, float16, "f16"),
+            _mfma("gfx90a", 16, 4, float32, "f32"),
         )
     }
 )
@@ -193,11 +199,10 @@ def get_atom(name: str) -> MmaAtom:
 
     >>> get_atom("mfma.16x16x32.bf16").shape
     (16, 16, 32)
-    >>> get_atom("wgmma")
+    >>> get_atom("wgmma")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    ValueError: atom 'wgmma' is not one of mma.sync.m16n8k16.bf16, mma.sync.m16n8k16.f16, mfma.16x16x32.bf16, \
-mfma.16x16x32.f16, mfma.16x16x4.f32
+    ValueError: atom 'wgmma' is not one of mma.sync.m16n8k16.bf16, mma.sync.m16n8k16.f16, mfma.16x16x32.bf16, ...
     """
     if name in ATOMS:
         return ATOMS[name]

@@ -29,8 +29,8 @@ class KVTile:
     depth        columns
     valid_rows   ``[programs]``: leading rows that exist; the others read as 0
 
-    A *run* lies in one page, so it is one strided window, reached through one buffer resource with its own LINEAR bound:
-    what starts at or past element ``(valid - 1) * row_stride + depth`` of the run reads as 0. A column at or past
+    A *run* lies in one page, so it is one strided window, reached through one buffer resource with its own LINEAR
+    bound: what ends past element ``(valid - 1) * row_stride + depth`` of the run reads as 0. A column at or past
     ``depth`` of any earlier row is not caught, it reads the neighbour. A tile inside one page (MAX's only case) is one
     run; over smaller pages there are several, a kvlab extension.
     """
@@ -62,9 +62,8 @@ class KVTile:
     def offset(self) -> IntArray:
         """Element offset of the tile ``[programs]``, if it is one run."""
         if self.run_base.shape[1] != 1:
-            raise ValueError(
-                f"the tile is {self.run_base.shape[1]} runs of {self.run_rows} rows: it has no single offset; use row_offsets"
-            )
+            runs = f"{self.run_base.shape[1]} runs of {self.run_rows} rows"
+            raise ValueError(f"the tile is {runs}: it has no single offset; use row_offsets")
         return self.run_base[:, 0]
 
     def row_offsets(self) -> IntArray:
@@ -107,9 +106,9 @@ class KVCacheIterator:
         pitch unless given.
     head_dim_offset : first column.
 
-    ``tile_start_row`` ``[programs]`` starts at 0 and may be set. Where a page does not hold whole tiles the tile is split
-    into runs of ``gcd(page_size, tile_size, starts)`` rows, none of which crosses a page. Rows at or past ``end`` are never
-    looked up in the page table.
+    ``tile_start_row`` ``[programs]`` starts at 0 and may be set. Where a page does not hold whole tiles the tile is
+    split into runs of ``gcd(page_size, tile_size, starts)`` rows, none of which crosses a page. Rows at or past ``end``
+    are never looked up in the page table.
 
     >>> blocks = np.arange(3 * 4 * 1 * 8, dtype=np.float32).reshape(3, 4, 1, 8)
     >>> cache = PagedKVCache(blocks, [5], [[2, 0]], max_seq_length=1, max_cache_length=6)
@@ -141,7 +140,7 @@ class KVCacheIterator:
         given = {"batch_idx": batch_idx, "kv_head_idx": kv_head_idx, "end": end}
         batch, head, stop = np.broadcast_arrays(*(_integers(name, value) for name, value in given.items()))
         if batch.ndim != 1:
-            raise ValueError(f"batch_idx, kv_head_idx and end broadcast to {batch.shape}: expected [programs] or scalars")
+            raise ValueError(f"{', '.join(given)} broadcast to {batch.shape}: expected [programs] or scalars")
         self.cache, self.tile_size = cache, tile_size
         self.batch_idx, self.kv_head_idx, self.end = batch, head, stop
         self.depth = cache.kv_params.head_size if depth is None else depth

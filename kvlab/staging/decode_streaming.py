@@ -1,0 +1,296 @@
+"""The buffer of streaming decode on gfx950: a strip of K or V at a time, DRAM -> shared memory -> registers."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from kvlab.cache import PagedKVCache
+from kvlab.hardware import buffer_load_lds
+from kvlab.layout import Layout, TileTensor
+from kvlab.memory import AddressSpace, Memory
+
+from . import streaming_addresses as addresses
+from .fragments import FragmentMap
+from .iterator import KVCacheIterator, KVTile
+from .kv_mma_op import KVMmaOp, KVMmaOpParams
+from .params import KVBufferParams, ceildiv
+from .traffic import Traffic
+
+__all__ = ["DecodeStreamingKVBuffer"]
+
+Array = np.ndarray[Any, Any]
+
+
+class DecodeStreamingKVBuffer:
+    """MAX's ``DecodeStreamingKVBuffer`` (spec/kv_cache.md 6.1) for all CTAs of a launch.
+
+    Parameters
+    ----------
+    params : the compile-time parameters. ``params.transpose`` makes it the buffer of K (strips of BK columns) or of V
+        (strips of BK keys).
+    cache : the K or V cache of a layer.
+    batch_idx, head_idx : ``[programs]`` or scalars: sequence and KV head of each CTA.
+    smem : shared memory with ``programs`` programs; one of exactly a strip is made if None.
+    num_keys : ``[programs]`` or a scalar, keys of each sequence: the bound of :meth:`iterator`.
+    smem_address : byte address of the strip, a multiple of 16; the memory's first byte unless given.
+    traffic : counts what moves.
+
+    K of 2 and 4 bytes goes DRAM -> shared memory by DMA, swizzled; K of 1 byte and V through registers. Some
+    configurations do not bring the matrix to the lanes (``matrix_order`` is False): MAX's addresses are reproduced, and
+    a UserWarning says what works instead. Wavefronts are provisional: no chip has confirmed the AMD rule.
+
+    >>> from kvlab.layout import Swizzle
+    >>> params = KVBufferParams("bf16", (16, 16, 32), Swizzle(3, 0, 3, "vector"), BN=128, WN=32, BK=32, num_threads=256,
+    ...                         depth=64, kv_num_heads=1, transpose=True)
+    >>> keys = np.arange(256 * 64).reshape(2, 128, 1, 64).astype(params.dtype)
+    >>> cache = PagedKVCache(keys, [199], [[1, 0]], max_seq_length=1, max_cache_length=200)
+    >>> k = DecodeStreamingKVBuffer(params, cache, batch_idx=0, head_idx=0, num_keys=200)
+    >>> tile = k.iterator().next_tile()
+    >>> k.load_from_dram(1, tile)
+    >>> k.load_from_shared().shape, k.get_mma_tile(0).shape
+    ((1, 256, 2, 8), (1, 256, 2, 8))
+    >>> strip = k.fragment_map().gather(k.load_from_shared())
+    >>> bool((strip[0] == keys[1, :, 0, 32:64]).all())
+    True
+    """
+
+    def __init__(
+        self,
+        params: KVBufferParams,
+        cache: PagedKVCache,
+        batch_idx: Any,
+        head_idx: Any,
+        smem: Memory | None = None,
+        num_keys: Any = None,
+        *,
+        smem_address: int | None = None,
+        traffic: Traffic | None = None,
+    ) -> None:
+        addresses.check(params)
+        if cache.kv_params.num_heads != params.kv_num_heads:
+            raise ValueError(f"kv_num_heads {params.kv_num_heads} differs from the cache's {cache.kv_params.num_heads}")
+        self.params, self.cache, self.traffic = params, cache, traffic
+        self.batch_idx, self.head_idx = np.broadcast_arrays(np.atleast_1d(batch_idx), np.atleast_1d(head_idx))
+        self.num_keys = num_keys
+        self.programs = self.batch_idx.shape[0]
+        self.smem = self._shared(smem, smem_address)
+        self.mma_op = KVMmaOp(self.mma_op_params, programs=self.programs, num_threads=params.num_threads)
+        self._active = np.zeros(self.programs, np.bool_)
+        if not self.matrix_order:
+            warnings.warn(
+                f"{params.role.upper()} strips with {params.mma_shape}, BK {params.BK}, {params.swizzle}: as in MAX "
+                f"the lanes do not get the elements of the matrix; {addresses.what_works(params)}",
+                stacklevel=2,
+            )
+
+    def _shared(self, smem: Memory | None, address: int | None) -> Memory:
+        """The shared memory, and the strip's address in it."""
+        if smem is None:
+            smem = Memory(self.strip_bytes, space=AddressSpace.SHARED, name="shared memory", programs=self.programs)
+        if (1 if smem.programs is None else smem.programs) != self.programs:
+            raise ValueError(f"smem has {smem.programs} programs, batch_idx and head_idx {self.programs}")
+        self.smem_address = smem.base if address is None else address
+        first = self.smem_address - smem.base
+        if self.smem_address % 16 or first < 0 or first + self.strip_bytes > smem.nbytes:
+            raise ValueError(
+                f"smem_address {self.smem_address}: a strip of {self.strip_bytes} bytes on a multiple of 16 does not "
+                f"fit in [{smem.base}, {smem.base + smem.nbytes}) of {smem.name}"
+            )
+        return smem
+
+    # MAX's members.
+
+    @property
+    def MMA_N(self) -> int:
+        return self.params.MMA_N
+
+    @property
+    def MMA_K(self) -> int:
+        return self.params.MMA_K
+
+    @property
+    def simd_width(self) -> int:
+        return self.params.simd_width
+
+    @property
+    def input_frag_size(self) -> int:
+        return self.params.input_frag_size
+
+    @property
+    def num_mmas(self) -> int:
+        """Fragments of a k group."""
+        return addresses.num_mmas(self.params)
+
+    @property
+    def num_k_mmas2(self) -> int:
+        """k groups of a strip."""
+        return self.params.num_k_mmas2
+
+    @property
+    def warp_tile_rows(self) -> int:
+        return self.params.warp_tile_rows
+
+    @property
+    def mma_layout(self) -> Layout:
+        """Registers of a lane: row-major ``[num_mmas * num_k_mmas2, input_frag_size]``."""
+        return Layout.row_major(self._mma_total_rows, self.input_frag_size)
+
+    @property
+    def k_smem_parent_layout(self) -> Layout:
+        """The K strip as blocks of BK columns: shape (BN, BK), strides (BK, BN)."""
+        return Layout((self.params.BN, self.params.BK), (self.params.BK, self.params.BN))
+
+    @property
+    def _num_warps_n(self) -> int:
+        return self.params.num_warps_n
+
+    @property
+    def _num_warps(self) -> int:
+        return self.params.num_warps
+
+    @property
+    def _mma_total_rows(self) -> int:
+        return self.num_mmas * self.num_k_mmas2
+
+    @property
+    def _strip_rows(self) -> int:
+        return addresses.strip_shape(self.params)[0]
+
+    @property
+    def _strip_cols(self) -> int:
+        return addresses.strip_shape(self.params)[1]
+
+    @property
+    def _num_row_groups(self) -> int:
+        return self._strip_rows // self.warp_tile_rows
+
+    @property
+    def _num_col_groups(self) -> int:
+        return self._strip_cols // self.params.BK
+
+    @property
+    def _total_dma_tiles(self) -> int:
+        return self._num_row_groups * self._num_col_groups
+
+    @property
+    def _tiles_per_warp(self) -> int:
+        return ceildiv(self._total_dma_tiles, self._num_warps)
+
+    @property
+    def mma_op_params(self) -> KVMmaOpParams:
+        """The parameters of the buffer's KVMmaOp: a register tile of one strip."""
+        return KVMmaOpParams.of(self.params, num_mmas=self.num_mmas, num_k_tiles=1)
+
+    # kvlab's own.
+
+    @property
+    def num_strips(self) -> int:
+        """Strips of a tile: along the depth (K) or along the keys (V)."""
+        p = self.params
+        return ceildiv(p.depth, p.BK) if p.transpose else p.BN // p.BK
+
+    @property
+    def strip_bytes(self) -> int:
+        """Bytes of a strip in shared memory."""
+        return self._strip_rows * self._strip_cols * self.params.dtype.itemsize
+
+    @property
+    def matrix_order(self) -> bool:
+        """Whether every register gets the element that the matrix product needs there."""
+        return addresses.in_matrix_order(self.params)
+
+    def fragment_map(self) -> FragmentMap:
+        """What the registers of a strip hold: elements of ``[BN, BK]`` (K) or ``[BK, depth]`` (V).
+
+        ValueError unless ``matrix_order``.
+        """
+        return addresses.fragment_map(self.params)
+
+    def iterator(self) -> KVCacheIterator:
+        """The walk over the first ``num_keys`` keys, in tiles of BN rows that fit this buffer."""
+        if self.num_keys is None:
+            raise ValueError("num_keys None: give the buffer its number of keys to walk over them")
+        p = self.params
+        return KVCacheIterator(
+            self.cache, p.BN, self.batch_idx, self.head_idx, self.num_keys,
+            depth=p.depth, head_dim_offset=p.head_dim_offset,
+            cache_depth=None if p.row_stride == self.cache.token_stride else p.cache_depth,
+        )  # fmt: skip
+
+    # Data.
+
+    def load_from_dram(self, strip: int, tile: KVTile, active: Array | None = None) -> None:
+        """Bring strip ``strip`` of ``tile`` into shared memory. Rows past ``tile.valid_rows`` become zeros.
+
+        active : bool ``[programs]``, whose traffic is counted; those with a valid row unless given.
+        """
+        p = self.params
+        if not 0 <= strip < self.num_strips:
+            raise ValueError(f"strip {strip} is not one of the {self.num_strips} strips of the tile")
+        if tile.shape != (p.BN, p.depth) or tile.dtype.itemsize != p.dtype.itemsize or tile.programs != self.programs:
+            raise ValueError(
+                f"tile of {tile.programs} x {tile.shape} {tile.dtype} does not fit a buffer for "
+                f"{self.programs} x {(p.BN, p.depth)} {p.dtype}"
+            )
+        size = p.dtype.itemsize
+        first_row, first_col = (0, strip * p.BK) if p.transpose else (strip * p.BK, 0)
+        if addresses.by_dma(p):
+            dma = addresses.dma_plan(p)
+            base, voffset, records = tile.resource(dma.row, first_col + dma.col)
+            target = self.smem_address + dma.offset[None] * size
+            buffer_load_lds(self.smem, target, tile.memory, base, voffset, 16, records)
+        else:
+            copy = addresses.register_plan(p)
+            registers = tile.load(first_row + copy.row, first_col + copy.col, p.simd_width)
+            self.smem.store(self.smem_address + copy.offset[None] * size, registers)
+        self._active = tile.valid_rows > 0 if active is None else np.asarray(active, np.bool_)
+        if self.traffic is not None:
+            rows = np.clip(tile.valid_rows - first_row, 0, self._strip_rows)[self._active].sum()
+            self.traffic.move("DRAM->SMEM", int(rows) * self._strip_cols * size)
+
+    def load_from_shared(self, active: Array | None = None) -> Array:
+        """Every lane's registers of the strip in shared memory: ``[programs, threads, num_k_mmas2 * num_mmas, frag]``.
+
+        The whole CTA has waited for the copy. active : as in :meth:`load_from_dram`, whose programs are counted unless
+        given.
+        """
+        plan = addresses.read_plan(self.params)
+        address = self.smem_address + plan.offset[None] * self.params.dtype.itemsize
+        registers = self.smem.load(address, self.params.dtype, plan.width)
+        self.mma_op.reg_tile = registers.reshape(*registers.shape[:3], -1)
+        self._count_read(self._active if active is None else np.asarray(active, np.bool_))
+        return self.mma_op.reg_tile
+
+    def get_mma_tile(self, kg: int) -> Array:
+        """The fragments of k group ``kg``: ``[programs, threads, num_mmas, frag]``."""
+        return self.mma_op.mma_tile_at(0, kg)
+
+    def k_smem_block_tile(self, rows: int, i: int) -> TileTensor:
+        """Rows ``[i * rows, (i + 1) * rows)`` of the K strip in shared memory, row-major, BK wide."""
+        p = self.params
+        if not p.transpose:
+            raise ValueError("k_smem_block_tile of a V buffer: only the K strip is a BN x BK block")
+        if rows < 1 or i < 0 or (i + 1) * rows > p.BN:
+            raise ValueError(f"k_smem_block_tile({rows}, {i}) reaches past the {p.BN} rows of the strip")
+        offset = (self.smem_address - self.smem.base) // p.dtype.itemsize + i * rows * p.BK
+        return TileTensor(self.smem, p.dtype, Layout.row_major(rows, p.BK), offset=offset)
+
+    def read_addresses(self) -> tuple[str, np.ndarray[Any, np.dtype[np.int64]]]:
+        """The instruction that reads shared memory and its byte addresses ``[instructions, warps, lanes]``."""
+        plan, size = addresses.read_plan(self.params), self.params.dtype.itemsize
+        return plan.instruction(size), self.smem_address + plan.by_instruction() * size
+
+    def _count_read(self, active: Array) -> None:
+        if self.traffic is None:
+            return
+        p, programs = self.params, int(active.sum())
+        wavefronts, ideal = addresses.read_passes(p)
+        unswizzled, _ = addresses.read_passes(p.unswizzled())
+        self.traffic.access(
+            f"{p.role} read", wavefronts=wavefronts * programs, ideal=ideal * programs, unswizzled=unswizzled * programs
+        )
+        nbytes = p.num_threads * self._mma_total_rows * p.input_frag_size * p.dtype.itemsize
+        self.traffic.move("SMEM->registers", programs * nbytes)

@@ -1,0 +1,247 @@
+"""Which byte each lane of the streaming decode buffer moves (spec/kv_cache.md 6.1): index arrays, made once.
+
+K of 2 or 4 bytes goes to shared memory by DMA, a strip of BN x BK; K of 1 byte and V go through registers, V as
+BK x depth. Offsets are in elements from the strip's first.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvlab.hardware import count_wavefronts
+
+from .fragments import FragmentMap
+from .params import WARP_SIZE, KVBufferParams, ceildiv
+
+__all__ = [
+    "DmaPlan",
+    "ReadPlan",
+    "RegisterPlan",
+    "by_dma",
+    "check",
+    "dma_plan",
+    "fragment_map",
+    "in_matrix_order",
+    "num_mmas",
+    "read_passes",
+    "read_plan",
+    "register_plan",
+    "strip_shape",
+    "what_works",
+]
+
+IntArray = np.ndarray[Any, np.dtype[np.int64]]
+ARCH = "gfx950"
+
+
+def num_mmas(p: KVBufferParams) -> int:
+    """Fragments of a k group: of the warp's keys (K), or of its share of the depth (V)."""
+    return ceildiv(p.WN if p.transpose else p.depth // p.num_warps_n, p.MMA_N)
+
+
+def strip_shape(p: KVBufferParams) -> tuple[int, int]:
+    """Rows and columns of a strip in shared memory."""
+    return (p.BN, p.BK) if p.transpose else (p.BK, p.depth)
+
+
+def check(p: KVBufferParams) -> None:
+    """ValueError unless the streaming buffer can be built with these parameters."""
+    if p.transpose:
+        p.require(p.WN % p.MMA_N == 0, f"WN {p.WN}", f"a multiple of MMA_N {p.MMA_N}")
+        one = p.dtype.itemsize == 1
+        p.require(not one or p.BK == p.MMA_K, f"BK {p.BK} of a 1-byte K", f"MMA_K {p.MMA_K}")
+        fits = one or p.input_frag_size <= p.simd_width
+        p.require(fits, f"mma_shape {p.mma_shape} of {p.dtype}", "one whose fragment is at most 16 bytes")
+    else:
+        whole = p.num_warps_n * p.MMA_N
+        p.require(p.depth % whole == 0, f"depth {p.depth}", f"a multiple of {whole}: MMA_N for each warp of a tile")
+        p.require(p.BN % p.BK == 0, f"BN {p.BN}", f"a multiple of BK {p.BK}")
+    dma_plan(p) if by_dma(p) else register_plan(p)
+
+
+def by_dma(p: KVBufferParams) -> bool:
+    """Whether the strip goes to shared memory by DMA (K of 2 bytes and more); else it goes through registers."""
+    return p.transpose and p.dtype.itemsize > 1
+
+
+@dataclass(frozen=True, eq=False)
+class DmaPlan:
+    """``buffer_load ... lds`` instructions, 16 bytes a lane: the wave of each ``[n]``, its LDS offset ``[n]``, and the
+    element of the tile's first strip that each lane fetches, ``row`` and ``col`` ``[n, 64]``."""
+
+    wave: IntArray
+    offset: IntArray
+    row: IntArray
+    col: IntArray
+
+
+@functools.cache
+def dma_plan(p: KVBufferParams) -> DmaPlan:
+    """Warp w moves the 32-row groups ``t * num_warps + w``. LDS is linear in the lane: the swizzle permutes the source."""
+    row_bytes = p.BK * p.dtype.itemsize
+    p.require(row_bytes in (64, 128), f"BK {p.BK}", f"64 or 128 bytes of {p.dtype}: what a DMA moves of a row")
+    p.require(p.BN % p.warp_tile_rows == 0, f"BN {p.BN}", f"a multiple of {p.warp_tile_rows}")
+    lane_cols = row_bytes // 16
+    group, step, lane = np.ogrid[: p.BN // 32, : 32 * lane_cols // WARP_SIZE, :WARP_SIZE]
+    vector = lane + WARP_SIZE * step  # within the group
+    if p.swizzle is not None:
+        vector = p.swizzle(vector)
+    vector = vector % WARP_SIZE + WARP_SIZE * step
+    row, col = 32 * group + vector // lane_cols, vector % lane_cols * p.simd_width + 0 * group
+    return DmaPlan(
+        wave=np.broadcast_to(group % p.num_warps, row.shape)[..., 0].reshape(-1),
+        offset=((32 * lane_cols * group + WARP_SIZE * step) * p.simd_width)[..., 0].reshape(-1),
+        row=row.reshape(-1, WARP_SIZE),
+        col=col.reshape(-1, WARP_SIZE),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class RegisterPlan:
+    """A copy through registers, one 16-byte vector a thread and pass: the element of the tile's first strip, ``row``
+    and ``col``, and where its vector goes, ``offset``; all ``[passes, threads that take part]``."""
+
+    row: IntArray
+    col: IntArray
+    offset: IntArray
+
+
+@functools.cache
+def register_plan(p: KVBufferParams) -> RegisterPlan:
+    """Threads form a grid as wide as a row of vectors; passes go down the rows. The swizzle acts on a thread's first
+    vector, the passes are added. V is not swizzled."""
+    rows, cols = strip_shape(p)
+    p.require(cols % p.simd_width == 0, f"{'BK' if p.transpose else 'depth'} {cols}", f"a multiple of {p.simd_width}")
+    grid_cols = cols // p.simd_width
+    grid_rows = min(p.num_threads, rows * grid_cols) // grid_cols
+    p.require(
+        grid_rows > 0 and rows % grid_rows == 0,
+        f"num_threads {p.num_threads}",
+        f"a number of threads whose grid, {grid_cols} wide, divides {rows} rows (it has {grid_rows})",
+    )
+    step, thread = np.ogrid[: rows // grid_rows, : grid_rows * grid_cols]
+    first = p.swizzle(thread) if p.swizzle is not None and p.transpose else thread
+    return RegisterPlan(
+        row=thread // grid_cols + step * grid_rows,
+        col=thread % grid_cols * p.simd_width + 0 * step,
+        offset=(first + step * grid_rows * grid_cols) * p.simd_width,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class ReadPlan:
+    """Reads of shared memory: ``offset`` ``[threads, registers, pieces]``, of ``width`` elements each. The pieces of a
+    register make up its fragment."""
+
+    offset: IntArray
+    width: int
+
+    def instruction(self, itemsize: int) -> str:
+        """The LDS instruction of one piece."""
+        nbytes = self.width * itemsize
+        return f"ds_read_u{8 * nbytes}" if nbytes < 4 else f"ds_read_b{8 * nbytes}"
+
+    def by_instruction(self) -> IntArray:
+        """``[instructions, warps, lanes]``."""
+        _, registers, pieces = self.offset.shape
+        return self.offset.reshape(-1, WARP_SIZE, registers * pieces).transpose(2, 0, 1)
+
+
+@functools.cache
+def read_plan(p: KVBufferParams) -> ReadPlan:
+    """K: a fragment is read at once, at ``swizzle(fragment number)``, counted from the MMA tile (1-byte K: at the
+    ``swizzle(element)`` of the warp's tile). V: a fragment is a column of keys, read one by one."""
+    frag, N = p.input_frag_size, p.MMA_N
+    warp, lane, kg, i = np.ogrid[: p.num_warps, :WARP_SIZE, : p.num_k_mmas2, : num_mmas(p)]
+    wc = p.warp_col()[warp]
+    if not p.transpose:
+        column = wc * (p.depth // p.num_warps_n) + i * N + lane % N
+        key = (kg * p.MMA_K + lane // N * frag)[..., None] + np.arange(frag)
+        return _read_plan(key * p.depth + column[..., None], width=1)
+    if p.dtype.itemsize > 1:
+        base = (wc * p.WN + i * N) * p.BK + kg * p.MMA_K
+        number = (lane % N * p.BK + lane // N * frag) // frag
+        inside = (number if p.swizzle is None else p.swizzle(number)) * frag
+        pieces, width = _pieces(p)
+        return _read_plan((base + inside)[..., None] + np.arange(pieces) * width, width)
+    pieces, width = _pieces(p)
+    half = np.arange(pieces) * (p.MMA_K // pieces)
+    element = (i * N * p.BK + lane % N * p.BK + lane // N * width + 0 * kg)[..., None] + half
+    element = element if p.swizzle is None else p.swizzle(element)
+    return _read_plan((wc * p.WN * p.BK)[..., None] + element, width)
+
+
+def _pieces(p: KVBufferParams) -> tuple[int, int]:
+    """Instructions of a K fragment, 16 bytes at most, and the elements of each."""
+    width = min(p.input_frag_size, p.simd_width)
+    return p.input_frag_size // width, width
+
+
+def _read_plan(offset: IntArray, width: int) -> ReadPlan:
+    """From ``[warps, lanes, kg, i, pieces]``."""
+    warps, lanes, kgs, mmas, pieces = offset.shape
+    return ReadPlan(np.ascontiguousarray(offset.reshape(warps * lanes, kgs * mmas, pieces)), width)
+
+
+@functools.cache
+def intended(p: KVBufferParams) -> FragmentMap:
+    """The element of the strip that each register should hold, whether or not it does."""
+    frag, N = p.input_frag_size, p.MMA_N
+    warp, lane, kg, i, e = np.ogrid[: p.num_warps, :WARP_SIZE, : p.num_k_mmas2, : num_mmas(p), :frag]
+    wc = p.warp_col()[warp]
+    if p.transpose:
+        pieces, width = _pieces(p)
+        row = wc * p.WN + i * N + lane % N + 0 * kg + 0 * e
+        col = kg * p.MMA_K + e // width * (p.MMA_K // pieces) + lane // N * width + e % width + 0 * row
+    else:
+        row = kg * p.MMA_K + lane // N * frag + e + 0 * i + 0 * wc
+        col = wc * (p.depth // p.num_warps_n) + i * N + lane % N + 0 * row
+    shape = (p.num_threads, p.num_k_mmas2 * num_mmas(p), frag)
+    return FragmentMap(strip_shape(p), row.reshape(shape), col.reshape(shape))
+
+
+@functools.cache
+def in_matrix_order(p: KVBufferParams) -> bool:
+    """Whether the reads, composed with the writes, bring every register the element that it should hold."""
+    rows, cols = strip_shape(p)
+    image = np.full(rows * cols, -1)
+    write = dma_plan(p) if by_dma(p) else register_plan(p)
+    target = write.offset[:, None] + np.arange(WARP_SIZE) * p.simd_width if by_dma(p) else write.offset
+    inside = np.arange(p.simd_width)
+    image[target[..., None] + inside] = (write.row * cols + write.col)[..., None] + inside
+    read = read_plan(p)
+    source = read.offset[..., None] + np.arange(read.width)
+    if source.max() >= image.size:
+        return False
+    return np.array_equal(image[source].reshape(intended(p).flat.shape), intended(p).flat)
+
+
+def fragment_map(p: KVBufferParams) -> FragmentMap:
+    """What the registers hold: K ``[BN, BK]``, V ``[BK, depth]``. ValueError where that is not the matrix."""
+    if not in_matrix_order(p):
+        raise ValueError(f"{p} does not bring the matrix to the lanes; {what_works(p)}")
+    return intended(p)
+
+
+def what_works(p: KVBufferParams) -> str:
+    """A remedy for a configuration that is not in matrix order."""
+    if p.dtype.itemsize == 1:
+        return "1-byte K needs swizzle=None"
+    return f"K of {p.dtype} needs swizzle=None, or fragments of 16 bytes and BK == MMA_K (one k group)"
+
+
+@functools.cache
+def read_passes(p: KVBufferParams) -> tuple[int, int]:
+    """(wavefronts, ideal) of all the reads of one ``load_from_shared`` of a CTA. Provisional, as all AMD wavefronts.
+
+    Reads of less than 4 bytes are counted by the words they touch; unaligned ones as if they were aligned.
+    """
+    plan = read_plan(p)
+    nbytes = max(plan.width * p.dtype.itemsize, 4)
+    address = plan.by_instruction() * p.dtype.itemsize // nbytes * nbytes
+    wavefronts, ideal, _ = count_wavefronts(f"ds_read_b{8 * nbytes}", address, arch=ARCH)
+    return int(wavefronts.sum()), int(ideal.sum())

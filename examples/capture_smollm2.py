@@ -154,14 +154,11 @@ def capture(wheel: Path | None, out: Path) -> None:
         digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
         facts = run(folder, recorder)
     arrays = recorder.arrays()
-    bits = {key: array.astype(ml_dtypes.bfloat16).view(np.uint16) for key, array in arrays.items()}
-    np.savez_compressed(
-        out,
-        **bits,
-        prompt_tokens=np.int64(facts["prompt_tokens"]),
-        layers=np.array(LAYERS, np.int64),
-        scale=np.float64(recorder.scale),
-    )
+    stored: dict[str, Any] = {key: array.astype(ml_dtypes.bfloat16).view(np.uint16) for key, array in arrays.items()}
+    stored["prompt_tokens"] = np.int64(facts["prompt_tokens"])
+    stored["layers"] = np.array(LAYERS, np.int64)
+    stored["scale"] = np.float64(recorder.scale)
+    np.savez_compressed(out, **stored)
     packages = ("torch", "transformers", "gguf", "accelerate", "tokenizers", "numpy", "ml_dtypes")
     metadata = {
         "model": "SmolLM2-135M-Instruct, 4-bit weights (Q4_1) widened to float32",

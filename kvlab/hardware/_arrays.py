@@ -18,14 +18,6 @@ def frozen(array: Array) -> IntArray:
     return out
 
 
-def check_aligned(name: str, address: IntArray, nbytes: int) -> IntArray:
-    """``address``, all of it a multiple of ``nbytes``; else ValueError."""
-    if (address % nbytes).any():
-        bad = int(address[address % nbytes != 0].flat[0])
-        raise ValueError(f"{name} {bad} is not a multiple of {nbytes} bytes")
-    return address
-
-
 def mask_lanes(mask: Any, shape: tuple[int, ...]) -> BoolArray:
     """The active lanes ``[..., lanes]``, from booleans, from bit masks ``[...]`` (bit l = lane l), or None = all."""
     if mask is None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ._arrays import Array, BoolArray, IntArray, check_aligned, mask_lanes
+from ._arrays import Array, BoolArray, IntArray, mask_lanes
 from .arch import Arch, get_arch
 from .instructions import Instruction, get_instruction
 from .wavefront import Wavefronts
@@ -101,7 +101,9 @@ def checked_lanes(op: Instruction, arch: Arch, addresses: Any, mask: Any) -> tup
     used = np.where(active, address, 0)
     if (used < 0).any():
         raise ValueError(f"{op.name}: address {int(used.min())} is negative")
-    check_aligned(f"{op.name}: address", used, op.nbytes)
+    if (used % op.nbytes).any():
+        bad = int(used[used % op.nbytes != 0].flat[0])
+        raise ValueError(f"{op.name}: address {bad} is not a multiple of {op.nbytes} bytes")
     return address, active
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvlab.memory import Memory, as_dtype
 
-from ._arrays import Array, check_aligned
+from ._arrays import Array
 
 __all__ = ["buffer_load", "buffer_load_lds", "cp_async"]
 
@@ -29,10 +29,8 @@ def cp_async(
     """
     if nbytes not in (4, 8, 16):
         raise ValueError(f"cp_async: nbytes {nbytes!r} is not 4, 8 or 16")
-    dst = check_aligned("cp_async: dst_address", np.asarray(dst_address, np.int64), nbytes)
-    src, reads = np.broadcast_arrays(np.asarray(src_address, np.int64), np.asarray(valid is None or valid, np.bool_))
-    check_aligned("cp_async: src_address", src[reads], nbytes)
-    dst_memory.store(dst, _load_or_zero(src_memory, src, nbytes, reads))
+    value = src_memory.load(src_address, np.uint8, nbytes, mask=valid, alignment=nbytes)
+    dst_memory.store(dst_address, value, alignment=nbytes)
 
 
 def buffer_load(
@@ -59,7 +57,8 @@ def buffer_load(
     offset = np.asarray(voffset, np.int64) + np.asarray(soffset, np.int64)
     valid = (offset >= 0) & (offset + nbytes <= np.asarray(num_records))
     address = np.asarray(resource_base, np.int64) + offset
-    return _load_or_zero(memory, address, nbytes, valid).view(as_dtype(dtype))
+    value: Array = memory.load(address, np.uint8, nbytes, mask=valid, alignment=min(nbytes, 4))
+    return value.view(as_dtype(dtype))
 
 
 def buffer_load_lds(
@@ -90,16 +89,3 @@ def buffer_load_lds(
     value = buffer_load(memory, resource_base, offset, nbytes, num_records, soffset)
     lane = np.arange(value.shape[-2]) * nbytes
     lds_memory.store(np.asarray(lds_base, np.int64)[..., None] + lane, value)
-
-
-def _load_or_zero(memory: Memory, address: Array, nbytes: int, valid: Any) -> Array:
-    """The bytes at ``address``, or (unread) zeros where not ``valid``: ``[..., nbytes]`` of uint8."""
-    address, valid = np.broadcast_arrays(address, np.asarray(valid, np.bool_))
-    if valid.all():
-        return memory.load(address, np.uint8, nbytes)
-    if not valid.any():
-        programs = () if memory.programs is None else (memory.programs,)
-        return np.zeros((*programs, *address.shape[len(programs) :], nbytes), np.uint8)
-    value = memory.load(np.where(valid, address, address[valid][0]), np.uint8, nbytes)
-    value[np.broadcast_to(~valid, value.shape[:-1])] = 0
-    return value

@@ -15,7 +15,7 @@ import numpy as np
 
 from kvlab.memory import Memory, as_dtype, bfloat16, float8_e4m3fn
 
-from ._arrays import Array, IntArray, check_aligned, frozen
+from ._arrays import Array, IntArray, frozen
 
 __all__ = ["ds_read_tr8_b64", "ds_read_tr16_b64"]
 
@@ -54,7 +54,7 @@ def _read(name: str, memory: Memory, address: Any, dtype: Any, itemsize: int) ->
     if where.ndim < 1 or where.shape[-1] != 64:
         raise ValueError(f"{name}: address of shape {where.shape} is not [..., 64], one for each lane")
     n = 8 // itemsize
-    value = memory.load(check_aligned(f"{name}: address", where, 8), dtype, n)  # [..., 64, n]
+    value = memory.load(where, dtype, n, alignment=8)  # [..., 64, n]
     return np.take(value.reshape(*value.shape[:-2], 64 * n), _source(n), axis=-1)
 
 

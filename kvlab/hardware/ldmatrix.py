@@ -14,7 +14,7 @@ import numpy as np
 
 from kvlab.memory import Memory, as_dtype, bfloat16
 
-from ._arrays import Array, IntArray, check_aligned, frozen
+from ._arrays import Array, IntArray, frozen
 
 __all__ = ["ldmatrix", "stmatrix"]
 
@@ -35,7 +35,7 @@ def ldmatrix(memory: Memory, row_address: Any, num: int, trans: bool = False, dt
     [[0, 8], [16, 24], [17, 25]]
     """
     rows = _row_addresses("ldmatrix", row_address, num)
-    units = memory.load(rows, np.uint16, 8)  # [..., 8*num, 8]
+    units = memory.load(rows, np.uint16, 8, alignment=16)  # [..., 8*num, 8]
     flat = units.reshape(*units.shape[:-2], 64 * num)
     return np.ascontiguousarray(np.take(flat, _unit_of_register(num, trans), axis=-1)).view(as_dtype(dtype))
 
@@ -54,7 +54,7 @@ def stmatrix(memory: Memory, row_address: Any, registers: Any, num: int, trans: 
         raise ValueError(f"stmatrix.x{num}: registers {np.shape(registers)} are not [..., 32, {2 * num}] of 16 bits")
     flat = units.reshape(*units.shape[:-2], 64 * num)
     matrices = np.take(flat, _register_of_unit(num, trans), axis=-1)
-    memory.store(rows, matrices.reshape(*flat.shape[:-1], 8 * num, 8))
+    memory.store(rows, matrices.reshape(*flat.shape[:-1], 8 * num, 8), alignment=16)
 
 
 def _row_addresses(name: str, row_address: Any, num: int) -> IntArray:
@@ -63,7 +63,7 @@ def _row_addresses(name: str, row_address: Any, num: int) -> IntArray:
     rows = np.asarray(row_address, np.int64)
     if rows.ndim < 1 or rows.shape[-1] != 32:
         raise ValueError(f"{name}: row_address of shape {rows.shape} is not [..., 32], one for each lane")
-    return check_aligned(f"{name} row_address", rows[..., : 8 * num], 16)
+    return rows[..., : 8 * num]
 
 
 @functools.cache

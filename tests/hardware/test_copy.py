@@ -54,9 +54,9 @@ def test_cp_async_bad_input_writes_nothing() -> None:
     smem = Memory(64)
     with pytest.raises(ValueError, match="nbytes 12 is not 4, 8 or 16"):
         cp_async(smem, 0, memory, 0, 12)
-    with pytest.raises(ValueError, match="src_address 8 is not a multiple of 16"):
+    with pytest.raises(ValueError, match="array: address 8 of 16 bytes is not a multiple of 16"):
         cp_async(smem, [0, 16], memory, [0, 8], 16)
-    with pytest.raises(ValueError, match="dst_address 8 is not a multiple of 16"):
+    with pytest.raises(ValueError, match="memory: address 8 of 16 bytes is not a multiple of 16"):
         cp_async(smem, [0, 8], memory, [0, 16], 16)
     with pytest.raises(OutOfBounds, match="at address 1024"):
         cp_async(smem, [0, 16], memory, [0, 1024], 16)

@@ -141,7 +141,7 @@ def test_bad_input() -> None:
     memory, _ = tile_memory(32, 8)
     with pytest.raises(ValueError, match="ldmatrix: num 3 is not 1, 2 or 4"):
         ldmatrix(memory, 16 * LANE, 3)
-    with pytest.raises(ValueError, match="ldmatrix row_address 8 is not a multiple of 16 bytes"):
+    with pytest.raises(ValueError, match="address 8 of 16 bytes is not a multiple of 16"):
         ldmatrix(memory, 8 * LANE, 4)
     with pytest.raises(ValueError, match=r"row_address of shape \(8,\) is not \[\.\.\., 32\]"):
         ldmatrix(memory, 16 * LANE[:8], 1)
@@ -149,7 +149,7 @@ def test_bad_input() -> None:
         stmatrix(memory, 16 * LANE, np.zeros((32, 2), np.int16), 2)
     with pytest.raises(ValueError, match="ds_read_tr16_b64: dtype float32 has 4 bytes, must have 2"):
         ds_read_tr16_b64(memory, 8 * np.arange(64), np.float32)
-    with pytest.raises(ValueError, match=r"address 4 is not a multiple of 8"):
+    with pytest.raises(ValueError, match="address 4 of 8 bytes is not a multiple of 8"):
         ds_read_tr16_b64(memory, 4 * np.arange(64))
     with pytest.raises(ValueError, match=r"address of shape \(32,\) is not \[\.\.\., 64\]"):
         ds_read_tr16_b64(memory, 8 * LANE)

@@ -152,8 +152,6 @@ class PagedKVCache:
         """Another view of the same memory."""
         return self._map(lambda array, name: array)
 
-    # Rows. A row is all heads of one token.
-
     @property
     def page_stride(self) -> int:
         """Rows from the first token of a page to that of the next. ValueError where rows are not dense."""
@@ -164,7 +162,7 @@ class PagedKVCache:
         return self.storage.num_rows
 
     def row_idx(self, batch_idx: Any, tok_idx: Any) -> Any:
-        """The row of a token, ``lookup_table[b, t // page_size] * page_stride + t % page_size``: int or int64."""
+        """``lookup_table[b, t // page_size] * page_stride + t % page_size``: the row (all heads) of a token, int64."""
         return plain(self.storage.row(*self.page_table.find(batch_idx, tok_idx)))
 
     def row_idx32(self, batch_idx: Any, tok_idx: Any) -> Any:
@@ -184,9 +182,8 @@ class PagedKVCache:
     ) -> PagedRowIndices:
         """The rows of keys ``[base_kv_row, base_kv_row + BN)``, one tile for each program (spec/kv_cache.md 1.10).
 
-        base_alignment : what ``base_kv_row`` is promised to be a multiple of (ValueError if not); a multiple of the page
-            size where the tile spans pages. A tile of one page is located by its first row: that it ends in the page is
-            the caller's duty.
+        base_alignment : what ``base_kv_row`` is promised to be a multiple of (else ValueError), at least the page size where
+            a tile spans pages. A tile within a page is only known by its first row, not to end in that page.
         valid : leading keys in use, an int or one for each program. Sub-tiles without one are not looked up and get
             row 2**30, which TMA reads as zeros. Without ``valid`` a null page is a page like any other.
         """
@@ -235,13 +232,9 @@ class PagedKVCache:
             raise ValueError(f"tokens {tokens} has no axis: expected [..., rows]")
         row = np.arange(tokens.shape[-1])
         active = row < (row.size if valid is None else integers("valid", valid)[..., None])
-        offset = self._element_offset(
-            integers("batch_idx", batch_idx)[..., None],
-            tokens,
-            integers("head_idx", head_idx)[..., None],
-            integers("head_dim_idx", head_dim_idx)[..., None],
-            active,
-        )
+        names = {"batch_idx": batch_idx, "head_idx": head_idx, "head_dim_idx": head_dim_idx}
+        batch, head, dim = (integers(name, value)[..., None] for name, value in names.items())
+        offset = self._element_offset(batch, tokens, head, dim, active)
         return np.where(active, offset, -1)
 
     def load(

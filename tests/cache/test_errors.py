@@ -1,0 +1,159 @@
+"""Bad input: an error that names the argument, its value and what is accepted, and nothing written. Rests on the rules
+of the specification (1.7)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvlab.cache import KVCacheStaticParams, PagedKVCache, PagedKVCacheCollection, Pointer
+from kvlab.memory import Memory, OutOfBounds, bfloat16
+
+GOOD = {
+    "blocks": np.zeros((3, 4, 2, 8), np.float32),
+    "cache_lengths": np.array([5, 0], np.uint32),
+    "lookup_table": np.array([[2, 0], [1, -1]], np.int32),
+    "max_seq_length": 1,
+    "max_cache_length": 6,
+}
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"blocks": np.zeros((3, 4, 8), np.float32)}, r"blocks has shape \(3, 4, 8\): expected 4 axes"),
+        ({"blocks": np.zeros((3, 0, 2, 8), np.float32)}, "none of them empty"),
+        ({"blocks": np.zeros((3, 4, 2, 16), np.float32)[..., ::2]}, r"blocks has strides .* last axis must be contig"),
+        ({"blocks": np.zeros((3, 4, 2, 8), np.float32)[::-1]}, "none negative"),
+        ({"blocks": np.zeros((3, 4, 2, 8), complex)}, "blocks: dtype 'complex128' is not one of"),
+        ({"cache_lengths": np.zeros((2, 1), int)}, r"cache_lengths has shape \(2, 1\): expected \[batch\]"),
+        ({"cache_lengths": np.zeros(2)}, "cache_lengths has dtype float64: expected integers"),
+        ({"cache_lengths": [5, 0, 0]}, "lookup_table has 2 rows, cache_lengths 3 entries"),
+        ({"cache_lengths": [5, 9]}, r"cache_lengths\[1\] is 9: expected \[0, 8\]"),
+        ({"cache_lengths": [5, -1]}, r"cache_lengths\[1\] is -1: expected \[0, 8\]"),
+        ({"lookup_table": np.array([2, 0])}, r"lookup_table has shape \(2,\): expected \[batch, columns\]"),
+        ({"lookup_table": np.zeros((2, 2))}, "lookup_table has dtype float64: expected integers"),
+        ({"max_seq_length": -1}, "max_seq_length -1 must be at least 0"),
+        ({"max_cache_length": -1}, "max_cache_length -1 must be at least 0"),
+        ({"total_num_pages": 4}, "total_num_pages 4 exceeds the 3 pages"),
+        ({"kv_params": KVCacheStaticParams(4, 8)}, r"kv_params .*num_heads=4.* does not fit blocks of shape"),
+    ],
+)
+def test_cache_refuses(change, message):
+    with pytest.raises(ValueError, match=message):
+        PagedKVCache(**(GOOD | change))
+
+
+@pytest.mark.parametrize(
+    "blocks, kv_params, message",
+    [
+        (np.zeros((3, 4, 2, 8), np.float32), None, "expected 6 axes"),
+        (np.zeros((3, 3, 1, 4, 2, 8), np.float32), None, "KV 1 or 2"),
+        (np.zeros((3, 2, 1, 4, 2, 8), np.float32), KVCacheStaticParams(2, 8, is_mla=True), "does not fit blocks"),
+        (np.zeros((3, 2, 1, 4, 2, 8), np.float32), KVCacheStaticParams(2, 16), "does not fit blocks"),
+        (np.zeros((3, 2, 1, 4, 2, 8), np.float32)[..., ::2], None, "last axis must be contiguous"),
+    ],
+)
+def test_collection_refuses(blocks, kv_params, message):
+    with pytest.raises(ValueError, match=message):
+        PagedKVCacheCollection(blocks, [5], [[2, 0]], 1, 6, kv_params)
+
+
+@pytest.mark.parametrize(
+    "name, change, message",
+    [
+        ("bs", {"bs": 2}, r"batch_idx 2 is outside \[0, 2\)"),
+        ("bs", {"bs": -1}, r"batch_idx -1 is outside"),
+        ("head", {"head_idx": [0, 2]}, r"head_idx 2 is outside \[0, 2\)"),
+        ("dim", {"head_dim_idx": 8}, "must end inside the head of 8"),
+        ("dim", {"head_dim_idx": -1}, r"head_dim_idx -1 is outside \[0, 8\)"),
+        ("width", {"head_dim_idx": 6, "width": 4}, "width 4 from head_dim_idx 6 must end inside the head of 8"),
+        ("width", {"width": 0}, "width 0"),
+    ],
+)
+def test_indices_out_of_range(name, change, message):
+    cache = PagedKVCache(**GOOD)
+    where = {"bs": 0, "head_idx": 0, "tok_idx": 0, "head_dim_idx": 0} | change
+    with pytest.raises(IndexError, match=message):
+        cache.load(**where)
+    width = where.pop("width", 1)
+    if width:
+        before = GOOD["blocks"].copy()
+        with pytest.raises(IndexError, match=message):
+            cache.store(**where, val=np.ones(width, np.float32))
+        np.testing.assert_array_equal(GOOD["blocks"], before)
+
+
+def test_indices_must_be_integers():
+    with pytest.raises(ValueError, match="tok_idx has dtype float64: expected integers"):
+        PagedKVCache(**GOOD).load(0, 0, 1.5, 0)
+
+
+def test_other_indices():
+    cache = PagedKVCache(**GOOD)
+    for look, message in (
+        (lambda: cache.get_tma_row(12), r"encoded_index 12 is outside \[0, 12\)"),
+        (lambda: cache.get_tma_row(-1), r"encoded_index -1"),
+        (lambda: cache.cache_length(2), r"batch_idx 2 is outside"),
+        (lambda: cache.populate(0, 0, BN=4, base_alignment=4).get_row(4), r"offset 4 is outside \[0, 4\)"),
+    ):
+        with pytest.raises(IndexError, match=message):
+            look()
+
+
+class TestTiles:
+    @pytest.mark.parametrize("tile", [0, 3, 8])
+    def test_must_divide_the_page(self, tile):
+        with pytest.raises(ValueError, match=f"tile {tile} must divide the page size 4; .* row_offsets"):
+            PagedKVCache(**GOOD).block_paged_ptr(0, 0, 0, tile=tile)
+
+    def test_must_stay_in_the_page(self):
+        cache = PagedKVCache(**GOOD)
+        with pytest.raises(ValueError, match="start_tok_idx 3: a tile of 2 rows"):
+            cache.block_paged_ptr(0, np.array([0, 3]), 0, tile=2)
+        assert cache.block_paged_ptr(0, 3, 0, tile=2, valid=1).offset == 2 * 64 + 3 * 16
+
+    def test_row_offsets_need_a_row_axis(self):
+        with pytest.raises(ValueError, match="tokens 3 has no axis"):
+            PagedKVCache(**GOOD).row_offsets(0, 3, 0)
+
+
+class TestStore:
+    def test_dtype(self):
+        with pytest.raises(ValueError, match="val has dtype bfloat16, the cache float32"):
+            PagedKVCache(**GOOD).store(0, 0, 0, 0, np.zeros(8, bfloat16))
+
+    def test_shape(self):
+        with pytest.raises(ValueError, match="broadcast"):
+            PagedKVCache(**GOOD).store(0, 0, np.arange(3), 0, np.zeros((2, 8), np.float32))
+
+    def test_read_only_array_is_for_reading(self):
+        blocks = np.ones((3, 2, 4, 2, 8), np.float32)[:, 1]
+        blocks.flags.writeable = False
+        cache = PagedKVCache(**(GOOD | {"blocks": blocks}))
+        assert (cache.load(0, 1, np.arange(5), 0, width=8) == 1).all()
+        with pytest.raises(ValueError, match="blocks is read-only"):
+            cache.store(0, 0, 0, 0, np.float32(0))
+
+
+class TestPointer:
+    memory = Memory(64, name="dram")
+
+    def test_stays_in_its_allocation(self):
+        assert (Pointer(self.memory, 16, np.float32)).byte_address == 64
+        for offset in (-1, 17, np.array([0, 17])):
+            with pytest.raises(OutOfBounds, match=r"dram: pointer to element (-1|17) \(float32\) is outside \[0, 16\]"):
+                Pointer(self.memory, offset, np.float32)
+        with pytest.raises(OutOfBounds):
+            Pointer(self.memory, 14, np.float32).store(np.zeros(4, np.float32))
+
+    def test_load_and_store(self):
+        Pointer(self.memory, np.array([1, 3]), "bf16").store(np.array([[1, 2], [3, 4]], bfloat16))
+        assert Pointer(self.memory, 2, bfloat16).load(3).tolist() == [2, 3, 4]
+        assert Pointer(self.memory, np.int32(2), bfloat16).offset == 2
+
+    def test_refuses(self):
+        with pytest.raises(ValueError, match="value has dtype float32, the pointer bfloat16"):
+            Pointer(self.memory, 0, bfloat16).store(np.zeros(1, np.float32))
+        with pytest.raises(ValueError, match=r"offset 0\.5 must be an integer"):
+            Pointer(self.memory, 0.5, bfloat16)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,12 @@ __all__ = ["Collision", "Phase", "Wavefronts"]
 
 @dataclass(frozen=True)
 class Phase:
-    """Lanes that are served together: the active ones, and the passes that this takes (0 without active lanes)."""
+    """Lanes that are served together: the active ones, and the passes that this takes (0 without active lanes).
+
+    >>> from kvlab.hardware import wavefronts
+    >>> wavefronts("st.shared.b64", np.arange(32) * 8, mask=0b101).phases
+    (Phase(lanes=(0, 2), passes=1), Phase(lanes=(), passes=0))
+    """
 
     lanes: tuple[int, ...]
     passes: int
@@ -26,7 +30,14 @@ class Phase:
 
 @dataclass(frozen=True)
 class Collision:
-    """One bank that has to deliver several words in one phase: the words, and for each the lanes that want it."""
+    """One bank that has to deliver several words in one phase: the words, and for each the lanes that want it.
+
+    ``words`` are 4-byte word numbers (byte address // 4).
+
+    >>> from kvlab.hardware import wavefronts
+    >>> wavefronts("ld.shared.b32", np.arange(32) // 16 * 128).colliding[0].words
+    (0, 32)
+    """
 
     phase: int
     bank: int
@@ -42,6 +53,13 @@ class Wavefronts:
     addresses    ``[lanes]`` byte address of each lane that gives one (ldmatrix.x2: of the first 16)
     active       ``[lanes]`` bool
     merged       whether equal addresses of neighbouring lanes made phases merge
+
+    >>> from kvlab.hardware import wavefronts
+    >>> w = wavefronts("ld.shared.b32", np.arange(32) * 8)
+    >>> w
+    Wavefronts(ld.shared.b32 on sm_90: 2 wavefronts, ideal 1, 1 conflict)
+    >>> w.banks[15:18, 0].tolist(), w.phase[15:18].tolist(), w.pass_in_phase[15:18, 0].tolist()
+    ([30, 0, 2], [0, 0, 0], [0, 1, 1])
     """
 
     op: Instruction
@@ -139,7 +157,6 @@ class Wavefronts:
     def explain(self) -> str:
         """In words: the phases, which lanes collide on which bank, and why.
 
-        >>> import numpy as np
         >>> from kvlab.hardware import wavefronts
         >>> print(wavefronts("ldmatrix.x1", np.arange(32) % 8 * 64).explain())
         ldmatrix.x1 on sm_90: 4 wavefronts, ideal 1, 3 conflicts.
@@ -162,7 +179,8 @@ bytes 0 (lane 0), 128 (lane 2), 256 (lane 4), 384 (lane 6).
         conflicts = "1 conflict" if self.conflicts == 1 else f"{self.conflicts} conflicts"
         return f"{self.instruction} on {self.arch.name}: {passes}, ideal {self.ideal}, {conflicts}"
 
-    def _repr_svg_(self) -> Any:
+    def _repr_svg_(self) -> str:
+        """The punch card: lanes x banks."""
         from kvlab import viz
 
-        return viz.draw_punch_card(self)._repr_svg_()
+        return viz.draw(self).svg

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory
 
 from .fma_cta import FmaCTA, FmaShape
@@ -46,16 +47,26 @@ class DecodeCTA(Protocol):
 
 
 def decode_cta(
-    arch: str, BM: int, BN: int, D: int, BD: int, dtype: np.dtype[Any], programs: int, traffic: Traffic
+    arch: str,
+    BM: int,
+    BN: int,
+    BD: int,
+    k_cache: PagedKVCache,
+    v_cache: PagedKVCache,
+    batch_idx: Array,
+    head_idx: Array,
+    traffic: Traffic,
 ) -> DecodeCTA:
-    """The CTA model of ``arch`` for tiles of BM query rows, BN keys and D columns (padded to BD).
+    """The CTA model of ``arch`` for tiles of BM query rows and BN keys; columns are padded to BD.
 
-    gfx950: MAX's streaming decode. sm_80, sm_90: what our Triton kernel compiles to; float32 without tensor cores.
+    ``batch_idx`` and ``head_idx`` ``[programs]`` are each program's sequence and KV head. gfx950: MAX's streaming decode.
+    sm_80, sm_90: what our Triton kernel compiles to; float32 without tensor cores.
     """
+    dtype, D = k_cache.dtype, k_cache.kv_params.head_size
     if arch == "gfx950":
-        return MfmaCTA(MfmaShape(BM, BN, D, dtype), programs, traffic)
+        return MfmaCTA(MfmaShape(BM, BN, D, dtype), k_cache, v_cache, batch_idx, head_idx, traffic)
     if arch in ("sm_80", "sm_90"):
         if dtype.itemsize == 4:
-            return FmaCTA(FmaShape(BM, BN, D, BD, arch), programs, traffic)
-        return MmaSyncCTA(MmaSyncShape(BM, BN, D, BD, dtype, arch), programs, traffic)
+            return FmaCTA(FmaShape(BM, BN, D, BD, arch), len(batch_idx), traffic)
+        return MmaSyncCTA(MmaSyncShape(BM, BN, D, BD, dtype, arch), len(batch_idx), traffic)
     raise ValueError(f"arch {arch!r} is not one of {', '.join(DECODE_ARCHS)}")

@@ -35,7 +35,7 @@ def attend(
     head = kv_head[:, None] * group + row % group
     is_row = row < group * tokens
     limit = np.minimum(num_keys[:, None] - tokens + 1 + token, hi[:, None])  # [P, BM], first key that a row does not see
-    cta = decode_cta(arch, config.BM, BN, problem.head_dim, config.BD, q_array.dtype, len(batch), traffic)
+    cta = decode_cta(arch, config.BM, BN, config.BD, k_cache, v_cache, batch, kv_head, traffic)
     q = cta.load_q(Memory.over(q_array, name="q"), _offsets(q_array, batch[:, None], token, head, is_row), is_row)
     k_tiles, v_tiles = (KVCacheIterator(cache, BN, batch, kv_head, hi) for cache in (k_cache, v_cache))
     k_tiles.tile_start_row = v_tiles.tile_start_row = lo

@@ -1,0 +1,44 @@
+"""Which backend, configuration and reason a call would get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Explanation", "explain"]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The plan of a call: nothing has run."""
+
+    operation: str
+    backend: str
+    reason: str
+    config: Any
+    grid: tuple[int, ...]
+    arch: str | None = None
+
+    def __str__(self) -> str:
+        where = f" as on {self.arch}" if self.arch else ""
+        return f"{self.operation}: {self.backend}{where} ({self.reason}); {self.config}; grid {self.grid}"
+
+
+def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
+    """What ``function(*args, **kwargs)`` would do: its backend, the reason, the configuration and the grid.
+
+    function : a public function of ``kvlab.attention``. Raises what the call would raise for its arguments.
+
+    >>> import numpy as np
+    >>> from kvlab.attention import mha_decode_paged
+    >>> q, kv = np.zeros((1, 8, 64), np.float32), np.zeros((4, 16, 2, 64), np.float32)
+    >>> print(explain(mha_decode_paged, q, kv, kv, np.zeros((1, 4), np.int32), np.array([40])))
+    mha_decode: emulator as on sm_90 (NumPy arrays); DecodeConfig(BM=16, BN=128, BD=64, row_tiles=1, num_splits=1, \
+num_warps=4, num_stages=2); grid (1, 2, 1)
+    """
+    plan = getattr(function, "explain", None)
+    if plan is None:
+        raise ValueError(f"{function!r} cannot be explained: must be a public function of kvlab.attention")
+    result: Explanation = plan(*args, **kwargs)
+    return result

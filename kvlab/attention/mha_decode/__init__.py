@@ -1,0 +1,219 @@
+"""MHA decode: one to four new tokens of each sequence attend to its whole KV cache."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+from typing import Any
+
+import numpy as np
+
+from kvlab.attention.explain import Explanation
+from kvlab.attention.inputs import PagedInputs, paged_inputs
+from kvlab.cache import PagedKVCacheCollection
+from kvlab.cache.arrays import to_numpy, to_torch
+from kvlab.staging import DECODE_ARCHS, Traffic
+
+from .config import MASK_VALUE, DecodeProblem, choose_config
+from .emulator import launch as emulate
+from .reference import reference
+
+__all__ = ["mha_decode", "mha_decode_paged"]
+
+MAX_TOKENS = 4
+BACKENDS = ("auto", "reference", "emulator", "triton")
+
+
+def mha_decode(
+    q: Any,
+    cache: PagedKVCacheCollection,
+    layer: int = 0,
+    **options: Any,
+) -> Any:
+    """Attention of the newest tokens over a cache collection: ``softmax(scale Q K^T) V``.
+
+    q      ``[B, Hq, D]``, or ``[B, S, Hq, D]`` with S of 1 to 4 new tokens
+    cache  :class:`~kvlab.cache.PagedKVCacheCollection` whose pages already hold the new tokens; a sequence has
+           ``cache.cache_length(b) + S`` keys
+    layer  of the cache
+    options  those of :func:`mha_decode_paged`
+
+    Returns and raises what :func:`mha_decode_paged` does.
+
+    >>> from kvlab.cache import PagedKVCacheCollection
+    >>> blocks = np.zeros((3, 2, 1, 16, 1, 64), np.float32)  # [pages, K and V, layers, page_size, heads, D]
+    >>> blocks[:, 1] = 7
+    >>> cache = PagedKVCacheCollection(blocks, np.array([19]), np.array([[2, 0]]), max_seq_length=1, max_cache_length=20)
+    >>> mha_decode(np.ones((1, 2, 64), np.float32), cache)[0, :, :3]
+    array([[7., 7., 7.],
+           [7., 7., 7.]], dtype=float32)
+    """
+    return mha_decode_paged(*_from_collection(q, cache, layer), **options)
+
+
+def mha_decode_paged(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    block_table: Any,
+    seq_lens: Any,
+    *,
+    scale: float | None = None,
+    out: Any = None,
+    return_lse: bool = False,
+    backend: str = "auto",
+    arch: str = "sm_90",
+    num_splits: int | None = None,
+    mask_value: float = MASK_VALUE,
+    check: bool | None = None,
+    traffic: Traffic | None = None,
+) -> Any:
+    """Attention of the newest tokens over paged K and V: ``softmax(scale Q K^T) V``.
+
+    q            ``[B, Hq, D]``, or ``[B, S, Hq, D]`` with S of 1 to 4; bfloat16, float16 or float32
+    k_cache, v_cache  ``[pages, page_size, Hkv, D]`` of the same dtype, any strides with a contiguous last dimension (the
+                 halves of one buffer; ``[pages, Hkv, page_size, D]`` transposed). Hq is a multiple of Hkv
+    block_table  integers ``[B, columns]``: the page of tokens ``c * page_size ...`` of each sequence; entries past the
+                 sequence's end are not read
+    seq_lens     integers ``[B]``: keys of each sequence, the S new tokens among them; 0 is allowed
+    scale        of the scores, ``1 / sqrt(D)`` by default
+    out          where to write the output (q's shape and dtype); a new array by default
+    return_lse   return ``(out, lse)`` with lse ``[B, Hq]`` or ``[B, Hq, S]``, natural log, float32
+    backend      "auto": the emulator for NumPy arrays, the Triton kernel for torch tensors (interpreted on the CPU);
+                 "reference" (float64), "emulator", "triton"
+    arch         the machine that is emulated: "sm_80", "sm_90", "gfx950"
+    num_splits   programs that share the keys of a sequence; chosen by the sizes, not the lengths, if None
+    mask_value   score given to masked keys, in units of log2
+    check        look at the values of seq_lens and block_table; None: unless they are on a GPU, which would wait for it
+    traffic      a :class:`~kvlab.staging.Traffic` that counts what the emulator moves
+
+    New token i of S sees the keys below ``seq_len - S + 1 + i`` (causal, aligned at the end). A row without a key gives 0
+    and lse -inf. ValueError on bad arguments, before anything is written. Nothing waits for the GPU and the grid does not
+    depend on the lengths, so a captured CUDA graph may be replayed with other lengths.
+
+    >>> rng = np.random.default_rng(0)
+    >>> k, v = rng.standard_normal((2, 4, 16, 1, 64)).astype(np.float32)
+    >>> q, table, lens = rng.standard_normal((2, 3, 64)).astype(np.float32), np.array([[3, 1], [2, 0]]), np.array([20, 0])
+    >>> out, lse = mha_decode_paged(q, k, v, table, lens, return_lse=True)
+    >>> out.shape, lse.shape, lse[1].tolist()
+    ((2, 3, 64), (2, 3), [-inf, -inf, -inf])
+    >>> exact = mha_decode_paged(q, k, v, table, lens, backend="reference")
+    >>> bool(np.abs(out - exact).max() < 1e-6)
+    True
+    >>> mha_decode_paged(q, k, v, table, np.array([20, 33]))
+    Traceback (most recent call last):
+        ...
+    ValueError: seq_lens[1] is 33: must be 0 to 32, what the 2 columns of block_table hold in pages of 16
+    """
+    inputs = paged_inputs(q, k_cache, v_cache, block_table, seq_lens, out, max_tokens=MAX_TOKENS, check=check)
+    plan = _plan(inputs, backend, arch, num_splits)
+    scale = 1 / math.sqrt(inputs.q.shape[-1]) if scale is None else float(scale)
+    if not math.isfinite(scale):
+        raise ValueError(f"scale {scale}: must be finite")
+    arguments = {"scale": scale, "config": plan.config, "mask_value": float(mask_value), "out": inputs.out}
+    if plan.backend == "triton":
+        result, lse = _run_triton(inputs, arguments)
+    else:
+        result, lse = _run_numpy(inputs, plan, arguments, traffic)
+    if inputs.drop_tokens:
+        result, lse = result[:, 0], lse[:, :, 0]
+    result = result if out is None else out
+    return (result, lse) if return_lse else result
+
+
+def _run_triton(inputs: PagedInputs, arguments: dict[str, Any]) -> tuple[Any, Any]:
+    """The kernel, compiled on a GPU, interpreted (in its own process) on a CPU."""
+    tensors = [inputs.q, inputs.k_cache, inputs.v_cache, inputs.block_table, inputs.seq_lens]
+    if inputs.on_gpu:
+        launch = importlib.import_module("kvlab.attention.mha_decode.kernel").launch
+        result: tuple[Any, Any] = launch(*tensors, **arguments)
+        return result
+    from kvlab.triton_support.child import run
+
+    out = None if inputs.out is None else to_torch(inputs.out, "out")
+    result, lse = run("kvlab.attention.mha_decode.kernel:launch", *map(to_torch, tensors), **{**arguments, "out": out})
+    return (result, lse) if inputs.is_torch else (to_numpy(result), to_numpy(lse))
+
+
+def _run_numpy(inputs: PagedInputs, plan: Explanation, arguments: dict[str, Any], traffic: Traffic | None) -> tuple[Any, Any]:
+    """The reference or the emulator, on NumPy views."""
+    a = inputs.numpy()
+    arrays = a.q, a.k_cache, a.v_cache, a.block_table, a.seq_lens
+    if plan.backend == "reference":
+        exact, lse64 = reference(*arrays, scale=arguments["scale"])
+        result, lse = exact.astype(a.q.dtype), lse64.astype(np.float32)
+        if a.out is not None:
+            a.out[...] = result
+    else:
+        result, lse = emulate(*arrays, **{**arguments, "out": a.out}, arch=plan.arch, traffic=traffic)
+    return (to_torch(result), to_torch(lse)) if inputs.is_torch else (result, lse)
+
+
+def _from_collection(q: Any, cache: PagedKVCacheCollection, layer: int) -> tuple[Any, Any, Any, Any, Any]:
+    """The array form of a call over a collection."""
+    if not isinstance(cache, PagedKVCacheCollection):
+        raise ValueError(f"cache is a {type(cache).__name__}: must be a PagedKVCacheCollection")
+    tokens = q.shape[1] if getattr(q, "ndim", 0) == 4 else 1
+    keys, values = cache.get_key_cache(layer), cache.get_value_cache(layer)
+    return q, keys.blocks, values.blocks, keys.lookup_table, keys.cache_lengths + tokens
+
+
+def _plan(inputs: PagedInputs, backend: str, arch: str, num_splits: int | None) -> Explanation:
+    """Which backend and configuration a call gets, and why."""
+    batch, tokens, q_heads, head_dim = inputs.q.shape
+    page_size, kv_heads = inputs.k_cache.shape[1:3]
+    if backend not in BACKENDS:
+        raise ValueError(f"backend {backend!r}: must be one of {', '.join(BACKENDS)}")
+    chosen, reason = backend, "asked for"
+    if backend == "auto":
+        chosen, reason = ("triton", "torch tensors") if inputs.is_torch else ("emulator", "NumPy arrays")
+    if chosen == "triton":
+        if not (importlib.util.find_spec("torch") and importlib.util.find_spec("triton")):
+            raise ValueError("backend 'triton': must have torch and triton, pip install 'kvlab[kernels]'")
+        reason += ", compiled for the GPU" if inputs.on_gpu else ", interpreted on the CPU in a process of its own"
+    if chosen != "triton" and inputs.on_gpu:
+        raise ValueError(f"backend {chosen!r} with tensors on {inputs.q.device}: must be CPU memory; use .cpu()")
+    if chosen == "emulator":
+        _check_emulated(inputs, arch)
+    itemsize = inputs.q.element_size() if inputs.is_torch else inputs.q.itemsize
+    problem = DecodeProblem(batch, tokens, q_heads, kv_heads, head_dim, itemsize, inputs.block_table.shape[1] * page_size)
+    processors = _processors(inputs.q.device) if inputs.on_gpu else 132
+    config = choose_config(problem, processors=processors, num_splits=num_splits)
+    return Explanation("mha_decode", chosen, reason, config, config.grid(problem), arch if chosen == "emulator" else None)
+
+
+def _check_emulated(inputs: PagedInputs, arch: str) -> None:
+    if arch not in DECODE_ARCHS:
+        raise ValueError(f"arch {arch!r}: must be one of {', '.join(DECODE_ARCHS)}")
+    head_dim = inputs.q.shape[-1]
+    if arch == "gfx950" and head_dim not in (64, 128, 256):
+        raise ValueError(f"head dimension {head_dim} on gfx950: must be 64, 128 or 256, as MAX's streaming decode")
+    a = inputs.numpy()
+    for name, array in (("q", a.q), ("k_cache", a.k_cache), ("v_cache", a.v_cache)):
+        if any(stride % 16 for stride, extent in zip(array.strides[:-1], array.shape, strict=False) if extent > 1):
+            raise ValueError(
+                f"{name} has strides of {array.strides} bytes: must be multiples of 16, what one lane copies at a time, to "
+                "be emulated; the triton and reference backends take any"
+            )
+
+
+def _processors(device: Any) -> int:
+    count: int = importlib.import_module("torch").cuda.get_device_properties(device).multi_processor_count
+    return count
+
+
+def _explain_paged(
+    q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, *, backend: str = "auto", arch: str = "sm_90",
+    num_splits: int | None = None, check: bool | None = None, out: Any = None, **_: Any,
+) -> Explanation:  # fmt: skip
+    inputs = paged_inputs(q, k_cache, v_cache, block_table, seq_lens, out, max_tokens=MAX_TOKENS, check=check)
+    return _plan(inputs, backend, arch, num_splits)
+
+
+def _explain_collection(q: Any, cache: PagedKVCacheCollection, layer: int = 0, **options: Any) -> Explanation:
+    return _explain_paged(*_from_collection(q, cache, layer), **options)
+
+
+mha_decode.explain = _explain_collection  # type: ignore[attr-defined]
+mha_decode_paged.explain = _explain_paged  # type: ignore[attr-defined]

@@ -81,7 +81,7 @@ class DmaPlan:
 
 @functools.cache
 def dma_plan(p: KVBufferParams) -> DmaPlan:
-    """Warp w moves the 32-row groups ``t * num_warps + w``. LDS is linear in the lane: the swizzle permutes the source."""
+    """Warp w moves the 32-row groups ``t * num_warps + w``. LDS is linear in the lane; the source is permuted."""
     row_bytes = p.BK * p.dtype.itemsize
     p.require(row_bytes in (64, 128), f"BK {p.BK}", f"64 or 128 bytes of {p.dtype}: what a DMA moves of a row")
     p.require(p.BN % p.warp_tile_rows == 0, f"BN {p.BN}", f"a multiple of {p.warp_tile_rows}")

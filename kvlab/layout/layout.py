@@ -110,7 +110,7 @@ class Layout:
     def _repr_svg_(self) -> str:
         from kvlab import viz
 
-        return str(viz.draw_layout(self))
+        return viz.draw(self).svg
 
     @property
     def modes(self) -> tuple[Layout, ...]:

@@ -102,7 +102,7 @@ class Swizzle:
     def _repr_svg_(self) -> str:
         from kvlab import viz
 
-        return str(viz.draw_swizzle(self))
+        return viz.draw(self).svg
 
     @overload
     def __call__(self, x: int) -> int: ...

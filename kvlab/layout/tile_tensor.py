@@ -125,9 +125,11 @@ class TileTensor:
         return f"TileTensor({self.dtype}{vector}, {self.layout}, offset {offset}, {space}{programs}{bound})"
 
     def _repr_svg_(self) -> str:
+        """The layout in banks, at the address of the first tile."""
         from kvlab import viz
 
-        return str(viz.draw_layout(self.layout))
+        first = int(np.ravel(self.offset)[0]) * self.dtype.itemsize + self.memory.base
+        return viz.draw_layout(self.layout, element_bytes=self.dtype.itemsize, base=first).svg
 
     @property
     def rank(self) -> int:

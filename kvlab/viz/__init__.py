@@ -1,0 +1,13 @@
+"""Pictures of what kvlab computes: SVG text by a small writer of our own, one look for all.
+
+Every picture is a :class:`Picture`: it shows itself in a notebook, and :func:`save` writes it to a file.
+"""
+
+from __future__ import annotations
+
+from .dispatch import draw
+from .files import save
+from .grid import draw_layout
+from .picture import Picture
+
+__all__ = ["Picture", "draw", "draw_layout", "save"]

@@ -1,0 +1,116 @@
+"""An axis of equal cells: where each lies, which are shown when there are too many, and its labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .svg import Canvas, text_width
+
+__all__ = ["WIDTH", "Axis", "axis", "label_columns", "label_rows", "mark_gaps", "period"]
+
+WIDTH = 852.0
+"""Width of the content of a picture that fills a 900-px notebook column."""
+
+LABEL = 10.0
+QUIET = 0.62
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Cells along one direction.
+
+    index     [shown] which elements are shown
+    edge      [shown] where each begins, in px
+    cell      px of one cell
+    gap       px where elements are left out (None: all are shown)
+    """
+
+    index: npt.NDArray[np.int64]
+    edge: npt.NDArray[np.float64]
+    cell: float
+    gap: float | None
+
+    @property
+    def end(self) -> float:
+        """Where the last cell ends."""
+        return float(self.edge[-1]) + self.cell
+
+    @property
+    def centre(self) -> npt.NDArray[np.float64]:
+        """[shown] the middle of each cell."""
+        return self.edge + self.cell / 2
+
+
+def axis(count: int, cell: float, start: float, *, limit: int, head: int, tail: int = 1, gap: float = 20.0) -> Axis:
+    """``count`` cells from ``start`` on; more than ``limit`` fold to the first ``head``, a gap, the last ``tail``.
+
+    >>> folded = axis(128, 10.0, 0.0, limit=24, head=8)
+    >>> folded.index.tolist(), folded.edge[-2:].tolist()
+    ([0, 1, 2, 3, 4, 5, 6, 7, 127], [70.0, 100.0])
+    """
+    if count <= max(limit, head + tail):
+        every = np.arange(count, dtype=np.int64)
+        return Axis(every, np.asarray(start + cell * every, np.float64), cell, None)
+    shown = np.arange(head + tail, dtype=np.int64)
+    index = np.where(shown < head, shown, shown + count - head - tail)
+    edge = np.asarray(start + cell * shown + np.where(shown >= head, gap, 0.0), np.float64)
+    return Axis(index, edge, cell, start + cell * head + gap / 2)
+
+
+def _step(along: Axis, room: float) -> int:
+    """Label every ``step``-th cell: the smallest power of two that leaves ``room`` px for a label."""
+    step = 1
+    while step * along.cell < room:
+        step *= 2
+    return step
+
+
+def label_columns(canvas: Canvas, columns: Axis, y: float, texts: list[str] | None = None) -> None:
+    """Numbers above the columns with baseline ``y``, as many as there is room for."""
+    names = texts or [str(i) for i in columns.index.tolist()]
+    step = _step(columns, max(text_width(name, LABEL) for name in names) + 6)
+    for x, index, name in zip(columns.centre.tolist(), columns.index.tolist(), names, strict=True):
+        if index % step == 0:
+            canvas.text(x, y, name, size=LABEL, anchor="middle", opacity=QUIET)
+
+
+def label_rows(canvas: Canvas, rows: Axis, x: float, texts: list[str] | None = None, *, mono: bool = False) -> None:
+    """Names left of the rows, ending at ``x``, as many as there is room for."""
+    names = texts or [str(i) for i in rows.index.tolist()]
+    step = _step(rows, LABEL + 1)
+    for y, index, name in zip(rows.centre.tolist(), rows.index.tolist(), names, strict=True):
+        if index % step == 0 or rows.gap is not None:
+            canvas.text(x, y + 3.5, name, size=LABEL, anchor="end", opacity=QUIET, mono=mono)
+
+
+def mark_gaps(canvas: Canvas, columns: Axis, rows: Axis, *, what: str = "rows") -> None:
+    """Dots in the gaps of a folded grid, with how much is left out."""
+    if rows.gap is not None:
+        hidden = int(rows.index[-1]) + 1 - len(rows.index)
+        middle = (float(columns.edge[0]) + columns.end) / 2
+        canvas.text(middle, rows.gap + 3.5, f"⋮  {hidden} more {what}", size=LABEL, anchor="middle", opacity=QUIET)
+    if columns.gap is not None:
+        middle = (float(rows.edge[0]) + rows.end) / 2
+        canvas.text(columns.gap, middle + 3.5, "⋯", size=13, anchor="middle", opacity=QUIET)
+
+
+def period(pattern: npt.NDArray[np.int64], limit: int = 32) -> int | None:
+    """The smallest number of rows after which ``pattern`` [rows, columns] repeats, if it does so at least once.
+
+    >>> period(np.array([[0, 1], [1, 0], [0, 1], [1, 0]]))
+    2
+    """
+    for length in range(1, min(limit, len(pattern) // 2) + 1):
+        if np.array_equal(pattern[length:], pattern[:-length]):
+            return length
+    return None
+
+
+def bracket(canvas: Canvas, x: float, y0: float, y1: float, text: str) -> None:
+    """A bracket at the right of rows ``y0 .. y1`` with a few words."""
+    canvas.path(f"M{x:g} {y0 + 1:g}h5V{y1 - 1:g}h-5", stroke="currentColor", stroke_width=1.0, opacity=QUIET)
+    for k, word in enumerate(text.split("\n")):
+        canvas.text(x + 10, (y0 + y1) / 2 + 3.5 + 13 * k, word, size=LABEL, opacity=QUIET)

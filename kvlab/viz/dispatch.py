@@ -1,0 +1,36 @@
+"""``draw(obj)``: the standard picture of an object, found by the names of its classes."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from .picture import Picture
+
+__all__ = ["draw"]
+
+_PICTURES: dict[str, tuple[str, str]] = {
+    "Layout": ("grid", "draw_layout"),
+    "ndarray": ("grid", "draw_layout"),
+}
+"""Class name -> module of this room and function that draws such an object."""
+
+
+def draw(obj: Any) -> Picture:
+    """The standard picture of ``obj``: a layout, a swizzle, an MMA atom, the wavefronts of an instruction, ...
+
+    Raises ValueError for an object that has no picture.
+
+    >>> draw(7)
+    Traceback (most recent call last):
+        ...
+    ValueError: cannot draw 7 (int); known are Layout, ndarray
+    """
+    if isinstance(obj, Picture):
+        return obj
+    for cls in type(obj).__mro__:
+        if cls.__name__ in _PICTURES:
+            module, function = _PICTURES[cls.__name__]
+            picture: Picture = getattr(importlib.import_module(f".{module}", __package__), function)(obj)
+            return picture
+    raise ValueError(f"cannot draw {obj!r} ({type(obj).__name__}); known are {', '.join(_PICTURES)}")

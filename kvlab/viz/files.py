@@ -1,0 +1,114 @@
+"""Pictures as files: SVG and HTML by ourselves, PNG through whichever converter is installed."""
+
+from __future__ import annotations
+
+import html
+import importlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .picture import Picture
+
+__all__ = ["save", "save_picture"]
+
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
+
+
+def save(obj: Any, path: str | PathLike[str], *, theme: str = "light", scale: float = 2.0) -> Path:
+    """Draw ``obj`` (a :class:`Picture`, or anything that :func:`kvlab.viz.draw` knows) into the file ``path``.
+
+    The ending decides: ``.svg`` and ``.html`` follow the reader's light or dark preference; ``.png`` has one ``theme``
+    and ``scale`` pixels for each CSS px. A PNG needs CairoSVG, rsvg-convert or a Chromium browser. Returns the path.
+
+    Raises ValueError for another ending, for an object that cannot be drawn, or for a PNG without a converter.
+
+    >>> import tempfile
+    >>> from kvlab.viz import draw_layout
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(draw_layout([[0, 1], [2, 3]]), f"{folder}/layout.svg").name
+    'layout.svg'
+    """
+    from . import draw
+
+    return save_picture(draw(obj), path, theme=theme, scale=scale)
+
+
+def save_picture(picture: Picture, path: str | PathLike[str], *, theme: str = "light", scale: float = 2.0) -> Path:
+    """:func:`save` for a finished picture."""
+    target = Path(path)
+    ending = target.suffix.lower()
+    if ending not in (".svg", ".html", ".png"):
+        raise ValueError(f"path {str(path)!r} must end in .svg, .html or .png")
+    if ending == ".png":
+        data = _png(picture.resolved(theme), picture.width, picture.height, scale)
+    else:
+        data = (picture.svg if ending == ".svg" else page(picture)).encode()
+    target.write_bytes(data)
+    return target
+
+
+def page(picture: Picture) -> str:
+    """A web page with the picture in it, for light and dark."""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light dark">'
+        f"<title>{html.escape(picture.title)}</title></head>"
+        f'<body style="margin:0">{picture.inline}</body></html>\n'
+    )
+
+
+def _png(svg: str, width: float, height: float, scale: float) -> bytes:
+    for available, convert in _converters():
+        if available():
+            return convert(svg, width, height, scale)
+    raise ValueError(
+        "a .png needs a converter: pip install cairosvg, or install rsvg-convert (librsvg) or Chromium; "
+        "or save as .svg, which needs nothing"
+    )
+
+
+def _converters() -> list[tuple[Callable[[], bool], Callable[[str, float, float, float], bytes]]]:
+    return [
+        (lambda: _browser() is not None, _with_browser),
+        (lambda: importlib.util.find_spec("cairosvg") is not None, _with_cairosvg),
+        (lambda: shutil.which("rsvg-convert") is not None, _with_rsvg),
+    ]
+
+
+def _browser() -> str | None:
+    return next((found for name in _BROWSERS if (found := shutil.which(name))), None)
+
+
+def _with_cairosvg(svg: str, width: float, height: float, scale: float) -> bytes:
+    data: bytes = importlib.import_module("cairosvg").svg2png(bytestring=svg.encode(), scale=scale)
+    return data
+
+
+def _with_rsvg(svg: str, width: float, height: float, scale: float) -> bytes:
+    command = ["rsvg-convert", "--format", "png", "--zoom", f"{scale:g}"]
+    return subprocess.run(command, input=svg.encode(), stdout=subprocess.PIPE, check=True).stdout
+
+
+def _with_browser(svg: str, width: float, height: float, scale: float) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder, "picture.svg"), Path(folder, "picture.png")
+        source.write_text(svg, encoding="utf-8")
+        command = [
+            str(_browser()), "--headless", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+            "--disable-component-update", "--disable-sync", "--hide-scrollbars", f"--user-data-dir={folder}/profile",
+            f"--force-device-scale-factor={scale:g}", f"--window-size={-int(-width // 1)},{-int(-height // 1)}",
+            f"--screenshot={target}", source.as_uri(),
+        ]  # fmt: skip
+        if hasattr(os, "geteuid") and os.geteuid() == 0:
+            command.insert(1, "--no-sandbox")
+        subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False, timeout=120)
+        if not target.exists():
+            raise ValueError(f"{command[0]} made no picture; save as .svg, or pip install cairosvg")
+        return target.read_bytes()

@@ -1,0 +1,107 @@
+"""A finished picture: SVG text that shows itself in a notebook and saves itself."""
+
+from __future__ import annotations
+
+import html
+import re
+import zlib
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+from .palette import THEMES
+
+__all__ = ["Picture"]
+
+
+def _variables(theme: str) -> str:
+    return "".join(f"--kvlab-{name}:{value};" for name, value in THEMES[theme].items())
+
+
+_HOVER = "svg.kvlab .hover rect:hover{stroke:var(--kvlab-accent,#c4006a);stroke-width:2}"
+
+# A file stands alone: it brings its own page and follows the reader's preference.
+_STANDALONE = (
+    f"svg.kvlab{{color:{THEMES['light']['ink']}}}"
+    f"@media (prefers-color-scheme:dark){{svg.kvlab{{{_variables('dark')}color:{THEMES['dark']['ink']}}}}}{_HOVER}"
+)
+# Inside a page the text colour is the page's own; the other words follow its colour scheme, or the notebook's theme.
+_INLINE = (
+    "@supports (color:light-dark(#000,#fff)){svg.kvlab{"
+    + "".join(f"--kvlab-{name}:light-dark({value},{THEMES['dark'][name]});" for name, value in THEMES["light"].items())
+    + f"}}}}[data-jp-theme-light=false] svg.kvlab,.vscode-dark svg.kvlab{{{_variables('dark')}}}"
+    "svg.kvlab{--kvlab-paper:var(--jp-layout-color0,var(--vscode-editor-background,Canvas))}" + _HOVER
+)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """SVG text with its title and caption; what every ``kvlab.viz.draw_...`` returns.
+
+    title      states the finding
+    caption    a sentence that says what is seen; also the picture's ``aria-label``
+    width, height    CSS px at 100 %
+    body       the SVG elements
+
+    >>> picture = Picture("A dot", "One dot.", 40, 40, '<circle cx="20" cy="20" r="3"/>')
+    >>> picture.svg.startswith('<svg xmlns="http://www.w3.org/2000/svg"')
+    True
+    """
+
+    title: str
+    caption: str
+    width: float
+    height: float
+    body: str
+
+    @property
+    def svg(self) -> str:
+        """A file of its own: light or dark by the reader's preference, with a page behind it."""
+        paper = '<rect width="100%" height="100%" fill="var(--kvlab-paper,#ffffff)"/>'
+        return self._element(_STANDALONE, paper)
+
+    @property
+    def inline(self) -> str:
+        """An element for an HTML page: text in the page's own colour, no background."""
+        return self._element(_INLINE, "")
+
+    def resolved(self, theme: str = "light") -> str:
+        """The picture in one theme, ``"light"`` or ``"dark"``, with plain colours: for programs that know no CSS."""
+        if theme not in THEMES:
+            raise ValueError(f"theme {theme!r} is not one of {', '.join(THEMES)}")
+        words = THEMES[theme]
+        text = self._element("", f'<rect width="100%" height="100%" fill="{words["paper"]}"/>')
+        text = re.sub(r"var\(--kvlab-(\w+),[^)]*\)", lambda match: words[match[1]], text)
+        return text.replace("currentColor", words["ink"])
+
+    def _element(self, style: str, behind: str) -> str:
+        w, h = f"{self.width:g}", f"{self.height:g}"
+        unique = f"kv{zlib.crc32(self.body.encode()):08x}"
+        hatch = (
+            f'<defs><pattern id="{unique}hatch" width="6" height="6" patternUnits="userSpaceOnUse" '
+            'patternTransform="rotate(45)"><path d="M0 0V6" stroke="currentColor" stroke-opacity=".38"/>'
+            "</pattern></defs>"
+            if "#@hatch" in self.body
+            else ""
+        )
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="kvlab" width="{w}" height="{h}" viewBox="0 0 {w} {h}" '
+            f'role="img" aria-label="{html.escape(self.caption)}" '
+            "font-family=\"system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif\" fill=\"currentColor\" "
+            'style="max-width:100%;height:auto">'
+            f"<title>{html.escape(self.title, quote=False)}</title>"
+            + (f"<style>{style}</style>" if style else "")
+            + f"{hatch}{behind}{self.body.replace('#@hatch', f'#{unique}hatch')}</svg>"
+        )
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+    def _repr_html_(self) -> str:
+        return self.inline
+
+    def save(self, path: str | PathLike[str], *, theme: str = "light", scale: float = 2.0) -> Path:
+        """Write the picture to ``path`` (.svg, .html or .png); see :func:`kvlab.viz.save`."""
+        from .files import save_picture
+
+        return save_picture(self, path, theme=theme, scale=scale)

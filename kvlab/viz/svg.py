@@ -1,0 +1,339 @@
+"""A small SVG writer: rects, text, paths, cells in merged runs, hover details.
+
+Coordinates are CSS pixels with the origin at the top left of the content; :meth:`Canvas.picture` adds margins, the
+title and the caption around it. Strings that come from the caller are escaped here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from .palette import INK, PAPER, text_on
+from .picture import Picture
+
+__all__ = ["HATCH", "MIN_TEXT", "Canvas", "number", "text_width", "wrap"]
+
+MARGIN = 24.0
+MIN_TEXT = 9.0
+MONO = "ui-monospace,'SF Mono',Menlo,Consolas,'DejaVu Sans Mono',monospace"
+HATCH = "url(#@hatch)"
+"""The fill of what is empty, untouched or poisoned."""
+
+
+def number(x: float) -> str:
+    """A coordinate as text: at most two decimals, no trailing zeros.
+
+    >>> number(3.0), number(2.125), number(-0.001)
+    ('3', '2.12', '0')
+    """
+    text = f"{x:.2f}".rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text
+
+
+def text_width(text: str, size: float, mono: bool = False) -> float:
+    """An estimate of the width of ``text`` in px, for the widest of the fonts that may be used.
+
+    >>> text_width("ab", 10, mono=True)
+    12.04
+    """
+    if mono:
+        return round(0.602 * size * len(text), 2)
+    em = sum(0.36 if c in " .,:;'|!()[]il/" else 0.97 if c in "mwMW%@" else 0.7 if c.isupper() else 0.62 for c in text)
+    return round(em * size, 2)
+
+
+def wrap(text: str, width: float, size: float) -> list[str]:
+    """``text`` in lines of at most ``width`` px (a longer word keeps a line of its own).
+
+    >>> wrap("one two three", 60, 12)
+    ['one two', 'three']
+    """
+    lines: list[str] = []
+    for word in text.split():
+        if lines and text_width(f"{lines[-1]} {word}", size) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
+
+
+def _attributes(**values: object) -> str:
+    """`` name="value"`` for every value that is not None; ``_`` in a name stands for ``-``."""
+    return "".join(
+        f' {name.replace("_", "-")}="{number(value) if isinstance(value, float) else html.escape(str(value))}"'
+        for name, value in values.items()
+        if value is not None
+    )
+
+
+class Canvas:
+    """Collects SVG elements and the extent that they cover.
+
+    >>> canvas = Canvas()
+    >>> canvas.rect(0, 0, 40, 20, fill="#6252ad", title="byte 0")
+    >>> canvas.text(20, 14, "0", anchor="middle")
+    >>> canvas.picture("One byte", "A rectangle that stands for one byte.").title
+    'One byte'
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self.right = 0.0
+        self.bottom = 0.0
+
+    def extend(self, right: float, bottom: float) -> None:
+        """Make sure that the picture reaches as far as (right, bottom)."""
+        self.right, self.bottom = max(self.right, right), max(self.bottom, bottom)
+
+    def rect(
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        *,
+        fill: str = "none",
+        stroke: str | None = None,
+        stroke_width: float | None = None,
+        dash: str | None = None,
+        radius: float | None = None,
+        opacity: float | None = None,
+        title: str | None = None,
+    ) -> None:
+        """A rectangle; ``title`` appears when the pointer rests on it."""
+        attributes = _attributes(
+            x=float(x), y=float(y), width=float(width), height=float(height), fill=fill, stroke=stroke,
+            stroke_width=stroke_width, stroke_dasharray=dash, rx=radius, opacity=opacity,
+            pointer_events="all" if title is not None else None,
+        )  # fmt: skip
+        self._element("rect", attributes, title)
+        self.extend(x + width, y + height)
+
+    def path(
+        self,
+        d: str,
+        *,
+        fill: str = "none",
+        stroke: str | None = None,
+        stroke_width: float | None = None,
+        dash: str | None = None,
+        opacity: float | None = None,
+        crisp: bool = False,
+        title: str | None = None,
+    ) -> None:
+        """A path in SVG's own words; it does not move the extent."""
+        attributes = _attributes(
+            d=d, fill=fill, stroke=stroke, stroke_width=stroke_width, stroke_dasharray=dash, opacity=opacity,
+            shape_rendering="crispEdges" if crisp else None,
+        )  # fmt: skip
+        self._element("path", attributes, title)
+
+    def line(
+        self, x1: float, y1: float, x2: float, y2: float, *, stroke: str = INK, width: float = 1.0,
+        opacity: float | None = None, dash: str | None = None,
+    ) -> None:  # fmt: skip
+        """A straight line."""
+        self.path(
+            f"M{number(x1)} {number(y1)}L{number(x2)} {number(y2)}",
+            stroke=stroke, stroke_width=width, opacity=opacity, dash=dash,
+        )  # fmt: skip
+        self.extend(max(x1, x2), max(y1, y2))
+
+    def arrow(self, points: Sequence[tuple[float, float]], *, stroke: str = INK, width: float = 1.25) -> None:
+        """A line through ``points`` (a smooth curve through four of them) that ends in a head."""
+        start, *rest = [f"{number(x)} {number(y)}" for x, y in points]
+        curve = len(points) == 4
+        self.path(f"M{start}" + ("C" if curve else "L") + " ".join(rest), stroke=stroke, stroke_width=width)
+        (x0, y0), (x1, y1) = points[-2], points[-1]
+        length = float(np.hypot(x1 - x0, y1 - y0)) or 1.0
+        dx, dy = (x1 - x0) / length, (y1 - y0) / length
+        base, half = 7.0, 3.2
+        left = (x1 - base * dx - half * dy, y1 - base * dy + half * dx)
+        right = (x1 - base * dx + half * dy, y1 - base * dy - half * dx)
+        head = " ".join(f"{number(x)} {number(y)}" for x, y in ((x1, y1), left, right))
+        self.path(f"M{head}Z", fill=stroke)
+        self.extend(max(x for x, _ in points), max(y for _, y in points))
+
+    def text(
+        self,
+        x: float,
+        y: float,
+        text: str,
+        *,
+        size: float = 11.0,
+        anchor: str = "start",
+        mono: bool = False,
+        weight: int | None = None,
+        fill: str | None = None,
+        opacity: float | None = None,
+        halo: bool = False,
+    ) -> None:
+        """A line of text with its baseline at ``y``; ``halo`` keeps it readable over lines."""
+        if size < MIN_TEXT:
+            raise ValueError(f"text {text!r} of {size} px is smaller than {MIN_TEXT} px; give it as a hover title")
+        common = _attributes(
+            x=float(x), y=float(y), font_size=float(size), text_anchor=None if anchor == "start" else anchor,
+            font_family=MONO if mono else None, font_weight=weight,
+        )  # fmt: skip
+        escaped = html.escape(text, quote=False)
+        if halo:
+            edge = _attributes(stroke=PAPER, stroke_width=3, stroke_linejoin="round", aria_hidden="true")
+            self._parts.append(f"<text{common}{edge}>{escaped}</text>")
+        self._parts.append(f"<text{common}{_attributes(fill=fill, opacity=opacity)}>{escaped}</text>")
+        width = text_width(text, size, mono)
+        self.extend(x + width * {"start": 1.0, "middle": 0.5, "end": 0.0}[anchor], y + 0.25 * size)
+
+    def cells(
+        self,
+        xs: npt.ArrayLike,
+        ys: npt.ArrayLike,
+        width: float,
+        height: float,
+        index: npt.ArrayLike,
+        colours: Sequence[str],
+        *,
+        opacity: float | None = None,
+        rules: bool = True,
+    ) -> None:
+        """A grid of filled cells: one path for a colour, runs of equal neighbours merged.
+
+        xs [columns], ys [rows]    left and top edges; a gap between them is kept
+        index [rows, columns]      position in ``colours``; -1 is hatched, -2 left out
+        rules                      thin lines of the page's colour between cells
+        """
+        left, top, colour = np.asarray(xs, float), np.asarray(ys, float), np.asarray(index)
+        if colour.shape != (len(top), len(left)):
+            raise ValueError(f"index of shape {colour.shape} does not fit {len(top)} rows and {len(left)} columns")
+        if colour.size == 0:
+            return
+        starts = np.ones(colour.shape, bool)
+        starts[:, 1:] = (colour[:, 1:] != colour[:, :-1]) | (np.diff(left) > width + 1e-6)
+        row, first = np.nonzero(starts)
+        flat = np.flatnonzero(starts)
+        last = first + np.diff(np.append(flat, colour.size)) - 1
+        runs: dict[int, list[str]] = {}
+        h = number(height)
+        columns = [number(x) for x in left]
+        rows = [number(y) for y in top]
+        widths = [number(w) for w in left[last] + width - left[first]]
+        for key, r, c, w in zip(colour[row, first].tolist(), row.tolist(), first.tolist(), widths, strict=True):
+            runs.setdefault(key, []).append(f"M{columns[c]} {rows[r]}h{w}v{h}h-{w}z")
+        for key, parts in sorted(runs.items()):
+            if key != -2:
+                self.path("".join(parts), fill=HATCH if key == -1 else colours[key], opacity=opacity, crisp=True)
+        if rules:
+            self._rules(left, top, width, height)
+        self.extend(float(left[-1]) + width, float(top[-1]) + height)
+
+    def _rules(self, left: npt.NDArray[np.float64], top: npt.NDArray[np.float64], width: float, height: float) -> None:
+        x0, x1 = number(left[0]), number(left[-1] + width)
+        y0, y1 = number(top[0]), number(top[-1] + height)
+        lines = [f"M{number(x)} {y0}V{y1}" for x in left[1:]] if width >= 4 else []
+        lines += [f"M{x0} {number(y)}H{x1}" for y in top[1:]]
+        self.path("".join(lines), stroke=PAPER, stroke_width=1.0 if width >= 10 else 0.5)
+
+    def borders(
+        self, xs: npt.ArrayLike, ys: npt.ArrayLike, width: float, height: float, key: npt.ArrayLike,
+        *, stroke: str = INK, stroke_width: float = 1.5, opacity: float | None = None,
+    ) -> None:  # fmt: skip
+        """Lines around every region of cells with equal ``key`` [rows, columns]."""
+        left, top, k = np.asarray(xs, float), np.asarray(ys, float), np.asarray(key)
+        lines = []
+        change = np.ones((k.shape[0], k.shape[1] + 1), bool)
+        change[:, 1:-1] = k[:, 1:] != k[:, :-1]
+        for r, c in zip(*np.nonzero(change), strict=True):
+            x = left[c] if c < len(left) else left[-1] + width
+            lines.append(f"M{number(x)} {number(top[r])}v{number(height)}")
+        change = np.ones((k.shape[0] + 1, k.shape[1]), bool)
+        change[1:-1] = k[1:] != k[:-1]
+        for r, c in zip(*np.nonzero(change), strict=True):
+            y = top[r] if r < len(top) else top[-1] + height
+            lines.append(f"M{number(left[c])} {number(y)}h{number(width)}")
+        self.path("".join(lines), stroke=stroke, stroke_width=stroke_width, opacity=opacity)
+
+    def labels(
+        self,
+        xs: Iterable[float],
+        ys: Iterable[float],
+        texts: Iterable[str],
+        backgrounds: Iterable[str | None],
+        *,
+        size: float = 10.0,
+        weight: int | None = None,
+        anchor: str = "middle",
+    ) -> None:
+        """Many short monospaced texts, each readable on its own background (None: the page)."""
+        if size < MIN_TEXT:
+            raise ValueError(f"labels of {size} px are smaller than {MIN_TEXT} px; give them as hover titles")
+        groups: dict[str, list[str]] = {}
+        for x, y, text, background in zip(xs, ys, texts, backgrounds, strict=True):
+            fill = INK if background is None or not background.startswith("#") else text_on(background)
+            groups.setdefault(fill, []).append(
+                f'<text x="{number(x)}" y="{number(y)}">{html.escape(text, quote=False)}</text>'
+            )
+        for fill, parts in groups.items():
+            common = _attributes(
+                fill=fill, font_size=float(size), font_family=MONO, font_weight=weight,
+                text_anchor=None if anchor == "start" else anchor,
+            )  # fmt: skip
+            self._parts.append(f"<g{common}>{''.join(parts)}</g>")
+
+    def hover(
+        self, xs: npt.ArrayLike, ys: npt.ArrayLike, width: float, height: float, words: str, *values: npt.ArrayLike
+    ) -> None:
+        """An invisible rectangle with a title over every cell of a grid.
+
+        xs [columns], ys [rows]    left and top edges
+        words, values              a %-format and its arguments, each broadcast to [rows, columns]
+
+        One formatting for the whole grid: thousands of titles take milliseconds.
+        """
+        left, top = np.asarray(xs, float).tolist(), np.asarray(ys, float).tolist()
+        shape = (len(top), len(left))
+        x = [number(v) for v in left] * len(top)
+        y = [text for v in top for text in [number(v)] * len(left)]
+        fields = []
+        for value in values:
+            field = np.broadcast_to(np.asarray(value), shape).ravel()
+            escape = field.dtype.kind in "OU"
+            fields.append([html.escape(str(v), quote=False) for v in field] if escape else field.tolist())
+        one = (
+            f'<rect x="%s" y="%s" width="{number(width)}" height="{number(height)}"><title>'
+            f"{html.escape(words, quote=False)}</title></rect>"
+        )
+        flat: list[object] = [None] * (len(x) * (2 + len(fields)))
+        for k, column in enumerate((x, y, *fields)):
+            flat[k :: 2 + len(fields)] = column
+        self._parts.append(f'<g class="hover" fill="none" pointer-events="all">{one * len(x) % tuple(flat)}</g>')
+
+    def _element(self, name: str, attributes: str, title: str | None) -> None:
+        inside = f"><title>{html.escape(title, quote=False)}</title></{name}>" if title is not None else "/>"
+        self._parts.append(f"<{name}{attributes}{inside}")
+
+    def picture(self, title: str, caption: str) -> Picture:
+        """The finished picture: ``title`` states the finding, ``caption`` says in a sentence what is seen."""
+        width = max(self.right, 420.0)
+        frame = Canvas()
+        y = MARGIN
+        for line in wrap(title, width, 15):
+            y += 16
+            frame.text(MARGIN, y, line, size=15, weight=600)
+            y += 4
+        y += 2
+        for line in wrap(caption, width, 12):
+            y += 13
+            frame.text(MARGIN, y, line, size=12, opacity=0.72)
+            y += 3.5
+        y += 18
+        content = f'<g transform="translate({number(MARGIN)} {number(y)})">{"".join(self._parts)}</g>'
+        return Picture(
+            title=title,
+            caption=caption,
+            width=round(width + 2 * MARGIN, 2),
+            height=round(y + self.bottom + MARGIN, 2),
+            body="".join(frame._parts) + content,
+        )

@@ -17,8 +17,7 @@ for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 # Triton 3.9 warns that this default will change; the value is today's.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
-_ROOT = Path(__file__).parent
-_PACKAGE = _ROOT / "kvlab"
+PACKAGE = Path(__file__).parent / "kvlab"
 _triton_cache: str | None = None
 
 if importlib.util.find_spec("hypothesis"):
@@ -55,18 +54,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.fail("marked `gpu`, but torch sees no CUDA device; leave out `-m gpu`", pytrace=False)
 
 
-def _needs_torch(path: Path) -> bool:
-    """Whether a module of the package may import torch or triton at its top (DESIGN's list of such places)."""
-    relative = path.relative_to(_PACKAGE)
-    return relative.parts[0] in {"triton_support", "mirror", "xray", "integrations"} or (
-        relative.parts[0] == "attention" and path.name in {"kernel.py", "hopper.py"}
+def may_import_torch(path: Path) -> bool:
+    """Whether this module of the package is one of the few that may import torch or triton."""
+    room = path.relative_to(PACKAGE).parts[0]
+    return room in {"triton_support", "mirror", "xray", "integrations"} or (
+        room == "attention" and path.name in {"kernel.py", "hopper.py"}
     )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Doctests of modules that need torch or triton are left out where those are not installed."""
-    if collection_path.suffix == ".py" and collection_path.is_relative_to(_PACKAGE):
+    if collection_path.suffix == ".py" and collection_path.is_relative_to(PACKAGE):
         missing = [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]
-        if missing and _needs_torch(collection_path):
+        if missing and may_import_torch(collection_path):
             return True
     return None

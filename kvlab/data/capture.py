@@ -136,14 +136,12 @@ def _load(file: IO[bytes], name: str, metadata: Mapping[str, Any]) -> Capture:
 
 def _read(file: IO[bytes]) -> dict[str, Array]:
     """The arrays of an npz by name; nothing pickled is ever loaded."""
-    try:
-        with np.load(file, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ValueError("a single array, not an .npz archive; write it with np.savez(path, q=q, k=k, v=v)")
-            _check_keys(archive.files)
-            return {key: archive[key] for key in archive.files}
-    except (zipfile.BadZipFile, EOFError) as error:
-        raise ValueError(f"not a readable .npz archive ({error})") from error
+    if not zipfile.is_zipfile(file):
+        raise ValueError("not an .npz archive; write one with np.savez(path, q=q, k=k, v=v)")
+    file.seek(0)
+    with np.load(file, allow_pickle=False) as archive:
+        _check_keys(archive.files)
+        return {key: archive[key] for key in archive.files}
 
 
 def _check_keys(keys: list[str]) -> None:

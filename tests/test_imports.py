@@ -1,0 +1,106 @@
+"""Who imports what. Rests on the package's own rule (NumPy rooms run anywhere; the arrows point one way).
+
+import-linter checks the arrows between modules; here stand the rules that it cannot express and those that only a
+fresh process can show.
+"""
+
+from __future__ import annotations
+
+import ast
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kvlab
+from conftest import PACKAGE, may_import_torch
+
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__main__.py")
+HOOKS = {"_repr_svg_", "_repr_html_"}
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def run(code: str) -> str:
+    """The output of ``code`` in a fresh process, started where the package lies."""
+    done = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def imports(path: Path) -> Iterator[tuple[str, str | None]]:
+    """Every imported name of a file, at any depth, with the innermost function that holds the import."""
+
+    def walk(node: ast.AST, function: str | None) -> Iterator[tuple[str, str | None]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                yield from ((alias.name, function) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                package = ".".join(path.relative_to(PACKAGE.parent).parts[: -child.level]) if child.level else ""
+                source = ".".join(filter(None, (package, child.module)))
+                yield from ((f"{source}.{alias.name}", function) for alias in child.names)
+            inside = child.name if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) else function
+            yield from walk(child, inside)
+
+    return walk(ast.parse(path.read_text(encoding="utf-8")), None)
+
+
+def test_import_takes_at_most_a_tenth_of_a_second_more_than_numpy() -> None:
+    def seconds(module: str) -> float:
+        code = f"import time; start = time.perf_counter(); import {module}; print(time.perf_counter() - start)"
+        return statistics.median(float(run(code)) for _ in range(5))
+
+    assert seconds("kvlab") <= seconds("numpy") + 0.1
+
+
+def test_import_brings_neither_torch_nor_triton() -> None:
+    rooms = (
+        "kvlab.memory, kvlab.layout, kvlab.hardware, kvlab.cache, kvlab.staging, kvlab.attention, kvlab.viz, kvlab.data"
+    )
+    loaded = run(f"import sys, kvlab; {rooms}; print(*sorted(sys.modules))").split()
+    assert "kvlab.staging" in loaded
+    assert not {"torch", "triton"} & set(loaded)
+
+
+def test_rooms_import_where_torch_and_triton_cannot_be() -> None:
+    """In a process where importing either raises: every module that is not one of the few named places."""
+    names = [name_of(path) for path in MODULES if not may_import_torch(path)]
+    blocked = "import sys, importlib; sys.modules.update(torch=None, triton=None)"
+    run(f"{blocked}; [importlib.import_module(name) for name in {names}]")
+
+
+def test_rooms_need_numpy_and_ml_dtypes_only() -> None:
+    """No third package stands in the files that the core dependencies must carry."""
+    known = set(sys.stdlib_module_names) | {"kvlab", "numpy", "ml_dtypes"}
+    foreign = {
+        f"{name_of(path)} imports {name}"
+        for path in MODULES
+        if not may_import_torch(path)
+        for name, _ in imports(path)
+        if name.split(".")[0] not in known
+    }
+    assert not foreign
+
+
+def test_pictures_are_reached_through_display_hooks_only() -> None:
+    """Outside viz and the demo, kvlab.viz is imported inside ``_repr_svg_`` or ``_repr_html_`` and nowhere else."""
+    wrong = {
+        f"{name_of(path)}: {function or 'top level'} imports {name}"
+        for path in MODULES
+        if path.relative_to(PACKAGE).parts[0] not in {"viz", "demo"}
+        for name, function in imports(path)
+        if (name + ".").startswith("kvlab.viz.") and function not in HOOKS
+    }
+    assert not wrong
+
+
+def test_rooms_are_found_by_name_and_listed() -> None:
+    assert kvlab.memory is sys.modules["kvlab.memory"]
+    assert {"memory", "layout", "hardware", "cache", "staging", "attention", "data", "viz"} <= set(dir(kvlab))
+    with pytest.raises(AttributeError, match=r"'kvlab' has no attribute 'lay0ut'; its rooms are attention, cache"):
+        kvlab.lay0ut  # noqa: B018

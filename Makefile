@@ -3,6 +3,8 @@
 # make lab    JupyterLab on notebooks/                                              (installs the extra `dev`)
 # make clean  remove what these have made
 #
+# make test-triton TRITON=3.9.0   interpreter and compile tests with another release of Triton
+#
 # PYTHON=python3.12 names another interpreter; ARGS="..." goes to the demo or to pytest.
 
 SHELL := bash
@@ -14,13 +16,15 @@ PYTHON ?= python3
 ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
+ENVS := .ci-envs
+TRITON ?= 3.7.1
 NEEDS := pyproject.toml constraints.txt
 
 # $(call install,EXTRA): pip's own report, less the lines that say nothing happened.
 install = $(BIN)/python -m pip install --disable-pip-version-check --no-input --progress-bar off -c constraints.txt -e '.[$(1)]' \
 	| { grep --line-buffered -vE '^ *(Requirement already|Looking in|Obtaining|Using cached|Preparing|Installing build|Checking if|Getting req)|\.metadata' || true; }
 
-.PHONY: demo test lab clean lint pytest
+.PHONY: demo test test-triton lab clean lint pytest
 .NOTPARALLEL:
 
 demo: $(VENV)/.kernels
@@ -41,11 +45,16 @@ pytest: $(VENV)/.dev
 	@echo "kvlab: [4/4] pytest: tests, doctests, notebooks"
 	@$(BIN)/python -m pytest $(ARGS)
 
+test-triton: $(ENVS)/triton-$(TRITON)/.ready
+	@echo "kvlab: interpreter and compile tests with Triton $(TRITON)"
+	@$(<D)/bin/python -c 'import triton; assert triton.__version__ == "$(TRITON)", triton.__version__'
+	@$(<D)/bin/python -m pytest -m "(interpreter or compile) and not gpu" $(ARGS)
+
 lab: $(VENV)/.dev
 	@$(BIN)/python -m jupyterlab notebooks
 
 clean:
-	rm -rf $(VENV) .ci-envs build dist demo
+	rm -rf $(VENV) $(ENVS) build dist demo
 
 $(VENV)/.kernels: $(NEEDS) | $(BIN)/python
 	@echo "kvlab: installing what the kernels need (torch, triton); this takes some minutes the first time"
@@ -63,3 +72,14 @@ $(BIN)/python:
 	  (3, 11) <= v < (3, 14) or sys.exit(f"kvlab needs Python 3.11, 3.12 or 3.13; $(PYTHON) is {v.major}.{v.minor}.{v.micro} ({sys.executable}). Name another one: make PYTHON=python3.12 ...")'
 	@echo "kvlab: making $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "kvlab: $(PYTHON) has no working venv module (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
+
+# An environment of its own for the one package that differs; the rest is found where it is installed already.
+$(ENVS)/triton-%/.ready: $(VENV)/.dev
+	@echo "kvlab: installing Triton $* beside $(VENV)"
+	@rm -rf $(@D)
+	@$(BIN)/python -m venv --without-pip $(@D)
+	@$(BIN)/python -m pip --python $(@D)/bin/python install --disable-pip-version-check --quiet --no-deps triton==$*
+	@$(@D)/bin/python -c 'import site, sys; packages = site.getsitepackages()[0]; \
+	  open(packages + "/beside.pth", "w").write(f"import site; site.addsitedir({sys.argv[1]!r})\n")' \
+	  "$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')"
+	@touch $@

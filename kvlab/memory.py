@@ -138,6 +138,7 @@ class Memory:
         self.nbytes, self.space, self.name, self.programs = nbytes, space, name, programs
         self.base, self.unsafe = base, unsafe
         self._pitch = -(-nbytes // 16) * 16
+        self._gaps = False
         shape = (self._pitch,) if programs is None else (programs, self._pitch)
         self._storage: _Bytes = np.full(shape, POISON, np.uint8)
         self._known: _Bytes | None = np.zeros(shape, np.uint8)
@@ -169,6 +170,7 @@ class Memory:
         self = cls(0, space=space, name=name, unsafe=unsafe)
         first = array[(Ellipsis, *(slice(0, 1),) * array.ndim)].reshape(-1).view(np.uint8)  # type: ignore[arg-type]
         self.nbytes = self._pitch = span
+        self._gaps = span > array.size * array.itemsize
         self._storage = np.lib.stride_tricks.as_strided(first, (span,), (1,))
         self._known = None
         return self
@@ -194,20 +196,23 @@ class Memory:
         """
         dtype = as_dtype(dtype)
         nbytes = width * dtype.itemsize
-        index, on, off = self._lanes(address, mask, nbytes)
-        shape = index.shape if on is None else on.shape
-        flat, unit = self._checked(index, on, nbytes, alignment or dtype.itemsize)
+        index, on, outside = self._lanes(address, mask, nbytes)
+        if on is not None:
+            if not on.any():
+                return self._masked(np.zeros((*index.shape, nbytes), np.uint8), on, outside, 1).view(dtype)
+            # Lanes that are off read again what the first lane that is on reads.
+            first = int(on.argmax())
+            index = np.where(on, index, index.flat[first])
+        unit = self._check(index, nbytes, alignment or dtype.itemsize)
+        flat = self._flat(index)
+        if on is not None and self.programs is not None:
+            flat = np.where(on, flat, flat.flat[first])
         if self._known is not None and not self.unsafe:
             known = _gather(self._known, flat, nbytes, unit)
             if not known.all():
                 self._raise_unwritten(known, flat, nbytes)
         out = _gather(self._storage, flat, nbytes, unit)
-        if on is not None:
-            some, out = out, np.zeros((*shape, nbytes), np.uint8)
-            out[on] = some
-            if off is not None:
-                out[off] = POISON
-        return out.view(dtype)
+        return (out if on is None else self._masked(out, on, outside, unit)).view(dtype)
 
     def store(self, address: Any, value: Any, *, mask: Any = None, alignment: int | None = None) -> None:
         """Write ``value[..., width]`` at each byte ``address`` (``[...]``); the value's dtype is what lands in memory.
@@ -216,22 +221,32 @@ class Memory:
         hardware promises no order.
         """
         value = np.asarray(value)
-        width, nbytes = value.shape[-1], value.shape[-1] * value.itemsize
+        if value.ndim == 0:
+            raise ValueError(f"{self.name}: a value without axes; value[..., width] is accepted")
+        nbytes = value.shape[-1] * value.itemsize
         index, on, _ = self._lanes(address, mask, nbytes)
-        shape = index.shape if on is None else on.shape
-        value = np.broadcast_to(value, (*shape, width))
-        flat, unit = self._checked(index, on, nbytes, alignment or value.itemsize)
+        value = np.broadcast_to(value, (*index.shape, value.shape[-1]))
+        chosen = index if on is None else index[on]
+        unit = self._check(chosen, nbytes, alignment or value.itemsize)
+        flat = self._flat(index) if on is None else self._flat(index)[on]
         value = np.ascontiguousarray(value) if on is None else value[on]
-        _scatter(self._storage, flat, value.view(np.uint8), unit)
+        items, number = _items(self._storage, flat, nbytes, unit, _SCATTER[unit])
+        items[number] = value.view(np.uint8).view(items.dtype)
         if self._known is not None:
-            _scatter(self._known, flat, np.ones((*value.shape[:-1], nbytes), np.uint8), unit)
+            items, number = _items(self._known, flat, nbytes, unit, _SCATTER[unit])
+            items[number] = np.ones(unit, np.uint8).view(items.dtype)
 
     def image(self, dtype: Any = np.uint8) -> np.ndarray[Any, Any]:
         """The bytes seen as ``dtype``: ``[nbytes // size]``, or ``[programs, nbytes // size]``. Shares memory."""
         return self.bytes.view(as_dtype(dtype))
 
     def poison(self) -> None:
-        """Forget everything: every byte is poison again."""
+        """Forget everything: every byte is poison again. ValueError for a strided array, between whose elements lie
+        the bytes of others."""
+        if self._gaps:
+            raise ValueError(
+                f"{self.name}: a strided array is not poisoned, the bytes between its elements are not its own"
+            )
         self._storage[...] = POISON
         self._known = np.zeros(self._storage.shape, np.uint8)
 
@@ -240,12 +255,12 @@ class Memory:
     def _lanes(self, address: Any, mask: Any, nbytes: int) -> tuple[_Index, _Mask | None, _Mask | None]:
         """Byte offsets ``[...]`` with the program axis at its full length; which lanes access memory (None: all); and
         in an unsafe memory which of the others fall outside."""
-        index = np.asarray(address, np.int64) - self.base
-        on = None if mask is None else np.asarray(mask, np.bool_)
-        if on is not None and on.all():
-            on = None
-        if on is not None:
-            index, on = np.broadcast_arrays(index, on)
+        index = np.asarray(address, np.int64)
+        index = index - self.base if self.base else index
+        on = None
+        if mask is not None:
+            index, on = np.broadcast_arrays(index, np.asarray(mask, np.bool_))
+            on = None if on.all() else on
         if self.programs is not None:
             if index.ndim == 0 or index.shape[0] not in (1, self.programs):
                 raise ValueError(
@@ -260,29 +275,40 @@ class Memory:
         inside = (index >= 0) & (index + nbytes <= self.nbytes)
         if inside.all():
             return index, on, None
-        on = np.ones(index.shape, np.bool_) if on is None else on
-        return index, on & inside, on & ~inside
+        return (index, inside, ~inside) if on is None else (index, on & inside, on & ~inside)
 
-    def _checked(self, index: _Index, on: _Mask | None, nbytes: int, alignment: int) -> tuple[_Index, int]:
-        """Flat byte offsets of the accesses, in bounds and aligned, and the widest unit that divides them all."""
-        chosen = index if on is None else index[on]
-        if chosen.size:
-            low, high = int(chosen.min()), int(chosen.max())
-            if low < 0 or high + nbytes > self.nbytes:
-                raise OutOfBounds(
-                    f"{self.name}: access of {nbytes} bytes at address {(low if low < 0 else high) + self.base} "
-                    f"is outside [{self.base}, {self.base + self.nbytes})"
-                )
-            if not self.unsafe and alignment > 1:
-                at = chosen + self.base if self.base else chosen
-                if (at % alignment).any():
-                    bad = int(at[at % alignment != 0].flat[0])
-                    raise ValueError(f"{self.name}: address {bad} of {nbytes} bytes is not a multiple of {alignment}")
-        if self.programs is not None:
-            first = np.arange(self.programs).reshape(-1, *(1,) * (index.ndim - 1)) * self._pitch
-            chosen = index + first if on is None else (index + first)[on]
-        bits = 16 | nbytes | int(np.bitwise_or.reduce(chosen, axis=None) if chosen.size else 0)
-        return chosen, bits & -bits
+    def _check(self, index: _Index, nbytes: int, alignment: int) -> int:
+        """Bounds and alignment of the accesses; returns the widest unit (up to 16 bytes) that divides them all."""
+        if not nbytes:
+            raise ValueError(f"{self.name}: an access of 0 bytes")
+        if not index.size:
+            return 1
+        low, high = int(index.min()), int(index.max())
+        if low < 0 or high + nbytes > self.nbytes:
+            raise OutOfBounds(
+                f"{self.name}: access of {nbytes} bytes at address {(low if low < 0 else high) + self.base} "
+                f"is outside [{self.base}, {self.base + self.nbytes})"
+            )
+        bits = int(np.bitwise_or.reduce(index, axis=None))
+        if alignment > 1 and not self.unsafe and (bits | self.base) % alignment:
+            at = index + self.base
+            if (at % alignment).any():
+                bad = int(at[at % alignment != 0].flat[0])
+                raise ValueError(f"{self.name}: address {bad} of {nbytes} bytes is not a multiple of {alignment}")
+        bits |= 16 | nbytes
+        return bits & -bits
+
+    def _flat(self, index: _Index) -> _Index:
+        if self.programs is None:
+            return index
+        return index + np.arange(self.programs).reshape(-1, *(1,) * (index.ndim - 1)) * self._pitch
+
+    def _masked(self, out: _Bytes, on: _Mask, outside: _Mask | None, unit: int) -> _Bytes:
+        """``out`` with zeros where nothing was read, and poison in lanes outside."""
+        np.copyto(out.view(_SCATTER[unit]), 0, where=~on[..., None])
+        if outside is not None:
+            np.copyto(out, POISON, where=outside[..., None])
+        return out
 
     def _raise_unwritten(self, known: _Bytes, flat: _Index, nbytes: int) -> None:
         program, index = divmod(int(flat[~known.all(axis=-1)].flat[0]), self._pitch)
@@ -300,7 +326,7 @@ _SCATTER = {**_GATHER, 16: "c16"}
 def _items(source: _Bytes, flat: _Index, nbytes: int, unit: int, carrier: str) -> tuple[np.ndarray[Any, Any], _Index]:
     """``source`` as items of ``unit`` bytes, and the item numbers ``[*flat.shape, nbytes // unit]``."""
     source = source.reshape(-1)
-    number = flat[..., None] // unit
+    number = flat[..., None] >> (unit.bit_length() - 1)
     if nbytes > unit:
         number = number + np.arange(nbytes // unit)
     return source[: source.size // unit * unit].view(carrier), number
@@ -310,8 +336,3 @@ def _gather(source: _Bytes, flat: _Index, nbytes: int, unit: int) -> _Bytes:
     """The bytes at ``flat``: ``[*flat.shape, nbytes]``."""
     items, number = _items(source, flat, nbytes, unit, _GATHER[unit])
     return items[number].view(np.uint8).reshape(*flat.shape, nbytes)
-
-
-def _scatter(target: _Bytes, flat: _Index, payload: _Bytes, unit: int) -> None:
-    items, number = _items(target, flat, payload.shape[-1], unit, _SCATTER[unit])
-    items[number] = payload.view(items.dtype)

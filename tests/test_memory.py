@@ -158,6 +158,18 @@ class TestMask:
         loaded = memory.load(np.array([[0, 8]]), np.float32, 2, mask=mask)
         assert loaded.tolist() == [[[0, 1], [0, 0]], [[0, 0], [0, 0]], [[8, 9], [10, 11]]]
 
+    def test_lanes_that_are_off_touch_no_program(self):
+        """Not even what the first active lane reads, in a program that did not write it."""
+        memory = Memory(16, programs=2)
+        memory.store(np.array([[0]]), np.ones((2, 1, 4), np.float32), mask=np.array([[True], [False]]))
+        loaded = memory.load(np.array([[0, 4]]), np.float32, mask=np.array([[True, False], [False, False]]))
+        assert loaded[..., 0].tolist() == [[1, 0], [0, 0]]
+
+    def test_mask_gives_the_shape(self):
+        memory = Memory(16)
+        memory.store(0, np.ones(4, np.float32))
+        assert memory.load(4, np.float32, mask=np.ones(3, bool)).shape == (3, 1)
+
     def test_none_at_all(self):
         assert Memory(0).load(np.zeros((2, 3), int), np.float32, 4, mask=False).shape == (2, 3, 4)
 
@@ -233,6 +245,13 @@ class TestOver:
         with pytest.raises(ValueError, match="read-only"):
             Memory.over(array).store(0, np.ones(1, np.float32))
 
+    def test_strided_is_not_poisoned(self):
+        """The other half lies between its elements."""
+        both = np.zeros((3, 2, 4), np.float32)
+        with pytest.raises(ValueError, match="a strided array is not poisoned"):
+            Memory.over(both[:, 0]).poison()
+        assert not both.any()
+
     def test_negative_strides(self):
         with pytest.raises(ValueError, match=r"strides \(-4,\) must not be negative"):
             Memory.over(np.zeros(4, np.float32)[::-1])
@@ -242,6 +261,13 @@ def test_later_lane_wins():
     memory = Memory(16)
     memory.store(np.zeros(3, int), np.array([[1], [2], [3]], np.float32))
     assert memory.load(0, np.float32).tolist() == [3]
+
+
+def test_accesses_need_a_width():
+    with pytest.raises(ValueError, match="an access of 0 bytes"):
+        Memory(16).load(0, np.float32, 0)
+    with pytest.raises(ValueError, match="a value without axes"):
+        Memory(16).store(0, np.float32(1))
 
 
 def test_sizes_must_not_be_negative():

@@ -43,7 +43,8 @@ def bound_records(layout: Layout, element_size: int, valid_rows: IntArray) -> In
 def read(memory: Memory, dtype: np.dtype[Any], index: IntArray, width: int, end: Any) -> NDArray[Any]:
     """``width`` scalars from each index (in scalars): ``[*index.shape, width]``; zeros at and past ``end``."""
     place, step, mask = _lanes(index, width, end)
-    address = place * dtype.itemsize + memory.base
+    address = place * dtype.itemsize
+    address = address + memory.base if memory.base else address
     value = memory.load(address, dtype, step, mask=mask, alignment=_alignment(step * dtype.itemsize))
     return value if place is index else value[..., 0]
 
@@ -61,8 +62,8 @@ def _lanes(index: IntArray, width: int, end: Any) -> tuple[IntArray, int, Any]:
     if end is None:
         return index, width, None
     limit = leading(end, index.ndim)
-    mask = index + (width - 1) < limit
-    if width == 1 or np.array_equal(mask, index < limit):
+    mask = index + (width - 1) < limit if width > 1 else index < limit
+    if width == 1 or mask.all() or np.array_equal(mask, index < limit):
         return index, width, mask
     index = index[..., None] + np.arange(width)
     return index, 1, index < leading(end, index.ndim)

@@ -119,8 +119,13 @@ class Swizzle:
             if not isinstance(number, int):
                 raise ValueError(f"{self} of {x!r}; an int or an int array is accepted")
             x = number
-        source = x & self.yyy_mask
-        return x ^ (source >> self.shift if self.shift > 0 else source << -self.shift)
+        moved = x & self.yyy_mask
+        if self.shift > 0:
+            moved >>= self.shift
+        else:
+            moved <<= -self.shift
+        moved ^= x
+        return moved
 
     @property
     def yyy_mask(self) -> int:

@@ -1,4 +1,4 @@
-"""Views of many CTAs at once, and tiles whose last rows do not exist. Rests on NumPy's indexing of the same data, on the
+"""Views of many CTAs at once, and tiles whose last rows do not exist. Rests on NumPy indexing the same data, on the
 worked numbers of the buffer resource's own test, and on the rule of its linear bound."""
 
 from __future__ import annotations

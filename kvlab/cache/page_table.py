@@ -77,7 +77,7 @@ class PageTable:
     def _entry(self, batch: Int64, token: Int64, active: Any) -> tuple[Int64, Int64]:
         column, slot = np.divmod(np.where(active, token, 0), self.page_size)
         entry = np.zeros(batch.shape, np.int64)
-        entry[active] = self.entries[batch[active], column[active]].astype(np.int64)
+        entry[active] = self.entries[batch[active], column[active]]
         return entry, slot
 
 

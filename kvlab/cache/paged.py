@@ -182,8 +182,8 @@ class PagedKVCache:
     ) -> PagedRowIndices:
         """The rows of keys ``[base_kv_row, base_kv_row + BN)``, one tile for each program (spec/kv_cache.md 1.10).
 
-        base_alignment : what ``base_kv_row`` is promised to be a multiple of (else ValueError), at least the page size where
-            a tile spans pages. A tile within a page is only known by its first row, not to end in that page.
+        base_alignment : what ``base_kv_row`` is promised to be a multiple of (else ValueError), at least the page size
+            where a tile spans pages. A tile within a page is only known by its first row, not to end in that page.
         valid : leading keys in use, an int or one for each program. Sub-tiles without one are not looked up and get
             row 2**30, which TMA reads as zeros. Without ``valid`` a null page is a page like any other.
         """

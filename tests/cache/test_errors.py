@@ -113,6 +113,12 @@ class TestTiles:
             cache.block_paged_ptr(0, np.array([0, 3]), 0, tile=2)
         assert cache.block_paged_ptr(0, 3, 0, tile=2, valid=1).offset == 2 * 64 + 3 * 16
 
+    def test_keys_left_may_exceed_the_tile(self):
+        offsets = (
+            PagedKVCache(**GOOD).block_paged_ptr(0, np.array([0, 2, 4]), 0, tile=2, valid=np.array([5, 3, 1])).offset
+        )
+        assert offsets.tolist() == [2 * 64, 2 * 64 + 2 * 16, 0]
+
     def test_row_offsets_need_a_row_axis(self):
         with pytest.raises(ValueError, match="tokens 3 has no axis"):
             PagedKVCache(**GOOD).row_offsets(0, 3, 0)

@@ -15,6 +15,7 @@ GARBAGE = [
     pytest.param(2147480000, np.int32, id="huge-int32"),
     pytest.param(2147480000, np.uint32, id="huge-uint32"),
     pytest.param(0xCCCCCCCC, np.uint32, id="0xCCCCCCCC-uint32"),
+    pytest.param(2**32 + 1, np.int64, id="page-1-in-32-bits"),
     pytest.param(2**64 - 1, np.uint64, id="max-uint64"),
     pytest.param(6, np.uint8, id="sentinel-uint8"),
 ]

@@ -138,7 +138,10 @@ class PagedKVCacheCollection:
         return plain(lengths[index("bs_idx", bs_idx, self.batch_size)].astype(np.int64))
 
     def with_lengths(self, cache_lengths: Any, max_seq_length: int) -> PagedKVCacheCollection:
-        """The same pool and table at another step: ``cache_lengths`` before it, up to ``max_seq_length`` new tokens."""
+        """The same pool and table at another step: ``cache_lengths`` before it, up to ``max_seq_length`` new tokens.
+
+        The longest length is read, which waits for a GPU that holds ``cache_lengths``.
+        """
         lengths = as_array(cache_lengths)
         longest = max_seq_length + (int(lengths.max()) if len(lengths) else 0)
         return self._replace(cache_lengths=lengths, max_seq_length=max_seq_length, max_cache_length=longest)

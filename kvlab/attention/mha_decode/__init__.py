@@ -12,7 +12,7 @@ import numpy as np
 from kvlab.attention.explain import Explanation
 from kvlab.attention.inputs import PagedInputs, paged_inputs
 from kvlab.cache import PagedKVCacheCollection
-from kvlab.cache.arrays import to_numpy, to_torch
+from kvlab.cache.arrays import is_torch, to_numpy, to_torch
 from kvlab.staging import DECODE_ARCHS, Traffic
 
 from .config import MASK_VALUE, DecodeProblem, choose_config
@@ -156,7 +156,9 @@ def _from_collection(q: Any, cache: PagedKVCacheCollection, layer: int) -> tuple
         raise ValueError(f"cache is a {type(cache).__name__}: must be a PagedKVCacheCollection")
     tokens = q.shape[1] if getattr(q, "ndim", 0) == 4 else 1
     keys, values = cache.get_key_cache(layer), cache.get_value_cache(layer)
-    return q, keys.blocks, values.blocks, keys.lookup_table, keys.cache_lengths + tokens
+    lengths = keys.cache_lengths
+    lengths = lengths.long() if is_torch(lengths) else lengths.astype(np.int64)
+    return q, keys.blocks, values.blocks, keys.lookup_table, lengths + tokens
 
 
 def _plan(inputs: PagedInputs, backend: str, arch: str, num_splits: int | None) -> Explanation:

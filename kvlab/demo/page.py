@@ -1,0 +1,3 @@
+from pathlib import Path
+def write_page(output, capture, pool, steps, gpu):
+    return output

@@ -1,0 +1,215 @@
+"""KVMmaOp. Rests on the registers of MAX's compiled gfx950 kernels, loaded from their own LDS images
+(tests/data/kvbuffer_trace_kvbuffer.json.gz), and on float64 products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvlab.layout import Swizzle
+from kvlab.memory import Memory, as_dtype, bfloat16
+from kvlab.staging.kv_mma_op import KVMmaOp, KVMmaOpParams, mfma_atom, mma_tiles
+from kvlab.staging.mma_op_addresses import v_bf16_offsets, v_fp8_offsets
+from kvlab.staging.operand_maps import operand_map, output_map, score_map
+from kvlab.staging.p_buffer import PRegisterBuffer
+from kvlab.staging.params import KVBufferParams
+from kvlab.staging.traffic import Traffic
+
+
+class Case:
+    """How a KVBuffer drives its KVMmaOp (spec/kv_cache.md 5.3, 5.6, 5.7), from a golden case."""
+
+    def __init__(self, case: dict[str, Any]) -> None:
+        self.i = i = case["inputs"]
+        self.K, self.slices = bool(i["transpose"]), "depth_per_warp" in i
+        self.warps, N = i["num_threads"] // 64, i["mma_shape"][1]
+        depth = i["depth_per_warp"] if self.slices else i["depth"]
+        chunk = i.get("reg_chunk_depth", depth) if self.K else i.get("reg_chunk_keys", i["BN"])
+        self.slots = -(-chunk // i["BK"])
+        self.strips = -(-(depth if self.K else i["BN"]) // i["BK"])
+        self.num_mmas = -(-(i["WN"] if self.K else depth) // N)
+        self.stages = 1 if self.slices else i.get("num_smem_stages", 2)
+        self.block = i["BN"] * i["bk_smem"]
+        self.stage = i["BN"] * (i["smem_depth"] if not self.slices else 0)
+        self.split = i["bk_smem"] < i["BK"]
+
+    def op(self, dtype: Any) -> KVMmaOp:
+        i = self.i
+        params = KVMmaOpParams(
+            dtype, i["mma_shape"], self.num_mmas, i["BK"] // i["mma_shape"][2], self.slots, i["BN"], i["BK"], self.K,
+            i["swizzle"], i["bk_smem"],
+        )  # fmt: skip
+        return KVMmaOp(params, num_threads=i["num_threads"])
+
+    def load(self, op: KVMmaOp, smem: Memory, stage: int, strip: int) -> None:
+        i, base = self.i, stage * self.stage
+        column = np.arange(self.warps) % (i["BN"] // i["WN"])
+        if self.K:
+            rows = column * i["WN"] * i["bk_smem"]
+            if self.split:
+                lo, has_hi = base + 2 * strip * self.block + rows, strip < i["depth"] // i["BK"]
+                op.load_prefill_split(strip, smem, lo, lo + self.block, has_hi)
+            else:
+                op.load_prefill(strip, smem, base + strip * self.block + rows)
+            return
+        if self.slices:
+            c0 = column * i["depth_per_warp"]
+            base = c0 // i["bk_smem"] * self.block + c0 % i["bk_smem"]
+        (op.load_v_bf16 if op.params.dtype.itemsize == 2 else op.load_v_fp8_strip)(strip, smem, base)
+
+
+def test_loads_equal_compiled_max(kvbuffer_trace: dict[str, Any], tags: Any) -> None:
+    """Every register of every lane: K whole and split, V by transposing reads, per-warp slices, chunked tiles."""
+    case, expected = Case(kvbuffer_trace), kvbuffer_trace["expected"]
+    tag, image = tags(case.i["dtype"]), expected["lds_after_load_from_dram"]
+    got = []
+    for piece in tag.split(image):
+        smem = Memory(piece.nbytes + 4096, programs=1, unsafe=True)
+        written = np.flatnonzero(image != -2)
+        smem.store(written[None] * tag.dtype.itemsize, piece[written][None, :, None])
+        op, registers = case.op(tag.dtype), []
+        for stage in range(case.stages):
+            for strip in range(case.strips):
+                case.load(op, smem, stage, strip)
+                if case.i.get("strip_by_strip"):
+                    registers.append(op.reg_tile[0].copy())
+            if not case.i.get("strip_by_strip"):
+                registers.append(op.reg_tile[0].copy())
+        got.append(np.stack(registers, axis=1).reshape(case.i["num_threads"], -1))
+    wanted = np.where(expected["regs_per_thread"] == -3, -5, expected["regs_per_thread"])
+    if case.i.get("zero_partial_tile_pad"):  # zeroes the upper half of the last strip afterwards, no load of KVMmaOp
+        wanted = wanted.reshape(case.i["num_threads"], case.strips, -1, 32)[:, :-1].reshape(case.i["num_threads"], -1)
+        got = [g.reshape(case.i["num_threads"], case.strips, -1, 32)[:, :-1].reshape(g.shape[0], -1) for g in got]
+    np.testing.assert_array_equal(tag.join(got), wanted)
+
+
+def test_transposing_reads_equal_compiled_max(kvbuffer_trace: dict[str, Any]) -> None:
+    """As many ds_read_tr as the compiled kernel issues, and at its addresses (golden: the first eight of wave 0)."""
+    case, expected = Case(kvbuffer_trace), kvbuffer_trace["expected"]
+    reads = expected["n_tr16"] + expected["n_tr8"]
+    if case.K:
+        assert not reads
+        return
+    params = case.op(case.i["dtype"]).params
+    offsets = v_bf16_offsets if params.dtype.itemsize == 2 else v_fp8_offsets
+    elements = np.concatenate([offsets(params, strip).reshape(-1, 64) for strip in range(case.strips)])
+    assert reads == case.warps * case.stages * len(elements)
+    stages = np.concatenate([elements + stage * case.stage for stage in range(case.stages)]) * params.dtype.itemsize
+    assert {tuple(row) for row in expected["tr_wave0_lds_byte_addr"]} <= {tuple(row) for row in stages.tolist()}
+
+
+def warps_of(dtype: str, *, transpose: bool, mma_shape: tuple[int, int, int], depth: int = 128) -> KVBufferParams:
+    return KVBufferParams(dtype, mma_shape, None, 128, 32, 32, 256, depth, 1, transpose)
+
+
+@pytest.mark.parametrize("swap_a_b", [True, False])
+@pytest.mark.parametrize("BM", [16, 32])
+@pytest.mark.parametrize("dtype,mma_shape", [("bf16", (16, 16, 32)), ("fp16", (16, 16, 32)), ("fp32", (16, 16, 4))])
+def test_mma_is_the_product_m_inner(dtype: str, mma_shape: tuple[int, int, int], BM: int, swap_a_b: bool) -> None:
+    """C[m + n * num_m] += A[m] B[n], against float64; small integers, so that it is exact."""
+    p = warps_of(dtype, transpose=True, mma_shape=mma_shape, depth=32)
+    op = KVMmaOp(KVMmaOpParams.of(p))
+    rng = np.random.default_rng(0)
+    q, k = (rng.integers(-4, 5, (1, rows, 32)) for rows in (BM, 128))
+    atom, num_m = mfma_atom(mma_shape, dtype), BM // 16
+    a = operand_map(p, BM).spread(q.astype(p.dtype))
+    # B: fragment n of warp w holds keys 32 w + 16 n + lane % 16, as operand_map of 128 "rows" shared out by fours
+    keys = k.astype(p.dtype)[0].reshape(4, 2, 16, 32)
+    steps = np.split(keys, 32 // mma_shape[2], axis=-1)
+    fragments = np.stack([atom.fragment_a(step) for step in steps], axis=1)  # [warps, kg, n, lanes, frag]
+    op.reg_tile = fragments.transpose(0, 3, 1, 2, 4).reshape(1, 256, -1, op.params.input_frag_size)
+    acc = np.ones((1, 256, num_m * 2, 4), np.float32)
+    for kg in range(op.params.num_k_mmas):
+        acc = op.mma(a[:, :, kg * num_m : (kg + 1) * num_m], acc, 0, kg, swap_a_b)
+    wanted = q[0] @ k[0].T + 1
+    if swap_a_b:
+        np.testing.assert_array_equal(score_map(p, BM).gather(acc)[0], wanted)
+    else:
+        tiles = atom.tile_c(acc.reshape(4, 64, 2, num_m, 4).transpose(0, 2, 3, 1, 4))  # [warps, n, m, 16, 16]
+        np.testing.assert_array_equal(tiles.transpose(2, 3, 0, 1, 4).reshape(BM, 128), wanted)
+
+
+def test_mma_tile_at_is_a_window_of_the_register_tile() -> None:
+    params = KVMmaOpParams("bf16", (32, 32, 16), 2, 2, 3, 64, 32, True)
+    op = KVMmaOp(params, programs=2, num_threads=64)
+    assert op.reg_tile.shape == (2, 64, 12, 8)
+    assert np.isnan(op.reg_tile.astype(np.float32)).all()
+    op.reg_tile = np.broadcast_to(np.arange(12)[:, None], op.reg_tile.shape)
+    assert op.mma_tile_at(2, 1)[0, 0, :, 0].tolist() == [10, 11]
+    assert op.mma_tile_at(4, 0)[0, 0, :, 0].tolist() == [4, 5]  # strip 4 stands in slot 4 % 3
+    with pytest.raises(ValueError, match="kg 2 is not one of the 2 k groups"):
+        op.mma_tile_at(0, 2)
+
+
+def test_loads_refuse_what_they_are_not_for() -> None:
+    k = KVMmaOp(KVMmaOpParams("bf16", (16, 16, 32), 2, 1, 1, 128, 32, True))
+    v = KVMmaOp(KVMmaOpParams("bf16", (16, 16, 32), 2, 1, 1, 128, 32, False))
+    smem = Memory(1 << 16, programs=1, unsafe=True)
+    with pytest.raises(ValueError, match="load_prefill is for K"):
+        v.load_prefill(0, smem, 0)
+    with pytest.raises(ValueError, match="load_prefill_split is for 1-byte K"):
+        k.load_prefill_split(0, smem, 0, 0)
+    with pytest.raises(ValueError, match="load_v_bf16 is for 2-byte V"):
+        k.load_v_bf16(0, smem, 0)
+    with pytest.raises(ValueError, match="load_v_fp8_strip is for 1-byte V"):
+        v.load_v_fp8_strip(0, smem, 0)
+    c = np.zeros((1, 256, 3, 4), np.float32)
+    with pytest.raises(ValueError, match=r"c has 3 registers, must have num_m \* num_n = 1 \* 2"):
+        mma_tiles(mfma_atom((16, 16, 32), "bf16"), k.reg_tile[:, :, :1], k.reg_tile, c)
+    with pytest.raises(ValueError, match="num_threads 100"):
+        KVMmaOp(k.params, num_threads=100)
+    with pytest.raises(ValueError, match="num_mmas 0 must be at least 1"):
+        KVMmaOpParams("bf16", (16, 16, 32), 0, 1, 1, 128, 32, True)
+
+
+@pytest.mark.parametrize(
+    "dtype,mma_shape,BM",
+    [
+        ("bf16", (16, 16, 32), 16),
+        ("bf16", (16, 16, 32), 32),
+        ("fp32", (16, 16, 4), 16),
+        ("fp8", (16, 16, 32), 32),
+        ("bf16", (32, 32, 16), 32),
+    ],
+)
+def test_p_goes_through_shared_memory_unchanged(dtype: str, mma_shape: tuple[int, int, int], BM: int) -> None:
+    """Rounded once to the storage dtype; every warp reads all keys; the image is BN/BK blocks of BM x BK row-major."""
+    p = warps_of(dtype, transpose=False, mma_shape=mma_shape)
+    tile = np.random.default_rng(0).random((3, BM, 128), np.float32)
+    traffic = Traffic()
+    staged = PRegisterBuffer(p, BM, 3, traffic=traffic)
+    staged.copy_to_shared(staged.score_map.spread(tile), np.array([True, False, True]))
+    registers = staged.load_from_shared(np.array([True, False, True]))
+    rounded = tile.astype(as_dtype(dtype))
+    assert registers.tobytes() == staged.operand_map.spread(rounded).tobytes()
+    blocks = np.ascontiguousarray(rounded.reshape(3, BM, 4, 32).transpose(0, 2, 1, 3))
+    assert staged.smem.image().tobytes() == blocks.tobytes()
+    joined = np.concatenate([staged.mma_tile(s, kg) for s in range(4) for kg in range(p.num_k_mmas2)], axis=2)
+    assert joined.tobytes() == registers.tobytes()
+    size = rounded.itemsize
+    assert traffic.moved == {"registers->SMEM": 2 * BM * 128 * size, "SMEM->registers": 2 * 4 * BM * 128 * size}
+    assert traffic.ideal["p write"] >= 2 * BM * 128 * size // 256
+    with pytest.raises(ValueError, match=r"mma_tile\(4, 0\): P has 4 strips"):
+        staged.mma_tile(4, 0)
+
+
+@pytest.mark.parametrize("mma_shape", [(16, 16, 32), (32, 32, 16)])
+def test_maps_hold_every_element_once_a_warp_group(mma_shape: tuple[int, int, int]) -> None:
+    """Accumulators are shared out between the warps, operands held by each; warps beyond those take other rows."""
+    p = KVBufferParams("bf16", mma_shape, None, 64, 32, 32, 256, 64, 1, False)  # 4 warps, 2 along the keys
+    for layout in (score_map(p, 64), output_map(p, 64)):
+        assert (np.bincount(layout.flat.reshape(-1)) == 1).all()
+    assert (np.bincount(operand_map(p, 64).flat.reshape(-1)) == 2).all()
+    assert set(operand_map(p, 64).row[:128].reshape(-1)) == set(range(32))
+    with pytest.raises(ValueError, match="BM 16 must be a multiple of"):
+        score_map(p, 16)
+
+
+def test_a_swizzle_in_another_unit_is_the_same_swizzle() -> None:
+    params = [
+        KVMmaOpParams("bf16", (16, 16, 32), 2, 1, 1, 128, 32, True, s)
+        for s in (Swizzle(3, 4, 3, "byte"), Swizzle(3, 3, 3, bfloat16), Swizzle(3, 0, 3, "vector"))
+    ]
+    assert params[0] == params[1] == params[2]

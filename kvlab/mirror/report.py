@@ -164,8 +164,8 @@ def _compare_order(kernel: Side, emulator: Side, role: str) -> list[Violation]:
     matcher = SequenceMatcher(None, [item.key for item in left], [item.key for item in right], autojunk=False)
     for tag, i, i_end, j, j_end in matcher.get_opcodes():
         if tag == "equal":
-            for a, b in zip(left[i:i_end], right[j:j_end], strict=True):
-                found += _unbound(kernel, emulator, a, b)
+            for one, other in zip(left[i:i_end], right[j:j_end], strict=True):
+                found += _unbound(kernel, emulator, one, other)
             continue
         for offset in range(max(i_end - i, j_end - j)):
             a = left[i + offset] if i + offset < i_end else None

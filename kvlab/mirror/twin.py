@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 __all__ = ["Operation", "Twin", "module_file", "split_address"]
@@ -91,16 +92,16 @@ class Operation:
 
     @staticmethod
     def _find_config(op: str) -> tuple[str, str]:
-        candidates = [op] if "." in op else [f"kvlab.attention.{op}", op]
-        for package in candidates:
-            try:
-                if importlib.util.find_spec(f"{package}.config"):
-                    return f"{package}.config", package
-            except ModuleNotFoundError:
-                continue
+        ours = (Path(__file__).parents[1] / "attention" / op / "config.py").is_file()
+        package = f"kvlab.attention.{op}" if ours else op
+        try:
+            if importlib.util.find_spec(f"{package}.config"):
+                return f"{package}.config", package
+        except ModuleNotFoundError:
+            pass
         raise ValueError(
-            f"operation {op!r} is unknown: no {' or '.join(f'{p}.config' for p in candidates)}; name a folder of "
-            "kvlab.attention or an importable package that has a config.py"
+            f"operation {op!r} is unknown: there is no {package}.config; name a folder of kvlab.attention or an "
+            "importable package that has a config.py"
         )
 
     def pick(self, twin: str | None) -> tuple[Twin, ...]:

@@ -1,0 +1,136 @@
+"""Follow a twin's function line by line and tell when each of its steps ends, on either side.
+
+A step ends when the next line event leaves its lines, or the function returns. An iteration is one counter per
+enclosing loop, counted from the events that lead from a loop's header into its body.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from kvlab.mirror.source import Header, Side
+
+__all__ = ["Plan", "StaleSource", "check_fresh", "tracing"]
+
+#: Called at the end of a step with its index, its iteration and the function's local variables.
+Record = Callable[[int, tuple[int, ...], dict[str, Any]], None]
+
+
+class StaleSource(RuntimeError):
+    """A function's source file has changed since the function was imported."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the tracer must know of one side of a twin; plain data, so that it can be sent to another process."""
+
+    twin: str
+    path: str
+    function: str
+    span: tuple[int, int]
+    outputs: tuple[tuple[str, ...], ...]
+    step_at: dict[int, int]  # line -> step
+    loops: tuple[tuple[tuple[int, int], tuple[int, int]], ...]  # header lines, body lines
+    loops_of: tuple[tuple[int, ...], ...]  # step -> enclosing loops, outermost first
+
+    @classmethod
+    def of(cls, twin: str, side: Side) -> Plan:
+        if len(side.spans) != 1:
+            raise ValueError(
+                f"twin {twin!r}: {side.function!r} is several functions; they are checked, but a lockstep run needs one"
+            )
+        steps = side.steps
+        headers: list[Header] = list(dict.fromkeys(h for step in steps for h in step.headers if h.is_loop))
+        return cls(
+            twin,
+            side.path,
+            side.function,
+            side.spans[0],
+            tuple(step.marker.outputs for step in steps),
+            {line: i for i, step in enumerate(steps) for a, b in step.ranges for line in range(a, b + 1)},
+            tuple((header.lines, header.body) for header in headers),
+            tuple(tuple(headers.index(h) for h in step.headers if h.is_loop) for step in steps),
+        )
+
+
+class _Walk:
+    """The trace function of one call of a twin's function."""
+
+    def __init__(self, plan: Plan, record: Record) -> None:
+        self.plan = plan
+        self.record = record
+        self.step: int | None = None
+        self.line = plan.span[0]
+        self.count = [-1] * len(plan.loops)
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> _Walk:
+        if event == "line":
+            self.move(frame, frame.f_lineno)
+        elif event == "return":
+            self.move(frame, 0)
+        return self
+
+    def move(self, frame: FrameType, line: int) -> None:
+        step = self.plan.step_at.get(line)
+        if self.step is not None and step != self.step:
+            iteration = tuple(self.count[loop] for loop in self.plan.loops_of[self.step])
+            self.record(self.step, iteration, frame.f_locals)
+        for loop, (header, body) in enumerate(self.plan.loops):
+            was_head, was_body = header[0] <= self.line <= header[1], body[0] <= self.line <= body[1]
+            if header[0] <= line <= header[1] and not (was_head or was_body):
+                self.count[loop] = -1
+            elif body[0] <= line <= body[1] and was_head:
+                self.count[loop] += 1
+        self.step, self.line = step, line
+
+
+@contextmanager
+def tracing(plans: Sequence[Plan], begin: Callable[[int], Record | None]) -> Iterator[None]:
+    """Trace every call of the plans' functions; ``begin(plan's index)`` gives its recorder, or None to skip it."""
+    known: dict[CodeType, int | None] = {}
+    names = {plan.function for plan in plans}
+
+    def enter(frame: FrameType, _event: str, _arg: Any) -> _Walk | None:
+        code = frame.f_code
+        if code.co_name not in names:
+            return None
+        if code not in known:
+            known[code] = next((i for i, plan in enumerate(plans) if _is_code_of(plan, code)), None)
+        index = known[code]
+        record = begin(index) if index is not None else None
+        return _Walk(plans[index], record) if index is not None and record is not None else None
+
+    previous = sys.gettrace()
+    sys.settrace(enter)
+    try:
+        yield
+    finally:
+        sys.settrace(previous)
+
+
+def _is_code_of(plan: Plan, code: CodeType) -> bool:
+    first, last = plan.span
+    return (
+        code.co_name == plan.function
+        and first <= code.co_firstlineno <= last
+        and os.path.realpath(code.co_filename) == os.path.realpath(plan.path)
+    )
+
+
+def check_fresh(plan: Plan, function: Any) -> None:
+    """Raise :class:`StaleSource` if ``function`` was imported from another text than the plan's file now has."""
+    while hasattr(function, "fn"):  # @triton.jit, @triton.heuristics, ...
+        function = function.fn
+    code = inspect.unwrap(function).__code__
+    module = compile(Path(plan.path).read_text(encoding="utf-8"), plan.path, "exec", dont_inherit=True)
+    now = next((c for c in module.co_consts if isinstance(c, CodeType) and c.co_name == plan.function), None)
+    if now != code:
+        raise StaleSource(f"{plan.path} has changed since {plan.function!r} was imported from it; reload the module")

@@ -1,0 +1,149 @@
+"""The kernel side of a lockstep run, called in the process that interprets kernels; only here Triton is needed."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from kvlab.mirror.trace import Plan, Record, check_fresh, tracing
+
+__all__ = ["Key", "Recorded", "trace"]
+
+#: (twin's index, number of the launch, step's index, iteration, output's name)
+Key = tuple[int, int, int, tuple[int, ...], str]
+
+_DTYPES = {
+    "int1": np.dtype(bool),
+    "fp16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "fp32": np.dtype(np.float32),
+    "fp64": np.dtype(np.float64),
+    "fp8e4nv": np.dtype(ml_dtypes.float8_e4m3fn),
+    "fp8e5": np.dtype(ml_dtypes.float8_e5m2),
+    "fp8e4b8": np.dtype(ml_dtypes.float8_e4m3fnuz),
+    "fp8e5b16": np.dtype(ml_dtypes.float8_e5m2fnuz),
+    **{name: np.dtype(name) for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")},
+}
+
+
+@dataclass
+class Recorded:
+    """``values[key] = (program indices [n], values [n, ...])``; a string in place of the values says what is wrong."""
+
+    returned: Any
+    grids: dict[tuple[int, int], tuple[int, int, int]]
+    values: dict[Key, tuple[np.ndarray, np.ndarray | str]]
+
+
+def trace(launch: str, plans: Sequence[Plan], case: dict[str, Any], programs: Sequence[int] | None) -> Recorded:
+    """Run ``launch(**case)`` and record every listed output at the end of every step of the planned kernels.
+
+    NumPy arrays in ``case`` become torch tensors. ``programs`` are program indices, pid0 + grid0*(pid1 + grid1*pid2);
+    None records all. Raises ``StaleSource`` when a kernel's file has changed since it was imported.
+    """
+    from triton.runtime import interpreter
+
+    module, _, name = launch.partition(":")
+    function = getattr(importlib.import_module(module), name)
+    _check_kernels(plans)
+    builder = interpreter.interpreter_builder
+    seen: Counter[tuple[int, int]] = Counter()
+    grids: dict[tuple[int, int], tuple[int, int, int]] = {}
+    found: dict[Key, list[tuple[int, np.ndarray | str]]] = defaultdict(list)
+
+    def begin(twin: int) -> Record | None:
+        (x, y, z), (nx, ny, nz) = builder.grid_idx, builder.grid_dim
+        program = x + nx * (y + ny * z)
+        number = seen[twin, program]
+        seen[twin, program] += 1
+        grids[twin, number] = (nx, ny, nz)
+        if programs is not None and program not in programs:
+            return None
+
+        def record(step: int, iteration: tuple[int, ...], variables: dict[str, Any]) -> None:
+            for output in plans[twin].outputs[step]:
+                value = _value(variables[output]) if output in variables else "not bound at the end of the step"
+                found[twin, number, step, iteration, output].append((program, value))
+
+        return record
+
+    with tracing(plans, begin):
+        returned = function(**_to_torch(case))
+    return Recorded(_to_numpy(returned), grids, {key: _stack(items) for key, items in found.items()})
+
+
+def _check_kernels(plans: Sequence[Plan]) -> None:
+    modules = {getattr(module, "__file__", None): module for module in list(sys.modules.values())}
+    for plan in plans:
+        if plan.path not in modules:
+            raise ValueError(
+                f"the launch function does not import {plan.path}, where twin {plan.twin!r} has its kernel"
+            )
+        check_fresh(plan, getattr(modules[plan.path], plan.function))
+
+
+def _stack(items: list[tuple[int, np.ndarray | str]]) -> tuple[np.ndarray, np.ndarray | str]:
+    """The values of one key in the order of the programs (the interpreter runs the last grid axis fastest)."""
+    items = sorted(items, key=lambda item: item[0])
+    programs = np.array([program for program, _ in items])
+    wrong = next((value for _, value in items if isinstance(value, str)), None)
+    if wrong is not None:
+        return programs, wrong
+    values = [value for _, value in items if isinstance(value, np.ndarray)]
+    if len({(value.shape, value.dtype) for value in values}) > 1:
+        return programs, "shape or dtype differs from program to program"
+    return programs, np.stack(values)
+
+
+def _value(value: Any) -> np.ndarray | str:
+    """A copy of a variable of an interpreted kernel, in its logical shape and dtype; or why it cannot be had."""
+    value = getattr(value, "value", value)  # a constexpr
+    if isinstance(value, bool | int | float):
+        return np.array(value, bool if isinstance(value, bool) else np.int32 if isinstance(value, int) else np.float32)
+    data = getattr(getattr(value, "handle", None), "data", None)
+    if data is None:
+        return f"a {type(value).__name__} of the kernel cannot be compared; list tensors and scalars"
+    dtype = _DTYPES.get(str(value.dtype))
+    if dtype is None:
+        return f"dtype {value.dtype} cannot be compared"
+    if data.dtype != dtype:
+        data = data.view(dtype) if data.dtype.kind in "uV" and dtype.kind in "fV" else data.astype(dtype)
+    return np.array(data).reshape([int(getattr(extent, "value", extent)) for extent in value.shape])
+
+
+def _to_torch(value: Any) -> Any:
+    """NumPy arrays as torch tensors that share their memory, in dicts, lists and tuples too."""
+    import torch
+
+    if isinstance(value, dict):
+        return {key: _to_torch(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_to_torch(item) for item in value)
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.dtype.isbuiltin == 1:
+        return torch.from_numpy(value)
+    return torch.from_numpy(value.view(f"u{value.itemsize}")).view(getattr(torch, value.dtype.name))
+
+
+def _to_numpy(value: Any) -> Any:
+    """Torch tensors as NumPy arrays, in dicts, lists and tuples too; torch is not imported for it."""
+    if isinstance(value, dict):
+        return {key: _to_numpy(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_numpy(item) for item in value]
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor):
+        return value
+    value = value.detach()
+    dtype = str(value.dtype).removeprefix("torch.")
+    if not hasattr(ml_dtypes, dtype):
+        return value.numpy()
+    return value.view(getattr(torch, f"uint{8 * value.element_size()}")).numpy().view(getattr(ml_dtypes, dtype))

@@ -1,0 +1,96 @@
+"""The line tracer. Rests on a law: the steps and iterations it tells are those that the function itself counts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvlab.mirror.source import read_side
+from kvlab.mirror.trace import Plan, StaleSource, check_fresh, tracing
+
+TEXT = """
+def walk(log, rows):
+    #: setup -> total
+    total = 0
+    log.append(("setup", ()))
+    for row in range(
+        0,
+        rows,
+    ):
+        #: before -> total
+        total = sum(
+            (total, 1),
+        )
+        log.append(("before", (row,)))
+        for column in range(row):
+            #: inner -> total
+            for repeat in range(2):
+                total += 1
+            log.append(("inner", (row, column)))
+        if row % 2:
+            #: odd -> total
+            total = total
+            log.append(("odd", (row,)))
+            if row == 1:
+                continue
+        #: after -> total
+        total += 1
+        log.append(("after", (row,)))
+    #: turn -> turn
+    turn = -1
+    log.append(("turn", ()))
+    while total > 10:
+        #: down -> total
+        total -= 10
+        turn += 1
+        log.append(("down", (turn,)))
+    #: store -> done
+    done = total
+    log.append(("store", ()))
+    return done
+"""
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 6])
+def test_steps_and_iterations(tmp_path: Path, rows: int) -> None:
+    path = tmp_path / "walk.py"
+    path.write_text(TEXT)
+    space: dict[str, Any] = {}
+    exec(compile(TEXT, str(path), "exec", dont_inherit=True), space)
+    side = read_side(TEXT, "walk", str(path))
+    assert not side.problems
+    plan = Plan.of("walk", side)
+    names = [step.marker.name for step in side.steps]
+    seen, expected = [], []
+
+    def record(step: int, iteration: tuple[int, ...], variables: dict[str, Any]) -> None:
+        assert all(output in variables for output in plan.outputs[step])
+        seen.append((names[step], iteration))
+
+    before = sys.gettrace()
+    with tracing([plan], lambda index: record):
+        space["walk"](expected, rows)
+    assert sys.gettrace() is before
+    assert seen == expected
+    assert len(seen) >= 3
+
+
+def test_stale_source(tmp_path: Path) -> None:
+    path = tmp_path / "walk.py"
+    path.write_text(TEXT)
+    space: dict[str, Any] = {}
+    exec(compile(TEXT, str(path), "exec", dont_inherit=True), space)
+    plan = Plan.of("walk", read_side(TEXT, "walk", str(path)))
+    check_fresh(plan, space["walk"])
+    path.write_text(TEXT.replace("total += 1", "total += 2"))
+    with pytest.raises(StaleSource, match="has changed since 'walk' was imported"):
+        check_fresh(plan, space["walk"])
+
+
+def test_a_twin_of_several_functions_is_not_run(tmp_path: Path) -> None:
+    text = "def a():\n    #: x -> y\n    y = 1\n\ndef b():\n    #: z -> y\n    y = 2\n"
+    with pytest.raises(ValueError, match="'a,b' is several functions"):
+        Plan.of("pair", read_side(text, "a,b"))

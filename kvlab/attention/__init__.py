@@ -1,7 +1,7 @@
 """Attention operations, each as reference, emulator and kernel.
 
-The functions have the names of the folders that hold them: ``kvlab.attention.mha_decode`` is the function, and the folder's
-modules are reached with ``from kvlab.attention.mha_decode import emulator``.
+The functions have the names of the folders that hold them: ``kvlab.attention.mha_decode`` is the function, and the
+folder's modules are reached with ``from kvlab.attention.mha_decode import emulator``.
 """
 
 from .explain import Explanation, explain

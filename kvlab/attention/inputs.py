@@ -38,13 +38,23 @@ class PagedInputs:
 
     def numpy(self) -> PagedInputs:
         """The same over NumPy views of CPU memory."""
-        arrays = {name: to_numpy(getattr(self, name), name) for name in ("q", "k_cache", "v_cache", "block_table", "seq_lens")}
+        arrays = {
+            name: to_numpy(getattr(self, name), name) for name in ("q", "k_cache", "v_cache", "block_table", "seq_lens")
+        }
         out = None if self.out is None else to_numpy(self.out, "out")
         return PagedInputs(**arrays, out=out, drop_tokens=self.drop_tokens)
 
 
 def paged_inputs(
-    q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, out: Any, *, max_tokens: int, check: bool | None
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    block_table: Any,
+    seq_lens: Any,
+    out: Any,
+    *,
+    max_tokens: int,
+    check: bool | None,
 ) -> PagedInputs:
     """Check the arguments of a paged decode (see ``mha_decode_paged``). ValueError that names argument, value, rule.
 
@@ -54,8 +64,14 @@ def paged_inputs(
     if out is not None:
         arrays["out"] = out
     for name, array in arrays.items():
-        _require(isinstance(array, np.ndarray) or is_torch(array), f"{name} is a {type(array).__name__}", "a NumPy array or torch tensor")
-        _require(not getattr(array, "requires_grad", False), f"{name} requires grad", "detached; kvlab is for inference")
+        _require(
+            isinstance(array, np.ndarray) or is_torch(array),
+            f"{name} is a {type(array).__name__}",
+            "a NumPy array or torch tensor",
+        )
+        _require(
+            not getattr(array, "requires_grad", False), f"{name} requires grad", "detached; kvlab is for inference"
+        )
     same_place(**arrays)
     _require(q.ndim in (3, 4), f"q has shape {tuple(q.shape)}", "[B, Hq, D] or [B, S, Hq, D]")
     drop_tokens = q.ndim == 3
@@ -75,7 +91,9 @@ def paged_inputs(
         _require(shape[1] > 0 and shape[2] > 0, f"{name} has shape {shape}", "at least one token a page and one head")
     kv_heads = k_cache.shape[2]
     _require(q_heads % kv_heads == 0, f"q has {q_heads} heads", f"a multiple of the {kv_heads} heads of k_cache")
-    _require(16 <= head_dim <= 256 and head_dim % 8 == 0, f"head dimension {head_dim}", "a multiple of 8 from 16 to 256")
+    _require(
+        16 <= head_dim <= 256 and head_dim % 8 == 0, f"head dimension {head_dim}", "a multiple of 8 from 16 to 256"
+    )
     shape = tuple(block_table.shape)
     _require(block_table.ndim == 2 and shape[0] == batch, f"block_table has shape {shape}", f"[B = {batch}, columns]")
     _require(tuple(seq_lens.shape) == (batch,), f"seq_lens has shape {tuple(seq_lens.shape)}", f"[B = {batch}]")
@@ -83,13 +101,19 @@ def paged_inputs(
         kind = dtype_of(arrays[name], name)
         _require(kind.kind in "iu" and kind.itemsize >= 4, f"{name} has dtype {kind}", "a 32- or 64-bit integer")
     if out is not None:
-        _require(tuple(out.shape) == tuple(q.shape), f"out has shape {tuple(arrays['out'].shape)}", f"that of q, {tuple(arrays['q'].shape)}")
+        _require(
+            tuple(out.shape) == tuple(q.shape),
+            f"out has shape {tuple(arrays['out'].shape)}",
+            f"that of q, {tuple(arrays['q'].shape)}",
+        )
         _require(out.dtype == q.dtype, f"out has dtype {out.dtype}", f"that of q, {q.dtype}")
         _require(is_torch(out) or out.flags.writeable, "out is read-only", "writeable")
     rows = {"q": q, "k_cache": k_cache, "v_cache": v_cache, **({} if out is None else {"out": out})}
     for name, array in {**rows, "block_table": block_table}.items():
         strides = element_strides(array, name)
-        _require(array.shape[-1] < 2 or strides[-1] == 1, f"{name} has strides {strides}", "contiguous in the last dimension")
+        _require(
+            array.shape[-1] < 2 or strides[-1] == 1, f"{name} has strides {strides}", "contiguous in the last dimension"
+        )
         _require(min(strides) >= 0, f"{name} has strides {strides}", "not negative")
     inputs = PagedInputs(q, k_cache, v_cache, block_table, seq_lens, out, drop_tokens)
     if check or (check is None and not inputs.on_gpu):
@@ -107,8 +131,8 @@ def check_lengths_and_pages(seq_lens: Any, block_table: Any, pages: int, page_si
     if bad.any():
         b = int(bad.argmax())
         raise ValueError(
-            f"seq_lens[{b}] is {lengths[b]}: must be 0 to {most}, what the {table.shape[1]} columns of block_table hold in "
-            f"pages of {page_size}"
+            f"seq_lens[{b}] is {lengths[b]}: must be 0 to {most}, what the {table.shape[1]} columns of block_table "
+            f"hold in pages of {page_size}"
         )
     used = np.arange(table.shape[1]) * page_size < lengths[:, None]
     outside = used & ((table < 0) | (table >= pages))

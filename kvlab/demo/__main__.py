@@ -34,7 +34,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--input", metavar="FILE.npz", help="your own q, k, v instead of the embedded SmolLM2 capture")
-    parser.add_argument("--output", metavar="DIR", default="demo", type=Path, help="where index.html goes (default: demo)")
+    parser.add_argument(
+        "--output", metavar="DIR", default="demo", type=Path, help="where index.html goes (default: demo)"
+    )
     parser.add_argument("--page-size", metavar="N", default=16, type=_positive, help="tokens of a page (default: 16)")
     return parser
 
@@ -48,8 +50,10 @@ def _positive(text: str) -> int:
 def _run(capture: Capture, page_size: int, output: Path) -> int:
     started, gpu = time.monotonic(), gpu_name()
     layers = ", ".join(map(str, capture.layers))
-    print(f"kvlab: {capture.metadata.get('model', 'your capture')}: layers {layers}, {capture.prompt_tokens} prompt tokens, ", end="")
-    print(f"{capture.decode_steps} decode steps, {capture.query_heads}/{capture.kv_heads} heads x {capture.head_dim} {capture.dtype}")
+    heads = f"{capture.query_heads}/{capture.kv_heads} heads x {capture.head_dim} {capture.dtype}"
+    print(f"kvlab: {capture.metadata.get('model', 'your capture')}")
+    tokens = f"{capture.prompt_tokens} prompt tokens, {capture.decode_steps} decode steps"
+    print(f"kvlab: layers {layers}; {tokens}; {heads}")
     pool = paged_cache(capture, page_size)
     print(f"kvlab: {pool!r}, pages shuffled, unused slots NaN")
     print("kvlab: each step: float64 reference, emulator (sm_90, gfx950), Triton kernel, and both in lockstep\n")

@@ -1,3 +1,4 @@
-from pathlib import Path
+
+
 def write_page(output, capture, pool, steps, gpu):
     return output

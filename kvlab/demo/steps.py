@@ -108,7 +108,9 @@ def _decode_layer(capture: Capture, pool: PagedKVCacheCollection, layer: int, st
             notes[arch] = str(reason)
             continue
         errors[arch], traffic[arch] = _distance(out, exact), counted
-    run: Any = lockstep("mha_decode", {**arrays, "scale": capture.scale, "config": explain(mha_decode, q, pool, layer).config})
+    run: Any = lockstep(
+        "mha_decode", {**arrays, "scale": capture.scale, "config": explain(mha_decode, q, pool, layer).config}
+    )
     errors["triton"] = _distance(mha_decode(q, pool, layer, scale=capture.scale, backend="triton"), exact)
     if gpu_name():
         out = mha_decode(to_torch(q).cuda(), pool.to("cuda"), layer, scale=capture.scale)
@@ -121,7 +123,9 @@ def _decode_layer(capture: Capture, pool: PagedKVCacheCollection, layer: int, st
 
 def _plain(capture: Capture, layer: int, token: int) -> Array:
     """``softmax(q k^T scale) v`` by PyTorch in the storage dtype: the yardstick of what rounding costs."""
-    q, k, v = (to_torch(a) for a in (capture.q[layer, token], capture.k[layer, : token + 1], capture.v[layer, : token + 1]))
+    q, k, v = (
+        to_torch(a) for a in (capture.q[layer, token], capture.k[layer, : token + 1], capture.v[layer, : token + 1])
+    )
     k, v = (a.repeat_interleave(capture.group, dim=1) for a in (k, v))  # [keys, Hq, D]
     scores = (q[:, None] @ k.permute(1, 2, 0)) * capture.scale  # [Hq, 1, keys]
     out: Array = (scores.softmax(-1) @ v.transpose(0, 1)).float().numpy().swapaxes(0, 1)

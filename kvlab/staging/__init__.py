@@ -5,7 +5,7 @@ from .decode_streaming import DecodeStreamingKVBuffer
 from .fragments import FragmentMap, Fragments
 from .iterator import KVCacheIterator, KVTile
 from .kv_mma_op import KVMmaOp, KVMmaOpParams
-from .params import KVBufferParams
+from .params import KVBufferParams, ceildiv
 from .programs import program_ids, ragged_range
 from .swizzled_tile import SwizzledTile, ldmatrix_swizzle
 from .traffic import Traffic
@@ -23,6 +23,7 @@ __all__ = [
     "KVTile",
     "SwizzledTile",
     "Traffic",
+    "ceildiv",
     "decode_cta",
     "ldmatrix_swizzle",
     "program_ids",

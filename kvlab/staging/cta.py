@@ -59,7 +59,8 @@ def decode_cta(
 ) -> DecodeCTA:
     """The CTA model of ``arch`` for tiles of BM query rows and BN keys; columns are padded to BD.
 
-    ``batch_idx`` and ``head_idx`` ``[programs]`` are each program's sequence and KV head. gfx950: MAX's streaming decode.
+    ``batch_idx`` and ``head_idx`` ``[programs]`` are each program's sequence and KV head. gfx950: MAX's streaming
+    decode.
     sm_80, sm_90: what our Triton kernel compiles to; float32 without tensor cores.
     """
     dtype, D = k_cache.dtype, k_cache.kv_params.head_size

@@ -1,8 +1,8 @@
 """One CTA of the decode kernel on NVIDIA, float32 storage: cp.async, plain shared rows, fused multiply-add.
 
-No tensor cores (tf32 would round the inputs). Each lane owns a patch of the accumulator and reads the operands that it needs
-from unswizzled rows in shared memory, as Triton's blocked FMA dot does: K and Q along the depth, V along its columns. Eight
-lanes of a K read start in the same bank, which is what this path costs.
+No tensor cores (tf32 would round the inputs). Each lane owns a patch of the accumulator and reads the operands that
+it needs from unswizzled rows in shared memory, as Triton's blocked FMA dot does: K and Q along the depth, V along its
+columns. Eight lanes of a K read start in the same bank, which is what this path costs.
 """
 
 from __future__ import annotations
@@ -61,14 +61,16 @@ class FmaCTA:
         self.smem = Memory(shape.shared_bytes, space=AddressSpace.SHARED, name="shared memory", programs=programs)
 
     def load_q(self, dram: Memory, offset: IntArray, valid: IntArray) -> Fragments:
-        """Q rows, elements ``offset[programs, BM]`` of ``dram``, into shared memory and registers; invalid rows are 0."""
+        """Q rows, elements ``offset[programs, BM]`` of ``dram``, into shared memory and registers; invalid
+        rows are 0.
+        """
         base, rows, cols = self.shape.place("q")
         row, col = np.divmod(np.arange(0, rows * cols, 4), cols)
         ok = valid[:, row] & (col < self.shape.D)
         values = dram.load(4 * np.where(ok, offset[:, row] + col, 0), float32, 4)
         self.smem.store((base + 4 * (row * cols + col))[None], np.where(ok[..., None], values, np.float32(0)))
         self.traffic.move("DRAM->SMEM", int(valid.sum()) * self.shape.D * 4)
-        return self._read("q", _row_plan(self.shape, "q"), valid.any(axis=1))
+        return self._read("q", _row_plan(self.shape, "q"), np.asarray(valid.any(axis=1)))
 
     def load_k(self, tile: KVTile, active: np.ndarray[Any, Any]) -> Fragments:
         """K tile of these pages into shared memory, then each lane's keys along the depth."""
@@ -125,7 +127,9 @@ class FmaCTA:
         address = base + 4 * (plan.row[..., 0] * cols + plan.col[..., 0])  # [threads, registers]
         width = plan.row.shape[-1]
         values = self.smem.load(address[None], float32, width)
-        self._count(f"{role} read", f"ld.shared.b{32 * width}", address.reshape(WARPS, 32, -1).transpose(2, 0, 1), active)
+        self._count(
+            f"{role} read", f"ld.shared.b{32 * width}", address.reshape(WARPS, 32, -1).transpose(2, 0, 1), active
+        )
         self.traffic.move("SMEM->registers", int(active.sum()) * address.size * 4 * width)
         return Fragments(values, plan)
 
@@ -150,7 +154,9 @@ def _patch(cols: int) -> int:
 def _accumulator(shape: FmaShape, cols: int) -> FragmentMap:
     """Each lane owns ``side x side`` patches: side rows of its warp, side consecutive columns."""
     side = _patch(cols)
-    warp, lane, row_rep, i, col_rep, j = np.ogrid[:WARPS, :32, : max(shape.BM // (4 * side), 1), :side, : cols // (32 * side), :side]
+    warp, lane, row_rep, i, col_rep, j = np.ogrid[
+        :WARPS, :32, : max(shape.BM // (4 * side), 1), :side, : cols // (32 * side), :side
+    ]
     row = (row_rep * 4 * side + warp * side + i) % shape.BM + 0 * (lane + col_rep + j)
     col = col_rep * 32 * side + lane * side + j + 0 * (warp + row_rep + i)
     return FragmentMap((shape.BM, cols), row.reshape(WARPS * 32, -1, side), col.reshape(WARPS * 32, -1, side))
@@ -158,7 +164,9 @@ def _accumulator(shape: FmaShape, cols: int) -> FragmentMap:
 
 @functools.cache
 def _row_plan(shape: FmaShape, role: str) -> FragmentMap:
-    """Whole rows (of Q or P) for the rows of a lane's patches, four columns a read, the same for all lanes of a warp."""
+    """Whole rows (of Q or P) for the rows of a lane's patches, four columns a read, the same for all lanes of
+    a warp.
+    """
     _, rows, cols = shape.place(role)
     side = _patch(shape.BN if role == "q" else shape.BD)
     warp, lane, rep, i, col, e = np.ogrid[:WARPS, :32, : max(rows // (4 * side), 1), :side, : cols // 4, :4]
@@ -172,7 +180,9 @@ def _key_plan(shape: FmaShape) -> FragmentMap:
     side = _patch(shape.BN)
     warp, lane, rep, j, col, e = np.ogrid[:WARPS, :32, : shape.BN // (32 * side), :side, : shape.BD // 4, :4]
     row = rep * 32 * side + lane * side + j + 0 * (warp + col + e)
-    return FragmentMap((shape.BN, shape.BD), row.reshape(WARPS * 32, -1, 4), (4 * col + e + 0 * row).reshape(WARPS * 32, -1, 4))
+    return FragmentMap(
+        (shape.BN, shape.BD), row.reshape(WARPS * 32, -1, 4), (4 * col + e + 0 * row).reshape(WARPS * 32, -1, 4)
+    )
 
 
 @functools.cache
@@ -181,4 +191,6 @@ def _column_plan(shape: FmaShape) -> FragmentMap:
     side = _patch(shape.BD)
     warp, lane, key, rep, e = np.ogrid[:WARPS, :32, : shape.BN, : shape.BD // (32 * side), :side]
     col = rep * 32 * side + lane * side + e + 0 * (warp + key)
-    return FragmentMap((shape.BN, shape.BD), (key + 0 * col).reshape(WARPS * 32, -1, side), col.reshape(WARPS * 32, -1, side))
+    return FragmentMap(
+        (shape.BN, shape.BD), (key + 0 * col).reshape(WARPS * 32, -1, side), col.reshape(WARPS * 32, -1, side)
+    )

@@ -2,8 +2,8 @@
 
 K strip by strip and V strip by strip through :class:`DecodeStreamingKVBuffer`; Q stays in registers. All products are
 issued swapped (K Q^T and V^T P^T), so that a lane owns one query row. P is staged through LDS in blocks of BM x BK, not
-swizzled, and read in canonical key order (spec/kv_cache.md 6.1). On the hardware each strip's product follows its load; here
-a tile's strips are loaded first, which moves the same bytes through the same places.
+swizzled, and read in canonical key order (spec/kv_cache.md 6.1). On the hardware each strip's product follows its
+load; here a tile's strips are loaded first, which moves the same bytes through the same places.
 """
 
 from __future__ import annotations
@@ -90,7 +90,13 @@ class MfmaCTA:
     """The CTAs of one launch, side by side: ``programs`` copies of LDS and registers."""
 
     def __init__(
-        self, shape: MfmaShape, k_cache: PagedKVCache, v_cache: PagedKVCache, batch_idx: Any, head_idx: Any, traffic: Traffic
+        self,
+        shape: MfmaShape,
+        k_cache: PagedKVCache,
+        v_cache: PagedKVCache,
+        batch_idx: Any,
+        head_idx: Any,
+        traffic: Traffic,
     ) -> None:
         self.shape, self.traffic, self.programs = shape, traffic, len(batch_idx)
         heads = k_cache.kv_params.num_heads
@@ -99,14 +105,28 @@ class MfmaCTA:
         self.smem = Memory(nbytes, space=AddressSpace.SHARED, name="LDS", programs=self.programs)
         self.p_base = 2 * strip
         self.k = DecodeStreamingKVBuffer(
-            shape.params(heads, transpose=True), k_cache, batch_idx, head_idx, self.smem, smem_address=0, traffic=traffic
+            shape.params(heads, transpose=True),
+            k_cache,
+            batch_idx,
+            head_idx,
+            self.smem,
+            smem_address=0,
+            traffic=traffic,
         )
         self.v = DecodeStreamingKVBuffer(
-            shape.params(heads, transpose=False), v_cache, batch_idx, head_idx, self.smem, smem_address=strip, traffic=traffic
+            shape.params(heads, transpose=False),
+            v_cache,
+            batch_idx,
+            head_idx,
+            self.smem,
+            smem_address=strip,
+            traffic=traffic,
         )
 
     def load_q(self, dram: Memory, offset: IntArray, valid: Array) -> Fragments:
-        """Q rows, elements ``offset[programs, BM]`` of ``dram``, straight into every warp's registers; invalid rows are 0."""
+        """Q rows, elements ``offset[programs, BM]`` of ``dram``, straight into every warp's registers; invalid
+        rows are 0.
+        """
         layout, size = _q_map(self.shape), self.shape.dtype.itemsize
         row, col = layout.row[..., 0], layout.col[..., 0]  # [threads, registers], the first element of a fragment
         ok = valid[:, row]
@@ -222,7 +242,9 @@ def _p_map(shape: MfmaShape) -> FragmentMap:
 
 @functools.cache
 def _accumulator(shape: MfmaShape, cols: int) -> FragmentMap:
-    """``[BM, cols]``, each warp a quarter of the columns: registers (n, m), row ``16 m + lane % 16``, four columns a lane."""
+    """``[BM, cols]``, each warp a quarter of the columns: registers (n, m), row ``16 m + lane % 16``, four
+    columns a lane.
+    """
     width = cols // WARPS
     warp, lane, n, m, e = np.ogrid[:WARPS, :WARP_SIZE, : width // 16, : shape.BM // 16, :4]
     row = 16 * m + lane % 16 + 0 * (warp + n + e)

@@ -1,9 +1,9 @@
 """One CTA of the decode kernel on sm_80 and sm_90, 16-bit storage: cp.async, ldmatrix, mma.sync.
 
-What Triton compiles our decode tile to (16 or 32 query rows, read from its TTGIR and SASS): four warps along the keys for
-Q K^T and along the depth for P V; K and V by cp.async into swizzled rows; K by ldmatrix, V by ldmatrix.trans; Q and P
-through shared memory and ldmatrix, since every warp needs all of them. The mask, the online softmax and the scale work on
-the accumulator registers.
+What Triton compiles our decode tile to (16 or 32 query rows, read from its TTGIR and SASS): four warps along the keys
+for Q K^T and along the depth for P V; K and V by cp.async into swizzled rows; K by ldmatrix, V by ldmatrix.trans; Q
+and P through shared memory and ldmatrix, since every warp needs all of them. The mask, the online softmax and the scale
+work on the accumulator registers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.hardware import MmaAtom, count_wavefronts, cp_async, get_atom, ldmatrix, stmatrix
+from kvlab.hardware import MmaAtom, count_wavefronts, cp_async, get_arch, get_atom, ldmatrix, stmatrix
 from kvlab.memory import AddressSpace, Memory
 
 from .fragments import FragmentMap, Fragments
@@ -75,7 +75,9 @@ class MmaSyncCTA:
         self.smem = Memory(nbytes, space=AddressSpace.SHARED, name="shared memory", programs=programs)
 
     def load_q(self, dram: Memory, offset: IntArray, valid: IntArray) -> SharedTile:
-        """Q rows, elements ``offset[programs, BM]`` of ``dram``, through registers into shared memory; invalid rows are 0."""
+        """Q rows, elements ``offset[programs, BM]`` of ``dram``, through registers into shared memory; invalid
+        rows are 0.
+        """
         place, size = self.places["q"], self.shape.dtype.itemsize
         row, vector, inside = _vectors(place, self.shape.D * size)
         ok = valid[:, row] & inside
@@ -102,12 +104,8 @@ class MmaSyncCTA:
         return self._multiply(a, k, Fragments(s, _accumulator(self.shape, self.shape.BN)))
 
     def accumulate(self, p: Fragments, v: Fragments, o: Fragments, active: np.ndarray[Any, Any]) -> Fragments:
-        """O += P V: P rounded to the storage dtype, through shared memory (stmatrix, ldmatrix) to the A fragments."""
-        address = _p_store_addresses(self.shape, self.places["p"])
-        rounded = p.values.astype(self.shape.dtype)  # [programs, threads, (BM/16) * n-tiles, 4]
-        pairs = rounded.reshape(self.programs, WARPS, 32, *address.shape[:1], 8)
-        stmatrix(self.smem, address[None].swapaxes(1, 2), np.moveaxis(pairs, 3, 2), 4)
-        self._count("p write", "stmatrix.x4", address, _p_store_addresses(self.shape, self.places["p"].plain()), active)
+        """O += P V: P rounded to the storage dtype, through shared memory and ldmatrix to the A fragments."""
+        self._store_p(p.values.astype(self.shape.dtype), active)
         a = self._read("p", _a_plan(self.shape, "p", self.shape.BN), trans=False, active=active)
         return self._multiply(a, v, o)
 
@@ -139,6 +137,19 @@ class MmaSyncCTA:
         cp_async(self.smem, place.address(row, vector)[None], tile.memory, source, 16, valid)
         self.traffic.move("DRAM->SMEM", int(valid.sum()) * 16)
 
+    def _store_p(self, p: np.ndarray[Any, Any], active: np.ndarray[Any, Any]) -> None:
+        """P ``[programs, threads, (BM/16) * n-tiles, 4]`` by stmatrix; before sm_90 two elements a store."""
+        place = self.places["p"]
+        if "stmatrix" in get_arch(self.shape.arch).features:
+            name, address, plain = "stmatrix.x4", *(_p_matrix_addresses(self.shape, x) for x in (place, place.plain()))
+            pairs = p.reshape(self.programs, WARPS, 32, len(address), 8)
+            stmatrix(self.smem, address[None].swapaxes(1, 2), np.moveaxis(pairs, 3, 2), 4)
+        else:
+            name, address, plain = "st.shared.b32", *(_p_pair_addresses(self.shape, x) for x in (place, place.plain()))
+            pairs = p.reshape(self.programs, WARPS, 32, len(address), 2)
+            self.smem.store(address[None], np.moveaxis(pairs, 3, 1))
+        self._count("p write", name, address, plain, active)
+
     def _read(self, role: str, plan: _Plan, *, trans: bool, active: np.ndarray[Any, Any]) -> Fragments:
         """ldmatrix.x4 of every warp: ``plan.row``/``plan.vector`` are ``[instructions, warps, 32]``."""
         place = self.places[role]
@@ -160,7 +171,9 @@ class MmaSyncCTA:
         """C += A B over the warps' tiles, one step of 16 at a time, accumulated in float32."""
         atom, tiles_m = self.shape.atom, self.shape.BM // 16
         a_regs = _by_tile(a.values, tiles_m, 8)  # [programs, warps, tiles_m, tiles_k, 32, 8]
-        b_regs = _by_tile(b.values, b.values.shape[2] // a_regs.shape[3], 4)  # [programs, warps, tiles_n, tiles_k, 32, 4]
+        b_regs = _by_tile(
+            b.values, b.values.shape[2] // a_regs.shape[3], 4
+        )  # [programs, warps, tiles_n, tiles_k, 32, 4]
         c_regs = _by_tile(c.values, tiles_m, 4)  # [programs, warps, tiles_m, tiles_n, 32, 4]
         for step in range(a_regs.shape[3]):
             c_regs = atom.mma(a_regs[:, :, :, None, step], b_regs[:, :, None, :, step], c_regs)
@@ -175,9 +188,16 @@ def _by_tile(values: np.ndarray[Any, Any], outer: int, regs: int) -> np.ndarray[
 
 @functools.cache
 def _places(shape: MmaSyncShape) -> tuple[dict[str, SwizzledTile], int]:
-    """Where Q, K, V and P stand in shared memory (P in its own place; the compiler may overlay it), and the bytes in all."""
+    """Where Q, K, V and P stand in shared memory (P in its own place; the compiler may overlay it), and the
+    bytes in all.
+    """
     size, base, places = shape.dtype.itemsize, 0, {}
-    for role, rows, cols in (("k", shape.BN, shape.BD), ("v", shape.BN, shape.BD), ("q", shape.BM, shape.BD), ("p", shape.BM, shape.BN)):
+    for role, rows, cols in (
+        ("k", shape.BN, shape.BD),
+        ("v", shape.BN, shape.BD),
+        ("q", shape.BM, shape.BD),
+        ("p", shape.BM, shape.BN),
+    ):
         places[role] = SwizzledTile(rows, cols * size, base)
         base += places[role].nbytes
     return places, base
@@ -200,14 +220,18 @@ def _passes(name: str, address: bytes, arch: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """Row and 16-byte vector that each lane addresses, ``[instructions, warps, 32]``, and what the registers then hold."""
+    """Row and 16-byte vector that each lane addresses, ``[instructions, warps, 32]``, and what the registers
+    then hold.
+    """
 
     row: IntArray
     vector: IntArray
     map: FragmentMap
 
 
-def _map(shape: MmaSyncShape, operand: str, row0: IntArray, col0: IntArray, tile: tuple[int, int], swap: bool) -> FragmentMap:
+def _map(
+    shape: MmaSyncShape, operand: str, row0: IntArray, col0: IntArray, tile: tuple[int, int], swap: bool
+) -> FragmentMap:
     """FragmentMap of an operand whose atom tile ``i`` of warp ``w`` starts at ``(row0, col0)[w, i]``."""
     atom = shape.atom
     regs = {"a": atom.regs_a, "b": atom.regs_b, "c": atom.regs_c}[operand]
@@ -273,7 +297,7 @@ def _accumulator(shape: MmaSyncShape, cols: int) -> FragmentMap:
 
 
 @functools.cache
-def _p_store_addresses(shape: MmaSyncShape, place: SwizzledTile) -> IntArray:
+def _p_matrix_addresses(shape: MmaSyncShape, place: SwizzledTile) -> IntArray:
     """stmatrix.x4 of P: two n-tiles of 16 rows an instruction; ``[instructions, warps, 32]``."""
     tiles_m, pairs = shape.BM // 16, shape.BN // 64
     m, pair, warp, lane = np.ogrid[:tiles_m, :pairs, :WARPS, :32]
@@ -281,3 +305,12 @@ def _p_store_addresses(shape: MmaSyncShape, place: SwizzledTile) -> IntArray:
     vector = 8 * pair + warp + 4 * (lane // 16) + 0 * m
     address: IntArray = place.address(row, vector)
     return address.reshape(-1, WARPS, 32)
+
+
+@functools.cache
+def _p_pair_addresses(shape: MmaSyncShape, place: SwizzledTile) -> IntArray:
+    """Plain stores of P: the two neighbouring columns of an accumulator row; ``[instructions, warps, 32]``."""
+    layout, size = _accumulator(shape, shape.BN), shape.dtype.itemsize
+    row, column = layout.row[..., ::2], layout.col[..., ::2]
+    address: IntArray = place.address(row, column * size // 16) + column * size % 16  # [threads, tiles, 2]
+    return np.moveaxis(address.reshape(WARPS, 32, -1), 2, 0)

@@ -16,8 +16,8 @@ __all__ = ["WARP_SIZE", "KVBufferParams", "ceildiv"]
 WARP_SIZE = get_arch("gfx950").warp_size
 
 
-def ceildiv(a: int, b: int) -> int:
-    """a / b, rounded up.
+def ceildiv(a: Any, b: Any) -> Any:
+    """a / b, rounded up; ints or int arrays.
 
     >>> ceildiv(7, 4)
     2

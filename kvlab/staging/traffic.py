@@ -12,7 +12,8 @@ __all__ = ["Traffic"]
 class Traffic:
     """What one launch moved.
 
-    ``moved[edge]`` is in bytes, with edges such as ``"DRAM->SMEM"`` and ``"SMEM->registers"``; ``wavefronts``, ``ideal`` and
+    ``moved[edge]`` is in bytes, with edges such as ``"DRAM->SMEM"`` and ``"SMEM->registers"``; ``wavefronts``,
+    ``ideal`` and
     ``unswizzled`` count, for each reading or writing role, the passes that shared memory took, the fewest possible, and
     what the same access would take without the swizzle.
 

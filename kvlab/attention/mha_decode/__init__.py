@@ -44,7 +44,8 @@ def mha_decode(
     >>> from kvlab.cache import PagedKVCacheCollection
     >>> blocks = np.zeros((3, 2, 1, 16, 1, 64), np.float32)  # [pages, K and V, layers, page_size, heads, D]
     >>> blocks[:, 1] = 7
-    >>> cache = PagedKVCacheCollection(blocks, np.array([19]), np.array([[2, 0]]), max_seq_length=1, max_cache_length=20)
+    >>> table = np.array([[2, 0]])
+    >>> cache = PagedKVCacheCollection(blocks, np.array([19]), table, max_seq_length=1, max_cache_length=20)
     >>> mha_decode(np.ones((1, 2, 64), np.float32), cache)[0, :, :3]
     array([[7., 7., 7.],
            [7., 7., 7.]], dtype=float32)
@@ -72,7 +73,8 @@ def mha_decode_paged(
     """Attention of the newest tokens over paged K and V: ``softmax(scale Q K^T) V``.
 
     q            ``[B, Hq, D]``, or ``[B, S, Hq, D]`` with S of 1 to 4; bfloat16, float16 or float32
-    k_cache, v_cache  ``[pages, page_size, Hkv, D]`` of the same dtype, any strides with a contiguous last dimension (the
+    k_cache, v_cache  ``[pages, page_size, Hkv, D]`` of the same dtype, any strides with a contiguous last dimension
+    (the
                  halves of one buffer; ``[pages, Hkv, page_size, D]`` transposed). Hq is a multiple of Hkv
     block_table  integers ``[B, columns]``: the page of tokens ``c * page_size ...`` of each sequence; entries past the
                  sequence's end are not read
@@ -88,13 +90,16 @@ def mha_decode_paged(
     check        look at the values of seq_lens and block_table; None: unless they are on a GPU, which would wait for it
     traffic      a :class:`~kvlab.staging.Traffic` that counts what the emulator moves
 
-    New token i of S sees the keys below ``seq_len - S + 1 + i`` (causal, aligned at the end). A row without a key gives 0
-    and lse -inf. ValueError on bad arguments, before anything is written. Nothing waits for the GPU and the grid does not
+    New token i of S sees the keys below ``seq_len - S + 1 + i`` (causal, aligned at the end). A row without a key
+    gives 0
+    and lse -inf. ValueError on bad arguments, before anything is written. Nothing waits for the GPU and the grid does
+    not
     depend on the lengths, so a captured CUDA graph may be replayed with other lengths.
 
     >>> rng = np.random.default_rng(0)
     >>> k, v = rng.standard_normal((2, 4, 16, 1, 64)).astype(np.float32)
-    >>> q, table, lens = rng.standard_normal((2, 3, 64)).astype(np.float32), np.array([[3, 1], [2, 0]]), np.array([20, 0])
+    >>> q = rng.standard_normal((2, 3, 64)).astype(np.float32)
+    >>> table, lens = np.array([[3, 1], [2, 0]]), np.array([20, 0])
     >>> out, lse = mha_decode_paged(q, k, v, table, lens, return_lse=True)
     >>> out.shape, lse.shape, lse[1].tolist()
     ((2, 3, 64), (2, 3), [-inf, -inf, -inf])
@@ -136,7 +141,9 @@ def _run_triton(inputs: PagedInputs, arguments: dict[str, Any]) -> tuple[Any, An
     return (result, lse) if inputs.is_torch else (to_numpy(result), to_numpy(lse))
 
 
-def _run_numpy(inputs: PagedInputs, plan: Explanation, arguments: dict[str, Any], traffic: Traffic | None) -> tuple[Any, Any]:
+def _run_numpy(
+    inputs: PagedInputs, plan: Explanation, arguments: dict[str, Any], traffic: Traffic | None
+) -> tuple[Any, Any]:
     """The reference or the emulator, on NumPy views."""
     a = inputs.numpy()
     arrays = a.q, a.k_cache, a.v_cache, a.block_table, a.seq_lens
@@ -146,7 +153,7 @@ def _run_numpy(inputs: PagedInputs, plan: Explanation, arguments: dict[str, Any]
         if a.out is not None:
             a.out[...] = result
     else:
-        result, lse = emulate(*arrays, **{**arguments, "out": a.out}, arch=plan.arch, traffic=traffic)
+        result, lse = emulate(*arrays, **{**arguments, "out": a.out}, arch=plan.arch or DECODE_ARCHS[0], traffic=traffic)
     return (to_torch(result), to_torch(lse)) if inputs.is_torch else (result, lse)
 
 
@@ -179,10 +186,14 @@ def _plan(inputs: PagedInputs, backend: str, arch: str, num_splits: int | None) 
     if chosen == "emulator":
         _check_emulated(inputs, arch)
     itemsize = inputs.q.element_size() if inputs.is_torch else inputs.q.itemsize
-    problem = DecodeProblem(batch, tokens, q_heads, kv_heads, head_dim, itemsize, inputs.block_table.shape[1] * page_size)
+    problem = DecodeProblem(
+        batch, tokens, q_heads, kv_heads, head_dim, itemsize, inputs.block_table.shape[1] * page_size
+    )
     processors = _processors(inputs.q.device) if inputs.on_gpu else 132
     config = choose_config(problem, processors=processors, num_splits=num_splits)
-    return Explanation("mha_decode", chosen, reason, config, config.grid(problem), arch if chosen == "emulator" else None)
+    return Explanation(
+        "mha_decode", chosen, reason, config, config.grid(problem), arch if chosen == "emulator" else None
+    )
 
 
 def _check_emulated(inputs: PagedInputs, arch: str) -> None:
@@ -195,8 +206,8 @@ def _check_emulated(inputs: PagedInputs, arch: str) -> None:
     for name, array in (("q", a.q), ("k_cache", a.k_cache), ("v_cache", a.v_cache)):
         if any(stride % 16 for stride, extent in zip(array.strides[:-1], array.shape, strict=False) if extent > 1):
             raise ValueError(
-                f"{name} has strides of {array.strides} bytes: must be multiples of 16, what one lane copies at a time, to "
-                "be emulated; the triton and reference backends take any"
+                f"{name} has strides of {array.strides} bytes: must be multiples of 16, what a lane copies at a time, "
+                "to be emulated; the triton and reference backends take any"
             )
 
 

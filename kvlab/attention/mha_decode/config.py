@@ -59,14 +59,17 @@ class DecodeConfig:
     num_stages: int = 2
 
     def grid(self, problem: DecodeProblem) -> tuple[int, int, int]:
-        """Programs (batch, KV head and row tile, split). The lengths have no part in it: a CUDA graph may be replayed."""
+        """Programs (batch, KV head and row tile, split). The lengths have no part in it: a CUDA graph may be
+        replayed.
+        """
         return problem.batch, problem.kv_heads * self.row_tiles, self.num_splits
 
 
 def choose_config(problem: DecodeProblem, *, processors: int = 132, num_splits: int | None = None) -> DecodeConfig:
     """The configuration of a call; ``processors`` are the SMs of the device (132 on an H100).
 
-    One split where the programs fill 0.8 of the device; otherwise the smallest number of splits that comes within 0.85 of
+    One split where the programs fill 0.8 of the device; otherwise the smallest number of splits that comes within
+    0.85 of
     the best use of the last wave, each of at least four tiles of keys.
 
     >>> problem = DecodeProblem(batch=1, tokens=1, q_heads=32, kv_heads=8, head_dim=128, itemsize=2, max_keys=32768)

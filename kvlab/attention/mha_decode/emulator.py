@@ -8,7 +8,7 @@ import numpy as np
 
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory
-from kvlab.staging import KVCacheIterator, Traffic, decode_cta, program_ids, ragged_range
+from kvlab.staging import KVCacheIterator, Traffic, ceildiv, decode_cta, program_ids, ragged_range
 
 from .config import MASK_VALUE, DecodeConfig, DecodeProblem
 
@@ -28,13 +28,15 @@ def attend(
     kv_head = kv_head_and_tile // config.row_tiles
     row = (kv_head_and_tile % config.row_tiles)[:, None] * config.BM + np.arange(config.BM, dtype=np.int32)  # [P, BM]
     num_keys = seq_lens[batch].astype(np.int32)
-    size = -(-(-(-num_keys // config.num_splits)) // BN) * BN
+    size = ceildiv(ceildiv(num_keys, config.num_splits), BN) * BN
     lo = np.minimum(split * size, num_keys)
     hi = np.minimum(lo + size, num_keys)
     token = row // group
     head = kv_head[:, None] * group + row % group
     is_row = row < group * tokens
-    limit = np.minimum(num_keys[:, None] - tokens + 1 + token, hi[:, None])  # [P, BM], first key that a row does not see
+    limit = np.minimum(
+        num_keys[:, None] - tokens + 1 + token, hi[:, None]
+    )  # [P, BM], first key that a row does not see
     cta = decode_cta(arch, config.BM, BN, config.BD, k_cache, v_cache, batch, kv_head, traffic)
     q = cta.load_q(Memory.over(q_array, name="q"), _offsets(q_array, batch[:, None], token, head, is_row), is_row)
     k_tiles, v_tiles = (KVCacheIterator(cache, BN, batch, kv_head, hi) for cache in (k_cache, v_cache))
@@ -150,5 +152,8 @@ def launch(
 
 def _offsets(array: Array, batch: Array, token: Array, head: Array, valid: Array) -> Array:
     """Element offsets of rows ``(batch, token, head)`` of a strided array ``[B, S, H, D]``; 0 where not valid."""
-    at = sum(index.astype(np.int64) * (stride // array.itemsize) for index, stride in zip((batch, token, head), array.strides, strict=False))
+    at = sum(
+        index.astype(np.int64) * (stride // array.itemsize)
+        for index, stride in zip((batch, token, head), array.strides, strict=False)
+    )
     return np.where(valid, at, 0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -127,7 +125,9 @@ def launch(
     """Run the kernels: out ``[B, S, Hq, D]`` of q's dtype and lse ``[B, Hq, S]`` float32. The arguments are valid."""
     batch, tokens, q_heads, head_dim = q.shape
     page_size, kv_heads = k_cache.shape[1:3]
-    problem = DecodeProblem(batch, tokens, q_heads, kv_heads, head_dim, q.element_size(), block_table.shape[1] * page_size)
+    problem = DecodeProblem(
+        batch, tokens, q_heads, kv_heads, head_dim, q.element_size(), block_table.shape[1] * page_size
+    )
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     lse = torch.empty((batch, q_heads, tokens), dtype=torch.float32, device=q.device)
     if q.numel() == 0:

@@ -1,0 +1,201 @@
+"""MHA decode on a GPU: correctness and bandwidth, recorded as JSON.
+
+    python benchmarks/mha_decode.py --output benchmarks/results/mha_decode.json
+
+Correctness against float64 on the embedded capture of SmolLM2 and on the timed inputs. Times are medians of CUDA-graph
+replays; GB/s counts K, V, q, the output, the lengths and the page table once. `read_gbps` is what a plain reading
+kernel reaches on the same bytes in the same run: quote the ratio. `--sweep` times other tile sizes as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from kvlab.attention import explain, mha_decode, mha_decode_paged
+from kvlab.attention.mha_decode.kernel import launch
+from kvlab.attention.mha_decode.reference import reference
+from kvlab.cache.arrays import to_torch
+from kvlab.data import load_smollm2
+from kvlab.demo.steps import grow, paged_cache
+
+SHAPES = [(64, 32, 8, 128, 4096, page) for page in (16, 64, 128)]
+
+
+@triton.jit
+def _read(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    """Read everything once, 16 bytes a lane, and keep one number a program."""
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(tl.program_id(0) * BLOCK, n, tl.num_programs(0) * BLOCK):
+        total += tl.load(x_ptr + start.to(tl.int64) + tl.arange(0, BLOCK))
+    tl.store(out_ptr + tl.program_id(0), tl.sum(total, 0))
+
+
+def milliseconds(run: Any) -> float:
+    return float(triton.testing.do_bench_cudagraph(run, rep=200, return_mode="median"))
+
+
+def read_bandwidth(kv: torch.Tensor) -> float:
+    """GB/s of reading the bytes of ``kv``, the best of a few grids."""
+    flat = kv.view(torch.float32).reshape(-1)
+    out = torch.empty(132 * 16, device=kv.device)
+    times = []
+    for programs in (132 * 4, 132 * 8, 132 * 16):
+        times.append(
+            milliseconds(lambda grid=programs: _read[(grid,)](flat, out, flat.numel(), BLOCK=4096, num_warps=8))
+        )
+    return flat.numel() * 4 / min(times) / 1e6
+
+
+def captured() -> dict[str, Any]:
+    """Errors of the compiled kernel on the embedded capture, over its layers and decode steps."""
+    capture = load_smollm2()
+    pool = paged_cache(capture, page_size=16)
+    to_reference, to_model = 0.0, 0.0
+    assert capture.o is not None
+    for step in range(capture.decode_steps):
+        token = capture.prompt_tokens + step
+        grow(pool, capture, token, token + 1)
+        at = pool.with_lengths(np.array([token], np.uint32), 1)
+        for layer in range(len(capture.layers)):
+            q = capture.q[layer, token][None]
+            out = mha_decode(to_torch(q).cuda(), at.to("cuda"), layer, scale=capture.scale).double().cpu().numpy()
+            k, v = at.get_key_cache(layer).blocks, at.get_value_cache(layer).blocks
+            exact, _ = reference(q[:, None], k, v, at.lookup_table, np.array([token + 1]), scale=capture.scale)
+            to_reference = max(to_reference, np.abs(out - exact[:, 0]).max())
+            to_model = max(to_model, np.abs(out - capture.o[layer, token].astype(np.float64)).max())
+    return {
+        "steps": capture.decode_steps,
+        "layers": list(capture.layers),
+        "to_reference": to_reference,
+        "to_model": to_model,
+    }
+
+
+def synthetic(B: int, Hq: int, Hkv: int, D: int, context: int, page: int, sweep: bool) -> dict[str, Any]:
+    """Correctness and speed of one shape in bfloat16, pages shuffled."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    pages = B * context // page
+    kv = torch.randn((2, pages, page, Hkv, D), dtype=torch.bfloat16, device="cuda", generator=generator)
+    q = torch.randn((B, Hq, D), dtype=torch.bfloat16, device="cuda", generator=generator)
+    table = torch.randperm(pages, device="cuda", generator=generator).to(torch.int32).reshape(B, -1)
+    lens = torch.full((B,), context, dtype=torch.int32, device="cuda")
+    arguments = (q, kv[0], kv[1], table, lens)
+    out = mha_decode_paged(*arguments)
+    exact = _exact(*arguments)
+    error = (out.double() - exact).abs()
+    plain = (_plain(*arguments).double() - exact).abs()
+    moved = kv.numel() * 2 + 2 * q.numel() * 2 + table.numel() * 4 + lens.numel() * 4
+    ms = milliseconds(lambda: mha_decode_paged(*arguments, out=out))
+    read = read_bandwidth(kv)
+    config = explain(mha_decode_paged, *arguments).config
+    result = {
+        "shape": f"B{B}-H{Hq}x{Hkv}-D{D}-ctx{context}-page{page}-bf16",
+        "max_error": error.max().item(), "mean_error": error.mean().item(),
+        "torch_bf16_max_error": plain.max().item(), "torch_bf16_mean_error": plain.mean().item(),
+        "ms": ms, "gbps": moved / ms / 1e6, "read_gbps": read, "of_read": moved / ms / 1e6 / read,
+        "config": dataclasses.asdict(config),
+    }  # fmt: skip
+    if sweep:
+        result["sweep"] = _sweep(arguments, config, moved, read)
+    return result
+
+
+def _sweep(arguments: tuple[torch.Tensor, ...], config: Any, moved: int, read: float) -> list[dict[str, Any]]:
+    q, *rest = arguments
+    rows = []
+    for BN, stages, warps in (
+        (32, 3, 4),
+        (32, 4, 4),
+        (64, 2, 4),
+        (64, 3, 4),
+        (64, 4, 4),
+        (64, 3, 8),
+        (128, 2, 4),
+        (128, 2, 8),
+        (128, 3, 4),
+        (128, 3, 8),
+    ):
+        tried = dataclasses.replace(config, BN=BN, num_stages=stages, num_warps=warps)
+        try:
+            ms = milliseconds(lambda c=tried: launch(q[:, None], *rest, scale=0.088, config=c))
+        except Exception as reason:  # a tile that does not fit is a result
+            rows.append({"BN": BN, "stages": stages, "warps": warps, "failed": str(reason)[:80]})
+            continue
+        rows.append(
+            {
+                "BN": BN,
+                "stages": stages,
+                "warps": warps,
+                "ms": round(ms, 4),
+                "of_read": round(moved / ms / 1e6 / read, 4),
+            }
+        )
+    return rows
+
+
+def _dense(cache: torch.Tensor, table: torch.Tensor, group: int) -> torch.Tensor:
+    """[pages, page, Hkv, D] of a sequence's pages -> [Hq, keys, D]."""
+    return cache[table.long()].flatten(0, 1).permute(1, 0, 2).repeat_interleave(group, 0)
+
+
+def _exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor, lens: torch.Tensor) -> torch.Tensor:
+    """float64, sequence after sequence."""
+    return _attend(q.double(), k, v, table, torch.float64)
+
+
+def _plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor, lens: torch.Tensor) -> torch.Tensor:
+    """PyTorch's softmax(q k^T scale) v in bfloat16: what the tolerance is measured by."""
+    return _attend(q, k, v, table, q.dtype)
+
+
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    group, rows = q.shape[1] // k.shape[2], []
+    for b in range(len(q)):
+        keys, values = _dense(k, table[b], group).to(dtype), _dense(v, table[b], group).to(dtype)
+        scores = (q[b][:, None].to(dtype) @ keys.transpose(1, 2)) * q.shape[-1] ** -0.5
+        rows.append((scores.softmax(-1) @ values)[:, 0])
+    return torch.stack(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="where the JSON goes (printed in any case)")
+    parser.add_argument("--sweep", action="store_true", help="time other tile sizes as well")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("benchmarks/mha_decode.py needs a CUDA GPU: times hold only there")
+    driver = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True
+    )
+    record = {
+        "command": "python benchmarks/mha_decode.py" + (" --sweep" if options.sweep else ""),
+        "card": torch.cuda.get_device_name(), "driver": driver.stdout.strip(), "date": time.strftime("%Y-%m-%d"),
+        "versions": {
+            "python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__,
+            "numpy": np.__version__,
+        },
+        "captured": captured(),
+        "synthetic": [synthetic(*shape, sweep=options.sweep) for shape in SHAPES],
+    }  # fmt: skip
+    text = json.dumps(record, indent=1)
+    print(text)
+    if options.output:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -9,5 +9,7 @@ from .dispatch import draw
 from .files import save
 from .grid import draw_layout
 from .picture import Picture
+from .shared_memory import draw_shared_memory
+from .swizzle import draw_swizzle
 
-__all__ = ["Picture", "draw", "draw_layout", "save"]
+__all__ = ["Picture", "draw", "draw_layout", "draw_shared_memory", "draw_swizzle", "save"]

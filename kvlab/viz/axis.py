@@ -7,13 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .svg import Canvas, text_width
+from .svg import Canvas
+from .text import text_width
 
-__all__ = ["WIDTH", "Axis", "axis", "label_columns", "label_rows", "mark_gaps", "period"]
+__all__ = ["WIDTH", "Axis", "axis", "axis_of", "label_columns", "label_rows", "mark_gaps", "period"]
 
 WIDTH = 852.0
 """Width of the content of a picture that fills a 900-px notebook column."""
 
+GAP = 20.0
 LABEL = 10.0
 QUIET = 0.62
 
@@ -25,13 +27,13 @@ class Axis:
     index     [shown] which elements are shown
     edge      [shown] where each begins, in px
     cell      px of one cell
-    gap       px where elements are left out (None: all are shown)
+    gaps      for each gap its middle in px and how many elements it hides
     """
 
     index: npt.NDArray[np.int64]
     edge: npt.NDArray[np.float64]
     cell: float
-    gap: float | None
+    gaps: tuple[tuple[float, int], ...] = ()
 
     @property
     def end(self) -> float:
@@ -44,20 +46,32 @@ class Axis:
         return self.edge + self.cell / 2
 
 
-def axis(count: int, cell: float, start: float, *, limit: int, head: int, tail: int = 1, gap: float = 20.0) -> Axis:
+def axis(count: int, cell: float, start: float, *, limit: int, head: int, tail: int = 1) -> Axis:
     """``count`` cells from ``start`` on; more than ``limit`` fold to the first ``head``, a gap, the last ``tail``.
 
     >>> folded = axis(128, 10.0, 0.0, limit=24, head=8)
-    >>> folded.index.tolist(), folded.edge[-2:].tolist()
-    ([0, 1, 2, 3, 4, 5, 6, 7, 127], [70.0, 100.0])
+    >>> folded.index.tolist(), folded.edge[-2:].tolist(), folded.gaps
+    ([0, 1, 2, 3, 4, 5, 6, 7, 127], [70.0, 100.0], ((90.0, 119),))
     """
-    if count <= max(limit, head + tail):
-        every = np.arange(count, dtype=np.int64)
-        return Axis(every, np.asarray(start + cell * every, np.float64), cell, None)
-    shown = np.arange(head + tail, dtype=np.int64)
-    index = np.where(shown < head, shown, shown + count - head - tail)
-    edge = np.asarray(start + cell * shown + np.where(shown >= head, gap, 0.0), np.float64)
-    return Axis(index, edge, cell, start + cell * head + gap / 2)
+    every = np.arange(count, dtype=np.int64)
+    if count > max(limit, head + tail):
+        every = every[(every < head) | (every >= count - tail)]
+    return axis_of(every, cell, start)
+
+
+def axis_of(
+    index: npt.NDArray[np.int64], cell: float, start: float, *, before: npt.NDArray[np.bool_] | None = None
+) -> Axis:
+    """The elements ``index``, ascending, with a gap where some are left out, and where ``before`` [shown] asks for one.
+
+    >>> axis_of(np.array([0, 1, 6]), 10.0, 0.0).edge.tolist()
+    [0.0, 10.0, 40.0]
+    """
+    hidden = np.diff(index, prepend=index[:1] - 1) - 1
+    wanted = hidden > 0 if before is None else (hidden > 0) | before
+    edge = np.asarray(start + cell * np.arange(len(index)) + GAP * np.cumsum(wanted), np.float64)
+    gaps = tuple((float(edge[i]) - GAP / 2, int(hidden[i])) for i in np.flatnonzero(hidden > 0))
+    return Axis(np.asarray(index, np.int64), edge, cell, gaps)
 
 
 def _step(along: Axis, room: float) -> int:
@@ -82,19 +96,24 @@ def label_rows(canvas: Canvas, rows: Axis, x: float, texts: list[str] | None = N
     names = texts or [str(i) for i in rows.index.tolist()]
     step = _step(rows, LABEL + 1)
     for y, index, name in zip(rows.centre.tolist(), rows.index.tolist(), names, strict=True):
-        if index % step == 0 or rows.gap is not None:
+        if index % step == 0 or rows.gaps:
             canvas.text(x, y + 3.5, name, size=LABEL, anchor="end", opacity=QUIET, mono=mono)
 
 
-def mark_gaps(canvas: Canvas, columns: Axis, rows: Axis, *, what: str = "rows") -> None:
+def mark_gaps(canvas: Canvas, columns: Axis, rows: Axis, *, what: str = "row") -> None:
     """Dots in the gaps of a folded grid, with how much is left out."""
-    if rows.gap is not None:
-        hidden = int(rows.index[-1]) + 1 - len(rows.index)
-        middle = (float(columns.edge[0]) + columns.end) / 2
-        canvas.text(middle, rows.gap + 3.5, f"⋮  {hidden} more {what}", size=LABEL, anchor="middle", opacity=QUIET)
-    if columns.gap is not None:
-        middle = (float(rows.edge[0]) + rows.end) / 2
-        canvas.text(columns.gap, middle + 3.5, "⋯", size=13, anchor="middle", opacity=QUIET)
+    middle = (float(columns.edge[0]) + columns.end) / 2
+    for y, hidden in rows.gaps:
+        canvas.text(
+            middle,
+            y + 3.5,
+            f"⋮  {hidden} more {what}{'s' if hidden > 1 else ''}",
+            size=LABEL,
+            anchor="middle",
+            opacity=QUIET,
+        )
+    for x, _ in columns.gaps:
+        canvas.text(x, (float(rows.edge[0]) + rows.end) / 2 + 3.5, "⋯", size=13, anchor="middle", opacity=QUIET)
 
 
 def period(pattern: npt.NDArray[np.int64], limit: int = 32) -> int | None:

@@ -11,6 +11,8 @@ __all__ = ["draw"]
 
 _PICTURES: dict[str, tuple[str, str]] = {
     "Layout": ("grid", "draw_layout"),
+    "Swizzle": ("swizzle", "draw_swizzle"),
+    "SwizzledTile": ("shared_memory", "draw_shared_memory"),
     "ndarray": ("grid", "draw_layout"),
 }
 """Class name -> module of this room and function that draws such an object."""
@@ -24,7 +26,7 @@ def draw(obj: Any) -> Picture:
     >>> draw(7)
     Traceback (most recent call last):
         ...
-    ValueError: cannot draw 7 (int); known are Layout, ndarray
+    ValueError: cannot draw 7 (int); known are Layout, Swizzle, SwizzledTile, ndarray
     """
     if isinstance(obj, Picture):
         return obj

@@ -11,7 +11,8 @@ from .axis import WIDTH, Axis, axis, bracket, label_columns, label_rows, mark_ga
 from .legend import bank_legend, keys
 from .palette import ACCENT, BANKS, INK, LANES, bank_colours, lane_colours
 from .picture import Picture
-from .svg import Canvas, text_width
+from .svg import Canvas
+from .text import text_width
 
 __all__ = ["draw_layout"]
 
@@ -90,7 +91,7 @@ def draw_layout(
         _mark(canvas, columns, rows, mark, offset.shape)
     words, values = _details(axes, grid, offset, address, bank, who, reg, warp_size)
     canvas.hover(columns.edge, rows.edge, columns.cell, rows.cell, words, *values)
-    mark_gaps(canvas, columns, rows, what=f"{axes[0]}s")
+    mark_gaps(canvas, columns, rows, what=axes[0])
     if who is None and repeat is not None and 1 < repeat <= len(rows.index) and offset.shape[0] > 2:
         words = "the colours\nrepeat" if columns.end < WIDTH - 90 else ""
         bracket(canvas, columns.end + 5, float(rows.edge[0]), float(rows.edge[repeat - 1]) + rows.cell, words)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from .axis import LABEL, QUIET
 from .palette import BANKS, INK
-from .svg import HATCH, Canvas, text_width
+from .svg import HATCH, Canvas
+from .text import text_width
 
 __all__ = ["bank_legend", "keys"]
 

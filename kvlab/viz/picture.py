@@ -10,6 +10,7 @@ from os import PathLike
 from pathlib import Path
 
 from .palette import THEMES
+from .text import SANS
 
 __all__ = ["Picture"]
 
@@ -87,7 +88,7 @@ class Picture:
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" class="kvlab" width="{w}" height="{h}" viewBox="0 0 {w} {h}" '
             f'role="img" aria-label="{html.escape(self.caption)}" '
-            "font-family=\"system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif\" fill=\"currentColor\" "
+            f'font-family="{SANS}" fill="currentColor" '
             'style="max-width:100%;height:auto">'
             f"<title>{html.escape(self.title, quote=False)}</title>"
             + (f"<style>{style}</style>" if style else "")

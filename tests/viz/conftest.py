@@ -67,7 +67,7 @@ def hovers() -> Callable[[ElementTree.Element], list[str]]:
 
 def _overlaps(picture: Any) -> list[tuple[str, str]]:
     """Texts of one line that run into each other, by the writer's own estimate of widths."""
-    from kvlab.viz.svg import text_width
+    from kvlab.viz.text import text_width
 
     lines: dict[tuple[str, float], list[tuple[float, float, str]]] = {}
 

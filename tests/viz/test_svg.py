@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from kvlab.viz.palette import BANKS
-from kvlab.viz.svg import Canvas, number, text_width, wrap
+from kvlab.viz.svg import Canvas
+from kvlab.viz.text import number, text_width, wrap
 
 
 def areas(svg: str) -> dict[str, float]:

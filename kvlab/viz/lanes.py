@@ -1,0 +1,132 @@
+"""Shared memory as rows of slots, and the lanes of one instruction laid over it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .axis import Axis
+from .palette import ACCENT, BANKS, INK, text_on
+from .svg import Canvas
+
+__all__ = ["ROOMY", "Image", "Lanes"]
+
+ROOMY = 84.0
+"""From this width on, a slot holds its own name (left) and the lane that reads it (right)."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """Slots in rows: ``row``, ``vector`` and ``address`` are [image rows, columns]; -2 is outside the image."""
+
+    tile: npt.NDArray[np.int64]
+    slot_bytes: int
+    base: int
+    row_bytes: int
+
+    @property
+    def columns(self) -> int:
+        return self.row_bytes // self.slot_bytes
+
+    @property
+    def start(self) -> int:
+        """The byte address of the first image row."""
+        return self.base - self.base % self.row_bytes
+
+    @property
+    def end(self) -> int:
+        return self.base + self.slot_bytes * len(self.tile)
+
+    @property
+    def _padded(self) -> npt.NDArray[np.int64]:
+        before = (self.base - self.start) // self.slot_bytes
+        after = -(before + len(self.tile)) % self.columns
+        return np.pad(self.tile, ((before, after), (0, 0)), constant_values=-2).reshape(-1, self.columns, 2)
+
+    @property
+    def row(self) -> npt.NDArray[np.int64]:
+        return self._padded[..., 0]
+
+    @property
+    def vector(self) -> npt.NDArray[np.int64]:
+        return self._padded[..., 1]
+
+    @property
+    def address(self) -> npt.NDArray[np.int64]:
+        shape = self.row.shape
+        return self.start + self.slot_bytes * np.arange(shape[0] * shape[1]).reshape(shape)
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The addresses of one instruction: lane -> (byte address, phase); empty without an instruction."""
+
+    address: npt.NDArray[np.int64]
+    phase: npt.NDArray[np.int64]
+    nbytes: int
+    access: Any
+
+    @classmethod
+    def of(cls, access: Any, addresses: Any, nbytes: int, phase: Any, image: Image) -> Lanes:
+        if access is not None:
+            addresses = np.where(access.active, access.addresses, -1)
+            nbytes, phase = access.op.nbytes, access.phase
+        address = np.asarray([] if addresses is None else addresses, np.int64).ravel()
+        served = np.zeros(len(address), np.int64) if phase is None else np.asarray(phase, np.int64).ravel()
+        if served.shape != address.shape:
+            raise ValueError(f"phase of shape {served.shape} does not fit addresses of shape {address.shape}")
+        outside = address[(address >= 0) & ((address < image.base) | (address + nbytes > image.end))]
+        if outside.size:
+            raise ValueError(f"address {outside[0]} is outside the image, bytes {image.base}..{image.end - 1}")
+        return cls(address, served, nbytes, access)
+
+    def groups(self) -> list[tuple[int, list[int], int]]:
+        """(byte address, lanes that read there, phase of the first of them)."""
+        found: dict[int, list[int]] = {}
+        for lane, address in enumerate(self.address.tolist()):
+            if address >= 0:
+                found.setdefault(address, []).append(lane)
+        return [(address, lanes, int(self.phase[lanes[0]])) for address, lanes in found.items()]
+
+    def at(self, address: int, nbytes: int) -> str:
+        """The hover line of a slot: who reads it."""
+        here = (self.address >= 0) & (self.address < address + nbytes) & (self.address + self.nbytes > address)
+        readers = [f"T{lane} (phase {self.phase[lane]})" for lane in np.flatnonzero(here).tolist()]
+        return f"\nread by {', '.join(readers)}" if readers else ""
+
+    def draw(
+        self, canvas: Canvas, columns: Axis, rows: Axis, image: Image, index: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.bool_]:
+        """Outlines and lane names; returns which of the shown slots have no room left for their own name."""
+        taken = np.zeros(index.shape, bool)
+        px = columns.cell / image.slot_bytes
+        place = {row: k for k, row in enumerate(rows.index.tolist())}
+        for first in (False, True):  # the first phase lies on top
+            for address, lanes, phase in self.groups():
+                row, byte = divmod(address - image.start, image.row_bytes)
+                if (phase == 0) != first or row not in place:
+                    continue
+                k, x = place[row], float(columns.edge[0]) + px * byte
+                y, width = float(rows.edge[k]), px * self.nbytes
+                thick = (3.0 if width > 40 else 2.0) if first else 1.4
+                canvas.rect(x + 1, y + 1, width - 2, rows.cell - 2, stroke=ACCENT if first else INK, stroke_width=thick)
+                slot = byte // image.slot_bytes
+                if columns.cell < ROOMY or self.nbytes < image.slot_bytes:
+                    taken[k, slot : (byte + self.nbytes - 1) // image.slot_bytes + 1] = True
+                name = f"T{lanes[0]}" if len(lanes) == 1 else f"T{lanes[0]} +{len(lanes) - 1}"
+                if width >= 6.1 * len(name) + 4:
+                    fill = text_on(BANKS[index[k, slot]]) if index[k, slot] >= 0 else None
+                    roomy = columns.cell >= ROOMY and width > 40
+                    at, anchor = (x + width - 6, "end") if roomy else (x + width / 2, "middle")
+                    canvas.text(at, y + 14.5, name, mono=True, size=10, weight=700, anchor=anchor, fill=fill)
+        return taken
+
+    def keys(self) -> list[tuple[str, str, str]]:
+        if not self.groups():
+            return []
+        if self.phase.max() == 0:
+            return [("none", ACCENT, "read by lane T…")]
+        return [("none", ACCENT, "lanes T… of the first phase"), ("none", INK, "lanes of the other phases")]

@@ -1,0 +1,199 @@
+"""The image of shared memory: rows of 128 bytes, what lies in each slot, and which of them one instruction reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .axis import QUIET, WIDTH, Axis, axis, axis_of, label_columns, label_rows, mark_gaps
+from .lanes import ROOMY, Image, Lanes
+from .legend import keys
+from .palette import BANKS, bank_colours, row_colours
+from .picture import Picture
+from .svg import HATCH, Canvas
+
+__all__ = ["draw_shared_memory"]
+
+GUTTER = 52.0
+HEADER = 44.0
+ROW = 22.0
+
+
+def draw_shared_memory(
+    slots: Any,
+    *,
+    slot_bytes: int = 16,
+    base: int = 0,
+    colour: str = "row",
+    access: Any = None,
+    addresses: npt.ArrayLike | None = None,
+    lane_bytes: int = 16,
+    phase: npt.ArrayLike | None = None,
+    rules: Mapping[int, str] | None = None,
+    row_bytes: int = 128,
+    fold: bool = True,
+    title: str | None = None,
+    caption: str | None = None,
+) -> Picture:
+    """What lies where in shared memory, and which bytes one instruction reads.
+
+    slots        ``[..., 2]`` integers, one pair for each slot in the order of addresses: the (row, vector) of the tile
+                 that lies there, -1 for a slot that nobody wrote (hatched)
+    slot_bytes   16 or 4 (or another divisor of ``row_bytes``)
+    base         byte address of the first slot
+    colour       ``"row"``: the row of the tile that a byte belongs to; ``"bank"``: the bank
+    access       the :class:`kvlab.hardware.Wavefronts` of one instruction: its lanes are outlined, the lanes of its
+                 first phase in the accent colour, and the title tells its wavefronts
+    addresses, lane_bytes, phase    the same as plain arrays [lanes], -1 for an inactive lane
+    rules        byte address -> label of what begins there (a stage, a block); multiples of ``row_bytes``
+    row_bytes    128: all 32 banks once (256 for the 64 banks of gfx950)
+    fold         an image of more than 32 rows shows the first 8, those that lanes touch, and the last
+
+    Raises ValueError for slots of another shape, addresses outside the image, or an unknown colour.
+
+    >>> rows = np.stack(np.divmod(np.arange(64), 8), axis=-1)
+    >>> draw_shared_memory(rows).title
+    'Tile of 8 rows x 128 bytes: vector 0 of its first 8 rows lies in 1 bank group'
+    """
+    if hasattr(slots, "owner"):
+        base, slots = slots.base, slots.owner()
+    tile = np.asarray(slots)
+    if tile.ndim < 2 or tile.shape[-1] != 2 or not np.issubdtype(tile.dtype, np.integer) or tile.size == 0:
+        raise ValueError(f"slots of shape {tile.shape} and type {tile.dtype} are not integers [..., 2]: (row, vector)")
+    if slot_bytes <= 0 or row_bytes % slot_bytes or base % slot_bytes:
+        raise ValueError(f"slot_bytes {slot_bytes} must divide row_bytes {row_bytes} and the base address {base}")
+    if colour not in ("row", "bank"):
+        raise ValueError(f"colour {colour!r} is not 'row' or 'bank'")
+    image = Image(tile.reshape(-1, 2).astype(np.int64), slot_bytes, base, row_bytes)
+    lanes = Lanes.of(access, addresses, lane_bytes, phase, image)
+
+    canvas = Canvas()
+    columns = axis(
+        image.columns, np.floor((WIDTH - GUTTER) / image.columns), GUTTER, limit=image.columns, head=image.columns
+    )
+    rows = _rows(image, lanes, rules or {}, fold)
+    _header(canvas, columns, image)
+    label_rows(canvas, rows, GUTTER - 7, [str(image.start + row_bytes * r) for r in rows.index.tolist()], mono=True)
+    grid = np.ix_(rows.index, columns.index)
+    row, vector, address = image.row[grid], image.vector[grid], image.address[grid]
+    index = row_colours(row) if colour == "row" else np.where(row < 0, row, bank_colours(address // 4 % 32))
+    index = np.where(row == -2, -2, index)
+    canvas.cells(columns.edge, rows.edge, columns.cell, ROW, index, BANKS)
+    _rules(canvas, columns, rows, rules or {}, image)
+    taken = lanes.draw(canvas, columns, rows, image, index)
+    _contents(canvas, columns, rows, row, vector, index, taken, slot_bytes)
+    words = [
+        f"byte {a}, bank {a // 4 % (row_bytes // 4)}\n{_what(r, v, slot_bytes)}{lanes.at(a, slot_bytes)}"
+        for a, r, v in zip(*(field.ravel().tolist() for field in (address, row, vector)), strict=True)
+    ]
+    canvas.hover(columns.edge, rows.edge, columns.cell, ROW, "%s", np.array(words, object).reshape(row.shape))
+    mark_gaps(canvas, columns, rows)
+    entries = lanes.keys() + ([(HATCH, "", "nobody wrote here")] if (row == -1).any() else [])
+    if entries:
+        keys(canvas, GUTTER, rows.end + 14, entries)
+    return canvas.picture(title or _title(image, lanes), caption or _caption(image, lanes, colour))
+
+
+def _rows(image: Image, lanes: Lanes, rules: Mapping[int, str], fold: bool) -> Axis:
+    count = len(image.row)
+    starts = {}
+    for address in rules:
+        if address % image.row_bytes or not image.start <= address < image.end:
+            raise ValueError(f"rule at byte {address} is not the start of a row of the image")
+        starts[(address - image.start) // image.row_bytes] = True
+    shown = np.ones(count, bool)
+    if fold and count > 32:
+        used = lanes.address[lanes.address >= 0]
+        shown[8:-1] = False
+        shown[(used - image.start) // image.row_bytes] = True
+        for start in starts:
+            shown[start : start + 4] = True
+        hidden = np.flatnonzero(~shown)
+        for run in np.split(hidden, np.flatnonzero(np.diff(hidden) > 1) + 1):
+            shown[run] = len(run) <= 2  # a gap that saves nothing
+    index = np.flatnonzero(shown)
+    return axis_of(index, ROW, HEADER, before=np.array([r in starts for r in index.tolist()]))
+
+
+def _header(canvas: Canvas, columns: Axis, image: Image) -> None:
+    canvas.text(GUTTER - 7, HEADER - 6, "byte", size=10, anchor="end", opacity=QUIET)
+    banks = image.slot_bytes // 4
+    if banks > 1:
+        names = [f"banks {banks * c}–{banks * c + banks - 1}" for c in range(image.columns)]
+        names = names if columns.cell > 74 else [name.removeprefix("banks ") for name in names]
+    else:
+        names = [str(c * image.slot_bytes // 4) for c in range(image.columns)]
+    canvas.text(GUTTER, HEADER - 22, f"rows of {image.row_bytes} bytes, bank of 4 bytes →", size=10, opacity=QUIET)
+    label_columns(canvas, columns, HEADER - 6, names)
+
+
+def _rules(canvas: Canvas, columns: Axis, rows: Axis, rules: Mapping[int, str], image: Image) -> None:
+    for address, label in rules.items():
+        row = (address - image.start) // image.row_bytes
+        y = float(rows.edge[rows.index == row][0]) - 4
+        canvas.line(0, y, columns.end, y, opacity=0.5)
+        canvas.text(columns.end, y - 4, label, size=10, weight=600, anchor="end")
+
+
+def _contents(
+    canvas: Canvas,
+    columns: Axis,
+    rows: Axis,
+    row: npt.NDArray[np.int64],
+    vector: npt.NDArray[np.int64],
+    index: npt.NDArray[np.int64],
+    taken: npt.NDArray[np.bool_],
+    slot_bytes: int,
+) -> None:
+    """What lies in each slot, where there is room beside the lane's name."""
+    texts, xs, ys, behind = [], [], [], []
+    roomy = columns.cell >= ROOMY
+    for (k, c), r in np.ndenumerate(row):
+        text = f"{r},{vector[k, c]}" if columns.cell >= 40 else str(r)
+        if r < 0 or taken[k, c] or columns.cell < 6.1 * len(text) + 3:
+            continue
+        texts.append(text)
+        xs.append(float(columns.edge[c]) + (8 if roomy else columns.cell / 2))
+        ys.append(float(rows.edge[k]) + 14.5)
+        behind.append(BANKS[index[k, c]])
+    canvas.labels(xs, ys, texts, behind, anchor="start" if roomy else "middle")
+
+
+def _what(row: int, vector: int, slot_bytes: int) -> str:
+    if row < 0:
+        return "nobody wrote here" if row == -1 else "outside the image"
+    return f"row {row} of the tile, {'vector' if slot_bytes == 16 else 'piece'} {vector}"
+
+
+def _title(image: Image, lanes: Lanes) -> str:
+    access = lanes.access
+    if access is not None:
+        note = f" on {access.arch.name}, provisional" if access.provisional else ""
+        passes = f"{access.wavefronts} wavefront{'s' if access.wavefronts != 1 else ''}"
+        return f"{access.instruction}: {passes}, ideal {access.ideal}{note}"
+    written = image.tile[:, 0] >= 0
+    if not written.any():
+        return f"{image.end - image.base} bytes of shared memory that nobody wrote"
+    row, vector = image.tile[written].T
+    address = image.base + image.slot_bytes * np.flatnonzero(written)
+    column = (vector == vector.min()) & (row < row.min() + 8)
+    groups = len(np.unique(address[column] % 128 // 16))
+    size = f"Tile of {len(np.unique(row))} rows x {image.slot_bytes * len(np.unique(vector))} bytes"
+    name = "vector" if image.slot_bytes == 16 else "piece"
+    return (
+        f"{size}: {name} {vector.min()} of its first {len(np.unique(row[column]))} rows lies in "
+        f"{groups} bank group{'s' if groups > 1 else ''}"
+    )
+
+
+def _caption(image: Image, lanes: Lanes, colour: str) -> str:
+    name = "vector of 16 bytes" if image.slot_bytes == 16 else f"piece of {image.slot_bytes} bytes"
+    told = "its row in the tile" if colour == "row" else "its bank"
+    text = f"Shared memory in rows of {image.row_bytes} bytes. Each cell is a {name} of the tile, named row,number; "
+    text += f"the colour tells {told}."
+    if lanes.groups():
+        text += " Outlined: the bytes that one instruction reads, with the lane that asks for them."
+    return text

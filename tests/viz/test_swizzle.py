@@ -1,0 +1,45 @@
+"""A swizzle's picture shows what the swizzle computes (law: the drawn address is the swizzle of the address before)."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from kvlab.layout import Swizzle
+from kvlab.viz import draw, draw_swizzle
+
+SWIZZLES = [
+    Swizzle(3, 4, 3, "byte"),
+    Swizzle(3, 3, 3, "bf16"),
+    Swizzle(3, 0, 4, "vector"),
+    Swizzle(2, 1, 3, "float32"),
+    Swizzle(2, 0, -3, "vector"),
+    Swizzle(0, 0, 0, "byte"),
+]
+
+
+@pytest.mark.parametrize("swizzle", SWIZZLES, ids=str)
+def test_every_piece_lies_where_the_swizzle_puts_it(swizzle: Swizzle, sound, hovers, overlaps) -> None:
+    picture = draw(swizzle)
+    found = hovers(sound(picture))
+    in_bytes = swizzle.in_bytes()
+    for text in found:
+        numbers = [int(n) for n in re.findall(r"byte (\d+)|bank (\d+)", text) for n in n if n]
+        before, after, bank = numbers
+        assert after == in_bytes(before)
+        assert bank == after // 4 % 32
+    assert len(found) % 2 == 0  # both panels, the same pieces
+    assert not overlaps(picture)
+
+
+def test_title_counts_bank_groups() -> None:
+    assert draw(Swizzle(3, 4, 3, "byte")).title.endswith("lie in 8 different bank groups instead of 1")
+    assert "identity" in draw(Swizzle.identity("byte")).title
+    # rows of 64 bytes: eight rows are spread over two 16-byte groups before, all eight after (spec/layout.md section 3)
+    assert draw_swizzle(Swizzle(2, 0, 3, "vector"), row_bytes=64).title.endswith("8 different bank groups instead of 2")
+
+
+def test_a_row_that_splits_a_piece_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"row_bytes 40 is not a multiple of the 16 bytes"):
+        draw_swizzle(Swizzle(3, 4, 3, "byte"), row_bytes=40)

@@ -243,7 +243,11 @@ def test_a_launch_equals_its_programs_one_by_one() -> None:
 
 
 def test_traffic_of_active_programs() -> None:
-    k, *_ = launch("bf16", 64, 128)
+    k, v, *_ = launch("bf16", 64, 128)
+    v.traffic, walk = Traffic(), v.iterator()
+    walk.tile_start_row = 256
+    v.load_from_dram(1, walk.next_tile())  # keys 288 to 319: sequences of 300 and of 290 keys have 12 and 2 of them
+    assert v.traffic.moved == {"DRAM->SMEM": 2 * (12 + 2) * 64 * 2}
     k.traffic = Traffic()
     tile = k.iterator().next_tile()
     k.load_from_dram(0, tile)

@@ -153,7 +153,9 @@ def _run_numpy(
         if a.out is not None:
             a.out[...] = result
     else:
-        result, lse = emulate(*arrays, **{**arguments, "out": a.out}, arch=plan.arch or DECODE_ARCHS[0], traffic=traffic)
+        result, lse = emulate(
+            *arrays, **{**arguments, "out": a.out}, arch=plan.arch or DECODE_ARCHS[0], traffic=traffic
+        )
     return (to_torch(result), to_torch(lse)) if inputs.is_torch else (result, lse)
 
 

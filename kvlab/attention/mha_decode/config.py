@@ -22,6 +22,7 @@ MASK_VALUE = -(2.0**100)
 """Score of a masked key, in units of log2. Finite: rows without a key are found by a flag, not by this value."""
 
 MAX_ROWS = 32
+TILE_BYTES = 16384
 MAX_SPLITS = 64
 
 
@@ -65,16 +66,18 @@ class DecodeConfig:
         return problem.batch, problem.kv_heads * self.row_tiles, self.num_splits
 
 
-def choose_config(problem: DecodeProblem, *, processors: int = 132, num_splits: int | None = None) -> DecodeConfig:
+def choose_config(
+    problem: DecodeProblem, *, processors: int = 132, num_splits: int | None = None, arch: str = "sm_90"
+) -> DecodeConfig:
     """The configuration of a call; ``processors`` are the SMs of the device (132 on an H100).
 
-    One split where the programs fill 0.8 of the device; otherwise the smallest number of splits that comes within
-    0.85 of
-    the best use of the last wave, each of at least four tiles of keys.
+    A K tile of 16 KiB in two buffers leaves room for three CTAs on an SM, which keeps the memory busy; gfx950 takes
+    MAX's 128 keys. One split where the programs fill 0.8 of the device; otherwise the smallest number of splits that comes
+    within 0.85 of the best use of the last wave, each of at least four tiles of keys.
 
     >>> problem = DecodeProblem(batch=1, tokens=1, q_heads=32, kv_heads=8, head_dim=128, itemsize=2, max_keys=32768)
     >>> choose_config(problem)
-    DecodeConfig(BM=16, BN=128, BD=128, row_tiles=1, num_splits=16, num_warps=4, num_stages=2)
+    DecodeConfig(BM=16, BN=64, BD=128, row_tiles=1, num_splits=16, num_warps=4, num_stages=3)
     >>> choose_config(problem, num_splits=1).grid(problem)
     (1, 8, 1)
     """
@@ -83,12 +86,13 @@ def choose_config(problem: DecodeProblem, *, processors: int = 132, num_splits: 
     rows = problem.tokens * problem.group
     BM = 16 if rows <= 16 else MAX_ROWS
     BD = max(32, 1 << (problem.head_dim - 1).bit_length())
-    BN = 128 if BD * problem.itemsize <= 256 else 64
+    BN = 128 if arch == "gfx950" or 128 * BD * problem.itemsize <= TILE_BYTES else 64
+    num_stages = 3 if BN * BD * problem.itemsize <= TILE_BYTES else 2
     row_tiles = -(-rows // BM)
     if num_splits is None:
         programs = problem.batch * problem.kv_heads * row_tiles
         num_splits = _choose_splits(programs, -(-problem.max_keys // BN), processors)
-    return DecodeConfig(BM, BN, BD, row_tiles, num_splits)
+    return DecodeConfig(BM, BN, BD, row_tiles, num_splits, num_stages=num_stages)
 
 
 def _choose_splits(programs: int, key_tiles: int, processors: int) -> int:

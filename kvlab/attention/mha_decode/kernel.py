@@ -16,7 +16,7 @@ LOG2E = 1.4426950408889634
 def attend(
     q_ptr, k_ptr, v_ptr, table_ptr, seq_lens_ptr, o_ptr, lse_ptr,
     scale_log2, mask_value, group, tokens, num_splits,
-    q_batch, q_token, q_head, k_page, k_token, k_head, v_page, v_token, v_head, table_batch,
+    q_batch, q_token, q_head, k_page, k_token, k_head, v_page, v_token, v_head, table_batch, lens_batch,
     o_split, o_batch, o_token, o_head, lse_split, lse_batch, lse_token, lse_head,
     PAGE: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -24,10 +24,10 @@ def attend(
     #: setup -> q, lo, hi, limit    this program's rows, its split of the keys, the query tile
     batch = tl.program_id(0).to(tl.int64)
     row_tiles = tl.cdiv(group * tokens, BM)
-    kv_head = tl.program_id(1) // row_tiles
+    kv_head = (tl.program_id(1) // row_tiles).to(tl.int64)
     row = (tl.program_id(1) % row_tiles) * BM + tl.arange(0, BM)  # [BM], token-major
     split = tl.program_id(2)
-    num_keys = tl.load(seq_lens_ptr + batch).to(tl.int32)
+    num_keys = tl.load(seq_lens_ptr + batch * lens_batch).to(tl.int32)
     size = tl.cdiv(tl.cdiv(num_keys, num_splits), BN) * BN
     lo = tl.minimum(split * size, num_keys)
     hi = tl.minimum(lo + size, num_keys)
@@ -36,7 +36,7 @@ def attend(
     is_row = row < group * tokens
     limit = tl.minimum(num_keys - tokens + 1 + token, hi)  # [BM], first key that a row does not see
     d = tl.arange(0, BD)
-    q_at = batch * q_batch + token[:, None] * q_token + head[:, None] * q_head + d[None, :]
+    q_at = batch * q_batch + token.to(tl.int64)[:, None] * q_token + head[:, None] * q_head + d[None, :]
     q = tl.load(q_ptr + q_at, mask=is_row[:, None] & (d[None, :] < D), other=0.0)  # [BM, BD]
     m = tl.full([BM], -float("inf"), tl.float32)
     l = tl.zeros([BM], tl.float32)
@@ -46,7 +46,8 @@ def attend(
         key = start + tl.arange(0, BN)
         in_tile = (key < hi)[:, None] & (d[None, :] < D)
         page = tl.load(table_ptr + batch * table_batch + key // PAGE, mask=key < hi, other=0).to(tl.int64)
-        k_at = page[:, None] * k_page + (key % PAGE)[:, None] * k_token + kv_head * k_head + d[None, :]
+        slot = (key % PAGE).to(tl.int64)
+        k_at = page[:, None] * k_page + slot[:, None] * k_token + kv_head * k_head + d[None, :]
         k = tl.load(k_ptr + k_at, mask=in_tile, other=0.0)  # [BN, BD]
         #: scores -> s    S = Q K^T in float32, in units of log2
         s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2  # [BM, BN]
@@ -60,7 +61,7 @@ def attend(
         o = o * alpha[:, None]
         m = m_new
         #: load_v -> v    the V tile of the same pages
-        v_at = page[:, None] * v_page + (key % PAGE)[:, None] * v_token + kv_head * v_head + d[None, :]
+        v_at = page[:, None] * v_page + slot[:, None] * v_token + kv_head * v_head + d[None, :]
         v = tl.load(v_ptr + v_at, mask=in_tile, other=0.0)  # [BN, BD]
         #: accumulate -> o    O += P V, P rounded once to the storage dtype
         o = tl.dot(p.to(v.dtype), v, o, input_precision="ieee")
@@ -70,7 +71,7 @@ def attend(
     lse = tl.where(sees, (m + tl.math.log2(l)) * LN2, -float("inf"))
     #: store    an empty split leaves its partial output alone
     writes_o = is_row & (sees | (num_splits == 1))
-    o_at = split.to(tl.int64) * o_split + batch * o_batch + token * o_token + head * o_head
+    o_at = split.to(tl.int64) * o_split + batch * o_batch + token.to(tl.int64) * o_token + head * o_head
     o_mask = writes_o[:, None] & (d[None, :] < D)
     tl.store(o_ptr + o_at[:, None] + d[None, :], o.to(o_ptr.dtype.element_ty), mask=o_mask)
     lse_at = split.to(tl.int64) * lse_split + batch * lse_batch + token * lse_token + head * lse_head
@@ -87,8 +88,8 @@ def reduce(
     """Put the splits of one query head of one token together; splits without a key have no part in it."""
     #: setup -> lse_parts    each split's lse, -inf where it saw no key
     batch = tl.program_id(0).to(tl.int64)
-    token = tl.program_id(1) // q_heads
-    head = tl.program_id(1) % q_heads
+    token = (tl.program_id(1) // q_heads).to(tl.int64)
+    head = (tl.program_id(1) % q_heads).to(tl.int64)
     split = tl.arange(0, SPLITS).to(tl.int64)
     at_lse = split * part_lse_split + batch * part_lse_batch + token * part_lse_token + head * part_lse_head
     lse_parts = tl.load(part_lse_ptr + at_lse, mask=split < num_splits, other=-float("inf"))
@@ -141,7 +142,7 @@ def launch(
     attend[config.grid(problem)](
         q, k_cache, v_cache, block_table, seq_lens, part, part_lse,
         scale * LOG2E, mask_value, problem.group, tokens, splits,
-        *q.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3], block_table.stride(0),
+        *q.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3], block_table.stride(0), seq_lens.stride(0),
         *part.stride()[:4], *part_lse_strides,
         PAGE=page_size, D=head_dim, BD=config.BD, BM=config.BM, BN=config.BN,
         num_warps=config.num_warps, num_stages=config.num_stages,

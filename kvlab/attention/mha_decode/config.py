@@ -77,7 +77,7 @@ def choose_config(
 
     >>> problem = DecodeProblem(batch=1, tokens=1, q_heads=32, kv_heads=8, head_dim=128, itemsize=2, max_keys=32768)
     >>> choose_config(problem)
-    DecodeConfig(BM=16, BN=64, BD=128, row_tiles=1, num_splits=16, num_warps=4, num_stages=3)
+    DecodeConfig(BM=16, BN=64, BD=128, row_tiles=1, num_splits=15, num_warps=4, num_stages=3)
     >>> choose_config(problem, num_splits=1).grid(problem)
     (1, 8, 1)
     """

@@ -97,7 +97,7 @@ class Swizzle:
         return f"Sw<{self.bits},{self.base},{self.shift}> ({unit})"
 
     def __repr__(self) -> str:
-        return f"Swizzle({self.bits}, {self.base}, {self.shift}, {str(self.unit)!r})"
+        return f"Swizzle({self.bits}, {self.base}, {self.shift}, unit={str(self.unit)!r})"
 
     def _repr_svg_(self) -> str:
         from kvlab import viz

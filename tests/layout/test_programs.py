@@ -90,6 +90,11 @@ class TestValidRows:
         assert TileTensor(Memory(400), "fp32", Layout(layout), valid_rows=rows).end == end
         assert TileTensor(Memory(400), "fp32", Layout(layout), 40, valid_rows=rows).end == 40 + end
 
+    def test_records_of_vectors(self):
+        """Counted to the end of the last vector."""
+        vectors = tensor(8, 16).vectorize(1, 4)
+        assert vectors.with_valid_rows(5).end == tensor(8, 16).with_valid_rows(5).end == 80
+
     def test_rows_past_the_end_are_zero(self):
         tile = tensor(8, 16).with_valid_rows(5)
         expected = numbered(8, 16)

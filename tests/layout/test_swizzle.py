@@ -171,3 +171,12 @@ def test_shift_below_bits_is_really_no_involution():
     x = np.arange(64)
     once = x ^ (x & 0b11100) >> 2
     assert (once ^ (once & 0b11100) >> 2 != x).any()
+
+
+def test_prints_its_unit():
+    assert str(Swizzle(3, 3, 3, "bf16")) == "Sw<3,3,3> (bfloat16)"
+    assert repr(Swizzle(3, 0, 4, "vector")) == "Swizzle(3, 0, 4, unit='vector')"
+
+
+def test_draws_itself():
+    assert Swizzle(3, 4, 3, "byte")._repr_svg_().startswith("<svg")

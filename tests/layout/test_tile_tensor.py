@@ -147,10 +147,14 @@ def test_threads_past_the_end_wrap():
         tile.distribute(threads, np.arange(48)).offset.reshape(3, 16) == np.arange(16) // 4 * 16 + np.arange(16) % 4
     ).all()
     assert tile.distribute(threads, 21).offset == tile.distribute(threads, 5).offset
-    sparse = Layout((2, 3), (1, 4))
-    tile = tensor(2, 3)
-    one = [lane % 2 * 3 + lane // 4 % 3 for lane in range(40)]
-    assert tile.distribute(sparse, np.arange(40)).offset.tolist() == one
+
+
+@pytest.mark.parametrize("shape, stride", [((2, 3), (1, 4)), ((3, 2), (1, 2)), ((2, 2), (0, 1))])
+def test_each_mode_wraps_by_itself(shape, stride):
+    """By the definition: coordinate (lane // stride) % extent of each mode, 0 where the stride is 0."""
+    lanes = np.arange(40)
+    row, col = ((lanes // d % s if d else 0 * lanes) for s, d in zip(shape, stride, strict=True))
+    assert (tensor(*shape).distribute(Layout(shape, stride), lanes).offset == row * shape[1] + col).all()
 
 
 def test_swizzle_units_agree():
@@ -306,6 +310,12 @@ class TestRefusals:
             TileTensor.from_numpy(numbered(4)[::-1])
         with pytest.raises(ValueError, match="not multiples of the element's 4 bytes"):
             TileTensor.from_numpy(np.zeros(4, [("x", "u1"), ("y", "f4")])["y"])
+
+    def test_stack_holds_the_padding(self):
+        padded = TileTensor.stack_allocation(Layout("(4,8):(9,1)"), "fp32")
+        assert padded.memory.nbytes == 4 * (3 * 9 + 8)
+        assert (padded.fill(1).to_numpy() == 1).all()
+        assert TileTensor.stack_allocation(Layout("(4,8):(0,1)"), "fp32").memory.nbytes == 4 * 32
 
     def test_stack_alignment(self):
         with pytest.raises(ValueError, match="base 1040 with alignment 1024"):

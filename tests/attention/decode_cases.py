@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import mmap
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,6 @@ class Inputs:
     v: Array
     table: Array
     lens: Array
-    extra: dict[str, Any] = field(default_factory=dict)
 
     @property
     def arrays(self) -> tuple[Array, ...]:
@@ -133,7 +133,7 @@ def dense(x: Inputs, dtype: torch.dtype, b: int) -> tuple[torch.Tensor, ...]:
 
 
 def plain_torch(x: Inputs, dtype: torch.dtype) -> Array:
-    """``softmax(q k^T * scale) v`` as PyTorch evaluates it in ``dtype``, every intermediate rounded: float64 [B, S, Hq, D]."""
+    """``softmax(q k^T * scale) v`` as PyTorch evaluates it in ``dtype``, every intermediate rounded: ``[B, S, Hq, D]``."""
     out = np.zeros(x.q.shape)
     for b in range(len(x.lens)):
         q, k, v, visible = dense(x, dtype, b)
@@ -144,7 +144,7 @@ def plain_torch(x: Inputs, dtype: torch.dtype) -> Array:
 
 
 def assert_accurate(x: Inputs, out: Any, lse: Any = None) -> None:
-    """DESIGN's tolerance. fp32: 1e-5. 16 bits: error at most 2x (largest) and 1.5x (mean) that of PyTorch, plus 1e-5."""
+    """DESIGN's tolerance. fp32: 1e-5. 16 bits: error at most 2x (largest), 1.5x (mean) that of PyTorch, plus 1e-5."""
     out = to_numpy(out).reshape(x.q.shape).astype(np.float64)
     exact, exact_lse = x.exact()
     assert np.isfinite(out).all()
@@ -163,6 +163,45 @@ def assert_accurate(x: Inputs, out: Any, lse: Any = None) -> None:
         assert lse.dtype == np.float32
         assert (np.isneginf(lse) == empty).all()
         np.testing.assert_allclose(lse[~empty], exact_lse[~empty], rtol=1e-5, atol=1e-5)
+
+
+def sparse(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any) -> Array:
+    """Zeros with ``strides`` (elements) in memory of their own, of which only touched pages are real."""
+    dtype = as_dtype(dtype)
+    span = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE, which Python names from 3.13 on
+    flat = np.frombuffer(mmap.mmap(-1, span * dtype.itemsize, flags=flags), dtype)
+    return np.lib.stride_tricks.as_strided(flat, shape, tuple(s * dtype.itemsize for s in strides))
+
+
+def spread_out(x: Inputs, axis: str) -> tuple[Inputs, Array]:
+    """The same call with K, V, q and an ``out`` whose pages, slots or heads lie more than 2^31 elements apart in all."""
+    D = x.q.shape[3]
+
+    def far(array: Array, dimension: int) -> Array:
+        inner = list(np.cumprod([1, *array.shape[:0:-1]])[::-1])
+        big = -(-(2**31 + 2**20) // (array.shape[dimension] - 1)) // 16 * 16 + 16
+        inner[dimension] = big
+        return sparse(array.shape, tuple(int(s) for s in inner), array.dtype)
+
+    k, v = (far(c, {"page": 0, "slot": 1, "head": 2}[axis]) for c in (x.k, x.v))
+    k[...], v[...] = x.k, x.v
+    q, out = (far(x.q, {"page": 0, "slot": 1, "head": 2}[axis]) for _ in range(2))
+    q[...] = x.q
+    out[...] = np.nan
+    assert q.shape[3] == D
+    return x.with_(q=q, k=k, v=v), out
+
+
+def decode_far_apart(case: Case, axis: str) -> tuple[Array, Array]:
+    """Interpreted kernel on such a call and on its dense copy: both outputs. Runs where Triton is interpreted."""
+    from kvlab.attention import mha_decode_paged
+
+    x = case.build()
+    far, out = spread_out(x, axis)
+    options = {"num_splits": case.splits, "backend": "triton"}
+    mha_decode_paged(*far.arrays, out=out, **options)
+    return out.copy(), mha_decode_paged(*x.arrays, **options)
 
 
 def bits(array: Any) -> bytes:

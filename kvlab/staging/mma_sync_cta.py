@@ -49,6 +49,36 @@ class MmaSyncShape:
     def atom(self) -> MmaAtom:
         return get_atom({"bfloat16": "mma.sync.m16n8k16.bf16", "float16": "mma.sync.m16n8k16.f16"}[self.dtype.name])
 
+    def place(self, role: str) -> SwizzledTile:
+        """Where the tile of ``"q"``, ``"k"``, ``"v"`` or ``"p"`` stands in shared memory."""
+        places, _ = _places(self)
+        if role not in places:
+            raise ValueError(f"role {role!r} is not one of {', '.join(places)}")
+        return places[role]
+
+    def fragment_map(self, role: str) -> FragmentMap:
+        """What the registers hold once ``role`` was read: elements of its tile ``[rows, columns]``."""
+        return self._plan(role).map
+
+    def read_addresses(self, role: str, *, swizzled: bool = True) -> tuple[str, IntArray]:
+        """The instruction that reads ``role`` and its byte addresses ``[instructions, warps, 32]``.
+
+        >>> from kvlab.memory import bfloat16
+        >>> shape = MmaSyncShape(BM=16, BN=64, D=64, BD=64, dtype=bfloat16)
+        >>> name, address = shape.read_addresses("k")
+        >>> name, address.shape, address[0, 0, :10].tolist()
+        ('ldmatrix.x4', (4, 4, 32), [0, 144, 288, 432, 576, 720, 864, 1008, 16, 128])
+        """
+        place, plan = self.place(role), self._plan(role)
+        place = place if swizzled else place.plain()
+        return ("ldmatrix.x4.trans" if role == "v" else "ldmatrix.x4"), place.address(plan.row, plan.vector)
+
+    def _plan(self, role: str) -> _Plan:
+        self.place(role)
+        if role in ("k", "v"):
+            return _k_plan(self) if role == "k" else _v_plan(self)
+        return _a_plan(self, self.BD if role == "q" else self.BN)
+
 
 @dataclass(frozen=True, eq=False)
 class SharedTile:
@@ -90,23 +120,23 @@ class MmaSyncCTA:
     def load_k(self, tile: KVTile, active: np.ndarray[Any, Any]) -> Fragments:
         """K tile of these pages into shared memory, then to the B fragments of S = Q K^T."""
         self._copy_async(tile, self.places["k"])
-        return self._read("k", _k_plan(self.shape), trans=False, active=active)
+        return self._read("k", active)
 
     def load_v(self, tile: KVTile, active: np.ndarray[Any, Any]) -> Fragments:
         """V tile into shared memory, then transposed to the B fragments of O += P V."""
         self._copy_async(tile, self.places["v"])
-        return self._read("v", _v_plan(self.shape), trans=True, active=active)
+        return self._read("v", active)
 
     def scores(self, q: SharedTile, k: Fragments, active: np.ndarray[Any, Any]) -> Fragments:
         """S = Q K^T, float32, ``[BM, BN]``."""
-        a = self._read("q", _a_plan(self.shape, "q", self.shape.BD), trans=False, active=active)
+        a = self._read("q", active)
         s = np.zeros((self.programs, *_accumulator(self.shape, self.shape.BN).row.shape), np.float32)
         return self._multiply(a, k, Fragments(s, _accumulator(self.shape, self.shape.BN)))
 
     def accumulate(self, p: Fragments, v: Fragments, o: Fragments, active: np.ndarray[Any, Any]) -> Fragments:
         """O += P V: P rounded to the storage dtype, through shared memory and ldmatrix to the A fragments."""
         self._store_p(p.values.astype(self.shape.dtype), active)
-        a = self._read("p", _a_plan(self.shape, "p", self.shape.BN), trans=False, active=active)
+        a = self._read("p", active)
         return self._multiply(a, v, o)
 
     def zeros(self) -> Fragments:
@@ -150,16 +180,16 @@ class MmaSyncCTA:
             self.smem.store(address[None], np.moveaxis(pairs, 3, 1))
         self._count("p write", name, address, plain, active)
 
-    def _read(self, role: str, plan: _Plan, *, trans: bool, active: np.ndarray[Any, Any]) -> Fragments:
-        """ldmatrix.x4 of every warp: ``plan.row``/``plan.vector`` are ``[instructions, warps, 32]``."""
-        place = self.places[role]
-        address = place.address(plan.row, plan.vector)
-        words = ldmatrix(self.smem, address[None], 4, trans=trans, dtype=self.shape.dtype)  # [P, I, W, 32, 8]
-        registers = np.moveaxis(words, 1, 3).reshape(self.programs, WARPS * 32, *plan.map.row.shape[1:])
-        name = "ldmatrix.x4.trans" if trans else "ldmatrix.x4"
-        self._count(f"{role} read", name, address, place.plain().address(plan.row, plan.vector), active)
+    def _read(self, role: str, active: np.ndarray[Any, Any]) -> Fragments:
+        """ldmatrix.x4 of every warp."""
+        name, address = self.shape.read_addresses(role)
+        layout = self.shape.fragment_map(role)
+        words = ldmatrix(self.smem, address[None], 4, trans=name.endswith("trans"), dtype=self.shape.dtype)
+        registers = np.moveaxis(words, 1, 3)  # [programs, warps, 32, instructions, 8]
+        _, plain = self.shape.read_addresses(role, swizzled=False)
+        self._count(f"{role} read", name, address, plain, active)
         self.traffic.move("SMEM->registers", int(active.sum()) * address.size * 16)
-        return Fragments(registers, plan.map)
+        return Fragments(registers.reshape(self.programs, *layout.row.shape), layout)
 
     def _count(self, role: str, name: str, address: IntArray, plain: IntArray, active: np.ndarray[Any, Any]) -> None:
         programs = int(active.sum())
@@ -274,7 +304,7 @@ def _v_plan(shape: MmaSyncShape) -> _Plan:
 
 
 @functools.cache
-def _a_plan(shape: MmaSyncShape, role: str, cols: int) -> _Plan:
+def _a_plan(shape: MmaSyncShape, cols: int) -> _Plan:
     """Every warp holds all of Q or P; one ldmatrix.x4 brings a 16 x 16 tile."""
     tiles_m, tiles_k = shape.BM // 16, cols // 16
     m, k, warp, lane = np.ogrid[:tiles_m, :tiles_k, :WARPS, :32]

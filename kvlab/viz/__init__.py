@@ -9,7 +9,8 @@ from .dispatch import draw
 from .files import save
 from .grid import draw_layout
 from .picture import Picture
+from .punch_card import draw_punch_card
 from .shared_memory import draw_shared_memory
 from .swizzle import draw_swizzle
 
-__all__ = ["Picture", "draw", "draw_layout", "draw_shared_memory", "draw_swizzle", "save"]
+__all__ = ["Picture", "draw", "draw_layout", "draw_punch_card", "draw_shared_memory", "draw_swizzle", "save"]

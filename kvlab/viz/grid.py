@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from .axis import WIDTH, Axis, axis, bracket, label_columns, label_rows, mark_gaps, period
 from .legend import bank_legend, keys
-from .palette import ACCENT, BANKS, INK, LANES, bank_colours, lane_colours
+from .palette import BANKS, INK, LANES, bank_colours, lane_colours
 from .picture import Picture
 from .svg import Canvas
 from .text import text_width
@@ -152,7 +152,7 @@ def _mark(canvas: Canvas, columns: Axis, rows: Axis, mark: tuple[int, int], shap
     if row in rows.index and column in columns.index:
         x = float(columns.edge[columns.index == column][0])
         y = float(rows.edge[rows.index == row][0])
-        canvas.rect(x, y, columns.cell, rows.cell, stroke=ACCENT, stroke_width=3)
+        canvas.look_here(x, y, columns.cell, rows.cell)
 
 
 def _details(

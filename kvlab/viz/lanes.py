@@ -111,14 +111,16 @@ class Lanes:
                     continue
                 k, x = place[row], float(columns.edge[0]) + px * byte
                 y, width = float(rows.edge[k]), px * self.nbytes
-                thick = (3.0 if width > 40 else 2.0) if first else 1.4
-                canvas.rect(x + 1, y + 1, width - 2, rows.cell - 2, stroke=ACCENT if first else INK, stroke_width=thick)
                 slot = byte // image.slot_bytes
+                fill = text_on(BANKS[index[k, slot]]) if index[k, slot] >= 0 else INK
+                if first:
+                    canvas.look_here(x + 1, y + 1, width - 2, rows.cell - 2, 3.0 if width > 40 else 2.0)
+                else:
+                    canvas.rect(x + 1, y + 1, width - 2, rows.cell - 2, stroke=fill, stroke_width=1.4)
                 if columns.cell < ROOMY or self.nbytes < image.slot_bytes:
                     taken[k, slot : (byte + self.nbytes - 1) // image.slot_bytes + 1] = True
                 name = f"T{lanes[0]}" if len(lanes) == 1 else f"T{lanes[0]} +{len(lanes) - 1}"
                 if width >= 6.1 * len(name) + 4:
-                    fill = text_on(BANKS[index[k, slot]]) if index[k, slot] >= 0 else None
                     roomy = columns.cell >= ROOMY and width > 40
                     at, anchor = (x + width - 6, "end") if roomy else (x + width / 2, "middle")
                     canvas.text(at, y + 14.5, name, mono=True, size=10, weight=700, anchor=anchor, fill=fill)

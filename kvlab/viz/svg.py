@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from .palette import INK, PAPER, text_on
+from .palette import ACCENT, INK, PAPER, text_on
 from .picture import Picture
 from .text import MONO, number, text_width, wrap
 
@@ -76,6 +76,11 @@ class Canvas:
         self._element("rect", attributes, title)
         self.extend(x + width, y + height)
 
+    def look_here(self, x: float, y: float, width: float, height: float, stroke_width: float = 3.0) -> None:
+        """An outline in the accent colour, set off from any colour around it by a line of the page's."""
+        self.rect(x, y, width, height, stroke=PAPER, stroke_width=stroke_width + 2.0)
+        self.rect(x, y, width, height, stroke=ACCENT, stroke_width=stroke_width)
+
     def path(
         self,
         d: str,
@@ -92,6 +97,7 @@ class Canvas:
         attributes = _attributes(
             d=d, fill=fill, stroke=stroke, stroke_width=stroke_width, stroke_dasharray=dash, opacity=opacity,
             shape_rendering="crispEdges" if crisp else None,
+            pointer_events="all" if title is not None else None,
         )  # fmt: skip
         self._element("path", attributes, title)
 

@@ -77,7 +77,7 @@ def draw_swizzle(
         left = columns.end + BETWEEN - GUTTER + 12
     shown = min(8, rows_shown)
     for columns, rows in panels:
-        canvas.rect(float(columns.edge[0]), float(rows.edge[0]), cell, shown * height, stroke=ACCENT, stroke_width=2.5)
+        canvas.look_here(float(columns.edge[0]), float(rows.edge[0]), cell, shown * height, 2.5)
     y = bank_legend(canvas, GUTTER, rows.end + 14, "bank of 4 bytes")
     if swizzle.bits:
         _bits(canvas, swizzle, unit, y + 22)

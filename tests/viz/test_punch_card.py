@@ -1,0 +1,98 @@
+"""Punch cards: every word of every lane once, counts as the measured rule says.
+
+The rule rests on 1854 instructions counted on an H100 (spec/banks.md); its implementation in ``kvlab.hardware`` is
+tested against those records. Here the card must show the same numbers, also from plain arrays.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from kvlab.hardware import wavefronts
+from kvlab.viz import draw, draw_punch_card
+
+LANE = np.arange(32)
+WAVE = np.arange(64)
+ROWS = LANE % 8 * 128 + LANE // 8 * 16
+CASES = {
+    "ldmatrix-conflict": wavefronts("ldmatrix.x4", ROWS),
+    "ldmatrix-swizzled": wavefronts("ldmatrix.x4", ROWS ^ (ROWS >> 7 & 7) << 4),
+    "b32-stride-2": wavefronts("ld.shared.b32", LANE * 8),
+    "b64-masked": wavefronts("ld.shared.b64", LANE * 8, mask=0x55555555),
+    "b128-broadcast": wavefronts("ld.shared.b128", LANE * 0),
+    "gfx950": wavefronts("ds_read_b128", WAVE % 16 * 256 + WAVE // 16 * 16, arch="gfx950"),
+    "gfx942": wavefronts("ds_read_b128", WAVE % 16 * 160 + WAVE // 16 * 16, arch="gfx942"),
+}
+
+
+def marks(text: str) -> list[tuple[int, int, int, int]]:
+    """(lane, phase, byte, bank) of every mark."""
+    return [
+        tuple(map(int, found))
+        for found in re.findall(
+            r"<title>lane (\d+), phase (\d+), pass \d+ of \d+\nbyte (\d+): word \d+, bank (\d+)<", text
+        )
+    ]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_mark_for_every_word_of_every_active_lane(name: str, sound, overlaps) -> None:
+    access = CASES[name]
+    picture = draw(access)
+    sound(picture)
+    want = [
+        (int(lane), int(access.phase[lane]), 4 * int(word), int(word) % access.arch.banks)
+        for lane in np.flatnonzero(access.active)
+        for word in access.words[lane]
+    ]
+    assert sorted(marks(picture.svg)) == sorted(want)
+    assert f"{access.wavefronts} wavefront" in picture.title
+    assert f"ideal {access.ideal}" in picture.title
+    assert ("provisional" in picture.title) == access.provisional
+    for served, phase in enumerate(access.phases):
+        if phase.passes:
+            assert f"phase {served}: {phase.passes} pass" in picture.svg
+    assert not overlaps(picture)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_plain_arrays_give_the_same_card(name: str) -> None:
+    access = CASES[name]
+    card = draw_punch_card(
+        addresses=np.where(access.active, access.addresses, -1),
+        lane_bytes=access.op.nbytes,
+        phase=access.phase,
+        banks=access.arch.banks,
+        title=access.headline(),
+        words=access.explain().partition("\n")[2],
+    )
+    assert card.body == draw_punch_card(access, title=access.headline()).body
+
+
+def test_an_instruction_without_active_lanes(sound) -> None:
+    assert draw_punch_card(addresses=[-1, -1]).title == "0 wavefronts, ideal 0: no lane is active"
+    sound(draw(wavefronts("ld.shared.b32", LANE * 4, mask=0)))
+
+
+def test_colliding_lanes_are_named_in_words() -> None:
+    text = draw(CASES["b32-stride-2"]).svg
+    assert "Bank 0: bytes 0 (lane 0), 128 (lane 16)." in text
+    assert "conflicts</text>" in text  # the key of the red bars
+    assert "there is no conflict" in draw(CASES["ldmatrix-swizzled"]).svg
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({}, r"addresses of shape \(0,\)"),
+        ({"addresses": [0, 2]}, "multiples of 4"),
+        ({"addresses": [0, 4], "lane_bytes": 6}, "lane_bytes 6"),
+        ({"addresses": [0, 4], "phase": [0]}, r"phase of shape \(1,\) does not fit"),
+    ],
+)
+def test_bad_input_is_refused(kwargs: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        draw_punch_card(**kwargs)

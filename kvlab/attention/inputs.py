@@ -109,12 +109,16 @@ def paged_inputs(
         _require(out.dtype == q.dtype, f"out has dtype {out.dtype}", f"that of q, {q.dtype}")
         _require(is_torch(out) or out.flags.writeable, "out is read-only", "writeable")
     rows = {"q": q, "k_cache": k_cache, "v_cache": v_cache, **({} if out is None else {"out": out})}
-    for name, array in {**rows, "block_table": block_table}.items():
+    for name, array in {**rows, "block_table": block_table, "seq_lens": seq_lens}.items():
         strides = element_strides(array, name)
         _require(
-            array.shape[-1] < 2 or strides[-1] == 1, f"{name} has strides {strides}", "contiguous in the last dimension"
+            name == "seq_lens" or array.shape[-1] < 2 or strides[-1] == 1,
+            f"{name} has strides {strides}",
+            "contiguous in the last dimension",
         )
         _require(min(strides) >= 0, f"{name} has strides {strides}", "not negative")
+        overlap = name == "out" and any(n > 1 and s == 0 for n, s in zip(array.shape, strides, strict=True))
+        _require(not overlap, f"out has strides {strides}", "without elements that share memory")
     inputs = PagedInputs(q, k_cache, v_cache, block_table, seq_lens, out, drop_tokens)
     if check or (check is None and not inputs.on_gpu):
         check_lengths_and_pages(seq_lens, block_table, k_cache.shape[0], k_cache.shape[1])

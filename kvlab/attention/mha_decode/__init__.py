@@ -116,6 +116,8 @@ def mha_decode_paged(
     scale = 1 / math.sqrt(inputs.q.shape[-1]) if scale is None else float(scale)
     if not math.isfinite(scale):
         raise ValueError(f"scale {scale}: must be finite")
+    if not mask_value < math.inf:
+        raise ValueError(f"mask_value {mask_value}: must be less than infinity")
     arguments = {"scale": scale, "config": plan.config, "mask_value": float(mask_value), "out": inputs.out}
     if plan.backend == "triton":
         result, lse = _run_triton(inputs, arguments)
@@ -132,7 +134,8 @@ def _run_triton(inputs: PagedInputs, arguments: dict[str, Any]) -> tuple[Any, An
     tensors = [inputs.q, inputs.k_cache, inputs.v_cache, inputs.block_table, inputs.seq_lens]
     if inputs.on_gpu:
         launch = importlib.import_module("kvlab.attention.mha_decode.kernel").launch
-        result: tuple[Any, Any] = launch(*tensors, **arguments)
+        with importlib.import_module("torch").cuda.device(inputs.q.device):
+            result: tuple[Any, Any] = launch(*tensors, **arguments)
         return result
     from kvlab.triton_support.child import run
 

@@ -81,8 +81,8 @@ def choose_config(
     >>> choose_config(problem, num_splits=1).grid(problem)
     (1, 8, 1)
     """
-    if num_splits is not None and not 1 <= num_splits <= MAX_SPLITS:
-        raise ValueError(f"num_splits {num_splits} is not in 1..{MAX_SPLITS}")
+    if num_splits is not None and num_splits not in range(1, MAX_SPLITS + 1):
+        raise ValueError(f"num_splits {num_splits!r}: must be an integer from 1 to {MAX_SPLITS}")
     rows = problem.tokens * problem.group
     BM = 16 if rows <= 16 else MAX_ROWS
     BD = max(32, 1 << (problem.head_dim - 1).bit_length())

@@ -8,14 +8,13 @@ load; here a tile's strips are loaded first, which moves the same bytes through 
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from kvlab.cache import PagedKVCache
-from kvlab.hardware import MmaAtom, count_wavefronts
+from kvlab.hardware import MmaAtom
 from kvlab.layout import Swizzle
 from kvlab.memory import AddressSpace, Memory
 
@@ -23,6 +22,8 @@ from .decode_streaming import DecodeStreamingKVBuffer
 from .fragments import FragmentMap, Fragments
 from .iterator import KVTile
 from .kv_mma_op import mfma_atom, mma_tiles
+from .operand_maps import operand_map, output_map, score_map
+from .p_buffer import PRegisterBuffer
 from .params import WARP_SIZE, KVBufferParams
 from .traffic import Traffic
 
@@ -103,31 +104,17 @@ class MfmaCTA:
         strip = shape.BK * max(shape.BN, shape.D) * shape.dtype.itemsize
         nbytes = 2 * strip + shape.BM * shape.BN * shape.dtype.itemsize
         self.smem = Memory(nbytes, space=AddressSpace.SHARED, name="LDS", programs=self.programs)
-        self.p_base = 2 * strip
-        self.k = DecodeStreamingKVBuffer(
-            shape.params(heads, transpose=True),
-            k_cache,
-            batch_idx,
-            head_idx,
-            self.smem,
-            smem_address=0,
-            traffic=traffic,
-        )
-        self.v = DecodeStreamingKVBuffer(
-            shape.params(heads, transpose=False),
-            v_cache,
-            batch_idx,
-            head_idx,
-            self.smem,
-            smem_address=strip,
-            traffic=traffic,
-        )
+        where: dict[str, Any] = {"smem": self.smem, "traffic": traffic}
+        k_params, v_params = shape.params(heads, transpose=True), shape.params(heads, transpose=False)
+        self.k = DecodeStreamingKVBuffer(k_params, k_cache, batch_idx, head_idx, smem_address=0, **where)
+        self.v = DecodeStreamingKVBuffer(v_params, v_cache, batch_idx, head_idx, smem_address=strip, **where)
+        self.p = PRegisterBuffer(v_params, shape.BM, self.programs, smem_address=2 * strip, **where)
 
     def load_q(self, dram: Memory, offset: IntArray, valid: Array) -> Fragments:
-        """Q rows, elements ``offset[programs, BM]`` of ``dram``, straight into every warp's registers; invalid
-        rows are 0.
+        """Q rows, elements ``offset[programs, BM]`` of ``dram``, straight into every warp's registers; invalid rows
+        are 0.
         """
-        layout, size = _q_map(self.shape), self.shape.dtype.itemsize
+        layout, size = operand_map(self.k.params, self.shape.BM), self.shape.dtype.itemsize
         row, col = layout.row[..., 0], layout.col[..., 0]  # [threads, registers], the first element of a fragment
         ok = valid[:, row]
         values = dram.load(np.where(ok, offset[:, row] + col, 0) * size, self.shape.dtype, layout.row.shape[-1])
@@ -144,27 +131,16 @@ class MfmaCTA:
 
     def scores(self, q: Fragments, k: Strips, active: Array) -> Fragments:
         """S = Q K^T, float32, ``[BM, BN]``."""
-        s = Fragments(self._zero(_accumulator(self.shape, self.shape.BN)), _accumulator(self.shape, self.shape.BN))
-        return self._multiply(q.values, k, s)
+        return self._multiply(q.values, k, self._zeros(score_map(self.k.params, self.shape.BM)))
 
     def accumulate(self, p: Fragments, v: Strips, o: Fragments, active: Array) -> Fragments:
         """O += P V: P rounded to the storage dtype, through LDS to the operand that meets V."""
-        size = self.shape.dtype.itemsize
-        write = self.p_base + size * _p_offsets(self.shape, p.map)
-        self.smem.store(write[None], p.values.astype(self.shape.dtype))
-        self._count("p write", f"ds_write_b{32 * size}", write, active)
-        layout = _p_map(self.shape)
-        read = self.p_base + size * _p_offsets(self.shape, layout)
-        width = layout.row.shape[-1]
-        operand = self.smem.load(read[None], self.shape.dtype, width)
-        self._count("p read", f"ds_read_b{8 * width * size}", read, active)
-        self.traffic.move("SMEM->registers", int(active.sum()) * read.size * width * size)
-        return self._multiply(operand, v, o)
+        self.p.copy_to_shared(p.values, active)
+        return self._multiply(self.p.load_from_shared(active), v, o)
 
     def zeros(self) -> Fragments:
         """The output accumulator ``[BM, D]``."""
-        layout = _accumulator(self.shape, self.shape.D)
-        return Fragments(self._zero(layout), layout)
+        return self._zeros(output_map(self.v.params, self.shape.BM))
 
     def row_max(self, s: Fragments) -> Array:
         """Largest score of each row ``[programs, BM]``: in the lane, over the row's four lanes, over the warps."""
@@ -198,55 +174,5 @@ class MfmaCTA:
                 values = mma_tiles(self.shape.atom, groups[:, :, strip * self.shape.k_groups + kg], b, values)
         return c.with_values(values)
 
-    def _zero(self, layout: FragmentMap) -> Array:
-        return np.zeros((self.programs, *layout.row.shape), np.float32)
-
-    def _count(self, role: str, name: str, address: IntArray, active: Array) -> None:
-        got, ideal = _passes(name, address.tobytes(), address.shape[1])
-        n = int(active.sum())
-        self.traffic.access(role, wavefronts=got * n, ideal=ideal * n, unswizzled=got * n)
-
-
-@functools.lru_cache(maxsize=256)
-def _passes(name: str, address: bytes, registers: int) -> tuple[int, int]:
-    """(wavefronts, ideal) of the access of ``[threads, registers]``; provisional, as all AMD wavefronts."""
-    lanes = np.frombuffer(address, np.int64).reshape(-1, WARP_SIZE, registers).transpose(2, 0, 1)
-    wavefronts, ideal, _ = count_wavefronts(name, lanes, arch="gfx950")
-    return int(wavefronts.sum()), int(ideal.sum())
-
-
-def _p_offsets(shape: MfmaShape, layout: FragmentMap) -> IntArray:
-    """Where fragments of P (their first elements) stand: blocks of BM x BK, row-major, one after the other."""
-    row, key = layout.row[..., 0], layout.col[..., 0]
-    return key // shape.BK * shape.BM * shape.BK + row * shape.BK + key % shape.BK
-
-
-@functools.cache
-def _operand_map(shape: MfmaShape, cols: int) -> FragmentMap:
-    """``[BM, cols]`` as the second operand of every warp: registers (k group, m), row ``16 m + lane % 16``."""
-    _, _, K = shape.mma_shape
-    frag = 16 * K // WARP_SIZE
-    warp, lane, group, m, e = np.ogrid[:WARPS, :WARP_SIZE, : cols // K, : shape.BM // 16, :frag]
-    row = 16 * m + lane % 16 + 0 * (warp + group + e)
-    col = group * K + lane // 16 * frag + e + 0 * row
-    return FragmentMap((shape.BM, cols), *(x.reshape(WARPS * WARP_SIZE, -1, frag) for x in (row, col)))
-
-
-def _q_map(shape: MfmaShape) -> FragmentMap:
-    return _operand_map(shape, shape.D)
-
-
-def _p_map(shape: MfmaShape) -> FragmentMap:
-    return _operand_map(shape, shape.BN)
-
-
-@functools.cache
-def _accumulator(shape: MfmaShape, cols: int) -> FragmentMap:
-    """``[BM, cols]``, each warp a quarter of the columns: registers (n, m), row ``16 m + lane % 16``, four
-    columns a lane.
-    """
-    width = cols // WARPS
-    warp, lane, n, m, e = np.ogrid[:WARPS, :WARP_SIZE, : width // 16, : shape.BM // 16, :4]
-    row = 16 * m + lane % 16 + 0 * (warp + n + e)
-    col = warp * width + 16 * n + lane // 16 * 4 + e + 0 * row
-    return FragmentMap((shape.BM, cols), *(x.reshape(WARPS * WARP_SIZE, -1, 4) for x in (row, col)))
+    def _zeros(self, layout: FragmentMap) -> Fragments:
+        return Fragments(np.zeros((self.programs, *layout.row.shape), np.float32), layout)

@@ -31,12 +31,14 @@ def lockstep(
     twin: str | None = None,
     programs: int | Sequence[int] | None = None,
     tolerance: Tolerances = None,
+    emulator: dict[str, Any] | None = None,
 ) -> Lockstep:
     """Run both sides of an operation on ``case`` and compare every listed output at the end of every step.
 
     ``case`` holds the keyword arguments of the operation's two launch functions; each side gets its own copy, the
     kernel's with torch tensors, the emulator's with NumPy arrays. The kernel is interpreted, in a process of its own,
-    and traced line by line. ``twin`` picks one twin by name, ``programs`` the program indices
+    and traced line by line. ``emulator`` has arguments for the emulator's launch function alone, as
+    ``{"arch": "gfx950"}``. ``twin`` picks one twin by name, ``programs`` the program indices
     pid0 + grid0*(pid1 + grid1*pid2) to compare (all by default). A program that has finished a ragged loop is not
     compared in the iterations that others still run. What the two launch functions return is compared as well.
 
@@ -44,7 +46,8 @@ def lockstep(
     same), or objects whose ``.tile()`` gives such an array; a scalar of the kernel is ``[P]``. Shape and dtype must be
     equal. Tolerance: by dtype (:class:`kvlab.mirror.comparison.Tolerance`), replaced for single outputs by the
     operation's ``LOCKSTEP_TOLERANCE`` and by ``tolerance``, which is ``{output: (value, reason)}`` or one number for
-    all floats; values are relative to the largest magnitude of the program's tensor.
+    all floats; values are relative to the largest magnitude of the program's tensor, and an output may be named with
+    its step, ``"accumulate.o"``.
 
     Raises :class:`kvlab.mirror.MirrorError` if the twins do not mirror each other statically, ``ValueError`` for an
     unknown twin or program, and whatever either side raises.
@@ -64,7 +67,9 @@ def lockstep(
     _check_programs(recorded, wanted)
     tolerances = operation.tolerance | (tolerance if isinstance(tolerance, dict) else {})
     comparer = _Comparer(recorded, kernels, tolerances, None if isinstance(tolerance, dict) else tolerance)
-    returned = _run_emulator(emulator_launch, operation, chosen, report.twins, emulators, case, comparer)
+    returned = _run_emulator(
+        emulator_launch, operation, chosen, report.twins, emulators, case | (emulator or {}), comparer
+    )
     comparer.finish(all_programs=wanted is None)
     comparer.compare_returned(recorded.returned, returned)
     return Lockstep(report.twins, comparer.sorted_rows(), comparer.grids)
@@ -77,6 +82,7 @@ def lockstep_pair(
     *,
     programs: int | Sequence[int] | None = None,
     tolerance: Tolerances = None,
+    emulator: dict[str, Any] | None = None,
 ) -> Lockstep:
     """As :func:`lockstep`, for any importable Triton kernel and NumPy twin, without an operation's folder.
 
@@ -92,7 +98,7 @@ def lockstep_pair(
     gets NumPy arrays and calls the emulator; both return the same (an array, a tuple or dict of arrays, or None).
     """
     listed = (twins,) if isinstance(twins, Twin) else tuple(twins)
-    return lockstep(Operation(listed, launch), case, programs=programs, tolerance=tolerance)
+    return lockstep(Operation(listed, launch), case, programs=programs, tolerance=tolerance, emulator=emulator)
 
 
 def _program_list(programs: int | Sequence[int] | None) -> list[int] | None:
@@ -206,17 +212,17 @@ class _Comparer:
         if value.dtype != kernel.dtype:
             return self.row(key, programs, f"dtype: emulator {value.dtype.name}, kernel {kernel.dtype.name}")
         mine = value[programs] if value.shape[0] == size else np.broadcast_to(value, kernel.shape)
-        tolerance = self.tolerance(key[-1], kernel.dtype)
+        tolerance = self.tolerance(self.plans[key[0]].steps[key[2]][0], key[-1], kernel.dtype)
         distance = apart(kernel, mine, tolerance)
         first = int(np.argmin(distance.ok))
         shown = None if distance.ok.all() else (kernel[first].copy(), mine[first].copy(), distance.worst[first])
         return self.row(key, programs, None, kernel, tolerance, distance, shown)
 
-    def tolerance(self, output: str, dtype: np.dtype[Any]) -> Tolerance:
+    def tolerance(self, step: str, output: str, dtype: np.dtype[Any]) -> Tolerance:
         default = Tolerance.default(dtype)
-        if output in self.named:
-            value, reason = self.named[output]
-            return Tolerance(value, 0, reason)
+        named = self.named.get(f"{step}.{output}", self.named.get(output))
+        if named is not None:
+            return Tolerance(named[0], 0, named[1])
         if self.general is not None and default.relative:
             return Tolerance(self.general, 0, "given by the caller")
         return default
@@ -231,10 +237,10 @@ class _Comparer:
         """Where a step's end stands in time: launches, then the way through the nested loops."""
         twin, number, step, iteration, output = key
         plan = self.plans[twin]
-        inner = [(plan.loops[loop][0][0], count) for loop, count in zip(plan.loops_of[step], iteration, strict=True)]
-        first = min(line for line, at in plan.step_at.items() if at == step)
-        flat = [number_ for pair in inner for number_ in pair]
-        return (twin, number, (*flat, first), plan.outputs[step].index(output))
+        way: list[int] = []
+        for loop, count in zip(plan.loops_of[step], iteration, strict=True):
+            way += [plan.loops[loop][0][0], count]
+        return (twin, number, (*way, plan.steps[step][1]), plan.outputs[step].index(output))
 
     def finish(self, all_programs: bool) -> None:
         """Steps that only one side has run."""
@@ -259,7 +265,7 @@ class _Comparer:
                 text = f"emulator {b.dtype.name} {list(b.shape)}, kernel {a.dtype.name} {list(a.shape)}"
                 self.rows.append(Row(*row, text))
             else:
-                tolerance = self.tolerance(name, a.dtype)
+                tolerance = self.tolerance("returned", name, a.dtype)
                 distance = apart(a[None], b[None], tolerance)
                 shown = None if distance.ok.all() else (a, b, distance.worst[0])
                 self.rows.append(Row(*row, None, a[None], tolerance, distance, shown))
@@ -272,7 +278,7 @@ def _named(returned: Any) -> dict[str, np.ndarray]:
     if isinstance(returned, dict):
         items: dict[Any, Any] = returned
     elif isinstance(returned, list | tuple):
-        items = dict(enumerate(returned))
+        items = {f"result {i}": value for i, value in enumerate(returned)}
     else:
-        items = {0: returned}
+        items = {"result": returned}
     return {str(name): np.asarray(value) for name, value in items.items() if value is not None}

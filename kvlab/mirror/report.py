@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
@@ -92,6 +93,7 @@ def _merge(reports: Iterable[Report]) -> Report:
     )
 
 
+@functools.lru_cache(maxsize=64)
 def check_sources(
     kernel_source: str,
     emulator_source: str,

@@ -6,6 +6,7 @@ enclosing loop, counted from the events that lead from a loop's header into its 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import sys
@@ -36,6 +37,7 @@ class Plan:
     path: str
     function: str
     span: tuple[int, int]
+    steps: tuple[tuple[str, int], ...]  # name and line of the marker
     outputs: tuple[tuple[str, ...], ...]
     step_at: dict[int, int]  # line -> step
     loops: tuple[tuple[tuple[int, int], tuple[int, int]], ...]  # header lines, body lines
@@ -54,6 +56,7 @@ class Plan:
             side.path,
             side.function,
             side.spans[0],
+            tuple((step.marker.name, step.line) for step in steps),
             tuple(step.marker.outputs for step in steps),
             {line: i for i, step in enumerate(steps) for a, b in step.ranges for line in range(a, b + 1)},
             tuple((header.lines, header.body) for header in headers),
@@ -125,12 +128,17 @@ def _is_code_of(plan: Plan, code: CodeType) -> bool:
     )
 
 
+@functools.lru_cache(maxsize=64)
+def _compiled(source: str, path: str, function: str) -> CodeType | None:
+    """The code of a function at the module level of a text."""
+    module = compile(source, path, "exec", dont_inherit=True)
+    return next((c for c in module.co_consts if isinstance(c, CodeType) and c.co_name == function), None)
+
+
 def check_fresh(plan: Plan, function: Any) -> None:
     """Raise :class:`StaleSource` if ``function`` was imported from another text than the plan's file now has."""
     while hasattr(function, "fn"):  # @triton.jit, @triton.heuristics, ...
         function = function.fn
     code = inspect.unwrap(function).__code__
-    module = compile(Path(plan.path).read_text(encoding="utf-8"), plan.path, "exec", dont_inherit=True)
-    now = next((c for c in module.co_consts if isinstance(c, CodeType) and c.co_name == plan.function), None)
-    if now != code:
+    if _compiled(Path(plan.path).read_text(encoding="utf-8"), plan.path, plan.function) != code:
         raise StaleSource(f"{plan.path} has changed since {plan.function!r} was imported from it; reload the module")

@@ -169,10 +169,15 @@ def test_one_twin_and_some_programs() -> None:
 
 def test_tolerance_by_name_with_its_reason(seeded: Any) -> None:
     worse = ("s *= np.float32(scale)", "s *= np.float32(scale * (1 + 1e-4))")
-    run = lockstep(seeded(emulator=worse), make_case())
+    package = seeded(emulator=worse)
+    run = lockstep(package, make_case())
     assert run.first_difference is not None
     assert run.first_difference.step == "scores"
-    assert lockstep(seeded(emulator=worse), make_case(), tolerance=1e-2).ok
+    assert lockstep(package, make_case(), tolerance=1e-2).ok
+    named = {"scores.s": (1e-3, "here"), "out": (1e-2, "there")}
+    first = lockstep(package, make_case(), tolerance=named).first_difference
+    assert first is not None
+    assert first.step == "mask"
     hook = ('LAUNCH = ("', 'LOCKSTEP_TOLERANCE = {"s": (1e-3, "a coarser scale")}\nLAUNCH = ("')
     run = lockstep(seeded(emulator=worse, config=hook), make_case())
     assert run.first_difference is not None
@@ -192,6 +197,12 @@ def test_any_importable_pair() -> None:
     twin = Twin("attend", kernel="mirror_toy.kernel:attend", emulator="mirror_toy.emulator:attend")
     launch = ("mirror_toy.kernel:launch", "mirror_toy.emulator:launch")
     assert lockstep_pair(twin, launch, make_case(), programs=0).ok
+
+
+def test_arguments_for_the_emulator_alone() -> None:
+    run = lockstep("mirror_toy", make_case(), programs=0, emulator={"scale": 0.5})
+    assert run.first_difference is not None
+    assert run.first_difference.step == "scores"
 
 
 def test_twins_that_do_not_mirror_are_not_run(seeded: Any) -> None:

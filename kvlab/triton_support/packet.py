@@ -44,8 +44,9 @@ class _Spec:
         return self.start + sum(s for s in steps if s < 0), self.start + sum(s for s in steps if s > 0) + self.itemsize
 
     def bits(self, buffer: Any, origin: int) -> np.ndarray:
-        """The elements as raw bytes of ``itemsize``, a view of ``buffer`` whose first byte is at ``origin``."""
-        return np.ndarray(self.shape, f"V{self.itemsize}", buffer, self.start - origin, self.strides)
+        """The elements as raw bits, a view of ``buffer`` whose first byte is at ``origin``."""
+        kind = f"u{self.itemsize}" if self.itemsize in (1, 2, 4, 8) else f"V{self.itemsize}"
+        return np.ndarray(self.shape, kind, buffer, self.start - origin, self.strides)
 
     def array(self, buffer: Any) -> Any:
         """The array as a view of ``buffer``; ``start`` counts from the buffer's first byte."""
@@ -63,7 +64,7 @@ class _Spec:
 
 def _spec(obj: Any) -> _Spec | None:
     """The description of an array or tensor whose memory can be moved, else None."""
-    if type(obj) is np.ndarray:
+    if type(obj) in (np.ndarray, np.memmap):
         if obj.dtype.hasobject or not obj.size:
             return None
         return _Spec(obj.ctypes.data, obj.shape, obj.strides, obj.dtype, obj.itemsize, obj.flags.writeable)

@@ -1,0 +1,226 @@
+"""Compile a Triton kernel for a GPU that is not there, and read what the compiler made of it.
+
+Works on any Linux machine: Triton's wheel carries the compilers and the disassembler. The process must not be an
+interpreted one. Numbers come from the artefacts themselves: shared memory from Triton's metadata, registers and stack
+from ``cuobjdump --dump-resource-usage`` or the AMD kernel descriptor, spills from ``ptxas -v`` or that descriptor,
+instructions from the disassembly.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import re
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvlab.triton_support.interpreter import is_interpreted
+from kvlab.triton_support.versions import require
+
+__all__ = ["TARGETS", "Compiled", "compile_kernel", "signature_of"]
+
+#: our name of a target -> Triton's backend, architecture and warp size
+TARGETS: dict[str, tuple[str, int | str, int]] = {
+    "sm_80": ("cuda", 80, 32),
+    "sm_90": ("cuda", 90, 32),
+    "sm_100": ("cuda", 100, 32),
+    "gfx942": ("hip", "gfx942", 64),
+    "gfx950": ("hip", "gfx950", 64),
+}
+
+#: NumPy's and torch's names of element types -> Triton's
+_TYPES = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float32": "fp32",
+    "float64": "fp64",
+    "float8_e4m3fn": "fp8e4nv",
+    "float8_e5m2": "fp8e5",
+    "bool": "i1",
+    **{f"{sign}int{bits}": f"{sign or 'i'}{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel compiled for ``target``.
+
+    ``asm`` holds the text of every stage (``ttir``, ``ttgir``, ``llir``, ``ptx`` or ``amdgcn``) and the binary
+    (``cubin`` or ``hsaco``, bytes); ``shared`` is in bytes a CTA; ``num_warps`` counts the warps of specialised
+    partitions too.
+    """
+
+    name: str
+    target: str
+    asm: Mapping[str, Any]
+    shared: int
+    num_warps: int
+
+    @functools.cached_property
+    def sass(self) -> str:
+        """The disassembly for an NVIDIA target."""
+        return self._cuobjdump("--dump-sass")
+
+    @functools.cached_property
+    def instructions(self) -> Counter[str]:
+        """How often each instruction stands in the code: SASS names without modifiers, or whole AMD mnemonics."""
+        if "cubin" in self.asm:
+            return Counter(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][A-Z0-9_]*)", self.sass, re.M))
+        return Counter(re.findall(r"^\s+((?:v|s|ds|buffer|global|flat|scratch)_\w+)", self.asm["amdgcn"], re.M))
+
+    @property
+    def sass_counts(self) -> Counter[str]:
+        """:attr:`instructions` of an NVIDIA target, for instance ``sass_counts["LDSM"]`` (absent ones count 0)."""
+        if "cubin" not in self.asm:
+            raise ValueError(f"{self.name} was compiled for {self.target}, which has no SASS; see .instructions")
+        return self.instructions
+
+    @functools.cached_property
+    def registers(self) -> int:
+        """Registers a thread; on AMD vector registers, accumulation registers included."""
+        return self._usage["REG"] if "cubin" in self.asm else self._descriptor("vgpr_count")
+
+    @functools.cached_property
+    def stack(self) -> int:
+        """Bytes of local (AMD: scratch) memory a thread."""
+        return self._usage["STACK"] if "cubin" in self.asm else self._descriptor("private_segment_fixed_size")
+
+    @functools.cached_property
+    def spills(self) -> int:
+        """Spilled registers: on NVIDIA the bytes of all spill stores and loads, on AMD the number of vector
+        registers."""
+        if "cubin" not in self.asm:
+            return self._descriptor("vgpr_spill_count")
+        from triton.backends.nvidia.compiler import get_ptxas
+
+        arch = re.search(r"^\.target (sm_(\d+)\w*)", self.asm["ptx"], re.M)
+        assert arch is not None
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder, "kernel.ptx")
+            source.write_text(self.asm["ptx"])
+            command = [get_ptxas(int(arch[2])).path, "-v", f"--gpu-name={arch[1]}", "-o", f"{folder}/out", str(source)]
+            log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        return sum(int(n) for n in re.findall(r"(\d+) bytes spill (?:stores|loads)", log))
+
+    @functools.cached_property
+    def _usage(self) -> dict[str, int]:
+        text = self._cuobjdump("--dump-resource-usage")
+        return {key: int(value) for key, value in re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", text)}
+
+    def _descriptor(self, key: str) -> int:
+        found = re.search(rf"\.{key}:\s+(\d+)", self.asm["amdgcn"])
+        assert found is not None, key
+        return int(found[1])
+
+    def _cuobjdump(self, option: str) -> str:
+        if "cubin" not in self.asm:
+            raise ValueError(f"{self.name} was compiled for {self.target}: there is no cubin to look into")
+        from triton import knobs
+
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(self.asm["cubin"])
+            file.flush()
+            command = [knobs.nvidia.cuobjdump.path, option, file.name]
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def compile_kernel(
+    fn: Any,
+    signature: Mapping[str, str],
+    constexprs: Mapping[str, Any] | None = None,
+    target: str = "sm_90",
+    *,
+    divisible: Iterable[str] | None = None,
+    num_warps: int = 4,
+    num_stages: int = 2,
+    **options: Any,
+) -> Compiled:
+    """Compile the ``@triton.jit`` function ``fn`` for ``target`` (one of :data:`TARGETS`), without a GPU.
+
+    ``signature`` gives the type of every run-time argument (``"*bf16"``, ``"i32"``, ``"fp32"``), ``constexprs`` the
+    value of the others. ``divisible`` names the arguments that are multiples of 16 (in bytes for pointers); all
+    pointers if not given. Without it the compiler finds no wide or asynchronous loads. ``options`` are the backend's
+    (``waves_per_eu=2``, ...). :func:`signature_of` derives all three from example arguments.
+
+    A bad target or argument name raises ValueError, an interpreted process RuntimeError; the compiler's errors pass.
+    """
+    if target not in TARGETS:
+        raise ValueError(f"target {target!r} is not one of {', '.join(TARGETS)}")
+    if is_interpreted():
+        raise RuntimeError("Triton is interpreted in this process (TRITON_INTERPRET=1) and cannot compile here")
+    require()
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    while not hasattr(fn, "arg_names") or not hasattr(fn, "params"):  # autotuned, heuristics
+        fn = fn.fn
+    names, constants = list(fn.arg_names), dict(constexprs or {})
+    divisible = [n for n, kind in signature.items() if kind.startswith("*")] if divisible is None else list(divisible)
+    given, twice = set(signature) | set(constants), sorted(set(signature) & set(constants))
+    missing, unknown = sorted(set(names) - given), sorted(given - set(names))
+    if missing or unknown or twice:
+        raise ValueError(
+            f"{fn.__name__} takes {names}; missing: {missing}, unknown: {unknown}, as value and as type: {twice}"
+        )
+    stray = sorted(set(divisible) - set(signature))
+    if stray:
+        raise ValueError(f"divisible {stray} are no run-time arguments of {fn.__name__}; those are {sorted(signature)}")
+    source = ASTSource(
+        fn,
+        {name: signature.get(name, "constexpr") for name in names},
+        {(names.index(name),): value for name, value in constants.items()},
+        {(names.index(name),): [["tt.divisibility", 16]] for name in divisible},
+    )
+    wanted = {"num_warps": num_warps, "num_stages": num_stages, **options}
+    with triton.knobs.cache.scope():
+        triton.knobs.cache.dir = _cache_folder()
+        kernel = triton.compile(source, target=GPUTarget(*TARGETS[target]), options=wanted)
+        asm = {key: kernel.asm[key] for key in kernel.asm}
+    return Compiled(fn.__name__, target, asm, kernel.metadata.shared, kernel.metadata.num_warps)
+
+
+def signature_of(fn: Any, **arguments: Any) -> dict[str, Any]:
+    """``signature``, ``constexprs`` and ``divisible`` for :func:`compile_kernel`, as a launch with ``arguments``
+    would have them.
+
+    An argument is an array or tensor (of any device), a number, or a value of a ``tl.constexpr`` parameter. As at a
+    launch, None and the integer 1 become constants and multiples of 16 are noted.
+    """
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    divisible: list[str] = []
+    constexprs = {p.name for p in fn.params if p.is_constexpr}
+    for name, value in arguments.items():
+        if name in constexprs or value is None or (type(value) is int and value == 1):
+            constants[name] = value
+        elif hasattr(value, "dtype"):
+            signature[name] = "*" + _TYPES[str(value.dtype).removeprefix("torch.")]
+            address = value.data_ptr() if hasattr(value, "data_ptr") else value.ctypes.data
+            if address % 16 == 0:
+                divisible.append(name)
+        elif isinstance(value, bool):
+            signature[name] = "i1"
+        elif isinstance(value, int):
+            signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+            if value % 16 == 0:
+                divisible.append(name)
+        elif isinstance(value, float):
+            signature[name] = "fp32"
+        else:
+            raise ValueError(f"{name}={value!r}: an array, a number, None or the value of a constexpr is wanted")
+    return {"signature": signature, "constexprs": constants, "divisible": divisible}
+
+
+@functools.cache
+def _cache_folder() -> str:
+    """This process's own compiler cache."""
+    folder = tempfile.mkdtemp(prefix="kvlab-compile-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

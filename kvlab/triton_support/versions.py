@@ -1,0 +1,42 @@
+"""Which Triton is here, and which ones are tested.
+
+Names that differ between the releases are looked up where they are needed by asking for the name; what a release is
+asked for by number stands here.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+__all__ = ["OLDEST", "TESTED", "installed", "require"]
+
+#: the releases that the tests run with: the oldest, the one that torch 2.13 names, the newest
+TESTED = ("3.6.0", "3.7.1", "3.9.0")
+OLDEST = TESTED[0]
+
+
+def _number(version: str) -> tuple[int, ...]:
+    """
+    >>> _number("3.10.0+git1a2b") > _number("3.9.1")
+    True
+    """
+    return tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+
+
+def installed() -> str | None:
+    """The version of the Triton that an import would load, None without one. Does not import it."""
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def require() -> str:
+    """The installed version; ImportError when Triton is missing or older than :data:`OLDEST`. Newer ones are let
+    pass."""
+    version = installed()
+    if version is None:
+        raise ImportError("Triton is not installed; kvlab's kernels need it: pip install 'kvlab[kernels]' (Linux)")
+    if _number(version) < _number(OLDEST):
+        raise ImportError(f"Triton {version} is installed; kvlab needs {OLDEST} or newer, tested: {', '.join(TESTED)}")
+    return version

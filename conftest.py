@@ -62,6 +62,12 @@ def may_import_torch(path: Path) -> bool:
     )
 
 
+@pytest.fixture(scope="session")
+def numpy_modules() -> list[Path]:
+    """The files of the package that run on NumPy and ml-dtypes alone."""
+    return sorted(path for path in PACKAGE.rglob("*.py") if not may_import_torch(path))
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Doctests of modules that need torch or triton are left out where those are not installed."""
     if collection_path.suffix == ".py" and collection_path.is_relative_to(PACKAGE):

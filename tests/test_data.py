@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import PACKAGE
+import kvlab
 from kvlab.data import Capture, load_capture, load_smollm2
 from kvlab.data.capture import SCHEMA
 from kvlab.memory import bfloat16
 
+PACKAGE = Path(kvlab.__file__).parent
 UNIT = 2.0**-8  # the largest relative error of one rounding to bfloat16
 
 

@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 import kvlab
-from conftest import PACKAGE, may_import_torch
 
-MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__main__.py")
+PACKAGE = Path(kvlab.__file__).parent
 HOOKS = {"_repr_svg_", "_repr_html_"}
 
 
@@ -67,20 +66,19 @@ def test_import_brings_neither_torch_nor_triton() -> None:
     assert not {"torch", "triton"} & set(loaded)
 
 
-def test_rooms_import_where_torch_and_triton_cannot_be() -> None:
+def test_rooms_import_where_torch_and_triton_cannot_be(numpy_modules: list[Path]) -> None:
     """In a process where importing either raises: every module that is not one of the few named places."""
-    names = [name_of(path) for path in MODULES if not may_import_torch(path)]
+    names = [name_of(path) for path in numpy_modules]
     blocked = "import sys, importlib; sys.modules.update(torch=None, triton=None)"
     run(f"{blocked}; [importlib.import_module(name) for name in {names}]")
 
 
-def test_rooms_need_numpy_and_ml_dtypes_only() -> None:
+def test_rooms_need_numpy_and_ml_dtypes_only(numpy_modules: list[Path]) -> None:
     """No third package stands in the files that the core dependencies must carry."""
     known = set(sys.stdlib_module_names) | {"kvlab", "numpy", "ml_dtypes"}
     foreign = {
         f"{name_of(path)} imports {name}"
-        for path in MODULES
-        if not may_import_torch(path)
+        for path in numpy_modules
         for name, _ in imports(path)
         if name.split(".")[0] not in known
     }
@@ -91,7 +89,7 @@ def test_pictures_are_reached_through_display_hooks_only() -> None:
     """Outside viz and the demo, kvlab.viz is imported inside ``_repr_svg_`` or ``_repr_html_`` and nowhere else."""
     wrong = {
         f"{name_of(path)}: {function or 'top level'} imports {name}"
-        for path in MODULES
+        for path in PACKAGE.rglob("*.py")
         if path.relative_to(PACKAGE).parts[0] not in {"viz", "demo"}
         for name, function in imports(path)
         if (name + ".").startswith("kvlab.viz.") and function not in HOOKS

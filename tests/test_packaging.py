@@ -21,8 +21,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import kvlab
-from conftest import PACKAGE
 
+PACKAGE = Path(kvlab.__file__).parent
 ROOT = PACKAGE.parent
 PYTHONS = ("3.11", "3.12", "3.13")
 

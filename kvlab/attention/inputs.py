@@ -88,7 +88,7 @@ def paged_inputs(
         _require(cache.dtype == q.dtype, f"{name} has dtype {cache.dtype}", f"that of q, {q.dtype}")
         _require(shape[3] == head_dim, f"{name} has head dimension {shape[3]}", f"that of q, {head_dim}")
         _require(shape == tuple(k_cache.shape), f"{name} has shape {shape}", f"that of k_cache, {tuple(k_cache.shape)}")
-        _require(shape[1] > 0 and shape[2] > 0, f"{name} has shape {shape}", "at least one token a page and one head")
+        _require(min(shape[:3]) > 0, f"{name} has shape {shape}", "at least one page, one token a page and one head")
     kv_heads = k_cache.shape[2]
     _require(q_heads % kv_heads == 0, f"q has {q_heads} heads", f"a multiple of the {kv_heads} heads of k_cache")
     _require(
@@ -110,6 +110,8 @@ def paged_inputs(
         _require(is_torch(out) or out.flags.writeable, "out is read-only", "writeable")
     rows = {"q": q, "k_cache": k_cache, "v_cache": v_cache, **({} if out is None else {"out": out})}
     for name, array in {**rows, "block_table": block_table, "seq_lens": seq_lens}.items():
+        if 0 in array.shape:  # NumPy gives such arrays any strides
+            continue
         strides = element_strides(array, name)
         _require(
             name == "seq_lens" or array.shape[-1] < 2 or strides[-1] == 1,

@@ -111,7 +111,8 @@ class Packet:
         return self.payload, self.specs, self.nbytes
 
     def copy_back(self) -> None:
-        """Write what the other side left in the file into the arrays that were packed (read-only ones excepted)."""
+        """Write what the other side changed in the file into the arrays that were packed. An array that it left alone
+        is not written to: its memory may be mapped for reading only."""
         if self.file is None:
             return
         shared = mmap.mmap(self.file, self.nbytes)
@@ -120,7 +121,9 @@ class Packet:
                 there = spec.bits(shared, 0)
                 here = _Spec(address, spec.shape, spec.strides, spec.dtype, spec.itemsize, True)
                 first, end = here.extent
-                here.bits(_memory(first, end), first)[...] = there
+                mine = here.bits(_memory(first, end), first)
+                if not np.array_equal(mine, there):
+                    mine[...] = there
 
     def close(self) -> None:
         """Give the descriptor back; views of the file stay valid."""

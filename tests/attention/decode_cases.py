@@ -133,7 +133,7 @@ def dense(x: Inputs, dtype: torch.dtype, b: int) -> tuple[torch.Tensor, ...]:
 
 
 def plain_torch(x: Inputs, dtype: torch.dtype) -> Array:
-    """``softmax(q k^T * scale) v`` as PyTorch evaluates it in ``dtype``, every intermediate rounded: ``[B, S, Hq, D]``."""
+    """``softmax(q k^T * scale) v`` as PyTorch has it in ``dtype``, every intermediate rounded: ``[B, S, Hq, D]``."""
     out = np.zeros(x.q.shape)
     for b in range(len(x.lens)):
         q, k, v, visible = dense(x, dtype, b)
@@ -175,7 +175,7 @@ def sparse(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any) -> Arra
 
 
 def spread_out(x: Inputs, axis: str) -> tuple[Inputs, Array]:
-    """The same call with K, V, q and an ``out`` whose pages, slots or heads lie more than 2^31 elements apart in all."""
+    """The same call with K, V, q and an ``out`` whose pages, slots or heads span more than 2^31 elements."""
     D = x.q.shape[3]
 
     def far(array: Array, dimension: int) -> Array:

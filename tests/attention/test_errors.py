@@ -1,4 +1,4 @@
-"""What bad arguments get: a ValueError that names the argument, its value and what is accepted, with nothing written."""
+"""What bad arguments get: a ValueError naming the argument, its value and what is accepted, with nothing written."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def both(name: str, other: str, new: Callable[[Any], Any]) -> Callable[[dict[str
 
 
 def all_of(dtype: Any) -> Callable[[dict[str, Any]], None]:
-    return lambda a: a.update({name: np.nan_to_num(a[name]).astype(dtype) for name in ("q", "k_cache", "v_cache", "out")})
+    return lambda a: a.update(
+        {name: np.nan_to_num(a[name]).astype(dtype) for name in ("q", "k_cache", "v_cache", "out")}
+    )
 
 
 CASES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
@@ -56,29 +58,57 @@ CASES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "float64": (all_of(np.float64), "q has dtype float64: must be bfloat16, float16 or float32"),
     "integers": (all_of(np.int32), "q has dtype int32: must be bfloat16, float16 or float32"),
     "k of rank 5": (change("k_cache", lambda k: k[None]), r"k_cache has shape \(1, 6, .*: must be \[pages, page_size"),
-    "k of another dtype": (change("k_cache", lambda k: k.astype(np.float16)), "k_cache has dtype float16: must be that"),
-    "v of another dtype": (change("v_cache", lambda v: v.astype(np.float16)), "v_cache has dtype float16: must be that"),
-    "k of another depth": (change("k_cache", lambda k: k[..., :32]), "k_cache has head dimension 32: must be that of q"),
-    "v of another depth": (change("v_cache", lambda v: v[..., :32]), "v_cache has head dimension 32: must be that of q"),
+    "k of another dtype": (
+        change("k_cache", lambda k: k.astype(np.float16)),
+        "k_cache has dtype float16: must be that",
+    ),
+    "v of another dtype": (
+        change("v_cache", lambda v: v.astype(np.float16)),
+        "v_cache has dtype float16: must be that",
+    ),
+    "k of another depth": (
+        change("k_cache", lambda k: k[..., :32]),
+        "k_cache has head dimension 32: must be that of q",
+    ),
+    "v of another depth": (
+        change("v_cache", lambda v: v[..., :32]),
+        "v_cache has head dimension 32: must be that of q",
+    ),
     "v of fewer pages": (change("v_cache", lambda v: v[:5]), r"v_cache has shape \(5, 16, 2, 64\): must be that of k"),
-    "pages of 0": (both("k_cache", "v_cache", lambda a: a[:, :0]), r"\(6, 0, 2, 64\): must be at least one token"),
+    "no page": (both("k_cache", "v_cache", lambda a: a[:0]), r"k_cache has shape \(0, 16, 2, 64\): must be at least"),
+    "pages of 0": (both("k_cache", "v_cache", lambda a: a[:, :0]), r"\(6, 0, 2, 64\): must be at least one page, one"),
     "no KV head": (both("k_cache", "v_cache", lambda a: a[:, :, :0]), r"\(6, 16, 0, 64\): must be at least one"),
     "3 heads over 2": (both("q", "out", lambda a: a[:, :, :3]), "q has 3 heads: must be a multiple of the 2 heads of"),
     "table of rank 1": (change("block_table", lambda t: t[0]), r"block_table has shape \(4,\): must be \[B = 2, col"),
     "table of 1 row": (change("block_table", lambda t: t[:1]), r"block_table has shape \(1, 4\): must be \[B = 2, col"),
-    "float table": (change("block_table", lambda t: t.astype(float)), "block_table has dtype float64: must be a 32- or"),
+    "float table": (
+        change("block_table", lambda t: t.astype(float)),
+        "block_table has dtype float64: must be a 32- or",
+    ),
     "int16 table": (change("block_table", lambda t: t.astype(np.int16)), "block_table has dtype int16: must be a 32-"),
     "3 lengths": (change("seq_lens", lambda t: np.append(t, 1)), r"seq_lens has shape \(3,\): must be \[B = 2\]"),
-    "float lengths": (change("seq_lens", lambda t: t.astype(float)), "seq_lens has dtype float64: must be a 32- or 64-"),
+    "float lengths": (
+        change("seq_lens", lambda t: t.astype(float)),
+        "seq_lens has dtype float64: must be a 32- or 64-",
+    ),
     "length -1": (change("seq_lens", lambda t: t - 18), r"seq_lens\[1\] is -1: must be 0 to 64, what the 4 columns"),
     "length 65": (change("seq_lens", lambda t: t + 45), r"seq_lens\[0\] is 65: must be 0 to 64, what the 4 columns"),
-    "page 6": (change("block_table", lambda t: in_use(t, 6)), r"block_table\[1, 0\] is 6: a page in use must be 0 to 5"),
+    "page 6": (
+        change("block_table", lambda t: in_use(t, 6)),
+        r"block_table\[1, 0\] is 6: a page in use must be 0 to 5",
+    ),
     "page -1": (change("block_table", lambda t: in_use(t, -1)), r"block_table\[1, 0\] is -1: a page in use must be 0"),
     "out of another shape": (change("out", lambda o: o[:, :, :2]), r"out has shape \(2, 1, 2, 64\): must be that of q"),
     "out of another dtype": (change("out", lambda o: o.astype(np.float16)), "out has dtype float16: must be that of q"),
     "q of stride 2": (change("q", lambda q: q.repeat(2, 3)[..., ::2]), r"q has strides .*: must be contiguous in the"),
-    "k of stride 2": (change("k_cache", lambda k: k.repeat(2, 3)[..., ::2]), "k_cache has strides .*: must be contiguous"),
-    "table of stride 2": (change("block_table", lambda t: t.repeat(2, 1)[:, ::2]), "block_table has strides .*: must be"),
+    "k of stride 2": (
+        change("k_cache", lambda k: k.repeat(2, 3)[..., ::2]),
+        "k_cache has strides .*: must be contiguous",
+    ),
+    "table of stride 2": (
+        change("block_table", lambda t: t.repeat(2, 1)[:, ::2]),
+        "block_table has strides .*: must be",
+    ),
     "q backwards": (change("q", lambda q: q[::-1]), "q has strides .*: must be not negative"),
     "lengths backwards": (change("seq_lens", lambda t: t[::-1]), r"seq_lens has strides \(-1,\): must be not negative"),
     "scale": (option("scale", float("nan")), "scale nan: must be finite"),
@@ -129,7 +159,7 @@ def test_read_only_out() -> None:
 def test_rows_that_no_lane_can_copy() -> None:
     a = arguments()
     a["k_cache"] = np.zeros((6, 16, 2, 65), np.float32)[..., :64]
-    with pytest.raises(ValueError, match="k_cache has strides of .* bytes: must be multiples of 16"):
+    with pytest.raises(ValueError, match=r"k_cache has strides of .* bytes: must be multiples of 16"):
         mha_decode_paged(**a)
     assert (a["out"] == 7).all()
     assert mha_decode_paged(**a, backend="reference") is a["out"]
@@ -145,7 +175,10 @@ TENSORS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "grad of out": (change("out", lambda o: o.clone().requires_grad_()), "out requires grad: must be detached"),
     "complex": (change("q", lambda q: q.to(torch.complex64)), "q: dtype torch.complex64 is not one of"),
     "bool lengths": (change("seq_lens", lambda t: t.bool()), "seq_lens: dtype torch.bool is not one of"),
-    "out of one row": (change("out", lambda o: o[:1].expand(2, 1, 4, 64)), "out has strides .*: must be without elements"),
+    "out of one row": (
+        change("out", lambda o: o[:1].expand(2, 1, 4, 64)),
+        "out has strides .*: must be without elements",
+    ),
     "backend": (option("backend", "emulate"), "backend 'emulate': must be one of"),
 }
 

@@ -255,7 +255,10 @@ class Memory:
     def _lanes(self, address: Any, mask: Any, nbytes: int) -> tuple[_Index, _Mask | None, _Mask | None]:
         """Byte offsets ``[...]`` with the program axis at its full length; which lanes access memory (None: all); and
         in an unsafe memory which of the others fall outside."""
-        index = np.asarray(address, np.int64)
+        index = np.asarray(address)
+        if index.dtype.kind not in "iu" and index.size:
+            raise ValueError(f"{self.name}: addresses of {index.dtype}; integers are accepted")
+        index = index.astype(np.int64, copy=False)
         index = index - self.base if self.base else index
         on = None
         if mask is not None:

@@ -263,6 +263,11 @@ def test_later_lane_wins():
     assert memory.load(0, np.float32).tolist() == [3]
 
 
+def test_addresses_are_integers():
+    with pytest.raises(ValueError, match="addresses of float64; integers are accepted"):
+        Memory(16).store(np.array([0.0]), np.ones((1, 1), np.float32))
+
+
 def test_accesses_need_a_width():
     with pytest.raises(ValueError, match="an access of 0 bytes"):
         Memory(16).load(0, np.float32, 0)

@@ -91,6 +91,7 @@ def vectorized(layout: Layout, vector: tuple[int, ...], exact: bool) -> Layout:
     )
 
 
+@functools.cache
 def contiguous_vectors(layout: Layout, vector: tuple[int, ...]) -> bool:
     """Do the scalars of a logical vector stand side by side in memory? A load reads contiguous scalars in any case.
 

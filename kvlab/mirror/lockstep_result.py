@@ -61,6 +61,7 @@ class Difference:
     kernel: np.ndarray | None = field(default=None, repr=False)
     emulator: np.ndarray | None = field(default=None, repr=False)
     pid: tuple[int, int, int] | None = None
+    index: int = 0  # of the step in its twin
 
     def __str__(self) -> str:
         iteration = f", iteration {', '.join(map(str, self.iteration))}" if self.iteration else ""
@@ -85,6 +86,25 @@ class Maximum:
     ok: bool
     problem: str | None
     tolerance: Tolerance | None
+    index: int  # of the step in its twin
+
+    @property
+    def number(self) -> str:
+        """The error in a few characters, ``exact`` where there is none."""
+        if self.problem:
+            return self.problem
+        if not self.absolute:
+            return "exact"
+        ulps = f" {self.ulps:.0f} ulp" if self.ulps < 1e5 else f" {self.ulps:.0e} ulp" if np.isfinite(self.ulps) else ""
+        return f"{self.absolute:.1e}{ulps}"
+
+    @property
+    def shade(self) -> float:
+        """How strongly to tint the number, 0 to 1: by the distance in ULPs, faint where it is allowed."""
+        if self.problem:
+            return 1.0
+        steps = min(self.ulps, 1e9)
+        return min(1.0, 0.1 + 0.1 * float(np.log10(steps))) * (0.25 if self.ok else 1.0) if steps >= 1 else 0.0
 
 
 class Lockstep:
@@ -119,7 +139,8 @@ class Lockstep:
         if row.problem is not None or row.distance is None or row.tolerance is None or row.shown is None:
             program = int(row.programs[0]) if row.programs.size else None
             pid = self._pid(row, program)
-            return Difference(row.twin, name, row.iteration, program, row.output, row.problem or "", pid=pid)
+            error = row.problem or ""
+            return Difference(row.twin, name, row.iteration, program, row.output, error, pid=pid, index=row.step)
         at = int(np.argmin(row.distance.ok))
         kernel, emulator, place = row.shown
         distance, allowed = row.distance, row.tolerance.relative
@@ -131,7 +152,7 @@ class Lockstep:
         )
         program = int(row.programs[at])
         pid = self._pid(row, program)
-        return Difference(row.twin, name, row.iteration, program, row.output, error, kernel, emulator, pid)
+        return Difference(row.twin, name, row.iteration, program, row.output, error, kernel, emulator, pid, row.step)
 
     def _pid(self, row: Row, program: int | None) -> tuple[int, int, int] | None:
         """A program's three coordinates in its grid."""
@@ -164,7 +185,14 @@ class Lockstep:
             all(row.ok for row in rows),
             next((row.problem for row in rows if row.problem), None),
             tolerance,
+            rows[0].step,
         )
+
+    def at(self, twin: str, step: int) -> tuple[tuple[Maximum, ...], Difference | None]:
+        """What one step of a twin shows: its outputs' maxima, and the first difference if it is here."""
+        first = self.first_difference
+        here = first if first is not None and (first.twin, first.index) == (twin, step) else None
+        return tuple(m for m in self.maxima if (m.twin, m.index) == (twin, step)), here
 
     @property
     def finding(self) -> str:
@@ -209,6 +237,11 @@ class Lockstep:
 
     def _repr_html_(self) -> str:
         return self.to_html()
+
+    def _repr_svg_(self) -> str:
+        from kvlab.mirror.drawing import draw
+
+        return draw(self).svg
 
 
 def _largest(arrays: Iterable[np.ndarray]) -> float:

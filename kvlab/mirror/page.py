@@ -5,12 +5,12 @@ from __future__ import annotations
 import html
 import io
 import keyword
-import math
 import tokenize
-from collections.abc import Iterator
 
+from kvlab.memory import as_dtype
+from kvlab.mirror.comparison import Tolerance
 from kvlab.mirror.lockstep_result import Difference, Lockstep, Maximum
-from kvlab.mirror.source import Header, Side, Step
+from kvlab.mirror.source import Side
 
 __all__ = ["fragment", "page"]
 
@@ -107,9 +107,14 @@ def fragment(run: Lockstep) -> str:
 def _tolerances(run: Lockstep) -> str:
     """The rules that were applied, each with its reason."""
     rules = dict.fromkeys(
-        f"{m.dtype}: {_allowed(m)} ({m.tolerance.reason})" for m in run.maxima if m.tolerance and m.tolerance.relative
+        f"{_what(m)}: {_allowed(m)} ({m.tolerance.reason})" for m in run.maxima if m.tolerance and m.tolerance.relative
     )
     return f"Agreement means: {'; '.join(rules)}; all else exact." if rules else ""
+
+
+def _what(maximum: Maximum) -> str:
+    default = maximum.tolerance == Tolerance.default(as_dtype(maximum.dtype))
+    return maximum.dtype if default else f"{maximum.step}.{maximum.output}"
 
 
 def _allowed(maximum: Maximum) -> str:
@@ -121,7 +126,7 @@ def _allowed(maximum: Maximum) -> str:
 
 def _twin(run: Lockstep, name: str, kernel: Side, emulator: Side) -> str:
     """One table: a row for the function's head, for each header, and for each step."""
-    left, right = list(_bands(kernel)), list(_bands(emulator))
+    left, right = kernel.bands, emulator.bands
     colours = _colour(kernel), _colour(emulator)
     file = [side.path.rsplit("/", 1)[-1] for side in (kernel, emulator)]
     rows = [
@@ -138,45 +143,18 @@ def _twin(run: Lockstep, name: str, kernel: Side, emulator: Side) -> str:
     return "".join([*rows, "</table>"])
 
 
-def _bands(side: Side) -> Iterator[tuple[range, int | None]]:
-    """The function's lines cut at its headers and markers; a step's band comes with the step's index."""
-    starts: list[tuple[int, int | None]] = [(side.spans[0][0], None)]
-    number = 0
-
-    def walk(nodes: list[Step | Header]) -> None:
-        nonlocal number
-        for node in nodes:
-            if isinstance(node, Step):
-                starts.append((node.line, number))
-                number += 1
-            else:
-                starts.append((node.line, None))
-                walk(node.children)
-
-    walk(side.tree)
-    ends = [line for line, _ in starts[1:]] + [side.spans[0][1] + 1]
-    for (line, step), end in zip(starts, ends, strict=True):
-        yield range(line, end), step
-
-
 def _errors(run: Lockstep, twin: str, step: int) -> tuple[str, str]:
     """The row's class and the middle cell of one step."""
-    first = run.first_difference
-    rows = [row for row in run.rows if row.twin == twin and row.step == step]
-    outputs = list(dict.fromkeys(row.output for row in rows))
-    name = next((side[1].steps[step].marker.name for side in run.twins if side[0] == twin), "")
-    maxima = [m for m in run.maxima if (m.twin, m.step) == (twin, name) and m.output in outputs]
-    here = first is not None and (first.twin, first.step) == (twin, name)
+    maxima, first = run.at(twin, step)
     text = []
-    if here and first is not None:
+    if first is not None:
         iteration = f"iteration {', '.join(map(str, first.iteration))}, " if first.iteration else ""
-        text.append(
-            f'<div class="flag">&#10007; FIRST DIFFERENCE<br>{iteration}program {first.program}{_pid(first)}</div>'
-        )
+        where = f"{iteration}program {first.program}{_pid(first)}"
+        text.append(f'<div class="flag">&#10007; FIRST DIFFERENCE<br>{where}</div>')
     elif not all(m.ok for m in maxima):
         text.append('<div class="flag">&#10007; differs, too</div>')
     text += [_output(m) for m in maxima] or ['<span class="quiet">nothing listed</span>']
-    kind = " class='bad first'" if here else "" if all(m.ok for m in maxima) else " class='bad'"
+    kind = ' class="bad first"' if first else "" if all(m.ok for m in maxima) else ' class="bad"'
     return kind, "".join(text)
 
 
@@ -184,23 +162,15 @@ def _pid(first: Difference) -> str:
     return f" = {first.pid}" if first.pid else ""
 
 
-def _shade(ulps: float) -> str:
-    """White to one hue by the distance in units of the last place."""
-    share = min(30.0, 3 + 3 * math.log10(ulps)) if ulps >= 1 else 0.0
-    return f"background:color-mix(in srgb,var(--bad) {share:.0f}%,transparent)"
-
-
 def _output(m: Maximum) -> str:
     hover = f"{m.output} {list(m.shape)} {m.dtype}, {m.compared} tiles compared, relative error {m.relative:.2g}"
     if m.problem:
         return f'<div class="flag">&#10007; {html.escape(m.output)}: {html.escape(m.problem)}</div>'
-    if not m.absolute:
-        shown, kind = "exact &#10003;", " quiet"
-    else:
-        ulps = f" {m.ulps:.0f} ulp" if m.ulps < 1e5 else f" {m.ulps:.0e} ulp" if math.isfinite(m.ulps) else ""
-        shown, kind = f"{m.absolute:.1e}{ulps} {'&#10003;' if m.ok else '&#10007;'}", "" if m.ok else " bad"
-    spans = f"<span>{html.escape(m.output)}</span><span>{shown}</span>"
-    return f'<div class="out{kind}" style="{_shade(m.ulps)}" title="{html.escape(hover)}">{spans}</div>'
+    kind = " quiet" if not m.absolute else "" if m.ok else " bad"
+    tint = f"background:color-mix(in srgb,var(--bad) {30 * m.shade:.0f}%,transparent)"
+    mark = "&#10003;" if m.ok else "&#10007;"
+    spans = f"<span>{html.escape(m.output)}</span><span>{m.number} {mark}</span>"
+    return f'<div class="out{kind}" style="{tint}" title="{html.escape(hover)}">{spans}</div>'
 
 
 def _returned(run: Lockstep) -> str:

@@ -103,6 +103,25 @@ class Side:
     def first_line(self) -> int:
         return self.spans[0][0]
 
+    @property
+    def bands(self) -> list[tuple[range, int | None]]:
+        """The function's lines cut at its headers and markers; a step's band comes with the step's index."""
+        starts: list[tuple[int, int | None]] = [(self.first_line, None)]
+        number = 0
+
+        def walk(nodes: list[Step | Header]) -> None:
+            nonlocal number
+            for node in nodes:
+                starts.append((node.line, number if isinstance(node, Step) else None))
+                if isinstance(node, Step):
+                    number += 1
+                else:
+                    walk(node.children)
+
+        walk(self.tree)
+        ends = [line for line, _ in starts[1:]] + [self.spans[0][1] + 1]
+        return [(range(line, end), step) for (line, step), end in zip(starts, ends, strict=True)]
+
 
 def _steps(nodes: Iterable[Step | Header]) -> Iterator[Step]:
     for node in nodes:

@@ -11,6 +11,7 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import ml_dtypes
 import numpy as np
@@ -289,5 +290,9 @@ def test_the_picture_of_a_difference(seeded: Any) -> None:
     text = parse(page)
     assert text.count("FIRST DIFFERENCE") == 1
     assert "iteration 1, program 0 = (0, 0, 0)" in text
-    row = page[page.index("bad first") :]
+    row = page[page.index('class="bad first"') :]
     assert "#: softmax" in row[: row.index("</tr>")]
+    picture = ElementTree.fromstring(run._repr_svg_())
+    texts = [element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts.count("✗ FIRST DIFFERENCE") == 1
+    assert float(picture.attrib["width"]) <= 900

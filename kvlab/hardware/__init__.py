@@ -1,12 +1,14 @@
 """What the chips do: architectures as data, shared-memory banks, MMA atoms and the data instructions. NumPy only."""
 
-from .arch import ARCHS, Arch, get_arch
+from .arch import Arch, get_arch
+from .arch_table import ARCHS
+from .atoms import ATOMS, get_atom, round_tf32
 from .banks import count_wavefronts, wavefronts
 from .copy import buffer_load, buffer_load_lds, cp_async
 from .ds_read_tr import ds_read_tr8_b64, ds_read_tr16_b64
 from .instructions import INSTRUCTIONS, Instruction, get_instruction
 from .ldmatrix import ldmatrix, stmatrix
-from .mma import ATOMS, MmaAtom, get_atom
+from .mma import MmaAtom
 from .sectors import SECTOR_BYTES, sectors
 from .wavefront import Collision, Phase, Wavefronts
 
@@ -31,6 +33,7 @@ __all__ = [
     "get_atom",
     "get_instruction",
     "ldmatrix",
+    "round_tf32",
     "sectors",
     "stmatrix",
     "wavefronts",

@@ -1,4 +1,4 @@
-"""Architectures as data: the numbers that the models of this room need, each with its source.
+"""Architectures: the numbers that the models of this room need. The table is in ``arch_table.py``, source by source.
 
 A model that no chip has confirmed is named in :attr:`Arch.provisional`; whoever shows its result says so.
 """
@@ -7,36 +7,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
-__all__ = ["ARCHS", "Arch", "get_arch"]
+__all__ = ["Arch", "get_arch"]
 
-_CUDA = "CUDA C++ Programming Guide, technical specifications per compute capability"
-_CDNA = "AMD CDNA ISA manuals and MAX's public sources; not confirmed on a chip"
+_COPIES = ("cp.async", "tma", "tma.gather4", "buffer_load_lds", "buffer_load_lds_b128")
 
 
 @dataclass(frozen=True)
 class Arch:
     """One GPU architecture.
 
-    ============== =====================================================================================
-    warp_size      lanes that execute one instruction together (AMD: a wave)
-    banks          shared-memory (LDS) banks
-    bank_bytes     width of a bank: what it delivers in one pass
-    shared_bytes   largest shared memory of one CTA, in bytes
-    registers      32-bit registers a lane may have
-    features       data instructions beyond plain loads and stores: ``cp.async``, ``ldmatrix``, ...
-    provisional    models of this package that no such chip has confirmed: ``wavefronts``, ...
-    sources        where each number was read
-    ============== =====================================================================================
+    =============== ====================================================================================
+    warp_size       lanes that execute one instruction together (AMD: a wave)
+    banks           shared-memory (LDS) banks
+    bank_bytes      width of a bank: what it delivers in one pass
+    shared_bytes    largest shared memory of one CTA, in bytes
+    shared_bytes_sm shared memory of one SM (AMD: of one CU, RDNA: of one work-group processor), in bytes
+    registers       32-bit registers a lane may have
+    registers_sm    32-bit registers of one SM (AMD: of one CU)
+    features        data instructions beyond plain loads and stores: ``cp.async``, ``ldmatrix``, ...
+    provisional     models of this package that no such chip has confirmed: ``wavefronts``, ...
+    sources         where each number was read
+    =============== ====================================================================================
 
     >>> get_arch("sm_90").shared_bytes
     232448
     >>> sorted(get_arch("gfx950").provisional)
     ['transposing reads', 'wavefronts']
-    >>> print(get_arch("gfx950").sources["banks"])
-    AMD CDNA ISA manuals and MAX's public sources; not confirmed on a chip
+    >>> print(get_arch("gfx942").sources["banks"])
+    LLVM AMDGPU target: LDS bank count and addressable local memory; not confirmed on a chip
     """
 
     name: str
@@ -48,6 +48,8 @@ class Arch:
     registers: int
     features: frozenset[str] = frozenset()
     provisional: frozenset[str] = frozenset()
+    shared_bytes_sm: int = 0
+    registers_sm: int = 0
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -59,45 +61,36 @@ class Arch:
         """
         return self.banks * self.bank_bytes
 
+    @property
+    def copies(self) -> tuple[str, ...]:
+        """Which of its features bring DRAM to shared memory without passing through registers.
 
-def _sources(every: str, **single: str) -> Mapping[str, str]:
-    names = ("warp_size", "banks", "bank_bytes", "shared_bytes", "registers", "features")
-    return MappingProxyType({**dict.fromkeys(names, every), **single})
+        >>> get_arch("sm_90").copies, get_arch("gfx1100").copies
+        (('cp.async', 'tma'), ())
+        """
+        return tuple(name for name in _COPIES if name in self.features)
 
+    @property
+    def instructions(self) -> tuple[str, ...]:
+        """Names of the shared-memory instructions that it has.
 
-_MEASURED = "measured: 1854 warp instructions counted on an H100 with Nsight Compute"
+        >>> get_arch("gfx942").instructions[:3]
+        ('ds_read_u8', 'ds_read_u16', 'ds_read_b32')
+        """
+        from .instructions import INSTRUCTIONS
 
-ARCHS: Mapping[str, Arch] = MappingProxyType(
-    {
-        arch.name: arch
-        for arch in (
-            Arch(
-                "sm_80", "nvidia", 32, banks=32, bank_bytes=4, shared_bytes=163 * 1024, registers=255,
-                features=frozenset({"cp.async", "ldmatrix"}),
-                provisional=frozenset({"wavefronts"}),
-                sources=_sources(_CUDA, features="PTX ISA: cp.async and ldmatrix, target notes"),
-            ),
-            Arch(
-                "sm_90", "nvidia", 32, banks=32, bank_bytes=4, shared_bytes=227 * 1024, registers=255,
-                features=frozenset({"cp.async", "ldmatrix", "stmatrix", "tma", "wgmma"}),
-                sources=_sources(_CUDA, banks=_MEASURED, bank_bytes=_MEASURED,
-                                 features="PTX ISA: target notes of each instruction"),
-            ),
-            Arch(
-                "gfx942", "amd", 64, banks=32, bank_bytes=4, shared_bytes=64 * 1024, registers=512,
-                features=frozenset({"buffer_load_lds"}),
-                provisional=frozenset({"wavefronts"}),
-                sources=_sources(_CDNA),
-            ),
-            Arch(
-                "gfx950", "amd", 64, banks=64, bank_bytes=4, shared_bytes=160 * 1024, registers=512,
-                features=frozenset({"buffer_load_lds", "buffer_load_lds_b128", "ds_read_tr"}),
-                provisional=frozenset({"wavefronts", "transposing reads"}),
-                sources=_sources(_CDNA),
-            ),
-        )
-    }
-)  # fmt: skip
+        return tuple(i.name for i in INSTRUCTIONS.values() if i.exists_on(self))
+
+    @property
+    def atoms(self) -> tuple[str, ...]:
+        """Names of the MMA atoms that it has.
+
+        >>> [name for name in get_arch("sm_89").atoms if "f64" in name or "e4m3.e5m2" in name]
+        ['mma.sync.m16n8k32.e4m3.e5m2', 'mma.sync.m8n8k4.f64']
+        """
+        from .atoms import ATOMS
+
+        return tuple(atom.name for atom in ATOMS.values() if self.name in atom.archs)
 
 
 def get_arch(name: str | Arch | Any) -> Arch:
@@ -105,11 +98,13 @@ def get_arch(name: str | Arch | Any) -> Arch:
 
     >>> get_arch("sm_80").warp_size
     32
-    >>> get_arch("sm_70")
+    >>> get_arch("sm_70")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    ValueError: arch 'sm_70' is not one of sm_80, sm_90, gfx942, gfx950
+    ValueError: arch 'sm_70' is not one of sm_80, sm_86, sm_89, sm_90, ..., gfx1201
     """
+    from .arch_table import ARCHS
+
     if isinstance(name, Arch):
         return name
     if isinstance(name, str) and name in ARCHS:

@@ -9,7 +9,8 @@ The rule was measured on an H100 (1854 instructions, Nsight Compute; a part is i
 3. The passes of a phase are the largest number of different words that one bank has to deliver in it.
 4. Wavefronts are the sum of the passes; the conflict counter is that less the number of phases with an active lane.
 
-AMD follows the same arithmetic with its own phases (no merging); only sm_90 was measured, all else is provisional.
+1 and 2 bytes a lane ask for the 4-byte word that holds them. AMD follows the same arithmetic with its own phases (no
+merging). Only sm_90 was measured, with 4 bytes a lane and more; all else is provisional.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def count_wavefronts(
     addresses : ``[..., lanes]`` absolute byte addresses in shared memory, each a multiple of the bytes a lane moves.
         ldmatrix and stmatrix ignore the addresses past lane ``8 * matrices - 1``.
     mask : active lanes, as booleans ``[..., lanes]`` or as bit masks ``[...]`` (bit l = lane l); None = all.
-    arch : name or :class:`~kvlab.hardware.Arch`. Only sm_90 was measured, see ``Arch.provisional``.
+    arch : name or :class:`~kvlab.hardware.Arch`. Only sm_90 was measured, see ``Wavefronts.provisional``.
 
     ``ideal`` counts the phases that have an active lane, after merging: the least that any addresses of the same
     phases could take. ``conflicts = wavefronts - ideal`` is what the hardware's counter shows.
@@ -52,11 +53,12 @@ def count_wavefronts(
     op = get_instruction(instruction, arch)
     address, active = checked_lanes(op, arch, addresses, mask)
     lead, lanes = address.shape[:-1], address.shape[-1]
-    vectors = np.where(active, address // op.nbytes, -1).reshape(-1, lanes)
+    unit = op.unit_bytes(arch)
+    vectors = np.where(active, address // unit, -1).reshape(-1, lanes)
     total = np.zeros(len(vectors), np.int64)
     ideal = np.zeros(len(vectors), np.int64)
     merged = merges(op, vectors)
-    size, groups = op.lanes_per_phase(arch), arch.pass_bytes // op.nbytes
+    size, groups = op.lanes_per_phase(arch), arch.pass_bytes // unit
     for which, width in ((merged, 2 * size), (~merged, size)):
         passes = _passes(vectors[which], width, groups)
         total[which], ideal[which] = passes.sum(axis=1), (passes > 0).sum(axis=1)
@@ -81,7 +83,7 @@ def wavefronts(instruction: str, addresses: Any, mask: Any = None, arch: str | A
     address, active = checked_lanes(op, arch, addresses, mask)
     if address.ndim != 1:
         raise ValueError(f"addresses of shape {address.shape} are not those of one instruction; use count_wavefronts")
-    merged = bool(merges(op, np.where(active, address // op.nbytes, -1)[None])[0])
+    merged = bool(merges(op, np.where(active, address // op.unit_bytes(arch), -1)[None])[0])
     return Wavefronts(op, arch, address, np.array(active), merged)
 
 

@@ -36,7 +36,8 @@ def explain(w: Wavefronts) -> str:
     if _shares(w):
         lines.append("Lanes of a phase with the same word share its pass.")
     if w.provisional:
-        lines.append(f"Provisional: no {w.arch.name} has confirmed this rule.")
+        small = f" for {w.op.nbytes} byte{'s' * (w.op.nbytes > 1)} a lane" if w.op.nbytes < w.arch.bank_bytes else ""
+        lines.append(f"Provisional: no {w.arch.name} has confirmed this rule{small}.")
     return "\n".join(lines)
 
 
@@ -47,7 +48,9 @@ def _service(w: Wavefronts) -> str:
             return f"One phase: the 8 rows of 16 bytes of the 8x8 matrix fill all {w.arch.banks} banks once."
         return f"{n} phases, one for each 8x8 matrix: its 8 rows of 16 bytes fill all {w.arch.banks} banks once."
     lanes = w.op.lanes_per_phase(w.arch)
-    served = f"{lanes} lanes x {w.op.nbytes} bytes fill all {w.arch.banks} banks once"
+    served = f"{lanes} lanes x {w.op.unit_bytes(w.arch)} bytes fill all {w.arch.banks} banks once"
+    if w.op.nbytes < w.arch.bank_bytes:
+        served = f"a lane asks for the {w.arch.bank_bytes}-byte word that holds its bytes"
     if w.merged:
         return f"{_phases(n)} of {2 * lanes} lanes: {served}; equal addresses of neighbouring lanes merge two phases."
     return f"{_phases(n)} of {lanes} lanes: {served}."

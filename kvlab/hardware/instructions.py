@@ -33,18 +33,36 @@ class Instruction:
     matrices: int = 0
     feature: str | None = None
 
+    def exists_on(self, arch: Arch) -> bool:
+        """Whether ``arch`` has it.
+
+        >>> from kvlab.hardware import get_arch
+        >>> INSTRUCTIONS["stmatrix.x4"].exists_on(get_arch("sm_89"))
+        False
+        """
+        return self.vendor == arch.vendor and self.feature in (None, *arch.features)
+
     def lanes(self, arch: Arch) -> int:
         """How many lanes give an address: all, or the first ``8 * matrices``."""
         return 8 * self.matrices or arch.warp_size
+
+    def unit_bytes(self, arch: Arch) -> int:
+        """What a lane asks the banks for: its bytes, at least one bank's word."""
+        return max(self.nbytes, arch.bank_bytes)
 
     def lanes_per_phase(self, arch: Arch) -> int:
         """Lanes that are served together: as many as fill all banks once, in lane order.
 
         >>> from kvlab.hardware import get_arch
-        >>> [INSTRUCTIONS[f"ld.shared.b{bits}"].lanes_per_phase(get_arch("sm_90")) for bits in (32, 64, 128)]
-        [32, 16, 8]
+        >>> [INSTRUCTIONS[f"ld.shared.b{bits}"].lanes_per_phase(get_arch("sm_90")) for bits in (8, 32, 64, 128)]
+        [32, 32, 16, 8]
         """
-        return min(arch.pass_bytes // self.nbytes, arch.warp_size)
+        return min(arch.pass_bytes // self.unit_bytes(arch), arch.warp_size)
+
+    @property
+    def measured(self) -> bool:
+        """Whether the H100 record behind the rule has such instructions: those of 4 bytes and more."""
+        return self.vendor == "nvidia" and self.nbytes >= 4
 
     @property
     def merges(self) -> bool:
@@ -53,7 +71,7 @@ class Instruction:
 
 
 def _table() -> dict[str, Instruction]:
-    sizes = (32, 64, 128)
+    sizes = (8, 16, 32, 64, 128)
     nvidia = [
         Instruction(f"{verb}.shared.b{bits}", "nvidia", bits // 8, store=verb == "st")
         for verb in ("ld", "st") for bits in sizes
@@ -63,7 +81,8 @@ def _table() -> dict[str, Instruction]:
         for verb in ("ldmatrix", "stmatrix") for n in (1, 2, 4) for trans in ("", ".trans")
     ]  # fmt: skip
     amd = [
-        Instruction(f"ds_{verb}_b{bits}", "amd", bits // 8, store=verb == "write")
+        Instruction(f"ds_{verb}_{'u' if verb == 'read' and bits < 32 else 'b'}{bits}", "amd", bits // 8,
+                    store=verb == "write")
         for verb in ("read", "write") for bits in sizes
     ]  # fmt: skip
     transposing = [Instruction(f"ds_read_tr{bits}_b64", "amd", 8, feature="ds_read_tr") for bits in (16, 8)]
@@ -83,9 +102,8 @@ def get_instruction(name: str, arch: Arch) -> Instruction:
     ValueError: instruction 'stmatrix.x4' does not exist on sm_80, which has no stmatrix
     """
     instruction = INSTRUCTIONS.get(name)
-    available = [i for i in INSTRUCTIONS.values() if i.vendor == arch.vendor and i.feature in (None, *arch.features)]
     if instruction is None or instruction.vendor != arch.vendor:
-        raise ValueError(f"instruction {name!r} on {arch.name} is not one of {', '.join(i.name for i in available)}")
-    if instruction not in available:
+        raise ValueError(f"instruction {name!r} on {arch.name} is not one of {', '.join(arch.instructions)}")
+    if not instruction.exists_on(arch):
         raise ValueError(f"instruction {name!r} does not exist on {arch.name}, which has no {instruction.feature}")
     return instruction

@@ -1,40 +1,45 @@
 """Matrix-multiply atoms: which element of A, B and C each register of each lane holds.
 
 An atom is data: its shape and three maps ``(lane, register) -> (row, column)``. Everything else follows from the maps:
-taking a matrix apart into fragments, putting it together again, and multiplying.
+taking a matrix apart into fragments, putting it together again, and multiplying. The table is in ``atoms.py``.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from kvlab.memory import bfloat16, float16, float32
+from kvlab.memory import float32
 
 from ._arrays import Array, IntArray, frozen
 
-__all__ = ["ATOMS", "MmaAtom", "get_atom"]
+__all__ = ["Map", "MmaAtom"]
 
 Map: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
 
 
 @dataclass(frozen=True)
 class MmaAtom:
-    """One matrix instruction ``C[M, N] += A[M, K] @ B[K, N]`` of a warp.
+    """One matrix instruction ``C[M, N] += A[M, K] @ B[K, N]`` of a warp, or of the 4 warps of a warpgroup.
 
     name, arch        ``mma.sync.m16n8k16.bf16``; the oldest architecture that has it
     shape             (M, N, K)
-    warp_size         lanes
-    dtype             of A and B; C is float32
-    a, b, c           maps (lane, register) -> (row, column): of A (m, k), of B (k, n), of C (m, n)
+    warp_size         lanes that hold the fragments: 32 or 64, or the 128 threads of a warpgroup (wgmma, tcgen05)
+    dtype             of A, and of B unless ``dtype_b`` names another
+    a, b, c           maps (lane, register) -> (row, column): of A (m, k), of B (k, n), of C (m, n); None for an operand
+                      that the instruction reads from shared memory and that no register holds
+    dtype_c           of C: float32, int32 (sums wrap around) or float64
+    holders           lanes that hold each element of A and B: 2 on RDNA3, whose half-waves have the same values
+    ignored_bits      low bits of every element of A and B that the multiplier ignores (tf32: 13)
+    archs             the architectures that have it
 
     A fragment is ``[..., lanes, registers]``; ``registers`` counts elements, in the order of the instruction's operand.
 
+    >>> from kvlab.hardware import get_atom
     >>> atom = get_atom("mma.sync.m16n8k16.bf16")
     >>> atom.regs_a, atom.regs_b, atom.regs_c
     (8, 4, 4)
@@ -50,24 +55,48 @@ class MmaAtom:
     shape: tuple[int, int, int]
     warp_size: int
     dtype: np.dtype[Any]
-    a: Map
-    b: Map
+    a: Map | None
+    b: Map | None
     c: Map
+    dtype_b: np.dtype[Any] | None = None
+    dtype_c: np.dtype[Any] = float32
+    holders: int = 1
+    ignored_bits: int = 0
+    archs: tuple[str, ...] = ()
 
     @property
     def regs_a(self) -> int:
-        """Elements of A that a lane holds."""
-        return self.shape[0] * self.shape[2] // self.warp_size
+        """Elements of A that a lane holds; 0 where A is in shared memory."""
+        return self._registers("a")
 
     @property
     def regs_b(self) -> int:
-        """Elements of B that a lane holds."""
-        return self.shape[1] * self.shape[2] // self.warp_size
+        """Elements of B that a lane holds; 0 where B is in shared memory."""
+        return self._registers("b")
 
     @property
     def regs_c(self) -> int:
         """Elements of C that a lane holds."""
-        return self.shape[0] * self.shape[1] // self.warp_size
+        return self._registers("c")
+
+    def _registers(self, operand: str) -> int:
+        rows, cols = self.extent(operand)
+        holders = 1 if operand == "c" else self.holders
+        return rows * cols * holders // self.warp_size if getattr(self, operand) else 0
+
+    def extent(self, operand: str) -> tuple[int, int]:
+        """Rows and columns of operand ``"a"``, ``"b"`` or ``"c"``.
+
+        >>> from kvlab.hardware import get_atom
+        >>> get_atom("mma.sync.m16n8k16.bf16").extent("b")
+        (16, 8)
+        """
+        m, n, k = self.shape
+        return {"a": (m, k), "b": (k, n), "c": (m, n)}[operand]
+
+    def dtype_of(self, operand: str) -> np.dtype[Any]:
+        """Storage dtype of operand ``"a"``, ``"b"`` or ``"c"``."""
+        return {"a": self.dtype, "b": self.dtype_b or self.dtype, "c": self.dtype_c}[operand]
 
     def fragment_a(self, matrix: Any) -> Array:
         """``[..., M, K]`` -> ``[..., lanes, regs_a]``."""
@@ -82,11 +111,11 @@ class MmaAtom:
         return _take_apart(self, "c", matrix)
 
     def tile_a(self, fragment: Any) -> Array:
-        """``[..., lanes, regs_a]`` -> ``[..., M, K]``."""
+        """``[..., lanes, regs_a]`` -> ``[..., M, K]``. ValueError where holders of an element disagree about it."""
         return _put_together(self, "a", fragment)
 
     def tile_b(self, fragment: Any) -> Array:
-        """``[..., lanes, regs_b]`` -> ``[..., K, N]``."""
+        """``[..., lanes, regs_b]`` -> ``[..., K, N]``. ValueError where holders of an element disagree about it."""
         return _put_together(self, "b", fragment)
 
     def tile_c(self, fragment: Any) -> Array:
@@ -94,44 +123,66 @@ class MmaAtom:
         return _put_together(self, "c", fragment)
 
     def mma(self, a: Any, b: Any, c: Any) -> Array:
-        """``c + a @ b`` on fragments (leading axes broadcast): ``[..., lanes, regs_c]`` float32.
+        """``c + a @ b`` on fragments (leading axes broadcast): ``[..., lanes, regs_c]`` of ``dtype_c``.
 
-        A and B must have the atom's dtype; their products are exact in float32 and accumulated in float32.
+        A and B must have the atom's dtypes; their products are exact in ``dtype_c`` and accumulated in it. An operand
+        without a register map is the matrix itself: :func:`~kvlab.hardware.shared_mma` reads it from shared memory.
 
+        >>> from kvlab.hardware import get_atom
         >>> atom = get_atom("mfma.16x16x4.f32")
         >>> a, b = np.eye(16, 4, dtype=np.float32), np.full((4, 16), 2, np.float32)
         >>> c = atom.mma(atom.fragment_a(a), atom.fragment_b(b), np.ones((64, 4), np.float32))
         >>> atom.tile_c(c)[3:5, 0]
         array([3., 1.], dtype=float32)
         """
-        a, b, c = np.asarray(a), np.asarray(b), np.asarray(c)
-        for name, operand, dtype in (("a", a, self.dtype), ("b", b, self.dtype), ("c", c, float32)):
-            if operand.dtype != dtype:
-                raise ValueError(f"{self.name}: {name} is {operand.dtype}, must be {dtype}")
-        product = np.matmul(self.tile_a(a).astype(float32), self.tile_b(b).astype(float32))
-        _check(self, "c", c, (self.warp_size, self.regs_c))
-        out: Array = c + self.fragment_c(product)
+        operands = {"a": np.asarray(a), "b": np.asarray(b), "c": np.asarray(c)}
+        for name, operand in operands.items():
+            if operand.dtype != self.dtype_of(name):
+                raise ValueError(f"{self.name}: {name} is {operand.dtype}, must be {self.dtype_of(name)}")
+        _check(self, "c", operands["c"], (self.warp_size, self.regs_c))
+        factors = [_factor(self, name, operands[name]) for name in ("a", "b")]
+        product = np.matmul(*factors).astype(self.dtype_c, copy=False)
+        out: Array = operands["c"] + self.fragment_c(product)
         return out
 
+    def __repr__(self) -> str:
+        return f"MmaAtom({self.name})"
 
-def _extent(atom: MmaAtom, operand: str) -> tuple[int, int]:
-    m, n, k = atom.shape
-    return {"a": (m, k), "b": (k, n), "c": (m, n)}[operand]
+    def _repr_svg_(self) -> str:
+        """A, B and C in matmul position."""
+        from kvlab import viz
+
+        return viz.draw(self).svg
+
+
+def _factor(atom: MmaAtom, operand: str, values: Array) -> Array:
+    """The matrix of an operand in the dtype of the multiplier: exact for the products and their sum."""
+    if getattr(atom, operand) is None:
+        _check(atom, operand, values, atom.extent(operand))
+        tile = values
+    else:
+        tile = _put_together(atom, operand, values)
+    if atom.ignored_bits:
+        tile = (np.ascontiguousarray(tile).view(np.uint32) >> atom.ignored_bits << atom.ignored_bits).view(tile.dtype)
+    return tile.astype(np.float64 if atom.dtype_c.kind == "i" else atom.dtype_c, copy=False)
 
 
 @functools.cache
 def _element_of_register(atom: MmaAtom, operand: str) -> IntArray:
     """The flat element that each register holds: ``[lanes, registers]``."""
-    rows, cols = _extent(atom, operand)
-    lane, register = np.arange(atom.warp_size)[:, None], np.arange(rows * cols // atom.warp_size)
-    row, col = getattr(atom, operand)(lane, register)
-    return frozen(row * cols + col)
+    place = getattr(atom, operand)
+    if place is None:
+        raise ValueError(f"{atom.name}: {operand.upper()} is read from shared memory, no register holds it")
+    lane, register = np.arange(atom.warp_size)[:, None], np.arange(atom._registers(operand))
+    row, col = place(lane, register)
+    return frozen(np.broadcast_to(row * atom.extent(operand)[1] + col, (atom.warp_size, register.size)))
 
 
 @functools.cache
 def _register_of_element(atom: MmaAtom, operand: str) -> IntArray:
-    """The inverse: the flat register (lane * registers + register) that holds each element: ``[rows, columns]``."""
-    return frozen(np.argsort(_element_of_register(atom, operand), axis=None).reshape(_extent(atom, operand)))
+    """The inverse: the first flat register (lane * registers + register) that holds each element: ``[rows, cols]``."""
+    _, first = np.unique(_element_of_register(atom, operand), return_index=True)
+    return frozen(first.reshape(atom.extent(operand)))
 
 
 def _check(atom: MmaAtom, operand: str, array: Array, shape: tuple[int, int]) -> None:
@@ -141,69 +192,29 @@ def _check(atom: MmaAtom, operand: str, array: Array, shape: tuple[int, int]) ->
 
 def _take_apart(atom: MmaAtom, operand: str, matrix: Any) -> Array:
     matrix = np.asarray(matrix)
-    _check(atom, operand, matrix, _extent(atom, operand))
+    _check(atom, operand, matrix, atom.extent(operand))
     return np.take(matrix.reshape(*matrix.shape[:-2], -1), _element_of_register(atom, operand), axis=-1)
 
 
 def _put_together(atom: MmaAtom, operand: str, fragment: Any) -> Array:
     fragment = np.asarray(fragment)
-    index = _register_of_element(atom, operand)
-    _check(atom, operand, fragment, (atom.warp_size, index.size // atom.warp_size))
-    return np.take(fragment.reshape(*fragment.shape[:-2], -1), index, axis=-1)
+    registers = _element_of_register(atom, operand).shape
+    _check(atom, operand, fragment, registers)
+    tile = np.take(fragment.reshape(*fragment.shape[:-2], -1), _register_of_element(atom, operand), axis=-1)
+    if operand != "c" and atom.holders > 1:
+        _check_holders(atom, operand, fragment, tile)
+    return tile
 
 
-def _mma_sync(n: int, k: int, dtype: np.dtype[Any], suffix: str) -> MmaAtom:
-    """``mma.sync.m16n<n>k<k>`` (PTX ISA, matrix fragments): w elements fill one 32-bit register."""
-    w = 4 // dtype.itemsize
-    return MmaAtom(
-        f"mma.sync.m16n{n}k{k}.{suffix}", "sm_80", (16, n, k), 32, dtype,
-        a=lambda lane, r: (lane // 4 + 8 * (r // w % 2), lane % 4 * w + 4 * w * (r // w // 2) + r % w),
-        b=lambda lane, r: (lane % 4 * w + 4 * w * (r // w) + r % w, lane // 4),
-        c=lambda lane, r: (lane // 4 + 8 * (r // 2), 2 * (lane % 4) + r % 2),
-    )  # fmt: skip
-
-
-def _mfma(arch: str, m: int, k: int, dtype: np.dtype[Any], suffix: str) -> MmaAtom:
-    """``v_mfma_f32_<m>x<m>x<k>`` (AMD CDNA ISA): w consecutive k for each group of m lanes."""
-    w = m * k // 64
-    return MmaAtom(
-        f"mfma.{m}x{m}x{k}.{suffix}", arch, (m, m, k), 64, dtype,
-        a=lambda lane, r: (lane % m, lane // m * w + r),
-        b=lambda lane, r: (lane // m * w + r, lane % m),
-        c=lambda lane, r: (4 * (lane // m) + r // 4 * 4 * (64 // m) + r % 4, lane % m),
-    )  # fmt: skip
-
-
-ATOMS: Mapping[str, MmaAtom] = MappingProxyType(
-    {
-        atom.name: atom
-        for atom in (
-            _mma_sync(8, 16, bfloat16, "bf16"),
-            _mma_sync(8, 16, float16, "f16"),
-            _mfma("gfx950", 16, 32, bfloat16, "bf16"),
-            _mfma("gfx950", 16, 32, float16, "f16"),
-            _mfma("gfx950", 32, 16, bfloat16, "bf16"),
-            _mfma("gfx950", 32, 16, float16, "f16"),
-            _mfma("gfx90a", 16, 16, bfloat16, "bf16"),
-            _mfma("gfx90a", 16, 16, float16, "f16"),
-            _mfma("gfx90a", 32, 8, bfloat16, "bf16"),
-            _mfma("gfx90a", 32, 8, float16, "f16"),
-            _mfma("gfx90a", 16, 4, float32, "f32"),
+def _check_holders(atom: MmaAtom, operand: str, fragment: Array, tile: Array) -> None:
+    """ValueError unless all lanes that hold an element of ``tile`` have the same bits of it."""
+    bits = np.dtype(f"u{fragment.itemsize}")
+    right = _take_apart(atom, operand, tile)
+    differ = np.ascontiguousarray(fragment).view(bits) != np.ascontiguousarray(right).view(bits)
+    if differ.any():
+        lane = int(np.nonzero(differ)[-2][0])
+        half = atom.warp_size // atom.holders
+        raise ValueError(
+            f"{atom.name}: lane {lane} holds other elements of {operand.upper()} than lane {lane % half}; "
+            f"lanes {half} to {atom.warp_size - 1} must repeat lanes 0 to {half - 1}"
         )
-    }
-)
-
-
-def get_atom(name: str) -> MmaAtom:
-    """The atom called ``name``.
-
-    >>> get_atom("mfma.16x16x32.bf16").shape
-    (16, 16, 32)
-    >>> get_atom("wgmma")  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-        ...
-    ValueError: atom 'wgmma' is not one of mma.sync.m16n8k16.bf16, mma.sync.m16n8k16.f16, mfma.16x16x32.bf16, ...
-    """
-    if name in ATOMS:
-        return ATOMS[name]
-    raise ValueError(f"atom {name!r} is not one of {', '.join(ATOMS)}")

@@ -90,8 +90,8 @@ class Wavefronts:
 
     @property
     def provisional(self) -> bool:
-        """True where no chip of this architecture has confirmed the rule."""
-        return "wavefronts" in self.arch.provisional
+        """True where no chip of this architecture has confirmed the rule, or none with so few bytes a lane."""
+        return "wavefronts" in self.arch.provisional or not self.op.measured
 
     @functools.cached_property
     def phase(self) -> IntArray:
@@ -103,7 +103,7 @@ class Wavefronts:
     def words(self) -> IntArray:
         """``[lanes, words]`` the 4-byte words of each lane; word w lies in bank ``w % arch.banks``."""
         size = self.arch.bank_bytes
-        words: IntArray = self.addresses[:, None] // size + np.arange(self.op.nbytes // size)
+        words: IntArray = self.addresses[:, None] // size + np.arange(self.op.unit_bytes(self.arch) // size)
         return words
 
     @property

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvlab.hardware import INSTRUCTIONS, count_wavefronts, get_arch, wavefronts
+from kvlab.hardware import ARCHS, INSTRUCTIONS, count_wavefronts, get_arch, wavefronts
 
 MEASURED = json.loads((Path(__file__).parents[1] / "data" / "h100_wavefronts.json").read_text())["operations"]
 
@@ -82,16 +82,17 @@ def brute_force(name: str, addresses: np.ndarray, arch: str) -> int:
     return total
 
 
-@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+@pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"])
 @pytest.mark.parametrize("name", ["ds_read_b32", "ds_read_b64", "ds_read_b128", "ds_write_b64", "ds_write_b128"])
 def test_amd_phases(arch: str, name: str) -> None:
-    """Law: the specification's rule for AMD (8, 16, 32 lanes on gfx942; 16, 32, 64 on gfx950), spelled out in loops."""
+    """Law: the specification's rule for AMD (8, 16, 32 lanes a pass; twice as many on gfx950), spelled out in loops."""
     op = INSTRUCTIONS[name]
-    assert op.lanes_per_phase(get_arch(arch)) == {"gfx942": 128, "gfx950": 256}[arch] // op.nbytes
-    addresses = np.random.default_rng(1).integers(0, 200, (50, 64)) * op.nbytes
+    assert op.lanes_per_phase(get_arch(arch)) == (256 if arch == "gfx950" else 128) // op.nbytes
+    lanes = get_arch(arch).warp_size
+    addresses = np.random.default_rng(1).integers(0, 200, (50, lanes)) * op.nbytes
     total, ideal, _ = count_wavefronts(name, addresses, arch=arch)
     assert total.tolist() == [brute_force(name, row, arch) for row in addresses]
-    assert (ideal == 64 // op.lanes_per_phase(get_arch(arch))).all()
+    assert (ideal == lanes // op.lanes_per_phase(get_arch(arch))).all()
 
 
 def test_ds_read_tr16_b64_phases() -> None:
@@ -103,11 +104,41 @@ def test_ds_read_tr16_b64_phases() -> None:
 
 def test_unmeasured_architectures_say_so() -> None:
     assert not wavefronts("ld.shared.b32", LANE * 4).provisional
-    for arch, name in (("sm_80", "ld.shared.b32"), ("gfx942", "ds_read_b32"), ("gfx950", "ds_read_b32")):
+    for arch in ARCHS:
+        if arch == "sm_90":
+            continue
+        name = "ld.shared.b32" if arch.startswith("sm") else "ds_read_b32"
         found = wavefronts(name, np.arange(get_arch(arch).warp_size) * 4, arch=arch)
         assert found.provisional
         assert "provisional" in repr(found)
         assert f"Provisional: no {arch} has confirmed this rule." in found.explain()
+
+
+@pytest.mark.parametrize("arch", [name for name in ARCHS if name.startswith("sm") and name != "sm_90"])
+def test_other_nvidia_chips_are_counted_by_the_measured_rule(arch: str) -> None:
+    addresses = np.random.default_rng(6).integers(0, 64, (40, 32)) * 16
+    for name in get_arch(arch).instructions:
+        np.testing.assert_array_equal(count_wavefronts(name, addresses, arch=arch), count_wavefronts(name, addresses))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("arch", ["sm_90", "gfx950", "gfx1100"])
+def test_small_accesses_are_counted_by_their_words(arch: str, size: int) -> None:
+    """Law, provisional: lanes that want bytes of one word share its pass, as lanes with one address of 4 bytes do."""
+    machine = get_arch(arch)
+    names = [name for name in machine.instructions if INSTRUCTIONS[name].nbytes == size]
+    addresses = np.random.default_rng(7).integers(0, 4096, (30, machine.warp_size)) * size
+    assert len(names) == 2
+    for name in names:
+        store = INSTRUCTIONS[name].store
+        word = {"nvidia": f"{'st' if store else 'ld'}.shared.b32", "amd": f"ds_{'write' if store else 'read'}_b32"}
+        expected = count_wavefronts(word[machine.vendor], addresses // 4 * 4, arch=arch)
+        np.testing.assert_array_equal(count_wavefronts(name, addresses, arch=arch), expected)
+        found = wavefronts(name, addresses[0], arch=arch)
+        assert found.wavefronts == expected[0][0]
+        assert found.provisional
+        assert "a lane asks for the 4-byte word that holds its bytes" in found.explain()
+        assert f"has confirmed this rule for {size} byte" in found.explain()
 
 
 def test_phases_passes_and_collisions_agree() -> None:
@@ -159,7 +190,7 @@ def test_leading_axes_are_kept() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("ld.shared.b16", LANE), "instruction 'ld.shared.b16' on sm_90 is not one of ld.shared.b32, "),
+        (("ld.shared.b96", LANE), "instruction 'ld.shared.b96' on sm_90 is not one of ld.shared.b8, ld.shared.b16, "),
         (("ds_read_b32", LANE), "instruction 'ds_read_b32' on sm_90 is not one of"),
         (("ld.shared.b64", LANE * 4), "address 4 is not a multiple of 8 bytes"),
         (("ld.shared.b32", -4 * LANE), "address -124 is negative"),

@@ -1,0 +1,96 @@
+"""Tiles for the CTA models: three programs over a paged cache, one of them with few keys, one with none left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvlab.cache import PagedKVCache
+from kvlab.memory import Memory, as_dtype
+from kvlab.staging import KVCacheIterator, KVTile, Traffic, decode_cta
+
+Array = np.ndarray[Any, Any]
+BATCH, HEAD = np.array([0, 1, 2]), np.array([1, 0, 1])
+
+
+@dataclass
+class Tiles:
+    """A CTA model and what it loads: K and V as float arrays ``[programs, BN, D]`` with zeros past ``valid``."""
+
+    cta: Any
+    traffic: Traffic
+    k: Array
+    v: Array
+    q: Array  # [programs, BM, D], zeros in rows that do not exist
+    k_tile: KVTile
+    v_tile: KVTile
+    q_memory: Memory
+    q_offset: Array
+    q_valid: Array
+    active: Array
+    valid: Array
+
+    def load_q(self) -> Any:
+        return self.cta.load_q(self.q_memory, self.q_offset, self.q_valid)
+
+
+def tiles(arch: str, dtype: str, BM: int, BN: int, D: int, BD: int | None = None, page: int = 16) -> Tiles:
+    """One tile of BN keys from key 16 on: all, 5 and none of them exist. One query row in three does not."""
+    rng, kind = np.random.default_rng(0), as_dtype(dtype)
+    columns = -(-(BN + 16) // page)
+    table = rng.permutation(3 * columns).reshape(3, columns)
+    pools = [rng.standard_normal((3 * columns, page, 2, D)).astype(kind) for _ in range(2)]
+    end = np.array([16 + BN, 21, 16])
+    caches = [PagedKVCache(pool, [0, 0, 0], table, max_seq_length=1, max_cache_length=16 + BN) for pool in pools]
+    iterators = [KVCacheIterator(cache, BN, BATCH, HEAD, end) for cache in caches]
+    dense = []
+    for iterator, pool in zip(iterators, pools, strict=True):
+        iterator.tile_start_row = 16
+        key = 16 + np.arange(BN)
+        rows = pool[table[:, key // page], key % page, HEAD[:, None]].astype(np.float64)
+        dense.append(np.where((key < end[:, None])[..., None], rows, 0))
+    q = rng.standard_normal((3, BM, 3, D)).astype(kind)
+    valid = np.arange(BM) % 3 < np.array([[3], [2], [2]])
+    offset = (np.arange(3)[:, None] * BM + np.arange(BM)) * 3 * D + D
+    traffic = Traffic()
+    cta = decode_cta(arch, BM, BN, BD or max(D, 32), *caches, BATCH, HEAD, traffic)
+    rows = np.where(valid[..., None], q[:, :, 1].astype(np.float64), 0)
+    tile_pair = [iterator.next_tile() for iterator in iterators]
+    active = np.array([True, True, False])
+    return Tiles(cta, traffic, *dense, rows, *tile_pair, Memory.over(q), offset, valid, active, np.array([BN, 5, 0]))
+
+
+def padded(tile: Array, columns: int) -> Array:
+    return np.pad(tile, ((0, 0), (0, 0), (0, columns - tile.shape[2])))
+
+
+def check_pieces(t: Tiles, columns: int) -> None:
+    """Every piece of a CTA against NumPy in float64: the tiles bit for bit, the products to float32 rounding."""
+    q, k, v = t.load_q(), t.cta.load_k(t.k_tile, t.active), t.cta.load_v(t.v_tile, t.active)
+    for ours, tile in ((q, t.q), (k, t.k), (v, t.v)):
+        assert ours.tile().dtype == t.k_tile.dtype
+        assert (ours.tile().astype(np.float64) == padded(tile, columns)).all()
+    s = t.cta.scores(q, k, t.active)
+    exact = t.q @ t.k.swapaxes(1, 2)
+    assert s.tile().dtype == np.float32
+    np.testing.assert_allclose(s.tile(), exact, rtol=0, atol=1e-4)  # sums of up to 256 terms of size 1
+    assert (t.cta.row_max(s) == s.tile().max(2)).all()
+    np.testing.assert_allclose(t.cta.row_sum(s), s.tile().astype(np.float64).sum(2), rtol=0, atol=1e-4)
+    p = s.with_values(np.exp(s.values / 16))
+    start = t.cta.zeros()
+    assert (start.tile() == 0).all()
+    start = start.with_values(start.values + np.float32(3))
+    o = t.cta.accumulate(p, v, start, t.active)
+    rounded = p.tile().astype(t.k_tile.dtype).astype(np.float64)
+    np.testing.assert_allclose(o.tile(), 3 + rounded @ padded(t.v, columns), rtol=1e-6, atol=1e-3)
+
+
+def check_conservation(t: Tiles) -> None:
+    """Every byte of a key that exists leaves DRAM once, for K and for V, and no other byte."""
+    row = t.k.shape[2] * t.k_tile.dtype.itemsize
+    for load, tile in ((t.cta.load_k, t.k_tile), (t.cta.load_v, t.v_tile)):
+        before = t.traffic.moved["DRAM->SMEM"]
+        load(tile, t.active)
+        assert t.traffic.moved["DRAM->SMEM"] - before == int(t.valid.sum()) * row

@@ -5,6 +5,7 @@ Every picture is a :class:`Picture`: it shows itself in a notebook, and :func:`s
 
 from __future__ import annotations
 
+from .atom import draw_atom
 from .dispatch import draw
 from .files import save
 from .grid import draw_layout
@@ -13,4 +14,13 @@ from .punch_card import draw_punch_card
 from .shared_memory import draw_shared_memory
 from .swizzle import draw_swizzle
 
-__all__ = ["Picture", "draw", "draw_layout", "draw_punch_card", "draw_shared_memory", "draw_swizzle", "save"]
+__all__ = [
+    "Picture",
+    "draw",
+    "draw_atom",
+    "draw_layout",
+    "draw_punch_card",
+    "draw_shared_memory",
+    "draw_swizzle",
+    "save",
+]

@@ -13,6 +13,7 @@ _PICTURES: dict[str, tuple[str, str]] = {
     "Layout": ("grid", "draw_layout"),
     "Swizzle": ("swizzle", "draw_swizzle"),
     "Wavefronts": ("punch_card", "draw_punch_card"),
+    "MmaAtom": ("atom", "draw_atom"),
     "SwizzledTile": ("shared_memory", "draw_shared_memory"),
     "ndarray": ("grid", "draw_layout"),
 }
@@ -27,7 +28,7 @@ def draw(obj: Any) -> Picture:
     >>> draw(7)
     Traceback (most recent call last):
         ...
-    ValueError: cannot draw 7 (int); known are Layout, Swizzle, Wavefronts, SwizzledTile, ndarray
+    ValueError: cannot draw 7 (int); known are Layout, Swizzle, Wavefronts, MmaAtom, SwizzledTile, ndarray
     """
     if isinstance(obj, Picture):
         return obj

@@ -146,7 +146,9 @@ def _turns(phase: npt.NDArray[np.int64], word: npt.NDArray[np.int64], banks: int
 def _tops(card: _Card) -> npt.NDArray[np.float64]:
     """[lanes] where the row of each lane begins; phases are set apart."""
     height = 15.0 if len(card.phase) <= 32 else 12.5
-    apart = np.diff(card.phase, prepend=card.phase[:1]) != 0
+    lanes = np.arange(len(card.phase))
+    last_active = np.maximum.accumulate(np.where(card.phase >= 0, lanes, 0))
+    apart = np.diff(np.maximum(card.phase[last_active], 0), prepend=0) != 0  # an inactive lane stays with the one above
     return HEADER + height * np.arange(len(card.phase)) + BETWEEN * np.cumsum(apart)
 
 

@@ -211,17 +211,21 @@ class Canvas:
     ) -> None:  # fmt: skip
         """Lines around every region of cells with equal ``key`` [rows, columns]."""
         left, top, k = np.asarray(xs, float), np.asarray(ys, float), np.asarray(key)
-        lines = []
-        change = np.ones((k.shape[0], k.shape[1] + 1), bool)
-        change[:, 1:-1] = k[:, 1:] != k[:, :-1]
-        for r, c in zip(*np.nonzero(change), strict=True):
-            x = left[c] if c < len(left) else left[-1] + width
-            lines.append(f"M{number(x)} {number(top[r])}v{number(height)}")
-        change = np.ones((k.shape[0] + 1, k.shape[1]), bool)
-        change[1:-1] = k[1:] != k[:-1]
-        for r, c in zip(*np.nonzero(change), strict=True):
-            y = top[r] if r < len(top) else top[-1] + height
-            lines.append(f"M{number(left[c])} {number(y)}h{number(width)}")
+        lines: list[str] = []
+        for edge, size, across, values, draw in (
+            (left, width, top, k, f"M%s %sv{number(height)}"),
+            (top, height, left, k.T, f"M%s %sh{number(width)}"),
+        ):
+            apart = np.diff(edge) > size + 1e-6  # a fold: both sides of the gap are borders
+            changes = np.ones((values.shape[0], values.shape[1] + 1), bool)
+            changes[:, 1:-1] = (values[:, 1:] != values[:, :-1]) | apart
+            for i, j in zip(*np.nonzero(changes), strict=True):
+                ends = [edge[-1] + size] if j == len(edge) else [edge[j]]
+                if 0 < j < len(edge) and apart[j - 1]:
+                    ends.append(edge[j - 1] + size)
+                for end in ends:
+                    place = (end, across[i]) if draw.endswith(f"v{number(height)}") else (across[i], end)
+                    lines.append(draw % tuple(number(v) for v in place))
         self.path("".join(lines), stroke=stroke, stroke_width=stroke_width, opacity=opacity)
 
     def labels(

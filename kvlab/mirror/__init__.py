@@ -3,6 +3,17 @@
 :func:`check` proves statically that a Triton kernel and its NumPy emulator have the same steps; :func:`lockstep` runs
 both and compares every listed output at the end of every step. ``from kvlab.mirror import Twin`` needs neither NumPy
 nor Triton, so that an operation's ``config.py`` may declare its twins.
+
+A step opens with a marker, a comment on its own line, with the same text in both twins, and runs to the next marker or
+dedent::
+
+    #: softmax -> p, m, l, o    what the step binds, then a few words
+    #: store                    a step may list nothing
+
+Every statement of the function stands in a step, except the loops and branches that enclose markers; their headers are
+the same in both twins (``range``, ``tl.range``, ``tl.static_range`` and ``ragged_range`` count as one, compiler hints
+as nothing). ``#@ role`` says to which partition of a warp-specialised kernel the markers after it belong; the order is
+then checked role by role.
 """
 
 from __future__ import annotations

@@ -239,9 +239,9 @@ class Lockstep:
         return self.to_html()
 
     def _repr_svg_(self) -> str:
-        from kvlab.mirror.drawing import draw
+        from kvlab.viz.lockstep import draw_lockstep
 
-        return draw(self).svg
+        return draw_lockstep(self).svg
 
 
 def _largest(arrays: Iterable[np.ndarray]) -> float:

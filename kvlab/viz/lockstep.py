@@ -1,17 +1,19 @@
-"""The picture of a lockstep run as SVG, for places that take no HTML: the same bands, the lines wrapped by us."""
+"""The picture of a lockstep run as SVG, for places that take no HTML: the same bands, with the lines wrapped here."""
 
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from kvlab.mirror.lockstep_result import Difference, Lockstep, Maximum
-from kvlab.mirror.source import Side
+from .palette import ALARM
+from .picture import Picture
+from .svg import Canvas
 
 if TYPE_CHECKING:
-    from kvlab.viz import Picture
+    from kvlab.mirror.lockstep_result import Difference, Lockstep, Maximum
+    from kvlab.mirror.source import Side
 
-__all__ = ["draw"]
+__all__ = ["draw_lockstep"]
 
 _CHARACTERS, _SIZE, _HEIGHT = 58, 9.0, 12.0
 _ADVANCE = 0.602 * _SIZE
@@ -21,11 +23,8 @@ _MIDDLE = 150.0
 _WIDTH = 2 * _COLUMN + _MIDDLE
 
 
-def draw(run: Lockstep) -> Picture:
+def draw_lockstep(run: Lockstep) -> Picture:
     """Two sources side by side, the largest error of each output between them, the first difference in red."""
-    from kvlab.viz.palette import ALARM
-    from kvlab.viz.svg import Canvas
-
     canvas = Canvas()
     y = 0.0
     for name, kernel, emulator in run.twins:
@@ -94,7 +93,7 @@ def _middle(maxima: tuple[Maximum, ...], first: Difference | None) -> list[tuple
     return rows
 
 
-def _code(canvas: Any, x: float, y: float, rows: list[tuple[str, int, str]], step: bool) -> None:
+def _code(canvas: Canvas, x: float, y: float, rows: list[tuple[str, int, str]], step: bool) -> None:
     marker = step
     for row, (number, indent, text) in enumerate(rows):
         base = y + _HEIGHT * (row + 0.85)

@@ -1,4 +1,4 @@
-"""What decode reads and writes: nothing but the keys in use and the output. Rests on laws: other bytes change nothing."""
+"""What decode reads and writes: the keys in use and the output. Rests on laws: other bytes change nothing."""
 
 from __future__ import annotations
 

@@ -8,8 +8,11 @@ from .copy import buffer_load, buffer_load_lds, cp_async
 from .ds_read_tr import ds_read_tr8_b64, ds_read_tr16_b64
 from .instructions import INSTRUCTIONS, Instruction, get_instruction
 from .ldmatrix import ldmatrix, stmatrix
+from .lds_dma import DmaPlan, SubTileLoaderLDS, SubTileLoaderLDS_st_8x32
 from .mma import MmaAtom
-from .sectors import SECTOR_BYTES, sectors
+from .reg_tile import RegTileLoader, RegTileWriterLDS
+from .sectors import SECTOR_BYTES, Coalescing, coalescing, sectors
+from .shared_access import ld_shared, st_shared
 from .wavefront import Collision, Phase, Wavefronts
 
 __all__ = [
@@ -18,13 +21,20 @@ __all__ = [
     "INSTRUCTIONS",
     "SECTOR_BYTES",
     "Arch",
+    "Coalescing",
     "Collision",
+    "DmaPlan",
     "Instruction",
     "MmaAtom",
     "Phase",
+    "RegTileLoader",
+    "RegTileWriterLDS",
+    "SubTileLoaderLDS",
+    "SubTileLoaderLDS_st_8x32",
     "Wavefronts",
     "buffer_load",
     "buffer_load_lds",
+    "coalescing",
     "count_wavefronts",
     "cp_async",
     "ds_read_tr8_b64",
@@ -32,9 +42,11 @@ __all__ = [
     "get_arch",
     "get_atom",
     "get_instruction",
+    "ld_shared",
     "ldmatrix",
     "round_tf32",
     "sectors",
+    "st_shared",
     "stmatrix",
     "wavefronts",
 ]

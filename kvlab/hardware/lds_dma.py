@@ -1,0 +1,166 @@
+"""MAX's gfx950 loaders that bring a tile from DRAM to LDS by DMA (spec/layout.md 7.1), executed.
+
+LDS is linear in the lane, so a swizzle permutes the source: lane l of sub-block s fetches vector ``swizzle(l + 64 s)``.
+Whoever reads logical vector v at slot ``swizzle(v)`` gets it. What lies past the buffer's bound arrives as zeros.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvlab.layout import Swizzle
+from kvlab.memory import Memory, as_dtype
+
+from ._arrays import IntArray, frozen
+from .copy import buffer_load_lds
+
+__all__ = ["DmaPlan", "SubTileLoaderLDS", "SubTileLoaderLDS_st_8x32"]
+
+_LANES = 64
+
+
+@dataclass(frozen=True, eq=False)
+class DmaPlan:
+    """DMA instructions: the element of the tile that each lane fetches first, ``row`` and ``col`` ``[n, 64]``, how many
+    elements (``width``), and where lane 0's land, ``offset`` ``[n]`` in elements from the tile's first."""
+
+    row: IntArray
+    col: IntArray
+    offset: IntArray
+    width: int
+
+
+@dataclass(frozen=True)
+class SubTileLoaderLDS:
+    """A wave's ``M x N`` tile, row-major in LDS, 32 rows at a time.
+
+    Rows of at most 64 bytes are fetched by 16 x 4 lanes, longer ones by 8 x 8. ``swizzle``, then ``swizzle2``, act on
+    the number of a 16-byte vector in its 32-row block.
+
+    >>> loader = SubTileLoaderLDS("bf16", Swizzle(3, 0, 4, "vector"))
+    >>> plan = loader.plan(32, 32)
+    >>> [(int(r), int(c) // 8) for r, c in zip(plan.row[0, 16:21], plan.col[0, 16:21])]  # (row, vector) of lanes 16..20
+    [(4, 1), (4, 0), (4, 3), (4, 2), (5, 1)]
+    """
+
+    dtype: np.dtype[Any]
+    swizzle: Swizzle | None = None
+    swizzle2: Swizzle | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", as_dtype(self.dtype))
+        for name in ("swizzle", "swizzle2"):
+            swizzle = getattr(self, name)
+            if swizzle is not None:
+                object.__setattr__(self, name, swizzle.to("vector"))
+
+    def plan(self, M: int, N: int, worker_base: int = 0) -> DmaPlan:
+        """The instructions for an ``M x N`` tile. ``worker_base``: sub-block number of the tile's first one, where
+        several waves share a 32-row block, so that the swizzle sees the block's own vector numbers."""
+        return _sub_tile_plan(self, M, N, worker_base)
+
+    def load(
+        self, lds: Memory, lds_base: Any, memory: Memory, base: Any, shape: tuple[int, int], row_stride: int,
+        num_records: Any, scalar_offset: Any = 0, worker_base: int = 0,
+    ) -> None:  # fmt: skip
+        """Execute it: the tile of ``shape`` whose first element has the byte address ``base`` and whose rows are
+        ``row_stride`` elements apart goes to ``lds_base``.
+
+        ``lds_base``, ``base`` and ``num_records`` (bytes) are ints or int arrays ``[...]`` that broadcast (``[P]`` or
+        ``[1]`` where LDS has programs); ``scalar_offset`` is in elements.
+
+        >>> dram = Memory.over(np.arange(32 * 64, dtype=np.int16).reshape(32, 64))
+        >>> lds = Memory(32 * 32 * 2)
+        >>> SubTileLoaderLDS(np.int16).load(lds, 0, dram, 64, (32, 32), 64, num_records=31 * 128)
+        >>> lds.image(np.int16).reshape(32, 32)[[0, 1, 30, 31], 0].tolist()
+        [32, 96, 1952, 0]
+        """
+        plan = self.plan(*shape, worker_base)
+        size = self.dtype.itemsize
+        voffset = (plan.row * row_stride + plan.col) * size
+        one = (Ellipsis, None, None)  # a value for all instructions and lanes
+        base, num_records, scalar_offset = (np.asarray(x, np.int64)[one] for x in (base, num_records, scalar_offset))
+        target = np.asarray(lds_base, np.int64)[..., None] + plan.offset * size
+        voffset = voffset.reshape(*(1,) * (target.ndim - 1), *voffset.shape)
+        buffer_load_lds(lds, target, memory, base, voffset, plan.width * size, num_records, scalar_offset * size)
+
+
+@functools.cache
+def _sub_tile_plan(loader: SubTileLoaderLDS, M: int, N: int, worker_base: int) -> DmaPlan:
+    size = loader.dtype.itemsize
+    rows, cols = (16, 4) if N * size // 4 <= 16 else (8, 8)
+    width, block = N // cols, min(M, 32)
+    if N % cols or width * size not in (1, 2, 4, 12, 16):
+        raise ValueError(
+            f"SubTileLoaderLDS: N {N} of {loader.dtype} gives each of {cols} lanes a row {N * size / cols:g} bytes, "
+            f"must be 1, 2, 4, 12 or 16"
+        )
+    if M % rows or M % block:
+        raise ValueError(f"SubTileLoaderLDS: M {M} is not a multiple of {rows} rows and, above 32, of 32")
+    group, sub, lane = np.ogrid[: M // block, : block // rows, :_LANES]
+    worker = lane + _LANES * (sub + worker_base)
+    for swizzle in (loader.swizzle, loader.swizzle2):
+        worker = worker if swizzle is None else swizzle(worker)
+    place = worker % _LANES
+    row = block * group + rows * sub + place // cols
+    col = width * (place % cols) + 0 * row
+    offset = (block * group + rows * sub)[..., 0] * N
+    return DmaPlan(frozen(row.reshape(-1, _LANES)), frozen(col.reshape(-1, _LANES)), frozen(offset.reshape(-1)), width)
+
+
+@dataclass(frozen=True)
+class SubTileLoaderLDS_st_8x32:  # noqa: N801 - MAX's public name
+    """A CTA's ``BN x depth`` tile as sub-tiles of 8 rows and 64 bytes (512 bytes each), numbered row-major; no swizzle.
+
+    >>> loader = SubTileLoaderLDS_st_8x32("bf16", BN=64, depth=128, BK=32, num_threads=256)
+    >>> loader.plan.row.shape, loader.plan.row[0, [0, 4, 63]].tolist(), loader.plan.col[0, [0, 1, 32]].tolist()
+    ((16, 64), [0, 1, 7], [0, 8, 32])
+    """
+
+    dtype: np.dtype[Any]
+    BN: int
+    depth: int
+    BK: int
+    num_threads: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", as_dtype(self.dtype))
+        size = self.dtype.itemsize
+        if self.BK * size != 64 or self.depth % self.BK or self.BN % 8:
+            raise ValueError(
+                f"{self}: BK {self.BK} of {self.dtype} must be 64 bytes and divide depth {self.depth}, 8 divide BN"
+            )
+        if self.num_threads % _LANES or self.BN * self.depth * size % (16 * self.num_threads):
+            raise ValueError(
+                f"{self}: {self.BN * self.depth * size} bytes must be a multiple of 16 bytes for each of num_threads "
+                f"{self.num_threads} threads, whole waves of {_LANES}"
+            )
+
+    @property
+    def plan(self) -> DmaPlan:
+        """The instructions of all waves, in LDS order: instruction j of wave w is number ``j * waves + w``."""
+        return _st_8x32_plan(self)
+
+    def load(self, lds: Memory, lds_base: Any, memory: Memory, base: Any, row_stride: int, num_records: Any) -> None:
+        """Execute it; arguments as for :meth:`SubTileLoaderLDS.load`."""
+        plan, size = self.plan, self.dtype.itemsize
+        target = np.asarray(lds_base, np.int64)[..., None] + plan.offset * size
+        voffset = (plan.row * row_stride + plan.col) * size
+        voffset = voffset.reshape(*(1,) * (target.ndim - 1), *voffset.shape)
+        base, num_records = (np.asarray(x, np.int64)[..., None, None] for x in (base, num_records))
+        buffer_load_lds(lds, target, memory, base, voffset, 16, num_records)
+
+
+@functools.cache
+def _st_8x32_plan(loader: SubTileLoaderLDS_st_8x32) -> DmaPlan:
+    size = loader.dtype.itemsize
+    byte = 16 * np.arange(loader.BN * loader.depth * size // 16).reshape(-1, _LANES)
+    sub, inside = byte // 512, byte % 512
+    across = loader.depth // loader.BK
+    row = 8 * (sub // across) + inside // 64
+    col = loader.BK * (sub % across) + inside % 64 // size
+    return DmaPlan(frozen(row), frozen(col), frozen(byte[:, 0] // size), 16 // size)

@@ -1,0 +1,168 @@
+"""MAX's gfx950 loaders, executed. Rests on DMA records of compiled kernels, worked examples, and laws."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvlab.hardware import RegTileLoader, RegTileWriterLDS, SubTileLoaderLDS, SubTileLoaderLDS_st_8x32, get_atom
+from kvlab.layout import Layout, Swizzle
+from kvlab.memory import Memory
+
+DMA = json.loads((Path(__file__).parents[1] / "data" / "gfx950_lds_dma.json").read_text())["cases"]
+
+
+def vectors(swizzle: tuple[int, int, int] | None) -> Swizzle | None:
+    return None if swizzle is None else Swizzle(*swizzle, "vector")
+
+
+def test_the_addresses_of_a_compiled_kernel() -> None:
+    """Compiler: the KVBuffer of the record moves 32 x 32 tiles, rows 256 bytes apart, with Swizzle(3,0,4)."""
+    plan = SubTileLoaderLDS("bf16", vectors((3, 0, 4))).plan(32, 32)
+    offset = plan.row * 256 + plan.col * 2
+    seen = set()
+    for dma in DMA[0]["dma"]:
+        half = dma["lds_base"] % 2048 // 1024
+        # The compiler puts the second half's 16 rows into soffset or voffset alike: compare the distance from lane 0.
+        voffset = np.array(dma["voffset"])
+        seen.add(half)
+        np.testing.assert_array_equal(voffset - voffset[0], offset[half] - offset[half, 0])
+    assert seen == {0, 1}
+    np.testing.assert_array_equal(plan.offset * 2, [0, 1024])
+
+
+def test_worked_lanes() -> None:
+    """bf16 32 x 32, Swizzle(3,0,4): lanes 0-15 identity, lane 16 (4,1); second half: lane 0 (17,0), lane 4 (16,0)."""
+    plan = SubTileLoaderLDS("bf16", vectors((3, 0, 4))).plan(32, 32)
+    place = list(zip(plan.row[0].tolist(), (plan.col[0] // 8).tolist(), strict=True))
+    assert place[:16] == [(lane // 4, lane % 4) for lane in range(16)]
+    assert place[16:21] == [(4, 1), (4, 0), (4, 3), (4, 2), (5, 1)]
+    assert (plan.row[1, 0], plan.col[1, 0], plan.row[1, 4], plan.col[1, 4]) == (17, 0, 16, 0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "M", "N", "instructions"),
+    [("bf16", 32, 32, 2), ("bf16", 32, 64, 4), ("fp8", 32, 64, 2), ("fp8", 64, 128, 8), ("f4", 32, 16, 2)],
+)
+@pytest.mark.parametrize(
+    "swizzles", [(None, None), ((3, 0, 3), None), ((3, 0, 4), None), ((1, 0, 4), (1, 1, 4))], ids=str
+)
+def test_reading_at_the_swizzled_slot_returns_the_vector(
+    dtype: str, M: int, N: int, instructions: int, swizzles: tuple
+) -> None:  # fmt: skip
+    """Law: logical vector v of a 32-row block stands at the slot whose swizzles, undone one by one, give v; zeros past
+    the bound."""
+    np_dtype = np.dtype(np.float32) if dtype == "f4" else dtype
+    loader = SubTileLoaderLDS(np_dtype, *map(vectors, swizzles))
+    plan = loader.plan(M, N)
+    assert plan.row.shape == (instructions, 64)
+    size = loader.dtype.itemsize
+    dram = np.random.default_rng(30).integers(0, 256, (M + 3, 2 * N * size)).astype(np.uint8)
+    lds = Memory(M * N * size + 256, programs=2)
+    source, base = Memory.over(dram), np.array([0, N * size])
+    loader.load(lds, np.array([256, 0]), source, base, (M, N), 2 * N, num_records=(M - 5) * 2 * N * size)
+    slots_per_block = 32 * N * size // 16
+    for program in range(2):
+        image = lds.bytes[program, 256 * (1 - program) :][: M * N * size].reshape(-1, 16)
+        tile = dram[:M, N * size * program :][:, : N * size].copy()
+        linear = np.arange(M)[:, None] * 2 * N * size + np.arange(0, N * size, 16) + 16
+        tile.reshape(M, -1, 16)[linear > (M - 5) * 2 * N * size] = 0
+        logical = np.arange(len(image)) % slots_per_block
+        slot = logical
+        for swizzle in (loader.swizzle2, loader.swizzle):
+            slot = slot if swizzle is None else swizzle(slot)
+        block = np.arange(len(image)) // slots_per_block * slots_per_block
+        np.testing.assert_array_equal(image[block + slot], tile.reshape(-1, 16))
+
+
+def test_waves_that_share_a_block_know_their_place() -> None:
+    """Law: two waves with 16 rows each, worker_base 0 and 1, fetch what one wave fetches of 32 rows."""
+    loader = SubTileLoaderLDS("bf16", vectors((3, 0, 4)))
+    whole, parts = loader.plan(32, 32), [loader.plan(16, 32, worker_base) for worker_base in (0, 1)]
+    np.testing.assert_array_equal(np.concatenate([part.row for part in parts]), whole.row - [[0], [16]])
+    np.testing.assert_array_equal(np.concatenate([part.col for part in parts]), whole.col)
+
+
+@pytest.mark.parametrize(("dtype", "BK"), [("bf16", 32), ("fp8", 64)])
+def test_sub_tiles_of_8_rows(dtype: str, BK: int) -> None:
+    """Law: element (key, d) lands in sub-tile (key // 8, d // BK), row-major over them and inside them."""
+    loader = SubTileLoaderLDS_st_8x32(dtype, BN=64, depth=128, BK=BK, num_threads=256)
+    size = loader.dtype.itemsize
+    dram = np.random.default_rng(31).integers(0, 256, (64, 128 * size)).astype(np.uint8)
+    lds = Memory(64 * 128 * size)
+    loader.load(lds, 0, Memory.over(dram), 0, 128, num_records=dram.size)
+    expected = dram.reshape(8, 8, 128 // BK, 64).transpose(0, 2, 1, 3)
+    np.testing.assert_array_equal(lds.bytes, expected.ravel())
+
+
+def test_reg_tile_loader_by_the_formula() -> None:
+    """Register (i*N + j)*es + k = DRAM[base + lane offset + i*s0 + j*s1 + k], zero outside the linear bound."""
+    tile = np.arange(1, 64 * 100 + 1, dtype=np.int32).reshape(64, 100)
+    loader = RegTileLoader(np.int32, Layout.col_major(16, 4))
+    bound = (40 * 100 + 20) * 4
+    found = loader.load(Memory.over(tile), 4 * 8, (64, 32), 100, bound, threads=80)
+    assert found.shape == (80, 4 * 2 * 4)
+    flat = tile.ravel()
+    for worker in range(64):
+        row, col = worker % 16, worker // 16 * 4
+        for i in range(4):
+            for j in range(2):
+                at = (row + 16 * i) * 100 + col + 16 * j
+                expected = flat[8 + at : 12 + at] if (at + 4) * 4 <= bound else np.zeros(4)
+                assert found[worker, (i * 2 + j) * 4 : (i * 2 + j) * 4 + 4].tolist() == expected.tolist()
+    assert not found[64:].any()
+    assert (found == 0).any()
+
+
+@pytest.mark.parametrize(("name", "grid"), [("mfma.32x32x16.bf16", (32, 2)), ("mfma.16x16x32.bf16", (16, 4))])
+def test_q_by_16_byte_vectors_is_the_atom_s_a(name: str, grid: tuple[int, int]) -> None:
+    """Q of a strip of one k group, loaded with col_major(M, 64 // M) vectors of 16 bytes, is the fragment of A."""
+    atom = get_atom(name)
+    M, _, K = atom.shape
+    q = np.random.default_rng(32).standard_normal((M, K)).astype(atom.dtype)
+    found = RegTileLoader("bf16", Layout.col_major(*grid)).load(Memory.over(q), 0, (M, K), K, q.nbytes)
+    np.testing.assert_array_equal(found, atom.fragment_a(q))
+
+
+@pytest.mark.parametrize(("name", "grid"), [("mfma.16x16x128.fp8", (16, 4)), ("mfma.32x32x64.fp8", (32, 2))])
+def test_fp8_q_by_16_byte_vectors_is_in_two_halves(name: str, grid: tuple[int, int]) -> None:
+    atom = get_atom(f"{name}.two_half")
+    M, _, K = atom.shape
+    q = np.random.default_rng(33).standard_normal((M, K)).astype(atom.dtype)
+    found = RegTileLoader("fp8", Layout.col_major(*grid)).load(Memory.over(q), 0, (M, K), K, q.nbytes)
+    np.testing.assert_array_equal(found, atom.fragment_a(q))
+
+
+@pytest.mark.parametrize("swizzle", [None, (2, 0, 2)])
+def test_writer_puts_the_tile_back(swizzle: tuple[int, int, int] | None) -> None:
+    """Law: vector v of the tile stands at slot swizzle(v), where fragment distances are multiples of the period."""
+    tile = np.arange(32 * 16, dtype=np.int32).reshape(32, 16)
+    threads = Layout.row_major(16, 4)
+    registers = RegTileLoader(np.int32, threads).load(Memory.over(tile), 0, (32, 16), 16, tile.nbytes)
+    lds = Memory(tile.nbytes, programs=1)
+    RegTileWriterLDS(np.int32, threads, vectors(swizzle)).store(lds, np.array([0]), registers[None], (32, 16))
+    slot = np.arange(128) if swizzle is None else Swizzle(*swizzle, "vector")(np.arange(128))
+    np.testing.assert_array_equal(lds.image(np.int32).reshape(128, 4)[slot], tile.reshape(128, 4))
+
+
+def test_bad_input() -> None:
+    with pytest.raises(ValueError, match="N 40 of bfloat16 gives each of 8 lanes a row 10 bytes, must be 1"):
+        SubTileLoaderLDS("bf16").plan(32, 40)
+    with pytest.raises(ValueError, match="M 24 is not a multiple of 16 rows"):
+        SubTileLoaderLDS("bf16").plan(24, 32)
+    with pytest.raises(ValueError, match="BK 64 of bfloat16 must be 64 bytes"):
+        SubTileLoaderLDS_st_8x32("bf16", 64, 128, 64, 256)
+    with pytest.raises(ValueError, match="must be a multiple of 16 bytes for each of num_threads 1024"):
+        SubTileLoaderLDS_st_8x32("bf16", 8, 64, 32, 1024)
+    with pytest.raises(ValueError, match=r"thread_layout Layout\(.*\) is not a flat layout of two modes"):
+        RegTileLoader("bf16", Layout("64:1"))
+    with pytest.raises(ValueError, match="a 32 x 24 tile is not a multiple of 32 x 2 workers of 8 elements each"):
+        RegTileLoader("bf16", Layout.col_major(32, 2)).vectors((32, 24))
+    loader = RegTileLoader(np.int32, Layout.col_major(32, 2))
+    with pytest.raises(ValueError, match="threads 32 are fewer than the 64 workers"):
+        loader.load(Memory.over(np.zeros((32, 8), np.int32)), 0, (32, 8), 8, 1024, threads=32)
+    with pytest.raises(ValueError, match=r"registers \(64, 4\) of float64 are not \[\.\.\., 64, 8\] of int32"):
+        RegTileWriterLDS(np.int32, Layout.row_major(16, 4)).store(Memory(2048), 0, np.zeros((64, 4)), (32, 16))

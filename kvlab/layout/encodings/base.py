@@ -1,0 +1,156 @@
+"""What the encodings share: names of dimensions, versions, and how a tile of one CTA covers a tensor."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
+
+from kvlab.layout.int_tuple import int_tuple
+from kvlab.layout.linear_layout import LinearLayout
+
+__all__ = [
+    "NEWEST",
+    "Encoding",
+    "Ints",
+    "Matrix",
+    "broadcast_nd",
+    "cover",
+    "dims",
+    "drop_broadcast_registers",
+    "identity_nd",
+    "is_at_least",
+    "matrix_order",
+    "need",
+    "operand_order",
+    "shape_per_cta",
+]
+
+NEWEST = "3.9.0"
+Ints: TypeAlias = tuple[int, ...]
+Matrix: TypeAlias = tuple[Ints, ...]
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How Triton spreads a tensor over registers, lanes and warps, or over shared memory.
+
+    The subclasses have the names and the fields of Gluon's layout classes. ``cga_layout`` lists, one basis vector for
+    each bit of the CTA's number in its cluster, where the CTAs stand; empty for one CTA.
+    """
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, list | tuple):
+                object.__setattr__(self, field.name, int_tuple(tuple(_tuples(value)), field.name))
+        self.verify()
+
+    def verify(self) -> None:
+        """ValueError where the fields contradict each other."""
+
+    def to_linear_layout(self, shape: Sequence[int], *, triton_version: str = NEWEST) -> LinearLayout:
+        """The linear layout on a tensor of ``shape`` as this version of Triton (3.6.0 to 3.9.0) defines it.
+
+        ValueError with the reason where the encoding and the shape do not fit, where the compiler aborts or raises.
+        """
+        raise NotImplementedError
+
+
+def need(condition: bool, encoding: Encoding, reason: str) -> None:
+    """ValueError which repeats the encoding, unless the condition holds."""
+    if not condition:
+        raise ValueError(f"{encoding}: {reason}")
+
+
+def is_at_least(triton_version: str, major: int, minor: int) -> bool:
+    """Is the version at least ``major.minor``?
+
+    >>> is_at_least("3.7.1", 3, 9)
+    False
+    """
+    match = re.match(r"(\d+)\.(\d+)", triton_version)
+    if match is None:
+        raise ValueError(f"triton_version {triton_version!r}; text such as '3.6.0' is accepted")
+    return (int(match[1]), int(match[2])) >= (major, minor)
+
+
+def dims(rank: int) -> list[str]:
+    """The names of the dimensions of a tensor."""
+    return [f"dim{axis}" for axis in range(rank)]
+
+
+def matrix_order(rank: int, row_major: bool = True) -> Ints:
+    """The dimensions of a (batch of) matrices, fastest first.
+
+    >>> matrix_order(2), matrix_order(3, row_major=False)
+    ((1, 0), (1, 2, 0))
+    """
+    last = (rank - 1, rank - 2) if row_major else (rank - 2, rank - 1)
+    return (*last, *range(rank - 2))
+
+
+def operand_order(operand_index: int, rank: int) -> Ints:
+    """The dimensions of an operand: K, then M or N, then the batch."""
+    return matrix_order(rank, row_major=operand_index == 0)
+
+
+def identity_nd(in_dim: str, shape: Sequence[int], order: Sequence[int]) -> LinearLayout:
+    """``in_dim`` counts through ``shape``, the dimensions in this order.
+
+    >>> identity_nd("lane", (2, 4), (1, 0)).bases
+    {'lane': [[1, 0], [2, 0], [0, 1]]}
+    """
+    return broadcast_nd(in_dim, shape, order, None)
+
+
+def broadcast_nd(in_dim: str, shape: Sequence[int], order: Sequence[int], free: int | None) -> LinearLayout:
+    """As :func:`identity_nd`, without moving along the dimension ``free``."""
+    layout = LinearLayout({in_dim: []}, {f"dim{axis}": 1 for axis in order})
+    for axis in order:
+        step = LinearLayout.zeros1d if axis == free else LinearLayout.identity1d
+        layout *= step(shape[axis], in_dim, f"dim{axis}")
+    return layout
+
+
+def _cga(cga_layout: Matrix, shape: Sequence[int]) -> LinearLayout:
+    """Where the CTAs stand: bits of ``block`` -> coordinates, counted in pieces of the tensor."""
+    cga = LinearLayout({"block": cga_layout}, dims(len(shape)))
+    return cga.fit({name: min(n, size) for (name, n), size in zip(cga.out_dims.items(), shape, strict=True)})
+
+
+def shape_per_cta(cga_layout: Matrix, shape: Sequence[int]) -> Ints:
+    """The shape of the piece of a tensor that one CTA holds.
+
+    >>> shape_per_cta(((0, 1), (0, 0)), (64, 64))
+    (64, 32)
+    """
+    return tuple(max(1, size // n) for size, n in zip(shape, _cga(cga_layout, shape).shape, strict=True))
+
+
+def cover(
+    tile: LinearLayout, cga_layout: Matrix, shape: Sequence[int], *, triton_version: str = NEWEST
+) -> LinearLayout:
+    """The layout of a tensor: the tile of a CTA repeated (or cut) to the CTA's piece, then the CTAs.
+
+    Triton 3.9.0 drops registers that only repeat others; the versions before keep them as zero bases.
+    """
+    names = dims(len(shape))
+    piece = dict(zip(names, shape_per_cta(cga_layout, shape), strict=True))
+    layout = tile.fit(piece) * _cga(cga_layout, shape)
+    if is_at_least(triton_version, 3, 9):
+        layout = drop_broadcast_registers(layout)
+    return layout.transpose(*names)
+
+
+def drop_broadcast_registers(layout: LinearLayout) -> LinearLayout:
+    """Without the register bases that are zero."""
+    bases = layout.bases
+    if "register" in bases:
+        bases["register"] = [vector for vector in bases["register"] if any(vector)]
+    return LinearLayout(bases, layout.out_dims)
+
+
+def _tuples(value: Iterable[Any]) -> Iterable[Any]:
+    return (tuple(_tuples(item)) if isinstance(item, list | tuple) else item for item in value)

@@ -1,0 +1,53 @@
+"""Operands of a matrix product, in the registers that its accumulator's encoding asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvlab.layout.encodings.base import NEWEST, Encoding, need
+from kvlab.layout.linear_layout import LinearLayout
+
+__all__ = ["DotOperandLayout"]
+
+
+class Parent(Protocol):
+    """An encoding of an accumulator that knows the encodings of its operands."""
+
+    @property
+    def rank(self) -> int:
+        """Rank of the accumulator."""
+
+    def dot_operand(
+        self, operand_index: int, k_width: int, shape: Sequence[int], triton_version: str = NEWEST
+    ) -> LinearLayout:
+        """Registers of an operand of this shape."""
+
+
+@dataclass(frozen=True)
+class DotOperandLayout(Encoding):
+    """Operand 0 (A) or 1 (B) of the product whose accumulator has the encoding ``parent``.
+
+    >>> from kvlab.layout.encodings import NVMMADistributedLayout
+    >>> b = DotOperandLayout(1, NVMMADistributedLayout([2, 0], [2, 2], [16, 8]), k_width=2)
+    >>> b.to_linear_layout((16, 16)).bases["warp"]
+    [[0, 8], [0, 0]]
+    """
+
+    operand_index: int
+    parent: Parent
+    k_width: int
+
+    def verify(self) -> None:
+        need(self.operand_index in (0, 1), self, "operand_index 0 or 1 is accepted")
+        need(hasattr(self.parent, "dot_operand"), self, "parent must be an accumulator: blocked, NVMMA, MFMA or WMMA")
+
+    @property
+    def rank(self) -> int:
+        """Rank of the tensors that this lays out."""
+        return self.parent.rank
+
+    def to_linear_layout(self, shape: Sequence[int], *, triton_version: str = NEWEST) -> LinearLayout:
+        need(len(shape) == self.rank, self, f"a tensor of rank {self.rank} is accepted, not {tuple(shape)}")
+        return self.parent.dot_operand(self.operand_index, self.k_width, shape, triton_version)

@@ -9,6 +9,8 @@ from .atom import draw_atom
 from .dispatch import draw
 from .files import save
 from .grid import draw_layout
+from .lockstep import draw_lockstep
+from .page_table import draw_page_table
 from .picture import Picture
 from .punch_card import draw_punch_card
 from .shared_memory import draw_shared_memory
@@ -19,6 +21,8 @@ __all__ = [
     "draw",
     "draw_atom",
     "draw_layout",
+    "draw_lockstep",
+    "draw_page_table",
     "draw_punch_card",
     "draw_shared_memory",
     "draw_swizzle",

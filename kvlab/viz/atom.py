@@ -157,7 +157,7 @@ def _widths(a: _Operand, k: int, n: int) -> tuple[float, float]:
     shown_k, shown_n = (k if k <= 40 else 40), (n if n <= 32 else 32)
     room = WIDTH - 2 * GUTTER - APART - 20 * ((k > 40) + (n > 32))
     run = max(1, int(np.argmin(np.append(a.lane[0] == a.lane[0, 0], False))))
-    for_n = max((room - shown_k * max(8.0, 52 / run)) / shown_n, room / (shown_k + shown_n))
+    for_n = max((room - shown_k * max(8.0, 64 / run)) / shown_n, room / (shown_k + shown_n))
     wide_n = min(38.0, np.floor(2 * for_n) / 2)
     return min(38.0, np.floor(2 * (room - shown_n * wide_n) / shown_k) / 2), wide_n
 

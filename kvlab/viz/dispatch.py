@@ -14,6 +14,9 @@ _PICTURES: dict[str, tuple[str, str]] = {
     "Swizzle": ("swizzle", "draw_swizzle"),
     "Wavefronts": ("punch_card", "draw_punch_card"),
     "MmaAtom": ("atom", "draw_atom"),
+    "PagedKVCache": ("page_table", "draw_page_table"),
+    "PagedKVCacheCollection": ("page_table", "draw_page_table"),
+    "Lockstep": ("lockstep", "draw_lockstep"),
     "SwizzledTile": ("shared_memory", "draw_shared_memory"),
     "ndarray": ("grid", "draw_layout"),
 }
@@ -25,10 +28,10 @@ def draw(obj: Any) -> Picture:
 
     Raises ValueError for an object that has no picture.
 
-    >>> draw(7)
+    >>> draw(7)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    ValueError: cannot draw 7 (int); known are Layout, Swizzle, Wavefronts, MmaAtom, SwizzledTile, ndarray
+    ValueError: cannot draw 7 (int); known are Layout, Swizzle, Wavefronts, ...
     """
     if isinstance(obj, Picture):
         return obj

@@ -1,4 +1,4 @@
-"""Atoms: every element carries the lane and register of the atom's own maps (tests/hardware proves them by products)."""
+"""Atoms: every element carries the lane and register of the atom's own maps (proved by products in tests/hardware)."""
 
 from __future__ import annotations
 

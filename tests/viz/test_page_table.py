@@ -1,0 +1,81 @@
+"""Page tables: every page tells its tokens (law: token t of a sequence is in logical page t // size, slot t % size)."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from kvlab.viz import draw, draw_page_table
+
+SVG = "{http://www.w3.org/2000/svg}"
+TABLE = np.array([[7, 2, 11, -1], [0, -1, -1, -1], [5, 9, 3, 6]])
+LENGTHS = [37, 11, 64]
+
+
+def titles(root) -> list[str]:
+    return [rect.find(f"{SVG}title").text for rect in root.iter(f"{SVG}rect") if rect.find(f"{SVG}title") is not None]
+
+
+def test_every_page_tells_its_tokens(sound, overlaps) -> None:
+    picture = draw_page_table(TABLE, LENGTHS, 16, pages=14)
+    found = titles(sound(picture))
+    assert len(found) == 8 + 14  # assigned logical pages, and the pool
+    assert "sequence 0, logical page 2: tokens 32–36, 11 slots empty\nphysical page 11" in found
+    assert "page 11\nsequence 0, logical page 2: tokens 32–36, 11 slots empty" in found
+    assert found.count("page 13\nfree") == 1
+    assert sum(text.endswith("free") for text in found) == 6
+    assert picture.title == "3 sequences, 112 tokens in 8 of 14 pages: 16 of their slots hold no token"
+    assert not overlaps(picture)
+
+
+@pytest.mark.parametrize(("sequence", "position"), [(0, 0), (0, 36), (1, 10), (2, 40)])
+def test_a_token_is_followed_to_its_slot(sequence: int, position: int, sound, overlaps) -> None:
+    picture = draw_page_table(TABLE, LENGTHS, 16, pages=14, token=(sequence, position))
+    texts = [t.text for t in sound(picture).iter(f"{SVG}text")]
+    page, slot = TABLE[sequence, position // 16], position % 16
+    assert picture.title == f"Token {position} of sequence {sequence} lies in page {page}, slot {slot}"
+    assert f"slot {slot}" in texts
+    assert f"token {position}" in texts
+    assert not overlaps(picture)
+
+
+@pytest.mark.parametrize("pages", [60, 400, 16384])
+def test_large_pools_and_long_sequences_fold(pages: int, sound, overlaps) -> None:
+    table = np.random.default_rng(0).permutation(pages)[:60].reshape(1, 60)
+    picture = draw_page_table(table, [60 * 16], 16, pages=pages, token=(0, 500))
+    found = titles(sound(picture))
+    assert picture.height < 1100
+    assert f"page {table[0, 31]}\nsequence 0, logical page 31: tokens 496–511" in found  # the marked page is shown
+    assert not overlaps(picture)
+
+
+def test_a_shared_page_names_everyone(sound) -> None:
+    found = titles(sound(draw_page_table([[1, 0], [1, 2]], [8, 6], 4)))
+    assert "page 1\nsequence 0, logical page 0: tokens 0–3\nsequence 1, logical page 0: tokens 0–3" in found
+
+
+def test_a_cache_draws_itself() -> None:
+    blocks = np.zeros((14, 2, 1, 16, 2, 8), np.float16)
+    cache = SimpleNamespace(lookup_table=TABLE, cache_lengths=np.array(LENGTHS), blocks=blocks)
+    assert draw_page_table(cache) == draw_page_table(TABLE, LENGTHS, 16, pages=14)
+    named = type("PagedKVCacheCollection", (SimpleNamespace,), {})(**vars(cache))
+    assert draw(named) == draw_page_table(cache)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"lookup_table": [1, 2], "lengths": [3], "page_size": 4}, r"lookup_table of shape \(2,\)"),
+        ({"lookup_table": [[1]], "lengths": [3, 4], "page_size": 4}, r"lengths of shape \(2,\)"),
+        ({"lookup_table": [[1]], "lengths": [3]}, "page_size None"),
+        ({"lookup_table": [[1]], "lengths": [5], "page_size": 4}, "sequence 0 has 5 tokens"),
+        ({"lookup_table": [[1, -1]], "lengths": [5], "page_size": 4}, r"pages \[1, -1\]"),
+        ({"lookup_table": [[1]], "lengths": [3], "page_size": 4, "token": (0, 3)}, r"token \(0, 3\) is not there"),
+        ({"lookup_table": [[1]], "lengths": [3], "page_size": 4, "names": []}, r"names \[\] are not one for each"),
+    ],
+)
+def test_bad_input_is_refused(kwargs: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        draw_page_table(**kwargs)

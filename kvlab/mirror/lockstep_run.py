@@ -15,7 +15,7 @@ from kvlab.mirror.lockstep_result import Lockstep, Row
 from kvlab.mirror.report import MirrorError, compare
 from kvlab.mirror.source import Side
 from kvlab.mirror.trace import Plan, Record, StaleSource, check_fresh, tracing
-from kvlab.mirror.trace_triton import Key, Recorded, _to_numpy
+from kvlab.mirror.trace_triton import Key, Recorded, to_numpy
 from kvlab.mirror.twin import Operation, Twin, split_address
 
 __all__ = ["lockstep", "lockstep_pair"]
@@ -144,10 +144,10 @@ def _run_emulator(
     for twin, plan in zip(twins, plans, strict=True):
         module, name = operation.emulator(twin)
         check_fresh(plan, getattr(importlib.import_module(module), name))
-    arguments = _to_numpy(copy.deepcopy(case))
+    arguments = to_numpy(copy.deepcopy(case))
     try:
         with tracing(plans, comparer.begin):
-            return _to_numpy(function(**arguments))
+            return to_numpy(function(**arguments))
     except Exception as error:
         before = Lockstep(compared, comparer.sorted_rows(), comparer.grids).first_difference
         if before is not None:

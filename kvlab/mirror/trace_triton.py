@@ -14,7 +14,7 @@ import numpy as np
 
 from kvlab.mirror.trace import Plan, Record, check_fresh, tracing
 
-__all__ = ["Key", "Recorded", "trace"]
+__all__ = ["Key", "Recorded", "to_numpy", "trace"]
 
 #: (twin's index, number of the launch, step's index, iteration, output's name)
 Key = tuple[int, int, int, tuple[int, ...], str]
@@ -76,7 +76,7 @@ def trace(launch: str, plans: Sequence[Plan], case: dict[str, Any], programs: Se
 
     with tracing(plans, begin):
         returned = function(**_to_torch(case))
-    return Recorded(_to_numpy(returned), grids, {key: _stack(items) for key, items in found.items()})
+    return Recorded(to_numpy(returned), grids, {key: _stack(items) for key, items in found.items()})
 
 
 def _check_kernels(plans: Sequence[Plan]) -> None:
@@ -133,12 +133,12 @@ def _to_torch(value: Any) -> Any:
     return torch.from_numpy(value.view(f"u{value.itemsize}")).view(getattr(torch, value.dtype.name))
 
 
-def _to_numpy(value: Any) -> Any:
+def to_numpy(value: Any) -> Any:
     """Torch tensors as NumPy arrays, in dicts, lists and tuples too; torch is not imported for it."""
     if isinstance(value, dict):
-        return {key: _to_numpy(item) for key, item in value.items()}
+        return {key: to_numpy(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_to_numpy(item) for item in value]
+        return [to_numpy(item) for item in value]
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor):
         return value

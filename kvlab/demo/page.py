@@ -1,4 +1,108 @@
+"""The demo's page: one self-contained HTML file."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+
+from kvlab.cache import PagedKVCacheCollection
+from kvlab.data import Capture
+
+from . import pictures
+from .steps import ARCHS, Step
+from .table import notes
+
+__all__ = ["write_page"]
+
+_STYLE = """
+:root{color-scheme:light dark}
+body{font:16px/1.5 system-ui,sans-serif;max-width:1060px;margin:2.5rem auto;padding:0 1rem}
+h1{font-size:1.9rem;line-height:1.2;margin:0 0 .3rem}h2{font-size:1.25rem;margin:3rem 0 .5rem}
+p{max-width:46rem}.table+p{margin-top:1rem}
+.quiet{opacity:.7;font-size:.85rem}figure{margin:1.5rem 0;overflow-x:auto}
+.table{overflow-x:auto}
+table{border-collapse:collapse;font-size:.72rem;font-variant-numeric:tabular-nums}
+th,td{padding:.2rem .4rem;text-align:right;white-space:nowrap}thead th{font-weight:600;vertical-align:bottom}
+thead tr:last-child th{border-bottom:1px solid currentColor}tbody tr:nth-child(3n) td{border-bottom:1px solid #8884}
+td.none{opacity:.6}td.bad{font-weight:700;color:#c4006a}
+"""
 
 
-def write_page(output, capture, pool, steps, gpu):
-    return output
+def write_page(
+    folder: Path, capture: Capture, pool: PagedKVCacheCollection, steps: list[Step], gpu: str | None
+) -> Path:
+    """Write ``folder/index.html`` and return its path."""
+    token = pictures.shown_token(capture)
+    layer = len(capture.layers) // 2
+    run = steps[layer].lockstep["sm_90"]
+    chapters = [
+        pictures.pages(pool, capture.tokens, token),
+        pictures.sm_90(capture, steps[layer].config, token),
+        pictures.gfx950(capture, pool, layer),
+    ]
+    sections = [_chapter(chapter) for chapter in chapters if chapter is not None]
+    title = "A KV cache on its way from DRAM to registers"
+    model = html.escape(str(capture.metadata.get("model", "a capture of your own")))
+    body = f"""<h1>{title}</h1>
+<p class="quiet">{model} &middot; layers {", ".join(map(str, capture.layers))} &middot; {capture.prompt_tokens} prompt
+tokens, {capture.decode_steps} decode steps &middot; {capture.query_heads} query heads, {capture.kv_heads} KV heads of
+{capture.head_dim} &middot; {capture.dtype}</p>
+<p>Every decode step was computed by the float64 reference, by the emulator of two machines, which moves each byte
+through pages, shared memory and fragments, and by the production Triton kernel. Below: how far they are apart, what
+moved, and the way of one key, token {token}, in pictures.</p>
+<h2>Every step, every sibling</h2>
+{_table(steps, gpu)}
+{"".join(sections)}
+<h2>The kernel and its emulator, line by line</h2>
+<p>Both ran in lockstep (sm_90) on layer {steps[layer].layer}, step {steps[layer].step}: after each step of the
+algorithm the outputs named in its marker were compared, for every program and every iteration. Between the sources
+stand the largest differences.</p>
+<figure>{run.to_html()}</figure>"""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "index.html"
+    path.write_text(
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
+        f'content="width=device-width"><title>kvlab: {title}</title><style>{_STYLE}</style></head>'
+        f"<body>{body}</body></html>\n",
+        encoding="utf-8",
+    )
+    return path
+
+
+def _chapter(chapter: pictures.Chapter) -> str:
+    figures = "".join(f"<figure>{picture.inline}</figure>" for picture in chapter.pictures)
+    return f"<h2>{html.escape(chapter.heading)}</h2><p>{html.escape(chapter.words)}</p>{figures}"
+
+
+def _table(steps: list[Step], gpu: str | None) -> str:
+    names = [*ARCHS, "triton", *(["gpu"] if gpu else []), "model"]
+    shown = {"triton": "Triton", "gpu": "GPU"}
+    groups = (
+        f'<tr><th colspan="3"></th><th colspan="{len(names) + 1}">largest error against float64</th>'
+        '<th colspan="2">KiB moved, sm_90</th><th colspan="3">wavefronts, sm_90</th>'
+        '<th colspan="3">wavefronts, gfx950*</th><th>lockstep</th></tr>'
+    )
+    heads = ["layer", "step", "keys", *(shown.get(name, name) for name in names), "allowed", "DRAM&rarr;SMEM"]
+    heads += ["SMEM&rarr;regs", *("swizzled", "plain", "ideal") * 2, "differs at"]
+    rows = "".join(f"<tr>{_row(step, names)}</tr>" for step in steps)
+    said = "".join(f"{html.escape(note)}.<br>" for note in notes(steps, gpu))
+    head = f"<thead>{groups}<tr>{''.join(f'<th>{name}</th>' for name in heads)}</tr></thead>"
+    return f'<div class="table"><table>{head}<tbody>{rows}</tbody></table></div><p class="quiet">{said}</p>'
+
+
+def _row(step: Step, names: list[str]) -> str:
+    cells = [f"<td>{number}</td>" for number in (step.layer, step.step, step.keys)]
+    for name in names:
+        error = step.errors.get(name)
+        bad = error is not None and name != "model" and error > step.allowed
+        cells.append('<td class="none">-</td>' if error is None else f"<td{' class=bad' * bad}>{error:.1e}</td>")
+    cells.append(f'<td class="none">{step.allowed:.1e}</td>')
+    moved = step.traffic["sm_90"].moved if "sm_90" in step.traffic else None
+    for edge in ("DRAM->SMEM", "SMEM->registers"):
+        cells.append(f"<td>{moved[edge] / 1024:.0f}</td>" if moved else '<td class="none">-</td>')
+    for arch in ARCHS:
+        traffic = step.traffic.get(arch)
+        for kind in ("wavefronts", "unswizzled", "ideal"):
+            cells.append(f"<td>{traffic.total(kind)}</td>" if traffic else '<td class="none">-</td>')
+    cells.append(f"<td{' class=bad' * (step.difference != 'none')}>{html.escape(step.difference)}</td>")
+    return "".join(cells)

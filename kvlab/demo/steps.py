@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention import explain, mha_decode
+from kvlab.attention.mha_decode.config import DecodeConfig
 from kvlab.attention.mha_decode.reference import reference
 from kvlab.cache import KVCacheStaticParams, PagedKVCacheCollection
 from kvlab.cache.arrays import to_torch
@@ -27,26 +28,37 @@ ARCHS = ("sm_90", "gfx950")
 class Step:
     """What one decode step of one layer gave.
 
+    config     tile sizes, the same for the kernel and the emulator of sm_90
     errors     largest difference from the float64 reference: an emulated architecture, "triton", "gpu", "model"
     allowed    the largest error that storage in this dtype excuses: 1e-5 for float32, otherwise twice PyTorch's own
     traffic    what each emulated architecture moved
-    lockstep   the run of the kernel and its emulator side by side
+    lockstep   the runs of the kernel and its emulator side by side, an architecture each
     notes      why a column is empty
     """
 
     layer: int
     step: int
     keys: int
+    config: DecodeConfig
     errors: dict[str, float]
     allowed: float
     traffic: dict[str, Traffic]
-    lockstep: Lockstep
+    lockstep: dict[str, Lockstep]
     notes: dict[str, str] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
         """Whether every sibling is within what is allowed and no step differs in lockstep."""
-        return self.lockstep.ok and all(self.errors[name] <= self.allowed for name in self.errors if name != "model")
+        within = all(self.errors[name] <= self.allowed for name in self.errors if name != "model")
+        return within and self.difference == "none"
+
+    @property
+    def difference(self) -> str:
+        """The first step that differs in lockstep, or "none"."""
+        for arch, run in self.lockstep.items():
+            if (first := run.first_difference) is not None:
+                return f"{arch} {first.twin}.{first.step}: {first.output}"
+        return "none"
 
 
 def paged_cache(capture: Capture, page_size: int, seed: int = 0) -> PagedKVCacheCollection:
@@ -108,9 +120,9 @@ def _decode_layer(capture: Capture, pool: PagedKVCacheCollection, layer: int, st
             notes[arch] = str(reason)
             continue
         errors[arch], traffic[arch] = _distance(out, exact), counted
-    run: Any = lockstep(
-        "mha_decode", {**arrays, "scale": capture.scale, "config": explain(mha_decode, q, pool, layer).config}
-    )
+    config: Any = explain(mha_decode, q, pool, layer).config
+    case = {**arrays, "scale": capture.scale, "config": config}
+    runs = {arch: lockstep("mha_decode", case, emulator={"arch": arch}) for arch in errors}
     errors["triton"] = _distance(mha_decode(q, pool, layer, scale=capture.scale, backend="triton"), exact)
     if gpu_name():
         out = mha_decode(to_torch(q).cuda(), pool.to("cuda"), layer, scale=capture.scale)
@@ -118,7 +130,7 @@ def _decode_layer(capture: Capture, pool: PagedKVCacheCollection, layer: int, st
     if capture.o is not None:
         errors["model"] = _distance(capture.o[layer, token][None], exact)
     allowed = 1e-5 if q.dtype.itemsize == 4 else 2 * _distance(_plain(capture, layer, token), exact) + 1e-5
-    return Step(capture.layers[layer], step, token + 1, errors, allowed, traffic, run, notes)
+    return Step(capture.layers[layer], step, token + 1, config, errors, allowed, traffic, runs, notes)
 
 
 def _plain(capture: Capture, layer: int, token: int) -> Array:

@@ -30,9 +30,8 @@ def line(step: Step, gpu: bool) -> str:
     moved = step.traffic.get("sm_90")
     edges = f"{moved.moved['DRAM->SMEM'] / 1024:7.0f} > {moved.moved['SMEM->registers'] / 1024:7.0f}" if moved else "-"
     passes = "  ".join(f"{_passes(step, arch):>24}" for arch in ARCHS)
-    difference = step.lockstep.first_difference
-    where = "none" if difference is None else f"{difference.twin}.{difference.step}: {difference.output}"
-    return f"{step.layer:5}{step.step:5}{step.keys:7} {errors}{step.allowed:9.1e}  {edges:^18}  {passes}  {where}"
+    start = f"{step.layer:5}{step.step:5}{step.keys:7} {errors}{step.allowed:9.1e}"
+    return f"{start}  {edges:^18}  {passes}  {step.difference}"
 
 
 def notes(steps: list[Step], gpu: str | None) -> list[str]:

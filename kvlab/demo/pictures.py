@@ -1,0 +1,125 @@
+"""The pictures of the demo's page: one key of the capture on its way, for each machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvlab.attention.mha_decode.config import DecodeConfig, DecodeProblem, choose_config
+from kvlab.cache import PagedKVCacheCollection
+from kvlab.data import Capture
+from kvlab.hardware import get_atom, wavefronts
+from kvlab.layout import Swizzle
+from kvlab.staging import DecodeStreamingKVBuffer, KVBufferParams, MmaSyncShape, SwizzledTile
+from kvlab.staging.mfma_cta import MfmaShape
+from kvlab.viz import Picture, draw_atom, draw_page_table, draw_punch_card, draw_shared_memory
+
+__all__ = ["Chapter", "gfx950", "pages", "shown_config", "shown_token", "sm_90"]
+
+
+def shown_token(capture: Capture) -> int:
+    """The token whose key the page follows."""
+    return min(capture.prompt_tokens - 1, 137)
+
+
+def shown_config(capture: Capture) -> DecodeConfig:
+    """The tile sizes of a decode step over the capture's prompt."""
+    heads, size = capture.query_heads, capture.dtype.itemsize
+    return choose_config(DecodeProblem(1, 1, heads, capture.kv_heads, capture.head_dim, size, capture.tokens))
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A heading, a few words and pictures."""
+
+    heading: str
+    words: str
+    pictures: tuple[Picture, ...]
+
+
+def pages(pool: PagedKVCacheCollection, tokens: int, token: int) -> Chapter:
+    """The page table and where the followed token lies."""
+    picture = draw_page_table(
+        pool.lookup_table,
+        [tokens],
+        pool.page_size,
+        pages=pool.total_num_pages,
+        token=(0, token),
+        names=["one sequence"],
+    )
+    words = (
+        "K and V of all layers lie in pages of a pool, in any order. The lookup table says which page holds which "
+        "tokens of a sequence; pages that belong to nobody, and slots that no token has filled, hold NaN here, so that "
+        "reading one shows."
+    )
+    return Chapter("In DRAM: pages", words, (picture,))
+
+
+def sm_90(capture: Capture, config: DecodeConfig, token: int) -> Chapter:
+    """The K tile in shared memory as cp.async leaves it, and the first ldmatrix of the warp that reads the token."""
+    if capture.dtype.itemsize == 4:
+        return _sm_90_float32(config)
+    shape = MmaSyncShape(config.BM, config.BN, capture.head_dim, config.BD, capture.dtype)
+    place = shape.place("k")
+    row = token % config.BN
+    warp, instruction = row // 8 % 4, row // 32 * (config.BD // 32)
+    name, address = shape.read_addresses("k")
+    _, plain = shape.read_addresses("k", swizzled=False)
+    swizzled, unswizzled = (wavefronts(name, a[instruction, warp], arch="sm_90") for a in (address, plain))
+    pictures = (
+        draw_shared_memory(place, access=swizzled),
+        draw_shared_memory(place.plain(), access=unswizzled),
+        draw_punch_card(swizzled),
+        draw_punch_card(unswizzled),
+        draw_atom(shape.atom, lane=row % 8 * 4),
+    )
+    words = (
+        f"Each tile of {config.BN} keys is copied by cp.async, 16 bytes a lane, into rows of {place.row_bytes} bytes "
+        f"whose 16-byte vectors are permuted by {place.swizzle}. Warp {warp} then reads 8 keys x 32 columns with one "
+        f"{name}: first as it is, then the same read without the swizzle. Last, the fragments that the matrix "
+        f"instruction takes; lane {row % 8 * 4} holds the first elements of the followed key."
+    )
+    return Chapter("Hopper (sm_90): shared memory, lanes, fragments", words, pictures)
+
+
+def _sm_90_float32(config: DecodeConfig) -> Chapter:
+    """float32 takes no tensor cores and no swizzle: rows as they are."""
+    place = SwizzledTile(config.BN, 4 * config.BD, swizzle=Swizzle.identity("vector"))
+    words = (
+        f"float32 is multiplied without tensor cores, which would round it. Each tile of {config.BN} keys is copied by "
+        f"cp.async into plain rows of {place.row_bytes} bytes; every lane reads the keys of its own columns of S, four "
+        "columns at a time."
+    )
+    return Chapter("Hopper (sm_90): shared memory", words, (draw_shared_memory(place),))
+
+
+def gfx950(capture: Capture, pool: PagedKVCacheCollection, layer: int) -> Chapter | None:
+    """A strip of K as the streaming buffer's DMA leaves it in LDS, and the first read of wave 0."""
+    try:
+        shape = MfmaShape(16, 128, capture.head_dim, capture.dtype)
+    except ValueError:
+        return None
+    params = shape.params(capture.kv_heads, transpose=True)
+    pictures = []
+    for p in (params, params.unswizzled()):
+        buffer = DecodeStreamingKVBuffer(p, pool.get_key_cache(layer), batch_idx=0, head_idx=0)
+        name, address = buffer.read_addresses()
+        access = wavefronts(name, address[0, 0], arch="gfx950")
+        pictures.append(draw_shared_memory(_strip_owner(p), access=access, row_bytes=256))
+    pictures.append(draw_atom(get_atom(shape.atom.name), lane=17))
+    words = (
+        f"MAX's streaming decode brings K strip by strip: {params.BN} keys x {params.BK} columns by DMA, whose "
+        f"shared-memory side is linear in the lane, so that the swizzle, {params.swizzle}, is made by permuting the "
+        "source. Shown are the strip with the first read of wave 0, the same without the swizzle, and the fragments. "
+        "Wavefronts are provisional: no chip has confirmed the AMD rule."
+    )
+    return Chapter("CDNA4 (gfx950): streaming strips", words, tuple(pictures))
+
+
+def _strip_owner(params: KVBufferParams) -> np.ndarray:
+    """(row, 16-byte vector) of the strip that lies in each 16-byte slot of shared memory."""
+    vectors = params.BK // params.simd_width
+    slot = np.arange(params.BN * vectors)
+    source = slot if params.swizzle is None else params.swizzle(slot)  # LDS slot v holds vector swizzle(v)
+    return np.stack(np.divmod(source, vectors), axis=-1)

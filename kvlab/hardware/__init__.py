@@ -1,5 +1,6 @@
 """What the chips do: architectures as data, shared-memory banks, MMA atoms and the data instructions. NumPy only."""
 
+from . import tma
 from .arch import Arch, get_arch
 from .arch_table import ARCHS
 from .atoms import ATOMS, get_atom, round_tf32
@@ -9,10 +10,22 @@ from .ds_read_tr import ds_read_tr8_b64, ds_read_tr16_b64
 from .instructions import INSTRUCTIONS, Instruction, get_instruction
 from .ldmatrix import ldmatrix, stmatrix
 from .lds_dma import DmaPlan, SubTileLoaderLDS, SubTileLoaderLDS_st_8x32
+from .mbarrier import BarrierDeadlock, PipelineState, SharedMemBarrier
 from .mma import MmaAtom
+from .ragged import RaggedTensorMap, RaggedTMA3DTile
 from .reg_tile import RegTileLoader, RegTileWriterLDS
 from .sectors import SECTOR_BYTES, Coalescing, coalescing, sectors
 from .shared_access import ld_shared, st_shared
+from .tensor_map import TensorMapSwizzle, TmaDescriptor
+from .tma_gather4 import TMAGather4Tile, create_tma_tile_gather4
+from .tma_tile import (
+    TMATensorTile,
+    create_kv_tile,
+    create_split_tma,
+    create_tensor_tile,
+    create_tma_tile,
+    fold_kv_descriptor,
+)
 from .wavefront import Collision, Phase, Wavefronts
 
 __all__ = [
@@ -21,24 +34,39 @@ __all__ = [
     "INSTRUCTIONS",
     "SECTOR_BYTES",
     "Arch",
+    "BarrierDeadlock",
     "Coalescing",
     "Collision",
     "DmaPlan",
     "Instruction",
     "MmaAtom",
     "Phase",
+    "PipelineState",
+    "RaggedTMA3DTile",
+    "RaggedTensorMap",
     "RegTileLoader",
     "RegTileWriterLDS",
+    "SharedMemBarrier",
     "SubTileLoaderLDS",
     "SubTileLoaderLDS_st_8x32",
+    "TMAGather4Tile",
+    "TMATensorTile",
+    "TensorMapSwizzle",
+    "TmaDescriptor",
     "Wavefronts",
     "buffer_load",
     "buffer_load_lds",
     "coalescing",
     "count_wavefronts",
     "cp_async",
+    "create_kv_tile",
+    "create_split_tma",
+    "create_tensor_tile",
+    "create_tma_tile",
+    "create_tma_tile_gather4",
     "ds_read_tr8_b64",
     "ds_read_tr16_b64",
+    "fold_kv_descriptor",
     "get_arch",
     "get_atom",
     "get_instruction",
@@ -48,5 +76,6 @@ __all__ = [
     "sectors",
     "st_shared",
     "stmatrix",
+    "tma",
     "wavefronts",
 ]

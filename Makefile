@@ -22,7 +22,7 @@ NEEDS := pyproject.toml constraints.txt
 
 # $(call install,EXTRA): pip's own report, less the lines that say nothing happened.
 install = $(BIN)/python -m pip install --disable-pip-version-check --no-input --progress-bar off -c constraints.txt -e '.[$(1)]' \
-	| { grep --line-buffered -vE '^ *(Requirement already|Looking in|Obtaining|Using cached|Preparing|Installing b|Checking if|Getting req|Building|Created wheel|Stored in|Successfully (built|uninst)|Attempting|Found exist|Uninstalling)|\.metadata' || true; }
+	| sed -u -E '/^ *(Requirement already|Looking in|Obtaining|Using cached|Preparing|Installing b|Checking if|Getting req|Building|Created wheel|Stored in|Successfully (built|uninst)|Attempting|Found exist|Uninstalling)|\.metadata/d; s/ \(from .*\)$$//'
 
 .PHONY: demo test test-triton lab clean lint pytest
 .NOTPARALLEL:

@@ -56,18 +56,22 @@ def decode_cta(
     batch_idx: Array,
     head_idx: Array,
     traffic: Traffic,
+    *,
+    num_warps: int = 4,
 ) -> DecodeCTA:
     """The CTA model of ``arch`` for tiles of BM query rows and BN keys; columns are padded to BD.
 
     ``batch_idx`` and ``head_idx`` ``[programs]`` are each program's sequence and KV head. gfx950: MAX's streaming
-    decode.
-    sm_80, sm_90: what our Triton kernel compiles to; float32 without tensor cores.
+    decode. sm_80, sm_90: what our Triton kernel compiles to; float32 without tensor cores, there ``num_warps`` may be
+    other than 4.
     """
     dtype, D = k_cache.dtype, k_cache.kv_params.head_size
+    if num_warps != 4 and (arch == "gfx950" or dtype.itemsize != 4):
+        raise ValueError(f"num_warps {num_warps} with {dtype} on {arch}: must be 4")
     if arch == "gfx950":
         return MfmaCTA(MfmaShape(BM, BN, D, dtype), k_cache, v_cache, batch_idx, head_idx, traffic)
     if arch in ("sm_80", "sm_90"):
         if dtype.itemsize == 4:
-            return FmaCTA(FmaShape(BM, BN, D, BD, arch), len(batch_idx), traffic)
+            return FmaCTA(FmaShape(BM, BN, D, BD, arch, num_warps), len(batch_idx), traffic)
         return MmaSyncCTA(MmaSyncShape(BM, BN, D, BD, dtype, arch), len(batch_idx), traffic)
     raise ValueError(f"arch {arch!r} is not one of {', '.join(DECODE_ARCHS)}")

@@ -22,7 +22,6 @@ from .traffic import Traffic
 
 __all__ = ["FmaCTA", "FmaShape"]
 
-WARPS = 4
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -35,6 +34,7 @@ class FmaShape:
     D: int
     BD: int
     arch: str = "sm_90"
+    warps: int = 4
 
     def __post_init__(self) -> None:
         if self.BM % 16 or self.BN % 32 or self.BD % 32 or self.D > self.BD or self.D % 4:
@@ -93,7 +93,7 @@ class FmaCTA:
         address = base + 4 * (p.map.row[..., 0] * cols + p.map.col[..., 0])  # [threads, registers], vectors of a row
         self.smem.store(address[None], p.values)
         name = f"st.shared.b{32 * p.values.shape[-1]}"
-        self._count("p write", name, address.reshape(WARPS, 32, -1).transpose(2, 0, 1), active)
+        self._count("p write", name, address.reshape(self.shape.warps, 32, -1).transpose(2, 0, 1), active)
         a = self._read("p", _row_plan(self.shape, "p"), active)
         return o.with_values(o.values + o.map.spread(np.matmul(a.tile(), v.tile())))
 
@@ -107,10 +107,10 @@ class FmaCTA:
         return s.tile().max(axis=2)
 
     def row_sum(self, p: Fragments) -> np.ndarray[Any, Any]:
-        """Row sums ``[programs, BM]``: the columns of a lane, then over the 32 lanes of the warp that owns the row."""
-        tile = p.tile()
-        lanes = tile.reshape(self.programs, self.shape.BM, 32, -1) if self.shape.BN <= 128 else tile[:, :, None]
-        total: np.ndarray[Any, Any] = lanes.sum(axis=3).sum(axis=2)
+        """Row sums ``[programs, BM]`` in the order of the hardware: in the lane, over the lanes, over the warps."""
+        patch = _patch(self.shape, self.shape.BN)
+        parts = p.tile().reshape(self.programs, self.shape.BM, -1, patch.warps[1], patch.lanes[1], patch.side)
+        total: np.ndarray[Any, Any] = parts.sum(axis=(2, 5)).sum(axis=3).sum(axis=2)
         return total
 
     def _copy_async(self, role: str, tile: KVTile) -> None:
@@ -128,7 +128,10 @@ class FmaCTA:
         width = plan.row.shape[-1]
         values = self.smem.load(address[None], float32, width)
         self._count(
-            f"{role} read", f"ld.shared.b{32 * width}", address.reshape(WARPS, 32, -1).transpose(2, 0, 1), active
+            f"{role} read",
+            f"ld.shared.b{32 * width}",
+            address.reshape(self.shape.warps, 32, -1).transpose(2, 0, 1),
+            active,
         )
         self.traffic.move("SMEM->registers", int(active.sum()) * address.size * 4 * width)
         return Fragments(values, plan)
@@ -145,52 +148,72 @@ def _passes(name: str, address: bytes, arch: str) -> tuple[int, int]:
     return int(wavefronts.sum()), int(ideal.sum())
 
 
-def _patch(cols: int) -> int:
-    """Side of a lane's square patch of an accumulator with ``cols`` columns."""
-    return min(cols // 32, 4)
+@dataclass(frozen=True)
+class _Patch:
+    """How an accumulator ``BM x cols`` is dealt: patches of ``side x side``, lanes and warps along (rows, columns).
+
+    The rule is Triton's: the larger the share of a thread, the larger its patches; lanes, then warps fill the columns
+    first. ``rows`` and ``cols`` ``[warps, 32, repeats, side]`` are what a lane owns.
+    """
+
+    side: int
+    lanes: tuple[int, int]
+    warps: tuple[int, int]
+    rows: IntArray
+    cols: IntArray
+
+
+@functools.cache
+def _patch(shape: FmaShape, cols: int) -> _Patch:
+    share = shape.BM * cols // (32 * shape.warps)
+    side = 4 if share >= 16 else 2 if share >= 4 else 1
+    across = min(cols // side, 32 * shape.warps)
+    lanes = 32 // min(across, 32), min(across, 32)
+    warps_n = max(across // lanes[1], 1)
+    warps = shape.warps // warps_n, warps_n
+    warp, lane, _, step = np.ogrid[: shape.warps, :32, :1, :side]
+    owned = []
+    for axis, (warp_at, lane_at, extent) in enumerate(
+        [(warp // warps_n, lane // lanes[1], shape.BM), (warp % warps_n, lane % lanes[1], cols)]
+    ):
+        block = warps[axis] * lanes[axis] * side
+        repeat = np.arange(max(extent // block, 1))[:, None]
+        owned.append((repeat * block + (warp_at * lanes[axis] + lane_at) * side + step) % extent)
+    return _Patch(side, lanes, warps, *owned)
+
+
+def _map(shape: FmaShape, tile: tuple[int, int], row: IntArray, col: IntArray) -> FragmentMap:
+    """From ``[warps, 32, ..., elements]``."""
+    row, col = np.broadcast_arrays(row, col)
+    registers = (32 * shape.warps, -1, row.shape[-1])
+    return FragmentMap(tile, row.reshape(registers), col.reshape(registers))
 
 
 @functools.cache
 def _accumulator(shape: FmaShape, cols: int) -> FragmentMap:
-    """Each lane owns ``side x side`` patches: side rows of its warp, side consecutive columns."""
-    side = _patch(cols)
-    warp, lane, row_rep, i, col_rep, j = np.ogrid[
-        :WARPS, :32, : max(shape.BM // (4 * side), 1), :side, : cols // (32 * side), :side
-    ]
-    row = (row_rep * 4 * side + warp * side + i) % shape.BM + 0 * (lane + col_rep + j)
-    col = col_rep * 32 * side + lane * side + j + 0 * (warp + row_rep + i)
-    return FragmentMap((shape.BM, cols), row.reshape(WARPS * 32, -1, side), col.reshape(WARPS * 32, -1, side))
+    """Registers (row repeat, column repeat, row of the patch), each the columns of a patch."""
+    patch = _patch(shape, cols)
+    row = patch.rows[:, :, :, None, :, None]
+    return _map(shape, (shape.BM, cols), row, patch.cols[:, :, None, :, None, :])
 
 
 @functools.cache
 def _row_plan(shape: FmaShape, role: str) -> FragmentMap:
-    """Whole rows (of Q or P) for the rows of a lane's patches, four columns a read, the same for all lanes of
-    a warp.
-    """
+    """Whole rows (of Q or P) for the rows of a lane's patches, four columns a read, the same for lanes in a row."""
     _, rows, cols = shape.place(role)
-    side = _patch(shape.BN if role == "q" else shape.BD)
-    warp, lane, rep, i, col, e = np.ogrid[:WARPS, :32, : max(rows // (4 * side), 1), :side, : cols // 4, :4]
-    row = (rep * 4 * side + warp * side + i) % rows + 0 * (lane + col + e)
-    return FragmentMap((rows, cols), row.reshape(WARPS * 32, -1, 4), (4 * col + e + 0 * row).reshape(WARPS * 32, -1, 4))
+    patch = _patch(shape, shape.BN if role == "q" else shape.BD)
+    return _map(shape, (rows, cols), patch.rows[..., None, None], np.arange(cols).reshape(-1, 4))
 
 
 @functools.cache
 def _key_plan(shape: FmaShape) -> FragmentMap:
     """A lane's keys (its columns of S), four columns of the depth a read."""
-    side = _patch(shape.BN)
-    warp, lane, rep, j, col, e = np.ogrid[:WARPS, :32, : shape.BN // (32 * side), :side, : shape.BD // 4, :4]
-    row = rep * 32 * side + lane * side + j + 0 * (warp + col + e)
-    return FragmentMap(
-        (shape.BN, shape.BD), row.reshape(WARPS * 32, -1, 4), (4 * col + e + 0 * row).reshape(WARPS * 32, -1, 4)
-    )
+    patch = _patch(shape, shape.BN)
+    return _map(shape, (shape.BN, shape.BD), patch.cols[..., None, None], np.arange(shape.BD).reshape(-1, 4))
 
 
 @functools.cache
 def _column_plan(shape: FmaShape) -> FragmentMap:
-    """A lane's columns of V for every key, ``side`` columns a read."""
-    side = _patch(shape.BD)
-    warp, lane, key, rep, e = np.ogrid[:WARPS, :32, : shape.BN, : shape.BD // (32 * side), :side]
-    col = rep * 32 * side + lane * side + e + 0 * (warp + key)
-    return FragmentMap(
-        (shape.BN, shape.BD), (key + 0 * col).reshape(WARPS * 32, -1, side), col.reshape(WARPS * 32, -1, side)
-    )
+    """A lane's columns of V for every key, the columns of a patch a read."""
+    key = np.arange(shape.BN)[:, None, None]
+    return _map(shape, (shape.BN, shape.BD), key, _patch(shape, shape.BD).cols[:, :, None])

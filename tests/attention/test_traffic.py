@@ -50,7 +50,7 @@ def test_the_output_is_written_once(arch: str) -> None:
 
 @pytest.mark.parametrize("splits", [2, 7])
 def test_partial_outputs_of_empty_splits_do_not_move(splits: int) -> None:
-    """Keys fill one tile: one split writes its partial output and lse, the others lse only; the reduction reads both."""
+    """Keys fill one tile: one split writes partial output and lse, the others lse only; the reduction reads both."""
     case = Case((20,), heads=(2, 1), D=64, splits=splits)
     traffic, _ = count(case, "sm_90")
     rows, partial, final = 2, 64 * 4, 64 * 2

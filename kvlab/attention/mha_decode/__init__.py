@@ -195,10 +195,9 @@ def _plan(inputs: PagedInputs, backend: str, arch: str, num_splits: int | None) 
         batch, tokens, q_heads, kv_heads, head_dim, itemsize, inputs.block_table.shape[1] * page_size
     )
     processors = _processors(inputs.q.device) if inputs.on_gpu else 132
-    config = choose_config(problem, processors=processors, num_splits=num_splits)
-    return Explanation(
-        "mha_decode", chosen, reason, config, config.grid(problem), arch if chosen == "emulator" else None
-    )
+    emulated = arch if chosen == "emulator" else None
+    config = choose_config(problem, processors=processors, num_splits=num_splits, arch=emulated or "sm_90")
+    return Explanation("mha_decode", chosen, reason, config, config.grid(problem), emulated)
 
 
 def _check_emulated(inputs: PagedInputs, arch: str) -> None:

@@ -72,8 +72,9 @@ def choose_config(
     """The configuration of a call; ``processors`` are the SMs of the device (132 on an H100).
 
     A K tile of 16 KiB in two buffers leaves room for three CTAs on an SM, which keeps the memory busy; gfx950 takes
-    MAX's 128 keys. One split where the programs fill 0.8 of the device; otherwise the smallest number of splits that comes
-    within 0.85 of the best use of the last wave, each of at least four tiles of keys.
+    MAX's 128 keys. float32 of depth 128 and more has no tensor cores to hold its accumulators: small tiles of eight
+    warps, or the registers spill. One split where the programs fill 0.8 of the device; otherwise the smallest number of
+    splits that comes within 0.85 of the best use of the last wave, each of at least four tiles of keys.
 
     >>> problem = DecodeProblem(batch=1, tokens=1, q_heads=32, kv_heads=8, head_dim=128, itemsize=2, max_keys=32768)
     >>> choose_config(problem)
@@ -84,15 +85,16 @@ def choose_config(
     if num_splits is not None and num_splits not in range(1, MAX_SPLITS + 1):
         raise ValueError(f"num_splits {num_splits!r}: must be an integer from 1 to {MAX_SPLITS}")
     rows = problem.tokens * problem.group
-    BM = 16 if rows <= 16 else MAX_ROWS
     BD = max(32, 1 << (problem.head_dim - 1).bit_length())
-    BN = 128 if arch == "gfx950" or 128 * BD * problem.itemsize <= TILE_BYTES else 64
+    wide = problem.itemsize == 4 and BD >= 128 and arch != "gfx950"
+    BM = 16 if rows <= 16 or wide else MAX_ROWS
+    BN = 32 if wide else 128 if arch == "gfx950" or 128 * BD * problem.itemsize <= TILE_BYTES else 64
     num_stages = 3 if BN * BD * problem.itemsize <= TILE_BYTES else 2
     row_tiles = -(-rows // BM)
     if num_splits is None:
         programs = problem.batch * problem.kv_heads * row_tiles
         num_splits = _choose_splits(programs, -(-problem.max_keys // BN), processors)
-    return DecodeConfig(BM, BN, BD, row_tiles, num_splits, num_stages=num_stages)
+    return DecodeConfig(BM, BN, BD, row_tiles, num_splits, num_warps=8 if wide else 4, num_stages=num_stages)
 
 
 def _choose_splits(programs: int, key_tiles: int, processors: int) -> int:

@@ -37,7 +37,9 @@ def attend(
     limit = np.minimum(
         num_keys[:, None] - tokens + 1 + token, hi[:, None]
     )  # [P, BM], first key that a row does not see
-    cta = decode_cta(arch, config.BM, BN, config.BD, k_cache, v_cache, batch, kv_head, traffic)
+    cta = decode_cta(
+        arch, config.BM, BN, config.BD, k_cache, v_cache, batch, kv_head, traffic, num_warps=config.num_warps
+    )
     q = cta.load_q(Memory.over(q_array, name="q"), _offsets(q_array, batch[:, None], token, head, is_row), is_row)
     k_tiles, v_tiles = (KVCacheIterator(cache, BN, batch, kv_head, hi) for cache in (k_cache, v_cache))
     k_tiles.tile_start_row = v_tiles.tile_start_row = lo

@@ -1,0 +1,206 @@
+"""The decode kernels compiled for GPUs that are not there: what the compiler made of them, and the emulator beside it.
+
+Rests on the compiler's own artefacts: TTGIR, PTX, SASS, register and spill counts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from decode_cases import Case
+from launches import compiled, launches
+
+from kvlab.cache import PagedKVCache
+from kvlab.hardware import get_arch
+from kvlab.memory import Memory, as_dtype
+from kvlab.staging import FragmentMap, KVCacheIterator, Traffic, decode_cta
+from kvlab.staging.fma_cta import FmaCTA, FmaShape
+from kvlab.staging.mma_sync_cta import MmaSyncCTA, MmaSyncShape
+from kvlab.triton_support.compile import TARGETS
+
+pytestmark = pytest.mark.compile
+
+SIZES = [(64, "bf16"), (128, "bf16"), (128, "fp16"), (64, "fp32"), (128, "fp32")]
+MATRIX = [(D, dtype, target) for D, dtype in SIZES for target in TARGETS if dtype != "fp16" or target == "sm_90"]
+SHARED = {"sm_80": 166912, "sm_90": 232448, "sm_100": 232448, "gfx942": 65536, "gfx950": 163840}
+
+
+@pytest.mark.parametrize("D, dtype, target", MATRIX, ids=lambda v: str(v))
+def test_attend(D: int, dtype: str, target: str) -> None:
+    made = compiled(Case((5,), D=D, dtype=dtype), "attend", target)
+    assert made.spills == 0
+    assert made.shared <= SHARED[target]
+    count = made.instructions
+    if target.startswith("gfx"):
+        assert any(name.startswith("v_mfma") for name in count)
+    elif dtype == "fp32":
+        assert not {"HMMA", "HGMMA"} & set(count), "tf32 would round the inputs"
+        assert count["LDGSTS"] > 0
+    else:
+        assert count["HMMA"] > 0, "mma.sync"
+        assert count["LDSM"] > 0, "ldmatrix"
+        assert count["LDGSTS"] > 0, "cp.async"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_reduce(target: str) -> None:
+    made = compiled(Case((5,), D=128, splits=8), "reduce", target)
+    assert made.spills == 0
+    assert made.shared <= SHARED[target]
+
+
+@pytest.mark.parametrize("case", [Case((5,), D=80, S=4), Case((5,), heads=(48, 1), D=64, splits=3)], ids=str)
+def test_attend_of_other_sizes_on_sm_90(case: Case) -> None:
+    """Padded depth; two tiles of rows; partial outputs in float32."""
+    made = compiled(case, "attend", "sm_90")
+    assert made.spills == 0
+    assert made.instructions["HMMA"] > 0
+
+
+def emulated(case: Case, arch: str) -> tuple[MmaSyncShape, MmaSyncCTA]:
+    _, _, arguments = launches(case)["attend"]
+    BM, BN, D, BD = (arguments[name] for name in ("BM", "BN", "D", "BD"))
+    shape = MmaSyncShape(BM, BN, D, BD, as_dtype(case.dtype), arch)
+    return shape, MmaSyncCTA(shape, 1, Traffic())
+
+
+TILES = [Case((5,), D=64), Case((5,), D=128), Case((5,), heads=(48, 1), D=128), Case((5,), D=64, S=4, heads=(24, 1))]
+tiles = pytest.mark.parametrize("case", TILES, ids=str)
+
+
+@tiles
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_the_emulator_issues_the_instructions_of_the_compiled_loop(case: Case, arch: str) -> None:
+    """ldmatrix, mma and P's stores of one tile, counted in PTX inside and outside the emulator's steps."""
+    shape, _ = emulated(case, arch)
+    ptx = compiled(case, "attend", arch).asm["ptx"]
+    reads = {role: shape.read_addresses(role)[1].shape[0] for role in "qkvp"}  # instructions of a warp
+    plain, transposed = reads["q"] + reads["k"] + reads["p"], reads["v"]
+    assert len(re.findall(r"ldmatrix\S*x4\.shared", ptx)) == plain
+    assert len(re.findall(r"ldmatrix\S*x4\.trans\.shared", ptx)) == transposed
+    steps = shape.BD // 16 * (shape.BN // 32) + shape.BN // 16 * (shape.BD // 32)
+    assert len(re.findall(r"mma\.sync", ptx)) == shape.BM // 16 * steps
+    first, last = (m.start() for m in (re.search(r"mma\.sync", ptx), list(re.finditer(r"mma\.sync", ptx))[-1]))
+    loop = ptx[first:last]
+    pairs = shape.BM * shape.BN // 128 // 2
+    if "stmatrix" in get_arch(arch).features:
+        assert len(re.findall(r"stmatrix\S*x4", loop)) == pairs // 4
+    else:
+        assert "stmatrix" not in ptx
+        assert len(re.findall(r"st\.shared\.v2\.b16", loop)) == pairs
+
+
+@tiles
+def test_shared_images_are_those_of_the_compiler(case: Case) -> None:
+    """K, V, Q and P stand in ``SwizzledSharedLayout`` rows; ours equal its closed form in test_swizzled_tile."""
+    shape, _ = emulated(case, "sm_90")
+    ttgir = compiled(case, "attend", "sm_90").asm["ttgir"]
+    layouts = dict(re.findall(r"^(#\w+) = (#ttg\.swizzled_shared<.*>)$", ttgir, re.M))
+    expected = {256: (8, 1, 8), 128: (8, 1, 8), 512: (8, 1, 8)}
+    loads = re.findall(r"local_load .*memdesc<(\d+)x(\d+)xbf16, (#\w+),", ttgir)
+    seen = set()
+    for rows, columns, layout in loads:
+        vec, per_phase, max_phase = map(int, re.findall(r"= (\d+)", layouts[layout])[:3])
+        assert (vec, per_phase, max_phase) == expected[2 * int(columns)]
+        seen.add((int(rows), int(columns)))
+    places = [shape.place(role) for role in "qkvp"]
+    assert seen == {(place.rows, place.row_bytes // 2) for place in places}
+
+
+ASK = Path(__file__).with_name("ask_layouts.py")
+
+
+def ask(num_warps: int, layouts: dict[str, dict[str, Any]]) -> dict[str, dict[str, list[list[int]]]]:
+    question = json.dumps({"num_warps": num_warps, "layouts": layouts})
+    asked = subprocess.run([sys.executable, str(ASK), question], capture_output=True, text=True)
+    assert asked.returncode == 0, asked.stderr[-2000:]
+    return json.loads(asked.stdout)
+
+
+@tiles
+def test_registers_are_those_of_the_compiler(case: Case) -> None:
+    """Every register of K, V, Q, P, S and O, in Triton's order, from the linear layouts of the compiled kernel."""
+    shape, cta = emulated(case, "sm_90")
+    ttgir = compiled(case, "attend", "sm_90").asm["ttgir"]
+    found = re.search(r"^#mma = .*warpsPerCTA = \[(\d+), (\d+)\], instrShape = \[(\d+), (\d+)\]", ttgir, re.M)
+    assert found is not None
+    mma = {"mma": [int(n) for n in found.groups()]}
+    bases = ask(
+        4,
+        {
+            "q": mma | {"shape": [shape.BM, shape.BD], "operand": 0},
+            "p": mma | {"shape": [shape.BM, shape.BN], "operand": 0},
+            "v": mma | {"shape": [shape.BN, shape.BD], "operand": 1},
+            "k": mma | {"shape": [shape.BD, shape.BN], "operand": 1},  # the compiler multiplies by K^T
+            "o": mma | {"shape": [shape.BM, shape.BD]},
+            "s": mma | {"shape": [shape.BM, shape.BN]},
+        },
+    )
+    maps = {role: shape.fragment_map(role) for role in "qpv"} | {"o": cta.zeros().map}
+    for role, layout in maps.items():
+        same_registers(layout.row, layout.col, bases[role], role)
+    k = shape.fragment_map("k")
+    same_registers(k.col, k.row, bases["k"], "k")
+    s = scores_map(case, shape)
+    same_registers(s.row, s.col, bases["s"], "s")
+
+
+def scores_map(case: Case, shape: MmaSyncShape | FmaShape) -> FragmentMap:
+    """Where the emulator holds S: asked of a tile of zeros."""
+    kv = np.zeros((shape.BN, 1, 1, shape.D), as_dtype(case.dtype))
+    cache = PagedKVCache(kv, [0], [range(shape.BN)], max_seq_length=1, max_cache_length=shape.BN)
+    one, all_rows = np.zeros(1, np.int64), np.ones((1, shape.BM), bool)
+    warps = shape.warps if isinstance(shape, FmaShape) else 4
+    cta = decode_cta("sm_90", shape.BM, shape.BN, shape.BD, cache, cache, one, one, Traffic(), num_warps=warps)
+    tile = KVCacheIterator(cache, shape.BN, one, one, end=shape.BN).next_tile()
+    q = cta.load_q(Memory.over(kv), np.zeros((1, shape.BM), np.int64), all_rows)
+    return cta.scores(q, cta.load_k(tile, np.array([True])), np.array([True])).map
+
+
+@pytest.mark.parametrize(
+    "case",
+    [Case((5,), D=D, heads=heads, dtype="fp32") for D in (16, 64, 128) for heads in [(8, 2), (48, 1)]],
+    ids=str,
+)
+def test_accumulators_without_tensor_cores_are_those_of_the_compiler(case: Case) -> None:
+    """S and O of float32: which thread holds which element, in Triton's order."""
+    _, _, arguments = launches(case)["attend"]
+    shape = FmaShape(*(arguments[name] for name in ("BM", "BN", "D", "BD")), "sm_90", arguments["num_warps"])
+    ttgir = compiled(case, "attend", "sm_90").asm["ttgir"]
+    blocked = {
+        name: [json.loads(part) for part in re.findall(r"= (\[[\d, ]+\])", text)]
+        for name, text in re.findall(r"^(#blocked\d*) = #ttg\.blocked<\{(.*)\}>$", ttgir, re.M)
+    }
+    results = re.findall(r"tt\.dot .*-> tensor<(\d+)x(\d+)xf32, (#blocked\d*)>", ttgir)
+    (s_rows, s_columns, s_layout), (o_rows, o_columns, o_layout) = results
+    bases = ask(
+        shape.warps,
+        {
+            "s": {"shape": [int(s_rows), int(s_columns)], "blocked": blocked[s_layout]},
+            "o": {"shape": [int(o_rows), int(o_columns)], "blocked": blocked[o_layout]},
+        },
+    )
+    s, o = scores_map(case, shape), FmaCTA(shape, 1, Traffic()).zeros().map
+    same_registers(s.row, s.col, bases["s"], "s")
+    same_registers(o.row, o.col, bases["o"], "o")
+
+
+def same_registers(row: np.ndarray, col: np.ndarray, bases: dict[str, list[list[int]]], role: str) -> None:
+    """The coordinates of (thread, register) are the XOR of the bases of their set bits."""
+    threads, registers = row.shape[0], row[0].size
+    assert 2 ** len(bases["reg"]) == registers, role
+    index = np.arange(threads)[:, None], np.arange(registers)[None]
+    parts = [(index[1], bases["reg"]), (index[0] % 32, bases["lane"]), (index[0] // 32, bases["warp"])]
+    for axis, ours in enumerate((row, col)):
+        theirs = np.zeros((threads, registers), np.int64)
+        for number, vectors in parts:
+            for bit, vector in enumerate(vectors):
+                theirs ^= (number >> bit & 1) * vector[axis]
+        assert (ours.reshape(threads, registers) == theirs).all(), role

@@ -17,6 +17,7 @@ _PICTURES: dict[str, tuple[str, str]] = {
     "PagedKVCache": ("page_table", "draw_page_table"),
     "PagedKVCacheCollection": ("page_table", "draw_page_table"),
     "Lockstep": ("lockstep", "draw_lockstep"),
+    "BytePath": ("path", "draw_path_of_a_byte"),
     "SwizzledTile": ("shared_memory", "draw_shared_memory"),
     "ndarray": ("grid", "draw_layout"),
 }

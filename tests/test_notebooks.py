@@ -1,0 +1,59 @@
+"""Every notebook: its two files say the same, carry no outputs, and run from a fresh kernel without an error.
+
+The answers of a notebook's questions are filled in here, so that its own checks judge them: each must say "Right.".
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import jupytext
+import nbclient
+import nbformat
+import pytest
+
+NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
+SOURCES = sorted(NOTEBOOKS.glob("[0-9]*.py"))
+
+# Right answers, as a reader would write them, in the order of the questions.
+ANSWERS = {
+    "01_follow_one_token": ["slot = 9", "address = 1168", "lanes = [4, 5, 6, 7]"],
+}
+
+pytestmark = pytest.mark.parametrize("source", SOURCES, ids=[path.stem for path in SOURCES])
+
+
+def _questions(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    return [cell for cell in notebook.cells if "question" in cell.metadata.get("tags", [])]
+
+
+def _run(notebook: nbformat.NotebookNode) -> list[str]:
+    """What the cells print, in one string each."""
+    client = nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(NOTEBOOKS)}})
+    client.execute(env={**os.environ, "PYTHONPATH": str(NOTEBOOKS.parent)})
+    return [
+        "".join(output.get("text", "") for output in cell.outputs)
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+    ]
+
+
+def test_the_ipynb_is_its_source_without_outputs(source: Path) -> None:
+    paired = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
+    written = jupytext.read(source)
+    kinds = [(cell.cell_type, cell.source) for cell in written.cells]
+    assert [(cell.cell_type, cell.source) for cell in paired.cells] == kinds, "run `jupytext --sync notebooks/*.py`"
+    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in paired.cells)
+
+
+def test_it_runs_as_it_is_and_with_the_right_answers(source: Path) -> None:
+    notebook = jupytext.read(source)
+    asked = len(_questions(notebook))
+    assert asked >= 3, "a notebook asks the reader at least three questions"
+    printed = "\n".join(_run(notebook))
+    assert printed.count("No answer yet.") == asked
+    answered = jupytext.read(source)
+    for cell, answer in zip(_questions(answered), ANSWERS[source.stem], strict=True):
+        cell.source = answer
+    assert "\n".join(_run(answered)).count("Right.") == asked

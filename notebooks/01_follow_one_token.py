@@ -27,10 +27,11 @@ import numpy as np
 from kvlab.attention import explain, mha_decode
 from kvlab.attention.mha_decode.reference import reference
 from kvlab.data import load_smollm2
+from kvlab.demo.pictures import byte_path
 from kvlab.demo.steps import paged_cache
 from kvlab.hardware import wavefronts
 from kvlab.staging import KVCacheIterator, MmaSyncShape, Traffic
-from kvlab.viz import draw_atom, draw_page_table, draw_punch_card, draw_shared_memory
+from kvlab.viz import draw_atom, draw_page_table, draw_path_of_a_byte, draw_punch_card, draw_shared_memory
 
 capture = load_smollm2()
 LAYER, HEAD, TOKEN = 1, 2, 137  # the second captured layer (14 of the model), KV head 2, the 138th token
@@ -179,6 +180,14 @@ check(
     np.unique(np.argwhere(fragments.row == row)[:, 0] % 32),
     "In operand B a key is a column: follow its four boxes in the picture, then think of the other k steps.",
 )
+
+# %% [markdown]
+# ## The whole way
+#
+# One element of our key, number 37, at every stage:
+
+# %%
+draw_path_of_a_byte(byte_path(capture, pool, plan.config, LAYER, HEAD, TOKEN, element=37))
 
 # %% [markdown]
 # ## Does it come out right?

@@ -36,6 +36,7 @@ def write_page(
     layer = len(capture.layers) // 2
     run = steps[layer].lockstep["sm_90"]
     chapters = [
+        pictures.path(capture, pool, steps[layer].config, layer, token),
         pictures.pages(pool, capture.tokens, token),
         pictures.sm_90(capture, steps[layer].config, token),
         pictures.gfx950(capture, pool, layer),

@@ -13,9 +13,17 @@ from kvlab.hardware import get_atom, wavefronts
 from kvlab.layout import Swizzle
 from kvlab.staging import DecodeStreamingKVBuffer, KVBufferParams, MmaSyncShape, SwizzledTile
 from kvlab.staging.mfma_cta import MfmaShape
-from kvlab.viz import Picture, draw_atom, draw_page_table, draw_punch_card, draw_shared_memory
+from kvlab.viz import (
+    BytePath,
+    Picture,
+    draw_atom,
+    draw_page_table,
+    draw_path_of_a_byte,
+    draw_punch_card,
+    draw_shared_memory,
+)
 
-__all__ = ["Chapter", "gfx950", "pages", "shown_config", "shown_token", "sm_90"]
+__all__ = ["Chapter", "byte_path", "gfx950", "pages", "path", "shown_config", "shown_token", "sm_90"]
 
 
 def shown_token(capture: Capture) -> int:
@@ -54,6 +62,52 @@ def pages(pool: PagedKVCacheCollection, tokens: int, token: int) -> Chapter:
         "reading one shows."
     )
     return Chapter("In DRAM: pages", words, (picture,))
+
+
+def byte_path(
+    capture: Capture,
+    pool: PagedKVCacheCollection,
+    config: DecodeConfig,
+    layer: int,
+    head: int,
+    token: int,
+    element: int,
+) -> BytePath:
+    """Where one element of a key is at every stage, on sm_90 in 16-bit storage."""
+    shape = MmaSyncShape(config.BM, config.BN, capture.head_dim, config.BD, capture.dtype)
+    keys, place, size = pool.get_key_cache(layer), shape.place("k"), capture.dtype.itemsize
+    view = keys.blocks.ctypes.data - pool.blocks.ctypes.data
+    row = token % config.BN
+    vector, inside = divmod(element * size, 16)
+    held = shape.fragment_map("k")
+    thread, _, register = np.argwhere((held.row == row) & (held.col == element))[0].tolist()
+    at = shape.atom.fragment_b(np.arange(16 * 8).reshape(16, 8))[thread % 32, register]
+    k, n = divmod(int(at), 8)
+    return BytePath(
+        name="K", sequence=0, token=token, head=head, element=element, element_bytes=size,
+        page_table=tuple(pool.lookup_table[0, : -(-capture.tokens // pool.page_size)].tolist()),
+        page_size=pool.page_size, depth=capture.head_dim,
+        dram_byte=view + int(keys.block_paged_ptr(0, token, head, element).byte_address),
+        tile=(config.BN, config.BD), tile_at=(row, element),
+        shared_byte=int(place.address(row, vector)) + inside,
+        plain_byte=int(place.plain().address(row, vector)) + inside,
+        warp=thread // 32, lane=thread % 32, register=register, lanes=32, registers=shape.atom.regs_b,
+        atom=shape.atom.name, shape=shape.atom.shape, operand="b",
+        operand_at=(int(k), int(n)),
+    )  # fmt: skip
+
+
+def path(
+    capture: Capture, pool: PagedKVCacheCollection, config: DecodeConfig, layer: int, token: int
+) -> Chapter | None:
+    """The whole way of one byte in one strip; None for float32, which has no fragments."""
+    if capture.dtype.itemsize != 2:
+        return None
+    followed = byte_path(
+        capture, pool, config, layer, capture.kv_heads - 1, token, element=min(37, capture.head_dim - 1)
+    )
+    words = "Six places, the same byte marked in each; the sections below look at them one by one."
+    return Chapter("The way of one byte", words, (draw_path_of_a_byte(followed),))
 
 
 def sm_90(capture: Capture, config: DecodeConfig, token: int) -> Chapter:

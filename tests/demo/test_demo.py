@@ -76,8 +76,10 @@ def test_bad_input_is_told(arguments: list[str], said: str, tmp_path: Path, caps
 
 
 def test_the_readmes_picture_is_the_demos() -> None:
-    """docs/shared_memory.svg is what the demo draws of the embedded capture today."""
+    """docs/path_of_a_byte.svg is what the demo draws of the embedded capture today."""
     capture = load_smollm2()
-    drawn = pictures.sm_90(capture, pictures.shown_config(capture), pictures.shown_token(capture)).pictures[0]
-    assert (ROOT / "docs" / "shared_memory.svg").read_text() == drawn.svg
-    ElementTree.fromstring(drawn.svg)
+    pool, config = paged_cache(capture, page_size=16), pictures.shown_config(capture)
+    chapter = pictures.path(capture, pool, config, len(capture.layers) // 2, pictures.shown_token(capture))
+    assert chapter is not None
+    assert (ROOT / "docs" / "path_of_a_byte.svg").read_text() == chapter.pictures[0].svg
+    ElementTree.fromstring(chapter.pictures[0].svg)

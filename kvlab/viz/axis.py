@@ -46,8 +46,12 @@ class Axis:
         return self.edge + self.cell / 2
 
 
-def axis(count: int, cell: float, start: float, *, limit: int, head: int, tail: int = 1) -> Axis:
+def axis(
+    count: int, cell: float, start: float, *, limit: int, head: int, tail: int = 1, keep: int | None = None
+) -> Axis:
     """``count`` cells from ``start`` on; more than ``limit`` fold to the first ``head``, a gap, the last ``tail``.
+
+    Cell ``keep`` is shown in any case.
 
     >>> folded = axis(128, 10.0, 0.0, limit=24, head=8)
     >>> folded.index.tolist(), folded.edge[-2:].tolist(), folded.gaps
@@ -55,7 +59,7 @@ def axis(count: int, cell: float, start: float, *, limit: int, head: int, tail: 
     """
     every = np.arange(count, dtype=np.int64)
     if count > max(limit, head + tail):
-        every = every[(every < head) | (every >= count - tail)]
+        every = every[(every < head) | (every >= count - tail) | (every == (-1 if keep is None else keep))]
     return axis_of(every, cell, start)
 
 
@@ -131,5 +135,5 @@ def period(pattern: npt.NDArray[np.int64], limit: int = 32) -> int | None:
 def bracket(canvas: Canvas, x: float, y0: float, y1: float, text: str) -> None:
     """A bracket at the right of rows ``y0 .. y1`` with a few words."""
     canvas.path(f"M{x:g} {y0 + 1:g}h5V{y1 - 1:g}h-5", stroke="currentColor", stroke_width=1.0, opacity=QUIET)
-    for k, word in enumerate(text.split("\n")):
+    for k, word in enumerate(text.splitlines()):
         canvas.text(x + 10, (y0 + y1) / 2 + 3.5 + 13 * k, word, size=LABEL, opacity=QUIET)

@@ -11,6 +11,7 @@ __all__ = ["draw"]
 
 _PICTURES: dict[str, tuple[str, str]] = {
     "Layout": ("grid", "draw_layout"),
+    "TileTensor": ("grid", "draw_tile_tensor"),
     "Swizzle": ("swizzle", "draw_swizzle"),
     "Wavefronts": ("punch_card", "draw_punch_card"),
     "MmaAtom": ("atom", "draw_atom"),
@@ -32,7 +33,7 @@ def draw(obj: Any) -> Picture:
     >>> draw(7)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    ValueError: cannot draw 7 (int); known are Layout, Swizzle, Wavefronts, ...
+    ValueError: cannot draw 7 (int); known are Layout, TileTensor, Swizzle, ...
     """
     if isinstance(obj, Picture):
         return obj

@@ -14,7 +14,7 @@ from .picture import Picture
 from .svg import Canvas
 from .text import text_width
 
-__all__ = ["draw_layout"]
+__all__ = ["draw_layout", "draw_tile_tensor"]
 
 GUTTER = 34.0
 HEADER = 28.0
@@ -57,13 +57,15 @@ def draw_layout(
     who = _like("owner", owner, offset)
     reg = _like("register", register, offset)
     kept = _like("inside", inside, offset)
+    if mark is not None and not (0 <= mark[0] < offset.shape[0] and 0 <= mark[1] < offset.shape[1]):
+        raise ValueError(f"mark {mark} is not a cell of the grid of shape {offset.shape}")
     address = base + offset * element_bytes if element_bytes else None
     bank = (address // 4 if address is not None else offset) % banks
     colours, index = (BANKS, bank_colours(bank, banks)) if who is None else (LANES, lane_colours(who))
 
     repeat = period(index)
     widest = len(str(offset.max())) if who is None else len(f"T{who.max()}")
-    columns, rows, labelled = _axes(offset.shape, widest, reg is not None, fold, repeat)
+    columns, rows, labelled = _axes(offset.shape, widest, reg is not None, fold, repeat, mark)
     grid = np.ix_(rows.index, columns.index)
     canvas = Canvas()
     canvas.text(0, 10, f"{axes[0]} ↓  {axes[1]} →", opacity=0.62, size=10)
@@ -88,7 +90,7 @@ def draw_layout(
         if reg is not None:
             canvas.labels(xs, ys + 9.5, [f"r{v}" if v >= 0 else "" for v in reg[grid].ravel().tolist()], behind, size=9)
     if mark is not None:
-        _mark(canvas, columns, rows, mark, offset.shape)
+        _mark(canvas, columns, rows, mark)
     words, values = _details(axes, grid, offset, address, bank, who, reg, warp_size)
     canvas.hover(columns.edge, rows.edge, columns.cell, rows.cell, words, *values)
     mark_gaps(canvas, columns, rows, what=axes[0])
@@ -103,6 +105,13 @@ def draw_layout(
     return canvas.picture(
         title or _title(layout, offset, bank, address, who, banks), caption or _caption(address, who, labelled)
     )
+
+
+def draw_tile_tensor(tensor: Any) -> Picture:
+    """The grid of a :class:`kvlab.layout.TileTensor` in banks, at the address of its first tile."""
+    size = tensor.dtype.itemsize
+    first = int(np.ravel(tensor.offset)[0]) * size + tensor.memory.base
+    return draw_layout(tensor.layout, element_bytes=size, base=first)
 
 
 def _offsets(layout: Any) -> npt.NDArray[np.int64]:
@@ -130,29 +139,32 @@ def _texts(offset: npt.NDArray[np.int64], who: npt.NDArray[np.int64] | None) -> 
 
 
 def _axes(
-    shape: tuple[int, ...], widest: int, two_lines: bool, fold: bool, repeat: int | None
+    shape: tuple[int, ...],
+    widest: int,
+    two_lines: bool,
+    fold: bool,
+    repeat: int | None,
+    mark: tuple[int, int] | None,
 ) -> tuple[Axis, Axis, bool]:
     """Columns, rows, and whether a cell has room for its text."""
     many = shape[1] > 128 and fold
-    count = 73 if many else shape[1]
-    room = WIDTH - GUTTER - (20 if many else 0)
+    count = (72 if mark is None else 73) if many else shape[1]
+    keep = (None, None) if mark is None else mark
+    room = WIDTH - GUTTER - (20 if many else 0) * (1 if mark is None else 2)
     width = min(46.0, np.floor(4 * room / count) / 4)
     labelled = width >= text_width("0" * widest, 10, mono=True) + 3
     height = (30.0 if two_lines else 22.0) if labelled else max(12.0, min(16.0, width))
-    columns = axis(shape[1], width, GUTTER, limit=128 if fold else shape[1], head=64, tail=8)
+    columns = axis(shape[1], width, GUTTER, limit=128 if fold else shape[1], head=64, tail=8, keep=keep[1])
     head = repeat if repeat is not None and 8 < repeat <= 16 else 8
-    rows = axis(shape[0], height, HEADER, limit=24 if fold else shape[0], head=head)
+    rows = axis(shape[0], height, HEADER, limit=24 if fold else shape[0], head=head, keep=keep[0])
     return columns, rows, labelled
 
 
-def _mark(canvas: Canvas, columns: Axis, rows: Axis, mark: tuple[int, int], shape: tuple[int, ...]) -> None:
+def _mark(canvas: Canvas, columns: Axis, rows: Axis, mark: tuple[int, int]) -> None:
     row, column = mark
-    if not (0 <= row < shape[0] and 0 <= column < shape[1]):
-        raise ValueError(f"mark {mark} is not a cell of the grid of shape {shape}")
-    if row in rows.index and column in columns.index:
-        x = float(columns.edge[columns.index == column][0])
-        y = float(rows.edge[rows.index == row][0])
-        canvas.look_here(x, y, columns.cell, rows.cell)
+    x = float(columns.edge[columns.index == column][0])
+    y = float(rows.edge[rows.index == row][0])
+    canvas.look_here(x, y, columns.cell, rows.cell)
 
 
 def _details(

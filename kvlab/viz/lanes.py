@@ -116,7 +116,9 @@ class Lanes:
                 if first:
                     canvas.look_here(x + 1, y + 1, width - 2, rows.cell - 2, 3.0 if width > 40 else 2.0)
                 else:
-                    canvas.rect(x + 1, y + 1, width - 2, rows.cell - 2, stroke=fill, stroke_width=1.4)
+                    inset = 2.5 if width > 40 else 1.5  # off the edge: the page may have the outline's colour
+                    across, down = width - 2 * inset, rows.cell - 2 * inset
+                    canvas.rect(x + inset, y + inset, across, down, stroke=fill, stroke_width=1.3)
                 if columns.cell < ROOMY or self.nbytes < image.slot_bytes:
                     taken[k, slot : (byte + self.nbytes - 1) // image.slot_bytes + 1] = True
                 name = f"T{lanes[0]}" if len(lanes) == 1 else f"T{lanes[0]} +{len(lanes) - 1}"
@@ -131,4 +133,4 @@ class Lanes:
             return []
         if self.phase.max() == 0:
             return [("none", ACCENT, "read by lane T…")]
-        return [("none", ACCENT, "lanes T… of the first phase"), ("none", INK, "lanes of the other phases")]
+        return [("none", ACCENT, "lanes T… of the first phase"), ("none", INK, "thin outline: lanes of the other phases")]

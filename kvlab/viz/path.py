@@ -134,8 +134,7 @@ def _stages(path: BytePath) -> tuple[tuple[str, Stage, tuple[str, ...]], ...]:
         plain = "the same as without a swizzle"
     return (
         ("page table", _table, (
-            f"sequence {path.sequence}, token {path.token}:",
-            f"logical page {path.logical_page} is page {path.page}",
+            f"token {path.token} of sequence {path.sequence}: logical page {path.logical_page} is page {path.page}",
         )),
         ("page in DRAM", _page, (
             f"slot {path.slot} of {path.page_size}, element {path.element} of {path.depth} (head {path.head})",
@@ -253,11 +252,11 @@ def _shared(canvas: Canvas, path: BytePath, x: float) -> tuple[float, float]:
 
 def _fragment(canvas: Canvas, path: BytePath, x: float) -> tuple[float, float]:
     """The registers of every lane of the warp."""
-    cell, high = PANEL / path.registers, (HIGH - 18) / path.lanes
+    cell, high = PANEL / path.registers, max(1.0, (HIGH - 18) // path.lanes)
     xs, ys = x + cell * np.arange(path.registers), TOP + 14 + high * np.arange(path.lanes)
     canvas.text(x, TOP + 9, "lane ↓  register →", size=10, opacity=QUIET)
     index = np.tile(lane_colours(np.arange(path.lanes))[:, None], (1, path.registers))
-    canvas.cells(xs, ys, cell, high, index, LANES, rules=False)
+    canvas.cells(xs, ys, cell, high, index, LANES, opacity=0.7, rules=False)
     canvas.path("".join(f"M{v:.1f} {ys[0]:.1f}V{ys[-1] + high:.1f}" for v in xs[1:]), stroke=PAPER, stroke_width=1.0)
     y = float(ys[path.lane])
     canvas.rect(x, y, PANEL, high, fill=ACCENT, opacity=0.22)

@@ -7,7 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from kvlab.viz import draw_layout
+from kvlab.layout import Layout, TileTensor
+from kvlab.viz import draw, draw_layout
 
 TILE = np.arange(128)[:, None] * 64 + np.arange(64)
 
@@ -32,6 +33,20 @@ def test_a_large_tile_folds_to_first_eight_and_last_row(sound, hovers, overlaps)
     wide = draw_layout(np.arange(2)[:, None] * 512 + np.arange(512))
     assert len(hovers(sound(wide))) == 2 * (64 + 8)
     assert not overlaps(wide)
+
+
+def test_a_marked_cell_is_never_folded_away(sound, hovers, overlaps) -> None:
+    wide = np.arange(100)[:, None] * 1000 + np.arange(1000)
+    picture = draw_layout(wide, mark=(50, 500))
+    found = hovers(sound(picture))
+    assert "row 50, column 500\noffset 50500" in found
+    assert len(found) == 10 * 73
+    assert not overlaps(picture)
+
+
+def test_a_tile_tensor_is_drawn_at_its_address(hovers, sound) -> None:
+    tensor = TileTensor.stack_allocation(Layout.row_major(8, 64), "bf16", base=128).tile((8, 8), (0, 1))
+    assert hovers(sound(draw(tensor)))[0] == "row 0, column 0\noffset 0\nbyte 144, bank 4"
 
 
 def test_unfolded_tile_is_complete_and_fast(sound, hovers) -> None:

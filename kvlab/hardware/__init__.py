@@ -5,6 +5,13 @@ from .arch import Arch, get_arch
 from .arch_table import ARCHS
 from .atoms import ATOMS, get_atom, round_tf32
 from .banks import count_wavefronts, wavefronts
+from .canonical import (
+    internal_k_major,
+    st_matrix_n_atom,
+    tile_layout_k_major,
+    tile_layout_mn_major,
+    tile_sf_layout_k_major,
+)
 from .copy import buffer_load, buffer_load_lds, cp_async
 from .ds_read_tr import ds_read_tr8_b64, ds_read_tr16_b64
 from .instructions import INSTRUCTIONS, Instruction, get_instruction
@@ -16,6 +23,8 @@ from .ragged import RaggedTensorMap, RaggedTMA3DTile
 from .reg_tile import RegTileLoader, RegTileWriterLDS
 from .sectors import SECTOR_BYTES, Coalescing, coalescing, sectors
 from .shared_access import ld_shared, st_shared
+from .shared_mma import shared_mma
+from .smem_descriptor import SmemDescriptor, tile_to_descriptor
 from .tensor_map import TensorMapSwizzle, TmaDescriptor
 from .tma_gather4 import TMAGather4Tile, create_tma_tile_gather4
 from .tma_tile import (
@@ -26,6 +35,7 @@ from .tma_tile import (
     create_tma_tile,
     fold_kv_descriptor,
 )
+from .tmem import TMEM_COLUMNS, TMEM_LANES, TensorMemory, tmem_address, tmem_layout
 from .wavefront import Collision, Phase, Wavefronts
 
 __all__ = [
@@ -33,6 +43,8 @@ __all__ = [
     "ATOMS",
     "INSTRUCTIONS",
     "SECTOR_BYTES",
+    "TMEM_COLUMNS",
+    "TMEM_LANES",
     "Arch",
     "BarrierDeadlock",
     "Coalescing",
@@ -47,11 +59,13 @@ __all__ = [
     "RegTileLoader",
     "RegTileWriterLDS",
     "SharedMemBarrier",
+    "SmemDescriptor",
     "SubTileLoaderLDS",
     "SubTileLoaderLDS_st_8x32",
     "TMAGather4Tile",
     "TMATensorTile",
     "TensorMapSwizzle",
+    "TensorMemory",
     "TmaDescriptor",
     "Wavefronts",
     "buffer_load",
@@ -70,12 +84,21 @@ __all__ = [
     "get_arch",
     "get_atom",
     "get_instruction",
+    "internal_k_major",
     "ld_shared",
     "ldmatrix",
     "round_tf32",
     "sectors",
+    "shared_mma",
+    "st_matrix_n_atom",
     "st_shared",
     "stmatrix",
+    "tile_layout_k_major",
+    "tile_layout_mn_major",
+    "tile_sf_layout_k_major",
+    "tile_to_descriptor",
     "tma",
+    "tmem_address",
+    "tmem_layout",
     "wavefronts",
 ]

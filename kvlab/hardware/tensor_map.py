@@ -81,7 +81,8 @@ class TensorMapSwizzle(enum.IntEnum):
         >>> [TensorMapSwizzle(mode).granularity("bf16") for mode in range(4)]
         [8, 16, 32, 64]
         """
-        return self.bytes // as_dtype(dtype).itemsize
+        width: int = self.bytes // as_dtype(dtype).itemsize
+        return width
 
     def swizzle(self, unit: Any = "byte") -> Swizzle:
         """The mode as a :class:`~kvlab.layout.Swizzle` in the unit asked for."""

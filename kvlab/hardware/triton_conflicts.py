@@ -1,0 +1,141 @@
+"""Bank conflicts between registers and shared memory as Triton's compiler counts them, from their two layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvlab.layout.encodings import Encoding, SharedEncoding
+from kvlab.layout.linear_f2 import Elimination
+from kvlab.layout.linear_layout import LinearLayout
+
+from ._arrays import IntArray
+
+__all__ = ["SharedAccess", "bank_conflicts", "shared_access"]
+
+BANK_BITS = 32
+INSTRUCTION_BITS = 128  # the widest ld.shared and st.shared
+BLOCK = "block"
+
+
+@dataclass(frozen=True, eq=False)
+class SharedAccess:
+    """The ld/st.shared instructions that move a tensor between registers and shared memory.
+
+    offset       int64 ``[warps, instructions, lanes]``: where each lane's piece starts, in elements of its CTA's memory
+    vec          elements that a lane moves with one instruction
+    elem_bits    bits of an element
+    """
+
+    offset: IntArray
+    vec: int
+    elem_bits: int
+
+    @property
+    def phases(self) -> IntArray:
+        """The offsets ``[phases, lanes]`` of lanes that are served together: 128 bytes of a warp of 32, 256 of 64."""
+        words = max(1, self.vec * self.elem_bits // BANK_BITS)
+        return self.offset.reshape(-1, self.offset.shape[-1] // words)
+
+    def excess(self, *, banks: int = 32, counted: str = "triton") -> int:
+        """Passes of the worst phase beyond the first, as :func:`bank_conflicts` describes them."""
+        start = self.phases
+        if counted == "triton":
+            units, slots = start // self.vec, max(1, banks * BANK_BITS // (self.vec * self.elem_bits))
+        elif counted == "words":
+            first = start * self.elem_bits // BANK_BITS
+            units = (first[..., None] + np.arange(max(1, self.vec * self.elem_bits // BANK_BITS))).reshape(len(start), -1)
+            slots = banks
+        else:
+            raise ValueError(f"counted={counted!r}; 'triton' or 'words' is accepted")
+        span = int(units.max()) + 1
+        distinct = np.unique(units + np.arange(len(units))[:, None] * span)
+        phase, unit = np.divmod(distinct, span)
+        return int(np.bincount(phase * slots + unit % slots).max()) - 1
+
+
+def shared_access(
+    register_layout: Encoding | LinearLayout,
+    shared_layout: SharedEncoding | LinearLayout,
+    shape: Sequence[int],
+    elem_bits: int,
+) -> SharedAccess:
+    """The instructions: registers that only repeat others are skipped, and the widest pieces (up to 128 bits) are
+    moved whose elements are consecutive in both layouts.
+
+    >>> from kvlab.layout.encodings import BlockedLayout, SwizzledSharedLayout
+    >>> b, s = BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0]), SwizzledSharedLayout(2, 1, 4, [1, 0])
+    >>> access = shared_access(b, s, (16, 32), 16)
+    >>> access.vec, access.offset.shape
+    (2, (4, 2, 32))
+    """
+    registers = register_layout.to_linear_layout(shape) if isinstance(register_layout, Encoding) else register_layout
+    shared = shared_layout.to_linear_layout(shape) if isinstance(shared_layout, Encoding) else shared_layout
+    if elem_bits not in (8, 16, 32, 64, 128):
+        raise ValueError(f"elem_bits {elem_bits}; 8, 16, 32, 64 or 128 is accepted")
+    names = list(registers.out_dims)
+    way = registers.invert_and_compose(shared.transpose(*names))
+    axis = list(way.out_dims).index("offset")
+    bits = {name: [vector[axis] for vector in vectors] for name, vectors in way.bases.items() if name != BLOCK}
+    reg = _without_repeats(registers, bits.pop("register"))
+    others = [step for steps in bits.values() for step in steps]
+    limit = INSTRUCTION_BITS // elem_bits
+    pairs = getattr(shared_layout, "interval_padding_pairs", ())
+    vec = min([_vectorisation(reg, others, limit), *(n for pair in pairs for n in pair)])
+    inner = [1 << bit for bit in range(vec.bit_length() - 1)]
+    reg = [step for step in reg if step not in inner]
+    starts = LinearLayout(
+        {name: [[step] for step in steps] for name, steps in {"warp": bits["warp"], "register": reg, "lane": bits["lane"]}.items()},
+        {"offset": way.out_dims["offset"]},
+    ).coordinates()[..., 0]
+    offset = shared_layout.physical(starts) if isinstance(shared_layout, SharedEncoding) else starts
+    return SharedAccess(offset, vec, elem_bits)
+
+
+def bank_conflicts(
+    register_layout: Encoding | LinearLayout,
+    shared_layout: SharedEncoding | LinearLayout,
+    shape: Sequence[int],
+    elem_bits: int,
+    *,
+    banks: int = 32,
+    counted: str = "triton",
+) -> int:
+    """Excess wavefronts for each wavefront of the ld.shared or st.shared between two layouts; 0 is conflict free.
+
+    The lanes of a warp are served in phases of 32 words (of 64 on AMD's 64 lanes), in lane order. The passes of a phase
+    are the most places of one bank that it needs; equal places count once (broadcast). ldmatrix is not modelled.
+
+    counted : ``"triton"``: what ``GluonOpBuilder.get_shared_bank_conflicts`` of Triton 3.6.0 to 3.9.0 returns. It knows
+        banks as wide as the piece of a lane. ``"words"``: the 4-byte banks of the hardware. They differ where pieces
+        are narrower than 4 bytes and two lanes need different words of a bank at different bytes: Triton misses that.
+    banks : Triton 3.6.0 counts with 32 for AMD too, also where the chip has 64.
+
+    A padded layout is counted by its padded offsets (the compilers abort on it).
+
+    >>> from kvlab.layout.encodings import BlockedLayout, SwizzledSharedLayout
+    >>> column = BlockedLayout([1, 1], [32, 1], [4, 1], [0, 1])
+    >>> [bank_conflicts(column, SwizzledSharedLayout(*s, [1, 0]), (64, 64), 16) for s in ((1, 1, 1), (8, 1, 8))]
+    [7, 0]
+    """
+    return shared_access(register_layout, shared_layout, shape, elem_bits).excess(banks=banks, counted=counted)
+
+
+def _without_repeats(registers: LinearLayout, offsets: list[int]) -> list[int]:
+    """The offsets of the register bits that reach something which the registers before them do not."""
+    columns = registers.columns[: len(offsets)]
+    repeats = {mask.bit_length() - 1 for mask in Elimination(columns).kernel}
+    return [step for bit, step in enumerate(offsets) if bit not in repeats]
+
+
+def _vectorisation(registers: list[int], others: list[int], limit: int) -> int:
+    """The most consecutive elements, a power of two, that one lane holds at aligned offsets wherever it stands."""
+    vec = 1
+    while vec * 2 <= limit and vec in registers:
+        rest = [step for step in registers if step not in (1 << np.arange(vec.bit_length())).tolist()] + others
+        if any(step % (vec * 2) for step in rest):
+            break
+        vec *= 2
+    return vec

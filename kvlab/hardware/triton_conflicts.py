@@ -46,7 +46,9 @@ class SharedAccess:
             units, slots = start // self.vec, max(1, banks * BANK_BITS // (self.vec * self.elem_bits))
         elif counted == "words":
             first = start * self.elem_bits // BANK_BITS
-            units = (first[..., None] + np.arange(max(1, self.vec * self.elem_bits // BANK_BITS))).reshape(len(start), -1)
+            units = (first[..., None] + np.arange(max(1, self.vec * self.elem_bits // BANK_BITS))).reshape(
+                len(start), -1
+            )
             slots = banks
         else:
             raise ValueError(f"counted={counted!r}; 'triton' or 'words' is accepted")
@@ -87,7 +89,10 @@ def shared_access(
     inner = [1 << bit for bit in range(vec.bit_length() - 1)]
     reg = [step for step in reg if step not in inner]
     starts = LinearLayout(
-        {name: [[step] for step in steps] for name, steps in {"warp": bits["warp"], "register": reg, "lane": bits["lane"]}.items()},
+        {
+            name: [[step] for step in steps]
+            for name, steps in {"warp": bits["warp"], "register": reg, "lane": bits["lane"]}.items()
+        },
         {"offset": way.out_dims["offset"]},
     ).coordinates()[..., 0]
     offset = shared_layout.physical(starts) if isinstance(shared_layout, SharedEncoding) else starts

@@ -4,7 +4,8 @@
 rules are those of Triton 3.6.0 to 3.9.0; where versions differ, ``triton_version`` picks one.
 """
 
-from kvlab.layout.encodings.amd_mma import AMDMFMALayout, AMDWMMALayout
+from kvlab.layout.encodings.amd_mfma import AMDMFMALayout
+from kvlab.layout.encodings.amd_wmma import AMDWMMALayout
 from kvlab.layout.encodings.base import Encoding
 from kvlab.layout.encodings.blocked import BlockedLayout, DistributedLinearLayout, SliceLayout
 from kvlab.layout.encodings.dot_operand import DotOperandLayout

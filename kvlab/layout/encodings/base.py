@@ -129,19 +129,11 @@ def shape_per_cta(cga_layout: Matrix, shape: Sequence[int]) -> Ints:
     return tuple(max(1, size // n) for size, n in zip(shape, _cga(cga_layout, shape).shape, strict=True))
 
 
-def cover(
-    tile: LinearLayout, cga_layout: Matrix, shape: Sequence[int], *, triton_version: str = NEWEST
-) -> LinearLayout:
-    """The layout of a tensor: the tile of a CTA repeated (or cut) to the CTA's piece, then the CTAs.
-
-    Triton 3.9.0 drops registers that only repeat others; the versions before keep them as zero bases.
-    """
+def cover(tile: LinearLayout, cga_layout: Matrix, shape: Sequence[int]) -> LinearLayout:
+    """The layout of a tensor: the tile of a CTA repeated (or cut) to the CTA's piece, then the CTAs."""
     names = dims(len(shape))
     piece = dict(zip(names, shape_per_cta(cga_layout, shape), strict=True))
-    layout = tile.fit(piece) * _cga(cga_layout, shape)
-    if is_at_least(triton_version, 3, 9):
-        layout = drop_broadcast_registers(layout)
-    return layout.transpose(*names)
+    return (tile.fit(piece) * _cga(cga_layout, shape)).transpose(*names)
 
 
 def drop_broadcast_registers(layout: LinearLayout) -> LinearLayout:

@@ -15,6 +15,7 @@ from kvlab.layout.encodings.base import (
     dims,
     drop_broadcast_registers,
     identity_nd,
+    is_at_least,
     need,
 )
 from kvlab.layout.linear_layout import LinearLayout
@@ -27,6 +28,9 @@ class BlockedLayout(Encoding):
     """A box of ``size_per_thread`` elements for each thread, the threads of a warp side by side, then the warps.
 
     order : the dimensions, fastest first.
+
+    Where a thread's box is larger than the tensor, registers repeat others; Triton 3.9.0 drops them, 3.6.0 and 3.7
+    keep them as zero bases.
 
     >>> b = BlockedLayout(size_per_thread=[1, 8], threads_per_warp=[8, 4], warps_per_cta=[4, 1], order=[1, 0])
     >>> print(b.to_linear_layout((32, 64)))
@@ -69,10 +73,11 @@ class BlockedLayout(Encoding):
             * identity_nd("lane", self.threads_per_warp, self.order)
             * identity_nd("warp", self.warps_per_cta, self.order)
         )
-        return cover(tile, self.cga_layout, shape, triton_version=triton_version)
+        layout = cover(tile, self.cga_layout, shape)
+        return drop_broadcast_registers(layout) if is_at_least(triton_version, 3, 9) else layout
 
     def dot_operand(
-        self, operand_index: int, k_width: int, shape: Sequence[int], triton_version: str = NEWEST
+        self, operand_index: int, k_width: int, shape: Sequence[int], *, triton_version: str = NEWEST
     ) -> LinearLayout:
         """An operand of a product without tensor cores: every thread holds all of K."""
         k = self.rank - 1 if operand_index == 0 else self.rank - 2
@@ -82,7 +87,7 @@ class BlockedLayout(Encoding):
             * broadcast_nd("lane", self.threads_per_warp, self.order, k)
             * broadcast_nd("warp", self.warps_per_cta, self.order, k)
         )
-        return cover(tile, operand_cga(self.cga_layout, k), shape, triton_version=triton_version)
+        return cover(tile, operand_cga(self.cga_layout, k), shape)
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,7 @@ class SliceLayout(Encoding):
 
     def to_linear_layout(self, shape: Sequence[int], *, triton_version: str = NEWEST) -> LinearLayout:
         need(len(shape) == self.rank, self, f"a tensor of rank {self.rank} is accepted, not {tuple(shape)}")
-        whole = self.parent.to_linear_layout((*shape[: self.dim], 1, *shape[self.dim :]), triton_version=triton_version)
+        whole = self.parent.to_linear_layout((*shape[: self.dim], 1, *shape[self.dim :]))
         bases = {
             name: [vector[: self.dim] + vector[self.dim + 1 :] for vector in vectors]
             for name, vectors in whole.bases.items()

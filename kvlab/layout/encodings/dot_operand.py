@@ -20,7 +20,7 @@ class Parent(Protocol):
         """Rank of the accumulator."""
 
     def dot_operand(
-        self, operand_index: int, k_width: int, shape: Sequence[int], triton_version: str = NEWEST
+        self, operand_index: int, k_width: int, shape: Sequence[int], *, triton_version: str = NEWEST
     ) -> LinearLayout:
         """Registers of an operand of this shape."""
 
@@ -50,4 +50,4 @@ class DotOperandLayout(Encoding):
 
     def to_linear_layout(self, shape: Sequence[int], *, triton_version: str = NEWEST) -> LinearLayout:
         need(len(shape) == self.rank, self, f"a tensor of rank {self.rank} is accepted, not {tuple(shape)}")
-        return self.parent.dot_operand(self.operand_index, self.k_width, shape, triton_version)
+        return self.parent.dot_operand(self.operand_index, self.k_width, shape, triton_version=triton_version)

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from kvlab.layout.encodings.amd_mma import AMDMFMALayout, AMDWMMALayout
+from kvlab.layout.encodings.amd_mfma import AMDMFMALayout
+from kvlab.layout.encodings.amd_wmma import AMDWMMALayout
 from kvlab.layout.encodings.base import Encoding
 from kvlab.layout.encodings.blocked import BlockedLayout, DistributedLinearLayout, SliceLayout
 from kvlab.layout.encodings.dot_operand import DotOperandLayout

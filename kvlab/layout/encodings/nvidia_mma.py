@@ -68,10 +68,10 @@ class NVMMADistributedLayout(Encoding):
         order = matrix_order(self.rank)
         tile = _warp_tile(rows, cols, 2, order)
         tile *= identity_nd("warp", self.warps_per_cta, self._warp_order())
-        return cover(tile, self.cga_layout, shape, triton_version=triton_version)
+        return cover(tile, self.cga_layout, shape)
 
     def dot_operand(
-        self, operand_index: int, k_width: int, shape: Sequence[int], triton_version: str = NEWEST
+        self, operand_index: int, k_width: int, shape: Sequence[int], *, triton_version: str = NEWEST
     ) -> LinearLayout:
         """A (16 x 8 k_width) or B (8 k_width x 8) of mma.sync, or A of wgmma, in registers.
 
@@ -83,7 +83,7 @@ class NVMMADistributedLayout(Encoding):
         order = operand_order(operand_index, self.rank)
         tile = _warp_tile(16 if operand_index == 0 else 8, 8 * k_width, k_width, order)
         tile *= broadcast_nd("warp", self.warps_per_cta, self._warp_order(), order[0])
-        return cover(tile, operand_cga(self.cga_layout, order[0]), shape, triton_version=triton_version)
+        return cover(tile, operand_cga(self.cga_layout, order[0]), shape)
 
     def _warp_order(self) -> Ints:
         return matrix_order(self.rank, row_major=not self.is_hopper)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,7 +25,8 @@ class NVMMASharedLayout(SharedEncoding):
     fp4_padded : after 8 bytes of packed fp4 pairs 8 bytes stay empty.
 
     ``swizzle_byte_width=0, transposed=True`` is row-major before Triton 3.9.0, which ignored ``transposed`` there, and
-    column-major since (of rank 3, 3.9.0 repeats elements: its layout has no inverse).
+    column-major since (of rank 3, 3.9.0 repeats elements: its layout has no inverse). A transposed panel of rank 3
+    has the last dimension as rows and the first two as columns, split row-major into (1, 2, 0): so do the compilers.
 
     >>> NVMMASharedLayout(32, 16).offsets((8, 16))[4, ::8].tolist()
     [72, 64]
@@ -65,18 +67,17 @@ byte size 64, got 16 but expected at least 32
         else:
             tile = self._panels(sizes)
         names = dims(rank)
-        tile = tile.transpose(*names).fit(dict(zip(names, sizes, strict=True)))
-        return cover(tile, self.cga_layout, shape, triton_version=triton_version)
+        return cover(tile.fit(dict(zip(names, sizes, strict=True))), self.cga_layout, shape)
 
     def _dense(self, box: list[int], honour_transposed: bool) -> LinearLayout:
-        """Row-major; the dimensions of a transposed box are named as 3.9.0 does."""
-        rank, tile = len(box), LinearLayout({"offset": []}, {})
-        turned = self.transposed and honour_transposed and rank > 1
-        extents = [*box[1:], box[0]] if turned else box
-        for axis in reversed(range(rank)):
-            name = f"dim{(axis + 1) % rank}" if turned else f"dim{axis}"
-            tile *= LinearLayout.identity1d(extents[axis], "offset", name)
-        return tile
+        """One box, row-major; the dimensions of a transposed box are turned and named as 3.9.0 does."""
+        names = dims(len(box))
+        if self.transposed and honour_transposed:
+            box, names = [*box[1:], *box[:1]], [*names[-1:], *names[:-1]]
+        tile = LinearLayout({"offset": []}, {})
+        for size, name in zip(reversed(box), reversed(names), strict=True):
+            tile *= LinearLayout.identity1d(size, "offset", name)
+        return tile.transpose(*reversed(dims(len(box))))
 
     def _panels(self, sizes: Ints) -> LinearLayout:
         """One TMA box: a panel of the swizzle's width, its rows the other dimensions."""
@@ -90,15 +91,14 @@ byte size 64, got 16 but expected at least 32
             f"block shape {sizes} along the contiguous dimension {contiguous} is too small for the swizzle byte size "
             f"{width}, got {stored} but expected at least {needed}",
         )
-        outer = [axis for axis in range(rank) if axis != contiguous]
-        box = {f"dim{axis}": min(sizes[axis], TMA_BOX) for axis in outer}
-        rows = 1
-        for size in box.values():
-            rows *= size
-        need(rows >= 8, self, f"block shape {sizes} has {rows} rows beside the contiguous dimension; 8 or more needed")
+        box = {name: min(size, TMA_BOX) for name, size in zip(dims(rank), sizes, strict=True)}
         box[f"dim{contiguous}"] = needed // 2 if self.fp4_padded else needed
-        core = self._core(needed).fit({"dim0": rows, "dim1": box[f"dim{contiguous}"]})
-        return core.reshape(box)
+        last = box[f"dim{rank - 1}"]
+        rest = math.prod(box.values()) // last
+        rows, cols = (last, rest) if self.transposed else (rest, last)
+        need(rows >= 8, self, f"block shape {sizes} has panels of {rows} rows; 8 or more are needed")
+        turned = {**dict(list(box.items())[1:]), "dim0": box["dim0"]} if self.transposed else box
+        return self._core(needed).fit({"dim0": rows, "dim1": cols}).reshape(turned).transpose(*dims(rank))
 
     def _core(self, cols: int) -> LinearLayout:
         """8 rows of a panel, swizzled."""

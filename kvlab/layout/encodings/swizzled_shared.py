@@ -44,14 +44,14 @@ class SwizzledSharedLayout(SharedEncoding):
         sizes = shape_per_cta(self.cga_layout, shape)
         if len(shape) == 1:
             tile = LinearLayout.identity1d(sizes[0], "offset", "dim0")
-            return cover(tile, self.cga_layout, shape, triton_version=triton_version)
+            return cover(tile, self.cga_layout, shape)
         cols, rows = sizes[self.order[0]], sizes[self.order[1]]
         bases = [(0, 1 << bit) for bit in range(cols.bit_length() - 1)]
         bases += [(1 << bit, self.vec * self.phase(1 << bit) % cols) for bit in range(rows.bit_length() - 1)]
         tile = LinearLayout({"offset": bases}, {f"dim{self.order[1]}": rows, f"dim{self.order[0]}": cols})
         for axis in self.order[2:]:
             tile *= LinearLayout.identity1d(sizes[axis], "offset", f"dim{axis}")
-        return cover(tile, self.cga_layout, shape, triton_version=triton_version)
+        return cover(tile, self.cga_layout, shape)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""Canonical layouts. Rests on values printed by compiled programs (tests/data/mojo_canonical.json) and on laws."""
+"""Canonical layouts. Rests on values printed by compiled programs (tests/data/mojo_canonical.json.gz) and on laws."""
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from kvlab.hardware import (
 )
 from kvlab.layout import Layout
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "mojo_canonical.json").read_text())["cases"]
+RECORD = (Path(__file__).parents[1] / "data" / "mojo_canonical.json.gz").read_bytes()
+GOLDEN = json.loads(gzip.decompress(RECORD))["cases"]
 
 
 def of(op: str) -> Any:
@@ -54,8 +56,11 @@ def check(case: dict, function: Any) -> None:
     layout = function(i["dtype"], i["mn_dim"], i["k_dim"], i["swizzle"])
     assert (layout.shape, layout.stride) == (tree(expected["layout"]["shape"]), tree(expected["layout"]["stride"]))
     assert (layout.size, layout.cosize) == (expected["size"], expected["cosize"])
-    if "colex_offsets" in expected:
-        assert layout(np.arange(layout.size)).tolist() == expected["colex_offsets"]
+    offsets = layout(np.arange(layout.size))
+    assert offsets.tolist() == expected["colex_offsets"]
+    swizzle = TensorMapSwizzle.of(i["swizzle"]).swizzle(i["dtype"])
+    assert [swizzle.bits, swizzle.base, swizzle.shift] == expected["swizzle_fn"]
+    assert swizzle(offsets).tolist() == expected["swizzled_colex_offsets"]
 
 
 @of("internal_k_major")

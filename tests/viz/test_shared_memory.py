@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from kvlab.hardware import wavefronts
 from kvlab.viz import draw_shared_memory
+from kvlab.viz.palette import BANKS
 
 SVG = "{http://www.w3.org/2000/svg}"
 LANE = np.arange(32)
@@ -73,6 +75,19 @@ def test_untouched_slots_are_hatched_and_said(sound, hovers) -> None:
     assert sum("nobody wrote here" in text for text in found) == 12
     assert "hatch)" in picture.svg
     assert "hatch" not in draw_shared_memory(image(4, 8)).svg
+
+
+def test_colour_is_the_bank_or_the_row(sound) -> None:
+    by_bank = draw_shared_memory(image(16, 8), colour="bank")
+    sound(by_bank)
+    for group in range(8):  # a column of the image is one group of banks: one run in each of 16 rows
+        (d,) = re.findall(rf'd="(M[^"]*z)" fill="{BANKS[4 * group]}"', by_bank.body)
+        assert d.count("M") == 16
+        assert len(set(re.findall(r"M([\d.]+) ", d))) == 1
+    by_row = draw_shared_memory(image(8, 8))
+    for row in range(8):  # a row of the image is one row of the tile: one run
+        (d,) = re.findall(rf'd="(M[^"]*z)" fill="{BANKS[4 * row]}"', by_row.body)
+        assert d.count("M") == 1
 
 
 def test_a_base_inside_a_row_leaves_the_slots_before_empty(sound, hovers) -> None:

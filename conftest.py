@@ -69,9 +69,10 @@ def numpy_modules() -> list[Path]:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Doctests of modules that need torch or triton are left out where those are not installed."""
-    if collection_path.suffix == ".py" and collection_path.is_relative_to(PACKAGE):
-        missing = [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]
-        if missing and may_import_torch(collection_path):
-            return True
-    return None
+    """Doctests are looked for in the package only, and not in modules whose torch or triton is not installed."""
+    if collection_path.suffix != ".py":
+        return None
+    if not collection_path.is_relative_to(PACKAGE):
+        return True if not collection_path.name.startswith("test_") else None
+    missing = [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]
+    return True if missing and may_import_torch(collection_path) else None

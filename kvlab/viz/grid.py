@@ -101,7 +101,7 @@ def draw_layout(
         name = f"bank of 4 bytes{' (modulo 32)' if banks > 32 else ''}" if address is not None else "offset modulo 32"
         bank_legend(canvas, GUTTER, rows.end + 16, name)
     elif who.max() >= warp_size:
-        keys(canvas, GUTTER, rows.end + 14, [("none", INK, "outline: a warp")])
+        keys(canvas, GUTTER, rows.end + 14, [("none", INK, "thick outline: a warp")])
     return canvas.picture(
         title or _title(layout, offset, bank, address, who, banks), caption or _caption(address, who, labelled)
     )

@@ -133,4 +133,5 @@ class Lanes:
             return []
         if self.phase.max() == 0:
             return [("none", ACCENT, "read by lane T…")]
-        return [("none", ACCENT, "lanes T… of the first phase"), ("none", INK, "thin outline: lanes of the other phases")]
+        others = ("none", INK, "thin outline: lanes of the other phases")
+        return [("none", ACCENT, "lanes T… of the first phase"), others]

@@ -207,9 +207,9 @@ class Canvas:
 
     def borders(
         self, xs: npt.ArrayLike, ys: npt.ArrayLike, width: float, height: float, key: npt.ArrayLike,
-        *, stroke: str = INK, stroke_width: float = 1.5, opacity: float | None = None,
+        *, stroke: str = "#000000", stroke_width: float = 2.4, opacity: float | None = None,
     ) -> None:  # fmt: skip
-        """Lines around every region of cells with equal ``key`` [rows, columns]."""
+        """Lines around every region of cells with equal ``key`` [rows, columns]; black: their cells are pale on any page."""
         left, top, k = np.asarray(xs, float), np.asarray(ys, float), np.asarray(key)
         lines: list[str] = []
         for edge, size, across, values, draw in (

@@ -1,8 +1,72 @@
 """Layouts, swizzles and views of memory through them. NumPy only."""
 
+from kvlab.layout.algebra import (
+    coalesce,
+    complement,
+    compose,
+    composition,
+    cosize,
+    make_layout,
+    make_ordered_layout,
+    size,
+    sublayout,
+    zip_modes,
+)
+from kvlab.layout.composed import ComposedLayout
+from kvlab.layout.divide import flat_divide, local_tile, logical_divide, tiled_divide, zipped_divide
+from kvlab.layout.inverse import left_inverse, right_inverse
 from kvlab.layout.layout import Layout
 from kvlab.layout.linear_layout import LinearLayout
+from kvlab.layout.product import (
+    blocked_product,
+    flat_product,
+    logical_product,
+    raked_product,
+    tile_to_shape,
+    tiled_product,
+    zipped_product,
+)
+from kvlab.layout.recast import downcast, expand_modes_alike, upcast
+from kvlab.layout.slicing import slice_and_offset
 from kvlab.layout.swizzle import Swizzle
+from kvlab.layout.swizzles import make_ldmatrix_swizzle, make_swizzle, make_tma_swizzle
 from kvlab.layout.tile_tensor import TileTensor
 
-__all__ = ["Layout", "LinearLayout", "Swizzle", "TileTensor"]
+__all__ = [
+    "ComposedLayout",
+    "Layout",
+    "LinearLayout",
+    "Swizzle",
+    "TileTensor",
+    "blocked_product",
+    "coalesce",
+    "complement",
+    "compose",
+    "composition",
+    "cosize",
+    "downcast",
+    "expand_modes_alike",
+    "flat_divide",
+    "flat_product",
+    "left_inverse",
+    "local_tile",
+    "logical_divide",
+    "logical_product",
+    "make_layout",
+    "make_ldmatrix_swizzle",
+    "make_ordered_layout",
+    "make_swizzle",
+    "make_tma_swizzle",
+    "raked_product",
+    "right_inverse",
+    "size",
+    "slice_and_offset",
+    "sublayout",
+    "tile_to_shape",
+    "tiled_divide",
+    "tiled_product",
+    "upcast",
+    "zip_modes",
+    "zipped_divide",
+    "zipped_product",
+]

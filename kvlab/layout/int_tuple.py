@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "UNKNOWN",
     "Coord",
     "IntArray",
     "IntTuple",
@@ -33,6 +34,9 @@ __all__ = [
 IntTuple: TypeAlias = "int | tuple[IntTuple, ...]"
 IntArray: TypeAlias = NDArray[np.int64]
 Coord: TypeAlias = "int | IntArray | tuple[Coord, ...]"
+
+UNKNOWN = -1
+"""An extent that only the running program knows (MAX's ``UNKNOWN_VALUE``)."""
 
 
 def int_tuple(tree: Any, what: str = "tree") -> IntTuple:
@@ -83,17 +87,18 @@ def congruent(a: IntTuple, b: IntTuple) -> bool:
 
 
 def prefix_product(shape: IntTuple) -> IntTuple:
-    """Exclusive products of the leaves in order: the column-major strides of ``shape``.
+    """Exclusive products of the leaves in order: the column-major strides of ``shape``. What follows an unknown extent
+    is unknown.
 
-    >>> prefix_product(((2, 3), 4))
-    ((1, 2), 6)
+    >>> prefix_product(((2, 3), 4)), prefix_product((2, UNKNOWN, 4))
+    (((1, 2), 6), (1, 2, -1))
     """
     return _prefix_product(shape, 1)[0]
 
 
 def _prefix_product(shape: IntTuple, start: int) -> tuple[IntTuple, int]:
     if isinstance(shape, int):
-        return start, start * shape
+        return start, UNKNOWN if UNKNOWN in (start, shape) else start * shape
     strides = []
     for item in shape:
         stride, start = _prefix_product(item, start)

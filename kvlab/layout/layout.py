@@ -23,7 +23,7 @@ from kvlab.layout.int_tuple import (
     product,
 )
 
-__all__ = ["Layout"]
+__all__ = ["Layout", "unchecked"]
 
 
 @dataclass(frozen=True, init=False, repr=False, slots=True)
@@ -121,7 +121,7 @@ class Layout:
         """
         if isinstance(self.shape, int) or isinstance(self.stride, int):
             return (self,)
-        return tuple(Layout(s, d) for s, d in zip(self.shape, self.stride, strict=True))
+        return tuple(unchecked(s, d) for s, d in zip(self.shape, self.stride, strict=True))
 
     @property
     def rank(self) -> int:
@@ -175,14 +175,33 @@ class Layout:
             + ("" if self.is_flat else f" or {len(flatten(self.shape))}")
         )
 
-    def offsets(self) -> IntArray:
-        """All offsets: an int64 array, read-only and computed once, whose axes are the top-level modes.
+    def __getitem__(self, coord: Any) -> Any:
+        """A slice: ``:`` (or None) keeps a mode, ``a:b`` a part of one, an int fixes it; tuples reach into nested modes.
+        The result is ``offset o layout``, so that ``l[3, :](j) == l(3, j)``; without any ``:`` it is the offset itself.
+
+        >>> Layout("(4,(3,2)):(6,(2,1))")[1, :]
+        ComposedLayout("6 o (3,2):(2,1)")
+        >>> Layout("(4,8):(8,1)")[2, 5], Layout("(4,8):(8,1)")[1:3, 4].layout
+        (21, Layout("2:8"))
+        """
+        from kvlab.layout.composed import ComposedLayout
+        from kvlab.layout.slicing import is_point, slice_and_offset
+
+        if is_point(coord):
+            return self(*coord) if isinstance(coord, tuple) else self(coord)
+        kept, offset = slice_and_offset(coord, self)
+        return ComposedLayout(kept, None, offset)
+
+    def offsets(self, *, leaves: bool = False) -> IntArray:
+        """All offsets: an int64 array, read-only and computed once, whose axes are the top-level modes, or all leaves.
 
         >>> Layout("(2,(2,2)):(4,(2,1))").offsets()
         array([[0, 2, 1, 3],
                [4, 6, 5, 7]])
+        >>> Layout("(2,(2,2)):(4,(2,1))").offsets(leaves=True).shape
+        (2, 2, 2)
         """
-        return _offsets(self)
+        return _offsets(unchecked(flatten(self.shape), flatten(self.stride)) if leaves else self)
 
     def idx2crd(self, index: Any) -> Coord:
         """The coordinate of an offset, ``(index // stride) % shape`` of each leaf: the inverse of a compact layout.
@@ -202,6 +221,18 @@ class Layout:
         if isinstance(self.shape, int) or isinstance(self.stride, int):
             return self
         return Layout(self.shape[::-1], self.stride[::-1])
+
+
+def unchecked(shape: IntTuple, stride: IntTuple) -> Layout:
+    """The layout of two congruent trees of ints, without looking at them again.
+
+    >>> unchecked((4, 8), (8, 1))
+    Layout("(4,8):(8,1)")
+    """
+    layout = object.__new__(Layout)
+    object.__setattr__(layout, "shape", shape)
+    object.__setattr__(layout, "stride", stride)
+    return layout
 
 
 def _flat_shape(shape: tuple[Any, ...]) -> tuple[int, ...]:

@@ -1,0 +1,325 @@
+"""The algebra's core: modes joined and merged, composition, complement. The laws are CuTe's.
+
+A layout is a function on ints (colexicographic coordinates). Every operation here states what it does to that function.
+Small trees are handled as plain ints and tuples; nothing is cached.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias, TypeVar
+
+from kvlab.layout.composed import ComposedLayout
+from kvlab.layout.int_tuple import IntTuple, flatten
+from kvlab.layout.layout import Layout, unchecked
+from kvlab.layout.rule import Rule, check_rule
+from kvlab.layout.swizzle import Swizzle
+from kvlab.layout.tree_ops import compact_order
+
+__all__ = [
+    "AnyLayout",
+    "Tiler",
+    "coalesce",
+    "complement",
+    "compose",
+    "composition",
+    "cosize",
+    "make_layout",
+    "make_ordered_layout",
+    "size",
+    "sublayout",
+    "zip_modes",
+]
+
+AnyLayout = TypeVar("AnyLayout", Layout, ComposedLayout)
+Tiler: TypeAlias = "Layout | int | None | tuple[Tiler, ...] | list[Tiler]"
+"""What a layout is composed with or divided by: a layout, an int (n:1), None (the whole mode), or one of them a mode."""
+
+
+def size(layout: Layout | ComposedLayout) -> int:
+    """Number of coordinates.
+
+    >>> size(Layout("(4,8):(8,1)"))
+    32
+    """
+    return layout.size
+
+
+def cosize(layout: Layout | ComposedLayout, *, rule: Rule = "cute") -> int:
+    """One more than the largest offset. ``rule="legacy"``: one more than the *last* offset, and for a swizzled layout
+    the period of the swizzle, as MAX answers.
+
+    >>> cosize(Layout("(3,5):(9,2)"))
+    27
+    >>> s = ComposedLayout(Layout("(4,8):(8,1)"), Swizzle(2, 1, 3, "bf16"), offset=16)
+    >>> cosize(s), cosize(s, rule="legacy")
+    (48, 64)
+    """
+    if check_rule(rule, "legacy") == "legacy" and layout.size:
+        if isinstance(layout, ComposedLayout) and isinstance(layout.outer, Swizzle):
+            return layout.outer.period
+        return int(layout(layout.size - 1)) + 1
+    return layout.cosize
+
+
+def make_layout(*layouts: Layout) -> Layout:
+    """The layouts as the modes of one: ``R(c0, c1, ...) == sum(layouts[i](ci))``.
+
+    >>> make_layout(Layout("(2,3):(3,1)"), Layout("4:6"))
+    Layout("((2,3),4):((3,1),6)")
+    """
+    return unchecked(tuple(a.shape for a in layouts), tuple(a.stride for a in layouts))
+
+
+def make_ordered_layout(shape: IntTuple, order: IntTuple) -> Layout:
+    """A dense layout whose leaves vary in ascending ``order``, the lowest fastest.
+
+    >>> make_ordered_layout((2, 3, 4, 5), (1, 4, 3, 2))
+    Layout("(2,3,4,5):(1,40,10,2)")
+    """
+    return Layout(shape, compact_order(Layout(shape).shape, order))
+
+
+def sublayout(layout: Layout, *modes: int) -> Layout:
+    """The named top-level modes.
+
+    >>> sublayout(Layout("(2,3,4):(12,4,1)"), 0, 2)
+    Layout("(2,4):(12,1)")
+    """
+    return make_layout(*(layout.modes[mode] for mode in modes))
+
+
+def zip_modes(a: Layout, b: Layout) -> Layout:
+    """Mode i is the pair of the modes i.
+
+    >>> zip_modes(Layout("(2,4):(1,8)"), Layout("(3,5):(2,16)"))
+    Layout("((2,3),(4,5)):((1,2),(8,16))")
+    """
+    if a.rank != b.rank:
+        raise ValueError(f"zip_modes of {a} and {b}: layouts with equally many modes are accepted")
+    return make_layout(*(make_layout(x, y) for x, y in zip(a.modes, b.modes, strict=True)))
+
+
+def coalesce(
+    layout: AnyLayout, *, keep_rank: bool = False, profile: IntTuple | None = None, rule: Rule = "cute"
+) -> AnyLayout:
+    """The same function on ints with as few modes as possible: ``R(i) == A(i)``.
+
+    ``keep_rank`` keeps the top-level modes and coalesces each; ``profile``, a tree, keeps its nesting and coalesces what
+    stands at its leaves (modes past its end stay as they are). ``rule="new"`` gives a tuple also where one mode is left.
+
+    >>> coalesce(Layout("(2,(1,4)):(1,(4,2))")), coalesce(Layout("(1,1):(3,5)"))
+    (Layout("8:1"), Layout("1:0"))
+    >>> coalesce(Layout("((2,2),(2,4)):((1,2),(8,16))"), keep_rank=True)
+    Layout("(4,8):(1,8)")
+    """
+    if isinstance(layout, ComposedLayout):
+        return layout.over(coalesce(layout.layout, keep_rank=keep_rank, profile=profile, rule=rule))
+    if keep_rank and isinstance(layout.shape, tuple):
+        profile = (0,) * layout.rank
+    if isinstance(profile, tuple):
+        if len(profile) > layout.rank:
+            raise ValueError(f"coalesce of {layout} to the profile {profile}: it has only {layout.rank} modes")
+        kept = [coalesce(mode, profile=p) for mode, p in zip(layout.modes, profile, strict=False)]
+        return make_layout(*kept, *layout.modes[len(kept) :])
+    shapes, strides = merged(flatten(layout.shape), flatten(layout.stride))
+    if len(shapes) == 1 and check_rule(rule, "new") == "cute":
+        return unchecked(shapes[0], strides[0])
+    return unchecked(tuple(shapes), tuple(strides))
+
+
+def merged(shapes: tuple[int, ...], strides: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """Leaves with extents of 1 dropped and neighbours joined where the second goes on at the end of the first.
+
+    >>> merged((2, 1, 4), (1, 9, 2))
+    ([8], [1])
+    """
+    out_shapes, out_strides = [1], [0]
+    for s, d in zip(shapes, strides, strict=True):
+        if s == 1:
+            continue
+        if out_shapes[-1] == 1:
+            out_shapes[-1], out_strides[-1] = s, d
+        elif out_shapes[-1] * out_strides[-1] == d:
+            out_shapes[-1] *= s
+        else:
+            out_shapes.append(s)
+            out_strides.append(d)
+    return out_shapes, out_strides
+
+
+def compose(a: Any, b: Any, *, rule: Rule = "cute") -> Any:
+    """``a`` after ``b``: ``R(i) == A(B(i))``, with the nesting of ``b``.
+
+    ``b`` is a layout, or a tuple of tilers for the modes of ``a`` (an int n stands for n:1, None for the whole mode;
+    further modes of ``a`` stay). ``a`` may be a swizzle or a :class:`ComposedLayout`; the result is one then.
+    ``rule="legacy"``: a tiler of one mode in a tuple counts as that mode, as in MAX.
+
+    ValueError where no layout of that nesting is this function: a step of ``b`` must divide a mode of ``a`` that it
+    walks out of, or be a multiple of it; and a run of ``b`` that leaves a mode must fill it a whole number of times.
+
+    >>> compose(Layout("(6,2):(8,2)"), Layout("(4,3):(3,1)"))
+    Layout("((2,2),3):((24,2),8)")
+    >>> compose(Layout("(9,(4,8)):(59,(13,1))"), (Layout("3:3"), None))
+    Layout("(3,(4,8)):(177,(13,1))")
+    >>> compose(Layout("(4,6,8):(2,3,5)"), Layout("6:3"))
+    Traceback (most recent call last):
+        ...
+    ValueError: composition of (4,6,8):(2,3,5) with 6:3: mode 0 has shape 4, the step in it is stride 3: neither divides the other
+    """
+    if isinstance(a, Swizzle):
+        return ComposedLayout(b, a) if isinstance(b, Layout) else b.after(a)
+    if isinstance(a, ComposedLayout):
+        return a.over(compose(a.layout, b, rule=rule))
+    if isinstance(b, ComposedLayout):
+        raise ValueError(f"composition of {a} with {b}: the second is swizzled; use ComposedLayout(layout, {a!r})")
+    check_rule(rule, "legacy")
+    if isinstance(b, tuple | list):
+        if len(b) > a.rank:
+            raise ValueError(f"composition of {a} with {tuple(b)}: {len(b)} tilers for {a.rank} modes")
+        parts = [compose(mode, part, rule=rule) for mode, part in zip(a.modes, b, strict=False)]
+        return make_layout(*parts, *a.modes[len(parts) :])
+    if b is None:
+        return a
+    b = as_layout(b)
+    if rule == "legacy":
+        b = unwrapped(b)
+    shapes, strides = _walkable(a)
+    return unchecked(*_compose(shapes, strides, b.shape, b.stride, (a, b)))
+
+
+composition = compose
+"""MAX's and CuTe's name of :func:`compose`."""
+
+
+def as_layout(tiler: Layout | int) -> Layout:
+    """An int n as the layout n:1.
+
+    >>> as_layout(4)
+    Layout("4:1")
+    """
+    return tiler if isinstance(tiler, Layout) else Layout(tiler)
+
+
+def unwrapped(layout: Layout) -> Layout:
+    """A layout of one mode as that mode.
+
+    >>> unwrapped(Layout("((2,4)):((1,8))"))
+    Layout("(2,4):(1,8)")
+    """
+    while isinstance(layout.shape, tuple) and len(layout.shape) == 1:
+        (layout,) = layout.modes
+    return layout
+
+
+def _walkable(a: Layout) -> tuple[list[int], list[int]]:
+    """Coalesced leaves; a last leaf of extent 1 stays, because what goes past the end goes on with its stride."""
+    shapes, strides = flatten(a.shape), flatten(a.stride)
+    out_shapes, out_strides = merged(shapes, strides)
+    if shapes and shapes[-1] == 1:
+        last = strides[-1]
+        if out_shapes == [1]:
+            out_strides[-1] = last
+        elif out_shapes[-1] * out_strides[-1] != last:
+            out_shapes.append(1)
+            out_strides.append(last)
+    return out_shapes, out_strides
+
+
+def _compose(
+    shapes: list[int], strides: list[int], s: IntTuple, d: IntTuple, of: tuple[Layout, Layout]
+) -> tuple[IntTuple, IntTuple]:
+    if isinstance(s, tuple):
+        assert isinstance(d, tuple)
+        pairs = [_compose(shapes, strides, x, y, of) for x, y in zip(s, d, strict=True)]
+        return tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)
+    assert isinstance(d, int)
+    if s == 1 or d == 0:
+        return s, 0
+    if d < 0:
+        raise ValueError(f"composition of {of[0]} with {of[1]}: stride {d} is negative, coordinates are not")
+    out_shapes, out_strides = [], []
+    last = len(shapes) - 1
+    for mode, extent in enumerate(shapes):
+        stride = strides[mode]
+        if mode == last or (s - 1) * d < extent:
+            out_shapes.append(s)
+            out_strides.append(d * stride)
+            break
+        if d >= extent:
+            d, rest = divmod(d, extent or 1)
+            if rest:
+                raise ValueError(_does_not_divide(of, shapes, strides, mode, d * extent + rest))
+            continue
+        steps, rest = divmod(extent, d)
+        if rest:
+            raise ValueError(_does_not_divide(of, shapes, strides, mode, d))
+        if s % steps:
+            raise ValueError(
+                f"composition of {of[0]} with {of[1]}: {_mode_of(of, shapes, strides, mode)} has shape {extent}; "
+                f"shape {s} with stride {d} is not a multiple of the {steps} steps in it"
+            )
+        out_shapes.append(steps)
+        out_strides.append(d * stride)
+        s, d = s // steps, 1
+    if len(out_shapes) > 1:
+        out_shapes, out_strides = merged(tuple(out_shapes), tuple(out_strides))
+    if len(out_shapes) == 1:
+        return out_shapes[0], out_strides[0]
+    return tuple(out_shapes), tuple(out_strides)
+
+
+def _mode_of(of: tuple[Layout, Layout], shapes: list[int], strides: list[int], mode: int) -> str:
+    if tuple(shapes) == flatten(of[0].shape):
+        return f"mode {mode}"
+    return f"mode {mode} of its coalesced form {unchecked(tuple(shapes), tuple(strides))}"
+
+
+def _does_not_divide(of: tuple[Layout, Layout], shapes: list[int], strides: list[int], mode: int, d: int) -> str:
+    return (
+        f"composition of {of[0]} with {of[1]}: {_mode_of(of, shapes, strides, mode)} has shape {shapes[mode]}, "
+        f"the step in it is stride {d}: neither divides the other"
+    )
+
+
+def complement(layout: Layout, size: int = 1) -> Layout:
+    """The offsets that ``layout`` leaves out, repeated until about ``size``: no sum of an offset of the layout and an
+    offset of the complement occurs twice, and the complement's strides ascend. Where the strides of the layout, in
+    ascending order, are multiples of what lies below, the sums are all of ``range(ceil(size / n) * n)``, n the end of
+    the layout's pattern; gaps that do not divide (a row of 33 for 32 columns) stay gaps.
+
+    ValueError for a layout whose modes interleave, so that offsets repeat or none can be left out in whole blocks.
+
+    >>> complement(Layout("4:2"), 24), complement(Layout("(2,2):(1,6)"), 24)
+    (Layout("(2,3):(1,8)"), Layout("(3,2):(2,12)"))
+    """
+    shapes, strides, reach = [], [], 1
+    for d, s in sorted(zip(flatten(layout.stride), flatten(layout.shape), strict=True)):
+        if s == 1 or d == 0:
+            continue
+        if d < reach:
+            raise ValueError(
+                f"complement of {layout}: stride {d} of shape {s} falls inside the {reach} offsets of the modes below it"
+            )
+        shapes.append(d // reach)
+        strides.append(reach)
+        reach = s * d
+    shapes.append(-(-size // reach))
+    strides.append(reach)
+    shapes, strides = merged(tuple(shapes), tuple(strides))
+    return unchecked(shapes[0], strides[0]) if len(shapes) == 1 else unchecked(tuple(shapes), tuple(strides))
+
+
+def is_exact(layout: Layout) -> bool:
+    """Does every stride, in ascending order, divide evenly by what lies below it? Then layout and complement fill.
+
+    >>> is_exact(Layout("(2,2):(1,6)")), is_exact(Layout("(2,2):(1,3)"))
+    (True, False)
+    """
+    reach = 1
+    for d, s in sorted(zip(flatten(layout.stride), flatten(layout.shape), strict=True)):
+        if s != 1 and d:
+            if d % reach:
+                return False
+            reach = s * d
+    return True
+

@@ -12,7 +12,8 @@ What is computed, and after whom:
 f32 -> bf16, f16      round to nearest even, overflow to infinity; ``fp_downcast_rounding="rtz"`` truncates
 f32, f16, bf16 -> fp8 round to nearest even, then saturated: what is past the largest finite value, an infinity too,
                       becomes that value; NaN stays NaN. So does ``cvt.rn.satfinite``, Triton's cast from sm_89 on
-integer -> bf16, fp8  through float32, as on sm_80 and AMD (sm_90 rounds integers past 2^24 once, not twice)
+integer -> bf16       through float32, as on sm_80 and AMD (sm_90 rounds integers past 2^24 once, not twice)
+fp8 -> wider          exact, infinities and NaNs too (compiled for sm_90, e5m2 -> bf16 makes finite numbers of them)
 NaN                   kept; its sign and payload are not those of any particular machine
 bf16 ``+ - * /``      each operation rounded once (the products and sums are exact enough in float32)
 ``fma``               rounded once
@@ -95,6 +96,13 @@ def _wide(data: np.ndarray) -> np.ndarray:
     return data.astype(np.float32) if data.dtype in _NARROW else data
 
 
+def _to_odd(near: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """``near``, the nearest to ``near + error``, rounded to odd instead: to round that further is to round once."""
+    bits = _bits(near)
+    chopped = np.where(np.sign(near) * error < 0, bits - 1, bits).astype(bits.dtype)
+    return np.where((error == 0) | np.isnan(error), bits, chopped | 1).astype(bits.dtype).view(near.dtype)
+
+
 def _round(data: np.ndarray, dtype: np.dtype[Any], toward_zero: bool = False) -> np.ndarray:
     """Floats as ``dtype``: nearest even or toward zero; fp8 saturates.
 
@@ -103,10 +111,9 @@ def _round(data: np.ndarray, dtype: np.dtype[Any], toward_zero: bool = False) ->
     >>> _round(np.float32([31.6, 500, -np.inf, np.nan]), _DTYPES["fp8e4nv"]).astype(float).tolist()
     [32.0, 448.0, -448.0, nan]
     """
-    if data.dtype == np.float64 and dtype.itemsize < 4:  # once, not twice: to float32 rounded to odd
+    if data.dtype == np.float64 and dtype.itemsize < 4:  # ml-dtypes goes through float32
         near = data.astype(np.float32)
-        chopped = np.where(np.abs(near.astype(np.float64)) > np.abs(data), _bits(near) - 1, _bits(near))
-        data = np.where(near == data, _bits(near), chopped | 1).astype(np.uint32).view(np.float32)
+        data = _to_odd(near, data - near)
     if dtype.itemsize == 1:
         largest = float(ml_dtypes.finfo(dtype).max)
         data = np.clip(_wide(data), -largest, largest)  # NaN passes
@@ -191,8 +198,11 @@ def _correct_arithmetic(interpreter: Any) -> None:
     def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
         if z.data.dtype not in _NARROW | {np.dtype(np.float32)}:
             return fma(self, x, y, z)
-        exact = x.data.astype(np.float64) * y.data.astype(np.float64)
-        return handle(_round(exact + z.data.astype(np.float64), z.data.dtype), z.dtype.scalar)
+        product, addend = x.data.astype(np.float64) * y.data.astype(np.float64), z.data.astype(np.float64)
+        total = product + addend
+        part = total - product
+        error = (product - (total - part)) + (addend - part)  # exact: Knuth's two-sum
+        return handle(_round(_to_odd(total, error), z.data.dtype), z.dtype.scalar)
 
     def create_clampf(self: Any, arg: Any, lo: Any, hi: Any, propagate_nans: Any) -> Any:
         if propagate_nans != interpreter._ir.PROPAGATE_NAN.NONE:

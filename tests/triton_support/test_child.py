@@ -55,6 +55,18 @@ def gone(pid: int, seconds: float = 10) -> bool:
     return not alive(pid)
 
 
+def assert_ends_with(process: subprocess.Popen[str], pid: int) -> None:
+    """Kill ``process``; ``pid`` must end of itself."""
+    process.kill()
+    process.wait()
+    ended = gone(pid)
+    if not ended:
+        os.kill(pid, signal.SIGKILL)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert ended, "the child outlived its parent"
+
+
 base = np.arange(6 * 8, dtype=np.float32).reshape(6, 8)
 VIEWS = {
     "whole": base,
@@ -273,9 +285,26 @@ def test_the_child_ends_when_its_parent_is_killed(doing):
     pid = int(process.stdout.readline())
     assert alive(pid)
     time.sleep(0.2)
-    process.kill()
-    process.communicate()
-    assert gone(pid)
+    assert_ends_with(process, pid)
+
+
+def test_a_fork_does_not_keep_the_child_alive():
+    program = """
+        import os, time
+        from kvlab.triton_support.child import run
+        print(run("os:getpid"), flush=True)
+        print(os.fork(), flush=True)
+        time.sleep(60)
+    """
+    process = script(program)
+    assert process.stdout is not None
+    pid = int(process.stdout.readline())
+    fork = max(int(process.stdout.readline()), int(process.stdout.readline()))  # the fork prints 0
+    try:
+        assert_ends_with(process, pid)
+        assert alive(fork)
+    finally:
+        os.kill(fork, signal.SIGKILL)
 
 
 def test_the_child_ends_with_its_parent():

@@ -1,10 +1,16 @@
 """The corrected interpreter against torch on the CPU: every bit pattern where there are 2^16, thousands of others.
 
 What is compared rests on torch's own casts and arithmetic (an independent implementation of IEEE rounding); fp8
-overflow on ``cvt.rn.satfinite`` of the PTX manual; products and sums on float64. Every kernel here runs in the child.
+overflow on ``cvt.rn.satfinite`` of the PTX manual; products and sums on float64; some casts on a record of an H100.
+Every kernel here runs in the child; test_interpreter_gpu.py compares with compiled ones.
 """
 
 from __future__ import annotations
+
+import json
+import math
+from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -171,19 +177,42 @@ def test_clamp_prefers_numbers():
     assert call("binary", "clamp", a, torch.zeros(6)).tolist() == [0.5, 0.5, 1.0, 2.0, 2.0, 0.5]
 
 
-def test_fma_rounds_once():
-    """Rests on float64, where these products and sums of bf16 are exact: no neighbour is nearer, even wins ties."""
-    a, b = pairs(BF16)
-    keep = (a.double().abs().log2().abs() < 12) & (b.double().abs().log2().abs() < 12)
-    a, b = a[keep].contiguous(), b[keep].contiguous()
-    assert len(a) > 100
-    exact = a.double() * b.double() + a.double()
+@pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32], ids=str)
+def test_fma_rounds_once(dtype):
+    """Rests on rational numbers: no neighbour of a result is nearer to a * b + a, and the even one wins a tie."""
+    a, b = pairs(dtype, 3000)
     mine = call("binary", "fma", a, b)
-    error = (mine.double() - exact).abs()
-    for step in (-1, 1):
-        neighbour = (mine.view(torch.int16) + step).view(BF16).double()
-        nearer = error < (neighbour - exact).abs()
-        assert (nearer | ((error == (neighbour - exact).abs()) & (mine.view(torch.int16) % 2 == 0))).all()
+    keep = (a.isfinite() & b.isfinite() & mine.isfinite()).nonzero().flatten()
+    integer = torch.int16 if dtype.itemsize == 2 else torch.int32
+    bits = mine.view(integer)
+    up, down = (bits + 1).view(dtype).double().tolist(), (bits - 1).view(dtype).double().tolist()
+    x, y, z = a.double().tolist(), b.double().tolist(), mine.double().tolist()
+    assert len(keep) > 500
+    for n in keep.tolist():
+        exact = Fraction(x[n]) * Fraction(y[n]) + Fraction(x[n])
+        error = abs(Fraction(z[n]) - exact)
+        for neighbour in (up[n], down[n]):
+            if math.isfinite(neighbour) and z[n] != 0:
+                other = abs(Fraction(neighbour) - exact)
+                assert error < other or (error == other and bits[n] % 2 == 0), (x[n], y[n], z[n])
+
+
+@pytest.mark.parametrize("cast", ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "bfloat16 rtz", "float16 rtz"])
+def test_casts_equal_those_of_the_h100(cast):
+    """Rests on hardware: the same kernel, compiled by Triton 3.6.0, on an H100 (whose NaNs have one code)."""
+    record = json.loads((Path(__file__).parents[1] / "data/hardware/h100_casts.json").read_text())
+    x = torch.frombuffer(bytearray.fromhex(record["float32"]), dtype=torch.float32)
+    name, *rounding = cast.split()
+    measured = torch.frombuffer(bytearray.fromhex(record[cast]), dtype=torch.uint8).view(getattr(torch, name))
+    assert_same(call("cast", x, name, *rounding), measured)
+
+
+def test_integers_become_the_bfloat16_of_the_h100():
+    """Rests on hardware."""
+    record = json.loads((Path(__file__).parents[1] / "data/hardware/h100_casts.json").read_text())
+    x = torch.frombuffer(bytearray.fromhex(record["int32"]), dtype=torch.int32)
+    measured = torch.frombuffer(bytearray.fromhex(record["int32 bfloat16"]), dtype=BF16)
+    assert_same(call("cast", x, "bfloat16"), measured)
 
 
 @pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32], ids=str)
@@ -222,6 +251,14 @@ def test_dot(dtype, acc):
     exact = a.double() @ b.double() + acc
     bound = 64 * 2**-24 * (a.double().abs() @ b.double().abs() + 1)
     assert ((call("dot", a, b, "float32", acc).double() - exact).abs() <= bound).all()
+
+
+def test_dot_takes_nan_codes_for_nan():
+    a = torch.full((16, 32), 0.5).to(E4M3)
+    a[3, 5] = float("nan")
+    out = call("dot", a, torch.ones(32, 16).to(E4M3))
+    assert out.isnan().all(1).tolist() == [row == 3 for row in range(16)]
+    assert (out[0] == 16).all()
 
 
 def test_dot_with_float16_result():

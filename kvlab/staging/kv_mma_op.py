@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.hardware import MmaAtom, ds_read_tr8_b64, ds_read_tr16_b64, get_atom
+from kvlab.hardware import MmaAtom, get_atom
 from kvlab.memory import Memory, as_dtype
 
 from . import mma_op_addresses as addresses
@@ -58,19 +58,27 @@ class KVMmaOp:
         first = self._slot(strip).start + kg * p.num_mmas
         return self.reg_tile[:, :, first : first + p.num_mmas]
 
+    def strip_tile(self, strip: int) -> Array:
+        """All fragments of the strip, k group after k group: ``[programs, threads, num_k_mmas * num_mmas, frag]``."""
+        return self.reg_tile[:, :, self._slot(strip)]
+
     def load_prefill(self, strip: int, smem: Memory, base: Any) -> None:
         """K: the strip from the warp's ``WN x BK`` tile at ``base``.
 
         Fragments of 32 bytes are two halves of the k group.
         """
-        offset = addresses.prefill_offsets(self.params)
-        self._set(strip, self._vectors(smem, base, offset))
+        addresses.prefill_offsets(self.params)  # refuses what it is not for
+        p = self.params
+        self._set(strip, p.loader.load_b(smem, self._bases(base), p.num_mmas, p.BK))
 
     def load_prefill_split(self, strip: int, smem: Memory, lo: Any, hi: Any, has_hi: bool = True) -> None:
         """K: the strip from two ``WN x 64`` tiles, its lower and upper half; without the upper one it is zeros."""
-        offset = addresses.split_offsets(self.params)[..., None]
-        halves = [self._vectors(smem, lo, offset)]
-        halves.append(self._vectors(smem, hi, offset) if has_hi else np.zeros_like(halves[0]))
+        addresses.split_offsets(self.params)
+        p = self.params
+        halves = [p.half_loader.load_b(smem, self._bases(lo), p.num_mmas, p.bk_smem)]
+        halves.append(
+            p.half_loader.load_b(smem, self._bases(hi), p.num_mmas, p.bk_smem) if has_hi else np.zeros_like(halves[0])
+        )
         self._set(strip, np.concatenate(halves, axis=-1))
 
     def load_v_bf16(self, strip: int, smem: Memory, base: Any) -> None:
@@ -78,13 +86,17 @@ class KVMmaOp:
 
         The order of the keys is that of the score accumulator.
         """
-        address = self._addresses(smem, base, addresses.v_bf16_offsets(self.params, strip))
-        self._set(strip, _transposed(ds_read_tr16_b64(smem, address, self.params.dtype)))
+        tiles = addresses.v_bf16_tiles(self.params, strip)
+        self._set(strip, self.params.loader.load_b_tr(smem, self._bases(base), self.params.BK, tiles))
 
     def load_v_fp8_strip(self, strip: int, smem: Memory, base: Any) -> None:
         """V of 1 byte: MMA_K keys from the stage at ``base``, by transposing reads."""
-        address = self._addresses(smem, base, addresses.v_fp8_offsets(self.params, strip))
-        self._set(strip, _transposed(ds_read_tr8_b64(smem, address, self.params.dtype)))
+        addresses.v_fp8_offsets(self.params, strip)
+        p, tiles = self.params, np.arange(self.params.num_mmas)
+        self._set(
+            strip,
+            p.loader.load_v_fp8_strip(smem, self._bases(base), BN=p.BN, BK=p.bk_smem, bk_tile=strip, dt=tiles),
+        )
 
     def mma(self, a: Array, c: Array, strip: int, kg: int, swap_a_b: bool = True) -> Array:
         """``C[m + n * num_m_mmas] + A[m] * B[n]`` with B = ``mma_tile_at(strip, kg)``.
@@ -102,25 +114,12 @@ class KVMmaOp:
         first = strip % self.params.num_k_tiles * rows
         return slice(first, first + rows)
 
-    def _addresses(self, smem: Memory, base: Any, offset: Array) -> Array:
-        """Byte addresses ``[1, warps, *offset.shape]``."""
-        bases = np.broadcast_to(np.asarray(base, np.int64), (self.num_warps,))
-        elements = bases.reshape(-1, *(1,) * offset.ndim) + offset
-        return smem.base + elements[None] * self.params.dtype.itemsize
-
-    def _vectors(self, smem: Memory, base: Any, offset: Array) -> Array:
-        """16 bytes at each ``offset[lanes, registers, pieces]``: ``[programs, threads, registers, elements]``."""
-        values = smem.load(self._addresses(smem, base, offset), self.params.dtype, self.params.simd_width)
-        return values.reshape(len(values), self.num_warps * WARP_SIZE, offset.shape[1], -1)
+    def _bases(self, base: Any) -> Array:
+        """``base`` for each warp."""
+        return np.broadcast_to(np.asarray(base, np.int64), (self.num_warps,))
 
     def _set(self, strip: int, registers: Array) -> None:
         self.reg_tile[:, :, self._slot(strip)] = registers
-
-
-def _transposed(values: Array) -> Array:
-    """``[programs, warps, registers, reads, lanes, n]`` -> ``[programs, threads, registers, reads * n]``."""
-    programs, warps, registers, reads, lanes, n = values.shape
-    return values.transpose(0, 1, 4, 2, 3, 5).reshape(programs, warps * lanes, registers, reads * n)
 
 
 def mfma_atom(mma_shape: tuple[int, int, int], dtype: Any) -> MmaAtom:

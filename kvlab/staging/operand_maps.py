@@ -76,6 +76,7 @@ def _accumulator(p: KVBufferParams, BM: int, cols: int, warp_cols: int) -> Fragm
 
 def _rows_of_a_warp(p: KVBufferParams, BM: int) -> tuple[IntArray, int]:
     """First query row of each warp ``[warps]``, and the query tiles of a warp."""
+    p.require_whole_warp_rows()
     num_warps_m = p.num_warps // p.num_warps_n
     if BM % (num_warps_m * p.MMA_M):
         raise ValueError(f"BM {BM} must be a multiple of {num_warps_m * p.MMA_M}: MMA_M for each warp row")

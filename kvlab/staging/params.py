@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.hardware import get_arch
-from kvlab.layout import Swizzle
+from kvlab.layout import Layout, Swizzle
 from kvlab.memory import as_dtype
 
 __all__ = ["WARP_SIZE", "KVBufferParams", "ceildiv"]
@@ -38,13 +38,23 @@ class KVBufferParams:
     depth            columns of K or V
     kv_num_heads     KV heads in DRAM
     transpose        True: the operand is K (of Q K^T, the depth is contracted); False: V (of P V, the keys are)
+    full_kv          whether a stage of shared memory holds all columns, or one block of ``bk_smem``
     cache_depth      columns of a head in DRAM, ``depth`` unless given
     head_dim_offset  first column
+    reg_chunk_depth  depth whose strips of K the register tile holds, ``depth`` unless given
+    smem_depth       columns that go to shared memory, ``depth`` unless given
+    reg_chunk_keys   keys whose strips of V the register tile holds, ``WN`` unless given
+    bk_smem          columns of a block of shared memory, ``BK`` unless given (or ``BK / 2`` for 1-byte K of 16x16x128)
+    num_smem_stages  stages of shared memory
+
+    The streaming buffer has neither stages nor register chunks: it ignores the parameters from ``reg_chunk_depth`` on.
 
     >>> params = KVBufferParams("bf16", (16, 16, 32), Swizzle(3, 0, 3, "vector"), BN=128, WN=32, BK=32,
     ...                         num_threads=256, depth=128, kv_num_heads=8, transpose=True)
     >>> params.input_frag_size, params.simd_width, params.num_k_tiles, params.num_warps_n
     (8, 8, 4, 4)
+    >>> params.smem_stage_size, params.num_repeats, params.vm_instrs_per_load, params.mma_layout
+    (16384, 4, 8, Layout("(8,8):(8,1)"))
     """
 
     dtype: np.dtype[Any]
@@ -57,38 +67,53 @@ class KVBufferParams:
     depth: int
     kv_num_heads: int
     transpose: bool
-    cache_depth: int | None = None
+    full_kv: bool = True
+    cache_depth: int = None  # type: ignore[assignment]  # filled in by __post_init__, as those below
     head_dim_offset: int = 0
+    reg_chunk_depth: int = None  # type: ignore[assignment]
+    smem_depth: int = None  # type: ignore[assignment]
+    reg_chunk_keys: int = None  # type: ignore[assignment]
+    bk_smem: int = None  # type: ignore[assignment]
+    num_smem_stages: int = 2
 
     def __post_init__(self) -> None:
         set_ = object.__setattr__
         set_(self, "dtype", as_dtype(self.dtype))
         set_(self, "mma_shape", tuple(self.mma_shape))
-        if self.cache_depth is None:
-            set_(self, "cache_depth", self.depth)
+        like = {"cache_depth": "depth", "reg_chunk_depth": "depth", "smem_depth": "depth"}
+        for name, other in {**like, "reg_chunk_keys": "WN", "bk_smem": "BK"}.items():
+            if getattr(self, name) is None:
+                set_(self, name, getattr(self, other))
         if self.swizzle is not None:
             set_(self, "swizzle", self.swizzle.to("vector"))
         if len(self.mma_shape) != 3 or self.mma_shape[0] != self.mma_shape[1] or self.mma_shape[0] not in (16, 32):
             raise ValueError(f"mma_shape {self.mma_shape} is not (16, 16, K) or (32, 32, K)")
-        for name in ("BN", "WN", "BK", "num_threads", "depth", "kv_num_heads", "cache_depth"):
+        positive = ("BN", "WN", "BK", "num_threads", "depth", "kv_num_heads", "cache_depth", "reg_chunk_depth")
+        for name in (*positive, "smem_depth", "reg_chunk_keys", "bk_smem", "num_smem_stages"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)} must be at least 1")
+        self.require(self.head_dim_offset >= 0, f"head_dim_offset {self.head_dim_offset}", "0 or more")
         self.require(16 % self.dtype.itemsize == 0, f"dtype {self.dtype}", "an element of 1, 2, 4, 8 or 16 bytes")
         self.require(self.MMA_K * self.MMA_N % WARP_SIZE == 0, f"MMA_K {self.MMA_K}", "a multiple of 64 / MMA_N")
         self.require(self.BK % self.MMA_K == 0, f"BK {self.BK}", f"a multiple of MMA_K {self.MMA_K}")
         self.require(self.BN % self.WN == 0, f"BN {self.BN}", f"a multiple of WN {self.WN}")
         self.require(self.num_threads % WARP_SIZE == 0, f"num_threads {self.num_threads}", "a multiple of 64")
-        self.require(
-            self.num_warps % self.num_warps_n == 0,
-            f"num_threads {self.num_threads}",
-            f"a multiple of {WARP_SIZE * self.num_warps_n}: BN // WN = {self.num_warps_n} warps along the keys",
-        )
 
     @staticmethod
     def require(fulfilled: bool, what: str, accepted: str) -> None:
         """ValueError "what must be accepted" unless fulfilled."""
         if not fulfilled:
             raise ValueError(f"{what} must be {accepted}")
+
+    def require_whole_warp_rows(self) -> None:
+        """ValueError unless every row of warps along the keys is complete."""
+        self.require(
+            self.num_warps % self.num_warps_n == 0,
+            f"num_threads {self.num_threads}",
+            f"a multiple of {WARP_SIZE * self.num_warps_n}: BN // WN = {self.num_warps_n} warps along the keys",
+        )
+
+    # The matrix instruction and the registers.
 
     @property
     def MMA_M(self) -> int:
@@ -113,6 +138,11 @@ class KVBufferParams:
         return 16 // self.dtype.itemsize
 
     @property
+    def num_mmas(self) -> int:
+        """Fragments of a k group: of the warp's keys (K), or of the depth (V)."""
+        return ceildiv(self.WN if self.transpose else self.depth, self.MMA_N)
+
+    @property
     def num_k_mmas2(self) -> int:
         """k groups: matrix instructions along the contraction of a strip."""
         return ceildiv(self.BK, self.MMA_K)
@@ -121,6 +151,33 @@ class KVBufferParams:
     def num_k_tiles(self) -> int:
         """Strips that a warp contracts."""
         return ceildiv(self.depth if self.transpose else self.WN, self.BK)
+
+    @property
+    def reg_num_k_tiles(self) -> int:
+        """Strips that the register tile holds; strip s stands in slot ``s % reg_num_k_tiles``."""
+        return ceildiv(self.reg_chunk_depth if self.transpose else self.reg_chunk_keys, self.BK)
+
+    @property
+    def rows_per_k_mma(self) -> int:
+        """Registers (fragments) of a k group."""
+        return self.num_mmas
+
+    @property
+    def rows_per_k_tile(self) -> int:
+        """Registers (fragments) of a strip."""
+        return self.num_k_mmas2 * self.num_mmas
+
+    @property
+    def mma_total_rows(self) -> int:
+        """Registers (fragments) of a lane."""
+        return self.reg_num_k_tiles * self.rows_per_k_tile
+
+    @property
+    def mma_layout(self) -> Layout:
+        """Registers of a lane: row-major ``[mma_total_rows, input_frag_size]``."""
+        return Layout.row_major(self.mma_total_rows, self.input_frag_size)
+
+    # Warps.
 
     @property
     def num_warps(self) -> int:
@@ -132,6 +189,59 @@ class KVBufferParams:
         return self.BN // self.WN
 
     @property
+    def wtile_dim0(self) -> int:
+        """Rows of a warp's tile."""
+        return self.WN
+
+    @property
+    def wtile_dim1(self) -> int:
+        """Columns of a warp's tile."""
+        return self.BK
+
+    def warp_col(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Which of the warps along the keys each warp is: ``[warps]``."""
+        return np.arange(self.num_warps) % self.num_warps_n
+
+    # Shared memory: stages of blocks of BN x bk_smem, row-major (spec/kv_cache.md 5.3).
+
+    @property
+    def num_repeats(self) -> int:
+        """Blocks that hold all columns."""
+        return self.smem_depth // self.bk_smem
+
+    @property
+    def blocks_per_stage(self) -> int:
+        return self.num_repeats if self.full_kv else 1
+
+    @property
+    def smem_cols(self) -> int:
+        """Columns in a stage."""
+        return self.smem_depth if self.full_kv else self.bk_smem
+
+    @property
+    def smem_stage_size(self) -> int:
+        """Elements of a stage."""
+        return self.BN * self.smem_cols
+
+    @property
+    def smem_total_cols(self) -> int:
+        """Columns of all blocks of all stages."""
+        return self.num_smem_stages * self.blocks_per_stage * self.bk_smem
+
+    @property
+    def smem_parent_layout(self) -> Layout:
+        """All blocks side by side. Only its tiles of whole blocks are meant; inside one the strides are
+        :attr:`smem_tile_strides`."""
+        return Layout((self.BN, self.smem_total_cols), (self.bk_smem, self.BN))
+
+    @property
+    def smem_tile_strides(self) -> tuple[int, int]:
+        """Elements between rows and between columns of a block."""
+        return self.bk_smem, 1
+
+    # What moves from DRAM (spec/kv_cache.md 5.4).
+
+    @property
     def warp_tile_rows(self) -> int:
         """Rows that a warp moves at a time by DMA."""
         return 32
@@ -139,8 +249,28 @@ class KVBufferParams:
     @property
     def row_stride(self) -> int:
         """Elements between neighbouring keys in DRAM."""
-        assert self.cache_depth is not None
         return self.kv_num_heads * self.cache_depth
+
+    @property
+    def dma_col_groups(self) -> int:
+        """Warp tiles side by side: the blocks of a stage."""
+        return self.blocks_per_stage
+
+    @property
+    def total_tiles(self) -> int:
+        """Warp tiles of a load, ``warp_tile_rows`` x ``bk_smem`` each."""
+        return self.BN // self.warp_tile_rows * self.dma_col_groups
+
+    @property
+    def tiles_per_warp(self) -> int:
+        """Steps of a load: warp tiles of the busiest warp."""
+        return ceildiv(self.total_tiles, self.num_warps)
+
+    @property
+    def vm_instrs_per_load(self) -> int:
+        """DMA instructions of a warp that a wait for one load counts: 2 a warp tile, or 0, which waits for all, where
+        the tiles do not divide evenly. The true number is 4 a warp tile of rows of 128 bytes."""
+        return 2 * self.tiles_per_warp if self.total_tiles % self.num_warps == 0 else 0
 
     @property
     def role(self) -> str:
@@ -150,7 +280,3 @@ class KVBufferParams:
     def unswizzled(self) -> KVBufferParams:
         """The same without the swizzle."""
         return replace(self, swizzle=None)
-
-    def warp_col(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Which of the warps along the keys each warp is: ``[warps]``."""
-        return np.arange(self.num_warps) % self.num_warps_n

@@ -14,11 +14,11 @@ import numpy as np
 
 from kvlab.hardware import count_wavefronts
 
+from .dma_plan import DmaPlan, warp_tiles
 from .fragments import FragmentMap
 from .params import WARP_SIZE, KVBufferParams, ceildiv
 
 __all__ = [
-    "DmaPlan",
     "ReadPlan",
     "RegisterPlan",
     "by_dma",
@@ -50,6 +50,7 @@ def strip_shape(p: KVBufferParams) -> tuple[int, int]:
 
 def check(p: KVBufferParams) -> None:
     """ValueError unless the streaming buffer can be built with these parameters."""
+    p.require_whole_warp_rows()
     if p.transpose:
         p.require(p.WN % p.MMA_N == 0, f"WN {p.WN}", f"a multiple of MMA_N {p.MMA_N}")
         one = p.dtype.itemsize == 1
@@ -68,36 +69,13 @@ def by_dma(p: KVBufferParams) -> bool:
     return p.transpose and p.dtype.itemsize > 1
 
 
-@dataclass(frozen=True, eq=False)
-class DmaPlan:
-    """``buffer_load ... lds`` instructions, 16 bytes a lane: the wave of each ``[n]``, its LDS offset ``[n]``, and the
-    element of the tile's first strip that each lane fetches, ``row`` and ``col`` ``[n, 64]``."""
-
-    wave: IntArray
-    offset: IntArray
-    row: IntArray
-    col: IntArray
-
-
 @functools.cache
 def dma_plan(p: KVBufferParams) -> DmaPlan:
-    """Warp w moves the 32-row groups ``t * num_warps + w``. LDS is linear in the lane; the source is permuted."""
-    row_bytes = p.BK * p.dtype.itemsize
-    p.require(row_bytes in (64, 128), f"BK {p.BK}", f"64 or 128 bytes of {p.dtype}: what a DMA moves of a row")
+    """Warp w moves the 32-row groups ``t * num_warps + w`` of a K strip."""
+    p.require(p.BK * p.dtype.itemsize in (64, 128), f"BK {p.BK}", f"64 or 128 bytes of {p.dtype}: a row of a DMA")
     p.require(p.BN % p.warp_tile_rows == 0, f"BN {p.BN}", f"a multiple of {p.warp_tile_rows}")
-    lane_cols = row_bytes // 16
-    group, step, lane = np.ogrid[: p.BN // 32, : 32 * lane_cols // WARP_SIZE, :WARP_SIZE]
-    vector = lane + WARP_SIZE * step  # within the group
-    if p.swizzle is not None:
-        vector = p.swizzle(vector)
-    vector = vector % WARP_SIZE + WARP_SIZE * step
-    row, col = 32 * group + vector // lane_cols, vector % lane_cols * p.simd_width + 0 * group
-    return DmaPlan(
-        wave=np.broadcast_to(group % p.num_warps, row.shape)[..., 0].reshape(-1),
-        offset=((32 * lane_cols * group + WARP_SIZE * step) * p.simd_width)[..., 0].reshape(-1),
-        row=row.reshape(-1, WARP_SIZE),
-        col=col.reshape(-1, WARP_SIZE),
-    )
+    group = np.arange(p.BN // p.warp_tile_rows)
+    return warp_tiles(p, group % p.num_warps, group, np.zeros_like(group), p.BK)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,9 +1,12 @@
-"""Counting what moves: bytes on each edge, and the shared-memory passes of each access."""
+"""Counting what moves: bytes on each edge, and the instructions and shared-memory passes of each access."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 __all__ = ["Traffic"]
 
@@ -13,30 +16,58 @@ class Traffic:
     """What one launch moved.
 
     ``moved[edge]`` is in bytes, with edges such as ``"DRAM->SMEM"`` and ``"SMEM->registers"``; ``wavefronts``,
-    ``ideal`` and
-    ``unswizzled`` count, for each reading or writing role, the passes that shared memory took, the fewest possible, and
-    what the same access would take without the swizzle.
+    ``ideal`` and ``unswizzled`` count, for each reading or writing role, the passes that shared memory took, the fewest
+    possible, and what the same access would take without the swizzle; ``instructions`` counts those of a warp, where
+    the structure tells them.
+
+    A count may be given for each warp, ``[warps]``: the counters take its sum, :meth:`per_warp` keeps the parts.
 
     >>> t = Traffic()
     >>> t.move("DRAM->SMEM", 4096)
-    >>> t.access("K read", wavefronts=8, ideal=8, unswizzled=64)
-    >>> t.moved["DRAM->SMEM"], t.total("wavefronts"), t.total("unswizzled")
-    (4096, 8, 64)
+    >>> t.access("K read", wavefronts=np.array([5, 3]), ideal=8, unswizzled=64, instructions=np.array([2, 2]))
+    >>> t.moved["DRAM->SMEM"], t.total("wavefronts"), t.total("unswizzled"), t.instructions["K read"]
+    (4096, 8, 64, 4)
+    >>> t.per_warp("wavefronts", "K read").tolist(), t.per_warp("ideal", "K read").tolist()
+    ([5, 3], [])
     """
 
     moved: Counter[str] = field(default_factory=Counter)
     wavefronts: Counter[str] = field(default_factory=Counter)
     ideal: Counter[str] = field(default_factory=Counter)
     unswizzled: Counter[str] = field(default_factory=Counter)
+    instructions: Counter[str] = field(default_factory=Counter)
+    _warps: dict[tuple[str, str], np.ndarray[Any, Any]] = field(default_factory=dict, repr=False)
 
-    def move(self, edge: str, nbytes: int) -> None:
-        self.moved[edge] += int(nbytes)
+    def move(self, edge: str, nbytes: Any) -> None:
+        """Bytes on an edge: an int or ``[warps]``."""
+        self._add("moved", edge, nbytes)
 
-    def access(self, role: str, *, wavefronts: int, ideal: int, unswizzled: int) -> None:
-        self.wavefronts[role] += int(wavefronts)
-        self.ideal[role] += int(ideal)
-        self.unswizzled[role] += int(unswizzled)
+    def access(self, role: str, *, wavefronts: Any, ideal: Any, unswizzled: Any, instructions: Any = 0) -> None:
+        """Passes and instructions of a role: ints or ``[warps]``."""
+        self._add("wavefronts", role, wavefronts)
+        self._add("ideal", role, ideal)
+        self._add("unswizzled", role, unswizzled)
+        self.issue(role, instructions)
+
+    def issue(self, role: str, instructions: Any) -> None:
+        """Instructions of a role that are no access of shared memory's lanes, such as a DMA: an int or ``[warps]``."""
+        if np.any(instructions):
+            self._add("instructions", role, instructions)
 
     def total(self, kind: str) -> int:
-        """Sum over all roles of ``"wavefronts"``, ``"ideal"`` or ``"unswizzled"``."""
+        """Sum over all roles of ``"wavefronts"``, ``"ideal"``, ``"unswizzled"`` or ``"instructions"``."""
         return sum(getattr(self, kind).values())
+
+    def per_warp(self, kind: str, key: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """What each warp contributed to ``kind[key]``: ``[warps]``; empty where only sums were given."""
+        return self._warps.get((kind, key), np.zeros(0, np.int64))
+
+    def _add(self, kind: str, key: str, count: Any) -> None:
+        parts = np.asarray(count, np.int64)
+        getattr(self, kind)[key] += int(parts.sum())
+        if parts.ndim:
+            old = self.per_warp(kind, key)
+            new = np.zeros(max(old.size, parts.size), np.int64)
+            new[: old.size] = old
+            new[: parts.size] += parts
+            self._warps[kind, key] = new

@@ -1,0 +1,184 @@
+"""MAX's loader of B fragments from shared memory (spec/layout.md 7.3 to 7.5), executed for all lanes of all warps."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvlab.hardware import ds_read_tr8_b64, ds_read_tr16_b64
+from kvlab.layout import Swizzle
+from kvlab.memory import Memory, as_dtype
+
+from .params import WARP_SIZE
+
+__all__ = ["TiledMmaLoader", "fp8_lanes"]
+
+Array = np.ndarray[Any, Any]
+IntArray = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class TiledMmaLoader:
+    """Fragments of the operand that meets Q or P: K as it stands, V by transposing reads.
+
+    Offsets are in elements. In the loads ``base`` is an element offset from the first byte of ``smem``, an int or one
+    for each warp; the swizzles count 16-byte vectors from what is said with each load. Registers are
+    ``[programs, threads, registers, elements]`` with 64 threads for each warp of ``base``.
+
+    >>> loader = TiledMmaLoader("bf16", (16, 16, 32), Swizzle(3, 0, 3, "vector"))
+    >>> keys = np.arange(32 * 32).reshape(32, 32) % 251  # two fragments of 16 keys
+    >>> vector = np.arange(32 * 4)
+    >>> swizzled = keys.reshape(-1, 8)[loader.swizzle(vector)].astype(loader.dtype)
+    >>> registers = loader.load_b(Memory.over(swizzled), 0, num_mmas=2, BK=32)
+    >>> registers.shape, registers[0, 17, 1, :3].astype(int).tolist(), keys[17, 8:11].tolist()
+    ((1, 64, 2, 8), [50, 51, 52], [50, 51, 52])
+    """
+
+    dtype: np.dtype[Any]
+    mma_shape: tuple[int, int, int]
+    swizzle: Swizzle | None = None
+    swizzle2: Swizzle | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", as_dtype(self.dtype))
+        object.__setattr__(self, "mma_shape", tuple(self.mma_shape))
+        for name in ("swizzle", "swizzle2"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, getattr(self, name).to("vector"))
+
+    @property
+    def simd_width(self) -> int:
+        """Elements in 16 bytes."""
+        return 16 // self.dtype.itemsize
+
+    @property
+    def input_frag_size(self) -> int:
+        """Elements of a fragment in a lane."""
+        return self.mma_shape[0] * self.mma_shape[2] // WARP_SIZE
+
+    def swizzled(self, offset: IntArray) -> IntArray:
+        """An element offset after the swizzles of its 16-byte vector."""
+        vector, inside = np.divmod(offset, self.simd_width)
+        for swizzle in (self.swizzle, self.swizzle2):
+            vector = vector if swizzle is None else swizzle(vector)
+        return vector * self.simd_width + inside
+
+    # What is read: element offsets.
+
+    def b_offsets(self, num_mmas: int, BK: int, row_stride: int | None = None) -> IntArray:
+        """``load_b``: the 16-byte vectors ``[lanes, registers, pieces]``, registers ordered k group, MMA tile."""
+        return _b_offsets(self, num_mmas, BK, BK if row_stride is None else row_stride)
+
+    def b_tr_offsets(self, row_stride: int) -> IntArray:
+        """``load_b_tr``: what the lanes address in the two transposing reads of a tile, unswizzled ``[2, lanes]``."""
+        return _b_tr_offsets(self, row_stride)
+
+    def fp8_strip_offsets(self, block_width: int, bk_tile: int = 0) -> IntArray:
+        """``load_v_fp8_strip``: what the lanes address in the four transposing reads of depth tile 0, unswizzled, from
+        the first element of its block of ``block_width`` columns ``[4, lanes]``."""
+        return _fp8_strip_offsets(self, block_width, bk_tile)
+
+    # The reads.
+
+    def load_b(
+        self, smem: Memory, base: Any, num_mmas: int, BK: int, row_stride: int | None = None
+    ) -> Array:
+        """K: ``num_mmas`` fragments side by side of each k group of the ``rows x BK`` tile at ``base``.
+
+        A fragment of 32 bytes is two halves of the k group, one after the other: the k order of the f8f6f4
+        instructions. The swizzle counts from the first of the MMA_M rows of a fragment.
+        """
+        offset = self.b_offsets(num_mmas, BK, row_stride)
+        values = smem.load(_addresses(self, smem, base, offset), self.dtype, self.simd_width)
+        return values.reshape(len(values), -1, offset.shape[1], offset.shape[2] * self.simd_width)
+
+    def load_b_tr(self, smem: Memory, base: Any, row_stride: int, tile: Any = 0) -> Array:
+        """V of 2 bytes: the fragments of ``MMA_K x MMA_M`` tiles, ``tile`` (an int or ``[registers]``) elements from
+        ``base``, from which the swizzle counts.
+
+        Element e of lane l holds key ``e // 4 * (MMA_K / 2) + l // MMA_M * 4 + e % 4`` of column ``l % MMA_M``, the order
+        of the score accumulator.
+        """
+        offset = self.swizzled(np.atleast_1d(tile)[:, None, None] + self.b_tr_offsets(row_stride))
+        return _transposed(ds_read_tr16_b64(smem, _addresses(self, smem, base, offset), self.dtype))
+
+    def load_v_fp8_strip(
+        self, smem: Memory, base: Any, *, BN: int, BK: int, bk_tile: int = 0, dt: Any = 0
+    ) -> Array:
+        """V of 1 byte: MMA_K keys from ``bk_tile * MMA_K`` on of the depth tiles ``dt`` (an int or ``[registers]``), in
+        blocks of ``BN x BK``. The swizzle counts from the block. 16x16x128 is MAX's ``load_v_fp8_strip_16``, which has
+        no ``bk_tile``.
+        """
+        M = self.mma_shape[0]
+        if BK % M:
+            raise ValueError(f"BK {BK}, the width of a block, must be a multiple of MMA_M {M}")
+        block, column = np.divmod(np.atleast_1d(dt)[:, None, None], BK // M)
+        offset = self.swizzled(column * M + self.fp8_strip_offsets(BK, bk_tile)) + block * BN * BK
+        return _transposed(ds_read_tr8_b64(smem, _addresses(self, smem, base, offset), self.dtype))
+
+
+def fp8_lanes() -> tuple[IntArray, IntArray, IntArray]:
+    """MAX's lane constants of the 32x32x64 strip: ``rel_key``, ``hw_key_shift``, ``depth_base``, each ``[64]``.
+
+    >>> rel_key, hw_key_shift, depth_base = fp8_lanes()
+    >>> rel_key[:16:2].tolist(), hw_key_shift[[0, 32]].tolist(), depth_base[[0, 1, 16, 17]].tolist()
+    ([0, 1, 2, 3, 8, 9, 10, 11], [0, 4], [0, 8, 16, 24])
+    """
+    lane = np.arange(WARP_SIZE)
+    pair, odd = lane % 16 // 2, lane % 2
+    return pair % 4 + pair // 4 * 8, lane // 32 * 4, lane // 16 % 2 * 16 + odd * 8
+
+
+def _addresses(loader: TiledMmaLoader, smem: Memory, base: Any, offset: IntArray) -> IntArray:
+    """Byte addresses ``[1, warps, *offset.shape]``."""
+    bases = np.atleast_1d(np.asarray(base, np.int64))
+    elements = bases.reshape(-1, *(1,) * offset.ndim) + offset
+    return smem.base + elements[None] * loader.dtype.itemsize
+
+
+def _transposed(values: Array) -> Array:
+    """``[programs, warps, registers, reads, lanes, n]`` -> ``[programs, threads, registers, reads * n]``."""
+    programs, warps, registers, reads, lanes, n = values.shape
+    return values.transpose(0, 1, 4, 2, 3, 5).reshape(programs, warps * lanes, registers, reads * n)
+
+
+@functools.cache
+def _b_offsets(loader: TiledMmaLoader, num_mmas: int, BK: int, row_stride: int) -> IntArray:
+    (M, _, K), frag, width = loader.mma_shape, loader.input_frag_size, loader.simd_width
+    pieces = frag // width
+    if frag % width or pieces not in (1, 2) or BK % K:
+        raise ValueError(f"load_b is for fragments of 16 or 32 bytes and BK a multiple of MMA_K, not {loader}, BK {BK}")
+    lane, kg, i, piece = np.ogrid[:WARP_SIZE, : BK // K, :num_mmas, :pieces]
+    column = kg * K + piece * (K // pieces) + lane // M * width
+    offset = loader.swizzled(lane % M * row_stride + column) + i * M * row_stride
+    return offset.reshape(WARP_SIZE, BK // K * num_mmas, pieces)
+
+
+@functools.cache
+def _b_tr_offsets(loader: TiledMmaLoader, row_stride: int) -> IntArray:
+    """The rows of 16 lanes take 4 x 16 pieces of K/2 keys x M columns: side by side first if M is 32, save in MAX's
+    swizzled form, which has the 16-row geometry for every shape."""
+    M, _, K = loader.mma_shape
+    if loader.dtype.itemsize != 2 or (M, K) not in ((32, 16), (16, 32)):
+        raise ValueError(f"load_b_tr is for 2-byte V with mma_shape (32, 32, 16) or (16, 16, 32), not {loader}")
+    half, lane = np.ogrid[:2, :WARP_SIZE]
+    row, across = lane // 16, M // 16 if loader.swizzle is None else 1
+    key = half * (K // 2) + row // across * 4 + lane % 16 // 4
+    return key * row_stride + row % across * 16 + lane % 4 * 4
+
+
+@functools.cache
+def _fp8_strip_offsets(loader: TiledMmaLoader, block_width: int, bk_tile: int) -> IntArray:
+    M, _, K = loader.mma_shape
+    if loader.dtype.itemsize != 1 or (M, K) not in ((32, 64), (16, 128)):
+        raise ValueError(f"load_v_fp8_strip is for 1-byte V with mma_shape (32, 32, 64) or (16, 16, 128), not {loader}")
+    step, lane = np.ogrid[:4, :WARP_SIZE]
+    if M == 32:
+        rel_key, hw_key_shift, column = fp8_lanes()
+        key = 16 * step + rel_key + hw_key_shift
+    else:
+        key, column = 32 * (lane // 16) + 8 * step + lane % 16 // 2, 8 * (lane % 2)
+    return (bk_tile * K + key) * block_width + column

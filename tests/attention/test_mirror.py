@@ -1,0 +1,91 @@
+"""The twins of decode: the static check on the real sources, with faults seeded in them, and the lockstep run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from decode_cases import Case
+
+import kvlab.attention
+from kvlab.attention import explain, mha_decode_paged
+from kvlab.mirror import check, check_sources, lockstep
+
+FOLDER = Path(kvlab.attention.__file__).parent / "mha_decode"
+KERNEL, EMULATOR = ((FOLDER / f"{name}.py").read_text() for name in ("kernel", "emulator"))
+
+
+def test_the_twins_mirror_each_other() -> None:
+    report = check("mha_decode")
+    assert report.ok
+    names = {name: [step.marker.name for step in kernel.steps] for name, kernel, _ in report.twins}
+    inner = ["load_k", "scores", "mask", "softmax", "load_v", "accumulate"]
+    assert names["attend"] == ["setup", *inner, "normalise", "store"]
+    assert names["reduce"] == ["setup", "weights", "load_parts", "combine", "store"]
+
+
+def swap(text: str, one: str, other: str) -> str:
+    """Two marker lines changed for each other."""
+    return text.replace(one, "\0").replace(other, one).replace("\0", other)
+
+
+FAULTS = {
+    "a word of a marker": ("emulator", "#: mask -> s    keys that a row", "#: mask -> s    keys a row"),
+    "a name of a marker": ("kernel", "#: load_k -> k ", "#: fetch_k -> k "),
+    "a marker left out": ("emulator", "        #: load_v -> v    the V tile of the same pages\n", ""),
+    "an output left out": ("kernel", "#: softmax -> p, m, l, o ", "#: softmax -> p, m, l "),
+    "a bound name": ("emulator", "        v = cta.load_v(", "        values = cta.load_v("),
+    "a bound name of the kernel": ("kernel", "        m = m_new\n", "        m_old = m_new\n"),
+    "a loop": ("emulator", "in ragged_range(lo, hi, BN):", "in ragged_range(lo, hi, config.BN):"),
+    "a bound of the loop": ("kernel", "for start in range(lo, hi, BN):", "for start in range(0, hi, BN):"),
+    "code between steps": (
+        "emulator",
+        "    #: normalise -> o, lse ",
+        "    o = o.with_values(o.values)\n    #: normalise -> o, lse ",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_seeded_fault_is_found(fault: str) -> None:
+    side, old, new = FAULTS[fault]
+    sources = {"kernel": KERNEL, "emulator": EMULATOR}
+    assert sources[side].count(old) == 1, f"{old!r} occurs {sources[side].count(old)} times in {side}.py"
+    sources[side] = sources[side].replace(old, new)
+    assert not check_sources(sources["kernel"], sources["emulator"], "attend", "attend").ok
+
+
+def test_another_order_is_found() -> None:
+    moved = swap(
+        EMULATOR,
+        "#: scores -> s    S = Q K^T in float32, in units of log2",
+        "#: mask -> s    keys that a row does not see",
+    )
+    assert moved != EMULATOR
+    assert not check_sources(KERNEL, moved, "attend", "attend").ok
+
+
+CASES = [
+    (Case((150, 0), heads=(2, 1), D=64, splits=2), "sm_90"),
+    (Case((70,), heads=(3, 1), D=128, S=3, page=48, dtype="fp16"), "sm_80"),
+    (Case((130, 2), heads=(2, 1), D=64, S=4, page=5, dtype="fp32"), "sm_90"),
+    (Case((40,), heads=(17, 1), D=80, storage="halves"), "sm_90"),
+    (Case((150,), heads=(2, 2), D=64, dtype="bf16", storage="hnd", splits=3), "gfx950"),
+    (Case((33,), heads=(2, 1), D=128, dtype="fp32"), "gfx950"),
+]
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("case, arch", CASES, ids=[f"{case}-{arch}" for case, arch in CASES])
+def test_lockstep(case: Case, arch: str) -> None:
+    """Every output of every step agrees between the interpreted kernel and the emulator."""
+    x = case.build()
+    config = explain(mha_decode_paged, *x.arrays, arch=arch, num_splits=case.splits).config
+    arguments: dict[str, Any] = dict(
+        zip(("q", "k_cache", "v_cache", "block_table", "seq_lens"), x.arrays, strict=True),
+        scale=x.scale,
+        config=config,
+    )
+    result = lockstep("mha_decode", arguments, emulator={"arch": arch})
+    assert result.ok, str(result.first_difference)

@@ -1,0 +1,8 @@
+"""The cases of the CPU tests serve the GPU tests too."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "attention"))

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from .palette import ACCENT, INK, PAPER, text_on
 from .picture import Picture
-from .text import MONO, number, text_width, wrap
+from .text import MONO, attributes, number, text_width, wrap
 
 __all__ = ["HATCH", "MIN_TEXT", "Canvas"]
 
@@ -22,15 +22,6 @@ MARGIN = 24.0
 MIN_TEXT = 9.0
 HATCH = "url(#@hatch)"
 """The fill of what is empty, untouched or poisoned."""
-
-
-def _attributes(**values: object) -> str:
-    """`` name="value"`` for every value that is not None; ``_`` in a name stands for ``-``."""
-    return "".join(
-        f' {name.replace("_", "-")}="{number(value) if isinstance(value, float) else html.escape(str(value))}"'
-        for name, value in values.items()
-        if value is not None
-    )
 
 
 class Canvas:
@@ -68,12 +59,12 @@ class Canvas:
         title: str | None = None,
     ) -> None:
         """A rectangle; ``title`` appears when the pointer rests on it."""
-        attributes = _attributes(
+        marks = attributes(
             x=float(x), y=float(y), width=float(width), height=float(height), fill=fill, stroke=stroke,
             stroke_width=stroke_width, stroke_dasharray=dash, rx=radius, opacity=opacity,
             pointer_events="all" if title is not None else None,
         )  # fmt: skip
-        self._element("rect", attributes, title)
+        self._element("rect", marks, title)
         self.extend(x + width, y + height)
 
     def look_here(self, x: float, y: float, width: float, height: float, stroke_width: float = 3.0) -> None:
@@ -94,12 +85,12 @@ class Canvas:
         title: str | None = None,
     ) -> None:
         """A path in SVG's own words; it does not move the extent."""
-        attributes = _attributes(
+        marks = attributes(
             d=d, fill=fill, stroke=stroke, stroke_width=stroke_width, stroke_dasharray=dash, opacity=opacity,
             shape_rendering="crispEdges" if crisp else None,
             pointer_events="all" if title is not None else None,
         )  # fmt: skip
-        self._element("path", attributes, title)
+        self._element("path", marks, title)
 
     def line(
         self, x1: float, y1: float, x2: float, y2: float, *, stroke: str = INK, width: float = 1.0,
@@ -144,15 +135,15 @@ class Canvas:
         """A line of text with its baseline at ``y``; ``halo`` keeps it readable over lines."""
         if size < MIN_TEXT:
             raise ValueError(f"text {text!r} of {size} px is smaller than {MIN_TEXT} px; give it as a hover title")
-        common = _attributes(
+        common = attributes(
             x=float(x), y=float(y), font_size=float(size), text_anchor=None if anchor == "start" else anchor,
             font_family=MONO if mono else None, font_weight=weight,
         )  # fmt: skip
         escaped = html.escape(text, quote=False)
         if halo:
-            edge = _attributes(stroke=PAPER, stroke_width=3, stroke_linejoin="round", aria_hidden="true")
+            edge = attributes(stroke=PAPER, stroke_width=3, stroke_linejoin="round", aria_hidden="true")
             self._parts.append(f"<text{common}{edge}>{escaped}</text>")
-        self._parts.append(f"<text{common}{_attributes(fill=fill, opacity=opacity)}>{escaped}</text>")
+        self._parts.append(f"<text{common}{attributes(fill=fill, opacity=opacity)}>{escaped}</text>")
         width = text_width(text, size, mono)
         self.extend(x + width * {"start": 1.0, "middle": 0.5, "end": 0.0}[anchor], y + 0.25 * size)
 
@@ -209,7 +200,7 @@ class Canvas:
         self, xs: npt.ArrayLike, ys: npt.ArrayLike, width: float, height: float, key: npt.ArrayLike,
         *, stroke: str = "#000000", stroke_width: float = 2.4, opacity: float | None = None,
     ) -> None:  # fmt: skip
-        """Lines around every region of cells with equal ``key`` [rows, columns]; black: their cells are pale on any page."""
+        """Lines around every region of cells with equal ``key`` [rows, columns]; black, for cells are pale on any page."""
         left, top, k = np.asarray(xs, float), np.asarray(ys, float), np.asarray(key)
         lines: list[str] = []
         for edge, size, across, values, draw in (
@@ -249,7 +240,7 @@ class Canvas:
                 f'<text x="{number(x)}" y="{number(y)}">{html.escape(text, quote=False)}</text>'
             )
         for fill, parts in groups.items():
-            common = _attributes(
+            common = attributes(
                 fill=fill, font_size=float(size), font_family=MONO, font_weight=weight,
                 text_anchor=None if anchor == "start" else anchor,
             )  # fmt: skip
@@ -283,9 +274,9 @@ class Canvas:
             flat[k :: 2 + len(fields)] = column
         self._parts.append(f'<g class="hover" fill="none" pointer-events="all">{one * len(x) % tuple(flat)}</g>')
 
-    def _element(self, name: str, attributes: str, title: str | None) -> None:
+    def _element(self, name: str, marks: str, title: str | None) -> None:
         inside = f"><title>{html.escape(title, quote=False)}</title></{name}>" if title is not None else "/>"
-        self._parts.append(f"<{name}{attributes}{inside}")
+        self._parts.append(f"<{name}{marks}{inside}")
 
     def picture(self, title: str, caption: str) -> Picture:
         """The finished picture: ``title`` states the finding, ``caption`` says in a sentence what is seen."""

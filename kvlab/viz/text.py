@@ -1,8 +1,10 @@
-"""Text before it is drawn: numbers, widths, lines."""
+"""Text before it is drawn: numbers, attributes, widths, lines."""
 
 from __future__ import annotations
 
-__all__ = ["MONO", "SANS", "number", "text_width", "wrap"]
+import html
+
+__all__ = ["MONO", "SANS", "attributes", "number", "text_width", "wrap"]
 
 SANS = "system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif"
 MONO = "ui-monospace,'SF Mono',Menlo,Consolas,'DejaVu Sans Mono',monospace"
@@ -43,3 +45,12 @@ def wrap(text: str, width: float, size: float) -> list[str]:
         else:
             lines.append(word)
     return lines
+
+
+def attributes(**values: object) -> str:
+    """`` name="value"`` for every value that is not None; ``_`` in a name stands for ``-``."""
+    return "".join(
+        f' {name.replace("_", "-")}="{number(value) if isinstance(value, float) else html.escape(str(value))}"'
+        for name, value in values.items()
+        if value is not None
+    )

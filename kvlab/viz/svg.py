@@ -200,7 +200,7 @@ class Canvas:
         self, xs: npt.ArrayLike, ys: npt.ArrayLike, width: float, height: float, key: npt.ArrayLike,
         *, stroke: str = "#000000", stroke_width: float = 2.4, opacity: float | None = None,
     ) -> None:  # fmt: skip
-        """Lines around every region of cells with equal ``key`` [rows, columns]; black, for cells are pale on any page."""
+        """Lines around every region of cells with equal ``key`` [rows, columns]; black, as cells are pale."""
         left, top, k = np.asarray(xs, float), np.asarray(ys, float), np.asarray(key)
         lines: list[str] = []
         for edge, size, across, values, draw in (

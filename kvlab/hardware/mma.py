@@ -22,7 +22,7 @@ __all__ = ["Map", "MmaAtom"]
 Map: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class MmaAtom:
     """One matrix instruction ``C[M, N] += A[M, K] @ B[K, N]`` of a warp, or of the 4 warps of a warpgroup.
 
@@ -92,11 +92,11 @@ class MmaAtom:
         (16, 8)
         """
         m, n, k = self.shape
-        return {"a": (m, k), "b": (k, n), "c": (m, n)}[operand]
+        return (m, n) if operand == "c" else (m, k) if operand == "a" else (k, n)
 
     def dtype_of(self, operand: str) -> np.dtype[Any]:
         """Storage dtype of operand ``"a"``, ``"b"`` or ``"c"``."""
-        return {"a": self.dtype, "b": self.dtype_b or self.dtype, "c": self.dtype_c}[operand]
+        return self.dtype_c if operand == "c" else self.dtype if operand == "a" else self.dtype_b or self.dtype
 
     def fragment_a(self, matrix: Any) -> Array:
         """``[..., M, K]`` -> ``[..., lanes, regs_a]``."""
@@ -135,14 +135,13 @@ class MmaAtom:
         >>> atom.tile_c(c)[3:5, 0]
         array([3., 1.], dtype=float32)
         """
-        operands = {"a": np.asarray(a), "b": np.asarray(b), "c": np.asarray(c)}
-        for name, operand in operands.items():
+        a, b, c = np.asarray(a), np.asarray(b), np.asarray(c)
+        for name, operand in (("a", a), ("b", b), ("c", c)):
             if operand.dtype != self.dtype_of(name):
                 raise ValueError(f"{self.name}: {name} is {operand.dtype}, must be {self.dtype_of(name)}")
-        _check(self, "c", operands["c"], (self.warp_size, self.regs_c))
-        factors = [_factor(self, name, operands[name]) for name in ("a", "b")]
-        product = np.matmul(*factors).astype(self.dtype_c, copy=False)
-        out: Array = operands["c"] + self.fragment_c(product)
+        _check(self, "c", c, (self.warp_size, self.regs_c))
+        product = np.matmul(_factor(self, "a", a), _factor(self, "b", b)).astype(self.dtype_c, copy=False)
+        out: Array = c + self.fragment_c(product)
         return out
 
     def __repr__(self) -> str:

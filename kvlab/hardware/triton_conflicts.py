@@ -45,10 +45,8 @@ class SharedAccess:
         if counted == "triton":
             units, slots = start // self.vec, max(1, banks * BANK_BITS // (self.vec * self.elem_bits))
         elif counted == "words":
-            first = start * self.elem_bits // BANK_BITS
-            units = (first[..., None] + np.arange(max(1, self.vec * self.elem_bits // BANK_BITS))).reshape(
-                len(start), -1
-            )
+            words = np.arange(max(1, self.vec * self.elem_bits // BANK_BITS))
+            units = (start[..., None] * self.elem_bits // BANK_BITS + words).reshape(len(start), -1)
             slots = banks
         else:
             raise ValueError(f"counted={counted!r}; 'triton' or 'words' is accepted")
@@ -88,13 +86,9 @@ def shared_access(
     vec = min([_vectorisation(reg, others, limit), *(n for pair in pairs for n in pair)])
     inner = [1 << bit for bit in range(vec.bit_length() - 1)]
     reg = [step for step in reg if step not in inner]
-    starts = LinearLayout(
-        {
-            name: [[step] for step in steps]
-            for name, steps in {"warp": bits["warp"], "register": reg, "lane": bits["lane"]}.items()
-        },
-        {"offset": way.out_dims["offset"]},
-    ).coordinates()[..., 0]
+    order = {"warp": bits["warp"], "register": reg, "lane": bits["lane"]}
+    bases = {name: [[step] for step in steps] for name, steps in order.items()}
+    starts = LinearLayout(bases, {"offset": way.out_dims["offset"]}).coordinates()[..., 0]
     offset = shared_layout.physical(starts) if isinstance(shared_layout, SharedEncoding) else starts
     return SharedAccess(offset, vec, elem_bits)
 
@@ -139,8 +133,8 @@ def _vectorisation(registers: list[int], others: list[int], limit: int) -> int:
     """The most consecutive elements, a power of two, that one lane holds at aligned offsets wherever it stands."""
     vec = 1
     while vec * 2 <= limit and vec in registers:
-        rest = [step for step in registers if step not in (1 << np.arange(vec.bit_length())).tolist()] + others
-        if any(step % (vec * 2) for step in rest):
+        inner = [1 << bit for bit in range(vec.bit_length())]
+        if any(step % (2 * vec) for step in others + [step for step in registers if step not in inner]):
             break
         vec *= 2
     return vec

@@ -26,7 +26,12 @@ _LANES = 64
 @dataclass(frozen=True, eq=False)
 class DmaPlan:
     """DMA instructions: the element of the tile that each lane fetches first, ``row`` and ``col`` ``[n, 64]``, how many
-    elements (``width``), and where lane 0's land, ``offset`` ``[n]`` in elements from the tile's first."""
+    elements (``width``), and where lane 0's land, ``offset`` ``[n]`` in elements from the tile's first.
+
+    >>> plan = SubTileLoaderLDS("bf16").plan(32, 32)
+    >>> plan.row.shape, plan.offset.tolist(), plan.width
+    ((2, 64), [0, 512], 8)
+    """
 
     row: IntArray
     col: IntArray

@@ -10,7 +10,11 @@ _MOST = (1 << 20) - 1  # arrivals, and bytes, that one phase can count (PTX ISA,
 
 
 class BarrierDeadlock(RuntimeError):
-    """A wait that would never end: nothing more arrives unless the waiting program lets it."""
+    """A wait that would never end: nothing more arrives unless the waiting program lets it.
+
+    >>> issubclass(BarrierDeadlock, RuntimeError)
+    True
+    """
 
 
 class SharedMemBarrier:

@@ -23,6 +23,9 @@ def create_tma_tile_gather4(
 
     ``tile_stride``: columns of the tensor that exist for the copy, ``tile_width`` by default; a last group of columns
     that hangs over ``tile_width`` brings real columns up to it.
+
+    >>> create_tma_tile_gather4(np.zeros((64, 128), np.float16), 72, "128B", tile_stride=128).column_groups
+    2
     """
     array = np.asarray(array)
     mode = TensorMapSwizzle.of(swizzle)

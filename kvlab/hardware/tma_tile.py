@@ -123,6 +123,9 @@ def create_tensor_tile(
     """A tile cut into boxes as wide as the swizzle (16 bytes without one), as MAX cuts it: the canonical K-major image.
 
     ValueError where a swizzled tile's rows are not whole boxes, or several boxes are not multiples of 128 bytes.
+
+    >>> create_tensor_tile(np.zeros((64, 128), np.float16), (32, 128), "64B").descriptor
+    TmaDescriptor(box 32 x 32 of 64 x 128 float16, swizzle 64B)
     """
     array = np.asarray(array)
     mode = TensorMapSwizzle.of(swizzle)

@@ -197,22 +197,22 @@ def test_fma_rounds_once(dtype):
                 assert error < other or (error == other and bits[n] % 2 == 0), (x[n], y[n], z[n])
 
 
+def recorded(name: str, dtype: torch.dtype) -> torch.Tensor:
+    record = json.loads((Path(__file__).parents[1] / "data/hardware/h100_casts.json").read_text())
+    return torch.frombuffer(bytearray.fromhex(record[name]), dtype=torch.uint8).view(dtype)
+
+
 @pytest.mark.parametrize("cast", ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "bfloat16 rtz", "float16 rtz"])
 def test_casts_equal_those_of_the_h100(cast):
     """Rests on hardware: the same kernel, compiled by Triton 3.6.0, on an H100 (whose NaNs have one code)."""
-    record = json.loads((Path(__file__).parents[1] / "data/hardware/h100_casts.json").read_text())
-    x = torch.frombuffer(bytearray.fromhex(record["float32"]), dtype=torch.float32)
     name, *rounding = cast.split()
-    measured = torch.frombuffer(bytearray.fromhex(record[cast]), dtype=torch.uint8).view(getattr(torch, name))
-    assert_same(call("cast", x, name, *rounding), measured)
+    measured = recorded(cast, getattr(torch, name))
+    assert_same(call("cast", recorded("float32", torch.float32), name, *rounding), measured)
 
 
 def test_integers_become_the_bfloat16_of_the_h100():
     """Rests on hardware."""
-    record = json.loads((Path(__file__).parents[1] / "data/hardware/h100_casts.json").read_text())
-    x = torch.frombuffer(bytearray.fromhex(record["int32"]), dtype=torch.int32)
-    measured = torch.frombuffer(bytearray.fromhex(record["int32 bfloat16"]), dtype=BF16)
-    assert_same(call("cast", x, "bfloat16"), measured)
+    assert_same(call("cast", recorded("int32", torch.int32), "bfloat16"), recorded("int32 bfloat16", BF16))
 
 
 @pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32], ids=str)

@@ -1,4 +1,4 @@
-"""The algebra's core: modes joined and merged, composition, complement. The laws are CuTe's.
+"""The algebra's core: modes joined, merged and left out. The laws are CuTe's.
 
 A layout is a function on ints (colexicographic coordinates). Every operation here states what it does to that function.
 Small trees are handled as plain ints and tuples; nothing is cached.
@@ -6,7 +6,7 @@ Small trees are handled as plain ints and tuples; nothing is cached.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from kvlab.layout.composed import ComposedLayout
 from kvlab.layout.int_tuple import IntTuple, flatten
@@ -20,8 +20,6 @@ __all__ = [
     "Tiler",
     "coalesce",
     "complement",
-    "compose",
-    "composition",
     "cosize",
     "make_layout",
     "make_ordered_layout",
@@ -31,8 +29,8 @@ __all__ = [
 ]
 
 AnyLayout = TypeVar("AnyLayout", Layout, ComposedLayout)
-Tiler: TypeAlias = "Layout | int | None | tuple[Tiler, ...] | list[Tiler]"
-"""What a layout is composed with or divided by: a layout, an int (n:1), None (the whole mode), or one of them a mode."""
+Tiler: TypeAlias = "Layout | int | tuple[Tiler, ...] | list[Tiler] | None"
+"""What layouts are composed with or divided by: a layout, an int (n:1), None (the whole mode), or one for each mode."""
 
 
 def size(layout: Layout | ComposedLayout) -> int:
@@ -104,8 +102,9 @@ def coalesce(
 ) -> AnyLayout:
     """The same function on ints with as few modes as possible: ``R(i) == A(i)``.
 
-    ``keep_rank`` keeps the top-level modes and coalesces each; ``profile``, a tree, keeps its nesting and coalesces what
-    stands at its leaves (modes past its end stay as they are). ``rule="new"`` gives a tuple also where one mode is left.
+    ``keep_rank`` keeps the top-level modes and coalesces each; ``profile``, a tree, keeps its nesting and coalesces
+    what stands at its leaves (modes past its end stay as they are). ``rule="new"`` gives a tuple also where one mode is
+    left.
 
     >>> coalesce(Layout("(2,(1,4)):(1,(4,2))")), coalesce(Layout("(1,1):(3,5)"))
     (Layout("8:1"), Layout("1:0"))
@@ -147,50 +146,6 @@ def merged(shapes: tuple[int, ...], strides: tuple[int, ...]) -> tuple[list[int]
     return out_shapes, out_strides
 
 
-def compose(a: Any, b: Any, *, rule: Rule = "cute") -> Any:
-    """``a`` after ``b``: ``R(i) == A(B(i))``, with the nesting of ``b``.
-
-    ``b`` is a layout, or a tuple of tilers for the modes of ``a`` (an int n stands for n:1, None for the whole mode;
-    further modes of ``a`` stay). ``a`` may be a swizzle or a :class:`ComposedLayout`; the result is one then.
-    ``rule="legacy"``: a tiler of one mode in a tuple counts as that mode, as in MAX.
-
-    ValueError where no layout of that nesting is this function: a step of ``b`` must divide a mode of ``a`` that it
-    walks out of, or be a multiple of it; and a run of ``b`` that leaves a mode must fill it a whole number of times.
-
-    >>> compose(Layout("(6,2):(8,2)"), Layout("(4,3):(3,1)"))
-    Layout("((2,2),3):((24,2),8)")
-    >>> compose(Layout("(9,(4,8)):(59,(13,1))"), (Layout("3:3"), None))
-    Layout("(3,(4,8)):(177,(13,1))")
-    >>> compose(Layout("(4,6,8):(2,3,5)"), Layout("6:3"))
-    Traceback (most recent call last):
-        ...
-    ValueError: composition of (4,6,8):(2,3,5) with 6:3: mode 0 has shape 4, the step in it is stride 3: neither divides the other
-    """
-    if isinstance(a, Swizzle):
-        return ComposedLayout(b, a) if isinstance(b, Layout) else b.after(a)
-    if isinstance(a, ComposedLayout):
-        return a.over(compose(a.layout, b, rule=rule))
-    if isinstance(b, ComposedLayout):
-        raise ValueError(f"composition of {a} with {b}: the second is swizzled; use ComposedLayout(layout, {a!r})")
-    check_rule(rule, "legacy")
-    if isinstance(b, tuple | list):
-        if len(b) > a.rank:
-            raise ValueError(f"composition of {a} with {tuple(b)}: {len(b)} tilers for {a.rank} modes")
-        parts = [compose(mode, part, rule=rule) for mode, part in zip(a.modes, b, strict=False)]
-        return make_layout(*parts, *a.modes[len(parts) :])
-    if b is None:
-        return a
-    b = as_layout(b)
-    if rule == "legacy":
-        b = unwrapped(b)
-    shapes, strides = _walkable(a)
-    return unchecked(*_compose(shapes, strides, b.shape, b.stride, (a, b)))
-
-
-composition = compose
-"""MAX's and CuTe's name of :func:`compose`."""
-
-
 def as_layout(tiler: Layout | int) -> Layout:
     """An int n as the layout n:1.
 
@@ -211,76 +166,6 @@ def unwrapped(layout: Layout) -> Layout:
     return layout
 
 
-def _walkable(a: Layout) -> tuple[list[int], list[int]]:
-    """Coalesced leaves; a last leaf of extent 1 stays, because what goes past the end goes on with its stride."""
-    shapes, strides = flatten(a.shape), flatten(a.stride)
-    out_shapes, out_strides = merged(shapes, strides)
-    if shapes and shapes[-1] == 1:
-        last = strides[-1]
-        if out_shapes == [1]:
-            out_strides[-1] = last
-        elif out_shapes[-1] * out_strides[-1] != last:
-            out_shapes.append(1)
-            out_strides.append(last)
-    return out_shapes, out_strides
-
-
-def _compose(
-    shapes: list[int], strides: list[int], s: IntTuple, d: IntTuple, of: tuple[Layout, Layout]
-) -> tuple[IntTuple, IntTuple]:
-    if isinstance(s, tuple):
-        assert isinstance(d, tuple)
-        pairs = [_compose(shapes, strides, x, y, of) for x, y in zip(s, d, strict=True)]
-        return tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)
-    assert isinstance(d, int)
-    if s == 1 or d == 0:
-        return s, 0
-    if d < 0:
-        raise ValueError(f"composition of {of[0]} with {of[1]}: stride {d} is negative, coordinates are not")
-    out_shapes, out_strides = [], []
-    last = len(shapes) - 1
-    for mode, extent in enumerate(shapes):
-        stride = strides[mode]
-        if mode == last or (s - 1) * d < extent:
-            out_shapes.append(s)
-            out_strides.append(d * stride)
-            break
-        if d >= extent:
-            d, rest = divmod(d, extent or 1)
-            if rest:
-                raise ValueError(_does_not_divide(of, shapes, strides, mode, d * extent + rest))
-            continue
-        steps, rest = divmod(extent, d)
-        if rest:
-            raise ValueError(_does_not_divide(of, shapes, strides, mode, d))
-        if s % steps:
-            raise ValueError(
-                f"composition of {of[0]} with {of[1]}: {_mode_of(of, shapes, strides, mode)} has shape {extent}; "
-                f"shape {s} with stride {d} is not a multiple of the {steps} steps in it"
-            )
-        out_shapes.append(steps)
-        out_strides.append(d * stride)
-        s, d = s // steps, 1
-    if len(out_shapes) > 1:
-        out_shapes, out_strides = merged(tuple(out_shapes), tuple(out_strides))
-    if len(out_shapes) == 1:
-        return out_shapes[0], out_strides[0]
-    return tuple(out_shapes), tuple(out_strides)
-
-
-def _mode_of(of: tuple[Layout, Layout], shapes: list[int], strides: list[int], mode: int) -> str:
-    if tuple(shapes) == flatten(of[0].shape):
-        return f"mode {mode}"
-    return f"mode {mode} of its coalesced form {unchecked(tuple(shapes), tuple(strides))}"
-
-
-def _does_not_divide(of: tuple[Layout, Layout], shapes: list[int], strides: list[int], mode: int, d: int) -> str:
-    return (
-        f"composition of {of[0]} with {of[1]}: {_mode_of(of, shapes, strides, mode)} has shape {shapes[mode]}, "
-        f"the step in it is stride {d}: neither divides the other"
-    )
-
-
 def complement(layout: Layout, size: int = 1) -> Layout:
     """The offsets that ``layout`` leaves out, repeated until about ``size``: no sum of an offset of the layout and an
     offset of the complement occurs twice, and the complement's strides ascend. Where the strides of the layout, in
@@ -298,7 +183,7 @@ def complement(layout: Layout, size: int = 1) -> Layout:
             continue
         if d < reach:
             raise ValueError(
-                f"complement of {layout}: stride {d} of shape {s} falls inside the {reach} offsets of the modes below it"
+                f"complement of {layout}: stride {d} of shape {s} falls inside the {reach} offsets of the modes below"
             )
         shapes.append(d // reach)
         strides.append(reach)
@@ -322,4 +207,3 @@ def is_exact(layout: Layout) -> bool:
                 return False
             reach = s * d
     return True
-

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvlab.layout.algebra import AnyLayout, Tiler, as_layout, complement, compose, is_exact, make_layout, unwrapped
+from kvlab.layout.algebra import AnyLayout, Tiler, as_layout, complement, is_exact, make_layout, unwrapped
 from kvlab.layout.composed import ComposedLayout
+from kvlab.layout.composition import compose
 from kvlab.layout.int_tuple import int_tuple
 from kvlab.layout.layout import Layout, unchecked
 from kvlab.layout.rule import Rule, check_rule

@@ -176,7 +176,7 @@ class Layout:
         )
 
     def __getitem__(self, coord: Any) -> Any:
-        """A slice: ``:`` (or None) keeps a mode, ``a:b`` a part of one, an int fixes it; tuples reach into nested modes.
+        """A slice: ``:`` (or None) keeps a mode, ``a:b`` a part of one, an int fixes it; tuples reach into nested ones.
         The result is ``offset o layout``, so that ``l[3, :](j) == l(3, j)``; without any ``:`` it is the offset itself.
 
         >>> Layout("(4,(3,2)):(6,(2,1))")[1, :]

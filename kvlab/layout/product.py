@@ -12,8 +12,9 @@ raked     ``((tiler_m, block_m), (tiler_n, block_n))``: blocks interleaved
 
 from __future__ import annotations
 
-from kvlab.layout.algebra import AnyLayout, Tiler, as_layout, coalesce, complement, compose, make_layout
+from kvlab.layout.algebra import AnyLayout, Tiler, as_layout, coalesce, complement, make_layout
 from kvlab.layout.composed import ComposedLayout
+from kvlab.layout.composition import compose
 from kvlab.layout.int_tuple import IntTuple, flatten
 from kvlab.layout.layout import Layout, unchecked
 from kvlab.layout.rule import Rule, check_rule
@@ -143,7 +144,8 @@ def tile_to_shape(
     for mode, (extent, target) in enumerate(zip(extents, targets, strict=True)):
         if not extent or target.size % extent:
             raise ValueError(
-                f"tile_to_shape of {block} to {shape}: {extent} does not divide {target.size}, the extent of mode {mode}"
+                f"tile_to_shape of {block} to {shape}: {extent} does not divide {target.size}, "
+                f"the extent of mode {mode}"
             )
     copies = tuple(target.size // extent for extent, target in zip(extents, targets, strict=True))
     strides = compact_order(copies, tuple(range(len(copies))) if order is None else order)
@@ -173,7 +175,8 @@ def _strided_product(block: Layout, tiler: Layout, coalesce_output: bool) -> Lay
     if block.rank != tiler.rank or not (block.is_flat and tiler.is_flat):
         raise ValueError(f"blocked_product of {block} and {tiler}, rule 'new': flat layouts of one rank are accepted")
     modes = []
-    for (s, d), (t, e) in zip(*(zip(flatten(a.shape), flatten(a.stride), strict=True) for a in (block, tiler)), strict=True):
+    leaves = (zip(flatten(a.shape), flatten(a.stride), strict=True) for a in (block, tiler))
+    for (s, d), (t, e) in zip(*leaves, strict=True):
         e *= block.size
         if coalesce_output and s * d == e:
             modes.append(unchecked(s * t, d))

@@ -14,8 +14,8 @@ __all__ = ["downcast", "expand_modes_alike", "upcast"]
 
 
 def upcast(layout: Layout, factor: int) -> Layout:
-    """The layout counted in elements ``factor`` times as large: the mode that is contiguous gets shorter, the strides of
-    the others too. Offsets of the first scalars of the large elements, divided by ``factor``.
+    """The layout counted in elements ``factor`` times as large: the mode that is contiguous gets shorter, the strides
+    of the others too. Offsets of the first scalars of the large elements, divided by ``factor``.
 
     ValueError where a large element would straddle.
 
@@ -92,7 +92,8 @@ def _upcast(layout: Layout, s: int, d: int, factor: int) -> tuple[int, int]:
         shape = shape_div(s, step)
     except ValueError as error:
         raise ValueError(f"upcast of {layout} by {factor}: shape {s} with stride {d}; {error}") from None
-    assert isinstance(shape, int) and isinstance(stride, int)
+    assert isinstance(shape, int)
+    assert isinstance(stride, int)
     return shape, stride
 
 

@@ -50,9 +50,7 @@ def slice_and_offset(coord: Any, layout: Layout) -> tuple[Layout, int]:
     return unchecked(tuple(shapes), tuple(strides)), offset
 
 
-def _slice(
-    coord: Any, shape: IntTuple, stride: IntTuple, shapes: list[IntTuple], strides: list[IntTuple]
-) -> int:
+def _slice(coord: Any, shape: IntTuple, stride: IntTuple, shapes: list[IntTuple], strides: list[IntTuple]) -> int:
     if coord is None or (isinstance(coord, slice) and coord == slice(None)):
         shapes.append(shape)
         strides.append(stride)

@@ -27,7 +27,7 @@ def make_swizzle(num_rows: int, row_size: int, access_size: int, unit: Any) -> S
     """
     if min(num_rows, row_size, access_size) < 1 or row_size <= access_size:
         raise ValueError(
-            f"make_swizzle({num_rows}, {row_size}, {access_size}): 1 and more, and rows longer than an access are accepted"
+            f"make_swizzle({num_rows}, {row_size}, {access_size}): 1 and more, and rows longer than an access"
         )
     return Swizzle(_log2(num_rows), _log2(access_size), _log2(row_size) - _log2(access_size), unit)
 
@@ -46,7 +46,7 @@ def make_ldmatrix_swizzle(dtype: Any, row_size: int, log2_vector_width: int = 0)
     row_bytes = row_size * dtype.itemsize
     if row_bytes < VECTOR_BYTES or (row_bytes % 128 and 128 % row_bytes):
         raise ValueError(
-            f"make_ldmatrix_swizzle({dtype}, {row_size}): rows of {row_bytes} bytes; 16, 32, 64 or multiples of 128 bytes"
+            f"make_ldmatrix_swizzle({dtype}, {row_size}): rows of {row_bytes} bytes; 16, 32, 64 or 128 * n bytes"
         )
     bits = _log2(min(8 * row_bytes // 128, 8))
     shift = _log2(max(row_bytes // VECTOR_BYTES, 8))
@@ -60,7 +60,7 @@ def make_tma_swizzle(mode: int | str, unit: Any = "byte") -> Swizzle:
     >>> print(make_tma_swizzle("128B"), make_tma_swizzle(3, "bf16"), make_tma_swizzle("64B", "float32"))
     Sw<3,4,3> (byte) Sw<3,3,3> (bfloat16) Sw<2,2,3> (float32)
     """
-    bits = TMA_MODES.get(mode.upper().removeprefix("SWIZZLE_")) if isinstance(mode, str) else mode
+    bits = TMA_MODES.get(mode.upper().removeprefix("SWIZZLE_"), -1) if isinstance(mode, str) else mode
     if bits not in TMA_MODES.values():
         raise ValueError(f"swizzle mode {mode!r} is not one of {', '.join(TMA_MODES)} or 0..3")
     return Swizzle(bits, 4, 3, "byte").to(unit)

@@ -1,5 +1,5 @@
-"""The algebra, swizzle factories and legacy tensors as the Mojo layout package computes them. Rests on values printed by
-compiled programs (tests/data/layout_mojo.json names the versions), with ``rule="legacy"`` where that package is not CuTe."""
+"""The algebra and swizzle factories as the Mojo layout package computes them. Rests on values printed by compiled
+programs (tests/data/layout_mojo.json names the versions), with ``rule="legacy"`` where that package is not CuTe."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ class DmaPlan:
 def warp_tiles(p: KVBufferParams, wave: IntArray, tile_row: IntArray, block: IntArray, width: int) -> DmaPlan:
     """The instructions that move warp tiles: of each its wave, its group of 32 rows and its block, ``[tiles]``.
 
-    Block b of shared memory is ``BN x width``, row-major, and holds columns ``[b * width, (b + 1) * width)``. ValueError
-    unless a row of it has 64 or 128 bytes, what a DMA of 16 bytes a lane moves of a row.
+    Block b of shared memory is ``BN x width``, row-major, and holds columns ``[b * width, (b + 1) * width)``; a row of
+    it has 64 or 128 bytes.
     """
     rows = p.warp_tile_rows
     sub = SubTileLoaderLDS(p.dtype, p.swizzle).plan(rows, width)

@@ -43,13 +43,12 @@ class KVMmaOpParams:
     BK: int
     transpose: bool
     swizzle: Swizzle | None = None
-    bk_smem: int = None  # type: ignore[assignment]  # filled in by __post_init__
+    bk_smem: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", as_dtype(self.dtype))
         object.__setattr__(self, "mma_shape", tuple(self.mma_shape))
-        if self.bk_smem is None:
-            object.__setattr__(self, "bk_smem", self.BK)
+        object.__setattr__(self, "bk_smem", self.bk_smem or self.BK)
         if self.swizzle is not None:
             object.__setattr__(self, "swizzle", self.swizzle.to("vector"))
         for name in ("num_mmas", "num_k_mmas", "num_k_tiles", "BN", "BK", "bk_smem"):
@@ -132,7 +131,7 @@ def v_bf16_tiles(p: KVMmaOpParams, strip: int) -> IntArray:
 
 @functools.cache
 def v_bf16_offsets(p: KVMmaOpParams, strip: int) -> IntArray:
-    """``load_v_bf16``: what each lane addresses in two ``ds_read_tr16_b64`` a fragment ``[registers, halves, lanes]``."""
+    """``load_v_bf16``: what lanes address in two ``ds_read_tr16_b64`` a fragment ``[registers, halves, lanes]``."""
     return p.loader.swizzled(v_bf16_tiles(p, strip)[:, None, None] + p.loader.b_tr_offsets(p.BK))
 
 

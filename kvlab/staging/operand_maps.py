@@ -14,7 +14,7 @@ import numpy as np
 from .fragments import FragmentMap
 from .params import WARP_SIZE, KVBufferParams
 
-__all__ = ["operand_map", "output_map", "score_map"]
+__all__ = ["kv_buffer_operand_map", "operand_map", "output_map", "score_map", "v_keys"]
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -31,15 +31,69 @@ def operand_map(params: KVBufferParams, BM: int) -> FragmentMap:
     >>> m.shape, m.row[17, 1, :2].tolist(), m.col[17, 1].tolist()  # strip 1, lane 17: row 1, second lane group
     ((16, 128), [1, 1], [40, 41, 42, 43, 44, 45, 46, 47])
     """
-    p, frag, M = params, params.input_frag_size, params.MMA_M
+    p = params
     cols = p.depth if p.transpose else p.BN
     if cols % p.BK:
         raise ValueError(f"{'depth' if p.transpose else 'BN'} {cols} must be a multiple of BK {p.BK}")
+    width = min(p.input_frag_size, p.simd_width) if p.transpose else p.input_frag_size
+    return _operand(p, BM, cols, _consecutive(p, width))
+
+
+@functools.cache
+def kv_buffer_operand_map(params: KVBufferParams, BM: int) -> FragmentMap:
+    """The operand that meets the K (Q) or V (P) of ``KVBuffer``: registers in the order strip, k group, m.
+
+    Q is ``[BM, num_k_tiles * BK]``: where the depth ends inside a strip, the columns past it are to be zeros. P is
+    ``[BM, BN]``; its keys are in the order of :func:`v_keys`, which needs no exchange between lanes if all keys are of
+    one warp.
+
+    >>> v = KVBufferParams("bf16", (32, 32, 16), None, BN=64, WN=64, BK=32, num_threads=256, depth=128, kv_num_heads=8,
+    ...                    transpose=False)
+    >>> kv_buffer_operand_map(v, BM=128).col[33, 1].tolist()  # lane 33, second k group
+    [20, 21, 22, 23, 28, 29, 30, 31]
+    """
+    p = params
+    if p.transpose:
+        return _operand(p, BM, p.num_k_tiles * p.BK, _consecutive(p, p.simd_width))
+    p.require(p.BN % p.BK == 0, f"BN {p.BN}", f"a multiple of BK {p.BK}")
+    return _operand(p, BM, p.BN, v_keys(p))
+
+
+@functools.cache
+def v_keys(params: KVBufferParams) -> IntArray:
+    """The key of a strip that each element of V's fragments holds in ``KVBuffer``: ``[lanes, k groups, elements]``.
+
+    2-byte elements and 32x32x64: the order in which the accumulators of the scores hold the keys (spec/kv_cache.md 7.4,
+    7.5); 16x16x128: consecutive keys.
+
+    >>> v = KVBufferParams("fp8", (32, 32, 64), None, BN=64, WN=64, BK=64, num_threads=256, depth=128, kv_num_heads=8,
+    ...                    transpose=False)
+    >>> v_keys(v)[32, 0, :12].tolist()
+    [4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23]
+    """
+    p = params
+    if p.dtype.itemsize == 1 and p.MMA_M == 16:
+        return _consecutive(p, p.input_frag_size)
+    lane, kg, e = np.ogrid[:WARP_SIZE, : p.num_k_mmas2, : p.input_frag_size]
+    step = p.MMA_K // 2 if p.dtype.itemsize == 2 else 8
+    return kg * p.MMA_K + e // 4 * step + lane // p.MMA_M * 4 + e % 4
+
+
+def _consecutive(p: KVBufferParams, width: int) -> IntArray:
+    """``width`` consecutive k for each lane group, part after part of the k group: ``[lanes, k groups, elements]``."""
+    lane, kg, e = np.ogrid[:WARP_SIZE, : p.num_k_mmas2, : p.input_frag_size]
+    part = p.MMA_K * width // p.input_frag_size
+    return kg * p.MMA_K + e // width * part + lane // p.MMA_M * width + e % width
+
+
+def _operand(p: KVBufferParams, BM: int, cols: int, k: IntArray) -> FragmentMap:
+    """``k``: of a strip ``[lanes, k groups, elements]``."""
     warp_row, num_m = _rows_of_a_warp(p, BM)
-    warp, lane, kg, m, e = np.ogrid[: p.num_warps, :WARP_SIZE, : cols // p.MMA_K, :num_m, :frag]
-    width = min(frag, p.simd_width) if p.transpose else frag
-    row = warp_row[warp] + m * M + lane % M + 0 * kg + 0 * e
-    col = kg * p.MMA_K + e // width * (p.MMA_K * width // frag) + lane // M * width + e % width + 0 * row
+    warp, lane, strip, kg, m, e = np.ogrid[
+        : p.num_warps, :WARP_SIZE, : cols // p.BK, : p.num_k_mmas2, :num_m, : p.input_frag_size
+    ]
+    col = strip * p.BK + k[lane, kg, e] + 0 * m + 0 * warp
+    row = warp_row[warp] + m * p.MMA_M + lane % p.MMA_M + 0 * col
     return _map((BM, cols), p, row, col)
 
 
@@ -85,6 +139,6 @@ def _rows_of_a_warp(p: KVBufferParams, BM: int) -> tuple[IntArray, int]:
 
 
 def _map(shape: tuple[int, int], p: KVBufferParams, row: IntArray, col: IntArray) -> FragmentMap:
-    """From ``[warps, lanes, outer, inner, elements]``."""
+    """From ``[warps, lanes, ..., elements]``."""
     registers = (p.num_threads, -1, row.shape[-1])
     return FragmentMap(shape, row.reshape(registers), col.reshape(registers))

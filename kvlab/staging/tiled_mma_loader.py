@@ -83,9 +83,7 @@ class TiledMmaLoader:
 
     # The reads.
 
-    def load_b(
-        self, smem: Memory, base: Any, num_mmas: int, BK: int, row_stride: int | None = None
-    ) -> Array:
+    def load_b(self, smem: Memory, base: Any, num_mmas: int, BK: int, row_stride: int | None = None) -> Array:
         """K: ``num_mmas`` fragments side by side of each k group of the ``rows x BK`` tile at ``base``.
 
         A fragment of 32 bytes is two halves of the k group, one after the other: the k order of the f8f6f4
@@ -99,15 +97,13 @@ class TiledMmaLoader:
         """V of 2 bytes: the fragments of ``MMA_K x MMA_M`` tiles, ``tile`` (an int or ``[registers]``) elements from
         ``base``, from which the swizzle counts.
 
-        Element e of lane l holds key ``e // 4 * (MMA_K / 2) + l // MMA_M * 4 + e % 4`` of column ``l % MMA_M``, the order
-        of the score accumulator.
+        Element e of lane l holds key ``e // 4 * (MMA_K / 2) + l // MMA_M * 4 + e % 4`` of column ``l % MMA_M``, in the
+        order of the score accumulator.
         """
         offset = self.swizzled(np.atleast_1d(tile)[:, None, None] + self.b_tr_offsets(row_stride))
         return _transposed(ds_read_tr16_b64(smem, _addresses(self, smem, base, offset), self.dtype))
 
-    def load_v_fp8_strip(
-        self, smem: Memory, base: Any, *, BN: int, BK: int, bk_tile: int = 0, dt: Any = 0
-    ) -> Array:
+    def load_v_fp8_strip(self, smem: Memory, base: Any, *, BN: int, BK: int, bk_tile: int = 0, dt: Any = 0) -> Array:
         """V of 1 byte: MMA_K keys from ``bk_tile * MMA_K`` on of the depth tiles ``dt`` (an int or ``[registers]``), in
         blocks of ``BN x BK``. The swizzle counts from the block. 16x16x128 is MAX's ``load_v_fp8_strip_16``, which has
         no ``bk_tile``.

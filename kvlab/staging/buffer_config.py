@@ -1,0 +1,117 @@
+"""The two roles of MAX's register-staged decode buffer (spec/kv_cache.md 4): what its tiles are for K and for V."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+__all__ = ["KBufferConfig", "KVBufferConfig", "VBufferConfig"]
+
+
+class KVBufferConfig(Protocol):
+    """What a role decides: the block tile that is moved at a time, the part of it that a warp reads, and which way the
+    tiles walk over the ``BN x depth`` window in DRAM (``iterator_axis`` 0: down the rows, 1: along the columns)."""
+
+    @property
+    def wtile_dim0(self) -> int: ...
+    @property
+    def wtile_dim1(self) -> int: ...
+    @property
+    def wsize(self) -> int: ...
+    @property
+    def btile_dim0(self) -> int: ...
+    @property
+    def btile_dim1(self) -> int: ...
+    @property
+    def iterator_axis(self) -> int: ...
+
+    def get_wtile_coord(self, warp_col: Any) -> tuple[Any, Any]:
+        """Where the tile of a warp stands in the block tile, in warp tiles; ``warp_col`` is an int or an int array."""
+        ...
+
+
+@dataclass(frozen=True)
+class KBufferConfig:
+    """K: strips of BK columns; a warp reads its WN keys.
+
+    >>> k = KBufferConfig(BN=128, BK=32, WN=32)
+    >>> (k.btile_dim0, k.btile_dim1), (k.wtile_dim0, k.wtile_dim1), k.wsize, k.iterator_axis, k.get_wtile_coord(3)
+    ((128, 32), (32, 32), 32, 1, (3, 0))
+    """
+
+    BN: int
+    BK: int
+    WN: int
+
+    @property
+    def wtile_dim0(self) -> int:
+        return self.WN
+
+    @property
+    def wtile_dim1(self) -> int:
+        return self.BK
+
+    @property
+    def wsize(self) -> int:
+        """Keys whose fragments make up a k group."""
+        return self.wtile_dim0
+
+    @property
+    def btile_dim0(self) -> int:
+        return self.BN
+
+    @property
+    def btile_dim1(self) -> int:
+        return self.BK
+
+    @property
+    def iterator_axis(self) -> int:
+        return 1
+
+    def get_wtile_coord(self, warp_col: Any) -> tuple[Any, Any]:
+        """``(warp_col, 0)``."""
+        return warp_col, 0
+
+
+@dataclass(frozen=True)
+class VBufferConfig:
+    """V: strips of BK keys; a warp reads its share of the depth.
+
+    >>> v = VBufferConfig(BN=128, BK=32, WN=32, depth=256)
+    >>> (v.btile_dim0, v.btile_dim1), (v.wtile_dim0, v.wtile_dim1), v.wsize, v.iterator_axis, v.get_wtile_coord(3)
+    ((32, 256), (32, 64), 64, 0, (0, 3))
+    """
+
+    BN: int
+    BK: int
+    WN: int
+    depth: int
+
+    @property
+    def wtile_dim0(self) -> int:
+        return self.BK
+
+    @property
+    def wtile_dim1(self) -> int:
+        return self.depth // (self.BN // self.WN)
+
+    @property
+    def wsize(self) -> int:
+        """Columns whose fragments make up a k group."""
+        return self.wtile_dim1
+
+    @property
+    def btile_dim0(self) -> int:
+        return self.BK
+
+    @property
+    def btile_dim1(self) -> int:
+        return self.depth
+
+    @property
+    def iterator_axis(self) -> int:
+        return 0
+
+    def get_wtile_coord(self, warp_col: Any) -> tuple[Any, Any]:
+        """``(0, warp_col)``."""
+        return 0, warp_col

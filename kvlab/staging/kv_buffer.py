@@ -1,0 +1,265 @@
+"""MAX's KVBuffer on gfx950: stages of whole tiles of K or V, DRAM -> shared memory by DMA -> registers."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from kvlab.cache import PagedKVCache
+from kvlab.hardware import buffer_load_lds
+from kvlab.layout import Layout, TileTensor
+from kvlab.memory import AddressSpace, Memory
+
+from . import kv_buffer_addresses as addresses
+from .fragments import FragmentMap
+from .iterator import KVCacheIterator
+from .kv_buffer_addresses import Window
+from .kv_mma_op import KVMmaOp, KVMmaOpParams
+from .member import KVBufferMembers
+from .params import KVBufferParams
+from .traffic import Traffic
+
+__all__ = ["KVBuffer"]
+
+Array = np.ndarray[Any, Any]
+
+
+class KVBuffer(KVBufferMembers):
+    """MAX's ``KVBuffer`` (spec/kv_cache.md 5) for all CTAs of a launch: prefill, and decode of MHA and MLA.
+
+    Parameters
+    ----------
+    params : the compile-time parameters. Their derived members are the buffer's, too.
+    cache : the K or V cache of a layer.
+    batch_idx, head_idx, end : ``[programs]`` or scalars: sequence, KV head, and the exclusive bound of its keys.
+    smem : shared memory with ``programs`` programs; one of exactly all stages is made if None.
+    smem_address : byte address of the first stage, a multiple of 16; the memory's first byte unless given.
+    traffic : counts what moves: bytes, instructions, wavefronts; of each warp and in all.
+
+    ``kv_cache_iter`` walks over the keys; every load takes its next tile. Some configurations do not bring the matrix
+    to the lanes (``matrix_order`` is False): MAX's addresses are reproduced, and a UserWarning says what works instead.
+    Wavefronts are provisional: no chip has confirmed the AMD rule.
+
+    >>> from kvlab.layout import Swizzle
+    >>> params = KVBufferParams("bf16", (32, 32, 16), Swizzle(3, 0, 4, "vector"), BN=64, WN=64, BK=32, num_threads=256,
+    ...                         depth=128, kv_num_heads=1, transpose=True)
+    >>> keys = np.arange(2 * 64 * 128).reshape(2, 64, 1, 128).astype(params.dtype)
+    >>> cache = PagedKVCache(keys, [99], [[1, 0]], max_seq_length=1, max_cache_length=100)
+    >>> k = KVBuffer(params, cache, batch_idx=0, head_idx=0, end=100)
+    >>> k.load_from_dram(0)
+    >>> k.load_from_dram(1)
+    >>> k.load_from_shared(0).shape, k.get_mma_tile(1, strip=2).shape  # registers; of one k group
+    ((1, 256, 16, 8), (1, 256, 2, 8))
+    >>> strip = k.fragment_map().gather(k.strip_tile(2))
+    >>> bool((strip[0] == keys[1, :, 0, 64:96]).all())
+    True
+    """
+
+    def __init__(
+        self,
+        params: KVBufferParams,
+        cache: PagedKVCache,
+        batch_idx: Any,
+        head_idx: Any,
+        smem: Memory | None = None,
+        end: Any = None,
+        *,
+        smem_address: int | None = None,
+        traffic: Traffic | None = None,
+    ) -> None:
+        addresses.check(params)
+        if cache.kv_params.num_heads != params.kv_num_heads:
+            raise ValueError(f"kv_num_heads {params.kv_num_heads} differs from the cache's {cache.kv_params.num_heads}")
+        if cache.dtype.itemsize != params.dtype.itemsize:
+            raise ValueError(f"dtype {params.dtype} has another size than the cache's {cache.dtype}")
+        self.params, self.cache, self.traffic = params, cache, traffic
+        if end is None:
+            raise ValueError("end None: give the buffer the number of keys, the bound of its walk")
+        p = params
+        self.kv_cache_iter = KVCacheIterator(
+            cache, p.BN, batch_idx, head_idx, end, depth=p.depth, head_dim_offset=p.head_dim_offset,
+            cache_depth=None if p.row_stride == cache.token_stride else p.cache_depth,
+        )  # fmt: skip
+        self.batch_idx, self.head_idx = self.kv_cache_iter.batch_idx, self.kv_cache_iter.kv_head_idx
+        self.programs = self.batch_idx.shape[0]
+        self.smem = self._shared(smem, smem_address)
+        self.mma_op = KVMmaOp(self.mma_op_params, programs=self.programs, num_threads=p.num_threads)
+        self._active: Array = np.ones(self.programs, np.bool_)
+        self._warn(stacklevel=3)
+
+    def _shared(self, smem: Memory | None, address: int | None) -> Memory:
+        """The shared memory, and the address of the first stage in it."""
+        p = self.params
+        nbytes = p.num_smem_stages * p.smem_stage_size * p.dtype.itemsize
+        if smem is None:
+            smem = Memory(nbytes, space=AddressSpace.SHARED, name="shared memory", programs=self.programs)
+        if (1 if smem.programs is None else smem.programs) != self.programs:
+            raise ValueError(f"smem has {smem.programs} programs, batch_idx, head_idx and end {self.programs}")
+        self.smem_address = smem.base if address is None else address
+        if self.smem_address % 16 or not smem.base <= self.smem_address < smem.base + smem.nbytes:
+            raise ValueError(
+                f"smem_address {self.smem_address} must be a multiple of 16 in [{smem.base}, "
+                f"{smem.base + smem.nbytes}) of {smem.name}"
+            )
+        return smem
+
+    def _warn(self, stacklevel: int) -> None:
+        p = self.params
+        what = f"{p.role.upper()} buffer with {p.mma_shape}, BN {p.BN}, BK {p.BK}, depth {p.depth}, {p.swizzle}"
+        if not p.full_kv and p.smem_depth > p.bk_smem:
+            warnings.warn(
+                f"{what}: as in MAX a stage of full_kv=False holds columns [0, {p.bk_smem}) only, of one key tile "
+                f"after the other; full_kv=True holds all, or take one buffer for each head_dim_offset",
+                stacklevel=stacklevel + 1,
+            )
+        if not self.matrix_order:
+            warnings.warn(
+                f"{what}: as in MAX the lanes do not get the elements of the matrix; "
+                f"{addresses.what_works(p, self._window.source)}",
+                stacklevel=stacklevel + 1,
+            )
+
+    @property
+    def mma_op_params(self) -> KVMmaOpParams:
+        """The parameters of the buffer's KVMmaOp, MAX's ``KVMmaOpType``."""
+        return KVMmaOpParams.of(self.params)
+
+    # kvlab's own.
+
+    @property
+    def matrix_order(self) -> bool:
+        """Whether every register gets the element that the matrix product needs there. Elements past ``depth`` in the
+        last strip of K do not count: :meth:`zero_partial_tile_pad` makes them zeros."""
+        return addresses.in_matrix_order(self.params, self._window)
+
+    def fragment_map(self) -> FragmentMap:
+        """What the registers of any strip hold: elements of ``[BN, BK]`` (K) or ``[BK, depth]`` (V).
+
+        ValueError unless ``matrix_order``.
+        """
+        if not self.matrix_order:
+            works = addresses.what_works(self.params, self._window.source)
+            raise ValueError(f"{self.params} does not bring the matrix to the lanes; {works}")
+        return addresses.fragment_map(self.params, self._window)
+
+    @property
+    def _window(self) -> Window:
+        """What the warps read: all of a stage that this buffer has loaded."""
+        none = (0,) * self.params.num_warps
+        return Window(self.params, none, none)
+
+    # Data.
+
+    def load_from_dram(self, buffer_idx: int, active: Array | None = None) -> None:
+        """Bring the next tile of ``kv_cache_iter`` into stage ``buffer_idx``. Rows past the last key become zeros.
+
+        active : bool ``[programs]``, whose traffic is counted; those with a valid row unless given.
+        """
+        p, size = self.params, self.params.dtype.itemsize
+        first = self.stage_address(buffer_idx)
+        tile, dma = self.kv_cache_iter.next_tile(), addresses.dma_plan(p)
+        base, voffset, records = tile.resource(dma.row, dma.col)
+        buffer_load_lds(self.smem, first + dma.offset[None] * size, tile.memory, base, voffset, 16, records)
+        self._active = tile.valid_rows > 0 if active is None else np.asarray(active, np.bool_)
+        if self.traffic is not None:
+            fetched = 16 * (voffset + 16 <= records)[self._active].sum(axis=(0, 2))
+            self.traffic.move("DRAM->SMEM", dma.by_warp(fetched, p.num_warps))
+            self.traffic.issue(f"{p.role} dma", dma.by_warp(int(self._active.sum()), p.num_warps))
+
+    def load_from_shared(self, buffer: int, strip: int | None = None, active: Array | None = None) -> Array:
+        """The register tile ``[programs, threads, mma_total_rows, frag]`` after loading from stage ``buffer``.
+
+        All strips, which the register tile has to hold (ValueError); or one, into slot ``strip % reg_num_k_tiles``: the
+        others keep what they held. The whole CTA has waited for the copy. active : as in :meth:`load_from_dram`, whose
+        programs are counted unless given.
+        """
+        p, held = self.params, addresses.strips(self.params)
+        first = self.stage_address(buffer)
+        if strip is None and (p.reg_num_k_tiles != p.num_k_tiles or held != p.num_k_tiles):
+            raise ValueError(
+                f"load_from_shared of all {p.num_k_tiles} strips: the register tile holds {p.reg_num_k_tiles}, a stage "
+                f"{held}; load them one by one with strip="
+            )
+        if strip is not None and not 0 <= strip < held:
+            raise ValueError(f"strip {strip} is not one of the {held} strips in a stage")
+        for one in range(p.num_k_tiles) if strip is None else (strip,):
+            self._load_strip(one, (first - self.smem.base) // p.dtype.itemsize + np.array(self._window.shift))
+            self._count_read(one, first, self._active if active is None else np.asarray(active, np.bool_))
+        return self.mma_op.reg_tile
+
+    def _load_strip(self, strip: int, base: Array) -> None:
+        """``base``: element of the stage's first byte for each warp ``[warps]``."""
+        p, op = self.params, self.mma_op
+        if not p.transpose:
+            (op.load_v_bf16 if p.dtype.itemsize == 2 else op.load_v_fp8_strip)(strip, self.smem, base)
+            return
+        block, rows = p.BN * p.bk_smem, base + p.warp_col() * p.WN * p.bk_smem
+        if not addresses.is_split(p):
+            op.load_prefill(strip, self.smem, rows + strip * block)
+            return
+        lo = rows + 2 * strip * block
+        op.load_prefill_split(strip, self.smem, lo, lo + block, not addresses.lacks_upper_half(p, strip))
+
+    def zero_partial_tile_pad(self) -> None:
+        """Zero the elements past ``depth`` in the last strip of K, in every lane, if ``BK`` does not divide it.
+
+        Needed where the block is as wide as the strip: its columns past ``depth`` are what follows in DRAM. ValueError
+        if they are less than half a strip.
+        """
+        p = self.params
+        if not p.transpose:
+            raise ValueError("zero_partial_tile_pad of a V buffer: only strips of K end inside the depth")
+        valid_cols = p.depth % p.BK
+        if valid_cols > p.BK // 2:
+            raise ValueError(f"depth {p.depth} leaves {valid_cols} columns, must leave at most BK / 2 = {p.BK // 2}")
+        if valid_cols:
+            valid = p.input_frag_size * valid_cols // p.BK
+            self.mma_op.strip_tile(p.num_k_tiles - 1)[..., valid:] = 0
+
+    def get_mma_tile(self, k_mma: int, strip: int) -> Array:
+        """The fragments of a k group of a strip: ``[programs, threads, num_mmas, frag]``."""
+        return self.mma_op.mma_tile_at(strip, k_mma)
+
+    mma_subtile = get_mma_tile
+
+    def strip_tile(self, strip: int) -> Array:
+        """All fragments of a strip: ``[programs, threads, num_k_mmas2 * num_mmas, frag]``."""
+        return self.mma_op.strip_tile(strip)
+
+    def smem_block_tile(self, tile_rows: int, tile_row: int, block_col: int) -> TileTensor:
+        """Rows ``[tile_row * tile_rows, + tile_rows)`` of block ``block_col``, row-major, ``bk_smem`` wide.
+
+        Blocks are counted over all stages.
+        """
+        p = self.params
+        blocks = p.num_smem_stages * p.blocks_per_stage
+        if tile_rows < 1 or tile_row < 0 or (tile_row + 1) * tile_rows > p.BN or not 0 <= block_col < blocks:
+            raise ValueError(
+                f"smem_block_tile({tile_rows}, {tile_row}, {block_col}) is not in the {blocks} blocks of {p.BN} rows"
+            )
+        offset = (self.smem_address - self.smem.base) // p.dtype.itemsize
+        offset += tile_row * tile_rows * p.bk_smem + block_col * p.BN * p.bk_smem
+        return TileTensor(self.smem, p.dtype, Layout.row_major(tile_rows, p.bk_smem), offset=offset)
+
+    def stage_address(self, stage: int) -> int:
+        """Byte address of a stage."""
+        p = self.params
+        if not 0 <= stage < p.num_smem_stages:
+            raise ValueError(f"stage {stage} is not one of the {p.num_smem_stages} stages")
+        return self.smem_address + stage * p.smem_stage_size * p.dtype.itemsize
+
+    def _count_read(self, strip: int, first: int, active: Array) -> None:
+        if self.traffic is None:
+            return
+        p, programs = self.params, int(active.sum())
+        base = tuple(first + shift * p.dtype.itemsize for shift in self._window.shift)
+        wavefronts, ideal, instructions = addresses.read_passes(p, strip, base)
+        unswizzled, _, _ = addresses.read_passes(p.unswizzled(), strip, base)
+        self.traffic.access(
+            f"{p.role} read", wavefronts=wavefronts * programs, ideal=ideal * programs,
+            unswizzled=unswizzled * programs, instructions=instructions * programs,
+        )  # fmt: skip
+        nbytes = 64 * (16 if p.transpose else 8) * instructions
+        self.traffic.move("SMEM->registers", nbytes * programs)

@@ -25,7 +25,7 @@ def cache_at(step: int, tokens: int = 1) -> PagedKVCacheCollection:
 
 
 def tolerance(layer: int, at: slice | int) -> float:
-    """Inputs, P and the output were each rounded to bf16, by 2^-9 at most: 2^-8 of the largest v and of the largest o."""
+    """Inputs, P and the output were each rounded to bf16, by 2^-9 at most: 2^-8 of the largest v plus the largest o."""
     return 2.0**-8 * sum(float(np.abs(a.astype(np.float32)).max()) for a in (CAPTURE.v[layer], CAPTURE.o[layer, at]))
 
 

@@ -1,7 +1,7 @@
 """The compiled decode kernel on a CUDA device, against the float64 reference, in the tolerance of DESIGN.
 
-Every case poisons what must not be read (NaN slots and pages, table entries that are no pages), deals its pages at random,
-and has canaries around what it writes.
+Every case poisons what must not be read (NaN slots and pages, table entries that are no pages), deals its pages at
+random, and has canaries around what it writes.
 """
 
 from __future__ import annotations

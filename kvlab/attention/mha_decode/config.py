@@ -23,6 +23,8 @@ MASK_VALUE = -(2.0**100)
 
 MAX_ROWS = 32
 TILE_BYTES = 16384
+CTAS_PER_PROCESSOR = 3
+MIN_SPLIT_KEYS = 128
 MAX_SPLITS = 64
 
 
@@ -71,14 +73,14 @@ def choose_config(
 ) -> DecodeConfig:
     """The configuration of a call; ``processors`` are the SMs of the device (132 on an H100).
 
-    A K tile of 16 KiB in two buffers leaves room for three CTAs on an SM, which keeps the memory busy; gfx950 takes
-    MAX's 128 keys. float32 of depth 128 and more has no tensor cores to hold its accumulators: small tiles of eight
-    warps, or the registers spill. One split where the programs fill 0.8 of the device; otherwise the smallest number of
-    splits that comes within 0.85 of the best use of the last wave, each of at least four tiles of keys.
+    Tiles of 64 keys in two buffers leave room for three CTAs on an SM, which keeps the memory busy; gfx950 takes MAX's
+    128 keys. float32 of depth 128 and more has no tensor cores to hold its accumulators: small tiles of eight warps, or
+    the registers spill. One split where the programs fill 0.8 of the device's places; otherwise the smallest number of
+    splits that comes within 0.85 of the best use of them, each of at least 128 keys.
 
     >>> problem = DecodeProblem(batch=1, tokens=1, q_heads=32, kv_heads=8, head_dim=128, itemsize=2, max_keys=32768)
     >>> choose_config(problem)
-    DecodeConfig(BM=16, BN=64, BD=128, row_tiles=1, num_splits=15, num_warps=4, num_stages=3)
+    DecodeConfig(BM=16, BN=64, BD=128, row_tiles=1, num_splits=42, num_warps=4, num_stages=3)
     >>> choose_config(problem, num_splits=1).grid(problem)
     (1, 8, 1)
     """
@@ -88,18 +90,18 @@ def choose_config(
     BD = max(32, 1 << (problem.head_dim - 1).bit_length())
     wide = problem.itemsize == 4 and BD >= 128 and arch != "gfx950"
     BM = 16 if rows <= 16 or wide else MAX_ROWS
-    BN = 32 if wide else 128 if arch == "gfx950" or 128 * BD * problem.itemsize <= TILE_BYTES else 64
+    BN = 128 if arch == "gfx950" else 32 if wide else 64
     num_stages = 3 if BN * BD * problem.itemsize <= TILE_BYTES else 2
     row_tiles = -(-rows // BM)
     if num_splits is None:
         programs = problem.batch * problem.kv_heads * row_tiles
-        num_splits = _choose_splits(programs, -(-problem.max_keys // BN), processors)
+        num_splits = _choose_splits(programs, problem.max_keys, CTAS_PER_PROCESSOR * processors)
     return DecodeConfig(BM, BN, BD, row_tiles, num_splits, num_warps=8 if wide else 4, num_stages=num_stages)
 
 
-def _choose_splits(programs: int, key_tiles: int, processors: int) -> int:
-    if programs == 0 or programs >= 0.8 * processors:
+def _choose_splits(programs: int, max_keys: int, places: int) -> int:
+    if programs == 0 or programs >= 0.8 * places:
         return 1
-    most = max(1, min(MAX_SPLITS, key_tiles // 4))
-    use = [programs * n / processors / -(-programs * n // processors) for n in range(1, most + 1)]
+    most = max(1, min(MAX_SPLITS, max_keys // MIN_SPLIT_KEYS))
+    use = [programs * n / places / -(-programs * n // places) for n in range(1, most + 1)]
     return 1 + next(i for i, u in enumerate(use) if u >= 0.85 * max(use))

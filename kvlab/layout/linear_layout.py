@@ -170,7 +170,7 @@ class LinearLayout(LinearMap):
         """This layout as a tile that covers output dimensions of the given sizes.
 
         Where it is smaller it is repeated along the first input dimension, the output dimensions in their order; where
-        it is larger the largest steps become broadcasts (zero bases).
+        it is larger coordinates wrap around, so that steps past the end become broadcasts (zero bases).
 
         >>> LinearLayout({"register": [[1]], "lane": [[2], [4]]}, (8,)).fit({"dim0": 4}).bases
         {'register': [[1]], 'lane': [[2], [0]]}
@@ -181,13 +181,12 @@ class LinearLayout(LinearMap):
         for name, size in self._outs:
             if size < sizes[name]:
                 grown *= LinearLayout.identity1d(sizes[name] // size, self._bases[0][0], name)
-        bases = grown.bases
-        for axis, (name, size) in enumerate(grown._outs):
-            excess = (size // sizes[name]).bit_length() - 1
-            steps = sorted((v for vectors in bases.values() for v in vectors), key=lambda v: -v[axis])
-            for vector in steps[:excess]:
-                vector[axis] = 0
-        return LinearLayout(bases, {name: sizes[name] for name in grown.out_dims})
+        kept = [sizes[name] for name in grown.out_dims]
+        bases = {
+            name: [[x % size for x, size in zip(vector, kept, strict=True)] for vector in vectors]
+            for name, vectors in grown._bases
+        }
+        return LinearLayout(bases, dict(zip(grown.out_dims, kept, strict=True)))
 
     def transpose(self, *names: str) -> LinearLayout:
         """The output dimensions in the order of ``names`` (all of them; reversed when none is given).

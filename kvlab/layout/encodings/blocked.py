@@ -123,7 +123,10 @@ class SliceLayout(Encoding):
 
 @dataclass(frozen=True)
 class DistributedLinearLayout(Encoding):
-    """Bases given outright, for one shape; on another shape it is repeated or cut.
+    """Bases given outright, for one shape.
+
+    A larger shape is covered by more registers, along the dimensions in the order in which the registers first move;
+    for a smaller one the registers past its end go.
 
     >>> d = DistributedLinearLayout([[1]], [[2], [4]], [[8]], [], [16])
     >>> d.to_linear_layout((16,)).bases
@@ -150,7 +153,12 @@ class DistributedLinearLayout(Encoding):
 
     def to_linear_layout(self, shape: Sequence[int], *, triton_version: str = NEWEST) -> LinearLayout:
         need(len(shape) == self.rank, self, f"a tensor of rank {self.rank} is accepted, not {tuple(shape)}")
-        return self._linear().fit(dict(zip(dims(self.rank), shape, strict=True)))
+        sizes = dict(zip(dims(self.rank), shape, strict=True))
+        kept = [v for v in self.reg_bases if not any(v) or any(x % n for x, n in zip(v, shape, strict=True))]
+        first = [next(axis for axis, x in enumerate(vector) if x) for vector in self.reg_bases if any(vector)]
+        order = dict.fromkeys([*first, *reversed(range(self.rank))])
+        layout = LinearLayout(self._linear().bases | {"register": kept}, self.shape)
+        return layout.transpose(*(f"dim{axis}" for axis in order)).fit(sizes).transpose(*sizes)
 
 
 def operand_cga(cga_layout: Matrix, k: int) -> Matrix:

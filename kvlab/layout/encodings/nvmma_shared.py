@@ -25,8 +25,8 @@ class NVMMASharedLayout(SharedEncoding):
     fp4_padded : after 8 bytes of packed fp4 pairs 8 bytes stay empty.
 
     ``swizzle_byte_width=0, transposed=True`` is row-major before Triton 3.9.0, which ignored ``transposed`` there, and
-    column-major since (of rank 3, 3.9.0 repeats elements: its layout has no inverse). A transposed panel of rank 3
-    has the last dimension as rows and the first two as columns, split row-major into (1, 2, 0): so do the compilers.
+    column-major since (of rank 3, 3.9.0 leaves gaps: bits of the offset that move nothing). A transposed panel of rank
+    3 has the last dimension as rows and the first two as columns, split row-major into (1, 2, 0), as the compilers do.
 
     >>> NVMMASharedLayout(32, 16).offsets((8, 16))[4, ::8].tolist()
     [72, 64]

@@ -36,6 +36,7 @@ from .tma_tile import (
     fold_kv_descriptor,
 )
 from .tmem import TMEM_COLUMNS, TMEM_LANES, TensorMemory, tmem_address, tmem_layout
+from .triton_conflicts import SharedTransfer, bank_conflicts, shared_transfer
 from .wavefront import Collision, Phase, Wavefronts
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "RegTileLoader",
     "RegTileWriterLDS",
     "SharedMemBarrier",
+    "SharedTransfer",
     "SmemDescriptor",
     "SubTileLoaderLDS",
     "SubTileLoaderLDS_st_8x32",
@@ -68,6 +70,7 @@ __all__ = [
     "TensorMemory",
     "TmaDescriptor",
     "Wavefronts",
+    "bank_conflicts",
     "buffer_load",
     "buffer_load_lds",
     "coalescing",
@@ -90,6 +93,7 @@ __all__ = [
     "round_tf32",
     "sectors",
     "shared_mma",
+    "shared_transfer",
     "st_matrix_n_atom",
     "st_shared",
     "stmatrix",

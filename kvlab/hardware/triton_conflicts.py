@@ -13,7 +13,7 @@ from kvlab.layout.linear_layout import LinearLayout
 
 from ._arrays import IntArray
 
-__all__ = ["SharedAccess", "bank_conflicts", "shared_access"]
+__all__ = ["SharedTransfer", "bank_conflicts", "shared_transfer"]
 
 BANK_BITS = 32
 INSTRUCTION_BITS = 128  # the widest ld.shared and st.shared
@@ -21,7 +21,7 @@ BLOCK = "block"
 
 
 @dataclass(frozen=True, eq=False)
-class SharedAccess:
+class SharedTransfer:
     """The ld/st.shared instructions that move a tensor between registers and shared memory.
 
     offset       int64 ``[warps, instructions, lanes]``: where each lane's piece starts, in elements of its CTA's memory
@@ -56,18 +56,18 @@ class SharedAccess:
         return int(np.bincount(phase * slots + unit % slots).max()) - 1
 
 
-def shared_access(
+def shared_transfer(
     register_layout: Encoding | LinearLayout,
     shared_layout: SharedEncoding | LinearLayout,
     shape: Sequence[int],
     elem_bits: int,
-) -> SharedAccess:
+) -> SharedTransfer:
     """The instructions: registers that only repeat others are skipped, and the widest pieces (up to 128 bits) are
     moved whose elements are consecutive in both layouts.
 
     >>> from kvlab.layout.encodings import BlockedLayout, SwizzledSharedLayout
     >>> b, s = BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0]), SwizzledSharedLayout(2, 1, 4, [1, 0])
-    >>> access = shared_access(b, s, (16, 32), 16)
+    >>> access = shared_transfer(b, s, (16, 32), 16)
     >>> access.vec, access.offset.shape
     (2, (4, 2, 32))
     """
@@ -90,7 +90,7 @@ def shared_access(
     bases = {name: [[step] for step in steps] for name, steps in order.items()}
     starts = LinearLayout(bases, {"offset": way.out_dims["offset"]}).coordinates()[..., 0]
     offset = shared_layout.physical(starts) if isinstance(shared_layout, SharedEncoding) else starts
-    return SharedAccess(offset, vec, elem_bits)
+    return SharedTransfer(offset, vec, elem_bits)
 
 
 def bank_conflicts(
@@ -119,7 +119,7 @@ def bank_conflicts(
     >>> [bank_conflicts(column, SwizzledSharedLayout(*s, [1, 0]), (64, 64), 16) for s in ((1, 1, 1), (8, 1, 8))]
     [7, 0]
     """
-    return shared_access(register_layout, shared_layout, shape, elem_bits).excess(banks=banks, counted=counted)
+    return shared_transfer(register_layout, shared_layout, shape, elem_bits).excess(banks=banks, counted=counted)
 
 
 def _without_repeats(registers: LinearLayout, offsets: list[int]) -> list[int]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvlab.hardware.banks import count_wavefronts
-from kvlab.hardware.triton_conflicts import bank_conflicts, shared_access
+from kvlab.hardware.triton_conflicts import bank_conflicts, shared_transfer
 from kvlab.layout.encodings import BlockedLayout, PaddedSharedLayout, SwizzledSharedLayout, from_fields
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "data" / "triton_bank_conflicts.json").read_text())
@@ -33,7 +33,7 @@ def test_equals_the_compiler(case):
 
 
 def bytes_of_a_piece(case):
-    access = shared_access(*arguments(case))
+    access = shared_transfer(*arguments(case))
     return access.vec * access.elem_bits // 8
 
 
@@ -44,7 +44,7 @@ CUDA = [case for case in GOLDEN["cases"] if case["target"].startswith("cuda") an
 @pytest.mark.parametrize("case", CUDA, ids=lambda case: case["id"])
 def test_equals_the_measured_rule(case):
     """Stores never merge phases: the rule that was measured on an H100 counts the same passes, per phase."""
-    access = shared_access(*arguments(case))
+    access = shared_transfer(*arguments(case))
     addresses = access.offset * access.elem_bits // 8
     wavefronts, ideal, _ = count_wavefronts(f"st.shared.b{access.vec * access.elem_bits}", addresses)
     assert int((wavefronts // ideal).max()) - 1 == access.excess(counted="words")
@@ -68,13 +68,13 @@ def test_padding_removes_conflicts():
 def test_a_piece_stays_within_padding():
     rows = BlockedLayout([1, 8], [8, 4], [4, 1], [1, 0])
     padded = PaddedSharedLayout.with_identity_for([[64, 2]], (64, 64), (1, 0))
-    assert shared_access(rows, padded, (64, 64), 16).vec == 2
+    assert shared_transfer(rows, padded, (64, 64), 16).vec == 2
 
 
 def test_instructions_reach_every_element_once():
     """Conservation: the pieces of all warps are the offsets of the tensor."""
     rows, swizzled = BlockedLayout([1, 8], [8, 4], [4, 1], [1, 0]), SwizzledSharedLayout(4, 2, 4, [1, 0])
-    access = shared_access(rows, swizzled, (64, 64), 16)
+    access = shared_transfer(rows, swizzled, (64, 64), 16)
     assert access.vec == 4
     reached = access.offset.reshape(-1, 1) + np.arange(access.vec)
     assert sorted(reached.ravel()) == list(range(64 * 64))

@@ -63,7 +63,9 @@ class AMDWMMALayout(Encoding):
 
     def to_linear_layout(self, shape: Sequence[int], *, triton_version: str = NEWEST) -> LinearLayout:
         rank, (m, n, _) = self._rank_and_shape(shape)
-        need(all(s == 1 or s >= t for s, t in zip(shape[-2:], (m, n), strict=True)), self, f"{shape} is too small")
+        if not is_at_least(triton_version, 3, 9):
+            fits = all(size in (1, max(size, tile)) for size, tile in zip(shape[-2:], (m, n), strict=True))
+            need(fits, self, f"{tuple(shape)} is smaller than the instruction, which Triton before 3.9 refuses")
         step = LinearLayout.identity1d
         across, down = (rank - 2, rank - 1) if self.transposed else (rank - 1, rank - 2)
         tile = identity_nd("register", (1,) * rank, matrix_order(rank))

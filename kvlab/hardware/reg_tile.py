@@ -97,19 +97,29 @@ class RegTileWriterLDS:
         object.__setattr__(self, "width", self.width or 16 // self.dtype.itemsize)
         _check_threads(self.thread_layout)
 
-    def store(self, lds: Memory, lds_base: Any, registers: Any, shape: tuple[int, int]) -> None:
-        """Write ``registers`` ``[..., workers, vectors * width]`` as a row-major tile at byte ``lds_base``."""
+    def offsets(self, shape: tuple[int, int], row_stride: int | None = None) -> IntArray:
+        """Where the vectors of a worker go, in elements from the tile's first ``[workers, vectors]``.
+
+        ``row_stride``: elements between rows, as many as the tile is wide unless given.
+        """
         where = _vectors(self.thread_layout, shape[0], shape[1], self.width)
-        registers = np.asarray(registers)
-        expected = (where.shape[0], where.shape[1] * self.width)
-        if registers.dtype != self.dtype or registers.shape[-2:] != expected:
-            raise ValueError(f"registers {registers.shape} of {registers.dtype} are not [..., {expected[0]}, "
-                             f"{expected[1]}] of {self.dtype}")  # fmt: skip
-        vector = where[..., 0] * (shape[1] // self.width) + where[..., 1] // self.width
+        pitch = shape[1] if row_stride is None else row_stride
+        vector = where[..., 0] * (pitch // self.width) + where[..., 1] // self.width
         if self.swizzle is not None:
             first = vector[:, :1]
             vector = vector - first + self.swizzle.apply(first, self.width * self.dtype.itemsize)
-        address = np.asarray(lds_base, np.int64)[..., None, None] + vector * self.width * self.dtype.itemsize
+        return vector * self.width
+
+    def store(
+        self, lds: Memory, lds_base: Any, registers: Any, shape: tuple[int, int], row_stride: int | None = None
+    ) -> None:
+        """Write ``registers`` ``[..., workers, vectors * width]`` as a row-major tile at byte ``lds_base``."""
+        offset, registers = self.offsets(shape, row_stride), np.asarray(registers)
+        expected = (offset.shape[0], offset.shape[1] * self.width)
+        if registers.dtype != self.dtype or registers.shape[-2:] != expected:
+            raise ValueError(f"registers {registers.shape} of {registers.dtype} are not [..., {expected[0]}, "
+                             f"{expected[1]}] of {self.dtype}")  # fmt: skip
+        address = np.asarray(lds_base, np.int64)[..., None, None] + offset * self.dtype.itemsize
         lds.store(address, registers.reshape(*registers.shape[:-1], -1, self.width))
 
 

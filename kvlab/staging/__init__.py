@@ -1,33 +1,58 @@
 """KV staging: DRAM tile -> shared memory -> register fragments -> MMA. NumPy only."""
 
+from kvlab.hardware import RegTileLoader, RegTileWriterLDS, SubTileLoaderLDS
+
+from .buffer_config import KBufferConfig, KVBufferConfig, VBufferConfig
 from .cta import DECODE_ARCHS, DecodeCTA, decode_cta
+from .decode_kv_buffer import DecodeKVBuffer, KBuffer, VBuffer
+from .decode_kv_params import DecodeKVBufferParams
 from .decode_streaming import DecodeStreamingKVBuffer
 from .fragments import FragmentMap, Fragments
 from .iterator import KVCacheIterator, KVTile
+from .kv_buffer import KVBuffer
 from .kv_mma_op import KVMmaOp, KVMmaOpParams, mfma_atom, mma_tiles
-from .operand_maps import operand_map, output_map, score_map
+from .mma_sync_cta import MmaSyncShape
+from .operand_maps import kv_buffer_operand_map, operand_map, output_map, score_map
 from .p_buffer import PRegisterBuffer
 from .params import KVBufferParams, ceildiv
 from .programs import program_ids, ragged_range
+from .smem_subtile import smem_mma_subtile, smem_mma_subtile_offset, smem_subtile
 from .swizzled_tile import SwizzledTile, ldmatrix_swizzle
+from .tiled_mma_loader import TiledMmaLoader
 from .traffic import Traffic
+from .warp_slices import WarpSlices
 
 __all__ = [
     "DECODE_ARCHS",
     "DecodeCTA",
+    "DecodeKVBuffer",
+    "DecodeKVBufferParams",
     "DecodeStreamingKVBuffer",
     "FragmentMap",
     "Fragments",
+    "KBuffer",
+    "KBufferConfig",
+    "KVBuffer",
+    "KVBufferConfig",
     "KVBufferParams",
     "KVCacheIterator",
     "KVMmaOp",
     "KVMmaOpParams",
     "KVTile",
+    "MmaSyncShape",
     "PRegisterBuffer",
+    "RegTileLoader",
+    "RegTileWriterLDS",
+    "SubTileLoaderLDS",
     "SwizzledTile",
+    "TiledMmaLoader",
     "Traffic",
+    "VBuffer",
+    "VBufferConfig",
+    "WarpSlices",
     "ceildiv",
     "decode_cta",
+    "kv_buffer_operand_map",
     "ldmatrix_swizzle",
     "mfma_atom",
     "mma_tiles",
@@ -36,4 +61,7 @@ __all__ = [
     "program_ids",
     "ragged_range",
     "score_map",
+    "smem_mma_subtile",
+    "smem_mma_subtile_offset",
+    "smem_subtile",
 ]

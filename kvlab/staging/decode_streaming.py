@@ -16,6 +16,7 @@ from . import streaming_addresses as addresses
 from .fragments import FragmentMap
 from .iterator import KVCacheIterator, KVTile
 from .kv_mma_op import KVMmaOp, KVMmaOpParams
+from .member import Member
 from .params import KVBufferParams, ceildiv
 from .traffic import Traffic
 
@@ -36,6 +37,8 @@ class DecodeStreamingKVBuffer:
     smem : shared memory with ``programs`` programs; one of exactly a strip is made if None.
     num_keys : ``[programs]`` or a scalar, keys of each sequence: the bound of :meth:`iterator`.
     smem_address : byte address of the strip, a multiple of 16; the memory's first byte unless given.
+    blocked : keep a V strip as ``depth // BK`` blocks of BK x BK, as older MAX documentation says, instead of the flat
+        BK x depth that MAX's kernels compile to. The registers are the same.
     traffic : counts what moves.
 
     K of 2 and 4 bytes goes DRAM -> shared memory by DMA, swizzled; K of 1 byte and V through registers. Some
@@ -57,6 +60,16 @@ class DecodeStreamingKVBuffer:
     True
     """
 
+    # MAX's members: those of the parameters, here and below.
+    MMA_N = Member[int]()
+    MMA_K = Member[int]()
+    simd_width = Member[int]()
+    input_frag_size = Member[int]()
+    num_k_mmas2 = Member[int]()
+    warp_tile_rows = Member[int]()
+    _num_warps = Member[int]()
+    _num_warps_n = Member[int]()
+
     def __init__(
         self,
         params: KVBufferParams,
@@ -67,12 +80,13 @@ class DecodeStreamingKVBuffer:
         num_keys: Any = None,
         *,
         smem_address: int | None = None,
+        blocked: bool = False,
         traffic: Traffic | None = None,
     ) -> None:
-        addresses.check(params)
+        addresses.check(params, blocked)
         if cache.kv_params.num_heads != params.kv_num_heads:
             raise ValueError(f"kv_num_heads {params.kv_num_heads} differs from the cache's {cache.kv_params.num_heads}")
-        self.params, self.cache, self.traffic = params, cache, traffic
+        self.params, self.cache, self.traffic, self.blocked = params, cache, traffic, blocked
         self.batch_idx, self.head_idx = np.broadcast_arrays(np.atleast_1d(batch_idx), np.atleast_1d(head_idx))
         self.num_keys = num_keys
         self.programs = self.batch_idx.shape[0]
@@ -101,37 +115,10 @@ class DecodeStreamingKVBuffer:
             )
         return smem
 
-    # MAX's members.
-
-    @property
-    def MMA_N(self) -> int:
-        return self.params.MMA_N
-
-    @property
-    def MMA_K(self) -> int:
-        return self.params.MMA_K
-
-    @property
-    def simd_width(self) -> int:
-        return self.params.simd_width
-
-    @property
-    def input_frag_size(self) -> int:
-        return self.params.input_frag_size
-
     @property
     def num_mmas(self) -> int:
         """Fragments of a k group."""
         return addresses.num_mmas(self.params)
-
-    @property
-    def num_k_mmas2(self) -> int:
-        """k groups of a strip."""
-        return self.params.num_k_mmas2
-
-    @property
-    def warp_tile_rows(self) -> int:
-        return self.params.warp_tile_rows
 
     @property
     def mma_layout(self) -> Layout:
@@ -142,14 +129,6 @@ class DecodeStreamingKVBuffer:
     def k_smem_parent_layout(self) -> Layout:
         """The K strip as blocks of BK columns: shape (BN, BK), strides (BK, BN)."""
         return Layout((self.params.BN, self.params.BK), (self.params.BK, self.params.BN))
-
-    @property
-    def _num_warps_n(self) -> int:
-        return self.params.num_warps_n
-
-    @property
-    def _num_warps(self) -> int:
-        return self.params.num_warps
 
     @property
     def _mma_total_rows(self) -> int:
@@ -242,14 +221,18 @@ class DecodeStreamingKVBuffer:
             base, voffset, records = tile.resource(dma.row, first_col + dma.col)
             target = self.smem_address + dma.offset[None] * size
             buffer_load_lds(self.smem, target, tile.memory, base, voffset, 16, records)
+            issued = dma.by_warp(1, p.num_warps)
         else:
-            copy = addresses.register_plan(p)
+            copy = addresses.register_plan(p, self.blocked)
+            issued = copy.by_warp(p.num_warps)
             registers = tile.load(first_row + copy.row, first_col + copy.col, p.simd_width)
             self.smem.store(self.smem_address + copy.offset[None] * size, registers)
         self._active = tile.valid_rows > 0 if active is None else np.asarray(active, np.bool_)
         if self.traffic is not None:
             rows = np.clip(tile.valid_rows - first_row, 0, self._strip_rows)[self._active].sum()
             self.traffic.move("DRAM->SMEM", int(rows) * self._strip_cols * size)
+            kind = "dma" if addresses.by_dma(p) else "load"
+            self.traffic.issue(f"{p.role} {kind}", issued * int(self._active.sum()))
 
     def load_from_shared(self, active: Array | None = None) -> Array:
         """Every lane's registers of the strip in shared memory: ``[programs, threads, num_k_mmas2 * num_mmas, frag]``.
@@ -257,7 +240,7 @@ class DecodeStreamingKVBuffer:
         The whole CTA has waited for the copy. active : as in :meth:`load_from_dram`, whose programs are counted unless
         given.
         """
-        plan = addresses.read_plan(self.params)
+        plan = addresses.read_plan(self.params, self.blocked)
         address = self.smem_address + plan.offset[None] * self.params.dtype.itemsize
         registers = self.smem.load(address, self.params.dtype, plan.width)
         self.mma_op.reg_tile = registers.reshape(*registers.shape[:3], -1)
@@ -280,17 +263,18 @@ class DecodeStreamingKVBuffer:
 
     def read_addresses(self) -> tuple[str, np.ndarray[Any, np.dtype[np.int64]]]:
         """The instruction that reads shared memory and its byte addresses ``[instructions, warps, lanes]``."""
-        plan, size = addresses.read_plan(self.params), self.params.dtype.itemsize
+        plan, size = addresses.read_plan(self.params, self.blocked), self.params.dtype.itemsize
         return plan.instruction(size), self.smem_address + plan.by_instruction() * size
 
     def _count_read(self, active: Array) -> None:
         if self.traffic is None:
             return
         p, programs = self.params, int(active.sum())
-        wavefronts, ideal = addresses.read_passes(p)
-        unswizzled, _ = addresses.read_passes(p.unswizzled())
+        wavefronts, ideal, instructions = addresses.read_passes(p, self.blocked)
+        unswizzled, _, _ = addresses.read_passes(p.unswizzled(), self.blocked)
         self.traffic.access(
-            f"{p.role} read", wavefronts=wavefronts * programs, ideal=ideal * programs, unswizzled=unswizzled * programs
-        )
+            f"{p.role} read", wavefronts=wavefronts * programs, ideal=ideal * programs,
+            unswizzled=unswizzled * programs, instructions=instructions * programs,
+        )  # fmt: skip
         nbytes = p.num_threads * self._mma_total_rows * p.input_frag_size * p.dtype.itemsize
         self.traffic.move("SMEM->registers", programs * nbytes)

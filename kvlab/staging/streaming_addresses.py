@@ -48,10 +48,12 @@ def strip_shape(p: KVBufferParams) -> tuple[int, int]:
     return (p.BN, p.BK) if p.transpose else (p.BK, p.depth)
 
 
-def check(p: KVBufferParams) -> None:
+def check(p: KVBufferParams, blocked: bool = False) -> None:
     """ValueError unless the streaming buffer can be built with these parameters."""
     p.require_whole_warp_rows()
+    p.require(p.transpose or not blocked or p.depth % p.BK == 0, f"depth {p.depth}", f"a multiple of BK {p.BK}")
     if p.transpose:
+        p.require(not blocked, "blocked=True", "False for K: only V strips have a blocked form")
         p.require(p.WN % p.MMA_N == 0, f"WN {p.WN}", f"a multiple of MMA_N {p.MMA_N}")
         one = p.dtype.itemsize == 1
         p.require(not one or p.BK == p.MMA_K, f"BK {p.BK} of a 1-byte K", f"MMA_K {p.MMA_K}")
@@ -87,11 +89,16 @@ class RegisterPlan:
     col: IntArray
     offset: IntArray
 
+    def by_warp(self, num_warps: int) -> IntArray:
+        """Loads of each warp: one a pass if any of its threads takes part, ``[warps]``."""
+        passes, threads = self.row.shape
+        return passes * (np.arange(num_warps) * WARP_SIZE < threads)
+
 
 @functools.cache
-def register_plan(p: KVBufferParams) -> RegisterPlan:
+def register_plan(p: KVBufferParams, blocked: bool = False) -> RegisterPlan:
     """Threads form a grid as wide as a row of vectors; passes go down the rows. The swizzle acts on a thread's first
-    vector, the passes are added. V is not swizzled."""
+    vector, the passes are added. V is not swizzled. ``blocked``: V as blocks of BK x BK."""
     rows, cols = strip_shape(p)
     p.require(cols % p.simd_width == 0, f"{'BK' if p.transpose else 'depth'} {cols}", f"a multiple of {p.simd_width}")
     grid_cols = cols // p.simd_width
@@ -103,11 +110,10 @@ def register_plan(p: KVBufferParams) -> RegisterPlan:
     )
     step, thread = np.ogrid[: rows // grid_rows, : grid_rows * grid_cols]
     first = p.swizzle(thread) if p.swizzle is not None and p.transpose else thread
-    return RegisterPlan(
-        row=thread // grid_cols + step * grid_rows,
-        col=thread % grid_cols * p.simd_width + 0 * step,
-        offset=(first + step * grid_rows * grid_cols) * p.simd_width,
-    )
+    row = thread // grid_cols + step * grid_rows
+    col = thread % grid_cols * p.simd_width + 0 * step
+    offset = (first + step * grid_rows * grid_cols) * p.simd_width
+    return RegisterPlan(row, col, offset=_blocked(p, row, col) if blocked else offset)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,17 +135,24 @@ class ReadPlan:
         return self.offset.reshape(-1, WARP_SIZE, registers * pieces).transpose(2, 0, 1)
 
 
+def _blocked(p: KVBufferParams, row: IntArray, col: IntArray) -> IntArray:
+    """Offset of an element of a V strip that lies as ``depth // BK`` blocks of BK x BK."""
+    return col // p.BK * p.BK * p.BK + row * p.BK + col % p.BK
+
+
 @functools.cache
-def read_plan(p: KVBufferParams) -> ReadPlan:
+def read_plan(p: KVBufferParams, blocked: bool = False) -> ReadPlan:
     """K: a fragment is read at once, at ``swizzle(fragment number)``, counted from the MMA tile (1-byte K: at the
-    ``swizzle(element)`` of the warp's tile). V: a fragment is a column of keys, read one by one."""
+    ``swizzle(element)`` of the warp's tile). V: a fragment is a column of keys, read one by one; ``blocked`` as in
+    :func:`register_plan`."""
     frag, N = p.input_frag_size, p.MMA_N
     warp, lane, kg, i = np.ogrid[: p.num_warps, :WARP_SIZE, : p.num_k_mmas2, : num_mmas(p)]
     wc = p.warp_col()[warp]
     if not p.transpose:
         column = wc * (p.depth // p.num_warps_n) + i * N + lane % N
         key = (kg * p.MMA_K + lane // N * frag)[..., None] + np.arange(frag)
-        return _read_plan(key * p.depth + column[..., None], width=1)
+        column = column[..., None]
+        return _read_plan(_blocked(p, key, column) if blocked else key * p.depth + column, width=1)
     if p.dtype.itemsize > 1:
         base = (wc * p.WN + i * N) * p.BK + kg * p.MMA_K
         number = (lane % N * p.BK + lane // N * frag) // frag
@@ -213,13 +226,13 @@ def what_works(p: KVBufferParams) -> str:
 
 
 @functools.cache
-def read_passes(p: KVBufferParams) -> tuple[int, int]:
-    """(wavefronts, ideal) of all the reads of one ``load_from_shared`` of a CTA. Provisional, as all AMD wavefronts.
+def read_passes(p: KVBufferParams, blocked: bool = False) -> tuple[IntArray, IntArray, IntArray]:
+    """Wavefronts, ideal and instructions ``[warps]`` of one ``load_from_shared``. Provisional, as all AMD wavefronts.
 
     Reads of less than 4 bytes are counted by the words they touch; unaligned ones as if they were aligned.
     """
-    plan = read_plan(p)
+    plan = read_plan(p, blocked)
     nbytes = max(plan.width * p.dtype.itemsize, 4)
     address = plan.by_instruction() * p.dtype.itemsize // nbytes * nbytes
     wavefronts, ideal, _ = count_wavefronts(f"ds_read_b{8 * nbytes}", address, arch=ARCH)
-    return int(wavefronts.sum()), int(ideal.sum())
+    return wavefronts.sum(axis=0), ideal.sum(axis=0), np.full(p.num_warps, len(address))

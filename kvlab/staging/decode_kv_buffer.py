@@ -1,0 +1,287 @@
+"""MAX's DecodeKVBuffer on gfx950: tiles of K or V from DRAM through registers to shared memory, and to fragments."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from kvlab.cache import PagedKVCache
+from kvlab.layout import Layout
+from kvlab.memory import AddressSpace, Memory
+
+from . import decode_kv_addresses as addresses
+from .buffer_config import KVBufferConfig
+from .decode_kv_params import DecodeKVBufferParams
+from .fragments import FragmentMap
+from .iterator import KVCacheIterator
+from .kv_mma_op import mfma_atom, mma_tiles
+from .member import Member
+from .traffic import Traffic
+
+__all__ = ["DecodeKVBuffer", "KBuffer", "VBuffer"]
+
+Array = np.ndarray[Any, Any]
+
+
+class DecodeKVBuffer:
+    """MAX's ``DecodeKVBuffer`` (spec/kv_cache.md 6.2) for all CTAs of a launch.
+
+    Parameters
+    ----------
+    params : the compile-time parameters. Their derived members are the buffer's, too.
+    cache : the K or V cache of a layer.
+    batch_idx, head_idx, end : ``[programs]`` or scalars: sequence, KV head, and the exclusive bound of its keys.
+    smem : shared memory with ``programs`` programs; one of exactly a block tile is made if None.
+    start : first key of the window, ``[programs]`` or a scalar.
+    smem_address : byte address of the block tile, a multiple of 16; the memory's first byte unless given.
+    traffic : counts what moves: bytes, instructions, wavefronts; of each warp and in all.
+
+    The window in DRAM, ``BN x depth`` keys from ``start`` on, is fixed. A load takes its next block tile, strips of BK
+    columns (K) or BK keys (V), into the next stage of the register ring ``load_tile`` ``[programs, threads, load_rows,
+    simd_width]``; what was never loaded is poison. Some configurations do not bring the matrix to the lanes
+    (``matrix_order`` is False): MAX's addresses are reproduced, and a UserWarning says what works instead. Wavefronts
+    are provisional: no chip has confirmed the AMD rule.
+
+    >>> params = DecodeKVBufferParams("bf16", (16, 16, 32), None, BN=128, WN=32, BK=32, num_threads=256, depth=64,
+    ...                               kv_num_heads=1, transpose=True, num_stages=2)
+    >>> keys = np.arange(128 * 64).reshape(1, 128, 1, 64).astype(params.dtype)
+    >>> k = KBuffer(params, PagedKVCache(keys, [99], [[0]], 1, 100), batch_idx=0, head_idx=0, end=100)
+    >>> k.load_from_dram()
+    >>> k.load_from_dram()
+    >>> k.copy_to_shared(1)
+    >>> k.load_from_shared(0).shape  # mma_tile
+    (1, 256, 2, 8)
+    >>> strip = k.fragment_map().gather(k.mma_tile)
+    >>> bool((strip[0, :100] == keys[0, :100, 0, 32:]).all()), bool((strip[0, 100:] == 0).all())
+    (True, True)
+    """
+
+    # MAX's members: those of the parameters.
+    MMA_N = Member[int]()
+    MMA_K = Member[int]()
+    num_warps_n = Member[int]()
+    num_mmas = Member[int]()
+    num_k_tiles = Member[int]()
+    simd_width = Member[int]()
+    _rows_per_stage = Member[int]()
+    _load_rows = Member[int]()
+    load_layout = Member[Layout]()
+    mma_layout = Member[Layout]()
+    smem_layout = Member[Layout]()
+
+    def __init__(
+        self,
+        params: DecodeKVBufferParams,
+        cache: PagedKVCache,
+        batch_idx: Any,
+        head_idx: Any,
+        smem: Memory | None = None,
+        end: Any = None,
+        *,
+        start: Any = 0,
+        smem_address: int | None = None,
+        traffic: Traffic | None = None,
+    ) -> None:
+        p = params
+        if cache.kv_params.num_heads != p.kv_num_heads:
+            raise ValueError(f"kv_num_heads {p.kv_num_heads} differs from the cache's {cache.kv_params.num_heads}")
+        if cache.dtype.itemsize != p.dtype.itemsize:
+            raise ValueError(f"dtype {p.dtype} has another size than the cache's {cache.dtype}")
+        if end is None:
+            raise ValueError("end None: give the buffer the number of keys, the bound of its window")
+        self.params, self.traffic = p, traffic
+        walk = KVCacheIterator(
+            cache, p.BN, batch_idx, head_idx, end, depth=p.depth, head_dim_offset=p.head_dim_offset,
+            cache_depth=None if p.kv_num_heads * p.cache_depth == cache.token_stride else p.cache_depth,
+        )  # fmt: skip
+        walk.tile_start_row = start
+        self.gmem_tile = walk.next_tile()
+        self.programs = self.gmem_tile.programs
+        self.smem = self._shared(smem, smem_address)
+        self.load_tile = _poison((self.programs, p.num_threads, p.load_rows, p.simd_width), p.dtype)
+        self.mma_tile = _poison((self.programs, p.num_threads, p.num_mmas, p.simd_width), p.dtype)
+        self.tile_idx = self.load_tile_id = 0
+        self._active = self.gmem_tile.valid_rows > 0
+        if not self.matrix_order:
+            warnings.warn(
+                f"{p.role.upper()} buffer with {p.mma_shape}, group_size {p.group_size}, BK {p.BK}, {p.swizzle}, "
+                f"{p.num_threads} threads: as in MAX the lanes do not get the elements of the matrix; "
+                f"{addresses.what_works(p)}",
+                stacklevel=2 if type(self) is DecodeKVBuffer else 3,
+            )
+
+    def _shared(self, smem: Memory | None, address: int | None) -> Memory:
+        """The shared memory, and the block tile's address in it."""
+        nbytes = int(np.prod(self.params.btile)) * self.params.dtype.itemsize
+        if smem is None:
+            smem = Memory(nbytes, space=AddressSpace.SHARED, name="shared memory", programs=self.programs)
+        if (1 if smem.programs is None else smem.programs) != self.programs:
+            raise ValueError(f"smem has {smem.programs} programs, batch_idx, head_idx and end {self.programs}")
+        self.smem_address = smem.base if address is None else address
+        first = self.smem_address - smem.base
+        if self.smem_address % 16 or first < 0 or first + nbytes > smem.nbytes:
+            raise ValueError(
+                f"smem_address {self.smem_address}: a tile of {nbytes} bytes on a multiple of 16 does not fit in "
+                f"[{smem.base}, {smem.base + smem.nbytes}) of {smem.name}"
+            )
+        return smem
+
+    @property
+    def config(self) -> KVBufferConfig:
+        """What the role decides."""
+        return self.params.role_config
+
+    @property
+    def wtile_dim0(self) -> int:
+        return self.config.wtile_dim0
+
+    @property
+    def wtile_dim1(self) -> int:
+        return self.config.wtile_dim1
+
+    @property
+    def wsize(self) -> int:
+        return self.config.wsize
+
+    @property
+    def iterator_axis(self) -> int:
+        return self.config.iterator_axis
+
+    @property
+    def _btile_dim0(self) -> int:
+        return self.config.btile_dim0
+
+    @property
+    def _btile_dim1(self) -> int:
+        return self.config.btile_dim1
+
+    @property
+    def _thread_rows(self) -> int:
+        return self.params.thread_grid[0]
+
+    @property
+    def _thread_cols(self) -> int:
+        return self.params.thread_grid[1]
+
+    # kvlab's own.
+
+    @property
+    def num_tiles(self) -> int:
+        """Block tiles in the window."""
+        p = self.params
+        return -(-(p.depth if self.iterator_axis else p.BN) // p.BK)
+
+    @property
+    def matrix_order(self) -> bool:
+        """Whether every register gets the element that the matrix product needs there."""
+        return addresses.in_matrix_order(self.params)
+
+    def fragment_map(self) -> FragmentMap:
+        """What ``mma_tile`` holds after each k group, one after the other along the registers: elements of ``[BN, BK]``
+        (K) or ``[BK, depth]`` (V). ValueError unless ``matrix_order``.
+        """
+        if not self.matrix_order:
+            raise ValueError(
+                f"{self.params} does not bring the matrix to the lanes; {addresses.what_works(self.params)}"
+            )
+        return addresses.fragment_map(self.params)
+
+    # Data.
+
+    def load_from_dram(self) -> None:
+        """Bring block tile ``tile_idx`` of the window into stage ``load_tile_id`` of the register ring; both move on.
+
+        Keys that do not exist are zeros. Past the window V is zeros, K goes on into what follows in DRAM.
+        """
+        p, tile = self.params, self.gmem_tile
+        where = p.loader.vectors(p.copied)  # [threads of the grid, vectors, 2]
+        step = self.tile_idx * p.BK
+        row, col = (0, step) if self.iterator_axis else (step, 0)
+        values = tile.load(row + where[..., 0], col + where[..., 1], p.simd_width) if p.vectors_per_stage else 0
+        first = self.load_tile_id * p.rows_per_stage
+        self.load_tile[:, : len(where), first : first + p.vectors_per_stage] = values
+        self.tile_idx += 1
+        self.load_tile_id = (self.load_tile_id + 1) % p.num_stages
+        if self.traffic is not None and p.vectors_per_stage:
+            _, voffset, records = tile.resource(row + where[..., 0], col + where[..., 1])
+            fetched = np.zeros(p.num_threads, np.int64)
+            fetched[: len(where)] = 16 * (voffset + 16 <= records)[self._active].sum(axis=(0, 2))
+            self.traffic.move("DRAM->registers", fetched.reshape(p.num_warps, -1).sum(axis=1))
+            waves = np.arange(p.num_warps) * 64 < len(where)
+            self.traffic.issue(f"{p.role} load", waves * p.vectors_per_stage * int(self._active.sum()))
+
+    def copy_to_shared(self, stage: int = 0) -> None:
+        """Write a stage of the register ring to the block tile in shared memory."""
+        p = self.params
+        if not 0 <= stage < p.num_stages:
+            raise ValueError(f"stage {stage} is not one of the {p.num_stages} stages of the register ring")
+        if p.vectors_per_stage:
+            first, threads = stage * p.rows_per_stage, int(np.prod(p.thread_grid))
+            registers = self.load_tile[:, :threads, first : first + p.vectors_per_stage]
+            flat = registers.reshape(self.programs, threads, -1)
+            p.writer.store(self.smem, np.array([self.smem_address]), flat, p.copied, p.btile[1])
+        if self.traffic is not None:
+            self._count("write", "registers->SMEM", addresses.write_passes, ())
+            moved = addresses.written_offsets(p).size * 16
+            self.traffic.move("registers->SMEM", moved * int(self._active.sum()))
+
+    def load_from_shared(self, k_mma: int) -> Array:
+        """``mma_tile`` ``[programs, threads, num_mmas, simd_width]`` after loading a k group of the tile in shared
+        memory. The whole CTA has waited for the copy. Elements past a fragment of K keep what they held."""
+        p = self.params
+        if not 0 <= k_mma < p.num_k_tiles:
+            raise ValueError(f"k_mma {k_mma} is not one of the {p.num_k_tiles} k groups of a strip")
+        offset, width = addresses.read_offsets(p, k_mma), p.elements if p.transpose else 1
+        address = self.smem_address + offset[None, ..., ::width] * p.dtype.itemsize
+        values = self.smem.load(address, p.dtype, width)
+        self.mma_tile[..., : p.elements] = values.reshape(*values.shape[:3], -1)
+        if self.traffic is not None:
+            self._count("read", "SMEM->registers", addresses.read_passes, (k_mma,))
+            self.traffic.move("SMEM->registers", offset.size * p.dtype.itemsize * int(self._active.sum()))
+        return self.mma_tile
+
+    def mma(self, a: Array, c: Array, swap_a_b: bool = True) -> Array:
+        """``C[m + n * num_m_mmas] + A[m] * B[n]`` with B = ``mma_tile``, as :meth:`KVMmaOp.mma`.
+
+        a : ``[programs, threads, num_m_mmas, group_size * frag]``: ``group_size`` instructions take their parts of it.
+        """
+        p, atom = self.params, mfma_atom(self.params.mma_shape, self.params.dtype)
+        frag = p.input_frag_size
+        for g in range(p.group_size):
+            part = slice(g * frag, (g + 1) * frag)
+            c = mma_tiles(atom, a[..., part], self.mma_tile[..., part], c, swap_a_b)
+        return c
+
+    def _count(self, what: str, edge: str, passes: Any, where: tuple[int, ...]) -> None:
+        assert self.traffic is not None
+        p, programs = self.params, int(self._active.sum())
+        wavefronts, ideal, instructions = passes(p, *where, self.smem_address)
+        unswizzled, _, _ = passes(p.unswizzled(), *where, self.smem_address)
+        self.traffic.access(
+            f"{p.role} {what}", wavefronts=wavefronts * programs, ideal=ideal * programs,
+            unswizzled=unswizzled * programs, instructions=instructions * programs,
+        )  # fmt: skip
+
+
+class KBuffer(DecodeKVBuffer):
+    """``DecodeKVBuffer`` in the role of K: strips of BK columns, a warp reads its WN keys."""
+
+    def __init__(self, params: DecodeKVBufferParams, *args: Any, **kwargs: Any) -> None:
+        if not params.transpose:
+            raise ValueError("KBuffer: transpose False is V; use VBuffer")
+        super().__init__(params, *args, **kwargs)
+
+
+class VBuffer(DecodeKVBuffer):
+    """``DecodeKVBuffer`` in the role of V: strips of BK keys, a warp reads its share of the depth."""
+
+    def __init__(self, params: DecodeKVBufferParams, *args: Any, **kwargs: Any) -> None:
+        if params.transpose:
+            raise ValueError("VBuffer: transpose True is K; use KBuffer")
+        super().__init__(params, *args, **kwargs)
+
+
+def _poison(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    return np.full((*shape[:-1], shape[-1] * dtype.itemsize), 0xFF, np.uint8).view(dtype)

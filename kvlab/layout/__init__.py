@@ -11,7 +11,7 @@ from kvlab.layout.algebra import (
     zip_modes,
 )
 from kvlab.layout.composed import ComposedLayout
-from kvlab.layout.composition import compose, composition
+from kvlab.layout.compositions import compose, composition
 from kvlab.layout.divide import flat_divide, local_tile, logical_divide, tiled_divide, zipped_divide
 from kvlab.layout.inverse import left_inverse, right_inverse
 from kvlab.layout.layout import Layout

@@ -85,17 +85,21 @@ def fitting(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], where: obj
     return np.broadcast_to(value, shape)
 
 
-def copied(value: NDArray[Any], source: Layout, target: Layout, width: int) -> NDArray[Any]:
+def copied(value: NDArray[Any], source: Layout, target: Layout, width: int, order: str | None = None) -> NDArray[Any]:
     """``value[*lead, *source modes, element]`` put into the modes of ``target``: element i to element i.
 
     i counts colexicographically (the first mode fastest), except between dense row-major layouts of scalars whose count
-    ``width`` divides: those are copied in memory order, as the original does with vectors of ``width``.
+    ``width`` divides: those are copied in memory order, as the original does with vectors of ``width``. ``order``
+    ("colex" or "memory", the last mode fastest) decides instead.
     """
     lead, (element,) = value.shape[: value.ndim - source.rank - 1], value.shape[-1:]
     shape = tuple(mode.size for mode in target.modes)
     if value.shape[len(lead) : -1] == shape:
         return value
-    if element == 1 and source.is_row_major and target.is_row_major and target.size % width == 0:
+    if order not in (None, "colex", "memory"):
+        raise ValueError(f"order {order!r} is not 'colex', 'memory' or None")
+    dense = element == 1 and source.is_row_major and target.is_row_major and target.size % width == 0
+    if order == "memory" or (order is None and dense):
         return value.reshape(*lead, *shape, element)
     return _reversed(_reversed(value, source.rank).reshape(*lead, *shape[::-1], element), target.rank)
 

@@ -18,11 +18,10 @@ from typing import Any
 
 from kvlab.layout.algebra import AnyLayout, Tiler, as_layout, complement, is_exact, make_layout, unwrapped
 from kvlab.layout.composed import ComposedLayout
-from kvlab.layout.composition import compose
-from kvlab.layout.int_tuple import int_tuple
+from kvlab.layout.compositions import compose
+from kvlab.layout.int_tuple import flatten, int_tuple
 from kvlab.layout.layout import Layout, unchecked
 from kvlab.layout.rule import Rule, check_rule
-from kvlab.layout.views import strides_of
 
 __all__ = ["flat_divide", "local_tile", "logical_divide", "tiled_divide", "zipped_divide"]
 
@@ -135,12 +134,13 @@ def _zipped(layout: Layout, tiler: Tiler, rule: Rule) -> tuple[Layout, Layout]:
 
 def _strided_divide(layout: Layout, tiler: Tiler) -> Layout:
     shape = int_tuple(tiler, "tile")
-    sizes = shape if isinstance(shape, tuple) else (shape,)
-    if not layout.is_flat or len(sizes) != layout.rank or any(not isinstance(n, int) or n < 1 for n in sizes):
+    sizes = flatten(shape)
+    whole = (shape,) if isinstance(shape, int) else shape
+    if not layout.is_flat or whole != sizes or len(sizes) != layout.rank or min(sizes) < 1:
         raise ValueError(f"zipped_divide of {layout} by {tiler!r}, rule 'new': one int for each flat mode is accepted")
-    extents, strides = tuple(mode.size for mode in layout.modes), strides_of(layout)
-    outer = tuple(extent // n for extent, n in zip(extents, sizes, strict=True))  # type: ignore[operator]
-    steps = tuple(d * n for d, n in zip(strides, sizes, strict=True))  # type: ignore[operator]
+    extents, strides = tuple(mode.size for mode in layout.modes), flatten(layout.stride)
+    outer = tuple(extent // n for extent, n in zip(extents, sizes, strict=True))
+    steps = tuple(d * n for d, n in zip(strides, sizes, strict=True))
     return Layout((sizes, outer), (strides, steps))
 
 

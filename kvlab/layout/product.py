@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from kvlab.layout.algebra import AnyLayout, Tiler, as_layout, coalesce, complement, make_layout
 from kvlab.layout.composed import ComposedLayout
-from kvlab.layout.composition import compose
+from kvlab.layout.compositions import compose
 from kvlab.layout.int_tuple import IntTuple, flatten
 from kvlab.layout.layout import Layout, unchecked
 from kvlab.layout.rule import Rule, check_rule

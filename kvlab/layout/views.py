@@ -11,11 +11,24 @@ import math
 
 import numpy as np
 
+from kvlab.layout.algebra import coalesce
+from kvlab.layout.divide import zipped_divide
 from kvlab.layout.int_tuple import IntArray, IntTuple, flatten
 from kvlab.layout.layout import Layout
 from kvlab.layout.swizzle import Swizzle
 
-__all__ = ["contiguous_vectors", "distributed", "strides_of", "thread_offsets", "tiled", "vectorized"]
+__all__ = [
+    "clipped",
+    "contiguous_vectors",
+    "dealt_out",
+    "distributed",
+    "gathered",
+    "gathering",
+    "strides_of",
+    "thread_offsets",
+    "tiled",
+    "vectorized",
+]
 
 
 def strides_of(layout: Layout) -> tuple[IntTuple, ...]:
@@ -160,3 +173,70 @@ def thread_offsets(
         offset = swizzle.apply(offset // element_size, element_size * scalar_bytes) * element_size
     offset.setflags(write=False)
     return offset
+
+
+def clipped(layout: Layout, tile: Layout, coord: tuple[int, ...]) -> Layout:
+    """A tile without what lies past the end of the layout.
+
+    >>> clipped(Layout("(8,16):(16,1)"), Layout("(3,8):(16,1)"), (2, 1))
+    Layout("(2,8):(16,1)")
+    """
+    extents, sizes = _flat(layout, "a legacy tile")[0], flatten(tile.shape)
+    shape = tuple(max(0, min(n, s - c * n)) for n, s, c in zip(sizes, extents, coord, strict=True))
+    return Layout(shape, tile.stride)
+
+
+@functools.cache
+def gathering(layout: Layout, vector: tuple[int, ...], exact: bool) -> tuple[Layout, Layout]:
+    """The layout counted in vectors, and the layout of the scalars of one vector: MAX's legacy rule.
+
+    >>> gathering(Layout("(8,4):(4,1)"), (4, 1), True)
+    (Layout("(2,4):(16,1)"), Layout("(4,1):(4,0)"))
+    """
+    view = f"vectorize{vector}"
+    _one_for_each_mode(layout, view, vector)
+    for mode, (part, n) in enumerate(zip(layout.modes, vector, strict=True)):
+        if exact and part.size % n:
+            raise ValueError(f"{view} of {layout}: {n} does not divide {part.size}, the extent of mode {mode}")
+    element, rest = zipped_divide(layout, vector if layout.rank > 1 else vector[0], rule="legacy").modes
+    return coalesce(rest, keep_rank=True), coalesce(element, keep_rank=True)
+
+
+@functools.cache
+def gathered(element: Layout) -> IntArray:
+    """Scalars from a vector's first to each of its scalars, in MAX's legacy order: the mode that is contiguous in
+    memory fastest, or mode 0.
+
+    >>> gathered(Layout("(2,2):(8,1)")), gathered(Layout("(2,2):(8,3)"))
+    (array([0, 1, 8, 9]), array([ 0,  8,  3, 11]))
+    """
+    places, strides = element.offsets(), strides_of(element)
+    last_fastest = element.rank == 2 and coalesce(element).rank == 2 and strides[0] != 1 and strides[1] == 1
+    return (places if last_fastest else places.T).reshape(-1)
+
+
+@functools.cache
+def dealt_out(layout: Layout, threads: Layout, axis: int | None, exact: bool) -> tuple[Layout, tuple[int, ...], Layout]:
+    """MAX's legacy distribution: one thread's fragment, and the steps of the threads with their flat grid.
+
+    >>> dealt_out(Layout("(8,8):(8,1)"), Layout("(4,2):(2,1)"), None, True)
+    (Layout("(2,4):(32,2)"), (8, 1), Layout("(4,2):(2,1)"))
+    """
+    view = f"distribute over {threads}"
+    if axis is not None and not 0 <= axis < threads.rank:
+        raise ValueError(f"{view} along axis {axis}: 0 to {threads.rank - 1} is accepted")
+    modes = threads.modes if axis is None else threads.modes[axis : axis + 1]
+    wholes = layout.modes if axis is None else (layout,)
+    if len(modes) != len(wholes):
+        raise ValueError(f"{view} of {layout}: one mode of threads for each of the {layout.rank} modes is accepted")
+    for mode, (whole, part) in enumerate(zip(wholes, modes, strict=True)):
+        if exact and whole.size % part.size:
+            raise ValueError(f"{view} of {layout}: {part.size} threads do not divide {whole.size}, mode {mode}")
+    tiler = tuple(Layout(mode.shape) for mode in modes)
+    zipped = zipped_divide(layout, tiler if axis is None and layout.rank > 1 else tiler[0], rule="legacy")
+    shapes = tuple(leaf for mode in modes for leaf in flatten(mode.shape))
+    strides = tuple(leaf for mode in modes for leaf in flatten(mode.stride))
+    steps = flatten(zipped.modes[0].stride)
+    if len(steps) != len(shapes):
+        raise ValueError(f"{view} of {layout}: the threads of a mode step over parts of a nested mode")
+    return zipped.modes[1], steps, Layout(shapes, strides)

@@ -1,0 +1,255 @@
+"""What every TileTensor has: a memory, a layout, an offset, and the accesses through them."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlab.layout.access import bound_records, fitting, leading, read, write
+from kvlab.layout.int_tuple import IntArray, as_int_array, flatten
+from kvlab.layout.layout import Layout
+from kvlab.layout.views import gathered
+from kvlab.memory import Memory, as_dtype
+
+__all__ = ["TileBase"]
+
+
+class TileBase:
+    """Elements of ``memory`` at ``offset + layout(coordinate)``: construction and access (see ``TileTensor``)."""
+
+    __slots__ = ("dtype", "element_layout", "element_size", "end", "layout", "memory", "mutable", "offset")
+
+    def __init__(
+        self,
+        memory: Memory,
+        dtype: Any,
+        layout: Layout,
+        offset: Any = 0,
+        element_size: int = 1,
+        valid_rows: Any = None,
+    ) -> None:
+        self.memory = memory
+        self.dtype = as_dtype(dtype)
+        self.layout = layout
+        self.offset: int | IntArray = as_int_array(offset, "offset")
+        self.element_size = element_size
+        self.element_layout: Layout | None = None
+        self.mutable = True
+        self.end: int | IntArray | None = None
+        if memory.programs is not None:
+            self.offset = np.atleast_1d(np.asarray(self.offset, np.int64))
+            if self.offset.shape[0] not in (1, memory.programs):
+                raise ValueError(
+                    f"offset of shape {self.offset.shape} on {memory.name}: a leading axis of 1 or "
+                    f"{memory.programs} programs is accepted"
+                )
+        if valid_rows is not None:
+            self._bound(valid_rows)
+
+    def __repr__(self) -> str:
+        offset = self.offset if isinstance(self.offset, int) else list(self.offset.shape)
+        vector = f" x{self.element_size}" if self.element_size > 1 else ""
+        programs = f", {self.memory.programs} programs" if self.memory.programs is not None else ""
+        bound = ", bounded" if self.end is not None else ""
+        space = self.memory.space.value
+        return f"{type(self).__name__}({self.dtype}{vector}, {self.layout}, offset {offset}, {space}{programs}{bound})"
+
+    def _repr_svg_(self) -> str:
+        """The layout in banks, at the address of the first tile."""
+        from kvlab import viz
+
+        first = int(np.ravel(self.offset)[0]) * self.dtype.itemsize + self.memory.base
+        return viz.draw_layout(self.layout, element_bytes=self.dtype.itemsize, base=first).svg
+
+    @property
+    def rank(self) -> int:
+        """Number of modes."""
+        return self.layout.rank
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Logical elements of each mode."""
+        return tuple(mode.size for mode in self.layout.modes)
+
+    @property
+    def flat_rank(self) -> int:
+        """Number of leaves of the shape."""
+        return len(flatten(self.layout.shape))
+
+    @property
+    def is_row_major(self) -> bool:
+        """Are the elements flat, dense and the last mode the fastest?"""
+        return self.layout.is_row_major
+
+    def dim(self, mode: int) -> int:
+        """Logical elements of one mode."""
+        return self.shape[mode]
+
+    def num_elements(self) -> int:
+        """Number of logical elements (a vector counts as one)."""
+        return self.layout.size
+
+    @property
+    def valid_rows(self) -> Any:
+        """Rows (mode 0) of this view whose first scalar lies inside the bound: an int or an array over the leading
+        axes of the offset; None without a bound.
+
+        >>> from kvlab.layout import TileTensor
+        >>> t = TileTensor(Memory(1024), "fp32", Layout.row_major(8, 16), valid_rows=5)
+        >>> [t.tile((4, 8), (row, 1)).valid_rows for row in (0, 1)]
+        [4, 1]
+        """
+        if self.end is None:
+            return None
+        first = self.layout.modes[0]
+        left = leading(self.end, np.ndim(self.offset)) - self.offset
+        rows = np.clip(-(-left // max(flatten(first.stride)[0], 1)), 0, first.size)
+        return int(rows) if np.ndim(rows) == 0 else rows
+
+    def with_valid_rows(self, valid_rows: Any) -> Self:
+        """This view with a bound of its own (see the class); ``None`` removes it."""
+        view = self._view(self.layout, self.offset, self.element_size)
+        view.end = None
+        if valid_rows is not None:
+            view._bound(valid_rows)
+        return view
+
+    # Access
+
+    def load(self) -> NDArray[Any]:
+        """All elements: ``[*offset.shape, *shape, element_size]``, the program axis at its full length.
+
+        Raises :class:`~kvlab.memory.OutOfBounds`, :class:`~kvlab.memory.UnwrittenRead`, and ValueError for a vector
+        that is not aligned to its own size (at most 16 bytes).
+        """
+        return self._read(self._indices(self.layout.offsets()))
+
+    def store(self, value: Any) -> None:
+        """Write ``value``: of this tensor's dtype and of the shape that :meth:`load` gives (1s are stretched), or
+        a scalar."""
+        self._write(self._indices(self.layout.offsets()), value)
+
+    def load_at(self, *coord: Any) -> NDArray[Any]:
+        """The elements at a coordinate (:class:`Layout` says which forms are accepted):
+        ``[*offset.shape, *coordinate.shape, element_size]``."""
+        return self._read(self._indices(self.layout(*coord)))
+
+    def store_at(self, *coord: Any, value: Any) -> None:
+        """Write what :meth:`load_at` would read."""
+        self._write(self._indices(self.layout(*coord)), value)
+
+    def raw_load(self, offset: Any, width: int = 1) -> NDArray[Any]:
+        """``width`` contiguous scalars, ``offset`` (int or int array) scalars from this tensor's first, whatever the
+        layout is: ``[*self.offset.shape, *offset.shape, width]``.
+
+        >>> TileBase(Memory.over(np.arange(8)), np.int64, Layout(4), 2).raw_load(2, 2)
+        array([4, 5])
+        """
+        return read(self.memory, self.dtype, self._indices(as_int_array(offset, "offset")), width, self.end)
+
+    def raw_store(self, offset: Any, value: Any) -> None:
+        """Write ``value[..., width]`` where :meth:`raw_load` would read."""
+        self._check_mutable()
+        index = self._indices(as_int_array(offset, "offset"))
+        value = np.atleast_1d(np.asarray(value))
+        shape = (*self._full(index.shape), value.shape[-1])
+        write(self.memory, index, fitting(value, self.dtype, shape, self), self.end)
+
+    def load_linear(self, *index: Any) -> NDArray[Any]:
+        """The elements at one index for each mode of a flat layout, whatever the shape is."""
+        self._require_flat("load_linear")
+        return self.load_at(*index)
+
+    def store_linear(self, *index: Any, value: Any) -> None:
+        """Write what :meth:`load_linear` would read."""
+        self._require_flat("store_linear")
+        self.store_at(*index, value=value)
+
+    def ptr_at_offset(self, *coord: Any) -> IntArray:
+        """The byte address of the element at a coordinate: ``[*offset.shape, *coordinate.shape]``.
+
+        >>> TileBase(Memory(256, base=1024), "bf16", Layout.row_major(4, 8)).ptr_at_offset(2, 3).item()
+        1062
+        """
+        return self._indices(self.layout(*coord)) * self.dtype.itemsize + self.memory.base
+
+    def addresses(self) -> IntArray:
+        """The byte address of each element's first scalar: ``[*offset.shape, *shape]``."""
+        return self._indices(self.layout.offsets()) * self.dtype.itemsize + self.memory.base
+
+    def to_numpy(self) -> NDArray[Any]:
+        """A new array of the logical elements: ``[*offset.shape, *shape]``, for vectors with a last axis of scalars."""
+        value = self.load()
+        return value[..., 0] if self.element_size == 1 else value
+
+    def __str__(self) -> str:
+        """As MAX prints: nested rows for two flat modes, otherwise all elements, the first mode fastest.
+
+        >>> print(TileBase(Memory.over(np.arange(6.0)), "fp64", Layout.row_major(2, 3)))
+        [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+        >>> print(TileBase(Memory.over(np.arange(8)), np.int64, Layout.row_major(2, 2, 2)))
+        [0, 4, 2, 6, 1, 5, 3, 7]
+        """
+        if np.ndim(self.offset):
+            return repr(self)
+        value = self.to_numpy()
+        if not self.layout.size:
+            return ""
+        if len(flatten(self.layout.shape)) == self.rank == 2:
+            return str(value.tolist())
+        lead = value.shape[self.rank :]
+        return str(
+            value.transpose(*reversed(range(self.rank)), *range(self.rank, value.ndim)).reshape(-1, *lead).tolist()
+        )
+
+    # Helpers
+
+    def _view(self, layout: Layout, offset: int | IntArray, element_size: int) -> Self:
+        view = object.__new__(type(self))
+        view.memory, view.dtype, view.layout, view.offset = self.memory, self.dtype, layout, offset
+        view.element_size, view.end = element_size, self.end
+        view.element_layout, view.mutable = self.element_layout, self.mutable
+        return view
+
+    def _bound(self, valid_rows: Any) -> None:
+        rows = np.asarray(valid_rows)
+        if rows.dtype.kind not in "iu":
+            raise ValueError(f"valid_rows {valid_rows!r} must be an int or an int array")
+        ndim = max(rows.ndim, np.ndim(self.offset))
+        width = self.element_size if self.element_layout is None else self.element_layout.cosize
+        records = bound_records(self.layout, width, rows.astype(np.int64))
+        end = leading(self.offset, ndim) + leading(records, ndim)
+        if ndim:
+            self.offset = np.broadcast_to(leading(self.offset, ndim), end.shape)
+        self.end = end if ndim else int(end)
+
+    def _indices(self, places: int | IntArray) -> IntArray:
+        """Scalars from the memory's first byte to each place of the layout: ``[*offset.shape, *places.shape]``."""
+        return np.asarray(leading(self.offset, np.ndim(self.offset) + np.ndim(places)) + places, np.int64)
+
+    def _read(self, index: IntArray) -> NDArray[Any]:
+        if self.element_layout is None:
+            return read(self.memory, self.dtype, index, self.element_size, self.end)
+        return read(self.memory, self.dtype, index[..., None] + gathered(self.element_layout), 1, self.end)[..., 0]
+
+    def _write(self, index: IntArray, value: Any) -> None:
+        self._check_mutable()
+        value = fitting(value, self.dtype, (*self._full(index.shape), self.element_size), self)
+        if self.element_layout is None:
+            write(self.memory, index, value, self.end)
+        else:
+            write(self.memory, index[..., None] + gathered(self.element_layout), value[..., None], self.end)
+
+    def _full(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """A shape with the program axis at its full length."""
+        return shape if self.memory.programs is None else (self.memory.programs, *shape[1:])
+
+    def _check_mutable(self) -> None:
+        if not self.mutable:
+            raise ValueError(f"store into {self!r}, which is immutable; use the tensor that as_immut() was called on")
+
+    def _require_flat(self, what: str) -> None:
+        if not self.layout.is_flat:
+            raise ValueError(f"{what} of {self.layout}: nested modes; a layout with one int for each mode is accepted")

@@ -1,0 +1,373 @@
+"""The views of a TileTensor: tiles, vectors, distribution over threads, slices. None of them moves data."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any, Self
+
+import numpy as np
+
+from kvlab.layout import views
+from kvlab.layout.access import leading
+from kvlab.layout.int_tuple import IntArray, IntTuple, as_int_array, flatten, int_tuple
+from kvlab.layout.layout import Layout
+from kvlab.layout.swizzle import VECTOR_BYTES, Swizzle
+from kvlab.layout.tile_base import TileBase
+from kvlab.memory import as_dtype
+
+__all__ = ["TileViews"]
+
+
+class TileViews(TileBase):
+    """Views: another layout and offset over the same memory (see ``TileTensor``)."""
+
+    __slots__ = ()
+
+    def tile(self, tile_shape: Any, coord: Any, *, stride_layout: Any = None, legacy: bool = False) -> Self:
+        """The tile number ``coord`` of shape ``tile_shape``; one size and one coordinate for each mode.
+
+        Coordinates may be int arrays over the leading axes of the offset. ``stride_layout`` overrides the strides of
+        the result only. A tensor with ``valid_rows`` may be tiled past its end: the bound decides what is there.
+        ``legacy=True`` (MAX's LayoutTensor) clips the last tile of a mode that the tile does not divide; coordinates
+        are ints then.
+
+        >>> from kvlab.layout import TileTensor
+        >>> from kvlab.memory import Memory
+        >>> t = TileTensor(Memory(512), "fp32", Layout.row_major(8, 16))
+        >>> t.tile((4, 8), (1, 1))
+        TileTensor(float32, (4,8):(16,1), offset 72, generic)
+        >>> t.tile((4, 8), (np.arange(2), 0)).offset
+        array([ 0, 64])
+        >>> t.tile((3, 8), (2, 0), legacy=True).layout
+        Layout("(2,8):(16,1)")
+        >>> t.tile((4, 8), (2, 0))
+        Traceback (most recent call last):
+            ...
+        ValueError: tile(4, 8) number (2, 0) of (8,16):(16,1): mode 0 has 2 tiles
+        """
+        tile, strict = _extents(tile_shape, "tile"), self.end is None and not self.memory.unsafe
+        strides = None if stride_layout is None else _extents(stride_layout, "stride_layout")
+        coord = tuple(coord) if isinstance(coord, tuple | list) else (coord,)
+        layout, steps, counts = views.tiled(self.layout, tile, strides, strict and not legacy)
+        if len(coord) != self.rank:
+            raise ValueError(f"tile{tile} number {coord!r} of {self.layout}: one coordinate for each mode is accepted")
+        if legacy:
+            layout = views.clipped(self.layout, layout, _extents(coord, "tile coordinate"))
+            counts = tuple(-(-extent // size) for extent, size in zip(self.shape, tile, strict=True))
+        offset = self.offset
+        for mode, (item, step, count) in enumerate(zip(coord, steps, counts, strict=True)):
+            number = as_int_array(item, "tile coordinate")
+            if strict and np.size(number) and np.max(number) >= count:
+                raise ValueError(f"tile{tile} number {coord} of {self.layout}: mode {mode} has {count} tiles")
+            ndim = max(np.ndim(offset), np.ndim(number))
+            offset = leading(offset, ndim) + leading(number * step, ndim)
+        return self._view(layout, offset, self.element_size)
+
+    def tile_with_offset(self, tile_shape: Any, coord: Any) -> tuple[Self, tuple[Any, ...], Any]:
+        """The tile, its corner (logical elements of this tensor) and how many scalars it starts after this tensor.
+
+        >>> from kvlab.layout import TileTensor
+        >>> from kvlab.memory import Memory
+        >>> TileTensor(Memory(256), "fp32", Layout.col_major(8, 8)).tile_with_offset((4, 2), (1, 3))
+        (TileTensor(float32, (4,2):(1,8), offset 52, generic), (4, 6), 52)
+        """
+        self._require_flat("tile_with_offset")
+        tile = self.tile(tile_shape, coord)
+        coord = coord if isinstance(coord, tuple | list) else (coord,)
+        corner = tuple(c * n for c, n in zip(coord, _extents(tile_shape, "tile"), strict=True))
+        return tile, corner, tile.offset - leading(self.offset, np.ndim(tile.offset))
+
+    def vectorize(self, *vector: int, legacy: bool = False) -> Self:
+        """The same elements as vectors of ``vector`` scalars; without arguments 16 bytes of the last mode.
+
+        An access moves contiguous scalars from a vector's first one whatever the vector's shape is; where its scalars
+        do not stand side by side that is rarely meant, and a warning says so. ``legacy=True`` (MAX's LayoutTensor)
+        gathers the scalars that the vector's shape names: the mode that is contiguous in memory fastest, or mode 0.
+
+        >>> from kvlab.layout import TileTensor
+        >>> from kvlab.memory import Memory
+        >>> TileTensor(Memory(512), "fp32", Layout.row_major(8, 16)).vectorize(1, 4)
+        TileTensor(float32 x4, (8,4):(16,4), offset 0, generic)
+        >>> column = TileTensor.from_numpy(np.arange(32).reshape(8, 4)).vectorize(4, 1, legacy=True)
+        >>> column.layout, column.load()[0, 1]
+        (Layout("(2,4):(16,1)"), array([ 1,  5,  9, 13]))
+        """
+        if not vector:
+            vector = (*(1,) * (self.rank - 1), max(VECTOR_BYTES // self.dtype.itemsize, 1))
+        sizes = _extents(vector, "vector")
+        if self.element_size != 1:
+            raise ValueError(f"vectorize{sizes} of vectors of {self.element_size}: a tensor of scalars is accepted")
+        if legacy:
+            layout, element = views.gathering(self.layout, sizes, not self.memory.unsafe)
+            view = self._view(layout, self.offset, element.size)
+            view.element_layout = element
+            return view
+        layout = views.vectorized(self.layout, sizes, not self.memory.unsafe)
+        if not views.contiguous_vectors(self.layout, sizes):
+            warnings.warn(
+                f"vectorize{sizes} of {self.layout}: accesses move contiguous scalars, not the strided vector "
+                "(legacy=True gathers it)",
+                stacklevel=2,
+            )
+        return self._view(layout, self.offset, math.prod(sizes))
+
+    def distribute(
+        self,
+        threads: Layout,
+        lane: Any,
+        swizzle: Swizzle | None = None,
+        *,
+        legacy: bool = False,
+        axis: int | None = None,
+        submode_axis: int | None = None,
+    ) -> Self:
+        """The elements that thread ``lane`` owns when ``threads`` are dealt out cyclically over each mode.
+
+        A scalar lane gives that thread's fragment; an array of lanes appends its axes to the offset. The swizzle
+        permutes the offset of a thread's first element from the tile's first, counted in logical elements (its unit is
+        converted); the other elements follow linearly: right where the fragment's strides are multiples of its period.
+
+        ``legacy=True`` (MAX's LayoutTensor) takes nested threads and tensors, and ``axis``: the threads are dealt out
+        along that mode of theirs only, over the whole tensor; threads that differ on other modes share a fragment.
+        ``submode_axis`` is accepted and without effect there, so it warns here.
+
+        >>> from kvlab.layout import TileTensor
+        >>> from kvlab.memory import Memory
+        >>> t = TileTensor(Memory(512), "fp32", Layout.row_major(8, 16)).vectorize(1, 4)
+        >>> t.distribute(Layout.row_major(4, 4), 5)
+        TileTensor(float32 x4, (2,1):(64,16), offset 20, generic)
+        >>> t.distribute(Layout.row_major(8, 4), np.arange(8), Swizzle(2, 0, 2, "vector")).offset
+        array([ 0,  4,  8, 12, 20, 16, 28, 24])
+        >>> bias = TileTensor(Memory(64), "fp32", Layout(16)).distribute(Layout.row_major(4, 2), 5, legacy=True, axis=0)
+        >>> bias.layout, bias.offset
+        (Layout("4:4"), 2)
+        """
+        return self._distribute(threads, lane, swizzle, legacy, axis, submode_axis)[0]
+
+    def distribute_with_offset(
+        self, threads: Layout, lane: Any, swizzle: Swizzle | None = None
+    ) -> tuple[Self, tuple[Any, ...], Any]:
+        """The fragment, the thread's coordinate in each mode of ``threads``, and how many scalars the fragment starts
+        after this tensor (after the swizzle).
+
+        >>> from kvlab.layout import TileTensor
+        >>> from kvlab.memory import Memory
+        >>> t = TileTensor(Memory(256), "fp32", Layout.row_major(8, 8))
+        >>> t.distribute_with_offset(Layout.row_major(2, 4), 6)[1:]
+        ((1, 2), 10)
+        """
+        fragment, first = self._distribute(threads, lane, swizzle, False, None, None)
+        grid = zip(flatten(threads.shape), flatten(threads.stride), strict=True)
+        return fragment, tuple(lane // d % s if d else lane * 0 for s, d in grid), first
+
+    def _distribute(
+        self,
+        threads: Layout,
+        lane: Any,
+        swizzle: Swizzle | None,
+        legacy: bool,
+        axis: int | None,
+        submode_axis: int | None,
+    ) -> tuple[Self, int | IntArray]:
+        unchecked = self.memory.unsafe
+        strides, grid = flatten(self.layout.stride), threads
+        if legacy:
+            if submode_axis is not None:
+                warnings.warn(f"submode_axis={submode_axis} has no effect, as in the original", stacklevel=3)
+            layout, strides, grid = views.dealt_out(self.layout, threads, axis, not unchecked)
+        elif axis is not None or submode_axis is not None:
+            raise ValueError(f"axis={axis}, submode_axis={submode_axis}: accepted with legacy=True only")
+        else:
+            layout = views.distributed(self.layout, threads, not unchecked)
+        table = views.thread_offsets(strides, grid, swizzle, self.element_size, self.dtype.itemsize, not unchecked)
+        lane = as_int_array(lane, "lane")
+        first = table[lane % table.size]
+        offset = leading(self.offset, np.ndim(self.offset) + np.ndim(lane)) + first
+        view = self._view(layout, int(offset) if np.ndim(offset) == 0 else offset, self.element_size)
+        return view, int(first) if np.ndim(first) == 0 else first
+
+    def slice(self, *parts: Any) -> Self:
+        """One part for each mode: an int drops the mode (or an int array over the leading axes of the offset),
+        ``slice(a, b)`` or ``(a, b)`` keeps a part of it. Bounds must lie inside.
+
+        >>> from kvlab.layout import TileTensor
+        >>> from kvlab.memory import Memory
+        >>> t = TileTensor(Memory(192), "fp32", Layout.row_major(2, 3, 4, 2))
+        >>> t.slice(1, slice(None), 2, slice(None))
+        TileTensor(float32, (3,2):(8,1), offset 28, generic)
+        """
+        if not self.layout.is_flat or len(parts) != self.rank:
+            raise ValueError(f"slice{parts} of {self.layout}: one part for each mode of a flat layout is accepted")
+        shape, strides, offset = [], [], self.offset
+        for part, extent, stride in zip(parts, flatten(self.layout.shape), flatten(self.layout.stride), strict=True):
+            if isinstance(part, slice):
+                if part.step not in (None, 1):
+                    raise ValueError(f"slice{parts} of {self.layout}: a step of 1 is accepted, not {part.step}")
+                part = (0 if part.start is None else part.start, extent if part.stop is None else part.stop)
+            if isinstance(part, tuple):
+                start, stop = (as_int_array(bound, "slice bound") for bound in part)
+                if not (isinstance(start, int) and isinstance(stop, int) and start <= stop <= extent):
+                    raise ValueError(f"slice{parts} of {self.layout}: {start}:{stop} is outside 0:{extent}")
+                offset = offset + start * stride
+                shape.append(stop - start)
+                strides.append(stride)
+                continue
+            number = as_int_array(part, "slice index")
+            if np.size(number) and (last := int(np.max(number))) >= extent and not self.memory.unsafe:
+                raise ValueError(f"slice{parts} of {self.layout}: {last}:{last + 1} is outside 0:{extent}")
+            ndim = max(np.ndim(offset), np.ndim(number))
+            offset = leading(offset, ndim) + leading(number * stride, ndim)
+        return self._view(Layout(tuple(shape), tuple(strides)), offset, self.element_size)
+
+    def __getitem__(self, parts: Any) -> Any:
+        """``t[i, j]``: the element there (a vector of ``element_size``, or its scalar). With slices a view, whose
+        bounds clip and count from the end as Python's do: ``t[b, :, 2, 0:n]``.
+
+        >>> from kvlab.layout import TileTensor
+        >>> t = TileTensor.from_numpy(np.arange(12.0).reshape(3, 4))
+        >>> t[1, 2].item(), t[-2:, 1:99].load()[..., 0].tolist()
+        (6.0, [[5.0, 6.0, 7.0], [9.0, 10.0, 11.0]])
+        """
+        parts = parts if isinstance(parts, tuple) else (parts,)
+        if any(isinstance(part, slice) for part in parts):
+            if len(parts) != self.rank:
+                raise ValueError(f"[{parts}] of {self.layout}: one part for each mode is accepted")
+            return self.slice(*(_python_bounds(part, n) for part, n in zip(parts, self.shape, strict=True)))
+        value = self.load_at(*parts)
+        return value[..., 0] if self.element_size == 1 else value
+
+    def __setitem__(self, parts: Any, value: Any) -> None:
+        """Write what ``t[parts]`` names: an element, one index for each leaf; or a whole view."""
+        parts = parts if isinstance(parts, tuple) else (parts,)
+        if any(isinstance(part, slice) for part in parts):
+            view = self[parts]
+            if not isinstance(value, TileBase):
+                view.store(np.asarray(value, self.dtype) if np.ndim(value) == 0 else np.asarray(value)[..., None])
+            elif value.memory is not self.memory or not np.array_equal(value.offset, view.offset):
+                view.store(value.load())
+            return
+        if len(parts) != self.flat_rank:
+            raise ValueError(
+                f"[{parts}] of {self.layout}: one index for each of the {self.flat_rank} leaves is accepted"
+            )
+        value = np.asarray(value, self.dtype)
+        self.store_at(*parts, value=value[..., None] if self.element_size == 1 and value.ndim else value)
+
+    def split(self, count: int, axis: int = 0, *, index: int | None = None, alignment: int = 1) -> Any:
+        """``count`` parts of one mode: a tuple of views, all of one size; or, with ``index``, that part alone, its size
+        rounded up to ``alignment`` and the last ones cut where the mode ends.
+
+        >>> from kvlab.layout import TileTensor
+        >>> from kvlab.memory import Memory
+        >>> t = TileTensor(Memory(128), "fp32", Layout.row_major(4, 8))
+        >>> [part.layout.shape for part in t.split(2, 1)]
+        [(4, 4), (4, 4)]
+        >>> [t.split(3, 1, index=i, alignment=3).shape[1] for i in range(3)]
+        [3, 3, 2]
+        """
+        self._require_flat("split")
+        extent = self.shape[axis]
+        if count < 1 or alignment < 1 or (index is not None and not 0 <= index < count):
+            raise ValueError(f"split({count}, index={index}, alignment={alignment}): 1 and more, index in 0:count")
+        if index is None:
+            if extent % count or alignment != 1:
+                raise ValueError(
+                    f"split({count}, {axis}) of {self.layout}: {count} does not divide {extent}; give index="
+                )
+            return tuple(self.split(count, axis, index=i) for i in range(count))
+        size = (extent + count - 1) // count
+        size += -size % alignment
+        start = min(index * size, extent)
+        parts: list[Any] = [slice(None)] * self.rank
+        parts[axis] = (start, min(start + size, extent))
+        return self.slice(*parts)
+
+    def reshape(self, *shape: Any) -> Self:
+        """Another shape of a dense row-major tensor; or, given a :class:`Layout`, any reinterpretation, unchecked.
+
+        >>> from kvlab.layout import TileTensor
+        >>> from kvlab.memory import Memory
+        >>> TileTensor(Memory(128), "fp32", Layout.row_major(4, 8)).reshape(2, 16).layout
+        Layout("(2,16):(16,1)")
+        """
+        if len(shape) == 1 and isinstance(shape[0], Layout):
+            return self._view(shape[0], self.offset, self.element_size)
+        layout = Layout.row_major(*shape)
+        if not self.layout.is_row_major or layout.size != self.layout.size or self.element_size != 1:
+            raise ValueError(f"reshape{shape} of {self!r}: {layout.size} dense row-major scalars are accepted")
+        return self._view(layout, self.offset, 1)
+
+    def transpose(self) -> Self:
+        """The modes in reverse order."""
+        return self._view(self.layout.transpose(), self.offset, self.element_size)
+
+    def coalesce(self) -> Self:
+        """A dense row-major tensor as one mode.
+
+        >>> from kvlab.layout import TileTensor
+        >>> from kvlab.memory import Memory
+        >>> TileTensor(Memory(128), "fp32", Layout.row_major(4, 8)).coalesce().layout
+        Layout("32:1")
+        """
+        if not self.layout.is_row_major:
+            raise ValueError(f"coalesce of {self!r}: a dense row-major layout is accepted")
+        return self._view(Layout(self.layout.size, 1), self.offset, self.element_size)
+
+    as_span = coalesce
+    """MAX's name for the elements as one run."""
+
+    def flatten_leading(self) -> Self:
+        """``(A, B, C)`` as row-major ``(A * B, C)``. An unsafe memory does not check that the elements lie so.
+
+        >>> from kvlab.layout import TileTensor
+        >>> from kvlab.memory import Memory
+        >>> TileTensor(Memory(96), "fp32", Layout.row_major(2, 3, 4)).flatten_leading().layout
+        Layout("(6,4):(4,1)")
+        """
+        if self.rank != 3 or not (self.layout.is_row_major or self.memory.unsafe):
+            raise ValueError(f"flatten_leading of {self!r}: three dense row-major modes are accepted")
+        a, b, c = self.shape
+        return self._view(Layout.row_major(a * b, c), self.offset, self.element_size)
+
+    def bitcast(self, dtype: Any) -> Self:
+        """The same bytes as another dtype. The layout stays as it is, so strides count the new scalars: with another
+        size that is another place, and a warning says so.
+
+        >>> from kvlab.layout import TileTensor
+        >>> t = TileTensor.from_numpy(np.array([1.0, 2.0], np.float32))
+        >>> [hex(bits) for bits in t.bitcast("uint32").to_numpy()]
+        ['0x3f800000', '0x40000000']
+        """
+        dtype = as_dtype(dtype)
+        old, new = self.dtype.itemsize, dtype.itemsize
+        if old != new:
+            warnings.warn(f"bitcast of {self!r} to {dtype}: the strides now count {new} bytes each", stacklevel=2)
+        if ((np.asarray(self.offset) * old) % new).any():
+            raise ValueError(f"bitcast of {self!r} to {dtype}: it starts inside a scalar of {new} bytes")
+        view = self._view(self.layout, self.offset * old // new, self.element_size)
+        view.dtype, view.end = dtype, None if self.end is None else self.end * old // new
+        return view
+
+    def as_immut(self) -> Self:
+        """The same view, which refuses stores."""
+        view = self._view(self.layout, self.offset, self.element_size)
+        view.mutable = False
+        return view
+
+
+def _extents(sizes: Any, what: str) -> tuple[int, ...]:
+    tree: IntTuple = int_tuple(sizes, what)
+    if isinstance(tree, int):
+        return (tree,)
+    if any(not isinstance(item, int) for item in tree):
+        raise ValueError(f"{what} {sizes!r} is nested; one int for each mode is accepted")
+    return flatten(tree)
+
+
+def _python_bounds(part: Any, extent: int) -> Any:
+    """A slice with clipped bounds from 0 on; everything else as it is."""
+    if not isinstance(part, slice):
+        return part
+    start, stop, step = part.indices(extent)
+    return slice(start, max(start, stop), step)

@@ -36,7 +36,7 @@ class Traffic:
     ideal: Counter[str] = field(default_factory=Counter)
     unswizzled: Counter[str] = field(default_factory=Counter)
     instructions: Counter[str] = field(default_factory=Counter)
-    _warps: dict[tuple[str, str], np.ndarray[Any, Any]] = field(default_factory=dict, repr=False)
+    _warps: dict[tuple[str, str], np.ndarray[Any, Any]] = field(default_factory=dict, repr=False, compare=False)
 
     def move(self, edge: str, nbytes: Any) -> None:
         """Bytes on an edge: an int or ``[warps]``."""

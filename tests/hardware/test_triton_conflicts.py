@@ -80,6 +80,13 @@ def test_instructions_reach_every_element_once():
     assert sorted(reached.ravel()) == list(range(64 * 64))
 
 
+def test_registers_that_repeat_others_move_once():
+    """A thread's box is wider than the tensor; Triton before 3.9 keeps such registers."""
+    wide = BlockedLayout([1, 16], [8, 4], [4, 1], [1, 0]).to_linear_layout((32, 4), triton_version="3.7.1")
+    access = shared_transfer(wide, SwizzledSharedLayout(1, 1, 1, [1, 0]), (32, 4), 32)
+    assert (wide.in_dims["register"], access.vec, access.offset.shape) == (16, 4, (4, 1, 32))
+
+
 def test_errors():
     rows, swizzled = BlockedLayout([1, 8], [8, 4], [4, 1], [1, 0]), SwizzledSharedLayout(4, 2, 4, [1, 0])
     with pytest.raises(ValueError, match="elem_bits 12; 8, 16"):

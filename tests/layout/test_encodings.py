@@ -1,4 +1,4 @@
-"""Triton's encodings. Rests on the compilers' own layout code (tests/data/triton_layouts.json and triton_rotating.json
+"""Triton's encodings. Rests on the compilers' own layout code (tests/data/triton_layouts*.json and triton_rotating.json
 name the versions and how they were asked); test_triton_oracle.py asks the installed compiler for more."""
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from kvlab.layout.encodings import (
 
 DATA = Path(__file__).parent.parent / "data"
 GOLDEN = json.loads((DATA / "triton_layouts.json").read_text())
+MORE = json.loads((DATA / "triton_layouts_more.json").read_text())["cases"]
 ROTATING = json.loads((DATA / "triton_rotating.json").read_text())["cases"]
 
 
@@ -74,6 +75,14 @@ def test_rotating(case):
     assert digest(offsets) == case["sha256"]
     for row, expected in case["rows"].items():
         assert offsets[int(row)].tolist() == expected
+
+
+@pytest.mark.parametrize("case", MORE, ids=lambda c: f"{c['triton']}-{c['layout']['class']}-{c['sha256'][:4]}")
+def test_equals_each_version(case):
+    """Several CTAs, tiles per warp, rank 3, tiny and large shapes; the version that was asked."""
+    layout = encodings.from_fields(case["layout"]).to_linear_layout(case["shape"], triton_version=case["triton"])
+    text = json.dumps(layout.bases, separators=(",", ":"))
+    assert hashlib.sha256(text.encode()).hexdigest() == case["sha256"]
 
 
 def grid(shape):

@@ -32,7 +32,7 @@ class Step:
     errors     largest difference from the float64 reference: an emulated architecture, "triton", "gpu", "model"
     allowed    the largest error that storage in this dtype excuses: 1e-5 for float32, otherwise twice PyTorch's own
     traffic    what each emulated architecture moved
-    lockstep   the runs of the kernel and its emulator side by side, an architecture each
+    lockstep   the runs of the kernel and its emulator side by side, an architecture each; gfx950 in step 0 only
     notes      why a column is empty
     """
 
@@ -122,7 +122,8 @@ def _decode_layer(capture: Capture, pool: PagedKVCacheCollection, layer: int, st
         errors[arch], traffic[arch] = _distance(out, exact), counted
     config: Any = explain(mha_decode, q, pool, layer).config
     case = {**arrays, "scale": capture.scale, "config": config}
-    runs = {arch: lockstep("mha_decode", case, emulator={"arch": arch}) for arch in errors}
+    archs = ARCHS if step == 0 else ARCHS[:1]
+    runs = {arch: lockstep("mha_decode", case, emulator={"arch": arch}) for arch in archs if arch in errors}
     errors["triton"] = _distance(mha_decode(q, pool, layer, scale=capture.scale, backend="triton"), exact)
     if gpu_name():
         out = mha_decode(to_torch(q).cuda(), pool.to("cuda"), layer, scale=capture.scale)

@@ -25,6 +25,7 @@ from .sectors import SECTOR_BYTES, Coalescing, coalescing, sectors
 from .shared_access import ld_shared, st_shared
 from .shared_mma import shared_mma
 from .smem_descriptor import SmemDescriptor, tile_to_descriptor
+from .swizzle_search import BestSwizzle, best_swizzle
 from .tensor_map import TensorMapSwizzle, TmaDescriptor
 from .tma_gather4 import TMAGather4Tile, create_tma_tile_gather4
 from .tma_tile import (
@@ -48,6 +49,7 @@ __all__ = [
     "TMEM_LANES",
     "Arch",
     "BarrierDeadlock",
+    "BestSwizzle",
     "Coalescing",
     "Collision",
     "DmaPlan",
@@ -71,6 +73,7 @@ __all__ = [
     "TmaDescriptor",
     "Wavefronts",
     "bank_conflicts",
+    "best_swizzle",
     "buffer_load",
     "buffer_load_lds",
     "coalescing",

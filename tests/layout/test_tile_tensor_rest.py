@@ -1,4 +1,4 @@
-"""Slices, splits, casts, legacy tensors, copies and arithmetic of TileTensor. Rests on NumPy views of the same bytes, on
+"""Slices, splits, casts, legacy tensors, copies and arithmetic of TileTensor. Rests on NumPy views of the bytes, on
 values printed by compiled programs (tests/data/layout_mojo.json), and on worked numbers of the package's tests."""
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ LAUNCH = ("kernel:launch", "emulator:launch")
 # O adds up P V with P rounded once to the storage dtype: where a score differs in its last bit (another order of
 # summation), a P next to a rounding boundary may fall on the other side, half a step of bfloat16 of one term.
 _TIE = (2.0**-8, "P is rounded once to the storage dtype; a tie may fall on either side")
-LOCKSTEP_TOLERANCE = {"o": _TIE, "parts": _TIE, "result 0": (2.0**-7, _TIE[1] + ", and the output is rounded once more")}
+LOCKSTEP_TOLERANCE = {"o": _TIE, "parts": _TIE, "result 0": (2.0**-7, _TIE[1] + ", and the output is rounded again")}
 
 MASK_VALUE = -(2.0**100)
 """Score of a masked key, in units of log2. Finite: rows without a key are found by a flag, not by this value."""

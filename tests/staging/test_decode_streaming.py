@@ -348,3 +348,39 @@ def test_parameters_that_cannot_be_are_refused(change: dict[str, Any], says: str
     DecodeStreamingKVBuffer(KVBufferParams(**good), cache, 0, 0)
     with pytest.raises(ValueError, match=says):
         DecodeStreamingKVBuffer(KVBufferParams(**{**good, **change}), cache, 0, 0)
+
+
+@pytest.mark.parametrize("dtype,depth,BK", [("bf16", 128, 32), ("bf16", 64, 64), ("fp8", 128, 32)])
+def test_blocked_v_has_other_bytes_in_shared_memory_and_the_same_registers(dtype: str, depth: int, BK: int) -> None:
+    """The optional form of older MAX documentation: a strip as depth // BK blocks of BK x BK."""
+    shape = (16, 16, 32)
+    p = KVBufferParams(dtype, shape, None, 128, 32, BK, 256, depth, 1, transpose=False)
+    values = (np.random.default_rng(0).standard_normal((1, 128, 1, depth))).astype(p.dtype)
+    cache = PagedKVCache(values, [0], [[0]], 1, 128)
+    flat, blocked = (DecodeStreamingKVBuffer(p, cache, 0, 0, num_keys=100, blocked=b) for b in (False, True))
+    for strip in range(flat.num_strips):
+        for buffer in (flat, blocked):
+            buffer.load_from_dram(strip, buffer.iterator().next_tile())
+        assert flat.load_from_shared().tobytes() == blocked.load_from_shared().tobytes()
+        images = [buffer.smem.image(p.dtype)[0] for buffer in (flat, blocked)]
+        blocks = np.ascontiguousarray(images[0].reshape(BK, depth // BK, BK).transpose(1, 0, 2))
+        assert blocks.tobytes() == images[1].tobytes()
+    with pytest.raises(ValueError, match="blocked=True must be False for K"):
+        DecodeStreamingKVBuffer(
+            KVBufferParams("bf16", shape, None, 128, 32, 32, 256, 64, 1, True), cache, 0, 0, blocked=True
+        )
+
+
+def test_instructions_are_counted_by_warp() -> None:
+    """K: DMA of 2 a warp tile and reads of 16 bytes; V: loads of 16 bytes a thread and reads of single elements."""
+    k, v, *_ = launch("bf16", 64, 128)
+    for buffer in (k, v):
+        buffer.traffic = Traffic()
+        buffer.load_from_dram(0, buffer.iterator().next_tile())
+        buffer.load_from_shared()
+    live = sum(length > 0 for length in LENGTHS) * 2
+    assert k.traffic.per_warp("instructions", "k dma").tolist() == [2 * live] * 4
+    assert k.traffic.per_warp("instructions", "k read").tolist() == [2 * live] * 4
+    assert v.traffic.per_warp("instructions", "v load").tolist() == [live] * 4
+    assert v.traffic.per_warp("instructions", "v read").tolist() == [8 * live] * 4
+    assert k.traffic.per_warp("wavefronts", "k read").sum() == k.traffic.wavefronts["k read"]

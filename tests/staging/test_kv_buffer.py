@@ -42,12 +42,12 @@ def quietly(make: Callable[..., KVBuffer], *args: Any, **kwargs: Any) -> KVBuffe
         return make(*args, **kwargs)
 
 
-def run(i: dict[str, Any], params: KVBufferParams, operand: Any, spare: int = 0) -> tuple[Any, ...]:
-    """LDS image, registers ``[threads, *]``, DMA of a golden case, with one piece of the tags."""
+def run(i: dict[str, Any], params: KVBufferParams, operand: Any) -> tuple[Any, ...]:
+    """LDS image, registers ``[threads, *]``, DMA and traffic of a golden case, with one piece of the tags."""
     cache = PagedKVCache(operand, [0], [[0]], 1, i["end"])
     nbytes = params.num_smem_stages * params.smem_stage_size * params.dtype.itemsize
-    smem = Memory(nbytes + spare, programs=1, unsafe=True)
-    buffer = quietly(KVBuffer, params, cache, i["batch"], i["kv_head"], smem, i["end"])
+    smem, traffic = Memory(nbytes, programs=1, unsafe=True), Traffic()
+    buffer = quietly(KVBuffer, params, cache, i["batch"], i["kv_head"], smem, i["end"], traffic=traffic)
     dma = []
     for stage in range(params.num_smem_stages):
         dma += dma_of(buffer, stage)
@@ -62,7 +62,7 @@ def run(i: dict[str, Any], params: KVBufferParams, operand: Any, spare: int = 0)
                 registers[-1] = reader.mma_op.reg_tile[0].copy()
     image = smem.image(params.dtype)[0, : nbytes // params.dtype.itemsize]
     shape = (params.num_threads, -1)
-    return image, np.stack(registers, axis=1).reshape(shape) if registers else np.zeros(0, params.dtype), dma
+    return image, np.stack(registers, axis=1).reshape(shape) if registers else np.zeros(0, params.dtype), dma, traffic
 
 
 def dma_of(buffer: KVBuffer, stage: int) -> list[tuple[int, ...]]:
@@ -90,10 +90,16 @@ def test_dma_lds_image_and_registers_equal_compiled_max(kvbuffer_trace: dict[str
     i, expected = kvbuffer_trace["inputs"], kvbuffer_trace["expected"]
     tag = tags(i["dtype"])
     params = params_of(i, tag.dtype)
-    images, registers, dma = zip(*(run(i, params, piece) for piece in tag.operand(i["operand_shape"])), strict=True)
+    images, registers, dma, traffic = zip(
+        *(run(i, params, piece) for piece in tag.operand(i["operand_shape"])), strict=True
+    )
     assert sorted(dma[0]) == sorted(golden_dma(expected["dma"]))
     np.testing.assert_array_equal(tag.join(images), tag.unknown(expected["lds_after_load_from_dram"]))
     np.testing.assert_array_equal(tag.join(registers), tag.unknown(expected["regs_per_thread"]))
+    issued = traffic[0].per_warp("instructions", f"{params.role} dma")
+    assert issued.tolist() == np.bincount(expected["dma"]["wave"], minlength=params.num_warps).tolist()
+    if not i["transpose"]:
+        assert traffic[0].instructions["v read"] == expected["n_tr16"] + expected["n_tr8"]
 
 
 def test_members_equal_compiled_max(golden: Callable[[str], list[dict[str, Any]]]) -> None:
@@ -113,3 +119,184 @@ def test_members_equal_compiled_max(golden: Callable[[str], list[dict[str, Any]]
                     got = {"shape": list(got.shape), "stride": list(got.stride)}
                 assert got == (tuple(wanted) if isinstance(wanted, list) else wanted), (case["id"], name)
     assert len(cases) == 16
+
+
+BASE: dict[str, Any] = {
+    "dtype": "bf16", "mma_shape": (32, 32, 16), "swizzle": SW304, "BN": 64, "WN": 64, "BK": 32, "num_threads": 256,
+    "depth": 64, "kv_num_heads": 1, "transpose": True, "num_smem_stages": 1,
+}  # fmt: skip
+
+
+def keys_of(p: KVBufferParams, rows: int = 256) -> np.ndarray[Any, Any]:
+    """Small numbers, none of them zero: ``[1, rows, heads, cache_depth]``."""
+    shape = (1, rows, p.kv_num_heads, p.cache_depth)
+    return (np.random.default_rng(0).integers(1, 9, shape)).astype(p.dtype)
+
+
+def buffer_of(p: KVBufferParams, end: Any = 256, **kwargs: Any) -> KVBuffer:
+    return KVBuffer(p, PagedKVCache(keys_of(p), [0], [[0]], 1, 256), 0, 0, end=end, **kwargs)
+
+
+@pytest.mark.parametrize("BN,warps,lost", [(64, 8, "block 1"), (32, 4, "block 1"), (64, 2, "rows 32")])
+def test_one_tile_a_warp_is_reproduced_and_warned_about(BN: int, warps: int, lost: str) -> None:
+    """spec/kv_cache.md 5.4: depth 64 and BN <= 64 give warp w tile (w // 2, w % 2), however many warps there are."""
+    p = KVBufferParams(**{**BASE, "BN": BN, "WN": BN, "num_threads": 64 * warps})
+    blocks = Memory(2 * p.smem_stage_size * 2, programs=1)
+    with pytest.warns(UserWarning, match=f"take exactly {BN // 16} warps"):
+        k = buffer_of(p, smem=blocks)
+    k.load_from_dram(0)
+    assert blocks.written is not None
+    rows, image = BN * 32, k.smem.image(p.dtype)[0].astype(np.float32)
+    if lost == "rows 32":
+        assert blocks.written[0].reshape(-1, 64)[: 2 * BN].all(axis=1).tolist() == 2 * ([True] * 32 + [False] * 32)
+    else:
+        assert (image[:rows] != 0).all()
+        assert (image[rows : 2 * rows] == 0).all()  # zeros of rows past the tile
+        assert blocks.written[0].sum() > 2 * rows * 2  # and more of them behind the stage
+        with pytest.warns(UserWarning, match="take exactly"), pytest.raises(OutOfBounds):
+            buffer_of(p).load_from_dram(0)
+    with pytest.raises(ValueError, match="does not bring the matrix to the lanes"):
+        k.fragment_map()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert buffer_of(replace(p, num_threads=BN * 4)).matrix_order
+
+
+def test_slices_inside_a_swizzled_block_warn_and_what_they_name_works() -> None:
+    """spec/kv_cache.md 5.7: in K's memory the swizzle counts from the shifted base."""
+    p = KVBufferParams(
+        **{**BASE, "mma_shape": (16, 16, 32), "swizzle": SW303, "BN": 128, "WN": 32, "depth": 64, "kv_num_heads": 1}
+    )
+    k = buffer_of(p)
+    with pytest.warns(UserWarning, match="slices of 16 columns need swizzle=None"):
+        assert not WarpSlices(k, 4).matrix_order
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert WarpSlices(buffer_of(p.unswizzled()), 4).matrix_order
+        assert WarpSlices(k, 2).matrix_order
+    with pytest.raises(ValueError, match="moves the tile"):
+        WarpSlices(k, 2).load_from_dram(0)
+    with pytest.raises(ValueError, match="num_warps_n 3 must divide the 4 warps"):
+        WarpSlices(k, 3)
+
+
+@pytest.mark.parametrize(
+    "change,says",
+    [
+        ({"swizzle": SW304, "mma_shape": (16, 16, 32), "WN": 32}, "repeats within the 64 vectors of 16 rows"),
+        ({"transpose": False}, "2-byte V of 32x32x16 needs swizzle=None"),
+        ({"full_kv": False, "depth": 128}, "full_kv=True holds all, or take one buffer for each head_dim_offset"),
+    ],
+)
+def test_what_cannot_be_meant_warns(change: dict[str, Any], says: str) -> None:
+    with pytest.warns(UserWarning, match=says):
+        buffer_of(KVBufferParams(**{**BASE, **change}))
+
+
+def test_full_kv_false_moves_the_first_columns_of_tile_after_tile() -> None:
+    """spec/kv_cache.md 5.3: columns [0, bk_smem) of keys 0..63, then of keys 64..127; one strip in a stage."""
+    p = KVBufferParams(**{**BASE, "full_kv": False, "depth": 128, "num_smem_stages": 2, "head_dim_offset": 0})
+    k = quietly(buffer_of, p)
+    for stage in (0, 1):
+        k.load_from_dram(stage)
+        k.load_from_shared(stage, 0)
+        got = k.fragment_map().gather(k.strip_tile(0))[0]
+        np.testing.assert_array_equal(got, keys_of(p)[0, stage * 64 :][:64, 0, :32])
+    with pytest.raises(ValueError, match="strip 1 is not one of the 1 strips in a stage"):
+        k.load_from_shared(0, 1)
+    with pytest.raises(ValueError, match="load them one by one"):
+        k.load_from_shared(0)
+
+
+def test_smem_block_tile_is_the_block() -> None:
+    k = buffer_of(KVBufferParams(**{**BASE, "swizzle": None, "num_smem_stages": 2}))
+    k.load_from_dram(0)
+    k.load_from_dram(1)
+    for block in range(4):
+        tile = k.smem_block_tile(32, 1, block).load()
+        wanted = keys_of(k.params)[0, block // 2 * 64 + 32 :][:32, 0, block % 2 * 32 :][:, :32]
+        np.testing.assert_array_equal(tile.reshape(32, 32), wanted)
+    with pytest.raises(ValueError, match="not in the 4 blocks of 64 rows"):
+        k.smem_block_tile(32, 0, 4)
+
+
+LENGTHS = [300, 1, 128, 290, 0]
+
+
+@pytest.mark.parametrize("page_size", [16, 32, 64, 512])
+@pytest.mark.parametrize("dtype,shape,BK", [("bf16", (16, 16, 32), 32), ("fp8", (16, 16, 128), 128)])
+def test_many_programs_at_once_over_any_pages(dtype: str, shape: Any, BK: int, page_size: int) -> None:
+    """All sequences and heads in one launch, shuffled poisoned pages, ragged ends: the tiles and nothing else."""
+    rng = np.random.default_rng(1)
+    dense = rng.standard_normal((1, len(LENGTHS), max(LENGTHS), 2, 128)).astype(as_dtype(dtype))
+    pool = from_dense(dense, dense, LENGTHS, page_size, shuffle=3, spare_pages=1)
+    batch, head = np.divmod(np.arange(2 * len(LENGTHS)), 2)
+    ends, traffic = np.take(LENGTHS, batch), Traffic()
+    p = KVBufferParams(dtype, shape, SW303, 128, 32, BK, 256, 128, 2, transpose=True)
+    k = KVBuffer(p, pool.get_key_cache(0), batch, head, end=ends, traffic=traffic)
+    for tile in range(3):
+        k.load_from_dram(tile % 2)
+        k.load_from_shared(tile % 2)
+        got = np.concatenate([k.fragment_map().gather(k.strip_tile(s)) for s in range(k.num_k_tiles)], axis=2)
+        row = np.arange(tile * 128, tile * 128 + 128)
+        wanted = dense[0][batch[:, None], np.minimum(row, max(LENGTHS) - 1), head[:, None]]
+        np.testing.assert_array_equal(got, np.where((row < ends[:, None])[..., None], wanted, 0))
+    live = int(np.ceil(ends / 128).sum())
+    size = as_dtype(dtype).itemsize
+    assert traffic.moved == {
+        "DRAM->SMEM": int(ends.sum()) * 128 * size, "SMEM->registers": live * 128 * 128 * size
+    }  # fmt: skip
+    assert traffic.ideal["k read"] == live * 128 * 128 * size // 256
+    assert traffic.wavefronts["k read"] == traffic.per_warp("wavefronts", "k read").sum()
+    assert traffic.ideal["k read"] <= traffic.wavefronts["k read"] < traffic.unswizzled["k read"]
+    assert traffic.instructions["k read"] == live * 128 * 128 * size // 1024
+
+
+@pytest.mark.parametrize(
+    "change,says",
+    [
+        ({"bk_smem": 16}, "bk_smem 16 must be 64 or 128 bytes"),
+        ({"BN": 48, "WN": 48}, "BN 48 must be a multiple of 32"),
+        ({"depth": 48}, "smem_depth 48 must be a multiple of bk_smem 32"),
+        ({"depth": 80, "smem_depth": 64}, "smem_depth 64 must be at least depth 80"),
+        ({"WN": 16}, "WN 16 must be a multiple of MMA_N 32"),
+        ({"BK": 64, "bk_smem": 32}, "load_prefill_split is for 1-byte K"),
+        ({"BK": 64, "depth": 96, "smem_depth": 96, "bk_smem": 32}, "load_prefill_split is for 1-byte K"),
+        ({"transpose": False, "swizzle": None, "depth": 48, "smem_depth": 64}, "depth 48 must be a multiple of MMA_N"),
+        ({"dtype": "fp32", "mma_shape": (16, 16, 4), "BK": 16}, "load_prefill is for K with fragments of 16 or 32"),
+        ({"num_smem_stages": 0}, "num_smem_stages 0 must be at least 1"),
+        ({"head_dim_offset": -1}, "head_dim_offset -1 must be 0 or more"),
+    ],
+)
+def test_parameters_that_cannot_be_are_refused(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        buffer_of(KVBufferParams(**{**BASE, **change}))
+
+
+def test_bad_calls_are_refused_and_nothing_written() -> None:
+    k = buffer_of(KVBufferParams(**{**BASE, "reg_chunk_depth": 32}))
+    with pytest.raises(ValueError, match="stage 1 is not one of the 1 stages"):
+        k.load_from_dram(1)
+    assert k.smem.written is not None
+    assert not k.smem.written.any()
+    assert (k.kv_cache_iter.tile_start_row == 0).all()
+    with pytest.raises(ValueError, match="the register tile holds 1, a stage 2"):
+        k.load_from_shared(0)
+    with pytest.raises(ValueError, match="strip 2 is not one of the 2 strips"):
+        k.load_from_shared(0, 2)
+    with pytest.raises(ValueError, match="end None"):
+        buffer_of(k.params, end=None)
+    with pytest.raises(ValueError, match="smem_address 8 must be a multiple of 16"):
+        buffer_of(k.params, smem_address=8)
+    with pytest.raises(ValueError, match="smem has 3 programs"):
+        buffer_of(k.params, smem=Memory(9000, programs=3))
+    with pytest.raises(ValueError, match="kv_num_heads 2 differs"):
+        KVBuffer(replace(k.params, kv_num_heads=2), k.cache, 0, 0, end=1)
+    with pytest.raises(ValueError, match="has another size"):
+        KVBuffer(KVBufferParams(**{**BASE, "dtype": "fp8", "mma_shape": (32, 32, 64), "BK": 64}), k.cache, 0, 0, end=1)
+    v = buffer_of(KVBufferParams(**{**BASE, "transpose": False, "swizzle": None}))
+    with pytest.raises(ValueError, match="zero_partial_tile_pad of a V buffer"):
+        v.zero_partial_tile_pad()
+    p = KVBufferParams("fp8", (16, 16, 128), SW303, 128, 32, 128, 256, 224, 1, True, smem_depth=256)
+    with pytest.raises(ValueError, match="leaves 96 columns, must leave at most BK / 2 = 64"):
+        buffer_of(p).zero_partial_tile_pad()

@@ -1,22 +1,40 @@
 """KV caches: which byte holds which element of which token, over NumPy arrays or torch tensors."""
 
 from kvlab.cache.collection import PagedKVCacheCollection
+from kvlab.cache.continuous import ContinuousBatchingKVCache
+from kvlab.cache.continuous_collection import ContinuousBatchingKVCacheCollection
 from kvlab.cache.dense import from_dense
+from kvlab.cache.operands import (
+    KVCacheMHAOperand,
+    KVCacheScalesMHAOperand,
+    RaggedMHAOperand,
+    TileTensorMHAOperand,
+)
 from kvlab.cache.page_table import PageTable, lookup_table_columns
 from kvlab.cache.paged import PagedKVCache
 from kvlab.cache.params import KVCacheStaticParams
 from kvlab.cache.pointer import Pointer
+from kvlab.cache.protocol import KVCacheT
 from kvlab.cache.row_indices import PagedRowIndices, kv_num_sub_tiles, kv_sub_tile_rows
+from kvlab.cache.tma import padded_depth
 
 __all__ = [
+    "ContinuousBatchingKVCache",
+    "ContinuousBatchingKVCacheCollection",
+    "KVCacheMHAOperand",
+    "KVCacheScalesMHAOperand",
     "KVCacheStaticParams",
+    "KVCacheT",
     "PageTable",
     "PagedKVCache",
     "PagedKVCacheCollection",
     "PagedRowIndices",
     "Pointer",
+    "RaggedMHAOperand",
+    "TileTensorMHAOperand",
     "from_dense",
     "kv_num_sub_tiles",
     "kv_sub_tile_rows",
     "lookup_table_columns",
+    "padded_depth",
 ]

@@ -29,8 +29,10 @@ class PagedKVCacheCollection:
     max_seq_length, max_cache_length : most new tokens of a sequence; longest sequence with them.
     kv_params : must fit ``blocks``; made from them if None.
     strict, total_num_pages : see :class:`PagedKVCache`.
+    scales : ``[pages, KV, layers, page_size, heads, ceil(head_size / quantization_granularity)]`` for a quantised pool.
+    quantization_granularity : dims that share a scale.
 
-    All three arrays belong to one library, on one device.
+    All arrays belong to one library, on one device.
 
     >>> blocks = np.zeros((5, 2, 3, 16, 2, 64), np.float32)
     >>> pool = PagedKVCacheCollection(blocks, [20], [[3, 0]], max_seq_length=1, max_cache_length=21)
@@ -55,6 +57,8 @@ class PagedKVCacheCollection:
         *,
         strict: bool = True,
         total_num_pages: int | None = None,
+        scales: Any = None,
+        quantization_granularity: int = 1,
     ) -> None:
         blocks, cache_lengths, lookup_table = as_array(blocks), as_array(cache_lengths), as_array(lookup_table)
         shape = tuple(blocks.shape)
@@ -69,6 +73,10 @@ class PagedKVCacheCollection:
         self.blocks, self.cache_lengths, self.lookup_table = blocks, cache_lengths, lookup_table
         self.max_seq_length, self.max_cache_length = max_seq_length, max_cache_length
         self.strict, self.total_num_pages = strict, shape[0] if total_num_pages is None else total_num_pages
+        self.scales = None if scales is None else as_array(scales)
+        self.quantization_granularity = quantization_granularity
+        if self.scales is not None and tuple(self.scales.shape[:3]) != shape[:3]:
+            raise ValueError(f"scales has shape {tuple(self.scales.shape)}: expected {shape[:-1]} and the scales")
         self.dtype: np.dtype[Any] = self.get_key_cache(0).dtype
 
     @classmethod
@@ -82,11 +90,14 @@ class PagedKVCacheCollection:
         batch_size: int,
         max_length: int,
         dtype: Any = "bf16",
+        scale_dtype: Any = None,
+        quantization_granularity: int = 1,
     ) -> PagedKVCacheCollection:
         """A pool of NumPy memory in which no sequence has a token yet.
 
         ``num_pages`` pages and the null page, poisoned (bytes 0xFF: NaN in every float format); a uint32 lookup table
         for sequences of up to ``max_length`` tokens, filled with the sentinel ``num_pages``, which is the null page.
+        With ``scale_dtype`` it is quantised, its scales poisoned too.
 
         >>> pool = PagedKVCacheCollection.allocate(
         ...     KVCacheStaticParams(2, 64), num_pages=6, page_size=128, num_layers=1, batch_size=2, max_length=600
@@ -101,11 +112,17 @@ class PagedKVCacheCollection:
         shape = (
             num_pages + 1, kv_params.kv_extent, num_layers, page_size, kv_params.num_heads, kv_params.head_size
         )  # fmt: skip
-        blocks = np.empty(shape, as_dtype(dtype))
-        blocks.reshape(-1).view(np.uint8)[...] = POISON
+        count("quantization_granularity", quantization_granularity, least=1)
+        blocks = _poisoned(shape, dtype)
+        scales = None
+        if scale_dtype is not None:
+            scales = _poisoned((*shape[:-1], -(-shape[-1] // quantization_granularity)), scale_dtype)
         table = np.full((batch_size, lookup_table_columns(pages_each)), num_pages, np.uint32)
         lengths = np.zeros(batch_size, np.uint32)
-        return cls(blocks, lengths, table, 0, 0, kv_params, total_num_pages=num_pages)
+        return cls(
+            blocks, lengths, table, 0, 0, kv_params, total_num_pages=num_pages, scales=scales,
+            quantization_granularity=quantization_granularity,
+        )  # fmt: skip
 
     @property
     def num_layers(self) -> int:
@@ -177,13 +194,22 @@ class PagedKVCacheCollection:
             strict=self.strict,
             total_num_pages=self.total_num_pages,
             kv_params=self.kv_params,
+            scales=None if self.scales is None else self.scales[:, kv, layer],
+            quantization_granularity=self.quantization_granularity,
         )
 
     def _map(self, convert: Callable[[Any, str], Any]) -> PagedKVCacheCollection:
-        names = ("blocks", "cache_lengths", "lookup_table")
+        names = ("blocks", "cache_lengths", "lookup_table", *(() if self.scales is None else ("scales",)))
         return self._replace(**{name: convert(getattr(self, name), name) for name in names})
 
     def _replace(self, **changes: Any) -> PagedKVCacheCollection:
         names = ("blocks", "cache_lengths", "lookup_table", "max_seq_length", "max_cache_length", "kv_params")
-        fields = {name: getattr(self, name) for name in (*names, "strict", "total_num_pages")}
+        more = ("strict", "total_num_pages", "scales", "quantization_granularity")
+        fields = {name: getattr(self, name) for name in (*names, *more)}
         return PagedKVCacheCollection(**(fields | changes))
+
+
+def _poisoned(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+    array = np.empty(shape, as_dtype(dtype))
+    array.reshape(-1).view(np.uint8)[...] = POISON
+    return array

@@ -1,26 +1,27 @@
-"""The paged KV cache: which byte holds element ``(sequence, token, head, dim)`` (spec/kv_cache.md 1.3 to 1.7)."""
+"""The paged KV cache: which byte holds element ``(sequence, token, head, dim)`` (spec/kv_cache.md 1.3 to 1.8)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from kvlab.cache.arrays import as_array, is_torch, same_place, to_numpy, to_torch
-from kvlab.cache.checks import Int64, count, index, integers, plain
+from kvlab.cache.arrays import as_array, same_place, to_numpy
+from kvlab.cache.checks import count, index, integers, plain
 from kvlab.cache.page_table import PageTable, check_tables
 from kvlab.cache.params import KVCacheStaticParams
-from kvlab.cache.pointer import Pointer
+from kvlab.cache.pointer import Pointer, dangling
 from kvlab.cache.row_indices import PagedRowIndices, populate
-from kvlab.cache.storage import BlockStorage
-from kvlab.memory import Memory, as_dtype
+from kvlab.cache.scales import ScaleStorage
+from kvlab.cache.tma import TmaTiles
+from kvlab.cache.view import KVCacheView
+from kvlab.memory import as_dtype
 
 __all__ = ["PagedKVCache"]
 
 
-class PagedKVCache:
+class PagedKVCache(TmaTiles, KVCacheView):
     """K or V of one layer in pages, a view: it owns no memory.
 
     Parameters
@@ -37,6 +38,9 @@ class PagedKVCache:
     total_num_pages : table entries at or past it are sentinels. All pages of ``blocks`` unless given; a pool whose last
         page is the null page of its sentinel has one less.
     kv_params : must fit ``blocks``; made from them if None.
+    scales : ``[pages, page_size, heads, ceil(head_size / quantization_granularity)]`` for a quantised cache: one scale
+        for so many dims of each head and token. Its dtype is the scale dtype.
+    quantization_granularity : dims that share a scale.
 
     Indices are ints or integer arrays that broadcast against each other; ``tok_idx`` counts from the start of the
     sequence. All arithmetic is 64-bit. An index out of range raises IndexError, a table entry that is no page
@@ -66,111 +70,34 @@ class PagedKVCache:
         strict: bool = True,
         total_num_pages: int | None = None,
         kv_params: KVCacheStaticParams | None = None,
+        scales: Any = None,
+        quantization_granularity: int = 1,
     ) -> None:
-        self.storage = BlockStorage(blocks, "blocks")
-        pages, page_size, heads, head_size = self.storage.shape
-        self.blocks = self.storage.blocks
-        self.cache_lengths, self.lookup_table = as_array(cache_lengths), as_array(lookup_table)
-        same_place(blocks=self.blocks, cache_lengths=self.cache_lengths, lookup_table=self.lookup_table)
-        check_tables(self.cache_lengths, self.lookup_table, page_size)
-        self.max_seq_length = count("max_seq_length", max_seq_length)
-        self.max_cache_length = count("max_cache_length", max_cache_length)
-        self.strict = strict
-        self.total_num_pages = pages if total_num_pages is None else count("total_num_pages", total_num_pages)
-        if self.total_num_pages > pages:
-            raise ValueError(f"total_num_pages {total_num_pages} exceeds the {pages} pages of blocks")
-        self.kv_params = KVCacheStaticParams(heads, head_size) if kv_params is None else kv_params
-        if (self.kv_params.num_heads, self.kv_params.head_size) != (heads, head_size):
-            raise ValueError(f"kv_params {self.kv_params} does not fit blocks of shape {self.storage.shape}")
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The storage dtype."""
-        return self.storage.dtype
+        super().__init__(
+            blocks, cache_lengths, lookup_table, max_seq_length, max_cache_length,
+            strict=strict, num_blocks=total_num_pages, kv_params=kv_params,
+        )  # fmt: skip
+        check_tables(self.cache_lengths, self.lookup_table, self.page_size_)
+        self.quantization_granularity = count("quantization_granularity", quantization_granularity, least=1)
+        self.scales = None if scales is None else as_array(scales)
+        self.scale_storage: ScaleStorage | None = None
+        if self.scales is not None:
+            same_place(blocks=self.blocks, scales=self.scales)
+            self.scale_storage = ScaleStorage(self.scales, self.storage.shape, self.quantization_granularity)
 
     @property
     def page_size_(self) -> int:
         """Tokens of a page."""
         return self.storage.shape[1]
 
-    @property
-    def batch_size(self) -> int:
-        """Sequences: rows of the lookup table."""
-        return int(self.lookup_table.shape[0])
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Strides of page, token, head and dim in elements."""
-        return self.storage.strides
-
-    @property
-    def token_stride(self) -> int:
-        """Elements between a head of one token and the same head of the next token in the page."""
-        return self.storage.strides[1]
-
-    @property
-    def memory(self) -> Memory:
-        """The bytes from the first to the last element of ``blocks``, shared; ``blocks[0, 0, 0, 0]`` has address 0."""
-        return self.storage.memory
-
-    @cached_property
-    def page_table(self) -> PageTable:
-        """The lookup table, shared."""
-        return PageTable(to_numpy(self.lookup_table, "lookup_table"), self.page_size_, self.total_num_pages)
-
     @staticmethod
     def get_type_name() -> str:
         """The type's name, for messages and traces."""
         return "PagedKVCache"
 
-    def cache_lengths_nd(self) -> Any:
-        """The ``[batch]`` vector of cache lengths, as it was given."""
-        return self.cache_lengths
-
-    def cache_length(self, batch_idx: Any) -> Any:
-        """Tokens in the cache before this step: an int, or int64 of the shape of ``batch_idx``."""
-        lengths = to_numpy(self.cache_lengths, "cache_lengths")
-        return plain(lengths[index("batch_idx", batch_idx, self.batch_size)].astype(np.int64))
-
-    def empty_cache(self) -> bool:
-        """Whether no sequence of the batch has a token: ``max_cache_length == 0``."""
-        return self.max_cache_length == 0
-
-    def max_prompt_length(self) -> int:
-        """Most new tokens of any sequence."""
-        return self.max_seq_length
-
-    def max_context_length(self) -> int:
-        """Longest sequence, new tokens included."""
-        return self.max_cache_length
-
     def max_tile_size(self) -> int:
         """Most rows of a tile that is one strided window: a page."""
         return self.page_size_
-
-    def copy(self) -> PagedKVCache:
-        """Another view of the same memory."""
-        return self._map(lambda array, name: array)
-
-    @property
-    def page_stride(self) -> int:
-        """Rows from the first token of a page to that of the next. ValueError where rows are not dense."""
-        return self.storage.page_stride
-
-    def num_kv_rows(self) -> int:
-        """Rows from the first of the first page to the last of the last page."""
-        return self.storage.num_rows
-
-    def row_idx(self, batch_idx: Any, tok_idx: Any) -> Any:
-        """``lookup_table[b, t // page_size] * page_stride + t % page_size``: the row (all heads) of a token, int64."""
-        return plain(self.storage.row(*self.page_table.find(batch_idx, tok_idx)))
-
-    def row_idx32(self, batch_idx: Any, tok_idx: Any) -> Any:
-        """:meth:`row_idx` as int32, what a TMA coordinate holds. OverflowError where it does not fit."""
-        row = np.asarray(self.row_idx(batch_idx, tok_idx))
-        if row.size and row.max() > np.iinfo(np.int32).max:
-            raise OverflowError(f"row {row.max()} does not fit in 32 bits; use row_idx, which is 64-bit")
-        return plain(row.astype(np.int32))
 
     def get_tma_row(self, encoded_index: Any) -> Any:
         """The row of the token that a sparse index list names by ``page * page_size + slot``: int or int64."""
@@ -178,19 +105,30 @@ class PagedKVCache:
         return plain(self.storage.row(*np.divmod(encoded, self.page_size_)))
 
     def populate(
-        self, batch_idx: Any, base_kv_row: Any, *, BN: int, base_alignment: int, valid: Any = None
+        self,
+        batch_idx: Any,
+        base_kv_row: Any,
+        *,
+        BN: int,
+        base_alignment: int,
+        pair_cta: bool = False,
+        is_leader: bool = True,
+        valid: Any = None,
     ) -> PagedRowIndices:
         """The rows of keys ``[base_kv_row, base_kv_row + BN)``, one tile for each program (spec/kv_cache.md 1.10).
 
         base_alignment : what ``base_kv_row`` is promised to be a multiple of (else ValueError), at least the page size
             where a tile spans pages. A tile within a page is only known by its first row, not to end in that page.
+        pair_cta, is_leader : whether two CTAs load the tile together, and which of them this is; the rows are those of
+            the whole tile, see :meth:`PagedRowIndices.k_copies`.
         valid : leading keys in use, an int or one for each program. Sub-tiles without one are not looked up and get
             row 2**30, which TMA reads as zeros. Without ``valid`` a null page is a page like any other.
         """
         table = PageTable(self.page_table.entries, self.page_size_, self.storage.shape[0])
-        return populate(table, self.storage, batch_idx, base_kv_row, BN=BN, base_alignment=base_alignment, valid=valid)
-
-    # Elements.
+        return populate(
+            table, self.storage, batch_idx, base_kv_row, BN=BN, base_alignment=base_alignment, valid=valid,
+            pair_cta=pair_cta, is_leader=is_leader,
+        )  # fmt: skip
 
     def block_paged_ptr(
         self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any = 0, tile: int = 1, valid: Any = None
@@ -214,72 +152,89 @@ class PagedKVCache:
                 f"start_tok_idx {np.broadcast_to(start, crossing.shape)[crossing][0]}: a tile of {tile} rows from "
                 f"there crosses the end of its page of {self.page_size_} tokens; start tiles on multiples of {tile}"
             )
-        offset = self._element_offset(batch_idx, start, head_idx, head_dim_idx, rows > 0)
-        return Pointer(self.memory, np.where(rows > 0, offset, 0), self.dtype)
+        return self._pointer(batch_idx, start, head_idx, head_dim_idx, rows)
 
-    def row_offsets(
-        self, batch_idx: Any, tokens: Any, head_idx: Any, head_dim_idx: Any = 0, *, valid: Any = None
-    ) -> Int64:
-        """Element offsets in :attr:`memory` of ``(token, head, dim)`` for tiles over any pages: ``[..., rows]``, int64.
+    # Quantisation.
 
-        A kvlab extension for pages smaller than a tile. ``tokens`` is ``[..., rows]``; ``batch_idx``, ``head_idx``,
-        ``head_dim_idx`` are one for each program, ``[...]``.
+    @property
+    def quantization_enabled(self) -> bool:
+        """Whether the cache has scales."""
+        return self.scale_storage is not None
 
-        valid : leading rows in use, an int or ``[...]``. The others are not looked up and give -1.
-        """
-        tokens = integers("tokens", tokens)
-        if not tokens.ndim:
-            raise ValueError(f"tokens {tokens} has no axis: expected [..., rows]")
-        row = np.arange(tokens.shape[-1])
-        active = row < (row.size if valid is None else integers("valid", valid)[..., None])
-        names = {"batch_idx": batch_idx, "head_idx": head_idx, "head_dim_idx": head_dim_idx}
-        batch, head, dim = (integers(name, value)[..., None] for name, value in names.items())
-        offset = self._element_offset(batch, tokens, head, dim, active)
-        return np.where(active, offset, -1)
+    @property
+    def scale_dtype(self) -> np.dtype[Any]:
+        """The dtype of the scales; the storage dtype where there are none."""
+        return self.dtype if self.scale_storage is None else self.scale_storage.dtype
+
+    @property
+    def head_dim_granularity(self) -> int:
+        """Scales of a head of one token: ``ceil(head_size / quantization_granularity)``."""
+        return -(-self.kv_params.head_size // self.quantization_granularity)
 
     def load(
         self, bs: Any, head_idx: Any, tok_idx: Any, head_dim_idx: Any, *, width: int = 1, output_dtype: Any = None
     ) -> np.ndarray[Any, Any]:
-        """``width`` contiguous elements ``[..., width]``, cast to ``output_dtype`` if given."""
-        self.storage.check_width(head_dim_idx, width)
-        offset = self._element_offset(bs, tok_idx, head_idx, head_dim_idx)
-        value = self.memory.load(offset * self.dtype.itemsize, self.dtype, width)
-        return value if output_dtype is None else value.astype(as_dtype(output_dtype))
+        """``width`` contiguous elements ``[..., width]``, cast to ``output_dtype`` if given.
 
-    def store(self, bs: Any, head_idx: Any, tok_idx: Any, head_dim_idx: Any, val: Any) -> None:
-        """Write ``val[..., width]`` (a scalar has width 1), of the cache's dtype, to contiguous elements.
-
-        Through a table entry that is no page: ValueError and nothing is written or, with ``strict=False``, these
-        elements are dropped.
+        Quantised: the stored values, cast to the scale dtype, times the ONE scale of the first, cast to
+        ``output_dtype``, which must be named and differ from the storage dtype; ValueError too where the elements do
+        not all belong to that scale. The stored values as they are: :meth:`load_quantized`.
         """
-        value = np.atleast_1d(to_numpy(as_array(val), "val"))
-        if value.dtype != self.dtype:
-            raise ValueError(f"val has dtype {value.dtype}, the cache {self.dtype}: convert with .astype")
-        if not self.memory.bytes.flags.writeable:
-            raise ValueError("blocks is read-only: nothing can be stored")
-        self.storage.check_width(head_dim_idx, value.shape[-1])
-        active = np.True_ if self.strict else self.page_table.has_page(bs, tok_idx)
-        offset = self._element_offset(bs, tok_idx, head_idx, head_dim_idx, active)
-        value = np.broadcast_to(value, (*offset.shape, value.shape[-1]))
-        keep = np.broadcast_to(active, offset.shape)
-        self.memory.store(offset[keep] * self.dtype.itemsize, value[keep])
+        if not self.quantization_enabled:
+            return super().load(bs, head_idx, tok_idx, head_dim_idx, width=width, output_dtype=output_dtype)
+        out = None if output_dtype is None else as_dtype(output_dtype)
+        if out is None or out == self.dtype:
+            raise ValueError(
+                f"output_dtype {output_dtype} of a cache quantised to {self.dtype}: name another one; load_quantized "
+                "gives the stored values"
+            )
+        self._scales().check_one_scale(head_dim_idx, width)
+        value = self._stored(bs, head_idx, tok_idx, head_dim_idx, width).astype(self.scale_dtype)
+        return (value * self.load_scale(bs, head_idx, tok_idx, head_dim_idx)).astype(out)
 
-    # The same cache over the arrays of the other library.
+    def load_quantized(
+        self, bs: Any, head_idx: Any, tok_idx: Any, head_dim_idx: Any, *, width: int = 1
+    ) -> np.ndarray[Any, Any]:
+        """``width`` contiguous stored elements ``[..., width]`` without their scale. ValueError unless quantised."""
+        self._scales()
+        return self._stored(bs, head_idx, tok_idx, head_dim_idx, width)
 
-    def numpy(self) -> PagedKVCache:
-        """Over NumPy arrays, the same bytes (bf16 by its bits). ValueError unless all of it is in CPU memory."""
-        return self._map(to_numpy)
+    def load_scale(
+        self, bs: Any, head_idx: Any, tok_idx: Any, head_dim_idx: Any, *, width: int = 1
+    ) -> np.ndarray[Any, Any]:
+        """``width`` scales ``[..., width]`` from slot ``head_dim_idx // quantization_granularity`` on."""
+        scales = self._scales()
+        slot = scales.slot(head_dim_idx)
+        scales.check_width(slot, width)
+        offset = scales.offset(*self.page_table.find(bs, tok_idx), head_idx, slot)
+        return scales.memory.load(offset * scales.dtype.itemsize, scales.dtype, width)
 
-    def torch(self) -> PagedKVCache:
-        """Over torch tensors, the same bytes (bf16 by its bits)."""
-        return self._map(to_torch)
+    def store_scale(self, bs: Any, head_idx: Any, tok_idx: Any, head_dim_idx: Any, val: Any) -> None:
+        """Write ``val[..., width]`` scales, of the scale dtype, from that slot on; else as :meth:`store`."""
+        scales = self._scales()
+        self._write(scales, bs, head_idx, tok_idx, scales.slot(head_dim_idx), val)
 
-    def __repr__(self) -> str:
-        pages, page_size, heads, head_size = self.storage.shape
-        return (
-            f"PagedKVCache({pages} pages x {page_size} tokens x {heads} heads x {head_size} {self.dtype}, "
-            f"batch {self.batch_size}, {'torch' if is_torch(self.blocks) else 'numpy'})"
-        )
+    def scales_block_paged_ptr(
+        self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any = 0
+    ) -> Pointer:
+        """Pointer to the scale of an element. ValueError unless quantised."""
+        scales = self._scales()
+        place = self.page_table.find(batch_idx, start_tok_idx)
+        return Pointer(scales.memory, scales.offset(*place, head_idx, scales.slot(head_dim_idx)), scales.dtype)
+
+    def scales_raw_ptr(self) -> Pointer:
+        """Pointer to the first scale; one that cannot be followed where there are none."""
+        if self.scale_storage is None:
+            return dangling(self.scale_dtype)
+        return Pointer(self.scale_storage.memory, 0, self.scale_dtype)
+
+    def _scales(self) -> ScaleStorage:
+        if self.scale_storage is None:
+            raise ValueError(f"{self!r} has no scales: pass scales= and quantization_granularity=")
+        return self.scale_storage
+
+    def _entries(self) -> np.ndarray[Any, Any]:
+        return to_numpy(self.lookup_table, "lookup_table")
 
     def _map(self, convert: Callable[[Any, str], Any]) -> PagedKVCache:
         return PagedKVCache(
@@ -291,8 +246,6 @@ class PagedKVCache:
             strict=self.strict,
             total_num_pages=self.total_num_pages,
             kv_params=self.kv_params,
+            scales=None if self.scales is None else convert(self.scales, "scales"),
+            quantization_granularity=self.quantization_granularity,
         )
-
-    def _element_offset(self, batch: Any, token: Any, head: Any, dim: Any, active: Any = True) -> Int64:
-        """Elements from the first of ``blocks``. Where not ``active`` no page is looked up: the value is void."""
-        return self.storage.offset(*self.page_table.find(batch, token, active), head, dim)

@@ -11,7 +11,7 @@ import numpy as np
 from kvlab.layout import Layout, TileTensor
 from kvlab.memory import Memory, OutOfBounds, as_dtype
 
-__all__ = ["Pointer"]
+__all__ = ["Pointer", "dangling"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,3 +75,14 @@ class Pointer:
         valid_rows : rows that exist, an int or one for each program; see :class:`TileTensor`.
         """
         return TileTensor(self.memory, self.dtype, layout, self.offset, valid_rows=valid_rows)
+
+
+def dangling(dtype: Any) -> Pointer:
+    """A pointer to nothing, for what a cache does not have: nothing can be read or written through it.
+
+    >>> dangling(np.float32).load()
+    Traceback (most recent call last):
+        ...
+    kvlab.memory.OutOfBounds: dangling: access of 4 bytes at address 0 is outside [0, 0)
+    """
+    return Pointer(Memory(0, name="dangling"), 0, dtype)

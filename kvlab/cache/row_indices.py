@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +13,7 @@ from kvlab.cache.checks import Int64, index, integers
 from kvlab.cache.page_table import PageTable
 from kvlab.cache.storage import BlockStorage
 
-__all__ = ["FILL_ROW", "PagedRowIndices", "kv_num_sub_tiles", "kv_sub_tile_rows", "populate"]
+__all__ = ["FILL_ROW", "PagedRowIndices", "kv_num_sub_tiles", "kv_sub_tile_rows", "populate", "populate_rows"]
 
 FILL_ROW = 1 << 30
 """The row of a sub-tile that is not there: outside every pool, so that a TMA load of it delivers zeros."""
@@ -50,14 +52,22 @@ class PagedRowIndices:
     """The first row of each sub-tile of a tile of ``BN`` keys.
 
     rows : int64 ``[..., num_pages]``, the leading axes those of the programs.
+    pair_cta, is_leader : whether two CTAs load the tile, half of it each, and whether this is the first of them.
 
-    >>> PagedRowIndices(BN=8, page_size=4, rows=np.array([96, 24])).get_row([0, 3, 4, 7])
+    >>> tile = PagedRowIndices(BN=8, page_size=4, rows=np.array([96, 24]))
+    >>> tile.get_row([0, 3, 4, 7])
     array([96, 99, 24, 27])
     """
 
     BN: int
     page_size: int
     rows: Int64
+    pair_cta: bool = False
+    is_leader: bool = True
+
+    def __post_init__(self) -> None:
+        if self.pair_cta and self.BN % 2:
+            raise ValueError(f"BN {self.BN} of a pair of CTAs must be even")
 
     @property
     def eff_page(self) -> int:
@@ -69,10 +79,80 @@ class PagedRowIndices:
         """Sub-tiles of the tile."""
         return kv_num_sub_tiles(self.BN, self.page_size)
 
+    @property
+    def cta_group(self) -> int:
+        """CTAs that share the tile."""
+        return 2 if self.pair_cta else 1
+
     def get_row(self, offset: Any) -> Int64:
         """The row of key ``offset`` of the tile: int64 ``[..., *offset.shape]``. IndexError outside ``[0, BN)``."""
         page, slot = np.divmod(index("offset", offset, self.BN), self.eff_page)
         return np.asarray(self.rows[..., page] + slot)
+
+    def k_copies(self, valid_pages: int | None = None, *, oob_fill: bool = False) -> tuple[Int64, int]:
+        """The copies with which this CTA loads its rows of K: ``(first rows [..., copies], rows of a copy)``.
+
+        All ``BN`` rows, or those of its half where ``pair_cta``. Copy p lands ``p * rows`` rows into the tile.
+
+        valid_pages : copy only the first so many. oob_fill : the others too, from row 2**30, which delivers zeros.
+
+        >>> pair = PagedRowIndices(BN=8, page_size=4, rows=np.array([96, 24]), pair_cta=True, is_leader=False)
+        >>> pair.k_copies()
+        (array([24]), 4)
+        >>> PagedRowIndices(BN=8, page_size=16, rows=np.array([96]), pair_cta=True, is_leader=False).k_copies()
+        (array([100]), 4)
+        """
+        rows = self.BN // self.cta_group
+        step = min(self.eff_page, rows)
+        first = (0 if self.is_leader or not self.pair_cta else rows) + np.arange(0, rows, step)
+        return self._some(self.get_row(first), valid_pages, oob_fill), step
+
+    def v_copies(
+        self, slot: int, num_v_sub_tiles: int = 1, valid_pages: int | None = None, *, oob_fill: bool = False
+    ) -> tuple[Int64, int]:
+        """The same for part ``slot`` of V, which is loaded in ``num_v_sub_tiles`` parts of equally many keys.
+
+        >>> tile = PagedRowIndices(BN=8, page_size=4, rows=np.array([96, 24]))
+        >>> tile.v_copies(1, 2), tile.v_copies(3, 4)
+        ((array([24]), 4), (array([26]), 2))
+        """
+        if num_v_sub_tiles < 1 or self.BN % num_v_sub_tiles:
+            raise ValueError(f"num_v_sub_tiles {num_v_sub_tiles} must divide BN {self.BN}")
+        rows = self.BN // num_v_sub_tiles
+        step = math.gcd(self.eff_page, rows)
+        first = int(index("slot", slot, num_v_sub_tiles)) * rows + np.arange(0, rows, step)
+        return self._some(self.get_row(first), valid_pages, oob_fill), step
+
+    @staticmethod
+    def _some(rows: Int64, valid_pages: int | None, oob_fill: bool) -> Int64:
+        """The first ``valid_pages`` copies, followed by zeros where ``oob_fill``."""
+        copies = rows.shape[-1]
+        valid = copies if valid_pages is None else valid_pages
+        if not 1 <= valid <= copies:
+            raise ValueError(f"valid_pages {valid_pages} must be 1 to {copies}, the copies of this CTA")
+        return np.where(np.arange(copies) < valid, rows, FILL_ROW) if oob_fill else rows[..., :valid]
+
+
+def populate_rows(
+    row_of: Callable[[Any, Int64, Any], Int64],
+    batch_idx: Any,
+    base: Int64,
+    *,
+    BN: int,
+    page_size: int,
+    valid: Any = None,
+    pair_cta: bool = False,
+    is_leader: bool = True,
+) -> PagedRowIndices:
+    """``rows[i] = row_of(batch_idx, base + i * eff_page, active)``: what every operand without pages does.
+
+    Sub-tiles at or past ``valid`` keys are not ``active`` and get row 2**30.
+    """
+    eff_page, num_pages = kv_sub_tile_rows(BN, page_size), kv_num_sub_tiles(BN, page_size)
+    offset = eff_page * np.arange(num_pages)
+    active = offset < (BN if valid is None else integers("valid", valid)[..., None])
+    rows = row_of(integers("batch_idx", batch_idx)[..., None], base[..., None] + offset, active)
+    return PagedRowIndices(BN, page_size, np.where(active, rows, FILL_ROW), pair_cta, is_leader)
 
 
 def populate(
@@ -84,20 +164,21 @@ def populate(
     BN: int,
     base_alignment: int,
     valid: Any,
+    pair_cta: bool,
+    is_leader: bool,
 ) -> PagedRowIndices:
     """See :meth:`PagedKVCache.populate`. ``table`` counts every page of ``storage``, the null page included."""
     page_size = storage.shape[1]
-    eff_page, num_pages = kv_sub_tile_rows(BN, page_size), kv_num_sub_tiles(BN, page_size)
+    num_pages = kv_num_sub_tiles(BN, page_size)
     base = integers("base_kv_row", base_kv_row)
     if base_alignment < 1 or (base % base_alignment).any():
         raise ValueError(f"base_kv_row {base_kv_row} must be a multiple of base_alignment {base_alignment}")
     if num_pages > 1:
         _check_chunk(base, base_alignment, page_size, num_pages, table.entries.shape[1])
-    first = base[..., None] + eff_page * np.arange(num_pages)
-    end = BN if valid is None else integers("valid", valid)[..., None]
-    active = eff_page * np.arange(num_pages) < end
-    page, slot = table.find(integers("batch_idx", batch_idx)[..., None], first, active)
-    return PagedRowIndices(BN, page_size, np.where(active, storage.row(page, slot), FILL_ROW))
+    return populate_rows(
+        lambda batch, first, active: storage.row(*table.find(batch, first, active)),
+        batch_idx, base, BN=BN, page_size=page_size, valid=valid, pair_cta=pair_cta, is_leader=is_leader,
+    )  # fmt: skip
 
 
 def _check_chunk(base: Int64, base_alignment: int, page_size: int, num_pages: int, columns: int) -> None:

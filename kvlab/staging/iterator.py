@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache import PagedKVCache
+from kvlab.cache import ContinuousBatchingKVCache, PagedKVCache
 from kvlab.hardware import buffer_load
 from kvlab.memory import Memory
 
@@ -107,8 +107,8 @@ class KVCacheIterator:
     head_dim_offset : first column.
 
     ``tile_start_row`` ``[programs]`` starts at 0 and may be set. Where a page does not hold whole tiles the tile is
-    split into runs of ``gcd(page_size, tile_size, starts)`` rows, none of which crosses a page. Rows at or past ``end``
-    are never looked up in the page table.
+    split into runs of ``gcd(page_size, tile_size, starts)`` rows, none of which crosses a page; a continuous cache
+    has no pages. Rows at or past ``end`` are never looked up in the page table.
 
     >>> blocks = np.arange(3 * 4 * 1 * 8, dtype=np.float32).reshape(3, 4, 1, 8)
     >>> cache = PagedKVCache(blocks, [5], [[2, 0]], max_seq_length=1, max_cache_length=6)
@@ -125,7 +125,7 @@ class KVCacheIterator:
 
     def __init__(
         self,
-        cache: PagedKVCache,
+        cache: PagedKVCache | ContinuousBatchingKVCache,
         tile_size: int,
         batch_idx: Any,
         kv_head_idx: Any,
@@ -164,8 +164,10 @@ class KVCacheIterator:
         """The tile at ``tile_start_row``, which then moves on by ``tile_size``."""
         start = self.tile_start_row
         valid = np.clip(self.end - start, 0, self.tile_size)
-        whole = math.gcd(self.tile_size, self.cache.page_size_)
-        run_rows = int(np.gcd.reduce(start[valid > 0], initial=whole))
+        page_size = self.cache.page_size_
+        run_rows = self.tile_size
+        if page_size:
+            run_rows = int(np.gcd.reduce(start[valid > 0], initial=math.gcd(run_rows, page_size)))
         first = np.arange(0, self.tile_size, run_rows)  # [runs]
         pointer = self.cache.block_paged_ptr(
             self.batch_idx[:, None],

@@ -1,0 +1,178 @@
+"""The continuous KV cache: a sequence has one block of ``max_seq_len`` tokens (spec/kv_cache.md 1.2 to 1.7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from kvlab.cache.arrays import to_numpy
+from kvlab.cache.checks import Int64, count, integers
+from kvlab.cache.page_table import check_tables
+from kvlab.cache.paged import PagedKVCache
+from kvlab.cache.params import KVCacheStaticParams
+from kvlab.cache.pointer import Pointer, dangling
+from kvlab.cache.row_indices import PagedRowIndices, populate_rows
+from kvlab.cache.tma import TmaTiles
+from kvlab.cache.view import KVCacheView
+from kvlab.memory import float32
+
+__all__ = ["ContinuousBatchingKVCache"]
+
+
+class ContinuousBatchingKVCache(TmaTiles, KVCacheView):
+    """K or V of one layer, a whole block for each sequence; a view: it owns no memory.
+
+    Parameters
+    ----------
+    blocks : ``[blocks, max_seq_len, heads, head_size]``, strides as in :class:`PagedKVCache`.
+    cache_lengths : integers ``[batch]``, tokens of each sequence that were in the cache *before* this step.
+    lookup_table : integers ``[batch]``, the block of each sequence; one outside ``[0, blocks)`` is a sentinel.
+    max_seq_length, max_cache_length, strict, kv_params : see :class:`PagedKVCache`.
+
+    It has no scales: ``load_scale`` and ``load_quantized`` give zeros, ``store_scale`` does nothing, as the trait says.
+
+    >>> blocks = np.arange(3 * 8 * 2 * 4, dtype=np.float32).reshape(3, 8, 2, 4)
+    >>> cache = ContinuousBatchingKVCache(blocks, [5, 0], [2, 0], max_seq_length=1, max_cache_length=6)
+    >>> cache.row_idx(0, 5), cache.load(0, 1, 5, 0, width=2).tolist(), cache.max_tile_size(), cache.page_size_
+    (21, [172.0, 173.0], -1, 0)
+    >>> cache.load(0, 0, 8, 0)
+    Traceback (most recent call last):
+        ...
+    IndexError: tok_idx 8 is outside [0, 8): the lookup table has 1 columns of 8 tokens
+    """
+
+    page_size_ = 0
+    """There are no pages."""
+
+    quantization_enabled = False
+    quantization_granularity = 1
+    scale_dtype = float32
+
+    def __init__(
+        self,
+        blocks: Any,
+        cache_lengths: Any,
+        lookup_table: Any,
+        max_seq_length: int,
+        max_cache_length: int,
+        *,
+        strict: bool = True,
+        kv_params: KVCacheStaticParams | None = None,
+    ) -> None:
+        super().__init__(
+            blocks, cache_lengths, lookup_table, max_seq_length, max_cache_length,
+            strict=strict, num_blocks=None, kv_params=kv_params,
+        )  # fmt: skip
+        if self.lookup_table.ndim != 1:
+            raise ValueError(f"lookup_table has shape {tuple(self.lookup_table.shape)}: expected [batch], a block each")
+        check_tables(self.cache_lengths, self.lookup_table[:, None], self.max_seq_len)
+
+    @property
+    def max_seq_len(self) -> int:
+        """Tokens of a block."""
+        return self.storage.shape[1]
+
+    @staticmethod
+    def get_type_name() -> str:
+        """The type's name, for messages and traces."""
+        return "ContinuousBatchingKVCache"
+
+    def max_tile_size(self) -> int:
+        """-1: a tile may have any number of rows."""
+        return -1
+
+    def get_tma_row(self, encoded_index: Any) -> Any:
+        """``encoded_index`` itself."""
+        return encoded_index
+
+    def populate(
+        self,
+        batch_idx: Any,
+        base_kv_row: Any,
+        *,
+        BN: int,
+        base_alignment: int = 1,
+        pair_cta: bool = False,
+        is_leader: bool = True,
+        valid: Any = None,
+    ) -> PagedRowIndices:
+        """The row of key ``base_kv_row``: the tile of ``BN`` keys is one window. Arguments: see
+        ``PagedKVCache.populate``; ``valid`` 0 gives row 2**30."""
+        base = integers("base_kv_row", base_kv_row)
+        if base_alignment < 1 or (base % base_alignment).any():
+            raise ValueError(f"base_kv_row {base_kv_row} must be a multiple of base_alignment {base_alignment}")
+        return populate_rows(
+            lambda batch, first, active: self.storage.row(*self.page_table.find(batch, first, active)),
+            batch_idx, base, BN=BN, page_size=0, valid=valid, pair_cta=pair_cta, is_leader=is_leader,
+        )  # fmt: skip
+
+    def block_paged_ptr(
+        self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any = 0, tile: int = 1, valid: Any = None
+    ) -> Pointer:
+        """Pointer to an element, from which on ``tile`` tokens lie ``token_stride`` elements apart.
+
+        ``valid`` as in ``PagedKVCache.block_paged_ptr``. IndexError where valid rows lie past the block's end.
+        """
+        count("tile", tile, least=1)
+        rows = np.asarray(np.minimum(tile, integers("valid", 1 if valid is None else valid)))
+        start = integers("start_tok_idx", start_tok_idx)
+        end: Int64 = np.asarray(start + rows)
+        past = (rows > 0) & (end > self.max_seq_len)
+        if past.any():
+            raise IndexError(f"tok_idx {int(end[past].flat[0]) - 1} is outside [0, {self.max_seq_len}), the block")
+        return self._pointer(batch_idx, start, head_idx, head_dim_idx, rows)
+
+    # The parts of the trait that are about scales.
+
+    def load_quantized(
+        self, bs: Any, head_idx: Any, tok_idx: Any, head_dim_idx: Any, *, width: int = 1
+    ) -> np.ndarray[Any, Any]:
+        """Zeros ``[..., width]`` of the storage dtype."""
+        return np.zeros((*np.broadcast(bs, head_idx, tok_idx, head_dim_idx).shape, width), self.dtype)
+
+    def load_scale(
+        self, bs: Any, head_idx: Any, tok_idx: Any, head_dim_idx: Any, *, width: int = 1
+    ) -> np.ndarray[Any, Any]:
+        """Zeros ``[..., width]``."""
+        return np.zeros((*np.broadcast(bs, head_idx, tok_idx, head_dim_idx).shape, width), self.scale_dtype)
+
+    def store_scale(self, bs: Any, head_idx: Any, tok_idx: Any, head_dim_idx: Any, val: Any) -> None:
+        """Nothing."""
+
+    def scales_block_paged_ptr(
+        self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any = 0
+    ) -> Pointer:
+        """A pointer that cannot be followed."""
+        return dangling(self.scale_dtype)
+
+    def scales_raw_ptr(self) -> Pointer:
+        """A pointer that cannot be followed."""
+        return dangling(self.scale_dtype)
+
+    def paged(self) -> PagedKVCache:
+        """The same bytes as a paged cache whose page is a block.
+
+        >>> blocks = np.zeros((3, 8, 2, 4), np.float32)
+        >>> ContinuousBatchingKVCache(blocks, [5, 0], [2, 0], 1, 6).paged().row_idx(0, 5)
+        21
+        """
+        return PagedKVCache(
+            self.blocks, self.cache_lengths, self.lookup_table[:, None], self.max_seq_length, self.max_cache_length,
+            strict=self.strict, kv_params=self.kv_params,
+        )  # fmt: skip
+
+    def _entries(self) -> np.ndarray[Any, Any]:
+        return to_numpy(self.lookup_table, "lookup_table")[:, None]
+
+    def _map(self, convert: Callable[[Any, str], Any]) -> ContinuousBatchingKVCache:
+        return ContinuousBatchingKVCache(
+            convert(self.blocks, "blocks"),
+            convert(self.cache_lengths, "cache_lengths"),
+            convert(self.lookup_table, "lookup_table"),
+            self.max_seq_length,
+            self.max_cache_length,
+            strict=self.strict,
+            kv_params=self.kv_params,
+        )

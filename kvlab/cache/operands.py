@@ -1,0 +1,284 @@
+"""What attention kernels see: the keys or values of a cache, of a dense or of a ragged tensor (spec/kv_cache.md 2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvlab.cache.arrays import as_array, to_numpy
+from kvlab.cache.checks import Int64, index, integers, plain
+from kvlab.cache.pointer import Pointer, dangling
+from kvlab.cache.protocol import KVCacheT
+from kvlab.cache.row_indices import PagedRowIndices, populate_rows
+from kvlab.cache.scales import ScaleStorage
+from kvlab.cache.storage import BlockStorage
+from kvlab.cache.tma import depth_strip
+from kvlab.hardware import TmaDescriptor, TMATensorTile, create_kv_tile
+from kvlab.layout import Layout, TileTensor
+from kvlab.memory import Memory, float32
+
+__all__ = ["KVCacheMHAOperand", "KVCacheScalesMHAOperand", "RaggedMHAOperand", "TileTensorMHAOperand"]
+
+
+class _Windows:
+    """What all operands do with a pointer."""
+
+    def block_paged_ptr(self, b: Any, t: Any, h: Any, d: Any = 0, tile: int = 1) -> Pointer:
+        """Pointer to an element, at the start of ``tile`` rows."""
+        raise NotImplementedError
+
+    def block_paged_tile(self, b: Any, t: Any, h: Any, layout: Layout, d: Any = 0, tile: int = 1) -> TileTensor:
+        """The memory from there on as a tile of that layout (strides in elements)."""
+        return self.block_paged_ptr(b, t, h, d, tile).tile_tensor(layout)
+
+
+class KVCacheMHAOperand(_Windows):
+    """A cache as an operand: everything is the cache's. Note the order of :meth:`load_scale`: token before head.
+
+    >>> from kvlab.cache import PagedKVCache
+    >>> blocks = np.arange(3 * 4 * 2 * 8, dtype=np.float32).reshape(3, 4, 2, 8)
+    >>> keys = KVCacheMHAOperand(PagedKVCache(blocks, [6], [[2, 0]], max_seq_length=1, max_cache_length=7))
+    >>> keys.page_size, keys.cache_length(0), keys.row_idx(0, 5), keys.block_paged_ptr(0, 5, 1).offset
+    (4, 6, 1, 24)
+    """
+
+    def __init__(self, cache: KVCacheT) -> None:
+        self.cache = cache
+        self.dtype, self.scale_dtype, self.page_size = cache.dtype, cache.scale_dtype, cache.page_size_
+        self.quantization_enabled = cache.quantization_enabled
+        self.quantization_granularity = cache.quantization_granularity
+
+    def __getattr__(self, name: str) -> Any:
+        """``cache_length`` (without the new tokens), ``row_idx``, ``populate``, the tile creators, ...: the cache's."""
+        if name == "cache" or name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.cache, name)
+
+    def block_paged_ptr(self, b: Any, t: Any, h: Any, d: Any = 0, tile: int = 1) -> Pointer:
+        """Pointer to an element, at the start of ``tile`` rows."""
+        return self.cache.block_paged_ptr(b, t, h, d, tile)
+
+    def load_scale(self, b: Any, t: Any, h: Any, d: Any, *, width: int = 1) -> np.ndarray[Any, Any]:
+        """``width`` scales; token before head."""
+        return self.cache.load_scale(b, h, t, d, width=width)
+
+
+class KVCacheScalesMHAOperand(_Windows):
+    """The scales of a cache as an operand of their own. No TMA."""
+
+    def __init__(self, cache: KVCacheT) -> None:
+        if not cache.quantization_enabled:
+            raise ValueError(f"{cache!r} has no scales")
+        self.cache = cache
+        self.dtype = self.scale_dtype = cache.scale_dtype
+        self.page_size, self.quantization_enabled, self.quantization_granularity = cache.page_size_, False, 1
+
+    def block_paged_ptr(self, b: Any, t: Any, h: Any, d: Any = 0, tile: int = 1) -> Pointer:
+        """Pointer to the scale of an element of the cache."""
+        return self.cache.scales_block_paged_ptr(b, t, h, d)
+
+    def cache_length(self, b: Any) -> Any:
+        """Tokens before this step."""
+        return self.cache.cache_length(b)
+
+    def max_context_length(self) -> int:
+        """Longest sequence."""
+        return self.cache.max_context_length()
+
+    def row_idx(self, b: Any, t: Any) -> Any:
+        """The cache's."""
+        return self.cache.row_idx(b, t)
+
+    def num_kv_rows(self) -> int:
+        """The cache's."""
+        return self.cache.num_kv_rows()
+
+
+class _Dense(_Windows):
+    """An operand over ``[rows, heads, D]``, its rows in one piece."""
+
+    page_size = 0
+    rows: BlockStorage
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the elements."""
+        return self.rows.dtype
+
+    def num_kv_rows(self) -> int:
+        """All tokens."""
+        return self.rows.shape[1]
+
+    def get_tma_row(self, encoded_index: Any) -> Any:
+        """``encoded_index`` itself."""
+        return encoded_index
+
+    def _row(self, b: Any, t: Any) -> Int64:
+        raise NotImplementedError
+
+    def row_idx(self, b: Any, t: Any) -> Any:
+        """The row of a token."""
+        return plain(self._row(b, t))
+
+    def block_paged_ptr(self, b: Any, t: Any, h: Any, d: Any = 0, tile: int = 1) -> Pointer:
+        """Pointer to an element."""
+        return Pointer(self.rows.memory, self.rows.offset(0, self._row(b, t), h, d), self.dtype)
+
+    def populate(
+        self, b: Any, base_kv_row: Any, *, BN: int, base_alignment: int = 1, pair_cta: bool = False,
+        is_leader: bool = True,
+    ) -> PagedRowIndices:  # fmt: skip
+        """One sub-tile: the row of key ``base_kv_row``."""
+        base = integers("base_kv_row", base_kv_row)
+        return populate_rows(
+            lambda batch, first, _: self._row(batch, first), b, base, BN=BN, page_size=0, pair_cta=pair_cta,
+            is_leader=is_leader,
+        )  # fmt: skip
+
+    def create_tma_tile(self, swizzle: Any, BN: int, BK: int | None = None) -> TMATensorTile:
+        """``[BN, 1, BK]`` out of ``[rows, heads, depth]``; BK is the padded depth if None."""
+        BK = depth_strip(self.dtype, swizzle, self.rows.shape[3], BK)
+        return create_kv_tile(to_numpy(self.rows.blocks[0]), BN, BK, swizzle)
+
+
+class TileTensorMHAOperand(_Dense):
+    """A dense tensor ``[B, S, H, D]`` whose S tokens are all there.
+
+    scales : ``[B, S, H, n]``, one for ``ceil(D / n)`` dims, or None.
+
+    >>> keys = TileTensorMHAOperand(np.zeros((2, 5, 1, 8), np.float32))
+    >>> keys.cache_length(1), keys.row_idx(1, 3), keys.num_kv_rows(), keys.max_context_length()
+    (5, 8, 10, 5)
+    """
+
+    def __init__(self, buffer: Any, scales: Any = None) -> None:
+        buffer = as_array(buffer)
+        if buffer.ndim != 4:
+            raise ValueError(f"buffer has shape {tuple(buffer.shape)}: expected [B, S, H, D]")
+        self.batch_size, self.tokens, _, depth = map(int, buffer.shape)
+        self.rows = BlockStorage(_merged(to_numpy(buffer, "buffer"))[None], "buffer")
+        self.scales: ScaleStorage | None = None
+        self.quantization_enabled = scales is not None and as_array(scales).ndim > 0
+        self.quantization_granularity = 1
+        self.scale_dtype = float32
+        if self.quantization_enabled:
+            scales = to_numpy(as_array(scales), "scales")
+            if scales.ndim != 4:
+                raise ValueError(f"scales has shape {scales.shape}: expected [B, S, H, n] for buffer {buffer.shape}")
+            self.quantization_granularity = -(-depth // scales.shape[3])
+            self.scales = ScaleStorage(_merged(scales)[None], self.rows.shape, self.quantization_granularity)
+            self.scale_dtype = self.scales.dtype
+
+    def cache_length(self, b: Any) -> Any:
+        """S: all tokens are there."""
+        return plain(np.full_like(index("b", b, self.batch_size), self.tokens))
+
+    def max_context_length(self) -> int:
+        """S."""
+        return self.tokens
+
+    def load_scale(self, b: Any, t: Any, h: Any, d: Any, *, width: int = 1) -> np.ndarray[Any, Any]:
+        """``width`` scales; zeros where there are none."""
+        if self.scales is None:
+            return np.zeros((*np.broadcast(b, t, h, d).shape, width), self.scale_dtype)
+        return self._scale(b, t, h, d).load(width)
+
+    def scales_block_paged_ptr(self, b: Any, t: Any, h: Any, d: Any = 0) -> Pointer:
+        """Pointer to the scale of an element."""
+        return dangling(self.scale_dtype) if self.scales is None else self._scale(b, t, h, d)
+
+    def scales_raw_ptr(self) -> Pointer:
+        """Pointer to the first scale."""
+        return dangling(self.scale_dtype) if self.scales is None else Pointer(self.scales.memory, 0, self.scale_dtype)
+
+    def _scale(self, b: Any, t: Any, h: Any, d: Any) -> Pointer:
+        assert self.scales is not None
+        offset = self.scales.offset(0, self._row(b, t), h, self.scales.slot(d))
+        return Pointer(self.scales.memory, offset, self.scale_dtype)
+
+    def _row(self, b: Any, t: Any) -> Int64:
+        return np.asarray(index("b", b, self.batch_size) * self.tokens + index("t", t, self.tokens))
+
+
+class RaggedMHAOperand(_Dense):
+    """Sequences one after the other: ``[total tokens, H, D]``, with the first row of each in ``cache_row_offsets``.
+
+    scales : ``[total, 1]`` (per token) or ``[H, total, 1]`` (per token and head), for :meth:`create_scale_tma_tile`.
+
+    >>> keys = RaggedMHAOperand(np.zeros((7, 1, 8), np.float32), [0, 3, 7])
+    >>> keys.cache_length(1), keys.row_idx(1, 2), keys.num_kv_rows()
+    (4, 5, 7)
+    """
+
+    quantization_enabled = False
+    quantization_granularity = 1
+    scale_dtype = float32
+
+    def __init__(self, buffer: Any, cache_row_offsets: Any, scales: Any = None) -> None:
+        buffer = as_array(buffer)
+        if buffer.ndim != 3:
+            raise ValueError(f"buffer has shape {tuple(buffer.shape)}: expected [total tokens, H, D]")
+        self.rows = BlockStorage(to_numpy(buffer, "buffer")[None], "buffer")
+        self.offsets = integers("cache_row_offsets", to_numpy(as_array(cache_row_offsets)))
+        o = self.offsets
+        if o.ndim != 1 or not o.size or o[0] < 0 or (np.diff(o) < 0).any() or o[-1] > buffer.shape[0]:
+            raise ValueError(
+                f"cache_row_offsets {o.tolist()} must be [batch + 1] numbers from 0 to {buffer.shape[0]}, none less "
+                "than the one before"
+            )
+        self.scales = None if scales is None else to_numpy(as_array(scales), "scales")
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences."""
+        return int(self.offsets.size) - 1
+
+    def cache_length(self, b: Any) -> Any:
+        """Tokens of a sequence."""
+        batch = index("b", b, self.batch_size)
+        return plain(self.offsets[batch + 1] - self.offsets[batch])
+
+    def max_context_length(self) -> int:
+        """Not known: ValueError, as MAX refuses to compile it."""
+        raise ValueError("a ragged operand does not know its longest sequence: use cache_length")
+
+    def load_scale(self, b: Any, t: Any, h: Any, d: Any, *, width: int = 1) -> np.ndarray[Any, Any]:
+        """Zeros."""
+        return np.zeros((*np.broadcast(b, t, h, d).shape, width), self.scale_dtype)
+
+    def scales_raw_ptr(self) -> Pointer:
+        """A pointer that cannot be followed, or the first scale."""
+        if self.scales is None:
+            return dangling(self.scale_dtype)
+        return Pointer(Memory.over(self.scales, name="scales"), 0, self.scales.dtype)
+
+    def create_scale_tma_tile(self, BMN: int) -> TMATensorTile:
+        """``[1, BMN]`` of the scales as ``[1, total]`` or ``[H, total]``; the number of scales is a multiple of 4."""
+        if self.scales is None or self.scales.ndim not in (2, 3):
+            shape = None if self.scales is None else self.scales.shape
+            raise ValueError(f"scales {shape} must be [total, 1] or [H, total, 1]")
+        if self.scales.size % 4:
+            raise ValueError(f"{self.scales.size} scales: must be a multiple of 4, TMA moves 16 bytes")
+        rows = 1 if self.scales.ndim == 2 else self.rows.shape[2]
+        matrix = self.scales.reshape(rows, -1)
+        return TMATensorTile(TmaDescriptor.of(matrix, (1, BMN)), (1, BMN))
+
+    def _row(self, b: Any, t: Any) -> Int64:
+        batch, token = index("b", b, self.batch_size), integers("t", t)
+        length = self.offsets[batch + 1] - self.offsets[batch]
+        bad = (token < 0) | (token >= length)
+        if bad.any():
+            token, length = np.broadcast_arrays(token, length)
+            raise IndexError(f"t {token[bad].flat[0]} is outside [0, {length[bad].flat[0]}), the sequence")
+        return np.asarray(self.offsets[batch] + token)
+
+
+def _merged(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """``[B, S, ...]`` as ``[B * S, ...]``, the same bytes. ValueError where sequences do not follow one another."""
+    merged = array.reshape(-1, *array.shape[2:])
+    if array.size and not np.shares_memory(merged, array):
+        raise ValueError(
+            f"strides of {array.strides} bytes: sequences must follow one another, B * S rows in one piece"
+        )
+    return merged

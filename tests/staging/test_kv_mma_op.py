@@ -63,6 +63,9 @@ class Case:
 def test_loads_equal_compiled_max(kvbuffer_trace: dict[str, Any], tags: Any) -> None:
     """Every register of every lane: K whole and split, V by transposing reads, per-warp slices, chunked tiles."""
     case, expected = Case(kvbuffer_trace), kvbuffer_trace["expected"]
+    if not case.i.get("full_kv", 1):  # these kernels only load from DRAM
+        assert not expected["regs_per_thread"].size
+        return
     tag, image = tags(case.i["dtype"]), expected["lds_after_load_from_dram"]
     got = []
     for piece in tag.split(image):

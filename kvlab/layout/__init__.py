@@ -29,6 +29,7 @@ from kvlab.layout.recast import downcast, expand_modes_alike, upcast
 from kvlab.layout.slicing import slice_and_offset
 from kvlab.layout.swizzle import Swizzle
 from kvlab.layout.swizzles import make_ldmatrix_swizzle, make_swizzle, make_tma_swizzle
+from kvlab.layout.text import format_layout
 from kvlab.layout.tile_tensor import TileTensor
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "expand_modes_alike",
     "flat_divide",
     "flat_product",
+    "format_layout",
     "left_inverse",
     "local_tile",
     "logical_divide",

@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from kvlab.layout.rule import Rule, check_rule
+
 __all__ = [
     "UNKNOWN",
     "Coord",
@@ -122,15 +124,25 @@ def as_int_array(value: Any, what: str) -> int | IntArray:
     return number
 
 
-def crd2idx(crd: Coord, shape: IntTuple, stride: IntTuple) -> int | IntArray:
+def crd2idx(crd: Coord, shape: IntTuple, stride: IntTuple, *, rule: Rule = "cute") -> int | IntArray:
     """The offset of a coordinate. An int against a tuple counts colexicographically, the first mode fastest; nothing is
     reduced modulo the last mode, so coordinates past the end extrapolate (spec: CuTe's ``crd2idx``).
 
+    ``rule="legacy"`` (MAX): ints into two flat modes wrap around at the end. ``rule="new"`` (MAX's tile_layout): a
+    coordinate of neither 1 nor as many items as there are modes is multiplied with the first flattened strides.
+
     >>> crd2idx((1, 4), (4, (3, 2)), (6, (2, 1)))
     9
+    >>> crd2idx(13, (3, 4), (4, 1)), crd2idx(13, (3, 4), (4, 1), rule="legacy")
+    (8, 4)
+    >>> crd2idx((1, 1, 1), (4, (3, 2)), (6, (2, 1)), rule="new"), crd2idx((1, 1), (2, 3, 4), (12, 4, 1), rule="new")
+    (9, 16)
     >>> crd2idx(np.arange(6), (2, 3), (3, 1))
     array([0, 3, 1, 4, 2, 5])
     """
+    if rule != "cute":
+        check_rule(rule, "legacy", "new")
+        crd, shape, stride = _as_max_does(crd, shape, stride, rule)
     if isinstance(crd, tuple):
         if isinstance(shape, int) or isinstance(stride, int) or len(crd) != len(shape):
             raise ValueError(f"coordinate {crd!r} does not fit shape {shape!r}: one item for each mode is accepted")
@@ -149,6 +161,27 @@ def crd2idx(crd: Coord, shape: IntTuple, stride: IntTuple) -> int | IntArray:
         total = total + crd2idx(crd % extent, s, d)
         crd = crd // extent
     return total + crd2idx(crd, shape[-1], stride[-1]) if shape else total
+
+
+def _as_max_does(crd: Coord, shape: IntTuple, stride: IntTuple, rule: Rule) -> tuple[Coord, IntTuple, IntTuple]:
+    """The same call in CuTe's terms."""
+    if isinstance(shape, int):
+        return crd, shape, stride
+    if rule == "legacy":
+        flat_pair = len(shape) == len(flatten(shape)) == 2
+        return (
+            (crd, shape, stride) if isinstance(crd, tuple) or not flat_pair else (crd % product(shape), shape, stride)
+        )
+    if isinstance(crd, tuple) and len(crd) == 1:
+        return crd[0], shape, stride
+    if isinstance(crd, tuple) and len(crd) != len(shape):
+        leaves = _leaves(crd)
+        return leaves, flatten(shape)[: len(leaves)], flatten(stride)[: len(leaves)]
+    return crd, shape, stride
+
+
+def _leaves(crd: Coord) -> tuple[Coord, ...]:
+    return tuple(leaf for item in crd for leaf in _leaves(item)) if isinstance(crd, tuple) else (crd,)
 
 
 def idx2crd(idx: int | IntArray, shape: IntTuple, stride: IntTuple | None = None) -> Coord:

@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 from kvlab.layout.layout import Layout
 from kvlab.layout.swizzle import VECTOR_BYTES
 from kvlab.layout.tile_ops import TileOps
+from kvlab.layout.tile_slices import TileSlices
 from kvlab.layout.tile_views import TileViews
 from kvlab.memory import AddressSpace, Memory, as_dtype
 
 __all__ = ["TileTensor"]
 
 
-class TileTensor(TileViews, TileOps):
+class TileTensor(TileViews, TileSlices, TileOps):
     """Elements of ``memory`` at ``offset + layout(coordinate)``, counted in scalars from the memory's first byte.
 
     Parameters

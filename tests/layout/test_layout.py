@@ -192,3 +192,20 @@ def test_int_tuple_and_congruence():
 
 def test_draws_itself():
     assert Layout.row_major(4, 8)._repr_svg_().startswith("<svg")
+
+
+class TestOtherRules:
+    """What the two layout systems of MAX do otherwise, from their sources."""
+
+    def test_legacy_ints_wrap_in_two_flat_modes_only(self):
+        pair, triple = ((3, 4), (4, 1)), ((3, 2, 2), (4, 2, 1))
+        assert [crd2idx(i, *pair, rule="legacy") for i in range(24)] == [crd2idx(i % 12, *pair) for i in range(24)]
+        assert [crd2idx(i, *triple, rule="legacy") for i in range(24)] == [crd2idx(i, *triple) for i in range(24)]
+        assert crd2idx(np.arange(24), *pair, rule="legacy").tolist() == [crd2idx(i % 12, *pair) for i in range(24)]
+
+    def test_new_coordinates_of_another_length_are_flat(self):
+        nested = ((2, 2), (2, 3)), ((2, 12), (1, 4))
+        assert crd2idx((1, 0, 0, 2), *nested, rule="new") == 10
+        assert crd2idx(((1, 0), (0, 2)), *nested, rule="new") == 10
+        assert crd2idx((5,), *nested, rule="new") == crd2idx(5, *nested)
+        assert crd2idx((1, 1, 1), *nested, rule="new") == 15

@@ -76,12 +76,12 @@ def choose_config(
 
     Tiles of 64 keys in two buffers leave room for three CTAs on an SM, which keeps the memory busy; gfx950 takes MAX's
     128 keys. float32 of depth 128 and more has no tensor cores to hold its accumulators: small tiles of eight warps, or
-    the registers spill. One split where the programs fill 0.8 of the device's places; otherwise the smallest number of
-    splits that comes within 0.85 of the best use of them, each of at least 256 keys.
+    the registers spill. One split where the programs fill 0.6 of the device's places; otherwise the smallest number of
+    splits that comes within 0.95 of the best use of them, each of at least 256 keys.
 
     >>> problem = DecodeProblem(batch=1, tokens=1, q_heads=32, kv_heads=8, head_dim=128, itemsize=2, max_keys=32768)
     >>> choose_config(problem)
-    DecodeConfig(BM=16, BN=64, BD=128, row_tiles=1, num_splits=42, num_warps=4, num_stages=3)
+    DecodeConfig(BM=16, BN=64, BD=128, row_tiles=1, num_splits=47, num_warps=4, num_stages=3)
     >>> choose_config(problem, num_splits=1).grid(problem)
     (1, 8, 1)
     """
@@ -101,8 +101,8 @@ def choose_config(
 
 
 def _choose_splits(programs: int, max_keys: int, places: int) -> int:
-    if programs == 0 or programs >= 0.8 * places:
+    if programs == 0 or programs >= 0.6 * places:
         return 1
     most = max(1, min(MAX_SPLITS, max_keys // MIN_SPLIT_KEYS))
     use = [programs * n / places / -(-programs * n // places) for n in range(1, most + 1)]
-    return 1 + next(i for i, u in enumerate(use) if u >= 0.85 * max(use))
+    return 1 + next(i for i, u in enumerate(use) if u >= 0.95 * max(use))

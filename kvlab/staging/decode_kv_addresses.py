@@ -99,7 +99,7 @@ def what_works(p: DecodeKVBufferParams) -> str:
             f"or BK at least num_threads // 4 = {p.num_threads // 4}"
         )
     if p.transpose and p.group_size > 1:
-        return "K needs group_size 1"
+        return "K needs group_size 1 and fragments of 16 bytes, such as those of 16x16x32"
     if p.input_frag_size * p.group_size != p.simd_width:
         return f"{p.group_size} fragments of {p.input_frag_size} must be the {p.simd_width} elements of 16 bytes"
     return "V needs swizzle=None" if not p.transpose else "K needs swizzle=None, or BK == MMA_K (one k group)"

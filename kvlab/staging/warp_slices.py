@@ -20,7 +20,7 @@ class WarpSlices(KVBuffer):
     Parameters
     ----------
     source : the buffer that moves the tile: V's own, or K's where V lies in K's memory (MLA).
-    num_warps_n : how many warps share the columns.
+    num_warps_n : how many warps share the columns. Those beyond begin again at the first column.
     output_depth : columns of V, those of the source unless given.
     stage : the stage of the source that is read.
 
@@ -42,10 +42,10 @@ class WarpSlices(KVBuffer):
 
     def __init__(self, source: KVBuffer, num_warps_n: int, output_depth: int | None = None, *, stage: int = 0) -> None:
         p, depth = source.params, source.params.depth if output_depth is None else output_depth
-        if num_warps_n < 1 or p.num_warps % num_warps_n or depth % num_warps_n or not 0 < depth <= p.depth:
+        if not 0 < num_warps_n <= p.num_warps or depth % num_warps_n or not 0 < depth <= p.depth:
             raise ValueError(
-                f"num_warps_n {num_warps_n} must divide the {p.num_warps} warps and output_depth {depth}, which must "
-                f"be at most {p.depth}"
+                f"num_warps_n {num_warps_n} must be at most the {p.num_warps} warps and divide output_depth {depth}, "
+                f"which must be at most {p.depth}"
             )
         share = depth // num_warps_n
         column = np.arange(p.num_warps) % num_warps_n * share

@@ -127,6 +127,7 @@ LENGTHS = [130, 1, 77, 0]
         ((16, 16, 32), 1, 32, 64, Swizzle(3, 0, 3, "vector"), True),
         ((16, 16, 32), 1, 64, 256, None, True),
         ((16, 16, 16), 2, 32, 128, None, True),
+        ((16, 16, 16), 2, 64, 128, None, True),
     ],
 )
 def test_q_k_and_p_v_are_matrix_products(

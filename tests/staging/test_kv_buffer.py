@@ -176,7 +176,7 @@ def test_slices_inside_a_swizzled_block_warn_and_what_they_name_works() -> None:
         assert WarpSlices(k, 2).matrix_order
     with pytest.raises(ValueError, match="moves the tile"):
         WarpSlices(k, 2).load_from_dram(0)
-    with pytest.raises(ValueError, match="num_warps_n 3 must divide the 4 warps"):
+    with pytest.raises(ValueError, match="num_warps_n 3 must be at most the 4 warps and divide output_depth 64"):
         WarpSlices(k, 3)
 
 
@@ -206,6 +206,29 @@ def test_full_kv_false_moves_the_first_columns_of_tile_after_tile() -> None:
         k.load_from_shared(0, 1)
     with pytest.raises(ValueError, match="load them one by one"):
         k.load_from_shared(0)
+
+
+def test_slices_of_five_waves() -> None:
+    """Wave w takes share w % 4, as everywhere: the fifth holds what the first holds."""
+    p = KVBufferParams(
+        **{**BASE, "mma_shape": (16, 16, 32), "swizzle": None, "BN": 128, "WN": 128, "depth": 128, "transpose": False,
+           "num_threads": 320}
+    )  # fmt: skip
+    whole = buffer_of(p)
+    v = WarpSlices(whole, 4)
+    whole.load_from_dram(0)
+    registers = v.load_from_shared(0)
+    assert registers[0, 256:].tobytes() == registers[0, :64].tobytes()
+    np.testing.assert_array_equal(v.fragment_map().gather(v.strip_tile(1))[0], keys_of(p)[0, 32:64, 0])
+
+
+def test_full_kv_false_of_v_is_one_block_too() -> None:
+    p = KVBufferParams(**{**BASE, "full_kv": False, "transpose": False, "swizzle": None, "depth": 128})
+    v = quietly(buffer_of, p)
+    v.load_from_dram(0)
+    np.testing.assert_array_equal(v.smem_block_tile(64, 0, 0).load()[0, ..., 0], keys_of(p)[0, :64, 0, :32])
+    with pytest.raises(ValueError, match="strip 0 is not one of the 0 strips in a stage"):
+        v.load_from_shared(0, 0)
 
 
 def test_smem_block_tile_is_the_block() -> None:

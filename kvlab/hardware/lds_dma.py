@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.drawn import Drawn
 from kvlab.layout import Swizzle
 from kvlab.memory import Memory, as_dtype
 
@@ -118,7 +119,7 @@ def _sub_tile_plan(loader: SubTileLoaderLDS, M: int, N: int, worker_base: int) -
 
 
 @dataclass(frozen=True)
-class SubTileLoaderLDS_st_8x32:  # noqa: N801 - MAX's public name
+class SubTileLoaderLDS_st_8x32(Drawn):  # noqa: N801 - MAX's public name
     """A CTA's ``BN x depth`` tile as sub-tiles of 8 rows and 64 bytes (512 bytes each), numbered row-major; no swizzle.
 
     >>> loader = SubTileLoaderLDS_st_8x32("bf16", BN=64, depth=128, BK=32, num_threads=256)

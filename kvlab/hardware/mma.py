@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from kvlab.drawn import Drawn
 from kvlab.memory import float32
 
 from ._arrays import Array, IntArray, frozen
@@ -23,7 +24,7 @@ Map: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class MmaAtom:
+class MmaAtom(Drawn):
     """One matrix instruction ``C[M, N] += A[M, K] @ B[K, N]`` of a warp, or of the 4 warps of a warpgroup.
 
     name, arch        ``mma.sync.m16n8k16.bf16``; the oldest architecture that has it
@@ -146,12 +147,6 @@ class MmaAtom:
 
     def __repr__(self) -> str:
         return f"MmaAtom({self.name})"
-
-    def _repr_svg_(self) -> str:
-        """A, B and C in matmul position."""
-        from kvlab import viz
-
-        return viz.draw(self).svg
 
 
 def _factor(atom: MmaAtom, operand: str, values: Array) -> Array:

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.drawn import Drawn
+
 from ._arrays import Array, BoolArray, IntArray, mask_lanes
 
 __all__ = ["SECTOR_BYTES", "Coalescing", "coalescing", "sectors"]
@@ -30,7 +32,7 @@ def sectors(addresses: Any, nbytes: int, mask: Any = None) -> Array:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Coalescing:
+class Coalescing(Drawn):
     """What :func:`coalescing` found out about one warp access to global memory.
 
     addresses    ``[lanes]`` bytes;  ``active`` ``[lanes]`` bool;  ``nbytes`` a lane

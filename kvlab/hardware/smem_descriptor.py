@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.drawn import Drawn
 from kvlab.layout import Layout
 from kvlab.layout.int_tuple import flatten
 from kvlab.memory import as_dtype
@@ -33,7 +34,7 @@ _LIMIT = 1 << 18  # 14 bits, in units of 16 bytes
 
 
 @dataclass(frozen=True)
-class SmemDescriptor:
+class SmemDescriptor(Drawn):
     """One operand of one instruction in shared memory.
 
     start_address   byte address of its first element

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.drawn import Drawn
 from kvlab.layout import Swizzle
 from kvlab.memory import Memory, as_dtype
 
@@ -90,7 +91,7 @@ class TensorMapSwizzle(enum.IntEnum):
 
 
 @dataclass(frozen=True, eq=False)
-class TmaDescriptor:
+class TmaDescriptor(Drawn):
     """A tensor in DRAM and the box that one TMA instruction moves. All tuples are slowest dimension first.
 
     source           the :class:`~kvlab.memory.Memory` of DRAM
@@ -196,12 +197,6 @@ The XOR reads absolute address bits.
 
     def __repr__(self) -> str:
         return f"TmaDescriptor(box {_by(self.box)} of {_by(self.shape)} {self.dtype}, swizzle {self.swizzle.label})"
-
-    def _repr_svg_(self) -> str:
-        """The box over the tensor, and its image."""
-        from kvlab import viz
-
-        return viz.draw(self).svg
 
 
 def _by(extents: tuple[int, ...]) -> str:

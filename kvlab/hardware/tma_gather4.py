@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.drawn import Drawn
 from kvlab.memory import Memory
 
 from . import tma
@@ -42,7 +43,7 @@ def create_tma_tile_gather4(
 
 
 @dataclass(frozen=True, eq=False)
-class TMAGather4Tile:
+class TMAGather4Tile(Drawn):
     """See :func:`create_tma_tile_gather4`; the image is that of the bulk K-major copy of the same rows.
 
     >>> tensor = np.arange(32 * 16, dtype=np.int32).reshape(32, 16)

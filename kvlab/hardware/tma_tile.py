@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.drawn import Drawn
 from kvlab.memory import Memory
 
 from . import tma
@@ -28,7 +29,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, eq=False)
-class TMATensorTile:
+class TMATensorTile(Drawn):
     """What one ``async_copy`` fills: a tile of shared memory, box after box.
 
     descriptor   of one hardware copy; its box is MAX's ``desc_shape``

@@ -8,6 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from kvlab.drawn import Drawn
+
 from ._arrays import BoolArray, IntArray
 from .arch import Arch
 from .instructions import Instruction
@@ -46,7 +48,7 @@ class Collision:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Wavefronts:
+class Wavefronts(Drawn):
     """What :func:`kvlab.hardware.wavefronts` found out about one warp instruction.
 
     op, arch     the :class:`Instruction` and the :class:`Arch`
@@ -179,8 +181,3 @@ bytes 0 (lane 0), 128 (lane 2), 256 (lane 4), 384 (lane 6).
         conflicts = "1 conflict" if self.conflicts == 1 else f"{self.conflicts} conflicts"
         return f"{self.instruction} on {self.arch.name}: {passes}, ideal {self.ideal}, {conflicts}"
 
-    def _repr_svg_(self) -> str:
-        """The punch card: lanes x banks."""
-        from kvlab import viz
-
-        return viz.draw(self).svg

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.drawn import Drawn
 from kvlab.layout.int_tuple import IntArray, as_int_array
 from kvlab.layout.layout import Layout
 from kvlab.layout.slicing import is_point, slice_and_offset
@@ -16,7 +17,7 @@ __all__ = ["ComposedLayout"]
 
 
 @dataclass(frozen=True, init=False, repr=False, slots=True)
-class ComposedLayout:
+class ComposedLayout(Drawn):
     """``f(coord) = outer(offset + layout(coord))``.
 
     Parameters
@@ -74,12 +75,6 @@ class ComposedLayout:
 
     def __repr__(self) -> str:
         return f'ComposedLayout("{self}")'
-
-    def _repr_svg_(self) -> str:
-        from kvlab import viz
-
-        offsets = self.offsets()
-        return viz.draw_layout(offsets.reshape(offsets.shape if offsets.ndim == 2 else (1, -1)), title=str(self)).svg
 
     @property
     def shape(self) -> Any:

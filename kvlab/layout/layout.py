@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.drawn import Drawn
 from kvlab.layout.int_tuple import (
     Coord,
     IntArray,
@@ -27,7 +28,7 @@ __all__ = ["Layout", "unchecked"]
 
 
 @dataclass(frozen=True, init=False, repr=False, slots=True)
-class Layout:
+class Layout(Drawn):
     """A map from coordinates to offsets: the dot product of coordinate and stride.
 
     Parameters
@@ -106,11 +107,6 @@ class Layout:
 
     def __repr__(self) -> str:
         return f'Layout("{self}")'
-
-    def _repr_svg_(self) -> str:
-        from kvlab import viz
-
-        return viz.draw(self).svg
 
     @property
     def modes(self) -> tuple[Layout, ...]:

@@ -9,6 +9,7 @@ from typing import Any, Self, TypeAlias
 
 import numpy as np
 
+from kvlab.drawn import Drawn
 from kvlab.layout.int_tuple import IntArray, int_tuple
 from kvlab.layout.linear_f2 import Elimination, xor_table
 
@@ -20,7 +21,7 @@ OutDims: TypeAlias = Mapping[str, int] | Sequence[int] | Sequence[str]
 
 
 @dataclass(frozen=True, init=False, repr=False, slots=True)
-class LinearMap:
+class LinearMap(Drawn):
     """``L(i) = XOR of the basis vectors at the set bits of i``, over all input dimensions.
 
     Parameters

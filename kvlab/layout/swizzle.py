@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, overload
 
 import numpy as np
 
+from kvlab.drawn import Drawn
 from kvlab.layout.int_tuple import IntArray, int_tuple
 from kvlab.memory import as_dtype
 
@@ -22,7 +23,7 @@ Unit: TypeAlias = "str | np.dtype[Any]"
 
 
 @dataclass(frozen=True, init=False, repr=False, slots=True)
-class Swizzle:
+class Swizzle(Drawn):
     """``f(x) = x ^ ((x & yyy) >> shift)``: bits ``[base, base + bits)`` of x are XORed with the bits that stand
     ``shift`` higher (``[base + |shift|, ...)`` with the bits ``|shift|`` lower where the shift is negative).
 
@@ -98,11 +99,6 @@ class Swizzle:
 
     def __repr__(self) -> str:
         return f"Swizzle({self.bits}, {self.base}, {self.shift}, unit={str(self.unit)!r})"
-
-    def _repr_svg_(self) -> str:
-        from kvlab import viz
-
-        return viz.draw(self).svg
 
     @overload
     def __call__(self, x: int) -> int: ...

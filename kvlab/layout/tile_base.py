@@ -7,6 +7,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from kvlab.drawn import Drawn
 from kvlab.layout.access import bound_records, fitting, leading, read, write
 from kvlab.layout.int_tuple import IntArray, as_int_array, flatten
 from kvlab.layout.layout import Layout
@@ -16,10 +17,10 @@ from kvlab.memory import Memory, as_dtype
 __all__ = ["TileBase"]
 
 
-class TileBase:
+class TileBase(Drawn):
     """Elements of ``memory`` at ``offset + layout(coordinate)``: construction and access (see ``TileTensor``)."""
 
-    __slots__ = ("dtype", "element_layout", "element_size", "end", "layout", "memory", "mutable", "offset")
+    __slots__ = ("dtype", "element_layout", "element_size", "end", "layout", "memory", "mutable", "offset", "parent")
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class TileBase:
         self.element_size = element_size
         self.element_layout: Layout | None = None
         self.mutable = True
+        self.parent: Self | None = None  # the tensor that a view was taken from, for pictures
         self.end: int | IntArray | None = None
         if memory.programs is not None:
             self.offset = np.atleast_1d(np.asarray(self.offset, np.int64))
@@ -55,13 +57,6 @@ class TileBase:
         bound = ", bounded" if self.end is not None else ""
         space = self.memory.space.value
         return f"{type(self).__name__}({self.dtype}{vector}, {self.layout}, offset {offset}, {space}{programs}{bound})"
-
-    def _repr_svg_(self) -> str:
-        """The layout in banks, at the address of the first tile."""
-        from kvlab import viz
-
-        first = int(np.ravel(self.offset)[0]) * self.dtype.itemsize + self.memory.base
-        return viz.draw_layout(self.layout, element_bytes=self.dtype.itemsize, base=first).svg
 
     @property
     def rank(self) -> int:
@@ -211,6 +206,7 @@ class TileBase:
         view.memory, view.dtype, view.layout, view.offset = self.memory, self.dtype, layout, offset
         view.element_size, view.end = element_size, self.end
         view.element_layout, view.mutable = self.element_layout, self.mutable
+        view.parent = self if self.parent is None else self.parent
         return view
 
     def _bound(self, valid_rows: Any) -> None:

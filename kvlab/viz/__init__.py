@@ -6,9 +6,14 @@ Every picture is a :class:`Picture`: it shows itself in a notebook, and :func:`s
 from __future__ import annotations
 
 from .atom import draw_atom
+from .coalescing import draw_coalescing
+from .copy_picture import draw_copy_plan
+from .copy_plan import CopyPlan
+from .descriptor import draw_descriptor
 from .dispatch import draw
 from .files import save
-from .grid import draw_layout
+from .grid import draw_composed_layout, draw_layout
+from .linear_layout import draw_linear_layout, draw_thread_values
 from .lockstep import draw_lockstep
 from .page_table import draw_page_table
 from .path import BytePath, draw_path_of_a_byte
@@ -16,18 +21,29 @@ from .picture import Picture
 from .punch_card import draw_punch_card
 from .shared_memory import draw_shared_memory
 from .swizzle import draw_swizzle
+from .tile_tensor import draw_tile_tensor
+from .tma_box import draw_tma_box
 
 __all__ = [
     "BytePath",
+    "CopyPlan",
     "Picture",
     "draw",
     "draw_atom",
+    "draw_coalescing",
+    "draw_composed_layout",
+    "draw_copy_plan",
+    "draw_descriptor",
     "draw_layout",
+    "draw_linear_layout",
     "draw_lockstep",
     "draw_page_table",
     "draw_path_of_a_byte",
     "draw_punch_card",
     "draw_shared_memory",
     "draw_swizzle",
+    "draw_thread_values",
+    "draw_tile_tensor",
+    "draw_tma_box",
     "save",
 ]

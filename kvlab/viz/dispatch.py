@@ -11,10 +11,19 @@ __all__ = ["draw"]
 
 _PICTURES: dict[str, tuple[str, str]] = {
     "Layout": ("grid", "draw_layout"),
-    "TileTensor": ("grid", "draw_tile_tensor"),
+    "ComposedLayout": ("grid", "draw_composed_layout"),
+    "LinearMap": ("linear_layout", "draw_linear_layout"),
+    "TileBase": ("tile_tensor", "draw_tile_tensor"),
     "Swizzle": ("swizzle", "draw_swizzle"),
     "Wavefronts": ("punch_card", "draw_punch_card"),
+    "Coalescing": ("coalescing", "draw_coalescing"),
     "MmaAtom": ("atom", "draw_atom"),
+    "TmaDescriptor": ("tma_box", "draw_tma_box"),
+    "TMATensorTile": ("tma_box", "draw_tma_box"),
+    "TMAGather4Tile": ("tma_box", "draw_tma_box"),
+    "SmemDescriptor": ("descriptor", "draw_descriptor"),
+    "CopyPlan": ("copy_picture", "draw_copy_plan"),
+    "SubTileLoaderLDS_st_8x32": ("copy_picture", "draw_copy_plan"),
     "PagedKVCache": ("page_table", "draw_page_table"),
     "PagedKVCacheCollection": ("page_table", "draw_page_table"),
     "Lockstep": ("lockstep", "draw_lockstep"),
@@ -25,21 +34,23 @@ _PICTURES: dict[str, tuple[str, str]] = {
 """Class name -> module of this room and function that draws such an object."""
 
 
-def draw(obj: Any) -> Picture:
+def draw(obj: Any, **how: Any) -> Picture:
     """The standard picture of ``obj``: a layout, a swizzle, an MMA atom, the wavefronts of an instruction, ...
+
+    ``how`` goes to the function that draws it, such as :func:`draw_layout`.
 
     Raises ValueError for an object that has no picture.
 
     >>> draw(7)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    ValueError: cannot draw 7 (int); known are Layout, TileTensor, Swizzle, ...
+    ValueError: cannot draw 7 (int); known are Layout, ComposedLayout, ...
     """
     if isinstance(obj, Picture):
         return obj
     for cls in type(obj).__mro__:
         if cls.__name__ in _PICTURES:
             module, function = _PICTURES[cls.__name__]
-            picture: Picture = getattr(importlib.import_module(f".{module}", __package__), function)(obj)
+            picture: Picture = getattr(importlib.import_module(f".{module}", __package__), function)(obj, **how)
             return picture
     raise ValueError(f"cannot draw {obj!r} ({type(obj).__name__}); known are {', '.join(_PICTURES)}")

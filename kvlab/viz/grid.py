@@ -9,12 +9,12 @@ import numpy.typing as npt
 
 from .axis import WIDTH, Axis, axis, bracket, label_columns, label_rows, mark_gaps, period
 from .legend import bank_legend, keys
-from .palette import BANKS, INK, LANES, bank_colours, lane_colours
+from .palette import BANKS, INK, LANES, PAPER, bank_colours, lane_colours
 from .picture import Picture
 from .svg import Canvas
 from .text import text_width
 
-__all__ = ["draw_layout", "draw_tile_tensor"]
+__all__ = ["draw_composed_layout", "draw_layout"]
 
 GUTTER = 34.0
 HEADER = 28.0
@@ -30,6 +30,7 @@ def draw_layout(
     register: npt.ArrayLike | None = None,
     warp_size: int = 32,
     inside: npt.ArrayLike | None = None,
+    group: npt.ArrayLike | None = None,
     mark: tuple[int, int] | None = None,
     axes: tuple[str, str] = ("row", "column"),
     fold: bool = True,
@@ -45,6 +46,7 @@ def draw_layout(
     owner, register  integer arrays like the grid: which lane (``T5``) and which of its registers holds the element,
                      -1 for nobody; the colour is then the quad of lanes, and warps are outlined
     inside           boolean array like the grid: cells outside are dimmed (a view inside its parent)
+    group            integer array like the grid: neighbours with equal numbers are outlined together (vectors), -1: not
     mark             (row, column) of the one cell to look at
     fold             more than 24 rows fold to the first 8, a marked gap, and the last; likewise beyond 128 columns
 
@@ -57,6 +59,7 @@ def draw_layout(
     who = _like("owner", owner, offset)
     reg = _like("register", register, offset)
     kept = _like("inside", inside, offset)
+    together = _like("group", group, offset)
     if mark is not None and not (0 <= mark[0] < offset.shape[0] and 0 <= mark[1] < offset.shape[1]):
         raise ValueError(f"mark {mark} is not a cell of the grid of shape {offset.shape}")
     address = base + offset * element_bytes if element_bytes else None
@@ -78,6 +81,10 @@ def draw_layout(
         canvas.cells(columns.edge, rows.edge, columns.cell, rows.cell, shown, colours, opacity=0.22)
         bright = np.where(kept[grid].astype(bool), shown, -2)
         canvas.cells(columns.edge, rows.edge, columns.cell, rows.cell, bright, colours)
+    if together is not None:
+        for stroke, width in ((PAPER, 3.6), (INK, 1.4)):
+            edges = columns.edge, rows.edge, columns.cell, rows.cell
+            canvas.borders(*edges, together[grid], stroke=stroke, stroke_width=width)
     if who is not None and who.max() >= warp_size:
         canvas.borders(columns.edge, rows.edge, columns.cell, rows.cell, np.where(who < 0, -1, who // warp_size)[grid])
     if labelled:
@@ -107,11 +114,17 @@ def draw_layout(
     )
 
 
-def draw_tile_tensor(tensor: Any) -> Picture:
-    """The grid of a :class:`kvlab.layout.TileTensor` in banks, at the address of its first tile."""
-    size = tensor.dtype.itemsize
-    first = int(np.ravel(tensor.offset)[0]) * size + tensor.memory.base
-    return draw_layout(tensor.layout, element_bytes=size, base=first)
+def draw_composed_layout(composed: Any, **how: Any) -> Picture:
+    """The grid of a :class:`kvlab.layout.ComposedLayout`: in banks where a swizzle says what its unit is.
+
+    ``how`` is as for :func:`draw_layout`.
+
+    >>> from kvlab.layout import ComposedLayout, Layout, Swizzle
+    >>> draw_composed_layout(ComposedLayout(Layout.row_major(8, 64), Swizzle(3, 3, 3, "bf16"))).title
+    'Sw<3,3,3> (bfloat16) o (8,64):(64,1): column 0 lies in 8 of 32 banks'
+    """
+    unit = getattr(composed.outer, "unit_bytes", None)
+    return draw_layout(composed, **{"element_bytes": unit, **how})
 
 
 def _offsets(layout: Any) -> npt.NDArray[np.int64]:

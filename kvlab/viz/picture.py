@@ -43,6 +43,7 @@ class Picture:
     caption    a sentence that says what is seen; also the picture's ``aria-label``
     width, height    CSS px at 100 %
     body       the SVG elements
+    content, extent    those without title and caption, and their width and height: what :meth:`Canvas.embed` takes
 
     >>> picture = Picture("A dot", "One dot.", 40, 40, '<circle cx="20" cy="20" r="3"/>')
     >>> picture.svg.startswith('<svg xmlns="http://www.w3.org/2000/svg"')
@@ -54,6 +55,8 @@ class Picture:
     width: float
     height: float
     body: str
+    content: str = ""
+    extent: tuple[float, float] = (0.0, 0.0)
 
     @property
     def svg(self) -> str:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from .axis import QUIET, WIDTH, Axis, axis, axis_of, label_columns, label_rows, mark_gaps
 from .lanes import ROOMY, Image, Lanes
 from .legend import keys
-from .palette import BANKS, bank_colours, row_colours
+from .palette import BANKS, INK, bank_colours, row_colours
 from .picture import Picture
 from .svg import HATCH, Canvas
 
@@ -20,6 +20,7 @@ __all__ = ["draw_shared_memory"]
 GUTTER = 52.0
 HEADER = 44.0
 ROW = 22.0
+OUTSIDE, ZEROS = -2, -3
 
 
 def draw_shared_memory(
@@ -41,7 +42,8 @@ def draw_shared_memory(
     """What lies where in shared memory, and which bytes one instruction reads.
 
     slots        ``[..., 2]`` integers, one pair for each slot in the order of addresses: the (row, vector) of the tile
-                 that lies there, -1 for a slot that nobody wrote (hatched)
+                 that lies there, -1 for a slot that nobody wrote (hatched), -3 for zeros that a copy wrote there, its
+                 source lying outside the tensor
     slot_bytes   16 or 4 (or another divisor of ``row_bytes``)
     base         byte address of the first slot
     colour       ``"row"``: the row of the tile that a byte belongs to; ``"bank"``: the bank
@@ -80,8 +82,9 @@ def draw_shared_memory(
     grid = np.ix_(rows.index, columns.index)
     row, vector, address = image.row[grid], image.vector[grid], image.address[grid]
     index = row_colours(row) if colour == "row" else np.where(row < 0, row, bank_colours(address // 4 % 32))
-    index = np.where(row == -2, -2, index)
+    index = np.where(row <= OUTSIDE, -2, index)
     canvas.cells(columns.edge, rows.edge, columns.cell, ROW, index, BANKS)
+    canvas.cells(columns.edge, rows.edge, columns.cell, ROW, np.where(row == ZEROS, 0, -2), [INK], opacity=0.07)
     _rules(canvas, columns, rows, rules or {}, image)
     taken = lanes.draw(canvas, columns, rows, image, index)
     _contents(canvas, columns, rows, row, vector, index, taken, slot_bytes)
@@ -92,6 +95,7 @@ def draw_shared_memory(
     canvas.hover(columns.edge, rows.edge, columns.cell, ROW, "%s", np.array(words, object).reshape(row.shape))
     mark_gaps(canvas, columns, rows)
     entries = lanes.keys() + ([(HATCH, "", "nobody wrote here")] if (row == -1).any() else [])
+    entries += [("none", "", "0: zeros, the source lies outside the tensor")] if (row == ZEROS).any() else []
     if entries:
         keys(canvas, GUTTER, rows.end + 14, entries)
     return canvas.picture(title or _title(image, lanes), caption or _caption(image, lanes, colour))
@@ -152,19 +156,19 @@ def _contents(
     texts, xs, ys, behind = [], [], [], []
     roomy = columns.cell >= ROOMY
     for (k, c), r in np.ndenumerate(row):
-        text = f"{r},{vector[k, c]}" if columns.cell >= 40 else str(r)
-        if r < 0 or taken[k, c] or columns.cell < 6.1 * len(text) + 3:
+        text = "0" if r == ZEROS else f"{r},{vector[k, c]}" if columns.cell >= 40 else str(r)
+        if (r < 0 and r != ZEROS) or taken[k, c] or columns.cell < 6.1 * len(text) + 3:
             continue
         texts.append(text)
         xs.append(float(columns.edge[c]) + (8 if roomy else columns.cell / 2))
         ys.append(float(rows.edge[k]) + 14.5)
-        behind.append(BANKS[index[k, c]])
+        behind.append(BANKS[index[k, c]] if r >= 0 else None)
     canvas.labels(xs, ys, texts, behind, anchor="start" if roomy else "middle")
 
 
 def _what(row: int, vector: int, slot_bytes: int) -> str:
     if row < 0:
-        return "nobody wrote here" if row == -1 else "outside the image"
+        return {-1: "nobody wrote here", ZEROS: "zeros: outside the tensor"}.get(row, "outside the image")
     return f"row {row} of the tile, {'vector' if slot_bytes == 16 else 'piece'} {vector}"
 
 

@@ -274,6 +274,11 @@ class Canvas:
             flat[k :: 2 + len(fields)] = column
         self._parts.append(f'<g class="hover" fill="none" pointer-events="all">{one * len(x) % tuple(flat)}</g>')
 
+    def embed(self, picture: Picture, x: float, y: float) -> None:
+        """The content of another picture, without its title and caption, with its top left corner at (x, y)."""
+        self._parts.append(f'<g transform="translate({number(x)} {number(y)})">{picture.content}</g>')
+        self.extend(x + picture.extent[0], y + picture.extent[1])
+
     def _element(self, name: str, marks: str, title: str | None) -> None:
         inside = f"><title>{html.escape(title, quote=False)}</title></{name}>" if title is not None else "/>"
         self._parts.append(f"<{name}{marks}{inside}")
@@ -293,11 +298,14 @@ class Canvas:
             frame.text(MARGIN, y, line, size=12, opacity=0.72)
             y += 3.5
         y += 18
-        content = f'<g transform="translate({number(MARGIN)} {number(y)})">{"".join(self._parts)}</g>'
+        inside = "".join(self._parts)
+        content = f'<g transform="translate({number(MARGIN)} {number(y)})">{inside}</g>'
         return Picture(
             title=title,
             caption=caption,
             width=round(width + 2 * MARGIN, 2),
             height=round(y + self.bottom + MARGIN, 2),
             body="".join(frame._parts) + content,
+            content=inside,
+            extent=(self.right, self.bottom),
         )

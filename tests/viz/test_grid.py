@@ -45,7 +45,7 @@ def test_a_marked_cell_is_never_folded_away(sound, hovers, overlaps) -> None:
 
 
 def test_a_tile_tensor_is_drawn_at_its_address(hovers, sound) -> None:
-    tensor = TileTensor.stack_allocation(Layout.row_major(8, 64), "bf16", base=128).tile((8, 8), (0, 1))
+    tensor = TileTensor.stack_allocation(Layout.row_major(8, 64), "bf16", base=144, alignment=16)
     assert hovers(sound(draw(tensor)))[0] == "row 0, column 0\noffset 0\nbyte 144, bank 4"
 
 

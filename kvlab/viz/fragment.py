@@ -1,0 +1,122 @@
+"""A matrix in registers: every element names the thread and the register that hold it, runs of registers as one box."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .axis import Axis
+from .palette import LANES, lane_colours
+from .svg import Canvas
+from .text import text_width
+
+__all__ = ["Fragment", "draw_fragment"]
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Who holds each element: ``lane`` and ``register`` [rows, columns], -1 for nobody.
+
+    name        of a register: ``a`` gives ``a3``
+    registers   of a lane; 0 where the operand is in shared memory
+    warp        threads of a warp where warps are to be outlined, else 0
+    """
+
+    name: str
+    lane: npt.NDArray[np.int64]
+    register: npt.NDArray[np.int64]
+    registers: int
+    warp: int = 0
+
+    def part(self, rows: Axis, columns: Axis) -> Fragment:
+        """The elements that are shown."""
+        shown = np.ix_(rows.index, columns.index)
+        return Fragment(self.name, self.lane[shown], self.register[shown], self.registers, self.warp)
+
+
+def draw_fragment(
+    canvas: Canvas, fragment: Fragment, columns: Axis, rows: Axis, lane: int | None = None, *, words: str
+) -> None:
+    """The cells, boxes, names and hover titles of ``fragment``; the elements of ``lane`` stand out.
+
+    words    a %-format of row, column, lane and register
+    """
+    part = fragment.part(rows, columns)
+    number = _boxes(part, rows, columns)
+    colour = lane_colours(part.lane)
+    cell, height, dim = columns.cell, rows.cell, lane is not None
+    canvas.cells(columns.edge, rows.edge, cell, height, colour, LANES, opacity=0.4 if dim else None, rules=False)
+    if dim:
+        mine = np.where(part.lane == lane, colour, -2)
+        canvas.cells(columns.edge, rows.edge, cell, height, mine, LANES, rules=False)
+    canvas.borders(columns.edge, rows.edge, cell, height, number, stroke_width=0.6, opacity=0.35)
+    if fragment.warp and fragment.lane.max() >= fragment.warp:
+        canvas.borders(columns.edge, rows.edge, cell, height, part.lane // fragment.warp)
+    _names(canvas, fragment, part, number, columns, rows, lane, colour)
+    canvas.hover(
+        columns.edge, rows.edge, cell, height, words,
+        rows.index[:, None], columns.index[None, :], part.lane, part.register,
+    )  # fmt: skip
+
+
+def _names(
+    canvas: Canvas,
+    fragment: Fragment,
+    part: Fragment,
+    number: npt.NDArray[np.int64],
+    columns: Axis,
+    rows: Axis,
+    lane: int | None,
+    colour: npt.NDArray[np.int64],
+) -> None:
+    """``T5 a2–3`` in every box where it fits; the boxes of ``lane`` are outlined."""
+    cell, height = columns.cell, rows.cell
+    xs, ys, texts, behind, outlines = [], [], [], [], []
+    _, first, counts = np.unique(number, return_index=True, return_counts=True)
+    digits = len(str(fragment.registers - 1))
+    most = (len(f"T{part.lane.max()}"), 1 + digits if counts.max() == 1 else 2 + 2 * digits)
+    for at, count in zip(first.tolist(), counts.tolist(), strict=True):
+        row, column = divmod(at, part.lane.shape[1])
+        down = row + 1 < part.lane.shape[0] and number[row + 1, column] == number[row, column]
+        x, y = float(columns.edge[column]), float(rows.edge[row])
+        wide, high = (cell, height * count) if down else (cell * count, height)
+        who, low = int(part.lane[row, column]), int(part.register[row, column])
+        span = f"{fragment.name}{low}" if count == 1 else f"{fragment.name}{low}–{low + count - 1}"
+        lines = _lines(f"T{who}", span, wide, high, most) if who >= 0 else []
+        xs += [x + wide / 2] * len(lines)
+        ys += [y + high / 2 + 3.4 + 11 * (i - (len(lines) - 1) / 2) for i in range(len(lines))]
+        texts += lines
+        behind += [LANES[colour[row, column]] if lane is None or who == lane else None] * len(lines)
+        if lane is not None and who == lane:
+            outlines.append((x, y, wide, high))
+    canvas.labels(xs, ys, texts, behind, size=9.5)
+    for box in outlines:
+        canvas.look_here(*box, 2.5)
+
+
+def _boxes(part: Fragment, rows: Axis, columns: Axis) -> npt.NDArray[np.int64]:
+    """[rows, columns] number of the run of consecutive registers of one lane that each shown element belongs to."""
+    along_row = (part.lane[:, 1:] == part.lane[:, :-1]) & (part.register[:, 1:] == part.register[:, :-1] + 1)
+    along_column = (part.lane[1:] == part.lane[:-1]) & (part.register[1:] == part.register[:-1] + 1)
+    flip = along_column.sum() > along_row.sum()
+    joined, index = (along_column.T, rows.index) if flip else (along_row, columns.index)
+    joined = joined & (np.diff(index) == 1)
+    starts = np.ones((joined.shape[0], joined.shape[1] + 1), bool)
+    starts[:, 1:] = ~joined
+    number = (np.cumsum(starts) - 1).reshape(starts.shape)
+    return np.asarray(number.T if flip else number, np.int64)
+
+
+def _lines(who: str, span: str, width: float, height: float, most: tuple[int, int]) -> list[str]:
+    """The name in the box, in one or two lines, only what fits; decided by the longest names, for all boxes alike."""
+
+    def fits(length: int, air: float) -> bool:
+        return text_width("0" * length, 9.5, mono=True) + air <= width
+
+    if fits(most[0] + most[1] + 1, 6):
+        return [f"{who} {span}"]
+    if height >= 24 and fits(max(most), 3):
+        return [who, span]
+    return [who] if fits(most[0], 3) else []

@@ -1,0 +1,246 @@
+"""Linear layouts: who holds which element, or what lies where in shared memory, and the basis vectors as a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .axis import QUIET, WIDTH, axis, axis_of, label_columns, label_rows, mark_gaps, period
+from .fragment import Fragment, draw_fragment
+from .grid import draw_layout
+from .legend import keys
+from .palette import INK
+from .picture import Picture
+from .shared_memory import draw_shared_memory
+from .svg import HATCH, Canvas
+from .text import text_width
+
+__all__ = ["draw_linear_layout", "draw_thread_values"]
+
+GUTTER = 34.0
+HEADER = 34.0
+NAME = 66.0
+
+
+def draw_linear_layout(
+    layout: Any,
+    *,
+    element_bytes: int = 2,
+    thread: int | None = None,
+    title: str | None = None,
+    caption: str | None = None,
+) -> Picture:
+    """A :class:`kvlab.layout.LinearLayout` as what it describes, and below it the table of its basis vectors.
+
+    - ``register``, ``lane``, ``warp`` -> coordinates: the grid of elements, each with the thread and the register that
+      hold it (where several do, the lowest); ``thread`` (warp * lanes + lane) can be picked out.
+    - ``offset`` -> coordinates: the image of shared memory, in elements of ``element_bytes``.
+    - coordinates -> ``offset``: the grid of offsets.
+
+    Coordinates of more than two dimensions lie side by side, the later dimensions fastest. Of several CTAs
+    (``block``) the first is drawn.
+
+    Raises ValueError for a layout of another kind, or a thread that it does not have.
+
+    >>> from kvlab.hardware import get_atom
+    >>> from kvlab.layout import LinearLayout
+    >>> draw_linear_layout(LinearLayout.from_atom(get_atom("mma.sync.m16n8k16.bf16"))).title
+    '16 x 8 elements: 32 threads hold 4 each, every element once'
+    """
+    names = set(layout.in_dims)
+    if names & {"register", "lane", "warp"}:
+        top, found, told = _held(layout, thread)
+    elif "offset" in names:
+        top, found, told = _stored(layout, element_bytes)
+    elif list(layout.out_dims) == ["offset"]:
+        top, found, told = _offsets(layout)
+    else:
+        raise ValueError(
+            f"cannot draw a linear layout from {', '.join(layout.in_dims)} to {', '.join(layout.out_dims)}: from "
+            "register, lane, warp or offset to coordinates, or from coordinates to offset is accepted"
+        )
+    canvas = Canvas()
+    canvas.embed(top, 0, 0)
+    _bases(canvas, layout, canvas.bottom + 22)
+    return canvas.picture(title or found, caption or f"{told} Below: the basis vectors, from which all others follow.")
+
+
+def draw_thread_values(
+    layout: Any, shape: tuple[int, int], *, thread: int | None = None, warp_size: int = 32,
+    title: str | None = None, caption: str | None = None,
+) -> Picture:  # fmt: skip
+    """A thread-value layout as the grid of the elements of a tile: which thread and value owns each.
+
+    layout    a :class:`kvlab.layout.Layout` of two modes (thread, value) -> number of the element, column-major in a
+              tile of ``shape`` (rows, columns), as CuTe's TV layouts
+    thread    one to pick out
+
+    Raises ValueError for elements outside the tile, a layout of another rank, or a thread that it does not have.
+
+    >>> from kvlab.layout import Layout
+    >>> draw_thread_values(Layout("((4,8),(2,2)):((32,1),(16,8))"), (16, 8)).title
+    '((4,8),(2,2)):((32,1),(16,8)): 32 threads hold 4 each, every element once'
+    """
+    place = np.asarray(layout.offsets())
+    rows, columns = shape
+    if place.ndim != 2:
+        raise ValueError(f"layout {layout} has {place.ndim} modes, two are accepted: (thread, value)")
+    if place.min() < 0 or place.max() >= rows * columns:
+        raise ValueError(f"layout {layout} reaches element {place.max()}, a tile of {rows} x {columns} has fewer")
+    row, column = place % rows, place // rows
+    owner, register, copies = _owners(row, column, (rows, columns))
+    fragment = Fragment("v", owner, register, place.shape[1], warp_size)
+    picture = _grid(fragment, copies, thread, "row %d, column %d\nthread %d, value v%d")
+    canvas = Canvas()
+    canvas.embed(picture, 0, 0)
+    found = f"{layout}: {_finding(place.shape[0], place.shape[1], copies)}"
+    return canvas.picture(title or found, caption or _told("value"))
+
+
+def _held(layout: Any, thread: int | None) -> tuple[Picture, str, str]:
+    """The grid of threads and registers."""
+    sizes = {name: layout.in_dims.get(name, 1) for name in ("warp", "lane", "register")}
+    index = np.indices(tuple(sizes.values()), np.int64)
+    given = {name: i for name, i in zip(sizes, index, strict=True) if name in layout.in_dims}
+    coordinates = layout(**given)
+    shape, row, column = _flat(layout.shape, coordinates)
+    threads = sizes["warp"] * sizes["lane"]
+    flat = (threads, sizes["register"])
+    owner, register, copies = _owners(row.reshape(flat), column.reshape(flat), shape)
+    fragment = Fragment("r", owner, register, flat[1], sizes["lane"])
+    extent = " x ".join(map(str, layout.shape))
+    found = f"{extent} elements: {_finding(*flat, copies)}"
+    return _grid(fragment, copies, thread, "row %d, column %d\nthread %d, register r%d"), found, _told("register")
+
+
+def _stored(layout: Any, element_bytes: int) -> tuple[Picture, str, str]:
+    """The image of shared memory: slots of up to 16 bytes that hold neighbours along a row (or down a column)."""
+    coordinates = layout(offset=np.arange(layout.in_dims["offset"]))
+    _, row, column = _flat(layout.shape, coordinates)
+    run = 1
+    while run * element_bytes < 16 and run < len(row):
+        following = np.arange(len(row)).reshape(-1, 2 * run)
+        steps = np.diff(row[following], axis=1), np.diff(column[following], axis=1)
+        if not any((a == 1).all() and (b == 0).all() for a, b in (steps, steps[::-1])):
+            break
+        run *= 2
+    down = run > 1 and row[1] != row[0]
+    if down:
+        row, column = column, row
+    slots = np.stack([row[::run], column[::run] // run], axis=-1)
+    picture = draw_shared_memory(slots, slot_bytes=run * element_bytes)
+    kind = f"columns of {' x '.join(map(str, layout.shape))}, transposed: " if down else ""
+    return picture, kind + picture.title, picture.caption
+
+
+def _offsets(layout: Any) -> tuple[Picture, str, str]:
+    grid = np.ix_(*(np.arange(size) for size in layout.in_dims.values()))
+    offsets = layout(**dict(zip(layout.in_dims, grid, strict=True)))[0]
+    picture = draw_layout(np.asarray(offsets))
+    return picture, picture.title, picture.caption
+
+
+def _flat(
+    shape: tuple[int, ...], coordinates: tuple[Any, ...]
+) -> tuple[tuple[int, int], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Rows and columns of a tensor of any rank: the first dimension, then all others, row-major."""
+    arrays = np.broadcast_arrays(*coordinates)
+    if len(shape) == 1:
+        return (1, shape[0]), np.zeros_like(arrays[0]), np.asarray(arrays[0], np.int64)
+    column = np.ravel_multi_index(arrays[1:], shape[1:])
+    return (shape[0], int(np.prod(shape[1:]))), np.asarray(arrays[0], np.int64), np.asarray(column, np.int64)
+
+
+def _owners(
+    row: npt.NDArray[np.int64], column: npt.NDArray[np.int64], shape: tuple[int, int]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Lowest thread, its lowest register, and the number of holders of every element; ``row`` is [threads, registers].
+
+    Elements that nobody holds have the thread -1."""
+    owner, register = np.full(shape, -1, np.int64), np.full(shape, -1, np.int64)
+    copies = np.zeros(shape, np.int64)
+    np.add.at(copies, (row, column), 1)
+    thread, number = (a[::-1] for a in np.nonzero(np.ones(row.shape, bool)))
+    place = row[::-1, ::-1].ravel(), column[::-1, ::-1].ravel()
+    owner[place], register[place] = thread, number  # the last written, which is the lowest, stays
+    return owner, register, copies
+
+
+def _grid(fragment: Fragment, copies: npt.NDArray[np.int64], thread: int | None, words: str) -> Picture:
+    rows, columns = fragment.lane.shape
+    if thread is not None and not 0 <= thread <= fragment.lane.max():
+        raise ValueError(f"thread {thread} is not one of those that hold an element, 0..{fragment.lane.max()}")
+    mine = [] if thread is None else np.nonzero(fragment.lane == thread)
+    keep = np.unique(mine[0])[:16] if len(mine) else np.zeros(0, np.int64)
+    head = 16 if rows <= 64 else max(8, min(16, period(fragment.lane, 16) or 8))
+    shown = np.arange(rows) if rows <= 32 else np.unique(np.r_[:head, keep, rows - 1])
+    many = columns > 128
+    room = WIDTH - GUTTER - (20 if many else 0)
+    cell = min(46.0, np.floor(4 * room / (72 if many else columns)) / 4)
+    across = axis(columns, cell, GUTTER, limit=128, head=64, tail=8)
+    down = axis_of(shown, 26.0 if cell >= 21 else 18.0, HEADER)
+    canvas = Canvas()
+    canvas.text(0, 10, "row ↓  column →", size=10, opacity=QUIET)
+    label_columns(canvas, across, HEADER - 5)
+    label_rows(canvas, down, GUTTER - 7)
+    draw_fragment(canvas, fragment, across, down, thread, words=words)
+    mark_gaps(canvas, across, down)
+    entries = [("none", INK, "thick outline: a warp")] if fragment.lane.max() >= fragment.warp else []
+    entries += [(HATCH, "", "nobody holds it")] if (copies == 0).any() else []
+    if entries:
+        keys(canvas, GUTTER, down.end + 14, entries)
+    return canvas.picture("", "")
+
+
+def _bases(canvas: Canvas, layout: Any, y: float) -> None:
+    """The table: a line for each input dimension, a column for each bit, in it where the index 1 << bit goes."""
+    outs = list(layout.out_dims)
+    lines = [(name, vectors) for name, vectors in layout.bases.items() if vectors]
+    texts = [[_vector(v) for v in vectors] for _, vectors in lines]
+    widest = max([text_width(t, 10, mono=True) for line in texts for t in line] + [30.0])
+    wide = min(max(widest + 10, 44.0), 120.0)
+    most = max(1, int((WIDTH - NAME) // wide))
+    goes = f"({', '.join(outs)})" if len(outs) > 1 else outs[0] if outs else "nothing"
+    canvas.text(
+        0, y, f"basis vectors: where index 1, 2, 4, ... of each dimension goes, as {goes}", size=10, opacity=QUIET
+    )
+    y += 8
+    bits = min(most, max((len(v) for _, v in lines), default=0))
+    for bit in range(bits):
+        canvas.text(NAME + wide * (bit + 0.5), y + 12, str(1 << bit), size=10, anchor="middle", opacity=QUIET)
+    y += 18
+    for (name, vectors), line in zip(lines, texts, strict=True):
+        canvas.text(NAME - 8, y + 15, name, size=11, anchor="end", weight=600)
+        for bit, (vector, text) in enumerate(zip(vectors, line, strict=True)):
+            if bit and bit % most == 0:
+                y += 24
+            x, zero = NAME + wide * (bit % most), not any(vector)
+            words = f"{name} {1 << bit} -> {text}{': the same place again (a broadcast)' if zero else ''}"
+            canvas.rect(
+                x + 1, y, wide - 2, 22, fill=HATCH if zero else INK, opacity=None if zero else 0.06, title=words
+            )
+            canvas.text(x + wide / 2, y + 15, text, size=10, mono=True, anchor="middle", opacity=0.6 if zero else None)
+        y += 26
+    if any(not any(vector) for _, vectors in lines for vector in vectors):
+        keys(canvas, NAME, y + 2, [(HATCH, "", "zero: a copy at the same place")])
+
+
+def _vector(vector: list[int]) -> str:
+    return str(vector[0]) if len(vector) == 1 else f"({','.join(map(str, vector))})"
+
+
+def _finding(threads: int, registers: int, copies: npt.NDArray[np.int64]) -> str:
+    low, high = int(copies.min()), int(copies.max())
+    times = {1: "once", 2: "twice"}
+    held = f"every element {times.get(low, f'{low} times')}" if low == high else f"elements {low} to {high} times"
+    return f"{threads} thread{'s' * (threads != 1)} hold{'s' * (threads == 1)} {registers} each, {held}"
+
+
+def _told(register: str) -> str:
+    letter = register[0]
+    return (
+        f"Each element with the thread T that holds it and the {register} {letter} (the lowest where several do); "
+        "one hue: four neighbouring threads."
+    )

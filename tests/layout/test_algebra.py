@@ -235,6 +235,14 @@ def test_slices_are_the_function_with_arguments_fixed(a):
                 assert a(*rest) == (kept(*point) if len(point) > 1 else kept(point[0]))
 
 
+@given(st.integers(0, 5), st.integers(0, 5), st.integers(0, 7))
+def test_parts_of_a_mode_are_numpys_slices(start, stop, column):
+    a = Layout("(5,(2,4)):(9,(4,1))")
+    part = slice(start, max(start, stop))
+    assert a[part, column].offsets().tolist() == a.offsets()[part, column].tolist()
+    assert a[part, :].offsets().tolist() == a.offsets()[part].tolist()
+
+
 @given(layouts(leaves=3), st.sampled_from([0, 1, 5]))
 def test_expanding_modes_changes_no_offset(a, step):
     for other in (Layout(a.size, step), Layout((a.size, 2), (step, 1)), Layout(a.shape)):
@@ -282,6 +290,9 @@ class TestCases:
         """A(B(3)) is A(2), in the second mode of A, but B's modes alone stay in the first."""
         with pytest.raises(ValueError, match=r"mode 0 has shape 2; the modes of \(2,2\):\(1,1\) overlap"):
             kl.compose(Layout("(2,4):(4,1)"), Layout("(2,2):(1,1)"))
+
+    def test_a_step_that_lands_on_the_next_mode_is_accepted(self):
+        assert str(kl.compose(Layout("(4,8):(8,1)"), Layout("2:4"))) == "2:1"
 
     def test_composition_that_crosses_modes(self):
         result = kl.compose(Layout("(10,2):(16,4)"), Layout("(3,4):(1,5)"))

@@ -42,13 +42,14 @@ lint: $(VENV)/.dev
 	@$(BIN)/lint-imports
 
 pytest: $(VENV)/.dev
-	@echo "kvlab: [4/4] pytest: tests, doctests, notebooks"
-	@$(BIN)/python -m pytest $(ARGS)
+	@echo "kvlab: [4/4] pytest: tests, doctests, notebooks; then the tests that compare times"
+	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not gpu and not timing" $(ARGS)
+	@$(BIN)/python -m pytest -m timing
 
 test-triton: $(ENVS)/triton-$(TRITON)/.ready
 	@echo "kvlab: interpreter and compile tests with Triton $(TRITON)"
 	@$(<D)/bin/python -c 'import triton; assert triton.__version__ == "$(TRITON)", triton.__version__'
-	@$(<D)/bin/python -m pytest -m "(interpreter or compile or oracle) and not gpu" $(ARGS)
+	@$(<D)/bin/python -m pytest -n auto --dist worksteal -m "(interpreter or compile or oracle) and not gpu" $(ARGS)
 
 lab: $(VENV)/.dev
 	@$(BIN)/python -m jupyterlab notebooks

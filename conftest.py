@@ -12,7 +12,7 @@ import pytest
 
 # Read by the numerical libraries at their import, hence set here, before any test module is loaded.
 for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(_variable, "2")
+    os.environ.setdefault(_variable, "1")
 
 # Triton 3.9 warns that this default will change; the value is today's.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")

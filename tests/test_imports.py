@@ -49,6 +49,7 @@ def imports(path: Path) -> Iterator[tuple[str, str | None]]:
     return walk(ast.parse(path.read_text(encoding="utf-8")), None)
 
 
+@pytest.mark.timing
 def test_import_takes_at_most_a_tenth_of_a_second_more_than_numpy() -> None:
     def seconds(module: str) -> float:
         code = f"import time; start = time.perf_counter(); import {module}; print(time.perf_counter() - start)"

@@ -208,6 +208,7 @@ def test_bad_input(arguments: tuple[object, ...], message: str) -> None:
         wavefronts(*arguments)  # type: ignore[arg-type]
 
 
+@pytest.mark.timing
 def test_ten_thousand_instructions_are_fast() -> None:
     addresses = np.random.default_rng(4).integers(0, 4096, (10_000, 32)) * 16
     best = min(_seconds(addresses) for _ in range(5))

@@ -49,6 +49,7 @@ def test_a_tile_tensor_is_drawn_at_its_address(hovers, sound) -> None:
     assert hovers(sound(draw(tensor)))[0] == "row 0, column 0\noffset 0\nbyte 144, bank 4"
 
 
+@pytest.mark.timing
 def test_unfolded_tile_is_complete_and_fast(sound, hovers) -> None:
     best = np.inf  # seconds of this process: the test may share the machine
     for _ in range(5):

@@ -1,0 +1,217 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 4. Fragments
+#
+# A tensor core multiplies small matrices that are spread over the registers of a warp. Which lane holds which element is
+# fixed by the instruction; a kernel has to bring every element there. This notebook shows the maps of four
+# instructions, and multiplies real matrices through them.
+
+# %%
+import numpy as np
+
+from kvlab.hardware import SmemDescriptor, get_atom, ldmatrix
+from kvlab.layout import LinearLayout
+from kvlab.memory import Memory, bfloat16
+from kvlab.viz import draw_atom, draw_descriptor, draw_linear_layout
+
+rng = np.random.default_rng(4)
+
+
+# %%
+def check(answer, right, hint):
+    """Tell whether an answer is right, without giving it away."""
+    if answer is None:
+        print("No answer yet.", hint)
+    else:
+        print("Right." if np.array_equal(answer, right) else f"{answer} is not it. {hint}")
+
+
+# %% [markdown]
+# ## mma.sync: one warp
+#
+# `mma.sync.m16n8k16` computes `C[16, 8] += A[16, 16] B[16, 8]`. The picture has A at the left, B on top and C in the
+# corner, as on paper. `T5 a2–3` means: lane 5 of the warp holds these two elements in its registers 2 and 3 of A.
+
+# %%
+mma = get_atom("mma.sync.m16n8k16.bf16")
+mma
+
+# %% [markdown]
+# Four neighbouring lanes (one hue) share a row of A and of C, and a column of B. Here is all that lane 5 holds:
+
+# %%
+draw_atom(mma, lane=5)
+
+# %% [markdown]
+# The maps are one line each: from lane and register to row and column. They work on arrays as well.
+
+# %%
+print("A, lane 5:", [mma.a(5, register) for register in range(mma.regs_a)])
+print("C, register 0 of lanes 0 to 7:", *mma.c(np.arange(8), 0))
+
+# %% [markdown]
+# **Question 1.** Which lane holds C[10, 5]?
+
+# %% tags=["question"]
+holder = None  # your answer, a number
+
+# %%
+lanes_of_c, registers_of_c = np.indices((32, mma.regs_c))
+rows, columns = mma.c(lanes_of_c, registers_of_c)
+check(holder, np.argwhere((rows == 10) & (columns == 5))[0, 0], "Row 10 belongs to the same lanes as row 2.")
+
+# %% [markdown]
+# Do the maps really multiply? Take two matrices apart into fragments `[lanes, registers]`, multiply lane by lane as the
+# instruction does, and put the result together again.
+
+# %%
+A = rng.normal(size=(16, 16)).astype(bfloat16)
+B = rng.normal(size=(16, 8)).astype(bfloat16)
+a, b, zero = mma.fragment_a(A), mma.fragment_b(B), np.zeros((32, mma.regs_c), np.float32)
+C = mma.tile_c(mma.mma(a, b, zero))
+print("fragment of A:", a.shape, "largest error:", np.abs(C - A.astype(float) @ B.astype(float)).max())
+
+# %% [markdown]
+# ## ldmatrix: from shared memory into a fragment
+#
+# `ldmatrix.x4` reads four 8 x 8 matrices. Lane *l* gives the address of row `l % 8` of matrix `l // 8`; afterwards every
+# lane holds two neighbouring elements of each matrix. With the right addresses this is the fragment of A.
+
+# %%
+smem = Memory(A.nbytes, name="shared memory")
+smem.store(0, A.reshape(-1))
+lane = np.arange(32)
+address = (lane % 16) * 32 + (lane // 16) * 16  # rows of 32 bytes; lanes 16 to 31 read the right half
+registers = ldmatrix(smem, address, 4)
+print(registers.shape, "equal to the fragment of A:", np.array_equal(registers, a))
+
+# %% [markdown]
+# **Question 2.** B is stored row by row, 16 rows of 8 elements, but its fragment runs down the columns. `ldmatrix` with
+# `trans=True` turns each 8 x 8 matrix around. Which addresses do lanes 0 to 15 have to give (`.x2`, lane *l* the row *l*,
+# 16 bytes a row)? Write an expression of `lane`.
+
+# %% tags=["question"]
+addresses = None  # your answer: an array of 32 byte addresses (those of lanes 16 to 31 are ignored)
+
+# %%
+first_16 = None if addresses is None else np.asarray(addresses)[:16]
+check(first_16, lane[:16] * 16, "Each row of B is 16 bytes long, and the rows follow one another.")
+
+# %% [markdown]
+# (With them, `ldmatrix(smem_b, addresses, 2, trans=True)` is the fragment of B. Try it.)
+
+# %%
+smem_b = Memory(B.nbytes, name="B in shared memory")
+smem_b.store(0, B.reshape(-1))
+
+# %% [markdown]
+# ## Why attention needs no shuffle
+#
+# Attention multiplies twice: `S = Q K^T`, then `O = P V`, where P comes from S element by element. The first product leaves
+# P in the layout of C, the second wants it in the layout of A. For this instruction two C tiles side by side *are* an A
+# fragment: nothing has to move.
+
+# %%
+P = rng.normal(size=(16, 16)).astype(bfloat16)
+left, right = mma.fragment_c(P[:, :8]), mma.fragment_c(P[:, 8:])
+np.array_equal(np.concatenate([left, right], axis=1), mma.fragment_a(P))
+
+# %% [markdown]
+# ## Bits: the same map as a LinearLayout
+#
+# All extents are powers of two, so the map is *linear over the bits* of register, lane and warp: it is enough to know where
+# 1, 2, 4, ... go; any other index is the XOR of these. Triton's compiler describes every layout this way. Here are four
+# warps, two along M and two along N:
+
+# %%
+accumulators = LinearLayout.from_atom(mma, "c", warps=(2, 2))
+accumulators
+
+# %% [markdown]
+# **Question 3.** Use the table of basis vectors: which element (row, column) does register 2 of lane 6 of warp 1 hold?
+
+# %% tags=["question"]
+element = None  # your answer, e.g. (0, 0)
+
+# %%
+check(
+    element,
+    accumulators(register=2, lane=6, warp=1),
+    "Lane 6 is lane 2 and lane 4: add up their vectors, and those of register 2 and warp 1.",
+)
+
+# %% [markdown]
+# Operand B does not depend on the row of warps: warps 2 and 3 hold the same elements as warps 0 and 1. A basis vector of zeros
+# says so.
+
+# %%
+draw_linear_layout(LinearLayout.from_atom(mma, "b", warps=(2, 2)))
+
+# %% [markdown]
+# ## wgmma: four warps, operands in shared memory
+#
+# Hopper's `wgmma` lets a *warpgroup* of 128 threads multiply 64 rows at once, and reads B straight from shared memory.
+# Warp *w* has rows 16 *w* to 16 *w* + 15, each as in `mma.sync`.
+
+# %%
+draw_atom(get_atom("wgmma.m64n16k16.bf16"), lane=37)
+
+# %% [markdown]
+# Where B lies is told by a 64-bit *descriptor*: a start address, two strides (LBO, SBO) and the swizzle, in units of 16 bytes.
+
+# %%
+descriptor = SmemDescriptor(start_address=16384, leading_bytes=16, stride_bytes=1024, swizzle="128B")
+descriptor
+
+# %% [markdown]
+# The next step along K is 16 elements of bfloat16 further, inside the swizzled row:
+
+# %%
+draw_descriptor(descriptor.advance(32))
+
+# %% [markdown]
+# ## MFMA: AMD's 64 lanes
+#
+# CDNA's `mfma.16x16x32` works with 64 lanes. A lane holds 8 neighbouring elements of a row of A: exactly one 16-byte load.
+# C is the other way round: a lane holds four *rows* of one column.
+
+# %%
+mfma = get_atom("mfma.16x16x32.bf16")
+draw_atom(mfma, lane=21)
+
+# %% [markdown]
+# **Question 4.** Which lane holds C[5, 3] here?
+
+# %% tags=["question"]
+amd_holder = None  # your answer, a number
+
+# %%
+lanes_of_c, registers_of_c = np.indices((64, mfma.regs_c))
+rows, columns = mfma.c(lanes_of_c, registers_of_c)
+check(
+    amd_holder,
+    np.argwhere((rows == 5) & (columns == 3))[0, 0],
+    "Find column 3, then the group of four rows with row 5.",
+)
+
+# %%
+A, B = rng.normal(size=(16, 32)).astype(bfloat16), rng.normal(size=(32, 16)).astype(bfloat16)
+C = mfma.tile_c(mfma.mma(mfma.fragment_a(A), mfma.fragment_b(B), np.zeros((64, 4), np.float32)))
+print("largest error:", np.abs(C - A.astype(float) @ B.astype(float)).max())
+
+# %% [markdown]
+# Next: [5. TMA](05_tma.ipynb): the copy engine that fills shared memory by itself, swizzle included.

@@ -1,0 +1,206 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 5. TMA
+#
+# The Tensor Memory Accelerator of Hopper copies whole boxes of a tensor into shared memory. One thread starts it; the
+# engine computes the addresses, swizzles, fills with zeros what lies outside, and tells a barrier how many bytes have arrived.
+# What it does was recorded on an H100, and the copies below give the same bytes.
+
+# %%
+import numpy as np
+
+from kvlab.hardware import (
+    RaggedTMA3DTile,
+    SharedMemBarrier,
+    TmaDescriptor,
+    create_kv_tile,
+    create_tma_tile_gather4,
+    tile_layout_k_major,
+    tile_to_descriptor,
+    tma,
+    wavefronts,
+)
+from kvlab.memory import Memory, bfloat16
+from kvlab.viz import draw_tma_box
+
+
+# %%
+def check(answer, right, hint):
+    """Tell whether an answer is right, without giving it away."""
+    if answer is None:
+        print("No answer yet.", hint)
+    else:
+        print("Right." if np.array_equal(answer, right) else f"{answer} is not it. {hint}")
+
+
+# %% [markdown]
+# ## The descriptor
+#
+# A *descriptor* is made once, before the kernel: the tensor, the box of one copy, the swizzle. Here: boxes of 16 rows and
+# 64 columns of a tensor of 64 x 128 numbers of float16. A row of the box is 128 bytes, which just fits the 128-byte swizzle.
+
+# %%
+tensor = np.arange(64 * 128, dtype=np.float16).reshape(64, 128)
+descriptor = TmaDescriptor.of(tensor, (16, 64), "128B")
+draw_tma_box(descriptor, (16, 64))
+
+# %% [markdown]
+# The lower part is shared memory after the copy: `1,0` is vector 0 of row 1 of the box, and it lies at place 1, because the
+# 128-byte mode is `Sw<3,4,3>` on byte addresses (notebook 3). Reading it with `ldmatrix` is free of conflicts:
+
+# %%
+image = descriptor.image(0)  # byte address of every element of the box
+lane = np.arange(32)
+wavefronts("ldmatrix.x4", image[lane % 16, lane // 16 * 8])
+
+# %% [markdown]
+# The hardware has rules, and a broken one usually shows as an unspecific error, or as wrong numbers. Here each is named:
+
+# %%
+for box, swizzle in (((16, 64), "64B"), ((300, 64), "128B"), ((16, 4), "none")):
+    try:
+        TmaDescriptor.of(tensor, box, swizzle)
+    except ValueError as error:
+        print(error)
+
+# %% [markdown]
+# **Question 1.** Which is the longest row of a box of float32, in elements, under the 64-byte swizzle?
+
+# %% tags=["question"]
+longest = None  # your answer, a number of elements
+
+# %%
+check(longest, descriptor.swizzle.of("64B").granularity("float32"), "The span of the swizzle is 64 bytes.")
+
+# %% [markdown]
+# ## Outside the tensor
+#
+# A box may hang over the edge, on any side. What is outside arrives as zeros, and is never read. The barrier counts the full
+# box nevertheless: the kernel waits for the same number of bytes in every case.
+
+# %%
+smem, barrier = Memory(descriptor.image_bytes, name="shared memory"), SharedMemBarrier()
+barrier.expect_bytes(descriptor.transaction_bytes)
+tma.load(descriptor, (56, 64), smem, 0, barrier)
+column_0 = smem.load(descriptor.image(0)[:, 0], np.float16, 1)[:, 0]
+print("column 0 of the box:", column_0.astype(int))
+barrier.wait(0)  # would raise if a single byte were missing
+print("the barrier got its", descriptor.transaction_bytes, "bytes")
+draw_tma_box(descriptor, (56, 64))
+
+# %% [markdown]
+# **Question 2.** The box starts at row -4 and column 0. How many of its 16 rows are zeros?
+
+# %% tags=["question"]
+zero_rows = None  # your answer, a number
+
+# %%
+smem = Memory(descriptor.image_bytes)
+tma.load(descriptor, (-4, 0), smem, 0)
+loaded = smem.load(descriptor.image(0), np.float16, 1)[..., 0]
+check(zero_rows, np.count_nonzero((loaded == 0).all(axis=1)), "Rows -4, -3, ... do not exist.")
+
+# %% [markdown]
+# ## Absolute addresses
+#
+# The swizzle reads the bits of the absolute address. A box at a multiple of 1024 bytes sees the pattern from its start; 128
+# bytes further every row uses the pattern of the next one. The copy is correct either way, if whoever reads does the same.
+
+# %%
+draw_tma_box(TmaDescriptor.of(tensor, (8, 64), "128B"), address=1024 + 128)
+
+# %% [markdown]
+# A box narrower than its swizzle is legal, and a trap: its rows still lie a swizzle width apart, with gaps that nobody writes.
+
+# %%
+draw_tma_box(TmaDescriptor.of(tensor, (8, 16), "128B"))
+
+# %% [markdown]
+# ## Tiles of a KV cache
+#
+# Keys are a tensor `[tokens, heads, depth]`. A tile of one head is a box `[BN, 1, BK]`: 16 tokens, one head, 128 columns. In
+# bfloat16 a row of it is 256 bytes, twice the swizzle, so two boxes fill the tile, one after another in shared memory. At
+# the end of the cache the tokens that do not exist arrive as zeros.
+
+# %%
+keys = np.random.default_rng(5).normal(size=(40, 2, 128)).astype(bfloat16)
+kv = create_kv_tile(keys, BN=16, BK=128)
+print("boxes start at elements", kv.offsets, "of the tile; bytes for the barrier:", kv.transaction_bytes)
+draw_tma_box(kv, (32, 1, 0))
+
+# %% [markdown]
+# **Question 3.** At which byte of the tile's shared memory does vector 9 (columns 72 to 79) of token 1 of the tile start? Read
+# it off the picture, or calculate: which box, which row, which place.
+
+# %% tags=["question"]
+byte = None  # your answer, a number
+
+# %%
+check(
+    byte,
+    kv.descriptor.image(2 * int(kv.offsets[1]))[1, 0, 8],
+    "Vector 9 is vector 1 of the second box, which starts at byte 2048.",
+)
+
+# %% [markdown]
+# The tensor core finds the tile through a *matrix descriptor* (notebook 4). Both must agree about every byte. They do: the
+# addresses that `wgmma` reads are those that the TMA wrote.
+
+# %%
+layout = tile_layout_k_major(bfloat16, 16, 64, "128B")
+operand = tile_to_descriptor(layout, bfloat16, "128B")
+written = kv.descriptor.image(0)[:, 0, :16]
+print("the same bytes:", np.array_equal(operand.addresses(16, 16, bfloat16), written))
+operand
+
+# %% [markdown]
+# ## Ragged ends
+#
+# Sequences of a batch are stored one after another, so the row after the end of one belongs to the next: no edge of the tensor is there
+# to stop a store. The trick is a tensor that starts too early, and one dimension that counts the rows left. The hardware's
+# own bounds check then drops the rest. Here a tile of 8 rows stores only 5 of them, from row 3 on:
+
+# %%
+out = np.zeros((12, 1, 8), np.float32)
+tile = RaggedTMA3DTile.of(out, BM=8, BN=8, swizzle="32B")
+smem = Memory(8 * 8 * 4)
+smem.store(0, np.arange(1, 65, dtype=np.float32))
+tile.async_copy_from_col(0, smem, 0, ragged_idx=3, dynamic_dim=5, middle_idx=0)
+print("rows that were written:", np.flatnonzero(out[:, 0, 0]))
+
+# %% [markdown]
+# ## Gathered rows
+#
+# Blackwell's TMA takes four row numbers instead of a box: rows from anywhere, in any order, as sparse attention and paged
+# latents want them. The image is the same as that of a box.
+
+# %%
+gather = create_tma_tile_gather4(tensor, 64, "128B", tile_height=8)
+draw_tma_box(gather, rows=[3, 1, 40, 1, 5, 9, 2, 6])
+
+# %% [markdown]
+# **Question 4.** How many bytes does a barrier have to expect for this gather?
+
+# %% tags=["question"]
+expected = None  # your answer, a number
+
+# %%
+check(expected, gather.transaction_bytes, "8 rows of 64 numbers of float16; a row that is taken twice is copied twice.")
+
+# %% [markdown]
+# This was the last of the notebooks about layouts. [1. Follow one token](01_follow_one_token.ipynb) shows all of it at work in one
+# decode step.

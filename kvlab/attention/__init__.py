@@ -5,6 +5,7 @@ folder's modules are reached with ``from kvlab.attention.mha_decode import emula
 """
 
 from .explain import Explanation, explain
+from .merge_states import merge_states
 from .mha_decode import mha_decode, mha_decode_paged
 
-__all__ = ["Explanation", "explain", "mha_decode", "mha_decode_paged"]
+__all__ = ["Explanation", "explain", "merge_states", "mha_decode", "mha_decode_paged"]

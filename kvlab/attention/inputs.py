@@ -10,7 +10,7 @@ import numpy as np
 from kvlab.cache.arrays import dtype_of, element_strides, is_torch, same_place, to_numpy
 from kvlab.memory import bfloat16, float16, float32
 
-__all__ = ["PagedInputs", "check_lengths_and_pages", "paged_inputs"]
+__all__ = ["PagedInputs", "check_lengths_and_pages", "paged_inputs", "require"]
 
 DTYPES = (bfloat16, float16, float32)
 
@@ -64,63 +64,59 @@ def paged_inputs(
     if out is not None:
         arrays["out"] = out
     for name, array in arrays.items():
-        _require(
+        require(
             isinstance(array, np.ndarray) or is_torch(array),
             f"{name} is a {type(array).__name__}",
             "a NumPy array or torch tensor",
         )
-        _require(
-            not getattr(array, "requires_grad", False), f"{name} requires grad", "detached; kvlab is for inference"
-        )
+        require(not getattr(array, "requires_grad", False), f"{name} requires grad", "detached; kvlab is for inference")
     same_place(**arrays)
-    _require(q.ndim in (3, 4), f"q has shape {tuple(q.shape)}", "[B, Hq, D] or [B, S, Hq, D]")
+    require(q.ndim in (3, 4), f"q has shape {tuple(q.shape)}", "[B, Hq, D] or [B, S, Hq, D]")
     drop_tokens = q.ndim == 3
     if drop_tokens:
         q = q[:, None]
         out = out[:, None] if out is not None and out.ndim == 3 else out
     batch, tokens, q_heads, head_dim = q.shape
-    _require(1 <= tokens <= max_tokens, f"q has {tokens} new tokens a sequence", f"1 to {max_tokens}")
-    _require(dtype_of(q, "q") in DTYPES, f"q has dtype {q.dtype}", "bfloat16, float16 or float32")
+    require(1 <= tokens <= max_tokens, f"q has {tokens} new tokens a sequence", f"1 to {max_tokens}")
+    require(dtype_of(q, "q") in DTYPES, f"q has dtype {q.dtype}", "bfloat16, float16 or float32")
     for name in ("k_cache", "v_cache"):
         cache = arrays[name]
         shape = tuple(cache.shape)
-        _require(cache.ndim == 4, f"{name} has shape {shape}", "[pages, page_size, Hkv, D]")
-        _require(cache.dtype == q.dtype, f"{name} has dtype {cache.dtype}", f"that of q, {q.dtype}")
-        _require(shape[3] == head_dim, f"{name} has head dimension {shape[3]}", f"that of q, {head_dim}")
-        _require(shape == tuple(k_cache.shape), f"{name} has shape {shape}", f"that of k_cache, {tuple(k_cache.shape)}")
-        _require(min(shape[:3]) > 0, f"{name} has shape {shape}", "at least one page, one token a page and one head")
+        require(cache.ndim == 4, f"{name} has shape {shape}", "[pages, page_size, Hkv, D]")
+        require(cache.dtype == q.dtype, f"{name} has dtype {cache.dtype}", f"that of q, {q.dtype}")
+        require(shape[3] == head_dim, f"{name} has head dimension {shape[3]}", f"that of q, {head_dim}")
+        require(shape == tuple(k_cache.shape), f"{name} has shape {shape}", f"that of k_cache, {tuple(k_cache.shape)}")
+        require(min(shape[:3]) > 0, f"{name} has shape {shape}", "at least one page, one token a page and one head")
     kv_heads = k_cache.shape[2]
-    _require(q_heads % kv_heads == 0, f"q has {q_heads} heads", f"a multiple of the {kv_heads} heads of k_cache")
-    _require(
-        16 <= head_dim <= 256 and head_dim % 8 == 0, f"head dimension {head_dim}", "a multiple of 8 from 16 to 256"
-    )
+    require(q_heads % kv_heads == 0, f"q has {q_heads} heads", f"a multiple of the {kv_heads} heads of k_cache")
+    require(16 <= head_dim <= 256 and head_dim % 8 == 0, f"head dimension {head_dim}", "a multiple of 8 from 16 to 256")
     shape = tuple(block_table.shape)
-    _require(block_table.ndim == 2 and shape[0] == batch, f"block_table has shape {shape}", f"[B = {batch}, columns]")
-    _require(tuple(seq_lens.shape) == (batch,), f"seq_lens has shape {tuple(seq_lens.shape)}", f"[B = {batch}]")
+    require(block_table.ndim == 2 and shape[0] == batch, f"block_table has shape {shape}", f"[B = {batch}, columns]")
+    require(tuple(seq_lens.shape) == (batch,), f"seq_lens has shape {tuple(seq_lens.shape)}", f"[B = {batch}]")
     for name in ("block_table", "seq_lens"):
         kind = dtype_of(arrays[name], name)
-        _require(kind.kind in "iu" and kind.itemsize >= 4, f"{name} has dtype {kind}", "a 32- or 64-bit integer")
+        require(kind.kind in "iu" and kind.itemsize >= 4, f"{name} has dtype {kind}", "a 32- or 64-bit integer")
     if out is not None:
-        _require(
+        require(
             tuple(out.shape) == tuple(q.shape),
             f"out has shape {tuple(arrays['out'].shape)}",
             f"that of q, {tuple(arrays['q'].shape)}",
         )
-        _require(out.dtype == q.dtype, f"out has dtype {out.dtype}", f"that of q, {q.dtype}")
-        _require(is_torch(out) or out.flags.writeable, "out is read-only", "writeable")
+        require(out.dtype == q.dtype, f"out has dtype {out.dtype}", f"that of q, {q.dtype}")
+        require(is_torch(out) or out.flags.writeable, "out is read-only", "writeable")
     rows = {"q": q, "k_cache": k_cache, "v_cache": v_cache, **({} if out is None else {"out": out})}
     for name, array in {**rows, "block_table": block_table, "seq_lens": seq_lens}.items():
         if 0 in array.shape:  # NumPy gives such arrays any strides
             continue
         strides = element_strides(array, name)
-        _require(
+        require(
             name == "seq_lens" or array.shape[-1] < 2 or strides[-1] == 1,
             f"{name} has strides {strides}",
             "contiguous in the last dimension",
         )
-        _require(min(strides) >= 0, f"{name} has strides {strides}", "not negative")
+        require(min(strides) >= 0, f"{name} has strides {strides}", "not negative")
         overlap = name == "out" and any(n > 1 and s == 0 for n, s in zip(array.shape, strides, strict=True))
-        _require(not overlap, f"out has strides {strides}", "without elements that share memory")
+        require(not overlap, f"out has strides {strides}", "without elements that share memory")
     inputs = PagedInputs(q, k_cache, v_cache, block_table, seq_lens, out, drop_tokens)
     if check or (check is None and not inputs.on_gpu):
         check_lengths_and_pages(seq_lens, block_table, k_cache.shape[0], k_cache.shape[1])
@@ -147,6 +143,7 @@ def check_lengths_and_pages(seq_lens: Any, block_table: Any, pages: int, page_si
         raise ValueError(f"block_table[{b}, {column}] is {table[b, column]}: a page in use must be 0 to {pages - 1}")
 
 
-def _require(fulfilled: Any, what: str, accepted: str) -> None:
+def require(fulfilled: Any, what: str, accepted: str) -> None:
+    """ValueError "what: must be accepted" unless fulfilled."""
     if not fulfilled:
         raise ValueError(f"{what}: must be {accepted}")

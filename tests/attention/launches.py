@@ -10,6 +10,7 @@ from decode_cases import Case
 
 from kvlab.attention import mha_decode_paged
 from kvlab.attention.explain import explain
+from kvlab.attention.merge_states import kernel as merge_kernel
 from kvlab.attention.mha_decode import kernel
 from kvlab.triton_support.compile import Compiled, compile_kernel, signature_of
 
@@ -30,10 +31,11 @@ def launches(case: Case) -> dict[str, tuple[Any, tuple[int, ...], dict[str, Any]
     """Name -> (kernel, grid, arguments) of what a call launches."""
     x = case.build()
     config = explain(mha_decode_paged, *x.torch(), num_splits=case.splits).config
-    caught = {name: _Caught(getattr(kernel, name)) for name in ("attend", "reduce")}
+    homes = {"attend": kernel, "merge": merge_kernel}
+    caught = {name: _Caught(getattr(home, name)) for name, home in homes.items()}
     with pytest.MonkeyPatch.context() as patch:
         for name, stub in caught.items():
-            patch.setattr(kernel, name, stub)
+            patch.setattr(homes[name], name, stub)
         kernel.launch(*x.torch(), scale=x.scale, config=config)
     return {name: (stub.fn, *stub.calls[0]) for name, stub in caught.items() if stub.calls}
 

@@ -50,8 +50,8 @@ def test_attend(D: int, dtype: str, target: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_reduce(target: str) -> None:
-    made = compiled(Case((5,), D=128, splits=8), "reduce", target)
+def test_merge(target: str) -> None:
+    made = compiled(Case((5,), D=128, splits=8), "merge", target)
     assert made.spills == 0
     assert made.shared <= SHARED[target]
 

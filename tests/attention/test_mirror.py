@@ -22,7 +22,7 @@ def test_the_twins_mirror_each_other() -> None:
     names = {name: [step.marker.name for step in kernel.steps] for name, kernel, _ in report.twins}
     inner = ["load_k", "scores", "mask", "softmax", "load_v", "accumulate"]
     assert names["attend"] == ["setup", *inner, "normalise", "store"]
-    assert names["reduce"] == ["setup", "weights", "load_parts", "combine", "store"]
+    assert names["merge"] == ["setup", "total", "weights", "load_parts", "add", "combine", "store"]
 
 
 def swap(text: str, one: str, other: str) -> str:

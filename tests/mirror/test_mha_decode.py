@@ -22,7 +22,7 @@ def test_the_twins_mirror() -> None:
     report = check("mha_decode")
     steps = {name: [step.marker.name for step in kernel.steps] for name, kernel, _ in report.twins}
     assert steps["attend"][:2] == ["setup", "load_k"]
-    assert steps["attend"][-1] == steps["reduce"][-1] == "store"
+    assert steps["attend"][-1] == steps["merge"][-1] == "store"
 
 
 def swap(text: str, first: str, second: str) -> str:
@@ -82,5 +82,5 @@ def test_no_step_differs(arch: str, dtype: Any, depth: int, splits: int) -> None
     }
     run = lockstep("mha_decode", case, emulator={"arch": arch})
     assert run.ok, str(run)
-    assert {m.twin for m in run.maxima} == {"attend", "launch"} | ({"reduce"} if splits > 1 else set())
+    assert {m.twin for m in run.maxima} == {"attend", "launch"} | ({"merge"} if splits > 1 else set())
     assert max(row.iteration for row in run.rows if row.twin == "attend") >= (1,)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import math
 from typing import Any
 
 import numpy as np
 
+from kvlab.attention.backends import choose_backend, run_kernel, run_on_numpy
 from kvlab.attention.explain import Explanation
 from kvlab.attention.inputs import PagedInputs, paged_inputs
 from kvlab.cache import PagedKVCacheCollection
-from kvlab.cache.arrays import is_torch, to_numpy, to_torch
+from kvlab.cache.arrays import is_torch
 from kvlab.staging import DECODE_ARCHS, Traffic
 
 from .config import MASK_VALUE, DecodeProblem, choose_config
@@ -22,7 +22,6 @@ from .reference import reference
 __all__ = ["mha_decode", "mha_decode_paged"]
 
 MAX_TOKENS = 4
-BACKENDS = ("auto", "reference", "emulator", "triton")
 
 
 def mha_decode(
@@ -119,47 +118,25 @@ def mha_decode_paged(
     if not mask_value < math.inf:
         raise ValueError(f"mask_value {mask_value}: must be less than infinity")
     arguments = {"scale": scale, "config": plan.config, "mask_value": float(mask_value), "out": inputs.out}
+    arrays = inputs.q, inputs.k_cache, inputs.v_cache, inputs.block_table, inputs.seq_lens
     if plan.backend == "triton":
-        result, lse = _run_triton(inputs, arguments)
+        result, lse = run_kernel("kvlab.attention.mha_decode.kernel:launch", *arrays, **arguments)
+    elif plan.backend == "emulator":
+        result, lse = run_on_numpy(emulate, *arrays, **arguments, arch=plan.arch, traffic=traffic)
     else:
-        result, lse = _run_numpy(inputs, plan, arguments, traffic)
+        result, lse = run_on_numpy(_refer, *arrays, **arguments)
     if inputs.drop_tokens:
         result, lse = result[:, 0], lse[:, :, 0]
     result = result if out is None else out
     return (result, lse) if return_lse else result
 
 
-def _run_triton(inputs: PagedInputs, arguments: dict[str, Any]) -> tuple[Any, Any]:
-    """The kernel, compiled on a GPU, interpreted (in its own process) on a CPU."""
-    tensors = [inputs.q, inputs.k_cache, inputs.v_cache, inputs.block_table, inputs.seq_lens]
-    if inputs.on_gpu:
-        launch = importlib.import_module("kvlab.attention.mha_decode.kernel").launch
-        with importlib.import_module("torch").cuda.device(inputs.q.device):
-            result: tuple[Any, Any] = launch(*tensors, **arguments)
-        return result
-    from kvlab.triton_support.child import run
-
-    out = None if inputs.out is None else to_torch(inputs.out, "out")
-    result, lse = run("kvlab.attention.mha_decode.kernel:launch", *map(to_torch, tensors), **{**arguments, "out": out})
-    return (result, lse) if inputs.is_torch else (to_numpy(result), to_numpy(lse))
-
-
-def _run_numpy(
-    inputs: PagedInputs, plan: Explanation, arguments: dict[str, Any], traffic: Traffic | None
-) -> tuple[Any, Any]:
-    """The reference or the emulator, on NumPy views."""
-    a = inputs.numpy()
-    arrays = a.q, a.k_cache, a.v_cache, a.block_table, a.seq_lens
-    if plan.backend == "reference":
-        exact, lse64 = reference(*arrays, scale=arguments["scale"])
-        result, lse = exact.astype(a.q.dtype), lse64.astype(np.float32)
-        if a.out is not None:
-            a.out[...] = result
-    else:
-        result, lse = emulate(
-            *arrays, **{**arguments, "out": a.out}, arch=plan.arch or DECODE_ARCHS[0], traffic=traffic
-        )
-    return (to_torch(result), to_torch(lse)) if inputs.is_torch else (result, lse)
+def _refer(q: Any, *arrays: Any, scale: float, out: Any, **_: Any) -> tuple[Any, Any]:
+    """The reference, rounded to the dtypes of the operation."""
+    exact, lse = reference(q, *arrays, scale=scale)
+    out = np.empty(q.shape, q.dtype) if out is None else out
+    out[...] = exact.astype(q.dtype)
+    return out, lse.astype(np.float32)
 
 
 def _from_collection(q: Any, cache: PagedKVCacheCollection, layer: int) -> tuple[Any, Any, Any, Any, Any]:
@@ -177,17 +154,7 @@ def _plan(inputs: PagedInputs, backend: str, arch: str, num_splits: int | None) 
     """Which backend and configuration a call gets, and why."""
     batch, tokens, q_heads, head_dim = inputs.q.shape
     page_size, kv_heads = inputs.k_cache.shape[1:3]
-    if backend not in BACKENDS:
-        raise ValueError(f"backend {backend!r}: must be one of {', '.join(BACKENDS)}")
-    chosen, reason = backend, "asked for"
-    if backend == "auto":
-        chosen, reason = ("triton", "torch tensors") if inputs.is_torch else ("emulator", "NumPy arrays")
-    if chosen == "triton":
-        if not (importlib.util.find_spec("torch") and importlib.util.find_spec("triton")):
-            raise ValueError("backend 'triton': must have torch and triton, pip install 'kvlab[kernels]'")
-        reason += ", compiled for the GPU" if inputs.on_gpu else ", interpreted on the CPU in a process of its own"
-    if chosen != "triton" and inputs.on_gpu:
-        raise ValueError(f"backend {chosen!r} with tensors on {inputs.q.device}: must be CPU memory; use .cpu()")
+    chosen, reason = choose_backend(inputs.q, backend)
     if chosen == "emulator":
         _check_emulated(inputs, arch)
     itemsize = inputs.q.element_size() if inputs.is_torch else inputs.q.itemsize

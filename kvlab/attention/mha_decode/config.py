@@ -10,7 +10,11 @@ __all__ = ["LAUNCH", "LOCKSTEP_TOLERANCE", "MASK_VALUE", "TWINS", "DecodeConfig"
 
 TWINS = (
     Twin("attend", kernel="kernel:attend", emulator="emulator:attend"),
-    Twin("reduce", kernel="kernel:reduce", emulator="emulator:reduce"),
+    Twin(
+        "merge",
+        kernel="kvlab.attention.merge_states.kernel:merge",
+        emulator="kvlab.attention.merge_states.emulator:merge",
+    ),
 )
 LAUNCH = ("kernel:launch", "emulator:launch")
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory
 from kvlab.staging import KVCacheIterator, Traffic, ceildiv, decode_cta, program_ids, ragged_range
@@ -83,37 +84,6 @@ def attend(
     traffic.move("registers->DRAM", rows.nbytes + len(p_index) * lse.itemsize)
 
 
-def reduce(
-    part: Array, part_lse: Array, o_array: Array, lse_array: Array, q_heads: int, num_splits: int, SPLITS: int, BD: int,
-    traffic: Traffic,
-) -> None:  # fmt: skip
-    """Put the splits of one query head of one token together; splits without a key have no part in it."""
-    #: setup -> lse_parts    each split's lse, -inf where it saw no key
-    _, n, tokens, _, D = part.shape
-    batch, token_and_head = program_ids((n, tokens * q_heads))  # [P]
-    token, head = token_and_head // q_heads, token_and_head % q_heads
-    lse_parts = np.full((len(batch), SPLITS), -np.inf, np.float32)
-    lse_parts[:, :num_splits] = part_lse[:, batch, head, token].T
-    #: weights -> w, total    relative to the largest, so that nothing overflows
-    top = lse_parts.max(axis=1)
-    w = np.exp(lse_parts - np.where(top == -np.inf, np.float32(0), top)[:, None])
-    total = w.sum(axis=1)
-    #: load_parts -> parts    the partial outputs that count; what an empty split left behind is not read
-    parts = np.zeros((len(batch), SPLITS, BD), np.float32)
-    p_index, s_index = np.nonzero(w > 0)
-    parts[p_index, s_index, :D] = part[s_index, batch[p_index], token[p_index], head[p_index]]
-    #: combine -> o, lse    weighted mean; no key at all gives 0 and -inf
-    o = (parts * w[:, :, None]).sum(axis=1)
-    some = np.where(total > 0, total, np.float32(1))
-    o = np.where((total > 0)[:, None], o / some[:, None], np.float32(0))
-    lse = np.where(total > 0, top + np.log(some), np.float32(-np.inf))
-    #: store
-    o_array[batch, token, head] = o[:, :D].astype(o_array.dtype)
-    lse_array[batch, head, token] = lse
-    traffic.move("DRAM->registers", len(p_index) * D * 4 + lse_parts[:, :num_splits].nbytes)
-    traffic.move("registers->DRAM", len(batch) * D * o_array.itemsize + lse.nbytes)
-
-
 def launch(
     q: Array,
     k_cache: Array,
@@ -148,7 +118,7 @@ def launch(
         part_lse = np.full((splits, *lse.shape), np.nan, np.float32)
     attend(q, keys, values, seq_lens, part, part_lse, scale * LOG2E, mask_value, problem, config, arch, traffic)
     if splits > 1:
-        reduce(part, part_lse, out, lse, q_heads, splits, 1 << (splits - 1).bit_length(), config.BD, traffic)
+        merge(part, part_lse.swapaxes(2, 3), out=out, lse=lse.swapaxes(1, 2), traffic=traffic)
     return out, lse
 
 

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kvlab.attention.merge_states.kernel import launch as merge
+
 from .config import MASK_VALUE, DecodeConfig, DecodeProblem
 
 LN2 = tl.constexpr(0.6931471805599453)
@@ -78,39 +80,6 @@ def attend(
     tl.store(lse_ptr + lse_at, lse, mask=is_row)
 
 
-@triton.jit
-def reduce(
-    part_ptr, part_lse_ptr, o_ptr, lse_ptr, q_heads, num_splits,
-    part_split, part_batch, part_token, part_head, part_lse_split, part_lse_batch, part_lse_token, part_lse_head,
-    o_batch, o_token, o_head, lse_batch, lse_token, lse_head,
-    D: tl.constexpr, BD: tl.constexpr, SPLITS: tl.constexpr,
-):  # fmt: skip
-    """Put the splits of one query head of one token together; splits without a key have no part in it."""
-    #: setup -> lse_parts    each split's lse, -inf where it saw no key
-    batch = tl.program_id(0).to(tl.int64)
-    token = (tl.program_id(1) // q_heads).to(tl.int64)
-    head = (tl.program_id(1) % q_heads).to(tl.int64)
-    split = tl.arange(0, SPLITS).to(tl.int64)
-    at_lse = split * part_lse_split + batch * part_lse_batch + token * part_lse_token + head * part_lse_head
-    lse_parts = tl.load(part_lse_ptr + at_lse, mask=split < num_splits, other=-float("inf"))
-    #: weights -> w, total    relative to the largest, so that nothing overflows
-    top = tl.max(lse_parts, 0)
-    w = tl.exp(lse_parts - tl.where(top == -float("inf"), 0.0, top))
-    total = tl.sum(w, 0)
-    #: load_parts -> parts    the partial outputs that count; what an empty split left behind is not read
-    d = tl.arange(0, BD)
-    at = split * part_split + batch * part_batch + token * part_token + head * part_head
-    parts = tl.load(part_ptr + at[:, None] + d[None, :], mask=(w > 0)[:, None] & (d[None, :] < D), other=0.0)
-    #: combine -> o, lse    weighted mean; no key at all gives 0 and -inf
-    o = tl.sum(parts * w[:, None], 0)
-    o = tl.where(total > 0, o / total, 0.0)
-    lse = tl.where(total > 0, top + tl.log(total), -float("inf"))
-    #: store
-    o_at = batch * o_batch + token * o_token + head * o_head + d
-    tl.store(o_ptr + o_at, o.to(o_ptr.dtype.element_ty), mask=d < D)
-    tl.store(lse_ptr + batch * lse_batch + token * lse_token + head * lse_head, lse)
-
-
 def launch(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -148,10 +117,5 @@ def launch(
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     if splits > 1:
-        reduce[(batch, tokens * q_heads)](
-            part, part_lse, out, lse, q_heads, splits,
-            *part.stride()[:4], *part_lse_strides,
-            *out.stride()[:3], lse.stride(0), lse.stride(2), lse.stride(1),
-            D=head_dim, BD=config.BD, SPLITS=triton.next_power_of_2(splits), num_warps=4,
-        )  # fmt: skip
+        merge(part, part_lse.transpose(2, 3), out=out, lse=lse.transpose(1, 2))
     return out, lse

@@ -1,0 +1,68 @@
+"""Where a call runs: the reference and the emulator on NumPy views, the kernel on its GPU or in the interpreter."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from kvlab.cache.arrays import is_torch, to_numpy, to_torch
+
+__all__ = ["BACKENDS", "choose_backend", "on_gpu", "run_kernel", "run_on_numpy"]
+
+BACKENDS = ("auto", "reference", "emulator", "triton")
+
+
+def on_gpu(array: Any) -> bool:
+    """Whether ``array`` is a tensor in the memory of a GPU."""
+    return is_torch(array) and array.device.type == "cuda"
+
+
+def choose_backend(array: Any, backend: str) -> tuple[str, str]:
+    """(backend, reason) for a call whose first argument is ``array``. ValueError for one that cannot be had."""
+    if backend not in BACKENDS:
+        raise ValueError(f"backend {backend!r}: must be one of {', '.join(BACKENDS)}")
+    chosen, reason = backend, "asked for"
+    if backend == "auto":
+        chosen, reason = ("triton", "torch tensors") if is_torch(array) else ("emulator", "NumPy arrays")
+    if chosen == "triton":
+        if not (importlib.util.find_spec("torch") and importlib.util.find_spec("triton")):
+            raise ValueError("backend 'triton': must have torch and triton, pip install 'kvlab[kernels]'")
+        reason += ", compiled for the GPU" if on_gpu(array) else ", interpreted on the CPU in a process of its own"
+    elif on_gpu(array):
+        raise ValueError(f"backend {chosen!r} with tensors on {array.device}: must be CPU memory; use .cpu()")
+    return chosen, reason
+
+
+def run_kernel(path: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    """Call ``"module:launch"`` with torch tensors, here on a GPU, otherwise interpreted; results in args' library."""
+    if on_gpu(args[0]):
+        module, _, name = path.partition(":")
+        with importlib.import_module("torch").cuda.device(args[0].device):
+            result: tuple[Any, ...] = getattr(importlib.import_module(module), name)(*args, **kwargs)
+        return result
+    from kvlab.triton_support.child import run
+
+    tensors = _each(to_torch, np.ndarray, args, kwargs)
+    return tuple(r if is_torch(args[0]) else to_numpy(r) for r in run(path, *tensors[0], **tensors[1]))
+
+
+def run_on_numpy(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    """Call a function of NumPy arrays with views of ``args``. Results are of args' library."""
+    if not is_torch(args[0]):
+        result: tuple[Any, ...] = function(*args, **kwargs)
+        return result
+    views = _each(to_numpy, type(args[0]), args, kwargs)
+    return tuple(to_torch(r) for r in function(*views[0], **views[1]))
+
+
+def _each(convert: Callable[[Any], Any], kind: type, args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
+    """All arguments, those that are arrays of ``kind`` converted."""
+
+    def one(value: Any) -> Any:
+        return convert(value) if isinstance(value, kind) else value
+
+    return [one(value) for value in args], {name: one(value) for name, value in kwargs.items()}

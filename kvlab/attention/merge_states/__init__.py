@@ -1,0 +1,104 @@
+"""Merging of partial attention: outputs over disjoint keys, put together by their lse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvlab.attention.backends import choose_backend, run_kernel, run_on_numpy
+from kvlab.attention.explain import Explanation
+from kvlab.attention.inputs import require
+from kvlab.cache.arrays import dtype_of, element_strides, is_torch, same_place
+
+from .emulator import launch as emulate
+from .reference import reference
+
+__all__ = ["merge_states"]
+
+MAX_PARTS = 1024
+
+
+def merge_states(outs: Any, lses: Any, *, out: Any = None, return_lse: bool = True, backend: str = "auto") -> Any:
+    """The attention over all keys, from N outputs over disjoint sets of them (split keys, cascade, context
+    parallelism).
+
+    outs   ``[N, T, H, D]``, or ``[N, B, S, H, D]`` as N calls of ``mha_decode`` give; bfloat16, float16 or float32
+    lses   ``[N, T, H]``, or ``[N, B, H, S]``: natural log, float32. -inf (or +inf, as some libraries write) tells
+    that a
+           part saw no key; its output is not read and may be anything
+    out    where to write; a new array of outs' dtype by default
+    return_lse  return ``(out, lse)`` with lse ``[T, H]`` or ``[B, H, S]``; otherwise out alone
+    backend  as in ``mha_decode_paged``
+
+    Weights are relative to the largest lse; sums are compensated. No key in any part gives 0 and -inf. ValueError on
+    bad
+    arguments, before anything is written.
+
+    >>> outs = np.array([1, 3, np.nan], np.float32).reshape(3, 1, 1, 1)  # three parts of one token, one head, D 1
+    >>> lses = np.array([np.log(1), np.log(3), -np.inf], np.float32).reshape(3, 1, 1)
+    >>> merged, lse = merge_states(outs, lses)
+    >>> round(merged.item(), 5), round(float(np.exp(lse.item())), 5)
+    (2.5, 4.0)
+    """
+    outs, lses, into, drop = _checked(outs, lses, out)
+    plan = _plan(outs, backend)
+    if plan.backend == "triton":
+        merged, lse = run_kernel("kvlab.attention.merge_states.kernel:launch", outs, lses, out=into)
+    else:
+        side = emulate if plan.backend == "emulator" else _refer
+        merged, lse = run_on_numpy(side, outs, lses, out=into)
+    if drop:
+        merged, lse = merged[:, 0], lse[:, 0]
+    else:
+        lse = lse.swapaxes(1, 2)
+    merged = merged if out is None else out
+    return (merged, lse) if return_lse else merged
+
+
+def _refer(outs: Any, lses: Any, *, out: Any) -> tuple[Any, Any]:
+    """The reference, rounded to the dtypes of the operation."""
+    exact, lse = reference(outs, lses)
+    out = np.empty(exact.shape, outs.dtype) if out is None else out
+    out[...] = exact.astype(outs.dtype)
+    return out, lse.astype(np.float32)
+
+
+def _checked(outs: Any, lses: Any, out: Any) -> tuple[Any, Any, Any, bool]:
+    """outs ``[N, B, S, H, D]``, lses ``[N, B, S, H]``, out like a part, and whether a token axis was added."""
+    arrays = {"outs": outs, "lses": lses, **({} if out is None else {"out": out})}
+    for name, array in arrays.items():
+        known = isinstance(array, np.ndarray) or is_torch(array)
+        require(known, f"{name} is a {type(array).__name__}", "a NumPy array or torch tensor")
+        require(not getattr(array, "requires_grad", False), f"{name} requires grad", "detached")
+    same_place(**arrays)
+    shape = tuple(outs.shape)
+    require(len(shape) in (4, 5), f"outs has shape {shape}", "[N, T, H, D] or [N, B, S, H, D]")
+    require(1 <= shape[0] <= MAX_PARTS, f"outs has {shape[0]} parts", f"1 to {MAX_PARTS}")
+    kind = dtype_of(outs, "outs").name
+    require(kind in ("bfloat16", "float16", "float32"), f"outs has dtype {kind}", "bfloat16, float16 or float32")
+    require(dtype_of(lses, "lses").name == "float32", f"lses has dtype {lses.dtype}", "float32")
+    drop = len(shape) == 4
+    expected = shape[:3] if drop else (shape[0], shape[1], shape[3], shape[2])
+    require(tuple(lses.shape) == expected, f"lses has shape {tuple(lses.shape)}", f"{expected}, as outs is {shape}")
+    if out is not None:
+        require(tuple(out.shape) == shape[1:], f"out has shape {tuple(out.shape)}", f"{shape[1:]}, a part of outs")
+        require(is_torch(out) or out.flags.writeable, "out is read-only", "writeable")
+    for name, array in (("outs", outs), *((("out", out),) if out is not None else ())):
+        strides = element_strides(array, name)
+        require(shape[-1] < 2 or strides[-1] == 1, f"{name} has strides {strides}", "contiguous in the last dimension")
+    if drop:
+        return outs[:, :, None], lses[:, :, None], None if out is None else out[:, None], True
+    return outs, lses.swapaxes(2, 3), out, False
+
+
+def _plan(outs: Any, backend: str) -> Explanation:
+    chosen, reason = choose_backend(outs, backend)
+    return Explanation("merge_states", chosen, reason, None, (outs.shape[1], outs.shape[2] * outs.shape[3]))
+
+
+def _explain(outs: Any, lses: Any, *, out: Any = None, backend: str = "auto", **_: Any) -> Explanation:
+    return _plan(_checked(outs, lses, out)[0], backend)
+
+
+merge_states.explain = _explain  # type: ignore[attr-defined]

@@ -1,0 +1,75 @@
+"""Merging of partial attention: the kernel's twin in NumPy, all programs at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvlab.staging import Traffic, program_ids
+
+from .config import CHUNK
+
+Array = np.ndarray[Any, Any]
+
+
+def merge(outs: Array, lses: Array, o_array: Array, lse_array: Array, PARTS: int, BD: int, traffic: Traffic) -> None:
+    """Put the parts of one head of one token together; parts without a key have no share in it."""
+    #: setup -> lse_parts    each part's lse; +inf, as some write for no key, is -inf
+    num_parts, batches, tokens, heads, D = outs.shape
+    batch, token_and_head = program_ids((batches, tokens * heads))  # [P]
+    token, head = token_and_head // heads, token_and_head % heads
+    lse_parts = np.full((len(batch), PARTS), -np.inf, np.float32)
+    lse_parts[:, :num_parts] = lses[:, batch, token, head].T
+    lse_parts = np.where(lse_parts == np.inf, np.float32(-np.inf), lse_parts)
+    #: total -> top, total    weights relative to the largest, so that nothing overflows
+    top = lse_parts.max(axis=1)
+    shift = np.where(top == -np.inf, np.float32(0), top)
+    total = np.exp(lse_parts - shift[:, None]).sum(axis=1)
+    o = np.zeros((len(batch), BD), np.float32)
+    lost = np.zeros((len(batch), BD), np.float32)
+    for first in range(0, num_parts, CHUNK):
+        #: weights -> w    of the next parts
+        n = np.arange(first, min(first + CHUNK, num_parts))
+        lse_chunk = np.full((len(batch), CHUNK), -np.inf, np.float32)
+        lse_chunk[:, : len(n)] = lses[n[:, None], batch, token, head].T
+        empty = lse_chunk == np.inf
+        w = np.where(empty, np.float32(0), np.exp(np.where(empty, np.float32(-np.inf), lse_chunk) - shift[:, None]))
+        #: load_parts -> parts    those that count; what a part without a key left behind is not read
+        parts = np.zeros((len(batch), CHUNK, BD), np.float32)
+        p, k = np.nonzero(w > 0)
+        parts[p, k, :D] = outs[first + k, batch[p], token[p], head[p]]
+        traffic.move("DRAM->registers", len(p) * D * outs.itemsize + len(batch) * len(n) * 4)
+        #: add -> o, lost    compensated: what the sum could not hold is kept for the next
+        term = (parts * w[:, :, None]).sum(axis=1) - lost
+        new = o + term
+        lost = (new - o) - term
+        o = new
+    #: combine -> o, lse    weighted mean; no key at all gives 0 and -inf
+    some = np.where(total > 0, total, np.float32(1))
+    o = np.where((total > 0)[:, None], o / some[:, None], np.float32(0))
+    lse = np.where(total > 0, top + np.log(some), np.float32(-np.inf))
+    #: store
+    o_array[batch, token, head] = o[:, :D].astype(o_array.dtype)
+    lse_array[batch, token, head] = lse
+    traffic.move("registers->DRAM", len(batch) * D * o_array.itemsize + lse.nbytes)
+
+
+def launch(
+    outs: Array, lses: Array, *, out: Array | None = None, lse: Array | None = None, traffic: Traffic | None = None
+) -> tuple[Array, Array]:
+    """Run the twin on outs ``[N, B, S, H, D]`` and lses ``[N, B, S, H]``: out ``[B, S, H, D]``, lse ``[B, S, H]``.
+
+    The arguments are valid.
+    """
+    num_parts, head_dim = outs.shape[0], outs.shape[-1]
+    out = np.empty(outs.shape[1:], outs.dtype) if out is None else out
+    lse = np.empty(lses.shape[1:], np.float32) if lse is None else lse
+    if lse.size:
+        traffic = Traffic() if traffic is None else traffic
+        merge(outs, lses, out, lse, _next_power_of_2(num_parts), _next_power_of_2(head_dim), traffic)
+    return out, lse
+
+
+def _next_power_of_2(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()

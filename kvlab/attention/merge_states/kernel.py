@@ -1,0 +1,76 @@
+"""Merging of partial attention in Triton: one program for each head of each token."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from .config import CHUNK
+
+
+@triton.jit
+def merge(
+    part_ptr, part_lse_ptr, o_ptr, lse_ptr, heads, num_parts,
+    part_n, part_batch, part_token, part_head, part_lse_n, part_lse_batch, part_lse_token, part_lse_head,
+    o_batch, o_token, o_head, lse_batch, lse_token, lse_head,
+    D: tl.constexpr, BD: tl.constexpr, PARTS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Put the parts of one head of one token together; parts without a key have no share in it."""
+    #: setup -> lse_parts    each part's lse; +inf, as some write for no key, is -inf
+    batch = tl.program_id(0).to(tl.int64)
+    token = (tl.program_id(1) // heads).to(tl.int64)
+    head = (tl.program_id(1) % heads).to(tl.int64)
+    at_lse = part_lse_ptr + batch * part_lse_batch + token * part_lse_token + head * part_lse_head
+    every = tl.arange(0, PARTS).to(tl.int64)
+    lse_parts = tl.load(at_lse + every * part_lse_n, mask=every < num_parts, other=-float("inf"))
+    lse_parts = tl.where(lse_parts == float("inf"), -float("inf"), lse_parts)
+    #: total -> top, total    weights relative to the largest, so that nothing overflows
+    top = tl.max(lse_parts, 0)
+    shift = tl.where(top == -float("inf"), 0.0, top)
+    total = tl.sum(tl.exp(lse_parts - shift), 0)
+    d = tl.arange(0, BD)
+    at = part_ptr + batch * part_batch + token * part_token + head * part_head
+    o = tl.zeros([BD], tl.float32)
+    lost = tl.zeros([BD], tl.float32)
+    for first in range(0, num_parts, CHUNK):
+        #: weights -> w    of the next parts
+        n = (first + tl.arange(0, CHUNK)).to(tl.int64)
+        lse_chunk = tl.load(at_lse + n * part_lse_n, mask=n < num_parts, other=-float("inf"))
+        w = tl.where(lse_chunk == float("inf"), 0.0, tl.exp(lse_chunk - shift))
+        #: load_parts -> parts    those that count; what a part without a key left behind is not read
+        has = (w > 0)[:, None] & (d[None, :] < D)
+        parts = tl.load(at + n[:, None] * part_n + d[None, :], mask=has, other=0.0).to(tl.float32)
+        #: add -> o, lost    compensated: what the sum could not hold is kept for the next
+        term = tl.sum(parts * w[:, None], 0) - lost
+        new = o + term
+        lost = (new - o) - term
+        o = new
+    #: combine -> o, lse    weighted mean; no key at all gives 0 and -inf
+    o = tl.where(total > 0, o / total, 0.0)
+    lse = tl.where(total > 0, top + tl.log(total), -float("inf"))
+    #: store
+    o_at = batch * o_batch + token * o_token + head * o_head + d
+    tl.store(o_ptr + o_at, o.to(o_ptr.dtype.element_ty), mask=d < D)
+    tl.store(lse_ptr + batch * lse_batch + token * lse_token + head * lse_head, lse)
+
+
+def launch(
+    outs: torch.Tensor, lses: torch.Tensor, *, out: torch.Tensor | None = None, lse: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run the kernel on outs ``[N, B, S, H, D]`` and lses ``[N, B, S, H]``: out ``[B, S, H, D]``, lse ``[B, S, H]``.
+
+    The arguments are valid.
+    """
+    num_parts, batch, tokens, heads, head_dim = outs.shape
+    out = torch.empty(outs.shape[1:], dtype=outs.dtype, device=outs.device) if out is None else out
+    lse = torch.empty(lses.shape[1:], dtype=torch.float32, device=lses.device) if lse is None else lse
+    if lse.numel() == 0:
+        return out, lse
+    merge[(batch, tokens * heads)](
+        outs, lses, out, lse, heads, num_parts,
+        *outs.stride()[:4], *lses.stride(), *out.stride()[:3], *lse.stride(),
+        D=head_dim, BD=triton.next_power_of_2(head_dim), PARTS=triton.next_power_of_2(max(num_parts, 1)),
+        CHUNK=CHUNK, num_warps=4,
+    )  # fmt: skip
+    return out, lse

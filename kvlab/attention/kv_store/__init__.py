@@ -1,0 +1,201 @@
+"""KV store: K and V of the new tokens into a paged or continuous cache, rotated and quantised on the way."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+from kvlab.attention.explain import Explanation
+from kvlab.attention.rope import Rope
+from kvlab.cache import ContinuousBatchingKVCacheCollection, PagedKVCacheCollection
+from kvlab.staging import Traffic
+
+from .emulator import launch as emulate
+from .inputs import StoreInputs
+from .plan import collection_plan, mla_plan, paged_plan
+from .reference import reference
+
+__all__ = ["kv_store", "kv_store_paged", "mla_store_paged"]
+
+
+def kv_store_paged(
+    k: Any,
+    v: Any,
+    k_cache: Any,
+    v_cache: Any,
+    slot_mapping: Any,
+    *,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    k_granularity: int | None = None,
+    v_granularity: int | None = None,
+    rope: Rope | None = None,
+    positions: Any = None,
+    backend: str = "auto",
+    arch: str = "sm_90",
+    check: bool | None = None,
+    traffic: Traffic | None = None,
+) -> None:
+    """Write K and V of T tokens into the slots of a paged cache, in place, in one launch.
+
+    k, v          ``[T, H, D]`` (D may differ between them), bfloat16, float16 or float32, any strides with a contiguous
+                  last dimension. ``v=None`` stores K alone (``v_cache=None``)
+    k_cache, v_cache  ``[pages, page_size, H, D]``, any strides with a contiguous last dimension (halves of one buffer;
+                  HND storage transposed): of k's dtype (copied bit for bit), of another float format (rounded once),
+                  or float8_e4m3fn, float8_e5m2 (rounded once, saturated)
+    slot_mapping  32- or 64-bit integers ``[T]``: ``page * page_size + slot`` of each token, negative to skip it
+    k_scale, v_scale  for fp8 caches: what is stored is ``x * (1 / scale)``, the reciprocal rounded to float32.
+                  A number, ``[1]`` (per tensor) or ``[H]`` (per head): given. ``[pages, page_size, H, n]`` (or without
+                  n), float32 or bfloat16: computed as the largest magnitude of each block over that of the format, and
+                  written with the token. n = 1: a scale for each token and head
+    k_granularity, v_granularity  dims of a block, ``ceil(D / n)`` if None
+    rope          :class:`~kvlab.attention.rope.Rope` that turns K on its way, in float32; with ``positions`` ``[T]``
+    backend       "auto": the emulator for NumPy arrays, the Triton kernel for torch tensors (interpreted on the CPU);
+                  "reference" (float64), "emulator", "triton"
+    arch          the machine that is emulated
+    check         look at slots and positions: out of range or given twice is a ValueError. None: unless they are on a
+                  GPU, which would wait for it; there such tokens are dropped (or left unrotated)
+    traffic       a :class:`~kvlab.staging.Traffic` that counts what the emulator moves
+
+    Nothing but the slots named and their scales is written. ValueError on bad arguments, before anything is written.
+    Nothing waits for the GPU, so the call may be captured in a CUDA graph.
+
+    >>> import numpy as np
+    >>> k = np.arange(6, dtype=np.float32).reshape(3, 1, 2)
+    >>> cache = np.zeros((2, 2, 4, 1, 2), np.float32)  # K and V, pages, page_size, heads, D
+    >>> kv_store_paged(k, -k, cache[0], cache[1], np.array([5, -1, 0]))
+    >>> cache[0, 1, 1, 0].tolist(), cache[1, 0, 0, 0].tolist(), int((cache != 0).sum())
+    ([0.0, 1.0], [-4.0, -5.0], 6)
+    >>> kv_store_paged(k, -k, cache[0], cache[1], np.array([5, 8, 0]))
+    Traceback (most recent call last):
+        ...
+    ValueError: slot_mapping[1] is 8: must be below 8, the slots of 2 pages of 4, or negative to skip the token
+    """
+    inputs, plan = paged_plan(
+        k, v, k_cache, v_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale, k_granularity=k_granularity,
+        v_granularity=v_granularity, rope=rope, positions=positions, backend=backend, arch=arch, check=check,
+    )  # fmt: skip
+    _run(inputs, plan, traffic)
+
+
+def kv_store(
+    k: Any,
+    v: Any,
+    cache: PagedKVCacheCollection | ContinuousBatchingKVCacheCollection,
+    layer: int = 0,
+    *,
+    row_offsets: Any = None,
+    valid_lengths: Any = None,
+    slot_mapping: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    rope: Rope | None = None,
+    positions: Any = None,
+    backend: str = "auto",
+    arch: str = "sm_90",
+    check: bool | None = None,
+    traffic: Traffic | None = None,
+) -> None:
+    """Write K and V of the new tokens of every sequence into one layer of a cache, in place, in one launch.
+
+    k, v    ``[T, H, D]`` with ``row_offsets`` ``[B + 1]``: the tokens of sequence b are ``row_offsets[b]`` to
+            ``row_offsets[b + 1]``; or ``[B, S, H, D]``, of which the first ``valid_lengths`` ``[B]`` tokens of each
+            sequence exist (all S if None); or ``[T, H, D]`` with ``slot_mapping`` ``[T]`` (paged caches); or
+            ``[B, H, D]``, one token each. New token i of sequence b gets position ``cache.cache_length(b) + i``;
+            ``cache_lengths`` is not changed. MLA: k is the whole row ``[.., 1, head_size]`` and v None, or k the latent
+            ``[.., 1, 512]`` and v the rope part ``[.., 1, 64]`` behind it
+    cache   :class:`~kvlab.cache.PagedKVCacheCollection` or :class:`~kvlab.cache.ContinuousBatchingKVCacheCollection`.
+            Where it is quantised its scales are computed and written too
+    rope    turns K (MLA: the rope part, the last dims of a row) by the angles of its position
+    k_scale, v_scale  given scales of an fp8 cache without scales of its own
+    positions  ``[T]`` or ``[B, S]``, where they are not those in the cache
+
+    Other arguments as for :func:`kv_store_paged`. A token whose table entry is no page raises (``cache.strict``) or is
+    dropped; on a GPU it is dropped, unless ``check=True``.
+
+    >>> import numpy as np
+    >>> from kvlab.cache import KVCacheStaticParams, PagedKVCacheCollection
+    >>> pool = PagedKVCacheCollection.allocate(
+    ...     KVCacheStaticParams(1, 2), num_pages=3, page_size=4, num_layers=1, batch_size=2, max_length=8, dtype="fp32"
+    ... )
+    >>> pool.lookup_table[:, :2] = [[2, 0], [1, 3]]
+    >>> step = pool.with_lengths(np.array([3, 0]), 2)
+    >>> k = np.arange(6, dtype=np.float32).reshape(3, 1, 2)
+    >>> kv_store(k, -k, step, row_offsets=np.array([0, 2, 3]))
+    >>> step.get_key_cache(0).load(0, 0, np.array([3, 4]), 0, width=2).tolist()
+    [[0.0, 1.0], [2.0, 3.0]]
+    >>> step.get_value_cache(0).load(1, 0, 0, 0, width=2).tolist()
+    [-4.0, -5.0]
+    """
+    inputs, plan = collection_plan(
+        k, v, cache, layer, row_offsets=row_offsets, valid_lengths=valid_lengths, slot_mapping=slot_mapping,
+        k_scale=k_scale, v_scale=v_scale, rope=rope, positions=positions, backend=backend, arch=arch, check=check,
+    )  # fmt: skip
+    _run(inputs, plan, traffic)
+
+
+def mla_store_paged(
+    latent: Any,
+    k_rope: Any,
+    cache: Any,
+    slot_mapping: Any,
+    *,
+    scale: Any = None,
+    rope: Rope | None = None,
+    positions: Any = None,
+    **options: Any,
+) -> None:
+    """Write the MLA rows of T tokens, latent and rope part, into the slots of a paged cache, in place, in one launch.
+
+    latent   ``[T, L]``; k_rope ``[T, R]``; bfloat16, float16 or float32
+    cache    ``[pages, page_size, width]`` or ``[pages, page_size, 1, width]``, one of
+             * width L + R, of one dtype: latent and rope part, one after the other
+             * fp8, width L + 2 R bytes: the latent in fp8 (``scale`` as for ``kv_store_paged``), the rope part in
+               bfloat16: the rope-aware row, 640 bytes for 512 + 64
+             * fp8, width L + 4 L / 128 + 2 R bytes: a computed float32 scale for each 128 latents between them, 656
+               bytes for 512 + 64
+    rope     turns the rope part
+
+    Other arguments as for :func:`kv_store_paged`.
+
+    >>> import numpy as np
+    >>> from kvlab.memory import bfloat16, float8_e4m3fn
+    >>> cache = np.zeros((1, 4, 640), float8_e4m3fn)
+    >>> mla_store_paged(np.ones((1, 512), np.float32), np.full((1, 64), 3.0, np.float32), cache, np.array([2]))
+    >>> float(cache[0, 2, 0]), cache[0, 2, 512:].view(bfloat16)[:2].tolist(), int(cache.view("u1").any(-1).sum())
+    (1.0, [3.0, 3.0], 1)
+    """
+    inputs, plan = mla_plan(latent, k_rope, cache, slot_mapping, scale=scale, rope=rope, positions=positions, **options)
+    _run(inputs, plan, options.get("traffic"))
+
+
+def _run(x: StoreInputs, plan: Explanation, traffic: Traffic | None) -> None:
+    names = ("lens", "table", "positions", "cos", "sin", "k_scale", "v_scale")
+    if plan.backend != "triton":
+        a = x.numpy()
+        run: Any = reference if plan.backend == "reference" else emulate
+        more = {} if plan.backend == "reference" else {"arch": plan.arch, "traffic": traffic}
+    else:
+        a = x.torch()
+        run, more = _launcher(x.on_gpu), {}
+    arguments = {name: getattr(a, name) for name in names}
+    if x.on_gpu:
+        with importlib.import_module("torch").cuda.device(x.k.device):
+            run(a.k, a.v, a.k_cache, a.v_cache, a.where, config=plan.config, pages=a.pages, **arguments)
+    else:
+        run(a.k, a.v, a.k_cache, a.v_cache, a.where, config=plan.config, pages=a.pages, **arguments, **more)
+
+
+def _launcher(on_gpu: bool) -> Any:
+    """The kernel's launch function, compiled on a GPU, interpreted (in its own process) on a CPU."""
+    if on_gpu:
+        return importlib.import_module("kvlab.attention.kv_store.kernel").launch
+    from kvlab.triton_support.child import run
+
+    return functools.partial(run, "kvlab.attention.kv_store.kernel:launch")
+
+
+kv_store.explain = lambda *args, **options: collection_plan(*args, **options)[1]  # type: ignore[attr-defined]
+kv_store_paged.explain = lambda *args, **options: paged_plan(*args, **options)[1]  # type: ignore[attr-defined]
+mla_store_paged.explain = lambda *args, **options: mla_plan(*args, **options)[1]  # type: ignore[attr-defined]

@@ -1,0 +1,155 @@
+"""KV store: what a program writes, and the twins of the operation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvlab.mirror.twin import Twin
+
+__all__ = [
+    "LAUNCH",
+    "SMALLEST",
+    "TWINS",
+    "Side",
+    "StoreConfig",
+    "StoreProblem",
+    "choose_config",
+    "reciprocal",
+    "widest_vector",
+]
+
+TWINS = (Twin("append", kernel="kernel:append", emulator="emulator:append"),)
+LAUNCH = ("kernel:launch", "emulator:launch")
+
+SMALLEST = 2.0**-100
+"""A block whose largest magnitude is less is quantised as if it were this: its scale has a finite reciprocal."""
+
+MOST_ELEMENTS, LEAST_ELEMENTS = 4096, 512
+VECTOR_BYTES = 16
+PROGRAMS_PER_PROCESSOR = 2
+
+
+@dataclass(frozen=True)
+class Side:
+    """K or V: how a program cuts it. A *row* is one block of G dims of one head of one token.
+
+    D dims of a head, G of a block, ``blocks`` of a head, BR rows of a program, BG = G rounded up to a power of two.
+    quant: "none" (copy, or a plain cast), "number" and "tensor" (one scale, given), "block" (a scale for each row,
+    computed and stored). limit: largest magnitude of the 8-bit format. vec_in, vec_out: elements of a vector that
+    every row of the source and of the cache is a multiple of.
+    """
+
+    D: int
+    G: int
+    BG: int
+    blocks: int
+    BR: int
+    quant: str = "none"
+    limit: float = 0.0
+    vec_in: int = 1
+    vec_out: int = 1
+
+
+@dataclass(frozen=True)
+class StoreProblem:
+    """Sizes of one call: T tokens of H heads; D dims of a head and G of a block, for K and for V (D 0: no V)."""
+
+    tokens: int
+    heads: int
+    D: tuple[int, int]
+    G: tuple[int, int]
+    itemsize: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class StoreConfig:
+    """Tile sizes and launch parameters, the same for the kernel and the emulator.
+
+    form: "slots", "ragged" or "padded". rope: "none", "k" or "v", the side that is rotated: ``rope_dim`` dims from
+    ``rope_first`` on, as pairs (2j, 2j + 1) where ``interleaved``, else (j, j + rope_dim / 2). BB: sequences that the
+    search for a token's sequence compares at a time.
+    """
+
+    form: str
+    heads: int
+    page_size: int
+    k: Side
+    v: Side
+    programs: int
+    rope: str = "none"
+    rope_dim: int = 0
+    rope_first: int = 0
+    interleaved: bool = False
+    BB: int = 32
+    num_warps: int = 4
+
+    def grid(self) -> tuple[int]:
+        """Programs. The lengths and slots have no part in it: a CUDA graph may be replayed."""
+        return (self.programs,)
+
+
+def widest_vector(itemsize: int, *multiples: int) -> int:
+    """Elements of the widest vector, up to 16 bytes, that divides all of ``multiples`` (elements).
+
+    >>> widest_vector(2, 128, 1024), widest_vector(2, 20), widest_vector(1, 128), widest_vector(4, 3)
+    (8, 4, 16, 1)
+    """
+    whole = math.gcd(VECTOR_BYTES // itemsize, *multiples)
+    return whole & -whole
+
+
+def reciprocal(scale: object) -> float:
+    """1 / scale in float32 for a scale that is a number, else 1: what a program multiplies by.
+
+    >>> reciprocal(4.0), reciprocal(None)
+    (0.25, 1.0)
+    """
+    return float(np.float32(1) / np.float32(scale)) if isinstance(scale, float) else 1.0
+
+
+def choose_config(
+    problem: StoreProblem,
+    *,
+    form: str,
+    page_size: int,
+    quant: Iterable[str] = ("none", "none"),
+    limit: Iterable[float] = (0.0, 0.0),
+    vec_in: Iterable[int] = (1, 1),
+    vec_out: Iterable[int] = (1, 1),
+    batch: int = 0,
+    processors: int = 132,
+    **rope: object,
+) -> StoreConfig:
+    """The configuration of a call; ``processors`` are the SMs of the device (132 on an H100).
+
+    A program moves 4096 elements of K and of V, eight 16-byte loads a thread under way at once; fewer where that would
+    leave processors without a program.
+
+    >>> problem = StoreProblem(tokens=4096, heads=8, D=(128, 128), G=(128, 128), itemsize=(2, 2))
+    >>> config = choose_config(problem, form="slots", page_size=16)
+    >>> config.k.BR, config.programs, config.num_warps
+    (32, 1024, 4)
+    """
+    rows = [problem.tokens * problem.heads * -(-D // G) for D, G in zip(problem.D, problem.G, strict=True)]
+    widths = [max(2, 1 << (G - 1).bit_length()) for G in problem.G]
+    elements = MOST_ELEMENTS
+    most = max(n * BG if D else 0 for n, BG, D in zip(rows, widths, problem.D, strict=True))
+    while elements > LEAST_ELEMENTS and most < PROGRAMS_PER_PROCESSOR * processors * elements:
+        elements //= 2
+    tile = [max(1, elements // BG) if D else 1 for BG, D in zip(widths, problem.D, strict=True)]
+    sides = [
+        Side(D, G, BG, max(1, -(-D // G)), BR, *more)
+        for D, G, BG, BR, *more in zip(problem.D, problem.G, widths, tile, quant, limit, vec_in, vec_out, strict=True)
+    ]
+    programs = max(-(-n // BR) if D else 0 for n, BR, D in zip(rows, tile, problem.D, strict=True))
+    widest = max(BR * BG * size for BR, BG, size in zip(tile, widths, problem.itemsize, strict=True))
+    num_warps = max(1, min(4, widest // (32 * VECTOR_BYTES)))
+    BB = min(256, max(16, 1 << max(0, batch - 1).bit_length()))
+    return StoreConfig(
+        form, problem.heads, page_size, sides[0], sides[1], programs, BB=BB,
+        num_warps=1 << (num_warps.bit_length() - 1), **rope,  # type: ignore[arg-type]
+    )  # fmt: skip

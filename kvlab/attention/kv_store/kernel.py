@@ -1,0 +1,230 @@
+"""KV store as a portable Triton kernel: K and V of the new tokens into their slots, in one launch."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from .config import SMALLEST, Side, StoreConfig, reciprocal
+
+SMALLEST_TOP = tl.constexpr(SMALLEST)
+LARGEST_TOP = tl.constexpr(3.4028234663852886e38)
+NO_TOKEN = tl.constexpr(2**31 - 1)
+
+
+@triton.jit
+def place(
+    token, where_ptr, lens_ptr, table_ptr, positions_ptr,
+    tokens, seq_tokens, batch, pages, columns, where_step, lens_step, table_batch, positions_step,
+    FORM: tl.constexpr, PAGE: tl.constexpr, POSITIONS: tl.constexpr, BB: tl.constexpr,
+):  # fmt: skip
+    """Page, slot and position of each token (0 where it is not stored), and whether it is stored."""
+    live = token < tokens
+    if FORM == "slots":
+        at = tl.load(where_ptr + token.to(tl.int64) * where_step, mask=live, other=-1).to(tl.int64)
+        live = live & (at >= 0)
+        page = tl.where(live, at, 0) // PAGE
+    else:
+        if FORM == "ragged":
+            sequence = token * 0
+            for first in range(0, batch, BB):
+                one = first + tl.arange(0, BB)
+                end = tl.load(where_ptr + (one + 1).to(tl.int64) * where_step, mask=one < batch, other=NO_TOKEN)
+                sequence += tl.sum((end[None, :].to(tl.int64) <= token[:, None]).to(tl.int32), 1)
+            live = live & (sequence < batch)
+            start = tl.load(where_ptr + sequence.to(tl.int64) * where_step, mask=live, other=0).to(tl.int64)
+            new = token - start
+        else:
+            sequence = token // seq_tokens
+            new = (token % seq_tokens).to(tl.int64)
+            valid = tl.load(where_ptr + sequence.to(tl.int64) * where_step, mask=live, other=0).to(tl.int64)
+            live = live & (new < valid)
+        at = new + tl.load(lens_ptr + sequence.to(tl.int64) * lens_step, mask=live, other=0).to(tl.int64)
+        live = live & (new >= 0) & (at >= 0)
+        column = tl.where(live, at, 0) // PAGE
+        live = live & (column < columns)
+        page = tl.load(table_ptr + sequence.to(tl.int64) * table_batch + column, mask=live, other=-1).to(tl.int64)
+        live = live & (page >= 0)
+    live = live & (page < pages)
+    at = tl.where(live, at, 0)
+    position = at
+    if POSITIONS:
+        position = tl.load(positions_ptr + token.to(tl.int64) * positions_step, mask=live, other=0).to(tl.int64)
+    return tl.where(live, page, 0), at % PAGE, position, live
+
+
+@triton.jit
+def rotate(
+    x, x_at, dim, inside, position, live, cos_ptr, sin_ptr, angles, cos_row, cos_col, sin_row, sin_col,
+    R: tl.constexpr, FIRST: tl.constexpr, INTERLEAVED: tl.constexpr, BR: tl.constexpr, BG: tl.constexpr,
+):  # fmt: skip
+    """``x`` [BR, BG] in float32, its dims FIRST .. FIRST + R rotated by the angles of the token's position."""
+    x = x.to(tl.float32)
+    known = (live & (position >= 0) & (position < angles))[:, None]
+    if INTERLEAVED:
+        one, two = tl.split(tl.reshape(x, [BR, BG // 2, 2]))
+        j = dim[:, None] - FIRST + 2 * tl.arange(0, BG // 2)[None, :]  # the first of each pair
+        pair = j // 2
+    else:
+        j = dim[:, None] - FIRST + tl.arange(0, BG)[None, :]
+        pair = j % (R // 2)
+    roped = known & (j >= 0) & (j < R)
+    cos = tl.load(cos_ptr + position[:, None] * cos_row + pair * cos_col, mask=roped, other=1.0).to(tl.float32)
+    sin = tl.load(sin_ptr + position[:, None] * sin_row + pair * sin_col, mask=roped, other=0.0).to(tl.float32)
+    if INTERLEAVED:
+        turned_one = tl.where(roped, one * cos - two * sin, one)
+        turned_two = tl.where(roped, two * cos + one * sin, two)
+        return tl.reshape(tl.join(turned_one, turned_two), [BR, BG])
+    else:
+        near = j < R // 2
+        partner = tl.load(x_at + tl.where(near, R // 2, -(R // 2)), mask=roped & inside, other=0.0).to(tl.float32)
+        return tl.where(roped & inside, x * cos + partner * tl.where(near, -sin, sin), x)
+
+
+@triton.jit
+def quantise(
+    x, head, scale_ptr, scale_head, inverse, live,
+    QUANT: tl.constexpr, LIMIT: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """``x`` divided by its scale, and the scale [BR] (1 where there is none)."""
+    scale = tl.full([BR], 1.0, tl.float32)
+    if QUANT == "number":
+        x = x.to(tl.float32) * inverse
+    elif QUANT == "tensor":
+        scale = tl.load(scale_ptr + head * scale_head, mask=live, other=1.0).to(tl.float32)
+        x = x.to(tl.float32) * tl.div_rn(1.0, scale)[:, None]
+    elif QUANT == "block":
+        x = x.to(tl.float32)
+        top = tl.minimum(tl.maximum(tl.max(tl.abs(x), 1), SMALLEST_TOP), LARGEST_TOP)
+        scale = tl.div_rn(top, LIMIT).to(scale_ptr.dtype.element_ty).to(tl.float32)
+        x = x * tl.div_rn(1.0, scale)[:, None]
+    return x, scale
+
+
+@triton.jit
+def append(
+    k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, k_inverse, v_inverse, cos_ptr, sin_ptr,
+    where_ptr, lens_ptr, table_ptr, positions_ptr,
+    tokens, seq_tokens, batch, pages, columns, angles,
+    k_batch, k_token, k_head, v_batch, v_token, v_head,
+    kc_page, kc_slot, kc_head, vc_page, vc_slot, vc_head,
+    ks_page, ks_slot, ks_head, ks_block, vs_page, vs_slot, vs_head, vs_block,
+    cos_row, cos_col, sin_row, sin_col, where_step, lens_step, table_batch, positions_step,
+    FORM: tl.constexpr, PAGE: tl.constexpr, H: tl.constexpr, POSITIONS: tl.constexpr, BB: tl.constexpr,
+    KD: tl.constexpr, KG: tl.constexpr, KBG: tl.constexpr, KBR: tl.constexpr, KNB: tl.constexpr,
+    VD: tl.constexpr, VG: tl.constexpr, VBG: tl.constexpr, VBR: tl.constexpr, VNB: tl.constexpr,
+    K_QUANT: tl.constexpr, V_QUANT: tl.constexpr, K_LIMIT: tl.constexpr, V_LIMIT: tl.constexpr,
+    K_IN: tl.constexpr, V_IN: tl.constexpr, K_OUT: tl.constexpr, V_OUT: tl.constexpr,
+    ROPE: tl.constexpr, R: tl.constexpr, FIRST: tl.constexpr, INTERLEAVED: tl.constexpr,
+):  # fmt: skip
+    """K and V of the rows of one program, to where their tokens belong. A row: one block of one head of one token."""
+    #: setup -> k_token_idx, k_head_idx, k_dim, v_token_idx, v_head_idx, v_dim    the rows of this program
+    k_row = tl.program_id(0) * KBR + tl.arange(0, KBR)
+    v_row = tl.program_id(0) * VBR + tl.arange(0, VBR)
+    k_token_idx, k_head_idx, k_dim = k_row // (H * KNB), k_row // KNB % H, k_row % KNB * KG
+    v_token_idx, v_head_idx, v_dim = v_row // (H * VNB), v_row // VNB % H, v_row % VNB * VG
+    k_col, v_col = tl.arange(0, KBG)[None, :], tl.arange(0, VBG)[None, :]
+    k_inside = (k_col < KG) & (k_dim[:, None] + k_col < KD)
+    v_inside = (v_col < VG) & (v_dim[:, None] + v_col < VD)
+    #: load -> k, v    the new tokens, DRAM -> registers; it need not wait for their slots
+    k_seq, v_seq = (k_token_idx // seq_tokens).to(tl.int64), (v_token_idx // seq_tokens).to(tl.int64)
+    k_new, v_new = (k_token_idx % seq_tokens).to(tl.int64), (v_token_idx % seq_tokens).to(tl.int64)
+    k_from = k_seq * (k_batch * K_IN) + k_new * (k_token * K_IN) + k_head_idx.to(tl.int64) * (k_head * K_IN) + k_dim
+    v_from = v_seq * (v_batch * V_IN) + v_new * (v_token * V_IN) + v_head_idx.to(tl.int64) * (v_head * V_IN) + v_dim
+    k_at = k_ptr + k_from[:, None] + k_col
+    v_at = v_ptr + v_from[:, None] + v_col
+    k = tl.load(k_at, mask=(k_token_idx < tokens)[:, None] & k_inside, other=0.0)  # [KBR, KBG]
+    v = tl.load(v_at, mask=(v_token_idx < tokens)[:, None] & v_inside, other=0.0)  # [VBR, VBG]
+    #: place -> k_page, k_slot, k_live, v_page, v_slot, v_live    where each row belongs, and whether anywhere
+    k_page, k_slot, k_position, k_live = place(
+        k_token_idx, where_ptr, lens_ptr, table_ptr, positions_ptr,
+        tokens, seq_tokens, batch, pages, columns, where_step, lens_step, table_batch, positions_step,
+        FORM, PAGE, POSITIONS, BB,
+    )  # fmt: skip
+    v_page, v_slot, v_position, v_live = place(
+        v_token_idx, where_ptr, lens_ptr, table_ptr, positions_ptr,
+        tokens, seq_tokens, batch, pages, columns, where_step, lens_step, table_batch, positions_step,
+        FORM, PAGE, POSITIONS, BB,
+    )  # fmt: skip
+    #: rope -> k, v    the roped side in float32
+    if ROPE == "k":
+        k = rotate(
+            k, k_at, k_dim, k_inside, k_position, k_live, cos_ptr, sin_ptr, angles, cos_row, cos_col, sin_row, sin_col,
+            R, FIRST, INTERLEAVED, KBR, KBG,
+        )  # fmt: skip
+    if ROPE == "v":
+        v = rotate(
+            v, v_at, v_dim, v_inside, v_position, v_live, cos_ptr, sin_ptr, angles, cos_row, cos_col, sin_row, sin_col,
+            R, FIRST, INTERLEAVED, VBR, VBG,
+        )  # fmt: skip
+    #: quantise -> k, v, k_scale, v_scale    divided by the scale, rounded once to the cache's format
+    k, k_scale = quantise(k, k_head_idx, k_scale_ptr, ks_head, k_inverse, k_live, K_QUANT, K_LIMIT, KBR)
+    v, v_scale = quantise(v, v_head_idx, v_scale_ptr, vs_head, v_inverse, v_live, V_QUANT, V_LIMIT, VBR)
+    k, v = k.to(k_cache_ptr.dtype.element_ty), v.to(v_cache_ptr.dtype.element_ty)
+    #: store    registers -> DRAM, the scales with them; rows without a slot write nothing
+    k_to = k_page * (kc_page * K_OUT) + k_slot * (kc_slot * K_OUT) + k_head_idx.to(tl.int64) * (kc_head * K_OUT) + k_dim
+    v_to = v_page * (vc_page * V_OUT) + v_slot * (vc_slot * V_OUT) + v_head_idx.to(tl.int64) * (vc_head * V_OUT) + v_dim
+    tl.store(k_cache_ptr + k_to[:, None] + k_col, k, mask=k_live[:, None] & k_inside)
+    tl.store(v_cache_ptr + v_to[:, None] + v_col, v, mask=v_live[:, None] & v_inside)
+    if K_QUANT == "block":
+        k_scale_at = k_page * ks_page + k_slot * ks_slot + k_head_idx.to(tl.int64) * ks_head + k_row % KNB * ks_block
+        tl.store(k_scale_ptr + k_scale_at, k_scale.to(k_scale_ptr.dtype.element_ty), mask=k_live)
+    if V_QUANT == "block":
+        v_scale_at = v_page * vs_page + v_slot * vs_slot + v_head_idx.to(tl.int64) * vs_head + v_row % VNB * vs_block
+        tl.store(v_scale_ptr + v_scale_at, v_scale.to(v_scale_ptr.dtype.element_ty), mask=v_live)
+
+
+def launch(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    where: torch.Tensor,
+    *,
+    config: StoreConfig,
+    pages: int,
+    lens: torch.Tensor | None = None,
+    table: torch.Tensor | None = None,
+    positions: torch.Tensor | None = None,
+    cos: torch.Tensor | None = None,
+    sin: torch.Tensor | None = None,
+    k_scale: torch.Tensor | float | None = None,
+    v_scale: torch.Tensor | float | None = None,
+) -> None:
+    """Run the kernel on k, v ``[B, S, H, D]`` (``[1, T, H, D]`` unless padded). The arguments are valid."""
+    if config.programs == 0:
+        return
+    c, sides = config, (config.k, config.v)
+    from_strides = [s // side.vec_in for x, side in zip((k, v), sides, strict=True) for s in x.stride()[:3]]
+    to_strides = [s // side.vec_out for x, side in zip((k_cache, v_cache), sides, strict=True) for s in x.stride()[:3]]
+    scales = [scale if isinstance(scale, torch.Tensor) else k_cache for scale in (k_scale, v_scale)]
+    scale_strides = [s for scale, side in zip(scales, sides, strict=True) for s in _scale_strides(scale, side)]
+    angles = 0 if cos is None else cos.shape[0]
+    append[config.grid()](
+        k, v, k_cache, v_cache, *scales, reciprocal(k_scale), reciprocal(v_scale),
+        k if cos is None else cos, k if sin is None else sin,
+        where, where if lens is None else lens, where if table is None else table,
+        where if positions is None else positions,
+        k.shape[0] * k.shape[1], max(1, k.shape[1]), 0 if lens is None else lens.shape[0], pages,
+        0 if table is None else table.shape[1], angles,
+        *from_strides, *to_strides, *scale_strides,
+        *((0, 0) if cos is None else cos.stride()), *((0, 0) if sin is None else sin.stride()),
+        where.stride(0), 0 if lens is None else lens.stride(0), 0 if table is None else table.stride(0),
+        0 if positions is None else positions.stride(0),
+        FORM=c.form, PAGE=c.page_size, H=c.heads, POSITIONS=positions is not None, BB=c.BB,
+        KD=c.k.D, KG=c.k.G, KBG=c.k.BG, KBR=c.k.BR, KNB=c.k.blocks,
+        VD=c.v.D, VG=c.v.G, VBG=c.v.BG, VBR=c.v.BR, VNB=c.v.blocks,
+        K_QUANT=c.k.quant, V_QUANT=c.v.quant, K_LIMIT=c.k.limit, V_LIMIT=c.v.limit,
+        K_IN=c.k.vec_in, V_IN=c.v.vec_in, K_OUT=c.k.vec_out, V_OUT=c.v.vec_out,
+        ROPE=c.rope, R=c.rope_dim, FIRST=c.rope_first, INTERLEAVED=c.interleaved,
+        num_warps=c.num_warps, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+def _scale_strides(scale: torch.Tensor, side: Side) -> tuple[int, ...]:
+    """Of page, slot, head and block."""
+    if side.quant == "block":
+        return tuple(scale.stride())
+    per_head = side.quant == "tensor" and len(scale) > 1
+    return 0, 0, scale.stride(0) if per_head else 0, 0

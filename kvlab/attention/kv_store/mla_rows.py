@@ -1,0 +1,54 @@
+"""The three forms of an MLA row, as a store sees them: latent and rope part are two windows of one cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvlab.cache.arrays import dtype_of, is_torch
+from kvlab.memory import bfloat16, float32
+
+from .inputs import LIMITS, require
+
+__all__ = ["BLOCK", "mla_windows"]
+
+BLOCK = 128
+"""Latents that share a scale in a row with scales."""
+
+
+def mla_windows(latent: Any, k_rope: Any, cache: Any, scale: Any) -> tuple[Any, Any, Any, Any, Any]:
+    """``(latent [T, 1, L], rope [T, 1, R], window of the latents, window of the rope part, scale or its window)``.
+
+    See :func:`kvlab.attention.kv_store.mla_store_paged` for the forms.
+    """
+    for name, array in (("latent", latent), ("k_rope", k_rope)):
+        axes = getattr(array, "ndim", 0)
+        require(axes == 2, f"{name} has {axes} axes", "[T, dims]")
+    rows = cache[:, :, None] if getattr(cache, "ndim", 0) == 3 else cache
+    shape = tuple(getattr(rows, "shape", ()))
+    require(len(shape) == 4 and shape[2] == 1, f"cache has shape {shape}", "[pages, page_size, (1,) width]")
+    L, R, width = latent.shape[1], k_rope.shape[1], shape[3]
+    latent, k_rope = latent[:, None], k_rope[:, None]
+    kind = dtype_of(cache, "cache")
+    if width == L + R:
+        return latent, k_rope, rows[..., :L], rows[..., L:], scale
+    scales = 4 * (L // BLOCK)
+    forms = {L + 2 * R: 0, **({L + scales + 2 * R: scales} if L % BLOCK == 0 else {})}
+    require(
+        kind in LIMITS and width in forms,
+        f"cache has dtype {kind} and rows of {width} for {L} latents and {R} rope values",
+        f"rows of {L + R}, or of an fp8 format and {' or '.join(map(str, forms))} bytes",
+    )
+    require(not forms[width] or scale is None, "scale of a row with scales", "left out: they are computed")
+    behind = _view(rows[..., L + forms[width] :], bfloat16)
+    if forms[width]:
+        scale = _view(rows[..., L : L + forms[width]], float32)
+    return latent, k_rope, rows[..., :L], behind, scale
+
+
+def _view(window: Any, dtype: Any) -> Any:
+    """Bytes of a row as another dtype, the same memory."""
+    if not is_torch(window):
+        return window.view(dtype)
+    import sys
+
+    return window.view(getattr(sys.modules["torch"], dtype.name))

@@ -1,0 +1,165 @@
+"""Which backend and configuration a store gets, and why."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from typing import Any
+
+import numpy as np
+
+from kvlab.attention.explain import Explanation
+from kvlab.attention.rope import Rope
+from kvlab.cache import ContinuousBatchingKVCacheCollection, PagedKVCacheCollection
+from kvlab.cache.arrays import dtype_of, element_strides, is_torch
+from kvlab.hardware import get_arch
+from kvlab.staging import Traffic
+
+from .config import StoreProblem, choose_config, widest_vector
+from .inputs import LIMITS, StoreInputs, require, store_inputs
+from .mla_rows import mla_windows
+
+__all__ = ["collection_plan", "mla_plan", "paged_plan"]
+
+BACKENDS = ("auto", "reference", "emulator", "triton")
+
+
+def mla_plan(
+    latent: Any, k_rope: Any, cache: Any, slot_mapping: Any, *, scale: Any = None, rope: Rope | None = None,
+    positions: Any = None, backend: str = "auto", arch: str = "sm_90", check: bool | None = None,
+    traffic: Traffic | None = None,
+) -> tuple[StoreInputs, Explanation]:  # fmt: skip
+    k, v, k_cache, v_cache, k_scale = mla_windows(latent, k_rope, cache, scale)
+    inputs = store_inputs(
+        k, v, k_cache, v_cache, slot_mapping, form="slots", rope=rope, rope_on="v", k_scale=k_scale, v_scale=None,
+        granularity=(None, None), check=check, positions=positions,
+    )  # fmt: skip
+    return inputs, _plan("mla_store", inputs, backend, arch)
+
+
+def paged_plan(
+    k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, *, k_scale: Any = None, v_scale: Any = None,
+    k_granularity: int | None = None, v_granularity: int | None = None, rope: Rope | None = None,
+    positions: Any = None, backend: str = "auto", arch: str = "sm_90", check: bool | None = None,
+    traffic: Traffic | None = None,
+) -> tuple[StoreInputs, Explanation]:  # fmt: skip
+    inputs = store_inputs(
+        k, v, k_cache, v_cache, slot_mapping, form="slots", rope=rope, rope_on="k", k_scale=k_scale, v_scale=v_scale,
+        granularity=(k_granularity, v_granularity), check=check, positions=positions,
+    )  # fmt: skip
+    return inputs, _plan("kv_store", inputs, backend, arch)
+
+
+def collection_plan(
+    k: Any, v: Any, cache: Any, layer: int = 0, *, row_offsets: Any = None, valid_lengths: Any = None,
+    slot_mapping: Any = None, k_scale: Any = None, v_scale: Any = None, rope: Rope | None = None,
+    positions: Any = None, backend: str = "auto", arch: str = "sm_90", check: bool | None = None,
+    traffic: Traffic | None = None,
+) -> tuple[StoreInputs, Explanation]:  # fmt: skip
+    """The array form of a call over a collection."""
+    if isinstance(cache, ContinuousBatchingKVCacheCollection):
+        require(slot_mapping is None, "slot_mapping with a continuous cache", "row_offsets or valid_lengths")
+        cache = cache.paged()
+    known = isinstance(cache, PagedKVCacheCollection)
+    require(known, f"cache is a {type(cache).__name__}", "a paged or continuous collection")
+    given = [x is not None for x in (row_offsets, valid_lengths, slot_mapping)]
+    require(sum(given) <= 1, "row_offsets, valid_lengths and slot_mapping", "one of them at most")
+    keys, axes, on = cache.get_key_cache(layer), getattr(k, "ndim", 0), "k"
+    form = "padded" if axes == 4 else "slots" if slot_mapping is not None else "ragged"
+    require(axes in (3, 4), f"k has {axes} axes", "[T, H, D] or [B, S, H, D]")
+    if form != "padded" and not any(given):  # one token of each sequence
+        k, v, form = k[:, None], None if v is None else v[:, None], "padded"
+    require(form != "padded" or not (given[0] or given[2]), "k as [B, S, H, D]", "given with valid_lengths alone")
+    if form == "padded" and valid_lengths is None:
+        full = importlib.import_module("torch").full if is_torch(k) else np.full
+        valid_lengths = full((k.shape[0],), k.shape[1], **({"device": k.device} if is_torch(k) else {}))
+    k_cache, k_scales, n = keys.blocks, keys.scales, keys.quantization_granularity
+    v_cache, v_scales = None, None
+    if not cache.kv_params.is_mla:
+        require(v is not None, "v is None", "given, unless the cache is one of MLA")
+        values = cache.get_value_cache(layer)
+        v_cache, v_scales = values.blocks, values.scales
+    elif v is not None:
+        k, v, k_cache, v_cache, k_scales = _mla_parts(k, v, k_cache, k_scales)
+        on = "v"
+    if rope is not None and cache.kv_params.is_mla and rope.first is None:
+        width = (k if on == "k" else v).shape[-1]
+        rope = Rope(rope.cos, rope.sin, rope.interleaved, width - rope.dim)
+    for name, scale, own in (("k_scale", k_scale, k_scales), ("v_scale", v_scale, v_scales)):
+        require(scale is None or own is None, f"{name} of a quantised cache", "left out: it is computed")
+    if positions is not None and positions.ndim == 2:
+        positions = positions.reshape(-1)
+    where = {"padded": valid_lengths, "ragged": row_offsets, "slots": slot_mapping}[form]
+    tables = {} if form == "slots" else {"lens": keys.cache_lengths, "table": keys.lookup_table}
+    inputs = store_inputs(
+        k, v, k_cache, v_cache, where, form=form, rope=rope, rope_on=on,
+        k_scale=k_scale if k_scales is None else k_scales, v_scale=v_scale if v_scales is None else v_scales,
+        granularity=(None if k_scales is None else n, None if v_scales is None else n), check=check,
+        pages=cache.total_num_pages, positions=positions, strict=cache.strict, **tables,
+    )  # fmt: skip
+    return inputs, _plan("kv_store", inputs, backend, arch)
+
+
+def _mla_parts(k: Any, v: Any, cache: Any, scales: Any) -> tuple[Any, Any, Any, Any, Any]:
+    """Latent and rope part of a collection's rows; with scales of its own only where the rope part is bfloat16."""
+    require(scales is None, "latent and rope part with a quantised collection", "given as one row, v=None")
+    T = k.shape[:-2]
+    latent, k_rope = (x.reshape(-1, x.shape[-1]) for x in (k, v))
+    latent, k_rope, k_window, v_window, scale = mla_windows(latent, k_rope, cache, None)
+    return latent.reshape(*T, 1, -1), k_rope.reshape(*T, 1, -1), k_window, v_window, scale
+
+
+def _plan(operation: str, x: StoreInputs, backend: str, arch: str) -> Explanation:
+    """Which backend and configuration a call gets, and why."""
+    require(backend in BACKENDS, f"backend {backend!r}", f"one of {', '.join(BACKENDS)}")
+    chosen, reason = backend, "asked for"
+    if backend == "auto":
+        chosen, reason = ("triton", "torch tensors") if x.is_torch else ("emulator", "NumPy arrays")
+    if chosen == "triton":
+        found = importlib.util.find_spec("torch") and importlib.util.find_spec("triton")
+        require(found, "backend 'triton'", "used with torch and triton, pip install 'kvlab[kernels]'")
+        reason += ", compiled for the GPU" if x.on_gpu else ", interpreted on the CPU in a process of its own"
+    require(chosen == "triton" or not x.on_gpu, f"backend {chosen!r} with tensors on a GPU", "given CPU memory")
+    if chosen == "emulator":
+        get_arch(arch)
+    sides = [(x.k, x.k_cache, x.k_scale), (x.v, x.v_cache, x.v_scale)]
+    widths = [int(x.k.shape[3]), 0 if x.no_v else int(x.v.shape[3])]
+    blocks = [x.granularity[0], 1 if x.no_v else x.granularity[1]]
+    problem = StoreProblem(
+        int(x.k.shape[0] * x.k.shape[1]), int(x.k.shape[2]), (widths[0], widths[1]), (blocks[0], blocks[1]),
+        (dtype_of(x.k, "k").itemsize, dtype_of(x.v, "v").itemsize),
+    )  # fmt: skip
+    rope = {} if x.cos is None else {
+        "rope": x.rope, "rope_dim": 2 * int(x.cos.shape[1]), "rope_first": x.rope_first, "interleaved": x.interleaved
+    }  # fmt: skip
+    config = choose_config(
+        problem, form=x.form, page_size=int(x.k_cache.shape[1]),
+        quant=[_quant(scale) for *_, scale in sides],
+        limit=[LIMITS.get(dtype_of(cache, "cache"), 0.0) for _, cache, _ in sides],
+        vec_in=[_vector(a, D, G) for (a, _, _), D, G in zip(sides, widths, blocks, strict=True)],
+        vec_out=[_vector(a, D, G) for (_, a, _), D, G in zip(sides, widths, blocks, strict=True)],
+        batch=0 if x.lens is None else int(x.lens.shape[0]),
+        processors=_processors(x.k.device) if x.on_gpu else 132, **rope,
+    )  # fmt: skip
+    return Explanation(operation, chosen, reason, config, config.grid(), arch if chosen == "emulator" else None)
+
+
+def _quant(scale: Any) -> str:
+    if scale is None or isinstance(scale, float):
+        return "none" if scale is None else "number"
+    return "tensor" if scale.ndim == 1 else "block"
+
+
+def _vector(array: Any, D: int, G: int) -> int:
+    """Elements of the widest vector of which every row of ``[.., .., H, D]`` is made."""
+    if 0 in array.shape or not D:
+        return 1
+    pairs = zip(array.shape[:3], element_strides(array)[:3], strict=True)
+    return widest_vector(dtype_of(array, "array").itemsize, D, G, *(stride for n, stride in pairs if n > 1))
+
+
+@functools.cache
+def _processors(device: Any) -> int:
+    count: int = importlib.import_module("torch").cuda.get_device_properties(device).multi_processor_count
+    return count

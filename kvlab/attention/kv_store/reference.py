@@ -1,0 +1,93 @@
+"""KV store as mathematics: float64, a page of NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .config import SMALLEST, Side, StoreConfig
+
+__all__ = ["reference"]
+
+Array = np.ndarray[Any, Any]
+
+
+def reference(
+    k: Array,
+    v: Array,
+    k_cache: Array,
+    v_cache: Array,
+    where: Array,
+    *,
+    config: StoreConfig,
+    pages: int,
+    lens: Array | None = None,
+    table: Array | None = None,
+    positions: Array | None = None,
+    cos: Array | None = None,
+    sin: Array | None = None,
+    k_scale: Array | float | None = None,
+    v_scale: Array | float | None = None,
+) -> None:
+    """Store k, v ``[B, S, H, D]`` into the caches: rotate in float64, divide by the scale, round once."""
+    token, page, slot, position = _places(k.shape[:2], where, config, lens, table, positions)
+    known = (page >= 0) & (page < pages)
+    token, page, slot, position = (x[known] for x in (token, page, slot, position))
+    sides = (k, k_cache, k_scale, config.k, "k"), (v, v_cache, v_scale, config.v, "v")
+    for x, cache, scale, side, name in sides:
+        if side.D == 0:  # K alone
+            continue
+        rows = x.reshape(-1, *x.shape[2:])[token].astype(np.float64)  # [n, H, D]
+        if config.rope == name and cos is not None and sin is not None:
+            rows = _rotated(rows, cos[position].astype(np.float64), sin[position].astype(np.float64), config)
+        if side.quant == "block":
+            assert isinstance(scale, np.ndarray)
+            rows, scales = _quantised(rows, side, scale.dtype)
+            scale[page, slot] = scales
+        elif side.quant != "none":
+            rows = rows / np.broadcast_to(np.asarray(scale, np.float64), config.heads)[:, None]
+        if cache.dtype.itemsize == 1 and side.limit:
+            rows = np.clip(rows, -side.limit, side.limit)
+        cache[page, slot] = rows.astype(cache.dtype)
+
+
+def _places(
+    shape: tuple[int, ...], where: Array, config: StoreConfig, lens: Array | None, table: Array | None,
+    positions: Array | None,
+) -> tuple[Array, Array, Array, Array]:  # fmt: skip
+    """Token, page, slot and position of all tokens that go anywhere."""
+    where = where.astype(np.int64)
+    if config.form == "slots":
+        token = np.nonzero(where >= 0)[0]
+        at, page = where[token], where[token] // config.page_size
+    else:
+        assert lens is not None
+        assert table is not None
+        first = where[:-1] if config.form == "ragged" else np.arange(shape[0]) * shape[1]
+        count = np.diff(where) if config.form == "ragged" else np.clip(where, 0, shape[1])
+        sequence = np.repeat(np.arange(len(lens)), count)
+        new = np.arange(sequence.size) - np.repeat(np.cumsum(count) - count, count)
+        token, at = first[sequence] + new, lens.astype(np.int64)[sequence] + new
+        page = table.astype(np.int64)[sequence, at // config.page_size]
+    position = at if positions is None else positions[token].astype(np.int64)
+    return token, page, at % config.page_size, position
+
+
+def _rotated(x: Array, cos: Array, sin: Array, config: StoreConfig) -> Array:
+    """``[n, H, D]`` with the roped dims rotated by ``cos, sin`` ``[n, R / 2]``."""
+    out, R, first = x.copy(), config.rope_dim, config.rope_first
+    j = np.arange(R // 2)
+    one, two = (2 * j, 2 * j + 1) if config.interleaved else (j, j + R // 2)
+    a, b, c, s = x[..., first + one], x[..., first + two], cos[:, None], sin[:, None]
+    out[..., first + one], out[..., first + two] = a * c - b * s, b * c + a * s
+    return out
+
+
+def _quantised(x: Array, side: Side, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+    """``[n, H, D]`` divided by a scale for each G dims, and the scales ``[n, H, blocks]``."""
+    padded = np.zeros((*x.shape[:-1], side.blocks * side.G))
+    padded[..., : side.D] = x
+    top = np.abs(padded).reshape(*x.shape[:-1], side.blocks, side.G).max(axis=-1)
+    scales = (np.maximum(top, SMALLEST) / side.limit).astype(dtype)
+    return x / np.repeat(scales.astype(np.float64), side.G, axis=-1)[..., : side.D], scales

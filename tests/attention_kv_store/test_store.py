@@ -1,0 +1,205 @@
+"""KV store by slots: reference, emulator and interpreted kernel.
+
+Rests on NumPy's own indexing (copies), on the float64 reference, and on laws: nothing but the slots named changes
+(every byte around them is a canary), and the interpreted kernel writes the same bytes as the emulator.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from store_cases import CASTS, COPIES, ROPED, SCALED, Inputs, Store, assert_only_slots_changed, bits, expected_slots
+
+from kvlab.attention import kv_store_paged
+from kvlab.cache.arrays import to_torch
+from kvlab.memory import bfloat16, float8_e4m3fn
+from kvlab.staging import Traffic
+
+ALL = [*COPIES, *CASTS, *SCALED, *ROPED]
+OTHERS = [{"backend": "reference"}, {"arch": "gfx950"}]
+
+
+@pytest.mark.parametrize("backend", [{}, *OTHERS], ids=["emulator", "reference", "gfx950"])
+@pytest.mark.parametrize("case", COPIES, ids=str)
+def test_copy(case: Store, backend: dict[str, str]) -> None:
+    """Bit for bit NumPy's own assignment."""
+    x = case.build()
+    token, page, slot = expected_slots(x)
+    done = x.fresh().run(**backend)
+    for cache, source in ((done.k_cache, x.k), (done.v_cache, x.v)):
+        assert bits(cache[page, slot]) == bits(source[token])
+    assert_only_slots_changed(x, done)
+
+
+@pytest.mark.parametrize("case", [*CASTS, *SCALED, *ROPED], ids=str)
+def test_near_the_reference(case: Store) -> None:
+    """Within one rounding of the stored format of what float64 gives."""
+    x = case.build()
+    done, exact = x.fresh().run(), x.fresh().run(backend="reference")
+    assert_only_slots_changed(x, done)
+    assert_only_slots_changed(x, exact)
+    for array, other in zip(done.written, exact.written, strict=True):
+        assert steps_apart(array, other) <= 1
+    assert bits(done.k_cache) != bits(x.k_cache)
+
+
+def steps_apart(one: Any, other: Any) -> int:
+    """Most representable numbers between the elements of two arrays; float32 counts steps of 2^-22 of the largest."""
+    if one.dtype == np.float32:
+        return int(np.abs(one - other).max() > 2.0**-22 * np.abs(other).max())
+    order = [np.ascontiguousarray(a).view(f"i{a.itemsize}").astype(np.int64) for a in (one, other)]
+    sign = 1 << (8 * one.itemsize - 1)
+    a, b = (np.where(i < 0, -sign - i, i) for i in order)
+    return int(np.abs(a - b).max())
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("case", ALL, ids=str)
+def test_kernel_writes_the_bytes_of_the_emulator(case: Store) -> None:
+    """Copies, float32 rope and quantised values alike: every rounding is the same one."""
+    x = case.build()
+    assert x.fresh().run_torch().bytes() == x.fresh().run().bytes()
+
+
+@pytest.mark.interpreter
+def test_numpy_arrays_may_ask_for_the_kernel() -> None:
+    x = COPIES[0].build()
+    assert x.fresh().run(backend="triton").bytes() == x.fresh().run().bytes()
+
+
+def test_k_alone() -> None:
+    x = COPIES[3].build()
+    both, alone = x.fresh().run(), x.fresh()
+    kv_store_paged(alone.k, None, alone.k_cache, None, alone.slots)
+    token, page, slot = expected_slots(x)
+    assert bits(alone.k_cache[page, slot]) == bits(both.k_cache[page, slot])
+    assert bits(alone.v_cache) == bits(x.v_cache)
+    assert token.size
+
+
+@pytest.mark.interpreter
+def test_k_alone_in_the_kernel() -> None:
+    x = COPIES[3].build()
+    one, other = x.fresh(), x.fresh()
+    kv_store_paged(one.k, None, one.k_cache, None, one.slots)
+    kv_store_paged(*(to_torch(a) if a is not None else None for a in (other.k, None, other.k_cache, None, other.slots)))
+    assert one.bytes() == other.bytes()
+
+
+@pytest.mark.parametrize("tokens", [0, 3])
+def test_nothing_to_store(tokens: int) -> None:
+    """No token; only tokens that are skipped (cases/attention_cases.json, negative-page-ids)."""
+    x = Store(tokens=tokens).build()
+    x.slots[...] = [-1, -(2**31), -7][:tokens]
+    before = x.bytes()
+    for backend in ("emulator", "reference"):
+        assert x.run(backend=backend).bytes() == before
+
+
+@pytest.mark.parametrize("case", [Store(D=(D, D)) for D in (40, 72, 80, 96, 112, 120, 160, 192, 256)], ids=str)
+def test_padded_lanes_are_not_stored(case: Store) -> None:
+    """cases/attention_cases.json, padded-head-lanes-not-stored: nothing outside [.., :D]."""
+    x = Store(D=case.D, storage="wide").build()
+    assert_only_slots_changed(x, x.fresh().run())
+
+
+class TestScales:
+    """The scale that is written, and the value under it."""
+
+    case = Store(tokens=12, heads=3, D=(128, 64), cache="fp8", scale="own", granularity=64, skip=False, source="fp32")
+
+    def test_scale_is_the_largest_magnitude_over_that_of_the_format(self) -> None:
+        x = self.case.build().run()
+        token, page, slot = expected_slots(x)
+        top = np.abs(x.k[token].reshape(12, 3, 2, 64)).max(-1)
+        np.testing.assert_array_equal(x.more["k_scale"][page, slot], top / np.float32(448))
+        back = x.k_cache[page, slot].astype(np.float64) * np.repeat(x.more["k_scale"][page, slot], 64, -1)
+        step = np.maximum(np.abs(x.k[token]) * 2.0**-4, np.repeat(top, 64, -1) / 448 * 2.0**-10)
+        assert (np.abs(back - x.k[token]) <= step * 1.0001).all()
+
+    def test_zeros_tiny_huge_and_infinite_blocks(self) -> None:
+        x = self.case.build()
+        k = x.k.astype(np.float32)
+        k[0], k[1], k[2], k[3, 0, 0] = 0, 1e-38, 3e38, np.inf
+        kv_store_paged(k, x.v, x.k_cache, x.v_cache, x.slots, **x.more)
+        token, page, slot = expected_slots(x)
+        stored, scale = x.k_cache[page, slot].astype(np.float64), x.more["k_scale"][page, slot]
+        assert np.isfinite(scale).all()
+        assert (scale > 0).all()
+        assert (stored[token == 0] == 0).all()
+        assert (stored[token == 2] == 448).all()
+        assert stored[token == 3][0, 0, 0] == 448
+        assert np.isfinite(stored).all()
+
+    def test_nan_stays_nan_and_leaves_the_others_alone(self) -> None:
+        x = self.case.build()
+        y = x.fresh()
+        k = x.k.copy()
+        k[0, 0, 0] = np.nan
+        y.k = k
+        x.run(), y.run()
+        _, page, slot = expected_slots(x)
+        one, other = x.k_cache[page, slot].astype(np.float32), y.k_cache[page, slot].astype(np.float32)
+        assert np.isnan(other).sum() == 1
+        assert (one[1:] == other[1:]).all()
+
+    @pytest.mark.parametrize("shape", ["number", "[1]", "[]", "[H]"])
+    def test_given_scales_in_every_form(self, shape: str) -> None:
+        x = Store(cache="fp8", heads=2).build()
+        scale: Any = {"number": 0.25, "[1]": np.float32([0.25]), "[]": np.float32(0.25).reshape(())}.get(shape)
+        scale = np.float32([0.25, 0.25]) if scale is None else scale
+        done = x.fresh()
+        kv_store_paged(x.k, x.v, done.k_cache, done.v_cache, x.slots, k_scale=scale, v_scale=scale)
+        token, page, slot = expected_slots(x)
+        want = np.clip(x.k[token].astype(np.float32) / 0.25, -448, 448).astype(float8_e4m3fn)
+        assert bits(done.k_cache[page, slot]) == bits(want)
+
+
+def test_saturates_instead_of_overflowing() -> None:
+    x = Store(tokens=2, D=(16, 16), source="fp32", cache="fp8", skip=False).build()
+    x.k[...] = np.linspace(400, 1e6, x.k.size).reshape(x.k.shape)
+    x.run()
+    assert x.k_cache[expected_slots(x)[1:]].astype(np.float32).max() == 448
+
+
+def test_traffic_counts_what_moves() -> None:
+    """16 tokens of 8 heads of 128 bf16, K and V: each byte once in, once out."""
+    x, traffic = Store(tokens=16, heads=8, D=(128, 128), page=16, skip=False).build(), Traffic()
+    x.run(traffic=traffic)
+    assert dict(traffic.moved) == {"DRAM->registers": 2 * 16 * 8 * 256, "registers->DRAM": 2 * 16 * 8 * 256}
+    assert traffic.instructions["k load"] == 16 * 8 * 256 // 512
+
+
+def test_offsets_beyond_32_bits() -> None:
+    """cases/attention_cases.json, page-offset-int32-first-page: page 7768 of 276480 elements is past 2^31 - 1."""
+    import mmap
+
+    pages, page, D = 7769, 480, 576
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000
+    pool = np.frombuffer(mmap.mmap(-1, 2 * pages * page * D, flags=flags), bfloat16).reshape(pages, page, 1, D)
+    k = np.random.default_rng(0).standard_normal((2, 1, D)).astype(bfloat16)
+    slots = np.array([7768 * page + 479, 7767 * page])
+    kv_store_paged(k, None, pool, None, slots)
+    assert bits(pool[[7768, 7767], [479, 0]]) == bits(k)
+
+
+@pytest.mark.interpreter
+def test_offsets_beyond_32_bits_in_the_kernel() -> None:
+    """The kernel where it is interpreted: the pool is sparse, so it is made there."""
+    from kvlab.triton_support import child
+
+    assert child.run("store_cases:store_in_a_high_page")
+
+
+def test_a_dealt_pool_is_the_same_pool() -> None:
+    """Pages permuted together with the slots: the same bytes in the same tokens."""
+    x = Store(tokens=20, cache="fp8", scale="own", granularity=16, skip=False).build()
+    y: Inputs = x.fresh()
+    pages, page = x.k_cache.shape[:2]
+    order = np.random.default_rng(5).permutation(pages)
+    y.slots = order[x.slots // page] * page + x.slots % page
+    x.run(), y.run()
+    for a, b in zip(x.written, y.written, strict=True):
+        assert bits(a) == bits(b[order])

@@ -1,0 +1,95 @@
+"""The twins of KV store: the static check on the real sources, with faults seeded in them, and the lockstep run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from store_cases import Step, Store
+
+import kvlab.attention
+from kvlab.attention.kv_store.inputs import store_inputs
+from kvlab.attention.kv_store.plan import collection_plan, paged_plan
+from kvlab.mirror import check, check_sources, lockstep
+
+FOLDER = Path(kvlab.attention.__file__).parent / "kv_store"
+KERNEL, EMULATOR = ((FOLDER / f"{name}.py").read_text() for name in ("kernel", "emulator"))
+
+
+def test_the_twins_mirror_each_other() -> None:
+    report = check("kv_store")
+    assert report.ok, str(report)
+    ((name, kernel, _),) = report.twins
+    steps = [step.marker.name for step in kernel.steps]
+    assert (name, steps) == ("append", ["setup", "load", "place", "rope", "quantise", "store"])
+
+
+FAULTS = {
+    "a word of a marker": ("emulator", "#: rope -> k, v    the roped side in float32", "#: rope -> k, v    float32"),
+    "a name of a marker": ("kernel", "#: load -> k, v ", "#: fetch -> k, v "),
+    "an output left out": ("kernel", "#: quantise -> k, v, k_scale, v_scale ", "#: quantise -> k, v "),
+    "a bound name": ("emulator", "    v_at = v_from", "    #: odd -> v_at\n    v_at = v_from"),
+    "a step left out": ("kernel", "    #: rope -> k, v    the roped side in float32\n", ""),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_seeded_fault_is_found(fault: str) -> None:
+    side, old, new = FAULTS[fault]
+    sources = {"kernel": KERNEL, "emulator": EMULATOR}
+    if old not in sources[side]:
+        old, new = "    k_at, v_at = k_from", "    #: odd -> k_at\n    k_at, v_at = k_from"
+    assert sources[side].count(old) == 1
+    sources[side] = sources[side].replace(old, new)
+    assert not check_sources(sources["kernel"], sources["emulator"], "append", "append").ok
+
+
+CASES = [
+    Store(),
+    Store(tokens=20, heads=3, D=(80, 48), page=5, source="fp16", cache="fp16"),
+    Store(source="fp32", cache="fp32", rope=24, D=(80, 80), heads=3, interleaved=True),
+    Store(source="bf16", cache="fp8", rope=64, scale="own", granularity=32),
+    Store(cache="fp8", scale="heads", heads=3, source="fp16"),
+    Store(tokens=7, heads=1, D=(512, 64), page=64, storage="rows"),
+]
+
+
+def arguments(x: Any, config: Any) -> dict[str, Any]:
+    names = ("k", "v", "k_cache", "v_cache", "where", "lens", "table", "positions", "cos", "sin", "k_scale", "v_scale")
+    return {**{name: getattr(x, name) for name in names}, "config": config, "pages": x.pages}
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_lockstep_by_slots(case: Store) -> None:
+    """Every output of every step is the same, bit for bit, between the interpreted kernel and the emulator."""
+    x = case.build()
+    inputs, plan = paged_plan(x.k, x.v, x.k_cache, x.v_cache, x.slots, **x.more)
+    result = lockstep("kv_store", arguments(inputs, plan.config))
+    assert result.ok, str(result)
+    assert max(row.distance.absolute.max() for row in result.rows if row.distance is not None) == 0
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize(
+    "step", [Step((5, 0, 3), (3, 1, 4)), Step((5, 2, 0), (3, 1, 4), padded=True), Step((2,) * 40, (1, 0) * 20, page=2)],
+    ids=str,
+)  # fmt: skip
+def test_lockstep_by_tables(step: Step) -> None:
+    k, v = step.tokens()
+    k, v = (np.nan_to_num(x.astype(np.float32)).astype(x.dtype) for x in (k, v))
+    inputs, plan = collection_plan(k, v, step.paged(), 1, **step.where())
+    result = lockstep("kv_store", arguments(inputs, plan.config))
+    assert result.ok, str(result)
+
+
+def test_checks_are_not_part_of_the_launch() -> None:
+    """What the twins are run on went through the same checks as a call of a user."""
+    x = CASES[0].build()
+    with pytest.raises(ValueError, match="slot_mapping"):
+        store_inputs(
+            x.k, x.v, x.k_cache, x.v_cache, x.slots[:-1], form="slots", rope=None, rope_on="k", k_scale=None,
+            v_scale=None, granularity=(None, None), check=None,
+        )  # fmt: skip

@@ -24,16 +24,14 @@ def merge_states(outs: Any, lses: Any, *, out: Any = None, return_lse: bool = Tr
     parallelism).
 
     outs   ``[N, T, H, D]``, or ``[N, B, S, H, D]`` as N calls of ``mha_decode`` give; bfloat16, float16 or float32
-    lses   ``[N, T, H]``, or ``[N, B, H, S]``: natural log, float32. -inf (or +inf, as some libraries write) tells
-    that a
-           part saw no key; its output is not read and may be anything
+    lses   ``[N, T, H]``, or ``[N, B, H, S]``: natural log, float32. -inf (or +inf, as some libraries write) tells that
+           a part saw no key; its output is not read and may be anything
     out    where to write; a new array of outs' dtype by default
     return_lse  return ``(out, lse)`` with lse ``[T, H]`` or ``[B, H, S]``; otherwise out alone
     backend  as in ``mha_decode_paged``
 
     Weights are relative to the largest lse; sums are compensated. No key in any part gives 0 and -inf. ValueError on
-    bad
-    arguments, before anything is written.
+    bad arguments, before anything is written.
 
     >>> outs = np.array([1, 3, np.nan], np.float32).reshape(3, 1, 1, 1)  # three parts of one token, one head, D 1
     >>> lses = np.array([np.log(1), np.log(3), -np.inf], np.float32).reshape(3, 1, 1)

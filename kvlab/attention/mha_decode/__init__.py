@@ -72,9 +72,8 @@ def mha_decode_paged(
     """Attention of the newest tokens over paged K and V: ``softmax(scale Q K^T) V``.
 
     q            ``[B, Hq, D]``, or ``[B, S, Hq, D]`` with S of 1 to 4; bfloat16, float16 or float32
-    k_cache, v_cache  ``[pages, page_size, Hkv, D]`` of the same dtype, any strides with a contiguous last dimension
-    (the
-                 halves of one buffer; ``[pages, Hkv, page_size, D]`` transposed). Hq is a multiple of Hkv
+    k_cache, v_cache  ``[pages, page_size, Hkv, D]`` of the same dtype, with any strides whose last is 1 (the halves of
+                 one buffer; ``[pages, Hkv, page_size, D]`` transposed). Hq is a multiple of Hkv
     block_table  integers ``[B, columns]``: the page of tokens ``c * page_size ...`` of each sequence; entries past the
                  sequence's end are not read
     seq_lens     integers ``[B]``: keys of each sequence, the S new tokens among them; 0 is allowed
@@ -90,10 +89,8 @@ def mha_decode_paged(
     traffic      a :class:`~kvlab.staging.Traffic` that counts what the emulator moves
 
     New token i of S sees the keys below ``seq_len - S + 1 + i`` (causal, aligned at the end). A row without a key
-    gives 0
-    and lse -inf. ValueError on bad arguments, before anything is written. Nothing waits for the GPU and the grid does
-    not
-    depend on the lengths, so a captured CUDA graph may be replayed with other lengths.
+    gives 0 and lse -inf. ValueError on bad arguments, before anything is written. Nothing waits for the GPU and the grid
+    does not depend on the lengths, so a captured CUDA graph may be replayed with other lengths.
 
     >>> rng = np.random.default_rng(0)
     >>> k, v = rng.standard_normal((2, 4, 16, 1, 64)).astype(np.float32)

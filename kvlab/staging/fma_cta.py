@@ -61,9 +61,7 @@ class FmaCTA:
         self.smem = Memory(shape.shared_bytes, space=AddressSpace.SHARED, name="shared memory", programs=programs)
 
     def load_q(self, dram: Memory, offset: IntArray, valid: IntArray) -> Fragments:
-        """Q rows, elements ``offset[programs, BM]`` of ``dram``, into shared memory and registers; invalid
-        rows are 0.
-        """
+        """Q rows (elements ``offset[programs, BM]`` of ``dram``) into shared memory and registers, or zeros."""
         base, rows, cols = self.shape.place("q")
         row, col = np.divmod(np.arange(0, rows * cols, 4), cols)
         ok = valid[:, row] & (col < self.shape.D)

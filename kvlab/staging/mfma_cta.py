@@ -111,9 +111,7 @@ class MfmaCTA:
         self.p = PRegisterBuffer(v_params, shape.BM, self.programs, smem_address=2 * strip, **where)
 
     def load_q(self, dram: Memory, offset: IntArray, valid: Array) -> Fragments:
-        """Q rows, elements ``offset[programs, BM]`` of ``dram``, straight into every warp's registers; invalid rows
-        are 0.
-        """
+        """Q rows (elements ``offset[programs, BM]`` of ``dram``) straight into every warp's registers, or zeros."""
         layout, size = operand_map(self.k.params, self.shape.BM), self.shape.dtype.itemsize
         row, col = layout.row[..., 0], layout.col[..., 0]  # [threads, registers], the first element of a fragment
         ok = valid[:, row]

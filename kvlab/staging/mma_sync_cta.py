@@ -105,9 +105,7 @@ class MmaSyncCTA:
         self.smem = Memory(nbytes, space=AddressSpace.SHARED, name="shared memory", programs=programs)
 
     def load_q(self, dram: Memory, offset: IntArray, valid: IntArray) -> SharedTile:
-        """Q rows, elements ``offset[programs, BM]`` of ``dram``, through registers into shared memory; invalid
-        rows are 0.
-        """
+        """Q rows (elements ``offset[programs, BM]`` of ``dram``) through registers into shared memory, or zeros."""
         place, size = self.places["q"], self.shape.dtype.itemsize
         row, vector, inside = _vectors(place, self.shape.D * size)
         ok = valid[:, row] & inside

@@ -89,8 +89,8 @@ def mha_decode_paged(
     traffic      a :class:`~kvlab.staging.Traffic` that counts what the emulator moves
 
     New token i of S sees the keys below ``seq_len - S + 1 + i`` (causal, aligned at the end). A row without a key
-    gives 0 and lse -inf. ValueError on bad arguments, before anything is written. Nothing waits for the GPU and the grid
-    does not depend on the lengths, so a captured CUDA graph may be replayed with other lengths.
+    gives 0 and lse -inf. ValueError on bad arguments, before anything is written. Nothing waits for the GPU and the
+    grid does not depend on the lengths, so a captured CUDA graph may be replayed with other lengths.
 
     >>> rng = np.random.default_rng(0)
     >>> k, v = rng.standard_normal((2, 4, 16, 1, 64)).astype(np.float32)

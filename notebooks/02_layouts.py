@@ -82,7 +82,7 @@ column_major(np.arange(4), 3)
 # ## Modes of modes
 #
 # A mode may itself be a table. `((2,2),8):((1,16),2)` has 4 rows, but they come in two pairs: the two rows of a pair are
-# 1 apart, the pairs 16. Such *nested* layouts describe blocked storage, and there is no other way to write this one.
+# 1 apart, the pairs 16. Such *nested* layouts describe blocked storage; no stride for four rows in one mode would do it.
 
 # %%
 blocked = Layout("((2,2),8):((1,16),2)")

@@ -23,9 +23,9 @@
 # %%
 import numpy as np
 
-from kvlab.hardware import best_swizzle, wavefronts
+from kvlab.hardware import SubTileLoaderLDS, best_swizzle, coalescing, wavefronts
 from kvlab.layout import ComposedLayout, Layout, Swizzle
-from kvlab.viz import draw_layout, draw_punch_card, draw_shared_memory
+from kvlab.viz import CopyPlan, draw_copy_plan, draw_layout, draw_punch_card, draw_shared_memory
 
 
 # %%
@@ -88,10 +88,9 @@ rows_of_16
 # matrices all lie in the same four banks:
 
 # %%
-tile_rows, row_bytes = 32, 128
+tile_rows, row_bytes = 16, 128
 row, vector = lane % 16, lane // 16  # which row, and which 16 bytes of it, each lane asks for
 plain = wavefronts("ldmatrix.x4", row * row_bytes + vector * 16)
-print(plain.explain())
 draw_punch_card(plain)
 
 # %% [markdown]
@@ -132,6 +131,31 @@ r, v = np.divmod(np.arange(tile_rows * 8), 8)
 slots = np.empty((tile_rows * 8, 2), int)
 slots[swizzle(r * row_bytes + v * 16) // 16] = np.stack([r, v], axis=1)
 draw_shared_memory(slots, access=swizzled)
+
+# %% [markdown]
+# ## Bringing the tile in
+#
+# Someone has to write the tile there. On NVIDIA each lane copies 16 bytes with `cp.async`, from any address to any
+# address: the *destination* is swizzled. A warp takes four rows at a time; compare the lanes' order left and right.
+
+# %%
+copied_row, copied_vector = np.divmod(np.arange(tile_rows * 8).reshape(-1, 32), 8)  # [instructions, lanes]
+landing = swizzle(copied_row * row_bytes + copied_vector * 16)
+draw_copy_plan(CopyPlan.of_cp_async(copied_row, copied_vector * 8, landing, (tile_rows, 64), "bf16"))
+
+# %% [markdown]
+# Global memory does not mind the order of the lanes. It moves *sectors* of 32 bytes, and here every byte that moves is
+# wanted:
+
+# %%
+coalescing(copied_row[0] * 4096 + copied_vector[0] * 16, 16)  # rows 4096 bytes apart in DRAM
+
+# %% [markdown]
+# AMD's copy engine cannot choose: lane after lane lands side by side in LDS (its shared memory). So there the *source* is
+# swizzled: lane 16 fetches the vector that belongs where lane 16 lands.
+
+# %%
+draw_copy_plan(SubTileLoaderLDS("bf16", Swizzle(3, 0, 4, "vector")), (32, 32))
 
 # %% [markdown]
 # ## The unit
@@ -191,7 +215,8 @@ for base in (1024, 1024 + 256):
 
 # %%
 for pitch in (16, 32, 64, 128):
-    print(f"rows of {2 * pitch:3} bytes:", best_swizzle((16, pitch), "fp16", "ldmatrix.x4"))
+    best = best_swizzle((16, pitch), "fp16", "ldmatrix.x4")
+    print(f"rows of {2 * pitch:3} bytes: {best.swizzle}, {best.wavefronts} passes; without {best.unswizzled}")
 
 # %% [markdown]
 # It takes any access. A transpose through shared memory writes rows and reads columns of 32 x 32 floats; both shall be

@@ -22,9 +22,8 @@ def explain(w: Wavefronts) -> str:
         first, *others = alike
         lines.append(_phase(w, first))
         if others:
-            banks = {_listed([c.bank for c in _worst(w, number)]): None for number in (first, *others)}
-            where = "in the same banks" if len(banks) == 1 else f"in banks {'; '.join([*banks][1:])}"
-            lines.append(f"Phase{'s' if len(others) > 1 else ''} {_listed(others)} likewise, {where}.")
+            phases = f"Phase{'s' if len(others) > 1 else ''} {_listed(others)}"
+            lines.append(f"{phases} likewise, {_where(w, first, others)}.")
     if crowded:
         verb = "takes" if w.op.store else "delivers"
         lines.append(
@@ -39,6 +38,18 @@ def explain(w: Wavefronts) -> str:
         small = f" for {w.op.nbytes} byte{'s' * (w.op.nbytes > 1)} a lane" if w.op.nbytes < w.arch.bank_bytes else ""
         lines.append(f"Provisional: no {w.arch.name} has confirmed this rule{small}.")
     return "\n".join(lines)
+
+
+def _where(w: Wavefronts, first: int, others: Sequence[int]) -> str:
+    """In which banks the phases ``others`` collide: those of phase ``first``, or their own."""
+    phases: dict[str, list[int]] = {}
+    for number in others:
+        phases.setdefault(_listed([c.bank for c in _worst(w, number)]), []).append(number)
+    if [*phases] == [_listed([c.bank for c in _worst(w, first)])]:
+        return "in the same banks"
+    if len(phases) == 1 or len(phases) == len(others):
+        return f"in banks {'; '.join(phases)}"
+    return "; ".join(f"{_listed(numbers)} in banks {banks}" for banks, numbers in phases.items())
 
 
 def _service(w: Wavefronts) -> str:

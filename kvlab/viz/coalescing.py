@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from .axis import QUIET, WIDTH, axis, axis_of, label_rows, mark_gaps
+from .holders import lowest
 from .legend import keys
 from .palette import ACCENT, INK, LANES, lane_colours
 from .picture import Picture
@@ -46,14 +47,12 @@ def draw_coalescing(access: Any, *, title: str | None = None, caption: str | Non
     lines = np.unique(byte // LINE)
     shown = lines if len(lines) <= MOST else np.append(lines[: MOST - 1], lines[-1])
     count = LINE // unit
-    owner = np.full((len(shown), count), -1, np.int64)
-    readers = np.zeros(owner.shape, np.int64)
+    readers = np.zeros((len(shown), count), np.int64)
     at = np.searchsorted(shown, byte // LINE).clip(max=len(shown) - 1)
     seen = shown[at] == byte // LINE
     place = at[seen], byte[seen] % LINE // unit
     np.add.at(readers, place, 1)
-    order = np.broadcast_to(lanes[:, None], byte.shape)[seen][::-1]
-    owner[place[0][::-1], place[1][::-1]] = order
+    owner = lowest(readers.shape, place, np.broadcast_to(lanes[:, None], byte.shape)[seen])
     moved = np.asarray((readers.reshape(len(shown), -1, SECTOR_BYTES // unit) > 0).any(axis=2), bool)
 
     canvas = Canvas()

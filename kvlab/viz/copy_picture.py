@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from .axis import QUIET, Axis, axis, axis_of, label_columns, label_rows, mark_gaps
 from .copy_plan import CopyPlan
+from .holders import lowest
 from .legend import keys
 from .palette import ACCENT, LANES, lane_colours
 from .picture import Picture
@@ -84,11 +85,10 @@ def draw_copy_plan(
 def _owners(plan: CopyPlan) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """[rows, vectors] lane and instruction that fetch each vector; -1 for nobody."""
     shape = plan.shape[0], plan.shape[1] // plan.width
-    lane, instruction = np.full(shape, -1, np.int64), np.full(shape, -1, np.int64)
-    which, who = (a[::-1] for a in np.nonzero(plan.row >= 0))  # the first holder stays
-    place = plan.row[which, who], plan.col[which, who] // plan.width
-    lane[place], instruction[place] = who, which
-    return lane, instruction
+    which, who = np.nonzero(plan.row >= 0)
+    number = lowest(shape, (plan.row[which, who], plan.col[which, who] // plan.width), which * plan.lanes + who)
+    held = number >= 0
+    return np.where(held, number % plan.lanes, -1), np.where(held, number // plan.lanes, -1)
 
 
 def _missing(plan: CopyPlan) -> bool:

@@ -101,7 +101,8 @@ def draw_layout(
     words, values = _details(axes, grid, offset, address, bank, who, reg, warp_size)
     canvas.hover(columns.edge, rows.edge, columns.cell, rows.cell, words, *values)
     mark_gaps(canvas, columns, rows, what=axes[0])
-    if who is None and repeat is not None and 1 < repeat <= len(rows.index) and offset.shape[0] > 2:
+    plain = who is None and kept is None and together is None
+    if plain and repeat is not None and 1 < repeat <= len(rows.index) and offset.shape[0] > 2:
         words = "the colours\nrepeat" if columns.end < WIDTH - 90 else ""
         bracket(canvas, columns.end + 5, float(rows.edge[0]), float(rows.edge[repeat - 1]) + rows.cell, words)
     if who is None:

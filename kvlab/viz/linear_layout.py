@@ -10,6 +10,7 @@ import numpy.typing as npt
 from .axis import QUIET, WIDTH, axis, axis_of, label_columns, label_rows, mark_gaps, period
 from .fragment import Fragment, draw_fragment
 from .grid import draw_layout
+from .holders import lowest
 from .legend import keys
 from .palette import INK
 from .picture import Picture
@@ -159,13 +160,11 @@ def _owners(
     """Lowest thread, its lowest register, and the number of holders of every element; ``row`` is [threads, registers].
 
     Elements that nobody holds have the thread -1."""
-    owner, register = np.full(shape, -1, np.int64), np.full(shape, -1, np.int64)
     copies = np.zeros(shape, np.int64)
     np.add.at(copies, (row, column), 1)
-    thread, number = (a[::-1] for a in np.nonzero(np.ones(row.shape, bool)))
-    place = row[::-1, ::-1].ravel(), column[::-1, ::-1].ravel()
-    owner[place], register[place] = thread, number  # the last written, which is the lowest, stays
-    return owner, register, copies
+    number = lowest(shape, (row, column), np.arange(row.size).reshape(row.shape))
+    held = number >= 0
+    return np.where(held, number // row.shape[1], -1), np.where(held, number % row.shape[1], -1), copies
 
 
 def _grid(fragment: Fragment, copies: npt.NDArray[np.int64], thread: int | None, words: str) -> Picture:

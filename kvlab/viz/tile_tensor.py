@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .grid import draw_layout
+from .holders import lowest
 from .picture import Picture
 
 __all__ = ["draw_tile_tensor"]
@@ -42,12 +43,11 @@ def draw_tile_tensor(
     scalars = _scalars(tensor)
     index = lanes[:, None] + scalars.ravel()  # [lanes, scalars of a lane]
     place, found = _find(grid, index)
-    owner, register, group = (np.full(grid.shape, -1, np.int64) for _ in range(3))
-    which, number = np.broadcast_arrays(np.arange(index.shape[0])[:, None], np.arange(index.shape[1]))
-    order = np.argsort(-which[found], kind="stable")  # the lowest lane stays
-    cells = np.unravel_index(place[found][order], grid.shape)
-    owner[cells], register[cells] = which[found][order], number[found][order]
-    group[cells] = (which * index.shape[1] + number // tensor.element_size)[found][order]
+    each = index.shape[1]
+    number = lowest((grid.size,), (place[found],), np.flatnonzero(found)).reshape(grid.shape)
+    held = number >= 0
+    owner, register = np.where(held, number // each, -1), np.where(held, number % each, -1)
+    group = np.where(held, number // tensor.element_size, -1)
     layout = grid - start
     base = start * size + tensor.memory.base
     vectors = group if tensor.element_size > 1 else None

@@ -130,9 +130,8 @@ def _tensor(canvas: Canvas, copy: TmaCopy, view: _View) -> None:
         _box(canvas, copy, view, box)
     _numbers(canvas, copy, view, extent)
     if view.high[0] < extent[0]:
-        canvas.text(
-            x + wide / 2, y + high + 13, f"⋮  {extent[0] - view.high[0]} more", size=10, anchor="middle", opacity=QUIET
-        )
+        more = f"⋮  {extent[0] - view.high[0]} more rows"
+        canvas.text(x + wide / 2, y + high + 13, more, size=10, anchor="middle", opacity=QUIET)
 
 
 def _box(canvas: Canvas, copy: TmaCopy, view: _View, box: Box) -> None:

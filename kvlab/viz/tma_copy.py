@@ -74,7 +74,7 @@ class TmaCopy:
     def inside(self, box: Box) -> npt.NDArray[np.bool_]:
         """[rows, vectors] of a box: does anything of the 16 bytes lie in the tensor?"""
         d = self.descriptor
-        index = np.indices(d.smem_box[:-1]).reshape(d.rank - 1, -1)
+        index = np.indices(d.smem_box[:-1]).reshape(d.rank - 1, int(np.prod(d.smem_box[:-1])))
         good = np.ones(index.shape[1], bool)
         for at, start, step, extent in zip(index, box.coords, d.element_strides, d.shape, strict=False):
             good &= (start + at * step >= 0) & (start + at * step < extent)

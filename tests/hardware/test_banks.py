@@ -159,6 +159,14 @@ def test_phases_passes_and_collisions_agree() -> None:
             assert phase.lanes == tuple(np.flatnonzero(found.phase == number).tolist())
 
 
+def test_explain_tells_the_banks_of_every_phase() -> None:
+    """Phase 1 collides where phase 0 does, the others elsewhere (law: the collisions listed)."""
+    lane = np.arange(32)
+    found = wavefronts("ldmatrix.x4", lane % 16 * 128 + lane // 16 * 16)
+    assert [{c.bank // 4 for c in found.colliding if c.phase == phase} for phase in range(4)] == [{0}, {0}, {1}, {1}]
+    assert "Phases 1-3 likewise, 1 in banks 0-3; 2-3 in banks 4-7." in found.explain()
+
+
 def test_explain_names_lanes_banks_and_reason() -> None:
     text = wavefronts("ldmatrix.x4", np.arange(32) % 8 * 128 + np.arange(32) // 8 * 16).explain()
     assert text.splitlines() == [

@@ -20,9 +20,9 @@ def reference(
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """``softmax(scale Q K^T) V`` of the last S tokens of each sequence.
 
-    q ``[B, S, Hq, D]``; caches ``[pages, page_size, Hkv, D]``; block_table ``[B, columns]``; seq_lens ``[B]``, the
-    new tokens among them. Returns out ``[B, S, Hq, D]`` and lse (natural log) ``[B, Hq, S]``, float64. Token i of S sees
-    the keys below ``seq_len - S + 1 + i``; a row without a key gives 0 and -inf.
+    q ``[B, S, Hq, D]``; caches ``[pages, page_size, Hkv, D]``; block_table ``[B, columns]``; seq_lens ``[B]``, with the
+    new tokens. Returns out ``[B, S, Hq, D]`` and lse (natural log) ``[B, Hq, S]``, float64. Token i of S sees the keys
+    below ``seq_len - S + 1 + i``; a row without a key gives 0 and -inf.
     """
     batch, tokens, q_heads, _ = q.shape
     page_size, kv_heads = k_cache.shape[1:3]

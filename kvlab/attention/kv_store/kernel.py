@@ -14,6 +14,16 @@ NO_TOKEN = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
+def source(token, head, seq_tokens, batch_step, token_step, head_step, FORM: tl.constexpr, VEC: tl.constexpr):
+    """Element offset of each row's head in k or v; steps in vectors."""
+    at = head.to(tl.int64) * (head_step * VEC)
+    if FORM == "padded":
+        at += (token // seq_tokens).to(tl.int64) * (batch_step * VEC)
+        token = token % seq_tokens
+    return at + token.to(tl.int64) * (token_step * VEC)
+
+
+@triton.jit
 def place(
     token, where_ptr, lens_ptr, table_ptr, positions_ptr,
     tokens, seq_tokens, batch, pages, columns, where_step, lens_step, table_batch, positions_step,
@@ -128,10 +138,8 @@ def append(
     k_inside = (k_col < KG) & (k_dim[:, None] + k_col < KD)
     v_inside = (v_col < VG) & (v_dim[:, None] + v_col < VD)
     #: load -> k, v    the new tokens, DRAM -> registers; it need not wait for their slots
-    k_seq, v_seq = (k_token_idx // seq_tokens).to(tl.int64), (v_token_idx // seq_tokens).to(tl.int64)
-    k_new, v_new = (k_token_idx % seq_tokens).to(tl.int64), (v_token_idx % seq_tokens).to(tl.int64)
-    k_from = k_seq * (k_batch * K_IN) + k_new * (k_token * K_IN) + k_head_idx.to(tl.int64) * (k_head * K_IN) + k_dim
-    v_from = v_seq * (v_batch * V_IN) + v_new * (v_token * V_IN) + v_head_idx.to(tl.int64) * (v_head * V_IN) + v_dim
+    k_from = source(k_token_idx, k_head_idx, seq_tokens, k_batch, k_token, k_head, FORM, K_IN) + k_dim
+    v_from = source(v_token_idx, v_head_idx, seq_tokens, v_batch, v_token, v_head, FORM, V_IN) + v_dim
     k_at = k_ptr + k_from[:, None] + k_col
     v_at = v_ptr + v_from[:, None] + v_col
     k = tl.load(k_at, mask=(k_token_idx < tokens)[:, None] & k_inside, other=0.0)  # [KBR, KBG]

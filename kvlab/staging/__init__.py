@@ -16,6 +16,7 @@ from .operand_maps import kv_buffer_operand_map, operand_map, output_map, score_
 from .p_buffer import PRegisterBuffer
 from .params import KVBufferParams, ceildiv
 from .programs import program_ids, ragged_range
+from .smem_image import SmemImage
 from .smem_subtile import smem_mma_subtile, smem_mma_subtile_offset, smem_subtile
 from .swizzled_tile import SwizzledTile, ldmatrix_swizzle
 from .tiled_mma_loader import TiledMmaLoader
@@ -43,6 +44,7 @@ __all__ = [
     "PRegisterBuffer",
     "RegTileLoader",
     "RegTileWriterLDS",
+    "SmemImage",
     "SubTileLoaderLDS",
     "SwizzledTile",
     "TiledMmaLoader",

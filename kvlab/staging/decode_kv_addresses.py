@@ -15,12 +15,14 @@ from kvlab.hardware import count_wavefronts
 from .decode_kv_params import DecodeKVBufferParams
 from .fragments import FragmentMap
 from .params import WARP_SIZE
+from .smem_image import Area, SmemImage
 
 __all__ = [
     "fragment_map",
     "in_matrix_order",
     "read_offsets",
     "read_passes",
+    "smem_image",
     "what_works",
     "write_passes",
     "written_offsets",
@@ -134,3 +136,18 @@ def _passes(verb: str, address: IntArray, nbytes: int) -> tuple[IntArray, IntArr
     aligned = np.where(active, by_instruction // unit * unit, 0)
     wavefronts, ideal, _ = count_wavefronts(f"{verb}_b{8 * unit}", aligned, active, arch=ARCH)
     return wavefronts.sum(axis=1), ideal.sum(axis=1), active.any(axis=2).sum(axis=1)
+
+
+def smem_image(p: DecodeKVBufferParams, address: int, tile: int | None, valid: int) -> SmemImage:
+    """What lies in the block tile at byte ``address``: number ``tile`` of a window with ``valid`` keys."""
+    (rows, cols), size = p.btile, p.dtype.itemsize
+    if tile is None:
+        return SmemImage.empty(address, rows * cols * size, [Area(address, 0, "not loaded")])
+    row, col = (0, tile * p.BK) if p.role_config.iterator_axis else (tile * p.BK, 0)
+    words = f"tile {tile}: rows {row}–{row + rows - 1}, columns {col}–{col + cols - 1}"
+    image = SmemImage.empty(address, rows * cols * size, [Area(address, 0, words)])
+    if p.vectors_per_stage:
+        where = p.loader.vectors(p.copied)
+        slot = written_offsets(p) * size // 16
+        image.put(slot, row + where[..., 0], (col + where[..., 1]) * size // 16, min(valid, p.BN))
+    return image

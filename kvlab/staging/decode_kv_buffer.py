@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache import PagedKVCache
+from kvlab.drawn import Drawn
 from kvlab.layout import Layout
 from kvlab.memory import AddressSpace, Memory
 
@@ -18,6 +19,7 @@ from .fragments import FragmentMap
 from .iterator import KVCacheIterator
 from .kv_mma_op import mfma_atom, mma_tiles
 from .member import Member
+from .smem_image import SmemImage
 from .traffic import Traffic
 
 __all__ = ["DecodeKVBuffer", "KBuffer", "VBuffer"]
@@ -25,7 +27,7 @@ __all__ = ["DecodeKVBuffer", "KBuffer", "VBuffer"]
 Array = np.ndarray[Any, Any]
 
 
-class DecodeKVBuffer:
+class DecodeKVBuffer(Drawn):
     """MAX's ``DecodeKVBuffer`` (spec/kv_cache.md 6.2) for all CTAs of a launch.
 
     Parameters
@@ -103,6 +105,8 @@ class DecodeKVBuffer:
         self.load_tile = _poison((self.programs, p.num_threads, p.load_rows, p.simd_width), p.dtype)
         self.mma_tile = _poison((self.programs, p.num_threads, p.num_mmas, p.simd_width), p.dtype)
         self.tile_idx = self.load_tile_id = 0
+        self._ring: dict[int, int] = {}  # stage of the register ring -> block tile
+        self._held: int | None = None  # block tile in shared memory
         self._active = self.gmem_tile.valid_rows > 0
         if not self.matrix_order:
             warnings.warn(
@@ -202,6 +206,7 @@ class DecodeKVBuffer:
         values = tile.load(row + where[..., 0], col + where[..., 1], p.simd_width) if p.vectors_per_stage else 0
         first = self.load_tile_id * p.rows_per_stage
         self.load_tile[:, : len(where), first : first + p.vectors_per_stage] = values
+        self._ring[self.load_tile_id] = self.tile_idx
         self.tile_idx += 1
         self.load_tile_id = (self.load_tile_id + 1) % p.num_stages
         if self.traffic is not None and p.vectors_per_stage:
@@ -222,6 +227,7 @@ class DecodeKVBuffer:
             registers = self.load_tile[:, :threads, first : first + p.vectors_per_stage]
             flat = registers.reshape(self.programs, threads, -1)
             p.writer.store(self.smem, np.array([self.smem_address]), flat, p.copied, p.btile[1])
+        self._held = self._ring.get(stage)
         if self.traffic is not None:
             self._count("write", "registers->SMEM", addresses.write_passes, ())
             moved = addresses.written_offsets(p).size * 16
@@ -241,6 +247,19 @@ class DecodeKVBuffer:
             self._count("read", "SMEM->registers", addresses.read_passes, (k_mma,))
             self.traffic.move("SMEM->registers", offset.size * p.dtype.itemsize * int(self._active.sum()))
         return self.mma_tile
+
+    def read_addresses(self, k_mma: int) -> tuple[str, np.ndarray[Any, np.dtype[np.int64]]]:
+        """The instruction that reads a k group, and its byte addresses ``[instructions, warps, lanes]``."""
+        p, width = self.params, self.params.elements if self.params.transpose else 1
+        offset = addresses.read_offsets(p, k_mma)[..., ::width].reshape(p.num_warps, 64, -1)
+        nbytes = width * p.dtype.itemsize
+        name = f"ds_read_u{8 * nbytes}" if nbytes < 4 else f"ds_read_b{8 * nbytes}"
+        return name, self.smem_address + np.moveaxis(offset, 2, 0) * p.dtype.itemsize
+
+    def smem_image(self, program: int = 0) -> SmemImage:
+        """What lies where in the block tile of one program."""
+        valid = int(self.gmem_tile.valid_rows[program])
+        return addresses.smem_image(self.params, self.smem_address, self._held, valid)
 
     def mma(self, a: Array, c: Array, swap_a_b: bool = True) -> Array:
         """``C[m + n * num_m_mmas] + A[m] * B[n]`` with B = ``mma_tile``, as :meth:`KVMmaOp.mma`.

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache import PagedKVCache
+from kvlab.drawn import Drawn
 from kvlab.hardware import buffer_load_lds
 from kvlab.layout import Layout, TileTensor
 from kvlab.memory import AddressSpace, Memory
@@ -18,6 +19,7 @@ from .iterator import KVCacheIterator, KVTile
 from .kv_mma_op import KVMmaOp, KVMmaOpParams
 from .member import Member
 from .params import KVBufferParams, ceildiv
+from .smem_image import SmemImage
 from .traffic import Traffic
 
 __all__ = ["DecodeStreamingKVBuffer"]
@@ -25,7 +27,7 @@ __all__ = ["DecodeStreamingKVBuffer"]
 Array = np.ndarray[Any, Any]
 
 
-class DecodeStreamingKVBuffer:
+class DecodeStreamingKVBuffer(Drawn):
     """MAX's ``DecodeStreamingKVBuffer`` (spec/kv_cache.md 6.1) for all CTAs of a launch.
 
     Parameters
@@ -93,6 +95,7 @@ class DecodeStreamingKVBuffer:
         self.smem = self._shared(smem, smem_address)
         self.mma_op = KVMmaOp(self.mma_op_params, programs=self.programs, num_threads=params.num_threads)
         self._active = np.zeros(self.programs, np.bool_)
+        self._held: tuple[int, Array] | None = None
         if not self.matrix_order:
             warnings.warn(
                 f"{params.role.upper()} strips with {params.mma_shape}, BK {params.BK}, {params.swizzle}: as in MAX "
@@ -227,6 +230,7 @@ class DecodeStreamingKVBuffer:
             issued = copy.by_warp(p.num_warps)
             registers = tile.load(first_row + copy.row, first_col + copy.col, p.simd_width)
             self.smem.store(self.smem_address + copy.offset[None] * size, registers)
+        self._held = strip, tile.valid_rows
         self._active = tile.valid_rows > 0 if active is None else np.asarray(active, np.bool_)
         if self.traffic is not None:
             rows = np.clip(tile.valid_rows - first_row, 0, self._strip_rows)[self._active].sum()
@@ -265,6 +269,11 @@ class DecodeStreamingKVBuffer:
         """The instruction that reads shared memory and its byte addresses ``[instructions, warps, lanes]``."""
         plan, size = addresses.read_plan(self.params, self.blocked), self.params.dtype.itemsize
         return plan.instruction(size), self.smem_address + plan.by_instruction() * size
+
+    def smem_image(self, program: int = 0) -> SmemImage:
+        """What lies where in the strip of one program."""
+        held = None if self._held is None else (self._held[0], int(self._held[1][program]))
+        return addresses.smem_image(self.params, self.smem_address, held, self.blocked)
 
     def _count_read(self, active: Array) -> None:
         if self.traffic is None:

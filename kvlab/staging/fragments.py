@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.drawn import Drawn
+
 __all__ = ["FragmentMap", "Fragments"]
 
 
 @dataclass(frozen=True, eq=False)
-class FragmentMap:
+class FragmentMap(Drawn):
     """Which element of a ``rows x cols`` tile each register holds.
 
     ``row`` and ``col`` are int64 ``[threads, registers, elements]`` with ``thread = warp * warp_size + lane``. Several

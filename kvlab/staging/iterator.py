@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache import ContinuousBatchingKVCache, PagedKVCache
+from kvlab.drawn import Drawn
 from kvlab.hardware import buffer_load
 from kvlab.memory import Memory
 
@@ -18,7 +19,7 @@ IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, eq=False)
-class KVTile:
+class KVTile(Drawn):
     """``BN`` rows of ``depth`` columns in DRAM, one such tile for each program.
 
     memory       the DRAM

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache import PagedKVCache
+from kvlab.drawn import Drawn
 from kvlab.hardware import buffer_load_lds
 from kvlab.layout import Layout, TileTensor
 from kvlab.memory import AddressSpace, Memory
@@ -19,6 +20,7 @@ from .kv_buffer_addresses import Window
 from .kv_mma_op import KVMmaOp, KVMmaOpParams
 from .member import KVBufferMembers
 from .params import KVBufferParams
+from .smem_image import SmemImage
 from .traffic import Traffic
 
 __all__ = ["KVBuffer"]
@@ -26,7 +28,7 @@ __all__ = ["KVBuffer"]
 Array = np.ndarray[Any, Any]
 
 
-class KVBuffer(KVBufferMembers):
+class KVBuffer(KVBufferMembers, Drawn):
     """MAX's ``KVBuffer`` (spec/kv_cache.md 5) for all CTAs of a launch: prefill, and decode of MHA and MLA.
 
     Parameters
@@ -38,8 +40,9 @@ class KVBuffer(KVBufferMembers):
     smem_address : byte address of the first stage, a multiple of 16; the memory's first byte unless given.
     traffic : counts what moves: bytes, instructions, wavefronts; of each warp and in all.
 
-    ``kv_cache_iter`` walks over the keys; every load takes its next tile. Some configurations do not bring the matrix
-    to the lanes (``matrix_order`` is False): MAX's addresses are reproduced, and a UserWarning says what works instead.
+    ``kv_cache_iter`` walks over the keys; every load takes its next tile. ``stage_keys`` tells of each loaded stage the
+    first key and the valid rows ``[programs]`` of its tile. Some configurations do not bring the matrix to the lanes
+    (``matrix_order`` is False): MAX's addresses are reproduced, and a UserWarning says what works instead.
     Wavefronts are provisional: no chip has confirmed the AMD rule.
 
     >>> from kvlab.layout import Swizzle
@@ -87,6 +90,7 @@ class KVBuffer(KVBufferMembers):
         self.smem = self._shared(smem, smem_address)
         self.mma_op = KVMmaOp(self.mma_op_params, programs=self.programs, num_threads=p.num_threads)
         self._active: Array = np.ones(self.programs, np.bool_)
+        self.stage_keys: dict[int, tuple[Array, Array]] = {}
         self._warn(stacklevel=3)
 
     def _shared(self, smem: Memory | None, address: int | None) -> Memory:
@@ -159,9 +163,12 @@ class KVBuffer(KVBufferMembers):
         """
         p, size = self.params, self.params.dtype.itemsize
         first = self.stage_address(buffer_idx)
+        first_key = self.kv_cache_iter.tile_start_row
         tile, dma = self.kv_cache_iter.next_tile(), addresses.dma_plan(p)
         base, voffset, records = tile.resource(dma.row, dma.col)
         buffer_load_lds(self.smem, first + dma.offset[None] * size, tile.memory, base, voffset, 16, records)
+        self.stage_keys.pop(buffer_idx, None)  # the last load stands last
+        self.stage_keys[buffer_idx] = first_key, tile.valid_rows
         self._active = tile.valid_rows > 0 if active is None else np.asarray(active, np.bool_)
         if self.traffic is not None:
             fetched = 16 * (voffset + 16 <= records)[self._active].sum(axis=(0, 2))
@@ -249,6 +256,17 @@ class KVBuffer(KVBufferMembers):
         if not 0 <= stage < p.num_smem_stages:
             raise ValueError(f"stage {stage} is not one of the {p.num_smem_stages} stages")
         return self.smem_address + stage * p.smem_stage_size * p.dtype.itemsize
+
+    def read_addresses(self, buffer: int, strip: int) -> tuple[str, np.ndarray[Any, np.dtype[np.int64]]]:
+        """The instruction that reads a strip of a stage, and its byte addresses ``[instructions, warps, lanes]``."""
+        size, first = self.params.dtype.itemsize, self.stage_address(buffer)
+        parts = addresses.reads(self.params, strip, self._window.shift)
+        where = [first + (part.offset[:, None] + part.base[:, None]) * size for part in parts]
+        return parts[0].instruction, np.concatenate(where)
+
+    def smem_image(self, program: int = 0) -> SmemImage:
+        """What lies where in the stages of one program, as far as this buffer has loaded them."""
+        return addresses.smem_image(self.params, self.smem_address, self.stage_keys, program)
 
     def _count_read(self, strip: int, first: int, active: Array) -> None:
         if self.traffic is None:

@@ -19,6 +19,7 @@ from .fragments import FragmentMap
 from .mma_op_addresses import KVMmaOpParams, prefill_offsets, split_offsets, v_bf16_offsets, v_fp8_offsets
 from .operand_maps import v_keys
 from .params import WARP_SIZE, KVBufferParams, ceildiv
+from .smem_image import Area, SmemImage, dma_slots
 
 __all__ = [
     "Reads",
@@ -31,6 +32,7 @@ __all__ = [
     "lacks_upper_half",
     "read_passes",
     "reads",
+    "smem_image",
     "strips",
     "what_works",
 ]
@@ -237,3 +239,30 @@ def read_passes(p: KVBufferParams, strip: int, base: Shift) -> tuple[IntArray, I
         wavefronts, ideal, _ = count_wavefronts(read.instruction, address.transpose(2, 0, 1), arch=ARCH)
         total += np.stack([wavefronts.sum(axis=1), ideal.sum(axis=1), np.full(p.num_warps, len(read.offset))])
     return total[0], total[1], total[2]
+
+
+def smem_image(p: KVBufferParams, address: int, held: dict[int, tuple[Any, Any]], program: int) -> SmemImage:
+    """What lies in the stages that begin at byte ``address``; ``held``: first key and valid rows of each, as loaded."""
+    size, blocks, columns = p.dtype.itemsize, p.blocks_per_stage, p.bk_smem
+    areas = [
+        Area(
+            address + (stage * blocks + b) * p.BN * columns * size,
+            stage,
+            f"{_keys(held, stage, program)}, block {b}: columns {b * columns}–{(b + 1) * columns - 1}",
+        )
+        for stage in range(p.num_smem_stages)
+        for b in range(blocks)
+    ]
+    image, dma = SmemImage.empty(address, p.num_smem_stages * p.smem_stage_size * size, areas), dma_plan(p)
+    for stage, (_, valid) in held.items():
+        slot = dma_slots(dma.offset, size, stage * p.smem_stage_size * size // 16)
+        image.put(slot, dma.row, dma.col * size // 16, int(valid[program]))
+    return image
+
+
+def _keys(held: dict[int, tuple[Any, Any]], stage: int, program: int) -> str:
+    """A stage and the keys in it, in words."""
+    if stage not in held:
+        return f"stage {stage}, not loaded"
+    first, valid = (int(part[program]) for part in held[stage])
+    return f"stage {stage}, keys {first}–{first + valid - 1}" if valid else f"stage {stage}, no key"

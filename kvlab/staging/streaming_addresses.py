@@ -17,6 +17,7 @@ from kvlab.hardware import count_wavefronts
 from .dma_plan import DmaPlan, warp_tiles
 from .fragments import FragmentMap
 from .params import WARP_SIZE, KVBufferParams, ceildiv
+from .smem_image import Area, SmemImage, dma_slots
 
 __all__ = [
     "ReadPlan",
@@ -30,6 +31,7 @@ __all__ = [
     "read_passes",
     "read_plan",
     "register_plan",
+    "smem_image",
     "strip_shape",
     "what_works",
 ]
@@ -236,3 +238,22 @@ def read_passes(p: KVBufferParams, blocked: bool = False) -> tuple[IntArray, Int
     address = plan.by_instruction() * p.dtype.itemsize // nbytes * nbytes
     wavefronts, ideal, _ = count_wavefronts(f"ds_read_b{8 * nbytes}", address, arch=ARCH)
     return wavefronts.sum(axis=0), ideal.sum(axis=0), np.full(p.num_warps, len(address))
+
+
+def smem_image(p: KVBufferParams, address: int, held: tuple[int, int] | None, blocked: bool = False) -> SmemImage:
+    """What lies in the strip at byte ``address``; ``held``: which strip, and the valid rows of its tile."""
+    (rows, cols), size = strip_shape(p), p.dtype.itemsize
+    if held is None:
+        return SmemImage.empty(address, rows * cols * size, [Area(address, 0, "not loaded")])
+    strip, valid = held
+    first_row, first_col = (0, strip * p.BK) if p.transpose else (strip * p.BK, 0)
+    spans = [f"rows {first_row}–{first_row + rows - 1}, columns {first_col}–{first_col + cols - 1}"]
+    if blocked:
+        spans = [f"rows {first_row}–{first_row + rows - 1}, columns {c}–{c + p.BK - 1}" for c in range(0, cols, p.BK)]
+    step = rows * cols * size // len(spans)
+    areas = [Area(address + i * step, 0, f"strip {strip}: {span}") for i, span in enumerate(spans)]
+    image = SmemImage.empty(address, rows * cols * size, areas)
+    plan = dma_plan(p) if by_dma(p) else register_plan(p, blocked)
+    slot = dma_slots(plan.offset, size) if by_dma(p) else plan.offset * size // 16
+    image.put(slot, first_row + plan.row, (first_col + plan.col) * size // 16, valid)
+    return image

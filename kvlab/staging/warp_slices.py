@@ -9,6 +9,7 @@ import numpy as np
 from .kv_buffer import KVBuffer
 from .kv_buffer_addresses import Window
 from .params import KVBufferParams, ceildiv
+from .smem_image import SmemImage
 
 __all__ = ["WarpSlices"]
 
@@ -47,7 +48,7 @@ class WarpSlices(KVBuffer):
                 f"num_warps_n {num_warps_n} must be at most the {p.num_warps} warps and divide output_depth {depth}, "
                 f"which must be at most {p.depth}"
             )
-        share = depth // num_warps_n
+        self.source, share = source, depth // num_warps_n
         column = np.arange(p.num_warps) % num_warps_n * share
         shift = column // p.bk_smem * (p.BN * p.bk_smem) + column % p.bk_smem
         self._cut = Window(p, tuple(shift.tolist()), tuple(column.tolist()))
@@ -69,3 +70,7 @@ class WarpSlices(KVBuffer):
     def load_from_dram(self, buffer_idx: int, active: Any = None) -> None:
         """ValueError: the source moves the tile."""
         raise ValueError(f"load_from_dram({buffer_idx}) of slices: the buffer that they are cut from moves the tile")
+
+    def smem_image(self, program: int = 0) -> SmemImage:
+        """What the source has loaded."""
+        return self.source.smem_image(program)

@@ -1,0 +1,66 @@
+"""What lies in every 16 bytes of a buffer's shared memory: a vector of a key, zeros, or nothing; for pictures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .params import WARP_SIZE
+
+__all__ = ["NOBODY", "ZEROS", "Area", "SmemImage"]
+
+IntArray = np.ndarray[Any, np.dtype[np.int64]]
+NOBODY, ZEROS = -1, -3
+
+
+@dataclass(frozen=True)
+class Area:
+    """A part of the image: the byte address that it begins at, the stage, and in words what is meant to lie there."""
+
+    address: int
+    stage: int
+    words: str
+
+
+@dataclass(frozen=True, eq=False)
+class SmemImage:
+    """The image of the shared memory of one CTA.
+
+    base     byte address of the first slot
+    slots    ``[slots, 2]``: the row of the DRAM tile and the 16-byte vector of that row which lie in each 16 bytes;
+             -1 where the buffer has loaded nothing, -3 where a copy put zeros, as the tile has no such row
+    areas    where stages and blocks begin
+
+    >>> image = SmemImage.empty(256, 1024, [Area(256, 0, "stage 0")])
+    >>> image.put(slot=np.array([1, 0]), row=np.array([0, 7]), vector=np.array([5, 6]), valid_rows=1)
+    >>> image.owner()[:3].tolist()
+    [[-3, -3], [0, 5], [-1, -1]]
+    """
+
+    base: int
+    slots: IntArray
+    areas: tuple[Area, ...]
+
+    @classmethod
+    def empty(cls, base: int, nbytes: int, areas: list[Area]) -> SmemImage:
+        """Where nothing was loaded."""
+        return cls(base, np.full((nbytes // 16, 2), NOBODY, np.int64), tuple(areas))
+
+    def put(self, slot: IntArray, row: IntArray, vector: IntArray, valid_rows: int) -> None:
+        """Vectors land in their slots (arrays that broadcast); those of rows past ``valid_rows`` as zeros. What lands
+        behind the image is left out."""
+        slot, row, vector = np.broadcast_arrays(slot, row, vector)
+        inside = (slot >= 0) & (slot < len(self.slots))
+        held = np.where((row < valid_rows)[..., None], np.stack([row, vector], axis=-1), ZEROS)
+        self.slots[slot[inside]] = held[inside]
+
+    def owner(self) -> IntArray:
+        """``slots``, by the name that pictures ask for."""
+        return self.slots
+
+
+def dma_slots(offset: IntArray, itemsize: int, first: int = 0) -> IntArray:
+    """The slots that DMA instructions fill, 16 bytes a lane: ``offset`` ``[n]`` in elements -> ``[n, 64]``."""
+    return first + offset[:, None] * itemsize // 16 + np.arange(WARP_SIZE)

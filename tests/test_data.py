@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,16 @@ def test_bfloat16_travels_by_its_bits(tmp_path: Path) -> None:
     np.testing.assert_array_equal(capture.q.view(np.uint16), given["q"].view(np.uint16))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_other_byte_orders_give_the_same_values(tmp_path: Path, dtype: str) -> None:
+    given = {key: array.astype(dtype) for key, array in arrays().items()}
+    stored = {key: array.view(np.uint16) if dtype == "bfloat16" else array for key, array in given.items()}
+    capture = load(tmp_path, **{key: array.astype(array.dtype.newbyteorder(">")) for key, array in stored.items()})
+    assert capture.dtype == np.dtype(dtype)
+    assert capture.dtype.isnative
+    np.testing.assert_array_equal(capture.k.view(np.uint8), given["k"].view(np.uint8))
+
+
 def test_one_layer_needs_no_layer_axis(tmp_path: Path) -> None:
     given = {key: array[0] for key, array in arrays().items()}
     capture = load(tmp_path, **given, prompt_tokens=19, scale=0.5)
@@ -188,3 +199,17 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
             load_capture(tmp_path / name)
     with pytest.raises(FileNotFoundError, match=r"absent\.npz"):
         load_capture(tmp_path / "absent.npz")
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "flipped.npz", **arrays())
+    content = bytearray((tmp_path / "flipped.npz").read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    (tmp_path / "flipped.npz").write_bytes(content)
+    with pytest.raises(ValueError, match=r"flipped\.npz: damaged archive: Bad CRC-32 .* write it with np\.savez"):
+        load_capture(tmp_path / "flipped.npz")
+    with zipfile.ZipFile(tmp_path / "raw.npz", "w") as archive:
+        for key in "qkv":
+            archive.writestr(f"{key}.npy", b"raw bytes")
+    with pytest.raises(ValueError, match=r"raw\.npz: q, k, v: not in NumPy's \.npy format"):
+        load_capture(tmp_path / "raw.npz")

@@ -11,6 +11,7 @@ import importlib.resources
 import json
 import os
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -139,9 +140,15 @@ def _read(file: IO[bytes]) -> dict[str, Array]:
     if not zipfile.is_zipfile(file):
         raise ValueError("not an .npz archive; write one with np.savez(path, q=q, k=k, v=v)")
     file.seek(0)
-    with np.load(file, allow_pickle=False) as archive:
-        _check_keys(archive.files)
-        return {key: archive[key] for key in archive.files}
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            _check_keys(archive.files)
+            arrays = {key: archive[key] for key in archive.files}
+    except (zipfile.BadZipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"damaged archive: {error}; write it with np.savez(path, q=q, k=k, v=v)") from None
+    if strange := [key for key, array in arrays.items() if not isinstance(array, np.ndarray)]:
+        raise ValueError(f"{', '.join(strange)}: not in NumPy's .npy format; write with np.savez(path, q=q, k=k, v=v)")
+    return arrays
 
 
 def _check_keys(keys: list[str]) -> None:
@@ -204,6 +211,7 @@ def _values(key: str, array: Array) -> Array:
     if not array.size:
         raise ValueError(f"{key} has shape {array.shape}; every axis must hold at least 1")
     dtype = np.dtype(_DTYPES[array.dtype.name])
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
     values = array.view(dtype) if array.dtype.name == "uint16" else array
     values = np.ascontiguousarray(values.reshape((1,) * (4 - array.ndim) + array.shape))
     if not np.isfinite(values.astype(np.float32)).all():

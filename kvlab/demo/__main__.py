@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 import time
 from pathlib import Path
@@ -16,12 +17,16 @@ from .steps import Step, decode, gpu_name, paged_cache
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line. 0 if every sibling agrees, 1 if not, 2 for bad input."""
+    """The command line. 0 if every sibling agrees, 1 if not, 2 for bad input or missing packages."""
     options = _parser().parse_args(argv)
+    if missing := [name for name in ("torch", "triton") if not importlib.util.find_spec(name)]:
+        print(f"kvlab demo: needs {' and '.join(missing)}: pip install 'kvlab[kernels]'", file=sys.stderr)
+        return 2
     try:
         capture = load_capture(options.input) if options.input else load_smollm2()
+        options.output.mkdir(parents=True, exist_ok=True)  # what cannot be written is told before the work
         return _run(capture, options.page_size, options.output)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MemoryError) as error:
         print(f"kvlab demo: {error}", file=sys.stderr)
         return 2
 
@@ -42,9 +47,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
+    return int(text)
 
 
 def _run(capture: Capture, page_size: int, output: Path) -> int:

@@ -28,7 +28,7 @@ __all__ = ["Chapter", "byte_path", "gfx950", "pages", "path", "shown_config", "s
 
 def shown_token(capture: Capture) -> int:
     """The token whose key the page follows."""
-    return min(capture.prompt_tokens - 1, 137)
+    return min(max(capture.prompt_tokens - 1, 0), 137)
 
 
 def shown_config(capture: Capture) -> DecodeConfig:

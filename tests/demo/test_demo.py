@@ -16,7 +16,8 @@ from kvlab.attention.mha_decode import emulator
 from kvlab.data import load_capture, load_smollm2
 from kvlab.demo import pictures
 from kvlab.demo.__main__ import main
-from kvlab.demo.steps import grow, paged_cache
+from kvlab.demo.steps import decode, grow, paged_cache
+from kvlab.memory import UnwrittenRead
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -49,6 +50,55 @@ def test_an_emulator_that_differs_is_found(small: Path, tmp_path: Path, monkeypa
     monkeypatch.setattr(emulator, "LN2", np.float32(0.7))  # a wrong lse at the end, seen by lockstep only
     monkeypatch.setattr(emulator, "LOG2E", 1.5)  # a wrong scale, seen by both
     assert main(["--input", str(small), "--output", str(tmp_path)]) == 1
+
+
+@pytest.mark.interpreter
+def test_float32_of_depth_128_takes_each_machines_own_tiles(tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    q, k, v = (rng.standard_normal((9, heads, 128), np.float32) for heads in (2, 1, 1))
+    np.savez(tmp_path / "deep.npz", q=q, k=k, v=v, prompt_tokens=8)
+    assert main(["--input", str(tmp_path / "deep.npz"), "--output", str(tmp_path)]) == 0
+    assert "not emulated" not in (tmp_path / "index.html").read_text()
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_capture_without_a_prompt(dtype: str, tmp_path: Path) -> None:
+    q, k, v = np.random.default_rng(5).standard_normal((3, 1, 2, 64)).astype(dtype)
+    np.savez(tmp_path / "short.npz", q=q, k=k, v=v)  # fewer than 8 tokens: all are decode steps
+    assert main(["--input", str(tmp_path / "short.npz"), "--output", str(tmp_path)]) == 0
+    assert "token 0, in pictures" in (tmp_path / "index.html").read_text()
+
+
+def test_a_fault_of_the_emulator_is_no_reason_to_leave_it_out(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def faulty(*arguments: object, **options: object) -> None:
+        raise UnwrittenRead("smem: read of 4 bytes at address 32, which nothing has written")
+
+    monkeypatch.setattr(emulator, "attend", faulty)
+    with pytest.raises(UnwrittenRead):
+        next(decode(load_capture(small), paged_cache(load_capture(small), page_size=5)))
+
+
+def test_missing_packages_and_unwritable_folders_are_told_before_the_work(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--input", str(small), "--output", str(small)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert str(small) in printed.err
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
+    assert main(["--input", str(small), "--output", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err == "kvlab demo: needs torch and triton: pip install 'kvlab[kernels]'\n"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "x", ""])
+def test_page_sizes_that_are_none(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--page-size", text])
+    assert f"--page-size: {text!r} is not an integer of at least 1" in capsys.readouterr().err
 
 
 def test_unfilled_slots_are_poison_and_steps_see_only_what_is_stored(small: Path) -> None:

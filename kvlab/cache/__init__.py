@@ -10,6 +10,7 @@ from kvlab.cache.operands import (
     RaggedMHAOperand,
     TileTensorMHAOperand,
 )
+from kvlab.cache.page_pool import OutOfPages, PageCopy, PagePool, copy_pages
 from kvlab.cache.page_table import PageTable, lookup_table_columns
 from kvlab.cache.paged import PagedKVCache
 from kvlab.cache.params import KVCacheStaticParams
@@ -25,6 +26,9 @@ __all__ = [
     "KVCacheScalesMHAOperand",
     "KVCacheStaticParams",
     "KVCacheT",
+    "OutOfPages",
+    "PageCopy",
+    "PagePool",
     "PageTable",
     "PagedKVCache",
     "PagedKVCacheCollection",
@@ -32,6 +36,7 @@ __all__ = [
     "Pointer",
     "RaggedMHAOperand",
     "TileTensorMHAOperand",
+    "copy_pages",
     "from_dense",
     "kv_num_sub_tiles",
     "kv_sub_tile_rows",

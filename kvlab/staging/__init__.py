@@ -2,12 +2,16 @@
 
 from kvlab.hardware import RegTileLoader, RegTileWriterLDS, SubTileLoaderLDS
 
+from .async_barrier import AsyncBarrier
 from .buffer_config import KBufferConfig, KVBufferConfig, VBufferConfig
 from .cta import DECODE_ARCHS, DecodeCTA, decode_cta
 from .decode_kv_buffer import DecodeKVBuffer, KBuffer, VBuffer
 from .decode_kv_params import DecodeKVBufferParams
 from .decode_streaming import DecodeStreamingKVBuffer
+from .footprint import Footprint
 from .fragments import FragmentMap, Fragments
+from .hazard_words import Hazard, Side
+from .hazards import Hazards
 from .iterator import KVCacheIterator, KVTile
 from .kv_buffer import KVBuffer
 from .kv_mma_op import KVMmaOp, KVMmaOpParams, mfma_atom, mma_tiles
@@ -20,17 +24,23 @@ from .smem_image import SmemImage
 from .smem_subtile import smem_mma_subtile, smem_mma_subtile_offset, smem_subtile
 from .swizzled_tile import SwizzledTile, ldmatrix_swizzle
 from .tiled_mma_loader import TiledMmaLoader
+from .timeline import Event, Timeline
 from .traffic import Traffic
 from .warp_slices import WarpSlices
 
 __all__ = [
     "DECODE_ARCHS",
+    "AsyncBarrier",
     "DecodeCTA",
     "DecodeKVBuffer",
     "DecodeKVBufferParams",
     "DecodeStreamingKVBuffer",
+    "Event",
+    "Footprint",
     "FragmentMap",
     "Fragments",
+    "Hazard",
+    "Hazards",
     "KBuffer",
     "KBufferConfig",
     "KVBuffer",
@@ -44,10 +54,12 @@ __all__ = [
     "PRegisterBuffer",
     "RegTileLoader",
     "RegTileWriterLDS",
+    "Side",
     "SmemImage",
     "SubTileLoaderLDS",
     "SwizzledTile",
     "TiledMmaLoader",
+    "Timeline",
     "Traffic",
     "VBuffer",
     "VBufferConfig",

@@ -11,7 +11,7 @@ from kvlab.memory import Memory
 
 from .fma_cta import FmaCTA, FmaShape
 from .fragments import Fragments
-from .iterator import KVTile
+from .iterator import KVCacheIterator, KVTile
 from .mfma_cta import MfmaCTA, MfmaShape
 from .mma_sync_cta import MmaSyncCTA, MmaSyncShape
 from .traffic import Traffic
@@ -33,9 +33,11 @@ class DecodeCTA(Protocol):
     """What the decode emulator asks of a machine, for all programs of a launch at once.
 
     ``active`` ``[programs]`` tells which programs still have keys; only their traffic counts. A program past its range
-    gets a tile without valid rows, which changes neither its row state nor its output.
+    gets a tile without valid rows, which changes neither its row state nor its output. After ``follow`` the tiles are
+    those of these iterators, in turn, and may be fetched ahead, as the machine's pipeline does.
     """
 
+    def follow(self, k_tiles: KVCacheIterator, v_tiles: KVCacheIterator) -> None: ...
     def load_q(self, dram: Memory, offset: Array, valid: Array) -> Any: ...
     def load_k(self, tile: KVTile, active: Array) -> Any: ...
     def scores(self, q: Any, k: Any, active: Array) -> Fragments: ...

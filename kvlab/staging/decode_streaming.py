@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any
 
@@ -14,7 +15,9 @@ from kvlab.layout import Layout, TileTensor
 from kvlab.memory import AddressSpace, Memory
 
 from . import streaming_addresses as addresses
+from .footprint import Footprint
 from .fragments import FragmentMap
+from .hazards import Hazards
 from .iterator import KVCacheIterator, KVTile
 from .kv_mma_op import KVMmaOp, KVMmaOpParams
 from .member import Member
@@ -42,6 +45,7 @@ class DecodeStreamingKVBuffer(Drawn):
     blocked : keep a V strip as ``depth // BK`` blocks of BK x BK, as older MAX documentation says, instead of the flat
         BK x depth that MAX's kernels compile to. The registers are the same.
     traffic : counts what moves.
+    hazards : checks the accesses; who owns the buffer states its waits and barriers. None: nothing is checked.
 
     K of 2 and 4 bytes goes DRAM -> shared memory by DMA, swizzled; K of 1 byte and V through registers. Some
     configurations do not bring the matrix to the lanes (``matrix_order`` is False): MAX's addresses are reproduced, and
@@ -84,11 +88,13 @@ class DecodeStreamingKVBuffer(Drawn):
         smem_address: int | None = None,
         blocked: bool = False,
         traffic: Traffic | None = None,
+        hazards: Hazards | None = None,
     ) -> None:
         addresses.check(params, blocked)
         if cache.kv_params.num_heads != params.kv_num_heads:
             raise ValueError(f"kv_num_heads {params.kv_num_heads} differs from the cache's {cache.kv_params.num_heads}")
         self.params, self.cache, self.traffic, self.blocked = params, cache, traffic, blocked
+        self.hazards = hazards
         self.batch_idx, self.head_idx = np.broadcast_arrays(np.atleast_1d(batch_idx), np.atleast_1d(head_idx))
         self.num_keys = num_keys
         self.programs = self.batch_idx.shape[0]
@@ -218,6 +224,7 @@ class DecodeStreamingKVBuffer(Drawn):
                 f"{self.programs} x {(p.BN, p.depth)} {p.dtype}"
             )
         size = p.dtype.itemsize
+        self._state_copy()
         first_row, first_col = (0, strip * p.BK) if p.transpose else (strip * p.BK, 0)
         if addresses.by_dma(p):
             dma = addresses.dma_plan(p)
@@ -244,6 +251,8 @@ class DecodeStreamingKVBuffer(Drawn):
         The whole CTA has waited for the copy. active : as in :meth:`load_from_dram`, whose programs are counted unless
         given.
         """
+        if self.hazards is not None:
+            self.hazards.read(self._footprints[1], f"{self.params.role} read", 0)
         plan = addresses.read_plan(self.params, self.blocked)
         address = self.smem_address + plan.offset[None] * self.params.dtype.itemsize
         registers = self.smem.load(address, self.params.dtype, plan.width)
@@ -274,6 +283,24 @@ class DecodeStreamingKVBuffer(Drawn):
         """What lies where in the strip of one program."""
         held = None if self._held is None else (self._held[0], int(self._held[1][program]))
         return addresses.smem_image(self.params, self.smem_address, held, self.blocked)
+
+    @functools.cached_property
+    def _footprints(self) -> tuple[Footprint, Footprint]:
+        """The bytes of shared memory that each warp writes and reads."""
+        assert self.hazards is not None
+        written = self.hazards.footprint(*addresses.written_by_warp(self.params, self.smem_address, self.blocked))
+        width = addresses.read_plan(self.params, self.blocked).width
+        return written, self.hazards.footprint(self.read_addresses()[1], width * self.params.dtype.itemsize)
+
+    def _state_copy(self) -> None:
+        if self.hazards is None:
+            return
+        p, at = self.params, self._footprints[0]
+        if addresses.by_dma(p):
+            issued = addresses.dma_plan(p).by_warp(1, p.num_warps)
+            self.hazards.copy_async(at, f"{p.role} copy", 0, instructions=issued)
+        else:
+            self.hazards.write(at, f"{p.role} copy", 0)
 
     def _count_read(self, active: Array) -> None:
         if self.traffic is None:

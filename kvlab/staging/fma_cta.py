@@ -13,16 +13,21 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.hardware import count_wavefronts, cp_async
+from kvlab.hardware import cp_async
 from kvlab.memory import AddressSpace, Memory, float32
 
+from .copy_plan import CopyPlan, copy_plan, passes_by_warp
+from .footprint import Footprint
 from .fragments import FragmentMap, Fragments
-from .iterator import KVTile
+from .hazards import Hazards
+from .iterator import KVCacheIterator, KVTile
+from .tile_pipeline import TilePipeline
 from .traffic import Traffic
 
 __all__ = ["FmaCTA", "FmaShape"]
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
+BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 @dataclass(frozen=True)
@@ -54,45 +59,66 @@ class FmaShape:
 
 
 class FmaCTA:
-    """The CTAs of one launch, side by side: ``programs`` copies of shared memory and registers."""
+    """The CTAs of one launch, side by side: ``programs`` copies of shared memory and registers.
+
+    hazards : what is in flight, and who waited; checks every access.
+    """
 
     def __init__(self, shape: FmaShape, programs: int, traffic: Traffic) -> None:
         self.shape, self.programs, self.traffic = shape, programs, traffic
         self.smem = Memory(shape.shared_bytes, space=AddressSpace.SHARED, name="shared memory", programs=programs)
+        self.hazards = Hazards(self.smem, shape.warps, arch=shape.arch, timeline=traffic.timeline)
+        self.pipeline = TilePipeline(self._copy_async, self.hazards)
+        self._footprints: dict[str, Footprint] = {}
 
-    def load_q(self, dram: Memory, offset: IntArray, valid: IntArray) -> Fragments:
-        """Q rows (elements ``offset[programs, BM]`` of ``dram``) into shared memory and registers, or zeros."""
-        base, rows, cols = self.shape.place("q")
-        row, col = np.divmod(np.arange(0, rows * cols, 4), cols)
-        ok = valid[:, row] & (col < self.shape.D)
-        values = dram.load(4 * np.where(ok, offset[:, row] + col, 0), float32, 4)
-        self.smem.store((base + 4 * (row * cols + col))[None], np.where(ok[..., None], values, np.float32(0)))
-        self.traffic.move("DRAM->SMEM", int(valid.sum()) * self.shape.D * 4)
-        return self._read("q", _row_plan(self.shape, "q"), np.asarray(valid.any(axis=1)))
+    def follow(self, k_tiles: KVCacheIterator, v_tiles: KVCacheIterator) -> None:
+        """Fetch K and V ahead along these iterators, whose tiles the loads then take in turn."""
+        self.pipeline.follow(k_tiles, v_tiles)
 
-    def load_k(self, tile: KVTile, active: np.ndarray[Any, Any]) -> Fragments:
+    def load_q(self, dram: Memory, offset: IntArray, valid: BoolArray) -> Fragments:
+        """Q rows, elements ``offset[programs, BM]`` of ``dram``, into shared memory and registers; invalid
+        rows are 0.
+        """
+        base, plan = self.shape.place("q")[0], self._copy_plan("q")
+        source, ok = plan.source(np.where(valid, offset, -1), 4)
+        values = dram.load(source, np.uint8, 16, mask=ok)
+        self.smem.store(self._copied_to(base, plan)[None], values)
+        self.hazards.write(self._copied("q"), "q write")
+        self.traffic.move("DRAM->SMEM", plan.bytes_by_warp(ok))
+        self.hazards.barrier()
+        return self._read("q", np.asarray(valid.any(axis=1)))
+
+    def load_k(self, tile: KVTile, active: BoolArray) -> Fragments:
         """K tile of these pages into shared memory, then each lane's keys along the depth."""
-        self._copy_async("k", tile)
-        return self._read("k", _key_plan(self.shape), active)
+        self.pipeline.load("k", tile)
+        return self._read("k", active)
 
-    def load_v(self, tile: KVTile, active: np.ndarray[Any, Any]) -> Fragments:
-        """V tile into shared memory, then each lane's columns for all keys."""
-        self._copy_async("v", tile)
-        return self._read("v", _column_plan(self.shape), active)
+    def load_v(self, tile: KVTile, active: BoolArray) -> Fragments:
+        """V tile into shared memory, then each lane's columns for all keys.
 
-    def scores(self, q: Fragments, k: Fragments, active: np.ndarray[Any, Any]) -> Fragments:
+        In a pipeline the warps issue these reads after those of P: :meth:`accumulate` states them.
+        """
+        self.pipeline.load("v", tile)
+        return self._read("v", active, stated=not self.pipeline.following)
+
+    def scores(self, q: Fragments, k: Fragments, active: BoolArray) -> Fragments:
         """S = Q K^T, float32, ``[BM, BN]``."""
         layout = _accumulator(self.shape, self.shape.BN)
         return Fragments(layout.spread(np.matmul(q.tile(), k.tile().swapaxes(1, 2))), layout)
 
-    def accumulate(self, p: Fragments, v: Fragments, o: Fragments, active: np.ndarray[Any, Any]) -> Fragments:
+    def accumulate(self, p: Fragments, v: Fragments, o: Fragments, active: BoolArray) -> Fragments:
         """O += P V, P through shared memory since a lane needs whole rows of it."""
         base, _, cols = self.shape.place("p")
         address = base + 4 * (p.map.row[..., 0] * cols + p.map.col[..., 0])  # [threads, registers], vectors of a row
+        width = p.values.shape[-1]
+        self.hazards.write(self._accessed("p write", address, 4 * width), "p write")
         self.smem.store(address[None], p.values)
-        name = f"st.shared.b{32 * p.values.shape[-1]}"
-        self._count("p write", name, address.reshape(self.shape.warps, 32, -1).transpose(2, 0, 1), active)
-        a = self._read("p", _row_plan(self.shape, "p"), active)
+        self._count("p write", f"st.shared.b{32 * width}", address, active)
+        self.hazards.barrier()
+        a = self._read("p", active)
+        if self.pipeline.following:
+            self._state_read("v")
+        self.pipeline.refill()
         return o.with_values(o.values + o.map.spread(np.matmul(a.tile(), v.tile())))
 
     def zeros(self) -> Fragments:
@@ -102,48 +128,98 @@ class FmaCTA:
 
     def row_max(self, s: Fragments) -> np.ndarray[Any, Any]:
         """Largest score of each row ``[programs, BM]``."""
+        self._meet_for_rows()
         return s.tile().max(axis=2)
 
     def row_sum(self, p: Fragments) -> np.ndarray[Any, Any]:
         """Row sums ``[programs, BM]`` in the order of the hardware: in the lane, over the lanes, over the warps."""
+        self._meet_for_rows()
         patch = _patch(self.shape, self.shape.BN)
         parts = p.tile().reshape(self.programs, self.shape.BM, -1, patch.warps[1], patch.lanes[1], patch.side)
         total: np.ndarray[Any, Any] = parts.sum(axis=(2, 5)).sum(axis=3).sum(axis=2)
         return total
 
+    def _meet_for_rows(self) -> None:
+        """Warps that share rows exchange them through scratch memory: written, combined, read; two barriers."""
+        if _patch(self.shape, self.shape.BN).warps[1] > 1:
+            self.hazards.barrier()
+            self.hazards.barrier()
+
+    def _copy_plan(self, role: str) -> CopyPlan:
+        _, rows, cols = self.shape.place(role)
+        return copy_plan(rows, 4 * cols, 4 * self.shape.D, self.shape.warps)
+
+    def _copied_to(self, base: int, plan: CopyPlan) -> IntArray:
+        return base + plan.row * 4 * self.shape.BD + plan.byte
+
     def _copy_async(self, role: str, tile: KVTile) -> None:
-        base, rows, cols = self.shape.place(role)
-        row, col = np.divmod(np.arange(0, rows * cols, 4), cols)
-        offsets = tile.row_offsets()
-        valid = (offsets[:, row] >= 0) & (col < self.shape.D)
-        source = 4 * np.where(valid, offsets[:, row] + col, 0)
-        cp_async(self.smem, (base + 4 * (row * cols + col))[None], tile.memory, source, 16, valid)
-        self.traffic.move("DRAM->SMEM", int(valid.sum()) * 16)
+        base, plan = self.shape.place(role)[0], self._copy_plan(role)
+        source, valid = plan.source_of(tile)
+        self.hazards.copy_async(self._copied(role), f"{role} copy", 0)
+        cp_async(self.smem, self._copied_to(base, plan)[None], tile.memory, source, 16, valid)
+        self.traffic.move("DRAM->SMEM", plan.bytes_by_warp(valid))
+        warps = self.shape.warps
+        self.traffic.issue(f"{role} copy", np.full(warps, len(plan.row) // (32 * warps)) * self.programs)
 
-    def _read(self, role: str, plan: FragmentMap, active: np.ndarray[Any, Any]) -> Fragments:
-        base, _, cols = self.shape.place(role)
-        address = base + 4 * (plan.row[..., 0] * cols + plan.col[..., 0])  # [threads, registers]
-        width = plan.row.shape[-1]
+    def _read(self, role: str, active: BoolArray, stated: bool = True) -> Fragments:
+        layout = self._read_map(role)
+        address, width = self._read_address(role), layout.row.shape[-1]
+        if stated:
+            self._state_read(role)
         values = self.smem.load(address[None], float32, width)
-        self._count(
-            f"{role} read",
-            f"ld.shared.b{32 * width}",
-            address.reshape(self.shape.warps, 32, -1).transpose(2, 0, 1),
-            active,
-        )
-        self.traffic.move("SMEM->registers", int(active.sum()) * address.size * 4 * width)
-        return Fragments(values, plan)
+        self._count(f"{role} read", f"ld.shared.b{32 * width}", address, active)
+        nbytes = address.size // self.shape.warps * 4 * width
+        self.traffic.move("SMEM->registers", np.full(self.shape.warps, nbytes * int(active.sum())))
+        return Fragments(values, layout)
 
-    def _count(self, role: str, name: str, address: IntArray, active: np.ndarray[Any, Any]) -> None:
-        got, ideal = _passes(name, address.tobytes(), self.shape.arch)
+    def _read_map(self, role: str) -> FragmentMap:
+        if role in "qp":
+            return _row_plan(self.shape, role)
+        return (_key_plan if role == "k" else _column_plan)(self.shape)
+
+    def _read_address(self, role: str) -> IntArray:
+        """Byte address of each vector that a thread reads: ``[threads, registers]``."""
+        base, _, cols = self.shape.place(role)
+        layout = self._read_map(role)
+        address: IntArray = base + 4 * (layout.row[..., 0] * cols + layout.col[..., 0])
+        return address
+
+    def _state_read(self, role: str) -> None:
+        width = self._read_map(role).row.shape[-1]
+        at = self._accessed(role, self._read_address(role), 4 * width)
+        self.hazards.read(at, f"{role} read", 0 if role in "kv" else None)
+
+    def _accessed(self, name: str, address: IntArray, nbytes: int) -> Footprint:
+        """The bytes at ``address`` ``[threads, registers]``, kept by name."""
+        if name not in self._footprints:
+            self._footprints[name] = self.hazards.footprint(self._by_instruction(address), nbytes)
+        return self._footprints[name]
+
+    def _copied(self, role: str) -> Footprint:
+        """The bytes that each warp brings of a role."""
+        key = f"{role} copy"
+        if key not in self._footprints:
+            plan = self._copy_plan(role)
+            address = self._copied_to(self.shape.place(role)[0], plan)
+            self._footprints[key] = self.hazards.footprint(address, 16, plan.warp)
+        return self._footprints[key]
+
+    def _by_instruction(self, address: IntArray) -> IntArray:
+        return address.reshape(self.shape.warps, 32, -1).transpose(2, 0, 1)
+
+    def _count(self, role: str, name: str, address: IntArray, active: BoolArray) -> None:
+        by_instruction = self._by_instruction(address)
+        got, ideal = _passes(name, by_instruction.tobytes(), self.shape.warps, self.shape.arch)
         programs = int(active.sum())
-        self.traffic.access(role, wavefronts=got * programs, ideal=ideal * programs, unswizzled=got * programs)
+        self.traffic.access(
+            role, wavefronts=got * programs, ideal=ideal * programs, unswizzled=got * programs,
+            instructions=np.full(self.shape.warps, len(by_instruction) * programs),
+        )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=256)
-def _passes(name: str, address: bytes, arch: str) -> tuple[int, int]:
-    wavefronts, ideal, _ = count_wavefronts(name, np.frombuffer(address, np.int64).reshape(-1, 32), arch=arch)
-    return int(wavefronts.sum()), int(ideal.sum())
+def _passes(name: str, address: bytes, warps: int, arch: str) -> tuple[IntArray, IntArray]:
+    return passes_by_warp(name, np.frombuffer(address, np.int64).reshape(-1, warps, 32), arch)
 
 
 @dataclass(frozen=True)

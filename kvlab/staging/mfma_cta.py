@@ -3,7 +3,8 @@
 K strip by strip and V strip by strip through :class:`DecodeStreamingKVBuffer`; Q stays in registers. All products are
 issued swapped (K Q^T and V^T P^T), so that a lane owns one query row. P is staged through LDS in blocks of BM x BK, not
 swizzled, and read in canonical key order (spec/kv_cache.md 6.1). On the hardware each strip's product follows its
-load; here a tile's strips are loaded first, which moves the same bytes through the same places.
+load; here a tile's strips are loaded first, which moves the same bytes through the same places. Every access, wait and
+barrier is stated to ``hazards``: load, wait, barrier, registers, barrier for each strip (spec/kv_cache.md 8.5).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from kvlab.memory import AddressSpace, Memory
 
 from .decode_streaming import DecodeStreamingKVBuffer
 from .fragments import FragmentMap, Fragments
-from .iterator import KVTile
+from .hazards import Hazards
+from .iterator import KVCacheIterator, KVTile
 from .kv_mma_op import mfma_atom, mma_tiles
 from .operand_maps import operand_map, output_map, score_map
 from .p_buffer import PRegisterBuffer
@@ -88,7 +90,10 @@ class Strips:
 
 
 class MfmaCTA:
-    """The CTAs of one launch, side by side: ``programs`` copies of LDS and registers."""
+    """The CTAs of one launch, side by side: ``programs`` copies of LDS and registers.
+
+    hazards : what is in flight, and who waited; checks every access.
+    """
 
     def __init__(
         self,
@@ -104,11 +109,15 @@ class MfmaCTA:
         strip = shape.BK * max(shape.BN, shape.D) * shape.dtype.itemsize
         nbytes = 2 * strip + shape.BM * shape.BN * shape.dtype.itemsize
         self.smem = Memory(nbytes, space=AddressSpace.SHARED, name="LDS", programs=self.programs)
-        where: dict[str, Any] = {"smem": self.smem, "traffic": traffic}
+        self.hazards = Hazards(self.smem, WARPS, arch="gfx950", timeline=traffic.timeline)
+        where: dict[str, Any] = {"smem": self.smem, "traffic": traffic, "hazards": self.hazards}
         k_params, v_params = shape.params(heads, transpose=True), shape.params(heads, transpose=False)
         self.k = DecodeStreamingKVBuffer(k_params, k_cache, batch_idx, head_idx, smem_address=0, **where)
         self.v = DecodeStreamingKVBuffer(v_params, v_cache, batch_idx, head_idx, smem_address=strip, **where)
         self.p = PRegisterBuffer(v_params, shape.BM, self.programs, smem_address=2 * strip, **where)
+
+    def follow(self, k_tiles: KVCacheIterator, v_tiles: KVCacheIterator) -> None:
+        """Nothing: strips share one buffer, so none is fetched ahead."""
 
     def load_q(self, dram: Memory, offset: IntArray, valid: Array) -> Fragments:
         """Q rows (elements ``offset[programs, BM]`` of ``dram``) straight into every warp's registers, or zeros."""
@@ -134,6 +143,7 @@ class MfmaCTA:
     def accumulate(self, p: Fragments, v: Strips, o: Fragments, active: Array) -> Fragments:
         """O += P V: P rounded to the storage dtype, through LDS to the operand that meets V."""
         self.p.copy_to_shared(p.values, active)
+        self.hazards.barrier()
         return self._multiply(self.p.load_from_shared(active), v, o)
 
     def zeros(self) -> Fragments:
@@ -142,23 +152,34 @@ class MfmaCTA:
 
     def row_max(self, s: Fragments) -> Array:
         """Largest score of each row ``[programs, BM]``: in the lane, over the row's four lanes, over the warps."""
-        return self._by_row(s, np.max)
+        self._meet_for_rows()
+        return self._by_row(s, np.maximum)
 
     def row_sum(self, p: Fragments) -> Array:
         """Row sums ``[programs, BM]`` in the order of the hardware: in the lane, over four lanes, over the warps."""
-        return self._by_row(p, np.sum)
+        self._meet_for_rows()
+        return self._by_row(p, np.add)
 
-    def _by_row(self, x: Fragments, reduce: Any) -> Array:
+    def _meet_for_rows(self) -> None:
+        """Warps exchange rows through scratch memory: written, combined, read; two barriers."""
+        self.hazards.barrier()
+        self.hazards.barrier()
+
+    def _by_row(self, x: Fragments, combine: np.ufunc) -> Array:
         parts = x.values.reshape(self.programs, WARPS, 4, 16, -1, self.shape.BM // 16, 4)
-        lane = reduce(parts, axis=(4, 6))  # [programs, warps, 4, 16 rows, BM/16]
-        rows = reduce(reduce(lane, axis=2), axis=1)  # [programs, 16, BM/16]
+        fours = combine(combine(parts[..., 0], parts[..., 1]), combine(parts[..., 2], parts[..., 3]))
+        lane = combine.reduce(fours, axis=4)  # [programs, warps, 4, 16 rows, BM/16]
+        rows = combine.reduce(combine.reduce(lane, axis=2), axis=1)  # [programs, 16, BM/16]
         return rows.transpose(0, 2, 1).reshape(self.programs, self.shape.BM)
 
     def _load(self, buffer: DecodeStreamingKVBuffer, tile: KVTile, active: Array, axis: int) -> Strips:
         registers = []
         for strip in range(buffer.num_strips):
             buffer.load_from_dram(strip, tile, active)
+            self.hazards.wait_group(0)
+            self.hazards.barrier()
             registers.append(buffer.load_from_shared(active))
+            self.hazards.barrier()
         return Strips(registers, buffer.fragment_map(), axis)
 
     def _multiply(self, operand: Array, strips: Strips, c: Fragments) -> Fragments:

@@ -10,7 +10,9 @@ import numpy as np
 from kvlab.hardware import count_wavefronts
 from kvlab.memory import AddressSpace, Memory
 
+from .footprint import Footprint
 from .fragments import FragmentMap
+from .hazards import Hazards
 from .operand_maps import operand_map, score_map
 from .params import WARP_SIZE, KVBufferParams
 from .traffic import Traffic
@@ -33,6 +35,7 @@ class PRegisterBuffer:
     BM : query rows.
     programs : CTAs of the launch.
     smem, smem_address : where the blocks stand; a memory of their own if None.
+    hazards : checks the accesses; who owns the buffer states the barrier. None: nothing is checked.
 
     >>> v = KVBufferParams("bf16", (16, 16, 32), None, BN=128, WN=32, BK=32, num_threads=256, depth=128, kv_num_heads=8,
     ...                    transpose=False)
@@ -53,8 +56,9 @@ class PRegisterBuffer:
         *,
         smem_address: int | None = None,
         traffic: Traffic | None = None,
+        hazards: Hazards | None = None,
     ) -> None:
-        self.params, self.BM, self.traffic = params, BM, traffic
+        self.params, self.BM, self.traffic, self.hazards = params, BM, traffic, hazards
         if smem is None:
             smem = Memory(self.nbytes, space=AddressSpace.SHARED, name="shared memory", programs=programs)
         self.smem = smem
@@ -89,6 +93,8 @@ class PRegisterBuffer:
         active : bool ``[programs]``, whose traffic is counted; all unless given.
         """
         offset, width = _write_plan(self.params, self.BM)  # [threads, registers, pieces]
+        if self.hazards is not None:
+            self.hazards.write(self._footprints[0], "p write")
         values = scores.astype(self.params.dtype).reshape(len(scores), *offset.shape, width)
         self.smem.store(self._address(offset), values)
         self._count("write", offset, width, active, len(scores))
@@ -96,6 +102,8 @@ class PRegisterBuffer:
     def load_from_shared(self, active: Array | None = None) -> Array:
         """The operand of every strip: ``[programs, threads, strips * num_k_mmas2 * num_m, frag]``."""
         offset, width = _read_plan(self.params, self.BM)  # [threads, registers, pieces]
+        if self.hazards is not None:
+            self.hazards.read(self._footprints[1], "p read")
         values = self.smem.load(self._address(offset), self.params.dtype, width)
         self._tile = values.reshape(*values.shape[:3], -1)
         self._count("read", offset, width, active, len(values))
@@ -113,6 +121,17 @@ class PRegisterBuffer:
 
     def _address(self, offset: IntArray) -> IntArray:
         return self.smem_address + offset[None] * self.params.dtype.itemsize
+
+    @functools.cached_property
+    def _footprints(self) -> tuple[Footprint, Footprint]:
+        """The bytes of shared memory that each warp writes and reads."""
+        assert self.hazards is not None
+        made = []
+        for offset, width in (_write_plan(self.params, self.BM), _read_plan(self.params, self.BM)):
+            warp = np.arange(len(offset))[:, None, None] // WARP_SIZE
+            address = self._address(offset)[0]
+            made.append(self.hazards.footprint(address, width * self.params.dtype.itemsize, warp))
+        return made[0], made[1]
 
     def _count(self, what: str, offset: IntArray, width: int, active: Array | None, programs: int) -> None:
         if self.traffic is None:

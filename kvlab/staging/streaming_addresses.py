@@ -34,6 +34,7 @@ __all__ = [
     "smem_image",
     "strip_shape",
     "what_works",
+    "written_by_warp",
 ]
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
@@ -116,6 +117,16 @@ def register_plan(p: KVBufferParams, blocked: bool = False) -> RegisterPlan:
     col = thread % grid_cols * p.simd_width + 0 * step
     offset = (first + step * grid_rows * grid_cols) * p.simd_width
     return RegisterPlan(row, col, offset=_blocked(p, row, col) if blocked else offset)
+
+
+def written_by_warp(p: KVBufferParams, first: int, blocked: bool = False) -> tuple[IntArray, int, IntArray]:
+    """Every vector of a strip at byte ``first``: its byte address, its bytes, and the warp that brings it."""
+    if by_dma(p):
+        dma, lane = dma_plan(p), np.arange(WARP_SIZE)
+        return first + dma.offset[:, None] * p.dtype.itemsize + 16 * lane, 16, dma.wave[:, None]
+    plan = register_plan(p, blocked)
+    warp = np.arange(plan.row.shape[1]) // WARP_SIZE
+    return first + plan.offset * p.dtype.itemsize, p.simd_width * p.dtype.itemsize, warp
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from .timeline import Event, Timeline
+
 __all__ = ["Traffic"]
 
 
@@ -20,7 +22,8 @@ class Traffic:
     possible, and what the same access would take without the swizzle; ``instructions`` counts those of a warp, where
     the structure tells them.
 
-    A count may be given for each warp, ``[warps]``: the counters take its sum, :meth:`per_warp` keeps the parts.
+    A count may be given for each warp, ``[warps]``: the counters take its sum, :meth:`per_warp` keeps the parts. With a
+    ``timeline`` the events of a CTA are kept, too: :meth:`trace`.
 
     >>> t = Traffic()
     >>> t.move("DRAM->SMEM", 4096)
@@ -36,6 +39,7 @@ class Traffic:
     ideal: Counter[str] = field(default_factory=Counter)
     unswizzled: Counter[str] = field(default_factory=Counter)
     instructions: Counter[str] = field(default_factory=Counter)
+    timeline: Timeline | None = field(default=None, repr=False, compare=False)
     _warps: dict[tuple[str, str], np.ndarray[Any, Any]] = field(default_factory=dict, repr=False, compare=False)
 
     def move(self, edge: str, nbytes: Any) -> None:
@@ -61,6 +65,15 @@ class Traffic:
     def per_warp(self, kind: str, key: str) -> np.ndarray[Any, np.dtype[np.int64]]:
         """What each warp contributed to ``kind[key]``: ``[warps]``; empty where only sums were given."""
         return self._warps.get((kind, key), np.zeros(0, np.int64))
+
+    def trace(self) -> list[Event]:
+        """The events of one CTA in order: copies issued and landed, reads, writes, waits, barriers.
+
+        ValueError unless made with ``timeline=Timeline()``.
+        """
+        if self.timeline is None:
+            raise ValueError("traffic without a timeline: events are kept by Traffic(timeline=Timeline())")
+        return list(self.timeline)
 
     def _add(self, kind: str, key: str, count: Any) -> None:
         parts = np.asarray(count, np.int64)

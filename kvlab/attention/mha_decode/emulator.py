@@ -44,6 +44,7 @@ def attend(
     q = cta.load_q(Memory.over(q_array, name="q"), _offsets(q_array, batch[:, None], token, head, is_row), is_row)
     k_tiles, v_tiles = (KVCacheIterator(cache, BN, batch, kv_head, hi) for cache in (k_cache, v_cache))
     k_tiles.tile_start_row = v_tiles.tile_start_row = lo
+    cta.follow(k_tiles, v_tiles)
     m = np.full(row.shape, -np.inf, np.float32)
     l = np.zeros(row.shape, np.float32)
     o = cta.zeros()

@@ -1,0 +1,113 @@
+"""Which bytes of shared memory each warp touches in one access, and the partition of the bytes that a set of accesses
+makes: bytes that always occur together share a cell, so that what is known of them is kept once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Cells", "Footprint"]
+
+IntArray = np.ndarray[Any, np.dtype[np.int64]]
+BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
+
+MOST_WARPS = 31
+
+
+@dataclass(eq=False)
+class Footprint:
+    """The bytes of one access, warp by warp. Made by :meth:`Cells.footprint` and :meth:`Cells.region`.
+
+    bits    ``[nbytes of the memory]``: bit w is set where warp w touches the byte
+    moved   ``[warps]``: bytes that each warp moves; bytes that several lanes touch count for each
+    cells   ``[n]``: the cells it covers
+    touches ``[n, warps]``: which warps touch them
+    """
+
+    bits: IntArray
+    moved: IntArray
+    cells: IntArray
+    touches: BoolArray
+
+    @property
+    def warps(self) -> tuple[int, ...]:
+        """The warps that touch anything."""
+        return tuple(np.flatnonzero(self.touches.any(axis=0)).tolist())
+
+
+class Cells:
+    """A partition of ``nbytes`` bytes, refined by every footprint that is added.
+
+    >>> cells = Cells(64, warps=2)
+    >>> rows = np.array([[[0, 16], [32, 48]]])          # [instructions, warps, lanes]: warp 0 the first half
+    >>> halves, all_of_it = cells.footprint(rows, 16), cells.region(0, 64, warps=(0, 1))
+    >>> len(cells), all_of_it.cells.tolist(), halves.touches.tolist(), all_of_it.touches.tolist()
+    (2, [0, 1], [[True, False], [False, True]], [[True, True], [True, True]])
+    >>> cells.byte_range(halves.cells[1:])
+    (32, 64)
+    """
+
+    def __init__(self, nbytes: int, warps: int, base: int = 0) -> None:
+        if not 1 <= warps <= MOST_WARPS:
+            raise ValueError(f"warps {warps} must be 1 to {MOST_WARPS}")
+        self.nbytes, self.warps, self.base = nbytes, warps, base
+        self.of_byte: IntArray = np.zeros(nbytes, np.int64)
+        self.parents: list[IntArray] = []  # of each refinement: the old cell of each new one
+        self._count = 1
+        self._footprints: list[Footprint] = []
+
+    def __len__(self) -> int:
+        return self._count
+
+    def footprint(self, address: Any, nbytes: int, warp: Any = None) -> Footprint:
+        """Of the byte addresses ``[..., warps, lanes]``, ``nbytes`` at each; or ``[...]`` by ``warp`` ``[...]``."""
+        at = np.asarray(address, np.int64)
+        if warp is None:
+            if at.ndim < 2 or at.shape[-2] != self.warps:
+                raise ValueError(f"addresses of shape {at.shape} are not [..., {self.warps} warps, lanes]")
+            warp = np.arange(self.warps)[:, None]
+        at, by = np.broadcast_arrays(at, np.asarray(warp, np.int64))
+        self._check(int(at.min()), int(at.max()) + nbytes)
+        flags = np.zeros((self.warps, self.nbytes), np.bool_)
+        flags.reshape(-1)[(at - self.base + by * self.nbytes)[..., None] + np.arange(nbytes)] = True
+        moved = np.bincount(by.reshape(-1), minlength=self.warps) * nbytes
+        return self._add(np.left_shift(1, np.arange(self.warps)) @ flags, moved)
+
+    def region(self, start: int, nbytes: int, warps: tuple[int, ...]) -> Footprint:
+        """Of ``nbytes`` bytes from ``start`` on, all of which each of ``warps`` touches."""
+        if nbytes < 1 or not warps or min(warps) < 0 or max(warps) >= self.warps:
+            raise ValueError(f"region({start}, {nbytes}, {warps}): bytes and warps 0 to {self.warps - 1} are needed")
+        self._check(start, start + nbytes)
+        bits = np.zeros(self.nbytes, np.int64)
+        bits[start - self.base : start - self.base + nbytes] = sum(1 << warp for warp in warps)
+        return self._add(bits, nbytes * np.isin(np.arange(self.warps), warps))
+
+    def byte_range(self, cells: IntArray) -> tuple[int, int]:
+        """(first, past the last) byte address of the cells."""
+        chosen = np.zeros(len(self), np.bool_)
+        chosen[cells] = True
+        at = np.flatnonzero(chosen[self.of_byte])
+        return self.base + int(at[0]), self.base + int(at[-1]) + 1
+
+    def _check(self, first: int, end: int) -> None:
+        if first < self.base or end > self.base + self.nbytes:
+            raise ValueError(f"bytes [{first}, {end}) are not inside [{self.base}, {self.base + self.nbytes})")
+
+    def _add(self, bits: IntArray, moved: IntArray) -> Footprint:
+        keys, first, self.of_byte = np.unique(self.of_byte << self.warps | bits, return_index=True, return_inverse=True)
+        if len(keys) > len(self):
+            self.parents.append(keys >> self.warps)
+            self._count = len(keys)
+            for other in self._footprints:
+                self._place(other)
+        made = Footprint(bits, moved.astype(np.int64), first, np.zeros((0, self.warps), np.bool_))
+        self._place(made)
+        self._footprints.append(made)
+        return made
+
+    def _place(self, made: Footprint) -> None:
+        touched = np.flatnonzero(made.bits)
+        made.cells, first = np.unique(self.of_byte[touched], return_index=True)
+        made.touches = (made.bits[touched[first], None] >> np.arange(self.warps) & 1).astype(np.bool_)

@@ -1,0 +1,54 @@
+"""A hazard in words: the two accesses, their warps, the bytes, and the wait or barrier that is missing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Hazard", "Side"]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two accesses: what it was, such as ``"k copy"``, of which warp, into or out of which stage."""
+
+    what: str
+    warp: int | None = None
+    stage: int | None = None
+
+    def __str__(self) -> str:
+        warp = "" if self.warp is None else f" by warp {self.warp}"
+        return f"{self.what}{warp}" + ("" if self.stage is None else f", stage {self.stage}")
+
+
+class Hazard(RuntimeError):
+    """Two accesses to shared memory that nothing orders, or a misused barrier.
+
+    kind          ``"read in flight"``, ``"read not ordered"``, ``"overwritten while read"``, ``"overwritten while
+                  written"``, ``"barrier"``
+    earlier, later  the two accesses, a :class:`Side` each (None where there is one only)
+    byte_range    (first, past the last) byte address that both touch
+    missing       the wait, barrier or fence that would order them
+
+    >>> raise Hazard("read in flight", "shared memory", Side("k copy", 2), Side("k read", 0), (0, 256),
+    ...              "wait_group in warp 2, then a barrier")
+    Traceback (most recent call last):
+        ...
+    kvlab.staging.hazard_words.Hazard: shared memory, bytes [0, 256): k read by warp 0, of what k copy by warp 2, \
+still brings; missing: wait_group in warp 2, then a barrier
+    """
+
+    _WORDS = {
+        "read in flight": "{later}, of what {earlier}, still brings",
+        "read not ordered": "{later}, may come before {earlier}",
+        "overwritten while read": "{later}, may come before {earlier}, is done",
+        "overwritten while written": "{later}, may come before {earlier}, is done",
+    }
+
+    def __init__(
+        self, kind: str, memory: str, earlier: Side | None, later: Side | None, byte_range: tuple[int, int] | None,
+        missing: str,
+    ) -> None:  # fmt: skip
+        self.kind, self.earlier, self.later, self.byte_range, self.missing = kind, earlier, later, byte_range, missing
+        where = memory if byte_range is None else f"{memory}, bytes [{byte_range[0]}, {byte_range[1]})"
+        words = self._WORDS.get(kind, "{later}").format(earlier=earlier, later=later)
+        super().__init__(f"{where}: {words}; missing: {missing}")

@@ -1,0 +1,265 @@
+"""Asynchrony of shared memory: what is in flight, who has waited for it, and which accesses nothing orders.
+
+Every warp has a clock, and so has everything that works beside the warps: the copies of each warp (cp.async groups, DMA
+instructions: first in, first out), its wgmma reads, its writes as the async proxy sees them, and each mbarrier that
+TMA reports to. ``known[w, agent]`` is the time up to which warp w knows that the agent's work is done: a wait moves a
+warp's knowledge of its own copies, a barrier spreads the knowledge of the warps that meet. An access is ordered after
+an earlier one if each of its warps knows of it (vector clocks, as race detectors have them).
+
+The lanes of a warp count as one. All CTAs of a launch do the same, so one record serves all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvlab.hardware import BarrierDeadlock
+from kvlab.memory import Memory
+
+from .async_barrier import AsyncBarrier
+from .footprint import Footprint
+from .hazard_record import NEVER, AccessRecord
+from .hazard_words import Hazard, Side
+from .timeline import Timeline
+
+__all__ = ["Hazards"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Hazards(AccessRecord):
+    """The record of one shared memory. Every access, wait and barrier of the CTA is stated to it, in program order.
+
+    Parameters
+    ----------
+    memory : the shared memory; its programs share the record.
+    warps : of the CTA, at most 31.
+    arch : whose names the messages use.
+    timeline : takes the events, if given.
+
+    Raises :class:`Hazard` where two accesses are not ordered, and
+    :class:`~kvlab.hardware.BarrierDeadlock` where a wait would never end.
+
+    >>> smem = Memory(256)
+    >>> hazards = Hazards(smem, warps=2)
+    >>> halves = hazards.footprint(np.array([[[0], [128]]]), 128)    # warp 0 copies the first half, warp 1 the second
+    >>> both = hazards.region(0, 256)
+    >>> hazards.copy_async(halves, "k copy")
+    >>> hazards.commit_group()
+    >>> hazards.wait_group(0)
+    >>> hazards.read(both, "k read")
+    Traceback (most recent call last):
+        ...
+    kvlab.staging.hazard_words.Hazard: memory, bytes [0, 128): k read by warp 1, of what k copy by warp 0, still \
+brings; missing: a barrier after cp.async.wait_group in warp 0
+    >>> hazards.barrier()
+    >>> hazards.read(both, "k read")
+    """
+
+    def __init__(self, memory: Memory, warps: int, *, arch: str = "sm_90", timeline: Timeline | None = None) -> None:
+        super().__init__(memory, warps, arch)
+        self.timeline = timeline
+        self._all = tuple(range(warps))
+        self._open: Array = np.zeros(warps, np.bool_)  # warps with copies that no group has taken yet
+        self._mma: Array = np.zeros(warps, np.int64)  # wgmma reads of each warp
+        self._arrived: dict[int, set[int]] = {}
+        self._barriers: list[AsyncBarrier] = []
+        self._in_flight: list[tuple[Array, str, int | None, tuple[int, ...], int]] = []
+
+    # Footprints.
+
+    def footprint(self, address: Any, nbytes: int, warp: Any = None) -> Footprint:
+        """Who touches what: byte addresses ``[..., warps, lanes]``, ``nbytes`` at each; or addresses ``[...]`` of the
+        warps ``warp`` ``[...]``. Make it once and keep it.
+        """
+        return self._follow(self.cells.footprint(address, nbytes, warp))
+
+    def region(self, start: int, nbytes: int, warps: tuple[int, ...] | None = None) -> Footprint:
+        """``nbytes`` bytes from ``start`` on, which each of ``warps`` (all unless given) touches."""
+        return self._follow(self.cells.region(start, nbytes, self._all if warps is None else warps))
+
+    # Accesses.
+
+    def write(self, at: Footprint, what: str, stage: int | None = None) -> None:
+        """Ordinary stores of warps."""
+        self._expect_running(at.warps)
+        self._check_write(at, self.known, what, stage)
+        self._stamp_write(at, 0, np.diagonal(self.known), what, stage)
+        self._event("write", what, stage, at.warps, int(at.moved.sum()))
+
+    def read(self, at: Footprint, what: str, stage: int | None = None) -> None:
+        """Ordinary loads and ldmatrix of warps: done when the next statement begins."""
+        self._expect_running(at.warps)
+        self._check_read(at, self.known, what, stage)
+        self._stamp_read(at, 0, np.diagonal(self.known), what, stage)
+        self._event("read", what, stage, at.warps, int(at.moved.sum()))
+
+    def copy_async(self, at: Footprint, what: str, stage: int | None = None, instructions: Any = None) -> None:
+        """A cp.async or DMA of warps: in flight until each has waited.
+
+        instructions : ``[warps]``, how many DMA instructions (buffer_load lds) these are: each counts by itself, none
+            is committed. None for cp.async, which :meth:`commit_group` takes into a group.
+        """
+        self._expect_running(at.warps)
+        self._check_write(at, self.known, what, stage)
+        if instructions is None:
+            self._open[list(at.warps)] = True
+            time = self._issued + 1
+        else:
+            self._issued += np.asarray(instructions, np.int64)
+            time = self._issued.copy()
+        self._stamp_write(at, 2 * self.warps, time, what, stage)
+        self._event("copy", what, stage, at.warps, int(at.moved.sum()))
+        self._fly(at, 2 * self.warps, time, what, stage)
+
+    def copy_bulk(self, at: Footprint, barrier: AsyncBarrier, nbytes: int, what: str, stage: int | None = None) -> None:
+        """A TMA copy that the one warp of ``at`` issues: in flight until who reads has waited for ``barrier``.
+
+        nbytes : what the copy reports to the barrier.
+        """
+        self._expect_running(at.warps)
+        self._check_write(at, self._proxy_view(), what, stage)
+        agent, time = barrier.agent, barrier.phases + 1
+        times = np.full(self.warps, time)
+        self._stamp_write(at, agent, times, what, stage, single=True)
+        self._event("copy", what, stage, at.warps, nbytes)
+        if self.timeline is not None:
+            stamp = np.full(self.agents, NEVER)
+            stamp[agent] = time
+            self._in_flight.append((stamp, what, stage, at.warps, nbytes))
+        barrier.complete_tx(nbytes)
+
+    def read_async(self, at: Footprint, what: str, stage: int | None = None) -> None:
+        """A wgmma of warps that reads its operands in shared memory: reads until it is waited for."""
+        self._expect_running(at.warps)
+        self._check_read(at, self._proxy_view(), what, stage)
+        self._mma[list(at.warps)] += 1
+        self._stamp_read(at, 3 * self.warps, self._mma, what, stage)
+        self._event("read in flight", what, stage, at.warps, int(at.moved.sum()))
+
+    # Waits and barriers.
+
+    def commit_group(self, warps: tuple[int, ...] | None = None) -> None:
+        """Take the copies since the last one into a group (cp.async.commit_group)."""
+        warps = self._all if warps is None else warps
+        self._expect_running(warps)
+        chosen = list(warps)
+        self._issued[chosen] += 1
+        self._open[chosen] = False
+        self._event("commit", "commit_group", None, warps)
+
+    def wait_group(self, n: int = 0, warps: tuple[int, ...] | None = None) -> None:
+        """Each warp waits until at most ``n`` of its groups (AMD: DMA instructions, vmcnt) are in flight."""
+        warps = self._all if warps is None else warps
+        self._expect_running(warps)
+        chosen = list(warps)
+        done, agent = np.maximum(self._issued - n, 0), 2 * self.warps + np.arange(self.warps)
+        self.known[chosen, agent[chosen]] = np.maximum(self.known[chosen, agent[chosen]], done[chosen])
+        self._event("wait", f"{self._wait_name}({n})", None, warps)
+        self._land()
+
+    def wait_mma(self, n: int = 0, warps: tuple[int, ...] | None = None) -> None:
+        """Each warp waits until at most ``n`` of its wgmma reads are in flight (wgmma.wait_group)."""
+        warps = self._all if warps is None else warps
+        self._expect_running(warps)
+        chosen = np.array(warps)
+        agent = 3 * self.warps + chosen
+        self.known[chosen, agent] = np.maximum(self.known[chosen, agent], self._mma[chosen] - n)
+        self._event("wait", f"wgmma.wait_group({n})", None, warps)
+
+    def fence_async(self, warps: tuple[int, ...] | None = None) -> None:
+        """What the warps know to be written becomes visible to TMA and wgmma (fence.proxy.async)."""
+        warps = self._all if warps is None else warps
+        self._expect_running(warps)
+        chosen, W = list(warps), self.warps
+        self.known[chosen, W : 2 * W] = np.maximum(self.known[chosen, W : 2 * W], self.known[chosen, :W])
+        self._event("fence", "fence.proxy.async", None, warps)
+
+    def barrier(
+        self, warps: tuple[int, ...] | None = None, expected: tuple[int, ...] | None = None, name: int = 0
+    ) -> None:
+        """``warps`` arrive at barrier ``name`` (bar.sync, s_barrier) and go on when all ``expected`` have.
+
+        Both are all warps unless given. A warp that has arrived states nothing before the others have, too:
+        BarrierDeadlock.
+        """
+        warps = self._all if warps is None else warps
+        expected = self._all if expected is None else expected
+        self._expect_running(warps)
+        if not set(warps) <= set(expected):
+            extra = sorted(set(warps) - set(expected))
+            raise Hazard(
+                "barrier", self.name, None, Side(f"barrier {name}: arrival of warps {extra}"), None,
+                f"a barrier that counts them: this one expects warps {list(expected)}",
+            )  # fmt: skip
+        arrived = self._arrived.setdefault(name, set())
+        arrived |= set(warps)
+        self._event("barrier", f"barrier {name}", None, warps)
+        if arrived == set(expected):
+            del self._arrived[name]
+            chosen = sorted(arrived)
+            self.known[chosen] = self.known[chosen].max(axis=0)
+            self._tick(chosen)
+            self._land()
+
+    def mbarrier(self, name: str, arrivals: int = 1) -> AsyncBarrier:
+        """A new mbarrier whose phases need ``arrivals`` arrivals."""
+        made = AsyncBarrier(self, name, self.agents, arrivals)
+        self._barriers.append(made)
+        self._add_agent(name)
+        for other in self._barriers:
+            other.grow(self.agents)
+        return made
+
+    def finish(self) -> None:
+        """The end of the CTA: BarrierDeadlock if a warp still waits, Hazard if copies are in flight or uncommitted."""
+        self._expect_running(self._all)
+        done = np.diagonal(self.known[:, 2 * self.warps : 3 * self.warps])
+        late = np.flatnonzero(self._open | (done < self._issued))
+        if late.size:
+            raise Hazard(
+                "read in flight", self.name, Side("copies", int(late[0])), Side("the end of the CTA"), None,
+                f"{self._wait_name}(0) in warp {int(late[0])}",
+            )  # fmt: skip
+
+    def _tick(self, warps: list[int]) -> None:
+        """A new moment for warps that have told others what they did."""
+        self.known[warps, warps] += 1
+
+    def _expect_running(self, warps: tuple[int, ...]) -> None:
+        for name, arrived in self._arrived.items():
+            stuck = arrived & set(warps)
+            if stuck:
+                missing = sorted(set(self._all) - arrived)
+                raise BarrierDeadlock(
+                    f"{self.name}: warps {sorted(arrived)} wait at barrier {name} for ever: warps {missing} do not "
+                    f"arrive"
+                )
+
+    def _event(self, kind: str, what: str, stage: int | None, warps: tuple[int, ...], nbytes: int = 0) -> None:
+        if self.timeline is not None:
+            self.timeline.add(kind, what, stage, warps, nbytes)
+
+    def _fly(self, at: Footprint, first: int, time: Array, what: str, stage: int | None) -> None:
+        if self.timeline is None:
+            return
+        stamp = np.full(self.agents, NEVER)
+        warps = list(at.warps)
+        stamp[first + np.array(warps)] = time[warps]
+        self._in_flight.append((stamp, what, stage, at.warps, int(at.moved.sum())))
+
+    def _land(self) -> None:
+        """Tell the timeline of the copies that somebody now knows to be complete."""
+        if not self._in_flight:
+            return
+        best = self.known.max(axis=0)
+        still = []
+        for flight in self._in_flight:
+            stamp, what, stage, warps, nbytes = flight
+            if (stamp <= best[: stamp.size]).all():
+                self._event("landed", what, stage, warps, nbytes)
+            else:
+                still.append(flight)
+        self._in_flight = still

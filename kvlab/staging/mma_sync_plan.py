@@ -1,0 +1,236 @@
+"""Which element each lane of the mma.sync decode tile addresses and holds: index arrays, made once a shape."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvlab.hardware import MmaAtom, get_arch, get_atom
+
+from .copy_plan import passes_by_warp
+from .fragments import FragmentMap
+from .swizzled_tile import SwizzledTile
+
+__all__ = ["WARPS", "MmaSyncShape", "SharedAccess"]
+
+WARPS = 4
+IntArray = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class MmaSyncShape:
+    """Sizes of the tile: BM query rows, BN keys, D columns in DRAM, padded to BD in shared memory."""
+
+    BM: int
+    BN: int
+    D: int
+    BD: int
+    dtype: np.dtype[Any]
+    arch: str = "sm_90"
+
+    def __post_init__(self) -> None:
+        if self.BM % 16 or self.BN % (8 * WARPS) or self.BD % 16 or self.D > self.BD:
+            raise ValueError(f"{self}: BM and BD must be multiples of 16, BN of {8 * WARPS}, D at most BD")
+        if self.D * self.dtype.itemsize % 16:
+            raise ValueError(f"D {self.D}: a row of {self.dtype} must be a multiple of 16 bytes")
+
+    @property
+    def atom(self) -> MmaAtom:
+        return get_atom({"bfloat16": "mma.sync.m16n8k16.bf16", "float16": "mma.sync.m16n8k16.f16"}[self.dtype.name])
+
+    def place(self, role: str) -> SwizzledTile:
+        """Where the tile of ``"q"``, ``"k"``, ``"v"`` or ``"p"`` stands in shared memory."""
+        places, _ = _places(self)
+        if role not in places:
+            raise ValueError(f"role {role!r} is not one of {', '.join(places)}")
+        return places[role]
+
+    def fragment_map(self, role: str) -> FragmentMap:
+        """What the registers hold once ``role`` was read: elements of its tile ``[rows, columns]``."""
+        return self._plan(role).map
+
+    def read_addresses(self, role: str, *, swizzled: bool = True) -> tuple[str, IntArray]:
+        """The instruction that reads ``role`` and its byte addresses ``[instructions, warps, 32]``.
+
+        >>> from kvlab.memory import bfloat16
+        >>> shape = MmaSyncShape(BM=16, BN=64, D=64, BD=64, dtype=bfloat16)
+        >>> name, address = shape.read_addresses("k")
+        >>> name, address.shape, address[0, 0, :10].tolist()
+        ('ldmatrix.x4', (4, 4, 32), [0, 144, 288, 432, 576, 720, 864, 1008, 16, 128])
+        """
+        place, plan = self.place(role), self._plan(role)
+        place = place if swizzled else place.plain()
+        return ("ldmatrix.x4.trans" if role == "v" else "ldmatrix.x4"), place.address(plan.row, plan.vector)
+
+    def output_map(self, cols: int) -> FragmentMap:
+        """The accumulator ``[BM, cols]`` of S (BN columns) or O (BD): warp w holds columns ``32 n + 8 w + 0..7``."""
+        return _accumulator(self, cols)
+
+    def access(self, role: str) -> SharedAccess:
+        """What the CTA issues to read ``"q"``, ``"k"``, ``"v"``, ``"p"``, or for ``"p write"``, all of it."""
+        return _access(self, role)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of Q, K, V and P."""
+        return _places(self)[1]
+
+    def _plan(self, role: str) -> _Plan:
+        self.place(role)
+        if role in ("k", "v"):
+            return _k_plan(self) if role == "k" else _v_plan(self)
+        return _a_plan(self, self.BD if role == "q" else self.BN)
+
+
+@dataclass(frozen=True, eq=False)
+class SharedAccess:
+    """The instructions of one access to shared memory: byte addresses ``[instructions, warps, 32]``, bytes of a lane,
+    and for each warp the passes taken, the fewest possible, and those without the swizzle: ``[warps]``.
+    """
+
+    name: str
+    address: IntArray
+    nbytes: int
+    wavefronts: IntArray
+    ideal: IntArray
+    unswizzled: IntArray
+
+    @property
+    def by_warp(self) -> IntArray:
+        """Instructions of each warp."""
+        return np.full(self.address.shape[1], self.address.shape[0], np.int64)
+
+
+@functools.cache
+def _access(shape: MmaSyncShape, role: str) -> SharedAccess:
+    if role == "p write":
+        place = shape.place("p")
+        stmatrix = "stmatrix" in get_arch(shape.arch).features
+        name, nbytes = ("stmatrix.x4", 16) if stmatrix else ("st.shared.b32", 4)
+        address, plain = (
+            (_p_matrix_addresses if stmatrix else _p_pair_addresses)(shape, x) for x in (place, place.plain())
+        )
+    else:
+        nbytes = 16
+        (name, address), (_, plain) = (shape.read_addresses(role, swizzled=x) for x in (True, False))
+    wavefronts, ideal = passes_by_warp(name, address, shape.arch)
+    unswizzled, _ = passes_by_warp(name, plain, shape.arch)
+    return SharedAccess(name, address, nbytes, wavefronts, ideal, unswizzled)
+
+
+@functools.cache
+def _places(shape: MmaSyncShape) -> tuple[dict[str, SwizzledTile], int]:
+    """Where Q, K, V and P stand in shared memory (P in its own place; the compiler may overlay it), and the
+    bytes in all.
+    """
+    size, base, places = shape.dtype.itemsize, 0, {}
+    for role, rows, cols in (
+        ("k", shape.BN, shape.BD),
+        ("v", shape.BN, shape.BD),
+        ("q", shape.BM, shape.BD),
+        ("p", shape.BM, shape.BN),
+    ):
+        places[role] = SwizzledTile(rows, cols * size, base)
+        base += places[role].nbytes
+    return places, base
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """Row and 16-byte vector that each lane addresses, ``[instructions, warps, 32]``, and what the registers
+    then hold.
+    """
+
+    row: IntArray
+    vector: IntArray
+    map: FragmentMap
+
+
+def _map(
+    shape: MmaSyncShape, operand: str, row0: IntArray, col0: IntArray, tile: tuple[int, int], swap: bool
+) -> FragmentMap:
+    """FragmentMap of an operand whose atom tile ``i`` of warp ``w`` starts at ``(row0, col0)[w, i]``."""
+    atom = shape.atom
+    regs = {"a": atom.regs_a, "b": atom.regs_b, "c": atom.regs_c}[operand]
+    row, col = np.broadcast_arrays(*getattr(atom, operand)(np.arange(32)[:, None], np.arange(regs)))  # [32, regs]
+    if swap:
+        row, col = col, row
+    rows = row0[:, None, :, None] + row[:, None, :]  # [warps, 32, tiles, regs]
+    cols = (col0[:, None, :, None] + col[:, None, :]) % tile[1]
+    threads = WARPS * 32
+    return FragmentMap(tile, rows.reshape(threads, -1, regs) % tile[0], cols.reshape(threads, -1, regs))
+
+
+@functools.cache
+def _k_plan(shape: MmaSyncShape) -> _Plan:
+    """Warp w holds keys ``32 n + 8 w + 0..7``; one ldmatrix.x4 brings 8 keys x 32 columns: two k steps."""
+    tiles_n, tiles_k = shape.BN // 32, shape.BD // 16
+    pairs = max(tiles_k // 2, 1)
+    n, pair, warp, lane = np.ogrid[:tiles_n, :pairs, :WARPS, :32]
+    if tiles_k == 1:
+        raise ValueError(f"BD {shape.BD} must be at least 32 to feed ldmatrix.x4")
+    row = np.broadcast_to(32 * n + 8 * warp + lane % 8, (tiles_n, pairs, WARPS, 32)).reshape(-1, WARPS, 32)
+    vector = np.broadcast_to(4 * pair + lane // 8, (tiles_n, pairs, WARPS, 32)).reshape(-1, WARPS, 32)
+    w, n, k = np.ogrid[:WARPS, :tiles_n, :tiles_k]
+    row0 = np.broadcast_to(32 * n + 8 * w, (WARPS, tiles_n, tiles_k)).reshape(WARPS, -1)
+    col0 = np.broadcast_to(16 * k, (WARPS, tiles_n, tiles_k)).reshape(WARPS, -1)
+    return _Plan(row, vector, _map(shape, "b", row0, col0, (shape.BN, shape.BD), swap=True))
+
+
+@functools.cache
+def _v_plan(shape: MmaSyncShape) -> _Plan:
+    """Warp w holds columns ``32 n + 8 w + 0..7``; one ldmatrix.x4.trans brings 32 keys x 8 columns: two k steps."""
+    tiles_n, tiles_k = max(shape.BD // 32, 1), shape.BN // 16
+    n, pair, warp, lane = np.ogrid[:tiles_n, : tiles_k // 2, :WARPS, :32]
+    row = np.broadcast_to(32 * pair + lane, (tiles_n, tiles_k // 2, WARPS, 32)).reshape(-1, WARPS, 32)
+    vector = np.broadcast_to(4 * n + warp, (tiles_n, tiles_k // 2, WARPS, 32)).reshape(-1, WARPS, 32)
+    w, n, k = np.ogrid[:WARPS, :tiles_n, :tiles_k]
+    row0 = np.broadcast_to(16 * k, (WARPS, tiles_n, tiles_k)).reshape(WARPS, -1)
+    col0 = np.broadcast_to(32 * n + 8 * w, (WARPS, tiles_n, tiles_k)).reshape(WARPS, -1)
+    return _Plan(row, vector, _map(shape, "b", row0, col0, (shape.BN, shape.BD), swap=False))
+
+
+@functools.cache
+def _a_plan(shape: MmaSyncShape, cols: int) -> _Plan:
+    """Every warp holds all of Q or P; one ldmatrix.x4 brings a 16 x 16 tile."""
+    tiles_m, tiles_k = shape.BM // 16, cols // 16
+    m, k, warp, lane = np.ogrid[:tiles_m, :tiles_k, :WARPS, :32]
+    row = np.broadcast_to(16 * m + lane % 16, (tiles_m, tiles_k, WARPS, 32)).reshape(-1, WARPS, 32)
+    vector = np.broadcast_to(2 * k + lane // 16 + 0 * warp, (tiles_m, tiles_k, WARPS, 32)).reshape(-1, WARPS, 32)
+    w, m, k = np.ogrid[:WARPS, :tiles_m, :tiles_k]
+    row0 = np.broadcast_to(16 * m + 0 * w, (WARPS, tiles_m, tiles_k)).reshape(WARPS, -1)
+    col0 = np.broadcast_to(16 * k, (WARPS, tiles_m, tiles_k)).reshape(WARPS, -1)
+    return _Plan(row, vector, _map(shape, "a", row0, col0, (shape.BM, cols), swap=False))
+
+
+@functools.cache
+def _accumulator(shape: MmaSyncShape, cols: int) -> FragmentMap:
+    """Warp w holds columns ``32 n + 8 w + 0..7`` of all rows."""
+    tiles_m, tiles_n = shape.BM // 16, max(cols // 32, 1)
+    w, m, n = np.ogrid[:WARPS, :tiles_m, :tiles_n]
+    row0 = np.broadcast_to(16 * m + 0 * w, (WARPS, tiles_m, tiles_n)).reshape(WARPS, -1)
+    col0 = np.broadcast_to(32 * n + 8 * w, (WARPS, tiles_m, tiles_n)).reshape(WARPS, -1)
+    return _map(shape, "c", row0, col0, (shape.BM, cols), swap=False)
+
+
+@functools.cache
+def _p_matrix_addresses(shape: MmaSyncShape, place: SwizzledTile) -> IntArray:
+    """stmatrix.x4 of P: two n-tiles of 16 rows an instruction; ``[instructions, warps, 32]``."""
+    tiles_m, pairs = shape.BM // 16, shape.BN // 64
+    m, pair, warp, lane = np.ogrid[:tiles_m, :pairs, :WARPS, :32]
+    row = 16 * m + lane % 16 + 0 * pair + 0 * warp
+    vector = 8 * pair + warp + 4 * (lane // 16) + 0 * m
+    address: IntArray = place.address(row, vector)
+    return address.reshape(-1, WARPS, 32)
+
+
+@functools.cache
+def _p_pair_addresses(shape: MmaSyncShape, place: SwizzledTile) -> IntArray:
+    """Plain stores of P: the two neighbouring columns of an accumulator row; ``[instructions, warps, 32]``."""
+    layout, size = _accumulator(shape, shape.BN), shape.dtype.itemsize
+    row, column = layout.row[..., ::2], layout.col[..., ::2]
+    address: IntArray = place.address(row, column * size // 16) + column * size % 16  # [threads, tiles, 2]
+    return np.moveaxis(address.reshape(WARPS, 32, -1), 2, 0)

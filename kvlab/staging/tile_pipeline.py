@@ -1,0 +1,80 @@
+"""The order in which the compiled decode loop copies, waits and reads: tile i + 1 is in flight while tile i ends.
+
+Read from the TTGIR and PTX of our Triton kernel for sm_80 and sm_90 (``num_stages`` 2 and 3: the additional stage of
+3 holds page numbers only). K and V have one buffer each::
+
+    copy K, commit, copy V, commit                                             before the loop
+    loop: wait_group(0), barrier, read K, ..., write P, barrier, read P, read V,
+          copy the next K, commit, barrier, copy the next V, commit
+
+K's buffer is free before V is read, since the barriers around P lie between; V's needs one more.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .hazards import Hazards
+from .iterator import KVCacheIterator, KVTile
+
+__all__ = ["TilePipeline"]
+
+
+class TilePipeline:
+    """Calls ``copy_async(role, tile)`` and states commits, waits and barriers.
+
+    Until :meth:`follow` is called there is nothing to look ahead to: each load copies, waits and meets at a barrier.
+    """
+
+    def __init__(self, copy_async: Callable[[str, KVTile], None], hazards: Hazards) -> None:
+        self.copy_async, self.hazards = copy_async, hazards
+        self._tiles: dict[str, KVCacheIterator] = {}
+        self._flying: dict[str, KVTile] = {}
+
+    @property
+    def following(self) -> bool:
+        """Whether tiles are fetched ahead."""
+        return bool(self._tiles)
+
+    def follow(self, k_tiles: KVCacheIterator, v_tiles: KVCacheIterator) -> None:
+        """Fetch ahead along these iterators, beginning with the tiles that they give next."""
+        self._tiles = {"k": k_tiles, "v": v_tiles}
+        self._fetch("k")
+        self._fetch("v")
+
+    def load(self, role: str, tile: KVTile) -> None:
+        """Make sure that the tile of ``"k"`` or ``"v"`` has landed. ValueError if another tile was fetched ahead."""
+        if not self.following:
+            self.hazards.barrier()
+            self.copy_async(role, tile)
+            self.hazards.commit_group()
+        elif not _same(self._flying[role], tile):
+            raise ValueError(f"the {role.upper()} tile is not the one that was fetched ahead: the next of its iterator")
+        if role == "k" or not self.following:
+            self.hazards.wait_group(0)
+            self.hazards.barrier()
+
+    def refill(self) -> None:
+        """After the last reads of the tile: the next ones."""
+        if self.following:
+            self._fetch("k")
+            self.hazards.barrier()
+            self._fetch("v")
+
+    def _fetch(self, role: str) -> None:
+        tile = copy.copy(self._tiles[role]).next_tile()
+        self.copy_async(role, tile)
+        self.hazards.commit_group()
+        self._flying[role] = tile
+
+
+def _same(a: KVTile, b: KVTile) -> Any:
+    return (
+        (a.memory is b.memory and a.run_rows == b.run_rows)
+        and np.array_equal(a.valid_rows, b.valid_rows)
+        and np.array_equal(a.run_base, b.run_base)
+    )

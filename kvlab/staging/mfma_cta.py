@@ -23,7 +23,8 @@ from .decode_streaming import DecodeStreamingKVBuffer
 from .fragments import FragmentMap, Fragments
 from .hazards import Hazards
 from .iterator import KVCacheIterator, KVTile
-from .kv_mma_op import mfma_atom, mma_tiles
+from .kv_mma_op import mfma_atom
+from .mfma_product import mma_steps
 from .operand_maps import operand_map, output_map, score_map
 from .p_buffer import PRegisterBuffer
 from .params import WARP_SIZE, KVBufferParams
@@ -184,14 +185,11 @@ class MfmaCTA:
 
     def _multiply(self, operand: Array, strips: Strips, c: Fragments) -> Fragments:
         """C += operand x strips, k group after k group; ``operand`` is ``[P, threads, (strip, k group, m), frag]``."""
-        tiles_m, values = self.shape.BM // 16, c.values
-        groups = operand.reshape(*operand.shape[:2], -1, tiles_m, operand.shape[-1])
-        for strip, registers in enumerate(strips.registers):
-            tiles_n = registers.shape[2] // self.shape.k_groups
-            for kg in range(self.shape.k_groups):
-                b = registers[:, :, kg * tiles_n : (kg + 1) * tiles_n]
-                values = mma_tiles(self.shape.atom, groups[:, :, strip * self.shape.k_groups + kg], b, values)
-        return c.with_values(values)
+        tiles_m, k_groups = self.shape.BM // 16, self.shape.k_groups
+        strips_b = np.stack(strips.registers, axis=2)  # [programs, threads, strips, k groups * n, frag]
+        b = strips_b.reshape(*operand.shape[:2], len(strips.registers) * k_groups, -1, operand.shape[-1])
+        a = operand.reshape(*operand.shape[:2], b.shape[2], tiles_m, operand.shape[-1])
+        return c.with_values(mma_steps(self.shape.atom, a, b, c.values))
 
     def _zeros(self, layout: FragmentMap) -> Fragments:
         return Fragments(np.zeros((self.programs, *layout.row.shape), np.float32), layout)

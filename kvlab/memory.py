@@ -204,6 +204,9 @@ class Memory:
             first = int(on.argmax())
             index = np.where(on, index, index.flat[first])
         unit = self._check(index, nbytes, alignment or dtype.itemsize)
+        same = on is None and self.programs is not None and index.size and not index.strides[0]
+        if same and (self._known is None or self.unsafe or _gather_same(self._known, index[0], nbytes, unit).all()):
+            return _gather_same(self._storage, index[0], nbytes, unit).view(dtype)
         flat = self._flat(index)
         if on is not None and self.programs is not None:
             flat = np.where(on, flat, flat.flat[first])
@@ -286,6 +289,8 @@ class Memory:
             raise ValueError(f"{self.name}: an access of 0 bytes")
         if not index.size:
             return 1
+        if index.ndim and not index.strides[0]:
+            index = index[:1]  # all programs use the same addresses
         low, high = int(index.min()), int(index.max())
         if low < 0 or high + nbytes > self.nbytes:
             raise OutOfBounds(
@@ -339,3 +344,12 @@ def _gather(source: _Bytes, flat: _Index, nbytes: int, unit: int) -> _Bytes:
     """The bytes at ``flat``: ``[*flat.shape, nbytes]``."""
     items, number = _items(source, flat, nbytes, unit, _GATHER[unit])
     return items[number].view(np.uint8).reshape(*flat.shape, nbytes)
+
+
+def _gather_same(source: _Bytes, index: _Index, nbytes: int, unit: int) -> _Bytes:
+    """The bytes at ``index`` of every program of ``source``: ``[programs, *index.shape, nbytes]``."""
+    number = index[..., None] >> (unit.bit_length() - 1)
+    if nbytes > unit:
+        number = number + np.arange(nbytes // unit)
+    items = source.view(_GATHER[unit])
+    return np.take(items, number, axis=1).view(np.uint8).reshape(len(source), *index.shape, nbytes)

@@ -76,9 +76,7 @@ class FmaCTA:
         self.pipeline.follow(k_tiles, v_tiles)
 
     def load_q(self, dram: Memory, offset: IntArray, valid: BoolArray) -> Fragments:
-        """Q rows, elements ``offset[programs, BM]`` of ``dram``, into shared memory and registers; invalid
-        rows are 0.
-        """
+        """Q rows (elements ``offset[programs, BM]`` of ``dram``) into shared memory and registers, or zeros."""
         base, plan = self.shape.place("q")[0], self._copy_plan("q")
         source, ok = plan.source(np.where(valid, offset, -1), 4)
         values = dram.load(source, np.uint8, 16, mask=ok)

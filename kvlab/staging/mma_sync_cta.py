@@ -66,9 +66,7 @@ class MmaSyncCTA:
         self.pipeline.follow(k_tiles, v_tiles)
 
     def load_q(self, dram: Memory, offset: IntArray, valid: BoolArray) -> SharedTile:
-        """Q rows, elements ``offset[programs, BM]`` of ``dram``, through registers into shared memory; invalid
-        rows are 0.
-        """
+        """Q rows (elements ``offset[programs, BM]`` of ``dram``) through registers into shared memory, or zeros."""
         place, plan = self.shape.place("q"), self._copy_plan("q")
         source, ok = plan.source(np.where(valid, offset, -1), self.shape.dtype.itemsize)
         values = dram.load(source, np.uint8, 16, mask=ok)

@@ -11,7 +11,11 @@ __all__ = ["Explanation", "explain"]
 
 @dataclass(frozen=True)
 class Explanation:
-    """The plan of a call: nothing has run."""
+    """The plan of a call: nothing has run.
+
+    >>> print(Explanation("merge_states", "emulator", "NumPy arrays", None, (4, 8)))
+    merge_states: emulator (NumPy arrays); None; grid (4, 8)
+    """
 
     operation: str
     backend: str

@@ -65,7 +65,18 @@ class KVCacheMHAOperand(_Windows):
 
 
 class KVCacheScalesMHAOperand(_Windows):
-    """The scales of a cache as an operand of their own. No TMA."""
+    """The scales of a cache as an operand of their own. No TMA.
+
+    >>> from kvlab.cache import KVCacheStaticParams, PagedKVCacheCollection
+    >>> pool = PagedKVCacheCollection.allocate(
+    ...     KVCacheStaticParams(2, 128), num_pages=1, page_size=16, num_layers=1, batch_size=1, max_length=16,
+    ...     dtype="float8_e4m3fn", scale_dtype="float32", quantization_granularity=64,
+    ... )
+    >>> pool.lookup_table[0, 0] = 0
+    >>> scales = KVCacheScalesMHAOperand(pool.get_key_cache(0))
+    >>> [int(scales.block_paged_ptr(0, 0, 1, d).offset) for d in (0, 63, 64)]  # two scales a head
+    [2, 2, 3]
+    """
 
     def __init__(self, cache: KVCacheT) -> None:
         if not cache.quantization_enabled:

@@ -20,7 +20,11 @@ class OutOfPages(RuntimeError):
 
 @dataclass(frozen=True)
 class PageCopy:
-    """The first ``tokens`` slots of page ``source`` have to be copied to page ``target``, in all layers."""
+    """The first ``tokens`` slots of page ``source`` have to be copied to page ``target``, in all layers.
+
+    >>> PageCopy(source=3, target=7, tokens=5)
+    PageCopy(source=3, target=7, tokens=5)
+    """
 
     source: int
     target: int

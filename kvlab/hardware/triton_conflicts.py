@@ -27,6 +27,10 @@ class SharedTransfer:
     offset       int64 ``[warps, instructions, lanes]``: where each lane's piece starts, in elements of its CTA's memory
     vec          elements that a lane moves with one instruction
     elem_bits    bits of an element
+
+    >>> transfer = SharedTransfer(np.arange(0, 256, 8).reshape(1, 1, 32), vec=8, elem_bits=16)
+    >>> transfer.phases.shape  # 16 bytes a lane: eight lanes at a time
+    (4, 8)
     """
 
     offset: IntArray

@@ -16,7 +16,13 @@ __all__ = ["MirrorError", "Report", "Violation", "check", "check_sources", "comp
 
 @dataclass(frozen=True)
 class Violation:
-    """One breach of the mirror rule; ``kernel`` and ``emulator`` are ``file:line`` of the place on each side."""
+    """One breach of the mirror rule; ``kernel`` and ``emulator`` are ``file:line`` of the place on each side.
+
+    >>> print(Violation("step 'mask' is missing", "kernel.py:40", "emulator.py:31"))
+    step 'mask' is missing
+        kernel   kernel.py:40
+        emulator emulator.py:31
+    """
 
     message: str
     kernel: str
@@ -28,7 +34,12 @@ class Violation:
 
 @dataclass(frozen=True)
 class Report:
-    """What the check found: the two sides of every twin, and the violations (none when the twins mirror each other)."""
+    """What the check found: the two sides of every twin, and the violations (none when the twins mirror each other).
+
+    >>> report = compare("mha_decode")
+    >>> report.ok, [name for name, kernel, emulator in report.twins]
+    (True, ['attend', 'merge'])
+    """
 
     twins: tuple[tuple[str, Side, Side], ...]
     violations: tuple[Violation, ...] = field(default=())
@@ -58,6 +69,9 @@ def check(op: str | Operation) -> Report:
 
     ``op`` is a folder of ``kvlab.attention``, the dotted name of a package whose ``config.py`` has ``TWINS``, or an
     :class:`Operation`. Raises :class:`MirrorError` with every violation and its place in both files.
+
+    >>> print(check("merge_states"))
+    twins mirror each other (merge: 7 steps)
     """
     report = compare(op)
     if not report.ok:
@@ -66,7 +80,11 @@ def check(op: str | Operation) -> Report:
 
 
 def compare(op: str | Operation) -> Report:
-    """As :func:`check`, but violations are returned, not raised."""
+    """As :func:`check`, but violations are returned, not raised.
+
+    >>> compare("merge_states").violations
+    ()
+    """
     operation = Operation.load(op)
     return _merge(_compare_twin(operation, twin) for twin in operation.twins)
 

@@ -67,6 +67,10 @@ class Operation:
 
     ``launch = (kernel side, emulator side)``: two functions with the same keyword arguments and the same results.
     ``tolerance`` maps an output's name to ``(value, reason)``, the value relative to the tensor's largest magnitude.
+
+    >>> operation = Operation.load("mha_decode")
+    >>> [twin.name for twin in operation.twins], operation.launch
+    (['attend', 'merge'], ('kernel:launch', 'emulator:launch'))
     """
 
     twins: tuple[Twin, ...]

@@ -66,6 +66,11 @@ def decode_cta(
     ``batch_idx`` and ``head_idx`` ``[programs]`` are each program's sequence and KV head. gfx950: MAX's streaming
     decode. sm_80, sm_90: what our Triton kernel compiles to; float32 without tensor cores, there ``num_warps`` may be
     other than 4.
+
+    >>> keys = PagedKVCache(np.zeros((1, 64, 1, 64), np.float16), [63], [[0]], max_seq_length=1, max_cache_length=64)
+    >>> one = np.zeros(1, np.int64)
+    >>> type(decode_cta("sm_90", 16, 64, 64, keys, keys, one, one, Traffic())).__name__
+    'MmaSyncCTA'
     """
     dtype, D = k_cache.dtype, k_cache.kv_params.head_size
     if num_warps != 4 and (arch == "gfx950" or dtype.itemsize != 4):

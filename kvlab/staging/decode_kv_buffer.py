@@ -285,7 +285,11 @@ class DecodeKVBuffer(Drawn):
 
 
 class KBuffer(DecodeKVBuffer):
-    """``DecodeKVBuffer`` in the role of K: strips of BK columns, a warp reads its WN keys."""
+    """``DecodeKVBuffer`` in the role of K: strips of BK columns, a warp reads its WN keys.
+
+    >>> issubclass(KBuffer, DecodeKVBuffer)
+    True
+    """
 
     def __init__(self, params: DecodeKVBufferParams, *args: Any, **kwargs: Any) -> None:
         if not params.transpose:
@@ -294,7 +298,11 @@ class KBuffer(DecodeKVBuffer):
 
 
 class VBuffer(DecodeKVBuffer):
-    """``DecodeKVBuffer`` in the role of V: strips of BK keys, a warp reads its share of the depth."""
+    """``DecodeKVBuffer`` in the role of V: strips of BK keys, a warp reads its share of the depth.
+
+    >>> issubclass(VBuffer, DecodeKVBuffer)
+    True
+    """
 
     def __init__(self, params: DecodeKVBufferParams, *args: Any, **kwargs: Any) -> None:
         if params.transpose:

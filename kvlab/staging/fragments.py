@@ -67,7 +67,14 @@ class FragmentMap(Drawn):
 
 @dataclass(frozen=True, eq=False)
 class Fragments:
-    """Registers of a tile: ``values[programs, threads, registers, elements]`` laid out by ``map``."""
+    """Registers of a tile: ``values[programs, threads, registers, elements]`` laid out by ``map``.
+
+    >>> lane = np.arange(4)[:, None, None]
+    >>> layout = FragmentMap((2, 4), lane // 2, 2 * (lane % 2) + np.arange(2))
+    >>> f = Fragments(layout.spread(np.arange(8.0).reshape(1, 2, 4)), layout)
+    >>> f.with_values(f.values - f.by_row(np.array([[0.0, 4.0]]))).tile().tolist()
+    [[[0.0, 1.0, 2.0, 3.0], [0.0, 1.0, 2.0, 3.0]]]
+    """
 
     values: np.ndarray[Any, Any]
     map: FragmentMap

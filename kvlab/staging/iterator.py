@@ -34,6 +34,12 @@ class KVTile(Drawn):
     bound: what ends past element ``(valid - 1) * row_stride + depth`` of the run reads as 0. A column at or past
     ``depth`` of any earlier row is not caught, it reads the neighbour. A tile inside one page (MAX's only case) is one
     run; over smaller pages there are several, a kvlab extension.
+
+    >>> dram = Memory.over(np.arange(12, dtype=np.float32))
+    >>> base, valid = np.array([[8, 0]]), np.array([3])  # two runs of two rows of two columns, three rows valid
+    >>> tile = KVTile(dram, np.dtype(np.float32), base, run_rows=2, row_stride=2, depth=2, valid_rows=valid)
+    >>> tile.load(np.arange(4), 0 * np.arange(4), 2).tolist()
+    [[[8.0, 9.0], [10.0, 11.0], [0.0, 1.0], [0.0, 0.0]]]
     """
 
     memory: Memory

@@ -138,6 +138,11 @@ def mma_tiles(atom: MmaAtom, a: Array, b: Array, c: Array, swap_a_b: bool = True
     a ``[programs, threads, num_m, regs]``, b ``[programs, threads, num_n, regs]``, c ``[programs, threads,
     num_m * num_n, regs_c]`` float32; a new c is returned. With ``swap_a_b`` the instruction computes the transposed
     tile, B times A.
+
+    >>> atom = mfma_atom((16, 16, 32), "bf16")
+    >>> ones = np.ones((1, 64, 1, 8), atom.dtype)  # one warp, one tile each
+    >>> mma_tiles(atom, ones, ones, np.zeros((1, 64, 1, 4), np.float32))[0, 0, 0].tolist()
+    [32.0, 32.0, 32.0, 32.0]
     """
     num_m, num_n, lanes = a.shape[2], b.shape[2], atom.warp_size
     if c.shape[2] != num_m * num_n:

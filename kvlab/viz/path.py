@@ -108,7 +108,17 @@ class BytePath:
 
 
 def draw_path_of_a_byte(path: BytePath, *, title: str | None = None, caption: str | None = None) -> Picture:
-    """The six stages of :class:`BytePath` side by side; the accent marks the same byte in each, a line joins them."""
+    """The six stages of :class:`BytePath` side by side; the accent marks the same byte in each, a line joins them.
+
+    >>> path = BytePath(
+    ...     name="K", sequence=0, token=17, head=0, element=3, element_bytes=2, page_table=(4, 2), page_size=16,
+    ...     depth=64, dram_byte=4230, tile=(64, 64), tile_at=(17, 3), shared_byte=2198, plain_byte=2182, warp=2, lane=5,
+    ...     register=1, lanes=32, registers=4, atom="mma.sync.m16n8k16.bf16", shape=(16, 8, 16), operand="b",
+    ...     operand_at=(3, 1),
+    ... )
+    >>> draw_path_of_a_byte(path).title
+    'K, token 17, element 3: page 2 → byte 2,198 of shared memory → register b1 of lane 5'
+    """
     canvas = Canvas()
     marks = []
     for number, (name, draw, words) in enumerate(_stages(path)):

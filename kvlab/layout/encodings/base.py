@@ -38,6 +38,11 @@ class Encoding:
 
     The subclasses have the names and the fields of Gluon's layout classes. ``cga_layout`` lists, one basis vector for
     each bit of the CTA's number in its cluster, where the CTAs stand; empty for one CTA.
+
+    >>> from kvlab.layout.encodings import BlockedLayout
+    >>> blocked = BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    >>> isinstance(blocked, Encoding), blocked.to_linear_layout((16, 64)).shape
+    (True, (16, 64))
     """
 
     def __post_init__(self) -> None:

@@ -75,8 +75,7 @@ rows, columns = mma.c(lanes_of_c, registers_of_c)
 check(holder, np.argwhere((rows == 10) & (columns == 5))[0, 0], "Row 10 belongs to the same lanes as row 2.")
 
 # %% [markdown]
-# Do the maps really multiply? Take two matrices apart into fragments `[lanes, registers]`, multiply lane by lane as the
-# instruction does, and put the result together again.
+# Do the maps really multiply? Take two matrices apart into fragments `[lanes, registers]`, multiply the fragments, and put the result together again.
 
 # %%
 A = rng.normal(size=(16, 16)).astype(bfloat16)

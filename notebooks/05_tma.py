@@ -193,13 +193,14 @@ gather = create_tma_tile_gather4(tensor, 64, "128B", tile_height=8)
 draw_tma_box(gather, rows=[3, 1, 40, 1, 5, 9, 2, 6])
 
 # %% [markdown]
-# **Question 4.** How many bytes does a barrier have to expect for this gather?
+# **Question 4.** How many bytes does a barrier have to expect for a gather of 16 such rows?
 
 # %% tags=["question"]
 expected = None  # your answer, a number
 
 # %%
-check(expected, gather.transaction_bytes, "8 rows of 64 numbers of float16; a row that is taken twice is copied twice.")
+sixteen = create_tma_tile_gather4(tensor, 64, "128B", tile_height=16)
+check(expected, sixteen.transaction_bytes, "Rows of 64 numbers of float16; a row that is taken twice is copied twice.")
 
 # %% [markdown]
 # This was the last of the notebooks about layouts. [1. Follow one token](01_follow_one_token.ipynb) shows all of it at work in one

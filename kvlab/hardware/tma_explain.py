@@ -14,12 +14,13 @@ def explain(d: TmaDescriptor, address: int) -> str:
     moved = " x ".join(map(str, d.smem_box))
     tensor = " x ".join(map(str, d.shape))
     rows = d.image_bytes // d.pitch
-    row = f"row{'s' * (rows != 1)}"
     lines = [
         f"One copy moves a box of {moved} {d.dtype} out of a tensor of {tensor}: {d.transaction_bytes} bytes, which "
         f"the mbarrier counts in full, also where the box lies outside the tensor (there: zeros).",
-        f"In shared memory its {rows} {row} of {d.row_bytes} bytes are {d.pitch} bytes apart, {d.image_bytes} bytes in "
-        f"all.",
+        f"In shared memory its {rows} rows of {d.row_bytes} bytes are {d.pitch} bytes apart, {d.image_bytes} bytes in "
+        f"all."
+        if rows > 1
+        else f"In shared memory it is one row of {d.row_bytes} bytes.",
     ]
     if d.pitch > d.row_bytes:
         lines[-1] += (

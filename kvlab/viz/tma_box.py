@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .axis import QUIET, WIDTH
-from .palette import ACCENT, BANKS, INK, row_colours
+from .palette import ACCENT, BANKS, INK, PAPER, row_colours
 from .picture import Picture
 from .shared_memory import draw_shared_memory
 from .svg import HATCH, Canvas
@@ -143,6 +143,12 @@ def _box(canvas: Canvas, copy: TmaCopy, view: _View, box: Box) -> None:
     x, y, wide, high = view.rectangle(row, column, (rows - 1) * step + 1, columns)
     inside = copy.inside(box)
     canvas.rect(x, y, wide, high, fill=HATCH)
+    if step > 1 and view.down is not None:  # rows that are skipped are no zeros
+        there = view.rectangle(
+            max(row, 0), max(column, 0), min(row + rows * step, d.shape[view.down]) - max(row, 0), columns
+        )
+        canvas.rect(*there, fill=PAPER)
+        canvas.rect(*there, fill=INK, opacity=0.06)
     inner = int(np.prod(d.smem_box[(view.down or 0) + 1 : -1])) if view.down is not None else 1
     end = min(column + columns, d.shape[-1])
     for i in range(rows):

@@ -19,6 +19,7 @@ _ROOMS = (
     "cache",
     "data",
     "hardware",
+    "integrations",
     "layout",
     "memory",
     "mirror",

@@ -1,5 +1,5 @@
-"""``populate`` for every tile, page, alignment and pair of CTAs. Rests on ``row_idx``, key by key, and on the configurations
-of MAX's own tests (null block sentinel, load boundary)."""
+"""``populate`` for every tile, page, alignment and pair of CTAs. Rests on ``row_idx``, key by key, and on the
+configurations of MAX's own tests (null block sentinel, load boundary)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""TMA tiles over the rows of a cache, executed. Rests on NumPy's own indexing, on the canonical K-major image (chunk c of
-row r of a 128-byte swizzle stands at chunk c ^ (r % 8), measured on an H100), and on worked numbers of the
+"""TMA tiles over the rows of a cache, executed. Rests on NumPy's own indexing, on the canonical K-major image (chunk c
+of row r of a 128-byte swizzle stands at chunk c ^ (r % 8), measured on an H100), and on worked numbers of the
 specification."""
 
 from __future__ import annotations

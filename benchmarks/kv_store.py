@@ -1,0 +1,200 @@
+"""KV store on a GPU: correctness and bandwidth, recorded as JSON.
+
+    python benchmarks/kv_store.py --output benchmarks/results/kv_store.json
+
+K and V of T tokens of 8 heads of 128, bfloat16, to shuffled slots of pages of 16, as they are and as float8_e4m3fn; K
+rotated; scales computed for each head and token. Every result is compared with the emulator, byte for byte. Times are
+medians of CUDA-graph replays over inputs and caches that rotate, so that the L2 cache does not hold them (64 tokens: it
+does, that is launch latency). GB/s counts every byte once: k, v, what is written, the slots. `copy_gbps` is what a plain
+copy of as many bytes reaches in the same run: quote the ratio. `--sweep` times other tile sizes as well. `index_copy` is
+torch's own way; peers are timed by ../shared/bench.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+
+from kvlab.attention import Rope, explain, kv_store_paged
+from kvlab.attention.kv_store.kernel import launch
+from kvlab.attention.kv_store.plan import paged_plan
+
+HEADS, D, PAGE = 8, 128, 16
+L2_BYTES = 50 << 20
+
+
+@dataclasses.dataclass
+class Call:
+    """One store: its tensors, and what it moves."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    slots: torch.Tensor
+    more: dict[str, Any]
+
+    @property
+    def positional(self) -> tuple[torch.Tensor, ...]:
+        return self.k, self.v, self.k_cache, self.v_cache, self.slots
+
+    @property
+    def moved(self) -> int:
+        """Bytes read and written once."""
+        stored = self.k_cache.element_size() + self.k.element_size()
+        scales = sum(4 * len(self.k) * HEADS for s in (self.more.get("k_scale"),) if isinstance(s, torch.Tensor)) * 2
+        return 2 * self.k.numel() * stored + 8 * len(self.slots) + scales
+
+    def cpu(self) -> Call:
+        def move(x: Any) -> Any:
+            if isinstance(x, Rope):
+                return Rope(x.cos.cpu(), x.sin.cpu(), x.interleaved)
+            return x.cpu() if isinstance(x, torch.Tensor) else x
+
+        return Call(*map(move, self.positional), {name: move(x) for name, x in self.more.items()})
+
+
+def make(tokens: int, kind: str, seed: int) -> Call:
+    """Random K and V, slots of a shuffled pool twice as large as needed."""
+    g = torch.Generator("cuda").manual_seed(seed)
+    pages = 2 * -(-tokens // PAGE)
+    dtype = torch.float8_e4m3fn if kind.startswith("fp8") else torch.bfloat16
+    k, v = torch.randn(2, tokens, HEADS, D, generator=g, device="cuda").bfloat16()
+    cache = torch.zeros(2, pages, PAGE, HEADS, D, device="cuda").to(dtype)
+    order = torch.randperm(pages, generator=g, device="cuda")
+    token = torch.arange(tokens, device="cuda")
+    more: dict[str, Any] = {}
+    if kind == "fp8":
+        more = {"k_scale": torch.ones(1, device="cuda"), "v_scale": torch.ones(1, device="cuda")}
+    elif kind == "fp8-own":
+        more = {name: torch.zeros(pages, PAGE, HEADS, 1, device="cuda") for name in ("k_scale", "v_scale")}
+    elif kind.startswith("rope"):
+        angle = torch.arange(8192, device="cuda")[:, None] * 1e4 ** (-torch.arange(0, D, 2, device="cuda") / D)
+        more = {"rope": Rope(angle.cos(), angle.sin(), kind == "rope-interleaved"), "positions": token}
+    return Call(k, v, cache[0], cache[1], order[token // PAGE] * PAGE + token % PAGE, more)
+
+
+def milliseconds(runs: list[Callable[[], None]]) -> float:
+    """Of one of ``runs``, which take turns inside one captured graph."""
+    for run in runs:
+        run()
+    rounds = max(1, 200 // len(runs))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(rounds):
+            for run in runs:
+                run()
+    times = []
+    for _ in range(15):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) / (rounds * len(runs)))
+    return sorted(times)[len(times) // 2]
+
+
+def wrong_bytes(call: Call) -> int:
+    """Bytes of the caches (and scales) that differ from what the emulator stores."""
+    here = call.cpu()
+    kv_store_paged(*call.positional, **call.more)
+    kv_store_paged(*here.positional, **here.more, backend="emulator")
+    pairs = [(call.k_cache, here.k_cache), (call.v_cache, here.v_cache)]
+    if call.more.get("k_scale") is not None and call.more["k_scale"].ndim == 4:
+        pairs += [(call.more[name], here.more[name]) for name in ("k_scale", "v_scale")]
+    return sum(int((a.cpu().view(torch.uint8) != b.view(torch.uint8)).sum()) for a, b in pairs)
+
+
+def measure(tokens: int, kind: str, sweep: bool) -> dict[str, Any]:
+    first = make(tokens, kind, 0)
+    copies = 1 if tokens <= 64 else 1 + 2 * L2_BYTES // first.moved
+    calls = [first, *(make(tokens, kind, seed) for seed in range(1, copies))]
+    wrong = wrong_bytes(first)
+    ms = milliseconds([lambda c=c: kv_store_paged(*c.positional, **c.more) for c in calls])
+    half = first.moved // 2
+    buffers = [torch.zeros(2, half, dtype=torch.uint8, device="cuda") for _ in calls]
+    copy = milliseconds([lambda b=b: b[0].copy_(b[1]) for b in buffers])
+    config = explain(kv_store_paged, *first.positional, **first.more).config
+    result = {
+        "shape": f"T{tokens}-H{HEADS}-D{D}-page{PAGE}-{kind}", "wrong_bytes": wrong, "us": round(ms * 1e3, 3),
+        "gbps": first.moved / ms / 1e6, "copy_us": round(copy * 1e3, 3), "copy_gbps": first.moved / copy / 1e6,
+        "of_copy": copy / ms, "config": dataclasses.asdict(config),
+    }  # fmt: skip
+    if kind == "copy":
+        flat = [[x.flatten(0, 1) for x in (c.k_cache, c.v_cache)] for c in calls]
+        result["index_copy_us"] = 1e3 * milliseconds(
+            [lambda c=c, f=f: (f[0].index_copy_(0, c.slots, c.k), f[1].index_copy_(0, c.slots, c.v)) for c, f in
+             zip(calls, flat, strict=True)]
+        )  # fmt: skip
+    if sweep:
+        result["sweep"] = _sweep(calls)
+    return result
+
+
+def _sweep(calls: list[Call]) -> list[dict[str, Any]]:
+    rows = []
+    for elements in (512, 1024, 2048, 4096, 8192):
+        for warps in (1, 2, 4, 8):
+            runs = []
+            for call in calls:
+                x, plan = paged_plan(*call.positional, **call.more)
+                k, v = (dataclasses.replace(s, BR=max(1, elements // s.BG)) for s in (plan.config.k, plan.config.v))
+                programs = -(-len(call.k) * HEADS * k.blocks // k.BR)
+                config = dataclasses.replace(plan.config, k=k, v=v, programs=programs, num_warps=warps)
+                names = ("positions", "cos", "sin", "k_scale", "v_scale")
+                more = {name: getattr(x, name) for name in names}
+                runs.append(
+                    lambda x=x, config=config, more=more: launch(
+                        x.k, x.v, x.k_cache, x.v_cache, x.where, config=config, pages=x.pages, **more
+                    )
+                )
+            rows.append({"elements": elements, "warps": warps, "us": round(1e3 * milliseconds(runs), 3)})
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="where the JSON goes (printed in any case)")
+    parser.add_argument("--sweep", action="store_true", help="time other tile sizes as well")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("benchmarks/kv_store.py needs a CUDA GPU: times hold only there")
+    driver = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True
+    )
+    record = {
+        "command": "python benchmarks/kv_store.py" + (" --sweep" if options.sweep else ""),
+        "card": torch.cuda.get_device_name(), "driver": driver.stdout.strip(), "date": time.strftime("%Y-%m-%d"),
+        "versions": {
+            "python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__,
+            "numpy": np.__version__,
+        },
+        "stores": [
+            measure(tokens, kind, options.sweep)
+            for tokens in (64, 4096, 65536)
+            for kind in ("copy", "fp8", "fp8-own", "rope", "rope-interleaved")
+            if tokens <= 4096 or kind in ("copy", "fp8")
+        ],
+    }  # fmt: skip
+    text = json.dumps(record, indent=1)
+    print(text)
+    if options.output:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

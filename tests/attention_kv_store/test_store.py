@@ -203,3 +203,81 @@ def test_a_dealt_pool_is_the_same_pool() -> None:
     x.run(), y.run()
     for a, b in zip(x.written, y.written, strict=True):
         assert bits(a) == bits(b[order])
+
+
+@pytest.mark.parametrize(
+    "scale", [0.06, np.float32([0.06]), np.ones((6, 4, 2, 1), np.float32)], ids=["0.06", "[1]", "own"]
+)
+def test_scales_of_a_cache_that_is_not_quantised_are_refused(scale: Any) -> None:
+    """cases/attention_cases.json, scale-ignored-for-bf16-cache."""
+    x = Store().build()
+    with pytest.raises(ValueError, match="k_scale with a cache of bfloat16: must be left out: it is not fp8"):
+        kv_store_paged(x.k, x.v, x.k_cache, x.v_cache, x.slots, k_scale=scale)
+
+
+BAD = [
+    (lambda x: {"slots": x.slots[:-1]}, r"slot_mapping has shape \(8,\): must be \[9\]"),
+    (lambda x: {"slots": x.slots.astype(np.int16)}, "slot_mapping has dtype int16|where has dtype int16"),
+    (lambda x: {"slots": np.where(np.arange(9) == 4, 24, -1)}, r"slot_mapping\[4\] is 24: must be below 24"),
+    (lambda x: {"slots": np.where(np.arange(9) < 2, 7, -1)}, "tokens 0 and 1 have the same slot 7"),
+    (lambda x: {"k": x.k[:, :1]}, "of as many tokens and heads as k"),
+    (lambda x: {"k": x.k[..., :32]}, r"k_cache has shape .*: must be of the 2 heads of 32 that k has"),
+    (lambda x: {"k": x.k[..., ::2], "k_cache": x.k_cache[..., :32]}, "k has strides .*contiguous in the last one"),
+    (lambda x: {"v_cache": x.v_cache[1:]}, "v_cache has shape .*of as many pages as k_cache"),
+    (lambda x: {"k_cache": x.k_cache.view(np.uint16)}, "k_cache has dtype uint16"),
+    (lambda x: {"k": x.k.view(np.int16)}, "k has dtype int16"),
+    (lambda x: {"k": x.k.tolist()}, "k is a list"),
+    (lambda x: {"v_cache": np.broadcast_to(x.v_cache[:1], x.v_cache.shape)}, "without elements that share memory"),
+]
+
+
+@pytest.mark.parametrize("change, message", BAD, ids=[message[:24] for _, message in BAD])
+def test_bad_arguments_write_nothing(change: Any, message: str) -> None:
+    x = Store().build()
+    before = x.bytes()
+    arguments = {"k": x.k, "v": x.v, "k_cache": x.k_cache, "v_cache": x.v_cache, "slots": x.slots} | change(x)
+    with pytest.raises(ValueError, match=message):
+        kv_store_paged(*arguments.values())
+    assert x.bytes() == before
+
+
+def test_read_only_cache_and_gradients() -> None:
+    import torch
+
+    x = Store().build()
+    x.k_cache.flags.writeable = False
+    with pytest.raises(ValueError, match="k_cache is read-only"):
+        x.run()
+    k = torch.zeros(1, 1, 8, requires_grad=True)
+    cache = torch.zeros(1, 1, 1, 8)
+    with pytest.raises(ValueError, match="k requires grad"):
+        kv_store_paged(k, None, cache, None, torch.zeros(1, dtype=torch.int64))
+    with pytest.raises(ValueError, match="one library on one device"):
+        kv_store_paged(k.detach(), None, cache, None, np.zeros(1, np.int64))
+
+
+@pytest.mark.parametrize("paged", [True, False], ids=["dealt-anew", "continuous"])
+def test_what_is_stored_is_what_decode_reads(paged: bool) -> None:
+    """Pages dealt otherwise, or no pages at all; every unused slot NaN, unused table entries huge: no bit changes."""
+    from store_cases import Step
+
+    from kvlab.attention import mha_decode
+
+    outputs = []
+    for seed, kind in ((0, "paged"), (7, "paged" if paged else "continuous")):
+        steps = [Step((0, 0), (6, 0), D=64), Step((6, 0), (3, 5), D=64), Step((9, 5), (1, 1), D=64)]
+        cache: Any = None
+        for number, step in enumerate(steps):
+            if cache is None:
+                last = Step((0, 0), (10, 6), D=64, seed=seed)
+                cache = getattr(last, kind)()
+                cache.blocks.view(np.uint8)[...] = 0xFF
+                if kind == "paged":
+                    cache.lookup_table[cache.lookup_table == cache.total_num_pages] = 2147480000
+            cache = cache.with_lengths(np.array(step.before), max(step.new))
+            step.run(cache, 1)
+            assert number < 3
+        q = np.random.default_rng(1).standard_normal((2, 4, 64)).astype(bfloat16)
+        outputs.append(mha_decode(q, cache if kind == "paged" else cache.paged(), 1))
+    assert np.isfinite(outputs[0].astype(np.float32)).all()
+    assert bits(outputs[0]) == bits(outputs[1])

@@ -86,3 +86,27 @@ def test_padded_depth(number):
     assert TensorMapSwizzle.of(swizzle).granularity(dtype) == found["expected"]["swizzle_granularity"]
     for depth, padded in found["expected"]["depth,padded"]:
         assert padded_depth(dtype, swizzle, depth) == padded
+
+
+def test_iterator():
+    """Tiles of a continuous cache, from the same programs (tests/data/kvcache_iterator.json)."""
+    from kvlab.staging import KVCacheIterator
+
+    path = Path(__file__).parents[1] / "data" / "kvcache_iterator.json"
+    (found,) = (c for c in json.loads(path.read_text())["cases"] if c["inputs"]["kind"] == "contiguous")
+    i = found["inputs"]
+    cache = cache_of(i)
+    base = int(cache.blocks[0, 0, 0, 0])
+    walk = KVCacheIterator(
+        cache, i["tile_size"], i["batch"], i["head"], i["end"], depth=i["depth"], cache_depth=i["cache_depth"],
+        head_dim_offset=i["head_dim_offset"],
+    )  # fmt: skip
+    for expected in found["expected"]["tiles"]:
+        tile = walk.next_tile()
+        got = [int(tile.valid_rows[0]), int(tile.offset[0]) + base, list(tile.stride), tile.depth]
+        assert got == [expected["valid_rows"], expected["offset"], expected["stride"], expected["shape"][1]]
+    anywhere = KVCacheIterator(cache, 5, 0, 1, 8)
+    anywhere.tile_start_row = 3
+    tile = anywhere.next_tile()
+    assert (tile.run_base.shape, tile.valid_rows.tolist()) == ((1, 1), [5])
+    assert tile.load(np.arange(5), 0)[0, :, 0].tolist() == cache.load(0, 1, np.arange(3, 8), 0)[:, 0].tolist()

@@ -261,7 +261,10 @@ def _scale(name: str, scale: Any, heads: int) -> tuple[Any, bool]:
 def _granularity(name: str, scale: Any, given: bool, cache: Any, granularity: int | None) -> int:
     """Dims that share a scale: the whole head unless scales are computed."""
     D = int(cache.shape[3])
-    if scale is None or isinstance(scale, float):
+    if scale is None:
+        return D
+    require(dtype_of(cache, "cache") in LIMITS, f"{name} with a cache of {cache.dtype}", "left out: it is not fp8")
+    if isinstance(scale, float):
         return D
     kind = dtype_of(scale, name)
     require(kind in SCALES, f"{name} has dtype {kind}", "float32 or bfloat16")
@@ -275,7 +278,6 @@ def _granularity(name: str, scale: Any, given: bool, cache: Any, granularity: in
     )
     G = -(-D // shape[3]) if granularity is None else min(granularity, D)
     require(-(-D // max(G, 1)) == shape[3], f"{name} has shape {shape}", f"{-(-D // max(G, 1))} scales of {G} dims")
-    require(dtype_of(cache, "cache") in LIMITS, f"{name} with a cache of {cache.dtype}", "left out: it is not fp8")
     _is_writable(name, scale)
     return G
 

@@ -46,7 +46,7 @@ def run_kernel(path: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         return result
     from kvlab.triton_support.child import run
 
-    tensors = _each(to_torch, np.ndarray, args, kwargs)
+    tensors = _each(to_torch, lambda value: isinstance(value, np.ndarray), args, kwargs)
     return tuple(r if is_torch(args[0]) else to_numpy(r) for r in run(path, *tensors[0], **tensors[1]))
 
 
@@ -55,14 +55,16 @@ def run_on_numpy(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tup
     if not is_torch(args[0]):
         result: tuple[Any, ...] = function(*args, **kwargs)
         return result
-    views = _each(to_numpy, type(args[0]), args, kwargs)
+    views = _each(to_numpy, is_torch, args, kwargs)
     return tuple(to_torch(r) for r in function(*views[0], **views[1]))
 
 
-def _each(convert: Callable[[Any], Any], kind: type, args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
-    """All arguments, those that are arrays of ``kind`` converted."""
+def _each(
+    convert: Callable[[Any], Any], chosen: Callable[[Any], bool], args: Any, kwargs: Any
+) -> tuple[list[Any], dict[str, Any]]:
+    """All arguments, the ``chosen`` ones converted."""
 
     def one(value: Any) -> Any:
-        return convert(value) if isinstance(value, kind) else value
+        return convert(value) if chosen(value) else value
 
     return [one(value) for value in args], {name: one(value) for name, value in kwargs.items()}

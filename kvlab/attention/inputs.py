@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from kvlab.cache.arrays import dtype_of, element_strides, is_torch, same_place, to_numpy
+from kvlab.cache.arrays import dtype_of, element_strides, is_torch, overlaps, same_place, to_numpy
 from kvlab.memory import bfloat16, float16, float32
 
-__all__ = ["PagedInputs", "check_lengths_and_pages", "paged_inputs", "require"]
+__all__ = ["PagedInputs", "check_lengths_and_pages", "finite_number", "paged_inputs", "require"]
 
 DTYPES = (bfloat16, float16, float32)
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ def paged_inputs(
         )
         require(not getattr(array, "requires_grad", False), f"{name} requires grad", "detached; kvlab is for inference")
     same_place(**arrays)
+    on = q.device.type if is_torch(q) else "cpu"
+    require(on in ("cpu", "cuda"), f"q is on {on}", "in CPU memory or on a GPU")
     require(q.ndim in (3, 4), f"q has shape {tuple(q.shape)}", "[B, Hq, D] or [B, S, Hq, D]")
     drop_tokens = q.ndim == 3
     if drop_tokens:
@@ -78,7 +82,7 @@ def paged_inputs(
         out = out[:, None] if out is not None and out.ndim == 3 else out
     batch, tokens, q_heads, head_dim = q.shape
     require(1 <= tokens <= max_tokens, f"q has {tokens} new tokens a sequence", f"1 to {max_tokens}")
-    require(dtype_of(q, "q") in DTYPES, f"q has dtype {q.dtype}", "bfloat16, float16 or float32")
+    require(_known_dtype(q, "q") in DTYPES, f"q has dtype {q.dtype}", "bfloat16, float16 or float32")
     for name in ("k_cache", "v_cache"):
         cache = arrays[name]
         shape = tuple(cache.shape)
@@ -94,8 +98,9 @@ def paged_inputs(
     require(block_table.ndim == 2 and shape[0] == batch, f"block_table has shape {shape}", f"[B = {batch}, columns]")
     require(tuple(seq_lens.shape) == (batch,), f"seq_lens has shape {tuple(seq_lens.shape)}", f"[B = {batch}]")
     for name in ("block_table", "seq_lens"):
-        kind = dtype_of(arrays[name], name)
-        require(kind.kind in "iu" and kind.itemsize >= 4, f"{name} has dtype {kind}", "a 32- or 64-bit integer")
+        kind = _known_dtype(arrays[name], name)
+        wide = kind is not None and kind.kind in "iu" and kind.itemsize >= 4
+        require(wide, f"{name} has dtype {arrays[name].dtype}", "a 32- or 64-bit integer")
     if out is not None:
         require(
             tuple(out.shape) == tuple(q.shape),
@@ -117,6 +122,11 @@ def paged_inputs(
         require(min(strides) >= 0, f"{name} has strides {strides}", "not negative")
         overlap = name == "out" and any(n > 1 and s == 0 for n, s in zip(array.shape, strides, strict=True))
         require(not overlap, f"out has strides {strides}", "without elements that share memory")
+    if out is not None:
+        in_place = _same_view(out, q)
+        for name, array in arrays.items():
+            apart = name == "out" or (name == "q" and in_place) or not overlaps(out, array)
+            require(apart, f"out shares memory with {name}", "memory of its own, or q itself")
     inputs = PagedInputs(q, k_cache, v_cache, block_table, seq_lens, out, drop_tokens)
     if check or (check is None and not inputs.on_gpu):
         check_lengths_and_pages(seq_lens, block_table, k_cache.shape[0], k_cache.shape[1])
@@ -125,7 +135,7 @@ def paged_inputs(
 
 def check_lengths_and_pages(seq_lens: Any, block_table: Any, pages: int, page_size: int) -> None:
     """ValueError unless every length fits its row of the table, and every page in use is in the pool."""
-    lengths, table = (to_numpy(a.cpu() if is_torch(a) else a).astype(np.int64) for a in (seq_lens, block_table))
+    lengths, table = (to_numpy(a.cpu() if is_torch(a) else a) for a in (seq_lens, block_table))
     if not lengths.size:
         return
     most = table.shape[1] * page_size
@@ -141,6 +151,31 @@ def check_lengths_and_pages(seq_lens: Any, block_table: Any, pages: int, page_si
     if outside.any():
         b, column = np.argwhere(outside)[0]
         raise ValueError(f"block_table[{b}, {column}] is {table[b, column]}: a page in use must be 0 to {pages - 1}")
+
+
+def _same_view(a: Any, b: Any) -> bool:
+    """Whether two arrays of one shape and dtype are the same elements."""
+    if is_torch(a):
+        return a.data_ptr() == b.data_ptr() and a.stride() == b.stride()
+    return a.ctypes.data == b.ctypes.data and a.strides == b.strides
+
+
+def _known_dtype(array: Any, name: str) -> np.dtype[Any] | None:
+    """The dtype; None for one that kvlab does not know."""
+    try:
+        return dtype_of(array, name)
+    except ValueError:
+        return None
+
+
+def finite_number(value: Any, name: str, accepted: str, *, lowest: float = -FLOAT32_MAX) -> float:
+    """``value`` as a float from ``lowest`` to the largest float32; ValueError otherwise."""
+    try:
+        number = math.nan if isinstance(value, (str, bytes)) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    require(lowest <= number <= FLOAT32_MAX, f"{name} {value!r}", accepted)
+    return number
 
 
 def require(fulfilled: Any, what: str, accepted: str) -> None:

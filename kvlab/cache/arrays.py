@@ -11,7 +11,7 @@ import numpy as np
 
 from kvlab.memory import as_dtype
 
-__all__ = ["as_array", "dtype_of", "element_strides", "is_torch", "same_place", "to_numpy", "to_torch"]
+__all__ = ["as_array", "dtype_of", "element_strides", "is_torch", "overlaps", "same_place", "to_numpy", "to_torch"]
 
 # torch has dtypes that NumPy lacks, and the other way round: those cross as integers of the same size.
 _BITS = {1: "uint8", 2: "int16"}
@@ -29,7 +29,11 @@ def as_array(array: Any) -> Any:
 
 
 def dtype_of(array: Any, name: str) -> np.dtype[Any]:
-    """The NumPy dtype of an array of either library. ``name`` is the argument's, for the message."""
+    """The NumPy dtype of an array of either library. ``name`` is the argument's, for the message.
+
+    ValueError for a dtype that kvlab does not know, and for bytes in another order than this machine's.
+    """
+    _check_byte_order(array, name)
     try:
         return as_dtype(array.dtype if is_torch(array) else array.dtype.name)
     except ValueError as error:
@@ -50,24 +54,77 @@ def element_strides(array: Any, name: str = "array") -> tuple[int, ...]:
 
 
 def same_place(**arrays: Any) -> None:
-    """ValueError unless all arrays belong to one library and one device."""
+    """ValueError unless all arrays are plain and belong to one library and one device."""
+    for name, array in arrays.items():
+        _check_plain(array, name)
     places = {name: f"torch ({array.device})" if is_torch(array) else "NumPy" for name, array in arrays.items()}
     if len(set(places.values())) > 1:
         said = ", ".join(f"{name}: {place}" for name, place in places.items())
         raise ValueError(f"{said}; a cache holds the arrays of one library on one device")
 
 
+def _check_plain(array: Any, name: str) -> None:
+    """ValueError for an array whose values are not simply its bytes, which are all that a cache looks at."""
+    if not is_torch(array):
+        if isinstance(array, (np.ma.MaskedArray, np.matrix)):
+            kind = type(array).__name__
+            raise ValueError(f"{name} is a {kind}: must be a plain array, as np.asarray(...) or .filled() give")
+        _check_byte_order(array, name)
+    elif array.layout is not sys.modules["torch"].strided:
+        raise ValueError(f"{name} has the layout {array.layout}: must be a dense tensor, as .to_dense() gives")
+    elif array.is_neg() or array.is_conj():
+        raise ValueError(f"{name} is a lazy negative or conjugate: must be .resolve_neg() or .resolve_conj() of it")
+
+
+def _check_byte_order(array: Any, name: str) -> None:
+    if not is_torch(array) and not array.dtype.isnative:
+        raise ValueError(
+            f"{name} has dtype {array.dtype}, another byte order than this machine's: convert it with "
+            ".astype(array.dtype.newbyteorder('='))"
+        )
+
+
+def overlaps(a: Any, b: Any) -> bool:
+    """Whether two arrays of one library and device have a byte in common.
+
+    >>> x = np.zeros((4, 8), np.float32)
+    >>> overlaps(x[:, :4], x[:, 4:]), overlaps(x[:2], x[1:])
+    (False, True)
+    """
+    first, second = (_extent(array) if is_torch(array) else array for array in (a, b))
+    return np.shares_memory(first, second)
+
+
+def _extent(tensor: Any) -> np.ndarray[Any, Any]:
+    """An array with the addresses of a tensor on any device. Its elements must not be touched."""
+    size = tensor.element_size()
+
+    class Extent:
+        __array_interface__ = {
+            "version": 3,
+            "data": (tensor.data_ptr(), True),
+            "typestr": f"|V{size}",
+            "shape": tuple(tensor.shape),
+            "strides": tuple(size * stride for stride in tensor.stride()),
+        }
+
+    return np.asarray(Extent())
+
+
 def to_numpy(array: Any, name: str = "array") -> np.ndarray[Any, Any]:
     """The NumPy view of an array: the same bytes, strides kept; bf16 and fp8 become the dtypes of ml_dtypes.
 
-    ValueError for a tensor that is not in CPU memory or that requires grad.
+    ValueError for a tensor that is not in CPU memory or that requires grad, and for masked arrays and matrices.
     """
     if not is_torch(array):
-        return np.asanyarray(array)
+        array = np.asanyarray(array)
+        _check_plain(array, name)
+        return array
     if array.device.type != "cpu":
         raise ValueError(f"{name} is on {array.device}: only CPU memory has a NumPy view; copy it with .to('cpu')")
     if array.requires_grad:
         raise ValueError(f"{name} requires grad: kvlab is for inference; pass it through .detach()")
+    _check_plain(array, name)
     dtype = dtype_of(array, name)
     bits = array if dtype.isbuiltin == 1 else array.view(getattr(sys.modules["torch"], _BITS[dtype.itemsize]))
     view: np.ndarray[Any, Any] = bits.numpy().view(dtype)

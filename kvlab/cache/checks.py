@@ -42,7 +42,9 @@ def index(name: str, value: Any, size: int) -> Int64:
 
 
 def count(name: str, value: Any, least: int = 0) -> int:
-    """``value`` as an int. ValueError, naming the argument, if it is less than ``least``."""
+    """``value`` as an int. ValueError, naming the argument, if it is none or less than ``least``."""
+    if not hasattr(value, "__index__"):
+        raise ValueError(f"{name} {value!r} must be an integer of at least {least}")
     number = operator.index(value)
     if number < least:
         raise ValueError(f"{name} {number} must be at least {least}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .checks import count
+
 __all__ = ["KVCacheStaticParams"]
 
 
@@ -29,8 +31,7 @@ class KVCacheStaticParams:
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "head_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} {getattr(self, name)} must be at least 1")
+            count(name, getattr(self, name), least=1)
 
     @property
     def row_size(self) -> int:

@@ -118,6 +118,24 @@ CASES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "0 splits": (option("num_splits", 0), "num_splits 0: must be an integer from 1 to 64"),
     "65 splits": (option("num_splits", 65), "num_splits 65: must be an integer from 1 to 64"),
     "half a split": (option("num_splits", 1.5), "num_splits 1.5: must be an integer from 1 to 64"),
+    "a split that is a bool": (option("num_splits", True), "num_splits True: must be an integer from 1 to 64"),
+    "a split that is a float": (option("num_splits", 2.0), r"num_splits 2\.0: must be an integer from 1 to 64"),
+    "scale beyond float32": (option("scale", 1e39), r"scale 1e\+39: must be finite in float32"),
+    "scales": (option("scale", np.ones(2)), r"scale array\(\[1\., 1\.\]\): must be finite in float32"),
+    "scale of text": (option("scale", "0.1"), "scale '0.1': must be finite in float32"),
+    "no mask_value": (option("mask_value", None), "mask_value None: must be less than infinity"),
+    "mask_value beyond float32": (option("mask_value", 1e39), r"mask_value 1e\+39: must be less than infinity"),
+    "traffic": (option("traffic", 3), r"traffic 3: must be a kvlab\.staging\.Traffic or None"),
+    "complex": (change("q", lambda q: q.astype(complex)), "q has dtype complex128: must be bfloat16, float16 or float"),
+    "bool table": (change("block_table", lambda t: t > 0), "block_table has dtype bool: must be a 32- or 64-bit int"),
+    "other byte order": (all_of(">f4"), "q has dtype >f4, another byte order than this machine's: convert it with"),
+    "k in another byte order": (change("k_cache", lambda k: k.astype(">f4")), "k_cache has dtype >f4, another byte"),
+    "masked table": (change("block_table", np.ma.masked_array), "block_table is a MaskedArray: must be a plain array"),
+    "matrix": (change("block_table", lambda t: t.view(np.matrix)), "block_table is a matrix: must be a plain array"),
+    "length 2**64 - 1": (
+        change("seq_lens", lambda t: np.array([2**64 - 1, 3], np.uint64)),
+        r"seq_lens\[0\] is 18446744073709551615: must be 0 to 64",
+    ),
     "torch and NumPy": (change("q", lambda q: torch.from_numpy(q)), r"q: torch \(cpu\), k_cache: NumPy.*one library"),
 }
 
@@ -130,9 +148,8 @@ def test_error(case: str) -> None:
     apply(a)
     with pytest.raises(ValueError, match=message):
         mha_decode_paged(**a)
-    if case not in ("scale", "mask_value"):  # which no plan depends on
-        with pytest.raises(ValueError, match=message):
-            explain(mha_decode_paged, **a)
+    with pytest.raises(ValueError, match=message):
+        explain(mha_decode_paged, **a)
     assert (canary == 7).all()
 
 
@@ -173,8 +190,8 @@ TENSORS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "two devices": (change("seq_lens", lambda t: t.to("meta")), r"seq_lens: torch \(meta\).*one device"),
     "grad": (change("q", lambda q: q.clone().requires_grad_()), "q requires grad: must be detached"),
     "grad of out": (change("out", lambda o: o.clone().requires_grad_()), "out requires grad: must be detached"),
-    "complex": (change("q", lambda q: q.to(torch.complex64)), "q: dtype torch.complex64 is not one of"),
-    "bool lengths": (change("seq_lens", lambda t: t.bool()), "seq_lens: dtype torch.bool is not one of"),
+    "complex": (change("q", lambda q: q.to(torch.complex64)), "q has dtype torch.complex64: must be bfloat16"),
+    "bool lengths": (change("seq_lens", lambda t: t.bool()), "seq_lens has dtype torch.bool: must be a 32- or"),
     "out of one row": (
         change("out", lambda o: o[:1].expand(2, 1, 4, 64)),
         "out has strides .*: must be without elements",
@@ -192,6 +209,63 @@ def test_error_of_tensors(case: str) -> None:
     with pytest.raises(ValueError, match=message):
         mha_decode_paged(**a)
     assert (canary == 7).all()
+
+
+def test_tensors_without_memory_a_kernel_can_read() -> None:
+    meta = {name: tensor.to("meta") for name, tensor in tensors().items()}
+    with pytest.raises(ValueError, match="q is on meta: must be in CPU memory or on a GPU"):
+        mha_decode_paged(**meta)
+    for change_q, message in (
+        (lambda q: q.to_sparse(), r"q has the layout torch\.sparse_coo: must be a dense tensor"),
+        (torch._neg_view, "q is a lazy negative or conjugate: must be"),
+    ):
+        a = tensors()
+        with pytest.raises(ValueError, match=message):
+            mha_decode_paged(**a | {"q": change_q(a["q"])})
+        assert (a["out"] == 7).all()
+
+
+@pytest.mark.parametrize("make", [lambda a: a, to_torch], ids=["NumPy", "torch"])
+@pytest.mark.parametrize("name", ["q", "k_cache", "v_cache", "block_table", "seq_lens"])
+def test_out_over_an_input(name: str, make: Callable[[Any], Any]) -> None:
+    a = arguments()
+    out = a["out"]
+    memory = np.zeros(a[name].nbytes + out.nbytes, np.uint8)
+    a[name], given = memory[: a[name].nbytes].view(a[name].dtype).reshape(a[name].shape), a[name]
+    a[name][...] = given
+    start = a[name].nbytes - 4  # bytes: the last of the input are the first of out
+    a["out"] = memory[start : start + out.nbytes].view(out.dtype).reshape(out.shape)
+    before = memory.copy()
+    with pytest.raises(ValueError, match=f"out shares memory with {name}: must be memory of its own, or q itself"):
+        mha_decode_paged(**{key: make(value) for key, value in a.items()})
+    np.testing.assert_array_equal(memory, before)
+
+
+def test_out_may_be_q_and_lie_beside_it() -> None:
+    a = arguments()
+    expected = mha_decode_paged(**a).copy()
+    both = np.stack([a["q"], np.zeros_like(a["q"])], axis=2)  # [B, S, 2, Hq, D]: interleaved, nothing in common
+    a["q"], a["out"] = both[:, :, 0], both[:, :, 1]
+    np.testing.assert_array_equal(mha_decode_paged(**a), expected)
+    a["out"] = a["q"]
+    assert mha_decode_paged(**a) is a["q"]
+    np.testing.assert_array_equal(a["q"], expected)
+
+
+def test_integers_of_numpy_and_parameters_of_torch_are_taken() -> None:
+    a = arguments()
+    expected = mha_decode_paged(**a).copy()
+    np.testing.assert_array_equal(mha_decode_paged(**a, num_splits=np.int64(1), scale=np.float32(0.125)), expected)
+    t = tensors()
+    t["q"] = torch.nn.Parameter(t["q"], requires_grad=False)
+    np.testing.assert_array_equal(mha_decode_paged(**t, backend="emulator").numpy(), expected)
+
+
+def test_explain_takes_the_options_of_the_call() -> None:
+    a = arguments()
+    assert explain(mha_decode_paged, **a, return_lse=True, scale=0.1).backend == "emulator"
+    with pytest.raises(TypeError, match="sacle"):
+        explain(mha_decode_paged, **a, sacle=1)
 
 
 def test_cache_of_another_kind() -> None:

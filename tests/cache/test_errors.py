@@ -33,6 +33,11 @@ GOOD = {
         ({"cache_lengths": [5, -1]}, r"cache_lengths\[1\] is -1: expected \[0, 8\]"),
         ({"lookup_table": np.array([2, 0])}, r"lookup_table has shape \(2,\): expected \[batch, columns\]"),
         ({"lookup_table": np.zeros((2, 2))}, "lookup_table has dtype float64: expected integers"),
+        ({"max_seq_length": 1.0}, r"max_seq_length 1\.0 must be an integer of at least 0"),
+        ({"blocks": np.zeros((3, 4, 2, 8), ">f4")}, "blocks has dtype >f4, another byte order than this machine's"),
+        ({"blocks": np.ma.zeros((3, 4, 2, 8), "f4")}, "blocks is a MaskedArray: must be a plain array"),
+        ({"cache_lengths": np.array([5, 0], ">u4")}, "cache_lengths has dtype >u4, another byte order"),
+        ({"lookup_table": np.ma.masked_array([[2, 0], [1, -1]])}, "lookup_table is a MaskedArray: must be a plain"),
         ({"max_seq_length": -1}, "max_seq_length -1 must be at least 0"),
         ({"max_cache_length": -1}, "max_cache_length -1 must be at least 0"),
         ({"total_num_pages": 4}, "total_num_pages 4 exceeds the 3 pages"),
@@ -163,3 +168,16 @@ class TestPointer:
             Pointer(self.memory, 0, bfloat16).store(np.zeros(1, np.float32))
         with pytest.raises(ValueError, match=r"offset 0\.5 must be an integer"):
             Pointer(self.memory, 0.5, bfloat16)
+
+
+def test_masked_values_are_not_stored():
+    cache = PagedKVCache(**GOOD | {"blocks": np.zeros((3, 4, 2, 8), np.float32)})
+    with pytest.raises(ValueError, match="val is a MaskedArray: must be a plain array"):
+        cache.store(0, 0, 0, 0, np.ma.masked_array(np.ones(8, np.float32), True))
+    assert not cache.blocks.any()
+
+
+@pytest.mark.parametrize("heads", [2.5, "2", None])
+def test_params_take_integers(heads):
+    with pytest.raises(ValueError, match=f"num_heads {heads!r} must be an integer of at least 1"):
+        KVCacheStaticParams(heads, 16)

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvlab.attention.backends import choose_backend, run_kernel, run_on_numpy
 from kvlab.attention.explain import Explanation
-from kvlab.attention.inputs import PagedInputs, paged_inputs
+from kvlab.attention.inputs import PagedInputs, finite_number, paged_inputs, require
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.cache.arrays import is_torch
 from kvlab.staging import DECODE_ARCHS, Traffic
@@ -78,7 +78,8 @@ def mha_decode_paged(
                  sequence's end are not read
     seq_lens     integers ``[B]``: keys of each sequence, the S new tokens among them; 0 is allowed
     scale        of the scores, ``1 / sqrt(D)`` by default
-    out          where to write the output (q's shape and dtype); a new array by default
+    out          where to write the output (q's shape and dtype); a new array by default. It may be q itself, and shares
+                 no memory with anything else
     return_lse   return ``(out, lse)`` with lse ``[B, Hq]`` or ``[B, Hq, S]``, natural log, float32
     backend      "auto": the emulator for NumPy arrays, the Triton kernel for torch tensors (interpreted on the CPU);
                  "reference" (float64), "emulator", "triton"
@@ -109,12 +110,8 @@ def mha_decode_paged(
     """
     inputs = paged_inputs(q, k_cache, v_cache, block_table, seq_lens, out, max_tokens=MAX_TOKENS, check=check)
     plan = _plan(inputs, backend, arch, num_splits)
-    scale = 1 / math.sqrt(inputs.q.shape[-1]) if scale is None else float(scale)
-    if not math.isfinite(scale):
-        raise ValueError(f"scale {scale}: must be finite")
-    if not mask_value < math.inf:
-        raise ValueError(f"mask_value {mask_value}: must be less than infinity")
-    arguments = {"scale": scale, "config": plan.config, "mask_value": float(mask_value), "out": inputs.out}
+    scale, mask_value = _numbers(scale, mask_value, inputs, traffic)
+    arguments = {"scale": scale, "config": plan.config, "mask_value": mask_value, "out": inputs.out}
     arrays = inputs.q, inputs.k_cache, inputs.v_cache, inputs.block_table, inputs.seq_lens
     if plan.backend == "triton":
         result, lse = run_kernel("kvlab.attention.mha_decode.kernel:launch", *arrays, **arguments)
@@ -179,6 +176,16 @@ def _check_emulated(inputs: PagedInputs, arch: str) -> None:
             )
 
 
+def _numbers(scale: Any, mask_value: Any, inputs: PagedInputs, traffic: Any) -> tuple[float, float]:
+    """scale and mask_value as floats. ValueError for what is none, and for a traffic that counts nothing."""
+    require(isinstance(traffic, Traffic | None), f"traffic {traffic!r}", "a kvlab.staging.Traffic or None")
+    scale = 1 / math.sqrt(inputs.q.shape[-1]) if scale is None else scale
+    return (
+        finite_number(scale, "scale", "finite in float32"),
+        finite_number(mask_value, "mask_value", "less than infinity, in float32", lowest=-math.inf),
+    )
+
+
 def _processors(device: Any) -> int:
     count: int = importlib.import_module("torch").cuda.get_device_properties(device).multi_processor_count
     return count
@@ -186,10 +193,13 @@ def _processors(device: Any) -> int:
 
 def _explain_paged(
     q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, *, backend: str = "auto", arch: str = "sm_90",
-    num_splits: int | None = None, check: bool | None = None, out: Any = None, **_: Any,
+    num_splits: int | None = None, check: bool | None = None, out: Any = None, scale: float | None = None,
+    mask_value: float = MASK_VALUE, traffic: Traffic | None = None, return_lse: bool = False,
 ) -> Explanation:  # fmt: skip
     inputs = paged_inputs(q, k_cache, v_cache, block_table, seq_lens, out, max_tokens=MAX_TOKENS, check=check)
-    return _plan(inputs, backend, arch, num_splits)
+    plan = _plan(inputs, backend, arch, num_splits)
+    _numbers(scale, mask_value, inputs, traffic)
+    return plan
 
 
 def _explain_collection(q: Any, cache: PagedKVCacheCollection, layer: int = 0, **options: Any) -> Explanation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 
 from kvlab.mirror.twin import Twin
@@ -89,8 +90,11 @@ def choose_config(
     >>> choose_config(problem, num_splits=1).grid(problem)
     (1, 8, 1)
     """
-    if num_splits is not None and num_splits not in range(1, MAX_SPLITS + 1):
-        raise ValueError(f"num_splits {num_splits!r}: must be an integer from 1 to {MAX_SPLITS}")
+    if num_splits is not None:
+        whole = hasattr(num_splits, "__index__") and not isinstance(num_splits, bool)
+        if not whole or not 1 <= operator.index(num_splits) <= MAX_SPLITS:
+            raise ValueError(f"num_splits {num_splits!r}: must be an integer from 1 to {MAX_SPLITS}")
+        num_splits = operator.index(num_splits)
     rows = problem.tokens * problem.group
     BD = max(32, 1 << (problem.head_dim - 1).bit_length())
     wide = problem.itemsize == 4 and BD >= 128 and arch != "gfx950"

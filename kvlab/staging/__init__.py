@@ -16,6 +16,9 @@ from .iterator import KVCacheIterator, KVTile
 from .kv_buffer import KVBuffer
 from .kv_mma_op import KVMmaOp, KVMmaOpParams, mfma_atom, mma_tiles
 from .mma_sync_cta import MmaSyncShape
+from .nvidia_cp_async import CpAsyncKVBuffer
+from .nvidia_params import NvidiaKVParams
+from .nvidia_tma import TmaKVBuffer
 from .operand_maps import kv_buffer_operand_map, operand_map, output_map, score_map
 from .p_buffer import PRegisterBuffer
 from .params import KVBufferParams, ceildiv
@@ -31,6 +34,7 @@ from .warp_slices import WarpSlices
 __all__ = [
     "DECODE_ARCHS",
     "AsyncBarrier",
+    "CpAsyncKVBuffer",
     "DecodeCTA",
     "DecodeKVBuffer",
     "DecodeKVBufferParams",
@@ -51,6 +55,7 @@ __all__ = [
     "KVMmaOpParams",
     "KVTile",
     "MmaSyncShape",
+    "NvidiaKVParams",
     "PRegisterBuffer",
     "RegTileLoader",
     "RegTileWriterLDS",
@@ -60,6 +65,7 @@ __all__ = [
     "SwizzledTile",
     "TiledMmaLoader",
     "Timeline",
+    "TmaKVBuffer",
     "Traffic",
     "VBuffer",
     "VBufferConfig",

@@ -56,6 +56,16 @@ class SmemImage:
         held = np.where((row < valid_rows)[..., None], np.stack([row, vector], axis=-1), ZEROS)
         self.slots[slot[inside]] = held[inside]
 
+    def stage(self, number: int) -> SmemImage:
+        """The image of one stage. ValueError if there is no such one."""
+        stages = sorted({area.stage for area in self.areas})
+        if number not in stages:
+            raise ValueError(f"stage {number} is not one of {stages}")
+        areas = tuple(area for area in self.areas if area.stage == number)
+        size = len(self.slots) // len(stages)
+        first = (areas[0].address - self.base) // 16
+        return SmemImage(areas[0].address, self.slots[first : first + size], areas)
+
     def owner(self) -> IntArray:
         """``slots``, by the name that pictures ask for."""
         return self.slots

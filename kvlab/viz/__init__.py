@@ -12,16 +12,22 @@ from .copy_plan import CopyPlan
 from .descriptor import draw_descriptor
 from .dispatch import draw
 from .files import save
+from .fragment_map import draw_fragment_map
+from .gather4 import draw_gather4
 from .grid import draw_composed_layout, draw_layout
+from .kv_buffer import draw_kv_buffer
+from .kv_tile import draw_kv_tile
 from .linear_layout import draw_linear_layout, draw_thread_values
 from .lockstep import draw_lockstep
 from .page_table import draw_page_table
 from .path import BytePath, draw_path_of_a_byte
 from .picture import Picture
 from .punch_card import draw_punch_card
+from .quantised_page import draw_quantised_page
 from .shared_memory import draw_shared_memory
 from .swizzle import draw_swizzle
 from .tile_tensor import draw_tile_tensor
+from .timeline import draw_timeline
 from .tma_box import draw_tma_box
 
 __all__ = [
@@ -34,16 +40,22 @@ __all__ = [
     "draw_composed_layout",
     "draw_copy_plan",
     "draw_descriptor",
+    "draw_fragment_map",
+    "draw_gather4",
+    "draw_kv_buffer",
+    "draw_kv_tile",
     "draw_layout",
     "draw_linear_layout",
     "draw_lockstep",
     "draw_page_table",
     "draw_path_of_a_byte",
     "draw_punch_card",
+    "draw_quantised_page",
     "draw_shared_memory",
     "draw_swizzle",
     "draw_thread_values",
     "draw_tile_tensor",
+    "draw_timeline",
     "draw_tma_box",
     "save",
 ]

@@ -28,6 +28,12 @@ _PICTURES: dict[str, tuple[str, str]] = {
     "PagedKVCacheCollection": ("page_table", "draw_page_table"),
     "Lockstep": ("lockstep", "draw_lockstep"),
     "BytePath": ("path", "draw_path_of_a_byte"),
+    "KVBuffer": ("kv_buffer", "draw_kv_buffer"),
+    "DecodeStreamingKVBuffer": ("kv_buffer", "draw_kv_buffer"),
+    "DecodeKVBuffer": ("kv_buffer", "draw_kv_buffer"),
+    "FragmentMap": ("fragment_map", "draw_fragment_map"),
+    "KVTile": ("kv_tile", "draw_kv_tile"),
+    "Timeline": ("timeline", "draw_timeline"),
     "SwizzledTile": ("shared_memory", "draw_shared_memory"),
     "ndarray": ("grid", "draw_layout"),
 }

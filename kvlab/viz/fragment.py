@@ -37,11 +37,18 @@ class Fragment:
 
 
 def draw_fragment(
-    canvas: Canvas, fragment: Fragment, columns: Axis, rows: Axis, lane: int | None = None, *, words: str
+    canvas: Canvas,
+    fragment: Fragment,
+    columns: Axis,
+    rows: Axis,
+    lane: int | None = None,
+    *,
+    words: str,
+    values: tuple[npt.NDArray[np.int64], ...] = (),
 ) -> None:
     """The cells, boxes, names and hover titles of ``fragment``; the elements of ``lane`` stand out.
 
-    words    a %-format of row, column, lane and register
+    words    a %-format of row, column, lane, register and the ``values`` [rows, columns]
     """
     part = fragment.part(rows, columns)
     number = _boxes(part, rows, columns)
@@ -58,6 +65,7 @@ def draw_fragment(
     canvas.hover(
         columns.edge, rows.edge, cell, height, words,
         rows.index[:, None], columns.index[None, :], part.lane, part.register,
+        *(value[np.ix_(rows.index, columns.index)] for value in values),
     )  # fmt: skip
 
 

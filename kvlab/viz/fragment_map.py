@@ -1,0 +1,144 @@
+"""Which lane holds what: a tile whose elements name the thread and the register element that hold them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .axis import QUIET, WIDTH, Axis, axis_of, label_columns, label_rows, mark_gaps
+from .fragment import Fragment, draw_fragment
+from .legend import keys
+from .palette import ACCENT, INK
+from .picture import Picture
+from .svg import Canvas
+from .text import text_width
+
+__all__ = ["draw_fragment_map"]
+
+GUTTER, HEADER = 44.0, 44.0
+Int64 = npt.NDArray[np.int64]
+
+
+def draw_fragment_map(
+    fragments: Any,
+    *,
+    thread: int | None = None,
+    warp_size: int = 64,
+    axes: tuple[str, str] = ("row", "column"),
+    fold: bool = True,
+    title: str | None = None,
+    caption: str | None = None,
+) -> Picture:
+    """The registers of a CTA laid over the tile that they hold.
+
+    fragments    a :class:`kvlab.staging.FragmentMap`: ``shape``, and ``row`` and ``col`` [threads, registers, elements]
+    thread       the one thread to look at, ``warp * warp_size + lane``: what it holds is outlined
+    axes         what rows and columns are, such as ``("key", "depth")``
+    fold         leave out rows and columns of a large tile, never those of ``thread``
+
+    A box is a run of neighbouring elements in one thread; its numbers count the elements through the registers. Where
+    several threads hold an element, the first is named. Raises ValueError for a thread that does not exist.
+
+    >>> from kvlab.staging import FragmentMap
+    >>> lane = np.arange(4)[:, None, None]
+    >>> m = FragmentMap((2, 4), lane // 2, 2 * (lane % 2) + np.arange(2))
+    >>> draw_fragment_map(m, thread=3).title
+    'Warp 0, lane 3 holds 2 elements: row 1; column 2–3'
+    """
+    threads, per_register = fragments.row.shape[0], fragments.row.shape[2]
+    if thread is not None and not 0 <= thread < threads:
+        raise ValueError(f"thread {thread} is not one of the {threads} threads")
+    owner, element, holders = _owners(fragments, thread)
+    fragment = Fragment("r", owner, element, fragments.row[0].size, warp_size)
+    mine = np.argwhere(owner == thread) if thread is not None else np.zeros((0, 2), np.int64)
+    columns, rows = _axes(owner, element, mine, warp_size, fold)
+
+    canvas = Canvas()
+    canvas.text(0, 10, f"{axes[0]} ↓  {axes[1]} →", size=10, opacity=QUIET)
+    label_columns(canvas, columns, HEADER - 6)
+    label_rows(canvas, rows, GUTTER - 7)
+    words = f"{axes[0]} %d, {axes[1]} %d\nthread %d, its element %d\nwarp %d, lane %d, register %d, element %d"
+    words += "\nheld by %d threads" if holders.max() > 1 else ""
+    values = (owner // warp_size, owner % warp_size, element // per_register, element % per_register)
+    draw_fragment(
+        canvas, fragment, columns, rows, thread, words=words, values=(*values, holders) if holders.max() > 1 else values
+    )
+    mark_gaps(canvas, columns, rows, what=axes[0])
+    entries = [("none", ACCENT, f"thread {thread}")] if thread is not None else []
+    entries += [("none", INK, f"thick line: a warp of {warp_size} lanes")] if owner.max() >= warp_size else []
+    keys(canvas, GUTTER, rows.end + 14, entries)
+    return canvas.picture(
+        title or _title(fragments, thread, mine, warp_size, holders, axes), caption or _caption(per_register, holders)
+    )
+
+
+def _owners(fragments: Any, thread: int | None) -> tuple[Int64, Int64, Int64]:
+    """[rows, columns] the thread that holds each element (``thread`` where it does, else the first; -1 nobody), which
+    of the elements of its registers it is there, and how many threads hold it."""
+    threads = fragments.row.shape[0]
+    flat = (fragments.row * fragments.shape[1] + fragments.col).reshape(threads, -1)
+    size, count = fragments.shape[0] * fragments.shape[1], flat.shape[1]
+    held = np.full(size, -1, np.int64)
+    order = np.arange(threads)[::-1] if thread is None else np.append(np.arange(threads)[::-1], thread)
+    held[flat[order].ravel()] = (order[:, None] * count + np.arange(count)).ravel()  # the last assignment stays
+    who = np.unique(flat + size * np.arange(threads)[:, None]) % size
+    holders = np.bincount(who, minlength=size).reshape(fragments.shape)
+    owner, element = np.divmod(held, count)
+    return owner.reshape(fragments.shape), np.where(held < 0, -1, element).reshape(fragments.shape), holders
+
+
+def _axes(owner: Int64, element: Int64, mine: Int64, warp_size: int, fold: bool) -> tuple[Axis, Axis]:
+    """Cells wide enough for the names of the boxes; large tiles fold."""
+    count = owner.shape
+    along = (owner[:, 1:] == owner[:, :-1]) & (element[:, 1:] == element[:, :-1] + 1)
+    down = (owner[1:] == owner[:-1]) & (element[1:] == element[:-1] + 1)
+    flat = along.sum() >= down.sum()
+    run = max(1, round(owner.size / max(1, owner.size - int(max(along.sum(), down.sum())))))
+    name = text_width(f"T{owner.max()}", 9.5, mono=True) + 4
+    least = min(46.0, 76.0 / run) if flat else name
+    room = WIDTH - GUTTER
+    cell = min(46.0, np.floor(4 * room / count[1]) / 4)
+    columns = np.arange(count[1])
+    if fold and cell < least:
+        fit = int((room - 40) // least)
+        first = mine[:1, 1] if len(mine) and mine[:, 1].min() >= fit - 3 else mine[:0, 1]
+        columns = np.unique(np.r_[: fit - 3, count[1] - 2 : count[1], first])
+        gaps = int((np.diff(columns) > 1).sum())
+        cell = min(46.0, np.floor(4 * (room - 20.0 * gaps) / len(columns)) / 4)
+    height = 20.0 if flat else 14.0
+    rows = np.arange(count[0])
+    if fold and count[0] > 32:
+        warp = owner[:, 0] // warp_size
+        edges = np.flatnonzero(np.diff(warp, prepend=-2))
+        rows = np.unique(np.r_[:8, count[0] - 1, edges, np.minimum(edges + 1, count[0] - 1), mine[:, 0]])
+    return axis_of(columns, cell, GUTTER), axis_of(rows, height, HEADER)
+
+
+def _title(
+    fragments: Any, thread: int | None, mine: Int64, warp_size: int, holders: Int64, axes: tuple[str, str]
+) -> str:
+    threads, count = fragments.row.shape[0], fragments.row[0].size
+    if thread is None:
+        text = f"{fragments.shape[0]} x {fragments.shape[1]} elements in {threads} threads, {count} in each"
+        many = np.unique(holders)
+        return text + (f"; every element in {many[0]} threads" if len(many) == 1 and many[0] > 1 else "")
+    rows, columns = (_spans(np.unique(mine[:, i])) for i in (0, 1))
+    return (
+        f"Warp {thread // warp_size}, lane {thread % warp_size} holds {count} elements: {axes[0]} {rows}; "
+        f"{axes[1]} {columns}"
+    )
+
+
+def _spans(index: Int64) -> str:
+    """``0–3, 8``: runs of neighbours."""
+    runs = np.split(index, np.flatnonzero(np.diff(index) > 1) + 1)
+    words = [str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs]
+    return ", ".join(words if len(words) <= 5 else [*words[:4], "…", words[-1]])
+
+
+def _caption(per_register: int, holders: Int64) -> str:
+    text = "Each box is a run of neighbouring elements that one thread T holds; r counts the elements through its "
+    text += f"registers, {per_register} to a register. The hue tells the quad of lanes."
+    return text + (" Where several threads hold the same, one of them is named." if holders.max() > 1 else "")

@@ -1,0 +1,109 @@
+"""The shared memory of a KV buffer: stages and blocks between rules, the swizzle, and the lanes of one read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .picture import Picture
+from .shared_memory import draw_shared_memory
+
+__all__ = ["draw_kv_buffer"]
+
+
+def draw_kv_buffer(
+    buffer: Any,
+    *,
+    read: tuple[int, ...] | None = None,
+    instruction: int = 0,
+    warp: int = 0,
+    program: int = 0,
+    stage: int | None = None,
+    colour: str = "row",
+    fold: bool = True,
+    title: str | None = None,
+    caption: str | None = None,
+) -> Picture:
+    """What lies in the shared memory of a ``KVBuffer``, ``DecodeStreamingKVBuffer`` or ``DecodeKVBuffer``.
+
+    buffer       has ``params``, ``smem_image(program)`` and ``read_addresses(...)``; what it has not loaded is hatched
+    read         the arguments of its ``read_addresses``: (stage, strip), () or (k group,): the lanes of one instruction
+                 are outlined
+    instruction, warp   which of them
+    program      whose shared memory
+    stage        only this one
+    colour       ``"row"``: the key that a byte belongs to; ``"bank"``: the bank
+    fold         show the first rows of the first two blocks and of the last one of each stage
+
+    Raises ValueError for a read, instruction or warp that does not exist.
+    """
+    from kvlab.hardware import INSTRUCTIONS, get_arch, wavefronts
+
+    arch, image = get_arch("gfx950"), buffer.smem_image(program)
+    image = image if stage is None else image.stage(stage)
+    row_bytes = arch.banks * arch.bank_bytes
+    areas = _shown(image.areas) if fold and len(image.areas) > 6 else image.areas
+    rules = {area.address: area.words for area in areas if area.address % row_bytes == 0}
+    access, plain, lane_bytes = None, None, 16
+    if read is not None:
+        name, addresses = buffer.read_addresses(*read)
+        _check(instruction, len(addresses), "instruction")
+        _check(warp, addresses.shape[1], "warp")
+        plain = addresses[instruction, warp]
+        lane_bytes = int(name.rpartition("_")[2].lstrip("bu")) // 8
+        if name in INSTRUCTIONS and not (plain % lane_bytes).any():
+            access = wavefronts(name, plain, arch="gfx950")
+    return draw_shared_memory(
+        image.slots, base=image.base, colour=colour, access=access, addresses=plain, lane_bytes=lane_bytes,
+        rules=rules, row_bytes=row_bytes, fold=fold,
+        title=title or _title(buffer, image, access), caption=caption or _caption(colour, read is not None),
+    )  # fmt: skip
+
+
+def _shown(areas: tuple[Any, ...]) -> list[Any]:
+    """The first two areas and the last one of each stage."""
+    stages: dict[int, list[Any]] = {}
+    for area in areas:
+        stages.setdefault(area.stage, []).append(area)
+    return [area for blocks in stages.values() for area in (*blocks[:2], *blocks[2:][-1:])]
+
+
+def _check(value: int, count: int, what: str) -> None:
+    if not 0 <= value < count:
+        raise ValueError(f"{what} {value} is not one of the {count} that read")
+
+
+def _title(buffer: Any, image: Any, access: Any) -> str:
+    p = buffer.params
+    name = f"{type(buffer).__name__} of {p.role.upper()}"
+    if access is not None:
+        passes = f"{access.wavefronts} wavefront{'s' if access.wavefronts != 1 else ''}"
+        return f"{name}, {p.swizzle or 'no swizzle'}: {access.instruction} takes {passes}, ideal {access.ideal}"
+    return f"{name}, {_size(image)}: {_spread(image)}"
+
+
+def _size(image: Any) -> str:
+    stages = len({area.stage for area in image.areas})
+    blocks, size = len(image.areas) // stages, f"{16 * len(image.slots) / 1024 / stages:g} KiB"
+    size = f"{stages} stages of {size}" if stages > 1 else size
+    return f"{size} in {blocks} blocks" if blocks > 1 else size
+
+
+def _spread(image: Any) -> str:
+    """Over how many bank groups the first vector of neighbouring keys is spread."""
+    row, vector = image.slots.T
+    held = row >= 0
+    if not held.any():
+        return "nothing loaded"
+    first = held & (vector == vector[held].min())
+    keys = np.unique(row[first])[:16]
+    slot = np.flatnonzero(first & np.isin(row, keys))
+    groups = len(np.unique(slot % 16))
+    return f"vector {vector[held].min()} of {len(keys)} keys lies in {groups} of 16 bank groups"
+
+
+def _caption(colour: str, read: bool) -> str:
+    text = "Shared memory in rows of 256 bytes, all 64 banks once. A cell is a vector of 16 bytes, named row,vector of "
+    text += f"the tile; the colour tells its {'row' if colour == 'row' else 'bank'}. Rules: stages and blocks begin."
+    return text + (" Outlined: what the lanes of one instruction read; wavefronts are provisional." if read else "")

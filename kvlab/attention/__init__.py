@@ -5,7 +5,19 @@ folder's modules are reached with ``from kvlab.attention.mha_decode import emula
 """
 
 from .explain import Explanation, explain
+from .kv_store import kv_store, kv_store_paged, mla_store_paged
 from .merge_states import merge_states
 from .mha_decode import mha_decode, mha_decode_paged
+from .rope import Rope
 
-__all__ = ["Explanation", "explain", "merge_states", "mha_decode", "mha_decode_paged"]
+__all__ = [
+    "Explanation",
+    "Rope",
+    "explain",
+    "kv_store",
+    "kv_store_paged",
+    "merge_states",
+    "mha_decode",
+    "mha_decode_paged",
+    "mla_store_paged",
+]

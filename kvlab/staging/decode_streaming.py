@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from typing import Any
 
@@ -15,7 +14,6 @@ from kvlab.layout import Layout, TileTensor
 from kvlab.memory import AddressSpace, Memory
 
 from . import streaming_addresses as addresses
-from .footprint import Footprint
 from .fragments import FragmentMap
 from .hazards import Hazards
 from .iterator import KVCacheIterator, KVTile
@@ -23,6 +21,7 @@ from .kv_mma_op import KVMmaOp, KVMmaOpParams
 from .member import Member
 from .params import KVBufferParams, ceildiv
 from .smem_image import SmemImage
+from .strip_accesses import StripAccesses
 from .traffic import Traffic
 
 __all__ = ["DecodeStreamingKVBuffer"]
@@ -94,11 +93,11 @@ class DecodeStreamingKVBuffer(Drawn):
         if cache.kv_params.num_heads != params.kv_num_heads:
             raise ValueError(f"kv_num_heads {params.kv_num_heads} differs from the cache's {cache.kv_params.num_heads}")
         self.params, self.cache, self.traffic, self.blocked = params, cache, traffic, blocked
-        self.hazards = hazards
         self.batch_idx, self.head_idx = np.broadcast_arrays(np.atleast_1d(batch_idx), np.atleast_1d(head_idx))
         self.num_keys = num_keys
         self.programs = self.batch_idx.shape[0]
         self.smem = self._shared(smem, smem_address)
+        self._accesses = None if hazards is None else StripAccesses(hazards, params, self.smem_address, blocked)
         self.mma_op = KVMmaOp(self.mma_op_params, programs=self.programs, num_threads=params.num_threads)
         self._active = np.zeros(self.programs, np.bool_)
         self._held: tuple[int, Array] | None = None
@@ -224,7 +223,8 @@ class DecodeStreamingKVBuffer(Drawn):
                 f"{self.programs} x {(p.BN, p.depth)} {p.dtype}"
             )
         size = p.dtype.itemsize
-        self._state_copy()
+        if self._accesses is not None:
+            self._accesses.copy()
         first_row, first_col = (0, strip * p.BK) if p.transpose else (strip * p.BK, 0)
         if addresses.by_dma(p):
             dma = addresses.dma_plan(p)
@@ -251,8 +251,8 @@ class DecodeStreamingKVBuffer(Drawn):
         The whole CTA has waited for the copy. active : as in :meth:`load_from_dram`, whose programs are counted unless
         given.
         """
-        if self.hazards is not None:
-            self.hazards.read(self._footprints[1], f"{self.params.role} read", 0)
+        if self._accesses is not None:
+            self._accesses.read()
         plan = addresses.read_plan(self.params, self.blocked)
         address = self.smem_address + plan.offset[None] * self.params.dtype.itemsize
         registers = self.smem.load(address, self.params.dtype, plan.width)
@@ -283,24 +283,6 @@ class DecodeStreamingKVBuffer(Drawn):
         """What lies where in the strip of one program."""
         held = None if self._held is None else (self._held[0], int(self._held[1][program]))
         return addresses.smem_image(self.params, self.smem_address, held, self.blocked)
-
-    @functools.cached_property
-    def _footprints(self) -> tuple[Footprint, Footprint]:
-        """The bytes of shared memory that each warp writes and reads."""
-        assert self.hazards is not None
-        written = self.hazards.footprint(*addresses.written_by_warp(self.params, self.smem_address, self.blocked))
-        width = addresses.read_plan(self.params, self.blocked).width
-        return written, self.hazards.footprint(self.read_addresses()[1], width * self.params.dtype.itemsize)
-
-    def _state_copy(self) -> None:
-        if self.hazards is None:
-            return
-        p, at = self.params, self._footprints[0]
-        if addresses.by_dma(p):
-            issued = addresses.dma_plan(p).by_warp(1, p.num_warps)
-            self.hazards.copy_async(at, f"{p.role} copy", 0, instructions=issued)
-        else:
-            self.hazards.write(at, f"{p.role} copy", 0)
 
     def _count_read(self, active: Array) -> None:
         if self.traffic is None:

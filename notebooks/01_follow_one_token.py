@@ -80,7 +80,8 @@ check(slot, 9, "137 = 8 * 16 + ...")
 
 # %% [markdown]
 # The address follows: page, slot, head. Between two tokens of a page lie all heads; between two pages lie K and V of all
-# captured layers. Offsets are 64-bit: a pool easily has more than $2^{31}$ elements.
+# captured layers. The byte is counted from the first key of our layer. Offsets are 64-bit: a pool easily has more than
+# $2^{31}$ elements.
 
 # %%
 pointer = keys.block_paged_ptr(0, TOKEN, HEAD)
@@ -106,7 +107,7 @@ walk = KVCacheIterator(keys, BN, batch_idx=0, kv_head_idx=HEAD, end=capture.prom
 walk.tile_start_row = TOKEN // BN * BN
 tile = walk.next_tile()
 row = TOKEN % BN
-print(f"token {TOKEN} is row {row} of a tile of {BN} keys; its bytes come from {2 * int(tile.row_offsets()[0, row])}")
+print(f"token {TOKEN} is row {row} of a tile of {BN} keys, from byte {2 * int(tile.row_offsets()[0, row])} as above")
 
 # %% [markdown]
 # In shared memory the tile has rows of 128 bytes, which is one row of the 32 banks. The tensor core reads 8 keys at a time,
@@ -178,13 +179,13 @@ lanes = None  # your answer, e.g. [0, 1, 2, 3]
 check(
     lanes,
     np.unique(np.argwhere(fragments.row == row)[:, 0] % 32),
-    "In operand B a key is a column: follow its four boxes in the picture, then think of the other k steps.",
+    "In operand B a key is a column: follow its eight boxes in the picture, then think of the other k steps.",
 )
 
 # %% [markdown]
 # ## The whole way
 #
-# One element of our key, number 37, at every stage:
+# One element of our key, number 37, at every stage (in DRAM its byte is counted from the start of the pool):
 
 # %%
 draw_path_of_a_byte(byte_path(capture, pool, plan.config, LAYER, HEAD, TOKEN, element=37))

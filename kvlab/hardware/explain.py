@@ -56,10 +56,10 @@ def _service(w: Wavefronts) -> str:
     n = len(w.phases)
     if w.op.matrices:
         if n == 1:
-            return f"One phase: the 8 rows of 16 bytes of the 8x8 matrix fill all {w.arch.banks} banks once."
-        return f"{n} phases, one for each 8x8 matrix: its 8 rows of 16 bytes fill all {w.arch.banks} banks once."
+            return f"One phase: the 8 rows of 16 bytes of the 8x8 matrix can fill all {w.arch.banks} banks once."
+        return f"{n} phases, one for each 8x8 matrix: its 8 rows of 16 bytes can fill all {w.arch.banks} banks once."
     lanes = w.op.lanes_per_phase(w.arch)
-    served = f"{lanes} lanes x {w.op.unit_bytes(w.arch)} bytes fill all {w.arch.banks} banks once"
+    served = f"{lanes} lanes x {w.op.unit_bytes(w.arch)} bytes can fill all {w.arch.banks} banks once"
     if w.op.nbytes < w.arch.bank_bytes:
         served = f"a lane asks for the {w.arch.bank_bytes}-byte word that holds its bytes"
     if w.merged:

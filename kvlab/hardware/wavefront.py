@@ -162,7 +162,7 @@ class Wavefronts(Drawn):
         >>> from kvlab.hardware import wavefronts
         >>> print(wavefronts("ldmatrix.x1", np.arange(32) % 8 * 64).explain())
         ldmatrix.x1 on sm_90: 4 wavefronts, ideal 1, 3 conflicts.
-        One phase: the 8 rows of 16 bytes of the 8x8 matrix fill all 32 banks once.
+        One phase: the 8 rows of 16 bytes of the 8x8 matrix can fill all 32 banks once.
         Phase 0 (lanes 0-7) takes 4 passes: banks 0-3 and 16-19 each have to deliver 4 different words. Bank 0: \
 bytes 0 (lane 0), 128 (lane 2), 256 (lane 4), 384 (lane 6).
         Addresses that differ by a multiple of 128 bytes lie in the same bank; a bank delivers one word a pass.

@@ -171,7 +171,7 @@ def test_explain_names_lanes_banks_and_reason() -> None:
     text = wavefronts("ldmatrix.x4", np.arange(32) % 8 * 128 + np.arange(32) // 8 * 16).explain()
     assert text.splitlines() == [
         "ldmatrix.x4 on sm_90: 32 wavefronts, ideal 4, 28 conflicts.",
-        "4 phases, one for each 8x8 matrix: its 8 rows of 16 bytes fill all 32 banks once.",
+        "4 phases, one for each 8x8 matrix: its 8 rows of 16 bytes can fill all 32 banks once.",
         "Phase 0 (lanes 0-7) takes 8 passes: banks 0-3 each have to deliver 8 different words. Bank 0: bytes 0 "
         "(lane 0), 128 (lane 1), 256 (lane 2), 384 (lane 3), 512 (lane 4), 640 (lane 5), 768 (lane 6), 896 (lane 7).",
         "Phases 1-3 likewise, in banks 4-7; 8-11; 12-15.",

@@ -281,3 +281,9 @@ def test_what_is_stored_is_what_decode_reads(paged: bool) -> None:
         outputs.append(mha_decode(q, cache if kind == "paged" else cache.paged(), 1))
     assert np.isfinite(outputs[0].astype(np.float32)).all()
     assert bits(outputs[0]) == bits(outputs[1])
+
+
+def test_caches_that_share_memory() -> None:
+    x = Store().build()
+    with pytest.raises(ValueError, match="k_cache shares memory with v_cache"):
+        kv_store_paged(x.k, x.v, x.k_cache, x.k_cache, x.slots)

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.attention.inputs import require
 from kvlab.attention.rope import Rope
 from kvlab.cache.arrays import dtype_of, element_strides, is_torch, same_place, to_numpy, to_torch
 from kvlab.memory import bfloat16, float8_e4m3fn, float8_e5m2, float16, float32
 
-__all__ = ["LIMITS", "StoreInputs", "check_values", "require", "store_inputs"]
+__all__ = ["LIMITS", "StoreInputs", "store_inputs"]
 
 SOURCES = (bfloat16, float16, float32)
 LIMITS = {float8_e4m3fn: 448.0, float8_e5m2: 57344.0}
@@ -73,21 +74,12 @@ class StoreInputs:
         return replace(self, **views)
 
 
-def require(fulfilled: Any, what: str, accepted: str) -> None:
-    """ValueError unless fulfilled: ``what`` was given, ``accepted`` is."""
-    if not fulfilled:
-        raise ValueError(f"{what}: must be {accepted}")
-
-
 def store_inputs(
     k: Any, v: Any, k_cache: Any, v_cache: Any, where: Any, *, form: str, rope: Rope | None, rope_on: str,
-    k_scale: Any, v_scale: Any, granularity: tuple[int | None, int | None], check: bool | None,
+    k_scale: Any, v_scale: Any, granularity: tuple[int | None, int | None],
     pages: int | None = None, lens: Any = None, table: Any = None, positions: Any = None, strict: bool = True,
 ) -> StoreInputs:  # fmt: skip
-    """Check the arguments of a store. ValueError that names argument, value and rule.
-
-    check : look at the values of slots, lengths and tables too. None: where that needs no synchronisation with a GPU.
-    """
+    """Check the arguments of a store, all but their values. ValueError that names argument, value and rule."""
     no_v = v is None
     if no_v:
         v, v_cache, v_scale = k, k_cache, None
@@ -123,83 +115,7 @@ def store_inputs(
     if rope is not None:
         _check_rope(x, rope, k if rope_on == "k" else v)
     require(B * S * H * max(k.shape[3], v.shape[3], 1) < 2**40, f"k has shape {tuple(k.shape)}", "of fewer tokens")
-    if check or (check is None and not x.on_gpu):
-        check_values(x)
     return x
-
-
-def check_values(x: StoreInputs) -> None:
-    """ValueError unless every token that is stored has a slot of its own, and a known angle."""
-    arrays = {name: a.cpu() if is_torch(a) else a for name, a in x.arrays().items() if name in _VALUES}
-    where, lens, table, positions = (
-        to_numpy(arrays[name], name).astype(np.int64) if name in arrays else None for name in _VALUES
-    )
-    assert where is not None
-    B, S, page_size = x.k.shape[0], x.k.shape[1], x.k_cache.shape[1]
-    if x.form == "slots":
-        bad = where >= x.pages * page_size
-        if bad.any():
-            t = int(bad.argmax())
-            raise ValueError(
-                f"slot_mapping[{t}] is {where[t]}: must be below {x.pages * page_size}, the slots of {x.pages} pages "
-                f"of {page_size}, or negative to skip the token"
-            )
-        token, slot = np.nonzero(where >= 0)[0], where[where >= 0]
-        position = slot
-    else:
-        assert lens is not None
-        assert table is not None
-        token, slot, position = _through_table(x, where, lens, table, B, S, page_size)
-    order = np.argsort(slot, kind="stable")
-    twice = np.nonzero(np.diff(slot[order]) == 0)[0]
-    if twice.size:
-        one, two = token[order[twice[0]]], token[order[twice[0] + 1]]
-        raise ValueError(f"tokens {one} and {two} have the same slot {slot[order[twice[0]]]}: each needs its own")
-    if x.cos is not None:
-        at = position if positions is None else positions.reshape(-1)[token]
-        bad = (at < 0) | (at >= x.cos.shape[0])
-        if bad.any():
-            raise ValueError(f"position {at[bad][0]}: must be 0 to {x.cos.shape[0] - 1}, the rows of cos and sin")
-
-
-_VALUES = ("where", "lens", "table", "positions")
-
-
-def _through_table(
-    x: StoreInputs, where: Any, lens: Any, table: Any, B: int, S: int, page_size: int
-) -> tuple[Any, Any, Any]:
-    """Token, slot and position of all tokens whose page exists. ValueError for the others, unless not strict."""
-    if x.form == "ragged":
-        if where[0] < 0 or (np.diff(where) < 0).any() or where[-1] > S:
-            raise ValueError(
-                f"row_offsets {where.tolist()}: must rise from 0 to at most {S}, the tokens of k, and never fall"
-            )
-        first, count = where[:-1], np.diff(where)
-    else:
-        bad = (where < 0) | (where > S)
-        if bad.any():
-            raise ValueError(f"valid_lengths[{int(bad.argmax())}] is {where[bad][0]}: must be 0 to {S}")
-        first, count = np.arange(B) * S, where
-    sequence = np.repeat(np.arange(len(lens)), count)
-    new = np.arange(sequence.size) - np.repeat(np.cumsum(count) - count, count)
-    position = lens[sequence] + new
-    outside = (position < 0) | (position >= table.shape[1] * page_size)
-    if outside.any():
-        b = sequence[outside][0]
-        raise ValueError(
-            f"token {position[outside][0]} of sequence {b}: its lookup table holds {table.shape[1] * page_size} "
-            f"tokens, {table.shape[1]} pages of {page_size}"
-        )
-    page = table[sequence, position // page_size]
-    known = (page >= 0) & (page < x.pages)
-    if x.strict and not known.all():
-        b, t = sequence[~known][0], position[~known][0]
-        raise ValueError(
-            f"lookup_table[{b}, {t // page_size}] is {page[~known][0]}, which is none of the pages [0, {x.pages}): "
-            f"token {t} of sequence {b} has no page"
-        )
-    slot = page * page_size + position % page_size
-    return (first[sequence] + new)[known], slot[known], position[known]
 
 
 def _is_array(name: str, array: Any) -> None:

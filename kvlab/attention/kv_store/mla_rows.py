@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvlab.attention.inputs import require
 from kvlab.cache.arrays import dtype_of, is_torch
 from kvlab.memory import bfloat16, float32
 
-from .inputs import LIMITS, require
+from .inputs import LIMITS
 
 __all__ = ["BLOCK", "mla_windows"]
 

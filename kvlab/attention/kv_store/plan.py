@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 from typing import Any
 
 import numpy as np
 
+from kvlab.attention.backends import choose_backend
 from kvlab.attention.explain import Explanation
+from kvlab.attention.inputs import require
 from kvlab.attention.rope import Rope
 from kvlab.cache import ContinuousBatchingKVCacheCollection, PagedKVCacheCollection
 from kvlab.cache.arrays import dtype_of, element_strides, is_torch
@@ -17,12 +18,11 @@ from kvlab.hardware import get_arch
 from kvlab.staging import Traffic
 
 from .config import StoreProblem, choose_config, widest_vector
-from .inputs import LIMITS, StoreInputs, require, store_inputs
+from .inputs import LIMITS, StoreInputs, store_inputs
 from .mla_rows import mla_windows
+from .values import check_values
 
 __all__ = ["collection_plan", "mla_plan", "paged_plan"]
-
-BACKENDS = ("auto", "reference", "emulator", "triton")
 
 
 def mla_plan(
@@ -33,9 +33,9 @@ def mla_plan(
     k, v, k_cache, v_cache, k_scale = mla_windows(latent, k_rope, cache, scale)
     inputs = store_inputs(
         k, v, k_cache, v_cache, slot_mapping, form="slots", rope=rope, rope_on="v", k_scale=k_scale, v_scale=None,
-        granularity=(None, None), check=check, positions=positions,
+        granularity=(None, None), positions=positions,
     )  # fmt: skip
-    return inputs, _plan("mla_store", inputs, backend, arch)
+    return inputs, _plan("mla_store", inputs, backend, arch, check)
 
 
 def paged_plan(
@@ -46,9 +46,9 @@ def paged_plan(
 ) -> tuple[StoreInputs, Explanation]:  # fmt: skip
     inputs = store_inputs(
         k, v, k_cache, v_cache, slot_mapping, form="slots", rope=rope, rope_on="k", k_scale=k_scale, v_scale=v_scale,
-        granularity=(k_granularity, v_granularity), check=check, positions=positions,
+        granularity=(k_granularity, v_granularity), positions=positions,
     )  # fmt: skip
-    return inputs, _plan("kv_store", inputs, backend, arch)
+    return inputs, _plan("kv_store", inputs, backend, arch, check)
 
 
 def collection_plan(
@@ -95,10 +95,10 @@ def collection_plan(
     inputs = store_inputs(
         k, v, k_cache, v_cache, where, form=form, rope=rope, rope_on=on,
         k_scale=k_scale if k_scales is None else k_scales, v_scale=v_scale if v_scales is None else v_scales,
-        granularity=(None if k_scales is None else n, None if v_scales is None else n), check=check,
+        granularity=(None if k_scales is None else n, None if v_scales is None else n),
         pages=cache.total_num_pages, positions=positions, strict=cache.strict, **tables,
     )  # fmt: skip
-    return inputs, _plan("kv_store", inputs, backend, arch)
+    return inputs, _plan("kv_store", inputs, backend, arch, check)
 
 
 def _mla_parts(k: Any, v: Any, cache: Any, scales: Any) -> tuple[Any, Any, Any, Any, Any]:
@@ -110,17 +110,11 @@ def _mla_parts(k: Any, v: Any, cache: Any, scales: Any) -> tuple[Any, Any, Any, 
     return latent.reshape(*T, 1, -1), k_rope.reshape(*T, 1, -1), k_window, v_window, scale
 
 
-def _plan(operation: str, x: StoreInputs, backend: str, arch: str) -> Explanation:
-    """Which backend and configuration a call gets, and why."""
-    require(backend in BACKENDS, f"backend {backend!r}", f"one of {', '.join(BACKENDS)}")
-    chosen, reason = backend, "asked for"
-    if backend == "auto":
-        chosen, reason = ("triton", "torch tensors") if x.is_torch else ("emulator", "NumPy arrays")
-    if chosen == "triton":
-        found = importlib.util.find_spec("torch") and importlib.util.find_spec("triton")
-        require(found, "backend 'triton'", "used with torch and triton, pip install 'kvlab[kernels]'")
-        reason += ", compiled for the GPU" if x.on_gpu else ", interpreted on the CPU in a process of its own"
-    require(chosen == "triton" or not x.on_gpu, f"backend {chosen!r} with tensors on a GPU", "given CPU memory")
+def _plan(operation: str, x: StoreInputs, backend: str, arch: str, check: bool | None) -> Explanation:
+    """Which backend and configuration a call gets, and why. Values are looked at where nothing waits for it."""
+    if check or (check is None and not x.on_gpu):
+        check_values(x)
+    chosen, reason = choose_backend(x.k, backend)
     if chosen == "emulator":
         get_arch(arch)
     sides = [(x.k, x.k_cache, x.k_scale), (x.v, x.v_cache, x.v_scale)]

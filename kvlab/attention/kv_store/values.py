@@ -1,0 +1,98 @@
+"""What KV store asks of the values of its arguments: slots, lengths, tables, positions."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from kvlab.attention.inputs import require
+from kvlab.cache.arrays import is_torch, overlaps, to_numpy
+
+from .inputs import StoreInputs
+
+__all__ = ["check_values"]
+
+_WRITTEN = ("k_cache", "v_cache", "k_scale", "v_scale")
+_VALUES = ("where", "lens", "table", "positions")
+
+
+def check_values(x: StoreInputs) -> None:
+    """ValueError unless every token that is stored has a slot of its own, and a known angle.
+
+    K's and V's memory are apart, too: else the order in which they are written would count.
+    """
+    written = {name: a for name, a in x.arrays().items() if name in _WRITTEN and a.ndim == 4}
+    if x.no_v:
+        del written["v_cache"]
+    read = {} if x.cos is None else {x.rope: x.k if x.rope == "k" else x.v}
+    for (name, one), (other, two) in itertools.combinations({**written, **read}.items(), 2):
+        require(not overlaps(one, two), f"{name} shares memory with {other}", "memory of its own")
+    arrays = {name: a.cpu() if is_torch(a) else a for name, a in x.arrays().items() if name in _VALUES}
+    where, lens, table, positions = (
+        to_numpy(arrays[name], name).astype(np.int64) if name in arrays else None for name in _VALUES
+    )
+    assert where is not None
+    B, S, page_size = x.k.shape[0], x.k.shape[1], x.k_cache.shape[1]
+    if x.form == "slots":
+        bad = where >= x.pages * page_size
+        if bad.any():
+            t = int(bad.argmax())
+            raise ValueError(
+                f"slot_mapping[{t}] is {where[t]}: must be below {x.pages * page_size}, the slots of {x.pages} pages "
+                f"of {page_size}, or negative to skip the token"
+            )
+        token, slot = np.nonzero(where >= 0)[0], where[where >= 0]
+        position = slot
+    else:
+        assert lens is not None
+        assert table is not None
+        token, slot, position = _through_table(x, where, lens, table, B, S, page_size)
+    order = np.argsort(slot, kind="stable")
+    twice = np.nonzero(np.diff(slot[order]) == 0)[0]
+    if twice.size:
+        one, two = token[order[twice[0]]], token[order[twice[0] + 1]]
+        raise ValueError(f"tokens {one} and {two} have the same slot {slot[order[twice[0]]]}: each needs its own")
+    if x.cos is not None:
+        at = position if positions is None else positions.reshape(-1)[token]
+        bad = (at < 0) | (at >= x.cos.shape[0])
+        if bad.any():
+            raise ValueError(f"position {at[bad][0]}: must be 0 to {x.cos.shape[0] - 1}, the rows of cos and sin")
+
+
+def _through_table(
+    x: StoreInputs, where: Any, lens: Any, table: Any, B: int, S: int, page_size: int
+) -> tuple[Any, Any, Any]:
+    """Token, slot and position of all tokens whose page exists. ValueError for the others, unless not strict."""
+    if x.form == "ragged":
+        if where[0] < 0 or (np.diff(where) < 0).any() or where[-1] > S:
+            raise ValueError(
+                f"row_offsets {where.tolist()}: must rise from 0 to at most {S}, the tokens of k, and never fall"
+            )
+        first, count = where[:-1], np.diff(where)
+    else:
+        bad = (where < 0) | (where > S)
+        if bad.any():
+            raise ValueError(f"valid_lengths[{int(bad.argmax())}] is {where[bad][0]}: must be 0 to {S}")
+        first, count = np.arange(B) * S, where
+    sequence = np.repeat(np.arange(len(lens)), count)
+    new = np.arange(sequence.size) - np.repeat(np.cumsum(count) - count, count)
+    position = lens[sequence] + new
+    outside = (position < 0) | (position >= table.shape[1] * page_size)
+    if outside.any():
+        b = sequence[outside][0]
+        raise ValueError(
+            f"token {position[outside][0]} of sequence {b}: its lookup table holds {table.shape[1] * page_size} "
+            f"tokens, {table.shape[1]} pages of {page_size}"
+        )
+    page = table[sequence, position // page_size]
+    known = (page >= 0) & (page < x.pages)
+    if x.strict and not known.all():
+        b, t = sequence[~known][0], position[~known][0]
+        raise ValueError(
+            f"lookup_table[{b}, {t // page_size}] is {page[~known][0]}, which is none of the pages [0, {x.pages}): "
+            f"token {t} of sequence {b} has no page"
+        )
+    slot = page * page_size + position % page_size
+    return (first[sequence] + new)[known], slot[known], position[known]

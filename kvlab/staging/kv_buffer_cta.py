@@ -1,0 +1,159 @@
+"""One CTA of MAX's prefill on gfx950, 16-bit storage: whole tiles through two stages of KVBuffer, MFMA 32x32x16.
+
+Four warps of 32 query rows and all keys of a tile each, so P never leaves the registers: V's fragments come in the
+order of the keys in which the scores stand (spec/kv_cache.md 5.9, 7.4). All products are issued swapped, a lane owns one
+query row. The hardware fetches the next tile while it works on one; here the tiles follow one another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvlab.hardware import MmaAtom
+from kvlab.layout import Swizzle
+from kvlab.memory import AddressSpace, Memory
+
+from .fragments import FragmentMap, Fragments
+from .iterator import KVTile
+from .kv_buffer import KVBuffer
+from .kv_mma_op import mfma_atom, mma_tiles
+from .mfma_cta import Strips
+from .operand_maps import kv_buffer_operand_map, output_map, score_map
+from .params import WARP_SIZE, KVBufferParams
+from .traffic import Traffic
+
+__all__ = ["KVBufferCTA", "KVBufferShape"]
+
+WARPS, STAGES = 4, 2
+Array = np.ndarray[Any, Any]
+IntArray = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class KVBufferShape:
+    """Sizes of the tile: BM query rows, BN keys, D columns; strips of BK."""
+
+    BM: int
+    BN: int
+    D: int
+    dtype: np.dtype[Any]
+    BK: int = 32
+
+    def __post_init__(self) -> None:
+        if self.BM % (32 * WARPS) or self.BN % 32 or self.D not in (64, 128, 256):
+            raise ValueError(f"{self}: BM must be a multiple of {32 * WARPS}, BN of 32, D 64, 128 or 256")
+
+    @property
+    def atom(self) -> MmaAtom:
+        return mfma_atom((32, 32, 16), self.dtype)
+
+    def params(self, kv_num_heads: int, *, transpose: bool) -> KVBufferParams:
+        """The parameters of the K (``transpose``) or V buffer; K is swizzled."""
+        return KVBufferParams(
+            self.dtype, (32, 32, 16), Swizzle(3, 0, 4, "vector") if transpose else None, BN=self.BN, WN=self.BN,
+            BK=self.BK, num_threads=WARPS * WARP_SIZE, depth=self.D, kv_num_heads=kv_num_heads, transpose=transpose,
+            num_smem_stages=STAGES,
+        )  # fmt: skip
+
+
+class _Given:
+    """A walk of one tile, which the caller's iterator has already taken; its keys are counted from the tile's first."""
+
+    def __init__(self, tile: KVTile) -> None:
+        self.tile, self.tile_start_row = tile, np.zeros(tile.programs, np.int64)
+
+    def next_tile(self) -> KVTile:
+        return self.tile
+
+
+class KVBufferCTA:
+    """The CTAs of one launch, side by side: ``programs`` copies of LDS and registers.
+
+    Keys and values come with the tiles; ``k_rows`` and ``v_rows`` are what the iterators walk over.
+    """
+
+    def __init__(
+        self, shape: KVBufferShape, k_rows: Any, v_rows: Any, batch_idx: Any, head_idx: Any, traffic: Traffic
+    ) -> None:
+        self.shape, self.traffic, self.programs = shape, traffic, len(batch_idx)
+        heads, size = k_rows.kv_params.num_heads, shape.dtype.itemsize
+        k, v = (shape.params(heads, transpose=transpose) for transpose in (True, False))
+        nbytes = STAGES * k.smem_stage_size * size
+        self.smem = Memory(2 * nbytes, space=AddressSpace.SHARED, name="LDS", programs=self.programs)
+        where = {"smem": self.smem, "end": 0, "traffic": traffic}
+        self.k = KVBuffer(k, k_rows, batch_idx, head_idx, smem_address=0, **where)
+        self.v = KVBuffer(v, v_rows, batch_idx, head_idx, smem_address=nbytes, **where)
+        self._stage = {"k": 0, "v": 0}
+
+    def load_q(self, dram: Memory, offset: IntArray, valid: Array) -> Fragments:
+        """Q rows, elements ``offset[programs, BM]`` of ``dram``, straight into registers; invalid rows are 0."""
+        layout, size = kv_buffer_operand_map(self.k.params, self.shape.BM), self.shape.dtype.itemsize
+        row, col = layout.row[..., 0], layout.col[..., 0]  # [threads, registers], the first element of a fragment
+        ok = valid[:, row]
+        values = dram.load(np.where(ok, offset[:, row] + col, 0) * size, self.shape.dtype, layout.row.shape[-1])
+        self.traffic.move("DRAM->registers", int(valid.sum()) * self.shape.D * size)
+        return Fragments(np.where(ok[..., None], values, np.zeros((), self.shape.dtype)), layout)
+
+    def load_k(self, tile: KVTile, active: Array) -> Strips:
+        """The K tile into its stage, then all strips into registers."""
+        return self._load(self.k, tile, active, axis=2)
+
+    def load_v(self, tile: KVTile, active: Array) -> Strips:
+        """The V tile into its stage, then all strips by transposing reads."""
+        return self._load(self.v, tile, active, axis=1)
+
+    def scores(self, q: Fragments, k: Strips, active: Array) -> Fragments:
+        """S = Q K^T, float32, ``[BM, BN]``."""
+        return self._multiply(q.values, k, self._zeros(score_map(self.k.params, self.shape.BM)))
+
+    def accumulate(self, p: Fragments, v: Strips, o: Fragments, active: Array) -> Fragments:
+        """O += P V: P rounded to the storage dtype where it stands."""
+        P, threads, _, regs = p.values.shape
+        tiles = p.values.astype(self.shape.dtype).reshape(P, threads, self.shape.BN // 32, -1, 2, regs // 2)
+        operand = tiles.swapaxes(3, 4).reshape(P, threads, -1, regs // 2)  # strip, k group, query tile
+        return self._multiply(operand, v, o)
+
+    def zeros(self) -> Fragments:
+        """The output accumulator ``[BM, D]``."""
+        return self._zeros(output_map(self.v.params, self.shape.BM))
+
+    def row_max(self, s: Fragments) -> Array:
+        """Largest score of each row ``[programs, BM]``: in the lane, then over the row's two lanes."""
+        return self._by_row(s, np.max)
+
+    def row_sum(self, p: Fragments) -> Array:
+        """Row sums ``[programs, BM]``: in the lane, then over the row's two lanes."""
+        return self._by_row(p, np.sum)
+
+    def _by_row(self, x: Fragments, reduce: Any) -> Array:
+        parts = x.values.reshape(self.programs, WARPS, 2, 32, self.shape.BN // 32, -1, 16)
+        rows = reduce(reduce(parts, axis=(4, 6)), axis=2)  # [programs, warps, 32 rows, query tiles]
+        return rows.swapaxes(2, 3).reshape(self.programs, self.shape.BM)
+
+    def _load(self, buffer: KVBuffer, tile: KVTile, active: Array, axis: int) -> Strips:
+        role = buffer.params.role
+        stage = self._stage[role]
+        self._stage[role] = (stage + 1) % STAGES
+        given: Any = _Given(tile)
+        buffer.kv_cache_iter = given
+        buffer.load_from_dram(stage, active)
+        buffer.load_from_shared(stage, active=active)
+        registers = [buffer.strip_tile(strip).copy() for strip in range(buffer.params.num_k_tiles)]
+        return Strips(registers, buffer.fragment_map(), axis)
+
+    def _multiply(self, operand: Array, strips: Strips, c: Fragments) -> Fragments:
+        """C += operand x strips, k group after k group; ``operand`` is ``[P, threads, (strip, k group, m), frag]``."""
+        groups, values = self.shape.BK // 16, c.values
+        parts = operand.reshape(*operand.shape[:2], len(strips.registers) * groups, -1, operand.shape[-1])
+        for strip, registers in enumerate(strips.registers):
+            tiles = registers.shape[2] // groups
+            for kg in range(groups):
+                b = registers[:, :, kg * tiles : (kg + 1) * tiles]
+                values = mma_tiles(self.shape.atom, parts[:, :, strip * groups + kg], b, values)
+        return c.with_values(values)
+
+    def _zeros(self, layout: FragmentMap) -> Fragments:
+        return Fragments(np.zeros((self.programs, *layout.row.shape), np.float32), layout)

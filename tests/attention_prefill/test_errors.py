@@ -1,0 +1,93 @@
+"""Bad arguments of prefill: a ValueError that repeats the input and says what is accepted, before a byte is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from prefill_cases import Case
+
+from kvlab.attention.mha_prefill import mha_prefill, mha_prefill_paged
+
+q, kv = np.zeros((2, 4, 4, 64), np.float32), np.zeros((2, 6, 2, 64), np.float32)
+
+DENSE: dict[str, tuple[dict[str, Any], str]] = {
+    "q of three axes without cu_seqlens": ({"q": q[0]}, r"q has shape \(4, 4, 64\)"),
+    "other batch": ({"k": kv[:1], "v": kv[:1]}, "k has 1 sequences: must be those of q, 2"),
+    "other depth": ({"k": kv[..., :32]}, "k has head dimension 32: must be that of q, 64"),
+    "v unlike k": ({"v": kv[:, :5]}, r"v has shape \(2, 5, 2, 64\)"),
+    "dtype": ({"k": kv.astype(np.float16)}, "k has dtype float16: must be that of q"),
+    "float64": ({"q": q.astype(np.float64)}, "q"),
+    "heads": ({"q": q[:, :, :3]}, "q has 3 heads: must be a multiple of the 2 heads of k"),
+    "depth 20": ({"q": q[..., :20], "k": kv[..., :20], "v": kv[..., :20]}, "head dimension 20: must be a multiple"),
+    "one of cu_seqlens": ({"cu_seqlens_q": np.array([0, 4])}, "only one of cu_seqlens_q and cu_seqlens_k"),
+    "max_seqlen_q of dense": ({"max_seqlen_q": 4}, "max_seqlen_q 4 without cu_seqlens_q"),
+    "window 0": ({"window": 0}, "window 0: must be at least 1"),
+    "window of full": ({"window": 5, "causal": False}, "window 5 with causal=False"),
+    "window words": ({"window": "all"}, "window 'all': must be None"),
+    "softcap": ({"softcap": -1.0}, "softcap -1.0: must be 0 or more"),
+    "scale": ({"scale": float("nan")}, "scale nan: must be finite"),
+    "sinks": ({"sinks": np.zeros(3, np.float32)}, r"sinks has shape \(3,\): must be \[Hq = 4\]"),
+    "out shape": ({"out": np.zeros((2, 4, 4, 32), np.float32)}, "out has shape"),
+    "backend": ({"backend": "cuda"}, "backend 'cuda': must be one of"),
+    "arch": ({"arch": "sm_80"}, "arch 'sm_80': must be one of sm_90, gfx950"),
+    "depth of gfx950": (
+        {"q": q[..., :32], "k": kv[..., :32], "v": kv[..., :32], "arch": "gfx950"},
+        "head dimension 32 on gfx950: must be 64, 128 or 256",
+    ),
+    "strided depth": ({"q": np.zeros((2, 4, 4, 128), np.float32)[..., ::2]}, "contiguous in the last dimension"),
+}
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_dense(name: str) -> None:
+    changes, message = DENSE[name]
+    with pytest.raises(ValueError, match=message):
+        mha_prefill(**({"q": q, "k": kv, "v": kv} | changes))
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"cu_q": np.array([0, 5, 4])}, r"cu_seqlens_q \[0, 5, 4\]: must be numbers from 0 to 7"),
+        ({"cu_q": np.array([0, 3, 6])}, r"cu_seqlens_q \[0, 3, 6\]"),
+        ({"cu_k": np.array([0, 9])}, r"cu_seqlens_k has shape \(2,\)"),
+        ({"cu_q": np.array([0.0, 3, 7])}, "cu_seqlens_q has dtype float64"),
+    ],
+)
+def test_ragged(changes: dict[str, Any], message: str) -> None:
+    x = Case(((3, 4), (4, 5)), form="ragged").build()
+    with pytest.raises(ValueError, match=message):
+        x.with_(**changes).call()
+
+
+def test_a_longest_sequence_that_is_not() -> None:
+    x = Case(((3, 4), (4, 5)), form="ragged").build()
+    with pytest.raises(ValueError, match="max_seqlen_q 3: must be at least 4"):
+        x.call(max_seqlen_q=3)
+    assert np.isfinite(x.call(max_seqlen_q=4).astype(float)).all()
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"seq_lens": np.array([4, 99], np.int32)}, r"seq_lens\[1\] is 99"),
+        ({"seq_lens": np.array([4], np.int32)}, r"seq_lens has shape \(1,\)"),
+        ({"table": np.full((2, 3), -1)}, r"block_table\[0, 0\] is -1"),
+        ({"table": np.zeros((1, 3), np.int32)}, r"block_table has shape \(1, 3\)"),
+        ({"cu_q": None}, "cu_seqlens_q has shape None"),
+    ],
+)
+def test_paged(changes: dict[str, Any], message: str) -> None:
+    x = Case(((3, 4), (4, 5)), form="paged").build()
+    y = x.with_(**changes)
+    with pytest.raises(ValueError, match=message):
+        mha_prefill_paged(y.q, y.k, y.v, y.table, y.seq_lens, y.cu_q)
+
+
+def test_nothing_is_written_before_the_checks_pass() -> None:
+    out = np.full(q.shape, 7, np.float32)
+    with pytest.raises(ValueError, match="window 0"):
+        mha_prefill(q, kv, kv, out=out, window=0)
+    assert (out == 7).all()

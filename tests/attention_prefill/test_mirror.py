@@ -1,0 +1,50 @@
+"""The twins of prefill: the static check, and the lockstep run of the interpreted kernel and the emulator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from prefill_cases import Case
+
+from kvlab.attention.mha_prefill.config import PrefillProblem, choose_config
+from kvlab.mirror import check, lockstep
+
+
+def test_the_twins_mirror_each_other() -> None:
+    report = check("mha_prefill")
+    assert report.ok
+    (_, kernel, _), *_ = report.twins
+    full = ["load_k", "scores", "softmax", "load_v", "accumulate"]
+    masked = ["load_k", "scores", "mask", "softmax", "load_v", "accumulate"]
+    assert [step.marker.name for step in kernel.steps] == ["setup", *full, *masked, "normalise", "store"]
+
+
+CASES = [
+    (Case(((150, 200),)), "sm_90"),
+    (Case(((140, 300), (3, 70)), form="paged", page=16, D=128, dtype="fp16"), "sm_90"),
+    (Case(((70, 90), (0, 3), (5, 2)), form="ragged", dtype="fp32"), "sm_90"),
+    (Case(((150, 170),), window=(40, 7), causal=False, sinks=True, softcap=5.0, heads=(1, 1)), "sm_90"),
+    (Case(((150, 200), (9, 0)), form="ragged", heads=(1, 1)), "gfx950"),
+    (Case(((20, 150),), form="paged", page=48, heads=(3, 1), strided=True), "gfx950"),
+    (Case(((70, 90),), dtype="fp32", sinks=True), "gfx950"),
+]
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("case, arch", CASES, ids=[f"{case}-{arch}" for case, arch in CASES])
+def test_lockstep(case: Case, arch: str) -> None:
+    """Every output of every step agrees between the interpreted kernel and the emulator."""
+    x = case.build()
+    arrays = x.launch_form()
+    names = ("q", "k", "v", "cu_q", "cu_k", "table", "seq_lens", "sinks")
+    left, right = x.bounds
+    longest = x.q.shape[1] if x.cu_q is None else x.q.shape[0]
+    problem = PrefillProblem(
+        len(case.lens), longest, *case.heads, case.D, x.q.dtype.itemsize, left, right, case.softcap, x.table is not None
+    )
+    arguments: dict[str, Any] = {name: a for name, a in zip(names, arrays, strict=True) if a is not None}
+    config = choose_config(problem, arch=arch)
+    arguments |= {"scale": case.D**-0.5, "problem": problem, "config": config}
+    result = lockstep("mha_prefill", arguments, emulator={"arch": arch})
+    assert result.ok, str(result.first_difference)

@@ -8,6 +8,7 @@ from .explain import Explanation, explain
 from .kv_store import kv_store, kv_store_paged, mla_store_paged
 from .merge_states import merge_states
 from .mha_decode import mha_decode, mha_decode_paged
+from .mha_prefill import mha_prefill, mha_prefill_paged
 from .rope import Rope
 
 __all__ = [
@@ -19,5 +20,7 @@ __all__ = [
     "merge_states",
     "mha_decode",
     "mha_decode_paged",
+    "mha_prefill",
+    "mha_prefill_paged",
     "mla_store_paged",
 ]

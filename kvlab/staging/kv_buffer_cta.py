@@ -1,8 +1,8 @@
 """One CTA of MAX's prefill on gfx950, 16-bit storage: whole tiles through two stages of KVBuffer, MFMA 32x32x16.
 
 Four warps of 32 query rows and all keys of a tile each, so P never leaves the registers: V's fragments come in the
-order of the keys in which the scores stand (spec/kv_cache.md 5.9, 7.4). All products are issued swapped, a lane owns one
-query row. The hardware fetches the next tile while it works on one; here the tiles follow one another.
+order of the keys in which the scores stand (spec/kv_cache.md 5.9, 7.4). All products are issued swapped, a lane owns
+one query row. The hardware fetches the next tile while it works on one; here the tiles follow one another.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class KVBufferCTA:
         k, v = (shape.params(heads, transpose=transpose) for transpose in (True, False))
         nbytes = STAGES * k.smem_stage_size * size
         self.smem = Memory(2 * nbytes, space=AddressSpace.SHARED, name="LDS", programs=self.programs)
-        where = {"smem": self.smem, "end": 0, "traffic": traffic}
+        where: dict[str, Any] = {"smem": self.smem, "end": 0, "traffic": traffic}
         self.k = KVBuffer(k, k_rows, batch_idx, head_idx, smem_address=0, **where)
         self.v = KVBuffer(v, v_rows, batch_idx, head_idx, smem_address=nbytes, **where)
         self._stage = {"k": 0, "v": 0}

@@ -1,9 +1,9 @@
 """One CTA of the prefill kernel on sm_90, 16-bit storage: cp.async, swizzled panels, wgmma.
 
 What Triton compiles our prefill tile to (read from its TTGIR): Q, K and V stand in shared memory as panels of at most
-128 bytes a row, swizzled as TMA would (``NVMMASharedLayout``). Both products are wgmma of 64 rows a warpgroup: Q K^T takes
-both operands from shared memory, through descriptors; P V takes P from the registers where the scores stood, and V
-along its contiguous dimension (MN-major). Warp w owns the rows ``16 w ...`` of every ``16 * warps``.
+128 bytes a row, swizzled as TMA would (``NVMMASharedLayout``). Both products are wgmma of 64 rows a warpgroup: Q K^T
+takes both operands from shared memory, through descriptors; P V takes P from the registers where the scores stood, and
+V along its contiguous dimension (MN-major). Warp w owns the rows ``16 w ...`` of every ``16 * warps``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.hardware import MmaAtom, SmemDescriptor, cp_async, get_atom
+from kvlab.hardware import MmaAtom, SmemDescriptor, TensorMapSwizzle, cp_async, get_atom
 from kvlab.memory import AddressSpace, Memory
 
 from .fragments import FragmentMap, Fragments
@@ -55,7 +55,7 @@ class PanelTile:
         panel, byte = divmod(2 * col, self.width)
         start = self.base + panel * self.rows * self.width + row * self.width + byte
         leading = self.rows * self.width if along_rows else 16
-        return SmemDescriptor(start, leading, 8 * self.width, f"{self.width}B")
+        return SmemDescriptor(start, leading, 8 * self.width, TensorMapSwizzle.of(f"{self.width}B"))
 
     def address(self, row: IntArray, vector: IntArray) -> IntArray:
         """Byte address of 16-byte ``vector`` of ``row``."""

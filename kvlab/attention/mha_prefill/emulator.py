@@ -158,8 +158,9 @@ def launch(
         lengths = np.maximum(num_keys, 0).astype(np.uint32), table, problem.max_q, table.shape[1] * k.shape[1]
         rows = [PagedKVCache(x, *lengths) for x in (k, v)]
     traffic = Traffic() if traffic is None else traffic
+    k_rows, v_rows = rows
     attend(
-        q, *rows, cu_q, num_keys, sinks, out, lse, scale * LOG2E, mask_value, problem, config, arch, traffic
+        q, k_rows, v_rows, cu_q, num_keys, sinks, out, lse, scale * LOG2E, mask_value, problem, config, arch, traffic
     )  # fmt: skip
     return out, lse
 

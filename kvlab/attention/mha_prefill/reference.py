@@ -12,8 +12,16 @@ Array = np.ndarray[Any, Any]
 
 
 def attention(
-    q: Array, k: Array, v: Array, *, scale: float, left: int, right: int, softcap: float = 0.0, sinks: Array | None = None
-) -> tuple[Array, Array]:  # fmt: skip
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    scale: float,
+    left: int,
+    right: int,
+    softcap: float = 0.0,
+    sinks: Array | None = None,
+) -> tuple[Array, Array]:
     """One sequence: q ``[S, Hq, D]``, k and v ``[n, Hkv, D]``; out ``[S, Hq, D]`` and lse ``[Hq, S]``, float64.
 
     Query i stands at position ``p = i + n - S`` and sees the keys ``p - left`` to ``p + right``. A row without a key

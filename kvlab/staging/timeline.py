@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from kvlab.drawn import Drawn
+
 __all__ = ["Event", "Timeline"]
 
 
@@ -28,7 +30,7 @@ class Event(NamedTuple):
 
 
 @dataclass
-class Timeline:
+class Timeline(Drawn):
     """The events of one CTA; those of a launch are the same in every CTA.
 
     >>> line = Timeline()

@@ -256,7 +256,8 @@ def _title(pool: _Pool, names: list[str], token: tuple[int, int] | None, marked:
         return f"Token {token[1]} of {names[token[0]]} lies in page {marked[0]}, slot {marked[1]}"
     tokens, slots = int(pool.length.sum()), len(pool.owner) * pool.page_size
     many = f"{len(names)} sequences" if len(names) > 1 else "1 sequence"
-    empty = f"{slots - tokens} of their slots hold no token"
+    filled = sum(max(pool.valid(b, c) for b, c in users) for users in pool.owner.values())
+    empty = f"{slots - filled} of their slots hold no token"
     return f"{many}, {tokens} tokens in {len(pool.owner)} of {pool.pages} pages: {empty}"
 
 

@@ -52,7 +52,9 @@ def test_large_pools_and_long_sequences_fold(pages: int, sound, overlaps) -> Non
 
 
 def test_a_shared_page_names_everyone(sound) -> None:
-    found = titles(sound(draw_page_table([[1, 0], [1, 2]], [8, 6], 4)))
+    picture = draw_page_table([[1, 0], [1, 2]], [8, 6], 4)
+    assert picture.title == "2 sequences, 14 tokens in 3 of 3 pages: 2 of their slots hold no token"
+    found = titles(sound(picture))
     assert "page 1\nsequence 0, logical page 0: tokens 0–3\nsequence 1, logical page 0: tokens 0–3" in found
 
 

@@ -1,0 +1,417 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 7. KVBuffer: from DRAM to shared memory
+#
+# Between the pages of the cache and the matrix instruction lies shared memory (AMD: LDS). MAX's kernels for gfx950 manage it
+# with one structure, `KVBuffer`: it brings tiles of keys from DRAM, without a detour through registers, swizzles them on
+# the way, keeps several *stages* so that one tile can arrive while another is used, and hands fragments to the lanes. Every
+# byte below is where the compiled kernel puts it. NumPy only.
+
+# %%
+import warnings
+from dataclasses import replace
+
+import numpy as np
+
+from kvlab.cache import from_dense
+from kvlab.hardware import SubTileLoaderLDS, wavefronts
+from kvlab.layout import Swizzle
+from kvlab.memory import as_dtype
+from kvlab.staging import (
+    CpAsyncKVBuffer,
+    DecodeKVBuffer,
+    DecodeKVBufferParams,
+    DecodeStreamingKVBuffer,
+    Hazard,
+    KVBuffer,
+    KVBufferParams,
+    KVCacheIterator,
+    NvidiaKVParams,
+    Timeline,
+    Traffic,
+    WarpSlices,
+)
+from kvlab.viz import draw_copy_plan, draw_kv_buffer, draw_timeline
+
+
+# %%
+def check(answer, right, hint):
+    """Tell whether an answer is right, without giving it away."""
+    if answer is None:
+        print("No answer yet.", hint)
+    else:
+        print("Right." if np.array_equal(answer, right) else f"{answer} is not it. {hint}")
+
+
+# %% [markdown]
+# ## A tile in DRAM
+#
+# A sequence of 100 tokens, one KV head of 128 numbers of bfloat16, in pages of 64 tokens. The kernel takes the keys in tiles
+# of BN = 64. `KVCacheIterator` walks over them: each tile knows where its rows are, and how many of them exist.
+
+# %%
+DEPTH, LENGTH = 128, 100
+rng = np.random.default_rng(0)
+k, v = rng.standard_normal((2, 1, 1, LENGTH, 1, DEPTH)).astype(as_dtype("bf16"))
+pool = from_dense(k, v, [LENGTH], page_size=64, shuffle=1, spare_pages=1)
+
+walk = KVCacheIterator(pool.get_key_cache(0), 64, batch_idx=0, kv_head_idx=0, end=LENGTH)
+walk.increment()  # pass over the first tile
+walk.next_tile()
+
+# %% [markdown]
+# ## The buffer
+#
+# The parameters are MAX's, by MAX's names. `transpose=True` says K. The depth is cut into *blocks* of `bk_smem` = BK = 32
+# columns; a stage of shared memory is one block after the other, each 64 rows of 64 bytes. Everything else follows:
+
+# %%
+params = KVBufferParams(
+    "bf16",
+    mma_shape=(32, 32, 16),
+    swizzle=Swizzle(3, 0, 4, "vector"),
+    BN=64,
+    WN=64,
+    BK=32,
+    num_threads=256,
+    depth=DEPTH,
+    kv_num_heads=1,
+    transpose=True,
+)
+members = (
+    "num_smem_stages",
+    "blocks_per_stage",
+    "smem_stage_size",
+    "total_tiles",
+    "num_k_tiles",
+    "vm_instrs_per_load",
+)
+for name in members:
+    print(f"{name:20} {getattr(params, name)}")
+
+keys = KVBuffer(params, pool.get_key_cache(0), batch_idx=0, head_idx=0, end=LENGTH)
+keys.load_from_dram(0)
+keys
+
+# %% [markdown]
+# Stage 1 is still as it was found: nobody wrote there, and to read it would be an error. In stage 0 each cell is a vector
+# of 16 bytes, named *row, vector*.
+#
+# ## The swizzle is in the source
+#
+# The DMA instruction has no choice where it writes: lane *l* of a wave fills 16 bytes at *base + 16 l*. It does choose
+# what it fetches. So lane *l* fetches the vector that belongs there, number `swizzle(l)`. The warp tile has 32 rows of 64
+# bytes, two instructions of 64 lanes:
+
+# %%
+draw_copy_plan(SubTileLoaderLDS("bf16", params.swizzle), (32, 32))
+
+# %% [markdown]
+# The rule in one line: `LDS_vec[v] = TILE_vec[swizzle(v)]`, where *v* counts the vectors of a block's 32 rows. Since
+# the swizzle undoes itself, vector *t* of the tile is at place `swizzle(t)`.
+
+# %%
+block = keys.smem.image("bf16")[0].reshape(8, 2, 128, 8)[1, 0]  # block 1, its first 32 rows: [vectors, 8]
+page = int(pool.lookup_table[0, 0])
+tile = pool.get_key_cache(0).blocks[page, :32, 0, 32:64].reshape(128, 8)
+print("LDS_vec[v] == TILE_vec[swizzle(v)]:", bool((block == tile[params.swizzle(np.arange(128))]).all()))
+
+# %% [markdown]
+# **Question 1.** At which byte of stage 0 does the vector of row 20, columns 40 to 47, lie? `params.swizzle(...)` is
+# yours to use.
+
+# %% tags=["question"]
+byte = None  # your answer
+
+# %%
+image = keys.smem_image().slots
+check(
+    byte,
+    16 * int(np.flatnonzero((image[:1024] == (20, 5)).all(axis=1))[0]),
+    "Column 40 is in block 1, from byte 64 * 64 on; vector 20 * 4 + 1 of the block is at place swizzle(81).",
+)
+
+# %% [markdown]
+# ## The end of the sequence
+#
+# The second tile has 36 keys only. The buffer resource ends after them, and what lies past its end arrives as zeros. No
+# lane has to ask whether its key exists.
+
+# %%
+keys.load_from_dram(1)
+draw_kv_buffer(keys, stage=1)
+
+# %% [markdown]
+# ## Reading without queues
+#
+# `ds_read_b128` gives every lane 16 bytes. Lane *l* wants key *l* % 32. Here is the first read of strip 1, columns 32 to
+# 63; the lanes of the first phase are marked. Below it, the same read from a tile without the swizzle: now the lanes of a
+# phase meet in a few banks. (No chip has confirmed the rule for AMD's banks yet: all these counts are provisional.)
+
+# %%
+draw_kv_buffer(keys, read=(0, 1), stage=0)
+
+# %%
+plain = KVBuffer(replace(params, swizzle=None), pool.get_key_cache(0), batch_idx=0, head_idx=0, end=LENGTH)
+plain.load_from_dram(0)
+name, addresses = plain.read_addresses(0, strip=1)
+unswizzled = wavefronts(name, addresses[0, 0], arch="gfx950")
+draw_kv_buffer(plain, read=(0, 1), stage=0)
+
+# %% [markdown]
+# **Question 2.** How many wavefronts does the swizzle save for this one instruction?
+
+# %% tags=["question"]
+saved = None  # your answer
+
+# %%
+name, addresses = keys.read_addresses(0, strip=1)
+check(
+    saved,
+    unswizzled.wavefronts - wavefronts(name, addresses[0, 0], arch="gfx950").wavefronts,
+    "Both pictures have the number in their titles.",
+)
+
+# %% [markdown]
+# And the lanes get their keys: all strips of stage 0 put back together are the first 64 keys.
+
+# %%
+keys.load_from_shared(0)
+strips = [keys.fragment_map().gather(keys.strip_tile(strip))[0] for strip in range(keys.num_k_tiles)]
+print("registers == keys:", bool((np.concatenate(strips, axis=1) == k[0, 0, :64, 0]).all()))
+
+# %% [markdown]
+# ## Stages: what is in flight
+#
+# A copy runs beside the program. With two stages tile *n + 1* arrives while tile *n* is multiplied, but only if somebody
+# waits before reading and nobody overwrites what is still read. Our buffers state every access to a record, which raises
+# a `Hazard` if nothing orders two of them. Here is the NVIDIA counterpart, `cp.async` into two stages:
+
+# %%
+traffic = Traffic(timeline=Timeline())
+nvidia = NvidiaKVParams("bf16", BN=32, depth=DEPTH, kv_num_heads=1, transpose=True)
+ring = CpAsyncKVBuffer(nvidia, pool.get_key_cache(0), batch_idx=0, head_idx=0, end=LENGTH, traffic=traffic)
+ring.load_from_dram(0)
+for tile_number in range(3):
+    ring.load_from_dram((tile_number + 1) % 2)  # the next tile, into the other stage
+    ring.wait(1)  # all but the newest have landed
+    ring.load_from_shared(tile_number % 2)
+    ring.release()  # everybody has read: the stage may be overwritten
+draw_timeline(traffic.trace())
+
+# %% [markdown]
+# The same loop with one mistake: it waits until at most *two* copies are in flight. The numbers may still come out right
+# on a good day; the record does not need a bad one.
+
+# %%
+traffic = Traffic(timeline=Timeline())
+ring = CpAsyncKVBuffer(nvidia, pool.get_key_cache(0), batch_idx=0, head_idx=0, end=LENGTH, traffic=traffic)
+ring.load_from_dram(0)
+ring.load_from_dram(1)
+ring.wait(2)
+try:
+    ring.load_from_shared(0)
+except Hazard as hazard:
+    picture = draw_timeline(traffic.trace(), hazard=hazard)
+picture
+
+# %% [markdown]
+# ## V, and slices of it
+#
+# V is the same buffer with `transpose=False`. MAX does not swizzle it; with this instruction its transposing reads take
+# twice the ideal number of wavefronts. In decode four warps share one tile, and each multiplies its own columns. No
+# second copy is made: `WarpSlices` are readers whose base is shifted to the warp's first column.
+
+# %%
+v_params = KVBufferParams(
+    "bf16",
+    (16, 16, 32),
+    None,
+    BN=128,
+    WN=128,
+    BK=32,
+    num_threads=256,
+    depth=DEPTH,
+    kv_num_heads=1,
+    transpose=False,
+    num_smem_stages=1,
+)
+pool128 = from_dense(k, v, [LENGTH], page_size=128)
+values = KVBuffer(v_params, pool128.get_value_cache(0), batch_idx=0, head_idx=0, end=LENGTH)
+values.load_from_dram(0)
+slices = WarpSlices(values, num_warps_n=4)
+slices.load_from_shared(0)
+third = slices.fragment_map().gather(slices.strip_tile(2))[0]
+print(f"each warp holds {slices.params.depth} columns")
+print("strip 2 of all warps == V:", bool((third == v[0, 0, 64:96, 0]).all()))
+draw_kv_buffer(slices, read=(0, 2), warp=3)
+
+# %% [markdown]
+# ## Streaming: one strip at a time
+#
+# Long contexts with few queries need little shared memory and many CTAs. `DecodeStreamingKVBuffer` holds a single strip:
+# load, wait, read, and the next strip goes to the same place.
+
+# %%
+streaming_params = KVBufferParams(
+    "bf16",
+    (16, 16, 32),
+    Swizzle(3, 0, 3, "vector"),
+    BN=128,
+    WN=32,
+    BK=32,
+    num_threads=256,
+    depth=DEPTH,
+    kv_num_heads=1,
+    transpose=True,
+)
+streaming = DecodeStreamingKVBuffer(
+    streaming_params, pool128.get_key_cache(0), batch_idx=0, head_idx=0, num_keys=LENGTH
+)
+tile = streaming.iterator().next_tile()
+for strip in range(streaming.num_strips):
+    streaming.load_from_dram(strip, tile)
+    registers = streaming.load_from_shared()
+print(f"{streaming.strip_bytes} bytes of shared memory instead of {keys.smem.nbytes}")
+streaming
+
+# %% [markdown]
+# V strips go through registers and lie flat, 32 keys of 256 bytes each. The third structure, `DecodeKVBuffer`, takes both
+# operands through registers: `load_from_dram` into a ring of registers, `copy_to_shared` when the place is free.
+
+# %%
+staged = DecodeKVBuffer(
+    DecodeKVBufferParams(
+        "bf16",
+        (16, 16, 32),
+        None,
+        BN=128,
+        WN=32,
+        BK=32,
+        num_threads=256,
+        depth=DEPTH,
+        kv_num_heads=1,
+        transpose=False,
+        num_stages=2,
+        token_gen=True,
+    ),
+    pool128.get_value_cache(0),
+    batch_idx=0,
+    head_idx=0,
+    end=LENGTH,
+)
+staged.load_from_dram()  # tile 0 into registers, stage 0 of the ring
+staged.load_from_dram()  # tile 1, stage 1
+staged.copy_to_shared(1)
+print("in registers:", staged.load_tile.shape, "[programs, threads, vectors of both stages, elements]")
+staged
+
+# %% [markdown]
+# ## What MAX cannot mean
+#
+# The compiled kernels accept some configurations that do not compute a product of the matrices. kvlab reproduces them, byte
+# for byte, and warns; the warning says what works instead.
+#
+# `full_kv=False` was meant for large depths: a stage holds one block of columns only.
+
+# %%
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    part = KVBuffer(replace(params, full_kv=False), pool.get_key_cache(0), batch_idx=0, head_idx=0, end=LENGTH)
+print(said[0].message)
+part.load_from_dram(0)
+part.load_from_dram(1)
+part
+
+# %% [markdown]
+# **Question 3.** After these two loads, which columns of key 70 are in shared memory?
+
+# %% tags=["question"]
+columns = None  # your answer: (first column, last column)
+
+# %%
+row_70 = part.smem_image().stage(1).slots
+vectors = row_70[row_70[:, 0] == 70 - 64, 1]
+check(
+    columns,
+    (8 * vectors.min(), 8 * vectors.max() + 7),
+    "A load takes the next keys, not the next columns.",
+)
+
+# %% [markdown]
+# What works: one buffer for each block, with its own first column, `head_dim_offset`.
+
+# %%
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    parts = [
+        KVBuffer(replace(params, full_kv=False, depth=32, smem_depth=32, cache_depth=DEPTH, head_dim_offset=c),
+                 pool.get_key_cache(0), batch_idx=0, head_idx=0, end=LENGTH)
+        for c in range(0, DEPTH, 32)
+    ]  # fmt: skip
+for part in parts:
+    part.load_from_dram(0)
+    part.load_from_shared(0, strip=0)
+whole = np.concatenate([part.fragment_map().gather(part.strip_tile(0))[0] for part in parts], axis=1)
+print("four buffers together == keys:", bool((whole == k[0, 0, :64, 0]).all()))
+
+# %% [markdown]
+# Another one: with 64 columns and at most 64 keys every warp gets exactly one tile, `(w // 2, w % 2)`, without any guard.
+# That is right for 4 warps. With 8, warps 4 to 7 move rows 64 to 127, which do not exist: zeros, on top of block 1.
+
+# %%
+narrow = from_dense(k[..., :64], v[..., :64], [LENGTH], page_size=64)
+eight = replace(params, depth=64, cache_depth=64, smem_depth=64, reg_chunk_depth=64, num_threads=512)
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    too_many = KVBuffer(eight, narrow.get_key_cache(0), batch_idx=0, head_idx=0, end=LENGTH)
+print(said[0].message)
+too_many.load_from_dram(0)
+draw_kv_buffer(too_many, stage=0)
+
+# %% [markdown]
+# And a swizzle that the read does not undo: the streaming buffer counts its swizzle from the start of a k group, the DMA
+# counted from the start of the block. With one k group in a strip both are the same; with two they are not.
+
+# %%
+two_groups = replace(streaming_params, swizzle=Swizzle(2, 0, 2, "vector"), BK=64)
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    wrong = DecodeStreamingKVBuffer(two_groups, pool128.get_key_cache(0), 0, 0, num_keys=LENGTH)
+print(said[0].message)
+wrong.load_from_dram(0, wrong.iterator().next_tile())
+wrong.load_from_shared()
+got = wrong.get_mma_tile(1)[0, 0, 0]  # k group 1, lane 0, first fragment
+row = k[0, 0, 0, 0, :64]
+column = int(np.flatnonzero(row == got[0])[0])
+print(f"lane 0 should hold columns 32..39 of key 0; it holds {column}..{column + 7}")
+
+# %% [markdown]
+# **Question 4.** Which swizzle may the buffer have with BK = 64, so that the lanes get the matrix? (`None` is a swizzle,
+# too: write it as the text "None".)
+
+# %% tags=["question"]
+works = None  # your answer, a text
+
+# %%
+unswizzled_groups = replace(two_groups, swizzle=None)
+right = DecodeStreamingKVBuffer(unswizzled_groups, pool128.get_key_cache(0), 0, 0, num_keys=LENGTH)
+check(works, "None" if right.matrix_order else "", "The warning says it.")
+
+# %% [markdown]
+# Next: [8. Fragments and the matrix product](08_kv_mma_op.ipynb): how the lanes' registers meet the query, and why V has
+# its keys in the order that it has.

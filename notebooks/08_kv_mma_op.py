@@ -1,0 +1,307 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 8. Fragments and the matrix product
+#
+# A tensor core multiplies small matrices whose elements are spread over the registers of a whole warp. Shared memory holds
+# rows; lanes want *fragments*. This notebook follows K and V of MAX's kernels for AMD's gfx950 through that last step,
+# `KVMmaOp`, until $QK^T$ and $PV$ come out. A warp (AMD: wave) has 64 lanes. NumPy only.
+
+# %%
+import numpy as np
+
+from kvlab.cache import PagedKVCache, from_dense
+from kvlab.layout import Swizzle
+from kvlab.memory import as_dtype
+from kvlab.staging import (
+    KVBuffer,
+    KVBufferParams,
+    kv_buffer_operand_map,
+    mfma_atom,
+    output_map,
+    score_map,
+)
+from kvlab.viz import draw_atom, draw_fragment_map, draw_kv_buffer
+
+
+# %%
+def check(answer, right, hint):
+    """Tell whether an answer is right, without giving it away."""
+    if answer is None:
+        print("No answer yet.", hint)
+    else:
+        print("Right." if np.array_equal(answer, right) else f"{answer} is not it. {hint}")
+
+
+# %% [markdown]
+# ## The instruction
+#
+# Prefill multiplies with `mfma.32x32x16.bf16`: 32 x 16 times 16 x 32. Each of the 64 lanes brings 8 elements of A and 8 of
+# B and keeps 16 of C. Lane 37 is picked out. Look at C: the lane owns one column, and of it the rows in groups of four, every
+# other group.
+
+# %%
+draw_atom(mfma_atom((32, 32, 16), "bf16"), lane=37)
+
+# %% [markdown]
+# ## K: one vector of 16 bytes is one fragment
+#
+# A tile of 64 keys, 128 numbers each, out of a paged cache. The kernel contracts the depth in *strips* of BK = 32 columns;
+# the instruction takes 16, so a strip is two *k groups*. The 64 keys are two fragments side by side: `num_mmas`.
+
+# %%
+DEPTH, LENGTH = 128, 64
+rng = np.random.default_rng(0)
+k, v = rng.standard_normal((2, 1, 1, LENGTH, 1, DEPTH)).astype(as_dtype("bf16"))
+pool = from_dense(k, v, [LENGTH], page_size=64, shuffle=0)
+
+k_params = KVBufferParams(
+    "bf16",
+    (32, 32, 16),
+    Swizzle(3, 0, 4, "vector"),
+    BN=64,
+    WN=64,
+    BK=32,
+    num_threads=256,
+    depth=DEPTH,
+    kv_num_heads=1,
+    transpose=True,
+    num_smem_stages=1,
+)
+keys = KVBuffer(k_params, pool.get_key_cache(0), batch_idx=0, head_idx=0, end=LENGTH)
+keys.load_from_dram(0)
+keys.load_from_shared(0)
+print(f"{keys.num_k_tiles} strips x {keys.num_k_mmas2} k groups x {keys.num_mmas} fragments")
+print("[programs, threads, registers, elements]:", keys.mma_op.reg_tile.shape)
+draw_fragment_map(keys.fragment_map(), thread=37, axes=("key", "depth"))
+
+# %% [markdown]
+# Each fragment of K is 8 neighbouring columns of one key: 16 bytes, one `ds_read_b128`. `load_prefill` reads it at the
+# swizzled address. So a register can be checked by hand: strip 2, k group 1, second fragment of lane 37 of any warp:
+
+# %%
+lane, strip, kg, i = 37, 2, 1, 1
+register = keys.get_mma_tile(kg, strip)[0, lane, i]
+key, depth = i * 32 + lane % 32, strip * 32 + kg * 16 + lane // 32 * 8
+expected = k[0, 0, key, 0, depth : depth + 8]
+print(f"key {key}, depth {depth}..{depth + 7}:", bool((register == expected).all()))
+
+# %% [markdown]
+# **Question 1.** Which key does lane 50 hold in its *second* fragment of a k group (i = 1), and from which depth on, in
+# strip 0, k group 0?
+
+# %% tags=["question"]
+key_and_depth = None  # your answer, e.g. (12, 0)
+
+# %%
+held = keys.fragment_map()
+check(
+    key_and_depth,
+    (held.row[50, 1, 0], held.col[50, 1, 0]),
+    "Lanes 0 to 31 hold the 32 keys of a fragment, depth 0..7; lanes 32 to 63 the same keys, depth 8..15.",
+)
+
+# %% [markdown]
+# ## $S = QK^T$
+#
+# Q lies in registers in the same way, so lane groups meet. `mma` issues the instruction for every fragment of Q and of K.
+# With `swap_a_b` it is given K first: the hardware computes $KQ^T$, the transposed tile, and a **lane owns one query**.
+# Four warps share 128 query rows; each multiplies its 32 with all 64 keys.
+
+# %%
+BM = 128
+q = rng.standard_normal((1, BM, DEPTH)).astype(as_dtype("bf16"))
+q_registers = kv_buffer_operand_map(k_params, BM).spread(q)
+s_map = score_map(k_params, BM)
+s = np.zeros((1, *s_map.row.shape), np.float32)
+instructions = 0
+for strip in range(keys.num_k_tiles):
+    for kg in range(keys.num_k_mmas2):
+        step = strip * keys.num_k_mmas2 + kg
+        s = keys.mma_op.mma(q_registers[:, :, step : step + 1], s, strip, kg, swap_a_b=True)
+        instructions += keys.num_mmas
+
+exact = q[0].astype(float) @ k[0, 0, :, 0].astype(float).T
+scores = s_map.gather(s)[0]
+print("S:", scores.shape, " largest error against float64:", np.abs(scores - exact).max())
+draw_fragment_map(s_map, thread=37, axes=("query row", "key"))
+
+# %% [markdown]
+# **Question 2.** How many matrix instructions does one warp issue for $QK^T$ of this tile?
+
+# %% tags=["question"]
+mmas = None  # your answer
+
+# %%
+check(
+    mmas,
+    instructions,
+    "Strips x k groups x fragments of keys: an instruction has 32 keys and 16 columns.",
+)
+
+# %% [markdown]
+# ## V: keys must come in the order of the scores
+#
+# In $PV$ the keys are contracted. The lane above holds the scores of keys 4 to 7, 12 to 15, 20 to 23, ... of its query.
+# These become P, and P is the operand of the next product. If V's fragments have **the same key order**, P stays where it
+# is: no lane has to give anything to another. So V is not read 8 keys in a row but 4 and 4. It is also transposed on the
+# way: a fragment is a *column* of V, and `ds_read_tr16_b64` hands the rows that 16 lanes have read out as columns.
+
+# %%
+v_params = KVBufferParams(
+    "bf16",
+    (32, 32, 16),
+    None,
+    BN=64,
+    WN=64,
+    BK=32,
+    num_threads=256,
+    depth=DEPTH,
+    kv_num_heads=1,
+    transpose=False,
+    num_smem_stages=1,
+)
+values = KVBuffer(v_params, pool.get_value_cache(0), batch_idx=0, head_idx=0, end=LENGTH)
+values.load_from_dram(0)
+values.load_from_shared(0)
+draw_fragment_map(values.fragment_map(), thread=37, axes=("key", "depth"))
+
+# %% [markdown]
+# What one of the reads touches: each lane asks for 8 bytes, four numbers of one key, and gets four keys of one number.
+
+# %%
+draw_kv_buffer(values, read=(0, 0))
+
+# %% [markdown]
+# **Question 3.** Which keys of a strip does lane 5 hold in its first fragment of V (k group 0)? Give the 8 keys in order.
+
+# %% tags=["question"]
+v_keys = None  # your answer, e.g. [0, 1, 2, 3, 4, 5, 6, 7]
+
+# %%
+check(
+    v_keys,
+    values.fragment_map().row[5, 0],
+    "A lane below 32 has the scores of keys 0..3, 8..11, 16..19, ...; a k group has 16 keys.",
+)
+
+# %% [markdown]
+# That the orders agree is a statement about two index arrays. The accumulator of S holds 16 keys in a register, the operand
+# P wants 8; put one after the other they are the same:
+
+# %%
+p_map = kv_buffer_operand_map(v_params, BM)
+print("keys of lane 37 in S:", s_map.col[37].ravel()[:16], "...")
+print("keys of lane 37 in P:", p_map.col[37].ravel()[:16], "...")
+same = np.array_equal(s_map.col.reshape(256, -1), p_map.col.reshape(256, -1))
+print("the same for all lanes and all keys:", same)
+
+# %% [markdown]
+# ## $O = PV$
+#
+# Softmax works on the registers: a lane owns a query, so its row maximum needs only the lane 32 places further, which has
+# the other keys. Here it is done with the whole tile at once. The exponentials are rounded to bfloat16 and reinterpreted
+# as the operand, without any movement.
+
+# %%
+scores = scores / np.sqrt(DEPTH)
+weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+p_registers = s_map.spread(weights[None]).astype(as_dtype("bf16")).reshape(1, 256, -1, 8)  # nothing moves
+
+o_map = output_map(v_params, BM)
+o = np.zeros((1, *o_map.row.shape), np.float32)
+for strip in range(values.num_k_tiles):
+    for kg in range(values.num_k_mmas2):
+        step = strip * values.num_k_mmas2 + kg
+        o = values.mma_op.mma(p_registers[:, :, step : step + 1], o, strip, kg, swap_a_b=True)
+
+p = weights.astype(as_dtype("bf16")).astype(float)
+exact = p @ v[0, 0, :, 0].astype(float)
+output = o_map.gather(o)[0]
+print("O:", output.shape, " largest error against float64:", np.abs(output - exact).max())
+
+# %% [markdown]
+# And if V were read in the plain order, 8 keys in a row? Then the registers of P and V would speak of different keys:
+
+# %%
+plain_v = values.mma_op.reg_tile.copy()
+strip_map = values.fragment_map()
+lanes, e = np.arange(256)[:, None, None] % 64, np.arange(8)
+kg = np.arange(strip_map.row.shape[1])[None, :, None] // values.num_mmas
+wrong_rows = kg * 16 + lanes // 32 * 8 + e + 0 * strip_map.row
+for strip in range(values.num_k_tiles):
+    values.mma_op.strip_tile(strip)[0] = v[0, 0, strip * 32 + wrong_rows, 0, strip_map.col]
+o = np.zeros((1, *o_map.row.shape), np.float32)
+for step in range(values.num_k_tiles * values.num_k_mmas2):
+    o = values.mma_op.mma(p_registers[:, :, step : step + 1], o, *divmod(step, values.num_k_mmas2))
+print("largest error:", np.abs(o_map.gather(o)[0] - exact).max())
+values.mma_op.reg_tile[...] = plain_v
+
+# %% [markdown]
+# ## Half a strip
+#
+# fp8 doubles the fragment: `mfma.16x16x128.fp8` takes 128 columns, 32 bytes of each lane, in two halves of 64. DeepSeek's
+# keys have 576 numbers, four and a half strips. Shared memory then has blocks of 64 columns; `load_prefill_split` reads
+# the lower half of a strip from one block and the upper from the next. The last strip has no upper half: zeros.
+
+# %%
+split = KVBufferParams(
+    "fp8",
+    (16, 16, 128),
+    Swizzle(3, 0, 3, "vector"),
+    BN=128,
+    WN=32,
+    BK=128,
+    num_threads=256,
+    depth=576,
+    kv_num_heads=1,
+    transpose=True,
+    bk_smem=64,
+    num_smem_stages=1,
+)
+wide = rng.standard_normal((1, 128, 1, 576)).astype(split.dtype)
+latent = KVBuffer(split, PagedKVCache(wide, [127], [[0]], 1, 128), batch_idx=0, head_idx=0, end=128)
+latent.load_from_dram(0)
+latent.load_from_shared(0)
+last = latent.fragment_map().gather(latent.strip_tile(4))[0]
+print(f"{latent.num_k_tiles} strips in {latent.num_repeats} blocks; the last strip is {last.shape}")
+print("its lower half is the end of the keys:", bool((last[:, :64] == wide[0, :, 0, 512:]).all()))
+print("its upper half is zeros:", bool((last[:, 64:] == 0).all()))
+draw_fragment_map(latent.fragment_map(), thread=20, axes=("key", "depth"))
+
+# %%
+q8 = rng.standard_normal((1, 16, 576)).astype(split.dtype)
+q_map, s8_map = kv_buffer_operand_map(split, 16), score_map(split, 16)
+q8_registers = q_map.spread(np.pad(q8, ((0, 0), (0, 0), (0, 64))))
+s8 = np.zeros((1, *s8_map.row.shape), np.float32)
+for strip in range(latent.num_k_tiles):
+    s8 = latent.mma_op.mma(q8_registers[:, :, strip : strip + 1], s8, strip, 0)
+exact = q8[0].astype(float) @ wide[0, :, 0].astype(float).T
+print("largest error against float64:", np.abs(s8_map.gather(s8)[0] - exact).max())
+
+# %% [markdown]
+# **Question 4.** Decode has four warps that share the keys of a tile: `WN = 32` of `BN = 128`. Which keys does warp 2 hold?
+
+# %% tags=["question"]
+warp_keys = None  # your answer: (first key, last key)
+
+# %%
+rows = latent.fragment_map().row[2 * 64 : 3 * 64]
+check(warp_keys, (rows.min(), rows.max()), "Warp w owns keys w * WN to (w + 1) * WN - 1.")
+
+# %% [markdown]
+# [7. KVBuffer](07_kv_buffer.ipynb) shows how the tiles came into shared memory. Every register seen here was compared with the compiled MAX
+# kernels, lane by lane; the tests do it for all configurations.

@@ -133,8 +133,11 @@ class Memory:
         base: int = 0,
         unsafe: bool = False,
     ) -> None:
-        if nbytes < 0 or base < 0 or (programs is not None and programs < 0):
-            raise ValueError(f"{name}: nbytes {nbytes}, base {base} and programs {programs} must not be negative")
+        sizes = (nbytes, base, 0 if programs is None else programs)
+        if any(not hasattr(size, "__index__") or size < 0 for size in sizes):
+            raise ValueError(
+                f"{name}: nbytes {nbytes!r}, base {base!r} and programs {programs!r}; integers from 0 are accepted"
+            )
         self.nbytes, self.space, self.name, self.programs = nbytes, space, name, programs
         self.base, self.unsafe = base, unsafe
         self._pitch = -(-nbytes // 16) * 16
@@ -285,8 +288,10 @@ class Memory:
 
     def _check(self, index: _Index, nbytes: int, alignment: int) -> int:
         """Bounds and alignment of the accesses; returns the widest unit (up to 16 bytes) that divides them all."""
-        if not nbytes:
-            raise ValueError(f"{self.name}: an access of 0 bytes")
+        if nbytes < 1:
+            raise ValueError(f"{self.name}: an access of {nbytes} bytes")
+        if alignment < 1 or alignment & (alignment - 1):
+            raise ValueError(f"{self.name}: alignment {alignment}; a power of two is accepted")
         if not index.size:
             return 1
         if index.ndim and not index.strides[0]:

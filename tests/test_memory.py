@@ -275,6 +275,22 @@ def test_accesses_need_a_width():
         Memory(16).store(0, np.float32(1))
 
 
+def test_widths_and_alignments_that_are_none():
+    memory = Memory(64)
+    with pytest.raises(ValueError, match="an access of -4 bytes"):
+        memory.load(np.array([0]), np.float32, width=-1)
+    for alignment in (-4, 3):
+        with pytest.raises(ValueError, match=f"alignment {alignment}; a power of two is accepted"):
+            memory.store(np.array([0]), np.ones((1, 1), np.float32), alignment=alignment)
+    assert not memory.written.any()
+
+
+@pytest.mark.parametrize("arguments", [{"nbytes": 2.5}, {"nbytes": "64"}, {"nbytes": 8, "base": 1.5}], ids=str)
+def test_sizes_are_integers(arguments):
+    with pytest.raises(ValueError, match=r"memory: nbytes .* integers from 0 are accepted"):
+        Memory(**arguments)
+
+
 def test_sizes_must_not_be_negative():
     with pytest.raises(ValueError, match="nbytes -1"):
         Memory(-1)

@@ -48,6 +48,11 @@ class SwizzledTile:
     swizzle: Swizzle | None = None
 
     def __post_init__(self) -> None:
+        for name, unit in (("rows", 1), ("row_bytes", 16), ("base", 16)):
+            value = getattr(self, name)
+            if not hasattr(value, "__index__") or value < 0 or value % unit:
+                what = "an integer of at least 0" if unit == 1 else f"a multiple of {unit} of at least 0"
+                raise ValueError(f"{name} {value!r} is not {what}")
         if self.swizzle is None:
             object.__setattr__(self, "swizzle", ldmatrix_swizzle(self.row_bytes))
 
@@ -65,13 +70,24 @@ class SwizzledTile:
         return SwizzledTile(self.rows, self.row_bytes, self.base, Swizzle.identity("vector"))
 
     def address(self, row: Any, vector: Any) -> Any:
-        """Byte address of 16-byte ``vector`` of ``row`` (ints or int arrays)."""
+        """Byte address of 16-byte ``vector`` of ``row`` (ints or int arrays). ValueError outside the tile."""
         assert self.swizzle is not None
-        return self.base + 16 * self.swizzle(np.asarray(row, np.int64) * self.vectors + vector)
+        row, vector = _inside("row", row, self.rows), _inside("vector", vector, self.vectors)
+        return self.base + 16 * self.swizzle(row * self.vectors + vector)
 
     def owner(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """For pictures: ``[slots, 2]``, the (row, vector) that lives in each 16-byte slot of the tile."""
         return _owner(self)
+
+
+def _inside(name: str, value: Any, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    array = np.asarray(value)
+    if array.size and array.dtype.kind not in "iu":
+        raise ValueError(f"{name} of {array.dtype}; integers from 0 to {count - 1} are accepted")
+    if array.size and not (0 <= array.min() and array.max() < count):
+        bad = array.min() if array.min() < 0 else array.max()
+        raise ValueError(f"{name} {bad} is outside the tile; integers from 0 to {count - 1} are accepted")
+    return array.astype(np.int64, copy=False)
 
 
 @functools.cache

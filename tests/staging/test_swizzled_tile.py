@@ -47,3 +47,35 @@ def test_every_vector_has_its_own_slot(row_bytes: int) -> None:
 def test_rows_that_have_no_swizzle(row_bytes: int) -> None:
     with pytest.raises(ValueError, match=f"row_bytes {row_bytes} is not a power of two of at least 16"):
         ldmatrix_swizzle(row_bytes)
+
+
+@pytest.mark.parametrize(
+    ("row", "vector", "message"),
+    [
+        (64, 0, "row 64 is outside the tile; integers from 0 to 63"),
+        (-1, 0, "row -1 is outside the tile"),
+        (0, 8, "vector 8 is outside the tile; integers from 0 to 7"),
+        (np.arange(3), [0, 1, -2], "vector -2 is outside the tile"),
+        (0.5, 0, "row of float64; integers from 0 to 63"),
+        (0, "a", "vector of <U1; integers from 0 to 7"),
+    ],
+)
+def test_addresses_outside_the_tile(row: object, vector: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SwizzledTile(64, 128).address(row, vector)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"rows": -1}, "rows -1 is not an integer of at least 0"),
+        ({"rows": 6.5}, r"rows 6\.5 is not an integer"),
+        ({"rows": "64"}, "rows '64' is not an integer"),
+        ({"row_bytes": 100}, "row_bytes 100 is not a multiple of 16"),
+        ({"row_bytes": 96}, "row_bytes 96 is not a power of two"),
+        ({"base": 8}, "base 8 is not a multiple of 16"),
+    ],
+)
+def test_tiles_that_are_none(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SwizzledTile(**{"rows": 64, "row_bytes": 128} | arguments)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from .kv_store import kv_store, kv_store_paged, mla_store_paged
 from .merge_states import merge_states
 from .mha_decode import mha_decode, mha_decode_paged
 from .mha_prefill import mha_prefill, mha_prefill_paged
+from .mla_decode import mla_decode, mla_decode_paged
 from .rope import Rope
 
 __all__ = [
@@ -22,5 +23,7 @@ __all__ = [
     "mha_decode_paged",
     "mha_prefill",
     "mha_prefill_paged",
+    "mla_decode",
+    "mla_decode_paged",
     "mla_store_paged",
 ]

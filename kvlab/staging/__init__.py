@@ -15,6 +15,7 @@ from .hazards import Hazards
 from .iterator import KVCacheIterator, KVTile
 from .kv_buffer import KVBuffer
 from .kv_mma_op import KVMmaOp, KVMmaOpParams, mfma_atom, mma_tiles
+from .mla_cta import MLA_ARCHS, MLACTA, mla_cta
 from .mma_sync_cta import MmaSyncShape
 from .nvidia_cp_async import CpAsyncKVBuffer
 from .nvidia_params import NvidiaKVParams
@@ -33,6 +34,8 @@ from .warp_slices import WarpSlices
 
 __all__ = [
     "DECODE_ARCHS",
+    "MLACTA",
+    "MLA_ARCHS",
     "AsyncBarrier",
     "CpAsyncKVBuffer",
     "DecodeCTA",
@@ -75,6 +78,7 @@ __all__ = [
     "kv_buffer_operand_map",
     "ldmatrix_swizzle",
     "mfma_atom",
+    "mla_cta",
     "mma_tiles",
     "operand_map",
     "output_map",

@@ -32,7 +32,10 @@ BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 @dataclass(frozen=True)
 class FmaShape:
-    """Sizes of the tile: BM query rows, BN keys, D columns in DRAM, padded to BD in shared memory."""
+    """Sizes of the tile: BM query rows, BN keys, D columns in DRAM, padded to BD in shared memory.
+
+    ``v_in_k``: V has no place of its own, it is read from K's (MLA).
+    """
 
     BM: int
     BN: int
@@ -40,6 +43,7 @@ class FmaShape:
     BD: int
     arch: str = "sm_90"
     warps: int = 4
+    v_in_k: bool = False
 
     def __post_init__(self) -> None:
         if self.BM % 16 or self.BN % 32 or self.BD % 32 or self.D > self.BD or self.D % 4:
@@ -48,6 +52,9 @@ class FmaShape:
     def place(self, role: str) -> tuple[int, int, int]:
         """(first byte, rows, columns) of a role's tile in shared memory."""
         sizes = {"k": (self.BN, self.BD), "v": (self.BN, self.BD), "q": (self.BM, self.BD), "p": (self.BM, self.BN)}
+        if self.v_in_k:
+            del sizes["v"]
+            role = "k" if role == "v" else role
         names = list(sizes)
         base = sum(4 * rows * cols for rows, cols in (sizes[n] for n in names[: names.index(role)]))
         return base, *sizes[role]
@@ -91,18 +98,20 @@ class FmaCTA:
         self.pipeline.load("k", tile)
         return self._read("k", active)
 
-    def load_v(self, tile: KVTile, active: BoolArray) -> Fragments:
-        """V tile into shared memory, then each lane's columns for all keys.
+    def load_v(self, tile: KVTile | None, active: BoolArray) -> Fragments:
+        """V tile into shared memory (None: it stands there, with ``v_in_k``), then each lane's columns for all keys.
 
         In a pipeline the warps issue these reads after those of P: :meth:`accumulate` states them.
         """
-        self.pipeline.load("v", tile)
+        if tile is not None:
+            self.pipeline.load("v", tile)
         return self._read("v", active, stated=not self.pipeline.following)
 
-    def scores(self, q: Fragments, k: Fragments, active: BoolArray) -> Fragments:
-        """S = Q K^T, float32, ``[BM, BN]``."""
+    def scores(self, q: Fragments, k: Fragments, active: BoolArray, s: Fragments | None = None) -> Fragments:
+        """S = Q K^T, float32, ``[BM, BN]``; added to ``s`` if given."""
         layout = _accumulator(self.shape, self.shape.BN)
-        return Fragments(layout.spread(np.matmul(q.tile(), k.tile().swapaxes(1, 2))), layout)
+        product = layout.spread(np.matmul(q.tile(), k.tile().swapaxes(1, 2)))
+        return Fragments(product if s is None else s.values + product, layout)
 
     def accumulate(self, p: Fragments, v: Fragments, o: Fragments, active: BoolArray) -> Fragments:
         """O += P V, P through shared memory since a lane needs whole rows of it."""

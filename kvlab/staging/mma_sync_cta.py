@@ -81,21 +81,23 @@ class MmaSyncCTA:
         self._state_read("k")
         return self._read("k", active)
 
-    def load_v(self, tile: KVTile, active: BoolArray) -> Fragments:
-        """V tile into shared memory, then transposed to the B fragments of O += P V.
+    def load_v(self, tile: KVTile | None, active: BoolArray) -> Fragments:
+        """V tile into shared memory (None: it stands there, with ``v_in_k``), then transposed to the B fragments of
+        O += P V.
 
         In a pipeline the warps issue these reads after those of P: :meth:`accumulate` states them.
         """
-        self.pipeline.load("v", tile)
+        if tile is not None:
+            self.pipeline.load("v", tile)
         if not self.pipeline.following:
             self._state_read("v")
         return self._read("v", active)
 
-    def scores(self, q: SharedTile, k: Fragments, active: BoolArray) -> Fragments:
-        """S = Q K^T, float32, ``[BM, BN]``."""
+    def scores(self, q: SharedTile, k: Fragments, active: BoolArray, s: Fragments | None = None) -> Fragments:
+        """S = Q K^T, float32, ``[BM, BN]``; added to ``s`` if given."""
         self._state_read("q")
         a = self._read("q", active)
-        return self._multiply("qk", a, k, self._zeros(self.shape.BN))
+        return self._multiply("qk", a, k, self._zeros(self.shape.BN) if s is None else s)
 
     def accumulate(self, p: Fragments, v: Fragments, o: Fragments, active: BoolArray) -> Fragments:
         """O += P V: P rounded to the storage dtype, through shared memory and ldmatrix to the A fragments."""
@@ -158,7 +160,7 @@ class MmaSyncCTA:
         pairs = p.reshape(self.programs, WARPS, 32, len(access.address), access.nbytes // self.shape.dtype.itemsize)
         address = access.address[None]
         if access.name.startswith("stmatrix"):
-            stmatrix(self.smem, address.swapaxes(1, 2), np.moveaxis(pairs, 3, 2), 4)
+            stmatrix(self.smem, address.swapaxes(1, 2), np.moveaxis(pairs, 3, 2), access.nbytes // 4)
         else:
             self.smem.store(address, np.moveaxis(pairs, 3, 1))
         self._count("p write", active)

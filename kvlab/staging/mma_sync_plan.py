@@ -22,7 +22,10 @@ IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class MmaSyncShape:
-    """Sizes of the tile: BM query rows, BN keys, D columns in DRAM, padded to BD in shared memory."""
+    """Sizes of the tile: BM query rows, BN keys, D columns in DRAM, padded to BD in shared memory.
+
+    ``v_in_k``: V has no place of its own, it is read from K's (MLA).
+    """
 
     BM: int
     BN: int
@@ -30,6 +33,7 @@ class MmaSyncShape:
     BD: int
     dtype: np.dtype[Any]
     arch: str = "sm_90"
+    v_in_k: bool = False
 
     def __post_init__(self) -> None:
         if self.BM % 16 or self.BN % (8 * WARPS) or self.BD % 16 or self.D > self.BD:
@@ -109,7 +113,8 @@ def _access(shape: MmaSyncShape, role: str) -> SharedAccess:
     if role == "p write":
         place = shape.place("p")
         stmatrix = "stmatrix" in get_arch(shape.arch).features
-        name, nbytes = ("stmatrix.x4", 16) if stmatrix else ("st.shared.b32", 4)
+        matrices = 4 if shape.BN >= 64 else 2
+        name, nbytes = (f"stmatrix.x{matrices}", 4 * matrices) if stmatrix else ("st.shared.b32", 4)
         address, plain = (
             (_p_matrix_addresses if stmatrix else _p_pair_addresses)(shape, x) for x in (place, place.plain())
         )
@@ -126,13 +131,17 @@ def _places(shape: MmaSyncShape) -> tuple[dict[str, SwizzledTile], int]:
     """Where Q, K, V and P stand in shared memory (P in its own place; the compiler may overlay it), and the
     bytes in all.
     """
-    size, base, places = shape.dtype.itemsize, 0, {}
+    size, base = shape.dtype.itemsize, 0
+    places: dict[str, SwizzledTile] = {}
     for role, rows, cols in (
         ("k", shape.BN, shape.BD),
         ("v", shape.BN, shape.BD),
         ("q", shape.BM, shape.BD),
         ("p", shape.BM, shape.BN),
     ):
+        if role == "v" and shape.v_in_k:
+            places[role] = places["k"]
+            continue
         places[role] = SwizzledTile(rows, cols * size, base)
         base += places[role].nbytes
     return places, base
@@ -218,11 +227,13 @@ def _accumulator(shape: MmaSyncShape, cols: int) -> FragmentMap:
 
 @functools.cache
 def _p_matrix_addresses(shape: MmaSyncShape, place: SwizzledTile) -> IntArray:
-    """stmatrix.x4 of P: two n-tiles of 16 rows an instruction; ``[instructions, warps, 32]``."""
-    tiles_m, pairs = shape.BM // 16, shape.BN // 64
+    """stmatrix.x4 of P: two n-tiles of 16 rows an instruction, x2 where a warp has one; ``[instructions, warps,
+    32]``.
+    """
+    tiles_m, pairs = shape.BM // 16, max(shape.BN // 64, 1)
     m, pair, warp, lane = np.ogrid[:tiles_m, :pairs, :WARPS, :32]
     row = 16 * m + lane % 16 + 0 * pair + 0 * warp
-    vector = 8 * pair + warp + 4 * (lane // 16) + 0 * m
+    vector = 8 * pair + warp + (4 if shape.BN >= 64 else 0) * (lane // 16) + 0 * m
     address: IntArray = place.address(row, vector)
     return address.reshape(-1, WARPS, 32)
 

@@ -1,0 +1,133 @@
+"""MLA decode: tile sizes of each machine, the split of the keys, and the twins of the operation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvlab.mirror.twin import Twin
+
+__all__ = [
+    "LAUNCH",
+    "LOCKSTEP_TOLERANCE",
+    "MASK_VALUE",
+    "TWINS",
+    "MLADecodeConfig",
+    "MLADecodeProblem",
+    "choose_config",
+]
+
+TWINS = (
+    Twin("attend", kernel="kernel:attend", emulator="emulator:attend"),
+    Twin(
+        "merge",
+        kernel="kvlab.attention.merge_states.kernel:merge",
+        emulator="kvlab.attention.merge_states.emulator:merge",
+    ),
+)
+LAUNCH = ("kernel:launch", "emulator:launch")
+
+# O adds up P V with P rounded once to the storage dtype: where a score differs in its last bit (another order of
+# summation), a P next to a rounding boundary may fall on the other side, half a step of bfloat16 of one term.
+_TIE = (2.0**-8, "P is rounded once to the storage dtype; a tie may fall on either side")
+LOCKSTEP_TOLERANCE = {"o": _TIE, "parts": _TIE, "result 0": (2.0**-7, _TIE[1] + ", and the output is rounded again")}
+
+MASK_VALUE = -(2.0**100)
+"""Score of a masked key, in units of log2. Finite: rows without a key are found by a flag, not by this value."""
+
+MIN_SPLIT_KEYS = 256
+MAX_SPLITS = 64
+
+
+@dataclass(frozen=True)
+class MLADecodeProblem:
+    """Sizes of one call: B sequences, S new tokens each, H heads, rows of latent and rope columns."""
+
+    batch: int
+    tokens: int
+    heads: int
+    latent: int
+    rope: int
+    itemsize: int
+    max_keys: int
+
+    @property
+    def rows(self) -> int:
+        """Query rows of a sequence; all of them see the same keys and values."""
+        return self.tokens * self.heads
+
+
+@dataclass(frozen=True)
+class MLADecodeConfig:
+    """Tile sizes and launch parameters, the same for the kernel and the emulator.
+
+    BM query rows (tokens x heads), BN keys, BV latent and BR rope columns, each padded to a power of two.
+    """
+
+    BM: int
+    BN: int
+    BV: int
+    BR: int
+    row_tiles: int
+    num_splits: int
+    num_warps: int = 4
+    num_stages: int = 2
+
+    def grid(self, problem: MLADecodeProblem) -> tuple[int, int]:
+        """Programs (sequence and row tile, split). The row tiles of a sequence are neighbours: they read the same
+        keys. The lengths have no part in it: a CUDA graph may be replayed.
+        """
+        return problem.batch * self.row_tiles, self.num_splits
+
+
+def choose_config(
+    problem: MLADecodeProblem,
+    *,
+    processors: int = 132,
+    num_splits: int | None = None,
+    arch: str = "sm_90",
+    emulated: bool = False,
+) -> MLADecodeConfig:
+    """The configuration of a call on ``arch``, which has ``processors`` SMs (132 on an H100).
+
+    sm_90, more than 32 rows of 16 bits: 64 rows x 32 keys with eight warps, which compiles to wgmma and keeps the
+    whole output in registers. Up to 32 rows, and on the machines whose shared memory does not hold that tile: 16 or 32
+    rows x 32 keys with mma.sync or MFMA. float32 has no tensor cores on NVIDIA: 16 rows x 32 keys with eight warps.
+    ``emulated``: the tiles that the emulator has machines for: 16 rows x 32 keys with mma.sync on NVIDIA, MAX's 16 rows
+    x 128 keys on gfx950.
+
+    >>> problem = MLADecodeProblem(batch=1, tokens=1, heads=128, latent=512, rope=64, itemsize=2, max_keys=32768)
+    >>> choose_config(problem)
+    MLADecodeConfig(BM=64, BN=32, BV=512, BR=64, row_tiles=2, num_splits=64, num_warps=8, num_stages=3)
+    >>> choose_config(problem, num_splits=1).grid(problem)
+    (2, 1)
+    """
+    if num_splits is not None and num_splits not in range(1, MAX_SPLITS + 1):
+        raise ValueError(f"num_splits {num_splits!r}: must be an integer from 1 to {MAX_SPLITS}")
+    BV, BR = (max(32, 1 << (n - 1).bit_length()) for n in (problem.latent, problem.rope))
+    amd = arch.startswith("gfx")
+    if emulated and arch == "gfx950":
+        BM, BN, num_warps, num_stages = 16, 128, 4, 1
+    elif problem.itemsize == 4:
+        BM, BN, num_warps, num_stages = (16, 16, 4, 1) if amd else (16, 32, 8, 1)
+    elif problem.rows <= 16 or emulated:
+        BM, BN, num_warps, num_stages = 16, 32, 4, 1 if amd else 2
+    elif amd:
+        BM, BN, num_warps, num_stages = 32, 32, 4, 1
+    elif arch == "sm_90" and problem.rows > 32:
+        BM, BN, num_warps, num_stages = 64, 32, 8, 3
+    else:
+        BM, BN, num_warps, num_stages = 32, 32, 8, 2
+    row_tiles = -(-problem.rows // BM)
+    if num_splits is None:
+        places = processors * (1 if BM == 64 else 2)
+        num_splits = _choose_splits(problem.batch * row_tiles, problem.max_keys, places)
+    return MLADecodeConfig(BM, BN, BV, BR, row_tiles, num_splits, num_warps, num_stages)
+
+
+def _choose_splits(programs: int, max_keys: int, places: int) -> int:
+    """One where the programs fill 0.6 of the places; otherwise the fewest within 0.95 of the best use of them."""
+    if programs == 0 or programs >= 0.6 * places:
+        return 1
+    most = max(1, min(MAX_SPLITS, max_keys // MIN_SPLIT_KEYS))
+    use = [programs * n / places / -(-programs * n // places) for n in range(1, most + 1)]
+    return 1 + next(i for i, u in enumerate(use) if u >= 0.95 * max(use))

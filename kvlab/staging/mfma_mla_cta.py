@@ -1,0 +1,189 @@
+"""One CTA of MAX's MLA decode on gfx950: K of all columns through KVBuffer, V read from K's memory (spec/kv_cache.md
+8.7).
+
+Four warps stand along the keys for S^T = K Q^T and along the latent columns for O^T = V^T P^T, where each reads its
+slice of K's tile by transposing reads. P goes through LDS in the order of the keys that V's fragments have (5.9, 7.4).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from kvlab.cache import PagedKVCache
+from kvlab.hardware import count_wavefronts
+from kvlab.layout import Swizzle
+from kvlab.memory import AddressSpace, Memory
+
+from .fragments import FragmentMap, Fragments
+from .kv_buffer import KVBuffer
+from .kv_mma_op import mfma_atom, mma_tiles
+from .mfma_cta import Strips
+from .operand_maps import kv_buffer_operand_map, output_map, score_map
+from .params import WARP_SIZE, KVBufferParams
+from .traffic import Traffic
+from .warp_slices import WarpSlices
+
+__all__ = ["MfmaMLACTA"]
+
+WARPS, BK, MMA = 4, 32, (16, 16, 32)
+P_SWIZZLE = Swizzle(3, 0, 3, unit="vector")
+Array = np.ndarray[Any, Any]
+
+
+class MfmaMLACTA:
+    """The CTAs of one launch, side by side: ``programs`` copies of LDS and registers.
+
+    ValueError unless 16-bit storage, BM 16, BN 128, latent columns a multiple of 128 and rope columns of 32.
+    """
+
+    def __init__(
+        self,
+        BM: int,
+        BN: int,
+        columns: tuple[int, int],
+        cache: PagedKVCache,
+        batch_idx: Any,
+        end: Any,
+        traffic: Traffic,
+    ) -> None:
+        latent, rope = columns
+        if BM != 16 or BN != WARPS * BK or latent % (WARPS * BK) or rope % BK or cache.dtype.itemsize != 2:
+            raise ValueError(
+                f"BM {BM}, BN {BN}, columns {columns}, {cache.dtype} on gfx950: must be BM 16, BN 128, latent columns "
+                "a multiple of 128, rope columns of 32, in 16 bits"
+            )
+        self.BM, self.columns, self.traffic, self.programs = BM, columns, traffic, len(batch_idx)
+        common: dict[str, Any] = {"BN": BN, "WN": BN // WARPS, "BK": BK, "num_threads": WARPS * WARP_SIZE}
+        swizzle = Swizzle(3, 0, 3, unit="vector")
+        k = KVBufferParams(
+            cache.dtype, MMA, swizzle, **common, depth=sum(columns), kv_num_heads=1, transpose=True, num_smem_stages=1
+        )
+        self.v_params = KVBufferParams(
+            cache.dtype, MMA, swizzle, **common, depth=latent, kv_num_heads=1, transpose=False
+        )
+        self.p_address = k.smem_stage_size * cache.dtype.itemsize
+        nbytes = self.p_address + BM * BN * cache.dtype.itemsize
+        self.smem = Memory(nbytes, space=AddressSpace.SHARED, name="LDS", programs=self.programs)
+        self.k = KVBuffer(k, cache, batch_idx, 0, self.smem, end, smem_address=0, traffic=traffic)
+        self.v = WarpSlices(self.k, WARPS, latent)
+        self.atom = mfma_atom(MMA, cache.dtype)
+
+    def load_q(self, dram: Memory, offset: Array, valid: Array) -> tuple[Fragments, Fragments]:
+        """Q rows, elements ``offset[programs, BM]`` of ``dram``, straight into every warp's registers; invalid rows
+        are 0.
+        """
+        dtype, parts = self.k.params.dtype, []
+        for first, layout in zip((0, self.columns[0]), _query_maps(self.k.params, self.BM, *self.columns), strict=True):
+            row, col = layout.row[..., 0], layout.col[..., 0]  # [threads, registers], the first element of a fragment
+            ok = valid[:, row]
+            at = np.where(ok, offset[:, row] + first + col, 0) * dtype.itemsize
+            values = dram.load(at, dtype, layout.row.shape[-1])
+            parts.append(Fragments(np.where(ok[..., None], values, np.zeros((), dtype)), layout))
+        self.traffic.move("DRAM->registers", int(valid.sum()) * sum(self.columns) * dtype.itemsize)
+        return parts[0], parts[1]
+
+    def load_k(self, start: Array, active: Array) -> tuple[Strips, Strips]:
+        """The tile of all columns by DMA into LDS, then its strips: those of the latent and those of the rope part."""
+        self.k.kv_cache_iter.tile_start_row = start
+        self.k.load_from_dram(0, active)
+        self.k.load_from_shared(0, active=active)
+        strips = [self.k.strip_tile(strip) for strip in range(sum(self.columns) // BK)]
+        first, layout = self.columns[0] // BK, self.k.fragment_map()
+        return Strips(strips[:first], layout, axis=2), Strips(strips[first:], layout, axis=2)
+
+    def scores(self, q: tuple[Fragments, Fragments], k: tuple[Strips, Strips], active: Array) -> Fragments:
+        """S = Q K^T, float32, ``[BM, BN]``: strip after strip of the latent, then of the rope columns."""
+        s = self._zeros(score_map(self.k.params, self.BM))
+        for operand, strips in zip(q, k, strict=True):
+            s = self._multiply(operand.values, strips, s)
+        return s
+
+    def load_v(self, active: Array) -> Strips:
+        """Every warp its slice of the latent columns of K's tile, keys ``[strip * BK, + BK)`` a strip."""
+        self.v.load_from_shared(0, active=active)
+        return Strips([self.v.strip_tile(strip) for strip in range(WARPS)], self.v.fragment_map(), axis=1)
+
+    def accumulate(self, p: Fragments, v: Strips, o: Fragments, active: Array) -> Fragments:
+        """O += P V: P rounded to the storage dtype, through LDS to the operand that meets V."""
+        return self._multiply(self._exchange(p.values.astype(self.k.params.dtype), active), v, o)
+
+    def zeros(self) -> Fragments:
+        """The output accumulator ``[BM, latent columns]``."""
+        return self._zeros(output_map(self.v_params, self.BM))
+
+    def row_max(self, s: Fragments) -> Array:
+        """Largest score of each row ``[programs, BM]``: in the lane, over the row's four lanes, over the warps."""
+        return self._by_row(s, np.max)
+
+    def row_sum(self, p: Fragments) -> Array:
+        """Row sums ``[programs, BM]`` in the order of the hardware: in the lane, over four lanes, over the warps."""
+        return self._by_row(p, np.sum)
+
+    def _by_row(self, x: Fragments, reduce: Any) -> Array:
+        parts = x.values.reshape(self.programs, WARPS, 4, 16, -1, 4)
+        rows: Array = reduce(reduce(reduce(parts, axis=(4, 5)), axis=2), axis=1)  # [programs, 16 rows]
+        return rows
+
+    def _exchange(self, p: Array, active: Array) -> Array:
+        """P ``[programs, threads, 2, 4]`` through LDS: a warp writes the block of its 32 keys, every warp reads all
+        blocks: ``[programs, threads, strips, 8]``. A lane's 16 bytes are four keys of each of the two score tiles.
+        """
+        write, read = _p_addresses(self.BM, self.k.params.dtype.itemsize)  # [threads, 1], [threads, strips]
+        self.smem.store(self.p_address + write[None], p.reshape(*p.shape[:2], 1, 8))
+        operand = self.smem.load(self.p_address + read[None], p.dtype, 8)
+        programs = int(active.sum())
+        for what, address in (("write", write), ("read", read)):
+            lanes = address.reshape(WARPS, WARP_SIZE, -1).swapaxes(1, 2)
+            plain = _p_addresses(self.BM, p.dtype.itemsize, swizzled=False)[what == "read"]
+            passes = _passes(what, lanes.tobytes())
+            without = _passes(what, plain.reshape(WARPS, WARP_SIZE, -1).swapaxes(1, 2).tobytes())
+            self.traffic.access(
+                f"p {what}",
+                wavefronts=passes[0] * programs,
+                ideal=passes[1] * programs,
+                unswizzled=without[0] * programs,
+            )
+            edge = "registers->SMEM" if what == "write" else "SMEM->registers"
+            self.traffic.move(edge, address.size * 16 * programs)
+        return operand
+
+    def _multiply(self, operand: Array, strips: Strips, c: Fragments) -> Fragments:
+        """C += operand x strips; ``operand`` is ``[programs, threads, strips, 8]``."""
+        values = c.values
+        for strip, registers in enumerate(strips.registers):
+            values = mma_tiles(self.atom, operand[:, :, strip : strip + 1], registers, values)
+        return c.with_values(values)
+
+    def _zeros(self, layout: FragmentMap) -> Fragments:
+        return Fragments(np.zeros((self.programs, *layout.row.shape), np.float32), layout)
+
+
+@functools.cache
+def _query_maps(k: KVBufferParams, BM: int, latent: int, rope: int) -> tuple[FragmentMap, FragmentMap]:
+    """What the registers of Q hold, of the latent and of the rope columns."""
+    whole, strips = kv_buffer_operand_map(k, BM), latent // BK
+    return (
+        FragmentMap((BM, latent), whole.row[:, :strips], whole.col[:, :strips]),
+        FragmentMap((BM, rope), whole.row[:, strips:], whole.col[:, strips:] - latent),
+    )
+
+
+@functools.cache
+def _p_addresses(BM: int, itemsize: int, *, swizzled: bool = True) -> tuple[Array, Array]:
+    """Bytes of P's blocks that a thread writes ``[threads, 1]`` and reads ``[threads, strips]``, 16 at a time."""
+    warp, lane = np.divmod(np.arange(WARPS * WARP_SIZE), WARP_SIZE)
+    group = lane % 16 * (BK // 8) + lane // 16
+    vector = P_SWIZZLE(group) if swizzled else group
+    block = BM * BK * itemsize
+    return (warp * block + 16 * vector)[:, None], np.arange(WARPS) * block + 16 * vector[:, None]
+
+
+@functools.lru_cache(maxsize=16)
+def _passes(what: str, address: bytes) -> tuple[int, int]:
+    """(wavefronts, ideal) of a CTA's accesses of P; provisional, as all AMD wavefronts."""
+    lanes = np.frombuffer(address, np.int64).reshape(-1, WARP_SIZE)
+    wavefronts, ideal, _ = count_wavefronts(f"ds_{what}_b128", lanes, arch="gfx950")
+    return int(wavefronts.sum()), int(ideal.sum())

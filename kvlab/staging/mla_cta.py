@@ -1,0 +1,129 @@
+"""Which machine a tile of MLA decode is worked on: latent and rope columns of K, V in the memory of the latent part."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from kvlab.cache import PagedKVCache
+from kvlab.memory import Memory
+
+from .fma_cta import FmaCTA, FmaShape
+from .fragments import Fragments
+from .iterator import KVCacheIterator
+from .mfma_mla_cta import MfmaMLACTA
+from .mma_sync_cta import MmaSyncCTA, MmaSyncShape
+from .traffic import Traffic
+
+__all__ = ["MLACTA", "MLA_ARCHS", "NvidiaMLACTA", "mla_cta"]
+
+Array = np.ndarray[Any, Any]
+
+MLA_ARCHS = ("sm_80", "sm_90", "gfx950")
+
+
+class MLACTA(Protocol):
+    """What the MLA decode emulator asks of a machine, for all programs of a launch at once.
+
+    Pairs are (latent, rope). ``start`` ``[programs]`` is the first key of the tile; ``active`` ``[programs]`` tells
+    which programs still have keys; only their traffic counts.
+    """
+
+    def load_q(self, dram: Memory, offset: Array, valid: Array) -> tuple[Any, Any]: ...
+    def load_k(self, start: Array, active: Array) -> tuple[Any, Any]: ...
+    def scores(self, q: tuple[Any, Any], k: tuple[Any, Any], active: Array) -> Fragments: ...
+    def row_max(self, s: Fragments) -> Array: ...
+    def row_sum(self, p: Fragments) -> Array: ...
+    def load_v(self, active: Array) -> Any: ...
+    def zeros(self) -> Fragments: ...
+    def accumulate(self, p: Fragments, v: Any, o: Fragments, active: Array) -> Fragments: ...
+
+
+class NvidiaMLACTA:
+    """sm_80 and sm_90 as our kernel compiles for tiles of 16 rows: the latent and the rope tile stand apart in shared
+    memory, both products are one accumulator's, and V is the latent tile, read with ldmatrix.trans. float32 without
+    tensor cores.
+    """
+
+    def __init__(
+        self, latent: MmaSyncCTA | FmaCTA, rope: MmaSyncCTA | FmaCTA, cache: PagedKVCache, batch_idx: Any, end: Any
+    ) -> None:
+        self.latent, self.rope = latent, rope
+        BN, columns = latent.shape.BN, (latent.shape.D, rope.shape.D)
+        self.tiles = tuple(
+            KVCacheIterator(cache, BN, batch_idx, 0, end, depth=depth, head_dim_offset=first)
+            for first, depth in zip((0, columns[0]), columns, strict=True)
+        )
+
+    def load_q(self, dram: Memory, offset: Array, valid: Array) -> tuple[Any, Any]:
+        """Q rows, elements ``offset[programs, BM]`` of ``dram``; invalid rows are 0."""
+        return self.latent.load_q(dram, offset, valid), self.rope.load_q(dram, offset + self.latent.shape.D, valid)
+
+    def load_k(self, start: Array, active: Array) -> tuple[Any, Any]:
+        """The tile of these pages into shared memory, then to the operands of S = Q K^T."""
+        for tiles in self.tiles:
+            tiles.tile_start_row = start
+        latent, rope = (tiles.next_tile() for tiles in self.tiles)
+        return self.latent.load_k(latent, active), self.rope.load_k(rope, active)
+
+    def scores(self, q: tuple[Any, Any], k: tuple[Any, Any], active: Array) -> Fragments:
+        """S = Q K^T, float32, ``[BM, BN]``: first the latent columns, then the rope columns."""
+        s = self.latent.scores(q[0], k[0], active)
+        return self.rope.scores(q[1], k[1], active, s)
+
+    def row_max(self, s: Fragments) -> Array:
+        """Largest score of each row ``[programs, BM]``."""
+        return self.latent.row_max(s)
+
+    def row_sum(self, p: Fragments) -> Array:
+        """Row sums ``[programs, BM]`` in the order of the hardware."""
+        return self.latent.row_sum(p)
+
+    def load_v(self, active: Array) -> Fragments:
+        """V from the memory of the latent tile."""
+        return self.latent.load_v(None, active)
+
+    def zeros(self) -> Fragments:
+        """The output accumulator ``[BM, BV]``."""
+        return self.latent.zeros()
+
+    def accumulate(self, p: Fragments, v: Fragments, o: Fragments, active: Array) -> Fragments:
+        """O += P V."""
+        return self.latent.accumulate(p, v, o, active)
+
+
+def mla_cta(
+    arch: str,
+    BM: int,
+    BN: int,
+    columns: tuple[int, int],
+    padded: tuple[int, int],
+    cache: PagedKVCache,
+    batch_idx: Array,
+    end: Array,
+    traffic: Traffic,
+    *,
+    num_warps: int = 4,
+) -> MLACTA:
+    """The CTA model of ``arch`` for tiles of BM query rows and BN keys of a cache with one head.
+
+    ``columns``: latent and rope columns in DRAM; ``padded``: in shared memory. ``batch_idx`` and ``end``
+    ``[programs]`` are each program's sequence and the exclusive bound of its keys. gfx950: MAX's decode with V in K's
+    memory. sm_80, sm_90: what our Triton kernel compiles to; float32 with eight warps, others with four.
+    """
+    dtype, programs = cache.dtype, len(batch_idx)
+    if arch not in MLA_ARCHS:
+        raise ValueError(f"arch {arch!r} is not one of {', '.join(MLA_ARCHS)}")
+    wide = dtype.itemsize == 4
+    if not wide and num_warps != 4:
+        raise ValueError(f"num_warps {num_warps} with {dtype} on {arch}: must be 4")
+    if arch == "gfx950":
+        return MfmaMLACTA(BM, BN, columns, cache, batch_idx, end, traffic)
+    ctas: list[Any] = []
+    for D, BD in zip(columns, padded, strict=True):
+        if wide:
+            ctas.append(FmaCTA(FmaShape(BM, BN, D, BD, arch, num_warps, v_in_k=True), programs, traffic))
+        else:
+            ctas.append(MmaSyncCTA(MmaSyncShape(BM, BN, D, BD, dtype, arch, v_in_k=True), programs, traffic))
+    return NvidiaMLACTA(ctas[0], ctas[1], cache, batch_idx, end)

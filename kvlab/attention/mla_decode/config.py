@@ -91,9 +91,9 @@ def choose_config(
 
     sm_90, more than 32 rows of 16 bits: 64 rows x 32 keys with eight warps, which compiles to wgmma and keeps the
     whole output in registers. Up to 32 rows, and on the machines whose shared memory does not hold that tile: 16 or 32
-    rows x 32 keys with mma.sync or MFMA. float32 has no tensor cores on NVIDIA: 16 rows x 32 keys with eight warps.
-    ``emulated``: the tiles that the emulator has machines for: 16 rows x 32 keys with mma.sync on NVIDIA, MAX's 16 rows
-    x 128 keys on gfx950.
+    rows x 32 keys with mma.sync or MFMA. float32 has no tensor cores on NVIDIA: 16 rows x 32 keys with eight warps (16
+    keys on sm_80, or registers spill). ``emulated``: the tiles that the emulator has machines for: 16 rows x 32 keys on
+    NVIDIA, mma.sync or float32; MAX's 16 rows x 128 keys on gfx950.
 
     >>> problem = MLADecodeProblem(batch=1, tokens=1, heads=128, latent=512, rope=64, itemsize=2, max_keys=32768)
     >>> choose_config(problem)
@@ -109,6 +109,8 @@ def choose_config(
         BM, BN, num_warps, num_stages = 16, 128, 4, 1
     elif problem.itemsize == 4:
         BM, BN, num_warps, num_stages = (16, 16, 4, 1) if amd else (16, 32, 8, 1)
+        if arch == "sm_80" and not emulated:
+            BN = 16
     elif problem.rows <= 16 or emulated:
         BM, BN, num_warps, num_stages = 16, 32, 4, 1 if amd else 2
     elif amd:

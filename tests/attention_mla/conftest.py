@@ -1,0 +1,10 @@
+"""``mla_cases`` beside this file and the helpers of tests/attention, importable here and in the child process."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+for folder in (Path(__file__).parent, Path(__file__).parents[1] / "attention"):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))

@@ -1,0 +1,104 @@
+"""The emulated machines of MLA decode against the float64 reference, in the tolerance of DESIGN, and what they move.
+
+Every case poisons what must not be read: unused slots and pages are NaN, unused entries of the page table are no pages.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from decode_cases import bits
+from mla_cases import Case, assert_accurate
+
+from kvlab.attention import explain, mla_decode, mla_decode_paged
+from kvlab.cache import from_dense
+from kvlab.staging import MLA_ARCHS, Traffic
+
+GRID = [
+    Case((150, 0, 17, 1), H=6, columns=(512, 64)),
+    Case((300,), H=16, columns=(256, 32), page=5, splits=3),
+    Case((70, 129), H=9, page=64, S=2, dtype="fp16", storage="head"),
+    Case((40, 3, 2, 0), H=5, page=1, S=4, storage="layers"),
+    Case((130,), H=128, columns=(128, 32), page=128, storage="wide"),
+    Case((20,), H=1, splits=9),
+]
+ON_NVIDIA = [
+    Case((70, 0, 33), H=3, columns=(512, 64), dtype="fp32", page=48),
+    Case((40,), H=17, columns=(96, 16), S=2, splits=2),
+    Case((65, 2), H=4, columns=(32, 128), dtype="fp32", S=3),
+]
+ALL = [(case, arch) for case in GRID for arch in MLA_ARCHS] + [(c, a) for c in ON_NVIDIA for a in MLA_ARCHS[:2]]
+
+
+@pytest.mark.parametrize("case, arch", ALL, ids=lambda v: str(v))
+def test_grid(case: Case, arch: str) -> None:
+    x = case.build()
+    out, lse = mla_decode_paged(*x.arrays, arch=arch, num_splits=case.splits, return_lse=True, **x.options)
+    assert_accurate(x, out, lse)
+
+
+@pytest.mark.parametrize("arch", MLA_ARCHS)
+def test_nothing_is_written_beside_out_and_repeats_agree(arch: str) -> None:
+    """Canaries around ``out``, a view; inputs stay; the same bits again, with other garbage in unused slots and other
+    pages (a law: what is not read, and where a page lies, do not matter)."""
+    case = Case((150, 0, 2), H=3, S=2, dtype="fp16", splits=2)
+    x = case.build()
+    before = [bits(a) for a in x.arrays]
+    buffer = np.full((4, 3, 6, 256), 7, np.float16)
+    out = buffer[1:, :2, 2:5, 16:144]
+    out[...] = np.nan
+    options = x.options | {"arch": arch, "num_splits": 2}
+    assert mla_decode_paged(*x.arrays, out=out, **options) is out
+    assert_accurate(x, out)
+    first = bits(out)
+    assert [bits(a) for a in x.arrays] == before
+    x.kv[np.isnan(x.kv)] = 1e4
+    assert bits(mla_decode_paged(*x.arrays, **options)) == first
+    order = np.random.default_rng(1).permutation(len(x.kv))
+    table = np.where((x.table >= 0) & (x.table < len(order)), np.argsort(order)[x.table % len(order)], x.table)
+    assert bits(mla_decode_paged(x.q, x.kv[order], table, x.lens, **options)) == first
+    out[...] = 7
+    assert (buffer == 7).all()
+
+
+@pytest.mark.parametrize("arch", MLA_ARCHS)
+def test_dram_is_read_once(arch: str) -> None:
+    """Rests on conservation: every byte of a row leaves DRAM once for each tile of 16 query rows, V with it."""
+    x, traffic = Case((150, 0, 17), H=20, columns=(512, 64)).build(), Traffic()
+    mla_decode_paged(*x.arrays, arch=arch, traffic=traffic, num_splits=1, **x.options)
+    from_cache, query = 2 * 167 * 576 * 2, 3 * 20 * 576 * 2
+    moved = traffic.moved
+    if arch == "gfx950":
+        assert (moved["DRAM->SMEM"], moved["DRAM->registers"]) == (from_cache, query)
+    else:
+        assert moved["DRAM->SMEM"] == from_cache + query
+    assert moved["registers->DRAM"] == 3 * 20 * (512 * 2 + 4)
+
+
+@pytest.mark.parametrize("arch", MLA_ARCHS[:2])
+def test_ldmatrix_has_no_conflict_with_the_swizzle(arch: str) -> None:
+    x, traffic = Case((70,), H=16, columns=(512, 64)).build(), Traffic()
+    mla_decode_paged(*x.arrays, arch=arch, traffic=traffic, **x.options)
+    reads = [role for role in traffic.wavefronts if role.endswith("read")]
+    assert {"k read", "v read"} <= set(reads)
+    assert all(traffic.wavefronts[role] == traffic.ideal[role] > 0 for role in reads)
+    assert traffic.total("unswizzled") > traffic.total("wavefronts")
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_collection(tokens: int) -> None:
+    """A collection of several layers gives what its array form gives; the default scale is that of 128 + 64."""
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((2, 3, 70, 1, 576)).astype(np.float32)
+    cache = from_dense(rows, None, [70, 5, 33], page_size=16, new_tokens=tokens, shuffle=0)
+    q = rng.standard_normal((3, tokens, 4, 576)).astype(np.float32)
+    q = q[:, 0] if tokens == 1 else q
+    out = mla_decode(q, cache, 1)
+    keys = cache.get_key_cache(1)
+    arrays = keys.blocks, keys.lookup_table, np.array([70, 5, 33])
+    assert bits(out) == bits(mla_decode_paged(q, *arrays, scale=192**-0.5))
+    exact = mla_decode_paged(q, *arrays, backend="reference")
+    np.testing.assert_allclose(out, exact, atol=1e-5)
+    assert "mla_decode: emulator as on sm_90" in str(explain(mla_decode, q, cache, 1))
+    none = mla_decode_paged(q[:0], keys.blocks, keys.lookup_table[:0], np.zeros(0, np.int32))
+    assert none.shape == (0, *q.shape[1:-1], 512)

@@ -1,0 +1,66 @@
+"""The twins of MLA decode: the static check on the real sources, with faults seeded in them, and the lockstep run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mla_cases import Case
+
+import kvlab.attention
+from kvlab.attention import explain, mla_decode_paged
+from kvlab.mirror import check, check_sources, lockstep
+
+FOLDER = Path(kvlab.attention.__file__).parent / "mla_decode"
+KERNEL, EMULATOR = ((FOLDER / f"{name}.py").read_text() for name in ("kernel", "emulator"))
+
+
+def test_the_twins_mirror_each_other() -> None:
+    report = check("mla_decode")
+    assert report.ok
+    names = {name: [step.marker.name for step in kernel.steps] for name, kernel, _ in report.twins}
+    inner = ["load_k", "scores", "mask", "softmax", "load_v", "accumulate"]
+    assert names["attend"] == ["setup", *inner, "normalise", "store"]
+
+
+FAULTS = {
+    "a word of a marker": ("emulator", "#: mask -> s    keys that a row", "#: mask -> s    keys a row"),
+    "an output left out": ("kernel", "#: load_k -> k, k_rope ", "#: load_k -> k "),
+    "a bound name": ("emulator", "        v = cta.load_v(", "        values = cta.load_v("),
+    "a bound of the loop": ("kernel", "for start in range(lo, hi, BN):", "for start in range(0, hi, BN):"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_seeded_fault_is_found(fault: str) -> None:
+    side, old, new = FAULTS[fault]
+    sources = {"kernel": KERNEL, "emulator": EMULATOR}
+    assert sources[side].count(old) == 1
+    sources[side] = sources[side].replace(old, new)
+    assert not check_sources(sources["kernel"], sources["emulator"], "attend", "attend").ok
+
+
+CASES = [
+    (Case((70, 0), H=4, columns=(512, 64)), "sm_90"),
+    (Case((50,), H=9, S=2, page=5, dtype="fp16", splits=2), "sm_80"),
+    (Case((40, 2), H=3, columns=(96, 16), S=4, page=48), "sm_90"),
+    (Case((66,), H=3, columns=(256, 32), dtype="fp32", storage="layers"), "sm_90"),
+    (Case((200,), H=16, columns=(512, 64), splits=2), "gfx950"),
+    (Case((140, 3), H=7, S=3, page=64, dtype="fp16", storage="wide"), "gfx950"),
+]
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("case, arch", CASES, ids=[f"{case}-{arch}" for case, arch in CASES])
+def test_lockstep(case: Case, arch: str) -> None:
+    """Every output of every step agrees between the interpreted kernel and the emulator."""
+    x = case.build()
+    config = explain(mla_decode_paged, *x.arrays, v_dim=x.v_dim, arch=arch, num_splits=case.splits or 1).config
+    arguments: dict[str, Any] = dict(
+        zip(("q", "kv_cache", "block_table", "seq_lens"), (x.q, x.rows, x.table, x.lens), strict=True),
+        config=config,
+        **x.options,
+    )
+    result = lockstep("mla_decode", arguments, emulator={"arch": arch})
+    assert result.ok, str(result.first_difference)

@@ -97,7 +97,7 @@ def choose_config(
 
     >>> problem = MLADecodeProblem(batch=1, tokens=1, heads=128, latent=512, rope=64, itemsize=2, max_keys=32768)
     >>> choose_config(problem)
-    MLADecodeConfig(BM=64, BN=32, BV=512, BR=64, row_tiles=2, num_splits=64, num_warps=8, num_stages=3)
+    MLADecodeConfig(BM=64, BN=32, BV=512, BR=64, row_tiles=2, num_splits=61, num_warps=8, num_stages=3)
     >>> choose_config(problem, num_splits=1).grid(problem)
     (2, 1)
     """

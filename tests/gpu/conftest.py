@@ -5,4 +5,5 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "attention"))
+for folder in ("attention", "attention_mla"):
+    sys.path.insert(0, str(Path(__file__).parents[1] / folder))

@@ -27,9 +27,10 @@ DENSE: dict[str, tuple[dict[str, Any], str]] = {
     "window of full": ({"window": 5, "causal": False}, "window 5 with causal=False"),
     "window words": ({"window": "all"}, "window 'all': must be None"),
     "softcap": ({"softcap": -1.0}, "softcap -1.0: must be 0 or more"),
-    "scale": ({"scale": float("nan")}, "scale nan: must be finite"),
+    "scale": ({"scale": float("nan")}, "scale nan: must be a finite number"),
     "sinks": ({"sinks": np.zeros(3, np.float32)}, r"sinks has shape \(3,\): must be \[Hq = 4\]"),
     "out shape": ({"out": np.zeros((2, 4, 4, 32), np.float32)}, "out has shape"),
+    "out over an input": ({"out": q[:]}, "out shares memory with q: must be memory of its own"),
     "backend": ({"backend": "cuda"}, "backend 'cuda': must be one of"),
     "arch": ({"arch": "sm_80"}, "arch 'sm_80': must be one of sm_90, gfx950"),
     "depth of gfx950": (

@@ -41,7 +41,7 @@ def test_lockstep(case: Case, arch: str) -> None:
     left, right = x.bounds
     longest = x.q.shape[1] if x.cu_q is None else x.q.shape[0]
     problem = PrefillProblem(
-        len(case.lens), longest, *case.heads, case.D, x.q.dtype.itemsize, left, right, case.softcap, x.table is not None
+        len(case.lens), longest, *case.heads, case.D, x.q.dtype.itemsize, left, right, case.softcap, x.cu_q is not None
     )
     arguments: dict[str, Any] = {name: a for name, a in zip(names, arrays, strict=True) if a is not None}
     config = choose_config(problem, arch=arch)

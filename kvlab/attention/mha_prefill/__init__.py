@@ -175,7 +175,7 @@ def _plan(
     itemsize = inputs.q.element_size() if is_torch(inputs.q) else inputs.q.itemsize
     problem = PrefillProblem(
         inputs.batch, inputs.max_q, q_heads, inputs.k.shape[2], head_dim, itemsize, left, right, float(softcap),
-        inputs.table is not None,
+        inputs.ragged,
     )  # fmt: skip
     if chosen == "emulator":
         _check_emulated(inputs, arch)

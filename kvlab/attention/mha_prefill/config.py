@@ -29,7 +29,7 @@ class PrefillProblem:
     """Sizes of one call: B sequences of up to max_q new tokens, Hq query and Hkv key heads of dimension D.
 
     A query at position p of its sequence sees the keys from ``p - left`` to ``p + right``; causal is ``right = 0``.
-    softcap is 0 or the bound of the scores.
+    softcap is 0 or the bound of the scores; ragged calls (paged ones, too) find their rows through cu_seqlens.
     """
 
     batch: int
@@ -41,12 +41,18 @@ class PrefillProblem:
     left: int = UNLIMITED
     right: int = 0
     softcap: float = 0.0
-    paged: bool = False
+    ragged: bool = False
 
     @property
     def group(self) -> int:
         """Query heads of a KV head."""
         return self.q_heads // self.kv_heads
+
+    @property
+    def tight(self) -> bool:
+        """Whether addresses and masks take registers that the largest tile of keys would need."""
+        bounded = self.left < UNLIMITED or self.softcap > 0
+        return self.ragged or bounded or self.head_dim & (self.head_dim - 1) != 0
 
 
 @dataclass(frozen=True)
@@ -91,20 +97,16 @@ def choose_config(problem: PrefillProblem, *, arch: str = "sm_90") -> PrefillCon
     elif amd:
         BM, BN, num_warps, num_stages = 128, 64 if BD <= 128 or arch == "gfx950" else 32, 4, 1
     elif arch == "sm_80":
-        BM, BN, num_warps, num_stages = (
-            128 if BD <= 128 else 64,
-            64 if BD <= 64 or (BD == 128 and not problem.paged) else 32,
-            8,
-            2,
-        )
+        few = BD > 128 or (BD == 128 and problem.tight)
+        BM, BN, num_warps, num_stages = 128 if BD <= 128 else 64, 32 if few else 64, 8, 2
     else:
-        BM, BN, num_warps, num_stages = 128, _keys(BD, problem.paged), 8, 2
+        BM, BN, num_warps, num_stages = 128, _keys(BD, problem.tight), 8, 2
     pack = problem.group if problem.max_q * problem.group <= BM else 1
     return PrefillConfig(BM, BN, BD, pack, -(-problem.max_q * pack // BM), num_warps, num_stages)
 
 
-def _keys(BD: int, paged: bool) -> int:
+def _keys(BD: int, tight: bool) -> int:
     """Keys of a tile of 128 rows on Hopper: the most that needs no spills."""
     if BD <= 64:
         return 64
-    return {(128, False): 128, (128, True): 64, (256, False): 64, (256, True): 32}[BD, paged]
+    return {(128, False): 128, (128, True): 64, (256, False): 64, (256, True): 32}[BD, tight]

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvlab.attention.backends import on_gpu
 from kvlab.attention.inputs import check_lengths_and_pages, require
-from kvlab.cache.arrays import dtype_of, element_strides, is_torch, same_place, to_numpy
+from kvlab.cache.arrays import dtype_of, element_strides, is_torch, overlaps, same_place, to_numpy
 from kvlab.memory import bfloat16, float16, float32
 
 from .config import UNLIMITED
@@ -136,6 +136,12 @@ def _check_arrays(given: dict[str, Any]) -> None:
         require(known, f"{name} is a {type(array).__name__}", "a NumPy array or torch tensor")
         require(not getattr(array, "requires_grad", False), f"{name} requires grad", "detached; kvlab is for inference")
     same_place(**arrays)
+    where = arrays["q"].device.type if is_torch(arrays["q"]) else "cpu"
+    require(where in ("cpu", "cuda"), f"q is on {where}", "in CPU memory or on a GPU")
+    out = arrays.get("out")
+    for name, array in arrays.items():
+        apart = out is None or name == "out" or not overlaps(out, array)
+        require(apart, f"out shares memory with {name}", "memory of its own")
 
 
 def _check_heads(q: Any, kv: dict[str, Any], sinks: Any, out: Any) -> None:
@@ -206,6 +212,8 @@ def _longest(max_q: int | None, q: Any) -> int:
 
 
 def finite(name: str, value: float) -> float:
-    """``value`` as a finite float; ValueError otherwise."""
-    require(math.isfinite(value), f"{name} {value}", "finite")
+    """``value`` as a float that float32 holds; ValueError otherwise."""
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    fits = number and math.isfinite(value) and abs(value) <= float(np.finfo(np.float32).max)
+    require(fits, f"{name} {value!r}", "a finite number that float32 holds")
     return float(value)

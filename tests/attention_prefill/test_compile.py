@@ -1,0 +1,92 @@
+"""The prefill kernel compiled for GPUs that are not there: what the compiler made of it, and the emulator beside it.
+
+Rests on the compiler's own artefacts: TTGIR, SASS, register and spill counts.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import pytest
+from prefill_cases import Case
+
+from kvlab.attention.mha_prefill import kernel
+from kvlab.attention.mha_prefill.config import PrefillConfig, PrefillProblem, choose_config
+from kvlab.cache.arrays import to_torch
+from kvlab.memory import as_dtype
+from kvlab.staging.wgmma_cta import WgmmaShape
+from kvlab.triton_support.compile import TARGETS, Compiled, compile_kernel, signature_of
+
+pytestmark = pytest.mark.compile
+
+SHARED = {"sm_80": 166912, "sm_90": 232448, "sm_100": 232448, "gfx942": 65536, "gfx950": 163840}
+
+
+class _Caught:
+    """In place of the kernel: ``attend[grid](*args, **named)`` notes its arguments."""
+
+    def __init__(self, fn: Any) -> None:
+        self.fn, self.arguments = fn, {}
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *args, **named: self.arguments.update(zip(self.fn.arg_names, args, strict=False), **named)
+
+
+@functools.cache
+def compiled(case: Case, target: str) -> tuple[Compiled, PrefillConfig]:
+    """The kernel as a call on ``target`` compiles it: the same types, constants and alignments."""
+    x = case.build()
+    arrays = [a if a is None else to_torch(a) for a in x.launch_form()]
+    left, right = x.bounds
+    longest = x.q.shape[1] if x.cu_q is None else x.q.shape[0]
+    sizes = (len(case.lens), longest, *case.heads, case.D, x.q.dtype.itemsize)
+    problem = PrefillProblem(*sizes, left, right, case.softcap, x.cu_q is not None)
+    config, caught = choose_config(problem, arch=target), _Caught(kernel.attend)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel, "attend", caught)
+        kernel.launch(*arrays, scale=0.1, problem=problem, config=config)
+    options = {key: caught.arguments.pop(key) for key in ("num_warps", "num_stages")}
+    made = compile_kernel(caught.fn, target=target, **signature_of(caught.fn, **caught.arguments), **options)
+    return made, config
+
+
+LENS = ((150, 200), (3, 7))
+PAGED = Case(LENS, heads=(8, 2), D=128, form="paged", page=64)
+MATRIX = [(PAGED, target) for target in TARGETS]
+MATRIX += [(Case(LENS, heads=(8, 2), D=128, form="ragged", dtype=t), "sm_90") for t in ("fp16", "fp32")]
+MATRIX += [(Case(LENS[:1] * 2, heads=(8, 2), D=256), "sm_90")]
+MATRIX += [(Case(LENS, heads=(8, 2), D=128, form="ragged", dtype="fp32"), "gfx950")]
+MATRIX += [(Case(LENS, heads=(8, 2), D=80, form="ragged", window=100, sinks=True, softcap=20.0), "sm_90")]
+
+
+@pytest.mark.parametrize("case, target", MATRIX, ids=[f"{case}-{target}" for case, target in MATRIX])
+def test_attend(case: Case, target: str) -> None:
+    made, _ = compiled(case, target)
+    assert made.spills == 0
+    assert made.shared <= SHARED[target]
+    count = made.instructions
+    if target.startswith("gfx"):
+        assert any(name.startswith("v_mfma") for name in count)
+        return
+    assert count["LDGSTS"] > 0 or case.dtype == "fp32", "cp.async"
+    if case.dtype == "fp32":
+        assert not {"HMMA", "HGMMA"} & set(count), "tf32 would round the inputs"
+    else:
+        assert count[{"sm_80": "HMMA", "sm_90": "HGMMA", "sm_100": "UTCHMMA"}[target]] > 0
+
+
+@pytest.mark.parametrize("D", [64, 128])
+def test_the_emulator_works_as_the_compiled_loop(D: int) -> None:
+    """wgmma of the same shape and number, warps along the rows, 128-byte swizzle, P from registers."""
+    made, config = compiled(Case(LENS[:1] * 2, heads=(8, 2), D=D), "sm_90")
+    shape = WgmmaShape(config.BM, config.BN, D, config.BD, as_dtype("bf16"), config.num_warps)
+    ttgir = made.asm["ttgir"]
+    layouts = re.findall(r"nvidia_mma<\{versionMajor = 3.*?warpsPerCTA = \[(\d+), 1\], instrShape = \[16, (\d+)", ttgir)
+    assert {(int(warps), int(n)) for warps, n in layouts} == {(shape.warps, n) for n in (shape.BN, shape.BD)}
+    assert re.findall(r"nvmma_shared<\{swizzlingByteWidth = (\d+)", ttgir) == [str(shape.places["k"].width)] * 2
+    products = re.findall(r"warp_group_dot .*? : (\S+)<.*\* !ttg.memdesc", ttgir)
+    assert products == ["!ttg.memdesc", "tensor"] * 2, "S from shared memory, O += P V with P in registers; two loops"
+    steps = shape.BD // 16 + shape.BN // 16  # of a tile, for 64 rows a warpgroup
+    assert made.instructions["HGMMA"] == 2 * steps * (config.BM // (16 * shape.warps))

@@ -1,0 +1,136 @@
+"""The compiled prefill kernel on a CUDA device, against the float64 reference, in the tolerance of DESIGN.
+
+Every case poisons what must not be read (NaN slots, pages and neighbours, table entries that are no pages), deals its
+pages at random, and has canaries around what it writes.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "attention_prefill"))
+
+from prefill_cases import Case, Inputs, assert_accurate, bits
+
+from kvlab.attention.mha_prefill import mha_prefill_paged
+
+pytestmark = pytest.mark.gpu
+
+SHAPES = [(1, 1), (64, 128), (128, 192), (239, 1), (799, 3), (113, 203), (108, 256), (384, 256), (640, 128)]
+SIZES = [
+    *(Case((shape,) * 2, heads=(6, 2), D=128) for shape in SHAPES),
+    *(Case((shape,) * 2, heads=(4, 4), D=64, causal=False, strided=True) for shape in SHAPES),
+    Case(((1024, 1023),), heads=(8, 1), D=128),
+    Case(((1023, 1024),), heads=(3, 1), D=256),
+    Case(((2048, 2048),), heads=(4, 1), D=128),
+    Case(((300, 300), (0, 40), (7, 900), (129, 64), (5, 0)), heads=(7, 1), D=128, form="ragged"),
+    *(
+        Case(((300, 700), (1, 1), (0, 50), (64, 2000), (3, 799), (8, 4)), heads=(5, 1), D=128, form="paged", page=page)
+        for page in (1, 5, 16, 64, 128, 480)
+    ),
+    Case(((130, 600),), heads=(4, 2), form="paged", strided=True, window=100),
+    Case(((300, 333),), heads=(4, 2), window=(40, 7), causal=False, sinks=True),
+    Case(((300, 333),), heads=(4, 2), softcap=15.0, D=128),
+    Case(((200, 500), (9, 0)), heads=(4, 2), form="paged", sinks=True, softcap=30.0, window=64),
+    *(Case(((150, 200),), heads=(4, 2), D=D) for D in (16, 24, 40, 72, 80, 96, 112, 120, 160, 192, 256)),
+]
+GRID = [replace(case, dtype=dtype) for case in SIZES for dtype in ("bf16", "fp16", "fp32")]
+
+
+@pytest.mark.parametrize("case", GRID, ids=str)
+def test_grid(case: Case) -> None:
+    x = case.build()
+    out, lse = x.call(device="cuda", return_lse=True)
+    assert_accurate(x, out.cpu(), lse.cpu())
+
+
+@pytest.mark.parametrize("form", ["dense", "ragged", "paged"])
+def test_nothing_waits_repeats_and_writes_beside_out(form: str) -> None:
+    x = Case(((150, 200), (150, 200)), heads=(6, 2), D=80, form=form).build()
+    buffer = torch.full((*x.q.shape[:-2], 8, 128), 7, dtype=torch.bfloat16, device="cuda")
+    out = buffer[..., 1:7, 16:96]
+    x.call(device="cuda", out=out)  # compiles
+    assert_accurate(x, out.cpu())
+    before = bits(out.cpu())
+    arrays = on_device(x)
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        arrays.call(out=out)
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+    assert bits(out.cpu()) == before
+    out[...] = 7
+    assert bool((buffer == 7).all())
+
+
+def test_a_captured_graph_is_replayed_with_other_lengths() -> None:
+    """cases/attention_cases.json, graph-replay-new-lengths, for prefill: lengths and offsets change, sizes do not."""
+    first = Case(((100, 300), (28, 200)), heads=(4, 2), D=128, form="paged").build()
+    others = [
+        Case(lens, heads=(4, 2), D=128, form="paged", seed=1) for lens in (((1, 64), (127, 127)), ((128, 200), (0, 9)))
+    ]
+    q, k, v = (
+        torch.zeros(shape, dtype=torch.bfloat16, device="cuda") for shape in ((128, 4, 128), *((64, 16, 2, 128),) * 2)
+    )
+    table, lens, starts = (torch.zeros(n, dtype=torch.int32, device="cuda") for n in ((2, 40), 2, 3))
+    out = torch.empty_like(q)
+
+    def fill(x: Inputs) -> None:
+        given: Any = on_device(x)
+        q.copy_(given.q)
+        k[: len(x.k)], v[: len(x.v)] = given.k, given.v
+        table[:, : x.table.shape[1]] = given.table
+        lens.copy_(given.seq_lens)
+        starts.copy_(given.cu_q)
+
+    fill(first)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        mha_prefill_paged(q, k, v, table, lens, starts, out=out)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        mha_prefill_paged(q, k, v, table, lens, starts, out=out)
+    for case in others:
+        x = case.build()
+        fill(x)
+        out.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_accurate(x, out.cpu())
+
+
+def test_offsets_past_32_bits() -> None:
+    """Rests on a law: where a page lies does not change the result. The cache has 2^31 elements and more."""
+    x = Case(((30, 100),), heads=(2, 1), D=128, form="paged", page=16).build()
+    expected = bits(x.call(device="cuda").cpu())
+    given: Any = on_device(x)
+    pages = 2**31 // (16 * 128) + len(x.k)
+    far = []
+    for cache in (given.k, given.v):
+        big = torch.empty((pages, 16, 1, 128), dtype=torch.bfloat16, device="cuda")
+        big[-len(x.k) :] = cache
+        far.append(big)
+    used = torch.from_numpy((x.table >= 0) & (x.table < len(x.k))).cuda()
+    table = torch.where(used, given.table + pages - len(x.k), given.table)
+    moved = mha_prefill_paged(given.q, *far, table, given.seq_lens, given.cu_q)
+    assert bits(moved.cpu()) == expected
+
+
+def on_device(x: Inputs) -> Inputs:
+    """The arrays as CUDA tensors."""
+    names = ("q", "k", "v", "cu_q", "cu_k", "table", "seq_lens", "sinks")
+    from kvlab.cache.arrays import to_torch
+
+    tensors = {
+        n: None if getattr(x, n) is None else to_torch(np.ascontiguousarray(getattr(x, n))).cuda() for n in names
+    }
+    return x.with_(**tensors)

@@ -267,7 +267,7 @@ def _map(shape: FmaShape, tile: tuple[int, int], row: IntArray, col: IntArray) -
     """From ``[warps, 32, ..., elements]``."""
     row, col = np.broadcast_arrays(row, col)
     registers = (32 * shape.warps, -1, row.shape[-1])
-    return FragmentMap(tile, row.reshape(registers), col.reshape(registers))
+    return FragmentMap(tile, row.reshape(registers), col.reshape(registers), warp_size=32)
 
 
 @functools.cache

@@ -32,6 +32,7 @@ class FragmentMap(Drawn):
     shape: tuple[int, int]
     row: np.ndarray[Any, np.dtype[np.int64]]
     col: np.ndarray[Any, np.dtype[np.int64]]
+    warp_size: int = 64
 
     def __post_init__(self) -> None:
         row, col = np.broadcast_arrays(self.row, self.col)

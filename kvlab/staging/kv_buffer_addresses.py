@@ -19,7 +19,7 @@ from .fragments import FragmentMap
 from .mma_op_addresses import KVMmaOpParams, prefill_offsets, split_offsets, v_bf16_offsets, v_fp8_offsets
 from .operand_maps import v_keys
 from .params import WARP_SIZE, KVBufferParams, ceildiv
-from .smem_image import Area, SmemImage, dma_slots
+from .smem_image import SmemImage, dma_slots, stage_areas
 
 __all__ = [
     "Reads",
@@ -243,26 +243,11 @@ def read_passes(p: KVBufferParams, strip: int, base: Shift) -> tuple[IntArray, I
 
 def smem_image(p: KVBufferParams, address: int, held: dict[int, tuple[Any, Any]], program: int) -> SmemImage:
     """What lies in the stages that begin at byte ``address``; ``held``: first key and valid rows of each, as loaded."""
-    size, blocks, columns = p.dtype.itemsize, p.blocks_per_stage, p.bk_smem
-    areas = [
-        Area(
-            address + (stage * blocks + b) * p.BN * columns * size,
-            stage,
-            f"{_keys(held, stage, program)}, block {b}: columns {b * columns}–{(b + 1) * columns - 1}",
-        )
-        for stage in range(p.num_smem_stages)
-        for b in range(blocks)
-    ]
-    image, dma = SmemImage.empty(address, p.num_smem_stages * p.smem_stage_size * size, areas), dma_plan(p)
+    size, stages = p.dtype.itemsize, p.num_smem_stages
+    nbytes = p.smem_stage_size * size
+    areas = stage_areas(held, stages, nbytes, address, program, blocks=p.blocks_per_stage, width=p.bk_smem)
+    image, dma = SmemImage.empty(address, stages * nbytes, areas), dma_plan(p)
     for stage, (_, valid) in held.items():
-        slot = dma_slots(dma.offset, size, stage * p.smem_stage_size * size // 16)
+        slot = dma_slots(dma.offset, size, stage * nbytes // 16)
         image.put(slot, dma.row, dma.col * size // 16, int(valid[program]))
     return image
-
-
-def _keys(held: dict[int, tuple[Any, Any]], stage: int, program: int) -> str:
-    """A stage and the keys in it, in words."""
-    if stage not in held:
-        return f"stage {stage}, not loaded"
-    first, valid = (int(part[program]) for part in held[stage])
-    return f"stage {stage}, keys {first}–{first + valid - 1}" if valid else f"stage {stage}, no key"

@@ -170,7 +170,7 @@ def _map(
     rows = row0[:, None, :, None] + row[:, None, :]  # [warps, 32, tiles, regs]
     cols = (col0[:, None, :, None] + col[:, None, :]) % tile[1]
     threads = WARPS * 32
-    return FragmentMap(tile, rows.reshape(threads, -1, regs) % tile[0], cols.reshape(threads, -1, regs))
+    return FragmentMap(tile, rows.reshape(threads, -1, regs) % tile[0], cols.reshape(threads, -1, regs), warp_size=32)
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache import PagedKVCache
+from kvlab.drawn import Drawn
 from kvlab.hardware import cp_async, ldmatrix
 from kvlab.layout import Layout, TileTensor
 from kvlab.memory import AddressSpace, Memory
@@ -20,6 +21,7 @@ from .iterator import KVCacheIterator
 from .kv_mma_op import mma_tiles
 from .mma_sync_plan import WARPS, MmaSyncShape, SharedAccess
 from .nvidia_params import NvidiaKVParams
+from .smem_image import SmemImage, stage_areas
 from .traffic import Traffic
 
 __all__ = ["CpAsyncKVBuffer"]
@@ -28,11 +30,13 @@ Array = np.ndarray[Any, Any]
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 
-class CpAsyncKVBuffer:
+class CpAsyncKVBuffer(Drawn):
     """The sm_80 counterpart of :class:`~kvlab.staging.KVBuffer`, for all CTAs of a launch; on sm_90 as well.
 
     A stage holds BN rows of ``padded_depth`` elements as Triton's ``SwizzledSharedLayout`` does. Four warps share the
     keys (K) or the columns (V): warp w has ``32 n + 8 w + 0..7``.
+
+    ``stage_keys`` tells of each loaded stage the first key and the valid rows ``[programs]`` of its tile.
 
     Parameters
     ----------
@@ -95,6 +99,7 @@ warp 0, stage 1, still brings; missing: cp.async.wait_group in warp 0
         self.hazards = hazards or Hazards(smem, WARPS, arch=params.arch, timeline=self.traffic.timeline)
         self._shape = self.shape()
         self._active: Array = np.ones(self.programs, np.bool_)
+        self.stage_keys: dict[int, tuple[Array, Array]] = {}
         rows = self.fragment_map().row.shape
         self.reg_tile: Array = np.full((self.programs, *rows[:2], 2 * rows[2]), 0xFF, np.uint8).view(params.dtype)
 
@@ -141,11 +146,13 @@ warp 0, stage 1, still brings; missing: cp.async.wait_group in warp 0
         a valid row unless given.
         """
         p, plan, address = self.params, self._plan, self._copied_to(stage)
+        first_key = self.kv_cache_iter.tile_start_row
         tile = self.kv_cache_iter.next_tile()
         source, valid = plan.source_of(tile)
         self.hazards.copy_async(self._footprint("copy", stage), f"{p.role} copy", stage)
         cp_async(self.smem, address[None], tile.memory, source, 16, valid)
         self.hazards.commit_group()
+        self.stage_keys[stage] = first_key, tile.valid_rows
         self._active = tile.valid_rows > 0 if active is None else np.asarray(active, np.bool_)
         self.traffic.move("DRAM->SMEM", plan.bytes_by_warp(valid[self._active]))
         self.traffic.issue(f"{p.role} copy", np.full(WARPS, len(plan.row) // p.num_threads * self._active.sum()))
@@ -189,6 +196,20 @@ warp 0, stage 1, still brings; missing: cp.async.wait_group in warp 0
         tiles = c.reshape(*threads, step.shape[2], self.num_mmas, 4).swapaxes(2, 3)
         out = mma_tiles(self._shape.atom, step, self.get_mma_tile(k_mma), tiles.reshape(c.shape), swap_a_b=False)
         return out.reshape(*threads, self.num_mmas, -1, 4).swapaxes(2, 3).reshape(c.shape)
+
+    def read_addresses(self, stage: int) -> tuple[str, IntArray]:
+        """The instruction that reads a stage, and its byte addresses ``[instructions, warps, lanes]``."""
+        return self._access.name, self._moved(stage) + self._access.address
+
+    def smem_image(self, program: int = 0) -> SmemImage:
+        """What lies where in the stages of one program, as far as this buffer has loaded them."""
+        p, plan = self.params, self._plan
+        areas = stage_areas(self.stage_keys, p.num_smem_stages, p.stage_bytes, self.smem_address, program)
+        image = SmemImage.empty(self.smem_address, p.num_smem_stages * p.stage_bytes, areas)
+        for stage, (_, valid) in self.stage_keys.items():
+            slot = (self._copied_to(stage) - self.smem_address) // 16
+            image.put(slot, np.where(plan.inside, plan.row, p.BN), plan.byte // 16, int(valid[program]))
+        return image
 
     @property
     def _plan(self) -> CopyPlan:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache import PagedKVCache
+from kvlab.drawn import Drawn
 from kvlab.hardware import (
     MmaAtom,
     PipelineState,
@@ -25,6 +26,7 @@ from kvlab.memory import AddressSpace, Memory
 from .hazards import Hazards
 from .iterator import KVCacheIterator
 from .nvidia_params import WARPS, NvidiaKVParams
+from .smem_image import SmemImage, stage_areas
 from .traffic import Traffic
 
 __all__ = ["TmaKVBuffer"]
@@ -34,12 +36,14 @@ SWIZZLE = "128B"
 CONSUMERS, PRODUCER = tuple(range(WARPS)), WARPS
 
 
-class TmaKVBuffer:
+class TmaKVBuffer(Drawn):
     """The sm_90 counterpart of :class:`~kvlab.staging.KVBuffer`, for all CTAs of a launch.
 
     A stage is the canonical 128-byte-swizzled tile: chunks of 64 columns, each BN rows of 128 bytes. One producer warp
     (warp 4) waits for the stage's ``empty`` mbarrier, announces the bytes to its ``full`` one and issues the boxes; one
     warpgroup (warps 0 to 3) waits for ``full``, multiplies by wgmma, waits for that and arrives at ``empty``.
+
+    ``stage_keys`` tells of each loaded stage the first key and the valid rows ``[programs]`` of its tile.
 
     Parameters
     ----------
@@ -115,6 +119,7 @@ pending; none has completed
         self.full = [self.hazards.mbarrier(f"{p.role} full[{stage}]") for stage in stages]
         self.empty = [self.hazards.mbarrier(f"{p.role} empty[{stage}]", arrivals=WARPS) for stage in stages]
         self.producer, self.consumer = PipelineState(p.num_smem_stages), PipelineState(p.num_smem_stages)
+        self.stage_keys: dict[int, tuple[Array, Array]] = {}
         self._valid: list[Array] = [np.zeros(self.programs, np.int64) for _ in stages]
         self._filled = [self.hazards.region(self.stage_address(s), p.stage_bytes, (PRODUCER,)) for s in stages]
         self._used = [self.hazards.region(self.stage_address(s), p.stage_bytes, CONSUMERS) for s in stages]
@@ -165,6 +170,7 @@ pending; none has completed
         """
         p, state = self.params, self.producer
         self._expect("producer", state, stage)
+        first_key = self.kv_cache_iter.tile_start_row
         rows, valid = self._next_rows()
         chunk = 64 * np.arange(p.padded_depth // 64)
         run = self.box_rows * np.arange(rows.shape[1])[:, None]
@@ -175,6 +181,7 @@ pending; none has completed
         head = self.kv_cache_iter.kv_head_idx[:, None, None]
         tma.load(self.descriptor, (rows[..., None], head, chunk), self.smem, address[None])
         self._valid[stage] = valid
+        self.stage_keys[stage] = first_key, valid
         state.step()
         boxes = np.zeros(WARPS + 1, np.int64)
         boxes[PRODUCER] = len(chunk) * int((rows < self.descriptor.shape[0]).sum())
@@ -253,6 +260,25 @@ pending; none has completed
         self._expect("consumers", self.consumer, stage)
         self.empty[stage].arrive(CONSUMERS)
         self.consumer.step()
+
+    def smem_image(self, program: int = 0) -> SmemImage:
+        """What lies where in the stages of one program, as TMA has brought it: rows past the last key are those that
+        follow in their page, zeros where the page does not exist."""
+        p = self.params
+        chunks = p.padded_depth // 64
+        areas = stage_areas(
+            self.stage_keys, p.num_smem_stages, p.stage_bytes, self.smem_address, program,
+            blocks=chunks, width=64, name="chunk",
+        )  # fmt: skip
+        image = SmemImage.empty(self.smem_address, p.num_smem_stages * p.stage_bytes, areas)
+        row, chunk, vector = np.ogrid[: p.BN, :chunks, :8]
+        inside = (8 * chunk + vector) * 16 < p.depth * p.dtype.itemsize
+        for stage, (_, valid) in self.stage_keys.items():
+            linear = self.stage_address(stage) + (chunk * p.BN + row) * 128 + 16 * vector
+            slot = (self.descriptor.swizzle.swizzle()(linear) - self.smem_address) // 16
+            arrived = -(-int(valid[program]) // self.box_rows) * self.box_rows
+            image.put(slot, np.where(inside, row, p.BN), 8 * chunk + vector, arrived)
+        return image
 
     def _expect(self, who: str, state: PipelineState, stage: int) -> None:
         if stage != state.index:

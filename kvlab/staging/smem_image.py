@@ -9,7 +9,7 @@ import numpy as np
 
 from .params import WARP_SIZE
 
-__all__ = ["NOBODY", "ZEROS", "Area", "SmemImage"]
+__all__ = ["NOBODY", "ZEROS", "Area", "SmemImage", "dma_slots", "stage_areas"]
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 NOBODY, ZEROS = -1, -3
@@ -74,3 +74,39 @@ class SmemImage:
 def dma_slots(offset: IntArray, itemsize: int, first: int = 0) -> IntArray:
     """The slots that DMA instructions fill, 16 bytes a lane: ``offset`` ``[n]`` in elements -> ``[n, 64]``."""
     return first + offset[:, None] * itemsize // 16 + np.arange(WARP_SIZE)
+
+
+def stage_areas(
+    held: dict[int, tuple[Any, Any]],
+    stages: int,
+    stage_bytes: int,
+    address: int,
+    program: int,
+    *,
+    blocks: int = 1,
+    width: int = 0,
+    name: str = "block",
+) -> list[Area]:
+    """The stages from byte ``address`` on, each of ``blocks`` of ``width`` columns one after the other.
+
+    ``held``: first key and valid rows ``[programs]`` of each loaded stage.
+
+    >>> held = {0: (np.array([64]), np.array([36]))}
+    >>> [area.words for area in stage_areas(held, 2, 4096, 0, 0, blocks=2, width=32)][1:3]
+    ['stage 0, keys 64–99, block 1: columns 32–63', 'stage 1, not loaded, block 0: columns 0–31']
+    """
+    areas = []
+    for stage in range(stages):
+        for b in range(blocks):
+            columns = f", {name} {b}: columns {b * width}–{(b + 1) * width - 1}" if blocks > 1 else ""
+            where = address + stage * stage_bytes + b * stage_bytes // blocks
+            areas.append(Area(where, stage, f"{_keys(held, stage, program)}{columns}"))
+    return areas
+
+
+def _keys(held: dict[int, tuple[Any, Any]], stage: int, program: int) -> str:
+    """A stage and the keys in it, in words."""
+    if stage not in held:
+        return f"stage {stage}, not loaded"
+    first, valid = (int(part[program]) for part in held[stage])
+    return f"stage {stage}, keys {first}–{first + valid - 1}" if valid else f"stage {stage}, no key"

@@ -253,4 +253,4 @@ def _accumulator(shape: WgmmaShape, columns: int) -> FragmentMap:
     thread, repeat, r = np.ogrid[: 32 * shape.warps, :repeats, : columns // 2]
     row, col = shape.atom(columns).c(thread % 128, r)
     row = row + thread // 128 * 64 + repeat * 16 * shape.warps
-    return FragmentMap((shape.BM, columns), row, np.broadcast_to(col, row.shape))
+    return FragmentMap((shape.BM, columns), row, np.broadcast_to(col, row.shape), warp_size=32)

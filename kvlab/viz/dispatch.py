@@ -31,6 +31,8 @@ _PICTURES: dict[str, tuple[str, str]] = {
     "KVBuffer": ("kv_buffer", "draw_kv_buffer"),
     "DecodeStreamingKVBuffer": ("kv_buffer", "draw_kv_buffer"),
     "DecodeKVBuffer": ("kv_buffer", "draw_kv_buffer"),
+    "CpAsyncKVBuffer": ("kv_buffer", "draw_kv_buffer"),
+    "TmaKVBuffer": ("kv_buffer", "draw_kv_buffer"),
     "FragmentMap": ("fragment_map", "draw_fragment_map"),
     "KVTile": ("kv_tile", "draw_kv_tile"),
     "Timeline": ("timeline", "draw_timeline"),

@@ -25,7 +25,6 @@ def draw_fragment_map(
     fragments: Any,
     *,
     thread: int | None = None,
-    warp_size: int = 64,
     axes: tuple[str, str] = ("row", "column"),
     fold: bool = True,
     title: str | None = None,
@@ -34,7 +33,7 @@ def draw_fragment_map(
     """The registers of a CTA laid over the tile that they hold.
 
     fragments    a :class:`kvlab.staging.FragmentMap`: ``shape``, and ``row`` and ``col`` [threads, registers, elements]
-    thread       the one thread to look at, ``warp * warp_size + lane``: what it holds is outlined
+    thread       the one thread to look at, ``warp * fragments.warp_size + lane``: what it holds is outlined
     axes         what rows and columns are, such as ``("key", "depth")``
     fold         leave out rows and columns of a large tile, never those of ``thread``
 
@@ -47,7 +46,7 @@ def draw_fragment_map(
     >>> draw_fragment_map(m, thread=3).title
     'Warp 0, lane 3 holds 2 elements: row 1; column 2–3'
     """
-    threads, per_register = fragments.row.shape[0], fragments.row.shape[2]
+    threads, per_register, warp_size = fragments.row.shape[0], fragments.row.shape[2], fragments.warp_size
     if thread is not None and not 0 <= thread < threads:
         raise ValueError(f"thread {thread} is not one of the {threads} threads")
     owner, element, holders = _owners(fragments, thread)

@@ -25,11 +25,11 @@ def draw_kv_buffer(
     title: str | None = None,
     caption: str | None = None,
 ) -> Picture:
-    """What lies in the shared memory of a ``KVBuffer``, ``DecodeStreamingKVBuffer`` or ``DecodeKVBuffer``.
+    """What lies in the shared memory of a KV buffer, of gfx950 or NVIDIA.
 
     buffer       has ``params``, ``smem_image(program)`` and ``read_addresses(...)``; what it has not loaded is hatched
-    read         the arguments of its ``read_addresses``: (stage, strip), () or (k group,): the lanes of one instruction
-                 are outlined
+    read         the arguments of its ``read_addresses``, such as (stage, strip): the lanes of one
+                 instruction are outlined
     instruction, warp   which of them
     program      whose shared memory
     stage        only this one
@@ -40,24 +40,27 @@ def draw_kv_buffer(
     """
     from kvlab.hardware import INSTRUCTIONS, get_arch, wavefronts
 
-    arch, image = get_arch("gfx950"), buffer.smem_image(program)
+    image, arch = buffer.smem_image(program), get_arch(getattr(buffer.params, "arch", "gfx950"))
     image = image if stage is None else image.stage(stage)
     row_bytes = arch.banks * arch.bank_bytes
     areas = _shown(image.areas) if fold and len(image.areas) > 6 else image.areas
     rules = {area.address: area.words for area in areas if area.address % row_bytes == 0}
     access, plain, lane_bytes = None, None, 16
     if read is not None:
+        if not hasattr(buffer, "read_addresses"):
+            raise ValueError(f"read {read}: the tensor cores read a {type(buffer).__name__} themselves, no lane does")
         name, addresses = buffer.read_addresses(*read)
         _check(instruction, len(addresses), "instruction")
         _check(warp, addresses.shape[1], "warp")
         plain = addresses[instruction, warp]
-        lane_bytes = int(name.rpartition("_")[2].lstrip("bu")) // 8
+        lane_bytes = int(name.rpartition("_")[2].lstrip("bu")) // 8 if name.startswith("ds_") else 16
         if name in INSTRUCTIONS and not (plain % lane_bytes).any():
-            access = wavefronts(name, plain, arch="gfx950")
+            access = wavefronts(name, plain, arch=arch.name)
     return draw_shared_memory(
         image.slots, base=image.base, colour=colour, access=access, addresses=plain, lane_bytes=lane_bytes,
         rules=rules, row_bytes=row_bytes, fold=fold,
-        title=title or _title(buffer, image, access), caption=caption or _caption(colour, read is not None),
+        title=title or _title(buffer, image, access, row_bytes // 16),
+        caption=caption or _caption(colour, row_bytes, access),
     )  # fmt: skip
 
 
@@ -74,13 +77,14 @@ def _check(value: int, count: int, what: str) -> None:
         raise ValueError(f"{what} {value} is not one of the {count} that read")
 
 
-def _title(buffer: Any, image: Any, access: Any) -> str:
+def _title(buffer: Any, image: Any, access: Any, groups: int) -> str:
     p = buffer.params
     name = f"{type(buffer).__name__} of {p.role.upper()}"
     if access is not None:
         passes = f"{access.wavefronts} wavefront{'s' if access.wavefronts != 1 else ''}"
-        return f"{name}, {p.swizzle or 'no swizzle'}: {access.instruction} takes {passes}, ideal {access.ideal}"
-    return f"{name}, {_size(image)}: {_spread(image)}"
+        swizzle = f", {p.swizzle or 'no swizzle'}" if hasattr(p, "swizzle") else ""
+        return f"{name}{swizzle}: {access.instruction} takes {passes}, ideal {access.ideal}"
+    return f"{name}, {_size(image)}: {_spread(image, groups)}"
 
 
 def _size(image: Any) -> str:
@@ -90,20 +94,28 @@ def _size(image: Any) -> str:
     return f"{size} in {blocks} blocks" if blocks > 1 else size
 
 
-def _spread(image: Any) -> str:
+def _spread(image: Any, groups: int) -> str:
     """Over how many bank groups the first vector of neighbouring keys is spread."""
     row, vector = image.slots.T
     held = row >= 0
     if not held.any():
         return "nothing loaded"
     first = held & (vector == vector[held].min())
-    keys = np.unique(row[first])[:16]
+    keys = np.unique(row[first])[:groups]
     slot = np.flatnonzero(first & np.isin(row, keys))
-    groups = len(np.unique(slot % 16))
-    return f"vector {vector[held].min()} of {len(keys)} keys lies in {groups} of 16 bank groups"
+    found = len(np.unique((image.base // 16 + slot) % groups))
+    return f"vector {vector[held].min()} of {len(keys)} keys lies in {found} of {groups} bank groups"
 
 
-def _caption(colour: str, read: bool) -> str:
-    text = "Shared memory in rows of 256 bytes, all 64 banks once. A cell is a vector of 16 bytes, named row,vector of "
-    text += f"the tile; the colour tells its {'row' if colour == 'row' else 'bank'}. Rules: stages and blocks begin."
-    return text + (" Outlined: what the lanes of one instruction read; wavefronts are provisional." if read else "")
+def _caption(colour: str, row_bytes: int, access: Any) -> str:
+    text = (
+        f"Shared memory in rows of {row_bytes} bytes, all {row_bytes // 4} banks once. A cell is a vector of 16 bytes, "
+    )
+    text += (
+        f"named row,vector of the tile; the colour tells its {'row' if colour == 'row' else 'bank'}. Rules: stages and "
+    )
+    text += "blocks begin."
+    if access is not None:
+        text += " Outlined: what the lanes of one instruction read"
+        text += "; wavefronts are provisional." if access.provisional else "."
+    return text

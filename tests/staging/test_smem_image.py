@@ -12,11 +12,14 @@ import pytest
 from kvlab.cache import PagedKVCache
 from kvlab.layout import Swizzle
 from kvlab.staging import (
+    CpAsyncKVBuffer,
     DecodeKVBuffer,
     DecodeKVBufferParams,
     DecodeStreamingKVBuffer,
     KVBuffer,
     KVBufferParams,
+    NvidiaKVParams,
+    TmaKVBuffer,
     WarpSlices,
 )
 
@@ -146,3 +149,39 @@ def test_read_addresses_are_the_reads() -> None:
     read = other.smem.load(address[None], staged.dtype, 8)[0]
     registers = other.load_from_shared(1)[0].reshape(4, 64, 2, 8)
     assert np.array_equal(np.moveaxis(read, 0, 2).view(np.uint16), registers.view(np.uint16))
+
+
+@pytest.mark.parametrize("k", [True, False], ids=["k", "v"])
+@pytest.mark.parametrize("depth", [128, 96])
+def test_cp_async_stages(k: bool, depth: int) -> None:
+    view, keys = cache(depth, "bf16")
+    params = NvidiaKVParams("bf16", BN=64, depth=depth, kv_num_heads=1, transpose=k)
+    buffer = CpAsyncKVBuffer(params, view, 0, 0, end=KEYS)
+    assert (buffer.smem_image().slots == -1).all()
+    tiles = []
+    for load in range(2, 4):  # the last tile ends past the keys
+        buffer.kv_cache_iter.tile_start_row = 64 * load
+        buffer.load_from_dram(load - 2)
+        tiles.append(np.concatenate([keys[64 * load : min(64 * load + 64, KEYS)], np.zeros_like(keys[:64])])[:64])
+    image = buffer.smem_image()
+    assert np.array_equal(said(image, tiles).ravel(), buffer.smem.bytes[0])
+    assert [area.words for area in image.areas] == ["stage 0, keys 128–191", "stage 1, keys 192–199"]
+    buffer.wait()
+    name, address = buffer.read_addresses(1)
+    assert name.startswith("ldmatrix.x4")
+    first = buffer.stage_address(1)
+    assert first <= address.min() <= address.max() < first + params.stage_bytes
+
+
+@pytest.mark.parametrize("depth", [128, 96])
+def test_tma_stages(depth: int) -> None:
+    """Rows past the last key are those of the page (random, too)."""
+    view, keys = cache(depth, "bf16")
+    params = NvidiaKVParams("bf16", BN=64, depth=depth, kv_num_heads=1, transpose=True, arch="sm_90")
+    buffer = TmaKVBuffer(params, view, 0, 0, end=KEYS)
+    buffer.kv_cache_iter.tile_start_row = 128
+    buffer.load_from_dram(0)
+    buffer.load_from_dram(1)
+    image = buffer.smem_image()
+    assert np.array_equal(said(image, [keys[128:192], keys[192:256]]).ravel(), buffer.smem.bytes[0])
+    assert image.areas[-1].words == "stage 1, keys 192–199, chunk 1: columns 64–127"

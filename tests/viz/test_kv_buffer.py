@@ -12,11 +12,14 @@ import pytest
 from kvlab.cache import PagedKVCache
 from kvlab.layout import Swizzle
 from kvlab.staging import (
+    CpAsyncKVBuffer,
     DecodeKVBuffer,
     DecodeKVBufferParams,
     DecodeStreamingKVBuffer,
     KVBuffer,
     KVBufferParams,
+    NvidiaKVParams,
+    TmaKVBuffer,
     WarpSlices,
 )
 from kvlab.viz import draw, draw_kv_buffer
@@ -134,3 +137,25 @@ def test_many_blocks_fold(sound, overlaps) -> None:
     assert blocks == {"stage 0": 3, "stage 1": 3}
     assert picture.height < 1300
     assert not overlaps(picture)
+
+
+def test_nvidia_buffers(sound, hovers, overlaps) -> None:
+    params = NvidiaKVParams("bf16", BN=64, depth=128, kv_num_heads=1, transpose=True)
+    ring = CpAsyncKVBuffer(params, cache(128), 0, 0, end=100)
+    ring.load_from_dram(0)
+    picture = draw_kv_buffer(ring, read=(0,), fold=False)
+    found = hovers(sound(picture))
+    assert "takes 4 wavefronts, ideal 4" in picture.title
+    _, address = ring.read_addresses(0)
+    assert f"bank {address[0, 0, 9] // 4 % 32}\n" in found[address[0, 0, 9] // 16]
+    assert "T9 " in found[address[0, 0, 9] // 16]
+    boxes = TmaKVBuffer(NvidiaKVParams("bf16", 64, 128, 1, True, arch="sm_90"), cache(128), 0, 0, end=100)
+    boxes.load_from_dram(0)
+    for buffer in (ring, boxes):
+        drawn = draw(buffer)
+        sound(drawn)
+        assert "8 of 8 bank groups" in drawn.title
+        assert buffer._repr_html_() == drawn.inline
+        assert not overlaps(drawn)
+    with pytest.raises(ValueError, match="the tensor cores read a TmaKVBuffer themselves"):
+        draw_kv_buffer(boxes, read=(0,))

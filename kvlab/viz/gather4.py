@@ -37,6 +37,12 @@ def draw_gather4(
     address    byte address in shared memory, a multiple of 128
 
     Raises ValueError for another number of indices than rows of the tile.
+
+    >>> from kvlab.cache import PagedKVCache
+    >>> cache = PagedKVCache(np.zeros((4, 16, 1, 64), np.float16), [20], [[1, 0]], 1, 21)
+    >>> tile = cache.create_gather4_tma_tile(64, swizzle="128B")
+    >>> draw_gather4(cache, tile, [17, 3, 40, 18]).title
+    '4 tokens from 3 pages: 1 gather4 instruction of 4 rows x 64 columns'
     """
     page_size, encoded = int(cache.page_size_), [int(e) for e in indices]
     if len(encoded) != tile.tile_height:
@@ -94,8 +100,8 @@ def draw_gather4(
         rules = {at: rules[at] for at in [*list(rules)[:2], list(rules)[-1]]}
     canvas.embed(draw_shared_memory(copy.slots(), base=address, rules=rules), 0, y + 8)
     ops = tile.tile_height // 4 * tile.column_groups
-    box = tile.descriptor.box[1]
-    found = f"{len(encoded)} tokens from {len(pages)} pages: {ops} gather4 instructions of 4 rows x {box} columns"
+    many = f"{ops} gather4 instruction{'s' * (ops > 1)} of 4 rows x {tile.descriptor.box[1]} columns"
+    found = f"{len(encoded)} tokens from {len(pages)} pages: {many}"
     seen = (
         "Each index is page x page size + slot; get_tma_row turns it into a row of the pool's memory. Below: what the "
     )

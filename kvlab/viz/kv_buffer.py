@@ -37,6 +37,17 @@ def draw_kv_buffer(
     fold         show the first rows of the first two blocks and of the last one of each stage
 
     Raises ValueError for a read, instruction or warp that does not exist.
+
+    >>> from kvlab.cache import PagedKVCache
+    >>> from kvlab.staging import CpAsyncKVBuffer, NvidiaKVParams
+    >>> params = NvidiaKVParams("bf16", BN=32, depth=64, kv_num_heads=1, transpose=True)
+    >>> cache = PagedKVCache(np.zeros((1, 32, 1, 64), params.dtype), [32], [[0]], 0, 32)
+    >>> k = CpAsyncKVBuffer(params, cache, batch_idx=0, head_idx=0, end=32)
+    >>> k.load_from_dram(0)
+    >>> draw_kv_buffer(k).title
+    'CpAsyncKVBuffer of K, 2 stages of 4 KiB: vector 0 of 8 keys lies in 8 of 8 bank groups'
+    >>> draw_kv_buffer(k, read=(0,)).title
+    'CpAsyncKVBuffer of K: ldmatrix.x4 takes 4 wavefronts, ideal 4'
     """
     from kvlab.hardware import INSTRUCTIONS, get_arch, wavefronts
 

@@ -25,6 +25,13 @@ def draw_kv_tile(
     fold    show the first rows of each run, and those around the last row that exists
 
     Raises ValueError for a program that does not exist.
+
+    >>> from kvlab.cache import PagedKVCache
+    >>> from kvlab.staging import KVCacheIterator
+    >>> cache = PagedKVCache(np.zeros((2, 32, 1, 64), np.float16), [40], [[1, 0]], 1, 40)
+    >>> walk = KVCacheIterator(cache, 64, batch_idx=0, kv_head_idx=0, end=40)
+    >>> draw_kv_tile(walk.next_tile()).title
+    'Tile of 64 keys x 64 float16: 40 exist in 2 runs, a key every 128 bytes'
     """
     if not 0 <= program < tile.programs:
         raise ValueError(f"program {program} is not one of the {tile.programs} programs of the tile")

@@ -38,6 +38,14 @@ def draw_quantised_page(
 
     A hue ties the dims of a group to their scale. Slots that hold only NaN, the poison of fresh pages, are hatched.
     Raises ValueError for a cache without scales, or a page, head or element that does not exist.
+
+    >>> from kvlab.cache import PagedKVCache
+    >>> blocks, scales = np.full((1, 4, 1, 64), 3, np.int8), np.full((1, 4, 1, 2), 0.5, np.float32)
+    >>> cache = PagedKVCache(blocks, [4], [[0]], 0, 4, scales=scales, quantization_granularity=32)
+    >>> draw_quantised_page(cache).title
+    'Page 0: 4 of 4 slots filled; a head of a token takes 64 + 8 bytes'
+    >>> draw_quantised_page(cache, mark=(2, 40)).title
+    'Slot 2, dim 40: 3 stored x 0.5 = 1.5'
     """
     if getattr(cache, "scales", None) is None:
         raise ValueError(f"{cache!r} has no scales: it is not quantised")

@@ -66,7 +66,7 @@ def place(
 
 @triton.jit
 def rotate(
-    x, x_at, dim, inside, position, live, cos_ptr, sin_ptr, angles, cos_row, cos_col, sin_row, sin_col,
+    x, x_row, dim, inside, position, live, cos_ptr, sin_ptr, angles, cos_row, cos_col, sin_row, sin_col,
     R: tl.constexpr, FIRST: tl.constexpr, INTERLEAVED: tl.constexpr, BR: tl.constexpr, BG: tl.constexpr,
 ):  # fmt: skip
     """``x`` [BR, BG] in float32, its dims FIRST .. FIRST + R rotated by the angles of the token's position."""
@@ -88,7 +88,8 @@ def rotate(
         return tl.reshape(tl.join(turned_one, turned_two), [BR, BG])
     else:
         near = j < R // 2
-        partner = tl.load(x_at + tl.where(near, R // 2, -(R // 2)), mask=roped & inside, other=0.0).to(tl.float32)
+        partner_at = x_row + (FIRST - dim)[:, None] + (j + R // 2) % R
+        partner = tl.load(partner_at, mask=roped & inside, other=0.0).to(tl.float32)
         return tl.where(roped & inside, x * cos + partner * tl.where(near, -sin, sin), x)
 
 
@@ -158,13 +159,13 @@ def append(
     #: rope -> k, v    the roped side in float32
     if ROPE == "k":
         k = rotate(
-            k, k_at, k_dim, k_inside, k_position, k_live, cos_ptr, sin_ptr, angles, cos_row, cos_col, sin_row, sin_col,
-            R, FIRST, INTERLEAVED, KBR, KBG,
+            k, k_ptr + k_from[:, None], k_dim, k_inside, k_position, k_live,
+            cos_ptr, sin_ptr, angles, cos_row, cos_col, sin_row, sin_col, R, FIRST, INTERLEAVED, KBR, KBG,
         )  # fmt: skip
     if ROPE == "v":
         v = rotate(
-            v, v_at, v_dim, v_inside, v_position, v_live, cos_ptr, sin_ptr, angles, cos_row, cos_col, sin_row, sin_col,
-            R, FIRST, INTERLEAVED, VBR, VBG,
+            v, v_ptr + v_from[:, None], v_dim, v_inside, v_position, v_live,
+            cos_ptr, sin_ptr, angles, cos_row, cos_col, sin_row, sin_col, R, FIRST, INTERLEAVED, VBR, VBG,
         )  # fmt: skip
     #: quantise -> k, v, k_scale, v_scale    divided by the scale, rounded once to the cache's format
     k, k_scale = quantise(k, k_head_idx, k_scale_ptr, ks_head, k_inverse, k_live, K_QUANT, K_LIMIT, KBR)

@@ -98,7 +98,7 @@ def stage_areas(
     areas = []
     for stage in range(stages):
         for b in range(blocks):
-            columns = f", {name} {b}: columns {b * width}–{(b + 1) * width - 1}" if blocks > 1 else ""
+            columns = f", {name} {b}: columns {b * width}–{(b + 1) * width - 1}" if width else ""
             where = address + stage * stage_bytes + b * stage_bytes // blocks
             areas.append(Area(where, stage, f"{_keys(held, stage, program)}{columns}"))
     return areas

@@ -78,6 +78,9 @@ def test_stages(dtype: str, mma: Any, swizzle: Any, BN: int, WN: int, BK: int, d
             assert np.array_equal(said(image, tiles).ravel(), buffer.smem.bytes[0])
     assert buffer.stage_keys[0][0].tolist() == [BN * (4 - (4 % stages or stages))]
     assert len(image.areas) == stages * params.blocks_per_stage
+    first, last = (BN * (4 - (4 % stages or stages)), params.bk_smem - 1)
+    held = f"keys {first}–{min(first + BN, KEYS) - 1}" if first < KEYS else "no key"
+    assert image.areas[0].words == f"stage 0, {held}, block 0: columns 0–{last}"
     steps = np.diff([area.address for area in image.areas])
     assert (steps == BN * params.bk_smem * params.dtype.itemsize).all()
 

@@ -7,7 +7,7 @@ rotated; scales computed for each head and token. Every result is compared with 
 medians of CUDA-graph replays over inputs and caches that rotate, so that the L2 cache does not hold them (64 tokens:
 it does, that is launch latency). GB/s counts every byte once: k, v, what is written, the slots. `copy_gbps` is what a
 plain copy of as many bytes reaches in the same run: quote the ratio. `--sweep` times other tile sizes as well.
-`index_copy` is torch's own way; peers are timed by ../shared/bench.
+`index_copy` is torch's own way.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ class Rope:
     """``cos, sin`` ``[positions, R / 2]`` (any strides, NumPy or torch), and which dims they turn.
 
     A pair ``(x, y)`` becomes ``(x cos - y sin, y cos + x sin)``. interleaved: pairs (2j, 2j + 1) of the LAST R dims of
-    a head; else pairs (j, j + R / 2) of its FIRST R dims (spec/kv_cache.md 9.5). first: the first roped dim, where it
+    a head; else pairs (j, j + R / 2) of its FIRST R dims. first: the first roped dim, where it
     is another.
 
     >>> Rope.of_base(4, 32).cos.shape

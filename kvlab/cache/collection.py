@@ -1,4 +1,4 @@
-"""K and V of all layers of a model in one pool of pages (spec/kv_cache.md 1.2)."""
+"""K and V of all layers of a model in one pool of pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The continuous KV cache: a sequence has one block of ``max_seq_len`` tokens (spec/kv_cache.md 1.2 to 1.7)."""
+"""The continuous KV cache: a sequence has one block of ``max_seq_len`` tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""K and V of all layers, one block of tokens for each sequence (spec/kv_cache.md 1.2)."""
+"""K and V of all layers, one block of tokens for each sequence."""
 
 from __future__ import annotations
 

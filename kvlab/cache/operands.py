@@ -1,4 +1,4 @@
-"""What attention kernels see: the keys or values of a cache, of a dense or of a ragged tensor (spec/kv_cache.md 2)."""
+"""What attention kernels see: the keys or values of a cache, of a dense or of a ragged tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lookup table of a paged cache: sequence and token to page and slot (spec/kv_cache.md 1.6)."""
+"""The lookup table of a paged cache: sequence and token to page and slot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COLUMN_GROUP, COLUMN_TAIL = 8, 16
 
 def lookup_table_columns(pages: int) -> int:
     """Columns of a lookup table for sequences of up to ``pages`` pages: a multiple of 8 plus a tail of 16 sentinels, so
-    that a vector load of up to 8 entries may run past the end of any row (spec/kv_cache.md 1.6).
+    that a vector load of up to 8 entries may run past the end of any row.
 
     >>> lookup_table_columns(5)
     24

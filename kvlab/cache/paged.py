@@ -1,4 +1,4 @@
-"""The paged KV cache: which byte holds element ``(sequence, token, head, dim)`` (spec/kv_cache.md 1.3 to 1.8)."""
+"""The paged KV cache: which byte holds element ``(sequence, token, head, dim)``."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class PagedKVCache(TmaTiles, KVCacheView):
         is_leader: bool = True,
         valid: Any = None,
     ) -> PagedRowIndices:
-        """The rows of keys ``[base_kv_row, base_kv_row + BN)``, one tile for each program (spec/kv_cache.md 1.10).
+        """The rows of keys ``[base_kv_row, base_kv_row + BN)``, one tile for each program.
 
         base_alignment : what ``base_kv_row`` is promised to be a multiple of (else ValueError), at least the page size
             where a tile spans pages. A tile within a page is only known by its first row, not to end in that page.

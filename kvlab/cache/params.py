@@ -11,7 +11,7 @@ __all__ = ["KVCacheStaticParams"]
 
 @dataclass(frozen=True)
 class KVCacheStaticParams:
-    """The static shape of a KV cache (spec/kv_cache.md 1.1; the names are those of MAX).
+    """The static shape of a KV cache (the names are those of MAX).
 
     num_heads : KV heads (not query heads).
     head_size : elements of a head.

@@ -1,4 +1,4 @@
-"""What a kernel asks of a KV cache: MAX's trait ``KVCacheT`` (spec/kv_cache.md 1.4, 1.5)."""
+"""What a kernel asks of a KV cache: MAX's trait ``KVCacheT``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of a tile that spans pages (spec/kv_cache.md 1.10)."""
+"""The rows of a tile that spans pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scales of a quantised cache (spec/kv_cache.md 1.8)."""
+"""The scales of a quantised cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages in memory: page, slot, head and dim to an element, by strides (spec/kv_cache.md 1.2)."""
+"""Pages in memory: page, slot, head and dim to an element, by strides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TMA descriptors over the rows of a cache (spec/kv_cache.md 1.11), which :mod:`kvlab.hardware` executes."""
+"""TMA descriptors over the rows of a cache, which :mod:`kvlab.hardware` executes."""
 
 from __future__ import annotations
 

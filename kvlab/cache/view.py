@@ -1,4 +1,4 @@
-"""What the cache views share: fields, sizes and elements (spec/kv_cache.md 1.3 to 1.7)."""
+"""What the cache views share: fields, sizes and elements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layouts in which wgmma and tcgen05 want their operands in shared memory (spec/layout.md 6.3): shape:stride data.
+"""The layouts in which wgmma and tcgen05 want their operands in shared memory: shape:stride data.
 
 Offsets count elements and are not swizzled: the XOR of the mode is applied to the byte address afterwards. S is the
 width of the mode in elements (16 bytes without one); 8 rows of it make a core matrix (without one) or a swizzle atom.

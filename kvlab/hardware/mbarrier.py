@@ -1,4 +1,4 @@
-"""mbarriers and the state of a pipeline, as arithmetic: arrivals, bytes, phases (spec/layout.md 5.7)."""
+"""mbarriers and the state of a pipeline, as arithmetic: arrivals, bytes, phases."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Ragged tiles: rows past a run-time count stay out of a TMA copy, by the bounds of the descriptor alone.
 
-The trick (spec/layout.md 5.5): one dimension counts the rows that may still come, and the tensor starts that many rows
+The trick: one dimension counts the rows that may still come, and the tensor starts that many rows
 early. Starting a copy ``BM - rows`` into it leaves exactly ``rows`` rows in range; a second dimension brings the start
 back to the right place. No address before the tensor is touched.
 """

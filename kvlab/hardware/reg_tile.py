@@ -1,4 +1,4 @@
-"""MAX's loaders through registers (spec/layout.md 7.2), executed: RegTileLoader, and its way into LDS."""
+"""MAX's loaders through registers, executed: RegTileLoader, and its way into LDS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiles gathered by row number (sm_100, spec/layout.md 5.6): the image is that of the bulk K-major copy of the rows."""
+"""Tiles gathered by row number (sm_100): the image is that of the bulk K-major copy of the rows."""
 
 from __future__ import annotations
 

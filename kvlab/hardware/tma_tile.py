@@ -1,4 +1,4 @@
-"""Tiles that several TMA boxes fill: which box goes where (spec/layout.md 5.1, 5.3, 5.4)."""
+"""Tiles that several TMA boxes fill: which box goes where."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two roles of MAX's register-staged decode buffer (spec/kv_cache.md 4): what its tiles are for K and for V."""
+"""The two roles of MAX's register-staged decode buffer: what its tiles are for K and for V."""
 
 from __future__ import annotations
 

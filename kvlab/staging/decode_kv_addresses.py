@@ -1,4 +1,4 @@
-"""Which bytes the threads of MAX's register-staged decode buffer move (spec/kv_cache.md 6.2): index arrays, made once.
+"""Which bytes the threads of MAX's register-staged decode buffer move: index arrays, made once.
 
 Offsets are in elements of the block tile, row-major.
 """

@@ -28,7 +28,7 @@ Array = np.ndarray[Any, Any]
 
 
 class DecodeKVBuffer(Drawn):
-    """MAX's ``DecodeKVBuffer`` (spec/kv_cache.md 6.2) for all CTAs of a launch.
+    """MAX's ``DecodeKVBuffer`` for all CTAs of a launch.
 
     Parameters
     ----------

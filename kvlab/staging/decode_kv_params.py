@@ -1,4 +1,4 @@
-"""The compile-time parameters of MAX's register-staged decode buffer (spec/kv_cache.md 6.2)."""
+"""The compile-time parameters of MAX's register-staged decode buffer."""
 
 from __future__ import annotations
 

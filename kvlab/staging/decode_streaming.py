@@ -30,7 +30,7 @@ Array = np.ndarray[Any, Any]
 
 
 class DecodeStreamingKVBuffer(Drawn):
-    """MAX's ``DecodeStreamingKVBuffer`` (spec/kv_cache.md 6.1) for all CTAs of a launch.
+    """MAX's ``DecodeStreamingKVBuffer`` for all CTAs of a launch.
 
     Parameters
     ----------

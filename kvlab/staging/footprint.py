@@ -24,6 +24,10 @@ class Footprint:
     moved   ``[warps]``: bytes that each warp moves; bytes that several lanes touch count for each
     cells   ``[n]``: the cells it covers
     touches ``[n, warps]``: which warps touch them
+
+    >>> one = np.array([[True, False], [True, True]])
+    >>> Footprint(np.array([1, 3]), np.array([2, 1]), np.array([0, 1]), one).warps
+    (0, 1)
     """
 
     bits: IntArray

@@ -9,7 +9,11 @@ __all__ = ["Hazard", "Side"]
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two accesses: what it was, such as ``"k copy"``, of which warp, into or out of which stage."""
+    """One of the two accesses: what it was, such as ``"k copy"``, of which warp, into or out of which stage.
+
+    >>> print(Side("k copy", warp=2, stage=0))
+    k copy by warp 2, stage 0
+    """
 
     what: str
     warp: int | None = None

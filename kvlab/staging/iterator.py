@@ -1,4 +1,4 @@
-"""The walk over the keys of a sequence in DRAM, one tile of BN rows after the other (spec/kv_cache.md 3)."""
+"""The walk over the keys of a sequence in DRAM, one tile of BN rows after the other."""
 
 from __future__ import annotations
 

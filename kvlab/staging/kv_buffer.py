@@ -29,7 +29,7 @@ Array = np.ndarray[Any, Any]
 
 
 class KVBuffer(KVBufferMembers, Drawn):
-    """MAX's ``KVBuffer`` (spec/kv_cache.md 5) for all CTAs of a launch: prefill, and decode of MHA and MLA.
+    """MAX's ``KVBuffer`` for all CTAs of a launch: prefill, and decode of MHA and MLA.
 
     Parameters
     ----------

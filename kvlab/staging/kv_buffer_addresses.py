@@ -1,4 +1,4 @@
-"""Which byte each lane of MAX's KVBuffer moves (spec/kv_cache.md 5.3 to 5.7): index arrays, made once.
+"""Which byte each lane of MAX's KVBuffer moves: index arrays, made once.
 
 Offsets are in elements; a stage is ``num_repeats`` blocks of ``BN x bk_smem``, row-major, one after the other.
 """

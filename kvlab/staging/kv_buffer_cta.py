@@ -1,7 +1,7 @@
 """One CTA of MAX's prefill on gfx950, 16-bit storage: whole tiles through two stages of KVBuffer, MFMA 32x32x16.
 
 Four warps of 32 query rows and all keys of a tile each, so P never leaves the registers: V's fragments come in the
-order of the keys in which the scores stand (spec/kv_cache.md 5.9, 7.4). All products are issued swapped, a lane owns
+order of the keys in which the scores stand. All products are issued swapped, a lane owns
 one query row. The hardware fetches the next tile while it works on one; here the tiles follow one another.
 """
 

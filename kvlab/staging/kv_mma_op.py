@@ -1,5 +1,4 @@
-"""The matrix-product operator of the KV buffers: the register tile, its loads from shared memory, and the product
-(spec/kv_cache.md 7, spec/layout.md 7.3 to 7.5 and 7.8)."""
+"""The matrix-product operator of the KV buffers: the register tile, its loads from shared memory, and the product."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 K strip by strip and V strip by strip through :class:`DecodeStreamingKVBuffer`; Q stays in registers. All products are
 issued swapped (K Q^T and V^T P^T), so that a lane owns one query row. P is staged through LDS in blocks of BM x BK, not
-swizzled, and read in canonical key order (spec/kv_cache.md 6.1). On the hardware each strip's product follows its
+swizzled, and read in canonical key order. On the hardware each strip's product follows its
 load; here a tile's strips are loaded first, which moves the same bytes through the same places. Every access, wait and
-barrier is stated to ``hazards``: load, wait, barrier, registers, barrier for each strip (spec/kv_cache.md 8.5).
+barrier is stated to ``hazards``: load, wait, barrier, registers, barrier for each strip.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""One CTA of MAX's MLA decode on gfx950: K of all columns through KVBuffer, V read from K's memory (spec/kv_cache.md
-8.7).
+"""One CTA of MAX's MLA decode on gfx950: K of all columns through KVBuffer, V read from K's memory.
 
 Four warps stand along the keys for S^T = K Q^T and along the latent columns for O^T = V^T P^T, where each reads its
 slice of K's tile by transposing reads. P goes through LDS in the order of the keys that V's fragments have (5.9, 7.4).

@@ -111,6 +111,13 @@ def mla_cta(
     ``columns``: latent and rope columns in DRAM; ``padded``: in shared memory. ``batch_idx`` and ``end``
     ``[programs]`` are each program's sequence and the exclusive bound of its keys. gfx950: MAX's decode with V in K's
     memory. sm_80, sm_90: what our Triton kernel compiles to; float32 with eight warps, others with four.
+
+    >>> cache = PagedKVCache(np.zeros((1, 64, 1, 192), np.float16), [63], [[0]], max_seq_length=1, max_cache_length=64)
+    >>> one = np.zeros(1, np.int64)
+    >>> mla_cta("sm_70", 16, 32, (128, 64), (128, 64), cache, one, one + 64, Traffic())
+    Traceback (most recent call last):
+        ...
+    ValueError: arch 'sm_70' is not one of sm_80, sm_90, gfx950
     """
     dtype, programs = cache.dtype, len(batch_idx)
     if arch not in MLA_ARCHS:

@@ -1,4 +1,4 @@
-"""Which element of Q, S, P and O each register of a gfx950 warp holds (spec/kv_cache.md 5.9, 7.2, 7.6).
+"""Which element of Q, S, P and O each register of a gfx950 warp holds.
 
 The products are issued swapped, so that a lane owns one query row: S^T = K Q^T and O^T = V^T P^T. Warps stand
 ``num_warps_n`` along the keys (S, P) or the depth (O); where there are more, they share out the query rows.
@@ -63,8 +63,8 @@ def kv_buffer_operand_map(params: KVBufferParams, BM: int) -> FragmentMap:
 def v_keys(params: KVBufferParams) -> IntArray:
     """The key of a strip that each element of V's fragments holds in ``KVBuffer``: ``[lanes, k groups, elements]``.
 
-    2-byte elements and 32x32x64: the order in which the accumulators of the scores hold the keys (spec/kv_cache.md 7.4,
-    7.5); 16x16x128: consecutive keys.
+    2-byte elements and 32x32x64: the order in which the accumulators of the scores hold the keys; 16x16x128:
+    consecutive keys.
 
     >>> v = KVBufferParams("fp8", (32, 32, 64), None, BN=64, WN=64, BK=64, num_threads=256, depth=128, kv_num_heads=8,
     ...                    transpose=False)

@@ -1,4 +1,4 @@
-"""P between the two products of streaming decode: accumulators -> shared memory -> operand (spec/kv_cache.md 5.9)."""
+"""P between the two products of streaming decode: accumulators -> shared memory -> operand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compile-time parameters of the KV buffers, and what follows from them (spec/kv_cache.md 5.1, 5.2)."""
+"""The compile-time parameters of the KV buffers, and what follows from them."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ class KVBufferParams:
         """Which of the warps along the keys each warp is: ``[warps]``."""
         return np.arange(self.num_warps) % self.num_warps_n
 
-    # Shared memory: stages of blocks of BN x bk_smem, row-major (spec/kv_cache.md 5.3).
+    # Shared memory: stages of blocks of BN x bk_smem, row-major.
 
     @property
     def num_repeats(self) -> int:
@@ -239,7 +239,7 @@ class KVBufferParams:
         """Elements between rows and between columns of a block."""
         return self.bk_smem, 1
 
-    # What moves from DRAM (spec/kv_cache.md 5.4).
+    # What moves from DRAM.
 
     @property
     def warp_tile_rows(self) -> int:

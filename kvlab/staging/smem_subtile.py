@@ -1,4 +1,4 @@
-"""MMA tiles in blocked shared memory (spec/layout.md 7.6): a stage is blocks of BN x BK, row-major, in sequence."""
+"""MMA tiles in blocked shared memory: a stage is blocks of BN x BK, row-major, in sequence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which byte each lane of the streaming decode buffer moves (spec/kv_cache.md 6.1): index arrays, made once.
+"""Which byte each lane of the streaming decode buffer moves: index arrays, made once.
 
 K of 2 or 4 bytes goes to shared memory by DMA, a strip of BN x BK; K of 1 byte and V go through registers, V as
 BK x depth. Offsets are in elements from the strip's first.

@@ -1,4 +1,4 @@
-"""MAX's loader of B fragments from shared memory (spec/layout.md 7.3 to 7.5), executed for all lanes of all warps."""
+"""MAX's loader of B fragments from shared memory, executed for all lanes of all warps."""
 
 from __future__ import annotations
 

@@ -20,6 +20,9 @@ class Event(NamedTuple):
     stage   of the pipeline, or None
     warps   that did it
     nbytes  of one CTA, moved by all of these warps; 0 where nothing moves
+
+    >>> Event("copy", "k copy", stage=0, warps=(0, 1), nbytes=8192).nbytes
+    8192
     """
 
     kind: str

@@ -15,7 +15,7 @@ __all__ = ["WarpSlices"]
 
 
 class WarpSlices(KVBuffer):
-    """V for decode (spec/kv_cache.md 5.7): warp w reads columns ``[c, c + share)`` of all BN keys of the stage, ``share
+    """V for decode: warp w reads columns ``[c, c + share)`` of all BN keys of the stage, ``share
     = output_depth // num_warps_n`` and ``c = w % num_warps_n * share``, through a base that is shifted to column c.
 
     Parameters

@@ -62,7 +62,7 @@ MATRIX = [case for case in MATRIX if case[1:] not in SLOW]
 
 @pytest.mark.parametrize("H, dtype, target", [*MATRIX, (128, "fp16", "sm_90")], ids=lambda v: str(v))
 def test_attend(H: int, dtype: str, target: str) -> None:
-    made, config = compiled(H, dtype, target)
+    made, _ = compiled(H, dtype, target)
     assert made.shared <= SHARED[target]
     assert made.spills == 0
     count = made.instructions
@@ -70,9 +70,6 @@ def test_attend(H: int, dtype: str, target: str) -> None:
         assert any(name.startswith("v_mfma") for name in count)
     elif dtype == "fp32":
         assert not {"HMMA", "HGMMA"} & set(count), "tf32 would round the inputs"
-    elif config.BM == 64:
-        assert count["HGMMA"] > 0, "wgmma"
-        assert count["LDGSTS"] > 0, "cp.async"
     else:
         assert count["HMMA"] > 0, "mma.sync"
         assert count["LDSM"] > 0, "ldmatrix"

@@ -85,7 +85,7 @@ def mla_decode_paged(
     backend      "auto": the emulator for NumPy arrays, the Triton kernel for torch tensors (interpreted on the CPU);
                  "reference" (float64), "emulator", "triton"
     arch         the machine that is emulated: "sm_80", "sm_90", "gfx950" (16 bits, v_dim 128, 256 or 512, 32 or 64
-                 columns of rope). Tiles of 16 rows, also where the compiled kernel would take wgmma
+                 columns of rope). Tiles of 16 rows, also where the compiled kernel takes 32
     num_splits   programs that share the keys of a sequence; chosen by the sizes, not the lengths, if None
     mask_value   score given to masked keys, in units of log2
     check        look at the values of seq_lens and block_table; None: unless they are on a GPU, which would wait for it

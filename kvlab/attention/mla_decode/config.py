@@ -89,17 +89,16 @@ def choose_config(
 ) -> MLADecodeConfig:
     """The configuration of a call on ``arch``, which has ``processors`` SMs (132 on an H100).
 
-    sm_90, more than 32 rows of 16 bits: 64 rows x 32 keys with eight warps, which compiles to wgmma and keeps the
-    whole output in registers. Up to 32 rows, and on the machines whose shared memory does not hold that tile: 16 or 32
-    rows x 32 keys with mma.sync or MFMA. float32 has no tensor cores on NVIDIA: 16 rows x 32 keys with eight warps (16
-    keys on sm_80, or registers spill). ``emulated``: the tiles that the emulator has machines for: 16 rows x 32 keys on
+    16 or 32 rows x 32 keys with mma.sync or MFMA: 64 rows on sm_90 would compile to wgmma, but spill with Triton 3.9.
+    float32 has no tensor cores on NVIDIA: 16 rows x 32 keys with eight warps (16 keys on sm_80, or registers spill).
+    ``emulated``: the tiles that the emulator has machines for: 16 rows x 32 keys on
     NVIDIA, mma.sync or float32; MAX's 16 rows x 128 keys on gfx950.
 
     >>> problem = MLADecodeProblem(batch=1, tokens=1, heads=128, latent=512, rope=64, itemsize=2, max_keys=32768)
     >>> choose_config(problem)
-    MLADecodeConfig(BM=64, BN=32, BV=512, BR=64, row_tiles=2, num_splits=61, num_warps=8, num_stages=3)
+    MLADecodeConfig(BM=32, BN=32, BV=512, BR=64, row_tiles=4, num_splits=61, num_warps=8, num_stages=2)
     >>> choose_config(problem, num_splits=1).grid(problem)
-    (2, 1)
+    (4, 1)
     """
     if num_splits is not None and num_splits not in range(1, MAX_SPLITS + 1):
         raise ValueError(f"num_splits {num_splits!r}: must be an integer from 1 to {MAX_SPLITS}")
@@ -115,14 +114,11 @@ def choose_config(
         BM, BN, num_warps, num_stages = 16, 32, 4, 1 if amd else 2
     elif amd:
         BM, BN, num_warps, num_stages = 32, 32, 4, 1
-    elif arch == "sm_90" and problem.rows > 32:
-        BM, BN, num_warps, num_stages = 64, 32, 8, 3
     else:
         BM, BN, num_warps, num_stages = 32, 32, 8, 2
     row_tiles = -(-problem.rows // BM)
     if num_splits is None:
-        places = processors * (1 if BM == 64 else 2)
-        num_splits = _choose_splits(problem.batch * row_tiles, problem.max_keys, places)
+        num_splits = _choose_splits(problem.batch * row_tiles, problem.max_keys, 2 * processors)
     return MLADecodeConfig(BM, BN, BV, BR, row_tiles, num_splits, num_warps, num_stages)
 
 

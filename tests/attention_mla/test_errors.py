@@ -71,6 +71,7 @@ CASES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         r"scale None with rows of 128 \+ 64 columns: must be given; only 512",
     ),
     "splits": (lambda a: a.update(num_splits=65), "num_splits 65: must be an integer from 1 to 64"),
+    "a float of splits": (lambda a: a.update(num_splits=2.0), r"num_splits 2\.0: must be an integer from 1 to 64"),
     "mask": (lambda a: a.update(mask_value=np.inf), "mask_value inf: must be less than infinity"),
     "arch": (lambda a: a.update(arch="gfx942"), "arch 'gfx942': must be one of sm_80, sm_90, gfx950"),
     "gfx950 of fp32": (lambda a: a.update(arch="gfx950"), "float32 on gfx950: must be 128, 256 or 512 .* of 16 bits"),

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from kvlab.mirror.twin import Twin
 
-__all__ = ["CHUNK", "LAUNCH", "TWINS"]
+__all__ = ["CHUNK", "LAUNCH", "MERGE", "TWINS"]
 
-TWINS = (Twin("merge", kernel="kernel:merge", emulator="emulator:merge"),)
+MERGE = Twin(
+    "merge",
+    kernel="kvlab.attention.merge_states.kernel:merge",
+    emulator="kvlab.attention.merge_states.emulator:merge",
+)
+TWINS = (MERGE,)
 LAUNCH = ("kernel:launch", "emulator:launch")
 
 CHUNK = 16

@@ -11,11 +11,12 @@ import numpy as np
 from kvlab.attention.backends import choose_backend, run_kernel, run_on_numpy
 from kvlab.attention.explain import Explanation
 from kvlab.attention.inputs import PagedInputs, finite_number, paged_inputs, require
+from kvlab.attention.online_softmax import MASK_VALUE
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.cache.arrays import is_torch
 from kvlab.staging import DECODE_ARCHS, Traffic
 
-from .config import MASK_VALUE, DecodeProblem, choose_config
+from .config import DecodeProblem, choose_config
 from .emulator import launch as emulate
 from .reference import reference
 

@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 
+from kvlab.attention.merge_states.config import MERGE
+from kvlab.attention.online_softmax import OUTPUT_TIE, P_TIE
+from kvlab.attention.splits import check_splits, choose_splits
 from kvlab.mirror.twin import Twin
 
-__all__ = ["LAUNCH", "LOCKSTEP_TOLERANCE", "MASK_VALUE", "TWINS", "DecodeConfig", "DecodeProblem", "choose_config"]
+__all__ = ["LAUNCH", "LOCKSTEP_TOLERANCE", "TWINS", "DecodeConfig", "DecodeProblem", "choose_config"]
 
-TWINS = (
-    Twin("attend", kernel="kernel:attend", emulator="emulator:attend"),
-    Twin(
-        "merge",
-        kernel="kvlab.attention.merge_states.kernel:merge",
-        emulator="kvlab.attention.merge_states.emulator:merge",
-    ),
-)
+TWINS = (Twin("attend", kernel="kernel:attend", emulator="emulator:attend"), MERGE)
 LAUNCH = ("kernel:launch", "emulator:launch")
 
-# O adds up P V with P rounded once to the storage dtype: where a score differs in its last bit (another order of
-# summation), a P next to a rounding boundary may fall on the other side, half a step of bfloat16 of one term.
-_TIE = (2.0**-8, "P is rounded once to the storage dtype; a tie may fall on either side")
-LOCKSTEP_TOLERANCE = {"o": _TIE, "parts": _TIE, "result 0": (2.0**-7, _TIE[1] + ", and the output is rounded again")}
-
-MASK_VALUE = -(2.0**100)
-"""Score of a masked key, in units of log2. Finite: rows without a key are found by a flag, not by this value."""
+LOCKSTEP_TOLERANCE = {"o": P_TIE, "parts": P_TIE, "result 0": OUTPUT_TIE}
 
 MAX_ROWS = 32
 TILE_BYTES = 16384
 CTAS_PER_PROCESSOR = 3
-MIN_SPLIT_KEYS = 256
-MAX_SPLITS = 64
 
 
 @dataclass(frozen=True)
@@ -90,11 +77,7 @@ def choose_config(
     >>> choose_config(problem, num_splits=1).grid(problem)
     (1, 8, 1)
     """
-    if num_splits is not None:
-        whole = hasattr(num_splits, "__index__") and not isinstance(num_splits, bool)
-        if not whole or not 1 <= operator.index(num_splits) <= MAX_SPLITS:
-            raise ValueError(f"num_splits {num_splits!r}: must be an integer from 1 to {MAX_SPLITS}")
-        num_splits = operator.index(num_splits)
+    num_splits = check_splits(num_splits)
     rows = problem.tokens * problem.group
     BD = max(32, 1 << (problem.head_dim - 1).bit_length())
     wide = problem.itemsize == 4 and BD >= 128 and arch != "gfx950"
@@ -104,13 +87,5 @@ def choose_config(
     row_tiles = -(-rows // BM)
     if num_splits is None:
         programs = problem.batch * problem.kv_heads * row_tiles
-        num_splits = _choose_splits(programs, problem.max_keys, CTAS_PER_PROCESSOR * processors)
+        num_splits = choose_splits(programs, problem.max_keys, CTAS_PER_PROCESSOR * processors)
     return DecodeConfig(BM, BN, BD, row_tiles, num_splits, num_warps=8 if wide else 4, num_stages=num_stages)
-
-
-def _choose_splits(programs: int, max_keys: int, places: int) -> int:
-    if programs == 0 or programs >= 0.6 * places:
-        return 1
-    most = max(1, min(MAX_SPLITS, max_keys // MIN_SPLIT_KEYS))
-    use = [programs * n / places / -(-programs * n // places) for n in range(1, most + 1)]
-    return 1 + next(i for i, u in enumerate(use) if u >= 0.95 * max(use))

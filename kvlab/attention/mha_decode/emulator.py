@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.merge_states.emulator import launch as merge
+from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory
 from kvlab.staging import KVCacheIterator, Traffic, ceildiv, decode_cta, program_ids, ragged_range
 
-from .config import MASK_VALUE, DecodeConfig, DecodeProblem
+from .config import DecodeConfig, DecodeProblem
 
 Array = np.ndarray[Any, Any]
 LN2 = np.float32(0.6931471805599453)
-LOG2E = 1.4426950408889634
 
 
 def attend(

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvlab.attention.online_softmax import OUTPUT_TIE, P_TIE
 from kvlab.mirror.twin import Twin
 
-__all__ = ["LAUNCH", "LOCKSTEP_TOLERANCE", "MASK_VALUE", "TWINS", "UNLIMITED", "PrefillConfig", "PrefillProblem",
+__all__ = ["LAUNCH", "LOCKSTEP_TOLERANCE", "TWINS", "UNLIMITED", "PrefillConfig", "PrefillProblem",
            "choose_config"]  # fmt: skip
 
 TWINS = (Twin("attend", kernel="kernel:attend", emulator="emulator:attend"),)
 LAUNCH = ("kernel:launch", "emulator:launch")
 
-# O adds up P V with P rounded once to the storage dtype: where a score differs in its last bit (another order of
-# summation), a P next to a rounding boundary may fall on the other side, half a step of bfloat16 of one term.
-_TIE = (2.0**-8, "P is rounded once to the storage dtype; a tie may fall on either side")
-LOCKSTEP_TOLERANCE = {"o": _TIE, "result 0": (2.0**-7, _TIE[1] + ", and the output is rounded again")}
-
-MASK_VALUE = -(2.0**100)
-"""Score of a masked key, in units of log2. Finite: rows without a key are found by a flag, not by this value."""
+LOCKSTEP_TOLERANCE = {"o": P_TIE, "result 0": OUTPUT_TIE}
 
 UNLIMITED = 1 << 30
 """A window side without a bound."""

@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory
 from kvlab.staging import Fragments, KVCacheIterator, Traffic, program_ids, ragged_range
 
-from .config import MASK_VALUE, UNLIMITED, PrefillConfig, PrefillProblem
+from .config import UNLIMITED, PrefillConfig, PrefillProblem
 from .machine import prefill_cta
 from .rows import SequenceRows
 
 Array = np.ndarray[Any, Any]
 LN2 = np.float32(0.6931471805599453)
-LOG2E = 1.4426950408889634
 
 
 def attend(

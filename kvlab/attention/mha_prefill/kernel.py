@@ -6,10 +6,11 @@ import torch
 import triton
 import triton.language as tl
 
-from .config import MASK_VALUE, UNLIMITED, PrefillConfig, PrefillProblem
+from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+
+from .config import UNLIMITED, PrefillConfig, PrefillProblem
 
 LN2 = tl.constexpr(0.6931471805599453)
-LOG2E = 1.4426950408889634
 NO_BOUND = tl.constexpr(UNLIMITED)
 
 

@@ -10,11 +10,12 @@ import numpy as np
 
 from kvlab.attention.backends import choose_backend, run_kernel, run_on_numpy
 from kvlab.attention.explain import Explanation
+from kvlab.attention.online_softmax import MASK_VALUE
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.cache.arrays import is_torch, to_numpy
 from kvlab.staging import MLA_ARCHS, Traffic
 
-from .config import MASK_VALUE, MLADecodeProblem, choose_config
+from .config import MLADecodeProblem, choose_config
 from .emulator import launch as emulate
 from .inputs import MLAInputs, mla_inputs
 from .reference import reference

@@ -4,38 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvlab.attention.merge_states.config import MERGE
+from kvlab.attention.online_softmax import OUTPUT_TIE, P_TIE
+from kvlab.attention.splits import check_splits, choose_splits
 from kvlab.mirror.twin import Twin
 
 __all__ = [
     "LAUNCH",
     "LOCKSTEP_TOLERANCE",
-    "MASK_VALUE",
     "TWINS",
     "MLADecodeConfig",
     "MLADecodeProblem",
     "choose_config",
 ]
 
-TWINS = (
-    Twin("attend", kernel="kernel:attend", emulator="emulator:attend"),
-    Twin(
-        "merge",
-        kernel="kvlab.attention.merge_states.kernel:merge",
-        emulator="kvlab.attention.merge_states.emulator:merge",
-    ),
-)
+TWINS = (Twin("attend", kernel="kernel:attend", emulator="emulator:attend"), MERGE)
 LAUNCH = ("kernel:launch", "emulator:launch")
 
-# O adds up P V with P rounded once to the storage dtype: where a score differs in its last bit (another order of
-# summation), a P next to a rounding boundary may fall on the other side, half a step of bfloat16 of one term.
-_TIE = (2.0**-8, "P is rounded once to the storage dtype; a tie may fall on either side")
-LOCKSTEP_TOLERANCE = {"o": _TIE, "parts": _TIE, "result 0": (2.0**-7, _TIE[1] + ", and the output is rounded again")}
-
-MASK_VALUE = -(2.0**100)
-"""Score of a masked key, in units of log2. Finite: rows without a key are found by a flag, not by this value."""
-
-MIN_SPLIT_KEYS = 256
-MAX_SPLITS = 64
+LOCKSTEP_TOLERANCE = {"o": P_TIE, "parts": P_TIE, "result 0": OUTPUT_TIE}
 
 
 @dataclass(frozen=True)
@@ -100,8 +86,7 @@ def choose_config(
     >>> choose_config(problem, num_splits=1).grid(problem)
     (4, 1)
     """
-    if num_splits is not None and num_splits not in range(1, MAX_SPLITS + 1):
-        raise ValueError(f"num_splits {num_splits!r}: must be an integer from 1 to {MAX_SPLITS}")
+    num_splits = check_splits(num_splits)
     BV, BR = (max(32, 1 << (n - 1).bit_length()) for n in (problem.latent, problem.rope))
     amd = arch.startswith("gfx")
     if emulated and arch == "gfx950":
@@ -118,14 +103,5 @@ def choose_config(
         BM, BN, num_warps, num_stages = 32, 32, 8, 2
     row_tiles = -(-problem.rows // BM)
     if num_splits is None:
-        num_splits = _choose_splits(problem.batch * row_tiles, problem.max_keys, 2 * processors)
+        num_splits = choose_splits(problem.batch * row_tiles, problem.max_keys, 2 * processors)
     return MLADecodeConfig(BM, BN, BV, BR, row_tiles, num_splits, num_warps, num_stages)
-
-
-def _choose_splits(programs: int, max_keys: int, places: int) -> int:
-    """One where the programs fill 0.6 of the places; otherwise the fewest within 0.95 of the best use of them."""
-    if programs == 0 or programs >= 0.6 * places:
-        return 1
-    most = max(1, min(MAX_SPLITS, max_keys // MIN_SPLIT_KEYS))
-    use = [programs * n / places / -(-programs * n // places) for n in range(1, most + 1)]
-    return 1 + next(i for i, u in enumerate(use) if u >= 0.95 * max(use))

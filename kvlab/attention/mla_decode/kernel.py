@@ -7,11 +7,11 @@ import triton
 import triton.language as tl
 
 from kvlab.attention.merge_states.kernel import launch as merge
+from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 
-from .config import MASK_VALUE, MLADecodeConfig, MLADecodeProblem
+from .config import MLADecodeConfig, MLADecodeProblem
 
 LN2 = tl.constexpr(0.6931471805599453)
-LOG2E = 1.4426950408889634
 
 
 @triton.jit

@@ -1,0 +1,21 @@
+"""Numbers that every attention kernel and its emulator share: base two, masks, and where P is rounded."""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["LOG2E", "MASK_VALUE", "OUTPUT_TIE", "P_TIE"]
+
+LOG2E = math.log2(math.e)
+"""Scores are kept in units of log2: multiplied by this."""
+
+MASK_VALUE = -(2.0**100)
+"""Score of a masked key, in units of log2. Finite: rows without a key are found by a flag, not by this value."""
+
+# O adds up P V with P rounded once to the storage dtype: where a score differs in its last bit (another order of
+# summation), a P next to a rounding boundary may fall on the other side, half a step of bfloat16 of one term.
+P_TIE = (2.0**-8, "P is rounded once to the storage dtype; a tie may fall on either side")
+"""Lockstep tolerance of what adds up P V, and its reason."""
+
+OUTPUT_TIE = (2.0**-7, P_TIE[1] + ", and the output is rounded again")
+"""Lockstep tolerance of the output."""

@@ -1,0 +1,44 @@
+"""Splitting of a sequence's keys over programs that share them."""
+
+from __future__ import annotations
+
+import operator
+
+__all__ = ["MAX_SPLITS", "check_splits", "choose_splits"]
+
+MIN_SPLIT_KEYS = 256
+MAX_SPLITS = 64
+
+
+def check_splits(num_splits: object) -> int | None:
+    """``num_splits`` as an int, None as it is; ValueError for what is no integer from 1 to 64.
+
+    >>> check_splits(3), check_splits(None)
+    (3, None)
+    >>> check_splits(2.0)
+    Traceback (most recent call last):
+        ...
+    ValueError: num_splits 2.0: must be an integer from 1 to 64
+    """
+    if num_splits is None:
+        return None
+    whole = hasattr(num_splits, "__index__") and not isinstance(num_splits, bool)
+    if not whole or not 1 <= operator.index(num_splits) <= MAX_SPLITS:  # type: ignore[arg-type]
+        raise ValueError(f"num_splits {num_splits!r}: must be an integer from 1 to {MAX_SPLITS}")
+    return operator.index(num_splits)  # type: ignore[arg-type]
+
+
+def choose_splits(programs: int, max_keys: int, places: int) -> int:
+    """How many share the keys of a sequence, where unsplit ``programs`` meet a device with ``places`` for them.
+
+    One where the programs fill 0.6 of the places; otherwise the fewest within 0.95 of the best use of them, each of at
+    least 256 keys.
+
+    >>> choose_splits(8, 32768, 396), choose_splits(8, 1024, 396), choose_splits(300, 32768, 396)
+    (47, 4, 1)
+    """
+    if programs == 0 or programs >= 0.6 * places:
+        return 1
+    most = max(1, min(MAX_SPLITS, max_keys // MIN_SPLIT_KEYS))
+    use = [programs * n / places / -(-programs * n // places) for n in range(1, most + 1)]
+    return 1 + next(i for i, u in enumerate(use) if u >= 0.95 * max(use))

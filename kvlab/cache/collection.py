@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from kvlab.cache.arrays import as_array, is_torch, to_numpy, to_torch
-from kvlab.cache.checks import count, index, plain
+from kvlab.cache.arrays import as_array
+from kvlab.cache.checks import count
+from kvlab.cache.collection_base import KVCacheCollection
 from kvlab.cache.page_table import lookup_table_columns
 from kvlab.cache.paged import PagedKVCache
 from kvlab.cache.params import KVCacheStaticParams
@@ -17,7 +17,7 @@ from kvlab.memory import POISON, as_dtype
 __all__ = ["PagedKVCacheCollection"]
 
 
-class PagedKVCacheCollection:
+class PagedKVCacheCollection(KVCacheCollection[PagedKVCache]):
     """The pool, and one lookup table for all layers.
 
     Parameters
@@ -46,6 +46,9 @@ class PagedKVCacheCollection:
     IndexError: layer_idx 3 is outside [0, 3)
     """
 
+    _arrays = (*KVCacheCollection._arrays, "scales")
+    _settings = (*KVCacheCollection._settings, "total_num_pages", "quantization_granularity")
+
     def __init__(
         self,
         blocks: Any,
@@ -60,24 +63,17 @@ class PagedKVCacheCollection:
         scales: Any = None,
         quantization_granularity: int = 1,
     ) -> None:
-        blocks, cache_lengths, lookup_table = as_array(blocks), as_array(cache_lengths), as_array(lookup_table)
-        shape = tuple(blocks.shape)
-        if len(shape) != 6 or min(shape) < 1 or shape[1] > 2:
-            raise ValueError(
-                f"blocks has shape {shape}: expected 6 axes [pages, KV, layers, page_size, heads, head_size], "
-                "KV 1 or 2, none of them empty"
-            )
-        self.kv_params = KVCacheStaticParams(*shape[4:], is_mla=shape[1] == 1) if kv_params is None else kv_params
-        if (self.kv_params.kv_extent, self.kv_params.num_heads, self.kv_params.head_size) != (shape[1], *shape[4:]):
-            raise ValueError(f"kv_params {self.kv_params} does not fit blocks of shape {shape}")
-        self.blocks, self.cache_lengths, self.lookup_table = blocks, cache_lengths, lookup_table
-        self.max_seq_length, self.max_cache_length = max_seq_length, max_cache_length
-        self.strict, self.total_num_pages = strict, shape[0] if total_num_pages is None else total_num_pages
+        super().__init__(
+            blocks, cache_lengths, lookup_table, max_seq_length, max_cache_length, kv_params,
+            strict=strict, axes="pages, KV, layers, page_size, heads, head_size",
+        )  # fmt: skip
+        shape = tuple(self.blocks.shape)
+        self.total_num_pages = shape[0] if total_num_pages is None else total_num_pages
         self.scales = None if scales is None else as_array(scales)
         self.quantization_granularity = quantization_granularity
         if self.scales is not None and tuple(self.scales.shape[:3]) != shape[:3]:
             raise ValueError(f"scales has shape {tuple(self.scales.shape)}: expected {shape[:-1]} and the scales")
-        self.dtype: np.dtype[Any] = self.get_key_cache(0).dtype
+        self.dtype = self.get_key_cache(0).dtype
 
     @classmethod
     def allocate(
@@ -125,66 +121,14 @@ class PagedKVCacheCollection:
         )  # fmt: skip
 
     @property
-    def num_layers(self) -> int:
-        """Layers of the model."""
-        return int(self.blocks.shape[2])
-
-    @property
     def page_size(self) -> int:
         """Tokens of a page."""
         return int(self.blocks.shape[3])
 
-    @property
-    def batch_size(self) -> int:
-        """Sequences: rows of the lookup table."""
-        return int(self.lookup_table.shape[0])
+    def _extents(self) -> str:
+        return f"{self.blocks.shape[0]} pages x {self.page_size} tokens"
 
-    def get_key_cache(self, layer_idx: int) -> PagedKVCache:
-        """K of one layer, a view."""
-        return self._view(0, layer_idx)
-
-    def get_value_cache(self, layer_idx: int) -> PagedKVCache:
-        """V of one layer, a view. ValueError for MLA, which stores no V."""
-        if self.kv_params.is_mla:
-            raise ValueError("an MLA cache stores no V: read it out of get_key_cache")
-        return self._view(1, layer_idx)
-
-    def cache_length(self, bs_idx: Any) -> Any:
-        """Tokens in the cache before this step: an int, or int64 of the shape of ``bs_idx``."""
-        lengths = to_numpy(self.cache_lengths, "cache_lengths")
-        return plain(lengths[index("bs_idx", bs_idx, self.batch_size)].astype(np.int64))
-
-    def with_lengths(self, cache_lengths: Any, max_seq_length: int) -> PagedKVCacheCollection:
-        """The same pool and table at another step: ``cache_lengths`` before it, up to ``max_seq_length`` new tokens.
-
-        The longest length is read, which waits for a GPU that holds ``cache_lengths``.
-        """
-        lengths = as_array(cache_lengths)
-        longest = max_seq_length + (int(lengths.max()) if len(lengths) else 0)
-        return self._replace(cache_lengths=lengths, max_seq_length=max_seq_length, max_cache_length=longest)
-
-    def numpy(self) -> PagedKVCacheCollection:
-        """Over NumPy arrays, the same bytes (bf16 by its bits). ValueError unless all of it is in CPU memory."""
-        return self._map(to_numpy)
-
-    def torch(self) -> PagedKVCacheCollection:
-        """Over torch tensors, the same bytes (bf16 by its bits)."""
-        return self._map(to_torch)
-
-    def to(self, device: Any) -> PagedKVCacheCollection:
-        """Over torch tensors on that device, copied if they are not there yet."""
-        return self._map(lambda array, name: to_torch(array, name).to(device))
-
-    def __repr__(self) -> str:
-        pages, kv, layers, page_size, heads, head_size = self.blocks.shape
-        return (
-            f"PagedKVCacheCollection({pages} pages x {page_size} tokens, {layers} layers, "
-            f"{'K and V' if kv == 2 else 'K'}, {heads} heads x {head_size} {self.dtype}, batch {self.batch_size}, "
-            f"{'torch' if is_torch(self.blocks) else 'numpy'})"
-        )
-
-    def _view(self, kv: int, layer_idx: int) -> PagedKVCache:
-        layer = int(index("layer_idx", layer_idx, self.num_layers))
+    def _view(self, kv: int, layer: int) -> PagedKVCache:
         return PagedKVCache(
             self.blocks[:, kv, layer],
             self.cache_lengths,
@@ -197,16 +141,6 @@ class PagedKVCacheCollection:
             scales=None if self.scales is None else self.scales[:, kv, layer],
             quantization_granularity=self.quantization_granularity,
         )
-
-    def _map(self, convert: Callable[[Any, str], Any]) -> PagedKVCacheCollection:
-        names = ("blocks", "cache_lengths", "lookup_table", *(() if self.scales is None else ("scales",)))
-        return self._replace(**{name: convert(getattr(self, name), name) for name in names})
-
-    def _replace(self, **changes: Any) -> PagedKVCacheCollection:
-        names = ("blocks", "cache_lengths", "lookup_table", "max_seq_length", "max_cache_length", "kv_params")
-        more = ("strict", "total_num_pages", "scales", "quantization_granularity")
-        fields = {name: getattr(self, name) for name in (*names, *more)}
-        return PagedKVCacheCollection(**(fields | changes))
 
 
 def _poisoned(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:

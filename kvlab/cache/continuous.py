@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -165,14 +164,3 @@ class ContinuousBatchingKVCache(TmaTiles, KVCacheView):
 
     def _entries(self) -> np.ndarray[Any, Any]:
         return to_numpy(self.lookup_table, "lookup_table")[:, None]
-
-    def _map(self, convert: Callable[[Any, str], Any]) -> ContinuousBatchingKVCache:
-        return ContinuousBatchingKVCache(
-            convert(self.blocks, "blocks"),
-            convert(self.cache_lengths, "cache_lengths"),
-            convert(self.lookup_table, "lookup_table"),
-            self.max_seq_length,
-            self.max_cache_length,
-            strict=self.strict,
-            kv_params=self.kv_params,
-        )

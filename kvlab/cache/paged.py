@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -58,6 +57,9 @@ class PagedKVCache(TmaTiles, KVCacheView):
         ...
     ValueError: lookup_table[0, 2] is -1, which is none of the pages [0, 3): token 8 of sequence 0 has no page
     """
+
+    _arrays = (*KVCacheView._arrays, "scales")
+    _settings = (*KVCacheView._settings, "total_num_pages", "quantization_granularity")
 
     def __init__(
         self,
@@ -235,17 +237,3 @@ class PagedKVCache(TmaTiles, KVCacheView):
 
     def _entries(self) -> np.ndarray[Any, Any]:
         return to_numpy(self.lookup_table, "lookup_table")
-
-    def _map(self, convert: Callable[[Any, str], Any]) -> PagedKVCache:
-        return PagedKVCache(
-            convert(self.blocks, "blocks"),
-            convert(self.cache_lengths, "cache_lengths"),
-            convert(self.lookup_table, "lookup_table"),
-            self.max_seq_length,
-            self.max_cache_length,
-            strict=self.strict,
-            total_num_pages=self.total_num_pages,
-            kv_params=self.kv_params,
-            scales=None if self.scales is None else convert(self.scales, "scales"),
-            quantization_granularity=self.quantization_granularity,
-        )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
 
-from kvlab.cache.arrays import as_array, is_torch, same_place, to_numpy, to_torch
+from kvlab.cache.arrays import as_array, is_torch, same_place, to_numpy
 from kvlab.cache.checks import Int64, count, index, integers, plain
+from kvlab.cache.over_arrays import OverArrays
 from kvlab.cache.page_table import PageTable
 from kvlab.cache.params import KVCacheStaticParams
 from kvlab.cache.pointer import Pointer
@@ -19,7 +19,7 @@ from kvlab.memory import Memory, as_dtype
 __all__ = ["KVCacheView"]
 
 
-class KVCacheView:
+class KVCacheView(OverArrays):
     """K or V of one layer, a view that owns no memory: the part that paged and continuous caches have in common.
 
     A subclass says in ``_entries`` which block holds which tokens of a sequence: ``[batch, columns]``, a column for
@@ -172,19 +172,9 @@ class KVCacheView:
         """
         self._write(self.storage, bs, head_idx, tok_idx, head_dim_idx, val)
 
-    # The same cache over the arrays of the other library.
-
     def copy(self) -> Self:
         """Another view of the same memory."""
         return self._map(lambda array, name: array)
-
-    def numpy(self) -> Self:
-        """Over NumPy arrays, the same bytes (bf16 by its bits). ValueError unless all of it is in CPU memory."""
-        return self._map(to_numpy)
-
-    def torch(self) -> Self:
-        """Over torch tensors, the same bytes (bf16 by its bits)."""
-        return self._map(to_torch)
 
     @staticmethod
     def get_type_name() -> str:
@@ -201,9 +191,6 @@ class KVCacheView:
     # For the subclasses.
 
     def _entries(self) -> np.ndarray[Any, Any]:
-        raise NotImplementedError
-
-    def _map(self, convert: Callable[[Any, str], Any]) -> Self:
         raise NotImplementedError
 
     def _element_offset(self, batch: Any, token: Any, head: Any, dim: Any, active: Any = True) -> Int64:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
-
-import numpy as np
+from dataclasses import dataclass
 
 from kvlab.hardware import RegTileLoader, RegTileWriterLDS
-from kvlab.layout import Layout, Swizzle
+from kvlab.layout import Layout
 from kvlab.memory import as_dtype
 
 from .buffer_config import KBufferConfig, KVBufferConfig, VBufferConfig
-from .params import WARP_SIZE, KVBufferParams, ceildiv
+from .mma_geometry import MmaGeometry
+from .params import KVBufferParams, ceildiv
 
 __all__ = ["DecodeKVBufferParams"]
 
 
 @dataclass(frozen=True)
-class DecodeKVBufferParams:
+class DecodeKVBufferParams(MmaGeometry):
     """What MAX gives ``DecodeKVBuffer`` at compile time; names as in :class:`KVBufferParams`, and:
 
     group_size   matrix instructions that share a fragment of 16 bytes
@@ -32,16 +30,6 @@ class DecodeKVBufferParams:
     ((16, 16), 2, 1, 2, Layout("(32,128):(128,1)"))
     """
 
-    dtype: np.dtype[Any]
-    mma_shape: tuple[int, int, int]
-    swizzle: Swizzle | None
-    BN: int
-    WN: int
-    BK: int
-    num_threads: int
-    depth: int
-    kv_num_heads: int
-    transpose: bool
     group_size: int = 1
     num_stages: int = 1
     token_gen: bool = False
@@ -83,38 +71,6 @@ class DecodeKVBufferParams:
         if self.transpose:
             return KBufferConfig(self.BN, self.BK, self.WN)
         return VBufferConfig(self.BN, self.BK, self.WN, self.depth)
-
-    @property
-    def role(self) -> str:
-        """``"k"`` or ``"v"``."""
-        return "k" if self.transpose else "v"
-
-    @property
-    def MMA_N(self) -> int:
-        return self.mma_shape[1]
-
-    @property
-    def MMA_K(self) -> int:
-        return self.mma_shape[2]
-
-    @property
-    def input_frag_size(self) -> int:
-        """Elements of a fragment of one matrix instruction in a lane."""
-        return self.MMA_K * self.MMA_N // WARP_SIZE
-
-    @property
-    def simd_width(self) -> int:
-        """Elements in 16 bytes."""
-        return 16 // self.dtype.itemsize
-
-    @property
-    def num_warps(self) -> int:
-        return self.num_threads // WARP_SIZE
-
-    @property
-    def num_warps_n(self) -> int:
-        """Warps along the keys."""
-        return self.BN // self.WN
 
     @property
     def num_mmas(self) -> int:
@@ -190,7 +146,3 @@ class DecodeKVBufferParams:
     def writer(self) -> RegTileWriterLDS:
         """From registers to shared memory; the swizzle acts on a thread's first vector."""
         return RegTileWriterLDS(self.dtype, Layout.row_major(*self.thread_grid), self.swizzle, self.simd_width)
-
-    def unswizzled(self) -> DecodeKVBufferParams:
-        """The same without the swizzle."""
-        return replace(self, swizzle=None)

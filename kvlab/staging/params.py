@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from kvlab.hardware import get_arch
-from kvlab.layout import Layout, Swizzle
+from kvlab.layout import Layout
 from kvlab.memory import as_dtype
 
-__all__ = ["WARP_SIZE", "KVBufferParams", "ceildiv"]
+from .mma_geometry import WARP_SIZE, MmaGeometry
 
-WARP_SIZE = get_arch("gfx950").warp_size
+__all__ = ["WARP_SIZE", "KVBufferParams", "ceildiv"]
 
 
 def ceildiv(a: Any, b: Any) -> Any:
@@ -26,7 +25,7 @@ def ceildiv(a: Any, b: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class KVBufferParams:
+class KVBufferParams(MmaGeometry):
     """What MAX gives its KV buffers at compile time; the names are MAX's.
 
     dtype            of the keys and values. Buffers move bytes: any dtype of the same size takes the same path
@@ -49,6 +48,7 @@ class KVBufferParams:
 
     The streaming buffer has neither stages nor register chunks: it ignores the parameters from ``reg_chunk_depth`` on.
 
+    >>> from kvlab.layout import Swizzle
     >>> params = KVBufferParams("bf16", (16, 16, 32), Swizzle(3, 0, 3, "vector"), BN=128, WN=32, BK=32,
     ...                         num_threads=256, depth=128, kv_num_heads=8, transpose=True)
     >>> params.input_frag_size, params.simd_width, params.num_k_tiles, params.num_warps_n
@@ -57,16 +57,6 @@ class KVBufferParams:
     (16384, 4, 8, Layout("(8,8):(8,1)"))
     """
 
-    dtype: np.dtype[Any]
-    mma_shape: tuple[int, int, int]
-    swizzle: Swizzle | None
-    BN: int
-    WN: int
-    BK: int
-    num_threads: int
-    depth: int
-    kv_num_heads: int
-    transpose: bool
     full_kv: bool = True
     cache_depth: int = None  # type: ignore[assignment]  # filled in by __post_init__, as those below
     head_dim_offset: int = 0
@@ -120,24 +110,6 @@ class KVBufferParams:
         return self.mma_shape[0]
 
     @property
-    def MMA_N(self) -> int:
-        return self.mma_shape[1]
-
-    @property
-    def MMA_K(self) -> int:
-        return self.mma_shape[2]
-
-    @property
-    def input_frag_size(self) -> int:
-        """Elements of a fragment in a lane."""
-        return self.MMA_K * self.MMA_N // WARP_SIZE
-
-    @property
-    def simd_width(self) -> int:
-        """Elements in 16 bytes."""
-        return 16 // self.dtype.itemsize
-
-    @property
     def num_mmas(self) -> int:
         """Fragments of a k group: of the warp's keys (K), or of the depth (V)."""
         return ceildiv(self.WN if self.transpose else self.depth, self.MMA_N)
@@ -178,15 +150,6 @@ class KVBufferParams:
         return Layout.row_major(self.mma_total_rows, self.input_frag_size)
 
     # Warps.
-
-    @property
-    def num_warps(self) -> int:
-        return self.num_threads // WARP_SIZE
-
-    @property
-    def num_warps_n(self) -> int:
-        """Warps along the keys."""
-        return self.BN // self.WN
 
     @property
     def wtile_dim0(self) -> int:
@@ -271,12 +234,3 @@ class KVBufferParams:
         """DMA instructions of a warp that a wait for one load counts: 2 a warp tile, or 0, which waits for all, where
         the tiles do not divide evenly. The true number is 4 a warp tile of rows of 128 bytes."""
         return 2 * self.tiles_per_warp if self.total_tiles % self.num_warps == 0 else 0
-
-    @property
-    def role(self) -> str:
-        """``"k"`` or ``"v"``."""
-        return "k" if self.transpose else "v"
-
-    def unswizzled(self) -> KVBufferParams:
-        """The same without the swizzle."""
-        return replace(self, swizzle=None)

@@ -10,7 +10,7 @@ import numpy as np
 from kvlab.cache import PagedKVCache
 from kvlab.drawn import Drawn
 from kvlab.layout import Layout
-from kvlab.memory import AddressSpace, Memory
+from kvlab.memory import Memory
 
 from . import decode_kv_addresses as addresses
 from .buffer_config import KVBufferConfig
@@ -20,6 +20,7 @@ from .iterator import KVCacheIterator
 from .kv_mma_op import mfma_atom, mma_tiles
 from .member import Member
 from .smem_image import SmemImage
+from .smem_place import own_or_given, placed
 from .traffic import Traffic
 
 __all__ = ["DecodeKVBuffer", "KBuffer", "VBuffer"]
@@ -101,7 +102,9 @@ class DecodeKVBuffer(Drawn):
         walk.tile_start_row = start
         self.gmem_tile = walk.next_tile()
         self.programs = self.gmem_tile.programs
-        self.smem = self._shared(smem, smem_address)
+        nbytes = int(np.prod(p.btile)) * p.dtype.itemsize
+        self.smem = own_or_given(smem, nbytes, self.programs, "batch_idx, head_idx and end")
+        self.smem_address = placed(self.smem, smem_address, nbytes, "a tile")
         self.load_tile = _poison((self.programs, p.num_threads, p.load_rows, p.simd_width), p.dtype)
         self.mma_tile = _poison((self.programs, p.num_threads, p.num_mmas, p.simd_width), p.dtype)
         self.tile_idx = self.load_tile_id = 0
@@ -115,22 +118,6 @@ class DecodeKVBuffer(Drawn):
                 f"{addresses.what_works(p)}",
                 stacklevel=2 if type(self) is DecodeKVBuffer else 3,
             )
-
-    def _shared(self, smem: Memory | None, address: int | None) -> Memory:
-        """The shared memory, and the block tile's address in it."""
-        nbytes = int(np.prod(self.params.btile)) * self.params.dtype.itemsize
-        if smem is None:
-            smem = Memory(nbytes, space=AddressSpace.SHARED, name="shared memory", programs=self.programs)
-        if (1 if smem.programs is None else smem.programs) != self.programs:
-            raise ValueError(f"smem has {smem.programs} programs, batch_idx, head_idx and end {self.programs}")
-        self.smem_address = smem.base if address is None else address
-        first = self.smem_address - smem.base
-        if self.smem_address % 16 or first < 0 or first + nbytes > smem.nbytes:
-            raise ValueError(
-                f"smem_address {self.smem_address}: a tile of {nbytes} bytes on a multiple of 16 does not fit in "
-                f"[{smem.base}, {smem.base + smem.nbytes}) of {smem.name}"
-            )
-        return smem
 
     @property
     def config(self) -> KVBufferConfig:

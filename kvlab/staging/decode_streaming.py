@@ -11,7 +11,7 @@ from kvlab.cache import PagedKVCache
 from kvlab.drawn import Drawn
 from kvlab.hardware import buffer_load_lds
 from kvlab.layout import Layout, TileTensor
-from kvlab.memory import AddressSpace, Memory
+from kvlab.memory import Memory
 
 from . import streaming_addresses as addresses
 from .fragments import FragmentMap
@@ -21,6 +21,7 @@ from .kv_mma_op import KVMmaOp, KVMmaOpParams
 from .member import Member
 from .params import KVBufferParams, ceildiv
 from .smem_image import SmemImage
+from .smem_place import own_or_given, placed
 from .strip_accesses import StripAccesses
 from .traffic import Traffic
 
@@ -96,7 +97,8 @@ class DecodeStreamingKVBuffer(Drawn):
         self.batch_idx, self.head_idx = np.broadcast_arrays(np.atleast_1d(batch_idx), np.atleast_1d(head_idx))
         self.num_keys = num_keys
         self.programs = self.batch_idx.shape[0]
-        self.smem = self._shared(smem, smem_address)
+        self.smem = own_or_given(smem, self.strip_bytes, self.programs, "batch_idx and head_idx")
+        self.smem_address = placed(self.smem, smem_address, self.strip_bytes, "a strip")
         self._accesses = None if hazards is None else StripAccesses(hazards, params, self.smem_address, blocked)
         self.mma_op = KVMmaOp(self.mma_op_params, programs=self.programs, num_threads=params.num_threads)
         self._active = np.zeros(self.programs, np.bool_)
@@ -107,21 +109,6 @@ class DecodeStreamingKVBuffer(Drawn):
                 f"the lanes do not get the elements of the matrix; {addresses.what_works(params)}",
                 stacklevel=2,
             )
-
-    def _shared(self, smem: Memory | None, address: int | None) -> Memory:
-        """The shared memory, and the strip's address in it."""
-        if smem is None:
-            smem = Memory(self.strip_bytes, space=AddressSpace.SHARED, name="shared memory", programs=self.programs)
-        if (1 if smem.programs is None else smem.programs) != self.programs:
-            raise ValueError(f"smem has {smem.programs} programs, batch_idx and head_idx {self.programs}")
-        self.smem_address = smem.base if address is None else address
-        first = self.smem_address - smem.base
-        if self.smem_address % 16 or first < 0 or first + self.strip_bytes > smem.nbytes:
-            raise ValueError(
-                f"smem_address {self.smem_address}: a strip of {self.strip_bytes} bytes on a multiple of 16 does not "
-                f"fit in [{smem.base}, {smem.base + smem.nbytes}) of {smem.name}"
-            )
-        return smem
 
     @property
     def num_mmas(self) -> int:

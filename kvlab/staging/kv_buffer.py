@@ -11,7 +11,7 @@ from kvlab.cache import PagedKVCache
 from kvlab.drawn import Drawn
 from kvlab.hardware import buffer_load_lds
 from kvlab.layout import Layout, TileTensor
-from kvlab.memory import AddressSpace, Memory
+from kvlab.memory import Memory
 
 from . import kv_buffer_addresses as addresses
 from .fragments import FragmentMap
@@ -21,6 +21,7 @@ from .kv_mma_op import KVMmaOp, KVMmaOpParams
 from .member import KVBufferMembers
 from .params import KVBufferParams
 from .smem_image import SmemImage
+from .smem_place import own_or_given
 from .traffic import Traffic
 
 __all__ = ["KVBuffer"]
@@ -97,10 +98,7 @@ class KVBuffer(KVBufferMembers, Drawn):
         """The shared memory, and the address of the first stage in it."""
         p = self.params
         nbytes = p.num_smem_stages * p.smem_stage_size * p.dtype.itemsize
-        if smem is None:
-            smem = Memory(nbytes, space=AddressSpace.SHARED, name="shared memory", programs=self.programs)
-        if (1 if smem.programs is None else smem.programs) != self.programs:
-            raise ValueError(f"smem has {smem.programs} programs, batch_idx, head_idx and end {self.programs}")
+        smem = own_or_given(smem, nbytes, self.programs, "batch_idx, head_idx and end")
         self.smem_address = smem.base if address is None else address
         if self.smem_address % 16 or not smem.base <= self.smem_address < smem.base + smem.nbytes:
             raise ValueError(

@@ -15,6 +15,7 @@ from .fragments import FragmentMap
 from .hazards import Hazards
 from .operand_maps import operand_map, score_map
 from .params import WARP_SIZE, KVBufferParams
+from .smem_place import placed
 from .traffic import Traffic
 
 __all__ = ["PRegisterBuffer"]
@@ -62,13 +63,7 @@ class PRegisterBuffer:
         if smem is None:
             smem = Memory(self.nbytes, space=AddressSpace.SHARED, name="shared memory", programs=programs)
         self.smem = smem
-        self.smem_address = smem.base if smem_address is None else smem_address
-        first = self.smem_address - smem.base
-        if self.smem_address % 16 or first < 0 or first + self.nbytes > smem.nbytes:
-            raise ValueError(
-                f"smem_address {self.smem_address}: P of {self.nbytes} bytes on a multiple of 16 does not fit in "
-                f"[{smem.base}, {smem.base + smem.nbytes}) of {smem.name}"
-            )
+        self.smem_address = placed(smem, smem_address, self.nbytes, "P")
         rows = self.operand_map.row.shape[1:]
         self._tile: Array = np.zeros((programs, params.num_threads, *rows), params.dtype)
 

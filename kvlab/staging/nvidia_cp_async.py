@@ -8,18 +8,17 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache import PagedKVCache
-from kvlab.drawn import Drawn
 from kvlab.hardware import cp_async, ldmatrix
 from kvlab.layout import Layout, TileTensor
-from kvlab.memory import AddressSpace, Memory
+from kvlab.memory import Memory
 
 from .copy_plan import CopyPlan, copy_plan
 from .footprint import Footprint
 from .fragments import FragmentMap
 from .hazards import Hazards
-from .iterator import KVCacheIterator
 from .kv_mma_op import mma_tiles
 from .mma_sync_plan import WARPS, MmaSyncShape, SharedAccess
+from .nvidia_buffer import NvidiaKVBuffer
 from .nvidia_params import NvidiaKVParams
 from .smem_image import SmemImage, stage_areas
 from .traffic import Traffic
@@ -30,7 +29,7 @@ Array = np.ndarray[Any, Any]
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 
-class CpAsyncKVBuffer(Drawn):
+class CpAsyncKVBuffer(NvidiaKVBuffer):
     """The sm_80 counterpart of :class:`~kvlab.staging.KVBuffer`, for all CTAs of a launch; on sm_90 as well.
 
     A stage holds BN rows of ``padded_depth`` elements as Triton's ``SwizzledSharedLayout`` does. Four warps share the
@@ -82,14 +81,9 @@ warp 0, stage 1, still brings; missing: cp.async.wait_group in warp 0
             raise ValueError(f"kv_num_heads {params.kv_num_heads} differs from the cache's {cache.kv_params.num_heads}")
         if cache.dtype.itemsize != params.dtype.itemsize:
             raise ValueError(f"dtype {params.dtype} has another size than the cache's {cache.dtype}")
-        self.params, self.cache = params, cache
-        self.traffic = Traffic() if traffic is None else traffic
-        self.kv_cache_iter = KVCacheIterator(cache, params.BN, batch_idx, head_idx, end, depth=params.depth)
-        self.programs = len(self.kv_cache_iter.batch_idx)
+        super().__init__(params, cache, batch_idx, head_idx, end, smem, smem_address, traffic)
         nbytes = params.num_smem_stages * params.stage_bytes
-        if smem is None:
-            smem = Memory(nbytes, space=AddressSpace.SHARED, name="shared memory", programs=self.programs)
-        self.smem, self.smem_address = smem, smem.base if smem_address is None else smem_address
+        smem = self.smem
         first = self.smem_address - smem.base
         if self.smem_address % 16 or first < 0 or first + nbytes > smem.nbytes:
             raise ValueError(
@@ -99,7 +93,6 @@ warp 0, stage 1, still brings; missing: cp.async.wait_group in warp 0
         self.hazards = hazards or Hazards(smem, WARPS, arch=params.arch, timeline=self.traffic.timeline)
         self._shape = self.shape()
         self._active: Array = np.ones(self.programs, np.bool_)
-        self.stage_keys: dict[int, tuple[Array, Array]] = {}
         rows = self.fragment_map().row.shape
         self.reg_tile: Array = np.full((self.programs, *rows[:2], 2 * rows[2]), 0xFF, np.uint8).view(params.dtype)
 
@@ -125,12 +118,6 @@ warp 0, stage 1, still brings; missing: cp.async.wait_group in warp 0
     def output_map(self, BM: int) -> FragmentMap:
         """The accumulator: S ``[BM, BN]`` for K, O ``[BM, padded_depth]`` for V."""
         return self.shape(BM).output_map(self.params.BN if self.params.transpose else self.params.padded_depth)
-
-    def stage_address(self, stage: int) -> int:
-        """Byte address of a stage."""
-        if not 0 <= stage < self.params.num_smem_stages:
-            raise ValueError(f"stage {stage} is not one of the {self.params.num_smem_stages} stages")
-        return self.smem_address + stage * self.params.stage_bytes
 
     def smem_block_tile(self, tile_rows: int, tile_row: int, stage: int) -> TileTensor:
         """Rows ``[tile_row * tile_rows, + tile_rows)`` of a stage as they lie in memory, swizzle and all."""

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache import PagedKVCache
-from kvlab.drawn import Drawn
 from kvlab.hardware import (
     MmaAtom,
     PipelineState,
@@ -21,10 +20,10 @@ from kvlab.hardware import (
     tma,
 )
 from kvlab.layout import Layout, TileTensor
-from kvlab.memory import AddressSpace, Memory
+from kvlab.memory import Memory
 
 from .hazards import Hazards
-from .iterator import KVCacheIterator
+from .nvidia_buffer import NvidiaKVBuffer
 from .nvidia_params import WARPS, NvidiaKVParams
 from .smem_image import SmemImage, stage_areas
 from .traffic import Traffic
@@ -36,7 +35,7 @@ SWIZZLE = "128B"
 CONSUMERS, PRODUCER = tuple(range(WARPS)), WARPS
 
 
-class TmaKVBuffer(Drawn):
+class TmaKVBuffer(NvidiaKVBuffer):
     """The sm_90 counterpart of :class:`~kvlab.staging.KVBuffer`, for all CTAs of a launch.
 
     A stage is the canonical 128-byte-swizzled tile: chunks of 64 columns, each BN rows of 128 bytes. One producer warp
@@ -95,19 +94,14 @@ pending; none has completed
             raise ValueError(
                 f"cache of {cache.kv_params.num_heads} heads of {cache.dtype}: must have {p.kv_num_heads} of {p.dtype}"
             )
-        self.params, self.cache = p, cache
-        self.traffic = Traffic() if traffic is None else traffic
-        self.kv_cache_iter = KVCacheIterator(cache, p.BN, batch_idx, head_idx, end, depth=p.depth)
-        self.programs = len(self.kv_cache_iter.batch_idx)
+        super().__init__(params, cache, batch_idx, head_idx, end, smem, smem_address, traffic)
         self.box_rows = min(p.BN, cache.page_size_)
         if max(p.BN, cache.page_size_) % self.box_rows or self.box_rows % 8:
             raise ValueError(
                 f"page_size {cache.page_size_} and BN {p.BN}: one must divide the other, the smaller a multiple of 8"
             )
         nbytes = p.num_smem_stages * p.stage_bytes
-        if smem is None:
-            smem = Memory(nbytes, space=AddressSpace.SHARED, name="shared memory", programs=self.programs)
-        self.smem, self.smem_address = smem, smem.base if smem_address is None else smem_address
+        smem = self.smem
         if self.smem_address % 1024 or self.smem_address + nbytes > smem.base + smem.nbytes:
             raise ValueError(
                 f"smem_address {self.smem_address}: {nbytes} bytes of stages on a multiple of 1024 do not fit in "
@@ -119,7 +113,6 @@ pending; none has completed
         self.full = [self.hazards.mbarrier(f"{p.role} full[{stage}]") for stage in stages]
         self.empty = [self.hazards.mbarrier(f"{p.role} empty[{stage}]", arrivals=WARPS) for stage in stages]
         self.producer, self.consumer = PipelineState(p.num_smem_stages), PipelineState(p.num_smem_stages)
-        self.stage_keys: dict[int, tuple[Array, Array]] = {}
         self._valid: list[Array] = [np.zeros(self.programs, np.int64) for _ in stages]
         self._filled = [self.hazards.region(self.stage_address(s), p.stage_bytes, (PRODUCER,)) for s in stages]
         self._used = [self.hazards.region(self.stage_address(s), p.stage_bytes, CONSUMERS) for s in stages]
@@ -140,12 +133,6 @@ pending; none has completed
         if p.transpose:
             return tile_layout_k_major(p.dtype, p.BN, p.padded_depth, SWIZZLE)
         return tile_layout_mn_major(p.dtype, p.padded_depth, p.BN, SWIZZLE)
-
-    def stage_address(self, stage: int) -> int:
-        """Byte address of a stage."""
-        if not 0 <= stage < self.params.num_smem_stages:
-            raise ValueError(f"stage {stage} is not one of the {self.params.num_smem_stages} stages")
-        return self.smem_address + stage * self.params.stage_bytes
 
     def smem_block_tile(self, tile_rows: int, tile_row: int, block_col: int) -> TileTensor:
         """Rows ``[tile_row * tile_rows, + tile_rows)`` of a chunk of 64 columns as they lie in memory, swizzle and all.

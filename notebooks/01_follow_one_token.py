@@ -29,6 +29,7 @@ from kvlab.attention.mha_decode.reference import reference
 from kvlab.data import load_smollm2
 from kvlab.demo.pictures import byte_path
 from kvlab.demo.steps import paged_cache
+from kvlab.exercise import check
 from kvlab.hardware import wavefronts
 from kvlab.staging import KVCacheIterator, MmaSyncShape, Traffic
 from kvlab.viz import draw_atom, draw_page_table, draw_path_of_a_byte, draw_punch_card, draw_shared_memory
@@ -44,16 +45,6 @@ print(f"K is {capture.k.shape} [layers, tokens, KV heads, head dimension], {capt
 # %%
 key = capture.k[LAYER, TOKEN, HEAD]
 key[:8], key.nbytes
-
-
-# %%
-def check(answer, right, hint):
-    """Tell whether an answer is right, without giving it away."""
-    if answer is None:
-        print("No answer yet.", hint)
-    else:
-        print("Right." if np.array_equal(answer, right) else f"{answer} is not it. {hint}")
-
 
 # %% [markdown]
 # ## In DRAM: pages

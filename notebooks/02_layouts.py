@@ -23,6 +23,7 @@
 # %%
 import numpy as np
 
+from kvlab.exercise import check
 from kvlab.layout import (
     Layout,
     TileTensor,
@@ -34,16 +35,6 @@ from kvlab.layout import (
     zipped_divide,
 )
 from kvlab.viz import draw, draw_layout, draw_thread_values
-
-
-# %%
-def check(answer, right, hint):
-    """Tell whether an answer is right, without giving it away."""
-    if answer is None:
-        print("No answer yet.", hint)
-    else:
-        print("Right." if np.array_equal(answer, right) else f"{answer} is not it. {hint}")
-
 
 # %% [markdown]
 # ## Shape and stride

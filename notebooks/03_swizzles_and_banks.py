@@ -23,19 +23,10 @@
 # %%
 import numpy as np
 
+from kvlab.exercise import check
 from kvlab.hardware import SubTileLoaderLDS, best_swizzle, coalescing, wavefronts
 from kvlab.layout import ComposedLayout, Layout, Swizzle
 from kvlab.viz import CopyPlan, draw_copy_plan, draw_layout, draw_punch_card, draw_shared_memory
-
-
-# %%
-def check(answer, right, hint):
-    """Tell whether an answer is right, without giving it away."""
-    if answer is None:
-        print("No answer yet.", hint)
-    else:
-        print("Right." if np.array_equal(answer, right) else f"{answer} is not it. {hint}")
-
 
 # %% [markdown]
 # ## Banks

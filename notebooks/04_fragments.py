@@ -23,22 +23,13 @@
 # %%
 import numpy as np
 
+from kvlab.exercise import check
 from kvlab.hardware import SmemDescriptor, get_atom, ldmatrix
 from kvlab.layout import LinearLayout
 from kvlab.memory import Memory, bfloat16
 from kvlab.viz import draw_atom, draw_descriptor, draw_linear_layout
 
 rng = np.random.default_rng(4)
-
-
-# %%
-def check(answer, right, hint):
-    """Tell whether an answer is right, without giving it away."""
-    if answer is None:
-        print("No answer yet.", hint)
-    else:
-        print("Right." if np.array_equal(answer, right) else f"{answer} is not it. {hint}")
-
 
 # %% [markdown]
 # ## mma.sync: one warp

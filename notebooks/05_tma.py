@@ -23,6 +23,7 @@
 # %%
 import numpy as np
 
+from kvlab.exercise import check
 from kvlab.hardware import (
     RaggedTMA3DTile,
     SharedMemBarrier,
@@ -36,16 +37,6 @@ from kvlab.hardware import (
 )
 from kvlab.memory import Memory, bfloat16
 from kvlab.viz import draw_tma_box
-
-
-# %%
-def check(answer, right, hint):
-    """Tell whether an answer is right, without giving it away."""
-    if answer is None:
-        print("No answer yet.", hint)
-    else:
-        print("Right." if np.array_equal(answer, right) else f"{answer} is not it. {hint}")
-
 
 # %% [markdown]
 # ## The descriptor

@@ -24,18 +24,9 @@
 import numpy as np
 
 from kvlab.cache import KVCacheStaticParams, PagedKVCacheCollection, PagePool, from_dense
+from kvlab.exercise import check
 from kvlab.memory import Memory, as_dtype
 from kvlab.viz import draw_gather4, draw_page_table, draw_quantised_page
-
-
-# %%
-def check(answer, right, hint):
-    """Tell whether an answer is right, without giving it away."""
-    if answer is None:
-        print("No answer yet.", hint)
-    else:
-        print("Right." if np.array_equal(answer, right) else f"{answer} is not it. {hint}")
-
 
 # %% [markdown]
 # ## A page table

@@ -28,6 +28,7 @@ from dataclasses import replace
 import numpy as np
 
 from kvlab.cache import from_dense
+from kvlab.exercise import check
 from kvlab.hardware import SubTileLoaderLDS, wavefronts
 from kvlab.layout import Swizzle
 from kvlab.memory import as_dtype
@@ -46,16 +47,6 @@ from kvlab.staging import (
     WarpSlices,
 )
 from kvlab.viz import draw_copy_plan, draw_kv_buffer, draw_timeline
-
-
-# %%
-def check(answer, right, hint):
-    """Tell whether an answer is right, without giving it away."""
-    if answer is None:
-        print("No answer yet.", hint)
-    else:
-        print("Right." if np.array_equal(answer, right) else f"{answer} is not it. {hint}")
-
 
 # %% [markdown]
 # ## A tile in DRAM

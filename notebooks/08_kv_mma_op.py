@@ -24,6 +24,7 @@
 import numpy as np
 
 from kvlab.cache import PagedKVCache, from_dense
+from kvlab.exercise import check
 from kvlab.layout import Swizzle
 from kvlab.memory import as_dtype
 from kvlab.staging import (
@@ -35,16 +36,6 @@ from kvlab.staging import (
     score_map,
 )
 from kvlab.viz import draw_atom, draw_fragment_map, draw_kv_buffer
-
-
-# %%
-def check(answer, right, hint):
-    """Tell whether an answer is right, without giving it away."""
-    if answer is None:
-        print("No answer yet.", hint)
-    else:
-        print("Right." if np.array_equal(answer, right) else f"{answer} is not it. {hint}")
-
 
 # %% [markdown]
 # ## The instruction

@@ -226,21 +226,20 @@ picture
 # V is the same buffer with `transpose=False`. MAX does not swizzle it; with this instruction its transposing reads take
 # twice the ideal number of wavefronts. In decode four warps share one tile, and each multiplies its own columns. No
 # second copy is made: `WarpSlices` are readers whose base is shifted to the warp's first column.
+#
+# This buffer and the next two are those of decode. What they have in common is written once, in `decode`.
 
 # %%
-v_params = KVBufferParams(
-    "bf16",
-    (16, 16, 32),
-    None,
-    BN=128,
-    WN=128,
-    BK=32,
-    num_threads=256,
-    depth=DEPTH,
-    kv_num_heads=1,
-    transpose=False,
-    num_smem_stages=1,
-)
+decode = {
+    "dtype": "bf16",
+    "mma_shape": (16, 16, 32),
+    "BN": 128,
+    "BK": 32,
+    "num_threads": 256,
+    "depth": DEPTH,
+    "kv_num_heads": 1,
+}
+v_params = KVBufferParams(**decode, swizzle=None, WN=128, transpose=False, num_smem_stages=1)
 pool128 = from_dense(k, v, [LENGTH], page_size=128)
 values = KVBuffer(v_params, pool128.get_value_cache(0), batch_idx=0, head_idx=0, end=LENGTH)
 values.load_from_dram(0)
@@ -258,18 +257,7 @@ draw_kv_buffer(slices, read=(0, 2), warp=3)
 # load, wait, read, and the next strip goes to the same place.
 
 # %%
-streaming_params = KVBufferParams(
-    "bf16",
-    (16, 16, 32),
-    Swizzle(3, 0, 3, "vector"),
-    BN=128,
-    WN=32,
-    BK=32,
-    num_threads=256,
-    depth=DEPTH,
-    kv_num_heads=1,
-    transpose=True,
-)
+streaming_params = KVBufferParams(**decode, swizzle=Swizzle(3, 0, 3, "vector"), WN=32, transpose=True)
 streaming = DecodeStreamingKVBuffer(
     streaming_params, pool128.get_key_cache(0), batch_idx=0, head_idx=0, num_keys=LENGTH
 )
@@ -286,20 +274,7 @@ streaming
 
 # %%
 staged = DecodeKVBuffer(
-    DecodeKVBufferParams(
-        "bf16",
-        (16, 16, 32),
-        None,
-        BN=128,
-        WN=32,
-        BK=32,
-        num_threads=256,
-        depth=DEPTH,
-        kv_num_heads=1,
-        transpose=False,
-        num_stages=2,
-        token_gen=True,
-    ),
+    DecodeKVBufferParams(**decode, swizzle=None, WN=32, transpose=False, num_stages=2, token_gen=True),
     pool128.get_value_cache(0),
     batch_idx=0,
     head_idx=0,

@@ -21,6 +21,8 @@
 # `KVMmaOp`, until $QK^T$ and $PV$ come out. A warp (AMD: wave) has 64 lanes. NumPy only.
 
 # %%
+from dataclasses import replace
+
 import numpy as np
 
 from kvlab.cache import PagedKVCache, from_dense
@@ -152,19 +154,7 @@ check(
 # way: a fragment is a *column* of V, and `ds_read_tr16_b64` hands the rows that 16 lanes have read out as columns.
 
 # %%
-v_params = KVBufferParams(
-    "bf16",
-    (32, 32, 16),
-    None,
-    BN=64,
-    WN=64,
-    BK=32,
-    num_threads=256,
-    depth=DEPTH,
-    kv_num_heads=1,
-    transpose=False,
-    num_smem_stages=1,
-)
+v_params = replace(k_params, swizzle=None, transpose=False)
 values = KVBuffer(v_params, pool.get_value_cache(0), batch_idx=0, head_idx=0, end=LENGTH)
 values.load_from_dram(0)
 values.load_from_shared(0)

@@ -1,4 +1,4 @@
-"""Tests of attention share their cases: ``decode_cases`` beside this file, importable here and in the child process."""
+"""``decode_cases`` and the ``yardsticks`` of all tests of attention, importable here and in the child process."""
 
 from __future__ import annotations
 

@@ -1,20 +1,17 @@
-"""Cases of paged decode with everything poisoned that must not be read, and the yardsticks they are measured with."""
+"""Cases of paged decode with everything poisoned that must not be read, and as PyTorch computes them."""
 
 from __future__ import annotations
 
-import mmap
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from yardsticks import far_stride, on, page_table, sparse
 
 from kvlab.attention.mha_decode.reference import reference
-from kvlab.cache.arrays import to_numpy, to_torch
+from kvlab.cache.arrays import to_torch
 from kvlab.memory import as_dtype
-
-HUGE = 2147480000
-"""What the unused entries of a page table may hold, besides -1."""
 
 Array = np.ndarray[Any, Any]
 
@@ -48,10 +45,7 @@ class Case:
         batch, columns = len(lens), -(-lens // self.page)
         pages = int(columns.sum()) + 2
         k, v = storage(self.storage, (pages, self.page, kv_heads, self.D), dtype)
-        table = np.empty((batch, max(columns, default=0) + 2), np.int32)
-        table[:, ::2], table[:, 1::2] = -1, HUGE
-        used = np.arange(table.shape[1]) < columns[:, None]
-        table[used] = rng.permutation(pages)[: used.sum()]
+        table = page_table(columns, pages, rng)
         b, token = np.nonzero(np.arange(max(self.lens, default=0)) < lens[:, None])
         at = table[b, token // self.page], token % self.page
         for cache in (k, v):
@@ -101,23 +95,24 @@ class Inputs:
         return float(self.q.shape[-1]) ** -0.5
 
     def torch(self, device: str = "cpu") -> tuple[torch.Tensor, ...]:
-        return tuple(_on(to_torch(a), device) for a in self.arrays)
+        return tuple(on(to_torch(a), device) for a in self.arrays)
 
     def exact(self) -> tuple[Array, Array]:
         """The float64 reference."""
         return reference(*self.arrays, scale=self.scale)
 
+    def plain_torch(self) -> Array:
+        """``softmax(q k^T * scale) v`` as PyTorch has it in the storage dtype, every intermediate rounded."""
+        out = np.zeros(self.q.shape)
+        for b in range(len(self.lens)):
+            q, k, v, visible = dense(self, getattr(torch, self.q.dtype.name), b)
+            s = (q @ k.transpose(1, 2) * self.scale).masked_fill(~visible, float("-inf"))
+            o = torch.nan_to_num(torch.softmax(s, -1)) @ v
+            out[b] = o.transpose(0, 1).double().numpy()
+        return out
+
     def with_(self, **changes: Any) -> Inputs:
         return replace(self, **changes)
-
-
-def _on(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    """On a device with the strides that it has (``Tensor.to`` packs a view)."""
-    if device == "cpu":
-        return tensor
-    extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
-    flat = tensor.as_strided((extent,), (1,)).to(device)
-    return flat.as_strided(tensor.shape, tensor.stride())
 
 
 def dense(x: Inputs, dtype: torch.dtype, b: int) -> tuple[torch.Tensor, ...]:
@@ -132,56 +127,13 @@ def dense(x: Inputs, dtype: torch.dtype, b: int) -> tuple[torch.Tensor, ...]:
     return q, k, v, visible
 
 
-def plain_torch(x: Inputs, dtype: torch.dtype) -> Array:
-    """``softmax(q k^T * scale) v`` as PyTorch has it in ``dtype``, every intermediate rounded: ``[B, S, Hq, D]``."""
-    out = np.zeros(x.q.shape)
-    for b in range(len(x.lens)):
-        q, k, v, visible = dense(x, dtype, b)
-        s = (q @ k.transpose(1, 2) * x.scale).masked_fill(~visible, float("-inf"))
-        o = torch.nan_to_num(torch.softmax(s, -1)) @ v
-        out[b] = o.transpose(0, 1).double().numpy()
-    return out
-
-
-def assert_accurate(x: Inputs, out: Any, lse: Any = None) -> None:
-    """DESIGN's tolerance. fp32: 1e-5. 16 bits: error at most 2x (largest), 1.5x (mean) that of PyTorch, plus 1e-5."""
-    out = to_numpy(out).reshape(x.q.shape).astype(np.float64)
-    exact, exact_lse = x.exact()
-    assert np.isfinite(out).all()
-    error = np.abs(out - exact)
-    if error.size:
-        if x.q.dtype.itemsize == 4:
-            assert error.max() <= 1e-5
-        else:
-            theirs = np.abs(plain_torch(x, getattr(torch, x.q.dtype.name)) - exact)
-            assert error.max() <= 2 * theirs.max() + 1e-5
-            assert error.mean() <= 1.5 * theirs.mean() + 1e-5
-    empty = np.isneginf(exact_lse)  # [B, Hq, S]
-    assert (out.transpose(0, 2, 1, 3)[empty] == 0).all(), "a row without a key must give exactly 0"
-    if lse is not None:
-        lse = to_numpy(lse).reshape(exact_lse.shape)
-        assert lse.dtype == np.float32
-        assert (np.isneginf(lse) == empty).all()
-        np.testing.assert_allclose(lse[~empty], exact_lse[~empty], rtol=1e-5, atol=1e-5)
-
-
-def sparse(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any) -> Array:
-    """Zeros with ``strides`` (elements) in memory of their own, of which only touched pages are real."""
-    dtype = as_dtype(dtype)
-    span = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE, which Python names from 3.13 on
-    flat = np.frombuffer(mmap.mmap(-1, span * dtype.itemsize, flags=flags), dtype)
-    return np.lib.stride_tricks.as_strided(flat, shape, tuple(s * dtype.itemsize for s in strides))
-
-
 def spread_out(x: Inputs, axis: str) -> tuple[Inputs, Array]:
     """The same call with K, V, q and an ``out`` whose pages, slots or heads span more than 2^31 elements."""
     D = x.q.shape[3]
 
     def far(array: Array, dimension: int) -> Array:
         inner = list(np.cumprod([1, *array.shape[:0:-1]])[::-1])
-        big = -(-(2**31 + 2**20) // (array.shape[dimension] - 1)) // 16 * 16 + 16
-        inner[dimension] = big
+        inner[dimension] = far_stride(array.shape[dimension])
         return sparse(array.shape, tuple(int(s) for s in inner), array.dtype)
 
     k, v = (far(c, {"page": 0, "slot": 1, "head": 2}[axis]) for c in (x.k, x.v))
@@ -202,8 +154,3 @@ def decode_far_apart(case: Case, axis: str) -> tuple[Array, Array]:
     options = {"num_splits": case.splits, "backend": "triton"}
     mha_decode_paged(*far.arrays, out=out, **options)
     return out.copy(), mha_decode_paged(*x.arrays, **options)
-
-
-def bits(array: Any) -> bytes:
-    """The bytes of an array's elements."""
-    return np.ascontiguousarray(to_numpy(array)).tobytes()

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from decode_cases import HUGE, Case, assert_accurate, bits
+from decode_cases import Case
+from yardsticks import HUGE, assert_accurate, bits
 
 from kvlab.attention import mha_decode_paged
 from kvlab.staging import DECODE_ARCHS

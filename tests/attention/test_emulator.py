@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from decode_cases import Case, assert_accurate, bits
+from decode_cases import Case
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from yardsticks import assert_accurate, bits
 
 from kvlab.attention import mha_decode_paged
 from kvlab.staging import DECODE_ARCHS

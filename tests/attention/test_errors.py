@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from decode_cases import Case, bits
+from decode_cases import Case
+from yardsticks import bits
 
 from kvlab.attention import explain, mha_decode, mha_decode_paged
 from kvlab.cache import from_dense

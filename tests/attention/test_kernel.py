@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from decode_cases import Case, assert_accurate, bits
+from decode_cases import Case
+from yardsticks import assert_accurate, bits
 
 from kvlab.attention import mha_decode_paged
 from kvlab.cache.arrays import to_torch

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import mmap
 from pathlib import Path
 
 import numpy as np
 import pytest
-from decode_cases import HUGE, Case, assert_accurate, bits, spread_out
+from decode_cases import Case, spread_out
+from yardsticks import HUGE, assert_accurate, bits, sparse
 
 from kvlab.attention import mha_decode, mha_decode_paged
 from kvlab.cache import from_dense
@@ -149,10 +149,7 @@ def test_offsets_beyond_32_bits(axis: str, arch: str) -> None:
 def test_page_offset_of_the_first_page_past_32_bits() -> None:
     """Rests on arithmetic (cases/attention_cases.json, page-offset-int32-first-page): 7768 * 276480 > 2^31 - 1."""
     page, depth, stride = 480, 256, 276480
-    flat = np.frombuffer(
-        mmap.mmap(-1, 2 * 7769 * stride, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000), bfloat16
-    )
-    pool = flat.reshape(7769, 480, 1, 576)[..., :depth]
+    pool = sparse((7769, page, 1, 576), (stride, 576, 576, 1), bfloat16)[..., :depth]
     rng = np.random.default_rng(0)
     pool[7767:] = rng.standard_normal((2, page, 1, depth)).astype(bfloat16)
     q = rng.standard_normal((1, 4, depth)).astype(bfloat16)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from decode_cases import bits
+from yardsticks import bits
 
 from kvlab.attention import mha_decode
 from kvlab.cache import PagedKVCacheCollection, from_dense

@@ -1,8 +1,10 @@
-"""Tests of KV store share their cases: ``store_cases`` beside this file, importable here and in the child process."""
+"""``store_cases`` beside this file and the yardsticks in tests/attention, importable here and in the child process."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+for folder in (Path(__file__).parent, Path(__file__).parents[1] / "attention"):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from yardsticks import bits, sparse
 
 from kvlab.attention import Rope, kv_store, kv_store_paged
 from kvlab.cache import ContinuousBatchingKVCacheCollection, KVCacheStaticParams, PagedKVCacheCollection
-from kvlab.cache.arrays import to_numpy, to_torch
+from kvlab.cache.arrays import to_torch
 from kvlab.memory import as_dtype
 
 Array = np.ndarray[Any, Any]
@@ -205,11 +206,6 @@ def assert_only_slots_changed(before: Inputs, after: Inputs) -> None:
     assert mine.bytes() == theirs.bytes()
 
 
-def bits(array: Any) -> bytes:
-    """The bytes of an array's elements."""
-    return np.ascontiguousarray(to_numpy(array)).tobytes()
-
-
 COPIES = [
     Store(),
     Store(tokens=1, heads=1, page=1, skip=False),
@@ -328,12 +324,8 @@ class Step:
 
 def store_in_a_high_page() -> bool:
     """An interpreted store past 2^31 elements; runs where Triton is interpreted, in memory that is mostly not there."""
-    import mmap
-
     pages, page, D = 7769, 480, 576
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE, which Python names from 3.13 on
-    flat = np.frombuffer(mmap.mmap(-1, 2 * pages * page * D, flags=flags), as_dtype("bf16"))
-    pool = flat.reshape(pages, page, 1, D)
+    pool = sparse((pages, page, 1, D), (page * D, D, D, 1), "bf16")
     k = np.random.default_rng(0).standard_normal((2, 1, D)).astype(as_dtype("bf16"))
     slots = np.array([7768 * page + 479, 7767 * page])
     kv_store_paged(k, None, pool, None, slots, backend="triton")

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from store_cases import CANARY, Step, bits
+from store_cases import CANARY, Step
+from yardsticks import bits
 
 from kvlab.attention import Rope, explain, kv_store, mla_store_paged
 from kvlab.cache import ContinuousBatchingKVCacheCollection, KVCacheStaticParams, PagedKVCacheCollection

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from store_cases import CASTS, COPIES, ROPED, SCALED, Inputs, Store, assert_only_slots_changed, bits, expected_slots
+from store_cases import CASTS, COPIES, ROPED, SCALED, Inputs, Store, assert_only_slots_changed, expected_slots
+from yardsticks import bits
 
 from kvlab.attention import kv_store_paged
 from kvlab.cache.arrays import to_torch

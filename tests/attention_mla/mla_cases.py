@@ -1,4 +1,4 @@
-"""Cases of MLA decode with everything poisoned that must not be read, and the yardsticks they are measured with."""
+"""Cases of MLA decode with everything poisoned that must not be read, and as PyTorch computes them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from decode_cases import HUGE, _on, sparse
+from yardsticks import far_stride, on, page_table, sparse
 
 from kvlab.attention.mla_decode.reference import reference
-from kvlab.cache.arrays import to_numpy, to_torch
+from kvlab.cache.arrays import to_torch
 from kvlab.memory import as_dtype
 
 Array = np.ndarray[Any, Any]
@@ -47,10 +47,7 @@ class Case:
         batch, columns = len(lens), -(-lens // self.page)
         pages = int(columns.sum()) + 2
         kv = storage(self.storage, (pages, self.page, D), dtype)
-        table = np.empty((batch, max(columns, default=0) + 2), np.int32)
-        table[:, ::2], table[:, 1::2] = -1, HUGE
-        used = np.arange(table.shape[1]) < columns[:, None]
-        table[used] = rng.permutation(pages)[: used.sum()]
+        table = page_table(columns, pages, rng)
         b, token = np.nonzero(np.arange(max(self.lens, default=0)) < lens[:, None])
         rows = kv[:, :, 0] if kv.ndim == 4 else kv
         rows[table[b, token // self.page], token % self.page] = rng.standard_normal((len(b), D)).astype(dtype)
@@ -113,51 +110,28 @@ class Inputs:
         return *self.q.shape[:3], self.v_dim
 
     def torch(self, device: str = "cpu") -> tuple[torch.Tensor, ...]:
-        return tuple(_on(to_torch(a), device) for a in self.arrays)
+        return tuple(on(to_torch(a), device) for a in self.arrays)
 
     def exact(self) -> tuple[Array, Array]:
         """The float64 reference."""
         return reference(self.q, self.rows, self.table, self.lens, **self.options)
 
+    def plain_torch(self) -> Array:
+        """``softmax(q k^T * scale) v`` as PyTorch has it in the storage dtype, every intermediate rounded."""
+        out, S, page = np.zeros(self.shape), self.q.shape[1], self.rows.shape[1]
+        for b in range(len(self.lens)):
+            n = int(self.lens[b])
+            token = np.arange(n)
+            k = to_torch(np.ascontiguousarray(self.rows[self.table[b, token // page], token % page]))
+            q = to_torch(np.ascontiguousarray(self.q[b])).transpose(0, 1)  # [H, S, D]
+            visible = torch.ones(S, n, dtype=torch.bool).tril(n - S)
+            s = (q @ k.T * self.scale).masked_fill(~visible, float("-inf"))
+            o = torch.nan_to_num(torch.softmax(s, -1)) @ k[:, : self.v_dim]
+            out[b] = o.transpose(0, 1).double().numpy()
+        return out
+
     def with_(self, **changes: Any) -> Inputs:
         return replace(self, **changes)
-
-
-def plain_torch(x: Inputs, dtype: torch.dtype) -> Array:
-    """``softmax(q k^T * scale) v`` as PyTorch has it in ``dtype``, every intermediate rounded: ``[B, S, H, v_dim]``."""
-    out = np.zeros(x.shape)
-    for b in range(len(x.lens)):
-        n, S = int(x.lens[b]), x.q.shape[1]
-        token = np.arange(n)
-        k = to_torch(np.ascontiguousarray(x.rows[x.table[b, token // x.rows.shape[1]], token % x.rows.shape[1]]))
-        q = to_torch(np.ascontiguousarray(x.q[b])).to(dtype).transpose(0, 1)  # [H, S, D]
-        visible = torch.ones(S, n, dtype=torch.bool).tril(n - S)
-        s = (q @ k.to(dtype).T * x.scale).masked_fill(~visible, float("-inf"))
-        o = torch.nan_to_num(torch.softmax(s, -1)) @ k.to(dtype)[:, : x.v_dim]
-        out[b] = o.transpose(0, 1).double().numpy()
-    return out
-
-
-def assert_accurate(x: Inputs, out: Any, lse: Any = None) -> None:
-    """DESIGN's tolerance. fp32: 1e-5. 16 bits: error at most 2x (largest), 1.5x (mean) that of PyTorch, plus 1e-5."""
-    out = to_numpy(out).reshape(x.shape).astype(np.float64)
-    exact, exact_lse = x.exact()
-    assert np.isfinite(out).all()
-    error = np.abs(out - exact)
-    if error.size:
-        if x.q.dtype.itemsize == 4:
-            assert error.max() <= 1e-5
-        else:
-            theirs = np.abs(plain_torch(x, getattr(torch, x.q.dtype.name)) - exact)
-            assert error.max() <= 2 * theirs.max() + 1e-5
-            assert error.mean() <= 1.5 * theirs.mean() + 1e-5
-    empty = np.isneginf(exact_lse)  # [B, H, S]
-    assert (out.transpose(0, 2, 1, 3)[empty] == 0).all(), "a row without a key must give exactly 0"
-    if lse is not None:
-        lse = to_numpy(lse).reshape(exact_lse.shape)
-        assert lse.dtype == np.float32
-        assert (np.isneginf(lse) == empty).all()
-        np.testing.assert_allclose(lse[~empty], exact_lse[~empty], rtol=1e-5, atol=1e-5)
 
 
 def decode_far_apart(case: Case) -> tuple[Array, Array]:
@@ -168,9 +142,9 @@ def decode_far_apart(case: Case) -> tuple[Array, Array]:
 
     x = case.build()
     pages, _, D = x.kv.shape
-    kv = sparse(x.kv.shape, (-(-(2**31 + 2**20) // (pages - 1)) // 16 * 16 + 16, D, 1), x.kv.dtype)
+    kv = sparse(x.kv.shape, (far_stride(pages), D, 1), x.kv.dtype)
     kv[...] = x.kv
-    far = -(-(2**31 + 2**20) // (case.H - 1)) // 16 * 16 + 16
+    far = far_stride(case.H)
     one = (case.H * far, case.H * far, far, 1)
     q, out = (sparse((1, 1, case.H, n), one, x.q.dtype) for n in (D, x.v_dim))
     q[...] = x.q

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from decode_cases import bits
-from mla_cases import Case, assert_accurate
+from mla_cases import Case
+from yardsticks import assert_accurate, bits
 
 from kvlab.attention import mla_decode_paged
 from kvlab.staging import MLA_ARCHS

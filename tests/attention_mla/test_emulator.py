@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from decode_cases import bits
-from mla_cases import Case, assert_accurate
+from mla_cases import Case
+from yardsticks import assert_accurate, bits
 
 from kvlab.attention import explain, mla_decode, mla_decode_paged
 from kvlab.cache import from_dense

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from decode_cases import bits
-from mla_cases import Case, assert_accurate, decode_far_apart
+from mla_cases import Case, decode_far_apart
+from yardsticks import assert_accurate, bits
 
 from kvlab.attention import mla_decode_paged
 from kvlab.cache.arrays import to_torch

@@ -1,4 +1,4 @@
-"""Cases of prefill with everything poisoned that must not be read, and the yardsticks they are measured with."""
+"""Cases of prefill with everything poisoned that must not be read, and as PyTorch computes them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from yardsticks import on, page_table
 
 from kvlab.attention.mha_prefill import mha_prefill, mha_prefill_paged
 from kvlab.attention.mha_prefill.config import UNLIMITED
 from kvlab.attention.mha_prefill.reference import reference
-from kvlab.cache.arrays import to_numpy, to_torch
+from kvlab.cache.arrays import to_torch
 from kvlab.memory import as_dtype
 
 Array = np.ndarray[Any, Any]
-HUGE = 2147480000
-"""What the unused entries of a page table may hold, besides -1."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +75,7 @@ class Case:
             if self.strided:  # halves of one buffer, HND
                 pair = np.full((pages, 2, kv_heads, self.page, D), np.nan, dtype).transpose(1, 0, 3, 2, 4)
             k, v = pair
-            table = np.empty((batch, int(columns.max(initial=0)) + 2), np.int32)
-            table[:, ::2], table[:, 1::2] = -1, HUGE
-            used = np.arange(table.shape[1]) < columns[:, None]
-            table[used] = rng.permutation(pages)[: used.sum()]
+            table = page_table(columns, pages, rng)
             b, key = np.nonzero(np.arange(keys.max(initial=0)) < keys[:, None])
             for cache in (k, v):
                 cache[table[b, key // self.page], key % self.page] = rng.standard_normal((len(b), kv_heads, D)).astype(
@@ -176,40 +172,3 @@ class Inputs:
             p = torch.nan_to_num(torch.softmax(s, -1))[..., : k.shape[1]]
             out[at] = (p @ v).transpose(0, 1).double().numpy()
         return out
-
-
-def on(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    """On a device with the strides that it has (``Tensor.to`` packs a view)."""
-    if device == "cpu":
-        return tensor
-    extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
-    flat = tensor.as_strided((extent,), (1,)).to(device)
-    return flat.as_strided(tensor.shape, tensor.stride())
-
-
-def assert_accurate(x: Inputs, out: Any, lse: Any = None) -> None:
-    """DESIGN's tolerance. fp32: 1e-5. 16 bits: error at most 2x (largest), 1.5x (mean) that of PyTorch, plus 1e-5."""
-    out = to_numpy(out).astype(np.float64)
-    exact, exact_lse = x.exact()
-    assert out.shape == exact.shape
-    assert np.isfinite(out).all()
-    error = np.abs(out - exact)
-    if error.size and x.q.dtype.itemsize == 4:
-        assert error.max() <= 1e-5
-    elif error.size:
-        theirs = np.abs(x.plain_torch() - exact)
-        assert error.max() <= 2 * theirs.max() + 1e-5
-        assert error.mean() <= 1.5 * theirs.mean() + 1e-5
-    nothing = np.moveaxis((exact == 0).all(-1), -1, -2)  # [B?, Hq, S]
-    assert (np.moveaxis(out, -2, -3)[nothing] == 0).all(), "a row without a key must give exactly 0"
-    if lse is not None:
-        lse = to_numpy(lse)
-        assert lse.dtype == np.float32
-        empty = np.isneginf(exact_lse)
-        assert (np.isneginf(lse) == empty).all()
-        np.testing.assert_allclose(lse[~empty], exact_lse[~empty], rtol=1e-5, atol=1e-5)
-
-
-def bits(array: Any) -> bytes:
-    """The bytes of an array's elements."""
-    return np.ascontiguousarray(to_numpy(array)).tobytes()

@@ -11,7 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prefill_cases import Case, assert_accurate, bits
+from prefill_cases import Case
+from yardsticks import assert_accurate, bits
 
 GRID = [
     Case(((150, 200), (150, 200)), heads=(4, 2)),

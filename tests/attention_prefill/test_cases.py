@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prefill_cases import Case, assert_accurate
+from prefill_cases import Case
+from yardsticks import assert_accurate
 
 from kvlab.attention.mha_prefill.machine import PREFILL_ARCHS
 

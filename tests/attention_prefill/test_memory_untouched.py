@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prefill_cases import HUGE, Case, assert_accurate, bits
+from prefill_cases import Case
+from yardsticks import HUGE, assert_accurate, bits
 
 from kvlab.attention.mha_prefill import mha_prefill
 from kvlab.attention.mha_prefill.machine import PREFILL_ARCHS

@@ -6,19 +6,14 @@ Every byte of the caches' memory is compared: what a store does not name is a ca
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "attention_kv_store"))
-from store_cases import CASTS, COPIES, ROPED, SCALED, Step, Store, bits
+from store_cases import CASTS, COPIES, ROPED, SCALED, Step, Store
+from yardsticks import bits, nothing_waits
 
 from kvlab.attention import Rope, kv_store, kv_store_paged, mla_store_paged
 from kvlab.cache.arrays import to_torch
@@ -35,17 +30,6 @@ LARGE = [
     Store(tokens=999, heads=4, D=(128, 128), source="bf16", cache="bf16", rope=64, interleaved=True),
     Store(tokens=0),
 ]
-
-
-@contextmanager
-def nothing_waits() -> Iterator[None]:
-    """An error for every operation that makes the host wait for the device."""
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
 
 
 def is_float8(case: Store) -> bool:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from decode_cases import HUGE, Case, Inputs, assert_accurate, bits
+from decode_cases import Case, Inputs
+from yardsticks import HUGE, assert_accurate, bits, nothing_waits
 
 from kvlab.attention import explain, mha_decode, mha_decode_paged
 from kvlab.cache import from_dense
@@ -46,17 +47,6 @@ GRID = [
     for c in SIZES
     for dtype in ("bf16", "fp16", "fp32")
 ]
-
-
-@contextmanager
-def nothing_waits() -> Iterator[None]:
-    """An error for every operation that makes the host wait for the device."""
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
 
 
 @contextmanager

@@ -6,18 +6,14 @@ pages at random, and has canaries around what it writes.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "attention_prefill"))
-
-from prefill_cases import Case, Inputs, assert_accurate, bits
+from prefill_cases import Case, Inputs
+from yardsticks import assert_accurate, bits, nothing_waits
 
 from kvlab.attention.mha_prefill import mha_prefill_paged
 
@@ -60,12 +56,8 @@ def test_nothing_waits_repeats_and_writes_beside_out(form: str) -> None:
     assert_accurate(x, out.cpu())
     before = bits(out.cpu())
     arrays = on_device(x)
-    mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         arrays.call(out=out)
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
     assert bits(out.cpu()) == before
     out[...] = 7
     assert bool((buffer == 7).all())

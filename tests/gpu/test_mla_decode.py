@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from decode_cases import bits
-from mla_cases import Case, assert_accurate
+from mla_cases import Case
+from yardsticks import assert_accurate, bits
 
 from kvlab.attention import mla_decode_paged
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bad_arguments import Change, change, in_use
 from decode_cases import Case
 from yardsticks import bits
 
@@ -24,33 +25,21 @@ def arguments() -> dict[str, Any]:
     return dict(zip(NAMES, x.arrays, strict=True)) | {"out": np.full(x.q.shape, 7, np.float32)}
 
 
-def change(name: str, new: Callable[[Any], Any]) -> Callable[[dict[str, Any]], None]:
-    def apply(a: dict[str, Any]) -> None:
-        a[name] = new(a[name])
-
-    return apply
-
-
-def option(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
+def option(name: str, value: Any) -> Change:
     return lambda a: a.update({name: value})
 
 
-def in_use(a: Any, value: int) -> Any:
-    a[1, 0] = value
-    return a
-
-
-def both(name: str, other: str, new: Callable[[Any], Any]) -> Callable[[dict[str, Any]], None]:
+def both(name: str, other: str, new: Callable[[Any], Any]) -> Change:
     return lambda a: a.update({name: new(a[name]), other: new(a[other])})
 
 
-def all_of(dtype: Any) -> Callable[[dict[str, Any]], None]:
+def all_of(dtype: Any) -> Change:
     return lambda a: a.update(
         {name: np.nan_to_num(a[name]).astype(dtype) for name in ("q", "k_cache", "v_cache", "out")}
     )
 
 
-CASES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
+CASES: dict[str, tuple[Change, str]] = {
     "q is a list": (change("q", lambda q: q.tolist()), "q is a list: must be a NumPy array or torch tensor"),
     "no lengths": (option("seq_lens", None), "seq_lens is a NoneType: must be a NumPy array or torch tensor"),
     "q of rank 2": (change("q", lambda q: q[0, 0]), r"q has shape \(4, 64\): must be \[B, Hq, D\] or \[B, S, Hq, D\]"),
@@ -187,7 +176,7 @@ def tensors() -> dict[str, Any]:
     return {name: to_torch(array) for name, array in arguments().items()}
 
 
-TENSORS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
+TENSORS: dict[str, tuple[Change, str]] = {
     "two devices": (change("seq_lens", lambda t: t.to("meta")), r"seq_lens: torch \(meta\).*one device"),
     "grad": (change("q", lambda q: q.clone().requires_grad_()), "q requires grad: must be detached"),
     "grad of out": (change("out", lambda o: o.clone().requires_grad_()), "out requires grad: must be detached"),

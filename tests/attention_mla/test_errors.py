@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from bad_arguments import Change, change, in_use
 from mla_cases import Case
 
 from kvlab.attention import explain, mla_decode, mla_decode_paged
@@ -23,19 +23,7 @@ def arguments() -> dict[str, Any]:
     return dict(zip(NAMES, x.arrays, strict=True)) | {"out": np.full(x.shape, 7, np.float32), **x.options}
 
 
-def change(name: str, new: Callable[[Any], Any]) -> Callable[[dict[str, Any]], None]:
-    def apply(a: dict[str, Any]) -> None:
-        a[name] = new(a[name])
-
-    return apply
-
-
-def in_use(a: Any, value: int) -> Any:
-    a[1, 0] = value
-    return a
-
-
-CASES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
+CASES: dict[str, tuple[Change, str]] = {
     "q is a list": (change("q", lambda q: q.tolist()), "q is a list: must be a NumPy array or torch tensor"),
     "q of rank 2": (change("q", lambda q: q[0, 0]), r"q has shape .*: must be \[B, H, D\] or \[B, S, H, D\]"),
     "five tokens": (change("q", lambda q: q.repeat(5, 1)), "q has 5 new tokens a sequence: must be 1 to 4"),

@@ -1,4 +1,4 @@
-"""``decode_cases`` and the ``yardsticks`` of all tests of attention, importable here and in the child process."""
+"""``decode_cases`` and the helpers of all tests of attention, importable here and in the child process."""
 
 from __future__ import annotations
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from decode_cases import Case
+from seeded_faults import is_found, sources_of
 
-import kvlab.attention
 from kvlab.attention import explain, mha_decode_paged
 from kvlab.mirror import check, check_sources, lockstep
-
-FOLDER = Path(kvlab.attention.__file__).parent / "mha_decode"
-KERNEL, EMULATOR = ((FOLDER / f"{name}.py").read_text() for name in ("kernel", "emulator"))
 
 
 def test_the_twins_mirror_each_other() -> None:
@@ -49,21 +45,18 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_seeded_fault_is_found(fault: str) -> None:
-    side, old, new = FAULTS[fault]
-    sources = {"kernel": KERNEL, "emulator": EMULATOR}
-    assert sources[side].count(old) == 1, f"{old!r} occurs {sources[side].count(old)} times in {side}.py"
-    sources[side] = sources[side].replace(old, new)
-    assert not check_sources(sources["kernel"], sources["emulator"], "attend", "attend").ok
+    assert is_found("mha_decode", "attend", *FAULTS[fault])
 
 
 def test_another_order_is_found() -> None:
+    sources = sources_of("mha_decode")
     moved = swap(
-        EMULATOR,
+        sources["emulator"],
         "#: scores -> s    S = Q K^T in float32, in units of log2",
         "#: mask -> s    keys that a row does not see",
     )
-    assert moved != EMULATOR
-    assert not check_sources(KERNEL, moved, "attend", "attend").ok
+    assert moved != sources["emulator"]
+    assert not check_sources(sources["kernel"], moved, "attend", "attend").ok
 
 
 CASES = [

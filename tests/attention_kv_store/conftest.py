@@ -1,4 +1,4 @@
-"""``store_cases`` beside this file and the yardsticks in tests/attention, importable here and in the child process."""
+"""``store_cases`` beside this file and the helpers in tests/attention, importable here and in the child process."""
 
 from __future__ import annotations
 

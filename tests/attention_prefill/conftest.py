@@ -1,4 +1,4 @@
-"""``prefill_cases`` beside this file, yardsticks in tests/attention: importable here and in the child process."""
+"""``prefill_cases`` beside this file, helpers in tests/attention: importable here and in the child process."""
 
 from __future__ import annotations
 

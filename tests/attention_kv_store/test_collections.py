@@ -163,6 +163,12 @@ def test_continuous_equals_paged() -> None:
         assert bits(a) == bits(b)
 
 
+def latent_rows() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Latent and rope part of three tokens, in bfloat16."""
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((3, 512)).astype(bfloat16), rng.standard_normal((3, 64)).astype(bfloat16)
+
+
 class TestMla:
     """Latent and rope part in one row of one head."""
 
@@ -184,11 +190,7 @@ class TestMla:
     @every_backend
     def test_rope_aware_row(self, backend: dict[str, str]) -> None:
         """512 bytes of fp8 content, 64 bfloat16 behind them; read back through the cache's own rope tile."""
-        rng = np.random.default_rng(0)
-        latent, rope_part = (
-            rng.standard_normal((3, 512)).astype(bfloat16),
-            rng.standard_normal((3, 64)).astype(bfloat16),
-        )
+        latent, rope_part = latent_rows()
         cache = np.full((2, 4, 640), CANARY, np.uint8).view(float8_e4m3fn)
         mla_store_paged(latent, rope_part, cache, np.array([6, -1, 0]), scale=0.5, **backend)
         rows = cache.reshape(8, 640)
@@ -200,11 +202,7 @@ class TestMla:
     @every_backend
     def test_row_with_scales(self, backend: dict[str, str]) -> None:
         """656 bytes: 512 e4m3, four float32 scales, 64 bfloat16."""
-        rng = np.random.default_rng(0)
-        latent, rope_part = (
-            rng.standard_normal((3, 512)).astype(bfloat16),
-            rng.standard_normal((3, 64)).astype(bfloat16),
-        )
+        latent, rope_part = latent_rows()
         cache = np.full((2, 4, 1, 656), CANARY, np.uint8).view(float8_e4m3fn)
         mla_store_paged(latent, rope_part, cache, np.array([6, -1, 0]), **backend)
         rows = cache.reshape(8, 656)[[6, 0]]

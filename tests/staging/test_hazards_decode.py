@@ -96,26 +96,18 @@ def drop(method: str, after: str = "", instead: Callable[..., Any] | None = None
     return mutate
 
 
-def refill_before_k_is_read(patch: Patch) -> None:
-    load = TilePipeline.load
+def refill_before_it_is_read(refilled: str) -> Callable[[Patch], None]:
+    def mutate(patch: Patch) -> None:
+        load = TilePipeline.load
 
-    def early(pipeline: TilePipeline, role: str, tile: Any) -> None:
-        load(pipeline, role, tile)
-        if role == "k":
-            pipeline._fetch("k")
+        def early(pipeline: TilePipeline, role: str, tile: Any) -> None:
+            load(pipeline, role, tile)
+            if role == refilled:
+                pipeline._fetch(role)
 
-    patch.setattr(TilePipeline, "load", early)
+        patch.setattr(TilePipeline, "load", early)
 
-
-def refill_before_v_is_read(patch: Patch) -> None:
-    load = TilePipeline.load
-
-    def early(pipeline: TilePipeline, role: str, tile: Any) -> None:
-        load(pipeline, role, tile)
-        if role == "v":
-            pipeline._fetch("v")
-
-    patch.setattr(TilePipeline, "load", early)
+    return mutate
 
 
 def refill_twice(patch: Patch) -> None:
@@ -194,8 +186,8 @@ MUTANTS: dict[str, tuple[str, Callable[[Patch], None], Any, str]] = {
     "warp-2-skips-the-barrier-before-v": (
         "mma fma", drop("barrier", "commit", lambda h, meet: meet(h, some)), STUCK, "warps [0, 1, 3] wait at barrier 0",
     ),
-    "k-refilled-before-it-is-read": ("mma stmatrix fma", refill_before_k_is_read, READ, "k read by warp"),
-    "v-refilled-before-it-is-read": ("mma stmatrix fma", refill_before_v_is_read, READ, "v read by warp"),
+    "k-refilled-before-it-is-read": ("mma stmatrix fma", refill_before_it_is_read("k"), READ, "k read by warp"),
+    "v-refilled-before-it-is-read": ("mma stmatrix fma", refill_before_it_is_read("v"), READ, "v read by warp"),
     "refilled-twice": ("mma fma", refill_twice, WAW, "k copy by warp 0, stage 0, may come before k copy"),
     "no-vmcnt": ("gfx", drop("wait_group"), READ, "missing: s_waitcnt vmcnt in warp"),
     "vmcnt-1": ("gfx", drop("wait_group", instead=lambda h, wait: wait(h, 1)), READ, "s_waitcnt vmcnt in warp"),

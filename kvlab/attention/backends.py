@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import numpy as np
 
 from kvlab.cache.arrays import is_torch, to_numpy, to_torch
 
-__all__ = ["BACKENDS", "choose_backend", "on_gpu", "run_kernel", "run_on_numpy"]
+__all__ = ["BACKENDS", "choose_backend", "machine", "on_gpu", "run_kernel", "run_on_numpy"]
 
 BACKENDS = ("auto", "reference", "emulator", "triton")
 
@@ -19,6 +20,16 @@ BACKENDS = ("auto", "reference", "emulator", "triton")
 def on_gpu(array: Any) -> bool:
     """Whether ``array`` is a tensor in the memory of a GPU."""
     return is_torch(array) and array.device.type == "cuda"
+
+
+@functools.cache
+def machine(device: Any) -> tuple[str, int]:
+    """Architecture ("sm_90", "gfx950") and number of processors of a GPU."""
+    properties = importlib.import_module("torch").cuda.get_device_properties(device)
+    arch = getattr(properties, "gcnArchName", "").partition(":")[0]
+    if not arch.startswith("gfx"):
+        arch = f"sm_{properties.major}{properties.minor}"
+    return arch, properties.multi_processor_count
 
 
 def choose_backend(array: Any, backend: str) -> tuple[str, str]:

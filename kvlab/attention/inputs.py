@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.attention.backends import on_gpu
 from kvlab.cache.arrays import dtype_of, element_strides, is_torch, overlaps, same_place, to_numpy
 from kvlab.memory import bfloat16, float16, float32
 
@@ -33,10 +34,6 @@ class PagedInputs:
     @property
     def is_torch(self) -> bool:
         return is_torch(self.q)
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.is_torch and self.q.device.type == "cuda"
 
     def numpy(self) -> PagedInputs:
         """The same over NumPy views of CPU memory."""
@@ -128,7 +125,7 @@ def paged_inputs(
             apart = name == "out" or (name == "q" and in_place) or not overlaps(out, array)
             require(apart, f"out shares memory with {name}", "memory of its own, or q itself")
     inputs = PagedInputs(q, k_cache, v_cache, block_table, seq_lens, out, drop_tokens)
-    if check or (check is None and not inputs.on_gpu):
+    if check or (check is None and not on_gpu(q)):
         check_lengths_and_pages(seq_lens, block_table, k_cache.shape[0], k_cache.shape[1])
     return inputs
 

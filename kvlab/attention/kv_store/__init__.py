@@ -6,6 +6,7 @@ import functools
 import importlib
 from typing import Any
 
+from kvlab.attention.backends import on_gpu
 from kvlab.attention.explain import Explanation
 from kvlab.attention.rope import Rope
 from kvlab.cache import ContinuousBatchingKVCacheCollection, PagedKVCacheCollection
@@ -178,18 +179,18 @@ def _run(x: StoreInputs, plan: Explanation, traffic: Traffic | None) -> None:
         more = {} if plan.backend == "reference" else {"arch": plan.arch, "traffic": traffic}
     else:
         a = x.torch()
-        run, more = _launcher(x.on_gpu), {}
+        run, more = _launcher(on_gpu(x.k)), {}
     arguments = {name: getattr(a, name) for name in names}
-    if x.on_gpu:
+    if on_gpu(x.k):
         with importlib.import_module("torch").cuda.device(x.k.device):
             run(a.k, a.v, a.k_cache, a.v_cache, a.where, config=plan.config, pages=a.pages, **arguments)
     else:
         run(a.k, a.v, a.k_cache, a.v_cache, a.where, config=plan.config, pages=a.pages, **arguments, **more)
 
 
-def _launcher(on_gpu: bool) -> Any:
+def _launcher(compiled: bool) -> Any:
     """The kernel's launch function, compiled on a GPU, interpreted (in its own process) on a CPU."""
-    if on_gpu:
+    if compiled:
         return importlib.import_module("kvlab.attention.kv_store.kernel").launch
     from kvlab.triton_support.child import run
 

@@ -50,14 +50,6 @@ class StoreInputs:
     no_v: bool = False
     strict: bool = True
 
-    @property
-    def is_torch(self) -> bool:
-        return is_torch(self.k)
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.is_torch and self.k.device.type == "cuda"
-
     def arrays(self) -> dict[str, Any]:
         """The arguments that are arrays."""
         found = {name: getattr(self, name) for name in ARRAYS}

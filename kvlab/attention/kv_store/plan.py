@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 from typing import Any
 
 import numpy as np
 
-from kvlab.attention.backends import choose_backend
+from kvlab.attention.backends import choose_backend, machine, on_gpu
 from kvlab.attention.explain import Explanation
 from kvlab.attention.inputs import require
 from kvlab.attention.rope import Rope
@@ -112,7 +111,7 @@ def _mla_parts(k: Any, v: Any, cache: Any, scales: Any) -> tuple[Any, Any, Any, 
 
 def _plan(operation: str, x: StoreInputs, backend: str, arch: str, check: bool | None) -> Explanation:
     """Which backend and configuration a call gets, and why. Values are looked at where nothing waits for it."""
-    if check or (check is None and not x.on_gpu):
+    if check or (check is None and not on_gpu(x.k)):
         check_values(x)
     chosen, reason = choose_backend(x.k, backend)
     if chosen == "emulator":
@@ -134,7 +133,7 @@ def _plan(operation: str, x: StoreInputs, backend: str, arch: str, check: bool |
         vec_in=[_vector(a, D, G) for (a, _, _), D, G in zip(sides, widths, blocks, strict=True)],
         vec_out=[_vector(a, D, G) for (_, a, _), D, G in zip(sides, widths, blocks, strict=True)],
         batch=0 if x.lens is None else int(x.lens.shape[0]),
-        processors=_processors(x.k.device) if x.on_gpu else 132, **rope,
+        processors=machine(x.k.device)[1] if on_gpu(x.k) else 132, **rope,
     )  # fmt: skip
     return Explanation(operation, chosen, reason, config, config.grid(), arch if chosen == "emulator" else None)
 
@@ -151,9 +150,3 @@ def _vector(array: Any, D: int, G: int) -> int:
         return 1
     pairs = zip(array.shape[:3], element_strides(array)[:3], strict=True)
     return widest_vector(dtype_of(array, "array").itemsize, D, G, *(stride for n, stride in pairs if n > 1))
-
-
-@functools.cache
-def _processors(device: Any) -> int:
-    count: int = importlib.import_module("torch").cuda.get_device_properties(device).multi_processor_count
-    return count

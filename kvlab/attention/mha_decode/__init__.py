@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from typing import Any
 
 import numpy as np
 
-from kvlab.attention.backends import choose_backend, run_kernel, run_on_numpy
+from kvlab.attention.backends import choose_backend, machine, on_gpu, run_kernel, run_on_numpy
 from kvlab.attention.explain import Explanation
 from kvlab.attention.inputs import PagedInputs, finite_number, paged_inputs, require
 from kvlab.attention.online_softmax import MASK_VALUE
@@ -156,7 +155,7 @@ def _plan(inputs: PagedInputs, backend: str, arch: str, num_splits: int | None) 
     problem = DecodeProblem(
         batch, tokens, q_heads, kv_heads, head_dim, itemsize, inputs.block_table.shape[1] * page_size
     )
-    processors = _processors(inputs.q.device) if inputs.on_gpu else 132
+    processors = machine(inputs.q.device)[1] if on_gpu(inputs.q) else 132
     emulated = arch if chosen == "emulator" else None
     config = choose_config(problem, processors=processors, num_splits=num_splits, arch=emulated or "sm_90")
     return Explanation("mha_decode", chosen, reason, config, config.grid(problem), emulated)
@@ -185,11 +184,6 @@ def _numbers(scale: Any, mask_value: Any, inputs: PagedInputs, traffic: Any) -> 
         finite_number(scale, "scale", "finite in float32"),
         finite_number(mask_value, "mask_value", "less than infinity, in float32", lowest=-math.inf),
     )
-
-
-def _processors(device: Any) -> int:
-    count: int = importlib.import_module("torch").cuda.get_device_properties(device).multi_processor_count
-    return count
 
 
 def _explain_paged(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from typing import Any
 
 import numpy as np
 
-from kvlab.attention.backends import choose_backend, on_gpu, run_kernel, run_on_numpy
+from kvlab.attention.backends import choose_backend, machine, on_gpu, run_kernel, run_on_numpy
 from kvlab.attention.explain import Explanation
 from kvlab.attention.inputs import require
 from kvlab.cache.arrays import is_torch
@@ -179,9 +178,9 @@ def _plan(
     )  # fmt: skip
     if chosen == "emulator":
         _check_emulated(inputs, arch)
-    machine = _device_arch(inputs.q) if on_gpu(inputs.q) else arch if chosen == "emulator" else "sm_90"
-    config = choose_config(problem, arch=machine)
     emulated = arch if chosen == "emulator" else None
+    target = _device_arch(inputs.q.device) if on_gpu(inputs.q) else emulated or "sm_90"
+    config = choose_config(problem, arch=target)
     return Explanation("mha_prefill", chosen, reason, config, config.grid(problem), emulated), problem
 
 
@@ -201,13 +200,10 @@ def _check_emulated(inputs: PrefillInputs, arch: str) -> None:
         )
 
 
-def _device_arch(q: Any) -> str:
-    """The architecture of q's GPU, as the configurations name it."""
-    torch = importlib.import_module("torch")
-    properties = torch.cuda.get_device_properties(q.device)
-    if torch.version.hip:
-        return str(properties.gcnArchName).split(":")[0]
-    return "sm_80" if properties.major < 9 else f"sm_{properties.major}{properties.minor}"
+def _device_arch(device: Any) -> str:
+    """The architecture of a GPU, as the configurations name it: "sm_80" for all of NVIDIA's before Hopper."""
+    arch, _ = machine(device)
+    return "sm_80" if arch.startswith("sm_") and int(arch[3:]) < 90 else arch
 
 
 def _explain_dense(

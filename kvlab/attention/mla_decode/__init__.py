@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from typing import Any
 
 import numpy as np
 
-from kvlab.attention.backends import choose_backend, run_kernel, run_on_numpy
+from kvlab.attention.backends import choose_backend, machine, on_gpu, run_kernel, run_on_numpy
 from kvlab.attention.explain import Explanation
 from kvlab.attention.online_softmax import MASK_VALUE
 from kvlab.cache import PagedKVCacheCollection
@@ -176,7 +175,7 @@ def _plan(inputs: MLAInputs, backend: str, arch: str, num_splits: int | None) ->
     itemsize = inputs.q.element_size() if is_torch(inputs.q) else inputs.q.itemsize
     max_keys = inputs.block_table.shape[1] * inputs.kv_cache.shape[1]
     problem = MLADecodeProblem(batch, tokens, heads, inputs.v_dim, D - inputs.v_dim, itemsize, max_keys)
-    target, processors = _machine(inputs.q.device) if inputs.on_gpu else (arch if emulated else "sm_90", 132)
+    target, processors = machine(inputs.q.device) if on_gpu(inputs.q) else (arch if emulated else "sm_90", 132)
     config = choose_config(problem, processors=processors, num_splits=num_splits, arch=target, emulated=emulated)
     return Explanation("mla_decode", chosen, reason, config, config.grid(problem), arch if emulated else None)
 
@@ -197,15 +196,6 @@ def _check_emulated(inputs: MLAInputs, arch: str) -> None:
                 f"{name} has strides of {array.strides} bytes: must be multiples of 16, what a lane copies at a time, "
                 "to be emulated; the triton and reference backends take any"
             )
-
-
-def _machine(device: Any) -> tuple[str, int]:
-    """Name and number of processors of a GPU."""
-    properties = importlib.import_module("torch").cuda.get_device_properties(device)
-    name = getattr(properties, "gcnArchName", "").partition(":")[0]
-    if not name.startswith("gfx"):
-        name = f"sm_{properties.major}{properties.minor}"
-    return name, properties.multi_processor_count
 
 
 def _explain_paged(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.attention.backends import on_gpu
 from kvlab.attention.inputs import DTYPES, check_lengths_and_pages, require
 from kvlab.cache.arrays import dtype_of, element_strides, is_torch, same_place
 
@@ -28,10 +29,6 @@ class MLAInputs:
     v_dim: int
     drop_tokens: bool
     """q was ``[B, H, D]``: results drop the token axis."""
-
-    @property
-    def on_gpu(self) -> bool:
-        return is_torch(self.q) and self.q.device.type == "cuda"
 
 
 def mla_inputs(
@@ -85,7 +82,7 @@ def mla_inputs(
         require(is_torch(out) or out.flags.writeable, "out is read-only", "writeable")
     inputs = MLAInputs(q, kv_cache, block_table, seq_lens, out, v_dim, drop_tokens)
     _check_strides(inputs)
-    if check or (check is None and not inputs.on_gpu):
+    if check or (check is None and not on_gpu(q)):
         check_lengths_and_pages(seq_lens, block_table, *kv_cache.shape[:2])
     return inputs
 

@@ -9,10 +9,20 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.backends import on_gpu
+from kvlab.cache import PagedKVCacheCollection
 from kvlab.cache.arrays import dtype_of, element_strides, is_torch, overlaps, same_place, to_numpy
 from kvlab.memory import bfloat16, float16, float32
 
-__all__ = ["PagedInputs", "check_lengths_and_pages", "finite_number", "paged_inputs", "require"]
+__all__ = [
+    "PagedInputs",
+    "check_lane_copies",
+    "check_lengths_and_pages",
+    "check_paged_collection",
+    "finite_number",
+    "lengths_with_new",
+    "paged_inputs",
+    "require",
+]
 
 DTYPES = (bfloat16, float16, float32)
 FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -30,18 +40,6 @@ class PagedInputs:
     out: Any
     drop_tokens: bool
     """q was ``[B, Hq, D]``: results drop the token axis."""
-
-    @property
-    def is_torch(self) -> bool:
-        return is_torch(self.q)
-
-    def numpy(self) -> PagedInputs:
-        """The same over NumPy views of CPU memory."""
-        arrays = {
-            name: to_numpy(getattr(self, name), name) for name in ("q", "k_cache", "v_cache", "block_table", "seq_lens")
-        }
-        out = None if self.out is None else to_numpy(self.out, "out")
-        return PagedInputs(**arrays, out=out, drop_tokens=self.drop_tokens)
 
 
 def paged_inputs(
@@ -148,6 +146,28 @@ def check_lengths_and_pages(seq_lens: Any, block_table: Any, pages: int, page_si
     if outside.any():
         b, column = np.argwhere(outside)[0]
         raise ValueError(f"block_table[{b}, {column}] is {table[b, column]}: a page in use must be 0 to {pages - 1}")
+
+
+def check_lane_copies(arrays: dict[str, Any]) -> None:
+    """ValueError for arrays ``[.., D]`` in CPU memory whose rows the emulated lanes cannot copy."""
+    for name, array in arrays.items():
+        strides = to_numpy(array, name).strides
+        require(
+            not any(stride % 16 for stride, n in zip(strides[:-1], array.shape, strict=False) if n > 1),
+            f"{name} has strides of {strides} bytes",
+            "multiples of 16, what a lane copies at a time, to be emulated; the triton and reference backends take any",
+        )
+
+
+def check_paged_collection(cache: Any) -> None:
+    """ValueError for a cache of another kind."""
+    require(isinstance(cache, PagedKVCacheCollection), f"cache is a {type(cache).__name__}", "a PagedKVCacheCollection")
+
+
+def lengths_with_new(cache_lengths: Any, q: Any) -> Any:
+    """Keys of each sequence, the new tokens of q ``[B, H, D]`` or ``[B, S, H, D]`` among them."""
+    lengths = cache_lengths.long() if is_torch(cache_lengths) else cache_lengths.astype(np.int64)
+    return lengths + (q.shape[1] if getattr(q, "ndim", 0) == 4 else 1)
 
 
 def _same_view(a: Any, b: Any) -> bool:

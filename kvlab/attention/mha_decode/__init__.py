@@ -9,10 +9,18 @@ import numpy as np
 
 from kvlab.attention.backends import choose_backend, machine, on_gpu, run_kernel, run_on_numpy
 from kvlab.attention.explain import Explanation
-from kvlab.attention.inputs import PagedInputs, finite_number, paged_inputs, require
+from kvlab.attention.inputs import (
+    PagedInputs,
+    check_lane_copies,
+    check_paged_collection,
+    finite_number,
+    lengths_with_new,
+    paged_inputs,
+    require,
+)
 from kvlab.attention.online_softmax import MASK_VALUE
 from kvlab.cache import PagedKVCacheCollection
-from kvlab.cache.arrays import is_torch
+from kvlab.cache.arrays import dtype_of
 from kvlab.staging import DECODE_ARCHS, Traffic
 
 from .config import DecodeProblem, choose_config
@@ -135,13 +143,9 @@ def _refer(q: Any, *arrays: Any, scale: float, out: Any, **_: Any) -> tuple[Any,
 
 def _from_collection(q: Any, cache: PagedKVCacheCollection, layer: int) -> tuple[Any, Any, Any, Any, Any]:
     """The array form of a call over a collection."""
-    if not isinstance(cache, PagedKVCacheCollection):
-        raise ValueError(f"cache is a {type(cache).__name__}: must be a PagedKVCacheCollection")
-    tokens = q.shape[1] if getattr(q, "ndim", 0) == 4 else 1
+    check_paged_collection(cache)
     keys, values = cache.get_key_cache(layer), cache.get_value_cache(layer)
-    lengths = keys.cache_lengths
-    lengths = lengths.long() if is_torch(lengths) else lengths.astype(np.int64)
-    return q, keys.blocks, values.blocks, keys.lookup_table, lengths + tokens
+    return q, keys.blocks, values.blocks, keys.lookup_table, lengths_with_new(keys.cache_lengths, q)
 
 
 def _plan(inputs: PagedInputs, backend: str, arch: str, num_splits: int | None) -> Explanation:
@@ -151,7 +155,7 @@ def _plan(inputs: PagedInputs, backend: str, arch: str, num_splits: int | None) 
     chosen, reason = choose_backend(inputs.q, backend)
     if chosen == "emulator":
         _check_emulated(inputs, arch)
-    itemsize = inputs.q.element_size() if inputs.is_torch else inputs.q.itemsize
+    itemsize = dtype_of(inputs.q, "q").itemsize
     problem = DecodeProblem(
         batch, tokens, q_heads, kv_heads, head_dim, itemsize, inputs.block_table.shape[1] * page_size
     )
@@ -162,18 +166,11 @@ def _plan(inputs: PagedInputs, backend: str, arch: str, num_splits: int | None) 
 
 
 def _check_emulated(inputs: PagedInputs, arch: str) -> None:
-    if arch not in DECODE_ARCHS:
-        raise ValueError(f"arch {arch!r}: must be one of {', '.join(DECODE_ARCHS)}")
+    require(arch in DECODE_ARCHS, f"arch {arch!r}", f"one of {', '.join(DECODE_ARCHS)}")
     head_dim = inputs.q.shape[-1]
-    if arch == "gfx950" and head_dim not in (64, 128, 256):
-        raise ValueError(f"head dimension {head_dim} on gfx950: must be 64, 128 or 256, as MAX's streaming decode")
-    a = inputs.numpy()
-    for name, array in (("q", a.q), ("k_cache", a.k_cache), ("v_cache", a.v_cache)):
-        if any(stride % 16 for stride, extent in zip(array.strides[:-1], array.shape, strict=False) if extent > 1):
-            raise ValueError(
-                f"{name} has strides of {array.strides} bytes: must be multiples of 16, what a lane copies at a time, "
-                "to be emulated; the triton and reference backends take any"
-            )
+    fits = arch != "gfx950" or head_dim in (64, 128, 256)
+    require(fits, f"head dimension {head_dim} on gfx950", "64, 128 or 256, as MAX's streaming decode")
+    check_lane_copies({"q": inputs.q, "k_cache": inputs.k_cache, "v_cache": inputs.v_cache})
 
 
 def _numbers(scale: Any, mask_value: Any, inputs: PagedInputs, traffic: Any) -> tuple[float, float]:

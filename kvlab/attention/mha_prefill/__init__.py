@@ -9,8 +9,8 @@ import numpy as np
 
 from kvlab.attention.backends import choose_backend, machine, on_gpu, run_kernel, run_on_numpy
 from kvlab.attention.explain import Explanation
-from kvlab.attention.inputs import require
-from kvlab.cache.arrays import is_torch
+from kvlab.attention.inputs import check_lane_copies, require
+from kvlab.cache.arrays import dtype_of
 from kvlab.staging import Traffic
 
 from .config import PrefillProblem, choose_config
@@ -171,7 +171,7 @@ def _plan(
     left, right = mask_bounds(bool(causal), window)
     require(finite("softcap", softcap) >= 0, f"softcap {softcap}", "0 or more")
     _, _, q_heads, head_dim = inputs.q.shape
-    itemsize = inputs.q.element_size() if is_torch(inputs.q) else inputs.q.itemsize
+    itemsize = dtype_of(inputs.q, "q").itemsize
     problem = PrefillProblem(
         inputs.batch, inputs.max_q, q_heads, inputs.k.shape[2], head_dim, itemsize, left, right, float(softcap),
         inputs.ragged,
@@ -189,15 +189,8 @@ def _check_emulated(inputs: PrefillInputs, arch: str) -> None:
     head_dim = inputs.q.shape[-1]
     if arch == "gfx950":
         require(head_dim in (64, 128, 256), f"head dimension {head_dim} on gfx950", "64, 128 or 256, as MAX's prefill")
-    size = inputs.q.element_size() if is_torch(inputs.q) else inputs.q.itemsize
-    for name, array in (("q", inputs.q), ("k", inputs.k), ("v", inputs.v)):
-        strides = [s * size for s in array.stride()] if is_torch(array) else list(array.strides)
-        aligned = all(s % 16 == 0 for s, n in zip(strides[:-1], array.shape, strict=False) if n > 1)
-        require(
-            aligned or 0 in array.shape,
-            f"{name} has strides of {tuple(strides)} bytes",
-            "multiples of 16, what a lane copies at a time, to be emulated; the triton and reference backends take any",
-        )
+    arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
+    check_lane_copies({name: array for name, array in arrays.items() if 0 not in array.shape})
 
 
 def _device_arch(device: Any) -> str:

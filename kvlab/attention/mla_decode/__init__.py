@@ -9,9 +9,10 @@ import numpy as np
 
 from kvlab.attention.backends import choose_backend, machine, on_gpu, run_kernel, run_on_numpy
 from kvlab.attention.explain import Explanation
+from kvlab.attention.inputs import check_lane_copies, check_paged_collection, lengths_with_new, require
 from kvlab.attention.online_softmax import MASK_VALUE
 from kvlab.cache import PagedKVCacheCollection
-from kvlab.cache.arrays import is_torch, to_numpy
+from kvlab.cache.arrays import dtype_of
 from kvlab.staging import MLA_ARCHS, Traffic
 
 from .config import MLADecodeProblem, choose_config
@@ -152,17 +153,11 @@ def _refer(q: Any, *arrays: Any, v_dim: int, scale: float, out: Any, **_: Any) -
 
 def _from_collection(q: Any, cache: PagedKVCacheCollection, layer: int) -> tuple[Any, Any, Any, Any]:
     """The array form of a call over a collection."""
-    if not isinstance(cache, PagedKVCacheCollection):
-        raise ValueError(f"cache is a {type(cache).__name__}: must be a PagedKVCacheCollection")
-    if not cache.kv_params.is_mla:
-        raise ValueError(
-            f"cache stores K and V ({cache.kv_params}): must be one for MLA, blocks [pages, 1, layers, ...]"
-        )
-    tokens = q.shape[1] if getattr(q, "ndim", 0) == 4 else 1
+    check_paged_collection(cache)
+    mla = cache.kv_params.is_mla
+    require(mla, f"cache stores K and V ({cache.kv_params})", "one for MLA, blocks [pages, 1, layers, ...]")
     rows = cache.get_key_cache(layer)
-    lengths = rows.cache_lengths
-    lengths = lengths.long() if is_torch(lengths) else lengths.astype(np.int64)
-    return q, rows.blocks, rows.lookup_table, lengths + tokens
+    return q, rows.blocks, rows.lookup_table, lengths_with_new(rows.cache_lengths, q)
 
 
 def _plan(inputs: MLAInputs, backend: str, arch: str, num_splits: int | None) -> Explanation:
@@ -172,7 +167,7 @@ def _plan(inputs: MLAInputs, backend: str, arch: str, num_splits: int | None) ->
     emulated = chosen == "emulator"
     if emulated:
         _check_emulated(inputs, arch)
-    itemsize = inputs.q.element_size() if is_torch(inputs.q) else inputs.q.itemsize
+    itemsize = dtype_of(inputs.q, "q").itemsize
     max_keys = inputs.block_table.shape[1] * inputs.kv_cache.shape[1]
     problem = MLADecodeProblem(batch, tokens, heads, inputs.v_dim, D - inputs.v_dim, itemsize, max_keys)
     target, processors = machine(inputs.q.device) if on_gpu(inputs.q) else (arch if emulated else "sm_90", 132)
@@ -181,21 +176,16 @@ def _plan(inputs: MLAInputs, backend: str, arch: str, num_splits: int | None) ->
 
 
 def _check_emulated(inputs: MLAInputs, arch: str) -> None:
-    if arch not in MLA_ARCHS:
-        raise ValueError(f"arch {arch!r}: must be one of {', '.join(MLA_ARCHS)}")
-    latent, rope = inputs.v_dim, inputs.q.shape[-1] - inputs.v_dim
-    q, cache = to_numpy(inputs.q, "q"), to_numpy(inputs.kv_cache, "kv_cache")
-    if arch == "gfx950" and (latent not in (128, 256, 512) or rope not in (32, 64) or q.itemsize != 2):
-        raise ValueError(
-            f"{latent} + {rope} columns of {q.dtype} on gfx950: must be 128, 256 or 512 + 32 or 64 of 16 bits; a tile "
-            "of 128 keys in float32 does not fit into LDS; sm_80 and sm_90 take the others"
-        )
-    for name, array in (("q", q), ("kv_cache", cache)):
-        if any(stride % 16 for stride, extent in zip(array.strides[:-1], array.shape, strict=False) if extent > 1):
-            raise ValueError(
-                f"{name} has strides of {array.strides} bytes: must be multiples of 16, what a lane copies at a time, "
-                "to be emulated; the triton and reference backends take any"
-            )
+    require(arch in MLA_ARCHS, f"arch {arch!r}", f"one of {', '.join(MLA_ARCHS)}")
+    latent, rope, dtype = inputs.v_dim, inputs.q.shape[-1] - inputs.v_dim, dtype_of(inputs.q, "q")
+    fits = latent in (128, 256, 512) and rope in (32, 64) and dtype.itemsize == 2
+    require(
+        arch != "gfx950" or fits,
+        f"{latent} + {rope} columns of {dtype} on gfx950",
+        "128, 256 or 512 + 32 or 64 of 16 bits; a tile of 128 keys in float32 does not fit into LDS; sm_80 and sm_90 "
+        "take the others",
+    )
+    check_lane_copies({"q": inputs.q, "kv_cache": inputs.kv_cache})
 
 
 def _explain_paged(

@@ -14,12 +14,25 @@ from kvlab.cache.arrays import dtype_of, element_strides, is_torch, overlaps, sa
 from kvlab.memory import bfloat16, float16, float32
 
 __all__ = [
+    "DTYPES",
     "PagedInputs",
+    "check_array",
+    "check_arrays",
+    "check_dtype",
+    "check_heads",
+    "check_integers",
     "check_lane_copies",
     "check_lengths_and_pages",
+    "check_out",
     "check_paged_collection",
+    "check_pages",
+    "check_strides",
+    "check_table",
+    "check_writeable",
     "finite_number",
+    "given",
     "lengths_with_new",
+    "looks_at_values",
     "paged_inputs",
     "require",
 ]
@@ -58,74 +71,133 @@ def paged_inputs(
     check : look at the values of seq_lens and block_table too. None: where that needs no synchronisation with a GPU.
     """
     arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
-    if out is not None:
-        arrays["out"] = out
-    for name, array in arrays.items():
-        require(
-            isinstance(array, np.ndarray) or is_torch(array),
-            f"{name} is a {type(array).__name__}",
-            "a NumPy array or torch tensor",
-        )
-        require(not getattr(array, "requires_grad", False), f"{name} requires grad", "detached; kvlab is for inference")
-    same_place(**arrays)
-    on = q.device.type if is_torch(q) else "cpu"
-    require(on in ("cpu", "cuda"), f"q is on {on}", "in CPU memory or on a GPU")
+    arrays |= given(out=out)
+    check_arrays(arrays)
     require(q.ndim in (3, 4), f"q has shape {tuple(q.shape)}", "[B, Hq, D] or [B, S, Hq, D]")
     drop_tokens = q.ndim == 3
     if drop_tokens:
         q = q[:, None]
         out = out[:, None] if out is not None and out.ndim == 3 else out
-    batch, tokens, q_heads, head_dim = q.shape
+    batch, tokens = q.shape[:2]
     require(1 <= tokens <= max_tokens, f"q has {tokens} new tokens a sequence", f"1 to {max_tokens}")
-    require(_known_dtype(q, "q") in DTYPES, f"q has dtype {q.dtype}", "bfloat16, float16 or float32")
-    for name in ("k_cache", "v_cache"):
-        cache = arrays[name]
-        shape = tuple(cache.shape)
-        require(cache.ndim == 4, f"{name} has shape {shape}", "[pages, page_size, Hkv, D]")
-        require(cache.dtype == q.dtype, f"{name} has dtype {cache.dtype}", f"that of q, {q.dtype}")
-        require(shape[3] == head_dim, f"{name} has head dimension {shape[3]}", f"that of q, {head_dim}")
-        require(shape == tuple(k_cache.shape), f"{name} has shape {shape}", f"that of k_cache, {tuple(k_cache.shape)}")
-        require(min(shape[:3]) > 0, f"{name} has shape {shape}", "at least one page, one token a page and one head")
-    kv_heads = k_cache.shape[2]
-    require(q_heads % kv_heads == 0, f"q has {q_heads} heads", f"a multiple of the {kv_heads} heads of k_cache")
-    require(16 <= head_dim <= 256 and head_dim % 8 == 0, f"head dimension {head_dim}", "a multiple of 8 from 16 to 256")
-    shape = tuple(block_table.shape)
-    require(block_table.ndim == 2 and shape[0] == batch, f"block_table has shape {shape}", f"[B = {batch}, columns]")
-    require(tuple(seq_lens.shape) == (batch,), f"seq_lens has shape {tuple(seq_lens.shape)}", f"[B = {batch}]")
-    for name in ("block_table", "seq_lens"):
-        kind = _known_dtype(arrays[name], name)
-        wide = kind is not None and kind.kind in "iu" and kind.itemsize >= 4
-        require(wide, f"{name} has dtype {arrays[name].dtype}", "a 32- or 64-bit integer")
+    check_dtype("q", q)
+    caches = {"k_cache": k_cache, "v_cache": v_cache}
+    check_pages(caches)
+    check_heads(q, caches)
+    check_table(block_table, seq_lens, batch)
+    for name, array in {"q": q, **caches}.items():
+        check_strides(name, array)
     if out is not None:
-        require(
-            tuple(out.shape) == tuple(q.shape),
-            f"out has shape {tuple(arrays['out'].shape)}",
-            f"that of q, {tuple(arrays['q'].shape)}",
-        )
-        require(out.dtype == q.dtype, f"out has dtype {out.dtype}", f"that of q, {q.dtype}")
-        require(is_torch(out) or out.flags.writeable, "out is read-only", "writeable")
-    rows = {"q": q, "k_cache": k_cache, "v_cache": v_cache, **({} if out is None else {"out": out})}
-    for name, array in {**rows, "block_table": block_table, "seq_lens": seq_lens}.items():
-        if 0 in array.shape:  # NumPy gives such arrays any strides
-            continue
-        strides = element_strides(array, name)
-        require(
-            name == "seq_lens" or array.shape[-1] < 2 or strides[-1] == 1,
-            f"{name} has strides {strides}",
-            "contiguous in the last dimension",
-        )
-        require(min(strides) >= 0, f"{name} has strides {strides}", "not negative")
-        overlap = name == "out" and any(n > 1 and s == 0 for n, s in zip(array.shape, strides, strict=True))
-        require(not overlap, f"out has strides {strides}", "without elements that share memory")
+        fits, expected = tuple(out.shape) == tuple(q.shape), tuple(arrays["q"].shape)
+        require(fits, f"out has shape {tuple(arrays['out'].shape)}", f"that of q, {expected}")
+        check_out(out, q)
     if out is not None:
         in_place = _same_view(out, q)
         for name, array in arrays.items():
             apart = name == "out" or (name == "q" and in_place) or not overlaps(out, array)
             require(apart, f"out shares memory with {name}", "memory of its own, or q itself")
     inputs = PagedInputs(q, k_cache, v_cache, block_table, seq_lens, out, drop_tokens)
-    if check or (check is None and not on_gpu(q)):
+    if looks_at_values(check, q):
         check_lengths_and_pages(seq_lens, block_table, k_cache.shape[0], k_cache.shape[1])
     return inputs
+
+
+def given(**optional: Any) -> dict[str, Any]:
+    """Those of the arguments that are not None."""
+    return {name: value for name, value in optional.items() if value is not None}
+
+
+def check_arrays(arrays: dict[str, Any]) -> None:
+    """ValueError unless these are arrays without gradients, of one library, in one memory that can be read."""
+    for name, array in arrays.items():
+        check_array(name, array)
+    same_place(**arrays)
+    name, first = next(iter(arrays.items()))
+    on = first.device.type if is_torch(first) else "cpu"
+    require(on in ("cpu", "cuda"), f"{name} is on {on}", "in CPU memory or on a GPU")
+
+
+def check_array(name: str, array: Any) -> None:
+    """ValueError for what is no array, and for one that requires grad."""
+    known = isinstance(array, np.ndarray) or is_torch(array)
+    require(known, f"{name} is a {type(array).__name__}", "a NumPy array or torch tensor")
+    require(not getattr(array, "requires_grad", False), f"{name} requires grad", "detached; kvlab is for inference")
+
+
+def check_dtype(name: str, array: Any) -> None:
+    """ValueError for another dtype than those of DTYPES."""
+    require(_known_dtype(array, name) in DTYPES, f"{name} has dtype {array.dtype}", "bfloat16, float16 or float32")
+
+
+def check_integers(name: str, array: Any) -> None:
+    """ValueError for another dtype than an integer of 32 or 64 bits."""
+    kind = _known_dtype(array, name)
+    wide = kind is not None and kind.kind in "iu" and kind.itemsize >= 4
+    require(wide, f"{name} has dtype {array.dtype}", "a 32- or 64-bit integer")
+
+
+def check_strides(name: str, array: Any, *, contiguous: bool = True) -> None:
+    """ValueError for negative strides and, if ``contiguous``, for elements of a row that lie apart."""
+    if 0 in array.shape:  # NumPy gives such arrays any strides
+        return
+    strides = element_strides(array, name)
+    fits = not contiguous or array.shape[-1] < 2 or strides[-1] == 1
+    require(fits, f"{name} has strides {strides}", "contiguous in the last dimension")
+    require(min(strides) >= 0, f"{name} has strides {strides}", "not negative")
+
+
+def check_writeable(name: str, array: Any) -> None:
+    """ValueError unless each element can be written, to memory of its own."""
+    if 0 not in array.shape:
+        strides = element_strides(array, name)
+        overlap = any(n > 1 and s == 0 for n, s in zip(array.shape, strides, strict=True))
+        require(not overlap, f"{name} has strides {strides}", "without elements that share memory")
+    require(is_torch(array) or array.flags.writeable, f"{name} is read-only", "writeable")
+
+
+def check_out(out: Any, q: Any) -> None:
+    """ValueError unless results of q's dtype can be written to ``out``, whose shape fits."""
+    require(out.dtype == q.dtype, f"out has dtype {out.dtype}", f"that of q, {q.dtype}")
+    check_strides("out", out)
+    check_writeable("out", out)
+
+
+def check_pages(caches: dict[str, Any]) -> None:
+    """ValueError unless these are ``[pages, page_size, Hkv, D]``, and hold something."""
+    for name, cache in caches.items():
+        shape = tuple(cache.shape)
+        require(cache.ndim == 4, f"{name} has shape {shape}", "[pages, page_size, Hkv, D]")
+        require(min(shape[:3]) > 0, f"{name} has shape {shape}", "at least one page, one token a page and one head")
+
+
+def check_heads(q: Any, kv: dict[str, Any]) -> None:
+    """ValueError unless K and V ``[.., Hkv, D]`` have one shape, q's dtype and depth, and heads that divide q's."""
+    (first, k), (q_heads, head_dim) = next(iter(kv.items())), q.shape[-2:]
+    for name, array in kv.items():
+        shape = tuple(array.shape)
+        require(array.dtype == q.dtype, f"{name} has dtype {array.dtype}", f"that of q, {q.dtype}")
+        require(shape[-1] == head_dim, f"{name} has head dimension {shape[-1]}", f"that of q, {head_dim}")
+        require(shape == tuple(k.shape), f"{name} has shape {shape}", f"that of {first}, {tuple(k.shape)}")
+    kv_heads = k.shape[-2]
+    fits = kv_heads > 0 and q_heads % kv_heads == 0
+    require(fits, f"q has {q_heads} heads", f"a multiple of the {kv_heads} heads of {first}")
+    require(16 <= head_dim <= 256 and head_dim % 8 == 0, f"head dimension {head_dim}", "a multiple of 8 from 16 to 256")
+
+
+def check_table(block_table: Any, seq_lens: Any, batch: int) -> None:
+    """ValueError unless these are integers, a row of pages and a length for each sequence."""
+    shape = tuple(block_table.shape)
+    require(block_table.ndim == 2 and shape[0] == batch, f"block_table has shape {shape}", f"[B = {batch}, columns]")
+    require(tuple(seq_lens.shape) == (batch,), f"seq_lens has shape {tuple(seq_lens.shape)}", f"[B = {batch}]")
+    check_integers("block_table", block_table)
+    check_integers("seq_lens", seq_lens)
+    check_strides("block_table", block_table)
+    check_strides("seq_lens", seq_lens, contiguous=False)
+
+
+def looks_at_values(check: bool | None, array: Any) -> bool:
+    """Whether a call looks at the values of its arguments. None: where that needs no synchronisation with a GPU."""
+    return bool(check) or (check is None and not on_gpu(array))
 
 
 def check_lengths_and_pages(seq_lens: Any, block_table: Any, pages: int, page_size: int) -> None:

@@ -7,14 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.inputs import require
+from kvlab.attention.inputs import (
+    DTYPES,
+    check_array,
+    check_arrays,
+    check_dtype,
+    check_integers,
+    check_writeable,
+    require,
+)
 from kvlab.attention.rope import Rope
-from kvlab.cache.arrays import dtype_of, element_strides, is_torch, same_place, to_numpy, to_torch
-from kvlab.memory import bfloat16, float8_e4m3fn, float8_e5m2, float16, float32
+from kvlab.cache.arrays import dtype_of, element_strides, to_numpy, to_torch
+from kvlab.memory import bfloat16, float8_e4m3fn, float8_e5m2, float32
 
 __all__ = ["LIMITS", "StoreInputs", "store_inputs"]
 
-SOURCES = (bfloat16, float16, float32)
 LIMITS = {float8_e4m3fn: 448.0, float8_e5m2: 57344.0}
 SCALES = (float32, bfloat16)
 ARRAYS = ("k", "v", "k_cache", "v_cache", "where", "lens", "table", "positions", "cos", "sin", "k_scale", "v_scale")
@@ -77,7 +84,7 @@ def store_inputs(
         v, v_cache, v_scale = k, k_cache, None
     for name, array in (("k", k), ("v", v)):
         axes = "[B, S, H, D]" if form == "padded" else "[T, H, D]"
-        _is_array(name, array)
+        check_array(name, array)
         require(array.ndim == len(axes.split(",")), f"{name} has shape {tuple(array.shape)}", axes)
     if form != "padded":
         k, v = k[None], v[None]
@@ -95,9 +102,7 @@ def store_inputs(
         x = replace(
             x, cos=rope.cos, sin=rope.sin, rope=rope_on, rope_first=first, interleaved=rope.interleaved
         )  # fmt: skip
-    for name, array in x.arrays().items():
-        _is_array(name, array)
-    same_place(**x.arrays())
+    check_arrays(x.arrays())
     for name, source, cache in (("k", k, k_cache), ("v", v, v_cache)):
         _check_side(name, source, cache, shape)
     n_k = _granularity("k_scale", k_scale, k_given, k_cache, granularity[0])
@@ -110,12 +115,6 @@ def store_inputs(
     return x
 
 
-def _is_array(name: str, array: Any) -> None:
-    ok = isinstance(array, np.ndarray) or is_torch(array)
-    require(ok, f"{name} is a {type(array).__name__}", "a NumPy array or torch tensor")
-    require(not getattr(array, "requires_grad", False), f"{name} requires grad", "detached; kvlab is for inference")
-
-
 def _check_side(name: str, source: Any, cache: Any, k_shape: tuple[int, ...]) -> None:
     shape, H, D = tuple(cache.shape), source.shape[2], source.shape[3]
     require(len(shape) == 4, f"{name}_cache has shape {shape}", "[pages, page_size, H, D]")
@@ -124,15 +123,15 @@ def _check_side(name: str, source: Any, cache: Any, k_shape: tuple[int, ...]) ->
     require(min(shape) > 0, f"{name}_cache has shape {shape}", "without an empty axis")
     kind, stored = dtype_of(source, name), dtype_of(cache, f"{name}_cache")
     require(
-        kind in (*SOURCES, *LIMITS), f"{name} has dtype {kind}", "bfloat16, float16, float32 or an fp8 format"
+        kind in (*DTYPES, *LIMITS), f"{name} has dtype {kind}", "bfloat16, float16, float32 or an fp8 format"
     )  # fmt: skip
     require(
-        stored in (*SOURCES, *LIMITS),
+        stored in (*DTYPES, *LIMITS),
         f"{name}_cache has dtype {stored}",
         "bfloat16, float16, float32 or an fp8 format; bytes that hold fp8 are passed as .view(float8_e4m3fn)",
     )
     require(
-        kind in SOURCES or kind == stored, f"{name} has dtype {kind}, {name}_cache {stored}", "equal for an fp8 source"
+        kind in DTYPES or kind == stored, f"{name} has dtype {kind}, {name}_cache {stored}", "equal for an fp8 source"
     )
     for label, array in ((name, source), (f"{name}_cache", cache)):
         if 0 in array.shape:
@@ -140,14 +139,7 @@ def _check_side(name: str, source: Any, cache: Any, k_shape: tuple[int, ...]) ->
         strides = element_strides(array, label)
         require(array.shape[-1] < 2 or strides[-1] == 1, f"{label} has strides {strides}", "contiguous in the last one")
         require(min(strides) >= 0, f"{label} has strides {strides}", "not negative")
-    _is_writable(f"{name}_cache", cache)
-
-
-def _is_writable(name: str, array: Any) -> None:
-    strides = element_strides(array, name)
-    overlap = any(n > 1 and s == 0 for n, s in zip(array.shape, strides, strict=True))
-    require(not overlap, f"{name} has strides {strides}", "without elements that share memory")
-    require(is_torch(array) or array.flags.writeable, f"{name} is read-only", "writeable")
+    check_writeable(f"{name}_cache", cache)
 
 
 def _scale(name: str, scale: Any, heads: int) -> tuple[Any, bool]:
@@ -157,7 +149,7 @@ def _scale(name: str, scale: Any, heads: int) -> tuple[Any, bool]:
     if isinstance(scale, int | float | np.floating) and not isinstance(scale, bool):
         require(0 < float(scale) < float("inf"), f"{name} {scale}", "positive and finite")
         return float(scale), True
-    _is_array(name, scale)
+    check_array(name, scale)
     if scale.ndim == 0:
         scale = scale.reshape(1)
     if scale.ndim == 1:
@@ -186,7 +178,7 @@ def _granularity(name: str, scale: Any, given: bool, cache: Any, granularity: in
     )
     G = -(-D // shape[3]) if granularity is None else min(granularity, D)
     require(-(-D // max(G, 1)) == shape[3], f"{name} has shape {shape}", f"{-(-D // max(G, 1))} scales of {G} dims")
-    _is_writable(name, scale)
+    check_writeable(name, scale)
     return G
 
 
@@ -202,8 +194,7 @@ def _check_where(x: StoreInputs, B: int, S: int) -> None:
         expected.append(("positions", x.positions, (B * S,)))
     for name, array, shape in expected:
         require(tuple(array.shape) == shape, f"{name} has shape {tuple(array.shape)}", f"{list(shape)}")
-        kind = dtype_of(array, name)
-        require(kind.kind in "iu" and kind.itemsize >= 4, f"{name} has dtype {kind}", "a 32- or 64-bit integer")
+        check_integers(name, array)
         strides = element_strides(array, name)
         contiguous = array.ndim == 1 or array.shape[-1] < 2 or strides[-1] == 1
         require(contiguous, f"{name} has strides {strides}", "contiguous in the last dimension")
@@ -217,7 +208,7 @@ def _check_rope(x: StoreInputs, rope: Rope, source: Any) -> None:
             f"{name} has shape {tuple(array.shape)}",
             "[positions, R / 2], cos and sin alike",
         )
-        require(dtype_of(array, name) in SOURCES, f"{name} has dtype {array.dtype}", "bfloat16, float16 or float32")
+        check_dtype(name, array)
     require(
         0 <= first and first + rope.dim <= D, f"rope of {rope.dim} dims from {first} on", f"inside the head of {D}"
     )  # fmt: skip
@@ -230,4 +221,4 @@ def _check_rope(x: StoreInputs, rope: Rope, source: Any) -> None:
         not rope.interleaved or G % 2 == 0, f"interleaved rope and scales of {G} dims", "scales of an even number"
     )  # fmt: skip
     kind = dtype_of(source, x.rope)
-    require(kind in SOURCES, f"{x.rope} has dtype {kind}", "bfloat16, float16 or float32 to be rotated")
+    require(kind in DTYPES, f"{x.rope} has dtype {kind}", "bfloat16, float16 or float32 to be rotated")

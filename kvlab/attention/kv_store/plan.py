@@ -9,7 +9,7 @@ import numpy as np
 
 from kvlab.attention.backends import choose_backend, machine, on_gpu
 from kvlab.attention.explain import Explanation
-from kvlab.attention.inputs import require
+from kvlab.attention.inputs import looks_at_values, require
 from kvlab.attention.rope import Rope
 from kvlab.cache import ContinuousBatchingKVCacheCollection, PagedKVCacheCollection
 from kvlab.cache.arrays import dtype_of, element_strides, is_torch
@@ -111,7 +111,7 @@ def _mla_parts(k: Any, v: Any, cache: Any, scales: Any) -> tuple[Any, Any, Any, 
 
 def _plan(operation: str, x: StoreInputs, backend: str, arch: str, check: bool | None) -> Explanation:
     """Which backend and configuration a call gets, and why. Values are looked at where nothing waits for it."""
-    if check or (check is None and not on_gpu(x.k)):
+    if looks_at_values(check, x.k):
         check_values(x)
     chosen, reason = choose_backend(x.k, backend)
     if chosen == "emulator":

@@ -8,8 +8,8 @@ import numpy as np
 
 from kvlab.attention.backends import choose_backend, run_kernel, run_on_numpy
 from kvlab.attention.explain import Explanation
-from kvlab.attention.inputs import require
-from kvlab.cache.arrays import dtype_of, element_strides, is_torch, same_place
+from kvlab.attention.inputs import check_arrays, check_dtype, check_writeable, given, require
+from kvlab.cache.arrays import dtype_of, element_strides
 
 from .emulator import launch as emulate
 from .reference import reference
@@ -64,25 +64,19 @@ def _refer(outs: Any, lses: Any, *, out: Any) -> tuple[Any, Any]:
 
 def _checked(outs: Any, lses: Any, out: Any) -> tuple[Any, Any, Any, bool]:
     """outs ``[N, B, S, H, D]``, lses ``[N, B, S, H]``, out like a part, and whether a token axis was added."""
-    arrays = {"outs": outs, "lses": lses, **({} if out is None else {"out": out})}
-    for name, array in arrays.items():
-        known = isinstance(array, np.ndarray) or is_torch(array)
-        require(known, f"{name} is a {type(array).__name__}", "a NumPy array or torch tensor")
-        require(not getattr(array, "requires_grad", False), f"{name} requires grad", "detached")
-    same_place(**arrays)
+    check_arrays({"outs": outs, "lses": lses, **given(out=out)})
     shape = tuple(outs.shape)
     require(len(shape) in (4, 5), f"outs has shape {shape}", "[N, T, H, D] or [N, B, S, H, D]")
     require(1 <= shape[0] <= MAX_PARTS, f"outs has {shape[0]} parts", f"1 to {MAX_PARTS}")
-    kind = dtype_of(outs, "outs").name
-    require(kind in ("bfloat16", "float16", "float32"), f"outs has dtype {kind}", "bfloat16, float16 or float32")
+    check_dtype("outs", outs)
     require(dtype_of(lses, "lses").name == "float32", f"lses has dtype {lses.dtype}", "float32")
     drop = len(shape) == 4
     expected = shape[:3] if drop else (shape[0], shape[1], shape[3], shape[2])
     require(tuple(lses.shape) == expected, f"lses has shape {tuple(lses.shape)}", f"{expected}, as outs is {shape}")
     if out is not None:
         require(tuple(out.shape) == shape[1:], f"out has shape {tuple(out.shape)}", f"{shape[1:]}, a part of outs")
-        require(is_torch(out) or out.flags.writeable, "out is read-only", "writeable")
-    for name, array in (("outs", outs), *((("out", out),) if out is not None else ())):
+        check_writeable("out", out)
+    for name, array in {"outs": outs, **given(out=out)}.items():
         strides = element_strides(array, name)
         require(shape[-1] < 2 or strides[-1] == 1, f"{name} has strides {strides}", "contiguous in the last dimension")
     if drop:

@@ -8,16 +8,25 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.backends import on_gpu
-from kvlab.attention.inputs import check_lengths_and_pages, require
-from kvlab.cache.arrays import dtype_of, element_strides, is_torch, overlaps, same_place, to_numpy
-from kvlab.memory import bfloat16, float16, float32
+from kvlab.attention.inputs import (
+    check_arrays,
+    check_dtype,
+    check_heads,
+    check_integers,
+    check_lengths_and_pages,
+    check_out,
+    check_pages,
+    check_strides,
+    check_table,
+    given,
+    looks_at_values,
+    require,
+)
+from kvlab.cache.arrays import element_strides, is_torch, overlaps, to_numpy
 
 from .config import UNLIMITED
 
 __all__ = ["PrefillInputs", "dense_inputs", "finite", "mask_bounds", "paged_inputs"]
-
-DTYPES = (bfloat16, float16, float32)
 
 
 @dataclass(frozen=True)
@@ -54,12 +63,12 @@ def dense_inputs(
     require((cu_q is None) == (cu_k is None), "only one of cu_seqlens_q and cu_seqlens_k is given", "both or neither")
     ragged = cu_q is not None
     form = "[total, H, D] with cu_seqlens" if ragged else "[B, S, H, D] without cu_seqlens"
-    _check_arrays({"q": q, "k": k, "v": v, "cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "sinks": sinks, "out": out})
+    _check_arrays({"q": q, "k": k, "v": v, **given(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, sinks=sinks, out=out)})
     for name, array in (("q", q), ("k", k), ("v", v)):
         require(array.ndim == (3 if ragged else 4), f"{name} has shape {tuple(array.shape)}", form)
     if not ragged:
         require(k.shape[0] == q.shape[0], f"k has {k.shape[0]} sequences", f"those of q, {q.shape[0]}")
-    _check_heads(q, {"k": k, "v": v}, sinks, out)
+    _check_rows(q, {"k": k, "v": v}, sinks, out)
     batch, longest = (q.shape[0], q.shape[1])
     if ragged:
         batch = _check_starts("cu_seqlens_q", cu_q)
@@ -69,7 +78,7 @@ def dense_inputs(
             f"that of cu_seqlens_q, {tuple(cu_q.shape)}",
         )
         longest = _longest(max_q, q)
-        if check or (check is None and not on_gpu(q)):
+        if looks_at_values(check, q):
             _check_offsets("cu_seqlens_q", cu_q, q, longest)
             _check_offsets("cu_seqlens_k", cu_k, k, None)
         q, k, v, out = (x if x is None else x[None] for x in (q, k, v, out))
@@ -83,24 +92,17 @@ def paged_inputs(
     out: Any, check: bool | None,
 ) -> PrefillInputs:  # fmt: skip
     """Arguments of ``mha_prefill_paged``. ValueError that names argument, value and rule."""
-    _check_arrays(
-        {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens,
-         "cu_seqlens_q": cu_q, "sinks": sinks, "out": out}
-    )  # fmt: skip
+    caches = {"k_cache": k_cache, "v_cache": v_cache}
+    tables = {"block_table": block_table, "seq_lens": seq_lens}
+    _check_arrays({"q": q, **caches, **tables, **given(cu_seqlens_q=cu_q, sinks=sinks, out=out)})
     require(q.ndim == 3, f"q has shape {tuple(q.shape)}", "[total, Hq, D]")
-    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        shape = tuple(cache.shape)
-        require(cache.ndim == 4, f"{name} has shape {shape}", "[pages, page_size, Hkv, D]")
-        require(min(shape) > 0, f"{name} has shape {shape}", "at least one page, one token a page and one head")
-    _check_heads(q, {"k_cache": k_cache, "v_cache": v_cache}, sinks, out)
+    check_pages(caches)
+    _check_rows(q, caches, sinks, out)
     batch = _check_starts("cu_seqlens_q", cu_q)
-    shape = tuple(block_table.shape)
-    require(block_table.ndim == 2 and shape[0] == batch, f"block_table has shape {shape}", f"[B = {batch}, columns]")
-    require(tuple(seq_lens.shape) == (batch,), f"seq_lens has shape {tuple(seq_lens.shape)}", f"[B = {batch}]")
-    for name, array in (("block_table", block_table), ("seq_lens", seq_lens)):
-        _check_integers(name, array)
+    check_table(block_table, seq_lens, batch)
+    check_strides("seq_lens", seq_lens)
     longest = _longest(max_q, q)
-    if check or (check is None and not on_gpu(q)):
+    if looks_at_values(check, q):
         _check_offsets("cu_seqlens_q", cu_q, q, longest)
         check_lengths_and_pages(seq_lens, block_table, k_cache.shape[0], k_cache.shape[1])
     q, out = q[None], None if out is None else out[None]
@@ -129,68 +131,36 @@ def mask_bounds(causal: bool, window: Any) -> tuple[int, int]:
     return left, 0 if causal else right
 
 
-def _check_arrays(given: dict[str, Any]) -> None:
-    arrays = {name: array for name, array in given.items() if array is not None}
-    for name, array in arrays.items():
-        known = isinstance(array, np.ndarray) or is_torch(array)
-        require(known, f"{name} is a {type(array).__name__}", "a NumPy array or torch tensor")
-        require(not getattr(array, "requires_grad", False), f"{name} requires grad", "detached; kvlab is for inference")
-    same_place(**arrays)
-    where = arrays["q"].device.type if is_torch(arrays["q"]) else "cpu"
-    require(where in ("cpu", "cuda"), f"q is on {where}", "in CPU memory or on a GPU")
+def _check_arrays(arrays: dict[str, Any]) -> None:
+    check_arrays(arrays)
     out = arrays.get("out")
     for name, array in arrays.items():
         apart = out is None or name == "out" or not overlaps(out, array)
         require(apart, f"out shares memory with {name}", "memory of its own")
 
 
-def _check_heads(q: Any, kv: dict[str, Any], sinks: Any, out: Any) -> None:
+def _check_rows(q: Any, kv: dict[str, Any], sinks: Any, out: Any) -> None:
     """Dtypes, heads, depth, strides."""
-    require(dtype_of(q, "q") in DTYPES, f"q has dtype {q.dtype}", "bfloat16, float16 or float32")
-    (first, k), head_dim = next(iter(kv.items())), int(q.shape[-1])
-    for name, array in kv.items():
-        shape = tuple(array.shape)
-        require(array.dtype == q.dtype, f"{name} has dtype {array.dtype}", f"that of q, {q.dtype}")
-        require(shape[-1] == head_dim, f"{name} has head dimension {shape[-1]}", f"that of q, {head_dim}")
-        require(shape == tuple(k.shape), f"{name} has shape {shape}", f"that of {first}, {tuple(k.shape)}")
-    q_heads, kv_heads = int(q.shape[-2]), int(k.shape[-2])
-    fits = kv_heads > 0 and q_heads % kv_heads == 0
-    require(fits, f"q has {q_heads} heads", f"a multiple of the {kv_heads} heads of {first}")
-    require(16 <= head_dim <= 256 and head_dim % 8 == 0, f"head dimension {head_dim}", "a multiple of 8 from 16 to 256")
+    check_dtype("q", q)
+    check_heads(q, kv)
     if sinks is not None:
+        q_heads = int(q.shape[-2])
         require(tuple(sinks.shape) == (q_heads,), f"sinks has shape {tuple(sinks.shape)}", f"[Hq = {q_heads}]")
-        require(dtype_of(sinks, "sinks") in DTYPES, f"sinks has dtype {sinks.dtype}", "bfloat16, float16 or float32")
+        check_dtype("sinks", sinks)
         require(q_heads < 2 or element_strides(sinks, "sinks") == (1,), "sinks is strided", "contiguous")
-    rows = {"q": q, **kv}
+    for name, array in {"q": q, **kv}.items():
+        check_strides(name, array)
     if out is not None:
-        rows["out"] = out
         require(tuple(out.shape) == tuple(q.shape), f"out has shape {tuple(out.shape)}", f"that of q, {tuple(q.shape)}")
-        require(out.dtype == q.dtype, f"out has dtype {out.dtype}", f"that of q, {q.dtype}")
-        require(is_torch(out) or out.flags.writeable, "out is read-only", "writeable")
-    for name, array in rows.items():
-        if 0 in array.shape:  # NumPy gives such arrays any strides
-            continue
-        strides = element_strides(array, name)
-        require(strides[-1] == 1, f"{name} has strides {strides}", "contiguous in the last dimension")
-        require(min(strides) >= 0, f"{name} has strides {strides}", "not negative")
-        overlap = name == "out" and any(n > 1 and s == 0 for n, s in zip(array.shape, strides, strict=True))
-        require(not overlap, f"out has strides {strides}", "without elements that share memory")
-
-
-def _check_integers(name: str, array: Any) -> None:
-    kind = dtype_of(array, name)
-    require(kind.kind in "iu" and kind.itemsize >= 4, f"{name} has dtype {kind}", "a 32- or 64-bit integer")
-    if 0 not in array.shape:
-        strides = element_strides(array, name)
-        fits = min(strides) >= 0 and (array.shape[-1] < 2 or strides[-1] == 1)
-        require(fits, f"{name} has strides {strides}", "contiguous in the last dimension, none negative")
+        check_out(out, q)
 
 
 def _check_starts(name: str, starts: Any) -> int:
     """The sequences that ``cu_seqlens`` tells of."""
     fits = starts is not None and starts.ndim == 1 and starts.shape[0] >= 1
     require(fits, f"{name} has shape {None if starts is None else tuple(starts.shape)}", "[B + 1]")
-    _check_integers(name, starts)
+    check_integers(name, starts)
+    check_strides(name, starts)
     return int(starts.shape[0]) - 1
 
 

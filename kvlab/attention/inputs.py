@@ -12,6 +12,7 @@ from kvlab.attention.backends import on_gpu
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.cache.arrays import dtype_of, element_strides, is_torch, overlaps, same_place, to_numpy
 from kvlab.memory import bfloat16, float16, float32
+from kvlab.staging import Traffic
 
 __all__ = [
     "DTYPES",
@@ -28,7 +29,9 @@ __all__ = [
     "check_pages",
     "check_strides",
     "check_table",
+    "check_traffic",
     "check_writeable",
+    "decode_numbers",
     "finite_number",
     "given",
     "lengths_with_new",
@@ -258,13 +261,28 @@ def _known_dtype(array: Any, name: str) -> np.dtype[Any] | None:
 
 
 def finite_number(value: Any, name: str, accepted: str, *, lowest: float = -FLOAT32_MAX) -> float:
-    """``value`` as a float from ``lowest`` to the largest float32; ValueError otherwise."""
+    """``value``, a number of Python or NumPy, as a float from ``lowest`` to the largest float32; else ValueError."""
+    known = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
     try:
-        number = math.nan if isinstance(value, (str, bytes)) else float(value)
-    except (TypeError, ValueError):
+        number = float(value) if known else math.nan
+    except OverflowError:
         number = math.nan
     require(lowest <= number <= FLOAT32_MAX, f"{name} {value!r}", accepted)
     return number
+
+
+def decode_numbers(scale: Any, mask_value: Any, traffic: Any) -> tuple[float, float]:
+    """scale and mask_value as floats. ValueError for what is none, and for a traffic that counts nothing."""
+    check_traffic(traffic)
+    return (
+        finite_number(scale, "scale", "finite in float32"),
+        finite_number(mask_value, "mask_value", "less than infinity, in float32", lowest=-math.inf),
+    )
+
+
+def check_traffic(traffic: Any) -> None:
+    """ValueError for a traffic that counts nothing."""
+    require(isinstance(traffic, Traffic | None), f"traffic {traffic!r}", "a kvlab.staging.Traffic or None")
 
 
 def require(fulfilled: Any, what: str, accepted: str) -> None:

@@ -284,6 +284,14 @@ def test_what_is_stored_is_what_decode_reads(paged: bool) -> None:
     assert bits(outputs[0]) == bits(outputs[1])
 
 
+def test_traffic_that_counts_nothing() -> None:
+    x = Store().build()
+    before = x.bytes()
+    with pytest.raises(ValueError, match=r"traffic 3: must be a kvlab\.staging\.Traffic or None"):
+        kv_store_paged(x.k, x.v, x.k_cache, x.v_cache, x.slots, traffic=3)  # type: ignore[arg-type]
+    assert x.bytes() == before
+
+
 def test_caches_that_share_memory() -> None:
     x = Store().build()
     with pytest.raises(ValueError, match="k_cache shares memory with v_cache"):

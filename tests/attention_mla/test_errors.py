@@ -54,6 +54,8 @@ CASES: dict[str, tuple[Change, str]] = {
         "out has strides .*: must be without elements that share memory",
     ),
     "scale": (change("scale", lambda s: np.nan), "scale nan: must be finite"),
+    "scale beyond float32": (change("scale", lambda s: 1e39), r"scale 1e\+39: must be finite in float32"),
+    "scale of text": (change("scale", lambda s: "0.1"), "scale '0.1': must be finite in float32"),
     "no scale": (
         change("scale", lambda s: None),
         r"scale None with rows of 128 \+ 64 columns: must be given; only 512",
@@ -61,6 +63,8 @@ CASES: dict[str, tuple[Change, str]] = {
     "splits": (lambda a: a.update(num_splits=65), "num_splits 65: must be an integer from 1 to 64"),
     "a float of splits": (lambda a: a.update(num_splits=2.0), r"num_splits 2\.0: must be an integer from 1 to 64"),
     "mask": (lambda a: a.update(mask_value=np.inf), "mask_value inf: must be less than infinity"),
+    "no mask": (lambda a: a.update(mask_value=None), "mask_value None: must be less than infinity"),
+    "traffic": (lambda a: a.update(traffic=3), r"traffic 3: must be a kvlab\.staging\.Traffic or None"),
     "arch": (lambda a: a.update(arch="gfx942"), "arch 'gfx942': must be one of sm_80, sm_90, gfx950"),
     "gfx950 of fp32": (lambda a: a.update(arch="gfx950"), "float32 on gfx950: must be 128, 256 or 512 .* of 16 bits"),
     "backend": (lambda a: a.update(backend="cuda"), "backend 'cuda': must be one of auto"),

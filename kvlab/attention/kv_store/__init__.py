@@ -8,6 +8,7 @@ from typing import Any
 
 from kvlab.attention.backends import on_gpu
 from kvlab.attention.explain import Explanation
+from kvlab.attention.inputs import check_traffic
 from kvlab.attention.rope import Rope
 from kvlab.cache import ContinuousBatchingKVCacheCollection, PagedKVCacheCollection
 from kvlab.staging import Traffic
@@ -172,6 +173,7 @@ def mla_store_paged(
 
 
 def _run(x: StoreInputs, plan: Explanation, traffic: Traffic | None) -> None:
+    check_traffic(traffic)
     names = ("lens", "table", "positions", "cos", "sin", "k_scale", "v_scale")
     if plan.backend != "triton":
         a = x.numpy()

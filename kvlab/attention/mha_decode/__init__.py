@@ -13,7 +13,7 @@ from kvlab.attention.inputs import (
     PagedInputs,
     check_lane_copies,
     check_paged_collection,
-    finite_number,
+    decode_numbers,
     lengths_with_new,
     paged_inputs,
     require,
@@ -174,13 +174,7 @@ def _check_emulated(inputs: PagedInputs, arch: str) -> None:
 
 
 def _numbers(scale: Any, mask_value: Any, inputs: PagedInputs, traffic: Any) -> tuple[float, float]:
-    """scale and mask_value as floats. ValueError for what is none, and for a traffic that counts nothing."""
-    require(isinstance(traffic, Traffic | None), f"traffic {traffic!r}", "a kvlab.staging.Traffic or None")
-    scale = 1 / math.sqrt(inputs.q.shape[-1]) if scale is None else scale
-    return (
-        finite_number(scale, "scale", "finite in float32"),
-        finite_number(mask_value, "mask_value", "less than infinity, in float32", lowest=-math.inf),
-    )
+    return decode_numbers(1 / math.sqrt(inputs.q.shape[-1]) if scale is None else scale, mask_value, traffic)
 
 
 def _explain_paged(

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvlab.attention.backends import choose_backend, machine, on_gpu, run_kernel, run_on_numpy
 from kvlab.attention.explain import Explanation
-from kvlab.attention.inputs import check_lane_copies, require
+from kvlab.attention.inputs import check_lane_copies, check_traffic, require
 from kvlab.cache.arrays import dtype_of
 from kvlab.staging import Traffic
 
@@ -140,6 +140,7 @@ def _run(
     traffic: Traffic | None,
 ) -> Any:  # fmt: skip
     explanation, problem = plan
+    check_traffic(traffic)
     scale = finite("scale", 1 / math.sqrt(inputs.q.shape[-1]) if scale is None else scale)
     arguments = {"scale": scale, "problem": problem, "config": explanation.config, "out": inputs.out}
     if explanation.backend == "triton":

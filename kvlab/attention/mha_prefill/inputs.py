@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ from kvlab.attention.inputs import (
     check_pages,
     check_strides,
     check_table,
+    finite_number,
     given,
     looks_at_values,
     require,
@@ -181,9 +181,6 @@ def _longest(max_q: int | None, q: Any) -> int:
     return min(max_q, int(q.shape[0]))
 
 
-def finite(name: str, value: float) -> float:
+def finite(name: str, value: Any) -> float:
     """``value`` as a float that float32 holds; ValueError otherwise."""
-    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    fits = number and math.isfinite(value) and abs(value) <= float(np.finfo(np.float32).max)
-    require(fits, f"{name} {value!r}", "a finite number that float32 holds")
-    return float(value)
+    return finite_number(value, name, "a finite number that float32 holds")

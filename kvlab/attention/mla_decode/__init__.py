@@ -9,7 +9,7 @@ import numpy as np
 
 from kvlab.attention.backends import choose_backend, machine, on_gpu, run_kernel, run_on_numpy
 from kvlab.attention.explain import Explanation
-from kvlab.attention.inputs import check_lane_copies, check_paged_collection, lengths_with_new, require
+from kvlab.attention.inputs import check_lane_copies, check_paged_collection, decode_numbers, lengths_with_new, require
 from kvlab.attention.online_softmax import MASK_VALUE
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.cache.arrays import dtype_of
@@ -113,12 +113,8 @@ def mla_decode_paged(
     """
     inputs = mla_inputs(q, kv_cache, block_table, seq_lens, out, v_dim=v_dim, check=check)
     plan = _plan(inputs, backend, arch, num_splits)
-    scale = _scale(scale, v_dim, inputs.q.shape[-1] - v_dim)
-    if not mask_value < math.inf:
-        raise ValueError(f"mask_value {mask_value}: must be less than infinity")
-    arguments = {
-        "v_dim": v_dim, "scale": scale, "config": plan.config, "mask_value": float(mask_value), "out": inputs.out
-    }  # fmt: skip
+    scale, mask_value = decode_numbers(_scale(scale, v_dim, inputs.q.shape[-1] - v_dim), mask_value, traffic)
+    arguments = {"v_dim": v_dim, "scale": scale, "config": plan.config, "mask_value": mask_value, "out": inputs.out}
     arrays = inputs.q, inputs.kv_cache, inputs.block_table, inputs.seq_lens
     if plan.backend == "triton":
         result, lse = run_kernel("kvlab.attention.mla_decode.kernel:launch", *arrays, **arguments)
@@ -132,15 +128,10 @@ def mla_decode_paged(
     return (result, lse) if return_lse else result
 
 
-def _scale(scale: float | None, latent: int, rope: int) -> float:
-    if scale is None and (latent, rope) != (512, 64):
-        raise ValueError(
-            f"scale None with rows of {latent} + {rope} columns: must be given; only 512 + 64 has a default"
-        )
-    scale = 1 / math.sqrt(128 + 64) if scale is None else float(scale)
-    if not math.isfinite(scale):
-        raise ValueError(f"scale {scale}: must be finite")
-    return scale
+def _scale(scale: Any, latent: int, rope: int) -> Any:
+    known = scale is not None or (latent, rope) == (512, 64)
+    require(known, f"scale None with rows of {latent} + {rope} columns", "given; only 512 + 64 has a default")
+    return 1 / math.sqrt(128 + 64) if scale is None else scale
 
 
 def _refer(q: Any, *arrays: Any, v_dim: int, scale: float, out: Any, **_: Any) -> tuple[Any, Any]:

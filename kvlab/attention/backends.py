@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.attention.explain import Explanation
 from kvlab.cache.arrays import is_torch, to_numpy, to_torch
 
-__all__ = ["BACKENDS", "choose_backend", "machine", "on_gpu", "run_kernel", "run_on_numpy"]
+__all__ = ["BACKENDS", "choose_backend", "machine", "on_gpu", "rounded", "run", "run_kernel", "run_on_numpy"]
 
 BACKENDS = ("auto", "reference", "emulator", "triton")
 
@@ -48,26 +49,47 @@ def choose_backend(array: Any, backend: str) -> tuple[str, str]:
     return chosen, reason
 
 
+def run(
+    plan: Explanation, kernel: str, emulate: Callable[..., Any], refer: Callable[..., Any], *args: Any, traffic: Any,
+    **kwargs: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Call the sibling that ``plan`` names: ``kernel``, a ``"module:launch"``, or one of two functions of NumPy arrays.
+
+    The emulator gets the plan's ``arch`` and ``traffic``, too.
+    """
+    if plan.backend == "triton":
+        return run_kernel(kernel, *args, **kwargs)
+    if plan.backend == "emulator":
+        return run_on_numpy(emulate, *args, **kwargs, arch=plan.arch, traffic=traffic)
+    return run_on_numpy(refer, *args, **kwargs)
+
+
 def run_kernel(path: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
     """Call ``"module:launch"`` with torch tensors, here on a GPU, otherwise interpreted; results in args' library."""
     if on_gpu(args[0]):
         module, _, name = path.partition(":")
         with importlib.import_module("torch").cuda.device(args[0].device):
-            result: tuple[Any, ...] = getattr(importlib.import_module(module), name)(*args, **kwargs)
-        return result
-    from kvlab.triton_support.child import run
+            return tuple(getattr(importlib.import_module(module), name)(*args, **kwargs) or ())
+    from kvlab.triton_support import child
 
     tensors = _each(to_torch, lambda value: isinstance(value, np.ndarray), args, kwargs)
-    return tuple(r if is_torch(args[0]) else to_numpy(r) for r in run(path, *tensors[0], **tensors[1]))
+    results = child.run(path, *tensors[0], **tensors[1])
+    return tuple(r if is_torch(args[0]) else to_numpy(r) for r in results or ())
 
 
 def run_on_numpy(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, ...]:
     """Call a function of NumPy arrays with views of ``args``. Results are of args' library."""
     if not is_torch(args[0]):
-        result: tuple[Any, ...] = function(*args, **kwargs)
-        return result
+        return tuple(function(*args, **kwargs) or ())
     views = _each(to_numpy, is_torch, args, kwargs)
-    return tuple(to_torch(r) for r in function(*views[0], **views[1]))
+    return tuple(to_torch(r) for r in function(*views[0], **views[1]) or ())
+
+
+def rounded(exact: Any, lse: Any, dtype: Any, out: Any) -> tuple[Any, Any]:
+    """Results of a reference in the form of a launch: rounded once to ``dtype``, in ``out`` if given; lse float32."""
+    out = np.empty(exact.shape, dtype) if out is None else out
+    out[...] = exact.astype(dtype)
+    return out, lse.astype(np.float32)
 
 
 def _each(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 from typing import Any
 
-from kvlab.attention.backends import on_gpu
+from kvlab.attention.backends import run
 from kvlab.attention.explain import Explanation
 from kvlab.attention.inputs import check_traffic
 from kvlab.attention.rope import Rope
@@ -19,6 +17,8 @@ from .plan import collection_plan, mla_plan, paged_plan
 from .reference import reference
 
 __all__ = ["kv_store", "kv_store_paged", "mla_store_paged"]
+
+KERNEL = "kvlab.attention.kv_store.kernel:launch"
 
 
 def kv_store_paged(
@@ -175,28 +175,9 @@ def mla_store_paged(
 def _run(x: StoreInputs, plan: Explanation, traffic: Traffic | None) -> None:
     check_traffic(traffic)
     names = ("lens", "table", "positions", "cos", "sin", "k_scale", "v_scale")
-    if plan.backend != "triton":
-        a = x.numpy()
-        run: Any = reference if plan.backend == "reference" else emulate
-        more = {} if plan.backend == "reference" else {"arch": plan.arch, "traffic": traffic}
-    else:
-        a = x.torch()
-        run, more = _launcher(on_gpu(x.k)), {}
-    arguments = {name: getattr(a, name) for name in names}
-    if on_gpu(x.k):
-        with importlib.import_module("torch").cuda.device(x.k.device):
-            run(a.k, a.v, a.k_cache, a.v_cache, a.where, config=plan.config, pages=a.pages, **arguments)
-    else:
-        run(a.k, a.v, a.k_cache, a.v_cache, a.where, config=plan.config, pages=a.pages, **arguments, **more)
-
-
-def _launcher(compiled: bool) -> Any:
-    """The kernel's launch function, compiled on a GPU, interpreted (in its own process) on a CPU."""
-    if compiled:
-        return importlib.import_module("kvlab.attention.kv_store.kernel").launch
-    from kvlab.triton_support.child import run
-
-    return functools.partial(run, "kvlab.attention.kv_store.kernel:launch")
+    arguments = {name: getattr(x, name) for name in names} | {"config": plan.config, "pages": x.pages}
+    arrays = x.k, x.v, x.k_cache, x.v_cache, x.where
+    run(plan, KERNEL, emulate, reference, *arrays, **arguments, traffic=traffic)
 
 
 kv_store.explain = lambda *args, **options: collection_plan(*args, **options)[1]  # type: ignore[attr-defined]

@@ -17,7 +17,7 @@ from kvlab.attention.inputs import (
     require,
 )
 from kvlab.attention.rope import Rope
-from kvlab.cache.arrays import dtype_of, element_strides, to_numpy, to_torch
+from kvlab.cache.arrays import dtype_of, element_strides
 from kvlab.memory import bfloat16, float8_e4m3fn, float8_e5m2, float32
 
 __all__ = ["LIMITS", "StoreInputs", "store_inputs"]
@@ -61,16 +61,6 @@ class StoreInputs:
         """The arguments that are arrays."""
         found = {name: getattr(self, name) for name in ARRAYS}
         return {name: a for name, a in found.items() if a is not None and not isinstance(a, float)}
-
-    def numpy(self) -> StoreInputs:
-        """The same over NumPy views of CPU memory."""
-        views: dict[str, Any] = {name: to_numpy(array, name) for name, array in self.arrays().items()}
-        return replace(self, **views)
-
-    def torch(self) -> StoreInputs:
-        """The same over torch tensors."""
-        views: dict[str, Any] = {name: to_torch(array, name) for name, array in self.arrays().items()}
-        return replace(self, **views)
 
 
 def store_inputs(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from kvlab.attention.backends import choose_backend, run_kernel, run_on_numpy
+from kvlab.attention.backends import choose_backend, rounded, run_kernel, run_on_numpy
 from kvlab.attention.explain import Explanation
 from kvlab.attention.inputs import check_arrays, check_dtype, check_writeable, given, require
 from kvlab.cache.arrays import dtype_of, element_strides
@@ -33,6 +31,7 @@ def merge_states(outs: Any, lses: Any, *, out: Any = None, return_lse: bool = Tr
     Weights are relative to the largest lse; sums are compensated. No key in any part gives 0 and -inf. ValueError on
     bad arguments, before anything is written.
 
+    >>> import numpy as np
     >>> outs = np.array([1, 3, np.nan], np.float32).reshape(3, 1, 1, 1)  # three parts of one token, one head, D 1
     >>> lses = np.array([np.log(1), np.log(3), -np.inf], np.float32).reshape(3, 1, 1)
     >>> merged, lse = merge_states(outs, lses)
@@ -56,10 +55,7 @@ def merge_states(outs: Any, lses: Any, *, out: Any = None, return_lse: bool = Tr
 
 def _refer(outs: Any, lses: Any, *, out: Any) -> tuple[Any, Any]:
     """The reference, rounded to the dtypes of the operation."""
-    exact, lse = reference(outs, lses)
-    out = np.empty(exact.shape, outs.dtype) if out is None else out
-    out[...] = exact.astype(outs.dtype)
-    return out, lse.astype(np.float32)
+    return rounded(*reference(outs, lses), outs.dtype, out)
 
 
 def _checked(outs: Any, lses: Any, out: Any) -> tuple[Any, Any, Any, bool]:

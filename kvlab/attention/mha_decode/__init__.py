@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
-from kvlab.attention.backends import choose_backend, machine, on_gpu, run_kernel, run_on_numpy
+from kvlab.attention.backends import choose_backend, machine, on_gpu, rounded, run
 from kvlab.attention.explain import Explanation
 from kvlab.attention.inputs import (
     PagedInputs,
@@ -29,6 +27,7 @@ from .reference import reference
 
 __all__ = ["mha_decode", "mha_decode_paged"]
 
+KERNEL = "kvlab.attention.mha_decode.kernel:launch"
 MAX_TOKENS = 4
 
 
@@ -48,6 +47,7 @@ def mha_decode(
 
     Returns and raises what :func:`mha_decode_paged` does.
 
+    >>> import numpy as np
     >>> from kvlab.cache import PagedKVCacheCollection
     >>> blocks = np.zeros((3, 2, 1, 16, 1, 64), np.float32)  # [pages, K and V, layers, page_size, heads, D]
     >>> blocks[:, 1] = 7
@@ -101,6 +101,7 @@ def mha_decode_paged(
     gives 0 and lse -inf. ValueError on bad arguments, before anything is written. Nothing waits for the GPU and the
     grid does not depend on the lengths, so a captured CUDA graph may be replayed with other lengths.
 
+    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> k, v = rng.standard_normal((2, 4, 16, 1, 64)).astype(np.float32)
     >>> q = rng.standard_normal((2, 3, 64)).astype(np.float32)
@@ -121,12 +122,7 @@ def mha_decode_paged(
     scale, mask_value = _numbers(scale, mask_value, inputs, traffic)
     arguments = {"scale": scale, "config": plan.config, "mask_value": mask_value, "out": inputs.out}
     arrays = inputs.q, inputs.k_cache, inputs.v_cache, inputs.block_table, inputs.seq_lens
-    if plan.backend == "triton":
-        result, lse = run_kernel("kvlab.attention.mha_decode.kernel:launch", *arrays, **arguments)
-    elif plan.backend == "emulator":
-        result, lse = run_on_numpy(emulate, *arrays, **arguments, arch=plan.arch, traffic=traffic)
-    else:
-        result, lse = run_on_numpy(_refer, *arrays, **arguments)
+    result, lse = run(plan, KERNEL, emulate, _refer, *arrays, **arguments, traffic=traffic)
     if inputs.drop_tokens:
         result, lse = result[:, 0], lse[:, :, 0]
     result = result if out is None else out
@@ -135,10 +131,7 @@ def mha_decode_paged(
 
 def _refer(q: Any, *arrays: Any, scale: float, out: Any, **_: Any) -> tuple[Any, Any]:
     """The reference, rounded to the dtypes of the operation."""
-    exact, lse = reference(q, *arrays, scale=scale)
-    out = np.empty(q.shape, q.dtype) if out is None else out
-    out[...] = exact.astype(q.dtype)
-    return out, lse.astype(np.float32)
+    return rounded(*reference(q, *arrays, scale=scale), q.dtype, out)
 
 
 def _from_collection(q: Any, cache: PagedKVCacheCollection, layer: int) -> tuple[Any, Any, Any, Any, Any]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
-from kvlab.attention.backends import choose_backend, machine, on_gpu, run_kernel, run_on_numpy
+from kvlab.attention.backends import choose_backend, machine, on_gpu, rounded, run
 from kvlab.attention.explain import Explanation
 from kvlab.attention.inputs import check_lane_copies, check_traffic, require
 from kvlab.cache.arrays import dtype_of
@@ -20,6 +18,8 @@ from .machine import PREFILL_ARCHS
 from .reference import reference
 
 __all__ = ["mha_prefill", "mha_prefill_paged"]
+
+KERNEL = "kvlab.attention.mha_prefill.kernel:launch"
 
 
 def mha_prefill(
@@ -67,6 +67,7 @@ def mha_prefill(
     ValueError on bad arguments, before anything is written. Nothing waits for the GPU, and the grid does not depend on
     the lengths of the sequences.
 
+    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> q = rng.standard_normal((1, 5, 4, 64)).astype(np.float32)
     >>> k, v = rng.standard_normal((2, 1, 9, 2, 64)).astype(np.float32)
@@ -122,6 +123,7 @@ def mha_prefill_paged(
 
     The rest, what is returned and what raises: as for :func:`mha_prefill`.
 
+    >>> import numpy as np
     >>> cache = np.ones((4, 16, 1, 64), np.float32)
     >>> q = np.ones((3, 2, 64), np.float32)
     >>> table, lens, starts = np.array([[3, 1], [0, 0]]), np.array([20, 0]), np.array([0, 3, 3])
@@ -143,13 +145,7 @@ def _run(
     check_traffic(traffic)
     scale = finite("scale", 1 / math.sqrt(inputs.q.shape[-1]) if scale is None else scale)
     arguments = {"scale": scale, "problem": problem, "config": explanation.config, "out": inputs.out}
-    if explanation.backend == "triton":
-        result, lse = run_kernel("kvlab.attention.mha_prefill.kernel:launch", *inputs.arrays, **arguments)
-    elif explanation.backend == "emulator":
-        arguments |= {"arch": explanation.arch, "traffic": traffic}
-        result, lse = run_on_numpy(emulate, *inputs.arrays, **arguments)
-    else:
-        result, lse = run_on_numpy(_refer, *inputs.arrays, **arguments)
+    result, lse = run(explanation, KERNEL, emulate, _refer, *inputs.arrays, **arguments, traffic=traffic)
     if inputs.ragged:
         result, lse = result[0], lse[0]
     result = result if out is None else out
@@ -157,12 +153,9 @@ def _run(
 
 
 def _refer(*arrays: Any, scale: float, problem: PrefillProblem, config: Any, out: Any) -> Any:
-    """The reference in the launch functions' form: rounded once to the storage dtype, written to ``out``."""
-    left, right, softcap = problem.left, problem.right, problem.softcap
-    exact, lse = reference(*arrays, scale=scale, left=left, right=right, softcap=softcap)
-    out = np.empty(arrays[0].shape, arrays[0].dtype) if out is None else out
-    out[...] = exact.astype(out.dtype)
-    return out, lse.astype(np.float32)
+    """The reference, rounded to the dtypes of the operation."""
+    exact = reference(*arrays, scale=scale, left=problem.left, right=problem.right, softcap=problem.softcap)
+    return rounded(*exact, arrays[0].dtype, out)
 
 
 def _plan(

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
-from kvlab.attention.backends import choose_backend, machine, on_gpu, run_kernel, run_on_numpy
+from kvlab.attention.backends import choose_backend, machine, on_gpu, rounded, run
 from kvlab.attention.explain import Explanation
 from kvlab.attention.inputs import check_lane_copies, check_paged_collection, decode_numbers, lengths_with_new, require
 from kvlab.attention.online_softmax import MASK_VALUE
@@ -21,6 +19,8 @@ from .inputs import MLAInputs, mla_inputs
 from .reference import reference
 
 __all__ = ["mla_decode", "mla_decode_paged"]
+
+KERNEL = "kvlab.attention.mla_decode.kernel:launch"
 
 
 def mla_decode(
@@ -39,6 +39,7 @@ def mla_decode(
 
     Returns and raises what :func:`mla_decode_paged` does.
 
+    >>> import numpy as np
     >>> from kvlab.cache import PagedKVCacheCollection
     >>> blocks = np.full((3, 1, 1, 16, 1, 576), 7, np.float32)  # [pages, K, layers, page_size, head, latent and rope]
     >>> table = np.array([[2, 0]])
@@ -96,6 +97,7 @@ def mla_decode_paged(
     gives 0 and lse -inf. ValueError on bad arguments, before anything is written. Nothing waits for the GPU and the
     grid does not depend on the lengths, so a captured CUDA graph may be replayed with other lengths.
 
+    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> kv = rng.standard_normal((4, 16, 160)).astype(np.float32)
     >>> q = rng.standard_normal((2, 3, 160)).astype(np.float32)
@@ -116,12 +118,7 @@ def mla_decode_paged(
     scale, mask_value = decode_numbers(_scale(scale, v_dim, inputs.q.shape[-1] - v_dim), mask_value, traffic)
     arguments = {"v_dim": v_dim, "scale": scale, "config": plan.config, "mask_value": mask_value, "out": inputs.out}
     arrays = inputs.q, inputs.kv_cache, inputs.block_table, inputs.seq_lens
-    if plan.backend == "triton":
-        result, lse = run_kernel("kvlab.attention.mla_decode.kernel:launch", *arrays, **arguments)
-    elif plan.backend == "emulator":
-        result, lse = run_on_numpy(emulate, *arrays, **arguments, arch=plan.arch, traffic=traffic)
-    else:
-        result, lse = run_on_numpy(_refer, *arrays, **arguments)
+    result, lse = run(plan, KERNEL, emulate, _refer, *arrays, **arguments, traffic=traffic)
     if inputs.drop_tokens:
         result, lse = result[:, 0], lse[:, :, 0]
     result = result if out is None else out
@@ -136,10 +133,7 @@ def _scale(scale: Any, latent: int, rope: int) -> Any:
 
 def _refer(q: Any, *arrays: Any, v_dim: int, scale: float, out: Any, **_: Any) -> tuple[Any, Any]:
     """The reference, rounded to the dtypes of the operation."""
-    exact, lse = reference(q, *arrays, v_dim=v_dim, scale=scale)
-    out = np.empty(exact.shape, q.dtype) if out is None else out
-    out[...] = exact.astype(q.dtype)
-    return out, lse.astype(np.float32)
+    return rounded(*reference(q, *arrays, v_dim=v_dim, scale=scale), q.dtype, out)
 
 
 def _from_collection(q: Any, cache: PagedKVCacheCollection, layer: int) -> tuple[Any, Any, Any, Any]:

@@ -261,11 +261,10 @@ def _known_dtype(array: Any, name: str) -> np.dtype[Any] | None:
 
 
 def finite_number(value: Any, name: str, accepted: str, *, lowest: float = -FLOAT32_MAX) -> float:
-    """``value``, a number of Python or NumPy, as a float from ``lowest`` to the largest float32; else ValueError."""
-    known = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    """What ``float`` makes of ``value`` (text aside), from ``lowest`` to the largest float32; ValueError otherwise."""
     try:
-        number = float(value) if known else math.nan
-    except OverflowError:
+        number = math.nan if isinstance(value, (str, bytes)) else float(value)
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     require(lowest <= number <= FLOAT32_MAX, f"{name} {value!r}", accepted)
     return number

@@ -182,5 +182,8 @@ def _longest(max_q: int | None, q: Any) -> int:
 
 
 def finite(name: str, value: Any) -> float:
-    """``value`` as a float that float32 holds; ValueError otherwise."""
-    return finite_number(value, name, "a finite number that float32 holds")
+    """``value``, a number of Python or NumPy, as a float that float32 holds; ValueError otherwise."""
+    accepted = "a finite number that float32 holds"
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    require(number, f"{name} {value!r}", accepted)
+    return finite_number(value, name, accepted)

@@ -17,6 +17,7 @@ from kvlab.staging import Traffic
 __all__ = [
     "DTYPES",
     "PagedInputs",
+    "check_apart",
     "check_array",
     "check_arrays",
     "check_dtype",
@@ -94,7 +95,6 @@ def paged_inputs(
         fits, expected = tuple(out.shape) == tuple(q.shape), tuple(arrays["q"].shape)
         require(fits, f"out has shape {tuple(arrays['out'].shape)}", f"that of q, {expected}")
         check_out(out, q)
-    if out is not None:
         in_place = _same_view(out, q)
         for name, array in arrays.items():
             apart = name == "out" or (name == "q" and in_place) or not overlaps(out, array)
@@ -221,6 +221,14 @@ def check_lengths_and_pages(seq_lens: Any, block_table: Any, pages: int, page_si
     if outside.any():
         b, column = np.argwhere(outside)[0]
         raise ValueError(f"block_table[{b}, {column}] is {table[b, column]}: a page in use must be 0 to {pages - 1}")
+
+
+def check_apart(arrays: dict[str, Any]) -> None:
+    """ValueError where ``arrays["out"]`` shares memory with another of them."""
+    out = arrays.get("out")
+    for name, array in arrays.items():
+        apart = out is None or name == "out" or not overlaps(out, array)
+        require(apart, f"out shares memory with {name}", "memory of its own")
 
 
 def check_lane_copies(arrays: dict[str, Any]) -> None:

@@ -60,6 +60,7 @@ CASES: dict[str, tuple[Change, str]] = {
         change("scale", lambda s: None),
         r"scale None with rows of 128 \+ 64 columns: must be given; only 512",
     ),
+    "out in q": (lambda a: a.update(out=a["q"][..., :128]), "out shares memory with q: must be memory of its own"),
     "splits": (lambda a: a.update(num_splits=65), "num_splits 65: must be an integer from 1 to 64"),
     "a float of splits": (lambda a: a.update(num_splits=2.0), r"num_splits 2\.0: must be an integer from 1 to 64"),
     "mask": (lambda a: a.update(mask_value=np.inf), "mask_value inf: must be less than infinity"),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.inputs import (
+    check_apart,
     check_arrays,
     check_dtype,
     check_heads,
@@ -22,7 +23,7 @@ from kvlab.attention.inputs import (
     looks_at_values,
     require,
 )
-from kvlab.cache.arrays import element_strides, is_torch, overlaps, to_numpy
+from kvlab.cache.arrays import element_strides, is_torch, to_numpy
 
 from .config import UNLIMITED
 
@@ -63,7 +64,9 @@ def dense_inputs(
     require((cu_q is None) == (cu_k is None), "only one of cu_seqlens_q and cu_seqlens_k is given", "both or neither")
     ragged = cu_q is not None
     form = "[total, H, D] with cu_seqlens" if ragged else "[B, S, H, D] without cu_seqlens"
-    _check_arrays({"q": q, "k": k, "v": v, **given(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, sinks=sinks, out=out)})
+    arrays = {"q": q, "k": k, "v": v, **given(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, sinks=sinks, out=out)}
+    check_arrays(arrays)
+    check_apart(arrays)
     for name, array in (("q", q), ("k", k), ("v", v)):
         require(array.ndim == (3 if ragged else 4), f"{name} has shape {tuple(array.shape)}", form)
     if not ragged:
@@ -94,7 +97,9 @@ def paged_inputs(
     """Arguments of ``mha_prefill_paged``. ValueError that names argument, value and rule."""
     caches = {"k_cache": k_cache, "v_cache": v_cache}
     tables = {"block_table": block_table, "seq_lens": seq_lens}
-    _check_arrays({"q": q, **caches, **tables, **given(cu_seqlens_q=cu_q, sinks=sinks, out=out)})
+    arrays = {"q": q, **caches, **tables, **given(cu_seqlens_q=cu_q, sinks=sinks, out=out)}
+    check_arrays(arrays)
+    check_apart(arrays)
     require(q.ndim == 3, f"q has shape {tuple(q.shape)}", "[total, Hq, D]")
     check_pages(caches)
     _check_rows(q, caches, sinks, out)
@@ -129,14 +134,6 @@ def mask_bounds(causal: bool, window: Any) -> tuple[int, int]:
         require(valid, f"window {window!r}", "None, a number of keys, or a pair (left, right) of numbers or None")
         left, right = (min(int(side), UNLIMITED) for side in sides)  # type: ignore[arg-type, unused-ignore]
     return left, 0 if causal else right
-
-
-def _check_arrays(arrays: dict[str, Any]) -> None:
-    check_arrays(arrays)
-    out = arrays.get("out")
-    for name, array in arrays.items():
-        apart = out is None or name == "out" or not overlaps(out, array)
-        require(apart, f"out shares memory with {name}", "memory of its own")
 
 
 def _check_rows(q: Any, kv: dict[str, Any], sinks: Any, out: Any) -> None:

@@ -82,7 +82,8 @@ def mla_decode_paged(
     v_dim        latent columns, 32 to 512
     scale        of the scores. It belongs to the heads before absorption, whose size the cache does not tell: the
                  default is that of DeepSeek-V2 and V3, ``1 / sqrt(128 + 64)``, for rows of 512 + 64 columns only
-    out          where to write the output (``[B, H, v_dim]`` or ``[B, S, H, v_dim]``, q's dtype); new by default
+    out          where to write the output (``[B, H, v_dim]`` or ``[B, S, H, v_dim]``, q's dtype), memory of its own;
+                 new by default
     return_lse   return ``(out, lse)`` with lse ``[B, H]`` or ``[B, H, S]``, natural log, float32
     backend      "auto": the emulator for NumPy arrays, the Triton kernel for torch tensors (interpreted on the CPU);
                  "reference" (float64), "emulator", "triton"

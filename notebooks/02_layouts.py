@@ -234,5 +234,5 @@ accumulator = Layout("((4,8),(2,2)):((32,1),(16,8))")
 draw_thread_values(accumulator, (16, 8), thread=5)
 
 # %% [markdown]
-# Next: [3. Swizzles and banks](03_swizzles_and_banks.ipynb): why a row-major tile in shared memory can be eight times too slow,
+# Next: [3. Swizzles and banks](03_swizzles_and_banks.ipynb): why a row-major tile in shared memory can need eight times the passes,
 # and the one XOR that repairs it.

@@ -1,8 +1,8 @@
 """TMA descriptors: what the hardware is told about a tensor, a box of it, and the image of that box in shared memory.
 
 Facts: the swizzle XORs absolute shared-memory address bits, a box narrower than the swizzle has rows a swizzle width
-apart, and the two alignments of a copy were measured on an H100 (tests/data/h100_tma.json); the limits of a descriptor
-are those of the CUDA driver API, cuTensorMapEncodeTiled.
+apart, and the two alignments of a copy were measured on an H100 (tests/data/h100_tma.json.gz); the limits of a
+descriptor are those of the CUDA driver API, cuTensorMapEncodeTiled.
 """
 
 from __future__ import annotations

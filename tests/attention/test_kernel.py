@@ -1,7 +1,7 @@
-"""The Triton kernel of decode in the interpreter, against the float64 reference, in the tolerance of DESIGN.
+"""The Triton kernel of decode in the interpreter, against the float64 reference, in the tolerance of decode_cases.
 
 Every case poisons what must not be read: unused slots and pages are NaN, unused entries of the page table are no pages.
-A program takes about 20 ms of processor time here, so the cases are small.
+Interpreted programs are slow, so the cases are small.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvlab.hardware import ARCHS, INSTRUCTIONS, count_wavefronts, get_arch, wavefronts
+from kvlab.hardware import ARCHS, INSTRUCTIONS, banks, count_wavefronts, get_arch, wavefronts
 
 MEASURED = json.loads((Path(__file__).parents[1] / "data" / "h100_wavefronts.json").read_text())["operations"]
 
@@ -34,6 +34,11 @@ def test_wavefronts_of_one_instruction_equal_the_chip(op: str) -> None:
     for i, addresses in enumerate(cases["addr"]):
         found = wavefronts(isa_name(op), addresses, cases["mask"][i] if "mask" in cases else None)
         assert (found.wavefronts, found.conflicts) == (cases["wavefronts"][i], cases["conflicts"][i]), found.explain()
+
+
+def test_the_module_names_as_many_instructions_as_the_record_holds() -> None:
+    assert banks.__doc__ is not None
+    assert f"{sum(len(cases['addr']) for cases in MEASURED.values())} instructions" in banks.__doc__
 
 
 def test_every_measured_operation_is_an_instruction() -> None:

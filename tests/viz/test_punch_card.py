@@ -1,7 +1,7 @@
 """Punch cards: every word of every lane once, counts as the measured rule says.
 
-The rule rests on 1854 instructions counted on an H100 (spec/banks.md); its implementation in ``kvlab.hardware`` is
-tested against those records. Here the card must show the same numbers, also from plain arrays.
+The rule rests on instructions counted on an H100 (tests/data/h100_wavefronts.json); its implementation in
+``kvlab.hardware`` is tested against those records. Here the card must show the same numbers, also from plain arrays.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Call(Protocol):
 
 
 def assert_accurate(x: Call, out: Any, lse: Any = None) -> None:
-    """DESIGN's tolerance. fp32: 1e-5. 16 bits: error at most 2x (largest), 1.5x (mean) that of PyTorch, plus 1e-5."""
+    """The tolerance. fp32: 1e-5. 16 bits: error at most 2x (largest), 1.5x (mean) that of PyTorch, plus 1e-5."""
     out = to_numpy(out).astype(np.float64)
     exact, exact_lse = x.exact()
     assert out.shape == exact.shape

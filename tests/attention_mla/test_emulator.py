@@ -1,4 +1,4 @@
-"""The emulated machines of MLA decode against the float64 reference, in the tolerance of DESIGN, and what they move.
+"""The emulated machines of MLA decode against the float64 reference, in the tolerance of mla_cases, and what they move.
 
 Every case poisons what must not be read: unused slots and pages are NaN, unused entries of the page table are no pages.
 """

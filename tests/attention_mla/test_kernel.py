@@ -1,4 +1,4 @@
-"""The Triton kernel of MLA decode in the interpreter, against the float64 reference, in the tolerance of DESIGN.
+"""The Triton kernel of MLA decode in the interpreter, against the float64 reference, in the tolerance of mla_cases.
 
 Every case poisons what must not be read: unused slots and pages are NaN, unused entries of the page table are no pages.
 """

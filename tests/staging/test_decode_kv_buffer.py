@@ -190,13 +190,13 @@ def product(buffer: DecodeKVBuffer, operand: Any, operand_layout: Any, c_layout:
     ],
 )
 def test_broken_configurations_warn(change: dict[str, Any], says: str) -> None:
-    """spec/kv_cache.md 6.2, each compiled and followed lane by lane."""
+    """Rests on MAX's compiled kernels: each of these was compiled and followed lane by lane."""
     with pytest.warns(UserWarning, match=says):
         assert not buffer_of(**change).matrix_order
 
 
 def test_the_swizzle_that_two_k_groups_agree_on() -> None:
-    """spec/kv_cache.md 6.2: BK = 64 with (2,0,2) and the 4-wide grid happens to be right; with token_gen it is not."""
+    """MAX's kernels: BK = 64 with (2,0,2) and the 4-wide grid happens to be right; with token_gen it is not."""
     change: dict[str, Any] = {"BK": 64, "swizzle": Swizzle(2, 0, 2, "vector")}
     with warnings.catch_warnings():
         warnings.simplefilter("error")

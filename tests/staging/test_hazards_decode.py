@@ -219,7 +219,7 @@ def test_mutants_are_caught(name: str, machine: str, monkeypatch: Patch) -> None
 
 
 def test_a_wave_reads_the_rows_of_k_that_it_brings(monkeypatch: Patch) -> None:
-    """Rests on spec/kv_cache.md 6.1: wave w loads rows 32 w to 32 w + 31 of K and reads the same ones, so that between
+    """Rests on MAX's lane formulas: wave w loads rows 32 w to 32 w + 31 of K and reads the same ones, so that between
     them its own wait orders all; V's barrier is needed."""
     drop("barrier", "k read")(monkeypatch)
     run("gfx")

@@ -89,7 +89,7 @@ def test_runs_are_the_largest_that_cross_no_page(page_size: int, run_rows: int) 
 
 
 def test_the_bound_is_linear() -> None:
-    """spec/layout.md 4.4: a column past the depth of an earlier row reads the neighbour; of the last valid row, 0."""
+    """A linear bound: a column past the depth of an earlier row reads the neighbour; of the last valid row, 0."""
     cache, keys = dense_case(128, [100])
     tile = KVCacheIterator(cache, 128, 0, 0, 100, depth=8).next_tile()
     neighbour, last = tile.load(np.array([3, 99]), np.array([8, 8]), 4)[0]

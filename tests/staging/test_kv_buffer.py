@@ -139,7 +139,7 @@ def buffer_of(p: KVBufferParams, end: Any = 256, **kwargs: Any) -> KVBuffer:
 
 @pytest.mark.parametrize("BN,warps,lost", [(64, 8, "block 1"), (32, 4, "block 1"), (64, 2, "rows 32")])
 def test_one_tile_a_warp_is_reproduced_and_warned_about(BN: int, warps: int, lost: str) -> None:
-    """spec/kv_cache.md 5.4: depth 64 and BN <= 64 give warp w tile (w // 2, w % 2), however many warps there are."""
+    """MAX's warp tiles: depth 64 and BN <= 64 give warp w tile (w // 2, w % 2), however many warps there are."""
     p = KVBufferParams(**{**BASE, "BN": BN, "WN": BN, "num_threads": 64 * warps})
     blocks = Memory(2 * p.smem_stage_size * 2, programs=1)
     with pytest.warns(UserWarning, match=f"take exactly {BN // 16} warps"):
@@ -163,7 +163,7 @@ def test_one_tile_a_warp_is_reproduced_and_warned_about(BN: int, warps: int, los
 
 
 def test_slices_inside_a_swizzled_block_warn_and_what_they_name_works() -> None:
-    """spec/kv_cache.md 5.7: in K's memory the swizzle counts from the shifted base."""
+    """MAX's kernels: in K's memory the swizzle counts from the shifted base."""
     p = KVBufferParams(
         **{**BASE, "mma_shape": (16, 16, 32), "swizzle": SW303, "BN": 128, "WN": 32, "depth": 64, "kv_num_heads": 1}
     )
@@ -194,7 +194,7 @@ def test_what_cannot_be_meant_warns(change: dict[str, Any], says: str) -> None:
 
 
 def test_full_kv_false_moves_the_first_columns_of_tile_after_tile() -> None:
-    """spec/kv_cache.md 5.3: columns [0, bk_smem) of keys 0..63, then of keys 64..127; one strip in a stage."""
+    """MAX's stage: columns [0, bk_smem) of keys 0..63, then of keys 64..127; one strip in a stage."""
     p = KVBufferParams(**{**BASE, "full_kv": False, "depth": 128, "num_smem_stages": 2, "head_dim_offset": 0})
     k = quietly(buffer_of, p)
     for stage in (0, 1):

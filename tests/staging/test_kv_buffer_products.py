@@ -1,5 +1,5 @@
 """Q K^T and P V through KVBuffer's fragments. Rests on float64 products, for every configuration of the table of
-derived values (spec/kv_cache.md 5.5) and on the table itself."""
+derived values and on the table itself."""
 
 from __future__ import annotations
 

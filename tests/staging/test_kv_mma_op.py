@@ -19,7 +19,7 @@ from kvlab.staging.traffic import Traffic
 
 
 class Case:
-    """How a KVBuffer drives its KVMmaOp (spec/kv_cache.md 5.3, 5.6, 5.7), from a golden case."""
+    """How a KVBuffer drives its KVMmaOp, from a golden case."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         self.i = i = case["inputs"]

@@ -45,7 +45,7 @@ def test_bytes_are_conserved(shape: tuple[int, int, int, int], arch: str) -> Non
 @archs
 @ids
 def test_no_bank_conflict_with_the_swizzle_and_many_without(shape: tuple[int, int, int, int], arch: str) -> None:
-    """Rests on spec/banks.md: eight 16-byte rows of one ldmatrix phase in distinct banks take one pass."""
+    """The rule of an H100: eight 16-byte rows of one ldmatrix phase in distinct banks take one pass."""
     BM, BN, D, BD = shape
     t = tiles(arch, "bf16", BM, BN, D, BD)
     q, k, v = t.load_q(), t.cta.load_k(t.k_tile, t.active), t.cta.load_v(t.v_tile, t.active)

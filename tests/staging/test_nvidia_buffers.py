@@ -124,7 +124,7 @@ def test_block_tiles_are_the_bytes_of_the_stage(depth: int) -> None:
 
 
 def test_descriptors_step_along_k() -> None:
-    """Rests on spec/layout.md 6.3: 32 bytes inside a swizzled row, one chunk beyond; MN-major: 16 keys of 128 bytes."""
+    """Rests on the PTX ISA: 32 bytes inside a swizzled row, one chunk beyond; MN-major: 16 keys of 128 bytes."""
     k, _ = buffer(TmaKVBuffer, "bf16", 64, 128, 64, transpose=True)
     v, _ = buffer(TmaKVBuffer, "bf16", 64, 128, 64, transpose=False)
     starts = [d.start_address for d in k.load_from_shared(1)]

@@ -1,4 +1,4 @@
-"""Tiles in shared memory as Triton keeps them, against the compiler's closed form (spec/triton.md 6) and bank laws."""
+"""Tiles in shared memory as Triton keeps them, against the compiler's closed form and bank laws."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_image_of_triton(row_bytes: int) -> None:
 
 @pytest.mark.parametrize("row_bytes", [16, 32, 64, 128, 256, 512])
 def test_eight_rows_of_a_column_take_one_pass_per_matrix(row_bytes: int) -> None:
-    """Rests on spec/banks.md: what ldmatrix needs. Without the swizzle they collide, from rows of 32 bytes on."""
+    """Rests on the rule of an H100: what ldmatrix needs. Without the swizzle they collide, from rows of 32 bytes on."""
     tile = SwizzledTile(64, row_bytes)
     for vector in range(tile.vectors):
         lanes = tile.address(np.arange(32), vector)

@@ -1,5 +1,5 @@
-"""TiledMmaLoader and the subtiles of blocked shared memory. Rest on the formulas and worked examples of spec/layout.md
-7.3 to 7.6; the compiled kernels' registers are checked through KVMmaOp and KVBuffer."""
+"""TiledMmaLoader and the subtiles of blocked shared memory. Rest on the formulas and worked examples of
+MAX's loaders; the compiled kernels' registers are checked through KVMmaOp and KVBuffer."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def _sound(picture: Any) -> ElementTree.Element:
         assert title.text == picture.title
         sizes: list[float] = []
         _font_sizes(root, 16.0, sizes)
-        assert min(sizes) >= 9  # spec/visuals.md: smaller text is a hover title
+        assert min(sizes) >= 9  # smaller text is a hover title
         references = re.findall(r"(?:href|src)\s*=|url\(([^)]*)\)|@import|<script|<image|<foreignObject", text)
         assert all(reference.startswith("#kv") for reference in references)  # nothing from outside the file
         assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
@@ -50,7 +50,7 @@ def _sound(picture: Any) -> ElementTree.Element:
 
 @pytest.fixture
 def sound() -> Callable[[Any], ElementTree.Element]:
-    """Checks the rules of spec/visuals.md that hold for every picture."""
+    """Checks the rules that hold for every picture."""
     return _sound
 
 

@@ -36,7 +36,7 @@ def test_every_piece_lies_where_the_swizzle_puts_it(swizzle: Swizzle, sound, hov
 def test_title_counts_bank_groups() -> None:
     assert draw(Swizzle(3, 4, 3, "byte")).title.endswith("lie in 8 different bank groups instead of 1")
     assert "identity" in draw(Swizzle.identity("byte")).title
-    # rows of 64 bytes: eight rows are spread over two 16-byte groups before, all eight after (spec/layout.md section 3)
+    # rows of 64 bytes: eight rows are spread over two 16-byte groups before, all eight after
     assert draw_swizzle(Swizzle(2, 0, 3, "vector"), row_bytes=64).title.endswith("8 different bank groups instead of 2")
 
 

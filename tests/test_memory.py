@@ -110,6 +110,12 @@ class TestBounds:
         with pytest.raises(OutOfBounds):
             memory.store(np.array([[20]]), np.zeros((2, 1, 1), np.float32))
 
+    def test_the_last_bytes_of_an_unsafe_memory_are_inside(self):
+        """Law: an access inside the allocation is the same with and without ``unsafe``."""
+        memory = Memory(16, unsafe=True)
+        memory.store(12, np.ones(1, np.float32))
+        assert memory.load(12, np.float32).tolist() == [1]
+
     def test_unsafe(self):
         memory = Memory(16, programs=2, unsafe=True)
         memory.store(np.array([[8, 16, -4]]), np.arange(6, dtype=np.float32).reshape(2, 3, 1))

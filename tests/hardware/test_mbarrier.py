@@ -49,6 +49,9 @@ def test_too_much_of_anything() -> None:
     assert barrier.pending_tx == 64
     with pytest.raises(ValueError, match="a phase counts 0 to 1048575 bytes"):
         SharedMemBarrier().expect_bytes(1 << 20)
+    most = SharedMemBarrier()
+    most.expect_bytes((1 << 20) - 1)  # 2^20 - 1, the limit of the PTX ISA, is within it
+    assert most.pending_tx == (1 << 20) - 1
     with pytest.raises(ValueError, match="arrivals 0 must be 1 to 1048575"):
         SharedMemBarrier(0)
     with pytest.raises(ValueError, match="phase 2 is not a parity"):

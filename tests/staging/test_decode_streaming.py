@@ -248,6 +248,9 @@ def test_traffic_of_active_programs() -> None:
     walk.tile_start_row = 256
     v.load_from_dram(1, walk.next_tile())  # keys 288 to 319: sequences of 300 and of 290 keys have 12 and 2 of them
     assert v.traffic.moved == {"DRAM->SMEM": 2 * (12 + 2) * 64 * 2}
+    v.traffic = Traffic()
+    v.load_from_dram(0, v.iterator().next_tile())  # a strip has 32 keys, however many the tile has (law of the shape)
+    assert v.traffic.moved == {"DRAM->SMEM": 2 * (32 + 1 + 32 + 32) * 64 * 2}
     k.traffic = Traffic()
     tile = k.iterator().next_tile()
     k.load_from_dram(0, tile)
@@ -300,6 +303,10 @@ def test_k_smem_block_tile_is_the_strip_by_rows() -> None:
     assert (block.layout.shape, block.layout.stride) == ((32, 32), (32, 1))
     values = block.load()  # [programs, 32, 32, 1]
     assert values[..., 0].tobytes() == np.ascontiguousarray(k.smem.image(bfloat16)[:, 32 * 32 : 64 * 32]).tobytes()
+    smem = Memory(1024 + k.strip_bytes, space=AddressSpace.SHARED, programs=k.programs, base=4096)
+    moved = DecodeStreamingKVBuffer(k.params, k.cache, k.batch_idx, k.head_idx, smem, k.num_keys, smem_address=5120)
+    moved.load_from_dram(1, moved.iterator().next_tile())
+    assert moved.k_smem_block_tile(32, 1).load().tobytes() == values.tobytes()  # wherever the strip stands
     with pytest.raises(ValueError, match="of a V buffer"):
         v.k_smem_block_tile(32, 0)
     with pytest.raises(ValueError, match="past the 128 rows"):

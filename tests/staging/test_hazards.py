@@ -162,6 +162,8 @@ def test_bad_footprints() -> None:
     hazards = Hazards(Memory(64, base=128), warps=2)
     with pytest.raises(ValueError, match=r"bytes \[120, 136\) are not inside \[128, 192\)"):
         hazards.region(120, 16)
+    with pytest.raises(ValueError, match=r"warps 0 to 1 are needed"):
+        hazards.region(128, 16, (2,))
     with pytest.raises(ValueError, match=r"addresses of shape \(3, 4\) are not \[..., 2 warps, lanes\]"):
         hazards.footprint(np.zeros((3, 4), np.int64), 4)
     with pytest.raises(ValueError, match="warps 40 must be 1 to 31"):

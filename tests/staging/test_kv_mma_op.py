@@ -196,6 +196,8 @@ def test_p_goes_through_shared_memory_unchanged(dtype: str, mma_shape: tuple[int
     assert traffic.ideal["p write"] >= 2 * BM * 128 * size // 256
     with pytest.raises(ValueError, match=r"mma_tile\(4, 0\): P has 4 strips"):
         staged.mma_tile(4, 0)
+    with pytest.raises(ValueError, match=rf"strips of {p.num_k_mmas2} k groups"):
+        staged.mma_tile(0, p.num_k_mmas2)  # the next strip's, or past the last one
 
 
 @pytest.mark.parametrize("mma_shape", [(16, 16, 32), (32, 32, 16)])

@@ -92,6 +92,7 @@ def test_a_signature_is_derived_from_arguments(kernels):
     derived = signature_of(kernels.copy_kernel, x=np.zeros(1, np.uint8), y=None, n=1, B=16)
     assert derived["signature"] == {"x": "*u8"}
     assert derived["constexprs"] == {"y": None, "n": 1, "B": 16}
+    assert signature_of(kernels.copy_kernel, n=24)["divisible"] == []  # Triton notes multiples of 16
     assert signature_of(kernels.copy_kernel, n=2**40)["signature"] == {"n": "i64"}
     assert signature_of(kernels.copy_kernel, n=0.5)["signature"] == {"n": "fp32"}
     with pytest.raises(ValueError, match="x='what'"):

@@ -165,3 +165,14 @@ def test_errors_change_nothing(act, message):
     assert (pool.num_free, pool.sequences, pool.length(0)) == (1, (0,), 3)
     with pytest.raises(OutOfPages, match="9 more need 2 pages, 1 of 2 are free"):
         pool.append(0, 9)
+
+
+def test_a_copy_on_write_without_a_free_page_changes_nothing():
+    """Law: a shared page has to be copied before the next token goes into it, and the copy needs a page, too."""
+    pool = PagePool(1, 4)
+    prompt, _ = pool.allocate(3)
+    branch = pool.fork(prompt)
+    for sequence in (prompt, branch):
+        with pytest.raises(OutOfPages, match="1 more need 1 pages, 0 of 1 are free"):
+            pool.append(sequence, 1)
+        assert (pool.pages(sequence), pool.length(sequence), pool.references(0)) == ((0,), 3, 2)

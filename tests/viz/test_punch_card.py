@@ -96,3 +96,10 @@ def test_colliding_lanes_are_named_in_words() -> None:
 def test_bad_input_is_refused(kwargs: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         draw_punch_card(**kwargs)
+
+
+def test_eight_phases_have_eight_marks() -> None:
+    """Law: the mark alone tells the phase, by its outline and whether it is filled."""
+    text = draw_punch_card(addresses=np.arange(8) * 4, phase=np.arange(8)).svg
+    found = re.findall(r'<path d="M[\d.]+ [\d.]+([^"]*)" (fill="\w+")[^>]*><title>lane (\d), phase \3', text)
+    assert len({(re.sub(r"[-\d. ]", "", outline), fill) for outline, fill, _ in found}) == len(found) == 8

@@ -57,7 +57,7 @@ def test_pages_dealt_differently_give_the_same_bits(backend: dict[str, str]) -> 
 @every_backend
 @pytest.mark.parametrize("storage", ["halves", "hnd", "wide", "head-major"])
 def test_strides_give_the_same_bits(backend: dict[str, str], storage: str) -> None:
-    """cases/attention_cases.json, kv-halves-of-one-buffer: the same as contiguous copies."""
+    """Known failure kv-halves-of-one-buffer: the same as contiguous copies."""
     x = Case(CASE.lens, CASE.heads, CASE.D, S=2, storage=storage).build()
     wide = np.full((*x.q.shape[:2], 8, 128), np.nan, x.q.dtype)
     wide[:, :, 1:7, 32:96] = x.q
@@ -147,7 +147,7 @@ def test_offsets_beyond_32_bits(axis: str, arch: str) -> None:
 
 
 def test_page_offset_of_the_first_page_past_32_bits() -> None:
-    """Rests on arithmetic (cases/attention_cases.json, page-offset-int32-first-page): 7768 * 276480 > 2^31 - 1."""
+    """Rests on arithmetic (known failure page-offset-int32-first-page): 7768 * 276480 > 2^31 - 1."""
     page, depth, stride = 480, 256, 276480
     pool = sparse((7769, page, 1, 576), (stride, 576, 576, 1), bfloat16)[..., :depth]
     rng = np.random.default_rng(0)

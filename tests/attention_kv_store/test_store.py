@@ -91,7 +91,7 @@ def test_k_alone_in_the_kernel() -> None:
 
 @pytest.mark.parametrize("tokens", [0, 3])
 def test_nothing_to_store(tokens: int) -> None:
-    """No token; only tokens that are skipped (cases/attention_cases.json, negative-page-ids)."""
+    """No token; only tokens that are skipped (known failure negative-page-ids)."""
     x = Store(tokens=tokens).build()
     x.slots[...] = [-1, -(2**31), -7][:tokens]
     before = x.bytes()
@@ -101,7 +101,7 @@ def test_nothing_to_store(tokens: int) -> None:
 
 @pytest.mark.parametrize("case", [Store(D=(D, D)) for D in (40, 72, 80, 96, 112, 120, 160, 192, 256)], ids=str)
 def test_padded_lanes_are_not_stored(case: Store) -> None:
-    """cases/attention_cases.json, padded-head-lanes-not-stored: nothing outside [.., :D]."""
+    """Known failure padded-head-lanes-not-stored: nothing outside [.., :D]."""
     x = Store(D=case.D, storage="wide").build()
     assert_only_slots_changed(x, x.fresh().run())
 
@@ -174,7 +174,7 @@ def test_traffic_counts_what_moves() -> None:
 
 
 def test_offsets_beyond_32_bits() -> None:
-    """cases/attention_cases.json, page-offset-int32-first-page: page 7768 of 276480 elements is past 2^31 - 1."""
+    """Known failure page-offset-int32-first-page: page 7768 of 276480 elements is past 2^31 - 1."""
     import mmap
 
     pages, page, D = 7769, 480, 576
@@ -210,7 +210,7 @@ def test_a_dealt_pool_is_the_same_pool() -> None:
     "scale", [0.06, np.float32([0.06]), np.ones((6, 4, 2, 1), np.float32)], ids=["0.06", "[1]", "own"]
 )
 def test_scales_of_a_cache_that_is_not_quantised_are_refused(scale: Any) -> None:
-    """cases/attention_cases.json, scale-ignored-for-bf16-cache."""
+    """Known failure scale-ignored-for-bf16-cache."""
     x = Store().build()
     with pytest.raises(ValueError, match="k_scale with a cache of bfloat16: must be left out: it is not fp8"):
         kv_store_paged(x.k, x.v, x.k_cache, x.v_cache, x.slots, k_scale=scale)

@@ -65,7 +65,7 @@ def test_lengths_and_tables_of_every_integer_type_and_stride() -> None:
 
 
 def test_offsets_beyond_32_bits() -> None:
-    """Rests on a law (cases/attention_cases.json, mla-decode-high-page-ids): where the elements lie does not matter."""
+    """Rests on a law (known failure mla-decode-high-page-ids): where the elements lie does not matter."""
     case = Case((35,), H=3, columns=(32, 16), splits=2)
     far, near = child.run(f"mla_cases:{decode_far_apart.__name__}", case)
     assert np.isfinite(near.astype(np.float32)).all()

@@ -1,4 +1,4 @@
-"""Cases that went wrong elsewhere (cases/attention_cases.json), on the emulator and the interpreted kernel.
+"""Cases that went wrong elsewhere, on the emulator and the interpreted kernel.
 
 The parameters are those of the cases; each test names its case.
 """

@@ -56,7 +56,7 @@ def test_pages_dealt_differently_give_the_same_bits(backend: dict[str, Any]) -> 
 
 @every_backend
 def test_strides_give_the_same_bits(backend: dict[str, Any]) -> None:
-    """cases/attention_cases.json, kv-halves-of-one-buffer: the same as contiguous copies."""
+    """Known failure kv-halves-of-one-buffer: the same as contiguous copies."""
     for form in ("dense", "paged"):
         x = Case(((140, 150),), form=form, strided=True).build()
         packed = x.with_(q=x.q.copy(), k=x.k.copy(), v=x.v.copy())
@@ -95,7 +95,7 @@ every_arch = pytest.mark.parametrize("arch", PREFILL_ARCHS)
 
 @every_arch
 def test_keys_outside_the_window_are_not_read(arch: str) -> None:
-    """cases/attention_cases.json, window-skips-poisoned-pages: they hold NaN."""
+    """Known failure window-skips-poisoned-pages: they hold NaN."""
     x = Case(((4, 1024),), form="paged", heads=(2, 1), window=128).build()
     expected = x.call(arch=arch)
     assert_accurate(x, expected)

@@ -124,7 +124,7 @@ def test_strided_queries_lengths_and_tables() -> None:
 
 @pytest.mark.parametrize("splits", [None, 1, 8])
 def test_graph_replay_with_other_lengths(splits: int | None) -> None:
-    """cases/attention_cases.json, graph-replay-new-lengths: captured with 1024 keys each, replayed with others."""
+    """Known failure graph-replay-new-lengths: captured with 1024 keys each, replayed with others."""
     longest, page, columns = 4096, 16, 256
     x = Case((longest,) * 4, heads=(32, 8), D=128, page=page).build()
     q, k, v, table, lens = x.torch("cuda")
@@ -214,7 +214,7 @@ def test_captured_model(layer: int) -> None:
 
 
 def test_high_pages_of_a_large_pool() -> None:
-    """cases/attention_cases.json, gqa-decode-high-block-ids: block * stride passes 2^31 from block 2384 on."""
+    """Known failure gqa-decode-high-block-ids: block * stride passes 2^31 from block 2384 on."""
     pages, page, heads, depth = 2600, 880, 4, 256
     if torch.cuda.mem_get_info()[0] < 2 * 2 * pages * page * heads * depth + 2**31:
         pytest.skip("a pool of 2 x 4.9 GB does not fit")

@@ -64,7 +64,7 @@ def test_nothing_waits_repeats_and_writes_beside_out(form: str) -> None:
 
 
 def test_a_captured_graph_is_replayed_with_other_lengths() -> None:
-    """cases/attention_cases.json, graph-replay-new-lengths, for prefill: lengths and offsets change, sizes do not."""
+    """Known failure graph-replay-new-lengths, for prefill: lengths and offsets change, sizes do not."""
     first = Case(((100, 300), (28, 200)), heads=(4, 2), D=128, form="paged").build()
     others = [
         Case(lens, heads=(4, 2), D=128, form="paged", seed=1) for lens in (((1, 64), (127, 127)), ((128, 200), (0, 9)))

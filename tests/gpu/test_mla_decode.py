@@ -60,7 +60,7 @@ def test_repeats_agree_bit_for_bit_and_nothing_is_written_beside_out(H: int) -> 
 
 
 def test_graph_replay_with_other_lengths() -> None:
-    """cases/attention_cases.json, graph-replay-new-lengths, for MLA; the host does not wait in between."""
+    """Known failure graph-replay-new-lengths, for MLA; the host does not wait in between."""
     x = Case((2048,) * 4, H=16, columns=FULL, page=64).build()
     q, kv, table, lens = x.torch("cuda")
     out = torch.empty(x.shape, dtype=q.dtype, device="cuda")

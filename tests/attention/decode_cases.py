@@ -130,13 +130,16 @@ def dense(x: Inputs, dtype: torch.dtype, b: int) -> tuple[torch.Tensor, ...]:
 def spread_out(x: Inputs, axis: str) -> tuple[Inputs, Array]:
     """The same call with K, V, q and an ``out`` whose pages, slots or heads span more than 2^31 elements."""
     D = x.q.shape[3]
+    last_page = int(x.table[(x.table >= 0) & (x.table < len(x.k))].max())  # of those that are read
 
-    def far(array: Array, dimension: int) -> Array:
+    def far(array: Array, dimension: int, last: int | None = None) -> Array:
+        last = array.shape[dimension] - 1 if last is None else last
         inner = list(np.cumprod([1, *array.shape[:0:-1]])[::-1])
         inner[dimension] = far_stride(array.shape[dimension])
         return sparse(array.shape, tuple(int(s) for s in inner), array.dtype)
 
-    k, v = (far(c, {"page": 0, "slot": 1, "head": 2}[axis]) for c in (x.k, x.v))
+    last = last_page if axis == "page" else None
+    k, v = (far(c, {"page": 0, "slot": 1, "head": 2}[axis], last) for c in (x.k, x.v))
     k[...], v[...] = x.k, x.v
     q, out = (far(x.q, {"page": 0, "slot": 1, "head": 2}[axis]) for _ in range(2))
     q[...] = x.q

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 
 from kvlab.attention.mha_decode import emulator
+from kvlab.attention.mha_decode.config import DecodeConfig
 from kvlab.data import load_capture, load_smollm2
-from kvlab.demo import pictures
+from kvlab.demo import pictures, table
 from kvlab.demo.__main__ import main
-from kvlab.demo.steps import decode, grow, paged_cache
+from kvlab.demo.steps import Step, decode, grow, paged_cache
 from kvlab.memory import UnwrittenRead
+from kvlab.staging import Traffic
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -133,3 +135,12 @@ def test_the_readmes_picture_is_the_demos() -> None:
     assert chapter is not None
     assert (ROOT / "docs" / "path_of_a_byte.svg").read_text() == chapter.pictures[0].svg
     ElementTree.fromstring(chapter.pictures[0].svg)
+
+
+def test_the_table_counts_in_kib() -> None:
+    """Rests on the definition: a KiB is 1024 bytes."""
+    traffic = Traffic()
+    traffic.move("DRAM->SMEM", 64 << 10)
+    traffic.move("SMEM->registers", 128 << 10)
+    step = Step(0, 0, 21, DecodeConfig(16, 64, 64, 1, 1), {}, 1e-5, {"sm_90": traffic}, {})
+    assert re.search(r" 64 > +128 ", table.line(step, gpu=False))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -144,3 +145,10 @@ def test_the_table_counts_in_kib() -> None:
     traffic.move("SMEM->registers", 128 << 10)
     step = Step(0, 0, 21, DecodeConfig(16, 64, 64, 1, 1), {}, 1e-5, {"sm_90": traffic}, {})
     assert re.search(r" 64 > +128 ", table.line(step, gpu=False))
+
+
+def test_a_step_that_differs_in_lockstep_is_not_ok() -> None:
+    """Law: a difference counts even where the result is within its bound."""
+    config, difference = DecodeConfig(16, 64, 64, 1, 1), SimpleNamespace(twin="attend", step="mask", output="s")
+    step = Step(0, 0, 21, config, {"sm_90": 0.0}, 1e-5, {}, {"sm_90": SimpleNamespace(first_difference=difference)})
+    assert (step.ok, step.difference) == (False, "sm_90 attend.mask: s")

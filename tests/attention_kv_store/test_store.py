@@ -13,7 +13,7 @@ import pytest
 from store_cases import CASTS, COPIES, ROPED, SCALED, Inputs, Store, assert_only_slots_changed, expected_slots
 from yardsticks import bits
 
-from kvlab.attention import kv_store_paged
+from kvlab.attention import Rope, kv_store_paged
 from kvlab.cache.arrays import to_torch
 from kvlab.memory import bfloat16, float8_e4m3fn
 from kvlab.staging import Traffic
@@ -296,3 +296,17 @@ def test_caches_that_share_memory() -> None:
     x = Store().build()
     with pytest.raises(ValueError, match="k_cache shares memory with v_cache"):
         kv_store_paged(x.k, x.v, x.k_cache, x.k_cache, x.slots)
+
+
+@pytest.mark.parametrize("backend", ["emulator", pytest.param("triton", marks=pytest.mark.interpreter)])
+def test_a_token_without_an_angle_is_not_rotated(backend: str) -> None:
+    """Law: nothing before the first angle or past the last is read; unchecked, such a key is stored as it is."""
+    rng = np.random.default_rng(0)
+    k, v = rng.standard_normal((2, 3, 1, 16)).astype(np.float32)
+    cos, sin = rng.standard_normal((2, 4, 8)).astype(np.float32)
+    k_cache, v_cache = np.zeros((2, 1, 4, 1, 16), np.float32)
+    kv_store_paged(
+        k, v, k_cache, v_cache, np.arange(3), rope=Rope(cos, sin), positions=np.array([1, -1, 4]), backend=backend,
+        check=False,
+    )  # fmt: skip
+    assert [np.array_equal(k_cache[0, t], k[t]) for t in range(3)] == [False, True, True]

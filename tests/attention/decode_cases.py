@@ -135,7 +135,7 @@ def spread_out(x: Inputs, axis: str) -> tuple[Inputs, Array]:
     def far(array: Array, dimension: int, last: int | None = None) -> Array:
         last = array.shape[dimension] - 1 if last is None else last
         inner = list(np.cumprod([1, *array.shape[:0:-1]])[::-1])
-        inner[dimension] = far_stride(array.shape[dimension])
+        inner[dimension] = far_stride(last + 1)
         return sparse(array.shape, tuple(int(s) for s in inner), array.dtype)
 
     last = last_page if axis == "page" else None

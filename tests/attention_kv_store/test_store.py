@@ -298,7 +298,7 @@ def test_caches_that_share_memory() -> None:
         kv_store_paged(x.k, x.v, x.k_cache, x.k_cache, x.slots)
 
 
-@pytest.mark.parametrize("backend", ["emulator", pytest.param("triton", marks=pytest.mark.interpreter)])
+@pytest.mark.parametrize("backend", ["reference", "emulator", pytest.param("triton", marks=pytest.mark.interpreter)])
 def test_a_token_without_an_angle_is_not_rotated(backend: str) -> None:
     """Law: nothing before the first angle or past the last is read; unchecked, such a key is stored as it is."""
     rng = np.random.default_rng(0)

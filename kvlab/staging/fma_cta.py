@@ -130,8 +130,7 @@ class FmaCTA:
 
     def zeros(self) -> Fragments:
         """The output accumulator ``[BM, BD]``."""
-        layout = _accumulator(self.shape, self.shape.BD)
-        return Fragments(np.zeros((self.programs, *layout.row.shape), np.float32), layout)
+        return Fragments.zeros(self.programs, _accumulator(self.shape, self.shape.BD))
 
     def row_max(self, s: Fragments) -> np.ndarray[Any, Any]:
         """Largest score of each row ``[programs, BM]``."""

@@ -80,6 +80,11 @@ class Fragments:
     values: np.ndarray[Any, Any]
     map: FragmentMap
 
+    @classmethod
+    def zeros(cls, programs: int, layout: FragmentMap) -> Fragments:
+        """An accumulator that nothing was added to: float32."""
+        return cls(np.zeros((programs, *layout.row.shape), np.float32), layout)
+
     def tile(self) -> np.ndarray[Any, Any]:
         """Lanes and registers put back to ``[programs, rows, cols]``."""
         return self.map.gather(self.values)

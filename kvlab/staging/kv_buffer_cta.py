@@ -16,7 +16,7 @@ from kvlab.hardware import MmaAtom
 from kvlab.layout import Swizzle
 from kvlab.memory import AddressSpace, Memory
 
-from .fragments import FragmentMap, Fragments
+from .fragments import Fragments
 from .iterator import KVTile
 from .kv_buffer import KVBuffer
 from .kv_mma_op import mfma_atom, mma_tiles
@@ -107,7 +107,7 @@ class KVBufferCTA:
 
     def scores(self, q: Fragments, k: Strips, active: Array) -> Fragments:
         """S = Q K^T, float32, ``[BM, BN]``."""
-        return self._multiply(q.values, k, self._zeros(score_map(self.k.params, self.shape.BM)))
+        return self._multiply(q.values, k, Fragments.zeros(self.programs, score_map(self.k.params, self.shape.BM)))
 
     def accumulate(self, p: Fragments, v: Strips, o: Fragments, active: Array) -> Fragments:
         """O += P V: P rounded to the storage dtype where it stands."""
@@ -118,7 +118,7 @@ class KVBufferCTA:
 
     def zeros(self) -> Fragments:
         """The output accumulator ``[BM, D]``."""
-        return self._zeros(output_map(self.v.params, self.shape.BM))
+        return Fragments.zeros(self.programs, output_map(self.v.params, self.shape.BM))
 
     def row_max(self, s: Fragments) -> Array:
         """Largest score of each row ``[programs, BM]``: in the lane, then over the row's two lanes."""
@@ -154,6 +154,3 @@ class KVBufferCTA:
                 b = registers[:, :, kg * tiles : (kg + 1) * tiles]
                 values = mma_tiles(self.shape.atom, parts[:, :, strip * groups + kg], b, values)
         return c.with_values(values)
-
-    def _zeros(self, layout: FragmentMap) -> Fragments:
-        return Fragments(np.zeros((self.programs, *layout.row.shape), np.float32), layout)

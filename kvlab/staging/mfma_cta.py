@@ -139,7 +139,7 @@ class MfmaCTA:
 
     def scores(self, q: Fragments, k: Strips, active: Array) -> Fragments:
         """S = Q K^T, float32, ``[BM, BN]``."""
-        return self._multiply(q.values, k, self._zeros(score_map(self.k.params, self.shape.BM)))
+        return self._multiply(q.values, k, Fragments.zeros(self.programs, score_map(self.k.params, self.shape.BM)))
 
     def accumulate(self, p: Fragments, v: Strips, o: Fragments, active: Array) -> Fragments:
         """O += P V: P rounded to the storage dtype, through LDS to the operand that meets V."""
@@ -149,7 +149,7 @@ class MfmaCTA:
 
     def zeros(self) -> Fragments:
         """The output accumulator ``[BM, D]``."""
-        return self._zeros(output_map(self.v.params, self.shape.BM))
+        return Fragments.zeros(self.programs, output_map(self.v.params, self.shape.BM))
 
     def row_max(self, s: Fragments) -> Array:
         """Largest score of each row ``[programs, BM]``: in the lane, over the row's four lanes, over the warps."""
@@ -190,6 +190,3 @@ class MfmaCTA:
         b = strips_b.reshape(*operand.shape[:2], len(strips.registers) * k_groups, -1, operand.shape[-1])
         a = operand.reshape(*operand.shape[:2], b.shape[2], tiles_m, operand.shape[-1])
         return c.with_values(mma_steps(self.shape.atom, a, b, c.values))
-
-    def _zeros(self, layout: FragmentMap) -> Fragments:
-        return Fragments(np.zeros((self.programs, *layout.row.shape), np.float32), layout)

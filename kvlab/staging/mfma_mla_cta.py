@@ -96,7 +96,7 @@ class MfmaMLACTA:
 
     def scores(self, q: tuple[Fragments, Fragments], k: tuple[Strips, Strips], active: Array) -> Fragments:
         """S = Q K^T, float32, ``[BM, BN]``: strip after strip of the latent, then of the rope columns."""
-        s = self._zeros(score_map(self.k.params, self.BM))
+        s = Fragments.zeros(self.programs, score_map(self.k.params, self.BM))
         for operand, strips in zip(q, k, strict=True):
             s = self._multiply(operand.values, strips, s)
         return s
@@ -112,7 +112,7 @@ class MfmaMLACTA:
 
     def zeros(self) -> Fragments:
         """The output accumulator ``[BM, latent columns]``."""
-        return self._zeros(output_map(self.v_params, self.BM))
+        return Fragments.zeros(self.programs, output_map(self.v_params, self.BM))
 
     def row_max(self, s: Fragments) -> Array:
         """Largest score of each row ``[programs, BM]``: in the lane, over the row's four lanes, over the warps."""
@@ -156,9 +156,6 @@ class MfmaMLACTA:
         for strip, registers in enumerate(strips.registers):
             values = mma_tiles(self.atom, operand[:, :, strip : strip + 1], registers, values)
         return c.with_values(values)
-
-    def _zeros(self, layout: FragmentMap) -> Fragments:
-        return Fragments(np.zeros((self.programs, *layout.row.shape), np.float32), layout)
 
 
 @functools.cache

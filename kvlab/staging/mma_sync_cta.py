@@ -138,8 +138,7 @@ class MmaSyncCTA:
         return rows.transpose(0, 2, 3, 1).reshape(self.programs, self.shape.BM)
 
     def _zeros(self, cols: int) -> Fragments:
-        layout = self.shape.output_map(cols)
-        return Fragments(np.zeros((self.programs, *layout.row.shape), np.float32), layout)
+        return Fragments.zeros(self.programs, self.shape.output_map(cols))
 
     def _copy_plan(self, role: str) -> CopyPlan:
         place = self.shape.place(role)

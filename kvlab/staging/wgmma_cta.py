@@ -139,7 +139,7 @@ class WgmmaCTA:
         """S = Q K^T, float32, ``[BM, BN]``: both operands from shared memory."""
         shape, atom = self.shape, self.shape.atom(self.shape.BN)
         a, b = _q_addresses(shape), _k_addresses(shape)
-        c = self._blocks(self._zeros(shape.BN))
+        c = self._blocks(self._zeros(shape.BN).values)
         for step in range(shape.BD // K_STEP):
             q_step = self.smem.load(a[step][None], shape.dtype)[..., 0]  # [programs, row blocks, 64, 16]
             k_step = self.smem.load(b[step][None], shape.dtype)[..., 0]  # [programs, BN, 16]
@@ -160,7 +160,7 @@ class WgmmaCTA:
 
     def zeros(self) -> Fragments:
         """The output accumulator ``[BM, BD]``."""
-        return Fragments(self._zeros(self.shape.BD), _accumulator(self.shape, self.shape.BD))
+        return self._zeros(self.shape.BD)
 
     def row_max(self, s: Fragments) -> Array:
         """Largest score of each row ``[programs, BM]``: in the lane, then over its quad."""
@@ -188,8 +188,8 @@ class WgmmaCTA:
     def _count(self, active: Array, nbytes: int) -> None:
         self.traffic.move("SMEM->tensor cores", int(active.sum()) * nbytes)
 
-    def _zeros(self, columns: int) -> Array:
-        return np.zeros((self.programs, *_accumulator(self.shape, columns).row.shape), np.float32)
+    def _zeros(self, columns: int) -> Fragments:
+        return Fragments.zeros(self.programs, _accumulator(self.shape, columns))
 
     def _blocks(self, values: Array) -> Array:
         """``[P, threads, repeats, regs]`` -> ``[P, blocks of 64 rows, 128, regs]``, in the order of the rows."""

@@ -19,10 +19,11 @@ from kvlab.memory import AddressSpace, Memory
 from .fragments import Fragments
 from .iterator import KVTile
 from .kv_buffer import KVBuffer
-from .kv_mma_op import mfma_atom, mma_tiles
-from .mfma_cta import Strips
+from .kv_mma_op import mfma_atom
+from .mfma_product import mma_step_by_step
 from .operand_maps import kv_buffer_operand_map, output_map, score_map
 from .params import WARP_SIZE, KVBufferParams
+from .strips import Strips, query_fragments
 from .traffic import Traffic
 
 __all__ = ["KVBufferCTA", "KVBufferShape"]
@@ -90,12 +91,9 @@ class KVBufferCTA:
 
     def load_q(self, dram: Memory, offset: IntArray, valid: Array) -> Fragments:
         """Q rows, elements ``offset[programs, BM]`` of ``dram``, straight into registers; invalid rows are 0."""
-        layout, size = kv_buffer_operand_map(self.k.params, self.shape.BM), self.shape.dtype.itemsize
-        row, col = layout.row[..., 0], layout.col[..., 0]  # [threads, registers], the first element of a fragment
-        ok = valid[:, row]
-        values = dram.load(np.where(ok, offset[:, row] + col, 0) * size, self.shape.dtype, layout.row.shape[-1])
-        self.traffic.move("DRAM->registers", int(valid.sum()) * self.shape.D * size)
-        return Fragments(np.where(ok[..., None], values, np.zeros((), self.shape.dtype)), layout)
+        layout, dtype = kv_buffer_operand_map(self.k.params, self.shape.BM), self.shape.dtype
+        self.traffic.move("DRAM->registers", int(valid.sum()) * self.shape.D * dtype.itemsize)
+        return query_fragments(dram, offset, valid, layout, dtype)
 
     def load_k(self, tile: KVTile, active: Array) -> Strips:
         """The K tile into its stage, then all strips into registers."""
@@ -145,12 +143,6 @@ class KVBufferCTA:
         return Strips(registers, buffer.fragment_map(), axis)
 
     def _multiply(self, operand: Array, strips: Strips, c: Fragments) -> Fragments:
-        """C += operand x strips, k group after k group; ``operand`` is ``[P, threads, (strip, k group, m), frag]``."""
-        groups, values = self.shape.BK // 16, c.values
-        parts = operand.reshape(*operand.shape[:2], len(strips.registers) * groups, -1, operand.shape[-1])
-        for strip, registers in enumerate(strips.registers):
-            tiles = registers.shape[2] // groups
-            for kg in range(groups):
-                b = registers[:, :, kg * tiles : (kg + 1) * tiles]
-                values = mma_tiles(self.shape.atom, parts[:, :, strip * groups + kg], b, values)
-        return c.with_values(values)
+        """C += operand x strips, k group after k group."""
+        a, b = strips.steps(operand, self.shape.BK // 16)
+        return c.with_values(mma_step_by_step(self.shape.atom, a, b, c.values))

@@ -20,7 +20,7 @@ from kvlab.layout import Swizzle
 from kvlab.memory import AddressSpace, Memory
 
 from .decode_streaming import DecodeStreamingKVBuffer
-from .fragments import FragmentMap, Fragments
+from .fragments import Fragments
 from .hazards import Hazards
 from .iterator import KVCacheIterator, KVTile
 from .kv_mma_op import mfma_atom
@@ -28,6 +28,7 @@ from .mfma_product import mma_steps
 from .operand_maps import operand_map, output_map, score_map
 from .p_buffer import PRegisterBuffer
 from .params import WARP_SIZE, KVBufferParams
+from .strips import Strips, query_fragments
 from .traffic import Traffic
 
 __all__ = ["MfmaCTA", "MfmaShape", "Strips"]
@@ -77,19 +78,6 @@ class MfmaShape:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False)
-class Strips:
-    """The registers of a tile's strips, one after the other; ``axis`` is the one along which they make up the tile."""
-
-    registers: list[Array]
-    map: FragmentMap
-    axis: int
-
-    def tile(self) -> Array:
-        """``[programs, BN, depth]``."""
-        return np.concatenate([self.map.gather(strip) for strip in self.registers], axis=self.axis)
-
-
 class MfmaCTA:
     """The CTAs of one launch, side by side: ``programs`` copies of LDS and registers.
 
@@ -122,12 +110,9 @@ class MfmaCTA:
 
     def load_q(self, dram: Memory, offset: IntArray, valid: Array) -> Fragments:
         """Q rows (elements ``offset[programs, BM]`` of ``dram``) straight into every warp's registers, or zeros."""
-        layout, size = operand_map(self.k.params, self.shape.BM), self.shape.dtype.itemsize
-        row, col = layout.row[..., 0], layout.col[..., 0]  # [threads, registers], the first element of a fragment
-        ok = valid[:, row]
-        values = dram.load(np.where(ok, offset[:, row] + col, 0) * size, self.shape.dtype, layout.row.shape[-1])
-        self.traffic.move("DRAM->registers", int(valid.sum()) * self.shape.D * size)
-        return Fragments(np.where(ok[..., None], values, np.zeros((), self.shape.dtype)), layout)
+        layout, dtype = operand_map(self.k.params, self.shape.BM), self.shape.dtype
+        self.traffic.move("DRAM->registers", int(valid.sum()) * self.shape.D * dtype.itemsize)
+        return query_fragments(dram, offset, valid, layout, dtype)
 
     def load_k(self, tile: KVTile, active: Array) -> Strips:
         """The K tile, strip after strip: columns ``[strip * BK, + BK)`` of all keys."""
@@ -184,9 +169,6 @@ class MfmaCTA:
         return Strips(registers, buffer.fragment_map(), axis)
 
     def _multiply(self, operand: Array, strips: Strips, c: Fragments) -> Fragments:
-        """C += operand x strips, k group after k group; ``operand`` is ``[P, threads, (strip, k group, m), frag]``."""
-        tiles_m, k_groups = self.shape.BM // 16, self.shape.k_groups
-        strips_b = np.stack(strips.registers, axis=2)  # [programs, threads, strips, k groups * n, frag]
-        b = strips_b.reshape(*operand.shape[:2], len(strips.registers) * k_groups, -1, operand.shape[-1])
-        a = operand.reshape(*operand.shape[:2], b.shape[2], tiles_m, operand.shape[-1])
+        """C += operand x strips, in the order of :func:`mma_steps`."""
+        a, b = strips.steps(operand, self.shape.k_groups)
         return c.with_values(mma_steps(self.shape.atom, a, b, c.values))

@@ -18,10 +18,11 @@ from kvlab.memory import AddressSpace, Memory
 
 from .fragments import FragmentMap, Fragments
 from .kv_buffer import KVBuffer
-from .kv_mma_op import mfma_atom, mma_tiles
-from .mfma_cta import Strips
+from .kv_mma_op import mfma_atom
+from .mfma_product import mma_step_by_step
 from .operand_maps import kv_buffer_operand_map, output_map, score_map
 from .params import WARP_SIZE, KVBufferParams
+from .strips import Strips, query_fragments
 from .traffic import Traffic
 from .warp_slices import WarpSlices
 
@@ -75,15 +76,13 @@ class MfmaMLACTA:
         """Q rows, elements ``offset[programs, BM]`` of ``dram``, straight into every warp's registers; invalid rows
         are 0.
         """
-        dtype, parts = self.k.params.dtype, []
-        for first, layout in zip((0, self.columns[0]), _query_maps(self.k.params, self.BM, *self.columns), strict=True):
-            row, col = layout.row[..., 0], layout.col[..., 0]  # [threads, registers], the first element of a fragment
-            ok = valid[:, row]
-            at = np.where(ok, offset[:, row] + first + col, 0) * dtype.itemsize
-            values = dram.load(at, dtype, layout.row.shape[-1])
-            parts.append(Fragments(np.where(ok[..., None], values, np.zeros((), dtype)), layout))
+        dtype = self.k.params.dtype
+        latent, rope = _query_maps(self.k.params, self.BM, *self.columns)
         self.traffic.move("DRAM->registers", int(valid.sum()) * sum(self.columns) * dtype.itemsize)
-        return parts[0], parts[1]
+        return (
+            query_fragments(dram, offset, valid, latent, dtype),
+            query_fragments(dram, offset + self.columns[0], valid, rope, dtype),
+        )
 
     def load_k(self, start: Array, active: Array) -> tuple[Strips, Strips]:
         """The tile of all columns by DMA into LDS, then its strips: those of the latent and those of the rope part."""
@@ -151,11 +150,9 @@ class MfmaMLACTA:
         return operand
 
     def _multiply(self, operand: Array, strips: Strips, c: Fragments) -> Fragments:
-        """C += operand x strips; ``operand`` is ``[programs, threads, strips, 8]``."""
-        values = c.values
-        for strip, registers in enumerate(strips.registers):
-            values = mma_tiles(self.atom, operand[:, :, strip : strip + 1], registers, values)
-        return c.with_values(values)
+        """C += operand x strips, strip after strip; ``operand`` is ``[programs, threads, strips, 8]``."""
+        a, b = strips.steps(operand, 1)
+        return c.with_values(mma_step_by_step(self.atom, a, b, c.values))
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Several k groups of matrix instructions at once: the fragments of all steps, one matrix product a warp."""
+"""Several k groups of matrix instructions: one matrix product a warp, or step after step as the hardware does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import numpy as np
 
 from kvlab.hardware import MmaAtom
 
-__all__ = ["mma_steps"]
+from .kv_mma_op import mma_tiles
+
+__all__ = ["mma_step_by_step", "mma_steps"]
 
 Array = np.ndarray[Any, Any]
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
@@ -21,7 +23,7 @@ def mma_steps(atom: MmaAtom, a: Array, b: Array, c: Array) -> Array:
 
     a ``[programs, threads, steps, num_m, regs]``, b ``[programs, threads, steps, num_n, regs]``, c ``[programs,
     threads, num_m * num_n, regs_c]`` float32. The sums over all steps are those of one float32 matrix product, in its
-    order; hardware goes step by step.
+    order; hardware goes step by step, as :func:`mma_step_by_step` does.
 
     >>> from kvlab.hardware import get_atom
     >>> atom, ones = get_atom("mfma.16x16x4.f32"), np.ones((1, 64, 5, 1, 1), np.float32)
@@ -37,6 +39,19 @@ def mma_steps(atom: MmaAtom, a: Array, b: Array, c: Array) -> Array:
     product = np.matmul(first, second).reshape(len(a), warps, -1)
     out: Array = c + np.take(product, registers, axis=2).reshape(c.shape)
     return out
+
+
+def mma_step_by_step(atom: MmaAtom, a: Array, b: Array, c: Array) -> Array:
+    """:func:`mma_steps` in the order of the hardware: each step is added to the sum of those before it.
+
+    >>> from kvlab.hardware import get_atom
+    >>> atom, ones = get_atom("mfma.16x16x4.f32"), np.ones((1, 64, 5, 1, 1), np.float32)
+    >>> mma_step_by_step(atom, ones, ones, np.ones((1, 64, 1, 4), np.float32)).max()
+    np.float32(21.0)
+    """
+    for step in range(a.shape[2]):
+        c = mma_tiles(atom, a[:, :, step], b[:, :, step], c)
+    return c
 
 
 def _matrix(fragments: Array, warps: int, home: IntArray) -> Array:

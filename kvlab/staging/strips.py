@@ -1,0 +1,55 @@
+"""What the CTAs of gfx950 keep in registers: rows of Q from DRAM, and the strips of a K or V tile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvlab.memory import Memory
+
+from .fragments import FragmentMap, Fragments
+
+__all__ = ["Strips", "query_fragments"]
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Strips:
+    """The registers of a tile's strips, one after the other; ``axis`` is the one along which they make up the tile."""
+
+    registers: list[Array]
+    map: FragmentMap
+    axis: int
+
+    def tile(self) -> Array:
+        """``[programs, BN, depth]``."""
+        return np.concatenate([self.map.gather(strip) for strip in self.registers], axis=self.axis)
+
+    def steps(self, operand: Array, k_groups: int) -> tuple[Array, Array]:
+        """The factors of ``operand`` times the strips, a k group a step: both ``[programs, threads, steps, tiles,
+        frag]``. ``operand`` is ``[programs, threads, (strip, k group, m), frag]``; a strip has ``k_groups``.
+        """
+        programs, threads, _, frag = operand.shape
+        shape = programs, threads, len(self.registers) * k_groups, -1, frag
+        return operand.reshape(shape), np.stack(self.registers, axis=2).reshape(shape)
+
+
+def query_fragments(dram: Memory, offset: Array, valid: Array, layout: FragmentMap, dtype: np.dtype[Any]) -> Fragments:
+    """Q rows, elements ``offset[programs, BM]`` of ``dram``, straight into registers; invalid rows are 0.
+
+    Every fragment is read at once: the columns of one are consecutive.
+
+    >>> lane = np.arange(4)[:, None, None]
+    >>> layout = FragmentMap((2, 4), lane // 2, 2 * (lane % 2) + np.arange(2))
+    >>> dram = Memory.over(np.arange(8, dtype=np.float32))
+    >>> query_fragments(dram, np.array([[0, 4]]), np.array([[False, True]]), layout, np.dtype(np.float32)).tile()
+    array([[[0., 0., 0., 0.],
+            [4., 5., 6., 7.]]], dtype=float32)
+    """
+    row, col = layout.row[..., 0], layout.col[..., 0]  # [threads, registers], the first element of a fragment
+    ok = valid[:, row]
+    address = np.where(ok, offset[:, row] + col, 0) * dtype.itemsize
+    return Fragments(dram.load(address, dtype, layout.row.shape[-1], mask=ok), layout)

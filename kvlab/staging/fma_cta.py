@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.hardware import cp_async
 from kvlab.memory import AddressSpace, Memory, float32
 
 from .copy_plan import CopyPlan, copy_plan, passes_by_warp
@@ -21,6 +20,7 @@ from .footprint import Footprint
 from .fragments import FragmentMap, Fragments
 from .hazards import Hazards
 from .iterator import KVCacheIterator, KVTile
+from .tile_copies import TileCopies
 from .tile_pipeline import TilePipeline
 from .traffic import Traffic
 
@@ -75,7 +75,8 @@ class FmaCTA:
         self.shape, self.programs, self.traffic = shape, programs, traffic
         self.smem = Memory(shape.shared_bytes, space=AddressSpace.SHARED, name="shared memory", programs=programs)
         self.hazards = Hazards(self.smem, shape.warps, arch=shape.arch, timeline=traffic.timeline)
-        self.pipeline = TilePipeline(self._copy_async, self.hazards)
+        self.copies = TileCopies(self.smem, self.hazards, traffic, self._copied_to)
+        self.pipeline = TilePipeline(self.copies.by_cp_async, self.hazards)
         self._footprints: dict[str, Footprint] = {}
 
     def follow(self, k_tiles: KVCacheIterator, v_tiles: KVCacheIterator) -> None:
@@ -84,12 +85,7 @@ class FmaCTA:
 
     def load_q(self, dram: Memory, offset: IntArray, valid: BoolArray) -> Fragments:
         """Q rows (elements ``offset[programs, BM]`` of ``dram``) into shared memory and registers, or zeros."""
-        base, plan = self.shape.place("q")[0], self._copy_plan("q")
-        source, ok = plan.source(np.where(valid, offset, -1), 4)
-        values = dram.load(source, np.uint8, 16, mask=ok)
-        self.smem.store(self._copied_to(base, plan)[None], values)
-        self.hazards.write(self._copied("q"), "q write")
-        self.traffic.move("DRAM->SMEM", plan.bytes_by_warp(ok))
+        self.copies.by_registers("q", dram, np.where(valid, offset, -1), 4)
         self.hazards.barrier()
         return self._read("q", np.asarray(valid.any(axis=1)))
 
@@ -151,21 +147,11 @@ class FmaCTA:
             self.hazards.barrier()
             self.hazards.barrier()
 
-    def _copy_plan(self, role: str) -> CopyPlan:
-        _, rows, cols = self.shape.place(role)
-        return copy_plan(rows, 4 * cols, 4 * self.shape.D, self.shape.warps)
-
-    def _copied_to(self, base: int, plan: CopyPlan) -> IntArray:
-        return base + plan.row * 4 * self.shape.BD + plan.byte
-
-    def _copy_async(self, role: str, tile: KVTile) -> None:
-        base, plan = self.shape.place(role)[0], self._copy_plan(role)
-        source, valid = plan.source_of(tile)
-        self.hazards.copy_async(self._copied(role), f"{role} copy", 0)
-        cp_async(self.smem, self._copied_to(base, plan)[None], tile.memory, source, 16, valid)
-        self.traffic.move("DRAM->SMEM", plan.bytes_by_warp(valid))
-        warps = self.shape.warps
-        self.traffic.issue(f"{role} copy", np.full(warps, len(plan.row) // (32 * warps)) * self.programs)
+    def _copied_to(self, role: str) -> tuple[CopyPlan, IntArray]:
+        """The plan of a role's tile, and where each of its vectors lands."""
+        base, rows, cols = self.shape.place(role)
+        plan = copy_plan(rows, 4 * cols, 4 * self.shape.D, self.shape.warps)
+        return plan, base + plan.row * 4 * cols + plan.byte
 
     def _read(self, role: str, active: BoolArray, stated: bool = True) -> Fragments:
         layout = self._read_map(role)
@@ -200,15 +186,6 @@ class FmaCTA:
         if name not in self._footprints:
             self._footprints[name] = self.hazards.footprint(self._by_instruction(address), nbytes)
         return self._footprints[name]
-
-    def _copied(self, role: str) -> Footprint:
-        """The bytes that each warp brings of a role."""
-        key = f"{role} copy"
-        if key not in self._footprints:
-            plan = self._copy_plan(role)
-            address = self._copied_to(self.shape.place(role)[0], plan)
-            self._footprints[key] = self.hazards.footprint(address, 16, plan.warp)
-        return self._footprints[key]
 
     def _by_instruction(self, address: IntArray) -> IntArray:
         return address.reshape(self.shape.warps, 32, -1).transpose(2, 0, 1)

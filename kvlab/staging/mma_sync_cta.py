@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.hardware import cp_async, ldmatrix, stmatrix
+from kvlab.hardware import ldmatrix, stmatrix
 from kvlab.memory import AddressSpace, Memory, float32
 
 from .copy_plan import CopyPlan, copy_plan
@@ -24,6 +24,7 @@ from .hazards import Hazards
 from .iterator import KVCacheIterator, KVTile
 from .mma_sync_plan import WARPS, MmaSyncShape
 from .swizzled_tile import SwizzledTile
+from .tile_copies import TileCopies
 from .tile_pipeline import TilePipeline
 from .traffic import Traffic
 
@@ -58,7 +59,8 @@ class MmaSyncCTA:
         self.shape, self.programs, self.traffic = shape, programs, traffic
         self.smem = Memory(shape.shared_bytes, space=AddressSpace.SHARED, name="shared memory", programs=programs)
         self.hazards = Hazards(self.smem, WARPS, arch=shape.arch, timeline=traffic.timeline)
-        self.pipeline = TilePipeline(self._copy_async, self.hazards)
+        self.copies = TileCopies(self.smem, self.hazards, traffic, self._copied_to)
+        self.pipeline = TilePipeline(self.copies.by_cp_async, self.hazards)
         self._footprints: dict[str, Footprint] = {}
 
     def follow(self, k_tiles: KVCacheIterator, v_tiles: KVCacheIterator) -> None:
@@ -67,13 +69,8 @@ class MmaSyncCTA:
 
     def load_q(self, dram: Memory, offset: IntArray, valid: BoolArray) -> SharedTile:
         """Q rows (elements ``offset[programs, BM]`` of ``dram``) through registers into shared memory, or zeros."""
-        place, plan = self.shape.place("q"), self._copy_plan("q")
-        source, ok = plan.source(np.where(valid, offset, -1), self.shape.dtype.itemsize)
-        values = dram.load(source, np.uint8, 16, mask=ok)
-        self.smem.store(place.address(plan.row, plan.byte // 16)[None], values)
-        self.hazards.write(self._copied("q"), "q write")
-        self.traffic.move("DRAM->SMEM", plan.bytes_by_warp(ok))
-        return SharedTile(self.smem, place, self.shape.dtype)
+        self.copies.by_registers("q", dram, np.where(valid, offset, -1), self.shape.dtype.itemsize)
+        return SharedTile(self.smem, self.shape.place("q"), self.shape.dtype)
 
     def load_k(self, tile: KVTile, active: BoolArray) -> Fragments:
         """K tile of these pages into shared memory, then to the B fragments of S = Q K^T."""
@@ -140,17 +137,11 @@ class MmaSyncCTA:
     def _zeros(self, cols: int) -> Fragments:
         return Fragments.zeros(self.programs, self.shape.output_map(cols))
 
-    def _copy_plan(self, role: str) -> CopyPlan:
+    def _copied_to(self, role: str) -> tuple[CopyPlan, IntArray]:
+        """The plan of a role's tile, and where each of its vectors lands."""
         place = self.shape.place(role)
-        return copy_plan(place.rows, place.row_bytes, self.shape.D * self.shape.dtype.itemsize, WARPS)
-
-    def _copy_async(self, role: str, tile: KVTile) -> None:
-        place, plan = self.shape.place(role), self._copy_plan(role)
-        source, valid = plan.source_of(tile)
-        self.hazards.copy_async(self._copied(role), f"{role} copy", 0)
-        cp_async(self.smem, place.address(plan.row, plan.byte // 16)[None], tile.memory, source, 16, valid)
-        self.traffic.move("DRAM->SMEM", plan.bytes_by_warp(valid))
-        self.traffic.issue(f"{role} copy", np.full(WARPS, len(plan.row) // (32 * WARPS)) * self.programs)
+        plan = copy_plan(place.rows, place.row_bytes, self.shape.D * self.shape.dtype.itemsize, WARPS)
+        return plan, place.address(plan.row, plan.byte // 16)
 
     def _store_p(self, p: np.ndarray[Any, Any], active: BoolArray) -> None:
         """P ``[programs, threads, (BM/16) * n-tiles, 4]`` by stmatrix; before sm_90 two elements a store."""
@@ -193,15 +184,6 @@ class MmaSyncCTA:
             access = self.shape.access(role)
             self._footprints[role] = self.hazards.footprint(access.address, access.nbytes)
         return self._footprints[role]
-
-    def _copied(self, role: str) -> Footprint:
-        """The bytes that each warp brings of a role."""
-        key = f"{role} copy"
-        if key not in self._footprints:
-            plan = self._copy_plan(role)
-            address = self.shape.place(role).address(plan.row, plan.byte // 16)
-            self._footprints[key] = self.hazards.footprint(address, 16, plan.warp)
-        return self._footprints[key]
 
     def _multiply(self, roles: str, a: Fragments, b: Fragments, c: Fragments) -> Fragments:
         """C += A B, each warp its columns, in float32. The sums over all steps of 16 are those of one matrix product,

@@ -17,6 +17,7 @@ import numpy as np
 from kvlab.hardware import MmaAtom, SmemDescriptor, TensorMapSwizzle, cp_async, get_atom
 from kvlab.memory import AddressSpace, Memory
 
+from .copy_plan import CopyPlan, copy_plan
 from .fragments import FragmentMap, Fragments
 from .iterator import KVTile
 from .traffic import Traffic
@@ -119,11 +120,10 @@ class WgmmaCTA:
         """Q rows, elements ``offset[programs, BM]`` of ``dram``, through registers into shared memory; invalid rows
         are 0.
         """
-        place = self.shape.places["q"]
-        row, vector, inside = _vectors(place, self.shape.D)
-        ok = valid[:, row] & inside
-        values = dram.load(np.where(ok, 2 * offset[:, row] + 16 * vector, 0), np.uint8, 16)
-        self.smem.store(place.address(row, vector)[None], np.where(ok[..., None], values, 0).astype(np.uint8))
+        place, plan = self.shape.places["q"], self._copy_plan("q")
+        source, exists = plan.source(np.where(valid, offset, -1), 2)
+        values = dram.load(source, np.uint8, 16, mask=exists)
+        self.smem.store(place.address(plan.row, plan.byte // 16)[None], values)
         self.traffic.move("DRAM->SMEM", int(valid.sum()) * self.shape.D * 2)
         return PanelValue(self.smem, place, self.shape.dtype)
 
@@ -175,13 +175,14 @@ class WgmmaCTA:
         rows = reduce(reduce(parts, axis=(5, 7)), axis=3)  # [programs, warps, 8 rows, repeats, halves]
         return rows.transpose(0, 3, 1, 4, 2).reshape(self.programs, self.shape.BM)
 
-    def _copy_async(self, tile: KVTile, role: str) -> PanelValue:
+    def _copy_plan(self, role: str) -> CopyPlan:
         place = self.shape.places[role]
-        row, vector, inside = _vectors(place, self.shape.D)
-        offsets = tile.row_offsets()  # [programs, BN] elements, -1 past the valid rows
-        valid = (offsets[:, row] >= 0) & inside
-        source = np.where(valid, 2 * offsets[:, row] + 16 * vector, 0)
-        cp_async(self.smem, place.address(row, vector)[None], tile.memory, source, 16, valid)
+        return copy_plan(place.rows, 2 * place.cols, 2 * self.shape.D, self.shape.warps)
+
+    def _copy_async(self, tile: KVTile, role: str) -> PanelValue:
+        place, plan = self.shape.places[role], self._copy_plan(role)
+        source, valid = plan.source_of(tile)
+        cp_async(self.smem, place.address(plan.row, plan.byte // 16)[None], tile.memory, source, 16, valid)
         self.traffic.move("DRAM->SMEM", int(valid.sum()) * 16)
         return PanelValue(self.smem, place, self.shape.dtype)
 
@@ -210,13 +211,6 @@ def _places(shape: WgmmaShape) -> dict[str, PanelTile]:
         places[role] = PanelTile(rows, shape.BD, base)
         base += places[role].nbytes
     return places
-
-
-@functools.cache
-def _vectors(place: PanelTile, columns: int) -> tuple[IntArray, IntArray, np.ndarray[Any, np.dtype[np.bool_]]]:
-    """All 16-byte vectors of a tile, row-major: row, vector, and whether the vector lies in the row's data."""
-    row, vector = np.divmod(np.arange(place.rows * place.cols // 8), place.cols // 8)
-    return row, vector, 8 * vector < columns
 
 
 @functools.cache

@@ -1,0 +1,57 @@
+"""Whole tiles from DRAM into shared memory by a CTA's threads, 16 bytes each, every copy stated to ``hazards``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from kvlab.hardware import cp_async
+from kvlab.memory import Memory
+
+from .copy_plan import CopyPlan
+from .footprint import Footprint
+from .hazards import Hazards
+from .iterator import KVTile
+from .traffic import Traffic
+
+__all__ = ["TileCopies"]
+
+IntArray = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class TileCopies:
+    """The copies of one launch; ``place(role)`` is the plan of a role's tile and the byte address of each vector
+    ``[n]`` in ``smem``, which has programs.
+    """
+
+    def __init__(
+        self, smem: Memory, hazards: Hazards, traffic: Traffic, place: Callable[[str], tuple[CopyPlan, IntArray]]
+    ) -> None:
+        self.smem, self.hazards, self.traffic, self.place = smem, hazards, traffic, place
+        self._footprints: dict[str, Footprint] = {}
+
+    def by_registers(self, role: str, dram: Memory, offset: IntArray, size: int) -> None:
+        """Rows at element ``offset`` ``[programs, rows]`` of ``dram``, negative where there is none: zeros."""
+        plan, address = self.place(role)
+        source, valid = plan.source(offset, size)
+        self.smem.store(address[None], dram.load(source, np.uint8, 16, mask=valid))
+        self.hazards.write(self._footprint(role, plan, address), f"{role} write")
+        self.traffic.move("DRAM->SMEM", plan.bytes_by_warp(valid))
+
+    def by_cp_async(self, role: str, tile: KVTile) -> None:
+        """The rows of a K or V tile, in flight until its group has been waited for."""
+        plan, address = self.place(role)
+        source, valid = plan.source_of(tile)
+        self.hazards.copy_async(self._footprint(role, plan, address), f"{role} copy", 0)
+        cp_async(self.smem, address[None], tile.memory, source, 16, valid)
+        self.traffic.move("DRAM->SMEM", plan.bytes_by_warp(valid))
+        instructions = np.full(plan.warps, len(plan.row) // (32 * plan.warps))
+        self.traffic.issue(f"{role} copy", instructions * len(source))
+
+    def _footprint(self, role: str, plan: CopyPlan, address: IntArray) -> Footprint:
+        """The bytes that each warp brings of a role."""
+        if role not in self._footprints:
+            self._footprints[role] = self.hazards.footprint(address, 16, plan.warp)
+        return self._footprints[role]

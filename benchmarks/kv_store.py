@@ -12,20 +12,12 @@ plain copy of as many bytes reaches in the same run: quote the ratio. `--sweep` 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
-import platform
-import subprocess
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import numpy as np
+import gpu_record
 import torch
-import triton
 
 from kvlab.attention import Rope, explain, kv_store_paged
 from kvlab.attention.kv_store.kernel import launch
@@ -165,36 +157,16 @@ def _sweep(calls: list[Call]) -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help="where the JSON goes (printed in any case)")
-    parser.add_argument("--sweep", action="store_true", help="time other tile sizes as well")
-    options = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("benchmarks/kv_store.py needs a CUDA GPU: times hold only there")
-    driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True
-    )
-    record = {
-        "command": "python benchmarks/kv_store.py" + (" --sweep" if options.sweep else ""),
-        "card": torch.cuda.get_device_name(), "driver": driver.stdout.strip(), "date": time.strftime("%Y-%m-%d"),
-        "versions": {
-            "python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__,
-            "numpy": np.__version__,
-        },
+def measurements(sweep: bool) -> dict[str, Any]:
+    return {
         "stores": [
-            measure(tokens, kind, options.sweep)
+            measure(tokens, kind, sweep)
             for tokens in (64, 4096, 65536)
             for kind in ("copy", "fp8", "fp8-own", "rope", "rope-interleaved")
             if tokens <= 4096 or kind in ("copy", "fp8")
         ],
-    }  # fmt: skip
-    text = json.dumps(record, indent=1)
-    print(text)
-    if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(text + "\n")
+    }
 
 
 if __name__ == "__main__":
-    main()
+    gpu_record.run("benchmarks/kv_store.py", __doc__, measurements)

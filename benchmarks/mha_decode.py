@@ -9,16 +9,10 @@ kernel reaches on the same bytes in the same run: quote the ratio. `--sweep` tim
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
-import platform
-import subprocess
-import sys
-import time
-from pathlib import Path
 from typing import Any
 
+import gpu_record
 import numpy as np
 import torch
 import triton
@@ -170,32 +164,12 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tens
     return torch.stack(rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help="where the JSON goes (printed in any case)")
-    parser.add_argument("--sweep", action="store_true", help="time other tile sizes as well")
-    options = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("benchmarks/mha_decode.py needs a CUDA GPU: times hold only there")
-    driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True
-    )
-    record = {
-        "command": "python benchmarks/mha_decode.py" + (" --sweep" if options.sweep else ""),
-        "card": torch.cuda.get_device_name(), "driver": driver.stdout.strip(), "date": time.strftime("%Y-%m-%d"),
-        "versions": {
-            "python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__,
-            "numpy": np.__version__,
-        },
+def measurements(sweep: bool) -> dict[str, Any]:
+    return {
         "captured": captured(),
-        "synthetic": [synthetic(*shape, sweep=options.sweep) for shape in SHAPES],
-    }  # fmt: skip
-    text = json.dumps(record, indent=1)
-    print(text)
-    if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(text + "\n")
+        "synthetic": [synthetic(*shape, sweep=sweep) for shape in SHAPES],
+    }
 
 
 if __name__ == "__main__":
-    main()
+    gpu_record.run("benchmarks/mha_decode.py", __doc__, measurements)

@@ -1,0 +1,50 @@
+"""The command line of a benchmark that needs a CUDA GPU, and the JSON record that it writes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+
+__all__ = ["run"]
+
+
+def run(script: str, words: str | None, measure: Callable[[bool], dict[str, Any]]) -> None:
+    """Print what ``measure(sweep)`` found, after the command, the card and the versions; write it where asked to.
+
+    script : the file, from the root of the repository.
+    words : the benchmark's docstring, for ``--help``.
+    """
+    parser = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="where the JSON goes (printed in any case)")
+    parser.add_argument("--sweep", action="store_true", help="time other tile sizes as well")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit(f"{script} needs a CUDA GPU: times hold only there")
+    driver = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True
+    )
+    record = {
+        "command": f"python {script}" + (" --sweep" if options.sweep else ""),
+        "card": torch.cuda.get_device_name(), "driver": driver.stdout.strip(), "date": time.strftime("%Y-%m-%d"),
+        "versions": {
+            "python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__,
+            "numpy": np.__version__,
+        },
+        **measure(options.sweep),
+    }  # fmt: skip
+    text = json.dumps(record, indent=1)
+    print(text)
+    if options.output:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(text + "\n")

@@ -9,7 +9,6 @@ softmax and the scale work on the accumulator registers. Every access and every 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from .fragments import Fragments
 from .hazards import Hazards
 from .iterator import KVCacheIterator, KVTile
 from .mma_sync_plan import WARPS, MmaSyncShape
-from .swizzled_tile import SwizzledTile
+from .shared_tile import SharedTile
 from .tile_copies import TileCopies
 from .tile_pipeline import TilePipeline
 from .traffic import Traffic
@@ -32,21 +31,6 @@ __all__ = ["MmaSyncCTA", "MmaSyncShape", "SharedTile"]
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
-
-
-@dataclass(frozen=True, eq=False)
-class SharedTile:
-    """A tile that stands in shared memory (Q): its image is its value."""
-
-    memory: Memory
-    place: SwizzledTile
-    dtype: np.dtype[Any]
-
-    def tile(self) -> np.ndarray[Any, Any]:
-        """``[programs, rows, cols]``."""
-        address = self.place.address(np.arange(self.place.rows)[:, None], np.arange(self.place.vectors))
-        values = self.memory.load(address[None], self.dtype, 16 // self.dtype.itemsize)
-        return values.reshape(len(values), self.place.rows, -1)
 
 
 class MmaSyncCTA:

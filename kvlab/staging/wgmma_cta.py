@@ -20,6 +20,7 @@ from kvlab.memory import AddressSpace, Memory
 from .copy_plan import CopyPlan, copy_plan
 from .fragments import FragmentMap, Fragments
 from .iterator import KVTile
+from .shared_tile import SharedTile
 from .traffic import Traffic
 
 __all__ = ["PanelTile", "WgmmaCTA", "WgmmaShape"]
@@ -46,6 +47,11 @@ class PanelTile:
     def width(self) -> int:
         """Bytes of a panel's row: the swizzle width."""
         return min(2 * self.cols, 128)
+
+    @property
+    def vectors(self) -> int:
+        """16-byte vectors of a row, in all panels."""
+        return self.cols // 8
 
     @property
     def nbytes(self) -> int:
@@ -93,21 +99,6 @@ class WgmmaShape:
         return _places(self)
 
 
-@dataclass(frozen=True, eq=False)
-class PanelValue:
-    """A tile that stands in shared memory: its image is its value."""
-
-    memory: Memory
-    place: PanelTile
-    dtype: np.dtype[Any]
-
-    def tile(self) -> Array:
-        """``[programs, rows, cols]``."""
-        address = self.place.address(np.arange(self.place.rows)[:, None], np.arange(self.place.cols // 8))
-        values = self.memory.load(address[None], self.dtype, 8)
-        return values.reshape(len(values), self.place.rows, -1)
-
-
 class WgmmaCTA:
     """The CTAs of one launch, side by side: ``programs`` copies of shared memory and registers."""
 
@@ -116,7 +107,7 @@ class WgmmaCTA:
         nbytes = sum(place.nbytes for place in shape.places.values())
         self.smem = Memory(nbytes, space=AddressSpace.SHARED, name="shared memory", programs=programs)
 
-    def load_q(self, dram: Memory, offset: IntArray, valid: Array) -> PanelValue:
+    def load_q(self, dram: Memory, offset: IntArray, valid: Array) -> SharedTile:
         """Q rows, elements ``offset[programs, BM]`` of ``dram``, through registers into shared memory; invalid rows
         are 0.
         """
@@ -125,17 +116,17 @@ class WgmmaCTA:
         values = dram.load(source, np.uint8, 16, mask=exists)
         self.smem.store(place.address(plan.row, plan.byte // 16)[None], values)
         self.traffic.move("DRAM->SMEM", int(valid.sum()) * self.shape.D * 2)
-        return PanelValue(self.smem, place, self.shape.dtype)
+        return SharedTile(self.smem, place, self.shape.dtype)
 
-    def load_k(self, tile: KVTile, active: Array) -> PanelValue:
+    def load_k(self, tile: KVTile, active: Array) -> SharedTile:
         """The K tile into its panels."""
         return self._copy_async(tile, "k")
 
-    def load_v(self, tile: KVTile, active: Array) -> PanelValue:
+    def load_v(self, tile: KVTile, active: Array) -> SharedTile:
         """The V tile into its panels."""
         return self._copy_async(tile, "v")
 
-    def scores(self, q: PanelValue, k: PanelValue, active: Array) -> Fragments:
+    def scores(self, q: SharedTile, k: SharedTile, active: Array) -> Fragments:
         """S = Q K^T, float32, ``[BM, BN]``: both operands from shared memory."""
         shape, atom = self.shape, self.shape.atom(self.shape.BN)
         a, b = _q_addresses(shape), _k_addresses(shape)
@@ -147,7 +138,7 @@ class WgmmaCTA:
         self._count(active, (shape.BM // 64 * 64 + shape.BM // 64 * shape.BN) * shape.BD * 2)
         return self._fragments(c, shape.BN)
 
-    def accumulate(self, p: Fragments, v: PanelValue, o: Fragments, active: Array) -> Fragments:
+    def accumulate(self, p: Fragments, v: SharedTile, o: Fragments, active: Array) -> Fragments:
         """O += P V: P rounded to the storage dtype where it stands; V from shared memory, transposed by the unit."""
         shape, atom = self.shape, self.shape.atom(self.shape.BD)
         b, a = _v_addresses(shape), self._blocks(p.values.astype(shape.dtype))
@@ -179,12 +170,12 @@ class WgmmaCTA:
         place = self.shape.places[role]
         return copy_plan(place.rows, 2 * place.cols, 2 * self.shape.D, self.shape.warps)
 
-    def _copy_async(self, tile: KVTile, role: str) -> PanelValue:
+    def _copy_async(self, tile: KVTile, role: str) -> SharedTile:
         place, plan = self.shape.places[role], self._copy_plan(role)
         source, valid = plan.source_of(tile)
         cp_async(self.smem, place.address(plan.row, plan.byte // 16)[None], tile.memory, source, 16, valid)
         self.traffic.move("DRAM->SMEM", int(valid.sum()) * 16)
-        return PanelValue(self.smem, place, self.shape.dtype)
+        return SharedTile(self.smem, place, self.shape.dtype)
 
     def _count(self, active: Array, nbytes: int) -> None:
         self.traffic.move("SMEM->tensor cores", int(active.sum()) * nbytes)

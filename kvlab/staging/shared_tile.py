@@ -1,0 +1,37 @@
+"""A tile that stands in shared memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from kvlab.memory import Memory
+
+__all__ = ["SharedTile"]
+
+
+class Place(Protocol):
+    """Where a tile stands: its rows, the 16-byte vectors of a row, and the byte address of each."""
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def vectors(self) -> int: ...
+    def address(self, row: Any, vector: Any) -> Any: ...
+
+
+@dataclass(frozen=True, eq=False)
+class SharedTile:
+    """A tile that stands in shared memory: its image is its value."""
+
+    memory: Memory
+    place: Place
+    dtype: np.dtype[Any]
+
+    def tile(self) -> np.ndarray[Any, Any]:
+        """``[programs, rows, cols]``."""
+        address = self.place.address(np.arange(self.place.rows)[:, None], np.arange(self.place.vectors))
+        values = self.memory.load(address[None], self.dtype, 16 // self.dtype.itemsize)
+        return values.reshape(len(values), self.place.rows, -1)

@@ -41,8 +41,8 @@ def reference(
         rows = x.reshape(-1, *x.shape[2:])[token].astype(np.float64)  # [n, H, D]
         if config.rope == name and cos is not None and sin is not None:
             some = (position >= 0) & (position < len(cos))  # a position without an angle leaves the row as it is
-            angles = (part[position[some]].astype(np.float64) for part in (cos, sin))
-            rows[some] = _rotated(rows[some], *angles, config)
+            c, s = (angle[position[some]].astype(np.float64) for angle in (cos, sin))
+            rows[some] = _rotated(rows[some], c, s, config)
         if side.quant == "block":
             assert isinstance(scale, np.ndarray)
             rows, scales = _quantised(rows, side, scale.dtype)

@@ -16,28 +16,20 @@ from .mfma_cta import MfmaCTA, MfmaShape
 from .mma_sync_cta import MmaSyncCTA, MmaSyncShape
 from .traffic import Traffic
 
-__all__ = ["DECODE_ARCHS", "DecodeCTA", "decode_cta"]
+__all__ = ["DECODE_ARCHS", "DecodeCTA", "TileCTA", "decode_cta"]
 
 Array = np.ndarray[Any, Any]
 
 DECODE_ARCHS = ("sm_80", "sm_90", "gfx950")
 
 
-class Tile(Protocol):
-    """What stands for a tile: it can be put back together, ``[programs, rows, cols]``."""
-
-    def tile(self) -> Array: ...
-
-
-class DecodeCTA(Protocol):
-    """What the decode emulator asks of a machine, for all programs of a launch at once.
+class TileCTA(Protocol):
+    """What an attention emulator asks of a machine, for all programs of a launch at once.
 
     ``active`` ``[programs]`` tells which programs still have keys; only their traffic counts. A program past its range
-    gets a tile without valid rows, which changes neither its row state nor its output. After ``follow`` the tiles are
-    those of these iterators, in turn, and may be fetched ahead, as the machine's pipeline does.
+    gets a tile without valid rows, which changes neither its row state nor its output.
     """
 
-    def follow(self, k_tiles: KVCacheIterator, v_tiles: KVCacheIterator) -> None: ...
     def load_q(self, dram: Memory, offset: Array, valid: Array) -> Any: ...
     def load_k(self, tile: KVTile, active: Array) -> Any: ...
     def scores(self, q: Any, k: Any, active: Array) -> Fragments: ...
@@ -46,6 +38,12 @@ class DecodeCTA(Protocol):
     def load_v(self, tile: KVTile, active: Array) -> Any: ...
     def zeros(self) -> Fragments: ...
     def accumulate(self, p: Fragments, v: Any, o: Fragments, active: Array) -> Fragments: ...
+
+
+class DecodeCTA(TileCTA, Protocol):
+    """A machine that fetches ahead: after ``follow`` the tiles are those of these iterators, in turn."""
+
+    def follow(self, k_tiles: KVCacheIterator, v_tiles: KVCacheIterator) -> None: ...
 
 
 def decode_cta(

@@ -13,7 +13,7 @@ from kvlab.drawn import Drawn
 from kvlab.hardware import buffer_load
 from kvlab.memory import Memory
 
-__all__ = ["KVCacheIterator", "KVTile"]
+__all__ = ["GivenTile", "KVCacheIterator", "KVTile"]
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -190,6 +190,17 @@ class KVCacheIterator:
     def increment(self) -> None:
         """Pass over a tile."""
         self.tile_start_row = self.tile_start_row + self.tile_size
+
+
+class GivenTile:
+    """A walk of one tile, which the caller's iterator has already taken; its keys are counted from the tile's first."""
+
+    def __init__(self, tile: KVTile) -> None:
+        self.tile, self.tile_start_row = tile, np.zeros(tile.programs, np.int64)
+
+    def next_tile(self) -> KVTile:
+        """That tile."""
+        return self.tile
 
 
 def _integers(name: str, value: Any) -> IntArray:

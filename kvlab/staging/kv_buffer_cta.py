@@ -17,7 +17,7 @@ from kvlab.layout import Swizzle
 from kvlab.memory import AddressSpace, Memory
 
 from .fragments import Fragments
-from .iterator import KVTile
+from .iterator import GivenTile, KVTile
 from .kv_buffer import KVBuffer
 from .kv_mma_op import mfma_atom
 from .mfma_product import mma_step_by_step
@@ -58,16 +58,6 @@ class KVBufferShape:
             BK=self.BK, num_threads=WARPS * WARP_SIZE, depth=self.D, kv_num_heads=kv_num_heads, transpose=transpose,
             num_smem_stages=STAGES,
         )  # fmt: skip
-
-
-class _Given:
-    """A walk of one tile, which the caller's iterator has already taken; its keys are counted from the tile's first."""
-
-    def __init__(self, tile: KVTile) -> None:
-        self.tile, self.tile_start_row = tile, np.zeros(tile.programs, np.int64)
-
-    def next_tile(self) -> KVTile:
-        return self.tile
 
 
 class KVBufferCTA:
@@ -135,8 +125,7 @@ class KVBufferCTA:
         role = buffer.params.role
         stage = self._stage[role]
         self._stage[role] = (stage + 1) % STAGES
-        given: Any = _Given(tile)
-        buffer.kv_cache_iter = given
+        buffer.kv_cache_iter = GivenTile(tile)
         buffer.load_from_dram(stage, active)
         buffer.load_from_shared(stage, active=active)
         registers = [buffer.strip_tile(strip).copy() for strip in range(buffer.params.num_k_tiles)]

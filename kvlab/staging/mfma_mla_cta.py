@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache import PagedKVCache
-from kvlab.hardware import count_wavefronts
 from kvlab.layout import Swizzle
 from kvlab.memory import AddressSpace, Memory
 
@@ -21,6 +20,7 @@ from .kv_buffer import KVBuffer
 from .kv_mma_op import mfma_atom
 from .mfma_product import mma_step_by_step
 from .operand_maps import kv_buffer_operand_map, output_map, score_map
+from .p_exchange import PExchange
 from .params import WARP_SIZE, KVBufferParams
 from .strips import Strips, query_fragments
 from .traffic import Traffic
@@ -29,7 +29,6 @@ from .warp_slices import WarpSlices
 __all__ = ["MfmaMLACTA"]
 
 WARPS, BK, MMA = 4, 32, (16, 16, 32)
-P_SWIZZLE = Swizzle(3, 0, 3, unit="vector")
 Array = np.ndarray[Any, Any]
 
 
@@ -65,11 +64,12 @@ class MfmaMLACTA:
         self.v_params = KVBufferParams(
             cache.dtype, MMA, swizzle, **common, depth=latent, kv_num_heads=1, transpose=False
         )
-        self.p_address = k.smem_stage_size * cache.dtype.itemsize
-        nbytes = self.p_address + BM * BN * cache.dtype.itemsize
+        p_first = k.smem_stage_size * cache.dtype.itemsize
+        nbytes = p_first + PExchange.nbytes
         self.smem = Memory(nbytes, space=AddressSpace.SHARED, name="LDS", programs=self.programs)
         self.k = KVBuffer(k, cache, batch_idx, 0, self.smem, end, smem_address=0, traffic=traffic)
         self.v = WarpSlices(self.k, WARPS, latent)
+        self.exchange = PExchange(kv_buffer_operand_map(self.v_params, BM), self.smem, p_first, traffic)
         self.atom = mfma_atom(MMA, cache.dtype)
 
     def load_q(self, dram: Memory, offset: Array, valid: Array) -> tuple[Fragments, Fragments]:
@@ -107,7 +107,7 @@ class MfmaMLACTA:
 
     def accumulate(self, p: Fragments, v: Strips, o: Fragments, active: Array) -> Fragments:
         """O += P V: P rounded to the storage dtype, through LDS to the operand that meets V."""
-        return self._multiply(self._exchange(p.values.astype(self.k.params.dtype), active), v, o)
+        return self._multiply(self.exchange(p.values.astype(self.k.params.dtype), active), v, o)
 
     def zeros(self) -> Fragments:
         """The output accumulator ``[BM, latent columns]``."""
@@ -126,29 +126,6 @@ class MfmaMLACTA:
         rows: Array = reduce(reduce(reduce(parts, axis=(4, 5)), axis=2), axis=1)  # [programs, 16 rows]
         return rows
 
-    def _exchange(self, p: Array, active: Array) -> Array:
-        """P ``[programs, threads, 2, 4]`` through LDS: a warp writes the block of its 32 keys, every warp reads all
-        blocks: ``[programs, threads, strips, 8]``. A lane's 16 bytes are four keys of each of the two score tiles.
-        """
-        write, read = _p_addresses(self.BM, self.k.params.dtype.itemsize)  # [threads, 1], [threads, strips]
-        self.smem.store(self.p_address + write[None], p.reshape(*p.shape[:2], 1, 8))
-        operand = self.smem.load(self.p_address + read[None], p.dtype, 8)
-        programs = int(active.sum())
-        for what, address in (("write", write), ("read", read)):
-            lanes = address.reshape(WARPS, WARP_SIZE, -1).swapaxes(1, 2)
-            plain = _p_addresses(self.BM, p.dtype.itemsize, swizzled=False)[what == "read"]
-            passes = _passes(what, lanes.tobytes())
-            without = _passes(what, plain.reshape(WARPS, WARP_SIZE, -1).swapaxes(1, 2).tobytes())
-            self.traffic.access(
-                f"p {what}",
-                wavefronts=passes[0] * programs,
-                ideal=passes[1] * programs,
-                unswizzled=without[0] * programs,
-            )
-            edge = "registers->SMEM" if what == "write" else "SMEM->registers"
-            self.traffic.move(edge, address.size * 16 * programs)
-        return operand
-
     def _multiply(self, operand: Array, strips: Strips, c: Fragments) -> Fragments:
         """C += operand x strips, strip after strip; ``operand`` is ``[programs, threads, strips, 8]``."""
         a, b = strips.steps(operand, 1)
@@ -163,21 +140,3 @@ def _query_maps(k: KVBufferParams, BM: int, latent: int, rope: int) -> tuple[Fra
         FragmentMap((BM, latent), whole.row[:, :strips], whole.col[:, :strips]),
         FragmentMap((BM, rope), whole.row[:, strips:], whole.col[:, strips:] - latent),
     )
-
-
-@functools.cache
-def _p_addresses(BM: int, itemsize: int, *, swizzled: bool = True) -> tuple[Array, Array]:
-    """Bytes of P's blocks that a thread writes ``[threads, 1]`` and reads ``[threads, strips]``, 16 at a time."""
-    warp, lane = np.divmod(np.arange(WARPS * WARP_SIZE), WARP_SIZE)
-    group = lane % 16 * (BK // 8) + lane // 16
-    vector = P_SWIZZLE(group) if swizzled else group
-    block = BM * BK * itemsize
-    return (warp * block + 16 * vector)[:, None], np.arange(WARPS) * block + 16 * vector[:, None]
-
-
-@functools.lru_cache(maxsize=16)
-def _passes(what: str, address: bytes) -> tuple[int, int]:
-    """(wavefronts, ideal) of a CTA's accesses of P; provisional, as all AMD wavefronts."""
-    lanes = np.frombuffer(address, np.int64).reshape(-1, WARP_SIZE)
-    wavefronts, ideal, _ = count_wavefronts(f"ds_{what}_b128", lanes, arch="gfx950")
-    return int(wavefronts.sum()), int(ideal.sum())

@@ -57,9 +57,8 @@ class WarpSlices(KVBuffer):
             cache_depth=p.cache_depth, head_dim_offset=p.head_dim_offset, smem_depth=ceildiv(share, p.BK) * p.BK,
             bk_smem=p.bk_smem, num_smem_stages=1,
         )  # fmt: skip
-        walk = source.kv_cache_iter
         super().__init__(
-            params, source.cache, walk.batch_idx, walk.kv_head_idx, source.smem, walk.end,
+            params, source.cache, source.batch_idx, source.head_idx, source.smem, source.end,
             smem_address=source.stage_address(stage), traffic=source.traffic,
         )  # fmt: skip
 

@@ -1,0 +1,157 @@
+"""One CTA of MAX's decode on gfx950: whole tiles of K and V through KVBuffer, MFMA 16x16, P through LDS.
+
+Four warps stand along the keys for S^T = K Q^T and along the depth for O^T = V^T P^T, where each reads its slice of
+V's tile by transposing reads. One stage of each; above a depth of 256 K and V share one memory, and V is fetched when
+the scores are done. K and V of fp8 are converted in registers to 16 bits, where their fragments of 32 elements feed
+four instructions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvlab.layout import Swizzle
+from kvlab.memory import AddressSpace, Memory
+
+from .fragments import Fragments
+from .iterator import GivenTile, KVCacheIterator, KVTile
+from .kv_buffer import KVBuffer
+from .kv_mma_op import mfma_atom
+from .mfma_product import mma_step_by_step
+from .operand_maps import kv_buffer_operand_map, output_map, score_map
+from .p_exchange import PExchange
+from .params import WARP_SIZE, KVBufferParams
+from .strips import Strips, query_fragments
+from .traffic import Traffic
+from .warp_slices import WarpSlices
+
+__all__ = ["KVBufferDecodeCTA", "KVBufferDecodeShape"]
+
+WARPS, BM, BN = 4, 16, 128
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class KVBufferDecodeShape:
+    """A tile of 16 query rows and 128 keys of depth D, stored as ``dtype`` and multiplied as ``mma_dtype``."""
+
+    D: int
+    dtype: np.dtype[Any]
+    mma_dtype: np.dtype[Any]
+
+    def __post_init__(self) -> None:
+        accepted = (64, 128, 256, 512) if self.dtype.itemsize == 2 else (128, 256, 512)
+        if self.D not in accepted or self.mma_dtype.itemsize != 2 or self.dtype.itemsize > 2:
+            words = ", ".join(map(str, accepted[:-1])) + f" or {accepted[-1]}"
+            raise ValueError(f"{self}: D must be {words}, the products of 16 bits")
+
+    @property
+    def BK(self) -> int:
+        """Columns (K) or keys (V) of a strip: those of one instruction on the storage dtype."""
+        return 32 if self.dtype.itemsize == 2 else 128
+
+    @property
+    def shared_kv(self) -> bool:
+        """Whether V takes K's memory when the scores are done."""
+        return self.D > 256
+
+    def params(self, kv_num_heads: int, *, transpose: bool) -> KVBufferParams:
+        """The parameters of the K (``transpose``) or V buffer; K is swizzled."""
+        return KVBufferParams(
+            self.dtype, (16, 16, self.BK), Swizzle(3, 0, 3, "vector") if transpose else None, BN=BN,
+            WN=BN // WARPS if transpose else BN, BK=self.BK, num_threads=WARPS * WARP_SIZE, depth=self.D,
+            kv_num_heads=kv_num_heads, transpose=transpose, num_smem_stages=1,
+        )  # fmt: skip
+
+
+class KVBufferDecodeCTA:
+    """The CTAs of one launch, side by side: ``programs`` copies of LDS and registers."""
+
+    def __init__(
+        self, shape: KVBufferDecodeShape, k_cache: Any, v_cache: Any, batch_idx: Any, head_idx: Any, traffic: Traffic
+    ) -> None:
+        self.shape, self.traffic, self.programs = shape, traffic, len(batch_idx)
+        heads = k_cache.kv_params.num_heads
+        k, v = (shape.params(heads, transpose=transpose) for transpose in (True, False))
+        nbytes = BN * shape.D * shape.dtype.itemsize
+        p_first = nbytes if shape.shared_kv else 2 * nbytes
+        self.smem = Memory(p_first + PExchange.nbytes, space=AddressSpace.SHARED, name="LDS", programs=self.programs)
+        where: dict[str, Any] = {"smem": self.smem, "end": 0, "traffic": traffic}
+        self.k = KVBuffer(k, k_cache, batch_idx, head_idx, smem_address=0, **where)
+        v_first = 0 if shape.shared_kv else nbytes
+        self.v = KVBuffer(v, v_cache, batch_idx, head_idx, smem_address=v_first, **where)
+        self.slices = WarpSlices(self.v, WARPS)
+        per_warp = KVBufferParams(
+            shape.dtype, k.mma_shape, None, BN=BN, WN=BN // WARPS, BK=shape.BK, num_threads=WARPS * WARP_SIZE,
+            depth=shape.D, kv_num_heads=heads, transpose=False,
+        )  # fmt: skip
+        self._output = output_map(per_warp, BM)
+        self.exchange = PExchange(kv_buffer_operand_map(per_warp, BM), self.smem, p_first, traffic)
+        self.atom = mfma_atom((16, 16, 32), shape.mma_dtype)
+
+    def follow(self, k_tiles: KVCacheIterator, v_tiles: KVCacheIterator) -> None:
+        """Nothing: the hardware fetches the next tile into the same stage, here the tiles follow one another."""
+
+    def load_q(self, dram: Memory, offset: Array, valid: Array) -> Fragments:
+        """Q rows, elements ``offset[programs, BM]`` of ``dram``, straight into every warp's registers, or zeros."""
+        layout, dtype = kv_buffer_operand_map(self.k.params, BM), self.shape.mma_dtype
+        self.traffic.move("DRAM->registers", int(valid.sum()) * self.shape.D * dtype.itemsize)
+        return query_fragments(dram, offset, valid, layout, dtype)
+
+    def load_k(self, tile: KVTile, active: Array) -> Strips:
+        """The K tile by DMA into LDS, then every warp its 32 keys."""
+        self.k.kv_cache_iter = GivenTile(tile)
+        self.k.load_from_dram(0, active)
+        self.k.load_from_shared(0, active=active)
+        return self._strips(self.k, axis=2)
+
+    def load_v(self, tile: KVTile, active: Array) -> Strips:
+        """The V tile by DMA into LDS, then every warp its columns by transposing reads."""
+        self.v.kv_cache_iter = GivenTile(tile)
+        self.v.load_from_dram(0, active)
+        self.slices.load_from_shared(0, active=active)
+        return self._strips(self.slices, axis=1)
+
+    def scores(self, q: Fragments, k: Strips, active: Array) -> Fragments:
+        """S = Q K^T, float32, ``[BM, BN]``."""
+        return self._multiply(q.values, k, Fragments.zeros(self.programs, score_map(self.k.params, BM)))
+
+    def accumulate(self, p: Fragments, v: Strips, o: Fragments, active: Array) -> Fragments:
+        """O += P V: P rounded to the dtype of the products, through LDS to the operand that meets V."""
+        return self._multiply(self.exchange(p.values.astype(self.shape.mma_dtype), active), v, o)
+
+    def zeros(self) -> Fragments:
+        """The output accumulator ``[BM, D]``."""
+        return Fragments.zeros(self.programs, self._output)
+
+    def row_max(self, s: Fragments) -> Array:
+        """Largest score of each row ``[programs, BM]``: in the lane, over the row's four lanes, over the warps."""
+        return self._by_row(s, np.max)
+
+    def row_sum(self, p: Fragments) -> Array:
+        """Row sums ``[programs, BM]`` in the order of the hardware: in the lane, over four lanes, over the warps."""
+        return self._by_row(p, np.sum)
+
+    def _by_row(self, x: Fragments, reduce: Any) -> Array:
+        parts = x.values.reshape(self.programs, WARPS, 4, 16, -1, 4)
+        rows: Array = reduce(reduce(reduce(parts, axis=(4, 5)), axis=2), axis=1)  # [programs, 16 rows]
+        return rows
+
+    def _strips(self, buffer: KVBuffer, axis: int) -> Strips:
+        registers = [buffer.strip_tile(strip).copy() for strip in range(buffer.params.num_k_tiles)]
+        return Strips(registers, buffer.fragment_map(), axis)
+
+    def _multiply(self, operand: Array, strips: Strips, c: Fragments) -> Fragments:
+        """C += operand x strips, strip after strip; a fragment of 32 elements in four steps of eight."""
+        a, b = (_eights(x.astype(self.shape.mma_dtype)) for x in strips.steps(operand, 1))
+        return c.with_values(mma_step_by_step(self.atom, a, b, c.values))
+
+
+def _eights(x: Array) -> Array:
+    """``[programs, threads, steps, tiles, 8 n]`` -> ``[programs, threads, n steps, tiles, 8]``."""
+    programs, threads, steps, tiles, _ = x.shape
+    parts = x.reshape(programs, threads, steps, tiles, -1, 8).swapaxes(3, 4)
+    return parts.reshape(programs, threads, -1, tiles, 8)

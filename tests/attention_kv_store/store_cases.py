@@ -182,6 +182,8 @@ def on(array: Array, device: str, memo: dict[int, Any]) -> torch.Tensor:
     """A torch view; on another device the view of a copy of its whole memory."""
     if device == "cpu":
         return to_torch(array)
+    if array.size == 0:
+        return torch.empty(array.shape, dtype=getattr(torch, array.dtype.name), device=device)
     base = base_of(array)
     _, tensor = memo.setdefault(base.ctypes.data, (base, torch.from_numpy(base.copy()).to(device)))
     typed = tensor.view(getattr(torch, array.dtype.name))

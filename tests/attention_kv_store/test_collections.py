@@ -23,6 +23,7 @@ STEPS = [
     Step((5, 0, 3), (3, 1, 4)),
     Step((5, 2, 0), (3, 1, 4), padded=True),  # MAX's own test: valid 3, 1, 4 and cache 5, 2, 0
     Step((100, 0, 7), (0, 0, 0), padded=True),
+    Step((100, 0, 7), (0, 0, 0)),
     Step((0, 17, 4, 31), (1, 1, 1, 1), page=16, dtype="fp16"),
     Step((3, 0), (0, 9), page=1, heads=3, D=24, dtype="fp32"),
     Step((0,), (40,), page=7, dtype="fp32", padded=True),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from store_cases import Step
 
 pytestmark = pytest.mark.compile
 
@@ -19,9 +20,7 @@ def compiled(name: str) -> tuple[Any, Counter[str], Any]:
     import torch
 
     from kvlab.attention import Rope
-    from kvlab.attention.kv_store import kernel
     from kvlab.attention.kv_store.plan import paged_plan
-    from kvlab.triton_support.compile import compile_kernel, signature_of
 
     tokens, D, cache, more = {
         "copy": (4096, 128, torch.bfloat16, {}),
@@ -30,33 +29,75 @@ def compiled(name: str) -> tuple[Any, Counter[str], Any]:
         "number": (4096, 128, torch.float8_e4m3fn, {"k_scale": 1.0, "v_scale": 1.0}),
         "tensor": (4096, 128, torch.float8_e4m3fn, {x: torch.ones(1) for x in ("k_scale", "v_scale")}),
         "own": (4096, 128, torch.float8_e4m3fn, {x: torch.ones(256, 16, 8, 2) for x in ("k_scale", "v_scale")}),
-        "rope": (4096, 128, torch.bfloat16, {"positions": torch.arange(4096)}),
+        "rope-halves": (4096, 128, torch.bfloat16, {"positions": torch.arange(4096)}),
+        "rope-pairs": (4096, 128, torch.bfloat16, {"positions": torch.arange(4096)}),
     }[name]
     if "positions" in more:
-        more["rope"] = Rope(torch.ones(4096, 64), torch.ones(4096, 64))
+        more["rope"] = Rope(torch.ones(4096, 64), torch.ones(4096, 64), name == "rope-pairs")
     k, v = torch.zeros(2, tokens, 8, D, dtype=torch.bfloat16)
     pages = torch.zeros(256, 2, 16, 8, D, dtype=cache)
     x, plan = paged_plan(k, v, pages[:, 0], pages[:, 1], torch.arange(tokens), **more)
+    made = as_launched(x, plan.config)
+    return made, Counter(re.findall(r"\b((?:LDG|STG|FFMA)[.\w]*)", made.sass)), plan.config
+
+
+def as_launched(x: Any, config: Any, target: str = "sm_90") -> Any:
+    """The kernel as ``launch`` specialises it for these arguments."""
+    from kvlab.attention.kv_store import kernel
+    from kvlab.triton_support.compile import compile_kernel, signature_of
+
     launched: dict[str, Any] = {}
 
     class Launch:
         def __getitem__(self, grid: Any) -> Any:
             return lambda *args, **options: launched.update(zip(jit.arg_names, args, strict=False), **options)
 
+    names = ("lens", "table", "positions", "cos", "sin", "k_scale", "v_scale")
     jit, kernel.append = kernel.append, Launch()
     try:
         kernel.launch(
-            x.k, x.v, x.k_cache, x.v_cache, x.where, config=plan.config, pages=x.pages, positions=x.positions,
-            cos=x.cos, sin=x.sin, k_scale=x.k_scale, v_scale=x.v_scale,
+            x.k, x.v, x.k_cache, x.v_cache, x.where, config=config, pages=x.pages,
+            **{name: getattr(x, name) for name in names},
         )  # fmt: skip
     finally:
         kernel.append = jit
     options = {name: launched.pop(name) for name in ("num_warps", "enable_fp_fusion")}
-    made = compile_kernel(jit, target="sm_90", **signature_of(jit, **launched), **options)
-    return made, Counter(re.findall(r"\b((?:LDG|STG|FFMA)[.\w]*)", made.sass)), plan.config
+    return compile_kernel(jit, target=target, **signature_of(jit, **launched), **options)
 
 
-@pytest.mark.parametrize("name", ["copy", "copy-T64", "copy-D80", "number", "tensor", "own", "rope"])
+STEPS = {
+    "ragged-few": Step((5, 0, 3), (3, 1, 4)),
+    "padded-few": Step((5, 2, 0), (3, 1, 4), padded=True),
+    "padded-prefill": Step((9,) * 16, (300,) * 16, heads=8, D=128, page=16, padded=True),
+    "padded-decode": Step((9,) * 16, (1,) * 16, heads=8, D=128, page=16, padded=True),
+    "ragged-fp8": Step((9,) * 16, (99,) * 16, heads=8, D=128, page=16, dtype="fp8", scale_dtype="fp32", granularity=64),
+}
+
+
+@pytest.mark.parametrize("rope", [None, "halves", "pairs"])
+@pytest.mark.parametrize("name", STEPS)
+def test_tables_of_a_collection(name: str, rope: str | None) -> None:
+    """Ragged and padded steps, through page tables: nothing spilled on an H100, and they compile for AMD."""
+    import torch
+
+    from kvlab.attention import Rope
+    from kvlab.attention.kv_store.plan import collection_plan
+    from kvlab.cache.arrays import to_torch
+
+    step = STEPS[name]
+    k, v = (to_torch(x) for x in step.tokens())
+    where = {name: to_torch(a.astype("int32")) for name, a in step.where().items()}
+    turn = rope and Rope(torch.ones(512, step.D // 2), torch.ones(512, step.D // 2), rope == "pairs")
+    x, plan = collection_plan(k, v, step.paged().torch(), 1, **where, rope=turn)
+    assert as_launched(x, plan.config).spills == 0
+    if rope is None and step.dtype != "fp8":
+        as_launched(x, plan.config, "gfx942")
+
+
+NAMES = ["copy", "copy-T64", "copy-D80", "number", "tensor", "own", "rope-halves", "rope-pairs"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_wide_accesses_and_no_spills(name: str) -> None:
     """16 bytes a lane on both sides: as many as the bytes need, none narrower but slots, scales and angles."""
     made, count, config = compiled(name)
@@ -69,14 +110,17 @@ def test_wide_accesses_and_no_spills(name: str) -> None:
     assert not any("U8" in op or "U16" in op for op in count)
 
 
-def test_rope_is_not_fused_into_fma() -> None:
+@pytest.mark.parametrize("name", ["rope-halves", "rope-pairs"])
+def test_rope_is_not_fused_into_fma(name: str) -> None:
     """Each product and sum is rounded, so that a GPU gives the bits of the emulator."""
-    _, count, _ = compiled("rope")
+    _, count, _ = compiled(name)
     assert not any(op.startswith("FFMA") for op in count), count
 
 
-def test_copies_need_no_shared_memory() -> None:
-    made, _, config = compiled("copy")
+@pytest.mark.parametrize("name", ["copy", "tensor", "rope-halves", "rope-pairs"])
+def test_no_shared_memory(name: str) -> None:
+    """A dim stays in the thread that loads it; pairs are neighbours in one thread."""
+    made, _, config = compiled(name)
     assert (made.shared, config.programs) == (0, 1024)
 
 

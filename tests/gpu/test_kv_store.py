@@ -63,6 +63,8 @@ STEPS = [
     Step((1000, 0, 77), (1, 1, 1), heads=8, D=128, page=16),
     Step((2,) * 400, (1, 0) * 200, page=2, heads=1, D=16),
     Step((100, 0), (300, 511), heads=8, D=128, page=48, padded=True),
+    Step((5, 2), (0, 0)),
+    Step((5, 2), (0, 0), padded=True),
 ]
 
 

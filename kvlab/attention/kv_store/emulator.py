@@ -21,38 +21,34 @@ def place(
     token: Array, where: Array, lens: Array | None, table: Array | None, positions: Array | None,
     tokens: int, seq_tokens: int, pages: int, FORM: str, PAGE: int,
 ) -> tuple[Array, Array, Array, Array]:  # fmt: skip
-    """Page, slot and position of each token (0 where it is not stored), and whether it is stored: ``[P, rows]``."""
+    """Page, slot and position of each token, and whether it is stored (else the other three mean nothing)."""
     live = token < tokens
-    where = where.astype(np.int64)
+    position = None if positions is None else _pick(positions, token, live)
     if FORM == "slots":
-        at = np.where(live, where[np.where(live, token, 0)], -1)
+        at = _pick(where, token, live)
         live = live & (at >= 0)
-        page = np.where(live, at, 0) // PAGE
+        at = np.maximum(at, 0)
+        page = at // PAGE
     else:
         assert lens is not None
         assert table is not None
         if FORM == "ragged":
             sequence = np.searchsorted(where[1:], token, side="right")
             live = live & (sequence < lens.size)
-            sequence = np.where(live, sequence, 0)
-            new = token - where[sequence]
+            new = token - _pick(where, sequence, live)
         else:
-            sequence = np.where(live, token // seq_tokens, 0)
-            new = token % seq_tokens
-            live = live & (new < where[sequence])
-        at = new + lens.astype(np.int64)[sequence]
+            sequence = token // seq_tokens
+            new = (token % seq_tokens).astype(np.int64)
+            live = live & (new < _pick(where, sequence, live))
+        at = new + _pick(lens, sequence, live)
         live = live & (new >= 0) & (at >= 0)
-        column = np.where(live, at, 0) // PAGE
+        at = np.maximum(at, 0)
+        column = at // PAGE
         live = live & (column < table.shape[1])
-        page = np.full(token.shape, -1, np.int64)
-        page[live] = table[sequence[live], column[live]]
+        page = _pick(table, (sequence, column), live)
         live = live & (page >= 0)
     live = live & (page < pages)
-    at = np.where(live, at, 0)
-    position = at
-    if positions is not None:
-        position = np.where(live, positions.astype(np.int64)[np.where(live, token, 0)], 0)
-    return np.where(live, page, 0), at % PAGE, position, live
+    return page, at % PAGE, at if position is None else position, live
 
 
 def rotate(
@@ -65,12 +61,12 @@ def rotate(
     known = (live & (position >= 0) & (position < len(cos)))[..., None]
     start = dim[..., None] - config.rope_first
     if config.interleaved:
-        j = start + 2 * np.arange(side.BG // 2)  # the first of each pair
-        pair = j // 2
+        pair = start // 2 + np.arange(side.BG // 2)
+        roped = known & (pair >= 0) & (pair < R // 2)
     else:
         j = start + np.arange(side.BG)
         pair = j % (R // 2)
-    roped = known & (j >= 0) & (j < R)
+        roped = known & (j >= 0) & (j < R)
     at = np.where(known, position[..., None], 0), np.where(roped, pair, 0)
     c = np.where(roped, cos[at].astype(np.float32), np.float32(1))
     s = np.where(roped, sin[at].astype(np.float32), np.float32(0))
@@ -197,6 +193,14 @@ def launch(
             k, v, k_cache, v_cache, where, lens, table, positions, cos, sin, k_scale, v_scale, config, pages, traffic,
             get_arch(arch).warp_size,
         )  # fmt: skip
+
+
+def _pick(array: Array, index: Any, mask: Array) -> Array:
+    """``array[index]`` as int64; 0 where masked, whatever the index there."""
+    value = np.zeros(mask.shape, np.int64)
+    index = index if isinstance(index, tuple) else (index,)
+    value[mask] = array[tuple(i[mask] for i in index)]
+    return value
 
 
 def _offset(array: Array, *index: Array) -> Array:

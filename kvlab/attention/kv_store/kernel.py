@@ -29,12 +29,15 @@ def place(
     tokens, seq_tokens, batch, pages, columns, where_step, lens_step, table_batch, positions_step,
     FORM: tl.constexpr, PAGE: tl.constexpr, POSITIONS: tl.constexpr, BB: tl.constexpr,
 ):  # fmt: skip
-    """Page, slot and position of each token (0 where it is not stored), and whether it is stored."""
+    """Page, slot and position of each token, and whether it is stored (else the other three mean nothing)."""
     live = token < tokens
+    if POSITIONS:
+        position = tl.load(positions_ptr + token.to(tl.int64) * positions_step, mask=live, other=0).to(tl.int64)
     if FORM == "slots":
-        at = tl.load(where_ptr + token.to(tl.int64) * where_step, mask=live, other=-1).to(tl.int64)
+        at = tl.load(where_ptr + token.to(tl.int64) * where_step, mask=live, other=0).to(tl.int64)
         live = live & (at >= 0)
-        page = tl.where(live, at, 0) // PAGE
+        at = tl.maximum(at, 0)
+        page = at // PAGE
     else:
         if FORM == "ragged":
             sequence = token * 0
@@ -52,16 +55,13 @@ def place(
             live = live & (new < valid)
         at = new + tl.load(lens_ptr + sequence.to(tl.int64) * lens_step, mask=live, other=0).to(tl.int64)
         live = live & (new >= 0) & (at >= 0)
-        column = tl.where(live, at, 0) // PAGE
+        at = tl.maximum(at, 0)
+        column = at // PAGE
         live = live & (column < columns)
-        page = tl.load(table_ptr + sequence.to(tl.int64) * table_batch + column, mask=live, other=-1).to(tl.int64)
+        page = tl.load(table_ptr + sequence.to(tl.int64) * table_batch + column, mask=live, other=0).to(tl.int64)
         live = live & (page >= 0)
     live = live & (page < pages)
-    at = tl.where(live, at, 0)
-    position = at
-    if POSITIONS:
-        position = tl.load(positions_ptr + token.to(tl.int64) * positions_step, mask=live, other=0).to(tl.int64)
-    return tl.where(live, page, 0), at % PAGE, position, live
+    return page, at % PAGE, position if POSITIONS else at, live
 
 
 @triton.jit
@@ -74,12 +74,12 @@ def rotate(
     known = (live & (position >= 0) & (position < angles))[:, None]
     if INTERLEAVED:
         one, two = tl.split(tl.reshape(x, [BR, BG // 2, 2]))
-        j = dim[:, None] - FIRST + 2 * tl.arange(0, BG // 2)[None, :]  # the first of each pair
-        pair = j // 2
+        pair = (dim[:, None] - FIRST) // 2 + tl.arange(0, BG // 2)[None, :]
+        roped = known & (pair >= 0) & (pair < R // 2)
     else:
         j = dim[:, None] - FIRST + tl.arange(0, BG)[None, :]
         pair = j % (R // 2)
-    roped = known & (j >= 0) & (j < R)
+        roped = known & (j >= 0) & (j < R)
     cos = tl.load(cos_ptr + position[:, None] * cos_row + pair * cos_col, mask=roped, other=1.0).to(tl.float32)
     sin = tl.load(sin_ptr + position[:, None] * sin_row + pair * sin_col, mask=roped, other=0.0).to(tl.float32)
     if INTERLEAVED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import importlib.util
@@ -86,7 +87,10 @@ def run_on_numpy(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tup
 
 
 def rounded(exact: Any, lse: Any, dtype: Any, out: Any) -> tuple[Any, Any]:
-    """Results of a reference in the form of a launch: rounded once to ``dtype``, in ``out`` if given; lse float32."""
+    """Results of a reference in the form of a launch: rounded once to ``dtype`` (that of ``out`` if given), in ``out``;
+    lse float32.
+    """
+    dtype = dtype if out is None else out.dtype
     out = np.empty(exact.shape, dtype) if out is None else out
     out[...] = exact.astype(dtype)
     return out, lse.astype(np.float32)
@@ -95,9 +99,15 @@ def rounded(exact: Any, lse: Any, dtype: Any, out: Any) -> tuple[Any, Any]:
 def _each(
     convert: Callable[[Any], Any], chosen: Callable[[Any], bool], args: Any, kwargs: Any
 ) -> tuple[list[Any], dict[str, Any]]:
-    """All arguments, the ``chosen`` ones converted."""
+    """All arguments, the ``chosen`` ones converted, also those in the fields of dataclasses."""
 
     def one(value: Any) -> Any:
-        return convert(value) if chosen(value) else value
+        if chosen(value):
+            return convert(value)
+        if not dataclasses.is_dataclass(value) or isinstance(value, type):
+            return value
+        before = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+        changed = {name: new for name, old in before.items() if (new := one(old)) is not old}
+        return dataclasses.replace(value, **changed) if changed else value
 
     return [one(value) for value in args], {name: one(value) for name, value in kwargs.items()}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,7 +120,7 @@ def _value(value: Any) -> np.ndarray | str:
 
 
 def _to_torch(value: Any) -> Any:
-    """NumPy arrays as torch tensors that share their memory, in dicts, lists and tuples too."""
+    """NumPy arrays as torch tensors that share their memory, in dicts, lists, tuples and dataclasses too."""
     import torch
 
     if isinstance(value, dict):
@@ -127,21 +128,30 @@ def _to_torch(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_to_torch(item) for item in value)
     if not isinstance(value, np.ndarray):
-        return value
+        return _fields(value, _to_torch)
     if value.dtype.isbuiltin == 1:
         return torch.from_numpy(value)
     return torch.from_numpy(value.view(f"u{value.itemsize}")).view(getattr(torch, value.dtype.name))
 
 
+def _fields(value: Any, convert: Callable[[Any], Any]) -> Any:
+    """A dataclass with its fields converted; anything else as it is."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    before = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+    changed = {name: new for name, old in before.items() if (new := convert(old)) is not old}
+    return dataclasses.replace(value, **changed) if changed else value
+
+
 def to_numpy(value: Any) -> Any:
-    """Torch tensors as NumPy arrays, in dicts, lists and tuples too; torch is not imported for it."""
+    """Torch tensors as NumPy arrays, in dicts, lists, tuples and dataclasses too; torch is not imported for it."""
     if isinstance(value, dict):
         return {key: to_numpy(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_numpy(item) for item in value]
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor):
-        return value
+        return _fields(value, to_numpy)
     value = value.detach()
     dtype = str(value.dtype).removeprefix("torch.")
     if not hasattr(ml_dtypes, dtype):

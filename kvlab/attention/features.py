@@ -1,0 +1,107 @@
+"""What an attention call may ask for besides q, k, v and scale; the same keywords for every operation.
+
+``resolve_features`` checks the keywords ``softcap, sinks, alibi_slopes, q_scale, k_scale, v_scale`` and puts them with
+the plan of the mask (:func:`kvlab.attention.masks.resolve_mask`) into one :class:`Features`, which the launch functions
+of all three siblings take. ``in_base`` gives an lse as ``base2`` asks, ``kv_view`` pages as ``kv_layout`` says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvlab.attention.inputs import check_array, check_dtype, finite_number, require
+from kvlab.attention.masks import MaskPlan
+from kvlab.attention.online_softmax import LOG2E
+from kvlab.attention.scales import Scales, resolve_scales
+from kvlab.cache.arrays import dtype_of, element_strides, is_torch, same_place
+from kvlab.memory import float32
+
+__all__ = ["Features", "in_base", "kv_view", "resolve_features"]
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """The features of a call, checked. sinks ``[Hq]``; slopes ``[B or 1, Hq]`` float32; None where there are none."""
+
+    mask: MaskPlan = field(default_factory=lambda: MaskPlan(right=0))
+    softcap: float = 0.0
+    sinks: Any = None
+    slopes: Any = None
+    scales: Scales = field(default_factory=Scales)
+
+    def of_sequence(self, batch: int, where: Any, scale: float) -> dict[str, Any]:
+        """Keywords of :func:`kvlab.attention.exact.attention` for one sequence whose K and V are at ``where``."""
+        slopes = None if self.slopes is None else self.slopes[batch if len(self.slopes) > 1 else 0]
+        q_scale, k_scale = self.scales.q.at(None), self.scales.k.at(where)
+        return {
+            "scale": scale, "mask": self.mask, "sequence": batch, "softcap": self.softcap, "sinks": self.sinks,
+            "slopes": slopes, "k_scale": q_scale * k_scale, "v_scale": self.scales.v.at(where),
+        }  # fmt: skip
+
+    @property
+    def heavy(self) -> bool:
+        """Whether scores are changed in a way that takes registers: tiles are smaller then."""
+        return self.mask.bounded or self.softcap > 0 or self.slopes is not None or "token" in self.scales.kinds
+
+
+def resolve_features(
+    q: Any, k: Any, v: Any, *, mask: MaskPlan, batch: int, softcap: Any = 0.0, sinks: Any = None,
+    alibi_slopes: Any = None, q_scale: Any = None, k_scale: Any = None, v_scale: Any = None,
+) -> Features:  # fmt: skip
+    """The features of a call on q ``[.., Hq, D]``, k and v ``[.., Hkv, D]``. ValueError that names the argument."""
+    q_heads = int(q.shape[-2])
+    softcap = finite_number(softcap, "softcap", "a finite number that float32 holds")
+    require(softcap >= 0, f"softcap {softcap}", "0 or more")
+    if sinks is not None:
+        _check_heads_array("sinks", sinks, q, ((q_heads,),), f"[Hq = {q_heads}]")
+        check_dtype("sinks", sinks)
+    slopes = alibi_slopes
+    if slopes is not None:
+        forms = f"[Hq = {q_heads}] or [B = {batch}, {q_heads}]"
+        _check_heads_array("alibi_slopes", slopes, q, ((q_heads,), (batch, q_heads)), forms)
+        require(dtype_of(slopes, "alibi_slopes") == float32, f"alibi_slopes has dtype {slopes.dtype}", "float32")
+        slopes = slopes[None] if slopes.ndim == 1 else slopes
+    for name, array, size in (("mask.valid_lengths", mask.valid, 1), ("mask", mask.bias, 4)):
+        if array is not None:
+            check_array(name, array)
+            same_place(**{name: array, "q": q})
+            require(array.ndim == size, f"{name} has shape {tuple(array.shape)}", "[B]" if size == 1 else "4 axes")
+    if mask.valid is not None:
+        given, kind = int(mask.valid.shape[0]), dtype_of(mask.valid, "valid_lengths")
+        require(given == batch, f"valid_lengths of {given} sequences", f"those of the call, {batch}")
+        require(kind.kind in "iu", f"valid_lengths has dtype {mask.valid.dtype}", "an integer")
+        require(batch < 2 or element_strides(mask.valid) == (1,), "valid_lengths is strided", "contiguous")
+    if mask.bias is not None:
+        lead = tuple(int(n) for n in mask.bias.shape[:2])
+        fits = lead[0] in (1, batch) and lead[1] in (1, q_heads)
+        require(fits, f"mask has shape {tuple(mask.bias.shape)}", f"[{batch} or 1, {q_heads} or 1, S, keys]")
+        require(dtype_of(mask.bias, "mask").kind in "fV", f"mask has dtype {mask.bias.dtype}", "a float or bool")
+    return Features(mask, softcap, sinks, slopes, resolve_scales(q, k, v, q_scale, k_scale, v_scale))
+
+
+def in_base(lse: Any, base2: bool) -> Any:
+    """An lse in the natural logarithm, as kernels give it, or in that of base 2."""
+    return lse * LOG2E if base2 else lse
+
+
+def kv_view(array: Any, kv_layout: str) -> Any:
+    """Pages ``[pages, page_size, Hkv, ...]`` of an array in ``kv_layout`` "NHD" (as it is) or "HND" (axes swapped).
+
+    >>> import numpy as np
+    >>> kv_view(np.zeros((4, 2, 16, 64)), "HND").shape
+    (4, 16, 2, 64)
+    """
+    require(kv_layout in ("NHD", "HND"), f"kv_layout {kv_layout!r}", "'NHD' or 'HND'")
+    if kv_layout == "NHD" or array is None or getattr(array, "ndim", 0) < 3:
+        return array
+    return array.transpose(1, 2) if is_torch(array) else array.swapaxes(1, 2)
+
+
+def _check_heads_array(name: str, array: Any, q: Any, shapes: tuple[tuple[int, ...], ...], forms: str) -> None:
+    check_array(name, array)
+    same_place(**{name: array, "q": q})
+    shape = tuple(int(n) for n in array.shape)
+    require(shape in shapes, f"{name} has shape {shape}", forms)
+    strides = element_strides(array, name)
+    require(0 in shape or shape[-1] < 2 or strides[-1] == 1, f"{name} is strided", "contiguous in its last dimension")

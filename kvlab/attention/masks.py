@@ -1,0 +1,407 @@
+"""Which keys a query sees: MAX's masks by name, the protocol for masks of one's own, and what kernels get of them.
+
+A mask tells, for positions in the sequence, ``visible(batch, head, q_pos, k_pos)`` (bool) or ``value(...)`` (what is
+added to the score, -inf where it masks); arguments are integer arrays that broadcast. The new token i of S stands at
+position ``i + n - S`` of n keys. A mask of one's own is a :class:`Mask` with one of the two methods.
+
+Where the keys that a query sees are one run, the mask is an :class:`Interval` (four numbers), and tiles outside it are
+never read. Every other mask becomes an array that is added to the scores. :func:`resolve_mask` gives kernels a
+:class:`MaskPlan`: both.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from kvlab.attention.online_softmax import MASK_VALUE
+from kvlab.cache.arrays import is_torch, to_numpy
+
+__all__ = [
+    "UNLIMITED",
+    "AndMask",
+    "CausalMask",
+    "CausalPaddingMask",
+    "ChunkedCausalMask",
+    "ChunkedMask",
+    "Interval",
+    "Mask",
+    "MaskPlan",
+    "MaterializedMask",
+    "NullMask",
+    "OrMask",
+    "SlidingWindowCausalMask",
+    "SlidingWindowNonCausalMask",
+    "TileStatus",
+    "resolve_mask",
+    "window_interval",
+]
+
+Array = np.ndarray[Any, Any]
+
+UNLIMITED = 1 << 30
+"""A side of an interval without a bound."""
+
+
+class TileStatus(enum.IntFlag):
+    """What a mask does to a tile of queries and keys (numbers as MAX's)."""
+
+    NO_MASK = 0
+    PARTIAL_MASK = 1
+    FULL_MASK = 3
+    UNKNOWN_MASK = 4
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The run of keys that a query at position p sees: ``p - left`` to ``p + right``, in p's chunk, below valid.
+
+    chunk : keys of a chunk, 0 for no chunks. valid : None, or integers ``[B]``, keys of each sequence that may be seen.
+
+    >>> Interval(left=2, right=0).bounds(np.arange(5), 5)
+    (array([0, 0, 0, 1, 2]), array([1, 2, 3, 4, 5]))
+    >>> Interval(chunk=3).bounds(np.arange(-1, 5), 5)
+    (array([0, 0, 0, 0, 3, 3]), array([0, 3, 3, 3, 5, 5]))
+    """
+
+    left: int = UNLIMITED
+    right: int = UNLIMITED
+    chunk: int = 0
+    valid: Any = None
+
+    def bounds(self, q_pos: Any, num_keys: Any, batch: Any = None) -> tuple[Array, Array]:
+        """(first, limit): a query at ``q_pos`` of a sequence of ``num_keys`` keys sees ``first <= key < limit``."""
+        p = np.asarray(q_pos)
+        end = num_keys if self.valid is None else np.minimum(num_keys, _host(self.valid)[batch])
+        first, limit = np.maximum(p - self.left, 0), np.minimum(p + self.right + 1, end)
+        if self.chunk:
+            start = p // self.chunk * self.chunk
+            first, limit = np.maximum(first, start), np.minimum(limit, np.maximum(start + self.chunk, 0))
+        return first, limit
+
+    def __and__(self, other: Interval) -> Interval | None:
+        """The keys in both; None if that has no such form (different chunks)."""
+        if self.chunk and other.chunk and self.chunk != other.chunk:
+            return None
+        valid = other.valid if self.valid is None else self.valid
+        if self.valid is not None and other.valid is not None and self.valid is not other.valid:
+            valid = self.valid * (self.valid < other.valid) + other.valid * (self.valid >= other.valid)
+        chunk = self.chunk or other.chunk
+        return Interval(min(self.left, other.left), min(self.right, other.right), chunk, valid)
+
+    def __or__(self, other: Interval) -> Interval | None:
+        """The keys in either; None if that has no such form."""
+        for one in (self, other):
+            if one == Interval():
+                return one
+        if self.chunk != other.chunk or self.valid is not other.valid:
+            return None
+        return replace(self, left=max(self.left, other.left), right=max(self.right, other.right))
+
+
+class Mask:
+    """A mask of one's own has ``visible`` or ``value``.
+
+    >>> class EvenKeys(Mask):
+    ...     def visible(self, batch, head, q_pos, k_pos):
+    ...         return k_pos % 2 == 0
+    >>> EvenKeys().value(0, 0, 3, np.arange(4)).tolist()
+    [0.0, -inf, 0.0, -inf]
+    """
+
+    def visible(self, batch: Any, head: Any, q_pos: Any, k_pos: Any) -> Any:
+        """Whether the query sees the key."""
+        if type(self).value is Mask.value:
+            raise ValueError(f"{self!r} has neither visible nor value: a mask must have one of the two methods")
+        return self.value(batch, head, q_pos, k_pos) > MASK_VALUE
+
+    def value(self, batch: Any, head: Any, q_pos: Any, k_pos: Any) -> Any:
+        """What is added to the score, natural units; MASK_VALUE or less masks the key."""
+        return np.where(self.visible(batch, head, q_pos, k_pos), np.float32(0), np.float32(-np.inf))
+
+    def status(self, q0: int, k0: int, BM: int, BN: int) -> TileStatus:
+        """What the mask does to queries ``q0 ... q0 + BM`` and keys ``k0 ... k0 + BN``."""
+        return TileStatus.UNKNOWN_MASK
+
+    def interval(self) -> Interval | None:
+        """The same as four numbers, where the keys that a query sees are one run."""
+        return None
+
+
+class _IntervalMask(Mask):
+    """The keys that a query sees are one run."""
+
+    def interval(self) -> Interval:
+        raise NotImplementedError
+
+    def visible(self, batch: Any, head: Any, q_pos: Any, k_pos: Any) -> Any:
+        first, limit = self.interval().bounds(q_pos, UNLIMITED, batch)
+        return (k_pos >= first) & (k_pos < limit)
+
+    def status(self, q0: int, k0: int, BM: int, BN: int) -> TileStatus:
+        """FULL_MASK tiles are never read.
+
+        >>> [CausalMask().status(q0, 64, 64, 64).name for q0 in (0, 64, 127)]
+        ['FULL_MASK', 'PARTIAL_MASK', 'NO_MASK']
+        """
+        of = self.interval()
+        valid = np.array([UNLIMITED]) if of.valid is None else _host(of.valid)
+        plain = replace(of, valid=None)
+        first, limit = plain.bounds(np.array([q0, q0 + BM - 1]), UNLIMITED)
+        if k0 >= min(limit[1], valid.max(initial=0)) or k0 + BN <= first[0]:
+            return TileStatus.FULL_MASK
+        whole = k0 >= first[1] and k0 + BN <= min(limit[0], valid.min(initial=UNLIMITED))
+        return TileStatus.NO_MASK if whole else TileStatus.PARTIAL_MASK
+
+
+@dataclass(frozen=True)
+class NullMask(_IntervalMask):
+    """Every key is seen."""
+
+    def interval(self) -> Interval:
+        return Interval()
+
+
+@dataclass(frozen=True)
+class CausalMask(_IntervalMask):
+    """``k <= q``."""
+
+    def interval(self) -> Interval:
+        return Interval(right=0)
+
+
+@dataclass(frozen=True)
+class SlidingWindowCausalMask(_IntervalMask):
+    """``k <= q and q - k < window``."""
+
+    window: int
+
+    def __post_init__(self) -> None:
+        _positive(self, "window", self.window)
+
+    def interval(self) -> Interval:
+        return Interval(self.window - 1, 0)
+
+
+@dataclass(frozen=True)
+class SlidingWindowNonCausalMask(_IntervalMask):
+    """``q - k < window``: future keys are seen."""
+
+    window: int
+
+    def __post_init__(self) -> None:
+        _positive(self, "window", self.window)
+
+    def interval(self) -> Interval:
+        return Interval(self.window - 1)
+
+
+@dataclass(frozen=True)
+class ChunkedMask(_IntervalMask):
+    """``q // chunk == k // chunk``."""
+
+    chunk: int
+
+    def __post_init__(self) -> None:
+        _positive(self, "chunk", self.chunk)
+
+    def interval(self) -> Interval:
+        return Interval(chunk=self.chunk)
+
+
+@dataclass(frozen=True)
+class ChunkedCausalMask(_IntervalMask):
+    """Causal and in the chunk."""
+
+    chunk: int
+
+    def __post_init__(self) -> None:
+        _positive(self, "chunk", self.chunk)
+
+    def interval(self) -> Interval:
+        return Interval(right=0, chunk=self.chunk)
+
+
+@dataclass(frozen=True, eq=False)
+class CausalPaddingMask(_IntervalMask):
+    """``k <= q and k < valid_lengths[batch]``; integers ``[B]``, NumPy or torch as the call's arrays."""
+
+    valid_lengths: Any
+
+    def interval(self) -> Interval:
+        return Interval(right=0, valid=self.valid_lengths)
+
+
+@dataclass(frozen=True, eq=False)
+class MaterializedMask(Mask):
+    """An array that is added to the scores: ``[B or 1, Hq or 1, S, keys]``, ``[B or 1, S, keys]`` or ``[S, keys]``.
+
+    Row i is new token i, whatever its position; keys count from the start of the sequence. Rows and keys outside the
+    array are masked, and so are values of MASK_VALUE (-2^100) or less; bool: False masks. Kernels take it as it is.
+    ``start`` is the position of row 0 for :meth:`value` (keys less rows if None).
+    """
+
+    array: Any
+    start: Any = None
+
+    def value(self, batch: Any, head: Any, q_pos: Any, k_pos: Any) -> Any:
+        a = _host(self.bias())
+        start = a.shape[3] - a.shape[2] if self.start is None else np.asarray(self.start)
+        row = np.asarray(q_pos) - (start[batch] if np.ndim(start) else start)
+        key, inside = np.asarray(k_pos), (row >= 0) & (row < a.shape[2]) & (np.asarray(k_pos) < a.shape[3])
+        b, h = (0 * np.asarray(i) if n == 1 else i for i, n in ((batch, a.shape[0]), (head, a.shape[1])))
+        found = a[b, h, np.clip(row, 0, a.shape[2] - 1), np.clip(key, 0, a.shape[3] - 1)]
+        return np.where(inside, found.astype(np.float32), np.float32(-np.inf))
+
+    def bias(self) -> Any:
+        """The array as ``[B or 1, Hq or 1, S, keys]`` of floats."""
+        a = self.array
+        if not 2 <= a.ndim <= 4:
+            raise ValueError(f"MaterializedMask of shape {tuple(a.shape)}: must be [.., S, keys] with 2 to 4 axes")
+        a = a[None, None] if a.ndim == 2 else a[:, None] if a.ndim == 3 else a
+        if str(a.dtype).endswith("bool"):
+            a = a.float().log() if is_torch(a) else np.where(a, np.float32(0), np.float32(-np.inf))
+        return a
+
+
+@dataclass(frozen=True, eq=False)
+class AndMask(Mask):
+    """Masked only where both mask: the greater of the two values."""
+
+    a: Mask
+    b: Mask
+
+    def value(self, batch: Any, head: Any, q_pos: Any, k_pos: Any) -> Any:
+        return np.maximum(self.a.value(batch, head, q_pos, k_pos), self.b.value(batch, head, q_pos, k_pos))
+
+    def status(self, q0: int, k0: int, BM: int, BN: int) -> TileStatus:
+        both = self.a.status(q0, k0, BM, BN), self.b.status(q0, k0, BM, BN)
+        if TileStatus.UNKNOWN_MASK in both:
+            return TileStatus.NO_MASK if TileStatus.NO_MASK in list(both) else TileStatus.UNKNOWN_MASK
+        return both[0] & both[1]
+
+    def interval(self) -> Interval | None:
+        a, b = self.a.interval(), self.b.interval()
+        return None if a is None or b is None else a | b
+
+
+@dataclass(frozen=True, eq=False)
+class OrMask(Mask):
+    """Masked where either masks: the lesser of the two values."""
+
+    a: Mask
+    b: Mask
+
+    def value(self, batch: Any, head: Any, q_pos: Any, k_pos: Any) -> Any:
+        return np.minimum(self.a.value(batch, head, q_pos, k_pos), self.b.value(batch, head, q_pos, k_pos))
+
+    def status(self, q0: int, k0: int, BM: int, BN: int) -> TileStatus:
+        both = self.a.status(q0, k0, BM, BN), self.b.status(q0, k0, BM, BN)
+        if TileStatus.UNKNOWN_MASK in both:
+            return TileStatus.FULL_MASK if TileStatus.FULL_MASK in both else TileStatus.UNKNOWN_MASK
+        return both[0] | both[1]
+
+    def interval(self) -> Interval | None:
+        a, b = self.a.interval(), self.b.interval()
+        return None if a is None or b is None else a & b
+
+
+@dataclass(frozen=True, eq=False)
+class MaskPlan:
+    """What a kernel gets of a mask. A key is seen if it is in the interval (see :class:`Interval`) and, where there is
+    a ``bias`` ``[B or 1, Hq or 1, S, keys]``, inside it with a value greater than MASK_VALUE.
+    """
+
+    left: int = UNLIMITED
+    right: int = UNLIMITED
+    chunk: int = 0
+    valid: Any = None
+    bias: Any = None
+
+    @property
+    def interval(self) -> Interval:
+        return Interval(self.left, self.right, self.chunk, self.valid)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether rows of a tile see other keys than its last (a left bound or chunks), or a bias is added."""
+        return self.left < UNLIMITED or self.chunk > 0 or self.bias is not None
+
+
+def window_interval(causal: bool, window: Any) -> Interval:
+    """The interval of the arguments ``causal`` and ``window``.
+
+    >>> window_interval(True, 128), window_interval(False, (128, 16)) == Interval(128, 16)
+    (Interval(left=127, right=0, chunk=0, valid=None), True)
+    """
+    left = right = UNLIMITED
+    if isinstance(window, int | np.integer) and not isinstance(window, bool):
+        if window < 1:
+            raise ValueError(f"window {window}: must be at least 1, the keys that a query sees, itself among them")
+        if not causal:
+            raise ValueError(f"window {window} with causal=False: must be a pair (left, right)")
+        left = int(window) - 1
+    elif window is not None:
+        pair = isinstance(window, tuple | list) and len(window) == 2
+        sides: list[Any] = [UNLIMITED if side is None else side for side in window] if pair else [None]
+        if not all(isinstance(side, int | np.integer) and side >= 0 for side in sides):
+            raise ValueError(
+                f"window {window!r}: must be None, a number of keys, or a pair (left, right) of numbers or None"
+            )
+        left, right = (min(int(side), UNLIMITED) for side in sides)
+    return Interval(left, 0 if causal else right)
+
+
+def resolve_mask(
+    mask: Any, interval: Interval, *, heads: int, lengths: Callable[[], tuple[Array, Array]], like: Any
+) -> MaskPlan:
+    """The plan of ``mask`` (None: no more than ``interval``) within ``interval``, those of the other arguments.
+
+    lengths : gives (new tokens, keys) ``[B]`` of each sequence in CPU memory; called only for a mask that is neither an
+    interval nor a MaterializedMask. like : an array of the library and on the device where the bias shall be.
+
+    >>> plan = resolve_mask(ChunkedMask(4), Interval(right=0), heads=1, lengths=lambda: None, like=np.zeros(1))
+    >>> plan.right, plan.chunk, plan.bias
+    (0, 4, None)
+    """
+    if mask is not None and not isinstance(mask, Mask):
+        raise ValueError(f"mask {mask!r}: must be a kvlab.attention.masks.Mask, as CausalMask() or a class of your own")
+    if mask is None:
+        return MaskPlan(interval.left, interval.right, interval.chunk, interval.valid)
+    own = mask.interval()
+    both = None if own is None else own & interval
+    if both is not None:
+        return MaskPlan(both.left, both.right, both.chunk, both.valid)
+    bias = mask.bias() if isinstance(mask, MaterializedMask) else _materialise(mask, heads, *lengths(), like)
+    return MaskPlan(interval.left, interval.right, interval.chunk, interval.valid, bias)
+
+
+def _materialise(mask: Mask, heads: int, new: Array, keys: Array, like: Any) -> Any:
+    """The values of a mask, ``[B or 1, Hq or 1, S, keys]``, in the library of ``like``."""
+    shift = (keys - new)[:, None, None, None].astype(np.int64)
+    if (shift == shift[:1]).all():
+        shift = shift[:1]
+    S, n = int(new.max(initial=0)), int(keys.max(initial=0))
+    where = np.arange(len(new))[:, None, None, None], np.arange(heads)[:, None, None]
+    found = np.asarray(mask.value(*where, np.arange(S)[:, None] + shift, np.arange(n)), np.float32)
+    found = np.broadcast_to(found, (*(1,) * (4 - found.ndim), *found.shape))
+    bias: Any = np.ascontiguousarray(np.broadcast_to(found, (*found.shape[:2], S, n)))
+    if is_torch(like):
+        from kvlab.cache.arrays import to_torch
+
+        bias = to_torch(bias).to(like.device)
+    return bias
+
+
+def _host(array: Any) -> Array:
+    """In CPU memory, as NumPy."""
+    return to_numpy(array.cpu() if is_torch(array) else np.asarray(array))
+
+
+def _positive(mask: Any, name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ValueError(f"{name} {value!r} of {type(mask).__name__}: must be a number of keys, at least 1")

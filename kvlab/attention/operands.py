@@ -1,0 +1,74 @@
+"""What attention asks of q, k, v and out: dtypes that go together, heads and depths that fit.
+
+``check_operands(q, kv)`` for the inputs and ``check_result(out, ...)`` for a caller's out; strides and what shares
+memory are in :mod:`kvlab.attention.inputs`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvlab.attention.inputs import DTYPES, check_strides, check_writeable, require
+from kvlab.attention.pieces import MAX_DEPTH
+from kvlab.cache.arrays import dtype_of
+from kvlab.memory import bfloat16, float8_e4m3fn, float16
+
+__all__ = ["check_operands", "check_result", "result_dtype"]
+
+
+def check_operands(q: Any, kv: dict[str, Any]) -> None:
+    """ValueError unless q ``[.., Hq, D]`` fits K ``[.., Hkv, D]`` and V ``[.., Hkv, Dv]``, in this order in ``kv``.
+
+    q is bfloat16, float16 or float32 and K and V the same, or q is bfloat16, float16 or e4m3 and K and V are e4m3. D
+    and Dv are multiples of 8 from 16 to 576 (of 16 with e4m3).
+    """
+    dtype = _dtype("q", q)
+    known = (*DTYPES, float8_e4m3fn)
+    require(dtype in known, f"q has dtype {q.dtype}", "bfloat16, float16, float32 or float8_e4m3fn")
+    (k_name, k), (v_name, v) = kv.items()
+    of_k = _dtype(k_name, k)
+    accepted = f"that of q, {q.dtype}" + (", or float8_e4m3fn" if dtype in (bfloat16, float16) else "")
+    require(of_k == dtype or (of_k == float8_e4m3fn and dtype in (bfloat16, float16)), f"{k_name} has dtype {k.dtype}",
+            accepted)  # fmt: skip
+    require(_dtype(v_name, v) == of_k, f"{v_name} has dtype {v.dtype}", f"that of {k_name}, {k.dtype}")
+    (q_heads, D), shape = q.shape[-2:], tuple(int(n) for n in k.shape)
+    require(shape[-1] == D, f"{k_name} has head dimension {shape[-1]}", f"that of q, {D}")
+    require(
+        tuple(v.shape[:-1]) == shape[:-1],
+        f"{v_name} has shape {tuple(v.shape)}",
+        f"that of {k_name}, {shape}, but for the last axis",
+    )
+    kv_heads, unit = shape[-2], 16 if of_k == float8_e4m3fn else 8
+    fits = kv_heads > 0 and q_heads % kv_heads == 0
+    require(fits, f"q has {q_heads} heads", f"a multiple of the {kv_heads} heads of {k_name}")
+    for what, depth in (("head dimension", D), (f"head dimension of {v_name}", int(v.shape[-1]))):
+        good = 16 <= depth <= MAX_DEPTH and depth % unit == 0
+        require(good, f"{what} {depth}", f"a multiple of {unit} from 16 to {MAX_DEPTH}")
+
+
+def result_dtype(q: Any) -> np.dtype[Any]:
+    """The dtype of the output of a call without ``out``: that of q, bfloat16 for e4m3."""
+    dtype = dtype_of(q, "q")
+    return bfloat16 if dtype == float8_e4m3fn else dtype
+
+
+def check_result(out: Any, shape: tuple[int, ...], q: Any) -> None:
+    """ValueError unless ``out`` has ``shape`` and q's dtype (bfloat16, float16 or float32 for q of e4m3)."""
+    require(tuple(out.shape) == shape, f"out has shape {tuple(out.shape)}", f"{shape}")
+    dtype = dtype_of(q, "q")
+    if dtype == float8_e4m3fn:
+        require(_dtype("out", out) in DTYPES, f"out has dtype {out.dtype}", "bfloat16, float16 or float32")
+    else:
+        require(_dtype("out", out) == dtype, f"out has dtype {out.dtype}", f"that of q, {q.dtype}")
+    check_strides("out", out)
+    check_writeable("out", out)
+
+
+def _dtype(name: str, array: Any) -> np.dtype[Any] | None:
+    """The dtype; None for one that kvlab does not know."""
+    try:
+        return dtype_of(array, name)
+    except ValueError:
+        return None

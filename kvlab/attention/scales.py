@@ -1,0 +1,105 @@
+"""Scales of fp8 e4m3 queries, keys and values: checked, and in the forms that kernels fold into their sums.
+
+A scale is None (1), a number, an array ``[Hkv]`` (or of one element) of float32, or, for K and V, one for each token
+and head. It multiplies what is stored: the true K is ``k * k_scale``. Scales of arrays that are not fp8 are ignored.
+Numbers and scales of heads go into the softmax scale and the epilogue, those of tokens into the columns of S and P.
+
+Operations call :func:`resolve_scales` and hand the :class:`Scales` to all siblings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from kvlab.attention.inputs import check_array, finite_number, require
+from kvlab.cache.arrays import dtype_of, is_torch, same_place
+from kvlab.memory import float8_e4m3fn, float32
+
+__all__ = ["P_SCALE", "Scale", "Scales", "is_fp8", "resolve_scales"]
+
+P_SCALE = 2.0**8
+"""P times this is rounded to e4m3 where P V runs in fp8; its inverse is in the epilogue."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scale:
+    """``number`` times the element of ``heads`` ``[Hkv]`` or of ``tokens`` (K's or V's shape without the last axis)."""
+
+    number: float = 1.0
+    heads: Any = None
+    tokens: Any = None
+
+    @property
+    def kind(self) -> str:
+        """ "number", "head" or "token"; the constant of kernels."""
+        return "token" if self.tokens is not None else "head" if self.heads is not None else "number"
+
+    @property
+    def array(self) -> Any:
+        """The array of the scale, None where there is none."""
+        return self.heads if self.tokens is None else self.tokens
+
+    def at(self, where: Any) -> Any:
+        """The scales ``[Hkv]`` or ``[n, Hkv]`` of the rows ``where`` of K or V, float64, NumPy."""
+        if self.array is None:
+            return np.float64(self.number)
+        return np.asarray(self.array if self.tokens is None else self.tokens[where], np.float64) * self.number
+
+
+@dataclass(frozen=True, eq=False)
+class Scales:
+    """The scales of a call."""
+
+    q: Scale = field(default_factory=Scale)
+    k: Scale = field(default_factory=Scale)
+    v: Scale = field(default_factory=Scale)
+
+    @property
+    def kinds(self) -> tuple[str, str, str]:
+        """Kind of each of q, k, v."""
+        return self.q.kind, self.k.kind, self.v.kind
+
+
+def is_fp8(array: Any) -> bool:
+    """Whether the elements are e4m3."""
+    return bool(dtype_of(array, "array") == float8_e4m3fn)
+
+
+def resolve_scales(q: Any, k: Any, v: Any, q_scale: Any = None, k_scale: Any = None, v_scale: Any = None) -> Scales:
+    """The scales of q, k ``[.., Hkv, D]`` and v; ValueError for what is no scale of theirs.
+
+    >>> k = np.zeros((4, 16, 2, 64), float8_e4m3fn)
+    >>> resolve_scales(k, k, k, 0.5, np.ones(2, np.float32), np.ones((4, 16, 2), np.float32)).kinds
+    ('number', 'head', 'token')
+    >>> resolve_scales(k, k, k, k_scale=np.ones(3, np.float32))
+    Traceback (most recent call last):
+        ...
+    ValueError: k_scale has shape (3,): must be a number, [Hkv = 2] or, of each token and head, (4, 16, 2)
+    """
+    heads = int(k.shape[-2])
+    return Scales(
+        _resolve("q_scale", q_scale, q, heads, None),
+        _resolve("k_scale", k_scale, k, heads, tuple(k.shape[:-1])),
+        _resolve("v_scale", v_scale, v, heads, tuple(v.shape[:-1])),
+    )
+
+
+def _resolve(name: str, scale: Any, of: Any, heads: int, tokens: tuple[int, ...] | None) -> Scale:
+    if scale is None or not is_fp8(of):
+        return Scale()
+    if not (is_torch(scale) or isinstance(scale, np.ndarray)):
+        return Scale(finite_number(scale, name, "a finite number that float32 holds, or an array"))
+    check_array(name, scale)
+    same_place(**{name: scale, name.partition("_")[0]: of})
+    require(dtype_of(scale, name) == float32, f"{name} has dtype {scale.dtype}", "float32")
+    shape = tuple(int(n) for n in scale.shape)
+    per_token = "" if tokens is None else f" or, of each token and head, {tokens}"
+    if shape in ((), (1,)):  # one number in memory: a view of it for every head
+        one = scale.reshape(1)
+        return Scale(heads=one.expand(heads) if is_torch(one) else np.broadcast_to(one, (heads,)))
+    fits = shape == (heads,) or (len(shape) > 1 and shape == tokens)
+    require(fits, f"{name} has shape {shape}", f"a number, [Hkv = {heads}]{per_token}")
+    return Scale(heads=scale) if len(shape) == 1 else Scale(tokens=scale)

@@ -1,0 +1,77 @@
+"""What attention kernels do to scores, in NumPy: the twins of ``kernel``'s helpers, on the registers of all programs.
+
+``s`` is :class:`~kvlab.staging.Fragments`; vectors of rows are ``[P, BM]``, of keys ``[P, BN]``, of programs ``[P]``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.staging import Fragments
+
+__all__ = ["add_bias", "by_column", "cap", "distance", "head_scale", "key_range", "token_scale"]
+
+Array = np.ndarray[Any, Any]
+
+
+def key_range(position: Array, end: Array, left: int, right: int, chunk: int) -> tuple[Array, Array]:
+    """(first, limit): the rows at ``position`` see ``first <= key < limit``; ``end`` keys may be seen at most."""
+    first = np.maximum(position - np.int32(left), 0)
+    limit = np.minimum(position + np.int32(right) + 1, end)
+    if chunk:
+        start = np.maximum(position, 0) // np.int32(chunk) * np.int32(chunk)
+        first = np.maximum(first, start)
+        limit = np.minimum(limit, np.where(position < 0, 0, start + np.int32(chunk)))
+    return first, limit
+
+
+def cap(s: Fragments, softcap: float) -> Fragments:
+    """``softcap * tanh(s / softcap)``; it saturates, it does not overflow."""
+    with np.errstate(over="ignore"):
+        e = np.exp2(s.values * np.float32(2 / softcap))
+    return s.with_values(np.float32(softcap * LOG2E) * (1 - 2 / (e + np.float32(1))))
+
+
+def distance(s: Fragments, slope: Array, position: Array, key: Array) -> Fragments:
+    """ALiBi: the rows' ``slope`` (natural units) times the distance of ``position`` and ``key``, subtracted."""
+    far = np.abs(s.by_row(position) - by_column(s, key)).astype(np.float32)
+    return s.with_values(s.values - s.by_row(slope * np.float32(LOG2E)) * far)
+
+
+def add_bias(
+    s: Fragments, visible: Array, bias: Array, batch: Array, head: Array, row: Array, key: Array
+) -> tuple[Fragments, Array]:
+    """(s, visible) with ``bias`` ``[B or 1, Hq or 1, rows, keys]`` of rows ``row`` of ``head``; outside it masks.
+
+    ``visible`` ``[P, threads, registers, elements]``.
+    """
+    rows, keys = bias.shape[2:]
+    row_at, key_at = s.by_row(row), by_column(s, key)
+    inside = visible & (row_at < rows) & (key_at < keys)
+    at_batch = np.where(inside, batch[:, None, None, None] if len(bias) > 1 else 0, 0)
+    at_head = s.by_row(head) if bias.shape[1] > 1 else np.zeros_like(row_at)
+    found = np.full(s.values.shape, -np.inf, np.float32)
+    where = at_batch[inside], np.broadcast_to(at_head, inside.shape)[inside]
+    found[inside] = bias[(*where, np.broadcast_to(row_at, inside.shape)[inside], key_at[inside])].astype(np.float32)
+    visible = visible & (found > np.float32(MASK_VALUE))
+    return s.with_values(s.values + np.where(visible, found, np.float32(0)) * np.float32(LOG2E)), visible
+
+
+def head_scale(scales: Array | None, kv_head: Array) -> Array:
+    """The scale of each program's KV head ``[P]``; 1 where there is none."""
+    return np.ones(len(kv_head), np.float32) if scales is None else scales[kv_head]
+
+
+def token_scale(scales: Array, where: tuple[Any, ...], exists: Array) -> Array:
+    """Scales ``[P, BN]`` of keys at ``where`` of ``scales``; 0 for those that do not exist."""
+    safe = tuple(np.where(exists, index, 0) for index in where)
+    found: Array = np.where(exists, scales[safe], np.float32(0))
+    return found
+
+
+def by_column(s: Fragments, vector: Array) -> Array:
+    """``vector[P, columns]`` as each register element sees its column."""
+    return np.take(vector, s.map.col, axis=1)

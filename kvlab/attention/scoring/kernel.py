@@ -1,0 +1,61 @@
+"""What attention kernels do to scores, in Triton. See the package for the list."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kvlab.attention.online_softmax import LOG2E as _LOG2E
+from kvlab.attention.online_softmax import MASK_VALUE as _MASK_VALUE
+
+LOG2E = tl.constexpr(_LOG2E)
+MASK_VALUE = tl.constexpr(_MASK_VALUE)
+
+
+@triton.jit
+def key_range(position, end, left, right, chunk, CHUNKED: tl.constexpr):
+    """(first, limit): the rows at ``position`` see ``first <= key < limit``; ``end`` keys may be seen at most."""
+    first = tl.maximum(position - left, 0)
+    limit = tl.minimum(position + right + 1, end)
+    if CHUNKED:
+        start = tl.maximum(position, 0) // chunk * chunk
+        first = tl.maximum(first, start)
+        limit = tl.minimum(limit, tl.where(position < 0, 0, start + chunk))
+    return first, limit
+
+
+@triton.jit
+def cap(s, softcap):
+    """``softcap * tanh(s / softcap)``; it saturates, it does not overflow."""
+    return softcap * LOG2E * (1.0 - 2.0 / (tl.math.exp2(s * (2.0 / softcap)) + 1.0))
+
+
+@triton.jit
+def distance(s, slope, position, key):
+    """ALiBi: the rows' ``slope`` (natural units) times the distance of ``position`` and ``key``, subtracted."""
+    return s - (slope * LOG2E)[:, None] * tl.abs(position[:, None] - key[None, :]).to(tl.float32)
+
+
+@triton.jit
+def add_bias(s, visible, bias_ptr, bias_at, row, key, rows, keys, row_stride, key_stride):
+    """(s, visible) with the bias at ``bias_ptr + bias_at`` ``[BM]``, an array of ``rows x keys``; outside it masks."""
+    at = bias_at[:, None] + row.to(tl.int64)[:, None] * row_stride + key.to(tl.int64)[None, :] * key_stride
+    inside = visible & (row < rows)[:, None] & (key < keys)[None, :]
+    bias = tl.load(bias_ptr + at, mask=inside, other=-float("inf")).to(tl.float32)
+    visible = visible & (bias > MASK_VALUE)
+    return s + tl.where(visible, bias, 0.0) * LOG2E, visible
+
+
+@triton.jit
+def head_scale(ptr, kv_head, stride, PRESENT: tl.constexpr):
+    """The scale of a KV head; 1 where there is none."""
+    scale = 1.0
+    if PRESENT:
+        scale = tl.load(ptr + kv_head * stride)
+    return scale
+
+
+@triton.jit
+def token_scale(ptr, at, exists):
+    """Scales ``[BN]`` of keys at offsets ``at``; 0 for those that do not exist."""
+    return tl.load(ptr + at, mask=exists, other=0.0)

@@ -43,7 +43,8 @@ class SmemDescriptor(Drawn):
     stride_bytes    SBO. K-major: to the next 8 rows. MN-major: to the next 8 of K; without a swizzle: to the next 16
                     bytes along MN
     swizzle         a :class:`TensorMapSwizzle`
-    base_offset     ``(address >> 7) & 7`` of where the swizzle pattern starts, if that is not its own multiple; else 0
+    base_offset     ``(address >> 7) & 7`` of where the swizzle pattern starts, if that is not a multiple of its own
+                    period (1024, 512, 256 bytes); else 0, as for every tile that TMA wrote. Ignored without a swizzle
     arch            ``sm_90`` (wgmma) or ``sm_100`` (tcgen05): the words differ
 
     >>> d = SmemDescriptor(0x4000, 16, 1024, "128B")
@@ -110,11 +111,14 @@ class SmemDescriptor(Drawn):
 
         >>> SmemDescriptor(0, 16, 1024, "128B").addresses(64, 16, "bf16")[[0, 1, 8], 0]
         array([   0,  144, 1024])
+
+        A pattern that starts at byte 128 (base offset 1): its first row is not permuted.
+
+        >>> SmemDescriptor(128, 16, 1024, "128B", base_offset=1).addresses(64, 16, "bf16")[[0, 1, 8], 0]
+        array([ 128,  272, 1152])
         """
         dtype = as_dtype(dtype)
         self._check(mn, k, dtype, major)
-        if self.base_offset:
-            raise ValueError(f"base_offset {self.base_offset}: the pattern that it makes is not modelled")
         return _addresses(self, mn, k, dtype.itemsize, major)
 
     def _check(self, mn: int, k: int, dtype: np.dtype[Any], major: str) -> None:
@@ -152,21 +156,39 @@ def _addresses(d: SmemDescriptor, mn: int, k: int, size: int, major: str) -> Int
         byte, row = np.arange(mn)[:, None] * size, np.arange(k)
         along_mn, along_k = (d.leading_bytes, d.stride_bytes) if d.swizzle else (d.stride_bytes, d.leading_bytes)
         linear = byte // width * along_mn + byte % width + row % 8 * width + row // 8 * along_k
-    return frozen(d.swizzle.swizzle()(d.start_address + linear))
+    address = d.start_address + linear
+    row = (address >> 7) - d.base_offset  # of the pattern, in rows of 128 bytes
+    return frozen(address ^ (row & (1 << d.swizzle.value) - 1) << 4)
 
 
 def tile_to_descriptor(
-    layout: Layout, dtype: Any, swizzle: Any = "none", start_address: int = 0, major: str = "K", arch: str = "sm_90"
+    layout: Layout,
+    dtype: Any,
+    swizzle: Any = "none",
+    start_address: int = 0,
+    major: str = "K",
+    arch: str = "sm_90",
+    *,
+    pattern_start: int = 0,
 ) -> SmemDescriptor:
     """The descriptor of a canonical tile (:func:`tile_layout_k_major`, :func:`tile_layout_mn_major`).
 
-    For the step at k elements along K: ``.advance(layout(0, k) * size)``.
+    For the step at k elements along K: ``.advance(layout(0, k) * size)``. ``pattern_start`` is a byte address, a
+    multiple of 128, where the swizzle's pattern starts: 0 where it was made of absolute address bits (TMA, or any tile
+    at a multiple of the pattern's period), else the tile's own first byte; it gives the base offset of the PTX ISA,
+    ``(pattern_start >> 7) & 7``, 0 for a multiple of the period.
 
     >>> from kvlab.hardware import tile_layout_k_major
     >>> tile_to_descriptor(tile_layout_k_major("bf16", 64, 64, "128B"), "bf16", "128B").stride_bytes
     1024
+    >>> own = tile_layout_k_major("bf16", 64, 64, "128B")
+    >>> tile_to_descriptor(own, "bf16", "128B", 4480, pattern_start=4480).base_offset
+    3
     """
     mode, size = TensorMapSwizzle.of(swizzle), as_dtype(dtype).itemsize
+    if pattern_start % 128 or pattern_start < 0:
+        raise ValueError(f"pattern_start {pattern_start} is not a multiple of 128: patterns consist of 128-byte rows")
+    base_offset = pattern_start >> 7 & 7 if pattern_start % mode.alignment else 0
     (inner, outer), (inner_stride, outer_stride) = _two_by_two(layout)
     S = mode.bytes // size
     mn, k = (0, 1) if major == "K" else (1, 0)  # which mode has the 8 rows, which the S contiguous elements
@@ -182,7 +204,7 @@ def tile_to_descriptor(
         leading, stride = (16 if mode else chunks), rows
     else:
         leading, stride = (chunks, rows) if mode else (rows, chunks)
-    return SmemDescriptor(start_address, leading, stride, mode, arch=arch)
+    return SmemDescriptor(start_address, leading, stride, mode, base_offset, arch)
 
 
 def _two_by_two(layout: Layout) -> tuple[tuple[list[int], list[int]], tuple[list[int], list[int]]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvlab.layout.encodings import Encoding, SharedEncoding
+from kvlab.layout.encodings import NEWEST, Encoding, SharedEncoding
 from kvlab.layout.linear_f2 import Elimination
 from kvlab.layout.linear_layout import LinearLayout
 
@@ -65,9 +65,11 @@ def shared_transfer(
     shared_layout: SharedEncoding | LinearLayout,
     shape: Sequence[int],
     elem_bits: int,
+    *,
+    triton_version: str = NEWEST,
 ) -> SharedTransfer:
     """The instructions: registers that only repeat others are skipped, and the widest pieces (up to 128 bits) are
-    moved whose elements are consecutive in both layouts.
+    moved whose elements are consecutive in both layouts, as ``triton_version`` defines these.
 
     >>> from kvlab.layout.encodings import BlockedLayout, SwizzledSharedLayout
     >>> b, s = BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0]), SwizzledSharedLayout(2, 1, 4, [1, 0])
@@ -75,8 +77,10 @@ def shared_transfer(
     >>> access.vec, access.offset.shape
     (2, (4, 2, 32))
     """
-    registers = register_layout.to_linear_layout(shape) if isinstance(register_layout, Encoding) else register_layout
-    shared = shared_layout.to_linear_layout(shape) if isinstance(shared_layout, Encoding) else shared_layout
+    registers, shared = (
+        layout.to_linear_layout(shape, triton_version=triton_version) if isinstance(layout, Encoding) else layout
+        for layout in (register_layout, shared_layout)
+    )
     if elem_bits not in (8, 16, 32, 64, 128):
         raise ValueError(f"elem_bits {elem_bits}; 8, 16, 32, 64 or 128 is accepted")
     names = list(registers.out_dims)
@@ -105,6 +109,7 @@ def bank_conflicts(
     *,
     banks: int = 32,
     counted: str = "triton",
+    triton_version: str = NEWEST,
 ) -> int:
     """Excess wavefronts for each wavefront of the ld.shared or st.shared between two layouts; 0 is conflict free.
 
@@ -115,6 +120,8 @@ def bank_conflicts(
         banks as wide as the piece of a lane. ``"words"``: the 4-byte banks of the hardware. They differ where pieces
         are narrower than 4 bytes and two lanes need different words of a bank at different bytes: Triton misses that.
     banks : Triton 3.6.0 counts with 32 for AMD too, also where the chip has 64.
+    triton_version : the version whose layouts the encodings are (3.6.0 to 3.9.0): a transposed ``NVMMASharedLayout``
+        without a swizzle is row-major before 3.9.0.
 
     A padded layout is counted by its padded offsets (the compilers abort on it).
 
@@ -123,7 +130,8 @@ def bank_conflicts(
     >>> [bank_conflicts(column, SwizzledSharedLayout(*s, [1, 0]), (64, 64), 16) for s in ((1, 1, 1), (8, 1, 8))]
     [7, 0]
     """
-    return shared_transfer(register_layout, shared_layout, shape, elem_bits).excess(banks=banks, counted=counted)
+    transfer = shared_transfer(register_layout, shared_layout, shape, elem_bits, triton_version=triton_version)
+    return transfer.excess(banks=banks, counted=counted)
 
 
 def _without_repeats(registers: LinearLayout, offsets: list[int]) -> list[int]:

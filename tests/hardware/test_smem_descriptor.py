@@ -83,6 +83,25 @@ def test_mn_major_operands_are_found_where_the_layout_puts_them(
         np.testing.assert_array_equal(found, expected)
 
 
+@given(
+    row=st.integers(0, 40),
+    mode=st.sampled_from(list(TensorMapSwizzle)),
+    dtype=st.sampled_from(["fp8", "bf16", "float32"]),
+    step=st.integers(0, 3),
+)
+def test_a_tile_moves_with_its_own_pattern(row: int, mode: TensorMapSwizzle, dtype: str, step: int) -> None:
+    """Law of the base offset (PTX ISA: ``(pattern start >> 7) & 7``): a tile that was permuted relative to its own
+    first byte is found wherever that lies, at the places of the tile at 0, moved."""
+    size = {"fp8": 1, "bf16": 2, "float32": 4}[dtype]
+    layout = tile_layout_k_major(dtype, 64, 256, mode)
+    along = layout(0, step * 32 // size) * size
+    at_zero = tile_to_descriptor(layout, dtype, mode).advance(along)
+    moved = tile_to_descriptor(layout, dtype, mode, 128 * row, pattern_start=128 * row).advance(along)
+    assert moved.base_offset == (row % 8 if row % (1 << mode.value) else 0)
+    expected = 128 * row + at_zero.addresses(64, 32 // size, dtype)
+    np.testing.assert_array_equal(moved.addresses(64, 32 // size, dtype), expected)
+
+
 def numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     low = 0 if dtype.kind == "u" else -8
     return rng.integers(low, 9, shape).astype(dtype)
@@ -198,8 +217,9 @@ def test_bad_words_and_uses() -> None:
         descriptor.addresses(60, 16, "bf16")
     with pytest.raises(ValueError, match="major 'N' is not 'K' or 'MN'"):
         descriptor.addresses(64, 16, "bf16", "N")
-    with pytest.raises(ValueError, match="base_offset 1: the pattern that it makes is not modelled"):
-        SmemDescriptor(128, 16, 1024, "128B", 1).addresses(64, 16, "bf16")
+    own = tile_layout_k_major("bf16", 64, 64, "128B")
+    with pytest.raises(ValueError, match="pattern_start 64 is not a multiple of 128"):
+        tile_to_descriptor(own, "bf16", "128B", pattern_start=64)
     layout = tile_layout_k_major("bf16", 64, 64, "64B")
     with pytest.raises(ValueError, match="is not canonical K-major for swizzle 128B"):
         tile_to_descriptor(layout, "bf16", "128B")

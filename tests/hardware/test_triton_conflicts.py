@@ -11,7 +11,7 @@ import pytest
 
 from kvlab.hardware.banks import count_wavefronts
 from kvlab.hardware.triton_conflicts import bank_conflicts, shared_transfer
-from kvlab.layout.encodings import BlockedLayout, PaddedSharedLayout, SwizzledSharedLayout, from_fields
+from kvlab.layout.encodings import BlockedLayout, NVMMASharedLayout, PaddedSharedLayout, SwizzledSharedLayout, from_fields
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "data" / "triton_bank_conflicts.json").read_text())
 EXCEPTIONS = {exception["id"]: exception["rule"] for exception in GOLDEN["exceptions"]}
@@ -85,6 +85,15 @@ def test_registers_that_repeat_others_move_once():
     wide = BlockedLayout([1, 16], [8, 4], [4, 1], [1, 0]).to_linear_layout((32, 4), triton_version="3.7.1")
     access = shared_transfer(wide, SwizzledSharedLayout(1, 1, 1, [1, 0]), (32, 4), 32)
     assert (wide.in_dims["register"], access.vec, access.offset.shape) == (16, 4, (4, 1, 32))
+
+
+def test_the_version_decides_what_an_encoding_is():
+    """Triton before 3.9.0 ignored ``transposed`` without a swizzle (golden: triton_layouts): columns then conflict."""
+    column = BlockedLayout([1, 1], [32, 1], [4, 1], [0, 1])
+    plain = NVMMASharedLayout(0, 32, transposed=True)
+    counts = [bank_conflicts(column, plain, (64, 64), 32, triton_version=v) for v in ("3.6.0", "3.7.1", "3.9.0")]
+    dense = [SwizzledSharedLayout(1, 1, 1, order) for order in ([1, 0], [1, 0], [0, 1])]
+    assert counts == [bank_conflicts(column, layout, (64, 64), 32) for layout in dense] == [7, 7, 0]
 
 
 def test_errors():

@@ -6,7 +6,7 @@ rules are those of Triton 3.6.0 to 3.9.0; where versions differ, ``triton_versio
 
 from kvlab.layout.encodings.amd_mfma import AMDMFMALayout
 from kvlab.layout.encodings.amd_wmma import AMDWMMALayout
-from kvlab.layout.encodings.base import Encoding
+from kvlab.layout.encodings.base import NEWEST, Encoding
 from kvlab.layout.encodings.blocked import BlockedLayout, DistributedLinearLayout, SliceLayout
 from kvlab.layout.encodings.dot_operand import DotOperandLayout
 from kvlab.layout.encodings.gluon import from_fields, from_gluon
@@ -17,6 +17,7 @@ from kvlab.layout.encodings.shared import SharedEncoding, SharedLinearLayout
 from kvlab.layout.encodings.swizzled_shared import AMDRotatingSharedLayout, SwizzledSharedLayout
 
 __all__ = [
+    "NEWEST",
     "AMDMFMALayout",
     "AMDRotatingSharedLayout",
     "AMDWMMALayout",

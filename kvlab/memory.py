@@ -10,6 +10,7 @@ one NumPy operation serves all of them.
 
 from __future__ import annotations
 
+import copy
 import enum
 from typing import Any, TypeAlias
 
@@ -242,6 +243,21 @@ class Memory:
             items, number = _items(self._known, flat, nbytes, unit, _SCATTER[unit])
             items[number] = np.ones(unit, np.uint8).view(items.dtype)
 
+    def in_space(self, space: AddressSpace) -> Memory:
+        """The same bytes (no copy) as a memory of another address space.
+
+        >>> smem = Memory(4).in_space(AddressSpace.SHARED)
+        >>> smem.space, smem.nbytes
+        (<AddressSpace.SHARED: 'shared'>, 4)
+        """
+        other = copy.copy(self)
+        other.space = space
+        return other
+
+    def shares_bytes(self, other: Memory) -> bool:
+        """Are the bytes of ``other`` the very same ones?"""
+        return self._storage is other._storage
+
     def image(self, dtype: Any = np.uint8) -> np.ndarray[Any, Any]:
         """The bytes seen as ``dtype``: ``[nbytes // size]``, or ``[programs, nbytes // size]``. Shares memory."""
         return self.bytes.view(as_dtype(dtype))
@@ -254,7 +270,9 @@ class Memory:
                 f"{self.name}: a strided array is not poisoned, the bytes between its elements are not its own"
             )
         self._storage[...] = POISON
-        self._known = np.zeros(self._storage.shape, np.uint8)
+        if self._known is None:
+            self._known = np.zeros(self._storage.shape, np.uint8)
+        self._known[...] = 0
 
     # Below, ``index`` counts bytes from the first byte of a program's memory and ``flat`` from the very first one.
 

@@ -12,6 +12,16 @@ from kvlab.layout.algebra import (
 )
 from kvlab.layout.composed import ComposedLayout
 from kvlab.layout.compositions import compose, composition
+from kvlab.layout.copiers import (
+    GenericToLocalTileCopier,
+    GenericToSharedAsyncTileCopier,
+    GenericToSharedTileCopier,
+    LocalToGenericTileCopier,
+    LocalToSharedTileCopier,
+    SharedToGenericTileCopier,
+    SharedToLocalTileCopier,
+    ThreadScope,
+)
 from kvlab.layout.divide import flat_divide, local_tile, logical_divide, tiled_divide, zipped_divide
 from kvlab.layout.inverse import left_inverse, right_inverse
 from kvlab.layout.layout import Layout
@@ -30,19 +40,47 @@ from kvlab.layout.slicing import slice_and_offset
 from kvlab.layout.swizzle import Swizzle
 from kvlab.layout.swizzles import make_ldmatrix_swizzle, make_swizzle, make_tma_swizzle
 from kvlab.layout.text import format_layout
+from kvlab.layout.tile_host_device import HostDeviceTileTensor
+from kvlab.layout.tile_io import (
+    copy_dram_to_local,
+    copy_dram_to_sram,
+    copy_dram_to_sram_async,
+    copy_local_to_dram,
+    copy_local_to_shared,
+    copy_sram_to_dram,
+    copy_sram_to_local,
+)
+from kvlab.layout.tile_nullable import NullableTileTensor
 from kvlab.layout.tile_tensor import TileTensor
 
 __all__ = [
     "ComposedLayout",
+    "GenericToLocalTileCopier",
+    "GenericToSharedAsyncTileCopier",
+    "GenericToSharedTileCopier",
+    "HostDeviceTileTensor",
     "Layout",
     "LinearLayout",
+    "LocalToGenericTileCopier",
+    "LocalToSharedTileCopier",
+    "NullableTileTensor",
+    "SharedToGenericTileCopier",
+    "SharedToLocalTileCopier",
     "Swizzle",
+    "ThreadScope",
     "TileTensor",
     "blocked_product",
     "coalesce",
     "complement",
     "compose",
     "composition",
+    "copy_dram_to_local",
+    "copy_dram_to_sram",
+    "copy_dram_to_sram_async",
+    "copy_local_to_dram",
+    "copy_local_to_shared",
+    "copy_sram_to_dram",
+    "copy_sram_to_local",
     "cosize",
     "downcast",
     "expand_modes_alike",

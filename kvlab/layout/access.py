@@ -40,33 +40,35 @@ def bound_records(layout: Layout, element_size: int, valid_rows: IntArray) -> In
     return np.where(empty, 0, (valid_rows - 1) * flatten(first.stride)[0] + row)
 
 
-def read(memory: Memory, dtype: np.dtype[Any], index: IntArray, width: int, end: Any) -> NDArray[Any]:
-    """``width`` scalars from each index (in scalars): ``[*index.shape, width]``; zeros at and past ``end``."""
-    place, step, mask = _lanes(index, width, end)
+def read(memory: Memory, dtype: np.dtype[Any], index: IntArray, width: int, end: Any, mask: Any = None) -> NDArray[Any]:
+    """``width`` scalars from each index (in scalars): ``[*index.shape, width]``; zeros at and past ``end``, and where
+    ``mask`` (broadcast with the indices) is False."""
+    place, step, mask = _lanes(index, width, end, mask)
     address = place * dtype.itemsize
     address = address + memory.base if memory.base else address
     value = memory.load(address, dtype, step, mask=mask, alignment=_alignment(step * dtype.itemsize))
     return value if place is index else value[..., 0]
 
 
-def write(memory: Memory, index: IntArray, value: NDArray[Any], end: Any) -> None:
-    """Write ``value[..., width]`` at each index; nothing at and past ``end``."""
-    place, step, mask = _lanes(index, value.shape[-1], end)
+def write(memory: Memory, index: IntArray, value: NDArray[Any], end: Any, mask: Any = None) -> None:
+    """Write ``value[..., width]`` at each index; nothing at and past ``end``, nor where ``mask`` is False."""
+    place, step, mask = _lanes(index, value.shape[-1], end, mask)
     address = place * value.itemsize + memory.base
     value = value if place is index else value[..., None]
     memory.store(address, value, mask=mask, alignment=_alignment(step * value.itemsize))
 
 
-def _lanes(index: IntArray, width: int, end: Any) -> tuple[IntArray, int, Any]:
+def _lanes(index: IntArray, width: int, end: Any, on: Any) -> tuple[IntArray, int, Any]:
     """Places, scalars at each, and mask of an access: by vector, or by scalar where the bound cuts a vector."""
     if end is None:
-        return index, width, None
+        return index, width, on
     limit = leading(end, index.ndim)
     mask = index + (width - 1) < limit if width > 1 else index < limit
     if width == 1 or mask.all() or np.array_equal(mask, index < limit):
-        return index, width, mask
+        return index, width, mask if on is None else mask & on
     index = index[..., None] + np.arange(width)
-    return index, 1, index < leading(end, index.ndim)
+    mask = index < leading(end, index.ndim)
+    return index, 1, mask if on is None else mask & on[..., None]
 
 
 def _alignment(nbytes: int) -> int:

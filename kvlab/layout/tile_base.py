@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +14,18 @@ from kvlab.layout.layout import Layout
 from kvlab.layout.views import gathered
 from kvlab.memory import Memory, as_dtype
 
-__all__ = ["TileBase"]
+__all__ = ["Known", "TileBase"]
+
+Known: TypeAlias = tuple[tuple[bool, ...], tuple[bool, ...]]
+"""For each leaf of a layout: is its extent static, is its stride?"""
 
 
 class TileBase(Drawn):
     """Elements of ``memory`` at ``offset + layout(coordinate)``: construction and access (see ``TileTensor``)."""
 
-    __slots__ = ("dtype", "element_layout", "element_size", "end", "layout", "memory", "mutable", "offset", "parent")
+    __slots__ = (
+        "dtype", "element_layout", "element_size", "end", "known", "layout", "memory", "mutable", "offset", "parent",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -37,6 +42,7 @@ class TileBase(Drawn):
         self.offset: int | IntArray = as_int_array(offset, "offset")
         self.element_size = element_size
         self.element_layout: Layout | None = None
+        self.known: Known | None = None  # None: everything is static
         self.mutable = True
         self.parent: Self | None = None  # the tensor that a view was taken from, for pictures
         self.end: int | IntArray | None = None
@@ -54,7 +60,7 @@ class TileBase(Drawn):
         offset = self.offset if isinstance(self.offset, int) else list(self.offset.shape)
         vector = f" x{self.element_size}" if self.element_size > 1 else ""
         programs = f", {self.memory.programs} programs" if self.memory.programs is not None else ""
-        bound = ", bounded" if self.end is not None else ""
+        bound = (", bounded" if self.end is not None else "") + (", runtime extents" if self.known else "")
         space = self.memory.space.value
         return f"{type(self).__name__}({self.dtype}{vector}, {self.layout}, offset {offset}, {space}{programs}{bound})"
 
@@ -180,7 +186,7 @@ class TileBase(Drawn):
         return value[..., 0] if self.element_size == 1 else value
 
     def __str__(self) -> str:
-        """As MAX prints: nested rows for two flat modes, otherwise all elements, the first mode fastest.
+        """As MAX prints: nested rows for two flat static modes, otherwise all elements, the first mode fastest.
 
         >>> print(TileBase(Memory.over(np.arange(6.0)), "fp64", Layout.row_major(2, 3)))
         [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
@@ -192,7 +198,7 @@ class TileBase(Drawn):
         value = self.to_numpy()
         if not self.layout.size:
             return ""
-        if len(flatten(self.layout.shape)) == self.rank == 2:
+        if self.flat_rank == self.rank == 2 and self.known is None:
             return str(value.tolist())
         lead = value.shape[self.rank :]
         return str(
@@ -201,13 +207,28 @@ class TileBase(Drawn):
 
     # Helpers
 
-    def _view(self, layout: Layout, offset: int | IntArray, element_size: int) -> Self:
+    def _view(self, layout: Layout, offset: int | IntArray, element_size: int, known: Known | None = None) -> Self:
+        """Another layout over the same memory; ``known`` where a tensor with runtime extents has others static."""
         view = object.__new__(type(self))
         view.memory, view.dtype, view.layout, view.offset = self.memory, self.dtype, layout, offset
         view.element_size, view.end = element_size, self.end
         view.element_layout, view.mutable = self.element_layout, self.mutable
         view.parent = self if self.parent is None else self.parent
+        view.known = known or self.known
+        if view.known is not None:
+            leaves = len(flatten(layout.shape))
+            if len(view.known[0]) != leaves:
+                view.known = (False,) * leaves, (False,) * leaves
+            if all(view.known[0]) and all(view.known[1]):
+                view.known = None
         return view
+
+    def _leaves_known(self) -> Known:
+        return self.known or ((True,) * self.flat_rank, (True,) * self.flat_rank)
+
+    def _require_static(self, what: str) -> None:
+        if self.known is not None and not all(self.known[0]):
+            raise ValueError(f"{what} of {self.layout} with runtime extents: a static shape is accepted")
 
     def _bound(self, valid_rows: Any) -> None:
         rows = np.asarray(valid_rows)

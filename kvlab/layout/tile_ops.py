@@ -56,6 +56,8 @@ class TileOps(TileBase):
         >>> [target.copy_from(source, order=order).to_numpy()[0].tolist() for order in ("memory", "colex")]
         [[0, 1, 2, 3], [0, 7, 3, 10]]
         """
+        self._require_static("copy_from")
+        source._require_static("copy_from")
         if source.element_size != self.element_size or source.layout.size != self.layout.size:
             raise ValueError(f"copy of {source!r} to {self!r}: equal element sizes and element counts are accepted")
         value = source.load().astype(self.dtype, copy=False)
@@ -114,6 +116,7 @@ class TileOps(TileBase):
     def _async_bytes(self, source: TileBase, fill: Fill, swizzle: Swizzle | None) -> int:
         """Bytes of an element of a valid asynchronous copy, or ValueError."""
         self._check_mutable()
+        self._require_static("copy_from_async")
         what = f"copy_from_async of {source!r} to {self!r}"
         nbytes = self.element_size * self.dtype.itemsize
         if self.memory.space is not AddressSpace.SHARED or source.memory.space in (
@@ -181,6 +184,7 @@ class TileOps(TileBase):
         return self._map(lambda x: np.exp(x * np.asarray(scale, x.dtype)))
 
     def _map(self, function: Callable[[NDArray[Any]], NDArray[Any]]) -> Self:
+        self._require_static("arithmetic in place")
         self.store(function(self.load()).astype(self.dtype, copy=False))
         return self
 

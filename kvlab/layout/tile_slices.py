@@ -10,8 +10,8 @@ import numpy as np
 from kvlab.layout.access import leading
 from kvlab.layout.int_tuple import as_int_array, flatten
 from kvlab.layout.layout import Layout
-from kvlab.layout.tile_base import TileBase
-from kvlab.memory import as_dtype
+from kvlab.layout.tile_base import Known, TileBase
+from kvlab.memory import AddressSpace, as_dtype
 
 __all__ = ["TileSlices"]
 
@@ -33,8 +33,9 @@ class TileSlices(TileBase):
         """
         if not self.layout.is_flat or len(parts) != self.rank:
             raise ValueError(f"slice{parts} of {self.layout}: one part for each mode of a flat layout is accepted")
-        shape, strides, offset = [], [], self.offset
-        for part, extent, stride in zip(parts, flatten(self.layout.shape), flatten(self.layout.stride), strict=True):
+        shape, strides, kept, offset = [], [], [], self.offset
+        extents = zip(parts, flatten(self.layout.shape), flatten(self.layout.stride), strict=True)
+        for mode, (part, extent, stride) in enumerate(extents):
             if isinstance(part, slice):
                 if part.step not in (None, 1):
                     raise ValueError(f"slice{parts} of {self.layout}: a step of 1 is accepted, not {part.step}")
@@ -46,13 +47,14 @@ class TileSlices(TileBase):
                 offset = offset + start * stride
                 shape.append(stop - start)
                 strides.append(stride)
+                kept.append(mode)
                 continue
             number = as_int_array(part, "slice index")
             if np.size(number) and (last := int(np.max(number))) >= extent and not self.memory.unsafe:
                 raise ValueError(f"slice{parts} of {self.layout}: {last}:{last + 1} is outside 0:{extent}")
             ndim = max(np.ndim(offset), np.ndim(number))
             offset = leading(offset, ndim) + leading(number * stride, ndim)
-        return self._view(Layout(tuple(shape), tuple(strides)), offset, self.element_size)
+        return self._view(Layout(tuple(shape), tuple(strides)), offset, self.element_size, self._known_of(kept))
 
     def __getitem__(self, parts: Any) -> Any:
         """``t[i, j]``: the element there (a vector of ``element_size``, or its scalar). With slices a view, whose
@@ -78,7 +80,7 @@ class TileSlices(TileBase):
             view = self[parts]
             if not isinstance(value, TileBase):
                 view.store(np.asarray(value, self.dtype) if np.ndim(value) == 0 else np.asarray(value)[..., None])
-            elif value.memory is not self.memory or not np.array_equal(value.offset, view.offset):
+            elif not value.memory.shares_bytes(self.memory) or not np.array_equal(value.offset, view.offset):
                 view.store(value.load())
             return
         if len(parts) != self.flat_rank:
@@ -101,6 +103,8 @@ class TileSlices(TileBase):
         [3, 3, 2]
         """
         self._require_flat("split")
+        if index is None:
+            self._require_static("split without an index")
         extent = self.shape[axis]
         if count < 1 or alignment < 1 or (index is not None and not 0 <= index < count):
             raise ValueError(f"split({count}, index={index}, alignment={alignment}): 1 and more, index in 0:count")
@@ -130,11 +134,13 @@ class TileSlices(TileBase):
         layout = Layout.row_major(*shape)
         if not self.layout.is_row_major or layout.size != self.layout.size or self.element_size != 1:
             raise ValueError(f"reshape{shape} of {self!r}: {layout.size} dense row-major scalars are accepted")
-        return self._view(layout, self.offset, 1)
+        return self._view(layout, self.offset, 1, ((True,) * layout.rank, (True,) * layout.rank))
 
     def transpose(self) -> Self:
         """The modes in reverse order."""
-        return self._view(self.layout.transpose(), self.offset, self.element_size)
+        first = np.cumsum([0, *(len(flatten(mode.shape)) for mode in self.layout.modes)])
+        leaves = [leaf for mode in reversed(range(self.rank)) for leaf in range(first[mode], first[mode + 1])]
+        return self._view(self.layout.transpose(), self.offset, self.element_size, self._known_of(leaves))
 
     def coalesce(self) -> Self:
         """A dense row-major tensor as one mode.
@@ -144,6 +150,7 @@ class TileSlices(TileBase):
         >>> TileTensor(Memory(128), "fp32", Layout.row_major(4, 8)).coalesce().layout
         Layout("32:1")
         """
+        self._require_static("coalesce")
         if not self.layout.is_row_major:
             raise ValueError(f"coalesce of {self!r}: a dense row-major layout is accepted")
         return self._view(Layout(self.layout.size, 1), self.offset, self.element_size)
@@ -182,6 +189,40 @@ class TileSlices(TileBase):
         view = self._view(self.layout, self.offset * old // new, self.element_size)
         view.dtype, view.end = dtype, None if self.end is None else self.end * old // new
         return view
+
+    def address_space_cast(self, space: AddressSpace) -> Self:
+        """The same bytes, said to be of another address space. Copies and loads ask for it; GENERIC may become any
+        other space and any other GENERIC. Between two others it is no cast but a copy: ValueError, unless the memory
+        is unsafe.
+
+        >>> from kvlab.layout import TileTensor
+        >>> t = TileTensor.from_numpy(np.zeros((2, 4), np.float32)).address_space_cast(AddressSpace.GENERIC)
+        >>> t
+        TileTensor(float32, (2,4):(4,1), offset 0, generic)
+        >>> t.address_space_cast(AddressSpace.SHARED).address_space_cast(AddressSpace.LOCAL)
+        Traceback (most recent call last):
+            ...
+        ValueError: address_space_cast of TileTensor(float32, (2,4):(4,1), offset 0, shared) to local: \
+from or to generic is accepted; data moves from shared to local by a copy
+        """
+        if not isinstance(space, AddressSpace):
+            raise ValueError(f"address_space_cast of {self!r} to {space!r}: a kvlab.memory.AddressSpace is accepted")
+        old = self.memory.space
+        if space is not old and AddressSpace.GENERIC not in (space, old) and not self.memory.unsafe:
+            raise ValueError(
+                f"address_space_cast of {self!r} to {space.value}: from or to generic is accepted; data moves from "
+                f"{old.value} to {space.value} by a copy"
+            )
+        view = self._view(self.layout, self.offset, self.element_size)
+        view.memory = self.memory.in_space(space)
+        return view
+
+    def _known_of(self, leaves: Any) -> Known | None:
+        """What is static of these leaves, None where all is."""
+        if self.known is None:
+            return None
+        shape, stride = self.known
+        return tuple(shape[leaf] for leaf in leaves), tuple(stride[leaf] for leaf in leaves)
 
     def as_immut(self) -> Self:
         """The same view, which refuses stores."""

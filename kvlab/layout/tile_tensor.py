@@ -11,13 +11,14 @@ from kvlab.layout.layout import Layout
 from kvlab.layout.swizzle import VECTOR_BYTES
 from kvlab.layout.tile_ops import TileOps
 from kvlab.layout.tile_slices import TileSlices
+from kvlab.layout.tile_static import TileStatic
 from kvlab.layout.tile_views import TileViews
 from kvlab.memory import AddressSpace, Memory, as_dtype
 
 __all__ = ["TileTensor"]
 
 
-class TileTensor(TileViews, TileSlices, TileOps):
+class TileTensor(TileViews, TileSlices, TileOps, TileStatic):
     """Elements of ``memory`` at ``offset + layout(coordinate)``, counted in scalars from the memory's first byte.
 
     Parameters

@@ -61,7 +61,12 @@ class TileViews(TileBase):
                 raise ValueError(f"tile{tile} number {coord} of {self.layout}: mode {mode} has {count} tiles")
             ndim = max(np.ndim(offset), np.ndim(number))
             offset = leading(offset, ndim) + leading(number * step, ndim)
-        return self._view(layout, offset, self.element_size)
+        known = None
+        if self.known is not None:
+            lasts = np.cumsum([len(flatten(mode.shape)) for mode in self.layout.modes]) - 1
+            kept = (strides is not None) | np.asarray(self.known[1])[lasts]
+            known = (True,) * self.rank, tuple(kept.tolist())
+        return self._view(layout, offset, self.element_size, known)
 
     def tile_with_offset(self, tile_shape: Any, coord: Any) -> tuple[Self, tuple[Any, ...], Any]:
         """The tile, its corner (logical elements of this tensor) and how many scalars it starts after this tensor.

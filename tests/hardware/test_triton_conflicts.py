@@ -11,7 +11,13 @@ import pytest
 
 from kvlab.hardware.banks import count_wavefronts
 from kvlab.hardware.triton_conflicts import bank_conflicts, shared_transfer
-from kvlab.layout.encodings import BlockedLayout, NVMMASharedLayout, PaddedSharedLayout, SwizzledSharedLayout, from_fields
+from kvlab.layout.encodings import (
+    BlockedLayout,
+    NVMMASharedLayout,
+    PaddedSharedLayout,
+    SwizzledSharedLayout,
+    from_fields,
+)
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "data" / "triton_bank_conflicts.json").read_text())
 EXCEPTIONS = {exception["id"]: exception["rule"] for exception in GOLDEN["exceptions"]}

@@ -24,6 +24,7 @@ from .path import BytePath, draw_path_of_a_byte
 from .picture import Picture
 from .punch_card import draw_punch_card
 from .quantised_page import draw_quantised_page
+from .roofline import RooflinePoint, draw_roofline
 from .shared_memory import draw_shared_memory
 from .swizzle import draw_swizzle
 from .tile_tensor import draw_tile_tensor
@@ -34,6 +35,7 @@ __all__ = [
     "BytePath",
     "CopyPlan",
     "Picture",
+    "RooflinePoint",
     "draw",
     "draw_atom",
     "draw_coalescing",
@@ -51,6 +53,7 @@ __all__ = [
     "draw_path_of_a_byte",
     "draw_punch_card",
     "draw_quantised_page",
+    "draw_roofline",
     "draw_shared_memory",
     "draw_swizzle",
     "draw_thread_values",

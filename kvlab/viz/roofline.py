@@ -1,0 +1,178 @@
+"""A roofline: what kernels reach, under the ceilings of memory and of the tensor cores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .axis import LABEL, QUIET, WIDTH
+from .palette import BANKS, INK, PAPER
+from .picture import Picture
+from .svg import Canvas
+from .text import text_width
+
+__all__ = ["RooflinePoint", "draw_roofline"]
+
+LEFT, TOP, HEIGHT = 54.0, 24.0, 330.0
+ROW = 17.0
+FAMILIES = tuple(BANKS[4 * group] for group in (0, 6, 4, 2, 7, 1, 5, 3))
+
+
+@dataclass(frozen=True)
+class RooflinePoint:
+    """One measured kernel.
+
+    name      what was computed, with its sizes
+    flops     operations that the task needs (2 for a multiply-add)
+    nbytes    bytes that it has to move through DRAM
+    seconds   measured
+    family    points of one family share a colour
+
+    >>> RooflinePoint("decode", flops=4e9, nbytes=1e9, seconds=1e-3).intensity
+    4.0
+    """
+
+    name: str
+    flops: float
+    nbytes: float
+    seconds: float
+    family: str = ""
+
+    def __post_init__(self) -> None:
+        for what in ("flops", "nbytes", "seconds"):
+            value = getattr(self, what)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{self.name!r}: {what} {value!r} must be a positive number")
+
+    @property
+    def intensity(self) -> float:
+        """Operations for each byte."""
+        return self.flops / self.nbytes
+
+    @property
+    def rate(self) -> float:
+        """Operations a second."""
+        return self.flops / self.seconds
+
+    def ceiling(self, bandwidth: float, compute: float) -> float:
+        """The most operations a second that memory (bytes/s) and tensor cores (flop/s) allow it.
+
+        >>> RooflinePoint("decode", flops=4e9, nbytes=1e9, seconds=1e-3).ceiling(3e12, 8e14)
+        12000000000000.0
+        """
+        return min(self.intensity * bandwidth, compute)
+
+
+def draw_roofline(
+    points: Sequence[RooflinePoint], *, bandwidth: float, compute: float, title: str | None = None,
+    caption: str | None = None,
+) -> Picture:  # fmt: skip
+    """Operations a second over operations a byte, both logarithmic; every point is numbered and listed below.
+
+    bandwidth    of DRAM, bytes/s: the slope
+    compute      of the tensor cores, flop/s: the level
+    ValueError without a point, or for a ceiling that is not positive.
+
+    >>> point = RooflinePoint("decode", flops=4e9, nbytes=1e9, seconds=4e-4)
+    >>> draw_roofline([point], bandwidth=3.1e12, compute=7.9e14).title
+    'decode reaches 81 % of its ceiling: memory'
+    """
+    if not points:
+        raise ValueError("points is empty: a roofline needs at least one")
+    if not (bandwidth > 0 and compute > 0):
+        raise ValueError(f"bandwidth {bandwidth!r} and compute {compute!r} must be positive")
+    ridge = compute / bandwidth
+    xs = [p.intensity for p in points] + [ridge]
+    low_x, high_x = _decades(min(xs) / 1.5, max(xs) * 4)
+    rates = [p.rate for p in points] + [compute]
+    low_y, high_y = _decades(min(rates) / 2, max(rates) * 1.2)
+
+    def x_of(value: float) -> float:
+        return LEFT + (WIDTH - LEFT) * math.log10(value / low_x) / math.log10(high_x / low_x)
+
+    def y_of(value: float) -> float:
+        return TOP + HEIGHT * (1 - math.log10(value / low_y) / math.log10(high_y / low_y))
+
+    canvas = Canvas()
+    _grid(canvas, (low_x, high_x), (low_y, high_y), x_of, y_of)
+    start = max(low_x, low_y / bandwidth)
+    roof = f"M{x_of(start):.2f} {y_of(start * bandwidth):.2f}L{x_of(ridge):.2f} {y_of(compute):.2f}H{WIDTH:g}"
+    canvas.path(roof, stroke=INK, stroke_width=2.0)
+    canvas.text(WIDTH, y_of(compute) - 6, f"tensor cores {compute / 1e12:,.0f} TFLOP/s", size=11, anchor="end")
+    canvas.text(
+        x_of(start) + 14, y_of(start * bandwidth) + 4, f"DRAM {bandwidth / 1e12:.2f} TB/s", size=11, fill=INK
+    )
+    families = list(dict.fromkeys(p.family for p in points))
+    order = sorted(range(len(points)), key=lambda i: (x_of(points[i].intensity), -points[i].rate))
+    last: list[tuple[float, float]] = []
+    for number, i in enumerate(order, 1):
+        point = points[i]
+        x, y = x_of(point.intensity), y_of(point.rate)
+        label_x, label_y = x + 12, y + 14
+        while any(abs(label_x - px) < 22 and abs(label_y - py) < 12 for px, py in last):
+            label_y += 12
+        last.append((label_x, label_y))
+        colour = FAMILIES[families.index(point.family) % len(FAMILIES)]
+        canvas.line(x, y, label_x, label_y - 4, opacity=0.45)
+        words = f"{point.name}\n{_figures(point, bandwidth, compute)}"
+        canvas.rect(x - 5, y - 5, 10, 10, fill=colour, stroke=PAPER, stroke_width=1.5, radius=5, title=words)
+        canvas.text(label_x, label_y, str(number), size=LABEL, weight=600)
+    y = TOP + HEIGHT + 40
+    widest = max(text_width(p.name, 11) for p in points) + 74
+    for number, i in enumerate(order, 1):
+        point = points[i]
+        colour = FAMILIES[families.index(point.family) % len(FAMILIES)]
+        canvas.rect(LEFT, y - 9, 10, 10, fill=colour, radius=5)
+        canvas.text(LEFT + 30, y, str(number), size=11, anchor="end", weight=600)
+        canvas.text(LEFT + 40, y, point.name, size=11)
+        canvas.text(LEFT + widest, y, _figures(point, bandwidth, compute), size=11, opacity=QUIET)
+        y += ROW
+    canvas.extend(WIDTH, y)
+    best = max(points, key=lambda p: p.rate / p.ceiling(bandwidth, compute))
+    return canvas.picture(title or _title(best, bandwidth, compute), caption or _CAPTION)
+
+
+_CAPTION = (
+    "Each dot is a measured kernel: how many operations it needs for each byte of DRAM, and how many it does a second. "
+    "The sloping line is what memory allows, the level one what the tensor cores allow."
+)
+
+
+def _title(point: RooflinePoint, bandwidth: float, compute: float) -> str:
+    share = point.rate / point.ceiling(bandwidth, compute)
+    what = "memory" if point.intensity * bandwidth < compute else "tensor cores"
+    return f"{point.name} reaches {share:.0%} of its ceiling: {what}".replace("%", " %")
+
+
+def _figures(point: RooflinePoint, bandwidth: float, compute: float) -> str:
+    share = point.rate / point.ceiling(bandwidth, compute)
+    speed = f"{_short(point.rate / 1e12)} TFLOP/s, {_short(point.nbytes / point.seconds / 1e12)} TB/s"
+    return f"{_short(point.intensity)} flop/B, {speed}: {100 * share:.0f} %"
+
+
+def _short(value: float) -> str:
+    """Three digits, no exponent."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _decades(low: float, high: float) -> tuple[float, float]:
+    """The powers of ten around a range."""
+    return 10.0 ** math.floor(math.log10(low)), 10.0 ** math.ceil(math.log10(high))
+
+
+def _grid(canvas: Canvas, xs: tuple[float, float], ys: tuple[float, float], x_of: object, y_of: object) -> None:
+    """Decades with their values, and what the axes mean."""
+    assert callable(x_of)
+    assert callable(y_of)
+    for exponent in range(round(math.log10(xs[0])), round(math.log10(xs[1])) + 1):
+        x = x_of(10.0**exponent)
+        canvas.line(x, TOP, x, TOP + HEIGHT, opacity=0.14)
+        anchor = "middle" if x < WIDTH - 20 else "end"
+        canvas.text(x, TOP + HEIGHT + 14, f"{10.0**exponent:g}", size=LABEL, anchor=anchor, opacity=QUIET)
+    for exponent in range(round(math.log10(ys[0])), round(math.log10(ys[1])) + 1):
+        y = y_of(10.0**exponent)
+        canvas.line(LEFT, y, WIDTH, y, opacity=0.14)
+        canvas.text(LEFT - 8, y + 3.5, f"{10.0 ** (exponent - 12):g}", size=LABEL, anchor="end", opacity=QUIET)
+    canvas.text(0, TOP - 12, "TFLOP/s", size=LABEL, opacity=QUIET)
+    canvas.text(WIDTH, TOP + HEIGHT + 28, "operations for each byte of DRAM", size=LABEL, anchor="end", opacity=QUIET)

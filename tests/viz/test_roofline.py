@@ -1,0 +1,61 @@
+"""Rooflines. Law: a dot lies where its numbers say, under the roof or on it; the list names every dot."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from kvlab.viz import RooflinePoint, draw_roofline
+
+POINTS = [
+    RooflinePoint("decode, page 16", 4e9, 1e9, 3.6e-4, "decode"),
+    RooflinePoint("decode, page 64", 4e9, 1e9, 3.61e-4, "decode"),
+    RooflinePoint("prefill", 5.5e11, 2.7e8, 8e-4, "prefill"),
+    RooflinePoint("tiny", 1e6, 1e6, 2e-6, "tiny"),
+]
+CEILINGS = {"bandwidth": 3.1e12, "compute": 7.9e14}
+
+
+def dots(svg: str) -> list[tuple[float, float]]:
+    found = re.findall(r'<rect x="([\d.]+)" y="([\d.]+)" width="10" height="10"[^>]*pointer-events', svg)
+    return [(float(x) + 5, float(y) + 5) for x, y in found]
+
+
+def test_every_point_is_a_dot_and_a_line_of_the_list(sound, overlaps) -> None:
+    picture = draw_roofline(POINTS, **CEILINGS)
+    sound(picture)
+    assert len(dots(picture.svg)) == len(POINTS)
+    assert all(point.name in picture.svg for point in POINTS)
+    assert not overlaps(picture)
+    assert picture.title == "decode, page 16 reaches 90 % of its ceiling: memory"
+
+
+def test_a_factor_is_the_same_distance_everywhere(sound) -> None:
+    """Law of logarithmic axes: ten times the intensity at the same rate moves a dot by one decade, and none up."""
+    apart = [RooflinePoint(str(n), 1e9, 1e9 / n, 1e-3) for n in (1, 10, 100)]
+    (x0, y0), (x1, y1), (x2, y2) = sorted(dots(draw_roofline(apart, **CEILINGS).svg))
+    assert x1 - x0 == pytest.approx(x2 - x1, abs=0.02)
+    assert y0 == y1 == y2
+
+
+def test_a_kernel_at_its_ceiling_stands_on_the_roof() -> None:
+    point = RooflinePoint("copy", 1e12, 1e12, 1e12 / CEILINGS["bandwidth"])
+    assert point.rate == pytest.approx(point.ceiling(**CEILINGS))
+    picture = draw_roofline([point, RooflinePoint("gemm", 7.9e14, 1e10, 1.0)], **CEILINGS)
+    copy, gemm = sorted(dots(picture.svg))
+    roof = re.search(r'd="M([\d.]+) ([\d.]+)L([\d.]+) ([\d.]+)H', picture.svg)
+    assert roof is not None
+    x0, y0, x1, y1 = map(float, roof.groups())
+    assert copy[1] == pytest.approx(y0 + (y1 - y0) * (copy[0] - x0) / (x1 - x0), abs=0.05)
+    assert gemm[1] == pytest.approx(y1, abs=0.05)
+
+
+def test_bad_input() -> None:
+    with pytest.raises(ValueError, match="points is empty"):
+        draw_roofline([], **CEILINGS)
+    with pytest.raises(ValueError, match="bandwidth 0"):
+        draw_roofline(POINTS, bandwidth=0, compute=1)
+    for bad in (0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=r"'x': seconds .* must be a positive number"):
+            RooflinePoint("x", 1, 1, bad)

@@ -13,6 +13,7 @@ _PICTURES: dict[str, tuple[str, str]] = {
     "Layout": ("grid", "draw_layout"),
     "ComposedLayout": ("grid", "draw_composed_layout"),
     "LinearMap": ("linear_layout", "draw_linear_layout"),
+    "Encoding": ("encoding", "draw_encoding"),
     "TileBase": ("tile_tensor", "draw_tile_tensor"),
     "Swizzle": ("swizzle", "draw_swizzle"),
     "Wavefronts": ("punch_card", "draw_punch_card"),
@@ -55,6 +56,8 @@ def draw(obj: Any, **how: Any) -> Picture:
     ValueError: cannot draw 7 (int); known are Layout, ComposedLayout, ...
     """
     if isinstance(obj, Picture):
+        if how:
+            raise ValueError(f"{', '.join(how)} cannot change a finished picture; draw the object itself with it")
         return obj
     for cls in type(obj).__mro__:
         if cls.__name__ in _PICTURES:

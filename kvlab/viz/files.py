@@ -22,8 +22,9 @@ __all__ = ["save", "save_picture"]
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 
 
-def save(obj: Any, path: str | PathLike[str], *, theme: str = "light", scale: float = 2.0) -> Path:
-    """Draw ``obj`` (a :class:`Picture`, or anything that :func:`kvlab.viz.draw` knows) into the file ``path``.
+def save(obj: Any, path: str | PathLike[str], *, theme: str = "light", scale: float = 2.0, **how: Any) -> Path:
+    """Draw ``obj`` (a :class:`Picture`, or anything that :func:`kvlab.viz.draw` knows, to which ``how`` goes) into the
+    file ``path``.
 
     The ending decides: ``.svg`` and ``.html`` follow the reader's light or dark preference; ``.png`` has one ``theme``
     and ``scale`` pixels for each CSS px. A PNG needs CairoSVG, rsvg-convert or a Chromium browser. Returns the path.
@@ -38,7 +39,7 @@ def save(obj: Any, path: str | PathLike[str], *, theme: str = "light", scale: fl
     """
     from . import draw
 
-    return save_picture(draw(obj), path, theme=theme, scale=scale)
+    return save_picture(draw(obj, **how), path, theme=theme, scale=scale)
 
 
 def save_picture(picture: Picture, path: str | PathLike[str], *, theme: str = "light", scale: float = 2.0) -> Path:

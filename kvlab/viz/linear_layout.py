@@ -23,6 +23,7 @@ __all__ = ["draw_linear_layout", "draw_thread_values"]
 GUTTER = 34.0
 HEADER = 34.0
 NAME = 66.0
+BELOW = "Below: the basis vectors, from which all others follow."
 
 
 def draw_linear_layout(
@@ -40,7 +41,8 @@ def draw_linear_layout(
     - ``offset`` -> coordinates: the image of shared memory, in elements of ``element_bytes``.
     - coordinates -> ``offset``: the grid of offsets.
 
-    Coordinates of more than two dimensions lie side by side, the later dimensions fastest. Of several CTAs
+    Of more than two dimensions those of extent 1 do not count; the rows are the first of the others, and the rest lies
+    side by side, the later dimensions fastest. Of several CTAs
     (``block``) the first is drawn.
 
     Raises ValueError for a layout of another kind, or a thread that it does not have.
@@ -52,9 +54,10 @@ def draw_linear_layout(
     """
     names = set(layout.in_dims)
     if names & {"register", "lane", "warp"}:
-        top, found, told = _held(layout, thread)
+        top, found, told = held(layout, thread)
+        found = f"{' x '.join(map(str, layout.shape))} elements: {found}"
     elif "offset" in names:
-        top, found, told = _stored(layout, element_bytes)
+        top, found, told = stored(layout.shape, layout(offset=np.arange(layout.in_dims["offset"])), element_bytes)
     elif list(layout.out_dims) == ["offset"]:
         top, found, told = _offsets(layout)
     else:
@@ -62,10 +65,15 @@ def draw_linear_layout(
             f"cannot draw a linear layout from {', '.join(layout.in_dims)} to {', '.join(layout.out_dims)}: from "
             "register, lane, warp or offset to coordinates, or from coordinates to offset is accepted"
         )
+    return with_bases(top, layout, title or found, caption or f"{told} {BELOW}")
+
+
+def with_bases(top: Picture, layout: Any, title: str, caption: str) -> Picture:
+    """A picture of a linear layout with the table of its basis vectors below."""
     canvas = Canvas()
     canvas.embed(top, 0, 0)
     _bases(canvas, layout, canvas.bottom + 22)
-    return canvas.picture(title or found, caption or f"{told} Below: the basis vectors, from which all others follow.")
+    return canvas.picture(title, caption)
 
 
 def draw_thread_values(
@@ -100,8 +108,8 @@ def draw_thread_values(
     return canvas.picture(title or found, caption or _told("value"))
 
 
-def _held(layout: Any, thread: int | None) -> tuple[Picture, str, str]:
-    """The grid of threads and registers."""
+def held(layout: Any, thread: int | None) -> tuple[Picture, str, str]:
+    """The grid of threads and registers, what was found, and what is seen."""
     sizes = {name: layout.in_dims.get(name, 1) for name in ("warp", "lane", "register")}
     index = np.indices(tuple(sizes.values()), np.int64)
     given = {name: i for name, i in zip(sizes, index, strict=True) if name in layout.in_dims}
@@ -111,28 +119,34 @@ def _held(layout: Any, thread: int | None) -> tuple[Picture, str, str]:
     flat = (threads, sizes["register"])
     owner, register, copies = _owners(row.reshape(flat), column.reshape(flat), shape)
     fragment = Fragment("r", owner, register, flat[1], sizes["lane"])
-    extent = " x ".join(map(str, layout.shape))
-    found = f"{extent} elements: {_finding(*flat, copies)}"
-    return _grid(fragment, copies, thread, "row %d, column %d\nthread %d, register r%d"), found, _told("register")
+    picture = _grid(fragment, copies, thread, "row %d, column %d\nthread %d, register r%d")
+    return picture, _finding(*flat, copies), _told("register")
 
 
-def _stored(layout: Any, element_bytes: int) -> tuple[Picture, str, str]:
-    """The image of shared memory: slots of up to 16 bytes that hold neighbours along a row (or down a column)."""
-    coordinates = layout(offset=np.arange(layout.in_dims["offset"]))
-    _, row, column = _flat(layout.shape, coordinates)
-    run = 1
-    while run * element_bytes < 16 and run < len(row):
-        following = np.arange(len(row)).reshape(-1, 2 * run)
-        steps = np.diff(row[following], axis=1), np.diff(column[following], axis=1)
-        if not any((a == 1).all() and (b == 0).all() for a, b in (steps, steps[::-1])):
+def stored(
+    shape: tuple[int, ...], coordinates: tuple[npt.NDArray[np.int64], ...], element_bytes: int
+) -> tuple[Picture, str, str]:
+    """The image of shared memory: slots of up to 16 bytes that hold neighbours along a row (or down a column).
+
+    coordinates    for each dimension the coordinate of the element at each place, -1 where there is none
+    """
+    filled = np.asarray(coordinates[0]) >= 0
+    _, row, column = _flat(shape, tuple(np.maximum(axis, 0) for axis in coordinates))
+    row, column = np.where(filled, row, -1), np.where(filled, column, -1)
+    run, down = 1, False
+    while run * element_bytes < 16 and len(row) % (2 * run) == 0:
+        pieces = np.arange(len(row)).reshape(-1, 2 * run)
+        whole = filled[pieces].all(1)
+        steps = [np.diff(places[pieces[whole]], axis=1) for places in (row, column)]
+        ways = [(a == 1).all() and (b == 0).all() for a, b in (steps, steps[::-1])]
+        if (whole != filled[pieces].any(1)).any() or not any(ways):
             break
-        run *= 2
-    down = run > 1 and row[1] != row[0]
+        run, down = 2 * run, bool(ways[0])
     if down:
         row, column = column, row
-    slots = np.stack([row[::run], column[::run] // run], axis=-1)
+    slots = np.stack([row[::run], np.where(filled[::run], column[::run] // run, -1)], axis=-1)
     picture = draw_shared_memory(slots, slot_bytes=run * element_bytes)
-    kind = f"columns of {' x '.join(map(str, layout.shape))}, transposed: " if down else ""
+    kind = f"columns of {' x '.join(map(str, shape))}, transposed: " if down else ""
     return picture, kind + picture.title, picture.caption
 
 
@@ -146,8 +160,12 @@ def _offsets(layout: Any) -> tuple[Picture, str, str]:
 def _flat(
     shape: tuple[int, ...], coordinates: tuple[Any, ...]
 ) -> tuple[tuple[int, int], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Rows and columns of a tensor of any rank: the first dimension, then all others, row-major."""
+    """Rows and columns of a tensor of any rank: the first dimension, then all others, row-major; where there are more
+    than two, those of extent 1 do not count."""
     arrays = np.broadcast_arrays(*coordinates)
+    if len(shape) > 2:
+        kept = [axis for axis, extent in enumerate(shape) if extent > 1] or [0]
+        shape, arrays = tuple(shape[axis] for axis in kept), tuple(arrays[axis] for axis in kept)
     if len(shape) == 1:
         return (1, shape[0]), np.zeros_like(arrays[0]), np.asarray(arrays[0], np.int64)
     column = np.ravel_multi_index(arrays[1:], shape[1:])

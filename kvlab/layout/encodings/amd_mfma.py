@@ -18,7 +18,7 @@ from kvlab.layout.encodings.base import (
 )
 from kvlab.layout.linear_layout import LinearLayout
 
-__all__ = ["AMDMFMALayout", "spread_tiles"]
+__all__ = ["AMDMFMALayout", "spread_tiles", "tile_of_warps"]
 
 MFMA_TILES = ((32, 32), (16, 16), (64, 4), (4, 64))
 
@@ -59,6 +59,9 @@ class AMDMFMALayout(Encoding):
         """Rank of the tensors that this lays out."""
         return len(self.warps_per_cta)
 
+    def pattern_shape(self) -> Ints:
+        return tile_of_warps(self.instr_shape, self._tiles_per_warp(), self.warps_per_cta)
+
     def to_linear_layout(self, shape: Sequence[int], *, triton_version: str = NEWEST) -> LinearLayout:
         need(len(shape) == self.rank, self, f"a tensor of rank {self.rank} is accepted, not {tuple(shape)}")
         step, rank = LinearLayout.identity1d, self.rank
@@ -93,6 +96,16 @@ class AMDMFMALayout(Encoding):
 
     def _tiles_per_warp(self) -> Ints:
         return self.tiles_per_warp or (1,) * self.rank
+
+
+def tile_of_warps(instr_shape: Ints, tiles: Ints, warps: Ints) -> Ints:
+    """The shape that all warps cover with their tiles once.
+
+    >>> tile_of_warps((32, 16, 16), (1, 2), (4, 1))
+    (128, 32)
+    """
+    rows, cols = (n * t * w for n, t, w in zip(instr_shape[:2], tiles[-2:], warps[-2:], strict=True))
+    return (*warps[:-2], rows, cols)
 
 
 def spread_tiles(tile: LinearLayout, tiles: Ints, warps: Ints, shape: Sequence[int]) -> LinearLayout:

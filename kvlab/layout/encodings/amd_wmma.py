@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvlab.layout.encodings.amd_mfma import spread_tiles
+from kvlab.layout.encodings.amd_mfma import spread_tiles, tile_of_warps
 from kvlab.layout.encodings.base import (
     NEWEST,
     Encoding,
@@ -60,6 +60,14 @@ class AMDWMMALayout(Encoding):
         need(self.rank in (2, 3), self, "tensors of rank 2 and 3 are accepted")
         tiles = ((16, 16), (32, 16)) if self.version > 1 else ((16, 16),)
         need((self.instr_shape or ())[:2] in tiles, self, f"instr_shape (M, N, K) with (M, N) in {tiles} is accepted")
+
+    def pattern_shape(self) -> Ints:
+        assert self.instr_shape is not None
+        if self.warp_bases is None:
+            return tile_of_warps(self.instr_shape, self._tiles(), self._warps_per_cta())
+        tiles = self._warps().out_dims
+        *batch, rows, cols = (tiles[f"dim{axis}"] for axis in range(len(tiles)))
+        return (*batch, rows * self.instr_shape[0], cols * self.instr_shape[1])
 
     def to_linear_layout(self, shape: Sequence[int], *, triton_version: str = NEWEST) -> LinearLayout:
         rank, (m, n, _) = self._rank_and_shape(shape)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
+from kvlab.drawn import Drawn
 from kvlab.layout.int_tuple import int_tuple
 from kvlab.layout.linear_layout import LinearLayout
 
@@ -33,7 +34,7 @@ Matrix: TypeAlias = tuple[Ints, ...]
 
 
 @dataclass(frozen=True)
-class Encoding:
+class Encoding(Drawn):
     """How Triton spreads a tensor over registers, lanes and warps, or over shared memory.
 
     The subclasses have the names and the fields of Gluon's layout classes. ``cga_layout`` lists, one basis vector for
@@ -60,6 +61,10 @@ class Encoding:
 
         ValueError with the reason where the encoding and the shape do not fit, where the compiler aborts or raises.
         """
+        raise NotImplementedError
+
+    def pattern_shape(self) -> Ints:
+        """The smallest tensor that shows the whole pattern: what the picture of the encoding itself is drawn on."""
         raise NotImplementedError
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -66,6 +67,10 @@ class BlockedLayout(Encoding):
         """Rank of the tensors that this lays out."""
         return len(self.order)
 
+    def pattern_shape(self) -> Ints:
+        boxes = zip(self.size_per_thread, self.threads_per_warp, self.warps_per_cta, strict=True)
+        return tuple(math.prod(sizes) for sizes in boxes)
+
     def to_linear_layout(self, shape: Sequence[int], *, triton_version: str = NEWEST) -> LinearLayout:
         need(len(shape) == self.rank, self, f"a tensor of rank {self.rank} is accepted, not {tuple(shape)}")
         tile = (
@@ -111,6 +116,10 @@ class SliceLayout(Encoding):
         rank: int = getattr(self.parent, "rank", 2)
         return rank - 1
 
+    def pattern_shape(self) -> Ints:
+        shape = self.parent.pattern_shape()
+        return (*shape[: self.dim], *shape[self.dim + 1 :])
+
     def to_linear_layout(self, shape: Sequence[int], *, triton_version: str = NEWEST) -> LinearLayout:
         need(len(shape) == self.rank, self, f"a tensor of rank {self.rank} is accepted, not {tuple(shape)}")
         whole = self.parent.to_linear_layout((*shape[: self.dim], 1, *shape[self.dim :]))
@@ -150,6 +159,9 @@ class DistributedLinearLayout(Encoding):
     def _linear(self) -> LinearLayout:
         bases = {"register": self.reg_bases, "lane": self.lane_bases, "warp": self.warp_bases}
         return LinearLayout({**bases, "block": self.block_bases}, self.shape)
+
+    def pattern_shape(self) -> Ints:
+        return self.shape
 
     def to_linear_layout(self, shape: Sequence[int], *, triton_version: str = NEWEST) -> LinearLayout:
         need(len(shape) == self.rank, self, f"a tensor of rank {self.rank} is accepted, not {tuple(shape)}")

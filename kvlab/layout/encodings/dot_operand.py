@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvlab.layout.encodings.base import NEWEST, Encoding, need
+from kvlab.layout.encodings.base import NEWEST, Encoding, Ints, need
 from kvlab.layout.linear_layout import LinearLayout
 
 __all__ = ["DotOperandLayout"]
@@ -18,6 +18,9 @@ class Parent(Protocol):
     @property
     def rank(self) -> int:
         """Rank of the accumulator."""
+
+    def pattern_shape(self) -> Ints:
+        """The smallest accumulator that shows its pattern."""
 
     def dot_operand(
         self, operand_index: int, k_width: int, shape: Sequence[int], *, triton_version: str = NEWEST
@@ -47,6 +50,14 @@ class DotOperandLayout(Encoding):
     def rank(self) -> int:
         """Rank of the tensors that this lays out."""
         return self.parent.rank
+
+    def pattern_shape(self) -> Ints:
+        """Two steps of the lanes along K, 16 elements at least."""
+        shape, k = list(self.parent.pattern_shape()), self.rank - (1 if self.operand_index == 0 else 2)
+        shape[k] = 64 * max(1, self.k_width)
+        lanes = self.to_linear_layout(shape).bases["lane"]
+        shape[k] = max(16, 4 * max(vector[k] for vector in lanes))
+        return tuple(shape)
 
     def to_linear_layout(self, shape: Sequence[int], *, triton_version: str = NEWEST) -> LinearLayout:
         need(len(shape) == self.rank, self, f"a tensor of rank {self.rank} is accepted, not {tuple(shape)}")

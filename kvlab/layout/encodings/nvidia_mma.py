@@ -62,6 +62,10 @@ class NVMMADistributedLayout(Encoding):
         rows, cols = self.instr_shape[:2] if self.is_hopper else self.instr_shape[-2:]
         return rows, cols
 
+    def pattern_shape(self) -> Ints:
+        rows, cols = self._tile()
+        return (*self.warps_per_cta[:-2], rows * self.warps_per_cta[-2], cols * self.warps_per_cta[-1])
+
     def to_linear_layout(self, shape: Sequence[int], *, triton_version: str = NEWEST) -> LinearLayout:
         need(len(shape) == self.rank, self, f"a tensor of rank {self.rank} is accepted, not {tuple(shape)}")
         rows, cols = self._tile()

@@ -58,6 +58,13 @@ byte size 64, got 16 but expected at least 32
     def alignment_bytes(self) -> int:
         return 8 * max(16, self.swizzle_byte_width)
 
+    def pattern_shape(self) -> Ints:
+        """A panel and a half of its period in rows, 16 at least."""
+        columns = 8 * (self.swizzle_byte_width or 128) // self.element_bitwidth // (1 + self.fp4_padded)
+        if self.transposed:
+            return (columns, *(1,) * (self.rank - 2), 16)[: self.rank]
+        return (*(1,) * (self.rank - 2), 16, columns)[-self.rank :]
+
     def to_linear_layout(self, shape: Sequence[int], *, triton_version: str = NEWEST) -> LinearLayout:
         rank = len(shape)
         need(rank == self.rank, self, f"a tensor of rank {self.rank} is accepted, not {tuple(shape)}")

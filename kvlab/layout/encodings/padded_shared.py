@@ -59,6 +59,9 @@ class PaddedSharedLayout(SharedEncoding):
     def _linear(self) -> LinearLayout:
         return LinearLayout({"offset": self.offset_bases, "block": self.block_bases or self.cga_layout}, self.shape)
 
+    def pattern_shape(self) -> Ints:
+        return self.shape
+
     def to_linear_layout(self, shape: Sequence[int], *, triton_version: str = NEWEST) -> LinearLayout:
         """The part before padding: linear offset -> coordinates."""
         need(tuple(shape) == self.shape, self, f"the shape is {self.shape}, not {tuple(shape)}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvlab.layout.encodings.base import NEWEST, Encoding, Matrix, dims, need
+from kvlab.layout.encodings.base import NEWEST, Encoding, Ints, Matrix, dims, need
 from kvlab.layout.int_tuple import IntArray
 from kvlab.layout.linear_layout import LinearLayout
 
@@ -69,6 +69,9 @@ class SharedLinearLayout(SharedEncoding):
 
     def _linear(self) -> LinearLayout:
         return LinearLayout({"offset": self.offset_bases, "block": self.block_bases}, dims(len(self.offset_bases[0])))
+
+    def pattern_shape(self) -> Ints:
+        return self._linear().shape
 
     def to_linear_layout(self, shape: Sequence[int], *, triton_version: str = NEWEST) -> LinearLayout:
         layout = self._linear()

@@ -39,6 +39,15 @@ class SwizzledSharedLayout(SharedEncoding):
         """By how many vectors the columns of a row move."""
         return row // self.per_phase % self.max_phase
 
+    def pattern_shape(self) -> Ints:
+        """At least 64 columns (128 bytes of 2-byte elements) and the rows of one period."""
+        sizes = [max(64, self.vec * self.max_phase), self.period(), *(1,) * len(self.order)]
+        return tuple(sizes[self.order.index(axis)] for axis in range(len(self.order)))
+
+    def period(self) -> int:
+        """Rows after which the pattern starts again, 8 at least."""
+        return max(8, self.per_phase * self.max_phase)
+
     def to_linear_layout(self, shape: Sequence[int], *, triton_version: str = NEWEST) -> LinearLayout:
         need(len(shape) == len(self.order), self, f"a tensor of rank {len(self.order)} is accepted, not {tuple(shape)}")
         sizes = shape_per_cta(self.cga_layout, shape)
@@ -65,3 +74,6 @@ class AMDRotatingSharedLayout(SwizzledSharedLayout):
 
     def phase(self, row: int) -> int:
         return row // self.per_phase % self.max_phase ^ row // (self.per_phase * self.max_phase) % self.max_phase
+
+    def period(self) -> int:
+        return max(8, self.per_phase * self.max_phase**2)

@@ -4,7 +4,7 @@ from kvlab.hardware import RegTileLoader, RegTileWriterLDS, SubTileLoaderLDS
 
 from .async_barrier import AsyncBarrier
 from .buffer_config import KBufferConfig, KVBufferConfig, VBufferConfig
-from .cta import DECODE_ARCHS, DecodeCTA, TileCTA, decode_cta
+from .cta import DECODE_ARCHS, TileCTA, decode_cta
 from .decode_kv_buffer import DecodeKVBuffer, KBuffer, VBuffer
 from .decode_kv_params import DecodeKVBufferParams
 from .decode_streaming import DecodeStreamingKVBuffer
@@ -38,7 +38,6 @@ __all__ = [
     "MLA_ARCHS",
     "AsyncBarrier",
     "CpAsyncKVBuffer",
-    "DecodeCTA",
     "DecodeKVBuffer",
     "DecodeKVBufferParams",
     "DecodeStreamingKVBuffer",

@@ -16,7 +16,7 @@ from .mfma_cta import MfmaCTA, MfmaShape
 from .mma_sync_cta import MmaSyncCTA, MmaSyncShape
 from .traffic import Traffic
 
-__all__ = ["DECODE_ARCHS", "DecodeCTA", "TileCTA", "decode_cta"]
+__all__ = ["DECODE_ARCHS", "TileCTA", "decode_cta"]
 
 Array = np.ndarray[Any, Any]
 
@@ -27,9 +27,11 @@ class TileCTA(Protocol):
     """What an attention emulator asks of a machine, for all programs of a launch at once.
 
     ``active`` ``[programs]`` tells which programs still have keys; only their traffic counts. A program past its range
-    gets a tile without valid rows, which changes neither its row state nor its output.
+    gets a tile without valid rows, which changes neither its row state nor its output. After ``follow`` the loads take
+    the tiles of these iterators in turn, of K and V for one loop after the other: the machine may fetch ahead.
     """
 
+    def follow(self, *tiles: KVCacheIterator) -> None: ...
     def load_q(self, dram: Memory, offset: Array, valid: Array) -> Any: ...
     def load_k(self, tile: KVTile, active: Array) -> Any: ...
     def scores(self, q: Any, k: Any, active: Array) -> Fragments: ...
@@ -38,12 +40,6 @@ class TileCTA(Protocol):
     def load_v(self, tile: KVTile, active: Array) -> Any: ...
     def zeros(self) -> Fragments: ...
     def accumulate(self, p: Fragments, v: Any, o: Fragments, active: Array) -> Fragments: ...
-
-
-class DecodeCTA(TileCTA, Protocol):
-    """A machine that fetches ahead: after ``follow`` the tiles are those of these iterators, in turn."""
-
-    def follow(self, k_tiles: KVCacheIterator, v_tiles: KVCacheIterator) -> None: ...
 
 
 def decode_cta(
@@ -58,7 +54,7 @@ def decode_cta(
     traffic: Traffic,
     *,
     num_warps: int = 4,
-) -> DecodeCTA:
+) -> TileCTA:
     """The CTA model of ``arch`` for tiles of BM query rows and BN keys; columns are padded to BD.
 
     ``batch_idx`` and ``head_idx`` ``[programs]`` are each program's sequence and KV head. gfx950: MAX's streaming

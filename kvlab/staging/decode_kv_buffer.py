@@ -15,7 +15,9 @@ from kvlab.memory import Memory
 from . import decode_kv_addresses as addresses
 from .buffer_config import KVBufferConfig
 from .decode_kv_params import DecodeKVBufferParams
+from .footprint import Footprint
 from .fragments import FragmentMap
+from .hazards import Hazards
 from .iterator import KVCacheIterator
 from .kv_mma_op import mfma_atom, mma_tiles
 from .member import Member
@@ -40,6 +42,7 @@ class DecodeKVBuffer(Drawn):
     start : first key of the window, ``[programs]`` or a scalar.
     smem_address : byte address of the block tile, a multiple of 16; the memory's first byte unless given.
     traffic : counts what moves: bytes, instructions, wavefronts; of each warp and in all.
+    hazards : checks the accesses to shared memory; who owns the buffer states its barriers. None: nothing is checked.
 
     The window in DRAM, ``BN x depth`` keys from ``start`` on, is fixed. A load takes its next block tile, strips of BK
     columns (K) or BK keys (V), into the next stage of the register ring ``load_tile`` ``[programs, threads, load_rows,
@@ -86,6 +89,7 @@ class DecodeKVBuffer(Drawn):
         start: Any = 0,
         smem_address: int | None = None,
         traffic: Traffic | None = None,
+        hazards: Hazards | None = None,
     ) -> None:
         p = params
         if cache.kv_params.num_heads != p.kv_num_heads:
@@ -94,7 +98,8 @@ class DecodeKVBuffer(Drawn):
             raise ValueError(f"dtype {p.dtype} has another size than the cache's {cache.dtype}")
         if end is None:
             raise ValueError("end None: give the buffer the number of keys, the bound of its window")
-        self.params, self.traffic = p, traffic
+        self.params, self.traffic, self.hazards = p, traffic, hazards
+        self._footprints: dict[int | None, Footprint] = {}
         walk = KVCacheIterator(
             cache, p.BN, batch_idx, head_idx, end, depth=p.depth, head_dim_offset=p.head_dim_offset,
             cache_depth=None if p.kv_num_heads * p.cache_depth == cache.token_stride else p.cache_depth,
@@ -213,6 +218,8 @@ class DecodeKVBuffer(Drawn):
             first, threads = stage * p.rows_per_stage, int(np.prod(p.thread_grid))
             registers = self.load_tile[:, :threads, first : first + p.vectors_per_stage]
             flat = registers.reshape(self.programs, threads, -1)
+            if self.hazards is not None:
+                self.hazards.write(self._footprint(None), f"{p.role} write", 0)
             p.writer.store(self.smem, np.array([self.smem_address]), flat, p.copied, p.btile[1])
         self._held = self._ring.get(stage)
         if self.traffic is not None:
@@ -228,6 +235,8 @@ class DecodeKVBuffer(Drawn):
             raise ValueError(f"k_mma {k_mma} is not one of the {p.num_k_tiles} k groups of a strip")
         offset, width = addresses.read_offsets(p, k_mma), p.elements if p.transpose else 1
         address = self.smem_address + offset[None, ..., ::width] * p.dtype.itemsize
+        if self.hazards is not None:
+            self.hazards.read(self._footprint(k_mma), f"{p.role} read", 0)
         values = self.smem.load(address, p.dtype, width)
         self.mma_tile[..., : p.elements] = values.reshape(*values.shape[:3], -1)
         if self.traffic is not None:
@@ -259,6 +268,21 @@ class DecodeKVBuffer(Drawn):
             part = slice(g * frag, (g + 1) * frag)
             c = mma_tiles(atom, a[..., part], self.mma_tile[..., part], c, swap_a_b)
         return c
+
+    def _footprint(self, k_mma: int | None) -> Footprint:
+        """The bytes that each warp reads of a k group, or writes (None)."""
+        if k_mma not in self._footprints:
+            assert self.hazards is not None
+            p, width = self.params, 16
+            if k_mma is None:
+                offset = addresses.written_offsets(p)
+            else:
+                elements = p.elements if p.transpose else 1
+                offset, width = addresses.read_offsets(p, k_mma)[..., ::elements], elements * p.dtype.itemsize
+            address = self.smem_address + offset * p.dtype.itemsize
+            warp = np.arange(len(offset)).reshape(-1, *[1] * (offset.ndim - 1)) // 64
+            self._footprints[k_mma] = self.hazards.footprint_inside(address, width, warp)
+        return self._footprints[k_mma]
 
     def _count(self, what: str, edge: str, passes: Any, where: tuple[int, ...]) -> None:
         assert self.traffic is not None

@@ -34,7 +34,7 @@ BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 class FmaShape:
     """Sizes of the tile: BM query rows, BN keys, D columns in DRAM, padded to BD in shared memory.
 
-    ``v_in_k``: V has no place of its own, it is read from K's (MLA).
+    ``v_in_k``: V has no place of its own, it is read from K's (MLA). ``ahead``: the loop fetches the next tile early.
     """
 
     BM: int
@@ -44,6 +44,7 @@ class FmaShape:
     arch: str = "sm_90"
     warps: int = 4
     v_in_k: bool = False
+    ahead: bool = True
 
     def __post_init__(self) -> None:
         if self.BM % 16 or self.BN % 32 or self.BD % 32 or self.D > self.BD or self.D % 4:
@@ -79,9 +80,12 @@ class FmaCTA:
         self.pipeline = TilePipeline(self.copies.by_cp_async, self.hazards)
         self._footprints: dict[str, Footprint] = {}
 
-    def follow(self, k_tiles: KVCacheIterator, v_tiles: KVCacheIterator) -> None:
-        """Fetch K and V ahead along these iterators, whose tiles the loads then take in turn."""
-        self.pipeline.follow(k_tiles, v_tiles)
+    def follow(self, *tiles: KVCacheIterator) -> None:
+        """Fetch K and V ahead along these two iterators, whose tiles the loads then take in turn. Nothing unless
+        ``shape.ahead``.
+        """
+        if self.shape.ahead:
+            self.pipeline.follow(*tiles)
 
     def load_q(self, dram: Memory, offset: IntArray, valid: BoolArray) -> Fragments:
         """Q rows (elements ``offset[programs, BM]`` of ``dram``) into shared memory and registers, or zeros."""

@@ -3,7 +3,6 @@ makes: bytes that always occur together share a cell, so that what is known of t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,29 +15,45 @@ BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 MOST_WARPS = 31
 
 
-@dataclass(eq=False)
 class Footprint:
     """The bytes of one access, warp by warp. Made by :meth:`Cells.footprint` and :meth:`Cells.region`.
 
+    of      the partition whose cells it covers
     bits    ``[nbytes of the memory]``: bit w is set where warp w touches the byte
     moved   ``[warps]``: bytes that each warp moves; bytes that several lanes touch count for each
-    cells   ``[n]``: the cells it covers
-    touches ``[n, warps]``: which warps touch them
+    warps   those that touch anything
 
-    >>> one = np.array([[True, False], [True, True]])
-    >>> Footprint(np.array([1, 3]), np.array([2, 1]), np.array([0, 1]), one).warps
-    (0, 1)
+    >>> at = Cells(64, warps=2).footprint(np.array([[[0, 16], [16, 48]]]), 16)
+    >>> at.warps, at.moved.tolist(), at.cells.tolist(), at.touches.tolist()
+    ((0, 1), [32, 32], [1, 2, 3], [[True, False], [False, True], [True, True]])
     """
 
-    bits: IntArray
-    moved: IntArray
-    cells: IntArray
-    touches: BoolArray
+    def __init__(self, of: Cells, bits: IntArray, moved: IntArray) -> None:
+        self.of, self.bits, self.moved = of, bits, moved.astype(np.int64)
+        union = int(np.bitwise_or.reduce(bits))
+        self.warps = tuple(warp for warp in range(of.warps) if union >> warp & 1)
+        self._bytes = np.flatnonzero(bits)
+        self._placed: tuple[int, IntArray, BoolArray] = -1, self._bytes, np.zeros((0, of.warps), np.bool_)
 
     @property
-    def warps(self) -> tuple[int, ...]:
-        """The warps that touch anything."""
-        return tuple(np.flatnonzero(self.touches.any(axis=0)).tolist())
+    def cells(self) -> IntArray:
+        """``[n]``: the cells it covers."""
+        return self._place()[1]
+
+    @property
+    def touches(self) -> BoolArray:
+        """``[n, warps]``: which warps touch them."""
+        return self._place()[2]
+
+    def _place(self) -> tuple[int, IntArray, BoolArray]:
+        """Found anew when the partition has become finer."""
+        if self._placed[0] != len(self.of):
+            one = np.zeros(len(self.of), np.int64)
+            one[self.of.of_byte[self._bytes]] = self.bits[self._bytes]  # all bytes of a cell have the same bits
+            cells = np.flatnonzero(one)
+            touches = (one[cells, None] >> np.arange(self.of.warps) & 1).astype(np.bool_)
+            self._placed = len(self.of), cells, touches
+        return self._placed
 
 
 class Cells:
@@ -60,7 +75,6 @@ class Cells:
         self.of_byte: IntArray = np.zeros(nbytes, np.int64)
         self.parents: list[IntArray] = []  # of each refinement: the old cell of each new one
         self._count = 1
-        self._footprints: list[Footprint] = []
 
     def __len__(self) -> int:
         return self._count
@@ -100,18 +114,19 @@ class Cells:
             raise ValueError(f"bytes [{first}, {end}) are not inside [{self.base}, {self.base + self.nbytes})")
 
     def _add(self, bits: IntArray, moved: IntArray) -> Footprint:
-        keys, first, self.of_byte = np.unique(self.of_byte << self.warps | bits, return_index=True, return_inverse=True)
+        keys, of_byte = _numbered(self.of_byte << self.warps | bits, len(self) << self.warps)
         if len(keys) > len(self):
+            self.of_byte = of_byte
             self.parents.append(keys >> self.warps)
             self._count = len(keys)
-            for other in self._footprints:
-                self._place(other)
-        made = Footprint(bits, moved.astype(np.int64), first, np.zeros((0, self.warps), np.bool_))
-        self._place(made)
-        self._footprints.append(made)
-        return made
+        return Footprint(self, bits, moved)
 
-    def _place(self, made: Footprint) -> None:
-        touched = np.flatnonzero(made.bits)
-        made.cells, first = np.unique(self.of_byte[touched], return_index=True)
-        made.touches = (made.bits[touched[first], None] >> np.arange(self.warps) & 1).astype(np.bool_)
+
+def _numbered(keys: IntArray, bound: int) -> tuple[IntArray, IntArray]:
+    """The different keys in order, each less than ``bound``, and which of them stands at each place."""
+    if bound > 1 << 20:
+        different, number = np.unique(keys, return_inverse=True)
+        return different, number
+    there = np.zeros(bound, np.bool_)
+    there[keys] = True
+    return np.flatnonzero(there), (np.cumsum(there) - 1)[keys]

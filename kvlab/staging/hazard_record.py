@@ -15,15 +15,15 @@ from .hazard_words import Hazard, Side
 __all__ = ["AccessRecord"]
 
 Array = np.ndarray[Any, Any]
-NEVER = -1
+NEVER, KINDS = -1, 5
 
 
 class AccessRecord:
     """Clocks of the warps and of what works beside them, and the last accesses to each cell of the memory.
 
     Agents are numbered: the W warps, their ordinary writes as the async proxy sees them, their copies, their wgmma
-    reads, and then the mbarriers. ``known`` ``[warps, agents]`` is the time up to which a warp knows that the agent's
-    work is done; ``known[w, w]`` is the warp's own clock.
+    reads, their copies as the async proxy sees them, and then the mbarriers. ``known`` ``[warps, agents]`` is the time
+    up to which a warp knows that the agent's work is done; ``known[w, w]`` is the warp's own clock.
     """
 
     FIELDS = ("_written", "_read", "_write_label", "_read_label")
@@ -31,7 +31,7 @@ class AccessRecord:
     def __init__(self, memory: Memory, warps: int, arch: str) -> None:
         self.name, self.warps = memory.name, warps
         self.cells = Cells(memory.nbytes, warps, memory.base)
-        self.agents = 4 * warps
+        self.agents = KINDS * warps
         self.known: Array = np.zeros((warps, self.agents), np.int64)
         self.known[:, :warps] = np.eye(warps, dtype=np.int64)
         self._issued: Array = np.zeros(warps, np.int64)  # groups of copies, or copies, of each warp
@@ -57,9 +57,10 @@ class AccessRecord:
         return "cp.async.wait_group" if self._nvidia else "s_waitcnt vmcnt"
 
     def _proxy_view(self) -> Array:
-        """What the warps know, with ordinary writes as the async proxy sees them."""
+        """What the warps know, with ordinary writes and copies as the async proxy sees them."""
         view, W = self.known.copy(), self.warps
         view[:, :W] = view[:, W : 2 * W]
+        view[:, 2 * W : 3 * W] = view[:, 4 * W : 5 * W]
         return view
 
     def _follow(self, made: Footprint) -> Footprint:
@@ -111,7 +112,7 @@ class AccessRecord:
         both = at.cells[late[:, warp, agent]]
         what, stage = list(self._labels)[int(labels[at.cells[cell], agent])]
         kind, W = agent // self.warps, self.warps
-        owner = agent % W if agent < 4 * W else None
+        owner = agent % W if agent < KINDS * W else None
         flying = kind >= 2
         name = how if how != "read" else "read in flight" if flying else "read not ordered"
         times = self._read if labels is self._read_label else self._written
@@ -125,11 +126,12 @@ class AccessRecord:
         """What would let ``warp`` know that the agent was done."""
         W = self.warps
         if owner is None:
-            name = self._barrier_names[agent - 4 * W]
+            name = self._barrier_names[agent - KINDS * W]
             return f"a wait of warp {warp} for {name}, phase {(time - 1) % 2} (its completion number {time})"
+        if agent // W in (0, 2) and self.known[warp, agent] >= time and known is not self.known:
+            before = f"in warp {owner} before the barrier" if agent < W else f"in warp {warp} after the wait"
+            return f"fence.proxy.async {before}"
         if agent // W == 0:
-            if self.known[warp, agent] >= time and known is not self.known:
-                return f"fence.proxy.async in warp {owner} before the barrier"
             return f"a barrier between warp {owner} and warp {warp}"
         if agent // W == 3:
             wait = "wgmma.wait_group"

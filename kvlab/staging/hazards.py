@@ -76,6 +76,11 @@ brings; missing: a barrier after cp.async.wait_group in warp 0
         """
         return self._follow(self.cells.footprint(address, nbytes, warp))
 
+    def footprint_inside(self, address: Array, nbytes: int, warp: Array) -> Footprint:
+        """:meth:`footprint` of what lies inside the memory: it is the memory that refuses the rest."""
+        inside = (address >= self.cells.base) & (address + nbytes <= self.cells.base + self.cells.nbytes)
+        return self.footprint(address[inside], nbytes, np.broadcast_to(warp, address.shape)[inside])
+
     def region(self, start: int, nbytes: int, warps: tuple[int, ...] | None = None) -> Footprint:
         """``nbytes`` bytes from ``start`` on, which each of ``warps`` (all unless given) touches."""
         return self._follow(self.cells.region(start, nbytes, self._all if warps is None else warps))
@@ -174,7 +179,9 @@ brings; missing: a barrier after cp.async.wait_group in warp 0
         warps = self._all if warps is None else warps
         self._expect_running(warps)
         chosen, W = list(warps), self.warps
-        self.known[chosen, W : 2 * W] = np.maximum(self.known[chosen, W : 2 * W], self.known[chosen, :W])
+        for plain, seen in ((0, W), (2 * W, 4 * W)):  # ordinary writes, copies
+            new = np.maximum(self.known[chosen, seen : seen + W], self.known[chosen, plain : plain + W])
+            self.known[chosen, seen : seen + W] = new
         self._event("fence", "fence.proxy.async", None, warps)
 
     def barrier(

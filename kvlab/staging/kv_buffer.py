@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any
 
@@ -15,6 +16,7 @@ from kvlab.memory import Memory
 
 from . import kv_buffer_addresses as addresses
 from .fragments import FragmentMap
+from .hazards import Hazards
 from .iterator import GivenTile, KVCacheIterator
 from .kv_buffer_addresses import Window
 from .kv_mma_op import KVMmaOp, KVMmaOpParams
@@ -22,6 +24,7 @@ from .member import KVBufferMembers
 from .params import KVBufferParams
 from .smem_image import SmemImage
 from .smem_place import own_or_given
+from .stage_accesses import StageAccesses
 from .traffic import Traffic
 
 __all__ = ["KVBuffer"]
@@ -40,6 +43,7 @@ class KVBuffer(KVBufferMembers, Drawn):
     smem : shared memory with ``programs`` programs; one of exactly all stages is made if None.
     smem_address : byte address of the first stage, a multiple of 16; the memory's first byte unless given.
     traffic : counts what moves: bytes, instructions, wavefronts; of each warp and in all.
+    hazards : checks the accesses; who owns the buffer states its waits and barriers. None: nothing is checked.
 
     ``kv_cache_iter`` walks over the keys; every load takes its next tile. ``stage_keys`` tells of each loaded stage the
     first key and the valid rows ``[programs]`` of its tile. Some configurations do not bring the matrix to the lanes
@@ -72,6 +76,7 @@ class KVBuffer(KVBufferMembers, Drawn):
         *,
         smem_address: int | None = None,
         traffic: Traffic | None = None,
+        hazards: Hazards | None = None,
     ) -> None:
         addresses.check(params)
         if cache.kv_params.num_heads != params.kv_num_heads:
@@ -93,6 +98,7 @@ class KVBuffer(KVBufferMembers, Drawn):
         self.mma_op = KVMmaOp(self.mma_op_params, programs=self.programs, num_threads=p.num_threads)
         self._active: Array = np.ones(self.programs, np.bool_)
         self.stage_keys: dict[int, tuple[Array, Array]] = {}
+        self.hazards = hazards
         self._warn(stacklevel=3)
 
     def _shared(self, smem: Memory | None, address: int | None) -> Memory:
@@ -147,6 +153,14 @@ class KVBuffer(KVBufferMembers, Drawn):
             raise ValueError(f"{self.params} does not bring the matrix to the lanes; {works}")
         return addresses.fragment_map(self.params, self._window)
 
+    @functools.cached_property
+    def _accesses(self) -> StageAccesses | None:
+        if self.hazards is None:
+            return None
+        return StageAccesses(self.hazards, self.params, self._window, self.smem_address, self._first_stage)
+
+    _first_stage = 0  # what messages call stage 0
+
     @property
     def _window(self) -> Window:
         """What the warps read: all of a stage that this buffer has loaded."""
@@ -162,6 +176,8 @@ class KVBuffer(KVBufferMembers, Drawn):
         """
         p, size = self.params, self.params.dtype.itemsize
         first = self.stage_address(buffer_idx)
+        if self._accesses is not None:
+            self._accesses.copy(buffer_idx)
         first_key = self.kv_cache_iter.tile_start_row
         tile, dma = self.kv_cache_iter.next_tile(), addresses.dma_plan(p)
         base, voffset, records = tile.resource(dma.row, dma.col)
@@ -190,6 +206,8 @@ class KVBuffer(KVBufferMembers, Drawn):
             )
         if strip is not None and not 0 <= strip < held:
             raise ValueError(f"strip {strip} is not one of the {held} strips in a stage")
+        if self._accesses is not None:
+            self._accesses.read(buffer, strip)
         for one in range(p.num_k_tiles) if strip is None else (strip,):
             self._load_strip(one, (first - self.smem.base) // p.dtype.itemsize + np.array(self._window.shift))
             self._count_read(one, first, self._active if active is None else np.asarray(active, np.bool_))

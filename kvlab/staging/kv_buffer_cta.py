@@ -1,8 +1,12 @@
 """One CTA of MAX's prefill on gfx950, 16-bit storage: whole tiles through two stages of KVBuffer, MFMA 32x32x16.
 
 Four warps of 32 query rows and all keys of a tile each, so P never leaves the registers: V's fragments come in the
-order of the keys in which the scores stand. All products are issued swapped, a lane owns
-one query row. The hardware fetches the next tile while it works on one; here the tiles follow one another.
+order of the keys in which the scores stand. All products are issued swapped, a lane owns one query row. The order of
+MAX's prefill, every access, wait and barrier of which is stated to ``hazards``::
+
+    copy K and V into stage 0                                                   before the loop
+    loop: wait for K, barrier, K to registers, S = Q K^T, copy the next K and V into the other stage,
+          softmax, wait for V, barrier, V to registers, O += P V
 """
 
 from __future__ import annotations
@@ -17,13 +21,15 @@ from kvlab.layout import Swizzle
 from kvlab.memory import AddressSpace, Memory
 
 from .fragments import Fragments
-from .iterator import GivenTile, KVTile
+from .hazards import Hazards
+from .iterator import GivenTile, KVCacheIterator, KVTile
 from .kv_buffer import KVBuffer
 from .kv_mma_op import mfma_atom
 from .mfma_product import mma_step_by_step
 from .operand_maps import kv_buffer_operand_map, output_map, score_map
 from .params import WARP_SIZE, KVBufferParams
 from .strips import Strips, query_fragments
+from .tile_walk import TileWalk, expect_fetched
 from .traffic import Traffic
 
 __all__ = ["KVBufferCTA", "KVBufferShape"]
@@ -63,7 +69,10 @@ class KVBufferShape:
 class KVBufferCTA:
     """The CTAs of one launch, side by side: ``programs`` copies of LDS and registers.
 
-    Keys and values come with the tiles; ``k_rows`` and ``v_rows`` are what the iterators walk over.
+    Keys and values come with the tiles; ``k_rows`` and ``v_rows`` are what the iterators walk over. Until
+    :meth:`follow` is called there is nothing to look ahead to: each load copies, waits and meets at a barrier.
+
+    hazards : what is in flight, and who waited; checks every access.
     """
 
     def __init__(
@@ -74,10 +83,20 @@ class KVBufferCTA:
         k, v = (shape.params(heads, transpose=transpose) for transpose in (True, False))
         nbytes = STAGES * k.smem_stage_size * size
         self.smem = Memory(2 * nbytes, space=AddressSpace.SHARED, name="LDS", programs=self.programs)
-        where: dict[str, Any] = {"smem": self.smem, "end": 0, "traffic": traffic}
+        self.hazards = Hazards(self.smem, WARPS, arch="gfx950", timeline=traffic.timeline)
+        where: dict[str, Any] = {"smem": self.smem, "end": 0, "traffic": traffic, "hazards": self.hazards}
         self.k = KVBuffer(k, k_rows, batch_idx, head_idx, smem_address=0, **where)
         self.v = KVBuffer(v, v_rows, batch_idx, head_idx, smem_address=nbytes, **where)
-        self._stage = {"k": 0, "v": 0}
+        self._copied, self._read = ({"k": 0, "v": 0} for _ in range(2))  # tiles so far
+        self._walk: TileWalk | None = None
+        self._flying: dict[str, list[KVTile]] = {"k": [], "v": []}
+
+    def follow(self, *tiles: KVCacheIterator) -> None:
+        """Fetch ahead along these iterators, of K and V for one loop after the other; the loads take their tiles in
+        turn.
+        """
+        self._walk = TileWalk(*tiles)
+        self._fetch()
 
     def load_q(self, dram: Memory, offset: IntArray, valid: Array) -> Fragments:
         """Q rows, elements ``offset[programs, BM]`` of ``dram``, straight into registers; invalid rows are 0."""
@@ -86,16 +105,20 @@ class KVBufferCTA:
         return query_fragments(dram, offset, valid, layout, dtype)
 
     def load_k(self, tile: KVTile, active: Array) -> Strips:
-        """The K tile into its stage, then all strips into registers."""
-        return self._load(self.k, tile, active, axis=2)
+        """The K tile in its stage, then all strips into registers."""
+        last = self._walk is not None and not self._walk.more
+        return self._load(self.k, tile, active, 0 if last else self.v.vm_instrs_per_load, axis=2)
 
     def load_v(self, tile: KVTile, active: Array) -> Strips:
-        """The V tile into its stage, then all strips by transposing reads."""
-        return self._load(self.v, tile, active, axis=1)
+        """The V tile in its stage, then all strips by transposing reads."""
+        newer = self.k.vm_instrs_per_load, self.v.vm_instrs_per_load  # of the next tile; 0 makes the wait one for all
+        return self._load(self.v, tile, active, sum(newer) if self._flying["k"] and all(newer) else 0, axis=1)
 
     def scores(self, q: Fragments, k: Strips, active: Array) -> Fragments:
         """S = Q K^T, float32, ``[BM, BN]``."""
-        return self._multiply(q.values, k, Fragments.zeros(self.programs, score_map(self.k.params, self.shape.BM)))
+        s = self._multiply(q.values, k, Fragments.zeros(self.programs, score_map(self.k.params, self.shape.BM)))
+        self._fetch()
+        return s
 
     def accumulate(self, p: Fragments, v: Strips, o: Fragments, active: Array) -> Fragments:
         """O += P V: P rounded to the storage dtype where it stands."""
@@ -121,13 +144,31 @@ class KVBufferCTA:
         rows = reduce(reduce(parts, axis=(4, 6)), axis=2)  # [programs, warps, 32 rows, query tiles]
         return rows.swapaxes(2, 3).reshape(self.programs, self.shape.BM)
 
-    def _load(self, buffer: KVBuffer, tile: KVTile, active: Array, axis: int) -> Strips:
+    def _fetch(self) -> None:
+        """The next tiles, if any, into the stages that are not being read."""
+        pair = None if self._walk is None else self._walk.next_pair()
+        for buffer, tile in zip((self.k, self.v), pair or (), strict=False):
+            self._copy(buffer, tile)
+            self._flying[buffer.params.role].append(tile)
+
+    def _copy(self, buffer: KVBuffer, tile: KVTile, active: Array | None = None) -> None:
         role = buffer.params.role
-        stage = self._stage[role]
-        self._stage[role] = (stage + 1) % STAGES
         buffer.kv_cache_iter = GivenTile(tile)
-        buffer.load_from_dram(stage, active)
-        buffer.load_from_shared(stage, active=active)
+        buffer.load_from_dram(self._copied[role] % STAGES, active)
+        self._copied[role] += 1
+
+    def _load(self, buffer: KVBuffer, tile: KVTile, active: Array, newer: int, axis: int) -> Strips:
+        """``newer``: DMA instructions of a wave that were issued after those of the tile and may go on."""
+        role = buffer.params.role
+        if self._walk is None:
+            self.hazards.barrier()
+            self._copy(buffer, tile, active)
+        else:
+            expect_fetched(self._flying[role], tile, role)
+        self.hazards.wait_group(0 if self._walk is None else newer)
+        self.hazards.barrier()
+        buffer.load_from_shared(self._read[role] % STAGES, active=active)
+        self._read[role] += 1
         registers = [buffer.strip_tile(strip).copy() for strip in range(buffer.params.num_k_tiles)]
         return Strips(registers, buffer.fragment_map(), axis)
 

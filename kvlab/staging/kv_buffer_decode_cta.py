@@ -3,7 +3,13 @@
 Four warps stand along the keys for S^T = K Q^T and along the depth for O^T = V^T P^T, where each reads its slice of
 V's tile by transposing reads. One stage of each; above a depth of 256 K and V share one memory, and V is fetched when
 the scores are done. K and V of fp8 are converted in registers to 16 bits, where their fragments of 32 elements feed
-four instructions.
+four instructions. The order is that of MAX's decode, but for V's reads, which are stated before P's instead of after
+them; every access, wait and barrier is stated to ``hazards``::
+
+    copy K (and V)                                                              before the loop
+    loop: wait, barrier, K to registers, S = Q K^T, softmax (rows meet over the warps: two barriers each),
+          [shared: barrier, copy V, wait, barrier], V to registers, P to LDS, barrier, P from LDS,
+          barrier, copy the next K (and V), O += P V
 """
 
 from __future__ import annotations
@@ -17,6 +23,7 @@ from kvlab.layout import Swizzle
 from kvlab.memory import AddressSpace, Memory
 
 from .fragments import Fragments
+from .hazards import Hazards
 from .iterator import GivenTile, KVCacheIterator, KVTile
 from .kv_buffer import KVBuffer
 from .kv_mma_op import mfma_atom
@@ -25,6 +32,7 @@ from .operand_maps import kv_buffer_operand_map, output_map, score_map
 from .p_exchange import PExchange
 from .params import WARP_SIZE, KVBufferParams
 from .strips import Strips, query_fragments
+from .tile_walk import TileWalk, expect_fetched
 from .traffic import Traffic
 from .warp_slices import WarpSlices
 
@@ -68,7 +76,11 @@ class KVBufferDecodeShape:
 
 
 class KVBufferDecodeCTA:
-    """The CTAs of one launch, side by side: ``programs`` copies of LDS and registers."""
+    """The CTAs of one launch, side by side: ``programs`` copies of LDS and registers. Until :meth:`follow` is called
+    there is nothing to look ahead to: each load meets at a barrier, copies, waits and meets again.
+
+    hazards : what is in flight, and who waited; checks every access.
+    """
 
     def __init__(
         self, shape: KVBufferDecodeShape, k_cache: Any, v_cache: Any, batch_idx: Any, head_idx: Any, traffic: Traffic
@@ -79,7 +91,8 @@ class KVBufferDecodeCTA:
         nbytes = BN * shape.D * shape.dtype.itemsize
         p_first = nbytes if shape.shared_kv else 2 * nbytes
         self.smem = Memory(p_first + PExchange.nbytes, space=AddressSpace.SHARED, name="LDS", programs=self.programs)
-        where: dict[str, Any] = {"smem": self.smem, "end": 0, "traffic": traffic}
+        self.hazards = Hazards(self.smem, WARPS, arch="gfx950", timeline=traffic.timeline)
+        where: dict[str, Any] = {"smem": self.smem, "end": 0, "traffic": traffic, "hazards": self.hazards}
         self.k = KVBuffer(k, k_cache, batch_idx, head_idx, smem_address=0, **where)
         v_first = 0 if shape.shared_kv else nbytes
         self.v = KVBuffer(v, v_cache, batch_idx, head_idx, smem_address=v_first, **where)
@@ -89,11 +102,17 @@ class KVBufferDecodeCTA:
             depth=shape.D, kv_num_heads=heads, transpose=False,
         )  # fmt: skip
         self._output = output_map(per_warp, BM)
-        self.exchange = PExchange(kv_buffer_operand_map(per_warp, BM), self.smem, p_first, traffic)
+        self.exchange = PExchange(kv_buffer_operand_map(per_warp, BM), self.smem, p_first, traffic, self.hazards)
+        self._walk: TileWalk | None = None
+        self._flying: dict[str, list[KVTile]] = {"k": [], "v": []}
         self.atom = mfma_atom((16, 16, 32), shape.mma_dtype)
 
-    def follow(self, k_tiles: KVCacheIterator, v_tiles: KVCacheIterator) -> None:
-        """Nothing: the hardware fetches the next tile into the same stage, here the tiles follow one another."""
+    def follow(self, *tiles: KVCacheIterator) -> None:
+        """Fetch ahead along these iterators, of K and V for one loop after the other; the loads take their tiles in
+        turn.
+        """
+        self._walk = TileWalk(*tiles)
+        self._fetch()
 
     def load_q(self, dram: Memory, offset: Array, valid: Array) -> Fragments:
         """Q rows, elements ``offset[programs, BM]`` of ``dram``, straight into every warp's registers, or zeros."""
@@ -103,15 +122,13 @@ class KVBufferDecodeCTA:
 
     def load_k(self, tile: KVTile, active: Array) -> Strips:
         """The K tile by DMA into LDS, then every warp its 32 keys."""
-        self.k.kv_cache_iter = GivenTile(tile)
-        self.k.load_from_dram(0, active)
+        self._land(self.k, tile, active)
         self.k.load_from_shared(0, active=active)
         return self._strips(self.k, axis=2)
 
     def load_v(self, tile: KVTile, active: Array) -> Strips:
         """The V tile by DMA into LDS, then every warp its columns by transposing reads."""
-        self.v.kv_cache_iter = GivenTile(tile)
-        self.v.load_from_dram(0, active)
+        self._land(self.v, tile, active)
         self.slices.load_from_shared(0, active=active)
         return self._strips(self.slices, axis=1)
 
@@ -121,7 +138,11 @@ class KVBufferDecodeCTA:
 
     def accumulate(self, p: Fragments, v: Strips, o: Fragments, active: Array) -> Fragments:
         """O += P V: P rounded to the dtype of the products, through LDS to the operand that meets V."""
-        return self._multiply(self.exchange(p.values.astype(self.shape.mma_dtype), active), v, o)
+        operand = self.exchange(p.values.astype(self.shape.mma_dtype), active)
+        if self._walk is not None and self._walk.more:
+            self.hazards.barrier()
+            self._fetch()
+        return self._multiply(operand, v, o)
 
     def zeros(self) -> Fragments:
         """The output accumulator ``[BM, D]``."""
@@ -129,16 +150,48 @@ class KVBufferDecodeCTA:
 
     def row_max(self, s: Fragments) -> Array:
         """Largest score of each row ``[programs, BM]``: in the lane, over the row's four lanes, over the warps."""
+        self._meet_for_rows()
         return self._by_row(s, np.max)
 
     def row_sum(self, p: Fragments) -> Array:
         """Row sums ``[programs, BM]`` in the order of the hardware: in the lane, over four lanes, over the warps."""
+        self._meet_for_rows()
         return self._by_row(p, np.sum)
+
+    def _meet_for_rows(self) -> None:
+        """Warps exchange rows through scratch memory: written, combined, read; two barriers."""
+        self.hazards.barrier()
+        self.hazards.barrier()
 
     def _by_row(self, x: Fragments, reduce: Any) -> Array:
         parts = x.values.reshape(self.programs, WARPS, 4, 16, -1, 4)
         rows: Array = reduce(reduce(reduce(parts, axis=(4, 5)), axis=2), axis=1)  # [programs, 16 rows]
         return rows
+
+    def _fetch(self) -> None:
+        """The next K tile, and V's unless it has to wait for K's memory."""
+        pair = None if self._walk is None else self._walk.next_pair()
+        for buffer, tile in zip((self.k, self.v), pair or (), strict=False):
+            self._flying[buffer.params.role].append(tile)
+            if buffer is self.k or not self.shape.shared_kv:
+                self._copy(buffer, tile)
+
+    def _copy(self, buffer: KVBuffer, tile: KVTile, active: Array | None = None) -> None:
+        buffer.kv_cache_iter = GivenTile(tile)
+        buffer.load_from_dram(0, active)
+
+    def _land(self, buffer: KVBuffer, tile: KVTile, active: Array) -> None:
+        """Make sure that all warps may read the tile."""
+        if self._walk is not None:
+            expect_fetched(self._flying[buffer.params.role], tile, buffer.params.role)
+        waits = self._walk is None or buffer is self.k
+        if self._walk is None or (buffer is self.v and self.shape.shared_kv):
+            self.hazards.barrier()
+            self._copy(buffer, tile, active)
+            waits = True
+        if waits:
+            self.hazards.wait_group(0)
+            self.hazards.barrier()
 
     def _strips(self, buffer: KVBuffer, axis: int) -> Strips:
         registers = [buffer.strip_tile(strip).copy() for strip in range(buffer.params.num_k_tiles)]

@@ -105,7 +105,7 @@ class MfmaCTA:
         self.v = DecodeStreamingKVBuffer(v_params, v_cache, batch_idx, head_idx, smem_address=strip, **where)
         self.p = PRegisterBuffer(v_params, shape.BM, self.programs, smem_address=2 * strip, **where)
 
-    def follow(self, k_tiles: KVCacheIterator, v_tiles: KVCacheIterator) -> None:
+    def follow(self, *tiles: KVCacheIterator) -> None:
         """Nothing: strips share one buffer, so none is fetched ahead."""
 
     def load_q(self, dram: Memory, offset: IntArray, valid: Array) -> Fragments:

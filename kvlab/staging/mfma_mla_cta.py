@@ -2,6 +2,10 @@
 
 Four warps stand along the keys for S^T = K Q^T and along the latent columns for O^T = V^T P^T, where each reads its
 slice of K's tile by transposing reads. P goes through LDS in the order of the keys that V's fragments have (5.9, 7.4).
+Every access, wait and barrier is stated to ``hazards``::
+
+    loop: wait, barrier, K to registers, S = Q K^T, softmax (rows meet over the warps: two barriers each),
+          V to registers, P to LDS, barrier, P from LDS, barrier, copy the next K, O += P V
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from kvlab.layout import Swizzle
 from kvlab.memory import AddressSpace, Memory
 
 from .fragments import FragmentMap, Fragments
+from .hazards import Hazards
 from .kv_buffer import KVBuffer
 from .kv_mma_op import mfma_atom
 from .mfma_product import mma_step_by_step
@@ -34,6 +39,8 @@ Array = np.ndarray[Any, Any]
 
 class MfmaMLACTA:
     """The CTAs of one launch, side by side: ``programs`` copies of LDS and registers.
+
+    hazards : what is in flight, and who waited; checks every access.
 
     ValueError unless 16-bit storage, BM 16, BN 128, latent columns a multiple of 128 and rope columns of 32.
     """
@@ -67,9 +74,13 @@ class MfmaMLACTA:
         p_first = k.smem_stage_size * cache.dtype.itemsize
         nbytes = p_first + PExchange.nbytes
         self.smem = Memory(nbytes, space=AddressSpace.SHARED, name="LDS", programs=self.programs)
-        self.k = KVBuffer(k, cache, batch_idx, 0, self.smem, end, smem_address=0, traffic=traffic)
+        self.hazards = Hazards(self.smem, WARPS, arch="gfx950", timeline=traffic.timeline)
+        self.k = KVBuffer(
+            k, cache, batch_idx, 0, self.smem, end, smem_address=0, traffic=traffic, hazards=self.hazards
+        )
         self.v = WarpSlices(self.k, WARPS, latent)
-        self.exchange = PExchange(kv_buffer_operand_map(self.v_params, BM), self.smem, p_first, traffic)
+        self.exchange = PExchange(kv_buffer_operand_map(self.v_params, BM), self.smem, p_first, traffic, self.hazards)
+        self._fetched: Array | None = None  # first key of the tile in flight or in LDS
         self.atom = mfma_atom(MMA, cache.dtype)
 
     def load_q(self, dram: Memory, offset: Array, valid: Array) -> tuple[Fragments, Fragments]:
@@ -86,8 +97,10 @@ class MfmaMLACTA:
 
     def load_k(self, start: Array, active: Array) -> tuple[Strips, Strips]:
         """The tile of all columns by DMA into LDS, then its strips: those of the latent and those of the rope part."""
-        self.k.kv_cache_iter.tile_start_row = start
-        self.k.load_from_dram(0, active)
+        if self._fetched is None or not np.array_equal(self._fetched, start):
+            self._fetch(start)
+        self.hazards.wait_group(0)
+        self.hazards.barrier()
         self.k.load_from_shared(0, active=active)
         strips = [self.k.strip_tile(strip) for strip in range(sum(self.columns) // BK)]
         first, layout = self.columns[0] // BK, self.k.fragment_map()
@@ -107,7 +120,11 @@ class MfmaMLACTA:
 
     def accumulate(self, p: Fragments, v: Strips, o: Fragments, active: Array) -> Fragments:
         """O += P V: P rounded to the storage dtype, through LDS to the operand that meets V."""
-        return self._multiply(self.exchange(p.values.astype(self.k.params.dtype), active), v, o)
+        operand = self.exchange(p.values.astype(self.k.params.dtype), active)
+        after = self.k.kv_cache_iter.tile_start_row
+        if (after < self.k.end).any():
+            self._fetch(after)
+        return self._multiply(operand, v, o)
 
     def zeros(self) -> Fragments:
         """The output accumulator ``[BM, latent columns]``."""
@@ -115,11 +132,25 @@ class MfmaMLACTA:
 
     def row_max(self, s: Fragments) -> Array:
         """Largest score of each row ``[programs, BM]``: in the lane, over the row's four lanes, over the warps."""
+        self._meet_for_rows()
         return self._by_row(s, np.max)
 
     def row_sum(self, p: Fragments) -> Array:
         """Row sums ``[programs, BM]`` in the order of the hardware: in the lane, over four lanes, over the warps."""
+        self._meet_for_rows()
         return self._by_row(p, np.sum)
+
+    def _fetch(self, start: Array) -> None:
+        """Begin to copy the tile at ``start``; all warps have read the one before."""
+        self.hazards.barrier()
+        self.k.kv_cache_iter.tile_start_row = start
+        self.k.load_from_dram(0)
+        self._fetched = np.array(start)
+
+    def _meet_for_rows(self) -> None:
+        """Warps exchange rows through scratch memory: written, combined, read; two barriers."""
+        self.hazards.barrier()
+        self.hazards.barrier()
 
     def _by_row(self, x: Fragments, reduce: Any) -> Array:
         parts = x.values.reshape(self.programs, WARPS, 4, 16, -1, 4)

@@ -47,9 +47,9 @@ class MmaSyncCTA:
         self.pipeline = TilePipeline(self.copies.by_cp_async, self.hazards)
         self._footprints: dict[str, Footprint] = {}
 
-    def follow(self, k_tiles: KVCacheIterator, v_tiles: KVCacheIterator) -> None:
-        """Fetch K and V ahead along these iterators, whose tiles the loads then take in turn."""
-        self.pipeline.follow(k_tiles, v_tiles)
+    def follow(self, *tiles: KVCacheIterator) -> None:
+        """Fetch K and V ahead along these two iterators, whose tiles the loads then take in turn."""
+        self.pipeline.follow(*tiles)
 
     def load_q(self, dram: Memory, offset: IntArray, valid: BoolArray) -> SharedTile:
         """Q rows (elements ``offset[programs, BM]`` of ``dram``) through registers into shared memory, or zeros."""

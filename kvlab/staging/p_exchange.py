@@ -12,6 +12,7 @@ from kvlab.layout import Swizzle
 from kvlab.memory import Memory
 
 from .fragments import FragmentMap
+from .hazards import Hazards
 from .params import WARP_SIZE
 from .traffic import Traffic
 
@@ -31,18 +32,27 @@ class PExchange:
 
     layout       of the operand ``[16, 128]``: :func:`~kvlab.staging.kv_buffer_operand_map` of V's parameters
     smem, first  shared memory, and the byte where P stands
+    hazards      checks the accesses and takes the barrier between them
     """
 
     nbytes = 16 * WARPS * BLOCK * ITEMSIZE
 
-    def __init__(self, layout: FragmentMap, smem: Memory, first: int, traffic: Traffic) -> None:
-        self.layout, self.smem, self.first, self.traffic = layout, smem, first, traffic
+    def __init__(self, layout: FragmentMap, smem: Memory, first: int, traffic: Traffic, hazards: Hazards) -> None:
+        self.layout, self.smem, self.first, self.traffic, self.hazards = layout, smem, first, traffic, hazards
         self._reads = {swizzled: _read(layout, swizzled) for swizzled in (True, False)}
+        read, width = self._reads[True]
+        self._touched = (
+            hazards.footprint(first + _lanes(_write(True)), 8 * ITEMSIZE),
+            hazards.footprint(first + _lanes(read), width * ITEMSIZE),
+        )
 
     def __call__(self, p: Array, active: Array) -> Array:
         """The operand ``[programs, threads, registers, elements]`` of P ``[programs, threads, 2, 4]`` in 16 bits."""
         write, (read, width) = _write(True), self._reads[True]
+        self.hazards.write(self._touched[0], "p write")
         self.smem.store(self.first + write[None], p.reshape(*p.shape[:2], 1, 8))
+        self.hazards.barrier()
+        self.hazards.read(self._touched[1], "p read")
         operand = self.smem.load(self.first + read[None], p.dtype, width)
         programs = int(active.sum())
         accesses = (("write", 8, write, _write(False)), ("read", width, read, self._reads[False][0]))
@@ -82,8 +92,13 @@ def _read(layout: FragmentMap, swizzled: bool) -> tuple[Array, int]:
     return at.reshape(len(at), -1), 4
 
 
+def _lanes(address: Array) -> Array:
+    """``[instructions, warps, lanes]``."""
+    return address.reshape(WARPS, WARP_SIZE, -1).transpose(2, 0, 1)
+
+
 def _by_instruction(address: Array) -> bytes:
-    return address.reshape(WARPS, WARP_SIZE, -1).transpose(2, 0, 1).tobytes()
+    return _lanes(address).tobytes()
 
 
 @functools.lru_cache(maxsize=16)

@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
-
-import numpy as np
 
 from .hazards import Hazards
 from .iterator import KVCacheIterator, KVTile
+from .tile_walk import expect_fetched
 
 __all__ = ["TilePipeline"]
 
@@ -33,7 +31,7 @@ class TilePipeline:
     def __init__(self, copy_async: Callable[[str, KVTile], None], hazards: Hazards) -> None:
         self.copy_async, self.hazards = copy_async, hazards
         self._tiles: dict[str, KVCacheIterator] = {}
-        self._flying: dict[str, KVTile] = {}
+        self._flying: dict[str, list[KVTile]] = {"k": [], "v": []}
 
     @property
     def following(self) -> bool:
@@ -52,8 +50,8 @@ class TilePipeline:
             self.hazards.barrier()
             self.copy_async(role, tile)
             self.hazards.commit_group()
-        elif not _same(self._flying[role], tile):
-            raise ValueError(f"the {role.upper()} tile is not the one that was fetched ahead: the next of its iterator")
+        else:
+            expect_fetched(self._flying[role], tile, role)
         if role == "k" or not self.following:
             self.hazards.wait_group(0)
             self.hazards.barrier()
@@ -69,12 +67,4 @@ class TilePipeline:
         tile = copy.copy(self._tiles[role]).next_tile()
         self.copy_async(role, tile)
         self.hazards.commit_group()
-        self._flying[role] = tile
-
-
-def _same(a: KVTile, b: KVTile) -> Any:
-    return (
-        (a.memory is b.memory and a.run_rows == b.run_rows)
-        and np.array_equal(a.valid_rows, b.valid_rows)
-        and np.array_equal(a.run_base, b.run_base)
-    )
+        self._flying[role].append(tile)

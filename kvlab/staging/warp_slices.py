@@ -49,6 +49,7 @@ class WarpSlices(KVBuffer):
                 f"which must be at most {p.depth}"
             )
         self.source, share = source, depth // num_warps_n
+        self._first_stage = stage
         column = np.arange(p.num_warps) % num_warps_n * share
         shift = column // p.bk_smem * (p.BN * p.bk_smem) + column % p.bk_smem
         self._cut = Window(p, tuple(shift.tolist()), tuple(column.tolist()))
@@ -59,7 +60,7 @@ class WarpSlices(KVBuffer):
         )  # fmt: skip
         super().__init__(
             params, source.cache, source.batch_idx, source.head_idx, source.smem, source.end,
-            smem_address=source.stage_address(stage), traffic=source.traffic,
+            smem_address=source.stage_address(stage), traffic=source.traffic, hazards=source.hazards,
         )  # fmt: skip
 
     @property

@@ -6,16 +6,20 @@ Rests on the compiler's own artefacts: TTGIR, SASS, register and spill counts.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from typing import Any
 
+import numpy as np
 import pytest
+import triton
 from prefill_cases import Case
 
-from kvlab.attention.mha_prefill import kernel
-from kvlab.attention.mha_prefill.config import PrefillConfig, PrefillProblem, choose_config
+from kvlab.attention.mha_prefill import emulator, kernel
+from kvlab.attention.mha_prefill.config import UNLIMITED, PrefillConfig, PrefillProblem, choose_config
 from kvlab.cache.arrays import to_torch
 from kvlab.memory import as_dtype
+from kvlab.staging import Timeline, Traffic
 from kvlab.staging.wgmma_cta import WgmmaShape
 from kvlab.triton_support.compile import TARGETS, Compiled, compile_kernel, signature_of
 
@@ -85,8 +89,31 @@ def test_the_emulator_works_as_the_compiled_loop(D: int) -> None:
     ttgir = made.asm["ttgir"]
     layouts = re.findall(r"nvidia_mma<\{versionMajor = 3.*?warpsPerCTA = \[(\d+), 1\], instrShape = \[16, (\d+)", ttgir)
     assert {(int(warps), int(n)) for warps, n in layouts} == {(shape.warps, n) for n in (shape.BN, shape.BD)}
-    assert re.findall(r"nvmma_shared<\{swizzlingByteWidth = (\d+)", ttgir) == [str(shape.places["k"].width)] * 2
+    assert re.findall(r"nvmma_shared<\{swizzlingByteWidth = (\d+)", ttgir) == [str(shape.places["k0"].width)] * 2
     products = re.findall(r"warp_group_dot .*? : (\S+)<.*\* !ttg.memdesc", ttgir)
     assert products == ["!ttg.memdesc", "tensor"] * 2, "S from shared memory, O += P V with P in registers; two loops"
     steps = shape.BD // 16 + shape.BN // 16  # of a tile, for 64 rows a warpgroup
     assert made.instructions["HGMMA"] == 2 * steps * (config.BM // (16 * shape.warps))
+
+
+@pytest.mark.skipif(not triton.__version__.startswith("3.7"), reason="the emulator has the order of Triton 3.7")
+def test_the_emulator_copies_waits_and_multiplies_in_the_order_of_the_compiled_loop() -> None:
+    """The first loop of the PTX against the events of the emulator, in which it runs for two tiles."""
+    made, config = compiled(Case(LENS[:1] * 2, heads=(8, 2), D=64), "sm_90")
+    words = r"cp\.async\.wait_group|wgmma\.wait_group|bar\.sync|fence\.proxy|wgmma\.mma_async|cp\.async\.commit|bra"
+    found = re.findall(words, made.asm["ptx"])
+    first = found.index("cp.async.wait_group")
+    loop = [word for word, _ in itertools.groupby(found[first : found.index("bra", first)])]
+    traffic, n = Traffic(timeline=Timeline()), 3 * config.BN
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, n, 1, 64)).astype(as_dtype("bf16")) for _ in range(3))
+    problem = PrefillProblem(1, n, 1, 1, 64, 2, right=UNLIMITED)
+    emulator.launch(q, k, v, scale=0.125, problem=problem, config=choose_config(problem), traffic=traffic)
+    kinds = {
+        "wait": "cp.async.wait_group", "barrier": "bar.sync", "fence": "fence.proxy", "commit": "cp.async.commit",
+        "read in flight": "wgmma.mma_async",
+    }  # fmt: skip
+    events = ["wgmma.wait_group" if "wgmma.wait" in e.what else kinds.get(e.kind) for e in traffic.trace()]
+    told = [word for word, _ in itertools.groupby(word for word in events if word is not None)]
+    first = told.index("cp.async.wait_group")
+    assert told[first : first + 2 * len(loop)] == 2 * loop

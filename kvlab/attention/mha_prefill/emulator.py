@@ -57,6 +57,7 @@ def attend(
     k_tiles, v_tiles = (KVCacheIterator(rows, BN, batch, kv_head, full) for rows in (k_rows, v_rows))
     k_rest, v_rest = (KVCacheIterator(rows, BN, batch, kv_head, hi) for rows in (k_rows, v_rows))
     k_tiles.tile_start_row, v_tiles.tile_start_row, k_rest.tile_start_row, v_rest.tile_start_row = lo, lo, full, full
+    cta.follow(k_tiles, v_tiles, k_rest, v_rest)
     for start in ragged_range(lo, full, BN):
         #: load_k -> k    a K tile that every row sees, DRAM -> shared memory
         active = start < full  # [P], programs whose range is not over

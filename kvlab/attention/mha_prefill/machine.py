@@ -37,5 +37,5 @@ def prefill_cta(
     if arch != "sm_90":
         raise ValueError(f"arch {arch!r} is not one of {', '.join(PREFILL_ARCHS)}")
     if dtype.itemsize == 4:
-        return FmaCTA(FmaShape(BM, BN, D, BD, arch, config.num_warps), len(batch_idx), traffic)
+        return FmaCTA(FmaShape(BM, BN, D, BD, arch, config.num_warps, ahead=False), len(batch_idx), traffic)
     return WgmmaCTA(WgmmaShape(BM, BN, D, BD, dtype, config.num_warps), len(batch_idx), traffic)

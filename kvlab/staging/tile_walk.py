@@ -1,0 +1,71 @@
+"""The tiles that the loops of a kernel take, one loop after the other, for a machine that fetches ahead."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+
+from .iterator import KVCacheIterator, KVTile
+
+__all__ = ["TileWalk", "expect_fetched", "is_same"]
+
+
+class TileWalk:
+    """K and V tiles in turn, beginning with those that the iterators give next; the iterators stay where they are.
+
+    ``iterators``: for each loop one of K and one of V.
+
+    >>> from kvlab.cache import PagedKVCache
+    >>> cache = PagedKVCache(np.zeros((2, 32, 1, 8), np.float16), [63], [[0, 1]], 1, 64)
+    >>> full, rest = (KVCacheIterator(cache, 32, 0, 0, end=end) for end in (32, 50))
+    >>> rest.tile_start_row = 32
+    >>> walk = TileWalk(full, full, rest, rest)
+    >>> [pair[0].valid_rows.tolist() for pair in iter(walk.next_pair, None)], walk.loop
+    ([[32], [18]], 1)
+    """
+
+    def __init__(self, *iterators: KVCacheIterator) -> None:
+        if not iterators or len(iterators) % 2:
+            raise ValueError(f"{len(iterators)} iterators: one of K and one of V are needed for each loop")
+        self._loops = [tuple(map(copy.copy, iterators[i : i + 2])) for i in range(0, len(iterators), 2)]
+        self.loop = 0  # of the pair that was given last
+
+    @property
+    def more(self) -> bool:
+        """Whether any program has a key left in any of the loops."""
+        return any(_left(k) for k, _ in self._loops[self.loop :])
+
+    def next_pair(self) -> tuple[KVTile, KVTile] | None:
+        """The next K and V tile; None past the last one."""
+        if not self.more:
+            return None
+        while not _left(self._loops[self.loop][0]):
+            self.loop += 1
+        return self.next_of_loop()
+
+    def next_of_loop(self) -> tuple[KVTile, KVTile]:
+        """The next K and V tile of the same loop; past its end there are no valid rows."""
+        k, v = self._loops[self.loop]
+        return k.next_tile(), v.next_tile()
+
+
+def _left(k: KVCacheIterator) -> bool:
+    """Whether any program has a key left."""
+    return bool((k.tile_start_row < k.end).any())
+
+
+def expect_fetched(flying: list[KVTile], tile: KVTile, role: str) -> None:
+    """Take the oldest of the tiles in flight; ValueError unless it is ``tile``."""
+    if not flying or not is_same(flying[0], tile):
+        raise ValueError(f"the {role.upper()} tile is not the one that was fetched ahead: the next of its iterator")
+    del flying[0]
+
+
+def is_same(a: KVTile, b: KVTile) -> bool:
+    """Whether both are the same rows."""
+    return bool(
+        (a.memory is b.memory and a.run_rows == b.run_rows)
+        and np.array_equal(a.valid_rows, b.valid_rows)
+        and np.array_equal(a.run_base, b.run_base)
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,3 +96,33 @@ def check_conservation(t: Tiles) -> None:
         before = t.traffic.moved["DRAM->SMEM"]
         load(tile, t.active)
         assert t.traffic.moved["DRAM->SMEM"] - before == int(t.valid.sum()) * row
+
+
+def drive(make: Callable[..., Any], dtype: str, BM: int, BN: int, D: int, loops: int = 1, traffic: Any = None) -> Any:
+    """The loops of an attention kernel on the machine ``make(k_cache, v_cache, batch, head, traffic)``: two sequences
+    of five and of one and a half tiles of BN keys, split among ``loops`` loops."""
+    rng, kind = np.random.default_rng(0), as_dtype(dtype)
+    lengths = np.array([5 * BN, BN + BN // 2])
+    table = rng.permutation(10).reshape(2, 5)
+    pools = [(rng.standard_normal((10, BN, 1, D)) / 8).astype(kind) for _ in range(2)]
+    caches = [PagedKVCache(pool, [0, 0], table, max_seq_length=1, max_cache_length=5 * BN) for pool in pools]
+    cta = make(*caches, np.arange(2), np.zeros(2, np.int64), Traffic() if traffic is None else traffic)
+    edges = np.linspace(0, 5, loops + 1).astype(np.int64) * BN
+    walks = []
+    for first, end in itertools.pairwise(edges):
+        pair = [KVCacheIterator(cache, BN, np.arange(2), 0, np.minimum(end, lengths)) for cache in caches]
+        for walk in pair:
+            walk.tile_start_row = first
+        walks.append(pair)
+    rows = np.broadcast_to(np.arange(BM) * D, (2, BM))
+    q = cta.load_q(Memory.over(rng.standard_normal(BM * D).astype(kind)), rows, np.ones((2, BM), np.bool_))
+    cta.follow(*itertools.chain.from_iterable(walks))
+    o = cta.zeros()
+    for k_tiles, v_tiles in walks:
+        while (k_tiles.tile_start_row < k_tiles.end).any():
+            active = k_tiles.tile_start_row < k_tiles.end
+            s = cta.scores(q, cta.load_k(k_tiles.next_tile(), active), active)
+            cta.row_max(s)
+            cta.row_sum(s)
+            o = cta.accumulate(s, cta.load_v(v_tiles.next_tile(), active), o, active)
+    return cta

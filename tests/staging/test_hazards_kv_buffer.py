@@ -1,0 +1,235 @@
+"""The machines that stage whole tiles: gfx950 through KVBuffer (prefill, decode, MLA), sm_90 prefill by wgmma.
+
+They report nothing; with a statement taken out or moved they report what is wrong. Rests on the definition of the
+hardware's instructions and on the order of MAX's loops and of the compiled PTX: each mutant lacks a statement, or
+issues it at another place, so that some access is not ordered any more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from cta_tiles import drive
+from mutants import ORDER, READ, SOME, STUCK, WAR, WAW, Mutation, Patch, attribute, caught_as, drop
+
+from kvlab.cache import PagedKVCache
+from kvlab.layout import Swizzle
+from kvlab.memory import Memory, as_dtype
+from kvlab.staging import DecodeKVBuffer, DecodeKVBufferParams, Hazards, Timeline, Traffic, kv_buffer_cta, wgmma_cta
+from kvlab.staging.kv_buffer_cta import KVBufferCTA, KVBufferShape
+from kvlab.staging.kv_buffer_decode_cta import KVBufferDecodeCTA, KVBufferDecodeShape
+from kvlab.staging.mfma_mla_cta import MfmaMLACTA
+from kvlab.staging.tile_walk import TileWalk
+from kvlab.staging.wgmma_cta import WgmmaCTA, WgmmaShape
+
+BF16 = as_dtype("bf16")
+
+
+def prefill(traffic: Any = None) -> None:
+    shape = KVBufferShape(128, 64, 128, BF16)
+    drive(lambda *where: KVBufferCTA(shape, *where), "bf16", 128, 64, 128, loops=2, traffic=traffic)
+
+
+def decode(traffic: Any = None, D: int = 128) -> None:
+    shape = KVBufferDecodeShape(D, BF16, BF16)
+    drive(lambda *where: KVBufferDecodeCTA(shape, *where), "bf16", 16, 128, D, traffic=traffic)
+
+
+def shared(traffic: Any = None) -> None:
+    """V takes K's memory."""
+    decode(traffic, 512)
+
+
+def mla(traffic: Any = None) -> None:
+    rng, end = np.random.default_rng(0), np.array([320, 130])
+    rows = (rng.standard_normal((6, 64, 1, 192)) / 8).astype(BF16)
+    cache = PagedKVCache(rows, [0, 0], rng.permutation(6)[[[0, 1, 2, 3, 4], [5, 0, 1, 2, 3]]], 1, 320)
+    traffic = Traffic() if traffic is None else traffic
+    cta = MfmaMLACTA(16, 128, (128, 64), cache, np.arange(2), end, traffic)
+    at = np.broadcast_to(192 * np.arange(16), (2, 16))
+    q = cta.load_q(Memory.over(rng.standard_normal(16 * 192).astype(BF16)), at, np.ones((2, 16), np.bool_))
+    o = cta.zeros()
+    for start in (0, 128, 256):
+        active = start < end
+        s = cta.scores(q, cta.load_k(np.array([start, start]), active), active)
+        cta.row_max(s)
+        cta.row_sum(s)
+        o = cta.accumulate(s, cta.load_v(active), o, active)
+
+
+def wgmma(traffic: Any = None) -> None:
+    shape = WgmmaShape(64, 64, 64, 64, BF16, 4)
+    drive(
+        lambda k, v, batch, head, traffic: WgmmaCTA(shape, 2, traffic), "bf16", 64, 64, 64, loops=2, traffic=traffic
+    )
+
+
+def staged(traffic: Any = None) -> None:
+    """DecodeKVBuffer: a strip of K through registers, then the next one into the same place."""
+    p = DecodeKVBufferParams("bf16", (16, 16, 32), Swizzle(2, 0, 3, "vector"), BN=128, WN=32, BK=32, num_threads=256,
+                             depth=64, kv_num_heads=1, transpose=True, num_stages=2)  # fmt: skip
+    cache = PagedKVCache(np.ones((1, 128, 1, 64), BF16), [0], [[0]], 1, 128)
+    line = None if traffic is None else traffic.timeline
+    smem = Memory(8192, programs=1, name="LDS")
+    hazards = Hazards(smem, 4, arch="gfx950", timeline=line)
+    k = DecodeKVBuffer(p, cache, 0, 0, smem, 128, hazards=hazards)
+    k.load_from_dram()
+    k.load_from_dram()
+    for stage in (0, 1):
+        hazards.barrier()
+        k.copy_to_shared(stage)
+        hazards.barrier()
+        k.load_from_shared(0)
+
+
+MACHINES: dict[str, Any] = {
+    "prefill": prefill, "decode": decode, "shared": shared, "mla": mla, "wgmma": wgmma, "staged": staged
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_nothing_is_reported(machine: str) -> None:
+    traffic = Traffic(timeline=Timeline())
+    MACHINES[machine](traffic)
+    kinds = {event.kind for event in traffic.timeline or ()}
+    assert {"barrier"} < kinds
+    assert ("copy" in kinds and "landed" in kinds) or machine == "staged"
+    assert "read in flight" in kinds if machine == "wgmma" else "read" in kinds
+
+
+def words_of(machine: str) -> list[str]:
+    traffic = Traffic(timeline=Timeline())
+    MACHINES[machine](traffic)
+    return [event.what for event in traffic.trace() if event.kind != "landed"]
+
+
+def test_the_order_of_prefill_is_that_of_max() -> None:
+    """Rests on MAX's prefill: K and V of the next tile in flight while S and P V are computed; the last never fetches.
+    K waits for all but V's 4 instructions, V for all but the 8 of the next tile."""
+    words = words_of("prefill")
+    k, v = (["s_waitcnt vmcnt({})", "barrier 0", f"{role} read"] for role in "kv")
+    tile = [word.format(4) for word in k] + ["k copy", "v copy"] + [word.format(8) for word in v]
+    assert words == ["k copy", "v copy", *4 * tile, *(word.format(0) for word in k + v)]
+
+
+def fetch_before_the_scores(patch: Patch) -> None:
+    """The next K is copied before this one is read, into the same stage."""
+    load = KVBufferCTA._load
+
+    def early(cta: KVBufferCTA, buffer: Any, *more: Any, **named: Any) -> Any:
+        if buffer is cta.k:
+            cta._copied["k"] = cta._read["k"]
+            cta._copy(cta.k, cta._flying["k"][0])
+        return load(cta, buffer, *more, **named)
+
+    patch.setattr(KVBufferCTA, "_load", early)
+
+
+def reads_the_other_stage(patch: Patch) -> None:
+    load = KVBufferCTA.load_v
+
+    def flipped(cta: KVBufferCTA, *args: Any) -> Any:
+        cta._read["v"] += 1
+        return load(cta, *args)
+
+    patch.setattr(KVBufferCTA, "load_v", flipped)
+
+
+def v_waits_for_too_few(patch: Patch) -> None:
+    load = KVBufferCTA._load
+
+    def short(cta: KVBufferCTA, buffer: Any, tile: Any, active: Any, newer: int, axis: int) -> Any:
+        return load(cta, buffer, tile, active, newer + (buffer is cta.v), axis)
+
+    patch.setattr(KVBufferCTA, "_load", short)
+
+
+def fetched_before_p(patch: Patch) -> None:
+    """The next tiles are copied as soon as the scores are known."""
+    scores = KVBufferDecodeCTA.scores
+    patch.setattr(KVBufferDecodeCTA, "scores", lambda cta, *args: (scores(cta, *args), cta._fetch())[0])
+
+
+def fetched_before_v(patch: Patch) -> None:
+    """The next K is copied over the latent columns that V is to be read from."""
+    scores = MfmaMLACTA.scores
+    patch.setattr(
+        MfmaMLACTA, "scores",
+        lambda cta, *args: (scores(cta, *args), cta._fetch(cta.k.kv_cache_iter.tile_start_row))[0],
+    )  # fmt: skip
+
+
+def wgmma_loops_are_not_drained(patch: Patch) -> None:
+    """The first copies of the second loop are issued without a wait or barrier, into stage 0."""
+
+    def begin(cta: WgmmaCTA, tile: Any) -> None:
+        if not cta._flying["k"] or not wgmma_cta.is_same(cta._flying["k"][0], tile):
+            for role in "kv":
+                cta._flying[role].clear()
+                cta._copied[role] = cta._read[role] = 0
+            cta._fetch(cta._walk.next_pair())  # type: ignore[union-attr]
+
+    patch.setattr(WgmmaCTA, "_begin_loop", begin)
+
+
+VMCNT = "missing: s_waitcnt vmcnt in warp"
+MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
+    "no-vmcnt": ("prefill decode shared mla", drop("wait_group"), READ, VMCNT),
+    "vmcnt-leaves-one-more": (
+        "prefill decode shared mla", drop("wait_group", instead=lambda h, wait: wait(h, 9)), READ, VMCNT,
+    ),
+    "wave-2-does-not-wait": (
+        "prefill decode shared mla", drop("wait_group", instead=lambda h, wait: wait(h, 0, SOME)), READ,
+        "s_waitcnt vmcnt in warp 2",
+    ),
+    "v-waits-for-too-few": ("prefill", v_waits_for_too_few, READ, "v read by warp"),
+    "no-barrier-after-the-wait": ("prefill", drop("barrier", "wait"), READ, "a barrier after s_waitcnt vmcnt"),
+    "no-barrier-after-the-wait-for-v": ("decode shared mla", drop("barrier", "wait"), READ, "|a barrier after"),
+    "wave-2-skips-every-barrier": (
+        "prefill decode shared mla staged", drop("barrier", instead=lambda h, meet: meet(h, SOME)), STUCK,
+        "warps [2] do not arrive",
+    ),
+    "one-stage-instead-of-two": ("prefill", attribute(kv_buffer_cta, "STAGES", 1), WAR, "k copy by warp"),
+    "k-fetched-before-it-is-read": ("prefill", fetch_before_the_scores, WAW, "k copy by warp"),
+    "the-other-stage": ("prefill", reads_the_other_stage, READ, "v read by warp 0, stage 1"),
+    "next-tile-fetched-with-the-scores": ("decode", fetched_before_p, WAR, "k copy by warp"),
+    "next-tile-fetched-before-v-is-read": ("mla", fetched_before_v, READ, "v read by warp"),
+    "no-barrier-before-v-takes-the-place-of-k": (
+        "shared", drop("barrier", "k read"), WAR, "v copy by warp",
+    ),
+    "no-barrier-between-p-and-its-reads": ("decode shared mla", drop("barrier", "p write"), ORDER, "p read by warp"),
+    "no-barrier-after-the-writes": ("staged", drop("barrier", "k write"), ORDER, "k read by warp"),
+    "no-barrier-before-the-writes": ("staged", drop("barrier", "k read"), WAR, "k write by warp"),
+    "no-wait-for-cp-async": ("wgmma", drop("wait_group"), READ, "missing: cp.async.wait_group in warp"),
+    "cp-async-waits-for-all-but-two": (
+        "wgmma", drop("wait_group", instead=lambda h, wait: wait(h, 2)), READ, "k wgmma by warp",
+    ),
+    "no-commit": ("wgmma", drop("commit_group"), READ, "cp.async.commit_group, then cp.async.wait_group"),
+    "warp-2-does-not-wait": (
+        "wgmma", drop("wait_group", instead=lambda h, wait: wait(h, 0, SOME)), READ, "cp.async.wait_group in warp 2",
+    ),
+    "no-barrier-after-cp-async": ("wgmma", drop("barrier", "wait"), ORDER, "q wgmma by warp"),
+    "no-fence-for-wgmma": ("wgmma", drop("fence_async"), ORDER, "fence.proxy.async in warp"),
+    "no-wait-for-wgmma": ("wgmma", drop("wait_mma"), WAR, "wgmma.wait_group in warp 0"),
+    "no-barrier-before-the-refill": ("wgmma", drop("barrier", "v wgmma"), WAR, "a barrier after wgmma.wait_group"),
+    "warp-2-skips-the-barrier-before-the-refill": (
+        "wgmma", drop("barrier", "v wgmma", lambda h, meet: meet(h, SOME)), STUCK, "warps [0, 1, 3] wait at barrier 0",
+    ),
+    "one-stage-of-wgmma": ("wgmma", attribute(wgmma_cta, "STAGES", 1), WAR, "v copy by warp"),
+    "loops-not-drained": ("wgmma", wgmma_loops_are_not_drained, WAR, "copy by warp"),
+}  # fmt: skip
+CASES = [(name, machine) for name, (machines, *_) in MUTANTS.items() for machine in machines.split()]
+
+
+@pytest.mark.parametrize("name, machine", CASES, ids=lambda v: v)
+def test_mutants_are_caught(name: str, machine: str, monkeypatch: Patch) -> None:
+    _, mutate, kind, words = MUTANTS[name]
+    mutate(monkeypatch)
+    caught_as(kind, words, MACHINES[machine])
+
+
+def test_the_walk_of_a_machine_is_the_callers() -> None:
+    with pytest.raises(ValueError, match="1 iterators: one of K and one of V are needed for each loop"):
+        TileWalk(*[None])  # type: ignore[list-item]

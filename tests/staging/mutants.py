@@ -63,7 +63,7 @@ def caught_as(kind: Any, words: str, call: Callable[[], None]) -> None:
         assert isinstance(caught.value, BarrierDeadlock)
     else:
         assert isinstance(caught.value, Hazard)
-        assert caught.value.kind == kind
+        assert caught.value.kind == kind, caught.value
         assert caught.value.byte_range is not None
         assert caught.value.earlier.warp is not None
         assert caught.value.later.warp is not None

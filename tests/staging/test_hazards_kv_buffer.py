@@ -61,9 +61,7 @@ def mla(traffic: Any = None) -> None:
 
 def wgmma(traffic: Any = None) -> None:
     shape = WgmmaShape(64, 64, 64, 64, BF16, 4)
-    drive(
-        lambda k, v, batch, head, traffic: WgmmaCTA(shape, 2, traffic), "bf16", 64, 64, 64, loops=2, traffic=traffic
-    )
+    drive(lambda k, v, batch, head, traffic: WgmmaCTA(shape, 2, traffic), "bf16", 64, 64, 64, loops=2, traffic=traffic)
 
 
 def staged(traffic: Any = None) -> None:
@@ -218,7 +216,7 @@ MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
         "wgmma", drop("barrier", "v wgmma", lambda h, meet: meet(h, SOME)), STUCK, "warps [0, 1, 3] wait at barrier 0",
     ),
     "one-stage-of-wgmma": ("wgmma", attribute(wgmma_cta, "STAGES", 1), WAR, "v copy by warp"),
-    "loops-not-drained": ("wgmma", wgmma_loops_are_not_drained, WAR, "copy by warp"),
+    "loops-not-drained": ("wgmma", wgmma_loops_are_not_drained, WAW, "cp.async.wait_group in warp"),
 }  # fmt: skip
 CASES = [(name, machine) for name, (machines, *_) in MUTANTS.items() for machine in machines.split()]
 

@@ -153,8 +153,11 @@ def check_writeable(name: str, array: Any) -> None:
     """ValueError unless each element can be written, to memory of its own."""
     if 0 not in array.shape:
         strides = element_strides(array, name)
-        overlap = any(n > 1 and s == 0 for n, s in zip(array.shape, strides, strict=True))
-        require(not overlap, f"{name} has strides {strides}", "without elements that share memory")
+        span = 1  # elements from the first to the last of the axes so far, the closest first
+        for stride, n in sorted((s, n) for s, n in zip(strides, array.shape, strict=True) if n > 1):
+            apart = stride >= span
+            require(apart, f"{name} has strides {strides}", "without elements that share memory")
+            span += (n - 1) * stride
     require(is_torch(array) or array.flags.writeable, f"{name} is read-only", "writeable")
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.cache.checks import count
+
 __all__ = ["Rope"]
 
 
@@ -15,8 +17,7 @@ class Rope:
     """``cos, sin`` ``[positions, R / 2]`` (any strides, NumPy or torch), and which dims they turn.
 
     A pair ``(x, y)`` becomes ``(x cos - y sin, y cos + x sin)``. interleaved: pairs (2j, 2j + 1) of the LAST R dims of
-    a head; else pairs (j, j + R / 2) of its FIRST R dims. first: the first roped dim, where it
-    is another.
+    a head; else pairs (j, j + R / 2) of its FIRST R dims. first: the first roped dim, where it is another.
 
     >>> Rope.of_base(4, 32).cos.shape
     (4, 16)
@@ -26,6 +27,10 @@ class Rope:
     sin: Any
     interleaved: bool = False
     first: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.first is not None:
+            count("first", self.first)
 
     @property
     def dim(self) -> int:

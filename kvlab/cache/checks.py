@@ -43,9 +43,10 @@ def index(name: str, value: Any, size: int) -> Int64:
 
 def count(name: str, value: Any, least: int = 0) -> int:
     """``value`` as an int. ValueError, naming the argument, if it is none or less than ``least``."""
-    if not hasattr(value, "__index__"):
-        raise ValueError(f"{name} {value!r} must be an integer of at least {least}")
-    number = operator.index(value)
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} {value!r} must be an integer of at least {least}") from None
     if number < least:
         raise ValueError(f"{name} {number} must be at least {least}")
     return number

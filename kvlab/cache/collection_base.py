@@ -58,13 +58,13 @@ class KVCacheCollection(OverArrays, Generic[View]):
 
     def get_key_cache(self, layer_idx: int) -> View:
         """K of one layer, a view."""
-        return self._view(0, int(index("layer_idx", layer_idx, self.num_layers)))
+        return self._view(0, self._layer(layer_idx))
 
     def get_value_cache(self, layer_idx: int) -> View:
         """V of one layer, a view. ValueError for MLA, which stores no V."""
         if self.kv_params.is_mla:
             raise ValueError("an MLA cache stores no V: read it out of get_key_cache")
-        return self._view(1, int(index("layer_idx", layer_idx, self.num_layers)))
+        return self._view(1, self._layer(layer_idx))
 
     def cache_length(self, bs_idx: Any) -> Any:
         """Tokens in the cache before this step: an int, or int64 of the shape of ``bs_idx``."""
@@ -97,6 +97,12 @@ class KVCacheCollection(OverArrays, Generic[View]):
     def _extents(self) -> str:
         """How many blocks of how many tokens, for the repr."""
         raise NotImplementedError
+
+    def _layer(self, layer_idx: Any) -> int:
+        """IndexError unless it is one of the layers, ValueError unless it is one number."""
+        if np.ndim(layer_idx):
+            raise ValueError(f"layer_idx has shape {np.shape(layer_idx)}: expected one integer")
+        return int(index("layer_idx", layer_idx, self.num_layers))
 
     def _view(self, kv: int, layer: int) -> View:
         """K (0) or V (1) of one layer."""

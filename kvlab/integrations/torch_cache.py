@@ -70,6 +70,10 @@ def _axes(layout: str) -> str:
 def _six(cache: Any, layout: str, kv_axis: int | None, name: str) -> torch.Tensor:
     """``[pages, KV, 1, page_size, heads, D]``, a view."""
     if isinstance(cache, tuple | list):
+        pair = len(cache) == 2 and all(isinstance(one, torch.Tensor) for one in cache)
+        if not pair:
+            kinds = ", ".join(type(one).__name__ for one in cache)
+            raise ValueError(f"{name} is a {type(cache).__name__} of ({kinds}): must be a tensor or a pair (k, v)")
         kv = _pair(*cache, name=name)
     elif not isinstance(cache, torch.Tensor):
         raise ValueError(f"{name} is a {type(cache).__name__}: must be a torch tensor or a pair of them")

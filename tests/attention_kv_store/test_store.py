@@ -229,7 +229,19 @@ BAD = [
     (lambda x: {"k": x.k.view(np.int16)}, "k has dtype int16"),
     (lambda x: {"k": x.k.tolist()}, "k is a list"),
     (lambda x: {"v_cache": np.broadcast_to(x.v_cache[:1], x.v_cache.shape)}, "without elements that share memory"),
+    (lambda x: {"k_cache": windows(x.k_cache)}, "k_cache has strides .*without elements that share memory"),
+    (lambda x: {"k_cache": None}, "k_cache is a NoneType: must be a NumPy array"),
+    (lambda x: {"slots": None}, "slot_mapping is a NoneType: must be a NumPy array"),
+    (lambda x: {"rope": (1, 2)}, r"rope is a tuple: must be a kvlab\.attention\.Rope"),
+    (lambda x: {"positions": [0, 1]}, "positions is a list: must be a NumPy array"),
+    (lambda x: {"k_granularity": 32}, "k_granularity 32: must be left out, unless k_scale is computed"),
 ]
+
+
+def windows(cache: Any) -> Any:
+    """Pages that begin in the middle of the page before them."""
+    page, *others = cache.strides
+    return np.lib.stride_tricks.as_strided(cache, cache.shape, (page // 2, *others))
 
 
 @pytest.mark.parametrize("change, message", BAD, ids=[message[:24] for _, message in BAD])
@@ -237,9 +249,36 @@ def test_bad_arguments_write_nothing(change: Any, message: str) -> None:
     x = Store().build()
     before = x.bytes()
     arguments = {"k": x.k, "v": x.v, "k_cache": x.k_cache, "v_cache": x.v_cache, "slots": x.slots} | change(x)
+    positional = [arguments.pop(name) for name in ("k", "v", "k_cache", "v_cache", "slots")]
     with pytest.raises(ValueError, match=message):
-        kv_store_paged(*arguments.values())
+        kv_store_paged(*positional, **arguments)
     assert x.bytes() == before
+
+
+@pytest.mark.parametrize("scale", [[0.0], [-1.0], [np.nan], [np.inf], [1.0, 0.0]])
+def test_given_scales_are_positive(scale: list[float]) -> None:
+    """What is stored is multiplied by 1 / scale: anything else would be stored as NaN, infinity or another sign."""
+    x = Store(cache="fp8").build()
+    before = x.bytes()
+    with pytest.raises(ValueError, match=rf"v_scale\[{len(scale) - 1}\] is .*: must be positive and finite"):
+        kv_store_paged(x.k, x.v, x.k_cache, x.v_cache, x.slots, v_scale=np.float32(scale))
+    assert x.bytes() == before
+
+
+def test_granularity_that_is_no_number_of_dims() -> None:
+    x = Store(cache="fp8", scale="own", granularity=16).build()
+    for wrong in (0, -16, 1.5, "16"):
+        x.more["k_granularity"] = wrong
+        with pytest.raises(ValueError, match=f"k_granularity '?{wrong}'? must be"):
+            x.run()
+
+
+def test_more_rows_than_are_counted_in_32_bits() -> None:
+    """Views without memory of their own: nothing is looked at before the sizes."""
+    k = np.broadcast_to(np.zeros((1, 1, 8), np.float32), (2**31, 1, 8))
+    cache, slots = np.zeros((1, 4, 1, 8), np.float32), np.broadcast_to(np.int64(-1), (2**31,))
+    with pytest.raises(ValueError, match="2147483648 rows: must be fewer than"):
+        kv_store_paged(k, None, cache, None, slots)
 
 
 def test_read_only_cache_and_gradients() -> None:

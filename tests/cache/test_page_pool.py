@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from kvlab.cache import KVCacheStaticParams, OutOfPages, PagedKVCacheCollection, PagePool, copy_pages
 
@@ -15,6 +15,9 @@ pick = st.integers(0, 10**6)
 
 
 class Machine(RuleBasedStateMachine):
+    steps = 0
+    """Of all runs together."""
+
     @initialize(pages=st.integers(0, 12), page_size=st.integers(1, 5))
     def start(self, pages, page_size):
         self.pool = PagePool(pages, page_size)
@@ -102,6 +105,10 @@ class Machine(RuleBasedStateMachine):
             assert self.memory.reshape(-1)[self.pool.slots(sequence, 0, len(tokens))].tolist() == tokens
 
     @invariant()
+    def one_more_step(self):
+        Machine.steps += 1
+
+    @invariant()
     def every_page_is_counted(self):
         held = [page for sequence in self.model for page in self.pool.pages(sequence)]
         counts = np.bincount(held, minlength=self.pool.num_pages) if held else np.zeros(self.pool.num_pages, int)
@@ -112,8 +119,10 @@ class Machine(RuleBasedStateMachine):
             assert len(self.pool.pages(sequence)) == -(-len(tokens) // self.pool.page_size)
 
 
-TestModel = Machine.TestCase
-TestModel.settings = settings(max_examples=50, stateful_step_count=200, deadline=None)  # 10,000 steps
+def test_ten_thousand_steps_of_the_model():
+    Machine.steps = 0
+    run_state_machine_as_test(Machine, settings=settings(max_examples=55, stateful_step_count=200, deadline=None))
+    assert Machine.steps >= 10_000
 
 
 def test_table_of_a_step():

@@ -104,6 +104,8 @@ def test_store_then_decode(form: str) -> None:
         (torch.zeros(2, 4, 4, 1, 8), {"layout": "DHN"}, "layout 'DHN': must be NHD"),
         ((torch.zeros(4, 4, 1, 8), torch.zeros(4, 4, 1, 8)), {}, "must be alike and lie in one allocation"),
         (torch.zeros(2, 4, 4, 1, 8, requires_grad=True), {}, "requires grad"),
+        ((torch.zeros(4, 4, 1, 8),), {}, r"kv_cache is a tuple of \(Tensor\): must be a tensor or a pair \(k, v\)"),
+        ((torch.zeros(4, 4, 1, 8), None), {}, r"kv_cache is a tuple of \(Tensor, NoneType\)"),
     ],
 )
 def test_errors(tensor, options, message) -> None:

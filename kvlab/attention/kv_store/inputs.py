@@ -14,16 +14,22 @@ from kvlab.attention.inputs import (
     check_dtype,
     check_integers,
     check_writeable,
+    given,
     require,
 )
 from kvlab.attention.rope import Rope
 from kvlab.cache.arrays import dtype_of, element_strides
+from kvlab.cache.checks import count
 from kvlab.memory import bfloat16, float8_e4m3fn, float8_e5m2, float32
 
 __all__ = ["LIMITS", "StoreInputs", "store_inputs"]
 
 LIMITS = {float8_e4m3fn: 448.0, float8_e5m2: 57344.0}
 SCALES = (float32, bfloat16)
+WHERE = {"slots": "slot_mapping", "ragged": "row_offsets", "padded": "valid_lengths"}
+"""The argument that says where the tokens of each form go."""
+MOST_ROWS = 2**31 - 2**16
+"""A program counts its rows, blocks of heads of tokens, in 32 bits."""
 ARRAYS = ("k", "v", "k_cache", "v_cache", "where", "lens", "table", "positions", "cos", "sin", "k_scale", "v_scale")
 
 
@@ -72,6 +78,10 @@ def store_inputs(
     no_v = v is None
     if no_v:
         v, v_cache, v_scale = k, k_cache, None
+    require(rope is None or isinstance(rope, Rope), f"rope is a {type(rope).__name__}", "a kvlab.attention.Rope")
+    arrays = {"k_cache": k_cache, "v_cache": v_cache, WHERE[form]: where}
+    for name, array in (arrays | given(positions=positions)).items():
+        check_array(name, array)
     for name, array in (("k", k), ("v", v)):
         axes = "[B, S, H, D]" if form == "padded" else "[T, H, D]"
         check_array(name, array)
@@ -101,7 +111,8 @@ def store_inputs(
     _check_where(x, B, S)
     if rope is not None:
         _check_rope(x, rope, k if rope_on == "k" else v)
-    require(B * S * H * max(k.shape[3], v.shape[3], 1) < 2**40, f"k has shape {tuple(k.shape)}", "of fewer tokens")
+    rows = B * S * H * max(-(-side.shape[3] // n) for side, n in ((k, n_k), (v, n_v)))
+    require(rows < MOST_ROWS, f"k has {B * S} tokens: {rows} rows", f"fewer than {MOST_ROWS} rows in one call")
     return x
 
 
@@ -151,6 +162,10 @@ def _scale(name: str, scale: Any, heads: int) -> tuple[Any, bool]:
 def _granularity(name: str, scale: Any, given: bool, cache: Any, granularity: int | None) -> int:
     """Dims that share a scale: the whole head unless scales are computed."""
     D = int(cache.shape[3])
+    computed = scale is not None and not given
+    label = f"{name[0]}_granularity"
+    require(computed or granularity is None, f"{label} {granularity}", f"left out, unless {name} is computed")
+    granularity = None if granularity is None else count(label, granularity, least=1)
     if scale is None:
         return D
     require(dtype_of(cache, "cache") in LIMITS, f"{name} with a cache of {cache.dtype}", "left out: it is not fp8")
@@ -173,10 +188,9 @@ def _granularity(name: str, scale: Any, given: bool, cache: Any, granularity: in
 
 
 def _check_where(x: StoreInputs, B: int, S: int) -> None:
-    names = {"slots": "slot_mapping", "ragged": "row_offsets", "padded": "valid_lengths"}
     batch = None if x.lens is None else int(x.lens.shape[0])
     length = {"slots": S, "ragged": (batch or 0) + 1, "padded": B}[x.form]
-    expected: list[tuple[str, Any, tuple[Any, ...]]] = [(names[x.form], x.where, (length,))]
+    expected: list[tuple[str, Any, tuple[Any, ...]]] = [(WHERE[x.form], x.where, (length,))]
     if x.lens is not None:
         sequences = B if x.form == "padded" else batch
         expected += [("cache_lengths", x.lens, (sequences,)), ("lookup_table", x.table, (sequences, x.table.shape[-1]))]
@@ -193,6 +207,7 @@ def _check_where(x: StoreInputs, B: int, S: int) -> None:
 def _check_rope(x: StoreInputs, rope: Rope, source: Any) -> None:
     D, first = source.shape[3], x.rope_first
     for name, array in (("cos", x.cos), ("sin", x.sin)):
+        check_array(name, array)
         require(
             array.ndim == 2 and tuple(array.shape) == tuple(x.cos.shape) and min(array.shape) > 0,
             f"{name} has shape {tuple(array.shape)}",

@@ -82,12 +82,12 @@ def collection_plan(
     elif v is not None:
         k, v, k_cache, v_cache, k_scales = _mla_parts(k, v, k_cache, k_scales)
         on = "v"
-    if rope is not None and cache.kv_params.is_mla and rope.first is None:
+    if isinstance(rope, Rope) and cache.kv_params.is_mla and rope.first is None:
         width = (k if on == "k" else v).shape[-1]
         rope = Rope(rope.cos, rope.sin, rope.interleaved, width - rope.dim)
     for name, scale, own in (("k_scale", k_scale, k_scales), ("v_scale", v_scale, v_scales)):
         require(scale is None or own is None, f"{name} of a quantised cache", "left out: it is computed")
-    if positions is not None and positions.ndim == 2:
+    if getattr(positions, "ndim", 0) == 2:
         positions = positions.reshape(-1)
     where = {"padded": valid_lengths, "ragged": row_offsets, "slots": slot_mapping}[form]
     tables = {} if form == "slots" else {"lens": keys.cache_lengths, "table": keys.lookup_table}

@@ -16,6 +16,7 @@ __all__ = ["check_values"]
 
 _WRITTEN = ("k_cache", "v_cache", "k_scale", "v_scale")
 _VALUES = ("where", "lens", "table", "positions")
+_SCALES = ("k_scale", "v_scale")
 
 
 def check_values(x: StoreInputs) -> None:
@@ -29,6 +30,12 @@ def check_values(x: StoreInputs) -> None:
     read = {} if x.cos is None else {x.rope: x.k if x.rope == "k" else x.v}
     for (name, one), (other, two) in itertools.combinations({**written, **read}.items(), 2):
         require(not overlaps(one, two), f"{name} shares memory with {other}", "memory of its own")
+    for name in _SCALES:
+        scale = getattr(x, name)
+        if getattr(scale, "ndim", 0) == 1:
+            values = to_numpy(scale.cpu() if is_torch(scale) else scale, name).astype(np.float32)
+            bad = ~((values > 0) & np.isfinite(values))
+            require(not bad.any(), f"{name}[{int(bad.argmax())}] is {values[bad.argmax()]}", "positive and finite")
     arrays = {name: a.cpu() if is_torch(a) else a for name, a in x.arrays().items() if name in _VALUES}
     where, lens, table, positions = (
         to_numpy(arrays[name], name).astype(np.int64) if name in arrays else None for name in _VALUES

@@ -33,6 +33,7 @@ def draw_layout(
     group: npt.ArrayLike | None = None,
     mark: tuple[int, int] | None = None,
     axes: tuple[str, str] = ("row", "column"),
+    tiles: bool = False,
     fold: bool = True,
     title: str | None = None,
     caption: str | None = None,
@@ -48,14 +49,25 @@ def draw_layout(
     inside           boolean array like the grid: cells outside are dimmed (a view inside its parent)
     group            integer array like the grid: neighbours with equal numbers are outlined together (vectors), -1: not
     mark             (row, column) of the one cell to look at
+    tiles            a layout of two modes, (tile, rest), of one or two modes each, as ``zipped_divide`` gives: its tiles
+                     as a grid, each outlined, instead of one a column
     fold             more than 24 rows fold to the first 8, a marked gap, and the last; likewise beyond 128 columns
 
-    Raises ValueError for an array of other shape or without elements.
+    Raises ValueError for an array of other shape or without elements, or for ``tiles`` of a layout of other modes.
 
+    >>> from kvlab.layout import Layout, zipped_divide
+    >>> draw_layout(zipped_divide(Layout("(2,6):(6,1)"), (1, 2)), tiles=True).title
+    '((1,2),(2,3)):((0,1),(6,2)): a grid of 2 x 3 tiles of 1 x 2 elements'
     >>> draw_layout([[0, 1], [2, 3]], element_bytes=2).title
     '2 x 2 elements: +1 along a row, +2 down a column; column 0 lies in 2 of 32 banks'
     """
-    offset = _offsets(layout)
+    if tiles and group is not None:
+        raise ValueError("group cannot be given with tiles: the tiles are the groups")
+    if tiles:
+        offset, group, found = _tiles(layout)
+        title = title or f"{layout}: {found}"
+    else:
+        offset = _offsets(layout)
     who = _like("owner", owner, offset)
     reg = _like("register", register, offset)
     kept = _like("inside", inside, offset)
@@ -135,6 +147,22 @@ def _offsets(layout: Any) -> npt.NDArray[np.int64]:
     if array.ndim < 2:
         return array.reshape(1, -1).astype(np.int64)
     return array.reshape(array.shape[0], -1, order="F").astype(np.int64)
+
+
+def _tiles(layout: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], str]:
+    """The offsets of a grid of tiles, the tile of each element, and words for both."""
+    modes = getattr(layout, "modes", ())
+    inner = [[part.size for part in mode.modes] for mode in modes]
+    if len(modes) != 2 or len(inner[0]) != len(inner[1]) or len(inner[0]) > 2 or not layout.size:
+        raise ValueError(
+            f"tiles of {layout!r}: two modes, (tile, rest), of the same one or two modes each are accepted"
+        )
+    (rows, columns), (down, across) = ([*sizes, 1][:2] for sizes in inner)
+    array = np.asarray(layout.offsets()).reshape(rows, columns, down, across, order="F").transpose(2, 0, 3, 1)
+    number = np.arange(down * across).reshape(down, 1, across, 1)
+    shape = (down * rows, across * columns)
+    found = f"a grid of {down} x {across} tiles of {rows} x {columns} elements"
+    return array.reshape(shape).astype(np.int64), np.broadcast_to(number, array.shape).reshape(shape), found
 
 
 def _like(name: str, values: npt.ArrayLike | None, offset: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:

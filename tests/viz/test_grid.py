@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from kvlab.layout import Layout, TileTensor
+from kvlab.layout import Layout, TileTensor, zipped_divide
 from kvlab.viz import draw, draw_layout
 
 TILE = np.arange(128)[:, None] * 64 + np.arange(64)
@@ -42,6 +42,26 @@ def test_a_marked_cell_is_never_folded_away(sound, hovers, overlaps) -> None:
     assert "row 50, column 500\noffset 50500" in found
     assert len(found) == 10 * 73
     assert not overlaps(picture)
+
+
+@pytest.mark.parametrize(("array", "tiler"), [((8, 16), (4, 8)), ((6, 6), (2, 3)), ((12,), (4,))], ids=str)
+def test_a_divided_layout_is_a_grid_of_its_tiles(array, tiler, sound, hovers, overlaps) -> None:
+    """Cell (row, column) is element (row % tile, column % tile) of the tile there: the undivided layout again."""
+    whole = Layout.row_major(*array)
+    divided = zipped_divide(whole, tiler if len(tiler) > 1 else tiler[0])
+    picture = draw(divided, tiles=True)
+    assert not overlaps(picture)
+    want = whole.offsets().reshape(array[0], -1)
+    found = {title.split("\n")[0]: title.split("\n")[1] for title in hovers(sound(picture))}
+    assert found == {f"row {r}, column {c}": f"offset {v}" for (r, c), v in np.ndenumerate(want)}
+
+
+def test_what_is_no_grid_of_tiles() -> None:
+    for layout in (Layout("(4,8):(8,1)").modes[0], Layout("((2,2),4)"), TILE, Layout("((2,2,2),(2,2,2))")):
+        with pytest.raises(ValueError, match=r"two modes, \(tile, rest\)"):
+            draw(layout, tiles=True)
+    with pytest.raises(ValueError, match="group cannot be given with tiles"):
+        draw(Layout("(2,2)"), tiles=True, group=np.zeros((2, 2), int))
 
 
 def test_a_tile_tensor_is_drawn_at_its_address(hovers, sound) -> None:

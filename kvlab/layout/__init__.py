@@ -25,6 +25,7 @@ from kvlab.layout.copiers import (
 from kvlab.layout.divide import flat_divide, local_tile, logical_divide, tiled_divide, zipped_divide
 from kvlab.layout.inverse import left_inverse, right_inverse
 from kvlab.layout.layout import Layout
+from kvlab.layout.layout_tensor import LayoutTensor
 from kvlab.layout.linear_layout import LinearLayout
 from kvlab.layout.product import (
     blocked_product,
@@ -60,6 +61,7 @@ __all__ = [
     "GenericToSharedTileCopier",
     "HostDeviceTileTensor",
     "Layout",
+    "LayoutTensor",
     "LinearLayout",
     "LocalToGenericTileCopier",
     "LocalToSharedTileCopier",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from kvlab.memory import Memory, as_dtype
 
 __all__ = ["Known", "TileBase"]
 
+T = TypeVar("T", bound="TileBase")
 Known: TypeAlias = tuple[tuple[bool, ...], tuple[bool, ...]]
 """For each leaf of a layout: is its extent static, is its stride?"""
 
@@ -206,6 +207,14 @@ class TileBase(Drawn):
         )
 
     # Helpers
+
+    def _as(self, cls: type[T]) -> T:
+        """The same view as another class of tensor."""
+        view = object.__new__(cls)
+        for name in TileBase.__slots__:
+            setattr(view, name, getattr(self, name))
+        view.parent = None
+        return view
 
     def _view(self, layout: Layout, offset: int | IntArray, element_size: int, known: Known | None = None) -> Self:
         """Another layout over the same memory; ``known`` where a tensor with runtime extents has others static."""

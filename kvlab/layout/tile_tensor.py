@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
@@ -14,6 +14,9 @@ from kvlab.layout.tile_slices import TileSlices
 from kvlab.layout.tile_static import TileStatic
 from kvlab.layout.tile_views import TileViews
 from kvlab.memory import AddressSpace, Memory, as_dtype
+
+if TYPE_CHECKING:
+    from kvlab.layout.layout_tensor import LayoutTensor
 
 __all__ = ["TileTensor"]
 
@@ -100,3 +103,9 @@ class TileTensor(TileViews, TileSlices, TileOps, TileStatic):
         nbytes = scalars * as_dtype(dtype).itemsize
         name = name or f"{space.value} memory"
         return cls(Memory(nbytes, space=space, name=name, programs=programs, base=base, unsafe=unsafe), dtype, layout)
+
+    def to_layout_tensor(self) -> LayoutTensor:
+        """The same view with the legacy rules of MAX's :class:`~kvlab.layout.LayoutTensor`."""
+        from kvlab.layout.layout_tensor import LayoutTensor
+
+        return self._as(LayoutTensor)

@@ -49,8 +49,8 @@ def draw_layout(
     inside           boolean array like the grid: cells outside are dimmed (a view inside its parent)
     group            integer array like the grid: neighbours with equal numbers are outlined together (vectors), -1: not
     mark             (row, column) of the one cell to look at
-    tiles            a layout of two modes, (tile, rest), of one or two modes each, as ``zipped_divide`` gives: its tiles
-                     as a grid, each outlined, instead of one a column
+    tiles            a layout of two modes, (tile, rest), of one or two modes each, as ``zipped_divide`` gives: its
+                     tiles as a grid, each outlined, instead of one a column
     fold             more than 24 rows fold to the first 8, a marked gap, and the last; likewise beyond 128 columns
 
     Raises ValueError for an array of other shape or without elements, or for ``tiles`` of a layout of other modes.

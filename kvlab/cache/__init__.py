@@ -10,6 +10,7 @@ from kvlab.cache.operands import (
     RaggedMHAOperand,
     TileTensorMHAOperand,
 )
+from kvlab.cache.page_lists import table_of_page_lists
 from kvlab.cache.page_pool import OutOfPages, PageCopy, PagePool, copy_pages
 from kvlab.cache.page_table import PageTable, lookup_table_columns
 from kvlab.cache.paged import PagedKVCache
@@ -42,4 +43,5 @@ __all__ = [
     "kv_sub_tile_rows",
     "lookup_table_columns",
     "padded_depth",
+    "table_of_page_lists",
 ]

@@ -264,6 +264,7 @@ class Step:
     granularity: int = 16
     mla: bool = False
     seed: int = 0
+    source: str | None = None
 
     def __str__(self) -> str:
         return f"before{self.before}-new{self.new}-{'padded' if self.padded else 'ragged'}-{self.dtype}-page{self.page}"
@@ -272,7 +273,7 @@ class Step:
         """K and V, packed or padded; what is padding is NaN."""
         rng = np.random.default_rng(self.seed)
         B, S, T = len(self.new), max(self.new, default=0), sum(self.new)
-        dtype = as_dtype("bf16" if as_dtype(self.dtype).itemsize == 1 else self.dtype)
+        dtype = as_dtype(self.source or ("bf16" if as_dtype(self.dtype).itemsize == 1 else self.dtype))
         pair = rng.standard_normal((2, T, self.heads, self.D)).astype(dtype)
         if not self.padded:
             return pair[0], pair[1]

@@ -14,7 +14,7 @@ import pytest
 from store_cases import CANARY, Step
 from yardsticks import bits
 
-from kvlab.attention import Rope, explain, kv_store, mla_store_paged
+from kvlab.attention import Rope, explain, kv_store, kv_store_paged, mla_store_paged
 from kvlab.cache import ContinuousBatchingKVCacheCollection, KVCacheStaticParams, PagedKVCacheCollection
 from kvlab.cache.arrays import to_torch
 from kvlab.memory import bfloat16, float8_e4m3fn, float32
@@ -153,6 +153,53 @@ def test_quantised_collection_gets_its_scales(backend: dict[str, str]) -> None:
     page, slot = view.page_table.find(b[:, 0], t[:, 0])
     scales[page, :, 1, slot] = np.frombuffer(bytes([CANARY]) * 4, np.float32)[0]
     assert (scales.view(np.uint8) == CANARY).all()
+
+
+HALVES, PAIRS = Rope.of_base(16, 12), Rope.of_base(16, 16, interleaved=True)
+VARIANTS = {
+    "halves": ("fp32", "fp32", None, {"rope": HALVES}),
+    "pairs": ("bf16", "bf16", None, {"rope": PAIRS}),
+    "one-scale": ("bf16", "fp8", None, {"k_scale": 0.5, "v_scale": np.float32([0.25])}),
+    "head-scales-halves": ("fp16", "fp8", None, {"k_scale": np.float32([0.5, 2]), "rope": HALVES}),
+    "token-scales": ("fp32", "fp8", 32, {}),
+    "block-scales-pairs": ("bf16", "fp8", 8, {"rope": PAIRS}),
+}
+
+
+@every_backend
+@pytest.mark.parametrize(
+    "form, name",
+    [
+        (f"{form}-{kind}", name)
+        for form in ("ragged", "padded")
+        for kind in ("paged", "continuous")
+        for name, (_, _, granularity, _) in VARIANTS.items()
+        if kind == "paged" or granularity is None  # a continuous cache has no scales of its own
+    ],
+)
+def test_every_form_gives_the_bytes_of_the_slots(form: str, name: str, backend: dict[str, str]) -> None:
+    """Law: whatever is fused into the store, a token's row does not depend on what names its place."""
+    source, dtype, granularity, more = VARIANTS[name]
+    kind = form.partition("-")[2]
+    step = Step(
+        (5, 0, 3), (3, 1, 4), D=32, dtype=dtype, padded=form.startswith("padded"), granularity=granularity or 16,
+        scale_dtype="fp32" if granularity else None, source=source,
+    )  # fmt: skip
+    one, other = (getattr(step, kind)() for _ in range(2))
+    step.run(one, 1, **more, **backend)
+    b, t = np.repeat(np.arange(3), step.new), np.array([5, 6, 7, 0, 3, 4, 5, 6])
+    pages = other if kind == "paged" else other.paged()
+    k, v = pages.get_key_cache(1), pages.get_value_cache(1)
+    page, slot = k.page_table.find(b, t)
+    scales = {"k_scale": k.scales, "v_scale": v.scales, "k_granularity": granularity, "v_granularity": granularity}
+    kv_store_paged(
+        *packed(step), k.blocks, v.blocks, page * k.page_size_ + slot, **(scales if granularity else {}), **more,
+        positions=t, **backend,
+    )  # fmt: skip
+    assert bits(one.blocks) == bits(other.blocks)
+    assert others_kept(one, step, 1)
+    if granularity:
+        assert bits(one.scales) == bits(other.scales)
 
 
 def test_continuous_equals_paged() -> None:

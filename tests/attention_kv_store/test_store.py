@@ -296,9 +296,11 @@ def test_read_only_cache_and_gradients() -> None:
         kv_store_paged(k.detach(), None, cache, None, np.zeros(1, np.int64))
 
 
+@pytest.mark.parametrize("poison", [0xFFFF, 0x7F80], ids=["nan", "inf"])
 @pytest.mark.parametrize("paged", [True, False], ids=["dealt-anew", "continuous"])
-def test_what_is_stored_is_what_decode_reads(paged: bool) -> None:
-    """Pages dealt otherwise, or no pages at all; every unused slot NaN, unused table entries huge: no bit changes."""
+def test_what_is_stored_is_what_decode_reads(paged: bool, poison: int) -> None:
+    """Pages dealt otherwise, or no pages at all; every unused slot NaN or infinite, unused table entries huge: no bit
+    changes."""
     from store_cases import Step
 
     from kvlab.attention import mha_decode
@@ -311,7 +313,7 @@ def test_what_is_stored_is_what_decode_reads(paged: bool) -> None:
             if cache is None:
                 last = Step((0, 0), (10, 6), D=64, seed=seed)
                 cache = getattr(last, kind)()
-                cache.blocks.view(np.uint8)[...] = 0xFF
+                cache.blocks.view(np.uint16)[...] = poison
                 if kind == "paged":
                     cache.lookup_table[cache.lookup_table == cache.total_num_pages] = 2147480000
             cache = cache.with_lengths(np.array(step.before), max(step.new))

@@ -10,6 +10,7 @@ from .merge_states import merge_states
 from .mha_decode import mha_decode, mha_decode_paged
 from .mha_prefill import mha_prefill, mha_prefill_paged
 from .mla_decode import mla_decode, mla_decode_paged
+from .mla_prefill import mla_prefill, mla_prefill_paged, mla_prefill_ragged
 from .rope import Rope
 
 __all__ = [
@@ -25,5 +26,8 @@ __all__ = [
     "mha_prefill_paged",
     "mla_decode",
     "mla_decode_paged",
+    "mla_prefill",
+    "mla_prefill_paged",
+    "mla_prefill_ragged",
     "mla_store_paged",
 ]

@@ -114,9 +114,10 @@ class KVBufferCTA:
         newer = self.k.vm_instrs_per_load, self.v.vm_instrs_per_load  # of the next tile; 0 makes the wait one for all
         return self._load(self.v, tile, active, sum(newer) if self._flying["k"] and all(newer) else 0, axis=1)
 
-    def scores(self, q: Fragments, k: Strips, active: Array) -> Fragments:
-        """S = Q K^T, float32, ``[BM, BN]``."""
-        s = self._multiply(q.values, k, Fragments.zeros(self.programs, score_map(self.k.params, self.shape.BM)))
+    def scores(self, q: Fragments, k: Strips, active: Array, s: Fragments | None = None) -> Fragments:
+        """S = Q K^T, float32, ``[BM, BN]``; added to ``s`` if given."""
+        zeros = Fragments.zeros(self.programs, score_map(self.k.params, self.shape.BM))
+        s = self._multiply(q.values, k, zeros if s is None else s)
         self._fetch()
         return s
 

@@ -132,9 +132,10 @@ class KVBufferDecodeCTA:
         self.slices.load_from_shared(0, active=active)
         return self._strips(self.slices, axis=1)
 
-    def scores(self, q: Fragments, k: Strips, active: Array) -> Fragments:
-        """S = Q K^T, float32, ``[BM, BN]``."""
-        return self._multiply(q.values, k, Fragments.zeros(self.programs, score_map(self.k.params, BM)))
+    def scores(self, q: Fragments, k: Strips, active: Array, s: Fragments | None = None) -> Fragments:
+        """S = Q K^T, float32, ``[BM, BN]``; added to ``s`` if given."""
+        zeros = Fragments.zeros(self.programs, score_map(self.k.params, BM))
+        return self._multiply(q.values, k, zeros if s is None else s)
 
     def accumulate(self, p: Fragments, v: Strips, o: Fragments, active: Array) -> Fragments:
         """O += P V: P rounded to the dtype of the products, through LDS to the operand that meets V."""

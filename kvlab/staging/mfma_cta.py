@@ -122,9 +122,10 @@ class MfmaCTA:
         """The V tile, strip after strip: keys ``[strip * BK, + BK)`` of all columns."""
         return self._load(self.v, tile, active, axis=1)
 
-    def scores(self, q: Fragments, k: Strips, active: Array) -> Fragments:
-        """S = Q K^T, float32, ``[BM, BN]``."""
-        return self._multiply(q.values, k, Fragments.zeros(self.programs, score_map(self.k.params, self.shape.BM)))
+    def scores(self, q: Fragments, k: Strips, active: Array, s: Fragments | None = None) -> Fragments:
+        """S = Q K^T, float32, ``[BM, BN]``; added to ``s`` if given."""
+        zeros = Fragments.zeros(self.programs, score_map(self.k.params, self.shape.BM))
+        return self._multiply(q.values, k, zeros if s is None else s)
 
     def accumulate(self, p: Fragments, v: Strips, o: Fragments, active: Array) -> Fragments:
         """O += P V: P rounded to the storage dtype, through LDS to the operand that meets V."""

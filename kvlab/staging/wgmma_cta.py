@@ -166,13 +166,13 @@ class WgmmaCTA:
             self._land()
         return self._tile("v")
 
-    def scores(self, q: SharedTile, k: SharedTile, active: Array) -> Fragments:
-        """S = Q K^T, float32, ``[BM, BN]``: both operands from shared memory."""
+    def scores(self, q: SharedTile, k: SharedTile, active: Array, s: Fragments | None = None) -> Fragments:
+        """S = Q K^T, float32, ``[BM, BN]``: both operands from shared memory; added to ``s`` if given."""
         shape, atom, stage = self.shape, self.shape.atom(self.shape.BN), self._stage("k")
         self.hazards.read_async(self._used["q"], "q wgmma")
         self.hazards.read_async(self._used[f"k{stage}"], "k wgmma", stage)
         a, b = _q_addresses(shape), _k_addresses(shape, stage)
-        c = self._blocks(self._zeros(shape.BN).values)
+        c = self._blocks((self._zeros(shape.BN) if s is None else s).values)
         for step in range(shape.BD // K_STEP):
             q_step = self.smem.load(a[step][None], shape.dtype)[..., 0]  # [programs, row blocks, 64, 16]
             k_step = self.smem.load(b[step][None], shape.dtype)[..., 0]  # [programs, BN, 16]

@@ -1,0 +1,61 @@
+"""The forms of an MLA cache row, as attention reads it: the latent and the rope part are two windows of one cache."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from kvlab.attention.inputs import DTYPES, require
+from kvlab.attention.scales import is_fp8
+from kvlab.cache.arrays import dtype_of, is_torch
+from kvlab.memory import bfloat16
+
+__all__ = ["latent_windows"]
+
+
+def latent_windows(cache: Any, latent: int, rope: int, kv_layout: str = "NHD") -> tuple[Any, Any]:
+    """``([pages, page_size, latent], [pages, page_size, rope])``, views of ``cache``.
+
+    cache : ``[pages, page_size, width]``, or with an axis of one head behind the tokens ("NHD") or before them ("HND").
+        Rows of ``width = latent + rope`` elements of one dtype, or of float8_e4m3fn with ``latent + 2 rope`` bytes,
+        whose rope part is bfloat16 (640 bytes for 512 + 64).
+
+    >>> import numpy as np
+    >>> from kvlab.memory import float8_e4m3fn
+    >>> content, rope = latent_windows(np.zeros((3, 16, 640), float8_e4m3fn), 512, 64)
+    >>> content.shape, rope.shape, rope.dtype
+    ((3, 16, 512), (3, 16, 64), dtype(bfloat16))
+    >>> latent_windows(np.zeros((3, 16, 640), np.float16), 512, 64)
+    Traceback (most recent call last):
+        ...
+    ValueError: kv_cache has rows of 640 float16: must be 576, or 640 bytes of float8_e4m3fn whose rope part is bfloat16
+    """
+    shape = tuple(cache.shape)
+    require(kv_layout in ("NHD", "HND"), f"kv_layout {kv_layout!r}", "'NHD' or 'HND'")
+    require(cache.ndim in (3, 4), f"kv_cache has shape {shape}", "[pages, page_size, D] or [pages, page_size, 1, D]")
+    if cache.ndim == 4:
+        axis = 2 if kv_layout == "NHD" else 1
+        require(shape[axis] == 1, f"kv_cache has {shape[axis]} heads", "1: all heads share the latent rows")
+        cache = cache[:, :, 0] if axis == 2 else cache[:, 0]
+    require(min(cache.shape[:2]) > 0, f"kv_cache has shape {shape}", "at least one page and one token a page")
+    width, fp8 = int(cache.shape[2]), is_fp8(cache)
+    require(
+        fp8 or dtype_of(cache, "kv_cache") in DTYPES,
+        f"kv_cache has dtype {cache.dtype}",
+        "bfloat16, float16, float32 or float8_e4m3fn",
+    )
+    rope_aware = fp8 and width == latent + 2 * rope
+    require(
+        rope_aware or width == latent + rope,
+        f"kv_cache has rows of {width} {dtype_of(cache, 'kv_cache')}",
+        f"{latent + rope}, or {latent + 2 * rope} bytes of float8_e4m3fn whose rope part is bfloat16",
+    )
+    window = cache[..., latent:]
+    return cache[..., :latent], _as_bfloat16(window) if rope_aware else window
+
+
+def _as_bfloat16(window: Any) -> Any:
+    """Bytes of a row as bfloat16, the same memory."""
+    if is_torch(window):
+        return window.view(sys.modules["torch"].bfloat16)
+    return window.view(bfloat16)

@@ -1,0 +1,319 @@
+"""MLA prefill, not absorbed: new tokens attend to K and V of each head, and to K's rope part in the latent cache."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from kvlab.attention.backends import choose_backend, machine, on_gpu, rounded, run
+from kvlab.attention.explain import Explanation
+from kvlab.attention.features import Features, in_base, resolve_features
+from kvlab.attention.inputs import check_lane_copies, check_paged_collection, check_traffic, finite_number, require
+from kvlab.attention.masks import resolve_mask, window_interval
+from kvlab.cache import PagedKVCacheCollection
+from kvlab.cache.arrays import dtype_of, is_torch, to_numpy
+from kvlab.staging import Traffic
+
+from .config import MLAPrefillProblem, choose_config
+from .emulator import launch as emulate
+from .inputs import MLAPrefillInputs, paged_inputs, ragged_inputs
+from .machine import PREFILL_ARCHS
+from .reference import reference
+
+__all__ = ["mla_prefill", "mla_prefill_paged", "mla_prefill_ragged"]
+
+KERNEL = "kvlab.attention.mla_prefill.kernel:launch"
+Plan = tuple[Explanation, MLAPrefillProblem, Features]
+
+
+def mla_prefill(
+    q: Any,
+    k: Any,
+    v: Any,
+    cache: PagedKVCacheCollection,
+    layer: int = 0,
+    *,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    **options: Any,
+) -> Any:
+    """MLA of the new tokens over a cache collection, whose pages already hold their latent rows.
+
+    cache  :class:`~kvlab.cache.PagedKVCacheCollection` for MLA (one head, no V storage); sequence b has
+           ``cache.cache_length(b)`` keys and its new tokens
+    layer  of the cache
+
+    The rest, what is returned and what raises: as for :func:`mla_prefill_paged`.
+
+    >>> from kvlab.cache import PagedKVCacheCollection
+    >>> blocks = np.zeros((3, 1, 1, 16, 1, 576), np.float32)  # [pages, K, layers, page_size, head, latent and rope]
+    >>> cache = PagedKVCacheCollection(blocks, np.array([17]), np.array([[2, 0]]), 2, 19)
+    >>> q, k, v = (np.ones(shape, np.float32) for shape in ((2, 4, 192), (19, 4, 128), (19, 4, 128)))
+    >>> cu_q, cu_k = np.array([0, 2]), np.array([0, 19])
+    >>> _, lse = mla_prefill(q, k, v, cache, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, scale=0.0, return_lse=True)
+    >>> np.exp(lse[0]).round(3).tolist()
+    [18.0, 19.0]
+    """
+    return mla_prefill_paged(*_from_collection(q, k, v, cache, layer, cu_seqlens_q, cu_seqlens_k), **options)
+
+
+def mla_prefill_paged(
+    q: Any,
+    k: Any,
+    v: Any,
+    kv_cache: Any,
+    block_table: Any,
+    seq_lens: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    *,
+    k_starts: Any = None,
+    latent_dim: int = 512,
+    causal: bool = True,
+    scale: float | None = None,
+    max_seqlen_q: int | None = None,
+    mask: Any = None,
+    window: Any = None,
+    softcap: float = 0.0,
+    sinks: Any = None,
+    alibi_slopes: Any = None,
+    k_scale: Any = None,
+    return_lse: bool = False,
+    base2: bool = False,
+    out: Any = None,
+    kv_layout: str = "NHD",
+    backend: str = "auto",
+    arch: str = "sm_90",
+    check: bool | None = None,
+    traffic: Traffic | None = None,
+) -> Any:
+    """MLA of the new tokens: ``softmax(scale (Q_nope K^T + Q_rope K_rope^T)) V``, K and V of each head given, the rope
+    part of K read from the pages of the latent cache, where all heads share it.
+
+    q            ``[total, H, nope + rope]``: the new tokens of all sequences; DeepSeek's models have 128 + 64
+    k, v         ``[total_k, H, nope]`` and ``[total_k, H, value]`` of q's dtype (bfloat16, float16 or float32), with
+                 a contiguous last dimension: what the keys' latent rows were projected to
+    kv_cache     ``[pages, page_size, D]`` or with an axis of one head (see ``kv_layout``): rows of latent and rope
+                 columns, of q's dtype or float8_e4m3fn; or rope-aware rows, fp8 latents and a bfloat16 rope part (see
+                 :func:`kvlab.attention.mla_store_paged`)
+    block_table  integers ``[B, columns]``: the page of tokens ``c * page_size ...`` of each sequence; entries past the
+                 sequence's end are not read
+    seq_lens     integers ``[B]``: keys of each sequence, the new ones among them
+    cu_seqlens_q, cu_seqlens_k  integers ``[B + 1]``: where each sequence starts in q, and in k and v, and the total
+    k_starts     None: k and v hold the last keys of each sequence (all of them, or those of the new tokens); or
+                 integers ``[B]``, the first key that they hold: a chunk of a long prefix, to be merged with the others
+                 by :func:`kvlab.attention.merge_states` (give sinks to one of the chunks only)
+    latent_dim   latent columns of a cache row, in front of those of rope
+    causal       query i of S sees the keys up to ``i + n - S`` of n (aligned at the end, bottom right)
+    scale        of the scores, ``1 / sqrt(nope + rope)`` by default
+    max_seqlen_q the longest sequence of q, for a smaller grid; the total if None
+    mask         a :class:`~kvlab.attention.masks.Mask`; what ``causal`` and ``window`` mask is masked too
+    window       None; with causal a number of keys, the query's own among them; or ``(left, right)`` keys beside that
+                 of the query, None for no bound
+    softcap      0, or c of ``c tanh(scores / c)``
+    sinks        None, or a logit for each head ``[H]`` that takes part in the softmax without a value
+    alibi_slopes None, or float32 ``[H]`` or ``[B, H]``: scores less slope times the distance
+    k_scale      of a rope part in float8_e4m3fn: a number, float32 ``[1]``, or each token's ``[pages, page_size, 1]``
+    return_lse   return ``(out, lse)`` with lse ``[H, total]``, float32, natural logarithm (``base2``: of base 2)
+    out          where to write the output ``[total, H, value]`` of q's dtype; a new array by default
+    kv_layout    of a cache with four axes: "NHD" ``[pages, page_size, 1, D]`` or "HND" ``[pages, 1, page_size, D]``
+    backend      "auto": the emulator for NumPy arrays, the Triton kernel for torch tensors (interpreted on the CPU);
+                 "reference" (float64), "emulator", "triton"
+    arch         the machine that is emulated: "sm_90", or "gfx950" (nope and value of 64, 128 or 256, rope of 64)
+    check        look at the values of the integers too. None: unless they are on a GPU, which would wait for it
+    traffic      a :class:`~kvlab.staging.Traffic` that counts what the emulator moves
+
+    A row without a key gives 0 and lse -inf (the sink's logit with sinks). Tiles that no row sees are not read.
+    ValueError on bad arguments, before anything is written. Nothing waits for the GPU, unless a mask of one's own has
+    to be evaluated, and the grid does not depend on the lengths of the sequences.
+
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = (rng.standard_normal((n, 2, D)).astype(np.float32) for n, D in ((3, 96), (20, 64), (20, 64)))
+    >>> kv = rng.standard_normal((4, 16, 160)).astype(np.float32)  # 128 latents and 32 for rope
+    >>> table, lens = np.array([[3, 1], [0, 0]]), np.array([20, 0])
+    >>> arguments = q, k, v, kv, table, lens, np.array([0, 3, 3]), np.array([0, 20, 20])
+    >>> out, lse = mla_prefill_paged(*arguments, latent_dim=128, return_lse=True)
+    >>> out.shape, lse.shape
+    ((3, 2, 64), (2, 3))
+    >>> exact = mla_prefill_paged(*arguments, latent_dim=128, backend="reference")
+    >>> bool(np.abs(out - exact).max() < 1e-6)
+    True
+    >>> mla_prefill_paged(*arguments, latent_dim=100)
+    Traceback (most recent call last):
+        ...
+    ValueError: kv_cache has rows of 160 float32: must be 132, or 164 bytes of float8_e4m3fn whose rope part is bfloat16
+    """
+    arrays = q, k, v, kv_cache, block_table, seq_lens, cu_seqlens_q, cu_seqlens_k, k_starts
+    inputs = paged_inputs(*arrays, latent_dim, kv_layout, max_seqlen_q, out, check)
+    asked = {"mask": mask, "window": window, "causal": causal, "softcap": softcap, "sinks": sinks}
+    asked |= {"alibi_slopes": alibi_slopes, "k_scale": k_scale}
+    return _run(inputs, _plan(inputs, asked, backend, arch), scale, return_lse, base2, out, traffic)
+
+
+def mla_prefill_ragged(
+    q: Any,
+    k: Any,
+    v: Any,
+    k_rope: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    max_seqlen_q: int | None = None,
+    mask: Any = None,
+    window: Any = None,
+    softcap: float = 0.0,
+    sinks: Any = None,
+    alibi_slopes: Any = None,
+    return_lse: bool = False,
+    base2: bool = False,
+    out: Any = None,
+    backend: str = "auto",
+    arch: str = "sm_90",
+    check: bool | None = None,
+    traffic: Traffic | None = None,
+) -> Any:
+    """The same with the rope part of K in an array ``[total_k, rope]`` or ``[total_k, 1, rope]``, without a cache.
+
+    A sequence has the keys that k, v and k_rope hold. The rest: as for :func:`mla_prefill_paged`.
+
+    >>> q, k, v, rope = (np.ones(shape, np.float32) for shape in ((3, 2, 96), (5, 2, 64), (5, 2, 64), (5, 32)))
+    >>> starts, starts_k = np.array([0, 1, 3]), np.array([0, 2, 5])
+    >>> _, lse = mla_prefill_ragged(q, k, v, rope, starts, starts_k, scale=0.0, return_lse=True)
+    >>> np.exp(lse[0]).round(3).tolist()
+    [2.0, 2.0, 3.0]
+    """
+    inputs = ragged_inputs(q, k, v, k_rope, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, out, check)
+    asked = {"mask": mask, "window": window, "causal": causal, "softcap": softcap, "sinks": sinks}
+    asked |= {"alibi_slopes": alibi_slopes}
+    return _run(inputs, _plan(inputs, asked, backend, arch), scale, return_lse, base2, out, traffic)
+
+
+def _run(
+    inputs: MLAPrefillInputs, plan: Plan, scale: float | None, return_lse: bool, base2: bool, out: Any,
+    traffic: Traffic | None,
+) -> Any:  # fmt: skip
+    explanation, problem, features = plan
+    check_traffic(traffic)
+    scale = 1 / math.sqrt(problem.nope + problem.rope) if scale is None else scale
+    arguments = {
+        "scale": finite_number(scale, "scale", "finite in float32"), "features": features, "problem": problem,
+        "config": explanation.config, "out": inputs.out,
+    }  # fmt: skip
+    result, lse = run(explanation, KERNEL, emulate, _refer, *inputs.arrays, **arguments, traffic=traffic)
+    result = result if out is None else out
+    return (result, in_base(lse, base2)) if return_lse else result
+
+
+def _refer(*arrays: Any, scale: float, features: Features, problem: Any, config: Any, out: Any) -> Any:
+    """The reference, rounded to the dtypes of the operation."""
+    return rounded(*reference(*arrays, scale=scale, features=features), arrays[0].dtype, out)
+
+
+def _plan(inputs: MLAPrefillInputs, asked: dict[str, Any], backend: str, arch: str) -> Plan:
+    """Which backend, configuration and features a call gets."""
+    chosen, reason = choose_backend(inputs.q, backend)
+    mask, window, causal = (asked.pop(name) for name in ("mask", "window", "causal"))
+    heads, q, rope = int(inputs.q.shape[1]), inputs.q, inputs.k_rope[..., None, :]
+    interval = window_interval(bool(causal), window)
+    plan = resolve_mask(mask, interval, heads=heads, lengths=lambda: _lengths(inputs), like=q)
+    features = resolve_features(q, rope, rope, mask=plan, batch=inputs.batch, **asked)
+    nope, value = int(inputs.k.shape[2]), int(inputs.v.shape[2])
+    problem = MLAPrefillProblem(
+        inputs.batch, inputs.max_q, heads, nope, int(q.shape[2]) - nope, value, dtype_of(q, "q").itemsize,
+        features.heavy,
+    )  # fmt: skip
+    emulated = arch if chosen == "emulator" else None
+    if emulated is not None:
+        _check_emulated(inputs, problem, emulated)
+    target = machine(q.device)[0] if on_gpu(q) else emulated or "sm_90"
+    config = choose_config(problem, arch=target)
+    return Explanation("mla_prefill", chosen, reason, config, config.grid(problem), emulated), problem, features
+
+
+def _lengths(inputs: MLAPrefillInputs) -> tuple[Any, Any]:
+    """New tokens and keys of each sequence, in CPU memory."""
+    cu_q, cu_k = (to_numpy(a.cpu() if is_torch(a) else a).astype(np.int64) for a in (inputs.cu_q, inputs.cu_k))
+    if inputs.seq_lens is None:
+        return np.diff(cu_q), np.diff(cu_k)
+    lens = inputs.seq_lens
+    return np.diff(cu_q), to_numpy(lens.cpu() if is_torch(lens) else lens).astype(np.int64)
+
+
+def _check_emulated(inputs: MLAPrefillInputs, problem: MLAPrefillProblem, arch: str) -> None:
+    require(arch in PREFILL_ARCHS, f"arch {arch!r}", f"one of {', '.join(PREFILL_ARCHS)}")
+    columns = problem.nope, problem.rope, problem.value
+    known = (64, 128, 256)
+    require(
+        arch != "gfx950" or all(n in known for n in columns),
+        f"{columns} columns of nope, rope and value on gfx950",
+        "each 64, 128 or 256, as MAX's prefill",
+    )
+    arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "the rope part of the cache": inputs.k_rope}
+    check_lane_copies({name: array for name, array in arrays.items() if 0 not in array.shape})
+
+
+def _from_collection(
+    q: Any, k: Any, v: Any, cache: PagedKVCacheCollection, layer: int, cu_q: Any, cu_k: Any
+) -> tuple[Any, ...]:
+    """The array form of a call over a collection."""
+    check_paged_collection(cache)
+    mla = cache.kv_params.is_mla
+    require(mla, f"cache stores K and V ({cache.kv_params})", "one for MLA, blocks [pages, 1, layers, ...]")
+    rows = cache.get_key_cache(layer)
+    lengths = rows.cache_lengths
+    lengths = lengths.long() if is_torch(lengths) else lengths.astype(np.int64)
+    fits = getattr(cu_q, "ndim", 0) == 1 and cu_q.shape[0] == lengths.shape[0] + 1
+    require(fits, f"cu_seqlens_q {cu_q!r}", f"[B + 1 = {lengths.shape[0] + 1}], a start for each sequence of the cache")
+    return q, k, v, rows.blocks, rows.lookup_table, lengths + (cu_q[1:] - cu_q[:-1]), cu_q, cu_k
+
+
+def _explain_paged(
+    q: Any, k: Any, v: Any, kv_cache: Any, block_table: Any, seq_lens: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *,
+    k_starts: Any = None, latent_dim: int = 512, causal: bool = True, scale: Any = None,
+    max_seqlen_q: int | None = None, mask: Any = None, window: Any = None, softcap: float = 0.0, sinks: Any = None,
+    alibi_slopes: Any = None, k_scale: Any = None, return_lse: bool = False, base2: bool = False, out: Any = None,
+    kv_layout: str = "NHD", backend: str = "auto", arch: str = "sm_90", check: bool | None = None,
+    traffic: Traffic | None = None,
+) -> Explanation:  # fmt: skip
+    arrays = q, k, v, kv_cache, block_table, seq_lens, cu_seqlens_q, cu_seqlens_k, k_starts
+    inputs = paged_inputs(*arrays, latent_dim, kv_layout, max_seqlen_q, out, check)
+    asked = {"mask": mask, "window": window, "causal": causal, "softcap": softcap, "sinks": sinks}
+    asked |= {"alibi_slopes": alibi_slopes, "k_scale": k_scale}
+    return _explained(inputs, asked, backend, arch, scale, traffic)
+
+
+def _explain_ragged(
+    q: Any, k: Any, v: Any, k_rope: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *, causal: bool = True,
+    scale: Any = None, max_seqlen_q: int | None = None, mask: Any = None, window: Any = None, softcap: float = 0.0,
+    sinks: Any = None, alibi_slopes: Any = None, return_lse: bool = False, base2: bool = False, out: Any = None,
+    backend: str = "auto", arch: str = "sm_90", check: bool | None = None, traffic: Traffic | None = None,
+) -> Explanation:  # fmt: skip
+    inputs = ragged_inputs(q, k, v, k_rope, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, out, check)
+    asked = {"mask": mask, "window": window, "causal": causal, "softcap": softcap, "sinks": sinks}
+    asked |= {"alibi_slopes": alibi_slopes}
+    return _explained(inputs, asked, backend, arch, scale, traffic)
+
+
+def _explained(
+    inputs: MLAPrefillInputs, asked: dict[str, Any], backend: str, arch: str, scale: Any, traffic: Any
+) -> Explanation:
+    explanation, _, _ = _plan(inputs, asked, backend, arch)
+    check_traffic(traffic)
+    if scale is not None:
+        finite_number(scale, "scale", "finite in float32")
+    return explanation
+
+
+def _explain_collection(
+    q: Any, k: Any, v: Any, cache: Any, layer: int = 0, *, cu_seqlens_q: Any, cu_seqlens_k: Any, **options: Any
+) -> Explanation:
+    return _explain_paged(*_from_collection(q, k, v, cache, layer, cu_seqlens_q, cu_seqlens_k), **options)
+
+
+mla_prefill.explain = _explain_collection  # type: ignore[attr-defined]
+mla_prefill_paged.explain = _explain_paged  # type: ignore[attr-defined]
+mla_prefill_ragged.explain = _explain_ragged  # type: ignore[attr-defined]

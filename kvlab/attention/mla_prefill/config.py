@@ -1,0 +1,80 @@
+"""MLA prefill: tile sizes of each machine, and the twins of the operation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvlab.attention.online_softmax import OUTPUT_TIE, P_TIE
+from kvlab.mirror.twin import Twin
+
+__all__ = ["LAUNCH", "LOCKSTEP_TOLERANCE", "TWINS", "MLAPrefillConfig", "MLAPrefillProblem", "choose_config"]
+
+TWINS = (Twin("attend", kernel="kernel:attend", emulator="emulator:attend"),)
+LAUNCH = ("kernel:launch", "emulator:launch")
+
+LOCKSTEP_TOLERANCE = {"o": P_TIE, "result 0": OUTPUT_TIE}
+
+
+@dataclass(frozen=True)
+class MLAPrefillProblem:
+    """Sizes of one call: B sequences of up to max_q new tokens, H heads of K (nope + rope columns) and V (value).
+
+    heavy : scores are changed in a way that takes registers.
+    """
+
+    batch: int
+    max_q: int
+    heads: int
+    nope: int
+    rope: int
+    value: int
+    itemsize: int
+    heavy: bool = False
+
+
+@dataclass(frozen=True)
+class MLAPrefillConfig:
+    """Tile sizes and launch parameters, the same for the kernel and the emulator.
+
+    BM query rows of one head, BN keys; BD nope, BR rope and BV value columns, each padded to a power of two.
+    """
+
+    BM: int
+    BN: int
+    BD: int
+    BR: int
+    BV: int
+    row_tiles: int
+    num_warps: int = 8
+    num_stages: int = 2
+
+    def grid(self, problem: MLAPrefillProblem) -> tuple[int, int]:
+        """Programs (row tile and sequence, head), the last rows first: they see most keys. The lengths have no part
+        in it.
+        """
+        return self.row_tiles * problem.batch, problem.heads
+
+
+def choose_config(problem: MLAPrefillProblem, *, arch: str = "sm_90") -> MLAPrefillConfig:
+    """The configuration of a call on ``arch``.
+
+    128 rows and as many keys as need no spills; float32, which has no tensor cores on NVIDIA: small tiles. gfx950
+    takes MAX's 128 x 64.
+
+    >>> problem = MLAPrefillProblem(batch=2, max_q=1000, heads=128, nope=128, rope=64, value=128, itemsize=2)
+    >>> choose_config(problem)
+    MLAPrefillConfig(BM=128, BN=64, BD=128, BR=64, BV=128, row_tiles=8, num_warps=8, num_stages=2)
+    >>> choose_config(problem).grid(problem)
+    (16, 128)
+    """
+    BD, BR, BV = (max(32, 1 << (n - 1).bit_length()) for n in (problem.nope, problem.rope, problem.value))
+    wide = max(BD, BV)
+    if problem.itemsize == 4:
+        BM, BN, num_warps, num_stages = (16, 64, 8, 1) if arch.startswith("gfx") else (16, 32, 8, 1)
+    elif arch.startswith("gfx"):
+        BM, BN, num_warps, num_stages = 128, 64 if wide <= 128 or arch == "gfx950" else 32, 4, 1
+    elif arch == "sm_80":
+        BM, BN, num_warps, num_stages = 64, 32 if wide > 128 else 64, 8, 2
+    else:
+        BM, BN, num_warps, num_stages = 128, 32 if wide > 128 else 64, 8, 2
+    return MLAPrefillConfig(BM, BN, BD, BR, BV, -(-problem.max_q // BM), num_warps, num_stages)

@@ -1,0 +1,221 @@
+"""MLA prefill as the hardware does it, byte by byte: the kernel's twin in NumPy, all programs of the launch at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvlab.attention.masks import UNLIMITED
+from kvlab.attention.mha_prefill.rows import SequenceRows
+from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.scoring.emulator import add_bias, cap, distance, key_range, token_scale
+from kvlab.cache import PagedKVCache
+from kvlab.memory import Memory
+from kvlab.staging import Fragments, KVCacheIterator, Traffic, program_ids, ragged_range
+
+from .config import MLAPrefillConfig, MLAPrefillProblem
+from .machine import MLAPrefillCTA
+
+if TYPE_CHECKING:
+    from kvlab.attention.features import Features
+
+Array = np.ndarray[Any, Any]
+LN2 = np.float32(0.6931471805599453)
+
+
+def attend(
+    q_array: Array, k_rows: Any, v_rows: Any, rope_rows: Any, cu_q: Array, cu_k: Array, total: Array, starts: Array,
+    o_array: Array, lse_array: Array, scale_log2: float, mask_value: float, features: Features,
+    problem: MLAPrefillProblem, config: MLAPrefillConfig, arch: str, traffic: Traffic,
+) -> None:  # fmt: skip
+    """BM query rows of one head against the keys that they see, for each program. Keys count from ``base``, the first
+    that K holds.
+    """
+    #: setup -> q, q_rope, lo, full, hi, first, limit    this program's rows, the keys they see, the query tiles
+    BM, BN, mask = config.BM, config.BN, features.mask
+    bounds = mask.left, mask.right, mask.chunk
+    tile_and_batch, head = program_ids(config.grid(problem))  # [P]
+    tile, batch = config.row_tiles - 1 - tile_and_batch // problem.batch, tile_and_batch % problem.batch
+    token = tile[:, None] * BM + np.arange(BM, dtype=np.int32)  # [P, BM]
+    num_q, num_keys = np.diff(cu_q).astype(np.int32)[batch], np.diff(cu_k).astype(np.int32)[batch]
+    total, base = total.astype(np.int32)[batch], starts.astype(np.int32)[batch]
+    end = base + num_keys
+    if mask.valid is not None:
+        end = np.minimum(end, mask.valid.astype(np.int32)[batch])
+    is_row = token < num_q[:, None]
+    position = token + (total - num_q)[:, None]
+    first, limit = key_range(position, end[:, None], *bounds)
+    first = np.maximum(first - base[:, None], 0)  # [P, BM], first key that a row sees
+    limit = limit - base[:, None]  # [P, BM], first key after it that a row does not see
+    top = tile * BM + total - num_q  # positions of the tile's rows
+    bottom = np.minimum(tile * BM + BM - 1, num_q - 1) + total - num_q
+    (top_first, top_limit), (_, bottom_limit) = key_range(top, end, *bounds), key_range(bottom, end, *bounds)
+    lo = np.maximum(top_first - base, 0) // BN * BN
+    hi = np.where(bottom < top, lo, np.maximum(bottom_limit - base, lo))
+    full = np.maximum(np.minimum((top_limit - base) // BN * BN, hi), lo)
+    if mask.left < UNLIMITED or mask.chunk or mask.bias is not None:
+        full = lo
+    q_row = cu_q.astype(np.int64)[batch][:, None] + token
+    q_at = (q_row * q_array.strides[0] + head[:, None] * q_array.strides[1]) // q_array.itemsize
+    cta = MLAPrefillCTA(arch, config, problem, k_rows, v_rows, rope_rows, batch, head, traffic)
+    q, q_rope = cta.load_q(Memory.over(q_array, name="q"), np.where(is_row, q_at, 0), is_row)
+    m = np.full(token.shape, -np.inf, np.float32)
+    l = np.zeros(token.shape, np.float32)
+    if features.sinks is not None:
+        m = np.broadcast_to(features.sinks.astype(np.float32)[head][:, None], token.shape) * np.float32(LOG2E)
+        l = np.ones(token.shape, np.float32)
+    o = cta.zeros()
+    walks = [_walk(rows, BN, batch, head, at, base, stop)
+             for at, stop in ((lo, full), (full, hi)) for rows in (k_rows, v_rows, rope_rows)]  # fmt: skip
+    k_tiles, v_tiles, rope_tiles, k_rest, v_rest, rope_rest = walks
+    for start in ragged_range(lo, full, BN):
+        #: load_k -> k    a K tile that every row sees, DRAM -> shared memory
+        active = start < full  # [P], programs whose range is not over
+        key = start[:, None] + np.arange(BN, dtype=np.int32)
+        k = cta.load_k(k_tiles.next_tile(), active)
+        #: load_rope -> k_rope    the rope part of the same keys, from their pages
+        k_rope = cta.load_rope(rope_tiles.next_tile(), active)
+        by_key = _rope_scale(features, rope_rows, batch, base[:, None] + key, key < full[:, None])
+        #: scores -> s    S = Q K^T over nope and rope columns, in float32, in units of log2
+        s = _scores(cta.scores(q, q_rope, k, k_rope, by_key, active), scale_log2, features.softcap)
+        if features.slopes is not None:
+            s = distance(s, _slopes(features.slopes, batch, head, BM), position - base[:, None], key)
+        s = s.with_values(np.where(_each(active), s.values, np.float32(mask_value)))
+        #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
+        m_new = np.maximum(m, cta.row_max(s))
+        p = s.with_values(np.where(_each(active), np.exp2(s.values - s.by_row(m_new)), np.float32(0)))
+        alpha = np.exp2(m - m_new)
+        l = l * alpha + cta.row_sum(p)
+        o = o.with_values(o.values * o.by_row(alpha))
+        m = m_new
+        #: load_v -> v    the V tile of the same keys
+        v = cta.load_v(v_tiles.next_tile(), active)
+        #: accumulate -> o    O += P V, P rounded once to the storage dtype
+        o = cta.accumulate(p, v, o, active)
+    for start in ragged_range(full, hi, BN):
+        #: load_k -> k    a K tile that some rows see in part
+        active = start < hi
+        key = start[:, None] + np.arange(BN, dtype=np.int32)
+        k = cta.load_k(k_rest.next_tile(), active)
+        #: load_rope -> k_rope    the rope part of the same keys, from their pages
+        k_rope = cta.load_rope(rope_rest.next_tile(), active)
+        by_key = _rope_scale(features, rope_rows, batch, base[:, None] + key, key < hi[:, None])
+        #: scores -> s    S = Q K^T over nope and rope columns, in float32, in units of log2
+        s = _scores(cta.scores(q, q_rope, k, k_rope, by_key, active), scale_log2, features.softcap)
+        if features.slopes is not None:
+            s = distance(s, _slopes(features.slopes, batch, head, BM), position - base[:, None], key)
+        #: mask -> s, visible    keys that a row does not see
+        at = start[:, None, None, None] + s.map.col  # [P, threads, registers, elements]
+        seen = (at >= s.by_row(first)) & (at < s.by_row(limit)) & _each(active)
+        if mask.bias is not None:
+            s, seen = add_bias(s, seen, mask.bias, batch, np.tile(head[:, None], BM), token, base[:, None] + key)
+        s = s.with_values(np.where(seen, s.values, np.float32(mask_value)))
+        visible = s.with_values(seen)
+        #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
+        m_new = np.maximum(m, cta.row_max(s))
+        p = s.with_values(np.where(visible.values, np.exp2(s.values - s.by_row(m_new)), np.float32(0)))
+        alpha = np.exp2(m - m_new)
+        l = l * alpha + cta.row_sum(p)
+        o = o.with_values(o.values * o.by_row(alpha))
+        m = m_new
+        #: load_v -> v    the V tile of the same keys
+        v = cta.load_v(v_rest.next_tile(), active)
+        #: accumulate -> o    O += P V, P rounded once to the storage dtype
+        o = cta.accumulate(p, v, o, active)
+    #: normalise -> o, lse    a row whose sum is empty saw no key: 0 and -inf
+    some = l > 0
+    l = np.where(some, l, np.float32(1))
+    o = o.with_values(o.values / o.by_row(l))
+    lse = np.where(some, (m + np.log2(l)) * LN2, np.float32(-np.inf))
+    #: store    the rows of this sequence
+    p_index, r_index = np.nonzero(is_row)
+    rows = o.tile()[p_index, r_index, : problem.value].astype(o_array.dtype)  # [rows to write, value]
+    o_array[q_row[p_index, r_index], head[p_index]] = rows
+    lse_array[head[p_index], q_row[p_index, r_index]] = lse[p_index, r_index]
+    traffic.move("registers->DRAM", rows.nbytes + len(p_index) * lse.itemsize)
+
+
+def _each(programs: Array) -> Array:
+    """``[P]`` against registers ``[P, threads, registers, elements]``."""
+    return programs[:, None, None, None]
+
+
+def _scores(s: Fragments, scale_log2: float, softcap: float) -> Fragments:
+    s = s.with_values(s.values * np.float32(scale_log2))
+    return cap(s, softcap) if softcap else s
+
+
+def _slopes(slopes: Array, batch: Array, head: Array, BM: int) -> Array:
+    """``[P, BM]``, the same for all rows of a program."""
+    of = slopes[batch if len(slopes) > 1 else 0, head]
+    return np.repeat(of[:, None], BM, axis=1)
+
+
+def _rope_scale(features: Features, rope_rows: Any, batch: Array, key: Array, exists: Array) -> Array | None:
+    """What each key's rope part is multiplied by ``[P, BN]``, None for 1."""
+    scale = features.scales.k
+    if scale.array is None:
+        return None if scale.number == 1 else np.full(key.shape, scale.number, np.float32)
+    if scale.heads is not None:
+        return np.full(key.shape, scale.number * scale.heads[0], np.float32)
+    page_size = rope_rows.page_size_
+    page = rope_rows.lookup_table[batch[:, None], np.where(exists, key // page_size, 0)].astype(np.int64)
+    return np.float32(scale.number) * token_scale(scale.tokens[..., 0], (page, key % page_size), exists)
+
+
+def _walk(rows: Any, BN: int, batch: Array, head: Array, start: Array, base: Array, stop: Array) -> KVCacheIterator:
+    """Tiles of keys ``[start, stop)``: of K and V as they are held, of the cache from ``base`` on."""
+    in_pages = bool(rows.page_size_)
+    shift = base if in_pages else 0
+    walk = KVCacheIterator(rows, BN, batch, head if rows.kv_params.num_heads > 1 else 0 * head, shift + stop)
+    walk.tile_start_row = shift + start
+    return walk
+
+
+def launch(
+    q: Array,
+    k: Array,
+    v: Array,
+    k_rope: Array,
+    cu_q: Array,
+    cu_k: Array,
+    table: Array | None = None,
+    seq_lens: Array | None = None,
+    starts: Array | None = None,
+    *,
+    scale: float,
+    features: Features,
+    problem: MLAPrefillProblem,
+    config: MLAPrefillConfig,
+    mask_value: float = MASK_VALUE,
+    out: Array | None = None,
+    arch: str = "sm_90",
+    traffic: Traffic | None = None,
+) -> tuple[Array, Array]:
+    """Run the twin; arrays as in ``reference``: out ``[total, H, value]`` of q's dtype, lse ``[H, total]`` float32.
+    The arguments are valid.
+    """
+    total, heads, _ = q.shape
+    out = np.empty((total, heads, problem.value), q.dtype) if out is None else out
+    lse = np.empty((heads, total), np.float32)
+    if q.size == 0 or problem.batch == 0:
+        return out, lse
+    if len(k) == 0:  # no sequence has a key here: rows that nobody reads
+        k, v = (np.zeros((1, *x.shape[1:]), x.dtype) for x in (k, v))
+    num = np.diff(cu_k).astype(np.int64)
+    keys = num if seq_lens is None else seq_lens.astype(np.int64)
+    starts = keys - num if starts is None else starts
+    k_rows, v_rows = (SequenceRows(x[None], cu_k) for x in (k, v))
+    rope_rows: Any
+    if table is None:
+        rope_rows = SequenceRows((k_rope if len(k_rope) else np.zeros((1, problem.rope), q.dtype))[None, :, None], cu_k)
+    else:
+        sizes = table, problem.max_q, table.shape[1] * k_rope.shape[1]
+        rope_rows = PagedKVCache(k_rope[:, :, None], np.maximum(keys, 0).astype(np.uint32), *sizes)
+    traffic = Traffic() if traffic is None else traffic
+    attend(
+        q, k_rows, v_rows, rope_rows, cu_q, cu_k, keys, starts, out, lse, scale * LOG2E, mask_value, features, problem,
+        config, arch, traffic,
+    )  # fmt: skip
+    return out, lse

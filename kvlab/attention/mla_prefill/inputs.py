@@ -1,0 +1,143 @@
+"""What MLA prefill asks of its arrays, and the one form in which the three siblings take them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvlab.attention.inputs import (
+    check_apart,
+    check_arrays,
+    check_dtype,
+    check_integers,
+    check_lengths_and_pages,
+    check_strides,
+    check_table,
+    given,
+    looks_at_values,
+    require,
+)
+from kvlab.attention.latent_rows import latent_windows
+from kvlab.attention.operands import check_result
+from kvlab.attention.ragged import check_offsets, check_starts, longest
+from kvlab.attention.scales import is_fp8
+from kvlab.cache.arrays import is_torch, to_numpy
+
+__all__ = ["MLAPrefillInputs", "paged_inputs", "ragged_inputs"]
+
+
+@dataclass(frozen=True)
+class MLAPrefillInputs:
+    """Checked arguments, as in ``reference``."""
+
+    q: Any
+    k: Any
+    v: Any
+    k_rope: Any
+    cu_q: Any
+    cu_k: Any
+    table: Any
+    seq_lens: Any
+    starts: Any
+    out: Any
+    batch: int
+    max_q: int
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """The positional arguments of the launch functions."""
+        return (
+            self.q, self.k, self.v, self.k_rope, self.cu_q, self.cu_k, self.table, self.seq_lens, self.starts
+        )  # fmt: skip
+
+
+def ragged_inputs(
+    q: Any, k: Any, v: Any, k_rope: Any, cu_q: Any, cu_k: Any, max_q: int | None, out: Any, check: bool | None
+) -> MLAPrefillInputs:
+    """Arguments of ``mla_prefill_ragged``. ValueError that names argument, value and rule."""
+    arrays = {"q": q, "k": k, "v": v, "k_rope": k_rope, **given(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, out=out)}
+    check_arrays(arrays)
+    check_apart(arrays)
+    batch = _check_rows(q, k, v, cu_q, cu_k, out)
+    shape = tuple(k_rope.shape)
+    require(k_rope.ndim in (2, 3), f"k_rope has shape {shape}", "[total_k, rope] or [total_k, 1, rope]")
+    if k_rope.ndim == 3:
+        require(shape[1] == 1, f"k_rope has {shape[1]} heads", "1: all heads share it")
+        k_rope = k_rope[:, 0]
+    expected = k.shape[0], q.shape[2] - k.shape[2]
+    require(tuple(k_rope.shape) == expected, f"k_rope has shape {shape}", f"{expected}, what q has beyond k")
+    require(k_rope.dtype == q.dtype, f"k_rope has dtype {k_rope.dtype}", f"that of q, {q.dtype}")
+    check_strides("k_rope", k_rope)
+    most = longest(max_q, q)
+    if looks_at_values(check, q):
+        check_offsets("cu_seqlens_q", cu_q, q, most)
+        check_offsets("cu_seqlens_k", cu_k, k, None)
+    return MLAPrefillInputs(q, k, v, k_rope, cu_q, cu_k, None, None, None, out, batch, most)
+
+
+def paged_inputs(
+    q: Any, k: Any, v: Any, kv_cache: Any, block_table: Any, seq_lens: Any, cu_q: Any, cu_k: Any, k_starts: Any,
+    latent_dim: int, kv_layout: str, max_q: int | None, out: Any, check: bool | None,
+) -> MLAPrefillInputs:  # fmt: skip
+    """Arguments of ``mla_prefill_paged``. ValueError that names argument, value and rule."""
+    arrays = {"q": q, "k": k, "v": v, "kv_cache": kv_cache, "block_table": block_table, "seq_lens": seq_lens}
+    arrays |= given(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, k_starts=k_starts, out=out)
+    check_arrays(arrays)
+    check_apart(arrays)
+    batch = _check_rows(q, k, v, cu_q, cu_k, out)
+    whole = isinstance(latent_dim, int) and latent_dim >= 1
+    require(whole, f"latent_dim {latent_dim!r}", "a number of columns")
+    _, k_rope = latent_windows(kv_cache, latent_dim, q.shape[2] - k.shape[2], kv_layout)
+    same = is_fp8(kv_cache) or kv_cache.dtype == q.dtype
+    require(same, f"kv_cache has dtype {kv_cache.dtype}", f"that of q, {q.dtype}, or float8_e4m3fn")
+    check_strides("kv_cache", kv_cache)
+    check_table(block_table, seq_lens, batch)
+    check_strides("seq_lens", seq_lens)
+    if k_starts is not None:
+        require(tuple(k_starts.shape) == (batch,), f"k_starts has shape {tuple(k_starts.shape)}", f"[B = {batch}]")
+        check_integers("k_starts", k_starts)
+        check_strides("k_starts", k_starts)
+    most = longest(max_q, q)
+    if looks_at_values(check, q):
+        check_offsets("cu_seqlens_q", cu_q, q, most)
+        check_offsets("cu_seqlens_k", cu_k, k, None)
+        check_lengths_and_pages(seq_lens, block_table, *k_rope.shape[:2])
+        _check_held(cu_k, seq_lens, k_starts)
+    return MLAPrefillInputs(q, k, v, k_rope, cu_q, cu_k, block_table, seq_lens, k_starts, out, batch, most)
+
+
+def _check_rows(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, out: Any) -> int:
+    """Dtypes, heads, columns, strides; the sequences."""
+    check_dtype("q", q)
+    for name, array in {"q": q, "k": k, "v": v}.items():
+        require(array.ndim == 3, f"{name} has shape {tuple(array.shape)}", "[total, H, columns]")
+        require(array.dtype == q.dtype, f"{name} has dtype {array.dtype}", f"that of q, {q.dtype}")
+        require(array.shape[1] == q.shape[1], f"{name} has {array.shape[1]} heads", f"those of q, {q.shape[1]}")
+        check_strides(name, array)
+    require(v.shape[0] == k.shape[0], f"v has {v.shape[0]} rows", f"those of k, {k.shape[0]}")
+    require(q.shape[1] > 0, "q has no heads", "at least one head")
+    nope, rope, value = k.shape[2], q.shape[2] - k.shape[2], v.shape[2]
+    for what, columns, most in (("k", nope, 256), ("q beyond those of k, for rope,", rope, 128), ("v", value, 256)):
+        fits = 16 <= columns <= most and columns % 8 == 0
+        require(fits, f"{columns} columns of {what}", f"a multiple of 8 from 16 to {most}")
+    batch = check_starts("cu_seqlens_q", cu_q)
+    fits = check_starts("cu_seqlens_k", cu_k) == batch
+    require(fits, f"cu_seqlens_k has shape {tuple(cu_k.shape)}", f"that of cu_seqlens_q, {tuple(cu_q.shape)}")
+    if out is not None:
+        check_result(out, (int(q.shape[0]), int(q.shape[1]), int(value)), q)
+    return batch
+
+
+def _check_held(cu_k: Any, seq_lens: Any, k_starts: Any) -> None:
+    """ValueError where k and v hold keys that a sequence does not have."""
+    cu, lens = (to_numpy(a.cpu() if is_torch(a) else a) for a in (cu_k, seq_lens))
+    held = cu[1:] - cu[:-1]
+    starts = lens - held
+    if k_starts is not None:
+        starts = to_numpy(k_starts.cpu() if is_torch(k_starts) else k_starts)
+    bad = (starts < 0) | (starts + held > lens)
+    if bad.any():
+        b = int(bad.argmax())
+        raise ValueError(
+            f"k and v hold {held[b]} keys of sequence {b} from key {starts[b]} on: must be among its {lens[b]} keys"
+        )

@@ -1,0 +1,65 @@
+"""MLA prefill as mathematics: float64, one page of NumPy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvlab.attention.exact import attention
+from kvlab.attention.masks import MaskPlan
+
+__all__ = ["reference"]
+
+if TYPE_CHECKING:
+    from kvlab.attention.features import Features
+
+Array = np.ndarray[Any, Any]
+
+
+def reference(
+    q: Array, k: Array, v: Array, k_rope: Array, cu_q: Array, cu_k: Array, table: Array | None = None,
+    seq_lens: Array | None = None, starts: Array | None = None, *, scale: float, features: Features,
+) -> tuple[Array, Array]:  # fmt: skip
+    """``softmax(scale (Q_nope K^T + Q_rope K_rope^T)) V`` of all sequences, float64.
+
+    q ``[total, H, nope + rope]``, k ``[total_k, H, nope]``, v ``[total_k, H, value]``; k_rope ``[pages, page_size,
+    rope]`` with table and seq_lens, or ``[total_k, rope]``. K and V of sequence b are those of its keys from
+    ``starts[b]`` on (None: the last ones). out ``[total, H, value]``, lse ``[H, total]``.
+    """
+    nope, heads, plain = k.shape[2], q.shape[1], replace(features, scales=type(features.scales)())
+    out, lse = np.zeros((*q.shape[:2], v.shape[2])), np.full((heads, len(q)), -np.inf)
+    for b in range(len(cu_q) - 1):
+        rows, held = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
+        num, new = int(cu_k[b + 1] - cu_k[b]), int(cu_q[b + 1] - cu_q[b])
+        total = num if seq_lens is None else int(seq_lens[b])
+        base = total - num if starts is None else int(starts[b])
+        key = np.arange(base, base + num)
+        where: Any = held if table is None else (table[b, key // k_rope.shape[1]], key % k_rope.shape[1])
+        by = np.broadcast_to(features.scales.k.at((*where, 0) if table is not None else where), num)
+        rope = k_rope[where].astype(np.float64) * by[:, None]
+        whole = np.zeros((2, total, heads, max(q.shape[2], v.shape[2])))  # those that k and v do not hold: masked
+        whole[0, key, :, :nope], whole[1, key, :, : v.shape[2]] = k[held], v[held]
+        whole[0, key, :, nope : q.shape[2]] = rope[:, None]
+        mask = _within(features.mask, b, heads, new, total, base, base + num)
+        found = attention(
+            q[rows], whole[0, ..., : q.shape[2]], whole[1, ..., : v.shape[2]],
+            **plain.of_sequence(b, None, scale) | {"mask": mask},
+        )  # fmt: skip
+        out[rows], lse[:, rows] = found
+    return out, lse
+
+
+def _within(mask: MaskPlan, b: int, heads: int, new: int, total: int, lo: int, hi: int) -> MaskPlan:
+    """``mask`` of sequence ``b``, and keys outside ``[lo, hi)`` masked by its bias."""
+    if (lo, hi) == (0, total):
+        return mask
+    bias = np.full((b + 1, heads, new, total), -np.inf)
+    bias[b, :, :, lo:hi] = 0
+    if mask.bias is not None:
+        given = mask.bias[b if len(mask.bias) > 1 else 0].astype(np.float64)
+        rows, keys = min(new, given.shape[1]), min(total, given.shape[2])
+        bias[b, :, rows:], bias[b, :, :, keys:] = -np.inf, -np.inf
+        bias[b, :, :rows, :keys] += given[:, :rows, :keys]
+    return replace(mask, bias=bias)

@@ -1,0 +1,41 @@
+"""Sequences of any lengths one after the other: the checks of ``cu_seqlens``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvlab.attention.inputs import check_integers, check_strides, require
+from kvlab.cache.arrays import is_torch, to_numpy
+
+__all__ = ["check_offsets", "check_starts", "longest"]
+
+
+def check_starts(name: str, starts: Any) -> int:
+    """The sequences that ``cu_seqlens`` tells of. ValueError unless it is a vector of integers."""
+    fits = starts is not None and starts.ndim == 1 and starts.shape[0] >= 1
+    require(fits, f"{name} has shape {None if starts is None else tuple(starts.shape)}", "[B + 1]")
+    check_integers(name, starts)
+    check_strides(name, starts)
+    return int(starts.shape[0]) - 1
+
+
+def check_offsets(name: str, starts: Any, rows: Any, most: int | None) -> None:
+    """ValueError unless the starts cut ``rows`` into sequences, none of them longer than ``most``."""
+    o = to_numpy(starts.cpu() if is_torch(starts) else starts).astype(np.int64)
+    total, lengths = int(rows.shape[0]), np.diff(o)
+    good = o[0] == 0 and (lengths >= 0).all() and o[-1] == total
+    require(good, f"{name} {o.tolist()}", f"numbers from 0 to {total}, the rows, none less than the one before")
+    if most is not None and lengths.size:
+        found = int(lengths.max())
+        require(found <= most, f"max_seqlen_q {most}", f"at least {found}, the longest sequence of {name}")
+
+
+def longest(max_seqlen: int | None, q: Any) -> int:
+    """The longest sequence of q ``[total, ..]`` that a grid has to hold: the one that is given, or all rows."""
+    if max_seqlen is None:
+        return int(q.shape[0])
+    whole = isinstance(max_seqlen, int | np.integer) and not isinstance(max_seqlen, bool) and max_seqlen >= 0
+    require(whole, f"max_seqlen_q {max_seqlen!r}", "a number of tokens")
+    return min(int(max_seqlen), int(q.shape[0]))

@@ -1,0 +1,220 @@
+"""Cases of MLA prefill with everything poisoned that must not be read, and as PyTorch computes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from yardsticks import on, page_table
+
+from kvlab.attention import mla_prefill_paged, mla_prefill_ragged
+from kvlab.attention.features import resolve_features
+from kvlab.attention.latent_rows import latent_windows
+from kvlab.attention.masks import Mask, MaterializedMask, resolve_mask, window_interval
+from kvlab.attention.mla_prefill.config import MLAPrefillProblem
+from kvlab.attention.mla_prefill.reference import reference
+from kvlab.cache.arrays import to_torch
+from kvlab.memory import as_dtype, float8_e4m3fn
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes of a call. ``lens``: (new tokens, keys) of each sequence; ``held``: keys that k and v have, the last ones,
+    or from ``starts`` on. columns: nope, rope, value. row: of the cache, "plain", "fp8", "rope-aware"; "": none.
+    """
+
+    lens: tuple[tuple[int, int], ...]
+    H: int = 2
+    columns: tuple[int, int, int] = (128, 64, 128)
+    dtype: str = "bf16"
+    page: int = 16
+    row: str = "plain"
+    latent: int = 64
+    held: tuple[int, ...] | None = None
+    starts: tuple[int, ...] | None = None
+    causal: bool = True
+    window: Any = None
+    mask: Mask | None = None
+    softcap: float = 0.0
+    sinks: bool = False
+    slopes: bool = False
+    k_scale: str = ""
+    strided: bool = False
+    seed: int = 0
+
+    def __str__(self) -> str:
+        lens = "_".join(f"{s}x{n}" for s, n in self.lens) or "none"
+        name = f"{lens}-H{self.H}-{'+'.join(map(str, self.columns))}-{self.dtype}"
+        name += f"-page{self.page}-{self.row}" if self.row else "-ragged"
+        for word, value in (("held", self.held), ("starts", self.starts), ("window", self.window)):
+            name += f"-{word}{value}".replace(" ", "") if value is not None else ""
+        name += "" if self.causal else "-full"
+        name += f"-{type(self.mask).__name__}" if self.mask else ""
+        name += f"-cap{self.softcap:g}" if self.softcap else ""
+        flags = {
+            "sinks": self.sinks,
+            "slopes": self.slopes,
+            "strided": self.strided,
+            f"{self.k_scale}scale": self.k_scale,
+        }
+        return name + "".join(f"-{word}" for word, set_ in flags.items() if set_)
+
+    def build(self) -> Inputs:
+        """Random values where they are used, NaN everywhere else, pages dealt at random, garbage in the table."""
+        rng = np.random.default_rng(self.seed)
+        dtype, (nope, rope, value) = as_dtype(self.dtype), self.columns
+        new, keys = (np.array([pair[i] for pair in self.lens], np.int64).reshape(-1) for i in (0, 1))
+        held = keys if self.held is None else np.array(self.held, np.int64)
+        first = keys - held if self.starts is None else np.array(self.starts, np.int64)
+
+        def rows(n: int, columns: int) -> Array:
+            """Random rows, in part of wider ones full of NaN where the case is strided."""
+            extra = (1, 1, columns) if self.strided else (0, 0, 0)
+            shape = n, self.H, columns
+            wide = np.full(tuple(a + b for a, b in zip(shape, extra, strict=True)), np.nan, dtype)
+            view = wide[extra[0] :, extra[1] :, extra[2] :]
+            view[...] = rng.standard_normal(shape).astype(dtype)
+            return view
+
+        q, k, v = rows(int(new.sum()), nope + rope), rows(int(held.sum()), nope), rows(int(held.sum()), value)
+        cu_q, cu_k = (np.concatenate([[0], np.cumsum(n)]).astype(np.int32) for n in (new, held))
+        more: dict[str, Any] = {}
+        if self.starts is not None:
+            more["starts"] = first.astype(np.int32)
+        if self.sinks:
+            more["sinks"] = rng.standard_normal(self.H).astype(np.float32)
+        if self.slopes:
+            more["slopes"] = rng.uniform(0, 0.1, (len(self.lens), self.H)).astype(np.float32)
+        if not self.row:
+            rope_rows = rng.standard_normal((int(held.sum()), rope)).astype(dtype)
+            return Inputs(self, q, k, v, rope_rows, cu_q, cu_k, **more)
+        columns = -(-keys // self.page)
+        pages = int(columns.sum()) + 2
+        table = page_table(columns, pages, rng)
+        width = self.latent + (2 if self.row == "rope-aware" else 1) * rope
+        stored = dtype if self.row == "plain" else float8_e4m3fn
+        wide = np.full((pages, 2, self.page, width), np.nan, stored)  # NaN in every latent: none is read
+        cache = wide[:, 1] if self.strided else wide[:, 1].copy()
+        _, window = latent_windows(cache, self.latent, rope)
+        b, key = np.nonzero((np.arange(keys.max(initial=0)) >= first[:, None])
+                            & (np.arange(keys.max(initial=0)) < (first + held)[:, None]))  # fmt: skip
+        window[...] = np.nan
+        window[table[b, key // self.page], key % self.page] = rng.standard_normal((len(b), rope)).astype(window.dtype)
+        more |= {"table": table, "seq_lens": keys.astype(np.int32)}
+        if self.k_scale:
+            whole = rng.uniform(0.5, 2, (pages, self.page, 1)).astype(np.float32)
+            more["k_scale"] = {"number": 0.75, "head": whole[0, 0], "token": whole}[self.k_scale]
+        return Inputs(self, q, k, v, cache, cu_q, cu_k, **more)
+
+
+@dataclass
+class Inputs:
+    """The arrays of a call."""
+
+    case: Case
+    q: Array
+    k: Array
+    v: Array
+    cache: Array
+    """``[pages, page_size, D]``, or the rope part of K ``[total_k, rope]``."""
+    cu_q: Array
+    cu_k: Array
+    table: Any = None
+    seq_lens: Any = None
+    starts: Any = None
+    sinks: Any = None
+    slopes: Any = None
+    k_scale: Any = None
+
+    def with_(self, **changes: Any) -> Inputs:
+        return replace(self, **changes)
+
+    def call(self, *, device: str | None = None, **options: Any) -> Any:
+        """The public function; with torch tensors on ``device`` if given."""
+        case = self.case
+        names = ("q", "k", "v", "cache", "cu_q", "cu_k", "table", "seq_lens", "starts", "sinks", "slopes", "k_scale")
+        a = {name: getattr(self, name) for name in names}
+        mask = case.mask
+        if device is not None:
+            a = {n: on(to_torch(x), device) if isinstance(x, np.ndarray) else x for n, x in a.items()}
+            if isinstance(mask, MaterializedMask):
+                mask = MaterializedMask(on(to_torch(mask.array), device))
+        asked = {"causal": case.causal, "window": case.window, "mask": mask, "softcap": case.softcap}
+        asked |= {"sinks": a["sinks"], "alibi_slopes": a["slopes"]}
+        if self.table is None:
+            return mla_prefill_ragged(a["q"], a["k"], a["v"], a["cache"], a["cu_q"], a["cu_k"], **asked | options)
+        arrays = a["q"], a["k"], a["v"], a["cache"], a["table"], a["seq_lens"], a["cu_q"], a["cu_k"]
+        asked |= {"k_starts": a["starts"], "latent_dim": case.latent, "k_scale": a["k_scale"]}
+        return mla_prefill_paged(*arrays, **asked | options)
+
+    @property
+    def rope(self) -> Array:
+        """The rope part of K."""
+        return (
+            self.cache if self.table is None else latent_windows(self.cache, self.case.latent, self.case.columns[1])[1]
+        )
+
+    def launch_form(self) -> tuple[Any, ...]:
+        """The positional arguments of the launch functions and the reference."""
+        return self.q, self.k, self.v, self.rope, self.cu_q, self.cu_k, self.table, self.seq_lens, self.starts
+
+    def features(self) -> Any:
+        """As the public function puts them together."""
+        case, new = self.case, np.diff(self.cu_q).astype(np.int64)
+        keys = np.diff(self.cu_k).astype(np.int64) if self.seq_lens is None else self.seq_lens.astype(np.int64)
+        plan = resolve_mask(case.mask, window_interval(case.causal, case.window), heads=case.H,
+                            lengths=lambda: (new, keys), like=self.q)  # fmt: skip
+        rope = self.rope[..., None, :]
+        return resolve_features(self.q, rope, rope, mask=plan, batch=len(case.lens), softcap=case.softcap,
+                                sinks=self.sinks, alibi_slopes=self.slopes, k_scale=self.k_scale)  # fmt: skip
+
+    def problem(self) -> MLAPrefillProblem:
+        case = self.case
+        return MLAPrefillProblem(
+            len(case.lens), len(self.q), case.H, *case.columns, self.q.itemsize, self.features().heavy
+        )
+
+    def exact(self) -> tuple[Array, Array]:
+        """The float64 reference."""
+        return reference(*self.launch_form(), scale=sum(self.case.columns[:2]) ** -0.5, features=self.features())
+
+    def plain_torch(self) -> Array:
+        """``softmax(scores) v`` as PyTorch has it in the storage dtype, every intermediate rounded; the rope part of a
+        plain fp8 row multiplied by its scale first.
+        """
+        case, (nope, rope, value) = self.case, self.case.columns
+        out, plan = np.zeros((*self.q.shape[:2], value)), self.features().mask
+        for b, (new, keys) in enumerate(case.lens):
+            rows, held = slice(*self.cu_q[b : b + 2]), slice(*self.cu_k[b : b + 2])
+            n = held.stop - held.start
+            first = keys - n if self.starts is None else int(self.starts[b])
+            key = np.arange(first, first + n)
+            where: Any = held if self.table is None else (self.table[b, key // case.page], key % case.page)
+            scale = self.k_scale[where] if case.k_scale == "token" else 1 if self.k_scale is None else self.k_scale
+            k_rope = (self.rope[where].astype(np.float64) * scale).astype(self.q.dtype)
+            q, k, v = (
+                to_torch(np.ascontiguousarray(a)).transpose(0, 1) for a in (self.q[rows], self.k[held], self.v[held])
+            )
+            whole = torch.cat([k, to_torch(k_rope)[None].expand(case.H, -1, -1)], -1)
+            position = np.arange(new)[:, None] + keys - new
+            s = q @ whole.transpose(1, 2) * (nope + rope) ** -0.5
+            if case.softcap:
+                s = case.softcap * torch.tanh(s / case.softcap)
+            if self.slopes is not None:
+                far = torch.from_numpy(np.abs(position - key)).to(s.dtype)
+                s = s - torch.from_numpy(self.slopes[b]).to(s.dtype)[:, None, None] * far
+            lo, limit = plan.interval.bounds(position, keys, b)
+            s = s.masked_fill(torch.from_numpy((key < lo) | (key >= limit)), float("-inf"))
+            if plan.bias is not None:
+                bias = np.asarray(plan.bias)[b if len(plan.bias) > 1 else 0][:, :new, first : first + n]
+                s = s + torch.from_numpy(np.ascontiguousarray(bias, np.float32)).to(s.dtype)
+            if self.sinks is not None:
+                extra = torch.from_numpy(self.sinks).to(s.dtype)[:, None, None].expand(-1, new, 1)
+                s = torch.cat([s, extra], -1)
+            p = torch.nan_to_num(torch.softmax(s, -1))[..., :n]
+            out[rows] = (p @ v).transpose(0, 1).double().numpy()
+        return out

@@ -1,0 +1,100 @@
+"""The MLA prefill kernel compiled for GPUs that are not there: what the compiler made of it, and the emulator.
+
+Rests on the compiler's own artefacts: TTGIR, SASS, register and spill counts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from mla_prefill_cases import Case
+
+from kvlab.attention.masks import ChunkedMask
+from kvlab.attention.mla_prefill import kernel
+from kvlab.attention.mla_prefill.config import MLAPrefillConfig, choose_config
+from kvlab.cache.arrays import to_torch
+from kvlab.memory import as_dtype
+from kvlab.staging.wgmma_cta import WgmmaShape
+from kvlab.triton_support.compile import TARGETS, Compiled, compile_kernel, signature_of
+
+pytestmark = pytest.mark.compile
+
+SHARED = {"sm_80": 166912, "sm_90": 232448, "sm_100": 232448, "gfx942": 65536, "gfx950": 163840}
+
+
+class _Caught:
+    """In place of the kernel: ``attend[grid](*args, **named)`` notes its arguments."""
+
+    def __init__(self, fn: Any) -> None:
+        self.fn, self.arguments = fn, {}
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *args, **named: self.arguments.update(zip(self.fn.arg_names, args, strict=False), **named)
+
+
+def tensors(value: Any) -> Any:
+    """NumPy arrays, also in the fields of dataclasses, as torch tensors."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.replace(
+            value, **{f.name: tensors(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        )
+    return to_torch(value) if isinstance(value, np.ndarray) else value
+
+
+@functools.cache
+def compiled(case: Case, target: str) -> tuple[Compiled, MLAPrefillConfig]:
+    """The kernel as a call on ``target`` compiles it: the same types, constants and alignments."""
+    x = case.build()
+    arrays, problem = [tensors(a) for a in x.launch_form()], x.problem()
+    features = tensors(x.features())
+    config, caught = choose_config(problem, arch=target), _Caught(kernel.attend)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel, "attend", caught)
+        kernel.launch(*arrays, scale=0.1, features=features, problem=problem, config=config)
+    options = {key: caught.arguments.pop(key) for key in ("num_warps", "num_stages")}
+    made = compile_kernel(caught.fn, target=target, **signature_of(caught.fn, **caught.arguments), **options)
+    return made, config
+
+
+LENS = ((150, 200), (3, 7))
+PAGED = Case(LENS, page=64, latent=512)
+HEAVY = Case(LENS, page=64, latent=512, sinks=True, slopes=True, softcap=20.0, window=100, mask=ChunkedMask(64))
+MATRIX = [(PAGED, target) for target in TARGETS]
+MATRIX += [(Case(LENS, row="", dtype="fp16"), "sm_90"), (Case(LENS, page=64, dtype="fp32"), "sm_90")]
+MATRIX += [(HEAVY, "sm_90"), (Case(LENS, page=64, row="fp8", k_scale="token"), "sm_90")]
+MATRIX += [(Case(LENS, page=64, columns=(192, 64, 192)), "sm_90")]
+
+
+@pytest.mark.parametrize("case, target", MATRIX, ids=[f"{case}-{target}" for case, target in MATRIX])
+def test_attend(case: Case, target: str) -> None:
+    made, _ = compiled(case, target)
+    assert made.spills == 0
+    assert made.shared <= SHARED[target]
+    count = made.instructions
+    if target.startswith("gfx"):
+        assert any(name.startswith("v_mfma") for name in count)
+        return
+    assert count["LDGSTS"] > 0 or case.dtype == "fp32", "cp.async"
+    if case.dtype == "fp32":
+        assert not {"HMMA", "HGMMA"} & set(count), "tf32 would round the inputs"
+    else:
+        assert count[{"sm_80": "HMMA", "sm_90": "HGMMA", "sm_100": "UTCHMMA"}[target]] > 0
+
+
+def test_the_emulator_works_as_the_compiled_loop() -> None:
+    """wgmma of the same shape and number, 128-byte swizzle, one sum over nope and rope columns, P from registers."""
+    made, config = compiled(PAGED, "sm_90")
+    sizes, dtype = (config.BM, config.BN), as_dtype("bf16")
+    shapes = [WgmmaShape(*sizes, D, D, dtype, config.num_warps) for D in (config.BD, config.BR, config.BV)]
+    ttgir = made.asm["ttgir"]
+    layouts = re.findall(r"nvidia_mma<\{versionMajor = 3.*?warpsPerCTA = \[(\d+), 1\], instrShape = \[16, (\d+)", ttgir)
+    assert {(int(warps), int(n)) for warps, n in layouts} == {(config.num_warps, n) for n in (config.BN, config.BV)}
+    widths = {str(shape.places["k"].width) for shape in shapes}
+    assert set(re.findall(r"nvmma_shared<\{swizzlingByteWidth = (\d+)", ttgir)) == widths
+    steps = (config.BD + config.BR) // 16 + config.BN // 16  # of a tile, for 64 rows a warpgroup
+    assert made.instructions["HGMMA"] == 2 * steps * (config.BM // (16 * config.num_warps))

@@ -1,0 +1,84 @@
+"""Bad arguments of MLA prefill: a ValueError that repeats the input and says what is accepted, nothing written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from mla_prefill_cases import Case, Inputs
+
+from kvlab.attention import explain, mla_prefill_paged
+
+CASE = Case(((5, 20), (2, 3)), page=4)
+
+BAD: dict[str, tuple[Any, str]] = {
+    "q of two axes": (lambda x: x.with_(q=x.q[0]), r"q has shape \(2, 192\): must be \[total, H, columns\]"),
+    "heads": (lambda x: x.with_(k=x.k[:, :1]), "k has 1 heads: must be those of q, 2"),
+    "rows of v": (lambda x: x.with_(v=x.v[1:]), "v has 22 rows: must be those of k, 23"),
+    "dtype of v": (lambda x: x.with_(v=x.v.astype(np.float16)), "v has dtype float16: must be that of q, bfloat16"),
+    "columns": (lambda x: x.with_(k=x.k[..., :120]), r"kv_cache has rows of 128 bfloat16: must be 136"),
+    "rope": (lambda x: x.with_(k=x.k[..., :60]), "60 columns of k: must be a multiple of 8 from 16 to 256"),
+    "starts of q": (lambda x: x.with_(cu_q=x.cu_q[:2]), r"cu_seqlens_k has shape \(3,\): must be that of cu_seqlens_q"),
+    "the end of k": (lambda x: x.with_(cu_k=x.cu_k - 1), r"cu_seqlens_k \[-1, 19, 22\]: must be numbers from 0 to 23"),
+    "keys held": (lambda x: x.with_(seq_lens=x.seq_lens - 1), "k and v hold 20 keys of sequence 0 from key -1 on"),
+    "keys from": (lambda x: x.with_(starts=np.array([1, 0])), "from key 1 on: must be among its 20 keys"),
+    "starts' shape": (lambda x: x.with_(starts=np.array([0])), r"k_starts has shape \(1,\): must be \[B = 2\]"),
+    "pages": (lambda x: x.with_(table=x.table + 1000), "a page in use must be 0 to"),
+    "table": (
+        lambda x: x.with_(table=x.table.astype(np.int16)),
+        "block_table has dtype int16: must be a 32- or 64-bit",
+    ),
+}
+OPTIONS = {
+    "latent": ({"latent_dim": 65}, "kv_cache has rows of 128"),
+    "layout": ({"kv_layout": "DHN"}, "kv_layout 'DHN': must be 'NHD' or 'HND'"),
+    "arch": ({"arch": "sm_70"}, "arch 'sm_70': must be one of sm_90, gfx950"),
+    "backend": ({"backend": "fast"}, "backend 'fast': must be one of"),
+    "scale": ({"scale": np.inf}, "scale inf: must be finite"),
+    "softcap": ({"softcap": -1.0}, "softcap -1.0: must be 0 or more"),
+    "window": ({"window": 0}, "window 0: must be at least 1"),
+    "mask": ({"mask": "causal"}, "mask 'causal': must be a"),
+    "sinks": ({"sinks": np.zeros(3, np.float32)}, r"sinks has shape \(3,\): must be \[Hq = 2\]"),
+    "longest": ({"max_seqlen_q": 4}, "max_seqlen_q 4: must be at least 5"),
+    "traffic": ({"traffic": 3}, "traffic 3: must be a"),
+}
+
+
+def refused(x: Inputs, words: str, **options: Any) -> None:
+    out = np.full((len(x.q) if x.q.ndim == 3 else 7, 2, 128), 7, x.q.dtype)
+    with pytest.raises(ValueError, match=words):
+        x.call(out=out, **options)
+    assert (out == 7).all()
+    arrays = x.q, x.k, x.v, x.cache, x.table, x.seq_lens, x.cu_q, x.cu_k
+    with pytest.raises(ValueError, match=words):
+        explain(mla_prefill_paged, *arrays, **{"k_starts": x.starts, "latent_dim": 64, **options})
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_arrays(name: str) -> None:
+    change, words = BAD[name]
+    refused(change(CASE.build()), words)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_bad_options(name: str) -> None:
+    options, words = OPTIONS[name]
+    refused(CASE.build(), words, **options)
+
+
+def test_bad_out() -> None:
+    x = CASE.build()
+    for out, words in (
+        (np.zeros((7, 2, 64), x.q.dtype), r"out has shape \(7, 2, 64\): must be \(7, 2, 128\)"),
+        (np.zeros((7, 2, 128), np.float32), "out has dtype float32"),
+        (x.q[..., :128], "out shares memory with q"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            x.call(out=out)
+
+
+def test_unknown_arguments_are_refused_by_explain_too() -> None:
+    x = CASE.build()
+    with pytest.raises(TypeError, match="colour"):
+        explain(mla_prefill_paged, x.q, x.k, x.v, x.cache, x.table, x.seq_lens, x.cu_q, x.cu_k, colour=1)

@@ -1,0 +1,59 @@
+"""The twins of MLA prefill: the static check, and the lockstep run of the interpreted kernel and the emulator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from mla_prefill_cases import Case
+from seeded_faults import is_found
+
+from kvlab.attention.masks import ChunkedMask
+from kvlab.attention.mla_prefill.config import choose_config
+from kvlab.mirror import check, lockstep
+
+
+def test_the_twins_mirror_each_other() -> None:
+    report = check("mla_prefill")
+    assert report.ok
+    (_, kernel, _), *_ = report.twins
+    full = ["load_k", "load_rope", "scores", "softmax", "load_v", "accumulate"]
+    masked = ["load_k", "load_rope", "scores", "mask", "softmax", "load_v", "accumulate"]
+    assert [step.marker.name for step in kernel.steps] == ["setup", *full, *masked, "normalise", "store"]
+
+
+FAULTS = {
+    "an output left out": ("kernel", "#: mask -> s, visible ", "#: mask -> s "),
+    "a bound of the loop": ("emulator", "in ragged_range(full, hi, BN):", "in ragged_range(lo, hi, BN):"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_seeded_fault_is_found(fault: str) -> None:
+    assert is_found("mla_prefill", "attend", *FAULTS[fault])
+
+
+CASES = [
+    (Case(((150, 200),)), "sm_90"),
+    (Case(((40, 140), (3, 70)), page=48, row="rope-aware", columns=(80, 32, 96)), "sm_90"),
+    (Case(((70, 90), (0, 3), (5, 2)), row="", dtype="fp16", H=1), "sm_90"),
+    (Case(((30, 90),), dtype="fp32", columns=(64, 32, 64), H=1, sinks=True), "sm_90"),
+    (Case(((60, 200),), starts=(70,), held=(100,), softcap=5.0, slopes=True, H=1), "sm_90"),
+    (Case(((150, 200), (9, 0)), H=1), "gfx950"),
+    (Case(((20, 150),), page=48, window=40, mask=ChunkedMask(64), strided=True), "gfx950"),
+    (Case(((70, 90),), dtype="fp32", columns=(64, 64, 128), H=1, page=64), "gfx950"),
+]
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("case, arch", CASES, ids=[f"{case}-{arch}" for case, arch in CASES])
+def test_lockstep(case: Case, arch: str) -> None:
+    """Every output of every step agrees between the interpreted kernel and the emulator."""
+    x = case.build()
+    names = ("q", "k", "v", "k_rope", "cu_q", "cu_k", "table", "seq_lens", "starts")
+    arguments: dict[str, Any] = {n: a for n, a in zip(names, x.launch_form(), strict=True) if a is not None}
+    problem = x.problem()
+    arguments |= {"scale": sum(case.columns[:2]) ** -0.5, "features": x.features(), "problem": problem}
+    arguments["config"] = choose_config(problem, arch=arch)
+    result = lockstep("mla_prefill", arguments, emulator={"arch": arch})
+    assert result.ok, str(result.first_difference)

@@ -1,0 +1,153 @@
+"""What MLA prefill gives: against float64, against the absorbed decode of the same weights, and in pieces.
+
+Rests on the float64 reference, the algebra of MLA, and laws: other bytes change nothing, chunks merge to the whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from mla_prefill_cases import Case
+from yardsticks import assert_accurate, bits
+
+from kvlab.attention import merge_states, mla_decode_paged, mla_prefill_paged
+from kvlab.attention.masks import ChunkedMask, MaterializedMask
+from kvlab.attention.mla_prefill.machine import PREFILL_ARCHS
+
+Array = np.ndarray[Any, Any]
+every_arch = pytest.mark.parametrize("arch", PREFILL_ARCHS)
+
+CASES = [
+    Case(((150, 200), (0, 9), (5, 3), (4, 0))),
+    Case(((130, 130), (3, 70)), row="", dtype="fp16", H=3),
+    Case(((20, 200), (3, 70)), page=7, row="rope-aware", strided=True),
+    Case(((30, 40),), page=1, dtype="fp32", columns=(64, 64, 128)),
+    Case(((60, 200), (9, 30)), starts=(100, 0), held=(60, 30), H=1),
+    Case(((60, 200),), held=(60,), sinks=True, softcap=5.0, slopes=True, H=3),
+    Case(((90, 200), (9, 30)), window=40, mask=ChunkedMask(64)),
+    Case(((70, 80),), causal=False, window=(20, 7), columns=(128, 64, 64)),
+    Case((), H=1),
+]
+BIAS = np.where(np.random.default_rng(3).random((1, 1, 40, 90)) < 0.3, -np.inf, 0.5).astype(np.float32)
+BIAS[0, 0, 5] = -np.inf
+MASKED = Case(((40, 90),), mask=MaterializedMask(BIAS), sinks=True)
+
+
+@every_arch
+@pytest.mark.parametrize("case", [*CASES, MASKED], ids=str)
+def test_the_emulator(case: Case, arch: str) -> None:
+    x = case.build()
+    assert_accurate(x, *x.call(return_lse=True, arch=arch))
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("case", [
+    Case(((40, 50), (0, 9), (5, 3), (4, 0)), strided=True, page=5),
+    Case(((20, 90),), row="fp8", k_scale="token", H=1),
+    Case(((20, 90),), row="fp8", k_scale="number", dtype="fp16", columns=(80, 16, 48), H=1),
+    MASKED,
+    Case(((9, 40), (3, 3)), row="", dtype="fp32", columns=(64, 32, 64), slopes=True, softcap=3.0),
+], ids=str)  # fmt: skip
+def test_the_kernel(case: Case) -> None:
+    x = case.build()
+    assert_accurate(x, *x.call(return_lse=True, device="cpu"))
+
+
+def absorbed(x: Any, w_k: Array, w_v: Array, latents: Array) -> tuple[Array, Array]:
+    """The absorbed decode of x's queries: the projections go to the query and the output."""
+    nope, rope, _ = x.case.columns
+    q = np.einsum("thd,lhd->thl", x.q[..., :nope].astype(np.float64), w_k)
+    q = np.concatenate([q, x.q[..., nope:]], -1)[None]
+    pages = np.concatenate([latents, x.rope[x.table[0, : len(latents)], 0]], -1)[:, None]
+    table, lens = np.arange(len(latents))[None], np.array([len(latents)])
+    options: dict[str, Any] = {"v_dim": latents.shape[1], "scale": (nope + rope) ** -0.5, "backend": "reference"}
+    out, lse = mla_decode_paged(q.astype(np.float32), pages.astype(np.float32), table, lens, return_lse=True, **options)
+    return np.einsum("thl,lhv->thv", out[0].astype(np.float64), w_v), lse[0]
+
+
+def test_absorbed_decode_of_the_same_weights_agrees() -> None:
+    """``q (W_k c) = (q W_k) c`` and ``sum p (W_v c) = (sum p c) W_v``; float32 storage, 4 new of 50 tokens."""
+    x = Case(((4, 50),), page=1, dtype="fp32", H=3).build()
+    nope, _, value = x.case.columns
+    rng = np.random.default_rng(5)
+    latents = rng.standard_normal((50, 64)).astype(np.float32)
+    w_k, w_v = rng.standard_normal((64, 3, nope)) / 8, rng.standard_normal((64, 3, value)) / 8
+    k, v = (np.einsum("nl,lhd->nhd", latents, w).astype(np.float32) for w in (w_k, w_v))
+    x = x.with_(k=k, v=v)
+    exact, exact_lse = absorbed(x, w_k, w_v, latents)
+    for backend in ({"backend": "reference"}, {"arch": "sm_90"}, {"arch": "gfx950"}):
+        out, lse = x.call(return_lse=True, **backend)
+        np.testing.assert_allclose(out, exact, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(lse, exact_lse, rtol=1e-5, atol=1e-5)
+
+
+def test_chunks_of_a_prefix_merge_to_the_whole() -> None:
+    """Keys [0, 70), [70, 150) and the rest, each with its ``k_starts``, merged by their lse."""
+    x = Case(((30, 200),), dtype="fp32", columns=(64, 32, 64)).build()
+    whole, lse = x.call(return_lse=True)
+    parts = []
+    for lo, hi in ((0, 70), (70, 150), (150, 200)):
+        chunk = x.with_(k=x.k[lo:hi], v=x.v[lo:hi], cu_k=np.array([0, hi - lo]), starts=np.array([lo]))
+        parts.append(chunk.call(return_lse=True))
+    merged, merged_lse = merge_states(np.stack([o for o, _ in parts]), np.stack([s.T for _, s in parts]))
+    np.testing.assert_allclose(merged, whole, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(merged_lse.T, lse, rtol=1e-6, atol=1e-6)
+
+
+@every_arch
+def test_other_bytes_change_no_bit(arch: str) -> None:
+    """Garbage in unused slots, in latents and behind the diagonal; pages dealt differently; out in a wider buffer."""
+    x = Case(((130, 150), (0, 9), (20, 200)), strided=True).build()
+    expected = bits(x.call(arch=arch))
+    unused = np.isnan(x.cache.astype(np.float32))
+    assert unused.any()
+    moved = np.random.default_rng(2).permutation(len(x.cache))
+    table, used = x.table.copy(), (x.table >= 0) & (x.table < len(x.cache))
+    table[used], table[~used] = np.argsort(moved)[table[used]], -123456789
+    cache = np.where(unused, np.float32(1e30), x.cache).astype(x.cache.dtype)[moved]
+    buffer = np.full((len(x.q) + 2, 4, 256), 7, x.q.dtype)
+    out = buffer[1:-1, 1:3, 64:192]
+    assert x.with_(cache=cache, table=table).call(arch=arch, out=out) is out
+    assert bits(out) == expected
+    out[...] = 7
+    assert (buffer == 7).all()
+
+
+@every_arch
+def test_keys_outside_the_window_are_not_read(arch: str) -> None:
+    x = Case(((4, 600),), H=1, window=128).build()
+    expected = x.call(arch=arch)
+    first = (600 - 4 - 127) // 64 * 64  # of the tile of the first key that the first query sees
+    x.k[:first], x.v[:first] = np.nan, np.nan
+    x.cache[x.table[0, : first // 16]] = np.nan
+    assert bits(x.call(arch=arch)) == bits(expected)
+
+
+def test_high_page_ids() -> None:
+    """Known failure mla-decode-high-page-ids, for prefill: pages that lie 2^31 elements apart give the same bits."""
+    from yardsticks import far_stride, sparse
+
+    x = Case(((20, 90),), H=1, page=48).build()
+    pages, _, D = x.cache.shape
+    far = sparse(x.cache.shape, (far_stride(pages), D, 1), x.cache.dtype)
+    far[...] = x.cache
+    assert bits(x.with_(cache=far).call()) == bits(x.call())
+
+
+def test_collection_form_and_base2() -> None:
+    from kvlab.attention import mla_prefill
+    from kvlab.cache import PagedKVCacheCollection
+
+    x = Case(((20, 50), (3, 17)), latent=64).build()
+    collection = PagedKVCacheCollection(x.cache[:, None, None, :, None], x.seq_lens - np.diff(x.cu_q), x.table, 20, 50)
+    options: dict[str, Any] = {"cu_seqlens_q": x.cu_q, "cu_seqlens_k": x.cu_k, "latent_dim": 64}
+    out, lse = mla_prefill(x.q, x.k, x.v, collection, **options, return_lse=True, base2=True)
+    expected, natural = x.call(return_lse=True)
+    assert bits(out) == bits(expected)
+    np.testing.assert_allclose(lse, natural * np.log2(np.e), rtol=1e-6)
+    hnd = mla_prefill_paged(
+        x.q, x.k, x.v, x.cache[:, None], x.table, x.seq_lens, x.cu_q, x.cu_k, latent_dim=64, kv_layout="HND"
+    )
+    assert bits(hnd) == bits(expected)

@@ -94,7 +94,7 @@ def test_the_emulator_works_as_the_compiled_loop() -> None:
     ttgir = made.asm["ttgir"]
     layouts = re.findall(r"nvidia_mma<\{versionMajor = 3.*?warpsPerCTA = \[(\d+), 1\], instrShape = \[16, (\d+)", ttgir)
     assert {(int(warps), int(n)) for warps, n in layouts} == {(config.num_warps, n) for n in (config.BN, config.BV)}
-    widths = {str(shape.places["k"].width) for shape in shapes}
+    widths = {str(shape.places["k0"].width) for shape in shapes}
     assert set(re.findall(r"nvmma_shared<\{swizzlingByteWidth = (\d+)", ttgir)) == widths
     steps = (config.BD + config.BR) // 16 + config.BN // 16  # of a tile, for 64 rows a warpgroup
     assert made.instructions["HGMMA"] == 2 * steps * (config.BM // (16 * config.num_warps))

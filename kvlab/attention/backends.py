@@ -58,7 +58,7 @@ def run(
 
     The emulator gets the plan's ``arch`` and ``traffic``, too.
     """
-    if plan.backend == "triton":
+    if plan.backend in ("triton", "hopper"):
         return run_kernel(kernel, *args, **kwargs)
     if plan.backend == "emulator":
         return run_on_numpy(emulate, *args, **kwargs, arch=plan.arch, traffic=traffic)

@@ -38,9 +38,10 @@ def lockstep(
     ``case`` holds the keyword arguments of the operation's two launch functions; each side gets its own copy, the
     kernel's with torch tensors, the emulator's with NumPy arrays. The kernel is interpreted, in a process of its own,
     and traced line by line. ``emulator`` has arguments for the emulator's launch function alone, as
-    ``{"arch": "gfx950"}``. ``twin`` picks one twin by name, ``programs`` the program indices
-    pid0 + grid0*(pid1 + grid1*pid2) to compare (all by default). A program that has finished a ragged loop is not
-    compared in the iterations that others still run. What the two launch functions return is compared as well.
+    ``{"arch": "gfx950"}``. ``twin`` picks one twin by name (by default all but those of several
+    functions), ``programs`` the program indices pid0 + grid0*(pid1 + grid1*pid2) to compare (all by default). A program
+    that has finished a ragged loop is not compared in the iterations that others still run. What the two launch
+    functions return is compared as well.
 
     Emulator values are arrays with a leading program axis ``[P, ...]`` (or ``[1, ...]`` where all programs have the
     same), or objects whose ``.tile()`` gives such an array; a scalar of the kernel is ``[P]``. Shape and dtype must be
@@ -54,6 +55,8 @@ def lockstep(
     """
     operation = Operation.load(op)
     chosen = operation.pick(twin)
+    if twin is None:
+        chosen = tuple(one for one in chosen if not one.specialised)
     if operation.launch is None:
         raise ValueError("this operation has no LAUNCH = ('kernel:launch', 'emulator:launch'); lockstep runs both")
     wanted = _program_list(programs)

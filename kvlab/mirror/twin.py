@@ -60,6 +60,11 @@ class Twin:
         split_address(self.kernel)
         split_address(self.emulator)
 
+    @property
+    def specialised(self) -> bool:
+        """Whether the kernel's partitions are functions of their own."""
+        return "," in self.kernel
+
 
 @dataclass(frozen=True)
 class Operation:

@@ -172,7 +172,7 @@ def compile_kernel(
     stray = sorted(set(divisible) - set(signature))
     if stray:
         raise ValueError(f"divisible {stray} are no run-time arguments of {fn.__name__}; those are {sorted(signature)}")
-    source = ASTSource(
+    source = _source_class(fn, ASTSource)(
         fn,
         {name: signature.get(name, "constexpr") for name in names},
         {(names.index(name),): value for name, value in constants.items()},
@@ -186,20 +186,34 @@ def compile_kernel(
     return Compiled(fn.__name__, target, asm, kernel.metadata.shared, kernel.metadata.num_warps)
 
 
+def _source_class(fn: Any, portable: Any) -> Any:
+    """What describes a kernel to the compiler: Gluon has a class of its own."""
+    if not fn.is_gluon():
+        return portable
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    return GluonASTSource
+
+
 def signature_of(fn: Any, **arguments: Any) -> dict[str, Any]:
     """``signature``, ``constexprs`` and ``divisible`` for :func:`compile_kernel`, as a launch with ``arguments``
     would have them.
 
-    An argument is an array or tensor (of any device), a number, or a value of a ``tl.constexpr`` parameter. As at a
-    launch, None and the integer 1 become constants and multiples of 16 are noted.
+    An argument is an array or tensor (of any device), a TMA descriptor, a number, or a value of a ``tl.constexpr``
+    parameter. As at a launch, None and the integer 1 become constants and multiples of 16 are noted, except where the
+    kernel says that it is not to be specialised.
     """
     signature: dict[str, str] = {}
     constants: dict[str, Any] = {}
     divisible: list[str] = []
     constexprs = {p.name for p in fn.params if p.is_constexpr}
+    general = {p.name for p in fn.params if p.do_not_specialize}
     for name, value in arguments.items():
-        if name in constexprs or value is None or (type(value) is int and value == 1):
+        if name in constexprs or value is None or (type(value) is int and value == 1 and name not in general):
             constants[name] = value
+        elif hasattr(value, "block_shape"):
+            element, block = _TYPES[str(value.base.dtype).removeprefix("torch.")], list(value.block_shape)
+            signature[name] = f"tensordesc<{element}{block},{value.layout!r}>"
         elif hasattr(value, "dtype"):
             signature[name] = "*" + _TYPES[str(value.dtype).removeprefix("torch.")]
             address = value.data_ptr() if hasattr(value, "data_ptr") else value.ctypes.data
@@ -209,7 +223,7 @@ def signature_of(fn: Any, **arguments: Any) -> dict[str, Any]:
             signature[name] = "i1"
         elif isinstance(value, int):
             signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
-            if value % 16 == 0:
+            if value % 16 == 0 and name not in general:
                 divisible.append(name)
         elif isinstance(value, float):
             signature[name] = "fp32"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 
-__all__ = ["OLDEST", "TESTED", "installed", "require"]
+__all__ = ["OLDEST", "TESTED", "gluon_lacks", "has_smem_reinterpret", "installed", "require"]
 
 #: the releases that the tests run with: the oldest, the one that torch 2.13 names, the newest
 TESTED = ("3.6.0", "3.7.1", "3.9.0")
@@ -40,3 +40,19 @@ def require() -> str:
     if _number(version) < _number(OLDEST):
         raise ImportError(f"Triton {version} is installed; kvlab needs {OLDEST} or newer, tested: {', '.join(TESTED)}")
     return version
+
+
+def has_smem_reinterpret() -> bool:
+    """Whether Gluon's view of shared memory is called ``reinterpret`` (3.9.0), not ``_reinterpret``."""
+    from triton.experimental.gluon import language as gl
+
+    return hasattr(gl.shared_memory_descriptor, "reinterpret")
+
+
+def gluon_lacks() -> str | None:
+    """Why Gluon's kernels for Hopper may not compile with the installed Triton: its names are not settled, and the
+    kernels are written for the releases that are tested. None if they compile.
+    """
+    version = installed()
+    tested = version is not None and _number(version) in {_number(one) for one in TESTED}
+    return None if tested else f"Triton {version}, whose Gluon is not tested"

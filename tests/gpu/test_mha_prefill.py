@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from on_device import on_device
 from prefill_cases import Case, Inputs
 from yardsticks import assert_accurate, bits, nothing_waits
 
@@ -115,14 +115,3 @@ def test_offsets_past_32_bits() -> None:
     table = torch.where(used, given.table + pages - len(x.k), given.table)
     moved = mha_prefill_paged(given.q, *far, table, given.seq_lens, given.cu_q)
     assert bits(moved.cpu()) == expected
-
-
-def on_device(x: Inputs) -> Inputs:
-    """The arrays as CUDA tensors."""
-    names = ("q", "k", "v", "cu_q", "cu_k", "table", "seq_lens", "sinks")
-    from kvlab.cache.arrays import to_torch
-
-    tensors = {
-        n: None if getattr(x, n) is None else to_torch(np.ascontiguousarray(getattr(x, n))).cuda() for n in names
-    }
-    return x.with_(**tensors)

@@ -5,21 +5,25 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from kvlab.attention.backends import choose_backend, machine, on_gpu, rounded, run
+from kvlab.attention import backends
+from kvlab.attention.backends import on_gpu, rounded, run
 from kvlab.attention.explain import Explanation
+from kvlab.attention.hopper_choice import choose_with_hopper
 from kvlab.attention.inputs import check_lane_copies, check_traffic, require
 from kvlab.cache.arrays import dtype_of
 from kvlab.staging import Traffic
 
 from .config import PrefillProblem, choose_config
 from .emulator import launch as emulate
+from .hopper_config import SUPPORTED, HopperConfig, choose_hopper, hopper_lacks, hopper_slower
+from .hopper_emulator import launch as emulate_hopper
 from .inputs import PrefillInputs, dense_inputs, finite, mask_bounds, paged_inputs
 from .machine import PREFILL_ARCHS
 from .reference import reference
 
 __all__ = ["mha_prefill", "mha_prefill_paged"]
 
-KERNEL = "kvlab.attention.mha_prefill.kernel:launch"
+KERNELS = {"triton": "kvlab.attention.mha_prefill.kernel:launch", "hopper": "kvlab.attention.mha_prefill.hopper:launch"}
 
 
 def mha_prefill(
@@ -57,8 +61,9 @@ def mha_prefill(
     sinks   None, or a logit for each query head ``[Hq]`` that takes part in the softmax without a value
     return_lse  return ``(out, lse)`` with lse ``[B, Hq, S]`` or ``[Hq, total]``, natural log, float32
     out     where to write the output (q's shape and dtype); a new array by default
-    backend  "auto": the emulator for NumPy arrays, the Triton kernel for torch tensors (interpreted on the CPU);
-             "reference" (float64), "emulator", "triton"
+    backend  "auto": the emulator for NumPy arrays, the Triton kernel for torch tensors (interpreted on the CPU), on an
+             sm_90 GPU the kernel written for it where it applies;
+             "reference" (float64), "emulator", "triton", "hopper" (sm_90; its emulator for arrays on no GPU)
     arch    the machine that is emulated: "sm_90", or "gfx950" (D of 64, 128 or 256)
     check   look at the values of cu_seqlens too. None: unless they are on a GPU, which would wait for it
     traffic  a :class:`~kvlab.staging.Traffic` that counts what the emulator moves
@@ -86,8 +91,8 @@ def mha_prefill(
     ValueError: k has head dimension 32: must be that of q, 64
     """
     inputs = dense_inputs(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, sinks, out, check)
-    options = {"causal": causal, "window": window, "softcap": softcap, "backend": backend, "arch": arch}
-    return _run(inputs, _plan(inputs, **options), scale, return_lse, out, traffic)
+    options = {"causal": causal, "window": window, "softcap": softcap, "backend": backend, "arch": arch, "scale": scale}
+    return _run(inputs, _plan(inputs, **options), return_lse, out, traffic)
 
 
 def mha_prefill_paged(
@@ -133,19 +138,20 @@ def mha_prefill_paged(
     """
     arrays = q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q
     inputs = paged_inputs(*arrays, max_seqlen_q, sinks, out, check)
-    options = {"causal": causal, "window": window, "softcap": softcap, "backend": backend, "arch": arch}
-    return _run(inputs, _plan(inputs, **options), scale, return_lse, out, traffic)
+    options = {"causal": causal, "window": window, "softcap": softcap, "backend": backend, "arch": arch, "scale": scale}
+    return _run(inputs, _plan(inputs, **options), return_lse, out, traffic)
 
 
 def _run(
-    inputs: PrefillInputs, plan: tuple[Explanation, PrefillProblem], scale: float | None, return_lse: bool, out: Any,
+    inputs: PrefillInputs, plan: tuple[Explanation, PrefillProblem, float], return_lse: bool, out: Any,
     traffic: Traffic | None,
 ) -> Any:  # fmt: skip
-    explanation, problem = plan
+    explanation, problem, scale = plan
     check_traffic(traffic)
-    scale = finite("scale", 1 / math.sqrt(inputs.q.shape[-1]) if scale is None else scale)
     arguments = {"scale": scale, "problem": problem, "config": explanation.config, "out": inputs.out}
-    result, lse = run(explanation, KERNEL, emulate, _refer, *inputs.arrays, **arguments, traffic=traffic)
+    kernel = KERNELS.get(explanation.backend, "")
+    emulator = emulate_hopper if isinstance(explanation.config, HopperConfig) else emulate
+    result, lse = run(explanation, kernel, emulator, _refer, *inputs.arrays, **arguments, traffic=traffic)
     if inputs.ragged:
         result, lse = result[0], lse[0]
     result = result if out is None else out
@@ -159,9 +165,9 @@ def _refer(*arrays: Any, scale: float, problem: PrefillProblem, config: Any, out
 
 
 def _plan(
-    inputs: PrefillInputs, *, causal: bool, window: Any, softcap: float, backend: str, arch: str
-) -> tuple[Explanation, PrefillProblem]:
-    chosen, reason = choose_backend(inputs.q, backend)
+    inputs: PrefillInputs, *, causal: bool, window: Any, softcap: float, backend: str, arch: str, scale: float | None
+) -> tuple[Explanation, PrefillProblem, float]:
+    scale = finite("scale", 1 / math.sqrt(inputs.q.shape[-1]) if scale is None else scale)
     left, right = mask_bounds(bool(causal), window)
     require(finite("softcap", softcap) >= 0, f"softcap {softcap}", "0 or more")
     _, _, q_heads, head_dim = inputs.q.shape
@@ -170,12 +176,17 @@ def _plan(
         inputs.batch, inputs.max_q, q_heads, inputs.k.shape[2], head_dim, itemsize, left, right, float(softcap),
         inputs.ragged,
     )  # fmt: skip
+    lacks, slower = hopper_lacks(inputs, scale), hopper_slower(problem)
+    chosen, reason, hopper = choose_with_hopper(inputs.q, backend, lacks, slower, SUPPORTED)
+    if hopper:
+        tiles, where = choose_hopper(problem, inputs), "sm_90" if chosen == "emulator" else None
+        return Explanation("mha_prefill", chosen, reason, tiles, tiles.grid(problem), where), problem, scale
     if chosen == "emulator":
         _check_emulated(inputs, arch)
     emulated = arch if chosen == "emulator" else None
     target = _device_arch(inputs.q.device) if on_gpu(inputs.q) else emulated or "sm_90"
     config = choose_config(problem, arch=target)
-    return Explanation("mha_prefill", chosen, reason, config, config.grid(problem), emulated), problem
+    return Explanation("mha_prefill", chosen, reason, config, config.grid(problem), emulated), problem, scale
 
 
 def _check_emulated(inputs: PrefillInputs, arch: str) -> None:
@@ -189,27 +200,27 @@ def _check_emulated(inputs: PrefillInputs, arch: str) -> None:
 
 def _device_arch(device: Any) -> str:
     """The architecture of a GPU, as the configurations name it: "sm_80" for all of NVIDIA's before Hopper."""
-    arch, _ = machine(device)
+    arch, _ = backends.machine(device)
     return "sm_80" if arch.startswith("sm_") and int(arch[3:]) < 90 else arch
 
 
 def _explain_dense(
     q: Any, k: Any, v: Any, *, causal: bool = True, window: Any = None, softcap: float = 0.0, cu_seqlens_q: Any = None,
     cu_seqlens_k: Any = None, max_seqlen_q: int | None = None, sinks: Any = None, out: Any = None,
-    backend: str = "auto", arch: str = "sm_90", check: bool | None = None, **_: Any,
+    backend: str = "auto", arch: str = "sm_90", check: bool | None = None, scale: float | None = None, **_: Any,
 ) -> Explanation:  # fmt: skip
     inputs = dense_inputs(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, sinks, out, check)
-    return _plan(inputs, causal=causal, window=window, softcap=softcap, backend=backend, arch=arch)[0]
+    return _plan(inputs, causal=causal, window=window, softcap=softcap, backend=backend, arch=arch, scale=scale)[0]
 
 
 def _explain_paged(
     q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, cu_seqlens_q: Any, *, causal: bool = True,
     window: Any = None, softcap: float = 0.0, max_seqlen_q: int | None = None, sinks: Any = None, out: Any = None,
-    backend: str = "auto", arch: str = "sm_90", check: bool | None = None, **_: Any,
+    backend: str = "auto", arch: str = "sm_90", check: bool | None = None, scale: float | None = None, **_: Any,
 ) -> Explanation:  # fmt: skip
     arrays = q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q
     inputs = paged_inputs(*arrays, max_seqlen_q, sinks, out, check)
-    return _plan(inputs, causal=causal, window=window, softcap=softcap, backend=backend, arch=arch)[0]
+    return _plan(inputs, causal=causal, window=window, softcap=softcap, backend=backend, arch=arch, scale=scale)[0]
 
 
 mha_prefill.explain = _explain_dense  # type: ignore[attr-defined]

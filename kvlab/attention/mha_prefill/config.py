@@ -10,7 +10,10 @@ from kvlab.mirror.twin import Twin
 __all__ = ["LAUNCH", "LOCKSTEP_TOLERANCE", "TWINS", "UNLIMITED", "PrefillConfig", "PrefillProblem",
            "choose_config"]  # fmt: skip
 
-TWINS = (Twin("attend", kernel="kernel:attend", emulator="emulator:attend"),)
+TWINS = (
+    Twin("attend", kernel="kernel:attend", emulator="emulator:attend"),
+    Twin("hopper", kernel="hopper_roles:produce,consume", emulator="hopper_emulator:produce,consume"),
+)
 LAUNCH = ("kernel:launch", "emulator:launch")
 
 LOCKSTEP_TOLERANCE = {"o": P_TIE, "result 0": OUTPUT_TIE}

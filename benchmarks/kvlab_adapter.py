@@ -1,0 +1,67 @@
+"""kvlab's public functions as the side-by-side benchmark of attention kernels calls them.
+
+All tensors are on the GPU, their last dimension contiguous:
+  q, k, v          [B, S, H, D]           dense prefill, k/v may have fewer heads
+  q (paged)        [T, Hq, D]             tokens of all sequences, one after the other
+  k_cache, v_cache [pages, page_size, Hkv, D]
+  block_table      int32 [B, columns]     page numbers, unused entries arbitrary
+  cu_seqlens_q     int32 [B + 1]
+  seq_lens         int32 [B]              keys, the new ones included
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvlab.attention import kv_store_paged, mha_decode_paged, mha_prefill, mha_prefill_paged, mla_decode_paged
+
+__all__ = ["NotAvailable", "decode_paged", "kv_append", "mla_decode", "prefill", "prefill_paged"]
+
+
+class NotAvailable(RuntimeError):
+    """The operation cannot take these inputs."""
+
+
+def prefill(q: Any, k: Any, v: Any, causal: bool = True, window: Any = None, scale: float | None = None) -> Any:
+    """Dense prefill; ``window`` = (left, right) or None.  -> [B, S, Hq, Dv]"""
+    return _call(mha_prefill, q, k, v, causal=causal, window=window, scale=scale)
+
+
+def prefill_paged(
+    q: Any, k_cache: Any, v_cache: Any, block_table: Any, cu_seqlens_q: Any, seq_lens: Any, max_seqlen_q: int,
+    max_seqlen_k: int, causal: bool = True, window: Any = None, scale: float | None = None,
+) -> Any:  # fmt: skip
+    """Prefill of sequences of any lengths over a paged cache that already holds the new keys.  -> [T, Hq, D]"""
+    arrays = q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q
+    return _call(mha_prefill_paged, *arrays, max_seqlen_q=max_seqlen_q, causal=causal, window=window, scale=scale)
+
+
+def decode_paged(
+    q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, scale: float | None = None,
+    max_seqlen_k: int | None = None, k_scale: Any = None, v_scale: Any = None,
+) -> Any:  # fmt: skip
+    """One query token a sequence, q [B, Hq, D]; the cache may be float8_e4m3fn.  -> [B, Hq, D]"""
+    scales = {name: x for name, x in (("k_scale", k_scale), ("v_scale", v_scale)) if x is not None}
+    return _call(mha_decode_paged, q, k_cache, v_cache, block_table, seq_lens, scale=scale, **scales)
+
+
+def mla_decode(
+    q: Any, kv_cache: Any, block_table: Any, seq_lens: Any, scale: float, max_seqlen_k: int | None = None
+) -> Any:
+    """Absorbed MLA decode, q [B, H, 576], kv_cache [pages, page_size, 576].  -> [B, H, 512]"""
+    return _call(mla_decode_paged, q, kv_cache, block_table, seq_lens, scale=scale)
+
+
+def kv_append(
+    k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, k_scale: Any = None, v_scale: Any = None
+) -> None:
+    """Write k, v [T, Hkv, D] to the slots slot_mapping (int64 [T], -1 = skip), in place."""
+    _call(kv_store_paged, k, v, k_cache, v_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale)
+
+
+def _call(function: Any, *args: Any, **options: Any) -> Any:
+    """``function``'s result; NotAvailable for what it refuses."""
+    try:
+        return function(*args, **options)
+    except (TypeError, ValueError) as reason:
+        raise NotAvailable(f"{function.__name__}: {reason}") from reason

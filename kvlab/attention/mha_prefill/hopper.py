@@ -1,0 +1,129 @@
+"""MHA prefill on Hopper in Gluon: TMA, mbarriers, asynchronous wgmma, warps specialised as producer and consumers.
+
+One program an SM takes tile after tile. A producer warp brings Q, K and V into shared memory; two or three consumer
+warpgroups of 64 query rows each start S = Q K^T of a block and O += P V of the one before it together, so that the
+softmax of one group runs beside the products of the others.
+"""
+
+from __future__ import annotations
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from kvlab.attention.backends import machine
+from kvlab.attention.online_softmax import LOG2E
+
+from .config import PrefillProblem
+from .hopper_config import HopperConfig
+from .hopper_roles import consume, produce
+from .hopper_steps import BOX_LAYOUT, operand
+
+
+@gluon.jit
+def barriers(n: gl.constexpr, count: gl.constexpr):
+    bars = gl.allocate_shared_memory(gl.int64, [n, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(n):
+        mbarrier.init(bars.index(i), count=count)
+    return bars
+
+
+SIZES = [
+    "tiles", "row_tiles", "together", "batches", "steps", "heads", "group", "max_q", "max_k", "left", "right", "pages",
+    "table_batch", "lse_batch", "lse_head",
+]  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=SIZES)
+def attend(
+    dq, dk, dv, do, out, lse, cu_q, cu_k, table, lens, sinks, counter, inner, scale, tiles, row_tiles, together,
+    batches, steps, heads, group, max_q, max_k, left, right, pages, table_batch, o_token, o_head, lse_batch, lse_head,
+    lse_token, C: gl.constexpr,
+):  # fmt: skip
+    """The program of one SM: shared memory, barriers, and its partitions."""
+    q_box = gl.allocate_shared_memory(dq.dtype, [C.NC * C.Q_PANELS, 1, C.BM, 1, 64], BOX_LAYOUT)
+    k_box = gl.allocate_shared_memory(dq.dtype, [C.NB * C.D // 64 * (C.BN // C.BOX), 1, C.BOX, 1, 64], BOX_LAYOUT)
+    v_box = gl.allocate_shared_memory(dq.dtype, [C.NB * C.DV // 64 * (C.BN // C.BOX), 1, C.BOX, 1, 64], BOX_LAYOUT)
+    if C.SHARE:
+        o_box = q_box
+    else:
+        o_box = gl.allocate_shared_memory(dq.dtype, [C.NC * C.O_PANELS, 1, C.BM, 1, 64], BOX_LAYOUT)
+    words = gl.allocate_shared_memory(gl.int32, [8, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    bars = (
+        barriers(C.NC, 1), barriers(C.NC, 1), barriers(C.NB, 1), barriers(C.NB, C.NC), barriers(C.NB, 1),
+        barriers(C.NB, C.NC),
+    )  # fmt: skip
+    q_s = operand(q_box, C.BM, C.D, C.NC * C.Q_PANELS)
+    k_s = operand(k_box, C.BN, C.D, C.NB * C.D // 64)
+    v_s = operand(v_box, C.BN, C.DV, C.NB * C.DV // 64)
+    o_s = operand(o_box, C.BM, C.DV, C.NC * C.O_PANELS)
+    ours = (q_s, k_s, v_s, o_s, o_box)
+    results = (out, lse, sinks, o_token, o_head, lse_batch, lse_head, lse_token, inner, scale)
+    some = (max_q, max_k, left, right)
+    descs = (dq, dk, dv)
+    boxes = (q_box, k_box, v_box)
+    seqs = (cu_q, cu_k, table, lens, counter)
+    sizes = (tiles, row_tiles, together, batches, steps, heads, group, max_q, max_k, left, right, pages, table_batch)
+    if C.NC == 2:
+        gl.warp_specialize(
+            [
+                (consume, (gl.constexpr(0), do, ours, words, bars, results, some, gl.constexpr(C))),
+                (consume, (gl.constexpr(1), do, ours, words, bars, results, some, gl.constexpr(C))),
+                (produce, (descs, boxes, words, bars, seqs, sizes, gl.constexpr(C))),
+            ],
+            [4, 1],
+            [C.REGISTERS, C.PRODUCER],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (consume, (gl.constexpr(0), do, ours, words, bars, results, some, gl.constexpr(C))),
+                (consume, (gl.constexpr(1), do, ours, words, bars, results, some, gl.constexpr(C))),
+                (consume, (gl.constexpr(2), do, ours, words, bars, results, some, gl.constexpr(C))),
+                (produce, (descs, boxes, words, bars, seqs, sizes, gl.constexpr(C))),
+            ],
+            [4, 4, 1],
+            [C.REGISTERS, C.REGISTERS, C.PRODUCER],
+        )
+
+
+def launch(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_q: torch.Tensor | None = None,
+    cu_k: torch.Tensor | None = None,
+    table: torch.Tensor | None = None,
+    seq_lens: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    *,
+    scale: float,
+    problem: PrefillProblem,
+    config: HopperConfig,
+    out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run the kernel; arrays as in ``reference``, results as of ``kernel.launch``. The arguments are valid."""
+    C = config.constants
+    if out is None:
+        out = torch.empty((*q.shape[:3], C.DV), dtype=q.dtype, device=q.device)
+    lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
+    taken = torch.zeros(1, dtype=torch.int32, device=q.device)
+    _, processors = machine(q.device)
+    absent = taken  # stands for a pointer that is not followed
+    inner, outer = (scale / problem.softcap, problem.softcap * LOG2E) if C.CAPPED else (0.0, scale * LOG2E)
+    attend[(min(processors, config.tiles),)](
+        _boxes(q, C.BM), _boxes(k, C.BOX), _boxes(v, C.BOX), _boxes(out, C.BM), out, lse,
+        *(absent if x is None else x for x in (cu_q, cu_k, table, seq_lens, sinks)), taken, inner, outer, config.tiles,
+        config.row_tiles, config.together, problem.batch, problem.batch.bit_length(), problem.q_heads, problem.group,
+        q.shape[1], k.shape[1], problem.left, problem.right, k.shape[0], 0 if table is None else table.stride(0),
+        *out.stride()[1:3], *lse.stride(), C=C, num_warps=4,
+    )  # fmt: skip
+    return out, lse
+
+
+def _boxes(x: torch.Tensor, rows: int) -> TensorDescriptor:
+    """A TMA descriptor of ``[pages, rows, heads, D]`` for boxes of some rows and one panel."""
+    strides = [s if n > 1 else 8 for s, n in zip(x.stride()[:3], x.shape[:3], strict=True)]
+    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, rows, 1, 64], BOX_LAYOUT.value)

@@ -1,0 +1,149 @@
+"""What the Hopper kernel can do, and with which tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from kvlab.cache.arrays import dtype_of, element_strides
+
+from .config import UNLIMITED, PrefillProblem
+from .inputs import PrefillInputs
+
+__all__ = ["HEAD_DIMS", "SUPPORTED", "Constants", "HopperConfig", "choose_hopper", "hopper_lacks",
+           "hopper_slower"]  # fmt: skip
+
+HEAD_DIMS = ((64, 64), (128, 128), (192, 128), (256, 256))
+"""Head dimensions of q and k, and of v."""
+
+SUPPORTED = (
+    "bf16 or fp16, head dimension 64, 128 or 256 (192 with values of 128), scale > 0, at least one key, pages of 16, "
+    "32, 64 or multiples of 128 tokens, arrays that start at 16 bytes and whose strides are multiples of 16 bytes"
+)
+L2_SHARE = 16_000_000  # bytes of K and V that stay in L2 beside what else passes through
+
+
+class Constants(NamedTuple):
+    """Compile-time constants of the Hopper kernel. NC consumer warpgroups have BM query rows each; NB stages hold BN
+    keys of D and values of DV, in boxes of BOX keys.
+
+    FIRST: the first block of a tile may need a mask; MASKED: others, too. WINDOW: bounded on the left. CLEAN: rows
+    behind a sequence's end may be anything. SHARE: O leaves through the buffer of Q. HOLD, EARLY: see
+    ``hopper_roles.consume``. REGISTERS of a thread of a consumer and of the PRODUCER. Q_PANELS,
+    O_PANELS: panels of 64 columns from one consumer's buffer to the next.
+    """
+
+    D: int
+    DV: int
+    NC: int
+    NB: int
+    BN: int
+    BOX: int
+    PAGE: int
+    RAGGED_Q: bool
+    RAGGED_K: bool
+    FIRST: bool
+    MASKED: bool
+    WINDOW: bool
+    CLEAN: bool
+    CAPPED: bool
+    SINKS: bool
+    HOLD: bool
+    EARLY: bool
+    SHARE: bool
+    REGISTERS: int
+    PRODUCER: int
+    Q_PANELS: int
+    O_PANELS: int
+    BM: int = 64
+
+
+@dataclass(frozen=True)
+class HopperConfig:
+    """Constants, and the order of the tiles: ``row_tiles`` tiles of each of ``heads`` heads, ``together`` heads
+    alternating. The lengths of ragged sequences have no part in it.
+    """
+
+    constants: Constants
+    row_tiles: int
+    heads: int
+    together: int
+
+    @property
+    def tiles(self) -> int:
+        return self.row_tiles * self.heads
+
+    def grid(self, problem: PrefillProblem) -> tuple[int]:
+        """Tiles: one program an SM, at most as many, take them as they get done."""
+        return (self.tiles,)
+
+
+def hopper_lacks(inputs: PrefillInputs, scale: float) -> str | None:
+    """What of a call the Hopper kernel cannot do, None if it can do it."""
+    q, k, v = inputs.q, inputs.k, inputs.v
+    dims = int(q.shape[-1]), int(v.shape[-1])
+    if dtype_of(q, "q").itemsize != 2:
+        return f"dtype {q.dtype}"
+    if dims not in HEAD_DIMS:
+        return f"head dimensions {dims[0]} of q and {dims[1]} of v"
+    if not scale > 0:
+        return f"scale {scale}"
+    if 0 in q.shape or 0 in k.shape:
+        return "no queries or no keys"
+    if inputs.table is not None:
+        page = k.shape[1]
+        if not (page % 128 == 0 or page in (16, 32, 64)):
+            return f"page size {page}"
+    for name, array in (("q", q), ("k", k), ("v", v), ("out", inputs.out)):
+        if array is not None and not _tma_takes(array, name):
+            return f"the strides or the alignment of {name}"
+    return None
+
+
+def hopper_slower(problem: PrefillProblem) -> str | None:
+    """Why the portable kernel is expected to be faster, None if it is not."""
+    if problem.group > 1 and problem.max_q * problem.group <= 128:
+        return "the heads of a KV head fit one tile together"
+    return None
+
+
+def _tma_takes(array: Any, name: str) -> bool:
+    """Whether an array ``[., ., ., D]`` of 16-bit elements can be read as boxes."""
+    strides = element_strides(array, name)
+    outer = [s for s, n in zip(strides[:-1], array.shape[:-1], strict=True) if n > 1]
+    address = array.data_ptr() if hasattr(array, "data_ptr") else array.ctypes.data
+    return address % 16 == 0 and all(s > 0 and s % 8 == 0 and s < 1 << 39 for s in outer)
+
+
+def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperConfig:
+    """The configuration of a call that the kernel can do."""
+    D, DV = int(inputs.q.shape[-1]), int(inputs.v.shape[-1])
+    small = D == 64
+    BM, NC, NB, BN = 64, 3 if small else 2, 3 if small else 2, 64 if D == 256 else 128
+    rows = BM * NC
+    page = inputs.k.shape[1] if inputs.table is not None else 0
+    num_keys = inputs.k.shape[1]
+    ragged_k = inputs.cu_k is not None
+    known = not (ragged_k or page or problem.ragged)  # the lengths are those of the arrays
+    window = problem.left < UNLIMITED
+    bounded = problem.right < UNLIMITED
+    diagonal = bounded and not (known and rows == BN and (num_keys - problem.max_q + problem.right) % BN == 0)
+    share = D > 128
+    total = inputs.q.shape[1] if problem.ragged else problem.max_q
+    row_tiles = total // rows + problem.batch if problem.ragged else -(-problem.max_q // rows)
+    heads = problem.q_heads * (1 if problem.ragged else problem.batch)
+    constants = Constants(
+        D=D, DV=DV, NC=NC, NB=NB, BN=BN, BOX=min(page, BN) if page else BN, PAGE=page, RAGGED_Q=problem.ragged,
+        RAGGED_K=ragged_k, FIRST=bounded or window or not (known and num_keys % BN == 0), MASKED=diagonal or window,
+        WINDOW=window, CLEAN=ragged_k or page > 0, CAPPED=problem.softcap > 0, SINKS=inputs.sinks is not None,
+        HOLD=small, EARLY=small, SHARE=share, REGISTERS=160 if small else 232 if page else 240,
+        PRODUCER=32 if small or not page else 48,
+        Q_PANELS=1 << (D // 64 - 1).bit_length(), O_PANELS=1 << (D // 64 - 1).bit_length() if share else DV // 64,
+    )  # fmt: skip
+    together = 1
+    if problem.ragged:
+        together = problem.q_heads
+    elif bounded:
+        fit = max(1, L2_SHARE // (num_keys * (D + DV) * 2)) * problem.group
+        together = max(g for g in range(1, min(fit, heads) + 1) if heads % g == 0)
+    return HopperConfig(constants, row_tiles, heads, together)

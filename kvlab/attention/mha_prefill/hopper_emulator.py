@@ -1,0 +1,268 @@
+"""The Hopper prefill kernel in NumPy: its roles as they meet at mbarriers, byte by byte in shared memory."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from kvlab.attention.online_softmax import LOG2E
+from kvlab.hardware import TmaDescriptor
+from kvlab.staging import Fragments, Traffic
+
+from .config import PrefillProblem
+from .hopper_config import HopperConfig
+from .hopper_cta import HopperCTA, Wait, run_roles
+
+Array = np.ndarray[Any, Any]
+LN2 = np.float32(0.6931471805599453)
+NOTHING = np.float32(-(2.0**100))
+
+
+@dataclass
+class Launch:
+    """What all programs share: sizes, where sequences stand, results, and the number of tiles taken."""
+
+    problem: PrefillProblem
+    config: HopperConfig
+    programs: int
+    out: Array
+    lse: Array
+    inner: np.float32
+    scale: np.float32
+    max_k: int
+    cu_q: Array | None = None
+    cu_k: Array | None = None
+    table: Array | None = None
+    lens: Array | None = None
+    sinks: Array | None = None
+    taken: list[int] = field(default_factory=list)
+
+    def find_tile(self, t: int) -> tuple[int, int, int, int, int, int, int]:
+        """Tile number -> its sequence, query head and first row, and the sequence's offsets and lengths."""
+        config, problem, C = self.config, self.problem, self.config.constants
+        r = t % (config.together * config.row_tiles)
+        head = t // (config.together * config.row_tiles) * config.together + r % config.together
+        tile = config.row_tiles - 1 - r // config.together
+        batch, q_first, num_q, k_first, num_keys = head // problem.q_heads, 0, problem.max_q, 0, self.max_k
+        if self.cu_q is not None:
+            starts = self.cu_q[:-1] // (C.NC * C.BM) + np.arange(problem.batch)
+            batch = int(np.searchsorted(starts, tile, "right")) - 1
+            q_first, num_q = int(self.cu_q[batch]), int(self.cu_q[batch + 1] - self.cu_q[batch])
+            tile -= int(starts[batch])
+        if self.cu_k is not None:
+            k_first, num_keys = int(self.cu_k[batch]), int(self.cu_k[batch + 1] - self.cu_k[batch])
+        if self.lens is not None:
+            num_keys = int(self.lens[batch])
+        return batch, head % problem.q_heads, tile * C.NC * C.BM, q_first, num_q, k_first, num_keys
+
+    def key_blocks(self, row: int, num_q: int, num_keys: int) -> tuple[int, int]:
+        """Blocks of BN keys that some row of the tile sees; at least one, which then is masked."""
+        C = self.config.constants
+        top = row + num_keys - num_q
+        bottom = min(row + C.NC * C.BM, num_q) - 1 + num_keys - num_q
+        hi = max(-(-min(bottom + self.problem.right + 1, num_keys) // C.BN), 1)
+        return min(max(top - self.problem.left, 0) // C.BN, hi - 1), hi
+
+
+def produce(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
+    """One warp takes tile after tile, tells the consumers, and brings Q, K and V."""
+    #@ producer
+    #: begin -> t, it, j    the first tile is the program's own; none loaded yet
+    C, tiles, group = cta.C, x.config.tiles, x.problem.group
+    it, j, t = 0, 0, program
+    while t < tiles:
+        #: find -> head, row, lo, hi    the rows of a tile, and the blocks of keys that they see
+        batch, head, row, q_first, num_q, k_first, num_keys = x.find_tile(t)
+        lo, hi = x.key_blocks(row, num_q, num_keys)
+        q_batch, k_batch = 0 if C.RAGGED_Q else batch, 0 if C.RAGGED_K else batch
+        pages_of = None if x.table is None else x.table[batch]
+        if row < num_q:
+            #: tell    the consumers, who are done with the Q before, which tile comes
+            for w in range(C.NC):
+                yield cta.q_free[w], (j & 1) ^ 1
+            cta.words = [batch, head, row, q_first, num_q, num_keys]
+            #: load_q -> j    DRAM -> shared memory, 64 rows for each consumer
+            for w in range(C.NC):
+                cta.load_rows("q", cta.q_full[w], w, q_batch, q_first + row + w * C.BM, head)
+            j += 1
+            for i in range(hi - lo):
+                #: load_k -> b, key    from the last block to the first, as soon as the stage is free
+                b, key = it % C.NB, (hi - 1 - i) * C.BN
+                yield cta.k_free[b], ((it // C.NB) & 1) ^ 1
+                cta.load_rows("k", cta.k_full[b], b, k_batch, k_first, head // group, key, num_keys, pages_of)
+                #: load_v -> it    the V tile of the same keys
+                yield cta.v_free[b], ((it // C.NB) & 1) ^ 1
+                cta.load_rows("v", cta.v_full[b], b, k_batch, k_first, head // group, key, num_keys, pages_of)
+                it += 1
+        #: take -> t    the next tile that no program has taken
+        x.taken.append(program)
+        t = x.programs + len(x.taken) - 1
+    #: end    no more tiles
+    for w in range(C.NC):
+        yield cta.q_free[w], (j & 1) ^ 1
+    cta.words[0] = -1
+    for w in range(C.NC):
+        cta.q_full[w].arrive()
+
+
+def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
+    """One warpgroup: BM rows of every tile. S = Q K^T of a block and O += P V of the one before it run together."""
+    #@ consumer
+    #: begin -> it, j, batch    the first tile, -1: none
+    C, scale = cta.C, x.scale
+    BM, BN = C.BM, C.BN
+    left, right = x.problem.left, x.problem.right
+    it, j = 0, 0
+    yield cta.q_full[W], 0
+    batch = cta.words[0]
+    while batch >= 0:
+        #: hear -> head, row, lo, hi, position    the tile, and where this warpgroup's rows stand
+        _, head, tile_row, q_first, num_q, num_keys = cta.words
+        lo, hi = x.key_blocks(tile_row, num_q, num_keys)
+        row = tile_row + W * BM
+        position = row + num_keys - num_q
+        b = it % C.NB
+        #: scores -> s    S = Q K^T of the last block
+        yield cta.k_full[b], (it // C.NB) & 1
+        s = cta.scores(W, b)
+        cta.k_free[b].arrive()
+        #: mask -> s    keys that a row does not see
+        s = _cap(s, x.inner) if C.CAPPED else s
+        s = _mask(s, position, (hi - 1) * BN, num_keys, left, right) if C.FIRST else s
+        #: softmax -> p, m, l, alpha, o    row maximum, exponentials, sums of each lane
+        m = s.tile()[0].max(1)
+        m = np.maximum(m, NOTHING) if C.FIRST else m  # a row may see nothing of this block
+        e = s.with_values(np.exp2(s.values * scale - s.by_row((m * scale)[None])))
+        l = _quad_sum(e)
+        p = e.with_values(e.values.astype(cta.dtype))
+        alpha, o = np.ones(BM, np.float32), cta.zeros()
+        #: clean    V behind the end of the sequence
+        if C.CLEAN and hi * BN > num_keys:
+            yield cta.v_full[b], (it // C.NB) & 1
+            cta.clean_rows(b, num_keys - (hi - 1) * BN)
+        for i in range(1, hi - lo):
+            #: scores -> s    S = Q K^T of the next block, started
+            it += 1
+            b, key = it % C.NB, (hi - 1 - i) * BN
+            yield cta.k_full[b], (it // C.NB) & 1
+            s = cta.scores(W, b)
+            #: accumulate -> o    O += P V of the block before, started
+            vb = (it - 1) % C.NB
+            yield cta.v_full[vb], ((it - 1) // C.NB) & 1
+            if C.EARLY:  # rescale while Q K^T runs
+                o = o.with_values(o.values * o.by_row(alpha[None]))
+            o = cta.accumulate(p, vb, o)
+            cta.k_free[b].arrive()
+            #: mask -> s    keys that a row does not see
+            s = _cap(s, x.inner) if C.CAPPED else s
+            s = _mask(s, position, key, num_keys, left, right) if C.MASKED else s
+            #: softmax -> p, m, l, alpha    online: new row maximum, exponentials, sums of each lane
+            m_new = np.maximum(m, s.tile()[0].max(1))
+            alpha = np.exp2(m * scale - m_new * scale)
+            m = m_new
+            e = s.with_values(np.exp2(s.values * scale - s.by_row((m * scale)[None])))
+            l = l * alpha[:, None] + _quad_sum(e)
+            p = e.with_values(e.values.astype(cta.dtype))
+            #: rescale -> o    O *= alpha; V's stage is free
+            cta.v_free[vb].arrive()
+            o = o if C.EARLY else o.with_values(o.values * o.by_row(alpha[None]))
+        #: accumulate -> o    O += P V of the first block
+        if not C.SHARE:
+            cta.q_free[W].arrive()  # the producer may fetch the next Q
+        b = it % C.NB
+        yield cta.v_full[b], (it // C.NB) & 1
+        if C.EARLY:
+            o = o.with_values(o.values * o.by_row(alpha[None]))
+        o = cta.accumulate(p, b, o)
+        #: normalise -> o, lse    rows without a visible key give 0 and -inf, or the sink's logit
+        lse, inv = _row_results(m * scale, l, None if x.sinks is None else x.sinks[head])
+        cta.v_free[b].arrive()
+        o = o.with_values(o.values * o.by_row(inv[None]))
+        #: store    registers -> DRAM where rows of another sequence follow, else by way of shared memory
+        page, count = 0 if C.RAGGED_Q else batch, min(max(num_q - row, 0), BM)
+        values = o.tile()[0].astype(cta.dtype)
+        x.lse[page, head, q_first + row : q_first + row + count] = lse[:count]
+        if C.RAGGED_Q and row + BM > num_q:
+            x.out[page, q_first + row : q_first + row + count, head] = values[:count]
+        else:
+            cta.store_box(W, values, page, q_first + row, head)
+        if C.SHARE:
+            cta.q_free[W].arrive()
+        #: turn -> it, j, batch    the next tile
+        it, j = it + 1, j + 1
+        yield cta.q_full[W], j & 1
+        batch = cta.words[0]
+    #: end    the last tile leaves
+    assert batch == -1
+
+
+def _cap(s: Fragments, inner: np.float32) -> Fragments:
+    """``tanh(s * inner)``."""
+    return s.with_values(np.tanh(s.values * inner))
+
+
+def _mask(s: Fragments, position: int, key: int, num_keys: int, left: int, right: int) -> Fragments:
+    """-inf for the keys that a row does not see; ``position`` of the first row."""
+    p, c = position + s.map.row, key + s.map.col
+    visible = (c < np.minimum(p + right + 1, num_keys)) & (c >= p - left)
+    return s.with_values(np.where(visible, s.values, np.float32(-np.inf)))
+
+
+def _quad_sum(e: Fragments) -> Array:
+    """Row sums ``[BM, 4]``, one for each lane of the quad that holds a row."""
+    tile = e.tile()[0]
+    sums: Array = tile.reshape(len(tile), -1, 4, 2).sum(3).sum(1)
+    return sums
+
+
+def _row_results(top: Array, l: Array, sink: Any) -> tuple[Array, Array]:
+    """Natural-log LSE of each row, and what its O is multiplied by. ``top``: the row's maximum in units of log2."""
+    total, weight = l.sum(1), np.ones(len(l), np.float32)
+    if sink is not None:
+        high = np.maximum(top, np.float32(sink) * np.float32(LOG2E))
+        weight = np.exp2(top - high)
+        total, top = total * weight + np.exp2(np.float32(sink) * np.float32(LOG2E) - high), high
+    seen = np.where(total > 0, total, np.float32(1))
+    lse = np.where(total > 0, (top + np.log2(seen)) * LN2, np.float32(-np.inf))
+    return lse, np.where(total > 0, weight / seen, np.float32(0))
+
+
+def launch(
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_q: Array | None = None,
+    cu_k: Array | None = None,
+    table: Array | None = None,
+    seq_lens: Array | None = None,
+    sinks: Array | None = None,
+    *,
+    scale: float,
+    problem: PrefillProblem,
+    config: HopperConfig,
+    out: Array | None = None,
+    arch: str = "sm_90",
+    traffic: Traffic | None = None,
+    processors: int = 132,
+) -> tuple[Array, Array]:
+    """Run the twin on ``processors`` SMs; arrays as in ``reference``, results as of ``emulator.launch``. The arguments
+    are valid, the arrays such as TMA takes.
+    """
+    C = config.constants
+    out = np.empty((*q.shape[:3], C.DV), q.dtype) if out is None else out
+    lse = np.empty((q.shape[0], q.shape[2], q.shape[1]), np.float32)
+    rows = {"q": (q, C.BM), "k": (k, C.BOX), "v": (v, C.BOX), "o": (out, C.BM)}
+    boxes = {name: TmaDescriptor.of(a, (1, n, 1, 64), "128B") for name, (a, n) in rows.items()}
+    inner, outer = (scale / problem.softcap, problem.softcap * LOG2E) if C.CAPPED else (0.0, scale * LOG2E)
+    programs = min(processors, config.tiles)
+    numbers = np.float32(inner), np.float32(outer), k.shape[1]
+    x = Launch(problem, config, programs, out, lse, *numbers, cu_q, cu_k, table, seq_lens, sinks)
+    make = functools.partial(HopperCTA, C, q.dtype, boxes, Traffic() if traffic is None else traffic)
+    ctas = [make() for _ in range(programs)]
+    roles = [produce(cta, x, program) for program, cta in enumerate(ctas)]
+    run_roles([*roles, *(consume(cta, x, w) for cta in ctas for w in range(C.NC))])
+    return out, lse

@@ -1,0 +1,238 @@
+"""The roles of the Hopper prefill kernel: a producer warp that brings tiles, consumer warpgroups that multiply them."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+from .hopper_steps import (
+    cap,
+    clean_rows,
+    find_tile,
+    key_blocks,
+    load_rows,
+    mask_block,
+    multiply_qk,
+    quad_sum,
+    receive,
+    row_results,
+    send,
+    store_box,
+)
+
+# A power of two: times the scale it is exact, so that m * scale - m * scale is 0 in a fused multiply-add, too.
+NOTHING = gl.constexpr(-(2.0**100))
+
+
+@gluon.jit
+def produce(descs, boxes, words, bars, seqs, sizes, C: gl.constexpr):
+    """One warp takes tile after tile, tells the consumers, and brings Q, K and V."""
+    #@ producer
+    #: begin -> t, it, j    the first tile is the program's own; none loaded yet
+    dq, dk, dv = descs
+    q_s, k_s, v_s = boxes
+    q_full, q_free, k_full, k_free, v_full, v_free = bars
+    cu_q, cu_k, table, lens, counter = seqs
+    tiles, row_tiles, together, batches, steps, heads, group, max_q, max_k, left, right, pages, table_batch = sizes
+    NC: gl.constexpr = C.NC
+    ROWS: gl.constexpr = NC * C.BM
+    it = 0  # K/V blocks so far: stage it % NB, phase it // NB
+    j = 0  # tiles so far
+    t = gl.program_id(0)
+    while t < tiles:
+        #: find -> head, row, lo, hi    the rows of a tile, and the blocks of keys that they see
+        batch, head, row, q_first, num_q, k_first, num_keys = find_tile(
+            t, row_tiles, together, cu_q, cu_k, lens, batches, steps, heads, max_q, max_k,
+            ROWS, C.RAGGED_Q, C.RAGGED_K, C.PAGE,
+        )  # fmt: skip
+        lo, hi = key_blocks(row, num_q, num_keys, left, right, ROWS, C.BN)
+        q_batch = batch * 0 if C.RAGGED_Q else batch
+        k_batch = batch * 0 if C.RAGGED_K else batch
+        pages_of = table + batch.to(gl.int64) * table_batch
+        if row < num_q:
+            #: tell    the consumers, who are done with the Q before, which tile comes
+            for w in gl.static_range(NC):
+                mbarrier.wait(q_free.index(w), (j & 1) ^ 1)
+            send(words, 0, batch)
+            send(words, 1, head)
+            send(words, 2, row)
+            if C.RAGGED_Q:
+                send(words, 3, q_first)
+                send(words, 4, num_q)
+                send(words, 5, num_keys)
+            #: load_q -> j    DRAM -> shared memory, 64 rows for each consumer
+            for w in gl.static_range(NC):
+                load_rows(
+                    dq, q_s, q_full.index(w), w, q_batch, q_first + row + w * C.BM, head, 0, 0, table, pages,
+                    C.BM, C.BM, C.D, C.Q_PANELS, 0,
+                )  # fmt: skip
+            j += 1
+            for i in range(hi - lo):
+                #: load_k -> b, key    from the last block to the first, as soon as the stage is free
+                b = it % C.NB
+                key = (hi - 1 - i) * C.BN
+                mbarrier.wait(k_free.index(b), ((it // C.NB) & 1) ^ 1)
+                load_rows(
+                    dk, k_s, k_full.index(b), b, k_batch, k_first, head // group, key, num_keys, pages_of, pages,
+                    C.BN, C.BOX, C.D, C.D // 64, C.PAGE,
+                )  # fmt: skip
+                #: load_v -> it    the V tile of the same keys
+                mbarrier.wait(v_free.index(b), ((it // C.NB) & 1) ^ 1)
+                load_rows(
+                    dv, v_s, v_full.index(b), b, k_batch, k_first, head // group, key, num_keys, pages_of, pages,
+                    C.BN, C.BOX, C.DV, C.DV // 64, C.PAGE,
+                )  # fmt: skip
+                it += 1
+        #: take -> t    the next tile that no program has taken
+        t = gl.num_programs(0) + gl.atomic_add(counter, 1)
+    #: end    no more tiles
+    for w in gl.static_range(NC):
+        mbarrier.wait(q_free.index(w), (j & 1) ^ 1)
+    send(words, 0, -1)
+    for w in gl.static_range(NC):
+        mbarrier.arrive(q_full.index(w), count=1)
+
+
+@gluon.jit
+def consume(W: gl.constexpr, do, smem, words, bars, results, sizes, C: gl.constexpr):
+    """One warpgroup: BM rows of every tile. S = Q K^T of a block and O += P V of the one before it run together."""
+    #@ consumer
+    #: begin -> it, j, batch    the first tile, -1: none
+    BM: gl.constexpr = C.BM
+    BN: gl.constexpr = C.BN
+    DV: gl.constexpr = C.DV
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, DV, 16])
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=2)
+    q_s, k_s, v_s, o_s, o_box = smem
+    q_full, q_free, k_full, k_free, v_full, v_free = bars
+    out, lse_out, sinks, o_token, o_head, lse_batch, lse_head, lse_token, inner, scale = results
+    max_q, max_k, left, right = sizes
+    DTYPE: gl.constexpr = q_s.dtype
+    it = 0
+    j = 0
+    mbarrier.wait(q_full.index(W), 0)
+    batch = receive(words, 0)
+    while batch >= 0:
+        #: hear -> head, row, lo, hi, position    the tile, and where this warpgroup's rows stand
+        head = receive(words, 1)
+        tile_row = receive(words, 2)
+        q_first = head * 0
+        num_q = max_q
+        num_keys = max_k
+        if C.RAGGED_Q:
+            q_first = receive(words, 3)
+            num_q = receive(words, 4)
+            num_keys = receive(words, 5)
+        lo, hi = key_blocks(tile_row, num_q, num_keys, left, right, C.NC * BM, BN)
+        row = tile_row + W * BM
+        position = row + num_keys - num_q
+        b = it % C.NB
+        zero = gl.zeros([BM, BN], gl.float32, layout=S_LAYOUT)  # never read (use_acc=False)
+        #: scores -> s    S = Q K^T of the last block
+        mbarrier.wait(k_full.index(b), (it // C.NB) & 1)
+        s = multiply_qk(q_s, k_s, W, b, zero, C.D, C.Q_PANELS)
+        s = hopper.warpgroup_mma_wait(0, deps=(s,))
+        mbarrier.arrive(k_free.index(b), count=1)
+        #: mask -> s    keys that a row does not see
+        if C.CAPPED:
+            s = cap(s, inner)
+        if C.FIRST:
+            s = mask_block(s, position, (hi - 1) * BN, num_keys, left, right, BM, BN, C.WINDOW, S_LAYOUT)
+        #: softmax -> p, m, l, alpha, o    row maximum, exponentials, sums of each lane
+        m = gl.max(s, 1)
+        if C.FIRST:
+            m = gl.maximum(m, NOTHING)  # a row may see nothing of this block: keep -inf - -inf away
+        e = gl.exp2(s * scale - (m * scale)[:, None])  # scale holds log2(e)
+        l = quad_sum(e, BM, BN)
+        p = gl.convert_layout(e.to(DTYPE), P_LAYOUT)
+        alpha = gl.full([BM], 1.0, gl.float32, layout=gl.SliceLayout(1, S_LAYOUT))
+        o = hopper.warpgroup_mma_init(gl.zeros([BM, DV], gl.float32, layout=O_LAYOUT))
+        #: clean    V behind the end of the sequence
+        if C.CLEAN and hi * BN > num_keys:
+            mbarrier.wait(v_full.index(b), (it // C.NB) & 1)
+            clean_rows(v_s, b, num_keys - (hi - 1) * BN, BN, DV)
+        for i in range(1, hi - lo):
+            #: scores -> s    S = Q K^T of the next block, started
+            it += 1
+            b = it % C.NB
+            key = (hi - 1 - i) * BN
+            mbarrier.wait(k_full.index(b), (it // C.NB) & 1)
+            s = multiply_qk(q_s, k_s, W, b, zero, C.D, C.Q_PANELS)
+            #: accumulate -> o    O += P V of the block before, started
+            vb = (it - 1) % C.NB
+            mbarrier.wait(v_full.index(vb), ((it - 1) // C.NB) & 1)
+            if C.EARLY:  # rescale while Q K^T runs
+                o = hopper.warpgroup_mma_wait(1, deps=(o,))
+                o = o * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
+            o = hopper.warpgroup_mma(p, v_s.index(vb), o, is_async=True)
+            s = hopper.warpgroup_mma_wait(1, deps=(s,))
+            mbarrier.arrive(k_free.index(b), count=1)
+            #: mask -> s    keys that a row does not see
+            if C.CAPPED:
+                s = cap(s, inner)
+            cut = (key + BN > gl.minimum(position + right + 1, num_keys)) | (key < position + BM - 1 - left)
+            if C.MASKED and cut:
+                s = mask_block(s, position, key, num_keys, left, right, BM, BN, C.WINDOW, S_LAYOUT)
+            #: softmax -> p, m, l, alpha    online: new row maximum, exponentials, sums of each lane
+            m_new = gl.maximum(m, gl.max(s, 1))
+            base = m_new * scale
+            alpha = gl.exp2(m * scale - base)
+            m = m_new
+            e = gl.exp2(s * scale - base[:, None])
+            lanes = quad_sum(e, BM, BN)
+            l = l * gl.convert_layout(alpha, gl.SliceLayout(1, lanes.type.layout))[:, None] + lanes
+            p = gl.convert_layout(e.to(DTYPE), P_LAYOUT)
+            #: rescale -> o    O *= alpha; V's stage is free
+            if C.HOLD:
+                # True already. Its branch ends the basic block: without it ptxas moves the wait below above the
+                # exponentials, and the softmax no longer overlaps with this warpgroup's own P V.
+                mbarrier.wait(v_full.index(vb), ((it - 1) // C.NB) & 1)
+            o = hopper.warpgroup_mma_wait(0, deps=(o,))
+            mbarrier.arrive(v_free.index(vb), count=1)
+            if not C.EARLY:
+                o = o * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
+            o = hopper.warpgroup_mma_init(o)
+        #: accumulate -> o    O += P V of the first block
+        if not C.SHARE:
+            mbarrier.arrive(q_free.index(W), count=1)  # the producer may fetch the next Q
+        b = it % C.NB
+        mbarrier.wait(v_full.index(b), (it // C.NB) & 1)
+        if C.EARLY:
+            o = hopper.warpgroup_mma_wait(0, deps=(o,))
+            o = o * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
+        o = hopper.warpgroup_mma(p, v_s.index(b), o, is_async=True)
+        #: normalise -> o, lse    rows without a visible key give 0 and -inf, or the sink's logit
+        lse, inv = row_results(m * scale, l, sinks + head, BM, C.SINKS, S_LAYOUT)
+        inv = gl.convert_layout(inv, gl.SliceLayout(1, O_LAYOUT))
+        tma.store_wait(0)  # the tile before has left its buffer
+        o = hopper.warpgroup_mma_wait(0, deps=(o,))
+        mbarrier.arrive(v_free.index(b), count=1)
+        o = o * inv[:, None]
+        #: store    registers -> DRAM where rows of another sequence follow, else by way of shared memory
+        rows = row + gl.arange(0, BM, layout=gl.SliceLayout(1, S_LAYOUT))
+        lse_at = lse_out + batch.to(gl.int64) * lse_batch * (1 - C.RAGGED_Q) + head * lse_head
+        gl.store(lse_at + (q_first + rows) * lse_token, lse, mask=rows < num_q)
+        if C.RAGGED_Q and row + BM > num_q:
+            r = row + gl.arange(0, BM, layout=gl.SliceLayout(1, O_LAYOUT))
+            d = gl.arange(0, DV, layout=gl.SliceLayout(0, O_LAYOUT))
+            at = (q_first + r).to(gl.int64)[:, None] * o_token + (head * o_head + d)[None, :]
+            gl.store(out + at, o.to(DTYPE), mask=(r < num_q)[:, None])
+        else:
+            o_s.index(W * C.O_PANELS * 64 // DV).store(o.to(DTYPE))
+            fence_async_shared()
+            o_page = batch * 0 if C.RAGGED_Q else batch
+            for c in gl.static_range(DV // 64):
+                store_box(do, [o_page, q_first + row, head, c * 64], o_box.index(W * C.O_PANELS + c))
+        if C.SHARE:
+            tma.store_wait(0)
+            mbarrier.arrive(q_free.index(W), count=1)
+        #: turn -> it, j, batch    the next tile
+        it += 1
+        j += 1
+        mbarrier.wait(q_full.index(W), j & 1)
+        batch = receive(words, 0)
+    #: end    the last tile leaves
+    tma.store_wait(0)

@@ -1,0 +1,190 @@
+"""The steps of the Hopper prefill kernel that its partitions call: which tile, which keys, boxes, mask, softmax."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+from kvlab.triton_support.versions import has_smem_reinterpret
+
+LN2 = gl.constexpr(0.6931471805599453)
+BOX_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=4))
+TILE_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=2))
+REINTERPRETS = gl.constexpr(has_smem_reinterpret())
+PANEL = gl.constexpr(64)  # columns of 16 bits in a row of 128 bytes, the widest swizzle
+load_box = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+meet = getattr(gl, "barrier", None) or gl.thread_barrier
+store_box = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+
+
+@gluon.jit
+def view(smem, shape: gl.constexpr, layout: gl.constexpr):
+    """The same bytes of shared memory with another shape and layout."""
+    if REINTERPRETS:
+        seen = smem.reinterpret(smem.dtype, shape, layout)
+    else:
+        seen = smem._reinterpret(smem.dtype, shape, layout)
+    return seen
+
+
+@gluon.jit
+def operand(boxes, rows: gl.constexpr, depth: gl.constexpr, panels: gl.constexpr):
+    """Buffers as operands of wgmma: ``[rows, depth]`` each, or panels of it where depth is no power of two."""
+    COLS: gl.constexpr = depth if depth & (depth - 1) == 0 else PANEL
+    return view(boxes, [panels * PANEL // COLS, rows, COLS], TILE_LAYOUT)
+
+
+@gluon.jit
+def send(words, i, value):
+    """A number for the other partitions."""
+    words.index(i).store(gl.full([1], 0, gl.int32, gl.BlockedLayout([1], [32], [gl.num_warps()], [0])) + value)
+
+
+@gluon.jit
+def receive(words, i):
+    """The number that was sent, in every thread."""
+    return gl.max(words.index(i).load(gl.BlockedLayout([1], [32], [gl.num_warps()], [0])), 0)
+
+
+@gluon.jit
+def find_tile(
+    t, row_tiles, together, cu_q, cu_k, lens, batches, steps, heads, max_q, max_k,
+    ROWS: gl.constexpr, RAGGED_Q: gl.constexpr, RAGGED_K: gl.constexpr, PAGE: gl.constexpr,
+):  # fmt: skip
+    """Tile number -> its sequence, query head and first row, and the sequence's offsets and lengths.
+
+    Groups of ``together`` heads one after the other; in a group the last rows first, since they
+    see most keys, heads innermost.
+    Ragged: sequence b owns the tiles from ``cu_q[b] // ROWS + b`` on; the last of them may be empty.
+    """
+    r = t % (together * row_tiles)
+    head = t // (together * row_tiles) * together + r % together
+    tile = row_tiles - 1 - r // together
+    batch = head // heads
+    q_first = head * 0
+    k_first = head * 0
+    num_q = max_q
+    num_keys = max_k
+    if RAGGED_Q:
+        batch = head * 0
+        last = batches - 1
+        for _ in range(steps):
+            middle = (batch + last + 1) // 2
+            below = gl.load(cu_q + middle).to(gl.int32) // ROWS + middle <= tile
+            batch = gl.where(below, middle, batch)
+            last = gl.where(below, last, middle - 1)
+        q_first = gl.load(cu_q + batch).to(gl.int32)
+        num_q = gl.load(cu_q + batch + 1).to(gl.int32) - q_first
+        tile -= q_first // ROWS + batch
+    if RAGGED_K:
+        k_first = gl.load(cu_k + batch).to(gl.int32)
+        num_keys = gl.load(cu_k + batch + 1).to(gl.int32) - k_first
+    if PAGE:
+        num_keys = gl.load(lens + batch).to(gl.int32)
+    return batch, head % heads, tile * ROWS, q_first, num_q, k_first, num_keys
+
+
+@gluon.jit
+def key_blocks(row, num_q, num_keys, left, right, ROWS: gl.constexpr, BN: gl.constexpr):
+    """Blocks of BN keys that some row of the tile sees, ``lo`` to ``hi - 1``; at least one, which then is masked."""
+    top = row + num_keys - num_q
+    bottom = gl.minimum(row + ROWS, num_q) - 1 + num_keys - num_q
+    hi = gl.maximum(gl.cdiv(gl.minimum(bottom + right + 1, num_keys), BN), 1)
+    lo = gl.minimum(gl.maximum(top - left, 0) // BN, hi - 1)
+    return lo, hi
+
+
+@gluon.jit
+def load_rows(
+    desc, smem, bar, b, batch, first, head, key, num_keys, table, pages,
+    ROWS: gl.constexpr, BOX: gl.constexpr, D: gl.constexpr, STRIDE: gl.constexpr, PAGE: gl.constexpr,
+):  # fmt: skip
+    """A tile of ROWS: boxes of BOX rows and one panel of columns, all on one mbarrier. Buffer b has STRIDE panels.
+
+    Pages past the end are not looked up and read as zeros: ``pages`` is no page of the cache.
+    """
+    PANELS: gl.constexpr = D // PANEL
+    mbarrier.expect(bar, ROWS * D * 2)
+    for j in gl.static_range(ROWS // BOX):
+        page = batch
+        row = first + key + j * BOX
+        if PAGE:
+            token = key + j * BOX
+            page = gl.load(table + token // PAGE, mask=token < num_keys, other=pages).to(gl.int32)
+            row = token % PAGE
+        for c in gl.static_range(PANELS):
+            at = (b * STRIDE + c) * (ROWS // BOX) + j
+            load_box(desc, [page, row, head, c * PANEL], bar, smem.index(at))
+
+
+@gluon.jit
+def clean_rows(v_s, b, end, BN: gl.constexpr, D: gl.constexpr):
+    """Zero the rows of a V tile from ``end`` on: what stands behind a sequence may be anything, and 0 * NaN is NaN."""
+    ATOMS: gl.constexpr = BN // 8
+    REGISTERS: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])
+    rows = view(v_s, [v_s.shape[0] * BN * D // (8 * PANEL), 8, PANEL], TILE_LAYOUT)
+    r = gl.arange(0, 8, layout=gl.SliceLayout(1, REGISTERS))
+    for atom in range(end // 8, ATOMS):
+        for c in gl.static_range(D // PANEL):
+            one = rows.index((b * (D // PANEL) + c) * ATOMS + atom)
+            kept = one.load(REGISTERS)
+            one.store(gl.where((atom * 8 + r < end)[:, None], kept, gl.zeros_like(kept)))
+    fence_async_shared()
+    meet()
+
+
+@gluon.jit
+def multiply_qk(q_s, k_s, w, b, zero, D: gl.constexpr, STRIDE: gl.constexpr):
+    """S = Q K^T, started: one product where D is a power of two, otherwise panel by panel."""
+    if D & (D - 1) == 0:
+        return hopper.warpgroup_mma(q_s.index(w), k_s.index(b).permute((1, 0)), zero, use_acc=False, is_async=True)
+    s = zero
+    for c in gl.static_range(D // PANEL):
+        q = q_s.index(w * STRIDE + c)
+        k = k_s.index(b * (D // PANEL) + c).permute((1, 0))
+        s = hopper.warpgroup_mma(q, k, s, use_acc=c > 0, is_async=True)
+    return s
+
+
+@gluon.jit
+def cap(s, inner):
+    """tanh(s * inner) by the exp unit, relative error 2^-11."""
+    return gl.inline_asm_elementwise(
+        "tanh.approx.f32 $0, $1;", "=f,f", [s * inner], dtype=gl.float32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def mask_block(
+    s, position, key, num_keys, left, right, BM: gl.constexpr, BN: gl.constexpr, WINDOW: gl.constexpr,
+    S_LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """-inf for the keys that a row does not see; ``position`` of the first row."""
+    p = position + gl.arange(0, BM, layout=gl.SliceLayout(1, S_LAYOUT))
+    c = key + gl.arange(0, BN, layout=gl.SliceLayout(0, S_LAYOUT))
+    s = gl.where(c[None, :] < gl.minimum(p + right + 1, num_keys)[:, None], s, float("-inf"))
+    if WINDOW:
+        s = gl.where(c[None, :] >= (p - left)[:, None], s, float("-inf"))
+    return s
+
+
+@gluon.jit
+def quad_sum(p, BM: gl.constexpr, BN: gl.constexpr):
+    """Row sums [BM, 4], one for each lane of the quad that holds a row: additions inside a thread, no shuffles."""
+    return gl.sum(gl.sum(p.reshape([BM, BN // 8, 4, 2]), 3), 1)
+
+
+@gluon.jit
+def row_results(top, l, sink_at, BM: gl.constexpr, SINKS: gl.constexpr, S_LAYOUT: gl.constexpr):
+    """Natural-log LSE of each row, and what its O is multiplied by. ``top``: the row's maximum in units of log2."""
+    total = gl.convert_layout(gl.sum(l, 1), gl.SliceLayout(1, S_LAYOUT))
+    weight = gl.full([BM], 1.0, gl.float32, layout=gl.SliceLayout(1, S_LAYOUT))
+    if SINKS:
+        sink = gl.load(sink_at).to(gl.float32) * 1.4426950408889634
+        weight = gl.exp2(top - gl.maximum(top, sink))
+        top = gl.maximum(top, sink)
+        total = total * weight + gl.exp2(sink - top)
+    lse = gl.where(total > 0, (top + gl.log2(total)) * LN2, float("-inf"))
+    return lse, gl.where(total > 0, weight / total, 0.0)

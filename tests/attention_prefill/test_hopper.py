@@ -1,0 +1,168 @@
+"""Hopper's prefill kernel where there is no GPU: what the compiler makes of it, its emulator, when it is chosen."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from prefill_cases import Case
+from yardsticks import assert_accurate, bits
+
+from kvlab.attention import explain, hopper_choice, mha_prefill
+from kvlab.attention.mha_prefill import hopper_emulator
+from kvlab.attention.mha_prefill.config import PrefillProblem
+from kvlab.attention.mha_prefill.hopper_config import HopperConfig, choose_hopper
+from kvlab.attention.mha_prefill.hopper_cta import run_roles
+from kvlab.attention.mha_prefill.inputs import PrefillInputs
+from kvlab.cache.arrays import to_torch
+from kvlab.hardware import BarrierDeadlock, SharedMemBarrier
+from kvlab.triton_support.compile import Compiled, compile_kernel, signature_of
+
+RAGGED = ((70, 200), (0, 5), (3, 0), (65, 130))
+CASES = [
+    Case(((130, 200),) * 2, heads=(4, 2), strided=True),
+    Case(((300, 260),), heads=(2, 1), D=128, window=(100, 3), causal=False, dtype="fp16"),
+    Case(RAGGED, heads=(2, 1), D=256, form="ragged", softcap=15.0),
+    Case(RAGGED, heads=(4, 2), D=128, form="paged", sinks=True, window=50),
+    Case(((70, 129),), heads=(1, 1), form="paged", page=128, causal=False),
+]
+
+
+def plan(case: Case) -> tuple[tuple[Any, ...], PrefillProblem, HopperConfig]:
+    """The arguments of the launch functions."""
+    x = case.build()
+    arrays = x.launch_form()
+    longest = x.q.shape[1] if x.cu_q is None else x.q.shape[0]
+    sizes = (len(case.lens), longest, *case.heads, case.D, x.q.dtype.itemsize)
+    problem = PrefillProblem(*sizes, *x.bounds, case.softcap, x.cu_q is not None)
+    return arrays, problem, choose_hopper(problem, PrefillInputs(*arrays, None, len(case.lens), longest))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_emulator_is_accurate(case: Case) -> None:
+    """Against the float64 reference. All that must not be read is NaN, and shared memory is poisoned."""
+    x = case.build()
+    out, lse = x.call(return_lse=True, backend="hopper")
+    assert_accurate(x, out, lse)
+
+
+def test_which_program_takes_a_tile_changes_nothing() -> None:
+    arrays, problem, config = plan(Case(((200, 300),) * 2, heads=(4, 2)))
+    assert config.tiles == 16
+    launch = functools.partial(hopper_emulator.launch, *arrays, scale=0.125, problem=problem, config=config)
+    one, five = (tuple(map(bits, launch(processors=n))) for n in (1, 5))
+    assert one == five
+
+
+def test_roles_that_wait_for_each_other_are_told() -> None:
+    bars = [SharedMemBarrier() for _ in range(2)]
+
+    def role(i: int) -> Any:
+        yield bars[i], 0
+        bars[1 - i].arrive()
+
+    with pytest.raises(BarrierDeadlock, match="all 2 roles wait"):
+        run_roles([role(0), role(1)])
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"D": 80}, "head dimensions 80 of q and 80 of v"),
+        ({"dtype": "fp32"}, "dtype float32"),
+        ({"form": "paged", "page": 48}, "page size 48"),
+        ({"lens": ((3, 0),)}, "no queries or no keys"),
+    ],
+)
+def test_hopper_says_what_it_supports(changes: dict[str, Any], message: str) -> None:
+    x = Case(**{"lens": ((3, 5),), **changes}).build()
+    with pytest.raises(ValueError, match=f"backend 'hopper' with {message}: must be bf16 or fp16, head dimension 64"):
+        x.call(backend="hopper")
+
+
+def test_strides_that_tma_does_not_take() -> None:
+    q = np.zeros((1, 3, 2, 68), np.float16)
+    with pytest.raises(ValueError, match="the strides or the alignment of q: must be"):
+        mha_prefill(q[..., 4:], q[..., :64].copy(), q[..., :64].copy(), backend="hopper")
+    with pytest.raises(ValueError, match=r"scale 0\.0: must be"):
+        mha_prefill(*(q[..., :64].copy() for _ in "qkv"), scale=0, backend="hopper")
+
+
+@pytest.mark.parametrize(
+    "arch, version, length, backend, reason",
+    [
+        ("sm_90", "3.6.0", 300, "hopper", "torch tensors on sm_90"),
+        ("sm_90", "3.6.0", 20, "triton", "not the Hopper kernel: the heads of a KV head fit one tile together"),
+        ("sm_90", "4.1.0", 300, "triton", "not the Hopper kernel: Triton 4.1.0, whose Gluon is not tested"),
+        ("sm_100", "3.6.0", 300, "triton", "not the Hopper kernel: a GPU of sm_100"),
+    ],
+)
+def test_when_auto_takes_it(
+    monkeypatch: pytest.MonkeyPatch, arch: str, version: str, length: int, backend: str, reason: str
+) -> None:
+    """As if the tensors were on a GPU."""
+    monkeypatch.setattr(hopper_choice, "on_gpu", lambda array: True)
+    monkeypatch.setattr(hopper_choice, "machine", lambda device: (arch, 132))
+    monkeypatch.setattr("kvlab.triton_support.versions.installed", lambda: version)
+    q, kv = (torch.zeros((1, length, heads, 64), dtype=torch.bfloat16) for heads in (4, 1))
+    found = explain(mha_prefill, q, kv, kv)
+    assert found.backend == backend
+    assert reason in found.reason
+
+
+LENS = ((150, 200), (150, 200))
+MATRIX = [
+    *(Case(LENS, heads=(4, 2), D=D, causal=causal) for D in (64, 128, 256) for causal in (True, False)),
+    Case(((256, 256),), heads=(4, 2), D=128),
+    Case(LENS, heads=(4, 2), D=128, form="ragged", dtype="fp16"),
+    Case(LENS, heads=(4, 2), D=128, form="paged", page=16, sinks=True, softcap=20.0, window=100),
+    Case(LENS, heads=(4, 2), D=64, form="paged", page=64),
+]
+
+
+class _Caught:
+    """In place of the kernel: ``attend[grid](*args, **named)`` notes its arguments."""
+
+    def __init__(self, fn: Any) -> None:
+        self.fn, self.arguments = fn, {}
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *args, **named: self.arguments.update(zip(self.fn.arg_names, args, strict=False), **named)
+
+
+def compiled(case: Case) -> Compiled:
+    """The kernel as a call compiles it."""
+    from kvlab.attention.mha_prefill import hopper
+
+    arrays, problem, config = plan(case)
+    with pytest.MonkeyPatch.context() as patch:
+        caught = _Caught(hopper.attend)
+        patch.setattr(hopper, "attend", caught)
+        patch.setattr(hopper, "machine", lambda device: ("sm_90", 132))
+        tensors = [a if a is None else to_torch(np.ascontiguousarray(a)) for a in arrays]
+        hopper.launch(*tensors, scale=0.1, problem=problem, config=config)
+    caught.arguments.pop("num_warps")
+    return compile_kernel(caught.fn, **signature_of(caught.fn, **caught.arguments))
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("case", MATRIX, ids=str)
+def test_compiled(case: Case) -> None:
+    """No spills, shared memory that a CTA has, and wgmma that runs beside other work: where the compiler had to wait
+    for each product there would be an arrival and a wait for every HGMMA.
+    """
+    made = compiled(case)
+    count = made.instructions
+    consumers = 3 if case.D == 64 else 2
+    assert made.spills == 0
+    assert made.stack == 0
+    assert made.shared <= 232448
+    assert made.num_warps == 4 * consumers + 4
+    steps = case.D // 16 + (64 if case.D == 256 else 128) // 16
+    assert count["HGMMA"] == 2 * steps * consumers  # in the loop and around it
+    assert count["WARPGROUP"] <= 12 * consumers
+    assert count["UTMALDG"] > 0
+    assert count["UTMASTG"] > 0

@@ -1,0 +1,81 @@
+"""The Hopper prefill kernel on its GPU, against the float64 reference, in the tolerance of prefill_cases.
+
+Every case poisons what must not be read (NaN slots, pages and neighbours, table entries that are no pages), deals its
+pages at random, and has canaries around what it writes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from on_device import on_device
+from prefill_cases import Case
+from yardsticks import assert_accurate, bits, nothing_waits
+
+from kvlab.attention import explain, mha_prefill
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="a kernel for sm_90"
+    ),
+]
+
+SHAPES = [(1, 1), (64, 128), (128, 192), (239, 1), (799, 3), (113, 203), (384, 256), (640, 128), (513, 1024)]
+RAGGED = ((300, 300), (0, 40), (7, 900), (129, 64), (5, 0), (192, 200))
+PAGED = ((300, 700), (1, 1), (0, 50), (64, 2000), (3, 799), (8, 4), (5, 0), (256, 256))
+SIZES = [
+    *(Case((shape,) * 2, heads=(6, 2), D=128) for shape in SHAPES),
+    *(Case((shape,) * 2, heads=(4, 4), D=64, causal=False, strided=True) for shape in SHAPES),
+    *(Case((shape,) * 2, heads=(3, 1), D=64) for shape in SHAPES),
+    *(Case((shape,), heads=(3, 1), D=256) for shape in SHAPES),
+    Case(((1024, 1024),) * 2, heads=(6, 2), D=128, causal=False),
+    Case(((1024, 1024),) * 2, heads=(6, 2), D=64),
+    Case(((2048, 2048),), heads=(4, 1), D=128),
+    *(Case(RAGGED, heads=(7, 1), D=D, form="ragged", causal=causal) for D in (64, 128) for causal in (True, False)),
+    Case(RAGGED, heads=(2, 1), D=256, form="ragged"),
+    *(Case(PAGED, heads=(6, 2), D=128, form="paged", page=page) for page in (16, 64, 128, 384)),
+    *(Case(PAGED, heads=(6, 2), D=64, form="paged", page=page, causal=False, strided=True) for page in (16, 64)),
+    Case(PAGED, heads=(2, 2), D=256, form="paged", page=32),
+    Case(PAGED, heads=(4, 2), D=128, form="paged", strided=True, window=100),
+    Case(((300, 333),), heads=(4, 2), D=128, window=(40, 7), causal=False, sinks=True),
+    Case(((300, 333),), heads=(4, 2), D=64, window=129, sinks=True),
+    Case(((300, 333),), heads=(4, 2), softcap=15.0, D=128),
+    Case(((200, 500), (9, 0), (100, 64)), heads=(4, 2), D=128, form="paged", sinks=True, softcap=30.0, window=64),
+]
+GRID = [*SIZES, *(replace(case, dtype="fp16") for case in SIZES[:1] + SIZES[-8:])]
+
+
+@pytest.mark.parametrize("case", GRID, ids=str)
+def test_grid(case: Case) -> None:
+    x = case.build()
+    out, lse = x.call(device="cuda", return_lse=True, backend="hopper")
+    assert_accurate(x, out.cpu(), lse.cpu())
+
+
+@pytest.mark.parametrize("form", ["dense", "ragged", "paged"])
+def test_nothing_waits_repeats_and_writes_beside_out(form: str) -> None:
+    x = Case(((150, 200), (150, 200)), heads=(6, 2), D=128, form=form).build()
+    buffer = torch.full((*x.q.shape[:-2], 8, 192), 7, dtype=torch.bfloat16, device="cuda")
+    out = buffer[..., 1:7, 16:144]
+    x.call(device="cuda", out=out, backend="hopper")  # compiles
+    assert_accurate(x, out.cpu())
+    before = bits(out.cpu())
+    arrays = on_device(x)
+    with nothing_waits():
+        arrays.call(out=out, backend="hopper")
+    assert bits(out.cpu()) == before
+    out[...] = 7
+    assert bool((buffer == 7).all())
+
+
+def test_auto_takes_it_where_it_applies() -> None:
+    q = torch.zeros((1, 300, 4, 128), dtype=torch.bfloat16, device="cuda")
+    assert explain(mha_prefill, q, q, q).backend == "hopper"
+    assert explain(mha_prefill, q.float(), q.float(), q.float()).backend == "triton"
+    odd = torch.zeros((1, 300, 4, 132), dtype=torch.bfloat16, device="cuda")[..., 4:]
+    assert "strides or the alignment of q" in explain(mha_prefill, odd, q, q).reason
+    with pytest.raises(ValueError, match="backend 'hopper' with scale 0"):
+        mha_prefill(q, q, q, scale=0, backend="hopper")

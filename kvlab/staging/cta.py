@@ -12,9 +12,12 @@ from kvlab.memory import Memory
 from .fma_cta import FmaCTA, FmaShape
 from .fragments import Fragments
 from .iterator import KVCacheIterator, KVTile
+from .kv_buffer_decode_cta import KVBufferDecodeCTA, KVBufferDecodeShape
 from .mfma_cta import MfmaCTA, MfmaShape
 from .mma_sync_cta import MmaSyncCTA, MmaSyncShape
+from .pieces_cta import Accumulator, PiecesCTA, piece_columns
 from .traffic import Traffic
+from .whole_cta import WholeCTA
 
 __all__ = ["DECODE_ARCHS", "TileCTA", "decode_cta"]
 
@@ -42,37 +45,104 @@ class TileCTA(Protocol):
     def accumulate(self, p: Fragments, v: Any, o: Fragments, active: Array) -> Fragments: ...
 
 
+class DecodeCTA(Protocol):
+    """What the decode emulator asks of a machine: it walks over its tiles of K and V itself, from the key where the
+    programs' ranges start. ``q_columns`` is the order in which it takes the columns of Q, None for their own.
+    """
+
+    @property
+    def q_columns(self) -> Array | None: ...
+    def load_q(self, dram: Memory, offset: Array, valid: Array) -> Any: ...
+    def load_k(self, active: Array) -> Any: ...
+    def scores(self, q: Any, k: Any, active: Array) -> Fragments: ...
+    def row_max(self, s: Fragments) -> Array: ...
+    def row_sum(self, p: Fragments) -> Array: ...
+    def load_v(self, active: Array) -> Any: ...
+    def zeros(self) -> Accumulator: ...
+    def accumulate(self, p: Fragments, v: Any, o: Accumulator, active: Array) -> Accumulator: ...
+
+
 def decode_cta(
     arch: str,
     BM: int,
     BN: int,
-    BD: int,
+    columns: tuple[int, int],
+    v_columns: tuple[int, int],
     k_cache: PagedKVCache,
     v_cache: PagedKVCache,
     batch_idx: Array,
     head_idx: Array,
+    keys: tuple[Array, Array],
     traffic: Traffic,
     *,
     num_warps: int = 4,
-) -> TileCTA:
-    """The CTA model of ``arch`` for tiles of BM query rows and BN keys; columns are padded to BD.
+) -> DecodeCTA:
+    """The CTA model of ``arch`` for tiles of BM query rows and BN keys.
 
-    ``batch_idx`` and ``head_idx`` ``[programs]`` are each program's sequence and KV head. gfx950: MAX's streaming
-    decode. sm_80, sm_90: what our Triton kernel compiles to; float32 without tensor cores, there ``num_warps`` may be
-    other than 4.
+    ``columns`` and ``v_columns``: the pieces of K's and V's columns, in elements (pairs of fp8). ``batch_idx`` and
+    ``head_idx`` ``[programs]`` are each program's sequence and KV head, ``keys`` the first and the end of its keys.
+    gfx950: MAX's decode through KVBuffer; float32, which that buffer does not take, strip by strip. sm_80, sm_90: what
+    our Triton kernel compiles to; float32 without tensor cores. There ``num_warps`` may be other than 4.
 
-    >>> keys = PagedKVCache(np.zeros((1, 64, 1, 64), np.float16), [63], [[0]], max_seq_length=1, max_cache_length=64)
+    >>> cache = PagedKVCache(np.zeros((1, 64, 1, 64), np.float16), [63], [[0]], max_seq_length=1, max_cache_length=64)
     >>> one = np.zeros(1, np.int64)
-    >>> type(decode_cta("sm_90", 16, 64, 64, keys, keys, one, one, Traffic())).__name__
-    'MmaSyncCTA'
+    >>> decode_cta("sm_70", 16, 64, (64, 0), (64, 0), cache, cache, one, one, (one, one + 64), Traffic())
+    Traceback (most recent call last):
+        ...
+    ValueError: arch 'sm_70' is not one of sm_80, sm_90, gfx950
     """
-    dtype, D = k_cache.dtype, k_cache.kv_params.head_size
-    if num_warps != 4 and (arch == "gfx950" or dtype.itemsize != 4):
-        raise ValueError(f"num_warps {num_warps} with {dtype} on {arch}: must be 4")
+    if arch not in DECODE_ARCHS:
+        raise ValueError(f"arch {arch!r} is not one of {', '.join(DECODE_ARCHS)}")
+    dtype, programs = k_cache.dtype, len(batch_idx)
+    if num_warps != 4 and arch == "gfx950":
+        raise ValueError(f"num_warps {num_warps} on {arch}: must be 4")
+
+    def walk(cache: PagedKVCache, first: int = 0, depth: int | None = None) -> KVCacheIterator:
+        tiles = KVCacheIterator(cache, BN, batch_idx, head_idx, keys[1], depth=depth, head_dim_offset=first)
+        tiles.tile_start_row = keys[0]
+        return tiles
+
+    depths = k_cache.kv_params.head_size, v_cache.kv_params.head_size
     if arch == "gfx950":
-        return MfmaCTA(MfmaShape(BM, BN, D, dtype), k_cache, v_cache, batch_idx, head_idx, traffic)
-    if arch in ("sm_80", "sm_90"):
+        return _on_gfx950(
+            BM, BN, depths, k_cache, v_cache, (walk(k_cache), walk(v_cache)), batch_idx, head_idx, traffic
+        )
+    pairs = dtype.itemsize == 1
+    each = 2 if pairs else 1
+    k, v = (piece_columns(w, depth, each) for w, depth in zip((columns, v_columns), depths, strict=True))
+    ctas: list[MmaSyncCTA | FmaCTA] = []
+    tiles: list[tuple[KVCacheIterator | None, KVCacheIterator | None]] = []
+    for i in range(max(len(k), len(v))):
+        sizes = [(p[i].inside, p[i].width) if i < len(p) else (0, 0) for p in (k, v)]
         if dtype.itemsize == 4:
-            return FmaCTA(FmaShape(BM, BN, D, BD, arch, num_warps), len(batch_idx), traffic)
-        return MmaSyncCTA(MmaSyncShape(BM, BN, D, BD, dtype, arch), len(batch_idx), traffic)
-    raise ValueError(f"arch {arch!r} is not one of {', '.join(DECODE_ARCHS)}")
+            fma = FmaShape(BM, BN, *sizes[0], arch, num_warps, v_columns=sizes[1])
+            ctas.append(FmaCTA(fma, programs, traffic))
+        else:
+            product = np.dtype(np.float16) if pairs else dtype
+            mma = MmaSyncShape(BM, BN, *sizes[0], product, arch, v_columns=sizes[1], pairs=pairs, warps=num_warps)
+            ctas.append(MmaSyncCTA(mma, programs, traffic))
+        k_tiles, v_tiles = (
+            walk(cache, p[i].first * each, p[i].inside * each) if i < len(p) else None
+            for cache, p in ((k_cache, k), (v_cache, v))
+        )
+        tiles.append((k_tiles, v_tiles))
+    return PiecesCTA(ctas, k, v, tiles)
+
+
+def _on_gfx950(
+    BM: int, BN: int, depths: tuple[int, int], k_cache: PagedKVCache, v_cache: PagedKVCache,
+    tiles: tuple[KVCacheIterator, KVCacheIterator], batch_idx: Array, head_idx: Array, traffic: Traffic,
+) -> DecodeCTA:  # fmt: skip
+    dtype, D = k_cache.dtype, depths[0]
+    cta: Any
+    if depths[0] != depths[1]:
+        raise ValueError(f"depths {depths} of K and V on gfx950: must be the same")
+    if dtype.itemsize == 4:
+        cta = MfmaCTA(MfmaShape(BM, BN, D, dtype), k_cache, v_cache, batch_idx, head_idx, traffic)
+    else:
+        if (BM, BN) != (16, 128):
+            raise ValueError(f"BM {BM}, BN {BN} on gfx950: must be 16 and 128")
+        product = np.dtype(np.float16) if dtype.itemsize == 1 else dtype
+        shape = KVBufferDecodeShape(D, dtype, product)
+        cta = KVBufferDecodeCTA(shape, k_cache, v_cache, batch_idx, head_idx, traffic)
+    return WholeCTA(cta, tiles, 2 if dtype.itemsize == 1 else 1)

@@ -35,6 +35,7 @@ class FmaShape:
     """Sizes of the tile: BM query rows, BN keys, D columns in DRAM, padded to BD in shared memory.
 
     ``v_in_k``: V has no place of its own, it is read from K's (MLA). ``ahead``: the loop fetches the next tile early.
+    ``v_columns``: (D, BD) of V where they differ from K's. Either may be (0, 0): a CTA for a piece of K's or of V's.
     """
 
     BM: int
@@ -45,14 +46,21 @@ class FmaShape:
     warps: int = 4
     v_in_k: bool = False
     ahead: bool = True
+    v_columns: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        if self.BM % 16 or self.BN % 32 or self.BD % 32 or self.D > self.BD or self.D % 4:
-            raise ValueError(f"{self}: BM must be a multiple of 16, BN and BD of 32, D of 4 and at most BD")
+        for D, BD in (self.columns("k"), self.columns("v")):
+            if self.BM % 16 or self.BN % 16 or BD % 16 or D > BD or D % 4:
+                raise ValueError(f"{self}: BM, BN and BD must be multiples of 16, D of 4 and at most BD")
+
+    def columns(self, role: str) -> tuple[int, int]:
+        """(in DRAM, in shared memory) of V, or of K and Q."""
+        return self.v_columns if role == "v" and self.v_columns is not None else (self.D, self.BD)
 
     def place(self, role: str) -> tuple[int, int, int]:
         """(first byte, rows, columns) of a role's tile in shared memory."""
-        sizes = {"k": (self.BN, self.BD), "v": (self.BN, self.BD), "q": (self.BM, self.BD), "p": (self.BM, self.BN)}
+        v = self.columns("v")[1]
+        sizes = {"k": (self.BN, self.BD), "v": (self.BN, v), "q": (self.BM, self.BD), "p": (self.BM, self.BN)}
         if self.v_in_k:
             del sizes["v"]
             role = "k" if role == "v" else role
@@ -80,9 +88,9 @@ class FmaCTA:
         self.pipeline = TilePipeline(self.copies.by_cp_async, self.hazards)
         self._footprints: dict[str, Footprint] = {}
 
-    def follow(self, *tiles: KVCacheIterator) -> None:
-        """Fetch K and V ahead along these two iterators, whose tiles the loads then take in turn. Nothing unless
-        ``shape.ahead``.
+    def follow(self, *tiles: KVCacheIterator | None) -> None:
+        """Fetch K and V (None: not of this CTA) ahead along these two iterators, whose tiles the loads then take in turn.
+        Nothing unless ``shape.ahead``.
         """
         if self.shape.ahead:
             self.pipeline.follow(*tiles)
@@ -115,6 +123,12 @@ class FmaCTA:
 
     def accumulate(self, p: Fragments, v: Fragments, o: Fragments, active: BoolArray) -> Fragments:
         """O += P V, P through shared memory since a lane needs whole rows of it."""
+        a = self.operand_p(p, active)
+        self.end_tile()
+        return self.add_values(a, v, o)
+
+    def operand_p(self, p: Fragments, active: BoolArray) -> Fragments:
+        """Whole rows of P for each lane."""
         base, _, cols = self.shape.place("p")
         address = base + 4 * (p.map.row[..., 0] * cols + p.map.col[..., 0])  # [threads, registers], vectors of a row
         width = p.values.shape[-1]
@@ -122,15 +136,25 @@ class FmaCTA:
         self.smem.store(address[None], p.values)
         self._count("p write", f"st.shared.b{32 * width}", address, active)
         self.hazards.barrier()
-        a = self._read("p", active)
-        if self.pipeline.following:
+        return self._read("p", active)
+
+    def meet_for_p(self) -> None:
+        """The barrier of :meth:`operand_p` where P goes through another CTA's model of the same threads."""
+        self.hazards.barrier()
+
+    def end_tile(self) -> None:
+        """The last reads of the tile, then the copies of the next."""
+        if self.pipeline.following and self.shape.columns("v")[1]:
             self._state_read("v")
         self.pipeline.refill()
-        return o.with_values(o.values + o.map.spread(np.matmul(a.tile(), v.tile())))
+
+    def add_values(self, p: Fragments, v: Fragments, o: Fragments) -> Fragments:
+        """O += P V of what the lanes hold."""
+        return o.with_values(o.values + o.map.spread(np.matmul(p.tile(), v.tile())))
 
     def zeros(self) -> Fragments:
         """The output accumulator ``[BM, BD]``."""
-        return Fragments.zeros(self.programs, _accumulator(self.shape, self.shape.BD))
+        return Fragments.zeros(self.programs, _accumulator(self.shape, self.shape.columns("v")[1]))
 
     def row_max(self, s: Fragments) -> np.ndarray[Any, Any]:
         """Largest score of each row ``[programs, BM]``."""
@@ -154,7 +178,7 @@ class FmaCTA:
     def _copied_to(self, role: str) -> tuple[CopyPlan, IntArray]:
         """The plan of a role's tile, and where each of its vectors lands."""
         base, rows, cols = self.shape.place(role)
-        plan = copy_plan(rows, 4 * cols, 4 * self.shape.D, self.shape.warps)
+        plan = copy_plan(rows, 4 * cols, 4 * self.shape.columns(role)[0], self.shape.warps)
         return plan, base + plan.row * 4 * cols + plan.byte
 
     def _read(self, role: str, active: BoolArray, stated: bool = True) -> Fragments:
@@ -262,7 +286,7 @@ def _accumulator(shape: FmaShape, cols: int) -> FragmentMap:
 def _row_plan(shape: FmaShape, role: str) -> FragmentMap:
     """Whole rows (of Q or P) for the rows of a lane's patches, four columns a read, the same for lanes in a row."""
     _, rows, cols = shape.place(role)
-    patch = _patch(shape, shape.BN if role == "q" else shape.BD)
+    patch = _patch(shape, shape.BN if role == "q" else shape.columns("v")[1])
     return _map(shape, (rows, cols), patch.rows[..., None, None], np.arange(cols).reshape(-1, 4))
 
 
@@ -276,5 +300,5 @@ def _key_plan(shape: FmaShape) -> FragmentMap:
 @functools.cache
 def _column_plan(shape: FmaShape) -> FragmentMap:
     """A lane's columns of V for every key, the columns of a patch a read."""
-    key = np.arange(shape.BN)[:, None, None]
-    return _map(shape, (shape.BN, shape.BD), key, _patch(shape, shape.BD).cols[:, :, None])
+    key, columns = np.arange(shape.BN)[:, None, None], shape.columns("v")[1]
+    return _map(shape, (shape.BN, columns), key, _patch(shape, columns).cols[:, :, None])

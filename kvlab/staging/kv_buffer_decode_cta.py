@@ -14,6 +14,7 @@ them; every access, wait and barrier is stated to ``hazards``::
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ import numpy as np
 from kvlab.layout import Swizzle
 from kvlab.memory import AddressSpace, Memory
 
-from .fragments import Fragments
+from .fragments import FragmentMap, Fragments
 from .hazards import Hazards
 from .iterator import GivenTile, KVCacheIterator, KVTile
 from .kv_buffer import KVBuffer
@@ -116,7 +117,7 @@ class KVBufferDecodeCTA:
 
     def load_q(self, dram: Memory, offset: Array, valid: Array) -> Fragments:
         """Q rows, elements ``offset[programs, BM]`` of ``dram``, straight into every warp's registers, or zeros."""
-        layout, dtype = kv_buffer_operand_map(self.k.params, BM), self.shape.mma_dtype
+        layout, dtype = _query_map(self.k.params), self.shape.mma_dtype
         self.traffic.move("DRAM->registers", int(valid.sum()) * self.shape.D * dtype.itemsize)
         return query_fragments(dram, offset, valid, layout, dtype)
 
@@ -134,8 +135,9 @@ class KVBufferDecodeCTA:
 
     def scores(self, q: Fragments, k: Strips, active: Array, s: Fragments | None = None) -> Fragments:
         """S = Q K^T, float32, ``[BM, BN]``; added to ``s`` if given."""
+        operand = q.values.reshape(*q.values.shape[:2], -1, self.k.params.input_frag_size)
         zeros = Fragments.zeros(self.programs, score_map(self.k.params, BM))
-        return self._multiply(q.values, k, zeros if s is None else s)
+        return self._multiply(operand, k, zeros if s is None else s)
 
     def accumulate(self, p: Fragments, v: Strips, o: Fragments, active: Array) -> Fragments:
         """O += P V: P rounded to the dtype of the products, through LDS to the operand that meets V."""
@@ -202,6 +204,14 @@ class KVBufferDecodeCTA:
         """C += operand x strips, strip after strip; a fragment of 32 elements in four steps of eight."""
         a, b = (_eights(x.astype(self.shape.mma_dtype)) for x in strips.steps(operand, 1))
         return c.with_values(mma_step_by_step(self.atom, a, b, c.values))
+
+
+@functools.cache
+def _query_map(k: KVBufferParams) -> FragmentMap:
+    """What the registers of Q hold, eight neighbouring columns each."""
+    layout = kv_buffer_operand_map(k, BM)
+    row, col = (x.reshape(len(x), -1, 8) for x in (layout.row, layout.col))
+    return FragmentMap(layout.shape, row, col)
 
 
 def _eights(x: Array) -> Array:

@@ -21,7 +21,7 @@ from .footprint import Footprint
 from .fragments import Fragments
 from .hazards import Hazards
 from .iterator import KVCacheIterator, KVTile
-from .mma_sync_plan import WARPS, MmaSyncShape
+from .mma_sync_plan import MmaSyncShape
 from .shared_tile import SharedTile
 from .tile_copies import TileCopies
 from .tile_pipeline import TilePipeline
@@ -42,19 +42,21 @@ class MmaSyncCTA:
     def __init__(self, shape: MmaSyncShape, programs: int, traffic: Traffic) -> None:
         self.shape, self.programs, self.traffic = shape, programs, traffic
         self.smem = Memory(shape.shared_bytes, space=AddressSpace.SHARED, name="shared memory", programs=programs)
-        self.hazards = Hazards(self.smem, WARPS, arch=shape.arch, timeline=traffic.timeline)
+        self.hazards = Hazards(self.smem, self.shape.warps, arch=shape.arch, timeline=traffic.timeline)
         self.copies = TileCopies(self.smem, self.hazards, traffic, self._copied_to)
         self.pipeline = TilePipeline(self.copies.by_cp_async, self.hazards)
         self._footprints: dict[str, Footprint] = {}
 
-    def follow(self, *tiles: KVCacheIterator) -> None:
-        """Fetch K and V ahead along these two iterators, whose tiles the loads then take in turn."""
+    def follow(self, *tiles: KVCacheIterator | None) -> None:
+        """Fetch K and V (None: not of this CTA) ahead along these two iterators, whose tiles the loads then take in turn."""
         self.pipeline.follow(*tiles)
 
-    def load_q(self, dram: Memory, offset: IntArray, valid: BoolArray) -> SharedTile:
-        """Q rows (elements ``offset[programs, BM]`` of ``dram``) through registers into shared memory, or zeros."""
-        self.copies.by_registers("q", dram, np.where(valid, offset, -1), self.shape.dtype.itemsize)
-        return SharedTile(self.smem, self.shape.place("q"), self.shape.dtype)
+    def load_q(self, dram: Memory, offset: IntArray, valid: BoolArray, role: str = "q") -> SharedTile:
+        """Q rows (elements ``offset[programs, BM]`` of ``dram``) through registers into shared memory, or zeros. Their
+        odd columns are ``"q_odd"``.
+        """
+        self.copies.by_registers(role, dram, np.where(valid, offset, -1), self.shape.dtype.itemsize)
+        return SharedTile(self.smem, self.shape.place(role), self.shape.dtype)
 
     def load_k(self, tile: KVTile, active: BoolArray) -> Fragments:
         """K tile of these pages into shared memory, then to the B fragments of S = Q K^T."""
@@ -74,27 +76,46 @@ class MmaSyncCTA:
             self._state_read("v")
         return self._read("v", active)
 
-    def scores(self, q: SharedTile, k: Fragments, active: BoolArray, s: Fragments | None = None) -> Fragments:
-        """S = Q K^T, float32, ``[BM, BN]``; added to ``s`` if given."""
-        self._state_read("q")
-        a = self._read("q", active)
+    def scores(
+        self, q: SharedTile, k: Fragments, active: BoolArray, s: Fragments | None = None, role: str = "q"
+    ) -> Fragments:
+        """S = Q K^T, float32, ``[BM, BN]``; added to ``s`` if given. ``role`` as in :meth:`load_q`."""
+        self._state_read(role)
+        a = self._read(role, active)
         return self._multiply("qk", a, k, self._zeros(self.shape.BN) if s is None else s)
 
     def accumulate(self, p: Fragments, v: Fragments, o: Fragments, active: BoolArray) -> Fragments:
-        """O += P V: P rounded to the storage dtype, through shared memory and ldmatrix to the A fragments."""
+        """O += P V: P rounded to the dtype of the product, through shared memory and ldmatrix to the A fragments."""
+        a = self.operand_p(p, active)
+        self.end_tile()
+        return self.add_values(a, v, o)
+
+    def operand_p(self, p: Fragments, active: BoolArray) -> Fragments:
+        """The A fragments of P."""
         self.hazards.barrier()
         self._store_p(p.values.astype(self.shape.dtype), active)
         self.hazards.barrier()
         self._state_read("p")
-        a = self._read("p", active)
-        if self.pipeline.following:
+        return self._read("p", active)
+
+    def meet_for_p(self) -> None:
+        """The barriers of :meth:`operand_p` where P goes through another CTA's model of the same threads."""
+        self.hazards.barrier()
+        self.hazards.barrier()
+
+    def end_tile(self) -> None:
+        """The last reads of the tile, then the copies of the next."""
+        if self.pipeline.following and self.shape.columns("v")[1]:
             self._state_read("v")
         self.pipeline.refill()
-        return self._multiply("pv", a, v, o)
+
+    def add_values(self, p: Fragments, v: Fragments, o: Fragments) -> Fragments:
+        """O += P V of A and B fragments."""
+        return self._multiply("pv", p, v, o)
 
     def zeros(self) -> Fragments:
         """The output accumulator ``[BM, BD]``."""
-        return self._zeros(self.shape.BD)
+        return self._zeros(self.shape.columns("v")[1])
 
     def row_max(self, s: Fragments) -> np.ndarray[Any, Any]:
         """Largest score of each row ``[programs, BM]``: in the lane, over its quad, over the warps."""
@@ -112,7 +133,7 @@ class MmaSyncCTA:
         self.hazards.barrier()
 
     def _by_row(self, x: Fragments, combine: np.ufunc) -> np.ndarray[Any, Any]:
-        parts = x.values.reshape(self.programs, WARPS, 8, 4, self.shape.BM // 16, -1, 2, 2)
+        parts = x.values.reshape(self.programs, self.shape.warps, 8, 4, self.shape.BM // 16, -1, 2, 2)
         pairs = combine(parts[..., 0], parts[..., 1])  # [programs, warps, 8 rows, quad, BM/16, n-tiles, halves]
         lane = combine.reduce(pairs, axis=5)
         rows = combine.reduce(combine.reduce(lane, axis=3), axis=1)  # [programs, 8, BM/16, halves]
@@ -124,14 +145,17 @@ class MmaSyncCTA:
     def _copied_to(self, role: str) -> tuple[CopyPlan, IntArray]:
         """The plan of a role's tile, and where each of its vectors lands."""
         place = self.shape.place(role)
-        plan = copy_plan(place.rows, place.row_bytes, self.shape.D * self.shape.dtype.itemsize, WARPS)
+        columns, _ = self.shape.columns(role)
+        plan = copy_plan(place.rows, place.row_bytes, columns * self.shape.dtype.itemsize, self.shape.warps)
         return plan, place.address(plan.row, plan.byte // 16)
 
     def _store_p(self, p: np.ndarray[Any, Any], active: BoolArray) -> None:
         """P ``[programs, threads, (BM/16) * n-tiles, 4]`` by stmatrix; before sm_90 two elements a store."""
         access = self.shape.access("p write")
         self.hazards.write(self._accessed("p write"), "p write")
-        pairs = p.reshape(self.programs, WARPS, 32, len(access.address), access.nbytes // self.shape.dtype.itemsize)
+        pairs = p.reshape(
+            self.programs, self.shape.warps, 32, len(access.address), access.nbytes // self.shape.dtype.itemsize
+        )
         address = access.address[None]
         if access.name.startswith("stmatrix"):
             stmatrix(self.smem, address.swapaxes(1, 2), np.moveaxis(pairs, 3, 2), access.nbytes // 4)
@@ -143,7 +167,7 @@ class MmaSyncCTA:
         """ldmatrix.x4 of every warp."""
         access, layout = self.shape.access(role), self.shape.fragment_map(role)
         words = ldmatrix(
-            self.smem, access.address[None], 4, trans=access.name.endswith("trans"), dtype=self.shape.dtype
+            self.smem, access.address[None], 4, trans=access.name.endswith("trans"), dtype=self.shape.stored(role)
         )
         registers = np.moveaxis(words, 1, 3)  # [programs, warps, 32, instructions, 8]
         self._count(role, active)
@@ -177,7 +201,7 @@ class MmaSyncCTA:
             _warp_tile(self.shape, role, x.values).astype(float32) for role, x in zip(roles, (a, b), strict=True)
         )
         product = np.matmul(tile_a, tile_b)  # [programs, warps, BM, columns of the warp]
-        flat = product.reshape(self.programs, WARPS, -1)
+        flat = product.reshape(self.programs, self.shape.warps, -1)
         registers = np.take(flat, _warp_positions(self.shape, roles)[0], axis=2)
         return c.with_values(c.values + registers.reshape(c.values.shape))
 
@@ -187,22 +211,25 @@ def _warp_tile(shape: MmaSyncShape, role: str, values: np.ndarray[Any, Any]) -> 
     or V.
     """
     _, home, extent = _warp_positions(shape, role)
-    return np.take(values.reshape(len(values), WARPS, -1), home, axis=2).reshape(len(values), WARPS, *extent)
+    return np.take(values.reshape(len(values), shape.warps, -1), home, axis=2).reshape(
+        len(values), shape.warps, *extent
+    )
 
 
 @functools.cache
 def _warp_positions(shape: MmaSyncShape, role: str) -> tuple[IntArray, IntArray, tuple[int, int]]:
     """For every register element of a warp its place in the warp's matrix, row-major; the way back; and the matrix's
     extent. ``role`` is that of an operand, or two for their product. The same for all warps, whose columns (keys of K)
-    are ``32 n + 8 w + 0..7``.
+    are ``8 (warps n + w) + 0..7``.
     """
-    layout = shape.fragment_map(role) if len(role) == 1 else shape.output_map(shape.BN if role == "qk" else shape.BD)
+    products = {"qk": shape.BN, "pv": shape.columns("v")[1]}
+    layout = shape.output_map(products[role]) if role in products else shape.fragment_map(role)
     threads = slice(0, 32)
     row, col = layout.row[threads].reshape(-1), layout.col[threads].reshape(-1)
     if role == "k":
         row, col = col, row
     if role in ("k", "v", "qk", "pv"):
-        col = col // 32 * 8 + col % 8
+        col = col // (8 * shape.warps) * 8 + col % 8
     extent = int(row.max()) + 1, int(col.max()) + 1
     position = row * extent[1] + col
     home = np.empty(extent[0] * extent[1], np.int64)

@@ -24,7 +24,9 @@ IntArray = np.ndarray[Any, np.dtype[np.int64]]
 class MmaSyncShape:
     """Sizes of the tile: BM query rows, BN keys, D columns in DRAM, padded to BD in shared memory.
 
-    ``v_in_k``: V has no place of its own, it is read from K's (MLA).
+    ``v_in_k``: V has no place of its own, it is read from K's (MLA). ``v_columns``: (D, BD) of V where they differ from
+    K's. Either may be (0, 0): a CTA for a piece of K's or of V's columns. ``pairs``: an element of K and V is two
+    columns of fp8, and Q stands in shared memory twice, its even and its odd columns.
     """
 
     BM: int
@@ -34,12 +36,24 @@ class MmaSyncShape:
     dtype: np.dtype[Any]
     arch: str = "sm_90"
     v_in_k: bool = False
+    v_columns: tuple[int, int] | None = None
+    pairs: bool = False
+    warps: int = WARPS
 
     def __post_init__(self) -> None:
-        if self.BM % 16 or self.BN % (8 * WARPS) or self.BD % 16 or self.D > self.BD:
-            raise ValueError(f"{self}: BM and BD must be multiples of 16, BN of {8 * WARPS}, D at most BD")
-        if self.D * self.dtype.itemsize % 16:
-            raise ValueError(f"D {self.D}: a row of {self.dtype} must be a multiple of 16 bytes")
+        for D, BD in (self.columns("k"), self.columns("v")):
+            if self.BM % 16 or self.BN % (8 * self.warps) or BD % 16 or D > BD:
+                raise ValueError(f"{self}: BM and BD must be multiples of 16, BN of {8 * self.warps}, D at most BD")
+            if D * self.dtype.itemsize % 16:
+                raise ValueError(f"D {D}: a row of {self.dtype} must be a multiple of 16 bytes")
+
+    def columns(self, role: str) -> tuple[int, int]:
+        """(in DRAM, in shared memory) of V, or of K and Q."""
+        return self.v_columns if role == "v" and self.v_columns is not None else (self.D, self.BD)
+
+    def stored(self, role: str) -> np.dtype[Any]:
+        """The dtype of the elements that ``role`` brings to registers."""
+        return np.dtype(np.int16) if self.pairs and role in ("k", "v") else self.dtype
 
     @property
     def atom(self) -> MmaAtom:
@@ -70,7 +84,7 @@ class MmaSyncShape:
         return ("ldmatrix.x4.trans" if role == "v" else "ldmatrix.x4"), place.address(plan.row, plan.vector)
 
     def output_map(self, cols: int) -> FragmentMap:
-        """The accumulator ``[BM, cols]`` of S (BN columns) or O (BD): warp w holds columns ``32 n + 8 w + 0..7``."""
+        """The accumulator ``[BM, cols]`` of S (BN columns) or O (BD): warp w holds columns ``8 (warps n + w) + 0..7``."""
         return _accumulator(self, cols)
 
     def access(self, role: str) -> SharedAccess:
@@ -86,7 +100,7 @@ class MmaSyncShape:
         self.place(role)
         if role in ("k", "v"):
             return _k_plan(self) if role == "k" else _v_plan(self)
-        return _a_plan(self, self.BD if role == "q" else self.BN)
+        return _a_plan(self, self.BN if role == "p" else self.BD)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +127,7 @@ def _access(shape: MmaSyncShape, role: str) -> SharedAccess:
     if role == "p write":
         place = shape.place("p")
         stmatrix = "stmatrix" in get_arch(shape.arch).features
-        matrices = 4 if shape.BN >= 64 else 2
+        matrices = 4 if shape.BN >= 16 * shape.warps else 2
         name, nbytes = (f"stmatrix.x{matrices}", 4 * matrices) if stmatrix else ("st.shared.b32", 4)
         address, plain = (
             (_p_matrix_addresses if stmatrix else _p_pair_addresses)(shape, x) for x in (place, place.plain())
@@ -135,12 +149,15 @@ def _places(shape: MmaSyncShape) -> tuple[dict[str, SwizzledTile], int]:
     places: dict[str, SwizzledTile] = {}
     for role, rows, cols in (
         ("k", shape.BN, shape.BD),
-        ("v", shape.BN, shape.BD),
+        ("v", shape.BN, shape.columns("v")[1]),
         ("q", shape.BM, shape.BD),
+        ("q_odd", shape.BM, shape.BD if shape.pairs else 0),
         ("p", shape.BM, shape.BN),
     ):
         if role == "v" and shape.v_in_k:
             places[role] = places["k"]
+            continue
+        if not cols:
             continue
         places[role] = SwizzledTile(rows, cols * size, base)
         base += places[role].nbytes
@@ -169,59 +186,71 @@ def _map(
         row, col = col, row
     rows = row0[:, None, :, None] + row[:, None, :]  # [warps, 32, tiles, regs]
     cols = (col0[:, None, :, None] + col[:, None, :]) % tile[1]
-    threads = WARPS * 32
+    threads = shape.warps * 32
     return FragmentMap(tile, rows.reshape(threads, -1, regs) % tile[0], cols.reshape(threads, -1, regs), warp_size=32)
 
 
 @functools.cache
 def _k_plan(shape: MmaSyncShape) -> _Plan:
-    """Warp w holds keys ``32 n + 8 w + 0..7``; one ldmatrix.x4 brings 8 keys x 32 columns: two k steps."""
-    tiles_n, tiles_k = shape.BN // 32, shape.BD // 16
-    pairs = max(tiles_k // 2, 1)
-    n, pair, warp, lane = np.ogrid[:tiles_n, :pairs, :WARPS, :32]
-    if tiles_k == 1:
-        raise ValueError(f"BD {shape.BD} must be at least 32 to feed ldmatrix.x4")
-    row = np.broadcast_to(32 * n + 8 * warp + lane % 8, (tiles_n, pairs, WARPS, 32)).reshape(-1, WARPS, 32)
-    vector = np.broadcast_to(4 * pair + lane // 8, (tiles_n, pairs, WARPS, 32)).reshape(-1, WARPS, 32)
-    w, n, k = np.ogrid[:WARPS, :tiles_n, :tiles_k]
-    row0 = np.broadcast_to(32 * n + 8 * w, (WARPS, tiles_n, tiles_k)).reshape(WARPS, -1)
-    col0 = np.broadcast_to(16 * k, (WARPS, tiles_n, tiles_k)).reshape(WARPS, -1)
+    """Warp w holds keys ``8 (warps n + w) + 0..7``; one ldmatrix.x4 brings 8 keys x 32 columns: two k steps. Of 16 columns
+    it brings two such n.
+    """
+    tiles_n, tiles_k = shape.BN // (8 * shape.warps), shape.BD // 16
+    if tiles_k == 1 and tiles_n % 2:
+        raise ValueError(
+            f"BD {shape.BD} with BN {shape.BN}: BD must be at least 32 or BN a multiple of 64, for ldmatrix.x4"
+        )
+    two, across = (2, 2) if tiles_k == 1 else (1, 4)  # n and 16-byte vectors of an instruction
+    n, pair, warp, lane = np.ogrid[: tiles_n // two, : max(tiles_k // 2, 1), : shape.warps, :32]
+    extent = *np.broadcast_shapes(n.shape, pair.shape)[:2], shape.warps, 32
+    row = np.broadcast_to(8 * (shape.warps * (two * n + lane // 8 // across) + warp) + lane % 8, extent).reshape(
+        -1, shape.warps, 32
+    )
+    vector = np.broadcast_to(4 * pair + lane // 8 % across, extent).reshape(-1, shape.warps, 32)
+    w, n, k = np.ogrid[: shape.warps, :tiles_n, :tiles_k]
+    row0 = np.broadcast_to(8 * (shape.warps * n + w), (shape.warps, tiles_n, tiles_k)).reshape(shape.warps, -1)
+    col0 = np.broadcast_to(16 * k, (shape.warps, tiles_n, tiles_k)).reshape(shape.warps, -1)
     return _Plan(row, vector, _map(shape, "b", row0, col0, (shape.BN, shape.BD), swap=True))
 
 
 @functools.cache
 def _v_plan(shape: MmaSyncShape) -> _Plan:
-    """Warp w holds columns ``32 n + 8 w + 0..7``; one ldmatrix.x4.trans brings 32 keys x 8 columns: two k steps."""
-    tiles_n, tiles_k = max(shape.BD // 32, 1), shape.BN // 16
-    n, pair, warp, lane = np.ogrid[:tiles_n, : tiles_k // 2, :WARPS, :32]
-    row = np.broadcast_to(32 * pair + lane, (tiles_n, tiles_k // 2, WARPS, 32)).reshape(-1, WARPS, 32)
-    vector = np.broadcast_to(4 * n + warp, (tiles_n, tiles_k // 2, WARPS, 32)).reshape(-1, WARPS, 32)
-    w, n, k = np.ogrid[:WARPS, :tiles_n, :tiles_k]
-    row0 = np.broadcast_to(16 * k, (WARPS, tiles_n, tiles_k)).reshape(WARPS, -1)
-    col0 = np.broadcast_to(32 * n + 8 * w, (WARPS, tiles_n, tiles_k)).reshape(WARPS, -1)
-    return _Plan(row, vector, _map(shape, "b", row0, col0, (shape.BN, shape.BD), swap=False))
+    """Warp w holds columns ``8 (warps n + w) + 0..7``; one ldmatrix.x4.trans brings 32 keys x 8 columns: two k steps."""
+    tiles_n, tiles_k = max(shape.columns("v")[1] // (8 * shape.warps), 1), shape.BN // 16
+    n, pair, warp, lane = np.ogrid[:tiles_n, : tiles_k // 2, : shape.warps, :32]
+    row = np.broadcast_to(32 * pair + lane, (tiles_n, tiles_k // 2, shape.warps, 32)).reshape(-1, shape.warps, 32)
+    vectors = shape.columns("v")[1] // 8
+    vector = np.broadcast_to((shape.warps * n + warp) % vectors, (tiles_n, tiles_k // 2, shape.warps, 32)).reshape(
+        -1, shape.warps, 32
+    )
+    w, n, k = np.ogrid[: shape.warps, :tiles_n, :tiles_k]
+    row0 = np.broadcast_to(16 * k, (shape.warps, tiles_n, tiles_k)).reshape(shape.warps, -1)
+    col0 = np.broadcast_to(8 * (shape.warps * n + w), (shape.warps, tiles_n, tiles_k)).reshape(shape.warps, -1)
+    return _Plan(row, vector, _map(shape, "b", row0, col0, (shape.BN, shape.columns("v")[1]), swap=False))
 
 
 @functools.cache
 def _a_plan(shape: MmaSyncShape, cols: int) -> _Plan:
     """Every warp holds all of Q or P; one ldmatrix.x4 brings a 16 x 16 tile."""
     tiles_m, tiles_k = shape.BM // 16, cols // 16
-    m, k, warp, lane = np.ogrid[:tiles_m, :tiles_k, :WARPS, :32]
-    row = np.broadcast_to(16 * m + lane % 16, (tiles_m, tiles_k, WARPS, 32)).reshape(-1, WARPS, 32)
-    vector = np.broadcast_to(2 * k + lane // 16 + 0 * warp, (tiles_m, tiles_k, WARPS, 32)).reshape(-1, WARPS, 32)
-    w, m, k = np.ogrid[:WARPS, :tiles_m, :tiles_k]
-    row0 = np.broadcast_to(16 * m + 0 * w, (WARPS, tiles_m, tiles_k)).reshape(WARPS, -1)
-    col0 = np.broadcast_to(16 * k, (WARPS, tiles_m, tiles_k)).reshape(WARPS, -1)
+    m, k, warp, lane = np.ogrid[:tiles_m, :tiles_k, : shape.warps, :32]
+    row = np.broadcast_to(16 * m + lane % 16, (tiles_m, tiles_k, shape.warps, 32)).reshape(-1, shape.warps, 32)
+    vector = np.broadcast_to(2 * k + lane // 16 + 0 * warp, (tiles_m, tiles_k, shape.warps, 32)).reshape(
+        -1, shape.warps, 32
+    )
+    w, m, k = np.ogrid[: shape.warps, :tiles_m, :tiles_k]
+    row0 = np.broadcast_to(16 * m + 0 * w, (shape.warps, tiles_m, tiles_k)).reshape(shape.warps, -1)
+    col0 = np.broadcast_to(16 * k, (shape.warps, tiles_m, tiles_k)).reshape(shape.warps, -1)
     return _Plan(row, vector, _map(shape, "a", row0, col0, (shape.BM, cols), swap=False))
 
 
 @functools.cache
 def _accumulator(shape: MmaSyncShape, cols: int) -> FragmentMap:
-    """Warp w holds columns ``32 n + 8 w + 0..7`` of all rows."""
-    tiles_m, tiles_n = shape.BM // 16, max(cols // 32, 1)
-    w, m, n = np.ogrid[:WARPS, :tiles_m, :tiles_n]
-    row0 = np.broadcast_to(16 * m + 0 * w, (WARPS, tiles_m, tiles_n)).reshape(WARPS, -1)
-    col0 = np.broadcast_to(32 * n + 8 * w, (WARPS, tiles_m, tiles_n)).reshape(WARPS, -1)
+    """Warp w holds columns ``8 (warps n + w) + 0..7`` of all rows."""
+    tiles_m, tiles_n = shape.BM // 16, max(cols // (8 * shape.warps), 1)
+    w, m, n = np.ogrid[: shape.warps, :tiles_m, :tiles_n]
+    row0 = np.broadcast_to(16 * m + 0 * w, (shape.warps, tiles_m, tiles_n)).reshape(shape.warps, -1)
+    col0 = np.broadcast_to(8 * (shape.warps * n + w), (shape.warps, tiles_m, tiles_n)).reshape(shape.warps, -1)
     return _map(shape, "c", row0, col0, (shape.BM, cols), swap=False)
 
 
@@ -230,12 +259,12 @@ def _p_matrix_addresses(shape: MmaSyncShape, place: SwizzledTile) -> IntArray:
     """stmatrix.x4 of P: two n-tiles of 16 rows an instruction, x2 where a warp has one; ``[instructions, warps,
     32]``.
     """
-    tiles_m, pairs = shape.BM // 16, max(shape.BN // 64, 1)
-    m, pair, warp, lane = np.ogrid[:tiles_m, :pairs, :WARPS, :32]
+    tiles_m, pairs, warps = shape.BM // 16, max(shape.BN // (16 * shape.warps), 1), shape.warps
+    m, pair, warp, lane = np.ogrid[:tiles_m, :pairs, : shape.warps, :32]
     row = 16 * m + lane % 16 + 0 * pair + 0 * warp
-    vector = 8 * pair + warp + (4 if shape.BN >= 64 else 0) * (lane // 16) + 0 * m
+    vector = 2 * warps * pair + warp + (warps if shape.BN >= 16 * warps else 0) * (lane // 16) + 0 * m
     address: IntArray = place.address(row, vector)
-    return address.reshape(-1, WARPS, 32)
+    return address.reshape(-1, shape.warps, 32)
 
 
 @functools.cache
@@ -244,4 +273,4 @@ def _p_pair_addresses(shape: MmaSyncShape, place: SwizzledTile) -> IntArray:
     layout, size = _accumulator(shape, shape.BN), shape.dtype.itemsize
     row, column = layout.row[..., ::2], layout.col[..., ::2]
     address: IntArray = place.address(row, column * size // 16) + column * size % 16  # [threads, tiles, 2]
-    return np.moveaxis(address.reshape(WARPS, 32, -1), 2, 0)
+    return np.moveaxis(address.reshape(shape.warps, 32, -1), 2, 0)

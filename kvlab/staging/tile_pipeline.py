@@ -38,9 +38,12 @@ class TilePipeline:
         """Whether tiles are fetched ahead."""
         return bool(self._tiles)
 
-    def follow(self, k_tiles: KVCacheIterator, v_tiles: KVCacheIterator) -> None:
-        """Fetch ahead along these iterators, beginning with the tiles that they give next."""
-        self._tiles = {"k": k_tiles, "v": v_tiles}
+    def follow(self, k_tiles: KVCacheIterator | None, v_tiles: KVCacheIterator | None) -> None:
+        """Fetch ahead along these iterators (None: there are no such tiles), beginning with the tiles that they give
+        next.
+        """
+        given = {"k": k_tiles, "v": v_tiles}
+        self._tiles = {role: tiles for role, tiles in given.items() if tiles is not None}
         self._fetch("k")
         self._fetch("v")
 
@@ -52,7 +55,7 @@ class TilePipeline:
             self.hazards.commit_group()
         else:
             expect_fetched(self._flying[role], tile, role)
-        if role == "k" or not self.following:
+        if not self.following or role == next(iter(self._tiles)):
             self.hazards.wait_group(0)
             self.hazards.barrier()
 
@@ -64,6 +67,8 @@ class TilePipeline:
             self._fetch("v")
 
     def _fetch(self, role: str) -> None:
+        if role not in self._tiles:
+            return
         tile = copy.copy(self._tiles[role]).next_tile()
         self.copy_async(role, tile)
         self.hazards.commit_group()

@@ -6,22 +6,23 @@ import math
 from typing import Any
 
 from kvlab.attention.backends import choose_backend, machine, on_gpu, rounded, run
+from kvlab.attention.decode_call import DecodeCall, decode_call
 from kvlab.attention.explain import Explanation
+from kvlab.attention.features import Features, in_base
 from kvlab.attention.inputs import (
-    PagedInputs,
     check_lane_copies,
     check_paged_collection,
     decode_numbers,
     lengths_with_new,
-    paged_inputs,
     require,
 )
 from kvlab.attention.online_softmax import MASK_VALUE
+from kvlab.attention.operands import result_dtype
+from kvlab.attention.scales import is_fp8
 from kvlab.cache import PagedKVCacheCollection
-from kvlab.cache.arrays import dtype_of
 from kvlab.staging import DECODE_ARCHS, Traffic
 
-from .config import DecodeProblem, choose_config
+from .config import bounded, choose_config, problem_of
 from .emulator import launch as emulate
 from .reference import reference
 
@@ -68,8 +69,19 @@ def mha_decode_paged(
     seq_lens: Any,
     *,
     scale: float | None = None,
-    out: Any = None,
+    mask: Any = None,
+    window: Any = None,
+    softcap: float = 0.0,
+    sinks: Any = None,
+    alibi_slopes: Any = None,
+    q_scale: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
     return_lse: bool = False,
+    base2: bool = False,
+    out: Any = None,
+    kv_layout: str = "NHD",
+    batch_invariant: bool = False,
     backend: str = "auto",
     arch: str = "sm_90",
     num_splits: int | None = None,
@@ -79,27 +91,42 @@ def mha_decode_paged(
 ) -> Any:
     """Attention of the newest tokens over paged K and V: ``softmax(scale Q K^T) V``.
 
-    q            ``[B, Hq, D]``, or ``[B, S, Hq, D]`` with S of 1 to 4; bfloat16, float16 or float32
-    k_cache, v_cache  ``[pages, page_size, Hkv, D]`` of the same dtype, with any strides whose last is 1 (the halves of
-                 one buffer; ``[pages, Hkv, page_size, D]`` transposed). Hq is a multiple of Hkv
+    q            ``[B, Hq, D]``, or ``[B, S, Hq, D]`` with S of 1 to 4; bfloat16, float16 or float32; e4m3 with K and V
+                 of e4m3. D and Dv are multiples of 8 (of 16 with e4m3) from 16 to 576
+    k_cache, v_cache  ``[pages, page_size, Hkv, D]`` and ``[.., Dv]`` of q's dtype, or of float8_e4m3fn with q of 16
+                 bits; any strides whose last is 1 (the halves of one buffer). Hq is a multiple of Hkv
     block_table  integers ``[B, columns]``: the page of tokens ``c * page_size ...`` of each sequence; entries past the
-                 sequence's end are not read
+                 sequence's end, or before what a window shows, are not read
     seq_lens     integers ``[B]``: keys of each sequence, the S new tokens among them; 0 is allowed
     scale        of the scores, ``1 / sqrt(D)`` by default
-    out          where to write the output (q's shape and dtype); a new array by default. It may be q itself, and shares
-                 no memory with anything else
-    return_lse   return ``(out, lse)`` with lse ``[B, Hq]`` or ``[B, Hq, S]``, natural log, float32
+    mask         None: new token i of S sees the keys below ``seq_len - S + 1 + i`` (causal, aligned at the end); or a
+                 mask of :mod:`kvlab.attention.masks`
+    window       with mask None or besides it: a number of keys, the query's own among them, or ``(left, right)``
+    softcap      0, or c of ``c tanh(scores / c)``
+    sinks        None, or a logit for each query head ``[Hq]`` that takes part in the softmax without a value; counted
+                 once whatever the splits
+    alibi_slopes  float32 ``[Hq]`` or ``[B, Hq]``: slope times the distance of query and key is subtracted from scores
+    q_scale, k_scale, v_scale  of e4m3 arrays: a number, float32 ``[Hkv]``, or, for K and V, of each token and head
+                 ``[pages, page_size, Hkv]``; the true K is ``k_cache * k_scale``. Ignored for other dtypes
+    return_lse   return ``(out, lse)`` with lse ``[B, Hq]`` or ``[B, Hq, S]``, natural log (base2: that of 2), float32
+    out          where to write the output ``[.., Hq, Dv]`` of q's dtype (bfloat16 for e4m3); a new array by default. It
+                 may be q itself, and shares no memory with anything else
+    kv_layout    "NHD", or "HND": pages (and scales of tokens) have the heads before the tokens of a page
+    batch_invariant  the splits depend on the columns of the table alone: the same bits for a sequence in any batch, on
+                 any device of one architecture
     backend      "auto": the emulator for NumPy arrays, the Triton kernel for torch tensors (interpreted on the CPU);
                  "reference" (float64), "emulator", "triton"
-    arch         the machine that is emulated: "sm_80", "sm_90", "gfx950"
+    arch         the machine that is emulated: "sm_80", "sm_90"; "gfx950" with D = Dv of 64, 128, 256 or 512 (MAX's
+                 decode through KVBuffer). e4m3 needs sm_90 or gfx950 (and D of 128, 256 or 512); a GPU, sm_89 or later
     num_splits   programs that share the keys of a sequence; chosen by the sizes, not the lengths, if None
     mask_value   score given to masked keys, in units of log2
     check        look at the values of seq_lens and block_table; None: unless they are on a GPU, which would wait for it
     traffic      a :class:`~kvlab.staging.Traffic` that counts what the emulator moves
 
-    New token i of S sees the keys below ``seq_len - S + 1 + i`` (causal, aligned at the end). A row without a key
-    gives 0 and lse -inf. ValueError on bad arguments, before anything is written. Nothing waits for the GPU and the
-    grid does not depend on the lengths, so a captured CUDA graph may be replayed with other lengths.
+    Scores are, in this order, scaled, capped, lowered by ALiBi and masked. A row without a key gives 0 and lse -inf
+    (the sink's logit with sinks). ValueError on bad arguments, before anything is written. Nothing waits for the GPU
+    (but for a mask of one's own, which is materialised) and the grid does not depend on the lengths, so a captured CUDA
+    graph may be replayed with other lengths.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -112,26 +139,32 @@ def mha_decode_paged(
     >>> exact = mha_decode_paged(q, k, v, table, lens, backend="reference")
     >>> bool(np.abs(out - exact).max() < 1e-6)
     True
+    >>> k[3], v[3] = np.nan, np.nan  # a window reads the pages that it sees
+    >>> bool(np.isfinite(mha_decode_paged(q, k, v, table, lens, window=4)).all())
+    True
     >>> mha_decode_paged(q, k, v, table, np.array([20, 33]))
     Traceback (most recent call last):
         ...
     ValueError: seq_lens[1] is 33: must be 0 to 32, what the 2 columns of block_table hold in pages of 16
     """
-    inputs = paged_inputs(q, k_cache, v_cache, block_table, seq_lens, out, max_tokens=MAX_TOKENS, check=check)
-    plan = _plan(inputs, backend, arch, num_splits)
-    scale, mask_value = _numbers(scale, mask_value, inputs, traffic)
-    arguments = {"scale": scale, "config": plan.config, "mask_value": mask_value, "out": inputs.out}
-    arrays = inputs.q, inputs.k_cache, inputs.v_cache, inputs.block_table, inputs.seq_lens
-    result, lse = run(plan, KERNEL, emulate, _refer, *arrays, **arguments, traffic=traffic)
-    if inputs.drop_tokens:
+    asked = {"mask": mask, "window": window, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes,
+             "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}  # fmt: skip
+    call = decode_call(
+        q, k_cache, v_cache, block_table, seq_lens, out, kv_layout, asked, max_tokens=MAX_TOKENS, check=check
+    )
+    plan = _plan(call, backend, arch, num_splits, batch_invariant)
+    scale, mask_value = _numbers(scale, mask_value, call, traffic)
+    arguments = {"scale": scale, "config": plan.config, "features": call.features, "mask_value": mask_value}
+    result, lse = run(plan, KERNEL, emulate, _refer, *call.arrays, **arguments, out=call.out, traffic=traffic)
+    if call.drop_tokens:
         result, lse = result[:, 0], lse[:, :, 0]
     result = result if out is None else out
-    return (result, lse) if return_lse else result
+    return (result, in_base(lse, base2)) if return_lse else result
 
 
-def _refer(q: Any, *arrays: Any, scale: float, out: Any, **_: Any) -> tuple[Any, Any]:
+def _refer(q: Any, *arrays: Any, scale: float, features: Features, out: Any, **_: Any) -> tuple[Any, Any]:
     """The reference, rounded to the dtypes of the operation."""
-    return rounded(*reference(q, *arrays, scale=scale), q.dtype, out)
+    return rounded(*reference(q, *arrays, scale=scale, features=features), result_dtype(q), out)
 
 
 def _from_collection(q: Any, cache: PagedKVCacheCollection, layer: int) -> tuple[Any, Any, Any, Any, Any]:
@@ -141,43 +174,54 @@ def _from_collection(q: Any, cache: PagedKVCacheCollection, layer: int) -> tuple
     return q, keys.blocks, values.blocks, keys.lookup_table, lengths_with_new(keys.cache_lengths, q)
 
 
-def _plan(inputs: PagedInputs, backend: str, arch: str, num_splits: int | None) -> Explanation:
+def _plan(call: DecodeCall, backend: str, arch: str, num_splits: int | None, batch_invariant: bool) -> Explanation:
     """Which backend and configuration a call gets, and why."""
-    batch, tokens, q_heads, head_dim = inputs.q.shape
-    page_size, kv_heads = inputs.k_cache.shape[1:3]
-    chosen, reason = choose_backend(inputs.q, backend)
+    chosen, reason = choose_backend(call.q, backend)
+    problem = problem_of(*call.arrays[:4])
     if chosen == "emulator":
-        _check_emulated(inputs, arch)
-    itemsize = dtype_of(inputs.q, "q").itemsize
-    problem = DecodeProblem(
-        batch, tokens, q_heads, kv_heads, head_dim, itemsize, inputs.block_table.shape[1] * page_size
-    )
-    processors = machine(inputs.q.device)[1] if on_gpu(inputs.q) else 132
+        _check_emulated(call, arch)
     emulated = arch if chosen == "emulator" else None
-    config = choose_config(problem, processors=processors, num_splits=num_splits, arch=emulated or "sm_90")
+    device, processors = machine(call.q.device) if on_gpu(call.q) else (emulated or "sm_90", 132)
+    fits = not problem.pairs or not device.startswith("sm_") or int(device[3:]) >= 89
+    require(fits, f"float8_e4m3fn on {device}", "on sm_89 or later")
+    config = choose_config(
+        problem, processors=processors, num_splits=num_splits, arch=device, bounded=bounded(call.features.mask),
+        heavy=call.features.heavy, batch_invariant=batch_invariant,
+    )  # fmt: skip
     return Explanation("mha_decode", chosen, reason, config, config.grid(problem), emulated)
 
 
-def _check_emulated(inputs: PagedInputs, arch: str) -> None:
+def _check_emulated(call: DecodeCall, arch: str) -> None:
     require(arch in DECODE_ARCHS, f"arch {arch!r}", f"one of {', '.join(DECODE_ARCHS)}")
-    head_dim = inputs.q.shape[-1]
-    fits = arch != "gfx950" or head_dim in (64, 128, 256)
-    require(fits, f"head dimension {head_dim} on gfx950", "64, 128 or 256, as MAX's streaming decode")
-    check_lane_copies({"q": inputs.q, "k_cache": inputs.k_cache, "v_cache": inputs.v_cache})
+    fp8, depths = is_fp8(call.k_cache), (call.q.shape[-1], call.v_cache.shape[-1])
+    require(not fp8 or arch != "sm_80", f"float8_e4m3fn on {arch}", "on sm_90 or gfx950")
+    if arch == "gfx950":
+        accepted = (128, 256, 512) if fp8 else (64, 128, 256, 512)
+        fits = depths[0] == depths[1] and depths[0] in accepted
+        words = ", ".join(map(str, accepted[:-1])) + f" or {accepted[-1]}"
+        require(fits, f"head dimensions {depths[0]} and {depths[1]} on gfx950", f"both {words}, as MAX's decode")
+    check_lane_copies({"q": call.q, "k_cache": call.k_cache, "v_cache": call.v_cache})
 
 
-def _numbers(scale: Any, mask_value: Any, inputs: PagedInputs, traffic: Any) -> tuple[float, float]:
-    return decode_numbers(1 / math.sqrt(inputs.q.shape[-1]) if scale is None else scale, mask_value, traffic)
+def _numbers(scale: Any, mask_value: Any, call: DecodeCall, traffic: Any) -> tuple[float, float]:
+    return decode_numbers(1 / math.sqrt(call.q.shape[-1]) if scale is None else scale, mask_value, traffic)
 
 
 def _explain_paged(
-    q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, *, backend: str = "auto", arch: str = "sm_90",
-    num_splits: int | None = None, check: bool | None = None, out: Any = None, scale: float | None = None,
-    mask_value: float = MASK_VALUE, traffic: Traffic | None = None, return_lse: bool = False,
+    q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, *, mask: Any = None, window: Any = None,
+    softcap: float = 0.0, sinks: Any = None, alibi_slopes: Any = None, q_scale: Any = None, k_scale: Any = None,
+    v_scale: Any = None, kv_layout: str = "NHD", batch_invariant: bool = False, backend: str = "auto",
+    arch: str = "sm_90", num_splits: int | None = None, check: bool | None = None, out: Any = None,
+    scale: float | None = None, mask_value: float = MASK_VALUE, traffic: Traffic | None = None,
+    return_lse: bool = False, base2: bool = False,
 ) -> Explanation:  # fmt: skip
-    inputs = paged_inputs(q, k_cache, v_cache, block_table, seq_lens, out, max_tokens=MAX_TOKENS, check=check)
-    plan = _plan(inputs, backend, arch, num_splits)
-    _numbers(scale, mask_value, inputs, traffic)
+    asked = {"mask": mask, "window": window, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes,
+             "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}  # fmt: skip
+    call = decode_call(
+        q, k_cache, v_cache, block_table, seq_lens, out, kv_layout, asked, max_tokens=MAX_TOKENS, check=check
+    )
+    plan = _plan(call, backend, arch, num_splits, batch_invariant)
+    _numbers(scale, mask_value, call, traffic)
     return plan
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from kvlab.attention.masks import UNLIMITED, MaskPlan
 from kvlab.attention.merge_states.config import MERGE
 from kvlab.attention.online_softmax import OUTPUT_TIE, P_TIE
-from kvlab.attention.splits import check_splits, choose_splits
+from kvlab.attention.pieces import pieces
+from kvlab.attention.splits import MAX_SPLITS, check_splits, choose_splits
+from kvlab.cache.arrays import dtype_of
 from kvlab.mirror.twin import Twin
 
-__all__ = ["LAUNCH", "LOCKSTEP_TOLERANCE", "TWINS", "DecodeConfig", "DecodeProblem", "choose_config"]
+__all__ = ["LAUNCH", "LOCKSTEP_TOLERANCE", "TWINS", "DecodeConfig", "DecodeProblem", "bounded", "choose_config",
+           "problem_of"]
 
 TWINS = (Twin("attend", kernel="kernel:attend", emulator="emulator:attend"), MERGE)
 LAUNCH = ("kernel:launch", "emulator:launch")
@@ -17,20 +22,23 @@ LAUNCH = ("kernel:launch", "emulator:launch")
 LOCKSTEP_TOLERANCE = {"o": P_TIE, "parts": P_TIE, "result 0": OUTPUT_TIE}
 
 MAX_ROWS = 32
-TILE_BYTES = 16384
 CTAS_PER_PROCESSOR = 3
+INVARIANT_SPLIT_KEYS = 2048
 
 
 @dataclass(frozen=True)
 class DecodeProblem:
-    """Sizes of one call: B sequences, S new tokens each, Hq query and Hkv key heads of dimension D."""
+    """Sizes of one call: B sequences, S new tokens each, Hq query and Hkv key heads of dimension D (values: v_dim)."""
 
     batch: int
     tokens: int
     q_heads: int
     kv_heads: int
     head_dim: int
+    v_dim: int
     itemsize: int
+    """Bytes of an element of K and V."""
+    page_size: int
     max_keys: int
 
     @property
@@ -38,19 +46,46 @@ class DecodeProblem:
         """Query heads of a KV head."""
         return self.q_heads // self.kv_heads
 
+    @property
+    def pairs(self) -> bool:
+        """Whether K and V are fp8, whose columns move in pairs: elements of 16 bits."""
+        return self.itemsize == 1
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Elements of a row of K and of V, as the kernel counts them."""
+        return (self.head_dim // 2, self.v_dim // 2) if self.pairs else (self.head_dim, self.v_dim)
+
+
+def problem_of(q: Any, k_cache: Any, v_cache: Any, block_table: Any) -> DecodeProblem:
+    """The sizes of a call on q ``[B, S, Hq, D]`` and pages; arrays of either library."""
+    (batch, tokens, q_heads, head_dim), (_, page_size, kv_heads, v_dim) = q.shape, v_cache.shape
+    sizes = (batch, tokens, q_heads, kv_heads, head_dim, v_dim)
+    itemsize = dtype_of(k_cache, "k_cache").itemsize
+    return DecodeProblem(*(int(n) for n in sizes), itemsize, int(page_size), int(block_table.shape[1] * page_size))
+
+
+def bounded(mask: MaskPlan) -> bool:
+    """Whether rows see no keys before some first one, where their tiles then start."""
+    return mask.left < UNLIMITED or mask.chunk > 0
+
 
 @dataclass(frozen=True)
 class DecodeConfig:
     """Tile sizes and launch parameters, the same for the kernel and the emulator.
 
-    BM query rows (tokens x heads of one KV head), BN keys, BD the head dimension padded to a power of two.
+    BM query rows (tokens x heads of one KV head), BN keys. Columns of Q and K, and those of V and the output, come in
+    one or two pieces, powers of two, in elements of 16 bits or more (pairs of fp8). ``one_page``: a tile of keys lies in
+    one page, whose number is read a tile ahead.
     """
 
     BM: int
     BN: int
-    BD: int
+    columns: tuple[int, int]
+    v_columns: tuple[int, int]
     row_tiles: int
     num_splits: int
+    one_page: bool = False
     num_warps: int = 4
     num_stages: int = 2
 
@@ -62,30 +97,61 @@ class DecodeConfig:
 
 
 def choose_config(
-    problem: DecodeProblem, *, processors: int = 132, num_splits: int | None = None, arch: str = "sm_90"
+    problem: DecodeProblem,
+    *,
+    processors: int = 132,
+    num_splits: int | None = None,
+    arch: str = "sm_90",
+    bounded: bool = False,
+    heavy: bool = False,
+    batch_invariant: bool = False,
 ) -> DecodeConfig:
-    """The configuration of a call; ``processors`` are the SMs of the device (132 on an H100).
+    """The configuration of a call; ``processors`` are the SMs of the device (132 on an H100). ``bounded``: rows see no
+    keys before some first one, where tiles then start. ``heavy``: what is done to the scores takes registers.
 
     Tiles of 64 keys in two buffers leave room for three CTAs on an SM, which keeps the memory busy; gfx950 takes MAX's
-    128 keys. float32 of depth 128 and more has no tensor cores to hold its accumulators: small tiles of eight warps, or
-    the registers spill. One split where the programs fill 0.6 of the device's places; otherwise the smallest number of
-    splits that comes within 0.95 of the best use of them, each of at least 256 keys.
+    128 keys. Large depths take small tiles or more warps, or the registers spill; so does float32, which has no tensor
+    cores to hold its accumulators. One split where the programs fill 0.6 of the device's places; otherwise the smallest
+    number of splits that comes within 0.95 of the best use of them, each of at least 256 keys. ``batch_invariant``: a
+    split for every 2048 keys that a row of the table holds, whatever the batch and the device.
 
-    >>> problem = DecodeProblem(batch=1, tokens=1, q_heads=32, kv_heads=8, head_dim=128, itemsize=2, max_keys=32768)
+    >>> problem = DecodeProblem(batch=1, tokens=1, q_heads=32, kv_heads=8, head_dim=128, v_dim=128, itemsize=2,
+    ...                         page_size=16, max_keys=32768)
     >>> choose_config(problem)
-    DecodeConfig(BM=16, BN=64, BD=128, row_tiles=1, num_splits=47, num_warps=4, num_stages=3)
-    >>> choose_config(problem, num_splits=1).grid(problem)
-    (1, 8, 1)
+    DecodeConfig(BM=16, BN=64, columns=(128, 0), v_columns=(128, 0), row_tiles=1, num_splits=47, one_page=False, \
+num_warps=4, num_stages=3)
+    >>> choose_config(problem, num_splits=1).grid(problem), choose_config(problem, batch_invariant=True).num_splits
+    ((1, 8, 1), 16)
     """
     num_splits = check_splits(num_splits)
     rows = problem.tokens * problem.group
-    BD = max(32, 1 << (problem.head_dim - 1).bit_length())
-    wide = problem.itemsize == 4 and BD >= 128 and arch != "gfx950"
-    BM = 16 if rows <= 16 or wide else MAX_ROWS
-    BN = 128 if arch == "gfx950" else 32 if wide else 64
-    num_stages = 3 if BN * BD * problem.itemsize <= TILE_BYTES else 2
+    columns, v_columns = (pieces(width) for width in problem.widths)
+    depth = max(sum(columns), sum(v_columns))
+    one = columns[1] == v_columns[1] == 0
+    itemsize = max(problem.itemsize, 2)
+    BM, BN, warps, num_stages = _tile(depth, itemsize, arch, heavy or not one)
+    BM = 16 if rows <= 16 else BM
+    one_page = problem.page_size % BN == 0 and not bounded
+    num_stages = 2 if one_page and num_stages == 3 else num_stages  # the third holds page numbers
     row_tiles = -(-rows // BM)
-    if num_splits is None:
+    if num_splits is None and batch_invariant:
+        num_splits = max(1, min(MAX_SPLITS, problem.max_keys // INVARIANT_SPLIT_KEYS))
+    elif num_splits is None:
         programs = problem.batch * problem.kv_heads * row_tiles
         num_splits = choose_splits(programs, problem.max_keys, CTAS_PER_PROCESSOR * processors)
-    return DecodeConfig(BM, BN, BD, row_tiles, num_splits, num_warps=8 if wide else 4, num_stages=num_stages)
+    return DecodeConfig(BM, BN, columns, v_columns, row_tiles, num_splits, one_page, warps, num_stages)
+
+
+def _tile(depth: int, itemsize: int, arch: str, heavy: bool) -> tuple[int, int, int, int]:
+    """(most query rows, keys, warps, stages) of a tile whose rows have ``depth`` elements of ``itemsize`` bytes."""
+    if arch == "gfx950":
+        return 16 if itemsize == 2 else MAX_ROWS, 128, 4, 2
+    if arch.startswith("gfx"):
+        return 16, 64 if depth <= 128 else 32 if depth <= 256 else 16, 4, 1
+    if itemsize == 4:
+        return (16, 32, 8, 2) if depth >= 128 else (MAX_ROWS, 64, 4, 3)
+    if depth > 256:
+        return 16, 64, 8, 1
+    if depth > 128:
+        return (16, 32, 4, 2) if heavy else (MAX_ROWS, 64, 4, 2)
+    return MAX_ROWS, 64, 4, 3

@@ -6,13 +6,24 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.attention.features import Features
+from kvlab.attention.fp8_pairs.emulator import narrow
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.scoring.emulator import (
+    add_bias,
+    by_column,
+    cap,
+    distance,
+    head_scale,
+    key_range,
+    token_scale,
+)
 from kvlab.cache import PagedKVCache
-from kvlab.memory import Memory
-from kvlab.staging import KVCacheIterator, Traffic, ceildiv, decode_cta, program_ids, ragged_range
+from kvlab.memory import Memory, bfloat16
+from kvlab.staging import Traffic, ceildiv, decode_cta, program_ids, ragged_range
 
-from .config import DecodeConfig, DecodeProblem
+from .config import DecodeConfig, DecodeProblem, bounded, problem_of
 
 Array = np.ndarray[Any, Any]
 LN2 = np.float32(0.6931471805599453)
@@ -20,69 +31,110 @@ LN2 = np.float32(0.6931471805599453)
 
 def attend(
     q_array: Array, k_cache: PagedKVCache, v_cache: PagedKVCache, seq_lens: Array, o_array: Array, lse_array: Array,
-    scale_log2: float, mask_value: float, problem: DecodeProblem, config: DecodeConfig, arch: str, traffic: Traffic,
+    scale_log2: float, mask_value: float, features: Features, problem: DecodeProblem, config: DecodeConfig, arch: str,
+    traffic: Traffic,
 ) -> None:  # fmt: skip
     """BM query rows (tokens x heads of one KV head) against the keys of one split of one sequence, for each program."""
-    #: setup -> q, lo, hi, limit    this program's rows, its split of the keys, the query tile
-    group, tokens, BN = problem.group, problem.tokens, config.BN
+    #: setup -> q, lo, hi, first, limit    this program's rows, the keys they see, its split of them, the query tile
+    group, tokens, BN, mask, scales = problem.group, problem.tokens, config.BN, features.mask, features.scales
     batch, kv_head_and_tile, split = program_ids(config.grid(problem))  # [P]
     kv_head = kv_head_and_tile // config.row_tiles
     row = (kv_head_and_tile % config.row_tiles)[:, None] * config.BM + np.arange(config.BM, dtype=np.int32)  # [P, BM]
     num_keys = seq_lens[batch].astype(np.int32)
-    size = ceildiv(ceildiv(num_keys, config.num_splits), BN) * BN
-    lo = np.minimum(split * size, num_keys)
-    hi = np.minimum(lo + size, num_keys)
     token = row // group
     head = kv_head[:, None] * group + row % group
     is_row = row < group * tokens
-    limit = np.minimum(
-        num_keys[:, None] - tokens + 1 + token, hi[:, None]
-    )  # [P, BM], first key that a row does not see
+    safe_head = np.where(is_row, head, 0)
+    position = num_keys[:, None] - tokens + token  # [P, BM]
+    end = num_keys if mask.valid is None else np.minimum(num_keys, mask.valid[batch].astype(np.int32))
+    sides = mask.left, mask.right, mask.chunk
+    first, limit = key_range(position, end[:, None], *sides)  # [P, BM]
+    begin = key_range(num_keys - tokens, end, *sides)[0] if bounded(mask) else np.zeros_like(num_keys)
+    stop = np.maximum(key_range(num_keys - 1, end, *sides)[1], begin)
+    size = ceildiv(ceildiv(stop - begin, config.num_splits), BN) * BN
+    lo = np.minimum(begin + split * size, stop)
+    hi = np.minimum(lo + size, stop)
+    first = np.maximum(first, lo[:, None])
+    limit = np.minimum(limit, hi[:, None])  # a row sees the keys from first to below limit
     cta = decode_cta(
-        arch, config.BM, BN, config.BD, k_cache, v_cache, batch, kv_head, traffic, num_warps=config.num_warps
-    )
-    q = cta.load_q(Memory.over(q_array, name="q"), _offsets(q_array, batch[:, None], token, head, is_row), is_row)
-    k_tiles, v_tiles = (KVCacheIterator(cache, BN, batch, kv_head, hi) for cache in (k_cache, v_cache))
-    k_tiles.tile_start_row = v_tiles.tile_start_row = lo
-    cta.follow(k_tiles, v_tiles)
+        arch, config.BM, BN, config.columns, config.v_columns, k_cache, v_cache, batch, kv_head, (lo, hi), traffic,
+        num_warps=config.num_warps,
+    )  # fmt: skip
+    factor = np.float32(scale_log2) * head_scale(scales.q.array, kv_head)[:, None]  # [P, 1]
+    factor = factor * head_scale(scales.k.heads, kv_head)[:, None]
+    rows = q_array
+    if problem.pairs:
+        rows, unit = narrow(q_array, np.abs(q_array.astype(np.float32)).max(axis=3))
+        rows = rows if cta.q_columns is None else np.ascontiguousarray(rows[..., cta.q_columns])
+        token_at = np.where(is_row, token, 0)
+        factor = factor * np.where(is_row, unit[batch[:, None], token_at, safe_head], np.float32(0))  # [P, BM]
+    q = cta.load_q(Memory.over(rows, name="q"), _offsets(rows, batch[:, None], token, head, is_row), is_row)
+    factor = np.broadcast_to(factor, row.shape)
     m = np.full(row.shape, -np.inf, np.float32)
     l = np.zeros(row.shape, np.float32)
+    if features.sinks is not None:  # counted once, by the first split
+        sink = np.where(is_row, features.sinks[safe_head].astype(np.float32), 0) * np.float32(LOG2E)
+        m = np.where(split[:, None] == 0, sink, m).astype(np.float32)
+        l = np.where(split[:, None] == 0, np.float32(1), l)
+    sees = first < limit if mask.bias is None else np.zeros(row.shape, np.bool_)
     o = cta.zeros()
     for start in ragged_range(lo, hi, BN):
         #: load_k -> k    the K tile of these pages, DRAM -> shared memory
         active = start < hi  # [P], programs whose range is not over
-        k = cta.load_k(k_tiles.next_tile(), active)
-        #: scores -> s    S = Q K^T in float32, in units of log2
+        key = start[:, None] + np.arange(BN, dtype=np.int32)  # [P, BN]
+        exists = key < hi[:, None]
+        where = _where(k_cache, batch[:, None], key, exists)
+        k = cta.load_k(active)
+        #: scores -> s    S = Q K^T in float32, in units of log2; scales, softcap, ALiBi
         s = cta.scores(q, k, active)
-        s = s.with_values(s.values * np.float32(scale_log2))
+        s = s.with_values(s.values * s.by_row(factor))
+        if scales.k.tokens is not None:
+            s = s.with_values(s.values * by_column(s, token_scale(scales.k.tokens, (*where, kv_head[:, None]), exists)))
+        if features.softcap > 0:
+            s = cap(s, features.softcap)
+        if features.slopes is not None:
+            sequence = batch[:, None] if len(features.slopes) > 1 else 0
+            slope = np.where(is_row, features.slopes[sequence, safe_head], np.float32(0))
+            s = distance(s, slope, position, key)
         #: mask -> s    keys that a row does not see
-        key = start[:, None, None, None] + s.map.col  # [P, threads, registers, elements]
-        s = s.with_values(np.where(key < s.by_row(limit), s.values, np.float32(mask_value)))
+        visible = by_column(s, key) < s.by_row(limit)
+        if bounded(mask):
+            visible = visible & (by_column(s, key) >= s.by_row(first))
+        if mask.bias is not None:
+            visible = visible & s.by_row(is_row)
+            s, visible = add_bias(s, visible, mask.bias, batch, safe_head, token, key)
+            sees = sees | (cta.row_max(s.with_values(visible.astype(np.float32))) > 0)
+        s = s.with_values(np.where(visible, s.values, np.float32(mask_value)))
         #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
         m_new = np.maximum(m, cta.row_max(s))
         p = s.with_values(np.exp2(s.values - s.by_row(m_new)))
         alpha = np.exp2(m - m_new)
         l = l * alpha + cta.row_sum(p)
-        o = o.with_values(o.values * o.by_row(alpha))
+        o = o.times(alpha)
         m = m_new
         #: load_v -> v    the V tile of the same pages
-        v = cta.load_v(v_tiles.next_tile(), active)
-        #: accumulate -> o    O += P V, P rounded once to the storage dtype
+        v = cta.load_v(active)
+        #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
+        if scales.v.tokens is not None:
+            p = p.with_values(p.values * by_column(p, token_scale(scales.v.tokens, (*where, kv_head[:, None]), exists)))
         o = cta.accumulate(p, v, o, active)
-    #: normalise -> o, lse    rows without a visible key give 0 and -inf
-    sees = limit > lo[:, None]
-    l = np.where(sees, l, np.float32(1))
-    o = o.with_values(np.where(o.by_row(sees), o.values / o.by_row(l), np.float32(0)))
-    lse = np.where(sees, (m + np.log2(l)) * LN2, np.float32(-np.inf))
+    #: normalise -> l, lse    rows without a visible key give 0 and -inf, or count the sink
+    if features.sinks is not None:
+        sees = sees | (split[:, None] == 0)
+    last = np.float32(scales.v.number) * head_scale(scales.v.heads, kv_head)[:, None]
+    safe = np.where(sees, l, np.float32(1))
+    lse = np.where(sees, (m + np.log2(safe)) * LN2, np.float32(-np.inf))
+    l = np.where(sees, last / safe, np.float32(0))  # what the sums of a row are multiplied by
     #: store    an empty split leaves its partial output alone
     writes_o = is_row & (sees | (config.num_splits == 1))
     p_index, r_index = np.nonzero(writes_o)
-    rows = o.tile()[p_index, r_index, : problem.head_dim].astype(o_array.dtype)  # [rows to write, D]
-    o_array[split[p_index], batch[p_index], token[p_index, r_index], head[p_index, r_index]] = rows
+    result = np.where(sees[..., None], o.rows() * l[..., None], np.float32(0))[p_index, r_index]  # [rows to write, Dv]
+    stored = result.astype(o_array.dtype)
+    o_array[split[p_index], batch[p_index], token[p_index, r_index], head[p_index, r_index]] = stored
     p_index, r_index = np.nonzero(is_row)
     at = split[p_index], batch[p_index], head[p_index, r_index], token[p_index, r_index]
     lse_array[at] = lse[p_index, r_index]
-    traffic.move("registers->DRAM", rows.nbytes + len(p_index) * lse.itemsize)
+    traffic.move("registers->DRAM", stored.nbytes + len(p_index) * lse.itemsize)
 
 
 def launch(
@@ -94,33 +146,43 @@ def launch(
     *,
     scale: float,
     config: DecodeConfig,
+    features: Features | None = None,
     mask_value: float = MASK_VALUE,
     out: Array | None = None,
     arch: str = "sm_90",
     traffic: Traffic | None = None,
 ) -> tuple[Array, Array]:
-    """Run the twins: out ``[B, S, Hq, D]`` of q's dtype and lse ``[B, Hq, S]`` float32. The arguments are valid."""
-    batch, tokens, q_heads, head_dim = q.shape
-    page_size, kv_heads = k_cache.shape[1:3]
-    max_keys = block_table.shape[1] * page_size
-    problem = DecodeProblem(batch, tokens, q_heads, kv_heads, head_dim, q.itemsize, max_keys)
+    """Run the twins: out ``[B, S, Hq, Dv]`` and lse ``[B, Hq, S]`` float32. The arguments are valid."""
+    features = Features() if features is None else features
+    problem = problem_of(q, k_cache, v_cache, block_table)
+    batch, tokens, q_heads = q.shape[:3]
+    shape = batch, tokens, q_heads, problem.v_dim
     traffic = Traffic() if traffic is None else traffic
-    out = np.empty(q.shape, q.dtype) if out is None else out
+    out = np.empty(shape, bfloat16 if q.itemsize == 1 else q.dtype) if out is None else out
     lse = np.empty((batch, q_heads, tokens), np.float32)
-    if q.size == 0:
+    if out.size == 0:
         return out, lse
     before = seq_lens.astype(np.int64) - tokens
-    lengths = np.maximum(before, 0).astype(np.uint32), block_table, tokens, max_keys
+    lengths = np.maximum(before, 0).astype(np.uint32), block_table, tokens, problem.max_keys
     keys, values = PagedKVCache(k_cache, *lengths), PagedKVCache(v_cache, *lengths)
     splits = config.num_splits
     part, part_lse = out[None], lse[None]
     if splits > 1:
-        part = np.full((splits, *q.shape), np.nan, np.float32)
+        part = np.full((splits, *shape), np.nan, np.float32)
         part_lse = np.full((splits, *lse.shape), np.nan, np.float32)
-    attend(q, keys, values, seq_lens, part, part_lse, scale * LOG2E, mask_value, problem, config, arch, traffic)
+    scale_log2 = scale * LOG2E * features.scales.q.number * features.scales.k.number
+    attend(q, keys, values, seq_lens, part, part_lse, scale_log2, mask_value, features, problem, config, arch, traffic)
     if splits > 1:
         merge(part, part_lse.swapaxes(2, 3), out=out, lse=lse.swapaxes(1, 2), traffic=traffic)
     return out, lse
+
+
+def _where(cache: PagedKVCache, batch: Array, key: Array, exists: Array) -> tuple[Array, Array]:
+    """(page, slot) ``[P, BN]`` of keys; (0, 0) of those that do not exist."""
+    key = np.where(exists, key, 0)
+    table = np.asarray(cache.lookup_table)
+    page = np.where(exists, table[batch, key // cache.page_size_], 0).astype(np.int64)
+    return page, key % cache.page_size_
 
 
 def _offsets(array: Array, batch: Array, token: Array, head: Array, valid: Array) -> Array:

@@ -2,80 +2,258 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
+from kvlab.attention.features import Features
+from kvlab.attention.fp8_pairs.kernel import halves, narrow
 from kvlab.attention.merge_states.kernel import launch as merge
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.scales import Scale
+from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale
 
-from .config import DecodeConfig, DecodeProblem
+from .config import DecodeConfig, bounded, problem_of
 
 LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
+def load_columns(ptr, at, exists, first, columns, WIDTH: tl.constexpr, WHOLE: tl.constexpr):
+    """Columns ``[first, first + WIDTH)`` of the rows at ``ptr + at``, 0 for rows that do not exist and at or past
+    ``columns`` (``WHOLE``: there are none).
+    """
+    column = first + tl.arange(0, WIDTH)
+    mask = exists[:, None] if WHOLE else exists[:, None] & (column < columns)[None, :]
+    return tl.load(ptr + at[:, None] + column[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def load_q(ptr, at, exists, first, columns, WIDTH: tl.constexpr, PAIRS: tl.constexpr):
+    """(q, q_odd): a piece of the query rows; with ``PAIRS`` its even and its odd columns."""
+    column = tl.arange(0, WIDTH)
+    if PAIRS:
+        inside = exists[:, None] & (first + column < columns)[None, :]
+        even = ptr + at[:, None] + 2 * (first + column)[None, :]
+        q = tl.load(even, mask=inside, other=0.0)
+        q_odd = tl.load(even + 1, mask=inside, other=0.0)
+    else:
+        q = load_columns(ptr, at, exists, first, columns, WIDTH, False)
+        q_odd = q
+    return q, q_odd
+
+
+@triton.jit
+def add_scores(q, q_odd, k, s, PAIRS: tl.constexpr):
+    """S + Q K^T over the columns of a piece."""
+    if PAIRS:
+        even, odd = halves(k)
+        s = tl.dot(q, tl.trans(even), s)
+        s = tl.dot(q_odd, tl.trans(odd), s)
+    else:
+        s = tl.dot(q, tl.trans(k), s, input_precision="ieee")
+    return s
+
+
+@triton.jit
+def add_values(p, v, o):
+    """O + P V of a piece of V's columns; P is rounded once to the dtype of the product."""
+    return tl.dot(p.to(v.dtype), v, o, input_precision="ieee")
+
+
+@triton.jit
+def add_pairs(p, v, o, o_odd):
+    """:func:`add_values` of pairs, to the even and to the odd columns."""
+    even, odd = halves(v)
+    return add_values(p, even, o), add_values(p, odd, o_odd)
+
+
+@triton.jit
+def store_columns(ptr, at, exists, first, columns, o):
+    """A piece of the output rows."""
+    column = first + tl.arange(0, o.shape[1])
+    mask = exists[:, None] & (column < columns)[None, :]
+    tl.store(ptr + at[:, None] + column[None, :], o.to(ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def attend(
-    q_ptr, k_ptr, v_ptr, table_ptr, seq_lens_ptr, o_ptr, lse_ptr,
-    scale_log2, mask_value, group, tokens, num_splits,
+    q_ptr, k_ptr, v_ptr, table_ptr, seq_lens_ptr, valid_ptr, bias_ptr, sinks_ptr, slopes_ptr,
+    q_scale_ptr, k_scale_ptr, v_scale_ptr, o_ptr, lse_ptr,
+    scale_log2, v_factor, softcap, mask_value, left, right, chunk, group, tokens, num_splits,
     q_batch, q_token, q_head, k_page, k_token, k_head, v_page, v_token, v_head, table_batch, lens_batch,
+    bias_batch, bias_head, bias_row, bias_key, bias_rows, bias_keys, slopes_batch, q_scale_head,
+    k_scale_page, k_scale_token, k_scale_head, v_scale_page, v_scale_token, v_scale_head,
     o_split, o_batch, o_token, o_head, lse_split, lse_batch, lse_token, lse_head,
-    PAGE: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    PAGE: tl.constexpr, PAIRS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, W0: tl.constexpr, W1: tl.constexpr,
+    V0: tl.constexpr, V1: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, ONE_PAGE: tl.constexpr,
+    BOUNDED: tl.constexpr, CHUNKED: tl.constexpr, VALID: tl.constexpr, BIAS: tl.constexpr, CAPPED: tl.constexpr,
+    SINKS: tl.constexpr, SLOPES: tl.constexpr, Q_SCALE: tl.constexpr, K_SCALE: tl.constexpr, V_SCALE: tl.constexpr,
 ):  # fmt: skip
-    """BM query rows (tokens x heads of one KV head) against the keys of one split of one sequence."""
-    #: setup -> q, lo, hi, limit    this program's rows, its split of the keys, the query tile
+    """BM query rows (tokens x heads of one KV head) against the keys of one split of one sequence.
+
+    Columns come in pieces of W0 and W1 (V0 and V1 of V) elements of 16 bits or more; with PAIRS an element is two
+    neighbouring columns of fp8, and D and DV count such elements. BOUNDED: rows see no keys before some first one.
+    ONE_PAGE: a tile of keys lies in one page. K_SCALE and V_SCALE: "number", "head" or "token".
+    """
+    #: setup -> q, lo, hi, first, limit    this program's rows, the keys they see, its split of them, the query tile
     batch = tl.program_id(0).to(tl.int64)
     row_tiles = tl.cdiv(group * tokens, BM)
     kv_head = (tl.program_id(1) // row_tiles).to(tl.int64)
     row = (tl.program_id(1) % row_tiles) * BM + tl.arange(0, BM)  # [BM], token-major
     split = tl.program_id(2)
     num_keys = tl.load(seq_lens_ptr + batch * lens_batch).to(tl.int32)
-    size = tl.cdiv(tl.cdiv(num_keys, num_splits), BN) * BN
-    lo = tl.minimum(split * size, num_keys)
-    hi = tl.minimum(lo + size, num_keys)
     token = row // group
     head = kv_head * group + row % group
     is_row = row < group * tokens
-    limit = tl.minimum(num_keys - tokens + 1 + token, hi)  # [BM], first key that a row does not see
-    d = tl.arange(0, BD)
-    q_at = batch * q_batch + token.to(tl.int64)[:, None] * q_token + head[:, None] * q_head + d[None, :]
-    q = tl.load(q_ptr + q_at, mask=is_row[:, None] & (d[None, :] < D), other=0.0)  # [BM, BD]
+    position = num_keys - tokens + token  # [BM]
+    end = num_keys
+    if VALID:
+        end = tl.minimum(end, tl.load(valid_ptr + batch).to(tl.int32))
+    first, limit = key_range(position, end, left, right, chunk, CHUNKED)  # [BM]
+    begin = 0
+    if BOUNDED:
+        begin, _ = key_range(num_keys - tokens, end, left, right, chunk, CHUNKED)
+    _, stop = key_range(num_keys - 1, end, left, right, chunk, CHUNKED)
+    stop = tl.maximum(stop, begin)
+    size = tl.cdiv(tl.cdiv(stop - begin, num_splits), BN) * BN
+    lo = tl.minimum(begin + split * size, stop)
+    hi = tl.minimum(lo + size, stop)
+    first = tl.maximum(first, lo)
+    limit = tl.minimum(limit, hi)  # a row sees the keys from first to below limit
+    q_at = batch * q_batch + token.to(tl.int64) * q_token + head * q_head
+    q, q_odd = load_q(q_ptr, q_at, is_row, 0, D, W0, PAIRS)  # [BM, W0]
+    if W1:
+        q1, q1_odd = load_q(q_ptr, q_at, is_row, W0, D, W1, PAIRS)
+    factor = scale_log2 * head_scale(q_scale_ptr, kv_head, q_scale_head, Q_SCALE)
+    factor *= head_scale(k_scale_ptr, kv_head, k_scale_head, K_SCALE == "head")
+    if PAIRS:
+        top = tl.maximum(tl.max(tl.abs(q.to(tl.float32)), 1), tl.max(tl.abs(q_odd.to(tl.float32)), 1))
+        if W1:
+            top = tl.maximum(top, tl.max(tl.abs(q1.to(tl.float32)), 1))
+            top = tl.maximum(top, tl.max(tl.abs(q1_odd.to(tl.float32)), 1))
+            q1, _ = narrow(q1, top)
+            q1_odd, _ = narrow(q1_odd, top)
+        q, unit = narrow(q, top)
+        q_odd, _ = narrow(q_odd, top)
+        factor = (factor * unit)[:, None]
+    k_base, v_base, pages = k_ptr + kv_head * k_head, v_ptr + kv_head * v_head, table_ptr + batch * table_batch
     m = tl.full([BM], -float("inf"), tl.float32)
     l = tl.zeros([BM], tl.float32)
-    o = tl.zeros([BM, BD], tl.float32)
+    if SINKS:  # counted once, by the first split
+        sink = tl.load(sinks_ptr + head, mask=is_row, other=0.0).to(tl.float32) * 1.4426950408889634
+        m = tl.where(split == 0, sink, m)
+        l = tl.where(split == 0, 1.0, l)
+    sees = first < limit
+    if BIAS:
+        sees = first < first
+    o = tl.zeros([BM, V0], tl.float32)
+    if PAIRS:
+        o_odd = tl.zeros([BM, V0], tl.float32)
+    if V1:
+        o1 = tl.zeros([BM, V1], tl.float32)
+        if PAIRS:
+            o1_odd = tl.zeros([BM, V1], tl.float32)
+    if ONE_PAGE:
+        next_page = tl.load(pages + lo // PAGE, mask=lo < hi, other=0)
     for start in range(lo, hi, BN):
         #: load_k -> k    the K tile of these pages, DRAM -> shared memory
         key = start + tl.arange(0, BN)
-        in_tile = (key < hi)[:, None] & (d[None, :] < D)
-        page = tl.load(table_ptr + batch * table_batch + key // PAGE, mask=key < hi, other=0).to(tl.int64)
-        slot = (key % PAGE).to(tl.int64)
-        k_at = page[:, None] * k_page + slot[:, None] * k_token + kv_head * k_head + d[None, :]
-        k = tl.load(k_ptr + k_at, mask=in_tile, other=0.0)  # [BN, BD]
-        #: scores -> s    S = Q K^T in float32, in units of log2
-        s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2  # [BM, BN]
+        exists = key < hi
+        if ONE_PAGE:  # its number was read a tile ahead
+            page = next_page.to(tl.int64)
+            next_page = tl.load(pages + (start + BN) // PAGE, mask=start + BN < hi, other=0)
+            slot = tl.zeros([], tl.int64) + start % PAGE
+            k_at = page * k_page + slot * k_token + tl.arange(0, BN).to(tl.int64) * k_token
+            v_at = page * v_page + slot * v_token + tl.arange(0, BN).to(tl.int64) * v_token
+            slot = slot + tl.arange(0, BN)
+        else:
+            page = tl.load(pages + key // PAGE, mask=exists, other=0).to(tl.int64)
+            slot = (key % PAGE).to(tl.int64)
+            k_at = page * k_page + slot * k_token
+            v_at = page * v_page + slot * v_token
+        k = load_columns(k_base, k_at, exists, 0, D, W0, D >= W0)  # [BN, W0]
+        if W1:
+            k1 = load_columns(k_base, k_at, exists, W0, D, W1, D >= W0 + W1)
+        #: scores -> s    S = Q K^T in float32, in units of log2; scales, softcap, ALiBi
+        s = add_scores(q, q_odd, k, tl.zeros([BM, BN], tl.float32), PAIRS)
+        if W1:
+            s = add_scores(q1, q1_odd, k1, s, PAIRS)
+        s = s * factor  # [BM, BN]
+        if K_SCALE == "token":
+            scale_at = page * k_scale_page + slot * k_scale_token + kv_head * k_scale_head
+            s = s * token_scale(k_scale_ptr, scale_at, exists)[None, :]
+        if CAPPED:
+            s = cap(s, softcap)
+        if SLOPES:
+            slope = tl.load(slopes_ptr + batch * slopes_batch + head, mask=is_row, other=0.0)
+            s = distance(s, slope, position, key)
         #: mask -> s    keys that a row does not see
-        s = tl.where(key[None, :] < limit[:, None], s, mask_value)
+        visible = key[None, :] < limit[:, None]
+        if BOUNDED:
+            visible = visible & (key[None, :] >= first[:, None])
+        if BIAS:
+            bias_at = batch * bias_batch + head * bias_head
+            visible = visible & is_row[:, None]
+            s, visible = add_bias(
+                s, visible, bias_ptr, bias_at, token, key, bias_rows, bias_keys, bias_row, bias_key
+            )
+            sees = sees | (tl.max(visible.to(tl.int32), 1) > 0)
+        s = tl.where(visible, s, mask_value)
         #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
         m_new = tl.maximum(m, tl.max(s, 1))
         p = tl.math.exp2(s - m_new[:, None])
         alpha = tl.math.exp2(m - m_new)
         l = l * alpha + tl.sum(p, 1)
         o = o * alpha[:, None]
+        if PAIRS:
+            o_odd = o_odd * alpha[:, None]
+        if V1:
+            o1 = o1 * alpha[:, None]
+            if PAIRS:
+                o1_odd = o1_odd * alpha[:, None]
         m = m_new
         #: load_v -> v    the V tile of the same pages
-        v_at = page[:, None] * v_page + slot[:, None] * v_token + kv_head * v_head + d[None, :]
-        v = tl.load(v_ptr + v_at, mask=in_tile, other=0.0)  # [BN, BD]
-        #: accumulate -> o    O += P V, P rounded once to the storage dtype
-        o = tl.dot(p.to(v.dtype), v, o, input_precision="ieee")
-    #: normalise -> o, lse    rows without a visible key give 0 and -inf
-    sees = limit > lo
-    o = tl.where(sees[:, None], o / l[:, None], 0.0)
+        v = load_columns(v_base, v_at, exists, 0, DV, V0, DV >= V0)  # [BN, V0]
+        if V1:
+            v1 = load_columns(v_base, v_at, exists, V0, DV, V1, DV >= V0 + V1)
+        #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
+        if V_SCALE == "token":
+            scale_at = page * v_scale_page + slot * v_scale_token + kv_head * v_scale_head
+            p = p * token_scale(v_scale_ptr, scale_at, exists)[None, :]
+        if PAIRS:
+            o, o_odd = add_pairs(p, v, o, o_odd)
+        else:
+            o = add_values(p, v, o)
+        if V1:
+            if PAIRS:
+                o1, o1_odd = add_pairs(p, v1, o1, o1_odd)
+            else:
+                o1 = add_values(p, v1, o1)
+    #: normalise -> l, lse    rows without a visible key give 0 and -inf, or count the sink
+    if SINKS:
+        sees = sees | (split == 0)
+    factor = v_factor * head_scale(v_scale_ptr, kv_head, v_scale_head, V_SCALE == "head")
     lse = tl.where(sees, (m + tl.math.log2(l)) * LN2, -float("inf"))
+    l = tl.where(sees, factor / l, 0.0)  # what the sums of a row are multiplied by
     #: store    an empty split leaves its partial output alone
     writes_o = is_row & (sees | (num_splits == 1))
     o_at = split.to(tl.int64) * o_split + batch * o_batch + token.to(tl.int64) * o_token + head * o_head
-    o_mask = writes_o[:, None] & (d[None, :] < D)
-    tl.store(o_ptr + o_at[:, None] + d[None, :], o.to(o_ptr.dtype.element_ty), mask=o_mask)
+    o = tl.where(sees[:, None], o * l[:, None], 0.0)
+    if PAIRS:
+        o_odd = tl.where(sees[:, None], o_odd * l[:, None], 0.0)
+        store_columns(o_ptr, o_at, writes_o, 0, 2 * DV, tl.interleave(o, o_odd))
+    else:
+        store_columns(o_ptr, o_at, writes_o, 0, DV, o)
+    if V1:
+        o1 = tl.where(sees[:, None], o1 * l[:, None], 0.0)
+        if PAIRS:
+            o1_odd = tl.where(sees[:, None], o1_odd * l[:, None], 0.0)
+            store_columns(o_ptr, o_at, writes_o, 2 * V0, 2 * DV, tl.interleave(o1, o1_odd))
+        else:
+            store_columns(o_ptr, o_at, writes_o, V0, DV, o1)
     lse_at = split.to(tl.int64) * lse_split + batch * lse_batch + token * lse_token + head * lse_head
     tl.store(lse_ptr + lse_at, lse, mask=is_row)
 
@@ -89,33 +267,63 @@ def launch(
     *,
     scale: float,
     config: DecodeConfig,
+    features: Features | None = None,
     mask_value: float = MASK_VALUE,
     out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the kernels: out ``[B, S, Hq, D]`` of q's dtype and lse ``[B, Hq, S]`` float32. The arguments are valid."""
-    batch, tokens, q_heads, head_dim = q.shape
-    page_size, kv_heads = k_cache.shape[1:3]
-    problem = DecodeProblem(
-        batch, tokens, q_heads, kv_heads, head_dim, q.element_size(), block_table.shape[1] * page_size
-    )
-    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
+    """Run the kernels: out ``[B, S, Hq, Dv]`` and lse ``[B, Hq, S]`` float32. The arguments are valid."""
+    f = Features() if features is None else features
+    mask, scales = f.mask, f.scales
+    problem = problem_of(q, k_cache, v_cache, block_table)
+    batch, tokens, q_heads = q.shape[:3]
+    shape = batch, tokens, q_heads, problem.v_dim
+    if out is None:
+        out = torch.empty(shape, dtype=torch.bfloat16 if q.element_size() == 1 else q.dtype, device=q.device)
     lse = torch.empty((batch, q_heads, tokens), dtype=torch.float32, device=q.device)
-    if q.numel() == 0:
+    if out.numel() == 0:
         return out, lse
     splits = config.num_splits
     part, part_lse = out[None], lse[None]
     if splits > 1:
-        part = torch.empty((splits, *q.shape), dtype=torch.float32, device=q.device)
+        part = torch.empty((splits, *shape), dtype=torch.float32, device=q.device)
         part_lse = torch.empty((splits, *lse.shape), dtype=torch.float32, device=q.device)
     part_lse_strides = (part_lse.stride(0), part_lse.stride(1), part_lse.stride(3), part_lse.stride(2))
+    k, v = (x.view(torch.int16) for x in (k_cache, v_cache)) if problem.pairs else (k_cache, v_cache)
+    bias, slopes = mask.bias, f.slopes
+    absent = q  # stands for a pointer that is not followed
+    arrays = mask.valid, bias, f.sinks, slopes, *(s.array for s in (scales.q, scales.k, scales.v))
     attend[config.grid(problem)](
-        q, k_cache, v_cache, block_table, seq_lens, part, part_lse,
-        scale * LOG2E, mask_value, problem.group, tokens, splits,
-        *q.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3], block_table.stride(0), seq_lens.stride(0),
-        *part.stride()[:4], *part_lse_strides,
-        PAGE=page_size, D=head_dim, BD=config.BD, BM=config.BM, BN=config.BN,
+        q, k, v, block_table, seq_lens, *(absent if x is None else x for x in arrays), part, part_lse,
+        scale * LOG2E * scales.q.number * scales.k.number, scales.v.number, f.softcap, mask_value,
+        mask.left, mask.right, mask.chunk, problem.group, tokens, splits,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], block_table.stride(0), seq_lens.stride(0),
+        *_bias_sizes(bias), 0 if slopes is None or len(slopes) == 1 else slopes.stride(0),
+        scales.q.array.stride(0) if scales.q.array is not None else 0, *_scale_strides(scales.k),
+        *_scale_strides(scales.v), *part.stride()[:4], *part_lse_strides,
+        PAGE=problem.page_size, PAIRS=problem.pairs, D=problem.widths[0], DV=problem.widths[1],
+        W0=config.columns[0], W1=config.columns[1], V0=config.v_columns[0], V1=config.v_columns[1],
+        BM=config.BM, BN=config.BN, ONE_PAGE=config.one_page,
+        BOUNDED=bounded(mask), CHUNKED=mask.chunk > 0, VALID=mask.valid is not None, BIAS=bias is not None,
+        CAPPED=f.softcap > 0, SINKS=f.sinks is not None, SLOPES=slopes is not None,
+        Q_SCALE=scales.q.array is not None, K_SCALE=scales.k.kind, V_SCALE=scales.v.kind,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     if splits > 1:
         merge(part, part_lse.transpose(2, 3), out=out, lse=lse.transpose(1, 2))
     return out, lse
+
+
+def _bias_sizes(bias: Any) -> tuple[int, ...]:
+    """Strides (0 along axes of length 1), rows and keys of a bias ``[B or 1, Hq or 1, S, keys]``."""
+    if bias is None:
+        return (0,) * 6
+    lead = (0 if n == 1 else step for n, step in zip(bias.shape[:2], bias.stride()[:2], strict=True))
+    return *lead, *bias.stride()[2:], *bias.shape[2:]
+
+
+def _scale_strides(scale: Scale) -> tuple[int, int, int]:
+    """Strides of pages, tokens and heads."""
+    if scale.array is None:
+        return 0, 0, 0
+    strides = scale.array.stride()
+    return (0, 0, strides[0]) if scale.kind == "head" else tuple(strides)

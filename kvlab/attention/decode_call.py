@@ -1,0 +1,132 @@
+"""The arguments of a paged decode of MHA, checked and put into the form of the launch functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvlab.attention.features import Features, kv_view, resolve_features
+from kvlab.attention.inputs import (
+    check_arrays,
+    check_lengths_and_pages,
+    check_pages,
+    check_strides,
+    check_table,
+    given,
+    looks_at_values,
+    require,
+)
+from kvlab.attention.masks import resolve_mask, window_interval
+from kvlab.attention.operands import check_operands, check_result
+from kvlab.attention.scales import is_fp8
+from kvlab.cache.arrays import element_strides, is_torch, overlaps, to_numpy
+
+__all__ = ["DecodeCall", "decode_call"]
+
+
+@dataclass(frozen=True, eq=False)
+class DecodeCall:
+    """The arguments: q ``[B, S, Hq, D]`` and out ``[B, S, Hq, Dv]`` or None, pages ``[pages, page_size, Hkv, ..]``."""
+
+    q: Any
+    k_cache: Any
+    v_cache: Any
+    block_table: Any
+    seq_lens: Any
+    out: Any
+    features: Features
+    drop_tokens: bool
+    """q was ``[B, Hq, D]``: results drop the token axis."""
+
+    @property
+    def arrays(self) -> tuple[Any, Any, Any, Any, Any]:
+        """q, K, V, table, lengths."""
+        return self.q, self.k_cache, self.v_cache, self.block_table, self.seq_lens
+
+
+def decode_call(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    block_table: Any,
+    seq_lens: Any,
+    out: Any,
+    kv_layout: str,
+    asked: dict[str, Any],
+    *,
+    max_tokens: int,
+    check: bool | None,
+) -> DecodeCall:
+    """Check the arguments of ``mha_decode_paged``. ValueError that names argument, value and rule.
+
+    asked : mask, window and the keywords of :func:`~kvlab.attention.features.resolve_features`. check : look at the
+    values of seq_lens and block_table too; None: where that needs no synchronisation with a GPU.
+    """
+    arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
+    arrays |= given(out=out)
+    check_arrays(arrays)
+    k_cache, v_cache = (kv_view(cache, kv_layout) for cache in (k_cache, v_cache))
+    require(q.ndim in (3, 4), f"q has shape {tuple(q.shape)}", "[B, Hq, D] or [B, S, Hq, D]")
+    drop_tokens = q.ndim == 3
+    if drop_tokens:
+        q = q[:, None]
+    batch, tokens, q_heads = q.shape[:3]
+    require(1 <= tokens <= max_tokens, f"q has {tokens} new tokens a sequence", f"1 to {max_tokens}")
+    caches = {"k_cache": k_cache, "v_cache": v_cache}
+    check_pages(caches)
+    check_operands(q, caches)
+    check_table(block_table, seq_lens, batch)
+    for name, array in {"q": q, **caches}.items():
+        check_strides(name, array)
+    if is_fp8(k_cache):
+        _check_pairs(caches)
+    shape = batch, tokens, q_heads, int(v_cache.shape[3])
+    if out is not None:
+        check_result(out, (batch, *shape[2:]) if drop_tokens else shape, arrays["q"])
+        _check_apart(out, arrays)
+        out = out[:, None] if drop_tokens else out
+    if looks_at_values(check, q):
+        check_lengths_and_pages(seq_lens, block_table, k_cache.shape[0], k_cache.shape[1])
+    features = _features(q, k_cache, v_cache, seq_lens, kv_layout, dict(asked))
+    return DecodeCall(q, k_cache, v_cache, block_table, seq_lens, out, features, drop_tokens)
+
+
+def _features(q: Any, k_cache: Any, v_cache: Any, seq_lens: Any, kv_layout: str, asked: dict[str, Any]) -> Features:
+    batch, tokens, q_heads = q.shape[:3]
+    mask, window = asked.pop("mask"), asked.pop("window")
+    for name in ("k_scale", "v_scale"):
+        asked[name] = kv_view(asked[name], kv_layout)
+
+    def lengths() -> tuple[Any, Any]:
+        keys = to_numpy(seq_lens.cpu() if is_torch(seq_lens) else seq_lens).astype(np.int64)
+        return np.full(batch, tokens), keys
+
+    interval = window_interval(mask is None or isinstance(window, int | np.integer), window)
+    plan = resolve_mask(mask, interval, heads=q_heads, lengths=lengths, like=q)
+    return resolve_features(q, k_cache, v_cache, mask=plan, batch=batch, **asked)
+
+
+def _check_pairs(caches: dict[str, Any]) -> None:
+    """ValueError for rows of fp8 that do not start at an even byte: columns move in pairs."""
+    for name, cache in caches.items():
+        strides = element_strides(cache, name)
+        even = not any(step % 2 for step, n in zip(strides[:-1], cache.shape, strict=False) if n > 1)
+        first = cache.data_ptr() if is_torch(cache) else cache.ctypes.data
+        require(even and first % 2 == 0, f"{name} of float8_e4m3fn has strides {strides}", "rows at even bytes")
+
+
+def _check_apart(out: Any, arrays: dict[str, Any]) -> None:
+    for name, array in arrays.items():
+        apart = name == "out" or (name == "q" and _same_view(out, array)) or not overlaps(out, array)
+        require(apart, f"out shares memory with {name}", "memory of its own, or q itself")
+
+
+def _same_view(a: Any, b: Any) -> bool:
+    """Whether two arrays are the same elements."""
+    if tuple(a.shape) != tuple(b.shape) or a.dtype != b.dtype:
+        return False
+    if is_torch(a):
+        return bool(a.data_ptr() == b.data_ptr() and a.stride() == b.stride())
+    return bool(a.ctypes.data == b.ctypes.data and a.strides == b.strides)

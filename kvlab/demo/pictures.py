@@ -33,8 +33,8 @@ def shown_token(capture: Capture) -> int:
 
 def shown_config(capture: Capture) -> DecodeConfig:
     """The tile sizes of a decode step over the capture's prompt."""
-    heads, size = capture.query_heads, capture.dtype.itemsize
-    return choose_config(DecodeProblem(1, 1, heads, capture.kv_heads, capture.head_dim, size, capture.tokens))
+    heads, D, size = (capture.query_heads, capture.kv_heads), capture.head_dim, capture.dtype.itemsize
+    return choose_config(DecodeProblem(1, 1, *heads, D, D, size, 16, capture.tokens))
 
 
 @dataclass(frozen=True)

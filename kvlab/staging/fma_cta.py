@@ -50,8 +50,10 @@ class FmaShape:
 
     def __post_init__(self) -> None:
         for D, BD in (self.columns("k"), self.columns("v")):
-            if self.BM % 16 or self.BN % 16 or BD % 16 or D > BD or D % 4:
-                raise ValueError(f"{self}: BM, BN and BD must be multiples of 16, D of 4 and at most BD")
+            if self.BM % 16 or self.BN % 32 or (BD % 32 and BD != 16) or D > BD or D % 4:
+                raise ValueError(
+                    f"{self}: BM must be a multiple of 16, BN and BD of 32 (BD may be 16), D of 4 and at most BD"
+                )
 
     def columns(self, role: str) -> tuple[int, int]:
         """(in DRAM, in shared memory) of V, or of K and Q."""
@@ -89,7 +91,7 @@ class FmaCTA:
         self._footprints: dict[str, Footprint] = {}
 
     def follow(self, *tiles: KVCacheIterator | None) -> None:
-        """Fetch K and V (None: not of this CTA) ahead along these two iterators, whose tiles the loads then take in turn.
+        """Fetch K and V (None: not of this CTA) ahead along these two iterators, whose tiles the loads take in turn.
         Nothing unless ``shape.ahead``.
         """
         if self.shape.ahead:

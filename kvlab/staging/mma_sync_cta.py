@@ -48,7 +48,7 @@ class MmaSyncCTA:
         self._footprints: dict[str, Footprint] = {}
 
     def follow(self, *tiles: KVCacheIterator | None) -> None:
-        """Fetch K and V (None: not of this CTA) ahead along these two iterators, whose tiles the loads then take in turn."""
+        """Fetch K and V (None: not of this CTA) ahead along these two iterators, whose tiles the loads take in turn."""
         self.pipeline.follow(*tiles)
 
     def load_q(self, dram: Memory, offset: IntArray, valid: BoolArray, role: str = "q") -> SharedTile:

@@ -84,7 +84,7 @@ class MmaSyncShape:
         return ("ldmatrix.x4.trans" if role == "v" else "ldmatrix.x4"), place.address(plan.row, plan.vector)
 
     def output_map(self, cols: int) -> FragmentMap:
-        """The accumulator ``[BM, cols]`` of S (BN columns) or O (BD): warp w holds columns ``8 (warps n + w) + 0..7``."""
+        """The accumulator ``[BM, cols]`` of S (BN columns) or O: warp w holds columns ``8 (warps n + w) + 0..7``."""
         return _accumulator(self, cols)
 
     def access(self, role: str) -> SharedAccess:
@@ -192,8 +192,8 @@ def _map(
 
 @functools.cache
 def _k_plan(shape: MmaSyncShape) -> _Plan:
-    """Warp w holds keys ``8 (warps n + w) + 0..7``; one ldmatrix.x4 brings 8 keys x 32 columns: two k steps. Of 16 columns
-    it brings two such n.
+    """Warp w holds keys ``8 (warps n + w) + 0..7``; an ldmatrix.x4 brings 8 keys x 32 columns: two k steps. Where there
+    are 16 columns it brings two such n.
     """
     tiles_n, tiles_k = shape.BN // (8 * shape.warps), shape.BD // 16
     if tiles_k == 1 and tiles_n % 2:
@@ -215,7 +215,7 @@ def _k_plan(shape: MmaSyncShape) -> _Plan:
 
 @functools.cache
 def _v_plan(shape: MmaSyncShape) -> _Plan:
-    """Warp w holds columns ``8 (warps n + w) + 0..7``; one ldmatrix.x4.trans brings 32 keys x 8 columns: two k steps."""
+    """Warp w holds columns ``8 (warps n + w) + 0..7``; an ldmatrix.x4.trans brings 32 keys x 8 columns: two k steps."""
     tiles_n, tiles_k = max(shape.columns("v")[1] // (8 * shape.warps), 1), shape.BN // 16
     n, pair, warp, lane = np.ogrid[:tiles_n, : tiles_k // 2, : shape.warps, :32]
     row = np.broadcast_to(32 * pair + lane, (tiles_n, tiles_k // 2, shape.warps, 32)).reshape(-1, shape.warps, 32)

@@ -181,8 +181,7 @@ class PiecesCTA:
             cta.end_tile()
         factors = [(cta, b) for cta, operand in zip(self.ctas, v.parts, strict=False) for b in self._factors(operand)]
         return o.with_parts(
-            cta.add_values(a, factor, part)  # type: ignore[arg-type]
-            for (cta, factor), part in zip(factors, o.parts, strict=True)
+            cta.add_values(a, factor, part) for (cta, factor), part in zip(factors, o.parts, strict=True)
         )
 
     def _load(self, role: str, active: Array) -> Pieces:

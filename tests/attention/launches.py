@@ -44,5 +44,6 @@ def launches(case: Case) -> dict[str, tuple[Any, tuple[int, ...], dict[str, Any]
 def compiled(case: Case, name: str, target: str) -> Compiled:
     """A kernel as a call compiles it: the same types, constants and alignments."""
     fn, _, arguments = launches(case)[name]
+    arguments["PTX"] = target.startswith("sm_")
     options = {key: arguments.pop(key) for key in ("num_warps", "num_stages") if key in arguments}
     return compile_kernel(fn, target=target, **signature_of(fn, **arguments), **options)

@@ -20,7 +20,7 @@ from launches import compiled, launches
 from kvlab.cache import PagedKVCache
 from kvlab.hardware import get_arch
 from kvlab.memory import Memory, as_dtype
-from kvlab.staging import FragmentMap, KVCacheIterator, Traffic, decode_cta
+from kvlab.staging import FragmentMap, KVCacheIterator, Traffic
 from kvlab.staging.fma_cta import FmaCTA, FmaShape
 from kvlab.staging.mma_sync_cta import MmaSyncCTA, MmaSyncShape
 from kvlab.triton_support.compile import TARGETS
@@ -66,7 +66,7 @@ def test_attend_of_other_sizes_on_sm_90(case: Case) -> None:
 
 def emulated(case: Case, arch: str) -> tuple[MmaSyncShape, MmaSyncCTA]:
     _, _, arguments = launches(case)["attend"]
-    BM, BN, D, BD = (arguments[name] for name in ("BM", "BN", "D", "BD"))
+    BM, BN, D, BD = (arguments[name] for name in ("BM", "BN", "D", "W0"))
     shape = MmaSyncShape(BM, BN, D, BD, as_dtype(case.dtype), arch)
     return shape, MmaSyncCTA(shape, 1, Traffic())
 
@@ -159,8 +159,7 @@ def scores_map(case: Case, shape: MmaSyncShape | FmaShape) -> FragmentMap:
     kv = np.zeros((shape.BN, 1, 1, shape.D), as_dtype(case.dtype))
     cache = PagedKVCache(kv, [0], [range(shape.BN)], max_seq_length=1, max_cache_length=shape.BN)
     one, all_rows = np.zeros(1, np.int64), np.ones((1, shape.BM), bool)
-    warps = shape.warps if isinstance(shape, FmaShape) else 4
-    cta = decode_cta("sm_90", shape.BM, shape.BN, shape.BD, cache, cache, one, one, Traffic(), num_warps=warps)
+    cta = FmaCTA(shape, 1, Traffic()) if isinstance(shape, FmaShape) else MmaSyncCTA(shape, 1, Traffic())
     tile = KVCacheIterator(cache, shape.BN, one, one, end=shape.BN).next_tile()
     q = cta.load_q(Memory.over(kv), np.zeros((1, shape.BM), np.int64), all_rows)
     return cta.scores(q, cta.load_k(tile, np.array([True])), np.array([True])).map
@@ -174,7 +173,7 @@ def scores_map(case: Case, shape: MmaSyncShape | FmaShape) -> FragmentMap:
 def test_accumulators_without_tensor_cores_are_those_of_the_compiler(case: Case) -> None:
     """S and O of float32: which thread holds which element, in Triton's order."""
     _, _, arguments = launches(case)["attend"]
-    shape = FmaShape(*(arguments[name] for name in ("BM", "BN", "D", "BD")), "sm_90", arguments["num_warps"])
+    shape = FmaShape(*(arguments[name] for name in ("BM", "BN", "D", "W0")), "sm_90", arguments["num_warps"])
     ttgir = compiled(case, "attend", "sm_90").asm["ttgir"]
     blocked = {
         name: [json.loads(part) for part in re.findall(r"= (\[[\d, ]+\])", text)]

@@ -143,12 +143,13 @@ def test_the_table_counts_in_kib() -> None:
     traffic = Traffic()
     traffic.move("DRAM->SMEM", 64 << 10)
     traffic.move("SMEM->registers", 128 << 10)
-    step = Step(0, 0, 21, DecodeConfig(16, 64, 64, 1, 1), {}, 1e-5, {"sm_90": traffic}, {})
+    step = Step(0, 0, 21, DecodeConfig(16, 64, (64, 0), (64, 0), 1, 1), {}, 1e-5, {"sm_90": traffic}, {})
     assert re.search(r" 64 > +128 ", table.line(step, gpu=False))
 
 
 def test_a_step_that_differs_in_lockstep_is_not_ok() -> None:
     """Law: a difference counts even where the result is within its bound."""
-    config, difference = DecodeConfig(16, 64, 64, 1, 1), SimpleNamespace(twin="attend", step="mask", output="s")
+    config = DecodeConfig(16, 64, (64, 0), (64, 0), 1, 1)
+    difference = SimpleNamespace(twin="attend", step="mask", output="s")
     step = Step(0, 0, 21, config, {"sm_90": 0.0}, 1e-5, {}, {"sm_90": SimpleNamespace(first_difference=difference)})
     assert (step.ok, step.difference) == (False, "sm_90 attend.mask: s")

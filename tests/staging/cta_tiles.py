@@ -11,7 +11,11 @@ import numpy as np
 
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory, as_dtype
-from kvlab.staging import KVCacheIterator, KVTile, Traffic, decode_cta
+from kvlab.staging import KVCacheIterator, KVTile, Traffic
+from kvlab.staging.fma_cta import FmaCTA, FmaShape
+from kvlab.staging.kv_buffer_decode_cta import KVBufferDecodeCTA, KVBufferDecodeShape
+from kvlab.staging.mfma_cta import MfmaCTA, MfmaShape
+from kvlab.staging.mma_sync_cta import MmaSyncCTA, MmaSyncShape
 
 Array = np.ndarray[Any, Any]
 BATCH, HEAD = np.array([0, 1, 2]), np.array([1, 0, 1])
@@ -38,8 +42,24 @@ class Tiles:
         return self.cta.load_q(self.q_memory, self.q_offset, self.q_valid)
 
 
+def machine(
+    kind: str, BM: int, BN: int, BD: int, k: PagedKVCache, v: PagedKVCache, batch: Array, head: Array, traffic: Traffic
+) -> Any:
+    """A CTA model: "sm_80" and "sm_90" as of decode, "streaming" and "decode" of gfx950."""
+    D, dtype = k.kv_params.head_size, k.dtype
+    if kind == "streaming":
+        return MfmaCTA(MfmaShape(BM, BN, D, dtype), k, v, batch, head, traffic)
+    if kind == "decode":
+        return KVBufferDecodeCTA(KVBufferDecodeShape(D, dtype, dtype), k, v, batch, head, traffic)
+    if dtype.itemsize == 4:
+        return FmaCTA(FmaShape(BM, BN, D, BD, kind), len(batch), traffic)
+    return MmaSyncCTA(MmaSyncShape(BM, BN, D, BD, dtype, kind), len(batch), traffic)
+
+
 def tiles(arch: str, dtype: str, BM: int, BN: int, D: int, BD: int | None = None, page: int = 16) -> Tiles:
-    """One tile of BN keys from key 16 on: all, 5 and none of them exist. One query row in three does not."""
+    """One tile of BN keys from key 16 on: all, 5 and none of them exist. One query row in three does not. ``arch`` as
+    in :func:`machine`.
+    """
     rng, kind = np.random.default_rng(0), as_dtype(dtype)
     columns = -(-(BN + 16) // page)
     table = rng.permutation(3 * columns).reshape(3, columns)
@@ -57,7 +77,7 @@ def tiles(arch: str, dtype: str, BM: int, BN: int, D: int, BD: int | None = None
     valid = np.arange(BM) % 3 < np.array([[3], [2], [2]])
     offset = (np.arange(3)[:, None] * BM + np.arange(BM)) * 3 * D + D
     traffic = Traffic()
-    cta = decode_cta(arch, BM, BN, BD or max(D, 32), *caches, BATCH, HEAD, traffic)
+    cta = machine(arch, BM, BN, BD or max(D, 32), *caches, BATCH, HEAD, traffic)
     rows = np.where(valid[..., None], q[:, :, 1].astype(np.float64), 0)
     tile_pair = [iterator.next_tile() for iterator in iterators]
     active = np.array([True, True, False])

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cta_tiles import drive
+from cta_tiles import drive, machine
 from mutants import ORDER, READ, SOME, STUCK, WAR, WAW, Patch, caught_as, drop
 
 from kvlab.attention.mha_decode import emulator
 from kvlab.attention.mha_decode.config import DecodeConfig
 from kvlab.cache import PagedKVCache
 from kvlab.memory import as_dtype
-from kvlab.staging import Hazards, KVCacheIterator, Timeline, Traffic, decode_cta
+from kvlab.staging import Hazards, KVCacheIterator, Timeline, Traffic
 from kvlab.staging.mfma_cta import MfmaCTA, MfmaShape
 from kvlab.staging.tile_pipeline import TilePipeline
 
@@ -42,7 +42,7 @@ def run(machine: str, traffic: Traffic | None = None) -> None:
     k, v = (rng.standard_normal((18, 32, 2, 64)).astype(kind) for _ in range(2))
     q = rng.standard_normal((3, 1, 4, 64)).astype(kind)
     table, lens = rng.permutation(18).reshape(3, 6), np.array([192, 70, 0], np.int32)
-    config = DecodeConfig(16, BN, 64, 1, 1, num_warps=4)
+    config = DecodeConfig(16, BN, (64, 0), (64, 0), 1, 1, num_warps=4)
     emulator.launch(q, k, v, table, lens, scale=0.125, config=config, arch=arch, traffic=traffic)
 
 
@@ -189,7 +189,7 @@ def test_a_tile_that_was_not_fetched_ahead() -> None:
     blocks = np.zeros((4, 64, 1, 64), as_dtype("bf16"))
     cache = PagedKVCache(blocks, [255], [[0, 1, 2, 3]], max_seq_length=1, max_cache_length=256)
     k, v = (KVCacheIterator(cache, 64, 0, 0, 256) for _ in range(2))
-    cta = decode_cta("sm_90", 16, 64, 64, cache, cache, np.zeros(1, int), np.zeros(1, int), Traffic())
+    cta = machine("sm_90", 16, 64, 64, cache, cache, np.zeros(1, int), np.zeros(1, int), Traffic())
     cta.follow(k, v)
     cta.load_k(k.next_tile(), np.ones(1, bool))
     v.next_tile()

@@ -22,7 +22,7 @@ from kvlab.attention.scales import is_fp8
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.staging import DECODE_ARCHS, Traffic
 
-from .config import bounded, choose_config, problem_of
+from .config import choose_config, problem_of
 from .emulator import launch as emulate
 from .reference import reference
 
@@ -185,8 +185,8 @@ def _plan(call: DecodeCall, backend: str, arch: str, num_splits: int | None, bat
     fits = not problem.pairs or not device.startswith("sm_") or int(device[3:]) >= 89
     require(fits, f"float8_e4m3fn on {device}", "on sm_89 or later")
     config = choose_config(
-        problem, processors=processors, num_splits=num_splits, arch=device, bounded=bounded(call.features.mask),
-        heavy=call.features.heavy, batch_invariant=batch_invariant,
+        problem, processors=processors, num_splits=num_splits, arch=device, heavy=call.features.heavy,
+        batch_invariant=batch_invariant,
     )  # fmt: skip
     return Explanation("mha_decode", chosen, reason, config, config.grid(problem), emulated)
 

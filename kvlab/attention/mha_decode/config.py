@@ -13,8 +13,16 @@ from kvlab.attention.splits import MAX_SPLITS, check_splits, choose_splits
 from kvlab.cache.arrays import dtype_of
 from kvlab.mirror.twin import Twin
 
-__all__ = ["LAUNCH", "LOCKSTEP_TOLERANCE", "TWINS", "DecodeConfig", "DecodeProblem", "bounded", "choose_config",
-           "problem_of"]
+__all__ = [
+    "LAUNCH",
+    "LOCKSTEP_TOLERANCE",
+    "TWINS",
+    "DecodeConfig",
+    "DecodeProblem",
+    "bounded",
+    "choose_config",
+    "problem_of",
+]
 
 TWINS = (Twin("attend", kernel="kernel:attend", emulator="emulator:attend"), MERGE)
 LAUNCH = ("kernel:launch", "emulator:launch")
@@ -59,10 +67,9 @@ class DecodeProblem:
 
 def problem_of(q: Any, k_cache: Any, v_cache: Any, block_table: Any) -> DecodeProblem:
     """The sizes of a call on q ``[B, S, Hq, D]`` and pages; arrays of either library."""
-    (batch, tokens, q_heads, head_dim), (_, page_size, kv_heads, v_dim) = q.shape, v_cache.shape
-    sizes = (batch, tokens, q_heads, kv_heads, head_dim, v_dim)
-    itemsize = dtype_of(k_cache, "k_cache").itemsize
-    return DecodeProblem(*(int(n) for n in sizes), itemsize, int(page_size), int(block_table.shape[1] * page_size))
+    (batch, tokens, q_heads, head_dim), (_, page_size, kv_heads, v_dim) = (map(int, x.shape) for x in (q, v_cache))
+    itemsize, max_keys = dtype_of(k_cache, "k_cache").itemsize, int(block_table.shape[1]) * page_size
+    return DecodeProblem(batch, tokens, q_heads, kv_heads, head_dim, v_dim, itemsize, page_size, max_keys)
 
 
 def bounded(mask: MaskPlan) -> bool:
@@ -75,8 +82,7 @@ class DecodeConfig:
     """Tile sizes and launch parameters, the same for the kernel and the emulator.
 
     BM query rows (tokens x heads of one KV head), BN keys. Columns of Q and K, and those of V and the output, come in
-    one or two pieces, powers of two, in elements of 16 bits or more (pairs of fp8). ``one_page``: a tile of keys lies in
-    one page, whose number is read a tile ahead.
+    one or two pieces, powers of two, in elements of 16 bits or more (pairs of fp8).
     """
 
     BM: int
@@ -85,9 +91,13 @@ class DecodeConfig:
     v_columns: tuple[int, int]
     row_tiles: int
     num_splits: int
-    one_page: bool = False
     num_warps: int = 4
     num_stages: int = 2
+
+    @property
+    def BD(self) -> int:
+        """Elements of a row of K in shared memory, padding included."""
+        return sum(self.columns)
 
     def grid(self, problem: DecodeProblem) -> tuple[int, int, int]:
         """Programs (batch, KV head and row tile, split). The lengths have no part in it: a CUDA graph may be
@@ -102,12 +112,11 @@ def choose_config(
     processors: int = 132,
     num_splits: int | None = None,
     arch: str = "sm_90",
-    bounded: bool = False,
     heavy: bool = False,
     batch_invariant: bool = False,
 ) -> DecodeConfig:
-    """The configuration of a call; ``processors`` are the SMs of the device (132 on an H100). ``bounded``: rows see no
-    keys before some first one, where tiles then start. ``heavy``: what is done to the scores takes registers.
+    """The configuration of a call; ``processors`` are the SMs of the device (132 on an H100). ``heavy``: what is
+    done to the scores takes registers.
 
     Tiles of 64 keys in two buffers leave room for three CTAs on an SM, which keeps the memory busy; gfx950 takes MAX's
     128 keys. Large depths take small tiles or more warps, or the registers spill; so does float32, which has no tensor
@@ -118,7 +127,7 @@ def choose_config(
     >>> problem = DecodeProblem(batch=1, tokens=1, q_heads=32, kv_heads=8, head_dim=128, v_dim=128, itemsize=2,
     ...                         page_size=16, max_keys=32768)
     >>> choose_config(problem)
-    DecodeConfig(BM=16, BN=64, columns=(128, 0), v_columns=(128, 0), row_tiles=1, num_splits=47, one_page=False, \
+    DecodeConfig(BM=16, BN=64, columns=(128, 0), v_columns=(128, 0), row_tiles=1, num_splits=47, \
 num_warps=4, num_stages=3)
     >>> choose_config(problem, num_splits=1).grid(problem), choose_config(problem, batch_invariant=True).num_splits
     ((1, 8, 1), 16)
@@ -131,15 +140,13 @@ num_warps=4, num_stages=3)
     itemsize = max(problem.itemsize, 2)
     BM, BN, warps, num_stages = _tile(depth, itemsize, arch, heavy or not one)
     BM = 16 if rows <= 16 else BM
-    one_page = problem.page_size % BN == 0 and not bounded
-    num_stages = 2 if one_page and num_stages == 3 else num_stages  # the third holds page numbers
     row_tiles = -(-rows // BM)
     if num_splits is None and batch_invariant:
         num_splits = max(1, min(MAX_SPLITS, problem.max_keys // INVARIANT_SPLIT_KEYS))
     elif num_splits is None:
         programs = problem.batch * problem.kv_heads * row_tiles
         num_splits = choose_splits(programs, problem.max_keys, CTAS_PER_PROCESSOR * processors)
-    return DecodeConfig(BM, BN, columns, v_columns, row_tiles, num_splits, one_page, warps, num_stages)
+    return DecodeConfig(BM, BN, columns, v_columns, row_tiles, num_splits, warps, num_stages)
 
 
 def _tile(depth: int, itemsize: int, arch: str, heavy: bool) -> tuple[int, int, int, int]:
@@ -149,7 +156,7 @@ def _tile(depth: int, itemsize: int, arch: str, heavy: bool) -> tuple[int, int, 
     if arch.startswith("gfx"):
         return 16, 64 if depth <= 128 else 32 if depth <= 256 else 16, 4, 1
     if itemsize == 4:
-        return (16, 32, 8, 2) if depth >= 128 else (MAX_ROWS, 64, 4, 3)
+        return (16, 32, 8, 2 if depth <= 256 else 1) if depth >= 128 else (MAX_ROWS, 64, 4, 3)
     if depth > 256:
         return 16, 64, 8, 1
     if depth > 128:

@@ -14,6 +14,7 @@ from kvlab.attention.merge_states.kernel import launch as merge
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.scales import Scale
 from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale
+from kvlab.triton_support.interpreter import is_interpreted
 
 from .config import DecodeConfig, bounded, problem_of
 
@@ -46,10 +47,10 @@ def load_q(ptr, at, exists, first, columns, WIDTH: tl.constexpr, PAIRS: tl.const
 
 
 @triton.jit
-def add_scores(q, q_odd, k, s, PAIRS: tl.constexpr):
+def add_scores(q, q_odd, k, s, PAIRS: tl.constexpr, PTX: tl.constexpr):
     """S + Q K^T over the columns of a piece."""
     if PAIRS:
-        even, odd = halves(k)
+        even, odd = halves(k, PTX)
         s = tl.dot(q, tl.trans(even), s)
         s = tl.dot(q_odd, tl.trans(odd), s)
     else:
@@ -64,9 +65,9 @@ def add_values(p, v, o):
 
 
 @triton.jit
-def add_pairs(p, v, o, o_odd):
+def add_pairs(p, v, o, o_odd, PTX: tl.constexpr):
     """:func:`add_values` of pairs, to the even and to the odd columns."""
-    even, odd = halves(v)
+    even, odd = halves(v, PTX)
     return add_values(p, even, o), add_values(p, odd, o_odd)
 
 
@@ -88,7 +89,7 @@ def attend(
     k_scale_page, k_scale_token, k_scale_head, v_scale_page, v_scale_token, v_scale_head,
     o_split, o_batch, o_token, o_head, lse_split, lse_batch, lse_token, lse_head,
     PAGE: tl.constexpr, PAIRS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, W0: tl.constexpr, W1: tl.constexpr,
-    V0: tl.constexpr, V1: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, ONE_PAGE: tl.constexpr,
+    V0: tl.constexpr, V1: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PTX: tl.constexpr,
     BOUNDED: tl.constexpr, CHUNKED: tl.constexpr, VALID: tl.constexpr, BIAS: tl.constexpr, CAPPED: tl.constexpr,
     SINKS: tl.constexpr, SLOPES: tl.constexpr, Q_SCALE: tl.constexpr, K_SCALE: tl.constexpr, V_SCALE: tl.constexpr,
 ):  # fmt: skip
@@ -96,7 +97,7 @@ def attend(
 
     Columns come in pieces of W0 and W1 (V0 and V1 of V) elements of 16 bits or more; with PAIRS an element is two
     neighbouring columns of fp8, and D and DV count such elements. BOUNDED: rows see no keys before some first one.
-    ONE_PAGE: a tile of keys lies in one page. K_SCALE and V_SCALE: "number", "head" or "token".
+    K_SCALE and V_SCALE: "number", "head" or "token". PTX: compiled for NVIDIA.
     """
     #: setup -> q, lo, hi, first, limit    this program's rows, the keys they see, its split of them, the query tile
     batch = tl.program_id(0).to(tl.int64)
@@ -156,31 +157,20 @@ def attend(
         o1 = tl.zeros([BM, V1], tl.float32)
         if PAIRS:
             o1_odd = tl.zeros([BM, V1], tl.float32)
-    if ONE_PAGE:
-        next_page = tl.load(pages + lo // PAGE, mask=lo < hi, other=0)
     for start in range(lo, hi, BN):
         #: load_k -> k    the K tile of these pages, DRAM -> shared memory
         key = start + tl.arange(0, BN)
         exists = key < hi
-        if ONE_PAGE:  # its number was read a tile ahead
-            page = next_page.to(tl.int64)
-            next_page = tl.load(pages + (start + BN) // PAGE, mask=start + BN < hi, other=0)
-            slot = tl.zeros([], tl.int64) + start % PAGE
-            k_at = page * k_page + slot * k_token + tl.arange(0, BN).to(tl.int64) * k_token
-            v_at = page * v_page + slot * v_token + tl.arange(0, BN).to(tl.int64) * v_token
-            slot = slot + tl.arange(0, BN)
-        else:
-            page = tl.load(pages + key // PAGE, mask=exists, other=0).to(tl.int64)
-            slot = (key % PAGE).to(tl.int64)
-            k_at = page * k_page + slot * k_token
-            v_at = page * v_page + slot * v_token
+        page = tl.load(pages + key // PAGE, mask=exists, other=0).to(tl.int64)
+        slot = (key % PAGE).to(tl.int64)
+        k_at = page * k_page + slot * k_token
         k = load_columns(k_base, k_at, exists, 0, D, W0, D >= W0)  # [BN, W0]
         if W1:
             k1 = load_columns(k_base, k_at, exists, W0, D, W1, D >= W0 + W1)
         #: scores -> s    S = Q K^T in float32, in units of log2; scales, softcap, ALiBi
-        s = add_scores(q, q_odd, k, tl.zeros([BM, BN], tl.float32), PAIRS)
+        s = add_scores(q, q_odd, k, tl.zeros([BM, BN], tl.float32), PAIRS, PTX)
         if W1:
-            s = add_scores(q1, q1_odd, k1, s, PAIRS)
+            s = add_scores(q1, q1_odd, k1, s, PAIRS, PTX)
         s = s * factor  # [BM, BN]
         if K_SCALE == "token":
             scale_at = page * k_scale_page + slot * k_scale_token + kv_head * k_scale_head
@@ -216,6 +206,7 @@ def attend(
                 o1_odd = o1_odd * alpha[:, None]
         m = m_new
         #: load_v -> v    the V tile of the same pages
+        v_at = page * v_page + slot * v_token
         v = load_columns(v_base, v_at, exists, 0, DV, V0, DV >= V0)  # [BN, V0]
         if V1:
             v1 = load_columns(v_base, v_at, exists, V0, DV, V1, DV >= V0 + V1)
@@ -224,12 +215,12 @@ def attend(
             scale_at = page * v_scale_page + slot * v_scale_token + kv_head * v_scale_head
             p = p * token_scale(v_scale_ptr, scale_at, exists)[None, :]
         if PAIRS:
-            o, o_odd = add_pairs(p, v, o, o_odd)
+            o, o_odd = add_pairs(p, v, o, o_odd, PTX)
         else:
             o = add_values(p, v, o)
         if V1:
             if PAIRS:
-                o1, o1_odd = add_pairs(p, v1, o1, o1_odd)
+                o1, o1_odd = add_pairs(p, v1, o1, o1_odd, PTX)
             else:
                 o1 = add_values(p, v1, o1)
     #: normalise -> l, lse    rows without a visible key give 0 and -inf, or count the sink
@@ -302,7 +293,7 @@ def launch(
         *_scale_strides(scales.v), *part.stride()[:4], *part_lse_strides,
         PAGE=problem.page_size, PAIRS=problem.pairs, D=problem.widths[0], DV=problem.widths[1],
         W0=config.columns[0], W1=config.columns[1], V0=config.v_columns[0], V1=config.v_columns[1],
-        BM=config.BM, BN=config.BN, ONE_PAGE=config.one_page,
+        BM=config.BM, BN=config.BN, PTX=q.is_cuda and torch.version.hip is None and not is_interpreted(),
         BOUNDED=bounded(mask), CHUNKED=mask.chunk > 0, VALID=mask.valid is not None, BIAS=bias is not None,
         CAPPED=f.softcap > 0, SINKS=f.sinks is not None, SLOPES=slopes is not None,
         Q_SCALE=scales.q.array is not None, K_SCALE=scales.k.kind, V_SCALE=scales.v.kind,

@@ -12,16 +12,11 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.explain import Explanation
-from kvlab.cache.arrays import is_torch, to_numpy, to_torch
+from kvlab.cache.arrays import is_torch, on_gpu, to_numpy, to_torch
 
 __all__ = ["BACKENDS", "choose_backend", "machine", "on_gpu", "rounded", "run", "run_kernel", "run_on_numpy"]
 
 BACKENDS = ("auto", "reference", "emulator", "triton")
-
-
-def on_gpu(array: Any) -> bool:
-    """Whether ``array`` is a tensor in the memory of a GPU."""
-    return is_torch(array) and array.device.type == "cuda"
 
 
 @functools.cache

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.backends import on_gpu
 from kvlab.cache import PagedKVCacheCollection
-from kvlab.cache.arrays import dtype_of, element_strides, is_torch, overlaps, same_place, to_numpy
+from kvlab.cache.arrays import dtype_of, element_strides, is_torch, on_gpu, overlaps, same_place, to_numpy
 from kvlab.memory import bfloat16, float16, float32
 from kvlab.staging import Traffic
 

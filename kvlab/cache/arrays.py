@@ -11,7 +11,8 @@ import numpy as np
 
 from kvlab.memory import as_dtype
 
-__all__ = ["as_array", "dtype_of", "element_strides", "is_torch", "overlaps", "same_place", "to_numpy", "to_torch"]
+__all__ = ["as_array", "dtype_of", "element_strides", "is_torch", "on_gpu", "overlaps", "same_place", "to_numpy",
+           "to_torch"]  # fmt: skip
 
 # torch has dtypes that NumPy lacks, and the other way round: those cross as integers of the same size.
 _BITS = {1: "uint8", 2: "int16"}
@@ -21,6 +22,11 @@ def is_torch(array: Any) -> bool:
     """Whether ``array`` is a torch tensor. Nobody who has one has not imported torch."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
     return tensor is not None and isinstance(array, tensor)
+
+
+def on_gpu(array: Any) -> bool:
+    """Whether ``array`` is a tensor in the memory of a GPU."""
+    return is_torch(array) and array.device.type == "cuda"
 
 
 def as_array(array: Any) -> Any:

@@ -37,8 +37,8 @@ FAULTS = {
     "a bound of the loop": ("kernel", "for start in range(lo, hi, BN):", "for start in range(0, hi, BN):"),
     "code between steps": (
         "emulator",
-        "    #: normalise -> o, lse ",
-        "    o = o.with_values(o.values)\n    #: normalise -> o, lse ",
+        "    #: normalise -> l, lse ",
+        "    o = o.times(l)\n    #: normalise -> l, lse ",
     ),
 }
 

@@ -70,7 +70,7 @@ def test_no_step_differs(arch: str, dtype: Any, depth: int, splits: int) -> None
     pages, page, columns, heads, kv_heads = 40, 16, 18, 4, 2
     k, v = (r.standard_normal((pages, page, kv_heads, depth)).astype(dtype) for _ in range(2))
     q = r.standard_normal((2, 1, heads, depth)).astype(dtype)
-    problem = DecodeProblem(2, 1, heads, kv_heads, depth, q.itemsize, columns * page)
+    problem = DecodeProblem(2, 1, heads, kv_heads, depth, depth, q.itemsize, page, columns * page)
     case = {
         "q": q,
         "k_cache": k,

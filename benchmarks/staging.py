@@ -55,7 +55,7 @@ def best(repeat: int, call: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def measure(arch: str, arguments: tuple[Any, ...], exact: np.ndarray[Any, Any], repeat: int) -> dict[str, Any]:
-    problem = DecodeProblem(B, 1, Hq, Hkv, D, 2, CONTEXT)
+    problem = DecodeProblem(B, 1, Hq, Hkv, D, D, 2, PAGE, CONTEXT)
     config = choose_config(problem, num_splits=1, arch=arch)
     options: dict[str, Any] = {"scale": D**-0.5, "config": config}
     traffic = Traffic(timeline=Timeline())

@@ -78,7 +78,7 @@ def test_no_step_differs(arch: str, dtype: Any, depth: int, splits: int) -> None
         "block_table": r.permutation(pages)[: 2 * columns].reshape(2, columns).astype(np.int32),
         "seq_lens": np.array([270, 0], np.int32),
         "scale": depth**-0.5,
-        "config": choose_config(problem, num_splits=splits),
+        "config": choose_config(problem, num_splits=splits, arch=arch),
     }
     run = lockstep("mha_decode", case, emulator={"arch": arch})
     assert run.ok, str(run)

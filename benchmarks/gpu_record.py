@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import triton
 
-__all__ = ["run"]
+__all__ = ["facts", "run"]
 
 
 def run(script: str, words: str | None, measure: Callable[[bool], dict[str, Any]]) -> None:
@@ -31,20 +31,24 @@ def run(script: str, words: str | None, measure: Callable[[bool], dict[str, Any]
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit(f"{script} needs a CUDA GPU: times hold only there")
-    driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True
-    )
-    record = {
-        "command": f"python {script}" + (" --sweep" if options.sweep else ""),
-        "card": torch.cuda.get_device_name(), "driver": driver.stdout.strip(), "date": time.strftime("%Y-%m-%d"),
-        "versions": {
-            "python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__,
-            "numpy": np.__version__,
-        },
-        **measure(options.sweep),
-    }  # fmt: skip
+    command = f"python {script}" + (" --sweep" if options.sweep else "")
+    record = {"command": command, **facts(), **measure(options.sweep)}
     text = json.dumps(record, indent=1)
     print(text)
     if options.output:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(text + "\n")
+
+
+def facts() -> dict[str, Any]:
+    """The card, its driver, the date and the versions."""
+    driver = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True
+    )
+    return {
+        "card": torch.cuda.get_device_name(), "driver": driver.stdout.strip(), "date": time.strftime("%Y-%m-%d"),
+        "versions": {
+            "python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__,
+            "numpy": np.__version__,
+        },
+    }  # fmt: skip

@@ -1,0 +1,88 @@
+"""Whole kernels: one decode and one prefill of a fixed small problem, for the counters and for the emulator."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from kvlab.memory import bfloat16
+
+from . import profiler
+
+__all__ = ["DECODE", "PREFILL", "decode_inputs", "play", "prefill_inputs", "record"]
+
+WAVEFRONTS = "smsp__sass_l1tex_pipe_lsu_wavefronts_mem_shared.sum"
+EXECUTED = "smsp__sass_inst_executed.sum"
+COUNTERS = {
+    "dram_read_bytes": "dram__bytes_read.sum",
+    "dram_read_sectors": "dram__sectors_read.sum",
+    "dram_written_bytes": "dram__bytes_write.sum",
+    "l2_read_sectors": "lts__t_sectors_srcunit_tex_op_read.sum",
+    "l2_written_sectors": "lts__t_sectors_srcunit_tex_op_write.sum",
+    "cp_async_sectors": "smsp__sass_l1tex_t_sectors_pipe_lsu_mem_global_op_ldgsts.sum",
+    "load_sectors": "smsp__sass_l1tex_t_sectors_pipe_lsu_mem_global_op_ld.sum",
+    "store_sectors": "smsp__sass_l1tex_t_sectors_pipe_lsu_mem_global_op_st.sum",
+    "shared_wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",
+    "shared_wavefronts_misc": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_misc.sum",
+}
+
+DECODE = {"batch": 2, "q_heads": 16, "kv_heads": 4, "head_dim": 128, "keys": 2048, "page": 64}
+PREFILL = {"batch": 1, "tokens": 1024, "q_heads": 8, "kv_heads": 8, "head_dim": 128}
+
+
+def decode_inputs() -> tuple[Any, ...]:
+    """q, k, v, table, lengths of :data:`DECODE`: bfloat16, pages in random order."""
+    rng = np.random.default_rng(0)
+    B, Hq, Hkv, D, n, page = DECODE.values()
+    pages = B * n // page
+    q = rng.standard_normal((B, 1, Hq, D), np.float32).astype(bfloat16)
+    k, v = (rng.standard_normal((pages, page, Hkv, D), np.float32).astype(bfloat16) for _ in range(2))
+    table = rng.permutation(pages).reshape(B, -1).astype(np.int32)
+    return q, k, v, table, np.full(B, n, np.int32)
+
+
+def prefill_inputs() -> tuple[Any, ...]:
+    """q, k, v of :data:`PREFILL`: bfloat16."""
+    rng = np.random.default_rng(1)
+    B, S, Hq, Hkv, D = PREFILL.values()
+    return tuple(rng.standard_normal((B, S, heads, D), np.float32).astype(bfloat16) for heads in (Hq, Hkv, Hkv))
+
+
+def play() -> None:
+    """Launch both on the GPU, for the profiler."""
+    import torch
+
+    from kvlab.attention import mha_decode_paged, mha_prefill
+    from kvlab.cache.arrays import to_torch
+
+    mha_decode_paged(*(to_torch(x).cuda() for x in decode_inputs()), num_splits=1, backend="triton")
+    mha_prefill(*(to_torch(x).cuda() for x in prefill_inputs()), causal=True, backend="triton")
+    torch.cuda.synchronize()
+
+
+def record() -> dict[str, Any]:
+    """Counters of both kernels with cold caches, and of every kind of instruction that touches shared memory: how often
+    it was executed by a warp, and its wavefronts.
+    """
+    metrics = [WAVEFRONTS, EXECUTED, *COUNTERS.values()]
+    rows = profiler.profile("whole", metrics, "-k", "attend", by_instruction=[WAVEFRONTS, EXECUTED])
+    out: dict[str, Any] = {}
+    for name, problem, row in zip(("decode", "prefill"), (DECODE, PREFILL), rows, strict=True):
+        out[name] = {
+            "problem": problem, "counters": {key: row[metric] for key, metric in COUNTERS.items()},
+            "instructions": _by_opcode(row["instructions"]),
+        }  # fmt: skip
+    return out
+
+
+def _by_opcode(instructions: dict[str, list[tuple[int, str]]]) -> dict[str, list[int]]:
+    """``opcode -> [executed, wavefronts]`` of what touches shared memory."""
+    out: dict[str, list[int]] = {}
+    for which, metric in enumerate((EXECUTED, WAVEFRONTS)):
+        for count, sass in instructions[metric]:
+            found = re.match(r"\s*(?:@!?U?P\w+\s+)?((?:LDS|STS|LDSM|STSM|LDGSTS|ATOMS|[HQI]GMMA)[.\w]*)", sass)
+            if found and "[RZ]" not in sass and count:
+                out.setdefault(found[1], [0, 0])[which] += count
+    return dict(sorted(out.items()))

@@ -55,7 +55,10 @@ def buffer_load(
     if nbytes not in (1, 2, 4, 8, 12, 16):
         raise ValueError(f"buffer_load: nbytes {nbytes!r} is not 1, 2, 4, 8, 12 or 16")
     offset = np.asarray(voffset, np.int64) + np.asarray(soffset, np.int64)
-    valid = (offset >= 0) & (offset + nbytes <= np.asarray(num_records))
+    records = np.asarray(num_records, np.int64)
+    valid = None
+    if offset.size and records.size and (offset.min() < 0 or offset.max() + nbytes > records.min()):
+        valid = (offset >= 0) & (offset + nbytes <= records)
     address = np.asarray(resource_base, np.int64) + offset
     value: Array = memory.load(address, np.uint8, nbytes, mask=valid, alignment=min(nbytes, 4))
     return value.view(as_dtype(dtype))

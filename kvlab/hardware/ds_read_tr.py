@@ -8,14 +8,13 @@ afterwards register j of lane i holds ``m[16//n * j + i//n][i % n]``. When the l
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
 
 from kvlab.memory import Memory, as_dtype, bfloat16, float8_e4m3fn
 
-from ._arrays import Array, IntArray, frozen
+from ._arrays import Array
 
 __all__ = ["ds_read_tr8_b64", "ds_read_tr16_b64"]
 
@@ -55,12 +54,5 @@ def _read(name: str, memory: Memory, address: Any, dtype: Any, itemsize: int) ->
         raise ValueError(f"{name}: address of shape {where.shape} is not [..., 64], one for each lane")
     n = 8 // itemsize
     value = memory.load(where, dtype, n, alignment=8)  # [..., 64, n]
-    return np.take(value.reshape(*value.shape[:-2], 64 * n), _source(n), axis=-1)
-
-
-@functools.cache
-def _source(n: int) -> IntArray:
-    """Which of the ``64 * n`` elements read each register gets: ``[64, n]``."""
-    lane, register = np.arange(64)[:, None], np.arange(n)
-    row, i = lane // 16, lane % 16
-    return frozen((16 * row + 16 // n * register + i // n) * n + i % n)
+    rows = value.reshape(*value.shape[:-2], 4, n, 16 // n, n)  # [..., row of lanes, j, i // n, i % n]
+    return np.moveaxis(rows, -3, -1).reshape(*value.shape[:-2], 64, n)

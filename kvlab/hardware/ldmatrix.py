@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.memory import Memory, as_dtype, bfloat16
+from kvlab.regroup import Regroup
 
 from ._arrays import Array, IntArray, frozen
 
@@ -37,7 +38,7 @@ def ldmatrix(memory: Memory, row_address: Any, num: int, trans: bool = False, dt
     rows = _row_addresses("ldmatrix", row_address, num)
     units = memory.load(rows, np.uint16, 8, alignment=16)  # [..., 8*num, 8]
     flat = units.reshape(*units.shape[:-2], 64 * num)
-    return np.ascontiguousarray(np.take(flat, _unit_of_register(num, trans), axis=-1)).view(as_dtype(dtype))
+    return _unit_of_register(num, trans)(flat).view(as_dtype(dtype))
 
 
 def stmatrix(memory: Memory, row_address: Any, registers: Any, num: int, trans: bool = False) -> None:
@@ -53,7 +54,7 @@ def stmatrix(memory: Memory, row_address: Any, registers: Any, num: int, trans: 
     if units.ndim < 2 or units.shape[-2:] != (32, 2 * num):
         raise ValueError(f"stmatrix.x{num}: registers {np.shape(registers)} are not [..., 32, {2 * num}] of 16 bits")
     flat = units.reshape(*units.shape[:-2], 64 * num)
-    matrices = np.take(flat, _register_of_unit(num, trans), axis=-1)
+    matrices = _register_of_unit(num, trans)(flat)
     memory.store(rows, matrices.reshape(*flat.shape[:-1], 8 * num, 8), alignment=16)
 
 
@@ -67,15 +68,15 @@ def _row_addresses(name: str, row_address: Any, num: int) -> IntArray:
 
 
 @functools.cache
-def _unit_of_register(num: int, trans: bool) -> IntArray:
+def _unit_of_register(num: int, trans: bool) -> Regroup:
     """Which of the ``64*num`` units each register half holds: ``[32, 2*num]``."""
     lane, half = np.arange(32)[:, None], np.arange(2 * num)
     outer, inner = lane // 4, 2 * (lane % 4) + half % 2
     row, col = (inner, outer) if trans else (outer, inner)
-    return frozen(64 * (half // 2) + 8 * row + col)
+    return Regroup(frozen(64 * (half // 2) + 8 * row + col))
 
 
 @functools.cache
-def _register_of_unit(num: int, trans: bool) -> IntArray:
+def _register_of_unit(num: int, trans: bool) -> Regroup:
     """The inverse: which register half, of ``32*2*num``, holds each unit: ``[64*num]``."""
-    return frozen(np.argsort(_unit_of_register(num, trans), axis=None))
+    return Regroup(frozen(np.argsort(_unit_of_register(num, trans).index, axis=None)))

@@ -15,6 +15,7 @@ import numpy as np
 
 from kvlab.drawn import Drawn
 from kvlab.memory import float32
+from kvlab.regroup import Regroup
 
 from ._arrays import Array, IntArray, frozen
 
@@ -141,7 +142,12 @@ class MmaAtom(Drawn):
             if operand.dtype != self.dtype_of(name):
                 raise ValueError(f"{self.name}: {name} is {operand.dtype}, must be {self.dtype_of(name)}")
         _check(self, "c", c, (self.warp_size, self.regs_c))
-        product = np.matmul(_factor(self, "a", a), _factor(self, "b", b)).astype(self.dtype_c, copy=False)
+        first, second = _factor(self, "a", a), _factor(self, "b", b)
+        if self.c is not None and _by_columns(self, "c"):  # the product as the registers take it: column after column
+            product = np.matmul(second.swapaxes(-1, -2), first.swapaxes(-1, -2)).swapaxes(-1, -2)
+        else:
+            product = np.matmul(first, second)
+        product = product.astype(self.dtype_c, copy=False)
         out: Array = c + self.fragment_c(product)
         return out
 
@@ -179,6 +185,27 @@ def _register_of_element(atom: MmaAtom, operand: str) -> IntArray:
     return frozen(first.reshape(atom.extent(operand)))
 
 
+@functools.cache
+def _by_columns(atom: MmaAtom, operand: str) -> bool:
+    """Whether the neighbours in a lane's registers are neighbours in a column of the matrix, not in a row."""
+    element, cols = _element_of_register(atom, operand), atom.extent(operand)[1]
+    return element.shape[1] > 1 and bool((element[:, 1] - element[:, 0] == cols).all())
+
+
+@functools.cache
+def _apart(atom: MmaAtom, operand: str) -> Regroup:
+    """Matrix, row after row (``_by_columns``: column after column) -> registers."""
+    element, (rows, cols) = _element_of_register(atom, operand), atom.extent(operand)
+    return Regroup(element % cols * rows + element // cols if _by_columns(atom, operand) else element)
+
+
+@functools.cache
+def _together(atom: MmaAtom, operand: str) -> Regroup:
+    """Registers -> matrix ``[rows, cols]``, or ``[cols, rows]`` if ``_by_columns``."""
+    register = _register_of_element(atom, operand)
+    return Regroup(np.ascontiguousarray(register.T) if _by_columns(atom, operand) else register)
+
+
 def _check(atom: MmaAtom, operand: str, array: Array, shape: tuple[int, int]) -> None:
     if array.shape[-2:] != shape:
         raise ValueError(f"{atom.name}: {operand} of shape {array.shape} is not [..., {shape[0]}, {shape[1]}]")
@@ -187,14 +214,18 @@ def _check(atom: MmaAtom, operand: str, array: Array, shape: tuple[int, int]) ->
 def _take_apart(atom: MmaAtom, operand: str, matrix: Any) -> Array:
     matrix = np.asarray(matrix)
     _check(atom, operand, matrix, atom.extent(operand))
-    return np.take(matrix.reshape(*matrix.shape[:-2], -1), _element_of_register(atom, operand), axis=-1)
+    apart = _apart(atom, operand)
+    if not _by_columns(atom, operand):
+        return apart(matrix.reshape(*matrix.shape[:-2], -1))
+    return apart(matrix.swapaxes(-1, -2).reshape(*matrix.shape[:-2], -1))
 
 
 def _put_together(atom: MmaAtom, operand: str, fragment: Any) -> Array:
     fragment = np.asarray(fragment)
     registers = _element_of_register(atom, operand).shape
     _check(atom, operand, fragment, registers)
-    tile = np.take(fragment.reshape(*fragment.shape[:-2], -1), _register_of_element(atom, operand), axis=-1)
+    tile = _together(atom, operand)(fragment.reshape(*fragment.shape[:-2], -1))
+    tile = tile.swapaxes(-1, -2) if _by_columns(atom, operand) else tile
     if operand != "c" and atom.holders > 1:
         _check_holders(atom, operand, fragment, tile)
     return tile

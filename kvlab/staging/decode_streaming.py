@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any
 
@@ -271,12 +272,17 @@ class DecodeStreamingKVBuffer(Drawn):
         held = None if self._held is None else (self._held[0], int(self._held[1][program]))
         return addresses.smem_image(self.params, self.smem_address, held, self.blocked)
 
+    @functools.cached_property
+    def _read_costs(self) -> tuple[tuple[Array, Array, Array], Array]:
+        """Passes of a read with and without the swizzle."""
+        p = self.params
+        return addresses.read_passes(p, self.blocked), addresses.read_passes(p.unswizzled(), self.blocked)[0]
+
     def _count_read(self, active: Array) -> None:
         if self.traffic is None:
             return
         p, programs = self.params, int(active.sum())
-        wavefronts, ideal, instructions = addresses.read_passes(p, self.blocked)
-        unswizzled, _, _ = addresses.read_passes(p.unswizzled(), self.blocked)
+        (wavefronts, ideal, instructions), unswizzled = self._read_costs
         self.traffic.access(
             f"{p.role} read", wavefronts=wavefronts * programs, ideal=ideal * programs,
             unswizzled=unswizzled * programs, instructions=instructions * programs,

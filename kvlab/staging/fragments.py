@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.drawn import Drawn
+from kvlab.regroup import Regroup
 
 __all__ = ["FragmentMap", "Fragments"]
 
@@ -57,13 +58,21 @@ class FragmentMap(Drawn):
             raise ValueError(f"no register holds element ({r}, {c}) of the tile {self.shape[0]} x {self.shape[1]}")
         return home
 
+    @cached_property
+    def _spread(self) -> Regroup:
+        return Regroup(self.flat)
+
+    @cached_property
+    def _gather(self) -> Regroup:
+        return Regroup(self._home)
+
     def spread(self, tile: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Registers ``[programs, threads, registers, elements]`` of a tile ``[programs, rows, cols]``."""
-        return np.take(tile.reshape(tile.shape[0], -1), self.flat, axis=1)
+        return self._spread(tile.reshape(tile.shape[0], -1))
 
     def gather(self, registers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The tile ``[programs, rows, cols]`` that the registers hold."""
-        return np.take(registers.reshape(registers.shape[0], -1), self._home, axis=1).reshape(-1, *self.shape)
+        return self._gather(registers.reshape(registers.shape[0], -1)).reshape(-1, *self.shape)
 
 
 @dataclass(frozen=True, eq=False)

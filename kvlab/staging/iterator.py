@@ -86,6 +86,13 @@ class KVTile(Drawn):
         """
         row, col = np.asarray(row, np.int64), np.asarray(col, np.int64)
         size, runs = self.dtype.itemsize, self.run_base.shape[1]
+        if runs == 1:  # one base and one bound for all
+            records = np.where(self.valid_rows > 0, (self.valid_rows - 1) * self.row_stride + self.depth, 0)
+            base, records = self.memory.base + self.run_base[:, 0] * size, records * size
+            voffset = (row * self.row_stride + col) * size
+            whole = (len(base), *voffset.shape)
+            ones = (-1, *(1,) * voffset.ndim)
+            return np.broadcast_to(base.reshape(ones), whole), voffset, np.broadcast_to(records.reshape(ones), whole)
         run = np.minimum(row // self.run_rows, runs - 1)
         voffset = ((row - run * self.run_rows) * self.row_stride + col) * size
         rows = np.clip(self.valid_rows[:, None] - np.arange(runs) * self.run_rows, 0, self.run_rows)

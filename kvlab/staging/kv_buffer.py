@@ -210,7 +210,8 @@ class KVBuffer(KVBufferMembers, Drawn):
             self._accesses.read(buffer, strip)
         for one in range(p.num_k_tiles) if strip is None else (strip,):
             self._load_strip(one, (first - self.smem.base) // p.dtype.itemsize + np.array(self._window.shift))
-            self._count_read(one, first, self._active if active is None else np.asarray(active, np.bool_))
+        if self.traffic is not None:
+            self._count_read(strip, first, self._active if active is None else np.asarray(active, np.bool_))
         return self.mma_op.reg_tile
 
     def _load_strip(self, strip: int, base: Array) -> None:
@@ -285,16 +286,27 @@ class KVBuffer(KVBufferMembers, Drawn):
         """What lies where in the stages of one program, as far as this buffer has loaded them."""
         return addresses.smem_image(self.params, self.smem_address, self.stage_keys, program)
 
-    def _count_read(self, strip: int, first: int, active: Array) -> None:
-        if self.traffic is None:
-            return
+    def _count_read(self, strip: int | None, first: int, active: Array) -> None:
+        assert self.traffic is not None
         p, programs = self.params, int(active.sum())
-        base = tuple(first + shift * p.dtype.itemsize for shift in self._window.shift)
-        wavefronts, ideal, instructions = addresses.read_passes(p, strip, base)
-        unswizzled, _, _ = addresses.read_passes(p.unswizzled(), strip, base)
+        if (strip, first) not in self._read_costs:
+            self._read_costs[strip, first] = self._read_cost(strip, first)
+        wavefronts, ideal, unswizzled, instructions = self._read_costs[strip, first] * programs
         self.traffic.access(
-            f"{p.role} read", wavefronts=wavefronts * programs, ideal=ideal * programs,
-            unswizzled=unswizzled * programs, instructions=instructions * programs,
-        )  # fmt: skip
-        nbytes = 64 * (16 if p.transpose else 8) * instructions
-        self.traffic.move("SMEM->registers", nbytes * programs)
+            f"{p.role} read", wavefronts=wavefronts, ideal=ideal, unswizzled=unswizzled, instructions=instructions
+        )
+        self.traffic.move("SMEM->registers", 64 * (16 if p.transpose else 8) * instructions)
+
+    @functools.cached_property
+    def _read_costs(self) -> dict[tuple[int | None, int], Array]:
+        return {}
+
+    def _read_cost(self, strip: int | None, first: int) -> Array:
+        """Wavefronts, ideal, those without the swizzle, and instructions: ``[4, warps]``, of a strip or of all."""
+        p, total = self.params, np.zeros((4, self.params.num_warps), np.int64)
+        base = tuple(first + shift * p.dtype.itemsize for shift in self._window.shift)
+        for one in range(p.num_k_tiles) if strip is None else (strip,):
+            wavefronts, ideal, instructions = addresses.read_passes(p, one, base)
+            unswizzled, _, _ = addresses.read_passes(p.unswizzled(), one, base)
+            total += np.stack([wavefronts, ideal, unswizzled, instructions])
+        return total

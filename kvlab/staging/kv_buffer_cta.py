@@ -170,8 +170,7 @@ class KVBufferCTA:
         self.hazards.barrier()
         buffer.load_from_shared(self._read[role] % STAGES, active=active)
         self._read[role] += 1
-        registers = [buffer.strip_tile(strip).copy() for strip in range(buffer.params.num_k_tiles)]
-        return Strips(registers, buffer.fragment_map(), axis)
+        return Strips.of(buffer, axis)
 
     def _multiply(self, operand: Array, strips: Strips, c: Fragments) -> Fragments:
         """C += operand x strips, k group after k group."""

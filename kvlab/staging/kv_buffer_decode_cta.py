@@ -125,13 +125,13 @@ class KVBufferDecodeCTA:
         """The K tile by DMA into LDS, then every warp its 32 keys."""
         self._land(self.k, tile, active)
         self.k.load_from_shared(0, active=active)
-        return self._strips(self.k, axis=2)
+        return Strips.of(self.k, axis=2)
 
     def load_v(self, tile: KVTile, active: Array) -> Strips:
         """The V tile by DMA into LDS, then every warp its columns by transposing reads."""
         self._land(self.v, tile, active)
         self.slices.load_from_shared(0, active=active)
-        return self._strips(self.slices, axis=1)
+        return Strips.of(self.slices, axis=1)
 
     def scores(self, q: Fragments, k: Strips, active: Array, s: Fragments | None = None) -> Fragments:
         """S = Q K^T, float32, ``[BM, BN]``; added to ``s`` if given."""
@@ -195,10 +195,6 @@ class KVBufferDecodeCTA:
         if waits:
             self.hazards.wait_group(0)
             self.hazards.barrier()
-
-    def _strips(self, buffer: KVBuffer, axis: int) -> Strips:
-        registers = [buffer.strip_tile(strip).copy() for strip in range(buffer.params.num_k_tiles)]
-        return Strips(registers, buffer.fragment_map(), axis)
 
     def _multiply(self, operand: Array, strips: Strips, c: Fragments) -> Fragments:
         """C += operand x strips, strip after strip; a fragment of 32 elements in four steps of eight."""

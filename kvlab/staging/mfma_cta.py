@@ -24,7 +24,7 @@ from .fragments import Fragments
 from .hazards import Hazards
 from .iterator import KVCacheIterator, KVTile
 from .kv_mma_op import mfma_atom
-from .mfma_product import mma_steps
+from .mfma_product import mma_step_by_step
 from .operand_maps import operand_map, output_map, score_map
 from .p_buffer import PRegisterBuffer
 from .params import WARP_SIZE, KVBufferParams
@@ -167,9 +167,9 @@ class MfmaCTA:
             self.hazards.barrier()
             registers.append(buffer.load_from_shared(active))
             self.hazards.barrier()
-        return Strips(registers, buffer.fragment_map(), axis)
+        return Strips(np.stack(registers, axis=2), buffer.fragment_map(), axis)
 
     def _multiply(self, operand: Array, strips: Strips, c: Fragments) -> Fragments:
-        """C += operand x strips, in the order of :func:`mma_steps`."""
+        """C += operand x strips, k group after k group."""
         a, b = strips.steps(operand, self.shape.k_groups)
-        return c.with_values(mma_steps(self.shape.atom, a, b, c.values))
+        return c.with_values(mma_step_by_step(self.shape.atom, a, b, c.values))

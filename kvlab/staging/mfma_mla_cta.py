@@ -102,9 +102,9 @@ class MfmaMLACTA:
         self.hazards.wait_group(0)
         self.hazards.barrier()
         self.k.load_from_shared(0, active=active)
-        strips = [self.k.strip_tile(strip) for strip in range(sum(self.columns) // BK)]
-        first, layout = self.columns[0] // BK, self.k.fragment_map()
-        return Strips(strips[:first], layout, axis=2), Strips(strips[first:], layout, axis=2)
+        strips, first = Strips.of(self.k, axis=2), self.columns[0] // BK
+        parts = strips.registers[:, :, :first], strips.registers[:, :, first:]
+        return Strips(parts[0], strips.map, axis=2), Strips(parts[1], strips.map, axis=2)
 
     def scores(self, q: tuple[Fragments, Fragments], k: tuple[Strips, Strips], active: Array) -> Fragments:
         """S = Q K^T, float32, ``[BM, BN]``: strip after strip of the latent, then of the rope columns."""
@@ -116,7 +116,7 @@ class MfmaMLACTA:
     def load_v(self, active: Array) -> Strips:
         """Every warp its slice of the latent columns of K's tile, keys ``[strip * BK, + BK)`` a strip."""
         self.v.load_from_shared(0, active=active)
-        return Strips([self.v.strip_tile(strip) for strip in range(WARPS)], self.v.fragment_map(), axis=1)
+        return Strips.of(self.v, axis=1)
 
     def accumulate(self, p: Fragments, v: Strips, o: Fragments, active: Array) -> Fragments:
         """O += P V: P rounded to the storage dtype, through LDS to the operand that meets V."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from kvlab.hardware import ldmatrix, stmatrix
 from kvlab.memory import AddressSpace, Memory, float32
+from kvlab.regroup import Regroup
 
 from .copy_plan import CopyPlan, copy_plan
 from .footprint import Footprint
@@ -200,38 +201,36 @@ class MmaSyncCTA:
         tile_a, tile_b = (
             _warp_tile(self.shape, role, x.values).astype(float32) for role, x in zip(roles, (a, b), strict=True)
         )
-        product = np.matmul(tile_a, tile_b)  # [programs, warps, BM, columns of the warp]
-        flat = product.reshape(self.programs, self.shape.warps, -1)
-        registers = np.take(flat, _warp_positions(self.shape, roles)[0], axis=2)
+        product = np.matmul(tile_a, tile_b.swapaxes(2, 3))  # [programs, warps, BM, columns of the warp]
+        registers = _warp_order(self.shape, roles)[0](product.reshape(self.programs, self.shape.warps, -1))
         return c.with_values(c.values + registers.reshape(c.values.shape))
 
 
 def _warp_tile(shape: MmaSyncShape, role: str, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The matrix that each warp's registers hold: ``[P, warps, BM, k]`` of Q or P, ``[P, warps, k, columns]`` of K^T
-    or V.
+    """The matrix that each warp's registers hold: ``[P, warps, BM, k]`` of Q or P, ``[P, warps, columns, k]`` of K or
+    V^T.
     """
-    _, home, extent = _warp_positions(shape, role)
-    return np.take(values.reshape(len(values), shape.warps, -1), home, axis=2).reshape(
-        len(values), shape.warps, *extent
-    )
+    _, together, extent = _warp_order(shape, role)
+    return together(values.reshape(len(values), shape.warps, -1)).reshape(len(values), shape.warps, *extent)
 
 
 @functools.cache
-def _warp_positions(shape: MmaSyncShape, role: str) -> tuple[IntArray, IntArray, tuple[int, int]]:
-    """For every register element of a warp its place in the warp's matrix, row-major; the way back; and the matrix's
-    extent. ``role`` is that of an operand, or two for their product. The same for all warps, whose columns (keys of K)
-    are ``8 (warps n + w) + 0..7``.
+def _warp_order(shape: MmaSyncShape, role: str) -> tuple[Regroup, Regroup, tuple[int, int]]:
+    """From a warp's matrix, row-major, to its registers; the way back; and the matrix's extent. ``role`` is that of an
+    operand, or two for their product. The same for all warps, whose columns (keys of K) are ``8 (warps n + w) + 0..7``.
     """
     products = {"qk": shape.BN, "pv": shape.columns("v")[1]}
     layout = shape.output_map(products[role]) if role in products else shape.fragment_map(role)
     threads = slice(0, 32)
-    row, col = layout.row[threads].reshape(-1), layout.col[threads].reshape(-1)
+    row, col = layout.row[threads], layout.col[threads]
     if role == "k":
         row, col = col, row
     if role in ("k", "v", "qk", "pv"):
         col = col // (8 * shape.warps) * 8 + col % 8
+    if role in ("k", "v"):
+        row, col = col, row
     extent = int(row.max()) + 1, int(col.max()) + 1
     position = row * extent[1] + col
     home = np.empty(extent[0] * extent[1], np.int64)
-    home[position] = np.arange(len(position))
-    return position, home, extent
+    home[position.reshape(-1)] = np.arange(position.size)
+    return Regroup(position.reshape(-1)), Regroup(home), extent

@@ -10,6 +10,7 @@ import numpy as np
 from kvlab.memory import Memory
 
 from .fragments import FragmentMap, Fragments
+from .kv_buffer import KVBuffer
 
 __all__ = ["Strips", "query_fragments"]
 
@@ -18,23 +19,32 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, eq=False)
 class Strips:
-    """The registers of a tile's strips, one after the other; ``axis`` is the one along which they make up the tile."""
+    """The registers ``[programs, threads, strips, registers, frag]`` of a tile's strips, each laid out by ``map``;
+    ``axis`` is the one along which they make up the tile."""
 
-    registers: list[Array]
+    registers: Array
     map: FragmentMap
     axis: int
 
+    @classmethod
+    def of(cls, buffer: KVBuffer, axis: int) -> Strips:
+        """What all strips of a buffer hold at this moment."""
+        held = buffer.mma_op.reg_tile
+        shape = *held.shape[:2], buffer.params.num_k_tiles, -1, held.shape[-1]
+        return cls(held.reshape(shape).copy(), buffer.fragment_map(), axis)
+
     def tile(self) -> Array:
         """``[programs, BN, depth]``."""
-        return np.concatenate([self.map.gather(strip) for strip in self.registers], axis=self.axis)
+        strips = range(self.registers.shape[2])
+        return np.concatenate([self.map.gather(self.registers[:, :, strip]) for strip in strips], axis=self.axis)
 
     def steps(self, operand: Array, k_groups: int) -> tuple[Array, Array]:
         """The factors of ``operand`` times the strips, a k group a step: both ``[programs, threads, steps, tiles,
         frag]``. ``operand`` is ``[programs, threads, (strip, k group, m), frag]``; a strip has ``k_groups``.
         """
-        programs, threads, _, frag = operand.shape
-        shape = programs, threads, len(self.registers) * k_groups, -1, frag
-        return operand.reshape(shape), np.stack(self.registers, axis=2).reshape(shape)
+        programs, threads, strips, _, frag = self.registers.shape
+        shape = programs, threads, strips * k_groups, -1, frag
+        return operand.reshape(shape), self.registers.reshape(shape)
 
 
 def query_fragments(dram: Memory, offset: Array, valid: Array, layout: FragmentMap, dtype: np.dtype[Any]) -> Fragments:

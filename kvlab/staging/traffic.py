@@ -64,7 +64,7 @@ class Traffic:
 
     def per_warp(self, kind: str, key: str) -> np.ndarray[Any, np.dtype[np.int64]]:
         """What each warp contributed to ``kind[key]``: ``[warps]``; empty where only sums were given."""
-        return self._warps.get((kind, key), np.zeros(0, np.int64))
+        return self._warps.get((kind, key), np.zeros(0, np.int64)).copy()
 
     def trace(self) -> list[Event]:
         """The events of one CTA in order: copies issued and landed, reads, writes, waits, barriers.
@@ -76,11 +76,17 @@ class Traffic:
         return list(self.timeline)
 
     def _add(self, kind: str, key: str, count: Any) -> None:
+        if isinstance(count, int):
+            getattr(self, kind)[key] += count
+            return
         parts = np.asarray(count, np.int64)
         getattr(self, kind)[key] += int(parts.sum())
-        if parts.ndim:
-            old = self.per_warp(kind, key)
-            new = np.zeros(max(old.size, parts.size), np.int64)
-            new[: old.size] = old
-            new[: parts.size] += parts
-            self._warps[kind, key] = new
+        if not parts.ndim:
+            return
+        old = self._warps.get((kind, key))
+        if old is None or old.size != parts.size:
+            self._warps[kind, key] = new = np.zeros(max(0 if old is None else old.size, parts.size), np.int64)
+            if old is not None:
+                new[: old.size] = old
+            old = new
+        old[: parts.size] += parts

@@ -5,9 +5,9 @@
 K and V of T tokens of 8 heads of 128, bfloat16, to shuffled slots of pages of 16, as they are and as float8_e4m3fn; K
 rotated; scales computed for each head and token. Every result is compared with the emulator, byte for byte. Times are
 medians of CUDA-graph replays over inputs and caches that rotate, so that the L2 cache does not hold them (64 tokens:
-it does, that is launch latency). GB/s counts every byte once: k, v, what is written, the slots. `copy_gbps` is what a
-plain copy of as many bytes reaches in the same run: quote the ratio. `--sweep` times other tile sizes as well.
-`index_copy` is torch's own way.
+it does, that is launch latency). GB/s counts every byte once: k, v, what is written, the slots, the angles of each
+token (no two share a position). `copy_gbps` is what a plain copy of as many bytes reaches in the same run: quote the
+ratio. `--sweep` times other tile sizes as well. `index_copy` is torch's own way.
 """
 
 from __future__ import annotations
@@ -46,8 +46,10 @@ class Call:
     def moved(self) -> int:
         """Bytes read and written once."""
         stored = self.k_cache.element_size() + self.k.element_size()
-        scales = sum(4 * len(self.k) * HEADS for s in (self.more.get("k_scale"),) if isinstance(s, torch.Tensor)) * 2
-        return 2 * self.k.numel() * stored + 8 * len(self.slots) + scales
+        own = getattr(self.more.get("k_scale"), "ndim", 0) == 4
+        scales = 2 * 4 * len(self.k) * HEADS if own else 0
+        angles = len(self.k) * (2 * 4 * D // 2 + 8) if "rope" in self.more else 0  # cos, sin, the position
+        return 2 * self.k.numel() * stored + 8 * len(self.slots) + scales + angles
 
     def cpu(self) -> Call:
         def move(x: Any) -> Any:

@@ -100,7 +100,7 @@ class ContinuousBatchingKVCache(TmaTiles, KVCacheView):
         """The row of key ``base_kv_row``: the tile of ``BN`` keys is one window. Arguments: see
         ``PagedKVCache.populate``; ``valid`` 0 gives row 2**30."""
         base = integers("base_kv_row", base_kv_row)
-        if base_alignment < 1 or (base % base_alignment).any():
+        if (base % count("base_alignment", base_alignment, least=1)).any():
             raise ValueError(f"base_kv_row {base_kv_row} must be a multiple of base_alignment {base_alignment}")
         return populate_rows(
             lambda batch, first, active: self.storage.row(*self.page_table.find(batch, first, active)),
@@ -129,13 +129,13 @@ class ContinuousBatchingKVCache(TmaTiles, KVCacheView):
         self, bs: Any, head_idx: Any, tok_idx: Any, head_dim_idx: Any, *, width: int = 1
     ) -> np.ndarray[Any, Any]:
         """Zeros ``[..., width]`` of the storage dtype."""
-        return np.zeros((*np.broadcast(bs, head_idx, tok_idx, head_dim_idx).shape, width), self.dtype)
+        return _zeros(self.dtype, width, bs, head_idx, tok_idx, head_dim_idx)
 
     def load_scale(
         self, bs: Any, head_idx: Any, tok_idx: Any, head_dim_idx: Any, *, width: int = 1
     ) -> np.ndarray[Any, Any]:
         """Zeros ``[..., width]``."""
-        return np.zeros((*np.broadcast(bs, head_idx, tok_idx, head_dim_idx).shape, width), self.scale_dtype)
+        return _zeros(self.scale_dtype, width, bs, head_idx, tok_idx, head_dim_idx)
 
     def store_scale(self, bs: Any, head_idx: Any, tok_idx: Any, head_dim_idx: Any, val: Any) -> None:
         """Nothing."""
@@ -164,3 +164,8 @@ class ContinuousBatchingKVCache(TmaTiles, KVCacheView):
 
     def _entries(self) -> np.ndarray[Any, Any]:
         return to_numpy(self.lookup_table, "lookup_table")[:, None]
+
+
+def _zeros(dtype: Any, width: int, *indices: Any) -> np.ndarray[Any, Any]:
+    """``width`` zeros for each place."""
+    return np.zeros((*np.broadcast(*indices).shape, count("width", width, least=1)), dtype)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache.arrays import as_array, to_numpy
-from kvlab.cache.checks import Int64, index, integers, plain
+from kvlab.cache.checks import Int64, count, index, integers, plain
 from kvlab.cache.pointer import Pointer, dangling
 from kvlab.cache.protocol import KVCacheT
 from kvlab.cache.row_indices import PagedRowIndices, populate_rows
@@ -150,7 +150,7 @@ class _Dense(_Windows):
     def create_tma_tile(self, swizzle: Any, BN: int, BK: int | None = None) -> TMATensorTile:
         """``[BN, 1, BK]`` out of ``[rows, heads, depth]``; BK is the padded depth if None."""
         BK = depth_strip(self.dtype, swizzle, self.rows.shape[3], BK)
-        return create_kv_tile(to_numpy(self.rows.blocks[0]), BN, BK, swizzle)
+        return create_kv_tile(to_numpy(self.rows.blocks[0]), count("BN", BN, least=1), BK, swizzle)
 
 
 class TileTensorMHAOperand(_Dense):
@@ -192,7 +192,8 @@ class TileTensorMHAOperand(_Dense):
     def load_scale(self, b: Any, t: Any, h: Any, d: Any, *, width: int = 1) -> np.ndarray[Any, Any]:
         """``width`` scales; zeros where there are none."""
         if self.scales is None:
-            return np.zeros((*np.broadcast(b, t, h, d).shape, width), self.scale_dtype)
+            return np.zeros((*np.broadcast(b, t, h, d).shape, count("width", width, least=1)), self.scale_dtype)
+        self.scales.check_width(self.scales.slot(d), width)
         return self._scale(b, t, h, d).load(width)
 
     def scales_block_paged_ptr(self, b: Any, t: Any, h: Any, d: Any = 0) -> Pointer:
@@ -256,7 +257,7 @@ class RaggedMHAOperand(_Dense):
 
     def load_scale(self, b: Any, t: Any, h: Any, d: Any, *, width: int = 1) -> np.ndarray[Any, Any]:
         """Zeros."""
-        return np.zeros((*np.broadcast(b, t, h, d).shape, width), self.scale_dtype)
+        return np.zeros((*np.broadcast(b, t, h, d).shape, count("width", width, least=1)), self.scale_dtype)
 
     def scales_raw_ptr(self) -> Pointer:
         """A pointer that cannot be followed, or the first scale."""
@@ -271,6 +272,7 @@ class RaggedMHAOperand(_Dense):
             raise ValueError(f"scales {shape} must be [total, 1] or [H, total, 1]")
         if self.scales.size % 4:
             raise ValueError(f"{self.scales.size} scales: must be a multiple of 4, TMA moves 16 bytes")
+        count("BMN", BMN, least=1)
         rows = 1 if self.scales.ndim == 2 else self.rows.shape[2]
         matrix = self.scales.reshape(rows, -1)
         return TMATensorTile(TmaDescriptor.of(matrix, (1, BMN)), (1, BMN))

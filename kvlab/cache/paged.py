@@ -142,7 +142,7 @@ class PagedKVCache(TmaTiles, KVCacheView):
         valid : rows of the window in use, an int or one for each program. Where it is 0 or less nothing is looked up
             and the pointer is the one to the first element of ``blocks``, not to be followed.
         """
-        if tile < 1 or self.page_size_ % tile:
+        if count("tile", tile) < 1 or self.page_size_ % tile:
             raise ValueError(
                 f"tile {tile} must divide the page size {self.page_size_}; tiles over smaller pages go by row_offsets"
             )

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache.checks import Int64, index, integers
+from kvlab.cache.checks import Int64, count, index, integers
 from kvlab.cache.page_table import PageTable
 from kvlab.cache.storage import BlockStorage
 
@@ -32,8 +32,9 @@ def kv_sub_tile_rows(BN: int, page_size: int) -> int:
         ...
     ValueError: page_size 48 must divide BN 128, or be a multiple of it
     """
+    count("BN", BN, least=1)
     rows = BN if page_size <= 0 or page_size >= BN else page_size
-    if BN < 1 or BN % rows or (page_size > 0 and page_size % rows):
+    if BN % rows or (page_size > 0 and page_size % rows):
         raise ValueError(f"page_size {page_size} must divide BN {BN}, or be a multiple of it")
     return rows
 
@@ -171,7 +172,7 @@ def populate(
     page_size = storage.shape[1]
     num_pages = kv_num_sub_tiles(BN, page_size)
     base = integers("base_kv_row", base_kv_row)
-    if base_alignment < 1 or (base % base_alignment).any():
+    if (base % count("base_alignment", base_alignment, least=1)).any():
         raise ValueError(f"base_kv_row {base_kv_row} must be a multiple of base_alignment {base_alignment}")
     if num_pages > 1:
         _check_chunk(base, base_alignment, page_size, num_pages, table.entries.shape[1])

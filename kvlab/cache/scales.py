@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache.checks import Int64, integers
+from kvlab.cache.checks import Int64, count, integers
 from kvlab.cache.storage import BlockStorage
 
 __all__ = ["ScaleStorage"]
@@ -47,7 +47,7 @@ class ScaleStorage(BlockStorage):
     def check_one_scale(self, head_dim_idx: Any, width: int) -> None:
         """ValueError unless the ``width`` elements from there on share their scale."""
         dim = integers("head_dim_idx", head_dim_idx)
-        bad: np.ndarray[Any, Any] = np.asarray(dim % self.granularity + width > self.granularity)
+        bad: np.ndarray[Any, Any] = np.asarray(dim % self.granularity + count("width", width) > self.granularity)
         if bad.any():
             raise ValueError(
                 f"width {width} from head_dim_idx {int(dim[bad].flat[0])} crosses a multiple of the granularity "

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache.arrays import as_array, dtype_of, element_strides, to_numpy
-from kvlab.cache.checks import Int64, index, integers
+from kvlab.cache.checks import Int64, count, index, integers
 from kvlab.memory import Memory
 
 __all__ = ["BlockStorage"]
@@ -55,7 +55,7 @@ class BlockStorage:
 
     def check_width(self, head_dim_idx: Any, width: int) -> None:
         """IndexError unless ``width`` elements from there on end inside the head."""
-        last = int(np.max(integers("head_dim_idx", head_dim_idx), initial=0)) + width
+        last = int(np.max(integers("head_dim_idx", head_dim_idx), initial=0)) + count("width", width)
         if width < 1 or last > self.shape[3]:
             raise IndexError(
                 f"width {width} from head_dim_idx {last - width} must end inside the head of {self.shape[3]}"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache.arrays import to_numpy
+from kvlab.cache.checks import count
 from kvlab.cache.storage import BlockStorage
 from kvlab.hardware import (
     RaggedTMA3DTile,
@@ -38,7 +39,7 @@ def depth_strip(dtype: Any, swizzle: Any, depth: int, BK: int | None) -> int:
     """``BK``, or the padded depth if None. ValueError unless it is whole swizzle widths."""
     width = TensorMapSwizzle.of(swizzle).granularity(dtype)
     BK = padded_depth(dtype, swizzle, depth) if BK is None else BK
-    if BK < 1 or BK % width:
+    if count("BK", BK) < 1 or BK % width:
         label = TensorMapSwizzle.of(swizzle).label
         raise ValueError(f"BK {BK} must be a multiple of {width} elements of {as_dtype(dtype)}, swizzle {label}")
     return BK
@@ -88,13 +89,13 @@ class TmaTiles:
         BK : the padded depth if None; columns past ``head_size`` are zeros.
         """
         BK = depth_strip(self.storage.dtype, swizzle, self.storage.shape[3], BK)
-        return create_kv_tile(kv_rows(self.storage), BN, BK, swizzle)
+        return create_kv_tile(kv_rows(self.storage), count("BN", BN, least=1), BK, swizzle)
 
     def create_ragged_tma_tile(self, swizzle: Any, BN: int, BK: int | None = None) -> RaggedTMA3DTile:
         """``[BN, BK]`` of one head of which only as many rows exist as each copy says; the others read as zeros and
         are not written."""
         BK = depth_strip(self.storage.dtype, swizzle, self.storage.shape[3], BK)
-        return RaggedTMA3DTile.of(kv_rows(self.storage), BM=BN, BN=BK, swizzle=swizzle)
+        return RaggedTMA3DTile.of(kv_rows(self.storage), BM=count("BN", BN, least=1), BN=BK, swizzle=swizzle)
 
     def create_rope_tma_tile(self, swizzle: Any, BN: int, BK: int, padded_depth: int) -> TMATensorTile:
         """``[BN, 1, BK]`` bfloat16: the rope part of rows that hold ``padded_depth`` bytes of content before it.
@@ -103,6 +104,7 @@ class TmaTiles:
         starts in its middle: only columns below BK are rope. ValueError for a continuous cache.
         """
         rows = self._rope_rows(padded_depth)
+        count("BN", BN, least=1)
         width = (padded_depth + 2 * depth_strip(bfloat16, swizzle, BK, BK)) // 2
         if 2 * width != rows.shape[2]:
             raise ValueError(
@@ -129,6 +131,9 @@ class TmaTiles:
         ``tile_width`` by default; ValueError unless that is the cache's own row (all heads).
         """
         dtype = self.storage.dtype if tma_dtype is None else as_dtype(tma_dtype)
+        for name, value in (("tile_width", tile_width), ("tile_height", tile_height), ("tile_stride", tile_stride)):
+            if value is not None or name != "tile_stride":
+                count(name, value, least=1)
         rows = kv_rows(self.storage)
         flat = rows.reshape(rows.shape[0], -1)
         stride = tile_width if tile_stride is None else tile_stride
@@ -148,6 +153,8 @@ class TmaTiles:
         cache's own row, and for a continuous cache.
         """
         rows = self._rope_rows(padded_depth)
+        for name, value in (("tile_width", tile_width), ("tile_height", tile_height)):
+            count(name, value, least=1)
         if rows.shape[1] != 1 or 2 * tile_width != rows.shape[2]:
             raise ValueError(
                 f"tile_width {tile_width} bfloat16 values must be a row of {rows.shape[2]} bytes of one KV head; the "
@@ -169,6 +176,6 @@ class TmaTiles:
                 "(an 8-bit dtype)"
             )
         rows = kv_rows(self.storage)
-        if not 0 < padded_depth < rows.shape[2]:
+        if not 0 < count("padded_depth", padded_depth) < rows.shape[2]:
             raise ValueError(f"padded_depth {padded_depth} must be inside the row of {rows.shape[2]} bytes")
         return rows

@@ -94,6 +94,31 @@ def test_indices_must_be_integers():
         PagedKVCache(**GOOD).load(0, 0, 1.5, 0)
 
 
+SIZES = {
+    "width": lambda c, n: c.load(0, 0, 0, 0, width=n),
+    "tile": lambda c, n: c.block_paged_ptr(0, 0, 0, tile=n),
+    "BN": lambda c, n: c.populate(0, 0, BN=n, base_alignment=4),
+    "base_alignment": lambda c, n: c.populate(0, 0, BN=4, base_alignment=n),
+    "BK": lambda c, n: c.create_tma_tile("32B", 4, BK=n),
+    "tile_width": lambda c, n: c.create_gather4_tma_tile(n),
+    "tile_height": lambda c, n: c.create_gather4_tma_tile(16, tile_height=n),
+}
+
+
+@pytest.mark.parametrize("size", ["4", 4.0, [4], float("nan"), np.zeros(2, int)], ids=repr)
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_must_be_integers(name, size):
+    with pytest.raises(ValueError, match=f"^{name} .* must be an integer of at least"):
+        SIZES[name](PagedKVCache(**GOOD), size)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_are_positive(name):
+    for size in (0, -4):
+        with pytest.raises((ValueError, IndexError), match=f"{name} {size}"):
+            SIZES[name](PagedKVCache(**GOOD), size)
+
+
 def test_other_indices():
     cache = PagedKVCache(**GOOD)
     for look, message in (

@@ -52,13 +52,15 @@ def place(
 
 
 def rotate(
-    x: Array, x_memory: Memory, x_at: Array, dim: Array, inside: Array, position: Array, live: Array,
-    cos: Array, sin: Array, side: Side, config: StoreConfig,
+    x: Array, x_memory: Memory, x_at: Array, dim: Array, inside: Array, position: Array, new: Array,
+    cos: Array | None, sin: Array | None, side: Side, config: StoreConfig,
 ) -> Array:  # fmt: skip
     """``x`` [P, BR, BG] in float32, its roped dims rotated by the angles of the token's position."""
+    assert cos is not None
+    assert sin is not None
     R = config.rope_dim
     dtype, x = x.dtype, x.astype(np.float32)
-    known = (live & (position >= 0) & (position < len(cos)))[..., None]
+    known = (new & (position >= 0) & (position < len(cos)))[..., None]
     start = dim[..., None] - config.rope_first
     if config.interleaved:
         pair = start // 2 + np.arange(side.BG // 2)
@@ -81,24 +83,27 @@ def rotate(
     return np.where(roped & inside, x * c + partner * np.where(near, -s, s), x)
 
 
-def quantise(
-    x: Array, head: Array, scale: Array | float | None, live: Array, side: Side
-) -> tuple[Array, Array]:  # fmt: skip
-    """``x`` divided by its scale, and the scale ``[P, rows]`` (1 where there is none)."""
-    factor = np.ones(head.shape, np.float32)
+def given(scale: Array | float | None, head: Array, quant: str) -> Array:
+    """The scale that is given for each row ``[P, rows]``, 1 where there is none; it waits for nothing."""
+    if quant == "tensor":
+        assert isinstance(scale, np.ndarray)
+        return np.asarray(scale.astype(np.float32)[head % scale.size])
+    return np.ones(head.shape, np.float32)
+
+
+def quantise(x: Array, scale: Array, stored: Array | float | None, side: Side) -> tuple[Array, Array]:
+    """``x`` divided by its scale, and the scale, which is computed here for "block"."""
     if side.quant == "number":
-        x = x.astype(np.float32) * np.float32(reciprocal(scale))
+        x = x.astype(np.float32) * np.float32(reciprocal(stored))
     elif side.quant == "tensor":
-        assert isinstance(scale, np.ndarray)
-        factor = np.where(live, scale.astype(np.float32)[head % scale.size], np.float32(1))
-        x = x.astype(np.float32) * (np.float32(1) / factor)[..., None]
+        x = x.astype(np.float32) * (np.float32(1) / scale)[..., None]
     elif side.quant == "block":
-        assert isinstance(scale, np.ndarray)
+        assert isinstance(stored, np.ndarray)
         x = x.astype(np.float32)
         top = np.fmin(np.fmax(np.fmax.reduce(np.abs(x), axis=-1), SMALLEST_TOP), LARGEST_TOP)
-        factor = (top / np.float32(side.limit)).astype(scale.dtype).astype(np.float32)
-        x = x * (np.float32(1) / factor)[..., None]
-    return x, factor
+        scale = (top / np.float32(side.limit)).astype(stored.dtype).astype(np.float32)
+        x = x * (np.float32(1) / scale)[..., None]
+    return x, scale
 
 
 def convert(x: Array, dtype: np.dtype[Any], limit: float) -> Array:
@@ -125,14 +130,17 @@ def append(
     k_col, v_col = np.arange(K.BG), np.arange(V.BG)
     k_inside = (k_col < K.G) & (k_dim[..., None] + k_col < K.D)  # [P, BR, BG]
     v_inside = (v_col < V.G) & (v_dim[..., None] + v_col < V.D)
-    #: load -> k, v    the new tokens, DRAM -> registers; it need not wait for their slots
+    #: load -> k, v, k_scale, v_scale    the new tokens and the scales that are given; no need to wait for their slots
+    k_scale = given(k_scale_array, k_head_idx, K.quant)  # [P, BR]
+    v_scale = given(v_scale_array, v_head_idx, V.quant)
     tokens, seq_tokens = k_array.shape[0] * k_array.shape[1], max(1, k_array.shape[1])
+    k_new, v_new = k_token_idx < tokens, v_token_idx < tokens
     k_memory, v_memory = Memory.over(k_array, name="k"), Memory.over(v_array, name="v")
     k_from = _offset(k_array, k_token_idx // seq_tokens, k_token_idx % seq_tokens, k_head_idx) + k_dim
     v_from = _offset(v_array, v_token_idx // seq_tokens, v_token_idx % seq_tokens, v_head_idx) + v_dim
     k_at, v_at = k_from[..., None] + k_col, v_from[..., None] + v_col
-    k = _load(k_memory, k_at, k_array.dtype, (k_token_idx < tokens)[..., None] & k_inside, K.vec_in, traffic, lanes)
-    v = _load(v_memory, v_at, v_array.dtype, (v_token_idx < tokens)[..., None] & v_inside, V.vec_in, traffic, lanes)
+    k = _load(k_memory, k_at, k_array.dtype, k_new[..., None] & k_inside, K.vec_in, traffic, lanes)
+    v = _load(v_memory, v_at, v_array.dtype, v_new[..., None] & v_inside, V.vec_in, traffic, lanes)
     #: place -> k_page, k_slot, k_live, v_page, v_slot, v_live    where each row belongs, and whether anywhere
     k_page, k_slot, k_position, k_live = place(
         k_token_idx, where, lens, table, positions, tokens, seq_tokens, pages, config.form, config.page_size
@@ -140,31 +148,32 @@ def append(
     v_page, v_slot, v_position, v_live = place(
         v_token_idx, where, lens, table, positions, tokens, seq_tokens, pages, config.form, config.page_size
     )
-    #: rope -> k, v    the roped side in float32
-    if config.rope != "none":
-        assert cos is not None
-        assert sin is not None
-        if config.rope == "k":
-            k = rotate(k, k_memory, k_at, k_dim, k_inside, k_position, k_live, cos, sin, K, config)
-        else:
-            v = rotate(v, v_memory, v_at, v_dim, v_inside, v_position, v_live, cos, sin, V, config)
-    #: quantise -> k, v, k_scale, v_scale    divided by the scale, rounded once to the cache's format
-    k, k_scale = quantise(k, k_head_idx, k_scale_array, k_live, K)
-    v, v_scale = quantise(v, v_head_idx, v_scale_array, v_live, V)
-    k, v = convert(k, k_cache.dtype, K.limit), convert(v, v_cache.dtype, V.limit)
-    #: store    registers -> DRAM, the scales with them; rows without a slot write nothing
-    k_to = _offset(k_cache, k_page, k_slot, k_head_idx) + k_dim
+    #: rope_v -> v    where V is the roped side: in float32
+    if config.rope == "v":
+        v = rotate(v, v_memory, v_at, v_dim, v_inside, v_position, v_new, cos, sin, V, config)
+    #: quantise_v -> v, v_scale    divided by the scale, rounded once to the cache's format
+    v, v_scale = quantise(v, v_scale, v_scale_array, V)
+    v = convert(v, v_cache.dtype, V.limit)
+    #: store_v    registers -> DRAM, before K, which may wait for its angles; rows without a slot write nothing
     v_to = _offset(v_cache, v_page, v_slot, v_head_idx) + v_dim
-    _store(k_cache, "k_cache", k_to[..., None] + k_col, k, k_live[..., None] & k_inside, K.vec_out, traffic, lanes)
     _store(v_cache, "v_cache", v_to[..., None] + v_col, v, v_live[..., None] & v_inside, V.vec_out, traffic, lanes)
-    if K.quant == "block" and isinstance(k_scale_array, np.ndarray):
-        k_scale_at = _offset(k_scale_array, k_page, k_slot, k_head_idx, k_row % K.blocks)
-        stored = k_scale.astype(k_scale_array.dtype)[..., None]
-        _store(k_scale_array, "k_scale", k_scale_at[..., None], stored, k_live[..., None], 1, traffic, lanes)
     if V.quant == "block" and isinstance(v_scale_array, np.ndarray):
         v_scale_at = _offset(v_scale_array, v_page, v_slot, v_head_idx, v_row % V.blocks)
         stored = v_scale.astype(v_scale_array.dtype)[..., None]
         _store(v_scale_array, "v_scale", v_scale_at[..., None], stored, v_live[..., None], 1, traffic, lanes)
+    #: rope_k -> k    where K is the roped side
+    if config.rope == "k":
+        k = rotate(k, k_memory, k_at, k_dim, k_inside, k_position, k_new, cos, sin, K, config)
+    #: quantise_k -> k, k_scale    as V
+    k, k_scale = quantise(k, k_scale, k_scale_array, K)
+    k = convert(k, k_cache.dtype, K.limit)
+    #: store_k    as V
+    k_to = _offset(k_cache, k_page, k_slot, k_head_idx) + k_dim
+    _store(k_cache, "k_cache", k_to[..., None] + k_col, k, k_live[..., None] & k_inside, K.vec_out, traffic, lanes)
+    if K.quant == "block" and isinstance(k_scale_array, np.ndarray):
+        k_scale_at = _offset(k_scale_array, k_page, k_slot, k_head_idx, k_row % K.blocks)
+        stored = k_scale.astype(k_scale_array.dtype)[..., None]
+        _store(k_scale_array, "k_scale", k_scale_at[..., None], stored, k_live[..., None], 1, traffic, lanes)
 
 
 def launch(

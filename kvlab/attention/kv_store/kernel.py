@@ -66,12 +66,12 @@ def place(
 
 @triton.jit
 def rotate(
-    x, x_row, dim, inside, position, live, cos_ptr, sin_ptr, angles, cos_row, cos_col, sin_row, sin_col,
+    x, x_row, dim, inside, position, new, cos_ptr, sin_ptr, angles, cos_row, cos_col, sin_row, sin_col,
     R: tl.constexpr, FIRST: tl.constexpr, INTERLEAVED: tl.constexpr, BR: tl.constexpr, BG: tl.constexpr,
 ):  # fmt: skip
     """``x`` [BR, BG] in float32, its dims FIRST .. FIRST + R rotated by the angles of the token's position."""
     x = x.to(tl.float32)
-    known = (live & (position >= 0) & (position < angles))[:, None]
+    known = (new & (position >= 0) & (position < angles))[:, None]
     if INTERLEAVED:
         one, two = tl.split(tl.reshape(x, [BR, BG // 2, 2]))
         pair = (dim[:, None] - FIRST) // 2 + tl.arange(0, BG // 2)[None, :]
@@ -94,16 +94,20 @@ def rotate(
 
 
 @triton.jit
-def quantise(
-    x, head, scale_ptr, scale_head, inverse, live,
-    QUANT: tl.constexpr, LIMIT: tl.constexpr, BR: tl.constexpr,
-):  # fmt: skip
-    """``x`` divided by its scale, and the scale [BR] (1 where there is none)."""
+def given(scale_ptr, scale_head, head, QUANT: tl.constexpr, BR: tl.constexpr):
+    """The scale that is given for each row, 1 where there is none; it waits for nothing."""
     scale = tl.full([BR], 1.0, tl.float32)
+    if QUANT == "tensor":
+        scale = tl.load(scale_ptr + head * scale_head).to(tl.float32)
+    return scale
+
+
+@triton.jit
+def quantise(x, scale, scale_ptr, inverse, QUANT: tl.constexpr, LIMIT: tl.constexpr):
+    """``x`` divided by its scale, and the scale, which is computed here for "block"."""
     if QUANT == "number":
         x = x.to(tl.float32) * inverse
     elif QUANT == "tensor":
-        scale = tl.load(scale_ptr + head * scale_head, mask=live, other=1.0).to(tl.float32)
         x = x.to(tl.float32) * tl.div_rn(1.0, scale)[:, None]
     elif QUANT == "block":
         x = x.to(tl.float32)
@@ -138,13 +142,16 @@ def append(
     k_col, v_col = tl.arange(0, KBG)[None, :], tl.arange(0, VBG)[None, :]
     k_inside = (k_col < KG) & (k_dim[:, None] + k_col < KD)
     v_inside = (v_col < VG) & (v_dim[:, None] + v_col < VD)
-    #: load -> k, v    the new tokens, DRAM -> registers; it need not wait for their slots
+    #: load -> k, v, k_scale, v_scale    the new tokens and the scales that are given; no need to wait for their slots
+    k_scale = given(k_scale_ptr, ks_head, k_head_idx, K_QUANT, KBR)  # [KBR]
+    v_scale = given(v_scale_ptr, vs_head, v_head_idx, V_QUANT, VBR)
+    k_new, v_new = k_token_idx < tokens, v_token_idx < tokens
     k_from = source(k_token_idx, k_head_idx, seq_tokens, k_batch, k_token, k_head, FORM, K_IN) + k_dim
     v_from = source(v_token_idx, v_head_idx, seq_tokens, v_batch, v_token, v_head, FORM, V_IN) + v_dim
     k_at = k_ptr + k_from[:, None] + k_col
     v_at = v_ptr + v_from[:, None] + v_col
-    k = tl.load(k_at, mask=(k_token_idx < tokens)[:, None] & k_inside, other=0.0)  # [KBR, KBG]
-    v = tl.load(v_at, mask=(v_token_idx < tokens)[:, None] & v_inside, other=0.0)  # [VBR, VBG]
+    k = tl.load(k_at, mask=k_new[:, None] & k_inside, other=0.0)  # [KBR, KBG]
+    v = tl.load(v_at, mask=v_new[:, None] & v_inside, other=0.0)  # [VBR, VBG]
     #: place -> k_page, k_slot, k_live, v_page, v_slot, v_live    where each row belongs, and whether anywhere
     k_page, k_slot, k_position, k_live = place(
         k_token_idx, where_ptr, lens_ptr, table_ptr, positions_ptr,
@@ -156,32 +163,36 @@ def append(
         tokens, seq_tokens, batch, pages, columns, where_step, lens_step, table_batch, positions_step,
         FORM, PAGE, POSITIONS, BB,
     )  # fmt: skip
-    #: rope -> k, v    the roped side in float32
-    if ROPE == "k":
-        k = rotate(
-            k, k_ptr + k_from[:, None], k_dim, k_inside, k_position, k_live,
-            cos_ptr, sin_ptr, angles, cos_row, cos_col, sin_row, sin_col, R, FIRST, INTERLEAVED, KBR, KBG,
-        )  # fmt: skip
+    #: rope_v -> v    where V is the roped side: in float32
     if ROPE == "v":
         v = rotate(
-            v, v_ptr + v_from[:, None], v_dim, v_inside, v_position, v_live,
+            v, v_ptr + v_from[:, None], v_dim, v_inside, v_position, v_new,
             cos_ptr, sin_ptr, angles, cos_row, cos_col, sin_row, sin_col, R, FIRST, INTERLEAVED, VBR, VBG,
         )  # fmt: skip
-    #: quantise -> k, v, k_scale, v_scale    divided by the scale, rounded once to the cache's format
-    k, k_scale = quantise(k, k_head_idx, k_scale_ptr, ks_head, k_inverse, k_live, K_QUANT, K_LIMIT, KBR)
-    v, v_scale = quantise(v, v_head_idx, v_scale_ptr, vs_head, v_inverse, v_live, V_QUANT, V_LIMIT, VBR)
-    k, v = k.to(k_cache_ptr.dtype.element_ty), v.to(v_cache_ptr.dtype.element_ty)
-    #: store    registers -> DRAM, the scales with them; rows without a slot write nothing
-    k_to = k_page * (kc_page * K_OUT) + k_slot * (kc_slot * K_OUT) + k_head_idx.to(tl.int64) * (kc_head * K_OUT) + k_dim
+    #: quantise_v -> v, v_scale    divided by the scale, rounded once to the cache's format
+    v, v_scale = quantise(v, v_scale, v_scale_ptr, v_inverse, V_QUANT, V_LIMIT)
+    v = v.to(v_cache_ptr.dtype.element_ty)
+    #: store_v    registers -> DRAM, before K, which may wait for its angles; rows without a slot write nothing
     v_to = v_page * (vc_page * V_OUT) + v_slot * (vc_slot * V_OUT) + v_head_idx.to(tl.int64) * (vc_head * V_OUT) + v_dim
-    tl.store(k_cache_ptr + k_to[:, None] + k_col, k, mask=k_live[:, None] & k_inside)
     tl.store(v_cache_ptr + v_to[:, None] + v_col, v, mask=v_live[:, None] & v_inside)
-    if K_QUANT == "block":
-        k_scale_at = k_page * ks_page + k_slot * ks_slot + k_head_idx.to(tl.int64) * ks_head + k_row % KNB * ks_block
-        tl.store(k_scale_ptr + k_scale_at, k_scale.to(k_scale_ptr.dtype.element_ty), mask=k_live)
     if V_QUANT == "block":
         v_scale_at = v_page * vs_page + v_slot * vs_slot + v_head_idx.to(tl.int64) * vs_head + v_row % VNB * vs_block
         tl.store(v_scale_ptr + v_scale_at, v_scale.to(v_scale_ptr.dtype.element_ty), mask=v_live)
+    #: rope_k -> k    where K is the roped side
+    if ROPE == "k":
+        k = rotate(
+            k, k_ptr + k_from[:, None], k_dim, k_inside, k_position, k_new,
+            cos_ptr, sin_ptr, angles, cos_row, cos_col, sin_row, sin_col, R, FIRST, INTERLEAVED, KBR, KBG,
+        )  # fmt: skip
+    #: quantise_k -> k, k_scale    as V
+    k, k_scale = quantise(k, k_scale, k_scale_ptr, k_inverse, K_QUANT, K_LIMIT)
+    k = k.to(k_cache_ptr.dtype.element_ty)
+    #: store_k    as V
+    k_to = k_page * (kc_page * K_OUT) + k_slot * (kc_slot * K_OUT) + k_head_idx.to(tl.int64) * (kc_head * K_OUT) + k_dim
+    tl.store(k_cache_ptr + k_to[:, None] + k_col, k, mask=k_live[:, None] & k_inside)
+    if K_QUANT == "block":
+        k_scale_at = k_page * ks_page + k_slot * ks_slot + k_head_idx.to(tl.int64) * ks_head + k_row % KNB * ks_block
+        tl.store(k_scale_ptr + k_scale_at, k_scale.to(k_scale_ptr.dtype.element_ty), mask=k_live)
 
 
 def launch(

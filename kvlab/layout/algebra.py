@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TypeAlias, TypeVar
 
+from kvlab.layout.checked import need_layouts
 from kvlab.layout.composed import ComposedLayout
-from kvlab.layout.int_tuple import IntTuple, flatten
+from kvlab.layout.int_tuple import IntTuple, as_int, flatten
 from kvlab.layout.layout import Layout, unchecked
 from kvlab.layout.rule import Rule, check_rule
 from kvlab.layout.swizzle import Swizzle
@@ -39,6 +40,7 @@ def size(layout: Layout | ComposedLayout) -> int:
     >>> size(Layout("(4,8):(8,1)"))
     32
     """
+    need_layouts("size", layout, composed=True)
     return layout.size
 
 
@@ -52,6 +54,7 @@ def cosize(layout: Layout | ComposedLayout, *, rule: Rule = "cute") -> int:
     >>> cosize(s), cosize(s, rule="legacy")
     (48, 64)
     """
+    need_layouts("cosize", layout, composed=True)
     if check_rule(rule, "legacy") == "legacy" and layout.size:
         if isinstance(layout, ComposedLayout) and isinstance(layout.outer, Swizzle):
             return layout.outer.period
@@ -65,6 +68,8 @@ def make_layout(*layouts: Layout) -> Layout:
     >>> make_layout(Layout("(2,3):(3,1)"), Layout("4:6"))
     Layout("((2,3),4):((3,1),6)")
     """
+    if not all(isinstance(a, Layout) for a in layouts):
+        raise ValueError(f"make_layout of {layouts!r}: layouts are accepted")
     return unchecked(tuple(a.shape for a in layouts), tuple(a.stride for a in layouts))
 
 
@@ -83,6 +88,9 @@ def sublayout(layout: Layout, *modes: int) -> Layout:
     >>> sublayout(Layout("(2,3,4):(12,4,1)"), 0, 2)
     Layout("(2,4):(12,1)")
     """
+    need_layouts("sublayout", layout)
+    if any(not 0 <= as_int(mode, "mode") < layout.rank for mode in modes):
+        raise ValueError(f"sublayout{modes} of {layout}: modes 0 to {layout.rank - 1} are accepted")
     return make_layout(*(layout.modes[mode] for mode in modes))
 
 
@@ -92,6 +100,7 @@ def zip_modes(a: Layout, b: Layout) -> Layout:
     >>> zip_modes(Layout("(2,4):(1,8)"), Layout("(3,5):(2,16)"))
     Layout("((2,3),(4,5)):((1,2),(8,16))")
     """
+    need_layouts("zip_modes", a, b)
     if a.rank != b.rank:
         raise ValueError(f"zip_modes of {a} and {b}: layouts with equally many modes are accepted")
     return make_layout(*(make_layout(x, y) for x, y in zip(a.modes, b.modes, strict=True)))
@@ -111,6 +120,7 @@ def coalesce(
     >>> coalesce(Layout("((2,2),(2,4)):((1,2),(8,16))"), keep_rank=True)
     Layout("(4,8):(1,8)")
     """
+    need_layouts("coalesce", layout, composed=True)
     if isinstance(layout, ComposedLayout):
         return layout.over(coalesce(layout.layout, keep_rank=keep_rank, profile=profile, rule=rule))
     if keep_rank and isinstance(layout.shape, tuple):
@@ -177,6 +187,10 @@ def complement(layout: Layout, size: int = 1) -> Layout:
     >>> complement(Layout("4:2"), 24), complement(Layout("(2,2):(1,6)"), 24)
     (Layout("(2,3):(1,8)"), Layout("(3,2):(2,12)"))
     """
+    need_layouts("complement", layout)
+    size = as_int(size, "size", 0)
+    if not layout.size:
+        raise ValueError(f"complement of {layout}: a layout with elements is accepted, there is nothing to leave out")
     shapes, strides, reach = [], [], 1
     for d, s in sorted(zip(flatten(layout.stride), flatten(layout.shape), strict=True)):
         if s == 1 or d == 0:

@@ -105,6 +105,8 @@ class ComposedLayout(Drawn):
         inner = self.offset + self.layout(*coord)
         return inner if self.outer is None else self.outer(inner)
 
+    __iter__ = None
+
     def __getitem__(self, coord: Any) -> Any:
         """A slice, exact: ``c[3, :](j) == c(3, j)``. See :meth:`Layout.__getitem__`."""
         if is_point(coord):

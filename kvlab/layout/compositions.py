@@ -35,11 +35,15 @@ def compose(a: Any, b: Any, *, rule: Rule = "cute") -> Any:
     ValueError: composition of (4,6,8):(2,3,5) with 6:3: mode 0, shape 4, stride 3: neither divides the other
     """
     if isinstance(a, Swizzle):
-        return ComposedLayout(b, a) if isinstance(b, Layout) else b.after(a)
+        if isinstance(b, ComposedLayout):
+            return b.after(a)
+        return ComposedLayout(as_layout(b), a)
     if isinstance(a, ComposedLayout):
         return a.over(compose(a.layout, b, rule=rule))
     if isinstance(b, ComposedLayout):
         raise ValueError(f"composition of {a} with {b}: the second is swizzled; use ComposedLayout(layout, {a!r})")
+    if not isinstance(a, Layout):
+        raise ValueError(f"composition of {a!r}: a Layout, a ComposedLayout or a Swizzle is accepted")
     check_rule(rule, "legacy")
     if isinstance(b, tuple | list):
         if len(b) > a.rank:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvlab.layout.algebra import AnyLayout, Tiler, as_layout, complement, is_exact, make_layout, unwrapped
+from kvlab.layout.checked import need_layouts
 from kvlab.layout.composed import ComposedLayout
 from kvlab.layout.compositions import compose
 from kvlab.layout.int_tuple import flatten, int_tuple
@@ -38,6 +39,7 @@ def logical_divide(layout: AnyLayout, tiler: Tiler, *, rule: Rule = "cute") -> A
     >>> logical_divide(Layout("(2,6):(6,1)"), (1, 2))
     Layout("((1,2),(2,3)):((0,6),(1,2))")
     """
+    need_layouts("logical_divide", layout, composed=True)
     check_rule(rule, "legacy")
     if isinstance(layout, ComposedLayout):
         return layout.over(logical_divide(layout.layout, tiler, rule=rule))
@@ -69,6 +71,7 @@ def zipped_divide(layout: AnyLayout, tiler: Tiler, *, rule: Rule = "cute") -> An
     >>> zipped_divide(Layout("16:1"), Layout("4:2")), zipped_divide(Layout("16:1"), Layout("4:2"), rule="legacy")
     (Layout("(4,(2,2)):(2,(1,8))"), Layout("(4,4):(1,4)"))
     """
+    need_layouts("zipped_divide", layout, composed=True)
     check_rule(rule, "legacy", "new")
     if isinstance(layout, ComposedLayout):
         return layout.over(zipped_divide(layout.layout, tiler, rule=rule))
@@ -86,6 +89,7 @@ def tiled_divide(layout: AnyLayout, tiler: Tiler) -> AnyLayout:
     >>> tiled_divide(Layout("(4,8,3):(1,4,32)"), (2, 4))
     Layout("((2,4),2,2,3):((1,4),2,16,32)")
     """
+    need_layouts("tiled_divide", layout, composed=True)
     if isinstance(layout, ComposedLayout):
         return layout.over(tiled_divide(layout.layout, tiler))
     tile, rest = _zipped(layout, tiler, "cute")
@@ -98,6 +102,7 @@ def flat_divide(layout: AnyLayout, tiler: Tiler) -> AnyLayout:
     >>> flat_divide(Layout("(4,8,3):(1,4,32)"), (2, 4))
     Layout("(2,4,2,2,3):(1,4,2,16,32)")
     """
+    need_layouts("flat_divide", layout, composed=True)
     if isinstance(layout, ComposedLayout):
         return layout.over(flat_divide(layout.layout, tiler))
     tile, rest = _zipped(layout, tiler, "cute")
@@ -113,6 +118,7 @@ def local_tile(layout: AnyLayout, tiler: Tiler, coord: Any) -> ComposedLayout:
     >>> local_tile(smem, (4, 64), (1, 1))
     ComposedLayout("Sw<3,3,4> (bfloat16) o 576 o (4,64):(128,1)")
     """
+    need_layouts("local_tile", layout, composed=True)
     divided = zipped_divide(layout, tiler)
     tile: ComposedLayout = divided[:, tuple(coord) if isinstance(coord, list) else coord]
     return tile

@@ -21,6 +21,7 @@ __all__ = [
     "Coord",
     "IntArray",
     "IntTuple",
+    "as_int",
     "as_int_array",
     "congruent",
     "crd2idx",
@@ -55,6 +56,19 @@ def int_tuple(tree: Any, what: str = "tree") -> IntTuple:
         except TypeError:
             pass
     raise ValueError(f"{what} {tree!r} is not an int or a tuple of ints")
+
+
+def as_int(value: Any, what: str, least: int | None = None) -> int:
+    """A Python int; ValueError for anything else, and below ``least``.
+
+    >>> as_int(np.int8(3), "factor", 1)
+    3
+    """
+    number = int_tuple(value, what) if not isinstance(value, tuple | list) else value
+    if not isinstance(number, int) or (least is not None and number < least):
+        accepted = "an int" if least is None else f"an int of {least} or more"
+        raise ValueError(f"{what} {value!r}: {accepted} is accepted")
+    return number
 
 
 def flatten(tree: IntTuple) -> tuple[int, ...]:
@@ -119,8 +133,8 @@ def as_int_array(value: Any, what: str) -> int | IntArray:
     number = int_tuple(value, what)
     if not isinstance(number, int):
         raise ValueError(f"{what} {value!r} must be an int or an int array; a coordinate with several modes is a tuple")
-    if number < 0:
-        raise ValueError(f"{what} {number} is negative")
+    if not 0 <= number < 1 << 63:
+        raise ValueError(f"{what} {number} is {'negative' if number < 0 else 'more than 63 bits'}")
     return number
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvlab.layout.algebra import merged
+from kvlab.layout.checked import need_layouts
 from kvlab.layout.int_tuple import flatten
 from kvlab.layout.layout import Layout, unchecked
 from kvlab.layout.rule import Rule, check_rule
@@ -19,6 +20,7 @@ def right_inverse(layout: Layout, *, rule: Rule = "cute") -> Layout:
     >>> right_inverse(Layout("(4,8):(1,4)")), right_inverse(Layout("(4,8):(1,4)"), rule="legacy")
     (Layout("32:1"), Layout("(32):(1)"))
     """
+    need_layouts("right_inverse", layout)
     shapes, strides = [], []
     reach = 1
     for d, s, step in _by_stride(layout):
@@ -45,6 +47,7 @@ def left_inverse(layout: Layout) -> Layout:
     >>> left_inverse(Layout("(4,8):(8,1)")), left_inverse(Layout("4:2")), left_inverse(Layout("(2,2):(1,3)"))
     (Layout("(8,4):(4,1)"), Layout("(2,4):(0,1)"), Layout("(3,2):(1,2)"))
     """
+    need_layouts("left_inverse", layout)
     shapes, strides = [], []
     reach, extent, step = 1, 1, 0
     for d, s, colex in _by_stride(layout):

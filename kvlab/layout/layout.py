@@ -171,6 +171,8 @@ class Layout(Drawn):
             + ("" if self.is_flat else f" or {len(flatten(self.shape))}")
         )
 
+    __iter__ = None  # a slice for each int would never end
+
     def __getitem__(self, coord: Any) -> Any:
         """A slice: ``:`` (or None) keeps a mode, ``a:b`` a part of one, an int fixes it; tuples reach into nested ones.
         The result is ``offset o layout``, so that ``l[3, :](j) == l(3, j)``; without any ``:`` it is the offset itself.

@@ -13,6 +13,7 @@ raked     ``((tiler_m, block_m), (tiler_n, block_n))``: blocks interleaved
 from __future__ import annotations
 
 from kvlab.layout.algebra import AnyLayout, Tiler, as_layout, coalesce, complement, make_layout
+from kvlab.layout.checked import need_layouts
 from kvlab.layout.composed import ComposedLayout
 from kvlab.layout.compositions import compose
 from kvlab.layout.int_tuple import IntTuple, flatten
@@ -38,6 +39,7 @@ def logical_product(block: AnyLayout, tiler: Tiler) -> AnyLayout:
     >>> logical_product(Layout("(2,2):(2,1)"), Layout("4:1"))
     Layout("((2,2),4):((2,1),4)")
     """
+    need_layouts("logical_product", block, composed=True)
     if isinstance(block, ComposedLayout):
         return block.over(logical_product(block.layout, tiler))
     if isinstance(tiler, tuple | list):
@@ -55,6 +57,7 @@ def zipped_product(block: AnyLayout, tiler: Tiler) -> AnyLayout:
     >>> zipped_product(Layout("(2,2):(1,2)"), Layout("(3,2):(1,3)"))
     Layout("((2,2),(3,2)):((1,2),(4,12))")
     """
+    need_layouts("zipped_product", block, composed=True)
     if isinstance(block, ComposedLayout):
         return block.over(zipped_product(block.layout, tiler))
     return make_layout(*_zipped(block, tiler))
@@ -66,6 +69,7 @@ def tiled_product(block: AnyLayout, tiler: Tiler) -> AnyLayout:
     >>> tiled_product(Layout("(2,2):(1,2)"), Layout("(3,2):(1,3)"))
     Layout("((2,2),3,2):((1,2),4,12)")
     """
+    need_layouts("tiled_product", block, composed=True)
     if isinstance(block, ComposedLayout):
         return block.over(tiled_product(block.layout, tiler))
     inner, outer = _zipped(block, tiler)
@@ -78,6 +82,7 @@ def flat_product(block: AnyLayout, tiler: Tiler) -> AnyLayout:
     >>> flat_product(Layout("(2,2):(1,2)"), Layout("(3,2):(1,3)"))
     Layout("(2,2,3,2):(1,2,4,12)")
     """
+    need_layouts("flat_product", block, composed=True)
     if isinstance(block, ComposedLayout):
         return block.over(flat_product(block.layout, tiler))
     inner, outer = _zipped(block, tiler)
@@ -100,6 +105,7 @@ def blocked_product(
     >>> blocked_product(padded, Layout("(1,2):(2,1)")), blocked_product(padded, Layout("(1,2):(2,1)"), rule="new")
     (Layout("((2,1),(2,2)):((3,0),(1,6))"), Layout("((2,1),(2,2)):((3,8),(1,4))"))
     """
+    need_layouts("blocked_product", block, composed=True)
     if isinstance(block, ComposedLayout):
         inner = blocked_product(block.layout, tiler, coalesce_output=coalesce_output, rule=rule)
         return block.over(inner)
@@ -116,6 +122,7 @@ def raked_product(block: AnyLayout, tiler: Layout) -> AnyLayout:
     >>> raked_product(Layout("(2,2):(1,2)"), Layout("(3,2):(2,1)"))
     Layout("((3,2),(2,2)):((8,1),(4,2))")
     """
+    need_layouts("raked_product", block, composed=True)
     if isinstance(block, ComposedLayout):
         return block.over(raked_product(block.layout, tiler))
     inner, outer = _padded(block, tiler)
@@ -135,6 +142,7 @@ def tile_to_shape(
         ...
     ValueError: tile_to_shape of (2,4):(4,1) to (4, 6): 4 does not divide 6, the extent of mode 1
     """
+    need_layouts("tile_to_shape", block, composed=True)
     if isinstance(block, ComposedLayout):
         return block.over(tile_to_shape(block.layout, shape, order, coalesce_output=coalesce_output))
     targets = Layout(shape).modes

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvlab.layout.algebra import make_layout
-from kvlab.layout.int_tuple import IntTuple, product
+from kvlab.layout.checked import need_layouts
+from kvlab.layout.int_tuple import IntTuple, as_int, product
 from kvlab.layout.layout import Layout, unchecked
 from kvlab.layout.rule import Rule, check_rule
 from kvlab.layout.tree_ops import shape_div
@@ -22,8 +23,8 @@ def upcast(layout: Layout, factor: int) -> Layout:
     >>> upcast(Layout("(4,8):(8,1)"), 4), upcast(Layout("(4,8):(1,4)"), 2)
     (Layout("(4,2):(2,1)"), Layout("(2,8):(1,2)"))
     """
-    if factor < 1:
-        raise ValueError(f"upcast of {layout} by {factor}: a factor of 1 and more is accepted")
+    need_layouts("upcast", layout)
+    as_int(factor, f"upcast of {layout} by", 1)
     return _leaf_by_leaf(layout, lambda s, d: _upcast(layout, s, d, factor))
 
 
@@ -34,8 +35,8 @@ def downcast(layout: Layout, factor: int, *, rule: Rule = "cute") -> Layout:
     >>> downcast(Layout("(4,8):(8,1)"), 2), downcast(Layout("(4,8):(8,1)"), 2, rule="legacy")
     (Layout("(4,16):(16,1)"), Layout("(4,8):(16,2)"))
     """
-    if factor < 1:
-        raise ValueError(f"downcast of {layout} by {factor}: a factor of 1 and more is accepted")
+    need_layouts("downcast", layout)
+    as_int(factor, f"downcast of {layout} by", 1)
     whole = check_rule(rule, "legacy") == "legacy"
     return _leaf_by_leaf(layout, lambda s, d: (s * factor, d) if abs(d) == 1 and not whole else (s, d * factor))
 
@@ -46,6 +47,7 @@ def expand_modes_alike(a: Layout, b: Layout) -> tuple[Layout, Layout]:
     >>> expand_modes_alike(Layout("(6,4):(1,6)"), Layout("((2,3),4):((1,8),2)"))
     (Layout("((2,3),4):((1,2),6)"), Layout("((2,3),4):((1,8),2)"))
     """
+    need_layouts("expand_modes_alike", a, b)
     try:
         (s, d), (t, e) = _alike(a.shape, a.stride, b.shape, b.stride)
     except ValueError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvlab.layout.int_tuple import IntTuple, crd2idx, format_tree
+from kvlab.layout.int_tuple import IntTuple, as_int, crd2idx, format_tree
 from kvlab.layout.layout import Layout, unchecked
 
 __all__ = ["is_point", "slice_and_offset"]
@@ -64,14 +64,14 @@ def _slice(coord: Any, shape: IntTuple, stride: IntTuple, shapes: list[IntTuple]
             raise ValueError(f"a part {coord.start}:{coord.stop} of the nested mode {format_tree(shape)}")
         if coord.step not in (None, 1):
             raise ValueError(f"a step of 1 is accepted, not {coord.step}")
-        start = 0 if coord.start is None else coord.start
-        stop = shape if coord.stop is None else coord.stop
+        start = 0 if coord.start is None else as_int(coord.start, "start")
+        stop = shape if coord.stop is None else as_int(coord.stop, "stop")
         if not 0 <= start <= stop <= shape:
             raise ValueError(f"{start}:{stop} is outside 0:{shape}")
         shapes.append(stop - start)
         strides.append(stride)
         return int(start * stride)
     extent = Layout(shape, stride).size
-    if not 0 <= coord < extent:
+    if not 0 <= as_int(coord, "index") < extent:
         raise ValueError(f"{coord} is outside 0:{extent}")
     return int(crd2idx(coord, shape, stride))

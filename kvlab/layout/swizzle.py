@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, overload
 import numpy as np
 
 from kvlab.drawn import Drawn
-from kvlab.layout.int_tuple import IntArray, int_tuple
+from kvlab.layout.int_tuple import IntArray, as_int, int_tuple
 from kvlab.memory import as_dtype
 
 __all__ = ["VECTOR_BYTES", "Swizzle", "Unit"]
@@ -51,8 +51,7 @@ class Swizzle(Drawn):
     unit: Unit
 
     def __init__(self, bits: int, base: int, shift: int, unit: Any) -> None:
-        triple = int_tuple((bits, base, shift), "bits, base, shift")
-        assert isinstance(triple, tuple)
+        triple = tuple(as_int(value, "bits, base, shift") for value in (bits, base, shift))
         name = f"Swizzle({bits},{base},{shift})"
         if bits < 0 or base < 0:
             raise ValueError(f"{name}: bits and base must not be negative")
@@ -83,8 +82,10 @@ class Swizzle(Drawn):
         >>> Swizzle.parse("Sw<3,3,3> (bfloat16)") == Swizzle.parse("Sw<3,3,3>", "bf16")
         True
         """
-        match = re.fullmatch(r"\s*Sw<\s*(\d+)\s*,\s*(\d+)\s*,\s*(-?\d+)\s*>\s*(?:\((.+)\))?\s*", text)
-        if match is None:
+        match = isinstance(text, str) and re.fullmatch(
+            r"\s*Sw<\s*(\d+)\s*,\s*(\d+)\s*,\s*(-?\d+)\s*>\s*(?:\((.+)\))?\s*", text
+        )
+        if not match:
             raise ValueError(f"{text!r} is not a swizzle; 'Sw<3,4,3>' or 'Sw<3,4,3> (unit)' is accepted")
         printed = match[4] and match[4].removeprefix(f"{VECTOR_BYTES}-byte ")
         if unit is None and printed is None:
@@ -174,8 +175,9 @@ class Swizzle(Drawn):
         return Swizzle(self.bits, self._base_in(unit_bytes), self.shift, "byte")(x)
 
     def _base_in(self, unit_bytes: int) -> int:
+        unit_bytes = as_int(unit_bytes, "unit_bytes")
         base = self.base + self.unit_bytes.bit_length() - unit_bytes.bit_length()
-        if unit_bytes & (unit_bytes - 1):
+        if unit_bytes < 1 or unit_bytes & (unit_bytes - 1):
             raise ValueError(f"{self} has no form in units of {unit_bytes} bytes: a power of two is accepted")
         if base < 0 and self.bits:
             moved = self.unit_bytes << self.base

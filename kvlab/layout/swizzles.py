@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvlab.layout.int_tuple import as_int
 from kvlab.layout.swizzle import VECTOR_BYTES, Swizzle
 from kvlab.memory import as_dtype
 
@@ -25,7 +26,8 @@ def make_swizzle(num_rows: int, row_size: int, access_size: int, unit: Any) -> S
         ...
     ValueError: Swizzle(3,3,2): shift 2 < bits 3 is not an involution; use Sw<3,3,3> or Sw<2,3,2>
     """
-    if min(num_rows, row_size, access_size) < 1 or row_size <= access_size:
+    sizes = tuple(as_int(value, "make_swizzle:") for value in (num_rows, row_size, access_size))
+    if min(sizes) < 1 or row_size <= access_size:
         raise ValueError(
             f"make_swizzle({num_rows}, {row_size}, {access_size}): 1 and more, and rows longer than an access"
         )
@@ -42,8 +44,8 @@ def make_ldmatrix_swizzle(dtype: Any, row_size: int, log2_vector_width: int = 0)
     >>> print(make_ldmatrix_swizzle("float32", 16), make_ldmatrix_swizzle("fp8", 64))
     Sw<2,0,3> (16-byte vector) Sw<2,0,3> (16-byte vector)
     """
-    dtype = as_dtype(dtype)
-    row_bytes = row_size * dtype.itemsize
+    dtype, _ = as_dtype(dtype), as_int(log2_vector_width, "log2_vector_width", 0)
+    row_bytes = as_int(row_size, "row_size") * dtype.itemsize
     if row_bytes < VECTOR_BYTES or (row_bytes % 128 and 128 % row_bytes):
         raise ValueError(
             f"make_ldmatrix_swizzle({dtype}, {row_size}): rows of {row_bytes} bytes; 16, 32, 64 or 128 * n bytes"

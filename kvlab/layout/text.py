@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvlab.layout.checked import need_layouts
 from kvlab.layout.composed import ComposedLayout
 from kvlab.layout.layout import Layout
 
@@ -20,6 +21,7 @@ def format_layout(layout: Layout | ComposedLayout) -> str:
      1  | 3 | 4 | 5 |
         +---+---+---+
     """
+    need_layouts("format_layout", layout, composed=True)
     if layout.rank != 2:
         raise ValueError(f"format_layout of {layout}: two modes are accepted; coalesce or slice it first")
     table = layout.offsets()

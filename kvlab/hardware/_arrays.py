@@ -6,6 +6,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from kvlab.memory import Memory
+
 Array: TypeAlias = np.ndarray[Any, Any]
 IntArray: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 BoolArray: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
@@ -16,6 +18,29 @@ def frozen(array: Array) -> IntArray:
     out = np.array(array, np.int64)
     out.flags.writeable = False
     return out
+
+
+def integers(value: Any, what: str) -> IntArray:
+    """``value`` as int64, of any shape; ValueError for floats, booleans, text, None, and what needs more bits."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "iu" and array.size:
+        raise ValueError(f"{what} {value!r}: integers are accepted")
+    return array.astype(np.int64, copy=False)
+
+
+def whole(value: Any, what: str, least: int = 0) -> int:
+    """``value`` as a Python int of at least ``least``, or ValueError."""
+    array = np.asarray(value)
+    if array.ndim or array.dtype.kind not in "iu" or array < least:
+        raise ValueError(f"{what} {value!r}: an integer of {least} or more is accepted")
+    return int(array)
+
+
+def memory_of(value: Any, what: str) -> Memory:
+    """``value``, which must be a :class:`~kvlab.memory.Memory`, or ValueError."""
+    if not isinstance(value, Memory):
+        raise ValueError(f"{what} {value!r}: a kvlab.memory.Memory is accepted")
+    return value
 
 
 def mask_lanes(mask: Any, shape: tuple[int, ...]) -> BoolArray:

@@ -31,7 +31,7 @@ def get_atom(name: str) -> MmaAtom:
         ...
     ValueError: atom 'wgmma.m64n20k16.f16' is not one of mma.sync.m16n8k16.bf16, ..., wgmma.m64n<8 to 256>k16.bf16, ...
     """
-    if name in ATOMS:
+    if isinstance(name, str) and name in ATOMS:
         return ATOMS[name]
     close = get_close_matches(str(name), ATOMS, n=3)
     hint = f"; close to it: {', '.join(close)}" if close else ""

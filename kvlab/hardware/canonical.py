@@ -12,6 +12,7 @@ from typing import Any
 from kvlab.layout import Layout
 from kvlab.memory import as_dtype
 
+from ._arrays import whole
 from .tensor_map import TensorMapSwizzle
 
 __all__ = [
@@ -65,6 +66,8 @@ def internal_k_major(dtype: Any, BM: int, BK: int, swizzle_bytes: int) -> Layout
     if swizzle_bytes not in (16, 32, 64, 128):
         raise ValueError(f"swizzle_bytes {swizzle_bytes!r} is not 16, 32, 64 or 128")
     S = swizzle_bytes // dtype.itemsize
+    whole(BM, "BM")
+    whole(BK, "BK")
     if BM < 8 or BM % 8 or BK < S or BK % S:
         raise ValueError(f"BM {BM} must be a multiple of 8 and BK {BK} one of {S} ({swizzle_bytes} bytes of {dtype})")
     if BK > S:
@@ -81,6 +84,8 @@ def tile_sf_layout_k_major(BM: int, BK: int, SF: int) -> Layout:
     >>> tile_sf_layout_k_major(128, 128, 16)
     Layout("((32,1),((4,4),2)):((16,1024),((1,4),512))")
     """
+    for name, value in (("BM", BM), ("BK", BK), ("SF", SF)):
+        whole(value, name)
     if BM < 128 or BM % 128 or BK < 4 * SF or SF < 1 or BK % (4 * SF):
         raise ValueError(f"BM {BM} must be a multiple of 128, BK {BK} one of 4 * SF = {4 * SF}")
     across = BK // (4 * SF)
@@ -94,8 +99,7 @@ def st_matrix_n_atom(num_stmatrix: int) -> Layout:
     >>> st_matrix_n_atom(2)
     Layout("(16,2,4):(4,1,64)")
     """
-    if num_stmatrix < 1:
-        raise ValueError(f"num_stmatrix {num_stmatrix!r} must be at least 1")
+    whole(num_stmatrix, "num_stmatrix", 1)
     pitch = 2 * num_stmatrix
     return Layout((16, 2, 4), (pitch, 1, 16 * pitch))
 
@@ -106,6 +110,8 @@ def _checked(
     """S, or ValueError."""
     dtype = as_dtype(dtype)
     S = mode.granularity(dtype)
+    whole(rows, outer)
+    whole(cols, inner)
     if rows < 8 or rows % 8:
         raise ValueError(f"{outer} {rows} is not a multiple of 8, the rows of a core matrix")
     if cols < S or cols % S:

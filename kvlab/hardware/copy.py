@@ -8,7 +8,7 @@ import numpy as np
 
 from kvlab.memory import Memory, as_dtype
 
-from ._arrays import Array
+from ._arrays import Array, integers, memory_of
 
 __all__ = ["buffer_load", "buffer_load_lds", "cp_async"]
 
@@ -29,6 +29,8 @@ def cp_async(
     """
     if nbytes not in (4, 8, 16):
         raise ValueError(f"cp_async: nbytes {nbytes!r} is not 4, 8 or 16")
+    memory_of(dst_memory, "cp_async: dst_memory")
+    memory_of(src_memory, "cp_async: src_memory")
     value = src_memory.load(src_address, np.uint8, nbytes, mask=valid, alignment=nbytes)
     dst_memory.store(dst_address, value, alignment=nbytes)
 
@@ -54,13 +56,14 @@ def buffer_load(
     """
     if nbytes not in (1, 2, 4, 8, 12, 16):
         raise ValueError(f"buffer_load: nbytes {nbytes!r} is not 1, 2, 4, 8, 12 or 16")
-    offset = np.asarray(voffset, np.int64) + np.asarray(soffset, np.int64)
-    records = np.asarray(num_records, np.int64)
+    offset = integers(voffset, "buffer_load: voffset") + integers(soffset, "buffer_load: soffset")
+    records = integers(num_records, "buffer_load: num_records")
     valid = None
     if offset.size and records.size and (offset.min() < 0 or offset.max() + nbytes > records.min()):
         valid = (offset >= 0) & (offset + nbytes <= records)
-    address = np.asarray(resource_base, np.int64) + offset
-    value: Array = memory.load(address, np.uint8, nbytes, mask=valid, alignment=min(nbytes, 4))
+    address = integers(resource_base, "buffer_load: resource_base") + offset
+    source = memory_of(memory, "buffer_load: memory")
+    value: Array = source.load(address, np.uint8, nbytes, mask=valid, alignment=min(nbytes, 4))
     return value.view(as_dtype(dtype))
 
 
@@ -86,9 +89,11 @@ def buffer_load_lds(
     """
     if nbytes not in (1, 2, 4, 12, 16):
         raise ValueError(f"buffer_load_lds: nbytes {nbytes!r} is not 1, 2, 4, 12 or 16")
-    offset = np.asarray(voffset, np.int64)
+    offset = integers(voffset, "buffer_load_lds: voffset")
     if offset.ndim < 1:
         raise ValueError("buffer_load_lds: voffset is a scalar, must be [..., lanes]")
+    memory_of(lds_memory, "buffer_load_lds: lds_memory")
+    first = integers(lds_base, "buffer_load_lds: lds_base")
     value = buffer_load(memory, resource_base, offset, nbytes, num_records, soffset)
     lane = np.arange(value.shape[-2]) * nbytes
-    lds_memory.store(np.asarray(lds_base, np.int64)[..., None] + lane, value)
+    lds_memory.store(first[..., None] + lane, value)

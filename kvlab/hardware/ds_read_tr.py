@@ -14,7 +14,7 @@ import numpy as np
 
 from kvlab.memory import Memory, as_dtype, bfloat16, float8_e4m3fn
 
-from ._arrays import Array
+from ._arrays import Array, integers, memory_of
 
 __all__ = ["ds_read_tr8_b64", "ds_read_tr16_b64"]
 
@@ -49,10 +49,10 @@ def _read(name: str, memory: Memory, address: Any, dtype: Any, itemsize: int) ->
     dtype = as_dtype(dtype)
     if dtype.itemsize != itemsize:
         raise ValueError(f"{name}: dtype {dtype} has {dtype.itemsize} bytes, must have {itemsize}")
-    where = np.asarray(address, np.int64)
+    where = integers(address, f"{name}: address")
     if where.ndim < 1 or where.shape[-1] != 64:
         raise ValueError(f"{name}: address of shape {where.shape} is not [..., 64], one for each lane")
     n = 8 // itemsize
-    value = memory.load(where, dtype, n, alignment=8)  # [..., 64, n]
+    value = memory_of(memory, f"{name}: memory").load(where, dtype, n, alignment=8)  # [..., 64, n]
     rows = value.reshape(*value.shape[:-2], 4, n, 16 // n, n)  # [..., row of lanes, j, i // n, i % n]
     return np.moveaxis(rows, -3, -1).reshape(*value.shape[:-2], 64, n)

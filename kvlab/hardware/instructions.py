@@ -101,7 +101,7 @@ def get_instruction(name: str, arch: Arch) -> Instruction:
         ...
     ValueError: instruction 'stmatrix.x4' does not exist on sm_80, which has no stmatrix
     """
-    instruction = INSTRUCTIONS.get(name)
+    instruction = INSTRUCTIONS.get(name) if isinstance(name, str) else None
     if instruction is None or instruction.vendor != arch.vendor:
         raise ValueError(f"instruction {name!r} on {arch.name} is not one of {', '.join(arch.instructions)}")
     if not instruction.exists_on(arch):

@@ -15,7 +15,7 @@ import numpy as np
 from kvlab.memory import Memory, as_dtype, bfloat16
 from kvlab.regroup import Regroup
 
-from ._arrays import Array, IntArray, frozen
+from ._arrays import Array, IntArray, frozen, integers, memory_of
 
 __all__ = ["ldmatrix", "stmatrix"]
 
@@ -36,7 +36,7 @@ def ldmatrix(memory: Memory, row_address: Any, num: int, trans: bool = False, dt
     [[0, 8], [16, 24], [17, 25]]
     """
     rows = _row_addresses("ldmatrix", row_address, num)
-    units = memory.load(rows, np.uint16, 8, alignment=16)  # [..., 8*num, 8]
+    units = memory_of(memory, "ldmatrix: memory").load(rows, np.uint16, 8, alignment=16)  # [..., 8*num, 8]
     flat = units.reshape(*units.shape[:-2], 64 * num)
     return _unit_of_register(num, trans)(flat).view(as_dtype(dtype))
 
@@ -50,18 +50,21 @@ def stmatrix(memory: Memory, row_address: Any, registers: Any, num: int, trans: 
     [62, 63]
     """
     rows = _row_addresses("stmatrix", row_address, num)
-    units = np.ascontiguousarray(registers).view(np.uint16)
+    values = np.ascontiguousarray(registers)
+    if values.dtype.kind == "O" or 2 * num * 2 % values.itemsize:
+        raise ValueError(f"stmatrix.x{num}: registers of {values.dtype} are not [..., 32, {2 * num}] of 16 bits")
+    units = values.view(np.uint16)
     if units.ndim < 2 or units.shape[-2:] != (32, 2 * num):
         raise ValueError(f"stmatrix.x{num}: registers {np.shape(registers)} are not [..., 32, {2 * num}] of 16 bits")
     flat = units.reshape(*units.shape[:-2], 64 * num)
     matrices = _register_of_unit(num, trans)(flat)
-    memory.store(rows, matrices.reshape(*flat.shape[:-1], 8 * num, 8), alignment=16)
+    memory_of(memory, "stmatrix: memory").store(rows, matrices.reshape(*flat.shape[:-1], 8 * num, 8), alignment=16)
 
 
 def _row_addresses(name: str, row_address: Any, num: int) -> IntArray:
-    if num not in (1, 2, 4):
+    if num not in (1, 2, 4) or not isinstance(num, int | np.integer):
         raise ValueError(f"{name}: num {num!r} is not 1, 2 or 4")
-    rows = np.asarray(row_address, np.int64)
+    rows = integers(row_address, f"{name}: row_address")
     if rows.ndim < 1 or rows.shape[-1] != 32:
         raise ValueError(f"{name}: row_address of shape {rows.shape} is not [..., 32], one for each lane")
     return rows[..., : 8 * num]

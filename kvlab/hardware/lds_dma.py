@@ -16,7 +16,7 @@ from kvlab.drawn import Drawn
 from kvlab.layout import Swizzle
 from kvlab.memory import Memory, as_dtype
 
-from ._arrays import IntArray, frozen
+from ._arrays import IntArray, frozen, integers
 from .copy import buffer_load_lds
 
 __all__ = ["DmaPlan", "SubTileLoaderLDS", "SubTileLoaderLDS_st_8x32"]
@@ -89,8 +89,9 @@ class SubTileLoaderLDS:
         size = self.dtype.itemsize
         voffset = (plan.row * row_stride + plan.col) * size
         one = (Ellipsis, None, None)  # a value for all instructions and lanes
-        base, num_records, scalar_offset = (np.asarray(x, np.int64)[one] for x in (base, num_records, scalar_offset))
-        target = np.asarray(lds_base, np.int64)[..., None] + plan.offset * size
+        given = {"base": base, "num_records": num_records, "scalar_offset": scalar_offset}
+        base, num_records, scalar_offset = (integers(x, name)[one] for name, x in given.items())
+        target = integers(lds_base, "lds_base")[..., None] + plan.offset * size
         voffset = voffset.reshape(*(1,) * (target.ndim - 1), *voffset.shape)
         buffer_load_lds(lds, target, memory, base, voffset, plan.width * size, num_records, scalar_offset * size)
 
@@ -154,10 +155,10 @@ class SubTileLoaderLDS_st_8x32(Drawn):  # noqa: N801 - MAX's public name
     def load(self, lds: Memory, lds_base: Any, memory: Memory, base: Any, row_stride: int, num_records: Any) -> None:
         """Execute it; arguments as for :meth:`SubTileLoaderLDS.load`."""
         plan, size = self.plan, self.dtype.itemsize
-        target = np.asarray(lds_base, np.int64)[..., None] + plan.offset * size
+        target = integers(lds_base, "lds_base")[..., None] + plan.offset * size
         voffset = (plan.row * row_stride + plan.col) * size
         voffset = voffset.reshape(*(1,) * (target.ndim - 1), *voffset.shape)
-        base, num_records = (np.asarray(x, np.int64)[..., None, None] for x in (base, num_records))
+        base, num_records = (integers(x, "base, num_records")[..., None, None] for x in (base, num_records))
         buffer_load_lds(lds, target, memory, base, voffset, 16, num_records)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from kvlab.memory import Memory
 
 from . import tma
+from ._arrays import integers
 from .mbarrier import SharedMemBarrier
 from .tensor_map import TensorMapSwizzle, TmaDescriptor
 
@@ -98,7 +99,7 @@ class RaggedTMA3DTile:
         tma.load(self.descriptor, coords, memory, where, barrier)
 
     def _place(self, col: int, address: Any, ragged: Any, dynamic: Any, middle: Any) -> tuple[list[Any], Any]:
-        ragged, dynamic, middle = (np.asarray(x, np.int64) for x in (ragged, dynamic, middle))
+        ragged, dynamic, middle = (integers(x, "ragged, dynamic, middle") for x in (ragged, dynamic, middle))
         most = self.BM // self.group
         if (dynamic < 0).any() or (dynamic > most).any():
             raise ValueError(f"dynamic_dim {dynamic.tolist()} is not 0 to {most}, the rows of the tile")
@@ -111,7 +112,7 @@ class RaggedTMA3DTile:
         blocks = self.descriptor.rank - len(inner) - 2
         coords = [merged, col, *inner, 0] if blocks else [merged, *inner, col * self.column_elements]
         chunk = self.BM * self.column_elements * self.descriptor.dtype.itemsize
-        return coords, np.asarray(address, np.int64) + col * chunk
+        return coords, integers(address, "address") + col * chunk
 
 
 @dataclass(frozen=True, eq=False)

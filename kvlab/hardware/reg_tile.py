@@ -12,7 +12,7 @@ from kvlab.layout import Layout, Swizzle
 from kvlab.layout.int_tuple import flatten
 from kvlab.memory import Memory, as_dtype
 
-from ._arrays import Array, IntArray, frozen
+from ._arrays import Array, IntArray, frozen, integers
 from .copy import buffer_load
 
 __all__ = ["RegTileLoader", "RegTileWriterLDS"]
@@ -61,7 +61,7 @@ class RegTileLoader:
         size = self.dtype.itemsize
         offset = (where[..., 0] * row_stride + where[..., 1]) * size
         one = (Ellipsis, None, None)
-        base, num_records = (np.asarray(x, np.int64)[one] for x in (base, num_records))
+        base, num_records = (integers(x, "base, num_records")[one] for x in (base, num_records))
         values = buffer_load(memory, base, offset, self.width * size, num_records, dtype=self.dtype)
         registers = values.reshape(*values.shape[:-2], -1)
         if threads is None:
@@ -119,7 +119,7 @@ class RegTileWriterLDS:
         if registers.dtype != self.dtype or registers.shape[-2:] != expected:
             raise ValueError(f"registers {registers.shape} of {registers.dtype} are not [..., {expected[0]}, "
                              f"{expected[1]}] of {self.dtype}")  # fmt: skip
-        address = np.asarray(lds_base, np.int64)[..., None, None] + offset * self.dtype.itemsize
+        address = integers(lds_base, "lds_base")[..., None, None] + offset * self.dtype.itemsize
         lds.store(address, registers.reshape(*registers.shape[:-1], -1, self.width))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvlab.drawn import Drawn
 
-from ._arrays import Array, BoolArray, IntArray, mask_lanes
+from ._arrays import Array, BoolArray, IntArray, mask_lanes, whole
 
 __all__ = ["SECTOR_BYTES", "Coalescing", "coalescing", "sectors"]
 
@@ -150,8 +150,7 @@ def _checked(addresses: Any, nbytes: int, mask: Any) -> tuple[IntArray, BoolArra
     address = np.asarray(addresses)
     if address.dtype.kind not in "iu" or address.ndim < 1:
         raise ValueError(f"addresses of shape {address.shape} and type {address.dtype} are not integers [..., lanes]")
-    if nbytes < 1:
-        raise ValueError(f"nbytes {nbytes!r} is not positive")
+    whole(nbytes, "nbytes", 1)
     return address.astype(np.int64), mask_lanes(mask, address.shape)
 
 

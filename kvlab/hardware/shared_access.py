@@ -8,7 +8,7 @@ import numpy as np
 
 from kvlab.memory import Memory, as_dtype
 
-from ._arrays import Array
+from ._arrays import Array, memory_of
 
 __all__ = ["ld_shared", "st_shared"]
 
@@ -31,9 +31,10 @@ def ld_shared(memory: Memory, address: Any, nbytes: int, dtype: Any = np.uint8, 
     ValueError: array: address 4 of 8 bytes is not a multiple of 8
     """
     dtype = as_dtype(dtype)
-    if nbytes not in _SIZES or nbytes % dtype.itemsize:
+    if nbytes not in _SIZES or not isinstance(nbytes, int | np.integer) or nbytes % dtype.itemsize:
         raise ValueError(f"ld_shared: nbytes {nbytes!r} of {dtype} is not 1, 2, 4, 8 or 16, in whole elements")
-    return memory.load(address, dtype, nbytes // dtype.itemsize, mask=mask, alignment=nbytes)
+    width = nbytes // dtype.itemsize
+    return memory_of(memory, "ld_shared: memory").load(address, dtype, width, mask=mask, alignment=nbytes)
 
 
 def st_shared(memory: Memory, address: Any, value: Any, mask: Any = None) -> None:
@@ -53,4 +54,4 @@ def st_shared(memory: Memory, address: Any, value: Any, mask: Any = None) -> Non
         raise ValueError(
             f"st_shared: a value of shape {value.shape} and {value.dtype} is not [..., width] of 1, 2, 4, 8 or 16 bytes"
         )
-    memory.store(address, value, mask=mask, alignment=nbytes)
+    memory_of(memory, "st_shared: memory").store(address, value, mask=mask, alignment=nbytes)

@@ -17,7 +17,7 @@ from kvlab.layout import Layout
 from kvlab.layout.int_tuple import flatten
 from kvlab.memory import as_dtype
 
-from ._arrays import IntArray, frozen
+from ._arrays import IntArray, frozen, integers, whole
 from .tensor_map import TensorMapSwizzle
 
 __all__ = ["SmemDescriptor", "tile_to_descriptor"]
@@ -67,8 +67,10 @@ class SmemDescriptor(Drawn):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "swizzle", TensorMapSwizzle.of(self.swizzle))
-        if self.arch not in _MODES:
+        if not isinstance(self.arch, str) or self.arch not in _MODES:
             raise ValueError(f"arch {self.arch!r} has no matrix descriptors; {' and '.join(_MODES)} have")
+        for name in (*_FIELDS, "base_offset"):
+            integers(getattr(self, name), name)
         for name in _FIELDS:
             value = getattr(self, name)
             if value % 16 or not 0 <= value < _LIMIT:
@@ -85,9 +87,9 @@ class SmemDescriptor(Drawn):
     @classmethod
     def decode(cls, word: int, arch: str = "sm_90") -> SmemDescriptor:
         """The fields of a 64-bit word. ValueError for bits that must be 0 and for modes that are not modelled."""
-        if arch not in _MODES:
+        if not isinstance(arch, str) or arch not in _MODES:
             raise ValueError(f"arch {arch!r} has no matrix descriptors; {' and '.join(_MODES)} have")
-        if not 0 <= word < 1 << 64:
+        if not hasattr(word, "__index__") or not 0 <= word < 1 << 64:
             raise ValueError(f"word {word!r} is not an unsigned 64-bit integer")
         fields = {name: (word >> bit & 0x3FFF) << 4 for name, bit in _FIELDS.items()}
         code = word >> _MODE_BIT[arch]
@@ -102,7 +104,7 @@ class SmemDescriptor(Drawn):
 
     def advance(self, nbytes: int) -> SmemDescriptor:
         """The same operand ``nbytes`` further: the next step along K (32 bytes inside a swizzled row)."""
-        return replace(self, start_address=self.start_address + nbytes)
+        return replace(self, start_address=self.start_address + int(integers(nbytes, "advance: nbytes")))
 
     def addresses(self, mn: int, k: int, dtype: Any, major: str = "K") -> IntArray:
         """Byte address of every element ``[mn, k]`` as the instruction finds it, swizzle included.
@@ -126,6 +128,8 @@ class SmemDescriptor(Drawn):
             raise ValueError(f"major {major!r} is not 'K' or 'MN'")
         if major == "MN" and self.arch == "sm_90" and dtype.itemsize != 2:
             raise ValueError(f"{dtype} must be K-major: wgmma transposes 16-bit elements only")
+        whole(mn, "mn")
+        whole(k, "k")
         contiguous = k if major == "K" else mn
         if mn < 8 or mn % 8 or k < 1 or contiguous * dtype.itemsize % 16:
             raise ValueError(f"an operand of {mn} x {k} {dtype} is not whole core matrices of 8 rows of 16 bytes")
@@ -186,7 +190,11 @@ def tile_to_descriptor(
     3
     """
     mode, size = TensorMapSwizzle.of(swizzle), as_dtype(dtype).itemsize
-    if pattern_start % 128 or pattern_start < 0:
+    if not isinstance(layout, Layout):
+        raise ValueError(f"tile_to_descriptor of {layout!r}: a Layout is accepted")
+    if major not in ("K", "MN"):
+        raise ValueError(f"major {major!r} is not 'K' or 'MN'")
+    if whole(pattern_start, "pattern_start") % 128:
         raise ValueError(f"pattern_start {pattern_start} is not a multiple of 128: patterns consist of 128-byte rows")
     base_offset = pattern_start >> 7 & 7 if pattern_start % mode.alignment else 0
     (inner, outer), (inner_stride, outer_stride) = _two_by_two(layout)

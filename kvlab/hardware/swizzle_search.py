@@ -11,7 +11,7 @@ import numpy as np
 from kvlab.layout import Layout, Swizzle
 from kvlab.memory import as_dtype
 
-from ._arrays import IntArray
+from ._arrays import IntArray, integers
 from .arch import Arch, get_arch
 from .banks import count_wavefronts
 from .instructions import get_instruction
@@ -124,7 +124,7 @@ def _plan(access: Any, layout: Layout, size: int, base: int, arch: Arch) -> tupl
     if isinstance(access, str):
         name, (row, column) = access, _matrix_walk(access, layout, size, arch)
     elif isinstance(access, Sequence) and len(access) == 3:
-        name, (row, column) = access[0], np.broadcast_arrays(*(np.asarray(part, np.int64) for part in access[1:]))
+        name, (row, column) = access[0], np.broadcast_arrays(*(integers(part, "access") for part in access[1:]))
     else:
         raise ValueError(f"access {access!r}: a matrix instruction or (instruction, rows, columns) is accepted")
     rows, columns = (mode.size for mode in layout.modes)

@@ -20,7 +20,7 @@ from kvlab.drawn import Drawn
 from kvlab.layout import Swizzle
 from kvlab.memory import Memory, as_dtype
 
-from ._arrays import IntArray, frozen
+from ._arrays import IntArray, frozen, integers
 from .arch import get_arch
 
 __all__ = ["TensorMapSwizzle", "TmaDescriptor"]
@@ -127,7 +127,9 @@ class TmaDescriptor(Drawn):
         object.__setattr__(self, "dtype", as_dtype(self.dtype))
         object.__setattr__(self, "swizzle", TensorMapSwizzle.of(self.swizzle))
         for name in ("shape", "strides", "box", "element_strides"):
-            object.__setattr__(self, name, tuple(int(n) for n in getattr(self, name)))
+            given = getattr(self, name)
+            sizes = integers(given if isinstance(given, tuple | list | np.ndarray) else None, f"TMA descriptor: {name}")
+            object.__setattr__(self, name, tuple(sizes.reshape(-1).tolist()))
         object.__setattr__(self, "element_strides", self.element_strides or (1,) * self.rank)
         problems = list(_problems(self))
         if problems:

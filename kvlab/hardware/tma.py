@@ -15,7 +15,7 @@ import numpy as np
 
 from kvlab.memory import Memory
 
-from ._arrays import Array, IntArray, frozen
+from ._arrays import Array, IntArray, frozen, integers
 from .mbarrier import SharedMemBarrier
 from .tensor_map import TmaDescriptor
 
@@ -91,7 +91,7 @@ def gather4(
     """
     if descriptor.rank != 2 or descriptor.box[0] != 1:
         raise ValueError(f"gather4: {descriptor} must have rank 2 and a box of one row")
-    four = np.asarray(rows, np.int64)
+    four = integers(rows, "gather4: rows")
     if four.ndim < 1 or four.shape[-1] != 4:
         raise ValueError(f"gather4: rows of shape {four.shape} are not [..., 4]")
     (_, at), where = _place(descriptor, (four[..., 0], column), memory, address)

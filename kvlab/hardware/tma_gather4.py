@@ -11,6 +11,7 @@ from kvlab.drawn import Drawn
 from kvlab.memory import Memory
 
 from . import tma
+from ._arrays import integers
 from .mbarrier import SharedMemBarrier
 from .tensor_map import TensorMapSwizzle, TmaDescriptor
 
@@ -71,12 +72,12 @@ class TMAGather4Tile(Drawn):
         self, memory: Memory, address: Any, rows: Any, barrier: SharedMemBarrier | None = None
     ) -> None:
         """``rows`` ``[..., tile_height]`` to ``address``: column group after column group, four rows at a time."""
-        index = np.asarray(rows, np.int64)
+        index = integers(rows, "gather4: rows")
         if index.ndim < 1 or index.shape[-1] != self.tile_height:
             raise ValueError(f"rows of shape {index.shape} are not [..., {self.tile_height}]")
         pitch = self.descriptor.pitch
         groups, quads = np.ogrid[: self.column_groups, : self.tile_height // 4]
-        where = np.asarray(address, np.int64)[..., None, None] + (groups * self.tile_height + 4 * quads) * pitch
+        where = integers(address, "gather4: address")[..., None, None] + (groups * self.tile_height + 4 * quads) * pitch
         four = index.reshape(*index.shape[:-1], 1, -1, 4)
         four = np.broadcast_to(four, (*index.shape[:-1], *where.shape[-2:], 4))
         column = groups * self.descriptor.box[1] + 0 * quads

@@ -14,7 +14,7 @@ from kvlab.drawn import Drawn
 from kvlab.memory import Memory
 
 from . import tma
-from ._arrays import IntArray, frozen
+from ._arrays import IntArray, frozen, integers
 from .mbarrier import SharedMemBarrier
 from .tensor_map import TensorMapSwizzle, TmaDescriptor
 
@@ -96,9 +96,9 @@ class TMATensorTile(Drawn):
         """All boxes as one copy with an axis of boxes."""
         if len(coords) != self.descriptor.rank:
             raise ValueError(f"{len(coords)} coordinates {tuple(coords)!r} for a tensor of rank {self.descriptor.rank}")
-        start = [np.asarray(x, np.int64)[..., None] for x in reversed(coords)]
+        start = [integers(x, "TMA: coordinate")[..., None] for x in reversed(coords)]
         at = [x + corner for x, corner in zip(start, self.corners.T, strict=True)]
-        where = np.asarray(address, np.int64)[..., None] + self.offsets * self.descriptor.dtype.itemsize
+        where = integers(address, "TMA: address")[..., None] + self.offsets * self.descriptor.dtype.itemsize
         if memory.programs is not None and where.ndim == 1:
             where = where[None]
         return at, memory, where

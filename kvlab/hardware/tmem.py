@@ -12,7 +12,7 @@ import numpy as np
 from kvlab.layout import Layout
 from kvlab.memory import AddressSpace, Memory, as_dtype
 
-from ._arrays import Array
+from ._arrays import Array, integers
 
 __all__ = ["TMEM_COLUMNS", "TMEM_LANES", "TensorMemory", "tmem_address", "tmem_layout"]
 
@@ -25,6 +25,8 @@ def tmem_address(lane: Any, column: Any) -> Any:
     >>> hex(tmem_address(32, 5))
     '0x200005'
     """
+    for name, value in (("lane", lane), ("column", column)):
+        integers(value, name)
     if np.any((np.asarray(lane) < 0) | (np.asarray(lane) >= TMEM_LANES)):
         raise ValueError(f"lane {lane} is not 0 to {TMEM_LANES - 1}")
     if np.any((np.asarray(column) < 0) | (np.asarray(column) >= TMEM_COLUMNS)):

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kvlab.drawn import Drawn
 from kvlab.layout.access import bound_records, fitting, leading, read, write
-from kvlab.layout.int_tuple import IntArray, as_int_array, flatten
+from kvlab.layout.int_tuple import IntArray, as_int, as_int_array, flatten
 from kvlab.layout.layout import Layout
 from kvlab.layout.views import gathered
 from kvlab.memory import Memory, as_dtype
@@ -37,6 +37,9 @@ class TileBase(Drawn):
         element_size: int = 1,
         valid_rows: Any = None,
     ) -> None:
+        if not isinstance(memory, Memory) or not isinstance(layout, Layout):
+            raise ValueError(f"{type(self).__name__} of {memory!r} with {layout!r}: a Memory and a Layout are accepted")
+        as_int(element_size, "element_size", 1)
         self.memory = memory
         self.dtype = as_dtype(dtype)
         self.layout = layout

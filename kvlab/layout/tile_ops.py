@@ -56,6 +56,8 @@ class TileOps(TileBase):
         >>> [target.copy_from(source, order=order).to_numpy()[0].tolist() for order in ("memory", "colex")]
         [[0, 1, 2, 3], [0, 7, 3, 10]]
         """
+        if not isinstance(source, TileBase):
+            raise ValueError(f"copy of {source!r} to {self!r}: a tensor is accepted")
         self._require_static("copy_from")
         source._require_static("copy_from")
         if source.element_size != self.element_size or source.layout.size != self.layout.size:
@@ -96,6 +98,11 @@ class TileOps(TileBase):
         >>> smem.load()[:, 1].tolist()
         [[4.0, 5.0, 6.0, 7.0], [0.0, 0.0, 0.0, 0.0]]
         """
+        if not isinstance(source, TileBase):
+            raise ValueError(f"copy_from_async of {source!r} to {self!r}: a tensor is accepted")
+        for name, value in (("src_idx_bound", src_idx_bound), ("base_offset", base_offset)):
+            if np.asarray(value).dtype.kind not in "iu":
+                raise ValueError(f"{name} {value!r} of copy_from_async: an int or an int array is accepted")
         nbytes = self._async_bytes(source, fill, swizzle)
         element = np.arange(self.layout.size)
         ndim = max(np.ndim(self.offset), np.ndim(source.offset)) + 1

@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from kvlab.layout.access import leading
-from kvlab.layout.int_tuple import as_int_array, flatten
+from kvlab.layout.int_tuple import as_int, as_int_array, flatten
 from kvlab.layout.layout import Layout
 from kvlab.layout.tile_base import Known, TileBase
 from kvlab.memory import AddressSpace, as_dtype
@@ -103,11 +103,15 @@ class TileSlices(TileBase):
         [3, 3, 2]
         """
         self._require_flat("split")
+        as_int(count, "split: count", 1)
+        as_int(alignment, "split: alignment", 1)
+        if not 0 <= as_int(axis, "split: axis") < self.rank:
+            raise ValueError(f"split of {self.layout} along axis {axis}: 0 to {self.rank - 1} is accepted")
         if index is None:
             self._require_static("split without an index")
         extent = self.shape[axis]
-        if count < 1 or alignment < 1 or (index is not None and not 0 <= index < count):
-            raise ValueError(f"split({count}, index={index}, alignment={alignment}): 1 and more, index in 0:count")
+        if index is not None and not 0 <= as_int(index, "split: index") < count:
+            raise ValueError(f"split({count}, index={index}): an index in 0:{count} is accepted")
         if index is None:
             if extent % count or alignment != 1:
                 raise ValueError(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from kvlab.layout.int_tuple import as_int
 from kvlab.layout.layout import Layout
 from kvlab.layout.swizzle import VECTOR_BYTES
 from kvlab.layout.tile_ops import TileOps
@@ -63,6 +65,8 @@ class TileTensor(TileViews, TileSlices, TileOps, TileStatic):
         >>> a[1, 2].item()
         7.0
         """
+        if not isinstance(array, np.ndarray):
+            raise ValueError(f"{name} {type(array).__name__}: a NumPy array is accepted")
         if any(stride % array.itemsize for stride in array.strides):
             raise ValueError(
                 f"{name}: strides {array.strides} are not multiples of the element's {array.itemsize} bytes"
@@ -92,7 +96,9 @@ class TileTensor(TileViews, TileSlices, TileOps, TileStatic):
         >>> TileTensor.stack_allocation(Layout.row_major(4, 8), "bf16", programs=2)
         TileTensor(bfloat16, (4,8):(8,1), offset [1], shared, 2 programs)
         """
-        if alignment < 1 or alignment & (alignment - 1) or base % alignment:
+        if not isinstance(layout, Layout) or not isinstance(space, AddressSpace):
+            raise ValueError(f"stack_allocation of {layout!r} in {space!r}: a Layout and an AddressSpace are accepted")
+        if as_int(alignment, "alignment") < 1 or alignment & (alignment - 1) or base % alignment:
             raise ValueError(f"base {base} with alignment {alignment}: a power of two that divides base is accepted")
         scalars = max(layout.size, layout.cosize)
         if original and scalars > layout.size:

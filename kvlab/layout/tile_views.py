@@ -174,6 +174,8 @@ class TileViews(TileBase):
         axis: int | None,
         submode_axis: int | None,
     ) -> tuple[Self, int | IntArray]:
+        if not isinstance(threads, Layout) or not isinstance(swizzle, Swizzle | None):
+            raise ValueError(f"distribute over {threads!r} with {swizzle!r}: a Layout, and a Swizzle or None")
         unchecked = self.memory.unsafe
         strides, grid = flatten(self.layout.stride), threads
         if legacy:

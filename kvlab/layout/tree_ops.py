@@ -6,7 +6,16 @@ program knows; it spreads through products as it does there.
 
 from __future__ import annotations
 
-from kvlab.layout.int_tuple import UNKNOWN, IntTuple, congruent, flatten, format_tree, prefix_product, product
+from kvlab.layout.int_tuple import (
+    UNKNOWN,
+    IntTuple,
+    congruent,
+    flatten,
+    format_tree,
+    int_tuple,
+    prefix_product,
+    product,
+)
 from kvlab.layout.rule import Rule, check_rule
 
 __all__ = [
@@ -173,6 +182,7 @@ def compact_order(shape: IntTuple, order: IntTuple) -> IntTuple:
     >>> compact_order((2, (3, 4)), (1, 0))
     (12, (1, 3))
     """
+    order = int_tuple(order, "order")
     if not weakly_congruent(order, shape):
         raise ValueError(f"order {format_tree(order)} does not fit shape {format_tree(shape)}: one int for each mode")
     leaves, ranks = flatten(shape), _spread(order, shape)

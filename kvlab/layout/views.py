@@ -13,7 +13,7 @@ import numpy as np
 
 from kvlab.layout.algebra import coalesce
 from kvlab.layout.divide import zipped_divide
-from kvlab.layout.int_tuple import IntArray, IntTuple, flatten
+from kvlab.layout.int_tuple import IntArray, IntTuple, as_int, flatten
 from kvlab.layout.layout import Layout
 from kvlab.layout.swizzle import Swizzle
 
@@ -223,14 +223,14 @@ def dealt_out(layout: Layout, threads: Layout, axis: int | None, exact: bool) ->
     (Layout("(2,4):(32,2)"), (8, 1), Layout("(4,2):(2,1)"))
     """
     view = f"distribute over {threads}"
-    if axis is not None and not 0 <= axis < threads.rank:
+    if axis is not None and not 0 <= as_int(axis, "axis") < threads.rank:
         raise ValueError(f"{view} along axis {axis}: 0 to {threads.rank - 1} is accepted")
     modes = threads.modes if axis is None else threads.modes[axis : axis + 1]
     wholes = layout.modes if axis is None else (layout,)
     if len(modes) != len(wholes):
         raise ValueError(f"{view} of {layout}: one mode of threads for each of the {layout.rank} modes is accepted")
     for mode, (whole, part) in enumerate(zip(wholes, modes, strict=True)):
-        if exact and whole.size % part.size:
+        if not part.size or (exact and whole.size % part.size):
             raise ValueError(f"{view} of {layout}: {part.size} threads do not divide {whole.size}, mode {mode}")
     tiler = tuple(Layout(mode.shape) for mode in modes)
     zipped = zipped_divide(layout, tiler if axis is None and layout.rank > 1 else tiler[0], rule="legacy")

@@ -124,5 +124,5 @@ def test_bad_input() -> None:
         internal_k_major("bf16", 60, 64, 64)
     with pytest.raises(ValueError, match=r"BM 64 must be a multiple of 128, BK 64 one of 4 \* SF = 64"):
         tile_sf_layout_k_major(64, 64, 16)
-    with pytest.raises(ValueError, match="num_stmatrix 0 must be at least 1"):
+    with pytest.raises(ValueError, match="num_stmatrix 0: an integer of 1 or more"):
         st_matrix_n_atom(0)

@@ -31,7 +31,7 @@ def test_coalesced_strided_and_misaligned() -> None:
 
 
 def test_bad_input() -> None:
-    with pytest.raises(ValueError, match="nbytes 0 is not positive"):
+    with pytest.raises(ValueError, match="nbytes 0: an integer of 1 or more"):
         sectors(LANE, 0)
     with pytest.raises(ValueError, match="float64 are not integers"):
         sectors(LANE * 1.0, 4)

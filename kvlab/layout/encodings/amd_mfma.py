@@ -62,7 +62,7 @@ class AMDMFMALayout(Encoding):
     def pattern_shape(self) -> Ints:
         return tile_of_warps(self.instr_shape, self._tiles_per_warp(), self.warps_per_cta)
 
-    def to_linear_layout(self, shape: Sequence[int], *, triton_version: str = NEWEST) -> LinearLayout:
+    def _on(self, shape: Ints, triton_version: str) -> LinearLayout:
         need(len(shape) == self.rank, self, f"a tensor of rank {self.rank} is accepted, not {tuple(shape)}")
         step, rank = LinearLayout.identity1d, self.rank
         m, n = self.instr_shape[:2]

@@ -69,7 +69,7 @@ class AMDWMMALayout(Encoding):
         *batch, rows, cols = (tiles[f"dim{axis}"] for axis in range(len(tiles)))
         return (*batch, rows * self.instr_shape[0], cols * self.instr_shape[1])
 
-    def to_linear_layout(self, shape: Sequence[int], *, triton_version: str = NEWEST) -> LinearLayout:
+    def _on(self, shape: Ints, triton_version: str) -> LinearLayout:
         rank, (m, n, _) = self._rank_and_shape(shape)
         if not is_at_least(triton_version, 3, 9):
             fits = all(size in (1, max(size, tile)) for size, tile in zip(shape[-2:], (m, n), strict=True))

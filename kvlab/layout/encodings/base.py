@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 from kvlab.drawn import Drawn
-from kvlab.layout.int_tuple import int_tuple
+from kvlab.layout.int_tuple import flatten, int_tuple
 from kvlab.layout.linear_layout import LinearLayout
 
 __all__ = [
@@ -50,7 +50,16 @@ class Encoding(Drawn):
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, list | tuple):
-                object.__setattr__(self, field.name, int_tuple(tuple(_tuples(value)), field.name))
+                value = int_tuple(tuple(_tuples(value)), field.name)
+                object.__setattr__(self, field.name, value)
+            kind = str(field.type)
+            if value is None and "None" in kind:
+                continue
+            rank = kind.startswith("Ints") + 2 * kind.startswith("Matrix")
+            if rank and not _is_nested(value, rank):
+                raise ValueError(f"{type(self).__name__}: {field.name} {value!r}; {_NESTED[rank]} is accepted")
+            if kind.startswith("int") and not (isinstance(value, int) or hasattr(value, "__index__")):
+                raise ValueError(f"{type(self).__name__}: {field.name} {value!r}; an int is accepted")
         self.verify()
 
     def verify(self) -> None:
@@ -61,6 +70,16 @@ class Encoding(Drawn):
 
         ValueError with the reason where the encoding and the shape do not fit, where the compiler aborts or raises.
         """
+        try:
+            sizes = int_tuple(tuple(shape), "shape")
+        except TypeError:
+            raise ValueError(f"{self}: shape {shape!r}; a tuple of ints is accepted") from None
+        if not _is_nested(sizes, 1) or any(n < 1 for n in flatten(sizes)):
+            raise ValueError(f"{self}: shape {shape!r}; a tuple of ints of 1 and more is accepted")
+        return self._on(flatten(sizes), triton_version)
+
+    def _on(self, shape: Ints, triton_version: str) -> LinearLayout:
+        """The linear layout on a tensor of this shape."""
         raise NotImplementedError
 
     def pattern_shape(self) -> Ints:
@@ -152,6 +171,16 @@ def drop_broadcast_registers(layout: LinearLayout) -> LinearLayout:
     if "register" in bases:
         bases["register"] = [vector for vector in bases["register"] if any(vector)]
     return LinearLayout(bases, layout.out_dims)
+
+
+_NESTED = ("", "a list of ints", "a list of lists of ints, all of one length")
+
+
+def _is_nested(value: Any, rank: int) -> bool:
+    """Is it a tuple of ints, or a tuple of such tuples of one length?"""
+    if rank == 1:
+        return isinstance(value, tuple) and all(isinstance(item, int) for item in value)
+    return isinstance(value, tuple) and all(_is_nested(v, 1) for v in value) and len({len(v) for v in value}) <= 1
 
 
 def _tuples(value: Iterable[Any]) -> Iterable[Any]:

@@ -71,7 +71,7 @@ class BlockedLayout(Encoding):
         boxes = zip(self.size_per_thread, self.threads_per_warp, self.warps_per_cta, strict=True)
         return tuple(math.prod(sizes) for sizes in boxes)
 
-    def to_linear_layout(self, shape: Sequence[int], *, triton_version: str = NEWEST) -> LinearLayout:
+    def _on(self, shape: Ints, triton_version: str) -> LinearLayout:
         need(len(shape) == self.rank, self, f"a tensor of rank {self.rank} is accepted, not {tuple(shape)}")
         tile = (
             identity_nd("register", self.size_per_thread, self.order)
@@ -108,6 +108,7 @@ class SliceLayout(Encoding):
     parent: Encoding
 
     def verify(self) -> None:
+        need(isinstance(self.parent, Encoding), self, "parent must be an encoding of registers")
         need(0 <= self.dim < getattr(self.parent, "rank", self.dim + 1), self, "dim must be one of the parent's")
 
     @property
@@ -120,7 +121,7 @@ class SliceLayout(Encoding):
         shape = self.parent.pattern_shape()
         return (*shape[: self.dim], *shape[self.dim + 1 :])
 
-    def to_linear_layout(self, shape: Sequence[int], *, triton_version: str = NEWEST) -> LinearLayout:
+    def _on(self, shape: Ints, triton_version: str) -> LinearLayout:
         need(len(shape) == self.rank, self, f"a tensor of rank {self.rank} is accepted, not {tuple(shape)}")
         whole = self.parent.to_linear_layout((*shape[: self.dim], 1, *shape[self.dim :]))
         bases = {
@@ -163,7 +164,7 @@ class DistributedLinearLayout(Encoding):
     def pattern_shape(self) -> Ints:
         return self.shape
 
-    def to_linear_layout(self, shape: Sequence[int], *, triton_version: str = NEWEST) -> LinearLayout:
+    def _on(self, shape: Ints, triton_version: str) -> LinearLayout:
         need(len(shape) == self.rank, self, f"a tensor of rank {self.rank} is accepted, not {tuple(shape)}")
         sizes = dict(zip(dims(self.rank), shape, strict=True))
         kept = [v for v in self.reg_bases if not any(v) or any(x % n for x, n in zip(v, shape, strict=True))]

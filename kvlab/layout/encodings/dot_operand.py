@@ -59,6 +59,6 @@ class DotOperandLayout(Encoding):
         shape[k] = max(16, 4 * max(vector[k] for vector in lanes))
         return tuple(shape)
 
-    def to_linear_layout(self, shape: Sequence[int], *, triton_version: str = NEWEST) -> LinearLayout:
+    def _on(self, shape: Ints, triton_version: str) -> LinearLayout:
         need(len(shape) == self.rank, self, f"a tensor of rank {self.rank} is accepted, not {tuple(shape)}")
         return self.parent.dot_operand(self.operand_index, self.k_width, shape, triton_version=triton_version)

@@ -66,7 +66,7 @@ class NVMMADistributedLayout(Encoding):
         rows, cols = self._tile()
         return (*self.warps_per_cta[:-2], rows * self.warps_per_cta[-2], cols * self.warps_per_cta[-1])
 
-    def to_linear_layout(self, shape: Sequence[int], *, triton_version: str = NEWEST) -> LinearLayout:
+    def _on(self, shape: Ints, triton_version: str) -> LinearLayout:
         need(len(shape) == self.rank, self, f"a tensor of rank {self.rank} is accepted, not {tuple(shape)}")
         rows, cols = self._tile()
         order = matrix_order(self.rank)

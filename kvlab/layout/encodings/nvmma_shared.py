@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvlab.layout.encodings.base import NEWEST, Ints, Matrix, cover, dims, is_at_least, need, shape_per_cta
+from kvlab.layout.encodings.base import Ints, Matrix, cover, dims, is_at_least, need, shape_per_cta
 from kvlab.layout.encodings.shared import SharedEncoding
 from kvlab.layout.linear_layout import LinearLayout
 
@@ -65,7 +64,7 @@ byte size 64, got 16 but expected at least 32
             return (columns, *(1,) * (self.rank - 2), 16)[: self.rank]
         return (*(1,) * (self.rank - 2), 16, columns)[-self.rank :]
 
-    def to_linear_layout(self, shape: Sequence[int], *, triton_version: str = NEWEST) -> LinearLayout:
+    def _on(self, shape: Ints, triton_version: str) -> LinearLayout:
         rank = len(shape)
         need(rank == self.rank, self, f"a tensor of rank {self.rank} is accepted, not {tuple(shape)}")
         sizes = shape_per_cta(self.cga_layout, shape)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvlab.layout.encodings.base import NEWEST, Ints, Matrix, need
+from kvlab.layout.encodings.base import Ints, Matrix, need
 from kvlab.layout.encodings.shared import SharedEncoding
-from kvlab.layout.int_tuple import IntArray
+from kvlab.layout.int_tuple import IntArray, flatten, int_tuple
 from kvlab.layout.linear_layout import LinearLayout
 
 __all__ = ["PaddedSharedLayout"]
@@ -49,12 +49,15 @@ class PaddedSharedLayout(SharedEncoding):
         cls, interval_padding_pairs: Sequence[Sequence[int]], shape: Sequence[int], order: Sequence[int]
     ) -> PaddedSharedLayout:
         """Padding of a dense tensor whose dimensions are counted in ``order``, fastest first."""
+        sizes, axes = (flatten(int_tuple(list(x), "shape, order")) for x in (shape, order))
+        if sorted(axes) != list(range(len(sizes))):
+            raise ValueError(f"shape {shape!r}, order {order!r}: a size for each dimension, each dimension once")
         bases = [
-            tuple((1 << bit) * (axis == other) for other in range(len(shape)))
-            for axis in order
-            for bit in range(shape[axis].bit_length() - 1)
+            tuple((1 << bit) * (axis == other) for other in range(len(sizes)))
+            for axis in axes
+            for bit in range(sizes[axis].bit_length() - 1)
         ]
-        return cls(tuple(tuple(pair) for pair in interval_padding_pairs), tuple(bases), (), tuple(shape))
+        return cls(interval_padding_pairs, tuple(bases), (), sizes)  # type: ignore[arg-type]
 
     def _linear(self) -> LinearLayout:
         return LinearLayout({"offset": self.offset_bases, "block": self.block_bases or self.cga_layout}, self.shape)
@@ -62,7 +65,7 @@ class PaddedSharedLayout(SharedEncoding):
     def pattern_shape(self) -> Ints:
         return self.shape
 
-    def to_linear_layout(self, shape: Sequence[int], *, triton_version: str = NEWEST) -> LinearLayout:
+    def _on(self, shape: Ints, triton_version: str) -> LinearLayout:
         """The part before padding: linear offset -> coordinates."""
         need(tuple(shape) == self.shape, self, f"the shape is {self.shape}, not {tuple(shape)}")
         return self._linear()

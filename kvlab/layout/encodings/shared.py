@@ -73,7 +73,7 @@ class SharedLinearLayout(SharedEncoding):
     def pattern_shape(self) -> Ints:
         return self._linear().shape
 
-    def to_linear_layout(self, shape: Sequence[int], *, triton_version: str = NEWEST) -> LinearLayout:
+    def _on(self, shape: Ints, triton_version: str) -> LinearLayout:
         layout = self._linear()
         need(layout.shape == tuple(shape), self, f"the bases reach {layout.shape}, not {tuple(shape)}")
         return layout

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvlab.layout.encodings.base import NEWEST, Ints, Matrix, cover, need, shape_per_cta
+from kvlab.layout.encodings.base import Ints, Matrix, cover, need, shape_per_cta
 from kvlab.layout.encodings.shared import SharedEncoding
 from kvlab.layout.linear_layout import LinearLayout
 
@@ -48,7 +47,7 @@ class SwizzledSharedLayout(SharedEncoding):
         """Rows after which the pattern starts again, 8 at least."""
         return max(8, self.per_phase * self.max_phase)
 
-    def to_linear_layout(self, shape: Sequence[int], *, triton_version: str = NEWEST) -> LinearLayout:
+    def _on(self, shape: Ints, triton_version: str) -> LinearLayout:
         need(len(shape) == len(self.order), self, f"a tensor of rank {len(self.order)} is accepted, not {tuple(shape)}")
         sizes = shape_per_cta(self.cga_layout, shape)
         if len(shape) == 1:

@@ -17,7 +17,7 @@ from kvlab.layout import Layout
 from kvlab.layout.int_tuple import flatten
 from kvlab.memory import as_dtype
 
-from ._arrays import IntArray, frozen, integers, whole
+from ._arrays import IntArray, frozen, whole
 from .tensor_map import TensorMapSwizzle
 
 __all__ = ["SmemDescriptor", "tile_to_descriptor"]
@@ -70,7 +70,8 @@ class SmemDescriptor(Drawn):
         if not isinstance(self.arch, str) or self.arch not in _MODES:
             raise ValueError(f"arch {self.arch!r} has no matrix descriptors; {' and '.join(_MODES)} have")
         for name in (*_FIELDS, "base_offset"):
-            integers(getattr(self, name), name)
+            if not isinstance(getattr(self, name), int | np.integer):
+                raise ValueError(f"{name} {getattr(self, name)!r} is not an integer")
         for name in _FIELDS:
             value = getattr(self, name)
             if value % 16 or not 0 <= value < _LIMIT:
@@ -89,7 +90,7 @@ class SmemDescriptor(Drawn):
         """The fields of a 64-bit word. ValueError for bits that must be 0 and for modes that are not modelled."""
         if not isinstance(arch, str) or arch not in _MODES:
             raise ValueError(f"arch {arch!r} has no matrix descriptors; {' and '.join(_MODES)} have")
-        if not hasattr(word, "__index__") or not 0 <= word < 1 << 64:
+        if not isinstance(word, int | np.integer) or not 0 <= word < 1 << 64:
             raise ValueError(f"word {word!r} is not an unsigned 64-bit integer")
         fields = {name: (word >> bit & 0x3FFF) << 4 for name, bit in _FIELDS.items()}
         code = word >> _MODE_BIT[arch]
@@ -104,7 +105,7 @@ class SmemDescriptor(Drawn):
 
     def advance(self, nbytes: int) -> SmemDescriptor:
         """The same operand ``nbytes`` further: the next step along K (32 bytes inside a swizzled row)."""
-        return replace(self, start_address=self.start_address + int(integers(nbytes, "advance: nbytes")))
+        return replace(self, start_address=self.start_address + whole(nbytes, "advance: nbytes", -_LIMIT))
 
     def addresses(self, mn: int, k: int, dtype: Any, major: str = "K") -> IntArray:
         """Byte address of every element ``[mn, k]`` as the instruction finds it, swizzle included.

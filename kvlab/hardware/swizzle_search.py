@@ -78,6 +78,8 @@ def best_swizzle(tile: Any, dtype: Any, access: Any, *, arch: str | Arch = "sm_9
     Sw<5,0,5> (float32): 1 wavefronts, the least possible; without it 32. All 75 smaller swizzles have conflicts.
     """
     arch, dtype = get_arch(arch), as_dtype(dtype)
+    if not isinstance(tile, Layout | tuple | list):
+        raise ValueError(f"best_swizzle of {tile!r}: a Layout or (rows, columns) is accepted")
     layout = tile if isinstance(tile, Layout) else Layout.row_major(*tile)
     if layout.rank != 2:
         raise ValueError(f"best_swizzle of {layout}: a tile of two modes, rows and columns, is accepted")

@@ -139,6 +139,8 @@ class TmaDescriptor(Drawn):
     def of(cls, array: Any, box: tuple[int, ...], swizzle: Any = "none", **more: Any) -> TmaDescriptor:
         """The descriptor of a NumPy array (shared, strided allowed) with a ``box`` of it."""
         array = np.asarray(array)
+        if array.dtype.kind in "OUS":
+            raise ValueError(f"TMA descriptor of an array of {array.dtype}: numbers of 1, 2, 4 or 8 bytes are accepted")
         strides = tuple(s // array.itemsize if s % array.itemsize == 0 else -1 for s in array.strides)
         return cls(Memory.over(array), array.dtype, array.shape, strides, box, swizzle, **more)
 

@@ -11,7 +11,7 @@ from kvlab.drawn import Drawn
 from kvlab.memory import Memory
 
 from . import tma
-from ._arrays import integers
+from ._arrays import integers, whole
 from .mbarrier import SharedMemBarrier
 from .tensor_map import TensorMapSwizzle, TmaDescriptor
 
@@ -32,6 +32,8 @@ def create_tma_tile_gather4(
     array = np.asarray(array)
     mode = TensorMapSwizzle.of(swizzle)
     stride = tile_width if tile_stride is None else tile_stride
+    for name, value in (("tile_width", tile_width), ("tile_stride", stride), ("tile_height", tile_height)):
+        whole(value, name)
     if array.ndim != 2 or tile_width < 1 or stride < tile_width or stride > array.shape[1]:
         raise ValueError(
             f"tile_width {tile_width} must be positive, tile_stride {stride} not less, and both fit the columns of "

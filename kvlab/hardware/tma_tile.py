@@ -14,7 +14,7 @@ from kvlab.drawn import Drawn
 from kvlab.memory import Memory
 
 from . import tma
-from ._arrays import IntArray, frozen, integers
+from ._arrays import IntArray, frozen, integers, whole
 from .mbarrier import SharedMemBarrier
 from .tensor_map import TensorMapSwizzle, TmaDescriptor
 
@@ -118,6 +118,13 @@ def _boxes(tile: tuple[int, ...], box: tuple[int, ...], is_k_major: bool) -> tup
     return frozen(offsets), frozen((index * np.array(box)[:, None]).T)
 
 
+def _sizes(shape: Any, what: str) -> tuple[int, ...]:
+    """A tuple of positive ints, or ValueError."""
+    if not isinstance(shape, tuple | list) or not shape:
+        raise ValueError(f"{what} {shape!r}: a tuple of sizes, slowest first, is accepted")
+    return tuple(whole(size, what, 1) for size in shape)
+
+
 def create_tensor_tile(
     array: Any, tile_shape: tuple[int, ...], swizzle: Any = "none", k_major_tma: bool = True
 ) -> TMATensorTile:
@@ -128,7 +135,7 @@ def create_tensor_tile(
     >>> create_tensor_tile(np.zeros((64, 128), np.float16), (32, 128), "64B").descriptor
     TmaDescriptor(box 32 x 32 of 64 x 128 float16, swizzle 64B)
     """
-    array = np.asarray(array)
+    array, tile_shape = np.asarray(array), _sizes(tile_shape, "tile_shape")
     mode = TensorMapSwizzle.of(swizzle)
     row_bytes = tile_shape[-1] * array.itemsize
     if mode and row_bytes % mode.bytes:
@@ -140,13 +147,14 @@ def create_tensor_tile(
     return TMATensorTile(TmaDescriptor.of(array, box, mode), tuple(tile_shape), k_major_tma)
 
 
-def create_tma_tile(array: Any, tile_sizes: tuple[int, int], swizzle: Any = "none") -> TMATensorTile:
+def create_tma_tile(array: Any, tile_sizes: tuple[int, ...], swizzle: Any = "none") -> TMATensorTile:
     """The simple 2-D form: the tile is one box. A swizzled box must not be wider than the swizzle.
 
     >>> create_tma_tile(np.zeros((64, 64), np.float16), (16, 32), "64B").transaction_bytes
     1024
     """
-    return TMATensorTile(TmaDescriptor.of(array, tile_sizes, swizzle), tuple(tile_sizes))
+    tile_sizes = _sizes(tile_sizes, "tile_sizes")
+    return TMATensorTile(TmaDescriptor.of(array, tile_sizes, swizzle), tile_sizes)
 
 
 def create_split_tma(array: Any, smem_shape: tuple[int, ...], swizzle: Any = "128B") -> TMATensorTile:
@@ -155,7 +163,7 @@ def create_split_tma(array: Any, smem_shape: tuple[int, ...], swizzle: Any = "12
     >>> create_split_tma(np.zeros((256, 80), np.float16), (32, 80), "128B").tile_shape
     (32, 128)
     """
-    array = np.asarray(array)
+    array, smem_shape = np.asarray(array), _sizes(smem_shape, "smem_shape")
     mode = TensorMapSwizzle.of(swizzle)
     wide = mode.bytes // array.itemsize
     padded = (*smem_shape[:-1], -(-smem_shape[-1] // wide) * wide)

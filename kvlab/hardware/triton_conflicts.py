@@ -77,6 +77,12 @@ def shared_transfer(
     >>> access.vec, access.offset.shape
     (2, (4, 2, 32))
     """
+    for name, given, kinds in (
+        ("register_layout", register_layout, Encoding | LinearLayout),
+        ("shared_layout", shared_layout, SharedEncoding | LinearLayout),
+    ):
+        if not isinstance(given, kinds):
+            raise ValueError(f"{name} {given!r}: an encoding or a LinearLayout is accepted")
     registers, shared = (
         layout.to_linear_layout(shape, triton_version=triton_version) if isinstance(layout, Encoding) else layout
         for layout in (register_layout, shared_layout)

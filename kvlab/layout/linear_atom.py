@@ -47,6 +47,8 @@ def atom_bases(atom: Atom, operand: str) -> tuple[dict[str, list[list[int]]], tu
     The number of registers is what the operand needs, counting lanes that hold the same elements. ValueError where the
     map is missing, not linear, or does not cover the operand.
     """
+    if not all(hasattr(atom, name) for name in ("shape", "a", "b", "c")) or not isinstance(operand, str):
+        raise ValueError(f"from_atom of {atom!r}, operand {operand!r}: an MMA atom, and 'a', 'b' or 'c'")
     m, n, k = atom.shape
     shapes = {"a": (m, k), "b": (k, n), "c": (m, n)}
     name = getattr(atom, "name", repr(atom))

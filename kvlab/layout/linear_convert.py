@@ -18,6 +18,8 @@ def bases_of_layout(layout: Layout, swizzle: Swizzle | None) -> dict[str, list[i
     >>> bases_of_layout(Layout("((2,2),4):((8,1),2)"), None)
     {'dim0': [8, 1], 'dim1': [2, 4]}
     """
+    if not isinstance(layout, Layout):
+        raise ValueError(f"from_layout of {layout!r}: a Layout is accepted")
     bases: dict[str, list[int]] = {}
     for axis, mode in enumerate(layout.modes):
         bases[f"dim{axis}"] = steps = []

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 
 from kvlab.drawn import Drawn
-from kvlab.layout.int_tuple import IntArray, int_tuple
+from kvlab.layout.int_tuple import IntArray, as_int, flatten, int_tuple
 from kvlab.layout.linear_f2 import Elimination, xor_table
 
 __all__ = ["Bases", "LinearMap", "OutDims", "Vector"]
@@ -50,6 +50,8 @@ class LinearMap(Drawn):
     _outs: tuple[tuple[str, int], ...]
 
     def __init__(self, bases: Bases, out_dims: OutDims) -> None:
+        if not isinstance(bases, Mapping):
+            raise ValueError(f"bases {bases!r}: a mapping from names to lists of basis vectors is accepted")
         frozen = tuple((str(name), tuple(_vector(v) for v in vectors)) for name, vectors in bases.items())
         outs = _out_dims(out_dims, [v for _, vectors in frozen for v in vectors])
         for name, vectors in frozen:
@@ -204,19 +206,22 @@ class LinearMap(Drawn):
 
 
 def _vector(vector: Iterable[int]) -> Vector:
-    coords = int_tuple(tuple(vector), "basis")
-    assert isinstance(coords, tuple)
-    return tuple(x for x in coords if isinstance(x, int))
+    coords = int_tuple(tuple(vector) if isinstance(vector, Iterable) else vector, "basis")
+    if not isinstance(coords, tuple) or not all(isinstance(x, int) for x in coords):
+        raise ValueError(f"basis {vector!r}: one int for each output dimension is accepted")
+    return flatten(coords)
 
 
 def _log2(size: int, what: str) -> int:
-    if size < 1 or size & (size - 1):
+    if as_int(size, what) < 1 or size & (size - 1):
         raise ValueError(f"{what} of size {size}; a power of two is accepted")
     return size.bit_length() - 1
 
 
 def _out_dims(out_dims: OutDims, vectors: list[Vector]) -> tuple[tuple[str, int], ...]:
     named: list[tuple[str, int]] = []
+    if not isinstance(out_dims, Mapping | list | tuple):
+        raise ValueError(f"out_dims {out_dims!r}: names, sizes, or a mapping from names to sizes are accepted")
     items: Iterable[Any] = out_dims.items() if isinstance(out_dims, Mapping) else out_dims
     for axis, item in enumerate(items):
         if isinstance(item, str):

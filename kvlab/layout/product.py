@@ -106,6 +106,7 @@ def blocked_product(
     (Layout("((2,1),(2,2)):((3,0),(1,6))"), Layout("((2,1),(2,2)):((3,8),(1,4))"))
     """
     need_layouts("blocked_product", block, composed=True)
+    need_layouts("blocked_product", tiler)
     if isinstance(block, ComposedLayout):
         inner = blocked_product(block.layout, tiler, coalesce_output=coalesce_output, rule=rule)
         return block.over(inner)
@@ -123,6 +124,7 @@ def raked_product(block: AnyLayout, tiler: Layout) -> AnyLayout:
     Layout("((3,2),(2,2)):((8,1),(4,2))")
     """
     need_layouts("raked_product", block, composed=True)
+    need_layouts("raked_product", tiler)
     if isinstance(block, ComposedLayout):
         return block.over(raked_product(block.layout, tiler))
     inner, outer = _padded(block, tiler)

@@ -37,6 +37,8 @@ def slice_and_offset(coord: Any, layout: Layout) -> tuple[Layout, int]:
         ...
     ValueError: slice (4, None) of (4,8):(8,1): 4 is outside 0:4
     """
+    if not isinstance(layout, Layout):
+        raise ValueError(f"slice of {layout!r}: a Layout is accepted")
     if not isinstance(coord, tuple) and isinstance(layout.shape, tuple):
         coord = (coord,)
     shapes: list[IntTuple] = []

@@ -152,7 +152,8 @@ class TileBase(Drawn):
         >>> TileBase(Memory.over(np.arange(8)), np.int64, Layout(4), 2).raw_load(2, 2)
         array([4, 5])
         """
-        return read(self.memory, self.dtype, self._indices(as_int_array(offset, "offset")), width, self.end)
+        index = self._indices(as_int_array(offset, "offset"))
+        return read(self.memory, self.dtype, index, as_int(width, "width", 1), self.end)
 
     def raw_store(self, offset: Any, value: Any) -> None:
         """Write ``value[..., width]`` where :meth:`raw_load` would read."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 from kvlab.drawn import Drawn
-from kvlab.layout.int_tuple import flatten, int_tuple
+from kvlab.layout.int_tuple import as_int, flatten, int_tuple
 from kvlab.layout.linear_layout import LinearLayout
 
 __all__ = [
@@ -58,8 +58,8 @@ class Encoding(Drawn):
             rank = kind.startswith("Ints") + 2 * kind.startswith("Matrix")
             if rank and not _is_nested(value, rank):
                 raise ValueError(f"{type(self).__name__}: {field.name} {value!r}; {_NESTED[rank]} is accepted")
-            if kind.startswith("int") and not (isinstance(value, int) or hasattr(value, "__index__")):
-                raise ValueError(f"{type(self).__name__}: {field.name} {value!r}; an int is accepted")
+            if kind.startswith("int"):
+                object.__setattr__(self, field.name, as_int(value, f"{type(self).__name__}: {field.name}"))
         self.verify()
 
     def verify(self) -> None:

@@ -25,7 +25,8 @@ from kvlab.cache.arrays import to_torch
 from kvlab.data import load_smollm2
 from kvlab.demo.steps import grow, paged_cache
 
-SHAPES = [(64, 32, 8, 128, 4096, page) for page in (16, 64, 128)]
+SHAPES = [(64, 32, 8, 128, 4096, page, kv) for kv in ("bf16", "fp8") for page in (16, 64, 128)]
+SHAPES += [(64, 32, 8, 128, 16384, 64, "fp8"), (64, 32, 8, 128, 4096, 64, "fp8-token")]
 
 
 @triton.jit
@@ -78,31 +79,42 @@ def captured() -> dict[str, Any]:
     }
 
 
-def synthetic(B: int, Hq: int, Hkv: int, D: int, context: int, page: int, sweep: bool) -> dict[str, Any]:
-    """Correctness and speed of one shape in bfloat16, pages shuffled."""
+def synthetic(B: int, Hq: int, Hkv: int, D: int, context: int, page: int, kind: str, sweep: bool) -> dict[str, Any]:
+    """Correctness and speed of one shape, pages shuffled: q of bfloat16; K and V too, or of fp8 e4m3 with one scale
+    each ("fp8") or with one for every token and head ("fp8-token").
+    """
     generator = torch.Generator("cuda").manual_seed(0)
     pages = B * context // page
     kv = torch.randn((2, pages, page, Hkv, D), dtype=torch.bfloat16, device="cuda", generator=generator)
+    scales: dict[str, Any] = {}
+    if kind != "bf16":
+        kv = kv.to(torch.float8_e4m3fn)
+        made = torch.rand((2, *kv.shape[1:4]), device="cuda", generator=generator) + 0.5
+        scales = {"k_scale": made[0], "v_scale": made[1]} if kind == "fp8-token" else {"k_scale": 0.75, "v_scale": 1.25}
     q = torch.randn((B, Hq, D), dtype=torch.bfloat16, device="cuda", generator=generator)
     table = torch.randperm(pages, device="cuda", generator=generator).to(torch.int32).reshape(B, -1)
     lens = torch.full((B,), context, dtype=torch.int32, device="cuda")
     arguments = (q, kv[0], kv[1], table, lens)
-    out = mha_decode_paged(*arguments)
-    exact = _exact(*arguments)
-    error = (out.double() - exact).abs()
-    plain = (_plain(*arguments).double() - exact).abs()
-    moved = kv.numel() * 2 + 2 * q.numel() * 2 + table.numel() * 4 + lens.numel() * 4
-    ms = milliseconds(lambda: mha_decode_paged(*arguments, out=out))
+    out = mha_decode_paged(*arguments, **scales)
+    true = [_scaled(x, scales.get(name)) for x, name in ((kv[0], "k_scale"), (kv[1], "v_scale"))]
+    few = slice(0, 4) if kind == "bf16" else slice(0, 2)
+    exact = _attend(q[few].double(), *true, table, torch.float64)
+    error = (out[few].double() - exact).abs()
+    plain = (_attend(q[few], *true, table, q.dtype).double() - exact).abs()
+    del true
+    moved = kv.numel() * kv.element_size() + 2 * q.numel() * 2 + table.numel() * 4 + lens.numel() * 4
+    moved += 8 * kv[0].numel() // D if kind == "fp8-token" else 0
+    ms = milliseconds(lambda: mha_decode_paged(*arguments, **scales, out=out))
     read = read_bandwidth(kv)
     config = explain(mha_decode_paged, *arguments).config
     result = {
-        "shape": f"B{B}-H{Hq}x{Hkv}-D{D}-ctx{context}-page{page}-bf16",
+        "shape": f"B{B}-H{Hq}x{Hkv}-D{D}-ctx{context}-page{page}-{kind}",
         "max_error": error.max().item(), "mean_error": error.mean().item(),
         "torch_bf16_max_error": plain.max().item(), "torch_bf16_mean_error": plain.mean().item(),
         "ms": ms, "gbps": moved / ms / 1e6, "read_gbps": read, "of_read": moved / ms / 1e6 / read,
         "config": dataclasses.asdict(config),
     }  # fmt: skip
-    if sweep:
+    if sweep and kind != "fp8-token":
         result["sweep"] = _sweep(arguments, config, moved, read)
     return result
 
@@ -145,17 +157,15 @@ def _dense(cache: torch.Tensor, table: torch.Tensor, group: int) -> torch.Tensor
     return cache[table.long()].flatten(0, 1).permute(1, 0, 2).repeat_interleave(group, 0)
 
 
-def _exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor, lens: torch.Tensor) -> torch.Tensor:
-    """float64, sequence after sequence."""
-    return _attend(q.double(), k, v, table, torch.float64)
-
-
-def _plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor, lens: torch.Tensor) -> torch.Tensor:
-    """PyTorch's softmax(q k^T scale) v in bfloat16: what the tolerance is measured by."""
-    return _attend(q, k, v, table, q.dtype)
+def _scaled(x: torch.Tensor, scale: Any) -> torch.Tensor:
+    """K or V as it truly is, float32 where there are scales."""
+    if scale is None:
+        return x
+    return x.float() * (scale[..., None] if isinstance(scale, torch.Tensor) else scale)
 
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``softmax(q k^T scale) v`` in ``dtype``: float64, or what the tolerance is measured by."""
     group, rows = q.shape[1] // k.shape[2], []
     for b in range(len(q)):
         keys, values = _dense(k, table[b], group).to(dtype), _dense(v, table[b], group).to(dtype)

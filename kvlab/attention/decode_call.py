@@ -18,7 +18,7 @@ from kvlab.attention.inputs import (
     looks_at_values,
     require,
 )
-from kvlab.attention.masks import resolve_mask, window_interval
+from kvlab.attention.masks import Interval, resolve_mask, window_interval
 from kvlab.attention.operands import check_operands, check_result
 from kvlab.attention.scales import is_fp8
 from kvlab.cache.arrays import element_strides, is_torch, overlaps, to_numpy
@@ -87,9 +87,11 @@ def decode_call(
         check_result(out, (batch, *shape[2:]) if drop_tokens else shape, arrays["q"])
         _check_apart(out, arrays)
         out = out[:, None] if drop_tokens else out
-    if looks_at_values(check, q):
-        check_lengths_and_pages(seq_lens, block_table, k_cache.shape[0], k_cache.shape[1])
     features = _features(q, k_cache, v_cache, seq_lens, kv_layout, dict(asked))
+    if looks_at_values(check, q):
+        page_size = k_cache.shape[1]
+        seen = _seen(features.mask.interval, seq_lens, block_table, tokens, page_size)
+        check_lengths_and_pages(seq_lens, seen, k_cache.shape[0], page_size)
     return DecodeCall(q, k_cache, v_cache, block_table, seq_lens, out, features, drop_tokens)
 
 
@@ -97,7 +99,7 @@ def _features(q: Any, k_cache: Any, v_cache: Any, seq_lens: Any, kv_layout: str,
     batch, tokens, q_heads = q.shape[:3]
     mask, window = asked.pop("mask"), asked.pop("window")
     for name in ("k_scale", "v_scale"):
-        asked[name] = kv_view(asked[name], kv_layout)
+        asked[name] = kv_view(asked.get(name), kv_layout)
 
     def lengths() -> tuple[Any, Any]:
         keys = to_numpy(seq_lens.cpu() if is_torch(seq_lens) else seq_lens).astype(np.int64)
@@ -106,6 +108,13 @@ def _features(q: Any, k_cache: Any, v_cache: Any, seq_lens: Any, kv_layout: str,
     interval = window_interval(mask is None or isinstance(window, int | np.integer), window)
     plan = resolve_mask(mask, interval, heads=q_heads, lengths=lengths, like=q)
     return resolve_features(q, k_cache, v_cache, mask=plan, batch=batch, **asked)
+
+
+def _seen(interval: Interval, seq_lens: Any, block_table: Any, tokens: int, page_size: int) -> Any:
+    """The table with 0 for pages before the first key that a new token sees: they are not read."""
+    lens, table = (to_numpy(a.cpu() if is_torch(a) else a) for a in (seq_lens, block_table))
+    first, _ = interval.bounds(lens.astype(np.int64) - tokens, lens, np.arange(len(lens)))
+    return np.where((np.arange(table.shape[1]) + 1) * page_size <= first[:, None], 0, table)
 
 
 def _check_pairs(caches: dict[str, Any]) -> None:

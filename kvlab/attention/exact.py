@@ -51,6 +51,7 @@ def attention(
         visible = visible & (bias > MASK_VALUE)
         s = s + np.where(visible, bias, 0)
     s = np.where(visible, s, -np.inf)
+    v = np.where(np.any(visible, axis=(0, 1)).reshape(n, 1, 1), v, 0)  # what no query sees may hold anything
     extra = np.full((q_heads, S, 1), -np.inf)
     if sinks is not None:
         extra[...] = sinks.astype(np.float64)[:, None, None]

@@ -118,14 +118,26 @@ class MfmaCTA:
         """The K tile, strip after strip: columns ``[strip * BK, + BK)`` of all keys."""
         return self._load(self.k, tile, active, axis=2)
 
+    def load_k_strip(self, strip: int, tile: KVTile, active: Array) -> Strips:
+        """One strip of the K tile."""
+        return Strips(self._load_strip(self.k, strip, tile, active)[:, :, None], self.k.fragment_map(), axis=2)
+
+    def add_scores(self, q: Fragments, k: Strips, strip: int, s: Fragments) -> Fragments:
+        """S + Q K^T over the columns of one strip."""
+        registers = q.values.shape[2] // self.k.num_strips
+        return self._multiply(q.values[:, :, strip * registers : (strip + 1) * registers], k, s)
+
+    def zero_scores(self) -> Fragments:
+        """The accumulator of S, ``[BM, BN]``."""
+        return Fragments.zeros(self.programs, score_map(self.k.params, self.shape.BM))
+
     def load_v(self, tile: KVTile, active: Array) -> Strips:
         """The V tile, strip after strip: keys ``[strip * BK, + BK)`` of all columns."""
         return self._load(self.v, tile, active, axis=1)
 
     def scores(self, q: Fragments, k: Strips, active: Array, s: Fragments | None = None) -> Fragments:
         """S = Q K^T, float32, ``[BM, BN]``; added to ``s`` if given."""
-        zeros = Fragments.zeros(self.programs, score_map(self.k.params, self.shape.BM))
-        return self._multiply(q.values, k, zeros if s is None else s)
+        return self._multiply(q.values, k, self.zero_scores() if s is None else s)
 
     def accumulate(self, p: Fragments, v: Strips, o: Fragments, active: Array) -> Fragments:
         """O += P V: P rounded to the storage dtype, through LDS to the operand that meets V."""
@@ -160,14 +172,16 @@ class MfmaCTA:
         return rows.transpose(0, 2, 1).reshape(self.programs, self.shape.BM)
 
     def _load(self, buffer: DecodeStreamingKVBuffer, tile: KVTile, active: Array, axis: int) -> Strips:
-        registers = []
-        for strip in range(buffer.num_strips):
-            buffer.load_from_dram(strip, tile, active)
-            self.hazards.wait_group(0)
-            self.hazards.barrier()
-            registers.append(buffer.load_from_shared(active))
-            self.hazards.barrier()
+        registers = [self._load_strip(buffer, strip, tile, active) for strip in range(buffer.num_strips)]
         return Strips(np.stack(registers, axis=2), buffer.fragment_map(), axis)
+
+    def _load_strip(self, buffer: DecodeStreamingKVBuffer, strip: int, tile: KVTile, active: Array) -> Array:
+        buffer.load_from_dram(strip, tile, active)
+        self.hazards.wait_group(0)
+        self.hazards.barrier()
+        registers = buffer.load_from_shared(active)
+        self.hazards.barrier()
+        return registers
 
     def _multiply(self, operand: Array, strips: Strips, c: Fragments) -> Fragments:
         """C += operand x strips, k group after k group."""

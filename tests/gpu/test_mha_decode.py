@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import torch
 from decode_cases import Case, Inputs
+from feature_cases import DEPTHS, FEATURES, FP8, FeatureCase
 from yardsticks import HUGE, assert_accurate, bits, nothing_waits
 
-from kvlab.attention import explain, mha_decode, mha_decode_paged
+from kvlab.attention import explain, mha_decode, mha_decode_paged, mha_decode_streaming_paged
 from kvlab.cache import from_dense
 from kvlab.cache.arrays import to_torch
 from kvlab.data import load_smollm2
@@ -74,6 +75,68 @@ def test_grid(case: Case) -> None:
     with nan_in_new_memory():
         out, lse = run(x, num_splits=case.splits)
     assert_accurate(x, out, lse)
+
+
+LARGER = [
+    FeatureCase((4096, 0, 777), heads=(32, 8), D=128, kv=FP8, scales=scales, page=page, splits=splits)
+    for scales, page, splits in (("number", 64, None), ("head", 16, 1), ("token", 128, 7))
+] + [
+    FeatureCase((4096, 100), heads=(32, 8), D=128, window=600, sinks=True, splits=4, page=64),
+    FeatureCase((3000, 1), heads=(16, 2), D=128, mask="chunked causal", S=4, kv=FP8),
+    FeatureCase((1000, 999), heads=(12, 4), D=192, Dv=128, softcap=5.0, alibi="head", S=2),
+]
+
+
+@pytest.mark.parametrize("case", [*FEATURES, *DEPTHS, *LARGER], ids=str)
+def test_features(case: FeatureCase) -> None:
+    """Poison before a window, too; new memory is NaN."""
+    x = case.build()
+    with nan_in_new_memory():
+        out, lse = mha_decode_paged(
+            *x.torch("cuda"), **x.torch_options("cuda"), num_splits=case.splits, return_lse=True
+        )
+    assert_accurate(x, out.cpu(), lse.cpu())
+
+
+@pytest.mark.parametrize("case", [case for case in FEATURES if not case.kv], ids=str)
+def test_streaming(case: FeatureCase) -> None:
+    x = case.build()
+    options = x.torch_options("cuda") | {"num_splits": case.splits, "return_lse": True}
+    with nan_in_new_memory():
+        out, lse = mha_decode_streaming_paged(*x.torch("cuda"), **options)
+    assert_accurate(x, out.cpu(), lse.cpu())
+
+
+@pytest.mark.parametrize("kv", [None, FP8])
+def test_a_sequence_alone_and_in_a_batch(kv: str | None) -> None:
+    """Batch invariance: the same bits whatever the batch."""
+    x = FeatureCase((9000, 17, 4100), heads=(32, 8), page=64, D=128, kv=kv).build()
+    q, k, v, table, lens = x.torch("cuda")
+    whole = mha_decode_paged(q, k, v, table, lens, batch_invariant=True)
+    for b in range(3):
+        alone = mha_decode_paged(q[b : b + 1], k, v, table[b : b + 1], lens[b : b + 1], batch_invariant=True)
+        assert bits(alone.cpu()) == bits(whole[b : b + 1].cpu())
+
+
+@pytest.mark.parametrize("kv", [None, FP8])
+def test_graph_replay_of_features(kv: str | None) -> None:
+    """A window, a sink and splits: captured with one set of lengths, replayed with others."""
+    x = FeatureCase((2048,) * 3, heads=(16, 4), D=128, page=64, kv=kv, sinks=True).build()
+    q, k, v, table, lens = x.torch("cuda")
+    options = x.torch_options("cuda") | {"window": 300, "num_splits": 4}
+    out = torch.empty_like(q)
+    mha_decode_paged(q, k, v, table, lens, **options, out=out)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        mha_decode_paged(q, k, v, table, lens, **options, out=out)
+    for new in ([1, 300, 2048], [0, 0, 0], [301, 299, 64]):
+        lens.copy_(torch.tensor(new, dtype=lens.dtype))
+        out.fill_(float("nan"))
+        graph.replay()
+        replayed = bits(out.cpu())
+        assert bool(torch.isfinite(out).all())
+        assert replayed == bits(mha_decode_paged(q, k, v, table, lens, **options).cpu())
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])

@@ -288,7 +288,7 @@ def launch(
         scale * LOG2E * scales.q.number * scales.k.number, scales.v.number, f.softcap, mask_value,
         mask.left, mask.right, mask.chunk, problem.group, tokens, splits,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], block_table.stride(0), seq_lens.stride(0),
-        *_bias_sizes(bias), 0 if slopes is None or len(slopes) == 1 else slopes.stride(0),
+        *bias_sizes(bias), 0 if slopes is None or len(slopes) == 1 else slopes.stride(0),
         scales.q.array.stride(0) if scales.q.array is not None else 0, *_scale_strides(scales.k),
         *_scale_strides(scales.v), *part.stride()[:4], *part_lse_strides,
         PAGE=problem.page_size, PAIRS=problem.pairs, D=problem.widths[0], DV=problem.widths[1],
@@ -304,7 +304,7 @@ def launch(
     return out, lse
 
 
-def _bias_sizes(bias: Any) -> tuple[int, ...]:
+def bias_sizes(bias: Any) -> tuple[int, ...]:
     """Strides (0 along axes of length 1), rows and keys of a bias ``[B or 1, Hq or 1, S, keys]``."""
     if bias is None:
         return (0,) * 6

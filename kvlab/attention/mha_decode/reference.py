@@ -36,6 +36,7 @@ def reference(
     out, lse = np.zeros((batch, tokens, q_heads, v_cache.shape[3])), np.zeros((batch, q_heads, tokens))
     for b in range(batch):
         key = np.arange(seq_lens[b])
-        at = block_table[b, key // page_size], key % page_size
+        seen = key >= features.mask.interval.bounds(len(key) - tokens, len(key), b)[0]
+        at = np.where(seen, block_table[b, key // page_size], 0), key % page_size
         out[b], lse[b] = attention(q[b], k_cache[at], v_cache[at], **features.of_sequence(b, at, scale))
     return out, lse

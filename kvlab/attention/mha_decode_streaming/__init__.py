@@ -1,0 +1,173 @@
+"""Streaming MHA decode: MAX's decode with one shared-memory buffer, K and V strip by strip."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from kvlab.attention.backends import choose_backend, machine, rounded, run
+from kvlab.attention.decode_call import DecodeCall, decode_call
+from kvlab.attention.explain import Explanation
+from kvlab.attention.features import Features, in_base
+from kvlab.attention.inputs import (
+    check_lane_copies,
+    check_paged_collection,
+    decode_numbers,
+    lengths_with_new,
+    require,
+)
+from kvlab.attention.mha_decode.config import problem_of
+from kvlab.attention.online_softmax import MASK_VALUE
+from kvlab.attention.scales import is_fp8
+from kvlab.cache import PagedKVCacheCollection
+from kvlab.cache.arrays import on_gpu
+from kvlab.staging import Traffic
+
+from .config import choose_config
+from .emulator import launch as emulate
+from .reference import reference
+
+__all__ = ["mha_decode_streaming", "mha_decode_streaming_paged"]
+
+KERNEL = "kvlab.attention.mha_decode_streaming.kernel:launch"
+MAX_TOKENS = 4
+DEPTHS = (64, 128, 256, 512)
+
+
+def mha_decode_streaming(q: Any, cache: PagedKVCacheCollection, layer: int = 0, **options: Any) -> Any:
+    """Attention of the newest tokens over a cache collection, strip by strip: ``softmax(scale Q K^T) V``.
+
+    q, cache, layer as in :func:`~kvlab.attention.mha_decode`; options, what is returned and what raises: as for
+    :func:`mha_decode_streaming_paged`.
+
+    >>> import numpy as np
+    >>> blocks = np.zeros((3, 2, 1, 16, 1, 64), np.float32)  # [pages, K and V, layers, page_size, heads, D]
+    >>> blocks[:, 1] = 7
+    >>> table = np.array([[2, 0]])
+    >>> cache = PagedKVCacheCollection(blocks, np.array([19]), table, max_seq_length=1, max_cache_length=20)
+    >>> mha_decode_streaming(np.ones((1, 2, 64), np.float32), cache)[0, :, :3]
+    array([[7., 7., 7.],
+           [7., 7., 7.]], dtype=float32)
+    """
+    return mha_decode_streaming_paged(*_from_collection(q, cache, layer), **options)
+
+
+def mha_decode_streaming_paged(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    block_table: Any,
+    seq_lens: Any,
+    *,
+    scale: float | None = None,
+    mask: Any = None,
+    window: Any = None,
+    softcap: float = 0.0,
+    sinks: Any = None,
+    alibi_slopes: Any = None,
+    return_lse: bool = False,
+    base2: bool = False,
+    out: Any = None,
+    kv_layout: str = "NHD",
+    backend: str = "auto",
+    arch: str = "gfx950",
+    num_splits: int | None = None,
+    mask_value: float = MASK_VALUE,
+    check: bool | None = None,
+    traffic: Traffic | None = None,
+) -> Any:
+    """What :func:`~kvlab.attention.mha_decode_paged` computes, by MAX's streaming decode: shared memory holds one strip
+    of K (32 columns of a tile) and one of V (32 keys), however deep the heads are, and nothing is fetched ahead.
+
+    q            ``[B, Hq, D]``, or ``[B, S, Hq, D]`` with S of 1 to 4; bfloat16, float16 or float32; D of 64, 128, 256
+                 or 512
+    k_cache, v_cache  ``[pages, page_size, Hkv, D]`` of q's dtype
+    arch         the machine that is emulated: "gfx950"
+
+    The other arguments, the results and the errors are those of :func:`~kvlab.attention.mha_decode_paged`.
+
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> k, v = rng.standard_normal((2, 4, 16, 1, 64)).astype(np.float32)
+    >>> q = rng.standard_normal((2, 3, 64)).astype(np.float32)
+    >>> table, lens = np.array([[3, 1], [2, 0]]), np.array([20, 0])
+    >>> out = mha_decode_streaming_paged(q, k, v, table, lens)
+    >>> exact = mha_decode_streaming_paged(q, k, v, table, lens, backend="reference")
+    >>> bool(np.abs(out - exact).max() < 1e-6)
+    True
+    >>> mha_decode_streaming_paged(q[..., :32], k[..., :32], v[..., :32], table, lens)
+    Traceback (most recent call last):
+        ...
+    ValueError: head dimensions 32 and 32: must be both 64, 128, 256 or 512
+    """
+    asked = {"mask": mask, "window": window, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes}
+    call = _call(q, k_cache, v_cache, block_table, seq_lens, out, kv_layout, asked, check)
+    plan = _plan(call, backend, arch, num_splits)
+    scale, mask_value = decode_numbers(1 / math.sqrt(call.q.shape[-1]) if scale is None else scale, mask_value, traffic)
+    arguments = {"scale": scale, "config": plan.config, "features": call.features, "mask_value": mask_value}
+    result, lse = run(plan, KERNEL, emulate, _refer, *call.arrays, **arguments, out=call.out, traffic=traffic)
+    if call.drop_tokens:
+        result, lse = result[:, 0], lse[:, :, 0]
+    result = result if out is None else out
+    return (result, in_base(lse, base2)) if return_lse else result
+
+
+def _refer(q: Any, *arrays: Any, scale: float, features: Features, out: Any, **_: Any) -> tuple[Any, Any]:
+    """The reference, rounded to the dtypes of the operation."""
+    return rounded(*reference(q, *arrays, scale=scale, features=features), q.dtype, out)
+
+
+def _from_collection(q: Any, cache: PagedKVCacheCollection, layer: int) -> tuple[Any, Any, Any, Any, Any]:
+    """The array form of a call over a collection."""
+    check_paged_collection(cache)
+    keys, values = cache.get_key_cache(layer), cache.get_value_cache(layer)
+    return q, keys.blocks, values.blocks, keys.lookup_table, lengths_with_new(keys.cache_lengths, q)
+
+
+def _call(
+    q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, out: Any, kv_layout: str,
+    asked: dict[str, Any], check: bool | None,
+) -> DecodeCall:  # fmt: skip
+    call = decode_call(
+        q, k_cache, v_cache, block_table, seq_lens, out, kv_layout, asked, max_tokens=MAX_TOKENS, check=check
+    )
+    require(not is_fp8(call.k_cache), f"k_cache has dtype {k_cache.dtype}", "bfloat16, float16 or float32")
+    depths = int(call.q.shape[-1]), int(call.v_cache.shape[-1])
+    fits = depths[0] == depths[1] and depths[0] in DEPTHS
+    require(fits, f"head dimensions {depths[0]} and {depths[1]}", "both 64, 128, 256 or 512")
+    return call
+
+
+def _plan(call: DecodeCall, backend: str, arch: str, num_splits: int | None) -> Explanation:
+    """Which backend and configuration a call gets, and why."""
+    chosen, reason = choose_backend(call.q, backend)
+    problem = problem_of(*call.arrays[:4])
+    if chosen == "emulator":
+        require(arch == "gfx950", f"arch {arch!r}", "'gfx950', whose streaming decode this is")
+        check_lane_copies({"q": call.q, "k_cache": call.k_cache, "v_cache": call.v_cache})
+    emulated = arch if chosen == "emulator" else None
+    device, processors = machine(call.q.device) if on_gpu(call.q) else (emulated or "sm_90", 132)
+    config = choose_config(problem, processors=processors, num_splits=num_splits, arch=device)
+    return Explanation("mha_decode_streaming", chosen, reason, config, config.grid(problem), emulated)
+
+
+def _explain_paged(
+    q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, *, mask: Any = None, window: Any = None,
+    softcap: float = 0.0, sinks: Any = None, alibi_slopes: Any = None, kv_layout: str = "NHD", backend: str = "auto",
+    arch: str = "gfx950", num_splits: int | None = None, check: bool | None = None, out: Any = None,
+    scale: float | None = None, mask_value: float = MASK_VALUE, traffic: Traffic | None = None,
+    return_lse: bool = False, base2: bool = False,
+) -> Explanation:  # fmt: skip
+    asked = {"mask": mask, "window": window, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes}
+    call = _call(q, k_cache, v_cache, block_table, seq_lens, out, kv_layout, asked, check)
+    plan = _plan(call, backend, arch, num_splits)
+    decode_numbers(0.0 if scale is None else scale, mask_value, traffic)
+    return plan
+
+
+def _explain_collection(q: Any, cache: PagedKVCacheCollection, layer: int = 0, **options: Any) -> Explanation:
+    return _explain_paged(*_from_collection(q, cache, layer), **options)
+
+
+mha_decode_streaming.explain = _explain_collection  # type: ignore[attr-defined]
+mha_decode_streaming_paged.explain = _explain_paged  # type: ignore[attr-defined]

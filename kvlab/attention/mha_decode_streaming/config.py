@@ -1,0 +1,63 @@
+"""Streaming MHA decode: tile sizes and the twins of the operation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvlab.attention.merge_states.config import MERGE
+from kvlab.attention.mha_decode.config import DecodeProblem
+from kvlab.attention.online_softmax import OUTPUT_TIE, P_TIE
+from kvlab.attention.splits import check_splits, choose_splits
+from kvlab.mirror.twin import Twin
+
+__all__ = ["LAUNCH", "LOCKSTEP_TOLERANCE", "TWINS", "StreamingConfig", "choose_config"]
+
+TWINS = (Twin("attend", kernel="kernel:attend", emulator="emulator:attend"), MERGE)
+LAUNCH = ("kernel:launch", "emulator:launch")
+
+LOCKSTEP_TOLERANCE = {"o": P_TIE, "parts": P_TIE, "result 0": OUTPUT_TIE}
+
+CTAS_PER_PROCESSOR = 2
+
+
+@dataclass(frozen=True)
+class StreamingConfig:
+    """Tile sizes and launch parameters, the same for the kernel and the emulator.
+
+    BM query rows (tokens x heads of one KV head), BN keys, strips of BK columns of K, BD the head dimension padded to a
+    power of two.
+    """
+
+    BM: int
+    BN: int
+    BK: int
+    BD: int
+    row_tiles: int
+    num_splits: int
+    num_warps: int = 4
+    num_stages: int = 1
+
+    def grid(self, problem: DecodeProblem) -> tuple[int, int, int]:
+        """Programs (batch, KV head and row tile, split); the lengths have no part in it."""
+        return problem.batch, problem.kv_heads * self.row_tiles, self.num_splits
+
+
+def choose_config(
+    problem: DecodeProblem, *, processors: int = 132, num_splits: int | None = None, arch: str = "gfx950"
+) -> StreamingConfig:
+    """The configuration of a call: MAX's tile of 16 rows and 128 keys on gfx950, fewer keys elsewhere.
+
+    >>> problem = DecodeProblem(batch=1, tokens=1, q_heads=32, kv_heads=8, head_dim=128, v_dim=128, itemsize=2,
+    ...                         page_size=16, max_keys=4096)
+    >>> choose_config(problem, num_splits=1)
+    StreamingConfig(BM=16, BN=128, BK=32, BD=128, row_tiles=1, num_splits=1, num_warps=4, num_stages=1)
+    """
+    num_splits = check_splits(num_splits)
+    BD = max(32, 1 << (problem.head_dim - 1).bit_length())
+    BN = 128 if arch == "gfx950" else 64 if BD * problem.itemsize <= 512 else 32
+    row_tiles = -(-problem.tokens * problem.group // 16)
+    if num_splits is None:
+        programs = problem.batch * problem.kv_heads * row_tiles
+        num_splits = choose_splits(programs, problem.max_keys, CTAS_PER_PROCESSOR * processors)
+    wide = BD * problem.itemsize >= 1024 and not arch.startswith("gfx")
+    return StreamingConfig(16, BN, 32, BD, row_tiles, num_splits, 8 if wide else 4)

@@ -1,0 +1,163 @@
+"""Streaming MHA decode as gfx950 does it, byte by byte: the kernel's twin in NumPy, all programs of the launch at once.
+
+MAX's streaming decode: K strip by strip and V strip by strip through one buffer each, P through LDS.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvlab.attention.features import Features
+from kvlab.attention.merge_states.emulator import launch as merge
+from kvlab.attention.mha_decode.config import DecodeProblem, bounded, problem_of
+from kvlab.attention.mha_decode.emulator import row_offsets
+from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.scoring.emulator import add_bias, by_column, cap, distance, key_range
+from kvlab.cache import PagedKVCache
+from kvlab.memory import Memory
+from kvlab.staging import KVCacheIterator, Traffic, ceildiv, program_ids, ragged_range
+from kvlab.staging.mfma_cta import MfmaCTA, MfmaShape
+
+from .config import StreamingConfig
+
+Array = np.ndarray[Any, Any]
+LN2 = np.float32(0.6931471805599453)
+
+
+def attend(
+    q_array: Array, k_cache: PagedKVCache, v_cache: PagedKVCache, seq_lens: Array, o_array: Array, lse_array: Array,
+    scale_log2: float, mask_value: float, features: Features, problem: DecodeProblem, config: StreamingConfig,
+    traffic: Traffic,
+) -> None:  # fmt: skip
+    """BM query rows (tokens x heads of one KV head) against the keys of one split of one sequence, for each program."""
+    #: setup -> lo, hi, first, limit    this program's rows, the keys they see, its split of them
+    group, tokens, mask = problem.group, problem.tokens, features.mask
+    D, BN, BK = problem.head_dim, config.BN, config.BK
+    batch, kv_head_and_tile, split = program_ids(config.grid(problem))  # [P]
+    kv_head = kv_head_and_tile // config.row_tiles
+    row = (kv_head_and_tile % config.row_tiles)[:, None] * config.BM + np.arange(config.BM, dtype=np.int32)  # [P, BM]
+    num_keys = seq_lens[batch].astype(np.int32)
+    token = row // group
+    head = kv_head[:, None] * group + row % group
+    is_row = row < group * tokens
+    safe_head = np.where(is_row, head, 0)
+    position = num_keys[:, None] - tokens + token  # [P, BM]
+    end = num_keys if mask.valid is None else np.minimum(num_keys, mask.valid[batch].astype(np.int32))
+    sides = mask.left, mask.right, mask.chunk
+    first, limit = key_range(position, end[:, None], *sides)  # [P, BM]
+    begin = key_range(num_keys - tokens, end, *sides)[0] if bounded(mask) else np.zeros_like(num_keys)
+    stop = np.maximum(key_range(num_keys - 1, end, *sides)[1], begin)
+    size = ceildiv(ceildiv(stop - begin, config.num_splits), BN) * BN
+    lo = np.minimum(begin + split * size, stop)
+    hi = np.minimum(lo + size, stop)
+    first = np.maximum(first, lo[:, None])
+    limit = np.minimum(limit, hi[:, None])  # a row sees the keys from first to below limit
+    shape = MfmaShape(config.BM, BN, D, k_cache.dtype, BK)
+    cta = MfmaCTA(shape, k_cache, v_cache, batch, kv_head, traffic)
+    q = cta.load_q(Memory.over(q_array, name="q"), row_offsets(q_array, batch[:, None], token, head, is_row), is_row)
+    k_tiles, v_tiles = (KVCacheIterator(cache, BN, batch, kv_head, hi) for cache in (k_cache, v_cache))
+    k_tiles.tile_start_row = v_tiles.tile_start_row = lo
+    m = np.full(row.shape, -np.inf, np.float32)
+    l = np.zeros(row.shape, np.float32)
+    if features.sinks is not None:  # counted once, by the first split
+        sink = np.where(is_row, features.sinks[safe_head].astype(np.float32), 0) * np.float32(LOG2E)
+        m = np.where(split[:, None] == 0, sink, m).astype(np.float32)
+        l = np.where(split[:, None] == 0, np.float32(1), l)
+    sees = first < limit if mask.bias is None else np.zeros(row.shape, np.bool_)
+    o = cta.zeros()
+    for start in ragged_range(lo, hi, BN):
+        #: tile -> s    the pages of these keys; no score yet
+        active = start < hi  # [P], programs whose range is not over
+        key = start[:, None] + np.arange(BN, dtype=np.int32)  # [P, BN]
+        tile = k_tiles.next_tile()
+        s = cta.zero_scores()
+        for strip in range(0, D, BK):
+            #: load_k -> k    BK columns of the keys, DRAM -> the one buffer of K
+            k = cta.load_k_strip(strip // BK, tile, active)
+            #: scores -> s    S += Q K^T over these columns, float32
+            s = cta.add_scores(q, k, strip // BK, s)
+        #: scale -> s    in units of log2; softcap, ALiBi
+        s = s.with_values(s.values * np.float32(scale_log2))
+        if features.softcap > 0:
+            s = cap(s, features.softcap)
+        if features.slopes is not None:
+            sequence = batch[:, None] if len(features.slopes) > 1 else 0
+            slope = np.where(is_row, features.slopes[sequence, safe_head], np.float32(0))
+            s = distance(s, slope, position, key)
+        #: mask -> s    keys that a row does not see
+        visible = by_column(s, key) < s.by_row(limit)
+        if bounded(mask):
+            visible = visible & (by_column(s, key) >= s.by_row(first))
+        if mask.bias is not None:
+            visible = visible & s.by_row(is_row)
+            s, visible = add_bias(s, visible, mask.bias, batch, safe_head, token, key)
+            sees = sees | (cta.row_max(s.with_values(visible.astype(np.float32))) > 0)
+        s = s.with_values(np.where(visible, s.values, np.float32(mask_value)))
+        #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
+        m_new = np.maximum(m, cta.row_max(s))
+        p = s.with_values(np.exp2(s.values - s.by_row(m_new)))
+        alpha = np.exp2(m - m_new)
+        l = l * alpha + cta.row_sum(p)
+        o = o.with_values(o.values * o.by_row(alpha))
+        m = m_new
+        #: load_v -> v    the V tile of the same pages; the machine brings BK keys at a time
+        v = cta.load_v(v_tiles.next_tile(), active)
+        #: accumulate -> o    O += P V, P rounded once to the storage dtype
+        o = cta.accumulate(p, v, o, active)
+    #: normalise -> o, lse    rows without a visible key give 0 and -inf, or count the sink
+    if features.sinks is not None:
+        sees = sees | (split[:, None] == 0)
+    l = np.where(sees, l, np.float32(1))
+    lse = np.where(sees, (m + np.log2(l)) * LN2, np.float32(-np.inf))
+    o = o.with_values(np.where(o.by_row(sees), o.values / o.by_row(l), np.float32(0)))
+    #: store    an empty split leaves its partial output alone
+    writes_o = is_row & (sees | (config.num_splits == 1))
+    p_index, r_index = np.nonzero(writes_o)
+    rows = o.tile()[p_index, r_index].astype(o_array.dtype)  # [rows to write, D]
+    o_array[split[p_index], batch[p_index], token[p_index, r_index], head[p_index, r_index]] = rows
+    p_index, r_index = np.nonzero(is_row)
+    at = split[p_index], batch[p_index], head[p_index, r_index], token[p_index, r_index]
+    lse_array[at] = lse[p_index, r_index]
+    traffic.move("registers->DRAM", rows.nbytes + len(p_index) * lse.itemsize)
+
+
+def launch(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    block_table: Array,
+    seq_lens: Array,
+    *,
+    scale: float,
+    config: StreamingConfig,
+    features: Features | None = None,
+    mask_value: float = MASK_VALUE,
+    out: Array | None = None,
+    arch: str = "gfx950",
+    traffic: Traffic | None = None,
+) -> tuple[Array, Array]:
+    """Run the twins: out of q's shape and dtype and lse ``[B, Hq, S]`` float32. The arguments are valid; ``arch`` is
+    gfx950.
+    """
+    features = Features() if features is None else features
+    problem = problem_of(q, k_cache, v_cache, block_table)
+    batch, tokens, q_heads, _ = q.shape
+    traffic = Traffic() if traffic is None else traffic
+    out = np.empty(q.shape, q.dtype) if out is None else out
+    lse = np.empty((batch, q_heads, tokens), np.float32)
+    if q.size == 0:
+        return out, lse
+    before = seq_lens.astype(np.int64) - tokens
+    lengths = np.maximum(before, 0).astype(np.uint32), block_table, tokens, problem.max_keys
+    keys, values = PagedKVCache(k_cache, *lengths), PagedKVCache(v_cache, *lengths)
+    splits = config.num_splits
+    part, part_lse = out[None], lse[None]
+    if splits > 1:
+        part = np.full((splits, *q.shape), np.nan, np.float32)
+        part_lse = np.full((splits, *lse.shape), np.nan, np.float32)
+    attend(q, keys, values, seq_lens, part, part_lse, scale * LOG2E, mask_value, features, problem, config, traffic)
+    if splits > 1:
+        merge(part, part_lse.swapaxes(2, 3), out=out, lse=lse.swapaxes(1, 2), traffic=traffic)
+    return out, lse

@@ -1,0 +1,171 @@
+"""Streaming MHA decode as a portable Triton kernel: one buffer, K strip by strip, nothing fetched ahead."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kvlab.attention.features import Features
+from kvlab.attention.merge_states.kernel import launch as merge
+from kvlab.attention.mha_decode.config import bounded, problem_of
+from kvlab.attention.mha_decode.kernel import bias_sizes
+from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.scoring.kernel import add_bias, cap, distance, key_range
+
+from .config import StreamingConfig
+
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def attend(
+    q_ptr, k_ptr, v_ptr, table_ptr, seq_lens_ptr, valid_ptr, bias_ptr, sinks_ptr, slopes_ptr, o_ptr, lse_ptr,
+    scale_log2, softcap, mask_value, left, right, chunk, group, tokens, num_splits,
+    q_batch, q_token, q_head, k_page, k_token, k_head, v_page, v_token, v_head, table_batch, lens_batch,
+    bias_batch, bias_head, bias_row, bias_key, bias_rows, bias_keys, slopes_batch,
+    o_split, o_batch, o_token, o_head, lse_split, lse_batch, lse_token, lse_head,
+    PAGE: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    BOUNDED: tl.constexpr, CHUNKED: tl.constexpr, VALID: tl.constexpr, BIAS: tl.constexpr, CAPPED: tl.constexpr,
+    SINKS: tl.constexpr, SLOPES: tl.constexpr,
+):  # fmt: skip
+    """BM query rows (tokens x heads of one KV head) against the keys of one split of one sequence."""
+    #: setup -> lo, hi, first, limit    this program's rows, the keys they see, its split of them
+    batch = tl.program_id(0).to(tl.int64)
+    row_tiles = tl.cdiv(group * tokens, BM)
+    kv_head = (tl.program_id(1) // row_tiles).to(tl.int64)
+    row = (tl.program_id(1) % row_tiles) * BM + tl.arange(0, BM)  # [BM], token-major
+    split = tl.program_id(2)
+    num_keys = tl.load(seq_lens_ptr + batch * lens_batch).to(tl.int32)
+    token = row // group
+    head = kv_head * group + row % group
+    is_row = row < group * tokens
+    position = num_keys - tokens + token  # [BM]
+    end = num_keys
+    if VALID:
+        end = tl.minimum(end, tl.load(valid_ptr + batch).to(tl.int32))
+    first, limit = key_range(position, end, left, right, chunk, CHUNKED)  # [BM]
+    begin = 0
+    if BOUNDED:
+        begin, _ = key_range(num_keys - tokens, end, left, right, chunk, CHUNKED)
+    _, stop = key_range(num_keys - 1, end, left, right, chunk, CHUNKED)
+    stop = tl.maximum(stop, begin)
+    size = tl.cdiv(tl.cdiv(stop - begin, num_splits), BN) * BN
+    lo = tl.minimum(begin + split * size, stop)
+    hi = tl.minimum(lo + size, stop)
+    first = tl.maximum(first, lo)
+    limit = tl.minimum(limit, hi)  # a row sees the keys from first to below limit
+    q_at = q_ptr + batch * q_batch + token.to(tl.int64) * q_token + head * q_head
+    k_base, v_base, pages = k_ptr + kv_head * k_head, v_ptr + kv_head * v_head, table_ptr + batch * table_batch
+    column, d = tl.arange(0, BK), tl.arange(0, BD)
+    m = tl.full([BM], -float("inf"), tl.float32)
+    l = tl.zeros([BM], tl.float32)
+    if SINKS:  # counted once, by the first split
+        sink = tl.load(sinks_ptr + head, mask=is_row, other=0.0).to(tl.float32) * 1.4426950408889634
+        m = tl.where(split == 0, sink, m)
+        l = tl.where(split == 0, 1.0, l)
+    sees = first < limit
+    if BIAS:
+        sees = first < first
+    o = tl.zeros([BM, BD], tl.float32)
+    for start in range(lo, hi, BN):
+        #: tile -> s    the pages of these keys; no score yet
+        key = start + tl.arange(0, BN)
+        exists = key < hi
+        page = tl.load(pages + key // PAGE, mask=exists, other=0).to(tl.int64)
+        slot = (key % PAGE).to(tl.int64)
+        k_at, v_at = page * k_page + slot * k_token, page * v_page + slot * v_token
+        s = tl.zeros([BM, BN], tl.float32)
+        for strip in range(0, D, BK):
+            #: load_k -> k    BK columns of the keys, DRAM -> the one buffer of K
+            inside = (strip + column < D)[None, :]
+            k = tl.load(k_base + k_at[:, None] + strip + column[None, :], mask=exists[:, None] & inside, other=0.0)
+            #: scores -> s    S += Q K^T over these columns, float32
+            q = tl.load(q_at[:, None] + strip + column[None, :], mask=is_row[:, None] & inside, other=0.0)
+            s = tl.dot(q, tl.trans(k), s, input_precision="ieee")
+        #: scale -> s    in units of log2; softcap, ALiBi
+        s = s * scale_log2
+        if CAPPED:
+            s = cap(s, softcap)
+        if SLOPES:
+            slope = tl.load(slopes_ptr + batch * slopes_batch + head, mask=is_row, other=0.0)
+            s = distance(s, slope, position, key)
+        #: mask -> s    keys that a row does not see
+        visible = key[None, :] < limit[:, None]
+        if BOUNDED:
+            visible = visible & (key[None, :] >= first[:, None])
+        if BIAS:
+            bias_at = batch * bias_batch + head * bias_head
+            visible = visible & is_row[:, None]
+            s, visible = add_bias(s, visible, bias_ptr, bias_at, token, key, bias_rows, bias_keys, bias_row, bias_key)
+            sees = sees | (tl.max(visible.to(tl.int32), 1) > 0)
+        s = tl.where(visible, s, mask_value)
+        #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
+        m_new = tl.maximum(m, tl.max(s, 1))
+        p = tl.math.exp2(s - m_new[:, None])
+        alpha = tl.math.exp2(m - m_new)
+        l = l * alpha + tl.sum(p, 1)
+        o = o * alpha[:, None]
+        m = m_new
+        #: load_v -> v    the V tile of the same pages; the machine brings BK keys at a time
+        v = tl.load(v_base + v_at[:, None] + d[None, :], mask=exists[:, None] & (d < D)[None, :], other=0.0)  # [BN, BD]
+        #: accumulate -> o    O += P V, P rounded once to the storage dtype
+        o = tl.dot(p.to(v.dtype), v, o, input_precision="ieee")
+    #: normalise -> o, lse    rows without a visible key give 0 and -inf, or count the sink
+    if SINKS:
+        sees = sees | (split == 0)
+    lse = tl.where(sees, (m + tl.math.log2(l)) * LN2, -float("inf"))
+    l = tl.where(sees, l, 1.0)
+    o = tl.where(sees[:, None], o / l[:, None], 0.0)
+    #: store    an empty split leaves its partial output alone
+    writes_o = is_row & (sees | (num_splits == 1))
+    o_at = split.to(tl.int64) * o_split + batch * o_batch + token.to(tl.int64) * o_token + head * o_head
+    o_mask = writes_o[:, None] & (d < D)[None, :]
+    tl.store(o_ptr + o_at[:, None] + d[None, :], o.to(o_ptr.dtype.element_ty), mask=o_mask)
+    lse_at = split.to(tl.int64) * lse_split + batch * lse_batch + token * lse_token + head * lse_head
+    tl.store(lse_ptr + lse_at, lse, mask=is_row)
+
+
+def launch(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    scale: float,
+    config: StreamingConfig,
+    features: Features | None = None,
+    mask_value: float = MASK_VALUE,
+    out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run the kernels: out of q's shape and dtype and lse ``[B, Hq, S]`` float32. The arguments are valid."""
+    f = Features() if features is None else features
+    mask, slopes = f.mask, f.slopes
+    problem = problem_of(q, k_cache, v_cache, block_table)
+    batch, tokens, q_heads, head_dim = q.shape
+    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
+    lse = torch.empty((batch, q_heads, tokens), dtype=torch.float32, device=q.device)
+    if q.numel() == 0:
+        return out, lse
+    splits = config.num_splits
+    part, part_lse = out[None], lse[None]
+    if splits > 1:
+        part = torch.empty((splits, *q.shape), dtype=torch.float32, device=q.device)
+        part_lse = torch.empty((splits, *lse.shape), dtype=torch.float32, device=q.device)
+    part_lse_strides = (part_lse.stride(0), part_lse.stride(1), part_lse.stride(3), part_lse.stride(2))
+    arrays = (q if x is None else x for x in (mask.valid, mask.bias, f.sinks, slopes))  # q: not followed
+    attend[config.grid(problem)](
+        q, k_cache, v_cache, block_table, seq_lens, *arrays, part, part_lse,
+        scale * LOG2E, f.softcap, mask_value, mask.left, mask.right, mask.chunk, problem.group, tokens, splits,
+        *q.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3], block_table.stride(0), seq_lens.stride(0),
+        *bias_sizes(mask.bias), 0 if slopes is None or len(slopes) == 1 else slopes.stride(0),
+        *part.stride()[:4], *part_lse_strides,
+        PAGE=problem.page_size, D=head_dim, BD=config.BD, BM=config.BM, BN=config.BN, BK=config.BK,
+        BOUNDED=bounded(mask), CHUNKED=mask.chunk > 0, VALID=mask.valid is not None, BIAS=mask.bias is not None,
+        CAPPED=f.softcap > 0, SINKS=f.sinks is not None, SLOPES=slopes is not None,
+        num_warps=config.num_warps, num_stages=config.num_stages,
+    )  # fmt: skip
+    if splits > 1:
+        merge(part, part_lse.transpose(2, 3), out=out, lse=lse.transpose(1, 2))
+    return out, lse

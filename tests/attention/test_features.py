@@ -1,0 +1,225 @@
+"""Decode with every feature against the float64 reference, in the tolerance of yardsticks: emulator and kernel.
+
+Every case poisons what must not be read: unused slots and pages, those before a window too, are NaN, unused entries of
+the page table are no pages.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from feature_cases import DEPTHS, FEATURES, FP8, FeatureCase
+from yardsticks import assert_accurate, bits
+
+from kvlab.attention import masks as M
+from kvlab.attention import mha_decode_paged, mha_decode_streaming_paged
+
+FILE = Path(__file__).parents[1] / "data" / "attention_cases_decode.json"
+INPUT = {case["id"]: case["input"] for case in json.loads(FILE.read_text())["cases"]}
+
+
+def check(case: FeatureCase, function: Any = mha_decode_paged, **options: Any) -> None:
+    x = case.build()
+    out, lse = function(*x.arrays, **x.options, num_splits=case.splits, return_lse=True, **options)
+    assert_accurate(x, out, lse)
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "gfx950"])
+@pytest.mark.parametrize("case", FEATURES, ids=str)
+def test_features(case: FeatureCase, arch: str) -> None:
+    check(case, arch=arch)
+
+
+@pytest.mark.parametrize("case", [case for case in FEATURES if not case.kv], ids=str)
+def test_features_of_streaming(case: FeatureCase) -> None:
+    check(case, mha_decode_streaming_paged)
+
+
+@pytest.mark.parametrize("case", DEPTHS, ids=str)
+def test_depths(case: FeatureCase) -> None:
+    check(case, arch="sm_90")
+
+
+@pytest.mark.parametrize("D", [64, 128, 256, 512])
+def test_depths_of_gfx950(D: int) -> None:
+    check(FeatureCase(D=D), arch="gfx950")
+    if D > 64:
+        check(FeatureCase(D=D, kv=FP8), arch="gfx950")
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize(
+    "case",
+    [
+        FeatureCase(
+            (70, 0), mask="bias", window=40, softcap=3.0, sinks=True, alibi="head", S=2, splits=2, heads=(2, 1)
+        ),
+        FeatureCase((70, 0), mask="chunked", alibi="sequence", heads=(2, 1), dtype="fp32"),
+        FeatureCase((70, 3), D=192, Dv=128, heads=(2, 1), kv=FP8, scales="token", splits=2),
+        FeatureCase((40,), D=80, Dv=96, heads=(2, 1), mask="padding", dtype="fp16"),
+        FeatureCase((40,), D=576, heads=(2, 1), kv=FP8, dtype=FP8, scales="head"),
+        FeatureCase((40,), D=128, heads=(2, 1), mask="even keys", sinks=True),
+    ],
+    ids=str,
+)
+def test_kernel(case: FeatureCase) -> None:
+    check(case, backend="triton")
+
+
+@pytest.mark.interpreter
+def test_kernel_of_streaming() -> None:
+    check(FeatureCase((70, 0), D=128, window=40, softcap=3.0, sinks=True, S=2, splits=2, heads=(2, 1)),
+          mha_decode_streaming_paged, backend="triton")  # fmt: skip
+
+
+def test_hnd_is_nhd_transposed() -> None:
+    """Rests on a law: a layout changes no bit."""
+    case = FeatureCase(D=128, kv=FP8, scales="token", storage="hnd")
+    x = case.build()
+    expected = bits(mha_decode_paged(*x.arrays, **x.options))
+    swapped = {name: value.swapaxes(1, 2) if name[1:] == "_scale" else value for name, value in x.options.items()}
+    q, k, v, *rest = x.arrays
+    got = mha_decode_paged(q, k.swapaxes(1, 2), v.swapaxes(1, 2), *rest, **swapped, kv_layout="HND")
+    assert bits(got) == expected
+
+
+def test_base2() -> None:
+    x = FeatureCase(splits=2).build()
+    natural, binary = (mha_decode_paged(*x.arrays, return_lse=True, base2=base2)[1] for base2 in (False, True))
+    np.testing.assert_allclose(binary, natural / np.log(2), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kv", [None, FP8])
+def test_batch_invariance(kv: str | None) -> None:
+    """Rests on a law: a sequence gives the same bits alone and in any batch; the others' number changes the splits."""
+    x = FeatureCase((5000, 17, 4100), heads=(4, 1), page=64, D=128, kv=kv).build()
+    q, k, v, table, lens = x.arrays
+    whole = mha_decode_paged(q, k, v, table, lens, batch_invariant=True)
+    for b in range(3):
+        alone = mha_decode_paged(q[[b]], k, v, table[[b]], lens[[b]], batch_invariant=True)
+        assert bits(alone) == bits(whole[[b]])
+    plan = mha_decode_paged.explain  # type: ignore[attr-defined]
+    splits = [plan(q[:n], k, v, table[:n], lens[:n], batch_invariant=True).config.num_splits for n in (1, 3)]
+    assert splits == [2, 2]
+
+
+@pytest.mark.parametrize("kv", [None, FP8])
+def test_scales_of_an_unquantised_cache_are_ignored(kv: str | None) -> None:
+    """Known failure scale-ignored-for-bf16-cache; with fp8 the same scale counts."""
+    scale = INPUT["scale-ignored-for-bf16-cache"]["k_scale"]
+    x = FeatureCase(D=128, kv=kv).build()
+    same = bits(mha_decode_paged(*x.arrays, k_scale=scale)) == bits(mha_decode_paged(*x.arrays))
+    assert same == (kv is None)
+
+
+@pytest.mark.parametrize("name", ["fp8-kv-scales-applied-once", "fp8-query-keeps-kv-scales"])
+def test_fp8_scales(name: str) -> None:
+    """Known failures: each scale counts once, with a query of fp8 too."""
+    given = INPUT[name]
+    scales = {
+        "k_scale": given.get("k_scale", given.get("k_descale")),
+        "v_scale": given.get("v_scale", given.get("v_descale")),
+    }
+    for dtype in ("bf16", FP8):
+        x = FeatureCase(D=128, kv=FP8, dtype=dtype).build()
+        x.options |= scales | ({"q_scale": 0.5} if dtype == FP8 else {})
+        out, lse = mha_decode_paged(*x.arrays, **x.options, return_lse=True)
+        assert_accurate(x, out, lse)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "gfx950"])
+def test_a_sink_is_counted_once(arch: str) -> None:
+    """Known failure sink-counted-once-with-splits: the window's range starts in a later split, and without a key."""
+    splits = INPUT["sink-counted-once-with-splits"]["num_splits"]
+    x = FeatureCase((300, 0, 2), sinks=True, window=20, dtype="fp32").build()
+    whole, whole_lse = mha_decode_paged(*x.arrays, **x.options, num_splits=1, arch=arch, return_lse=True)
+    out, lse = mha_decode_paged(*x.arrays, **x.options, num_splits=splits, arch=arch, return_lse=True)
+    assert_accurate(x, out, lse)
+    np.testing.assert_allclose(out, whole, atol=1e-6)
+    np.testing.assert_allclose(lse, whole_lse, rtol=1e-6)
+    np.testing.assert_allclose(lse[1, :, 0], x.options["sinks"], rtol=1e-6)
+
+
+def test_window_skips_poisoned_pages() -> None:
+    """Known failure window-skips-poisoned-pages; the pages before the window are no pages at all."""
+    given = INPUT["window-skips-poisoned-pages"]
+    case = FeatureCase((given["context"],), window=given["window_left"] + 1, page=given["page_size"], heads=(4, 1))
+    x = case.build()
+    _, k, v, table, _ = x.arrays
+    table[0, : (given["context"] - given["window_left"] - 1) // given["page_size"]] = 0
+    k[0], v[0] = np.nan, np.nan
+    for options in ({"arch": "sm_90"}, {"arch": "gfx950"}, {"num_splits": 3}):
+        assert_accurate(x, mha_decode_paged(*x.arrays, **x.options, **options))
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "gfx950"])
+def test_softcap_saturates(arch: str) -> None:
+    """Known failure softcap-saturates: one key for each score."""
+    given = INPUT["softcap-saturates"]
+    scores = np.array(given["scores"], np.float32)
+    x = FeatureCase((len(scores),), heads=(1, 1), softcap=given["softcap"], dtype="fp32").build()
+    q, k, _, table, _ = x.arrays
+    q[:], k[table[0, 0], : len(scores)] = 0, 0
+    q[..., 0], k[table[0, 0], : len(scores), 0, 0] = x.case.D**0.5, scores
+    out, lse = mha_decode_paged(*x.arrays, **x.options, arch=arch, return_lse=True)
+    assert np.isfinite(out).all()
+    capped = given["softcap"] * np.tanh(scores / given["softcap"])
+    np.testing.assert_allclose(lse[0, 0, 0], np.log(np.exp(capped - 50).sum()) + 50, rtol=1e-6)
+
+
+def test_head_dimensions_that_differ() -> None:
+    """Known failure qk-and-v-head-dims-differ."""
+    for given in INPUT["qk-and-v-head-dims-differ"]["cases"]:
+        D = given.get("D", given.get("Dqk"))
+        check(FeatureCase(D=D, Dv=given.get("Dv", D), heads=(8, 2)))
+
+
+def test_a_large_query_meets_fp8_keys() -> None:
+    """Rests on the float64 reference: q past what float16 holds, and far below it, beside ordinary rows."""
+    x = FeatureCase((40,), heads=(4, 1), D=128, kv=FP8, S=1).build()
+    q = x.arrays[0]
+    q[0, 0, 0], q[0, 0, 1] = q[0, 0, 0] * 2.0**40, q[0, 0, 1] * 2.0**-60
+    x.options["k_scale"] = 2.0**-40
+    assert_accurate(x, mha_decode_paged(*x.arrays, **x.options))
+    assert_accurate(x, mha_decode_paged(*x.arrays, **x.options, arch="gfx950"))
+
+
+BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"kv": FP8, "D": 128}, {"arch": "sm_80"}, "float8_e4m3fn on sm_80: must be on sm_90 or gfx950"),
+    ({"kv": FP8}, {"arch": "gfx950"}, "head dimensions 64 and 64 on gfx950: must be both 128, 256 or 512"),
+    ({"kv": FP8, "D": 24}, {}, "head dimension 24: must be a multiple of 16 from 16 to 576"),
+    ({"kv": FP8, "dtype": "fp32"}, {}, "k_cache has dtype float8_e4m3fn: must be that of q, float32"),
+    ({}, {"window": 0}, "window 0: must be at least 1"),
+    ({}, {"mask": "causal"}, "mask 'causal': must be a kvlab.attention.masks.Mask"),
+    ({}, {"softcap": -1.0}, "softcap -1.0: must be 0 or more"),
+    ({}, {"sinks": np.zeros(5, np.float32)}, r"sinks has shape \(5,\): must be \[Hq = 6\]"),
+    ({}, {"alibi_slopes": np.zeros(5, np.float32)}, r"alibi_slopes has shape \(5,\): must be \[Hq = 6\]"),
+    ({"kv": FP8}, {"k_scale": np.zeros(3, np.float32)}, r"k_scale has shape \(3,\): must be a number, \[Hkv = 2\]"),
+    ({}, {"kv_layout": "DHN"}, "kv_layout 'DHN': must be 'NHD' or 'HND'"),
+    (
+        {},
+        {"mask": M.CausalPaddingMask(np.zeros(3, np.int32))},
+        "valid_lengths of 3 sequences: must be those of the call, 4",
+    ),
+]
+
+
+@pytest.mark.parametrize("case, options, message", BAD, ids=[m[:40] for _, _, m in BAD])
+def test_bad_features(case: dict[str, Any], options: dict[str, Any], message: str) -> None:
+    x = FeatureCase(**case).build()
+    out = np.full((4, 1, 6, x.case.D), 7, x.q.dtype)
+    with pytest.raises(ValueError, match=message):
+        mha_decode_paged(*x.arrays, **options, out=out)
+    assert (out == 7).all()
+
+
+def test_streaming_has_no_fp8() -> None:
+    x = FeatureCase(D=128, kv=FP8).build()
+    with pytest.raises(ValueError, match="k_cache has dtype float8_e4m3fn: must be bfloat16, float16 or float32"):
+        mha_decode_streaming_paged(*x.arrays)
+    with pytest.raises(ValueError, match="arch 'sm_90': must be 'gfx950'"):
+        mha_decode_streaming_paged(*FeatureCase().build().arrays, arch="sm_90")

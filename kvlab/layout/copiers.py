@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlab.layout.access import read, write
-from kvlab.layout.int_tuple import IntArray, as_int, as_int_array, flatten
+from kvlab.layout.int_tuple import IntArray, as_int_array, flatten
 from kvlab.layout.layout import Layout
 from kvlab.layout.swizzle import Swizzle
 from kvlab.layout.tile_ops import Fill
@@ -204,7 +204,7 @@ class GenericToSharedAsyncTileCopier(TileCopier):
         to, _, first_to = _with_axes(dst, ndim).distribute_with_offset(self.thread_layout, worker)
         from_, _, first_from = _with_axes(src, ndim).distribute_with_offset(self.thread_layout, worker)
         ones = (1,) * ndim
-        rows = src.dim(0) if src_num_valid_rows is None else as_int(src_num_valid_rows, "src_num_valid_rows")
+        rows = src.dim(0) if src_num_valid_rows is None else as_int_array(src_num_valid_rows, "src_num_valid_rows")
         to.copy_from_async(
             from_,
             swizzle=self.swizzle,

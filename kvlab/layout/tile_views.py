@@ -175,7 +175,9 @@ class TileViews(TileBase):
         submode_axis: int | None,
     ) -> tuple[Self, int | IntArray]:
         if not isinstance(threads, Layout) or not isinstance(swizzle, Swizzle | None):
-            raise ValueError(f"distribute over {threads!r} with {swizzle!r}: a Layout, and a Swizzle or None")
+            raise ValueError(
+                f"distribute over {threads!r} with {swizzle!r}: a Layout, and a Swizzle or None, are accepted"
+            )
         unchecked = self.memory.unsafe
         strides, grid = flatten(self.layout.stride), threads
         if legacy:

@@ -37,6 +37,8 @@ def draw_encoding(
     >>> draw_encoding(PaddedSharedLayout.with_identity_for([[64, 8]], (8, 64), (1, 0))).title
     'PaddedSharedLayout on 8 x 64: vector 0 of its first 8 rows lies in 8 bank groups'
     """
+    if not isinstance(shape, tuple | list | None):
+        raise ValueError(f"shape {shape!r} of {encoding}: a tuple of ints is accepted")
     shape = encoding.pattern_shape() if shape is None else tuple(shape)
     version = {} if triton_version is None else {"triton_version": triton_version}
     layout = encoding.to_linear_layout(shape, **version)

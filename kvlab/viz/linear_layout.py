@@ -52,6 +52,8 @@ def draw_linear_layout(
     >>> draw_linear_layout(LinearLayout.from_atom(get_atom("mma.sync.m16n8k16.bf16"))).title
     '16 x 8 elements: 32 threads hold 4 each, every element once'
     """
+    if not hasattr(layout, "in_dims"):
+        raise ValueError(f"cannot draw {layout!r} as a linear layout: a LinearLayout is accepted")
     names = set(layout.in_dims)
     if names & {"register", "lane", "warp"}:
         top, found, told = held(layout, thread)
@@ -92,6 +94,8 @@ def draw_thread_values(
     >>> draw_thread_values(Layout("((4,8),(2,2)):((32,1),(16,8))"), (16, 8)).title
     '((4,8),(2,2)):((32,1),(16,8)): 32 threads hold 4 each, every element once'
     """
+    if not hasattr(layout, "offsets") or not isinstance(shape, tuple | list) or len(shape) != 2:
+        raise ValueError(f"cannot draw {layout!r} on {shape!r}: a Layout on (rows, columns) is accepted")
     place = np.asarray(layout.offsets())
     rows, columns = shape
     if place.ndim != 2:

@@ -70,13 +70,14 @@ class Encoding(Drawn):
 
         ValueError with the reason where the encoding and the shape do not fit, where the compiler aborts or raises.
         """
-        try:
-            sizes = int_tuple(tuple(shape), "shape")
-        except TypeError:
-            raise ValueError(f"{self}: shape {shape!r}; a tuple of ints is accepted") from None
-        if not _is_nested(sizes, 1) or any(n < 1 for n in flatten(sizes)):
+        return self._on(self.sizes(shape), triton_version)
+
+    def sizes(self, shape: Sequence[int]) -> Ints:
+        """``shape`` as a tuple of positive ints, or ValueError."""
+        sizes = int_tuple(tuple(shape), "shape") if isinstance(shape, Sequence) else None
+        if sizes is None or not _is_nested(sizes, 1) or any(n < 1 for n in flatten(sizes)):
             raise ValueError(f"{self}: shape {shape!r}; a tuple of ints of 1 and more is accepted")
-        return self._on(flatten(sizes), triton_version)
+        return flatten(sizes)
 
     def _on(self, shape: Ints, triton_version: str) -> LinearLayout:
         """The linear layout on a tensor of this shape."""

@@ -34,7 +34,7 @@ class SharedEncoding(Encoding):
         >>> SharedLinearLayout([[1, 0], [0, 1], [2, 1]]).offsets((4, 2)).tolist()
         [[0, 2], [1, 3], [6, 4], [7, 5]]
         """
-        return _offsets(self, tuple(shape), triton_version)
+        return _offsets(self, self.sizes(shape), triton_version)
 
     def physical(self, offset: IntArray) -> IntArray:
         """Where the element of a linear offset stands: the offset itself, except in padded encodings."""

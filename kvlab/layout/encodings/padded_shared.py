@@ -49,8 +49,9 @@ class PaddedSharedLayout(SharedEncoding):
         cls, interval_padding_pairs: Sequence[Sequence[int]], shape: Sequence[int], order: Sequence[int]
     ) -> PaddedSharedLayout:
         """Padding of a dense tensor whose dimensions are counted in ``order``, fastest first."""
-        sizes, axes = (flatten(int_tuple(x, "shape, order")) for x in (shape, order))
-        if len(sizes) != len(shape) or sorted(axes) != list(range(len(sizes))):
+        trees = [int_tuple(x, "shape, order") for x in (shape, order)]
+        sizes, axes = map(flatten, trees)
+        if trees != [sizes, axes] or sorted(axes) != list(range(len(sizes))):
             raise ValueError(f"shape {shape!r}, order {order!r}: a size for each dimension, each dimension once")
         bases = [
             tuple((1 << bit) * (axis == other) for other in range(len(sizes)))

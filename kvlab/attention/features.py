@@ -7,7 +7,7 @@ of all three siblings take. ``in_base`` gives an lse as ``base2`` asks, ``kv_vie
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvlab.attention.inputs import check_array, check_dtype, finite_number, require
@@ -38,6 +38,14 @@ class Features:
             "scale": scale, "mask": self.mask, "sequence": batch, "softcap": self.softcap, "sinks": self.sinks,
             "slopes": slopes, "k_scale": q_scale * k_scale, "v_scale": self.scales.v.at(where),
         }  # fmt: skip
+
+    def with_leading_axis(self) -> Features:
+        """For K and V ``[total, Hkv, D]`` that launches take as ``[1, total, Hkv, D]``: scales of tokens likewise."""
+        k, v = (
+            one if one.tokens is None else replace(one, tokens=one.tokens[None])
+            for one in (self.scales.k, self.scales.v)
+        )
+        return replace(self, scales=replace(self.scales, k=k, v=v))
 
     @property
     def heavy(self) -> bool:

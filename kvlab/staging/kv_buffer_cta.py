@@ -1,4 +1,5 @@
-"""One CTA of MAX's prefill on gfx950, 16-bit storage: whole tiles through two stages of KVBuffer, MFMA 32x32x16.
+"""One CTA of MAX's prefill on gfx950, 16- or 8-bit storage: whole tiles through two stages of KVBuffer, MFMA 32x32x16
+or, for e4m3, 32x32x64.
 
 Four warps of 32 query rows and all keys of a tile each, so P never leaves the registers: V's fragments come in the
 order of the keys in which the scores stand. All products are issued swapped, a lane owns one query row. The order of
@@ -7,6 +8,8 @@ MAX's prefill, every access, wait and barrier of which is stated to ``hazards``:
     copy K and V into stage 0                                                   before the loop
     loop: wait for K, barrier, K to registers, S = Q K^T, copy the next K and V into the other stage,
           softmax, wait for V, barrier, V to registers, O += P V
+
+e4m3 K and V that meet a 16-bit operand (a kvlab extension) are read as MAX reads e4m3 and converted in registers.
 """
 
 from __future__ import annotations
@@ -16,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.hardware import MmaAtom
 from kvlab.layout import Swizzle
 from kvlab.memory import AddressSpace, Memory
 
@@ -41,28 +43,56 @@ IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class KVBufferShape:
-    """Sizes of the tile: BM query rows, BN keys, D columns; strips of BK."""
+    """Sizes of the tile: BM query rows, BN keys, D columns of K and DV of V (D if None; 0: no such part).
+
+    dtype : of Q, and of K where it is multiplied. stored : of K and V in DRAM. weights : of P, and of V where it is
+    multiplied. Each as ``dtype`` if None.
+    """
 
     BM: int
     BN: int
     D: int
     dtype: np.dtype[Any]
-    BK: int = 32
+    DV: int | None = None
+    stored: np.dtype[Any] | None = None
+    weights: np.dtype[Any] | None = None
 
     def __post_init__(self) -> None:
-        if self.BM % (32 * WARPS) or self.BN % 32 or self.D not in (64, 128, 256):
-            raise ValueError(f"{self}: BM must be a multiple of {32 * WARPS}, BN of 32, D 64, 128 or 256")
+        known, BK = (0, 64, 128, 256), self.BK
+        if self.BM % (32 * WARPS) or self.BN % BK or self.D not in known or self.v_depth not in known:
+            raise ValueError(f"{self}: BM must be a multiple of {32 * WARPS}, BN of {BK}, D and DV 64, 128 or 256")
 
     @property
-    def atom(self) -> MmaAtom:
-        return mfma_atom((32, 32, 16), self.dtype)
+    def v_depth(self) -> int:
+        """DV."""
+        return self.D if self.DV is None else self.DV
+
+    @property
+    def p_dtype(self) -> np.dtype[Any]:
+        """Of P and of V where they are multiplied."""
+        return self.dtype if self.weights is None else self.weights
+
+    @property
+    def dram_dtype(self) -> np.dtype[Any]:
+        """Of K and V in DRAM."""
+        return self.dtype if self.stored is None else self.stored
+
+    @property
+    def mma_shape(self) -> tuple[int, int, int]:
+        """Of the instruction for K and V as they are stored, whose fragments a lane reads."""
+        return (32, 32, 64) if self.dram_dtype.itemsize == 1 else (32, 32, 16)
+
+    @property
+    def BK(self) -> int:
+        """Columns or keys of a strip."""
+        return 64 if self.dram_dtype.itemsize == 1 else 32
 
     def params(self, kv_num_heads: int, *, transpose: bool) -> KVBufferParams:
         """The parameters of the K (``transpose``) or V buffer; K is swizzled."""
         return KVBufferParams(
-            self.dtype, (32, 32, 16), Swizzle(3, 0, 4, "vector") if transpose else None, BN=self.BN, WN=self.BN,
-            BK=self.BK, num_threads=WARPS * WARP_SIZE, depth=self.D, kv_num_heads=kv_num_heads, transpose=transpose,
-            num_smem_stages=STAGES,
+            self.dram_dtype, self.mma_shape, Swizzle(3, 0, 4, "vector") if transpose else None, BN=self.BN, WN=self.BN,
+            BK=self.BK, num_threads=WARPS * WARP_SIZE, depth=self.D if transpose else self.v_depth,
+            kv_num_heads=kv_num_heads, transpose=transpose, num_smem_stages=STAGES,
         )  # fmt: skip
 
 
@@ -79,14 +109,16 @@ class KVBufferCTA:
         self, shape: KVBufferShape, k_rows: Any, v_rows: Any, batch_idx: Any, head_idx: Any, traffic: Traffic
     ) -> None:
         self.shape, self.traffic, self.programs = shape, traffic, len(batch_idx)
-        heads, size = k_rows.kv_params.num_heads, shape.dtype.itemsize
-        k, v = (shape.params(heads, transpose=transpose) for transpose in (True, False))
-        nbytes = STAGES * k.smem_stage_size * size
-        self.smem = Memory(2 * nbytes, space=AddressSpace.SHARED, name="LDS", programs=self.programs)
+        heads, size = k_rows.kv_params.num_heads, shape.dram_dtype.itemsize
+        parts = [shape.params(heads, transpose=t) for t, n in ((True, shape.D), (False, shape.v_depth)) if n]
+        sizes = [STAGES * part.smem_stage_size * size for part in parts]
+        self.smem = Memory(sum(sizes), space=AddressSpace.SHARED, name="LDS", programs=self.programs)
         self.hazards = Hazards(self.smem, WARPS, arch="gfx950", timeline=traffic.timeline)
         where: dict[str, Any] = {"smem": self.smem, "end": 0, "traffic": traffic, "hazards": self.hazards}
-        self.k = KVBuffer(k, k_rows, batch_idx, head_idx, smem_address=0, **where)
-        self.v = KVBuffer(v, v_rows, batch_idx, head_idx, smem_address=nbytes, **where)
+        if shape.D:
+            self.k = KVBuffer(parts[0], k_rows, batch_idx, head_idx, smem_address=0, **where)
+        if shape.v_depth:
+            self.v = KVBuffer(parts[-1], v_rows, batch_idx, head_idx, smem_address=sum(sizes[:-1]), **where)
         self._copied, self._read = ({"k": 0, "v": 0} for _ in range(2))  # tiles so far
         self._walk: TileWalk | None = None
         self._flying: dict[str, list[KVTile]] = {"k": [], "v": []}
@@ -102,34 +134,41 @@ class KVBufferCTA:
         """Q rows, elements ``offset[programs, BM]`` of ``dram``, straight into registers; invalid rows are 0."""
         layout, dtype = kv_buffer_operand_map(self.k.params, self.shape.BM), self.shape.dtype
         self.traffic.move("DRAM->registers", int(valid.sum()) * self.shape.D * dtype.itemsize)
-        return query_fragments(dram, offset, valid, layout, dtype)
+        return query_fragments(dram, offset, valid, layout, dtype, self.k.params.simd_width)
 
     def load_k(self, tile: KVTile, active: Array) -> Strips:
         """The K tile in its stage, then all strips into registers."""
-        last = self._walk is not None and not self._walk.more
-        return self._load(self.k, tile, active, 0 if last else self.v.vm_instrs_per_load, axis=2)
+        ahead = self._walk is not None and self._walk.more
+        return self._load(self.k, tile, active, self.v.vm_instrs_per_load if ahead else 0, axis=2)
 
     def load_v(self, tile: KVTile, active: Array) -> Strips:
         """The V tile in its stage, then all strips by transposing reads."""
-        newer = self.k.vm_instrs_per_load, self.v.vm_instrs_per_load  # of the next tile; 0 makes the wait one for all
-        return self._load(self.v, tile, active, sum(newer) if self._flying["k"] and all(newer) else 0, axis=1)
+        newer = [0]
+        if self._flying["k"]:  # of the next tile; 0 makes the wait one for all
+            newer = [self.k.vm_instrs_per_load, self.v.vm_instrs_per_load]
+        return self._load(self.v, tile, active, sum(newer) if all(newer) else 0, axis=1)
 
     def scores(self, q: Fragments, k: Strips, active: Array, s: Fragments | None = None) -> Fragments:
         """S = Q K^T, float32, ``[BM, BN]``; added to ``s`` if given."""
         zeros = Fragments.zeros(self.programs, score_map(self.k.params, self.shape.BM))
-        s = self._multiply(q.values, k, zeros if s is None else s)
+        s = self._multiply(q.values, k, zeros if s is None else s, self.shape.dtype)
         self._fetch()
         return s
 
     def accumulate(self, p: Fragments, v: Strips, o: Fragments, active: Array) -> Fragments:
-        """O += P V: P rounded to the storage dtype where it stands."""
+        """O += P V: P rounded to its dtype where it stands."""
         P, threads, _, regs = p.values.shape
-        tiles = p.values.astype(self.shape.dtype).reshape(P, threads, self.shape.BN // 32, -1, 2, regs // 2)
-        operand = tiles.swapaxes(3, 4).reshape(P, threads, -1, regs // 2)  # strip, k group, query tile
-        return self._multiply(operand, v, o)
+        tiles = p.values.astype(self.shape.p_dtype).reshape(P, threads, self.shape.BN // 32, -1, regs)
+        if self.shape.dram_dtype.itemsize == 1:  # a fragment has the keys of two score tiles
+            pairs = tiles.reshape(P, threads, self.shape.BN // 64, 2, -1, regs).swapaxes(3, 4)
+            operand = pairs.reshape(P, threads, -1, 2 * regs)  # strip, query tile
+        else:
+            halves = tiles.reshape(P, threads, self.shape.BN // 32, -1, 2, regs // 2).swapaxes(3, 4)
+            operand = halves.reshape(P, threads, -1, regs // 2)  # strip, k group, query tile
+        return self._multiply(operand, v, o, self.shape.p_dtype)
 
     def zeros(self) -> Fragments:
-        """The output accumulator ``[BM, D]``."""
+        """The output accumulator ``[BM, DV]``."""
         return Fragments.zeros(self.programs, output_map(self.v.params, self.shape.BM))
 
     def row_max(self, s: Fragments) -> Array:
@@ -148,7 +187,9 @@ class KVBufferCTA:
     def _fetch(self) -> None:
         """The next tiles, if any, into the stages that are not being read."""
         pair = None if self._walk is None else self._walk.next_pair()
-        for buffer, tile in zip((self.k, self.v), pair or (), strict=False):
+        if pair is None:
+            return
+        for buffer, tile in zip((self.k, self.v), pair, strict=True):
             self._copy(buffer, tile)
             self._flying[buffer.params.role].append(tile)
 
@@ -172,7 +213,17 @@ class KVBufferCTA:
         self._read[role] += 1
         return Strips.of(buffer, axis)
 
-    def _multiply(self, operand: Array, strips: Strips, c: Fragments) -> Fragments:
-        """C += operand x strips, k group after k group."""
-        a, b = strips.steps(operand, self.shape.BK // 16)
-        return c.with_values(mma_step_by_step(self.shape.atom, a, b, c.values))
+    def _multiply(self, operand: Array, strips: Strips, c: Fragments, dtype: np.dtype[Any]) -> Fragments:
+        """C += operand x strips in ``dtype``, k group after k group."""
+        a, b = strips.steps(operand, self.shape.BK // self.shape.mma_shape[2])
+        if dtype != self.shape.dram_dtype:  # fragments of e4m3, converted: those of several 16-bit instructions
+            a, b = (_in_parts(x.astype(dtype), 8) for x in (a, b))
+        atom = mfma_atom((32, 32, 64) if dtype.itemsize == 1 else (32, 32, 16), dtype)
+        return c.with_values(mma_step_by_step(atom, a, b, c.values))
+
+
+def _in_parts(fragments: Array, width: int) -> Array:
+    """``[P, threads, steps, tiles, frag]`` cut into steps of ``width`` elements a lane."""
+    P, threads, steps, tiles, frag = fragments.shape
+    cut = fragments.reshape(P, threads, steps, tiles, frag // width, width)
+    return np.moveaxis(cut, 4, 3).reshape(P, threads, -1, tiles, width)

@@ -40,17 +40,24 @@ IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class MfmaShape:
-    """Sizes of the tile: BM query rows, BN keys, D columns; strips of BK."""
+    """Sizes of the tile: BM query rows, BN keys, D columns of K and DV of V (D if None; 0: no such part); strips of
+    BK."""
 
     BM: int
     BN: int
     D: int
     dtype: np.dtype[Any]
     BK: int = 32
+    DV: int | None = None
 
     def __post_init__(self) -> None:
-        if self.BM % 16 or self.BN % (16 * WARPS) or self.D % (16 * WARPS):
-            raise ValueError(f"{self}: BM must be a multiple of 16, BN and D of {16 * WARPS}")
+        if self.BM % 16 or any(n % (16 * WARPS) for n in (self.BN, self.D, self.v_depth)):
+            raise ValueError(f"{self}: BM must be a multiple of 16, BN and D of {16 * WARPS}, and so DV")
+
+    @property
+    def v_depth(self) -> int:
+        """DV."""
+        return self.D if self.DV is None else self.DV
 
     @property
     def atom(self) -> MmaAtom:
@@ -74,7 +81,8 @@ class MfmaShape:
         swizzle = Swizzle(3, 0, 3, unit="vector") if transpose and self.dtype.itemsize == 2 else None
         return KVBufferParams(
             self.dtype, self.mma_shape, swizzle, BN=self.BN, WN=self.BN // WARPS, BK=self.BK,
-            num_threads=WARPS * WARP_SIZE, depth=self.D, kv_num_heads=kv_num_heads, transpose=transpose,
+            num_threads=WARPS * WARP_SIZE, depth=self.D if transpose else self.v_depth, kv_num_heads=kv_num_heads,
+            transpose=transpose,
         )  # fmt: skip
 
 
@@ -95,15 +103,18 @@ class MfmaCTA:
     ) -> None:
         self.shape, self.traffic, self.programs = shape, traffic, len(batch_idx)
         heads = k_cache.kv_params.num_heads
-        strip = shape.BK * max(shape.BN, shape.D) * shape.dtype.itemsize
+        strip = shape.BK * max(shape.BN, shape.v_depth) * shape.dtype.itemsize
         nbytes = 2 * strip + shape.BM * shape.BN * shape.dtype.itemsize
         self.smem = Memory(nbytes, space=AddressSpace.SHARED, name="LDS", programs=self.programs)
         self.hazards = Hazards(self.smem, WARPS, arch="gfx950", timeline=traffic.timeline)
         where: dict[str, Any] = {"smem": self.smem, "traffic": traffic, "hazards": self.hazards}
-        k_params, v_params = shape.params(heads, transpose=True), shape.params(heads, transpose=False)
-        self.k = DecodeStreamingKVBuffer(k_params, k_cache, batch_idx, head_idx, smem_address=0, **where)
-        self.v = DecodeStreamingKVBuffer(v_params, v_cache, batch_idx, head_idx, smem_address=strip, **where)
-        self.p = PRegisterBuffer(v_params, shape.BM, self.programs, smem_address=2 * strip, **where)
+        if shape.D:
+            k_params = shape.params(heads, transpose=True)
+            self.k = DecodeStreamingKVBuffer(k_params, k_cache, batch_idx, head_idx, smem_address=0, **where)
+        if shape.v_depth:
+            v_params = shape.params(heads, transpose=False)
+            self.v = DecodeStreamingKVBuffer(v_params, v_cache, batch_idx, head_idx, smem_address=strip, **where)
+            self.p = PRegisterBuffer(v_params, shape.BM, self.programs, smem_address=2 * strip, **where)
 
     def follow(self, *tiles: KVCacheIterator) -> None:
         """Nothing: strips share one buffer, so none is fetched ahead."""
@@ -146,7 +157,7 @@ class MfmaCTA:
         return self._multiply(self.p.load_from_shared(active), v, o)
 
     def zeros(self) -> Fragments:
-        """The output accumulator ``[BM, D]``."""
+        """The output accumulator ``[BM, DV]``."""
         return Fragments.zeros(self.programs, output_map(self.v.params, self.shape.BM))
 
     def row_max(self, s: Fragments) -> Array:

@@ -47,10 +47,12 @@ class Strips:
         return operand.reshape(shape), self.registers.reshape(shape)
 
 
-def query_fragments(dram: Memory, offset: Array, valid: Array, layout: FragmentMap, dtype: np.dtype[Any]) -> Fragments:
+def query_fragments(
+    dram: Memory, offset: Array, valid: Array, layout: FragmentMap, dtype: np.dtype[Any], run: int | None = None
+) -> Fragments:
     """Q rows, elements ``offset[programs, BM]`` of ``dram``, straight into registers; invalid rows are 0.
 
-    Every fragment is read at once: the columns of one are consecutive.
+    ``run`` columns of a fragment are consecutive and read at once; all of them if None.
 
     >>> lane = np.arange(4)[:, None, None]
     >>> layout = FragmentMap((2, 4), lane // 2, 2 * (lane % 2) + np.arange(2))
@@ -59,7 +61,9 @@ def query_fragments(dram: Memory, offset: Array, valid: Array, layout: FragmentM
     array([[[0., 0., 0., 0.],
             [4., 5., 6., 7.]]], dtype=float32)
     """
-    row, col = layout.row[..., 0], layout.col[..., 0]  # [threads, registers], the first element of a fragment
+    threads, registers, width = layout.row.shape
+    run = width if run is None else min(run, width)
+    row, col = (x.reshape(threads, registers, -1, run)[..., 0] for x in (layout.row, layout.col))  # first of each run
     ok = valid[:, row]
     address = np.where(ok, offset[:, row] + col, 0) * dtype.itemsize
-    return Fragments(dram.load(address, dtype, layout.row.shape[-1], mask=ok), layout)
+    return Fragments(dram.load(address, dtype, run, mask=ok).reshape(-1, threads, registers, width), layout)

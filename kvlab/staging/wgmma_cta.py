@@ -1,9 +1,10 @@
-"""One CTA of the prefill kernel on sm_90, 16-bit storage: cp.async, swizzled panels, wgmma.
+"""One CTA of the prefill kernel on sm_90, storage of 16 or 8 bits: cp.async, swizzled panels, wgmma.
 
 What Triton compiles our prefill tile to (read from its TTGIR): Q, K and V stand in shared memory as panels of at most
 128 bytes a row, swizzled as TMA would (``NVMMASharedLayout``). Both products are wgmma of 64 rows a warpgroup: Q K^T
 takes both operands from shared memory, through descriptors; P V takes P from the registers where the scores stood, and
-V along its contiguous dimension (MN-major). Warp w owns the rows ``16 w ...`` of every ``16 * warps``.
+V along its contiguous dimension (MN-major). Warp w owns the rows ``16 w ...`` of every ``16 * warps``; where there are
+more warps than rows, warpgroups share out the columns, and P passes through shared memory.
 
 K and V have two stages. Every access, wait and barrier is stated to ``hazards``, in the order of the PTX::
 
@@ -11,102 +12,43 @@ K and V have two stages. Every access, wait and barrier is stated to ``hazards``
     loop: wait_group(0), barrier, fence.proxy.async, wgmma S = Q K^T, wgmma.wait_group(0), softmax, wgmma O += P V,
           barrier, copy the next K, commit, copy the next V, commit             (P V is still in flight)
     wgmma.wait_group(0), wait_group(0), barrier                                 after each
+
+e4m3 K and V that meet a 16-bit operand are converted in registers on their way from plain rows to the panels, and have
+one stage. V of e4m3 that meets e4m3 is transposed on that way: wgmma takes 8-bit operands only along the contracted
+dimension.
 """
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from kvlab.hardware import MmaAtom, SmemDescriptor, TensorMapSwizzle, cp_async, get_atom
+from kvlab.hardware import MmaAtom, cp_async
 from kvlab.memory import AddressSpace, Memory
 
 from .copy_plan import CopyPlan, copy_plan
-from .fragments import FragmentMap, Fragments
+from .fragments import Fragments
 from .hazards import Hazards
 from .iterator import KVCacheIterator, KVTile
 from .shared_tile import SharedTile
 from .tile_walk import TileWalk, expect_fetched, is_same
 from .traffic import Traffic
+from .wgmma_plan import (
+    K_BYTES,
+    STAGES,
+    PanelTile,
+    WgmmaShape,
+    accumulator_map,
+    k_addresses,
+    q_addresses,
+    v_addresses,
+)
 
 __all__ = ["PanelTile", "WgmmaCTA", "WgmmaShape"]
 
 Array = np.ndarray[Any, Any]
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
-STAGES = 2  # of K and of V
-K_STEP = 16  # elements of 2 bytes that one wgmma contracts
-
-
-@dataclass(frozen=True)
-class PanelTile:
-    """``rows x cols`` 16-bit elements at byte ``base``, cut into panels of ``width`` bytes a row, one after the other.
-
-    >>> tile = PanelTile(rows=64, cols=128, base=0)
-    >>> tile.address(np.array([1, 1, 0]), np.array([0, 1, 8])).tolist()  # 16-byte vectors; 8: the second panel
-    [144, 128, 8192]
-    """
-
-    rows: int
-    cols: int
-    base: int
-
-    @property
-    def width(self) -> int:
-        """Bytes of a panel's row: the swizzle width."""
-        return min(2 * self.cols, 128)
-
-    @property
-    def vectors(self) -> int:
-        """16-byte vectors of a row, in all panels."""
-        return self.cols // 8
-
-    @property
-    def nbytes(self) -> int:
-        return 2 * self.rows * self.cols
-
-    def descriptor(self, row: int, col: int, *, along_rows: bool) -> SmemDescriptor:
-        """The operand that starts at ``(row, col)``; ``along_rows``: the rows are contracted (V), else the columns."""
-        panel, byte = divmod(2 * col, self.width)
-        start = self.base + panel * self.rows * self.width + row * self.width + byte
-        leading = self.rows * self.width if along_rows else 16
-        return SmemDescriptor(start, leading, 8 * self.width, TensorMapSwizzle.of(f"{self.width}B"))
-
-    def address(self, row: IntArray, vector: IntArray) -> IntArray:
-        """Byte address of 16-byte ``vector`` of ``row``."""
-        panel, within = np.divmod(16 * vector, self.width)
-        linear = self.base + panel * self.rows * self.width + row * self.width + within
-        swizzled: IntArray = self.descriptor(0, 0, along_rows=False).swizzle.swizzle()(linear)
-        return swizzled
-
-
-@dataclass(frozen=True)
-class WgmmaShape:
-    """Sizes of the tile: BM query rows, BN keys, D columns in DRAM, padded to BD in shared memory; ``warps`` 4 or 8."""
-
-    BM: int
-    BN: int
-    D: int
-    BD: int
-    dtype: np.dtype[Any]
-    warps: int = 8
-
-    def __post_init__(self) -> None:
-        if self.warps % 4 or self.BM % (16 * self.warps) or self.BN % 16 or self.BD % 32 or self.D > self.BD:
-            raise ValueError(f"{self}: BM must be a multiple of {16 * self.warps}, BN of 16, BD of 32, D at most BD")
-        if self.D % 8 or max(self.BN, self.BD) > 256:
-            raise ValueError(f"{self}: D must be a multiple of 8 elements (16 bytes), BN and BD at most 256")
-
-    def atom(self, columns: int) -> MmaAtom:
-        """``wgmma.m64n<columns>k16``."""
-        return get_atom(f"wgmma.m64n{columns}k16.{'bf16' if self.dtype.name == 'bfloat16' else 'f16'}")
-
-    @property
-    def places(self) -> dict[str, PanelTile]:
-        """Where Q stands (``"q"``) and the stages of K and V (``"k0"``, ``"k1"``, ``"v0"``, ``"v1"``)."""
-        return _places(self)
 
 
 class WgmmaCTA:
@@ -130,8 +72,10 @@ class WgmmaCTA:
 
     def follow(self, *tiles: KVCacheIterator) -> None:
         """Fetch ahead along these iterators, of K and V for one loop after the other; the loads take their tiles in
-        turn.
+        turn. Nothing where a tile is converted.
         """
+        if any(self.shape.converted.values()):
+            return
         self._walk = TileWalk(*tiles)
         self._fetch(self._walk.next_pair())
 
@@ -139,12 +83,12 @@ class WgmmaCTA:
         """Q rows, elements ``offset[programs, BM]`` of ``dram``, through registers into shared memory; invalid rows
         are 0.
         """
-        place, plan = self.shape.places["q"], self._copy_plan("q")
-        source, exists = plan.source(np.where(valid, offset, -1), 2)
+        place, plan, size = self.shape.places["q"], self._copy_plan("q"), self.shape.dtype.itemsize
+        source, exists = plan.source(np.where(valid, offset, -1), size)
         values = dram.load(source, np.uint8, 16, mask=exists)
         self.hazards.write(self._filled["q"], "q write")
         self.smem.store(place.address(plan.row, plan.byte // 16)[None], values)
-        self.traffic.move("DRAM->SMEM", int(valid.sum()) * self.shape.D * 2)
+        self.traffic.move("DRAM->SMEM", int(valid.sum()) * self.shape.D * size)
         return SharedTile(self.smem, place, self.shape.dtype)
 
     def load_k(self, tile: KVTile, active: Array) -> SharedTile:
@@ -154,7 +98,7 @@ class WgmmaCTA:
             expect_fetched(self._flying["k"], tile, "k")
         else:
             self._copy_now(tile, "k")
-        self._land()
+        self._land("k", active)
         return self._tile("k")
 
     def load_v(self, tile: KVTile, active: Array) -> SharedTile:
@@ -163,7 +107,7 @@ class WgmmaCTA:
             expect_fetched(self._flying["v"], tile, "v")
         else:
             self._copy_now(tile, "v")
-            self._land()
+            self._land("v", active)
         return self._tile("v")
 
     def scores(self, q: SharedTile, k: SharedTile, active: Array, s: Fragments | None = None) -> Fragments:
@@ -171,49 +115,55 @@ class WgmmaCTA:
         shape, atom, stage = self.shape, self.shape.atom(self.shape.BN), self._stage("k")
         self.hazards.read_async(self._used["q"], "q wgmma")
         self.hazards.read_async(self._used[f"k{stage}"], "k wgmma", stage)
-        a, b = _q_addresses(shape), _k_addresses(shape, stage)
+        a, b = q_addresses(shape), k_addresses(shape, stage)
         c = self._blocks((self._zeros(shape.BN) if s is None else s).values)
-        for step in range(shape.BD // K_STEP):
-            q_step = self.smem.load(a[step][None], shape.dtype)[..., 0]  # [programs, row blocks, 64, 16]
-            k_step = self.smem.load(b[step][None], shape.dtype)[..., 0]  # [programs, BN, 16]
-            c = atom.mma(atom.fragment_a(q_step), k_step.swapaxes(1, 2)[:, None], c)
+        for step in range(len(a)):
+            q_step = self.smem.load(a[step][None], shape.dtype)[..., 0]  # [programs, row blocks, 64, k]
+            k_step = self.smem.load(b[step][None], shape.dtype)[..., 0]  # [programs, groups, BN / groups, k]
+            c = atom.mma(atom.fragment_a(q_step)[:, :, None], k_step.swapaxes(2, 3)[:, None], c)
         self.hazards.wait_mma(0)
-        self._count(active, (shape.BM // 64 * 64 + shape.BM // 64 * shape.BN) * shape.BD * 2)
+        blocks = shape.BM // 64
+        self._count(active, (blocks * 64 + blocks * shape.BN) * shape.BD * shape.dtype.itemsize)
         return self._fragments(c, shape.BN)
 
     def accumulate(self, p: Fragments, v: SharedTile, o: Fragments, active: Array) -> Fragments:
-        """O += P V: P rounded to the storage dtype where it stands; V from shared memory, transposed by the unit."""
-        shape, atom, stage = self.shape, self.shape.atom(self.shape.BD), self._stage("v")
+        """O += P V: P rounded to its dtype in registers; V from shared memory, transposed by the unit if of 16 bits."""
+        shape, atom, stage = self.shape, self.shape.atom(self.shape.v_width, self.shape.p_dtype), self._stage("v")
+        a = self._p_fragments(p, atom)
         self.hazards.read_async(self._used[f"v{stage}"], "v wgmma", stage)
-        b, a = _v_addresses(shape, stage), self._blocks(p.values.astype(shape.dtype))
-        c = self._blocks(o.values)
-        for step in range(shape.BN // K_STEP):
-            v_step = self.smem.load(b[step][None], shape.dtype)[..., 0]  # [programs, BD, 16]
-            c = atom.mma(a[..., 8 * step : 8 * step + 8], v_step.swapaxes(1, 2)[:, None], c)
+        b = v_addresses(shape, stage)
+        c, regs = self._blocks(o.values), a.shape[-1] // len(b)
+        for step in range(len(b)):
+            v_step = self.smem.load(b[step][None], shape.p_dtype)[..., 0]  # [programs, groups, BDV / groups, k]
+            c = atom.mma(a[..., regs * step : regs * (step + 1)], v_step.swapaxes(2, 3)[:, None], c)
         if self._walk is None:
             self.hazards.wait_mma(0)
         else:
             self.hazards.barrier()
             self._fetch(self._walk.next_of_loop())
-        self._count(active, shape.BM // 64 * shape.BN * shape.BD * 2)
-        return self._fragments(c, shape.BD)
+        self._count(active, shape.BM // 64 * shape.BN * shape.v_width * shape.p_dtype.itemsize)
+        return self._fragments(c, shape.v_width)
 
     def zeros(self) -> Fragments:
-        """The output accumulator ``[BM, BD]``."""
-        return self._zeros(self.shape.BD)
+        """The output accumulator ``[BM, BDV]``."""
+        return self._zeros(self.shape.v_width)
 
     def row_max(self, s: Fragments) -> Array:
-        """Largest score of each row ``[programs, BM]``: in the lane, then over its quad."""
+        """Largest score of each row ``[programs, BM]``: in the lane, over its quad, over the warpgroups of a row."""
         return self._by_row(s, np.max)
 
     def row_sum(self, p: Fragments) -> Array:
-        """Row sums ``[programs, BM]``: in the lane, then over its quad."""
+        """Row sums ``[programs, BM]``: in the lane, over its quad, over the warpgroups of a row."""
         return self._by_row(p, np.sum)
 
     def _by_row(self, x: Fragments, reduce: Any) -> Array:
-        parts = x.values.reshape(self.programs, self.shape.warps, 8, 4, x.values.shape[2], -1, 2, 2)
-        rows = reduce(reduce(parts, axis=(5, 7)), axis=3)  # [programs, warps, 8 rows, repeats, halves]
-        return rows.transpose(0, 3, 1, 4, 2).reshape(self.programs, self.shape.BM)
+        groups, shape = self.shape.groups_n, self.shape
+        if groups > 1:  # through scratch memory: written, combined, read
+            self.hazards.barrier()
+            self.hazards.barrier()
+        parts = x.values.reshape(self.programs, groups, shape.warps // groups, 8, 4, x.values.shape[2], -1, 2, 2)
+        rows = reduce(reduce(reduce(parts, axis=(6, 8)), axis=4), axis=1)  # [programs, warps, 8 rows, repeats, halves]
+        return rows.transpose(0, 3, 1, 4, 2).reshape(self.programs, shape.BM)
 
     def _begin_loop(self, tile: KVTile) -> None:
         """Where a loop is over and the next one begins with ``tile``: drain, and fetch its first tiles."""
@@ -238,15 +188,58 @@ class WgmmaCTA:
         self.hazards.barrier()
         self._copy_async(tile, role)
 
-    def _land(self) -> None:
-        """All copies have landed for all warps, and wgmma may see them."""
+    def _land(self, role: str, active: Array) -> None:
+        """All copies have landed for all warps, are converted if need be, and wgmma may see them."""
         self.hazards.wait_group(0)
         self.hazards.barrier()
+        if self.shape.converted[role]:
+            self._convert(role, active)
+            self.hazards.barrier()
         self.hazards.fence_async()
 
+    def _convert(self, role: str, active: Array) -> None:
+        """A tile from its plain rows through registers into the panels, in the dtype of the product."""
+        shape, plain, place = self.shape, self.shape.places[f"{role} plain"], self.shape.panel(f"{role}0")
+        self.hazards.read(self._used[f"{role} plain"], f"{role} convert")
+        rows = SharedTile(self.smem, plain, shape.dram_dtype).tile()
+        values = rows.astype(shape.dtype if role == "k" else shape.p_dtype)
+        if role == "v" and shape.v_transposed:
+            values = values.swapaxes(1, 2)
+        self.hazards.write(self._filled[f"{role}0"], f"{role} convert")
+        self._store_tile(place, values)
+        programs = int(active.sum())
+        self.traffic.move("SMEM->registers", programs * rows[0].nbytes)
+        self.traffic.move("registers->SMEM", programs * values[0].nbytes)
+
+    def _store_tile(self, place: PanelTile, values: Array) -> None:
+        vectors = np.ascontiguousarray(values).reshape(self.programs, place.rows, place.vectors, -1)
+        self.smem.store(place.address(np.arange(place.rows)[:, None], np.arange(place.vectors))[None], vectors)
+
+    def _p_fragments(self, p: Fragments, atom: MmaAtom) -> Array:
+        """P as the A operand ``[programs, row blocks, 1, 128, registers]``, k step after k step."""
+        shape = self.shape
+        values = p.values.astype(shape.p_dtype)
+        if shape.groups_n == 1 and shape.p_dtype.itemsize == 2:  # where it stands
+            return self._blocks(values)
+        tile = p.with_values(values).tile()
+        if shape.groups_n > 1:  # a warpgroup needs the columns of the others
+            self.hazards.barrier()
+            self.hazards.write(self._filled["p"], "p write")
+            self._store_tile(shape.panel("p"), tile)
+            self.hazards.barrier()
+            self.hazards.read(self._used["p"], "p read")
+            tile = SharedTile(self.smem, shape.panel("p"), shape.p_dtype).tile()
+        k = K_BYTES // shape.p_dtype.itemsize
+        steps = tile.reshape(self.programs, shape.BM // 64, 64, -1, k).swapaxes(2, 3)  # [P, blocks, steps, 64, k]
+        fragments = atom.fragment_a(steps)  # [P, blocks, steps, 128, registers]
+        return np.moveaxis(fragments, 2, 3).reshape(self.programs, shape.BM // 64, 1, 128, -1)
+
     def _copy_plan(self, at: str) -> CopyPlan:
-        place = self.shape.places[at]
-        return copy_plan(place.rows, 2 * place.cols, 2 * self.shape.D, self.shape.warps)
+        place, shape = self.shape.places[at], self.shape
+        depth = shape.v_depth if at.startswith("v") else shape.D
+        if at == "p" or (at == "v0" and shape.v_transposed):
+            depth = shape.BN
+        return copy_plan(place.rows, 16 * place.vectors, place.itemsize * depth, shape.warps)
 
     def _copied_to(self, at: str) -> tuple[IntArray, int, IntArray]:
         """Byte address and size of every vector of a place, and the warp that brings it."""
@@ -254,9 +247,9 @@ class WgmmaCTA:
         return self.shape.places[at].address(plan.row, plan.byte // 16), 16, plan.warp
 
     def _copy_async(self, tile: KVTile, role: str) -> None:
-        stage = self._copied[role] % STAGES
+        stage = self._copied[role] % self._stages(role)
         self._copied[role] += 1
-        at = f"{role}{stage}"
+        at = f"{role} plain" if self.shape.converted[role] else f"{role}{stage}"
         plan, (address, nbytes, _) = self._copy_plan(at), self._copied_to(at)
         source, valid = plan.source_of(tile)
         self.hazards.copy_async(self._filled[at], f"{role} copy", stage)
@@ -265,73 +258,37 @@ class WgmmaCTA:
         self.traffic.move("DRAM->SMEM", int(valid.sum()) * 16)
 
     def _tile(self, role: str) -> SharedTile:
-        """The next tile of a role, in its stage."""
+        """The next tile of a role, as it came."""
         self._read[role] += 1
-        return SharedTile(self.smem, self.shape.places[f"{role}{self._stage(role)}"], self.shape.dtype)
+        converted = self.shape.converted[role]
+        at = f"{role} plain" if converted else f"{role}{self._stage(role)}"
+        dtype = self.shape.dtype if role == "k" else self.shape.p_dtype
+        return SharedTile(self.smem, self.shape.places[at], self.shape.dram_dtype if converted else dtype)
+
+    def _stages(self, role: str) -> int:
+        return 1 if self.shape.converted[role] else STAGES
 
     def _stage(self, role: str) -> int:
         """Where the tile stands that was taken last."""
-        return (self._read[role] - 1) % STAGES
+        return (self._read[role] - 1) % self._stages(role)
 
     def _count(self, active: Array, nbytes: int) -> None:
         self.traffic.move("SMEM->tensor cores", int(active.sum()) * nbytes)
 
     def _zeros(self, columns: int) -> Fragments:
-        return Fragments.zeros(self.programs, _accumulator(self.shape, columns))
+        return Fragments.zeros(self.programs, accumulator_map(self.shape, columns))
 
     def _blocks(self, values: Array) -> Array:
-        """``[P, threads, repeats, regs]`` -> ``[P, blocks of 64 rows, 128, regs]``, in the order of the rows."""
+        """``[P, threads, repeats, regs]`` -> ``[P, blocks of 64 rows, column groups, 128, regs]``, in the order of the
+        rows.
+        """
         P, threads, repeats, regs = values.shape
-        return np.moveaxis(values.reshape(P, threads // 128, 128, repeats, regs), 3, 1).reshape(P, -1, 128, regs)
+        n = self.shape.groups_n
+        split = values.reshape(P, n, threads // (128 * n), 128, repeats, regs)  # of the threads: columns, rows
+        return split.transpose(0, 4, 2, 1, 3, 5).reshape(P, -1, n, 128, regs)
 
     def _fragments(self, c: Array, columns: int) -> Fragments:
-        layout = _accumulator(self.shape, columns)
-        P, _, _, regs = c.shape
-        values = np.moveaxis(c.reshape(P, -1, self.shape.warps // 4, 128, regs), 1, 3)
-        return Fragments(values.reshape(P, *layout.row.shape), layout)
-
-
-@functools.cache
-def _places(shape: WgmmaShape) -> dict[str, PanelTile]:
-    base, places = 0, {}
-    for at in ("q", *(f"{role}{stage}" for role in "kv" for stage in range(STAGES))):
-        places[at] = PanelTile(shape.BM if at == "q" else shape.BN, shape.BD, base)
-        base += places[at].nbytes
-    return places
-
-
-@functools.cache
-def _q_addresses(shape: WgmmaShape) -> IntArray:
-    """Elements that each step's descriptors of Q find: ``[steps, blocks of 64 rows, 64, 16]``."""
-    q, steps, blocks = shape.places["q"], range(0, shape.BD, K_STEP), range(0, shape.BM, 64)
-    found = [
-        [q.descriptor(row, k, along_rows=False).addresses(64, K_STEP, shape.dtype) for row in blocks] for k in steps
-    ]
-    return np.array(found)
-
-
-@functools.cache
-def _k_addresses(shape: WgmmaShape, stage: int) -> IntArray:
-    """Elements that each step's descriptor of K finds: ``[steps, BN, 16]``."""
-    k = shape.places[f"k{stage}"]
-    steps = range(0, shape.BD, K_STEP)
-    return np.array([k.descriptor(0, c, along_rows=False).addresses(shape.BN, K_STEP, shape.dtype) for c in steps])
-
-
-@functools.cache
-def _v_addresses(shape: WgmmaShape, stage: int) -> IntArray:
-    """Elements that each step's descriptor of V finds, MN-major: ``[steps, BD, 16]``."""
-    v = shape.places[f"v{stage}"]
-    steps = range(0, shape.BN, K_STEP)
-    found = [v.descriptor(key, 0, along_rows=True).addresses(shape.BD, K_STEP, shape.dtype, "MN") for key in steps]
-    return np.array(found)
-
-
-@functools.cache
-def _accumulator(shape: WgmmaShape, columns: int) -> FragmentMap:
-    """Warp w has rows ``16 w ...`` of every ``16 * warps``, all columns: ``[threads, repeats, columns / 2]``."""
-    repeats = shape.BM // (16 * shape.warps)
-    thread, repeat, r = np.ogrid[: 32 * shape.warps, :repeats, : columns // 2]
-    row, col = shape.atom(columns).c(thread % 128, r)
-    row = row + thread // 128 * 64 + repeat * 16 * shape.warps
-    return FragmentMap((shape.BM, columns), row, np.broadcast_to(col, row.shape), warp_size=32)
+        layout, n = accumulator_map(self.shape, columns), self.shape.groups_n
+        P, _, _, _, regs = c.shape
+        split = c.reshape(P, -1, self.shape.warps // (4 * n), n, 128, regs)
+        return Fragments(split.transpose(0, 3, 2, 4, 1, 5).reshape(P, *layout.row.shape), layout)

@@ -9,13 +9,33 @@ import numpy as np
 import torch
 from yardsticks import on, page_table
 
-from kvlab.attention.mha_prefill import mha_prefill, mha_prefill_paged
-from kvlab.attention.mha_prefill.config import UNLIMITED
+from kvlab.attention import masks
+from kvlab.attention.explain import explain
+from kvlab.attention.mha_prefill import _plan_dense, _plan_paged, mha_prefill, mha_prefill_paged
+from kvlab.attention.mha_prefill.inputs import Options
 from kvlab.attention.mha_prefill.reference import reference
 from kvlab.cache.arrays import to_torch
 from kvlab.memory import as_dtype
 
 Array = np.ndarray[Any, Any]
+
+
+class Striped(masks.Mask):
+    """A mask of one's own: no run of keys, another for each head; query 5 sees nothing."""
+
+    def visible(self, batch: Any, head: Any, q_pos: Any, k_pos: Any) -> Any:
+        return ((q_pos + 2 * k_pos + head + batch) % 3 > 0) & (q_pos % 7 != 5)
+
+
+MASKS: dict[str, masks.Mask] = {
+    "null": masks.NullMask(),
+    "sliding": masks.SlidingWindowCausalMask(70),
+    "future": masks.SlidingWindowNonCausalMask(40),
+    "chunked": masks.ChunkedMask(50),
+    "chunked causal": masks.ChunkedCausalMask(50),
+    "striped": Striped(),
+    "chunks and window": masks.AndMask(masks.ChunkedCausalMask(30), masks.SlidingWindowCausalMask(9)),
+}
 
 
 @dataclass(frozen=True)
@@ -34,11 +54,21 @@ class Case:
     sinks: bool = False
     strided: bool = False
     seed: int = 0
+    DV: int | None = None
+    kv: str | None = None
+    scales: str = ""
+    mask: str = ""
+    alibi: bool = False
+    base2: bool = False
+    hnd: bool = False
 
     def __str__(self) -> str:
         lens = "_".join(f"{s}x{n}" for s, n in self.lens) or "none"
         name = f"{self.form}{self.page if self.form == 'paged' else ''}-{lens}-H{self.heads[0]}x{self.heads[1]}"
-        name += f"-D{self.D}-{self.dtype}" + ("" if self.causal else "-full")
+        name += f"-D{self.D}" + (f"x{self.DV}" if self.DV else "") + f"-{self.dtype}"
+        name += (f"-kv{self.kv}" if self.kv else "") + (f"-scales:{self.scales}" if self.scales else "")
+        name += (f"-{self.mask.replace(' ', '_')}" if self.mask else "") + ("" if self.causal else "-full")
+        name += "".join(f"-{word}" for word in ("alibi", "base2", "hnd") if getattr(self, word))
         name += f"-window{self.window}".replace(" ", "") if self.window is not None else ""
         name += f"-cap{self.softcap:g}" if self.softcap else ""
         return name + ("-sinks" if self.sinks else "") + ("-strided" if self.strided else "")
@@ -47,12 +77,13 @@ class Case:
         """Random values where they are used, NaN everywhere else, pages dealt at random, garbage in the table."""
         rng = np.random.default_rng(self.seed)
         dtype, (q_heads, kv_heads), D = as_dtype(self.dtype), self.heads, self.D
+        kv_dtype, DV = as_dtype(self.kv or self.dtype), self.DV or self.D
         new, keys = (np.array([pair[i] for pair in self.lens], np.int64).reshape(-1) for i in (0, 1))
         batch = len(self.lens)
 
-        def rows(*shape: int) -> Array:
+        def rows(*shape: int, dtype: Any = dtype) -> Array:
             """Random rows, in part of wider ones full of NaN where the case is strided."""
-            extra = (1, 1, D) if self.strided else (0, 0, 0)
+            extra = (1, 1, shape[-1]) if self.strided else (0, 0, 0)
             wide = np.full((*shape[:-3], *(n + e for n, e in zip(shape[-3:], extra, strict=True))), np.nan, dtype)
             view = wide[..., extra[0] :, extra[1] :, extra[2] :]
             view[...] = rng.standard_normal(view.shape).astype(dtype)
@@ -61,29 +92,38 @@ class Case:
         more: dict[str, Any] = {}
         if self.form == "dense":
             q = rows(batch, int(new.max(initial=0)), q_heads, D)
-            k, v = (rows(batch, int(keys.max(initial=0)), kv_heads, D) for _ in "kv")
+            k, v = (rows(batch, int(keys.max(initial=0)), kv_heads, d, dtype=kv_dtype) for d in (D, DV))
         else:
             q = rows(int(new.sum()), q_heads, D)
             more["cu_q"] = np.concatenate([[0], np.cumsum(new)]).astype(np.int32)
         if self.form == "ragged":
-            k, v = (rows(int(keys.sum()), kv_heads, D) for _ in "kv")
+            k, v = (rows(int(keys.sum()), kv_heads, d, dtype=kv_dtype) for d in (D, DV))
             more["cu_k"] = np.concatenate([[0], np.cumsum(keys)]).astype(np.int32)
         if self.form == "paged":
             columns = -(-keys // self.page)
             pages = int(columns.sum()) + 2
-            pair = np.full((2, pages, self.page, kv_heads, D), np.nan, dtype)
+            k, v = (np.full((pages, self.page, kv_heads, d), np.nan, kv_dtype) for d in (D, DV))
             if self.strided:  # halves of one buffer, HND
-                pair = np.full((pages, 2, kv_heads, self.page, D), np.nan, dtype).transpose(1, 0, 3, 2, 4)
-            k, v = pair
+                k, v = np.full((pages, 2, kv_heads, self.page, D), np.nan, kv_dtype).transpose(1, 0, 3, 2, 4)
             table = page_table(columns, pages, rng)
             b, key = np.nonzero(np.arange(keys.max(initial=0)) < keys[:, None])
             for cache in (k, v):
-                cache[table[b, key // self.page], key % self.page] = rng.standard_normal((len(b), kv_heads, D)).astype(
-                    dtype
-                )
+                values = rng.standard_normal((len(b), kv_heads, cache.shape[-1])).astype(kv_dtype)
+                cache[table[b, key // self.page], key % self.page] = values
             more |= {"table": table, "seq_lens": keys.astype(np.int32)}
         if self.sinks:
             more["sinks"] = rng.standard_normal(q_heads).astype(np.float32)
+        if self.alibi:
+            more["slopes"] = (0.5 ** np.arange(1, q_heads + 1)).astype(np.float32)
+        if self.scales == "token":  # NaN where there is no key
+            unused = np.isnan(k.astype(np.float32)).all(-1)
+            for name in ("k_scale", "v_scale"):
+                more[name] = np.where(unused, np.nan, rng.uniform(0.2, 3, k.shape[:-1])).astype(np.float32)
+        elif self.scales:
+            size = () if self.scales == "number" else (kv_heads,)
+            more |= {n: rng.uniform(0.2, 3, size).astype(np.float32) for n in ("q_scale", "k_scale", "v_scale")}
+            if self.scales == "number":
+                more |= {n: float(more[n]) for n in ("q_scale", "k_scale", "v_scale")}
         return Inputs(self, q, k, v, **more)
 
 
@@ -100,44 +140,60 @@ class Inputs:
     table: Any = None
     seq_lens: Any = None
     sinks: Any = None
+    slopes: Any = None
+    q_scale: Any = None
+    k_scale: Any = None
+    v_scale: Any = None
 
     def with_(self, **changes: Any) -> Inputs:
         return replace(self, **changes)
 
-    @property
-    def options(self) -> dict[str, Any]:
-        return {"causal": self.case.causal, "window": self.case.window, "softcap": self.case.softcap}
+    NAMES = ("q", "k", "v", "cu_q", "cu_k", "table", "seq_lens", "sinks", "slopes", "q_scale", "k_scale", "v_scale")
 
-    @property
-    def bounds(self) -> tuple[int, int]:
-        """(left, right) by the words of the documentation."""
-        window = self.case.window
-        left, right = (window - 1, 0) if isinstance(window, int) else window or (None, None)
-        left, right = (UNLIMITED if side is None else side for side in (left, right))
-        return left, 0 if self.case.causal else right
+    def arguments(self, device: str | None = None, **options: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """The public function and what it is called with; torch tensors on ``device`` if given."""
+        case, a = self.case, {name: getattr(self, name) for name in self.NAMES}
+        if device is not None:
+            a = {n: on(to_torch(x), device) if isinstance(x, np.ndarray) else x for n, x in a.items()}
+        more: dict[str, Any] = {
+            "window": case.window, "softcap": case.softcap, "sinks": a["sinks"], "alibi_slopes": a["slopes"],
+            "q_scale": a["q_scale"], "k_scale": a["k_scale"], "v_scale": a["v_scale"], "base2": case.base2,
+            "causal": None if case.mask and case.causal else case.causal, "mask": MASKS.get(case.mask),
+        }  # fmt: skip
+        more |= options
+        if case.form != "paged":
+            return mha_prefill, (a["q"], a["k"], a["v"]), more | {"cu_seqlens_q": a["cu_q"], "cu_seqlens_k": a["cu_k"]}
+        if case.hnd:
+            names = ("k", "v", "k_scale", "v_scale")
+            a |= {n: a[n].swapaxes(1, 2) for n in names if getattr(a[n], "ndim", 0) > 2}
+            more |= {n: a[n] for n in names[2:]} | {"kv_layout": "HND"}
+        return mha_prefill_paged, (a["q"], a["k"], a["v"], a["table"], a["seq_lens"], a["cu_q"]), more
 
     def call(self, *, device: str | None = None, **options: Any) -> Any:
         """The public function; with torch tensors on ``device`` if given."""
-        names = ("q", "k", "v", "cu_q", "cu_k", "table", "seq_lens", "sinks")
-        a = {name: getattr(self, name) for name in names}
-        if device is not None:
-            a = {name: x if x is None else on(to_torch(x), device) for name, x in a.items()}
-        options = self.options | {"sinks": a["sinks"]} | options
-        if self.case.form == "paged":
-            return mha_prefill_paged(a["q"], a["k"], a["v"], a["table"], a["seq_lens"], a["cu_q"], **options)
-        return mha_prefill(a["q"], a["k"], a["v"], cu_seqlens_q=a["cu_q"], cu_seqlens_k=a["cu_k"], **options)
+        function, arrays, more = self.arguments(device, **options)
+        return function(*arrays, **more)
+
+    def explain(self, **options: Any) -> Any:
+        """What the call would get."""
+        function, arrays, more = self.arguments(**options)
+        return explain(function, *arrays, **more)
+
+    def plan(self, device: str | None = None, **options: Any) -> Any:
+        """The checked call: what the launch functions are given."""
+        _, arrays, more = self.arguments(device, **options)
+        layout = {n: more.pop(n) for n in ("kv_layout", "cu_seqlens_q", "cu_seqlens_k") if n in more}
+        return (_plan_paged if self.case.form == "paged" else _plan_dense)(*arrays, Options(**more), **layout)
 
     def launch_form(self) -> tuple[Any, ...]:
         """The positional arguments of the launch functions and the reference."""
-        q = self.q if self.cu_q is None else self.q[None]
-        k, v = (x[None] if self.cu_k is not None else x for x in (self.k, self.v))
-        return q, k, v, self.cu_q, self.cu_k, self.table, self.seq_lens, self.sinks
+        return tuple(self.plan().inputs.arrays)
 
     def exact(self) -> tuple[Array, Array]:
         """The float64 reference."""
-        left, right = self.bounds
-        options = {"left": left, "right": right, "softcap": self.case.softcap}
-        out, lse = reference(*self.launch_form(), scale=self.case.D**-0.5, **options)
+        plan = self.plan()
+        out, lse = reference(*plan.inputs.arrays, scale=plan.scale, features=plan.inputs.features)
+        lse = lse / np.log(2) if self.case.base2 else lse
         return (out, lse) if self.cu_q is None else (out[0], lse[0])
 
     def sequences(self) -> list[tuple[Any, Array, Array, Array]]:
@@ -151,24 +207,82 @@ class Inputs:
             if self.table is not None:
                 key = np.arange(self.seq_lens[b])
                 where = self.table[b, key // self.case.page], key % self.case.page
-            found.append((at, self.q[at], self.k[where], self.v[where]))
+            scales = [getattr(self, n) for n in ("k_scale", "v_scale")]  # of the stored values
+            scales = [x[where] if getattr(x, "ndim", 0) > 1 else x for x in scales]
+            rows = [
+                x if by is None else x.astype(np.float32) * np.asarray(by)[..., None]
+                for x, by in zip((self.k[where], self.v[where]), scales, strict=True)
+            ]
+            q = self.q[at]
+            if self.q_scale is not None and q.dtype.itemsize == 1:
+                group = self.case.heads[0] // self.case.heads[1]
+                by = np.broadcast_to(self.q_scale, (self.case.heads[1],)).repeat(group)
+                q = q.astype(np.float32) * by[:, None]
+            found.append((at, q, *rows))
         return found
 
     def plain_torch(self) -> Array:
-        """``softmax(q k^T * scale) v`` as PyTorch has it in the storage dtype, every intermediate rounded."""
-        out, (left, right) = np.zeros(self.q.shape), self.bounds
-        for at, *arrays in self.sequences():
-            q, k, v = (to_torch(np.ascontiguousarray(a)).transpose(0, 1) for a in arrays)
+        """``softmax(q k^T * scale) v`` as PyTorch has it in the storage dtype (bfloat16 for e4m3), every intermediate
+        rounded; P of e4m3 where both are.
+        """
+        case = self.case
+        DV, plan = case.DV or case.D, self.plan().inputs.features.mask
+        out = np.zeros((*self.q.shape[:-1], DV))
+        dtype = as_dtype("bf16") if self.q.dtype.itemsize == 1 else self.q.dtype
+        for b, (at, *arrays) in enumerate(self.sequences()):
+            q, k, v = (to_torch(np.ascontiguousarray(a).astype(dtype)).transpose(0, 1) for a in arrays)
             k, v = (t.repeat_interleave(q.shape[0] // t.shape[0], 0) for t in (k, v))
-            position = torch.arange(q.shape[1])[:, None] + k.shape[1] - q.shape[1]
-            key = torch.arange(k.shape[1])
-            s = q @ k.transpose(1, 2) * self.case.D**-0.5
-            if self.case.softcap:
-                s = self.case.softcap * torch.tanh(s / self.case.softcap)
-            s = s.masked_fill((key < position - left) | (key > position + right), float("-inf"))
+            position = np.arange(q.shape[1])[:, None] + k.shape[1] - q.shape[1]
+            key = np.arange(k.shape[1])
+            s = q @ k.transpose(1, 2) * case.D**-0.5
+            if case.softcap:
+                s = case.softcap * torch.tanh(s / case.softcap)
+            if self.slopes is not None:
+                far = torch.from_numpy(np.abs(position - key)).to(s.dtype)
+                s = s - torch.from_numpy(self.slopes).to(s.dtype)[:, None, None] * far
+            first, limit = plan.interval.bounds(position, k.shape[1], b)
+            visible = np.broadcast_to((key >= first) & (key < limit), s.shape).copy()
+            if plan.bias is not None:
+                visible &= plan.bias[b if len(plan.bias) > 1 else 0, :, : q.shape[1], : k.shape[1]] > -1
+            s = s.masked_fill(torch.from_numpy(~visible), float("-inf"))
             if self.sinks is not None:
                 extra = torch.from_numpy(self.sinks).to(s.dtype)[:, None, None].expand(-1, s.shape[1], 1)
                 s = torch.cat([s, extra], -1)
             p = torch.nan_to_num(torch.softmax(s, -1))[..., : k.shape[1]]
+            if self.q.dtype.itemsize == 1:
+                top = p.amax(-1, keepdim=True).clamp(min=1e-30)
+                p = (256 * p / top).to(torch.float8_e4m3fn).to(p.dtype) * top / 256
             out[at] = (p @ v).transpose(0, 1).double().numpy()
         return out
+
+
+FEATURES = [
+    Case(((130, 200), (60, 40)), form="ragged", heads=(3, 1), mask="chunked"),
+    Case(((70, 130), (0, 9), (9, 70)), form="paged", heads=(2, 1), mask="chunked causal", dtype="fp16", page=16),
+    Case(((90, 150),), heads=(2, 2), mask="sliding", alibi=True, base2=True, sinks=True),
+    Case(((90, 150),), heads=(2, 1), mask="future", dtype="fp32"),
+    Case(((70, 90), (20, 33)), form="ragged", heads=(4, 2), mask="striped", softcap=4.0, alibi=True),
+    Case(((70, 90),), heads=(2, 1), mask="chunks and window", sinks=True, dtype="fp32"),
+    Case(((130, 140), (7, 7)), form="paged", heads=(5, 1), alibi=True, causal=False, hnd=True),
+    Case(((70, 90), (30, 30)), form="paged", D=192, DV=128, heads=(2, 1), window=50),
+    Case(((70, 90),), D=64, DV=192, heads=(2, 1), dtype="fp16"),
+    Case(((70, 90),), D=128, DV=64, heads=(2, 1), dtype="fp32"),
+    Case(((140, 150),), heads=(2, 1), kv="fp8", scales="number"),
+    Case(((20, 90), (9, 70)), form="paged", D=128, heads=(6, 2), kv="fp8", scales="head", dtype="fp16", page=64),
+    Case(((140, 150), (3, 20)), form="paged", heads=(4, 2), kv="fp8", scales="token", window=40, hnd=True),
+    Case(((60, 80),), form="ragged", heads=(4, 2), kv="fp8", scales="token", D=192, DV=128),
+    Case(((140, 150),), heads=(2, 1), dtype="fp8", scales="number", D=128),
+    Case(((20, 90), (9, 70)), form="paged", heads=(6, 2), dtype="fp8", scales="head", softcap=20.0, sinks=True),
+    Case(((60, 80),), form="ragged", heads=(4, 2), dtype="fp8", scales="token", D=192, DV=128),
+]
+"""Every feature; all of head dimensions that gfx950 has."""
+
+ODD_DEPTHS = [
+    Case(((40, 70),), D=D, DV=DV, dtype=t, kv=kv, heads=(2, 1))
+    for D, DV, t, kv in (
+        (16, None, "bf16", None), (80, None, "fp16", None), (96, 40, "bf16", None), (576, 512, "bf16", None),
+        (192, None, "fp32", None), (320, 24, "fp32", None), (80, None, "bf16", "fp8"), (112, 48, "fp8", None),
+        (264, 264, "fp16", None),
+    )
+]  # fmt: skip
+"""Head dimensions in pieces, padded, with other dimensions of the values."""

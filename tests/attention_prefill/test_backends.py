@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prefill_cases import Case
+from prefill_cases import FEATURES, ODD_DEPTHS, Case
 from yardsticks import assert_accurate, bits
 
 GRID = [
@@ -33,25 +33,24 @@ GRID = [
     Case(((140, 150),), heads=(1, 1), D=256),
     Case((), form="ragged"),
 ]
-OTHER_DEPTHS = [Case(((40, 70),), D=D, dtype=t) for D, t in ((16, "bf16"), (80, "fp16"), (96, "bf16"), (192, "fp32"))]
 every = pytest.mark.parametrize("case", GRID, ids=str)
 
 
-@every
+@pytest.mark.parametrize("case", [*GRID, *FEATURES], ids=str)
 @pytest.mark.parametrize("arch", ["sm_90", "gfx950"])
 def test_emulator(case: Case, arch: str) -> None:
     x = case.build()
     assert_accurate(x, *x.call(arch=arch, return_lse=True))
 
 
-@pytest.mark.parametrize("case", OTHER_DEPTHS, ids=str)
-def test_emulator_pads_the_depth(case: Case) -> None:
+@pytest.mark.parametrize("case", ODD_DEPTHS, ids=str)
+def test_emulator_takes_the_depth_in_pieces(case: Case) -> None:
     x = case.build()
     assert_accurate(x, *x.call(return_lse=True))
 
 
 @pytest.mark.interpreter
-@pytest.mark.parametrize("case", [*GRID, *OTHER_DEPTHS[:2]], ids=str)
+@pytest.mark.parametrize("case", [*GRID, *FEATURES, *ODD_DEPTHS], ids=str)
 def test_interpreted_kernel(case: Case) -> None:
     x = case.build()
     out, lse = x.call(device="cpu", return_lse=True)

@@ -15,9 +15,10 @@ import pytest
 import triton
 from prefill_cases import Case
 
+from kvlab.attention.features import Features
+from kvlab.attention.masks import MaskPlan
 from kvlab.attention.mha_prefill import emulator, kernel
-from kvlab.attention.mha_prefill.config import UNLIMITED, PrefillConfig, PrefillProblem, choose_config
-from kvlab.cache.arrays import to_torch
+from kvlab.attention.mha_prefill.config import PrefillConfig, PrefillProblem, choose_config
 from kvlab.memory import as_dtype
 from kvlab.staging import Timeline, Traffic
 from kvlab.staging.wgmma_cta import WgmmaShape
@@ -41,28 +42,41 @@ class _Caught:
 @functools.cache
 def compiled(case: Case, target: str) -> tuple[Compiled, PrefillConfig]:
     """The kernel as a call on ``target`` compiles it: the same types, constants and alignments."""
-    x = case.build()
-    arrays = [a if a is None else to_torch(a) for a in x.launch_form()]
-    left, right = x.bounds
-    longest = x.q.shape[1] if x.cu_q is None else x.q.shape[0]
-    sizes = (len(case.lens), longest, *case.heads, case.D, x.q.dtype.itemsize)
-    problem = PrefillProblem(*sizes, left, right, case.softcap, x.cu_q is not None)
-    config, caught = choose_config(problem, arch=target), _Caught(kernel.attend)
+    plan = case.build().plan(device="cpu")
+    config, caught = choose_config(plan.problem, arch=target), _Caught(kernel.attend)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel, "attend", caught)
-        kernel.launch(*arrays, scale=0.1, problem=problem, config=config)
+        options = {"scale": plan.scale, "problem": plan.problem, "features": plan.inputs.features}
+        kernel.launch(*plan.inputs.arrays, config=config, **options)
     options = {key: caught.arguments.pop(key) for key in ("num_warps", "num_stages")}
     made = compile_kernel(caught.fn, target=target, **signature_of(caught.fn, **caught.arguments), **options)
     return made, config
 
 
 LENS = ((150, 200), (3, 7))
-PAGED = Case(LENS, heads=(8, 2), D=128, form="paged", page=64)
-MATRIX = [(PAGED, target) for target in TARGETS]
-MATRIX += [(Case(LENS, heads=(8, 2), D=128, form="ragged", dtype=t), "sm_90") for t in ("fp16", "fp32")]
-MATRIX += [(Case(LENS[:1] * 2, heads=(8, 2), D=256), "sm_90")]
-MATRIX += [(Case(LENS, heads=(8, 2), D=128, form="ragged", dtype="fp32"), "gfx950")]
-MATRIX += [(Case(LENS, heads=(8, 2), D=80, form="ragged", window=100, sinks=True, softcap=20.0), "sm_90")]
+
+
+def paged(D: int, **more: Any) -> Case:
+    return Case(LENS, heads=(8, 2), D=D, form="paged", page=64, **more)
+
+
+MATRIX = [(paged(128), target) for target in TARGETS]
+MATRIX += [(paged(128, kv="fp8", scales="head"), target) for target in ("sm_90", "sm_100", "gfx950")]
+MATRIX += [(paged(128, dtype="fp8", scales="head"), target) for target in ("sm_90", "gfx950")]
+MATRIX += [(paged(128, dtype="fp32"), target) for target in ("sm_90", "gfx950")]
+MATRIX += [
+    (case, "sm_90")
+    for case in (
+        Case(LENS, heads=(8, 2), D=128, form="ragged", dtype="fp16"),
+        Case(LENS[:1] * 2, heads=(8, 2), D=256),
+        paged(80, window=100, sinks=True, softcap=20.0, alibi=True),
+        paged(128, mask="striped", softcap=9.0),
+        paged(192, DV=128),
+        paged(576, DV=512),
+        paged(256, kv="fp8", scales="token"),
+        paged(256, dtype="fp32"),
+    )
+]
 
 
 @pytest.mark.parametrize("case, target", MATRIX, ids=[f"{case}-{target}" for case, target in MATRIX])
@@ -74,22 +88,33 @@ def test_attend(case: Case, target: str) -> None:
     if target.startswith("gfx"):
         assert any(name.startswith("v_mfma") for name in count)
         return
-    assert count["LDGSTS"] > 0 or case.dtype == "fp32", "cp.async"
+    assert count["LDGSTS"] > 0 or case.dtype == "fp32" or case.D > 256, "cp.async"
     if case.dtype == "fp32":
         assert not {"HMMA", "HGMMA"} & set(count), "tf32 would round the inputs"
+    elif case.dtype == "fp8":
+        assert count["QGMMA"] > 0
     else:
         assert count[{"sm_80": "HMMA", "sm_90": "HGMMA", "sm_100": "UTCHMMA"}[target]] > 0
+
+
+def test_unused_features_cost_nothing() -> None:
+    """The plain loop: as many products, copies and special functions as the sizes say, and every register in use."""
+    made, config = compiled(Case(LENS[:1] * 2, heads=(8, 2), D=128), "sm_90")
+    assert (config.BM, config.BN, made.spills) == (128, 128, 0)
+    exponentials = made.instructions["MUFU"]
+    rows, columns = config.BM * config.BN // (32 * config.num_warps), 2
+    assert exponentials < 2 * rows + 64 * columns
 
 
 @pytest.mark.parametrize("D", [64, 128])
 def test_the_emulator_works_as_the_compiled_loop(D: int) -> None:
     """wgmma of the same shape and number, warps along the rows, 128-byte swizzle, P from registers."""
     made, config = compiled(Case(LENS[:1] * 2, heads=(8, 2), D=D), "sm_90")
-    shape = WgmmaShape(config.BM, config.BN, D, config.BD, as_dtype("bf16"), config.num_warps)
+    shape = WgmmaShape(config.BM, config.BN, D, config.D0, as_dtype("bf16"), config.num_warps)
     ttgir = made.asm["ttgir"]
     layouts = re.findall(r"nvidia_mma<\{versionMajor = 3.*?warpsPerCTA = \[(\d+), 1\], instrShape = \[16, (\d+)", ttgir)
     assert {(int(warps), int(n)) for warps, n in layouts} == {(shape.warps, n) for n in (shape.BN, shape.BD)}
-    assert re.findall(r"nvmma_shared<\{swizzlingByteWidth = (\d+)", ttgir) == [str(shape.places["k0"].width)] * 2
+    assert re.findall(r"nvmma_shared<\{swizzlingByteWidth = (\d+)", ttgir) == [str(shape.panel("k0").width)] * 2
     products = re.findall(r"warp_group_dot .*? : (\S+)<.*\* !ttg.memdesc", ttgir)
     assert products == ["!ttg.memdesc", "tensor"] * 2, "S from shared memory, O += P V with P in registers; two loops"
     steps = shape.BD // 16 + shape.BN // 16  # of a tile, for 64 rows a warpgroup
@@ -107,8 +132,9 @@ def test_the_emulator_copies_waits_and_multiplies_in_the_order_of_the_compiled_l
     traffic, n = Traffic(timeline=Timeline()), 3 * config.BN
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((1, n, 1, 64)).astype(as_dtype("bf16")) for _ in range(3))
-    problem = PrefillProblem(1, n, 1, 1, 64, 2, right=UNLIMITED)
-    emulator.launch(q, k, v, scale=0.125, problem=problem, config=choose_config(problem), traffic=traffic)
+    problem, every = PrefillProblem(1, n, 1, 1, 64, 64, 2, 2), Features(MaskPlan())
+    config = choose_config(problem)
+    emulator.launch(q, k, v, scale=0.125, problem=problem, config=config, features=every, traffic=traffic)
     kinds = {
         "wait": "cp.async.wait_group", "barrier": "bar.sync", "fence": "fence.proxy", "commit": "cp.async.commit",
         "read in flight": "wgmma.mma_async",

@@ -2,22 +2,50 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import pytest
 from prefill_cases import Case
 
+from kvlab.attention import explain
+from kvlab.attention.masks import CausalPaddingMask, MaterializedMask, NullMask
 from kvlab.attention.mha_prefill import mha_prefill, mha_prefill_paged
+from kvlab.memory import float8_e4m3fn
 
+E4M3 = float8_e4m3fn
 q, kv = np.zeros((2, 4, 4, 64), np.float32), np.zeros((2, 6, 2, 64), np.float32)
+E8 = {"q": q.astype(E4M3), "k": kv.astype(E4M3), "v": kv.astype(E4M3)}
 
 DENSE: dict[str, tuple[dict[str, Any], str]] = {
     "q of three axes without cu_seqlens": ({"q": q[0]}, r"q has shape \(4, 4, 64\)"),
     "other batch": ({"k": kv[:1], "v": kv[:1]}, "k has 1 sequences: must be those of q, 2"),
     "other depth": ({"k": kv[..., :32]}, "k has head dimension 32: must be that of q, 64"),
     "v unlike k": ({"v": kv[:, :5]}, r"v has shape \(2, 5, 2, 64\)"),
+    "v of another dtype": ({"v": kv.astype(np.float16)}, "v has dtype float16: must be that of k, float32"),
     "dtype": ({"k": kv.astype(np.float16)}, "k has dtype float16: must be that of q"),
+    "fp8 keys of float32 queries": ({"k": kv.astype(E4M3), "v": kv.astype(E4M3)}, "k has dtype float8_e4m3fn: must be"),
+    "depth past 576": ({"v": np.zeros((2, 6, 2, 584), np.float32)}, "head dimension of v 584: must be a multiple of 8"),
+    "alibi of other heads": (
+        {"alibi_slopes": np.ones(3, np.float32)},
+        r"alibi_slopes has shape \(3,\): must be \[Hq = 4\]",
+    ),
+    "alibi dtype": ({"alibi_slopes": np.ones(4)}, "alibi_slopes has dtype float64: must be float32"),
+    "mask": ({"mask": "causal"}, "mask 'causal': must be a kvlab.attention.masks.Mask"),
+    "mask of other heads": (
+        {"mask": MaterializedMask(np.zeros((3, 4, 6)))},
+        r"mask has shape \(3, 1, 4, 6\): must be \[2 or 1",
+    ),
+    "padding of other sequences": ({"mask": CausalPaddingMask(np.ones(3, int))}, "valid_lengths of 3 sequences"),
+    "window of a mask": ({"mask": NullMask(), "window": 5}, "window 5 with causal=False"),
+    "scale of the wrong heads": (
+        E8 | {"k_scale": np.ones(3, np.float32)},
+        r"k_scale has shape \(3,\): must be a number",
+    ),
+    "scale of queries and tokens": (E8 | {"q_scale": np.ones((2, 4, 2), np.float32)}, "q_scale has shape"),
+    "scale nan": (E8 | {"v_scale": float("nan")}, "v_scale nan: must be a finite number"),
+    "out of e4m3": (E8 | {"out": np.zeros((2, 4, 4, 64), E4M3)}, "out has dtype float8_e4m3fn: must be bfloat16"),
     "float64": ({"q": q.astype(np.float64)}, "q"),
     "heads": ({"q": q[:, :, :3]}, "q has 3 heads: must be a multiple of the 2 heads of k"),
     "depth 20": ({"q": q[..., :20], "k": kv[..., :20], "v": kv[..., :20]}, "head dimension 20: must be a multiple"),
@@ -47,8 +75,10 @@ DENSE: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", DENSE)
 def test_dense(name: str) -> None:
     changes, message = DENSE[name]
-    with pytest.raises(ValueError, match=message):
-        mha_prefill(**({"q": q, "k": kv, "v": kv} | changes))
+    for call in (mha_prefill, functools.partial(explain, mha_prefill)):
+        arguments = {"q": q, "k": kv, "v": kv} | changes
+        with pytest.raises(ValueError, match=message):
+            call(arguments.pop("q"), arguments.pop("k"), arguments.pop("v"), **arguments)
 
 
 @pytest.mark.parametrize(

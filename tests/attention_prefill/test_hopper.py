@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -13,11 +14,9 @@ from yardsticks import assert_accurate, bits
 
 from kvlab.attention import explain, hopper_choice, mha_prefill
 from kvlab.attention.mha_prefill import hopper_emulator
-from kvlab.attention.mha_prefill.config import PrefillProblem
-from kvlab.attention.mha_prefill.hopper_config import HopperConfig, choose_hopper
+from kvlab.attention.mha_prefill.hopper_config import choose_hopper
 from kvlab.attention.mha_prefill.hopper_cta import run_roles
-from kvlab.attention.mha_prefill.inputs import PrefillInputs
-from kvlab.cache.arrays import to_torch
+from kvlab.cache.arrays import to_numpy, to_torch
 from kvlab.hardware import BarrierDeadlock, SharedMemBarrier
 from kvlab.triton_support.compile import Compiled, compile_kernel, signature_of
 
@@ -31,14 +30,15 @@ CASES = [
 ]
 
 
-def plan(case: Case) -> tuple[tuple[Any, ...], PrefillProblem, HopperConfig]:
+def plan(case: Case) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of the launch functions."""
-    x = case.build()
-    arrays = x.launch_form()
-    longest = x.q.shape[1] if x.cu_q is None else x.q.shape[0]
-    sizes = (len(case.lens), longest, *case.heads, case.D, x.q.dtype.itemsize)
-    problem = PrefillProblem(*sizes, *x.bounds, case.softcap, x.cu_q is not None)
-    return arrays, problem, choose_hopper(problem, PrefillInputs(*arrays, None, len(case.lens), longest))
+    found = case.build().plan(backend="triton", device="cpu")
+    arrays = tuple(a if a is None else to_numpy(a) for a in found.inputs.arrays)
+    config = choose_hopper(found.problem, found.inputs)
+    features = found.inputs.features
+    if features.sinks is not None:
+        features = dataclasses.replace(features, sinks=to_numpy(features.sinks))
+    return arrays, {"scale": found.scale, "problem": found.problem, "config": config, "features": features}
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -50,9 +50,9 @@ def test_the_emulator_is_accurate(case: Case) -> None:
 
 
 def test_which_program_takes_a_tile_changes_nothing() -> None:
-    arrays, problem, config = plan(Case(((200, 300),) * 2, heads=(4, 2)))
-    assert config.tiles == 16
-    launch = functools.partial(hopper_emulator.launch, *arrays, scale=0.125, problem=problem, config=config)
+    arrays, numbers = plan(Case(((200, 300),) * 2, heads=(4, 2)))
+    assert numbers["config"].tiles == 16
+    launch = functools.partial(hopper_emulator.launch, *arrays, **numbers)
     one, five = (tuple(map(bits, launch(processors=n))) for n in (1, 5))
     assert one == five
 
@@ -71,6 +71,9 @@ def test_roles_that_wait_for_each_other_are_told() -> None:
 @pytest.mark.parametrize(
     "changes, message",
     [
+        ({"alibi": True}, "alibi_slopes"),
+        ({"mask": "chunked"}, "a mask other than causal and windows"),
+        ({"kv": "fp8"}, "dtype float8_e4m3fn"),
         ({"D": 80}, "head dimensions 80 of q and 80 of v"),
         ({"dtype": "fp32"}, "dtype float32"),
         ({"form": "paged", "page": 48}, "page size 48"),
@@ -79,7 +82,7 @@ def test_roles_that_wait_for_each_other_are_told() -> None:
 )
 def test_hopper_says_what_it_supports(changes: dict[str, Any], message: str) -> None:
     x = Case(**{"lens": ((3, 5),), **changes}).build()
-    with pytest.raises(ValueError, match=f"backend 'hopper' with {message}: must be bf16 or fp16, head dimension 64"):
+    with pytest.raises(ValueError, match=f"backend 'hopper' with {message}: must be bf16 or fp16, no mask but causal"):
         x.call(backend="hopper")
 
 
@@ -137,13 +140,13 @@ def compiled(case: Case) -> Compiled:
     """The kernel as a call compiles it."""
     from kvlab.attention.mha_prefill import hopper
 
-    arrays, problem, config = plan(case)
+    arrays, numbers = plan(case)
     with pytest.MonkeyPatch.context() as patch:
         caught = _Caught(hopper.attend)
         patch.setattr(hopper, "attend", caught)
         patch.setattr(hopper, "machine", lambda device: ("sm_90", 132))
         tensors = [a if a is None else to_torch(np.ascontiguousarray(a)) for a in arrays]
-        hopper.launch(*tensors, scale=0.1, problem=problem, config=config)
+        hopper.launch(*tensors, **numbers)
     caught.arguments.pop("num_warps")
     return compile_kernel(caught.fn, **signature_of(caught.fn, **caught.arguments))
 

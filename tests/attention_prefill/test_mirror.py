@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from prefill_cases import Case
 
-from kvlab.attention.mha_prefill.config import PrefillProblem, choose_config
 from kvlab.mirror import check, lockstep
 
 
@@ -28,6 +27,12 @@ CASES = [
     (Case(((150, 200), (9, 0)), form="ragged", heads=(1, 1)), "gfx950"),
     (Case(((20, 150),), form="paged", page=48, heads=(3, 1), strided=True), "gfx950"),
     (Case(((70, 90),), dtype="fp32", sinks=True), "gfx950"),
+    (Case(((70, 90),), D=80, DV=48, mask="chunked", alibi=True, base2=True), "sm_90"),
+    (Case(((40, 50),), heads=(2, 1), D=288, mask="striped"), "sm_90"),
+    (Case(((70, 90), (9, 20)), form="paged", kv="fp8", scales="token", window=40, hnd=True), "sm_90"),
+    (Case(((70, 90),), form="ragged", dtype="fp8", scales="head", heads=(2, 2)), "sm_90"),
+    (Case(((70, 90),), D=192, DV=128, kv="fp8", scales="number", alibi=True), "gfx950"),
+    (Case(((70, 90),), dtype="fp8", scales="token", mask="chunked causal"), "gfx950"),
 ]
 
 
@@ -35,16 +40,10 @@ CASES = [
 @pytest.mark.parametrize("case, arch", CASES, ids=[f"{case}-{arch}" for case, arch in CASES])
 def test_lockstep(case: Case, arch: str) -> None:
     """Every output of every step agrees between the interpreted kernel and the emulator."""
-    x = case.build()
-    arrays = x.launch_form()
-    names = ("q", "k", "v", "cu_q", "cu_k", "table", "seq_lens", "sinks")
-    left, right = x.bounds
-    longest = x.q.shape[1] if x.cu_q is None else x.q.shape[0]
-    problem = PrefillProblem(
-        len(case.lens), longest, *case.heads, case.D, x.q.dtype.itemsize, left, right, case.softcap, x.cu_q is not None
-    )
-    arguments: dict[str, Any] = {name: a for name, a in zip(names, arrays, strict=True) if a is not None}
-    config = choose_config(problem, arch=arch)
-    arguments |= {"scale": case.D**-0.5, "problem": problem, "config": config}
+    plan = case.build().plan(backend="emulator", arch=arch)
+    names = ("q", "k", "v", "cu_q", "cu_k", "table", "seq_lens")
+    arguments: dict[str, Any] = {n: a for n, a in zip(names, plan.inputs.arrays, strict=True) if a is not None}
+    arguments |= {"scale": plan.scale, "problem": plan.problem, "config": plan.explanation.config}
+    arguments |= {"features": plan.inputs.features, "base2": case.base2}
     result = lockstep("mha_prefill", arguments, emulator={"arch": arch})
     assert result.ok, str(result.first_difference)

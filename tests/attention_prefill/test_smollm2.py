@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvlab.attention.mha_prefill import mha_prefill, mha_prefill_paged
-from kvlab.attention.mha_prefill.config import UNLIMITED
-from kvlab.attention.mha_prefill.reference import attention
+from kvlab.attention.exact import attention
+from kvlab.attention.masks import MaskPlan
+from kvlab.attention.mha_prefill import mha_prefill, mha_prefill_cache
 from kvlab.cache import from_dense
 from kvlab.cache.arrays import to_numpy, to_torch
 from kvlab.data import load_smollm2
@@ -28,8 +28,8 @@ every_backend = pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: next(
 @functools.cache
 def exact(layer: int) -> np.ndarray[Any, Any]:
     """What float64 makes of the rounded q, k and v of the prompt."""
-    bounds = {"left": UNLIMITED, "right": 0}
-    return attention(*(a[layer, :N] for a in (CAPTURE.q, CAPTURE.k, CAPTURE.v)), scale=CAPTURE.scale, **bounds)[0]
+    q, k, v = (a[layer, :N] for a in (CAPTURE.q, CAPTURE.k, CAPTURE.v))
+    return attention(q, k, v, scale=CAPTURE.scale, mask=MaskPlan(right=0))[0]
 
 
 def assert_the_models_own(layer: int, out: Any, first: int = 0, heads: int | None = None) -> None:
@@ -59,11 +59,9 @@ def test_second_chunk_over_pages(layer: int, backend: dict[str, Any]) -> None:
     first = 150
     k, v = ([one[None, :N] for one in values] for values in (CAPTURE.k, CAPTURE.v))
     cache = from_dense(k, v, [N], page_size=16, new_tokens=N - first, shuffle=layer, spare_pages=2)
-    pools = cache.get_key_cache(layer).blocks, cache.get_value_cache(layer).blocks
     starts = np.array([0, N - first])
-    out = mha_prefill_paged(
-        CAPTURE.q[layer, first:N], *pools, cache.lookup_table, np.array([N]), starts, scale=CAPTURE.scale, **backend
-    )
+    q = CAPTURE.q[layer, first:N]
+    out = mha_prefill_cache(q, cache, layer, cu_seqlens_q=starts, scale=CAPTURE.scale, **backend)
     assert_the_models_own(layer, out, first)
 
 

@@ -10,8 +10,6 @@ from kvlab.cache.arrays import to_torch
 
 def on_device(x: Inputs) -> Inputs:
     """The arrays as CUDA tensors."""
-    names = ("q", "k", "v", "cu_q", "cu_k", "table", "seq_lens", "sinks")
-    tensors = {
-        n: None if getattr(x, n) is None else to_torch(np.ascontiguousarray(getattr(x, n))).cuda() for n in names
-    }
-    return x.with_(**tensors)
+    given = {n: getattr(x, n) for n in x.NAMES}
+    arrays = {n: a for n, a in given.items() if isinstance(a, np.ndarray)}
+    return x.with_(**{n: to_torch(np.ascontiguousarray(a)).cuda() for n, a in arrays.items()})

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from on_device import on_device
-from prefill_cases import Case, Inputs
+from prefill_cases import FEATURES, ODD_DEPTHS, Case, Inputs
 from yardsticks import assert_accurate, bits, nothing_waits
 
 from kvlab.attention.mha_prefill import mha_prefill_paged
@@ -43,8 +43,42 @@ GRID = [replace(case, dtype=dtype) for case in SIZES for dtype in ("bf16", "fp16
 @pytest.mark.parametrize("case", GRID, ids=str)
 def test_grid(case: Case) -> None:
     x = case.build()
-    out, lse = x.call(device="cuda", return_lse=True)
+    out, lse = x.call(device="cuda", backend="triton", return_lse=True)
     assert_accurate(x, out.cpu(), lse.cpu())
+
+
+LONGER = [
+    Case(((300, 700), (1, 1), (0, 50), (64, 900)), heads=(6, 2), D=128, form="paged", page=64, **more)
+    for more in (
+        {"kv": "fp8", "scales": "token"}, {"kv": "fp8", "scales": "head", "window": 200, "dtype": "fp16"},
+        {"dtype": "fp8", "scales": "head"}, {"dtype": "fp8", "scales": "token", "hnd": True},
+        {"mask": "striped", "alibi": True}, {"mask": "chunked", "sinks": True, "softcap": 9.0}, {"DV": 64},
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [*FEATURES, *ODD_DEPTHS, *LONGER], ids=str)
+def test_features(case: Case) -> None:
+    """Twice: the bits repeat."""
+    x = case.build()
+    out, lse = x.call(device="cuda", backend="triton", return_lse=True)
+    assert_accurate(x, out.cpu(), lse.cpu())
+    assert bits(x.call(device="cuda", backend="triton").cpu()) == bits(out.cpu())
+
+
+def test_a_sequence_has_the_same_bits_alone_and_in_a_batch() -> None:
+    """Rests on the promise of batch_invariant; short and long neighbours."""
+    x = Case(((40, 300), (300, 700), (1, 90)), heads=(6, 2), D=128, form="paged").build()
+    options = {"backend": "triton", "batch_invariant": True, "return_lse": True}
+    together, lse = x.call(device="cuda", **options)
+    for b in range(3):
+        rows = slice(int(x.cu_q[b]), int(x.cu_q[b + 1]))
+        one = x.with_(
+            q=x.q[rows], cu_q=x.cu_q[b : b + 2] - x.cu_q[b], table=x.table[b : b + 1], seq_lens=x.seq_lens[b : b + 1]
+        )
+        alone, its = one.call(device="cuda", **options)
+        assert bits(alone.cpu()) == bits(together[rows].cpu())
+        assert bits(its.cpu()) == bits(lse[:, rows].cpu())
 
 
 @pytest.mark.parametrize("form", ["dense", "ragged", "paged"])

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvlab.attention import backends
 from kvlab.attention.backends import on_gpu, rounded, run
 from kvlab.attention.explain import Explanation
+from kvlab.attention.features import Features, kv_view
 from kvlab.attention.hopper_choice import choose_with_hopper
-from kvlab.attention.inputs import check_lane_copies, check_traffic, require
-from kvlab.cache.arrays import dtype_of
+from kvlab.attention.inputs import check_lane_copies, check_paged_collection, check_traffic, finite_number, require
+from kvlab.attention.operands import result_dtype
+from kvlab.attention.scales import is_fp8
+from kvlab.cache import PagedKVCacheCollection
+from kvlab.cache.arrays import dtype_of, is_torch
 from kvlab.staging import Traffic
 
 from .config import PrefillProblem, choose_config
 from .emulator import launch as emulate
 from .hopper_config import SUPPORTED, HopperConfig, choose_hopper, hopper_lacks, hopper_slower
 from .hopper_emulator import launch as emulate_hopper
-from .inputs import PrefillInputs, dense_inputs, finite, mask_bounds, paged_inputs
-from .machine import PREFILL_ARCHS
+from .inputs import Options, PrefillInputs, dense_inputs, paged_inputs
+from .machine import PREFILL_ARCHS, check_machine
 from .reference import reference
 
-__all__ = ["mha_prefill", "mha_prefill_paged"]
+__all__ = ["mha_prefill", "mha_prefill_cache", "mha_prefill_paged"]
 
 KERNELS = {"triton": "kvlab.attention.mha_prefill.kernel:launch", "hopper": "kvlab.attention.mha_prefill.hopper:launch"}
 
@@ -31,16 +36,23 @@ def mha_prefill(
     k: Any,
     v: Any,
     *,
-    causal: bool = True,
+    causal: bool | None = None,
     scale: float | None = None,
     cu_seqlens_q: Any = None,
     cu_seqlens_k: Any = None,
     max_seqlen_q: int | None = None,
     window: Any = None,
+    mask: Any = None,
     softcap: float = 0.0,
     sinks: Any = None,
+    alibi_slopes: Any = None,
+    q_scale: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
     return_lse: bool = False,
+    base2: bool = False,
     out: Any = None,
+    batch_invariant: bool = False,
     backend: str = "auto",
     arch: str = "sm_90",
     check: bool | None = None,
@@ -48,27 +60,41 @@ def mha_prefill(
 ) -> Any:
     """Attention of all queries: ``softmax(scale Q K^T) V``.
 
-    q       ``[B, S, Hq, D]``, or ``[total, Hq, D]`` of sequences of any lengths one after the other; bfloat16, float16
-            or float32, D a multiple of 8 from 16 to 256, any strides with a contiguous last dimension
-    k, v    ``[B, n, Hkv, D]`` or ``[total_k, Hkv, D]``; Hq is a multiple of Hkv
-    causal  query i of S sees the keys up to ``i + n - S`` (aligned at the end, bottom right)
+    q       ``[B, S, Hq, D]``, or ``[total, Hq, D]`` of sequences of any lengths one after the other; bfloat16, float16,
+            float32 or float8_e4m3fn; D a multiple of 8 from 16 to 576, any strides with a contiguous last dimension
+    k, v    ``[B, n, Hkv, D]`` and ``[B, n, Hkv, Dv]``, or ``[total_k, Hkv, ..]``; Hq is a multiple of Hkv. q's dtype,
+            or float8_e4m3fn where q is bfloat16 or float16: converted in registers. Dimensions are multiples of 16 then
+    causal  query i of S stands at position ``p = i + n - S`` and sees the keys up to p (aligned at the end, bottom
+            right). True unless there is a ``mask``
     scale   of the scores, ``1 / sqrt(D)`` by default
     cu_seqlens_q, cu_seqlens_k  integers ``[B + 1]``: where each sequence starts, and the total
     max_seqlen_q  the longest sequence of q, for a smaller grid; the total if None
     window  None; with causal a number of keys, the query's own among them; or ``(left, right)`` keys beside that of the
-            query (``i + n - S``), None for no bound
+            query, None for no bound
+    mask    None, or a mask of :mod:`kvlab.attention.masks` or of your own, which tells alone what a query sees; with
+            ``causal=True`` or a window both must show the key. One of your own over ragged or paged tensors on a GPU
+            reads the lengths, which waits for the GPU
     softcap  0, or c of ``c tanh(scores / c)``
     sinks   None, or a logit for each query head ``[Hq]`` that takes part in the softmax without a value
+    alibi_slopes  None, or float32 ``[Hq]`` or ``[B, Hq]``: times ``|p - key|``, subtracted from the scores after
+            softcap
+    q_scale, k_scale, v_scale  None, a number, or float32 ``[Hkv]`` that float8_e4m3fn values are to be multiplied by;
+            for K and V also one for each token and head, of their shape without the last axis. Ignored for other dtypes
     return_lse  return ``(out, lse)`` with lse ``[B, Hq, S]`` or ``[Hq, total]``, natural log, float32
-    out     where to write the output (q's shape and dtype); a new array by default
+    base2   lse in base 2
+    out     where to write the output, ``[.., Hq, Dv]`` of q's dtype; a new array by default. For q of float8_e4m3fn
+            bfloat16 by default, float16 and float32 if given
+    batch_invariant  the tiles do not depend on the batch: a sequence has the same bits alone and among others
     backend  "auto": the emulator for NumPy arrays, the Triton kernel for torch tensors (interpreted on the CPU), on an
              sm_90 GPU the kernel written for it where it applies;
              "reference" (float64), "emulator", "triton", "hopper" (sm_90; its emulator for arrays on no GPU)
-    arch    the machine that is emulated: "sm_90", or "gfx950" (D of 64, 128 or 256)
+    arch    the machine that is emulated: "sm_90" (D and Dv up to 512), or "gfx950" (64, 128, 192 or 256)
     check   look at the values of cu_seqlens too. None: unless they are on a GPU, which would wait for it
     traffic  a :class:`~kvlab.staging.Traffic` that counts what the emulator moves
 
     A row without a key gives 0 and lse -inf (the sink's logit with sinks). Tiles that no row sees are not read.
+    float8_e4m3fn needs sm_89 or later, or gfx950: P V of such a q runs in it too, P times 2^8 rounded to it (in
+    bfloat16 where V has scales of tokens, which may be of any size).
     ValueError on bad arguments, before anything is written. Nothing waits for the GPU, and the grid does not depend on
     the lengths of the sequences.
 
@@ -90,9 +116,12 @@ def mha_prefill(
         ...
     ValueError: k has head dimension 32: must be that of q, 64
     """
-    inputs = dense_inputs(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, sinks, out, check)
-    options = {"causal": causal, "window": window, "softcap": softcap, "backend": backend, "arch": arch, "scale": scale}
-    return _run(inputs, _plan(inputs, **options), return_lse, out, traffic)
+    options = Options(
+        causal=causal, scale=scale, max_seqlen_q=max_seqlen_q, window=window, mask=mask, softcap=softcap, sinks=sinks,
+        alibi_slopes=alibi_slopes, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse,
+        base2=base2, out=out, batch_invariant=batch_invariant, backend=backend, arch=arch, check=check, traffic=traffic,
+    )  # fmt: skip
+    return _run(_plan_dense(q, k, v, options, cu_seqlens_q, cu_seqlens_k))
 
 
 def mha_prefill_paged(
@@ -103,14 +132,22 @@ def mha_prefill_paged(
     seq_lens: Any,
     cu_seqlens_q: Any,
     *,
-    causal: bool = True,
+    causal: bool | None = None,
     scale: float | None = None,
     max_seqlen_q: int | None = None,
     window: Any = None,
+    mask: Any = None,
     softcap: float = 0.0,
     sinks: Any = None,
+    alibi_slopes: Any = None,
+    q_scale: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
     return_lse: bool = False,
+    base2: bool = False,
     out: Any = None,
+    batch_invariant: bool = False,
+    kv_layout: str = "NHD",
     backend: str = "auto",
     arch: str = "sm_90",
     check: bool | None = None,
@@ -119,11 +156,12 @@ def mha_prefill_paged(
     """Attention of the new tokens over a paged cache that already holds them: chunked prefill, prefix hits.
 
     q            ``[total, Hq, D]``: the new tokens of all sequences
-    k_cache, v_cache  ``[pages, page_size, Hkv, D]`` of q's dtype, any strides with a contiguous last dimension
+    k_cache, v_cache  ``[pages, page_size, Hkv, D or Dv]``, any strides with a contiguous last dimension
     block_table  integers ``[B, columns]``: the page of tokens ``c * page_size ...`` of each sequence; entries past the
                  sequence's end are not read
     seq_lens     integers ``[B]``: keys of each sequence, the new ones among them
     cu_seqlens_q  integers ``[B + 1]``: where each sequence's new tokens start in q, and the total
+    kv_layout    "NHD", or "HND": pages (and scales of tokens) are ``[pages, Hkv, page_size, ..]``
     check        look at the values of seq_lens, block_table and cu_seqlens_q too; None: unless they are on a GPU
 
     The rest, what is returned and what raises: as for :func:`mha_prefill`.
@@ -136,66 +174,134 @@ def mha_prefill_paged(
     >>> out[:, 0, 0].tolist(), np.exp(lse[0]).round(3).tolist()
     ([1.0, 1.0, 1.0], [18.0, 19.0, 20.0])
     """
-    arrays = q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q
-    inputs = paged_inputs(*arrays, max_seqlen_q, sinks, out, check)
-    options = {"causal": causal, "window": window, "softcap": softcap, "backend": backend, "arch": arch, "scale": scale}
-    return _run(inputs, _plan(inputs, **options), return_lse, out, traffic)
+    options = Options(
+        causal=causal, scale=scale, max_seqlen_q=max_seqlen_q, window=window, mask=mask, softcap=softcap, sinks=sinks,
+        alibi_slopes=alibi_slopes, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse,
+        base2=base2, out=out, batch_invariant=batch_invariant, backend=backend, arch=arch, check=check, traffic=traffic,
+    )  # fmt: skip
+    return _run(_plan_paged(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, options, kv_layout))
 
 
-def _run(
-    inputs: PrefillInputs, plan: tuple[Explanation, PrefillProblem, float], return_lse: bool, out: Any,
-    traffic: Traffic | None,
-) -> Any:  # fmt: skip
-    explanation, problem, scale = plan
-    check_traffic(traffic)
-    arguments = {"scale": scale, "problem": problem, "config": explanation.config, "out": inputs.out}
+def mha_prefill_cache(
+    q: Any, cache: PagedKVCacheCollection, layer: int = 0, *, cu_seqlens_q: Any, **options: Any
+) -> Any:
+    """:func:`mha_prefill_paged` over one layer of a collection, in which the new tokens are already stored.
+
+    q            ``[total, Hq, D]``: the new tokens of all sequences
+    cache        :class:`~kvlab.cache.PagedKVCacheCollection`; its ``cache_lengths`` are those before the new tokens.
+                 The scales of a quantised collection are used: one for each token and head
+    cu_seqlens_q  integers ``[B + 1]``: where each sequence's new tokens start in q, and the total
+    options      as of :func:`mha_prefill_paged`
+
+    >>> import numpy as np
+    >>> from kvlab.cache import from_dense
+    >>> keys = np.random.default_rng(0).standard_normal((1, 1, 9, 1, 64)).astype(np.float32)
+    >>> cache = from_dense(keys, keys, [9], page_size=4, new_tokens=3)
+    >>> mha_prefill_cache(np.ones((3, 2, 64), np.float32), cache, cu_seqlens_q=np.array([0, 3])).shape
+    (3, 2, 64)
+    """
+    return _run(_plan_cache(q, cache, layer, cu_seqlens_q, options))
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A call that has passed all checks."""
+
+    explanation: Explanation
+    inputs: PrefillInputs
+    options: Options
+    problem: PrefillProblem
+    scale: float
+
+
+def _run(plan: _Plan) -> Any:
+    inputs, options, explanation = plan.inputs, plan.options, plan.explanation
     kernel = KERNELS.get(explanation.backend, "")
     emulator = emulate_hopper if isinstance(explanation.config, HopperConfig) else emulate
-    result, lse = run(explanation, kernel, emulator, _refer, *inputs.arrays, **arguments, traffic=traffic)
+    result, lse = run(
+        explanation, kernel, emulator, _refer, *inputs.arrays, scale=plan.scale, problem=plan.problem,
+        config=explanation.config, features=inputs.features, base2=bool(options.base2), out=inputs.out,
+        traffic=options.traffic,
+    )  # fmt: skip
     if inputs.ragged:
         result, lse = result[0], lse[0]
-    result = result if out is None else out
-    return (result, lse) if return_lse else result
+    result = result if options.out is None else options.out
+    return (result, lse) if options.return_lse else result
 
 
-def _refer(*arrays: Any, scale: float, problem: PrefillProblem, config: Any, out: Any) -> Any:
+def _refer(*arrays: Any, scale: float, features: Features, base2: bool, out: Any, **_: Any) -> Any:
     """The reference, rounded to the dtypes of the operation."""
-    exact = reference(*arrays, scale=scale, left=problem.left, right=problem.right, softcap=problem.softcap)
-    return rounded(*exact, arrays[0].dtype, out)
+    exact, lse = reference(*arrays, scale=scale, features=features)
+    return rounded(exact, lse / math.log(2) if base2 else lse, result_dtype(arrays[0]), out)
 
 
-def _plan(
-    inputs: PrefillInputs, *, causal: bool, window: Any, softcap: float, backend: str, arch: str, scale: float | None
-) -> tuple[Explanation, PrefillProblem, float]:
-    scale = finite("scale", 1 / math.sqrt(inputs.q.shape[-1]) if scale is None else scale)
-    left, right = mask_bounds(bool(causal), window)
-    require(finite("softcap", softcap) >= 0, f"softcap {softcap}", "0 or more")
+def _plan_dense(q: Any, k: Any, v: Any, options: Options, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None) -> _Plan:
+    return _plan(dense_inputs(q, k, v, cu_seqlens_q, cu_seqlens_k, options), options)
+
+
+def _plan_paged(
+    q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, cu_seqlens_q: Any, options: Options,
+    kv_layout: str = "NHD",
+) -> _Plan:  # fmt: skip
+    caches = kv_view(k_cache, kv_layout), kv_view(v_cache, kv_layout)
+    scales = {name: kv_view(getattr(options, name), kv_layout) for name in ("k_scale", "v_scale")}
+    options = replace(options, **scales)
+    return _plan(paged_inputs(q, *caches, block_table, seq_lens, cu_seqlens_q, options), options)
+
+
+def _plan_cache(q: Any, cache: Any, layer: int, cu_seqlens_q: Any, options: dict[str, Any]) -> _Plan:
+    check_paged_collection(cache)
+    keys, values = cache.get_key_cache(layer), cache.get_value_cache(layer)
+    starts = cu_seqlens_q
+    require(starts is not None and getattr(starts, "ndim", 0) == 1, f"cu_seqlens_q {starts!r}", "[B + 1]")
+    lengths = keys.cache_lengths
+    batch = (int(lengths.shape[0]), int(starts.shape[0]) - 1)
+    require(batch[0] == batch[1], f"cu_seqlens_q of {batch[1]} sequences", f"those of the cache, {batch[0]}")
+    lengths = lengths.long() if is_torch(lengths) else lengths.astype("int64")
+    if keys.scales is not None:
+        granules = int(keys.scales.shape[-1])
+        require(granules == 1, f"a cache with {granules} scales a head and token", "one; granularity head_size")
+        options = {"k_scale": keys.scales[..., 0], "v_scale": values.scales[..., 0]} | options
+    seq_lens = lengths + (starts[1:] - starts[:-1])
+    return _plan_paged(q, keys.blocks, values.blocks, keys.lookup_table, seq_lens, starts, Options(**options))
+
+
+def _plan(inputs: PrefillInputs, options: Options) -> _Plan:
+    check_traffic(options.traffic)
     _, _, q_heads, head_dim = inputs.q.shape
-    itemsize = dtype_of(inputs.q, "q").itemsize
+    wanted = 1 / math.sqrt(head_dim) if options.scale is None else options.scale
+    accepted = "a finite number that float32 holds"
+    require(not isinstance(wanted, bool), f"scale {wanted!r}", accepted)
+    scale = finite_number(wanted, "scale", accepted)
+    features, fp8 = inputs.features, is_fp8(inputs.q)
     problem = PrefillProblem(
-        inputs.batch, inputs.max_q, q_heads, inputs.k.shape[2], head_dim, itemsize, left, right, float(softcap),
-        inputs.ragged,
+        inputs.batch, inputs.max_q, int(q_heads), int(inputs.k.shape[2]), int(head_dim), int(inputs.v.shape[3]),
+        dtype_of(inputs.q, "q").itemsize, dtype_of(inputs.k, "k").itemsize, features.heavy,
+        features.mask.bias is not None, inputs.ragged,
+        p_fp8=fp8 and features.scales.v.kind != "token",
     )  # fmt: skip
-    lacks, slower = hopper_lacks(inputs, scale), hopper_slower(problem)
-    chosen, reason, hopper = choose_with_hopper(inputs.q, backend, lacks, slower, SUPPORTED)
+    lacks = hopper_lacks(inputs, scale, bool(options.base2))
+    slower = None if options.batch_invariant else hopper_slower(problem)
+    chosen, reason, hopper = choose_with_hopper(inputs.q, options.backend, lacks, slower, SUPPORTED)
     if hopper:
         tiles, where = choose_hopper(problem, inputs), "sm_90" if chosen == "emulator" else None
-        return Explanation("mha_prefill", chosen, reason, tiles, tiles.grid(problem), where), problem, scale
-    if chosen == "emulator":
-        _check_emulated(inputs, arch)
-    emulated = arch if chosen == "emulator" else None
+        explanation = Explanation("mha_prefill", chosen, reason, tiles, tiles.grid(problem), where)
+        return _Plan(explanation, inputs, options, problem, scale)
+    if on_gpu(inputs.q) and is_fp8(inputs.k):
+        arch, _ = backends.machine(inputs.q.device)
+        fits = arch == "gfx950" or (arch.startswith("sm_") and int(arch[3:]) >= 89)
+        require(fits, f"float8_e4m3fn on {arch}", "on sm_89 or later, or gfx950")
+    emulated = options.arch if chosen == "emulator" else None
     target = _device_arch(inputs.q.device) if on_gpu(inputs.q) else emulated or "sm_90"
-    config = choose_config(problem, arch=target)
-    return Explanation("mha_prefill", chosen, reason, config, config.grid(problem), emulated), problem, scale
-
-
-def _check_emulated(inputs: PrefillInputs, arch: str) -> None:
-    require(arch in PREFILL_ARCHS, f"arch {arch!r}", f"one of {', '.join(PREFILL_ARCHS)}")
-    head_dim = inputs.q.shape[-1]
-    if arch == "gfx950":
-        require(head_dim in (64, 128, 256), f"head dimension {head_dim} on gfx950", "64, 128 or 256, as MAX's prefill")
-    arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
-    check_lane_copies({name: array for name, array in arrays.items() if 0 not in array.shape})
+    if chosen == "emulator":
+        require(target in PREFILL_ARCHS, f"arch {target!r}", f"one of {', '.join(PREFILL_ARCHS)}")
+    config = choose_config(problem, arch=target, batch_invariant=bool(options.batch_invariant))
+    if chosen == "emulator":
+        check_machine(target, problem)
+        arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
+        check_lane_copies({name: array for name, array in arrays.items() if 0 not in array.shape})
+    explanation = Explanation("mha_prefill", chosen, reason, config, config.grid(problem), emulated)
+    return _Plan(explanation, inputs, options, problem, scale)
 
 
 def _device_arch(device: Any) -> str:
@@ -205,23 +311,25 @@ def _device_arch(device: Any) -> str:
 
 
 def _explain_dense(
-    q: Any, k: Any, v: Any, *, causal: bool = True, window: Any = None, softcap: float = 0.0, cu_seqlens_q: Any = None,
-    cu_seqlens_k: Any = None, max_seqlen_q: int | None = None, sinks: Any = None, out: Any = None,
-    backend: str = "auto", arch: str = "sm_90", check: bool | None = None, scale: float | None = None, **_: Any,
-) -> Explanation:  # fmt: skip
-    inputs = dense_inputs(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, sinks, out, check)
-    return _plan(inputs, causal=causal, window=window, softcap=softcap, backend=backend, arch=arch, scale=scale)[0]
+    q: Any, k: Any, v: Any, *, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, **options: Any
+) -> Explanation:
+    return _plan_dense(q, k, v, Options(**options), cu_seqlens_q, cu_seqlens_k).explanation
 
 
 def _explain_paged(
-    q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, cu_seqlens_q: Any, *, causal: bool = True,
-    window: Any = None, softcap: float = 0.0, max_seqlen_q: int | None = None, sinks: Any = None, out: Any = None,
-    backend: str = "auto", arch: str = "sm_90", check: bool | None = None, scale: float | None = None, **_: Any,
+    q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, cu_seqlens_q: Any, *, kv_layout: str = "NHD",
+    **options: Any,
 ) -> Explanation:  # fmt: skip
     arrays = q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q
-    inputs = paged_inputs(*arrays, max_seqlen_q, sinks, out, check)
-    return _plan(inputs, causal=causal, window=window, softcap=softcap, backend=backend, arch=arch, scale=scale)[0]
+    return _plan_paged(*arrays, Options(**options), kv_layout).explanation
+
+
+def _explain_cache(
+    q: Any, cache: PagedKVCacheCollection, layer: int = 0, *, cu_seqlens_q: Any, **options: Any
+) -> Explanation:
+    return _plan_cache(q, cache, layer, cu_seqlens_q, options).explanation
 
 
 mha_prefill.explain = _explain_dense  # type: ignore[attr-defined]
 mha_prefill_paged.explain = _explain_paged  # type: ignore[attr-defined]
+mha_prefill_cache.explain = _explain_cache  # type: ignore[attr-defined]

@@ -1,14 +1,14 @@
-"""MHA prefill: tile sizes, what a row sees, and the twins of the operation."""
+"""MHA prefill: tile sizes, and the twins of the operation."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from kvlab.attention.online_softmax import OUTPUT_TIE, P_TIE
+from kvlab.attention.pieces import pieces
 from kvlab.mirror.twin import Twin
 
-__all__ = ["LAUNCH", "LOCKSTEP_TOLERANCE", "TWINS", "UNLIMITED", "PrefillConfig", "PrefillProblem",
-           "choose_config"]  # fmt: skip
+__all__ = ["LAUNCH", "LOCKSTEP_TOLERANCE", "TWINS", "PrefillConfig", "PrefillProblem", "choose_config"]
 
 TWINS = (
     Twin("attend", kernel="kernel:attend", emulator="emulator:attend"),
@@ -16,18 +16,17 @@ TWINS = (
 )
 LAUNCH = ("kernel:launch", "emulator:launch")
 
-LOCKSTEP_TOLERANCE = {"o": P_TIE, "result 0": OUTPUT_TIE}
-
-UNLIMITED = 1 << 30
-"""A window side without a bound."""
+LOCKSTEP_TOLERANCE = {"o": P_TIE, "o_rest": P_TIE, "result 0": OUTPUT_TIE}
 
 
 @dataclass(frozen=True)
 class PrefillProblem:
-    """Sizes of one call: B sequences of up to max_q new tokens, Hq query and Hkv key heads of dimension D.
+    """Sizes of one call: B sequences of up to max_q new tokens, Hq query and Hkv key heads of ``head_dim`` columns of
+    ``itemsize`` bytes, values of ``value_dim`` columns.
 
-    A query at position p of its sequence sees the keys from ``p - left`` to ``p + right``; causal is ``right = 0``.
-    softcap is 0 or the bound of the scores; ragged calls (paged ones, too) find their rows through cu_seqlens.
+    kv_itemsize : bytes of an element of K and V. heavy : scores are changed, or rows see other keys than the first
+    ones. biased : an array is added to the scores. ragged : rows are found through cu_seqlens (in paged calls, too).
+    p_fp8 : P V contracts e4m3.
     """
 
     batch: int
@@ -35,11 +34,13 @@ class PrefillProblem:
     q_heads: int
     kv_heads: int
     head_dim: int
+    value_dim: int
     itemsize: int
-    left: int = UNLIMITED
-    right: int = 0
-    softcap: float = 0.0
+    kv_itemsize: int
+    heavy: bool = False
+    biased: bool = False
     ragged: bool = False
+    p_fp8: bool = False
 
     @property
     def group(self) -> int:
@@ -47,23 +48,30 @@ class PrefillProblem:
         return self.q_heads // self.kv_heads
 
     @property
-    def tight(self) -> bool:
-        """Whether addresses and masks take registers that the largest tile of keys would need."""
-        bounded = self.left < UNLIMITED or self.softcap > 0
-        return self.ragged or bounded or self.head_dim & (self.head_dim - 1) != 0
+    def converted(self) -> bool:
+        """Whether K and V are e4m3 and q is not."""
+        return self.kv_itemsize < self.itemsize
+
+    @property
+    def smallest_piece(self) -> int:
+        """Columns of the least product: e4m3 contracts 32 at a time, float32 tiles fill the lanes of a warp."""
+        return 16 if self.itemsize == 2 else 32
 
 
 @dataclass(frozen=True)
 class PrefillConfig:
     """Tile sizes and launch parameters, the same for the kernel and the emulator.
 
-    BM query rows, BN keys, BD the head dimension padded to a power of two. ``pack`` query heads of one KV head share a
-    tile: row r is token ``r // pack``, head ``r % pack``.
+    BM query rows, BN keys; the columns of Q and K in pieces of D0 and D1 (or 0), those of V in V0 and V1. ``pack``
+    query heads of one KV head share a tile: row r is token ``r // pack``, head ``r % pack``.
     """
 
     BM: int
     BN: int
-    BD: int
+    D0: int
+    D1: int
+    V0: int
+    V1: int
     pack: int
     row_tiles: int
     num_warps: int = 8
@@ -76,35 +84,44 @@ class PrefillConfig:
         return self.row_tiles * problem.batch, problem.q_heads // self.pack
 
 
-def choose_config(problem: PrefillProblem, *, arch: str = "sm_90") -> PrefillConfig:
+def choose_config(problem: PrefillProblem, *, arch: str = "sm_90", batch_invariant: bool = False) -> PrefillConfig:
     """The configuration of a call.
 
-    The query heads of a KV head share a tile where all their new tokens fit into one. float32 has no tensor cores on
-    NVIDIA: small tiles. gfx950 takes MAX's 128 x 64 tile.
+    The query heads of a KV head share a tile where all their new tokens fit into one, unless ``batch_invariant``.
+    float32 has no tensor cores on NVIDIA: small tiles. gfx950 takes MAX's 128 x 64 tile.
 
-    >>> problem = PrefillProblem(batch=2, max_q=1000, q_heads=32, kv_heads=8, head_dim=128, itemsize=2)
+    >>> problem = PrefillProblem(2, 1000, 32, 8, head_dim=128, value_dim=128, itemsize=2, kv_itemsize=2)
     >>> choose_config(problem)
-    PrefillConfig(BM=128, BN=128, BD=128, pack=1, row_tiles=8, num_warps=8, num_stages=2)
+    PrefillConfig(BM=128, BN=128, D0=128, D1=0, V0=128, V1=0, pack=1, row_tiles=8, num_warps=8, num_stages=2)
     >>> choose_config(problem).grid(problem)
     (16, 32)
     """
-    BD = max(32, 1 << (problem.head_dim - 1).bit_length())
+    (D0, D1), (V0, V1) = (pieces(n, problem.smallest_piece) for n in (problem.head_dim, problem.value_dim))
+    depth = max(D0 + D1, V0 + V1)
+    tight = problem.ragged or problem.heavy or D1 > 0 or V1 > 0
     amd = arch.startswith("gfx")
+    num_warps, num_stages = 8, 2
     if problem.itemsize == 4:
-        BM, BN, num_warps, num_stages = 64 if BD < 128 else 16, 64 if amd else 32, 8, 1
+        BM, BN, num_stages = 64 if depth < 128 else 16, 32 if depth <= 128 else 16, 1
+        BN = 64 if amd else BN
     elif amd:
-        BM, BN, num_warps, num_stages = 128, 64 if BD <= 128 or arch == "gfx950" else 32, 4, 1
+        BM, BN, num_warps, num_stages = 128, 64 if depth <= 128 or arch == "gfx950" else 32, 4, 1
     elif arch == "sm_80":
-        few = BD > 128 or (BD == 128 and problem.tight)
-        BM, BN, num_warps, num_stages = 128 if BD <= 128 else 64, 32 if few else 64, 8, 2
+        few = depth > 128 or (depth == 128 and tight)
+        BM, BN = 128 if depth <= 128 else 64, 32 if few else 64
     else:
-        BM, BN, num_warps, num_stages = 128, _keys(BD, problem.tight), 8, 2
-    pack = problem.group if problem.max_q * problem.group <= BM else 1
-    return PrefillConfig(BM, BN, BD, pack, -(-problem.max_q * pack // BM), num_warps, num_stages)
+        BM, BN = _hopper_tile(depth, tight, problem)
+    pack = problem.group if problem.max_q * problem.group <= BM and not batch_invariant else 1
+    return PrefillConfig(BM, BN, D0, D1, V0, V1, pack, -(-problem.max_q * pack // BM), num_warps, num_stages)
 
 
-def _keys(BD: int, tight: bool) -> int:
-    """Keys of a tile of 128 rows on Hopper: the most that needs no spills."""
-    if BD <= 64:
-        return 64
-    return {(128, False): 128, (128, True): 64, (256, False): 64, (256, True): 32}[BD, tight]
+def _hopper_tile(depth: int, tight: bool, problem: PrefillProblem) -> tuple[int, int]:
+    """Rows and keys of a tile on Hopper: the most that needs no spills."""
+    if depth > 256:
+        return 64, 32 if problem.p_fp8 else 16
+    if depth > 128:
+        narrow = tight and (problem.biased or problem.converted)
+        return 64 if narrow else 128, 32 if tight else 64
+    if depth > 64:
+        return 128, 32 if problem.biased else 64 if tight else 128
+    return 128, 64

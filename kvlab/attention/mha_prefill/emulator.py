@@ -6,27 +6,31 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.attention.features import Features
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.operands import result_dtype
+from kvlab.attention.scales import P_SCALE, Scale
+from kvlab.attention.scoring.emulator import add_bias, by_column, cap, distance, head_scale, key_range, token_scale
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory
-from kvlab.staging import Fragments, KVCacheIterator, Traffic, program_ids, ragged_range
+from kvlab.staging import Fragments, Traffic, program_ids, ragged_range
 
-from .config import UNLIMITED, PrefillConfig, PrefillProblem
+from .config import PrefillConfig, PrefillProblem
 from .machine import prefill_cta
-from .rows import SequenceRows
+from .rows import SequenceRows, next_tiles, place, tile_walks
 
 Array = np.ndarray[Any, Any]
 LN2 = np.float32(0.6931471805599453)
 
 
 def attend(
-    q_array: Array, k_rows: Any, v_rows: Any, cu_q: Array | None, num_keys: Array, sinks: Array | None, o_array: Array,
-    lse_array: Array, scale_log2: float, mask_value: float, problem: PrefillProblem, config: PrefillConfig, arch: str,
-    traffic: Traffic,
+    q_array: Array, k_rows: Any, v_rows: Any, cu_q: Array | None, num_keys: Array, o_array: Array, lse_array: Array,
+    scale_log2: Any, o_scale: float, mask_value: float, features: Features, base2: bool, problem: PrefillProblem,
+    config: PrefillConfig, arch: str, traffic: Traffic,
 ) -> None:  # fmt: skip
     """BM query rows of one head, or of the heads of one KV head, against the keys that they see, for each program."""
-    #: setup -> q, lo, full, hi, first, limit    this program's rows, the keys they see, the query tile
-    BM, BN, pack, left, right = config.BM, config.BN, config.pack, np.int32(problem.left), np.int32(problem.right)
+    #: setup -> q, q_rest, lo, full, hi, first, limit    this program's rows, the keys they see, the query tile
+    BM, BN, pack, mask, scales = config.BM, config.BN, config.pack, features.mask, features.scales
     tile_and_batch, heads = program_ids(config.grid(problem))  # [P]
     tile, batch = config.row_tiles - 1 - tile_and_batch // problem.batch, tile_and_batch % problem.batch
     row = tile[:, None] * BM + np.arange(BM, dtype=np.int32)  # [P, BM]
@@ -35,91 +39,143 @@ def attend(
     starts = np.zeros(problem.batch, np.int64) if cu_q is None else cu_q[:-1].astype(np.int64)
     num_q = np.full(problem.batch, problem.max_q, np.int32) if cu_q is None else np.diff(cu_q).astype(np.int32)
     q_row, num_q, num_keys = starts[batch][:, None] + token, num_q[batch], num_keys[batch].astype(np.int32)
+    end = num_keys if mask.valid is None else np.minimum(num_keys, mask.valid[batch].astype(np.int32))
     is_row = token < num_q[:, None]
     position = token + (num_keys - num_q)[:, None]
-    first = np.maximum(position - left, 0)  # [P, BM], first key that a row sees
-    limit = np.minimum(position + right + 1, num_keys[:, None])  # [P, BM], first key after it that a row does not see
+    sides = mask.left, mask.right, mask.chunk
+    first, limit = key_range(position, end[:, None], *sides)  # [P, BM], the keys that a row sees
     top = tile * BM // pack + num_keys - num_q  # positions of the tile's rows
     bottom = np.minimum((tile * BM + BM - 1) // pack, num_q - 1) + num_keys - num_q
-    lo = np.maximum(top - left, 0) // BN * BN
-    hi = np.where(bottom < top, lo, np.maximum(np.minimum(bottom + right + 1, num_keys), lo))
-    full = np.maximum(np.minimum(np.minimum(top + right + 1, num_keys) // BN * BN, hi), lo)
-    full = np.where(left < UNLIMITED, lo, full)
-    cta = prefill_cta(arch, config, k_rows, v_rows, batch, kv_head, traffic)
-    q_at = _row_offsets(q_array, np.zeros_like(batch) if cu_q is not None else batch, q_row, head, is_row)
-    q = cta.load_q(Memory.over(q_array, name="q"), q_at, is_row)
+    lo, every = key_range(top, end, *sides)
+    _, hi = key_range(bottom, end, *sides)
+    hi = np.where(bottom < top, lo, np.maximum(hi, lo))
+    full = np.maximum(np.minimum(every // BN * BN, hi), lo)
+    if mask.bounded:
+        full = lo
+    cta = prefill_cta(arch, problem, config, q_array.dtype, k_rows, v_rows, batch, kv_head, traffic)
+    dram, q_at = Memory.over(q_array, name="q"), _row_offsets(q_array, batch, cu_q is None, q_row, head, is_row)
+    q, q_rest = cta.load_q(dram, q_at, is_row)
+    scale_log2 = np.float32(scale_log2) * head_scale(scales.q.heads, kv_head)
+    scale_log2 = (scale_log2 * head_scale(scales.k.heads, kv_head))[:, None, None, None]
     m = np.full(row.shape, -np.inf, np.float32)
     l = np.zeros(row.shape, np.float32)
+    seen = np.zeros(row.shape, np.bool_)
+    sinks = None if features.sinks is None else features.sinks.astype(np.float32)[head]
     if sinks is not None:
-        m = sinks.astype(np.float32)[head] * np.float32(LOG2E)
+        m = sinks * np.float32(LOG2E)
         l = np.ones(row.shape, np.float32)
-    o = cta.zeros()
-    k_tiles, v_tiles = (KVCacheIterator(rows, BN, batch, kv_head, full) for rows in (k_rows, v_rows))
-    k_rest, v_rest = (KVCacheIterator(rows, BN, batch, kv_head, hi) for rows in (k_rows, v_rows))
-    k_tiles.tile_start_row, v_tiles.tile_start_row, k_rest.tile_start_row, v_rest.tile_start_row = lo, lo, full, full
-    cta.follow(k_tiles, v_tiles, k_rest, v_rest)
+    slope = None
+    if features.slopes is not None:
+        slope = np.broadcast_to(features.slopes, (problem.batch, problem.q_heads))[batch[:, None], head]
+    o, o_rest = cta.zeros()
+    columns = cta.columns(k_rows, v_rows)
+    k_tiles, v_tiles = (tile_walks(rows, BN, batch, kv_head, full, lo, widths) for rows, widths in columns)
+    k_last, v_last = (tile_walks(rows, BN, batch, kv_head, hi, full, widths) for rows, widths in columns)
+    cta.follow(k_tiles[0], v_tiles[0], k_last[0], v_last[0])
     for start in ragged_range(lo, full, BN):
-        #: load_k -> k    a K tile that every row sees, DRAM -> shared memory
+        #: load_k -> k, k_rest    a K tile that every row sees, DRAM -> shared memory
         active = start < full  # [P], programs whose range is not over
-        k = cta.load_k(k_tiles.next_tile(), active)
-        #: scores -> s    S = Q K^T in float32, in units of log2
-        s = _scores(cta.scores(q, k, active), scale_log2, problem.softcap)
+        key = start[:, None] + np.arange(BN, dtype=np.int32)  # [P, BN]
+        k, k_rest = cta.load_k(next_tiles(k_tiles), active)
+        #: scores -> s    S = Q K^T in float32, in units of log2; scales of tokens, softcap, ALiBi
+        s = cta.scores(q, q_rest, k, k_rest, active)
+        s = _scores(s, scale_log2, scales.k, k_rows, batch, kv_head, key, full, features, slope, position)
         s = s.with_values(np.where(active[:, None, None, None], s.values, np.float32(mask_value)))
-        #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
-        p, m, l, o = _online(cta, s, m, l, o, active)
-        #: load_v -> v    the V tile of the same keys
-        v = cta.load_v(v_tiles.next_tile(), active)
-        #: accumulate -> o    O += P V, P rounded once to the storage dtype
-        o = cta.accumulate(p, v, o, active)
+        #: softmax -> p, m, l, o, o_rest    online: new row maximum, exponentials, row sum, rescale
+        p, m, l, o, o_rest = _online(cta, s, m, l, o, o_rest, active)
+        p = _weights(p, scales.v, v_rows, batch, kv_head, key, full)
+        #: load_v -> v, v_rest    the V tile of the same keys
+        v, v_rest = cta.load_v(next_tiles(v_tiles), active)
+        #: accumulate -> o, o_rest    O += P V, P rounded once
+        o, o_rest = cta.accumulate(p, v, v_rest, o, o_rest, active)
     for start in ragged_range(full, hi, BN):
-        #: load_k -> k    a K tile that some rows see in part
+        #: load_k -> k, k_rest    a K tile that some rows see in part
         active = start < hi
-        k = cta.load_k(k_rest.next_tile(), active)
-        #: scores -> s    S = Q K^T in float32, in units of log2
-        s = _scores(cta.scores(q, k, active), scale_log2, problem.softcap)
-        #: mask -> s    keys that a row does not see
-        key = start[:, None, None, None] + s.map.col  # [P, threads, registers, elements]
-        visible = (key >= s.by_row(first)) & (key < s.by_row(limit)) & active[:, None, None, None]
+        key = start[:, None] + np.arange(BN, dtype=np.int32)
+        k, k_rest = cta.load_k(next_tiles(k_last), active)
+        #: scores -> s    S = Q K^T in float32, in units of log2; scales of tokens, softcap, ALiBi
+        s = cta.scores(q, q_rest, k, k_rest, active)
+        s = _scores(s, scale_log2, scales.k, k_rows, batch, kv_head, key, hi, features, slope, position)
+        #: mask -> s    keys that a row does not see; the bias of those that it sees
+        key_at = by_column(s, key)  # [P, threads, registers, elements]
+        visible = (key_at >= s.by_row(first)) & (key_at < s.by_row(limit)) & active[:, None, None, None]
+        if mask.bias is not None:
+            s, visible = add_bias(s, visible, mask.bias, batch, head, token, key)
+            seen = seen | s.map.gather(visible).any(axis=2)
         s = s.with_values(np.where(visible, s.values, np.float32(mask_value)))
-        #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
-        p, m, l, o = _online(cta, s, m, l, o, active)
-        #: load_v -> v    the V tile of the same keys
-        v = cta.load_v(v_rest.next_tile(), active)
-        #: accumulate -> o    O += P V, P rounded once to the storage dtype
-        o = cta.accumulate(p, v, o, active)
-    #: normalise -> o, lse    rows without a visible key give 0 and -inf, or the sink's logit
+        #: softmax -> p, m, l, o, o_rest    online: new row maximum, exponentials, row sum, rescale
+        p, m, l, o, o_rest = _online(cta, s, m, l, o, o_rest, active)
+        p = _weights(p, scales.v, v_rows, batch, kv_head, key, hi)
+        #: load_v -> v, v_rest    the V tile of the same keys
+        v, v_rest = cta.load_v(next_tiles(v_last), active)
+        #: accumulate -> o, o_rest    O += P V, P rounded once
+        o, o_rest = cta.accumulate(p, v, v_rest, o, o_rest, active)
+    #: normalise -> o, o_rest, lse    rows without a visible key give 0 and -inf, or the sink's logit
     sees = (limit > first) & is_row
+    if mask.bias is not None:
+        sees = sees & seen
     l = np.where(sees, l, np.float32(1))
-    o = o.with_values(np.where(o.by_row(sees), o.values / o.by_row(l), np.float32(0)))
-    nothing = np.full(row.shape, -np.inf, np.float32) if sinks is None else sinks.astype(np.float32)[head]
-    lse = np.where(sees, (m + np.log2(l)) * LN2, nothing)
+    factor = (np.float32(o_scale) * head_scale(scales.v.heads, kv_head))[:, None] / l
+    o, o_rest = (
+        x.with_values(np.where(x.by_row(sees), x.values * x.by_row(factor), np.float32(0))) for x in (o, o_rest)
+    )
+    nothing = np.full(row.shape, -np.inf, np.float32)
+    lse = m + np.log2(l)
+    if sinks is not None:
+        nothing = sinks * np.float32(LOG2E) if base2 else sinks
+    if not base2:
+        lse = lse * LN2
+    lse = np.where(sees, lse, nothing)
     #: store    the rows of this sequence
     p_index, r_index = np.nonzero(is_row)
-    rows = o.tile()[p_index, r_index, : problem.head_dim].astype(o_array.dtype)  # [rows to write, D]
+    parts = [o.tile()[p_index, r_index]] + ([o_rest.tile()[p_index, r_index]] if config.V1 else [])
+    rows = np.concatenate(parts, axis=1)[:, : problem.value_dim].astype(o_array.dtype)  # [rows to write, Dv]
     sequence, at, to = 0 if cu_q is not None else batch[p_index], q_row[p_index, r_index], head[p_index, r_index]
     o_array[sequence, at, to] = rows
     lse_array[sequence, to, at] = lse[p_index, r_index]
     traffic.move("registers->DRAM", rows.nbytes + len(p_index) * lse.itemsize)
 
 
-def _scores(s: Fragments, scale_log2: float, softcap: float) -> Fragments:
-    """Scores in units of log2: ``softcap * tanh(s / softcap)`` saturates, it does not overflow."""
-    values = s.values * np.float32(scale_log2)
-    if softcap:
-        with np.errstate(over="ignore"):
-            e = np.exp2(values * np.float32(2 / softcap))
-        values = np.float32(softcap * LOG2E) * (1 - 2 / (e + np.float32(1)))
-    return s.with_values(values)
+def _scores(
+    s: Fragments, scale_log2: Array, scale: Scale, k_rows: Any, batch: Array, kv_head: Array, key: Array, end: Array,
+    features: Features, slope: Array | None, position: Array,
+) -> Fragments:  # fmt: skip
+    """Scores in units of log2, times the scales of their keys, capped, less ALiBi."""
+    s = s.with_values(s.values * scale_log2)
+    if scale.tokens is not None:
+        by_key = _token_scales(scale, k_rows, batch, kv_head, key, end)
+        s = s.with_values(s.values * by_column(s, by_key))
+    if features.softcap:
+        s = cap(s, features.softcap)
+    return s if slope is None else distance(s, slope, position, key)
+
+
+def _weights(
+    p: Fragments, scale: Scale, v_rows: Any, batch: Array, kv_head: Array, key: Array, end: Array
+) -> Fragments:
+    """P times the scales of its keys, where they have some."""
+    if scale.tokens is None:
+        return p
+    return p.with_values(p.values * by_column(p, _token_scales(scale, v_rows, batch, kv_head, key, end)))
+
+
+def _token_scales(scale: Scale, rows: Any, batch: Array, kv_head: Array, key: Array, end: Array) -> Array:
+    exists = key < end[:, None]
+    page, slot = place(rows, batch[:, None], key, exists)
+    return token_scale(scale.tokens, (page, slot, np.broadcast_to(kv_head[:, None], key.shape)), exists)
 
 
 def _online(
-    cta: Any, s: Fragments, m: Array, l: Array, o: Fragments, active: Array
-) -> tuple[Fragments, Array, Array, Fragments]:
+    cta: Any, s: Fragments, m: Array, l: Array, o: Fragments, o_rest: Fragments, active: Array
+) -> tuple[Fragments, Array, Array, Fragments, Fragments]:
     """New row maximum, exponentials, row sum, rescale; programs whose loop is over add nothing."""
     m_new = np.maximum(m, cta.row_max(s))
     p = s.with_values(np.where(active[:, None, None, None], np.exp2(s.values - s.by_row(m_new)), np.float32(0)))
     alpha = np.exp2(m - m_new)
-    return p, m_new, l * alpha + cta.row_sum(p), o.with_values(o.values * o.by_row(alpha))
+    same = o_rest is o
+    o = o.with_values(o.values * o.by_row(alpha))
+    o_rest = o if same else o_rest.with_values(o_rest.values * o_rest.by_row(alpha))
+    return p, m_new, l * alpha + cta.row_sum(p), o, o_rest
 
 
 def launch(
@@ -130,25 +186,26 @@ def launch(
     cu_k: Array | None = None,
     table: Array | None = None,
     seq_lens: Array | None = None,
-    sinks: Array | None = None,
     *,
     scale: float,
     problem: PrefillProblem,
     config: PrefillConfig,
+    features: Features,
+    base2: bool = False,
     mask_value: float = MASK_VALUE,
     out: Array | None = None,
     arch: str = "sm_90",
     traffic: Traffic | None = None,
 ) -> tuple[Array, Array]:
-    """Run the twin; arrays as in ``reference``: out of q's shape and dtype, lse ``[B, Hq, S]`` or ``[1, Hq, total]``
-    float32. The arguments are valid.
+    """Run the twin; arrays as in ``reference``: out ``[.., Hq, Dv]`` of q's dtype (bfloat16 for e4m3) and lse ``[B, Hq,
+    S]`` or ``[1, Hq, total]`` float32. The arguments are valid.
     """
-    out = np.empty(q.shape, q.dtype) if out is None else out
+    out = np.empty((*q.shape[:3], v.shape[3]), result_dtype(q)) if out is None else out
     lse = np.empty((q.shape[0], q.shape[2], q.shape[1]), np.float32)
-    if q.size == 0:
+    if out.size == 0:
         return out, lse
     if k.shape[1] == 0:  # no sequence has a key
-        k = v = np.zeros((len(k), 1, *k.shape[2:]), k.dtype)
+        k, v = (np.zeros((len(x), 1, *x.shape[2:]), x.dtype) for x in (k, v))
         num_keys = np.zeros(problem.batch, np.int32)
     elif table is not None and seq_lens is not None:
         num_keys = seq_lens
@@ -159,17 +216,20 @@ def launch(
         lengths = np.maximum(num_keys, 0).astype(np.uint32), table, problem.max_q, table.shape[1] * k.shape[1]
         rows = [PagedKVCache(x, *lengths) for x in (k, v)]
     traffic = Traffic() if traffic is None else traffic
-    k_rows, v_rows = rows
+    scales, (k_rows, v_rows) = features.scales, rows
     attend(
-        q, k_rows, v_rows, cu_q, num_keys, sinks, out, lse, scale * LOG2E, mask_value, problem, config, arch, traffic
+        q, k_rows, v_rows, cu_q, num_keys, out, lse, scale * scales.q.number * scales.k.number * LOG2E,
+        scales.v.number / (P_SCALE if problem.p_fp8 else 1), mask_value, features, base2, problem, config, arch,
+        traffic,
     )  # fmt: skip
     return out, lse
 
 
-def _row_offsets(array: Array, sequence: Array, row: Array, head: Array, valid: Array) -> Array:
-    """Element offsets of rows ``(sequence, row, head)`` of a strided array ``[B, S, H, D]``; 0 where not valid."""
+def _row_offsets(array: Array, batch: Array, dense: bool, row: Array, head: Array, valid: Array) -> Array:
+    """Element offsets of rows ``(batch, row, head)`` of a strided array ``[B or 1, S, H, D]``; 0 where not valid."""
+    sequence = batch[:, None] if dense else 0 * batch[:, None]
     at = sum(
         index.astype(np.int64) * (stride // array.itemsize)
-        for index, stride in zip((sequence[:, None], row, head), array.strides, strict=False)
+        for index, stride in zip((sequence, row, head), array.strides, strict=False)
     )
     return np.where(valid, at, 0)

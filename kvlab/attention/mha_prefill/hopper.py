@@ -14,6 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kvlab.attention.backends import machine
+from kvlab.attention.features import Features
 from kvlab.attention.online_softmax import LOG2E
 
 from .config import PrefillProblem
@@ -97,28 +98,29 @@ def launch(
     cu_k: torch.Tensor | None = None,
     table: torch.Tensor | None = None,
     seq_lens: torch.Tensor | None = None,
-    sinks: torch.Tensor | None = None,
     *,
     scale: float,
     problem: PrefillProblem,
     config: HopperConfig,
+    features: Features,
+    base2: bool = False,
     out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernel; arrays as in ``reference``, results as of ``kernel.launch``. The arguments are valid."""
-    C = config.constants
+    C, mask, softcap = config.constants, features.mask, features.softcap
     if out is None:
         out = torch.empty((*q.shape[:3], C.DV), dtype=q.dtype, device=q.device)
     lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
     taken = torch.zeros(1, dtype=torch.int32, device=q.device)
     _, processors = machine(q.device)
     absent = taken  # stands for a pointer that is not followed
-    inner, outer = (scale / problem.softcap, problem.softcap * LOG2E) if C.CAPPED else (0.0, scale * LOG2E)
+    inner, outer = (scale / softcap, softcap * LOG2E) if C.CAPPED else (0.0, scale * LOG2E)
     attend[(min(processors, config.tiles),)](
         _boxes(q, C.BM), _boxes(k, C.BOX), _boxes(v, C.BOX), _boxes(out, C.BM), out, lse,
-        *(absent if x is None else x for x in (cu_q, cu_k, table, seq_lens, sinks)), taken, inner, outer, config.tiles,
-        config.row_tiles, config.together, problem.batch, problem.batch.bit_length(), problem.q_heads, problem.group,
-        q.shape[1], k.shape[1], problem.left, problem.right, k.shape[0], 0 if table is None else table.stride(0),
-        *out.stride()[1:3], *lse.stride(), C=C, num_warps=4,
+        *(absent if x is None else x for x in (cu_q, cu_k, table, seq_lens, features.sinks)), taken, inner, outer,
+        config.tiles, config.row_tiles, config.together, problem.batch, problem.batch.bit_length(), problem.q_heads,
+        problem.group, q.shape[1], k.shape[1], mask.left, mask.right, k.shape[0],
+        0 if table is None else table.stride(0), *out.stride()[1:3], *lse.stride(), C=C, num_warps=4,
     )  # fmt: skip
     return out, lse
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from kvlab.attention.masks import UNLIMITED
 from kvlab.cache.arrays import dtype_of, element_strides
 
-from .config import UNLIMITED, PrefillProblem
+from .config import PrefillProblem
 from .inputs import PrefillInputs
 
 __all__ = ["HEAD_DIMS", "SUPPORTED", "Constants", "HopperConfig", "choose_hopper", "hopper_lacks",
@@ -17,7 +18,8 @@ HEAD_DIMS = ((64, 64), (128, 128), (192, 128), (256, 256))
 """Head dimensions of q and k, and of v."""
 
 SUPPORTED = (
-    "bf16 or fp16, head dimension 64, 128 or 256 (192 with values of 128), scale > 0, at least one key, pages of 16, "
+    "bf16 or fp16, no mask but causal and windows, no ALiBi, lse in base e, "
+    "head dimension 64, 128 or 256 (192 with values of 128), scale > 0, at least one key, pages of 16, "
     "32, 64 or multiples of 128 tokens, arrays that start at 16 bytes and whose strides are multiples of 16 bytes"
 )
 L2_SHARE = 16_000_000  # bytes of K and V that stay in L2 beside what else passes through
@@ -78,12 +80,18 @@ class HopperConfig:
         return (self.tiles,)
 
 
-def hopper_lacks(inputs: PrefillInputs, scale: float) -> str | None:
+def hopper_lacks(inputs: PrefillInputs, scale: float, base2: bool = False) -> str | None:
     """What of a call the Hopper kernel cannot do, None if it can do it."""
     q, k, v = inputs.q, inputs.k, inputs.v
     dims = int(q.shape[-1]), int(v.shape[-1])
-    if dtype_of(q, "q").itemsize != 2:
-        return f"dtype {q.dtype}"
+    mask, features = inputs.features.mask, inputs.features
+    for array in (q, k):
+        if dtype_of(array, "q").itemsize != 2:
+            return f"dtype {array.dtype}"
+    if mask.chunk or mask.valid is not None or mask.bias is not None:
+        return "a mask other than causal and windows"
+    if features.slopes is not None or base2:
+        return "base2" if base2 else "alibi_slopes"
     if dims not in HEAD_DIMS:
         return f"head dimensions {dims[0]} of q and {dims[1]} of v"
     if not scale > 0:
@@ -125,9 +133,10 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperConfi
     num_keys = inputs.k.shape[1]
     ragged_k = inputs.cu_k is not None
     known = not (ragged_k or page or problem.ragged)  # the lengths are those of the arrays
-    window = problem.left < UNLIMITED
-    bounded = problem.right < UNLIMITED
-    diagonal = bounded and not (known and rows == BN and (num_keys - problem.max_q + problem.right) % BN == 0)
+    features, mask = inputs.features, inputs.features.mask
+    window = mask.left < UNLIMITED
+    bounded = mask.right < UNLIMITED
+    diagonal = bounded and not (known and rows == BN and (num_keys - problem.max_q + mask.right) % BN == 0)
     share = D > 128
     total = inputs.q.shape[1] if problem.ragged else problem.max_q
     row_tiles = total // rows + problem.batch if problem.ragged else -(-problem.max_q // rows)
@@ -135,7 +144,7 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperConfi
     constants = Constants(
         D=D, DV=DV, NC=NC, NB=NB, BN=BN, BOX=min(page, BN) if page else BN, PAGE=page, RAGGED_Q=problem.ragged,
         RAGGED_K=ragged_k, FIRST=bounded or window or not (known and num_keys % BN == 0), MASKED=diagonal or window,
-        WINDOW=window, CLEAN=ragged_k or page > 0, CAPPED=problem.softcap > 0, SINKS=inputs.sinks is not None,
+        WINDOW=window, CLEAN=ragged_k or page > 0, CAPPED=features.softcap > 0, SINKS=features.sinks is not None,
         HOLD=small, EARLY=small, SHARE=share, REGISTERS=160 if small else 232 if page else 240,
         PRODUCER=32 if small or not page else 48,
         Q_PANELS=1 << (D // 64 - 1).bit_length(), O_PANELS=1 << (D // 64 - 1).bit_length() if share else DV // 64,

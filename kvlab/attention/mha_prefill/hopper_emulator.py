@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.attention.features import Features
 from kvlab.attention.online_softmax import LOG2E
 from kvlab.hardware import TmaDescriptor
 from kvlab.staging import Fragments, Traffic
@@ -28,6 +29,7 @@ class Launch:
 
     problem: PrefillProblem
     config: HopperConfig
+    features: Features
     programs: int
     out: Array
     lse: Array
@@ -38,7 +40,6 @@ class Launch:
     cu_k: Array | None = None
     table: Array | None = None
     lens: Array | None = None
-    sinks: Array | None = None
     taken: list[int] = field(default_factory=list)
 
     def find_tile(self, t: int) -> tuple[int, int, int, int, int, int, int]:
@@ -64,8 +65,8 @@ class Launch:
         C = self.config.constants
         top = row + num_keys - num_q
         bottom = min(row + C.NC * C.BM, num_q) - 1 + num_keys - num_q
-        hi = max(-(-min(bottom + self.problem.right + 1, num_keys) // C.BN), 1)
-        return min(max(top - self.problem.left, 0) // C.BN, hi - 1), hi
+        hi = max(-(-min(bottom + self.features.mask.right + 1, num_keys) // C.BN), 1)
+        return min(max(top - self.features.mask.left, 0) // C.BN, hi - 1), hi
 
 
 def produce(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
@@ -115,7 +116,7 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
     #: begin -> it, j, batch    the first tile, -1: none
     C, scale = cta.C, x.scale
     BM, BN = C.BM, C.BN
-    left, right = x.problem.left, x.problem.right
+    left, right = x.features.mask.left, x.features.mask.right
     it, j = 0, 0
     yield cta.q_full[W], 0
     batch = cta.words[0]
@@ -179,7 +180,7 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
             o = o.with_values(o.values * o.by_row(alpha[None]))
         o = cta.accumulate(p, b, o)
         #: normalise -> o, lse    rows without a visible key give 0 and -inf, or the sink's logit
-        lse, inv = _row_results(m * scale, l, None if x.sinks is None else x.sinks[head])
+        lse, inv = _row_results(m * scale, l, None if x.features.sinks is None else x.features.sinks[head])
         cta.v_free[b].arrive()
         o = o.with_values(o.values * o.by_row(inv[None]))
         #: store    registers -> DRAM where rows of another sequence follow, else by way of shared memory
@@ -239,11 +240,12 @@ def launch(
     cu_k: Array | None = None,
     table: Array | None = None,
     seq_lens: Array | None = None,
-    sinks: Array | None = None,
     *,
     scale: float,
     problem: PrefillProblem,
     config: HopperConfig,
+    features: Features,
+    base2: bool = False,
     out: Array | None = None,
     arch: str = "sm_90",
     traffic: Traffic | None = None,
@@ -257,10 +259,10 @@ def launch(
     lse = np.empty((q.shape[0], q.shape[2], q.shape[1]), np.float32)
     rows = {"q": (q, C.BM), "k": (k, C.BOX), "v": (v, C.BOX), "o": (out, C.BM)}
     boxes = {name: TmaDescriptor.of(a, (1, n, 1, 64), "128B") for name, (a, n) in rows.items()}
-    inner, outer = (scale / problem.softcap, problem.softcap * LOG2E) if C.CAPPED else (0.0, scale * LOG2E)
+    inner, outer = (scale / features.softcap, features.softcap * LOG2E) if C.CAPPED else (0.0, scale * LOG2E)
     programs = min(processors, config.tiles)
     numbers = np.float32(inner), np.float32(outer), k.shape[1]
-    x = Launch(problem, config, programs, out, lse, *numbers, cu_q, cu_k, table, seq_lens, sinks)
+    x = Launch(problem, config, features, programs, out, lse, *numbers, cu_q, cu_k, table, seq_lens)
     make = functools.partial(HopperCTA, C, q.dtype, boxes, Traffic() if traffic is None else traffic)
     ctas = [make() for _ in range(programs)]
     roles = [produce(cta, x, program) for program, cta in enumerate(ctas)]

@@ -7,32 +7,66 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.attention.features import Features, resolve_features
 from kvlab.attention.inputs import (
     check_apart,
     check_arrays,
-    check_dtype,
-    check_heads,
     check_integers,
     check_lengths_and_pages,
-    check_out,
     check_pages,
     check_strides,
     check_table,
-    finite_number,
     given,
     looks_at_values,
     require,
 )
-from kvlab.cache.arrays import element_strides, is_torch, to_numpy
+from kvlab.attention.masks import Interval, resolve_mask, window_interval
+from kvlab.attention.operands import check_operands, check_result
+from kvlab.cache.arrays import is_torch, to_numpy
+from kvlab.staging import Traffic
 
-from .config import UNLIMITED
-
-__all__ = ["PrefillInputs", "dense_inputs", "finite", "mask_bounds", "paged_inputs"]
+__all__ = ["Options", "PrefillInputs", "dense_inputs", "paged_inputs"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Options:
+    """The keywords that all forms of prefill share; what they mean is told by ``mha_prefill``."""
+
+    causal: bool | None = None
+    scale: float | None = None
+    max_seqlen_q: int | None = None
+    window: Any = None
+    mask: Any = None
+    softcap: float = 0.0
+    sinks: Any = None
+    alibi_slopes: Any = None
+    q_scale: Any = None
+    k_scale: Any = None
+    v_scale: Any = None
+    return_lse: bool = False
+    base2: bool = False
+    out: Any = None
+    batch_invariant: bool = False
+    backend: str = "auto"
+    arch: str = "sm_90"
+    check: bool | None = None
+    traffic: Traffic | None = None
+
+    @property
+    def interval(self) -> Interval:
+        """What ``causal`` and ``window`` let a query see. A mask stands alone unless they are given with it."""
+        causal = self.mask is None if self.causal is None else bool(self.causal)
+        return window_interval(causal, self.window)
+
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """The arrays among them."""
+        return given(sinks=self.sinks, alibi_slopes=self.alibi_slopes, out=self.out)
+
+
+@dataclass(frozen=True, eq=False)
 class PrefillInputs:
-    """Checked arguments: q and out ``[B, S, Hq, D]`` or ``[1, total, Hq, D]``; k and v as in ``reference``."""
+    """Checked arguments: q and out ``[B, S, Hq, ..]`` or ``[1, total, Hq, ..]``; k and v as in ``reference``."""
 
     q: Any
     k: Any
@@ -41,15 +75,15 @@ class PrefillInputs:
     cu_k: Any
     table: Any
     seq_lens: Any
-    sinks: Any
     out: Any
     batch: int
     max_q: int
+    features: Features
 
     @property
     def arrays(self) -> tuple[Any, ...]:
         """The positional arguments of the launch functions."""
-        return self.q, self.k, self.v, self.cu_q, self.cu_k, self.table, self.seq_lens, self.sinks
+        return self.q, self.k, self.v, self.cu_q, self.cu_k, self.table, self.seq_lens
 
     @property
     def ragged(self) -> bool:
@@ -57,21 +91,19 @@ class PrefillInputs:
         return self.cu_q is not None
 
 
-def dense_inputs(
-    q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: int | None, sinks: Any, out: Any, check: bool | None
-) -> PrefillInputs:
+def dense_inputs(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, options: Options) -> PrefillInputs:
     """Arguments of ``mha_prefill``. ValueError that names argument, value and rule."""
     require((cu_q is None) == (cu_k is None), "only one of cu_seqlens_q and cu_seqlens_k is given", "both or neither")
-    ragged = cu_q is not None
+    ragged, out = cu_q is not None, options.out
     form = "[total, H, D] with cu_seqlens" if ragged else "[B, S, H, D] without cu_seqlens"
-    arrays = {"q": q, "k": k, "v": v, **given(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, sinks=sinks, out=out)}
+    arrays = {"q": q, "k": k, "v": v, **given(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k), **options.arrays}
     check_arrays(arrays)
     check_apart(arrays)
     for name, array in (("q", q), ("k", k), ("v", v)):
         require(array.ndim == (3 if ragged else 4), f"{name} has shape {tuple(array.shape)}", form)
     if not ragged:
         require(k.shape[0] == q.shape[0], f"k has {k.shape[0]} sequences", f"those of q, {q.shape[0]}")
-    _check_rows(q, {"k": k, "v": v}, sinks, out)
+    _check_rows(q, {"k": k, "v": v}, out)
     batch, longest = (q.shape[0], q.shape[1])
     if ragged:
         batch = _check_starts("cu_seqlens_q", cu_q)
@@ -80,76 +112,66 @@ def dense_inputs(
             f"cu_seqlens_k has shape {tuple(cu_k.shape)}",
             f"that of cu_seqlens_q, {tuple(cu_q.shape)}",
         )
-        longest = _longest(max_q, q)
-        if looks_at_values(check, q):
+        longest = _longest(options.max_seqlen_q, q)
+        if looks_at_values(options.check, q):
             _check_offsets("cu_seqlens_q", cu_q, q, longest)
             _check_offsets("cu_seqlens_k", cu_k, k, None)
-        q, k, v, out = (x if x is None else x[None] for x in (q, k, v, out))
     else:
-        require(max_q is None, f"max_seqlen_q {max_q!r} without cu_seqlens_q", "None; q tells the length")
-    return PrefillInputs(q, k, v, cu_q, cu_k, None, None, sinks, out, batch, longest)
+        require(options.max_seqlen_q is None, f"max_seqlen_q {options.max_seqlen_q!r} without cu_seqlens_q",
+                "None; q tells the length")  # fmt: skip
+
+    def lengths() -> tuple[Any, Any]:
+        if ragged:
+            return np.diff(_host(cu_q)), np.diff(_host(cu_k))
+        return np.full(batch, q.shape[1]), np.full(batch, k.shape[1])
+
+    features = _features(q, k, v, batch, lengths, options)
+    if ragged:
+        q, k, v, out = (x if x is None else x[None] for x in (q, k, v, out))
+        features = features.with_leading_axis()
+    return PrefillInputs(q, k, v, cu_q, cu_k, None, None, out, batch, longest, features)
 
 
 def paged_inputs(
-    q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, cu_q: Any, max_q: int | None, sinks: Any,
-    out: Any, check: bool | None,
-) -> PrefillInputs:  # fmt: skip
-    """Arguments of ``mha_prefill_paged``. ValueError that names argument, value and rule."""
+    q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, cu_q: Any, options: Options
+) -> PrefillInputs:
+    """Arguments of ``mha_prefill_paged`` with caches as NHD. ValueError that names argument, value and rule."""
     caches = {"k_cache": k_cache, "v_cache": v_cache}
     tables = {"block_table": block_table, "seq_lens": seq_lens}
-    arrays = {"q": q, **caches, **tables, **given(cu_seqlens_q=cu_q, sinks=sinks, out=out)}
+    arrays = {"q": q, **caches, **tables, **given(cu_seqlens_q=cu_q), **options.arrays}
     check_arrays(arrays)
     check_apart(arrays)
     require(q.ndim == 3, f"q has shape {tuple(q.shape)}", "[total, Hq, D]")
     check_pages(caches)
-    _check_rows(q, caches, sinks, out)
+    _check_rows(q, caches, options.out)
     batch = _check_starts("cu_seqlens_q", cu_q)
     check_table(block_table, seq_lens, batch)
     check_strides("seq_lens", seq_lens)
-    longest = _longest(max_q, q)
-    if looks_at_values(check, q):
+    longest = _longest(options.max_seqlen_q, q)
+    if looks_at_values(options.check, q):
         _check_offsets("cu_seqlens_q", cu_q, q, longest)
         check_lengths_and_pages(seq_lens, block_table, k_cache.shape[0], k_cache.shape[1])
-    q, out = q[None], None if out is None else out[None]
-    return PrefillInputs(q, k_cache, v_cache, cu_q, None, block_table, seq_lens, sinks, out, batch, longest)
+    features = _features(q, k_cache, v_cache, batch, lambda: (np.diff(_host(cu_q)), _host(seq_lens)), options)
+    out = None if options.out is None else options.out[None]
+    return PrefillInputs(q[None], k_cache, v_cache, cu_q, None, block_table, seq_lens, out, batch, longest, features)
 
 
-def mask_bounds(causal: bool, window: Any) -> tuple[int, int]:
-    """(left, right): a query at position p sees the keys from ``p - left`` to ``p + right``.
-
-    >>> mask_bounds(True, None) == (UNLIMITED, 0)
-    True
-    >>> mask_bounds(True, 128), mask_bounds(False, (128, 16))
-    ((127, 0), (128, 16))
-    """
-    left = right = UNLIMITED
-    if isinstance(window, int | np.integer) and not isinstance(window, bool):
-        require(window >= 1, f"window {window}", "at least 1, the keys that a query sees, itself among them")
-        require(causal, f"window {window} with causal=False", "a pair (left, right)")
-        left = int(window) - 1
-    elif window is not None:
-        pair = isinstance(window, tuple | list) and len(window) == 2
-        sides = [UNLIMITED if side is None else side for side in window] if pair else [None]
-        valid = all(isinstance(side, int | np.integer) and side >= 0 for side in sides)
-        require(valid, f"window {window!r}", "None, a number of keys, or a pair (left, right) of numbers or None")
-        left, right = (min(int(side), UNLIMITED) for side in sides)  # type: ignore[arg-type, unused-ignore]
-    return left, 0 if causal else right
+def _features(q: Any, k: Any, v: Any, batch: int, lengths: Any, options: Options) -> Features:
+    mask = resolve_mask(options.mask, options.interval, heads=int(q.shape[-2]), lengths=lengths, like=q)
+    return resolve_features(
+        q, k, v, mask=mask, batch=batch, softcap=options.softcap, sinks=options.sinks,
+        alibi_slopes=options.alibi_slopes, q_scale=options.q_scale, k_scale=options.k_scale, v_scale=options.v_scale,
+    )  # fmt: skip
 
 
-def _check_rows(q: Any, kv: dict[str, Any], sinks: Any, out: Any) -> None:
-    """Dtypes, heads, depth, strides."""
-    check_dtype("q", q)
-    check_heads(q, kv)
-    if sinks is not None:
-        q_heads = int(q.shape[-2])
-        require(tuple(sinks.shape) == (q_heads,), f"sinks has shape {tuple(sinks.shape)}", f"[Hq = {q_heads}]")
-        check_dtype("sinks", sinks)
-        require(q_heads < 2 or element_strides(sinks, "sinks") == (1,), "sinks is strided", "contiguous")
+def _check_rows(q: Any, kv: dict[str, Any], out: Any) -> None:
+    """Dtypes, heads, depths, strides."""
+    check_operands(q, kv)
     for name, array in {"q": q, **kv}.items():
         check_strides(name, array)
     if out is not None:
-        require(tuple(out.shape) == tuple(q.shape), f"out has shape {tuple(out.shape)}", f"that of q, {tuple(q.shape)}")
-        check_out(out, q)
+        v = list(kv.values())[1]
+        check_result(out, (*(int(n) for n in q.shape[:-1]), int(v.shape[-1])), q)
 
 
 def _check_starts(name: str, starts: Any) -> int:
@@ -162,7 +184,7 @@ def _check_starts(name: str, starts: Any) -> int:
 
 
 def _check_offsets(name: str, starts: Any, rows: Any, longest: int | None) -> None:
-    o = to_numpy(starts.cpu() if is_torch(starts) else starts).astype(np.int64)
+    o = _host(starts)
     total, lengths = int(rows.shape[0]), np.diff(o)
     good = o[0] == 0 and (lengths >= 0).all() and o[-1] == total
     require(good, f"{name} {o.tolist()}", f"numbers from 0 to {total}, the rows, none less than the one before")
@@ -178,9 +200,6 @@ def _longest(max_q: int | None, q: Any) -> int:
     return min(max_q, int(q.shape[0]))
 
 
-def finite(name: str, value: Any) -> float:
-    """``value``, a number of Python or NumPy, as a float that float32 holds; ValueError otherwise."""
-    accepted = "a finite number that float32 holds"
-    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    require(number, f"{name} {value!r}", accepted)
-    return finite_number(value, name, accepted)
+def _host(array: Any) -> np.ndarray[Any, Any]:
+    """int64 in CPU memory."""
+    return to_numpy(array.cpu() if is_torch(array) else array).astype(np.int64)

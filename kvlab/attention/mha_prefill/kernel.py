@@ -6,65 +6,101 @@ import torch
 import triton
 import triton.language as tl
 
+from kvlab.attention.features import Features
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.scales import P_SCALE, Scale
+from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale
 
-from .config import UNLIMITED, PrefillConfig, PrefillProblem
+from .config import PrefillConfig, PrefillProblem
 
 LN2 = tl.constexpr(0.6931471805599453)
-NO_BOUND = tl.constexpr(UNLIMITED)
+LOG2_E = tl.constexpr(LOG2E)
+TO_FP8 = tl.constexpr(P_SCALE)
+
+
+@triton.jit
+def row_of(table_ptr, page, first, key, exists, PAGE: tl.constexpr, MASKED: tl.constexpr):
+    """(page, row in it) of keys: of the page that the table names, or of one piece whose first row is ``first``."""
+    slot = first + key
+    if PAGE:
+        if MASKED:
+            page = tl.load(table_ptr + key // PAGE, mask=exists, other=0).to(tl.int64)
+        else:
+            page = tl.load(table_ptr + key // PAGE).to(tl.int64)
+        slot = (key % PAGE).to(tl.int64)
+    return page, slot
 
 
 @triton.jit
 def load_tile(
     ptr, table_ptr, page, first, key, end, page_stride, token_stride,
-    PAGE: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, MASKED: tl.constexpr,
+    PAGE: tl.constexpr, FROM: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Rows ``key`` of one KV head: of the page that the table names, or of one piece that starts at ``first``."""
-    d = tl.arange(0, BD)
-    slot = first + key
-    if PAGE:
-        if MASKED:
-            page = tl.load(table_ptr + key // PAGE, mask=key < end, other=0).to(tl.int64)[:, None]
-        else:
-            page = tl.load(table_ptr + key // PAGE).to(tl.int64)[:, None]
-        slot = (key % PAGE).to(tl.int64)
-    at = page * page_stride + slot[:, None] * token_stride + d[None, :]
+    """Columns ``FROM .. FROM + WIDTH`` of the rows ``key`` of one KV head; past D they are 0."""
+    page, slot = row_of(table_ptr, page, first, key, key < end, PAGE, MASKED)
+    d = FROM + tl.arange(0, WIDTH)
+    at = (page * page_stride + slot * token_stride)[:, None] + d[None, :]
     if MASKED:
         return tl.load(ptr + at, mask=(key < end)[:, None] & (d[None, :] < D), other=0.0)
-    if D == BD:
+    if FROM + WIDTH <= D:
         return tl.load(ptr + at)
     return tl.load(ptr + at, mask=d[None, :] < D, other=0.0)
 
 
 @triton.jit
-def qk(q, k, scale_log2, softcap, CAPPED: tl.constexpr):
-    """Scores in units of log2: ``softcap * tanh(s / softcap)`` saturates, it does not overflow."""
-    s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
-    if CAPPED:
-        s = softcap * 1.4426950408889634 * (1.0 - 2.0 / (tl.math.exp2(s * (2.0 / softcap)) + 1.0))
-    return s
+def qk(q, q_rest, k, k_rest, scale_log2, REST: tl.constexpr):
+    """Scores in units of log2; K in q's dtype."""
+    s = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
+    if REST:
+        s = tl.dot(q_rest, tl.trans(k_rest.to(q.dtype)), s, input_precision="ieee")
+    return s * scale_log2
 
 
 @triton.jit
-def online(s, m, l, o):
+def online(s, m, l, o, o_rest, REST: tl.constexpr):
     """New row maximum, exponentials, row sum, rescale."""
     m_new = tl.maximum(m, tl.max(s, 1))
     p = tl.math.exp2(s - m_new[:, None])
     alpha = tl.math.exp2(m - m_new)
-    return p, m_new, l * alpha + tl.sum(p, 1), o * alpha[:, None]
+    o = o * alpha[:, None]
+    if REST:
+        o_rest = o_rest * alpha[:, None]
+    else:
+        o_rest = o
+    return p, m_new, l * alpha + tl.sum(p, 1), o, o_rest
+
+
+@triton.jit
+def pv(p, v, v_rest, o, o_rest, dtype: tl.constexpr, REST: tl.constexpr):
+    """O += P V in ``dtype``: P rounded to it once, times 2^8 where it is e4m3."""
+    if dtype == tl.float8e4nv:
+        p = p * TO_FP8
+    p = p.to(dtype)
+    o = tl.dot(p, v.to(dtype), o, input_precision="ieee")
+    if REST:
+        o_rest = tl.dot(p, v_rest.to(dtype), o_rest, input_precision="ieee")
+    else:
+        o_rest = o
+    return o, o_rest
 
 
 @triton.jit
 def attend(
-    q_ptr, k_ptr, v_ptr, cu_q_ptr, cu_k_ptr, table_ptr, lens_ptr, sinks_ptr, o_ptr, lse_ptr,
-    scale_log2, softcap, mask_value, batches, row_tiles, pack, group, max_q, max_k, left, right,
+    q_ptr, k_ptr, v_ptr, cu_q_ptr, cu_k_ptr, table_ptr, lens_ptr, valid_ptr, bias_ptr, sinks_ptr, slopes_ptr,
+    q_scale_ptr, k_scale_ptr, v_scale_ptr, o_ptr, lse_ptr,
+    scale_log2, o_scale, softcap, mask_value, batches, row_tiles, pack, group, max_q, max_k, left, right, chunk,
+    bias_rows, bias_keys,
     q_batch, q_token, q_head, k_page, k_token, k_head, v_page, v_token, v_head, table_batch,
-    o_batch, o_token, o_head, lse_batch, lse_head, lse_token,
-    RAGGED_Q: tl.constexpr, RAGGED_K: tl.constexpr, PAGE: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr,
-    D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    o_batch, o_token, o_head, lse_batch, lse_head, lse_token, bias_batch, bias_head, bias_row, bias_key, slopes_batch,
+    q_scale_head, k_scale_page, k_scale_token, k_scale_head, v_scale_page, v_scale_token, v_scale_head,
+    RAGGED_Q: tl.constexpr, RAGGED_K: tl.constexpr, PAGE: tl.constexpr, BOUNDED: tl.constexpr, CHUNKED: tl.constexpr,
+    VALID: tl.constexpr, BIAS: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
+    Q_SCALE: tl.constexpr, K_SCALE: tl.constexpr, V_SCALE: tl.constexpr, P_FP8: tl.constexpr, BASE2: tl.constexpr,
+    D: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, DV: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """BM query rows of one head, or of the heads of one KV head, against the keys that they see."""
-    #: setup -> q, lo, full, hi, first, limit    this program's rows, the keys they see, the query tile
+    #: setup -> q, q_rest, lo, full, hi, first, limit    this program's rows, the keys they see, the query tile
     tile = row_tiles - 1 - tl.program_id(0) // batches
     batch = (tl.program_id(0) % batches).to(tl.int64)
     row = tile * BM + tl.arange(0, BM)  # [BM], token-major
@@ -83,65 +119,140 @@ def attend(
         num_keys = (tl.load(cu_k_ptr + batch + 1) - tl.load(cu_k_ptr + batch)).to(tl.int32)
     if PAGE:
         num_keys = tl.load(lens_ptr + batch).to(tl.int32)
+    end = num_keys
+    if VALID:
+        end = tl.minimum(num_keys, tl.load(valid_ptr + batch).to(tl.int32))
     is_row = token < num_q
     position = token + num_keys - num_q
-    first = tl.maximum(position - left, 0)  # [BM], first key that a row sees
-    limit = tl.minimum(position + right + 1, num_keys)  # [BM], first key after it that a row does not see
+    first, limit = key_range(position, end, left, right, chunk, CHUNKED)  # [BM], the keys that a row sees
     top = tile * BM // pack + num_keys - num_q  # positions of the tile's rows
     bottom = tl.minimum((tile * BM + BM - 1) // pack, num_q - 1) + num_keys - num_q
-    lo = tl.maximum(top - left, 0) // BN * BN
-    hi = tl.maximum(tl.minimum(bottom + right + 1, num_keys), lo)
-    hi = tl.where(bottom < top, lo, hi)
-    full = tl.maximum(tl.minimum(tl.minimum(top + right + 1, num_keys) // BN * BN, hi), lo)
-    full = tl.where(left < NO_BOUND, lo, full)
-    d = tl.arange(0, BD)
-    q_at = batch * q_batch + (q_first + token)[:, None] * q_token + head[:, None] * q_head + d[None, :]
-    q = tl.load(q_ptr + q_at, mask=is_row[:, None] & (d[None, :] < D), other=0.0)  # [BM, BD]
+    lo, every = key_range(top, end, left, right, chunk, CHUNKED)
+    _, hi = key_range(bottom, end, left, right, chunk, CHUNKED)
+    hi = tl.where(bottom < top, lo, tl.maximum(hi, lo))
+    full = tl.maximum(tl.minimum(every // BN * BN, hi), lo)
+    if BOUNDED:
+        full = lo
+    d = tl.arange(0, D0)
+    q_row = q_ptr + (batch * q_batch + (q_first + token) * q_token + head * q_head)[:, None]
+    q = tl.load(q_row + d[None, :], mask=is_row[:, None] & (d[None, :] < D), other=0.0)  # [BM, D0]
+    q_rest = q
+    if D1:
+        d = D0 + tl.arange(0, D1)
+        q_rest = tl.load(q_row + d[None, :], mask=is_row[:, None] & (d[None, :] < D), other=0.0)  # [BM, D1]
     k_base, v_base, pages = k_ptr + kv_head * k_head, v_ptr + kv_head * v_head, table_ptr + batch * table_batch
+    scale_log2 = scale_log2 * head_scale(q_scale_ptr, kv_head, q_scale_head, Q_SCALE == "head")
+    scale_log2 = scale_log2 * head_scale(k_scale_ptr, kv_head, k_scale_head, K_SCALE == "head")
+    dtype: tl.constexpr = tl.float8e4nv if P_FP8 else tl.bfloat16 if q.dtype == tl.float8e4nv else q.dtype
+    slope = head
+    sinks = head
+    bias_at = head
+    if ALIBI:
+        slope = tl.load(slopes_ptr + batch * slopes_batch + head)
+    if BIAS:
+        bias_at = batch * bias_batch + head * bias_head
     m = tl.full([BM], -float("inf"), tl.float32)
     l = tl.zeros([BM], tl.float32)
+    seen = tl.zeros([BM], tl.int32)
     if SINKS:
-        m = tl.load(sinks_ptr + head).to(tl.float32) * 1.4426950408889634
+        sinks = tl.load(sinks_ptr + head).to(tl.float32)
+        m = sinks * LOG2_E
         l += 1.0
-    o = tl.zeros([BM, BD], tl.float32)
+    o = tl.zeros([BM, V0], tl.float32)
+    o_rest = tl.zeros([BM, V1 if V1 else V0], tl.float32)
     for start in range(lo, full, BN):
-        #: load_k -> k    a K tile that every row sees, DRAM -> shared memory
+        #: load_k -> k, k_rest    a K tile that every row sees, DRAM -> shared memory
         key = start + tl.arange(0, BN)
-        k = load_tile(k_base, pages, batch, k_first, key, full, k_page, k_token, PAGE, D, BD, False)
-        #: scores -> s    S = Q K^T in float32, in units of log2
-        s = qk(q, k, scale_log2, softcap, CAPPED)  # [BM, BN]
-        #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
-        p, m, l, o = online(s, m, l, o)
-        #: load_v -> v    the V tile of the same keys
-        v = load_tile(v_base, pages, batch, k_first, key, full, v_page, v_token, PAGE, D, BD, False)
-        #: accumulate -> o    O += P V, P rounded once to the storage dtype
-        o = tl.dot(p.to(v.dtype), v, o, input_precision="ieee")
+        k = load_tile(k_base, pages, batch, k_first, key, full, k_page, k_token, PAGE, 0, D0, D, False)
+        k_rest = k
+        if D1:
+            k_rest = load_tile(k_base, pages, batch, k_first, key, full, k_page, k_token, PAGE, D0, D1, D, False)
+        #: scores -> s    S = Q K^T in float32, in units of log2; scales of tokens, softcap, ALiBi
+        s = qk(q, q_rest, k, k_rest, scale_log2, D1 > 0)  # [BM, BN]
+        if K_SCALE == "token":
+            page, slot = row_of(pages, batch, k_first, key, key < full, PAGE, False)
+            at = page * k_scale_page + slot * k_scale_token + kv_head * k_scale_head
+            s = s * token_scale(k_scale_ptr, at, key < full)[None, :]
+        if CAPPED:
+            s = cap(s, softcap)
+        if ALIBI:
+            s = distance(s, slope, position, key)
+        #: softmax -> p, m, l, o, o_rest    online: new row maximum, exponentials, row sum, rescale
+        p, m, l, o, o_rest = online(s, m, l, o, o_rest, V1 > 0)
+        if V_SCALE == "token":
+            page, slot = row_of(pages, batch, k_first, key, key < full, PAGE, False)
+            at = page * v_scale_page + slot * v_scale_token + kv_head * v_scale_head
+            p = p * token_scale(v_scale_ptr, at, key < full)[None, :]
+        #: load_v -> v, v_rest    the V tile of the same keys
+        v = load_tile(v_base, pages, batch, k_first, key, full, v_page, v_token, PAGE, 0, V0, DV, False)
+        v_rest = v
+        if V1:
+            v_rest = load_tile(v_base, pages, batch, k_first, key, full, v_page, v_token, PAGE, V0, V1, DV, False)
+        #: accumulate -> o, o_rest    O += P V, P rounded once
+        o, o_rest = pv(p, v, v_rest, o, o_rest, dtype, V1 > 0)
     for start in range(full, hi, BN):
-        #: load_k -> k    a K tile that some rows see in part
+        #: load_k -> k, k_rest    a K tile that some rows see in part
         key = start + tl.arange(0, BN)
-        k = load_tile(k_base, pages, batch, k_first, key, hi, k_page, k_token, PAGE, D, BD, True)
-        #: scores -> s    S = Q K^T in float32, in units of log2
-        s = qk(q, k, scale_log2, softcap, CAPPED)  # [BM, BN]
-        #: mask -> s    keys that a row does not see
+        k = load_tile(k_base, pages, batch, k_first, key, hi, k_page, k_token, PAGE, 0, D0, D, True)
+        k_rest = k
+        if D1:
+            k_rest = load_tile(k_base, pages, batch, k_first, key, hi, k_page, k_token, PAGE, D0, D1, D, True)
+        #: scores -> s    S = Q K^T in float32, in units of log2; scales of tokens, softcap, ALiBi
+        s = qk(q, q_rest, k, k_rest, scale_log2, D1 > 0)  # [BM, BN]
+        if K_SCALE == "token":
+            page, slot = row_of(pages, batch, k_first, key, key < hi, PAGE, True)
+            at = page * k_scale_page + slot * k_scale_token + kv_head * k_scale_head
+            s = s * token_scale(k_scale_ptr, at, key < hi)[None, :]
+        if CAPPED:
+            s = cap(s, softcap)
+        if ALIBI:
+            s = distance(s, slope, position, key)
+        #: mask -> s    keys that a row does not see; the bias of those that it sees
         visible = (key[None, :] >= first[:, None]) & (key[None, :] < limit[:, None])
+        if BIAS:
+            s, visible = add_bias(
+                s, visible, bias_ptr, bias_at, token, key, bias_rows, bias_keys, bias_row, bias_key
+            )  # fmt: skip
+            seen = seen | tl.max(visible.to(tl.int32), 1)
         s = tl.where(visible, s, mask_value)
-        #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
-        p, m, l, o = online(s, m, l, o)
-        #: load_v -> v    the V tile of the same keys
-        v = load_tile(v_base, pages, batch, k_first, key, hi, v_page, v_token, PAGE, D, BD, True)
-        #: accumulate -> o    O += P V, P rounded once to the storage dtype
-        o = tl.dot(p.to(v.dtype), v, o, input_precision="ieee")
-    #: normalise -> o, lse    rows without a visible key give 0 and -inf, or the sink's logit
+        #: softmax -> p, m, l, o, o_rest    online: new row maximum, exponentials, row sum, rescale
+        p, m, l, o, o_rest = online(s, m, l, o, o_rest, V1 > 0)
+        if V_SCALE == "token":
+            page, slot = row_of(pages, batch, k_first, key, key < hi, PAGE, True)
+            at = page * v_scale_page + slot * v_scale_token + kv_head * v_scale_head
+            p = p * token_scale(v_scale_ptr, at, key < hi)[None, :]
+        #: load_v -> v, v_rest    the V tile of the same keys
+        v = load_tile(v_base, pages, batch, k_first, key, hi, v_page, v_token, PAGE, 0, V0, DV, True)
+        v_rest = v
+        if V1:
+            v_rest = load_tile(v_base, pages, batch, k_first, key, hi, v_page, v_token, PAGE, V0, V1, DV, True)
+        #: accumulate -> o, o_rest    O += P V, P rounded once
+        o, o_rest = pv(p, v, v_rest, o, o_rest, dtype, V1 > 0)
+    #: normalise -> o, o_rest, lse    rows without a visible key give 0 and -inf, or the sink's logit
     sees = (limit > first) & is_row
+    if BIAS:
+        sees = sees & (seen > 0)
     l = tl.where(sees, l, 1.0)
-    o = tl.where(sees[:, None], o / l[:, None], 0.0)
+    factor = o_scale * head_scale(v_scale_ptr, kv_head, v_scale_head, V_SCALE == "head") / l
+    o = tl.where(sees[:, None], o * factor[:, None], 0.0)
+    if V1:
+        o_rest = tl.where(sees[:, None], o_rest * factor[:, None], 0.0)
+    else:
+        o_rest = o
     nothing = tl.full([BM], -float("inf"), tl.float32)
+    lse = m + tl.math.log2(l)
     if SINKS:
-        nothing = tl.load(sinks_ptr + head).to(tl.float32)
-    lse = tl.where(sees, (m + tl.math.log2(l)) * LN2, nothing)
+        nothing = sinks * LOG2_E if BASE2 else sinks
+    if not BASE2:
+        lse = lse * LN2
+    lse = tl.where(sees, lse, nothing)
     #: store    the rows of this sequence
-    o_at = batch * o_batch + (q_first + token)[:, None] * o_token + head[:, None] * o_head + d[None, :]
-    tl.store(o_ptr + o_at, o.to(o_ptr.dtype.element_ty), mask=is_row[:, None] & (d[None, :] < D))
+    o_row = o_ptr + (batch * o_batch + (q_first + token) * o_token + head * o_head)[:, None]
+    d = tl.arange(0, V0)
+    tl.store(o_row + d[None, :], o.to(o_ptr.dtype.element_ty), mask=is_row[:, None] & (d[None, :] < DV))
+    if V1:
+        d = V0 + tl.arange(0, V1)
+        tl.store(o_row + d[None, :], o_rest.to(o_ptr.dtype.element_ty), mask=is_row[:, None] & (d[None, :] < DV))
     lse_at = batch * lse_batch + (q_first + token) * lse_token + head * lse_head
     tl.store(lse_ptr + lse_at, lse, mask=is_row)
 
@@ -154,35 +265,58 @@ def launch(
     cu_k: torch.Tensor | None = None,
     table: torch.Tensor | None = None,
     seq_lens: torch.Tensor | None = None,
-    sinks: torch.Tensor | None = None,
     *,
     scale: float,
     problem: PrefillProblem,
     config: PrefillConfig,
+    features: Features,
+    base2: bool = False,
     mask_value: float = MASK_VALUE,
     out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the kernel; arrays as in ``reference``: out of q's shape and dtype, lse ``[B, Hq, S]`` or ``[1, Hq, total]``
-    float32. The arguments are valid.
+    """Run the kernel; arrays as in ``reference``: out ``[.., Hq, Dv]`` of q's dtype (bfloat16 for e4m3) and lse ``[B,
+    Hq, S]`` or ``[1, Hq, total]`` float32. The arguments are valid.
     """
-    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
+    if out is None:
+        dtype = torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
+        out = torch.empty((*q.shape[:3], v.shape[3]), dtype=dtype, device=q.device)
     lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
-    if q.numel() == 0:
+    if out.numel() == 0:
         return out, lse
     ragged_q, ragged_k, paged = cu_q is not None, cu_k is not None, table is not None
-    strides = [list(x.stride()[:3]) for x in (q, k, v, out)]
-    lse_strides = list(lse.stride())
-    for one, ragged in ((strides[0], ragged_q), (strides[1], ragged_k), (strides[2], ragged_k), (strides[3], ragged_q)):
-        one[0] = 0 if ragged else one[0]
-    lse_strides[0] = 0 if ragged_q else lse_strides[0]
+    mask, scales = features.mask, features.scales
     absent = q  # stands for a pointer that is not followed
+    arrays = cu_q, cu_k, table, seq_lens, mask.valid, mask.bias, features.sinks, features.slopes
+    by_scale = scales.q.array, scales.k.array, scales.v.array
     attend[config.grid(problem)](
-        q, k, v, *(absent if x is None else x for x in (cu_q, cu_k, table, seq_lens, sinks)), out, lse,
-        scale * LOG2E, problem.softcap, mask_value, problem.batch, config.row_tiles, config.pack, problem.group,
-        q.shape[1], k.shape[1], problem.left, problem.right, *strides[0], *strides[1], *strides[2],
-        table.stride(0) if table is not None else 0, *strides[3], *lse_strides,
-        RAGGED_Q=ragged_q, RAGGED_K=ragged_k, PAGE=k.shape[1] if paged else 0, CAPPED=problem.softcap > 0,
-        SINKS=sinks is not None, D=q.shape[3], BD=config.BD, BM=config.BM, BN=config.BN,
-        num_warps=config.num_warps, num_stages=config.num_stages,
+        q, k, v, *(absent if x is None else x for x in (*arrays, *by_scale)), out, lse,
+        scale * scales.q.number * scales.k.number * LOG2E, scales.v.number / (P_SCALE if problem.p_fp8 else 1),
+        features.softcap, mask_value, problem.batch, config.row_tiles, config.pack, problem.group, q.shape[1],
+        k.shape[1], mask.left, mask.right, mask.chunk, *((0, 0) if mask.bias is None else mask.bias.shape[2:]),
+        *_strides(q, 3, ragged_q), *_strides(k, 3, ragged_k), *_strides(v, 3, ragged_k), *_strides(table, 1, False),
+        *_strides(out, 3, ragged_q), *_strides(lse, 3, ragged_q), *_strides(mask.bias, 4, False, broadcast=True),
+        *_strides(features.slopes, 1, False, broadcast=True), *_strides(scales.q.heads, 1, False),
+        *_scale_strides(scales.k, ragged_k), *_scale_strides(scales.v, ragged_k),
+        RAGGED_Q=ragged_q, RAGGED_K=ragged_k, PAGE=k.shape[1] if paged else 0, BOUNDED=mask.bounded,
+        CHUNKED=mask.chunk > 0, VALID=mask.valid is not None, BIAS=mask.bias is not None, CAPPED=features.softcap > 0,
+        SINKS=features.sinks is not None, ALIBI=features.slopes is not None, Q_SCALE=scales.q.kind,
+        K_SCALE=scales.k.kind, V_SCALE=scales.v.kind, P_FP8=problem.p_fp8, BASE2=base2,
+        D=q.shape[3], D0=config.D0, D1=config.D1, DV=v.shape[3], V0=config.V0, V1=config.V1,
+        BM=config.BM, BN=config.BN, num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     return out, lse
+
+
+def _strides(array: torch.Tensor | None, axes: int, ragged: bool, broadcast: bool = False) -> list[int]:
+    """Strides of the leading axes; 0 for the first of ragged arrays and, with ``broadcast``, for those of length 1."""
+    if array is None:
+        return [0] * axes
+    steps = [0 if broadcast and n == 1 else step for n, step in zip(array.shape, array.stride(), strict=True)][:axes]
+    return [0, *steps[1:]] if ragged else steps
+
+
+def _scale_strides(scale: Scale, ragged: bool) -> list[int]:
+    """Strides (page or sequence, token, head) of the scales of tokens or heads."""
+    if scale.heads is not None:
+        return [0, 0, *_strides(scale.heads, 1, False)]
+    return _strides(scale.tokens, 3, ragged)

@@ -1,41 +1,137 @@
-"""Which machine a prefill tile is worked on: the CTA model for an architecture and a storage dtype."""
+"""Which machine a prefill tile is worked on: CTA models for an architecture and dtypes, one a piece of columns."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from kvlab.staging import TileCTA, Traffic
+from kvlab.attention.inputs import require
+from kvlab.attention.scales import P_SCALE
+from kvlab.memory import Memory, bfloat16, float8_e4m3fn
+from kvlab.staging import Fragments, KVCacheIterator, KVTile, TileCTA, Traffic
 from kvlab.staging.fma_cta import FmaCTA, FmaShape
 from kvlab.staging.kv_buffer_cta import KVBufferCTA, KVBufferShape
 from kvlab.staging.mfma_cta import MfmaCTA, MfmaShape
 from kvlab.staging.wgmma_cta import WgmmaCTA, WgmmaShape
 
-from .config import PrefillConfig
+from .config import PrefillConfig, PrefillProblem
 
-__all__ = ["PREFILL_ARCHS", "prefill_cta"]
+__all__ = ["PREFILL_ARCHS", "PrefillCTA", "check_machine", "prefill_cta"]
 
 PREFILL_ARCHS = ("sm_90", "gfx950")
+Array = np.ndarray[Any, Any]
+Tiles = tuple[KVTile, ...]
+
+
+class PrefillCTA:
+    """The CTAs of one launch, side by side: one model for the first columns of Q, K and V, one for the rest, if any.
+
+    Loads and accumulators come in pairs, first and rest; the second is the first again where there is no rest.
+    """
+
+    def __init__(self, pieces: list[TileCTA], widths: dict[str, list[tuple[int, int]]], p_fp8: bool) -> None:
+        self.pieces, self.widths, self.p_fp8 = pieces, widths, p_fp8
+
+    def follow(self, *tiles: KVCacheIterator) -> None:
+        """Fetch ahead along these iterators, of K and V for one loop after the other, where there is one piece."""
+        if len(self.pieces) == 1:
+            self.pieces[0].follow(*tiles)
+
+    def columns(self, k_rows: Any, v_rows: Any) -> list[tuple[Any, list[tuple[int, int]]]]:
+        """K's and V's rows, each with the (first column, columns) of its pieces."""
+        return [(k_rows, self.widths["k"]), (v_rows, self.widths["v"])]
+
+    def load_q(self, dram: Memory, offset: Array, valid: Array) -> tuple[Any, Any]:
+        """The query rows, elements ``offset[programs, BM]`` of ``dram``."""
+        columns = self.widths["k"]
+        return _pair(p.load_q(dram, offset + at, valid) for p, (at, _) in zip(self.pieces, columns, strict=False))
+
+    def load_k(self, tiles: Tiles, active: Array) -> tuple[Any, Any]:
+        """The K tile, its columns in pieces."""
+        return _pair(p.load_k(tile, active) for p, tile in zip(self.pieces, tiles, strict=False))
+
+    def load_v(self, tiles: Tiles, active: Array) -> tuple[Any, Any]:
+        """The V tile, its columns in pieces."""
+        return _pair(p.load_v(tile, active) for p, tile in zip(self.pieces, tiles, strict=False))
+
+    def scores(self, q: Any, q_rest: Any, k: Any, k_rest: Any, active: Array) -> Fragments:
+        """S = Q K^T, float32: the products of the pieces, added up."""
+        s = self.pieces[0].scores(q, k, active)
+        return self.pieces[1].scores(q_rest, k_rest, active, s) if len(self.widths["k"]) > 1 else s
+
+    def accumulate(
+        self, p: Fragments, v: Any, v_rest: Any, o: Fragments, o_rest: Fragments, active: Array
+    ) -> tuple[Fragments, Fragments]:
+        """O += P V, piece by piece; P times 2^8 where it is e4m3."""
+        if self.p_fp8:
+            p = p.with_values(p.values * np.float32(P_SCALE))
+        o = self.pieces[0].accumulate(p, v, o, active)
+        return o, self.pieces[1].accumulate(p, v_rest, o_rest, active) if len(self.widths["v"]) > 1 else o
+
+    def zeros(self) -> tuple[Fragments, Fragments]:
+        """The output accumulators."""
+        return _pair(piece.zeros() for piece, _ in zip(self.pieces, self.widths["v"], strict=False))
+
+    def row_max(self, s: Fragments) -> Array:
+        """Largest score of each row ``[programs, BM]``."""
+        return self.pieces[0].row_max(s)
+
+    def row_sum(self, p: Fragments) -> Array:
+        """Row sums ``[programs, BM]``."""
+        return self.pieces[0].row_sum(p)
+
+
+def _pair(values: Iterator[Any]) -> tuple[Any, Any]:
+    found = list(values)
+    return found[0], found[-1]
+
+
+def check_machine(arch: str, problem: PrefillProblem) -> None:
+    """ValueError for head dimensions that the emulated machine does not take."""
+    for depth in (problem.head_dim, problem.value_dim):
+        if arch == "gfx950":
+            fits = depth in (64, 128, 192, 256)
+            require(fits, f"head dimension {depth} on gfx950", "64, 128 or 256, as MAX's prefill, or 192 in two pieces")
+        elif problem.itemsize < 4:
+            require(depth <= 576, f"head dimension {depth} on {arch}", "at most 576")
 
 
 def prefill_cta(
-    arch: str, config: PrefillConfig, k_rows: Any, v_rows: Any, batch_idx: Any, head_idx: Any, traffic: Traffic
-) -> TileCTA:
-    """The CTA model of ``arch`` for the tiles of ``config``. ``k_rows`` and ``v_rows`` are the cache, or what stands
+    arch: str, problem: PrefillProblem, config: PrefillConfig, q_dtype: np.dtype[Any], k_rows: Any, v_rows: Any,
+    batch_idx: Any, head_idx: Any, traffic: Traffic,
+) -> PrefillCTA:  # fmt: skip
+    """The CTA models of ``arch`` for the tiles of ``config``. ``k_rows`` and ``v_rows`` are the cache, or what stands
     for one; ``batch_idx`` and ``head_idx`` ``[programs]`` each program's sequence and KV head.
 
     sm_90: what our Triton kernel compiles to, float32 without tensor cores. gfx950: MAX's prefill through KVBuffer;
     float32, which that buffer does not take, strip by strip with the fp32 MFMA.
     """
-    dtype, D = np.dtype(k_rows.dtype), k_rows.kv_params.head_size
-    BM, BN, BD = config.BM, config.BN, config.BD
-    if arch == "gfx950":
-        if dtype.itemsize == 4:
-            return MfmaCTA(MfmaShape(BM, BN, D, dtype), k_rows, v_rows, batch_idx, head_idx, traffic)
-        return KVBufferCTA(KVBufferShape(BM, BN, D, dtype), k_rows, v_rows, batch_idx, head_idx, traffic)
-    if arch != "sm_90":
-        raise ValueError(f"arch {arch!r} is not one of {', '.join(PREFILL_ARCHS)}")
-    if dtype.itemsize == 4:
-        return FmaCTA(FmaShape(BM, BN, D, BD, arch, config.num_warps, ahead=False), len(batch_idx), traffic)
-    return WgmmaCTA(WgmmaShape(BM, BN, D, BD, dtype, config.num_warps), len(batch_idx), traffic)
+    stored = np.dtype(k_rows.dtype)
+    weights = float8_e4m3fn if problem.p_fp8 else bfloat16 if q_dtype == float8_e4m3fn else q_dtype
+    k_widths = [(config.D0, min(config.D0, problem.head_dim)), (config.D1, problem.head_dim - config.D0)]
+    v_widths = [(config.V0, min(config.V0, problem.value_dim)), (config.V1, problem.value_dim - config.V0)]
+    pieces: list[TileCTA] = []
+    for (BD, D), (BDV, DV) in zip(k_widths, v_widths, strict=True):
+        if not (BD or BDV):
+            continue
+        D, DV = (D if BD else 0), (DV if BDV else 0)
+        sizes, where = (config.BM, config.BN), (k_rows, v_rows, batch_idx, head_idx, traffic)
+        if arch == "gfx950" and q_dtype.itemsize == 4:
+            pieces.append(MfmaCTA(MfmaShape(*sizes, D, q_dtype, DV=DV), *where))
+        elif arch == "gfx950":
+            pieces.append(KVBufferCTA(KVBufferShape(*sizes, D, q_dtype, DV, stored, weights), *where))
+        elif arch != "sm_90":
+            raise ValueError(f"arch {arch!r} is not one of {', '.join(PREFILL_ARCHS)}")
+        elif q_dtype.itemsize == 4:
+            shape = FmaShape(*sizes, D, BD, arch, config.num_warps, False, False, (DV, BDV))
+            pieces.append(FmaCTA(shape, len(batch_idx), traffic))
+        else:
+            wgmma = WgmmaShape(*sizes, D, BD, q_dtype, config.num_warps, DV, BDV, stored, weights)
+            pieces.append(WgmmaCTA(wgmma, len(batch_idx), traffic))
+    widths = {
+        role: [(0, sides[0][1])] + ([(sides[0][0], sides[1][1])] if sides[1][0] else [])
+        for role, sides in (("k", k_widths), ("v", v_widths))
+    }
+    return PrefillCTA(pieces, widths, problem.p_fp8)

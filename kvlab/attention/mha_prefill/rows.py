@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache import KVCacheStaticParams
+from kvlab.cache import KVCacheStaticParams, PagedKVCache
 from kvlab.cache.pointer import Pointer
 from kvlab.cache.storage import BlockStorage
+from kvlab.staging import KVCacheIterator, KVTile
 
-__all__ = ["SequenceRows"]
+__all__ = ["SequenceRows", "next_tiles", "place", "tile_walks"]
 
 
 class SequenceRows:
@@ -37,3 +38,30 @@ class SequenceRows:
         page_stride, token_stride, head_stride, _ = self.storage.strides
         offset = sequence * page_stride + (first + start) * token_stride + head * head_stride + head_dim_idx
         return Pointer(self.storage.memory, np.where(some, offset, 0), self.dtype)
+
+
+def place(rows: SequenceRows | PagedKVCache, batch: Any, key: Any, exists: Any) -> tuple[Any, Any]:
+    """(page or sequence, row in it) of keys; 0 where they do not exist."""
+    if isinstance(rows, PagedKVCache):
+        key = np.where(exists, key, 0)
+        table = np.asarray(rows.lookup_table)
+        batch, key = np.broadcast_arrays(batch, key)
+        return np.where(exists, table[batch, key // rows.page_size_], 0).astype(np.int64), key % rows.page_size_
+    if rows.starts is None:
+        return np.where(exists, batch, 0), np.where(exists, key, 0)
+    return 0 * key, np.where(exists, rows.starts.astype(np.int64)[batch] + key, 0)
+
+
+def tile_walks(
+    rows: Any, BN: int, batch: Any, kv_head: Any, end: Any, start: Any, columns: list[tuple[int, int]]
+) -> list[KVCacheIterator]:
+    """Walks over tiles of BN keys from ``start`` to ``end`` ``[programs]``, for each piece (first column, columns)."""
+    walks = [KVCacheIterator(rows, BN, batch, kv_head, end, depth=n, head_dim_offset=at) for at, n in columns]
+    for walk in walks:
+        walk.tile_start_row = start
+    return walks
+
+
+def next_tiles(walks: list[KVCacheIterator]) -> tuple[KVTile, ...]:
+    """The next tile of each walk."""
+    return tuple(walk.next_tile() for walk in walks)

@@ -1,0 +1,262 @@
+"""The plan of a prefill tile on sm_90: where its operands stand in shared memory, and what the descriptors find."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvlab.hardware import MmaAtom, SmemDescriptor, TensorMapSwizzle, get_atom
+
+from .fragments import FragmentMap
+
+__all__ = ["STAGES", "PanelTile", "PlainRows", "WgmmaShape", "accumulator_map", "k_addresses",
+           "q_addresses", "v_addresses"]  # fmt: skip
+
+IntArray = np.ndarray[Any, np.dtype[np.int64]]
+STAGES = 2  # of K and of V; 1 where they are converted
+K_BYTES = 32  # of a row that one wgmma contracts
+_SUFFIX = {"bfloat16": "bf16", "float16": "f16", "float8_e4m3fn": "e4m3"}
+
+
+@dataclass(frozen=True)
+class PanelTile:
+    """``rows x cols`` elements of ``itemsize`` bytes at byte ``base``, cut into panels of ``width`` bytes a row, one
+    after the other.
+
+    >>> tile = PanelTile(rows=64, cols=128, base=0)
+    >>> tile.address(np.array([1, 1, 0]), np.array([0, 1, 8])).tolist()  # 16-byte vectors; 8: the second panel
+    [144, 128, 8192]
+    """
+
+    rows: int
+    cols: int
+    base: int
+    itemsize: int = 2
+
+    @property
+    def width(self) -> int:
+        """Bytes of a panel's row: the swizzle width."""
+        return min(self.itemsize * self.cols, 128)
+
+    @property
+    def vectors(self) -> int:
+        """16-byte vectors of a row, in all panels."""
+        return self.itemsize * self.cols // 16
+
+    @property
+    def nbytes(self) -> int:
+        return self.itemsize * self.rows * self.cols
+
+    def descriptor(self, row: int, col: int, *, along_rows: bool) -> SmemDescriptor:
+        """The operand that starts at ``(row, col)``; ``along_rows``: the rows are contracted (V), else the columns."""
+        panel, byte = divmod(self.itemsize * col, self.width)
+        start = self.base + panel * self.rows * self.width + row * self.width + byte
+        leading = self.rows * self.width if along_rows else 16
+        return SmemDescriptor(start, leading, 8 * self.width, TensorMapSwizzle.of(f"{self.width}B"))
+
+    def address(self, row: IntArray, vector: IntArray) -> IntArray:
+        """Byte address of 16-byte ``vector`` of ``row``."""
+        panel, within = np.divmod(16 * vector, self.width)
+        linear = self.base + panel * self.rows * self.width + row * self.width + within
+        swizzled: IntArray = self.descriptor(0, 0, along_rows=False).swizzle.swizzle()(linear)
+        return swizzled
+
+
+@dataclass(frozen=True)
+class PlainRows:
+    """``rows x cols`` elements at byte ``base``, row after row: e4m3 before it is converted or transposed."""
+
+    rows: int
+    cols: int
+    base: int
+    itemsize: int = 1
+
+    @property
+    def vectors(self) -> int:
+        """16-byte vectors of a row."""
+        return self.itemsize * self.cols // 16
+
+    @property
+    def nbytes(self) -> int:
+        return self.itemsize * self.rows * self.cols
+
+    def address(self, row: IntArray, vector: IntArray) -> IntArray:
+        """Byte address of 16-byte ``vector`` of ``row``."""
+        return self.base + (row * self.cols + 16 // self.itemsize * vector) * self.itemsize
+
+
+@dataclass(frozen=True)
+class WgmmaShape:
+    """Sizes of the tile: BM query rows, BN keys; D columns of Q and K in DRAM, padded to BD in shared memory, DV of V
+    padded to BDV (as those of K if None; 0: no such part); ``warps`` 4 or 8.
+
+    dtype : of Q, and of K where it is multiplied. stored : of K and V in DRAM. weights : of P, and of V where it is
+    multiplied. Each as ``dtype`` if None.
+    """
+
+    BM: int
+    BN: int
+    D: int
+    BD: int
+    dtype: np.dtype[Any]
+    warps: int = 8
+    DV: int | None = None
+    BDV: int | None = None
+    stored: np.dtype[Any] | None = None
+    weights: np.dtype[Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("DV", self.D), ("BDV", self.BD), ("stored", self.dtype), ("weights", self.dtype)):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        if self.warps % 4 or self.BM % (16 * min(self.warps, 4 * (self.BM // 64) or 4)) or self.BN % 16:
+            raise ValueError(f"{self}: warps must be a multiple of 4, BM of 64 (128 for two warpgroups), BN of 16")
+        for D, BD in ((self.D, self.BD), (self.v_depth, self.v_width)):
+            if D % 8 or BD % 16 or D > BD or BD > 256 * self.groups_n:
+                raise ValueError(
+                    f"{self}: D and DV must be multiples of 8 elements, BD and BDV of 16 that hold them, at most "
+                    f"{256 * self.groups_n}"
+                )
+        if self.BN > 256:
+            raise ValueError(f"{self}: BN must be at most 256")
+
+    @property
+    def v_depth(self) -> int:
+        """DV."""
+        return self.DV or 0
+
+    @property
+    def v_width(self) -> int:
+        """BDV."""
+        return self.BDV or 0
+
+    @property
+    def groups_n(self) -> int:
+        """Warpgroups that share out the columns of a product."""
+        return max(1, 16 * self.warps // self.BM)
+
+    @property
+    def p_dtype(self) -> np.dtype[Any]:
+        """Of P and of V where they are multiplied."""
+        return self.dtype if self.weights is None else self.weights
+
+    @property
+    def dram_dtype(self) -> np.dtype[Any]:
+        """Of K and V in DRAM."""
+        return self.dtype if self.stored is None else self.stored
+
+    @property
+    def v_transposed(self) -> bool:
+        """Whether V stands in shared memory with its keys along the rows of the panels."""
+        return self.p_dtype.itemsize == 1
+
+    def atom(self, columns: int, dtype: np.dtype[Any] | None = None) -> MmaAtom:
+        """``wgmma.m64n<columns>`` of operands of ``dtype``, of Q's if None; a warpgroup's share of the columns."""
+        dtype = self.dtype if dtype is None else dtype
+        n = columns // self.groups_n
+        return get_atom(f"wgmma.m64n{n}k{K_BYTES // dtype.itemsize}.{_SUFFIX[dtype.name]}")
+
+    @property
+    def converted(self) -> dict[str, bool]:
+        """Whether K (``"k"``) and V pass through registers, to be converted or transposed."""
+        return {
+            "k": self.dtype != self.dram_dtype,
+            "v": self.p_dtype != self.dram_dtype or self.v_transposed,
+        }  # fmt: skip
+
+    def stages(self, role: str) -> int:
+        """Stages of K (``"k"``) or V."""
+        return 1 if self.converted[role] else STAGES
+
+    @property
+    def places(self) -> dict[str, PanelTile | PlainRows]:
+        """Where Q stands (``"q"``) and the stages of K and V (``"k0"``, ``"k1"``, ``"v0"``, ``"v1"``) when they are
+        multiplied; P (``"p"``) where it passes through shared memory; K and V before they are converted (``"k plain"``,
+        ``"v plain"``).
+        """
+        return _places(self)
+
+    def panel(self, at: str) -> PanelTile:
+        """The place ``at``, of an operand."""
+        place = self.places[at]
+        assert isinstance(place, PanelTile), at
+        return place
+
+
+@functools.cache
+def _places(shape: WgmmaShape) -> dict[str, PanelTile | PlainRows]:
+    size, p_size = shape.dtype.itemsize, shape.p_dtype.itemsize
+    v = (shape.v_width, shape.BN) if shape.v_transposed else (shape.BN, shape.v_width)
+    tiles = [("q", (shape.BM, shape.BD), size)]
+    tiles += [(f"k{stage}", (shape.BN, shape.BD), size) for stage in range(shape.stages("k"))]
+    tiles += [(f"v{stage}", v, p_size) for stage in range(shape.stages("v"))]
+    if shape.groups_n > 1:
+        tiles.append(("p", (shape.BM, shape.BN), p_size))
+    base, places = 0, dict[str, PanelTile | PlainRows]()
+    for at, (rows, cols), itemsize in tiles:
+        if rows * cols:
+            places[at] = PanelTile(rows, cols, base, itemsize)
+            base += places[at].nbytes
+    for role, cols in (("k", shape.BD), ("v", shape.v_width)):
+        if cols and shape.converted[role]:
+            places[f"{role} plain"] = PlainRows(shape.BN, cols, base, shape.dram_dtype.itemsize)
+            base += places[f"{role} plain"].nbytes
+    return places
+
+
+@functools.cache
+def q_addresses(shape: WgmmaShape) -> IntArray:
+    """Elements that each step's descriptors of Q find: ``[steps, blocks of 64 rows, 64, k]``."""
+    q, k = shape.panel("q"), K_BYTES // shape.dtype.itemsize
+    steps, blocks = range(0, shape.BD, k), range(0, shape.BM, 64)
+    return np.array(
+        [[q.descriptor(row, c, along_rows=False).addresses(64, k, shape.dtype) for row in blocks] for c in steps]
+    )
+
+
+@functools.cache
+def k_addresses(shape: WgmmaShape, stage: int) -> IntArray:
+    """Elements that each step's descriptors of K find: ``[steps, groups, BN / groups, k]``."""
+    return _along_columns(shape, f"k{stage}", shape.BN, shape.BD, shape.dtype)
+
+
+@functools.cache
+def v_addresses(shape: WgmmaShape, stage: int) -> IntArray:
+    """Elements that each step's descriptors of V find: ``[steps, groups, BDV / groups, k]``; MN-major if of 16 bits."""
+    if shape.v_transposed:
+        return _along_columns(shape, f"v{stage}", shape.v_width, shape.BN, shape.p_dtype)
+    v, k, n = shape.panel(f"v{stage}"), K_BYTES // shape.p_dtype.itemsize, shape.v_width // shape.groups_n
+    return np.array(
+        [
+            [v.descriptor(key, col, along_rows=True).addresses(n, k, shape.p_dtype, "MN")
+             for col in range(0, shape.v_width, n)]
+            for key in range(0, shape.BN, k)
+        ]
+    )  # fmt: skip
+
+
+def _along_columns(shape: WgmmaShape, at: str, rows: int, depth: int, dtype: np.dtype[Any]) -> IntArray:
+    place, k, n = shape.panel(at), K_BYTES // dtype.itemsize, rows // shape.groups_n
+    return np.array(
+        [
+            [place.descriptor(row, c, along_rows=False).addresses(n, k, dtype) for row in range(0, rows, n)]
+            for c in range(0, depth, k)
+        ]
+    )
+
+
+@functools.cache
+def accumulator_map(shape: WgmmaShape, columns: int) -> FragmentMap:
+    """Warp w has rows ``16 w ...`` of every ``16 * warps``, all columns, or a warpgroup its share of them: ``[threads,
+    repeats, registers]``.
+    """
+    n = shape.groups_n
+    warps = shape.warps // n  # along the rows
+    thread, repeat, r = np.ogrid[: 32 * shape.warps, : shape.BM // (16 * warps), : columns // n // 2]
+    row, col = shape.atom(columns).c(thread % 128, r)
+    row = row + thread % (32 * warps) // 128 * 64 + repeat * 16 * warps
+    col = col + thread // (32 * warps) * (columns // n) + 0 * row
+    return FragmentMap((shape.BM, columns), row, col, warp_size=32)

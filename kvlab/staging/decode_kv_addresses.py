@@ -70,6 +70,8 @@ def in_matrix_order(p: DecodeKVBufferParams) -> bool:
     where = p.loader.vectors(p.btile)
     tile = np.arange(b0 * b1).reshape(b0, b1)
     image = np.full(b0 * b1, -1)
+    if written_offsets(p).max() + p.simd_width > image.size:  # the swizzle carries a thread's first vector too far
+        return False
     image[written_offsets(p)[..., None] + np.arange(p.simd_width)] = tile[
         where[..., :1], where[..., 1:] + np.arange(p.simd_width)
     ]

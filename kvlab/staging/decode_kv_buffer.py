@@ -18,7 +18,7 @@ from .decode_kv_params import DecodeKVBufferParams
 from .footprint import Footprint
 from .fragments import FragmentMap
 from .hazards import Hazards
-from .iterator import KVCacheIterator
+from .iterator import buffer_walk
 from .kv_mma_op import mfma_atom, mma_tiles
 from .member import Member
 from .smem_image import SmemImage
@@ -100,10 +100,7 @@ class DecodeKVBuffer(Drawn):
             raise ValueError("end None: give the buffer the number of keys, the bound of its window")
         self.params, self.traffic, self.hazards = p, traffic, hazards
         self._footprints: dict[int | None, Footprint] = {}
-        walk = KVCacheIterator(
-            cache, p.BN, batch_idx, head_idx, end, depth=p.depth, head_dim_offset=p.head_dim_offset,
-            cache_depth=None if p.kv_num_heads * p.cache_depth == cache.token_stride else p.cache_depth,
-        )  # fmt: skip
+        walk = buffer_walk(p, cache, batch_idx, head_idx, end)
         walk.tile_start_row = start
         self.gmem_tile = walk.next_tile()
         self.programs = self.gmem_tile.programs

@@ -17,7 +17,7 @@ from kvlab.memory import Memory
 from . import streaming_addresses as addresses
 from .fragments import FragmentMap
 from .hazards import Hazards
-from .iterator import KVCacheIterator, KVTile
+from .iterator import KVCacheIterator, KVTile, buffer_walk
 from .kv_mma_op import KVMmaOp, KVMmaOpParams
 from .member import Member
 from .params import KVBufferParams, ceildiv
@@ -188,12 +188,7 @@ class DecodeStreamingKVBuffer(Drawn):
         """The walk over the first ``num_keys`` keys, in tiles of BN rows that fit this buffer."""
         if self.num_keys is None:
             raise ValueError("num_keys None: give the buffer its number of keys to walk over them")
-        p = self.params
-        return KVCacheIterator(
-            self.cache, p.BN, self.batch_idx, self.head_idx, self.num_keys,
-            depth=p.depth, head_dim_offset=p.head_dim_offset,
-            cache_depth=None if p.row_stride == self.cache.token_stride else p.cache_depth,
-        )  # fmt: skip
+        return buffer_walk(self.params, self.cache, self.batch_idx, self.head_idx, self.num_keys)
 
     # Data.
 

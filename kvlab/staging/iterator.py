@@ -13,7 +13,7 @@ from kvlab.drawn import Drawn
 from kvlab.hardware import buffer_load
 from kvlab.memory import Memory
 
-__all__ = ["GivenTile", "KVCacheIterator", "KVTile"]
+__all__ = ["GivenTile", "KVCacheIterator", "KVTile", "buffer_walk"]
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -197,6 +197,17 @@ class KVCacheIterator:
     def increment(self) -> None:
         """Pass over a tile."""
         self.tile_start_row = self.tile_start_row + self.tile_size
+
+
+def buffer_walk(params: Any, cache: PagedKVCache, batch_idx: Any, head_idx: Any, end: Any) -> KVCacheIterator:
+    """The walk of a buffer with these parameters. Rows are as far apart as the cache has them; a ``cache_depth`` other
+    than ``depth`` and the cache's head size sets their pitch, as in MAX.
+    """
+    p, own = params, (params.depth, cache.kv_params.head_size)
+    return KVCacheIterator(
+        cache, p.BN, batch_idx, head_idx, end, depth=p.depth, head_dim_offset=p.head_dim_offset,
+        cache_depth=None if p.cache_depth in own else p.cache_depth,
+    )  # fmt: skip
 
 
 class GivenTile:

@@ -17,7 +17,7 @@ from kvlab.memory import Memory
 from . import kv_buffer_addresses as addresses
 from .fragments import FragmentMap
 from .hazards import Hazards
-from .iterator import GivenTile, KVCacheIterator
+from .iterator import GivenTile, KVCacheIterator, buffer_walk
 from .kv_buffer_addresses import Window
 from .kv_mma_op import KVMmaOp, KVMmaOpParams
 from .member import KVBufferMembers
@@ -86,16 +86,12 @@ class KVBuffer(KVBufferMembers, Drawn):
         self.params, self.cache, self.traffic = params, cache, traffic
         if end is None:
             raise ValueError("end None: give the buffer the number of keys, the bound of its walk")
-        p = params
-        walk = KVCacheIterator(
-            cache, p.BN, batch_idx, head_idx, end, depth=p.depth, head_dim_offset=p.head_dim_offset,
-            cache_depth=None if p.row_stride == cache.token_stride else p.cache_depth,
-        )  # fmt: skip
+        walk = buffer_walk(params, cache, batch_idx, head_idx, end)
         self.kv_cache_iter: KVCacheIterator | GivenTile = walk
         self.batch_idx, self.head_idx, self.end = walk.batch_idx, walk.kv_head_idx, walk.end
         self.programs = self.batch_idx.shape[0]
         self.smem = self._shared(smem, smem_address)
-        self.mma_op = KVMmaOp(self.mma_op_params, programs=self.programs, num_threads=p.num_threads)
+        self.mma_op = KVMmaOp(self.mma_op_params, programs=self.programs, num_threads=params.num_threads)
         self._active: Array = np.ones(self.programs, np.bool_)
         self.stage_keys: dict[int, tuple[Array, Array]] = {}
         self.hazards = hazards

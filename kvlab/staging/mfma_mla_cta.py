@@ -66,7 +66,7 @@ class MfmaMLACTA:
         swizzle = Swizzle(3, 0, 3, unit="vector")
         k = KVBufferParams(
             cache.dtype, MMA, swizzle, **common, depth=sum(columns), kv_num_heads=1, transpose=True,
-            cache_depth=cache.token_stride, num_smem_stages=1,
+            num_smem_stages=1,
         )  # fmt: skip
         self.v_params = KVBufferParams(
             cache.dtype, MMA, swizzle, **common, depth=latent, kv_num_heads=1, transpose=False

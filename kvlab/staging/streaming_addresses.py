@@ -53,7 +53,11 @@ def strip_shape(p: KVBufferParams) -> tuple[int, int]:
 
 def check(p: KVBufferParams, blocked: bool = False) -> None:
     """ValueError unless the streaming buffer can be built with these parameters."""
-    p.require_whole_warp_rows()
+    p.require(
+        p.num_warps >= p.num_warps_n,
+        f"num_threads {p.num_threads}",
+        f"at least {WARP_SIZE * p.num_warps_n}: BN // WN = {p.num_warps_n} warps along the keys",
+    )
     p.require(p.transpose or not blocked or p.depth % p.BK == 0, f"depth {p.depth}", f"a multiple of BK {p.BK}")
     if p.transpose:
         p.require(not blocked, "blocked=True", "False for K: only V strips have a blocked form")
@@ -100,17 +104,14 @@ class RegisterPlan:
 
 @functools.cache
 def register_plan(p: KVBufferParams, blocked: bool = False) -> RegisterPlan:
-    """Threads form a grid as wide as a row of vectors; passes go down the rows. The swizzle acts on a thread's first
-    vector, the passes are added. V is not swizzled. ``blocked``: V as blocks of BK x BK."""
+    """Threads form a grid as wide as a row of vectors; whole passes go down the rows, so that a grid whose rows do not
+    divide those of the strip leaves the last ones. The swizzle acts on a thread's first vector, the passes are added. V
+    is not swizzled. ``blocked``: V as blocks of BK x BK."""
     rows, cols = strip_shape(p)
     p.require(cols % p.simd_width == 0, f"{'BK' if p.transpose else 'depth'} {cols}", f"a multiple of {p.simd_width}")
     grid_cols = cols // p.simd_width
     grid_rows = min(p.num_threads, rows * grid_cols) // grid_cols
-    p.require(
-        grid_rows > 0 and rows % grid_rows == 0,
-        f"num_threads {p.num_threads}",
-        f"a number of threads whose grid, {grid_cols} wide, divides {rows} rows (it has {grid_rows})",
-    )
+    p.require(grid_rows > 0, f"num_threads {p.num_threads}", f"at least {grid_cols}: the 16-byte vectors of a row")
     step, thread = np.ogrid[: rows // grid_rows, : grid_rows * grid_cols]
     first = p.swizzle(thread) if p.swizzle is not None and p.transpose else thread
     row = thread // grid_cols + step * grid_rows
@@ -233,6 +234,11 @@ def fragment_map(p: KVBufferParams) -> FragmentMap:
 
 def what_works(p: KVBufferParams) -> str:
     """A remedy for a configuration that is not in matrix order."""
+    rows, cols = strip_shape(p)
+    if not by_dma(p) and register_plan(p).row.size < rows * cols // p.simd_width:
+        return (
+            f"the grid of {p.num_threads} threads, {cols // p.simd_width} wide, must divide the {rows} rows of a strip"
+        )
     if p.dtype.itemsize == 1:
         return "1-byte K needs swizzle=None"
     return f"K of {p.dtype} needs swizzle=None, or fragments of 16 bytes and BK == MMA_K (one k group)"

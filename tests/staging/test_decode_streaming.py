@@ -340,7 +340,7 @@ def test_bad_input_is_refused_and_nothing_written() -> None:
         ({"BK": 128}, "BK 128 must be 64 or 128 bytes of bfloat16"),
         ({"WN": 48}, "BN 128 must be a multiple of WN 48"),
         ({"num_threads": 100}, "num_threads 100 must be a multiple of 64"),
-        ({"num_threads": 192}, "num_threads 192 must be a multiple of 256"),
+        ({"num_threads": 192}, "num_threads 192 must be at least 256: BN // WN = 4 warps along"),
         ({"dtype": "fp8", "swizzle": None, "BK": 64}, "BK 64 of a 1-byte K must be MMA_K 32"),
         ({"transpose": False, "depth": 96}, "depth 96 must be a multiple of 64"),
         ({"depth": 0}, "depth 0 must be at least 1"),

@@ -195,6 +195,7 @@ print("every offset once:", np.array_equal(np.sort(sums), np.arange(24)))
 tiles = zipped_divide(Layout.row_major(8, 16), (4, 8))
 print(tiles)
 print("tile 3 starts at", tiles(0, 3), "and its second row at", tiles(1, 3))
+draw_layout(tiles, tiles=True)
 
 # %% [markdown]
 # **Product** is the other direction: a block, repeated.

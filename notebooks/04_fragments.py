@@ -24,8 +24,9 @@
 import numpy as np
 
 from kvlab.exercise import check
-from kvlab.hardware import SmemDescriptor, get_atom, ldmatrix
+from kvlab.hardware import SmemDescriptor, get_atom, ldmatrix, tile_layout_k_major, tile_to_descriptor
 from kvlab.layout import LinearLayout
+from kvlab.layout.encodings import NVMMADistributedLayout
 from kvlab.memory import Memory, bfloat16
 from kvlab.viz import draw_atom, draw_descriptor, draw_linear_layout
 
@@ -152,6 +153,13 @@ check(
 draw_linear_layout(LinearLayout.from_atom(mma, "b", warps=(2, 2)))
 
 # %% [markdown]
+# Triton's own names for such layouts draw themselves too, on the smallest tensor that shows their pattern, or with
+# `draw(layout, shape=...)` on yours. Its accumulators of this instruction, with the same four warps:
+
+# %%
+NVMMADistributedLayout(version=[2, 0], warps_per_cta=[2, 2], instr_shape=[16, 8])
+
+# %% [markdown]
 # ## wgmma: four warps, operands in shared memory
 #
 # Hopper's `wgmma` lets a *warpgroup* of 128 threads multiply 64 rows at once, and reads B straight from shared memory.
@@ -174,6 +182,26 @@ descriptor
 draw_descriptor(descriptor.advance(32))
 
 # %% [markdown]
+# The hardware XORs *absolute* address bits. A tile that was permuted by bits of its own, counted from its first byte, must
+# therefore start at a multiple of 1024 bytes, or say in the *base offset* which row of 128 bytes its pattern starts in:
+
+# %%
+canonical = tile_layout_k_major("bf16", 64, 64, "128B")
+moved = tile_to_descriptor(canonical, "bf16", "128B", start_address=4480, pattern_start=4480)
+print(moved.explain().splitlines()[-1])
+at_zero = tile_to_descriptor(canonical, "bf16", "128B").addresses(64, 16, "bf16")
+np.array_equal(moved.addresses(64, 16, "bf16"), at_zero + 4480)
+
+# %% [markdown]
+# **Question 4.** What is the base offset of such a tile that starts at byte 8832?
+
+# %% tags=["question"]
+base_offset = None  # your answer, a number
+
+# %%
+check(base_offset, 8832 // 128 % 8, "Count in rows of 128 bytes, from the last multiple of 1024.")
+
+# %% [markdown]
 # ## MFMA: AMD's 64 lanes
 #
 # CDNA's `mfma.16x16x32` works with 64 lanes. A lane holds 8 neighbouring elements of a row of A: exactly one 16-byte load.
@@ -184,7 +212,7 @@ mfma = get_atom("mfma.16x16x32.bf16")
 draw_atom(mfma, lane=21)
 
 # %% [markdown]
-# **Question 4.** Which lane holds C[5, 3] here?
+# **Question 5.** Which lane holds C[5, 3] here?
 
 # %% tags=["question"]
 amd_holder = None  # your answer, a number

@@ -23,7 +23,7 @@ ANSWERS = {
     "01_follow_one_token": ["slot = 9", "address = 1168", "lanes = [4, 5, 6, 7]"],
     "02_layouts": ["offset = 389", "numbers = 1273", "columns = [4, 12]", "start = 40"],
     "03_swizzles_and_banks": ["passes = 2", "sent_to = 416", "middle = 3"],
-    "04_fragments": ["holder = 10", "addresses = lane * 16", "element = (9, 12)", "amd_holder = 19"],
+    "04_fragments": ["holder = 10", "addresses = lane * 16", "element = (9, 12)", "base_offset = 5", "amd_holder = 19"],
     "05_tma": ["longest = 16", "zero_rows = 4", "byte = 2048 + 128", "expected = 2048"],
     "06_kv_caches": ["page_and_slot = (7, 8)", "distance = -20224", "nbytes = 272", "row = 101"],
     "07_kv_buffer": ["byte = 5440", "saved = 12", "columns = (0, 31)", 'works = "None"'],

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .roofline import RooflinePoint, draw_roofline
     from .shared_memory import draw_shared_memory
     from .swizzle import draw_swizzle
+    from .tile_film import draw_tile_film
     from .tile_tensor import draw_tile_tensor
     from .timeline import draw_timeline
     from .tma_box import draw_tma_box
@@ -64,6 +65,7 @@ _MODULES = {
     "draw_shared_memory": "shared_memory",
     "draw_swizzle": "swizzle",
     "draw_thread_values": "linear_layout",
+    "draw_tile_film": "tile_film",
     "draw_tile_tensor": "tile_tensor",
     "draw_timeline": "timeline",
     "draw_tma_box": "tma_box",
@@ -97,6 +99,7 @@ __all__ = [
     "draw_shared_memory",
     "draw_swizzle",
     "draw_thread_values",
+    "draw_tile_film",
     "draw_tile_tensor",
     "draw_timeline",
     "draw_tma_box",

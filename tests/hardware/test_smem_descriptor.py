@@ -1,7 +1,13 @@
-"""Matrix descriptors and the products through them. Rests on the PTX ISA's bit fields, on the canonical layouts (whose
+"""Matrix descriptors and the products through them. Rests on the addresses that an H100's wgmma took its operands from
+(tests/data/hardware/h100_wgmma_descriptors.json.gz), on the PTX ISA's bit fields, on the canonical layouts (whose
 values are the compiler's, test_canonical.py), and on exact products A @ B."""
 
 from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -49,6 +55,21 @@ def test_encode_and_decode_are_inverse(
         assert (word >> 62, word >> 46 & 7) == ((4 - mode) % 4, 0)
     else:
         assert (word >> 61, word >> 46 & 7) == (2 * ((4 - mode) % 4), 1)
+
+
+def test_an_h100_finds_the_operands_there() -> None:
+    """A and B, K- and MN-major, all swizzles, starts inside a pattern, every base offset; LBO where it is ignored."""
+    file = Path(__file__).parents[1] / "data" / "hardware" / "h100_wgmma_descriptors.json.gz"
+    record = json.loads(gzip.decompress(file.read_bytes()))
+    wrong = []
+    for case in record["cases"]:
+        _, major, start, leading, stride, swizzle, base_offset = case["descriptor"]
+        table = SmemDescriptor(start, leading, stride, swizzle, base_offset).addresses(64, 16, "fp16", major)
+        assert "table" not in case or case["table"] == table.ravel().tolist()
+        if hashlib.sha256(table.astype("<i4").tobytes()).hexdigest()[:16] != case["sha256"]:
+            wrong.append(case["descriptor"])
+    assert len(record["cases"]) == 1810
+    assert not wrong
 
 
 @MODES

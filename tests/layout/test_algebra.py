@@ -54,6 +54,48 @@ def tried(operation, *arguments, **keywords):
         assume(False)
 
 
+@given(layouts())
+def test_size_and_cosize_bound_the_function(a):
+    offsets = values(a)
+    assert (kl.size(a), kl.cosize(a)) == (len(offsets), max(offsets) + 1)
+    assert kl.cosize(a, rule="legacy") == offsets[-1] + 1
+
+
+@given(layouts(), layouts())
+def test_modes_add_up(a, b):
+    """make_layout is the sum over its modes, sublayout takes modes out of it, zip_modes pairs them."""
+    both = kl.make_layout(a, b)
+    i, j = np.arange(a.size)[:, None], np.arange(b.size)
+    np.testing.assert_array_equal(both(i, j), a(i) + b(j))
+    assert (kl.sublayout(both, 1, 0).modes, kl.sublayout(both, 1)) == ((b, a), kl.make_layout(b))
+    pair = kl.zip_modes(kl.make_layout(a, b), kl.make_layout(b, a))
+    x, y = pair.modes
+    np.testing.assert_array_equal(x(i, j), a(i) + b(j))
+    np.testing.assert_array_equal(y(j, i), b(j) + a(i))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([1, 2, 3, 4]), st.sampled_from([1, 2, 3])), min_size=1, max_size=3),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+def test_tile_to_shape_is_the_block_and_copies_of_it(pairs, row_major, random):
+    """The first tile is the block; every offset occurs once; copies follow each other in the order asked for."""
+    sizes, counts = zip(*pairs, strict=True)
+    block = Layout.row_major(*sizes) if row_major else Layout.col_major(*sizes)
+    order = list(range(len(pairs)))
+    random.shuffle(order)
+    target = tuple(n * m for n, m in pairs)
+    whole = kl.tile_to_shape(block, target, tuple(order))
+    assert tuple(mode.size for mode in whole.modes) == target
+    first = whole.offsets()[tuple(slice(n) for n in sizes)]
+    np.testing.assert_array_equal(first, block.offsets())
+    assert sorted(whole.offsets().ravel().tolist()) == list(range(whole.size))
+    steps = [mode(n) if m > 1 else None for mode, n, m in zip(whole.modes, sizes, counts, strict=True)]
+    in_order = [steps[axis] for axis in np.argsort(order) if steps[axis] is not None]
+    assert in_order == sorted(in_order)
+
+
 @given(layouts(), layouts())
 def test_composition_is_a_after_b(a, b):
     """Or it is refused. Also past the end of A, where layouts go on linearly."""

@@ -75,9 +75,7 @@ class MfmaMLACTA:
         nbytes = p_first + PExchange.nbytes
         self.smem = Memory(nbytes, space=AddressSpace.SHARED, name="LDS", programs=self.programs)
         self.hazards = Hazards(self.smem, WARPS, arch="gfx950", timeline=traffic.timeline)
-        self.k = KVBuffer(
-            k, cache, batch_idx, 0, self.smem, end, smem_address=0, traffic=traffic, hazards=self.hazards
-        )
+        self.k = KVBuffer(k, cache, batch_idx, 0, self.smem, end, smem_address=0, traffic=traffic, hazards=self.hazards)
         self.v = WarpSlices(self.k, WARPS, latent)
         self.exchange = PExchange(kv_buffer_operand_map(self.v_params, BM), self.smem, p_first, traffic, self.hazards)
         self._fetched: Array | None = None  # first key of the tile in flight or in LDS
@@ -106,12 +104,16 @@ class MfmaMLACTA:
         parts = strips.registers[:, :, :first], strips.registers[:, :, first:]
         return Strips(parts[0], strips.map, axis=2), Strips(parts[1], strips.map, axis=2)
 
-    def scores(self, q: tuple[Fragments, Fragments], k: tuple[Strips, Strips], active: Array) -> Fragments:
-        """S = Q K^T, float32, ``[BM, BN]``: strip after strip of the latent, then of the rope columns."""
-        s = Fragments.zeros(self.programs, score_map(self.k.params, self.BM))
-        for operand, strips in zip(q, k, strict=True):
-            s = self._multiply(operand.values, strips, s)
-        return s
+    def scores(
+        self, q: tuple[Fragments, Fragments], k: tuple[Strips, Strips], active: Array, by_key: Array | None = None
+    ) -> Fragments:
+        """S = Q K^T, float32, ``[BM, BN]``: strip after strip of the latent, times ``by_key`` ``[programs, BN]`` if
+        given, then of the rope columns.
+        """
+        s = self._multiply(q[0].values, k[0], Fragments.zeros(self.programs, score_map(self.k.params, self.BM)))
+        if by_key is not None:
+            s = s.with_values(s.values * np.take(by_key, s.map.col, axis=1))
+        return self._multiply(q[1].values, k[1], s)
 
     def load_v(self, active: Array) -> Strips:
         """Every warp its slice of the latent columns of K's tile, keys ``[strip * BK, + BK)`` a strip."""

@@ -32,7 +32,9 @@ class MLACTA(Protocol):
 
     def load_q(self, dram: Memory, offset: Array, valid: Array) -> tuple[Any, Any]: ...
     def load_k(self, start: Array, active: Array) -> tuple[Any, Any]: ...
-    def scores(self, q: tuple[Any, Any], k: tuple[Any, Any], active: Array) -> Fragments: ...
+    def scores(
+        self, q: tuple[Any, Any], k: tuple[Any, Any], active: Array, by_key: Array | None = None
+    ) -> Fragments: ...
     def row_max(self, s: Fragments) -> Array: ...
     def row_sum(self, p: Fragments) -> Array: ...
     def load_v(self, active: Array) -> Any: ...
@@ -47,14 +49,11 @@ class NvidiaMLACTA:
     """
 
     def __init__(
-        self, latent: MmaSyncCTA | FmaCTA, rope: MmaSyncCTA | FmaCTA, cache: PagedKVCache, batch_idx: Any, end: Any
-    ) -> None:
+        self, latent: MmaSyncCTA | FmaCTA, rope: MmaSyncCTA | FmaCTA, caches: tuple[PagedKVCache, PagedKVCache],
+        batch_idx: Any, end: Any,
+    ) -> None:  # fmt: skip
         self.latent, self.rope = latent, rope
-        BN, columns = latent.shape.BN, (latent.shape.D, rope.shape.D)
-        self.tiles = tuple(
-            KVCacheIterator(cache, BN, batch_idx, 0, end, depth=depth, head_dim_offset=first)
-            for first, depth in zip((0, columns[0]), columns, strict=True)
-        )
+        self.tiles = tuple(KVCacheIterator(cache, latent.shape.BN, batch_idx, 0, end) for cache in caches)
 
     def load_q(self, dram: Memory, offset: Array, valid: Array) -> tuple[Any, Any]:
         """Q rows, elements ``offset[programs, BM]`` of ``dram``; invalid rows are 0."""
@@ -67,9 +66,13 @@ class NvidiaMLACTA:
         latent, rope = (tiles.next_tile() for tiles in self.tiles)
         return self.latent.load_k(latent, active), self.rope.load_k(rope, active)
 
-    def scores(self, q: tuple[Any, Any], k: tuple[Any, Any], active: Array) -> Fragments:
-        """S = Q K^T, float32, ``[BM, BN]``: first the latent columns, then the rope columns."""
+    def scores(self, q: tuple[Any, Any], k: tuple[Any, Any], active: Array, by_key: Array | None = None) -> Fragments:
+        """S = Q K^T, float32, ``[BM, BN]``: first the latent columns, times ``by_key`` ``[programs, BN]`` if given,
+        then the rope columns.
+        """
         s = self.latent.scores(q[0], k[0], active)
+        if by_key is not None:
+            s = s.with_values(s.values * np.take(by_key, s.map.col, axis=1))
         return self.rope.scores(q[1], k[1], active, s)
 
     def row_max(self, s: Fragments) -> Array:
@@ -97,40 +100,58 @@ def mla_cta(
     arch: str,
     BM: int,
     BN: int,
-    columns: tuple[int, int],
     padded: tuple[int, int],
-    cache: PagedKVCache,
+    latent: PagedKVCache,
+    rope: PagedKVCache,
     batch_idx: Array,
     end: Array,
     traffic: Traffic,
     *,
+    dtype: Any = None,
     num_warps: int = 4,
 ) -> MLACTA:
-    """The CTA model of ``arch`` for tiles of BM query rows and BN keys of a cache with one head.
+    """The CTA model of ``arch`` for tiles of BM query rows and BN keys; ``latent`` and ``rope`` are the windows of a
+    cache with one head, whose columns are ``padded`` in shared memory.
 
-    ``columns``: latent and rope columns in DRAM; ``padded``: in shared memory. ``batch_idx`` and ``end``
-    ``[programs]`` are each program's sequence and the exclusive bound of its keys. gfx950: MAX's decode with V in K's
-    memory. sm_80, sm_90: what our Triton kernel compiles to; float32 with eight warps, others with four.
+    ``batch_idx`` and ``end`` ``[programs]`` are each program's sequence and the exclusive bound of its keys. ``dtype``
+    is that of Q and of the products, the cache's if None; e4m3 latents are converted on their way. gfx950: MAX's decode
+    with V in K's memory, without e4m3. sm_80, sm_90: what our Triton kernel compiles to; float32 with eight warps,
+    others with four.
 
-    >>> cache = PagedKVCache(np.zeros((1, 64, 1, 192), np.float16), [63], [[0]], max_seq_length=1, max_cache_length=64)
+    >>> rows = np.zeros((1, 64, 1, 192), np.float16)
+    >>> windows = [PagedKVCache(x, [63], [[0]], 1, 64) for x in (rows[..., :128], rows[..., 128:])]
     >>> one = np.zeros(1, np.int64)
-    >>> mla_cta("sm_70", 16, 32, (128, 64), (128, 64), cache, one, one + 64, Traffic())
+    >>> mla_cta("sm_70", 16, 32, (128, 64), *windows, one, one + 64, Traffic())
     Traceback (most recent call last):
         ...
     ValueError: arch 'sm_70' is not one of sm_80, sm_90, gfx950
     """
-    dtype, programs = cache.dtype, len(batch_idx)
+    dtype, programs = np.dtype(latent.dtype if dtype is None else dtype), len(batch_idx)
     if arch not in MLA_ARCHS:
         raise ValueError(f"arch {arch!r} is not one of {', '.join(MLA_ARCHS)}")
     wide = dtype.itemsize == 4
     if not wide and num_warps != 4:
         raise ValueError(f"num_warps {num_warps} with {dtype} on {arch}: must be 4")
+    columns = latent.kv_params.head_size, rope.kv_params.head_size
     if arch == "gfx950":
-        return MfmaMLACTA(BM, BN, columns, cache, batch_idx, end, traffic)
+        return MfmaMLACTA(BM, BN, columns, _whole_rows(latent, rope), batch_idx, end, traffic)
     ctas: list[Any] = []
     for D, BD in zip(columns, padded, strict=True):
         if wide:
             ctas.append(FmaCTA(FmaShape(BM, BN, D, BD, arch, num_warps, v_in_k=True), programs, traffic))
         else:
             ctas.append(MmaSyncCTA(MmaSyncShape(BM, BN, D, BD, dtype, arch, v_in_k=True), programs, traffic))
-    return NvidiaMLACTA(ctas[0], ctas[1], cache, batch_idx, end)
+    return NvidiaMLACTA(ctas[0], ctas[1], (latent, rope), batch_idx, end)
+
+
+def _whole_rows(latent: PagedKVCache, rope: PagedKVCache) -> PagedKVCache:
+    """The cache of which these are windows, side by side in memory or brought there."""
+    first, second = np.asarray(latent.blocks), np.asarray(rope.blocks)
+    D = first.shape[3]
+    if second.ctypes.data - first.ctypes.data == D * first.itemsize and first.strides == second.strides:
+        rows = np.lib.stride_tricks.as_strided(first, (*first.shape[:3], D + second.shape[3]), first.strides)
+    else:
+        rows = np.concatenate([first, second], -1)
+    return PagedKVCache(
+        rows, latent.cache_lengths, latent.lookup_table, latent.max_seq_length, latent.max_cache_length
+    )  # fmt: skip

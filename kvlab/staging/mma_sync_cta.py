@@ -60,8 +60,14 @@ class MmaSyncCTA:
         return SharedTile(self.smem, self.shape.place(role), self.shape.dtype)
 
     def load_k(self, tile: KVTile, active: BoolArray) -> Fragments:
-        """K tile of these pages into shared memory, then to the B fragments of S = Q K^T."""
-        self.pipeline.load("k", tile)
+        """K tile of these pages into shared memory, then to the B fragments of S = Q K^T; of another dtype, it is
+        converted on its way."""
+        if tile.dtype != self.shape.dtype and not self.shape.pairs:
+            self.hazards.barrier()
+            self.copies.by_conversion("k", tile, self.shape.dtype)
+            self.hazards.barrier()
+        else:
+            self.pipeline.load("k", tile)
         self._state_read("k")
         return self._read("k", active)
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from kvlab.hardware import cp_async
-from kvlab.memory import Memory
+from kvlab.memory import AddressSpace, Memory
 
-from .copy_plan import CopyPlan
+from .copy_plan import CopyPlan, copy_plan
 from .footprint import Footprint
 from .hazards import Hazards
 from .iterator import KVTile
@@ -49,6 +49,26 @@ class TileCopies:
         self.traffic.move("DRAM->SMEM", plan.bytes_by_warp(valid))
         instructions = np.full(plan.warps, len(plan.row) // (32 * plan.warps))
         self.traffic.issue(f"{role} copy", instructions * len(source))
+
+    def by_conversion(self, role: str, tile: KVTile, dtype: np.dtype[Any]) -> None:
+        """The rows of a tile of another dtype: by cp.async into plain rows of their own, from there through
+        registers, where they become ``dtype``, to their place.
+        """
+        plan, address = self.place(role)
+        columns, rows = 16 // dtype.itemsize, int(plan.row.max()) + 1
+        size = tile.dtype.itemsize
+        width = -(-(int(plan.byte.max()) // dtype.itemsize + columns) * size // 16) * 16
+        plain = Memory(rows * width, space=AddressSpace.SHARED, name="plain rows", programs=len(tile.run_base))
+        copied = copy_plan(rows, width, tile.depth * size, plan.warps)
+        source, valid = copied.source_of(tile)
+        cp_async(plain, (copied.row * width + copied.byte)[None], tile.memory, source, 16, valid)
+        self.traffic.move("DRAM->SMEM", copied.bytes_by_warp(valid))
+        self.hazards.barrier()
+        vectors = plain.load((plan.row * width + plan.byte // dtype.itemsize * size)[None], tile.dtype, columns)
+        self.smem.store(address[None], vectors.astype(dtype))
+        self.hazards.write(self._footprint(role, plan, address), f"{role} write")
+        for edge, each in (("SMEM->registers", size), ("registers->SMEM", dtype.itemsize)):
+            self.traffic.move(edge, len(source) * vectors[0].size * each)
 
     def _footprint(self, role: str, plan: CopyPlan, address: IntArray) -> Footprint:
         """The bytes that each warp brings of a role."""

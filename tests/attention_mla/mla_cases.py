@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from yardsticks import far_stride, on, page_table, sparse
 
+from kvlab.attention.features import Features, resolve_features
+from kvlab.attention.latent_rows import latent_windows
+from kvlab.attention.masks import Mask, MaterializedMask, resolve_mask, window_interval
 from kvlab.attention.mla_decode.reference import reference
 from kvlab.cache.arrays import to_torch
-from kvlab.memory import as_dtype
+from kvlab.memory import as_dtype, float8_e4m3fn
 
 Array = np.ndarray[Any, Any]
 
 
+class EvenKeys(Mask):
+    """A mask of one's own."""
+
+    def visible(self, batch: Any, head: Any, q_pos: Any, k_pos: Any) -> Any:
+        return (k_pos % 2 == 0) & (k_pos <= q_pos)
+
+
 @dataclass(frozen=True)
 class Case:
-    """Sizes of a call; ``build`` makes its arrays. ``lens`` count the S new tokens."""
+    """Sizes of a call and what it asks for; ``build`` makes its arrays. ``lens`` count the S new tokens; a ``row`` of
+    the cache is "plain", "fp8" or "rope-aware".
+    """
 
     lens: tuple[int, ...]
     H: int = 4
@@ -28,6 +40,13 @@ class Case:
     S: int = 1
     splits: int | None = None
     storage: str = "dense"
+    row: str = "plain"
+    k_scale: str = ""
+    mask: Mask | None = None
+    window: Any = None
+    softcap: float = 0.0
+    sinks: bool = False
+    slopes: bool = False
     seed: int = 0
 
     def __str__(self) -> str:
@@ -37,22 +56,39 @@ class Case:
         )
         name += f"-S{self.S}" if self.S > 1 else ""
         name += f"-splits{self.splits}" if self.splits is not None else ""
-        return name + (f"-{self.storage}" if self.storage != "dense" else "")
+        name += f"-{self.storage}" if self.storage != "dense" else ""
+        name += f"-{self.row}" if self.row != "plain" else ""
+        name += f"-window{self.window}".replace(" ", "") if self.window is not None else ""
+        name += f"-{type(self.mask).__name__}" if self.mask else ""
+        flags = {"scale" + self.k_scale: self.k_scale, "cap": self.softcap, "sinks": self.sinks, "slopes": self.slopes}
+        return name + "".join(f"-{word}" for word, there in flags.items() if there)
 
     def build(self) -> Inputs:
         """Random values in the slots that are used, NaN in all others; pages dealt at random; garbage in the table."""
         rng = np.random.default_rng(self.seed)
         dtype, D = as_dtype(self.dtype), sum(self.columns)
+        stored = dtype if self.row == "plain" else float8_e4m3fn
+        width = D + (self.columns[1] if self.row == "rope-aware" else 0)
         lens = np.array(self.lens, np.int32)
         batch, columns = len(lens), -(-lens // self.page)
         pages = int(columns.sum()) + 2
-        kv = storage(self.storage, (pages, self.page, D), dtype)
+        kv = storage(self.storage, (pages, self.page, width), stored)
         table = page_table(columns, pages, rng)
         b, token = np.nonzero(np.arange(max(self.lens, default=0)) < lens[:, None])
         rows = kv[:, :, 0] if kv.ndim == 4 else kv
-        rows[table[b, token // self.page], token % self.page] = rng.standard_normal((len(b), D)).astype(dtype)
+        values, at = rng.standard_normal((len(b), D)), (table[b, token // self.page], token % self.page)
+        for window, first in zip(latent_windows(rows, *self.columns), (0, self.columns[0]), strict=True):
+            window[...] = np.nan
+            window[at] = values[:, first : first + window.shape[2]].astype(window.dtype)
         q = rng.standard_normal((batch, self.S, self.H, D)).astype(dtype)
-        return Inputs(q, kv, table, lens, self.columns[0])
+        more: dict[str, Any] = {"mask": self.mask, "window": self.window, "softcap": self.softcap}
+        more["sinks"] = rng.standard_normal(self.H).astype(np.float32) if self.sinks else None
+        more["alibi_slopes"] = rng.uniform(0, 0.1, (batch, self.H)).astype(np.float32) if self.slopes else None
+        if self.k_scale:
+            by_token = rng.uniform(0.5, 2, (pages, self.page, 1)).astype(np.float32)
+            by_token[at[0].max(initial=0) :, :, 0][np.isnan(rows[at[0].max(initial=0) :, :, 0].astype("f4"))] = np.nan
+            more["k_scale"] = {"number": 0.75, "head": np.array([1.25], np.float32), "token": by_token}[self.k_scale]
+        return Inputs(q, kv, table, lens, self.columns[0], {k: v for k, v in more.items() if v is not None})
 
 
 def storage(kind: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -85,6 +121,7 @@ class Inputs:
     table: Array
     lens: Array
     v_dim: int
+    asked: dict[str, Any] = field(default_factory=dict)
 
     @property
     def arrays(self) -> tuple[Array, ...]:
@@ -97,7 +134,23 @@ class Inputs:
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"v_dim": self.v_dim, "scale": self.scale}
+        return {"v_dim": self.v_dim, "scale": self.scale, **self.asked}
+
+    @property
+    def windows(self) -> tuple[Array, Array]:
+        """The latent and the rope part of the cache."""
+        return latent_windows(self.rows, self.v_dim, self.q.shape[-1] - self.v_dim)
+
+    @property
+    def features(self) -> Features:
+        """As the public function puts them together."""
+        asked = dict(self.asked)
+        mask, window = asked.pop("mask", None), asked.pop("window", None)
+        interval = window_interval(mask is None or isinstance(window, int), window)
+        lengths = np.full(len(self.lens), self.q.shape[1]), self.lens.astype(np.int64)
+        plan = resolve_mask(mask, interval, heads=self.q.shape[2], lengths=lambda: lengths, like=self.q)
+        latent = self.windows[0][:, :, None]
+        return resolve_features(self.q, latent, latent, mask=plan, batch=len(self.lens), **asked)
 
     @property
     def scale(self) -> float:
@@ -112,23 +165,55 @@ class Inputs:
     def torch(self, device: str = "cpu") -> tuple[torch.Tensor, ...]:
         return tuple(on(to_torch(a), device) for a in self.arrays)
 
+    def options_on(self, device: str = "cpu") -> dict[str, Any]:
+        """:attr:`options` with torch tensors."""
+        made = {k: on(to_torch(v), device) if isinstance(v, np.ndarray) else v for k, v in self.options.items()}
+        if isinstance(made.get("mask"), MaterializedMask):
+            made["mask"] = MaterializedMask(on(to_torch(made["mask"].array), device))
+        return made
+
     def exact(self) -> tuple[Array, Array]:
         """The float64 reference."""
-        return reference(self.q, self.rows, self.table, self.lens, **self.options)
+        return reference(self.q, *self.windows, self.table, self.lens, scale=self.scale, features=self.features)
 
     def plain_torch(self) -> Array:
-        """``softmax(q k^T * scale) v`` as PyTorch has it in the storage dtype, every intermediate rounded."""
-        out, S, page = np.zeros(self.shape), self.q.shape[1], self.rows.shape[1]
+        """``softmax(scores) v`` as PyTorch has it in q's dtype, every intermediate rounded; e4m3 multiplied by its
+        scale first.
+        """
+        out, S, features = np.zeros(self.shape), self.q.shape[1], self.features
         for b in range(len(self.lens)):
             n = int(self.lens[b])
-            token = np.arange(n)
-            k = to_torch(np.ascontiguousarray(self.rows[self.table[b, token // page], token % page]))
+            k = to_torch(self._true_rows(b).astype(self.q.dtype))
             q = to_torch(np.ascontiguousarray(self.q[b])).transpose(0, 1)  # [H, S, D]
-            visible = torch.ones(S, n, dtype=torch.bool).tril(n - S)
-            s = (q @ k.T * self.scale).masked_fill(~visible, float("-inf"))
-            o = torch.nan_to_num(torch.softmax(s, -1)) @ k[:, : self.v_dim]
+            position, key = np.arange(S)[:, None] + n - S, np.arange(n)
+            s = q @ k.T * self.scale
+            if features.softcap:
+                s = features.softcap * torch.tanh(s / features.softcap)
+            if features.slopes is not None:
+                far = torch.from_numpy(np.abs(position - key)).to(s.dtype)
+                s = s - torch.from_numpy(features.slopes[b]).to(s.dtype)[:, None, None] * far
+            first, limit = features.mask.interval.bounds(position, n, b)
+            s = s.masked_fill(torch.from_numpy((key < first) | (key >= limit)), float("-inf"))
+            if features.mask.bias is not None:
+                given = np.asarray(features.mask.bias)[b % len(features.mask.bias), :, :S, :n]
+                bias = np.full((len(given), S, n), -np.inf, np.float32)
+                bias[:, : given.shape[1], : given.shape[2]] = given
+                s = s + torch.from_numpy(bias).to(s.dtype)
+            if features.sinks is not None:
+                sink = torch.from_numpy(features.sinks).to(s.dtype)[:, None, None].expand(-1, S, 1)
+                s = torch.cat([s, sink], -1)
+            o = torch.nan_to_num(torch.softmax(s, -1))[..., :n] @ k[:, : self.v_dim]
             out[b] = o.transpose(0, 1).double().numpy()
         return out
+
+    def _true_rows(self, b: int) -> Array:
+        """The rows of a sequence's keys, scales applied, ``[n, D]``."""
+        token, page = np.arange(int(self.lens[b])), self.rows.shape[1]
+        at = self.table[b, token // page], token % page
+        latent, rope = (window[at].astype(np.float32) for window in self.windows)
+        by = np.broadcast_to(self.features.scales.k.at((*at, 0)), len(token))[:, None]
+        same = self.windows[0].dtype == self.windows[1].dtype
+        return np.concatenate([latent * by, rope * (by if same else 1)], -1)
 
     def with_(self, **changes: Any) -> Inputs:
         return replace(self, **changes)

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import functools
 import re
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from mla_cases import Case
 
-from kvlab.attention.mla_decode import kernel
+from kvlab.attention.masks import ChunkedMask, MaterializedMask
+from kvlab.attention.mla_decode import holds_wgmma_rows, kernel
 from kvlab.attention.mla_decode.config import MLADecodeConfig, MLADecodeProblem, choose_config
+from kvlab.cache.arrays import to_torch
 from kvlab.memory import as_dtype
 from kvlab.staging.mma_sync_plan import MmaSyncShape
 from kvlab.triton_support.compile import TARGETS, Compiled, compile_kernel, signature_of
@@ -40,16 +44,30 @@ class _Caught:
 FN = kernel.attend
 
 
+def as_tensors(value: Any) -> Any:
+    """NumPy arrays, also in the fields of dataclasses, as torch tensors."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: as_tensors(getattr(value, f.name)) for f in fields(value)})
+    return to_torch(value) if isinstance(value, np.ndarray) else value
+
+
 @functools.cache
-def compiled(H: int, dtype: str, target: str, emulated: bool = False) -> tuple[Compiled, MLADecodeConfig]:
+def compiled(
+    H: int, dtype: str, target: str, emulated: bool = False, features: tuple[tuple[str, Any], ...] = ()
+) -> tuple[Compiled, MLADecodeConfig]:
     """The kernel as a call of one sequence, 512 + 64 columns and pages of 64 compiles it."""
-    x = Case((5,), H=H, columns=(512, 64), page=64, dtype=dtype).build()
-    problem = MLADecodeProblem(1, 1, H, 512, 64, x.q.itemsize, 4096)
-    config = choose_config(problem, arch=target, num_splits=1, emulated=emulated)
+    x = Case((5,), H=H, columns=(512, 64), page=64, dtype=dtype, **dict(features)).build()
+    tensors = [to_torch(a) for a in (x.q, *x.windows, x.table, x.lens)]
+    made = as_tensors(x.features)
+    problem = replace(MLADecodeProblem.of(*tensors[:4]), max_keys=4096)
+    config = choose_config(
+        problem, arch=target, num_splits=1, emulated=emulated, heavy=made.heavy or problem.fp8,
+        wgmma=holds_wgmma_rows(),
+    )  # fmt: skip
     caught = _Caught()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel, "attend", caught)
-        kernel.launch(*x.torch(), config=config, **x.options)
+        kernel.launch(*tensors, config=config, features=made, scale=x.scale)
     arguments = caught.arguments
     options = {key: arguments.pop(key) for key in ("num_warps", "num_stages")}
     return compile_kernel(FN, target=target, **signature_of(FN, **arguments), **options), config
@@ -62,7 +80,7 @@ MATRIX = [case for case in MATRIX if case[1:] not in SLOW]
 
 @pytest.mark.parametrize("H, dtype, target", [*MATRIX, (128, "fp16", "sm_90")], ids=lambda v: str(v))
 def test_attend(H: int, dtype: str, target: str) -> None:
-    made, _ = compiled(H, dtype, target)
+    made, config = compiled(H, dtype, target)
     assert made.shared <= SHARED[target]
     assert made.spills == 0
     count = made.instructions
@@ -70,10 +88,28 @@ def test_attend(H: int, dtype: str, target: str) -> None:
         assert any(name.startswith("v_mfma") for name in count)
     elif dtype == "fp32":
         assert not {"HMMA", "HGMMA"} & set(count), "tf32 would round the inputs"
+    elif config.BM == 64:
+        assert count["HGMMA"] > 0, "wgmma"
     else:
         assert count["HMMA"] > 0, "mma.sync"
         assert count["LDSM"] > 0, "ldmatrix"
         assert count["LDGSTS"] > 0, "cp.async"
+
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "rope-aware, token scales": {"row": "rope-aware", "k_scale": "token", "sinks": True},
+    "fp8, one scale": {"row": "fp8", "k_scale": "number"},
+    "everything on scores": {"softcap": 20.0, "sinks": True, "slopes": True, "window": 100, "mask": ChunkedMask(64)},
+    "a bias": {"mask": MaterializedMask(np.zeros((1, 1, 1, 5), np.float32))},
+}
+
+
+@pytest.mark.parametrize("H", [16, 128])
+@pytest.mark.parametrize("features", FEATURES)
+def test_features_spill_nothing(features: str, H: int) -> None:
+    made, _ = compiled(H, "bf16", "sm_90", features=tuple(FEATURES[features].items()))
+    assert made.spills == 0
+    assert made.shared <= SHARED["sm_90"]
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from mla_cases import Case
+from mla_cases import Case, EvenKeys
 from yardsticks import assert_accurate, bits
 
 from kvlab.attention import explain, mla_decode, mla_decode_paged
+from kvlab.attention.masks import ChunkedMask
 from kvlab.cache import from_dense
 from kvlab.staging import MLA_ARCHS, Traffic
 
@@ -27,7 +28,21 @@ ON_NVIDIA = [
     Case((40,), H=17, columns=(96, 16), S=2, splits=2),
     Case((65, 2), H=4, columns=(32, 128), dtype="fp32", S=3),
 ]
+FEATURES = [
+    Case((150, 0, 3), H=3, S=2, softcap=4.0, sinks=True, slopes=True, splits=3),
+    Case((300, 40), H=3, S=3, window=150, splits=2),
+    Case((300, 40), H=2, S=2, mask=ChunkedMask(64), sinks=True, splits=2),
+    Case((90, 40, 0), H=2, mask=EvenKeys(), sinks=True, splits=2),
+]
+OF_FP8 = [
+    Case((150, 0, 3), H=3, S=2, row="rope-aware", k_scale="token", columns=(512, 64), splits=2),
+    Case((70, 5), H=17, row="fp8", k_scale="token", softcap=3.0, page=5),
+    Case((70,), H=3, row="rope-aware", k_scale="head", dtype="fp16"),
+    Case((70,), H=3, row="fp8", columns=(96, 16), storage="head"),
+]
+GRID += FEATURES
 ALL = [(case, arch) for case in GRID for arch in MLA_ARCHS] + [(c, a) for c in ON_NVIDIA for a in MLA_ARCHS[:2]]
+ALL += [(case, "sm_90") for case in OF_FP8]
 
 
 @pytest.mark.parametrize("case, arch", ALL, ids=lambda v: str(v))
@@ -83,6 +98,37 @@ def test_ldmatrix_has_no_conflict_with_the_swizzle(arch: str) -> None:
     assert {"k read", "v read"} <= set(reads)
     assert all(traffic.wavefronts[role] == traffic.ideal[role] > 0 for role in reads)
     assert traffic.total("unswizzled") > traffic.total("wavefronts")
+
+
+@pytest.mark.parametrize("arch", MLA_ARCHS)
+def test_keys_outside_the_window_are_not_read(arch: str) -> None:
+    """Known failure window-skips-poisoned-pages; the splits share what is left."""
+    x = Case((600,), H=2, S=2, window=128, splits=2).build()
+    options = {"arch": arch, "num_splits": 2, **x.options}
+    expected = mla_decode_paged(*x.arrays, **options)
+    assert_accurate(x, expected)
+    x.kv[x.table[0, : (600 - 2 - 127) // 128 * 128 // 16]] = np.nan
+    assert bits(mla_decode_paged(*x.arrays, **options)) == bits(expected)
+
+
+def test_batch_invariance() -> None:
+    """Rests on the definition: a sequence alone and in a batch gives the same bits; its table fixes the splits."""
+    x = Case((600, 20, 4500), H=2, page=64).build()
+    options = {"batch_invariant": True, **x.options}
+    whole = mla_decode_paged(*x.arrays, **options)
+    assert explain(mla_decode_paged, *x.arrays, **options).config.num_splits == 2
+    for b in range(3):
+        one = mla_decode_paged(x.q[b : b + 1], x.kv, x.table[b : b + 1], x.lens[b : b + 1], **options)
+        assert bits(one[0]) == bits(whole[b])
+
+
+def test_hnd_and_base2() -> None:
+    x = Case((40, 3), H=2, row="rope-aware", k_scale="token").build()
+    out, lse = mla_decode_paged(*x.arrays, return_lse=True, **x.options)
+    options = x.options | {"k_scale": x.options["k_scale"].swapaxes(1, 2)}
+    hnd = mla_decode_paged(x.q, x.kv[:, None], x.table, x.lens, kv_layout="HND", base2=True, return_lse=True, **options)
+    assert bits(hnd[0]) == bits(out)
+    np.testing.assert_allclose(hnd[1], lse * np.log2(np.e), rtol=1e-6)
 
 
 @pytest.mark.parametrize("tokens", [1, 3])

@@ -11,8 +11,10 @@ from bad_arguments import Change, change, in_use
 from mla_cases import Case
 
 from kvlab.attention import explain, mla_decode, mla_decode_paged
+from kvlab.attention.mla_decode import holds_wgmma_rows
 from kvlab.cache import from_dense
 from kvlab.cache.arrays import to_torch
+from kvlab.memory import float8_e4m3fn
 
 NAMES = ("q", "kv_cache", "block_table", "seq_lens")
 
@@ -37,7 +39,7 @@ CASES: dict[str, tuple[Change, str]] = {
     "two heads": (change("kv_cache", lambda k: k[:, :, None].repeat(2, 2)), "kv_cache has 2 heads: must be 1"),
     "other columns": (
         change("kv_cache", lambda k: k[..., :160]),
-        "kv_cache has rows of 160 columns: must be those of q",
+        "kv_cache has rows of 160 float32: must be 192, or",
     ),
     "v_dim": (change("v_dim", lambda v: 100), "v_dim 100: must be a multiple of 16 from 32 to 512"),
     "no rope": (change("v_dim", lambda v: 192), "leave 0 for rope: must be a multiple of 16 from 16 to 128"),
@@ -68,6 +70,25 @@ CASES: dict[str, tuple[Change, str]] = {
     "traffic": (lambda a: a.update(traffic=3), r"traffic 3: must be a kvlab\.staging\.Traffic or None"),
     "arch": (lambda a: a.update(arch="gfx942"), "arch 'gfx942': must be one of sm_80, sm_90, gfx950"),
     "gfx950 of fp32": (lambda a: a.update(arch="gfx950"), "float32 on gfx950: must be 128, 256 or 512 .* of 16 bits"),
+    "layout": (lambda a: a.update(kv_layout="NDH"), "kv_layout 'NDH': must be 'NHD' or 'HND'"),
+    "a cache of fp8": (
+        change("kv_cache", lambda k: k.astype(float8_e4m3fn)),
+        "q has dtype float32 with a cache of float8_e4m3fn: must be bfloat16 or float16",
+    ),
+    "scales": (
+        lambda a: a.update(
+            k_scale=np.ones(3, np.float32),
+            q=a["q"].astype("f2"),
+            out=None,
+            kv_cache=a["kv_cache"].astype(float8_e4m3fn),
+        ),
+        r"k_scale has shape \(3,\): must be a number",
+    ),
+    "softcap": (lambda a: a.update(softcap=np.inf), "softcap inf: must be a finite number"),
+    "window": (lambda a: a.update(window=-1), "window -1: must be at least 1"),
+    "a mask of text": (lambda a: a.update(mask="causal"), "mask 'causal': must be a"),
+    "sinks": (lambda a: a.update(sinks=np.zeros(5, "f4")), r"sinks has shape \(5,\): must be \[Hq = 4\]"),
+    "slopes": (lambda a: a.update(alibi_slopes=np.zeros(4)), "alibi_slopes has dtype float64: must be float32"),
     "backend": (lambda a: a.update(backend="cuda"), "backend 'cuda': must be one of auto"),
 }
 
@@ -81,6 +102,13 @@ def test_bad_arguments(case: str) -> None:
     with pytest.raises(ValueError, match=message):
         mla_decode_paged(**good)
     assert (out == 7).all()
+    with pytest.raises(ValueError, match=message):
+        explain(mla_decode_paged, **good)
+
+
+def test_explain_knows_no_other_arguments_than_the_call() -> None:
+    with pytest.raises(TypeError, match="colour"):
+        explain(mla_decode_paged, **arguments(), colour=3)
 
 
 def test_gradients_mixed_libraries_and_caches_with_v() -> None:
@@ -111,5 +139,6 @@ def test_rows_that_are_not_multiples_of_16_bytes_apart() -> None:
 def test_explain_of_tensors() -> None:
     x = Case((20,), H=128, columns=(512, 64)).build()
     plan = explain(mla_decode_paged, *(to_torch(a) for a in x.arrays))
-    assert (plan.backend, plan.config.BM, plan.grid) == ("triton", 32, (4, 1))
+    rows = 64 if holds_wgmma_rows() else 32
+    assert (plan.backend, plan.config.BM, plan.grid) == ("triton", rows, (128 // rows, 1))
     assert isinstance(x.torch()[0], torch.Tensor)

@@ -8,14 +8,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from mla_cases import Case, decode_far_apart
+from mla_cases import Case, EvenKeys, decode_far_apart
 from yardsticks import assert_accurate, bits
 
 from kvlab.attention import mla_decode_paged
+from kvlab.attention.masks import ChunkedMask, MaterializedMask
 from kvlab.cache.arrays import to_torch
 from kvlab.triton_support import child
 
 pytestmark = pytest.mark.interpreter
+
+BIAS = np.where(np.random.default_rng(1).random((3, 1, 2, 60)) < 0.5, -np.inf, 0.25).astype(np.float32)
+BIAS[0, 0, 1] = -np.inf
 
 GRID = [
     Case((100, 0, 1), H=3, columns=(512, 64), page=48),
@@ -24,13 +28,20 @@ GRID = [
     Case((140,), H=8, page=1, splits=2),
     Case((65, 0), H=128, columns=(512, 64), page=128, splits=1),
     Case((70,), H=63, columns=(96, 16), dtype="fp16", storage="wide", splits=3),
+    Case((70, 0, 3), H=3, S=2, row="rope-aware", k_scale="token", sinks=True, splits=3),
+    Case((70, 5), H=17, row="fp8", k_scale="head", softcap=3.0, page=64),
+    Case((70, 5), H=3, row="rope-aware", k_scale="number", dtype="fp16", page=1),
+    Case((90, 40), H=3, S=3, window=20, slopes=True, splits=2),
+    Case((90, 40), H=3, S=3, mask=ChunkedMask(32), sinks=True, splits=2),
+    Case((90, 40, 0), H=2, S=2, mask=MaterializedMask(BIAS), sinks=True, splits=3),
+    Case((90, 40), H=2, mask=EvenKeys()),
 ]
 
 
 @pytest.mark.parametrize("case", GRID, ids=str)
 def test_grid(case: Case) -> None:
     x = case.build()
-    out, lse = mla_decode_paged(*x.torch(), num_splits=case.splits, return_lse=True, **x.options)
+    out, lse = mla_decode_paged(*x.torch(), num_splits=case.splits, return_lse=True, **x.options_on())
     assert isinstance(out, torch.Tensor)
     assert_accurate(x, out, lse)
 

@@ -9,6 +9,7 @@ from mla_cases import Case
 from seeded_faults import is_found
 
 from kvlab.attention import explain, mla_decode_paged
+from kvlab.attention.masks import ChunkedMask
 from kvlab.mirror import check, lockstep
 
 
@@ -21,7 +22,11 @@ def test_the_twins_mirror_each_other() -> None:
 
 
 FAULTS = {
-    "a word of a marker": ("emulator", "#: mask -> s    keys that a row", "#: mask -> s    keys a row"),
+    "a word of a marker": (
+        "emulator",
+        "#: mask -> s, visible    keys that a row",
+        "#: mask -> s, visible    keys a row",
+    ),
     "an output left out": ("kernel", "#: load_k -> k, k_rope ", "#: load_k -> k "),
     "a bound name": ("emulator", "        v = cta.load_v(", "        values = cta.load_v("),
     "a bound of the loop": ("kernel", "for start in range(lo, hi, BN):", "for start in range(0, hi, BN):"),
@@ -40,6 +45,9 @@ CASES = [
     (Case((66,), H=3, columns=(256, 32), dtype="fp32", storage="layers"), "sm_90"),
     (Case((200,), H=16, columns=(512, 64), splits=2), "gfx950"),
     (Case((140, 3), H=7, S=3, page=64, dtype="fp16", storage="wide"), "gfx950"),
+    (Case((90, 3), H=5, row="rope-aware", k_scale="token", softcap=4.0, splits=2, sinks=True), "sm_90"),
+    (Case((70,), H=3, S=2, row="fp8", k_scale="number", dtype="fp16", window=33, slopes=True), "sm_90"),
+    (Case((150,), H=3, S=2, mask=ChunkedMask(70), sinks=True, splits=2), "gfx950"),
 ]
 
 
@@ -48,11 +56,10 @@ CASES = [
 def test_lockstep(case: Case, arch: str) -> None:
     """Every output of every step agrees between the interpreted kernel and the emulator."""
     x = case.build()
-    config = explain(mla_decode_paged, *x.arrays, v_dim=x.v_dim, arch=arch, num_splits=case.splits or 1).config
+    config = explain(mla_decode_paged, *x.arrays, arch=arch, num_splits=case.splits or 1, **x.options).config
+    names = ("q", "kv_cache", "k_rope", "block_table", "seq_lens")
     arguments: dict[str, Any] = dict(
-        zip(("q", "kv_cache", "block_table", "seq_lens"), (x.q, x.rows, x.table, x.lens), strict=True),
-        config=config,
-        **x.options,
+        zip(names, (x.q, *x.windows, x.table, x.lens), strict=True), config=config, features=x.features, scale=x.scale
     )
     result = lockstep("mla_decode", arguments, emulator={"arch": arch})
     assert result.ok, str(result.first_difference)

@@ -37,7 +37,7 @@ GRID = [
 @pytest.mark.parametrize("case", GRID, ids=str)
 def test_grid(case: Case) -> None:
     x = case.build()
-    out, lse = mla_decode_paged(*x.torch("cuda"), return_lse=True, num_splits=case.splits, **x.options)
+    out, lse = mla_decode_paged(*x.torch("cuda"), return_lse=True, num_splits=case.splits, **x.options_on("cuda"))
     assert_accurate(x, out.cpu(), lse.cpu())
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import inspect
 import math
 from typing import Any
 
+import numpy as np
+
 from kvlab.attention.backends import choose_backend, machine, on_gpu, rounded, run
 from kvlab.attention.explain import Explanation
+from kvlab.attention.features import Features, in_base, resolve_features
 from kvlab.attention.inputs import check_lane_copies, check_paged_collection, decode_numbers, lengths_with_new, require
+from kvlab.attention.masks import resolve_mask, window_interval
 from kvlab.attention.online_softmax import MASK_VALUE
 from kvlab.cache import PagedKVCacheCollection
-from kvlab.cache.arrays import dtype_of
+from kvlab.cache.arrays import dtype_of, is_torch, to_numpy
 from kvlab.staging import MLA_ARCHS, Traffic
 
 from .config import MLADecodeProblem, choose_config
@@ -59,8 +65,17 @@ def mla_decode_paged(
     *,
     v_dim: int = 512,
     scale: float | None = None,
+    mask: Any = None,
+    window: Any = None,
+    softcap: float = 0.0,
+    sinks: Any = None,
+    alibi_slopes: Any = None,
+    k_scale: Any = None,
     out: Any = None,
     return_lse: bool = False,
+    base2: bool = False,
+    kv_layout: str = "NHD",
+    batch_invariant: bool = False,
     backend: str = "auto",
     arch: str = "sm_90",
     num_splits: int | None = None,
@@ -74,29 +89,43 @@ def mla_decode_paged(
 
     q            ``[B, H, D]``, or ``[B, S, H, D]`` with S of 1 to 4; H of 1 to 128; bfloat16, float16 or float32. The
                  latent columns are those of the absorbed query
-    kv_cache     ``[pages, page_size, D]`` or ``[pages, page_size, 1, D]`` of the same dtype, any strides with a
-                 contiguous last dimension; D = v_dim + 16 to 128 rope columns, both multiples of 16
+    kv_cache     ``[pages, page_size, D]`` or with an axis of one head (see ``kv_layout``), of q's dtype, or (with q of
+                 16 bits) float8_e4m3fn; or rope-aware rows, e4m3 latents and a bfloat16 rope part (640 bytes for
+                 512 + 64; see :func:`kvlab.attention.mla_store_paged`). Any strides with a contiguous last dimension;
+                 D = v_dim + 16 to 128 rope columns, both multiples of 16
     block_table  integers ``[B, columns]``: the page of tokens ``c * page_size ...`` of each sequence; entries past the
                  sequence's end are not read
     seq_lens     integers ``[B]``: keys of each sequence, the S new tokens among them; 0 is allowed
     v_dim        latent columns, 32 to 512
     scale        of the scores. It belongs to the heads before absorption, whose size the cache does not tell: the
                  default is that of DeepSeek-V2 and V3, ``1 / sqrt(128 + 64)``, for rows of 512 + 64 columns only
-    out          where to write the output (``[B, H, v_dim]`` or ``[B, S, H, v_dim]``, q's dtype), memory of its own;
-                 new by default
-    return_lse   return ``(out, lse)`` with lse ``[B, H]`` or ``[B, H, S]``, natural log, float32
+    mask         None: new token i of S, at position ``seq_len - S + i``, sees the keys up to its own; or a
+                 :class:`~kvlab.attention.masks.Mask` in place of that
+    window       None; a number of keys, the token's own among them; or ``(left, right)`` keys beside its position, None
+                 for no bound. Pages outside it are not read
+    softcap      0, or c of ``c tanh(scores / c)``
+    sinks        None, or a logit for each head ``[H]`` that takes part in the softmax without a value
+    alibi_slopes None, or float32 ``[H]`` or ``[B, H]``: scores less slope times the distance
+    k_scale      what e4m3 columns are multiplied by, as K and as V: a number, float32 ``[1]``, or each token's
+                 ``[pages, page_size, 1]``; ignored for other caches
+    out          where to write the output (``[B, H, v_dim]`` or ``[B, S, H, v_dim]``, q's dtype); new by default
+    return_lse   return ``(out, lse)`` with lse ``[B, H]`` or ``[B, H, S]``, float32, natural logarithm (``base2``: of
+                 base 2)
+    kv_layout    of a cache with four axes: "NHD" ``[pages, page_size, 1, D]`` or "HND" ``[pages, 1, page_size, D]``
+    batch_invariant  the same bits for a sequence alone and in any batch: its keys are split by the columns of the
+                 table alone
     backend      "auto": the emulator for NumPy arrays, the Triton kernel for torch tensors (interpreted on the CPU);
                  "reference" (float64), "emulator", "triton"
     arch         the machine that is emulated: "sm_80", "sm_90", "gfx950" (16 bits, v_dim 128, 256 or 512, 32 or 64
-                 columns of rope). Tiles of 16 rows, also where the compiled kernel takes 32
+                 columns of rope). Tiles of 16 rows, also where the compiled kernel takes more
     num_splits   programs that share the keys of a sequence; chosen by the sizes, not the lengths, if None
     mask_value   score given to masked keys, in units of log2
     check        look at the values of seq_lens and block_table; None: unless they are on a GPU, which would wait for it
     traffic      a :class:`~kvlab.staging.Traffic` that counts what the emulator moves
 
-    New token i of S sees the keys below ``seq_len - S + 1 + i`` (causal, aligned at the end). A row without a key
-    gives 0 and lse -inf. ValueError on bad arguments, before anything is written. Nothing waits for the GPU and the
-    grid does not depend on the lengths, so a captured CUDA graph may be replayed with other lengths.
+    A row without a key gives 0 and lse -inf (the sink's logit with sinks). ValueError on bad arguments, before anything
+    is written. Nothing waits for the GPU, unless a mask of one's own has to be evaluated, and the grid does not depend
+    on the lengths, so a captured CUDA graph may be replayed with other lengths.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -114,16 +143,47 @@ def mla_decode_paged(
         ...
     ValueError: scale None with rows of 128 + 32 columns: must be given; only 512 + 64 has a default
     """
-    inputs = mla_inputs(q, kv_cache, block_table, seq_lens, out, v_dim=v_dim, check=check)
-    plan = _plan(inputs, backend, arch, num_splits)
-    scale, mask_value = decode_numbers(_scale(scale, v_dim, inputs.q.shape[-1] - v_dim), mask_value, traffic)
-    arguments = {"v_dim": v_dim, "scale": scale, "config": plan.config, "mask_value": mask_value, "out": inputs.out}
-    arrays = inputs.q, inputs.kv_cache, inputs.block_table, inputs.seq_lens
-    result, lse = run(plan, KERNEL, emulate, _refer, *arrays, **arguments, traffic=traffic)
+    asked = {"softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes, "k_scale": k_scale}
+    inputs, plan, arguments = _prepared(
+        q, kv_cache, block_table, seq_lens, v_dim=v_dim, scale=scale, mask=mask, window=window, asked=asked, out=out,
+        kv_layout=kv_layout, batch_invariant=batch_invariant, backend=backend, arch=arch, num_splits=num_splits,
+        mask_value=mask_value, check=check, traffic=traffic,
+    )  # fmt: skip
+    result, lse = run(plan, KERNEL, emulate, _refer, *inputs.arrays, **arguments, traffic=traffic)
     if inputs.drop_tokens:
         result, lse = result[:, 0], lse[:, :, 0]
     result = result if out is None else out
-    return (result, lse) if return_lse else result
+    return (result, in_base(lse, base2)) if return_lse else result
+
+
+def _prepared(
+    q: Any, kv_cache: Any, block_table: Any, seq_lens: Any, *, v_dim: int, scale: Any, mask: Any, window: Any,
+    asked: dict[str, Any], out: Any, kv_layout: str, batch_invariant: bool, backend: str, arch: str, num_splits: Any,
+    mask_value: Any, check: bool | None, traffic: Any,
+) -> tuple[MLAInputs, Explanation, dict[str, Any]]:  # fmt: skip
+    """A call, checked: its arrays, its plan, and the named arguments of the launch functions."""
+    inputs = mla_inputs(q, kv_cache, block_table, seq_lens, out, v_dim=v_dim, kv_layout=kv_layout, check=check)
+    batch, heads, latent = inputs.q.shape[0], inputs.q.shape[2], inputs.kv_cache[:, :, None]
+    interval = window_interval(mask is None or isinstance(window, int | np.integer), window)
+    plan = resolve_mask(mask, interval, heads=heads, lengths=lambda: _lengths(inputs), like=inputs.q)
+    if kv_layout == "HND" and getattr(asked["k_scale"], "ndim", 0) == 3:
+        asked["k_scale"] = asked["k_scale"].swapaxes(1, 2)
+    features = resolve_features(inputs.q, latent, latent, mask=plan, batch=batch, **asked)
+    explanation = _plan(inputs, features, backend, arch, num_splits, bool(batch_invariant))
+    scale = _scale(scale, v_dim, inputs.q.shape[-1] - v_dim)
+    scale, mask_value = decode_numbers(scale, mask_value, traffic)
+    arguments = {
+        "scale": scale, "features": features, "config": explanation.config, "mask_value": mask_value,
+        "out": inputs.out,
+    }  # fmt: skip
+    return inputs, explanation, arguments
+
+
+def _lengths(inputs: MLAInputs) -> tuple[Any, Any]:
+    """New tokens and keys of each sequence, in CPU memory."""
+    lens = inputs.seq_lens
+    keys = to_numpy(lens.cpu() if is_torch(lens) else lens).astype(np.int64)
+    return np.full(len(keys), inputs.q.shape[1]), keys
 
 
 def _scale(scale: Any, latent: int, rope: int) -> Any:
@@ -132,9 +192,9 @@ def _scale(scale: Any, latent: int, rope: int) -> Any:
     return 1 / math.sqrt(128 + 64) if scale is None else scale
 
 
-def _refer(q: Any, *arrays: Any, v_dim: int, scale: float, out: Any, **_: Any) -> tuple[Any, Any]:
+def _refer(*arrays: Any, scale: float, features: Features, out: Any, **_: Any) -> tuple[Any, Any]:
     """The reference, rounded to the dtypes of the operation."""
-    return rounded(*reference(q, *arrays, v_dim=v_dim, scale=scale), q.dtype, out)
+    return rounded(*reference(*arrays, scale=scale, features=features), arrays[0].dtype, out)
 
 
 def _from_collection(q: Any, cache: PagedKVCacheCollection, layer: int) -> tuple[Any, Any, Any, Any]:
@@ -146,24 +206,37 @@ def _from_collection(q: Any, cache: PagedKVCacheCollection, layer: int) -> tuple
     return q, rows.blocks, rows.lookup_table, lengths_with_new(rows.cache_lengths, q)
 
 
-def _plan(inputs: MLAInputs, backend: str, arch: str, num_splits: int | None) -> Explanation:
+def _plan(
+    inputs: MLAInputs, features: Features, backend: str, arch: str, num_splits: int | None, batch_invariant: bool
+) -> Explanation:
     """Which backend and configuration a call gets, and why."""
-    batch, tokens, heads, D = inputs.q.shape
     chosen, reason = choose_backend(inputs.q, backend)
     emulated = chosen == "emulator"
+    problem = MLADecodeProblem.of(inputs.q, inputs.kv_cache, inputs.k_rope, inputs.block_table)
     if emulated:
-        _check_emulated(inputs, arch)
-    itemsize = dtype_of(inputs.q, "q").itemsize
-    max_keys = inputs.block_table.shape[1] * inputs.kv_cache.shape[1]
-    problem = MLADecodeProblem(batch, tokens, heads, inputs.v_dim, D - inputs.v_dim, itemsize, max_keys)
+        _check_emulated(inputs, problem, arch)
     target, processors = machine(inputs.q.device) if on_gpu(inputs.q) else (arch if emulated else "sm_90", 132)
-    config = choose_config(problem, processors=processors, num_splits=num_splits, arch=target, emulated=emulated)
+    converts = not problem.fp8 or not target.startswith("sm_") or int(target[3:]) >= 89
+    require(converts or emulated, f"float8_e4m3fn on {target}", "on sm_89 or later")
+    config = choose_config(
+        problem, processors=processors, num_splits=num_splits, arch=target, emulated=emulated,
+        heavy=features.heavy or problem.fp8, batch_invariant=batch_invariant, wgmma=holds_wgmma_rows(),
+    )  # fmt: skip
     return Explanation("mla_decode", chosen, reason, config, config.grid(problem), arch if emulated else None)
 
 
-def _check_emulated(inputs: MLAInputs, arch: str) -> None:
+def holds_wgmma_rows() -> bool:
+    """Whether the installed Triton keeps 64 rows of 512 columns in registers without spills: those before 3.9."""
+    try:
+        release = importlib.metadata.version("triton").split(".")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return (int(release[0]), int(release[1])) < (3, 9)
+
+
+def _check_emulated(inputs: MLAInputs, problem: MLADecodeProblem, arch: str) -> None:
     require(arch in MLA_ARCHS, f"arch {arch!r}", f"one of {', '.join(MLA_ARCHS)}")
-    latent, rope, dtype = inputs.v_dim, inputs.q.shape[-1] - inputs.v_dim, dtype_of(inputs.q, "q")
+    latent, rope, dtype = problem.latent, problem.rope, dtype_of(inputs.q, "q")
     fits = latent in (128, 256, 512) and rope in (32, 64) and dtype.itemsize == 2
     require(
         arch != "gfx950" or fits,
@@ -171,15 +244,18 @@ def _check_emulated(inputs: MLAInputs, arch: str) -> None:
         "128, 256 or 512 + 32 or 64 of 16 bits; a tile of 128 keys in float32 does not fit into LDS; sm_80 and sm_90 "
         "take the others",
     )
-    check_lane_copies({"q": inputs.q, "kv_cache": inputs.kv_cache})
+    require(not problem.fp8 or arch == "sm_90", f"float8_e4m3fn on {arch}", "on sm_90")
+    check_lane_copies({"q": inputs.q, "kv_cache": inputs.kv_cache, "the rope part of kv_cache": inputs.k_rope})
 
 
-def _explain_paged(
-    q: Any, kv_cache: Any, block_table: Any, seq_lens: Any, *, v_dim: int = 512, backend: str = "auto",
-    arch: str = "sm_90", num_splits: int | None = None, check: bool | None = None, out: Any = None, **_: Any,
-) -> Explanation:  # fmt: skip
-    inputs = mla_inputs(q, kv_cache, block_table, seq_lens, out, v_dim=v_dim, check=check)
-    return _plan(inputs, backend, arch, num_splits)
+def _explain_paged(*args: Any, **kwargs: Any) -> Explanation:
+    call = inspect.signature(mla_decode_paged).bind(*args, **kwargs)
+    call.apply_defaults()
+    given = call.arguments
+    asked = {name: given.pop(name) for name in ("softcap", "sinks", "alibi_slopes", "k_scale")}
+    for name in ("return_lse", "base2"):
+        del given[name]
+    return _prepared(**given, asked=asked)[1]
 
 
 def _explain_collection(q: Any, cache: PagedKVCacheCollection, layer: int = 0, **options: Any) -> Explanation:

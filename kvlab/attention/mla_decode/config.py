@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from kvlab.attention.masks import UNLIMITED, MaskPlan
 from kvlab.attention.merge_states.config import MERGE
 from kvlab.attention.online_softmax import OUTPUT_TIE, P_TIE
-from kvlab.attention.splits import check_splits, choose_splits
+from kvlab.attention.splits import MAX_SPLITS, check_splits, choose_splits
+from kvlab.cache.arrays import dtype_of
 from kvlab.mirror.twin import Twin
 
 __all__ = [
@@ -15,6 +18,7 @@ __all__ = [
     "TWINS",
     "MLADecodeConfig",
     "MLADecodeProblem",
+    "bounded",
     "choose_config",
 ]
 
@@ -22,6 +26,9 @@ TWINS = (Twin("attend", kernel="kernel:attend", emulator="emulator:attend"), MER
 LAUNCH = ("kernel:launch", "emulator:launch")
 
 LOCKSTEP_TOLERANCE = {"o": P_TIE, "parts": P_TIE, "result 0": OUTPUT_TIE}
+
+
+INVARIANT_SPLIT_KEYS = 2048
 
 
 @dataclass(frozen=True)
@@ -34,12 +41,31 @@ class MLADecodeProblem:
     latent: int
     rope: int
     itemsize: int
+    """Bytes of an element of q."""
+    page_size: int
     max_keys: int
+    fp8: bool = False
+    """Whether the latent columns are e4m3."""
+
+    @classmethod
+    def of(cls, q: Any, kv_cache: Any, k_rope: Any, block_table: Any) -> MLADecodeProblem:
+        """The sizes of a call on q ``[B, S, H, D]`` and the windows of a cache; arrays of either library."""
+        (batch, tokens, heads), (_, page_size, latent) = map(int, q.shape[:3]), map(int, kv_cache.shape)
+        kind, max_keys = dtype_of(kv_cache, "kv_cache").itemsize, int(block_table.shape[1]) * page_size
+        itemsize = dtype_of(q, "q").itemsize
+        return cls(
+            batch, tokens, heads, latent, int(k_rope.shape[2]), itemsize, page_size, max_keys, kind == 1
+        )  # fmt: skip
 
     @property
     def rows(self) -> int:
         """Query rows of a sequence; all of them see the same keys and values."""
         return self.tokens * self.heads
+
+
+def bounded(mask: MaskPlan) -> bool:
+    """Whether rows see no keys before some first one, where their tiles then start."""
+    return mask.left < UNLIMITED or mask.chunk > 0
 
 
 @dataclass(frozen=True)
@@ -57,6 +83,8 @@ class MLADecodeConfig:
     num_splits: int
     num_warps: int = 4
     num_stages: int = 2
+    one_page: bool = False
+    """The keys of a tile are in one page, whose number the kernel reads once."""
 
     def grid(self, problem: MLADecodeProblem) -> tuple[int, int]:
         """Programs (sequence and row tile, split). The row tiles of a sequence are neighbours: they read the same
@@ -72,23 +100,30 @@ def choose_config(
     num_splits: int | None = None,
     arch: str = "sm_90",
     emulated: bool = False,
+    heavy: bool = False,
+    batch_invariant: bool = False,
+    wgmma: bool = False,
 ) -> MLADecodeConfig:
-    """The configuration of a call on ``arch``, which has ``processors`` SMs (132 on an H100).
+    """The configuration of a call on ``arch``, which has ``processors`` SMs (132 on an H100). ``heavy``: what is done
+    to the scores takes registers.
 
-    16 or 32 rows x 32 keys with mma.sync or MFMA: 64 rows on sm_90 would compile to wgmma, but spill with Triton 3.9.
-    float32 has no tensor cores on NVIDIA: 16 rows x 32 keys with eight warps (16 keys on sm_80, or registers spill).
-    ``emulated``: the tiles that the emulator has machines for: 16 rows x 32 keys on
-    NVIDIA, mma.sync or float32; MAX's 16 rows x 128 keys on gfx950.
+    16 or 32 rows with mma.sync or MFMA; ``wgmma``: more than 32 rows on sm_90 take 64 x 32, which compiles to wgmma,
+    where the compiler at hand spills nothing in it. float32 has no tensor cores on NVIDIA: 16 rows x 32 keys with eight
+    warps (16 keys on sm_80, or registers spill). ``emulated``: the tiles that the emulator has machines for: 16 rows x
+    32 keys on NVIDIA, mma.sync or float32; MAX's 16 rows x 128 keys on gfx950. ``batch_invariant``: a split for every
+    2048 keys that a row of the table holds, whatever the batch and the device.
 
-    >>> problem = MLADecodeProblem(batch=1, tokens=1, heads=128, latent=512, rope=64, itemsize=2, max_keys=32768)
+    >>> problem = MLADecodeProblem(batch=1, tokens=1, heads=128, latent=512, rope=64, itemsize=2, page_size=64,
+    ...                            max_keys=32768)
     >>> choose_config(problem)
-    MLADecodeConfig(BM=32, BN=32, BV=512, BR=64, row_tiles=4, num_splits=61, num_warps=8, num_stages=2)
-    >>> choose_config(problem, num_splits=1).grid(problem)
-    (4, 1)
+    MLADecodeConfig(BM=32, BN=32, BV=512, BR=64, row_tiles=4, num_splits=61, num_warps=8, num_stages=2, \
+one_page=True)
+    >>> choose_config(problem, num_splits=1).grid(problem), choose_config(problem, batch_invariant=True).num_splits
+    ((4, 1), 16)
     """
     num_splits = check_splits(num_splits)
     BV, BR = (max(32, 1 << (n - 1).bit_length()) for n in (problem.latent, problem.rope))
-    amd = arch.startswith("gfx")
+    amd, places = arch.startswith("gfx"), 2 * processors
     if emulated and arch == "gfx950":
         BM, BN, num_warps, num_stages = 16, 128, 4, 1
     elif problem.itemsize == 4:
@@ -99,9 +134,14 @@ def choose_config(
         BM, BN, num_warps, num_stages = 16, 32, 4, 1 if amd else 2
     elif amd:
         BM, BN, num_warps, num_stages = 32, 32, 4, 1
+    elif wgmma and arch == "sm_90" and problem.rows > 32 and not heavy:
+        BM, BN, num_warps, num_stages, places = 64, 32, 8, 3, processors
     else:
         BM, BN, num_warps, num_stages = 32, 32, 8, 2
     row_tiles = -(-problem.rows // BM)
-    if num_splits is None:
-        num_splits = choose_splits(problem.batch * row_tiles, problem.max_keys, 2 * processors)
-    return MLADecodeConfig(BM, BN, BV, BR, row_tiles, num_splits, num_warps, num_stages)
+    if num_splits is None and batch_invariant:
+        num_splits = max(1, min(MAX_SPLITS, problem.max_keys // INVARIANT_SPLIT_KEYS))
+    elif num_splits is None:
+        num_splits = choose_splits(problem.batch * row_tiles, problem.max_keys, places)
+    one_page = problem.page_size % BN == 0 and BM < 64  # 64 rows leave no registers for it
+    return MLADecodeConfig(BM, BN, BV, BR, row_tiles, num_splits, num_warps, num_stages, one_page)

@@ -2,76 +2,113 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.scoring.emulator import add_bias, by_column, cap, distance, key_range, token_scale
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory
 from kvlab.staging import Traffic, ceildiv, mla_cta, program_ids, ragged_range
 
-from .config import MLADecodeConfig, MLADecodeProblem
+from .config import MLADecodeConfig, MLADecodeProblem, bounded
+
+if TYPE_CHECKING:
+    from kvlab.attention.features import Features
 
 Array = np.ndarray[Any, Any]
 LN2 = np.float32(0.6931471805599453)
 
 
 def attend(
-    q_array: Array, cache: PagedKVCache, seq_lens: Array, o_array: Array, lse_array: Array,
-    scale_log2: float, mask_value: float, problem: MLADecodeProblem, config: MLADecodeConfig, arch: str,
-    traffic: Traffic,
+    q_array: Array, cache: PagedKVCache, rope: PagedKVCache, seq_lens: Array, o_array: Array, lse_array: Array,
+    scale_log2: float, mask_value: float, features: Features, problem: MLADecodeProblem, config: MLADecodeConfig,
+    arch: str, traffic: Traffic,
 ) -> None:  # fmt: skip
     """BM query rows (tokens x heads) against the keys of one split of one sequence, for each program."""
-    #: setup -> q, q_rope, lo, hi, limit    this program's rows, its split of the keys, the query tile
-    heads, tokens, BN = problem.heads, problem.tokens, config.BN
+    #: setup -> q, q_rope, lo, hi, first, limit    this program's rows, its split of the keys, the query tile
+    heads, tokens, BN, mask = problem.heads, problem.tokens, config.BN, features.mask
+    bounds = mask.left, mask.right, mask.chunk
     batch_and_tile, split = program_ids(config.grid(problem))  # [P]
     batch = batch_and_tile // config.row_tiles
     row = (batch_and_tile % config.row_tiles)[:, None] * config.BM + np.arange(config.BM, dtype=np.int32)  # [P, BM]
     num_keys = seq_lens[batch].astype(np.int32)
-    size = ceildiv(ceildiv(num_keys, config.num_splits), BN) * BN
-    lo = np.minimum(split * size, num_keys)
-    hi = np.minimum(lo + size, num_keys)
+    end = num_keys if mask.valid is None else np.minimum(num_keys, mask.valid.astype(np.int32)[batch])
     token = row // heads
     head = row % heads
     is_row = row < heads * tokens
-    limit = np.minimum(num_keys[:, None] - tokens + 1 + token, hi[:, None])  # [P, BM], first key a row does not see
-    columns, padded = (problem.latent, problem.rope), (config.BV, config.BR)
-    cta = mla_cta(arch, config.BM, BN, columns, padded, cache, batch, hi, traffic, num_warps=config.num_warps)
+    position = num_keys[:, None] - tokens + token
+    first, limit = key_range(position, end[:, None], *bounds)
+    seen, _ = key_range(num_keys - tokens, end, *bounds)
+    _, stop = key_range(num_keys - 1, end, *bounds)
+    seen = seen // BN * BN if bounded(mask) else 0 * seen  # keys [seen, stop) are those that some row sees
+    stop = np.maximum(stop, seen)
+    size = ceildiv(ceildiv(stop - seen, config.num_splits), BN) * BN
+    lo = np.minimum(seen + split * size, stop)
+    hi = np.minimum(lo + size, stop)
+    limit = np.minimum(limit, hi[:, None])  # [P, BM], first key after first that a row does not see
+    padded, dtype = (config.BV, config.BR), q_array.dtype
+    cta = mla_cta(arch, config.BM, BN, padded, cache, rope, batch, hi, traffic, dtype=dtype, num_warps=config.num_warps)
     q_at = _offsets(q_array, batch[:, None], token, head, is_row)
     q, q_rope = cta.load_q(Memory.over(q_array, name="q"), q_at, is_row)
+    by, rope_scaled = features.scales.k, cache.dtype == rope.dtype
+    kv_scale = np.float32(by.number) * (np.float32(1) if by.heads is None else by.heads[0])
+    unit = np.float32(scale_log2) * (kv_scale if rope_scaled and by.tokens is None else np.float32(1))
     m = np.full(row.shape, -np.inf, np.float32)
     l = np.zeros(row.shape, np.float32)
+    if features.sinks is not None:
+        once = (split == 0)[:, None]
+        m = np.where(once, features.sinks.astype(np.float32)[head] * np.float32(LOG2E), m)
+        l = np.where(once, np.float32(1), l)
     o = cta.zeros()
     for start in ragged_range(lo, hi, BN):
         #: load_k -> k, k_rope    the tile of these pages, latent and rope columns, DRAM -> shared memory
         active = start < hi  # [P], programs whose range is not over
+        key = start[:, None] + np.arange(BN, dtype=np.int32)
         k, k_rope = cta.load_k(start, active)
+        by_key = np.full(key.shape, kv_scale)
+        if by.tokens is not None:
+            by_key = by_key * token_scale(by.tokens[..., 0], _place(cache, batch, key, hi), key < hi[:, None])
         #: scores -> s    S = Q K^T in float32, in units of log2
-        s = cta.scores((q, q_rope), (k, k_rope), active)
-        s = s.with_values(s.values * np.float32(scale_log2))
-        #: mask -> s    keys that a row does not see
-        key = start[:, None, None, None] + s.map.col  # [P, threads, registers, elements]
-        s = s.with_values(np.where(key < s.by_row(limit), s.values, np.float32(mask_value)))
+        s = cta.scores((q, q_rope), (k, k_rope), active, None if rope_scaled or not problem.fp8 else by_key)
+        s = s.with_values(s.values * unit)
+        if by.tokens is not None and rope_scaled:
+            s = s.with_values(s.values * by_column(s, by_key))
+        if features.softcap:
+            s = cap(s, features.softcap)
+        if features.slopes is not None:
+            s = distance(s, features.slopes[batch[:, None] if len(features.slopes) > 1 else 0, head], position, key)
+        #: mask -> s, visible    keys that a row does not see
+        at = start[:, None, None, None] + s.map.col  # [P, threads, registers, elements]
+        sees = (at < s.by_row(limit)) & (at >= s.by_row(first))
+        if mask.bias is not None:
+            s, sees = add_bias(s, sees, mask.bias, batch, head, token, key)
+        s = s.with_values(np.where(sees, s.values, np.float32(mask_value)))
+        visible = s.with_values(sees)
         #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
         m_new = np.maximum(m, cta.row_max(s))
-        p = s.with_values(np.exp2(s.values - s.by_row(m_new)))
+        p = s.with_values(np.where(visible.values, np.exp2(s.values - s.by_row(m_new)), np.float32(0)))
         alpha = np.exp2(m - m_new)
         l = l * alpha + cta.row_sum(p)
         o = o.with_values(o.values * o.by_row(alpha))
         m = m_new
+        if by.tokens is not None:
+            p = p.with_values(p.values * by_column(p, by_key))
         #: load_v -> v    V is the latent part of the K tile: nothing moves from DRAM
         v = cta.load_v(active)
-        #: accumulate -> o    O += P V, P rounded once to the storage dtype
+        #: accumulate -> o    O += P V, P rounded once to the dtype of the product
         o = cta.accumulate(p, v, o, active)
-    #: normalise -> o, lse    rows without a visible key give 0 and -inf
-    sees = limit > lo[:, None]
-    l = np.where(sees, l, np.float32(1))
-    o = o.with_values(np.where(o.by_row(sees), o.values / o.by_row(l), np.float32(0)))
-    lse = np.where(sees, (m + np.log2(l)) * LN2, np.float32(-np.inf))
+    #: normalise -> o, lse    a row whose sum is empty saw no key: 0 and -inf
+    some = l > 0
+    l = np.where(some, l, np.float32(1))
+    o = o.with_values(o.values / o.by_row(l))
+    if by.tokens is None and problem.fp8:
+        o = o.with_values(o.values * kv_scale)
+    lse = np.where(some, (m + np.log2(l)) * LN2, np.float32(-np.inf))
     #: store    an empty split leaves its partial output alone
-    writes_o = is_row & (sees | (config.num_splits == 1))
+    writes_o = is_row & (some | (config.num_splits == 1))
     p_index, r_index = np.nonzero(writes_o)
     rows = o.tile()[p_index, r_index, : problem.latent].astype(o_array.dtype)  # [rows to write, v_dim]
     o_array[split[p_index], batch[p_index], token[p_index, r_index], head[p_index, r_index]] = rows
@@ -81,14 +118,22 @@ def attend(
     traffic.move("registers->DRAM", rows.nbytes + len(p_index) * lse.itemsize)
 
 
+def _place(cache: PagedKVCache, batch: Array, key: Array, hi: Array) -> tuple[Array, Array]:
+    """(page, slot) of keys ``[P, BN]``; 0 past ``hi``."""
+    key = np.where(key < hi[:, None], key, 0)
+    page = np.asarray(cache.lookup_table)[batch[:, None], key // cache.page_size_]
+    return np.where(key < hi[:, None], page, 0).astype(np.int64), key % cache.page_size_
+
+
 def launch(
     q: Array,
     kv_cache: Array,
+    k_rope: Array,
     block_table: Array,
     seq_lens: Array,
     *,
-    v_dim: int,
     scale: float,
+    features: Features,
     config: MLADecodeConfig,
     mask_value: float = MASK_VALUE,
     out: Array | None = None,
@@ -97,25 +142,27 @@ def launch(
 ) -> tuple[Array, Array]:
     """Run the twins: out ``[B, S, H, v_dim]`` of q's dtype and lse ``[B, H, S]`` float32. The arguments are valid.
 
-    q ``[B, S, H, D]``, kv_cache ``[pages, page_size, D]``.
+    q ``[B, S, H, v_dim + rope]``; the windows of the cache, kv_cache ``[pages, page_size, v_dim]`` and k_rope.
     """
-    batch, tokens, heads, D = q.shape
-    max_keys = block_table.shape[1] * kv_cache.shape[1]
-    problem = MLADecodeProblem(batch, tokens, heads, v_dim, D - v_dim, q.itemsize, max_keys)
+    batch, tokens, heads, _ = q.shape
+    problem = MLADecodeProblem.of(q, kv_cache, k_rope, block_table)
     traffic = Traffic() if traffic is None else traffic
-    shape = batch, tokens, heads, v_dim
+    shape = batch, tokens, heads, problem.latent
     out = np.empty(shape, q.dtype) if out is None else out
     lse = np.empty((batch, heads, tokens), np.float32)
     if q.size == 0:
         return out, lse
     before = np.maximum(seq_lens.astype(np.int64) - tokens, 0).astype(np.uint32)
-    cache = PagedKVCache(kv_cache[:, :, None], before, block_table, tokens, max_keys)
+    sizes = before, block_table, tokens, problem.max_keys
+    cache, rope = (PagedKVCache(window[:, :, None], *sizes) for window in (kv_cache, k_rope))
     splits = config.num_splits
     part, part_lse = out[None], lse[None]
     if splits > 1:
         part = np.full((splits, *shape), np.nan, np.float32)
         part_lse = np.full((splits, *lse.shape), np.nan, np.float32)
-    attend(q, cache, seq_lens, part, part_lse, scale * LOG2E, mask_value, problem, config, arch, traffic)
+    attend(
+        q, cache, rope, seq_lens, part, part_lse, scale * LOG2E, mask_value, features, problem, config, arch, traffic
+    )  # fmt: skip
     if splits > 1:
         merge(part, part_lse.swapaxes(2, 3), out=out, lse=lse.swapaxes(1, 2), traffic=traffic)
     return out, lse

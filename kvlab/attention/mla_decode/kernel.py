@@ -6,75 +6,133 @@ import torch
 import triton
 import triton.language as tl
 
+from kvlab.attention.features import Features
 from kvlab.attention.merge_states.kernel import launch as merge
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale
+from kvlab.attention.scoring.launch import bias_arguments, slopes_batch
 
-from .config import MLADecodeConfig, MLADecodeProblem
+from .config import MLADecodeConfig, MLADecodeProblem, bounded
 
 LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
+def place(table_ptr, start, key, hi, PAGE: tl.constexpr, BN: tl.constexpr, ONE: tl.constexpr):
+    """(page, slot) of the keys of a tile. ``ONE``: they are all in one page, whose number is read once."""
+    if ONE:
+        page = tl.load(table_ptr + start // PAGE).to(tl.int64)
+        slot = (start % PAGE + tl.arange(0, BN)).to(tl.int64)
+    else:
+        page = tl.load(table_ptr + key // PAGE, mask=key < hi, other=0).to(tl.int64)
+        slot = (key % PAGE).to(tl.int64)
+    return page, slot
+
+
+@triton.jit
 def attend(
-    q_ptr, kv_ptr, table_ptr, seq_lens_ptr, o_ptr, lse_ptr,
-    scale_log2, mask_value, heads, tokens, num_splits,
-    q_batch, q_token, q_head, kv_page, kv_token, table_batch, lens_batch,
+    q_ptr, kv_ptr, rope_ptr, table_ptr, seq_lens_ptr, sinks_ptr, slopes_ptr, valid_ptr, bias_ptr, scales_ptr,
+    o_ptr, lse_ptr,
+    scale_log2, kv_number, softcap, mask_value, heads, tokens, num_splits, left, right, chunk, bias_rows, bias_keys,
+    q_batch, q_token, q_head, kv_page, kv_token, rope_page, rope_token, table_batch, lens_batch, slopes_batch,
+    bias_batch, bias_head, bias_row, bias_key, scales_page, scales_token,
     o_split, o_batch, o_token, o_head, lse_split, lse_batch, lse_token, lse_head,
-    PAGE: tl.constexpr, DV: tl.constexpr, DR: tl.constexpr, BV: tl.constexpr, BR: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,
+    PAGE: tl.constexpr, ONE: tl.constexpr, DV: tl.constexpr, DR: tl.constexpr, BV: tl.constexpr, BR: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr, SLOPES: tl.constexpr,
+    VALID: tl.constexpr, BOUNDED: tl.constexpr, CHUNKED: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr,
+    ROPE_SCALED: tl.constexpr,
 ):  # fmt: skip
     """BM query rows (tokens x heads) against the keys of one split of one sequence."""
-    #: setup -> q, q_rope, lo, hi, limit    this program's rows, its split of the keys, the query tile
+    #: setup -> q, q_rope, lo, hi, first, limit    this program's rows, its split of the keys, the query tile
     row_tiles = tl.cdiv(heads * tokens, BM)
     batch = (tl.program_id(0) // row_tiles).to(tl.int64)
     row = (tl.program_id(0) % row_tiles) * BM + tl.arange(0, BM)  # [BM], token-major
     split = tl.program_id(1)
     num_keys = tl.load(seq_lens_ptr + batch * lens_batch).to(tl.int32)
-    size = tl.cdiv(tl.cdiv(num_keys, num_splits), BN) * BN
-    lo = tl.minimum(split * size, num_keys)
-    hi = tl.minimum(lo + size, num_keys)
+    end = num_keys
+    if VALID:
+        end = tl.minimum(end, tl.load(valid_ptr + batch).to(tl.int32))
     token = row // heads
     head = row % heads
     is_row = row < heads * tokens
-    limit = tl.minimum(num_keys - tokens + 1 + token, hi)  # [BM], first key that a row does not see
+    position = num_keys - tokens + token
+    first, limit = key_range(position, end, left, right, chunk, CHUNKED)
+    seen, _ = key_range(num_keys - tokens, end, left, right, chunk, CHUNKED)
+    _, stop = key_range(num_keys - 1, end, left, right, chunk, CHUNKED)
+    seen = tl.where(BOUNDED, seen // BN * BN, 0)  # keys [seen, stop) are those that some row sees
+    stop = tl.maximum(stop, seen)
+    size = tl.cdiv(tl.cdiv(stop - seen, num_splits), BN) * BN
+    lo = tl.minimum(seen + split * size, stop)
+    hi = tl.minimum(lo + size, stop)
+    limit = tl.minimum(limit, hi)  # [BM], first key after first that a row does not see
     d = tl.arange(0, BV)
     r = tl.arange(0, BR)
     q_at = q_ptr + batch * q_batch + token.to(tl.int64) * q_token + head.to(tl.int64) * q_head
     q = tl.load(q_at[:, None] + d[None, :], mask=is_row[:, None] & (d[None, :] < DV), other=0.0)  # [BM, BV]
     q_rope = tl.load(q_at[:, None] + DV + r[None, :], mask=is_row[:, None] & (r[None, :] < DR), other=0.0)  # [BM, BR]
+    kv_scale = kv_number * head_scale(scales_ptr, 0, 1, SCALE == "head")
+    unit = scale_log2 * kv_scale if ROPE_SCALED and (SCALE == "number" or SCALE == "head") else scale_log2
+    slope = tl.zeros([BM], tl.float32)
+    if SLOPES:
+        slope = tl.load(slopes_ptr + batch * slopes_batch + head)
     m = tl.full([BM], -float("inf"), tl.float32)
     l = tl.zeros([BM], tl.float32)
+    if SINKS:
+        m = tl.where(split == 0, tl.load(sinks_ptr + head).to(tl.float32) * 1.4426950408889634, m)
+        l = tl.where(split == 0, l + 1.0, l)
     o = tl.zeros([BM, BV], tl.float32)
     for start in range(lo, hi, BN):
         #: load_k -> k, k_rope    the tile of these pages, latent and rope columns, DRAM -> shared memory
         key = start + tl.arange(0, BN)
         in_tile = (key < hi)[:, None]
-        page = tl.load(table_ptr + batch * table_batch + key // PAGE, mask=key < hi, other=0).to(tl.int64)
-        slot = (key % PAGE).to(tl.int64)
-        k_at = kv_ptr + page[:, None] * kv_page + slot[:, None] * kv_token
+        page, slot = place(table_ptr + batch * table_batch, start, key, hi, PAGE, BN, ONE)
+        k_at = kv_ptr + (page * kv_page + slot * kv_token)[:, None]
+        rope_at = rope_ptr + (page * rope_page + slot * rope_token)[:, None]
         in_latent = in_tile if DV == BV else in_tile & (d[None, :] < DV)
         in_rope = in_tile if DR == BR else in_tile & (r[None, :] < DR)
-        k = tl.load(k_at + d[None, :], mask=in_latent, other=0.0)  # [BN, BV]
-        k_rope = tl.load(k_at + DV + r[None, :], mask=in_rope, other=0.0)  # [BN, BR]
+        by_key = kv_scale
+        if SCALE == "token":
+            by_key = kv_scale * token_scale(scales_ptr, page * scales_page + slot * scales_token, key < hi)[None, :]
+        k = tl.load(k_at + d[None, :], mask=in_latent, other=0.0).to(q.dtype)  # [BN, BV]
+        k_rope = tl.load(rope_at + r[None, :], mask=in_rope, other=0.0).to(q.dtype)  # [BN, BR]
         #: scores -> s    S = Q K^T in float32, in units of log2
         s = tl.dot(q, tl.trans(k), input_precision="ieee")
-        s = tl.dot(q_rope, tl.trans(k_rope), s, input_precision="ieee") * scale_log2  # [BM, BN]
-        #: mask -> s    keys that a row does not see
-        s = tl.where(key[None, :] < limit[:, None], s, mask_value)
+        if SCALE != "none" and not ROPE_SCALED:
+            s = s * by_key
+        s = tl.dot(q_rope, tl.trans(k_rope), s, input_precision="ieee") * unit  # [BM, BN]
+        if SCALE == "token" and ROPE_SCALED:
+            s = s * by_key
+        if CAPPED:
+            s = cap(s, softcap)
+        if SLOPES:
+            s = distance(s, slope, position, key)
+        #: mask -> s, visible    keys that a row does not see
+        visible = key[None, :] < limit[:, None]
+        if BOUNDED:
+            visible = visible & (key[None, :] >= first[:, None])
+        if BIAS:
+            bias_at = batch * bias_batch + head.to(tl.int64) * bias_head
+            s, visible = add_bias(s, visible, bias_ptr, bias_at, token, key, bias_rows, bias_keys, bias_row, bias_key)
+        s = tl.where(visible, s, mask_value)
         #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
         m_new = tl.maximum(m, tl.max(s, 1))
-        p = tl.math.exp2(s - m_new[:, None])
+        p = tl.where(visible, tl.math.exp2(s - m_new[:, None]), 0.0)
         alpha = tl.math.exp2(m - m_new)
         l = l * alpha + tl.sum(p, 1)
         o = o * alpha[:, None]
         m = m_new
+        if SCALE == "token":
+            p = p * by_key
         #: load_v -> v    V is the latent part of the K tile: nothing moves from DRAM
         v = k  # [BN, BV]
-        #: accumulate -> o    O += P V, P rounded once to the storage dtype
+        #: accumulate -> o    O += P V, P rounded once to the dtype of the product
         o = tl.dot(p.to(v.dtype), v, o, input_precision="ieee")
-    #: normalise -> o, lse    rows without a visible key give 0 and -inf
-    sees = limit > lo
-    o = tl.where(sees[:, None], o / l[:, None], 0.0)
+    #: normalise -> o, lse    a row whose sum is empty saw no key: 0 and -inf
+    sees = l > 0
+    l = tl.where(sees, l, 1.0)
+    o = o / l[:, None]
+    if SCALE == "number" or SCALE == "head":
+        o = o * kv_scale
     lse = tl.where(sees, (m + tl.math.log2(l)) * LN2, -float("inf"))
     #: store    an empty split leaves its partial output alone
     writes_o = is_row & (sees | (num_splits == 1))
@@ -89,24 +147,23 @@ def attend(
 def launch(
     q: torch.Tensor,
     kv_cache: torch.Tensor,
+    k_rope: torch.Tensor,
     block_table: torch.Tensor,
     seq_lens: torch.Tensor,
     *,
-    v_dim: int,
     scale: float,
+    features: Features,
     config: MLADecodeConfig,
     mask_value: float = MASK_VALUE,
     out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernels: out ``[B, S, H, v_dim]`` of q's dtype and lse ``[B, H, S]`` float32. The arguments are valid.
 
-    q ``[B, S, H, D]``, kv_cache ``[pages, page_size, D]``.
+    q ``[B, S, H, v_dim + rope]``; the windows of the cache, kv_cache ``[pages, page_size, v_dim]`` and k_rope.
     """
-    batch, tokens, heads, D = q.shape
-    page_size = kv_cache.shape[1]
-    max_keys = block_table.shape[1] * page_size
-    problem = MLADecodeProblem(batch, tokens, heads, v_dim, D - v_dim, q.element_size(), max_keys)
-    shape = batch, tokens, heads, v_dim
+    batch, tokens, heads, _ = q.shape
+    problem = MLADecodeProblem.of(q, kv_cache, k_rope, block_table)
+    shape = batch, tokens, heads, problem.latent
     out = torch.empty(shape, dtype=q.dtype, device=q.device) if out is None else out
     lse = torch.empty((batch, heads, tokens), dtype=torch.float32, device=q.device)
     if q.numel() == 0:
@@ -116,14 +173,24 @@ def launch(
     if splits > 1:
         part = torch.empty((splits, *shape), dtype=torch.float32, device=q.device)
         part_lse = torch.empty((splits, *lse.shape), dtype=torch.float32, device=q.device)
-    part_lse_strides = (part_lse.stride(0), part_lse.stride(1), part_lse.stride(3), part_lse.stride(2))
+    mask, by = features.mask, features.scales.k
+    kind = by.kind if problem.fp8 else "none"
+    bias_sizes, bias_strides = bias_arguments(mask.bias)
+    absent = q  # stands for a pointer that is not followed
+    given = (features.sinks, features.slopes, mask.valid, mask.bias, by.array)
     attend[config.grid(problem)](
-        q, kv_cache, block_table, seq_lens, part, part_lse,
-        scale * LOG2E, mask_value, heads, tokens, splits,
-        *q.stride()[:3], *kv_cache.stride()[:2], block_table.stride(0), seq_lens.stride(0),
-        *part.stride()[:4], *part_lse_strides,
-        PAGE=page_size, DV=v_dim, DR=D - v_dim, BV=config.BV, BR=config.BR, BM=config.BM, BN=config.BN,
-        num_warps=config.num_warps, num_stages=config.num_stages,
+        q, kv_cache, k_rope, block_table, seq_lens, *(absent if x is None else x for x in given), part, part_lse,
+        scale * LOG2E, by.number, features.softcap, mask_value, heads, tokens, splits, mask.left, mask.right,
+        mask.chunk, *bias_sizes,
+        *q.stride()[:3], *kv_cache.stride()[:2], *k_rope.stride()[:2], block_table.stride(0), seq_lens.stride(0),
+        slopes_batch(features.slopes), *bias_strides,
+        *(by.tokens.stride()[:2] if kind == "token" else (0, 0)),
+        *part.stride()[:4], *(part_lse.stride(axis) for axis in (0, 1, 3, 2)),
+        PAGE=problem.page_size, ONE=config.one_page, DV=problem.latent, DR=problem.rope, BV=config.BV, BR=config.BR,
+        BM=config.BM, BN=config.BN, CAPPED=features.softcap > 0, SINKS=features.sinks is not None,
+        SLOPES=features.slopes is not None, VALID=mask.valid is not None, BOUNDED=bounded(mask),
+        CHUNKED=mask.chunk > 0, BIAS=mask.bias is not None, SCALE=kind,
+        ROPE_SCALED=k_rope.dtype == kv_cache.dtype, num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     if splits > 1:
         merge(part, part_lse.transpose(2, 3), out=out, lse=lse.transpose(1, 2))

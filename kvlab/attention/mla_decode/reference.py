@@ -2,45 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvlab.attention.exact import attention
+
+if TYPE_CHECKING:
+    from kvlab.attention.features import Features
+
 __all__ = ["reference"]
+
+Array = np.ndarray[Any, Any]
 
 
 def reference(
-    q: np.ndarray[Any, Any],
-    kv_cache: np.ndarray[Any, Any],
-    block_table: np.ndarray[Any, Any],
-    seq_lens: np.ndarray[Any, Any],
-    *,
-    v_dim: int,
-    scale: float,
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """``softmax(scale Q K^T) V`` of the last S tokens of each sequence, V the first ``v_dim`` columns of K.
+    q: Array, kv_cache: Array, k_rope: Array, block_table: Array, seq_lens: Array, *, scale: float, features: Features
+) -> tuple[Array, Array]:
+    """``softmax(scale Q K^T) V`` of the last S tokens of each sequence, V the latent columns of K.
 
-    q ``[B, S, H, D]``; kv_cache ``[pages, page_size, D]``; block_table ``[B, columns]``; seq_lens ``[B]`` with the new
-    tokens. Returns out ``[B, S, H, v_dim]`` and lse (natural log) ``[B, H, S]``, float64. Token i of S sees the keys
-    below ``seq_len - S + 1 + i``; a row without a key gives 0 and -inf.
+    q ``[B, S, H, v_dim + rope]``; the windows of the cache, kv_cache ``[pages, page_size, v_dim]`` and k_rope;
+    block_table ``[B, columns]``; seq_lens ``[B]`` with the new tokens. The scale of K multiplies the latent
+    columns, and those of rope where they are e4m3 too. Returns out ``[B, S, H, v_dim]`` and lse (natural log)
+    ``[B, H, S]``, float64.
+    Token i of S stands at position ``seq_len - S + i``; a row without a key gives 0 and -inf, or the sink's logit.
     """
-    batch, tokens, heads, _ = q.shape
-    page_size = kv_cache.shape[1]
-    out = np.zeros((batch, tokens, heads, v_dim))
-    lse = np.full((batch, heads, tokens), -np.inf)
+    (batch, tokens, heads, _), (_, page_size, v_dim) = q.shape, kv_cache.shape
+    plain = replace(features, scales=type(features.scales)())
+    out, lse = np.zeros((batch, tokens, heads, v_dim)), np.full((batch, heads, tokens), -np.inf)
     for b in range(batch):
         n = int(seq_lens[b])
-        if n == 0:
-            continue
         key = np.arange(n)
-        k = kv_cache[block_table[b, key // page_size], key % page_size].astype(np.float64)  # [n, D]
-        s = scale * np.einsum("ihd,nd->hin", q[b].astype(np.float64), k)  # [H, S, n]
-        visible = key < n - tokens + 1 + np.arange(tokens)[:, None]  # [S, n]
-        some = visible.any(axis=1)
-        s = np.where(visible, s, -np.inf)[:, some]
-        top = s.max(axis=-1, keepdims=True)
-        p = np.exp(s - top)
-        total = p.sum(axis=-1, keepdims=True)
-        out[b, some] = np.einsum("hin,nd->ihd", p / total, k[:, :v_dim])
-        lse[b][:, some] = (top + np.log(total))[..., 0]
+        where = block_table[b, key // page_size], key % page_size
+        by = np.broadcast_to(features.scales.k.at((*where, 0)), n)[:, None]
+        v = kv_cache[where].astype(np.float64) * by
+        rope = k_rope[where].astype(np.float64) * (by if k_rope.dtype == kv_cache.dtype else 1)
+        k = np.concatenate([v, rope], -1)[:, None]  # [n, 1, v_dim + rope]
+        out[b], lse[b] = attention(q[b], k, v[:, None], **plain.of_sequence(b, None, scale))
     return out, lse

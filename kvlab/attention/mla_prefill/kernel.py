@@ -10,6 +10,7 @@ from kvlab.attention.features import Features
 from kvlab.attention.masks import UNLIMITED
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale
+from kvlab.attention.scoring.launch import bias_arguments, slopes_batch
 
 from .config import MLAPrefillConfig, MLAPrefillProblem
 
@@ -229,15 +230,16 @@ def launch(
         return out, lse
     mask, rope_scale = features.mask, features.scales.k
     scales, kind = rope_scale.array, "none" if rope_scale.array is None and rope_scale.number == 1 else rope_scale.kind
+    bias_sizes, bias_strides = bias_arguments(mask.bias)
     absent = q  # stands for a pointer that is not followed
     rope_page, rope_token = (k_rope.stride(0), k_rope.stride(1)) if table is not None else (0, k_rope.stride(0))
     attend[config.grid(problem)](
         q, k, v, k_rope, cu_q, cu_k, *(absent if x is None else x for x in (
             table, seq_lens, starts, features.sinks, features.slopes, mask.valid, mask.bias, scales)), out, lse,
         scale * LOG2E, rope_scale.number, features.softcap, mask_value, problem.batch, config.row_tiles,
-        mask.left, mask.right, mask.chunk, *((0, 0) if mask.bias is None else mask.bias.shape[2:]),
+        mask.left, mask.right, mask.chunk, *bias_sizes,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], rope_page, rope_token,
-        0 if table is None else table.stride(0), _batch_stride(features.slopes), *_bias_strides(mask.bias),
+        0 if table is None else table.stride(0), slopes_batch(features.slopes), *bias_strides,
         *(scales.stride()[:2] if kind == "token" else (0, 0)), *out.stride()[:2], *lse.stride(),
         PAGE=0 if table is None else k_rope.shape[1], STARTS=starts is not None, CAPPED=features.softcap > 0,
         SINKS=features.sinks is not None, SLOPES=features.slopes is not None, VALID=mask.valid is not None,
@@ -246,14 +248,3 @@ def launch(
         BM=config.BM, BN=config.BN, num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     return out, lse
-
-
-def _batch_stride(slopes: torch.Tensor | None) -> int:
-    return 0 if slopes is None or slopes.shape[0] == 1 else slopes.stride(0)
-
-
-def _bias_strides(bias: torch.Tensor | None) -> tuple[int, ...]:
-    """Of ``[B or 1, H or 1, S, keys]``; 0 along an axis of one."""
-    if bias is None:
-        return 0, 0, 0, 0
-    return (*(0 if n == 1 else s for n, s in zip(bias.shape[:2], bias.stride()[:2], strict=True)), *bias.stride()[2:])

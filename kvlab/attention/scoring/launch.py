@@ -1,0 +1,25 @@
+"""What launchers hand to kernels of a call's features: strides and sizes of arrays that may be absent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["bias_arguments", "slopes_batch"]
+
+
+def slopes_batch(slopes: Any) -> int:
+    """Elements from a sequence's ALiBi slopes to the next one's, of a torch tensor ``[B or 1, H]`` or None."""
+    return 0 if slopes is None or slopes.shape[0] == 1 else int(slopes.stride(0))
+
+
+def bias_arguments(bias: Any) -> tuple[tuple[int, int], tuple[int, ...]]:
+    """(rows and keys, strides) of a torch tensor ``[B or 1, H or 1, rows, keys]`` or None; stride 0 along
+    an axis of one.
+
+    >>> bias_arguments(None)
+    ((0, 0), (0, 0, 0, 0))
+    """
+    if bias is None:
+        return (0, 0), (0, 0, 0, 0)
+    lead = (0 if n == 1 else step for n, step in zip(bias.shape[:2], bias.stride()[:2], strict=True))
+    return tuple(bias.shape[2:]), (*lead, *bias.stride()[2:])

@@ -122,7 +122,7 @@ MATRIX = [
     Case(((256, 256),), heads=(4, 2), D=128),
     Case(LENS, heads=(4, 2), D=128, form="ragged", dtype="fp16"),
     Case(LENS, heads=(4, 2), D=128, form="paged", page=16, sinks=True, softcap=20.0, window=100),
-    Case(LENS, heads=(4, 2), D=64, form="paged", page=64),
+    Case(LENS, heads=(4, 2), D=64, form="paged", page=16),
 ]
 
 

@@ -40,28 +40,27 @@ SIZES = [
 @gluon.jit(do_not_specialize=SIZES)
 def attend(
     dq, dk, dv, do, out, lse, cu_q, cu_k, table, lens, sinks, counter, inner, scale, tiles, row_tiles, together,
-    batches, steps, heads, group, max_q, max_k, left, right, pages, table_batch, o_token, o_head, lse_batch, lse_head,
-    lse_token, C: gl.constexpr,
+    batches, steps, heads, group, max_q, max_k, left, right, pages, table_batch, o_batch, o_token, o_head, lse_batch,
+    lse_head, lse_token, C: gl.constexpr,
 ):  # fmt: skip
     """The program of one SM: shared memory, barriers, and its partitions."""
-    q_box = gl.allocate_shared_memory(dq.dtype, [C.NC * C.Q_PANELS, 1, C.BM, 1, 64], BOX_LAYOUT)
+    q_box = gl.allocate_shared_memory(dq.dtype, [C.NQ * C.NC * C.D // 64, 1, C.BM, 1, 64], BOX_LAYOUT)
     k_box = gl.allocate_shared_memory(dq.dtype, [C.NB * C.D // 64 * (C.BN // C.BOX), 1, C.BOX, 1, 64], BOX_LAYOUT)
     v_box = gl.allocate_shared_memory(dq.dtype, [C.NB * C.DV // 64 * (C.BN // C.BOX), 1, C.BOX, 1, 64], BOX_LAYOUT)
-    if C.SHARE:
-        o_box = q_box
-    else:
-        o_box = gl.allocate_shared_memory(dq.dtype, [C.NC * C.O_PANELS, 1, C.BM, 1, 64], BOX_LAYOUT)
-    words = gl.allocate_shared_memory(gl.int32, [8, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    o_box = q_box  # not used if C.DIRECT
+    if not C.DIRECT:
+        o_box = gl.allocate_shared_memory(dq.dtype, [C.NC * C.DV // 64, 1, C.BM, 1, 64], BOX_LAYOUT)
+    words = gl.allocate_shared_memory(gl.int32, [8 * C.NQ, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     bars = (
-        barriers(C.NC, 1), barriers(C.NC, 1), barriers(C.NB, 1), barriers(C.NB, C.NC), barriers(C.NB, 1),
-        barriers(C.NB, C.NC),
+        barriers(C.NQ * C.NC, 1), barriers(C.NQ * C.NC, 1), barriers(C.NB, 1), barriers(C.NB, C.NC),
+        barriers(C.NB, 1), barriers(C.NB, C.NC),
     )  # fmt: skip
-    q_s = operand(q_box, C.BM, C.D, C.NC * C.Q_PANELS)
+    q_s = operand(q_box, C.BM, C.D, C.NQ * C.NC * C.D // 64)
     k_s = operand(k_box, C.BN, C.D, C.NB * C.D // 64)
     v_s = operand(v_box, C.BN, C.DV, C.NB * C.DV // 64)
-    o_s = operand(o_box, C.BM, C.DV, C.NC * C.O_PANELS)
+    o_s = operand(o_box, C.BM, C.DV, C.NC * C.DV // 64)
     ours = (q_s, k_s, v_s, o_s, o_box)
-    results = (out, lse, sinks, o_token, o_head, lse_batch, lse_head, lse_token, inner, scale)
+    results = (out, lse, sinks, o_batch, o_token, o_head, lse_batch, lse_head, lse_token, inner, scale)
     some = (max_q, max_k, left, right)
     descs = (dq, dk, dv)
     boxes = (q_box, k_box, v_box)
@@ -111,16 +110,16 @@ def launch(
     if out is None:
         out = torch.empty((*q.shape[:3], C.DV), dtype=q.dtype, device=q.device)
     lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
-    taken = torch.zeros(1, dtype=torch.int32, device=q.device)
+    absent = out  # stands for a pointer that is not followed
+    taken = absent if C.EQUAL else torch.zeros(1, dtype=torch.int32, device=q.device)
     _, processors = machine(q.device)
-    absent = taken  # stands for a pointer that is not followed
     inner, outer = (scale / softcap, softcap * LOG2E) if C.CAPPED else (0.0, scale * LOG2E)
     attend[(min(processors, config.tiles),)](
         _boxes(q, C.BM), _boxes(k, C.BOX), _boxes(v, C.BOX), _boxes(out, C.BM), out, lse,
         *(absent if x is None else x for x in (cu_q, cu_k, table, seq_lens, features.sinks)), taken, inner, outer,
         config.tiles, config.row_tiles, config.together, problem.batch, problem.batch.bit_length(), problem.q_heads,
         problem.group, q.shape[1], k.shape[1], mask.left, mask.right, k.shape[0],
-        0 if table is None else table.stride(0), *out.stride()[1:3], *lse.stride(), C=C, num_warps=4,
+        0 if table is None else table.stride(0), *out.stride()[:3], *lse.stride(), C=C, num_warps=4,
     )  # fmt: skip
     return out, lse
 

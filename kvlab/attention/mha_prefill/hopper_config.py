@@ -26,18 +26,19 @@ L2_SHARE = 16_000_000  # bytes of K and V that stay in L2 beside what else passe
 
 
 class Constants(NamedTuple):
-    """Compile-time constants of the Hopper kernel. NC consumer warpgroups have BM query rows each; NB stages hold BN
-    keys of D and values of DV, in boxes of BOX keys.
+    """Compile-time constants of the Hopper kernel. NC consumer warpgroups have BM query rows each, in NQ buffers; NB
+    stages hold BN keys of D and values of DV, in boxes of BOX keys.
 
     FIRST: the first block of a tile may need a mask; MASKED: others, too. WINDOW: bounded on the left. CLEAN: rows
-    behind a sequence's end may be anything. SHARE: O leaves through the buffer of Q. HOLD, EARLY: see
-    ``hopper_roles.consume``. REGISTERS of a thread of a consumer and of the PRODUCER. Q_PANELS,
-    O_PANELS: panels of 64 columns from one consumer's buffer to the next.
+    behind a sequence's end may be anything. DIRECT: O leaves without a buffer in shared memory. EQUAL: all
+    tiles have as many keys. HOLD, EARLY: see ``hopper_roles.consume``. REGISTERS of a thread of a consumer and of the
+    PRODUCER.
     """
 
     D: int
     DV: int
     NC: int
+    NQ: int
     NB: int
     BN: int
     BOX: int
@@ -52,11 +53,10 @@ class Constants(NamedTuple):
     SINKS: bool
     HOLD: bool
     EARLY: bool
-    SHARE: bool
+    DIRECT: bool
+    EQUAL: bool
     REGISTERS: int
     PRODUCER: int
-    Q_PANELS: int
-    O_PANELS: int
     BM: int = 64
 
 
@@ -127,32 +127,33 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperConfi
     """The configuration of a call that the kernel can do."""
     D, DV = int(inputs.q.shape[-1]), int(inputs.v.shape[-1])
     small = D == 64
-    BM, NC, NB, BN = 64, 3 if small else 2, 3 if small else 2, 64 if D == 256 else 128
-    rows = BM * NC
+    features, mask = inputs.features, inputs.features.mask
+    window = mask.left < UNLIMITED
     page = inputs.k.shape[1] if inputs.table is not None else 0
+    # Three consumers have 160 registers a thread, too few for what a window, a cap and ragged rows keep.
+    three = small and not (window or features.softcap > 0 or problem.ragged)
+    BM, NC, NB, BN = 64, 3 if three else 2, 3 if small else 2, 64 if D == 256 else 128
+    rows = BM * NC
     num_keys = inputs.k.shape[1]
     ragged_k = inputs.cu_k is not None
     known = not (ragged_k or page or problem.ragged)  # the lengths are those of the arrays
-    features, mask = inputs.features, inputs.features.mask
-    window = mask.left < UNLIMITED
     bounded = mask.right < UNLIMITED
-    diagonal = bounded and not (known and rows == BN and (num_keys - problem.max_q + mask.right) % BN == 0)
-    share = D > 128
+    whole = known and num_keys % BN == 0
+    diagonal = bounded and not (whole and rows == BN and mask.right % BN == 0)
     total = inputs.q.shape[1] if problem.ragged else problem.max_q
     row_tiles = total // rows + problem.batch if problem.ragged else -(-problem.max_q // rows)
     heads = problem.q_heads * (1 if problem.ragged else problem.batch)
     constants = Constants(
-        D=D, DV=DV, NC=NC, NB=NB, BN=BN, BOX=min(page, BN) if page else BN, PAGE=page, RAGGED_Q=problem.ragged,
-        RAGGED_K=ragged_k, FIRST=bounded or window or not (known and num_keys % BN == 0), MASKED=diagonal or window,
+        D=D, DV=DV, NC=NC, NQ=2 if D <= 128 else 1, NB=NB, BN=BN, BOX=min(page, BN) if page else BN, PAGE=page,
+        RAGGED_Q=problem.ragged, RAGGED_K=ragged_k, FIRST=bounded or window or not whole, MASKED=diagonal or window,
         WINDOW=window, CLEAN=ragged_k or page > 0, CAPPED=features.softcap > 0, SINKS=features.sinks is not None,
-        HOLD=small, EARLY=small, SHARE=share, REGISTERS=160 if small else 232 if page else 240,
-        PRODUCER=32 if small or not page else 48,
-        Q_PANELS=1 << (D // 64 - 1).bit_length(), O_PANELS=1 << (D // 64 - 1).bit_length() if share else DV // 64,
+        HOLD=small, EARLY=small, DIRECT=D > 128, EQUAL=known and not bounded and not window,
+        REGISTERS=160 if three else 232 if page else 240, PRODUCER=32 if three or not page else 48,
     )  # fmt: skip
     together = 1
-    if problem.ragged:
-        together = problem.q_heads
-    elif bounded:
-        fit = max(1, L2_SHARE // (num_keys * (D + DV) * 2)) * problem.group
+    if bounded or problem.ragged:
+        longest = num_keys if inputs.table is None else inputs.table.shape[1] * page
+        longest = num_keys // problem.batch if ragged_k else longest
+        fit = max(1, L2_SHARE // (max(longest, 1) * (D + DV) * 2)) * problem.group
         together = max(g for g in range(1, min(fit, heads) + 1) if heads % g == 0)
     return HopperConfig(constants, row_tiles, heads, together)

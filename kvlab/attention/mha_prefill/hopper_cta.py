@@ -26,21 +26,18 @@ Wait = tuple[SharedMemBarrier, int]
 class HopperCTA:
     """Shared memory as the kernel lays it out, and what is done to it.
 
-    Buffers of Q and O for each consumer, of K and V for each stage, all as panels of 128 bytes a row, swizzled.
+    Buffers of Q (NQ) and O for each consumer, of K and V for each stage, all as panels of 128 bytes a row, swizzled.
     """
 
     def __init__(self, C: Constants, dtype: np.dtype[Any], boxes: dict[str, TmaDescriptor], traffic: Traffic) -> None:
         self.C, self.dtype, self.boxes, self.traffic = C, dtype, boxes, traffic
-        self.words = [0] * 6
-        self.q, end = _buffers(C.NC, C.BM, C.D, C.Q_PANELS, 0)
-        self.k, end = _buffers(C.NB, C.BN, C.D, C.D // 64, end)
-        self.v, end = _buffers(C.NB, C.BN, C.DV, C.DV // 64, end)
-        if C.SHARE:
-            self.o = [PanelTile(C.BM, C.DV, place.base) for place in self.q]
-        else:
-            self.o, end = _buffers(C.NC, C.BM, C.DV, C.O_PANELS, end)
+        self.words = [[0] * 6 for _ in range(C.NQ)]
+        self.q, end = _buffers(C.NQ * C.NC, C.BM, C.D, 0)
+        self.k, end = _buffers(C.NB, C.BN, C.D, end)
+        self.v, end = _buffers(C.NB, C.BN, C.DV, end)
+        self.o, end = _buffers(0 if C.DIRECT else C.NC, C.BM, C.DV, end)
         self.smem = Memory(end, space=AddressSpace.SHARED, name="shared memory")
-        counts = ((C.NC, 1), (C.NC, 1), (C.NB, 1), (C.NB, C.NC), (C.NB, 1), (C.NB, C.NC))
+        counts = ((C.NQ * C.NC, 1), (C.NQ * C.NC, 1), (C.NB, 1), (C.NB, C.NC), (C.NB, 1), (C.NB, C.NC))
         self.q_full, self.q_free, self.k_full, self.k_free, self.v_full, self.v_free = (
             [SharedMemBarrier(arrivals) for _ in range(n)] for n, arrivals in counts
         )
@@ -68,12 +65,12 @@ class HopperCTA:
         address = place.address(np.arange(end, place.rows)[:, None], np.arange(place.vectors))
         self.smem.store(address, np.zeros((*address.shape, 16), np.uint8))
 
-    def scores(self, w: int, b: int) -> Fragments:
-        """S = Q K^T of consumer w and stage b, both operands from shared memory: ``[BM, BN]`` float32."""
+    def scores(self, u: int, b: int) -> Fragments:
+        """S = Q K^T of buffer u and stage b, both operands from shared memory: ``[BM, BN]`` float32."""
         C, atom = self.C, self._atom(self.C.BN)
         c = np.zeros((1, 1, 128, C.BN // 2), np.float32)
         for k in range(0, C.D, 16):
-            q = self._operand(self.q[w].descriptor(0, k, along_rows=False).addresses(C.BM, 16, self.dtype))
+            q = self._operand(self.q[u].descriptor(0, k, along_rows=False).addresses(C.BM, 16, self.dtype))
             key = self._operand(self.k[b].descriptor(0, k, along_rows=False).addresses(C.BN, 16, self.dtype))
             c = atom.mma(atom.fragment_a(q), key.swapaxes(2, 3), c)
         self.traffic.move("SMEM->tensor cores", (C.BM + C.BN) * C.D * 2)
@@ -110,9 +107,9 @@ class HopperCTA:
         return self.smem.load(address, self.dtype)[None, None, ..., 0]
 
 
-def _buffers(n: int, rows: int, cols: int, panels: int, base: int) -> tuple[list[PanelTile], int]:
-    """``n`` tiles one after the other, each in the room of ``panels`` panels, and where they end."""
-    size = rows * panels * 128
+def _buffers(n: int, rows: int, cols: int, base: int) -> tuple[list[PanelTile], int]:
+    """``n`` tiles one after the other, and where they end."""
+    size = rows * cols * 2
     return [PanelTile(rows, cols, base + i * size) for i in range(n)], base + n * size
 
 

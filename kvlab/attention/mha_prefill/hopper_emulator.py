@@ -49,22 +49,23 @@ class Launch:
         head = t // (config.together * config.row_tiles) * config.together + r % config.together
         tile = config.row_tiles - 1 - r // config.together
         batch, q_first, num_q, k_first, num_keys = head // problem.q_heads, 0, problem.max_q, 0, self.max_k
+        below_end = config.row_tiles - tile
         if self.cu_q is not None:
             starts = self.cu_q[:-1] // (C.NC * C.BM) + np.arange(problem.batch)
             batch = int(np.searchsorted(starts, tile, "right")) - 1
             q_first, num_q = int(self.cu_q[batch]), int(self.cu_q[batch + 1] - self.cu_q[batch])
-            tile -= int(starts[batch])
+            below_end = int(self.cu_q[batch + 1]) // (C.NC * C.BM) + batch + 1 - tile
         if self.cu_k is not None:
             k_first, num_keys = int(self.cu_k[batch]), int(self.cu_k[batch + 1] - self.cu_k[batch])
         if self.lens is not None:
             num_keys = int(self.lens[batch])
-        return batch, head % problem.q_heads, tile * C.NC * C.BM, q_first, num_q, k_first, num_keys
+        return batch, head % problem.q_heads, num_q - below_end * C.NC * C.BM, q_first, num_q, k_first, num_keys
 
     def key_blocks(self, row: int, num_q: int, num_keys: int) -> tuple[int, int]:
         """Blocks of BN keys that some row of the tile sees; at least one, which then is masked."""
         C = self.config.constants
         top = row + num_keys - num_q
-        bottom = min(row + C.NC * C.BM, num_q) - 1 + num_keys - num_q
+        bottom = top + C.NC * C.BM - 1
         hi = max(-(-min(bottom + self.features.mask.right + 1, num_keys) // C.BN), 1)
         return min(max(top - self.features.mask.left, 0) // C.BN, hi - 1), hi
 
@@ -74,6 +75,7 @@ def produce(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
     #@ producer
     #: begin -> t, it, j    the first tile is the program's own; none loaded yet
     C, tiles, group = cta.C, x.config.tiles, x.problem.group
+    ROWS = C.NC * C.BM
     it, j, t = 0, 0, program
     while t < tiles:
         #: find -> head, row, lo, hi    the rows of a tile, and the blocks of keys that they see
@@ -81,14 +83,16 @@ def produce(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
         lo, hi = x.key_blocks(row, num_q, num_keys)
         q_batch, k_batch = 0 if C.RAGGED_Q else batch, 0 if C.RAGGED_K else batch
         pages_of = None if x.table is None else x.table[batch]
-        if row < num_q:
-            #: tell    the consumers, who are done with the Q before, which tile comes
+        if row + ROWS > 0:
+            #: tell -> slot    the consumers, who are done with the Q before in this buffer, which tile comes
+            slot = j % C.NQ
             for w in range(C.NC):
-                yield cta.q_free[w], (j & 1) ^ 1
-            cta.words = [batch, head, row, q_first, num_q, num_keys]
+                yield cta.q_free[slot * C.NC + w], ((j // C.NQ) & 1) ^ 1
+            cta.words[slot] = [batch, head, row, q_first, num_q, num_keys]
             #: load_q -> j    DRAM -> shared memory, 64 rows for each consumer
             for w in range(C.NC):
-                cta.load_rows("q", cta.q_full[w], w, q_batch, q_first + row + w * C.BM, head)
+                u = slot * C.NC + w
+                cta.load_rows("q", cta.q_full[u], u, q_batch, q_first + row + w * C.BM, head)
             j += 1
             for i in range(hi - lo):
                 #: load_k -> b, key    from the last block to the first, as soon as the stage is free
@@ -99,15 +103,16 @@ def produce(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
                 yield cta.v_free[b], ((it // C.NB) & 1) ^ 1
                 cta.load_rows("v", cta.v_full[b], b, k_batch, k_first, head // group, key, num_keys, pages_of)
                 it += 1
-        #: take -> t    the next tile that no program has taken
+        #: take -> t    the next tile that no program has taken; in turn where all tiles take the same time
         x.taken.append(program)
-        t = x.programs + len(x.taken) - 1
+        t = t + x.programs if C.EQUAL else x.programs + len(x.taken) - 1
     #: end    no more tiles
+    slot = j % C.NQ
     for w in range(C.NC):
-        yield cta.q_free[w], (j & 1) ^ 1
-    cta.words[0] = -1
+        yield cta.q_free[slot * C.NC + w], ((j // C.NQ) & 1) ^ 1
+    cta.words[slot][0] = -1
     for w in range(C.NC):
-        cta.q_full[w].arrive()
+        cta.q_full[slot * C.NC + w].arrive()
 
 
 def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
@@ -119,17 +124,19 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
     left, right = x.features.mask.left, x.features.mask.right
     it, j = 0, 0
     yield cta.q_full[W], 0
-    batch = cta.words[0]
+    batch = cta.words[0][0]
     while batch >= 0:
-        #: hear -> head, row, lo, hi, position    the tile, and where this warpgroup's rows stand
-        _, head, tile_row, q_first, num_q, num_keys = cta.words
+        #: hear -> slot, head, row, lo, hi, position    the tile, and where this warpgroup's rows stand
+        slot = j % C.NQ
+        u = slot * C.NC + W
+        _, head, tile_row, q_first, num_q, num_keys = cta.words[slot]
         lo, hi = x.key_blocks(tile_row, num_q, num_keys)
         row = tile_row + W * BM
         position = row + num_keys - num_q
         b = it % C.NB
         #: scores -> s    S = Q K^T of the last block
         yield cta.k_full[b], (it // C.NB) & 1
-        s = cta.scores(W, b)
+        s = cta.scores(u, b)
         cta.k_free[b].arrive()
         #: mask -> s    keys that a row does not see
         s = _cap(s, x.inner) if C.CAPPED else s
@@ -150,7 +157,7 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
             it += 1
             b, key = it % C.NB, (hi - 1 - i) * BN
             yield cta.k_full[b], (it // C.NB) & 1
-            s = cta.scores(W, b)
+            s = cta.scores(u, b)
             #: accumulate -> o    O += P V of the block before, started
             vb = (it - 1) % C.NB
             yield cta.v_full[vb], ((it - 1) // C.NB) & 1
@@ -172,8 +179,7 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
             cta.v_free[vb].arrive()
             o = o if C.EARLY else o.with_values(o.values * o.by_row(alpha[None]))
         #: accumulate -> o    O += P V of the first block
-        if not C.SHARE:
-            cta.q_free[W].arrive()  # the producer may fetch the next Q
+        cta.q_free[u].arrive()  # the producer may fetch the next Q
         b = it % C.NB
         yield cta.v_full[b], (it // C.NB) & 1
         if C.EARLY:
@@ -183,20 +189,18 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
         lse, inv = _row_results(m * scale, l, None if x.features.sinks is None else x.features.sinks[head])
         cta.v_free[b].arrive()
         o = o.with_values(o.values * o.by_row(inv[None]))
-        #: store    registers -> DRAM where rows of another sequence follow, else by way of shared memory
-        page, count = 0 if C.RAGGED_Q else batch, min(max(num_q - row, 0), BM)
-        values = o.tile()[0].astype(cta.dtype)
-        x.lse[page, head, q_first + row : q_first + row + count] = lse[:count]
-        if C.RAGGED_Q and row + BM > num_q:
-            x.out[page, q_first + row : q_first + row + count, head] = values[:count]
+        #: store    registers -> DRAM, by way of shared memory where there is a buffer and no other sequence's rows
+        page, skip = 0 if C.RAGGED_Q else batch, min(max(-row, 0), BM)  # rows before the sequence
+        values, rows = o.tile()[0].astype(cta.dtype), slice(q_first + max(row, 0), q_first + max(row + BM, 0))
+        x.lse[page, head, rows] = lse[skip:]
+        if C.DIRECT or (C.RAGGED_Q and row < 0):
+            x.out[page, rows, head] = values[skip:]
         else:
             cta.store_box(W, values, page, q_first + row, head)
-        if C.SHARE:
-            cta.q_free[W].arrive()
         #: turn -> it, j, batch    the next tile
         it, j = it + 1, j + 1
-        yield cta.q_full[W], j & 1
-        batch = cta.words[0]
+        yield cta.q_full[j % C.NQ * C.NC + W], (j // C.NQ) & 1
+        batch = cta.words[j % C.NQ][0]
     #: end    the last tile leaves
     assert batch == -1
 

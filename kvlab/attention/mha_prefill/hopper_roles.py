@@ -10,6 +10,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from .hopper_steps import (
     cap,
     clean_rows,
+    expect_pages,
     find_tile,
     key_blocks,
     load_rows,
@@ -51,22 +52,24 @@ def produce(descs, boxes, words, bars, seqs, sizes, C: gl.constexpr):
         q_batch = batch * 0 if C.RAGGED_Q else batch
         k_batch = batch * 0 if C.RAGGED_K else batch
         pages_of = table + batch.to(gl.int64) * table_batch
-        if row < num_q:
-            #: tell    the consumers, who are done with the Q before, which tile comes
+        if row + ROWS > 0:
+            #: tell -> slot    the consumers, who are done with the Q before in this buffer, which tile comes
+            slot = j % C.NQ
             for w in gl.static_range(NC):
-                mbarrier.wait(q_free.index(w), (j & 1) ^ 1)
-            send(words, 0, batch)
-            send(words, 1, head)
-            send(words, 2, row)
+                mbarrier.wait(q_free.index(slot * NC + w), ((j // C.NQ) & 1) ^ 1)
+            send(words, slot * 8, batch)
+            send(words, slot * 8 + 1, head)
+            send(words, slot * 8 + 2, row)
             if C.RAGGED_Q:
-                send(words, 3, q_first)
-                send(words, 4, num_q)
-                send(words, 5, num_keys)
+                send(words, slot * 8 + 3, q_first)
+                send(words, slot * 8 + 4, num_q)
+                send(words, slot * 8 + 5, num_keys)
             #: load_q -> j    DRAM -> shared memory, 64 rows for each consumer
             for w in gl.static_range(NC):
+                u = slot * NC + w
                 load_rows(
-                    dq, q_s, q_full.index(w), w, q_batch, q_first + row + w * C.BM, head, 0, 0, table, pages,
-                    C.BM, C.BM, C.D, C.Q_PANELS, 0,
+                    dq, q_s, q_full.index(u), u, q_batch, q_first + row + w * C.BM, head, 0, 0, table, pages,
+                    C.BM, C.BM, C.D, 0,
                 )  # fmt: skip
             j += 1
             for i in range(hi - lo):
@@ -76,23 +79,29 @@ def produce(descs, boxes, words, bars, seqs, sizes, C: gl.constexpr):
                 mbarrier.wait(k_free.index(b), ((it // C.NB) & 1) ^ 1)
                 load_rows(
                     dk, k_s, k_full.index(b), b, k_batch, k_first, head // group, key, num_keys, pages_of, pages,
-                    C.BN, C.BOX, C.D, C.D // 64, C.PAGE,
+                    C.BN, C.BOX, C.D, C.PAGE,
                 )  # fmt: skip
                 #: load_v -> it    the V tile of the same keys
                 mbarrier.wait(v_free.index(b), ((it // C.NB) & 1) ^ 1)
                 load_rows(
                     dv, v_s, v_full.index(b), b, k_batch, k_first, head // group, key, num_keys, pages_of, pages,
-                    C.BN, C.BOX, C.DV, C.DV // 64, C.PAGE,
+                    C.BN, C.BOX, C.DV, C.PAGE,
                 )  # fmt: skip
+                if C.PAGE and key > 0:
+                    expect_pages(pages_of, key, C.BN, C.BOX, C.PAGE)
                 it += 1
-        #: take -> t    the next tile that no program has taken
-        t = gl.num_programs(0) + gl.atomic_add(counter, 1)
+        #: take -> t    the next tile that no program has taken; in turn where all tiles take the same time
+        if C.EQUAL:
+            t += gl.num_programs(0)
+        else:
+            t = gl.num_programs(0) + gl.atomic_add(counter, 1, sem="relaxed")
     #: end    no more tiles
+    slot = j % C.NQ
     for w in gl.static_range(NC):
-        mbarrier.wait(q_free.index(w), (j & 1) ^ 1)
-    send(words, 0, -1)
+        mbarrier.wait(q_free.index(slot * NC + w), ((j // C.NQ) & 1) ^ 1)
+    send(words, slot * 8, -1)
     for w in gl.static_range(NC):
-        mbarrier.arrive(q_full.index(w), count=1)
+        mbarrier.arrive(q_full.index(slot * NC + w), count=1)
 
 
 @gluon.jit
@@ -108,7 +117,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, sizes, C: gl.conste
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=2)
     q_s, k_s, v_s, o_s, o_box = smem
     q_full, q_free, k_full, k_free, v_full, v_free = bars
-    out, lse_out, sinks, o_token, o_head, lse_batch, lse_head, lse_token, inner, scale = results
+    out, lse_out, sinks, o_batch, o_token, o_head, lse_batch, lse_head, lse_token, inner, scale = results
     max_q, max_k, left, right = sizes
     DTYPE: gl.constexpr = q_s.dtype
     it = 0
@@ -116,16 +125,18 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, sizes, C: gl.conste
     mbarrier.wait(q_full.index(W), 0)
     batch = receive(words, 0)
     while batch >= 0:
-        #: hear -> head, row, lo, hi, position    the tile, and where this warpgroup's rows stand
-        head = receive(words, 1)
-        tile_row = receive(words, 2)
+        #: hear -> slot, head, row, lo, hi, position    the tile, and where this warpgroup's rows stand
+        slot = j % C.NQ
+        u = slot * C.NC + W
+        head = receive(words, slot * 8 + 1)
+        tile_row = receive(words, slot * 8 + 2)
         q_first = head * 0
         num_q = max_q
         num_keys = max_k
         if C.RAGGED_Q:
-            q_first = receive(words, 3)
-            num_q = receive(words, 4)
-            num_keys = receive(words, 5)
+            q_first = receive(words, slot * 8 + 3)
+            num_q = receive(words, slot * 8 + 4)
+            num_keys = receive(words, slot * 8 + 5)
         lo, hi = key_blocks(tile_row, num_q, num_keys, left, right, C.NC * BM, BN)
         row = tile_row + W * BM
         position = row + num_keys - num_q
@@ -133,7 +144,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, sizes, C: gl.conste
         zero = gl.zeros([BM, BN], gl.float32, layout=S_LAYOUT)  # never read (use_acc=False)
         #: scores -> s    S = Q K^T of the last block
         mbarrier.wait(k_full.index(b), (it // C.NB) & 1)
-        s = multiply_qk(q_s, k_s, W, b, zero, C.D, C.Q_PANELS)
+        s = multiply_qk(q_s, k_s, u, b, zero, C.D)
         s = hopper.warpgroup_mma_wait(0, deps=(s,))
         mbarrier.arrive(k_free.index(b), count=1)
         #: mask -> s    keys that a row does not see
@@ -160,7 +171,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, sizes, C: gl.conste
             b = it % C.NB
             key = (hi - 1 - i) * BN
             mbarrier.wait(k_full.index(b), (it // C.NB) & 1)
-            s = multiply_qk(q_s, k_s, W, b, zero, C.D, C.Q_PANELS)
+            s = multiply_qk(q_s, k_s, u, b, zero, C.D)
             #: accumulate -> o    O += P V of the block before, started
             vb = (it - 1) % C.NB
             mbarrier.wait(v_full.index(vb), ((it - 1) // C.NB) & 1)
@@ -196,8 +207,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, sizes, C: gl.conste
                 o = o * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
             o = hopper.warpgroup_mma_init(o)
         #: accumulate -> o    O += P V of the first block
-        if not C.SHARE:
-            mbarrier.arrive(q_free.index(W), count=1)  # the producer may fetch the next Q
+        mbarrier.arrive(q_free.index(u), count=1)  # the producer may fetch the next Q
         b = it % C.NB
         mbarrier.wait(v_full.index(b), (it // C.NB) & 1)
         if C.EARLY:
@@ -211,28 +221,26 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, sizes, C: gl.conste
         o = hopper.warpgroup_mma_wait(0, deps=(o,))
         mbarrier.arrive(v_free.index(b), count=1)
         o = o * inv[:, None]
-        #: store    registers -> DRAM where rows of another sequence follow, else by way of shared memory
+        #: store    registers -> DRAM, by way of shared memory where there is a buffer and no other sequence's rows
         rows = row + gl.arange(0, BM, layout=gl.SliceLayout(1, S_LAYOUT))
         lse_at = lse_out + batch.to(gl.int64) * lse_batch * (1 - C.RAGGED_Q) + head * lse_head
-        gl.store(lse_at + (q_first + rows) * lse_token, lse, mask=rows < num_q)
-        if C.RAGGED_Q and row + BM > num_q:
+        gl.store(lse_at + (q_first + rows) * lse_token, lse, mask=rows >= 0)
+        if C.DIRECT or (C.RAGGED_Q and row < 0):
             r = row + gl.arange(0, BM, layout=gl.SliceLayout(1, O_LAYOUT))
             d = gl.arange(0, DV, layout=gl.SliceLayout(0, O_LAYOUT))
-            at = (q_first + r).to(gl.int64)[:, None] * o_token + (head * o_head + d)[None, :]
-            gl.store(out + at, o.to(DTYPE), mask=(r < num_q)[:, None])
+            o_at = out + batch.to(gl.int64) * o_batch * (1 - C.RAGGED_Q) + head * o_head
+            at = (q_first + r).to(gl.int64)[:, None] * o_token + d[None, :]
+            gl.store(o_at + at, o.to(DTYPE), mask=(r >= 0)[:, None])
         else:
-            o_s.index(W * C.O_PANELS * 64 // DV).store(o.to(DTYPE))
+            o_s.index(W).store(o.to(DTYPE))
             fence_async_shared()
             o_page = batch * 0 if C.RAGGED_Q else batch
             for c in gl.static_range(DV // 64):
-                store_box(do, [o_page, q_first + row, head, c * 64], o_box.index(W * C.O_PANELS + c))
-        if C.SHARE:
-            tma.store_wait(0)
-            mbarrier.arrive(q_free.index(W), count=1)
+                store_box(do, [o_page, q_first + row, head, c * 64], o_box.index(W * (DV // 64) + c))
         #: turn -> it, j, batch    the next tile
         it += 1
         j += 1
-        mbarrier.wait(q_full.index(W), j & 1)
-        batch = receive(words, 0)
+        mbarrier.wait(q_full.index(j % C.NQ * C.NC + W), (j // C.NQ) & 1)
+        batch = receive(words, j % C.NQ * 8)
     #: end    the last tile leaves
     tma.store_wait(0)

@@ -55,9 +55,9 @@ def find_tile(
 ):  # fmt: skip
     """Tile number -> its sequence, query head and first row, and the sequence's offsets and lengths.
 
-    Groups of ``together`` heads one after the other; in a group the last rows first, since they
-    see most keys, heads innermost.
-    Ragged: sequence b owns the tiles from ``cu_q[b] // ROWS + b`` on; the last of them may be empty.
+    Groups of ``together`` heads one after the other; in a group the last rows first, since they see most keys, heads
+    innermost. The last tile of a sequence ends with it: the first may begin before it, or be empty.
+    Ragged: sequence b owns the tiles from ``cu_q[b] // ROWS + b`` on.
     """
     r = t % (together * row_tiles)
     head = t // (together * row_tiles) * together + r % together
@@ -67,6 +67,7 @@ def find_tile(
     k_first = head * 0
     num_q = max_q
     num_keys = max_k
+    below_end = row_tiles - tile
     if RAGGED_Q:
         batch = head * 0
         last = batches - 1
@@ -76,21 +77,22 @@ def find_tile(
             batch = gl.where(below, middle, batch)
             last = gl.where(below, last, middle - 1)
         q_first = gl.load(cu_q + batch).to(gl.int32)
-        num_q = gl.load(cu_q + batch + 1).to(gl.int32) - q_first
-        tile -= q_first // ROWS + batch
+        end = gl.load(cu_q + batch + 1).to(gl.int32)
+        num_q = end - q_first
+        below_end = end // ROWS + batch + 1 - tile
     if RAGGED_K:
         k_first = gl.load(cu_k + batch).to(gl.int32)
         num_keys = gl.load(cu_k + batch + 1).to(gl.int32) - k_first
     if PAGE:
         num_keys = gl.load(lens + batch).to(gl.int32)
-    return batch, head % heads, tile * ROWS, q_first, num_q, k_first, num_keys
+    return batch, head % heads, num_q - below_end * ROWS, q_first, num_q, k_first, num_keys
 
 
 @gluon.jit
 def key_blocks(row, num_q, num_keys, left, right, ROWS: gl.constexpr, BN: gl.constexpr):
     """Blocks of BN keys that some row of the tile sees, ``lo`` to ``hi - 1``; at least one, which then is masked."""
     top = row + num_keys - num_q
-    bottom = gl.minimum(row + ROWS, num_q) - 1 + num_keys - num_q
+    bottom = top + ROWS - 1
     hi = gl.maximum(gl.cdiv(gl.minimum(bottom + right + 1, num_keys), BN), 1)
     lo = gl.minimum(gl.maximum(top - left, 0) // BN, hi - 1)
     return lo, hi
@@ -99,15 +101,15 @@ def key_blocks(row, num_q, num_keys, left, right, ROWS: gl.constexpr, BN: gl.con
 @gluon.jit
 def load_rows(
     desc, smem, bar, b, batch, first, head, key, num_keys, table, pages,
-    ROWS: gl.constexpr, BOX: gl.constexpr, D: gl.constexpr, STRIDE: gl.constexpr, PAGE: gl.constexpr,
+    ROWS: gl.constexpr, BOX: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr,
 ):  # fmt: skip
-    """A tile of ROWS: boxes of BOX rows and one panel of columns, all on one mbarrier. Buffer b has STRIDE panels.
+    """A tile of ROWS into buffer b: boxes of BOX rows and one panel of columns, all on one mbarrier.
 
-    Pages past the end are not looked up and read as zeros: ``pages`` is no page of the cache.
+    What lies outside the tensor arrives as zeros, so do pages past the end: they are not looked up, ``pages`` is none.
     """
     PANELS: gl.constexpr = D // PANEL
     mbarrier.expect(bar, ROWS * D * 2)
-    for j in gl.static_range(ROWS // BOX):
+    for j in range(ROWS // BOX):
         page = batch
         row = first + key + j * BOX
         if PAGE:
@@ -115,8 +117,18 @@ def load_rows(
             page = gl.load(table + token // PAGE, mask=token < num_keys, other=pages).to(gl.int32)
             row = token % PAGE
         for c in gl.static_range(PANELS):
-            at = (b * STRIDE + c) * (ROWS // BOX) + j
+            at = (b * PANELS + c) * (ROWS // BOX) + j
             load_box(desc, [page, row, head, c * PANEL], bar, smem.index(at))
+
+
+@gluon.jit
+def expect_pages(table, key, BN: gl.constexpr, BOX: gl.constexpr, PAGE: gl.constexpr):
+    """Bring the page numbers of the block before ``key`` into L1."""
+    lane = gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    at = table + (key - BN) // PAGE + lane % (BN // BOX)
+    gl.inline_asm_elementwise(
+        "prefetch.global.L1 [$1]; mov.b32 $0, 0;", "=r,l", [at], dtype=gl.int32, is_pure=False, pack=1
+    )
 
 
 @gluon.jit
@@ -136,13 +148,13 @@ def clean_rows(v_s, b, end, BN: gl.constexpr, D: gl.constexpr):
 
 
 @gluon.jit
-def multiply_qk(q_s, k_s, w, b, zero, D: gl.constexpr, STRIDE: gl.constexpr):
+def multiply_qk(q_s, k_s, w, b, zero, D: gl.constexpr):
     """S = Q K^T, started: one product where D is a power of two, otherwise panel by panel."""
     if D & (D - 1) == 0:
         return hopper.warpgroup_mma(q_s.index(w), k_s.index(b).permute((1, 0)), zero, use_acc=False, is_async=True)
     s = zero
     for c in gl.static_range(D // PANEL):
-        q = q_s.index(w * STRIDE + c)
+        q = q_s.index(w * (D // PANEL) + c)
         k = k_s.index(b * (D // PANEL) + c).permute((1, 0))
         s = hopper.warpgroup_mma(q, k, s, use_acc=c > 0, is_async=True)
     return s

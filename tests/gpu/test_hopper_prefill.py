@@ -36,6 +36,8 @@ SIZES = [
     Case(((2048, 2048),), heads=(4, 1), D=128),
     *(Case(RAGGED, heads=(7, 1), D=D, form="ragged", causal=causal) for D in (64, 128) for causal in (True, False)),
     Case(RAGGED, heads=(2, 1), D=256, form="ragged"),
+    *(Case((shape,) * 2, heads=(4, 2), D=192, DV=128) for shape in SHAPES[4:]),
+    Case(PAGED, heads=(4, 2), D=192, DV=128, form="paged", page=64),
     *(Case(PAGED, heads=(6, 2), D=128, form="paged", page=page) for page in (16, 64, 128, 384)),
     *(Case(PAGED, heads=(6, 2), D=64, form="paged", page=page, causal=False, strided=True) for page in (16, 64)),
     Case(PAGED, heads=(2, 2), D=256, form="paged", page=32),

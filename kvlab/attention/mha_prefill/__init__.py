@@ -280,7 +280,7 @@ def _plan(inputs: PrefillInputs, options: Options) -> _Plan:
         features.mask.bias is not None, inputs.ragged,
         p_fp8=fp8 and features.scales.v.kind != "token",
     )  # fmt: skip
-    lacks = hopper_lacks(inputs, scale, bool(options.base2))
+    lacks = hopper_lacks(inputs, scale)
     slower = None if options.batch_invariant else hopper_slower(problem)
     chosen, reason, hopper = choose_with_hopper(inputs.q, options.backend, lacks, slower, SUPPORTED)
     if hopper:

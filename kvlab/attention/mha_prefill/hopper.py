@@ -39,7 +39,7 @@ SIZES = [
 
 @gluon.jit(do_not_specialize=SIZES)
 def attend(
-    dq, dk, dv, do, out, lse, cu_q, cu_k, table, lens, sinks, counter, inner, scale, tiles, row_tiles, together,
+    dq, dk, dv, do, out, lse, cu_q, cu_k, table, lens, sinks, counter, inner, scale, unit, tiles, row_tiles, together,
     batches, steps, heads, group, max_q, max_k, left, right, pages, table_batch, o_batch, o_token, o_head, lse_batch,
     lse_head, lse_token, C: gl.constexpr,
 ):  # fmt: skip
@@ -60,7 +60,7 @@ def attend(
     v_s = operand(v_box, C.BN, C.DV, C.NB * C.DV // 64)
     o_s = operand(o_box, C.BM, C.DV, C.NC * C.DV // 64)
     ours = (q_s, k_s, v_s, o_s, o_box)
-    results = (out, lse, sinks, o_batch, o_token, o_head, lse_batch, lse_head, lse_token, inner, scale)
+    results = (out, lse, sinks, o_batch, o_token, o_head, lse_batch, lse_head, lse_token, inner, scale, unit)
     some = (max_q, max_k, left, right)
     descs = (dq, dk, dv)
     boxes = (q_box, k_box, v_box)
@@ -117,9 +117,9 @@ def launch(
     attend[(min(processors, config.tiles),)](
         _boxes(q, C.BM), _boxes(k, C.BOX), _boxes(v, C.BOX), _boxes(out, C.BM), out, lse,
         *(absent if x is None else x for x in (cu_q, cu_k, table, seq_lens, features.sinks)), taken, inner, outer,
-        config.tiles, config.row_tiles, config.together, problem.batch, problem.batch.bit_length(), problem.q_heads,
-        problem.group, q.shape[1], k.shape[1], mask.left, mask.right, k.shape[0],
-        0 if table is None else table.stride(0), *out.stride()[:3], *lse.stride(), C=C, num_warps=4,
+        1.0 if base2 else 1 / LOG2E, config.tiles, config.row_tiles, config.together, problem.batch,
+        problem.batch.bit_length(), problem.q_heads, problem.group, q.shape[1], k.shape[1], mask.left, mask.right,
+        k.shape[0], 0 if table is None else table.stride(0), *out.stride()[:3], *lse.stride(), C=C, num_warps=4,
     )  # fmt: skip
     return out, lse
 

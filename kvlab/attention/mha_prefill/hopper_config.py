@@ -80,7 +80,7 @@ class HopperConfig:
         return (self.tiles,)
 
 
-def hopper_lacks(inputs: PrefillInputs, scale: float, base2: bool = False) -> str | None:
+def hopper_lacks(inputs: PrefillInputs, scale: float) -> str | None:
     """What of a call the Hopper kernel cannot do, None if it can do it."""
     q, k, v = inputs.q, inputs.k, inputs.v
     dims = int(q.shape[-1]), int(v.shape[-1])
@@ -90,8 +90,8 @@ def hopper_lacks(inputs: PrefillInputs, scale: float, base2: bool = False) -> st
             return f"dtype {array.dtype}"
     if mask.chunk or mask.valid is not None or mask.bias is not None:
         return "a mask other than causal and windows"
-    if features.slopes is not None or base2:
-        return "base2" if base2 else "alibi_slopes"
+    if features.slopes is not None:
+        return "alibi_slopes"
     if dims not in HEAD_DIMS:
         return f"head dimensions {dims[0]} of q and {dims[1]} of v"
     if not scale > 0:

@@ -19,7 +19,6 @@ from .hopper_config import HopperConfig
 from .hopper_cta import HopperCTA, Wait, run_roles
 
 Array = np.ndarray[Any, Any]
-LN2 = np.float32(0.6931471805599453)
 NOTHING = np.float32(-(2.0**100))
 
 
@@ -35,6 +34,7 @@ class Launch:
     lse: Array
     inner: np.float32
     scale: np.float32
+    unit: np.float32
     max_k: int
     cu_q: Array | None = None
     cu_k: Array | None = None
@@ -186,7 +186,8 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
             o = o.with_values(o.values * o.by_row(alpha[None]))
         o = cta.accumulate(p, b, o)
         #: normalise -> o, lse    rows without a visible key give 0 and -inf, or the sink's logit
-        lse, inv = _row_results(m * scale, l, None if x.features.sinks is None else x.features.sinks[head])
+        sink = None if x.features.sinks is None else x.features.sinks[head]
+        lse, inv = _row_results(m * scale, l, sink, x.unit)
         cta.v_free[b].arrive()
         o = o.with_values(o.values * o.by_row(inv[None]))
         #: store    registers -> DRAM, by way of shared memory where there is a buffer and no other sequence's rows
@@ -224,15 +225,15 @@ def _quad_sum(e: Fragments) -> Array:
     return sums
 
 
-def _row_results(top: Array, l: Array, sink: Any) -> tuple[Array, Array]:
-    """Natural-log LSE of each row, and what its O is multiplied by. ``top``: the row's maximum in units of log2."""
+def _row_results(top: Array, l: Array, sink: Any, unit: np.float32) -> tuple[Array, Array]:
+    """LSE of each row in ``unit``, and what its O is multiplied by. ``top``: the row's maximum in units of log2."""
     total, weight = l.sum(1), np.ones(len(l), np.float32)
     if sink is not None:
         high = np.maximum(top, np.float32(sink) * np.float32(LOG2E))
         weight = np.exp2(top - high)
         total, top = total * weight + np.exp2(np.float32(sink) * np.float32(LOG2E) - high), high
     seen = np.where(total > 0, total, np.float32(1))
-    lse = np.where(total > 0, (top + np.log2(seen)) * LN2, np.float32(-np.inf))
+    lse = np.where(total > 0, (top + np.log2(seen)) * unit, np.float32(-np.inf))
     return lse, np.where(total > 0, weight / seen, np.float32(0))
 
 
@@ -265,7 +266,7 @@ def launch(
     boxes = {name: TmaDescriptor.of(a, (1, n, 1, 64), "128B") for name, (a, n) in rows.items()}
     inner, outer = (scale / features.softcap, features.softcap * LOG2E) if C.CAPPED else (0.0, scale * LOG2E)
     programs = min(processors, config.tiles)
-    numbers = np.float32(inner), np.float32(outer), k.shape[1]
+    numbers = np.float32(inner), np.float32(outer), np.float32(1 if base2 else 1 / LOG2E), k.shape[1]
     x = Launch(problem, config, features, programs, out, lse, *numbers, cu_q, cu_k, table, seq_lens)
     make = functools.partial(HopperCTA, C, q.dtype, boxes, Traffic() if traffic is None else traffic)
     ctas = [make() for _ in range(programs)]

@@ -117,7 +117,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, sizes, C: gl.conste
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=2)
     q_s, k_s, v_s, o_s, o_box = smem
     q_full, q_free, k_full, k_free, v_full, v_free = bars
-    out, lse_out, sinks, o_batch, o_token, o_head, lse_batch, lse_head, lse_token, inner, scale = results
+    out, lse_out, sinks, o_batch, o_token, o_head, lse_batch, lse_head, lse_token, inner, scale, unit = results
     max_q, max_k, left, right = sizes
     DTYPE: gl.constexpr = q_s.dtype
     it = 0
@@ -215,7 +215,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, sizes, C: gl.conste
             o = o * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
         o = hopper.warpgroup_mma(p, v_s.index(b), o, is_async=True)
         #: normalise -> o, lse    rows without a visible key give 0 and -inf, or the sink's logit
-        lse, inv = row_results(m * scale, l, sinks + head, BM, C.SINKS, S_LAYOUT)
+        lse, inv = row_results(m * scale, l, sinks + head, unit, BM, C.SINKS, S_LAYOUT)
         inv = gl.convert_layout(inv, gl.SliceLayout(1, O_LAYOUT))
         tma.store_wait(0)  # the tile before has left its buffer
         o = hopper.warpgroup_mma_wait(0, deps=(o,))

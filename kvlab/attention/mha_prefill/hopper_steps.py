@@ -9,7 +9,6 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from kvlab.triton_support.versions import has_smem_reinterpret
 
-LN2 = gl.constexpr(0.6931471805599453)
 BOX_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=4))
 TILE_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=2))
 REINTERPRETS = gl.constexpr(has_smem_reinterpret())
@@ -189,8 +188,8 @@ def quad_sum(p, BM: gl.constexpr, BN: gl.constexpr):
 
 
 @gluon.jit
-def row_results(top, l, sink_at, BM: gl.constexpr, SINKS: gl.constexpr, S_LAYOUT: gl.constexpr):
-    """Natural-log LSE of each row, and what its O is multiplied by. ``top``: the row's maximum in units of log2."""
+def row_results(top, l, sink_at, unit, BM: gl.constexpr, SINKS: gl.constexpr, S_LAYOUT: gl.constexpr):
+    """LSE of each row in ``unit``, and what its O is multiplied by. ``top``: the row's maximum in units of log2."""
     total = gl.convert_layout(gl.sum(l, 1), gl.SliceLayout(1, S_LAYOUT))
     weight = gl.full([BM], 1.0, gl.float32, layout=gl.SliceLayout(1, S_LAYOUT))
     if SINKS:
@@ -198,5 +197,5 @@ def row_results(top, l, sink_at, BM: gl.constexpr, SINKS: gl.constexpr, S_LAYOUT
         weight = gl.exp2(top - gl.maximum(top, sink))
         top = gl.maximum(top, sink)
         total = total * weight + gl.exp2(sink - top)
-    lse = gl.where(total > 0, (top + gl.log2(total)) * LN2, float("-inf"))
+    lse = gl.where(total > 0, (top + gl.log2(total)) * unit, float("-inf"))
     return lse, gl.where(total > 0, weight / total, 0.0)

@@ -116,12 +116,13 @@ def choose_config(problem: PrefillProblem, *, arch: str = "sm_90", batch_invaria
 
 
 def _hopper_tile(depth: int, tight: bool, problem: PrefillProblem) -> tuple[int, int]:
-    """Rows and keys of a tile on Hopper: the most that needs no spills."""
+    """Rows and keys of a tile on Hopper: the most that needs no spills (beyond a depth of 256: none in the loops)."""
     if depth > 256:
         return 64, 32 if problem.p_fp8 else 16
+    if depth > 128 and tight and problem.converted:
+        return 64, 16 if problem.heavy else 32
     if depth > 128:
-        narrow = tight and (problem.biased or problem.converted)
-        return 64 if narrow else 128, 32 if tight else 64
+        return 64 if problem.biased else 128, 32 if tight else 64
     if depth > 64:
         return 128, 32 if problem.biased else 64 if tight else 128
     return 128, 64

@@ -10,10 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prefill_cases import Case
-from yardsticks import assert_accurate
+from prefill_cases import Case, Inputs
+from yardsticks import assert_accurate, bits
 
+from kvlab.attention import merge_states, mha_prefill
+from kvlab.attention.exact import attention
+from kvlab.attention.masks import MaskPlan
 from kvlab.attention.mha_prefill.machine import PREFILL_ARCHS
+from kvlab.memory import bfloat16, float8_e4m3fn
 
 kernel = pytest.param({"device": "cpu"}, id="triton", marks=pytest.mark.interpreter)
 every_backend = pytest.mark.parametrize("backend", [*(pytest.param({"arch": a}, id=a) for a in PREFILL_ARCHS), kernel])
@@ -108,3 +112,61 @@ def test_pages_whose_offsets_need_64_bits(arch: str) -> None:
         wide[...] = cache
         far.append(wide)
     np.testing.assert_array_equal(np.asarray(x.with_(k=far[0], v=far[1]).call(arch=arch)), np.asarray(expected))
+
+
+def scaled(k: float, v: float, **more: Any) -> Inputs:
+    x = Case(((6, 20),), heads=(2, 1), D=64, form="paged", **more).build()
+    return x.with_(k_scale=k, v_scale=v)
+
+
+@every_backend
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+def test_fp8_scales_are_applied_once(dtype: str, backend: dict[str, Any]) -> None:
+    """fp8-kv-scales-applied-once, fp8-query-keeps-kv-scales: scores times q_scale and k_scale, the output times
+    v_scale; both scales count, for a query of either kind."""
+    x = scaled(0.06, 2.0, dtype=dtype, kv="fp8").with_(q_scale=0.5)
+    assert_accurate(x, *x.call(return_lse=True, **backend))
+    assert_accurate(scaled(0.05, 0.1, dtype=dtype, kv="fp8"), scaled(0.05, 0.1, dtype=dtype, kv="fp8").call(**backend))
+
+
+@every_backend
+def test_scales_of_a_bf16_cache_are_ignored(backend: dict[str, Any]) -> None:
+    """scale-ignored-for-bf16-cache."""
+    x = scaled(0.06, 2.0)
+    plain = x.call(**backend, k_scale=None, v_scale=None)
+    assert bits(x.call(**backend)) == bits(plain)
+
+
+@pytest.mark.parametrize("arch", PREFILL_ARCHS)
+def test_an_fp8_prefix_is_extended_by_bf16_tokens(arch: str) -> None:
+    """extend-mixed-fp8-prefix: the scales belong to the prefix; the parts are merged by their lse."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, n, 2, 64)).astype(bfloat16) for n in (9, 39, 39))
+    stored = [(x[:, :30].astype(np.float32) / 0.02).astype(float8_e4m3fn) for x in (k, v)]
+    prefix = mha_prefill(q, *stored, causal=False, k_scale=0.02, v_scale=0.02, return_lse=True, arch=arch)
+    own = mha_prefill(q, k[:, 30:], v[:, 30:], return_lse=True, arch=arch)
+    parts = [np.stack([np.asarray(p[i], np.float32) for p in (prefix, own)]) for i in (0, 1)]
+    out, _ = merge_states(*parts)
+    rounded = [
+        np.concatenate([a.astype(np.float32) * 0.02, b[:, 30:]], axis=1) for a, b in zip(stored, (k, v), strict=True)
+    ]
+    exact, _ = attention(q[0], rounded[0][0], rounded[1][0], scale=0.125, mask=MaskPlan(right=0))
+    assert np.abs(out[0] - exact).max() < 0.02
+
+
+@every_backend
+def test_qk_and_v_head_dims_differ(backend: dict[str, Any]) -> None:
+    """qk-and-v-head-dims-differ, head-dim-not-power-of-two: 192 in two pieces, values of 128."""
+    x = Case(((5, 40),), heads=(4, 2), D=192, DV=128).build()
+    assert_accurate(x, *x.call(return_lse=True, **backend))
+
+
+@every_backend
+def test_window_skips_poisoned_pages(backend: dict[str, Any]) -> None:
+    """window-skips-poisoned-pages: window_left 127, context 1024, pages of 16."""
+    x = Case(((2, 1024),), heads=(2, 1), form="paged", window=(127, 0)).build()
+    for cache in (x.k, x.v):
+        cache[x.table[0, : (1024 - 2 - 127) // 16]] = np.nan
+    clean = x.with_(**{n: np.where(np.isnan(a), 0, a).astype(a.dtype) for n, a in (("k", x.k), ("v", x.v))})
+    assert_accurate(clean, x.call(**backend))
+    np.testing.assert_array_equal(x.exact()[0], clean.exact()[0])

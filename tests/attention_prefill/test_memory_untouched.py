@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prefill_cases import Case
+from prefill_cases import Case, Inputs
 from yardsticks import HUGE, assert_accurate, bits
 
+from kvlab.attention.masks import CausalPaddingMask, ChunkedCausalMask, ChunkedMask, SlidingWindowCausalMask
 from kvlab.attention.mha_prefill import mha_prefill
 from kvlab.attention.mha_prefill.machine import PREFILL_ARCHS
 from kvlab.memory import bfloat16
@@ -99,10 +100,63 @@ def test_keys_outside_the_window_are_not_read(arch: str) -> None:
     x = Case(((4, 1024),), form="paged", heads=(2, 1), window=128).build()
     expected = x.call(arch=arch)
     assert_accurate(x, expected)
-    first = (1024 - 4 - 127) // 64 * 64  # of the tile of the first key that the first query sees
-    for cache in (x.k, x.v):
-        cache[x.table[0, : first // 16]] = np.nan
+    poison_before(x, 1024 - 4 - 127)
     assert bits(x.call(arch=arch)) == bits(expected)
+
+
+@pytest.mark.interpreter
+def test_keys_outside_the_window_are_not_read_by_the_kernel() -> None:
+    x = Case(((4, 300),), form="paged", heads=(2, 1), window=128).build()
+    expected = bits(x.call(device="cpu"))
+    poison_before(x, 300 - 4 - 127)
+    assert bits(x.call(device="cpu")) == expected
+
+
+def poison_before(x: Inputs, first: int) -> None:
+    """NaN in every slot of the keys before ``first``."""
+    key = np.arange(first)
+    for cache in (x.k, x.v):
+        cache[x.table[0, key // 16], key % 16] = np.nan
+
+
+@every_arch
+@pytest.mark.parametrize(
+    "mask, seen",
+    [
+        (ChunkedMask(50), slice(100, 150)),
+        (ChunkedCausalMask(50), slice(100, 120)),
+        (CausalPaddingMask(np.array([110])), slice(0, 110)),
+        (SlidingWindowCausalMask(10), slice(101, 120)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_keys_that_a_mask_hides_from_all_rows_are_not_read(mask: Any, seen: slice, arch: str) -> None:
+    """Queries 110 ... 119 of 150 or 120 keys."""
+    n = 150 if seen.stop == 150 else 120
+    x = Case(((n - 110, n),), heads=(2, 1)).build()
+    x = x.with_(q=x.q[:, :10] if n == 120 else x.q)
+    expected = x.call(arch=arch, mask=mask, causal=None, return_lse=True)
+    for a in (x.k, x.v):
+        a[:, : seen.start], a[:, seen.stop :] = np.nan, np.nan
+    again = x.call(arch=arch, mask=mask, causal=None, return_lse=True)
+    assert [bits(a) for a in again] == [bits(a) for a in expected]
+    assert np.isfinite(np.asarray(again[0], np.float32)).all()
+
+
+@every_arch
+def test_a_sequence_has_the_same_bits_alone_and_in_a_batch(arch: str) -> None:
+    """Rests on the promise of batch_invariant; its neighbours are long enough that heads are packed without it."""
+    x = Case(((20, 90), (130, 200), (1, 40)), heads=(3, 1), form="paged").build()
+    together, lse = x.call(arch=arch, batch_invariant=True, return_lse=True)
+    for b in range(3):
+        rows = slice(int(x.cu_q[b]), int(x.cu_q[b + 1]))
+        one = x.with_(
+            q=x.q[rows], cu_q=x.cu_q[b : b + 2] - x.cu_q[b], table=x.table[b : b + 1], seq_lens=x.seq_lens[b : b + 1]
+        )
+        alone, its = one.call(arch=arch, batch_invariant=True, return_lse=True)
+        assert bits(alone) == bits(together[rows])
+        assert bits(its) == bits(lse[:, rows])
+    assert x.explain(arch=arch, batch_invariant=True).config.pack == 1
 
 
 @every_arch
@@ -125,3 +179,15 @@ def test_bytes_of_causal_tiles(arch: str) -> None:
     moved = 2 * (128 + 256) * 64 * 2
     assert traffic.moved["DRAM->SMEM"] == moved + (q.nbytes if arch == "sm_90" else 0)
     assert traffic.moved["registers->DRAM"] == q.nbytes + 256 * 4
+
+
+def test_scales_of_tokens_count_once_and_unused_ones_are_not_read() -> None:
+    """Rests on a law: stored values times a power of two, scales divided by it, give the same scores."""
+    x = Case(((30, 90), (9, 20)), form="paged", kv="fp8", scales="token").build()
+    expected = x.call(return_lse=True)
+    assert np.isnan(x.k_scale).any()
+    half = x.with_(k=(x.k.astype(np.float32) / 2).astype(x.k.dtype), k_scale=2 * x.k_scale)
+    _, lse = half.call(return_lse=True)
+    np.testing.assert_allclose(lse, expected[1], rtol=2e-2, atol=2e-2)
+    with_tail = x.with_(k_scale=np.where(np.isnan(x.k_scale), 1e30, x.k_scale).astype(np.float32))
+    assert bits(with_tail.call()) == bits(expected[0])

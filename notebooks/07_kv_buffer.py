@@ -31,13 +31,14 @@ from kvlab.cache import from_dense
 from kvlab.exercise import check
 from kvlab.hardware import SubTileLoaderLDS, wavefronts
 from kvlab.layout import Swizzle
-from kvlab.memory import as_dtype
+from kvlab.memory import Memory, as_dtype
 from kvlab.staging import (
     CpAsyncKVBuffer,
     DecodeKVBuffer,
     DecodeKVBufferParams,
     DecodeStreamingKVBuffer,
     Hazard,
+    Hazards,
     KVBuffer,
     KVBufferParams,
     KVCacheIterator,
@@ -46,7 +47,7 @@ from kvlab.staging import (
     Traffic,
     WarpSlices,
 )
-from kvlab.viz import draw_copy_plan, draw_kv_buffer, draw_timeline
+from kvlab.viz import draw_copy_plan, draw_kv_buffer, draw_tile_film, draw_timeline
 
 # %% [markdown]
 # ## A tile in DRAM
@@ -221,6 +222,42 @@ except Hazard as hazard:
 picture
 
 # %% [markdown]
+# ## A film of one tile
+#
+# `KVBuffer` is checked the same way if it is given a record: the copy is a number of DMA instructions, the wait is
+# `s_waitcnt vmcnt`, and a barrier lets the other waves know. Whoever owns the buffer, here we, states the wait and the
+# barrier. The trace tells which frames the film has; the outline follows 16 bytes of one key.
+
+# %%
+traffic = Traffic(timeline=Timeline())
+lds = Memory(2 * params.smem_stage_size * params.dtype.itemsize, name="LDS", programs=1)
+record = Hazards(lds, params.num_warps, arch="gfx950", timeline=traffic.timeline)
+filmed = KVBuffer(params, pool.get_key_cache(0), 0, 0, lds, end=LENGTH, traffic=traffic, hazards=record)
+filmed.load_from_dram(0)
+record.wait_group(0)
+record.barrier()
+filmed.load_from_shared(0)
+draw_tile_film(filmed, traffic.trace(), strip=1, thread=20)
+
+# %% [markdown]
+# **Question 3.** Without the barrier, which wave would read keys that another wave still brings? Every wave reads all 64
+# keys of the tile, and each brings two groups of 32 rows.
+
+# %% tags=["question"]
+who = None  # your answer: the number of the first wave that the record names as the reader
+
+# %%
+record = Hazards(Memory(lds.nbytes, programs=1), params.num_warps, arch="gfx950")
+hasty = KVBuffer(params, pool.get_key_cache(0), 0, 0, end=LENGTH, hazards=record)
+hasty.load_from_dram(0)
+record.wait_group(0)
+try:
+    hasty.load_from_shared(0)
+except Hazard as hazard:
+    print(hazard)
+    check(who, hazard.later.warp, "Its own wait tells a wave of its own copies only.")
+
+# %% [markdown]
 # ## V, and slices of it
 #
 # V is the same buffer with `transpose=False`. MAX does not swizzle it; with this instruction its transposing reads take
@@ -266,7 +303,27 @@ for strip in range(streaming.num_strips):
     streaming.load_from_dram(strip, tile)
     registers = streaming.load_from_shared()
 print(f"{streaming.strip_bytes} bytes of shared memory instead of {keys.smem.nbytes}")
-streaming
+
+# %% [markdown]
+# The last strip and its first read, which takes twice the ideal number of wavefronts, although it is swizzled:
+
+# %%
+draw_kv_buffer(streaming, read=())
+
+# %% [markdown]
+# `Swizzle(3, 0, 3)` permutes 3 bits. That is enough for 32 banks, the 8 groups of 16 bytes of gfx942, where 8 lanes are
+# served at once. gfx950 has 64 banks, 16 groups, and serves 16 lanes: their 16 keys fall into 8 of the 16 groups, two into
+# each. (Bit 1 of the key moves the vector by 8 places, and by the swizzle also by 1: the two bits always agree.)
+# `Swizzle(3, 0, 4)` would reach all 16 groups, but it repeats only after 32 rows, while a fragment of 16 rows undoes it
+# counted from its own first row. For the 32-row instructions above it is the right one.
+
+# %%
+lane = np.arange(64)
+vector = lane % 16 * 4 + lane // 16  # of a strip's 64-byte rows
+for swizzle in (None, Swizzle(3, 0, 3, "vector"), Swizzle(3, 0, 4, "vector")):
+    place = vector if swizzle is None else swizzle(vector)
+    counts = [wavefronts("ds_read_b128", 16 * place, arch=arch) for arch in ("gfx942", "gfx950")]
+    print(f"{swizzle!s:27}", *(f"{c.arch.name}: {c.wavefronts:2} passes, ideal {c.ideal}   " for c in counts))
 
 # %% [markdown]
 # V strips go through registers and lie flat, 32 keys of 256 bytes each. The third structure, `DecodeKVBuffer`, takes both
@@ -304,7 +361,7 @@ part.load_from_dram(1)
 part
 
 # %% [markdown]
-# **Question 3.** After these two loads, which columns of key 70 are in shared memory?
+# **Question 4.** After these two loads, which columns of key 70 are in shared memory?
 
 # %% tags=["question"]
 columns = None  # your answer: (first column, last column)
@@ -367,7 +424,7 @@ column = int(np.flatnonzero(row == got[0])[0])
 print(f"lane 0 should hold columns 32..39 of key 0; it holds {column}..{column + 7}")
 
 # %% [markdown]
-# **Question 4.** Which swizzle may the buffer have with BK = 64, so that the lanes get the matrix? (`None` is a swizzle,
+# **Question 5.** Which swizzle may the buffer have with BK = 64, so that the lanes get the matrix? (`None` is a swizzle,
 # too: write it as the text "None".)
 
 # %% tags=["question"]

@@ -166,9 +166,18 @@ def gfx950(capture: Capture, pool: PagedKVCacheCollection, layer: int) -> Chapte
         f"MAX's streaming decode brings K strip by strip: {params.BN} keys x {params.BK} columns by DMA, whose "
         f"shared-memory side is linear in the lane, so that the swizzle, {params.swizzle}, is made by permuting the "
         "source. Shown are the strip with the first read of wave 0, the same without the swizzle, and the fragments. "
+        f"{_TWICE if params.swizzle is not None and params.BK == 32 else ''}"
         "Wavefronts are provisional: no chip has confirmed the AMD rule."
     )
     return Chapter("CDNA4 (gfx950): streaming strips", words, tuple(pictures))
+
+
+_TWICE = (
+    "The swizzle leaves twice the ideal: it permutes 3 bits, enough for the 8 groups of 16 bytes in 32 banks (gfx942), "
+    "where 8 lanes are served at once. gfx950 has 64 banks, 16 groups, and serves 16 lanes: their 16 keys fall into 8 of "
+    "the 16 groups, two in each. Sw<3,0,4> would spread them over all 16, but it repeats only after 32 keys, and a "
+    "fragment of 16 keys undoes it from its own first key. "
+)
 
 
 def _strip_owner(params: KVBufferParams) -> np.ndarray:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
 import pytest
 from decode_cases import Case
+from feature_cases import FeatureCase
 
 from kvlab.attention import mha_decode_paged
+from kvlab.attention.backends import _each
 from kvlab.attention.explain import explain
 from kvlab.attention.merge_states import kernel as merge_kernel
+from kvlab.attention.mha_decode import config as decode_config
 from kvlab.attention.mha_decode import kernel
+from kvlab.attention.mha_decode_streaming import config as streaming_config
+from kvlab.attention.mha_decode_streaming import kernel as streaming_kernel
+from kvlab.cache.arrays import to_torch
 from kvlab.triton_support.compile import Compiled, compile_kernel, signature_of
 
 
@@ -41,9 +48,31 @@ def launches(case: Case) -> dict[str, tuple[Any, tuple[int, ...], dict[str, Any]
 
 
 @functools.cache
+def compiled_features(case: FeatureCase, target: str, streaming: bool = False) -> Compiled:
+    """``attend`` of decode, or of streaming decode, as a call with features compiles it on a GPU of ``target``."""
+    home, config = (streaming_kernel, streaming_config) if streaming else (kernel, decode_config)
+    call = case.build().resolved
+    problem = decode_config.problem_of(*call.arrays[:4])
+    options: dict[str, Any] = {} if streaming else {"heavy": call.features.heavy}
+    chosen = config.choose_config(problem, num_splits=case.splits, arch=target, **options)
+    caught = _Caught(home.attend)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(home, "attend", caught)
+        patch.setattr(home, "merge", lambda *args, **named: None)
+        tensors, named = _each(to_torch, lambda x: isinstance(x, np.ndarray), call.arrays, {"features": call.features})
+        home.launch(*tensors, **named, scale=0.1, config=chosen)
+    arguments = caught.calls[0][1]
+    if not streaming:
+        arguments["PTX"] = target.startswith("sm_")
+    options = {key: arguments.pop(key) for key in ("num_warps", "num_stages")}
+    return compile_kernel(caught.fn, target=target, **signature_of(caught.fn, **arguments), **options)
+
+
+@functools.cache
 def compiled(case: Case, name: str, target: str) -> Compiled:
     """A kernel as a call compiles it: the same types, constants and alignments."""
     fn, _, arguments = launches(case)[name]
-    arguments["PTX"] = target.startswith("sm_")
+    if name == "attend":
+        arguments["PTX"] = target.startswith("sm_")
     options = {key: arguments.pop(key) for key in ("num_warps", "num_stages") if key in arguments}
     return compile_kernel(fn, target=target, **signature_of(fn, **arguments), **options)

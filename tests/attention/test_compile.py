@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 from decode_cases import Case
-from launches import compiled, launches
+from feature_cases import FP8, FeatureCase
+from launches import compiled, compiled_features, launches
 
 from kvlab.cache import PagedKVCache
 from kvlab.hardware import get_arch
@@ -47,6 +48,47 @@ def test_attend(D: int, dtype: str, target: str) -> None:
         assert count["HMMA"] > 0, "mma.sync"
         assert count["LDSM"] > 0, "ldmatrix"
         assert count["LDGSTS"] > 0, "cp.async"
+
+
+HEAVY = {"softcap": 3.0, "sinks": True, "alibi": "head", "window": 40}
+LIST = [
+    (FeatureCase((5,), D=128, kv=FP8), tuple(TARGETS)[1:]),
+    (FeatureCase((5,), D=128, kv=FP8, scales="token", S=4, **HEAVY), ("sm_90",)),
+    (FeatureCase((5,), D=128, S=4, heads=(8, 1), **HEAVY), ("sm_90",)),
+    (FeatureCase((5,), D=256, S=4, heads=(8, 1), mask="bias", **HEAVY), ("sm_90",)),
+    (FeatureCase((5,), D=96), ("sm_90",)),
+    (FeatureCase((5,), D=192, Dv=128, splits=2), ("sm_80", "sm_90")),
+    (FeatureCase((5,), D=576), tuple(TARGETS)),
+    (FeatureCase((5,), D=576, S=4, heads=(8, 1), kv=FP8, scales="head", **HEAVY), ("sm_90",)),
+    (FeatureCase((5,), D=576, dtype="fp32"), ("sm_90",)),
+]
+LISTED = [(case, target) for case, targets in LIST for target in targets]
+
+
+@pytest.mark.parametrize("case, target", LISTED, ids=[f"{case}-{target}" for case, target in LISTED])
+def test_features(case: FeatureCase, target: str) -> None:
+    """The default configuration of the target: no spills, shared memory that it has, matrix instructions."""
+    made = compiled_features(case, target)
+    assert made.spills == 0
+    assert made.shared <= SHARED[target]
+    count = made.instructions
+    if target.startswith("gfx"):
+        assert any(name.startswith("v_mfma") for name in count)
+    elif case.dtype != "fp32":
+        assert count["HMMA"] > 0
+    if case.kv and target == "sm_90":
+        """Two values an instruction, from rows that ldmatrix has read."""
+        assert "cvt.rn.f16x2.e4m3x2" in made.asm["ptx"]
+        assert "cvt.rn.bf16" not in made.asm["ptx"].split("cvt.rn.f16x2.e4m3x2")[1]
+        assert "LDS.U8" not in made.sass
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("D, dtype", [(128, "bf16"), (512, "fp32")])
+def test_streaming(D: int, dtype: str, target: str) -> None:
+    made = compiled_features(FeatureCase((5,), D=D, dtype=dtype, splits=2), target, streaming=True)
+    assert made.spills == 0
+    assert made.shared <= SHARED[target]
 
 
 @pytest.mark.parametrize("target", TARGETS)

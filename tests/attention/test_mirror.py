@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 from decode_cases import Case
+from feature_cases import FP8, FeatureCase
 from seeded_faults import is_found, sources_of
 
-from kvlab.attention import explain, mha_decode_paged
+from kvlab.attention import explain, mha_decode_paged, mha_decode_streaming_paged
 from kvlab.mirror import check, check_sources, lockstep
 
 
@@ -59,6 +60,16 @@ def test_another_order_is_found() -> None:
     assert not check_sources(sources["kernel"], moved, "attend", "attend").ok
 
 
+@pytest.mark.parametrize("fault", ["a bound name of the kernel", "a loop", "a bound of the loop"])
+def test_the_twins_of_streaming(fault: str) -> None:
+    report = check("mha_decode_streaming")
+    assert report.ok
+    names = {name: [step.marker.name for step in kernel.steps] for name, kernel, _ in report.twins}
+    tile = ["tile", "load_k", "scores", "scale", "mask", "softmax", "load_v", "accumulate"]
+    assert names["attend"] == ["setup", *tile, "normalise", "store"]
+    assert is_found("mha_decode_streaming", "attend", *FAULTS[fault])
+
+
 CASES = [
     (Case((150, 0), heads=(2, 1), D=64, splits=2), "sm_90"),
     (Case((70,), heads=(3, 1), D=128, S=3, page=48, dtype="fp16"), "sm_80"),
@@ -82,3 +93,43 @@ def test_lockstep(case: Case, arch: str) -> None:
     )
     result = lockstep("mha_decode", arguments, emulator={"arch": arch})
     assert result.ok, str(result.first_difference)
+
+
+HEAVY: dict[str, Any] = {"softcap": 3.0, "sinks": True, "alibi": "head"}
+FEATURES = [
+    (FeatureCase((150, 0), heads=(2, 1), window=70, splits=2, S=2, **HEAVY), "sm_90"),
+    (FeatureCase((70,), heads=(2, 1), D=192, Dv=128, mask="bias", dtype="fp16"), "sm_80"),
+    (FeatureCase((70,), heads=(2, 1), D=80, Dv=48, mask="chunked", S=3, page=5, dtype="fp32"), "sm_90"),
+    (FeatureCase((70, 2), heads=(2, 1), D=96, kv=FP8, scales="token", mask="padding"), "sm_90"),
+    (FeatureCase((40,), heads=(2, 1), D=576, kv=FP8, dtype=FP8, scales="head"), "sm_90"),
+    (FeatureCase((150,), heads=(2, 1), D=128, kv=FP8, scales="token", splits=2), "gfx950"),
+]
+STREAMING = [
+    FeatureCase((150, 0), heads=(2, 1), splits=2),
+    FeatureCase((70,), heads=(2, 1), D=128, S=4, dtype="fp32", **HEAVY),
+    FeatureCase((70,), heads=(2, 1), D=256, dtype="fp16", mask="bias", page=5),
+    FeatureCase((150,), heads=(2, 2), window=20, storage="halves", S=2),
+    FeatureCase((130,), heads=(17, 1), mask="chunked causal"),
+    FeatureCase((33, 2), heads=(2, 1), D=512, mask="padding", sinks=True),
+]
+
+
+def features_agree(op: str, function: Any, case: FeatureCase, arch: str) -> None:
+    x, call = case.build(), case.build().resolved
+    arguments = dict(zip(("q", "k_cache", "v_cache", "block_table", "seq_lens"), call.arrays, strict=True))
+    config = explain(function, *x.arrays, **x.options, arch=arch, num_splits=case.splits).config
+    arguments |= {"scale": x.scale, "config": config, "features": call.features}
+    result = lockstep(op, arguments, emulator={"arch": arch})
+    assert result.ok, str(result.first_difference)
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("case, arch", FEATURES, ids=[f"{case}-{arch}" for case, arch in FEATURES])
+def test_lockstep_of_features(case: FeatureCase, arch: str) -> None:
+    features_agree("mha_decode", mha_decode_paged, case, arch)
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("case", STREAMING, ids=str)
+def test_lockstep_of_streaming(case: FeatureCase) -> None:
+    features_agree("mha_decode_streaming", mha_decode_streaming_paged, case, "gfx950")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from yardsticks import bits
 
-from kvlab.attention import mha_decode
+from kvlab.attention import mha_decode, mha_decode_streaming
 from kvlab.cache import PagedKVCacheCollection, from_dense
 from kvlab.data import load_smollm2
 
@@ -49,6 +49,15 @@ def test_four_steps_at_once_are_four_steps(layer: int) -> None:
     for i in range(4):
         one = mha_decode(CAPTURE.q[layer, at + i][None], cache_at(4 + i), layer, scale=CAPTURE.scale)
         np.testing.assert_allclose(out[0, i].astype(float), one[0].astype(float), rtol=2**-7, atol=1e-6)
+
+
+@pytest.mark.parametrize("layer", range(len(CAPTURE.layers)), ids=lambda i: f"layer{CAPTURE.layers[i]}")
+def test_streaming(layer: int) -> None:
+    for step in STEPS:
+        at = CAPTURE.prompt_tokens + step
+        out = mha_decode_streaming(CAPTURE.q[layer, at][None], cache_at(step), layer, scale=CAPTURE.scale)
+        error = np.abs(out[0].astype(np.float32) - CAPTURE.o[layer, at].astype(np.float32))
+        assert error.max() <= tolerance(layer, at)
 
 
 @pytest.mark.interpreter

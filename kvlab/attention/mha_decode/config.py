@@ -149,14 +149,27 @@ num_warps=4, num_stages=3)
     return DecodeConfig(BM, BN, columns, v_columns, row_tiles, num_splits, warps, num_stages)
 
 
+def arch_number(arch: str) -> int:
+    """Of an NVIDIA architecture.
+
+    >>> arch_number("sm_90")
+    90
+    """
+    return int(arch.removeprefix("sm_"))
+
+
 def _tile(depth: int, itemsize: int, arch: str, heavy: bool) -> tuple[int, int, int, int]:
     """(most query rows, keys, warps, stages) of a tile whose rows have ``depth`` elements of ``itemsize`` bytes."""
+    if arch == "gfx950" and itemsize == 2:
+        return (16, 128, 4, 2 if depth <= 128 else 1) if depth <= 256 or depth == 512 else (16, 32, 4, 1)
     if arch == "gfx950":
-        return 16 if itemsize == 2 else MAX_ROWS, 128, 4, 2
+        return (MAX_ROWS, 128, 4, 2) if depth <= 128 else (16, 64, 4, 1)
     if arch.startswith("gfx"):
         return 16, 64 if depth <= 128 else 32 if depth <= 256 else 16, 4, 1
+    if itemsize == 4 and depth > 256:
+        return 16, 32, 16, 2 if arch_number(arch) >= 90 else 1  # older ones have no shared memory for two stages
     if itemsize == 4:
-        return (16, 32, 8, 2 if depth <= 256 else 1) if depth >= 128 else (MAX_ROWS, 64, 4, 3)
+        return (16, 32, 8, 2) if depth >= 128 else (MAX_ROWS, 64, 4, 2)
     if depth > 256:
         return 16, 64, 8, 1
     if depth > 128:

@@ -54,10 +54,10 @@ def choose_config(
     """
     num_splits = check_splits(num_splits)
     BD = max(32, 1 << (problem.head_dim - 1).bit_length())
-    BN = 128 if arch == "gfx950" else 64 if BD * problem.itemsize <= 512 else 32
+    row = BD * problem.itemsize
+    BN = (128 if row <= 1024 else 64) if arch == "gfx950" else 64 if row <= 512 else 32 if row <= 1024 else 16
     row_tiles = -(-problem.tokens * problem.group // 16)
     if num_splits is None:
         programs = problem.batch * problem.kv_heads * row_tiles
         num_splits = choose_splits(programs, problem.max_keys, CTAS_PER_PROCESSOR * processors)
-    wide = BD * problem.itemsize >= 1024 and not arch.startswith("gfx")
-    return StreamingConfig(16, BN, 32, BD, row_tiles, num_splits, 8 if wide else 4)
+    return StreamingConfig(16, BN, 32, BD, row_tiles, num_splits, 8 if BN == 16 else 4)

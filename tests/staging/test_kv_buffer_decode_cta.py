@@ -35,7 +35,7 @@ def test_bytes_are_conserved(D: int) -> None:
 
 @pytest.mark.parametrize("D, dtype, product", [(96, BF16, BF16), (64, FP8, BF16), (128, FP8, FP8), (128, BF16, FP8)])
 def test_shapes_that_it_has_not(D: int, dtype: np.dtype, product: np.dtype) -> None:
-    with pytest.raises(ValueError, match="D must be .*128, 256 or 512, the products of 16 bits"):
+    with pytest.raises(ValueError, match=r"D must be .*128, 256 or 512, the products of 16 bits"):
         KVBufferDecodeShape(D, dtype, product)
 
 

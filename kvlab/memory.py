@@ -167,6 +167,8 @@ class Memory:
         >>> m.nbytes, m.load(np.array([8]), np.int32).item()
         (12, 2)
         """
+        if array.dtype.kind in "OUSMm":
+            raise ValueError(f"{name}: an array of {array.dtype}; numbers are accepted")
         if any(s < 0 for s in array.strides):
             raise ValueError(f"{name}: strides {array.strides} must not be negative")
         span = sum((n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)) + array.itemsize

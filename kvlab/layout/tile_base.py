@@ -278,7 +278,7 @@ class TileBase(Drawn):
 
     def _check_mutable(self) -> None:
         if not self.mutable:
-            raise ValueError(f"store into {self!r}, which is immutable; use the tensor that as_immut() was called on")
+            raise ValueError(f"store into {self!r}, which is immutable: as_immut() or a read-only array made it")
 
     def _require_flat(self, what: str) -> None:
         if not self.layout.is_flat:

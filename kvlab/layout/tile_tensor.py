@@ -57,7 +57,8 @@ class TileTensor(TileViews, TileSlices, TileOps, TileStatic):
 
     @classmethod
     def from_numpy(cls, array: NDArray[Any], *, name: str = "array", unsafe: bool = False) -> TileTensor:
-        """A view of the array's own bytes (no copy), with its shape and strides (which must not be negative).
+        """A view of the array's own bytes (no copy), with its shape and strides (which must not be negative); immutable
+        where the array is read-only.
 
         >>> import numpy as np
         >>> a = np.zeros((2, 3), np.float32)
@@ -73,7 +74,9 @@ class TileTensor(TileViews, TileSlices, TileOps, TileStatic):
             )
         stride = tuple(stride // array.itemsize for stride in array.strides)
         layout = Layout.row_major(*array.shape) if array.flags.c_contiguous else Layout(array.shape, stride)
-        return cls(Memory.over(array, name=name, unsafe=unsafe), array.dtype, layout)
+        tensor = cls(Memory.over(array, name=name, unsafe=unsafe), array.dtype, layout)
+        tensor.mutable = array.flags.writeable
+        return tensor
 
     @classmethod
     def stack_allocation(

@@ -122,6 +122,16 @@ def test_shapes_of_encodings(bad):
             operation(bad)
 
 
+def test_a_read_only_array_is_immutable_and_text_is_no_memory():
+    numbers = np.arange(6.0)
+    numbers.flags.writeable = False
+    with pytest.raises(ValueError, match="which is immutable: as_immut\\(\\) or a read-only array made it"):
+        TileTensor.from_numpy(numbers).fill(1)
+    for array in (np.array(["a"]), np.array([None])):
+        with pytest.raises(ValueError, match="numbers are accepted"):
+            TileTensor.from_numpy(array)
+
+
 def test_layouts_are_no_sequences():
     for layout in (TILE, kl.ComposedLayout(TILE, None, 3)):
         with pytest.raises(TypeError, match="not iterable"):

@@ -11,8 +11,9 @@ from yardsticks import on, page_table
 
 from kvlab.attention import masks
 from kvlab.attention.explain import explain
-from kvlab.attention.mha_prefill import _plan_dense, _plan_paged, mha_prefill, mha_prefill_paged
+from kvlab.attention.mha_prefill import mha_prefill, mha_prefill_paged
 from kvlab.attention.mha_prefill.inputs import Options
+from kvlab.attention.mha_prefill.plan import plan_dense, plan_paged
 from kvlab.attention.mha_prefill.reference import reference
 from kvlab.cache.arrays import to_torch
 from kvlab.memory import as_dtype
@@ -183,7 +184,7 @@ class Inputs:
         """The checked call: what the launch functions are given."""
         _, arrays, more = self.arguments(device, **options)
         layout = {n: more.pop(n) for n in ("kv_layout", "cu_seqlens_q", "cu_seqlens_k") if n in more}
-        return (_plan_paged if self.case.form == "paged" else _plan_dense)(*arrays, Options(**more), **layout)
+        return (plan_paged if self.case.form == "paged" else plan_dense)(*arrays, Options(**more), **layout)
 
     def launch_form(self) -> tuple[Any, ...]:
         """The positional arguments of the launch functions and the reference."""

@@ -11,8 +11,10 @@ from prefill_cases import Case
 
 from kvlab.attention import explain
 from kvlab.attention.masks import CausalPaddingMask, MaterializedMask, NullMask
-from kvlab.attention.mha_prefill import mha_prefill, mha_prefill_paged
-from kvlab.memory import float8_e4m3fn
+from kvlab.attention.mha_prefill import mha_prefill, mha_prefill_cache, mha_prefill_paged
+from kvlab.cache import PagedKVCacheCollection, from_dense
+from kvlab.memory import bfloat16, float8_e4m3fn
+from kvlab.staging import Traffic
 
 E4M3 = float8_e4m3fn
 q, kv = np.zeros((2, 4, 4, 64), np.float32), np.zeros((2, 6, 2, 64), np.float32)
@@ -125,3 +127,44 @@ def test_nothing_is_written_before_the_checks_pass() -> None:
     with pytest.raises(ValueError, match="window 0"):
         mha_prefill(q, kv, kv, out=out, window=0)
     assert (out == 7).all()
+
+
+def test_explain_takes_what_the_call_takes() -> None:
+    """Every keyword of the call, and no other; a collection as well."""
+    x = Case(((20, 90), (9, 20)), form="paged", kv="fp8", scales="token", alibi=True, sinks=True, hnd=True).build()
+    traffic = Traffic()
+    options = {"return_lse": True, "scale": 0.1, "base2": True, "traffic": traffic, "batch_invariant": True}
+    found = x.explain(**options)
+    assert (found.backend, found.config.pack) == ("emulator", 1)
+    assert not traffic.moved
+    with pytest.raises(ValueError, match="scale inf"):
+        x.explain(scale=float("inf"))
+    with pytest.raises(TypeError, match="sclae"):
+        x.explain(sclae=0.1)
+    cache = from_dense(np.zeros((1, 1, 9, 1, 64)), np.zeros((1, 1, 9, 1, 64)), [9], page_size=4, new_tokens=3)
+    q = np.zeros((3, 2, 64))
+    with pytest.raises(ValueError, match="q has dtype float64"):
+        explain(mha_prefill_cache, q, cache, cu_seqlens_q=np.array([0, 3]))
+    with pytest.raises(ValueError, match="cu_seqlens_q of 2 sequences: must be those of the cache, 1"):
+        explain(mha_prefill_cache, q, cache, cu_seqlens_q=np.array([0, 1, 3]))
+
+
+def test_a_quantised_collection_brings_its_scales() -> None:
+    """Rests on the array form with the same scales."""
+    rng = np.random.default_rng(0)
+    blocks = rng.standard_normal((4, 2, 1, 16, 2, 64)).astype(E4M3)
+    scales = rng.uniform(0.5, 2, (4, 2, 1, 16, 2, 1)).astype(np.float32)
+    table, lens = np.array([[2, 0], [3, -1]]), np.array([17, 5])
+    sizes: dict[str, Any] = {"scales": scales, "quantization_granularity": 64}
+    cache = PagedKVCacheCollection(blocks, lens.astype(np.uint32), table, 3, 20, **sizes)
+    q, starts = rng.standard_normal((4, 4, 64)).astype(bfloat16), np.array([0, 3, 4])
+    out = mha_prefill_cache(q, cache, cu_seqlens_q=starts)
+    k, v = (blocks[:, i, 0] for i in (0, 1))
+    own = {"k_scale": scales[:, 0, 0, ..., 0], "v_scale": scales[:, 1, 0, ..., 0]}
+    expected = mha_prefill_paged(q, k, v, table, lens + [3, 1], starts, **own)
+    np.testing.assert_array_equal(out, expected)
+    coarse = PagedKVCacheCollection(
+        blocks, lens.astype(np.uint32), table, 3, 20, scales=scales.repeat(2, -1), quantization_granularity=32
+    )
+    with pytest.raises(ValueError, match="a cache with 2 scales a head and token: must be one"):
+        mha_prefill_cache(q, coarse, cu_seqlens_q=starts)

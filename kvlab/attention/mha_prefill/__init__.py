@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from typing import Any
 
-from kvlab.attention import backends
-from kvlab.attention.backends import on_gpu, rounded, run
+from kvlab.attention.backends import rounded, run
 from kvlab.attention.explain import Explanation
-from kvlab.attention.features import Features, kv_view
-from kvlab.attention.hopper_choice import choose_with_hopper
-from kvlab.attention.inputs import check_lane_copies, check_paged_collection, check_traffic, finite_number, require
+from kvlab.attention.features import Features
 from kvlab.attention.operands import result_dtype
-from kvlab.attention.scales import is_fp8
 from kvlab.cache import PagedKVCacheCollection
-from kvlab.cache.arrays import dtype_of, is_torch
 from kvlab.staging import Traffic
 
-from .config import PrefillProblem, choose_config
 from .emulator import launch as emulate
-from .hopper_config import SUPPORTED, HopperConfig, choose_hopper, hopper_lacks, hopper_slower
+from .hopper_config import HopperConfig
 from .hopper_emulator import launch as emulate_hopper
-from .inputs import Options, PrefillInputs, dense_inputs, paged_inputs
-from .machine import PREFILL_ARCHS, check_machine
+from .inputs import Options
+from .plan import Plan, plan_cache, plan_dense, plan_paged
 from .reference import reference
 
 __all__ = ["mha_prefill", "mha_prefill_cache", "mha_prefill_paged"]
@@ -121,7 +114,7 @@ def mha_prefill(
         alibi_slopes=alibi_slopes, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse,
         base2=base2, out=out, batch_invariant=batch_invariant, backend=backend, arch=arch, check=check, traffic=traffic,
     )  # fmt: skip
-    return _run(_plan_dense(q, k, v, options, cu_seqlens_q, cu_seqlens_k))
+    return _run(plan_dense(q, k, v, options, cu_seqlens_q, cu_seqlens_k))
 
 
 def mha_prefill_paged(
@@ -179,7 +172,7 @@ def mha_prefill_paged(
         alibi_slopes=alibi_slopes, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse,
         base2=base2, out=out, batch_invariant=batch_invariant, backend=backend, arch=arch, check=check, traffic=traffic,
     )  # fmt: skip
-    return _run(_plan_paged(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, options, kv_layout))
+    return _run(plan_paged(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, options, kv_layout))
 
 
 def mha_prefill_cache(
@@ -200,21 +193,10 @@ def mha_prefill_cache(
     >>> mha_prefill_cache(np.ones((3, 2, 64), np.float32), cache, cu_seqlens_q=np.array([0, 3])).shape
     (3, 2, 64)
     """
-    return _run(_plan_cache(q, cache, layer, cu_seqlens_q, options))
+    return _run(plan_cache(q, cache, layer, cu_seqlens_q, options))
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """A call that has passed all checks."""
-
-    explanation: Explanation
-    inputs: PrefillInputs
-    options: Options
-    problem: PrefillProblem
-    scale: float
-
-
-def _run(plan: _Plan) -> Any:
+def _run(plan: Plan) -> Any:
     inputs, options, explanation = plan.inputs, plan.options, plan.explanation
     kernel = KERNELS.get(explanation.backend, "")
     emulator = emulate_hopper if isinstance(explanation.config, HopperConfig) else emulate
@@ -235,85 +217,10 @@ def _refer(*arrays: Any, scale: float, features: Features, base2: bool, out: Any
     return rounded(exact, lse / math.log(2) if base2 else lse, result_dtype(arrays[0]), out)
 
 
-def _plan_dense(q: Any, k: Any, v: Any, options: Options, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None) -> _Plan:
-    return _plan(dense_inputs(q, k, v, cu_seqlens_q, cu_seqlens_k, options), options)
-
-
-def _plan_paged(
-    q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, cu_seqlens_q: Any, options: Options,
-    kv_layout: str = "NHD",
-) -> _Plan:  # fmt: skip
-    caches = kv_view(k_cache, kv_layout), kv_view(v_cache, kv_layout)
-    scales = {name: kv_view(getattr(options, name), kv_layout) for name in ("k_scale", "v_scale")}
-    options = replace(options, **scales)
-    return _plan(paged_inputs(q, *caches, block_table, seq_lens, cu_seqlens_q, options), options)
-
-
-def _plan_cache(q: Any, cache: Any, layer: int, cu_seqlens_q: Any, options: dict[str, Any]) -> _Plan:
-    check_paged_collection(cache)
-    keys, values = cache.get_key_cache(layer), cache.get_value_cache(layer)
-    starts = cu_seqlens_q
-    require(starts is not None and getattr(starts, "ndim", 0) == 1, f"cu_seqlens_q {starts!r}", "[B + 1]")
-    lengths = keys.cache_lengths
-    batch = (int(lengths.shape[0]), int(starts.shape[0]) - 1)
-    require(batch[0] == batch[1], f"cu_seqlens_q of {batch[1]} sequences", f"those of the cache, {batch[0]}")
-    lengths = lengths.long() if is_torch(lengths) else lengths.astype("int64")
-    if keys.scales is not None:
-        granules = int(keys.scales.shape[-1])
-        require(granules == 1, f"a cache with {granules} scales a head and token", "one; granularity head_size")
-        options = {"k_scale": keys.scales[..., 0], "v_scale": values.scales[..., 0]} | options
-    seq_lens = lengths + (starts[1:] - starts[:-1])
-    return _plan_paged(q, keys.blocks, values.blocks, keys.lookup_table, seq_lens, starts, Options(**options))
-
-
-def _plan(inputs: PrefillInputs, options: Options) -> _Plan:
-    check_traffic(options.traffic)
-    _, _, q_heads, head_dim = inputs.q.shape
-    wanted = 1 / math.sqrt(head_dim) if options.scale is None else options.scale
-    accepted = "a finite number that float32 holds"
-    require(not isinstance(wanted, bool), f"scale {wanted!r}", accepted)
-    scale = finite_number(wanted, "scale", accepted)
-    features, fp8 = inputs.features, is_fp8(inputs.q)
-    problem = PrefillProblem(
-        inputs.batch, inputs.max_q, int(q_heads), int(inputs.k.shape[2]), int(head_dim), int(inputs.v.shape[3]),
-        dtype_of(inputs.q, "q").itemsize, dtype_of(inputs.k, "k").itemsize, features.heavy,
-        features.mask.bias is not None, inputs.ragged,
-        p_fp8=fp8 and features.scales.v.kind != "token",
-    )  # fmt: skip
-    lacks = hopper_lacks(inputs, scale)
-    slower = None if options.batch_invariant else hopper_slower(problem)
-    chosen, reason, hopper = choose_with_hopper(inputs.q, options.backend, lacks, slower, SUPPORTED)
-    if hopper:
-        tiles, where = choose_hopper(problem, inputs), "sm_90" if chosen == "emulator" else None
-        explanation = Explanation("mha_prefill", chosen, reason, tiles, tiles.grid(problem), where)
-        return _Plan(explanation, inputs, options, problem, scale)
-    if on_gpu(inputs.q) and is_fp8(inputs.k):
-        arch, _ = backends.machine(inputs.q.device)
-        fits = arch == "gfx950" or (arch.startswith("sm_") and int(arch[3:]) >= 89)
-        require(fits, f"float8_e4m3fn on {arch}", "on sm_89 or later, or gfx950")
-    emulated = options.arch if chosen == "emulator" else None
-    target = _device_arch(inputs.q.device) if on_gpu(inputs.q) else emulated or "sm_90"
-    if chosen == "emulator":
-        require(target in PREFILL_ARCHS, f"arch {target!r}", f"one of {', '.join(PREFILL_ARCHS)}")
-    config = choose_config(problem, arch=target, batch_invariant=bool(options.batch_invariant))
-    if chosen == "emulator":
-        check_machine(target, problem)
-        arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
-        check_lane_copies({name: array for name, array in arrays.items() if 0 not in array.shape})
-    explanation = Explanation("mha_prefill", chosen, reason, config, config.grid(problem), emulated)
-    return _Plan(explanation, inputs, options, problem, scale)
-
-
-def _device_arch(device: Any) -> str:
-    """The architecture of a GPU, as the configurations name it: "sm_80" for all of NVIDIA's before Hopper."""
-    arch, _ = backends.machine(device)
-    return "sm_80" if arch.startswith("sm_") and int(arch[3:]) < 90 else arch
-
-
 def _explain_dense(
     q: Any, k: Any, v: Any, *, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, **options: Any
 ) -> Explanation:
-    return _plan_dense(q, k, v, Options(**options), cu_seqlens_q, cu_seqlens_k).explanation
+    return plan_dense(q, k, v, Options(**options), cu_seqlens_q, cu_seqlens_k).explanation
 
 
 def _explain_paged(
@@ -321,13 +228,13 @@ def _explain_paged(
     **options: Any,
 ) -> Explanation:  # fmt: skip
     arrays = q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q
-    return _plan_paged(*arrays, Options(**options), kv_layout).explanation
+    return plan_paged(*arrays, Options(**options), kv_layout).explanation
 
 
 def _explain_cache(
     q: Any, cache: PagedKVCacheCollection, layer: int = 0, *, cu_seqlens_q: Any, **options: Any
 ) -> Explanation:
-    return _plan_cache(q, cache, layer, cu_seqlens_q, options).explanation
+    return plan_cache(q, cache, layer, cu_seqlens_q, options).explanation
 
 
 mha_prefill.explain = _explain_dense  # type: ignore[attr-defined]

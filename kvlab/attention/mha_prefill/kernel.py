@@ -48,6 +48,16 @@ def load_tile(
 
 
 @triton.jit
+def by_token(
+    x, scale_ptr, table_ptr, page, first, key, end, page_stride, token_stride,
+    PAGE: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Columns of ``x`` times the scales of their keys."""
+    page, slot = row_of(table_ptr, page, first, key, key < end, PAGE, MASKED)
+    return x * token_scale(scale_ptr, page * page_stride + slot * token_stride, key < end)[None, :]
+
+
+@triton.jit
 def qk(q, q_rest, k, k_rest, scale_log2, REST: tl.constexpr):
     """Scores in units of log2; K in q's dtype."""
     s = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
@@ -141,6 +151,7 @@ def attend(
         d = D0 + tl.arange(0, D1)
         q_rest = tl.load(q_row + d[None, :], mask=is_row[:, None] & (d[None, :] < D), other=0.0)  # [BM, D1]
     k_base, v_base, pages = k_ptr + kv_head * k_head, v_ptr + kv_head * v_head, table_ptr + batch * table_batch
+    k_scales, v_scales = k_scale_ptr + kv_head * k_scale_head, v_scale_ptr + kv_head * v_scale_head
     scale_log2 = scale_log2 * head_scale(q_scale_ptr, kv_head, q_scale_head, Q_SCALE == "head")
     scale_log2 = scale_log2 * head_scale(k_scale_ptr, kv_head, k_scale_head, K_SCALE == "head")
     dtype: tl.constexpr = tl.float8e4nv if P_FP8 else tl.bfloat16 if q.dtype == tl.float8e4nv else q.dtype
@@ -170,9 +181,7 @@ def attend(
         #: scores -> s    S = Q K^T in float32, in units of log2; scales of tokens, softcap, ALiBi
         s = qk(q, q_rest, k, k_rest, scale_log2, D1 > 0)  # [BM, BN]
         if K_SCALE == "token":
-            page, slot = row_of(pages, batch, k_first, key, key < full, PAGE, False)
-            at = page * k_scale_page + slot * k_scale_token + kv_head * k_scale_head
-            s = s * token_scale(k_scale_ptr, at, key < full)[None, :]
+            s = by_token(s, k_scales, pages, batch, k_first, key, full, k_scale_page, k_scale_token, PAGE, False)
         if CAPPED:
             s = cap(s, softcap)
         if ALIBI:
@@ -180,9 +189,7 @@ def attend(
         #: softmax -> p, m, l, o, o_rest    online: new row maximum, exponentials, row sum, rescale
         p, m, l, o, o_rest = online(s, m, l, o, o_rest, V1 > 0)
         if V_SCALE == "token":
-            page, slot = row_of(pages, batch, k_first, key, key < full, PAGE, False)
-            at = page * v_scale_page + slot * v_scale_token + kv_head * v_scale_head
-            p = p * token_scale(v_scale_ptr, at, key < full)[None, :]
+            p = by_token(p, v_scales, pages, batch, k_first, key, full, v_scale_page, v_scale_token, PAGE, False)
         #: load_v -> v, v_rest    the V tile of the same keys
         v = load_tile(v_base, pages, batch, k_first, key, full, v_page, v_token, PAGE, 0, V0, DV, False)
         v_rest = v
@@ -200,9 +207,7 @@ def attend(
         #: scores -> s    S = Q K^T in float32, in units of log2; scales of tokens, softcap, ALiBi
         s = qk(q, q_rest, k, k_rest, scale_log2, D1 > 0)  # [BM, BN]
         if K_SCALE == "token":
-            page, slot = row_of(pages, batch, k_first, key, key < hi, PAGE, True)
-            at = page * k_scale_page + slot * k_scale_token + kv_head * k_scale_head
-            s = s * token_scale(k_scale_ptr, at, key < hi)[None, :]
+            s = by_token(s, k_scales, pages, batch, k_first, key, hi, k_scale_page, k_scale_token, PAGE, True)
         if CAPPED:
             s = cap(s, softcap)
         if ALIBI:
@@ -218,9 +223,7 @@ def attend(
         #: softmax -> p, m, l, o, o_rest    online: new row maximum, exponentials, row sum, rescale
         p, m, l, o, o_rest = online(s, m, l, o, o_rest, V1 > 0)
         if V_SCALE == "token":
-            page, slot = row_of(pages, batch, k_first, key, key < hi, PAGE, True)
-            at = page * v_scale_page + slot * v_scale_token + kv_head * v_scale_head
-            p = p * token_scale(v_scale_ptr, at, key < hi)[None, :]
+            p = by_token(p, v_scales, pages, batch, k_first, key, hi, v_scale_page, v_scale_token, PAGE, True)
         #: load_v -> v, v_rest    the V tile of the same keys
         v = load_tile(v_base, pages, batch, k_first, key, hi, v_page, v_token, PAGE, 0, V0, DV, True)
         v_rest = v

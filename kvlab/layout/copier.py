@@ -76,6 +76,8 @@ class TileCopier:
         """
         worker = self._check(dst, src, worker)
         places = [self._places(tensor, worker) for tensor in (src, dst)]
+        if (step := self._step(src.element_size)) > 1:
+            places = [place[..., : place.shape[-1] // step * step : step] for place in places]
         _move(self._name, src, places[0], dst, places[1], self._busy(worker))
 
     @property
@@ -85,6 +87,10 @@ class TileCopier:
     @property
     def _name(self) -> str:
         return type(self).__name__
+
+    def _step(self, element_size: int) -> int:
+        """Of every how many elements one is moved."""
+        return 1
 
     def _swizzle(self, tensor: TileTensor) -> Swizzle | None:
         """The swizzle of the addresses of this side."""
@@ -113,10 +119,9 @@ class TileCopier:
             swizzle.apply(0, tensor.element_size * tensor.dtype.itemsize)  # which raises where it would tear an element
             inside = swizzle.apply(inside, tensor.dtype.itemsize)
             if tensor.element_size > 1:
-                warnings.warn(
-                    f"{self._name} with a swizzle moves every vector; the original moves one of {tensor.element_size}",
-                    stacklevel=4,
-                )
+                n = tensor.element_size
+                moves = f"one of {n} vectors" if self._step(n) > 1 else "every vector"
+                warnings.warn(f"{self._name} with a swizzle moves {moves}; the original moves one of {n}", stacklevel=4)
         return tensor._indices(inside)
 
     def _check(self, dst: TileTensor, src: TileTensor, worker: Any) -> IntArray:

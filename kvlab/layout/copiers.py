@@ -99,6 +99,8 @@ class SharedToGenericTileCopier(TileCopier):
     """Shared memory to DRAM. The swizzle, with which the tile was written, permutes every element's place, counted in
     scalars from the tile's first.
 
+    Of vectors of n scalars the original moves every n-th only, where there is a swizzle; ``original=True`` does so too.
+
     >>> from kvlab.layout import Layout
     >>> smem = TileTensor.stack_allocation(Layout.row_major(2, 2), "fp32")
     >>> smem.store(np.array([[0, 1], [3, 2]], np.float32)[..., None])
@@ -109,12 +111,16 @@ class SharedToGenericTileCopier(TileCopier):
     """
 
     swizzle: Swizzle | None = None
+    original: bool = False
     spaces: ClassVar = (SHARED, DRAM)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.thread_scope is not ThreadScope.BLOCK:
             raise ValueError(f"{self._name}: the threads of a block are accepted, not those of a warp")
+
+    def _step(self, element_size: int) -> int:
+        return element_size if self.original and self.swizzle is not None else 1
 
     def _swizzle(self, tensor: TileTensor) -> Swizzle | None:
         return self.swizzle if tensor.memory.space is AddressSpace.SHARED else None
@@ -174,6 +180,8 @@ class SharedToLocalTileCopier(TileCopier):
 class LocalToSharedTileCopier(TileCopier):
     """Registers to shared memory. The swizzle permutes every element's place, counted in scalars from the tile's first.
 
+    Of vectors of n scalars the original moves every n-th only, where there is a swizzle; ``original=True`` does so too.
+
     >>> from kvlab.layout import Layout
     >>> registers = TileTensor.stack_allocation(Layout.row_major(1, 1), "fp32", AddressSpace.LOCAL, programs=4)
     >>> registers.store(np.arange(4, dtype=np.float32).reshape(4, 1, 1, 1))
@@ -184,7 +192,11 @@ class LocalToSharedTileCopier(TileCopier):
     """
 
     swizzle: Swizzle | None = None
+    original: bool = False
     spaces: ClassVar = (LOCAL, SHARED)
+
+    def _step(self, element_size: int) -> int:
+        return element_size if self.original and self.swizzle is not None else 1
 
     def _swizzle(self, tensor: TileTensor) -> Swizzle | None:
         return self.swizzle if tensor.memory.space is AddressSpace.SHARED else None

@@ -282,6 +282,13 @@ def test_the_original_moves_fewer_vectors_and_that_is_said():
     copier = SharedToGenericTileCopier(Layout.row_major(4, 2), swizzle=Swizzle(1, 2, 3, "int32"))
     with pytest.warns(UserWarning, match="moves every vector; the original moves one of 4"):
         copier.copy(DRAM.vectorize(1, 4), smem.vectorize(1, 4))
+    target = TileTensor.from_numpy(np.zeros((8, 16), np.int32))
+    wide = TileTensor.stack_allocation(Layout.row_major(8, 16), "int32").fill(1)
+    copier = SharedToGenericTileCopier(Layout.row_major(2, 1), swizzle=Swizzle(1, 2, 3, "int32"), original=True)
+    with pytest.warns(UserWarning, match="moves one of 4 vectors"):
+        copier.copy(target.vectorize(1, 4), wide.vectorize(1, 4))
+    moved = target.to_numpy().reshape(8, 4, 4)[..., 0]  # of the 4 x 4 vectors of a thread (rows fastest) every fourth
+    assert moved.tolist() == [[1] * 4] * 2 + [[0] * 4] * 6
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         LocalToSharedTileCopier(THREADS, swizzle=Swizzle(1, 2, 3, "int32")).copy(

@@ -146,7 +146,7 @@ def main(path: str) -> None:
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     origin = {
         "what": "byte addresses [64 mn, 16 k] of an operand of one wgmma.m64n64k16.f16, from shared memory's start, "
-        "by its descriptor; the first 16 digits of the sha256 of each int32 table, the table itself of every 64th",
+        "by its descriptor; the first 16 digits of the sha256 of each int32 table, the table itself of every 16th",
         "gpu": subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip(),
         "versions": {"triton": triton.__version__, "torch": torch.__version__},
         "date": datetime.date.today().isoformat(),
@@ -156,7 +156,7 @@ def main(path: str) -> None:
     for number, case in enumerate(cases()):
         table = probe.addresses(*case).astype("<i4")
         record = {"descriptor": case, "sha256": hashlib.sha256(table.tobytes()).hexdigest()[:16]}
-        found.append(record if number % 64 else {**record, "table": table.ravel().tolist()})
+        found.append(record if number % 16 else {**record, "table": table.ravel().tolist()})
     fields = ["operand", "major", "start", "leading", "stride", "swizzle", "base_offset"]
     with gzip.open(path, "wt") as file:
         json.dump({"origin": origin, "descriptor": fields, "cases": found}, file)

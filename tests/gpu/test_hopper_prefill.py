@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from on_device import on_device
@@ -15,6 +16,7 @@ from prefill_cases import Case
 from yardsticks import assert_accurate, bits, nothing_waits
 
 from kvlab.attention import explain, mha_prefill
+from kvlab.attention.online_softmax import OUTPUT_TIE
 
 pytestmark = [
     pytest.mark.gpu,
@@ -55,6 +57,20 @@ def test_grid(case: Case) -> None:
     x = case.build()
     out, lse = x.call(device="cuda", return_lse=True, backend="hopper")
     assert_accurate(x, out.cpu(), lse.cpu())
+
+
+@pytest.mark.parametrize("case", [SIZES[5], *SIZES[-4:]], ids=str)
+def test_the_emulator_gives_what_the_chip_gives(case: Case) -> None:
+    """Both round P and the output to 16 bits; a tie may fall on either side. Softcap's tanh has 2^-11 on the chip."""
+    x = case.build()
+    ours, our_lse = x.call(return_lse=True, backend="hopper")
+    chip, chip_lse = x.call(device="cuda", return_lse=True, backend="hopper")
+    chip, chip_lse = (t.cpu().float().numpy() for t in (chip, chip_lse))
+    exact = not case.softcap
+    assert np.abs(ours.astype(np.float32) - chip).max() <= (OUTPUT_TIE[0] if exact else 2.0**-5) * np.abs(chip).max()
+    assert (np.isneginf(our_lse) == np.isneginf(chip_lse)).all()
+    seen = ~np.isneginf(chip_lse)
+    assert np.abs(our_lse - chip_lse)[seen].max() <= (1e-5 * np.abs(chip_lse[seen]).max() if exact else 0.01)
 
 
 @pytest.mark.parametrize("form", ["dense", "ragged", "paged"])

@@ -92,7 +92,8 @@ def produce(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
             #: load_q -> j    DRAM -> shared memory, 64 rows for each consumer
             for w in range(C.NC):
                 u = slot * C.NC + w
-                cta.load_rows("q", cta.q_full[u], u, q_batch, q_first + row + w * C.BM, head)
+                first = q_first + max(row + w * C.BM, 1 - C.BM)  # a box touches the tensor
+                cta.load_rows("q", cta.q_full[u], u, q_batch, first, head)
             j += 1
             for i in range(hi - lo):
                 #: load_k -> b, key    from the last block to the first, as soon as the stage is free
@@ -190,11 +191,11 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
         lse, inv = _row_results(m * scale, l, sink, x.unit)
         cta.v_free[b].arrive()
         o = o.with_values(o.values * o.by_row(inv[None]))
-        #: store    registers -> DRAM, by way of shared memory where there is a buffer and no other sequence's rows
+        #: store    registers -> DRAM, by way of shared memory where there is a buffer and all rows exist
         page, skip = 0 if C.RAGGED_Q else batch, min(max(-row, 0), BM)  # rows before the sequence
         values, rows = o.tile()[0].astype(cta.dtype), slice(q_first + max(row, 0), q_first + max(row + BM, 0))
         x.lse[page, head, rows] = lse[skip:]
-        if C.DIRECT or (C.RAGGED_Q and row < 0):
+        if C.DIRECT or row < 0:  # TMA does not store to negative coordinates
             x.out[page, rows, head] = values[skip:]
         else:
             cta.store_box(W, values, page, q_first + row, head)

@@ -67,8 +67,9 @@ def produce(descs, boxes, words, bars, seqs, sizes, C: gl.constexpr):
             #: load_q -> j    DRAM -> shared memory, 64 rows for each consumer
             for w in gl.static_range(NC):
                 u = slot * NC + w
+                first = q_first + gl.maximum(row + w * C.BM, 1 - C.BM)  # a box touches the tensor
                 load_rows(
-                    dq, q_s, q_full.index(u), u, q_batch, q_first + row + w * C.BM, head, 0, 0, table, pages,
+                    dq, q_s, q_full.index(u), u, q_batch, first, head, 0, 0, table, pages,
                     C.BM, C.BM, C.D, 0,
                 )  # fmt: skip
             j += 1
@@ -221,11 +222,11 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, sizes, C: gl.conste
         o = hopper.warpgroup_mma_wait(0, deps=(o,))
         mbarrier.arrive(v_free.index(b), count=1)
         o = o * inv[:, None]
-        #: store    registers -> DRAM, by way of shared memory where there is a buffer and no other sequence's rows
+        #: store    registers -> DRAM, by way of shared memory where there is a buffer and all rows exist
         rows = row + gl.arange(0, BM, layout=gl.SliceLayout(1, S_LAYOUT))
         lse_at = lse_out + batch.to(gl.int64) * lse_batch * (1 - C.RAGGED_Q) + head * lse_head
         gl.store(lse_at + (q_first + rows) * lse_token, lse, mask=rows >= 0)
-        if C.DIRECT or (C.RAGGED_Q and row < 0):
+        if C.DIRECT or row < 0:  # TMA does not store to negative coordinates
             r = row + gl.arange(0, BM, layout=gl.SliceLayout(1, O_LAYOUT))
             d = gl.arange(0, DV, layout=gl.SliceLayout(0, O_LAYOUT))
             o_at = out + batch.to(gl.int64) * o_batch * (1 - C.RAGGED_Q) + head * o_head

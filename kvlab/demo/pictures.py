@@ -174,8 +174,8 @@ def gfx950(capture: Capture, pool: PagedKVCacheCollection, layer: int) -> Chapte
 
 _TWICE = (
     "The swizzle leaves twice the ideal: it permutes 3 bits, enough for the 8 groups of 16 bytes in 32 banks (gfx942), "
-    "where 8 lanes are served at once. gfx950 has 64 banks, 16 groups, and serves 16 lanes: their 16 keys fall into 8 of "
-    "the 16 groups, two in each. Sw<3,0,4> would spread them over all 16, but it repeats only after 32 keys, and a "
+    "where 8 lanes are served at once. gfx950 has 64 banks, 16 groups, and serves 16 lanes: their 16 keys fall into 8 "
+    "of the 16 groups, two in each. Sw<3,0,4> would spread them over all 16, but it repeats only after 32 keys, and a "
     "fragment of 16 keys undoes it from its own first key. "
 )
 

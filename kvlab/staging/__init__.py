@@ -22,6 +22,7 @@ from .nvidia_params import NvidiaKVParams
 from .nvidia_tma import TmaKVBuffer
 from .operand_maps import kv_buffer_operand_map, operand_map, output_map, score_map
 from .p_buffer import PRegisterBuffer
+from .p_staging import FP8_P_SCALE, PStaging, PStagingParams, cast_p
 from .params import KVBufferParams, ceildiv
 from .programs import program_ids, ragged_range
 from .smem_image import SmemImage
@@ -34,6 +35,7 @@ from .warp_slices import WarpSlices
 
 __all__ = [
     "DECODE_ARCHS",
+    "FP8_P_SCALE",
     "MLACTA",
     "MLA_ARCHS",
     "AsyncBarrier",
@@ -59,6 +61,8 @@ __all__ = [
     "MmaSyncShape",
     "NvidiaKVParams",
     "PRegisterBuffer",
+    "PStaging",
+    "PStagingParams",
     "RegTileLoader",
     "RegTileWriterLDS",
     "Side",
@@ -73,6 +77,7 @@ __all__ = [
     "VBuffer",
     "VBufferConfig",
     "WarpSlices",
+    "cast_p",
     "ceildiv",
     "decode_cta",
     "kv_buffer_operand_map",

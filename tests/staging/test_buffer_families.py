@@ -1,5 +1,5 @@
-"""Configurations drawn from the families of MAX's buffers. Rests on laws: the image of a stage holds every element of the
-tile once, every register holds the element that the map names, and the fragments' product is the matrix product."""
+"""Configurations drawn from the families of MAX's buffers. Rests on laws: the image of a stage holds every element of
+the tile once, every register holds the element that the map names, and the fragments' product is the matrix product."""
 
 from __future__ import annotations
 

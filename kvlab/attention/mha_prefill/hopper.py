@@ -47,9 +47,7 @@ def attend(
     q_box = gl.allocate_shared_memory(dq.dtype, [C.NQ * C.NC * C.D // 64, 1, C.BM, 1, 64], BOX_LAYOUT)
     k_box = gl.allocate_shared_memory(dq.dtype, [C.NB * C.D // 64 * (C.BN // C.BOX), 1, C.BOX, 1, 64], BOX_LAYOUT)
     v_box = gl.allocate_shared_memory(dq.dtype, [C.NB * C.DV // 64 * (C.BN // C.BOX), 1, C.BOX, 1, 64], BOX_LAYOUT)
-    o_box = q_box  # not used if C.DIRECT
-    if not C.DIRECT:
-        o_box = gl.allocate_shared_memory(dq.dtype, [C.NC * C.DV // 64, 1, C.BM, 1, 64], BOX_LAYOUT)
+    o_box = gl.allocate_shared_memory(dq.dtype, [C.NC * C.DV // C.ROUNDS // 64, 1, C.BM, 1, 64], BOX_LAYOUT)
     words = gl.allocate_shared_memory(gl.int32, [8 * C.NQ, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     bars = (
         barriers(C.NQ * C.NC, 1), barriers(C.NQ * C.NC, 1), barriers(C.NB, 1), barriers(C.NB, C.NC),
@@ -58,7 +56,7 @@ def attend(
     q_s = operand(q_box, C.BM, C.D, C.NQ * C.NC * C.D // 64)
     k_s = operand(k_box, C.BN, C.D, C.NB * C.D // 64)
     v_s = operand(v_box, C.BN, C.DV, C.NB * C.DV // 64)
-    o_s = operand(o_box, C.BM, C.DV, C.NC * C.DV // 64)
+    o_s = operand(o_box, C.BM, C.DV // C.ROUNDS, C.NC * C.DV // C.ROUNDS // 64)
     ours = (q_s, k_s, v_s, o_s, o_box)
     results = (out, lse, sinks, o_batch, o_token, o_head, lse_batch, lse_head, lse_token, inner, scale, unit)
     some = (max_q, max_k, left, right)

@@ -30,7 +30,7 @@ class Constants(NamedTuple):
     stages hold BN keys of D and values of DV, in boxes of BOX keys.
 
     FIRST: the first block of a tile may need a mask; MASKED: others, too. WINDOW: bounded on the left. CLEAN: rows
-    behind a sequence's end may be anything. DIRECT: O leaves without a buffer in shared memory. EQUAL: all
+    behind a sequence's end may be anything. O leaves in ROUNDS parts. EQUAL: all
     tiles have as many keys. HOLD, EARLY: see ``hopper_roles.consume``. REGISTERS of a thread of a consumer and of the
     PRODUCER.
     """
@@ -53,7 +53,7 @@ class Constants(NamedTuple):
     SINKS: bool
     HOLD: bool
     EARLY: bool
-    DIRECT: bool
+    ROUNDS: int
     EQUAL: bool
     REGISTERS: int
     PRODUCER: int
@@ -147,7 +147,7 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperConfi
         D=D, DV=DV, NC=NC, NQ=2 if D <= 128 else 1, NB=NB, BN=BN, BOX=min(page, BN) if page else BN, PAGE=page,
         RAGGED_Q=problem.ragged, RAGGED_K=ragged_k, FIRST=bounded or window or not whole, MASKED=diagonal or window,
         WINDOW=window, CLEAN=ragged_k or page > 0, CAPPED=features.softcap > 0, SINKS=features.sinks is not None,
-        HOLD=small, EARLY=small, DIRECT=D > 128, EQUAL=known and not bounded and not window,
+        HOLD=small, EARLY=small, ROUNDS=2 if D > 128 else 1, EQUAL=known and not bounded and not window,
         REGISTERS=160 if three else 232 if page else 240, PRODUCER=32 if three or not page else 48,
     )  # fmt: skip
     together = 1

@@ -35,7 +35,7 @@ class HopperCTA:
         self.q, end = _buffers(C.NQ * C.NC, C.BM, C.D, 0)
         self.k, end = _buffers(C.NB, C.BN, C.D, end)
         self.v, end = _buffers(C.NB, C.BN, C.DV, end)
-        self.o, end = _buffers(0 if C.DIRECT else C.NC, C.BM, C.DV, end)
+        self.o, end = _buffers(C.NC, C.BM, C.DV // C.ROUNDS, end)
         self.smem = Memory(end, space=AddressSpace.SHARED, name="shared memory")
         counts = ((C.NQ * C.NC, 1), (C.NQ * C.NC, 1), (C.NB, 1), (C.NB, C.NC), (C.NB, 1), (C.NB, C.NC))
         self.q_full, self.q_free, self.k_full, self.k_free, self.v_full, self.v_free = (
@@ -90,13 +90,13 @@ class HopperCTA:
         """An output accumulator ``[BM, DV]``."""
         return Fragments.zeros(1, _accumulator(self.C.DV))
 
-    def store_box(self, w: int, values: Array, batch: int, row: int, head: int) -> None:
-        """``values`` ``[BM, DV]`` through shared memory to the output; rows past its end are dropped by TMA."""
+    def store_columns(self, w: int, values: Array, batch: int, row: int, head: int, col: int) -> None:
+        """``values``, the columns of O from ``col`` on, through shared memory to the output."""
         place = self.o[w]
         address = place.address(np.arange(place.rows)[:, None], np.arange(place.vectors))
         self.smem.store(address, values.reshape(*address.shape, 8))
         panel = np.arange(0, place.cols, 64)
-        tma.store(self.boxes["o"], (batch, row, head, panel), self.smem, place.base + panel * place.rows * 2)
+        tma.store(self.boxes["o"], (batch, row, head, col + panel), self.smem, place.base + panel * place.rows * 2)
         self.traffic.move("registers->DRAM", values.nbytes)
 
     def _atom(self, columns: int) -> Any:

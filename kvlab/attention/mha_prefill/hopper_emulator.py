@@ -191,14 +191,15 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
         lse, inv = _row_results(m * scale, l, sink, x.unit)
         cta.v_free[b].arrive()
         o = o.with_values(o.values * o.by_row(inv[None]))
-        #: store    registers -> DRAM, by way of shared memory where there is a buffer and all rows exist
+        #: store    registers -> shared memory -> DRAM; where rows do not exist straight to DRAM
         page, skip = 0 if C.RAGGED_Q else batch, min(max(-row, 0), BM)  # rows before the sequence
         values, rows = o.tile()[0].astype(cta.dtype), slice(q_first + max(row, 0), q_first + max(row + BM, 0))
         x.lse[page, head, rows] = lse[skip:]
-        if C.DIRECT or row < 0:  # TMA does not store to negative coordinates
+        if row < 0:  # TMA does not store to negative coordinates
             x.out[page, rows, head] = values[skip:]
         else:
-            cta.store_box(W, values, page, q_first + row, head)
+            for col in range(0, C.DV, C.DV // C.ROUNDS):
+                cta.store_columns(W, values[:, col : col + C.DV // C.ROUNDS], page, q_first + row, head, col)
         #: turn -> it, j, batch    the next tile
         it, j = it + 1, j + 1
         yield cta.q_full[j % C.NQ * C.NC + W], (j // C.NQ) & 1

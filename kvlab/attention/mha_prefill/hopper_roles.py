@@ -5,7 +5,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from .hopper_steps import (
     cap,
@@ -20,7 +20,7 @@ from .hopper_steps import (
     receive,
     row_results,
     send,
-    store_box,
+    store_columns,
 )
 
 # A power of two: times the scale it is exact, so that m * scale - m * scale is 0 in a fused multiply-add, too.
@@ -222,22 +222,25 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, sizes, C: gl.conste
         o = hopper.warpgroup_mma_wait(0, deps=(o,))
         mbarrier.arrive(v_free.index(b), count=1)
         o = o * inv[:, None]
-        #: store    registers -> DRAM, by way of shared memory where there is a buffer and all rows exist
+        #: store    registers -> shared memory -> DRAM; where rows do not exist straight to DRAM
         rows = row + gl.arange(0, BM, layout=gl.SliceLayout(1, S_LAYOUT))
         lse_at = lse_out + batch.to(gl.int64) * lse_batch * (1 - C.RAGGED_Q) + head * lse_head
         gl.store(lse_at + (q_first + rows) * lse_token, lse, mask=rows >= 0)
-        if C.DIRECT or row < 0:  # TMA does not store to negative coordinates
+        if row < 0:  # TMA does not store to negative coordinates
             r = row + gl.arange(0, BM, layout=gl.SliceLayout(1, O_LAYOUT))
             d = gl.arange(0, DV, layout=gl.SliceLayout(0, O_LAYOUT))
             o_at = out + batch.to(gl.int64) * o_batch * (1 - C.RAGGED_Q) + head * o_head
             at = (q_first + r).to(gl.int64)[:, None] * o_token + d[None, :]
             gl.store(o_at + at, o.to(DTYPE), mask=(r >= 0)[:, None])
         else:
-            o_s.index(W).store(o.to(DTYPE))
-            fence_async_shared()
             o_page = batch * 0 if C.RAGGED_Q else batch
-            for c in gl.static_range(DV // 64):
-                store_box(do, [o_page, q_first + row, head, c * 64], o_box.index(W * (DV // 64) + c))
+            if C.ROUNDS == 1:
+                store_columns(do, o_s, o_box, W, o.to(DTYPE), o_page, q_first + row, head, 0, DV)
+            else:
+                left_half, right_half = o.to(DTYPE).reshape([BM, 2, DV // 2]).permute((0, 2, 1)).split()
+                store_columns(do, o_s, o_box, W, left_half, o_page, q_first + row, head, 0, DV // 2)
+                tma.store_wait(0)
+                store_columns(do, o_s, o_box, W, right_half, o_page, q_first + row, head, DV // 2, DV // 2)
         #: turn -> it, j, batch    the next tile
         it += 1
         j += 1

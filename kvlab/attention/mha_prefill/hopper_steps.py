@@ -199,3 +199,13 @@ def row_results(top, l, sink_at, unit, BM: gl.constexpr, SINKS: gl.constexpr, S_
         total = total * weight + gl.exp2(sink - top)
     lse = gl.where(total > 0, (top + gl.log2(total)) * unit, float("-inf"))
     return lse, gl.where(total > 0, weight / total, 0.0)
+
+
+@gluon.jit
+def store_columns(desc, o_s, o_box, w, values, page, row, head, col, COLS: gl.constexpr):
+    """Columns ``col`` to ``col + COLS`` of O through buffer w, which no copy reads any more, to DRAM."""
+    meet()
+    o_s.index(w).store(values)
+    fence_async_shared()
+    for c in gl.static_range(COLS // PANEL):
+        store_box(desc, [page, row, head, col + c * PANEL], o_box.index(w * (COLS // PANEL) + c))

@@ -56,8 +56,9 @@ def kv_store_paged(
     backend       "auto": the emulator for NumPy arrays, the Triton kernel for torch tensors (interpreted on the CPU);
                   "reference" (float64), "emulator", "triton"
     arch          the machine that is emulated
-    check         look at slots and positions: out of range or given twice is a ValueError. None: unless they are on a
-                  GPU, which would wait for it; there such tokens are dropped (or left unrotated)
+    check         look at slots, positions and given scales: out of range or given twice is a ValueError, and a scale
+                  that is not positive and finite. None: unless they are on a GPU, which would wait for it; there such
+                  tokens are dropped (or left unrotated), and the scales believed
     traffic       a :class:`~kvlab.staging.Traffic` that counts what the emulator moves
 
     Nothing but the slots named and their scales is written. ValueError on bad arguments, before anything is written.

@@ -29,7 +29,7 @@ SMALLEST = 2.0**-100
 """A block whose largest magnitude is less is quantised as if it were this: its scale has a finite reciprocal."""
 
 MOST_ELEMENTS, LEAST_ELEMENTS = 1024, 512
-MOST_WARPS = 2
+MOST_WARPS, MOST_WARPS_ROPED = 2, 4
 VECTOR_BYTES = 16
 PROGRAMS_PER_PROCESSOR = 2
 
@@ -127,9 +127,9 @@ def choose_config(
 ) -> StoreConfig:
     """The configuration of a call; ``processors`` are the SMs of the device (132 on an H100).
 
-    A program moves 1024 elements of K and of V with two warps, four 16-byte loads a thread under way at once; fewer
-    where that would leave processors without a program. On an H100 programs of 2048 or 4096 elements were not faster
-    for any form, and those that rotate, whose registers then leave room for half of them at a time, a sixth slower.
+    A program moves 1024 elements of K and of V with two warps, four 16-byte loads a thread under way at once (four
+    warps where it rotates, which takes registers); fewer elements where that would leave processors without a program.
+    On an H100 programs of 2048 or 4096 elements were not faster for any form, and those that rotate a sixth slower.
 
     >>> problem = StoreProblem(tokens=4096, heads=8, D=(128, 128), G=(128, 128), itemsize=(2, 2))
     >>> config = choose_config(problem, form="slots", page_size=16)
@@ -149,7 +149,8 @@ def choose_config(
     ]
     programs = max(-(-n // BR) if D else 0 for n, BR, D in zip(rows, tile, problem.D, strict=True))
     widest = max(BR * BG * size for BR, BG, size in zip(tile, widths, problem.itemsize, strict=True))
-    num_warps = max(1, min(MOST_WARPS, widest // (32 * VECTOR_BYTES)))
+    most_warps = MOST_WARPS_ROPED if rope else MOST_WARPS
+    num_warps = max(1, min(most_warps, widest // (32 * VECTOR_BYTES)))
     BB = min(256, max(16, 1 << max(0, batch - 1).bit_length()))
     return StoreConfig(
         form, problem.heads, page_size, sides[0], sides[1], programs, BB=BB,

@@ -1,0 +1,161 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 10. MHA prefill: many new tokens at once
+#
+# Before a model writes its first word it reads the prompt: every token attends to itself and to all before it. There are as
+# many queries as keys, so a tile of keys that lies in shared memory is used by 128 query rows, and the tensor cores, not the
+# memory, set the pace. This notebook follows the 299 tokens of a real prompt (SmolLM2-135M) through the tiles, shows which
+# tiles are never touched, and runs the kernel and the emulator in lockstep.
+
+# %%
+import numpy as np
+
+from kvlab.attention import explain, mha_prefill, mha_prefill_cache
+from kvlab.attention.masks import CausalMask, ChunkedCausalMask, SlidingWindowCausalMask
+from kvlab.attention.mha_prefill.inputs import Options
+from kvlab.attention.mha_prefill.plan import plan_dense
+from kvlab.data import load_smollm2
+from kvlab.demo.steps import paged_cache
+from kvlab.exercise import check
+from kvlab.hardware import get_atom
+from kvlab.mirror import lockstep
+from kvlab.staging import Traffic
+from kvlab.viz import draw_atom
+
+capture = load_smollm2()
+LAYER, N = 1, capture.prompt_tokens
+q, k, v = (x[LAYER, :N][None] for x in (capture.q, capture.k, capture.v))
+print(f"q {q.shape} [B, S, Hq, D]; k, v {k.shape} [B, n, Hkv, D], {q.dtype}")
+
+# %% [markdown]
+# ## Tiles of the score matrix
+#
+# A program works on `BM` query rows of one head and walks over the keys `BN` at a time. It never writes the 299 x 299 scores:
+# it keeps a running maximum, a running sum and the output tile in registers.
+
+# %%
+plan = explain(mha_prefill, q, k, v)
+BM, BN = plan.config.BM, plan.config.BN
+print(plan)
+
+# %% [markdown]
+# With a causal mask a tile is one of three kinds: every row sees all its keys, some rows see some, or none sees any. The last
+# kind is skipped: not masked, but never loaded. MAX's masks say the status of a tile; 0 is "no mask", 1 "partial", 3 "full".
+
+
+# %%
+def statuses(mask):
+    """Status of each tile of the prompt [query tiles, key tiles]."""
+    starts = np.arange(0, N, BM), np.arange(0, N, BN)
+    return np.array([[int(mask.status(int(a), int(b), BM, BN)) for b in starts[1]] for a in starts[0]])
+
+
+tiles = statuses(CausalMask())
+print(tiles)
+
+# %% [markdown]
+# **Question 1.** How many of these tiles does the causal prompt *load*, for one head?
+
+# %% tags=["question"]
+loaded = None  # your answer, a number
+
+# %%
+check(loaded, int((tiles != 3).sum()), "All but those that are masked in full (3).")
+
+# %% [markdown]
+# A window or chunks leave fewer. (A window of 64 keys; chunks of 128.)
+
+# %%
+for mask in (CausalMask(), SlidingWindowCausalMask(64), ChunkedCausalMask(128)):
+    status = statuses(mask)
+    print(f"{mask!r:40} {(status == 0).sum()} whole, {(status == 1).sum()} partial, {(status == 3).sum()} skipped")
+
+# %% [markdown]
+# ## The two siblings in lockstep
+#
+# Full tiles run in a first loop without a mask, the diagonal ones in a second. Both loops are in both sources. Only one
+# program is traced here: the last 128 rows of head 0, which see the most keys.
+
+# %%
+head = [x[:, :, :1] for x in (q, k, v)]
+call = plan_dense(*head, Options(scale=capture.scale, backend="emulator"))
+case = dict(zip(("q", "k", "v"), head, strict=True))
+case |= {"scale": capture.scale, "problem": call.problem, "config": call.explanation.config}
+run = lockstep("mha_prefill", case | {"features": call.inputs.features}, programs=0)
+print(run.finding)
+run
+
+# %% [markdown]
+# ## Where the bytes go
+#
+# Count what one head's prefill moves, and compare with decode: there a key was read for 3 rows, here for 128.
+
+# %%
+traffic = Traffic()
+out = mha_prefill(*head, scale=capture.scale, backend="emulator", traffic=traffic)
+for edge, nbytes in traffic.moved.items():
+    print(f"{edge:24}{nbytes:>9} bytes")
+for role, passes in traffic.wavefronts.items():
+    print(f"{role:24}{passes:>9} passes, ideal {traffic.ideal[role]:>6}, unswizzled {traffic.unswizzled[role]:>6}")
+flop = sum(2 * 2 * 64 * (i + 1) for i in range(N))
+print(f"{flop / sum(v for e, v in traffic.moved.items() if 'DRAM' in e):.0f} floating-point operations a byte of DRAM")
+
+# %% [markdown]
+# **Question 2.** K and V of this head are 2 x 299 rows of 128 bytes. A program reads those that its last row sees, up to
+# whole tiles but not past the end. How many rows of K do the programs of this head read together? (Their last rows are 127,
+# 255 and 298.)
+
+# %% tags=["question"]
+k_rows = None  # your answer, a number
+
+# %%
+check(k_rows, sum(min(last + 1, N) for last in (127, 255, 298)), "Row r sees the keys 0 to r.")
+
+# %% [markdown]
+# ## Chunked prefill over pages
+#
+# A serving engine does not give a long prompt to the GPU in one piece. It stores a chunk in the cache and lets it attend to
+# everything stored before: the mask is aligned at the *end*, so query `i` of `S` sees the keys up to `i + n - S`. The last
+# 99 tokens, over the pages, give the same rows as the whole prompt:
+
+# %%
+pool = paged_cache(capture, page_size=16)
+chunk = pool.with_lengths(np.array([200], np.uint32), max_seq_length=99)
+starts = np.array([0, 99])
+last = mha_prefill_cache(q[0, 200:], chunk, LAYER, cu_seqlens_q=starts, scale=capture.scale)
+whole = mha_prefill(q, k, v, scale=capture.scale)
+print("largest difference:", np.abs(last.astype(float) - whole[0, 200:].astype(float)).max())
+print("from the model:    ", np.abs(whole[0].astype(float) - capture.o[LAYER, :N].astype(float)).max())
+
+# %% [markdown]
+# **Question 3.** Suppose 5 new queries meet only 2 keys. How many of the 5 rows see no key at all, and hence give 0 with an
+# lse of minus infinity?
+
+# %% tags=["question"]
+empty = None  # your answer, a number
+
+# %%
+_, lse = mha_prefill(q[:, :5], k[:, :2], v[:, :2], return_lse=True)
+check(empty, int(np.isneginf(lse[0, 0]).sum()), "Query i sees the keys up to i + 2 - 5.")
+
+# %% [markdown]
+# ## Rows of a tile on the tensor cores
+#
+# On Hopper, `wgmma` takes Q and K from shared memory and holds the scores in registers. This is the accumulator of a
+# warpgroup (of 16 keys, to fit the page): 64 rows, four warps of 16 rows each. A row's scores lie in four lanes, so its
+# maximum takes two shuffles.
+
+# %%
+draw_atom(get_atom("wgmma.m64n16k16.bf16"), lane=37)

@@ -109,8 +109,9 @@ nbytes = None  # your answer, a number
 check(nbytes, 2 * (TOKEN + 1) * capture.kv_heads * capture.head_dim * 2, "keys * heads * 64 * 2 bytes, for K and for V")
 
 # %% [markdown]
-# The copies run ahead of the arithmetic: while a tile is multiplied the next ones are in flight. Each bar is a copy from its
-# issue to the wait that lands it; reading it earlier would be reported as a hazard, with the missing wait.
+# The emulator keeps the order of things, too. A copy is in flight, dashed, from its issue to the wait that lands it; reading
+# its bytes earlier would be reported as a hazard, with the two accesses and the missing wait. (It walks the tiles one after
+# the other in one stage; the compiled kernel has `num_stages` of them and issues the next tiles' copies earlier.)
 
 # %%
 draw_timeline(traffic.trace()[:60])

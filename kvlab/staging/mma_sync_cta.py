@@ -174,7 +174,7 @@ class MmaSyncCTA:
         """ldmatrix.x4 of every warp."""
         access, layout = self.shape.access(role), self.shape.fragment_map(role)
         words = ldmatrix(
-            self.smem, access.address[None], 4, trans=access.name.endswith("trans"), dtype=self.shape.stored(role)
+            self.smem, access.address[None], access.nbytes // 4, trans=access.name.endswith("trans"), dtype=self.shape.stored(role)
         )
         registers = np.moveaxis(words, 1, 3)  # [programs, warps, 32, instructions, 8]
         self._count(role, active)
@@ -197,7 +197,8 @@ class MmaSyncCTA:
         """The bytes that each warp reads of a role, or writes of ``"p write"``."""
         if role not in self._footprints:
             access = self.shape.access(role)
-            self._footprints[role] = self.hazards.footprint(access.address, access.nbytes)
+            nbytes = 16 if "matrix" in access.name else access.nbytes  # every lane names a row of a matrix
+            self._footprints[role] = self.hazards.footprint(access.address, nbytes)
         return self._footprints[role]
 
     def _multiply(self, roles: str, a: Fragments, b: Fragments, c: Fragments) -> Fragments:

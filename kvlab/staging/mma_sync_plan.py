@@ -81,7 +81,8 @@ class MmaSyncShape:
         """
         place, plan = self.place(role), self._plan(role)
         place = place if swizzled else place.plain()
-        return ("ldmatrix.x4.trans" if role == "v" else "ldmatrix.x4"), place.address(plan.row, plan.vector)
+        name = f"ldmatrix.x{plan.matrices}" + (".trans" if role == "v" else "")
+        return name, place.address(plan.row, plan.vector)
 
     def output_map(self, cols: int) -> FragmentMap:
         """The accumulator ``[BM, cols]`` of S (BN columns) or O: warp w holds columns ``8 (warps n + w) + 0..7``."""
@@ -133,7 +134,7 @@ def _access(shape: MmaSyncShape, role: str) -> SharedAccess:
             (_p_matrix_addresses if stmatrix else _p_pair_addresses)(shape, x) for x in (place, place.plain())
         )
     else:
-        nbytes = 16
+        nbytes = 4 * shape._plan(role).matrices
         (name, address), (_, plain) = (shape.read_addresses(role, swizzled=x) for x in (True, False))
     wavefronts, ideal = passes_by_warp(name, address, shape.arch)
     unswizzled, _ = passes_by_warp(name, plain, shape.arch)
@@ -167,12 +168,13 @@ def _places(shape: MmaSyncShape) -> tuple[dict[str, SwizzledTile], int]:
 @dataclass(frozen=True, eq=False)
 class _Plan:
     """Row and 16-byte vector that each lane addresses, ``[instructions, warps, 32]``, and what the registers
-    then hold.
+    then hold. ``matrices`` of 8 rows of 16 bytes an instruction.
     """
 
     row: IntArray
     vector: IntArray
     map: FragmentMap
+    matrices: int = 4
 
 
 def _map(
@@ -193,24 +195,21 @@ def _map(
 @functools.cache
 def _k_plan(shape: MmaSyncShape) -> _Plan:
     """Warp w holds keys ``8 (warps n + w) + 0..7``; an ldmatrix.x4 brings 8 keys x 32 columns: two k steps. Where there
-    are 16 columns it brings two such n.
+    are 16 columns it brings two such n, or is an ldmatrix.x2.
     """
     tiles_n, tiles_k = shape.BN // (8 * shape.warps), shape.BD // 16
-    if tiles_k == 1 and tiles_n % 2:
-        raise ValueError(
-            f"BD {shape.BD} with BN {shape.BN}: BD must be at least 32 or BN a multiple of 64, for ldmatrix.x4"
-        )
-    two, across = (2, 2) if tiles_k == 1 else (1, 4)  # n and 16-byte vectors of an instruction
+    across = 2 if tiles_k == 1 else 4  # 16-byte vectors of an instruction
+    two = 2 if tiles_k == 1 and tiles_n % 2 == 0 else 1  # its n
     n, pair, warp, lane = np.ogrid[: tiles_n // two, : max(tiles_k // 2, 1), : shape.warps, :32]
     extent = *np.broadcast_shapes(n.shape, pair.shape)[:2], shape.warps, 32
-    row = np.broadcast_to(8 * (shape.warps * (two * n + lane // 8 // across) + warp) + lane % 8, extent).reshape(
-        -1, shape.warps, 32
-    )
+    which = two * n + lane // 8 // across % two
+    row = np.broadcast_to(8 * (shape.warps * which + warp) + lane % 8, extent).reshape(-1, shape.warps, 32)
     vector = np.broadcast_to(4 * pair + lane // 8 % across, extent).reshape(-1, shape.warps, 32)
     w, n, k = np.ogrid[: shape.warps, :tiles_n, :tiles_k]
     row0 = np.broadcast_to(8 * (shape.warps * n + w), (shape.warps, tiles_n, tiles_k)).reshape(shape.warps, -1)
     col0 = np.broadcast_to(16 * k, (shape.warps, tiles_n, tiles_k)).reshape(shape.warps, -1)
-    return _Plan(row, vector, _map(shape, "b", row0, col0, (shape.BN, shape.BD), swap=True))
+    layout = _map(shape, "b", row0, col0, (shape.BN, shape.BD), swap=True)
+    return _Plan(row, vector, layout, matrices=two * across)
 
 
 @functools.cache

@@ -83,6 +83,20 @@ def test_features(case: FeatureCase, target: str) -> None:
         assert "LDS.U8" not in made.sass
 
 
+def test_the_emulator_issues_the_instructions_of_the_compiled_loop_of_pairs() -> None:
+    """ldmatrix, mma and conversions of one tile of fp8, counted in PTX and in the emulator's steps."""
+    case = FeatureCase((5,), D=128, kv=FP8)
+    ptx = compiled_features(case, "sm_90").asm["ptx"]
+    shape = MmaSyncShape(16, 64, 64, 64, np.dtype(np.float16), "sm_90", pairs=True)
+    reads = {role: shape.read_addresses(role)[1].shape[0] for role in ("q", "q_odd", "k", "v", "p")}
+    transposed = reads.pop("v")
+    assert len(re.findall(r"ldmatrix\S*x4\.shared", ptx)) == sum(reads.values())
+    assert len(re.findall(r"ldmatrix\S*x4\.trans\.shared", ptx)) == transposed
+    assert len(re.findall(r"mma\.sync", ptx)) == 2 * (64 // 16 * (64 // 32) + 64 // 16 * (64 // 32))
+    held = sum(shape.fragment_map(role).row[0].size for role in ("k", "v"))  # pairs of a thread
+    assert len(re.findall(r"cvt\.rn\.f16x2\.e4m3x2", ptx)) == held
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("D, dtype", [(128, "bf16"), (512, "fp32")])
 def test_streaming(D: int, dtype: str, target: str) -> None:

@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from feature_cases import DEPTHS, FEATURES, FP8, FeatureCase
+from feature_cases import DEPTHS, FEATURES, FP8, MASKS, FeatureCase
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from yardsticks import assert_accurate, bits
 
 from kvlab.attention import masks as M
@@ -42,6 +44,41 @@ def test_features_of_streaming(case: FeatureCase) -> None:
 @pytest.mark.parametrize("case", DEPTHS, ids=str)
 def test_depths(case: FeatureCase) -> None:
     check(case, arch="sm_90")
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> FeatureCase:
+    group, kv_heads = draw(st.sampled_from([(1, 2), (3, 2), (8, 1), (17, 1)]))
+    kv = draw(st.sampled_from([None, FP8]))
+    depths = st.sampled_from([16, 64, 80, 96, 128] if kv else [16, 24, 64, 96, 128, 192])
+    mask = draw(st.sampled_from(["", *MASKS]))
+    return FeatureCase(
+        lens=tuple(draw(st.lists(st.sampled_from([0, 1, 2, 5, 17, 64, 129, 200]), min_size=1, max_size=3))),
+        heads=(group * kv_heads, kv_heads),
+        D=draw(depths),
+        Dv=draw(depths),
+        page=draw(st.sampled_from([1, 5, 16, 64])),
+        dtype=draw(st.sampled_from(["bf16", "fp16", FP8] if kv else ["bf16", "fp16", "fp32"])),
+        kv=kv,
+        S=draw(st.integers(1, 4)),
+        splits=draw(st.one_of(st.none(), st.integers(1, 5))),
+        storage=draw(st.sampled_from(["apart", "halves", "hnd", "wide"])),
+        window=draw(st.sampled_from([None, 1, 30] if not mask else [None, (30, 3)])),
+        mask=mask,
+        softcap=draw(st.sampled_from([0.0, 2.0])),
+        sinks=draw(st.booleans()),
+        alibi=draw(st.sampled_from(["", "head", "sequence"])),
+        scales=draw(st.sampled_from(["", "number", "head", "token"])) if kv else "",
+        seed=draw(st.integers(0, 1000)),
+    )
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@given(case=cases())
+def test_drawn(case: FeatureCase) -> None:
+    check(case, arch="sm_90")
+    if case.D == case.Dv and case.D in ((128,) if case.kv else (64, 128)):
+        check(case, arch="gfx950")
 
 
 @pytest.mark.parametrize("D", [64, 128, 256, 512])

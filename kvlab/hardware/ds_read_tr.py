@@ -8,11 +8,13 @@ afterwards register j of lane i holds ``m[16//n * j + i//n][i % n]``. When the l
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 
 from kvlab.memory import Memory, as_dtype, bfloat16, float8_e4m3fn
+from kvlab.regroup import Regroup
 
 from ._arrays import Array, integers, memory_of
 
@@ -54,5 +56,12 @@ def _read(name: str, memory: Memory, address: Any, dtype: Any, itemsize: int) ->
         raise ValueError(f"{name}: address of shape {where.shape} is not [..., 64], one for each lane")
     n = 8 // itemsize
     value = memory_of(memory, f"{name}: memory").load(where, dtype, n, alignment=8)  # [..., 64, n]
-    rows = value.reshape(*value.shape[:-2], 4, n, 16 // n, n)  # [..., row of lanes, j, i // n, i % n]
-    return np.moveaxis(rows, -3, -1).reshape(*value.shape[:-2], 64, n)
+    return _source(n)(value.reshape(*value.shape[:-2], 64 * n))
+
+
+@functools.cache
+def _source(n: int) -> Regroup:
+    """Which of the ``64 * n`` elements read each register gets: ``[64, n]``."""
+    lane, register = np.arange(64)[:, None], np.arange(n)
+    row, i = lane // 16, lane % 16
+    return Regroup((16 * row + 16 // n * register + i // n) * n + i % n)

@@ -137,8 +137,10 @@ def _addresses(loader: TiledMmaLoader, smem: Memory, base: Any, offset: IntArray
 
 def _transposed(values: Array) -> Array:
     """``[programs, warps, registers, reads, lanes, n]`` -> ``[programs, threads, registers, reads * n]``."""
-    programs, warps, registers, reads, lanes, n = values.shape
-    return values.transpose(0, 1, 4, 2, 3, 5).reshape(programs, warps * lanes, registers, reads * n)
+    programs, warps, registers, reads, lanes, _ = values.shape
+    pieces = np.ascontiguousarray(values).view(np.uint64)[..., 0]  # the 8 bytes of a read stay together
+    moved = np.ascontiguousarray(pieces.transpose(0, 1, 4, 2, 3))
+    return moved.reshape(programs, warps * lanes, registers, reads).view(values.dtype)
 
 
 @functools.cache

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import operator
 
-__all__ = ["MAX_SPLITS", "check_splits", "choose_splits"]
+__all__ = ["MAX_SPLITS", "check_splits", "choose_splits", "invariant_splits"]
 
 MIN_SPLIT_KEYS = 256
 MAX_SPLITS = 64
+INVARIANT_SPLIT_KEYS = 2048
 
 
 def check_splits(num_splits: object) -> int | None:
@@ -42,3 +43,12 @@ def choose_splits(programs: int, max_keys: int, places: int) -> int:
     most = max(1, min(MAX_SPLITS, max_keys // MIN_SPLIT_KEYS))
     use = [programs * n / places / -(-programs * n // places) for n in range(1, most + 1)]
     return 1 + next(i for i, u in enumerate(use) if u >= 0.95 * max(use))
+
+
+def invariant_splits(max_keys: int) -> int:
+    """How many share the keys of a sequence whatever the batch and the device: one for 2048 that its table holds.
+
+    >>> invariant_splits(1000), invariant_splits(32768), invariant_splits(1 << 20)
+    (1, 16, 64)
+    """
+    return max(1, min(MAX_SPLITS, max_keys // INVARIANT_SPLIT_KEYS))

@@ -174,8 +174,9 @@ class MmaSyncCTA:
         """ldmatrix.x4 of every warp."""
         access, layout = self.shape.access(role), self.shape.fragment_map(role)
         words = ldmatrix(
-            self.smem, access.address[None], access.nbytes // 4, trans=access.name.endswith("trans"), dtype=self.shape.stored(role)
-        )
+            self.smem, access.address[None], access.nbytes // 4, trans=access.name.endswith("trans"),
+            dtype=self.shape.stored(role),
+        )  # fmt: skip
         registers = np.moveaxis(words, 1, 3)  # [programs, warps, 32, instructions, 8]
         self._count(role, active)
         return Fragments(registers.reshape(self.programs, *layout.row.shape), layout)

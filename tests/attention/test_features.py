@@ -156,10 +156,10 @@ def test_scales_of_an_unquantised_cache_are_ignored(kv: str | None) -> None:
 @pytest.mark.parametrize("name", ["fp8-kv-scales-applied-once", "fp8-query-keeps-kv-scales"])
 def test_fp8_scales(name: str) -> None:
     """Known failures: each scale counts once, with a query of fp8 too."""
-    given = INPUT[name]
+    sizes = INPUT[name]
     scales = {
-        "k_scale": given.get("k_scale", given.get("k_descale")),
-        "v_scale": given.get("v_scale", given.get("v_descale")),
+        "k_scale": sizes.get("k_scale", sizes.get("k_descale")),
+        "v_scale": sizes.get("v_scale", sizes.get("v_descale")),
     }
     for dtype in ("bf16", FP8):
         x = FeatureCase(D=128, kv=FP8, dtype=dtype).build()
@@ -183,11 +183,11 @@ def test_a_sink_is_counted_once(arch: str) -> None:
 
 def test_window_skips_poisoned_pages() -> None:
     """Known failure window-skips-poisoned-pages; the pages before the window are no pages at all."""
-    given = INPUT["window-skips-poisoned-pages"]
-    case = FeatureCase((given["context"],), window=given["window_left"] + 1, page=given["page_size"], heads=(4, 1))
+    sizes = INPUT["window-skips-poisoned-pages"]
+    case = FeatureCase((sizes["context"],), window=sizes["window_left"] + 1, page=sizes["page_size"], heads=(4, 1))
     x = case.build()
     _, k, v, table, _ = x.arrays
-    table[0, : (given["context"] - given["window_left"] - 1) // given["page_size"]] = 0
+    table[0, : (sizes["context"] - sizes["window_left"] - 1) // sizes["page_size"]] = 0
     k[0], v[0] = np.nan, np.nan
     for options in ({"arch": "sm_90"}, {"arch": "gfx950"}, {"num_splits": 3}):
         assert_accurate(x, mha_decode_paged(*x.arrays, **x.options, **options))
@@ -196,23 +196,23 @@ def test_window_skips_poisoned_pages() -> None:
 @pytest.mark.parametrize("arch", ["sm_90", "gfx950"])
 def test_softcap_saturates(arch: str) -> None:
     """Known failure softcap-saturates: one key for each score."""
-    given = INPUT["softcap-saturates"]
-    scores = np.array(given["scores"], np.float32)
-    x = FeatureCase((len(scores),), heads=(1, 1), softcap=given["softcap"], dtype="fp32").build()
+    sizes = INPUT["softcap-saturates"]
+    scores = np.array(sizes["scores"], np.float32)
+    x = FeatureCase((len(scores),), heads=(1, 1), softcap=sizes["softcap"], dtype="fp32").build()
     q, k, _, table, _ = x.arrays
     q[:], k[table[0, 0], : len(scores)] = 0, 0
     q[..., 0], k[table[0, 0], : len(scores), 0, 0] = x.case.D**0.5, scores
     out, lse = mha_decode_paged(*x.arrays, **x.options, arch=arch, return_lse=True)
     assert np.isfinite(out).all()
-    capped = given["softcap"] * np.tanh(scores / given["softcap"])
+    capped = sizes["softcap"] * np.tanh(scores / sizes["softcap"])
     np.testing.assert_allclose(lse[0, 0, 0], np.log(np.exp(capped - 50).sum()) + 50, rtol=1e-6)
 
 
 def test_head_dimensions_that_differ() -> None:
     """Known failure qk-and-v-head-dims-differ."""
-    for given in INPUT["qk-and-v-head-dims-differ"]["cases"]:
-        D = given.get("D", given.get("Dqk"))
-        check(FeatureCase(D=D, Dv=given.get("Dv", D), heads=(8, 2)))
+    for sizes in INPUT["qk-and-v-head-dims-differ"]["cases"]:
+        D = sizes.get("D", sizes.get("Dqk"))
+        check(FeatureCase(D=D, Dv=sizes.get("Dv", D), heads=(8, 2)))
 
 
 def test_a_large_query_meets_fp8_keys() -> None:
@@ -252,6 +252,14 @@ def test_bad_features(case: dict[str, Any], options: dict[str, Any], message: st
     with pytest.raises(ValueError, match=message):
         mha_decode_paged(*x.arrays, **options, out=out)
     assert (out == 7).all()
+
+
+def test_streaming_of_a_sequence_alone_and_in_a_batch() -> None:
+    x = FeatureCase((4100, 17), heads=(2, 1), page=64).build()
+    q, k, v, table, lens = x.arrays
+    whole = mha_decode_streaming_paged(q, k, v, table, lens, batch_invariant=True, k_scale=3.0)  # of fp8 only: ignored
+    alone = mha_decode_streaming_paged(q[:1], k, v, table[:1], lens[:1], batch_invariant=True)
+    assert bits(alone) == bits(whole[:1])
 
 
 def test_streaming_has_no_fp8() -> None:

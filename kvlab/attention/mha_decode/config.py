@@ -9,7 +9,7 @@ from kvlab.attention.masks import UNLIMITED, MaskPlan
 from kvlab.attention.merge_states.config import MERGE
 from kvlab.attention.online_softmax import OUTPUT_TIE, P_TIE
 from kvlab.attention.pieces import pieces
-from kvlab.attention.splits import MAX_SPLITS, check_splits, choose_splits
+from kvlab.attention.splits import check_splits, choose_splits, invariant_splits
 from kvlab.cache.arrays import dtype_of
 from kvlab.mirror.twin import Twin
 
@@ -31,7 +31,6 @@ LOCKSTEP_TOLERANCE = {"o": P_TIE, "parts": P_TIE, "result 0": OUTPUT_TIE}
 
 MAX_ROWS = 32
 CTAS_PER_PROCESSOR = 3
-INVARIANT_SPLIT_KEYS = 2048
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,7 @@ num_warps=4, num_stages=3)
     BM = 16 if rows <= 16 else BM
     row_tiles = -(-rows // BM)
     if num_splits is None and batch_invariant:
-        num_splits = max(1, min(MAX_SPLITS, problem.max_keys // INVARIANT_SPLIT_KEYS))
+        num_splits = invariant_splits(problem.max_keys)
     elif num_splits is None:
         programs = problem.batch * problem.kv_heads * row_tiles
         num_splits = choose_splits(programs, problem.max_keys, CTAS_PER_PROCESSOR * processors)

@@ -65,10 +65,14 @@ def mha_decode_streaming_paged(
     softcap: float = 0.0,
     sinks: Any = None,
     alibi_slopes: Any = None,
+    q_scale: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
     return_lse: bool = False,
     base2: bool = False,
     out: Any = None,
     kv_layout: str = "NHD",
+    batch_invariant: bool = False,
     backend: str = "auto",
     arch: str = "gfx950",
     num_splits: int | None = None,
@@ -81,7 +85,7 @@ def mha_decode_streaming_paged(
 
     q            ``[B, Hq, D]``, or ``[B, S, Hq, D]`` with S of 1 to 4; bfloat16, float16 or float32; D of 64, 128, 256
                  or 512
-    k_cache, v_cache  ``[pages, page_size, Hkv, D]`` of q's dtype
+    k_cache, v_cache  ``[pages, page_size, Hkv, D]`` of q's dtype; scales are those of e4m3, which it does not take
     arch         the machine that is emulated: "gfx950"
 
     The other arguments, the results and the errors are those of :func:`~kvlab.attention.mha_decode_paged`.
@@ -100,9 +104,10 @@ def mha_decode_streaming_paged(
         ...
     ValueError: head dimensions 32 and 32: must be both 64, 128, 256 or 512
     """
-    asked = {"mask": mask, "window": window, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes}
+    asked = {"mask": mask, "window": window, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes,
+             "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}  # fmt: skip
     call = _call(q, k_cache, v_cache, block_table, seq_lens, out, kv_layout, asked, check)
-    plan = _plan(call, backend, arch, num_splits)
+    plan = _plan(call, backend, arch, num_splits, batch_invariant)
     scale, mask_value = decode_numbers(1 / math.sqrt(call.q.shape[-1]) if scale is None else scale, mask_value, traffic)
     arguments = {"scale": scale, "config": plan.config, "features": call.features, "mask_value": mask_value}
     result, lse = run(plan, KERNEL, emulate, _refer, *call.arrays, **arguments, out=call.out, traffic=traffic)
@@ -138,7 +143,7 @@ def _call(
     return call
 
 
-def _plan(call: DecodeCall, backend: str, arch: str, num_splits: int | None) -> Explanation:
+def _plan(call: DecodeCall, backend: str, arch: str, num_splits: int | None, batch_invariant: bool) -> Explanation:
     """Which backend and configuration a call gets, and why."""
     chosen, reason = choose_backend(call.q, backend)
     problem = problem_of(*call.arrays[:4])
@@ -147,20 +152,24 @@ def _plan(call: DecodeCall, backend: str, arch: str, num_splits: int | None) -> 
         check_lane_copies({"q": call.q, "k_cache": call.k_cache, "v_cache": call.v_cache})
     emulated = arch if chosen == "emulator" else None
     device, processors = machine(call.q.device) if on_gpu(call.q) else (emulated or "sm_90", 132)
-    config = choose_config(problem, processors=processors, num_splits=num_splits, arch=device)
+    config = choose_config(
+        problem, processors=processors, num_splits=num_splits, arch=device, batch_invariant=batch_invariant
+    )
     return Explanation("mha_decode_streaming", chosen, reason, config, config.grid(problem), emulated)
 
 
 def _explain_paged(
     q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, *, mask: Any = None, window: Any = None,
-    softcap: float = 0.0, sinks: Any = None, alibi_slopes: Any = None, kv_layout: str = "NHD", backend: str = "auto",
-    arch: str = "gfx950", num_splits: int | None = None, check: bool | None = None, out: Any = None,
-    scale: float | None = None, mask_value: float = MASK_VALUE, traffic: Traffic | None = None,
-    return_lse: bool = False, base2: bool = False,
+    softcap: float = 0.0, sinks: Any = None, alibi_slopes: Any = None, q_scale: Any = None,
+    k_scale: Any = None, v_scale: Any = None, kv_layout: str = "NHD",
+    batch_invariant: bool = False, backend: str = "auto", arch: str = "gfx950", num_splits: int | None = None,
+    check: bool | None = None, out: Any = None, scale: float | None = None, mask_value: float = MASK_VALUE,
+    traffic: Traffic | None = None, return_lse: bool = False, base2: bool = False,
 ) -> Explanation:  # fmt: skip
-    asked = {"mask": mask, "window": window, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes}
+    asked = {"mask": mask, "window": window, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes,
+             "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}  # fmt: skip
     call = _call(q, k_cache, v_cache, block_table, seq_lens, out, kv_layout, asked, check)
-    plan = _plan(call, backend, arch, num_splits)
+    plan = _plan(call, backend, arch, num_splits, batch_invariant)
     decode_numbers(0.0 if scale is None else scale, mask_value, traffic)
     return plan
 

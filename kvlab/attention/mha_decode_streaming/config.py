@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kvlab.attention.merge_states.config import MERGE
 from kvlab.attention.mha_decode.config import DecodeProblem
 from kvlab.attention.online_softmax import OUTPUT_TIE, P_TIE
-from kvlab.attention.splits import check_splits, choose_splits
+from kvlab.attention.splits import check_splits, choose_splits, invariant_splits
 from kvlab.mirror.twin import Twin
 
 __all__ = ["LAUNCH", "LOCKSTEP_TOLERANCE", "TWINS", "StreamingConfig", "choose_config"]
@@ -43,9 +43,15 @@ class StreamingConfig:
 
 
 def choose_config(
-    problem: DecodeProblem, *, processors: int = 132, num_splits: int | None = None, arch: str = "gfx950"
+    problem: DecodeProblem,
+    *,
+    processors: int = 132,
+    num_splits: int | None = None,
+    arch: str = "gfx950",
+    batch_invariant: bool = False,
 ) -> StreamingConfig:
-    """The configuration of a call: MAX's tile of 16 rows and 128 keys on gfx950, fewer keys elsewhere.
+    """The configuration of a call: MAX's tile of 16 rows and 128 keys on gfx950, fewer keys elsewhere. The
+    splits as for MHA decode.
 
     >>> problem = DecodeProblem(batch=1, tokens=1, q_heads=32, kv_heads=8, head_dim=128, v_dim=128, itemsize=2,
     ...                         page_size=16, max_keys=4096)
@@ -53,6 +59,8 @@ def choose_config(
     StreamingConfig(BM=16, BN=128, BK=32, BD=128, row_tiles=1, num_splits=1, num_warps=4, num_stages=1)
     """
     num_splits = check_splits(num_splits)
+    if num_splits is None and batch_invariant:
+        num_splits = invariant_splits(problem.max_keys)
     BD = max(32, 1 << (problem.head_dim - 1).bit_length())
     row = BD * problem.itemsize
     BN = (128 if row <= 1024 else 64) if arch == "gfx950" else 64 if row <= 512 else 32 if row <= 1024 else 16

@@ -3,9 +3,9 @@
     python benchmarks/attention.py [--output benchmarks/results/attention_h100.json]
 
 Prints one JSON line an operation. On a GPU ``of_torch`` is how often as fast as PyTorch the kernel is (medians of one
-run; PyTorch gets contiguous K and V, repeated for its heads beforehand) and ``difference`` the largest one from PyTorch's
-output. Without a GPU the kernel is interpreted, which says nothing of its speed; then ``error`` is the largest difference
-from the float64 reference on the same numbers, ``emulator_error`` and ``torch_error`` likewise, and
+run; PyTorch gets contiguous K and V, repeated for its heads beforehand) and ``difference`` the largest one from
+PyTorch's output. Without a GPU the kernel is interpreted, which says nothing of its speed; then ``error`` is the
+largest difference from the float64 reference on the same numbers, ``emulator_error`` and ``torch_error`` likewise, and
 ``emulator_of_interpreter`` how often as fast as the interpreted kernel the emulator is.
 """
 

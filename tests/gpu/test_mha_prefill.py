@@ -18,6 +18,8 @@ from yardsticks import assert_accurate, bits, nothing_waits
 from kvlab.attention.mha_prefill import mha_prefill_paged
 
 pytestmark = pytest.mark.gpu
+NO_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0)
+BACKENDS = ["triton", pytest.param("hopper", marks=pytest.mark.skipif(NO_HOPPER, reason="a kernel for sm_90"))]
 
 SHAPES = [(1, 1), (64, 128), (128, 192), (239, 1), (799, 3), (113, 203), (108, 256), (384, 256), (640, 128)]
 SIZES = [
@@ -97,7 +99,8 @@ def test_nothing_waits_repeats_and_writes_beside_out(form: str) -> None:
     assert bool((buffer == 7).all())
 
 
-def test_a_captured_graph_is_replayed_with_other_lengths() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_captured_graph_is_replayed_with_other_lengths(backend: str) -> None:
     """Known failure graph-replay-new-lengths, for prefill: lengths and offsets change, sizes do not."""
     first = Case(((100, 300), (28, 200)), heads=(4, 2), D=128, form="paged").build()
     others = [
@@ -120,11 +123,11 @@ def test_a_captured_graph_is_replayed_with_other_lengths() -> None:
     fill(first)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        mha_prefill_paged(q, k, v, table, lens, starts, out=out)
+        mha_prefill_paged(q, k, v, table, lens, starts, out=out, backend=backend)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        mha_prefill_paged(q, k, v, table, lens, starts, out=out)
+        mha_prefill_paged(q, k, v, table, lens, starts, out=out, backend=backend)
     for case in others:
         x = case.build()
         fill(x)
@@ -134,10 +137,11 @@ def test_a_captured_graph_is_replayed_with_other_lengths() -> None:
         assert_accurate(x, out.cpu())
 
 
-def test_offsets_past_32_bits() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_offsets_past_32_bits(backend: str) -> None:
     """Rests on a law: where a page lies does not change the result. The cache has 2^31 elements and more."""
     x = Case(((30, 100),), heads=(2, 1), D=128, form="paged", page=16).build()
-    expected = bits(x.call(device="cuda").cpu())
+    expected = bits(x.call(device="cuda", backend=backend).cpu())
     given: Any = on_device(x)
     pages = 2**31 // (16 * 128) + len(x.k)
     far = []
@@ -147,5 +151,5 @@ def test_offsets_past_32_bits() -> None:
         far.append(big)
     used = torch.from_numpy((x.table >= 0) & (x.table < len(x.k))).cuda()
     table = torch.where(used, given.table + pages - len(x.k), given.table)
-    moved = mha_prefill_paged(given.q, *far, table, given.seq_lens, given.cu_q)
+    moved = mha_prefill_paged(given.q, *far, table, given.seq_lens, given.cu_q, backend=backend)
     assert bits(moved.cpu()) == expected

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache import ContinuousBatchingKVCache, PagedKVCache
+from kvlab.cache.checks import count
 from kvlab.drawn import Drawn
 from kvlab.hardware import buffer_load
 from kvlab.memory import Memory
@@ -149,17 +150,22 @@ class KVCacheIterator:
         cache_depth: int | None = None,
         head_dim_offset: int = 0,
     ) -> None:
-        if tile_size < 1:
-            raise ValueError(f"tile_size {tile_size} must be at least 1")
+        tile_size = count("tile_size", tile_size, least=1)
         given = {"batch_idx": batch_idx, "kv_head_idx": kv_head_idx, "end": end}
         batch, head, stop = np.broadcast_arrays(*(_integers(name, value) for name, value in given.items()))
         if batch.ndim != 1:
             raise ValueError(f"{', '.join(given)} broadcast to {batch.shape}: expected [programs] or scalars")
         self.cache, self.tile_size = cache, tile_size
         self.batch_idx, self.kv_head_idx, self.end = batch, head, stop
-        self.depth = cache.kv_params.head_size if depth is None else depth
-        self.row_stride = cache.token_stride if cache_depth is None else cache.kv_params.num_heads * cache_depth
-        self.head_dim_offset = head_dim_offset
+        head_size = cache.kv_params.head_size
+        self.depth = head_size if depth is None else count("depth", depth, least=1)
+        self.head_dim_offset = count("head_dim_offset", head_dim_offset)
+        if self.head_dim_offset + self.depth > head_size:
+            raise ValueError(
+                f"depth {self.depth} from head_dim_offset {head_dim_offset} on must end inside the head of {head_size}"
+            )
+        pitch = None if cache_depth is None else count("cache_depth", cache_depth, least=1)
+        self.row_stride = cache.token_stride if pitch is None else cache.kv_params.num_heads * pitch
         self.tile_start_row = 0
 
     @property

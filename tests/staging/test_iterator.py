@@ -125,3 +125,24 @@ def test_bad_input_is_refused() -> None:
         KVCacheIterator(cache, 64, 0, 0, 300).tile_start_row = -1
     with pytest.raises(ValueError, match=r"expected \[programs\] or scalars"):
         KVCacheIterator(cache, 64, np.zeros((1, 2), int), 0, 300)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"tile_size": 0}, "tile_size 0 must be at least 1"),
+        ({"tile_size": 4.0}, r"tile_size 4\.0 must be an integer"),
+        ({"depth": 9}, "depth 9 from head_dim_offset 0 on must end inside the head of 8"),
+        ({"head_dim_offset": 4}, "depth 8 from head_dim_offset 4 on must end inside the head of 8"),
+        ({"head_dim_offset": -4, "depth": 4}, "head_dim_offset -4 must be at least 0"),
+        ({"depth": 0}, "depth 0 must be at least 1"),
+        ({"cache_depth": 0}, "cache_depth 0 must be at least 1"),
+        ({"end": 1.5}, r"end 1\.5 must be an integer"),
+    ],
+)
+def test_walks_that_leave_the_head_or_are_none(change: dict[str, Any], message: str) -> None:
+    """Law: columns past a head belong to another one, or to the next token: no tile may reach them."""
+    cache = PagedKVCache(np.zeros((3, 4, 2, 8), np.float32), [5], [[2, 0]], max_seq_length=1, max_cache_length=6)
+    arguments = {"tile_size": 4, "batch_idx": 0, "kv_head_idx": 0, "end": 6} | change
+    with pytest.raises(ValueError, match=message):
+        KVCacheIterator(cache, **arguments)

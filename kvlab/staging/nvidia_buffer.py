@@ -11,6 +11,7 @@ from kvlab.drawn import Drawn
 from kvlab.memory import AddressSpace, Memory
 
 from .iterator import KVCacheIterator
+from .member import Member
 from .nvidia_params import NvidiaKVParams
 from .traffic import Traffic
 
@@ -24,6 +25,13 @@ class NvidiaKVBuffer(Drawn):
 
     A subclass checks its parameters, its cache, and that the stages fit at ``smem_address``.
     """
+
+    # Members with the names of MAX's KVBuffer: those of the parameters.
+    MMA_K = Member[int]()
+    num_k_mmas2 = Member[int]()
+    simd_width = Member[int]()
+    smem_cols = Member[int]()
+    smem_stage_size = Member[int]()
 
     def __init__(
         self,

@@ -174,6 +174,8 @@ warp 0, stage 1, still brings; missing: cp.async.wait_group in warp 0
             raise ValueError(f"k_mma {k_mma} is not one of the {self.params.num_k_mmas2} k steps")
         return self.reg_tile.reshape(*self.reg_tile.shape[:2], self.num_mmas, -1, 4)[:, :, :, k_mma]
 
+    mma_subtile = get_mma_tile
+
     def mma(self, a: Array, c: Array, k_mma: int) -> Array:
         """``c + a x get_mma_tile(k_mma)``: a ``[programs, threads, (BM/16) * num_k_mmas2, 8]`` by ``operand_map``, c
         float32 by ``output_map``; a new c.

@@ -209,6 +209,8 @@ pending; none has completed
             raise ValueError(f"k_mma {k_mma} is not one of the {self.params.num_k_mmas2} k steps")
         return self.load_from_shared(stage)[k_mma]
 
+    mma_subtile = get_mma_tile
+
     def operand(self, tile: Array) -> Array:
         """Registers of the other operand: ``[programs, 64, depth]`` of Q or ``[programs, 64, BN]`` of P ->
         ``[programs, num_k_mmas2, 128, 8]``; a narrower tile gets zeros.

@@ -212,3 +212,11 @@ def test_k_and_v_share_hazards_and_memory() -> None:
         b.wait_mma()
         b.release(0)
     hazards.finish()
+
+
+@pytest.mark.parametrize("kind", [CpAsyncKVBuffer, TmaKVBuffer])
+def test_members_are_those_of_the_parameters(kind: Any) -> None:
+    """The names of MAX's KVBuffer, the numbers by their formulas."""
+    b, _ = buffer(kind, "bf16", 32, 80, 32, transpose=True)
+    assert (b.MMA_K, b.num_k_mmas2, b.simd_width, b.smem_cols, b.smem_stage_size) == (16, 8, 8, 128, 32 * 128)
+    assert kind.mma_subtile is kind.get_mma_tile

@@ -133,9 +133,9 @@ def test_the_emulator_issues_the_instructions_of_the_compiled_loop(arch: str) ->
 
 
 def test_v_has_no_memory_of_its_own() -> None:
-    """Two buffers of the K tile at most, Q and what the epilogue needs: no room for a V tile beside them."""
+    """Two buffers of the K tile, Q and the pages' numbers: no room for a V tile beside them."""
     made, config = compiled(16, "bf16", "sm_90")
     tile = config.BN * 576 * 2
     query = config.BM * 576 * 2
-    assert made.shared < query + 2 * tile
+    assert made.shared < query + 2 * tile + 4096
     assert torch.finfo(torch.bfloat16).bits == 16

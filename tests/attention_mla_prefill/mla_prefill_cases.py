@@ -36,7 +36,7 @@ class Case:
     latent: int = 64
     held: tuple[int, ...] | None = None
     starts: tuple[int, ...] | None = None
-    causal: bool = True
+    causal: bool | None = None
     window: Any = None
     mask: Mask | None = None
     softcap: float = 0.0
@@ -52,7 +52,7 @@ class Case:
         name += f"-page{self.page}-{self.row}" if self.row else "-ragged"
         for word, value in (("held", self.held), ("starts", self.starts), ("window", self.window)):
             name += f"-{word}{value}".replace(" ", "") if value is not None else ""
-        name += "" if self.causal else "-full"
+        name += "-full" if self.causal is False else ""
         name += f"-{type(self.mask).__name__}" if self.mask else ""
         name += f"-cap{self.softcap:g}" if self.softcap else ""
         flags = {
@@ -165,8 +165,9 @@ class Inputs:
     def features(self) -> Any:
         """As the public function puts them together."""
         case, new = self.case, np.diff(self.cu_q).astype(np.int64)
+        causal = case.mask is None if case.causal is None else case.causal
         keys = np.diff(self.cu_k).astype(np.int64) if self.seq_lens is None else self.seq_lens.astype(np.int64)
-        plan = resolve_mask(case.mask, window_interval(case.causal, case.window), heads=case.H,
+        plan = resolve_mask(case.mask, window_interval(causal, case.window), heads=case.H,
                             lengths=lambda: (new, keys), like=self.q)  # fmt: skip
         rope = self.rope[..., None, :]
         return resolve_features(self.q, rope, rope, mask=plan, batch=len(case.lens), softcap=case.softcap,

@@ -63,7 +63,9 @@ def compiled(case: Case, target: str) -> tuple[Compiled, MLAPrefillConfig]:
 
 LENS = ((150, 200), (3, 7))
 PAGED = Case(LENS, page=64, latent=512)
-HEAVY = Case(LENS, page=64, latent=512, sinks=True, slopes=True, softcap=20.0, window=100, mask=ChunkedMask(64))
+HEAVY = Case(
+    LENS, page=64, latent=512, sinks=True, slopes=True, softcap=20.0, window=100, mask=ChunkedMask(64), causal=True
+)
 MATRIX = [(PAGED, target) for target in TARGETS]
 MATRIX += [(Case(LENS, row="", dtype="fp16"), "sm_90"), (Case(LENS, page=64, dtype="fp32"), "sm_90")]
 MATRIX += [(HEAVY, "sm_90"), (Case(LENS, page=64, row="fp8", k_scale="token"), "sm_90")]

@@ -26,7 +26,8 @@ CASES = [
     Case(((30, 40),), page=1, dtype="fp32", columns=(64, 64, 128)),
     Case(((60, 200), (9, 30)), starts=(100, 0), held=(60, 30), H=1),
     Case(((60, 200),), held=(60,), sinks=True, softcap=5.0, slopes=True, H=3),
-    Case(((90, 200), (9, 30)), window=40, mask=ChunkedMask(64)),
+    Case(((90, 200), (9, 30)), window=40, mask=ChunkedMask(64), causal=True),
+    Case(((90, 200), (9, 30)), mask=ChunkedMask(64)),
     Case(((70, 80),), causal=False, window=(20, 7), columns=(128, 64, 64)),
     Case((), H=1),
 ]

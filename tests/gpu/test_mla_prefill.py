@@ -30,7 +30,7 @@ SIZES = [
 GRID = SIZES + [replace(c, dtype=dtype) for c, dtype in zip(SIZES, ("fp32", "fp16", "fp16", "fp32"), strict=False)]
 FEATURES = [
     Case(((300, 900),), held=(300,), sinks=True, softcap=5.0, slopes=True, H=3),
-    Case(((290, 700), (9, 30)), window=40, mask=ChunkedMask(128)),
+    Case(((290, 700), (9, 30)), window=40, mask=ChunkedMask(128), causal=True),
     Case(((170, 180),), causal=False, window=(20, 7)),
     Case(((300, 400),), mask=MaterializedMask(BIAS), sinks=True),
     Case(((200, 300),), row="fp8", k_scale="token", page=64),

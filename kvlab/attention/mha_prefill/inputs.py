@@ -11,7 +11,6 @@ from kvlab.attention.features import Features, resolve_features
 from kvlab.attention.inputs import (
     check_apart,
     check_arrays,
-    check_integers,
     check_lengths_and_pages,
     check_pages,
     check_strides,
@@ -22,6 +21,7 @@ from kvlab.attention.inputs import (
 )
 from kvlab.attention.masks import Interval, resolve_mask, window_interval
 from kvlab.attention.operands import check_operands, check_result
+from kvlab.attention.ragged import check_offsets, check_starts, longest
 from kvlab.cache.arrays import is_torch, to_numpy
 from kvlab.staging import Traffic
 
@@ -104,18 +104,18 @@ def dense_inputs(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, options: Options)
     if not ragged:
         require(k.shape[0] == q.shape[0], f"k has {k.shape[0]} sequences", f"those of q, {q.shape[0]}")
     _check_rows(q, {"k": k, "v": v}, out)
-    batch, longest = (q.shape[0], q.shape[1])
+    batch, most = (q.shape[0], q.shape[1])
     if ragged:
-        batch = _check_starts("cu_seqlens_q", cu_q)
+        batch = check_starts("cu_seqlens_q", cu_q)
         require(
-            _check_starts("cu_seqlens_k", cu_k) == batch,
+            check_starts("cu_seqlens_k", cu_k) == batch,
             f"cu_seqlens_k has shape {tuple(cu_k.shape)}",
             f"that of cu_seqlens_q, {tuple(cu_q.shape)}",
         )
-        longest = _longest(options.max_seqlen_q, q)
+        most = longest(options.max_seqlen_q, q)
         if looks_at_values(options.check, q):
-            _check_offsets("cu_seqlens_q", cu_q, q, longest)
-            _check_offsets("cu_seqlens_k", cu_k, k, None)
+            check_offsets("cu_seqlens_q", cu_q, q, most)
+            check_offsets("cu_seqlens_k", cu_k, k, None)
     else:
         require(options.max_seqlen_q is None, f"max_seqlen_q {options.max_seqlen_q!r} without cu_seqlens_q",
                 "None; q tells the length")  # fmt: skip
@@ -129,7 +129,7 @@ def dense_inputs(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, options: Options)
     if ragged:
         q, k, v, out = (x if x is None else x[None] for x in (q, k, v, out))
         features = features.with_leading_axis()
-    return PrefillInputs(q, k, v, cu_q, cu_k, None, None, out, batch, longest, features)
+    return PrefillInputs(q, k, v, cu_q, cu_k, None, None, out, batch, most, features)
 
 
 def paged_inputs(
@@ -144,16 +144,16 @@ def paged_inputs(
     require(q.ndim == 3, f"q has shape {tuple(q.shape)}", "[total, Hq, D]")
     check_pages(caches)
     _check_rows(q, caches, options.out)
-    batch = _check_starts("cu_seqlens_q", cu_q)
+    batch = check_starts("cu_seqlens_q", cu_q)
     check_table(block_table, seq_lens, batch)
     check_strides("seq_lens", seq_lens)
-    longest = _longest(options.max_seqlen_q, q)
+    most = longest(options.max_seqlen_q, q)
     if looks_at_values(options.check, q):
-        _check_offsets("cu_seqlens_q", cu_q, q, longest)
+        check_offsets("cu_seqlens_q", cu_q, q, most)
         check_lengths_and_pages(seq_lens, block_table, k_cache.shape[0], k_cache.shape[1])
     features = _features(q, k_cache, v_cache, batch, lambda: (np.diff(_host(cu_q)), _host(seq_lens)), options)
     out = None if options.out is None else options.out[None]
-    return PrefillInputs(q[None], k_cache, v_cache, cu_q, None, block_table, seq_lens, out, batch, longest, features)
+    return PrefillInputs(q[None], k_cache, v_cache, cu_q, None, block_table, seq_lens, out, batch, most, features)
 
 
 def _features(q: Any, k: Any, v: Any, batch: int, lengths: Any, options: Options) -> Features:
@@ -172,32 +172,6 @@ def _check_rows(q: Any, kv: dict[str, Any], out: Any) -> None:
     if out is not None:
         v = list(kv.values())[1]
         check_result(out, (*(int(n) for n in q.shape[:-1]), int(v.shape[-1])), q)
-
-
-def _check_starts(name: str, starts: Any) -> int:
-    """The sequences that ``cu_seqlens`` tells of."""
-    fits = starts is not None and starts.ndim == 1 and starts.shape[0] >= 1
-    require(fits, f"{name} has shape {None if starts is None else tuple(starts.shape)}", "[B + 1]")
-    check_integers(name, starts)
-    check_strides(name, starts)
-    return int(starts.shape[0]) - 1
-
-
-def _check_offsets(name: str, starts: Any, rows: Any, longest: int | None) -> None:
-    o = _host(starts)
-    total, lengths = int(rows.shape[0]), np.diff(o)
-    good = o[0] == 0 and (lengths >= 0).all() and o[-1] == total
-    require(good, f"{name} {o.tolist()}", f"numbers from 0 to {total}, the rows, none less than the one before")
-    if longest is not None and lengths.size:
-        most = int(lengths.max())
-        require(most <= longest, f"max_seqlen_q {longest}", f"at least {most}, the longest sequence of {name}")
-
-
-def _longest(max_q: int | None, q: Any) -> int:
-    if max_q is None:
-        return int(q.shape[0])
-    require(isinstance(max_q, int) and max_q >= 0, f"max_seqlen_q {max_q!r}", "a number of tokens")
-    return min(max_q, int(q.shape[0]))
 
 
 def _host(array: Any) -> np.ndarray[Any, Any]:

@@ -107,8 +107,9 @@ def choose_config(
     """The configuration of a call on ``arch``, which has ``processors`` SMs (132 on an H100). ``heavy``: what is done
     to the scores takes registers.
 
-    16 or 32 rows with mma.sync or MFMA; ``wgmma``: more than 32 rows on sm_90 take 64 x 32, which compiles to wgmma,
-    where the compiler at hand spills nothing in it. float32 has no tensor cores on NVIDIA: 16 rows x 32 keys with eight
+    16 or 32 rows with mma.sync or MFMA; on Hopper 64 keys, where pages hold whole tiles: one CTA an SM, the next tile
+    in flight. ``wgmma``: more than 32 rows on sm_90 take 64, which compiles to wgmma, where the compiler at hand spills
+    nothing in it. float32 has no tensor cores on NVIDIA: 16 rows x 32 keys with eight
     warps (16 keys on sm_80, or registers spill). ``emulated``: the tiles that the emulator has machines for: 16 rows x
     32 keys on NVIDIA, mma.sync or float32; MAX's 16 rows x 128 keys on gfx950. ``batch_invariant``: a split for every
     2048 keys that a row of the table holds, whatever the batch and the device.
@@ -116,26 +117,30 @@ def choose_config(
     >>> problem = MLADecodeProblem(batch=1, tokens=1, heads=128, latent=512, rope=64, itemsize=2, page_size=64,
     ...                            max_keys=32768)
     >>> choose_config(problem)
-    MLADecodeConfig(BM=32, BN=32, BV=512, BR=64, row_tiles=4, num_splits=61, num_warps=8, num_stages=2, \
+    MLADecodeConfig(BM=32, BN=64, BV=512, BR=64, row_tiles=4, num_splits=32, num_warps=8, num_stages=2, \
 one_page=True)
     >>> choose_config(problem, num_splits=1).grid(problem), choose_config(problem, batch_invariant=True).num_splits
     ((4, 1), 16)
     """
     num_splits = check_splits(num_splits)
     BV, BR = (max(32, 1 << (n - 1).bit_length()) for n in (problem.latent, problem.rope))
-    amd, places = arch.startswith("gfx"), 2 * processors
+    amd, places, whole_pages = arch.startswith("gfx"), 2 * processors, problem.page_size % 64 == 0
     if emulated and arch == "gfx950":
         BM, BN, num_warps, num_stages = 16, 128, 4, 1
     elif problem.itemsize == 4:
         BM, BN, num_warps, num_stages = (16, 16, 4, 1) if amd else (16, 32, 8, 1)
         if arch == "sm_80" and not emulated:
             BN = 16
-    elif problem.rows <= 16 or emulated:
-        BM, BN, num_warps, num_stages = 16, 32, 4, 1 if amd else 2
+    elif emulated:
+        BM, BN, num_warps, num_stages = 16, 32, 4, 2
     elif amd:
-        BM, BN, num_warps, num_stages = 32, 32, 4, 1
+        BM, BN, num_warps, num_stages = min(32, 16 * -(-problem.rows // 16)), 32, 4, 1
     elif wgmma and arch == "sm_90" and problem.rows > 32 and not heavy:
-        BM, BN, num_warps, num_stages, places = 64, 32, 8, 3, processors
+        BM, BN, num_warps, num_stages, places = 64, *((64, 8, 2) if whole_pages else (32, 8, 3)), processors
+    elif whole_pages and not heavy and int(arch[3:]) >= 90:
+        BM, BN, num_warps, num_stages, places = *((16, 64, 8, 5) if problem.rows <= 16 else (32, 64, 8, 2)), processors
+    elif problem.rows <= 16:
+        BM, BN, num_warps, num_stages = 16, 32, 4, 2
     else:
         BM, BN, num_warps, num_stages = 32, 32, 8, 2
     row_tiles = -(-problem.rows // BM)
@@ -143,5 +148,5 @@ one_page=True)
         num_splits = max(1, min(MAX_SPLITS, problem.max_keys // INVARIANT_SPLIT_KEYS))
     elif num_splits is None:
         num_splits = choose_splits(problem.batch * row_tiles, problem.max_keys, places)
-    one_page = problem.page_size % BN == 0 and BM < 64  # 64 rows leave no registers for it
+    one_page = problem.page_size % BN == 0 and (BM, BN) != (64, 32)  # where that tile would spill
     return MLADecodeConfig(BM, BN, BV, BR, row_tiles, num_splits, num_warps, num_stages, one_page)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -71,7 +73,7 @@ def mla_prefill_paged(
     *,
     k_starts: Any = None,
     latent_dim: int = 512,
-    causal: bool = True,
+    causal: bool | None = None,
     scale: float | None = None,
     max_seqlen_q: int | None = None,
     mask: Any = None,
@@ -84,6 +86,7 @@ def mla_prefill_paged(
     base2: bool = False,
     out: Any = None,
     kv_layout: str = "NHD",
+    batch_invariant: bool = False,
     backend: str = "auto",
     arch: str = "sm_90",
     check: bool | None = None,
@@ -106,10 +109,12 @@ def mla_prefill_paged(
                  integers ``[B]``, the first key that they hold: a chunk of a long prefix, to be merged with the others
                  by :func:`kvlab.attention.merge_states` (give sinks to one of the chunks only)
     latent_dim   latent columns of a cache row, in front of those of rope
-    causal       query i of S sees the keys up to ``i + n - S`` of n (aligned at the end, bottom right)
+    causal       query i of S stands at position ``i + n - S`` of n keys and sees those up to it (aligned at the end,
+                 bottom right). True unless there is a ``mask``
     scale        of the scores, ``1 / sqrt(nope + rope)`` by default
     max_seqlen_q the longest sequence of q, for a smaller grid; the total if None
-    mask         a :class:`~kvlab.attention.masks.Mask`; what ``causal`` and ``window`` mask is masked too
+    mask         None, or a :class:`~kvlab.attention.masks.Mask`, which tells alone what a query sees; with
+                 ``causal=True`` or a window both must show the key
     window       None; with causal a number of keys, the query's own among them; or ``(left, right)`` keys beside that
                  of the query, None for no bound
     softcap      0, or c of ``c tanh(scores / c)``
@@ -119,6 +124,7 @@ def mla_prefill_paged(
     return_lse   return ``(out, lse)`` with lse ``[H, total]``, float32, natural logarithm (``base2``: of base 2)
     out          where to write the output ``[total, H, value]`` of q's dtype; a new array by default
     kv_layout    of a cache with four axes: "NHD" ``[pages, page_size, 1, D]`` or "HND" ``[pages, 1, page_size, D]``
+    batch_invariant  the same bits for a sequence alone and in any batch: so it is in any case
     backend      "auto": the emulator for NumPy arrays, the Triton kernel for torch tensors (interpreted on the CPU);
                  "reference" (float64), "emulator", "triton"
     arch         the machine that is emulated: "sm_90", or "gfx950" (nope and value of 64, 128 or 256, rope of 64)
@@ -147,9 +153,11 @@ def mla_prefill_paged(
     """
     arrays = q, k, v, kv_cache, block_table, seq_lens, cu_seqlens_q, cu_seqlens_k, k_starts
     inputs = paged_inputs(*arrays, latent_dim, kv_layout, max_seqlen_q, out, check)
+    if kv_layout == "HND" and getattr(k_scale, "ndim", 0) == 3:
+        k_scale = k_scale.swapaxes(1, 2)
     asked = {"mask": mask, "window": window, "causal": causal, "softcap": softcap, "sinks": sinks}
     asked |= {"alibi_slopes": alibi_slopes, "k_scale": k_scale}
-    return _run(inputs, _plan(inputs, asked, backend, arch), scale, return_lse, base2, out, traffic)
+    return _run(inputs, asked, backend, arch, scale, return_lse, base2, out, traffic)
 
 
 def mla_prefill_ragged(
@@ -160,7 +168,7 @@ def mla_prefill_ragged(
     cu_seqlens_q: Any,
     cu_seqlens_k: Any,
     *,
-    causal: bool = True,
+    causal: bool | None = None,
     scale: float | None = None,
     max_seqlen_q: int | None = None,
     mask: Any = None,
@@ -189,20 +197,24 @@ def mla_prefill_ragged(
     inputs = ragged_inputs(q, k, v, k_rope, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, out, check)
     asked = {"mask": mask, "window": window, "causal": causal, "softcap": softcap, "sinks": sinks}
     asked |= {"alibi_slopes": alibi_slopes}
-    return _run(inputs, _plan(inputs, asked, backend, arch), scale, return_lse, base2, out, traffic)
+    return _run(inputs, asked, backend, arch, scale, return_lse, base2, out, traffic)
 
 
 def _run(
-    inputs: MLAPrefillInputs, plan: Plan, scale: float | None, return_lse: bool, base2: bool, out: Any,
-    traffic: Traffic | None,
+    inputs: MLAPrefillInputs, asked: dict[str, Any], backend: Any, arch: str, scale: Any, return_lse: bool, base2: bool,
+    out: Any, traffic: Any,
 ) -> Any:  # fmt: skip
-    explanation, problem, features = plan
+    """The call, checked; its plan where that is asked for."""
+    explains = isinstance(backend, _Explain)
+    explanation, problem, features = _plan(inputs, asked, backend.backend if explains else backend, arch)
     check_traffic(traffic)
     scale = 1 / math.sqrt(problem.nope + problem.rope) if scale is None else scale
     arguments = {
         "scale": finite_number(scale, "scale", "finite in float32"), "features": features, "problem": problem,
         "config": explanation.config, "out": inputs.out,
     }  # fmt: skip
+    if explains:
+        return explanation
     result, lse = run(explanation, KERNEL, emulate, _refer, *inputs.arrays, **arguments, traffic=traffic)
     result = result if out is None else out
     return (result, in_base(lse, base2)) if return_lse else result
@@ -218,7 +230,7 @@ def _plan(inputs: MLAPrefillInputs, asked: dict[str, Any], backend: str, arch: s
     chosen, reason = choose_backend(inputs.q, backend)
     mask, window, causal = (asked.pop(name) for name in ("mask", "window", "causal"))
     heads, q, rope = int(inputs.q.shape[1]), inputs.q, inputs.k_rope[..., None, :]
-    interval = window_interval(bool(causal), window)
+    interval = window_interval(mask is None if causal is None else bool(causal), window)
     plan = resolve_mask(mask, interval, heads=heads, lengths=lambda: _lengths(inputs), like=q)
     features = resolve_features(q, rope, rope, mask=plan, batch=inputs.batch, **asked)
     nope, value = int(inputs.k.shape[2]), int(inputs.v.shape[2])
@@ -271,49 +283,23 @@ def _from_collection(
     return q, k, v, rows.blocks, rows.lookup_table, lengths + (cu_q[1:] - cu_q[:-1]), cu_q, cu_k
 
 
-def _explain_paged(
-    q: Any, k: Any, v: Any, kv_cache: Any, block_table: Any, seq_lens: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *,
-    k_starts: Any = None, latent_dim: int = 512, causal: bool = True, scale: Any = None,
-    max_seqlen_q: int | None = None, mask: Any = None, window: Any = None, softcap: float = 0.0, sinks: Any = None,
-    alibi_slopes: Any = None, k_scale: Any = None, return_lse: bool = False, base2: bool = False, out: Any = None,
-    kv_layout: str = "NHD", backend: str = "auto", arch: str = "sm_90", check: bool | None = None,
-    traffic: Traffic | None = None,
-) -> Explanation:  # fmt: skip
-    arrays = q, k, v, kv_cache, block_table, seq_lens, cu_seqlens_q, cu_seqlens_k, k_starts
-    inputs = paged_inputs(*arrays, latent_dim, kv_layout, max_seqlen_q, out, check)
-    asked = {"mask": mask, "window": window, "causal": causal, "softcap": softcap, "sinks": sinks}
-    asked |= {"alibi_slopes": alibi_slopes, "k_scale": k_scale}
-    return _explained(inputs, asked, backend, arch, scale, traffic)
+@dataclass(frozen=True)
+class _Explain:
+    """In place of a backend: the call goes as far as its plan, which it returns."""
+
+    backend: Any
 
 
-def _explain_ragged(
-    q: Any, k: Any, v: Any, k_rope: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *, causal: bool = True,
-    scale: Any = None, max_seqlen_q: int | None = None, mask: Any = None, window: Any = None, softcap: float = 0.0,
-    sinks: Any = None, alibi_slopes: Any = None, return_lse: bool = False, base2: bool = False, out: Any = None,
-    backend: str = "auto", arch: str = "sm_90", check: bool | None = None, traffic: Traffic | None = None,
-) -> Explanation:  # fmt: skip
-    inputs = ragged_inputs(q, k, v, k_rope, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, out, check)
-    asked = {"mask": mask, "window": window, "causal": causal, "softcap": softcap, "sinks": sinks}
-    asked |= {"alibi_slopes": alibi_slopes}
-    return _explained(inputs, asked, backend, arch, scale, traffic)
+def _explain(function: Callable[..., Any]) -> Callable[..., Explanation]:
+    """What :func:`kvlab.attention.explain` calls for ``function``: the same call, checked alike, up to its plan."""
+
+    def plan(*args: Any, backend: Any = "auto", **kwargs: Any) -> Explanation:
+        result: Explanation = function(*args, backend=_Explain(backend), **kwargs)
+        return result
+
+    return plan
 
 
-def _explained(
-    inputs: MLAPrefillInputs, asked: dict[str, Any], backend: str, arch: str, scale: Any, traffic: Any
-) -> Explanation:
-    explanation, _, _ = _plan(inputs, asked, backend, arch)
-    check_traffic(traffic)
-    if scale is not None:
-        finite_number(scale, "scale", "finite in float32")
-    return explanation
-
-
-def _explain_collection(
-    q: Any, k: Any, v: Any, cache: Any, layer: int = 0, *, cu_seqlens_q: Any, cu_seqlens_k: Any, **options: Any
-) -> Explanation:
-    return _explain_paged(*_from_collection(q, k, v, cache, layer, cu_seqlens_q, cu_seqlens_k), **options)
-
-
-mla_prefill.explain = _explain_collection  # type: ignore[attr-defined]
-mla_prefill_paged.explain = _explain_paged  # type: ignore[attr-defined]
-mla_prefill_ragged.explain = _explain_ragged  # type: ignore[attr-defined]
+mla_prefill.explain = _explain(mla_prefill)  # type: ignore[attr-defined]
+mla_prefill_paged.explain = _explain(mla_prefill_paged)  # type: ignore[attr-defined]
+mla_prefill_ragged.explain = _explain(mla_prefill_ragged)  # type: ignore[attr-defined]

@@ -63,7 +63,7 @@ def choose_config(problem: MLAPrefillProblem, *, arch: str = "sm_90") -> MLAPref
 
     >>> problem = MLAPrefillProblem(batch=2, max_q=1000, heads=128, nope=128, rope=64, value=128, itemsize=2)
     >>> choose_config(problem)
-    MLAPrefillConfig(BM=128, BN=64, BD=128, BR=64, BV=128, row_tiles=8, num_warps=8, num_stages=2)
+    MLAPrefillConfig(BM=128, BN=64, BD=128, BR=64, BV=128, row_tiles=8, num_warps=8, num_stages=3)
     >>> choose_config(problem).grid(problem)
     (16, 128)
     """
@@ -76,5 +76,5 @@ def choose_config(problem: MLAPrefillProblem, *, arch: str = "sm_90") -> MLAPref
     elif arch == "sm_80":
         BM, BN, num_warps, num_stages = 64, 32 if wide > 128 else 64, 8, 2
     else:
-        BM, BN, num_warps, num_stages = 128, 32 if wide > 128 else 64, 8, 2
+        BM, BN, num_warps, num_stages = 128, 32 if wide > 128 else 64, 8, 3
     return MLAPrefillConfig(BM, BN, BD, BR, BV, -(-problem.max_q // BM), num_warps, num_stages)

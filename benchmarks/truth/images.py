@@ -61,7 +61,7 @@ def cases() -> Iterator[ImageCase]:
                     yield ImageCase(layout, bits, shape, "registers")
                     if order == (1, 0) and vec * bits >= 32:
                         yield ImageCase(layout, bits, shape, "cp.async")
-            for interval, padding in ((shape[1], vector), (2 * shape[1], 4), (16, 4)):
+            for interval, padding in ((shape[1], vector), (2 * shape[1], 2 * vector), (2 * vector, vector)):
                 padded = PaddedSharedLayout.with_identity_for([(interval, padding)], shape, (1, 0))
                 yield ImageCase(padded, bits, shape, "registers")
             for width in (0, 32, 64, 128):

@@ -40,6 +40,7 @@ def profile(
     with tempfile.TemporaryDirectory() as folder:
         report = f"{folder}/report.ncu-rep"
         command = [str(tool()), "-f", "-o", report, "--clock-control", "none", "--metrics", ",".join(metrics), *more]
+        command += ["--section", "SourceCounters"] if by_instruction else []
         command += [sys.executable, "-m", "benchmarks.truth.play", part]
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=ROOT)
         if not Path(report).exists():
@@ -78,6 +79,8 @@ def _launch(action: Any, metrics: list[str], by_instruction: list[str]) -> dict[
 
 
 def _instances(action: Any, metric: Any) -> list[tuple[int, str]]:
+    if metric is None or not metric.num_instances():
+        return []
     places = metric.correlation_ids()
     pairs = sorted((places.as_uint64(i), _number(metric.as_double(i))) for i in range(metric.num_instances()))
     return [(count, action.sass_by_pc(place)) for place, count in pairs]

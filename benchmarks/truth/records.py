@@ -18,6 +18,8 @@ FOLDER = Path(__file__).parents[2] / "tests" / "data" / "hardware"
 def pack(values: np.ndarray[Any, Any]) -> str:
     """Integers as text: differences of neighbours, compressed."""
     steps = np.diff(np.asarray(values, np.int64).ravel(), prepend=0)
+    if np.abs(steps).max(initial=0) >= 1 << 31:
+        raise ValueError(f"neighbours differ by up to {np.abs(steps).max()}: less than 2^31 is packed")
     return base64.b64encode(zlib.compress(steps.astype("<i4").tobytes(), 9)).decode()
 
 

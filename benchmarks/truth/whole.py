@@ -15,7 +15,9 @@ __all__ = ["DECODE", "PREFILL", "decode_inputs", "play", "prefill_inputs", "reco
 
 WAVEFRONTS = "smsp__sass_l1tex_pipe_lsu_wavefronts_mem_shared.sum"
 EXECUTED = "smsp__sass_inst_executed.sum"
+EACH_WAVEFRONTS, EACH_EXECUTED = "memory_l1_wavefronts_shared", "inst_executed"
 COUNTERS = {
+    "wavefronts": WAVEFRONTS,
     "dram_read_bytes": "dram__bytes_read.sum",
     "dram_read_sectors": "dram__sectors_read.sum",
     "dram_written_bytes": "dram__bytes_write.sum",
@@ -67,7 +69,7 @@ def record() -> dict[str, Any]:
     it was executed by a warp, and its wavefronts.
     """
     metrics = [WAVEFRONTS, EXECUTED, *COUNTERS.values()]
-    rows = profiler.profile("whole", metrics, "-k", "attend", by_instruction=[WAVEFRONTS, EXECUTED])
+    rows = profiler.profile("whole", metrics, "-k", "attend", by_instruction=[EACH_WAVEFRONTS, EACH_EXECUTED])
     out: dict[str, Any] = {}
     for name, problem, row in zip(("decode", "prefill"), (DECODE, PREFILL), rows, strict=True):
         out[name] = {
@@ -80,7 +82,7 @@ def record() -> dict[str, Any]:
 def _by_opcode(instructions: dict[str, list[tuple[int, str]]]) -> dict[str, list[int]]:
     """``opcode -> [executed, wavefronts]`` of what touches shared memory."""
     out: dict[str, list[int]] = {}
-    for which, metric in enumerate((EXECUTED, WAVEFRONTS)):
+    for which, metric in enumerate((EACH_EXECUTED, EACH_WAVEFRONTS)):
         for count, sass in instructions[metric]:
             found = re.match(r"\s*(?:@!?U?P\w+\s+)?((?:LDS|STS|LDSM|STSM|LDGSTS|ATOMS|[HQI]GMMA)[.\w]*)", sass)
             if found and "[RZ]" not in sass and count:

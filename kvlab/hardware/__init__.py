@@ -23,7 +23,7 @@ from .ragged import RaggedTensorMap, RaggedTMA3DTile
 from .reg_tile import RegTileLoader, RegTileWriterLDS
 from .sectors import SECTOR_BYTES, Coalescing, coalescing, sectors
 from .shared_access import ld_shared, st_shared
-from .shared_mma import shared_mma
+from .shared_mma import shared_mma, shared_mma_wavefronts
 from .smem_descriptor import SmemDescriptor, tile_to_descriptor
 from .swizzle_search import BestSwizzle, best_swizzle
 from .tensor_map import TensorMapSwizzle, TmaDescriptor
@@ -96,6 +96,7 @@ __all__ = [
     "round_tf32",
     "sectors",
     "shared_mma",
+    "shared_mma_wavefronts",
     "shared_transfer",
     "st_matrix_n_atom",
     "st_shared",

@@ -104,9 +104,7 @@ def st_matrix_n_atom(num_stmatrix: int) -> Layout:
     return Layout((16, 2, 4), (pitch, 1, 16 * pitch))
 
 
-def _checked(
-    dtype: Any, outer: str, rows: int, inner: str, cols: int, mode: TensorMapSwizzle, page_dense: bool
-) -> int:
+def _checked(dtype: Any, outer: str, rows: int, inner: str, cols: int, mode: TensorMapSwizzle, page_dense: bool) -> int:
     """S, or ValueError."""
     dtype = as_dtype(dtype)
     S = mode.granularity(dtype)

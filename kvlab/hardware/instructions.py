@@ -21,6 +21,8 @@ class Instruction:
     store      whether it writes
     matrices   8x8 matrices that ldmatrix or stmatrix moves, 0 for the others; lanes 0 .. 8*matrices-1 give addresses
     feature    the architecture's feature that it needs, or None
+    shares     whether lanes that want the same word are served in one pass; not those of an atomic
+    repeats    how often each pass is taken: twice by a compare and swap
 
     >>> INSTRUCTIONS["ldmatrix.x2"].matrices
     2
@@ -32,6 +34,8 @@ class Instruction:
     store: bool = False
     matrices: int = 0
     feature: str | None = None
+    shares: bool = True
+    repeats: int = 1
 
     def exists_on(self, arch: Arch) -> bool:
         """Whether ``arch`` has it.
@@ -61,13 +65,17 @@ class Instruction:
 
     @property
     def measured(self) -> bool:
-        """Whether the H100 record behind the rule has such instructions: those of 4 bytes and more."""
-        return self.vendor == "nvidia" and self.nbytes >= 4
+        """Whether the H100 records behind the rule have such instructions."""
+        return self.vendor == "nvidia"
 
     @property
     def merges(self) -> bool:
         """Whether phases of neighbours with equal addresses may merge (NVIDIA loads of 8 and 16 bytes a lane)."""
         return self.vendor == "nvidia" and not self.store and not self.matrices and self.nbytes > 4
+
+
+_ATOMICS = [f"atom.shared.{form}" for form in ("add.u32", "max.u32", "exch.b32", "exch.b64", "cas.b32", "cas.b64")]
+_ATOMICS.append("red.shared.add.u32")
 
 
 def _table() -> dict[str, Instruction]:
@@ -86,7 +94,11 @@ def _table() -> dict[str, Instruction]:
         for verb in ("read", "write") for bits in sizes
     ]  # fmt: skip
     transposing = [Instruction(f"ds_read_tr{bits}_b64", "amd", 8, feature="ds_read_tr") for bits in (16, 8)]
-    return {i.name: i for i in (*nvidia, *matrices, *amd, *transposing)}
+    atomics = [
+        Instruction(form, "nvidia", int(form[-2:]) // 8, store=True, shares=False, repeats=1 + ("cas" in form))
+        for form in _ATOMICS
+    ]
+    return {i.name: i for i in (*nvidia, *matrices, *atomics, *amd, *transposing)}
 
 
 INSTRUCTIONS: Mapping[str, Instruction] = MappingProxyType(_table())

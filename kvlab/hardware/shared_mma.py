@@ -12,7 +12,9 @@ from ._arrays import Array
 from .mma import MmaAtom
 from .smem_descriptor import SmemDescriptor
 
-__all__ = ["shared_mma"]
+__all__ = ["shared_mma", "shared_mma_wavefronts"]
+
+PASS_BYTES = 128
 
 
 def shared_mma(
@@ -52,6 +54,23 @@ def shared_mma(
     else:
         operand_a = np.asarray(a)
     return atom.mma(operand_a, tile_b, c)
+
+
+def shared_mma_wavefronts(atom: MmaAtom, *, a_in_registers: bool = False) -> int:
+    """Passes of shared memory that one wgmma takes to read its operands: one for every 128 bytes.
+
+    That holds for every swizzle and stride of a descriptor: the 8 rows of 16 bytes of a core matrix lie in all 32 banks
+    (counted on an H100, tests/data/hardware/accesses.json). ValueError for an atom that reads registers.
+
+    >>> from kvlab.hardware import get_atom
+    >>> atom = get_atom("wgmma.m64n128k16.bf16")
+    >>> shared_mma_wavefronts(atom), shared_mma_wavefronts(atom, a_in_registers=True)
+    (48, 32)
+    """
+    if not atom.name.startswith("wgmma"):
+        raise ValueError(f"{atom.name} is not a wgmma, whose operands' passes were counted")
+    m, n, k = atom.shape
+    return ((0 if a_in_registers else m) + n) * k * atom.dtype.itemsize // PASS_BYTES
 
 
 def _operand(memory: Memory, descriptor: Any, mn: int, k: int, dtype: Any, major: str, arch: str) -> Array:

@@ -78,21 +78,21 @@ class Wavefronts(Drawn):
     @property
     def wavefronts(self) -> int:
         """Passes of shared memory."""
-        return sum(phase.passes for phase in self.phases)
+        return sum(phase.passes for phase in self.phases) * self.op.repeats
 
     @property
     def ideal(self) -> int:
         """Passes without any conflict: the phases that have an active lane."""
-        return sum(phase.passes > 0 for phase in self.phases)
+        return sum(phase.passes > 0 for phase in self.phases) * self.op.repeats
 
     @property
     def conflicts(self) -> int:
-        """What the hardware's conflict counter shows: ``wavefronts - ideal``."""
-        return self.wavefronts - self.ideal
+        """What the hardware's conflict counter shows: ``wavefronts - ideal``, half of it for a compare and swap."""
+        return (self.wavefronts - self.ideal) // self.op.repeats
 
     @property
     def provisional(self) -> bool:
-        """True where no chip of this architecture has confirmed the rule, or none with so few bytes a lane."""
+        """True where no chip of this architecture has confirmed the rule."""
         return "wavefronts" in self.arch.provisional or not self.op.measured
 
     @functools.cached_property
@@ -145,14 +145,19 @@ class Wavefronts(Drawn):
             if j - i > 1:
                 phase, bank = table[i, :2].tolist()
                 wanted = tuple(tuple(who.tolist()) for who in lanes[i:j])
-                out.append(Collision(phase, bank, tuple(table[i:j, 2].tolist()), wanted))
+                words = table[i:j, 2] // (1 if self.op.shares else len(self.addresses))
+                out.append(Collision(phase, bank, tuple(words.tolist()), wanted))
         return tuple(out)
 
     @functools.cached_property
     def _distinct(self) -> tuple[IntArray, IntArray]:
-        """The different (phase, bank, word) in ascending order ``[n, 3]``, and which one each active word is."""
+        """The different (phase, bank, word) in ascending order ``[n, 3]``, and which one each active word is; where
+        lanes do not share words, each lane's is one of its own: ``word * lanes + lane``.
+        """
         phase = np.broadcast_to(self.phase[:, None], self.words.shape)
-        rows = np.stack([phase, self.banks, self.words], axis=-1)[self.active].reshape(-1, 3)
+        lanes = np.arange(len(self.addresses))[:, None]
+        word = self.words if self.op.shares else self.words * len(lanes) + lanes
+        rows = np.stack([phase, self.banks, word], axis=-1)[self.active].reshape(-1, 3)
         table, inverse = np.unique(rows, axis=0, return_inverse=True)
         return table, inverse.reshape(-1)
 
@@ -180,4 +185,3 @@ bytes 0 (lane 0), 128 (lane 2), 256 (lane 4), 384 (lane 6).
         passes = "1 wavefront" if self.wavefronts == 1 else f"{self.wavefronts} wavefronts"
         conflicts = "1 conflict" if self.conflicts == 1 else f"{self.conflicts} conflicts"
         return f"{self.instruction} on {self.arch.name}: {passes}, ideal {self.ideal}, {conflicts}"
-

@@ -8,7 +8,7 @@ The rule was measured on an H100 with Nsight Compute (1112 instructions are in t
    (where that lane is active), neighbouring phases *merge* in pairs.
 3. The passes of a phase are the largest number of different words that one bank has to deliver in it.
 4. Wavefronts are the sum of the passes; the conflict counter is that less the number of phases with an active lane.
-5. 1 and 2 bytes a lane ask for the 4-byte word that holds them. The lanes of an atomic never share a word: a phase takes
+5. 1 and 2 bytes a lane ask for the 4-byte word that holds them. Lanes of an atomic never share a word: a phase takes
    as many passes as lanes want one bank. A compare and swap takes every pass twice; its conflicts are counted once.
 
 Rule 5 reproduces the sums over 2704 accesses in 26 launches (tests/data/hardware/accesses.json). AMD follows the same

@@ -129,7 +129,9 @@ def test_other_nvidia_chips_are_counted_by_the_measured_rule(arch: str) -> None:
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("arch", ["sm_90", "gfx950", "gfx1100"])
 def test_small_accesses_are_counted_by_their_words(arch: str, size: int) -> None:
-    """Law (counted on sm_90: test_truth_accesses.py): lanes that want bytes of one word share its pass, as lanes with one address of 4 bytes do."""
+    """Law, counted on sm_90 (test_truth_accesses.py): lanes that want bytes of one word share its pass, as do lanes
+    with one address of 4 bytes.
+    """
     machine = get_arch(arch)
     names = [name for name in machine.instructions if INSTRUCTIONS[name].nbytes == size]
     addresses = np.random.default_rng(7).integers(0, 4096, (30, machine.warp_size)) * size

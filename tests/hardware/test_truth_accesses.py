@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from benchmarks.truth import records
 from benchmarks.truth.accesses import SEEDS, TmaCopy, tma_copies
 from benchmarks.truth.cuda_source import ACCESSES, SLOTS
-
 from kvlab.hardware import ATOMS, TmaDescriptor, count_wavefronts, shared_mma_wavefronts, wavefronts
 
 RECORD = records.read("accesses")

@@ -1,6 +1,6 @@
 """Whole kernels: what the emulator says they move, and an H100's counters (tests/data/hardware/kernels.json).
 
-Rests on hardware: Nsight Compute on the compiled decode and prefill, cold caches. What the emulator leaves out is named.
+Rests on hardware: Nsight Compute on the compiled decode and prefill, cold caches. What is not emulated is named.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from benchmarks.truth import records
 from benchmarks.truth.whole import DECODE, PREFILL, decode_inputs, prefill_inputs
-
 from kvlab.attention import mha_decode_paged, mha_prefill
 from kvlab.staging import Traffic
 

@@ -51,10 +51,15 @@ def test_rope(case: Store) -> None:
         pytest.skip("fp8 casts need sm_89")
     x = case.build()
     for one, other in zip(x.fresh().run_torch("cuda").written, x.fresh().run().written, strict=True):
-        a, b = (np.ascontiguousarray(y).view(f"i{y.itemsize}").astype(np.int64) for y in (one, other))
-        sign = 1 << (8 * one.itemsize - 1)
-        a, b = (np.where(i < 0, -sign - i, i) for i in (a, b))
-        assert np.abs(a - b).max() <= 1
+        assert ulps_apart(one, other) <= 1
+
+
+def ulps_apart(one: Any, other: Any) -> int:
+    """Most representable numbers between the elements of two arrays."""
+    a, b = (np.ascontiguousarray(y).view(f"i{y.itemsize}").astype(np.int64) for y in (one, other))
+    sign = 1 << (8 * one.itemsize - 1)
+    a, b = (np.where(i < 0, -sign - i, i) for i in (a, b))
+    return int(np.abs(a - b).max())
 
 
 STEPS = [
@@ -90,6 +95,18 @@ def test_quantised_collection() -> None:
     on_gpu(step, there, 1)
     assert bits(there.blocks.cpu()) == bits(here.blocks)
     assert bits(there.scales.cpu()) == bits(here.scales)
+
+
+@pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "pairs"])
+@pytest.mark.parametrize("padded", [False, True], ids=["ragged", "padded"])
+def test_rope_by_the_position_in_the_cache(padded: bool, interleaved: bool) -> None:
+    step = Step((5, 0, 30), (3, 1, 40), heads=8, D=128, page=16, dtype="fp32", padded=padded)
+    here, there = step.paged(), step.paged().to("cuda")
+    rope = Rope.of_base(80, 96, interleaved=interleaved)
+    step.run(here, 1, rope=rope)
+    on_gpu(step, there, 1, rope=Rope(to_torch(rope.cos).cuda(), to_torch(rope.sin).cuda(), interleaved))
+    assert ulps_apart(there.blocks.cpu().numpy(), here.blocks) <= 1
+    assert bits(there.get_value_cache(1).blocks.cpu()) == bits(here.get_value_cache(1).blocks)
 
 
 @pytest.mark.parametrize("width", [640, 656])

@@ -1,0 +1,239 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 13. On the chip
+#
+# Everything in these notebooks was computed by an emulator: where a byte lies in shared memory, which register holds an
+# element, how many passes an access takes. This one holds it against an H100. `benchmarks/hardware_truth.py` asked the chip;
+# its answers are the files under `tests/data/hardware`, with card, driver, versions, date and command. NumPy only.
+
+# %%
+import base64
+import gzip
+import json
+import re
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from kvlab.attention import mha_decode_paged
+from kvlab.exercise import check
+from kvlab.hardware import TmaDescriptor, count_wavefronts, get_atom, wavefronts
+from kvlab.memory import bfloat16
+from kvlab.staging import Traffic
+from kvlab.viz import RooflinePoint, draw_atom, draw_roofline, draw_shared_memory
+
+DATA = Path("../tests/data")
+
+
+def read(name):
+    return json.loads((DATA / "hardware" / f"{name}.json").read_text())
+
+
+def unpack(text):
+    """Integers of a record: differences of neighbours, compressed."""
+    return np.cumsum(np.frombuffer(zlib.decompress(base64.b64decode(text)), "<i4"), dtype=np.int64)
+
+
+fragments, accesses, kernels = map(read, ("fragments", "accesses", "kernels"))
+for record in (fragments, accesses, kernels):
+    print(record["card"], "| driver", record["driver"], "|", record["date"], "|", record["command"])
+
+# %% [markdown]
+# ## Where the bytes lie
+#
+# TMA copied a box of a 64 x 128 matrix whose elements are their own numbers; shared memory was read back word by word. Here
+# rows 8 to 23 and 64 of their elements of 16 bits, with the 128-byte swizzle. The picture is drawn from the dump.
+
+# %%
+boxes = json.loads(gzip.decompress((DATA / "h100_tma.json.gz").read_bytes()))["cases"]
+case = next(c for c in boxes if c["swizzle"] == "128B" and c["box"] == [16, 64] and c["coord"] == [8, 0])
+dump = np.array(case["words"])
+
+row, column = np.divmod(dump[::8], 128)  # which 16-byte vector of the matrix each slot of 16 bytes holds
+draw_shared_memory(np.stack([row - 8, column // 8], axis=-1), title="The chip's shared memory after a TMA copy")
+
+# %% [markdown]
+# The emulator's descriptor says at which byte each element of the box should stand:
+
+# %%
+matrix = np.arange(64 * 128, dtype=np.uint16).reshape(64, 128)
+image = TmaDescriptor.of(matrix, (16, 64), "128B").image(0)
+print("elements that stand elsewhere:", int((dump[image // 2] != matrix[8:24, :64]).sum()), "of", image.size)
+print("boxes on record:", len(boxes))
+
+# %% [markdown]
+# **Question 1.** At which byte does element (row 5, column 16) of the box stand? A row has 128 bytes; its vectors of 16 bytes are
+# permuted by the row.
+
+# %% tags=["question"]
+byte = None  # your answer
+
+# %%
+check(
+    byte,
+    2 * int(np.flatnonzero(dump == (8 + 5) * 128 + 16)[0]),
+    "Column 16 is vector 2 of its row; in row 5 it goes to vector 2 XOR 5.",
+)
+
+# %% [markdown]
+# ## Which lane holds what
+#
+# `mma.sync` was fed with small integers straight from registers, and gave its accumulators back. If the emulator put one
+# operand's element into another lane or register, the sums would differ. Lane 9 of the `m16n8k16` atom:
+
+# %%
+atom = get_atom("mma.sync.m16n8k16.bf16")
+draw_atom(atom, lane=9)
+
+
+# %%
+def pool(count, seed):
+    """The inputs on record: integers of -4 .. 4 by a fixed recurrence."""
+    state, out = seed * 7919 + 12345, []
+    for _ in range(count):
+        state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+        out.append((state >> 40) % 9 - 4)
+    return np.array(out)
+
+
+a, b, c = (
+    pool(32 * n, seed).reshape(32, n).astype(dtype)
+    for n, seed, dtype in (
+        (atom.regs_a, 1, atom.dtype),
+        (atom.regs_b, 2, atom.dtype),
+        (atom.regs_c, 3, atom.dtype_c),
+    )
+)
+chip = unpack(fragments["mma.sync"][atom.name]).reshape(32, atom.regs_c)
+print("lane 9, the chip:    ", chip[9].tolist())
+print("lane 9, the emulator:", atom.mma(a, b, c)[9].astype(int).tolist())
+print("on record:", len(fragments["matrices"]), "matrix loads and stores,", len(fragments["mma.sync"]), "mma.sync atoms,",
+      len(fragments["wgmma"]), "wgmma")  # fmt: skip
+
+# %% [markdown]
+# **Question 2.** Which (row, column) of the 16 x 8 result is register 2 of lane 9?
+
+# %% tags=["question"]
+place = None  # your answer, e.g. (0, 0)
+
+# %%
+tile = atom.tile_c(chip)
+rows, columns = atom.c(np.arange(32)[:, None], np.arange(4))
+assert tile[rows[9, 2], columns[9, 2]] == chip[9, 2]
+check(
+    place,
+    (rows[9, 2], columns[9, 2]),
+    "Lane // 4 is the row, registers 2 and 3 are 8 rows below; 2 * (lane % 4) the column.",
+)
+
+# %% [markdown]
+# ## What an access costs
+#
+# A kernel held one instruction 104 times, each time with other addresses; Nsight Compute counted its passes of shared memory.
+# The lanes of an *atomic* never share a word, and a compare and swap takes every pass twice:
+
+# %%
+print(f"{'instruction':22} {'predicted':>9} {'measured':>9}   (104 accesses)")
+for key, counted in accesses["lanes"].items():
+    op = key.split(",")[0]
+    if op.startswith("cp.async"):
+        continue  # its passes depend on when the data arrive
+    predicted = count_wavefronts(op, unpack(counted["address"]).reshape(-1, 32), counted["mask"])[0].sum()
+    print(f"{op:22} {predicted:9} {counted['all_wavefronts']:9}")
+
+# %%
+lane = np.arange(32)
+print(wavefronts("ld.shared.b32", 0 * lane))
+print(wavefronts("atom.shared.add.u32", 0 * lane))
+
+# %% [markdown]
+# **Question 3.** How many passes does `atom.shared.cas.b32` take when lanes 0 to 7, and no others, want the same word?
+
+# %% tags=["question"]
+passes = None  # your answer
+
+# %%
+check(
+    passes,
+    wavefronts("atom.shared.cas.b32", 0 * lane, mask=0xFF).wavefronts,
+    "Eight lanes want one bank and none shares; each pass is taken twice.",
+)
+
+# %% [markdown]
+# Tensor cores read 128 bytes of shared memory in a pass, whatever the swizzle: `wgmma.m64n64k16` 64 x 32 bytes of A and as
+# many of B, 32 passes. TMA moves each 4-byte word of the banks once.
+
+# %%
+for name, (counted, conflicts) in accesses["wgmma"].items():
+    print(f"{counted:3} passes, {conflicts} conflicts: {name}")
+
+# %% [markdown]
+# ## A whole kernel
+#
+# MHA decode, 2 sequences of 2048 keys, 4 KV heads, bfloat16. The emulator moves every byte and counts; the chip's counters
+# saw the compiled kernel on the same problem, with cold caches.
+
+# %%
+size = kernels["decode"]["problem"]
+rng = np.random.default_rng(0)
+pages = size["batch"] * size["keys"] // size["page"]
+q = rng.standard_normal((size["batch"], size["q_heads"], size["head_dim"]), np.float32).astype(bfloat16)
+k, v = rng.standard_normal((2, pages, size["page"], size["kv_heads"], size["head_dim"]), np.float32).astype(bfloat16)
+table = rng.permutation(pages).reshape(size["batch"], -1).astype(np.int32)
+traffic = Traffic()
+mha_decode_paged(q, k, v, table, np.full(size["batch"], size["keys"]), num_splits=1, traffic=traffic)
+
+counters = kernels["decode"]["counters"]
+predicted = {
+    "dram_read_bytes": traffic.moved["DRAM->SMEM"],
+    "l2_read_sectors": traffic.moved["DRAM->SMEM"] // 32,
+    "store_sectors": traffic.moved["registers->DRAM"] // 32,
+}
+for name, ours in predicted.items():
+    print(f"{name:18} predicted {ours:9,}  measured {counters[name]:9,}  {counters[name] / ours - 1:+.2%}")
+
+# %% [markdown]
+# **Question 4.** K and V are read once. How many bytes are they, together?
+
+# %% tags=["question"]
+nbytes = None  # your answer
+
+# %%
+check(nbytes, k.nbytes + v.nbytes, "2 sequences x 2048 keys x 4 heads x 128 numbers of 2 bytes, twice.")
+
+# %% [markdown]
+# ## How near to the ceiling
+#
+# Times of `benchmarks/results` on an H100: decode reads the cache about as fast as memory gives it.
+
+# %%
+measured = json.loads(Path("../benchmarks/results/mha_decode_h100.json").read_text())["synthetic"]
+points = []
+for entry in measured:
+    sizes = re.match(r"B(\d+)-H(\d+)x(\d+)-D(\d+)-ctx(\d+)-", entry["shape"])
+    if sizes is None:
+        continue
+    batch, heads, _, depth, context = map(int, sizes.groups())
+    seconds = entry["ms"] / 1e3
+    points.append(
+        RooflinePoint(
+            f"decode {entry['shape']}", 4.0 * batch * heads * depth * context, entry["gbps"] * 1e9 * seconds, seconds
+        )
+    )
+read_rate = max(entry["read_gbps"] for entry in measured) * 1e9
+draw_roofline(points, bandwidth=read_rate, compute=791e12)

@@ -9,6 +9,7 @@ import pytest
 from mla_prefill_cases import Case, Inputs
 
 from kvlab.attention import explain, mla_prefill_paged
+from kvlab.memory import float8_e4m3fn
 
 CASE = Case(((5, 20), (2, 3)), page=4)
 
@@ -24,6 +25,12 @@ BAD: dict[str, tuple[Any, str]] = {
     "keys held": (lambda x: x.with_(seq_lens=x.seq_lens - 1), "k and v hold 20 keys of sequence 0 from key -1 on"),
     "keys from": (lambda x: x.with_(starts=np.array([1, 0])), "from key 1 on: must be among its 20 keys"),
     "starts' shape": (lambda x: x.with_(starts=np.array([0])), r"k_starts has shape \(1,\): must be \[B = 2\]"),
+    "fp8 with float32": (
+        lambda x: x.with_(
+            q=x.q.astype("f4"), k=x.k.astype("f4"), v=x.v.astype("f4"), cache=x.cache.astype(float8_e4m3fn)
+        ),
+        "q has dtype float32 with a cache of float8_e4m3fn: must be bfloat16 or float16",
+    ),
     "pages": (lambda x: x.with_(table=x.table + 1000), "a page in use must be 0 to"),
     "table": (
         lambda x: x.with_(table=x.table.astype(np.int16)),

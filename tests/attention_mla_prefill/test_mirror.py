@@ -39,6 +39,7 @@ CASES = [
     (Case(((70, 90), (0, 3), (5, 2)), row="", dtype="fp16", H=1), "sm_90"),
     (Case(((30, 90),), dtype="fp32", columns=(64, 32, 64), H=1, sinks=True), "sm_90"),
     (Case(((60, 200),), starts=(70,), held=(100,), softcap=5.0, slopes=True, H=1), "sm_90"),
+    (Case(((30, 90),), row="fp8", k_scale="token", H=1), "sm_90"),
     (Case(((150, 200), (9, 0)), H=1), "gfx950"),
     (Case(((20, 150),), page=48, window=40, mask=ChunkedMask(64), causal=True, strided=True), "gfx950"),
     (Case(((70, 90),), dtype="fp32", columns=(64, 64, 128), H=1, page=64), "gfx950"),

@@ -29,6 +29,9 @@ CASES = [
     Case(((90, 200), (9, 30)), window=40, mask=ChunkedMask(64), causal=True),
     Case(((90, 200), (9, 30)), mask=ChunkedMask(64)),
     Case(((70, 80),), causal=False, window=(20, 7), columns=(128, 64, 64)),
+    Case(((30, 90), (3, 20)), row="fp8", k_scale="token", H=1),
+    Case(((30, 90),), row="fp8", k_scale="head", H=1, page=5),
+    Case(((30, 90),), row="rope-aware", dtype="fp16", H=1),
     Case((), H=1),
 ]
 BIAS = np.where(np.random.default_rng(3).random((1, 1, 40, 90)) < 0.3, -np.inf, 0.5).astype(np.float32)

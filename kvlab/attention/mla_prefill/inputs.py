@@ -21,7 +21,7 @@ from kvlab.attention.latent_rows import latent_windows
 from kvlab.attention.operands import check_result
 from kvlab.attention.ragged import check_offsets, check_starts, longest
 from kvlab.attention.scales import is_fp8
-from kvlab.cache.arrays import is_torch, to_numpy
+from kvlab.cache.arrays import dtype_of, is_torch, to_numpy
 
 __all__ = ["MLAPrefillInputs", "paged_inputs", "ragged_inputs"]
 
@@ -90,6 +90,8 @@ def paged_inputs(
     _, k_rope = latent_windows(kv_cache, latent_dim, q.shape[2] - k.shape[2], kv_layout)
     same = is_fp8(kv_cache) or kv_cache.dtype == q.dtype
     require(same, f"kv_cache has dtype {kv_cache.dtype}", f"that of q, {q.dtype}, or float8_e4m3fn")
+    narrow = not is_fp8(kv_cache) or dtype_of(q, "q").itemsize == 2
+    require(narrow, f"q has dtype {q.dtype} with a cache of {kv_cache.dtype}", "bfloat16 or float16")
     check_strides("kv_cache", kv_cache)
     check_table(block_table, seq_lens, batch)
     check_strides("seq_lens", seq_lens)

@@ -60,6 +60,7 @@ def load_rope(
 @triton.jit
 def qk(q, q_rope, k, k_rope, scale_log2, rope_scale, softcap, CAPPED: tl.constexpr, SCALED: tl.constexpr):
     """Scores in units of log2 of nope and rope columns, one sum; ``rope_scale`` is that of the stored rope part."""
+    k_rope = k_rope.to(q_rope.dtype)
     s = tl.dot(q, tl.trans(k), input_precision="ieee")
     if SCALED:
         s += tl.dot(q_rope, tl.trans(k_rope), input_precision="ieee") * rope_scale
@@ -138,7 +139,7 @@ def attend(
         k = load_rows(k_base, key, full, k_token, D, BD, False)  # [BN, BD]
         #: load_rope -> k_rope    the rope part of the same keys, from their pages
         page, slot = place(pages, key, base, full, PAGE, False)
-        k_rope = load_rope(rope_base, page, slot, key < full, rope_page, rope_token, DR, BR, False).to(q.dtype)
+        k_rope = load_rope(rope_base, page, slot, key < full, rope_page, rope_token, DR, BR, False)
         by_key = rope_scale
         if SCALE == "token":
             by_key = rope_scale * token_scale(scales_ptr, page * scales_page + slot * scales_token, key < full)[None, :]
@@ -163,7 +164,7 @@ def attend(
         k = load_rows(k_base, key, hi, k_token, D, BD, True)  # [BN, BD]
         #: load_rope -> k_rope    the rope part of the same keys, from their pages
         page, slot = place(pages, key, base, hi, PAGE, True)
-        k_rope = load_rope(rope_base, page, slot, key < hi, rope_page, rope_token, DR, BR, True).to(q.dtype)
+        k_rope = load_rope(rope_base, page, slot, key < hi, rope_page, rope_token, DR, BR, True)
         by_key = rope_scale
         if SCALE == "token":
             by_key = rope_scale * token_scale(scales_ptr, page * scales_page + slot * scales_token, key < hi)[None, :]

@@ -37,16 +37,16 @@ class MLAPrefillCTA:
         """``k``, ``v`` and ``rope`` are what the iterators walk over; ``batch_idx`` and ``head_idx`` ``[programs]``."""
 
         def machine(rows: Any, head: Array, D: int, BD: int) -> TileCTA:
-            BM, BN, dtype = config.BM, config.BN, np.dtype(k.dtype)
+            BM, BN, dtype, stored = config.BM, config.BN, np.dtype(k.dtype), np.dtype(rows.dtype)
             if arch == "gfx950":
                 if dtype.itemsize == 4:
                     return MfmaCTA(MfmaShape(BM, BN, D, dtype), rows, rows, batch_idx, head, traffic)
-                return KVBufferCTA(KVBufferShape(BM, BN, D, dtype), rows, rows, batch_idx, head, traffic)
+                return KVBufferCTA(KVBufferShape(BM, BN, D, dtype, stored=stored), rows, rows, batch_idx, head, traffic)
             if arch != "sm_90":
                 raise ValueError(f"arch {arch!r} is not one of {', '.join(PREFILL_ARCHS)}")
             if dtype.itemsize == 4:
                 return FmaCTA(FmaShape(BM, BN, D, BD, arch, config.num_warps), len(batch_idx), traffic)
-            return WgmmaCTA(WgmmaShape(BM, BN, D, BD, dtype, config.num_warps), len(batch_idx), traffic)
+            return WgmmaCTA(WgmmaShape(BM, BN, D, BD, dtype, config.num_warps, stored=stored), len(batch_idx), traffic)
 
         self.depth = problem.nope
         self.nope = machine(k, head_idx, problem.nope, config.BD)

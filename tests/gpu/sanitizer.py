@@ -1,0 +1,116 @@
+"""compute-sanitizer on one small case of each kernel, memcheck and racecheck, recorded as JSON.
+
+    python tests/gpu/sanitizer.py --output tests/data/hardware/sanitizer.json
+
+Each kernel and tool has a process of its own. Canaries and poison are the other tests' work: this one asks the hardware
+tool whether an access leaves an allocation, or two of a block race in shared memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+
+from kvlab import attention
+
+TOOLS = ("memcheck", "racecheck")
+N, PAGE, B = 100, 16, 2
+
+
+def random(*shape: int) -> Any:
+    return torch.randn(shape, dtype=torch.bfloat16, device="cuda")
+
+
+def integers(*values: int) -> Any:
+    return torch.tensor(values, dtype=torch.int32, device="cuda")
+
+
+def paged(*row: int) -> Any:
+    return random(20, PAGE, *row)
+
+
+def table() -> Any:
+    return torch.arange(14, dtype=torch.int32, device="cuda").flip(0).reshape(B, 7)
+
+
+def run(name: str) -> None:
+    """Launch one kernel on two sequences of 100 and 37 keys."""
+    lens, starts = integers(N, 37), integers(0, 9, 17)
+    if name == "mha_decode":
+        attention.mha_decode_paged(random(B, 4, 64), paged(2, 64), paged(2, 64), table(), lens, num_splits=3)
+    elif name == "mha_decode_streaming":
+        q = random(B, 4, 64)
+        attention.mha_decode_streaming_paged(q, paged(2, 64), paged(2, 64), table(), lens, num_splits=3)
+    elif name == "mha_decode_fp8":
+        k, v = (paged(2, 64).to(torch.float8_e4m3fn) for _ in "kv")
+        attention.mha_decode_paged(random(B, 4, 64), k, v, table(), lens, k_scale=0.5, v_scale=2.0)
+    elif name in ("mha_prefill", "mha_prefill_hopper"):
+        backend = "hopper" if name.endswith("hopper") else "triton"
+        q, k, v = random(1, N, 4, 128), random(1, N, 2, 128), random(1, N, 2, 128)
+        attention.mha_prefill(q, k, v, backend=backend)
+    elif name == "mha_prefill_paged":
+        q, k, v = random(17, 4, 64), paged(2, 64), paged(2, 64)
+        attention.mha_prefill_paged(q, k, v, table(), lens, starts, backend="triton")
+    elif name == "mla_decode":
+        attention.mla_decode_paged(random(B, 16, 576), paged(576), table(), lens, num_splits=2)
+    elif name == "mla_prefill":
+        k, v = random(137, 2, 128), random(137, 2, 128)
+        keys = integers(0, N, N + 37)
+        attention.mla_prefill_paged(random(17, 2, 192), k, v, paged(576), table(), lens, starts, keys)
+    elif name == "kv_store":
+        k, v, slots = random(9, 2, 64), random(9, 2, 64), torch.arange(9, device="cuda") * 7
+        attention.kv_store_paged(k, v, paged(2, 64), paged(2, 64), slots)
+    torch.cuda.synchronize()
+
+
+CASES = (
+    "mha_decode", "mha_decode_streaming", "mha_decode_fp8", "mha_prefill", "mha_prefill_paged", "mha_prefill_hopper",
+    "mla_decode", "mla_prefill", "kv_store",
+)  # fmt: skip
+
+
+def checked(case: tuple[str, str]) -> dict[str, Any]:
+    """What the tool says of a kernel."""
+    name, tool = case
+    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, __file__, "--case", name]
+    done = subprocess.run(command, capture_output=True, text=True)
+    said = [line for line in done.stdout.splitlines() if "SUMMARY" in line]
+    return {"kernel": name, "tool": tool, "exit": done.returncode, "said": said, "error": done.stderr[-300:].strip()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", choices=CASES, help="only launch this kernel, without the tool")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    if options.case:
+        run(options.case)
+        return
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(checked, [(name, tool) for name in CASES for tool in TOOLS]))
+    for line in found:
+        print(line["kernel"], line["tool"], "exit", line["exit"], *line["said"], line["error"])
+    record = {
+        "command": "python tests/gpu/sanitizer.py", "card": torch.cuda.get_device_name(),
+        "date": time.strftime("%Y-%m-%d"),
+        "versions": {"torch": torch.__version__, "triton": triton.__version__, "numpy": np.__version__},
+        "runs": found,
+    }  # fmt: skip
+    if options.output:
+        options.output.write_text(json.dumps(record, indent=1) + "\n")
+    if any(line["exit"] for line in found):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

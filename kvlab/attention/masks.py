@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.attention.intervals import UNLIMITED, Interval, host, window_interval
 from kvlab.attention.online_softmax import MASK_VALUE
-from kvlab.cache.arrays import is_torch, to_numpy
+from kvlab.cache.arrays import is_torch
 
 __all__ = [
     "UNLIMITED",
@@ -43,9 +44,6 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 
-UNLIMITED = 1 << 30
-"""A side of an interval without a bound."""
-
 
 class TileStatus(enum.IntFlag):
     """What a mask does to a tile of queries and keys (numbers as MAX's)."""
@@ -54,53 +52,6 @@ class TileStatus(enum.IntFlag):
     PARTIAL_MASK = 1
     FULL_MASK = 3
     UNKNOWN_MASK = 4
-
-
-@dataclass(frozen=True)
-class Interval:
-    """The run of keys that a query at position p sees: ``p - left`` to ``p + right``, in p's chunk, below valid.
-
-    chunk : keys of a chunk, 0 for no chunks. valid : None, or integers ``[B]``, keys of each sequence that may be seen.
-
-    >>> Interval(left=2, right=0).bounds(np.arange(5), 5)
-    (array([0, 0, 0, 1, 2]), array([1, 2, 3, 4, 5]))
-    >>> Interval(chunk=3).bounds(np.arange(-1, 5), 5)
-    (array([0, 0, 0, 0, 3, 3]), array([0, 3, 3, 3, 5, 5]))
-    """
-
-    left: int = UNLIMITED
-    right: int = UNLIMITED
-    chunk: int = 0
-    valid: Any = None
-
-    def bounds(self, q_pos: Any, num_keys: Any, batch: Any = None) -> tuple[Array, Array]:
-        """(first, limit): a query at ``q_pos`` of a sequence of ``num_keys`` keys sees ``first <= key < limit``."""
-        p = np.asarray(q_pos)
-        end = num_keys if self.valid is None else np.minimum(num_keys, _host(self.valid)[batch])
-        first, limit = np.maximum(p - self.left, 0), np.minimum(p + self.right + 1, end)
-        if self.chunk:
-            start = p // self.chunk * self.chunk
-            first, limit = np.maximum(first, start), np.minimum(limit, np.maximum(start + self.chunk, 0))
-        return first, limit
-
-    def __and__(self, other: Interval) -> Interval | None:
-        """The keys in both; None if that has no such form (different chunks)."""
-        if self.chunk and other.chunk and self.chunk != other.chunk:
-            return None
-        valid = other.valid if self.valid is None else self.valid
-        if self.valid is not None and other.valid is not None and self.valid is not other.valid:
-            valid = self.valid * (self.valid < other.valid) + other.valid * (self.valid >= other.valid)
-        chunk = self.chunk or other.chunk
-        return Interval(min(self.left, other.left), min(self.right, other.right), chunk, valid)
-
-    def __or__(self, other: Interval) -> Interval | None:
-        """The keys in either; None if that has no such form."""
-        for one in (self, other):
-            if one == Interval():
-                return one
-        if self.chunk != other.chunk or self.valid is not other.valid:
-            return None
-        return replace(self, left=max(self.left, other.left), right=max(self.right, other.right))
 
 
 class Mask:
@@ -149,7 +100,7 @@ class _IntervalMask(Mask):
         ['FULL_MASK', 'PARTIAL_MASK', 'NO_MASK']
         """
         of = self.interval()
-        valid = np.array([UNLIMITED]) if of.valid is None else _host(of.valid)
+        valid = np.array([UNLIMITED]) if of.valid is None else host(of.valid)
         plain = replace(of, valid=None)
         first, limit = plain.bounds(np.array([q0, q0 + BM - 1]), UNLIMITED)
         if k0 >= min(limit[1], valid.max(initial=0)) or k0 + BN <= first[0]:
@@ -249,7 +200,7 @@ class MaterializedMask(Mask):
     start: Any = None
 
     def value(self, batch: Any, head: Any, q_pos: Any, k_pos: Any) -> Any:
-        a = _host(self.bias())
+        a = host(self.bias())
         start = a.shape[3] - a.shape[2] if self.start is None else np.asarray(self.start)
         row = np.asarray(q_pos) - (start[batch] if np.ndim(start) else start)
         key, inside = np.asarray(k_pos), (row >= 0) & (row < a.shape[2]) & (np.asarray(k_pos) < a.shape[3])
@@ -332,30 +283,6 @@ class MaskPlan:
         return self.left < UNLIMITED or self.chunk > 0 or self.bias is not None
 
 
-def window_interval(causal: bool, window: Any) -> Interval:
-    """The interval of the arguments ``causal`` and ``window``.
-
-    >>> window_interval(True, 128), window_interval(False, (128, 16)) == Interval(128, 16)
-    (Interval(left=127, right=0, chunk=0, valid=None), True)
-    """
-    left = right = UNLIMITED
-    if isinstance(window, int | np.integer) and not isinstance(window, bool):
-        if window < 1:
-            raise ValueError(f"window {window}: must be at least 1, the keys that a query sees, itself among them")
-        if not causal:
-            raise ValueError(f"window {window} with causal=False: must be a pair (left, right)")
-        left = int(window) - 1
-    elif window is not None:
-        pair = isinstance(window, tuple | list) and len(window) == 2
-        sides: list[Any] = [UNLIMITED if side is None else side for side in window] if pair else [None]
-        if not all(isinstance(side, int | np.integer) and side >= 0 for side in sides):
-            raise ValueError(
-                f"window {window!r}: must be None, a number of keys, or a pair (left, right) of numbers or None"
-            )
-        left, right = (min(int(side), UNLIMITED) for side in sides)
-    return Interval(left, 0 if causal else right)
-
-
 def resolve_mask(
     mask: Any, interval: Interval, *, heads: int, lengths: Callable[[], tuple[Array, Array]], like: Any
 ) -> MaskPlan:
@@ -395,11 +322,6 @@ def _materialise(mask: Mask, heads: int, new: Array, keys: Array, like: Any) -> 
 
         bias = to_torch(bias).to(like.device)
     return bias
-
-
-def _host(array: Any) -> Array:
-    """In CPU memory, as NumPy."""
-    return to_numpy(array.cpu() if is_torch(array) else np.asarray(array))
 
 
 def _positive(mask: Any, name: str, value: Any) -> None:

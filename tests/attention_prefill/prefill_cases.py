@@ -249,9 +249,10 @@ class Inputs:
             if self.sinks is not None:
                 extra = torch.from_numpy(self.sinks).to(s.dtype)[:, None, None].expand(-1, s.shape[1], 1)
                 s = torch.cat([s, extra], -1)
-            p = torch.nan_to_num(torch.softmax(s, -1))[..., : k.shape[1]]
+            p = torch.nan_to_num(torch.softmax(s, -1))
+            top = p.max(-1, keepdim=True)[0].clamp(min=1e-30) if p.shape[-1] else 1
+            p = p[..., : k.shape[1]]
             if self.q.dtype.itemsize == 1:
-                top = p.amax(-1, keepdim=True).clamp(min=1e-30)
                 p = (256 * p / top).to(torch.float8_e4m3fn).to(p.dtype) * top / 256
             out[at] = (p @ v).transpose(0, 1).double().numpy()
         return out

@@ -39,7 +39,9 @@ def load_tile(
     """Columns ``FROM .. FROM + WIDTH`` of the rows ``key`` of one KV head; past D they are 0."""
     page, slot = row_of(table_ptr, page, first, key, key < end, PAGE, MASKED)
     d = FROM + tl.arange(0, WIDTH)
-    at = (page * page_stride + slot * token_stride)[:, None] + d[None, :]
+    if PAGE:
+        page = page[:, None]
+    at = page * page_stride + slot[:, None] * token_stride + d[None, :]
     if MASKED:
         return tl.load(ptr + at, mask=(key < end)[:, None] & (d[None, :] < D), other=0.0)
     if FROM + WIDTH <= D:
@@ -72,12 +74,13 @@ def online(s, m, l, o, o_rest, REST: tl.constexpr):
     m_new = tl.maximum(m, tl.max(s, 1))
     p = tl.math.exp2(s - m_new[:, None])
     alpha = tl.math.exp2(m - m_new)
+    l = l * alpha + tl.sum(p, 1)
     o = o * alpha[:, None]
     if REST:
         o_rest = o_rest * alpha[:, None]
     else:
         o_rest = o
-    return p, m_new, l * alpha + tl.sum(p, 1), o, o_rest
+    return p, m_new, l, o, o_rest
 
 
 @triton.jit
@@ -138,6 +141,8 @@ def attend(
     top = tile * BM // pack + num_keys - num_q  # positions of the tile's rows
     bottom = tl.minimum((tile * BM + BM - 1) // pack, num_q - 1) + num_keys - num_q
     lo, every = key_range(top, end, left, right, chunk, CHUNKED)
+    if not BOUNDED:
+        lo = lo // BN * BN  # it is 0; that it is a multiple of BN tells the compiler which keys share a page
     _, hi = key_range(bottom, end, left, right, chunk, CHUNKED)
     hi = tl.where(bottom < top, lo, tl.maximum(hi, lo))
     full = tl.maximum(tl.minimum(every // BN * BN, hi), lo)

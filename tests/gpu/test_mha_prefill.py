@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from on_device import on_device
@@ -61,10 +62,16 @@ LONGER = [
 
 @pytest.mark.parametrize("case", [*FEATURES, *ODD_DEPTHS, *LONGER], ids=str)
 def test_features(case: Case) -> None:
-    """Twice: the bits repeat."""
+    """Twice: the bits repeat. Products of e4m3 are added up with some 14 bits by Hopper's tensor cores: an lse of such
+    scores is not as exact as one of float32 sums.
+    """
     x = case.build()
     out, lse = x.call(device="cuda", backend="triton", return_lse=True)
-    assert_accurate(x, out.cpu(), lse.cpu())
+    if case.dtype == "fp8":
+        assert_accurate(x, out.cpu())
+        np.testing.assert_allclose(lse.cpu().numpy(), x.exact()[1], rtol=2.0**-8, atol=2.0**-6)
+    else:
+        assert_accurate(x, out.cpu(), lse.cpu())
     assert bits(x.call(device="cuda", backend="triton").cpu()) == bits(out.cpu())
 
 

@@ -122,6 +122,13 @@ def test_batch_invariance() -> None:
         assert bits(one[0]) == bits(whole[b])
 
 
+def test_the_scale_of_another_cache_is_ignored() -> None:
+    """Known failure scale-ignored-for-bf16-cache."""
+    x = Case((40, 3), H=2).build()
+    scaled = mla_decode_paged(*x.arrays, k_scale=0.06, **x.options)
+    assert bits(scaled) == bits(mla_decode_paged(*x.arrays, **x.options))
+
+
 def test_hnd_and_base2() -> None:
     x = Case((40, 3), H=2, row="rope-aware", k_scale="token").build()
     out, lse = mla_decode_paged(*x.arrays, return_lse=True, **x.options)

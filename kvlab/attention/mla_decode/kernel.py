@@ -59,7 +59,7 @@ def attend(
     first, limit = key_range(position, end, left, right, chunk, CHUNKED)
     seen, _ = key_range(num_keys - tokens, end, left, right, chunk, CHUNKED)
     _, stop = key_range(num_keys - 1, end, left, right, chunk, CHUNKED)
-    seen = tl.where(BOUNDED, seen // BN * BN, 0)  # keys [seen, stop) are those that some row sees
+    seen = tl.where(BOUNDED, seen, 0)  # keys [seen, stop) are those that some row sees
     stop = tl.maximum(stop, seen)
     size = tl.cdiv(tl.cdiv(stop - seen, num_splits), BN) * BN
     lo = tl.minimum(seen + split * size, stop)
@@ -186,10 +186,10 @@ def launch(
         slopes_batch(features.slopes), *bias_strides,
         *(by.tokens.stride()[:2] if kind == "token" else (0, 0)),
         *part.stride()[:4], *(part_lse.stride(axis) for axis in (0, 1, 3, 2)),
-        PAGE=problem.page_size, ONE=config.one_page, DV=problem.latent, DR=problem.rope, BV=config.BV, BR=config.BR,
-        BM=config.BM, BN=config.BN, CAPPED=features.softcap > 0, SINKS=features.sinks is not None,
-        SLOPES=features.slopes is not None, VALID=mask.valid is not None, BOUNDED=bounded(mask),
-        CHUNKED=mask.chunk > 0, BIAS=mask.bias is not None, SCALE=kind,
+        PAGE=problem.page_size, ONE=config.one_page and not bounded(mask), DV=problem.latent, DR=problem.rope,
+        BV=config.BV, BR=config.BR, BM=config.BM, BN=config.BN, CAPPED=features.softcap > 0,
+        SINKS=features.sinks is not None, SLOPES=features.slopes is not None, VALID=mask.valid is not None,
+        BOUNDED=bounded(mask), CHUNKED=mask.chunk > 0, BIAS=mask.bias is not None, SCALE=kind,
         ROPE_SCALED=k_rope.dtype == kv_cache.dtype, num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     if splits > 1:

@@ -51,7 +51,7 @@ def attend(
     top = tile * BM + total - num_q  # positions of the tile's rows
     bottom = np.minimum(tile * BM + BM - 1, num_q - 1) + total - num_q
     (top_first, top_limit), (_, bottom_limit) = key_range(top, end, *bounds), key_range(bottom, end, *bounds)
-    lo = np.maximum(top_first - base, 0) // BN * BN
+    lo = np.maximum(top_first - base, 0)
     hi = np.where(bottom < top, lo, np.maximum(bottom_limit - base, lo))
     full = np.maximum(np.minimum((top_limit - base) // BN * BN, hi), lo)
     if mask.left < UNLIMITED or mask.chunk or mask.bias is not None:

@@ -111,7 +111,7 @@ def attend(
     bottom = tl.minimum(tile * BM + BM - 1, num_q - 1) + total - num_q
     top_first, top_limit = key_range(top, end, left, right, chunk, CHUNKED)
     _, bottom_limit = key_range(bottom, end, left, right, chunk, CHUNKED)
-    lo = tl.maximum(top_first - base, 0) // BN * BN
+    lo = tl.maximum(top_first - base, 0)
     hi = tl.where(bottom < top, lo, tl.maximum(bottom_limit - base, lo))
     full = tl.maximum(tl.minimum((top_limit - base) // BN * BN, hi), lo)
     if CHUNKED or BIAS:

@@ -19,9 +19,9 @@ from kvlab.cache.arrays import dtype_of, is_torch, to_numpy
 from kvlab.staging import Traffic
 
 from .config import MLAPrefillProblem, choose_config
+from .cta import PREFILL_ARCHS
 from .emulator import launch as emulate
 from .inputs import MLAPrefillInputs, paged_inputs, ragged_inputs
-from .machine import PREFILL_ARCHS
 from .reference import reference
 
 __all__ = ["mla_prefill", "mla_prefill_paged", "mla_prefill_ragged"]

@@ -15,7 +15,7 @@ from kvlab.memory import Memory
 from kvlab.staging import Fragments, KVCacheIterator, Traffic, program_ids, ragged_range
 
 from .config import MLAPrefillConfig, MLAPrefillProblem
-from .machine import MLAPrefillCTA
+from .cta import MLAPrefillCTA
 
 if TYPE_CHECKING:
     from kvlab.attention.features import Features

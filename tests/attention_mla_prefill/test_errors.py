@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -89,3 +91,20 @@ def test_unknown_arguments_are_refused_by_explain_too() -> None:
     x = CASE.build()
     with pytest.raises(TypeError, match="colour"):
         explain(mla_prefill_paged, x.q, x.k, x.v, x.cache, x.table, x.seq_lens, x.cu_q, x.cu_k, colour=1)
+
+
+def test_the_plan_of_a_call_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The configuration is that of the device: here one that torch is made to describe."""
+    import torch
+
+    from kvlab.attention import backends
+    from kvlab.cache.arrays import to_torch
+
+    here = SimpleNamespace(major=8, minor=0, multi_processor_count=108)
+    backends.machine.cache_clear()
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: here)
+    monkeypatch.setattr(sys.modules["kvlab.attention.mla_prefill"], "on_gpu", lambda array: True)
+    x = CASE.build()
+    arrays = [to_torch(a) for a in (x.q, x.k, x.v, x.cache, x.table, x.seq_lens, x.cu_q, x.cu_k)]
+    assert explain(mla_prefill_paged, *arrays, latent_dim=64).config.BM == 64
+    backends.machine.cache_clear()

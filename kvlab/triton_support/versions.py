@@ -14,8 +14,9 @@ __all__ = ["OLDEST", "TESTED", "gluon_lacks", "has_smem_reinterpret", "installed
 TESTED = ("3.6.0", "3.7.1", "3.9.0")
 OLDEST = TESTED[0]
 
-#: the releases with which Gluon kernels are used
+#: the releases with which Gluon kernels are used, and those with which heads of 256 do not spill registers
 GLUON = ("3.6.0", "3.7.1")
+GLUON_WIDE = ("3.6.0",)
 
 
 def _number(version: str) -> tuple[int, ...]:
@@ -52,10 +53,11 @@ def has_smem_reinterpret() -> bool:
     return hasattr(gl.shared_memory_descriptor, "reinterpret")
 
 
-def gluon_lacks() -> str | None:
+def gluon_lacks(*, wide: bool = False) -> str | None:
     """Why Hopper's Gluon kernels are not used with the installed Triton: its names are not settled, and with 3.9.0 the
-    tiles of three consumers spill registers. None with the releases of :data:`GLUON`.
+    tiles of three consumers spill registers. None with the releases of :data:`GLUON`; ``wide`` asks for
+    :data:`GLUON_WIDE`.
     """
-    version = installed()
-    fits = version is not None and _number(version) in {_number(one) for one in GLUON}
-    return None if fits else f"Triton {version}; its Gluon is used with {' and '.join(GLUON)}"
+    version, releases = installed(), GLUON_WIDE if wide else GLUON
+    fits = version is not None and _number(version) in {_number(one) for one in releases}
+    return None if fits else f"Triton {version}; its Gluon is used with {' and '.join(releases)}"

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from kvlab.attention.masks import UNLIMITED
 from kvlab.cache.arrays import dtype_of, element_strides
+from kvlab.triton_support.versions import gluon_lacks
 
 from .config import PrefillProblem
 from .inputs import PrefillInputs
@@ -112,7 +113,7 @@ def hopper_slower(problem: PrefillProblem) -> str | None:
     """Why the portable kernel is expected to be faster, None if it is not."""
     if problem.group > 1 and problem.max_q * problem.group <= 128:
         return "the heads of a KV head fit one tile together"
-    return None
+    return gluon_lacks(wide=True) if problem.head_dim > 192 else None
 
 
 def _tma_takes(array: Any, name: str) -> bool:

@@ -76,11 +76,12 @@ def window_interval(causal: bool, window: Any) -> Interval:
             raise ValueError(f"window {window}: must be at least 1, the keys that a query sees, itself among them")
         if not causal:
             raise ValueError(f"window {window} with causal=False: must be a pair (left, right)")
-        left = int(window) - 1
+        left = min(int(window) - 1, UNLIMITED)
     elif window is not None:
         pair = isinstance(window, tuple | list) and len(window) == 2
         sides: list[Any] = [UNLIMITED if side is None else side for side in window] if pair else [None]
-        if not all(isinstance(side, int | np.integer) and side >= 0 for side in sides):
+        number = [isinstance(side, int | np.integer) and not isinstance(side, bool) for side in sides]
+        if not all(number) or min(sides) < 0:
             raise ValueError(
                 f"window {window!r}: must be None, a number of keys, or a pair (left, right) of numbers or None"
             )

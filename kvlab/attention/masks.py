@@ -211,6 +211,8 @@ class MaterializedMask(Mask):
     def bias(self) -> Any:
         """The array as ``[B or 1, Hq or 1, S, keys]`` of floats."""
         a = self.array
+        if not (is_torch(a) or isinstance(a, np.ndarray)):
+            raise ValueError(f"MaterializedMask of {a!r}: must be a NumPy array or torch tensor [.., S, keys]")
         if not 2 <= a.ndim <= 4:
             raise ValueError(f"MaterializedMask of shape {tuple(a.shape)}: must be [.., S, keys] with 2 to 4 axes")
         a = a[None, None] if a.ndim == 2 else a[:, None] if a.ndim == 3 else a
@@ -225,6 +227,9 @@ class AndMask(Mask):
 
     a: Mask
     b: Mask
+
+    def __post_init__(self) -> None:
+        _two_masks(self, self.a, self.b)
 
     def value(self, batch: Any, head: Any, q_pos: Any, k_pos: Any) -> Any:
         return np.maximum(self.a.value(batch, head, q_pos, k_pos), self.b.value(batch, head, q_pos, k_pos))
@@ -246,6 +251,9 @@ class OrMask(Mask):
 
     a: Mask
     b: Mask
+
+    def __post_init__(self) -> None:
+        _two_masks(self, self.a, self.b)
 
     def value(self, batch: Any, head: Any, q_pos: Any, k_pos: Any) -> Any:
         return np.minimum(self.a.value(batch, head, q_pos, k_pos), self.b.value(batch, head, q_pos, k_pos))
@@ -314,9 +322,14 @@ def _materialise(mask: Mask, heads: int, new: Array, keys: Array, like: Any) -> 
         shift = shift[:1]
     S, n = int(new.max(initial=0)), int(keys.max(initial=0))
     where = np.arange(len(new))[:, None, None, None], np.arange(heads)[:, None, None]
-    found = np.asarray(mask.value(*where, np.arange(S)[:, None] + shift, np.arange(n)), np.float32)
-    found = np.broadcast_to(found, (*(1,) * (4 - found.ndim), *found.shape))
-    bias: Any = np.ascontiguousarray(np.broadcast_to(found, (*found.shape[:2], S, n)))
+    values = mask.value(*where, np.arange(S)[:, None] + shift, np.arange(n))
+    try:
+        found = np.asarray(values, np.float32)
+        found = np.broadcast_to(found, (*(1,) * (4 - found.ndim), *found.shape))
+        bias: Any = np.ascontiguousarray(np.broadcast_to(found, (*found.shape[:2], S, n)))
+    except (TypeError, ValueError):
+        got = f"shape {values.shape}" if isinstance(values, np.ndarray) else repr(values)
+        raise ValueError(f"{mask!r} gives {got}: must be numbers [{len(new)} or 1, {heads} or 1, {S}, {n}]") from None
     if is_torch(like):
         from kvlab.cache.arrays import to_torch
 
@@ -327,3 +340,9 @@ def _materialise(mask: Mask, heads: int, new: Array, keys: Array, like: Any) -> 
 def _positive(mask: Any, name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise ValueError(f"{name} {value!r} of {type(mask).__name__}: must be a number of keys, at least 1")
+
+
+def _two_masks(mask: Mask, *parts: Any) -> None:
+    for part in parts:
+        if not isinstance(part, Mask):
+            raise ValueError(f"{type(mask).__name__} of {part!r}: must be two masks of kvlab.attention.masks")

@@ -41,7 +41,7 @@ def check_operands(q: Any, kv: dict[str, Any]) -> None:
         f"that of {k_name}, {shape}, but for the last axis",
     )
     kv_heads, unit = shape[-2], 16 if of_k == float8_e4m3fn else 8
-    fits = kv_heads > 0 and q_heads % kv_heads == 0
+    fits = kv_heads > 0 and q_heads > 0 and q_heads % kv_heads == 0
     require(fits, f"q has {q_heads} heads", f"a multiple of the {kv_heads} heads of {k_name}")
     for what, depth in (("head dimension", D), (f"head dimension of {v_name}", int(v.shape[-1]))):
         good = 16 <= depth <= MAX_DEPTH and depth % unit == 0

@@ -23,10 +23,13 @@ def check_splits(num_splits: object) -> int | None:
     """
     if num_splits is None:
         return None
-    whole = hasattr(num_splits, "__index__") and not isinstance(num_splits, bool)
-    if not whole or not 1 <= operator.index(num_splits) <= MAX_SPLITS:  # type: ignore[arg-type]
+    try:
+        number = 0 if isinstance(num_splits, bool) else operator.index(num_splits)  # type: ignore[arg-type]
+    except TypeError:
+        number = 0
+    if not 1 <= number <= MAX_SPLITS:
         raise ValueError(f"num_splits {num_splits!r}: must be an integer from 1 to {MAX_SPLITS}")
-    return operator.index(num_splits)  # type: ignore[arg-type]
+    return number
 
 
 def choose_splits(programs: int, max_keys: int, places: int) -> int:

@@ -126,6 +126,20 @@ def test_bool_and_the_lowest_values_mask() -> None:
         assert lse.tolist() == [[0, -np.inf]]
 
 
+class Odd(Mask):
+    """Gives what it was given."""
+
+    def __init__(self, found: Any) -> None:
+        self.found = found
+
+    def value(self, batch: Any, head: Any, q_pos: Any, k_pos: Any) -> Any:
+        return self.found
+
+
+def lengths() -> tuple[Any, Any]:
+    return np.array([2]), np.array([5])
+
+
 @pytest.mark.parametrize(
     "make, message",
     [
@@ -134,6 +148,14 @@ def test_bool_and_the_lowest_values_mask() -> None:
         (lambda: resolve_mask("causal", Interval(), heads=1, lengths=lambda: None, like=K), "mask 'causal': must be"),  # type: ignore[arg-type,return-value]
         (lambda: Mask().value(0, 0, 0, 0), "has neither visible nor value"),
         (lambda: MaterializedMask(np.zeros(3)).bias(), r"MaterializedMask of shape \(3,\)"),
+        (lambda: MaterializedMask([[1]]).bias(), r"MaterializedMask of \[\[1\]\]: must be a NumPy array"),
+        (lambda: OrMask("a", NullMask()), "OrMask of 'a': must be two masks"),  # type: ignore[arg-type]
+        (lambda: AndMask(NullMask(), None), "AndMask of None: must be two masks"),  # type: ignore[arg-type]
+        (lambda: resolve_mask(Odd("x"), Interval(), heads=1, lengths=lengths, like=K), "gives 'x': must be numbers"),
+        (
+            lambda: resolve_mask(Odd(np.ones((3, 1, 1, 1, 1))), Interval(), heads=1, lengths=lengths, like=K),
+            r"gives shape \(3, 1, 1, 1, 1\): must be numbers",
+        ),
     ],
 )
 def test_bad_masks(make: Any, message: str) -> None:

@@ -161,6 +161,16 @@ def test_bad_input_is_told(change: dict[str, Any], said: str) -> None:
     assert said in str(error.value)
 
 
+def test_out_is_floats_in_memory_of_its_own() -> None:
+    outs, lses = parts(3, 4, 2, 32)
+    before = outs.copy()
+    integers = np.zeros((4, 2, 32), np.int64)
+    for out, said in [(outs[0], "out shares memory with outs: must be"), (integers, "out has dtype int64: must be")]:
+        with pytest.raises(ValueError, match=said):
+            merge_states(outs, lses, out=out)
+    assert np.array_equal(outs, before)
+
+
 def test_explained() -> None:
     outs, lses = parts(3, 4, 2, 32)
     assert explain(merge_states, outs, lses).backend == "emulator"

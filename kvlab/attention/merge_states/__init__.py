@@ -7,7 +7,7 @@ from typing import Any
 from kvlab.attention.backends import choose_backend, rounded, run_kernel, run_on_numpy
 from kvlab.attention.explain import Explanation
 from kvlab.attention.inputs import check_arrays, check_dtype, check_writeable, given, require
-from kvlab.cache.arrays import dtype_of, element_strides
+from kvlab.cache.arrays import dtype_of, element_strides, overlaps
 
 from .emulator import launch as emulate
 from .reference import reference
@@ -24,7 +24,7 @@ def merge_states(outs: Any, lses: Any, *, out: Any = None, return_lse: bool = Tr
     outs   ``[N, T, H, D]``, or ``[N, B, S, H, D]`` as N calls of ``mha_decode`` give; bfloat16, float16 or float32
     lses   ``[N, T, H]``, or ``[N, B, H, S]``: natural log, float32. -inf (or +inf, as some libraries write) tells that
            a part saw no key; its output is not read and may be anything
-    out    where to write; a new array of outs' dtype by default
+    out    where to write, bfloat16, float16 or float32, memory of its own; a new array of outs' dtype by default
     return_lse  return ``(out, lse)`` with lse ``[T, H]`` or ``[B, H, S]``; otherwise out alone
     backend  as in ``mha_decode_paged``
 
@@ -71,7 +71,10 @@ def _checked(outs: Any, lses: Any, out: Any) -> tuple[Any, Any, Any, bool]:
     require(tuple(lses.shape) == expected, f"lses has shape {tuple(lses.shape)}", f"{expected}, as outs is {shape}")
     if out is not None:
         require(tuple(out.shape) == shape[1:], f"out has shape {tuple(out.shape)}", f"{shape[1:]}, a part of outs")
+        check_dtype("out", out)
         check_writeable("out", out)
+        for name, array in {"outs": outs, "lses": lses}.items():
+            require(not overlaps(out, array), f"out shares memory with {name}", "memory of its own")
     for name, array in {"outs": outs, **given(out=out)}.items():
         strides = element_strides(array, name)
         require(shape[-1] < 2 or strides[-1] == 1, f"{name} has strides {strides}", "contiguous in the last dimension")

@@ -11,12 +11,12 @@ __all__ = ["choose_with_hopper"]
 
 
 def choose_with_hopper(
-    array: Any, backend: str, lacks: str | None, slower: str | None, supported: str
+    array: Any, backend: str, lacks: str | None, declined: str | None, supported: str
 ) -> tuple[str, str, bool]:
     """(backend, reason) as of ``choose_backend``, and whether the kernel or the emulator is the one for Hopper.
 
-    ``lacks`` says what of the call the Hopper kernel cannot do, ``slower`` why the portable one is expected to be
-    faster, ``supported`` what "hopper" accepts. Arrays that are not on a GPU go through its emulator. ValueError for
+    ``lacks`` says what of the call the Hopper kernel cannot do, ``declined`` why the portable one is taken all
+    the same, ``supported`` what "hopper" accepts. Arrays that are not on a GPU go through its emulator. ValueError for
     "hopper" where it cannot be had.
     """
     known = (*BACKENDS, "hopper")
@@ -31,7 +31,7 @@ def choose_with_hopper(
     chosen, reason = choose_backend(array, backend)
     if backend != "auto" or not gpu:
         return chosen, reason, False
-    lacks = _machine_lacks(array) or lacks or slower
+    lacks = _machine_lacks(array) or lacks or declined
     if lacks:
         return chosen, f"{reason}; not the Hopper kernel: {lacks}", False
     return "hopper", "torch tensors on sm_90", True

@@ -60,16 +60,27 @@ LONGER = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", [*FEATURES, *ODD_DEPTHS, *LONGER], ids=str)
+REFUSED = [case for case in ODD_DEPTHS if case.D == 80 and case.kv]
+
+
+def test_converted_pieces_are_refused() -> None:
+    """Rests on hardware: an H100 gave wrong values for 80 columns of e4m3 beside a q of bfloat16."""
+    assert len(REFUSED) == 1
+    for case in REFUSED:
+        with pytest.raises(ValueError, match="head dimensions 80 and 80: must be on a GPU those of one piece"):
+            case.build().call(device="cuda", backend="triton")
+
+
+@pytest.mark.parametrize("case", [c for c in [*FEATURES, *ODD_DEPTHS, *LONGER] if c not in REFUSED], ids=str)
 def test_features(case: Case) -> None:
-    """Twice: the bits repeat. Hopper's tensor cores are reported to add products of e4m3 with fewer bits than float32
-    has; an H100 missed 1e-5 in the lse of such scores. The bound here is a choice, not derived from its errors.
+    """Twice: the bits repeat. Hopper's tensor cores add products of e4m3 with fewer bits than float32 has: the lse of
+    random scores up to 7.5 was off by up to 2.4e-4 on an H100, hence the wider bound where q is e4m3.
     """
     x = case.build()
     out, lse = x.call(device="cuda", backend="triton", return_lse=True)
     if case.dtype == "fp8":
         assert_accurate(x, out.cpu())
-        np.testing.assert_allclose(lse.cpu().numpy(), x.exact()[1], rtol=2.0**-8, atol=2.0**-6)
+        np.testing.assert_allclose(lse.cpu().numpy(), x.exact()[1], rtol=2.0**-10, atol=2.0**-9)
     else:
         assert_accurate(x, out.cpu(), lse.cpu())
     assert bits(x.call(device="cuda", backend="triton").cpu()) == bits(out.cpu())

@@ -12,8 +12,8 @@ from kvlab.triton_support.versions import gluon_lacks
 from .config import PrefillProblem
 from .inputs import PrefillInputs
 
-__all__ = ["HEAD_DIMS", "SUPPORTED", "Constants", "HopperConfig", "choose_hopper", "hopper_lacks",
-           "hopper_slower"]  # fmt: skip
+__all__ = ["HEAD_DIMS", "SUPPORTED", "Constants", "HopperConfig", "choose_hopper", "hopper_declined",
+           "hopper_lacks"]  # fmt: skip
 
 HEAD_DIMS = ((64, 64), (128, 128), (192, 128), (256, 256))
 """Head dimensions of q and k, and of v."""
@@ -109,8 +109,10 @@ def hopper_lacks(inputs: PrefillInputs, scale: float) -> str | None:
     return None
 
 
-def hopper_slower(problem: PrefillProblem) -> str | None:
-    """Why the portable kernel is expected to be faster, None if it is not."""
+def hopper_declined(problem: PrefillProblem, left: int) -> str | None:
+    """Why "auto" takes the portable kernel all the same, None if it does not. ``left`` is the window's left side."""
+    if left < UNLIMITED:
+        return "a window, of whose first block of keys it also multiplies those before the window, with 0"
     if problem.group > 1 and problem.max_q * problem.group <= 128:
         return "the heads of a KV head fit one tile together"
     return gluon_lacks(wide=True) if problem.head_dim > 192 else None

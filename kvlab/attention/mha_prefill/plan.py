@@ -15,8 +15,8 @@ from kvlab.attention.inputs import check_lane_copies, check_paged_collection, ch
 from kvlab.attention.scales import is_fp8
 from kvlab.cache.arrays import dtype_of, is_torch
 
-from .config import PrefillProblem, choose_config
-from .hopper_config import SUPPORTED, choose_hopper, hopper_lacks, hopper_slower
+from .config import PrefillConfig, PrefillProblem, choose_config
+from .hopper_config import SUPPORTED, choose_hopper, hopper_declined, hopper_lacks
 from .inputs import Options, PrefillInputs, dense_inputs, paged_inputs
 from .machine import PREFILL_ARCHS, check_machine
 
@@ -83,8 +83,8 @@ def _plan(inputs: PrefillInputs, options: Options) -> Plan:
         p_fp8=fp8 and features.scales.v.kind != "token",
     )  # fmt: skip
     lacks = hopper_lacks(inputs, scale)
-    slower = None if options.batch_invariant else hopper_slower(problem)
-    chosen, reason, hopper = choose_with_hopper(inputs.q, options.backend, lacks, slower, SUPPORTED)
+    declined = None if options.batch_invariant else hopper_declined(problem, features.mask.left)
+    chosen, reason, hopper = choose_with_hopper(inputs.q, options.backend, lacks, declined, SUPPORTED)
     if hopper:
         tiles, where = choose_hopper(problem, inputs), "sm_90" if chosen == "emulator" else None
         explanation = Explanation("mha_prefill", chosen, reason, tiles, tiles.grid(problem), where)
@@ -98,12 +98,24 @@ def _plan(inputs: PrefillInputs, options: Options) -> Plan:
     if chosen == "emulator":
         require(target in PREFILL_ARCHS, f"arch {target!r}", f"one of {', '.join(PREFILL_ARCHS)}")
     config = choose_config(problem, arch=target, batch_invariant=bool(options.batch_invariant))
+    if on_gpu(inputs.q) and problem.converted:
+        _check_whole(problem, config)
     if chosen == "emulator":
         check_machine(target, problem)
         arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
         check_lane_copies({name: array for name, array in arrays.items() if 0 not in array.shape})
     explanation = Explanation("mha_prefill", chosen, reason, config, config.grid(problem), emulated)
     return Plan(explanation, inputs, options, problem, scale)
+
+
+def _check_whole(problem: PrefillProblem, config: PrefillConfig) -> None:
+    """ValueError for e4m3 K and V that a GPU converts in pieces of which an H100 gave wrong values (80 as 64 + 32)."""
+    whole = config.D1 == 0 or config.D0 + config.D1 == problem.head_dim
+    require(
+        whole and config.V1 == 0,
+        f"K and V of float8_e4m3fn and q of 16 bits with head dimensions {problem.head_dim} and {problem.value_dim}",
+        "on a GPU those of one piece (kvlab.attention.pieces), such as 64, 112, 128, 256, or 192 for K; or q e4m3, too",
+    )
 
 
 def _device_arch(device: Any) -> str:

@@ -25,6 +25,7 @@ from kvlab.staging import FragmentMap, KVCacheIterator, Traffic
 from kvlab.staging.fma_cta import FmaCTA, FmaShape
 from kvlab.staging.mma_sync_cta import MmaSyncCTA, MmaSyncShape
 from kvlab.triton_support.compile import TARGETS
+from kvlab.triton_support.versions import installed
 
 pytestmark = pytest.mark.compile
 
@@ -84,14 +85,17 @@ def test_features(case: FeatureCase, target: str) -> None:
 
 
 def test_the_emulator_issues_the_instructions_of_the_compiled_loop_of_pairs() -> None:
-    """ldmatrix, mma and conversions of one tile of fp8, counted in PTX and in the emulator's steps."""
+    """ldmatrix, mma and conversions of one tile of fp8, counted in PTX and in the emulator's steps. Triton 3.6 stores the
+    halves of Q column by column and reads them transposed; the emulator has them as 3.7 and 3.9 do.
+    """
     case = FeatureCase((5,), D=128, kv=FP8)
     ptx = compiled_features(case, "sm_90").asm["ptx"]
     shape = MmaSyncShape(16, 64, 64, 64, np.dtype(np.float16), "sm_90", pairs=True)
     reads = {role: shape.read_addresses(role)[1].shape[0] for role in ("q", "q_odd", "k", "v", "p")}
     transposed = reads.pop("v")
-    assert len(re.findall(r"ldmatrix\S*x4\.shared", ptx)) == sum(reads.values())
-    assert len(re.findall(r"ldmatrix\S*x4\.trans\.shared", ptx)) == transposed
+    turned = reads["q"] + reads["q_odd"] if str(installed()).startswith("3.6.") else 0
+    assert len(re.findall(r"ldmatrix\S*x4\.shared", ptx)) == sum(reads.values()) - turned
+    assert len(re.findall(r"ldmatrix\S*x4\.trans\.shared", ptx)) == transposed + turned
     assert len(re.findall(r"mma\.sync", ptx)) == 2 * (64 // 16 * (64 // 32) + 64 // 16 * (64 // 32))
     held = sum(shape.fragment_map(role).row[0].size for role in ("k", "v"))  # pairs of a thread
     assert len(re.findall(r"cvt\.rn\.f16x2\.e4m3x2", ptx)) == held

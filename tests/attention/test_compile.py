@@ -85,8 +85,8 @@ def test_features(case: FeatureCase, target: str) -> None:
 
 
 def test_the_emulator_issues_the_instructions_of_the_compiled_loop_of_pairs() -> None:
-    """ldmatrix, mma and conversions of one tile of fp8, counted in PTX and in the emulator's steps. Triton 3.6 stores the
-    halves of Q column by column and reads them transposed; the emulator has them as 3.7 and 3.9 do.
+    """ldmatrix, mma and conversions of one tile of fp8, counted in PTX and in the emulator's steps. Triton 3.6 stores
+    the halves of Q column by column and reads them transposed; the emulator has them as 3.7 and 3.9 do.
     """
     case = FeatureCase((5,), D=128, kv=FP8)
     ptx = compiled_features(case, "sm_90").asm["ptx"]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.inputs import check_integers, check_strides, require
-from kvlab.cache.arrays import is_torch, to_numpy
+from kvlab.attention.intervals import host
 
 __all__ = ["check_offsets", "check_starts", "longest"]
 
@@ -23,7 +23,7 @@ def check_starts(name: str, starts: Any) -> int:
 
 def check_offsets(name: str, starts: Any, rows: Any, most: int | None) -> None:
     """ValueError unless the starts cut ``rows`` into sequences, none of them longer than ``most``."""
-    o = to_numpy(starts.cpu() if is_torch(starts) else starts).astype(np.int64)
+    o = host(starts).astype(np.int64)
     total, lengths = int(rows.shape[0]), np.diff(o)
     good = o[0] == 0 and (lengths >= 0).all() and o[-1] == total
     require(good, f"{name} {o.tolist()}", f"numbers from 0 to {total}, the rows, none less than the one before")

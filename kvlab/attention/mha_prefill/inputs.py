@@ -19,10 +19,10 @@ from kvlab.attention.inputs import (
     looks_at_values,
     require,
 )
+from kvlab.attention.intervals import host
 from kvlab.attention.masks import Interval, resolve_mask, window_interval
 from kvlab.attention.operands import check_operands, check_result
 from kvlab.attention.ragged import check_offsets, check_starts, longest
-from kvlab.cache.arrays import is_torch, to_numpy
 from kvlab.staging import Traffic
 
 __all__ = ["Options", "PrefillInputs", "dense_inputs", "paged_inputs"]
@@ -122,7 +122,7 @@ def dense_inputs(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, options: Options)
 
     def lengths() -> tuple[Any, Any]:
         if ragged:
-            return np.diff(_host(cu_q)), np.diff(_host(cu_k))
+            return _lengths(cu_q), _lengths(cu_k)
         return np.full(batch, q.shape[1]), np.full(batch, k.shape[1])
 
     features = _features(q, k, v, batch, lengths, options)
@@ -151,7 +151,7 @@ def paged_inputs(
     if looks_at_values(options.check, q):
         check_offsets("cu_seqlens_q", cu_q, q, most)
         check_lengths_and_pages(seq_lens, block_table, k_cache.shape[0], k_cache.shape[1])
-    features = _features(q, k_cache, v_cache, batch, lambda: (np.diff(_host(cu_q)), _host(seq_lens)), options)
+    features = _features(q, k_cache, v_cache, batch, lambda: (_lengths(cu_q), host(seq_lens).astype(np.int64)), options)
     out = None if options.out is None else options.out[None]
     return PrefillInputs(q[None], k_cache, v_cache, cu_q, None, block_table, seq_lens, out, batch, most, features)
 
@@ -174,6 +174,6 @@ def _check_rows(q: Any, kv: dict[str, Any], out: Any) -> None:
         check_result(out, (*(int(n) for n in q.shape[:-1]), int(v.shape[-1])), q)
 
 
-def _host(array: Any) -> np.ndarray[Any, Any]:
-    """int64 in CPU memory."""
-    return to_numpy(array.cpu() if is_torch(array) else array).astype(np.int64)
+def _lengths(starts: Any) -> np.ndarray[Any, Any]:
+    """Rows of each sequence, int64 in CPU memory."""
+    return np.diff(host(starts).astype(np.int64))

@@ -13,9 +13,10 @@ from kvlab.attention.backends import choose_backend, machine, on_gpu, rounded, r
 from kvlab.attention.explain import Explanation
 from kvlab.attention.features import Features, in_base, resolve_features
 from kvlab.attention.inputs import check_lane_copies, check_paged_collection, check_traffic, finite_number, require
+from kvlab.attention.intervals import host
 from kvlab.attention.masks import resolve_mask, window_interval
 from kvlab.cache import PagedKVCacheCollection
-from kvlab.cache.arrays import dtype_of, is_torch, to_numpy
+from kvlab.cache.arrays import dtype_of, is_torch
 from kvlab.staging import Traffic
 
 from .config import MLAPrefillProblem, choose_config
@@ -248,11 +249,8 @@ def _plan(inputs: MLAPrefillInputs, asked: dict[str, Any], backend: str, arch: s
 
 def _lengths(inputs: MLAPrefillInputs) -> tuple[Any, Any]:
     """New tokens and keys of each sequence, in CPU memory."""
-    cu_q, cu_k = (to_numpy(a.cpu() if is_torch(a) else a).astype(np.int64) for a in (inputs.cu_q, inputs.cu_k))
-    if inputs.seq_lens is None:
-        return np.diff(cu_q), np.diff(cu_k)
-    lens = inputs.seq_lens
-    return np.diff(cu_q), to_numpy(lens.cpu() if is_torch(lens) else lens).astype(np.int64)
+    new, held = (np.diff(host(starts).astype(np.int64)) for starts in (inputs.cu_q, inputs.cu_k))
+    return new, held if inputs.seq_lens is None else host(inputs.seq_lens).astype(np.int64)
 
 
 def _check_emulated(inputs: MLAPrefillInputs, problem: MLAPrefillProblem, arch: str) -> None:

@@ -17,11 +17,12 @@ from kvlab.attention.inputs import (
     looks_at_values,
     require,
 )
+from kvlab.attention.intervals import host
 from kvlab.attention.latent_rows import latent_windows
 from kvlab.attention.operands import check_result
 from kvlab.attention.ragged import check_offsets, check_starts, longest
 from kvlab.attention.scales import is_fp8
-from kvlab.cache.arrays import dtype_of, is_torch, to_numpy
+from kvlab.cache.arrays import dtype_of
 
 __all__ = ["MLAPrefillInputs", "paged_inputs", "ragged_inputs"]
 
@@ -132,11 +133,9 @@ def _check_rows(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, out: Any) -> int:
 
 def _check_held(cu_k: Any, seq_lens: Any, k_starts: Any) -> None:
     """ValueError where k and v hold keys that a sequence does not have."""
-    cu, lens = (to_numpy(a.cpu() if is_torch(a) else a) for a in (cu_k, seq_lens))
+    cu, lens = host(cu_k), host(seq_lens)
     held = cu[1:] - cu[:-1]
-    starts = lens - held
-    if k_starts is not None:
-        starts = to_numpy(k_starts.cpu() if is_torch(k_starts) else k_starts)
+    starts = lens - held if k_starts is None else host(k_starts)
     bad = (starts < 0) | (starts + held > lens)
     if bad.any():
         b = int(bad.argmax())

@@ -9,7 +9,7 @@ import numpy as np
 from kvlab.attention.inputs import check_integers, check_strides, require
 from kvlab.attention.intervals import host
 
-__all__ = ["check_offsets", "check_starts", "longest"]
+__all__ = ["check_both_starts", "check_offsets", "check_starts", "longest"]
 
 
 def check_starts(name: str, starts: Any) -> int:
@@ -19,6 +19,14 @@ def check_starts(name: str, starts: Any) -> int:
     check_integers(name, starts)
     check_strides(name, starts)
     return int(starts.shape[0]) - 1
+
+
+def check_both_starts(cu_q: Any, cu_k: Any) -> int:
+    """The sequences, for ``cu_seqlens_q`` and ``cu_seqlens_k``, which must tell of as many."""
+    batch = check_starts("cu_seqlens_q", cu_q)
+    fits = check_starts("cu_seqlens_k", cu_k) == batch
+    require(fits, f"cu_seqlens_k has shape {tuple(cu_k.shape)}", f"that of cu_seqlens_q, {tuple(cu_q.shape)}")
+    return batch
 
 
 def check_offsets(name: str, starts: Any, rows: Any, most: int | None) -> None:

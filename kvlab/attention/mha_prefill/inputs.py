@@ -22,7 +22,7 @@ from kvlab.attention.inputs import (
 from kvlab.attention.intervals import host
 from kvlab.attention.masks import Interval, resolve_mask, window_interval
 from kvlab.attention.operands import check_operands, check_result
-from kvlab.attention.ragged import check_offsets, check_starts, longest
+from kvlab.attention.ragged import check_both_starts, check_offsets, check_starts, longest
 from kvlab.staging import Traffic
 
 __all__ = ["Options", "PrefillInputs", "dense_inputs", "paged_inputs"]
@@ -106,12 +106,7 @@ def dense_inputs(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, options: Options)
     _check_rows(q, {"k": k, "v": v}, out)
     batch, most = (q.shape[0], q.shape[1])
     if ragged:
-        batch = check_starts("cu_seqlens_q", cu_q)
-        require(
-            check_starts("cu_seqlens_k", cu_k) == batch,
-            f"cu_seqlens_k has shape {tuple(cu_k.shape)}",
-            f"that of cu_seqlens_q, {tuple(cu_q.shape)}",
-        )
+        batch = check_both_starts(cu_q, cu_k)
         most = longest(options.max_seqlen_q, q)
         if looks_at_values(options.check, q):
             check_offsets("cu_seqlens_q", cu_q, q, most)

@@ -20,7 +20,7 @@ from kvlab.attention.inputs import (
 from kvlab.attention.intervals import host
 from kvlab.attention.latent_rows import latent_windows
 from kvlab.attention.operands import check_result
-from kvlab.attention.ragged import check_offsets, check_starts, longest
+from kvlab.attention.ragged import check_both_starts, check_offsets, longest
 from kvlab.attention.scales import is_fp8
 from kvlab.cache.arrays import dtype_of
 
@@ -123,9 +123,7 @@ def _check_rows(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, out: Any) -> int:
     for what, columns, most in (("k", nope, 256), ("q beyond those of k, for rope,", rope, 128), ("v", value, 256)):
         fits = 16 <= columns <= most and columns % 8 == 0
         require(fits, f"{columns} columns of {what}", f"a multiple of 8 from 16 to {most}")
-    batch = check_starts("cu_seqlens_q", cu_q)
-    fits = check_starts("cu_seqlens_k", cu_k) == batch
-    require(fits, f"cu_seqlens_k has shape {tuple(cu_k.shape)}", f"that of cu_seqlens_q, {tuple(cu_q.shape)}")
+    batch = check_both_starts(cu_q, cu_k)
     if out is not None:
         check_result(out, (int(q.shape[0]), int(q.shape[1]), int(value)), q)
     return batch

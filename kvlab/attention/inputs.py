@@ -34,6 +34,7 @@ __all__ = [
     "decode_numbers",
     "finite_number",
     "given",
+    "int64",
     "lengths_with_new",
     "looks_at_values",
     "paged_inputs",
@@ -251,8 +252,12 @@ def check_paged_collection(cache: Any) -> None:
 
 def lengths_with_new(cache_lengths: Any, q: Any) -> Any:
     """Keys of each sequence, the new tokens of q ``[B, H, D]`` or ``[B, S, H, D]`` among them."""
-    lengths = cache_lengths.long() if is_torch(cache_lengths) else cache_lengths.astype(np.int64)
-    return lengths + (q.shape[1] if getattr(q, "ndim", 0) == 4 else 1)
+    return int64(cache_lengths) + (q.shape[1] if getattr(q, "ndim", 0) == 4 else 1)
+
+
+def int64(array: Any) -> Any:
+    """Integers of either library as int64."""
+    return array.long() if is_torch(array) else array.astype(np.int64)
 
 
 def _same_view(a: Any, b: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Sequences of any lengths one after the other: the checks of ``cu_seqlens``."""
+"""Sequences of any lengths one after the other: the checks of ``cu_seqlens``, and what it tells."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.inputs import check_integers, check_strides, require
+from kvlab.attention.inputs import check_integers, check_strides, int64, require
 from kvlab.attention.intervals import host
 
-__all__ = ["check_both_starts", "check_offsets", "check_starts", "longest"]
+__all__ = ["check_both_starts", "check_offsets", "check_starts", "keys_with_new", "longest", "sequence_lengths"]
 
 
 def check_starts(name: str, starts: Any) -> int:
@@ -38,6 +38,16 @@ def check_offsets(name: str, starts: Any, rows: Any, most: int | None) -> None:
     if most is not None and lengths.size:
         found = int(lengths.max())
         require(found <= most, f"max_seqlen_q {most}", f"at least {found}, the longest sequence of {name}")
+
+
+def sequence_lengths(starts: Any) -> np.ndarray[Any, Any]:
+    """Rows of each sequence, int64 in CPU memory."""
+    return np.diff(host(starts).astype(np.int64))
+
+
+def keys_with_new(cache_lengths: Any, starts: Any) -> Any:
+    """Keys of each sequence of a cache, the new tokens that stand between ``starts`` among them."""
+    return int64(cache_lengths) + (starts[1:] - starts[:-1])
 
 
 def longest(max_seqlen: int | None, q: Any) -> int:

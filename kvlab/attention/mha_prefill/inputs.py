@@ -22,7 +22,7 @@ from kvlab.attention.inputs import (
 from kvlab.attention.intervals import host
 from kvlab.attention.masks import Interval, resolve_mask, window_interval
 from kvlab.attention.operands import check_operands, check_result
-from kvlab.attention.ragged import check_both_starts, check_offsets, check_starts, longest
+from kvlab.attention.ragged import check_both_starts, check_offsets, check_starts, longest, sequence_lengths
 from kvlab.staging import Traffic
 
 __all__ = ["Options", "PrefillInputs", "dense_inputs", "paged_inputs"]
@@ -117,7 +117,7 @@ def dense_inputs(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, options: Options)
 
     def lengths() -> tuple[Any, Any]:
         if ragged:
-            return _lengths(cu_q), _lengths(cu_k)
+            return sequence_lengths(cu_q), sequence_lengths(cu_k)
         return np.full(batch, q.shape[1]), np.full(batch, k.shape[1])
 
     features = _features(q, k, v, batch, lengths, options)
@@ -146,7 +146,11 @@ def paged_inputs(
     if looks_at_values(options.check, q):
         check_offsets("cu_seqlens_q", cu_q, q, most)
         check_lengths_and_pages(seq_lens, block_table, k_cache.shape[0], k_cache.shape[1])
-    features = _features(q, k_cache, v_cache, batch, lambda: (_lengths(cu_q), host(seq_lens).astype(np.int64)), options)
+
+    def lengths() -> tuple[Any, Any]:
+        return sequence_lengths(cu_q), host(seq_lens).astype(np.int64)
+
+    features = _features(q, k_cache, v_cache, batch, lengths, options)
     out = None if options.out is None else options.out[None]
     return PrefillInputs(q[None], k_cache, v_cache, cu_q, None, block_table, seq_lens, out, batch, most, features)
 
@@ -167,8 +171,3 @@ def _check_rows(q: Any, kv: dict[str, Any], out: Any) -> None:
     if out is not None:
         v = list(kv.values())[1]
         check_result(out, (*(int(n) for n in q.shape[:-1]), int(v.shape[-1])), q)
-
-
-def _lengths(starts: Any) -> np.ndarray[Any, Any]:
-    """Rows of each sequence, int64 in CPU memory."""
-    return np.diff(host(starts).astype(np.int64))

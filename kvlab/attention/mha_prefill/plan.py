@@ -12,8 +12,9 @@ from kvlab.attention.explain import Explanation
 from kvlab.attention.features import kv_view
 from kvlab.attention.hopper_choice import choose_with_hopper
 from kvlab.attention.inputs import check_lane_copies, check_paged_collection, check_traffic, finite_number, require
+from kvlab.attention.ragged import keys_with_new
 from kvlab.attention.scales import is_fp8
-from kvlab.cache.arrays import dtype_of, is_torch
+from kvlab.cache.arrays import dtype_of
 
 from .config import PrefillConfig, PrefillProblem, choose_config
 from .hopper_config import SUPPORTED, choose_hopper, hopper_declined, hopper_lacks
@@ -56,15 +57,13 @@ def plan_cache(q: Any, cache: Any, layer: int, cu_seqlens_q: Any, options: dict[
     keys, values = cache.get_key_cache(layer), cache.get_value_cache(layer)
     starts = cu_seqlens_q
     require(starts is not None and getattr(starts, "ndim", 0) == 1, f"cu_seqlens_q {starts!r}", "[B + 1]")
-    lengths = keys.cache_lengths
-    batch = (int(lengths.shape[0]), int(starts.shape[0]) - 1)
+    batch = (int(keys.cache_lengths.shape[0]), int(starts.shape[0]) - 1)
     require(batch[0] == batch[1], f"cu_seqlens_q of {batch[1]} sequences", f"those of the cache, {batch[0]}")
-    lengths = lengths.long() if is_torch(lengths) else lengths.astype("int64")
     if keys.scales is not None:
         granules = int(keys.scales.shape[-1])
         require(granules == 1, f"a cache with {granules} scales a head and token", "one; granularity head_size")
         options = {"k_scale": keys.scales[..., 0], "v_scale": values.scales[..., 0]} | options
-    seq_lens = lengths + (starts[1:] - starts[:-1])
+    seq_lens = keys_with_new(keys.cache_lengths, starts)
     return plan_paged(q, keys.blocks, values.blocks, keys.lookup_table, seq_lens, starts, Options(**options))
 
 

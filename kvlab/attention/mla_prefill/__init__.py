@@ -15,8 +15,9 @@ from kvlab.attention.features import Features, in_base, resolve_features
 from kvlab.attention.inputs import check_lane_copies, check_paged_collection, check_traffic, finite_number, require
 from kvlab.attention.intervals import host
 from kvlab.attention.masks import resolve_mask, window_interval
+from kvlab.attention.ragged import keys_with_new, sequence_lengths
 from kvlab.cache import PagedKVCacheCollection
-from kvlab.cache.arrays import dtype_of, is_torch
+from kvlab.cache.arrays import dtype_of
 from kvlab.staging import Traffic
 
 from .config import MLAPrefillProblem, choose_config
@@ -249,8 +250,8 @@ def _plan(inputs: MLAPrefillInputs, asked: dict[str, Any], backend: str, arch: s
 
 def _lengths(inputs: MLAPrefillInputs) -> tuple[Any, Any]:
     """New tokens and keys of each sequence, in CPU memory."""
-    new, held = (np.diff(host(starts).astype(np.int64)) for starts in (inputs.cu_q, inputs.cu_k))
-    return new, held if inputs.seq_lens is None else host(inputs.seq_lens).astype(np.int64)
+    keys = sequence_lengths(inputs.cu_k) if inputs.seq_lens is None else host(inputs.seq_lens).astype(np.int64)
+    return sequence_lengths(inputs.cu_q), keys
 
 
 def _check_emulated(inputs: MLAPrefillInputs, problem: MLAPrefillProblem, arch: str) -> None:
@@ -274,11 +275,10 @@ def _from_collection(
     mla = cache.kv_params.is_mla
     require(mla, f"cache stores K and V ({cache.kv_params})", "one for MLA, blocks [pages, 1, layers, ...]")
     rows = cache.get_key_cache(layer)
-    lengths = rows.cache_lengths
-    lengths = lengths.long() if is_torch(lengths) else lengths.astype(np.int64)
-    fits = getattr(cu_q, "ndim", 0) == 1 and cu_q.shape[0] == lengths.shape[0] + 1
-    require(fits, f"cu_seqlens_q {cu_q!r}", f"[B + 1 = {lengths.shape[0] + 1}], a start for each sequence of the cache")
-    return q, k, v, rows.blocks, rows.lookup_table, lengths + (cu_q[1:] - cu_q[:-1]), cu_q, cu_k
+    starts = int(rows.cache_lengths.shape[0]) + 1
+    fits = getattr(cu_q, "ndim", 0) == 1 and cu_q.shape[0] == starts
+    require(fits, f"cu_seqlens_q {cu_q!r}", f"[B + 1 = {starts}], a start for each sequence of the cache")
+    return q, k, v, rows.blocks, rows.lookup_table, keys_with_new(rows.cache_lengths, cu_q), cu_q, cu_k
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from yardsticks import assert_accurate, bits
 
 from kvlab.attention import merge_states, mla_decode_paged, mla_prefill_paged
 from kvlab.attention.masks import ChunkedMask, MaterializedMask
-from kvlab.attention.mla_prefill.cta import PREFILL_ARCHS
+from kvlab.attention.mha_prefill.machine import PREFILL_ARCHS
 
 Array = np.ndarray[Any, Any]
 every_arch = pytest.mark.parametrize("arch", PREFILL_ARCHS)

@@ -18,7 +18,7 @@ from kvlab.staging.wgmma_cta import WgmmaCTA, WgmmaShape
 
 from .config import PrefillConfig, PrefillProblem
 
-__all__ = ["PREFILL_ARCHS", "PrefillCTA", "check_machine", "prefill_cta"]
+__all__ = ["PREFILL_ARCHS", "PrefillCTA", "check_arch", "check_machine", "piece_cta", "prefill_cta"]
 
 PREFILL_ARCHS = ("sm_90", "gfx950")
 Array = np.ndarray[Any, Any]
@@ -88,6 +88,11 @@ def _pair(values: Iterator[Any]) -> tuple[Any, Any]:
     return found[0], found[-1]
 
 
+def check_arch(arch: str) -> None:
+    """ValueError for a machine on which prefill is not emulated."""
+    require(arch in PREFILL_ARCHS, f"arch {arch!r}", f"one of {', '.join(PREFILL_ARCHS)}")
+
+
 def check_machine(arch: str, problem: PrefillProblem) -> None:
     """ValueError for head dimensions that the emulated machine does not take."""
     for depth in (problem.head_dim, problem.value_dim):
@@ -104,9 +109,6 @@ def prefill_cta(
 ) -> PrefillCTA:  # fmt: skip
     """The CTA models of ``arch`` for the tiles of ``config``. ``k_rows`` and ``v_rows`` are the cache, or what stands
     for one; ``batch_idx`` and ``head_idx`` ``[programs]`` each program's sequence and KV head.
-
-    sm_90: what our Triton kernel compiles to, float32 without tensor cores. gfx950: MAX's prefill through KVBuffer;
-    float32, which that buffer does not take, strip by strip with the fp32 MFMA.
     """
     stored = np.dtype(k_rows.dtype)
     weights = float8_e4m3fn if problem.p_fp8 else bfloat16 if q_dtype == float8_e4m3fn else q_dtype
@@ -116,22 +118,38 @@ def prefill_cta(
     for (BD, D), (BDV, DV) in zip(k_widths, v_widths, strict=True):
         if not (BD or BDV):
             continue
-        D, DV = (D if BD else 0), (DV if BDV else 0)
-        sizes, where = (config.BM, config.BN), (k_rows, v_rows, batch_idx, head_idx, traffic)
-        if arch == "gfx950" and q_dtype.itemsize == 4:
-            pieces.append(MfmaCTA(MfmaShape(*sizes, D, q_dtype, DV=DV), *where))
-        elif arch == "gfx950":
-            pieces.append(KVBufferCTA(KVBufferShape(*sizes, D, q_dtype, DV, stored, weights), *where))
-        elif arch != "sm_90":
-            raise ValueError(f"arch {arch!r} is not one of {', '.join(PREFILL_ARCHS)}")
-        elif q_dtype.itemsize == 4:
-            shape = FmaShape(*sizes, D, BD, arch, config.num_warps, False, False, (DV, BDV))
-            pieces.append(FmaCTA(shape, len(batch_idx), traffic))
-        else:
-            wgmma = WgmmaShape(*sizes, D, BD, q_dtype, config.num_warps, DV, BDV, stored, weights)
-            pieces.append(WgmmaCTA(wgmma, len(batch_idx), traffic))
+        sizes = config.BM, config.BN, config.num_warps
+        k, v = (D if BD else 0, BD), (DV if BDV else 0, BDV)
+        where = k_rows, v_rows, batch_idx, head_idx, traffic
+        pieces.append(piece_cta(arch, sizes, k, v, q_dtype, stored, weights, *where))
     widths = {
         role: [(0, sides[0][1])] + ([(sides[0][0], sides[1][1])] if sides[1][0] else [])
         for role, sides in (("k", k_widths), ("v", v_widths))
     }
     return PrefillCTA(pieces, widths, problem.p_fp8)
+
+
+def piece_cta(
+    arch: str, sizes: tuple[int, int, int], k: tuple[int, int], v: tuple[int, int], dtype: np.dtype[Any],
+    stored: np.dtype[Any], weights: np.dtype[Any], k_rows: Any, v_rows: Any, batch_idx: Any, head_idx: Any,
+    traffic: Traffic,
+) -> TileCTA:  # fmt: skip
+    """The CTA model of ``arch`` for a piece of the columns: ``sizes`` are query rows, keys and warps, ``k`` and ``v``
+    columns in DRAM and padded. Dtypes of Q, of K and V in DRAM, of P and V where they are multiplied.
+
+    sm_90: what our Triton kernel compiles to, float32 without tensor cores. gfx950: MAX's prefill through KVBuffer;
+    float32, which that buffer does not take, strip by strip with the fp32 MFMA.
+    """
+    (BM, BN, num_warps), (D, BD), (DV, BDV) = sizes, k, v
+    if arch == "gfx950" and dtype.itemsize == 4:
+        return MfmaCTA(MfmaShape(BM, BN, D, dtype, DV=DV), k_rows, v_rows, batch_idx, head_idx, traffic)
+    if arch == "gfx950":
+        shape = KVBufferShape(BM, BN, D, dtype, DV, stored, weights)
+        return KVBufferCTA(shape, k_rows, v_rows, batch_idx, head_idx, traffic)
+    if arch != "sm_90":
+        raise ValueError(f"arch {arch!r} is not one of {', '.join(PREFILL_ARCHS)}")
+    if dtype.itemsize == 4:
+        fma = FmaShape(BM, BN, D, BD, arch, num_warps, False, False, (DV, BDV))
+        return FmaCTA(fma, len(batch_idx), traffic)
+    wgmma = WgmmaShape(BM, BN, D, BD, dtype, num_warps, DV, BDV, stored, weights)
+    return WgmmaCTA(wgmma, len(batch_idx), traffic)

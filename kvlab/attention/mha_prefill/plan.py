@@ -19,7 +19,7 @@ from kvlab.cache.arrays import dtype_of
 from .config import PrefillConfig, PrefillProblem, choose_config
 from .hopper_config import SUPPORTED, choose_hopper, hopper_declined, hopper_lacks
 from .inputs import Options, PrefillInputs, dense_inputs, paged_inputs
-from .machine import PREFILL_ARCHS, check_machine
+from .machine import check_arch, check_machine
 
 __all__ = ["Plan", "plan_cache", "plan_dense", "plan_paged"]
 
@@ -95,7 +95,7 @@ def _plan(inputs: PrefillInputs, options: Options) -> Plan:
     emulated = options.arch if chosen == "emulator" else None
     target = _device_arch(inputs.q.device) if on_gpu(inputs.q) else emulated or "sm_90"
     if chosen == "emulator":
-        require(target in PREFILL_ARCHS, f"arch {target!r}", f"one of {', '.join(PREFILL_ARCHS)}")
+        check_arch(target)
     config = choose_config(problem, arch=target, batch_invariant=bool(options.batch_invariant))
     if on_gpu(inputs.q) and problem.converted:
         _check_whole(problem, config)

@@ -15,13 +15,13 @@ from kvlab.attention.features import Features, in_base, resolve_features
 from kvlab.attention.inputs import check_lane_copies, check_paged_collection, check_traffic, finite_number, require
 from kvlab.attention.intervals import host
 from kvlab.attention.masks import resolve_mask, window_interval
+from kvlab.attention.mha_prefill.machine import check_arch
 from kvlab.attention.ragged import keys_with_new, sequence_lengths
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.cache.arrays import dtype_of
 from kvlab.staging import Traffic
 
 from .config import MLAPrefillProblem, choose_config
-from .cta import PREFILL_ARCHS
 from .emulator import launch as emulate
 from .inputs import MLAPrefillInputs, paged_inputs, ragged_inputs
 from .reference import reference
@@ -255,7 +255,7 @@ def _lengths(inputs: MLAPrefillInputs) -> tuple[Any, Any]:
 
 
 def _check_emulated(inputs: MLAPrefillInputs, problem: MLAPrefillProblem, arch: str) -> None:
-    require(arch in PREFILL_ARCHS, f"arch {arch!r}", f"one of {', '.join(PREFILL_ARCHS)}")
+    check_arch(arch)
     columns = problem.nope, problem.rope, problem.value
     known = (64, 128, 256)
     require(

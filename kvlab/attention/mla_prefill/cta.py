@@ -6,28 +6,23 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.attention.mha_prefill.machine import piece_cta
 from kvlab.memory import Memory
 from kvlab.staging import Fragments, KVTile, TileCTA, Traffic
-from kvlab.staging.fma_cta import FmaCTA, FmaShape
-from kvlab.staging.kv_buffer_cta import KVBufferCTA, KVBufferShape
-from kvlab.staging.mfma_cta import MfmaCTA, MfmaShape
-from kvlab.staging.wgmma_cta import WgmmaCTA, WgmmaShape
 
 from .config import MLAPrefillConfig, MLAPrefillProblem
 
-__all__ = ["PREFILL_ARCHS", "MLAPrefillCTA"]
+__all__ = ["MLAPrefillCTA"]
 
 Array = np.ndarray[Any, Any]
-
-PREFILL_ARCHS = ("sm_90", "gfx950")
 
 
 class MLAPrefillCTA:
     """The CTAs of one launch, side by side, with a machine for each part: ``nope`` holds Q and K, ``rope`` their rope
     columns, ``value`` V; scores and P stand in the same registers of all three.
 
-    sm_90: what our Triton kernel compiles to, float32 without tensor cores. gfx950: MAX's data path, K, its rope part
-    and V through KVBuffers of their own; float32, which those do not take, strip by strip with the fp32 MFMA.
+    Each is what :func:`~kvlab.attention.mha_prefill.machine.piece_cta` gives; on gfx950 K, its rope part and V have
+    KVBuffers of their own.
     """
 
     def __init__(
@@ -37,16 +32,9 @@ class MLAPrefillCTA:
         """``k``, ``v`` and ``rope`` are what the iterators walk over; ``batch_idx`` and ``head_idx`` ``[programs]``."""
 
         def machine(rows: Any, head: Array, D: int, BD: int) -> TileCTA:
-            BM, BN, dtype, stored = config.BM, config.BN, np.dtype(k.dtype), np.dtype(rows.dtype)
-            if arch == "gfx950":
-                if dtype.itemsize == 4:
-                    return MfmaCTA(MfmaShape(BM, BN, D, dtype), rows, rows, batch_idx, head, traffic)
-                return KVBufferCTA(KVBufferShape(BM, BN, D, dtype, stored=stored), rows, rows, batch_idx, head, traffic)
-            if arch != "sm_90":
-                raise ValueError(f"arch {arch!r} is not one of {', '.join(PREFILL_ARCHS)}")
-            if dtype.itemsize == 4:
-                return FmaCTA(FmaShape(BM, BN, D, BD, arch, config.num_warps), len(batch_idx), traffic)
-            return WgmmaCTA(WgmmaShape(BM, BN, D, BD, dtype, config.num_warps, stored=stored), len(batch_idx), traffic)
+            sizes, dtype, stored = (config.BM, config.BN, config.num_warps), np.dtype(k.dtype), np.dtype(rows.dtype)
+            where = rows, rows, batch_idx, head, traffic
+            return piece_cta(arch, sizes, (D, BD), (D, BD), dtype, stored, dtype, *where)
 
         self.depth = problem.nope
         self.nope = machine(k, head_idx, problem.nope, config.BD)

@@ -24,7 +24,7 @@ from .operand_maps import kv_buffer_operand_map, operand_map, output_map, score_
 from .p_buffer import PRegisterBuffer
 from .p_staging import FP8_P_SCALE, PStaging, PStagingParams, cast_p
 from .params import KVBufferParams, ceildiv
-from .programs import program_ids, ragged_range
+from .programs import program_ids, ragged_range, row_offsets
 from .smem_image import SmemImage
 from .smem_subtile import smem_mma_subtile, smem_mma_subtile_offset, smem_subtile
 from .swizzled_tile import SwizzledTile, ldmatrix_swizzle
@@ -89,6 +89,7 @@ __all__ = [
     "output_map",
     "program_ids",
     "ragged_range",
+    "row_offsets",
     "score_map",
     "smem_mma_subtile",
     "smem_mma_subtile_offset",

@@ -1,4 +1,4 @@
-"""All programs of a launch side by side: their indices, and a loop over bounds that differ between them."""
+"""All programs of a launch side by side: their indices, their rows, and a loop over bounds that differ between them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["program_ids", "ragged_range"]
+__all__ = ["program_ids", "ragged_range", "row_offsets"]
 
 
 def program_ids(grid: tuple[int, ...]) -> tuple[np.ndarray[Any, np.dtype[np.int32]], ...]:
@@ -33,3 +33,16 @@ def ragged_range(lo: np.ndarray[Any, Any], hi: np.ndarray[Any, Any], step: int) 
     rounds = int(np.max(-(-(hi - lo) // step), initial=0))
     for i in range(rounds):
         yield lo + np.asarray(i * step, lo.dtype)
+
+
+def row_offsets(array: Any, index: tuple[Any, ...], valid: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Element offsets of the rows at ``index`` of a strided array, an integer array for each of its leading axes; 0
+    where not ``valid``.
+
+    >>> row_offsets(np.zeros((4, 2, 8)), (np.array([3, 9]), np.array([1, 0])), np.array([True, False])).tolist()
+    [56, 0]
+    """
+    at = sum(
+        axis.astype(np.int64) * (stride // array.itemsize) for axis, stride in zip(index, array.strides, strict=False)
+    )
+    return np.where(valid, at, 0)

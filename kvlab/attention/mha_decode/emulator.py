@@ -21,7 +21,7 @@ from kvlab.attention.scoring.emulator import (
 )
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory, bfloat16
-from kvlab.staging import Traffic, ceildiv, decode_cta, program_ids, ragged_range
+from kvlab.staging import Traffic, ceildiv, decode_cta, program_ids, ragged_range, row_offsets
 
 from .config import DecodeConfig, DecodeProblem, bounded, problem_of
 
@@ -68,7 +68,7 @@ def attend(
         rows = rows if cta.q_columns is None else np.ascontiguousarray(rows[..., cta.q_columns])
         token_at = np.where(is_row, token, 0)
         factor = factor * np.where(is_row, unit[batch[:, None], token_at, safe_head], np.float32(0))  # [P, BM]
-    q = cta.load_q(Memory.over(rows, name="q"), row_offsets(rows, batch[:, None], token, head, is_row), is_row)
+    q = cta.load_q(Memory.over(rows, name="q"), row_offsets(rows, (batch[:, None], token, head), is_row), is_row)
     factor = np.broadcast_to(factor, row.shape)
     m = np.full(row.shape, -np.inf, np.float32)
     l = np.zeros(row.shape, np.float32)
@@ -183,12 +183,3 @@ def _where(cache: PagedKVCache, batch: Array, key: Array, exists: Array) -> tupl
     table = np.asarray(cache.lookup_table)
     page = np.where(exists, table[batch, key // cache.page_size_], 0).astype(np.int64)
     return page, key % cache.page_size_
-
-
-def row_offsets(array: Array, batch: Array, token: Array, head: Array, valid: Array) -> Array:
-    """Element offsets of rows ``(batch, token, head)`` of a strided array ``[B, S, H, D]``; 0 where not valid."""
-    at = sum(
-        index.astype(np.int64) * (stride // array.itemsize)
-        for index, stride in zip((batch, token, head), array.strides, strict=False)
-    )
-    return np.where(valid, at, 0)

@@ -12,12 +12,11 @@ import numpy as np
 from kvlab.attention.features import Features
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.mha_decode.config import DecodeProblem, bounded, problem_of
-from kvlab.attention.mha_decode.emulator import row_offsets
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.scoring.emulator import add_bias, by_column, cap, distance, key_range
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory
-from kvlab.staging import KVCacheIterator, Traffic, ceildiv, program_ids, ragged_range
+from kvlab.staging import KVCacheIterator, Traffic, ceildiv, program_ids, ragged_range, row_offsets
 from kvlab.staging.mfma_cta import MfmaCTA, MfmaShape
 
 from .config import StreamingConfig
@@ -56,7 +55,7 @@ def attend(
     limit = np.minimum(limit, hi[:, None])  # a row sees the keys from first to below limit
     shape = MfmaShape(config.BM, BN, D, k_cache.dtype, BK)
     cta = MfmaCTA(shape, k_cache, v_cache, batch, kv_head, traffic)
-    q = cta.load_q(Memory.over(q_array, name="q"), row_offsets(q_array, batch[:, None], token, head, is_row), is_row)
+    q = cta.load_q(Memory.over(q_array, name="q"), row_offsets(q_array, (batch[:, None], token, head), is_row), is_row)
     k_tiles, v_tiles = (KVCacheIterator(cache, BN, batch, kv_head, hi) for cache in (k_cache, v_cache))
     k_tiles.tile_start_row = v_tiles.tile_start_row = lo
     m = np.full(row.shape, -np.inf, np.float32)

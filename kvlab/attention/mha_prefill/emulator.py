@@ -13,7 +13,7 @@ from kvlab.attention.scales import P_SCALE, Scale
 from kvlab.attention.scoring.emulator import add_bias, by_column, cap, distance, head_scale, key_range, token_scale
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory
-from kvlab.staging import Fragments, Traffic, program_ids, ragged_range
+from kvlab.staging import Fragments, Traffic, program_ids, ragged_range, row_offsets
 
 from .config import PrefillConfig, PrefillProblem
 from .machine import prefill_cta
@@ -53,7 +53,8 @@ def attend(
     if mask.bounded:
         full = lo
     cta = prefill_cta(arch, problem, config, q_array.dtype, k_rows, v_rows, batch, kv_head, traffic)
-    dram, q_at = Memory.over(q_array, name="q"), _row_offsets(q_array, batch, cu_q is None, q_row, head, is_row)
+    sequence = batch if cu_q is None else 0 * batch
+    dram, q_at = Memory.over(q_array, name="q"), row_offsets(q_array, (sequence[:, None], q_row, head), is_row)
     q, q_rest = cta.load_q(dram, q_at, is_row)
     scale_log2 = np.float32(scale_log2) * head_scale(scales.q.heads, kv_head)
     scale_log2 = (scale_log2 * head_scale(scales.k.heads, kv_head))[:, None, None, None]
@@ -130,9 +131,9 @@ def attend(
     p_index, r_index = np.nonzero(is_row)
     parts = [o.tile()[p_index, r_index]] + ([o_rest.tile()[p_index, r_index]] if config.V1 else [])
     rows = np.concatenate(parts, axis=1)[:, : problem.value_dim].astype(o_array.dtype)  # [rows to write, Dv]
-    sequence, at, to = 0 if cu_q is not None else batch[p_index], q_row[p_index, r_index], head[p_index, r_index]
-    o_array[sequence, at, to] = rows
-    lse_array[sequence, to, at] = lse[p_index, r_index]
+    which, at, to = sequence[p_index], q_row[p_index, r_index], head[p_index, r_index]
+    o_array[which, at, to] = rows
+    lse_array[which, to, at] = lse[p_index, r_index]
     traffic.move("registers->DRAM", rows.nbytes + len(p_index) * lse.itemsize)
 
 
@@ -223,13 +224,3 @@ def launch(
         traffic,
     )  # fmt: skip
     return out, lse
-
-
-def _row_offsets(array: Array, batch: Array, dense: bool, row: Array, head: Array, valid: Array) -> Array:
-    """Element offsets of rows ``(batch, row, head)`` of a strided array ``[B or 1, S, H, D]``; 0 where not valid."""
-    sequence = batch[:, None] if dense else 0 * batch[:, None]
-    at = sum(
-        index.astype(np.int64) * (stride // array.itemsize)
-        for index, stride in zip((sequence, row, head), array.strides, strict=False)
-    )
-    return np.where(valid, at, 0)

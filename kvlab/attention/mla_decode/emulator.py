@@ -11,7 +11,7 @@ from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.scoring.emulator import add_bias, by_column, cap, distance, key_range, token_scale
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory
-from kvlab.staging import Traffic, ceildiv, mla_cta, program_ids, ragged_range
+from kvlab.staging import Traffic, ceildiv, mla_cta, program_ids, ragged_range, row_offsets
 
 from .config import MLADecodeConfig, MLADecodeProblem, bounded
 
@@ -51,7 +51,7 @@ def attend(
     limit = np.minimum(limit, hi[:, None])  # [P, BM], first key after first that a row does not see
     padded, dtype = (config.BV, config.BR), q_array.dtype
     cta = mla_cta(arch, config.BM, BN, padded, cache, rope, batch, hi, traffic, dtype=dtype, num_warps=config.num_warps)
-    q_at = _offsets(q_array, batch[:, None], token, head, is_row)
+    q_at = row_offsets(q_array, (batch[:, None], token, head), is_row)
     q, q_rope = cta.load_q(Memory.over(q_array, name="q"), q_at, is_row)
     by, rope_scaled = features.scales.k, cache.dtype == rope.dtype
     kv_scale = np.float32(by.number) * (np.float32(1) if by.heads is None else by.heads[0])
@@ -166,12 +166,3 @@ def launch(
     if splits > 1:
         merge(part, part_lse.swapaxes(2, 3), out=out, lse=lse.swapaxes(1, 2), traffic=traffic)
     return out, lse
-
-
-def _offsets(array: Array, batch: Array, token: Array, head: Array, valid: Array) -> Array:
-    """Element offsets of rows ``(batch, token, head)`` of a strided array ``[B, S, H, D]``; 0 where not valid."""
-    at = sum(
-        index.astype(np.int64) * (stride // array.itemsize)
-        for index, stride in zip((batch, token, head), array.strides, strict=False)
-    )
-    return np.where(valid, at, 0)

@@ -12,7 +12,7 @@ from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.scoring.emulator import add_bias, cap, distance, key_range, token_scale
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory
-from kvlab.staging import Fragments, KVCacheIterator, Traffic, program_ids, ragged_range
+from kvlab.staging import Fragments, KVCacheIterator, Traffic, program_ids, ragged_range, row_offsets
 
 from .config import MLAPrefillConfig, MLAPrefillProblem
 from .cta import MLAPrefillCTA
@@ -57,9 +57,9 @@ def attend(
     if mask.left < UNLIMITED or mask.chunk or mask.bias is not None:
         full = lo
     q_row = cu_q.astype(np.int64)[batch][:, None] + token
-    q_at = (q_row * q_array.strides[0] + head[:, None] * q_array.strides[1]) // q_array.itemsize
+    q_at = row_offsets(q_array, (q_row, head[:, None]), is_row)
     cta = MLAPrefillCTA(arch, config, problem, k_rows, v_rows, rope_rows, batch, head, traffic)
-    q, q_rope = cta.load_q(Memory.over(q_array, name="q"), np.where(is_row, q_at, 0), is_row)
+    q, q_rope = cta.load_q(Memory.over(q_array, name="q"), q_at, is_row)
     m = np.full(token.shape, -np.inf, np.float32)
     l = np.zeros(token.shape, np.float32)
     if features.sinks is not None:

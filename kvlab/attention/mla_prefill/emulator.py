@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvlab.attention.masks import UNLIMITED
-from kvlab.attention.mha_prefill.rows import SequenceRows
+from kvlab.attention.mha_prefill.rows import SequenceRows, place
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.scoring.emulator import add_bias, cap, distance, key_range, token_scale
 from kvlab.cache import PagedKVCache
@@ -54,7 +53,7 @@ def attend(
     lo = np.maximum(top_first - base, 0)
     hi = np.where(bottom < top, lo, np.maximum(bottom_limit - base, lo))
     full = np.maximum(np.minimum((top_limit - base) // BN * BN, hi), lo)
-    if mask.left < UNLIMITED or mask.chunk or mask.bias is not None:
+    if mask.bounded:
         full = lo
     q_row = cu_q.astype(np.int64)[batch][:, None] + token
     q_at = row_offsets(q_array, (q_row, head[:, None]), is_row)
@@ -65,6 +64,10 @@ def attend(
     if features.sinks is not None:
         m = np.broadcast_to(features.sinks.astype(np.float32)[head][:, None], token.shape) * np.float32(LOG2E)
         l = np.ones(token.shape, np.float32)
+    slope = None
+    if features.slopes is not None:
+        slopes = np.broadcast_to(features.slopes, (problem.batch, problem.heads))[batch, head]
+        slope = np.broadcast_to(slopes[:, None], token.shape)
     o = cta.zeros()
     walks = [_walk(rows, BN, batch, head, at, base, stop)
              for at, stop in ((lo, full), (full, hi)) for rows in (k_rows, v_rows, rope_rows)]  # fmt: skip
@@ -79,8 +82,8 @@ def attend(
         by_key = _rope_scale(features, rope_rows, batch, base[:, None] + key, key < full[:, None])
         #: scores -> s    S = Q K^T over nope and rope columns, in float32, in units of log2
         s = _scores(cta.scores(q, q_rope, k, k_rope, by_key, active), scale_log2, features.softcap)
-        if features.slopes is not None:
-            s = distance(s, _slopes(features.slopes, batch, head, BM), position - base[:, None], key)
+        if slope is not None:
+            s = distance(s, slope, position - base[:, None], key)
         s = s.with_values(np.where(_each(active), s.values, np.float32(mask_value)))
         #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
         m_new = np.maximum(m, cta.row_max(s))
@@ -103,8 +106,8 @@ def attend(
         by_key = _rope_scale(features, rope_rows, batch, base[:, None] + key, key < hi[:, None])
         #: scores -> s    S = Q K^T over nope and rope columns, in float32, in units of log2
         s = _scores(cta.scores(q, q_rope, k, k_rope, by_key, active), scale_log2, features.softcap)
-        if features.slopes is not None:
-            s = distance(s, _slopes(features.slopes, batch, head, BM), position - base[:, None], key)
+        if slope is not None:
+            s = distance(s, slope, position - base[:, None], key)
         #: mask -> s, visible    keys that a row does not see
         at = start[:, None, None, None] + s.map.col  # [P, threads, registers, elements]
         seen = (at >= s.by_row(first)) & (at < s.by_row(limit)) & _each(active)
@@ -146,12 +149,6 @@ def _scores(s: Fragments, scale_log2: float, softcap: float) -> Fragments:
     return cap(s, softcap) if softcap else s
 
 
-def _slopes(slopes: Array, batch: Array, head: Array, BM: int) -> Array:
-    """``[P, BM]``, the same for all rows of a program."""
-    of = slopes[batch if len(slopes) > 1 else 0, head]
-    return np.repeat(of[:, None], BM, axis=1)
-
-
 def _rope_scale(features: Features, rope_rows: Any, batch: Array, key: Array, exists: Array) -> Array | None:
     """What each key's rope part is multiplied by ``[P, BN]``, None for 1."""
     scale = features.scales.k
@@ -159,9 +156,8 @@ def _rope_scale(features: Features, rope_rows: Any, batch: Array, key: Array, ex
         return None if scale.number == 1 else np.full(key.shape, scale.number, np.float32)
     if scale.heads is not None:
         return np.full(key.shape, scale.number * scale.heads[0], np.float32)
-    page_size = rope_rows.page_size_
-    page = rope_rows.lookup_table[batch[:, None], np.where(exists, key // page_size, 0)].astype(np.int64)
-    return np.float32(scale.number) * token_scale(scale.tokens[..., 0], (page, key % page_size), exists)
+    where = place(rope_rows, batch[:, None], key, exists)
+    return np.float32(scale.number) * token_scale(scale.tokens[..., 0], where, exists)
 
 
 def _walk(rows: Any, BN: int, batch: Array, head: Array, start: Array, base: Array, stop: Array) -> KVCacheIterator:

@@ -9,6 +9,7 @@ import numpy as np
 
 from kvlab.attention.exact import attention
 from kvlab.attention.masks import MaskPlan
+from kvlab.attention.scales import Scales
 
 __all__ = ["reference"]
 
@@ -28,7 +29,7 @@ def reference(
     rope]`` with table and seq_lens, or ``[total_k, rope]``. K and V of sequence b are those of its keys from
     ``starts[b]`` on (None: the last ones). out ``[total, H, value]``, lse ``[H, total]``.
     """
-    nope, heads, plain = k.shape[2], q.shape[1], replace(features, scales=type(features.scales)())
+    nope, heads, plain = k.shape[2], q.shape[1], replace(features, scales=Scales())
     out, lse = np.zeros((*q.shape[:2], v.shape[2])), np.full((heads, len(q)), -np.inf)
     for b in range(len(cu_q) - 1):
         rows, held = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
@@ -43,11 +44,10 @@ def reference(
         whole[0, key, :, :nope], whole[1, key, :, : v.shape[2]] = k[held], v[held]
         whole[0, key, :, nope : q.shape[2]] = rope[:, None]
         mask = _within(features.mask, b, heads, new, total, base, base + num)
-        found = attention(
+        out[rows], lse[:, rows] = attention(
             q[rows], whole[0, ..., : q.shape[2]], whole[1, ..., : v.shape[2]],
             **plain.of_sequence(b, None, scale) | {"mask": mask},
         )  # fmt: skip
-        out[rows], lse[:, rows] = found
     return out, lse
 
 

@@ -10,6 +10,7 @@ from kvlab.attention.features import Features
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.scales import P_SCALE, Scale
 from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale
+from kvlab.attention.scoring.launch import bias_arguments, slopes_batch
 
 from .config import PrefillConfig, PrefillProblem
 
@@ -293,6 +294,7 @@ def launch(
         return out, lse
     ragged_q, ragged_k, paged = cu_q is not None, cu_k is not None, table is not None
     mask, scales = features.mask, features.scales
+    bias_sizes, bias_strides = bias_arguments(mask.bias)
     absent = q  # stands for a pointer that is not followed
     arrays = cu_q, cu_k, table, seq_lens, mask.valid, mask.bias, features.sinks, features.slopes
     by_scale = scales.q.array, scales.k.array, scales.v.array
@@ -300,10 +302,10 @@ def launch(
         q, k, v, *(absent if x is None else x for x in (*arrays, *by_scale)), out, lse,
         scale * scales.q.number * scales.k.number * LOG2E, scales.v.number / (P_SCALE if problem.p_fp8 else 1),
         features.softcap, mask_value, problem.batch, config.row_tiles, config.pack, problem.group, q.shape[1],
-        k.shape[1], mask.left, mask.right, mask.chunk, *((0, 0) if mask.bias is None else mask.bias.shape[2:]),
-        *_strides(q, 3, ragged_q), *_strides(k, 3, ragged_k), *_strides(v, 3, ragged_k), *_strides(table, 1, False),
-        *_strides(out, 3, ragged_q), *_strides(lse, 3, ragged_q), *_strides(mask.bias, 4, False, broadcast=True),
-        *_strides(features.slopes, 1, False, broadcast=True), *_strides(scales.q.heads, 1, False),
+        k.shape[1], mask.left, mask.right, mask.chunk, *bias_sizes,
+        *_strides(q, 3, ragged_q), *_strides(k, 3, ragged_k), *_strides(v, 3, ragged_k), *_strides(table, 1),
+        *_strides(out, 3, ragged_q), *_strides(lse, 3, ragged_q), *bias_strides, slopes_batch(features.slopes),
+        *_strides(scales.q.heads, 1),
         *_scale_strides(scales.k, ragged_k), *_scale_strides(scales.v, ragged_k),
         RAGGED_Q=ragged_q, RAGGED_K=ragged_k, PAGE=k.shape[1] if paged else 0, BOUNDED=mask.bounded,
         CHUNKED=mask.chunk > 0, VALID=mask.valid is not None, BIAS=mask.bias is not None, CAPPED=features.softcap > 0,
@@ -315,16 +317,16 @@ def launch(
     return out, lse
 
 
-def _strides(array: torch.Tensor | None, axes: int, ragged: bool, broadcast: bool = False) -> list[int]:
-    """Strides of the leading axes; 0 for the first of ragged arrays and, with ``broadcast``, for those of length 1."""
+def _strides(array: torch.Tensor | None, axes: int, ragged: bool = False) -> list[int]:
+    """Strides of the leading axes; 0 for the first of ragged arrays."""
     if array is None:
         return [0] * axes
-    steps = [0 if broadcast and n == 1 else step for n, step in zip(array.shape, array.stride(), strict=True)][:axes]
+    steps = list(array.stride()[:axes])
     return [0, *steps[1:]] if ragged else steps
 
 
 def _scale_strides(scale: Scale, ragged: bool) -> list[int]:
     """Strides (page or sequence, token, head) of the scales of tokens or heads."""
     if scale.heads is not None:
-        return [0, 0, *_strides(scale.heads, 1, False)]
+        return [0, 0, *_strides(scale.heads, 1)]
     return _strides(scale.tokens, 3, ragged)

@@ -5,33 +5,19 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import numpy as np
 import pytest
+from caught import Caught, as_tensors
 from decode_cases import Case
 from feature_cases import FeatureCase
 
 from kvlab.attention import mha_decode_paged
-from kvlab.attention.backends import _each
 from kvlab.attention.explain import explain
 from kvlab.attention.merge_states import kernel as merge_kernel
 from kvlab.attention.mha_decode import config as decode_config
 from kvlab.attention.mha_decode import kernel
 from kvlab.attention.mha_decode_streaming import config as streaming_config
 from kvlab.attention.mha_decode_streaming import kernel as streaming_kernel
-from kvlab.cache.arrays import to_torch
 from kvlab.triton_support.compile import Compiled, compile_kernel, signature_of
-
-
-class _Caught:
-    """In place of a kernel: ``kernel[grid](*args, **named)`` notes its arguments."""
-
-    def __init__(self, fn: Any) -> None:
-        self.fn, self.calls = fn, []
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return lambda *args, **named: self.calls.append(
-            (grid, dict(zip(self.fn.arg_names, args, strict=False)) | named)
-        )
 
 
 def launches(case: Case) -> dict[str, tuple[Any, tuple[int, ...], dict[str, Any]]]:
@@ -39,7 +25,7 @@ def launches(case: Case) -> dict[str, tuple[Any, tuple[int, ...], dict[str, Any]
     x = case.build()
     config = explain(mha_decode_paged, *x.torch(), num_splits=case.splits).config
     homes = {"attend": kernel, "merge": merge_kernel}
-    caught = {name: _Caught(getattr(home, name)) for name, home in homes.items()}
+    caught = {name: Caught(getattr(home, name)) for name, home in homes.items()}
     with pytest.MonkeyPatch.context() as patch:
         for name, stub in caught.items():
             patch.setattr(homes[name], name, stub)
@@ -55,13 +41,12 @@ def compiled_features(case: FeatureCase, target: str, streaming: bool = False) -
     problem = decode_config.problem_of(*call.arrays[:4])
     options: dict[str, Any] = {} if streaming else {"heavy": call.features.heavy}
     chosen = config.choose_config(problem, num_splits=case.splits, arch=target, **options)
-    caught = _Caught(home.attend)
+    caught = Caught(home.attend)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(home, "attend", caught)
         patch.setattr(home, "merge", lambda *args, **named: None)
-        tensors, named = _each(to_torch, lambda x: isinstance(x, np.ndarray), call.arrays, {"features": call.features})
-        home.launch(*tensors, **named, scale=0.1, config=chosen)
-    arguments = caught.calls[0][1]
+        home.launch(*map(as_tensors, call.arrays), features=as_tensors(call.features), scale=0.1, config=chosen)
+    arguments = caught.arguments
     if not streaming:
         arguments["PTX"] = target.startswith("sm_")
     options = {key: arguments.pop(key) for key in ("num_warps", "num_stages")}

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from caught import SHARED
 from decode_cases import Case
 from feature_cases import FP8, FeatureCase
 from launches import compiled, compiled_features, launches
@@ -31,7 +32,6 @@ pytestmark = pytest.mark.compile
 
 SIZES = [(64, "bf16"), (128, "bf16"), (128, "fp16"), (64, "fp32"), (128, "fp32")]
 MATRIX = [(D, dtype, target) for D, dtype in SIZES for target in TARGETS if dtype != "fp16" or target == "sm_90"]
-SHARED = {"sm_80": 166912, "sm_90": 232448, "sm_100": 232448, "gfx942": 65536, "gfx950": 163840}
 
 
 @pytest.mark.parametrize("D, dtype, target", MATRIX, ids=lambda v: str(v))

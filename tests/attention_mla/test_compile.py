@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from caught import SHARED, Caught, as_tensors
 from mla_cases import Case
 
 from kvlab.attention.masks import ChunkedMask, MaterializedMask
@@ -24,31 +25,6 @@ from kvlab.staging.mma_sync_plan import MmaSyncShape
 from kvlab.triton_support.compile import TARGETS, Compiled, compile_kernel, signature_of
 
 pytestmark = pytest.mark.compile
-
-SHARED = {"sm_80": 166912, "sm_90": 232448, "sm_100": 232448, "gfx942": 65536, "gfx950": 163840}
-
-
-class _Caught:
-    """In place of the kernel: notes the arguments of its launch."""
-
-    def __init__(self) -> None:
-        self.arguments: dict[str, Any] = {}
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        def note(*args: Any, **named: Any) -> None:
-            self.arguments = dict(zip(FN.arg_names, args, strict=False)) | named
-
-        return note
-
-
-FN = kernel.attend
-
-
-def as_tensors(value: Any) -> Any:
-    """NumPy arrays, also in the fields of dataclasses, as torch tensors."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: as_tensors(getattr(value, f.name)) for f in fields(value)})
-    return to_torch(value) if isinstance(value, np.ndarray) else value
 
 
 @functools.cache
@@ -64,13 +40,13 @@ def compiled(
         problem, arch=target, num_splits=1, emulated=emulated, heavy=made.heavy or problem.fp8,
         wgmma=holds_wgmma_rows(),
     )  # fmt: skip
-    caught = _Caught()
+    caught = Caught(kernel.attend)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel, "attend", caught)
         kernel.launch(*tensors, config=config, features=made, scale=x.scale)
     arguments = caught.arguments
     options = {key: arguments.pop(key) for key in ("num_warps", "num_stages")}
-    return compile_kernel(FN, target=target, **signature_of(FN, **arguments), **options), config
+    return compile_kernel(caught.fn, target=target, **signature_of(caught.fn, **arguments), **options), config
 
 
 MATRIX = [(H, dtype, target) for H, dtype in [(16, "bf16"), (128, "bf16"), (16, "fp32")] for target in TARGETS]

@@ -5,19 +5,16 @@ Rests on the compiler's own artefacts: TTGIR, SASS, register and spill counts.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
-from typing import Any
 
-import numpy as np
 import pytest
+from caught import SHARED, Caught, as_tensors
 from mla_prefill_cases import Case
 
 from kvlab.attention.masks import ChunkedMask
 from kvlab.attention.mla_prefill import kernel
 from kvlab.attention.mla_prefill.config import MLAPrefillConfig, choose_config
-from kvlab.cache.arrays import to_torch
 from kvlab.memory import as_dtype
 from kvlab.staging.wgmma_cta import WgmmaShape
 from kvlab.triton_support.compile import TARGETS, Compiled, compile_kernel, signature_of
@@ -25,35 +22,14 @@ from kvlab.triton_support.versions import installed
 
 pytestmark = pytest.mark.compile
 
-SHARED = {"sm_80": 166912, "sm_90": 232448, "sm_100": 232448, "gfx942": 65536, "gfx950": 163840}
-
-
-class _Caught:
-    """In place of the kernel: ``attend[grid](*args, **named)`` notes its arguments."""
-
-    def __init__(self, fn: Any) -> None:
-        self.fn, self.arguments = fn, {}
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return lambda *args, **named: self.arguments.update(zip(self.fn.arg_names, args, strict=False), **named)
-
-
-def tensors(value: Any) -> Any:
-    """NumPy arrays, also in the fields of dataclasses, as torch tensors."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.replace(
-            value, **{f.name: tensors(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        )
-    return to_torch(value) if isinstance(value, np.ndarray) else value
-
 
 @functools.cache
 def compiled(case: Case, target: str) -> tuple[Compiled, MLAPrefillConfig]:
     """The kernel as a call on ``target`` compiles it: the same types, constants and alignments."""
     x = case.build()
-    arrays, problem = [tensors(a) for a in x.launch_form()], x.problem()
-    features = tensors(x.features())
-    config, caught = choose_config(problem, arch=target), _Caught(kernel.attend)
+    arrays, problem = [as_tensors(a) for a in x.launch_form()], x.problem()
+    features = as_tensors(x.features())
+    config, caught = choose_config(problem, arch=target), Caught(kernel.attend)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel, "attend", caught)
         kernel.launch(*arrays, scale=0.1, features=features, problem=problem, config=config)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import triton
+from caught import SHARED, Caught
 from prefill_cases import Case
 
 from kvlab.attention.features import Features
@@ -27,24 +28,12 @@ from kvlab.triton_support.versions import installed
 
 pytestmark = pytest.mark.compile
 
-SHARED = {"sm_80": 166912, "sm_90": 232448, "sm_100": 232448, "gfx942": 65536, "gfx950": 163840}
-
-
-class _Caught:
-    """In place of the kernel: ``attend[grid](*args, **named)`` notes its arguments."""
-
-    def __init__(self, fn: Any) -> None:
-        self.fn, self.arguments = fn, {}
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return lambda *args, **named: self.arguments.update(zip(self.fn.arg_names, args, strict=False), **named)
-
 
 @functools.cache
 def compiled(case: Case, target: str) -> tuple[Compiled, PrefillConfig]:
     """The kernel as a call on ``target`` compiles it: the same types, constants and alignments."""
     plan = case.build().plan(device="cpu")
-    config, caught = choose_config(plan.problem, arch=target), _Caught(kernel.attend)
+    config, caught = choose_config(plan.problem, arch=target), Caught(kernel.attend)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel, "attend", caught)
         options = {"scale": plan.scale, "problem": plan.problem, "features": plan.inputs.features}

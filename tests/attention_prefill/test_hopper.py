@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from caught import Caught
 from prefill_cases import Case
 from yardsticks import assert_accurate, bits
 
@@ -129,23 +130,13 @@ MATRIX = [
 ]
 
 
-class _Caught:
-    """In place of the kernel: ``attend[grid](*args, **named)`` notes its arguments."""
-
-    def __init__(self, fn: Any) -> None:
-        self.fn, self.arguments = fn, {}
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return lambda *args, **named: self.arguments.update(zip(self.fn.arg_names, args, strict=False), **named)
-
-
 def compiled(case: Case) -> Compiled:
     """The kernel as a call compiles it."""
     from kvlab.attention.mha_prefill import hopper
 
     arrays, numbers = plan(case)
     with pytest.MonkeyPatch.context() as patch:
-        caught = _Caught(hopper.attend)
+        caught = Caught(hopper.attend)
         patch.setattr(hopper, "attend", caught)
         patch.setattr(hopper, "machine", lambda device: ("sm_90", 132))
         tensors = [a if a is None else to_torch(np.ascontiguousarray(a)) for a in arrays]

@@ -1,0 +1,41 @@
+"""The arguments of a kernel's launch, caught instead of run, to compile it for GPUs that are not there."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from kvlab.cache.arrays import to_torch
+
+SHARED = {"sm_80": 166912, "sm_90": 232448, "sm_100": 232448, "gfx942": 65536, "gfx950": 163840}
+"""Bytes of shared memory that a CTA may have."""
+
+
+class Caught:
+    """In place of a kernel: ``kernel[grid](*args, **named)`` notes the grid and the arguments."""
+
+    def __init__(self, fn: Any) -> None:
+        self.fn: Any = fn
+        self.calls: list[tuple[tuple[int, ...], dict[str, Any]]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *args, **named: self.calls.append(
+            (grid, dict(zip(self.fn.arg_names, args, strict=False)) | named)
+        )
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Those of the only launch."""
+        ((_, arguments),) = self.calls
+        return arguments
+
+
+def as_tensors(value: Any) -> Any:
+    """NumPy arrays, also in the fields of dataclasses, as torch tensors."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.replace(
+            value, **{f.name: as_tensors(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        )
+    return to_torch(value) if isinstance(value, np.ndarray) else value

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from kvlab.hardware import ATOMS, MmaAtom
 
-__all__ = ["ACCESSES", "MATRICES", "SLOTS", "SLOT_WORDS", "WGMMA_ACCESSES", "mma_atoms", "source", "wgmma_atoms"]
+__all__ = ["ACCESSES", "MATRICES", "SLOTS", "SLOT_WORDS", "WGMMA_ACCESSES", "mma_atoms", "source", "wgmma_atoms",
+           "wgmma_forms"]  # fmt: skip
 
 MATRICES = [f"{verb}.x{n}{trans}" for verb in ("ldmatrix", "stmatrix") for n in (1, 2, 4) for trans in ("", ".trans")]
 WGMMA_WIDTHS = (8, 24, 64, 128, 256)
@@ -156,17 +157,19 @@ def wgmma_atoms() -> list[str]:
     return [name for name, atom in wide if atom.shape[1] in (WGMMA_WIDTHS if atom.dtype_b is None else (64,))]
 
 
+def wgmma_forms(atom: str) -> list[tuple[bool, int, int]]:
+    """(A in registers, A MN-major, B MN-major) that there are: operands of 16 bits may be MN-major in shared memory."""
+    majors = (0, 1) if ATOMS[atom].dtype.itemsize == 2 else (0,)
+    return [(held, a, b) for held in (False, True) for a in majors for b in majors if not (held and a)]
+
+
 def kernels() -> dict[str, str]:
     """Name of each kernel -> its definition; the position is its number."""
     out = {name: _matrix_kernel(name) for name in MATRICES}
     out |= {name: _mma_kernel(ATOMS[name]) for name in mma_atoms()}
     for name in wgmma_atoms():
-        for in_registers in (False, True):
-            majors = [(a, b) for a in (0, 1) for b in (0, 1) if ATOMS[name].dtype.itemsize == 2 or not a + b]
-            for a, b in majors:
-                if not (in_registers and a):
-                    key = wgmma_name(name, in_registers, a, b)
-                    out[key] = _wgmma_kernel(ATOMS[name], in_registers, a, b, writes=True)
+        for form in wgmma_forms(name):
+            out[wgmma_name(name, *form)] = _wgmma_kernel(ATOMS[name], *form, writes=True)
     out |= {f"access {name}": _access_kernel(name) for name in ACCESSES}
     for case in WGMMA_ACCESSES:
         atom, in_registers, a, b = case

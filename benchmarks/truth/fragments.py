@@ -18,7 +18,7 @@ from kvlab.hardware import ATOMS, MmaAtom, tile_layout_k_major, tile_layout_mn_m
 from kvlab.hardware.tensor_map import TensorMapSwizzle
 
 from . import records
-from .cuda_source import MATRICES, mma_atoms, wgmma_atoms, wgmma_name
+from .cuda_source import MATRICES, mma_atoms, wgmma_atoms, wgmma_forms, wgmma_name
 
 __all__ = ["WgmmaCase", "digest", "matrix_inputs", "mma_inputs", "pool", "record", "wgmma_cases"]
 
@@ -124,19 +124,15 @@ def wgmma_cases() -> Iterator[WgmmaCase]:
     """Every kernel; all swizzles that fit, every 32 bytes of a row of 64 columns."""
     for name in wgmma_atoms():
         atom = ATOMS[name]
-        n, size = atom.shape[1], atom.dtype.itemsize
-        majors = [(a, b) for a in (0, 1) for b in (0, 1) if size == 2 or not a + b]
-        for in_registers in (False, True):
-            for a, b in majors:
-                if in_registers and a:
+        n = atom.shape[1]
+        for in_registers, a, b in wgmma_forms(name):
+            for mode in ("none", "32B", "64B", "128B"):
+                width = TensorMapSwizzle.of(mode).granularity(atom.dtype)
+                if (a and 64 % width) or (b and n % width):
                     continue
-                for mode in ("none", "32B", "64B", "128B"):
-                    width = TensorMapSwizzle.of(mode).granularity(atom.dtype)
-                    if (a and 64 % width) or (b and n % width):
-                        continue
-                    steps = TensorMapSwizzle.of(mode).bytes // 32 if n == 64 and not a + b else 1
-                    for step in range(max(steps, 1)):
-                        yield WgmmaCase(name, in_registers, a, b, mode, step)
+                steps = TensorMapSwizzle.of(mode).bytes // 32 if n == 64 and not a + b else 1
+                for step in range(max(steps, 1)):
+                    yield WgmmaCase(name, in_registers, a, b, mode, step)
 
 
 def record() -> dict[str, Any]:

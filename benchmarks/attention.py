@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gpu_record
 import numpy as np
 import torch
 import triton
@@ -94,7 +95,7 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
 def seconds(run: Callable[[], Any]) -> float:
     """Median time of a call: of many on a GPU, of three after one to warm up on a CPU."""
     if GPU:
-        return float(triton.testing.do_bench(run, warmup=20, rep=100, return_mode="median")) / 1e3
+        return gpu_record.call_milliseconds(run) / 1e3
     run()
     times = []
     for _ in range(3):
@@ -129,7 +130,7 @@ def measure(name: str, operation: Any, arguments: Any, options: Any, plain: Call
 
 def merging(rng: np.random.Generator) -> dict[str, Any]:
     """``merge_states`` beside the same sums in PyTorch."""
-    rows, D = ((64 * 32, 128) if GPU else (64, 64))
+    rows, D = (64 * 32, 128) if GPU else (64, 64)
     parts = torch.from_numpy(rng.standard_normal((8, rows, 1, D), dtype=np.float32))
     lse = torch.from_numpy(rng.standard_normal((8, rows, 1), dtype=np.float32))
     parts, lse = (x.cuda() if GPU else x for x in (parts, lse))
@@ -156,12 +157,8 @@ def main() -> None:
     lines.append(merging(rng))
     print(json.dumps(lines[-1]))
     if options.output:
-        if GPU:
-            import gpu_record
-
-            head = gpu_record.facts()
-        else:
-            head = {"machine": platform.machine(), "torch": torch.__version__, "triton": triton.__version__}
+        here = {"machine": platform.machine(), "torch": torch.__version__, "triton": triton.__version__}
+        head = gpu_record.facts() if GPU else here
         record = {"command": "python benchmarks/attention.py", **head, "operations": lines}
         options.output.write_text(json.dumps(record, indent=1) + "\n")
 

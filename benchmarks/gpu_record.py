@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import triton
 
-__all__ = ["facts", "run"]
+__all__ = ["call_milliseconds", "facts", "run"]
 
 
 def run(script: str, words: str | None, measure: Callable[[bool], dict[str, Any]]) -> None:
@@ -38,6 +38,11 @@ def run(script: str, words: str | None, measure: Callable[[bool], dict[str, Any]
     if options.output:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(text + "\n")
+
+
+def call_milliseconds(call: Callable[[], Any]) -> float:
+    """Median time of a call, its launches among it, the L2 flushed before each."""
+    return float(triton.testing.do_bench(call, warmup=20, rep=100, return_mode="median"))
 
 
 def facts() -> dict[str, Any]:

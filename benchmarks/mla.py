@@ -13,12 +13,10 @@ sizes as well.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import gpu_record
 import torch
-import triton
 from mha_decode import milliseconds, read_bandwidth
 
 from kvlab.attention import explain, mla_decode_paged, mla_prefill_paged, mla_store_paged
@@ -38,11 +36,7 @@ TILES = [  # BM, BN, warps, stages
 def gemm_rate() -> float:
     """TFLOP/s of a bf16 matrix product of 8192."""
     a, b = (torch.randn((8192, 8192), dtype=torch.bfloat16, device="cuda") for _ in "ab")
-    return 2 * 8192**3 / plain_milliseconds(lambda: a @ b) / 1e9
-
-
-def plain_milliseconds(run: Callable[[], Any]) -> float:
-    return float(triton.testing.do_bench(run, warmup=20, rep=100, return_mode="median"))
+    return 2 * 8192**3 / gpu_record.call_milliseconds(lambda: a @ b) / 1e9
 
 
 def latent_cache(tokens: int, kind: str, generator: torch.Generator) -> torch.Tensor:
@@ -120,7 +114,7 @@ def prefill(B: int, S: int, gemm: float) -> dict[str, Any]:
     starts = torch.arange(0, n + 1, S, dtype=torch.int32, device="cuda")
     arrays = q, k, v, cache, table, lens, starts, starts
     out = mla_prefill_paged(*arrays, max_seqlen_q=S)
-    ms = plain_milliseconds(lambda: mla_prefill_paged(*arrays, max_seqlen_q=S, out=out))
+    ms = gpu_record.call_milliseconds(lambda: mla_prefill_paged(*arrays, max_seqlen_q=S, out=out))
     rope = cache[table.long()].reshape(B, S, 1, -1)[..., LATENT:].expand(-1, -1, H, -1)
     dense = [x.reshape(B, S, H, -1).transpose(1, 2) for x in (q, k, v)]
     dense[1] = torch.cat([dense[1], rope.transpose(1, 2)], -1)
@@ -128,7 +122,7 @@ def prefill(B: int, S: int, gemm: float) -> dict[str, Any]:
     def torch_sdpa() -> torch.Tensor:
         return torch.nn.functional.scaled_dot_product_attention(*dense, is_causal=True)
 
-    theirs = plain_milliseconds(torch_sdpa)
+    theirs = gpu_record.call_milliseconds(torch_sdpa)
     difference = (torch_sdpa().transpose(1, 2).reshape(out.shape).float() - out.float()).abs().max().item()
     product = B * H * S * S * (192 + 128)
     return {

@@ -16,6 +16,7 @@ from kvlab.attention.scoring.emulator import (
     cap,
     distance,
     head_scale,
+    in_pages,
     key_range,
     token_scale,
 )
@@ -83,7 +84,7 @@ def attend(
         active = start < hi  # [P], programs whose range is not over
         key = start[:, None] + np.arange(BN, dtype=np.int32)  # [P, BN]
         exists = key < hi[:, None]
-        where = _where(k_cache, batch[:, None], key, exists)
+        where = in_pages(k_cache, batch[:, None], key, exists)
         k = cta.load_k(active)
         #: scores -> s    S = Q K^T in float32, in units of log2; scales, softcap, ALiBi
         s = cta.scores(q, k, active)
@@ -175,11 +176,3 @@ def launch(
     if splits > 1:
         merge(part, part_lse.swapaxes(2, 3), out=out, lse=lse.swapaxes(1, 2), traffic=traffic)
     return out, lse
-
-
-def _where(cache: PagedKVCache, batch: Array, key: Array, exists: Array) -> tuple[Array, Array]:
-    """(page, slot) ``[P, BN]`` of keys; (0, 0) of those that do not exist."""
-    key = np.where(exists, key, 0)
-    table = np.asarray(cache.lookup_table)
-    page = np.where(exists, table[batch, key // cache.page_size_], 0).astype(np.int64)
-    return page, key % cache.page_size_

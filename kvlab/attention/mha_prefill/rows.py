@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.attention.scoring.emulator import in_pages
 from kvlab.cache import KVCacheStaticParams, PagedKVCache
 from kvlab.cache.pointer import Pointer
 from kvlab.cache.storage import BlockStorage
@@ -43,10 +44,7 @@ class SequenceRows:
 def place(rows: SequenceRows | PagedKVCache, batch: Any, key: Any, exists: Any) -> tuple[Any, Any]:
     """(page or sequence, row in it) of keys; 0 where they do not exist."""
     if isinstance(rows, PagedKVCache):
-        key = np.where(exists, key, 0)
-        table = np.asarray(rows.lookup_table)
-        batch, key = np.broadcast_arrays(batch, key)
-        return np.where(exists, table[batch, key // rows.page_size_], 0).astype(np.int64), key % rows.page_size_
+        return in_pages(rows, batch, key, exists)
     if rows.starts is None:
         return np.where(exists, batch, 0), np.where(exists, key, 0)
     return 0 * key, np.where(exists, rows.starts.astype(np.int64)[batch] + key, 0)

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
-from kvlab.attention.scoring.emulator import add_bias, by_column, cap, distance, key_range, token_scale
+from kvlab.attention.scoring.emulator import add_bias, by_column, cap, distance, in_pages, key_range, token_scale
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory
 from kvlab.staging import Traffic, ceildiv, mla_cta, program_ids, ragged_range, row_offsets
@@ -70,7 +70,9 @@ def attend(
         k, k_rope = cta.load_k(start, active)
         by_key = np.full(key.shape, kv_scale)
         if by.tokens is not None:
-            by_key = by_key * token_scale(by.tokens[..., 0], _place(cache, batch, key, hi), key < hi[:, None])
+            exists = key < hi[:, None]
+            where = in_pages(cache, batch[:, None], key, exists)
+            by_key = by_key * token_scale(by.tokens[..., 0], where, exists)
         #: scores -> s    S = Q K^T in float32, in units of log2
         s = cta.scores((q, q_rope), (k, k_rope), active, None if rope_scaled or not problem.fp8 else by_key)
         s = s.with_values(s.values * unit)
@@ -116,13 +118,6 @@ def attend(
     at = split[p_index], batch[p_index], head[p_index, r_index], token[p_index, r_index]
     lse_array[at] = lse[p_index, r_index]
     traffic.move("registers->DRAM", rows.nbytes + len(p_index) * lse.itemsize)
-
-
-def _place(cache: PagedKVCache, batch: Array, key: Array, hi: Array) -> tuple[Array, Array]:
-    """(page, slot) of keys ``[P, BN]``; 0 past ``hi``."""
-    key = np.where(key < hi[:, None], key, 0)
-    page = np.asarray(cache.lookup_table)[batch[:, None], key // cache.page_size_]
-    return np.where(key < hi[:, None], page, 0).astype(np.int64), key % cache.page_size_
 
 
 def launch(

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.cache import PagedKVCache
 from kvlab.staging import Fragments
 
-__all__ = ["add_bias", "by_column", "cap", "distance", "head_scale", "key_range", "token_scale"]
+__all__ = ["add_bias", "by_column", "cap", "distance", "head_scale", "in_pages", "key_range", "token_scale"]
 
 Array = np.ndarray[Any, Any]
 
@@ -63,6 +64,13 @@ def add_bias(
 def head_scale(scales: Array | None, kv_head: Array) -> Array:
     """The scale of each program's KV head ``[P]``; 1 where there is none."""
     return np.ones(len(kv_head), np.float32) if scales is None else scales[kv_head]
+
+
+def in_pages(cache: PagedKVCache, batch: Array, key: Array, exists: Array) -> tuple[Array, Array]:
+    """(page, slot) of keys of sequences ``batch``; (0, 0) of those that do not exist."""
+    key = np.where(exists, key, 0)
+    page = np.where(exists, np.asarray(cache.lookup_table)[batch, key // cache.page_size_], 0)
+    return page.astype(np.int64), key % cache.page_size_
 
 
 def token_scale(scales: Array, where: tuple[Any, ...], exists: Array) -> Array:

@@ -128,7 +128,7 @@ def _tma_takes(array: Any, name: str) -> bool:
 
 def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperConfig:
     """The configuration of a call that the kernel can do."""
-    D, DV = int(inputs.q.shape[-1]), int(inputs.v.shape[-1])
+    D, DV = problem.head_dim, problem.value_dim
     small = D == 64
     features, mask = inputs.features, inputs.features.mask
     window = mask.left < UNLIMITED

@@ -95,16 +95,19 @@ def _plan(inputs: PrefillInputs, options: Options) -> Plan:
     emulated = options.arch if chosen == "emulator" else None
     target = _device_arch(inputs.q.device) if on_gpu(inputs.q) else emulated or "sm_90"
     if chosen == "emulator":
-        check_arch(target)
+        _check_emulated(inputs, problem, target)
     config = choose_config(problem, arch=target, batch_invariant=bool(options.batch_invariant))
     if on_gpu(inputs.q) and problem.converted:
         _check_whole(problem, config)
-    if chosen == "emulator":
-        check_machine(target, problem)
-        arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
-        check_lane_copies({name: array for name, array in arrays.items() if 0 not in array.shape})
     explanation = Explanation("mha_prefill", chosen, reason, config, config.grid(problem), emulated)
     return Plan(explanation, inputs, options, problem, scale)
+
+
+def _check_emulated(inputs: PrefillInputs, problem: PrefillProblem, arch: str) -> None:
+    check_arch(arch)
+    check_machine(arch, problem)
+    arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
+    check_lane_copies({name: array for name, array in arrays.items() if 0 not in array.shape})
 
 
 def _check_whole(problem: PrefillProblem, config: PrefillConfig) -> None:

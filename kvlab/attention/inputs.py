@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,16 +14,13 @@ from kvlab.staging import Traffic
 
 __all__ = [
     "DTYPES",
-    "PagedInputs",
     "check_apart",
     "check_array",
     "check_arrays",
     "check_dtype",
-    "check_heads",
     "check_integers",
     "check_lane_copies",
     "check_lengths_and_pages",
-    "check_out",
     "check_paged_collection",
     "check_pages",
     "check_strides",
@@ -37,72 +33,11 @@ __all__ = [
     "int64",
     "lengths_with_new",
     "looks_at_values",
-    "paged_inputs",
     "require",
 ]
 
 DTYPES = (bfloat16, float16, float32)
 FLOAT32_MAX = float(np.finfo(np.float32).max)
-
-
-@dataclass(frozen=True)
-class PagedInputs:
-    """The arguments of a paged decode, checked: q and out as ``[B, S, Hq, D]``."""
-
-    q: Any
-    k_cache: Any
-    v_cache: Any
-    block_table: Any
-    seq_lens: Any
-    out: Any
-    drop_tokens: bool
-    """q was ``[B, Hq, D]``: results drop the token axis."""
-
-
-def paged_inputs(
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
-    block_table: Any,
-    seq_lens: Any,
-    out: Any,
-    *,
-    max_tokens: int,
-    check: bool | None,
-) -> PagedInputs:
-    """Check the arguments of a paged decode (see ``mha_decode_paged``). ValueError that names argument, value, rule.
-
-    check : look at the values of seq_lens and block_table too. None: where that needs no synchronisation with a GPU.
-    """
-    arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
-    arrays |= given(out=out)
-    check_arrays(arrays)
-    require(q.ndim in (3, 4), f"q has shape {tuple(q.shape)}", "[B, Hq, D] or [B, S, Hq, D]")
-    drop_tokens = q.ndim == 3
-    if drop_tokens:
-        q = q[:, None]
-        out = out[:, None] if out is not None and out.ndim == 3 else out
-    batch, tokens = q.shape[:2]
-    require(1 <= tokens <= max_tokens, f"q has {tokens} new tokens a sequence", f"1 to {max_tokens}")
-    check_dtype("q", q)
-    caches = {"k_cache": k_cache, "v_cache": v_cache}
-    check_pages(caches)
-    check_heads(q, caches)
-    check_table(block_table, seq_lens, batch)
-    for name, array in {"q": q, **caches}.items():
-        check_strides(name, array)
-    if out is not None:
-        fits, expected = tuple(out.shape) == tuple(q.shape), tuple(arrays["q"].shape)
-        require(fits, f"out has shape {tuple(arrays['out'].shape)}", f"that of q, {expected}")
-        check_out(out, q)
-        in_place = _same_view(out, q)
-        for name, array in arrays.items():
-            apart = name == "out" or (name == "q" and in_place) or not overlaps(out, array)
-            require(apart, f"out shares memory with {name}", "memory of its own, or q itself")
-    inputs = PagedInputs(q, k_cache, v_cache, block_table, seq_lens, out, drop_tokens)
-    if looks_at_values(check, q):
-        check_lengths_and_pages(seq_lens, block_table, k_cache.shape[0], k_cache.shape[1])
-    return inputs
 
 
 def given(**optional: Any) -> dict[str, Any]:
@@ -161,33 +96,12 @@ def check_writeable(name: str, array: Any) -> None:
     require(is_torch(array) or array.flags.writeable, f"{name} is read-only", "writeable")
 
 
-def check_out(out: Any, q: Any) -> None:
-    """ValueError unless results of q's dtype can be written to ``out``, whose shape fits."""
-    require(out.dtype == q.dtype, f"out has dtype {out.dtype}", f"that of q, {q.dtype}")
-    check_strides("out", out)
-    check_writeable("out", out)
-
-
 def check_pages(caches: dict[str, Any]) -> None:
     """ValueError unless these are ``[pages, page_size, Hkv, D]``, and hold something."""
     for name, cache in caches.items():
         shape = tuple(cache.shape)
         require(cache.ndim == 4, f"{name} has shape {shape}", "[pages, page_size, Hkv, D]")
         require(min(shape[:3]) > 0, f"{name} has shape {shape}", "at least one page, one token a page and one head")
-
-
-def check_heads(q: Any, kv: dict[str, Any]) -> None:
-    """ValueError unless K and V ``[.., Hkv, D]`` have one shape, q's dtype and depth, and heads that divide q's."""
-    (first, k), (q_heads, head_dim) = next(iter(kv.items())), q.shape[-2:]
-    for name, array in kv.items():
-        shape = tuple(array.shape)
-        require(array.dtype == q.dtype, f"{name} has dtype {array.dtype}", f"that of q, {q.dtype}")
-        require(shape[-1] == head_dim, f"{name} has head dimension {shape[-1]}", f"that of q, {head_dim}")
-        require(shape == tuple(k.shape), f"{name} has shape {shape}", f"that of {first}, {tuple(k.shape)}")
-    kv_heads = k.shape[-2]
-    fits = kv_heads > 0 and q_heads % kv_heads == 0
-    require(fits, f"q has {q_heads} heads", f"a multiple of the {kv_heads} heads of {first}")
-    require(16 <= head_dim <= 256 and head_dim % 8 == 0, f"head dimension {head_dim}", "a multiple of 8 from 16 to 256")
 
 
 def check_table(block_table: Any, seq_lens: Any, batch: int) -> None:
@@ -258,13 +172,6 @@ def lengths_with_new(cache_lengths: Any, q: Any) -> Any:
 def int64(array: Any) -> Any:
     """Integers of either library as int64."""
     return array.long() if is_torch(array) else array.astype(np.int64)
-
-
-def _same_view(a: Any, b: Any) -> bool:
-    """Whether two arrays of one shape and dtype are the same elements."""
-    if is_torch(a):
-        return a.data_ptr() == b.data_ptr() and a.stride() == b.stride()
-    return a.ctypes.data == b.ctypes.data and a.strides == b.strides
 
 
 def _known_dtype(array: Any, name: str) -> np.dtype[Any] | None:

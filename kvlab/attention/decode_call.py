@@ -18,10 +18,11 @@ from kvlab.attention.inputs import (
     looks_at_values,
     require,
 )
+from kvlab.attention.intervals import host
 from kvlab.attention.masks import Interval, resolve_mask, window_interval
 from kvlab.attention.operands import check_operands, check_result
 from kvlab.attention.scales import is_fp8
-from kvlab.cache.arrays import element_strides, is_torch, overlaps, to_numpy
+from kvlab.cache.arrays import element_strides, is_torch, overlaps
 
 __all__ = ["DecodeCall", "decode_call"]
 
@@ -102,7 +103,7 @@ def _features(q: Any, k_cache: Any, v_cache: Any, seq_lens: Any, kv_layout: str,
         asked[name] = kv_view(asked.get(name), kv_layout)
 
     def lengths() -> tuple[Any, Any]:
-        keys = to_numpy(seq_lens.cpu() if is_torch(seq_lens) else seq_lens).astype(np.int64)
+        keys = host(seq_lens).astype(np.int64)
         return np.full(batch, tokens), keys
 
     interval = window_interval(mask is None or isinstance(window, int | np.integer), window)
@@ -112,7 +113,7 @@ def _features(q: Any, k_cache: Any, v_cache: Any, seq_lens: Any, kv_layout: str,
 
 def _seen(interval: Interval, seq_lens: Any, block_table: Any, tokens: int, page_size: int) -> Any:
     """The table with 0 for pages before the first key that a new token sees: they are not read."""
-    lens, table = (to_numpy(a.cpu() if is_torch(a) else a) for a in (seq_lens, block_table))
+    lens, table = host(seq_lens), host(block_table)
     first, _ = interval.bounds(lens.astype(np.int64) - tokens, lens, np.arange(len(lens)))
     return np.where((np.arange(table.shape[1]) + 1) * page_size <= first[:, None], 0, table)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.attention.intervals import host
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.cache.arrays import dtype_of, element_strides, is_torch, on_gpu, overlaps, same_place, to_numpy
 from kvlab.memory import bfloat16, float16, float32
@@ -31,6 +32,7 @@ __all__ = [
     "finite_number",
     "given",
     "int64",
+    "known_dtype",
     "lengths_with_new",
     "looks_at_values",
     "require",
@@ -64,12 +66,12 @@ def check_array(name: str, array: Any) -> None:
 
 def check_dtype(name: str, array: Any) -> None:
     """ValueError for another dtype than those of DTYPES."""
-    require(_known_dtype(array, name) in DTYPES, f"{name} has dtype {array.dtype}", "bfloat16, float16 or float32")
+    require(known_dtype(array, name) in DTYPES, f"{name} has dtype {array.dtype}", "bfloat16, float16 or float32")
 
 
 def check_integers(name: str, array: Any) -> None:
     """ValueError for another dtype than an integer of 32 or 64 bits."""
-    kind = _known_dtype(array, name)
+    kind = known_dtype(array, name)
     wide = kind is not None and kind.kind in "iu" and kind.itemsize >= 4
     require(wide, f"{name} has dtype {array.dtype}", "a 32- or 64-bit integer")
 
@@ -122,7 +124,7 @@ def looks_at_values(check: bool | None, array: Any) -> bool:
 
 def check_lengths_and_pages(seq_lens: Any, block_table: Any, pages: int, page_size: int) -> None:
     """ValueError unless every length fits its row of the table, and every page in use is in the pool."""
-    lengths, table = (to_numpy(a.cpu() if is_torch(a) else a) for a in (seq_lens, block_table))
+    lengths, table = host(seq_lens), host(block_table)
     if not lengths.size:
         return
     most = table.shape[1] * page_size
@@ -174,7 +176,7 @@ def int64(array: Any) -> Any:
     return array.long() if is_torch(array) else array.astype(np.int64)
 
 
-def _known_dtype(array: Any, name: str) -> np.dtype[Any] | None:
+def known_dtype(array: Any, name: str) -> np.dtype[Any] | None:
     """The dtype; None for one that kvlab does not know."""
     try:
         return dtype_of(array, name)

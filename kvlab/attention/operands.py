@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.inputs import DTYPES, check_strides, check_writeable, require
+from kvlab.attention.inputs import DTYPES, check_strides, check_writeable, known_dtype, require
 from kvlab.attention.pieces import MAX_DEPTH
 from kvlab.cache.arrays import dtype_of
 from kvlab.memory import bfloat16, float8_e4m3fn, float16
@@ -24,15 +24,15 @@ def check_operands(q: Any, kv: dict[str, Any]) -> None:
     q is bfloat16, float16 or float32 and K and V the same, or q is bfloat16, float16 or e4m3 and K and V are e4m3. D
     and Dv are multiples of 8 from 16 to 576 (of 16 with e4m3).
     """
-    dtype = _dtype("q", q)
+    dtype = known_dtype(q, "q")
     known = (*DTYPES, float8_e4m3fn)
     require(dtype in known, f"q has dtype {q.dtype}", "bfloat16, float16, float32 or float8_e4m3fn")
     (k_name, k), (v_name, v) = kv.items()
-    of_k = _dtype(k_name, k)
+    of_k = known_dtype(k, k_name)
     accepted = f"that of q, {q.dtype}" + (", or float8_e4m3fn" if dtype in (bfloat16, float16) else "")
     require(of_k == dtype or (of_k == float8_e4m3fn and dtype in (bfloat16, float16)), f"{k_name} has dtype {k.dtype}",
             accepted)  # fmt: skip
-    require(_dtype(v_name, v) == of_k, f"{v_name} has dtype {v.dtype}", f"that of {k_name}, {k.dtype}")
+    require(known_dtype(v, v_name) == of_k, f"{v_name} has dtype {v.dtype}", f"that of {k_name}, {k.dtype}")
     (q_heads, D), shape = q.shape[-2:], tuple(int(n) for n in k.shape)
     require(shape[-1] == D, f"{k_name} has head dimension {shape[-1]}", f"that of q, {D}")
     require(
@@ -59,16 +59,8 @@ def check_result(out: Any, shape: tuple[int, ...], q: Any) -> None:
     require(tuple(out.shape) == shape, f"out has shape {tuple(out.shape)}", f"{shape}")
     dtype = dtype_of(q, "q")
     if dtype == float8_e4m3fn:
-        require(_dtype("out", out) in DTYPES, f"out has dtype {out.dtype}", "bfloat16, float16 or float32")
+        require(known_dtype(out, "out") in DTYPES, f"out has dtype {out.dtype}", "bfloat16, float16 or float32")
     else:
-        require(_dtype("out", out) == dtype, f"out has dtype {out.dtype}", f"that of q, {q.dtype}")
+        require(known_dtype(out, "out") == dtype, f"out has dtype {out.dtype}", f"that of q, {q.dtype}")
     check_strides("out", out)
     check_writeable("out", out)
-
-
-def _dtype(name: str, array: Any) -> np.dtype[Any] | None:
-    """The dtype; None for one that kvlab does not know."""
-    try:
-        return dtype_of(array, name)
-    except ValueError:
-        return None

@@ -13,10 +13,11 @@ from kvlab.attention.backends import choose_backend, machine, on_gpu, rounded, r
 from kvlab.attention.explain import Explanation
 from kvlab.attention.features import Features, in_base, resolve_features
 from kvlab.attention.inputs import check_lane_copies, check_paged_collection, decode_numbers, lengths_with_new, require
+from kvlab.attention.intervals import host
 from kvlab.attention.masks import resolve_mask, window_interval
 from kvlab.attention.online_softmax import MASK_VALUE
 from kvlab.cache import PagedKVCacheCollection
-from kvlab.cache.arrays import dtype_of, is_torch, to_numpy
+from kvlab.cache.arrays import dtype_of
 from kvlab.staging import MLA_ARCHS, Traffic
 
 from .config import MLADecodeProblem, choose_config
@@ -181,8 +182,7 @@ def _prepared(
 
 def _lengths(inputs: MLAInputs) -> tuple[Any, Any]:
     """New tokens and keys of each sequence, in CPU memory."""
-    lens = inputs.seq_lens
-    keys = to_numpy(lens.cpu() if is_torch(lens) else lens).astype(np.int64)
+    keys = host(inputs.seq_lens).astype(np.int64)
     return np.full(len(keys), inputs.q.shape[1]), keys
 
 

@@ -286,9 +286,14 @@ class MaskPlan:
         return Interval(self.left, self.right, self.chunk, self.valid)
 
     @property
+    def windowed(self) -> bool:
+        """Whether rows see no keys before some first one (a left bound or chunks), where their tiles may start."""
+        return self.left < UNLIMITED or self.chunk > 0
+
+    @property
     def bounded(self) -> bool:
-        """Whether rows of a tile see other keys than its last (a left bound or chunks), or a bias is added."""
-        return self.left < UNLIMITED or self.chunk > 0 or self.bias is not None
+        """Whether rows of a tile see other keys than its last: they are windowed, or a bias is added."""
+        return self.windowed or self.bias is not None
 
 
 def resolve_mask(

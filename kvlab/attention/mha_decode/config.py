@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvlab.attention.masks import UNLIMITED, MaskPlan
 from kvlab.attention.merge_states.config import MERGE
 from kvlab.attention.online_softmax import OUTPUT_TIE, P_TIE
 from kvlab.attention.pieces import pieces
@@ -19,7 +18,6 @@ __all__ = [
     "TWINS",
     "DecodeConfig",
     "DecodeProblem",
-    "bounded",
     "choose_config",
     "problem_of",
 ]
@@ -69,11 +67,6 @@ def problem_of(q: Any, k_cache: Any, v_cache: Any, block_table: Any) -> DecodePr
     (batch, tokens, q_heads, head_dim), (_, page_size, kv_heads, v_dim) = (map(int, x.shape) for x in (q, v_cache))
     itemsize, max_keys = dtype_of(k_cache, "k_cache").itemsize, int(block_table.shape[1]) * page_size
     return DecodeProblem(batch, tokens, q_heads, kv_heads, head_dim, v_dim, itemsize, page_size, max_keys)
-
-
-def bounded(mask: MaskPlan) -> bool:
-    """Whether rows see no keys before some first one, where their tiles then start."""
-    return mask.left < UNLIMITED or mask.chunk > 0
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory, bfloat16
 from kvlab.staging import Traffic, ceildiv, decode_cta, program_ids, ragged_range, row_offsets
 
-from .config import DecodeConfig, DecodeProblem, bounded, problem_of
+from .config import DecodeConfig, DecodeProblem, problem_of
 
 Array = np.ndarray[Any, Any]
 LN2 = np.float32(0.6931471805599453)
@@ -50,7 +50,7 @@ def attend(
     end = num_keys if mask.valid is None else np.minimum(num_keys, mask.valid[batch].astype(np.int32))
     sides = mask.left, mask.right, mask.chunk
     first, limit = key_range(position, end[:, None], *sides)  # [P, BM]
-    begin = key_range(num_keys - tokens, end, *sides)[0] if bounded(mask) else np.zeros_like(num_keys)
+    begin = key_range(num_keys - tokens, end, *sides)[0] if mask.windowed else np.zeros_like(num_keys)
     stop = np.maximum(key_range(num_keys - 1, end, *sides)[1], begin)
     size = ceildiv(ceildiv(stop - begin, config.num_splits), BN) * BN
     lo = np.minimum(begin + split * size, stop)
@@ -99,7 +99,7 @@ def attend(
             s = distance(s, slope, position, key)
         #: mask -> s    keys that a row does not see
         visible = by_column(s, key) < s.by_row(limit)
-        if bounded(mask):
+        if mask.windowed:
             visible = visible & (by_column(s, key) >= s.by_row(first))
         if mask.bias is not None:
             visible = visible & s.by_row(is_row)

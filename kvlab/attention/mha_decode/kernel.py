@@ -16,7 +16,7 @@ from kvlab.attention.scales import Scale
 from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale
 from kvlab.triton_support.interpreter import is_interpreted
 
-from .config import DecodeConfig, bounded, problem_of
+from .config import DecodeConfig, problem_of
 
 LN2 = tl.constexpr(0.6931471805599453)
 
@@ -294,7 +294,7 @@ def launch(
         PAGE=problem.page_size, PAIRS=problem.pairs, D=problem.widths[0], DV=problem.widths[1],
         W0=config.columns[0], W1=config.columns[1], V0=config.v_columns[0], V1=config.v_columns[1],
         BM=config.BM, BN=config.BN, PTX=q.is_cuda and torch.version.hip is None and not is_interpreted(),
-        BOUNDED=bounded(mask), CHUNKED=mask.chunk > 0, VALID=mask.valid is not None, BIAS=bias is not None,
+        BOUNDED=mask.windowed, CHUNKED=mask.chunk > 0, VALID=mask.valid is not None, BIAS=bias is not None,
         CAPPED=f.softcap > 0, SINKS=f.sinks is not None, SLOPES=slopes is not None,
         Q_SCALE=scales.q.array is not None, K_SCALE=scales.k.kind, V_SCALE=scales.v.kind,
         num_warps=config.num_warps, num_stages=config.num_stages,

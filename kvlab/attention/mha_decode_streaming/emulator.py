@@ -11,7 +11,7 @@ import numpy as np
 
 from kvlab.attention.features import Features
 from kvlab.attention.merge_states.emulator import launch as merge
-from kvlab.attention.mha_decode.config import DecodeProblem, bounded, problem_of
+from kvlab.attention.mha_decode.config import DecodeProblem, problem_of
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.scoring.emulator import add_bias, by_column, cap, distance, key_range
 from kvlab.cache import PagedKVCache
@@ -46,7 +46,7 @@ def attend(
     end = num_keys if mask.valid is None else np.minimum(num_keys, mask.valid[batch].astype(np.int32))
     sides = mask.left, mask.right, mask.chunk
     first, limit = key_range(position, end[:, None], *sides)  # [P, BM]
-    begin = key_range(num_keys - tokens, end, *sides)[0] if bounded(mask) else np.zeros_like(num_keys)
+    begin = key_range(num_keys - tokens, end, *sides)[0] if mask.windowed else np.zeros_like(num_keys)
     stop = np.maximum(key_range(num_keys - 1, end, *sides)[1], begin)
     size = ceildiv(ceildiv(stop - begin, config.num_splits), BN) * BN
     lo = np.minimum(begin + split * size, stop)
@@ -87,7 +87,7 @@ def attend(
             s = distance(s, slope, position, key)
         #: mask -> s    keys that a row does not see
         visible = by_column(s, key) < s.by_row(limit)
-        if bounded(mask):
+        if mask.windowed:
             visible = visible & (by_column(s, key) >= s.by_row(first))
         if mask.bias is not None:
             visible = visible & s.by_row(is_row)

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from kvlab.attention.features import Features
 from kvlab.attention.merge_states.kernel import launch as merge
-from kvlab.attention.mha_decode.config import bounded, problem_of
+from kvlab.attention.mha_decode.config import problem_of
 from kvlab.attention.mha_decode.kernel import bias_sizes
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.scoring.kernel import add_bias, cap, distance, key_range
@@ -162,7 +162,7 @@ def launch(
         *bias_sizes(mask.bias), 0 if slopes is None or len(slopes) == 1 else slopes.stride(0),
         *part.stride()[:4], *part_lse_strides,
         PAGE=problem.page_size, D=head_dim, BD=config.BD, BM=config.BM, BN=config.BN, BK=config.BK,
-        BOUNDED=bounded(mask), CHUNKED=mask.chunk > 0, VALID=mask.valid is not None, BIAS=mask.bias is not None,
+        BOUNDED=mask.windowed, CHUNKED=mask.chunk > 0, VALID=mask.valid is not None, BIAS=mask.bias is not None,
         CAPPED=f.softcap > 0, SINKS=f.sinks is not None, SLOPES=slopes is not None,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip

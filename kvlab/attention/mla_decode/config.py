@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvlab.attention.masks import UNLIMITED, MaskPlan
 from kvlab.attention.merge_states.config import MERGE
 from kvlab.attention.online_softmax import OUTPUT_TIE, P_TIE
 from kvlab.attention.splits import MAX_SPLITS, check_splits, choose_splits
@@ -18,7 +17,6 @@ __all__ = [
     "TWINS",
     "MLADecodeConfig",
     "MLADecodeProblem",
-    "bounded",
     "choose_config",
 ]
 
@@ -61,11 +59,6 @@ class MLADecodeProblem:
     def rows(self) -> int:
         """Query rows of a sequence; all of them see the same keys and values."""
         return self.tokens * self.heads
-
-
-def bounded(mask: MaskPlan) -> bool:
-    """Whether rows see no keys before some first one, where their tiles then start."""
-    return mask.left < UNLIMITED or mask.chunk > 0
 
 
 @dataclass(frozen=True)

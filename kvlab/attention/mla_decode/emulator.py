@@ -13,7 +13,7 @@ from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory
 from kvlab.staging import Traffic, ceildiv, mla_cta, program_ids, ragged_range, row_offsets
 
-from .config import MLADecodeConfig, MLADecodeProblem, bounded
+from .config import MLADecodeConfig, MLADecodeProblem
 
 if TYPE_CHECKING:
     from kvlab.attention.features import Features
@@ -43,7 +43,7 @@ def attend(
     first, limit = key_range(position, end[:, None], *bounds)
     seen, _ = key_range(num_keys - tokens, end, *bounds)
     _, stop = key_range(num_keys - 1, end, *bounds)
-    seen = seen if bounded(mask) else 0 * seen  # keys [seen, stop) are those that some row sees
+    seen = seen if mask.windowed else 0 * seen  # keys [seen, stop) are those that some row sees
     stop = np.maximum(stop, seen)
     size = ceildiv(ceildiv(stop - seen, config.num_splits), BN) * BN
     lo = np.minimum(seen + split * size, stop)

@@ -12,7 +12,7 @@ from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale
 from kvlab.attention.scoring.launch import bias_arguments, slopes_batch
 
-from .config import MLADecodeConfig, MLADecodeProblem, bounded
+from .config import MLADecodeConfig, MLADecodeProblem
 
 LN2 = tl.constexpr(0.6931471805599453)
 
@@ -186,10 +186,10 @@ def launch(
         slopes_batch(features.slopes), *bias_strides,
         *(by.tokens.stride()[:2] if kind == "token" else (0, 0)),
         *part.stride()[:4], *(part_lse.stride(axis) for axis in (0, 1, 3, 2)),
-        PAGE=problem.page_size, ONE=config.one_page and not bounded(mask), DV=problem.latent, DR=problem.rope,
+        PAGE=problem.page_size, ONE=config.one_page and not mask.windowed, DV=problem.latent, DR=problem.rope,
         BV=config.BV, BR=config.BR, BM=config.BM, BN=config.BN, CAPPED=features.softcap > 0,
         SINKS=features.sinks is not None, SLOPES=features.slopes is not None, VALID=mask.valid is not None,
-        BOUNDED=bounded(mask), CHUNKED=mask.chunk > 0, BIAS=mask.bias is not None, SCALE=kind,
+        BOUNDED=mask.windowed, CHUNKED=mask.chunk > 0, BIAS=mask.bias is not None, SCALE=kind,
         ROPE_SCALED=k_rope.dtype == kv_cache.dtype, num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     if splits > 1:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -14,6 +12,7 @@ from kvlab.attention.merge_states.kernel import launch as merge
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.scales import Scale
 from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale
+from kvlab.attention.scoring.launch import bias_arguments, slopes_batch
 from kvlab.triton_support.interpreter import is_interpreted
 
 from .config import DecodeConfig, problem_of
@@ -280,36 +279,28 @@ def launch(
         part_lse = torch.empty((splits, *lse.shape), dtype=torch.float32, device=q.device)
     part_lse_strides = (part_lse.stride(0), part_lse.stride(1), part_lse.stride(3), part_lse.stride(2))
     k, v = (x.view(torch.int16) for x in (k_cache, v_cache)) if problem.pairs else (k_cache, v_cache)
-    bias, slopes = mask.bias, f.slopes
+    bias_sizes, bias_strides = bias_arguments(mask.bias)
     absent = q  # stands for a pointer that is not followed
-    arrays = mask.valid, bias, f.sinks, slopes, *(s.array for s in (scales.q, scales.k, scales.v))
+    arrays = mask.valid, mask.bias, f.sinks, f.slopes, *(s.array for s in (scales.q, scales.k, scales.v))
     attend[config.grid(problem)](
         q, k, v, block_table, seq_lens, *(absent if x is None else x for x in arrays), part, part_lse,
         scale * LOG2E * scales.q.number * scales.k.number, scales.v.number, f.softcap, mask_value,
         mask.left, mask.right, mask.chunk, problem.group, tokens, splits,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], block_table.stride(0), seq_lens.stride(0),
-        *bias_sizes(bias), 0 if slopes is None or len(slopes) == 1 else slopes.stride(0),
+        *bias_strides, *bias_sizes, slopes_batch(f.slopes),
         scales.q.array.stride(0) if scales.q.array is not None else 0, *_scale_strides(scales.k),
         *_scale_strides(scales.v), *part.stride()[:4], *part_lse_strides,
         PAGE=problem.page_size, PAIRS=problem.pairs, D=problem.widths[0], DV=problem.widths[1],
         W0=config.columns[0], W1=config.columns[1], V0=config.v_columns[0], V1=config.v_columns[1],
         BM=config.BM, BN=config.BN, PTX=q.is_cuda and torch.version.hip is None and not is_interpreted(),
-        BOUNDED=mask.windowed, CHUNKED=mask.chunk > 0, VALID=mask.valid is not None, BIAS=bias is not None,
-        CAPPED=f.softcap > 0, SINKS=f.sinks is not None, SLOPES=slopes is not None,
+        BOUNDED=mask.windowed, CHUNKED=mask.chunk > 0, VALID=mask.valid is not None, BIAS=mask.bias is not None,
+        CAPPED=f.softcap > 0, SINKS=f.sinks is not None, SLOPES=f.slopes is not None,
         Q_SCALE=scales.q.array is not None, K_SCALE=scales.k.kind, V_SCALE=scales.v.kind,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     if splits > 1:
         merge(part, part_lse.transpose(2, 3), out=out, lse=lse.transpose(1, 2))
     return out, lse
-
-
-def bias_sizes(bias: Any) -> tuple[int, ...]:
-    """Strides (0 along axes of length 1), rows and keys of a bias ``[B or 1, Hq or 1, S, keys]``."""
-    if bias is None:
-        return (0,) * 6
-    lead = (0 if n == 1 else step for n, step in zip(bias.shape[:2], bias.stride()[:2], strict=True))
-    return *lead, *bias.stride()[2:], *bias.shape[2:]
 
 
 def _scale_strides(scale: Scale) -> tuple[int, int, int]:

@@ -9,9 +9,9 @@ import triton.language as tl
 from kvlab.attention.features import Features
 from kvlab.attention.merge_states.kernel import launch as merge
 from kvlab.attention.mha_decode.config import problem_of
-from kvlab.attention.mha_decode.kernel import bias_sizes
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.scoring.kernel import add_bias, cap, distance, key_range
+from kvlab.attention.scoring.launch import bias_arguments, slopes_batch
 
 from .config import StreamingConfig
 
@@ -141,7 +141,7 @@ def launch(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernels: out of q's shape and dtype and lse ``[B, Hq, S]`` float32. The arguments are valid."""
     f = Features() if features is None else features
-    mask, slopes = f.mask, f.slopes
+    mask = f.mask
     problem = problem_of(q, k_cache, v_cache, block_table)
     batch, tokens, q_heads, head_dim = q.shape
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
@@ -154,16 +154,16 @@ def launch(
         part = torch.empty((splits, *q.shape), dtype=torch.float32, device=q.device)
         part_lse = torch.empty((splits, *lse.shape), dtype=torch.float32, device=q.device)
     part_lse_strides = (part_lse.stride(0), part_lse.stride(1), part_lse.stride(3), part_lse.stride(2))
-    arrays = (q if x is None else x for x in (mask.valid, mask.bias, f.sinks, slopes))  # q: not followed
+    bias_sizes, bias_strides = bias_arguments(mask.bias)
+    arrays = (q if x is None else x for x in (mask.valid, mask.bias, f.sinks, f.slopes))  # q: not followed
     attend[config.grid(problem)](
         q, k_cache, v_cache, block_table, seq_lens, *arrays, part, part_lse,
         scale * LOG2E, f.softcap, mask_value, mask.left, mask.right, mask.chunk, problem.group, tokens, splits,
         *q.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3], block_table.stride(0), seq_lens.stride(0),
-        *bias_sizes(mask.bias), 0 if slopes is None or len(slopes) == 1 else slopes.stride(0),
-        *part.stride()[:4], *part_lse_strides,
+        *bias_strides, *bias_sizes, slopes_batch(f.slopes), *part.stride()[:4], *part_lse_strides,
         PAGE=problem.page_size, D=head_dim, BD=config.BD, BM=config.BM, BN=config.BN, BK=config.BK,
         BOUNDED=mask.windowed, CHUNKED=mask.chunk > 0, VALID=mask.valid is not None, BIAS=mask.bias is not None,
-        CAPPED=f.softcap > 0, SINKS=f.sinks is not None, SLOPES=slopes is not None,
+        CAPPED=f.softcap > 0, SINKS=f.sinks is not None, SLOPES=f.slopes is not None,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     if splits > 1:

@@ -71,5 +71,15 @@ def launch(
     return out, lse
 
 
+def partial_results(out: Array, lse: Array, splits: int) -> tuple[Array, Array]:
+    """Where that many splits of the keys write: out ``[1, B, S, H, D]`` and lse ``[1, B, H, S]`` themselves for one,
+    else float32 arrays ``[splits, ..]`` of their own, NaN, to be merged.
+    """
+    if splits == 1:
+        return out[None], lse[None]
+    part, part_lse = (np.full((splits, *x.shape), np.nan, np.float32) for x in (out, lse))
+    return part, part_lse
+
+
 def _next_power_of_2(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()

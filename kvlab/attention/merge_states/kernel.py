@@ -74,3 +74,13 @@ def launch(
         CHUNK=CHUNK, num_warps=4,
     )  # fmt: skip
     return out, lse
+
+
+def partial_results(out: torch.Tensor, lse: torch.Tensor, splits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where that many splits of the keys write: out ``[1, B, S, H, D]`` and lse ``[1, B, H, S]`` themselves for one,
+    else float32 tensors ``[splits, ..]`` of their own, to be merged.
+    """
+    if splits == 1:
+        return out[None], lse[None]
+    part, part_lse = (torch.empty((splits, *x.shape), dtype=torch.float32, device=x.device) for x in (out, lse))
+    return part, part_lse

@@ -9,7 +9,9 @@ import numpy as np
 from kvlab.attention.features import Features
 from kvlab.attention.fp8_pairs.emulator import narrow
 from kvlab.attention.merge_states.emulator import launch as merge
+from kvlab.attention.merge_states.emulator import partial_results
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.operands import result_dtype
 from kvlab.attention.scoring.emulator import (
     add_bias,
     by_column,
@@ -21,7 +23,7 @@ from kvlab.attention.scoring.emulator import (
     token_scale,
 )
 from kvlab.cache import PagedKVCache
-from kvlab.memory import Memory, bfloat16
+from kvlab.memory import Memory
 from kvlab.staging import Traffic, ceildiv, decode_cta, program_ids, ragged_range, row_offsets
 
 from .config import DecodeConfig, DecodeProblem, problem_of
@@ -157,22 +159,17 @@ def launch(
     features = Features() if features is None else features
     problem = problem_of(q, k_cache, v_cache, block_table)
     batch, tokens, q_heads = q.shape[:3]
-    shape = batch, tokens, q_heads, problem.v_dim
     traffic = Traffic() if traffic is None else traffic
-    out = np.empty(shape, bfloat16 if q.itemsize == 1 else q.dtype) if out is None else out
+    out = np.empty((batch, tokens, q_heads, problem.v_dim), result_dtype(q)) if out is None else out
     lse = np.empty((batch, q_heads, tokens), np.float32)
     if out.size == 0:
         return out, lse
     before = seq_lens.astype(np.int64) - tokens
     lengths = np.maximum(before, 0).astype(np.uint32), block_table, tokens, problem.max_keys
     keys, values = PagedKVCache(k_cache, *lengths), PagedKVCache(v_cache, *lengths)
-    splits = config.num_splits
-    part, part_lse = out[None], lse[None]
-    if splits > 1:
-        part = np.full((splits, *shape), np.nan, np.float32)
-        part_lse = np.full((splits, *lse.shape), np.nan, np.float32)
+    part, part_lse = partial_results(out, lse, config.num_splits)
     scale_log2 = scale * LOG2E * features.scales.q.number * features.scales.k.number
     attend(q, keys, values, seq_lens, part, part_lse, scale_log2, mask_value, features, problem, config, arch, traffic)
-    if splits > 1:
+    if config.num_splits > 1:
         merge(part, part_lse.swapaxes(2, 3), out=out, lse=lse.swapaxes(1, 2), traffic=traffic)
     return out, lse

@@ -9,6 +9,7 @@ import triton.language as tl
 from kvlab.attention.features import Features
 from kvlab.attention.fp8_pairs.kernel import halves, narrow
 from kvlab.attention.merge_states.kernel import launch as merge
+from kvlab.attention.merge_states.kernel import partial_results
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.scales import Scale
 from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale
@@ -266,18 +267,14 @@ def launch(
     mask, scales = f.mask, f.scales
     problem = problem_of(q, k_cache, v_cache, block_table)
     batch, tokens, q_heads = q.shape[:3]
-    shape = batch, tokens, q_heads, problem.v_dim
     if out is None:
-        out = torch.empty(shape, dtype=torch.bfloat16 if q.element_size() == 1 else q.dtype, device=q.device)
+        dtype = torch.bfloat16 if q.element_size() == 1 else q.dtype
+        out = torch.empty((batch, tokens, q_heads, problem.v_dim), dtype=dtype, device=q.device)
     lse = torch.empty((batch, q_heads, tokens), dtype=torch.float32, device=q.device)
     if out.numel() == 0:
         return out, lse
     splits = config.num_splits
-    part, part_lse = out[None], lse[None]
-    if splits > 1:
-        part = torch.empty((splits, *shape), dtype=torch.float32, device=q.device)
-        part_lse = torch.empty((splits, *lse.shape), dtype=torch.float32, device=q.device)
-    part_lse_strides = (part_lse.stride(0), part_lse.stride(1), part_lse.stride(3), part_lse.stride(2))
+    part, part_lse = partial_results(out, lse, splits)
     k, v = (x.view(torch.int16) for x in (k_cache, v_cache)) if problem.pairs else (k_cache, v_cache)
     bias_sizes, bias_strides = bias_arguments(mask.bias)
     absent = q  # stands for a pointer that is not followed
@@ -289,7 +286,7 @@ def launch(
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], block_table.stride(0), seq_lens.stride(0),
         *bias_strides, *bias_sizes, slopes_batch(f.slopes),
         scales.q.array.stride(0) if scales.q.array is not None else 0, *_scale_strides(scales.k),
-        *_scale_strides(scales.v), *part.stride()[:4], *part_lse_strides,
+        *_scale_strides(scales.v), *part.stride()[:4], *(part_lse.stride(axis) for axis in (0, 1, 3, 2)),
         PAGE=problem.page_size, PAIRS=problem.pairs, D=problem.widths[0], DV=problem.widths[1],
         W0=config.columns[0], W1=config.columns[1], V0=config.v_columns[0], V1=config.v_columns[1],
         BM=config.BM, BN=config.BN, PTX=q.is_cuda and torch.version.hip is None and not is_interpreted(),

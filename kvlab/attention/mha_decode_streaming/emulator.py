@@ -11,6 +11,7 @@ import numpy as np
 
 from kvlab.attention.features import Features
 from kvlab.attention.merge_states.emulator import launch as merge
+from kvlab.attention.merge_states.emulator import partial_results
 from kvlab.attention.mha_decode.config import DecodeProblem, problem_of
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.scoring.emulator import add_bias, by_column, cap, distance, key_range
@@ -151,12 +152,8 @@ def launch(
     before = seq_lens.astype(np.int64) - tokens
     lengths = np.maximum(before, 0).astype(np.uint32), block_table, tokens, problem.max_keys
     keys, values = PagedKVCache(k_cache, *lengths), PagedKVCache(v_cache, *lengths)
-    splits = config.num_splits
-    part, part_lse = out[None], lse[None]
-    if splits > 1:
-        part = np.full((splits, *q.shape), np.nan, np.float32)
-        part_lse = np.full((splits, *lse.shape), np.nan, np.float32)
+    part, part_lse = partial_results(out, lse, config.num_splits)
     attend(q, keys, values, seq_lens, part, part_lse, scale * LOG2E, mask_value, features, problem, config, traffic)
-    if splits > 1:
+    if config.num_splits > 1:
         merge(part, part_lse.swapaxes(2, 3), out=out, lse=lse.swapaxes(1, 2), traffic=traffic)
     return out, lse

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from kvlab.attention.features import Features
 from kvlab.attention.merge_states.kernel import launch as merge
+from kvlab.attention.merge_states.kernel import partial_results
 from kvlab.attention.mha_decode.config import problem_of
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.scoring.kernel import add_bias, cap, distance, key_range
@@ -149,18 +150,15 @@ def launch(
     if q.numel() == 0:
         return out, lse
     splits = config.num_splits
-    part, part_lse = out[None], lse[None]
-    if splits > 1:
-        part = torch.empty((splits, *q.shape), dtype=torch.float32, device=q.device)
-        part_lse = torch.empty((splits, *lse.shape), dtype=torch.float32, device=q.device)
-    part_lse_strides = (part_lse.stride(0), part_lse.stride(1), part_lse.stride(3), part_lse.stride(2))
+    part, part_lse = partial_results(out, lse, splits)
     bias_sizes, bias_strides = bias_arguments(mask.bias)
     arrays = (q if x is None else x for x in (mask.valid, mask.bias, f.sinks, f.slopes))  # q: not followed
     attend[config.grid(problem)](
         q, k_cache, v_cache, block_table, seq_lens, *arrays, part, part_lse,
         scale * LOG2E, f.softcap, mask_value, mask.left, mask.right, mask.chunk, problem.group, tokens, splits,
         *q.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3], block_table.stride(0), seq_lens.stride(0),
-        *bias_strides, *bias_sizes, slopes_batch(f.slopes), *part.stride()[:4], *part_lse_strides,
+        *bias_strides, *bias_sizes, slopes_batch(f.slopes),
+        *part.stride()[:4], *(part_lse.stride(axis) for axis in (0, 1, 3, 2)),
         PAGE=problem.page_size, D=head_dim, BD=config.BD, BM=config.BM, BN=config.BN, BK=config.BK,
         BOUNDED=mask.windowed, CHUNKED=mask.chunk > 0, VALID=mask.valid is not None, BIAS=mask.bias is not None,
         CAPPED=f.softcap > 0, SINKS=f.sinks is not None, SLOPES=f.slopes is not None,

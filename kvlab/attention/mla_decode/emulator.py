@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvlab.attention.merge_states.emulator import launch as merge
+from kvlab.attention.merge_states.emulator import partial_results
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.scoring.emulator import add_bias, by_column, cap, distance, in_pages, key_range, token_scale
 from kvlab.cache import PagedKVCache
@@ -142,22 +143,17 @@ def launch(
     batch, tokens, heads, _ = q.shape
     problem = MLADecodeProblem.of(q, kv_cache, k_rope, block_table)
     traffic = Traffic() if traffic is None else traffic
-    shape = batch, tokens, heads, problem.latent
-    out = np.empty(shape, q.dtype) if out is None else out
+    out = np.empty((batch, tokens, heads, problem.latent), q.dtype) if out is None else out
     lse = np.empty((batch, heads, tokens), np.float32)
     if q.size == 0:
         return out, lse
     before = np.maximum(seq_lens.astype(np.int64) - tokens, 0).astype(np.uint32)
     sizes = before, block_table, tokens, problem.max_keys
     cache, rope = (PagedKVCache(window[:, :, None], *sizes) for window in (kv_cache, k_rope))
-    splits = config.num_splits
-    part, part_lse = out[None], lse[None]
-    if splits > 1:
-        part = np.full((splits, *shape), np.nan, np.float32)
-        part_lse = np.full((splits, *lse.shape), np.nan, np.float32)
+    part, part_lse = partial_results(out, lse, config.num_splits)
     attend(
         q, cache, rope, seq_lens, part, part_lse, scale * LOG2E, mask_value, features, problem, config, arch, traffic
     )  # fmt: skip
-    if splits > 1:
+    if config.num_splits > 1:
         merge(part, part_lse.swapaxes(2, 3), out=out, lse=lse.swapaxes(1, 2), traffic=traffic)
     return out, lse

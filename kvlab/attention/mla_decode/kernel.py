@@ -8,6 +8,7 @@ import triton.language as tl
 
 from kvlab.attention.features import Features
 from kvlab.attention.merge_states.kernel import launch as merge
+from kvlab.attention.merge_states.kernel import partial_results
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale
 from kvlab.attention.scoring.launch import bias_arguments, slopes_batch
@@ -163,16 +164,12 @@ def launch(
     """
     batch, tokens, heads, _ = q.shape
     problem = MLADecodeProblem.of(q, kv_cache, k_rope, block_table)
-    shape = batch, tokens, heads, problem.latent
-    out = torch.empty(shape, dtype=q.dtype, device=q.device) if out is None else out
+    out = torch.empty((batch, tokens, heads, problem.latent), dtype=q.dtype, device=q.device) if out is None else out
     lse = torch.empty((batch, heads, tokens), dtype=torch.float32, device=q.device)
     if q.numel() == 0:
         return out, lse
     splits = config.num_splits
-    part, part_lse = out[None], lse[None]
-    if splits > 1:
-        part = torch.empty((splits, *shape), dtype=torch.float32, device=q.device)
-        part_lse = torch.empty((splits, *lse.shape), dtype=torch.float32, device=q.device)
+    part, part_lse = partial_results(out, lse, splits)
     mask, by = features.mask, features.scales.k
     kind = by.kind if problem.fp8 else "none"
     bias_sizes, bias_strides = bias_arguments(mask.bias)

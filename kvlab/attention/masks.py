@@ -281,6 +281,11 @@ class MaskPlan:
     valid: Any = None
     bias: Any = None
 
+    @classmethod
+    def of(cls, interval: Interval, bias: Any = None) -> MaskPlan:
+        """The plan of an interval, with a bias within it."""
+        return cls(interval.left, interval.right, interval.chunk, interval.valid, bias)
+
     @property
     def interval(self) -> Interval:
         return Interval(self.left, self.right, self.chunk, self.valid)
@@ -311,13 +316,13 @@ def resolve_mask(
     if mask is not None and not isinstance(mask, Mask):
         raise ValueError(f"mask {mask!r}: must be a kvlab.attention.masks.Mask, as CausalMask() or a class of your own")
     if mask is None:
-        return MaskPlan(interval.left, interval.right, interval.chunk, interval.valid)
+        return MaskPlan.of(interval)
     own = mask.interval()
     both = None if own is None else own & interval
     if both is not None:
-        return MaskPlan(both.left, both.right, both.chunk, both.valid)
+        return MaskPlan.of(both)
     bias = mask.bias() if isinstance(mask, MaterializedMask) else _materialise(mask, heads, *lengths(), like)
-    return MaskPlan(interval.left, interval.right, interval.chunk, interval.valid, bias)
+    return MaskPlan.of(interval, bias)
 
 
 def _materialise(mask: Mask, heads: int, new: Array, keys: Array, like: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 
-__all__ = ["MAX_SPLITS", "check_splits", "choose_splits", "invariant_splits"]
+__all__ = ["MAX_SPLITS", "check_splits", "choose_splits", "decode_splits", "invariant_splits"]
 
 MIN_SPLIT_KEYS = 256
 MAX_SPLITS = 64
@@ -55,3 +55,16 @@ def invariant_splits(max_keys: int) -> int:
     (1, 16, 64)
     """
     return max(1, min(MAX_SPLITS, max_keys // INVARIANT_SPLIT_KEYS))
+
+
+def decode_splits(num_splits: object, programs: int, max_keys: int, places: int, *, batch_invariant: bool) -> int:
+    """How many share the keys of a sequence: ``num_splits``, which ``check_splits`` checks, or, where that is None, as
+    ``invariant_splits`` or ``choose_splits`` say.
+
+    >>> [decode_splits(n, 8, 32768, 396, batch_invariant=invariant) for n, invariant in ((3, True), (None, True))]
+    [3, 16]
+    """
+    asked = check_splits(num_splits)
+    if asked is not None:
+        return asked
+    return invariant_splits(max_keys) if batch_invariant else choose_splits(programs, max_keys, places)

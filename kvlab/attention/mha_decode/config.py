@@ -8,7 +8,7 @@ from typing import Any
 from kvlab.attention.merge_states.config import MERGE
 from kvlab.attention.online_softmax import OUTPUT_TIE, P_TIE
 from kvlab.attention.pieces import pieces
-from kvlab.attention.splits import check_splits, choose_splits, invariant_splits
+from kvlab.attention.splits import decode_splits
 from kvlab.cache.arrays import dtype_of
 from kvlab.mirror.twin import Twin
 
@@ -124,7 +124,6 @@ num_warps=4, num_stages=3)
     >>> choose_config(problem, num_splits=1).grid(problem), choose_config(problem, batch_invariant=True).num_splits
     ((1, 8, 1), 16)
     """
-    num_splits = check_splits(num_splits)
     rows = problem.tokens * problem.group
     columns, v_columns = (pieces(width) for width in problem.widths)
     depth = max(sum(columns), sum(v_columns))
@@ -133,11 +132,8 @@ num_warps=4, num_stages=3)
     BM, BN, warps, num_stages = _tile(depth, itemsize, arch, heavy or not one)
     BM = 16 if rows <= 16 else BM
     row_tiles = -(-rows // BM)
-    if num_splits is None and batch_invariant:
-        num_splits = invariant_splits(problem.max_keys)
-    elif num_splits is None:
-        programs = problem.batch * problem.kv_heads * row_tiles
-        num_splits = choose_splits(programs, problem.max_keys, CTAS_PER_PROCESSOR * processors)
+    programs, places = problem.batch * problem.kv_heads * row_tiles, CTAS_PER_PROCESSOR * processors
+    num_splits = decode_splits(num_splits, programs, problem.max_keys, places, batch_invariant=batch_invariant)
     return DecodeConfig(BM, BN, columns, v_columns, row_tiles, num_splits, warps, num_stages)
 
 

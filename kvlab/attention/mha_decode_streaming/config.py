@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kvlab.attention.merge_states.config import MERGE
 from kvlab.attention.mha_decode.config import DecodeProblem
 from kvlab.attention.online_softmax import OUTPUT_TIE, P_TIE
-from kvlab.attention.splits import check_splits, choose_splits, invariant_splits
+from kvlab.attention.splits import decode_splits
 from kvlab.mirror.twin import Twin
 
 __all__ = ["LAUNCH", "LOCKSTEP_TOLERANCE", "TWINS", "StreamingConfig", "choose_config"]
@@ -58,14 +58,10 @@ def choose_config(
     >>> choose_config(problem, num_splits=1)
     StreamingConfig(BM=16, BN=128, BK=32, BD=128, row_tiles=1, num_splits=1, num_warps=4, num_stages=1)
     """
-    num_splits = check_splits(num_splits)
-    if num_splits is None and batch_invariant:
-        num_splits = invariant_splits(problem.max_keys)
     BD = max(32, 1 << (problem.head_dim - 1).bit_length())
     row = BD * problem.itemsize
     BN = (128 if row <= 1024 else 64) if arch == "gfx950" else 64 if row <= 512 else 32 if row <= 1024 else 16
     row_tiles = -(-problem.tokens * problem.group // 16)
-    if num_splits is None:
-        programs = problem.batch * problem.kv_heads * row_tiles
-        num_splits = choose_splits(programs, problem.max_keys, CTAS_PER_PROCESSOR * processors)
+    programs, places = problem.batch * problem.kv_heads * row_tiles, CTAS_PER_PROCESSOR * processors
+    num_splits = decode_splits(num_splits, programs, problem.max_keys, places, batch_invariant=batch_invariant)
     return StreamingConfig(16, BN, 32, BD, row_tiles, num_splits, 8 if BN == 16 else 4)

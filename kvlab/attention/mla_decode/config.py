@@ -7,7 +7,7 @@ from typing import Any
 
 from kvlab.attention.merge_states.config import MERGE
 from kvlab.attention.online_softmax import OUTPUT_TIE, P_TIE
-from kvlab.attention.splits import MAX_SPLITS, check_splits, choose_splits
+from kvlab.attention.splits import decode_splits
 from kvlab.cache.arrays import dtype_of
 from kvlab.mirror.twin import Twin
 
@@ -24,9 +24,6 @@ TWINS = (Twin("attend", kernel="kernel:attend", emulator="emulator:attend"), MER
 LAUNCH = ("kernel:launch", "emulator:launch")
 
 LOCKSTEP_TOLERANCE = {"o": P_TIE, "parts": P_TIE, "result 0": OUTPUT_TIE}
-
-
-INVARIANT_SPLIT_KEYS = 2048
 
 
 @dataclass(frozen=True)
@@ -115,7 +112,6 @@ one_page=True)
     >>> choose_config(problem, num_splits=1).grid(problem), choose_config(problem, batch_invariant=True).num_splits
     ((4, 1), 16)
     """
-    num_splits = check_splits(num_splits)
     BV, BR = (max(32, 1 << (n - 1).bit_length()) for n in (problem.latent, problem.rope))
     amd, places, whole_pages = arch.startswith("gfx"), 2 * processors, problem.page_size % 64 == 0
     if emulated and arch == "gfx950":
@@ -137,9 +133,7 @@ one_page=True)
     else:
         BM, BN, num_warps, num_stages = 32, 32, 8, 2
     row_tiles = -(-problem.rows // BM)
-    if num_splits is None and batch_invariant:
-        num_splits = max(1, min(MAX_SPLITS, problem.max_keys // INVARIANT_SPLIT_KEYS))
-    elif num_splits is None:
-        num_splits = choose_splits(problem.batch * row_tiles, problem.max_keys, places)
+    programs = problem.batch * row_tiles
+    num_splits = decode_splits(num_splits, programs, problem.max_keys, places, batch_invariant=batch_invariant)
     one_page = problem.page_size % BN == 0 and (BM, BN) != (64, 32)  # where that tile would spill
     return MLADecodeConfig(BM, BN, BV, BR, row_tiles, num_splits, num_warps, num_stages, one_page)

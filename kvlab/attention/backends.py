@@ -14,7 +14,17 @@ import numpy as np
 from kvlab.attention.explain import Explanation
 from kvlab.cache.arrays import is_torch, on_gpu, to_numpy, to_torch
 
-__all__ = ["BACKENDS", "choose_backend", "machine", "on_gpu", "rounded", "run", "run_kernel", "run_on_numpy"]
+__all__ = [
+    "BACKENDS",
+    "choose_backend",
+    "machine",
+    "on_gpu",
+    "rounded",
+    "run",
+    "run_kernel",
+    "run_on_numpy",
+    "target_of",
+]
 
 BACKENDS = ("auto", "reference", "emulator", "triton")
 
@@ -27,6 +37,13 @@ def machine(device: Any) -> tuple[str, int]:
     if not arch.startswith("gfx"):
         arch = f"sm_{properties.major}{properties.minor}"
     return arch, properties.multi_processor_count
+
+
+def target_of(array: Any, emulated: str | None) -> tuple[str, int]:
+    """Architecture and number of processors that a configuration is for: those of the GPU of ``array``, else the
+    emulated architecture's, else an H100's.
+    """
+    return machine(array.device) if on_gpu(array) else (emulated or "sm_90", 132)
 
 
 def choose_backend(array: Any, backend: str) -> tuple[str, str]:

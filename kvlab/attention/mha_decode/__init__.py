@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from kvlab.attention.backends import choose_backend, machine, on_gpu, rounded, run
+from kvlab.attention.backends import choose_backend, rounded, run, target_of
 from kvlab.attention.decode_call import DecodeCall, decode_call
 from kvlab.attention.explain import Explanation
 from kvlab.attention.features import Features, in_base
@@ -18,7 +18,7 @@ from kvlab.attention.inputs import (
 )
 from kvlab.attention.online_softmax import MASK_VALUE
 from kvlab.attention.operands import result_dtype
-from kvlab.attention.scales import is_fp8
+from kvlab.attention.scales import check_fp8_target, is_fp8
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.staging import DECODE_ARCHS, Traffic
 
@@ -181,9 +181,9 @@ def _plan(call: DecodeCall, backend: str, arch: str, num_splits: int | None, bat
     if chosen == "emulator":
         _check_emulated(call, arch)
     emulated = arch if chosen == "emulator" else None
-    device, processors = machine(call.q.device) if on_gpu(call.q) else (emulated or "sm_90", 132)
-    fits = not problem.pairs or not device.startswith("sm_") or int(device[3:]) >= 89
-    require(fits, f"float8_e4m3fn on {device}", "on sm_89 or later")
+    device, processors = target_of(call.q, emulated)
+    if problem.pairs:
+        check_fp8_target(device)
     config = choose_config(
         problem, processors=processors, num_splits=num_splits, arch=device, heavy=call.features.heavy,
         batch_invariant=batch_invariant,

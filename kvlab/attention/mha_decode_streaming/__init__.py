@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from kvlab.attention.backends import choose_backend, machine, rounded, run
+from kvlab.attention.backends import choose_backend, rounded, run, target_of
 from kvlab.attention.decode_call import DecodeCall, decode_call
 from kvlab.attention.explain import Explanation
 from kvlab.attention.features import Features, in_base
@@ -20,7 +20,6 @@ from kvlab.attention.mha_decode.config import problem_of
 from kvlab.attention.online_softmax import MASK_VALUE
 from kvlab.attention.scales import is_fp8
 from kvlab.cache import PagedKVCacheCollection
-from kvlab.cache.arrays import on_gpu
 from kvlab.staging import Traffic
 
 from .config import choose_config
@@ -151,7 +150,7 @@ def _plan(call: DecodeCall, backend: str, arch: str, num_splits: int | None, bat
         require(arch == "gfx950", f"arch {arch!r}", "'gfx950', whose streaming decode this is")
         check_lane_copies({"q": call.q, "k_cache": call.k_cache, "v_cache": call.v_cache})
     emulated = arch if chosen == "emulator" else None
-    device, processors = machine(call.q.device) if on_gpu(call.q) else (emulated or "sm_90", 132)
+    device, processors = target_of(call.q, emulated)
     config = choose_config(
         problem, processors=processors, num_splits=num_splits, arch=device, batch_invariant=batch_invariant
     )

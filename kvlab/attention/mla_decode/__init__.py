@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.backends import choose_backend, machine, on_gpu, rounded, run
+from kvlab.attention.backends import choose_backend, rounded, run, target_of
 from kvlab.attention.explain import Explanation
 from kvlab.attention.features import Features, in_base, resolve_features
 from kvlab.attention.inputs import check_lane_copies, check_paged_collection, decode_numbers, lengths_with_new, require
 from kvlab.attention.intervals import host
 from kvlab.attention.masks import resolve_mask, window_interval
 from kvlab.attention.online_softmax import MASK_VALUE
+from kvlab.attention.scales import check_fp8_target
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.cache.arrays import dtype_of
 from kvlab.staging import MLA_ARCHS, Traffic
@@ -215,9 +216,9 @@ def _plan(
     problem = MLADecodeProblem.of(inputs.q, inputs.kv_cache, inputs.k_rope, inputs.block_table)
     if emulated:
         _check_emulated(inputs, problem, arch)
-    target, processors = machine(inputs.q.device) if on_gpu(inputs.q) else (arch if emulated else "sm_90", 132)
-    converts = not problem.fp8 or not target.startswith("sm_") or int(target[3:]) >= 89
-    require(converts or emulated, f"float8_e4m3fn on {target}", "on sm_89 or later")
+    target, processors = target_of(inputs.q, arch if emulated else None)
+    if problem.fp8:
+        check_fp8_target(target)
     config = choose_config(
         problem, processors=processors, num_splits=num_splits, arch=target, emulated=emulated,
         heavy=features.heavy or problem.fp8, batch_invariant=batch_invariant, wgmma=holds_wgmma_rows(),

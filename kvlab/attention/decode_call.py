@@ -1,20 +1,26 @@
-"""The arguments of a paged decode of MHA, checked and put into the form of the launch functions."""
+"""A paged decode of MHA: its arguments checked and put into the form of the launch functions, its plan, its results."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from kvlab.attention.features import Features, kv_view, resolve_features
+from kvlab.attention.explain import Explanation, arguments_of
+from kvlab.attention.features import Features, in_base, kv_view, resolve_features
 from kvlab.attention.inputs import (
     check_arrays,
     check_lengths_and_pages,
+    check_paged_collection,
     check_pages,
     check_strides,
     check_table,
+    decode_numbers,
     given,
+    lengths_with_new,
     looks_at_values,
     require,
 )
@@ -22,9 +28,14 @@ from kvlab.attention.intervals import host
 from kvlab.attention.masks import Interval, resolve_mask, window_interval
 from kvlab.attention.operands import check_operands, check_result
 from kvlab.attention.scales import is_fp8
+from kvlab.cache import PagedKVCacheCollection
 from kvlab.cache.arrays import element_strides, is_torch, overlaps
 
-__all__ = ["DecodeCall", "decode_call"]
+__all__ = ["DecodeCall", "call_of_collection", "decode_call", "decode_results", "explained", "prepared"]
+
+ASKED = ("mask", "window", "softcap", "sinks", "alibi_slopes", "q_scale", "k_scale", "v_scale")
+"""The arguments that change scores and values, by name."""
+MAX_TOKENS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +73,8 @@ def decode_call(
 ) -> DecodeCall:
     """Check the arguments of ``mha_decode_paged``. ValueError that names argument, value and rule.
 
-    asked : mask, window and the keywords of :func:`~kvlab.attention.features.resolve_features`. check : look at the
-    values of seq_lens and block_table too; None: where that needs no synchronisation with a GPU.
+    asked : the arguments named in ASKED. check : look at the values of seq_lens and block_table too; None: where that
+    needs no synchronisation with a GPU.
     """
     arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
     arrays |= given(out=out)
@@ -94,6 +105,54 @@ def decode_call(
         seen = _seen(features.mask.interval, seq_lens, block_table, tokens, page_size)
         check_lengths_and_pages(seq_lens, seen, k_cache.shape[0], page_size)
     return DecodeCall(q, k_cache, v_cache, block_table, seq_lens, out, features, drop_tokens)
+
+
+def prepared(
+    plan_of: Callable[..., Explanation], q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, *,
+    asked: dict[str, Any], scale: Any, out: Any, kv_layout: str, batch_invariant: bool, backend: str, arch: str,
+    num_splits: int | None, mask_value: Any, check: bool | None, traffic: Any,
+) -> tuple[DecodeCall, Explanation, dict[str, Any]]:  # fmt: skip
+    """A call, checked: its arrays, its plan, and the named arguments of the launch functions.
+
+    ``plan_of(call, backend, arch, num_splits, batch_invariant)`` is the operation's choice of a configuration.
+    """
+    call = decode_call(
+        q, k_cache, v_cache, block_table, seq_lens, out, kv_layout, asked, max_tokens=MAX_TOKENS, check=check
+    )
+    plan = plan_of(call, backend, arch, num_splits, batch_invariant)
+    scale = 1 / math.sqrt(call.q.shape[-1]) if scale is None else scale
+    scale, mask_value = decode_numbers(scale, mask_value, traffic)
+    arguments = {
+        "scale": scale, "config": plan.config, "features": call.features, "mask_value": mask_value, "out": call.out
+    }  # fmt: skip
+    return call, plan, arguments
+
+
+def explained(function: Callable[..., Any], plan_of: Callable[..., Explanation]) -> Callable[..., Explanation]:
+    """What :func:`kvlab.attention.explain` calls for ``function``, a paged decode: the same call, up to its plan."""
+
+    def plan(*args: Any, **kwargs: Any) -> Explanation:
+        given = arguments_of(function, *args, **kwargs)
+        asked = {name: given.pop(name) for name in ASKED}
+        del given["return_lse"], given["base2"]
+        return prepared(plan_of, **given, asked=asked)[1]
+
+    return plan
+
+
+def decode_results(result: Any, lse: Any, out: Any, *, drop_tokens: bool, return_lse: bool, base2: bool) -> Any:
+    """What a decode returns, of results ``[B, S, ..]`` and lse ``[B, H, S]`` of a sibling; ``out`` is the caller's."""
+    if drop_tokens:
+        result, lse = result[:, 0], lse[:, :, 0]
+    result = result if out is None else out
+    return (result, in_base(lse, base2)) if return_lse else result
+
+
+def call_of_collection(q: Any, cache: PagedKVCacheCollection, layer: int) -> tuple[Any, Any, Any, Any, Any]:
+    """The array form of a call over a collection: q, K, V, table, lengths."""
+    check_paged_collection(cache)
+    keys, values = cache.get_key_cache(layer), cache.get_value_cache(layer)
+    return q, keys.blocks, values.blocks, keys.lookup_table, lengths_with_new(keys.cache_lengths, q)
 
 
 def _features(q: Any, k_cache: Any, v_cache: Any, seq_lens: Any, kv_layout: str, asked: dict[str, Any]) -> Features:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Explanation", "explain"]
+__all__ = ["Explanation", "arguments_of", "explain"]
 
 
 @dataclass(frozen=True)
@@ -46,3 +47,14 @@ v_columns=(64, 0), row_tiles=1, num_splits=1, num_warps=4, num_stages=2); grid (
         raise ValueError(f"{function!r} cannot be explained: must be a public function of kvlab.attention")
     result: Explanation = plan(*args, **kwargs)
     return result
+
+
+def arguments_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """The arguments of the call ``function(*args, **kwargs)`` by name, its defaults among them.
+
+    >>> arguments_of(explain, print)
+    {'function': <built-in function print>, 'args': (), 'kwargs': {}}
+    """
+    call = inspect.signature(function).bind(*args, **kwargs)
+    call.apply_defaults()
+    return dict(call.arguments)

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from kvlab.attention.backends import choose_backend, rounded, run, target_of
-from kvlab.attention.decode_call import DecodeCall, decode_call
+from kvlab.attention.decode_call import DecodeCall, call_of_collection, decode_results, explained, prepared
 from kvlab.attention.explain import Explanation
-from kvlab.attention.features import Features, in_base
-from kvlab.attention.inputs import (
-    check_lane_copies,
-    check_paged_collection,
-    decode_numbers,
-    lengths_with_new,
-    require,
-)
+from kvlab.attention.features import Features
+from kvlab.attention.inputs import check_lane_copies, require
 from kvlab.attention.online_softmax import MASK_VALUE
 from kvlab.attention.operands import result_dtype
 from kvlab.attention.scales import check_fp8_target, is_fp8
@@ -29,7 +22,6 @@ from .reference import reference
 __all__ = ["mha_decode", "mha_decode_paged"]
 
 KERNEL = "kvlab.attention.mha_decode.kernel:launch"
-MAX_TOKENS = 4
 
 
 def mha_decode(
@@ -58,7 +50,7 @@ def mha_decode(
     array([[7., 7., 7.],
            [7., 7., 7.]], dtype=float32)
     """
-    return mha_decode_paged(*_from_collection(q, cache, layer), **options)
+    return mha_decode_paged(*call_of_collection(q, cache, layer), **options)
 
 
 def mha_decode_paged(
@@ -149,29 +141,18 @@ def mha_decode_paged(
     """
     asked = {"mask": mask, "window": window, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes,
              "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}  # fmt: skip
-    call = decode_call(
-        q, k_cache, v_cache, block_table, seq_lens, out, kv_layout, asked, max_tokens=MAX_TOKENS, check=check
-    )
-    plan = _plan(call, backend, arch, num_splits, batch_invariant)
-    scale, mask_value = _numbers(scale, mask_value, call, traffic)
-    arguments = {"scale": scale, "config": plan.config, "features": call.features, "mask_value": mask_value}
-    result, lse = run(plan, KERNEL, emulate, _refer, *call.arrays, **arguments, out=call.out, traffic=traffic)
-    if call.drop_tokens:
-        result, lse = result[:, 0], lse[:, :, 0]
-    result = result if out is None else out
-    return (result, in_base(lse, base2)) if return_lse else result
+    call, plan, arguments = prepared(
+        _plan, q, k_cache, v_cache, block_table, seq_lens, asked=asked, scale=scale, out=out, kv_layout=kv_layout,
+        batch_invariant=batch_invariant, backend=backend, arch=arch, num_splits=num_splits, mask_value=mask_value,
+        check=check, traffic=traffic,
+    )  # fmt: skip
+    result, lse = run(plan, KERNEL, emulate, _refer, *call.arrays, **arguments, traffic=traffic)
+    return decode_results(result, lse, out, drop_tokens=call.drop_tokens, return_lse=return_lse, base2=base2)
 
 
 def _refer(q: Any, *arrays: Any, scale: float, features: Features, out: Any, **_: Any) -> tuple[Any, Any]:
     """The reference, rounded to the dtypes of the operation."""
     return rounded(*reference(q, *arrays, scale=scale, features=features), result_dtype(q), out)
-
-
-def _from_collection(q: Any, cache: PagedKVCacheCollection, layer: int) -> tuple[Any, Any, Any, Any, Any]:
-    """The array form of a call over a collection."""
-    check_paged_collection(cache)
-    keys, values = cache.get_key_cache(layer), cache.get_value_cache(layer)
-    return q, keys.blocks, values.blocks, keys.lookup_table, lengths_with_new(keys.cache_lengths, q)
 
 
 def _plan(call: DecodeCall, backend: str, arch: str, num_splits: int | None, batch_invariant: bool) -> Explanation:
@@ -203,30 +184,11 @@ def _check_emulated(call: DecodeCall, arch: str) -> None:
     check_lane_copies({"q": call.q, "k_cache": call.k_cache, "v_cache": call.v_cache})
 
 
-def _numbers(scale: Any, mask_value: Any, call: DecodeCall, traffic: Any) -> tuple[float, float]:
-    return decode_numbers(1 / math.sqrt(call.q.shape[-1]) if scale is None else scale, mask_value, traffic)
-
-
-def _explain_paged(
-    q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, *, mask: Any = None, window: Any = None,
-    softcap: float = 0.0, sinks: Any = None, alibi_slopes: Any = None, q_scale: Any = None, k_scale: Any = None,
-    v_scale: Any = None, kv_layout: str = "NHD", batch_invariant: bool = False, backend: str = "auto",
-    arch: str = "sm_90", num_splits: int | None = None, check: bool | None = None, out: Any = None,
-    scale: float | None = None, mask_value: float = MASK_VALUE, traffic: Traffic | None = None,
-    return_lse: bool = False, base2: bool = False,
-) -> Explanation:  # fmt: skip
-    asked = {"mask": mask, "window": window, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes,
-             "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}  # fmt: skip
-    call = decode_call(
-        q, k_cache, v_cache, block_table, seq_lens, out, kv_layout, asked, max_tokens=MAX_TOKENS, check=check
-    )
-    plan = _plan(call, backend, arch, num_splits, batch_invariant)
-    _numbers(scale, mask_value, call, traffic)
-    return plan
+_explain_paged = explained(mha_decode_paged, _plan)
 
 
 def _explain_collection(q: Any, cache: PagedKVCacheCollection, layer: int = 0, **options: Any) -> Explanation:
-    return _explain_paged(*_from_collection(q, cache, layer), **options)
+    return _explain_paged(*call_of_collection(q, cache, layer), **options)
 
 
 mha_decode.explain = _explain_collection  # type: ignore[attr-defined]

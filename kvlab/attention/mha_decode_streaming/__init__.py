@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from kvlab.attention.backends import choose_backend, rounded, run, target_of
-from kvlab.attention.decode_call import DecodeCall, decode_call
+from kvlab.attention.decode_call import DecodeCall, call_of_collection, decode_results, explained, prepared
 from kvlab.attention.explain import Explanation
-from kvlab.attention.features import Features, in_base
-from kvlab.attention.inputs import (
-    check_lane_copies,
-    check_paged_collection,
-    decode_numbers,
-    lengths_with_new,
-    require,
-)
+from kvlab.attention.features import Features
+from kvlab.attention.inputs import check_lane_copies, require
 from kvlab.attention.mha_decode.config import problem_of
 from kvlab.attention.online_softmax import MASK_VALUE
 from kvlab.attention.scales import is_fp8
@@ -29,7 +22,6 @@ from .reference import reference
 __all__ = ["mha_decode_streaming", "mha_decode_streaming_paged"]
 
 KERNEL = "kvlab.attention.mha_decode_streaming.kernel:launch"
-MAX_TOKENS = 4
 DEPTHS = (64, 128, 256, 512)
 
 
@@ -48,7 +40,7 @@ def mha_decode_streaming(q: Any, cache: PagedKVCacheCollection, layer: int = 0, 
     array([[7., 7., 7.],
            [7., 7., 7.]], dtype=float32)
     """
-    return mha_decode_streaming_paged(*_from_collection(q, cache, layer), **options)
+    return mha_decode_streaming_paged(*call_of_collection(q, cache, layer), **options)
 
 
 def mha_decode_streaming_paged(
@@ -105,15 +97,13 @@ def mha_decode_streaming_paged(
     """
     asked = {"mask": mask, "window": window, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes,
              "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}  # fmt: skip
-    call = _call(q, k_cache, v_cache, block_table, seq_lens, out, kv_layout, asked, check)
-    plan = _plan(call, backend, arch, num_splits, batch_invariant)
-    scale, mask_value = decode_numbers(1 / math.sqrt(call.q.shape[-1]) if scale is None else scale, mask_value, traffic)
-    arguments = {"scale": scale, "config": plan.config, "features": call.features, "mask_value": mask_value}
-    result, lse = run(plan, KERNEL, emulate, _refer, *call.arrays, **arguments, out=call.out, traffic=traffic)
-    if call.drop_tokens:
-        result, lse = result[:, 0], lse[:, :, 0]
-    result = result if out is None else out
-    return (result, in_base(lse, base2)) if return_lse else result
+    call, plan, arguments = prepared(
+        _plan, q, k_cache, v_cache, block_table, seq_lens, asked=asked, scale=scale, out=out, kv_layout=kv_layout,
+        batch_invariant=batch_invariant, backend=backend, arch=arch, num_splits=num_splits, mask_value=mask_value,
+        check=check, traffic=traffic,
+    )  # fmt: skip
+    result, lse = run(plan, KERNEL, emulate, _refer, *call.arrays, **arguments, traffic=traffic)
+    return decode_results(result, lse, out, drop_tokens=call.drop_tokens, return_lse=return_lse, base2=base2)
 
 
 def _refer(q: Any, *arrays: Any, scale: float, features: Features, out: Any, **_: Any) -> tuple[Any, Any]:
@@ -121,29 +111,17 @@ def _refer(q: Any, *arrays: Any, scale: float, features: Features, out: Any, **_
     return rounded(*reference(q, *arrays, scale=scale, features=features), q.dtype, out)
 
 
-def _from_collection(q: Any, cache: PagedKVCacheCollection, layer: int) -> tuple[Any, Any, Any, Any, Any]:
-    """The array form of a call over a collection."""
-    check_paged_collection(cache)
-    keys, values = cache.get_key_cache(layer), cache.get_value_cache(layer)
-    return q, keys.blocks, values.blocks, keys.lookup_table, lengths_with_new(keys.cache_lengths, q)
-
-
-def _call(
-    q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, out: Any, kv_layout: str,
-    asked: dict[str, Any], check: bool | None,
-) -> DecodeCall:  # fmt: skip
-    call = decode_call(
-        q, k_cache, v_cache, block_table, seq_lens, out, kv_layout, asked, max_tokens=MAX_TOKENS, check=check
-    )
-    require(not is_fp8(call.k_cache), f"k_cache has dtype {k_cache.dtype}", "bfloat16, float16 or float32")
+def _check_rows(call: DecodeCall) -> None:
+    """ValueError for rows that the strips do not divide, and for e4m3."""
+    require(not is_fp8(call.k_cache), f"k_cache has dtype {call.k_cache.dtype}", "bfloat16, float16 or float32")
     depths = int(call.q.shape[-1]), int(call.v_cache.shape[-1])
     fits = depths[0] == depths[1] and depths[0] in DEPTHS
     require(fits, f"head dimensions {depths[0]} and {depths[1]}", "both 64, 128, 256 or 512")
-    return call
 
 
 def _plan(call: DecodeCall, backend: str, arch: str, num_splits: int | None, batch_invariant: bool) -> Explanation:
     """Which backend and configuration a call gets, and why."""
+    _check_rows(call)
     chosen, reason = choose_backend(call.q, backend)
     problem = problem_of(*call.arrays[:4])
     if chosen == "emulator":
@@ -157,24 +135,11 @@ def _plan(call: DecodeCall, backend: str, arch: str, num_splits: int | None, bat
     return Explanation("mha_decode_streaming", chosen, reason, config, config.grid(problem), emulated)
 
 
-def _explain_paged(
-    q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, *, mask: Any = None, window: Any = None,
-    softcap: float = 0.0, sinks: Any = None, alibi_slopes: Any = None, q_scale: Any = None,
-    k_scale: Any = None, v_scale: Any = None, kv_layout: str = "NHD",
-    batch_invariant: bool = False, backend: str = "auto", arch: str = "gfx950", num_splits: int | None = None,
-    check: bool | None = None, out: Any = None, scale: float | None = None, mask_value: float = MASK_VALUE,
-    traffic: Traffic | None = None, return_lse: bool = False, base2: bool = False,
-) -> Explanation:  # fmt: skip
-    asked = {"mask": mask, "window": window, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes,
-             "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}  # fmt: skip
-    call = _call(q, k_cache, v_cache, block_table, seq_lens, out, kv_layout, asked, check)
-    plan = _plan(call, backend, arch, num_splits, batch_invariant)
-    decode_numbers(0.0 if scale is None else scale, mask_value, traffic)
-    return plan
+_explain_paged = explained(mha_decode_streaming_paged, _plan)
 
 
 def _explain_collection(q: Any, cache: PagedKVCacheCollection, layer: int = 0, **options: Any) -> Explanation:
-    return _explain_paged(*_from_collection(q, cache, layer), **options)
+    return _explain_paged(*call_of_collection(q, cache, layer), **options)
 
 
 mha_decode_streaming.explain = _explain_collection  # type: ignore[attr-defined]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import importlib.metadata
-import inspect
 import math
 from typing import Any
 
 import numpy as np
 
 from kvlab.attention.backends import choose_backend, rounded, run, target_of
-from kvlab.attention.explain import Explanation
-from kvlab.attention.features import Features, in_base, resolve_features
+from kvlab.attention.decode_call import decode_results
+from kvlab.attention.explain import Explanation, arguments_of
+from kvlab.attention.features import Features, resolve_features
 from kvlab.attention.inputs import check_lane_copies, check_paged_collection, decode_numbers, lengths_with_new, require
 from kvlab.attention.intervals import host
 from kvlab.attention.masks import resolve_mask, window_interval
@@ -152,10 +152,7 @@ def mla_decode_paged(
         mask_value=mask_value, check=check, traffic=traffic,
     )  # fmt: skip
     result, lse = run(plan, KERNEL, emulate, _refer, *inputs.arrays, **arguments, traffic=traffic)
-    if inputs.drop_tokens:
-        result, lse = result[:, 0], lse[:, :, 0]
-    result = result if out is None else out
-    return (result, in_base(lse, base2)) if return_lse else result
+    return decode_results(result, lse, out, drop_tokens=inputs.drop_tokens, return_lse=return_lse, base2=base2)
 
 
 def _prepared(
@@ -250,9 +247,7 @@ def _check_emulated(inputs: MLAInputs, problem: MLADecodeProblem, arch: str) -> 
 
 
 def _explain_paged(*args: Any, **kwargs: Any) -> Explanation:
-    call = inspect.signature(mla_decode_paged).bind(*args, **kwargs)
-    call.apply_defaults()
-    given = call.arguments
+    given = arguments_of(mla_decode_paged, *args, **kwargs)
     asked = {name: given.pop(name) for name in ("softcap", "sinks", "alibi_slopes", "k_scale")}
     for name in ("return_lse", "base2"):
         del given[name]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from kvlab.attention.features import Features
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
@@ -15,9 +16,6 @@ from kvlab.memory import Memory
 from kvlab.staging import Traffic, ceildiv, mla_cta, program_ids, ragged_range, row_offsets
 
 from .config import MLADecodeConfig, MLADecodeProblem
-
-if TYPE_CHECKING:
-    from kvlab.attention.features import Features
 
 Array = np.ndarray[Any, Any]
 LN2 = np.float32(0.6931471805599453)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from kvlab.attention.exact import attention
-
-if TYPE_CHECKING:
-    from kvlab.attention.features import Features
+from kvlab.attention.features import Features
+from kvlab.attention.scales import Scales
 
 __all__ = ["reference"]
 
@@ -29,7 +28,7 @@ def reference(
     Token i of S stands at position ``seq_len - S + i``; a row without a key gives 0 and -inf, or the sink's logit.
     """
     (batch, tokens, heads, _), (_, page_size, v_dim) = q.shape, kv_cache.shape
-    plain = replace(features, scales=type(features.scales)())
+    plain = replace(features, scales=Scales())
     out, lse = np.zeros((batch, tokens, heads, v_dim)), np.full((batch, heads, tokens), -np.inf)
     for b in range(batch):
         n = int(seq_lens[b])

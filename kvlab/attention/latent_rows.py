@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import numpy as np
+
 from kvlab.attention.inputs import DTYPES, require
 from kvlab.attention.scales import is_fp8
 from kvlab.cache.arrays import dtype_of, is_torch
 from kvlab.memory import bfloat16
 
-__all__ = ["latent_windows"]
+__all__ = ["latent_windows", "viewed"]
 
 
 def latent_windows(cache: Any, latent: int, rope: int, kv_layout: str = "NHD") -> tuple[Any, Any]:
@@ -51,11 +53,11 @@ def latent_windows(cache: Any, latent: int, rope: int, kv_layout: str = "NHD") -
         f"{latent + rope}, or {latent + 2 * rope} bytes of float8_e4m3fn whose rope part is bfloat16",
     )
     window = cache[..., latent:]
-    return cache[..., :latent], _as_bfloat16(window) if rope_aware else window
+    return cache[..., :latent], viewed(window, bfloat16) if rope_aware else window
 
 
-def _as_bfloat16(window: Any) -> Any:
-    """Bytes of a row as bfloat16, the same memory."""
+def viewed(window: Any, dtype: np.dtype[Any]) -> Any:
+    """Bytes of a row as another dtype, the same memory."""
     if is_torch(window):
-        return window.view(sys.modules["torch"].bfloat16)
-    return window.view(bfloat16)
+        return window.view(getattr(sys.modules["torch"], dtype.name))
+    return window.view(dtype)

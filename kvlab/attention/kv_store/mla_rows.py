@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kvlab.attention.inputs import require
-from kvlab.cache.arrays import dtype_of, is_torch
+from kvlab.attention.latent_rows import viewed
+from kvlab.cache.arrays import dtype_of
 from kvlab.memory import bfloat16, float32
 
 from .inputs import LIMITS
@@ -40,16 +41,7 @@ def mla_windows(latent: Any, k_rope: Any, cache: Any, scale: Any) -> tuple[Any, 
         f"rows of {L + R}, or of an fp8 format and {' or '.join(map(str, forms))} bytes",
     )
     require(not forms[width] or scale is None, "scale of a row with scales", "left out: they are computed")
-    behind = _view(rows[..., L + forms[width] :], bfloat16)
+    behind = viewed(rows[..., L + forms[width] :], bfloat16)
     if forms[width]:
-        scale = _view(rows[..., L : L + forms[width]], float32)
+        scale = viewed(rows[..., L : L + forms[width]], float32)
     return latent, k_rope, rows[..., :L], behind, scale
-
-
-def _view(window: Any, dtype: Any) -> Any:
-    """Bytes of a row as another dtype, the same memory."""
-    if not is_torch(window):
-        return window.view(dtype)
-    import sys
-
-    return window.view(getattr(sys.modules["torch"], dtype.name))

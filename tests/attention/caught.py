@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache.arrays import to_torch
+from kvlab.triton_support.compile import Compiled, compile_kernel, signature_of
 
 SHARED = {"sm_80": 166912, "sm_90": 232448, "sm_100": 232448, "gfx942": 65536, "gfx950": 163840}
 """Bytes of shared memory that a CTA may have."""
+OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
+"""Arguments of a launch that are the compiler's, not the kernel's."""
 
 
 class Caught:
@@ -30,6 +33,13 @@ class Caught:
         """Those of the only launch."""
         ((_, arguments),) = self.calls
         return arguments
+
+
+def as_launched(fn: Any, arguments: dict[str, Any], target: str) -> Compiled:
+    """A kernel as a launch with these arguments compiles it: the same types, constants and alignments."""
+    options = {name: arguments[name] for name in OPTIONS if name in arguments}
+    own = {name: value for name, value in arguments.items() if name not in options}
+    return compile_kernel(fn, target=target, **signature_of(fn, **own), **options)
 
 
 def as_tensors(value: Any) -> Any:

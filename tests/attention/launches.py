@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 import pytest
-from caught import Caught, as_tensors
+from caught import Caught, as_launched, as_tensors
 from decode_cases import Case
 from feature_cases import FeatureCase
 
@@ -17,7 +17,7 @@ from kvlab.attention.mha_decode import config as decode_config
 from kvlab.attention.mha_decode import kernel
 from kvlab.attention.mha_decode_streaming import config as streaming_config
 from kvlab.attention.mha_decode_streaming import kernel as streaming_kernel
-from kvlab.triton_support.compile import Compiled, compile_kernel, signature_of
+from kvlab.triton_support.compile import Compiled
 
 
 def launches(case: Case) -> dict[str, tuple[Any, tuple[int, ...], dict[str, Any]]]:
@@ -49,8 +49,7 @@ def compiled_features(case: FeatureCase, target: str, streaming: bool = False) -
     arguments = caught.arguments
     if not streaming:
         arguments["PTX"] = target.startswith("sm_")
-    options = {key: arguments.pop(key) for key in ("num_warps", "num_stages")}
-    return compile_kernel(caught.fn, target=target, **signature_of(caught.fn, **arguments), **options)
+    return as_launched(caught.fn, arguments, target)
 
 
 @functools.cache
@@ -59,5 +58,4 @@ def compiled(case: Case, name: str, target: str) -> Compiled:
     fn, _, arguments = launches(case)[name]
     if name == "attend":
         arguments["PTX"] = target.startswith("sm_")
-    options = {key: arguments.pop(key) for key in ("num_warps", "num_stages") if key in arguments}
-    return compile_kernel(fn, target=target, **signature_of(fn, **arguments), **options)
+    return as_launched(fn, arguments, target)

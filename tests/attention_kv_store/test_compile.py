@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from caught import Caught, as_launched
 from store_cases import Step
 
 from kvlab.triton_support.versions import installed
@@ -39,32 +40,23 @@ def compiled(name: str) -> tuple[Any, Counter[str], Any]:
     k, v = torch.zeros(2, tokens, 8, D, dtype=torch.bfloat16)
     pages = torch.zeros(256, 2, 16, 8, D, dtype=cache)
     x, plan = paged_plan(k, v, pages[:, 0], pages[:, 1], torch.arange(tokens), **more)
-    made = as_launched(x, plan.config)
+    made = made_of(x, plan.config)
     return made, Counter(re.findall(r"\b((?:LDG|STG|FFMA)[.\w]*)", made.sass)), plan.config
 
 
-def as_launched(x: Any, config: Any, target: str = "sm_90") -> Any:
+def made_of(x: Any, config: Any, target: str = "sm_90") -> Any:
     """The kernel as ``launch`` specialises it for these arguments."""
     from kvlab.attention.kv_store import kernel
-    from kvlab.triton_support.compile import compile_kernel, signature_of
-
-    launched: dict[str, Any] = {}
-
-    class Launch:
-        def __getitem__(self, grid: Any) -> Any:
-            return lambda *args, **options: launched.update(zip(jit.arg_names, args, strict=False), **options)
 
     names = ("lens", "table", "positions", "cos", "sin", "k_scale", "v_scale")
-    jit, kernel.append = kernel.append, Launch()
-    try:
+    caught = Caught(kernel.append)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel, "append", caught)
         kernel.launch(
             x.k, x.v, x.k_cache, x.v_cache, x.where, config=config, pages=x.pages,
             **{name: getattr(x, name) for name in names},
         )  # fmt: skip
-    finally:
-        kernel.append = jit
-    options = {name: launched.pop(name) for name in ("num_warps", "enable_fp_fusion")}
-    return compile_kernel(jit, target=target, **signature_of(jit, **launched), **options)
+    return as_launched(caught.fn, caught.arguments, target)
 
 
 STEPS = {
@@ -93,9 +85,9 @@ def test_tables_of_a_collection(name: str, rope: str | None) -> None:
     where = {name: to_torch(a.astype("int32")) for name, a in step.where().items()}
     turn = rope and Rope(torch.ones(512, step.D // 2), torch.ones(512, step.D // 2), rope == "pairs")
     x, plan = collection_plan(k, v, step.paged().torch(), 1, **where, rope=turn)
-    assert as_launched(x, plan.config).spills <= (8 if str(installed()).startswith("3.9.") else 0)
+    assert made_of(x, plan.config).spills <= (8 if str(installed()).startswith("3.9.") else 0)
     if rope is None and step.dtype != "fp8":
-        as_launched(x, plan.config, "gfx942")
+        made_of(x, plan.config, "gfx942")
 
 
 NAMES = ["copy", "copy-T64", "copy-D80", "number", "tensor", "own", "rope-halves", "rope-pairs"]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from caught import SHARED, Caught, as_tensors
+from caught import SHARED, Caught, as_launched, as_tensors
 from mla_cases import Case
 
 from kvlab.attention.masks import ChunkedMask, MaterializedMask
@@ -22,7 +22,7 @@ from kvlab.attention.mla_decode.config import MLADecodeConfig, MLADecodeProblem,
 from kvlab.cache.arrays import to_torch
 from kvlab.memory import as_dtype
 from kvlab.staging.mma_sync_plan import MmaSyncShape
-from kvlab.triton_support.compile import TARGETS, Compiled, compile_kernel, signature_of
+from kvlab.triton_support.compile import TARGETS, Compiled
 
 pytestmark = pytest.mark.compile
 
@@ -44,9 +44,7 @@ def compiled(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel, "attend", caught)
         kernel.launch(*tensors, config=config, features=made, scale=x.scale)
-    arguments = caught.arguments
-    options = {key: arguments.pop(key) for key in ("num_warps", "num_stages")}
-    return compile_kernel(caught.fn, target=target, **signature_of(caught.fn, **arguments), **options), config
+    return as_launched(caught.fn, caught.arguments, target), config
 
 
 MATRIX = [(H, dtype, target) for H, dtype in [(16, "bf16"), (128, "bf16"), (16, "fp32")] for target in TARGETS]

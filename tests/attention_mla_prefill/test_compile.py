@@ -9,7 +9,7 @@ import functools
 import re
 
 import pytest
-from caught import SHARED, Caught, as_tensors
+from caught import SHARED, Caught, as_launched, as_tensors
 from mla_prefill_cases import Case
 
 from kvlab.attention.masks import ChunkedMask
@@ -17,7 +17,7 @@ from kvlab.attention.mla_prefill import kernel
 from kvlab.attention.mla_prefill.config import MLAPrefillConfig, choose_config
 from kvlab.memory import as_dtype
 from kvlab.staging.wgmma_cta import WgmmaShape
-from kvlab.triton_support.compile import TARGETS, Compiled, compile_kernel, signature_of
+from kvlab.triton_support.compile import TARGETS, Compiled
 from kvlab.triton_support.versions import installed
 
 pytestmark = pytest.mark.compile
@@ -33,9 +33,7 @@ def compiled(case: Case, target: str) -> tuple[Compiled, MLAPrefillConfig]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel, "attend", caught)
         kernel.launch(*arrays, scale=0.1, features=features, problem=problem, config=config)
-    options = {key: caught.arguments.pop(key) for key in ("num_warps", "num_stages")}
-    made = compile_kernel(caught.fn, target=target, **signature_of(caught.fn, **caught.arguments), **options)
-    return made, config
+    return as_launched(caught.fn, caught.arguments, target), config
 
 
 LENS = ((150, 200), (3, 7))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import triton
-from caught import SHARED, Caught
+from caught import SHARED, Caught, as_launched
 from prefill_cases import Case
 
 from kvlab.attention.features import Features
@@ -23,7 +23,7 @@ from kvlab.attention.mha_prefill.config import PrefillConfig, PrefillProblem, ch
 from kvlab.memory import as_dtype
 from kvlab.staging import Timeline, Traffic
 from kvlab.staging.wgmma_cta import WgmmaShape
-from kvlab.triton_support.compile import TARGETS, Compiled, compile_kernel, signature_of
+from kvlab.triton_support.compile import TARGETS, Compiled
 from kvlab.triton_support.versions import installed
 
 pytestmark = pytest.mark.compile
@@ -38,9 +38,7 @@ def compiled(case: Case, target: str) -> tuple[Compiled, PrefillConfig]:
         patch.setattr(kernel, "attend", caught)
         options = {"scale": plan.scale, "problem": plan.problem, "features": plan.inputs.features}
         kernel.launch(*plan.inputs.arrays, config=config, **options)
-    options = {key: caught.arguments.pop(key) for key in ("num_warps", "num_stages")}
-    made = compile_kernel(caught.fn, target=target, **signature_of(caught.fn, **caught.arguments), **options)
-    return made, config
+    return as_launched(caught.fn, caught.arguments, target), config
 
 
 LENS = ((150, 200), (3, 7))
@@ -59,7 +57,7 @@ MATRIX += [
     for case in (
         Case(LENS, heads=(8, 2), D=128, form="ragged", dtype="fp16"),
         Case(LENS[:1] * 2, heads=(8, 2), D=256),
-        paged(80, window=100, sinks=True, softcap=20.0, alibi=True),
+        paged(80, window=100, sinks=True, softcap=20.0, alibi="head"),
         paged(128, mask="striped", softcap=9.0),
         paged(192, DV=128),
         paged(576, DV=512),

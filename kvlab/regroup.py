@@ -15,7 +15,7 @@ PIECE = 32  # bytes that move at once, at most
 
 class Regroup:
     """``np.take(values, index, axis=-1)`` for an index that is used often: runs of elements that are neighbours before
-    and after move as one piece, which is several times faster. Make it once and keep it.
+    and after move as one piece, which is faster. Make it once and keep it.
 
     >>> pairs = Regroup(np.array([[2, 3, 0, 1], [4, 5, 6, 7]]))
     >>> pairs.run, pairs(np.arange(8) * 10).tolist()

@@ -139,7 +139,7 @@ print("without the scales:", np.abs(wrong.astype(float) - out.astype(float)).max
 # %% [markdown]
 # ## In lockstep
 #
-# The steps are those of notebook 9. In `scores` the fp8 keys become bfloat16 in registers, in `softmax` or after it the scales
+# The steps are those of notebook 9. In `scores` the fp8 keys become float16 in registers, in `softmax` or after it the scales
 # of the columns come in.
 
 # %%
@@ -154,7 +154,7 @@ run
 # %% [markdown]
 # ## fp8 queries too
 #
-# If the query is fp8 as well, $QK^\top$ runs on the fp8 tensor cores, and so does $PV$. The weights P lie between 0 and 1, where
+# If the query is fp8 as well, prefill's $QK^\top$ runs on the fp8 tensor cores, and so does $PV$. The weights P lie between 0 and 1, where
 # fp8's steps are finest near its smallest numbers and vanish below them: so P is multiplied by $2^8$ before it is cast, and the
 # output by $2^{-8}$.
 

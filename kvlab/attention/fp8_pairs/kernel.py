@@ -9,7 +9,7 @@ import triton.language as tl
 @triton.jit
 def halves(pairs, PTX: tl.constexpr):
     """(even, odd) columns in float16 of a tile of int16, each two e4m3. ``PTX``: compiled for NVIDIA, where the bytes
-    of two elements are sorted and converted in three instructions; what the compiler makes of Triton takes ten.
+    of two elements are sorted and converted in three instructions; what the compiler makes of Triton takes more.
     """
     if PTX:
         even, odd = tl.inline_asm_elementwise(

@@ -129,7 +129,7 @@ def choose_config(
 
     A program moves 1024 elements of K and of V with two warps, four 16-byte loads a thread under way at once (four
     warps where it rotates, which takes registers); fewer elements where that would leave processors without a program.
-    On an H100 programs of 2048 or 4096 elements were not faster for any form, and those that rotate a sixth slower.
+    benchmarks/NOTES.md has what larger programs gave on an H100.
 
     >>> problem = StoreProblem(tokens=4096, heads=8, D=(128, 128), G=(128, 128), itemsize=(2, 2))
     >>> config = choose_config(problem, form="slots", page_size=16)

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from yardsticks import far_stride, on, page_table, sparse
+from yardsticks import far_stride, on, page_table, rounded_attention, sparse
 
+from kvlab.attention.features import Features
 from kvlab.attention.mha_decode.reference import reference
 from kvlab.cache.arrays import to_torch
 from kvlab.memory import as_dtype
@@ -105,10 +106,8 @@ class Inputs:
         """``softmax(q k^T * scale) v`` as PyTorch has it in the storage dtype, every intermediate rounded."""
         out = np.zeros(self.q.shape)
         for b in range(len(self.lens)):
-            q, k, v, visible = dense(self, getattr(torch, self.q.dtype.name), b)
-            s = (q @ k.transpose(1, 2) * self.scale).masked_fill(~visible, float("-inf"))
-            o = torch.nan_to_num(torch.softmax(s, -1)) @ v
-            out[b] = o.transpose(0, 1).double().numpy()
+            q, k, v = (x.transpose(0, 1) for x in dense(self, getattr(torch, self.q.dtype.name), b)[:3])
+            out[b] = rounded_attention(q, k, v, Features(), scale=self.scale, keys=int(self.lens[b]))
         return out
 
     def with_(self, **changes: Any) -> Inputs:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from decode_cases import storage
-from yardsticks import on, page_table
+from yardsticks import mask_on, on, page_table, rounded_attention
 
 from kvlab.attention import masks as M
 from kvlab.attention.decode_call import decode_call
@@ -151,11 +151,7 @@ class FeatureInputs:
 
     def torch_options(self, device: str = "cpu") -> dict[str, Any]:
         made = {k: to_torch(v).to(device) if isinstance(v, np.ndarray) else v for k, v in self.options.items()}
-        mask = made["mask"]
-        for name in ("array", "valid_lengths"):
-            if hasattr(mask, name):
-                made["mask"] = replace(mask, **{name: to_torch(getattr(mask, name)).to(device)})
-        return made
+        return made | {"mask": mask_on(made["mask"], device)}
 
     def exact(self) -> tuple[Array, Array]:
         """The float64 reference."""
@@ -171,40 +167,22 @@ class FeatureInputs:
             key = np.arange(n)
             at = table[b, key // k.shape[1]], key % k.shape[1]
             f = features.of_sequence(b, at, self.scale)
-            position = np.arange(q.shape[1])[:, None] + n - q.shape[1]
-            first, limit = f["mask"].interval.bounds(position, n, b)
-            visible = torch.from_numpy((key >= first) & (key < limit))
-            K, V = (_rows(x[at], by, dtype, q.shape[2]) for x, by in ((k, f["k_scale"]), (v, f["v_scale"])))
-            seen = torch.zeros(int(n), dtype=torch.bool) if n == 0 else visible.any(0)
-            K[:, ~seen], V[:, ~seen] = 0, 0
-            s = to_torch(np.ascontiguousarray(q[b])).to(dtype).transpose(0, 1) @ K.transpose(1, 2) * self.scale
-            if f["softcap"]:
-                s = f["softcap"] * torch.tanh(s / f["softcap"])
-            if f["slopes"] is not None:
-                s = s - torch.from_numpy(f["slopes"][:, None, None] * np.abs(position - key)).to(dtype)
-            if f["mask"].bias is not None:
-                bias = f["mask"].bias
-                bias = bias[b if len(bias) > 1 else 0][..., : q.shape[1], :n].astype(np.float32)
-                s = s + torch.from_numpy(bias).to(dtype)
-            s = s.masked_fill(~visible, float("-inf"))
-            if f["sinks"] is not None:
-                extra = torch.from_numpy(f["sinks"]).to(dtype)[:, None, None].expand(-1, s.shape[1], 1)
-                s = torch.cat([s, extra], 2)
-            p = torch.nan_to_num(torch.softmax(s, -1))[..., : int(n)]
-            out[b] = (p @ V).transpose(0, 1).double().numpy()
+            K, V = (_rows(x[at], by, dtype) for x, by in ((k, f["k_scale"]), (v, f["v_scale"])))
+            rows = to_torch(np.ascontiguousarray(q[b])).to(dtype)
+            out[b] = rounded_attention(rows, K, V, features, scale=self.scale, keys=int(n), sequence=b)
         return out
 
 
-def _rows(x: Array, scale: Any, dtype: torch.dtype, heads: int) -> torch.Tensor:
-    """K or V ``[Hq, n, D]`` of rows ``[n, Hkv, D]``, scaled."""
+def _rows(x: Array, scale: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Rows ``[n, Hkv, D]`` of K or V, scaled."""
     true = x.astype(np.float64) * np.broadcast_to(np.asarray(scale, np.float64), x.shape[:2])[..., None]
-    return torch.from_numpy(true).to(dtype).transpose(0, 1).repeat_interleave(heads // x.shape[1], 0)
+    return torch.from_numpy(true).to(dtype)
 
 
 FP8 = "float8_e4m3fn"
 MASKS = ["null", "chunked", "chunked causal", "sliding", "sliding not causal", "padding", "bias", "even keys", "both"]
 FEATURES = [
-    *(FeatureCase(mask=mask, S=2, splits=2 if i % 2 else None) for i, mask in enumerate(MASKS)),
+    *(FeatureCase((150, 0, 17, 1), mask=mask, S=2, splits=2 if i % 2 else None) for i, mask in enumerate(MASKS)),
     FeatureCase(window=20, S=4, splits=3),
     FeatureCase(window=(70, 0), dtype="fp32", page=5),
     FeatureCase(window=(3, 2), mask="null", S=3, dtype="fp16"),

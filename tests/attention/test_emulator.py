@@ -1,4 +1,4 @@
-"""The emulated decode against the float64 reference, in the tolerance of decode_cases, on all its architectures.
+"""The emulated decode against the float64 reference, in the tolerance of yardsticks, on all its architectures.
 
 Every case poisons what must not be read: unused slots and pages are NaN, unused entries of the page table are no pages.
 """

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from feature_cases import DEPTHS, FEATURES, FP8, MASKS, FeatureCase
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from yardsticks import assert_accurate, bits
 
 from kvlab.attention import masks as M
 from kvlab.attention import mha_decode_paged, mha_decode_streaming_paged
+from kvlab.attention.scales import resolve_scales
 
 FILE = Path(__file__).parents[1] / "data" / "attention_cases_decode.json"
 INPUT = {case["id"]: case["input"] for case in json.loads(FILE.read_text())["cases"]}
@@ -95,11 +97,11 @@ def test_depths_of_gfx950(D: int) -> None:
         FeatureCase(
             (70, 0), mask="bias", window=40, softcap=3.0, sinks=True, alibi="head", S=2, splits=2, heads=(2, 1)
         ),
-        FeatureCase((70, 0), mask="chunked", alibi="sequence", heads=(2, 1), dtype="fp32"),
-        FeatureCase((70, 3), D=192, Dv=128, heads=(2, 1), kv=FP8, scales="token", splits=2),
+        FeatureCase((70, 9), mask="chunked", alibi="sequence", heads=(2, 1), dtype="fp32"),
+        FeatureCase((70, 3), D=192, Dv=128, heads=(2, 2), kv=FP8, scales="token", splits=2),
         FeatureCase((40,), D=80, Dv=96, heads=(2, 1), mask="padding", dtype="fp16"),
-        FeatureCase((40,), D=576, heads=(2, 1), kv=FP8, dtype=FP8, scales="head"),
-        FeatureCase((40,), D=128, heads=(2, 1), mask="even keys", sinks=True),
+        FeatureCase((40,), D=576, heads=(2, 2), kv=FP8, dtype=FP8, scales="head"),
+        FeatureCase((40, 9), D=128, heads=(2, 1), mask="both", S=2, sinks=True),
     ],
     ids=str,
 )
@@ -109,8 +111,10 @@ def test_kernel(case: FeatureCase) -> None:
 
 @pytest.mark.interpreter
 def test_kernel_of_streaming() -> None:
-    check(FeatureCase((70, 0), D=128, window=40, softcap=3.0, sinks=True, S=2, splits=2, heads=(2, 1)),
-          mha_decode_streaming_paged, backend="triton")  # fmt: skip
+    first = FeatureCase((70, 0), D=128, window=40, softcap=3.0, sinks=True, S=2, splits=2, heads=(2, 1))
+    other = FeatureCase((40, 9), mask="both", alibi="sequence", S=2, heads=(2, 1))
+    for case in (first, other):
+        check(case, mha_decode_streaming_paged, backend="triton")
 
 
 def test_hnd_is_nhd_transposed() -> None:
@@ -223,6 +227,24 @@ def test_a_large_query_meets_fp8_keys() -> None:
     x.options["k_scale"] = 2.0**-40
     assert_accurate(x, mha_decode_paged(*x.arrays, **x.options))
     assert_accurate(x, mha_decode_paged(*x.arrays, **x.options, arch="gfx950"))
+
+
+@pytest.mark.interpreter
+def test_a_large_query_in_the_last_piece() -> None:
+    """Rests on the float64 reference: a row of q is divided by its largest number in any piece of its columns."""
+    x = FeatureCase((40,), heads=(2, 1), D=192, kv=FP8).build()
+    x.arrays[0][0, 0, 0, 128:] *= 2.0**20
+    x.options["k_scale"] = 2.0**-20
+    for options in ({"arch": "sm_90"}, {"backend": "triton"}):
+        assert_accurate(x, mha_decode_paged(*x.arrays, **x.options, **options))
+
+
+def test_a_scale_of_one_element_is_that_of_every_head() -> None:
+    x = FeatureCase(D=128, kv=FP8).build()
+    number, array = (mha_decode_paged(*x.arrays, k_scale=s, v_scale=s) for s in (0.5, np.array([0.5], np.float32)))
+    assert bits(array) == bits(number)
+    k, one = x.torch()[1], torch.tensor([0.5])
+    assert resolve_scales(k, k, k, k_scale=one).k.heads.tolist() == [0.5, 0.5]
 
 
 BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [

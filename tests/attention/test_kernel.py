@@ -1,4 +1,4 @@
-"""The Triton kernel of decode in the interpreter, against the float64 reference, in the tolerance of decode_cases.
+"""The Triton kernel of decode in the interpreter, against the float64 reference, in the tolerance of yardsticks.
 
 Every case poisons what must not be read: unused slots and pages are NaN, unused entries of the page table are no pages.
 Interpreted programs are slow, so the cases are small.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from kvlab.cache.arrays import to_numpy
+from kvlab.attention.features import Features
+from kvlab.cache.arrays import to_numpy, to_torch
 from kvlab.memory import as_dtype
 
 HUGE = 2147480000
@@ -51,6 +53,49 @@ def assert_accurate(x: Call, out: Any, lse: Any = None) -> None:
         assert lse.dtype == np.float32
         assert (np.isneginf(lse) == empty).all()
         np.testing.assert_allclose(lse[~empty], exact_lse[~empty], rtol=1e-5, atol=1e-5)
+
+
+def rounded_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, features: Features, *, scale: float, keys: int, first: int = 0,
+    sequence: int = 0, p_fp8: bool = False,
+) -> Array:  # fmt: skip
+    """``softmax(scores) v`` of one sequence as PyTorch has it in the dtype of q ``[S, Hq, D]``, every intermediate
+    rounded: ``[S, Hq, Dv]`` float64. k ``[n, Hkv, D]`` and v are the keys from ``first`` on of the ``keys`` of the
+    sequence, their scales applied. ``p_fp8``: P in e4m3 times 2^8.
+    """
+    (S, heads, _), (n, kv_heads, _), dtype, mask = q.shape, k.shape, q.dtype, features.mask
+    position, key = np.arange(S)[:, None] + keys - S, np.arange(first, first + n)
+    lo, limit = mask.interval.bounds(position, keys, sequence)
+    visible = torch.from_numpy((key >= lo) & (key < limit))
+    q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+    k, v = (x.repeat_interleave(heads // kv_heads, 0).masked_fill(~visible.any(0)[:, None], 0) for x in (k, v))
+    s = q @ k.transpose(1, 2) * scale
+    if features.softcap:
+        s = features.softcap * torch.tanh(s / features.softcap)
+    if features.slopes is not None:
+        slopes = features.slopes[sequence if len(features.slopes) > 1 else 0]
+        s = s - torch.from_numpy(slopes[:, None, None] * np.abs(position - key)).to(dtype)
+    s = s.masked_fill(~visible, float("-inf"))
+    if mask.bias is not None:
+        given = np.asarray(mask.bias)[sequence if len(mask.bias) > 1 else 0, :, :S, first : first + n]
+        bias = np.full((len(given), S, n), -np.inf, np.float32)
+        bias[:, : given.shape[1], : given.shape[2]] = given
+        s = s + torch.from_numpy(bias).to(dtype)
+    if features.sinks is not None:
+        s = torch.cat([s, torch.from_numpy(features.sinks).to(dtype)[:, None, None].expand(-1, S, 1)], -1)
+    p = torch.nan_to_num(torch.softmax(s, -1))
+    top = p.max(-1, keepdim=True)[0].clamp(min=1e-30) if p.shape[-1] else 1
+    p = p[..., :n]
+    if p_fp8:
+        p = (256 * p / top).to(torch.float8_e4m3fn).to(dtype) * top / 256
+    out: Array = (p @ v).transpose(0, 1).double().numpy()
+    return out
+
+
+def mask_on(mask: Any, device: str) -> Any:
+    """A mask whose arrays, where it has some, are torch tensors on a device."""
+    arrays = {name: getattr(mask, name) for name in ("array", "valid_lengths") if hasattr(mask, name)}
+    return dataclasses.replace(mask, **{n: on(to_torch(a), device) for n, a in arrays.items()}) if arrays else mask
 
 
 def bits(array: Any) -> bytes:

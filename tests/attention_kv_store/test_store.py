@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from store_cases import CASTS, COPIES, ROPED, SCALED, Inputs, Store, assert_only_slots_changed, expected_slots
-from yardsticks import bits
+from store_cases import CASTS, COPIES, ROPED, SCALED, Inputs, Step, Store, assert_only_slots_changed, expected_slots
+from yardsticks import bits, sparse
 
 from kvlab.attention import Rope, kv_store_paged
 from kvlab.cache.arrays import to_torch
@@ -175,11 +175,8 @@ def test_traffic_counts_what_moves() -> None:
 
 def test_offsets_beyond_32_bits() -> None:
     """Known failure page-offset-int32-first-page: page 7768 of 276480 elements is past 2^31 - 1."""
-    import mmap
-
     pages, page, D = 7769, 480, 576
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000
-    pool = np.frombuffer(mmap.mmap(-1, 2 * pages * page * D, flags=flags), bfloat16).reshape(pages, page, 1, D)
+    pool = sparse((pages, page, 1, D), (page * D, D, D, 1), bfloat16)
     k = np.random.default_rng(0).standard_normal((2, 1, D)).astype(bfloat16)
     slots = np.array([7768 * page + 479, 7767 * page])
     kv_store_paged(k, None, pool, None, slots)
@@ -301,8 +298,6 @@ def test_read_only_cache_and_gradients() -> None:
 def test_what_is_stored_is_what_decode_reads(paged: bool, poison: int) -> None:
     """Pages dealt otherwise, or no pages at all; every unused slot NaN or infinite, unused table entries huge: no bit
     changes."""
-    from store_cases import Step
-
     from kvlab.attention import mha_decode
 
     outputs = []

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from yardsticks import far_stride, on, page_table, sparse
+from yardsticks import far_stride, mask_on, on, page_table, rounded_attention, sparse
 
 from kvlab.attention.features import Features, resolve_features
 from kvlab.attention.latent_rows import latent_windows
-from kvlab.attention.masks import Mask, MaterializedMask, resolve_mask, window_interval
+from kvlab.attention.masks import Mask, resolve_mask, window_interval
 from kvlab.attention.mla_decode.reference import reference
 from kvlab.cache.arrays import to_torch
 from kvlab.memory import as_dtype, float8_e4m3fn
@@ -168,9 +168,7 @@ class Inputs:
     def options_on(self, device: str = "cpu") -> dict[str, Any]:
         """:attr:`options` with torch tensors."""
         made = {k: on(to_torch(v), device) if isinstance(v, np.ndarray) else v for k, v in self.options.items()}
-        if isinstance(made.get("mask"), MaterializedMask):
-            made["mask"] = MaterializedMask(on(to_torch(made["mask"].array), device))
-        return made
+        return made | {"mask": mask_on(made.get("mask"), device)}
 
     def exact(self) -> tuple[Array, Array]:
         """The float64 reference."""
@@ -180,30 +178,12 @@ class Inputs:
         """``softmax(scores) v`` as PyTorch has it in q's dtype, every intermediate rounded; e4m3 multiplied by its
         scale first.
         """
-        out, S, features = np.zeros(self.shape), self.q.shape[1], self.features
+        out = np.zeros(self.shape)
         for b in range(len(self.lens)):
             n = int(self.lens[b])
-            k = to_torch(self._true_rows(b).astype(self.q.dtype))
-            q = to_torch(np.ascontiguousarray(self.q[b])).transpose(0, 1)  # [H, S, D]
-            position, key = np.arange(S)[:, None] + n - S, np.arange(n)
-            s = q @ k.T * self.scale
-            if features.softcap:
-                s = features.softcap * torch.tanh(s / features.softcap)
-            if features.slopes is not None:
-                far = torch.from_numpy(np.abs(position - key)).to(s.dtype)
-                s = s - torch.from_numpy(features.slopes[b]).to(s.dtype)[:, None, None] * far
-            first, limit = features.mask.interval.bounds(position, n, b)
-            s = s.masked_fill(torch.from_numpy((key < first) | (key >= limit)), float("-inf"))
-            if features.mask.bias is not None:
-                given = np.asarray(features.mask.bias)[b % len(features.mask.bias), :, :S, :n]
-                bias = np.full((len(given), S, n), -np.inf, np.float32)
-                bias[:, : given.shape[1], : given.shape[2]] = given
-                s = s + torch.from_numpy(bias).to(s.dtype)
-            if features.sinks is not None:
-                sink = torch.from_numpy(features.sinks).to(s.dtype)[:, None, None].expand(-1, S, 1)
-                s = torch.cat([s, sink], -1)
-            o = torch.nan_to_num(torch.softmax(s, -1))[..., :n] @ k[:, : self.v_dim]
-            out[b] = o.transpose(0, 1).double().numpy()
+            k = to_torch(self._true_rows(b).astype(self.q.dtype))[:, None]
+            q = to_torch(np.ascontiguousarray(self.q[b]))
+            out[b] = rounded_attention(q, k, k[..., : self.v_dim], self.features, scale=self.scale, keys=n, sequence=b)
         return out
 
     def _true_rows(self, b: int) -> Array:

@@ -1,4 +1,5 @@
-"""The emulated machines of MLA decode against the float64 reference, in the tolerance of mla_cases, and what they move.
+"""The emulated machines of MLA decode against the float64 reference, in the tolerance of yardsticks, and what they
+move.
 
 Every case poisons what must not be read: unused slots and pages are NaN, unused entries of the page table are no pages.
 """
@@ -11,7 +12,7 @@ from mla_cases import Case, EvenKeys
 from yardsticks import assert_accurate, bits
 
 from kvlab.attention import explain, mla_decode, mla_decode_paged
-from kvlab.attention.masks import ChunkedMask
+from kvlab.attention.masks import CausalPaddingMask, ChunkedMask
 from kvlab.cache import from_dense
 from kvlab.staging import MLA_ARCHS, Traffic
 
@@ -33,6 +34,7 @@ FEATURES = [
     Case((300, 40), H=3, S=3, window=150, splits=2),
     Case((300, 40), H=2, S=2, mask=ChunkedMask(64), sinks=True, splits=2),
     Case((90, 40, 0), H=2, mask=EvenKeys(), sinks=True, splits=2),
+    Case((90, 40), H=2, mask=CausalPaddingMask(np.array([50, 9]))),
 ]
 OF_FP8 = [
     Case((150, 0, 3), H=3, S=2, row="rope-aware", k_scale="token", columns=(512, 64), splits=2),

@@ -1,4 +1,4 @@
-"""The Triton kernel of MLA decode in the interpreter, against the float64 reference, in the tolerance of mla_cases.
+"""The Triton kernel of MLA decode in the interpreter, against the float64 reference, in the tolerance of yardsticks.
 
 Every case poisons what must not be read: unused slots and pages are NaN, unused entries of the page table are no pages.
 """
@@ -12,7 +12,7 @@ from mla_cases import Case, EvenKeys, decode_far_apart
 from yardsticks import assert_accurate, bits
 
 from kvlab.attention import mla_decode_paged
-from kvlab.attention.masks import ChunkedMask, MaterializedMask
+from kvlab.attention.masks import CausalPaddingMask, ChunkedMask, MaterializedMask
 from kvlab.cache.arrays import to_torch
 from kvlab.triton_support import child
 
@@ -35,6 +35,7 @@ GRID = [
     Case((90, 40), H=3, S=3, mask=ChunkedMask(32), sinks=True, splits=2),
     Case((90, 40, 0), H=2, S=2, mask=MaterializedMask(BIAS), sinks=True, splits=3),
     Case((90, 40), H=2, mask=EvenKeys()),
+    Case((90, 40), H=2, mask=CausalPaddingMask(np.array([50, 9]))),
 ]
 
 

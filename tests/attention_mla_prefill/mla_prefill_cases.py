@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from yardsticks import on, page_table
+from yardsticks import mask_on, on, page_table, rounded_attention
 
 from kvlab.attention import mla_prefill_paged, mla_prefill_ragged
 from kvlab.attention.features import resolve_features
 from kvlab.attention.latent_rows import latent_windows
-from kvlab.attention.masks import Mask, MaterializedMask, resolve_mask, window_interval
+from kvlab.attention.masks import Mask, resolve_mask, window_interval
 from kvlab.attention.mla_prefill.config import MLAPrefillProblem
 from kvlab.attention.mla_prefill.reference import reference
 from kvlab.cache.arrays import to_torch
@@ -141,8 +141,7 @@ class Inputs:
         mask = case.mask
         if device is not None:
             a = {n: on(to_torch(x), device) if isinstance(x, np.ndarray) else x for n, x in a.items()}
-            if isinstance(mask, MaterializedMask):
-                mask = MaterializedMask(on(to_torch(mask.array), device))
+            mask = mask_on(mask, device)
         asked = {"causal": case.causal, "window": case.window, "mask": mask, "softcap": case.softcap}
         asked |= {"sinks": a["sinks"], "alibi_slopes": a["slopes"]}
         if self.table is None:
@@ -188,8 +187,8 @@ class Inputs:
         plain fp8 row multiplied by its scale first.
         """
         case, (nope, rope, value) = self.case, self.case.columns
-        out, plan = np.zeros((*self.q.shape[:2], value)), self.features().mask
-        for b, (new, keys) in enumerate(case.lens):
+        out, features = np.zeros((*self.q.shape[:2], value)), self.features()
+        for b, (_, keys) in enumerate(case.lens):
             rows, held = slice(*self.cu_q[b : b + 2]), slice(*self.cu_k[b : b + 2])
             n = held.stop - held.start
             first = keys - n if self.starts is None else int(self.starts[b])
@@ -197,25 +196,8 @@ class Inputs:
             where: Any = held if self.table is None else (self.table[b, key // case.page], key % case.page)
             scale = self.k_scale[where] if case.k_scale == "token" else 1 if self.k_scale is None else self.k_scale
             k_rope = (self.rope[where].astype(np.float64) * scale).astype(self.q.dtype)
-            q, k, v = (
-                to_torch(np.ascontiguousarray(a)).transpose(0, 1) for a in (self.q[rows], self.k[held], self.v[held])
-            )
-            whole = torch.cat([k, to_torch(k_rope)[None].expand(case.H, -1, -1)], -1)
-            position = np.arange(new)[:, None] + keys - new
-            s = q @ whole.transpose(1, 2) * (nope + rope) ** -0.5
-            if case.softcap:
-                s = case.softcap * torch.tanh(s / case.softcap)
-            if self.slopes is not None:
-                far = torch.from_numpy(np.abs(position - key)).to(s.dtype)
-                s = s - torch.from_numpy(self.slopes[b]).to(s.dtype)[:, None, None] * far
-            lo, limit = plan.interval.bounds(position, keys, b)
-            s = s.masked_fill(torch.from_numpy((key < lo) | (key >= limit)), float("-inf"))
-            if plan.bias is not None:
-                bias = np.asarray(plan.bias)[b if len(plan.bias) > 1 else 0][:, :new, first : first + n]
-                s = s + torch.from_numpy(np.ascontiguousarray(bias, np.float32)).to(s.dtype)
-            if self.sinks is not None:
-                extra = torch.from_numpy(self.sinks).to(s.dtype)[:, None, None].expand(-1, new, 1)
-                s = torch.cat([s, extra], -1)
-            p = torch.nan_to_num(torch.softmax(s, -1))[..., :n]
-            out[rows] = (p @ v).transpose(0, 1).double().numpy()
+            q, k, v = (to_torch(np.ascontiguousarray(a)) for a in (self.q[rows], self.k[held], self.v[held]))
+            whole = torch.cat([k, to_torch(k_rope)[:, None].expand(-1, case.H, -1)], -1)
+            options = {"scale": (nope + rope) ** -0.5, "keys": keys, "first": first, "sequence": b}
+            out[rows] = rounded_attention(q, whole, v, features, **options)
         return out

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from mla_prefill_cases import Case
-from yardsticks import assert_accurate, bits
+from yardsticks import assert_accurate, bits, far_stride, sparse
 
-from kvlab.attention import merge_states, mla_decode_paged, mla_prefill_paged
-from kvlab.attention.masks import ChunkedMask, MaterializedMask
+from kvlab.attention import merge_states, mla_decode_paged, mla_prefill, mla_prefill_paged
+from kvlab.attention.masks import CausalPaddingMask, ChunkedMask, Mask, MaterializedMask
 from kvlab.attention.mha_prefill.machine import PREFILL_ARCHS
+from kvlab.cache import PagedKVCacheCollection
 
 Array = np.ndarray[Any, Any]
 every_arch = pytest.mark.parametrize("arch", PREFILL_ARCHS)
@@ -29,6 +30,8 @@ CASES = [
     Case(((90, 200), (9, 30)), window=40, mask=ChunkedMask(64), causal=True),
     Case(((90, 200), (9, 30)), mask=ChunkedMask(64)),
     Case(((70, 80),), causal=False, window=(20, 7), columns=(128, 64, 64)),
+    Case(((60, 200), (9, 30)), starts=(100, 3), held=(60, 20), window=70, H=1),
+    Case(((60, 70), (9, 30)), mask=CausalPaddingMask(np.array([40, 25])), H=1),
     Case(((30, 90), (3, 20)), row="fp8", k_scale="token", H=1),
     Case(((30, 90),), row="fp8", k_scale="head", H=1, page=5),
     Case(((30, 90),), row="rope-aware", dtype="fp16", H=1),
@@ -37,6 +40,13 @@ CASES = [
 BIAS = np.where(np.random.default_rng(3).random((1, 1, 40, 90)) < 0.3, -np.inf, 0.5).astype(np.float32)
 BIAS[0, 0, 5] = -np.inf
 MASKED = Case(((40, 90),), mask=MaterializedMask(BIAS), sinks=True)
+
+
+class EverySecond(Mask):
+    """A mask of one's own, another for each sequence: every second key up to the query."""
+
+    def visible(self, batch: Any, head: Any, q_pos: Any, k_pos: Any) -> Any:
+        return (k_pos <= q_pos) & ((k_pos + batch) % 2 == 0)
 
 
 @every_arch
@@ -52,6 +62,9 @@ def test_the_emulator(case: Case, arch: str) -> None:
     Case(((20, 90),), row="fp8", k_scale="token", H=1),
     Case(((20, 90),), row="fp8", k_scale="number", dtype="fp16", columns=(80, 16, 48), H=1),
     MASKED,
+    Case(((20, 60), (9, 30)), starts=(30, 3), held=(20, 20), window=25, H=1),
+    Case(((20, 60), (9, 30)), mask=CausalPaddingMask(np.array([50, 25])), H=1),
+    Case(((20, 60), (9, 30)), mask=EverySecond(), H=1),
     Case(((9, 40), (3, 3)), row="", dtype="fp32", columns=(64, 32, 64), slopes=True, softcap=3.0),
 ], ids=str)  # fmt: skip
 def test_the_kernel(case: Case) -> None:
@@ -132,8 +145,6 @@ def test_keys_outside_the_window_are_not_read(arch: str) -> None:
 
 def test_high_page_ids() -> None:
     """Known failure mla-decode-high-page-ids, for prefill: pages that lie 2^31 elements apart give the same bits."""
-    from yardsticks import far_stride, sparse
-
     x = Case(((20, 90),), H=1, page=48).build()
     pages, _, D = x.cache.shape
     far = sparse(x.cache.shape, (far_stride(pages), D, 1), x.cache.dtype)
@@ -142,9 +153,6 @@ def test_high_page_ids() -> None:
 
 
 def test_collection_form_and_base2() -> None:
-    from kvlab.attention import mla_prefill
-    from kvlab.cache import PagedKVCacheCollection
-
     x = Case(((20, 50), (3, 17)), latent=64).build()
     collection = PagedKVCacheCollection(x.cache[:, None, None, :, None], x.seq_lens - np.diff(x.cu_q), x.table, 20, 50)
     options: dict[str, Any] = {"cu_seqlens_q": x.cu_q, "cu_seqlens_k": x.cu_k, "latent_dim": 64}

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
-from yardsticks import on, page_table
+from yardsticks import mask_on, on, page_table, rounded_attention
 
 from kvlab.attention import masks
 from kvlab.attention.explain import explain
@@ -35,6 +34,7 @@ MASKS: dict[str, masks.Mask] = {
     "chunked": masks.ChunkedMask(50),
     "chunked causal": masks.ChunkedCausalMask(50),
     "striped": Striped(),
+    "padding": masks.CausalPaddingMask(np.array([60, 9])),
     "chunks and window": masks.AndMask(masks.ChunkedCausalMask(30), masks.SlidingWindowCausalMask(9)),
 }
 
@@ -59,7 +59,7 @@ class Case:
     kv: str | None = None
     scales: str = ""
     mask: str = ""
-    alibi: bool = False
+    alibi: str = ""
     base2: bool = False
     hnd: bool = False
 
@@ -115,7 +115,8 @@ class Case:
         if self.sinks:
             more["sinks"] = rng.standard_normal(q_heads).astype(np.float32)
         if self.alibi:
-            more["slopes"] = (0.5 ** np.arange(1, q_heads + 1)).astype(np.float32)
+            shape = (batch, q_heads) if self.alibi == "sequence" else (q_heads,)
+            more["slopes"] = (0.5 ** np.arange(1, 1 + np.prod(shape, dtype=int))).reshape(shape).astype(np.float32)
         if self.scales == "token":  # NaN where there is no key
             unused = np.isnan(k.astype(np.float32)).all(-1)
             for name in ("k_scale", "v_scale"):
@@ -154,12 +155,14 @@ class Inputs:
     def arguments(self, device: str | None = None, **options: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         """The public function and what it is called with; torch tensors on ``device`` if given."""
         case, a = self.case, {name: getattr(self, name) for name in self.NAMES}
+        mask = MASKS.get(case.mask)
         if device is not None:
             a = {n: on(to_torch(x), device) if isinstance(x, np.ndarray) else x for n, x in a.items()}
+            mask = mask_on(mask, device)
         more: dict[str, Any] = {
             "window": case.window, "softcap": case.softcap, "sinks": a["sinks"], "alibi_slopes": a["slopes"],
             "q_scale": a["q_scale"], "k_scale": a["k_scale"], "v_scale": a["v_scale"], "base2": case.base2,
-            "causal": None if case.mask and case.causal else case.causal, "mask": MASKS.get(case.mask),
+            "causal": None if case.mask and case.causal else case.causal, "mask": mask,
         }  # fmt: skip
         more |= options
         if case.form != "paged":
@@ -227,52 +230,33 @@ class Inputs:
         rounded; P of e4m3 where both are.
         """
         case = self.case
-        DV, plan = case.DV or case.D, self.plan().inputs.features.mask
+        DV, features = case.DV or case.D, self.plan().inputs.features
         out = np.zeros((*self.q.shape[:-1], DV))
         dtype = as_dtype("bf16") if self.q.dtype.itemsize == 1 else self.q.dtype
         for b, (at, *arrays) in enumerate(self.sequences()):
-            q, k, v = (to_torch(np.ascontiguousarray(a).astype(dtype)).transpose(0, 1) for a in arrays)
-            k, v = (t.repeat_interleave(q.shape[0] // t.shape[0], 0) for t in (k, v))
-            position = np.arange(q.shape[1])[:, None] + k.shape[1] - q.shape[1]
-            key = np.arange(k.shape[1])
-            s = q @ k.transpose(1, 2) * case.D**-0.5
-            if case.softcap:
-                s = case.softcap * torch.tanh(s / case.softcap)
-            if self.slopes is not None:
-                far = torch.from_numpy(np.abs(position - key)).to(s.dtype)
-                s = s - torch.from_numpy(self.slopes).to(s.dtype)[:, None, None] * far
-            first, limit = plan.interval.bounds(position, k.shape[1], b)
-            visible = np.broadcast_to((key >= first) & (key < limit), s.shape).copy()
-            if plan.bias is not None:
-                visible &= plan.bias[b if len(plan.bias) > 1 else 0, :, : q.shape[1], : k.shape[1]] > -1
-            s = s.masked_fill(torch.from_numpy(~visible), float("-inf"))
-            if self.sinks is not None:
-                extra = torch.from_numpy(self.sinks).to(s.dtype)[:, None, None].expand(-1, s.shape[1], 1)
-                s = torch.cat([s, extra], -1)
-            p = torch.nan_to_num(torch.softmax(s, -1))
-            top = p.max(-1, keepdim=True)[0].clamp(min=1e-30) if p.shape[-1] else 1
-            p = p[..., : k.shape[1]]
-            if self.q.dtype.itemsize == 1:
-                p = (256 * p / top).to(torch.float8_e4m3fn).to(p.dtype) * top / 256
-            out[at] = (p @ v).transpose(0, 1).double().numpy()
+            q, k, v = (to_torch(np.ascontiguousarray(a).astype(dtype)) for a in arrays)
+            out[at] = rounded_attention(
+                q, k, v, features, scale=case.D**-0.5, keys=len(k), sequence=b, p_fp8=self.q.dtype.itemsize == 1
+            )
         return out
 
 
 FEATURES = [
     Case(((130, 200), (60, 40)), form="ragged", heads=(3, 1), mask="chunked"),
     Case(((70, 130), (0, 9), (9, 70)), form="paged", heads=(2, 1), mask="chunked causal", dtype="fp16", page=16),
-    Case(((90, 150),), heads=(2, 2), mask="sliding", alibi=True, base2=True, sinks=True),
+    Case(((90, 150), (5, 3)), form="ragged", heads=(2, 2), mask="sliding", alibi="head", base2=True, sinks=True),
     Case(((90, 150),), heads=(2, 1), mask="future", dtype="fp32"),
-    Case(((70, 90), (20, 33)), form="ragged", heads=(4, 2), mask="striped", softcap=4.0, alibi=True),
+    Case(((70, 90), (20, 33)), form="ragged", heads=(2, 1), mask="striped", softcap=4.0, alibi="sequence"),
+    Case(((70, 90), (20, 33)), form="ragged", heads=(2, 1), mask="padding"),
     Case(((70, 90),), heads=(2, 1), mask="chunks and window", sinks=True, dtype="fp32"),
-    Case(((130, 140), (7, 7)), form="paged", heads=(5, 1), alibi=True, causal=False, hnd=True),
+    Case(((130, 140), (7, 7)), form="paged", heads=(5, 1), alibi="head", causal=False, hnd=True),
     Case(((70, 90), (30, 30)), form="paged", D=192, DV=128, heads=(2, 1), window=50),
     Case(((70, 90),), D=64, DV=192, heads=(2, 1), dtype="fp16"),
     Case(((70, 90),), D=128, DV=64, heads=(2, 1), dtype="fp32"),
     Case(((140, 150),), heads=(2, 1), kv="fp8", scales="number"),
     Case(((20, 90), (9, 70)), form="paged", D=128, heads=(6, 2), kv="fp8", scales="head", dtype="fp16", page=64),
     Case(((140, 150), (3, 20)), form="paged", heads=(4, 2), kv="fp8", scales="token", window=40, hnd=True),
-    Case(((60, 80),), form="ragged", heads=(4, 2), kv="fp8", scales="token", D=192, DV=128),
+    Case(((60, 80), (9, 20)), form="ragged", heads=(4, 2), kv="fp8", scales="token", D=192, DV=128),
     Case(((140, 150),), heads=(2, 1), dtype="fp8", scales="number", D=128),
     Case(((20, 90), (9, 70)), form="paged", heads=(6, 2), dtype="fp8", scales="head", softcap=20.0, sinks=True),
     Case(((60, 80),), form="ragged", heads=(4, 2), dtype="fp8", scales="token", D=192, DV=128),

@@ -1,4 +1,4 @@
-"""Prefill in every backend against the float64 reference, in the tolerance of prefill_cases.
+"""Prefill in every backend against the float64 reference, in the tolerance of yardsticks.
 
 Every case poisons what must not be read: unused slots and pages and what lies between strided rows are NaN, unused
 entries of the page table are no pages.

@@ -131,7 +131,7 @@ def test_nothing_is_written_before_the_checks_pass() -> None:
 
 def test_explain_takes_what_the_call_takes() -> None:
     """Every keyword of the call, and no other; a collection as well."""
-    x = Case(((20, 90), (9, 20)), form="paged", kv="fp8", scales="token", alibi=True, sinks=True, hnd=True).build()
+    x = Case(((20, 90), (9, 20)), form="paged", kv="fp8", scales="token", alibi="head", sinks=True, hnd=True).build()
     traffic = Traffic()
     options = {"return_lse": True, "scale": 0.1, "base2": True, "traffic": traffic, "batch_invariant": True}
     found = x.explain(**options)

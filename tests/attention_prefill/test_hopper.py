@@ -74,7 +74,7 @@ def test_roles_that_wait_for_each_other_are_told() -> None:
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"alibi": True}, "alibi_slopes"),
+        ({"alibi": "head"}, "alibi_slopes"),
         ({"mask": "chunked"}, "a mask other than causal and windows"),
         ({"kv": "fp8"}, "dtype float8_e4m3fn"),
         ({"D": 80}, "head dimensions 80 of q and 80 of v"),
@@ -98,23 +98,24 @@ def test_strides_that_tma_does_not_take() -> None:
 
 
 @pytest.mark.parametrize(
-    "arch, version, length, backend, reason",
+    "arch, version, length, backend, reason, window",
     [
-        ("sm_90", "3.6.0", 300, "hopper", "torch tensors on sm_90"),
-        ("sm_90", "3.6.0", 20, "triton", "not the Hopper kernel: the heads of a KV head fit one tile together"),
-        ("sm_90", "4.1.0", 300, "triton", "not the Hopper kernel: Triton 4.1.0; its Gluon is used with 3.6"),
-        ("sm_100", "3.6.0", 300, "triton", "not the Hopper kernel: a GPU of sm_100"),
+        ("sm_90", "3.6.0", 300, "hopper", "torch tensors on sm_90", None),
+        ("sm_90", "3.6.0", 20, "triton", "not the Hopper kernel: the heads of a KV head fit one tile together", None),
+        ("sm_90", "4.1.0", 300, "triton", "not the Hopper kernel: Triton 4.1.0; its Gluon is used with 3.6", None),
+        ("sm_100", "3.6.0", 300, "triton", "not the Hopper kernel: a GPU of sm_100", None),
+        ("sm_90", "3.6.0", 300, "triton", "not the Hopper kernel: a window", 200),
     ],
 )
 def test_when_auto_takes_it(
-    monkeypatch: pytest.MonkeyPatch, arch: str, version: str, length: int, backend: str, reason: str
+    monkeypatch: pytest.MonkeyPatch, arch: str, version: str, length: int, backend: str, reason: str, window: int | None
 ) -> None:
     """As if the tensors were on a GPU."""
     monkeypatch.setattr(hopper_choice, "on_gpu", lambda array: True)
     monkeypatch.setattr(hopper_choice, "machine", lambda device: (arch, 132))
     monkeypatch.setattr("kvlab.triton_support.versions.installed", lambda: version)
     q, kv = (torch.zeros((1, length, heads, 64), dtype=torch.bfloat16) for heads in (4, 1))
-    found = explain(mha_prefill, q, kv, kv)
+    found = explain(mha_prefill, q, kv, kv, window=window)
     assert found.backend == backend
     assert reason in found.reason
 

@@ -27,11 +27,11 @@ CASES = [
     (Case(((150, 200), (9, 0)), form="ragged", heads=(1, 1)), "gfx950"),
     (Case(((20, 150),), form="paged", page=48, heads=(3, 1), strided=True), "gfx950"),
     (Case(((70, 90),), dtype="fp32", sinks=True), "gfx950"),
-    (Case(((70, 90),), D=80, DV=48, mask="chunked", alibi=True, base2=True), "sm_90"),
+    (Case(((70, 90),), D=80, DV=48, mask="chunked", alibi="head", base2=True), "sm_90"),
     (Case(((40, 50),), heads=(2, 1), D=288, mask="striped"), "sm_90"),
     (Case(((70, 90), (9, 20)), form="paged", kv="fp8", scales="token", window=40, hnd=True), "sm_90"),
     (Case(((70, 90),), form="ragged", dtype="fp8", scales="head", heads=(2, 2)), "sm_90"),
-    (Case(((70, 90),), D=192, DV=128, kv="fp8", scales="number", alibi=True), "gfx950"),
+    (Case(((70, 90),), D=192, DV=128, kv="fp8", scales="number", alibi="head"), "gfx950"),
     (Case(((70, 90),), dtype="fp8", scales="token", mask="chunked causal"), "gfx950"),
 ]
 

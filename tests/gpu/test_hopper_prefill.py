@@ -1,4 +1,4 @@
-"""The Hopper prefill kernel on its GPU, against the float64 reference, in the tolerance of prefill_cases.
+"""The Hopper prefill kernel on its GPU, against the float64 reference, in the tolerance of yardsticks.
 
 Every case poisons what must not be read (NaN slots, pages and neighbours, table entries that are no pages), deals its
 pages at random, and has canaries around what it writes.

@@ -1,4 +1,4 @@
-"""The compiled decode kernel on a CUDA device, against the float64 reference, in the tolerance of decode_cases.
+"""The compiled decode kernel on a CUDA device, against the float64 reference, in the tolerance of yardsticks.
 
 Every case poisons what must not be read (NaN slots and pages, table entries that are no pages), deals its pages at
 random, and has canaries around what it writes.

@@ -1,4 +1,4 @@
-"""The compiled prefill kernel on a CUDA device, against the float64 reference, in the tolerance of prefill_cases.
+"""The compiled prefill kernel on a CUDA device, against the float64 reference, in the tolerance of yardsticks.
 
 Every case poisons what must not be read (NaN slots, pages and neighbours, table entries that are no pages), deals its
 pages at random, and has canaries around what it writes.
@@ -55,7 +55,7 @@ LONGER = [
     for more in (
         {"kv": "fp8", "scales": "token"}, {"kv": "fp8", "scales": "head", "window": 200, "dtype": "fp16"},
         {"dtype": "fp8", "scales": "head"}, {"dtype": "fp8", "scales": "token", "hnd": True},
-        {"mask": "striped", "alibi": True}, {"mask": "chunked", "sinks": True, "softcap": 9.0}, {"DV": 64},
+        {"mask": "striped", "alibi": "head"}, {"mask": "chunked", "sinks": True, "softcap": 9.0}, {"DV": 64},
     )
 ]  # fmt: skip
 

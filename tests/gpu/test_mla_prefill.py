@@ -1,4 +1,4 @@
-"""The compiled MLA prefill kernel on a CUDA device, against the float64 reference, in the tolerance of the CPU tests.
+"""The compiled MLA prefill kernel on a CUDA device, against the float64 reference, in the tolerance of yardsticks.
 
 Every case poisons what must not be read (NaN slots, latents and pages, table entries that are no pages) and deals its
 pages at random.
@@ -14,7 +14,9 @@ import torch
 from mla_prefill_cases import Case
 from yardsticks import assert_accurate, bits, nothing_waits
 
+from kvlab.attention import mla_prefill_paged
 from kvlab.attention.masks import ChunkedMask, MaterializedMask
+from kvlab.cache.arrays import to_torch
 
 pytestmark = pytest.mark.gpu
 
@@ -59,9 +61,6 @@ def test_repeats_agree_bit_for_bit_and_nothing_is_written_beside_out() -> None:
 
 
 def test_the_host_does_not_wait() -> None:
-    from kvlab.attention import mla_prefill_paged
-    from kvlab.cache.arrays import to_torch
-
     x = Case(((20, 50),), page=64).build()
     arrays = [to_torch(a).cuda() for a in (x.q, x.k, x.v, x.cache, x.table, x.seq_lens, x.cu_q, x.cu_k)]
     mla_prefill_paged(*arrays, latent_dim=64, window=30, softcap=3.0)

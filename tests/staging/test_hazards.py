@@ -158,6 +158,12 @@ def test_the_end() -> None:
         hazards.finish()
 
 
+def test_accesses_outside_the_memory_are_left_to_it() -> None:
+    hazards = Hazards(Memory(64, base=128), warps=2)
+    at = hazards.footprint_inside(np.array([112, 128, 184, 192]), 16, np.array([0, 0, 1, 1]))
+    assert (at.warps, at.moved.tolist()) == ((0,), [16, 0])
+
+
 def test_bad_footprints() -> None:
     hazards = Hazards(Memory(64, base=128), warps=2)
     with pytest.raises(ValueError, match=r"bytes \[120, 136\) are not inside \[128, 192\)"):

@@ -124,6 +124,9 @@ def test_closed_forms() -> None:
     for m, half in itertools.product(range(2), range(2)):
         wanted = 2 * 32 * 32 + (m * 16 + r) * 32 + 4 * c + 16 * half
         np.testing.assert_array_equal(at[:64, m, half], wanted)
+    at, _ = _read(params("tiles", tr=False), 2, 0)
+    for m, half in itertools.product(range(2), range(2)):
+        np.testing.assert_array_equal(at[:64, m, half], 2 * 32 * 32 + (m * 16 + r) * 32 + 8 * c + 4 * half)
 
 
 def test_without_transposing_reads_an_accumulator_is_interleaved() -> None:

@@ -49,6 +49,7 @@ def test_a_kernel_at_its_ceiling_stands_on_the_roof() -> None:
     x0, y0, x1, y1 = map(float, roof.groups())
     assert copy[1] == pytest.approx(y0 + (y1 - y0) * (copy[0] - x0) / (x1 - x0), abs=0.05)
     assert gemm[1] == pytest.approx(y1, abs=0.05)
+    assert gemm[1] < copy[1], "more operations a second stand higher"
 
 
 def test_bad_input() -> None:

@@ -68,6 +68,23 @@ def test_sixteen_bytes_of_k_go_to_one_lane_and_of_v_to_eight(sound: Any) -> None
     assert len(outlines(v, sound)) == 4 + 8
 
 
+@pytest.mark.parametrize("what, stage", [("k copy", 1), ("v copy", 0)])
+def test_events_of_another_stage_or_operand_tell_nothing(what: str, stage: int, sound: Any) -> None:
+    _, buffer = filmed(4)
+    assert frames_of(draw_tile_film(buffer, [("copy", what, stage, (0, 1))]), sound) == NAMES[:1]
+
+
+def test_another_program_has_a_tile_of_its_own() -> None:
+    p = KVBufferParams("bf16", (32, 32, 16), None, BN=32, WN=32, BK=32, num_threads=256, depth=128, kv_num_heads=1,
+                       transpose=True, num_smem_stages=1)  # fmt: skip
+    cache = PagedKVCache(np.zeros((1, 32, 1, 128), p.dtype), [0, 0], [[0], [0]], 1, 32)
+    buffer = KVBuffer(p, cache, np.arange(2), 0, Memory(p.smem_stage_size * 2, programs=2), np.array([32, 0]))
+    buffer.load_from_dram(0)
+    draw_tile_film(buffer, [])
+    with pytest.raises(ValueError, match="stage 0 holds no tile"):
+        draw_tile_film(buffer, [], program=1)
+
+
 def test_what_cannot_be_filmed() -> None:
     with pytest.raises(ValueError, match="stage 0 holds no tile: load it first"):
         filmed(0)

@@ -32,6 +32,7 @@ from .mfma_product import mma_step_by_step
 from .operand_maps import kv_buffer_operand_map, output_map, score_map
 from .p_exchange import PExchange
 from .params import WARP_SIZE, KVBufferParams
+from .rows_over_warps import QuarterRows
 from .strips import Strips, query_fragments
 from .tile_walk import TileWalk, expect_fetched
 from .traffic import Traffic
@@ -76,7 +77,7 @@ class KVBufferDecodeShape:
         )  # fmt: skip
 
 
-class KVBufferDecodeCTA:
+class KVBufferDecodeCTA(QuarterRows):
     """The CTAs of one launch, side by side: ``programs`` copies of LDS and registers. Until :meth:`follow` is called
     there is nothing to look ahead to: each load meets at a barrier, copies, waits and meets again.
 
@@ -150,26 +151,6 @@ class KVBufferDecodeCTA:
     def zeros(self) -> Fragments:
         """The output accumulator ``[BM, D]``."""
         return Fragments.zeros(self.programs, self._output)
-
-    def row_max(self, s: Fragments) -> Array:
-        """Largest score of each row ``[programs, BM]``: in the lane, over the row's four lanes, over the warps."""
-        self._meet_for_rows()
-        return self._by_row(s, np.max)
-
-    def row_sum(self, p: Fragments) -> Array:
-        """Row sums ``[programs, BM]`` in the order of the hardware: in the lane, over four lanes, over the warps."""
-        self._meet_for_rows()
-        return self._by_row(p, np.sum)
-
-    def _meet_for_rows(self) -> None:
-        """Warps exchange rows through scratch memory: written, combined, read; two barriers."""
-        self.hazards.barrier()
-        self.hazards.barrier()
-
-    def _by_row(self, x: Fragments, reduce: Any) -> Array:
-        parts = x.values.reshape(self.programs, WARPS, 4, 16, -1, 4)
-        rows: Array = reduce(reduce(reduce(parts, axis=(4, 5)), axis=2), axis=1)  # [programs, 16 rows]
-        return rows
 
     def _fetch(self) -> None:
         """The next K tile, and V's unless it has to wait for K's memory."""

@@ -28,6 +28,7 @@ from .mfma_product import mma_step_by_step
 from .operand_maps import operand_map, output_map, score_map
 from .p_buffer import PRegisterBuffer
 from .params import WARP_SIZE, KVBufferParams
+from .rows_over_warps import RowsOverWarps
 from .strips import Strips, query_fragments
 from .traffic import Traffic
 
@@ -86,7 +87,7 @@ class MfmaShape:
         )  # fmt: skip
 
 
-class MfmaCTA:
+class MfmaCTA(RowsOverWarps):
     """The CTAs of one launch, side by side: ``programs`` copies of LDS and registers.
 
     hazards : what is in flight, and who waited; checks every access.
@@ -159,21 +160,6 @@ class MfmaCTA:
     def zeros(self) -> Fragments:
         """The output accumulator ``[BM, DV]``."""
         return Fragments.zeros(self.programs, output_map(self.v.params, self.shape.BM))
-
-    def row_max(self, s: Fragments) -> Array:
-        """Largest score of each row ``[programs, BM]``: in the lane, over the row's four lanes, over the warps."""
-        self._meet_for_rows()
-        return self._by_row(s, np.maximum)
-
-    def row_sum(self, p: Fragments) -> Array:
-        """Row sums ``[programs, BM]`` in the order of the hardware: in the lane, over four lanes, over the warps."""
-        self._meet_for_rows()
-        return self._by_row(p, np.add)
-
-    def _meet_for_rows(self) -> None:
-        """Warps exchange rows through scratch memory: written, combined, read; two barriers."""
-        self.hazards.barrier()
-        self.hazards.barrier()
 
     def _by_row(self, x: Fragments, combine: np.ufunc) -> Array:
         parts = x.values.reshape(self.programs, WARPS, 4, 16, -1, self.shape.BM // 16, 4)

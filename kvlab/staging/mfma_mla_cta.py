@@ -27,6 +27,7 @@ from .mfma_product import mma_step_by_step
 from .operand_maps import kv_buffer_operand_map, output_map, score_map
 from .p_exchange import PExchange
 from .params import WARP_SIZE, KVBufferParams
+from .rows_over_warps import QuarterRows
 from .strips import Strips, query_fragments
 from .traffic import Traffic
 from .warp_slices import WarpSlices
@@ -37,7 +38,7 @@ WARPS, BK, MMA = 4, 32, (16, 16, 32)
 Array = np.ndarray[Any, Any]
 
 
-class MfmaMLACTA:
+class MfmaMLACTA(QuarterRows):
     """The CTAs of one launch, side by side: ``programs`` copies of LDS and registers.
 
     hazards : what is in flight, and who waited; checks every access.
@@ -132,32 +133,12 @@ class MfmaMLACTA:
         """The output accumulator ``[BM, latent columns]``."""
         return Fragments.zeros(self.programs, output_map(self.v_params, self.BM))
 
-    def row_max(self, s: Fragments) -> Array:
-        """Largest score of each row ``[programs, BM]``: in the lane, over the row's four lanes, over the warps."""
-        self._meet_for_rows()
-        return self._by_row(s, np.max)
-
-    def row_sum(self, p: Fragments) -> Array:
-        """Row sums ``[programs, BM]`` in the order of the hardware: in the lane, over four lanes, over the warps."""
-        self._meet_for_rows()
-        return self._by_row(p, np.sum)
-
     def _fetch(self, start: Array) -> None:
         """Begin to copy the tile at ``start``; all warps have read the one before."""
         self.hazards.barrier()
         self.k.kv_cache_iter.tile_start_row = start
         self.k.load_from_dram(0)
         self._fetched = np.array(start)
-
-    def _meet_for_rows(self) -> None:
-        """Warps exchange rows through scratch memory: written, combined, read; two barriers."""
-        self.hazards.barrier()
-        self.hazards.barrier()
-
-    def _by_row(self, x: Fragments, reduce: Any) -> Array:
-        parts = x.values.reshape(self.programs, WARPS, 4, 16, -1, 4)
-        rows: Array = reduce(reduce(reduce(parts, axis=(4, 5)), axis=2), axis=1)  # [programs, 16 rows]
-        return rows
 
     def _multiply(self, operand: Array, strips: Strips, c: Fragments) -> Fragments:
         """C += operand x strips, strip after strip; ``operand`` is ``[programs, threads, strips, 8]``."""

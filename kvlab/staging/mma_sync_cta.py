@@ -23,6 +23,7 @@ from .fragments import Fragments
 from .hazards import Hazards
 from .iterator import KVCacheIterator, KVTile
 from .mma_sync_plan import MmaSyncShape
+from .rows_over_warps import RowsOverWarps
 from .shared_tile import SharedTile
 from .tile_copies import TileCopies
 from .tile_pipeline import TilePipeline
@@ -34,7 +35,7 @@ IntArray = np.ndarray[Any, np.dtype[np.int64]]
 BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 
-class MmaSyncCTA:
+class MmaSyncCTA(RowsOverWarps):
     """The CTAs of one launch, side by side: ``programs`` copies of shared memory and registers.
 
     hazards : what is in flight, and who waited; checks every access.
@@ -123,21 +124,6 @@ class MmaSyncCTA:
     def zeros(self) -> Fragments:
         """The output accumulator ``[BM, BD]``."""
         return self._zeros(self.shape.columns("v")[1])
-
-    def row_max(self, s: Fragments) -> np.ndarray[Any, Any]:
-        """Largest score of each row ``[programs, BM]``: in the lane, over its quad, over the warps."""
-        self._meet_for_rows()
-        return self._by_row(s, np.maximum)
-
-    def row_sum(self, p: Fragments) -> np.ndarray[Any, Any]:
-        """Row sums ``[programs, BM]`` in the order of the hardware: in the lane, over its quad, over the warps."""
-        self._meet_for_rows()
-        return self._by_row(p, np.add)
-
-    def _meet_for_rows(self) -> None:
-        """Warps exchange rows through scratch memory: written, combined, read; two barriers."""
-        self.hazards.barrier()
-        self.hazards.barrier()
 
     def _by_row(self, x: Fragments, combine: np.ufunc) -> np.ndarray[Any, Any]:
         parts = x.values.reshape(self.programs, self.shape.warps, 8, 4, self.shape.BM // 16, -1, 2, 2)

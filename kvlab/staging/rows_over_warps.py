@@ -1,0 +1,49 @@
+"""The largest score and the sum of each row, where the warps of a CTA have a part of every row each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .fragments import Fragments
+from .hazards import Hazards
+
+__all__ = ["QuarterRows", "RowsOverWarps"]
+
+Array = np.ndarray[Any, Any]
+
+
+class RowsOverWarps:
+    """A subclass reduces the registers in ``_by_row``; what its warps have found meets in scratch memory."""
+
+    programs: int
+    hazards: Hazards
+
+    def row_max(self, s: Fragments) -> Array:
+        """Largest score of each row ``[programs, BM]``: in the lane, over the row's four lanes, over the warps."""
+        self._meet_for_rows()
+        return self._by_row(s, np.maximum)
+
+    def row_sum(self, p: Fragments) -> Array:
+        """Row sums ``[programs, BM]`` in the order of the hardware: in the lane, over four lanes, over the warps."""
+        self._meet_for_rows()
+        return self._by_row(p, np.add)
+
+    def _meet_for_rows(self) -> None:
+        """Warps exchange rows through scratch memory: written, combined, read; two barriers."""
+        self.hazards.barrier()
+        self.hazards.barrier()
+
+    def _by_row(self, x: Fragments, combine: np.ufunc) -> Array:
+        raise NotImplementedError
+
+
+class QuarterRows(RowsOverWarps):
+    """Sixteen rows in the accumulators of four warps of gfx950: a row is four lanes of each."""
+
+    def _by_row(self, x: Fragments, combine: np.ufunc) -> Array:
+        parts = x.values.reshape(self.programs, 4, 4, 16, -1, 4)
+        lanes = combine.reduce(combine.reduce(parts, axis=(4, 5)), axis=2)
+        rows: Array = combine.reduce(lanes, axis=1)  # [programs, 16 rows]
+        return rows

@@ -30,7 +30,7 @@ from .kv_mma_op import mfma_atom
 from .mfma_product import mma_step_by_step
 from .operand_maps import kv_buffer_operand_map, output_map, score_map
 from .params import WARP_SIZE, KVBufferParams
-from .strips import Strips, query_fragments
+from .strips import Strips, eights, query_fragments
 from .tile_walk import TileWalk, expect_fetched
 from .traffic import Traffic
 
@@ -217,13 +217,6 @@ class KVBufferCTA:
         """C += operand x strips in ``dtype``, k group after k group."""
         a, b = strips.steps(operand, self.shape.BK // self.shape.mma_shape[2])
         if dtype != self.shape.dram_dtype:  # fragments of e4m3, converted: those of several 16-bit instructions
-            a, b = (_in_parts(x.astype(dtype), 8) for x in (a, b))
+            a, b = (eights(x.astype(dtype)) for x in (a, b))
         atom = mfma_atom((32, 32, 64) if dtype.itemsize == 1 else (32, 32, 16), dtype)
         return c.with_values(mma_step_by_step(atom, a, b, c.values))
-
-
-def _in_parts(fragments: Array, width: int) -> Array:
-    """``[P, threads, steps, tiles, frag]`` cut into steps of ``width`` elements a lane."""
-    P, threads, steps, tiles, frag = fragments.shape
-    cut = fragments.reshape(P, threads, steps, tiles, frag // width, width)
-    return np.moveaxis(cut, 4, 3).reshape(P, threads, -1, tiles, width)

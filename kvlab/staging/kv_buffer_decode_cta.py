@@ -33,7 +33,7 @@ from .operand_maps import kv_buffer_operand_map, output_map, score_map
 from .p_exchange import PExchange
 from .params import WARP_SIZE, KVBufferParams
 from .rows_over_warps import QuarterRows
-from .strips import Strips, query_fragments
+from .strips import Strips, eights, query_fragments
 from .tile_walk import TileWalk, expect_fetched
 from .traffic import Traffic
 from .warp_slices import WarpSlices
@@ -179,7 +179,7 @@ class KVBufferDecodeCTA(QuarterRows):
 
     def _multiply(self, operand: Array, strips: Strips, c: Fragments) -> Fragments:
         """C += operand x strips, strip after strip; a fragment of 32 elements in four steps of eight."""
-        a, b = (_eights(x.astype(self.shape.mma_dtype)) for x in strips.steps(operand, 1))
+        a, b = (eights(x.astype(self.shape.mma_dtype)) for x in strips.steps(operand, 1))
         return c.with_values(mma_step_by_step(self.atom, a, b, c.values))
 
 
@@ -189,10 +189,3 @@ def _query_map(k: KVBufferParams) -> FragmentMap:
     layout = kv_buffer_operand_map(k, BM)
     row, col = (x.reshape(len(x), -1, 8) for x in (layout.row, layout.col))
     return FragmentMap(layout.shape, row, col)
-
-
-def _eights(x: Array) -> Array:
-    """``[programs, threads, steps, tiles, 8 n]`` -> ``[programs, threads, n steps, tiles, 8]``."""
-    programs, threads, steps, tiles, _ = x.shape
-    parts = x.reshape(programs, threads, steps, tiles, -1, 8).swapaxes(3, 4)
-    return parts.reshape(programs, threads, -1, tiles, 8)

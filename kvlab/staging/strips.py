@@ -12,7 +12,7 @@ from kvlab.memory import Memory
 from .fragments import FragmentMap, Fragments
 from .kv_buffer import KVBuffer
 
-__all__ = ["Strips", "query_fragments"]
+__all__ = ["Strips", "eights", "query_fragments"]
 
 Array = np.ndarray[Any, Any]
 
@@ -45,6 +45,15 @@ class Strips:
         programs, threads, strips, _, frag = self.registers.shape
         shape = programs, threads, strips * k_groups, -1, frag
         return operand.reshape(shape), self.registers.reshape(shape)
+
+
+def eights(fragments: Array) -> Array:
+    """Fragments cut into those of instructions that take eight elements a lane: ``[programs, threads, steps, tiles,
+    8 n]`` -> ``[programs, threads, n steps, tiles, 8]``.
+    """
+    programs, threads, steps, tiles, _ = fragments.shape
+    parts = fragments.reshape(programs, threads, steps, tiles, -1, 8).swapaxes(3, 4)
+    return parts.reshape(programs, threads, -1, tiles, 8)
 
 
 def query_fragments(

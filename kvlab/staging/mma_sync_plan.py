@@ -180,16 +180,23 @@ class _Plan:
 def _map(
     shape: MmaSyncShape, operand: str, row0: IntArray, col0: IntArray, tile: tuple[int, int], swap: bool
 ) -> FragmentMap:
-    """FragmentMap of an operand whose atom tile ``i`` of warp ``w`` starts at ``(row0, col0)[w, i]``."""
+    """FragmentMap of an operand whose atom tile ``i, j`` of warp ``w`` starts at ``(row0, col0)[w, i, j]``."""
     atom = shape.atom
     regs = {"a": atom.regs_a, "b": atom.regs_b, "c": atom.regs_c}[operand]
     row, col = np.broadcast_arrays(*getattr(atom, operand)(np.arange(32)[:, None], np.arange(regs)))  # [32, regs]
     if swap:
         row, col = col, row
-    rows = row0[:, None, :, None] + row[:, None, :]  # [warps, 32, tiles, regs]
-    cols = (col0[:, None, :, None] + col[:, None, :]) % tile[1]
+    row0, col0 = (x.reshape(shape.warps, 1, -1, 1) for x in np.broadcast_arrays(row0, col0))
+    rows = row0 + row[:, None, :]  # [warps, 32, tiles, regs]
+    cols = (col0 + col[:, None, :]) % tile[1]
     threads = shape.warps * 32
     return FragmentMap(tile, rows.reshape(threads, -1, regs) % tile[0], cols.reshape(threads, -1, regs), warp_size=32)
+
+
+def _plan(shape: MmaSyncShape, row: IntArray, vector: IntArray, layout: FragmentMap, matrices: int = 4) -> _Plan:
+    """From row and vector ``[.., .., warps, 32]``, to broadcast."""
+    row, vector = (x.reshape(-1, shape.warps, 32) for x in np.broadcast_arrays(row, vector))
+    return _Plan(row, vector, layout, matrices)
 
 
 @functools.cache
@@ -201,31 +208,23 @@ def _k_plan(shape: MmaSyncShape) -> _Plan:
     across = 2 if tiles_k == 1 else 4  # 16-byte vectors of an instruction
     two = 2 if tiles_k == 1 and tiles_n % 2 == 0 else 1  # its n
     n, pair, warp, lane = np.ogrid[: tiles_n // two, : max(tiles_k // 2, 1), : shape.warps, :32]
-    extent = *np.broadcast_shapes(n.shape, pair.shape)[:2], shape.warps, 32
-    which = two * n + lane // 8 // across % two
-    row = np.broadcast_to(8 * (shape.warps * which + warp) + lane % 8, extent).reshape(-1, shape.warps, 32)
-    vector = np.broadcast_to(4 * pair + lane // 8 % across, extent).reshape(-1, shape.warps, 32)
+    row = 8 * (shape.warps * (two * n + lane // 8 // across % two) + warp) + lane % 8
+    vector = 4 * pair + lane // 8 % across
     w, n, k = np.ogrid[: shape.warps, :tiles_n, :tiles_k]
-    row0 = np.broadcast_to(8 * (shape.warps * n + w), (shape.warps, tiles_n, tiles_k)).reshape(shape.warps, -1)
-    col0 = np.broadcast_to(16 * k, (shape.warps, tiles_n, tiles_k)).reshape(shape.warps, -1)
-    layout = _map(shape, "b", row0, col0, (shape.BN, shape.BD), swap=True)
-    return _Plan(row, vector, layout, matrices=two * across)
+    layout = _map(shape, "b", 8 * (shape.warps * n + w), 16 * k, (shape.BN, shape.BD), swap=True)
+    return _plan(shape, row, vector, layout, matrices=two * across)
 
 
 @functools.cache
 def _v_plan(shape: MmaSyncShape) -> _Plan:
     """Warp w holds columns ``8 (warps n + w) + 0..7``; an ldmatrix.x4.trans brings 32 keys x 8 columns: two k steps."""
-    tiles_n, tiles_k = max(shape.columns("v")[1] // (8 * shape.warps), 1), shape.BN // 16
+    columns = shape.columns("v")[1]
+    tiles_n, tiles_k = max(columns // (8 * shape.warps), 1), shape.BN // 16
     n, pair, warp, lane = np.ogrid[:tiles_n, : tiles_k // 2, : shape.warps, :32]
-    row = np.broadcast_to(32 * pair + lane, (tiles_n, tiles_k // 2, shape.warps, 32)).reshape(-1, shape.warps, 32)
-    vectors = shape.columns("v")[1] // 8
-    vector = np.broadcast_to((shape.warps * n + warp) % vectors, (tiles_n, tiles_k // 2, shape.warps, 32)).reshape(
-        -1, shape.warps, 32
-    )
+    row, vector = 32 * pair + lane, (shape.warps * n + warp) % (columns // 8)
     w, n, k = np.ogrid[: shape.warps, :tiles_n, :tiles_k]
-    row0 = np.broadcast_to(16 * k, (shape.warps, tiles_n, tiles_k)).reshape(shape.warps, -1)
-    col0 = np.broadcast_to(8 * (shape.warps * n + w), (shape.warps, tiles_n, tiles_k)).reshape(shape.warps, -1)
-    return _Plan(row, vector, _map(shape, "b", row0, col0, (shape.BN, shape.columns("v")[1]), swap=False))
+    layout = _map(shape, "b", 16 * k, 8 * (shape.warps * n + w), (shape.BN, columns), swap=False)
+    return _plan(shape, row, vector, layout)
 
 
 @functools.cache
@@ -233,14 +232,10 @@ def _a_plan(shape: MmaSyncShape, cols: int) -> _Plan:
     """Every warp holds all of Q or P; one ldmatrix.x4 brings a 16 x 16 tile."""
     tiles_m, tiles_k = shape.BM // 16, cols // 16
     m, k, warp, lane = np.ogrid[:tiles_m, :tiles_k, : shape.warps, :32]
-    row = np.broadcast_to(16 * m + lane % 16, (tiles_m, tiles_k, shape.warps, 32)).reshape(-1, shape.warps, 32)
-    vector = np.broadcast_to(2 * k + lane // 16 + 0 * warp, (tiles_m, tiles_k, shape.warps, 32)).reshape(
-        -1, shape.warps, 32
-    )
+    row, vector = 16 * m + lane % 16, 2 * k + lane // 16 + 0 * warp
     w, m, k = np.ogrid[: shape.warps, :tiles_m, :tiles_k]
-    row0 = np.broadcast_to(16 * m + 0 * w, (shape.warps, tiles_m, tiles_k)).reshape(shape.warps, -1)
-    col0 = np.broadcast_to(16 * k, (shape.warps, tiles_m, tiles_k)).reshape(shape.warps, -1)
-    return _Plan(row, vector, _map(shape, "a", row0, col0, (shape.BM, cols), swap=False))
+    layout = _map(shape, "a", 16 * m + 0 * w, 16 * k, (shape.BM, cols), swap=False)
+    return _plan(shape, row, vector, layout)
 
 
 @functools.cache
@@ -248,9 +243,7 @@ def _accumulator(shape: MmaSyncShape, cols: int) -> FragmentMap:
     """Warp w holds columns ``8 (warps n + w) + 0..7`` of all rows."""
     tiles_m, tiles_n = shape.BM // 16, max(cols // (8 * shape.warps), 1)
     w, m, n = np.ogrid[: shape.warps, :tiles_m, :tiles_n]
-    row0 = np.broadcast_to(16 * m + 0 * w, (shape.warps, tiles_m, tiles_n)).reshape(shape.warps, -1)
-    col0 = np.broadcast_to(8 * (shape.warps * n + w), (shape.warps, tiles_m, tiles_n)).reshape(shape.warps, -1)
-    return _map(shape, "c", row0, col0, (shape.BM, cols), swap=False)
+    return _map(shape, "c", 16 * m, 8 * (shape.warps * n + w), (shape.BM, cols), swap=False)
 
 
 @functools.cache

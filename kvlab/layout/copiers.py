@@ -95,7 +95,21 @@ class GenericToSharedAsyncTileCopier(TileCopier):
 
 
 @dataclass(frozen=True)
-class SharedToGenericTileCopier(TileCopier):
+class _Swizzled(TileCopier):
+    """A copier whose swizzle permutes every element's place in shared memory."""
+
+    swizzle: Swizzle | None = None
+    original: bool = False
+
+    def _step(self, element_size: int) -> int:
+        return element_size if self.original and self.swizzle is not None else 1
+
+    def _swizzle(self, tensor: TileTensor) -> Swizzle | None:
+        return self.swizzle if tensor.memory.space is AddressSpace.SHARED else None
+
+
+@dataclass(frozen=True)
+class SharedToGenericTileCopier(_Swizzled):
     """Shared memory to DRAM. The swizzle, with which the tile was written, permutes every element's place, counted in
     scalars from the tile's first.
 
@@ -110,20 +124,12 @@ class SharedToGenericTileCopier(TileCopier):
     [[0.0, 1.0], [2.0, 3.0]]
     """
 
-    swizzle: Swizzle | None = None
-    original: bool = False
     spaces: ClassVar = (SHARED, DRAM)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.thread_scope is not ThreadScope.BLOCK:
             raise ValueError(f"{self._name}: the threads of a block are accepted, not those of a warp")
-
-    def _step(self, element_size: int) -> int:
-        return element_size if self.original and self.swizzle is not None else 1
-
-    def _swizzle(self, tensor: TileTensor) -> Swizzle | None:
-        return self.swizzle if tensor.memory.space is AddressSpace.SHARED else None
 
 
 @dataclass(frozen=True)
@@ -177,7 +183,7 @@ class SharedToLocalTileCopier(TileCopier):
 
 
 @dataclass(frozen=True)
-class LocalToSharedTileCopier(TileCopier):
+class LocalToSharedTileCopier(_Swizzled):
     """Registers to shared memory. The swizzle permutes every element's place, counted in scalars from the tile's first.
 
     Of vectors of n scalars the original moves every n-th only, where there is a swizzle; ``original=True`` does so too.
@@ -191,15 +197,7 @@ class LocalToSharedTileCopier(TileCopier):
     [[0.0, 1.0], [3.0, 2.0]]
     """
 
-    swizzle: Swizzle | None = None
-    original: bool = False
     spaces: ClassVar = (LOCAL, SHARED)
-
-    def _step(self, element_size: int) -> int:
-        return element_size if self.original and self.swizzle is not None else 1
-
-    def _swizzle(self, tensor: TileTensor) -> Swizzle | None:
-        return self.swizzle if tensor.memory.space is AddressSpace.SHARED else None
 
 
 def _with_axes(tensor: TileTensor, ndim: int) -> TileTensor:

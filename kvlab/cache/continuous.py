@@ -12,7 +12,8 @@ from kvlab.cache.page_table import check_tables
 from kvlab.cache.paged import PagedKVCache
 from kvlab.cache.params import KVCacheStaticParams
 from kvlab.cache.pointer import Pointer, dangling
-from kvlab.cache.row_indices import PagedRowIndices, populate_rows
+from kvlab.cache.row_indices import PagedRowIndices, aligned_rows, populate_rows
+from kvlab.cache.scales import zeros_at
 from kvlab.cache.tma import TmaTiles
 from kvlab.cache.view import KVCacheView
 from kvlab.memory import float32
@@ -99,9 +100,7 @@ class ContinuousBatchingKVCache(TmaTiles, KVCacheView):
     ) -> PagedRowIndices:
         """The row of key ``base_kv_row``: the tile of ``BN`` keys is one window. Arguments: see
         ``PagedKVCache.populate``; ``valid`` 0 gives row 2**30."""
-        base = integers("base_kv_row", base_kv_row)
-        if (base % count("base_alignment", base_alignment, least=1)).any():
-            raise ValueError(f"base_kv_row {base_kv_row} must be a multiple of base_alignment {base_alignment}")
+        base = aligned_rows(base_kv_row, base_alignment)
         return populate_rows(
             lambda batch, first, active: self.storage.row(*self.page_table.find(batch, first, active)),
             batch_idx, base, BN=BN, page_size=0, valid=valid, pair_cta=pair_cta, is_leader=is_leader,
@@ -129,13 +128,13 @@ class ContinuousBatchingKVCache(TmaTiles, KVCacheView):
         self, bs: Any, head_idx: Any, tok_idx: Any, head_dim_idx: Any, *, width: int = 1
     ) -> np.ndarray[Any, Any]:
         """Zeros ``[..., width]`` of the storage dtype."""
-        return _zeros(self.dtype, width, bs, head_idx, tok_idx, head_dim_idx)
+        return zeros_at(self.dtype, width, bs, head_idx, tok_idx, head_dim_idx)
 
     def load_scale(
         self, bs: Any, head_idx: Any, tok_idx: Any, head_dim_idx: Any, *, width: int = 1
     ) -> np.ndarray[Any, Any]:
         """Zeros ``[..., width]``."""
-        return _zeros(self.scale_dtype, width, bs, head_idx, tok_idx, head_dim_idx)
+        return zeros_at(self.scale_dtype, width, bs, head_idx, tok_idx, head_dim_idx)
 
     def store_scale(self, bs: Any, head_idx: Any, tok_idx: Any, head_dim_idx: Any, val: Any) -> None:
         """Nothing."""
@@ -164,8 +163,3 @@ class ContinuousBatchingKVCache(TmaTiles, KVCacheView):
 
     def _entries(self) -> np.ndarray[Any, Any]:
         return to_numpy(self.lookup_table, "lookup_table")[:, None]
-
-
-def _zeros(dtype: Any, width: int, *indices: Any) -> np.ndarray[Any, Any]:
-    """``width`` zeros for each place."""
-    return np.zeros((*np.broadcast(*indices).shape, count("width", width, least=1)), dtype)

@@ -11,7 +11,7 @@ from kvlab.cache.checks import Int64, count, index, integers, plain
 from kvlab.cache.pointer import Pointer, dangling
 from kvlab.cache.protocol import KVCacheT
 from kvlab.cache.row_indices import PagedRowIndices, populate_rows
-from kvlab.cache.scales import ScaleStorage
+from kvlab.cache.scales import ScaleStorage, zeros_at
 from kvlab.cache.storage import BlockStorage
 from kvlab.cache.tma import depth_strip
 from kvlab.hardware import TmaDescriptor, TMATensorTile, create_kv_tile
@@ -192,7 +192,7 @@ class TileTensorMHAOperand(_Dense):
     def load_scale(self, b: Any, t: Any, h: Any, d: Any, *, width: int = 1) -> np.ndarray[Any, Any]:
         """``width`` scales; zeros where there are none."""
         if self.scales is None:
-            return np.zeros((*np.broadcast(b, t, h, d).shape, count("width", width, least=1)), self.scale_dtype)
+            return zeros_at(self.scale_dtype, width, b, t, h, d)
         self.scales.check_width(self.scales.slot(d), width)
         return self._scale(b, t, h, d).load(width)
 
@@ -257,7 +257,7 @@ class RaggedMHAOperand(_Dense):
 
     def load_scale(self, b: Any, t: Any, h: Any, d: Any, *, width: int = 1) -> np.ndarray[Any, Any]:
         """Zeros."""
-        return np.zeros((*np.broadcast(b, t, h, d).shape, count("width", width, least=1)), self.scale_dtype)
+        return zeros_at(self.scale_dtype, width, b, t, h, d)
 
     def scales_raw_ptr(self) -> Pointer:
         """A pointer that cannot be followed, or the first scale."""

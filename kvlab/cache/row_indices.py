@@ -13,7 +13,8 @@ from kvlab.cache.checks import Int64, count, index, integers
 from kvlab.cache.page_table import PageTable
 from kvlab.cache.storage import BlockStorage
 
-__all__ = ["FILL_ROW", "PagedRowIndices", "kv_num_sub_tiles", "kv_sub_tile_rows", "populate", "populate_rows"]
+__all__ = ["FILL_ROW", "PagedRowIndices", "aligned_rows", "kv_num_sub_tiles", "kv_sub_tile_rows", "populate",
+           "populate_rows"]  # fmt: skip
 
 FILL_ROW = 1 << 30
 """The row of a sub-tile that is not there: outside every pool, so that a TMA load of it delivers zeros."""
@@ -134,6 +135,14 @@ class PagedRowIndices:
         return np.where(np.arange(copies) < valid, rows, FILL_ROW) if oob_fill else rows[..., :valid]
 
 
+def aligned_rows(base_kv_row: Any, base_alignment: int) -> Int64:
+    """``base_kv_row`` as int64. ValueError unless all are multiples of ``base_alignment``."""
+    base = integers("base_kv_row", base_kv_row)
+    if (base % count("base_alignment", base_alignment, least=1)).any():
+        raise ValueError(f"base_kv_row {base_kv_row} must be a multiple of base_alignment {base_alignment}")
+    return base
+
+
 def populate_rows(
     row_of: Callable[[Any, Int64, Any], Int64],
     batch_idx: Any,
@@ -171,9 +180,7 @@ def populate(
     """See :meth:`PagedKVCache.populate`. ``table`` counts every page of ``storage``, the null page included."""
     page_size = storage.shape[1]
     num_pages = kv_num_sub_tiles(BN, page_size)
-    base = integers("base_kv_row", base_kv_row)
-    if (base % count("base_alignment", base_alignment, least=1)).any():
-        raise ValueError(f"base_kv_row {base_kv_row} must be a multiple of base_alignment {base_alignment}")
+    base = aligned_rows(base_kv_row, base_alignment)
     if num_pages > 1:
         _check_chunk(base, base_alignment, page_size, num_pages, table.entries.shape[1])
     return populate_rows(

@@ -9,7 +9,7 @@ import numpy as np
 from kvlab.cache.checks import Int64, count, integers
 from kvlab.cache.storage import BlockStorage
 
-__all__ = ["ScaleStorage"]
+__all__ = ["ScaleStorage", "zeros_at"]
 
 
 class ScaleStorage(BlockStorage):
@@ -53,3 +53,8 @@ class ScaleStorage(BlockStorage):
                 f"width {width} from head_dim_idx {int(dim[bad].flat[0])} crosses a multiple of the granularity "
                 f"{self.granularity}: one load has one scale"
             )
+
+
+def zeros_at(dtype: Any, width: int, *indices: Any) -> np.ndarray[Any, Any]:
+    """``width`` zeros for each place, of operands that have no scales."""
+    return np.zeros((*np.broadcast(*indices).shape, count("width", width, least=1)), dtype)

@@ -131,12 +131,11 @@ class TmaTiles:
         ``tile_width`` by default; ValueError unless that is the cache's own row (all heads).
         """
         dtype = self.storage.dtype if tma_dtype is None else as_dtype(tma_dtype)
-        for name, value in (("tile_width", tile_width), ("tile_height", tile_height), ("tile_stride", tile_stride)):
-            if value is not None or name != "tile_stride":
-                count(name, value, least=1)
+        stride = tile_width if tile_stride is None else tile_stride
+        for name, value in (("tile_width", tile_width), ("tile_height", tile_height), ("tile_stride", stride)):
+            count(name, value, least=1)
         rows = kv_rows(self.storage)
         flat = rows.reshape(rows.shape[0], -1)
-        stride = tile_width if tile_stride is None else tile_stride
         if stride * dtype.itemsize != flat.shape[1] * flat.itemsize:
             raise ValueError(
                 f"tile_stride {stride} of {dtype} is {stride * dtype.itemsize} bytes: must be a row of the cache, "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .axis import LABEL, QUIET, WIDTH
@@ -16,6 +16,7 @@ __all__ = ["RooflinePoint", "draw_roofline"]
 
 LEFT, TOP, HEIGHT = 54.0, 24.0, 330.0
 ROW = 17.0
+Place = Callable[[float], float]  # of a value, in px
 FAMILIES = tuple(BANKS[4 * group] for group in (0, 6, 4, 2, 7, 1, 5, 3))
 
 
@@ -104,32 +105,30 @@ def draw_roofline(
         x_of(start) + 14, y_of(start * bandwidth) + 4, f"DRAM {bandwidth / 1e12:.2f} TB/s", size=11, fill=INK
     )
     families = list(dict.fromkeys(p.family for p in points))
-    order = sorted(range(len(points)), key=lambda i: (x_of(points[i].intensity), -points[i].rate))
+    colours = {family: FAMILIES[n % len(FAMILIES)] for n, family in enumerate(families)}
+    ordered = sorted(points, key=lambda p: (x_of(p.intensity), -p.rate))
     last: list[tuple[float, float]] = []
-    for number, i in enumerate(order, 1):
-        point = points[i]
+    for number, point in enumerate(ordered, 1):
         x, y = x_of(point.intensity), y_of(point.rate)
         label_x, label_y = x + 12, y + 14
         while any(abs(label_x - px) < 22 and abs(label_y - py) < 12 for px, py in last):
             label_y += 12
         last.append((label_x, label_y))
-        colour = FAMILIES[families.index(point.family) % len(FAMILIES)]
         canvas.line(x, y, label_x, label_y - 4, opacity=0.45)
         words = f"{point.name}\n{_figures(point, bandwidth, compute)}"
+        colour = colours[point.family]
         canvas.rect(x - 5, y - 5, 10, 10, fill=colour, stroke=PAPER, stroke_width=1.5, radius=5, title=words)
         canvas.text(label_x, label_y, str(number), size=LABEL, weight=600)
     y = TOP + HEIGHT + 40
     widest = max(text_width(p.name, 11) for p in points) + 74
-    for number, i in enumerate(order, 1):
-        point = points[i]
-        colour = FAMILIES[families.index(point.family) % len(FAMILIES)]
-        canvas.rect(LEFT, y - 9, 10, 10, fill=colour, radius=5)
+    for number, point in enumerate(ordered, 1):
+        canvas.rect(LEFT, y - 9, 10, 10, fill=colours[point.family], radius=5)
         canvas.text(LEFT + 30, y, str(number), size=11, anchor="end", weight=600)
         canvas.text(LEFT + 40, y, point.name, size=11)
         canvas.text(LEFT + widest, y, _figures(point, bandwidth, compute), size=11, opacity=QUIET)
         y += ROW
     canvas.extend(WIDTH, y)
-    best = max(points, key=lambda p: p.rate / p.ceiling(bandwidth, compute))
+    best = max(points, key=lambda p: _share(p, bandwidth, compute))
     return canvas.picture(title or _title(best, bandwidth, compute), caption or _CAPTION)
 
 
@@ -139,14 +138,19 @@ _CAPTION = (
 )
 
 
+def _share(point: RooflinePoint, bandwidth: float, compute: float) -> float:
+    """What a kernel reaches of its ceiling."""
+    return point.rate / point.ceiling(bandwidth, compute)
+
+
 def _title(point: RooflinePoint, bandwidth: float, compute: float) -> str:
-    share = point.rate / point.ceiling(bandwidth, compute)
+    share = _share(point, bandwidth, compute)
     what = "memory" if point.intensity * bandwidth < compute else "tensor cores"
     return f"{point.name} reaches {share:.0%} of its ceiling: {what}".replace("%", " %")
 
 
 def _figures(point: RooflinePoint, bandwidth: float, compute: float) -> str:
-    share = point.rate / point.ceiling(bandwidth, compute)
+    share = _share(point, bandwidth, compute)
     speed = f"{_short(point.rate / 1e12)} TFLOP/s, {_short(point.nbytes / point.seconds / 1e12)} TB/s"
     return f"{_short(point.intensity)} flop/B, {speed}: {100 * share:.0f} %"
 
@@ -161,10 +165,8 @@ def _decades(low: float, high: float) -> tuple[float, float]:
     return 10.0 ** math.floor(math.log10(low)), 10.0 ** math.ceil(math.log10(high))
 
 
-def _grid(canvas: Canvas, xs: tuple[float, float], ys: tuple[float, float], x_of: object, y_of: object) -> None:
+def _grid(canvas: Canvas, xs: tuple[float, float], ys: tuple[float, float], x_of: Place, y_of: Place) -> None:
     """Decades with their values, and what the axes mean."""
-    assert callable(x_of)
-    assert callable(y_of)
     for exponent in range(round(math.log10(xs[0])), round(math.log10(xs[1])) + 1):
         x = x_of(10.0**exponent)
         canvas.line(x, TOP, x, TOP + HEIGHT, opacity=0.14)

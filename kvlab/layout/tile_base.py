@@ -11,6 +11,7 @@ from kvlab.drawn import Drawn
 from kvlab.layout.access import bound_records, fitting, leading, read, write
 from kvlab.layout.int_tuple import IntArray, as_int, as_int_array, flatten
 from kvlab.layout.layout import Layout
+from kvlab.layout.of_layout import OfLayout
 from kvlab.layout.views import gathered
 from kvlab.memory import Memory, as_dtype
 
@@ -21,7 +22,7 @@ Known: TypeAlias = tuple[tuple[bool, ...], tuple[bool, ...]]
 """For each leaf of a layout: is its extent static, is its stride?"""
 
 
-class TileBase(Drawn):
+class TileBase(OfLayout, Drawn):
     """Elements of ``memory`` at ``offset + layout(coordinate)``: construction and access (see ``TileTensor``)."""
 
     __slots__ = (
@@ -69,32 +70,9 @@ class TileBase(Drawn):
         return f"{type(self).__name__}({self.dtype}{vector}, {self.layout}, offset {offset}, {space}{programs}{bound})"
 
     @property
-    def rank(self) -> int:
-        """Number of modes."""
-        return self.layout.rank
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Logical elements of each mode."""
-        return tuple(mode.size for mode in self.layout.modes)
-
-    @property
-    def flat_rank(self) -> int:
-        """Number of leaves of the shape."""
-        return len(flatten(self.layout.shape))
-
-    @property
     def is_row_major(self) -> bool:
         """Are the elements flat, dense and the last mode the fastest?"""
         return self.layout.is_row_major
-
-    def dim(self, mode: int) -> int:
-        """Logical elements of one mode."""
-        return self.shape[mode]
-
-    def num_elements(self) -> int:
-        """Number of logical elements (a vector counts as one)."""
-        return self.layout.size
 
     @property
     def valid_rows(self) -> Any:

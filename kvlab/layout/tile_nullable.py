@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.layout.int_tuple import flatten
 from kvlab.layout.layout import Layout
+from kvlab.layout.of_layout import OfLayout
 from kvlab.layout.tile_tensor import TileTensor
 from kvlab.memory import AddressSpace, as_dtype
 
 __all__ = ["NullableTileTensor"]
 
 
-class NullableTileTensor:
+class NullableTileTensor(OfLayout):
     """The layout and dtype of a tensor, and the tensor itself where it is given. Only questions about the layout are
     answered without it.
 
@@ -58,26 +58,3 @@ class NullableTileTensor:
         if self._tensor is None:
             raise ValueError(f"{self!r} has no memory; ask bool(...) first")
         return self._tensor
-
-    @property
-    def rank(self) -> int:
-        """Number of modes."""
-        return self.layout.rank
-
-    @property
-    def flat_rank(self) -> int:
-        """Number of leaves of the shape."""
-        return len(flatten(self.layout.shape))
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Logical elements of each mode."""
-        return tuple(mode.size for mode in self.layout.modes)
-
-    def dim(self, mode: int) -> int:
-        """Logical elements of one mode."""
-        return self.shape[mode]
-
-    def num_elements(self) -> int:
-        """Number of logical elements."""
-        return self.layout.size

@@ -13,16 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.memory import AddressSpace, Memory, float32
+from kvlab.memory import Memory, float32
 
 from .copy_plan import CopyPlan, copy_plan, passes_by_warp
 from .footprint import Footprint
 from .fragments import FragmentMap, Fragments
-from .hazards import Hazards
 from .iterator import KVCacheIterator, KVTile
-from .tile_copies import TileCopies
-from .tile_pipeline import TilePipeline
-from .traffic import Traffic
+from .nvidia_decode_cta import NvidiaDecodeCTA
 
 __all__ = ["FmaCTA", "FmaShape"]
 
@@ -76,26 +73,16 @@ class FmaShape:
         return base + 4 * rows * cols
 
 
-class FmaCTA:
+class FmaCTA(NvidiaDecodeCTA[FmaShape]):
     """The CTAs of one launch, side by side: ``programs`` copies of shared memory and registers.
 
     hazards : what is in flight, and who waited; checks every access.
     """
 
-    def __init__(self, shape: FmaShape, programs: int, traffic: Traffic) -> None:
-        self.shape, self.programs, self.traffic = shape, programs, traffic
-        self.smem = Memory(shape.shared_bytes, space=AddressSpace.SHARED, name="shared memory", programs=programs)
-        self.hazards = Hazards(self.smem, shape.warps, arch=shape.arch, timeline=traffic.timeline)
-        self.copies = TileCopies(self.smem, self.hazards, traffic, self._copied_to)
-        self.pipeline = TilePipeline(self.copies.by_cp_async, self.hazards)
-        self._footprints: dict[str, Footprint] = {}
-
     def follow(self, *tiles: KVCacheIterator | None) -> None:
-        """Fetch K and V (None: not of this CTA) ahead along these two iterators, whose tiles the loads take in turn.
-        Nothing unless ``shape.ahead``.
-        """
+        """Nothing unless ``shape.ahead``."""
         if self.shape.ahead:
-            self.pipeline.follow(*tiles)
+            super().follow(*tiles)
 
     def load_q(self, dram: Memory, offset: IntArray, valid: BoolArray) -> Fragments:
         """Q rows (elements ``offset[programs, BM]`` of ``dram``) into shared memory and registers, or zeros."""
@@ -123,14 +110,8 @@ class FmaCTA:
         product = layout.spread(np.matmul(q.tile(), k.tile().swapaxes(1, 2)))
         return Fragments(product if s is None else s.values + product, layout)
 
-    def accumulate(self, p: Fragments, v: Fragments, o: Fragments, active: BoolArray) -> Fragments:
-        """O += P V, P through shared memory since a lane needs whole rows of it."""
-        a = self.operand_p(p, active)
-        self.end_tile()
-        return self.add_values(a, v, o)
-
     def operand_p(self, p: Fragments, active: BoolArray) -> Fragments:
-        """Whole rows of P for each lane."""
+        """Whole rows of P for each lane, through shared memory since a lane needs all of them."""
         base, _, cols = self.shape.place("p")
         address = base + 4 * (p.map.row[..., 0] * cols + p.map.col[..., 0])  # [threads, registers], vectors of a row
         width = p.values.shape[-1]
@@ -143,12 +124,6 @@ class FmaCTA:
     def meet_for_p(self) -> None:
         """The barrier of :meth:`operand_p` where P goes through another CTA's model of the same threads."""
         self.hazards.barrier()
-
-    def end_tile(self) -> None:
-        """The last reads of the tile, then the copies of the next."""
-        if self.pipeline.following and self.shape.columns("v")[1]:
-            self._state_read("v")
-        self.pipeline.refill()
 
     def add_values(self, p: Fragments, v: Fragments, o: Fragments) -> Fragments:
         """O += P V of what the lanes hold."""
@@ -174,8 +149,7 @@ class FmaCTA:
     def _meet_for_rows(self) -> None:
         """Warps that share rows exchange them through scratch memory: written, combined, read; two barriers."""
         if _patch(self.shape, self.shape.BN).warps[1] > 1:
-            self.hazards.barrier()
-            self.hazards.barrier()
+            super()._meet_for_rows()
 
     def _copied_to(self, role: str) -> tuple[CopyPlan, IntArray]:
         """The plan of a role's tile, and where each of its vectors lands."""

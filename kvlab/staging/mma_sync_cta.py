@@ -14,20 +14,16 @@ from typing import Any
 import numpy as np
 
 from kvlab.hardware import ldmatrix, stmatrix
-from kvlab.memory import AddressSpace, Memory, float32
+from kvlab.memory import Memory, float32
 from kvlab.regroup import Regroup
 
 from .copy_plan import CopyPlan, copy_plan
 from .footprint import Footprint
 from .fragments import Fragments
-from .hazards import Hazards
-from .iterator import KVCacheIterator, KVTile
+from .iterator import KVTile
 from .mma_sync_plan import MmaSyncShape
-from .rows_over_warps import RowsOverWarps
+from .nvidia_decode_cta import NvidiaDecodeCTA
 from .shared_tile import SharedTile
-from .tile_copies import TileCopies
-from .tile_pipeline import TilePipeline
-from .traffic import Traffic
 
 __all__ = ["MmaSyncCTA", "MmaSyncShape", "SharedTile"]
 
@@ -35,23 +31,11 @@ IntArray = np.ndarray[Any, np.dtype[np.int64]]
 BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 
-class MmaSyncCTA(RowsOverWarps):
+class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
     """The CTAs of one launch, side by side: ``programs`` copies of shared memory and registers.
 
     hazards : what is in flight, and who waited; checks every access.
     """
-
-    def __init__(self, shape: MmaSyncShape, programs: int, traffic: Traffic) -> None:
-        self.shape, self.programs, self.traffic = shape, programs, traffic
-        self.smem = Memory(shape.shared_bytes, space=AddressSpace.SHARED, name="shared memory", programs=programs)
-        self.hazards = Hazards(self.smem, self.shape.warps, arch=shape.arch, timeline=traffic.timeline)
-        self.copies = TileCopies(self.smem, self.hazards, traffic, self._copied_to)
-        self.pipeline = TilePipeline(self.copies.by_cp_async, self.hazards)
-        self._footprints: dict[str, Footprint] = {}
-
-    def follow(self, *tiles: KVCacheIterator | None) -> None:
-        """Fetch K and V (None: not of this CTA) ahead along these two iterators, whose tiles the loads take in turn."""
-        self.pipeline.follow(*tiles)
 
     def load_q(self, dram: Memory, offset: IntArray, valid: BoolArray, role: str = "q") -> SharedTile:
         """Q rows (elements ``offset[programs, BM]`` of ``dram``) through registers into shared memory, or zeros. Their
@@ -92,14 +76,8 @@ class MmaSyncCTA(RowsOverWarps):
         a = self._read(role, active)
         return self._multiply("qk", a, k, self._zeros(self.shape.BN) if s is None else s)
 
-    def accumulate(self, p: Fragments, v: Fragments, o: Fragments, active: BoolArray) -> Fragments:
-        """O += P V: P rounded to the dtype of the product, through shared memory and ldmatrix to the A fragments."""
-        a = self.operand_p(p, active)
-        self.end_tile()
-        return self.add_values(a, v, o)
-
     def operand_p(self, p: Fragments, active: BoolArray) -> Fragments:
-        """The A fragments of P."""
+        """The A fragments of P: rounded to the dtype of the product, through shared memory and ldmatrix."""
         self.hazards.barrier()
         self._store_p(p.values.astype(self.shape.dtype), active)
         self.hazards.barrier()
@@ -110,12 +88,6 @@ class MmaSyncCTA(RowsOverWarps):
         """The barriers of :meth:`operand_p` where P goes through another CTA's model of the same threads."""
         self.hazards.barrier()
         self.hazards.barrier()
-
-    def end_tile(self) -> None:
-        """The last reads of the tile, then the copies of the next."""
-        if self.pipeline.following and self.shape.columns("v")[1]:
-            self._state_read("v")
-        self.pipeline.refill()
 
     def add_values(self, p: Fragments, v: Fragments, o: Fragments) -> Fragments:
         """O += P V of A and B fragments."""

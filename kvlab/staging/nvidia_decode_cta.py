@@ -1,0 +1,85 @@
+"""What the CTA models of NVIDIA's decode share: K and V by cp.async a tile ahead, P through shared memory."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from kvlab.memory import AddressSpace, Memory
+
+from .copy_plan import CopyPlan
+from .footprint import Footprint
+from .fragments import Fragments
+from .hazards import Hazards
+from .iterator import KVCacheIterator
+from .rows_over_warps import RowsOverWarps
+from .tile_copies import TileCopies
+from .tile_pipeline import TilePipeline
+from .traffic import Traffic
+
+__all__ = ["NvidiaDecodeCTA"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Shape(Protocol):
+    """Sizes of a tile."""
+
+    @property
+    def arch(self) -> str: ...
+    @property
+    def warps(self) -> int: ...
+    @property
+    def shared_bytes(self) -> int: ...
+    def columns(self, role: str) -> tuple[int, int]: ...
+
+
+S = TypeVar("S", bound=Shape)
+
+
+class NvidiaDecodeCTA(RowsOverWarps, Generic[S]):
+    """The CTAs of one launch, side by side: ``programs`` copies of shared memory and registers. A subclass says where
+    tiles stand, how they come to registers, and what is multiplied.
+
+    hazards : what is in flight, and who waited; checks every access.
+    """
+
+    def __init__(self, shape: S, programs: int, traffic: Traffic) -> None:
+        self.shape, self.programs, self.traffic = shape, programs, traffic
+        self.smem = Memory(shape.shared_bytes, space=AddressSpace.SHARED, name="shared memory", programs=programs)
+        self.hazards = Hazards(self.smem, shape.warps, arch=shape.arch, timeline=traffic.timeline)
+        self.copies = TileCopies(self.smem, self.hazards, traffic, self._copied_to)
+        self.pipeline = TilePipeline(self.copies.by_cp_async, self.hazards)
+        self._footprints: dict[str, Footprint] = {}
+
+    def follow(self, *tiles: KVCacheIterator | None) -> None:
+        """Fetch K and V (None: not of this CTA) ahead along these two iterators, whose tiles the loads take in turn."""
+        self.pipeline.follow(*tiles)
+
+    def accumulate(self, p: Fragments, v: Fragments, o: Fragments, active: Array) -> Fragments:
+        """O += P V, P through shared memory."""
+        a = self.operand_p(p, active)
+        self.end_tile()
+        return self.add_values(a, v, o)
+
+    def operand_p(self, p: Fragments, active: Array) -> Fragments:
+        """P as the product takes it, after its way through shared memory."""
+        raise NotImplementedError
+
+    def end_tile(self) -> None:
+        """The last reads of the tile, then the copies of the next."""
+        if self.pipeline.following and self.shape.columns("v")[1]:
+            self._state_read("v")
+        self.pipeline.refill()
+
+    def add_values(self, p: Fragments, v: Fragments, o: Fragments) -> Fragments:
+        """O += P V of what the lanes hold."""
+        raise NotImplementedError
+
+    def _copied_to(self, role: str) -> tuple[CopyPlan, Array]:
+        """The plan of a role's tile, and where each of its vectors lands."""
+        raise NotImplementedError
+
+    def _state_read(self, role: str) -> None:
+        raise NotImplementedError

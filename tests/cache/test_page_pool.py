@@ -121,7 +121,7 @@ class Machine(RuleBasedStateMachine):
 
 def test_ten_thousand_steps_of_the_model():
     Machine.steps = 0
-    run_state_machine_as_test(Machine, settings=settings(max_examples=55, stateful_step_count=200, deadline=None))
+    run_state_machine_as_test(Machine, settings=settings(max_examples=70, stateful_step_count=200, deadline=None))
     assert Machine.steps >= 10_000
 
 

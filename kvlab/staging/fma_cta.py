@@ -48,9 +48,7 @@ class FmaShape:
     def __post_init__(self) -> None:
         for D, BD in (self.columns("k"), self.columns("v")):
             if self.BM % 16 or self.BN % 16 or (BD % 32 and BD != 16) or D > BD or D % 4:
-                raise ValueError(
-                    f"{self}: BM and BN must be multiples of 16, BD of 32 (or 16), D of 4 and at most BD"
-                )
+                raise ValueError(f"{self}: BM and BN must be multiples of 16, BD of 32 (or 16), D of 4 and at most BD")
 
     def columns(self, role: str) -> tuple[int, int]:
         """(in DRAM, in shared memory) of V, or of K and Q."""

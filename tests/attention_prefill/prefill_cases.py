@@ -200,6 +200,20 @@ class Inputs:
         lse = lse / np.log(2) if self.case.base2 else lse
         return (out, lse) if self.cu_q is None else (out[0], lse[0])
 
+    def poison_before_window(self) -> None:
+        """NaN in every K and V row before the first key that a row of its sequence sees."""
+        left = self.plan().inputs.features.mask.left
+        for b, (new, keys) in enumerate(self.case.lens):
+            first = max(keys - new - left, 0)
+            for array in (self.k, self.v):
+                key = np.arange(first)
+                if self.table is not None:
+                    array[self.table[b, key // self.case.page], key % self.case.page] = np.nan
+                elif self.cu_k is not None:
+                    array[self.cu_k[b] + key] = np.nan
+                else:
+                    array[b, key] = np.nan
+
     def sequences(self) -> list[tuple[Any, Array, Array, Array]]:
         """(where its rows are in out, q, k, v) of each sequence."""
         found: list[tuple[Any, Array, Array, Array]] = []

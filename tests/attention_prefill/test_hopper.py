@@ -52,6 +52,24 @@ def test_the_emulator_is_accurate(case: Case) -> None:
     assert_accurate(x, out, lse)
 
 
+WINDOWS = [
+    Case(((30, 400), (150, 300)), heads=(2, 1), form="paged", D=128, window=100),
+    Case(((200, 500),), heads=(2, 1), D=128, window=33),
+    Case(((3, 300), (140, 150), (70, 5)), heads=(2, 1), form="ragged", window=(40, 9), causal=False),
+    Case(((1, 129),), heads=(2, 2), form="paged", page=64, D=256, window=1, sinks=True),
+]
+
+
+@pytest.mark.parametrize("case", WINDOWS, ids=str)
+def test_keys_before_every_window_are_not_multiplied(case: Case) -> None:
+    """They hold NaN; the bits are those where they hold numbers."""
+    x = case.build()
+    expected = x.call(return_lse=True, backend="hopper")
+    assert_accurate(x, *expected)
+    x.poison_before_window()
+    assert list(map(bits, x.call(return_lse=True, backend="hopper"))) == list(map(bits, expected))
+
+
 def test_which_program_takes_a_tile_changes_nothing() -> None:
     arrays, numbers = plan(Case(((200, 300),) * 2, heads=(4, 2)))
     assert numbers["config"].tiles == 16

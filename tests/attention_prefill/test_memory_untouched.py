@@ -100,7 +100,7 @@ def test_keys_outside_the_window_are_not_read(arch: str) -> None:
     x = Case(((4, 1024),), form="paged", heads=(2, 1), window=128).build()
     expected = x.call(arch=arch)
     assert_accurate(x, expected)
-    poison_before(x, 1024 - 4 - 127)
+    x.poison_before_window()
     assert bits(x.call(arch=arch)) == bits(expected)
 
 
@@ -108,15 +108,8 @@ def test_keys_outside_the_window_are_not_read(arch: str) -> None:
 def test_keys_outside_the_window_are_not_read_by_the_kernel() -> None:
     x = Case(((4, 300),), form="paged", heads=(2, 1), window=128).build()
     expected = bits(x.call(device="cpu"))
-    poison_before(x, 300 - 4 - 127)
+    x.poison_before_window()
     assert bits(x.call(device="cpu")) == expected
-
-
-def poison_before(x: Inputs, first: int) -> None:
-    """NaN in every slot of the keys before ``first``."""
-    key = np.arange(first)
-    for cache in (x.k, x.v):
-        cache[x.table[0, key // 16], key % 16] = np.nan
 
 
 @every_arch

@@ -59,6 +59,25 @@ def test_grid(case: Case) -> None:
     assert_accurate(x, out.cpu(), lse.cpu())
 
 
+WINDOWS = [
+    Case(((30, 400), (150, 300), (4, 3000)), heads=(6, 2), form="paged", D=128, window=100),
+    Case(((200, 500),) * 2, heads=(4, 2), D=64, window=33),
+    Case(((3, 300), (140, 150), (70, 5)), heads=(2, 1), form="ragged", D=128, window=(40, 9), causal=False),
+    Case(((1, 129), (300, 700)), heads=(2, 2), form="paged", page=64, D=256, window=1, sinks=True),
+]
+
+
+@pytest.mark.parametrize("case", WINDOWS, ids=str)
+def test_keys_before_every_window_are_not_multiplied(case: Case) -> None:
+    """They hold NaN."""
+    x = case.build()
+    expected = x.call(device="cuda", return_lse=True, backend="hopper")
+    assert_accurate(x, *(t.cpu() for t in expected))
+    x.poison_before_window()
+    found = x.call(device="cuda", return_lse=True, backend="hopper")
+    assert [bits(t.cpu()) for t in found] == [bits(t.cpu()) for t in expected]
+
+
 @pytest.mark.parametrize("case", [SIZES[5], *SIZES[-4:]], ids=str)
 def test_the_emulator_gives_what_the_chip_gives(case: Case) -> None:
     """Both round P and the output to 16 bits; a tie may fall on either side. Softcap's tanh has 2^-11 on the chip."""

@@ -112,7 +112,7 @@ def hopper_lacks(inputs: PrefillInputs, scale: float) -> str | None:
 def hopper_declined(problem: PrefillProblem, left: int) -> str | None:
     """Why "auto" takes the portable kernel all the same, None if it does not. ``left`` is the window's left side."""
     if left < UNLIMITED:
-        return "a window, of whose first block of keys it also multiplies those before the window, with 0"
+        return "a window, whose first block of keys no chip has run"
     if problem.group > 1 and problem.max_q * problem.group <= 128:
         return "the heads of a KV head fit one tile together"
     return gluon_lacks(wide=True) if problem.head_dim > 192 else None

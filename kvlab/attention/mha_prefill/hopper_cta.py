@@ -59,10 +59,10 @@ class HopperCTA:
         tma.load(box, (page, row, head, panel), self.smem, address, bar)
         self.traffic.move("DRAM->SMEM", place.nbytes)
 
-    def clean_rows(self, b: int, end: int) -> None:
-        """Zero the rows of a V tile from ``end`` on: what stands behind a sequence may be anything."""
+    def clean_rows(self, b: int, start: int, stop: int) -> None:
+        """Zero the rows ``start`` to ``stop - 1`` of a V tile: what no row sees may be anything."""
         place = self.v[b]
-        address = place.address(np.arange(end, place.rows)[:, None], np.arange(place.vectors))
+        address = place.address(np.arange(start, stop)[:, None], np.arange(place.vectors))
         self.smem.store(address, np.zeros((*address.shape, 16), np.uint8))
 
     def scores(self, u: int, b: int) -> Fragments:

@@ -67,7 +67,8 @@ class Launch:
         top = row + num_keys - num_q
         bottom = top + C.NC * C.BM - 1
         hi = max(-(-min(bottom + self.features.mask.right + 1, num_keys) // C.BN), 1)
-        return min(max(top - self.features.mask.left, 0) // C.BN, hi - 1), hi
+        first = max(top, num_keys - num_q) - self.features.mask.left  # rows before the sequence see nothing
+        return min(max(first, 0) // C.BN, hi - 1), hi
 
 
 def produce(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
@@ -152,7 +153,7 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
         #: clean    V behind the end of the sequence
         if C.CLEAN and hi * BN > num_keys:
             yield cta.v_full[b], (it // C.NB) & 1
-            cta.clean_rows(b, num_keys - (hi - 1) * BN)
+            cta.clean_rows(b, num_keys - (hi - 1) * BN, BN)
         for i in range(1, hi - lo):
             #: scores -> s    S = Q K^T of the next block, started
             it += 1
@@ -179,9 +180,14 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
             #: rescale -> o    O *= alpha; V's stage is free
             cta.v_free[vb].arrive()
             o = o if C.EARLY else o.with_values(o.values * o.by_row(alpha[None]))
+        #: clean -> b    V before the first key that a row of the sequence sees
+        b = it % C.NB
+        first = num_keys - num_q - left - lo * BN
+        if C.WINDOW and first > 0:
+            yield cta.v_full[b], (it // C.NB) & 1
+            cta.clean_rows(b, 0, min(first, BN))
         #: accumulate -> o    O += P V of the first block
         cta.q_free[u].arrive()  # the producer may fetch the next Q
-        b = it % C.NB
         yield cta.v_full[b], (it // C.NB) & 1
         if C.EARLY:
             o = o.with_values(o.values * o.by_row(alpha[None]))

@@ -165,7 +165,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, sizes, C: gl.conste
         #: clean    V behind the end of the sequence
         if C.CLEAN and hi * BN > num_keys:
             mbarrier.wait(v_full.index(b), (it // C.NB) & 1)
-            clean_rows(v_s, b, num_keys - (hi - 1) * BN, BN, DV)
+            clean_rows(v_s, b, num_keys - (hi - 1) * BN, BN, BN, DV)
         for i in range(1, hi - lo):
             #: scores -> s    S = Q K^T of the next block, started
             it += 1
@@ -207,9 +207,14 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, sizes, C: gl.conste
             if not C.EARLY:
                 o = o * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
             o = hopper.warpgroup_mma_init(o)
+        #: clean -> b    V before the first key that a row of the sequence sees
+        b = it % C.NB
+        first = num_keys - num_q - left - lo * BN
+        if C.WINDOW and first > 0:
+            mbarrier.wait(v_full.index(b), (it // C.NB) & 1)
+            clean_rows(v_s, b, 0, gl.minimum(first, BN), BN, DV)
         #: accumulate -> o    O += P V of the first block
         mbarrier.arrive(q_free.index(u), count=1)  # the producer may fetch the next Q
-        b = it % C.NB
         mbarrier.wait(v_full.index(b), (it // C.NB) & 1)
         if C.EARLY:
             o = hopper.warpgroup_mma_wait(0, deps=(o,))

@@ -93,7 +93,8 @@ def key_blocks(row, num_q, num_keys, left, right, ROWS: gl.constexpr, BN: gl.con
     top = row + num_keys - num_q
     bottom = top + ROWS - 1
     hi = gl.maximum(gl.cdiv(gl.minimum(bottom + right + 1, num_keys), BN), 1)
-    lo = gl.minimum(gl.maximum(top - left, 0) // BN, hi - 1)
+    first = gl.maximum(top, num_keys - num_q) - left  # rows before the sequence see nothing
+    lo = gl.minimum(gl.maximum(first, 0) // BN, hi - 1)
     return lo, hi
 
 
@@ -131,17 +132,18 @@ def expect_pages(table, key, BN: gl.constexpr, BOX: gl.constexpr, PAGE: gl.const
 
 
 @gluon.jit
-def clean_rows(v_s, b, end, BN: gl.constexpr, D: gl.constexpr):
-    """Zero the rows of a V tile from ``end`` on: what stands behind a sequence may be anything, and 0 * NaN is NaN."""
+def clean_rows(v_s, b, start, stop, BN: gl.constexpr, D: gl.constexpr):
+    """Zero the rows ``start`` to ``stop - 1`` of a V tile: what no row sees may be anything, and 0 * NaN is NaN."""
     ATOMS: gl.constexpr = BN // 8
     REGISTERS: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])
     rows = view(v_s, [v_s.shape[0] * BN * D // (8 * PANEL), 8, PANEL], TILE_LAYOUT)
     r = gl.arange(0, 8, layout=gl.SliceLayout(1, REGISTERS))
-    for atom in range(end // 8, ATOMS):
+    for atom in range(start // 8, gl.cdiv(stop, 8)):
         for c in gl.static_range(D // PANEL):
             one = rows.index((b * (D // PANEL) + c) * ATOMS + atom)
             kept = one.load(REGISTERS)
-            one.store(gl.where((atom * 8 + r < end)[:, None], kept, gl.zeros_like(kept)))
+            seen = (atom * 8 + r < start) | (atom * 8 + r >= stop)
+            one.store(gl.where(seen[:, None], kept, gl.zeros_like(kept)))
     fence_async_shared()
     meet()
 

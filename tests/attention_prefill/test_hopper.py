@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,12 @@ from prefill_cases import Case
 from yardsticks import assert_accurate, bits
 
 from kvlab.attention import explain, hopper_choice, mha_prefill
-from kvlab.attention.mha_prefill import hopper_emulator
-from kvlab.attention.mha_prefill.hopper_config import choose_hopper
+from kvlab.attention.mha_prefill import hopper_cta, hopper_emulator
+from kvlab.attention.mha_prefill.hopper_config import FIXED_MOST, FIXED_TOP, choose_hopper
 from kvlab.attention.mha_prefill.hopper_cta import run_roles
 from kvlab.cache.arrays import to_numpy, to_torch
 from kvlab.hardware import BarrierDeadlock, SharedMemBarrier
+from kvlab.staging import Fragments
 from kvlab.triton_support.compile import Compiled, compile_kernel, signature_of
 from kvlab.triton_support.versions import gluon_lacks
 
@@ -30,6 +32,10 @@ CASES = [
     Case(RAGGED, heads=(4, 2), D=128, form="paged", sinks=True, window=50),
     Case(((70, 129),), heads=(1, 1), form="paged", page=128, causal=False),
     Case(((70, 129), (200, 5)), heads=(2, 1), D=192, DV=128, form="ragged", base2=True),
+    Case(RAGGED, heads=(2, 1), D=128, form="paged", softcap=50.0, sinks=True, window=150),
+    Case(((130, 300),), heads=(2, 1), softcap=5.0, causal=False),
+    Case(((130, 200),), heads=(2, 1), D=128, softcap=20.0, dtype="fp16"),
+    Case(((130, 200),), heads=(2, 1), D=128, softcap=60.0),
 ]
 
 
@@ -50,6 +56,31 @@ def test_the_emulator_is_accurate(case: Case) -> None:
     x = case.build()
     out, lse = x.call(return_lse=True, backend="hopper")
     assert_accurate(x, out, lse)
+
+
+def test_scores_at_both_ends_of_a_softcap() -> None:
+    """50 as in Gemma 2: rows whose keys score about -44 or 44, all or in part; V up to 2^40."""
+    x = Case(((64, 300),), heads=(1, 1), D=128, softcap=50.0, causal=False).build()
+    assert plan(x.case)[1]["config"].constants.FIXED
+    x.q[...], x.k[...] = 1, x.k + x.k.dtype.type(6)
+    x.q[0, :20] = -1
+    x.v[...] = x.v * x.v.dtype.type(2.0**40)
+    assert_accurate(x, *x.call(return_lse=True, backend="hopper"))
+    x.k[0, 140:] *= -1
+    assert_accurate(x, *x.call(return_lse=True, backend="hopper"))
+
+
+def test_weights_by_multiply_adds() -> None:
+    """Law: 2^y to 2^-13.5, for every y that a fixed top leaves; both twins have one polynomial."""
+    t = np.linspace(-0.999, 0.999, 64 * 128, dtype=np.float32).reshape(1, 128, 1, 64)
+    scale = np.float32(FIXED_MOST)
+    s = Fragments.zeros(1, hopper_cta._accumulator(128)).with_values(np.arctanh(t))
+    weights = hopper_emulator._capped_weights(s, np.float32(1), scale).values
+    exact = np.exp2(np.tanh(s.values).astype(np.float64) * scale - FIXED_TOP)
+    assert np.abs(weights / exact - 1).max() < 2.0**-13.5
+    source = Path(hopper_cta.__file__).with_name("hopper_steps.py").read_text()
+    at = [source.index(f"0f{c:08X}") for c in hopper_emulator.POLYNOMIAL.view(np.uint32)]
+    assert at == sorted(at)
 
 
 WINDOWS = [
@@ -144,6 +175,7 @@ MATRIX = [
     Case(((256, 256),), heads=(4, 2), D=128),
     Case(LENS, heads=(4, 2), D=128, form="ragged", dtype="fp16"),
     Case(LENS, heads=(4, 2), D=128, form="paged", page=16, sinks=True, softcap=20.0, window=100),
+    Case(LENS, heads=(4, 2), D=64, form="ragged", softcap=50.0),
     Case(LENS, heads=(4, 2), D=192, DV=128),
     Case(LENS, heads=(4, 2), D=256),
 ]

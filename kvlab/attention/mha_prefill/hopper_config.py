@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kvlab.attention.masks import UNLIMITED
+from kvlab.attention.online_softmax import LOG2E
 from kvlab.cache.arrays import dtype_of, element_strides
+from kvlab.memory import bfloat16
 from kvlab.triton_support.versions import gluon_lacks
 
 from .config import PrefillProblem
@@ -23,6 +25,10 @@ SUPPORTED = (
     "head dimension 64, 128 or 256 (192 with values of 128), scale > 0, at least one key, pages of 16, "
     "32, 64 or multiples of 128 tokens, arrays that start at 16 bytes and whose strides are multiples of 16 bytes"
 )
+FIXED_TOP, FIXED_MOST = 24.0, 80.0
+"""Scores of a softcap are bounded. Up to FIXED_MOST (in units of log2, softcap 55) bfloat16 P and float32 sums hold
+``2^(score - FIXED_TOP)`` and the sum of V times it over 2^20 keys, V up to 2^51: no running maximum is wanted.
+"""
 L2_SHARE = 16_000_000  # bytes of K and V that stay in L2 beside what else passes through
 
 
@@ -31,7 +37,7 @@ class Constants(NamedTuple):
     stages hold BN keys of D and values of DV, in boxes of BOX keys.
 
     FIRST: the first block of a tile may need a mask; MASKED: others, too. WINDOW: bounded on the left. CLEAN: rows
-    behind a sequence's end may be anything. O leaves in ROUNDS parts. EQUAL: all
+    behind a sequence's end may be anything. CAPPED: softcap; FIXED: so low that weights have a fixed top. O leaves in ROUNDS parts. EQUAL: all
     tiles have as many keys. HOLD, EARLY: see ``hopper_roles.consume``. REGISTERS of a thread of a consumer and of the
     PRODUCER.
     """
@@ -51,6 +57,7 @@ class Constants(NamedTuple):
     WINDOW: bool
     CLEAN: bool
     CAPPED: bool
+    FIXED: bool
     SINKS: bool
     HOLD: bool
     EARLY: bool
@@ -149,7 +156,9 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperConfi
     constants = Constants(
         D=D, DV=DV, NC=NC, NQ=2 if D <= 128 else 1, NB=NB, BN=BN, BOX=min(page, BN) if page else BN, PAGE=page,
         RAGGED_Q=problem.ragged, RAGGED_K=ragged_k, FIRST=bounded or window or not whole, MASKED=diagonal or window,
-        WINDOW=window, CLEAN=ragged_k or page > 0, CAPPED=features.softcap > 0, SINKS=features.sinks is not None,
+        WINDOW=window, CLEAN=ragged_k or page > 0, CAPPED=features.softcap > 0,
+        FIXED=D <= 128 and 0 < features.softcap * LOG2E <= FIXED_MOST and bool(dtype_of(inputs.q, "q") == bfloat16),
+        SINKS=features.sinks is not None,
         HOLD=small, EARLY=small, ROUNDS=2 if D > 128 else 1, EQUAL=known and not bounded and not window,
         REGISTERS=160 if three else 232 if page else 240, PRODUCER=32 if three or not page else 48,
     )  # fmt: skip

@@ -15,11 +15,14 @@ from kvlab.hardware import TmaDescriptor
 from kvlab.staging import Fragments, Traffic
 
 from .config import PrefillProblem
-from .hopper_config import HopperConfig
+from .hopper_config import FIXED_TOP, HopperConfig
 from .hopper_cta import HopperCTA, Wait, run_roles
 
 Array = np.ndarray[Any, Any]
 NOTHING = np.float32(-(2.0**100))
+UNIT = np.float32(1.5 * 2**23)
+POLYNOMIAL = np.array([0x3D61FBB0, 0x3E786F0D, 0x3F31798D, 0x3F7FFB49], np.uint32).view(np.float32)
+"""Of 2^r in [-1/2, 1/2], from r^3 down: the least relative error, 2^-13.7."""
 
 
 @dataclass
@@ -124,6 +127,7 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
     C, scale = cta.C, x.scale
     BM, BN = C.BM, C.BN
     left, right = x.features.mask.left, x.features.mask.right
+    hidden = np.float32(0 if C.FIXED else -np.inf)  # of a score, or of its weight already
     it, j = 0, 0
     yield cta.q_full[W], 0
     batch = cta.words[0][0]
@@ -140,13 +144,16 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
         yield cta.k_full[b], (it // C.NB) & 1
         s = cta.scores(u, b)
         cta.k_free[b].arrive()
-        #: mask -> s    keys that a row does not see
-        s = _cap(s, x.inner) if C.CAPPED else s
-        s = _mask(s, position, (hi - 1) * BN, num_keys, left, right) if C.FIRST else s
+        #: mask -> s    softcap, keys that a row does not see
+        s = _capped_weights(s, x.inner, scale) if C.FIXED else _cap(s, x.inner) if C.CAPPED else s
+        s = _mask(s, hidden, position, (hi - 1) * BN, num_keys, left, right) if C.FIRST else s
         #: softmax -> p, m, l, alpha, o    row maximum, exponentials, sums of each lane
-        m = s.tile()[0].max(1)
-        m = np.maximum(m, NOTHING) if C.FIRST else m  # a row may see nothing of this block
-        e = s.with_values(np.exp2(s.values * scale - s.by_row((m * scale)[None])))
+        if C.FIXED:
+            m, e = np.full(BM, FIXED_TOP, np.float32), s
+        else:
+            m = s.tile()[0].max(1)
+            m = np.maximum(m, NOTHING) if C.FIRST else m  # a row may see nothing of this block
+            e = s.with_values(np.exp2(s.values * scale - s.by_row((m * scale)[None])))
         l = _quad_sum(e)
         p = e.with_values(e.values.astype(cta.dtype))
         alpha, o = np.ones(BM, np.float32), cta.zeros()
@@ -163,23 +170,27 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
             #: accumulate -> o    O += P V of the block before, started
             vb = (it - 1) % C.NB
             yield cta.v_full[vb], ((it - 1) // C.NB) & 1
-            if C.EARLY:  # rescale while Q K^T runs
+            if C.EARLY and not C.FIXED:  # rescale while Q K^T runs
                 o = o.with_values(o.values * o.by_row(alpha[None]))
             o = cta.accumulate(p, vb, o)
             cta.k_free[b].arrive()
-            #: mask -> s    keys that a row does not see
-            s = _cap(s, x.inner) if C.CAPPED else s
-            s = _mask(s, position, key, num_keys, left, right) if C.MASKED else s
+            #: mask -> s    softcap, keys that a row does not see
+            s = _capped_weights(s, x.inner, scale) if C.FIXED else _cap(s, x.inner) if C.CAPPED else s
+            s = _mask(s, hidden, position, key, num_keys, left, right) if C.MASKED else s
             #: softmax -> p, m, l, alpha    online: new row maximum, exponentials, sums of each lane
-            m_new = np.maximum(m, s.tile()[0].max(1))
-            alpha = np.exp2(m * scale - m_new * scale)
-            m = m_new
-            e = s.with_values(np.exp2(s.values * scale - s.by_row((m * scale)[None])))
-            l = l * alpha[:, None] + _quad_sum(e)
+            if C.FIXED:
+                e = s
+                l = l + _quad_sum(e)
+            else:
+                m_new = np.maximum(m, s.tile()[0].max(1))
+                alpha = np.exp2(m * scale - m_new * scale)
+                m = m_new
+                e = s.with_values(np.exp2(s.values * scale - s.by_row((m * scale)[None])))
+                l = l * alpha[:, None] + _quad_sum(e)
             p = e.with_values(e.values.astype(cta.dtype))
             #: rescale -> o    O *= alpha; V's stage is free
             cta.v_free[vb].arrive()
-            o = o if C.EARLY else o.with_values(o.values * o.by_row(alpha[None]))
+            o = o if C.EARLY or C.FIXED else o.with_values(o.values * o.by_row(alpha[None]))
         #: clean -> b    V before the first key that a row of the sequence sees
         b = it % C.NB
         first = num_keys - num_q - left - lo * BN
@@ -189,12 +200,12 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
         #: accumulate -> o    O += P V of the first block
         cta.q_free[u].arrive()  # the producer may fetch the next Q
         yield cta.v_full[b], (it // C.NB) & 1
-        if C.EARLY:
+        if C.EARLY and not C.FIXED:
             o = o.with_values(o.values * o.by_row(alpha[None]))
         o = cta.accumulate(p, b, o)
         #: normalise -> o, lse    rows without a visible key give 0 and -inf, or the sink's logit
         sink = None if x.features.sinks is None else x.features.sinks[head]
-        lse, inv = _row_results(m * scale, l, sink, x.unit)
+        lse, inv = _row_results(m if C.FIXED else m * scale, l, sink, x.unit)
         cta.v_free[b].arrive()
         o = o.with_values(o.values * o.by_row(inv[None]))
         #: store    registers -> shared memory -> DRAM; where rows do not exist straight to DRAM
@@ -219,11 +230,24 @@ def _cap(s: Fragments, inner: np.float32) -> Fragments:
     return s.with_values(np.tanh(s.values * inner))
 
 
-def _mask(s: Fragments, position: int, key: int, num_keys: int, left: int, right: int) -> Fragments:
-    """-inf for the keys that a row does not see; ``position`` of the first row."""
+def _capped_weights(s: Fragments, inner: np.float32, scale: np.float32) -> Fragments:
+    """``2^(tanh(s * inner) * scale - 24)``: even keys by the exp unit, odd ones as the kernel does by multiply-adds."""
+    t = np.tanh(s.values * inner)
+    weights = np.exp2(t * scale - np.float32(FIXED_TOP))
+    exact = t[..., 1::2].astype(np.float64) * scale - FIXED_TOP
+    n = (exact + UNIT).astype(np.float32)  # fused, as all that follow
+    r, w = (exact - (n - UNIT)).astype(np.float32), POLYNOMIAL[0]
+    for c in POLYNOMIAL[1:]:
+        w = (w.astype(np.float64) * r + c).astype(np.float32)
+    weights[..., 1::2] = ((n.view(np.uint32) << 23) + w.view(np.uint32)).view(np.float32)
+    return s.with_values(weights)
+
+
+def _mask(s: Fragments, nothing: np.float32, position: int, key: int, num_keys: int, left: int, right: int) -> Fragments:
+    """``nothing`` for the keys that a row does not see; ``position`` of the first row."""
     p, c = position + s.map.row, key + s.map.col
     visible = (c < np.minimum(p + right + 1, num_keys)) & (c >= p - left)
-    return s.with_values(np.where(visible, s.values, np.float32(-np.inf)))
+    return s.with_values(np.where(visible, s.values, nothing))
 
 
 def _quad_sum(e: Fragments) -> Array:

@@ -7,8 +7,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+from .hopper_config import FIXED_TOP
 from .hopper_steps import (
     cap,
+    capped_weights,
     clean_rows,
     expect_pages,
     find_tile,
@@ -25,6 +27,7 @@ from .hopper_steps import (
 
 # A power of two: times the scale it is exact, so that m * scale - m * scale is 0 in a fused multiply-add, too.
 NOTHING = gl.constexpr(-(2.0**100))
+TOP = gl.constexpr(FIXED_TOP)
 
 
 @gluon.jit
@@ -121,6 +124,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, sizes, C: gl.conste
     out, lse_out, sinks, o_batch, o_token, o_head, lse_batch, lse_head, lse_token, inner, scale, unit = results
     max_q, max_k, left, right = sizes
     DTYPE: gl.constexpr = q_s.dtype
+    HIDDEN: gl.constexpr = 0.0 if C.FIXED else float("-inf")  # of a score, or of its weight already
     it = 0
     j = 0
     mbarrier.wait(q_full.index(W), 0)
@@ -148,16 +152,22 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, sizes, C: gl.conste
         s = multiply_qk(q_s, k_s, u, b, zero, C.D)
         s = hopper.warpgroup_mma_wait(0, deps=(s,))
         mbarrier.arrive(k_free.index(b), count=1)
-        #: mask -> s    keys that a row does not see
-        if C.CAPPED:
+        #: mask -> s    softcap, keys that a row does not see
+        if C.FIXED:
+            s = capped_weights(s, inner, scale)
+        elif C.CAPPED:
             s = cap(s, inner)
         if C.FIRST:
-            s = mask_block(s, position, (hi - 1) * BN, num_keys, left, right, BM, BN, C.WINDOW, S_LAYOUT)
+            s = mask_block(s, HIDDEN, position, (hi - 1) * BN, num_keys, left, right, BM, BN, C.WINDOW, S_LAYOUT)
         #: softmax -> p, m, l, alpha, o    row maximum, exponentials, sums of each lane
-        m = gl.max(s, 1)
-        if C.FIRST:
-            m = gl.maximum(m, NOTHING)  # a row may see nothing of this block: keep -inf - -inf away
-        e = gl.exp2(s * scale - (m * scale)[:, None])  # scale holds log2(e)
+        if C.FIXED:
+            m = gl.full([BM], TOP, gl.float32, layout=gl.SliceLayout(1, S_LAYOUT))
+            e = s
+        else:
+            m = gl.max(s, 1)
+            if C.FIRST:
+                m = gl.maximum(m, NOTHING)  # a row may see nothing of this block: keep -inf - -inf away
+            e = gl.exp2(s * scale - (m * scale)[:, None])  # scale holds log2(e)
         l = quad_sum(e, BM, BN)
         p = gl.convert_layout(e.to(DTYPE), P_LAYOUT)
         alpha = gl.full([BM], 1.0, gl.float32, layout=gl.SliceLayout(1, S_LAYOUT))
@@ -176,26 +186,32 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, sizes, C: gl.conste
             #: accumulate -> o    O += P V of the block before, started
             vb = (it - 1) % C.NB
             mbarrier.wait(v_full.index(vb), ((it - 1) // C.NB) & 1)
-            if C.EARLY:  # rescale while Q K^T runs
+            if C.EARLY and not C.FIXED:  # rescale while Q K^T runs
                 o = hopper.warpgroup_mma_wait(1, deps=(o,))
                 o = o * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
             o = hopper.warpgroup_mma(p, v_s.index(vb), o, is_async=True)
             s = hopper.warpgroup_mma_wait(1, deps=(s,))
             mbarrier.arrive(k_free.index(b), count=1)
-            #: mask -> s    keys that a row does not see
-            if C.CAPPED:
+            #: mask -> s    softcap, keys that a row does not see
+            if C.FIXED:
+                s = capped_weights(s, inner, scale)
+            elif C.CAPPED:
                 s = cap(s, inner)
             cut = (key + BN > gl.minimum(position + right + 1, num_keys)) | (key < position + BM - 1 - left)
             if C.MASKED and cut:
-                s = mask_block(s, position, key, num_keys, left, right, BM, BN, C.WINDOW, S_LAYOUT)
+                s = mask_block(s, HIDDEN, position, key, num_keys, left, right, BM, BN, C.WINDOW, S_LAYOUT)
             #: softmax -> p, m, l, alpha    online: new row maximum, exponentials, sums of each lane
-            m_new = gl.maximum(m, gl.max(s, 1))
-            base = m_new * scale
-            alpha = gl.exp2(m * scale - base)
-            m = m_new
-            e = gl.exp2(s * scale - base[:, None])
-            lanes = quad_sum(e, BM, BN)
-            l = l * gl.convert_layout(alpha, gl.SliceLayout(1, lanes.type.layout))[:, None] + lanes
+            if C.FIXED:
+                e = s
+                l += quad_sum(e, BM, BN)
+            else:
+                m_new = gl.maximum(m, gl.max(s, 1))
+                base = m_new * scale
+                alpha = gl.exp2(m * scale - base)
+                m = m_new
+                e = gl.exp2(s * scale - base[:, None])
+                lanes = quad_sum(e, BM, BN)
+                l = l * gl.convert_layout(alpha, gl.SliceLayout(1, lanes.type.layout))[:, None] + lanes
             p = gl.convert_layout(e.to(DTYPE), P_LAYOUT)
             #: rescale -> o    O *= alpha; V's stage is free
             if C.HOLD:
@@ -204,7 +220,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, sizes, C: gl.conste
                 mbarrier.wait(v_full.index(vb), ((it - 1) // C.NB) & 1)
             o = hopper.warpgroup_mma_wait(0, deps=(o,))
             mbarrier.arrive(v_free.index(vb), count=1)
-            if not C.EARLY:
+            if not (C.EARLY or C.FIXED):
                 o = o * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
             o = hopper.warpgroup_mma_init(o)
         #: clean -> b    V before the first key that a row of the sequence sees
@@ -216,12 +232,12 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, sizes, C: gl.conste
         #: accumulate -> o    O += P V of the first block
         mbarrier.arrive(q_free.index(u), count=1)  # the producer may fetch the next Q
         mbarrier.wait(v_full.index(b), (it // C.NB) & 1)
-        if C.EARLY:
+        if C.EARLY and not C.FIXED:
             o = hopper.warpgroup_mma_wait(0, deps=(o,))
             o = o * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
         o = hopper.warpgroup_mma(p, v_s.index(b), o, is_async=True)
         #: normalise -> o, lse    rows without a visible key give 0 and -inf, or the sink's logit
-        lse, inv = row_results(m * scale, l, sinks + head, unit, BM, C.SINKS, S_LAYOUT)
+        lse, inv = row_results(m if C.FIXED else m * scale, l, sinks + head, unit, BM, C.SINKS, S_LAYOUT)
         inv = gl.convert_layout(inv, gl.SliceLayout(1, O_LAYOUT))
         tma.store_wait(0)  # the tile before has left its buffer
         o = hopper.warpgroup_mma_wait(0, deps=(o,))

@@ -170,16 +170,48 @@ def cap(s, inner):
 
 
 @gluon.jit
+def capped_weights(s, inner, scale):
+    """``2^(tanh(s * inner) * scale - 24)``; of two keys the exp unit does one, multiply-adds the other.
+
+    They round what stands before the 24 to an integer, a multiple of the float 1.5 * 2^23's unit, whose last bits then
+    are the exponent, and take 2^rest from a polynomial of degree 3 for [-1/2, 1/2], relative error 2^-13.7.
+    """
+    return gl.inline_asm_elementwise(
+        """
+        {
+        .reg .f32 t, y, n, r, w;
+        .reg .b32 exponent, rest;
+        tanh.approx.f32 t, $2;
+        fma.rn.f32 y, t, $4, 0fC1C00000;
+        ex2.approx.ftz.f32 $0, y;
+        tanh.approx.f32 t, $3;
+        fma.rn.f32 n, t, $5, 0f4B3FFFE8;
+        sub.rn.f32 r, 0f4B3FFFE8, n;
+        fma.rn.f32 r, t, $5, r;
+        fma.rn.f32 w, r, 0f3D61FBB0, 0f3E786F0D;
+        fma.rn.f32 w, w, r, 0f3F31798D;
+        fma.rn.f32 w, w, r, 0f3F7FFB49;
+        mov.b32 exponent, n;
+        shl.b32 exponent, exponent, 23;
+        mov.b32 rest, w;
+        add.s32 rest, rest, exponent;
+        mov.b32 $1, rest;
+        }
+        """, "=f,=f,f,f,f,f", [s * inner, scale], dtype=gl.float32, is_pure=True, pack=2,
+    )  # fmt: skip
+
+
+@gluon.jit
 def mask_block(
-    s, position, key, num_keys, left, right, BM: gl.constexpr, BN: gl.constexpr, WINDOW: gl.constexpr,
-    S_LAYOUT: gl.constexpr,
+    s, nothing: gl.constexpr, position, key, num_keys, left, right, BM: gl.constexpr, BN: gl.constexpr,
+    WINDOW: gl.constexpr, S_LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """-inf for the keys that a row does not see; ``position`` of the first row."""
+    """``nothing`` for the keys that a row does not see; ``position`` of the first row."""
     p = position + gl.arange(0, BM, layout=gl.SliceLayout(1, S_LAYOUT))
     c = key + gl.arange(0, BN, layout=gl.SliceLayout(0, S_LAYOUT))
-    s = gl.where(c[None, :] < gl.minimum(p + right + 1, num_keys)[:, None], s, float("-inf"))
+    s = gl.where(c[None, :] < gl.minimum(p + right + 1, num_keys)[:, None], s, nothing)
     if WINDOW:
-        s = gl.where(c[None, :] >= (p - left)[:, None], s, float("-inf"))
+        s = gl.where(c[None, :] >= (p - left)[:, None], s, nothing)
     return s
 
 

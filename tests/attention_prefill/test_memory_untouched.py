@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prefill_cases import Case, Inputs
+from prefill_cases import Case
 from yardsticks import HUGE, assert_accurate, bits
 
 from kvlab.attention.masks import CausalPaddingMask, ChunkedCausalMask, ChunkedMask, SlidingWindowCausalMask

@@ -37,9 +37,9 @@ class Constants(NamedTuple):
     stages hold BN keys of D and values of DV, in boxes of BOX keys.
 
     FIRST: the first block of a tile may need a mask; MASKED: others, too. WINDOW: bounded on the left. CLEAN: rows
-    behind a sequence's end may be anything. CAPPED: softcap; FIXED: so low that weights have a fixed top. O leaves in ROUNDS parts. EQUAL: all
-    tiles have as many keys. HOLD, EARLY: see ``hopper_roles.consume``. REGISTERS of a thread of a consumer and of the
-    PRODUCER.
+    behind a sequence's end may be anything. CAPPED: softcap; FIXED: so low that weights have a fixed top. O leaves in
+    ROUNDS parts. EQUAL: all tiles have as many keys. HOLD, EARLY: see ``hopper_roles.consume``. REGISTERS of a thread
+    of a consumer and of the PRODUCER.
     """
 
     D: int

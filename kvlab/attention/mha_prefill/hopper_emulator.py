@@ -243,7 +243,9 @@ def _capped_weights(s: Fragments, inner: np.float32, scale: np.float32) -> Fragm
     return s.with_values(weights)
 
 
-def _mask(s: Fragments, nothing: np.float32, position: int, key: int, num_keys: int, left: int, right: int) -> Fragments:
+def _mask(
+    s: Fragments, nothing: np.float32, position: int, key: int, num_keys: int, left: int, right: int
+) -> Fragments:  # fmt: skip
     """``nothing`` for the keys that a row does not see; ``position`` of the first row."""
     p, c = position + s.map.row, key + s.map.col
     visible = (c < np.minimum(p + right + 1, num_keys)) & (c >= p - left)

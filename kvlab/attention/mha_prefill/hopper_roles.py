@@ -12,7 +12,7 @@ from .hopper_steps import (
     cap,
     capped_weights,
     clean_rows,
-    expect_pages,
+    find_pages,
     find_tile,
     key_blocks,
     load_rows,
@@ -71,28 +71,18 @@ def produce(descs, boxes, words, bars, seqs, sizes, C: gl.constexpr):
             for w in gl.static_range(NC):
                 u = slot * NC + w
                 first = q_first + gl.maximum(row + w * C.BM, 1 - C.BM)  # a box touches the tensor
-                load_rows(
-                    dq, q_s, q_full.index(u), u, q_batch, first, head, 0, 0, table, pages,
-                    C.BM, C.BM, C.D, 0,
-                )  # fmt: skip
+                load_rows(dq, q_s, q_full.index(u), u, (q_batch,), first, head, 0, C.BM, C.BM, C.D, 0)
             j += 1
             for i in range(hi - lo):
                 #: load_k -> b, key    from the last block to the first, as soon as the stage is free
                 b = it % C.NB
                 key = (hi - 1 - i) * C.BN
+                found = find_pages(pages_of, k_batch, key, num_keys, pages, C.BN, C.BOX, C.PAGE)  # before the wait
                 mbarrier.wait(k_free.index(b), ((it // C.NB) & 1) ^ 1)
-                load_rows(
-                    dk, k_s, k_full.index(b), b, k_batch, k_first, head // group, key, num_keys, pages_of, pages,
-                    C.BN, C.BOX, C.D, C.PAGE,
-                )  # fmt: skip
+                load_rows(dk, k_s, k_full.index(b), b, found, k_first, head // group, key, C.BN, C.BOX, C.D, C.PAGE)
                 #: load_v -> it    the V tile of the same keys
                 mbarrier.wait(v_free.index(b), ((it // C.NB) & 1) ^ 1)
-                load_rows(
-                    dv, v_s, v_full.index(b), b, k_batch, k_first, head // group, key, num_keys, pages_of, pages,
-                    C.BN, C.BOX, C.DV, C.PAGE,
-                )  # fmt: skip
-                if C.PAGE and key > 0:
-                    expect_pages(pages_of, key, C.BN, C.BOX, C.PAGE)
+                load_rows(dv, v_s, v_full.index(b), b, found, k_first, head // group, key, C.BN, C.BOX, C.DV, C.PAGE)
                 it += 1
         #: take -> t    the next tile that no program has taken; in turn where all tiles take the same time
         if C.EQUAL:

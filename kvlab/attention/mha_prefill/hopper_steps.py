@@ -99,36 +99,37 @@ def key_blocks(row, num_q, num_keys, left, right, ROWS: gl.constexpr, BN: gl.con
 
 
 @gluon.jit
-def load_rows(
-    desc, smem, bar, b, batch, first, head, key, num_keys, table, pages,
-    ROWS: gl.constexpr, BOX: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr,
+def find_pages(
+    table, batch, key, num_keys, pages, BN: gl.constexpr, BOX: gl.constexpr, PAGE: gl.constexpr
 ):  # fmt: skip
-    """A tile of ROWS into buffer b: boxes of BOX rows and one panel of columns, all on one mbarrier.
-
-    What lies outside the tensor arrives as zeros, so do pages past the end: they are not looked up, ``pages`` is none.
-    """
-    PANELS: gl.constexpr = D // PANEL
-    mbarrier.expect(bar, ROWS * D * 2)
-    for j in range(ROWS // BOX):
+    """The page of each box of a block of keys; of those past the end, which are not looked up, ``pages``: none."""
+    found = ()
+    first = table + key // PAGE if PAGE else table
+    for j in gl.static_range(BN // BOX):
         page = batch
-        row = first + key + j * BOX
         if PAGE:
-            token = key + j * BOX
-            page = gl.load(table + token // PAGE, mask=token < num_keys, other=pages).to(gl.int32)
-            row = token % PAGE
-        for c in gl.static_range(PANELS):
-            at = (b * PANELS + c) * (ROWS // BOX) + j
-            load_box(desc, [page, row, head, c * PANEL], bar, smem.index(at))
+            page = gl.load(first + j, mask=key + j * BOX < num_keys, other=pages).to(gl.int32)
+        found = found + (page,)
+    return found
 
 
 @gluon.jit
-def expect_pages(table, key, BN: gl.constexpr, BOX: gl.constexpr, PAGE: gl.constexpr):
-    """Bring the page numbers of the block before ``key`` into L1."""
-    lane = gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
-    at = table + (key - BN) // PAGE + lane % (BN // BOX)
-    gl.inline_asm_elementwise(
-        "prefetch.global.L1 [$1]; mov.b32 $0, 0;", "=r,l", [at], dtype=gl.int32, is_pure=False, pack=1
-    )
+def load_rows(
+    desc, smem, bar, b, pages, first, head, key, ROWS: gl.constexpr, BOX: gl.constexpr, D: gl.constexpr,
+    PAGE: gl.constexpr,
+):  # fmt: skip
+    """A tile of ROWS into buffer b: boxes of BOX rows and one panel of columns, all on one mbarrier. What lies outside
+    the tensor arrives as zeros.
+    """
+    PANELS: gl.constexpr = D // PANEL
+    mbarrier.expect(bar, ROWS * D * 2)
+    for j in gl.static_range(ROWS // BOX):
+        row = first + key + j * BOX
+        if PAGE:
+            row = key % PAGE if BOX < PAGE else key * 0  # a box is a page, or as much of it as a tile holds
+        for c in gl.static_range(PANELS):
+            at = (b * PANELS + c) * (ROWS // BOX) + j
+            load_box(desc, [pages[j], row, head, c * PANEL], bar, smem.index(at))
 
 
 @gluon.jit

@@ -19,8 +19,8 @@ from kvlab.attention.online_softmax import LOG2E
 
 from .config import PrefillProblem
 from .hopper_config import HopperConfig
-from .hopper_roles import consume, produce
-from .hopper_steps import BOX_LAYOUT, operand
+from .hopper_roles import consume, produce, widen
+from .hopper_steps import BOX8_LAYOUT, BOX_LAYOUT, TILE_LAYOUT, operand
 
 
 @gluon.jit
@@ -33,53 +33,77 @@ def barriers(n: gl.constexpr, count: gl.constexpr):
 
 SIZES = [
     "tiles", "row_tiles", "together", "batches", "steps", "heads", "group", "max_q", "max_k", "left", "right", "pages",
-    "table_batch", "lse_batch", "lse_head",
+    "table_batch", "q_step", "k_step", "v_step", "lse_batch", "lse_head",
 ]  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=SIZES)
 def attend(
-    dq, dk, dv, do, out, lse, cu_q, cu_k, table, lens, sinks, counter, inner, scale, unit, tiles, row_tiles, together,
-    batches, steps, heads, group, max_q, max_k, left, right, pages, table_batch, o_batch, o_token, o_head, lse_batch,
-    lse_head, lse_token, C: gl.constexpr,
+    dq, dk, dv, do, out, lse, cu_q, cu_k, table, lens, sinks, q_scales, k_scales, v_scales, counter, inner, scale, unit,
+    v_factor, tiles, row_tiles, together, batches, steps, heads, group, max_q, max_k, left, right, pages, table_batch,
+    q_step, k_step, v_step, o_batch, o_token, o_head, lse_batch, lse_head, lse_token, C: gl.constexpr,
 ):  # fmt: skip
     """The program of one SM: shared memory, barriers, and its partitions."""
-    q_box = gl.allocate_shared_memory(dq.dtype, [C.NQ * C.NC * C.D // 64, 1, C.BM, 1, 64], BOX_LAYOUT)
-    k_box = gl.allocate_shared_memory(dq.dtype, [C.NB * C.D // 64 * (C.BN // C.BOX), 1, C.BOX, 1, 64], BOX_LAYOUT)
-    v_box = gl.allocate_shared_memory(dq.dtype, [C.NB * C.DV // 64 * (C.BN // C.BOX), 1, C.BOX, 1, 64], BOX_LAYOUT)
-    o_box = gl.allocate_shared_memory(dq.dtype, [C.NC * C.DV // C.ROUNDS // 64, 1, C.BM, 1, 64], BOX_LAYOUT)
+    COLS: gl.constexpr = 128 // C.ITEM
+    LAYOUT: gl.constexpr = BOX8_LAYOUT if C.ITEM == 1 else BOX_LAYOUT
+    q_box = gl.allocate_shared_memory(dq.dtype, [C.NQ * C.NC * C.D // COLS, 1, C.BM, 1, COLS], LAYOUT)
+    k_box = gl.allocate_shared_memory(dq.dtype, [C.NB * C.D // COLS * (C.BN // C.BOX), 1, C.BOX, 1, COLS], LAYOUT)
+    v_box = gl.allocate_shared_memory(dq.dtype, [C.NB * C.DV // COLS * (C.BN // C.BOX), 1, C.BOX, 1, COLS], LAYOUT)
+    o_box = gl.allocate_shared_memory(do.dtype, [C.NC * C.DV // C.ROUNDS // 64, 1, C.BM, 1, 64], BOX_LAYOUT)
     words = gl.allocate_shared_memory(gl.int32, [8 * C.NQ, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    bars = (
-        barriers(C.NQ * C.NC, 1), barriers(C.NQ * C.NC, 1), barriers(C.NB, 1), barriers(C.NB, C.NC),
-        barriers(C.NB, 1), barriers(C.NB, C.NC),
-    )  # fmt: skip
-    q_s = operand(q_box, C.BM, C.D, C.NQ * C.NC * C.D // 64)
-    k_s = operand(k_box, C.BN, C.D, C.NB * C.D // 64)
-    v_s = operand(v_box, C.BN, C.DV, C.NB * C.DV // 64)
-    o_s = operand(o_box, C.BM, C.DV // C.ROUNDS, C.NC * C.DV // C.ROUNDS // 64)
-    ours = (q_s, k_s, v_s, o_s, o_box)
-    results = (out, lse, sinks, o_batch, o_token, o_head, lse_batch, lse_head, lse_token, inner, scale, unit)
+    q_full = barriers(C.NQ * C.NC, 1)
+    q_free = barriers(C.NQ * C.NC, 2 if C.ITEM == 1 else 1)
+    k_full = barriers(C.NB, 1)
+    k_free = barriers(C.NB, C.NC)
+    v_full = barriers(C.NB, 1)
+    v_free = barriers(C.NB, C.NC)
+    bars = (q_full, q_free, k_full, k_free, v_full, v_free)
+    q_s = operand(q_box, C.NQ * C.NC, C.BM, C.D)
+    k_s = operand(k_box, C.NB, C.BN, C.D)
+    v_s = operand(v_box, C.NB, C.BN, C.DV)
+    o_s = operand(o_box, C.NC, C.BM, C.DV // C.ROUNDS)
+    results = (out, lse, sinks, o_batch, o_token, o_head, lse_batch, lse_head, lse_token)
+    scales = (inner, scale, unit, v_factor, q_scales, k_scales, v_scales, q_step, k_step, v_step, group)
     some = (max_q, max_k, left, right)
     descs = (dq, dk, dv)
     boxes = (q_box, k_box, v_box)
     seqs = (cu_q, cu_k, table, lens, counter)
     sizes = (tiles, row_tiles, together, batches, steps, heads, group, max_q, max_k, left, right, pages, table_batch)
-    if C.NC == 2:
+    if C.ITEM == 1:
+        raw_full = barriers(C.NB, 1)
+        raw_free = barriers(C.NB, 1)
+        wide = gl.allocate_shared_memory(gl.float16, [C.NB, C.BN, C.DV], TILE_LAYOUT)
+        ours = (q_s, k_s, wide, o_s, o_box)
+        bars_of_producer = (q_full, q_free, k_full, k_free, raw_full, raw_free)
+        bars_of_widener = (q_full, q_free, raw_full, raw_free, v_full, v_free)
         gl.warp_specialize(
             [
-                (consume, (gl.constexpr(0), do, ours, words, bars, results, some, gl.constexpr(C))),
-                (consume, (gl.constexpr(1), do, ours, words, bars, results, some, gl.constexpr(C))),
+                (consume, (gl.constexpr(0), do, ours, words, bars, results, scales, some, gl.constexpr(C))),
+                (consume, (gl.constexpr(1), do, ours, words, bars, results, scales, some, gl.constexpr(C))),
+                (widen, (v_s, wide, words, bars_of_widener, some, gl.constexpr(C))),
+                (produce, (descs, boxes, words, bars_of_producer, seqs, sizes, gl.constexpr(C))),
+            ],
+            [4, 4, 1],
+            [C.REGISTERS, C.WIDENER, C.PRODUCER],
+        )
+    elif C.NC == 2:
+        ours = (q_s, k_s, v_s, o_s, o_box)
+        gl.warp_specialize(
+            [
+                (consume, (gl.constexpr(0), do, ours, words, bars, results, scales, some, gl.constexpr(C))),
+                (consume, (gl.constexpr(1), do, ours, words, bars, results, scales, some, gl.constexpr(C))),
                 (produce, (descs, boxes, words, bars, seqs, sizes, gl.constexpr(C))),
             ],
             [4, 1],
             [C.REGISTERS, C.PRODUCER],
         )
     else:
+        ours = (q_s, k_s, v_s, o_s, o_box)
         gl.warp_specialize(
             [
-                (consume, (gl.constexpr(0), do, ours, words, bars, results, some, gl.constexpr(C))),
-                (consume, (gl.constexpr(1), do, ours, words, bars, results, some, gl.constexpr(C))),
-                (consume, (gl.constexpr(2), do, ours, words, bars, results, some, gl.constexpr(C))),
+                (consume, (gl.constexpr(0), do, ours, words, bars, results, scales, some, gl.constexpr(C))),
+                (consume, (gl.constexpr(1), do, ours, words, bars, results, scales, some, gl.constexpr(C))),
+                (consume, (gl.constexpr(2), do, ours, words, bars, results, scales, some, gl.constexpr(C))),
                 (produce, (descs, boxes, words, bars, seqs, sizes, gl.constexpr(C))),
             ],
             [4, 4, 1],
@@ -104,25 +128,32 @@ def launch(
     out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernel; arrays as in ``reference``, results as of ``kernel.launch``. The arguments are valid."""
-    C, mask, softcap = config.constants, features.mask, features.softcap
+    C, mask, softcap, scales = config.constants, features.mask, features.softcap, features.scales
     if out is None:
-        out = torch.empty((*q.shape[:3], C.DV), dtype=q.dtype, device=q.device)
+        dtype = torch.bfloat16 if C.ITEM == 1 else q.dtype
+        out = torch.empty((*q.shape[:3], C.DV), dtype=dtype, device=q.device)
     lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
     absent = out  # stands for a pointer that is not followed
     taken = absent if C.EQUAL else torch.zeros(1, dtype=torch.int32, device=q.device)
+    by_head = scales.q.heads, scales.k.heads, scales.v.heads
     _, processors = machine(q.device)
+    scale *= scales.q.number * scales.k.number
     inner, outer = (scale / softcap, softcap * LOG2E) if C.CAPPED else (0.0, scale * LOG2E)
     attend[(min(processors, config.tiles),)](
         _boxes(q, C.BM), _boxes(k, C.BOX), _boxes(v, C.BOX), _boxes(out, C.BM), out, lse,
-        *(absent if x is None else x for x in (cu_q, cu_k, table, seq_lens, features.sinks)), taken, inner, outer,
-        1.0 if base2 else 1 / LOG2E, config.tiles, config.row_tiles, config.together, problem.batch,
+        *(absent if x is None else x for x in (cu_q, cu_k, table, seq_lens, features.sinks)),
+        *(absent if x is None else x for x in by_head), taken, inner, outer,
+        1.0 if base2 else 1 / LOG2E, scales.v.number, config.tiles, config.row_tiles, config.together, problem.batch,
         problem.batch.bit_length(), problem.q_heads, problem.group, q.shape[1], k.shape[1], mask.left, mask.right,
-        k.shape[0], 0 if table is None else table.stride(0), *out.stride()[:3], *lse.stride(), C=C, num_warps=4,
+        k.shape[0], 0 if table is None else table.stride(0), *(0 if x is None else x.stride(0) for x in by_head),
+        *out.stride()[:3], *lse.stride(), C=C, num_warps=4,
     )  # fmt: skip
     return out, lse
 
 
 def _boxes(x: torch.Tensor, rows: int) -> TensorDescriptor:
     """A TMA descriptor of ``[pages, rows, heads, D]`` for boxes of some rows and one panel."""
-    strides = [s if n > 1 else 8 for s, n in zip(x.stride()[:3], x.shape[:3], strict=True)]
-    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, rows, 1, 64], BOX_LAYOUT.value)
+    size = x.element_size()
+    strides = [s if n > 1 else 16 // size for s, n in zip(x.stride()[:3], x.shape[:3], strict=True)]
+    layout = (BOX8_LAYOUT if size == 1 else BOX_LAYOUT).value
+    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, rows, 1, 128 // size], layout)

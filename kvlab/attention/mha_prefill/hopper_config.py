@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from kvlab.attention.masks import UNLIMITED
 from kvlab.attention.online_softmax import LOG2E
+from kvlab.attention.scales import is_fp8
 from kvlab.cache.arrays import dtype_of, element_strides
 from kvlab.memory import bfloat16
 from kvlab.triton_support.versions import gluon_lacks
@@ -19,11 +20,14 @@ __all__ = ["HEAD_DIMS", "SUPPORTED", "Constants", "HopperConfig", "choose_hopper
 
 HEAD_DIMS = ((64, 64), (128, 128), (192, 128), (256, 256))
 """Head dimensions of q and k, and of v."""
+FP8_DIMS = ((128, 128),)
+"""The same where all are e4m3."""
 
 SUPPORTED = (
     "bf16 or fp16, no mask but causal and windows, no ALiBi, lse in base e, "
     "head dimension 64, 128 or 256 (192 with values of 128), scale > 0, at least one key, pages of 16, "
-    "32, 64 or multiples of 128 tokens, arrays that start at 16 bytes and whose strides are multiples of 16 bytes"
+    "32, 64 or multiples of 128 tokens, arrays that start at 16 bytes and whose strides are multiples of 16 bytes; "
+    "float8_e4m3fn for all of q, k and v with a head dimension of 128, without scales of tokens, out bf16 or fp16"
 )
 FIXED_TOP, FIXED_MOST = 24.0, 80.0
 """Scores of a softcap are bounded. Up to FIXED_MOST (in units of log2, softcap 55) bfloat16 P and float32 sums hold
@@ -38,8 +42,9 @@ class Constants(NamedTuple):
 
     FIRST: the first block of a tile may need a mask; MASKED: others, too. WINDOW: bounded on the left. CLEAN: rows
     behind a sequence's end may be anything. CAPPED: softcap; FIXED: so low that weights have a fixed top. O leaves in
-    ROUNDS parts. EQUAL: all tiles have as many keys. HOLD, EARLY: see ``hopper_roles.consume``. REGISTERS of a thread
-    of a consumer and of the PRODUCER.
+    ROUNDS parts. EQUAL: all tiles have as many keys. HOLD, EARLY: see ``hopper_roles.consume``. ITEM: bytes of an
+    element of Q, K and V; of 1, V passes through a warpgroup, the WIDENER, that makes it float16. Q_SCALE, K_SCALE,
+    V_SCALE: each KV head has one. REGISTERS of a thread of a consumer, of the PRODUCER and of the WIDENER.
     """
 
     D: int
@@ -63,8 +68,13 @@ class Constants(NamedTuple):
     EARLY: bool
     ROUNDS: int
     EQUAL: bool
+    ITEM: int
+    Q_SCALE: bool
+    K_SCALE: bool
+    V_SCALE: bool
     REGISTERS: int
     PRODUCER: int
+    WIDENER: int
     BM: int = 64
 
 
@@ -93,17 +103,22 @@ def hopper_lacks(inputs: PrefillInputs, scale: float) -> str | None:
     q, k, v = inputs.q, inputs.k, inputs.v
     dims = int(q.shape[-1]), int(v.shape[-1])
     mask, features = inputs.features.mask, inputs.features
+    eight = is_fp8(q)
     for array in (q, k):
-        if dtype_of(array, "q").itemsize != 2:
+        if dtype_of(array, "q").itemsize != (1 if eight else 2):
             return f"dtype {array.dtype}"
     if mask.chunk or mask.valid is not None or mask.bias is not None:
         return "a mask other than causal and windows"
     if features.slopes is not None:
         return "alibi_slopes"
-    if dims not in HEAD_DIMS:
+    if "token" in features.scales.kinds:
+        return "scales of tokens"
+    if inputs.out is not None and dtype_of(inputs.out, "out").itemsize != 2:
+        return f"out of dtype {inputs.out.dtype}"
+    if dims not in (FP8_DIMS if eight else HEAD_DIMS):
         return f"head dimensions {dims[0]} of q and {dims[1]} of v"
-    if not scale > 0:
-        return f"scale {scale}"
+    if not scale * features.scales.q.number * features.scales.k.number > 0:
+        return f"scale {scale}" + (", the numbers of q_scale and k_scale with it," if eight else "")
     if 0 in q.shape or 0 in k.shape:
         return "no queries or no keys"
     if inputs.table is not None:
@@ -118,6 +133,8 @@ def hopper_lacks(inputs: PrefillInputs, scale: float) -> str | None:
 
 def hopper_declined(problem: PrefillProblem, left: int) -> str | None:
     """Why "auto" takes the portable kernel all the same, None if it does not. ``left`` is the window's left side."""
+    if problem.itemsize == 1:
+        return "e4m3, which no chip has run"
     if left < UNLIMITED:
         return "a window, whose first block of keys no chip has run"
     if problem.group > 1 and problem.max_q * problem.group <= 128:
@@ -126,17 +143,18 @@ def hopper_declined(problem: PrefillProblem, left: int) -> str | None:
 
 
 def _tma_takes(array: Any, name: str) -> bool:
-    """Whether an array ``[., ., ., D]`` of 16-bit elements can be read as boxes."""
+    """Whether an array ``[., ., ., D]`` can be read as boxes."""
+    vector = 16 // dtype_of(array, name).itemsize
     strides = element_strides(array, name)
     outer = [s for s, n in zip(strides[:-1], array.shape[:-1], strict=True) if n > 1]
     address = array.data_ptr() if hasattr(array, "data_ptr") else array.ctypes.data
-    return address % 16 == 0 and all(s > 0 and s % 8 == 0 and s < 1 << 39 for s in outer)
+    return address % 16 == 0 and all(s > 0 and s % vector == 0 and s < 1 << 39 for s in outer)
 
 
 def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperConfig:
     """The configuration of a call that the kernel can do."""
     D, DV = problem.head_dim, problem.value_dim
-    small = D == 64
+    small, item, scales = D == 64, problem.itemsize, inputs.features.scales
     features, mask = inputs.features, inputs.features.mask
     window = mask.left < UNLIMITED
     page = inputs.k.shape[1] if inputs.table is not None else 0
@@ -160,12 +178,15 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperConfi
         FIXED=D <= 128 and 0 < features.softcap * LOG2E <= FIXED_MOST and bool(dtype_of(inputs.q, "q") == bfloat16),
         SINKS=features.sinks is not None,
         HOLD=small, EARLY=small, ROUNDS=2 if D > 128 else 1, EQUAL=known and not bounded and not window,
-        REGISTERS=160 if three else 232 if page else 240, PRODUCER=32 if three or not page else 48,
+        ITEM=item, Q_SCALE=scales.q.heads is not None, K_SCALE=scales.k.heads is not None,
+        V_SCALE=scales.v.heads is not None,
+        REGISTERS=160 if three else 208 if item == 1 else 232 if page else 240,
+        PRODUCER=32 if three or not page else 48, WIDENER=(48 if page else 64) if item == 1 else 0,
     )  # fmt: skip
     together = 1
     if bounded or problem.ragged:
         longest = num_keys if inputs.table is None else inputs.table.shape[1] * page
         longest = num_keys // problem.batch if ragged_k else longest
-        fit = max(1, L2_SHARE // (max(longest, 1) * (D + DV) * 2)) * problem.group
+        fit = max(1, L2_SHARE // (max(longest, 1) * (D + DV) * item)) * problem.group
         together = max(g for g in range(1, min(fit, heads) + 1) if heads % g == 0)
     return HopperConfig(constants, row_tiles, heads, together)

@@ -14,6 +14,7 @@ from .hopper_steps import (
     clean_rows,
     find_pages,
     find_tile,
+    head_scale,
     key_blocks,
     load_rows,
     mask_block,
@@ -23,6 +24,7 @@ from .hopper_steps import (
     row_results,
     send,
     store_columns,
+    widen_rows,
 )
 
 # A power of two: times the scale it is exact, so that m * scale - m * scale is 0 in a fused multiply-add, too.
@@ -71,7 +73,7 @@ def produce(descs, boxes, words, bars, seqs, sizes, C: gl.constexpr):
             for w in gl.static_range(NC):
                 u = slot * NC + w
                 first = q_first + gl.maximum(row + w * C.BM, 1 - C.BM)  # a box touches the tensor
-                load_rows(dq, q_s, q_full.index(u), u, (q_batch,), first, head, 0, C.BM, C.BM, C.D, 0)
+                load_rows(dq, q_s, q_full.index(u), u, (q_batch,), first, head, 0, C.BM, C.BM, C.D, 0, C.ITEM)
             j += 1
             for i in range(hi - lo):
                 #: load_k -> b, key    from the last block to the first, as soon as the stage is free
@@ -79,10 +81,14 @@ def produce(descs, boxes, words, bars, seqs, sizes, C: gl.constexpr):
                 key = (hi - 1 - i) * C.BN
                 found = find_pages(pages_of, k_batch, key, num_keys, pages, C.BN, C.BOX, C.PAGE)  # before the wait
                 mbarrier.wait(k_free.index(b), ((it // C.NB) & 1) ^ 1)
-                load_rows(dk, k_s, k_full.index(b), b, found, k_first, head // group, key, C.BN, C.BOX, C.D, C.PAGE)
+                load_rows(
+                    dk, k_s, k_full.index(b), b, found, k_first, head // group, key, C.BN, C.BOX, C.D, C.PAGE, C.ITEM
+                )  # fmt: skip
                 #: load_v -> it    the V tile of the same keys
                 mbarrier.wait(v_free.index(b), ((it // C.NB) & 1) ^ 1)
-                load_rows(dv, v_s, v_full.index(b), b, found, k_first, head // group, key, C.BN, C.BOX, C.DV, C.PAGE)
+                load_rows(
+                    dv, v_s, v_full.index(b), b, found, k_first, head // group, key, C.BN, C.BOX, C.DV, C.PAGE, C.ITEM
+                )  # fmt: skip
                 it += 1
         #: take -> t    the next tile that no program has taken; in turn where all tiles take the same time
         if C.EQUAL:
@@ -99,28 +105,72 @@ def produce(descs, boxes, words, bars, seqs, sizes, C: gl.constexpr):
 
 
 @gluon.jit
-def consume(W: gl.constexpr, do, smem, words, bars, results, sizes, C: gl.constexpr):
+def widen(raw_s, v_s, words, bars, sizes, C: gl.constexpr):
+    """One warpgroup brings the V tiles of e4m3 to float16 on their way to the consumers."""
+    #@ widener
+    #: begin -> it, j, batch    the first tile, -1: none
+    q_full, q_free, raw_full, raw_free, v_full, v_free = bars
+    max_q, max_k, left, right = sizes
+    NC: gl.constexpr = C.NC
+    it = 0
+    j = 0
+    mbarrier.wait(q_full.index(0), 0)
+    batch = receive(words, 0)
+    while batch >= 0:
+        #: hear -> slot, lo, hi    the tile; its words have been read
+        slot = j % C.NQ
+        tile_row = receive(words, slot * 8 + 2)
+        num_q = max_q
+        num_keys = max_k
+        if C.RAGGED_Q:
+            num_q = receive(words, slot * 8 + 4)
+            num_keys = receive(words, slot * 8 + 5)
+        lo, hi = key_blocks(tile_row, num_q, num_keys, left, right, C.NC * C.BM, C.BN)
+        for w in gl.static_range(NC):
+            mbarrier.arrive(q_free.index(slot * NC + w), count=1)
+        for _ in range(hi - lo):
+            #: widen -> b, it    e4m3 to float16, as soon as the stage is free
+            b = it % C.NB
+            mbarrier.wait(raw_full.index(b), (it // C.NB) & 1)
+            mbarrier.wait(v_free.index(b), ((it // C.NB) & 1) ^ 1)
+            widen_rows(raw_s, v_s, b, C.BN, C.DV)
+            mbarrier.arrive(raw_free.index(b), count=1)
+            mbarrier.arrive(v_full.index(b), count=1)
+            it += 1
+        #: turn -> j, batch    the next tile
+        j += 1
+        mbarrier.wait(q_full.index(j % C.NQ * C.NC), (j // C.NQ) & 1)
+        batch = receive(words, j % C.NQ * 8)
+
+
+@gluon.jit
+def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: gl.constexpr):
     """One warpgroup: BM rows of every tile. S = Q K^T of a block and O += P V of the one before it run together."""
     #@ consumer
     #: begin -> it, j, batch    the first tile, -1: none
     BM: gl.constexpr = C.BM
     BN: gl.constexpr = C.BN
     DV: gl.constexpr = C.DV
-    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
+    DEPTH: gl.constexpr = 32 // C.ITEM
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, DEPTH]
+    )  # fmt: skip
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, DV, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=2)
     q_s, k_s, v_s, o_s, o_box = smem
     q_full, q_free, k_full, k_free, v_full, v_free = bars
-    out, lse_out, sinks, o_batch, o_token, o_head, lse_batch, lse_head, lse_token, inner, scale, unit = results
+    out, lse_out, sinks, o_batch, o_token, o_head, lse_batch, lse_head, lse_token = results
+    inner, scale, unit, v_factor, q_scales, k_scales, v_scales, q_step, k_step, v_step, group = scales
     max_q, max_k, left, right = sizes
-    DTYPE: gl.constexpr = q_s.dtype
+    DTYPE: gl.constexpr = o_s.dtype
+    BY_HEAD: gl.constexpr = C.Q_SCALE or C.K_SCALE
     HIDDEN: gl.constexpr = 0.0 if C.FIXED else float("-inf")  # of a score, or of its weight already
     it = 0
     j = 0
     mbarrier.wait(q_full.index(W), 0)
     batch = receive(words, 0)
     while batch >= 0:
-        #: hear -> slot, head, row, lo, hi, position    the tile, and where this warpgroup's rows stand
+        #: hear -> slot, head, row, lo, hi, position, factor    the tile, where its rows stand, the scale of its head
         slot = j % C.NQ
         u = slot * C.NC + W
         head = receive(words, slot * 8 + 1)
@@ -135,6 +185,8 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, sizes, C: gl.conste
         lo, hi = key_blocks(tile_row, num_q, num_keys, left, right, C.NC * BM, BN)
         row = tile_row + W * BM
         position = row + num_keys - num_q
+        factor = head_scale(q_scales, head // group, q_step, C.Q_SCALE)
+        factor *= head_scale(k_scales, head // group, k_step, C.K_SCALE)
         b = it % C.NB
         zero = gl.zeros([BM, BN], gl.float32, layout=S_LAYOUT)  # never read (use_acc=False)
         #: scores -> s    S = Q K^T of the last block
@@ -143,6 +195,8 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, sizes, C: gl.conste
         s = hopper.warpgroup_mma_wait(0, deps=(s,))
         mbarrier.arrive(k_free.index(b), count=1)
         #: mask -> s    softcap, keys that a row does not see
+        if BY_HEAD:
+            s = s * factor
         if C.FIXED:
             s = capped_weights(s, inner, scale)
         elif C.CAPPED:
@@ -159,7 +213,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, sizes, C: gl.conste
                 m = gl.maximum(m, NOTHING)  # a row may see nothing of this block: keep -inf - -inf away
             e = gl.exp2(s * scale - (m * scale)[:, None])  # scale holds log2(e)
         l = quad_sum(e, BM, BN)
-        p = gl.convert_layout(e.to(DTYPE), P_LAYOUT)
+        p = gl.convert_layout(e.to(v_s.dtype), P_LAYOUT)
         alpha = gl.full([BM], 1.0, gl.float32, layout=gl.SliceLayout(1, S_LAYOUT))
         o = hopper.warpgroup_mma_init(gl.zeros([BM, DV], gl.float32, layout=O_LAYOUT))
         #: clean    V behind the end of the sequence
@@ -183,6 +237,8 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, sizes, C: gl.conste
             s = hopper.warpgroup_mma_wait(1, deps=(s,))
             mbarrier.arrive(k_free.index(b), count=1)
             #: mask -> s    softcap, keys that a row does not see
+            if BY_HEAD:
+                s = s * factor
             if C.FIXED:
                 s = capped_weights(s, inner, scale)
             elif C.CAPPED:
@@ -202,7 +258,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, sizes, C: gl.conste
                 e = gl.exp2(s * scale - base[:, None])
                 lanes = quad_sum(e, BM, BN)
                 l = l * gl.convert_layout(alpha, gl.SliceLayout(1, lanes.type.layout))[:, None] + lanes
-            p = gl.convert_layout(e.to(DTYPE), P_LAYOUT)
+            p = gl.convert_layout(e.to(v_s.dtype), P_LAYOUT)
             #: rescale -> o    O *= alpha; V's stage is free
             if C.HOLD:
                 # True already. Its branch ends the basic block: without it ptxas moves the wait below above the
@@ -228,6 +284,8 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, sizes, C: gl.conste
         o = hopper.warpgroup_mma(p, v_s.index(b), o, is_async=True)
         #: normalise -> o, lse    rows without a visible key give 0 and -inf, or the sink's logit
         lse, inv = row_results(m if C.FIXED else m * scale, l, sinks + head, unit, BM, C.SINKS, S_LAYOUT)
+        if C.ITEM == 1:
+            inv = inv * (v_factor * head_scale(v_scales, head // group, v_step, C.V_SCALE))
         inv = gl.convert_layout(inv, gl.SliceLayout(1, O_LAYOUT))
         tma.store_wait(0)  # the tile before has left its buffer
         o = hopper.warpgroup_mma_wait(0, deps=(o,))

@@ -10,9 +10,11 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from kvlab.triton_support.versions import has_smem_reinterpret
 
 BOX_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=4))
+BOX8_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 8, rank=4))  # e4m3
 TILE_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=2))
+TILE8_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 8, rank=2))
 REINTERPRETS = gl.constexpr(has_smem_reinterpret())
-PANEL = gl.constexpr(64)  # columns of 16 bits in a row of 128 bytes, the widest swizzle
+PANEL = gl.constexpr(64)  # columns of 16 bits in a row of 128 bytes, the widest swizzle; 128 of 8 bits
 load_box = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 meet = getattr(gl, "barrier", None) or gl.thread_barrier
 store_box = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
@@ -29,10 +31,11 @@ def view(smem, shape: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def operand(boxes, rows: gl.constexpr, depth: gl.constexpr, panels: gl.constexpr):
-    """Buffers as operands of wgmma: ``[rows, depth]`` each, or panels of it where depth is no power of two."""
+def operand(boxes, n: gl.constexpr, rows: gl.constexpr, depth: gl.constexpr):
+    """``n`` buffers as operands of wgmma: ``[rows, depth]`` each, or panels of it where depth is no power of two."""
     COLS: gl.constexpr = depth if depth & (depth - 1) == 0 else PANEL
-    return view(boxes, [panels * PANEL // COLS, rows, COLS], TILE_LAYOUT)
+    LAYOUT: gl.constexpr = TILE8_LAYOUT if boxes.dtype.primitive_bitwidth == 8 else TILE_LAYOUT
+    return view(boxes, [n * depth // COLS, rows, COLS], LAYOUT)
 
 
 @gluon.jit
@@ -116,20 +119,20 @@ def find_pages(
 @gluon.jit
 def load_rows(
     desc, smem, bar, b, pages, first, head, key, ROWS: gl.constexpr, BOX: gl.constexpr, D: gl.constexpr,
-    PAGE: gl.constexpr,
+    PAGE: gl.constexpr, ITEM: gl.constexpr,
 ):  # fmt: skip
     """A tile of ROWS into buffer b: boxes of BOX rows and one panel of columns, all on one mbarrier. What lies outside
     the tensor arrives as zeros.
     """
-    PANELS: gl.constexpr = D // PANEL
-    mbarrier.expect(bar, ROWS * D * 2)
+    PANELS: gl.constexpr = D * ITEM // 128
+    mbarrier.expect(bar, ROWS * D * ITEM)
     for j in gl.static_range(ROWS // BOX):
         row = first + key + j * BOX
         if PAGE:
             row = key % PAGE if BOX < PAGE else key * 0  # a box is a page, or as much of it as a tile holds
         for c in gl.static_range(PANELS):
             at = (b * PANELS + c) * (ROWS // BOX) + j
-            load_box(desc, [pages[j], row, head, c * PANEL], bar, smem.index(at))
+            load_box(desc, [pages[j], row, head, c * (128 // ITEM)], bar, smem.index(at))
 
 
 @gluon.jit
@@ -147,6 +150,28 @@ def clean_rows(v_s, b, start, stop, BN: gl.constexpr, D: gl.constexpr):
             one.store(gl.where(seen[:, None], kept, gl.zeros_like(kept)))
     fence_async_shared()
     meet()
+
+
+@gluon.jit
+def widen_rows(raw_s, v_s, b, BN: gl.constexpr, D: gl.constexpr):
+    """V of buffer b from e4m3 to float16, which holds all its values: wgmma wants V's rows as they are, and transposes
+    16-bit elements only. A warp reads rows of 128 bytes and writes panels of 128: without conflicts.
+    """
+    REGISTERS: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+    for r in gl.static_range(BN // 32):
+        values = raw_s.index(b).slice(r * 32, 32, 0).load(REGISTERS)
+        v_s.index(b).slice(r * 32, 32, 0).store(values.to(v_s.dtype))
+    fence_async_shared()
+    meet()
+
+
+@gluon.jit
+def head_scale(at, head, step, given: gl.constexpr):
+    """The scale of a KV head, 1 where there is none."""
+    scale = 1.0
+    if given:
+        scale = gl.load(at + head * step)
+    return scale
 
 
 @gluon.jit

@@ -1,8 +1,8 @@
 """Shared-memory accesses counted by Nsight Compute: the addresses, the launches, and what the counters say.
 
 An access kernel holds one instruction :data:`SLOTS` times, each time with other addresses; ncu counts the wavefronts of
-every instruction of its code by itself, and the kernel's bank conflicts in all. TMA copies and wgmma are launched one
-by one: no lane addresses what they move.
+every instruction of its code by itself, and for the kernel in all its bank conflicts and the passes (``lsu``) that the
+load and store unit took. TMA copies and wgmma are launched one by one: no lane addresses what they move.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from . import chip, profiler, records
 from .cuda_source import ACCESSES, SLOT_WORDS, SLOTS, WGMMA_ACCESSES, wgmma_name
 
-__all__ = ["SEEDS", "Access", "TmaCopy", "accesses", "play", "record", "tma_copies", "wgmma_reads"]
+__all__ = ["SEEDS", "START", "Access", "TmaCopy", "accesses", "play", "record", "tma_copies", "wgmma_reads"]
 
 Array = np.ndarray[Any, Any]
 LANE = np.arange(32)
@@ -28,6 +28,7 @@ BANK_WORDS = {"load": "l1tex__data_bank_writes.sum", "store": "l1tex__data_bank_
 LSU = "l1tex__data_pipe_lsu_wavefronts_mem_shared"
 GMMA = f"{LSU}_op_gmma.sum"
 GMMA_CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_gmma.sum"
+START = 4 * SLOT_WORDS * SLOTS  # cp.async reads this many bytes past the start of an allocation, and on
 WARM = ("--cache-control", "none")
 
 
@@ -170,6 +171,7 @@ def record() -> dict[str, Any]:
             counts = [count for count, sass in row["instructions"][ONE_BY_ONE] if _is_access(sass)]
             out["lanes"][f"{op}, {seed}"] = {
                 "all_wavefronts": row[WAVEFRONTS], "all_conflicts": row[CONFLICTS],
+                "lsu": row[f"{LSU}.sum"] - row[f"{LSU}_op_misc.sum"],
                 "wavefronts": counts if len(counts) == SLOTS and sum(counts) == row[WAVEFRONTS] else None,
                 "notes": [x.note for x in chosen],
                 "mask": [x.mask for x in chosen],

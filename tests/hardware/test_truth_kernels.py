@@ -118,8 +118,8 @@ def vectors(address: np.ndarray) -> np.ndarray:
 def named_of_decode() -> Counts:
     """What the emulator of decode does not state, and why it takes what it takes."""
     warps = D_PROGRAMS * D_WARPS
-    # The table's entries: of the 16 lanes of a row one copies its page's number, two rows a warp's instruction. Pages of
-    # 64: both rows want the same word, and copies share nothing. A tile ahead of the loop, the last one has no next.
+    # The table's entries: of the 16 lanes of a row one copies its page's number, two rows a warp's instruction. Pages
+    # of 64: both rows want the same word, and copies share nothing. A tile ahead of the loop, the last has no next.
     row = (np.arange(8)[:, None] * 8 + 2 * np.arange(4))[..., None] + LANE // 16  # [instructions, warps, lanes]
     entry, one_of_a_row = row // DECODE["page"], LANE % 16 == 0
     copy, _ = copy_wavefronts("cp.async.ca.4", 0x9800 + 4 * row, 4 * entry, np.broadcast_to(one_of_a_row, row.shape))
@@ -220,7 +220,7 @@ def test_prefill_dram_and_sectors(prefill: tuple[Traffic, CopyTrace]) -> None:
     q_sectors = once // 3 // SECTOR
     assert found["load_sectors"] == q_sectors
     assert traffic.moved["DRAM->SMEM"] // SECTOR == trace.sectors + q_sectors
-    assert found["cp_async_sectors"] - trace.sectors == 3 * P_PROGRAMS  # 0.03 %: three sectors a program, no data of ours
+    assert found["cp_async_sectors"] - trace.sectors == 3 * P_PROGRAMS  # 0.03 %, three a program: no reason is known
     assert found["store_sectors"] == traffic.moved["registers->DRAM"] / SECTOR
 
 

@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 
 from kvlab.layout import Swizzle
-from kvlab.memory import AddressSpace, Memory
+from kvlab.memory import Memory
 
 from .fragments import Fragments
-from .hazards import Hazards
 from .iterator import GivenTile, KVCacheIterator, KVTile
 from .kv_buffer import KVBuffer
 from .kv_mma_op import mfma_atom
+from .launched_cta import LaunchedCTA
 from .mfma_product import mma_step_by_step
 from .operand_maps import kv_buffer_operand_map, output_map, score_map
 from .params import WARP_SIZE, KVBufferParams
@@ -96,24 +96,21 @@ class KVBufferShape:
         )  # fmt: skip
 
 
-class KVBufferCTA:
+class KVBufferCTA(LaunchedCTA):
     """The CTAs of one launch, side by side: ``programs`` copies of LDS and registers.
 
     Keys and values come with the tiles; ``k_rows`` and ``v_rows`` are what the iterators walk over. Until
     :meth:`follow` is called there is nothing to look ahead to: each load copies, waits and meets at a barrier.
-
-    hazards : what is in flight, and who waited; checks every access.
     """
 
     def __init__(
         self, shape: KVBufferShape, k_rows: Any, v_rows: Any, batch_idx: Any, head_idx: Any, traffic: Traffic
     ) -> None:
-        self.shape, self.traffic, self.programs = shape, traffic, len(batch_idx)
+        self.shape = shape
         heads, size = k_rows.kv_params.num_heads, shape.dram_dtype.itemsize
         parts = [shape.params(heads, transpose=t) for t, n in ((True, shape.D), (False, shape.v_depth)) if n]
         sizes = [STAGES * part.smem_stage_size * size for part in parts]
-        self.smem = Memory(sum(sizes), space=AddressSpace.SHARED, name="LDS", programs=self.programs)
-        self.hazards = Hazards(self.smem, WARPS, arch="gfx950", timeline=traffic.timeline)
+        super().__init__(sum(sizes), WARPS, "gfx950", len(batch_idx), traffic)
         where: dict[str, Any] = {"smem": self.smem, "end": 0, "traffic": traffic, "hazards": self.hazards}
         if shape.D:
             self.k = KVBuffer(parts[0], k_rows, batch_idx, head_idx, smem_address=0, **where)

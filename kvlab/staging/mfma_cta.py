@@ -17,11 +17,10 @@ import numpy as np
 from kvlab.cache import PagedKVCache
 from kvlab.hardware import MmaAtom
 from kvlab.layout import Swizzle
-from kvlab.memory import AddressSpace, Memory
+from kvlab.memory import Memory
 
 from .decode_streaming import DecodeStreamingKVBuffer
 from .fragments import Fragments
-from .hazards import Hazards
 from .iterator import KVCacheIterator, KVTile
 from .kv_mma_op import mfma_atom
 from .mfma_product import mma_step_by_step
@@ -88,10 +87,7 @@ class MfmaShape:
 
 
 class MfmaCTA(RowsOverWarps):
-    """The CTAs of one launch, side by side: ``programs`` copies of LDS and registers.
-
-    hazards : what is in flight, and who waited; checks every access.
-    """
+    """The CTAs of one launch, side by side: ``programs`` copies of LDS and registers."""
 
     def __init__(
         self,
@@ -102,12 +98,11 @@ class MfmaCTA(RowsOverWarps):
         head_idx: Any,
         traffic: Traffic,
     ) -> None:
-        self.shape, self.traffic, self.programs = shape, traffic, len(batch_idx)
+        self.shape = shape
         heads = k_cache.kv_params.num_heads
         strip = shape.BK * max(shape.BN, shape.v_depth) * shape.dtype.itemsize
         nbytes = 2 * strip + shape.BM * shape.BN * shape.dtype.itemsize
-        self.smem = Memory(nbytes, space=AddressSpace.SHARED, name="LDS", programs=self.programs)
-        self.hazards = Hazards(self.smem, WARPS, arch="gfx950", timeline=traffic.timeline)
+        super().__init__(nbytes, WARPS, "gfx950", len(batch_idx), traffic)
         where: dict[str, Any] = {"smem": self.smem, "traffic": traffic, "hazards": self.hazards}
         if shape.D:
             k_params = shape.params(heads, transpose=True)

@@ -6,12 +6,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from kvlab.memory import AddressSpace, Memory
-
 from .copy_plan import CopyPlan
 from .footprint import Footprint
 from .fragments import Fragments
-from .hazards import Hazards
 from .iterator import KVCacheIterator
 from .rows_over_warps import RowsOverWarps
 from .tile_copies import TileCopies
@@ -41,14 +38,11 @@ S = TypeVar("S", bound=Shape)
 class NvidiaDecodeCTA(RowsOverWarps, Generic[S]):
     """The CTAs of one launch, side by side: ``programs`` copies of shared memory and registers. A subclass says where
     tiles stand, how they come to registers, and what is multiplied.
-
-    hazards : what is in flight, and who waited; checks every access.
     """
 
     def __init__(self, shape: S, programs: int, traffic: Traffic) -> None:
-        self.shape, self.programs, self.traffic = shape, programs, traffic
-        self.smem = Memory(shape.shared_bytes, space=AddressSpace.SHARED, name="shared memory", programs=programs)
-        self.hazards = Hazards(self.smem, shape.warps, arch=shape.arch, timeline=traffic.timeline)
+        self.shape = shape
+        super().__init__(shape.shared_bytes, shape.warps, shape.arch, programs, traffic)
         self.copies = TileCopies(self.smem, self.hazards, traffic, self._copied_to)
         self.pipeline = TilePipeline(self.copies.by_cp_async, self.hazards)
         self._footprints: dict[str, Footprint] = {}
@@ -62,6 +56,10 @@ class NvidiaDecodeCTA(RowsOverWarps, Generic[S]):
         a = self.operand_p(p, active)
         self.end_tile()
         return self.add_values(a, v, o)
+
+    def drain(self) -> None:
+        """The copies that the last tile has issued ahead."""
+        self.pipeline.drain()
 
     def operand_p(self, p: Fragments, active: Array) -> Fragments:
         """P as the product takes it, after its way through shared memory."""

@@ -6,6 +6,7 @@ Read from the TTGIR and PTX of our Triton kernel for sm_80 and sm_90 (``num_stag
     copy K, commit, copy V, commit                                             before the loop
     loop: wait_group(0), barrier, read K, ..., write P, barrier, read P, read V,
           copy the next K, commit, barrier, copy the next V, commit
+    wait_group(0), barrier                                                     behind it
 
 K's buffer is free before V is read, since the barriers around P lie between; V's needs one more.
 """
@@ -65,6 +66,12 @@ class TilePipeline:
             self._fetch("k")
             self.hazards.barrier()
             self._fetch("v")
+
+    def drain(self) -> None:
+        """Behind the loop: wait for the copies past its end, which bring zeros."""
+        if self.following:
+            self.hazards.wait_group(0)
+            self.hazards.barrier()
 
     def _fetch(self, role: str) -> None:
         if role not in self._tiles:

@@ -169,7 +169,10 @@ def launch(
     keys, values = PagedKVCache(k_cache, *lengths), PagedKVCache(v_cache, *lengths)
     part, part_lse = partial_results(out, lse, config.num_splits)
     scale_log2 = scale * LOG2E * features.scales.q.number * features.scales.k.number
-    attend(q, keys, values, seq_lens, part, part_lse, scale_log2, mask_value, features, problem, config, arch, traffic)
+    with traffic.launch():
+        attend(
+            q, keys, values, seq_lens, part, part_lse, scale_log2, mask_value, features, problem, config, arch, traffic
+        )  # fmt: skip
     if config.num_splits > 1:
         merge(part, part_lse.swapaxes(2, 3), out=out, lse=lse.swapaxes(1, 2), traffic=traffic)
     return out, lse

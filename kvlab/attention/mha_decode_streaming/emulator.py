@@ -153,7 +153,10 @@ def launch(
     lengths = np.maximum(before, 0).astype(np.uint32), block_table, tokens, problem.max_keys
     keys, values = PagedKVCache(k_cache, *lengths), PagedKVCache(v_cache, *lengths)
     part, part_lse = partial_results(out, lse, config.num_splits)
-    attend(q, keys, values, seq_lens, part, part_lse, scale * LOG2E, mask_value, features, problem, config, traffic)
+    with traffic.launch():
+        attend(
+            q, keys, values, seq_lens, part, part_lse, scale * LOG2E, mask_value, features, problem, config, traffic
+        )  # fmt: skip
     if config.num_splits > 1:
         merge(part, part_lse.swapaxes(2, 3), out=out, lse=lse.swapaxes(1, 2), traffic=traffic)
     return out, lse

@@ -218,9 +218,10 @@ def launch(
         rows = [PagedKVCache(x, *lengths) for x in (k, v)]
     traffic = Traffic() if traffic is None else traffic
     scales, (k_rows, v_rows) = features.scales, rows
-    attend(
-        q, k_rows, v_rows, cu_q, num_keys, out, lse, scale * scales.q.number * scales.k.number * LOG2E,
-        scales.v.number / (P_SCALE if problem.p_fp8 else 1), mask_value, features, base2, problem, config, arch,
-        traffic,
-    )  # fmt: skip
+    with traffic.launch():
+        attend(
+            q, k_rows, v_rows, cu_q, num_keys, out, lse, scale * scales.q.number * scales.k.number * LOG2E,
+            scales.v.number / (P_SCALE if problem.p_fp8 else 1), mask_value, features, base2, problem, config, arch,
+            traffic,
+        )  # fmt: skip
     return out, lse

@@ -149,9 +149,11 @@ def launch(
     sizes = before, block_table, tokens, problem.max_keys
     cache, rope = (PagedKVCache(window[:, :, None], *sizes) for window in (kv_cache, k_rope))
     part, part_lse = partial_results(out, lse, config.num_splits)
-    attend(
-        q, cache, rope, seq_lens, part, part_lse, scale * LOG2E, mask_value, features, problem, config, arch, traffic
-    )  # fmt: skip
+    with traffic.launch():
+        attend(
+            q, cache, rope, seq_lens, part, part_lse, scale * LOG2E, mask_value, features, problem, config, arch,
+            traffic,
+        )  # fmt: skip
     if config.num_splits > 1:
         merge(part, part_lse.swapaxes(2, 3), out=out, lse=lse.swapaxes(1, 2), traffic=traffic)
     return out, lse

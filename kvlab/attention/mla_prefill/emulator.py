@@ -210,8 +210,9 @@ def launch(
         sizes = table, problem.max_q, table.shape[1] * k_rope.shape[1]
         rope_rows = PagedKVCache(k_rope[:, :, None], np.maximum(keys, 0).astype(np.uint32), *sizes)
     traffic = Traffic() if traffic is None else traffic
-    attend(
-        q, k_rows, v_rows, rope_rows, cu_q, cu_k, keys, starts, out, lse, scale * LOG2E, mask_value, features, problem,
-        config, arch, traffic,
-    )  # fmt: skip
+    with traffic.launch():
+        attend(
+            q, k_rows, v_rows, rope_rows, cu_q, cu_k, keys, starts, out, lse, scale * LOG2E, mask_value, features,
+            problem, config, arch, traffic,
+        )  # fmt: skip
     return out, lse

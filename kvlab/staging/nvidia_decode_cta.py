@@ -1,4 +1,4 @@
-"""What the CTA models of NVIDIA's decode share: K and V by cp.async a tile ahead, P through shared memory."""
+"""What NVIDIA's CTA models without wgmma share: K and V by cp.async a tile ahead, P through shared memory."""
 
 from __future__ import annotations
 
@@ -44,11 +44,18 @@ class NvidiaDecodeCTA(RowsOverWarps, Generic[S]):
         self.shape = shape
         super().__init__(shape.shared_bytes, shape.warps, shape.arch, programs, traffic)
         self.copies = TileCopies(self.smem, self.hazards, traffic, self._copied_to)
-        self.pipeline = TilePipeline(self.copies.by_cp_async, self.hazards)
+        self.pipeline = TilePipeline(self.copies.by_cp_async, self.hazards, together=self.p_in_registers)
         self._footprints: dict[str, Footprint] = {}
 
+    @property
+    def p_in_registers(self) -> bool:
+        """Whether P meets V in the registers where the scores stood."""
+        return False
+
     def follow(self, *tiles: KVCacheIterator | None) -> None:
-        """Fetch K and V (None: not of this CTA) ahead along these two iterators, whose tiles the loads take in turn."""
+        """Fetch K and V (None: not of this CTA) ahead along these iterators, two for one loop after the other, whose
+        tiles the loads take in turn.
+        """
         self.pipeline.follow(*tiles)
 
     def accumulate(self, p: Fragments, v: Fragments, o: Fragments, active: Array) -> Fragments:
@@ -63,6 +70,10 @@ class NvidiaDecodeCTA(RowsOverWarps, Generic[S]):
 
     def operand_p(self, p: Fragments, active: Array) -> Fragments:
         """P as the product takes it, after its way through shared memory."""
+        raise NotImplementedError
+
+    def meet_for_p(self) -> None:
+        """The barriers of :meth:`operand_p` where P goes through another CTA's model of the same threads."""
         raise NotImplementedError
 
     def end_tile(self) -> None:

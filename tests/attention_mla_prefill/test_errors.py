@@ -42,7 +42,7 @@ BAD: dict[str, tuple[Any, str]] = {
 OPTIONS = {
     "latent": ({"latent_dim": 65}, "kv_cache has rows of 128"),
     "layout": ({"kv_layout": "DHN"}, "kv_layout 'DHN': must be 'NHD' or 'HND'"),
-    "arch": ({"arch": "sm_70"}, "arch 'sm_70': must be one of sm_90, gfx950"),
+    "arch": ({"arch": "sm_70"}, "arch 'sm_70': must be one of sm_80, sm_90, gfx950"),
     "backend": ({"backend": "fast"}, "backend 'fast': must be one of"),
     "scale": ({"scale": np.inf}, "scale inf: must be finite"),
     "softcap": ({"softcap": -1.0}, "softcap -1.0: must be 0 or more"),

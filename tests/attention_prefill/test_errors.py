@@ -65,7 +65,11 @@ DENSE: dict[str, tuple[dict[str, Any], str]] = {
     "out shape": ({"out": np.zeros((2, 4, 4, 32), np.float32)}, "out has shape"),
     "out over an input": ({"out": q[:]}, "out shares memory with q: must be memory of its own"),
     "backend": ({"backend": "cuda"}, "backend 'cuda': must be one of"),
-    "arch": ({"arch": "sm_80"}, "arch 'sm_80': must be one of sm_90, gfx950"),
+    "arch": ({"arch": "sm_70"}, "arch 'sm_70': must be one of sm_80, sm_90, gfx950"),
+    "e4m3 on sm_80": (
+        {"k": kv.astype(float8_e4m3fn), "v": kv.astype(float8_e4m3fn), "q": q.astype(bfloat16), "arch": "sm_80"},
+        "float8_e4m3fn on sm_80: must be on sm_90 or gfx950",
+    ),
     "depth of gfx950": (
         {"q": q[..., :32], "k": kv[..., :32], "v": kv[..., :32], "arch": "gfx950"},
         "head dimension 32 on gfx950: must be 64, 128 or 256",

@@ -72,7 +72,7 @@ def attend(
     columns = cta.columns(k_rows, v_rows)
     k_tiles, v_tiles = (tile_walks(rows, BN, batch, kv_head, full, lo, widths) for rows, widths in columns)
     k_last, v_last = (tile_walks(rows, BN, batch, kv_head, hi, full, widths) for rows, widths in columns)
-    cta.follow(k_tiles[0], v_tiles[0], k_last[0], v_last[0])
+    cta.follow(k_tiles, v_tiles, k_last, v_last)
     for start in ragged_range(lo, full, BN):
         #: load_k -> k, k_rest    a K tile that every row sees, DRAM -> shared memory
         active = start < full  # [P], programs whose range is not over

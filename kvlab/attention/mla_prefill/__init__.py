@@ -17,6 +17,7 @@ from kvlab.attention.intervals import host
 from kvlab.attention.masks import resolve_mask, window_interval
 from kvlab.attention.mha_prefill.machine import check_arch
 from kvlab.attention.ragged import keys_with_new, sequence_lengths
+from kvlab.attention.scales import is_fp8
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.cache.arrays import dtype_of
 from kvlab.staging import Traffic
@@ -129,7 +130,8 @@ def mla_prefill_paged(
     batch_invariant  the same bits for a sequence alone and in any batch: so it is in any case
     backend      "auto": the emulator for NumPy arrays, the Triton kernel for torch tensors (interpreted on the CPU);
                  "reference" (float64), "emulator", "triton"
-    arch         the machine that is emulated: "sm_90", or "gfx950" (nope and value of 64, 128 or 256, rope of 64)
+    arch         the machine that is emulated: "sm_90", "sm_80" (no e4m3 rope part), or "gfx950" (nope and value of 64,
+                 128 or 256, rope of 64)
     check        look at the values of the integers too. None: unless they are on a GPU, which would wait for it
     traffic      a :class:`~kvlab.staging.Traffic` that counts what the emulator moves
 
@@ -263,6 +265,8 @@ def _check_emulated(inputs: MLAPrefillInputs, problem: MLAPrefillProblem, arch: 
         f"{columns} columns of nope, rope and value on gfx950",
         "each 64, 128 or 256, as MAX's prefill",
     )
+    e4m3 = f"a rope part in float8_e4m3fn on {arch}"
+    require(arch != "sm_80" or not is_fp8(inputs.k_rope), e4m3, "on sm_90 or gfx950: sm_80 has no e4m3")
     arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "the rope part of the cache": inputs.k_rope}
     check_lane_copies({name: array for name, array in arrays.items() if 0 not in array.shape})
 

@@ -34,7 +34,7 @@ class MLAPrefillCTA:
         def machine(rows: Any, head: Array, D: int, BD: int) -> TileCTA:
             sizes, dtype, stored = (config.BM, config.BN, config.num_warps), np.dtype(k.dtype), np.dtype(rows.dtype)
             where = rows, rows, batch_idx, head, traffic
-            return piece_cta(arch, sizes, (D, BD), (D, BD), dtype, stored, dtype, *where)
+            return piece_cta(arch, sizes, (D, BD), (D, BD), dtype, stored, dtype, *where, last=config.BV)
 
         self.depth = problem.nope
         self.nope = machine(k, head_idx, problem.nope, config.BD)

@@ -41,7 +41,11 @@ IntArray = np.ndarray[Any, np.dtype[np.int64]]
 @dataclass(frozen=True)
 class MfmaShape:
     """Sizes of the tile: BM query rows, BN keys, D columns of K and DV of V (D if None; 0: no such part); strips of
-    BK."""
+    BK.
+
+    columns : of Q in DRAM, D if None; those of K and V are told by the tiles, which are to be ``bounded`` where they
+    have fewer than D or DV.
+    """
 
     BM: int
     BN: int
@@ -49,6 +53,7 @@ class MfmaShape:
     dtype: np.dtype[Any]
     BK: int = 32
     DV: int | None = None
+    columns: int | None = None
 
     def __post_init__(self) -> None:
         if self.BM % 16 or any(n % (16 * WARPS) for n in (self.BN, self.D, self.v_depth)):
@@ -118,8 +123,9 @@ class MfmaCTA(RowsOverWarps):
     def load_q(self, dram: Memory, offset: IntArray, valid: Array) -> Fragments:
         """Q rows (elements ``offset[programs, BM]`` of ``dram``) straight into every warp's registers, or zeros."""
         layout, dtype = operand_map(self.k.params, self.shape.BM), self.shape.dtype
-        self.traffic.move("DRAM->registers", int(valid.sum()) * self.shape.D * dtype.itemsize)
-        return query_fragments(dram, offset, valid, layout, dtype)
+        columns = self.shape.D if self.shape.columns is None else self.shape.columns
+        self.traffic.move("DRAM->registers", int(valid.sum()) * columns * dtype.itemsize)
+        return query_fragments(dram, offset, valid, layout, dtype, columns=columns)
 
     def load_k(self, tile: KVTile, active: Array) -> Strips:
         """The K tile, strip after strip: columns ``[strip * BK, + BK)`` of all keys."""

@@ -76,6 +76,14 @@ def test_bad_options(name: str) -> None:
     refused(CASE.build(), words, **options)
 
 
+@pytest.mark.parametrize("arch, words", [
+    ("sm_80", "a rope part in float8_e4m3fn on sm_80: must be on sm_90 or gfx950"),
+    ("gfx950", "32 columns of a rope part in float8_e4m3fn on gfx950: must be more than 32"),
+])  # fmt: skip
+def test_e4m3_rope_parts_that_a_machine_does_not_take(arch: str, words: str) -> None:
+    refused(Case(((3, 5),), row="fp8", columns=(64, 32, 128)).build(), words, arch=arch)
+
+
 def test_bad_out() -> None:
     x = CASE.build()
     for out, words in (

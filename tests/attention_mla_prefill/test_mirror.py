@@ -47,6 +47,8 @@ CASES = [
     (Case(((150, 200), (9, 0)), H=1), "gfx950"),
     (Case(((20, 150),), page=48, window=40, mask=ChunkedMask(64), causal=True, strided=True), "gfx950"),
     (Case(((70, 90),), dtype="fp32", columns=(64, 64, 128), H=1, page=64), "gfx950"),
+    (Case(((40, 140), (3, 70)), page=48, row="rope-aware", columns=(80, 32, 96), H=1), "gfx950"),
+    (Case(((30, 90),), row="fp8", k_scale="head", columns=(112, 48, 40), H=1), "gfx950"),
 ]
 
 

@@ -35,6 +35,7 @@ CASES = [
     Case(((30, 90), (3, 20)), row="fp8", k_scale="token", H=1),
     Case(((30, 90),), row="fp8", k_scale="head", H=1, page=5),
     Case(((30, 90),), row="rope-aware", dtype="fp16", H=1),
+    Case(((30, 90),), columns=(80, 32, 96), H=2, strided=True),
     Case((), H=1),
 ]
 BIAS = np.where(np.random.default_rng(3).random((1, 1, 40, 90)) < 0.3, -np.inf, 0.5).astype(np.float32)

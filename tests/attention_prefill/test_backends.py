@@ -37,9 +37,11 @@ GRID = [
 ]
 every = pytest.mark.parametrize("case", GRID, ids=str)
 RUNS = [(case, arch) for case in [*GRID, *FEATURES] for arch in PREFILL_ARCHS if case.fits(arch)]
-PIECES = [(case, arch) for case in ODD_DEPTHS for arch in ("sm_80", "sm_90") if case.fits(arch)]
-"""The last product has fewer columns than the tile has rows, and more: on sm_80 the warps stand otherwise."""
+PIECES = [(case, arch) for case in ODD_DEPTHS for arch in PREFILL_ARCHS if case.fits(arch)]
+PIECES += [(Case(((40, 70),), D=40, heads=(2, 2), strided=True), arch) for arch in ("sm_80", "gfx950")]
+"""NaN stands between the rows."""
 PIECES += [(Case(((70, 90),), D=D, DV=DV, heads=(2, 1)), "sm_80") for D, DV in ((192, 192), (64, 256), (256, 80))]
+"""The last product has fewer columns than the tile has rows, and more: the warps of sm_80 stand otherwise."""
 
 
 @pytest.mark.parametrize("case, arch", RUNS + PIECES, ids=[f"{case}-{arch}" for case, arch in RUNS + PIECES])

@@ -70,10 +70,6 @@ DENSE: dict[str, tuple[dict[str, Any], str]] = {
         {"k": kv.astype(float8_e4m3fn), "v": kv.astype(float8_e4m3fn), "q": q.astype(bfloat16), "arch": "sm_80"},
         "float8_e4m3fn on sm_80: must be on sm_90 or gfx950",
     ),
-    "depth of gfx950": (
-        {"q": q[..., :32], "k": kv[..., :32], "v": kv[..., :32], "arch": "gfx950"},
-        "head dimension 32 on gfx950: must be 64, 128 or 256",
-    ),
     "strided depth": ({"q": np.zeros((2, 4, 4, 128), np.float32)[..., ::2]}, "contiguous in the last dimension"),
 }
 

@@ -38,6 +38,10 @@ CASES = [
     (Case(((70, 90), (9, 20)), form="paged", kv="fp8", scales="token", window=40, hnd=True), "sm_90"),
     (Case(((70, 90),), form="ragged", dtype="fp8", scales="head", heads=(2, 2)), "sm_90"),
     (Case(((70, 90),), D=192, DV=128, kv="fp8", scales="number", alibi="head"), "gfx950"),
+    (Case(((70, 90), (9, 20)), form="paged", page=48, D=80, DV=40, dtype="fp16", window=40), "gfx950"),
+    (Case(((30, 50),), D=576, DV=112, heads=(1, 1), mask="striped"), "gfx950"),
+    (Case(((40, 50),), D=48, DV=96, kv="fp8", scales="token", heads=(2, 1)), "gfx950"),
+    (Case(((40, 50),), D=40, DV=72, dtype="fp32", sinks=True), "gfx950"),
     (Case(((70, 90),), dtype="fp8", scales="token", mask="chunked causal"), "gfx950"),
 ]
 

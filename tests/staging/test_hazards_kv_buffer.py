@@ -17,7 +17,7 @@ from mutants import ORDER, READ, SOME, STUCK, WAR, WAW, Mutation, Patch, attribu
 from kvlab.cache import PagedKVCache
 from kvlab.layout import Swizzle
 from kvlab.memory import Memory, as_dtype
-from kvlab.staging import DecodeKVBuffer, DecodeKVBufferParams, Hazards, Timeline, Traffic, kv_buffer_cta, wgmma_cta
+from kvlab.staging import DecodeKVBuffer, DecodeKVBufferParams, Hazards, Timeline, Traffic, wgmma_cta
 from kvlab.staging.kv_buffer_cta import KVBufferCTA, KVBufferShape
 from kvlab.staging.kv_buffer_decode_cta import KVBufferDecodeCTA, KVBufferDecodeShape
 from kvlab.staging.mfma_mla_cta import MfmaMLACTA
@@ -189,7 +189,9 @@ MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
         "prefill decode shared mla staged", drop("barrier", instead=lambda h, meet: meet(h, SOME)), STUCK,
         "warps [2] do not arrive",
     ),
-    "one-stage-instead-of-two": ("prefill", attribute(kv_buffer_cta, "STAGES", 1), WAR, "k copy by warp"),
+    "one-stage-instead-of-two": (
+        "prefill", attribute(KVBufferCTA, "_stage", lambda cta, tiles: 0), WAR, "k copy by warp",
+    ),
     "k-fetched-before-it-is-read": ("prefill", fetch_before_the_scores, WAW, "k copy by warp"),
     "the-other-stage": ("prefill", reads_the_other_stage, READ, "v read by warp 0, stage 1"),
     "next-tile-fetched-with-the-scores": ("decode", fetched_before_p, WAR, "k copy by warp"),

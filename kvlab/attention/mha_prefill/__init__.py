@@ -82,7 +82,7 @@ def mha_prefill(
              sm_90 GPU the kernel written for it where it applies;
              "reference" (float64), "emulator", "triton", "hopper" (sm_90; its emulator for arrays on no GPU; it
              multiplies what stands before a window in its first block of 128 keys with 0: no NaN may stand there)
-    arch    the machine that is emulated: "sm_90", "sm_80" (no float8_e4m3fn), or "gfx950" (64, 128, 192 or 256)
+    arch    the machine that is emulated: "sm_90", "sm_80" (no float8_e4m3fn), or "gfx950"
     check   look at the values of cu_seqlens too. None: unless they are on a GPU, which would wait for it
     traffic  a :class:`~kvlab.staging.Traffic` that counts what the emulator moves
 

@@ -59,6 +59,13 @@ class PrefillProblem:
         """
         return 16 if self.itemsize == self.kv_itemsize == 2 else 32
 
+    @property
+    def smallest_on_gfx950(self) -> int:
+        """Columns of the least piece there: MFMA 32x32 has 32 columns of V, e4m3 contracts 64 at a time, and four warps
+        share out 64 columns of float32.
+        """
+        return 32 if self.itemsize == self.kv_itemsize == 2 else 64
+
 
 @dataclass(frozen=True)
 class PrefillConfig:
@@ -98,7 +105,8 @@ def choose_config(problem: PrefillProblem, *, arch: str = "sm_90", batch_invaria
     >>> choose_config(problem).grid(problem)
     (16, 32)
     """
-    (D0, D1), (V0, V1) = (pieces(n, problem.smallest_piece) for n in (problem.head_dim, problem.value_dim))
+    smallest = problem.smallest_on_gfx950 if arch == "gfx950" else problem.smallest_piece
+    (D0, D1), (V0, V1) = (pieces(n, smallest) for n in (problem.head_dim, problem.value_dim))
     depth = max(D0 + D1, V0 + V1)
     tight = problem.ragged or problem.heavy or D1 > 0 or V1 > 0
     amd = arch.startswith("gfx")

@@ -9,6 +9,7 @@ import numpy as np
 
 from kvlab.attention.inputs import require
 from kvlab.attention.scales import P_SCALE
+from kvlab.hardware import get_arch
 from kvlab.memory import Memory, bfloat16, float8_e4m3fn
 from kvlab.staging import Fragments, KVCacheIterator, KVTile, TileCTA, Traffic
 from kvlab.staging.fma_cta import FmaCTA, FmaShape
@@ -122,13 +123,18 @@ def check_arch(arch: str) -> None:
 
 
 def check_machine(arch: str, problem: PrefillProblem) -> None:
-    """ValueError for head dimensions that the emulated machine does not take."""
-    for depth in (problem.head_dim, problem.value_dim):
-        if arch == "gfx950":
-            fits = depth in (64, 128, 192, 256)
-            require(fits, f"head dimension {depth} on gfx950", "64, 128 or 256, as MAX's prefill, or 192 in two pieces")
+    """ValueError for dtypes that the emulated machine does not have."""
     fp8 = min(problem.itemsize, problem.kv_itemsize) == 1
     require(not (fp8 and arch == "sm_80"), f"float8_e4m3fn on {arch}", "on sm_90 or gfx950: sm_80 has no e4m3")
+
+
+def stages_on_gfx950(columns: int, BN: int, itemsize: int) -> int:
+    """Stages of K and V of ``columns`` together that the LDS holds: MAX's two, or one.
+
+    >>> stages_on_gfx950(512, 64, 2), stages_on_gfx950(1088, 64, 2)
+    (2, 1)
+    """
+    return 2 if 2 * columns * BN * itemsize <= get_arch("gfx950").shared_bytes else 1
 
 
 def prefill_cta(
@@ -142,6 +148,8 @@ def prefill_cta(
     weights = float8_e4m3fn if problem.p_fp8 else bfloat16 if q_dtype == float8_e4m3fn else q_dtype
     k_widths = [(config.D0, min(config.D0, problem.head_dim)), (config.D1, problem.head_dim - config.D0)]
     v_widths = [(config.V0, min(config.V0, problem.value_dim)), (config.V1, problem.value_dim - config.V0)]
+    columns = config.D0 + config.D1 + config.V0 + config.V1
+    stages = stages_on_gfx950(columns, config.BN, stored.itemsize)
     pieces: list[TileCTA] = []
     for (BD, D), (BDV, DV) in zip(k_widths, v_widths, strict=True):
         if not (BD or BDV):
@@ -149,7 +157,8 @@ def prefill_cta(
         sizes = config.BM, config.BN, config.num_warps
         k, v = (D if BD else 0, BD), (DV if BDV else 0, BDV)
         where = k_rows, v_rows, batch_idx, head_idx, traffic
-        pieces.append(piece_cta(arch, sizes, k, v, q_dtype, stored, weights, *where, last=config.V1 or config.V0))
+        dtypes, last = (q_dtype, stored, weights), config.V1 or config.V0
+        pieces.append(piece_cta(arch, sizes, k, v, *dtypes, *where, last=last, stages=stages))
     widths = {
         role: [(0, sides[0][1])] + ([(sides[0][0], sides[1][1])] if sides[1][0] else [])
         for role, sides in (("k", k_widths), ("v", v_widths))
@@ -161,11 +170,11 @@ def prefill_cta(
 def piece_cta(
     arch: str, sizes: tuple[int, int, int], k: tuple[int, int], v: tuple[int, int], dtype: np.dtype[Any],
     stored: np.dtype[Any], weights: np.dtype[Any], k_rows: Any, v_rows: Any, batch_idx: Any, head_idx: Any,
-    traffic: Traffic, *, last: int,
+    traffic: Traffic, *, last: int, stages: int,
 ) -> TileCTA:  # fmt: skip
     """The CTA model of ``arch`` for a piece of the columns: ``sizes`` are query rows, keys and warps, ``k`` and ``v``
     columns in DRAM and padded. Dtypes of Q, of K and V in DRAM, of P and V where they are multiplied. ``last``: columns
-    of the last product.
+    of the last product. ``stages``: of K and V on gfx950.
 
     sm_80 (mma.sync, its warps along the rows if ``last`` is not more than the rows) and sm_90 (wgmma): what our Triton
     kernel compiles to, float32 without tensor cores. gfx950: MAX's prefill through KVBuffer; float32, which that buffer
@@ -173,9 +182,9 @@ def piece_cta(
     """
     (BM, BN, num_warps), (D, BD), (DV, BDV) = sizes, k, v
     if arch == "gfx950" and dtype.itemsize == 4:
-        return MfmaCTA(MfmaShape(BM, BN, D, dtype, DV=DV), k_rows, v_rows, batch_idx, head_idx, traffic)
+        return MfmaCTA(MfmaShape(BM, BN, BD, dtype, DV=BDV, columns=D), k_rows, v_rows, batch_idx, head_idx, traffic)
     if arch == "gfx950":
-        shape = KVBufferShape(BM, BN, D, dtype, DV, stored, weights)
+        shape = KVBufferShape(BM, BN, BD, dtype, BDV, stored, weights, D, stages)
         return KVBufferCTA(shape, k_rows, v_rows, batch_idx, head_idx, traffic)
     if arch not in PREFILL_ARCHS:
         raise ValueError(f"arch {arch!r} is not one of {', '.join(PREFILL_ARCHS)}")

@@ -164,7 +164,8 @@ def _walk(rows: Any, BN: int, batch: Array, head: Array, start: Array, base: Arr
     """Tiles of keys ``[start, stop)``: of K and V as they are held, of the cache from ``base`` on."""
     in_pages = bool(rows.page_size_)
     shift = base if in_pages else 0
-    walk = KVCacheIterator(rows, BN, batch, head if rows.kv_params.num_heads > 1 else 0 * head, shift + stop)
+    kv_head = head if rows.kv_params.num_heads > 1 else 0 * head
+    walk = KVCacheIterator(rows, BN, batch, kv_head, shift + stop, bounded=True)
     walk.tile_start_row = shift + start
     return walk
 

@@ -93,7 +93,7 @@ complete is phase 0
             told = self._complete[seen + (seen % 2 == phase)]
             h.known[chosen, : len(told)] = np.maximum(h.known[chosen, : len(told)], told)
         h._event("wait", f"{self.name}, phase {phase}", None, warps)
-        h._land()
+        h._flights.land(h.known)
 
     def _join(self, warps: tuple[int, ...]) -> None:
         """What the arriving warps know goes with the phase that is running."""

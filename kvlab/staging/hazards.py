@@ -19,8 +19,9 @@ from kvlab.hardware import BarrierDeadlock
 from kvlab.memory import Memory
 
 from .async_barrier import AsyncBarrier
+from .flights import Flights
 from .footprint import Cells, Footprint
-from .hazard_record import NEVER, AccessRecord, Partitions
+from .hazard_record import AccessRecord, Partitions
 from .hazard_words import Hazard, Side
 from .timeline import Timeline
 
@@ -71,7 +72,7 @@ brings; missing: a barrier after cp.async.wait_group in warp 0
         self._stores: Array = np.zeros(warps, np.int64)  # bulk stores of each warp
         self._arrived: dict[int, set[int]] = {}
         self._barriers: list[AsyncBarrier] = []
-        self._in_flight: list[tuple[Array, str, int | None, tuple[int, ...], int]] = []
+        self._flights = Flights(timeline)
 
     # Footprints.
 
@@ -143,7 +144,8 @@ done; missing: a barrier between warp 0 and warp 1
             time = self._issued.copy()
         self._stamp_write(at, 2 * self.warps, time, what, stage)
         self._event("copy", what, stage, at.warps, int(at.moved.sum()))
-        self._fly(at, 2 * self.warps, time, what, stage)
+        warps, moved = list(at.warps), int(at.moved.sum())
+        self._flights.begin(2 * self.warps + np.array(warps), time[warps], self.agents, what, stage, at.warps, moved)
 
     def copy_bulk(self, at: Footprint, barrier: AsyncBarrier, nbytes: int, what: str, stage: int | None = None) -> None:
         """A TMA copy that the one warp of ``at`` issues: in flight until who reads has waited for ``barrier``.
@@ -157,10 +159,7 @@ done; missing: a barrier between warp 0 and warp 1
         times = np.full(self.warps, time)
         self._stamp_write(at, agent, times, what, stage, single=True)
         self._event("copy", what, stage, at.warps, nbytes)
-        if self.timeline is not None:
-            stamp = np.full(self.agents, NEVER)
-            stamp[agent] = time
-            self._in_flight.append((stamp, what, stage, at.warps, nbytes))
+        self._flights.begin(np.array([agent]), np.array([time]), self.agents, what, stage, at.warps, nbytes)
         barrier.complete_tx(nbytes)
 
     def read_async(self, at: Footprint, what: str, stage: int | None = None, *, last: bool = True) -> None:
@@ -202,7 +201,7 @@ done; missing: a barrier between warp 0 and warp 1
         done, agent = np.maximum(self._issued - n, 0), 2 * self.warps + np.arange(self.warps)
         self.known[chosen, agent[chosen]] = np.maximum(self.known[chosen, agent[chosen]], done[chosen])
         self._event("wait", f"{self._wait_name}({n})", None, warps)
-        self._land()
+        self._flights.land(self.known)
 
     def wait_mma(self, n: int = 0, warps: tuple[int, ...] | None = None) -> None:
         """Each warp waits until at most ``n`` of its wgmma reads are in flight (wgmma.wait_group)."""
@@ -257,7 +256,7 @@ done; missing: a barrier between warp 0 and warp 1
             chosen = sorted(arrived)
             self.known[chosen] = self.known[chosen].max(axis=0)
             self._tick(chosen)
-            self._land()
+            self._flights.land(self.known)
 
     def mbarrier(self, name: str, arrivals: int = 1) -> AsyncBarrier:
         """A new mbarrier whose phases need ``arrivals`` arrivals."""
@@ -292,25 +291,3 @@ done; missing: a barrier between warp 0 and warp 1
     def _event(self, kind: str, what: str, stage: int | None, warps: tuple[int, ...], nbytes: int = 0) -> None:
         if self.timeline is not None:
             self.timeline.add(kind, what, stage, warps, nbytes)
-
-    def _fly(self, at: Footprint, first: int, time: Array, what: str, stage: int | None) -> None:
-        if self.timeline is None:
-            return
-        stamp = np.full(self.agents, NEVER)
-        warps = list(at.warps)
-        stamp[first + np.array(warps)] = time[warps]
-        self._in_flight.append((stamp, what, stage, at.warps, int(at.moved.sum())))
-
-    def _land(self) -> None:
-        """Tell the timeline of the copies that somebody now knows to be complete."""
-        if not self._in_flight:
-            return
-        best = self.known.max(axis=0)
-        still = []
-        for flight in self._in_flight:
-            stamp, what, stage, warps, nbytes = flight
-            if (stamp <= best[: stamp.size]).all():
-                self._event("landed", what, stage, warps, nbytes)
-            else:
-                still.append(flight)
-        self._in_flight = still

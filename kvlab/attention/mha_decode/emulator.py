@@ -21,6 +21,7 @@ from kvlab.attention.scoring.emulator import (
     in_pages,
     key_range,
     token_scale,
+    visible_end,
 )
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory
@@ -49,7 +50,7 @@ def attend(
     is_row = row < group * tokens
     safe_head = np.where(is_row, head, 0)
     position = num_keys[:, None] - tokens + token  # [P, BM]
-    end = num_keys if mask.valid is None else np.minimum(num_keys, mask.valid[batch].astype(np.int32))
+    end = visible_end(num_keys, mask.valid, batch)
     sides = mask.left, mask.right, mask.chunk
     first, limit = key_range(position, end[:, None], *sides)  # [P, BM]
     begin = key_range(num_keys - tokens, end, *sides)[0] if mask.windowed else np.zeros_like(num_keys)

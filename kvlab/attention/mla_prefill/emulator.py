@@ -8,7 +8,7 @@ import numpy as np
 
 from kvlab.attention.mha_prefill.rows import SequenceRows, place
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
-from kvlab.attention.scoring.emulator import add_bias, cap, distance, key_range, token_scale
+from kvlab.attention.scoring.emulator import add_bias, cap, distance, key_range, token_scale, visible_end
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory
 from kvlab.staging import Fragments, KVCacheIterator, Traffic, program_ids, ragged_range, row_offsets
@@ -39,9 +39,7 @@ def attend(
     token = tile[:, None] * BM + np.arange(BM, dtype=np.int32)  # [P, BM]
     num_q, num_keys = np.diff(cu_q).astype(np.int32)[batch], np.diff(cu_k).astype(np.int32)[batch]
     total, base = total.astype(np.int32)[batch], starts.astype(np.int32)[batch]
-    end = base + num_keys
-    if mask.valid is not None:
-        end = np.minimum(end, mask.valid.astype(np.int32)[batch])
+    end = visible_end(base + num_keys, mask.valid, batch)
     is_row = token < num_q[:, None]
     position = token + (total - num_q)[:, None]
     first, limit = key_range(position, end[:, None], *bounds)

@@ -88,8 +88,7 @@ def mha_prefill(
 
     A row without a key gives 0 and lse -inf (the sink's logit with sinks). Tiles that no row sees are not read.
     float8_e4m3fn needs sm_89 or later, or gfx950. P V of such a q runs in it too, P times 2^8 rounded to it (in
-    bfloat16 where V has scales of tokens, which may be of any size). Beside a q of 16 bits, on a GPU, head dimensions
-    are of one piece (:func:`kvlab.attention.pieces.pieces`), those of K also 192.
+    bfloat16 where V has scales of tokens, which may be of any size).
     ValueError on bad arguments, before anything is written. Nothing waits for the GPU, and the grid does not depend on
     the lengths of the sequences.
 

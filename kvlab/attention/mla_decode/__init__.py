@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.backends import choose_backend, rounded, run, target_of
+from kvlab.attention.backends import check_fp8_gpu, choose_backend, rounded, run, target_of
 from kvlab.attention.decode_call import decode_results
 from kvlab.attention.explain import Explanation, arguments_of
 from kvlab.attention.features import Features, resolve_features
@@ -16,7 +16,6 @@ from kvlab.attention.inputs import check_lane_copies, check_paged_collection, de
 from kvlab.attention.intervals import host
 from kvlab.attention.masks import resolve_mask, window_interval
 from kvlab.attention.online_softmax import MASK_VALUE
-from kvlab.attention.scales import check_fp8_target
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.cache.arrays import dtype_of
 from kvlab.staging import MLA_ARCHS, Traffic
@@ -213,9 +212,9 @@ def _plan(
     problem = MLADecodeProblem.of(inputs.q, inputs.kv_cache, inputs.k_rope, inputs.block_table)
     if emulated:
         _check_emulated(inputs, problem, arch)
-    target, processors = target_of(inputs.q, arch if emulated else None)
     if problem.fp8:
-        check_fp8_target(target)
+        check_fp8_gpu(inputs.q)
+    target, processors = target_of(inputs.q, arch if emulated else None)
     config = choose_config(
         problem, processors=processors, num_splits=num_splits, arch=target, emulated=emulated,
         heavy=features.heavy or problem.fp8, batch_invariant=batch_invariant, wgmma=holds_wgmma_rows(),

@@ -15,6 +15,7 @@ from .iterator import KVCacheIterator
 from .mfma_mla_cta import MfmaMLACTA
 from .mma_sync_cta import MmaSyncCTA, MmaSyncShape
 from .traffic import Traffic
+from .wgmma_mla_cta import ROWS, WgmmaMLACTA, WgmmaMLAShape
 
 __all__ = ["MLACTA", "MLA_ARCHS", "NvidiaMLACTA", "mla_cta"]
 
@@ -50,9 +51,9 @@ class NvidiaMLACTA:
 
     def __init__(
         self, latent: MmaSyncCTA | FmaCTA, rope: MmaSyncCTA | FmaCTA, caches: tuple[PagedKVCache, PagedKVCache],
-        batch_idx: Any, end: Any,
+        batch_idx: Any, end: Any, dtype: np.dtype[Any],
     ) -> None:  # fmt: skip
-        self.latent, self.rope = latent, rope
+        self.latent, self.rope, self.dtype = latent, rope, dtype
         self.tiles = tuple(KVCacheIterator(cache, latent.shape.BN, batch_idx, 0, end) for cache in caches)
 
     def load_q(self, dram: Memory, offset: Array, valid: Array) -> tuple[Any, Any]:
@@ -64,7 +65,9 @@ class NvidiaMLACTA:
         for tiles in self.tiles:
             tiles.tile_start_row = start
         latent, rope = (tiles.next_tile() for tiles in self.tiles)
-        return self.latent.load_k(latent, active), self.rope.load_k(rope, active)
+        k = self.latent.load_k(latent, active), self.rope.load_k(rope, active)
+        latents, ropes = (part.with_values(part.values.astype(self.dtype, copy=False)) for part in k)
+        return latents, ropes
 
     def scores(self, q: tuple[Any, Any], k: tuple[Any, Any], active: Array, by_key: Array | None = None) -> Fragments:
         """S = Q K^T, float32, ``[BM, BN]``: first the latent columns, times ``by_key`` ``[programs, BN]`` if given,
@@ -116,7 +119,7 @@ def mla_cta(
     ``batch_idx`` and ``end`` ``[programs]`` are each program's sequence and the exclusive bound of its keys. ``dtype``
     is that of Q and of the products, the cache's if None; e4m3 latents are converted on their way. gfx950: MAX's decode
     with V in K's memory, without e4m3. sm_80, sm_90: what our Triton kernel compiles to; float32 with eight warps,
-    others with four.
+    others with four. On sm_90 64 rows with eight warps take wgmma (K and Q of one 16-bit dtype).
 
     >>> rows = np.zeros((1, 64, 1, 192), np.float16)
     >>> windows = [PagedKVCache(x, [63], [[0]], 1, 64) for x in (rows[..., :128], rows[..., 128:])]
@@ -130,9 +133,12 @@ def mla_cta(
     if arch not in MLA_ARCHS:
         raise ValueError(f"arch {arch!r} is not one of {', '.join(MLA_ARCHS)}")
     wide = dtype.itemsize == 4
+    columns = latent.kv_params.head_size, rope.kv_params.head_size
+    if (BM, arch, num_warps) == (ROWS, "sm_90", 8) and latent.dtype == rope.dtype == dtype and not wide:
+        shape = WgmmaMLAShape(BN, (columns[0], padded[0]), (columns[1], padded[1]), dtype)
+        return WgmmaMLACTA(shape, latent, rope, batch_idx, end, traffic)
     if not wide and num_warps != 4:
         raise ValueError(f"num_warps {num_warps} with {dtype} on {arch}: must be 4")
-    columns = latent.kv_params.head_size, rope.kv_params.head_size
     if arch == "gfx950":
         return MfmaMLACTA(BM, BN, columns, _whole_rows(latent, rope), batch_idx, end, traffic)
     ctas: list[Any] = []
@@ -141,7 +147,7 @@ def mla_cta(
             ctas.append(FmaCTA(FmaShape(BM, BN, D, BD, arch, num_warps, v_in_k=True), programs, traffic))
         else:
             ctas.append(MmaSyncCTA(MmaSyncShape(BM, BN, D, BD, dtype, arch, v_in_k=True), programs, traffic))
-    return NvidiaMLACTA(ctas[0], ctas[1], (latent, rope), batch_idx, end)
+    return NvidiaMLACTA(ctas[0], ctas[1], (latent, rope), batch_idx, end, dtype)
 
 
 def _whole_rows(latent: PagedKVCache, rope: PagedKVCache) -> PagedKVCache:

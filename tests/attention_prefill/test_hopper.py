@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from yardsticks import assert_accurate, bits
 from kvlab.attention import explain, hopper_choice, mha_prefill
 from kvlab.attention.mha_prefill import hopper_cta, hopper_emulator
 from kvlab.attention.mha_prefill.hopper_config import FIXED_MOST, FIXED_TOP, choose_hopper
-from kvlab.attention.mha_prefill.hopper_cta import run_roles
+from kvlab.attention.mha_prefill.hopper_turns import run_roles
 from kvlab.cache.arrays import to_numpy, to_torch
-from kvlab.hardware import BarrierDeadlock, SharedMemBarrier
-from kvlab.staging import Fragments
+from kvlab.hardware import BarrierDeadlock
+from kvlab.memory import Memory
+from kvlab.staging import Fragments, Hazards
 from kvlab.triton_support.compile import Compiled, compile_kernel, signature_of
 from kvlab.triton_support.versions import gluon_lacks
 
@@ -36,6 +38,10 @@ CASES = [
     Case(((130, 300),), heads=(2, 1), softcap=5.0, causal=False),
     Case(((130, 200),), heads=(2, 1), D=128, softcap=20.0, dtype="fp16"),
     Case(((130, 200),), heads=(2, 1), D=128, softcap=60.0),
+    Case(((130, 400),), heads=(4, 2), D=128, dtype="fp8", scales="number", strided=True),
+    Case(((130, 200),), heads=(2, 1), D=128, dtype="fp8", causal=False, softcap=20.0),
+    Case(RAGGED, heads=(4, 2), D=128, dtype="fp8", scales="head", form="ragged", window=150),
+    Case(RAGGED, heads=(4, 2), D=128, dtype="fp8", scales="head", form="paged", sinks=True),
 ]
 
 
@@ -88,6 +94,7 @@ WINDOWS = [
     Case(((200, 500),), heads=(2, 1), D=128, window=33),
     Case(((3, 300), (140, 150), (70, 5)), heads=(2, 1), form="ragged", window=(40, 9), causal=False),
     Case(((1, 129),), heads=(2, 2), form="paged", page=64, D=256, window=1, sinks=True),
+    Case(((9, 300),), heads=(2, 1), D=128, dtype="fp8", window=33),
 ]
 
 
@@ -110,14 +117,15 @@ def test_which_program_takes_a_tile_changes_nothing() -> None:
 
 
 def test_roles_that_wait_for_each_other_are_told() -> None:
-    bars = [SharedMemBarrier() for _ in range(2)]
+    hazards = Hazards(Memory(16), warps=2)
+    bars = [hazards.mbarrier(f"bar[{i}]") for i in range(2)]
 
     def role(i: int) -> Any:
         yield bars[i], 0
-        bars[1 - i].arrive()
+        bars[1 - i].arrive((i,))
 
-    with pytest.raises(BarrierDeadlock, match="all 2 roles wait"):
-        run_roles([role(0), role(1)])
+    with pytest.raises(BarrierDeadlock, match=r"all 2 roles wait: bar\[0\]: warps \[0\] wait for phase 0 for ever"):
+        run_roles([((0,), role(0)), ((1,), role(1))])
 
 
 @pytest.mark.parametrize(
@@ -126,6 +134,8 @@ def test_roles_that_wait_for_each_other_are_told() -> None:
         ({"alibi": "head"}, "alibi_slopes"),
         ({"mask": "chunked"}, "a mask other than causal and windows"),
         ({"kv": "fp8"}, "dtype float8_e4m3fn"),
+        ({"dtype": "fp8"}, "head dimensions 64 of q and 64 of v"),
+        ({"dtype": "fp8", "D": 128, "scales": "token"}, "scales of tokens"),
         ({"D": 80}, "head dimensions 80 of q and 80 of v"),
         ({"dtype": "fp32"}, "dtype float32"),
         ({"form": "paged", "page": 48}, "page size 48"),
@@ -178,6 +188,8 @@ MATRIX = [
     Case(LENS, heads=(4, 2), D=64, form="ragged", softcap=50.0),
     Case(LENS, heads=(4, 2), D=192, DV=128),
     Case(LENS, heads=(4, 2), D=256),
+    Case(LENS, heads=(4, 2), D=128, dtype="fp8", scales="head"),
+    Case(LENS, heads=(4, 2), D=128, dtype="fp8", scales="head", form="paged", page=64, softcap=20.0, window=100),
 ]
 
 
@@ -216,3 +228,37 @@ def test_compiled(case: Case) -> None:
     assert count["WARPGROUP"] <= 12 * C.NC
     assert count["UTMALDG"] > 0
     assert count["UTMASTG"] > 0
+    assert_order(made.asm["ptx"])
+
+
+STATEMENTS = {
+    "init": r"mbarrier\.init", "expect": r"mbarrier\.arrive\.expect_tx", "arrive": r"mbarrier\.arrive\.shared",
+    "all meet": r"barrier\.sync", "meet": r"bar(?:\.warp)?\.sync", "fence": r"fence\.proxy\.async",
+    "product": r"wgmma\.wait_group", "wait for store": r"cp\.async\.bulk\.wait_group\.read",
+    "store": r"cp\.async\.bulk\.tensor\S*\.global\.shared", "write": r"stmatrix|st\.shared",
+}  # fmt: skip
+
+
+def assert_order(ptx: str) -> None:
+    """What the twin states of barriers, fences and waits is what the compiler has made of the kernel."""
+    found = re.finditer("|".join(f"(?P<x{i}>{p})" for i, p in enumerate(STATEMENTS.values())), ptx)
+    names = list(STATEMENTS)
+    order = [names[int(str(one.lastgroup)[1:])] for one in found]
+
+    def since(at: int, *which: str) -> list[str]:
+        """The statements from the last of these kinds up to ``at``."""
+        first = max(i for i in range(at) if order[i] in which)
+        return order[first:at]
+
+    first = order.index("all meet")
+    assert "fence" in since(first, "init"), "TMA arrives at barriers that were initialised by ordinary stores"
+    for at, what in enumerate(order):
+        if what == "arrive":  # all warps have waited and stored
+            assert since(at, "product", "write", "meet", "all meet")[0] == "meet"
+        if what == "expect":  # all lanes have stored
+            assert "write" not in since(at, "meet")
+        if what == "store":
+            assert "fence" in since(at, "write")
+            assert since(at, "fence")[1] == "meet"
+        if what == "wait for store":  # all warps know
+            assert order[at + 1] == "meet"

@@ -13,7 +13,7 @@ from kvlab.staging import Hazard, Hazards, Timeline
 Patch = pytest.MonkeyPatch
 Mutation = Callable[[Patch], None]
 READ, ORDER, WAR, WAW = "read in flight", "read not ordered", "overwritten while read", "overwritten while written"
-STUCK = BarrierDeadlock
+END, STUCK = "in flight at the end", BarrierDeadlock
 SOME = (0, 1, 3)
 
 
@@ -55,16 +55,19 @@ def both(*mutations: Mutation) -> Mutation:
 
 
 def caught_as(kind: Any, words: str, call: Callable[[], None]) -> None:
-    """``call`` is reported, as ``kind``, with the two accesses, their warps, the bytes and ``words``, one of which,
-    separated by ``|``, must occur."""
+    """``call`` is reported, as ``kind`` or one of several, with the two accesses, their warps, the bytes and ``words``,
+    one of which, separated by ``|``, must occur. The later side of what is in flight at the end is the end; an mbarrier
+    that counts wrong has no earlier access."""
     with pytest.raises((Hazard, BarrierDeadlock)) as caught:
         call()
-    if kind is BarrierDeadlock:
-        assert isinstance(caught.value, BarrierDeadlock)
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if isinstance(caught.value, BarrierDeadlock):
+        assert BarrierDeadlock in kinds, caught.value
     else:
         assert isinstance(caught.value, Hazard)
-        assert caught.value.kind == kind, caught.value
-        assert caught.value.byte_range is not None
-        assert caught.value.earlier.warp is not None
-        assert caught.value.later.warp is not None
+        assert caught.value.kind in kinds, caught.value
+        if caught.value.kind != "barrier":
+            assert caught.value.byte_range is not None
+            assert caught.value.earlier.warp is not None
+            assert caught.value.later.warp is not None or caught.value.kind == END
     assert any(word in str(caught.value) for word in words.split("|")), caught.value

@@ -12,17 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 from cta_tiles import drive
-from mutants import ORDER, READ, SOME, STUCK, WAR, WAW, Mutation, Patch, attribute, caught_as, drop
+from mutants import END, ORDER, READ, SOME, STUCK, WAR, WAW, Mutation, Patch, attribute, caught_as, drop
 
 from kvlab.cache import PagedKVCache
 from kvlab.layout import Swizzle
 from kvlab.memory import Memory, as_dtype
-from kvlab.staging import DecodeKVBuffer, DecodeKVBufferParams, Hazards, Timeline, Traffic, kv_buffer_cta, wgmma_cta
+from kvlab.staging import DecodeKVBuffer, DecodeKVBufferParams, Hazards, Timeline, Traffic, wgmma_cta
 from kvlab.staging.kv_buffer_cta import KVBufferCTA, KVBufferShape
 from kvlab.staging.kv_buffer_decode_cta import KVBufferDecodeCTA, KVBufferDecodeShape
+from kvlab.staging.launched_cta import LaunchedCTA
 from kvlab.staging.mfma_mla_cta import MfmaMLACTA
 from kvlab.staging.tile_walk import TileWalk
 from kvlab.staging.wgmma_cta import WgmmaCTA, WgmmaShape
+from kvlab.staging.wgmma_mla_cta import WgmmaMLACTA, WgmmaMLAShape
 
 BF16 = as_dtype("bf16")
 
@@ -47,21 +49,40 @@ def mla(traffic: Any = None) -> None:
     rows = (rng.standard_normal((6, 64, 1, 192)) / 8).astype(BF16)
     cache = PagedKVCache(rows, [0, 0], rng.permutation(6)[[[0, 1, 2, 3, 4], [5, 0, 1, 2, 3]]], 1, 320)
     traffic = Traffic() if traffic is None else traffic
-    cta = MfmaMLACTA(16, 128, (128, 64), cache, np.arange(2), end, traffic)
-    at = np.broadcast_to(192 * np.arange(16), (2, 16))
-    q = cta.load_q(Memory.over(rng.standard_normal(16 * 192).astype(BF16)), at, np.ones((2, 16), np.bool_))
-    o = cta.zeros()
-    for start in (0, 128, 256):
-        active = start < end
-        s = cta.scores(q, cta.load_k(np.array([start, start]), active), active)
-        cta.row_max(s)
-        cta.row_sum(s)
-        o = cta.accumulate(s, cta.load_v(active), o, active)
+    with traffic.launch():
+        cta = MfmaMLACTA(16, 128, (128, 64), cache, np.arange(2), end, traffic)
+        at = np.broadcast_to(192 * np.arange(16), (2, 16))
+        q = cta.load_q(Memory.over(rng.standard_normal(16 * 192).astype(BF16)), at, np.ones((2, 16), np.bool_))
+        o = cta.zeros()
+        for start in (0, 128, 256):
+            active = start < end
+            s = cta.scores(q, cta.load_k(np.array([start, start]), active), active)
+            cta.row_max(s)
+            cta.row_sum(s)
+            o = cta.accumulate(s, cta.load_v(active), o, active)
 
 
 def wgmma(traffic: Any = None) -> None:
     shape = WgmmaShape(64, 64, 64, 64, BF16, 4)
     drive(lambda k, v, batch, head, traffic: WgmmaCTA(shape, 2, traffic), "bf16", 64, 64, 64, loops=2, traffic=traffic)
+
+
+def mla64(traffic: Any = None) -> None:
+    """MLA decode of 64 rows by wgmma: V is read from K's stage."""
+    rng, end = np.random.default_rng(0), np.array([160, 70])
+    rows = (rng.standard_normal((10, 32, 1, 160)) / 8).astype(BF16)
+    table = rng.permutation(10).reshape(2, 5)
+    windows = [PagedKVCache(x, [0, 0], table, 1, 160) for x in (rows[..., :128], rows[..., 128:])]
+    shape = WgmmaMLAShape(32, (128, 128), (32, 32), BF16)
+    cta = WgmmaMLACTA(shape, *windows, np.arange(2), end, Traffic() if traffic is None else traffic)
+    at = np.broadcast_to(160 * np.arange(64), (2, 64))
+    q = cta.load_q(Memory.over(rng.standard_normal(64 * 160).astype(BF16)), at, np.ones((2, 64), np.bool_))
+    o = cta.zeros()
+    for start in range(0, 160, 32):
+        active = start < end
+        s = cta.scores(q, cta.load_k(np.array([start, start]), active), active)
+        o = cta.accumulate(s, cta.load_v(active), o, active)
+    cta.end()
 
 
 def staged(traffic: Any = None) -> None:
@@ -83,7 +104,8 @@ def staged(traffic: Any = None) -> None:
 
 
 MACHINES: dict[str, Any] = {
-    "prefill": prefill, "decode": decode, "shared": shared, "mla": mla, "wgmma": wgmma, "staged": staged
+    "prefill": prefill, "decode": decode, "shared": shared, "mla": mla, "wgmma": wgmma, "mla64": mla64,
+    "staged": staged,
 }  # fmt: skip
 
 
@@ -94,7 +116,7 @@ def test_nothing_is_reported(machine: str) -> None:
     kinds = {event.kind for event in traffic.timeline or ()}
     assert {"barrier"} < kinds
     assert ("copy" in kinds and "landed" in kinds) or machine == "staged"
-    assert "read in flight" in kinds if machine == "wgmma" else "read" in kinds
+    assert "read in flight" in kinds if machine in ("wgmma", "mla64") else "read" in kinds
 
 
 def words_of(machine: str) -> list[str]:
@@ -172,6 +194,12 @@ def wgmma_loops_are_not_drained(patch: Patch) -> None:
     patch.setattr(WgmmaCTA, "_begin_loop", begin)
 
 
+def a_tile_more(cta: Any) -> None:
+    """A tile is copied ahead that no loop takes."""
+    cta.hazards.barrier()
+    cta.k._accesses.copy(0)
+
+
 VMCNT = "missing: s_waitcnt vmcnt in warp"
 MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
     "no-vmcnt": ("prefill decode shared mla", drop("wait_group"), READ, VMCNT),
@@ -189,7 +217,9 @@ MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
         "prefill decode shared mla staged", drop("barrier", instead=lambda h, meet: meet(h, SOME)), STUCK,
         "warps [2] do not arrive",
     ),
-    "one-stage-instead-of-two": ("prefill", attribute(kv_buffer_cta, "STAGES", 1), WAR, "k copy by warp"),
+    "one-stage-instead-of-two": (
+        "prefill", attribute(KVBufferCTA, "_stage", lambda cta, tiles: 0), WAR, "k copy by warp",
+    ),
     "k-fetched-before-it-is-read": ("prefill", fetch_before_the_scores, WAW, "k copy by warp"),
     "the-other-stage": ("prefill", reads_the_other_stage, READ, "v read by warp 0, stage 1"),
     "next-tile-fetched-with-the-scores": ("decode", fetched_before_p, WAR, "k copy by warp"),
@@ -200,22 +230,38 @@ MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
     "no-barrier-between-p-and-its-reads": ("decode shared mla", drop("barrier", "p write"), ORDER, "p read by warp"),
     "no-barrier-after-the-writes": ("staged", drop("barrier", "k write"), ORDER, "k read by warp"),
     "no-barrier-before-the-writes": ("staged", drop("barrier", "k read"), WAR, "k write by warp"),
-    "no-wait-for-cp-async": ("wgmma", drop("wait_group"), READ, "missing: cp.async.wait_group in warp"),
+    "no-wait-for-cp-async": ("wgmma mla64", drop("wait_group"), READ, "missing: cp.async.wait_group in warp"),
     "cp-async-waits-for-all-but-two": (
-        "wgmma", drop("wait_group", instead=lambda h, wait: wait(h, 2)), READ, "k wgmma by warp",
+        "wgmma mla64", drop("wait_group", instead=lambda h, wait: wait(h, 2)), READ, "k wgmma by warp",
     ),
-    "no-commit": ("wgmma", drop("commit_group"), READ, "cp.async.commit_group, then cp.async.wait_group"),
+    "no-commit": ("wgmma mla64", drop("commit_group"), READ, "cp.async.commit_group, then cp.async.wait_group"),
     "warp-2-does-not-wait": (
-        "wgmma", drop("wait_group", instead=lambda h, wait: wait(h, 0, SOME)), READ, "cp.async.wait_group in warp 2",
+        "wgmma mla64", drop("wait_group", instead=lambda h, wait: wait(h, 0, SOME)), READ,
+        "cp.async.wait_group in warp 2",
     ),
-    "no-barrier-after-cp-async": ("wgmma", drop("barrier", "wait"), ORDER, "q wgmma by warp"),
-    "no-fence-for-wgmma": ("wgmma", drop("fence_async"), ORDER, "fence.proxy.async in warp"),
-    "no-wait-for-wgmma": ("wgmma", drop("wait_mma"), WAR, "wgmma.wait_group in warp 0"),
-    "no-barrier-before-the-refill": ("wgmma", drop("barrier", "v wgmma"), WAR, "a barrier after wgmma.wait_group"),
+    "no-barrier-after-cp-async": ("wgmma mla64", drop("barrier", "wait"), ORDER, "q wgmma by warp"),
+    "no-fence-for-wgmma": ("wgmma mla64", drop("fence_async"), ORDER, "fence.proxy.async in warp"),
+    "no-wait-for-wgmma": ("wgmma mla64", drop("wait_mma"), WAR, "wgmma.wait_group in warp 0"),
+    "no-barrier-before-the-refill": (
+        "wgmma mla64", drop("barrier", "v wgmma"), WAR, "a barrier after wgmma.wait_group",
+    ),
     "warp-2-skips-the-barrier-before-the-refill": (
         "wgmma", drop("barrier", "v wgmma", lambda h, meet: meet(h, SOME)), STUCK, "warps [0, 1, 3] wait at barrier 0",
     ),
+    "one-stage-of-mla64": ("mla64", attribute(WgmmaMLACTA, "_stage", property(lambda cta: 0)), WAR, "k0 copy by warp"),
     "one-stage-of-wgmma": ("wgmma", attribute(wgmma_cta, "STAGES", 1), WAR, "v copy by warp"),
+    "not-drained": (
+        "wgmma", attribute(WgmmaCTA, "end", lambda cta: cta.hazards.finish()), END,
+        "is in flight at the end of the CTA; missing: cp.async.wait_group in warp 0",
+    ),
+    "product-in-flight-at-the-end": (
+        "wgmma", attribute(WgmmaCTA, "end", lambda cta: (cta.hazards.wait_group(0), cta.hazards.finish())), END,
+        "v wgmma by warp 0, stage 0, is in flight at the end of the CTA; missing: wgmma.wait_group in warp 0",
+    ),
+    "a-tile-more": (
+        "prefill decode mla", attribute(LaunchedCTA, "drain", a_tile_more), END,
+        "k copy by warp 0, stage 0, is in flight at the end of the CTA; missing: s_waitcnt vmcnt in warp 0",
+    ),
     "loops-not-drained": ("wgmma", wgmma_loops_are_not_drained, WAW, "cp.async.wait_group in warp"),
 }  # fmt: skip
 CASES = [(name, machine) for name, (machines, *_) in MUTANTS.items() for machine in machines.split()]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kvlab.attention.backends import machine
@@ -57,6 +57,7 @@ def attend(
     k_free = barriers(C.NB, C.NC)
     v_full = barriers(C.NB, 1)
     v_free = barriers(C.NB, C.NC)
+    fence_async_shared()  # TMA arrives at these barriers
     bars = (q_full, q_free, k_full, k_free, v_full, v_free)
     q_s = operand(q_box, C.NQ * C.NC, C.BM, C.D)
     k_s = operand(k_box, C.NB, C.BN, C.D)

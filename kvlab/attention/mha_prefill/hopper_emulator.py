@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,12 +10,14 @@ import numpy as np
 
 from kvlab.attention.features import Features
 from kvlab.attention.online_softmax import LOG2E
+from kvlab.attention.operands import result_dtype
 from kvlab.hardware import TmaDescriptor
 from kvlab.staging import Fragments, Traffic
 
 from .config import PrefillProblem
 from .hopper_config import FIXED_TOP, HopperConfig
-from .hopper_cta import HopperCTA, Wait, run_roles
+from .hopper_cta import HopperCTA
+from .hopper_turns import Role, Wait, run_roles
 
 Array = np.ndarray[Any, Any]
 NOTHING = np.float32(-(2.0**100))
@@ -38,6 +39,7 @@ class Launch:
     inner: np.float32
     scale: np.float32
     unit: np.float32
+    v_factor: np.float32
     max_k: int
     cu_q: Array | None = None
     cu_k: Array | None = None
@@ -63,6 +65,11 @@ class Launch:
         if self.lens is not None:
             num_keys = int(self.lens[batch])
         return batch, head % problem.q_heads, num_q - below_end * C.NC * C.BM, q_first, num_q, k_first, num_keys
+
+    def scale_of(self, role: str, head: int) -> np.float32:
+        """The scale of a query head's KV head, 1 where there is none."""
+        heads = getattr(self.features.scales, role).heads
+        return np.float32(1 if heads is None else heads[head // self.problem.group])
 
     def key_blocks(self, row: int, num_q: int, num_keys: int) -> tuple[int, int]:
         """Blocks of BN keys that some row of the tile sees; at least one, which then is masked."""
@@ -92,7 +99,7 @@ def produce(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
             slot = j % C.NQ
             for w in range(C.NC):
                 yield cta.q_free[slot * C.NC + w], ((j // C.NQ) & 1) ^ 1
-            cta.words[slot] = [batch, head, row, q_first, num_q, num_keys]
+            cta.send(slot, 0, batch, head, row, q_first, num_q, num_keys)
             #: load_q -> j    DRAM -> shared memory, 64 rows for each consumer
             for w in range(C.NC):
                 u = slot * C.NC + w
@@ -105,8 +112,8 @@ def produce(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
                 yield cta.k_free[b], ((it // C.NB) & 1) ^ 1
                 cta.load_rows("k", cta.k_full[b], b, k_batch, k_first, head // group, key, num_keys, pages_of)
                 #: load_v -> it    the V tile of the same keys
-                yield cta.v_free[b], ((it // C.NB) & 1) ^ 1
-                cta.load_rows("v", cta.v_full[b], b, k_batch, k_first, head // group, key, num_keys, pages_of)
+                yield cta.raw_free[b], ((it // C.NB) & 1) ^ 1
+                cta.load_rows(cta.loaded, cta.raw_full[b], b, k_batch, k_first, head // group, key, num_keys, pages_of)
                 it += 1
         #: take -> t    the next tile that no program has taken; in turn where all tiles take the same time
         x.taken.append(program)
@@ -115,36 +122,70 @@ def produce(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
     slot = j % C.NQ
     for w in range(C.NC):
         yield cta.q_free[slot * C.NC + w], ((j // C.NQ) & 1) ^ 1
-    cta.words[slot][0] = -1
+    cta.send(slot, 0, -1)
     for w in range(C.NC):
-        cta.q_full[slot * C.NC + w].arrive()
+        cta.q_full[slot * C.NC + w].arrive(cta.places.producer)
+
+
+def widen(cta: HopperCTA, x: Launch) -> Iterator[Wait]:
+    """One warpgroup brings the V tiles of e4m3 to float16 on their way to the consumers."""
+    #@ widener
+    #: begin -> it, j, batch    the first tile, -1: none
+    C, me = cta.C, cta.places.widener
+    it, j = 0, 0
+    yield cta.q_full[0], 0
+    batch = cta.receive(me, 0, 0)[0]
+    while batch >= 0:
+        #: hear -> slot, lo, hi    the tile; its words have been read
+        slot = j % C.NQ
+        tile_row, _, num_q, num_keys = cta.receive(me, slot, 2, 4)
+        lo, hi = x.key_blocks(tile_row, num_q, num_keys)
+        for w in range(C.NC):
+            cta.arrive(me, cta.q_free[slot * C.NC + w])
+        for _ in range(hi - lo):
+            #: widen -> b, it    e4m3 to float16, as soon as the stage is free
+            b = it % C.NB
+            yield cta.raw_full[b], (it // C.NB) & 1
+            yield cta.v_free[b], ((it // C.NB) & 1) ^ 1
+            cta.widen_rows(me, b)
+            cta.arrive(me, cta.raw_free[b])
+            cta.arrive(me, cta.v_full[b])
+            it += 1
+        #: turn -> j, batch    the next tile
+        j += 1
+        yield cta.q_full[j % C.NQ * C.NC], (j // C.NQ) & 1
+        batch = cta.receive(me, j % C.NQ, 0)[0]
 
 
 def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
     """One warpgroup: BM rows of every tile. S = Q K^T of a block and O += P V of the one before it run together."""
     #@ consumer
     #: begin -> it, j, batch    the first tile, -1: none
-    C, scale = cta.C, x.scale
+    C, scale, me = cta.C, x.scale, cta.places.consumers[W]
     BM, BN = C.BM, C.BN
     left, right = x.features.mask.left, x.features.mask.right
     hidden = np.float32(0 if C.FIXED else -np.inf)  # of a score, or of its weight already
+    by_head = C.Q_SCALE or C.K_SCALE
     it, j = 0, 0
     yield cta.q_full[W], 0
-    batch = cta.words[0][0]
+    batch = cta.receive(me, 0, 0)[0]
     while batch >= 0:
-        #: hear -> slot, head, row, lo, hi, position    the tile, and where this warpgroup's rows stand
+        #: hear -> slot, head, row, lo, hi, position, factor    the tile, where its rows stand, the scale of its head
         slot = j % C.NQ
         u = slot * C.NC + W
-        _, head, tile_row, q_first, num_q, num_keys = cta.words[slot]
+        head, tile_row, q_first, num_q, num_keys = cta.receive(me, slot, 1, 5)
         lo, hi = x.key_blocks(tile_row, num_q, num_keys)
         row = tile_row + W * BM
         position = row + num_keys - num_q
+        factor = x.scale_of("q", head) * x.scale_of("k", head)
         b = it % C.NB
         #: scores -> s    S = Q K^T of the last block
         yield cta.k_full[b], (it // C.NB) & 1
-        s = cta.scores(u, b)
-        cta.k_free[b].arrive()
+        s = cta.scores(me, u, b)
+        cta.wait_mma(me, 0)
+        cta.arrive(me, cta.k_free[b])
         #: mask -> s    softcap, keys that a row does not see
+        s = s.with_values(s.values * factor) if by_head else s
         s = _capped_weights(s, x.inner, scale) if C.FIXED else _cap(s, x.inner) if C.CAPPED else s
         s = _mask(s, hidden, position, (hi - 1) * BN, num_keys, left, right) if C.FIRST else s
         #: softmax -> p, m, l, alpha, o    row maximum, exponentials, sums of each lane
@@ -155,26 +196,29 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
             m = np.maximum(m, NOTHING) if C.FIRST else m  # a row may see nothing of this block
             e = s.with_values(np.exp2(s.values * scale - s.by_row((m * scale)[None])))
         l = _quad_sum(e)
-        p = e.with_values(e.values.astype(cta.dtype))
+        p = e.with_values(e.values.astype(cta.v_dtype))
         alpha, o = np.ones(BM, np.float32), cta.zeros()
         #: clean    V behind the end of the sequence
         if C.CLEAN and hi * BN > num_keys:
             yield cta.v_full[b], (it // C.NB) & 1
-            cta.clean_rows(b, num_keys - (hi - 1) * BN, BN)
+            cta.clean_rows(me, b, num_keys - (hi - 1) * BN, BN)
         for i in range(1, hi - lo):
             #: scores -> s    S = Q K^T of the next block, started
             it += 1
             b, key = it % C.NB, (hi - 1 - i) * BN
             yield cta.k_full[b], (it // C.NB) & 1
-            s = cta.scores(u, b)
+            s = cta.scores(me, u, b)
             #: accumulate -> o    O += P V of the block before, started
             vb = (it - 1) % C.NB
             yield cta.v_full[vb], ((it - 1) // C.NB) & 1
             if C.EARLY and not C.FIXED:  # rescale while Q K^T runs
+                cta.wait_mma(me, 1)
                 o = o.with_values(o.values * o.by_row(alpha[None]))
-            o = cta.accumulate(p, vb, o)
-            cta.k_free[b].arrive()
+            o = cta.accumulate(me, p, vb, o)
+            cta.wait_mma(me, 1)
+            cta.arrive(me, cta.k_free[b])
             #: mask -> s    softcap, keys that a row does not see
+            s = s.with_values(s.values * factor) if by_head else s
             s = _capped_weights(s, x.inner, scale) if C.FIXED else _cap(s, x.inner) if C.CAPPED else s
             s = _mask(s, hidden, position, key, num_keys, left, right) if C.MASKED else s
             #: softmax -> p, m, l, alpha    online: new row maximum, exponentials, sums of each lane
@@ -187,42 +231,51 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
                 m = m_new
                 e = s.with_values(np.exp2(s.values * scale - s.by_row((m * scale)[None])))
                 l = l * alpha[:, None] + _quad_sum(e)
-            p = e.with_values(e.values.astype(cta.dtype))
+            p = e.with_values(e.values.astype(cta.v_dtype))
             #: rescale -> o    O *= alpha; V's stage is free
-            cta.v_free[vb].arrive()
+            if C.HOLD:
+                yield cta.v_full[vb], ((it - 1) // C.NB) & 1
+            cta.wait_mma(me, 0)
+            cta.arrive(me, cta.v_free[vb])
             o = o if C.EARLY or C.FIXED else o.with_values(o.values * o.by_row(alpha[None]))
         #: clean -> b    V before the first key that a row of the sequence sees
         b = it % C.NB
         first = num_keys - num_q - left - lo * BN
         if C.WINDOW and first > 0:
             yield cta.v_full[b], (it // C.NB) & 1
-            cta.clean_rows(b, 0, min(first, BN))
+            cta.clean_rows(me, b, 0, min(first, BN))
         #: accumulate -> o    O += P V of the first block
-        cta.q_free[u].arrive()  # the producer may fetch the next Q
+        cta.arrive(me, cta.q_free[u])  # the producer may fetch the next Q
         yield cta.v_full[b], (it // C.NB) & 1
         if C.EARLY and not C.FIXED:
+            cta.wait_mma(me, 0)
             o = o.with_values(o.values * o.by_row(alpha[None]))
-        o = cta.accumulate(p, b, o)
+        o = cta.accumulate(me, p, b, o)
         #: normalise -> o, lse    rows without a visible key give 0 and -inf, or the sink's logit
         sink = None if x.features.sinks is None else x.features.sinks[head]
         lse, inv = _row_results(m if C.FIXED else m * scale, l, sink, x.unit)
-        cta.v_free[b].arrive()
+        inv = inv * x.v_factor * x.scale_of("v", head) if C.ITEM == 1 else inv
+        cta.wait_mma(me, 0)
+        cta.wait_store(me)  # the tile before has left its buffer; the warps meet behind it
+        cta.v_free[b].arrive(me[:1])
         o = o.with_values(o.values * o.by_row(inv[None]))
         #: store    registers -> shared memory -> DRAM; where rows do not exist straight to DRAM
         page, skip = 0 if C.RAGGED_Q else batch, min(max(-row, 0), BM)  # rows before the sequence
-        values, rows = o.tile()[0].astype(cta.dtype), slice(q_first + max(row, 0), q_first + max(row + BM, 0))
+        values, rows = o.tile()[0].astype(x.out.dtype), slice(q_first + max(row, 0), q_first + max(row + BM, 0))
         x.lse[page, head, rows] = lse[skip:]
         if row < 0:  # TMA does not store to negative coordinates
             x.out[page, rows, head] = values[skip:]
         else:
             for col in range(0, C.DV, C.DV // C.ROUNDS):
-                cta.store_columns(W, values[:, col : col + C.DV // C.ROUNDS], page, q_first + row, head, col)
+                if col:
+                    cta.wait_store(me)
+                cta.store_columns(me, W, values[:, col : col + C.DV // C.ROUNDS], page, q_first + row, head, col)
         #: turn -> it, j, batch    the next tile
         it, j = it + 1, j + 1
         yield cta.q_full[j % C.NQ * C.NC + W], (j // C.NQ) & 1
-        batch = cta.words[j % C.NQ][0]
+        batch = cta.receive(me, j % C.NQ, 0)[0]
     #: end    the last tile leaves
-    assert batch == -1
+    cta.wait_store(me)
 
 
 def _cap(s: Fragments, inner: np.float32) -> Fragments:
@@ -294,16 +347,21 @@ def launch(
     are valid, the arrays such as TMA takes.
     """
     C = config.constants
-    out = np.empty((*q.shape[:3], C.DV), q.dtype) if out is None else out
+    out = np.empty((*q.shape[:3], C.DV), result_dtype(q)) if out is None else out
     lse = np.empty((q.shape[0], q.shape[2], q.shape[1]), np.float32)
-    rows = {"q": (q, C.BM), "k": (k, C.BOX), "v": (v, C.BOX), "o": (out, C.BM)}
-    boxes = {name: TmaDescriptor.of(a, (1, n, 1, 64), "128B") for name, (a, n) in rows.items()}
+    rows = {"q": (q, C.BM), "k": (k, C.BOX), "raw" if C.ITEM == 1 else "v": (v, C.BOX), "o": (out, C.BM)}
+    boxes = {name: TmaDescriptor.of(a, (1, n, 1, 128 // a.itemsize), "128B") for name, (a, n) in rows.items()}
+    scales = features.scales
+    scale *= scales.q.number * scales.k.number
     inner, outer = (scale / features.softcap, features.softcap * LOG2E) if C.CAPPED else (0.0, scale * LOG2E)
     programs = min(processors, config.tiles)
-    numbers = np.float32(inner), np.float32(outer), np.float32(1 if base2 else 1 / LOG2E), k.shape[1]
-    x = Launch(problem, config, features, programs, out, lse, *numbers, cu_q, cu_k, table, seq_lens)
-    make = functools.partial(HopperCTA, C, q.dtype, boxes, Traffic() if traffic is None else traffic)
-    ctas = [make() for _ in range(programs)]
-    roles = [produce(cta, x, program) for program, cta in enumerate(ctas)]
-    run_roles([*roles, *(consume(cta, x, w) for cta in ctas for w in range(C.NC))])
+    numbers = np.float32(inner), np.float32(outer), np.float32(1 if base2 else 1 / LOG2E), np.float32(scales.v.number)
+    x = Launch(problem, config, features, programs, out, lse, *numbers, k.shape[1], cu_q, cu_k, table, seq_lens)
+    traffic = Traffic() if traffic is None else traffic
+    with traffic.launch():
+        ctas = [HopperCTA(C, q.dtype, boxes, traffic, traced=program == 0) for program in range(programs)]
+        roles: list[Role] = [(cta.places.producer, produce(cta, x, program)) for program, cta in enumerate(ctas)]
+        roles += [(cta.places.widener, widen(cta, x)) for cta in ctas if C.ITEM == 1]
+        roles += [(me, consume(cta, x, w)) for cta in ctas for w, me in enumerate(cta.places.consumers)]
+        run_roles(roles)
     return out, lse

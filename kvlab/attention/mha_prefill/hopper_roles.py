@@ -18,6 +18,7 @@ from .hopper_steps import (
     key_blocks,
     load_rows,
     mask_block,
+    meet,
     multiply_qk,
     quad_sum,
     receive,
@@ -69,6 +70,7 @@ def produce(descs, boxes, words, bars, seqs, sizes, C: gl.constexpr):
                 send(words, slot * 8 + 3, q_first)
                 send(words, slot * 8 + 4, num_q)
                 send(words, slot * 8 + 5, num_keys)
+            meet()  # every lane has stored before one of them arrives at the barriers
             #: load_q -> j    DRAM -> shared memory, 64 rows for each consumer
             for w in gl.static_range(NC):
                 u = slot * NC + w
@@ -287,8 +289,8 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
         if C.ITEM == 1:
             inv = inv * (v_factor * head_scale(v_scales, head // group, v_step, C.V_SCALE))
         inv = gl.convert_layout(inv, gl.SliceLayout(1, O_LAYOUT))
-        tma.store_wait(0)  # the tile before has left its buffer
         o = hopper.warpgroup_mma_wait(0, deps=(o,))
+        tma.store_wait(0)  # the tile before has left its buffer; the warps meet behind it
         mbarrier.arrive(v_free.index(b), count=1)
         o = o * inv[:, None]
         #: store    registers -> shared memory -> DRAM; where rows do not exist straight to DRAM

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvlab.attention import backends
-from kvlab.attention.backends import on_gpu
+from kvlab.attention.backends import check_fp8_gpu, target_of
 from kvlab.attention.explain import Explanation
 from kvlab.attention.features import kv_view
 from kvlab.attention.hopper_choice import choose_with_hopper
@@ -16,7 +15,7 @@ from kvlab.attention.ragged import keys_with_new
 from kvlab.attention.scales import is_fp8
 from kvlab.cache.arrays import dtype_of
 
-from .config import PrefillConfig, PrefillProblem, choose_config
+from .config import PrefillProblem, choose_config
 from .hopper_config import SUPPORTED, choose_hopper, hopper_declined, hopper_lacks
 from .inputs import Options, PrefillInputs, dense_inputs, paged_inputs
 from .machine import check_arch, check_machine
@@ -88,17 +87,13 @@ def _plan(inputs: PrefillInputs, options: Options) -> Plan:
         tiles, where = choose_hopper(problem, inputs), "sm_90" if chosen == "emulator" else None
         explanation = Explanation("mha_prefill", chosen, reason, tiles, tiles.grid(problem), where)
         return Plan(explanation, inputs, options, problem, scale)
-    if on_gpu(inputs.q) and is_fp8(inputs.k):
-        arch, _ = backends.machine(inputs.q.device)
-        fits = arch == "gfx950" or (arch.startswith("sm_") and int(arch[3:]) >= 89)
-        require(fits, f"float8_e4m3fn on {arch}", "on sm_89 or later, or gfx950")
+    if is_fp8(inputs.k):
+        check_fp8_gpu(inputs.q, products=fp8)
     emulated = options.arch if chosen == "emulator" else None
-    target = _device_arch(inputs.q.device) if on_gpu(inputs.q) else emulated or "sm_90"
+    target, _ = target_of(inputs.q, emulated)
     if chosen == "emulator":
         _check_emulated(inputs, problem, target)
     config = choose_config(problem, arch=target, batch_invariant=bool(options.batch_invariant))
-    if on_gpu(inputs.q) and problem.converted:
-        _check_whole(problem, config)
     explanation = Explanation("mha_prefill", chosen, reason, config, config.grid(problem), emulated)
     return Plan(explanation, inputs, options, problem, scale)
 
@@ -108,19 +103,3 @@ def _check_emulated(inputs: PrefillInputs, problem: PrefillProblem, arch: str) -
     check_machine(arch, problem)
     arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
     check_lane_copies({name: array for name, array in arrays.items() if 0 not in array.shape})
-
-
-def _check_whole(problem: PrefillProblem, config: PrefillConfig) -> None:
-    """ValueError for e4m3 K and V that a GPU converts in pieces of which an H100 gave wrong values (80 as 64 + 32)."""
-    whole = config.D1 == 0 or config.D0 + config.D1 == problem.head_dim
-    require(
-        whole and config.V1 == 0,
-        f"K and V of float8_e4m3fn and q of 16 bits with head dimensions {problem.head_dim} and {problem.value_dim}",
-        "on a GPU those of one piece (kvlab.attention.pieces), such as 64, 112, 128, 256, or 192 for K; or q e4m3, too",
-    )
-
-
-def _device_arch(device: Any) -> str:
-    """The architecture of a GPU, as the configurations name it: "sm_80" for all of NVIDIA's before Hopper."""
-    arch, _ = backends.machine(device)
-    return "sm_80" if arch.startswith("sm_") and int(arch[3:]) < 90 else arch

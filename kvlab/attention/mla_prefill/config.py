@@ -67,7 +67,8 @@ def choose_config(problem: MLAPrefillProblem, *, arch: str = "sm_90") -> MLAPref
     >>> choose_config(problem).grid(problem)
     (16, 128)
     """
-    BD, BR, BV = (max(32, 1 << (n - 1).bit_length()) for n in (problem.nope, problem.rope, problem.value))
+    least = 64 if arch == "gfx950" and problem.itemsize == 4 else 32  # four warps share out columns of float32
+    BD, BR, BV = (max(least, 1 << (n - 1).bit_length()) for n in (problem.nope, problem.rope, problem.value))
     wide = max(BD, BV)
     if problem.itemsize == 4:
         BM, BN, num_warps, num_stages = (16, 64, 8, 1) if arch.startswith("gfx") else (16, 32, 8, 1)

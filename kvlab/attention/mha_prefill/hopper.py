@@ -57,6 +57,10 @@ def attend(
     k_free = barriers(C.NB, C.NC)
     v_full = barriers(C.NB, 1)
     v_free = barriers(C.NB, C.NC)
+    raw_full, raw_free = v_full, v_free
+    if C.ITEM == 1:  # V's way from DRAM ends before the widener
+        raw_full = barriers(C.NB, 1)
+        raw_free = barriers(C.NB, 1)
     fence_async_shared()  # TMA arrives at these barriers
     bars = (q_full, q_free, k_full, k_free, v_full, v_free)
     q_s = operand(q_box, C.NQ * C.NC, C.BM, C.D)
@@ -71,8 +75,6 @@ def attend(
     seqs = (cu_q, cu_k, table, lens, counter)
     sizes = (tiles, row_tiles, together, batches, steps, heads, group, max_q, max_k, left, right, pages, table_batch)
     if C.ITEM == 1:
-        raw_full = barriers(C.NB, 1)
-        raw_free = barriers(C.NB, 1)
         wide = gl.allocate_shared_memory(gl.float16, [C.NB, C.BN, C.DV], TILE_LAYOUT)
         ours = (q_s, k_s, wide, o_s, o_box)
         bars_of_producer = (q_full, q_free, k_full, k_free, raw_full, raw_free)

@@ -112,7 +112,7 @@ def find_pages(
         page = batch
         if PAGE:
             page = gl.load(first + j, mask=key + j * BOX < num_keys, other=pages).to(gl.int32)
-        found = found + (page,)
+        found = found + (page,)  # type: ignore[assignment]
     return found
 
 

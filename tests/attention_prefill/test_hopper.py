@@ -38,6 +38,8 @@ CASES = [
     Case(((130, 300),), heads=(2, 1), softcap=5.0, causal=False),
     Case(((130, 200),), heads=(2, 1), D=128, softcap=20.0, dtype="fp16"),
     Case(((130, 200),), heads=(2, 1), D=128, softcap=60.0),
+    Case(((200, 256),), heads=(2, 1), D=256, sinks=True),
+    Case(((200, 64), (70, 129), (0, 9)), heads=(2, 1), D=256, form="ragged"),
     Case(((130, 400),), heads=(4, 2), D=128, dtype="fp8", scales="number", strided=True),
     Case(((130, 200),), heads=(2, 1), D=128, dtype="fp8", causal=False, softcap=20.0),
     Case(RAGGED, heads=(4, 2), D=128, dtype="fp8", scales="head", form="ragged", window=150),

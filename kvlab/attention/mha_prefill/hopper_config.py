@@ -40,11 +40,12 @@ class Constants(NamedTuple):
     """Compile-time constants of the Hopper kernel. NC consumer warpgroups have BM query rows each, in NQ buffers; NB
     stages hold BN keys of D and values of DV, in boxes of BOX keys.
 
-    FIRST: the first block of a tile may need a mask; MASKED: others, too. WINDOW: bounded on the left. CLEAN: rows
-    behind a sequence's end may be anything. CAPPED: softcap; FIXED: so low that weights have a fixed top. O leaves in
-    ROUNDS parts. EQUAL: all tiles have as many keys. HOLD, EARLY: see ``hopper_roles.consume``. ITEM: bytes of an
-    element of Q, K and V; of 1, V passes through a warpgroup, the WIDENER, that makes it float16. Q_SCALE, K_SCALE,
-    V_SCALE: each KV head has one. REGISTERS of a thread of a consumer, of the PRODUCER and of the WIDENER.
+    FIRST: the first block of a tile may need a mask; MASKED: others, too. SKIP: a consumer passes over blocks that only
+    others see. WINDOW: bounded on the left. CLEAN: rows behind a sequence's end may be anything. CAPPED: softcap;
+    FIXED: so low that weights have a fixed top. O leaves in ROUNDS parts. EQUAL: all tiles have as many keys. HOLD,
+    EARLY: see ``hopper_roles.consume``. ITEM: bytes of an element of Q, K and V; of 1, V passes through a warpgroup,
+    the WIDENER, that makes it float16. Q_SCALE, K_SCALE, V_SCALE: each KV head has one. REGISTERS of a thread of a
+    consumer, of the PRODUCER and of the WIDENER.
     """
 
     D: int
@@ -59,6 +60,7 @@ class Constants(NamedTuple):
     RAGGED_K: bool
     FIRST: bool
     MASKED: bool
+    SKIP: bool
     WINDOW: bool
     CLEAN: bool
     CAPPED: bool
@@ -167,14 +169,15 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperConfi
     known = not (ragged_k or page or problem.ragged)  # the lengths are those of the arrays
     bounded = mask.right < UNLIMITED
     whole = known and num_keys % BN == 0
-    diagonal = bounded and not (whole and rows == BN and mask.right % BN == 0)
+    skip = bounded and BN <= BM
+    diagonal = bounded and not (whole and (rows == BN or skip) and mask.right % BN == 0)
     total = inputs.q.shape[1] if problem.ragged else problem.max_q
     row_tiles = total // rows + problem.batch if problem.ragged else -(-problem.max_q // rows)
     heads = problem.q_heads * (1 if problem.ragged else problem.batch)
     constants = Constants(
         D=D, DV=DV, NC=NC, NQ=2 if D <= 128 else 1, NB=NB, BN=BN, BOX=min(page, BN) if page else BN, PAGE=page,
-        RAGGED_Q=problem.ragged, RAGGED_K=ragged_k, FIRST=bounded or window or not whole, MASKED=diagonal or window,
-        WINDOW=window, CLEAN=ragged_k or page > 0, CAPPED=features.softcap > 0,
+        RAGGED_Q=problem.ragged, RAGGED_K=ragged_k, FIRST=bounded or window or not whole,
+        MASKED=diagonal or window, SKIP=skip, WINDOW=window, CLEAN=ragged_k or page > 0, CAPPED=features.softcap > 0,
         FIXED=D <= 128 and 0 < features.softcap * LOG2E <= FIXED_MOST and bool(dtype_of(inputs.q, "q") == bfloat16),
         SINKS=features.sinks is not None,
         HOLD=small, EARLY=small, ROUNDS=2 if D > 128 else 1, EQUAL=known and not bounded and not window,

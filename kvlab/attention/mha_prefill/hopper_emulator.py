@@ -178,6 +178,16 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
         row = tile_row + W * BM
         position = row + num_keys - num_q
         factor = x.scale_of("q", head) * x.scale_of("k", head)
+        if C.SKIP:  # the last blocks, of which this warpgroup's rows see nothing
+            own = max(-(-min(position + BM + right, num_keys) // BN), lo + 1)
+            for _ in range(hi - own):
+                b = it % C.NB
+                yield cta.k_full[b], (it // C.NB) & 1
+                cta.arrive(me, cta.k_free[b])
+                yield cta.v_full[b], (it // C.NB) & 1
+                cta.arrive(me, cta.v_free[b])
+                it += 1
+            hi = own
         b = it % C.NB
         #: scores -> s    S = Q K^T of the last block
         yield cta.k_full[b], (it // C.NB) & 1

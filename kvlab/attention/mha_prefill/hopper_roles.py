@@ -189,6 +189,16 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
         position = row + num_keys - num_q
         factor = head_scale(q_scales, head // group, q_step, C.Q_SCALE)
         factor *= head_scale(k_scales, head // group, k_step, C.K_SCALE)
+        if C.SKIP:  # the last blocks, of which this warpgroup's rows see nothing
+            own = gl.maximum(gl.cdiv(gl.minimum(position + BM + right, num_keys), BN), lo + 1)
+            for _ in range(hi - own):
+                b = it % C.NB
+                mbarrier.wait(k_full.index(b), (it // C.NB) & 1)
+                mbarrier.arrive(k_free.index(b), count=1)
+                mbarrier.wait(v_full.index(b), (it // C.NB) & 1)
+                mbarrier.arrive(v_free.index(b), count=1)
+                it += 1
+            hi = own
         b = it % C.NB
         zero = gl.zeros([BM, BN], gl.float32, layout=S_LAYOUT)  # never read (use_acc=False)
         #: scores -> s    S = Q K^T of the last block

@@ -181,6 +181,16 @@ def test_when_auto_takes_it(
     assert reason in found.reason
 
 
+def test_auto_does_not_take_it_for_e4m3(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the tensors were on a GPU."""
+    monkeypatch.setattr(hopper_choice, "on_gpu", lambda array: True)
+    monkeypatch.setattr(hopper_choice, "machine", lambda device: ("sm_90", 132))
+    monkeypatch.setattr("kvlab.triton_support.versions.installed", lambda: "3.6.0")
+    q = torch.zeros((1, 300, 4, 128), dtype=torch.bfloat16).to(torch.float8_e4m3fn)
+    assert "not the Hopper kernel: e4m3" in explain(mha_prefill, q, q, q).reason
+    assert explain(mha_prefill, q, q, q, backend="hopper").backend == "hopper"
+
+
 LENS = ((150, 200), (150, 200))
 MATRIX = [
     Case(LENS, heads=(4, 2), D=64),

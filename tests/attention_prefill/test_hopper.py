@@ -200,6 +200,7 @@ MATRIX = [
     Case(LENS, heads=(4, 2), D=64, form="ragged", softcap=50.0),
     Case(LENS, heads=(4, 2), D=192, DV=128),
     Case(LENS, heads=(4, 2), D=256),
+    Case(((256, 256),), heads=(4, 2), D=256, softcap=50.0),
     Case(LENS, heads=(4, 2), D=128, dtype="fp8", scales="head"),
     Case(LENS, heads=(4, 2), D=128, dtype="fp8", scales="head", form="paged", page=64, softcap=20.0, window=100),
 ]

@@ -169,8 +169,10 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperConfi
     known = not (ragged_k or page or problem.ragged)  # the lengths are those of the arrays
     bounded = mask.right < UNLIMITED
     whole = known and num_keys % BN == 0
-    skip = bounded and BN <= BM
-    diagonal = bounded and not (whole and (rows == BN or skip) and mask.right % BN == 0)
+    aligned = whole and mask.right % BN == 0
+    # Each consumer starts with the block in which its own rows end: no other needs a mask.
+    skip = bounded and aligned and BN <= BM and not window
+    diagonal = bounded and not (skip or (aligned and rows == BN))
     total = inputs.q.shape[1] if problem.ragged else problem.max_q
     row_tiles = total // rows + problem.batch if problem.ragged else -(-problem.max_q // rows)
     heads = problem.q_heads * (1 if problem.ragged else problem.batch)

@@ -121,8 +121,10 @@ def _accumulator(columns: int) -> FragmentMap:
     return FragmentMap((64, columns), row + 0 * repeat, np.broadcast_to(col + 0 * repeat, row.shape), warp_size=32)
 
 
-def run_roles(roles: list[Iterator[Wait]]) -> None:
+def run_roles(roles: list[Iterator[Wait]], order: np.random.Generator | None = None) -> None:
     """Run the roles of all CTAs, each until it waits, in turn until all have ended. BarrierDeadlock if none can go on.
+
+    order : with a generator, whose turn it is is drawn, and a role may have to pause at every wait.
 
     >>> bar = SharedMemBarrier()
     >>> def waits():
@@ -140,8 +142,13 @@ def run_roles(roles: list[Iterator[Wait]]) -> None:
     while waiting:
         still: list[tuple[Iterator[Wait], Wait | None]] = []
         moved = False
+        if order is not None:
+            waiting = [waiting[i] for i in order.permutation(len(waiting))]
         for role, wait in waiting:
             while wait is None or wait[0].try_wait(wait[1]):
+                if moved and order is not None and order.random() < 0.5:
+                    still.append((role, wait))
+                    break
                 moved = True
                 try:
                     wait = next(role)

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kvlab.attention.features import Features
-from kvlab.attention.splits import check_splits, invariant_splits
-from kvlab.cache.arrays import dtype_of, element_strides
+from kvlab.attention.masks import UNLIMITED
+from kvlab.attention.mha_prefill.hopper_config import tma_takes
+from kvlab.attention.splits import MAX_SPLITS, check_splits, invariant_splits
+from kvlab.cache.arrays import dtype_of
 
 from .config import MLADecodeProblem
 from .inputs import MLAInputs
@@ -21,9 +23,6 @@ SUPPORTED = (
 )
 MEASURED = False
 """Whether a GPU has shown that the kernel is right and faster than the portable one; "auto" takes it only then."""
-
-MAX_SPLITS = 64
-
 
 class Constants(NamedTuple):
     """Compile-time constants of the Hopper kernel: a tile of BM = TB tokens x HB heads, NB stages of BN keys of DV
@@ -63,3 +62,66 @@ class HopperConfig:
     def grid(self, problem: MLADecodeProblem | None = None) -> tuple[int]:
         """Programs."""
         return (self.programs,)
+
+
+def hopper_lacks(inputs: MLAInputs, problem: MLADecodeProblem, features: Features, scale: float) -> str | None:
+    """What of a call the Hopper kernel cannot do, None if it can do it."""
+    mask, page = features.mask, problem.page_size
+    if problem.itemsize != 2 or problem.fp8:
+        return f"q of dtype {inputs.q.dtype} and a cache of {inputs.kv_cache.dtype}"
+    if (problem.latent, problem.rope) != (512, 64):
+        return f"{problem.latent} + {problem.rope} columns"
+    if (mask.left, mask.right, mask.chunk) != (UNLIMITED, 0, 0) or mask.valid is not None or mask.bias is not None:
+        return "a mask other than the causal one"
+    for name, asked in (("softcap", features.softcap > 0), ("sinks", features.sinks is not None),
+                        ("alibi_slopes", features.slopes is not None)):  # fmt: skip
+        if asked:
+            return name
+    if not scale > 0:
+        return f"scale {scale}"
+    if problem.batch == 0:
+        return "no sequences"
+    if not (page % 64 == 0 or page in (16, 32)):
+        return f"page size {page}"
+    for name, array in (("q", inputs.q), ("kv_cache", inputs.kv_cache)):
+        if not tma_takes(array, name):
+            return f"the strides or the alignment of {name}"
+    return None
+
+
+def hopper_declined() -> str | None:
+    """Why "auto" takes the portable kernel all the same, None if it does not."""
+    return None if MEASURED else "it has not been measured"
+
+
+def choose_hopper(
+    problem: MLADecodeProblem, *, processors: int = 132, num_splits: int | None = None, batch_invariant: bool = False
+) -> HopperConfig:
+    """The configuration of a call that the kernel can do, on ``processors`` SMs. Splits: ``num_splits``, those of
+    ``invariant_splits``, or as few as make the time shortest, counted in blocks of 64 keys: what a wave of programs
+    multiplies, two for its beginning and its end, and what merging takes.
+
+    >>> problem = MLADecodeProblem(1, 1, 128, 512, 64, 2, 64, 65536)
+    >>> choose_hopper(problem).num_splits, choose_hopper(problem).grid()
+    (64, (128,))
+    >>> choose_hopper(MLADecodeProblem(128, 1, 128, 512, 64, 2, 64, 4096)).num_splits
+    1
+    """
+    HB = min(64, 1 << (problem.heads - 1).bit_length())
+    page = problem.page_size
+    box = min(page, 64)
+    constants = Constants(TB=64 // HB, HB=HB, BOX=box, PAGE=page, MASKED=problem.tokens > 1, PRODUCER=32 if box == 64 else 56)
+    head_tiles = -(-problem.heads // HB)
+    row_tiles = head_tiles * -(-problem.tokens // constants.TB)
+    programs, blocks = problem.batch * row_tiles, max(-(-problem.max_keys // constants.BN), 1)
+
+    def cost(n: int) -> float:
+        return -(-programs * n // processors) * (-(-blocks // n) + 2) + (0 if n == 1 else 1 + n / 16)
+
+    splits = check_splits(num_splits)
+    if splits is None and batch_invariant:
+        splits = invariant_splits(problem.max_keys)
+    if splits is None:
+        splits = min(range(1, min(blocks, MAX_SPLITS) + 1), key=cost)
+    items = programs * splits
+    return HopperConfig(constants, row_tiles, head_tiles, splits, items, items)

@@ -15,6 +15,7 @@ from kvlab.attention.mha_prefill.hopper_roles import NOTHING
 from kvlab.attention.mha_prefill.hopper_steps import PANEL, quad_sum
 
 from .hopper_steps import (
+    PARTS,
     clean_rows,
     find_item,
     find_pages,
@@ -32,6 +33,8 @@ def produce(descs, boxes, bars, table, lens, lens_stride, sizes, C: gl.constexpr
     """One warp brings Q and the latent rows of item after item."""
     #@ producer
     #: begin -> it, j    nothing loaded yet
+    program = gl.program_id(0)
+    programs = gl.num_programs(0)
     dq, dk, dk_rope = descs
     q_box, q_rope_box, k_box, k_rope_box = boxes
     q_full, q_free, l_full, l_free, r_full, r_free, p_full = bars
@@ -39,9 +42,9 @@ def produce(descs, boxes, bars, table, lens, lens_stride, sizes, C: gl.constexpr
     HALF: gl.constexpr = C.DV // 2 // PANEL
     it = 0  # blocks so far: stage it % NB, phase it // NB
     j = 0  # items so far
-    for t in range(gl.program_id(0), items, gl.num_programs(0)):
+    for t in range(program, items, programs):
         #: find -> batch, token, head, lo, blocks    the rows of an item and its keys
-        batch, _, token, head, lo, _, num_keys, blocks = find_item(t, lens, lens_stride, sizes, C)
+        batch, _, token, head, lo, num_keys, blocks = find_item(t, lens, lens_stride, sizes, C)
         pages_of = table + batch.to(gl.int64) * table_batch
         #: load_q -> j    DRAM -> shared memory
         mbarrier.wait(q_free, (j & 1) ^ 1)
@@ -69,6 +72,8 @@ def lead(smem, bars, results, lens, lens_stride, sizes, C: gl.constexpr):
     """One warpgroup: scores, softmax, and the left half of the output."""
     #@ leader
     #: begin -> it, j    the first item
+    program = gl.program_id(0)
+    programs = gl.num_programs(0)
     BM: gl.constexpr = C.BM
     BN: gl.constexpr = C.BN
     COLS: gl.constexpr = C.DV // 2
@@ -82,9 +87,9 @@ def lead(smem, bars, results, lens, lens_stride, sizes, C: gl.constexpr):
     DTYPE: gl.constexpr = q_s.dtype
     it = 0
     j = 0
-    for t in range(gl.program_id(0), items, gl.num_programs(0)):
+    for t in range(program, items, programs):
         #: find -> batch, split, token, head, lo, blocks, limit    rows, keys, and how many keys the first token sees
-        batch, split, token, head, lo, _, num_keys, blocks = find_item(t, lens, lens_stride, sizes, C)
+        batch, split, token, head, lo, num_keys, blocks = find_item(t, lens, lens_stride, sizes, C)
         limit = num_keys - tokens + 1
         #: scores -> s    S = Q K^T of the first block
         zero = gl.zeros([BM, BN], gl.float32, layout=S_LAYOUT)  # never read (use_acc=False)
@@ -108,26 +113,27 @@ def lead(smem, bars, results, lens, lens_stride, sizes, C: gl.constexpr):
             lanes = quad_sum(e, BM, BN)
             l = l * gl.convert_layout(alpha, gl.SliceLayout(1, lanes.type.layout))[:, None] + lanes
             p = e.to(DTYPE)
-            #: send    P and alpha to the follower, who is done with those of the block before
-            before = it + C.NB - 1
-            mbarrier.wait(r_free.index(before % C.NB), ((before // C.NB) & 1) ^ 1)
-            send(p_s, rows_s, p_full, p, alpha)
             #: accumulate -> o    O = alpha O + P V, started
             o = o * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
             b = it % C.NB
             o = hopper.warpgroup_mma(gl.convert_layout(p, P_LAYOUT), k_s.index(2 * b), o, is_async=True)
+            #: send    P and alpha to the follower, who is done with those of the block before
+            before = it + C.NB - 1
+            mbarrier.wait(r_free.index(before % C.NB), ((before // C.NB) & 1) ^ 1)
+            send(p_s, rows_s, p_full, p, alpha)
             #: scores -> s, it    S = Q K^T of the next block runs behind it
             it += 1
             s = start_scores(q_s, q_rope_s, k_s, k_rope_s, l_full, r_full, it % C.NB, (it // C.NB) & 1, zero)
-            o = hopper.warpgroup_mma_wait(1, deps=(o,))
+            o = hopper.warpgroup_mma_wait(PARTS, deps=(o,))
             mbarrier.arrive(l_free.index(b), count=1)
             s = hopper.warpgroup_mma_wait(0, deps=(s,))
-        mbarrier.arrive(q_free, count=1)  # the producer may fetch the next Q
+        #: last    no more Q K^T: the producer may fetch the next Q
+        mbarrier.arrive(q_free, count=1)
         #: mask -> s    keys that a row does not see
         key = lo + (blocks - 1) * BN
         if key + BN > limit:
             s = mask_rows(s, token, key, limit, tokens, C, S_LAYOUT)
-        #: softmax -> p, m, l, alpha    of the last block
+        #: softmax -> p, m, l, alpha, total, inv    of the last block; a row that saw no key gives 0
         m_new = gl.maximum(m, gl.max(s, 1))
         base = m_new * scale
         alpha = gl.exp2(m * scale - base)
@@ -137,18 +143,19 @@ def lead(smem, bars, results, lens, lens_stride, sizes, C: gl.constexpr):
         l = l * gl.convert_layout(alpha, gl.SliceLayout(1, lanes.type.layout))[:, None] + lanes
         p = e.to(DTYPE)
         total = gl.convert_layout(gl.sum(l, 1), gl.SliceLayout(1, S_LAYOUT))
-        inv = gl.where(total > 0, 1.0 / total, 0.0)  # a row that saw no key gives 0
-        #: send    P, alpha and 1 / l to the follower
-        before = it + C.NB - 1
-        mbarrier.wait(r_free.index(before % C.NB), ((before // C.NB) & 1) ^ 1)
-        rows_s.index(1).store(inv)
-        send(p_s, rows_s, p_full, p, alpha)
-        #: accumulate -> o    O = alpha O + P V of the last block
+        inv = gl.where(total > 0, 1.0 / total, 0.0)
+        #: accumulate -> o    O = alpha O + P V of the last block, started
         o = o * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
         b = it % C.NB
         if key + BN > num_keys:
             clean_rows(k_s, 2 * b, gl.maximum(num_keys - key, 0), C)
         o = hopper.warpgroup_mma(gl.convert_layout(p, P_LAYOUT), k_s.index(2 * b), o, is_async=True)
+        #: send    P, alpha and 1 / l to the follower
+        before = it + C.NB - 1
+        mbarrier.wait(r_free.index(before % C.NB), ((before // C.NB) & 1) ^ 1)
+        rows_s.index(1).store(inv)
+        send(p_s, rows_s, p_full, p, alpha)
+        #: normalise -> o, lse    natural logarithm
         lse = gl.where(total > 0, (m * scale + gl.log2(total)) * unit, float("-inf"))
         o = hopper.warpgroup_mma_wait(0, deps=(o,))
         mbarrier.arrive(l_free.index(b), count=1)
@@ -158,7 +165,7 @@ def lead(smem, bars, results, lens, lens_stride, sizes, C: gl.constexpr):
         at = lse_out + split.to(gl.int64) * lse_split + batch.to(gl.int64) * lse_batch
         where = at + (token + r // C.HB) * lse_token + (head + r % C.HB) * lse_head
         gl.store(where, lse, mask=(token + r // C.HB < tokens) & (head + r % C.HB < heads))
-        store_half(out, o, 0, split, batch, token, head, o_strides, sizes, C)
+        store_half(out, o, 0, split, batch, token, head, lo < num_keys, o_strides, sizes, C)
         #: turn -> it, j    the next item
         it += 1
         j += 1
@@ -169,6 +176,8 @@ def follow(smem, bars, results, lens, lens_stride, sizes, C: gl.constexpr):
     """The other warpgroup: the right half of the output, with P, alpha and 1 / l from the leader."""
     #@ follower
     #: begin -> it    the first item
+    program = gl.program_id(0)
+    programs = gl.num_programs(0)
     BM: gl.constexpr = C.BM
     COLS: gl.constexpr = C.DV // 2
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLS, 16])
@@ -177,9 +186,9 @@ def follow(smem, bars, results, lens, lens_stride, sizes, C: gl.constexpr):
     out, lse_out, o_strides, lse_split, lse_batch, lse_token, lse_head, scale, unit = results
     items, row_tiles, head_tiles, splits, heads, tokens, pages, table_batch = sizes
     it = 0
-    for t in range(gl.program_id(0), items, gl.num_programs(0)):
-        #: find -> batch, split, token, head, lo, blocks    rows and keys
-        batch, split, token, head, lo, _, num_keys, blocks = find_item(t, lens, lens_stride, sizes, C)
+    for t in range(program, items, programs):
+        #: find -> batch, split, token, head, lo, blocks, o    rows and keys
+        batch, split, token, head, lo, num_keys, blocks = find_item(t, lens, lens_stride, sizes, C)
         o = gl.zeros([BM, COLS], gl.float32, layout=O_LAYOUT)
         for _ in range(blocks - 1):
             #: receive -> b, alpha    P and alpha of the next block
@@ -209,5 +218,5 @@ def follow(smem, bars, results, lens, lens_stride, sizes, C: gl.constexpr):
         mbarrier.arrive(r_free.index(b), count=1)
         it += 1
         o = o * inv[:, None]
-        #: store    registers -> DRAM
-        store_half(out, o, 1, split, batch, token, head, o_strides, sizes, C)
+        #: store    registers -> DRAM; an empty split leaves its partial output alone
+        store_half(out, o, 1, split, batch, token, head, lo < num_keys, o_strides, sizes, C)

@@ -7,17 +7,17 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from kvlab.attention.mha_prefill.hopper_steps import PANEL, TILE_LAYOUT, load_box, meet, view
+from kvlab.attention.mha_prefill.hopper_steps import PANEL, load_box, meet, operand
 
 Q_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=4))
 K_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
+PARTS = gl.constexpr(3)  # products of Q K^T
 ROWS_LAYOUT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
 @gluon.jit
 def find_item(t, lens, lens_stride, sizes, C: gl.constexpr):
-    """Item number -> its sequence and split, first token and head of its rows, keys ``lo`` to ``hi - 1``, all keys, and
-    blocks of keys.
+    """Item number -> its sequence and split, first token and head of its rows, first key, all keys, and blocks of keys.
 
     The row tiles of a sequence are neighbours: they read the same keys. A split is a number of whole blocks. Without
     keys there is one block, of which no row sees anything.
@@ -29,10 +29,10 @@ def find_item(t, lens, lens_stride, sizes, C: gl.constexpr):
     num_keys = gl.load(lens + batch * lens_stride).to(gl.int32)
     size = gl.cdiv(gl.cdiv(num_keys, splits), C.BN) * C.BN
     lo = gl.minimum(split * size, num_keys)
-    hi = gl.minimum(lo + size, num_keys)
+    blocks = gl.maximum(gl.cdiv(gl.minimum(lo + size, num_keys) - lo, C.BN), 1)
     token = tile // head_tiles * C.TB
     head = tile % head_tiles * C.HB
-    return batch, split, token, head, lo, hi, num_keys, gl.maximum(gl.cdiv(hi - lo, C.BN), 1)
+    return batch, split, token, head, lo, num_keys, blocks
 
 
 @gluon.jit
@@ -65,7 +65,7 @@ def load_keys(desc, boxes, bar, at, col, pages, row, PANELS: gl.constexpr, C: gl
 
 @gluon.jit
 def start_scores(q_s, q_rope_s, k_s, k_rope_s, l_full, r_full, b, phase, zero):
-    """S = Q K^T of stage b, started part by part as they arrive: left half and rope, right half."""
+    """S = Q K^T of stage b, started in PARTS as they arrive: left half, rope, right half."""
     mbarrier.wait(l_full.index(b), phase)
     s = hopper.warpgroup_mma(q_s.index(0), k_s.index(2 * b).permute((1, 0)), zero, use_acc=False, is_async=True)
     s = hopper.warpgroup_mma(q_rope_s.index(0), k_rope_s.index(b).permute((1, 0)), s, is_async=True)
@@ -83,17 +83,15 @@ def mask_rows(s, token, key, first_limit, tokens, C: gl.constexpr, S_LAYOUT: gl.
 
 @gluon.jit
 def clean_rows(k_s, half, end, C: gl.constexpr):
-    """Zero the rows of half a V tile from ``end`` on: what stands behind a sequence may be anything, and 0 * NaN is NaN."""
-    ATOMS: gl.constexpr = C.BN // 8
+    """Zero the rows of half a V tile from ``end`` on: what stands behind a sequence may be anything; 0 * NaN is NaN."""
     PANELS: gl.constexpr = C.DV // 2 // PANEL
-    REGISTERS: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])
-    rows = view(k_s, [k_s.shape[0] * PANELS * ATOMS, 8, PANEL], TILE_LAYOUT)
-    r = gl.arange(0, 8, layout=gl.SliceLayout(1, REGISTERS))
-    for atom in range(end // 8, ATOMS):
-        for c in gl.static_range(PANELS):
-            one = rows.index((half * PANELS + c) * ATOMS + atom)
-            kept = one.load(REGISTERS)
-            one.store(gl.where((atom * 8 + r < end)[:, None], kept, gl.zeros_like(kept)))
+    REGISTERS: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    panels = operand(k_s, C.BN, PANEL, k_s.shape[0] * PANELS)
+    r = gl.arange(0, C.BN, layout=gl.SliceLayout(1, REGISTERS))
+    for c in range(PANELS):
+        one = panels.index(half * PANELS + c)
+        kept = one.load(REGISTERS)
+        one.store(gl.where((r < end)[:, None], kept, gl.zeros_like(kept)))
     fence_async_shared()
     meet()
 
@@ -109,8 +107,8 @@ def send(p_s, rows_s, bar, p, alpha):
 
 
 @gluon.jit
-def store_half(out, o, half: gl.constexpr, split, batch, token, head, strides, sizes, C: gl.constexpr):
-    """Half the columns of the output, registers -> DRAM; rows that do not exist are left out."""
+def store_half(out, o, half: gl.constexpr, split, batch, token, head, some, strides, sizes, C: gl.constexpr):
+    """Half the columns of the output, registers -> DRAM: rows that exist, of a split with some keys or the only one."""
     items, row_tiles, head_tiles, splits, heads, tokens, pages, table_batch = sizes
     o_split, o_batch, o_token, o_head = strides
     O_LAYOUT: gl.constexpr = o.type.layout
@@ -120,5 +118,5 @@ def store_half(out, o, half: gl.constexpr, split, batch, token, head, strides, s
     h = head + r % C.HB
     at = out + split.to(gl.int64) * o_split + batch.to(gl.int64) * o_batch
     rows = t.to(gl.int64) * o_token + h.to(gl.int64) * o_head
-    there = (t < tokens) & (h < heads)
+    there = (t < tokens) & (h < heads) & (some | (splits == 1))
     gl.store(at + rows[:, None] + d[None, :], o.to(out.dtype.element_ty), mask=there[:, None])

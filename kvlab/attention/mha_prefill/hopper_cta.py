@@ -124,7 +124,7 @@ def _accumulator(columns: int) -> FragmentMap:
 def run_roles(roles: list[Iterator[Wait]], order: np.random.Generator | None = None) -> None:
     """Run the roles of all CTAs, each until it waits, in turn until all have ended. BarrierDeadlock if none can go on.
 
-    order : with a generator, whose turn it is is drawn, and a role may have to pause at every wait.
+    order : with a generator, whose turn it is is drawn at every wait, some roles more often than others.
 
     >>> bar = SharedMemBarrier()
     >>> def waits():
@@ -138,24 +138,21 @@ def run_roles(roles: list[Iterator[Wait]], order: np.random.Generator | None = N
     arrives
     woken
     """
-    waiting: list[tuple[Iterator[Wait], Wait | None]] = [(role, None) for role in roles]
-    while waiting:
-        still: list[tuple[Iterator[Wait], Wait | None]] = []
-        moved = False
-        if order is not None:
-            waiting = [waiting[i] for i in order.permutation(len(waiting))]
-        for role, wait in waiting:
+    waits: dict[int, Wait | None] = dict.fromkeys(range(len(roles)))
+    pace = None if order is None else order.random(len(roles)) ** 4
+    while waits:
+        ready = [i for i, wait in waits.items() if wait is None or wait[0].try_wait(wait[1])]
+        if not ready:
+            raise BarrierDeadlock(f"all {len(waits)} roles wait: {list(waits.values())}")
+        if order is not None and pace is not None:
+            ready = [int(order.choice(ready, p=pace[ready] / pace[ready].sum()))]
+        for i in ready:
+            wait = waits[i]
             while wait is None or wait[0].try_wait(wait[1]):
-                if moved and order is not None and order.random() < 0.5:
-                    still.append((role, wait))
-                    break
-                moved = True
                 try:
-                    wait = next(role)
+                    waits[i] = wait = next(roles[i])
                 except StopIteration:
+                    del waits[i]
                     break
-            else:
-                still.append((role, wait))
-        if not moved:
-            raise BarrierDeadlock(f"all {len(still)} roles wait: {[wait for _, wait in still]}")
-        waiting = still
+                if order is not None:
+                    break

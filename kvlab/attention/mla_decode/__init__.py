@@ -155,7 +155,8 @@ def mla_decode_paged(
         kv_layout=kv_layout, batch_invariant=batch_invariant, backend=backend, arch=arch, num_splits=num_splits,
         mask_value=mask_value, check=check, traffic=traffic,
     )  # fmt: skip
-    kernel, emulator = KERNELS.get(plan.backend, ""), emulate_hopper if isinstance(plan.config, HopperConfig) else emulate
+    kernel = KERNELS.get(plan.backend, "")
+    emulator = emulate_hopper if isinstance(plan.config, HopperConfig) else emulate
     result, lse = run(plan, kernel, emulator, _refer, *inputs.arrays, **arguments, traffic=traffic)
     return decode_results(result, lse, out, drop_tokens=inputs.drop_tokens, return_lse=return_lse, base2=base2)
 

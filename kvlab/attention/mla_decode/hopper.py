@@ -43,26 +43,28 @@ def attend(
     k_rope_box = gl.allocate_shared_memory(dq.dtype, [C.NB * BOXES, 1, C.BOX, PANEL], K_LAYOUT)
     p_s = gl.allocate_shared_memory(dq.dtype, [C.BM, C.BN], TILE_LAYOUT)
     rows_s = gl.allocate_shared_memory(gl.float32, [2, C.BM], ROWS_LAYOUT)
-    q_full = barriers(1, 1)
-    q_free = barriers(1, 1)
-    p_full = barriers(1, 1)
-    l_full, l_free, r_full, r_free = barriers(C.NB, 1), barriers(C.NB, 1), barriers(C.NB, 1), barriers(C.NB, 1)
-    bars = (q_full.index(0), q_free.index(0), l_full, l_free, r_full, r_free, p_full.index(0))
+    q_full = barriers(1, 1).index(0)
+    q_free = barriers(1, 1).index(0)
+    p_full = barriers(1, 1).index(0)
+    l_full = barriers(C.NB, 1)
+    l_free = barriers(C.NB, 1)
+    r_full = barriers(C.NB, 1)
+    r_free = barriers(C.NB, 1)
     q_s = operand(q_box, C.BM, C.DV // 2, PANELS)
     q_rope_s = operand(q_rope_box, C.BM, C.DR, 1)
     k_s = operand(k_box, C.BN, C.DV // 2, C.NB * PANELS)
     k_rope_s = operand(k_rope_box, C.BN, C.DR, C.NB)
-    smem = (q_s, q_rope_s, k_s, k_rope_s, p_s, rows_s)
-    descs = (dq, dk, dk_rope)
+    keys = (lens, lens_stride, row_tiles, head_tiles, splits)
+    outputs = (out, o_split, o_batch, o_token, o_head, heads, tokens, splits)
+    results = (lse, lse_split, lse_batch, lse_token, lse_head, heads, tokens, scale, unit)
     boxes = (q_box, q_rope_box, k_box, k_rope_box)
-    strides = (o_split, o_batch, o_token, o_head)
-    results = (out, lse, strides, lse_split, lse_batch, lse_token, lse_head, scale, unit)
-    sizes = (items, row_tiles, head_tiles, splits, heads, tokens, pages, table_batch)
+    bars = (q_full, q_free, l_full, l_free, r_full, r_free)
+    smem = (q_s, q_rope_s, k_s, k_rope_s, p_s, rows_s)
     gl.warp_specialize(
         [
-            (lead, (smem, bars, results, lens, lens_stride, sizes, gl.constexpr(C))),
-            (follow, (smem, bars, results, lens, lens_stride, sizes, gl.constexpr(C))),
-            (produce, (descs, boxes, bars, table, lens, lens_stride, sizes, gl.constexpr(C))),
+            (lead, (smem, bars, p_full, outputs, results, items, keys, gl.constexpr(C))),
+            (follow, ((k_s, p_s, rows_s), r_full, r_free, p_full, outputs, items, keys, gl.constexpr(C))),
+            (produce, ((dq, dk, dk_rope), boxes, bars, table, table_batch, pages, items, keys, gl.constexpr(C))),
         ],
         [4, 1],
         [C.FOLLOWER, C.PRODUCER],
@@ -91,8 +93,8 @@ def launch(
     lse = torch.empty((batch, heads, tokens), dtype=torch.float32, device=q.device)
     part, part_lse = partial_results(out, lse, splits)
     attend[config.grid()](
-        _boxes(q, (C.TB, C.HB)), _boxes(kv_cache, (C.BOX,)), _boxes(k_rope, (C.BOX,)), part, part_lse, block_table, seq_lens,
-        scale * LOG2E, 1 / LOG2E, config.items, config.row_tiles, config.head_tiles, splits, heads, tokens,
+        _boxes(q, (C.TB, C.HB)), _boxes(kv_cache, (C.BOX,)), _boxes(k_rope, (C.BOX,)), part, part_lse, block_table,
+        seq_lens, scale * LOG2E, 1 / LOG2E, config.items, config.row_tiles, config.head_tiles, splits, heads, tokens,
         kv_cache.shape[0], block_table.stride(0), seq_lens.stride(0), *part.stride()[:4],
         *(part_lse.stride(axis) for axis in (0, 1, 3, 2)), C=C, num_warps=4,
     )  # fmt: skip

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kvlab.attention.features import Features
 from kvlab.attention.masks import UNLIMITED
 from kvlab.attention.mha_prefill.hopper_config import tma_takes
 from kvlab.attention.splits import MAX_SPLITS, check_splits, invariant_splits
-from kvlab.cache.arrays import dtype_of
 
 from .config import MLADecodeProblem
 from .inputs import MLAInputs
@@ -17,9 +16,9 @@ from .inputs import MLAInputs
 __all__ = ["SUPPORTED", "Constants", "HopperConfig", "choose_hopper", "hopper_declined", "hopper_lacks"]
 
 SUPPORTED = (
-    "bf16 or fp16 with a cache of that dtype, 512 + 64 columns, no mask but the causal one, no softcap, sinks or ALiBi, "
-    "scale > 0, pages of 16, 32 or multiples of 64 tokens, arrays that start at 16 bytes and whose strides are multiples "
-    "of 16 bytes"
+    "bf16 or fp16 with a cache of that dtype, 512 + 64 columns, no mask but the causal one, no softcap, sinks or "
+    "ALiBi, scale > 0, pages of 16, 32 or multiples of 64 tokens, arrays that start at 16 bytes and whose strides are "
+    "multiples of 16 bytes"
 )
 MEASURED = False
 """Whether a GPU has shown that the kernel is right and faster than the portable one; "auto" takes it only then."""
@@ -37,7 +36,7 @@ class Constants(NamedTuple):
     BOX: int
     PAGE: int
     MASKED: bool
-    FOLLOWER: int = 208
+    FOLLOWER: int = 192
     PRODUCER: int = 32
     NB: int = 2
     DV: int = 512
@@ -48,8 +47,8 @@ class Constants(NamedTuple):
 
 @dataclass(frozen=True)
 class HopperConfig:
-    """Constants, and the items: ``row_tiles`` of each sequence, of which ``head_tiles`` belong to the same tokens, times
-    ``num_splits``. ``programs`` take them in turn. The lengths have no part in it.
+    """Constants, and the items: ``row_tiles`` of each sequence, of which ``head_tiles`` belong to the same tokens,
+    times ``num_splits``. ``programs`` take them in turn. The lengths have no part in it.
     """
 
     constants: Constants
@@ -110,7 +109,8 @@ def choose_hopper(
     HB = min(64, 1 << (problem.heads - 1).bit_length())
     page = problem.page_size
     box = min(page, 64)
-    constants = Constants(TB=64 // HB, HB=HB, BOX=box, PAGE=page, MASKED=problem.tokens > 1, PRODUCER=32 if box == 64 else 56)
+    masked, producer = problem.tokens > 1, 32 if box == 64 else 64
+    constants = Constants(TB=64 // HB, HB=HB, BOX=box, PAGE=page, MASKED=masked, PRODUCER=producer)
     head_tiles = -(-problem.heads // HB)
     row_tiles = head_tiles * -(-problem.tokens // constants.TB)
     programs, blocks = problem.batch * row_tiles, max(-(-problem.max_keys // constants.BN), 1)

@@ -15,7 +15,7 @@ from kvlab.attention.mha_prefill.hopper_cta import Wait, run_roles
 from kvlab.attention.mha_prefill.hopper_emulator import NOTHING, quad_sum
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.hardware import TmaDescriptor
-from kvlab.staging import Fragments, Traffic
+from kvlab.staging import Fragments, Traffic, ceildiv
 
 from .hopper_config import HopperConfig
 from .hopper_cta import HopperCTA
@@ -44,9 +44,9 @@ class Launch:
         tile, split = t % config.row_tiles, t // config.row_tiles % config.num_splits
         batch = t // (config.row_tiles * config.num_splits)
         num_keys = int(self.lens[batch])
-        size = -(-(-(-num_keys // config.num_splits)) // C.BN) * C.BN
+        size = ceildiv(ceildiv(num_keys, config.num_splits), C.BN) * C.BN
         lo = min(split * size, num_keys)
-        blocks = max(-(-(min(lo + size, num_keys) - lo) // C.BN), 1)
+        blocks = max(ceildiv(min(lo + size, num_keys) - lo, C.BN), 1)
         return batch, split, tile // config.head_tiles * C.TB, tile % config.head_tiles * C.HB, lo, num_keys, blocks
 
     def find_pages(self, batch: int, key: int, num_keys: int) -> Array:
@@ -75,16 +75,16 @@ class Launch:
 def produce(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
     """One warp brings Q and the latent rows of item after item."""
     #@ producer
-    #: begin -> it, j    nothing loaded yet
+    #: begin -> it, turn    nothing loaded yet
     C, items, programs = cta.C, x.config.items, x.config.programs
-    it, j = 0, 0
+    it, turn = 0, 0
     for t in range(program, items, programs):
         #: find -> batch, token, head, lo, blocks    the rows of an item and its keys
         batch, _, token, head, lo, num_keys, blocks = x.find_item(t)
-        #: load_q -> j    DRAM -> shared memory
-        yield cta.q_free, (j & 1) ^ 1
+        #: load_q -> turn    DRAM -> shared memory
+        yield cta.q_free, turn ^ 1
         cta.load_queries(batch, token, head)
-        j += 1
+        turn ^= 1
         for i in range(blocks):
             #: load_left -> b, key    columns of the leader's half of V, and those of rope
             b, key = it % C.NB, lo + i * C.BN
@@ -104,16 +104,16 @@ def produce(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
 def lead(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
     """One warpgroup: scores, softmax, and the left half of the output."""
     #@ leader
-    #: begin -> it, j    the first item
+    #: begin -> it, turn    the first item
     C, items, programs, scale, tokens = cta.C, x.config.items, x.config.programs, x.scale, x.tokens
     BN = C.BN
-    it, j = 0, 0
+    it, turn = 0, 0
     for t in range(program, items, programs):
         #: find -> batch, split, token, head, lo, blocks, limit    rows, keys, and how many keys the first token sees
         batch, split, token, head, lo, num_keys, blocks = x.find_item(t)
         limit = num_keys - tokens + 1
         #: scores -> s    S = Q K^T of the first block
-        yield cta.q_full, j & 1
+        yield cta.q_full, turn
         started = yield from cta.start_scores(it % C.NB, (it // C.NB) & 1)
         m, l, o = np.full(C.BM, NOTHING), np.zeros((C.BM, 4), np.float32), cta.zeros()
         yield cta.pause
@@ -171,9 +171,9 @@ def lead(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
         token_of, head_of, there = x.rows(token, head)
         x.lse[split, batch, head_of[there], token_of[there]] = lse[there]
         x.store_half(o, 0, split, batch, token, head, lo < num_keys)
-        #: turn -> it, j    the next item
+        #: next -> it, turn    the next item
         it += 1
-        j += 1
+        turn ^= 1
 
 
 def follow(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:

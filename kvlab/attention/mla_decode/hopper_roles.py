@@ -29,27 +29,26 @@ from .hopper_steps import (
 
 
 @gluon.jit
-def produce(descs, boxes, bars, table, lens, lens_stride, sizes, C: gl.constexpr):
+def produce(descs, boxes, bars, table, table_batch, pages, items, keys, C: gl.constexpr):
     """One warp brings Q and the latent rows of item after item."""
     #@ producer
-    #: begin -> it, j    nothing loaded yet
+    #: begin -> it, turn    nothing loaded yet
     program = gl.program_id(0)
     programs = gl.num_programs(0)
     dq, dk, dk_rope = descs
     q_box, q_rope_box, k_box, k_rope_box = boxes
-    q_full, q_free, l_full, l_free, r_full, r_free, p_full = bars
-    items, row_tiles, head_tiles, splits, heads, tokens, pages, table_batch = sizes
+    q_full, q_free, l_full, l_free, r_full, r_free = bars
     HALF: gl.constexpr = C.DV // 2 // PANEL
     it = 0  # blocks so far: stage it % NB, phase it // NB
-    j = 0  # items so far
+    turn = 0  # parity of the items so far
     for t in range(program, items, programs):
         #: find -> batch, token, head, lo, blocks    the rows of an item and its keys
-        batch, _, token, head, lo, num_keys, blocks = find_item(t, lens, lens_stride, sizes, C)
+        batch, _, token, head, lo, num_keys, blocks = find_item(t, keys, C)
         pages_of = table + batch.to(gl.int64) * table_batch
-        #: load_q -> j    DRAM -> shared memory
-        mbarrier.wait(q_free, (j & 1) ^ 1)
+        #: load_q -> turn    DRAM -> shared memory
+        mbarrier.wait(q_free, turn ^ 1)
         load_queries(dq, q_box, q_rope_box, q_full, batch, token, head, C)
-        j += 1
+        turn ^= 1
         for i in range(blocks):
             #: load_left -> b, key    columns of the leader's half of V, and those of rope
             b = it % C.NB
@@ -68,10 +67,10 @@ def produce(descs, boxes, bars, table, lens, lens_stride, sizes, C: gl.constexpr
 
 
 @gluon.jit
-def lead(smem, bars, results, lens, lens_stride, sizes, C: gl.constexpr):
+def lead(smem, bars, p_full, outputs, results, items, keys, C: gl.constexpr):
     """One warpgroup: scores, softmax, and the left half of the output."""
     #@ leader
-    #: begin -> it, j    the first item
+    #: begin -> it, turn    the first item
     program = gl.program_id(0)
     programs = gl.num_programs(0)
     BM: gl.constexpr = C.BM
@@ -81,19 +80,18 @@ def lead(smem, bars, results, lens, lens_stride, sizes, C: gl.constexpr):
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLS, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=2)
     q_s, q_rope_s, k_s, k_rope_s, p_s, rows_s = smem
-    q_full, q_free, l_full, l_free, r_full, r_free, p_full = bars
-    out, lse_out, o_strides, lse_split, lse_batch, lse_token, lse_head, scale, unit = results
-    items, row_tiles, head_tiles, splits, heads, tokens, pages, table_batch = sizes
+    q_full, q_free, l_full, l_free, r_full, r_free = bars
+    lse_out, lse_split, lse_batch, lse_token, lse_head, heads, tokens, scale, unit = results
     DTYPE: gl.constexpr = q_s.dtype
     it = 0
-    j = 0
+    turn = 0
     for t in range(program, items, programs):
         #: find -> batch, split, token, head, lo, blocks, limit    rows, keys, and how many keys the first token sees
-        batch, split, token, head, lo, num_keys, blocks = find_item(t, lens, lens_stride, sizes, C)
+        batch, split, token, head, lo, num_keys, blocks = find_item(t, keys, C)
         limit = num_keys - tokens + 1
         #: scores -> s    S = Q K^T of the first block
         zero = gl.zeros([BM, BN], gl.float32, layout=S_LAYOUT)  # never read (use_acc=False)
-        mbarrier.wait(q_full, j & 1)
+        mbarrier.wait(q_full, turn)
         s = start_scores(q_s, q_rope_s, k_s, k_rope_s, l_full, r_full, it % C.NB, (it // C.NB) & 1, zero)
         m = gl.full([BM], NOTHING, gl.float32, layout=gl.SliceLayout(1, S_LAYOUT))
         l = quad_sum(zero, BM, BN)
@@ -165,14 +163,14 @@ def lead(smem, bars, results, lens, lens_stride, sizes, C: gl.constexpr):
         at = lse_out + split.to(gl.int64) * lse_split + batch.to(gl.int64) * lse_batch
         where = at + (token + r // C.HB) * lse_token + (head + r % C.HB) * lse_head
         gl.store(where, lse, mask=(token + r // C.HB < tokens) & (head + r % C.HB < heads))
-        store_half(out, o, 0, split, batch, token, head, lo < num_keys, o_strides, sizes, C)
-        #: turn -> it, j    the next item
+        store_half(outputs, o, 0, split, batch, token, head, lo < num_keys, C)
+        #: next -> it, turn    the next item
         it += 1
-        j += 1
+        turn ^= 1
 
 
 @gluon.jit
-def follow(smem, bars, results, lens, lens_stride, sizes, C: gl.constexpr):
+def follow(smem, r_full, r_free, p_full, outputs, items, keys, C: gl.constexpr):
     """The other warpgroup: the right half of the output, with P, alpha and 1 / l from the leader."""
     #@ follower
     #: begin -> it    the first item
@@ -181,14 +179,11 @@ def follow(smem, bars, results, lens, lens_stride, sizes, C: gl.constexpr):
     BM: gl.constexpr = C.BM
     COLS: gl.constexpr = C.DV // 2
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLS, 16])
-    q_s, q_rope_s, k_s, k_rope_s, p_s, rows_s = smem
-    q_full, q_free, l_full, l_free, r_full, r_free, p_full = bars
-    out, lse_out, o_strides, lse_split, lse_batch, lse_token, lse_head, scale, unit = results
-    items, row_tiles, head_tiles, splits, heads, tokens, pages, table_batch = sizes
+    k_s, p_s, rows_s = smem
     it = 0
     for t in range(program, items, programs):
         #: find -> batch, split, token, head, lo, blocks, o    rows and keys
-        batch, split, token, head, lo, num_keys, blocks = find_item(t, lens, lens_stride, sizes, C)
+        batch, split, token, head, lo, num_keys, blocks = find_item(t, keys, C)
         o = gl.zeros([BM, COLS], gl.float32, layout=O_LAYOUT)
         for _ in range(blocks - 1):
             #: receive -> b, alpha    P and alpha of the next block
@@ -219,4 +214,4 @@ def follow(smem, bars, results, lens, lens_stride, sizes, C: gl.constexpr):
         it += 1
         o = o * inv[:, None]
         #: store    registers -> DRAM; an empty split leaves its partial output alone
-        store_half(out, o, 1, split, batch, token, head, lo < num_keys, o_strides, sizes, C)
+        store_half(outputs, o, 1, split, batch, token, head, lo < num_keys, C)

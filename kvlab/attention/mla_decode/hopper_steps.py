@@ -16,13 +16,13 @@ ROWS_LAYOUT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
 @gluon.jit
-def find_item(t, lens, lens_stride, sizes, C: gl.constexpr):
+def find_item(t, keys, C: gl.constexpr):
     """Item number -> its sequence and split, first token and head of its rows, first key, all keys, and blocks of keys.
 
     The row tiles of a sequence are neighbours: they read the same keys. A split is a number of whole blocks. Without
     keys there is one block, of which no row sees anything.
     """
-    items, row_tiles, head_tiles, splits, heads, tokens, pages, table_batch = sizes
+    lens, lens_stride, row_tiles, head_tiles, splits = keys
     tile = t % row_tiles
     split = t // row_tiles % splits
     batch = t // (row_tiles * splits)
@@ -50,13 +50,14 @@ def find_pages(table, key, num_keys, pages, C: gl.constexpr):
     found = ()
     for j in gl.static_range(C.BN // C.BOX):
         token = key + j * C.BOX
-        found = found + (gl.load(table + token // C.PAGE, mask=token < num_keys, other=pages).to(gl.int32),)
+        page = gl.load(table + token // C.PAGE, mask=token < num_keys, other=pages).to(gl.int32)
+        found = found + (page,)  # type: ignore[assignment]
     return found
 
 
 @gluon.jit
 def load_keys(desc, boxes, bar, at, col, pages, row, PANELS: gl.constexpr, C: gl.constexpr):
-    """Columns from ``col`` on of a block's keys: boxes of BOX keys and one panel, from panel ``at`` of the stages on."""
+    """Columns from ``col`` on of a block's keys: boxes of BOX keys and one panel, to the panels from ``at`` on."""
     BOXES: gl.constexpr = C.BN // C.BOX
     for j in gl.static_range(BOXES):
         for c in gl.static_range(PANELS):
@@ -107,10 +108,9 @@ def send(p_s, rows_s, bar, p, alpha):
 
 
 @gluon.jit
-def store_half(out, o, half: gl.constexpr, split, batch, token, head, some, strides, sizes, C: gl.constexpr):
+def store_half(outputs, o, half: gl.constexpr, split, batch, token, head, some, C: gl.constexpr):
     """Half the columns of the output, registers -> DRAM: rows that exist, of a split with some keys or the only one."""
-    items, row_tiles, head_tiles, splits, heads, tokens, pages, table_batch = sizes
-    o_split, o_batch, o_token, o_head = strides
+    out, o_split, o_batch, o_token, o_head, heads, tokens, splits = outputs
     O_LAYOUT: gl.constexpr = o.type.layout
     r = gl.arange(0, C.BM, layout=gl.SliceLayout(1, O_LAYOUT))
     d = half * (C.DV // 2) + gl.arange(0, C.DV // 2, layout=gl.SliceLayout(0, O_LAYOUT))

@@ -83,7 +83,7 @@ def test_a_hazard_is_found(fault: str) -> None:
     changed: dict[str, Any] = {"__name__": hopper_emulator.__name__, "__package__": hopper_emulator.__package__}
     exec(compile(source.replace(before, after), "changed", "exec", dont_inherit=True), changed)
     arrays, named = launch_arguments(Case((330,), H=16, columns=FULL, page=64, splits=1))
-    with pytest.raises(RuntimeError, match="are written while P V1 still reads them|all 3 roles wait"):  # noqa: PT012
+    with pytest.raises(RuntimeError, match=r"are written while P V1 still reads them|all 3 roles wait"):  # noqa: PT012
         for seed in range(8):
             changed["launch"](*arrays, **named, order=np.random.default_rng(seed))
 

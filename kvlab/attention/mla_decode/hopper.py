@@ -30,8 +30,9 @@ SIZES = [
 
 @gluon.jit(do_not_specialize=SIZES)
 def attend(
-    dq, dk, dk_rope, out, lse, table, lens, scale, unit, items, row_tiles, head_tiles, splits, heads, tokens,
-    pages, table_batch, lens_stride, o_split, o_batch, o_token, o_head, lse_split, lse_batch, lse_token, lse_head,
+    dq, dk, dk_rope, kv, kv_page, out, lse, table, lens, scale, unit, items, row_tiles, head_tiles, splits, heads,
+    tokens, pages, table_batch, lens_stride, o_split, o_batch, o_token, o_head, lse_split, lse_batch, lse_token,
+    lse_head,
     C: gl.constexpr,
 ):  # fmt: skip
     """A program: shared memory, barriers, and its partitions."""
@@ -57,6 +58,7 @@ def attend(
     keys = (lens, lens_stride, row_tiles, head_tiles, splits)
     outputs = (out, o_split, o_batch, o_token, o_head, heads, tokens, splits)
     results = (lse, lse_split, lse_batch, lse_token, lse_head, heads, tokens, scale, unit)
+    descs = (dq, dk, dk_rope)
     boxes = (q_box, q_rope_box, k_box, k_rope_box)
     bars = (q_full, q_free, l_full, l_free, r_full, r_free)
     smem = (q_s, q_rope_s, k_s, k_rope_s, p_s, rows_s)
@@ -64,7 +66,7 @@ def attend(
         [
             (lead, (smem, bars, p_full, outputs, results, items, keys, gl.constexpr(C))),
             (follow, ((k_s, p_s, rows_s), r_full, r_free, p_full, outputs, items, keys, gl.constexpr(C))),
-            (produce, ((dq, dk, dk_rope), boxes, bars, table, table_batch, pages, items, keys, gl.constexpr(C))),
+            (produce, (descs, boxes, bars, kv, kv_page, table, table_batch, pages, items, keys, gl.constexpr(C))),
         ],
         [4, 1],
         [C.FOLLOWER, C.PRODUCER],
@@ -93,9 +95,10 @@ def launch(
     lse = torch.empty((batch, heads, tokens), dtype=torch.float32, device=q.device)
     part, part_lse = partial_results(out, lse, splits)
     attend[config.grid()](
-        _boxes(q, (C.TB, C.HB)), _boxes(kv_cache, (C.BOX,)), _boxes(k_rope, (C.BOX,)), part, part_lse, block_table,
-        seq_lens, scale * LOG2E, 1 / LOG2E, config.items, config.row_tiles, config.head_tiles, splits, heads, tokens,
-        kv_cache.shape[0], block_table.stride(0), seq_lens.stride(0), *part.stride()[:4],
+        _boxes(q, (C.TB, C.HB)), _boxes(kv_cache, (C.BOX,)), _boxes(k_rope, (C.BOX,)), kv_cache, kv_cache.stride(0),
+        part, part_lse, block_table, seq_lens, scale * LOG2E, 1 / LOG2E, config.items, config.row_tiles,
+        config.head_tiles, splits, heads, tokens, kv_cache.shape[0], block_table.stride(0), seq_lens.stride(0),
+        *part.stride()[:4],
         *(part_lse.stride(axis) for axis in (0, 1, 3, 2)), C=C, num_warps=4,
     )  # fmt: skip
     if splits > 1:

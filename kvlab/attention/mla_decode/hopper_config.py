@@ -27,8 +27,9 @@ class Constants(NamedTuple):
     """Compile-time constants of the Hopper kernel: a tile of BM = TB tokens x HB heads, NB stages of BN keys of DV
     latent and DR rope columns, in boxes of BOX keys of pages of PAGE.
 
-    MASKED: others than the last block of keys may need a mask. Registers of a thread of the FOLLOWER and of the
-    PRODUCER; the leader has the others.
+    MASKED: others than the last block of keys may need a mask. AHEAD: 0, or how many blocks before its turn one is
+    brought into L2, where the rows of a page stand one after the other. Registers of a thread of the FOLLOWER and of
+    the PRODUCER; the leader has the others.
     """
 
     TB: int
@@ -36,6 +37,7 @@ class Constants(NamedTuple):
     BOX: int
     PAGE: int
     MASKED: bool
+    AHEAD: int = 0
     FOLLOWER: int = 192
     PRODUCER: int = 32
     NB: int = 2

@@ -17,6 +17,7 @@ from kvlab.attention.mha_prefill.hopper_steps import PANEL, quad_sum
 from .hopper_steps import (
     PARTS,
     clean_rows,
+    expect_keys,
     find_item,
     find_pages,
     load_keys,
@@ -29,7 +30,7 @@ from .hopper_steps import (
 
 
 @gluon.jit
-def produce(descs, boxes, bars, table, table_batch, pages, items, keys, C: gl.constexpr):
+def produce(descs, boxes, bars, kv, kv_page, table, table_batch, pages, items, keys, C: gl.constexpr):
     """One warp brings Q and the latent rows of item after item."""
     #@ producer
     #: begin -> it, turn    nothing loaded yet
@@ -63,6 +64,8 @@ def produce(descs, boxes, bars, table, table_batch, pages, items, keys, C: gl.co
             mbarrier.wait(r_free.index(b), ((it // C.NB) & 1) ^ 1)
             mbarrier.expect(r_full.index(b), C.BN * (C.DV // 2) * 2)
             load_keys(dk, k_box, r_full.index(b), (b * 2 + 1) * HALF, C.DV // 2, found, row, HALF, C)
+            if C.AHEAD and i + C.AHEAD < blocks:
+                expect_keys(kv, kv_page, pages_of, key + C.AHEAD * C.BN, num_keys, C)
             it += 1
 
 

@@ -65,6 +65,21 @@ def load_keys(desc, boxes, bar, at, col, pages, row, PANELS: gl.constexpr, C: gl
 
 
 @gluon.jit
+def expect_keys(kv, kv_page, table, key, num_keys, C: gl.constexpr):
+    """Bring the rows of a block, which stand one after the other in a page, into L2: a lane for each box."""
+    lane = gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    token = key + lane * C.BOX
+    there = (lane < C.BN // C.BOX) & (token < num_keys)
+    page = gl.load(table + token // C.PAGE, mask=there, other=0).to(gl.int64)
+    at = kv + page * kv_page + token % C.PAGE * (C.DV + C.DR)
+    gl.inline_asm_elementwise(
+        "{.reg .pred p; setp.ne.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $3; mov.b32 $0, 0;}",
+        "=r,l,r,r", [at, there.to(gl.int32), gl.full_like(lane, C.BOX * (C.DV + C.DR) * 2)], dtype=gl.int32,
+        is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
 def start_scores(q_s, q_rope_s, k_s, k_rope_s, l_full, r_full, b, phase, zero):
     """S = Q K^T of stage b, started in PARTS as they arrive: left half, rope, right half."""
     mbarrier.wait(l_full.index(b), phase)

@@ -53,11 +53,13 @@ def test_the_emulator_is_accurate(case: Case) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_whose_turn_it_is_changes_nothing(seed: int) -> None:
-    """The roles meet at mbarriers alone: drawn turns, other numbers of programs, the same bits, and no hazard."""
+    """The roles meet at mbarriers alone: drawn turns, other numbers of programs, the follower late or not, the same
+    bits, and no hazard.
+    """
     arrays, named = launch_arguments(Case((330, 70), H=80, columns=FULL, page=64, splits=2))
     config = named.pop("config")
     in_turn = tuple(map(bits, hopper_emulator.launch(*arrays, **named, config=config)))
-    few = dataclasses.replace(config, programs=1 + 2 * seed)
+    few = dataclasses.replace(config, constants=config.constants._replace(LATE=seed % 2 > 0), programs=1 + 2 * seed)
     drawn = hopper_emulator.launch(*arrays, **named, config=few, order=np.random.default_rng(seed))
     assert tuple(map(bits, drawn)) == in_turn
 
@@ -184,36 +186,38 @@ def test_the_grid_does_not_depend_on_lengths_and_splits_are_those_asked_for() ->
     assert plan(x, batch_invariant=True).num_splits == 2
 
 
-MATRIX = [
-    Case((70,), H=128, columns=FULL, page=64),
-    Case((70,), H=16, S=4, columns=FULL, page=128, splits=2),
-    Case((70,), H=63, S=2, columns=FULL, page=16, dtype="fp16"),
-    Case((70,), H=128, columns=FULL, page=32, splits=2),
+MATRIX: list[tuple[Case, dict[str, Any]]] = [
+    (Case((70,), H=128, columns=FULL, page=64), {}),
+    (Case((70,), H=16, S=4, columns=FULL, page=128, splits=2), {"LATE": True, "AHEAD": 1}),
+    (Case((70,), H=63, S=2, columns=FULL, page=16, dtype="fp16"), {}),
+    (Case((70,), H=128, columns=FULL, page=32, splits=2), {"LATE": True}),
 ]
 
 
-def compiled(case: Case) -> Compiled:
-    """The kernel as a call compiles it."""
+def compiled(case: Case, changes: dict[str, Any]) -> Compiled:
+    """The kernel as a call compiles it, with other constants."""
     from kvlab.attention.mla_decode import hopper
 
     arrays, named = launch_arguments(case)
+    config = named.pop("config")
+    config = dataclasses.replace(config, constants=config.constants._replace(**changes))
     with pytest.MonkeyPatch.context() as patch:
         caught = Caught(hopper.attend)
         patch.setattr(hopper, "attend", caught)
         patch.setattr(hopper, "merge", lambda *_, **__: None)
         q, *windows = (to_torch(a) for a in arrays)
-        hopper.launch(q, *windows, **named)
+        hopper.launch(q, *windows, **named, config=config)
     return as_launched(caught.fn, caught.arguments, "sm_90")
 
 
 @pytest.mark.compile
 @pytest.mark.skipif(gluon_lacks() is not None, reason="a release of Triton for which it is not chosen")
-@pytest.mark.parametrize("case", MATRIX, ids=str)
-def test_compiled(case: Case) -> None:
+@pytest.mark.parametrize("case, changes", MATRIX, ids=[f"{case}-{'-'.join(changes)}" for case, changes in MATRIX])
+def test_compiled(case: Case, changes: dict[str, Any]) -> None:
     """No spills, shared memory that a CTA has, and wgmma that runs beside other work: where the compiler had to wait
     for each product there would be an arrival and a wait for every HGMMA.
     """
-    made = compiled(case)
+    made = compiled(case, changes)
     count, box = made.instructions, min(case.page, 64)
     assert made.spills == 0
     assert made.stack == 0
@@ -226,3 +230,4 @@ def test_compiled(case: Case) -> None:
     assert count["WARPGROUP"] <= 18
     assert count["UTMALDG"] == 9 + 9 * (64 // box)
     assert count["STSM"] == 2 * 4  # P
+    assert count["UBLKPF"] == (1 if changes.get("AHEAD") else 0)

@@ -47,6 +47,7 @@ def attend(
     q_full = barriers(1, 1).index(0)
     q_free = barriers(1, 1).index(0)
     p_full = barriers(1, 1).index(0)
+    s_done = barriers(1, 1).index(0)
     l_full = barriers(C.NB, 1)
     l_free = barriers(C.NB, 1)
     r_full = barriers(C.NB, 1)
@@ -64,8 +65,8 @@ def attend(
     smem = (q_s, q_rope_s, k_s, k_rope_s, p_s, rows_s)
     gl.warp_specialize(
         [
-            (lead, (smem, bars, p_full, outputs, results, items, keys, gl.constexpr(C))),
-            (follow, ((k_s, p_s, rows_s), r_full, r_free, p_full, outputs, items, keys, gl.constexpr(C))),
+            (lead, (smem, bars, p_full, s_done, outputs, results, items, keys, gl.constexpr(C))),
+            (follow, ((k_s, p_s, rows_s), r_full, r_free, p_full, s_done, outputs, items, keys, gl.constexpr(C))),
             (produce, (descs, boxes, bars, kv, kv_page, table, table_batch, pages, items, keys, gl.constexpr(C))),
         ],
         [4, 1],

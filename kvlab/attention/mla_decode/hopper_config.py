@@ -28,8 +28,9 @@ class Constants(NamedTuple):
     latent and DR rope columns, in boxes of BOX keys of pages of PAGE.
 
     MASKED: others than the last block of keys may need a mask. AHEAD: 0, or how many blocks before its turn one is
-    brought into L2, where the rows of a page stand one after the other. Registers of a thread of the FOLLOWER and of
-    the PRODUCER; the leader has the others.
+    brought into L2, where the rows of a page stand one after the other. LATE: the follower multiplies P V while the
+    leader does the next softmax, not before. Registers of a thread of the FOLLOWER and of the PRODUCER; the leader has
+    the others.
     """
 
     TB: int
@@ -38,6 +39,7 @@ class Constants(NamedTuple):
     PAGE: int
     MASKED: bool
     AHEAD: int = 0
+    LATE: bool = False
     FOLLOWER: int = 192
     PRODUCER: int = 32
     NB: int = 2

@@ -53,7 +53,7 @@ class HopperCTA:
             end += self.places[name].nbytes
         self.smem = Memory(end, space=AddressSpace.SHARED, name="shared memory")
         self.alpha, self.inv = (np.full(C.BM, np.nan, np.float32) for _ in range(2))
-        self.q_full, self.q_free, self.p_full = (SharedMemBarrier() for _ in range(3))
+        self.q_full, self.q_free, self.p_full, self.s_done = (SharedMemBarrier() for _ in range(4))
         self.l_full, self.l_free, self.r_full, self.r_free = ([SharedMemBarrier() for _ in range(C.NB)] for _ in "1234")
         self.started: list[Product] = []
         self.unfenced: list[PanelTile] = []

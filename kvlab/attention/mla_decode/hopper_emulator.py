@@ -140,6 +140,8 @@ def lead(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
             cta.l_free[b].arrive()
             yield cta.pause
             s = cta.finish(started)
+            if C.LATE:
+                cta.s_done.arrive()
         #: last    no more Q K^T: the producer may fetch the next Q
         cta.q_free.arrive()
         #: mask -> s    keys that a row does not see
@@ -179,9 +181,9 @@ def lead(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
 def follow(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
     """The other warpgroup: the right half of the output, with P, alpha and 1 / l from the leader."""
     #@ follower
-    #: begin -> it    the first item
+    #: begin -> it, late    the first item
     C, items, programs = cta.C, x.config.items, x.config.programs
-    it = 0
+    it, late = 0, 0
     for t in range(program, items, programs):
         #: find -> batch, split, token, head, lo, blocks, o    rows and keys
         batch, split, token, head, lo, num_keys, blocks = x.find_item(t)
@@ -191,9 +193,12 @@ def follow(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
             b = it % C.NB
             yield cta.p_full, it & 1
             alpha = cta.alpha
-            #: accumulate -> o, it    O = alpha O + P V, P from shared memory
+            #: accumulate -> o, it, late    O = alpha O + P V, P from shared memory; late: beside the leader's softmax
             o = o.with_values(o.values * o.by_row(alpha[None]))
             yield cta.r_full[b], (it // C.NB) & 1
+            if C.LATE:
+                yield cta.s_done, late
+                late ^= 1
             values = cta.start_values(None, b, 1, o)
             yield cta.pause
             o = cta.finish(values)

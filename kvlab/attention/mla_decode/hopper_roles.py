@@ -70,7 +70,7 @@ def produce(descs, boxes, bars, kv, kv_page, table, table_batch, pages, items, k
 
 
 @gluon.jit
-def lead(smem, bars, p_full, outputs, results, items, keys, C: gl.constexpr):
+def lead(smem, bars, p_full, s_done, outputs, results, items, keys, C: gl.constexpr):
     """One warpgroup: scores, softmax, and the left half of the output."""
     #@ leader
     #: begin -> it, turn    the first item
@@ -128,6 +128,8 @@ def lead(smem, bars, p_full, outputs, results, items, keys, C: gl.constexpr):
             o = hopper.warpgroup_mma_wait(PARTS, deps=(o,))
             mbarrier.arrive(l_free.index(b), count=1)
             s = hopper.warpgroup_mma_wait(0, deps=(s,))
+            if C.LATE:
+                mbarrier.arrive(s_done, count=1)
         #: last    no more Q K^T: the producer may fetch the next Q
         mbarrier.arrive(q_free, count=1)
         #: mask -> s    keys that a row does not see
@@ -173,10 +175,10 @@ def lead(smem, bars, p_full, outputs, results, items, keys, C: gl.constexpr):
 
 
 @gluon.jit
-def follow(smem, r_full, r_free, p_full, outputs, items, keys, C: gl.constexpr):
+def follow(smem, r_full, r_free, p_full, s_done, outputs, items, keys, C: gl.constexpr):
     """The other warpgroup: the right half of the output, with P, alpha and 1 / l from the leader."""
     #@ follower
-    #: begin -> it    the first item
+    #: begin -> it, late    the first item
     program = gl.program_id(0)
     programs = gl.num_programs(0)
     BM: gl.constexpr = C.BM
@@ -184,6 +186,7 @@ def follow(smem, r_full, r_free, p_full, outputs, items, keys, C: gl.constexpr):
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLS, 16])
     k_s, p_s, rows_s = smem
     it = 0
+    late = 0  # parity of the times that this warpgroup was late
     for t in range(program, items, programs):
         #: find -> batch, split, token, head, lo, blocks, o    rows and keys
         batch, split, token, head, lo, num_keys, blocks = find_item(t, keys, C)
@@ -193,9 +196,12 @@ def follow(smem, r_full, r_free, p_full, outputs, items, keys, C: gl.constexpr):
             b = it % C.NB
             mbarrier.wait(p_full, it & 1)
             alpha = rows_s.index(0).load(gl.SliceLayout(1, O_LAYOUT))
-            #: accumulate -> o, it    O = alpha O + P V, P from shared memory
+            #: accumulate -> o, it, late    O = alpha O + P V, P from shared memory; late: beside the leader's softmax
             o = o * alpha[:, None]
             mbarrier.wait(r_full.index(b), (it // C.NB) & 1)
+            if C.LATE:
+                mbarrier.wait(s_done, late)
+                late ^= 1
             o = hopper.warpgroup_mma(p_s, k_s.index(2 * b + 1), o, is_async=True)
             o = hopper.warpgroup_mma_wait(0, deps=(o,))
             mbarrier.arrive(r_free.index(b), count=1)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sys
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -52,6 +55,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """A GPU test that was asked for on a machine without one fails: it must not look as if it had passed."""
     if item.get_closest_marker("gpu") and not _cuda_available():
         pytest.fail("marked `gpu`, but torch sees no CUDA device; leave out `-m gpu`", pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Folders of ``kvlab.attention`` have the names of the functions in them: collecting a folder's doctests puts the
+    module where users find the function.
+    """
+    report = yield
+    attention = sys.modules.get("kvlab.attention")
+    for name in getattr(attention, "__all__", ()):
+        found = getattr(attention, name)
+        if isinstance(found, ModuleType):
+            setattr(attention, name, getattr(found, name))
+    return report
 
 
 def may_import_torch(path: Path) -> bool:

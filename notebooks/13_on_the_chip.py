@@ -32,10 +32,10 @@ import numpy as np
 
 from kvlab.attention import mha_decode_paged
 from kvlab.exercise import check
-from kvlab.hardware import TmaDescriptor, count_wavefronts, get_atom, wavefronts
+from kvlab.hardware import COPIES, TmaDescriptor, copy_wavefronts, count_wavefronts, get_atom, wavefronts
 from kvlab.memory import bfloat16
 from kvlab.staging import Traffic
-from kvlab.viz import RooflinePoint, draw_atom, draw_roofline, draw_shared_memory
+from kvlab.viz import RooflinePoint, draw_atom, draw_roofline, draw_shared_memory, draw_shares
 
 DATA = Path("../tests/data")
 
@@ -144,17 +144,22 @@ check(
 # %% [markdown]
 # ## What an access costs
 #
-# A kernel held one instruction 104 times, each time with other addresses; Nsight Compute counted its passes of shared memory.
-# The lanes of an *atomic* never share a word, and a compare and swap takes every pass twice:
+# A kernel held one instruction 104 times, each time with other addresses; Nsight Compute counted the passes of shared memory of
+# each. The lanes of an *atomic* never share a word, and a compare and swap takes every pass twice. A *copy* has two sides:
+# lanes get in each other's way where they write the same bank of shared memory, or read the same bank of the cache.
 
 # %%
-print(f"{'instruction':22} {'predicted':>9} {'measured':>9}   (104 accesses)")
+START = 4 * 65 * 104  # the copies read from here on, in bytes
+print(f"{'instruction':22} {'predicted':>9} {'measured':>9} {'wrong':>6}   (104 accesses)")
 for key, counted in accesses["lanes"].items():
     op = key.split(",")[0]
-    if op.startswith("cp.async"):
-        continue  # its passes depend on when the data arrive
-    predicted = count_wavefronts(op, unpack(counted["address"]).reshape(-1, 32), counted["mask"])[0].sum()
-    print(f"{op:22} {predicted:9} {counted['all_wavefronts']:9}")
+    address, source = (unpack(counted[side]).reshape(-1, 32) for side in ("address", "source"))
+    if op in COPIES:
+        predicted, _ = copy_wavefronts(op, address, START + source, counted["mask"])
+    else:
+        predicted, _, _ = count_wavefronts(op, address, counted["mask"])
+    wrong = int((predicted != counted["wavefronts"]).sum())
+    print(f"{op:22} {predicted.sum():9} {counted['all_wavefronts']:9} {wrong:6}")
 
 # %%
 lane = np.arange(32)
@@ -179,8 +184,13 @@ check(
 # many of B, 32 passes. TMA moves each 4-byte word of the banks once.
 
 # %%
-for name, (counted, conflicts) in accesses["wgmma"].items():
-    print(f"{counted:3} passes, {conflicts} conflicts: {name}")
+by_atom = {}
+for name, counted in accesses["wgmma"].items():
+    by_atom.setdefault(name.split(",")[0], []).append(tuple(counted))
+for atom_and_form, counts in by_atom.items():
+    (passes_taken, conflicts), *others = set(counts)
+    assert not others  # whatever the swizzle and the strides
+    print(f"{passes_taken:3} passes, {conflicts} conflicts in {len(counts)} layouts: {atom_and_form}")
 
 # %% [markdown]
 # ## A whole kernel
@@ -206,6 +216,28 @@ predicted = {
 }
 for name, ours in predicted.items():
     print(f"{name:18} predicted {ours:9,}  measured {counters[name]:9,}  {counters[name] / ours - 1:+.2%}")
+print(f"The kernel's code has {kernels['decode']['code_bytes']:,} bytes: most of what DRAM reads beyond K, V and Q.")
+print("Each of the 8 programs stores 16 bytes of lse: a sector of 32, of which the prediction counts half.")
+
+# %% [markdown]
+# And instruction by instruction: what the emulator's reads and writes take, and the counters of the compiled code's.
+
+# %%
+roles = {  # (opcode, in shared memory from, to)
+    "k read": ("LDSM.16.M88.4", 0, 0x4000),
+    "v read": ("LDSM.16.MT88.4", 0x4000, 0x8000),
+    "q read": ("LDSM.16.M88.4", 0x8000, 0x9000),
+    "p read": ("LDSM.16.M88.4", 0x9000, 0x9800),
+    "p write": ("STSM.16.M88.4", 0x9000, 0x9800),
+}
+print(f"{'':8} {'instructions: predicted':>24} {'measured':>9}   {'passes: predicted':>18} {'measured':>9}")
+for role, (opcode, low, high) in roles.items():
+    executed = passes = 0
+    for sass, count, taken in kernels["decode"]["listing"]:
+        offset = re.search(r"\+0x([0-9a-f]+)\]", sass)
+        if opcode in sass and low <= int(offset[1] if offset else "0", 16) < high:
+            executed, passes = executed + count, passes + taken
+    print(f"{role:8} {traffic.instructions[role]:24,} {executed:9,}   {traffic.wavefronts[role]:18,} {passes:9,}")
 
 # %% [markdown]
 # **Question 4.** K and V are read once. How many bytes are they, together?
@@ -219,21 +251,36 @@ check(nbytes, k.nbytes + v.nbytes, "2 sequences x 2048 keys x 4 heads x 128 numb
 # %% [markdown]
 # ## How near to the ceiling
 #
-# Times of `benchmarks/results` on an H100: decode reads the cache about as fast as memory gives it.
+# The records of `benchmarks/results`: every kernel beside its peers, measured in turns in one run, outputs checked, the
+# caches flushed. FA3 is the FlashAttention 3 and FlashMLA the kernel of vLLM's build, cuDNN the one behind PyTorch.
 
 # %%
-measured = json.loads(Path("../benchmarks/results/mha_decode_h100.json").read_text())["synthetic"]
+NAMES = {"kvlab": "kvlab", "fa3": "FA3", "sdpa_cudnn": "cuDNN", "flashmla": "FlashMLA", "vllm_append": "vLLM"}
+FAMILIES = {"decode_fp8": "decode, fp8", "decode": "decode", "mla": "MLA decode", "kv_append": "append"}
+runs = [json.loads(Path(f"../benchmarks/results/{name}_h100.json").read_text()) for name in ("attention_peers", "kv_append")]
+tasks = {}
+for run in runs:
+    for task, found in run["tasks"].items():
+        done = found["implementations"]
+        tasks[task] = {label: done[name] for name, label in NAMES.items() if done.get(name)}
+
+draw_shares([(task, {who: x["fraction"] for who, x in done.items()}) for task, done in tasks.items()])
+
+# %% [markdown]
+# `python benchmarks/report.py` prints the goals beside these figures. The tasks that compute something, under the roof: the
+# append to the cache does not, it copies.
+
+# %%
 points = []
-for entry in measured:
-    sizes = re.match(r"B(\d+)-H(\d+)x(\d+)-D(\d+)-ctx(\d+)-", entry["shape"])
-    if sizes is None:
+for task, done in tasks.items():
+    ours = done["kvlab"]
+    if not ours["tflops"]:
         continue
-    batch, heads, _, depth, context = map(int, sizes.groups())
-    seconds = entry["ms"] / 1e3
+    seconds = ours["ms"] / 1e3
+    peers = tuple((who, x["ms"] / 1e3) for who, x in done.items() if who != "kvlab")
+    family = next((family for start, family in FAMILIES.items() if task.startswith(start)), "prefill")
     points.append(
-        RooflinePoint(
-            f"decode {entry['shape']}", 4.0 * batch * heads * depth * context, entry["gbps"] * 1e9 * seconds, seconds
-        )
+        RooflinePoint(task, ours["tflops"] * 1e12 * seconds, ours["gbs"] * 1e9 * seconds, seconds, family, peers)
     )
-read_rate = max(entry["read_gbps"] for entry in measured) * 1e9
-draw_roofline(points, bandwidth=read_rate, compute=791e12)
+ceilings = runs[0]["ceilings"]["start"]
+draw_roofline(points, bandwidth=ceilings["read_gbs"] * 1e9, compute=ceilings["gemm_tflops"] * 1e12)

@@ -38,6 +38,12 @@ def shown(thing: object) -> bool:
     return any(">>>" in text for text in texts)
 
 
+def test_no_function_is_hidden_by_the_folder_of_its_name() -> None:
+    """Collecting doctests imports folders as modules; whatever has been collected, the names are the functions."""
+    attention = importlib.import_module("kvlab.attention")
+    assert all(callable(getattr(attention, name)) for name in attention.__all__)
+
+
 @pytest.mark.parametrize("room", ROOMS)
 def test_every_public_name_has_a_docstring(room: str) -> None:
     # A frozen dataclass without a docstring gets its signature as one.

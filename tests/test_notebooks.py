@@ -6,6 +6,7 @@ The answers of a notebook's questions are filled in here, so that its own checks
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 jupytext = pytest.importorskip("jupytext", reason="notebooks need the extra `notebooks`")
 nbclient = pytest.importorskip("nbclient")
 nbformat = pytest.importorskip("nbformat")
+traitlets_config = pytest.importorskip("traitlets.config")
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 SOURCES = sorted(NOTEBOOKS.glob("[0-9]*.py"))
@@ -49,8 +51,12 @@ def _questions(notebook: Any) -> list[Any]:
 
 def _run(notebook: Any) -> list[str]:
     """What the cells print, in one string each."""
-    client = nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(NOTEBOOKS)}})
-    client.execute(env={**os.environ, "PYTHONPATH": str(NOTEBOOKS.parent)})
+    metadata = {"metadata": {"path": str(NOTEBOOKS)}}
+    with tempfile.TemporaryDirectory(prefix="kvlab-") as folder:  # the names of sockets must be short
+        # Not by ports: of the free ones that a kernel is told to take, another process may take one first.
+        config = traitlets_config.Config({"KernelManager": {"transport": "ipc", "ip": f"{folder}/socket"}})
+        client = nbclient.NotebookClient(notebook, timeout=600, startup_timeout=300, resources=metadata, config=config)
+        client.execute(env={**os.environ, "PYTHONPATH": str(NOTEBOOKS.parent)})
     return [
         "".join(output.get("text", "") for output in cell.outputs)
         for cell in notebook.cells

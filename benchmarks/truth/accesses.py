@@ -1,8 +1,8 @@
 """Shared-memory accesses counted by Nsight Compute: the addresses, the launches, and what the counters say.
 
 An access kernel holds one instruction :data:`SLOTS` times, each time with other addresses; ncu counts the wavefronts of
-every instruction of its code by itself, and the kernel's bank conflicts in all. TMA copies and wgmma are launched one
-by one: no lane addresses what they move.
+every instruction of its code by itself, and for the kernel in all its bank conflicts and the passes (``lsu``) that the
+load and store unit took. TMA copies and wgmma are launched one by one: no lane addresses what they move.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from . import chip, profiler, records
 from .cuda_source import ACCESSES, SLOT_WORDS, SLOTS, WGMMA_ACCESSES, wgmma_name
 
-__all__ = ["SEEDS", "Access", "TmaCopy", "accesses", "play", "record", "tma_copies", "wgmma_reads"]
+__all__ = ["SEEDS", "START", "Access", "TmaCopy", "accesses", "play", "record", "tma_copies", "wgmma_reads"]
 
 Array = np.ndarray[Any, Any]
 LANE = np.arange(32)
@@ -28,6 +28,7 @@ BANK_WORDS = {"load": "l1tex__data_bank_writes.sum", "store": "l1tex__data_bank_
 LSU = "l1tex__data_pipe_lsu_wavefronts_mem_shared"
 GMMA = f"{LSU}_op_gmma.sum"
 GMMA_CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_gmma.sum"
+START = 4 * SLOT_WORDS * SLOTS  # cp.async reads this many bytes past the start of an allocation, and on
 WARM = ("--cache-control", "none")
 
 
@@ -157,35 +158,53 @@ def play(group: str) -> None:
                 chip.launch(f"access {op}", 32, np.concatenate([table.ravel(), np.zeros(4096, np.uint32)]), 1024)
 
 
-def record() -> dict[str, Any]:
+def record(step: records.Steps) -> dict[str, Any]:
     """Counters of everything; lanes' addresses packed, so that the record stands alone."""
     chip.build()
-    hardware = [f"{LSU}.sum", f"{LSU}_op_misc.sum"]
-    lanes = profiler.profile("lanes", [WAVEFRONTS, CONFLICTS, *hardware], *WARM, by_instruction=[ONE_BY_ONE])
-    out: dict[str, Any] = {"lanes": {}, "tma": {}, "wgmma": {}}
-    rows = iter(lanes)
-    for op in ACCESSES:
-        for seed in SEEDS:
-            row, chosen = next(rows), accesses(op, seed)
-            counts = [count for count, sass in row["instructions"][ONE_BY_ONE] if _is_access(sass)]
-            out["lanes"][f"{op}, {seed}"] = {
-                "all_wavefronts": row[WAVEFRONTS], "all_conflicts": row[CONFLICTS],
-                "wavefronts": counts if len(counts) == SLOTS and sum(counts) == row[WAVEFRONTS] else None,
-                "notes": [x.note for x in chosen],
-                "mask": [x.mask for x in chosen],
-                "address": records.pack(np.stack([x.address for x in chosen])),
-                "source": records.pack(np.stack([x.source for x in chosen])),
-            }  # fmt: skip
-    tma = profiler.profile("tma", [*BANK_WORDS.values(), *hardware], *WARM)
-    nothing = tma[0]
-    for copy, row in zip(tma_copies(), tma[1:], strict=True):
-        words = BANK_WORDS[copy.what]
-        passes = row[f"{LSU}.sum"] - row[f"{LSU}_op_misc.sum"]
-        out["tma"][str(copy)] = {"bank_words": row[words] - nothing[words] * (copy.what == "load"), "lsu": passes}
-    wgmma = profiler.profile("wgmma", [GMMA, GMMA_CONFLICTS], *WARM)
-    for (kernel, note, _, _), row in zip(wgmma_reads(), wgmma, strict=True):
-        out["wgmma"][f"{kernel}, {note}"] = [row[GMMA], row[GMMA_CONFLICTS]]
+    return {"lanes": step("lanes", _count_lanes), "tma": step("tma", _count_tma), "wgmma": step("wgmma", _count_wgmma)}
+
+
+HARDWARE = [f"{LSU}.sum", f"{LSU}_op_misc.sum"]
+
+
+def _count_lanes() -> dict[str, Any]:
+    rows = profiler.profile("lanes", [WAVEFRONTS, CONFLICTS, *HARDWARE], *WARM, by_instruction=[ONE_BY_ONE])
+    launches = [(op, seed) for op in ACCESSES for seed in SEEDS]
+    out = {}
+    for (op, seed), row in zip(launches, rows, strict=True):
+        chosen = accesses(op, seed)
+        counts = [count for count, sass in row["instructions"][ONE_BY_ONE] if _is_access(sass)]
+        if len(counts) != SLOTS or sum(counts) != row[WAVEFRONTS]:
+            raise RuntimeError(f"{op}: {len(counts)} counts of {sum(counts)} in all for {SLOTS} of {row[WAVEFRONTS]}")
+        out[f"{op}, {seed}"] = {
+            "all_wavefronts": row[WAVEFRONTS], "all_conflicts": row[CONFLICTS], "lsu": _took(row), "wavefronts": counts,
+            "notes": [x.note for x in chosen],
+            "mask": [x.mask for x in chosen],
+            "address": records.pack(np.stack([x.address for x in chosen])),
+            "source": records.pack(np.stack([x.source for x in chosen])),
+        }  # fmt: skip
     return out
+
+
+def _count_tma() -> dict[str, Any]:
+    nothing, *rows = profiler.profile("tma", [*BANK_WORDS.values(), *HARDWARE], *WARM)
+    out = {}
+    for copy, row in zip(tma_copies(), rows, strict=True):
+        words = BANK_WORDS[copy.what]
+        out[str(copy)] = {"bank_words": row[words] - nothing[words] * (copy.what == "load"), "lsu": _took(row)}
+    return out
+
+
+def _count_wgmma() -> dict[str, Any]:
+    rows = profiler.profile("wgmma", [GMMA, GMMA_CONFLICTS], *WARM)
+    launches = zip(wgmma_reads(), rows, strict=True)
+    return {f"{kernel}, {note}": [row[GMMA], row[GMMA_CONFLICTS]] for (kernel, note, _, _), row in launches}
+
+
+def _took(row: dict[str, Any]) -> Any:
+    """Passes that the load and store unit took for shared memory."""
+    everything, misc = (row[name] for name in HARDWARE)
+    return everything - misc
 
 
 def _is_access(sass: str) -> bool:

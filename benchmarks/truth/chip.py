@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -14,10 +15,18 @@ import numpy as np
 
 from .cuda_source import kernels, source
 
-__all__ = ["LIBRARY", "build", "launch", "launch_tma"]
+__all__ = ["LIBRARY", "build", "launch", "launch_tma", "nvcc"]
 
 LIBRARY = "KVLAB_PROBES"  # environment variable: where the library is
 TMA = {"load": 0, "store": 1, "nothing": 2}
+
+
+def nvcc() -> str:
+    """The path of nvcc. RuntimeError if there is none."""
+    found = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+    if found is None:
+        raise RuntimeError("nvcc (CUDA 12.8 or newer) was not found: the probes cannot be compiled")
+    return found
 
 
 def build() -> Path:
@@ -25,9 +34,11 @@ def build() -> Path:
     if LIBRARY not in os.environ:
         folder = Path(tempfile.mkdtemp(prefix="kvlab-probes-"))
         (folder / "probes.cu").write_text(source())
-        command = ["nvcc", "-w", "-gencode", "arch=compute_90a,code=sm_90a", "-split-compile=0", "-O1", "-shared"]
+        command = [nvcc(), "-w", "-gencode", "arch=compute_90a,code=sm_90a", "-split-compile=0", "-O1", "-shared"]
         command += ["-Xcompiler", "-fPIC", "-o", str(folder / "probes.so"), str(folder / "probes.cu")]
-        subprocess.run(command, check=True, capture_output=True)
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"nvcc failed:\n{done.stderr[-2000:]}")
         os.environ[LIBRARY] = str(folder / "probes.so")
     return Path(os.environ[LIBRARY])
 

@@ -17,7 +17,7 @@ import numpy as np
 from kvlab.hardware import ATOMS, MmaAtom, tile_layout_k_major, tile_layout_mn_major, tile_to_descriptor
 from kvlab.hardware.tensor_map import TensorMapSwizzle
 
-from . import records
+from . import chip, records
 from .cuda_source import MATRICES, mma_atoms, wgmma_atoms, wgmma_forms, wgmma_name
 
 __all__ = ["WgmmaCase", "digest", "matrix_inputs", "mma_inputs", "pool", "record", "wgmma_cases"]
@@ -135,31 +135,45 @@ def wgmma_cases() -> Iterator[WgmmaCase]:
                     yield WgmmaCase(name, in_registers, a, b, mode, step)
 
 
-def record() -> dict[str, Any]:
+def record(step: records.Steps) -> dict[str, Any]:
     """Run everything on the chip."""
-    from .chip import launch
+    return {"matrices": step("matrices", _matrices), "mma.sync": step("mma.sync", _products),
+            "wgmma": step("wgmma", _wgmma)}  # fmt: skip
 
-    matrices, products, wide = {}, {}, {}
+
+def _matrices() -> dict[str, str]:
+    matrices = {}
     for name in MATRICES:
         for pattern in ROW_PATTERNS:
             memory, rows, registers = matrix_inputs(pattern)
             mine = np.concatenate([rows[:, None].astype(np.uint32), registers.view(np.uint32)], axis=1)
             words = np.concatenate([[memory.nbytes // 4], memory.view(np.uint32), mine.ravel()])
-            out = launch(name, 32, words, 128 + memory.nbytes // 4)
+            out = chip.launch(name, 32, words, 128 + memory.nbytes // 4)
             found = out[128:].view(np.uint16) if name.startswith("st") else out[:128].view(np.uint16)
             matrices[f"{name}, {pattern}"] = records.pack(found)
+    return matrices
+
+
+def _products() -> dict[str, str]:
+    products = {}
     for name in mma_atoms():
         atom = ATOMS[name]
         a, b, c = mma_inputs(atom)
         words = np.concatenate([np.ascontiguousarray(x).reshape(-1).view(np.uint32) for x in (a, b, c)])
-        out = launch(name, 32, words, 32 * atom.regs_c * atom.dtype_c.itemsize // 4)
+        out = chip.launch(name, 32, words, 32 * atom.regs_c * atom.dtype_c.itemsize // 4)
         products[name] = records.pack(out.view(atom.dtype_c))
+    return products
+
+
+def _wgmma() -> dict[str, str]:
+    wide = {}
     for case in wgmma_cases():
         atom = ATOMS[case.atom]
         image, word_a, word_b, fragment = case.inputs()
         halves = [word >> shift & 0xFFFFFFFF for word in (word_a, word_b) for shift in (0, 32)]
         head = np.array([image.nbytes // 4, *halves], np.uint32)
         registers = np.ascontiguousarray(fragment).view(np.uint32).ravel()
-        out = launch(case.kernel, 128, np.concatenate([head, registers, image.view(np.uint32)]), 128 * atom.regs_c)
+        words = np.concatenate([head, registers, image.view(np.uint32)])
+        out = chip.launch(case.kernel, 128, words, 128 * atom.regs_c)
         wide[str(case)] = digest(out.view(atom.dtype_c))
-    return {"matrices": matrices, "mma.sync": products, "wgmma": wide}
+    return wide

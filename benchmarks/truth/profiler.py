@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 def tool() -> Path:
     """The path of ncu. RuntimeError if there is none."""
     found = [shutil.which("ncu"), "/usr/local/cuda/bin/ncu", *Path("/opt/nvidia/nsight-compute").glob("*/ncu")]
+    found += Path("/usr/local").glob("cuda*/nsight-compute-*/ncu")
     for path in found:
         if path is not None and Path(path).exists():
             return Path(path)
@@ -57,6 +58,7 @@ def actions(report: str) -> list[Any]:
     """The launches of a report, as objects of ncu's own Python module, which it brings along."""
     candidates = sorted(Path("/opt/nvidia/nsight-compute").glob("*/extras/python"))
     candidates += [tool().resolve().parent / "extras" / "python"]
+    candidates += sorted(Path("/usr/local").glob("cuda*/nsight-compute-*/extras/python"))
     sys.path[:0] = [str(path) for path in candidates if path.exists()]
     module: Any = importlib.import_module("ncu_report")
     context = module.load_report(report)
@@ -73,7 +75,9 @@ def _launch(action: Any, metrics: list[str], by_instruction: list[str]) -> dict[
     out: dict[str, Any] = {"kernel": action.name()}
     for name in metrics:
         metric = action.metric_by_name(name)
-        out[name] = None if metric is None else _number(metric.as_double())
+        if metric is None:
+            raise RuntimeError(f"ncu {version()} counted no {name} of {action.name()}: has this card the counter?")
+        out[name] = _number(metric.as_double())
     out["instructions"] = {name: _instances(action, action.metric_by_name(name)) for name in by_instruction}
     return out
 

@@ -1,16 +1,17 @@
-"""Records of the chip as JSON: arrays packed into text, and where the files lie."""
+"""Records of the chip as JSON: arrays packed into text, where the files lie, and what an interrupted run keeps."""
 
 from __future__ import annotations
 
 import base64
 import json
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-__all__ = ["FOLDER", "pack", "read", "unpack", "write"]
+__all__ = ["FOLDER", "Steps", "pack", "read", "unpack", "write"]
 
 FOLDER = Path(__file__).parents[2] / "tests" / "data" / "hardware"
 
@@ -45,3 +46,34 @@ def write(folder: Path, name: str, record: dict[str, Any]) -> None:
         else:
             parts.append(f" {json.dumps(key)}: {json.dumps(value)}")
     (folder / f"{name}.json").write_text("{\n" + ",\n".join(parts) + "\n}\n")
+
+
+class Steps:
+    """Finished steps of a part, kept in ``folder/part.partial.json``: an interrupted run goes on where it stopped.
+
+    What another card, driver or version has left there is not used.
+    """
+
+    def __init__(self, folder: Path, part: str, head: dict[str, Any]) -> None:
+        self.path = folder / f"{part}.partial.json"
+        self.head = {key: head[key] for key in ("card", "driver", "versions")}
+        left = json.loads(self.path.read_text()) if self.path.exists() else {}
+        self.done: dict[str, Any] = left["done"] if left.get("head") == self.head else {}
+
+    def __call__(self, step: str, make: Callable[[], Any]) -> Any:
+        """What ``make()`` gives, or gave before the run was interrupted."""
+        if step not in self.done:
+            self.keep(step, make())
+        return self.done[step]
+
+    def keep(self, step: str, value: Any) -> None:
+        """A step is finished: it is on the disk when this returns."""
+        self.done[step] = value
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self.path.with_suffix(".new")
+        fresh.write_text(json.dumps({"head": self.head, "done": self.done}))
+        fresh.replace(self.path)
+
+    def forget(self) -> None:
+        """The part is written as a whole."""
+        self.path.unlink(missing_ok=True)

@@ -9,13 +9,14 @@ import numpy as np
 
 from kvlab.memory import bfloat16
 
-from . import profiler
+from . import profiler, records
 
-__all__ = ["DECODE", "PREFILL", "decode_inputs", "play", "prefill_inputs", "record"]
+__all__ = ["DECODE", "PREFILL", "decode_inputs", "opcode", "play", "prefill_inputs", "record"]
 
 WAVEFRONTS = "smsp__sass_l1tex_pipe_lsu_wavefronts_mem_shared.sum"
 EXECUTED = "smsp__sass_inst_executed.sum"
 EACH_WAVEFRONTS, EACH_EXECUTED = "memory_l1_wavefronts_shared", "inst_executed"
+SASS_BYTES = 16  # an instruction
 COUNTERS = {
     "wavefronts": WAVEFRONTS,
     "dram_read_bytes": "dram__bytes_read.sum",
@@ -64,27 +65,37 @@ def play() -> None:
     torch.cuda.synchronize()
 
 
-def record() -> dict[str, Any]:
-    """Counters of both kernels with cold caches, and of every kind of instruction that touches shared memory: how often
-    it was executed by a warp, and its wavefronts.
+def record(step: records.Steps) -> dict[str, Any]:
+    """Both kernels, of one run under the profiler."""
+    found: dict[str, Any] = step("whole", _count)
+    return found
+
+
+def _count() -> dict[str, Any]:
+    """Counters of both kernels with cold caches, and every instruction that touches shared memory, in the order of the
+    code: its SASS, how often a warp executed it, and its wavefronts in all.
     """
     metrics = [WAVEFRONTS, EXECUTED, *COUNTERS.values()]
     rows = profiler.profile("whole", metrics, "-k", "attend", by_instruction=[EACH_WAVEFRONTS, EACH_EXECUTED])
     out: dict[str, Any] = {}
     for name, problem, row in zip(("decode", "prefill"), (DECODE, PREFILL), rows, strict=True):
         out[name] = {
+            "code_bytes": SASS_BYTES * len(row["instructions"][EACH_EXECUTED]),
             "problem": problem, "counters": {key: row[metric] for key, metric in COUNTERS.items()},
-            "instructions": _by_opcode(row["instructions"]),
+            "listing": _listing(row["instructions"]),
         }  # fmt: skip
     return out
 
 
-def _by_opcode(instructions: dict[str, list[tuple[int, str]]]) -> dict[str, list[int]]:
-    """``opcode -> [executed, wavefronts]`` of what touches shared memory."""
-    out: dict[str, list[int]] = {}
-    for which, metric in enumerate((EACH_EXECUTED, EACH_WAVEFRONTS)):
-        for count, sass in instructions[metric]:
-            found = re.match(r"\s*(?:@!?U?P\w+\s+)?((?:LDS|STS|LDSM|STSM|LDGSTS|ATOMS|[HQI]GMMA)[.\w]*)", sass)
-            if found and "[RZ]" not in sass and count:
-                out.setdefault(found[1], [0, 0])[which] += count
-    return dict(sorted(out.items()))
+def opcode(sass: str) -> str | None:
+    """The opcode of what touches shared memory, None of anything else."""
+    found = re.match(r"\s*(?:@!?U?P\w+\s+)?((?:LDS|STS|LDSM|STSM|LDGSTS|ATOMS|[HQI]GMMA)[.\w]*)", sass)
+    return found[1] if found and "[RZ]" not in sass else None
+
+
+def _listing(instructions: dict[str, list[tuple[int, str]]]) -> list[tuple[str, int, int]]:
+    executed, passes = (
+        [(count, " ".join(sass.split())) for count, sass in instructions[metric] if opcode(sass)]
+        for metric in (EACH_EXECUTED, EACH_WAVEFRONTS)
+    )
+    return [(sass, count, taken) for (count, sass), (taken, _) in zip(executed, passes, strict=True)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.intervals import host
+from kvlab.attention.intervals import UNLIMITED, host
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.cache.arrays import dtype_of, element_strides, is_torch, on_gpu, overlaps, same_place, to_numpy
 from kvlab.memory import bfloat16, float16, float32
@@ -127,14 +127,13 @@ def check_lengths_and_pages(seq_lens: Any, block_table: Any, pages: int, page_si
     lengths, table = host(seq_lens), host(block_table)
     if not lengths.size:
         return
-    most = table.shape[1] * page_size
+    columns = int(table.shape[1])
+    most, why = columns * page_size, f"what the {columns} columns of block_table hold in pages of {page_size}"
+    most, why = (most, why) if most <= UNLIMITED else (UNLIMITED, "as keys have 32 bits")
     bad = (lengths < 0) | (lengths > most)
     if bad.any():
         b = int(bad.argmax())
-        raise ValueError(
-            f"seq_lens[{b}] is {lengths[b]}: must be 0 to {most}, what the {table.shape[1]} columns of block_table "
-            f"hold in pages of {page_size}"
-        )
+        raise ValueError(f"seq_lens[{b}] is {lengths[b]}: must be 0 to {most}, {why}")
     used = np.arange(table.shape[1]) * page_size < lengths[:, None]
     outside = used & ((table < 0) | (table >= pages))
     if outside.any():

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvlab.attention.inputs import DTYPES, require
 from kvlab.attention.scales import is_fp8
-from kvlab.cache.arrays import dtype_of, is_torch
+from kvlab.cache.arrays import dtype_of, element_strides, is_torch
 from kvlab.memory import bfloat16
 
 __all__ = ["latent_windows", "viewed"]
@@ -53,11 +53,18 @@ def latent_windows(cache: Any, latent: int, rope: int, kv_layout: str = "NHD") -
         f"{latent + rope}, or {latent + 2 * rope} bytes of float8_e4m3fn whose rope part is bfloat16",
     )
     window = cache[..., latent:]
-    return cache[..., :latent], viewed(window, bfloat16) if rope_aware else window
+    return cache[..., :latent], viewed(window, bfloat16, "kv_cache") if rope_aware else window
 
 
-def viewed(window: Any, dtype: np.dtype[Any]) -> Any:
-    """Bytes of a row as another dtype, the same memory."""
+def viewed(window: Any, dtype: np.dtype[Any], name: str) -> Any:
+    """Bytes of the rows of ``name`` as another dtype, the same memory. ValueError where they do not lie as it must."""
+    n, strides = dtype.itemsize, element_strides(window, name)
+    first = int(window.data_ptr() if is_torch(window) else window.ctypes.data)
+    require(
+        first % n == 0 and not any(step % n for step in strides[:-1]),
+        f"{name} has rows {strides[:-1]} bytes apart, {dtype.name} {first % n} past a multiple of {n}",
+        f"multiples of {n}",
+    )
     if is_torch(window):
         return window.view(getattr(sys.modules["torch"], dtype.name))
     return window.view(dtype)

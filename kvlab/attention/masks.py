@@ -283,8 +283,9 @@ class MaskPlan:
 
     @classmethod
     def of(cls, interval: Interval, bias: Any = None) -> MaskPlan:
-        """The plan of an interval, with a bias within it."""
-        return cls(interval.left, interval.right, interval.chunk, interval.valid, bias)
+        """The plan of an interval, with a bias within it. What reaches further than any key does not bound."""
+        left, right = (min(side, UNLIMITED) for side in (interval.left, interval.right))
+        return cls(left, right, interval.chunk if interval.chunk < UNLIMITED else 0, interval.valid, bias)
 
     @property
     def interval(self) -> Interval:

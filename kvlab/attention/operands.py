@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.inputs import DTYPES, check_strides, check_writeable, known_dtype, require
+from kvlab.attention.intervals import UNLIMITED
 from kvlab.attention.pieces import MAX_DEPTH
 from kvlab.cache.arrays import dtype_of
 from kvlab.memory import bfloat16, float8_e4m3fn, float16
@@ -40,6 +41,7 @@ def check_operands(q: Any, kv: dict[str, Any]) -> None:
         f"{v_name} has shape {tuple(v.shape)}",
         f"that of {k_name}, {shape}, but for the last axis",
     )
+    require(shape[-3] <= UNLIMITED, f"{k_name} has {shape[-3]} rows", f"at most {UNLIMITED}, as keys have 32 bits")
     kv_heads, unit = shape[-2], 16 if of_k == float8_e4m3fn else 8
     fits = kv_heads > 0 and q_heads > 0 and q_heads % kv_heads == 0
     require(fits, f"q has {q_heads} heads", f"a multiple of the {kv_heads} heads of {k_name}")

@@ -47,6 +47,7 @@ def sequence_lengths(starts: Any) -> np.ndarray[Any, Any]:
 
 def keys_with_new(cache_lengths: Any, starts: Any) -> Any:
     """Keys of each sequence of a cache, the new tokens that stand between ``starts`` among them."""
+    starts = int64(starts)
     return int64(cache_lengths) + (starts[1:] - starts[:-1])
 
 

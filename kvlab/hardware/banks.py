@@ -11,8 +11,8 @@ The rule was measured on an H100 with Nsight Compute (1112 instructions are in t
 5. 1 and 2 bytes a lane ask for the 4-byte word that holds them. Lanes of an atomic never share a word: a phase takes
    as many passes as lanes want one bank. A compare and swap takes every pass twice; its conflicts are counted once.
 
-Rule 5 reproduces the sums over 2704 accesses in 26 launches (tests/data/hardware/accesses.json). AMD follows the same
-arithmetic with its own phases (no merging). Only sm_90 was measured; all else is provisional.
+Rule 5 reproduces each of 2704 accesses (tests/data/hardware/accesses.json). cp.async: ``copy_wavefronts``. AMD follows
+the same arithmetic with its own phases (no merging). Only sm_90 was measured; all else is provisional.
 """
 
 from __future__ import annotations

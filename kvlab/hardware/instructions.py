@@ -114,6 +114,8 @@ def get_instruction(name: str, arch: Arch) -> Instruction:
     ValueError: instruction 'stmatrix.x4' does not exist on sm_80, which has no stmatrix
     """
     instruction = INSTRUCTIONS.get(name) if isinstance(name, str) else None
+    if isinstance(name, str) and name.startswith("cp.async"):
+        raise ValueError(f"instruction {name!r} has two addresses a lane: copy_wavefronts counts its passes")
     if instruction is None or instruction.vendor != arch.vendor:
         raise ValueError(f"instruction {name!r} on {arch.name} is not one of {', '.join(arch.instructions)}")
     if not instruction.exists_on(arch):

@@ -88,9 +88,14 @@ class SharedMemBarrier:
         """Return once the phase of parity ``phase`` has completed; :class:`BarrierDeadlock` where it has not, since
         copies here are done when they are issued."""
         if not self.try_wait(phase):
-            missing = [f"{self.pending_arrivals} of {self.arrivals} arrivals"] * bool(self.pending_arrivals)
-            missing += [f"{self.pending_tx} bytes"] * bool(self.pending_tx)
-            raise BarrierDeadlock(f"wait({phase}): phase {phase} has not completed: {' and '.join(missing)} pending")
+            raise BarrierDeadlock(f"wait({phase}): phase {phase} has not completed: {self.pending}")
+
+    @property
+    def pending(self) -> str:
+        """What the phase that is running still needs, in words."""
+        missing = [f"{self.pending_arrivals} of {self.arrivals} arrivals"] * bool(self.pending_arrivals)
+        missing += [f"{self.pending_tx} bytes"] * bool(self.pending_tx)
+        return f"{' and '.join(missing)} pending"
 
     def _settle(self) -> None:
         if self.pending_arrivals:

@@ -159,7 +159,7 @@ def _different(address: IntArray, nbytes: int, active: BoolArray, unit: int) -> 
     first, last = address // unit, (address + nbytes - 1) // unit
     span = first[..., None] + np.arange((nbytes - 2) // unit + 2)  # [..., lanes, units a lane may touch]
     touched = np.where(active[..., None] & (span <= last[..., None]), span, -1)
-    ordered = np.sort(touched.reshape(*address.shape[:-1], -1), axis=-1)
+    ordered = np.sort(touched.reshape(*address.shape[:-1], touched.shape[-2] * touched.shape[-1]), axis=-1)
     new = ordered >= 0
     new[..., 1:] &= ordered[..., 1:] != ordered[..., :-1]
     count: Array = new.sum(axis=-1)

@@ -1,7 +1,9 @@
 """TMA copies, executed: a box between a tensor in DRAM and its image in shared memory.
 
-Out-of-range elements arrive as zeros, negative coordinates included, and are not written by stores; the mbarrier counts
-the full box in any case (measured on an H100).
+Loads: elements outside the tensor arrive as zeros, negative coordinates included, and the mbarrier counts the full box
+in any case (measured on an H100, tests/data/h100_tma.json.gz). Stores: elements past the end are not written, and no
+box may start at a negative coordinate. CUDA's programming guide (tensor copies, "negative indices and out of bounds")
+lets loads alone have negative ones, and an H100 met a store with one by an illegal instruction (benchmarks/NOTES.md).
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ def load(
 def store(descriptor: TmaDescriptor, coords: Sequence[Any], memory: Memory, address: Any) -> None:
     """``cp.async.bulk.tensor`` from shared memory: the image at ``address`` goes to the box that starts at ``coords``.
 
-    Arguments as for :func:`load`. Elements outside the tensor are neither read nor written.
+    Arguments as for :func:`load`, but no coordinate may be negative. Elements past the tensor's end are neither read
+    nor written.
 
     >>> tensor = np.zeros((8, 8), np.int32)
     >>> smem, d = Memory(128), TmaDescriptor.of(tensor, (8, 4))
@@ -64,8 +67,18 @@ def store(descriptor: TmaDescriptor, coords: Sequence[Any], memory: Memory, addr
     >>> store(d, (6, 4), smem, 0)
     >>> tensor[5:, 2:].tolist()
     [[0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 2, 3], [0, 0, 4, 5, 6, 7]]
+    >>> store(d, (-1, 4), smem, 0)
+    Traceback (most recent call last):
+        ...
+    ValueError: TMA: a store at coordinates (-1, 4) is an illegal instruction: only loads may have negative ones
     """
     at, where = _place(descriptor, coords, memory, address)
+    negative = np.any([start < 0 for start in at], axis=0)
+    if negative.any():
+        bad = tuple(int(start[negative].flat[0]) for start in at)
+        raise ValueError(
+            f"TMA: a store at coordinates {bad} is an illegal instruction: only loads may have negative ones"
+        )
     rows = _coordinates(descriptor, at[:-1])
     source, valid, width = _elements(descriptor, rows, at[-1])
     image = _chunks(descriptor, where, math.prod(descriptor.smem_box[:-1]), width)

@@ -19,7 +19,8 @@ __all__ = ["AsyncBarrier"]
 class AsyncBarrier:
     """Made by :meth:`~kvlab.staging.Hazards.mbarrier`. The arithmetic is that of
     :class:`~kvlab.hardware.SharedMemBarrier`; besides, who waits for a phase knows from then on what the arriving warps
-    knew, and that the bulk copies of the phase have landed.
+    knew, and that the bulk copies of the phase have landed. A parity does not tell how many phases have gone by: who
+    waits knows of the first that lets it pass, whatever has completed since.
 
     >>> from kvlab.memory import Memory
     >>> from kvlab.staging import Hazards
@@ -40,7 +41,7 @@ complete is phase 0
         self.hazards, self.name, self.agent = hazards, name, agent
         self.state = SharedMemBarrier(arrivals)
         self._coming: np.ndarray[Any, Any] = np.zeros(agent + 1, np.int64)
-        self._complete: np.ndarray[Any, Any] = np.zeros(agent + 1, np.int64)
+        self._complete = [self._coming]  # what is known when so many phases have completed
 
     @property
     def phases(self) -> int:
@@ -49,8 +50,7 @@ complete is phase 0
 
     def grow(self, agents: int) -> None:
         """Make room for the clocks of ``agents`` agents."""
-        more = (0, agents - len(self._coming))
-        self._coming, self._complete = np.pad(self._coming, more), np.pad(self._complete, more)
+        self._coming = np.pad(self._coming, (0, agents - len(self._coming)))
 
     def arrive(self, warps: tuple[int, ...], each: int = 1) -> None:
         """``each`` arrivals of every one of ``warps``."""
@@ -70,6 +70,15 @@ complete is phase 0
         """A bulk copy has brought ``nbytes``."""
         self._change(lambda: self.state.complete_tx(nbytes), f"{nbytes} bytes of a copy")
 
+    def try_wait(self, phase: int) -> bool:
+        """Whether a wait for the phase of parity ``phase`` would end at once."""
+        return self.state.try_wait(phase)
+
+    def why(self, phase: int, warps: tuple[int, ...]) -> str:
+        """What ``warps`` wait for that wait for that phase."""
+        done = f"complete is phase {(self.phases - 1) % 2}" if self.phases else "none has completed"
+        return f"{self.name}: warps {list(warps)} wait for phase {phase} for ever: {self.state.pending}; {done}"
+
     def wait(self, phase: int, warps: tuple[int, ...]) -> None:
         """``warps`` wait until the phase of parity ``phase`` has completed; BarrierDeadlock if nothing more comes.
 
@@ -77,18 +86,14 @@ complete is phase 0
         """
         h = self.hazards
         h._expect_running(warps)
-        try:
-            self.state.wait(phase)
-        except BarrierDeadlock as reason:
-            pending = str(reason).partition("completed: ")[2]
-            done = f"complete is phase {(self.phases - 1) % 2}" if self.phases else "none has completed"
-            raise BarrierDeadlock(
-                f"{self.name}: warps {list(warps)} wait for phase {phase} for ever: {pending}; {done}"
-            ) from None
-        chosen = list(warps)
-        h.known[chosen] = np.maximum(h.known[chosen], self._complete)
+        if not self.try_wait(phase):
+            raise BarrierDeadlock(self.why(phase, warps))
+        for seen in set(h.known[list(warps), self.agent].tolist()):
+            chosen = [warp for warp in warps if h.known[warp, self.agent] == seen]
+            told = self._complete[seen + (seen % 2 == phase)]
+            h.known[chosen, : len(told)] = np.maximum(h.known[chosen, : len(told)], told)
         h._event("wait", f"{self.name}, phase {phase}", None, warps)
-        h._land()
+        h._flights.land(h.known)
 
     def _join(self, warps: tuple[int, ...]) -> None:
         """What the arriving warps know goes with the phase that is running."""
@@ -106,5 +111,6 @@ complete is phase 0
                 "as many arrivals and bytes as the phase expects",
             ) from None  # fmt: skip
         if self.phases > before:
-            self._complete = np.maximum(self._complete, self._coming)
-            self._complete[self.agent] = self.phases
+            told = self._coming.copy()
+            told[self.agent] = self.phases
+            self._complete.append(told)

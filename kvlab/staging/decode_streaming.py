@@ -200,7 +200,9 @@ class DecodeStreamingKVBuffer(Drawn):
         p = self.params
         if not 0 <= strip < self.num_strips:
             raise ValueError(f"strip {strip} is not one of the {self.num_strips} strips of the tile")
-        if tile.shape != (p.BN, p.depth) or tile.dtype.itemsize != p.dtype.itemsize or tile.programs != self.programs:
+        keys, columns = tile.shape
+        fits = keys == p.BN and (columns == p.depth or (tile.bounded and columns < p.depth))
+        if not fits or tile.dtype.itemsize != p.dtype.itemsize or tile.programs != self.programs:
             raise ValueError(
                 f"tile of {tile.programs} x {tile.shape} {tile.dtype} does not fit a buffer for "
                 f"{self.programs} x {(p.BN, p.depth)} {p.dtype}"

@@ -19,7 +19,7 @@ class Footprint:
     """The bytes of one access, warp by warp. Made by :meth:`Cells.footprint` and :meth:`Cells.region`.
 
     of      the partition whose cells it covers
-    bits    ``[nbytes of the memory]``: bit w is set where warp w touches the byte
+    bits    ``[units of the memory]``: bit w is set where warp w touches the unit
     moved   ``[warps]``: bytes that each warp moves; bytes that several lanes touch count for each
     warps   those that touch anything
 
@@ -32,8 +32,8 @@ class Footprint:
         self.of, self.bits, self.moved = of, bits, moved.astype(np.int64)
         union = int(np.bitwise_or.reduce(bits))
         self.warps = tuple(warp for warp in range(of.warps) if union >> warp & 1)
-        self._bytes = np.flatnonzero(bits)
-        self._placed: tuple[int, IntArray, BoolArray] = -1, self._bytes, np.zeros((0, of.warps), np.bool_)
+        self._units = np.flatnonzero(bits)
+        self._placed: tuple[int, IntArray, BoolArray] = -1, self._units, np.zeros((0, of.warps), np.bool_)
 
     @property
     def cells(self) -> IntArray:
@@ -49,7 +49,7 @@ class Footprint:
         """Found anew when the partition has become finer."""
         if self._placed[0] != len(self.of):
             one = np.zeros(len(self.of), np.int64)
-            one[self.of.of_byte[self._bytes]] = self.bits[self._bytes]  # all bytes of a cell have the same bits
+            one[self.of.of_unit[self._units]] = self.bits[self._units]  # all units of a cell have the same bits
             cells = np.flatnonzero(one)
             touches = (one[cells, None] >> np.arange(self.of.warps) & 1).astype(np.bool_)
             self._placed = len(self.of), cells, touches
@@ -57,7 +57,8 @@ class Footprint:
 
 
 class Cells:
-    """A partition of ``nbytes`` bytes, refined by every footprint that is added.
+    """A partition of ``nbytes`` bytes, in units of ``unit`` bytes, refined by every footprint that is added. Several
+    records of equal memories may share one.
 
     >>> cells = Cells(64, warps=2)
     >>> rows = np.array([[[0, 16], [32, 48]]])          # [instructions, warps, lanes]: warp 0 the first half
@@ -66,13 +67,19 @@ class Cells:
     (2, [0, 1], [[True, False], [False, True]], [[True, True], [True, True]])
     >>> cells.byte_range(halves.cells[1:])
     (32, 64)
+    >>> Cells(64, warps=2, unit=16).region(8, 16, warps=(0,))
+    Traceback (most recent call last):
+        ...
+    ValueError: 16 bytes at byte 8: must be whole units of 16 bytes from byte 0 on
     """
 
-    def __init__(self, nbytes: int, warps: int, base: int = 0) -> None:
+    def __init__(self, nbytes: int, warps: int, base: int = 0, unit: int = 1) -> None:
         if not 1 <= warps <= MOST_WARPS:
             raise ValueError(f"warps {warps} must be 1 to {MOST_WARPS}")
-        self.nbytes, self.warps, self.base = nbytes, warps, base
-        self.of_byte: IntArray = np.zeros(nbytes, np.int64)
+        if unit < 1 or nbytes % unit:
+            raise ValueError(f"unit {unit}: {nbytes} bytes must be whole units")
+        self.nbytes, self.warps, self.base, self.unit = nbytes, warps, base, unit
+        self.of_unit: IntArray = np.zeros(nbytes // unit, np.int64)
         self.parents: list[IntArray] = []  # of each refinement: the old cell of each new one
         self._count = 1
 
@@ -88,8 +95,9 @@ class Cells:
             warp = np.arange(self.warps)[:, None]
         at, by = np.broadcast_arrays(at, np.asarray(warp, np.int64))
         self._check(int(at.min()), int(at.max()) + nbytes)
-        flags = np.zeros((self.warps, self.nbytes), np.bool_)
-        flags.reshape(-1)[(at - self.base + by * self.nbytes)[..., None] + np.arange(nbytes)] = True
+        units, count = self._units(at, nbytes), len(self.of_unit)
+        flags = np.zeros((self.warps, count), np.bool_)
+        flags.reshape(-1)[(units + by * count)[..., None] + np.arange(nbytes // self.unit)] = True
         moved = np.bincount(by.reshape(-1), minlength=self.warps) * nbytes
         return self._add(np.left_shift(1, np.arange(self.warps)) @ flags, moved)
 
@@ -98,25 +106,36 @@ class Cells:
         if nbytes < 1 or not warps or min(warps) < 0 or max(warps) >= self.warps:
             raise ValueError(f"region({start}, {nbytes}, {warps}): bytes and warps 0 to {self.warps - 1} are needed")
         self._check(start, start + nbytes)
-        bits = np.zeros(self.nbytes, np.int64)
-        bits[start - self.base : start - self.base + nbytes] = sum(1 << warp for warp in warps)
+        first = int(self._units(np.array(start), nbytes))
+        bits = np.zeros(len(self.of_unit), np.int64)
+        bits[first : first + nbytes // self.unit] = sum(1 << warp for warp in warps)
         return self._add(bits, nbytes * np.isin(np.arange(self.warps), warps))
 
     def byte_range(self, cells: IntArray) -> tuple[int, int]:
         """(first, past the last) byte address of the cells."""
         chosen = np.zeros(len(self), np.bool_)
         chosen[cells] = True
-        at = np.flatnonzero(chosen[self.of_byte])
-        return self.base + int(at[0]), self.base + int(at[-1]) + 1
+        at = np.flatnonzero(chosen[self.of_unit])
+        return self.base + int(at[0]) * self.unit, self.base + (int(at[-1]) + 1) * self.unit
+
+    def _units(self, at: IntArray, nbytes: int) -> IntArray:
+        """The units that ``nbytes`` bytes at ``at`` begin with."""
+        units, within = np.divmod(at - self.base, self.unit)
+        if nbytes % self.unit or within.any():
+            first = int(at.reshape(-1)[np.argmax(within)])
+            raise ValueError(
+                f"{nbytes} bytes at byte {first}: must be whole units of {self.unit} bytes from byte {self.base} on"
+            )
+        return units
 
     def _check(self, first: int, end: int) -> None:
         if first < self.base or end > self.base + self.nbytes:
             raise ValueError(f"bytes [{first}, {end}) are not inside [{self.base}, {self.base + self.nbytes})")
 
     def _add(self, bits: IntArray, moved: IntArray) -> Footprint:
-        keys, of_byte = _numbered(self.of_byte << self.warps | bits, len(self) << self.warps)
+        keys, of_unit = _numbered(self.of_unit << self.warps | bits, len(self) << self.warps)
         if len(keys) > len(self):
-            self.of_byte = of_byte
+            self.of_unit = of_unit
             self.parents.append(keys >> self.warps)
             self._count = len(keys)
         return Footprint(self, bits, moved)

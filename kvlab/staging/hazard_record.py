@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,22 +16,31 @@ from .hazard_words import Hazard, Side
 __all__ = ["AccessRecord"]
 
 Array = np.ndarray[Any, Any]
-NEVER, KINDS = -1, 5
+Partitions = Mapping[str, tuple[int, ...]] | None
+NEVER, KINDS = -1, 6
+IN_FLIGHT = 2, 3, 5  # kinds of agents that work beside the warps
 
 
 class AccessRecord:
     """Clocks of the warps and of what works beside them, and the last accesses to each cell of the memory.
 
     Agents are numbered: the W warps, their ordinary writes as the async proxy sees them, their copies, their wgmma
-    reads, their copies as the async proxy sees them, and then the mbarriers. ``known`` ``[warps, agents]`` is the time
-    up to which a warp knows that the agent's work is done; ``known[w, w]`` is the warp's own clock.
+    reads, their copies as the async proxy sees them, their bulk stores, and then the mbarriers. ``known``
+    ``[warps, agents]`` is the time up to which a warp knows that the agent's work is done; ``known[w, w]`` is the
+    warp's own clock.
     """
 
-    FIELDS = ("_written", "_read", "_write_label", "_read_label")
+    FIELDS = ("_written", "_read", "_write_label", "_read_label", "_under")
 
-    def __init__(self, memory: Memory, warps: int, arch: str) -> None:
+    def __init__(self, memory: Memory, warps: int, arch: str, cells: Cells | None, partitions: Partitions) -> None:
         self.name, self.warps = memory.name, warps
-        self.cells = Cells(memory.nbytes, warps, memory.base)
+        self.cells = Cells(memory.nbytes, warps, memory.base) if cells is None else cells
+        if (self.cells.nbytes, self.cells.warps, self.cells.base) != (memory.nbytes, warps, memory.base):
+            raise ValueError(
+                f"cells of {self.cells.nbytes} bytes from {self.cells.base} on and {self.cells.warps} warps: must be "
+                f"of {memory.nbytes} from {memory.base} on and {warps}"
+            )
+        self._partition = {warp: name for name, members in (partitions or {}).items() for warp in members}
         self.agents = KINDS * warps
         self.known: Array = np.zeros((warps, self.agents), np.int64)
         self.known[:, :warps] = np.eye(warps, dtype=np.int64)
@@ -39,9 +49,11 @@ class AccessRecord:
         self._read: Array = np.full((1, self.agents), NEVER, np.int64)
         self._write_label: Array = np.zeros((1, self.agents), np.int64)
         self._read_label: Array = np.zeros((1, self.agents), np.int64)
+        self._under: Array = np.full((1, self.agents), NEVER, np.int64)  # as _written, before equal values were put
         self._labels: dict[tuple[str, int | None], int] = {}
         self._refined = 0
         self._barrier_names: list[str] = []
+        self._issuer: dict[int, int] = {}  # of an mbarrier's agent: the warp that has issued copies to it
         self._nvidia = get_arch(arch).vendor == "nvidia"
 
     def _add_agent(self, name: str) -> None:
@@ -49,7 +61,7 @@ class AccessRecord:
         self._barrier_names.append(name)
         self.agents += 1
         for field in ("known", *self.FIELDS):
-            fill = NEVER if field in ("_written", "_read") else 0
+            fill = NEVER if field in ("_written", "_read", "_under") else 0
             setattr(self, field, np.pad(getattr(self, field), ((0, 0), (0, 1)), constant_values=fill))
 
     @property
@@ -63,23 +75,24 @@ class AccessRecord:
         view[:, 2 * W : 3 * W] = view[:, 4 * W : 5 * W]
         return view
 
-    def _follow(self, made: Footprint) -> Footprint:
+    def _follow(self) -> None:
         """Split the record as the cells were."""
         for parents in self.cells.parents[self._refined :]:
             for field in self.FIELDS:
                 setattr(self, field, getattr(self, field)[parents])
         self._refined = len(self.cells.parents)
-        return made
 
     def _label(self, what: str, stage: int | None) -> int:
         return self._labels.setdefault((what, stage), len(self._labels))
 
     def _check_read(self, at: Footprint, known: Array, what: str, stage: int | None) -> None:
+        self._follow()
         late = (self._written[at.cells][:, None] > known) & at.touches[..., None]  # [cells, warps, agents]
         if late.any():
             self._raise(at, late, known, self._write_label, "read", Side(what, None, stage))
 
     def _check_write(self, at: Footprint, known: Array, what: str, stage: int | None) -> None:
+        self._follow()
         cells, touches = at.cells, at.touches[..., None]
         late = (self._read[cells][:, None] > self.known) & touches
         if late.any():
@@ -87,6 +100,44 @@ class AccessRecord:
         late = (self._written[cells][:, None] > known) & touches
         if late.any():
             self._raise(at, late, known, self._write_label, "overwritten while written", Side(what, None, stage))
+
+    def _check_equal(self, at: Footprint, what: str, stage: int | None) -> bool:
+        """Whether ordinary stores of that name have just written all cells of ``at``. Then the warps need to know only
+        of what was written before, and know of those from now on.
+        """
+        self._follow()
+        W, cells = self.warps, at.cells
+        times, labels = self._written[cells, :W], self._write_label[cells, :W]
+        if not ((times != NEVER) & (labels == self._label(what, stage))).any(axis=1).all():
+            return False
+        late = (self._under[cells][:, None] > self.known) & at.touches[..., None]
+        if late.any():
+            self._raise(at, late, self.known, self._write_label, "overwritten while written", Side(what, None, stage))
+        new = np.where(at.touches[..., None], times[:, None], NEVER).max(axis=0)  # [warps, W]
+        self.known[:, :W] = np.maximum(self.known[:, :W], new)
+        return True
+
+    def _check_end(self) -> None:
+        """Nothing is in flight: some warp knows of all that works beside the warps that it is done."""
+        self._follow()
+        W, best = self.warps, self.known.max(axis=0)
+        beside = np.arange(self.agents) >= KINDS * W
+        beside |= np.isin(np.arange(self.agents) // W, IN_FLIGHT)
+        for times, labels in ((self._written, self._write_label), (self._read, self._read_label)):
+            late = (times > best) & beside  # [cells, agents]
+            if late.any():
+                cell, agent = (int(i[0]) for i in np.nonzero(late))
+                earlier = self._earlier(agent, int(labels[cell, agent]))
+                both = self.cells.byte_range(np.flatnonzero(late[:, agent]))
+                missing = self._missing(agent, earlier.warp, earlier.warp, int(times[cell, agent]), self.known)
+                end = Side("the end of the CTA")
+                raise Hazard("in flight at the end", self.name, earlier, end, both, missing)
+
+    def _earlier(self, agent: int, label: int) -> Side:
+        """What an agent did."""
+        what, stage = list(self._labels)[label]
+        owner = agent % self.warps if agent < KINDS * self.warps else self._issuer.get(agent)
+        return Side(what, owner, stage, None if owner is None else self._partition.get(owner))
 
     def _stamp_write(
         self, at: Footprint, first: int, time: Array, what: str, stage: int | None, single: bool = False
@@ -110,24 +161,23 @@ class AccessRecord:
         """The first of the accesses in ``late`` ``[cells, warps, agents]``."""
         cell, warp, agent = (int(i[0]) for i in np.nonzero(late))
         both = at.cells[late[:, warp, agent]]
-        what, stage = list(self._labels)[int(labels[at.cells[cell], agent])]
-        kind, W = agent // self.warps, self.warps
-        owner = agent % W if agent < KINDS * W else None
-        flying = kind >= 2
+        earlier = self._earlier(agent, int(labels[at.cells[cell], agent]))
+        flying = agent // self.warps >= 2
         name = how if how != "read" else "read in flight" if flying else "read not ordered"
         times = self._read if labels is self._read_label else self._written
-        missing = self._missing(agent, owner, warp, int(times[at.cells[cell], agent]), known)
+        missing = self._missing(agent, earlier.warp, warp, int(times[at.cells[cell], agent]), known)
         raise Hazard(
-            name, self.name, Side(what, owner, stage), Side(later.what, warp, later.stage),
+            name, self.name, earlier, Side(later.what, warp, later.stage, self._partition.get(warp)),
             self.cells.byte_range(both), missing,
         )  # fmt: skip
 
-    def _missing(self, agent: int, owner: int | None, warp: int, time: int, known: Array) -> str:
+    def _missing(self, agent: int, owner: int | None, warp: int | None, time: int, known: Array) -> str:
         """What would let ``warp`` know that the agent was done."""
         W = self.warps
-        if owner is None:
+        if agent >= KINDS * W or owner is None or warp is None:
             name = self._barrier_names[agent - KINDS * W]
-            return f"a wait of warp {warp} for {name}, phase {(time - 1) % 2} (its completion number {time})"
+            who = "" if warp is None or warp == owner else f" of warp {warp}"
+            return f"a wait{who} for {name}, phase {(time - 1) % 2} (its completion number {time})"
         if agent // W in (0, 2) and self.known[warp, agent] >= time and known is not self.known:
             before = f"in warp {owner} before the barrier" if agent < W else f"in warp {warp} after the wait"
             return f"fence.proxy.async {before}"
@@ -135,6 +185,8 @@ class AccessRecord:
             return f"a barrier between warp {owner} and warp {warp}"
         if agent // W == 3:
             wait = "wgmma.wait_group"
+        elif agent // W == 5:
+            wait = "cp.async.bulk.wait_group.read"
         else:
             wait = self._wait_name
             if self._nvidia and time > self._issued[owner]:

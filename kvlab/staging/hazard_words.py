@@ -9,26 +9,29 @@ __all__ = ["Hazard", "Side"]
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two accesses: what it was, such as ``"k copy"``, of which warp, into or out of which stage.
+    """One of the two accesses: what it was, such as ``"k copy"``, of which warp, into or out of which stage; where the
+    warps are specialised, of which partition.
 
-    >>> print(Side("k copy", warp=2, stage=0))
-    k copy by warp 2, stage 0
+    >>> print(Side("k copy", warp=2, stage=0), Side("k wgmma", 5, 1, "consumer 1"), sep="; ")
+    k copy by warp 2, stage 0; k wgmma by warp 5 of consumer 1, stage 1
     """
 
     what: str
     warp: int | None = None
     stage: int | None = None
+    partition: str | None = None
 
     def __str__(self) -> str:
         warp = "" if self.warp is None else f" by warp {self.warp}"
-        return f"{self.what}{warp}" + ("" if self.stage is None else f", stage {self.stage}")
+        partition = "" if self.partition is None else f" of {self.partition}"
+        return f"{self.what}{warp}{partition}" + ("" if self.stage is None else f", stage {self.stage}")
 
 
 class Hazard(RuntimeError):
     """Two accesses to shared memory that nothing orders, or a misused barrier.
 
     kind          ``"read in flight"``, ``"read not ordered"``, ``"overwritten while read"``, ``"overwritten while
-                  written"``, ``"barrier"``
+                  written"``, ``"in flight at the end"``, ``"barrier"``
     earlier, later  the two accesses, a :class:`Side` each (None where there is one only)
     byte_range    (first, past the last) byte address that both touch
     missing       the wait, barrier or fence that would order them
@@ -46,6 +49,7 @@ still brings; missing: wait_group in warp 2, then a barrier
         "read not ordered": "{later}, may come before {earlier}",
         "overwritten while read": "{later}, may come before {earlier}, is done",
         "overwritten while written": "{later}, may come before {earlier}, is done",
+        "in flight at the end": "{earlier}, is in flight at {later}",
     }
 
     def __init__(

@@ -19,8 +19,9 @@ from kvlab.hardware import BarrierDeadlock
 from kvlab.memory import Memory
 
 from .async_barrier import AsyncBarrier
-from .footprint import Footprint
-from .hazard_record import NEVER, AccessRecord
+from .flights import Flights
+from .footprint import Cells, Footprint
+from .hazard_record import AccessRecord, Partitions
 from .hazard_words import Hazard, Side
 from .timeline import Timeline
 
@@ -38,6 +39,8 @@ class Hazards(AccessRecord):
     warps : of the CTA, at most 31.
     arch : whose names the messages use.
     timeline : takes the events, if given.
+    cells : a partition of an equal memory that several records share, with the footprints made from it.
+    partitions : the warps of each, where they are specialised; messages name them.
 
     Raises :class:`Hazard` where two accesses are not ordered, and
     :class:`~kvlab.hardware.BarrierDeadlock` where a wait would never end.
@@ -58,15 +61,18 @@ brings; missing: a barrier after cp.async.wait_group in warp 0
     >>> hazards.read(both, "k read")
     """
 
-    def __init__(self, memory: Memory, warps: int, *, arch: str = "sm_90", timeline: Timeline | None = None) -> None:
-        super().__init__(memory, warps, arch)
+    def __init__(
+        self, memory: Memory, warps: int, *, arch: str = "sm_90", timeline: Timeline | None = None,
+        cells: Cells | None = None, partitions: Partitions = None,
+    ) -> None:  # fmt: skip
+        super().__init__(memory, warps, arch, cells, partitions)
         self.timeline = timeline
         self._all = tuple(range(warps))
-        self._open: Array = np.zeros(warps, np.bool_)  # warps with copies that no group has taken yet
-        self._mma: Array = np.zeros(warps, np.int64)  # wgmma reads of each warp
+        self._mma: Array = np.zeros(warps, np.int64)  # groups of wgmma reads of each warp
+        self._stores: Array = np.zeros(warps, np.int64)  # bulk stores of each warp
         self._arrived: dict[int, set[int]] = {}
         self._barriers: list[AsyncBarrier] = []
-        self._in_flight: list[tuple[Array, str, int | None, tuple[int, ...], int]] = []
+        self._flights = Flights(timeline)
 
     # Footprints.
 
@@ -74,7 +80,7 @@ brings; missing: a barrier after cp.async.wait_group in warp 0
         """Who touches what: byte addresses ``[..., warps, lanes]``, ``nbytes`` at each; or addresses ``[...]`` of the
         warps ``warp`` ``[...]``. Make it once and keep it.
         """
-        return self._follow(self.cells.footprint(address, nbytes, warp))
+        return self.cells.footprint(address, nbytes, warp)
 
     def footprint_inside(self, address: Array, nbytes: int, warp: Array) -> Footprint:
         """:meth:`footprint` of what lies inside the memory: it is the memory that refuses the rest."""
@@ -83,7 +89,7 @@ brings; missing: a barrier after cp.async.wait_group in warp 0
 
     def region(self, start: int, nbytes: int, warps: tuple[int, ...] | None = None) -> Footprint:
         """``nbytes`` bytes from ``start`` on, which each of ``warps`` (all unless given) touches."""
-        return self._follow(self.cells.region(start, nbytes, self._all if warps is None else warps))
+        return self.cells.region(start, nbytes, self._all if warps is None else warps)
 
     # Accesses.
 
@@ -92,6 +98,28 @@ brings; missing: a barrier after cp.async.wait_group in warp 0
         self._expect_running(at.warps)
         self._check_write(at, self.known, what, stage)
         self._stamp_write(at, 0, np.diagonal(self.known), what, stage)
+        self._event("write", what, stage, at.warps, int(at.moved.sum()))
+
+    def write_equal(self, at: Footprint, what: str, stage: int | None = None) -> None:
+        """Ordinary stores of values that other warps put there, too, under the same name, in whatever order: who has
+        stored them need not know of the others.
+
+        >>> hazards = Hazards(Memory(64), warps=2)
+        >>> for warp in (0, 1):
+        ...     hazards.write_equal(hazards.region(0, 64, (warp,)), "zeros")
+        ...     hazards.read(hazards.region(0, 64, (warp,)), "read")
+        >>> hazards.write(hazards.region(0, 64, (1,)), "ones")
+        Traceback (most recent call last):
+            ...
+        kvlab.staging.hazard_words.Hazard: memory, bytes [0, 64): ones by warp 1, may come before read by warp 0, is \
+done; missing: a barrier between warp 0 and warp 1
+        """
+        self._expect_running(at.warps)
+        if not self._check_equal(at, what, stage):
+            self._check_write(at, self.known, what, stage)
+            self._under[at.cells] = self._written[at.cells]
+            self._stamp_write(at, 0, np.diagonal(self.known), what, stage)
+            self._tick(list(at.warps))  # others may come to know of this, not of what follows
         self._event("write", what, stage, at.warps, int(at.moved.sum()))
 
     def read(self, at: Footprint, what: str, stage: int | None = None) -> None:
@@ -110,14 +138,14 @@ brings; missing: a barrier after cp.async.wait_group in warp 0
         self._expect_running(at.warps)
         self._check_write(at, self.known, what, stage)
         if instructions is None:
-            self._open[list(at.warps)] = True
             time = self._issued + 1
         else:
             self._issued += np.asarray(instructions, np.int64)
             time = self._issued.copy()
         self._stamp_write(at, 2 * self.warps, time, what, stage)
         self._event("copy", what, stage, at.warps, int(at.moved.sum()))
-        self._fly(at, 2 * self.warps, time, what, stage)
+        warps, moved = list(at.warps), int(at.moved.sum())
+        self._flights.begin(2 * self.warps + np.array(warps), time[warps], self.agents, what, stage, at.warps, moved)
 
     def copy_bulk(self, at: Footprint, barrier: AsyncBarrier, nbytes: int, what: str, stage: int | None = None) -> None:
         """A TMA copy that the one warp of ``at`` issues: in flight until who reads has waited for ``barrier``.
@@ -127,21 +155,32 @@ brings; missing: a barrier after cp.async.wait_group in warp 0
         self._expect_running(at.warps)
         self._check_write(at, self._proxy_view(), what, stage)
         agent, time = barrier.agent, barrier.phases + 1
+        self._issuer[agent] = at.warps[0]
         times = np.full(self.warps, time)
         self._stamp_write(at, agent, times, what, stage, single=True)
         self._event("copy", what, stage, at.warps, nbytes)
-        if self.timeline is not None:
-            stamp = np.full(self.agents, NEVER)
-            stamp[agent] = time
-            self._in_flight.append((stamp, what, stage, at.warps, nbytes))
+        self._flights.begin(np.array([agent]), np.array([time]), self.agents, what, stage, at.warps, nbytes)
         barrier.complete_tx(nbytes)
 
-    def read_async(self, at: Footprint, what: str, stage: int | None = None) -> None:
-        """A wgmma of warps that reads its operands in shared memory: reads until it is waited for."""
+    def read_async(self, at: Footprint, what: str, stage: int | None = None, *, last: bool = True) -> None:
+        """A wgmma of warps that reads its operands in shared memory: reads until it is waited for.
+
+        last : whether it ends a group (wgmma.commit_group).
+        """
         self._expect_running(at.warps)
         self._check_read(at, self._proxy_view(), what, stage)
-        self._mma[list(at.warps)] += 1
-        self._stamp_read(at, 3 * self.warps, self._mma, what, stage)
+        self._stamp_read(at, 3 * self.warps, self._mma + 1, what, stage)
+        self._mma[list(at.warps)] += last
+        self._event("read in flight", what, stage, at.warps, int(at.moved.sum()))
+
+    def store_bulk(self, at: Footprint, what: str, stage: int | None = None) -> None:
+        """A TMA store that the one warp of ``at`` issues, and its commit: reads shared memory until that warp has
+        waited (:meth:`wait_store`).
+        """
+        self._expect_running(at.warps)
+        self._check_read(at, self._proxy_view(), what, stage)
+        self._stores[list(at.warps)] += 1
+        self._stamp_read(at, 5 * self.warps, self._stores, what, stage)
         self._event("read in flight", what, stage, at.warps, int(at.moved.sum()))
 
     # Waits and barriers.
@@ -152,7 +191,6 @@ brings; missing: a barrier after cp.async.wait_group in warp 0
         self._expect_running(warps)
         chosen = list(warps)
         self._issued[chosen] += 1
-        self._open[chosen] = False
         self._event("commit", "commit_group", None, warps)
 
     def wait_group(self, n: int = 0, warps: tuple[int, ...] | None = None) -> None:
@@ -163,7 +201,7 @@ brings; missing: a barrier after cp.async.wait_group in warp 0
         done, agent = np.maximum(self._issued - n, 0), 2 * self.warps + np.arange(self.warps)
         self.known[chosen, agent[chosen]] = np.maximum(self.known[chosen, agent[chosen]], done[chosen])
         self._event("wait", f"{self._wait_name}({n})", None, warps)
-        self._land()
+        self._flights.land(self.known)
 
     def wait_mma(self, n: int = 0, warps: tuple[int, ...] | None = None) -> None:
         """Each warp waits until at most ``n`` of its wgmma reads are in flight (wgmma.wait_group)."""
@@ -173,6 +211,15 @@ brings; missing: a barrier after cp.async.wait_group in warp 0
         agent = 3 * self.warps + chosen
         self.known[chosen, agent] = np.maximum(self.known[chosen, agent], self._mma[chosen] - n)
         self._event("wait", f"wgmma.wait_group({n})", None, warps)
+
+    def wait_store(self, n: int = 0, warps: tuple[int, ...] | None = None) -> None:
+        """Each warp waits until at most ``n`` of its bulk stores still read (cp.async.bulk.wait_group.read)."""
+        warps = self._all if warps is None else warps
+        self._expect_running(warps)
+        chosen = np.array(warps)
+        agent = 5 * self.warps + chosen
+        self.known[chosen, agent] = np.maximum(self.known[chosen, agent], self._stores[chosen] - n)
+        self._event("wait", f"cp.async.bulk.wait_group.read({n})", None, warps)
 
     def fence_async(self, warps: tuple[int, ...] | None = None) -> None:
         """What the warps know to be written becomes visible to TMA and wgmma (fence.proxy.async)."""
@@ -209,7 +256,7 @@ brings; missing: a barrier after cp.async.wait_group in warp 0
             chosen = sorted(arrived)
             self.known[chosen] = self.known[chosen].max(axis=0)
             self._tick(chosen)
-            self._land()
+            self._flights.land(self.known)
 
     def mbarrier(self, name: str, arrivals: int = 1) -> AsyncBarrier:
         """A new mbarrier whose phases need ``arrivals`` arrivals."""
@@ -221,15 +268,11 @@ brings; missing: a barrier after cp.async.wait_group in warp 0
         return made
 
     def finish(self) -> None:
-        """The end of the CTA: BarrierDeadlock if a warp still waits, Hazard if copies are in flight or uncommitted."""
+        """The end of the CTA: BarrierDeadlock if a warp still waits at a barrier, Hazard if a copy, a bulk store or a
+        wgmma is in flight. One that writes or reads shared memory behind the end meets what the next CTA has there.
+        """
         self._expect_running(self._all)
-        done = np.diagonal(self.known[:, 2 * self.warps : 3 * self.warps])
-        late = np.flatnonzero(self._open | (done < self._issued))
-        if late.size:
-            raise Hazard(
-                "read in flight", self.name, Side("copies", int(late[0])), Side("the end of the CTA"), None,
-                f"{self._wait_name}(0) in warp {int(late[0])}",
-            )  # fmt: skip
+        self._check_end()
 
     def _tick(self, warps: list[int]) -> None:
         """A new moment for warps that have told others what they did."""
@@ -248,25 +291,3 @@ brings; missing: a barrier after cp.async.wait_group in warp 0
     def _event(self, kind: str, what: str, stage: int | None, warps: tuple[int, ...], nbytes: int = 0) -> None:
         if self.timeline is not None:
             self.timeline.add(kind, what, stage, warps, nbytes)
-
-    def _fly(self, at: Footprint, first: int, time: Array, what: str, stage: int | None) -> None:
-        if self.timeline is None:
-            return
-        stamp = np.full(self.agents, NEVER)
-        warps = list(at.warps)
-        stamp[first + np.array(warps)] = time[warps]
-        self._in_flight.append((stamp, what, stage, at.warps, int(at.moved.sum())))
-
-    def _land(self) -> None:
-        """Tell the timeline of the copies that somebody now knows to be complete."""
-        if not self._in_flight:
-            return
-        best = self.known.max(axis=0)
-        still = []
-        for flight in self._in_flight:
-            stamp, what, stage, warps, nbytes = flight
-            if (stamp <= best[: stamp.size]).all():
-                self._event("landed", what, stage, warps, nbytes)
-            else:
-                still.append(flight)
-        self._in_flight = still

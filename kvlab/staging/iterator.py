@@ -17,6 +17,7 @@ from kvlab.memory import Memory
 __all__ = ["GivenTile", "KVCacheIterator", "KVTile", "buffer_walk"]
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
+FAR = 1 << 32  # a byte offset past the bound of every resource
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,11 +30,13 @@ class KVTile(Drawn):
     run_rows     rows of a run; row r of the tile is row ``r % run_rows`` of run ``r // run_rows``
     row_stride   elements between neighbouring rows of a run
     depth        columns
+    bounded      whether columns past them read as 0
     valid_rows   ``[programs]``: leading rows that exist; the others read as 0
 
     A *run* lies in one page, so it is one strided window, reached through one buffer resource with its own LINEAR
     bound: what ends past element ``(valid - 1) * row_stride + depth`` of the run reads as 0. A column at or past
-    ``depth`` of any earlier row is not caught, it reads the neighbour. A tile inside one page (MAX's only case) is one
+    ``depth`` of any earlier row is not caught, it reads the neighbour, unless the tile is ``bounded``: then its address
+    is made one past the bound, and it reads as 0. A tile inside one page (MAX's only case) is one
     run; over smaller pages there are several, a kvlab extension.
 
     >>> dram = Memory.over(np.arange(12, dtype=np.float32))
@@ -50,6 +53,7 @@ class KVTile(Drawn):
     row_stride: int
     depth: int
     valid_rows: IntArray
+    bounded: bool = False
 
     @property
     def programs(self) -> int:
@@ -90,15 +94,19 @@ class KVTile(Drawn):
         if runs == 1:  # one base and one bound for all
             records = np.where(self.valid_rows > 0, (self.valid_rows - 1) * self.row_stride + self.depth, 0)
             base, records = self.memory.base + self.run_base[:, 0] * size, records * size
-            voffset = (row * self.row_stride + col) * size
+            voffset = self._inside(col, (row * self.row_stride + col) * size)
             whole = (len(base), *voffset.shape)
             ones = (-1, *(1,) * voffset.ndim)
             return np.broadcast_to(base.reshape(ones), whole), voffset, np.broadcast_to(records.reshape(ones), whole)
         run = np.minimum(row // self.run_rows, runs - 1)
-        voffset = ((row - run * self.run_rows) * self.row_stride + col) * size
+        voffset = self._inside(col, ((row - run * self.run_rows) * self.row_stride + col) * size)
         rows = np.clip(self.valid_rows[:, None] - np.arange(runs) * self.run_rows, 0, self.run_rows)
         records = np.where(rows > 0, (rows - 1) * self.row_stride + self.depth, 0) * size
         return self.memory.base + self.run_base[:, run] * size, voffset, records[:, run]
+
+    def _inside(self, col: IntArray, voffset: IntArray) -> IntArray:
+        """``voffset``, or one past every bound."""
+        return np.where(col < self.depth, voffset, FAR) if self.bounded else voffset
 
     def load(self, row: Any, col: Any, width: int = 1) -> np.ndarray[Any, Any]:
         """``width`` elements from ``(row, col)`` on, up to 16 bytes, as a buffer load delivers them: zeros where the
@@ -120,6 +128,7 @@ class KVCacheIterator:
     cache_depth : columns of a head in DRAM, where rows are to be ``num_heads * cache_depth`` apart; the cache's own row
         pitch unless given.
     head_dim_offset : first column.
+    bounded : whether columns past ``depth`` are zeros, as in :class:`KVTile`.
 
     ``tile_start_row`` ``[programs]`` starts at 0 and may be set. Where a page does not hold whole tiles the tile is
     split into runs of ``gcd(page_size, tile_size, starts)`` rows, none of which crosses a page; a continuous cache
@@ -149,13 +158,14 @@ class KVCacheIterator:
         depth: int | None = None,
         cache_depth: int | None = None,
         head_dim_offset: int = 0,
+        bounded: bool = False,
     ) -> None:
         tile_size = count("tile_size", tile_size, least=1)
         given = {"batch_idx": batch_idx, "kv_head_idx": kv_head_idx, "end": end}
         batch, head, stop = np.broadcast_arrays(*(_integers(name, value) for name, value in given.items()))
         if batch.ndim != 1:
             raise ValueError(f"{', '.join(given)} broadcast to {batch.shape}: expected [programs] or scalars")
-        self.cache, self.tile_size = cache, tile_size
+        self.cache, self.tile_size, self.bounded = cache, tile_size, bounded
         self.batch_idx, self.kv_head_idx, self.end = batch, head, stop
         head_size = cache.kv_params.head_size
         self.depth = head_size if depth is None else count("depth", depth, least=1)
@@ -198,20 +208,26 @@ class KVCacheIterator:
             valid=np.clip(valid[:, None] - first, 0, run_rows),
         )
         self.increment()
-        return KVTile(pointer.memory, self.cache.dtype, pointer.offset, run_rows, self.row_stride, self.depth, valid)
+        where = pointer.memory, self.cache.dtype, pointer.offset, run_rows, self.row_stride, self.depth
+        return KVTile(*where, valid, self.bounded)
 
     def increment(self) -> None:
         """Pass over a tile."""
         self.tile_start_row = self.tile_start_row + self.tile_size
 
 
-def buffer_walk(params: Any, cache: PagedKVCache, batch_idx: Any, head_idx: Any, end: Any) -> KVCacheIterator:
+def buffer_walk(
+    params: Any, cache: PagedKVCache, batch_idx: Any, head_idx: Any, end: Any, bounded: bool = False
+) -> KVCacheIterator:
     """The walk of a buffer with these parameters. Rows are as far apart as the cache has them; a ``cache_depth`` other
-    than ``depth`` and the cache's head size sets their pitch, as in MAX.
+    than ``depth`` and the cache's head size sets their pitch, as in MAX. ``bounded``: the tiles end with the head.
     """
+    depth = params.depth
+    if bounded:
+        depth = min(depth, cache.kv_params.head_size - params.head_dim_offset)
     p, own = params, (params.depth, cache.kv_params.head_size)
     return KVCacheIterator(
-        cache, p.BN, batch_idx, head_idx, end, depth=p.depth, head_dim_offset=p.head_dim_offset,
+        cache, p.BN, batch_idx, head_idx, end, depth=depth, head_dim_offset=p.head_dim_offset, bounded=bounded,
         cache_depth=None if p.cache_depth in own else p.cache_depth,
     )  # fmt: skip
 

@@ -43,6 +43,7 @@ class KVBuffer(KVBufferMembers, Drawn):
     smem : shared memory with ``programs`` programs; one of exactly all stages is made if None.
     smem_address : byte address of the first stage, a multiple of 16; the memory's first byte unless given.
     traffic : counts what moves: bytes, instructions, wavefronts; of each warp and in all.
+    bounded : columns past the cache's head are zeros, a kvlab extension; ValueError otherwise if ``depth`` is more.
     hazards : checks the accesses; who owns the buffer states its waits and barriers. None: nothing is checked.
 
     ``kv_cache_iter`` walks over the keys; every load takes its next tile. ``stage_keys`` tells of each loaded stage the
@@ -77,6 +78,7 @@ class KVBuffer(KVBufferMembers, Drawn):
         smem_address: int | None = None,
         traffic: Traffic | None = None,
         hazards: Hazards | None = None,
+        bounded: bool = False,
     ) -> None:
         addresses.check(params)
         if cache.kv_params.num_heads != params.kv_num_heads:
@@ -86,7 +88,7 @@ class KVBuffer(KVBufferMembers, Drawn):
         self.params, self.cache, self.traffic = params, cache, traffic
         if end is None:
             raise ValueError("end None: give the buffer the number of keys, the bound of its walk")
-        walk = buffer_walk(params, cache, batch_idx, head_idx, end)
+        walk = buffer_walk(params, cache, batch_idx, head_idx, end, bounded)
         self.kv_cache_iter: KVCacheIterator | GivenTile = walk
         self.batch_idx, self.head_idx, self.end = walk.batch_idx, walk.kv_head_idx, walk.end
         self.programs = self.batch_idx.shape[0]

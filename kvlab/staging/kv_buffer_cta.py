@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 
 from kvlab.layout import Swizzle
-from kvlab.memory import AddressSpace, Memory
+from kvlab.memory import Memory
 
 from .fragments import Fragments
-from .hazards import Hazards
 from .iterator import GivenTile, KVCacheIterator, KVTile
 from .kv_buffer import KVBuffer
 from .kv_mma_op import mfma_atom
+from .launched_cta import LaunchedCTA
 from .mfma_product import mma_step_by_step
 from .operand_maps import kv_buffer_operand_map, output_map, score_map
 from .params import WARP_SIZE, KVBufferParams
@@ -46,7 +46,9 @@ class KVBufferShape:
     """Sizes of the tile: BM query rows, BN keys, D columns of K and DV of V (D if None; 0: no such part).
 
     dtype : of Q, and of K where it is multiplied. stored : of K and V in DRAM. weights : of P, and of V where it is
-    multiplied. Each as ``dtype`` if None.
+    multiplied. Each as ``dtype`` if None. columns : of Q in DRAM, D if None; those of K and V are told by the tiles,
+    which are to be ``bounded`` where they have fewer than D or DV. stages : of K and V; with one nothing is fetched
+    ahead.
     """
 
     BM: int
@@ -56,11 +58,14 @@ class KVBufferShape:
     DV: int | None = None
     stored: np.dtype[Any] | None = None
     weights: np.dtype[Any] | None = None
+    columns: int | None = None
+    stages: int = STAGES
 
     def __post_init__(self) -> None:
-        known, BK = (0, 64, 128, 256), self.BK
+        known, BK = (0, *(n for n in (32, 64, 128, 256, 512) if n >= self.BK)), self.BK
         if self.BM % (32 * WARPS) or self.BN % BK or self.D not in known or self.v_depth not in known:
-            raise ValueError(f"{self}: BM must be a multiple of {32 * WARPS}, BN of {BK}, D and DV 64, 128 or 256")
+            depths = f"powers of two from {BK} to 512"
+            raise ValueError(f"{self}: BM must be a multiple of {32 * WARPS}, BN of {BK}, D and DV {depths}")
 
     @property
     def v_depth(self) -> int:
@@ -92,29 +97,27 @@ class KVBufferShape:
         return KVBufferParams(
             self.dram_dtype, self.mma_shape, Swizzle(3, 0, 4, "vector") if transpose else None, BN=self.BN, WN=self.BN,
             BK=self.BK, num_threads=WARPS * WARP_SIZE, depth=self.D if transpose else self.v_depth,
-            kv_num_heads=kv_num_heads, transpose=transpose, num_smem_stages=STAGES,
+            kv_num_heads=kv_num_heads, transpose=transpose, num_smem_stages=self.stages,
         )  # fmt: skip
 
 
-class KVBufferCTA:
+class KVBufferCTA(LaunchedCTA):
     """The CTAs of one launch, side by side: ``programs`` copies of LDS and registers.
 
     Keys and values come with the tiles; ``k_rows`` and ``v_rows`` are what the iterators walk over. Until
     :meth:`follow` is called there is nothing to look ahead to: each load copies, waits and meets at a barrier.
-
-    hazards : what is in flight, and who waited; checks every access.
     """
 
     def __init__(
         self, shape: KVBufferShape, k_rows: Any, v_rows: Any, batch_idx: Any, head_idx: Any, traffic: Traffic
     ) -> None:
-        self.shape, self.traffic, self.programs = shape, traffic, len(batch_idx)
+        self.shape = shape
         heads, size = k_rows.kv_params.num_heads, shape.dram_dtype.itemsize
         parts = [shape.params(heads, transpose=t) for t, n in ((True, shape.D), (False, shape.v_depth)) if n]
-        sizes = [STAGES * part.smem_stage_size * size for part in parts]
-        self.smem = Memory(sum(sizes), space=AddressSpace.SHARED, name="LDS", programs=self.programs)
-        self.hazards = Hazards(self.smem, WARPS, arch="gfx950", timeline=traffic.timeline)
-        where: dict[str, Any] = {"smem": self.smem, "end": 0, "traffic": traffic, "hazards": self.hazards}
+        sizes = [shape.stages * part.smem_stage_size * size for part in parts]
+        super().__init__(sum(sizes), WARPS, "gfx950", len(batch_idx), traffic)
+        where: dict[str, Any] = {"smem": self.smem, "end": 0, "bounded": True}
+        where |= {"traffic": traffic, "hazards": self.hazards}
         if shape.D:
             self.k = KVBuffer(parts[0], k_rows, batch_idx, head_idx, smem_address=0, **where)
         if shape.v_depth:
@@ -125,16 +128,18 @@ class KVBufferCTA:
 
     def follow(self, *tiles: KVCacheIterator) -> None:
         """Fetch ahead along these iterators, of K and V for one loop after the other; the loads take their tiles in
-        turn.
+        turn. Nothing where there is one stage.
         """
-        self._walk = TileWalk(*tiles)
-        self._fetch()
+        if self.shape.stages > 1:
+            self._walk = TileWalk(*tiles)
+            self._fetch()
 
     def load_q(self, dram: Memory, offset: IntArray, valid: Array) -> Fragments:
         """Q rows, elements ``offset[programs, BM]`` of ``dram``, straight into registers; invalid rows are 0."""
         layout, dtype = kv_buffer_operand_map(self.k.params, self.shape.BM), self.shape.dtype
-        self.traffic.move("DRAM->registers", int(valid.sum()) * self.shape.D * dtype.itemsize)
-        return query_fragments(dram, offset, valid, layout, dtype, self.k.params.simd_width)
+        columns = self.shape.D if self.shape.columns is None else self.shape.columns
+        self.traffic.move("DRAM->registers", int(valid.sum()) * columns * dtype.itemsize)
+        return query_fragments(dram, offset, valid, layout, dtype, self.k.params.simd_width, columns)
 
     def load_k(self, tile: KVTile, active: Array) -> Strips:
         """The K tile in its stage, then all strips into registers."""
@@ -193,10 +198,14 @@ class KVBufferCTA:
             self._copy(buffer, tile)
             self._flying[buffer.params.role].append(tile)
 
+    def _stage(self, tiles: int) -> int:
+        """Of the tile that so many came before."""
+        return tiles % self.shape.stages
+
     def _copy(self, buffer: KVBuffer, tile: KVTile, active: Array | None = None) -> None:
         role = buffer.params.role
         buffer.kv_cache_iter = GivenTile(tile)
-        buffer.load_from_dram(self._copied[role] % STAGES, active)
+        buffer.load_from_dram(self._stage(self._copied[role]), active)
         self._copied[role] += 1
 
     def _load(self, buffer: KVBuffer, tile: KVTile, active: Array, newer: int, axis: int) -> Strips:
@@ -209,7 +218,7 @@ class KVBufferCTA:
             expect_fetched(self._flying[role], tile, role)
         self.hazards.wait_group(0 if self._walk is None else newer)
         self.hazards.barrier()
-        buffer.load_from_shared(self._read[role] % STAGES, active=active)
+        buffer.load_from_shared(self._stage(self._read[role]), active=active)
         self._read[role] += 1
         return Strips.of(buffer, axis)
 

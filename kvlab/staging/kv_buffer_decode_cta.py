@@ -21,10 +21,9 @@ from typing import Any
 import numpy as np
 
 from kvlab.layout import Swizzle
-from kvlab.memory import AddressSpace, Memory
+from kvlab.memory import Memory
 
 from .fragments import FragmentMap, Fragments
-from .hazards import Hazards
 from .iterator import GivenTile, KVCacheIterator, KVTile
 from .kv_buffer import KVBuffer
 from .kv_mma_op import mfma_atom
@@ -80,20 +79,17 @@ class KVBufferDecodeShape:
 class KVBufferDecodeCTA(QuarterRows):
     """The CTAs of one launch, side by side: ``programs`` copies of LDS and registers. Until :meth:`follow` is called
     there is nothing to look ahead to: each load meets at a barrier, copies, waits and meets again.
-
-    hazards : what is in flight, and who waited; checks every access.
     """
 
     def __init__(
         self, shape: KVBufferDecodeShape, k_cache: Any, v_cache: Any, batch_idx: Any, head_idx: Any, traffic: Traffic
     ) -> None:
-        self.shape, self.traffic, self.programs = shape, traffic, len(batch_idx)
+        self.shape = shape
         heads = k_cache.kv_params.num_heads
         k, v = (shape.params(heads, transpose=transpose) for transpose in (True, False))
         nbytes = BN * shape.D * shape.dtype.itemsize
         p_first = nbytes if shape.shared_kv else 2 * nbytes
-        self.smem = Memory(p_first + PExchange.nbytes, space=AddressSpace.SHARED, name="LDS", programs=self.programs)
-        self.hazards = Hazards(self.smem, WARPS, arch="gfx950", timeline=traffic.timeline)
+        super().__init__(p_first + PExchange.nbytes, WARPS, "gfx950", len(batch_idx), traffic)
         where: dict[str, Any] = {"smem": self.smem, "end": 0, "traffic": traffic, "hazards": self.hazards}
         self.k = KVBuffer(k, k_cache, batch_idx, head_idx, smem_address=0, **where)
         v_first = 0 if shape.shared_kv else nbytes

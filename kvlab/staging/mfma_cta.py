@@ -17,11 +17,10 @@ import numpy as np
 from kvlab.cache import PagedKVCache
 from kvlab.hardware import MmaAtom
 from kvlab.layout import Swizzle
-from kvlab.memory import AddressSpace, Memory
+from kvlab.memory import Memory
 
 from .decode_streaming import DecodeStreamingKVBuffer
 from .fragments import Fragments
-from .hazards import Hazards
 from .iterator import KVCacheIterator, KVTile
 from .kv_mma_op import mfma_atom
 from .mfma_product import mma_step_by_step
@@ -42,7 +41,11 @@ IntArray = np.ndarray[Any, np.dtype[np.int64]]
 @dataclass(frozen=True)
 class MfmaShape:
     """Sizes of the tile: BM query rows, BN keys, D columns of K and DV of V (D if None; 0: no such part); strips of
-    BK."""
+    BK.
+
+    columns : of Q in DRAM, D if None; those of K and V are told by the tiles, which are to be ``bounded`` where they
+    have fewer than D or DV.
+    """
 
     BM: int
     BN: int
@@ -50,6 +53,7 @@ class MfmaShape:
     dtype: np.dtype[Any]
     BK: int = 32
     DV: int | None = None
+    columns: int | None = None
 
     def __post_init__(self) -> None:
         if self.BM % 16 or any(n % (16 * WARPS) for n in (self.BN, self.D, self.v_depth)):
@@ -88,10 +92,7 @@ class MfmaShape:
 
 
 class MfmaCTA(RowsOverWarps):
-    """The CTAs of one launch, side by side: ``programs`` copies of LDS and registers.
-
-    hazards : what is in flight, and who waited; checks every access.
-    """
+    """The CTAs of one launch, side by side: ``programs`` copies of LDS and registers."""
 
     def __init__(
         self,
@@ -102,12 +103,11 @@ class MfmaCTA(RowsOverWarps):
         head_idx: Any,
         traffic: Traffic,
     ) -> None:
-        self.shape, self.traffic, self.programs = shape, traffic, len(batch_idx)
+        self.shape = shape
         heads = k_cache.kv_params.num_heads
         strip = shape.BK * max(shape.BN, shape.v_depth) * shape.dtype.itemsize
         nbytes = 2 * strip + shape.BM * shape.BN * shape.dtype.itemsize
-        self.smem = Memory(nbytes, space=AddressSpace.SHARED, name="LDS", programs=self.programs)
-        self.hazards = Hazards(self.smem, WARPS, arch="gfx950", timeline=traffic.timeline)
+        super().__init__(nbytes, WARPS, "gfx950", len(batch_idx), traffic)
         where: dict[str, Any] = {"smem": self.smem, "traffic": traffic, "hazards": self.hazards}
         if shape.D:
             k_params = shape.params(heads, transpose=True)
@@ -123,8 +123,9 @@ class MfmaCTA(RowsOverWarps):
     def load_q(self, dram: Memory, offset: IntArray, valid: Array) -> Fragments:
         """Q rows (elements ``offset[programs, BM]`` of ``dram``) straight into every warp's registers, or zeros."""
         layout, dtype = operand_map(self.k.params, self.shape.BM), self.shape.dtype
-        self.traffic.move("DRAM->registers", int(valid.sum()) * self.shape.D * dtype.itemsize)
-        return query_fragments(dram, offset, valid, layout, dtype)
+        columns = self.shape.D if self.shape.columns is None else self.shape.columns
+        self.traffic.move("DRAM->registers", int(valid.sum()) * columns * dtype.itemsize)
+        return query_fragments(dram, offset, valid, layout, dtype, columns=columns)
 
     def load_k(self, tile: KVTile, active: Array) -> Strips:
         """The K tile, strip after strip: columns ``[strip * BK, + BK)`` of all keys."""

@@ -17,10 +17,9 @@ import numpy as np
 
 from kvlab.cache import PagedKVCache
 from kvlab.layout import Swizzle
-from kvlab.memory import AddressSpace, Memory
+from kvlab.memory import Memory
 
 from .fragments import FragmentMap, Fragments
-from .hazards import Hazards
 from .kv_buffer import KVBuffer
 from .kv_mma_op import mfma_atom
 from .mfma_product import mma_step_by_step
@@ -41,8 +40,6 @@ Array = np.ndarray[Any, Any]
 class MfmaMLACTA(QuarterRows):
     """The CTAs of one launch, side by side: ``programs`` copies of LDS and registers.
 
-    hazards : what is in flight, and who waited; checks every access.
-
     ValueError unless 16-bit storage, BM 16, BN 128, latent columns a multiple of 128 and rope columns of 32.
     """
 
@@ -62,7 +59,7 @@ class MfmaMLACTA(QuarterRows):
                 f"BM {BM}, BN {BN}, columns {columns}, {cache.dtype} on gfx950: must be BM 16, BN 128, latent columns "
                 "a multiple of 128, rope columns of 32, in 16 bits"
             )
-        self.BM, self.columns, self.traffic, self.programs = BM, columns, traffic, len(batch_idx)
+        self.BM, self.columns = BM, columns
         common: dict[str, Any] = {"BN": BN, "WN": BN // WARPS, "BK": BK, "num_threads": WARPS * WARP_SIZE}
         swizzle = Swizzle(3, 0, 3, unit="vector")
         k = KVBufferParams(
@@ -73,9 +70,7 @@ class MfmaMLACTA(QuarterRows):
             cache.dtype, MMA, swizzle, **common, depth=latent, kv_num_heads=1, transpose=False
         )
         p_first = k.smem_stage_size * cache.dtype.itemsize
-        nbytes = p_first + PExchange.nbytes
-        self.smem = Memory(nbytes, space=AddressSpace.SHARED, name="LDS", programs=self.programs)
-        self.hazards = Hazards(self.smem, WARPS, arch="gfx950", timeline=traffic.timeline)
+        super().__init__(p_first + PExchange.nbytes, WARPS, "gfx950", len(batch_idx), traffic)
         self.k = KVBuffer(k, cache, batch_idx, 0, self.smem, end, smem_address=0, traffic=traffic, hazards=self.hazards)
         self.v = WarpSlices(self.k, WARPS, latent)
         self.exchange = PExchange(kv_buffer_operand_map(self.v_params, BM), self.smem, p_first, traffic, self.hazards)

@@ -50,9 +50,9 @@ class NvidiaMLACTA:
 
     def __init__(
         self, latent: MmaSyncCTA | FmaCTA, rope: MmaSyncCTA | FmaCTA, caches: tuple[PagedKVCache, PagedKVCache],
-        batch_idx: Any, end: Any,
+        batch_idx: Any, end: Any, dtype: np.dtype[Any],
     ) -> None:  # fmt: skip
-        self.latent, self.rope = latent, rope
+        self.latent, self.rope, self.dtype = latent, rope, dtype
         self.tiles = tuple(KVCacheIterator(cache, latent.shape.BN, batch_idx, 0, end) for cache in caches)
 
     def load_q(self, dram: Memory, offset: Array, valid: Array) -> tuple[Any, Any]:
@@ -64,7 +64,9 @@ class NvidiaMLACTA:
         for tiles in self.tiles:
             tiles.tile_start_row = start
         latent, rope = (tiles.next_tile() for tiles in self.tiles)
-        return self.latent.load_k(latent, active), self.rope.load_k(rope, active)
+        k = self.latent.load_k(latent, active), self.rope.load_k(rope, active)
+        latents, ropes = (part.with_values(part.values.astype(self.dtype, copy=False)) for part in k)
+        return latents, ropes
 
     def scores(self, q: tuple[Any, Any], k: tuple[Any, Any], active: Array, by_key: Array | None = None) -> Fragments:
         """S = Q K^T, float32, ``[BM, BN]``: first the latent columns, times ``by_key`` ``[programs, BN]`` if given,
@@ -141,7 +143,7 @@ def mla_cta(
             ctas.append(FmaCTA(FmaShape(BM, BN, D, BD, arch, num_warps, v_in_k=True), programs, traffic))
         else:
             ctas.append(MmaSyncCTA(MmaSyncShape(BM, BN, D, BD, dtype, arch, v_in_k=True), programs, traffic))
-    return NvidiaMLACTA(ctas[0], ctas[1], (latent, rope), batch_idx, end)
+    return NvidiaMLACTA(ctas[0], ctas[1], (latent, rope), batch_idx, end, dtype)
 
 
 def _whole_rows(latent: PagedKVCache, rope: PagedKVCache) -> PagedKVCache:

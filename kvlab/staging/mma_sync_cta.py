@@ -1,9 +1,14 @@
-"""One CTA of the decode kernel on sm_80 and sm_90, 16-bit storage: cp.async, ldmatrix, mma.sync.
+"""One CTA of 16-bit storage by mma.sync: decode on sm_80 and sm_90, prefill on sm_80. cp.async, ldmatrix, mma.sync.
 
 What Triton compiles our decode tile to (16 or 32 query rows, read from its TTGIR and SASS): four warps along the keys
 for Q K^T and along the depth for P V; K and V by cp.async into swizzled rows, a tile ahead; K by ldmatrix, V by
 ldmatrix.trans; Q and P through shared memory and ldmatrix, since every warp needs all of them. The mask, the online
 softmax and the scale work on the accumulator registers. Every access and every barrier is stated to ``hazards``.
+
+Prefill on sm_80 has eight warps. Where the tile has at least as many query rows as the last product has columns, the
+compiler puts the warps along the rows (``along_rows``): each reads its own rows of Q and all of K and V, a row is in
+four lanes of one warp, and P goes from the accumulator to the next product in its registers. Else the tile is worked on
+as decode's.
 """
 
 from __future__ import annotations
@@ -37,6 +42,11 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
     hazards : what is in flight, and who waited; checks every access.
     """
 
+    @property
+    def p_in_registers(self) -> bool:
+        """Whether the warps stand along the rows."""
+        return self.shape.along_rows
+
     def load_q(self, dram: Memory, offset: IntArray, valid: BoolArray, role: str = "q") -> SharedTile:
         """Q rows (elements ``offset[programs, BM]`` of ``dram``) through registers into shared memory, or zeros. Their
         odd columns are ``"q_odd"``.
@@ -45,16 +55,19 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
         return SharedTile(self.smem, self.shape.place(role), self.shape.dtype)
 
     def load_k(self, tile: KVTile, active: BoolArray) -> Fragments:
-        """K tile of these pages into shared memory, then to the B fragments of S = Q K^T; of another dtype, it is
-        converted on its way."""
-        if tile.dtype != self.shape.dtype and not self.shape.pairs:
+        """K tile of these pages into shared memory, then to the B fragments of S = Q K^T. Of a narrower dtype, it is
+        converted on its way; of another of the same size, where it is multiplied.
+        """
+        own = None if self.shape.pairs else tile.dtype
+        if own is not None and own.itemsize < self.shape.dtype.itemsize:
+            own = None
             self.hazards.barrier()
             self.copies.by_conversion("k", tile, self.shape.dtype)
             self.hazards.barrier()
         else:
             self.pipeline.load("k", tile)
         self._state_read("k")
-        return self._read("k", active)
+        return self._read("k", active, own)
 
     def load_v(self, tile: KVTile | None, active: BoolArray) -> Fragments:
         """V tile into shared memory (None: it stands there, with ``v_in_k``), then transposed to the B fragments of
@@ -73,11 +86,16 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
     ) -> Fragments:
         """S = Q K^T, float32, ``[BM, BN]``; added to ``s`` if given. ``role`` as in :meth:`load_q`."""
         self._state_read(role)
-        a = self._read(role, active)
+        a, k = self._read(role, active), k.with_values(k.values.astype(self.shape.dtype, copy=False))
         return self._multiply("qk", a, k, self._zeros(self.shape.BN) if s is None else s)
 
     def operand_p(self, p: Fragments, active: BoolArray) -> Fragments:
-        """The A fragments of P: rounded to the dtype of the product, through shared memory and ldmatrix."""
+        """The A fragments of P: rounded to the dtype of the product, through shared memory and ldmatrix; or where they
+        stand: two neighbouring accumulators are one operand.
+        """
+        if self.shape.along_rows:
+            layout = self.shape.fragment_map("p")
+            return Fragments(p.values.astype(self.shape.dtype).reshape(-1, *layout.row.shape), layout)
         self.hazards.barrier()
         self._store_p(p.values.astype(self.shape.dtype), active)
         self.hazards.barrier()
@@ -86,8 +104,9 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
 
     def meet_for_p(self) -> None:
         """The barriers of :meth:`operand_p` where P goes through another CTA's model of the same threads."""
-        self.hazards.barrier()
-        self.hazards.barrier()
+        if not self.shape.along_rows:
+            self.hazards.barrier()
+            self.hazards.barrier()
 
     def add_values(self, p: Fragments, v: Fragments, o: Fragments) -> Fragments:
         """O += P V of A and B fragments."""
@@ -97,12 +116,20 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
         """The output accumulator ``[BM, BD]``."""
         return self._zeros(self.shape.columns("v")[1])
 
+    def _meet_for_rows(self) -> None:
+        if not self.shape.along_rows:
+            super()._meet_for_rows()
+
     def _by_row(self, x: Fragments, combine: np.ufunc) -> np.ndarray[Any, Any]:
-        parts = x.values.reshape(self.programs, self.shape.warps, 8, 4, self.shape.BM // 16, -1, 2, 2)
-        pairs = combine(parts[..., 0], parts[..., 1])  # [programs, warps, 8 rows, quad, BM/16, n-tiles, halves]
+        shape, (rows, columns) = self.shape, x.map.shape
+        warps_m, warps_n = min(shape.warps_m, rows // 16), min(shape.warps_n, columns // 8)  # that hold other parts
+        parts = x.values.reshape(self.programs, shape.warps, 8, 4, -(-rows // (16 * shape.warps_m)), -1, 2, 2)
+        parts = parts[:, : warps_m * warps_n]
+        pairs = combine(parts[..., 0], parts[..., 1])  # [programs, warps, 8 rows, quad, m-tiles, n-tiles, halves]
         lane = combine.reduce(pairs, axis=5)
-        rows = combine.reduce(combine.reduce(lane, axis=3), axis=1)  # [programs, 8, BM/16, halves]
-        return rows.transpose(0, 2, 3, 1).reshape(self.programs, self.shape.BM)
+        quad = combine.reduce(lane, axis=3).reshape(self.programs, warps_m, warps_n, 8, -1, 2)
+        found = combine.reduce(quad, axis=2)  # [programs, warps_m, 8, m-tiles, halves]
+        return found.transpose(0, 3, 1, 4, 2).reshape(self.programs, rows)
 
     def _zeros(self, cols: int) -> Fragments:
         return Fragments.zeros(self.programs, self.shape.output_map(cols))
@@ -128,12 +155,12 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
             self.smem.store(address, np.moveaxis(pairs, 3, 1))
         self._count("p write", active)
 
-    def _read(self, role: str, active: BoolArray) -> Fragments:
-        """ldmatrix.x4 of every warp."""
+    def _read(self, role: str, active: BoolArray, dtype: np.dtype[Any] | None = None) -> Fragments:
+        """ldmatrix.x4 of every warp: elements of ``dtype``, of the role's if None."""
         access, layout = self.shape.access(role), self.shape.fragment_map(role)
         words = ldmatrix(
             self.smem, access.address[None], access.nbytes // 4, trans=access.name.endswith("trans"),
-            dtype=self.shape.stored(role),
+            dtype=dtype or self.shape.stored(role),
         )  # fmt: skip
         registers = np.moveaxis(words, 1, 3)  # [programs, warps, 32, instructions, 8]
         self._count(role, active)
@@ -183,18 +210,20 @@ def _warp_tile(shape: MmaSyncShape, role: str, values: np.ndarray[Any, Any]) -> 
 @functools.cache
 def _warp_order(shape: MmaSyncShape, role: str) -> tuple[Regroup, Regroup, tuple[int, int]]:
     """From a warp's matrix, row-major, to its registers; the way back; and the matrix's extent. ``role`` is that of an
-    operand, or two for their product. The same for all warps, whose columns (keys of K) are ``8 (warps n + w) + 0..7``.
+    operand, or two for their product. The same for all warps, whose columns (keys of K) are ``8 (warps_n n + w) +
+    0..7`` and whose rows ``16 (warps_m m + w) + 0..15``.
     """
     products = {"qk": shape.BN, "pv": shape.columns("v")[1]}
     layout = shape.output_map(products[role]) if role in products else shape.fragment_map(role)
     threads = slice(0, 32)
     row, col = layout.row[threads], layout.col[threads]
-    if role == "k":
-        row, col = col, row
-    if role in ("k", "v", "qk", "pv"):
-        col = col // (8 * shape.warps) * 8 + col % 8
-    if role in ("k", "v"):
-        row, col = col, row
+    if role in ("k", "v"):  # its columns, by what is contracted
+        row, col = (row, col) if role == "k" else (col, row)
+        row = row // (8 * shape.warps_n) * 8 + row % 8
+    else:
+        row = row // (16 * shape.warps_m) * 16 + row % 16
+    if role in products:
+        col = col // (8 * shape.warps_n) * 8 + col % 8
     extent = int(row.max()) + 1, int(col.max()) + 1
     position = row * extent[1] + col
     home = np.empty(extent[0] * extent[1], np.int64)

@@ -1,4 +1,4 @@
-"""Which element each lane of the mma.sync decode tile addresses and holds: index arrays, made once a shape."""
+"""Which element each lane of an mma.sync tile addresses and holds: index arrays, made once a shape."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ class MmaSyncShape:
     ``v_in_k``: V has no place of its own, it is read from K's (MLA). ``v_columns``: (D, BD) of V where they differ from
     K's. Either may be (0, 0): a CTA for a piece of K's or of V's columns. ``pairs``: an element of K and V is two
     columns of fp8, and Q stands in shared memory twice, its even and its odd columns.
+
+    The warps stand along the keys (Q K^T) and the columns (P V), or with ``along_rows`` along the query rows: each
+    reads all of K and V, and P stays in its registers. Where there are more warps than there is to share, the last
+    ones do again what the first do.
     """
 
     BM: int
@@ -39,13 +43,33 @@ class MmaSyncShape:
     v_columns: tuple[int, int] | None = None
     pairs: bool = False
     warps: int = WARPS
+    along_rows: bool = False
 
     def __post_init__(self) -> None:
+        rows, keys = 16 * self.warps_m, 8 * self.warps_n
+        shared_out = (self.BM % rows == 0 or rows % self.BM == 0) and (self.BN % keys == 0 or keys % self.BN == 0)
         for D, BD in (self.columns("k"), self.columns("v")):
-            if self.BM % 16 or self.BN % (8 * self.warps) or BD % 16 or D > BD:
-                raise ValueError(f"{self}: BM and BD must be multiples of 16, BN of {8 * self.warps}, D at most BD")
+            if self.BM % 16 or self.BN % 32 or not shared_out or BD % 16 or D > BD:
+                raise ValueError(
+                    f"{self}: BM and BD must be multiples of 16, BN of 32, D at most BD; BM a multiple or a part of "
+                    f"{rows}, BN of {keys}"
+                )
             if D * self.dtype.itemsize % 16:
                 raise ValueError(f"D {D}: a row of {self.dtype} must be a multiple of 16 bytes")
+
+    @property
+    def warps_m(self) -> int:
+        """Warps along the query rows."""
+        return self.warps if self.along_rows else 1
+
+    @property
+    def warps_n(self) -> int:
+        """Warps along the keys and the columns."""
+        return 1 if self.along_rows else self.warps
+
+    def place_of(self, warp: Any) -> tuple[Any, Any]:
+        """A warp's number along the rows and along the columns."""
+        return (warp, 0 * warp) if self.along_rows else (0 * warp, warp)
 
     def columns(self, role: str) -> tuple[int, int]:
         """(in DRAM, in shared memory) of V, or of K and Q."""
@@ -85,7 +109,9 @@ class MmaSyncShape:
         return name, place.address(plan.row, plan.vector)
 
     def output_map(self, cols: int) -> FragmentMap:
-        """The accumulator ``[BM, cols]`` of S (BN columns) or O: warp w holds columns ``8 (warps n + w) + 0..7``."""
+        """The accumulator ``[BM, cols]`` of S (BN columns) or O: a warp holds columns ``8 (warps_n n + w) + 0..7``, w
+        its number along them, of rows ``16 (warps_m m + w) + 0..15``.
+        """
         return _accumulator(self, cols)
 
     def access(self, role: str) -> SharedAccess:
@@ -98,7 +124,8 @@ class MmaSyncShape:
         return _places(self)[1]
 
     def _plan(self, role: str) -> _Plan:
-        self.place(role)
+        if role != "p":  # with ``along_rows`` in registers alone
+            self.place(role)
         if role in ("k", "v"):
             return _k_plan(self) if role == "k" else _v_plan(self)
         return _a_plan(self, self.BN if role == "p" else self.BD)
@@ -128,7 +155,7 @@ def _access(shape: MmaSyncShape, role: str) -> SharedAccess:
     if role == "p write":
         place = shape.place("p")
         stmatrix = "stmatrix" in get_arch(shape.arch).features
-        matrices = 4 if shape.BN >= 16 * shape.warps else 2
+        matrices = 4 if shape.BN >= 16 * shape.warps_n else 2
         name, nbytes = (f"stmatrix.x{matrices}", 4 * matrices) if stmatrix else ("st.shared.b32", 4)
         address, plain = (
             (_p_matrix_addresses if stmatrix else _p_pair_addresses)(shape, x) for x in (place, place.plain())
@@ -153,7 +180,7 @@ def _places(shape: MmaSyncShape) -> tuple[dict[str, SwizzledTile], int]:
         ("v", shape.BN, shape.columns("v")[1]),
         ("q", shape.BM, shape.BD),
         ("q_odd", shape.BM, shape.BD if shape.pairs else 0),
-        ("p", shape.BM, shape.BN),
+        ("p", shape.BM, 0 if shape.along_rows else shape.BN),
     ):
         if role == "v" and shape.v_in_k:
             places[role] = places["k"]
@@ -201,49 +228,60 @@ def _plan(shape: MmaSyncShape, row: IntArray, vector: IntArray, layout: Fragment
 
 @functools.cache
 def _k_plan(shape: MmaSyncShape) -> _Plan:
-    """Warp w holds keys ``8 (warps n + w) + 0..7``; an ldmatrix.x4 brings 8 keys x 32 columns: two k steps. Where there
-    are 16 columns it brings two such n, or is an ldmatrix.x2.
+    """A warp holds keys ``8 (warps_n n + w) + 0..7``; an ldmatrix.x4 brings 8 keys x 32 columns: two k steps. Where
+    there are 16 columns it brings two such n, or is an ldmatrix.x2.
     """
-    tiles_n, tiles_k = shape.BN // (8 * shape.warps), shape.BD // 16
+    tiles_n, tiles_k = _share(shape.BN, 8 * shape.warps_n), shape.BD // 16
     across = 2 if tiles_k == 1 else 4  # 16-byte vectors of an instruction
     two = 2 if tiles_k == 1 and tiles_n % 2 == 0 else 1  # its n
     n, pair, warp, lane = np.ogrid[: tiles_n // two, : max(tiles_k // 2, 1), : shape.warps, :32]
-    row = 8 * (shape.warps * (two * n + lane // 8 // across % two) + warp) + lane % 8
+    row = 8 * (shape.warps_n * (two * n + lane // 8 // across % two) + shape.place_of(warp)[1]) + lane % 8
     vector = 4 * pair + lane // 8 % across
     w, n, k = np.ogrid[: shape.warps, :tiles_n, :tiles_k]
-    layout = _map(shape, "b", 8 * (shape.warps * n + w), 16 * k, (shape.BN, shape.BD), swap=True)
-    return _plan(shape, row, vector, layout, matrices=two * across)
+    layout = _map(shape, "b", 8 * (shape.warps_n * n + shape.place_of(w)[1]), 16 * k, (shape.BN, shape.BD), swap=True)
+    return _plan(shape, row % shape.BN, vector, layout, matrices=two * across)
 
 
 @functools.cache
 def _v_plan(shape: MmaSyncShape) -> _Plan:
-    """Warp w holds columns ``8 (warps n + w) + 0..7``; an ldmatrix.x4.trans brings 32 keys x 8 columns: two k steps."""
+    """A warp holds columns ``8 (warps_n n + w) + 0..7``; an ldmatrix.x4.trans brings 32 keys x 8 columns: two k
+    steps.
+    """
     columns = shape.columns("v")[1]
-    tiles_n, tiles_k = max(columns // (8 * shape.warps), 1), shape.BN // 16
+    tiles_n, tiles_k = _share(columns, 8 * shape.warps_n), shape.BN // 16
     n, pair, warp, lane = np.ogrid[:tiles_n, : tiles_k // 2, : shape.warps, :32]
-    row, vector = 32 * pair + lane, (shape.warps * n + warp) % (columns // 8)
+    row, vector = 32 * pair + lane, (shape.warps_n * n + shape.place_of(warp)[1]) % (columns // 8)
     w, n, k = np.ogrid[: shape.warps, :tiles_n, :tiles_k]
-    layout = _map(shape, "b", 16 * k, 8 * (shape.warps * n + w), (shape.BN, columns), swap=False)
+    layout = _map(shape, "b", 16 * k, 8 * (shape.warps_n * n + shape.place_of(w)[1]), (shape.BN, columns), swap=False)
     return _plan(shape, row, vector, layout)
 
 
 @functools.cache
 def _a_plan(shape: MmaSyncShape, cols: int) -> _Plan:
-    """Every warp holds all of Q or P; one ldmatrix.x4 brings a 16 x 16 tile."""
-    tiles_m, tiles_k = shape.BM // 16, cols // 16
+    """Every warp holds its rows of Q or P, all of them unless the warps stand along the rows; one ldmatrix.x4 brings a
+    16 x 16 tile.
+    """
+    tiles_m, tiles_k = _share(shape.BM, 16 * shape.warps_m), cols // 16
     m, k, warp, lane = np.ogrid[:tiles_m, :tiles_k, : shape.warps, :32]
-    row, vector = 16 * m + lane % 16, 2 * k + lane // 16 + 0 * warp
+    row, vector = 16 * (shape.warps_m * m + shape.place_of(warp)[0]) + lane % 16, 2 * k + lane // 16 + 0 * warp
     w, m, k = np.ogrid[: shape.warps, :tiles_m, :tiles_k]
-    layout = _map(shape, "a", 16 * m + 0 * w, 16 * k, (shape.BM, cols), swap=False)
-    return _plan(shape, row, vector, layout)
+    layout = _map(shape, "a", 16 * (shape.warps_m * m + shape.place_of(w)[0]), 16 * k, (shape.BM, cols), swap=False)
+    return _plan(shape, row % shape.BM, vector, layout)
 
 
 @functools.cache
 def _accumulator(shape: MmaSyncShape, cols: int) -> FragmentMap:
-    """Warp w holds columns ``8 (warps n + w) + 0..7`` of all rows."""
-    tiles_m, tiles_n = shape.BM // 16, max(cols // (8 * shape.warps), 1)
+    """See ``output_map``."""
+    tiles_m, tiles_n = _share(shape.BM, 16 * shape.warps_m), _share(cols, 8 * shape.warps_n)
     w, m, n = np.ogrid[: shape.warps, :tiles_m, :tiles_n]
-    return _map(shape, "c", 16 * m, 8 * (shape.warps * n + w), (shape.BM, cols), swap=False)
+    at_row, at_column = shape.place_of(w)
+    row, column = 16 * (shape.warps_m * m + at_row), 8 * (shape.warps_n * n + at_column)
+    return _map(shape, "c", row, column, (shape.BM, cols), swap=False)
+
+
+def _share(extent: int, together: int) -> int:
+    """Tiles of each warp where all warps together cover ``together`` of ``extent`` with one each."""
+    return max(extent // together, 1)
 
 
 @functools.cache
@@ -255,7 +293,7 @@ def _p_matrix_addresses(shape: MmaSyncShape, place: SwizzledTile) -> IntArray:
     m, pair, warp, lane = np.ogrid[:tiles_m, :pairs, : shape.warps, :32]
     row = 16 * m + lane % 16 + 0 * pair + 0 * warp
     vector = 2 * warps * pair + warp + (warps if shape.BN >= 16 * warps else 0) * (lane // 16) + 0 * m
-    address: IntArray = place.address(row, vector)
+    address: IntArray = place.address(row, vector % place.vectors)
     return address.reshape(-1, shape.warps, 32)
 
 

@@ -1,4 +1,4 @@
-"""What the CTA models of NVIDIA's decode share: K and V by cp.async a tile ahead, P through shared memory."""
+"""What NVIDIA's CTA models without wgmma share: K and V by cp.async a tile ahead, P through shared memory."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from kvlab.memory import AddressSpace, Memory
-
 from .copy_plan import CopyPlan
 from .footprint import Footprint
 from .fragments import Fragments
-from .hazards import Hazards
 from .iterator import KVCacheIterator
 from .rows_over_warps import RowsOverWarps
 from .tile_copies import TileCopies
@@ -41,20 +38,24 @@ S = TypeVar("S", bound=Shape)
 class NvidiaDecodeCTA(RowsOverWarps, Generic[S]):
     """The CTAs of one launch, side by side: ``programs`` copies of shared memory and registers. A subclass says where
     tiles stand, how they come to registers, and what is multiplied.
-
-    hazards : what is in flight, and who waited; checks every access.
     """
 
     def __init__(self, shape: S, programs: int, traffic: Traffic) -> None:
-        self.shape, self.programs, self.traffic = shape, programs, traffic
-        self.smem = Memory(shape.shared_bytes, space=AddressSpace.SHARED, name="shared memory", programs=programs)
-        self.hazards = Hazards(self.smem, shape.warps, arch=shape.arch, timeline=traffic.timeline)
+        self.shape = shape
+        super().__init__(shape.shared_bytes, shape.warps, shape.arch, programs, traffic)
         self.copies = TileCopies(self.smem, self.hazards, traffic, self._copied_to)
-        self.pipeline = TilePipeline(self.copies.by_cp_async, self.hazards)
+        self.pipeline = TilePipeline(self.copies.by_cp_async, self.hazards, together=self.p_in_registers)
         self._footprints: dict[str, Footprint] = {}
 
+    @property
+    def p_in_registers(self) -> bool:
+        """Whether P meets V in the registers where the scores stood."""
+        return False
+
     def follow(self, *tiles: KVCacheIterator | None) -> None:
-        """Fetch K and V (None: not of this CTA) ahead along these two iterators, whose tiles the loads take in turn."""
+        """Fetch K and V (None: not of this CTA) ahead along these iterators, two for one loop after the other, whose
+        tiles the loads take in turn.
+        """
         self.pipeline.follow(*tiles)
 
     def accumulate(self, p: Fragments, v: Fragments, o: Fragments, active: Array) -> Fragments:
@@ -63,8 +64,16 @@ class NvidiaDecodeCTA(RowsOverWarps, Generic[S]):
         self.end_tile()
         return self.add_values(a, v, o)
 
+    def drain(self) -> None:
+        """The copies that the last tile has issued ahead."""
+        self.pipeline.drain()
+
     def operand_p(self, p: Fragments, active: Array) -> Fragments:
         """P as the product takes it, after its way through shared memory."""
+        raise NotImplementedError
+
+    def meet_for_p(self) -> None:
+        """The barriers of :meth:`operand_p` where P goes through another CTA's model of the same threads."""
         raise NotImplementedError
 
     def end_tile(self) -> None:

@@ -7,18 +7,15 @@ from typing import Any
 import numpy as np
 
 from .fragments import Fragments
-from .hazards import Hazards
+from .launched_cta import LaunchedCTA
 
 __all__ = ["QuarterRows", "RowsOverWarps"]
 
 Array = np.ndarray[Any, Any]
 
 
-class RowsOverWarps:
+class RowsOverWarps(LaunchedCTA):
     """A subclass reduces the registers in ``_by_row``; what its warps have found meets in scratch memory."""
-
-    programs: int
-    hazards: Hazards
 
     def row_max(self, s: Fragments) -> Array:
         """Largest score of each row ``[programs, BM]``: in the lane, over the row's four lanes, over the warps."""

@@ -57,9 +57,11 @@ def eights(fragments: Array) -> Array:
 
 
 def query_fragments(
-    dram: Memory, offset: Array, valid: Array, layout: FragmentMap, dtype: np.dtype[Any], run: int | None = None
-) -> Fragments:
-    """Q rows, elements ``offset[programs, BM]`` of ``dram``, straight into registers; invalid rows are 0.
+    dram: Memory, offset: Array, valid: Array, layout: FragmentMap, dtype: np.dtype[Any], run: int | None = None,
+    columns: int | None = None,
+) -> Fragments:  # fmt: skip
+    """Q rows, elements ``offset[programs, BM]`` of ``dram``, straight into registers; invalid rows are 0, and so are
+    columns past ``columns``, where that is given.
 
     ``run`` columns of a fragment are consecutive and read at once; all of them if None.
 
@@ -73,6 +75,6 @@ def query_fragments(
     threads, registers, width = layout.row.shape
     run = width if run is None else min(run, width)
     row, col = (x.reshape(threads, registers, -1, run)[..., 0] for x in (layout.row, layout.col))  # first of each run
-    ok = valid[:, row]
+    ok = valid[:, row] if columns is None else valid[:, row] & (col < columns)
     address = np.where(ok, offset[:, row] + col, 0) * dtype.itemsize
     return Fragments(dram.load(address, dtype, run, mask=ok).reshape(-1, threads, registers, width), layout)

@@ -21,6 +21,33 @@ __all__ = ["TileCopies"]
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 
+class PlainRows:
+    """Rows of ``width`` bytes, as they stand in DRAM, with a record of their own; ``plan`` is that of the tile that is
+    made from them, ``columns`` elements a vector.
+    """
+
+    def __init__(self, width: int, tile: KVTile, plan: CopyPlan, columns: int) -> None:
+        rows, size = int(plan.row.max()) + 1, tile.dtype.itemsize
+        self.plan = copy_plan(rows, width, tile.depth * size, plan.warps)
+        self.address = self.plan.row * width + self.plan.byte
+        self.read_address = plan.row * width + plan.byte // 16 * columns * size
+        self.smem = Memory(rows * width, space=AddressSpace.SHARED, name="plain rows", programs=len(tile.run_base))
+        self.hazards = Hazards(self.smem, plan.warps)
+        self.filled = self.hazards.footprint(self.address, 16, self.plan.warp)
+        self.used = self.hazards.footprint(self.read_address, columns * size, plan.warp)
+
+    def copy(self, role: str, tile: KVTile) -> IntArray:
+        """A tile by cp.async; all warps have read the one before, and wait for this one. Bytes of each warp."""
+        source, valid = self.plan.source_of(tile)
+        self.hazards.barrier()
+        self.hazards.copy_async(self.filled, f"{role} copy")
+        cp_async(self.smem, self.address[None], tile.memory, source, 16, valid)
+        self.hazards.commit_group()
+        self.hazards.wait_group(0)
+        self.hazards.barrier()
+        return self.plan.bytes_by_warp(valid)
+
+
 class TileCopies:
     """The copies of one launch; ``place(role)`` is the plan of a role's tile and the byte address of each vector
     ``[n]`` in ``smem``, which has programs.
@@ -31,6 +58,7 @@ class TileCopies:
     ) -> None:
         self.smem, self.hazards, self.traffic, self.place = smem, hazards, traffic, place
         self._footprints: dict[str, Footprint] = {}
+        self._plain: dict[str, PlainRows] = {}
 
     def by_registers(self, role: str, dram: Memory, offset: IntArray, size: int) -> None:
         """Rows at element ``offset`` ``[programs, rows]`` of ``dram``, negative where there is none: zeros."""
@@ -55,20 +83,19 @@ class TileCopies:
         registers, where they become ``dtype``, to their place.
         """
         plan, address = self.place(role)
-        columns, rows = 16 // dtype.itemsize, int(plan.row.max()) + 1
-        size = tile.dtype.itemsize
+        columns, size = 16 // dtype.itemsize, tile.dtype.itemsize
         width = -(-(int(plan.byte.max()) // dtype.itemsize + columns) * size // 16) * 16
-        plain = Memory(rows * width, space=AddressSpace.SHARED, name="plain rows", programs=len(tile.run_base))
-        copied = copy_plan(rows, width, tile.depth * size, plan.warps)
-        source, valid = copied.source_of(tile)
-        cp_async(plain, (copied.row * width + copied.byte)[None], tile.memory, source, 16, valid)
-        self.traffic.move("DRAM->SMEM", copied.bytes_by_warp(valid))
+        if role not in self._plain:
+            self._plain[role] = PlainRows(width, tile, plan, columns)
+        plain = self._plain[role]
+        self.traffic.move("DRAM->SMEM", plain.copy(role, tile))
         self.hazards.barrier()
-        vectors = plain.load((plan.row * width + plan.byte // dtype.itemsize * size)[None], tile.dtype, columns)
+        plain.hazards.read(plain.used, f"{role} convert")
+        vectors = plain.smem.load(plain.read_address[None], tile.dtype, columns)
         self.smem.store(address[None], vectors.astype(dtype))
         self.hazards.write(self._footprint(role, plan, address), f"{role} write")
         for edge, each in (("SMEM->registers", size), ("registers->SMEM", dtype.itemsize)):
-            self.traffic.move(edge, len(source) * vectors[0].size * each)
+            self.traffic.move(edge, vectors.size * each)
 
     def _footprint(self, role: str, plan: CopyPlan, address: IntArray) -> Footprint:
         """The bytes that each warp brings of a role."""

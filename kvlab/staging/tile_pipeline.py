@@ -1,13 +1,19 @@
-"""The order in which the compiled decode loop copies, waits and reads: tile i + 1 is in flight while tile i ends.
+"""The order in which the compiled loops of mma.sync copy, wait and read: tile i + 1 is in flight while tile i ends.
 
-Read from the TTGIR and PTX of our Triton kernel for sm_80 and sm_90 (``num_stages`` 2 and 3: the additional stage of
+Read from the TTGIR and PTX of our Triton kernels for sm_80 and sm_90 (``num_stages`` 2 and 3: the additional stage of
 3 holds page numbers only). K and V have one buffer each::
 
     copy K, commit, copy V, commit                                             before the loop
     loop: wait_group(0), barrier, read K, ..., write P, barrier, read P, read V,
           copy the next K, commit, barrier, copy the next V, commit
+    wait_group(0), barrier                                                     behind it
 
-K's buffer is free before V is read, since the barriers around P lie between; V's needs one more.
+K's buffer is free before V is read, since the barriers around P lie between; V's needs one more. Where P stays in
+registers, one barrier lets go of both::
+
+    loop: wait_group(0), barrier, read K, ..., read V, barrier, copy the next K, commit, copy the next V, commit
+
+After a loop that another follows: wait_group(0), barrier.
 """
 
 from __future__ import annotations
@@ -17,7 +23,7 @@ from collections.abc import Callable
 
 from .hazards import Hazards
 from .iterator import KVCacheIterator, KVTile
-from .tile_walk import expect_fetched
+from .tile_walk import expect_fetched, is_same
 
 __all__ = ["TilePipeline"]
 
@@ -25,25 +31,29 @@ __all__ = ["TilePipeline"]
 class TilePipeline:
     """Calls ``copy_async(role, tile)`` and states commits, waits and barriers.
 
+    together : nothing lies between the reads of a K and a V tile; the buffers are free at once.
+
     Until :meth:`follow` is called there is nothing to look ahead to: each load copies, waits and meets at a barrier.
     """
 
-    def __init__(self, copy_async: Callable[[str, KVTile], None], hazards: Hazards) -> None:
-        self.copy_async, self.hazards = copy_async, hazards
-        self._tiles: dict[str, KVCacheIterator] = {}
+    def __init__(self, copy_async: Callable[[str, KVTile], None], hazards: Hazards, *, together: bool = False) -> None:
+        self.copy_async, self.hazards, self.together = copy_async, hazards, together
+        self._loops: list[dict[str, KVCacheIterator]] = []  # this one first
         self._flying: dict[str, list[KVTile]] = {"k": [], "v": []}
 
     @property
     def following(self) -> bool:
         """Whether tiles are fetched ahead."""
-        return bool(self._tiles)
+        return bool(self._loops)
 
-    def follow(self, k_tiles: KVCacheIterator | None, v_tiles: KVCacheIterator | None) -> None:
-        """Fetch ahead along these iterators (None: there are no such tiles), beginning with the tiles that they give
-        next.
+    def follow(self, *tiles: KVCacheIterator | None) -> None:
+        """Fetch ahead along these iterators, one of K and one of V (None: there are no such tiles) for one loop after
+        the other, beginning with the tiles that they give next; the iterators stay where they are.
         """
-        given = {"k": k_tiles, "v": v_tiles}
-        self._tiles = {role: tiles for role, tiles in given.items() if tiles is not None}
+        if not tiles or len(tiles) % 2:
+            raise ValueError(f"{len(tiles)} iterators: one of K and one of V are needed for each loop")
+        for pair in zip(tiles[::2], tiles[1::2], strict=True):
+            self._loops.append({role: copy.copy(t) for role, t in zip("kv", pair, strict=True) if t is not None})
         self._fetch("k")
         self._fetch("v")
 
@@ -54,22 +64,45 @@ class TilePipeline:
             self.copy_async(role, tile)
             self.hazards.commit_group()
         else:
-            expect_fetched(self._flying[role], tile, role)
-        if not self.following or role == next(iter(self._tiles)):
+            flying = self._flying[role]
+            if len(self._loops) > 1 and flying and not is_same(flying[0], tile):
+                self._next_loop()
+            expect_fetched(flying, tile, role)
+        if not self.following or role == next(iter(self._loops[0])):
             self.hazards.wait_group(0)
             self.hazards.barrier()
 
     def refill(self) -> None:
         """After the last reads of the tile: the next ones."""
-        if self.following:
-            self._fetch("k")
+        if not self.following:
+            return
+        if self.together:
             self.hazards.barrier()
-            self._fetch("v")
+        self._fetch("k")
+        if not self.together:
+            self.hazards.barrier()
+        self._fetch("v")
+
+    def _next_loop(self) -> None:
+        """What was fetched past the end of a loop lands; the first tiles of the next are fetched."""
+        self.hazards.wait_group(0)
+        self.hazards.barrier()
+        for tiles in self._flying.values():
+            tiles.clear()
+        del self._loops[0]
+        self._fetch("k")
+        self._fetch("v")
+
+    def drain(self) -> None:
+        """Behind the loop: wait for the copies past its end, which bring zeros."""
+        if self.following:
+            self.hazards.wait_group(0)
+            self.hazards.barrier()
 
     def _fetch(self, role: str) -> None:
-        if role not in self._tiles:
+        if role not in self._loops[0]:
             return
-        tile = copy.copy(self._tiles[role]).next_tile()
+        tile = self._loops[0][role].next_tile()
         self.copy_async(role, tile)
         self.hazards.commit_group()
         self._flying[role].append(tile)

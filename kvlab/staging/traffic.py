@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from .timeline import Event, Timeline
 
 __all__ = ["Traffic"]
+
+
+class Ending(Protocol):
+    """What ends with the launch."""
+
+    def end(self) -> None: ...
 
 
 @dataclass
@@ -41,6 +49,23 @@ class Traffic:
     instructions: Counter[str] = field(default_factory=Counter)
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
     _warps: dict[tuple[str, str], np.ndarray[Any, Any]] = field(default_factory=dict, repr=False, compare=False)
+    _ctas: list[Ending] | None = field(default=None, repr=False, compare=False)
+
+    @contextmanager
+    def launch(self) -> Iterator[None]:
+        """One launch: the CTAs that begin inside end with it, and then have nothing in flight."""
+        outer, self._ctas = self._ctas, []
+        try:
+            yield
+            for cta in self._ctas:
+                cta.end()
+        finally:
+            self._ctas = outer
+
+    def begin(self, cta: Ending) -> None:
+        """A CTA of the launch, if there is one."""
+        if self._ctas is not None:
+            self._ctas.append(cta)
 
     def move(self, edge: str, nbytes: Any) -> None:
         """Bytes on an edge: an int or ``[warps]``."""

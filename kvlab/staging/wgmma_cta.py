@@ -25,12 +25,12 @@ from typing import Any
 import numpy as np
 
 from kvlab.hardware import MmaAtom, cp_async
-from kvlab.memory import AddressSpace, Memory
+from kvlab.memory import Memory
 
 from .copy_plan import CopyPlan, copy_plan
 from .fragments import Fragments
-from .hazards import Hazards
 from .iterator import KVCacheIterator, KVTile
+from .launched_cta import LaunchedCTA
 from .shared_tile import SharedTile
 from .tile_walk import TileWalk, expect_fetched, is_same
 from .traffic import Traffic
@@ -51,18 +51,15 @@ Array = np.ndarray[Any, Any]
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 
-class WgmmaCTA:
+class WgmmaCTA(LaunchedCTA):
     """The CTAs of one launch, side by side: ``programs`` copies of shared memory and registers. Until :meth:`follow` is
     called there is nothing to look ahead to: each load meets at a barrier, copies, waits and meets again.
-
-    hazards : what is in flight, and who waited; checks every access.
     """
 
     def __init__(self, shape: WgmmaShape, programs: int, traffic: Traffic) -> None:
-        self.shape, self.programs, self.traffic = shape, programs, traffic
+        self.shape = shape
         nbytes = sum(place.nbytes for place in shape.places.values())
-        self.smem = Memory(nbytes, space=AddressSpace.SHARED, name="shared memory", programs=programs)
-        self.hazards = Hazards(self.smem, shape.warps, arch="sm_90", timeline=traffic.timeline)
+        super().__init__(nbytes, shape.warps, "sm_90", programs, traffic)
         everyone = range(shape.warps)
         self._used = {at: self.hazards.region(p.base, p.nbytes, tuple(everyone)) for at, p in shape.places.items()}
         self._filled = {at: self.hazards.footprint(*self._copied_to(at)) for at in shape.places}
@@ -113,7 +110,7 @@ class WgmmaCTA:
     def scores(self, q: SharedTile, k: SharedTile, active: Array, s: Fragments | None = None) -> Fragments:
         """S = Q K^T, float32, ``[BM, BN]``: both operands from shared memory; added to ``s`` if given."""
         shape, atom, stage = self.shape, self.shape.atom(self.shape.BN), self._stage("k")
-        self.hazards.read_async(self._used["q"], "q wgmma")
+        self.hazards.read_async(self._used["q"], "q wgmma", last=False)
         self.hazards.read_async(self._used[f"k{stage}"], "k wgmma", stage)
         a, b = q_addresses(shape), k_addresses(shape, stage)
         c = self._blocks((self._zeros(shape.BN) if s is None else s).values)
@@ -148,6 +145,13 @@ class WgmmaCTA:
         """The output accumulator ``[BM, BDV]``."""
         return self._zeros(self.shape.v_width)
 
+    def drain(self) -> None:
+        """The last product of a loop, and the copies past its end."""
+        if self._walk is not None:
+            self.hazards.wait_mma(0)
+            self.hazards.wait_group(0)
+            self.hazards.barrier()
+
     def row_max(self, s: Fragments) -> Array:
         """Largest score of each row ``[programs, BM]``: in the lane, over its quad, over the warpgroups of a row."""
         return self._by_row(s, np.max)
@@ -170,9 +174,7 @@ class WgmmaCTA:
         assert self._walk is not None
         if self._flying["k"] and is_same(self._flying["k"][0], tile):
             return
-        self.hazards.wait_mma(0)
-        self.hazards.wait_group(0)
-        self.hazards.barrier()
+        self.drain()
         for role in "kv":
             self._flying[role].clear()
             self._copied[role] = self._read[role] = 0

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.triton_support.interpreter import is_interpreted
+from kvlab.triton_support.sass import unwritten
 from kvlab.triton_support.versions import require
 
 __all__ = ["TARGETS", "Compiled", "compile_kernel", "signature_of"]
@@ -80,6 +81,11 @@ class Compiled:
         if "cubin" not in self.asm:
             raise ValueError(f"{self.name} was compiled for {self.target}, which has no SASS; see .instructions")
         return self.instructions
+
+    @functools.cached_property
+    def unwritten(self) -> list[str]:
+        """The SASS instructions that read a uniform register which was not written: none, unless ptxas is at fault."""
+        return unwritten(self.sass)
 
     @functools.cached_property
     def registers(self) -> int:

@@ -3,7 +3,7 @@
 :func:`pack` pickles an object and puts the memory of the NumPy arrays and torch CPU tensors in it into one anonymous
 shared-memory file; :func:`unpack` on the other side rebuilds them as views of that file. Strides, offsets, overlaps
 between arrays, read-only flags and the address modulo 256 are as they were. Arrays without elements, arrays of objects
-and unusual tensors (sparse, quantised) are pickled as usual.
+and unusual tensors (sparse, quantised) are pickled as usual; tensors without elements by shape, strides and dtype.
 """
 
 from __future__ import annotations
@@ -152,6 +152,13 @@ def pack(obj: Any, known: Callable[[Any], Any] = lambda obj: None) -> Packet:
                 specs.append(spec)
             return "array", index[id(part)]
 
+        def reducer_override(self, part: Any) -> Any:
+            torch = sys.modules.get("torch")
+            if torch is None or not isinstance(part, torch.Tensor) or part.layout is not torch.strided or part.numel():
+                return NotImplemented
+            # torch pickles them, too, but does not read those of fp8 and unsigned integers back
+            return _empty, (tuple(part.shape), part.stride(), str(part.dtype).removeprefix("torch."))
+
     stream = io.BytesIO()
     Pickler(stream, protocol=5).dump(obj)
     runs = _regions(specs)
@@ -173,6 +180,12 @@ def pack(obj: Any, known: Callable[[Any], Any] = lambda obj: None) -> Packet:
                 done = os.pwrite(packet.file, rest, place)
                 rest, place = rest[done:], place + done
     return packet
+
+
+def _empty(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Any:
+    import torch
+
+    return torch.empty_strided(shape, strides, dtype=getattr(torch, dtype))
 
 
 def unpack(

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .quantised_page import draw_quantised_page
     from .roofline import RooflinePoint, draw_roofline
     from .shared_memory import draw_shared_memory
+    from .shares import draw_shares
     from .swizzle import draw_swizzle
     from .tile_film import draw_tile_film
     from .tile_tensor import draw_tile_tensor
@@ -63,6 +64,7 @@ _MODULES = {
     "draw_quantised_page": "quantised_page",
     "draw_roofline": "roofline",
     "draw_shared_memory": "shared_memory",
+    "draw_shares": "shares",
     "draw_swizzle": "swizzle",
     "draw_thread_values": "linear_layout",
     "draw_tile_film": "tile_film",
@@ -97,6 +99,7 @@ __all__ = [
     "draw_quantised_page",
     "draw_roofline",
     "draw_shared_memory",
+    "draw_shares",
     "draw_swizzle",
     "draw_thread_values",
     "draw_tile_film",

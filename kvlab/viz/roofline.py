@@ -29,6 +29,7 @@ class RooflinePoint:
     nbytes    bytes that it has to move through DRAM
     seconds   measured
     family    points of one family share a colour
+    peers     (name, seconds) of others at the same task
 
     >>> RooflinePoint("decode", flops=4e9, nbytes=1e9, seconds=1e-3).intensity
     4.0
@@ -39,10 +40,11 @@ class RooflinePoint:
     nbytes: float
     seconds: float
     family: str = ""
+    peers: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
-        for what in ("flops", "nbytes", "seconds"):
-            value = getattr(self, what)
+        numbers = [(what, getattr(self, what)) for what in ("flops", "nbytes", "seconds")]
+        for what, value in numbers + [(f"seconds of {peer}", seconds) for peer, seconds in self.peers]:
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{self.name!r}: {what} {value!r} must be a positive number")
 
@@ -69,7 +71,8 @@ def draw_roofline(
     points: Sequence[RooflinePoint], *, bandwidth: float, compute: float, title: str | None = None,
     caption: str | None = None,
 ) -> Picture:  # fmt: skip
-    """Operations a second over operations a byte, both logarithmic; every point is numbered and listed below.
+    """Operations a second over operations a byte, both logarithmic. Every point is numbered and listed below (points
+    that lie together share a label), its peers are rings above or under it.
 
     bandwidth    of DRAM, bytes/s: the slope
     compute      of the tensor cores, flop/s: the level
@@ -86,7 +89,7 @@ def draw_roofline(
     ridge = compute / bandwidth
     xs = [p.intensity for p in points] + [ridge]
     low_x, high_x = _decades(min(xs) / 1.5, max(xs) * 4)
-    rates = [p.rate for p in points] + [compute]
+    rates = [rate for p in points for _, rate in _all_rates(p)] + [compute]
     low_y, high_y = _decades(min(rates) / 2, max(rates) * 1.2)
 
     def x_of(value: float) -> float:
@@ -101,24 +104,20 @@ def draw_roofline(
     roof = f"M{x_of(start):.2f} {y_of(start * bandwidth):.2f}L{x_of(ridge):.2f} {y_of(compute):.2f}H{WIDTH:g}"
     canvas.path(roof, stroke=INK, stroke_width=2.0)
     canvas.text(WIDTH, y_of(compute) - 6, f"tensor cores {compute / 1e12:,.0f} TFLOP/s", size=11, anchor="end")
-    canvas.text(
-        x_of(start) + 14, y_of(start * bandwidth) + 4, f"DRAM {bandwidth / 1e12:.2f} TB/s", size=11, fill=INK
-    )
+    canvas.text(x_of(start) + 14, y_of(start * bandwidth) + 4, f"DRAM {bandwidth / 1e12:.2f} TB/s", size=11, fill=INK)
     families = list(dict.fromkeys(p.family for p in points))
     colours = {family: FAMILIES[n % len(FAMILIES)] for n, family in enumerate(families)}
     ordered = sorted(points, key=lambda p: (x_of(p.intensity), -p.rate))
-    last: list[tuple[float, float]] = []
-    for number, point in enumerate(ordered, 1):
-        x, y = x_of(point.intensity), y_of(point.rate)
-        label_x, label_y = x + 12, y + 14
-        while any(abs(label_x - px) < 22 and abs(label_y - py) < 12 for px, py in last):
-            label_y += 12
-        last.append((label_x, label_y))
-        canvas.line(x, y, label_x, label_y - 4, opacity=0.45)
+    where = [(x_of(p.intensity), y_of(p.rate)) for p in ordered]
+    _labels(canvas, where, [(x_of(p.intensity), y_of(rate)) for p in points for _, rate in _all_rates(p)])
+    for point, (x, _) in zip(ordered, where, strict=True):  # rings first, the dots over them
+        for peer, rate in _all_rates(point)[1:]:
+            said = f"{peer}, {point.name}: {100 * rate / point.ceiling(bandwidth, compute):.0f} % of the ceiling"
+            canvas.rect(x - 4.5, y_of(rate) - 4.5, 9, 9, stroke=INK, stroke_width=1.3, radius=4.5, title=said)
+    for point, (x, y) in zip(ordered, where, strict=True):
         words = f"{point.name}\n{_figures(point, bandwidth, compute)}"
         colour = colours[point.family]
         canvas.rect(x - 5, y - 5, 10, 10, fill=colour, stroke=PAPER, stroke_width=1.5, radius=5, title=words)
-        canvas.text(label_x, label_y, str(number), size=LABEL, weight=600)
     y = TOP + HEIGHT + 40
     widest = max(text_width(p.name, 11) for p in points) + 74
     for number, point in enumerate(ordered, 1):
@@ -129,7 +128,36 @@ def draw_roofline(
         y += ROW
     canvas.extend(WIDTH, y)
     best = max(points, key=lambda p: _share(p, bandwidth, compute))
-    return canvas.picture(title or _title(best, bandwidth, compute), caption or _CAPTION)
+    rings = " A ring is a peer at the same task." if any(p.peers for p in points) else ""
+    return canvas.picture(title or _title(best, bandwidth, compute), caption or _CAPTION + rings)
+
+
+def _labels(canvas: Canvas, where: Sequence[tuple[float, float]], marks: Sequence[tuple[float, float]]) -> None:
+    """The numbers of the points, of neighbours that lie together as one ("3-7"), clear of marks and each other."""
+    groups: list[list[int]] = []
+    for i, (x, y) in enumerate(where):
+        near = groups and all(abs(a - b) < 12 for a, b in zip((x, y), where[groups[-1][-1]], strict=True))
+        if near:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    placed: list[tuple[float, float, float]] = []  # left, right, baseline
+    for group in groups:
+        words = str(group[0] + 1) + (f"-{group[-1] + 1}" if len(group) > 1 else "")
+        x, y = where[group[-1]]
+        left, right, base = x + 12, x + 12 + text_width(words, LABEL), y + 14
+        while any(left < b + 4 and right > a - 4 and abs(base - c) < 12 for a, b, c in placed) or any(
+            left - 6 < a < right + 6 and base - 14 < b < base + 6 for a, b in marks
+        ):
+            base += 4
+        placed.append((left, right, base))
+        canvas.line(x, y, left - 1, base - 4, opacity=0.45)
+        canvas.text(left, base, words, size=LABEL, weight=600)
+
+
+def _all_rates(point: RooflinePoint) -> list[tuple[str, float]]:
+    """Operations a second of the point itself, then of its peers, by name."""
+    return [("", point.rate)] + [(peer, point.flops / seconds) for peer, seconds in point.peers]
 
 
 _CAPTION = (
@@ -152,7 +180,10 @@ def _title(point: RooflinePoint, bandwidth: float, compute: float) -> str:
 def _figures(point: RooflinePoint, bandwidth: float, compute: float) -> str:
     share = _share(point, bandwidth, compute)
     speed = f"{_short(point.rate / 1e12)} TFLOP/s, {_short(point.nbytes / point.seconds / 1e12)} TB/s"
-    return f"{_short(point.intensity)} flop/B, {speed}: {100 * share:.0f} %"
+    peers = "".join(
+        f", {peer} {100 * rate / point.ceiling(bandwidth, compute):.0f} %" for peer, rate in _all_rates(point)[1:]
+    )
+    return f"{_short(point.intensity)} flop/B, {speed}: {100 * share:.0f} %{peers}"
 
 
 def _short(value: float) -> str:

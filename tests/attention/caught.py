@@ -39,7 +39,10 @@ def as_launched(fn: Any, arguments: dict[str, Any], target: str) -> Compiled:
     """A kernel as a launch with these arguments compiles it: the same types, constants and alignments."""
     options = {name: arguments[name] for name in OPTIONS if name in arguments}
     own = {name: value for name, value in arguments.items() if name not in options}
-    return compile_kernel(fn, target=target, **signature_of(fn, **own), **options)
+    made = compile_kernel(fn, target=target, **signature_of(fn, **own), **options)
+    if target == "sm_90":
+        assert not made.unwritten, "ptxas left out a write"
+    return made
 
 
 def as_tensors(value: Any) -> Any:

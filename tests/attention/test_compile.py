@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from asked import ask, same_registers
 from caught import SHARED
 from decode_cases import Case
 from feature_cases import FP8, FeatureCase
@@ -176,16 +173,6 @@ def test_shared_images_are_those_of_the_compiler(case: Case) -> None:
     assert seen == {(place.rows, place.row_bytes // 2) for place in places}
 
 
-ASK = Path(__file__).with_name("ask_layouts.py")
-
-
-def ask(num_warps: int, layouts: dict[str, dict[str, Any]]) -> dict[str, dict[str, list[list[int]]]]:
-    question = json.dumps({"num_warps": num_warps, "layouts": layouts})
-    asked = subprocess.run([sys.executable, str(ASK), question], capture_output=True, text=True)
-    assert asked.returncode == 0, asked.stderr[-2000:]
-    return json.loads(asked.stdout)
-
-
 @tiles
 def test_registers_are_those_of_the_compiler(case: Case) -> None:
     """Every register of K, V, Q, P, S and O, in Triton's order, from the linear layouts of the compiled kernel."""
@@ -251,17 +238,3 @@ def test_accumulators_without_tensor_cores_are_those_of_the_compiler(case: Case)
     s, o = scores_map(case, shape), FmaCTA(shape, 1, Traffic()).zeros().map
     same_registers(s.row, s.col, bases["s"], "s")
     same_registers(o.row, o.col, bases["o"], "o")
-
-
-def same_registers(row: np.ndarray, col: np.ndarray, bases: dict[str, list[list[int]]], role: str) -> None:
-    """The coordinates of (thread, register) are the XOR of the bases of their set bits."""
-    threads, registers = row.shape[0], row[0].size
-    assert 2 ** len(bases["reg"]) == registers, role
-    index = np.arange(threads)[:, None], np.arange(registers)[None]
-    parts = [(index[1], bases["reg"]), (index[0] % 32, bases["lane"]), (index[0] // 32, bases["warp"])]
-    for axis, ours in enumerate((row, col)):
-        theirs = np.zeros((threads, registers), np.int64)
-        for number, vectors in parts:
-            for bit, vector in enumerate(vectors):
-                theirs ^= (number >> bit & 1) * vector[axis]
-        assert (ours.reshape(threads, registers) == theirs).all(), role

@@ -176,6 +176,25 @@ def test_rows_that_no_lane_can_copy() -> None:
     assert mha_decode_paged(**a, backend="reference") is a["out"]
 
 
+@pytest.mark.parametrize("pages", [1, 2])
+def test_rows_of_fp8_at_odd_bytes(pages: int) -> None:
+    """Columns of fp8 move in pairs; torch views no odd stride as pairs, one page or many."""
+    kv = torch.zeros(pages * 4001).to(torch.float8_e4m3fn).as_strided((pages, 16, 2, 64), (4001, 128, 64, 1))
+    q, table, lens = torch.zeros(1, 2, 64, dtype=torch.bfloat16), torch.tensor([[0]]), torch.tensor([9])
+    with pytest.raises(
+        ValueError, match=r"k_cache of float8_e4m3fn has strides \(4001, .*: must be rows at even bytes"
+    ):
+        mha_decode_paged(q, kv, kv, table, lens)
+
+
+def test_more_keys_than_are_counted_in_32_bits() -> None:
+    """Rests on the kernels' 32-bit keys: a page of a table names 1024 keys that all lie in one place."""
+    kv = np.broadcast_to(np.zeros((1, 1, 1, 64), np.float32), (1, 1024, 1, 64))
+    table = np.zeros((1, 1 << 21), np.int32)
+    with pytest.raises(ValueError, match=r"seq_lens\[0\] is 2147483649: must be 0 to 1073741824"):
+        mha_decode_paged(np.zeros((1, 2, 64), np.float32), kv, kv, table, np.array([(1 << 31) + 1]), window=5)
+
+
 def tensors() -> dict[str, Any]:
     return {name: to_torch(array) for name, array in arguments().items()}
 

@@ -333,3 +333,12 @@ def store_in_a_high_page() -> bool:
     slots = np.array([7768 * page + 479, 7767 * page])
     kv_store_paged(k, None, pool, None, slots, backend="triton")
     return bits(pool[[7768, 7767], [479, 0]]) == bits(k)
+
+
+def store_in_a_far_head() -> bool:
+    """The same for heads that lie 2^31 bytes apart, which the stride of a vector of 16 of them does not show."""
+    far = 1 << 31
+    pool = sparse((4, 4, 2, 16), (64, 16, far, 1), "fp8")
+    k = np.random.default_rng(0).standard_normal((3, 2, 16)).astype(as_dtype("fp8"))
+    kv_store_paged(k, None, pool, None, np.array([5, 2, 9]), backend="triton")
+    return bits(pool[[1, 0, 2], [1, 2, 1]]) == bits(k)

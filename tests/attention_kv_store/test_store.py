@@ -189,6 +189,7 @@ def test_offsets_beyond_32_bits_in_the_kernel() -> None:
     from kvlab.triton_support import child
 
     assert child.run("store_cases:store_in_a_high_page")
+    assert child.run("store_cases:store_in_a_far_head")
 
 
 def test_a_dealt_pool_is_the_same_pool() -> None:

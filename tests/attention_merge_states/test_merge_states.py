@@ -174,3 +174,20 @@ def test_out_is_floats_in_memory_of_its_own() -> None:
 def test_explained() -> None:
     outs, lses = parts(3, 4, 2, 32)
     assert explain(merge_states, outs, lses).backend == "emulator"
+
+
+def test_the_tokens_of_a_prefill_fit_the_grid() -> None:
+    """Rests on CUDA's limits of a grid: 2^31 - 1 programs along its first axis, 65535 along its second."""
+    outs = np.broadcast_to(np.zeros((2, 1, 1, 1, 64), np.float32), (2, 2, 8192, 32, 64))
+    lses = np.broadcast_to(np.float32(0), (2, 2, 32, 8192))
+    grid = explain(merge_states, outs, lses).grid
+    assert (np.prod(grid), grid[1] <= 65535) == (2 * 8192 * 32, True)
+
+
+def test_tokens_and_heads_of_sequences_keep_their_places() -> None:
+    """Law: merging ``[N, B, S, H, D]`` is merging its tokens one by one."""
+    outs, lses = parts(3, 10, 3, 32)
+    merged, lse = merge_states(outs.reshape(3, 2, 5, 3, 32), lses.reshape(3, 2, 5, 3).swapaxes(2, 3))
+    one, one_lse = merge_states(outs, lses)
+    assert np.array_equal(merged.reshape(one.shape), one)
+    assert np.array_equal(lse.swapaxes(1, 2).reshape(one_lse.shape), one_lse)

@@ -106,6 +106,17 @@ def test_bad_arguments(case: str) -> None:
         explain(mla_decode_paged, **good)
 
 
+@pytest.mark.parametrize("page_stride, first", [(2001, 0), (2000, 1)])
+def test_rows_whose_rope_part_is_at_odd_bytes(page_stride: int, first: int) -> None:
+    """bfloat16 behind fp8: torch views no odd byte as the first of two."""
+    cache = torch.zeros(4000).to(torch.float8_e4m3fn).as_strided((1, 3, 640), (page_stride, 640, 1), first)
+    q, table, lens = torch.zeros(1, 4, 576, dtype=torch.bfloat16), torch.tensor([[0]]), torch.tensor([2])
+    with pytest.raises(
+        ValueError, match=r"kv_cache has rows \(20.., 640\) bytes apart, bfloat16 . past a multiple of 2"
+    ):
+        mla_decode_paged(q, cache, table, lens)
+
+
 def test_explain_knows_no_other_arguments_than_the_call() -> None:
     with pytest.raises(TypeError, match="colour"):
         explain(mla_decode_paged, **arguments(), colour=3)

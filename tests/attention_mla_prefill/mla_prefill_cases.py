@@ -63,6 +63,10 @@ class Case:
         }
         return name + "".join(f"-{word}" for word, set_ in flags.items() if set_)
 
+    def fits(self, arch: str) -> bool:
+        """Whether the machine has the dtype of the rope part: sm_80 has no e4m3."""
+        return arch != "sm_80" or self.row != "fp8"
+
     def build(self) -> Inputs:
         """Random values where they are used, NaN everywhere else, pages dealt at random, garbage in the table."""
         rng = np.random.default_rng(self.seed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +24,10 @@ BAD: dict[str, tuple[Any, str]] = {
     "starts of q": (lambda x: x.with_(cu_q=x.cu_q[:2]), r"cu_seqlens_k has shape \(3,\): must be that of cu_seqlens_q"),
     "the end of k": (lambda x: x.with_(cu_k=x.cu_k - 1), r"cu_seqlens_k \[-1, 19, 22\]: must be numbers from 0 to 23"),
     "keys held": (lambda x: x.with_(seq_lens=x.seq_lens - 1), "k and v hold 20 keys of sequence 0 from key -1 on"),
+    "keys held, unsigned": (
+        lambda x: x.with_(seq_lens=x.seq_lens.astype("u4") - 1, cu_k=x.cu_k.astype("u4")),
+        "k and v hold 20 keys of sequence 0 from key -1 on",
+    ),
     "keys from": (lambda x: x.with_(starts=np.array([1, 0])), "from key 1 on: must be among its 20 keys"),
     "starts' shape": (lambda x: x.with_(starts=np.array([0])), r"k_starts has shape \(1,\): must be \[B = 2\]"),
     "fp8 with float32": (
@@ -42,7 +45,7 @@ BAD: dict[str, tuple[Any, str]] = {
 OPTIONS = {
     "latent": ({"latent_dim": 65}, "kv_cache has rows of 128"),
     "layout": ({"kv_layout": "DHN"}, "kv_layout 'DHN': must be 'NHD' or 'HND'"),
-    "arch": ({"arch": "sm_70"}, "arch 'sm_70': must be one of sm_90, gfx950"),
+    "arch": ({"arch": "sm_70"}, "arch 'sm_70': must be one of sm_80, sm_90, gfx950"),
     "backend": ({"backend": "fast"}, "backend 'fast': must be one of"),
     "scale": ({"scale": np.inf}, "scale inf: must be finite"),
     "softcap": ({"softcap": -1.0}, "softcap -1.0: must be 0 or more"),
@@ -76,6 +79,14 @@ def test_bad_options(name: str) -> None:
     refused(CASE.build(), words, **options)
 
 
+@pytest.mark.parametrize("arch, words", [
+    ("sm_80", "a rope part in float8_e4m3fn on sm_80: must be on sm_90 or gfx950"),
+    ("gfx950", "32 columns of a rope part in float8_e4m3fn on gfx950: must be more than 32"),
+])  # fmt: skip
+def test_e4m3_rope_parts_that_a_machine_does_not_take(arch: str, words: str) -> None:
+    refused(Case(((3, 5),), row="fp8", columns=(64, 32, 128)).build(), words, arch=arch)
+
+
 def test_bad_out() -> None:
     x = CASE.build()
     for out, words in (
@@ -93,18 +104,27 @@ def test_unknown_arguments_are_refused_by_explain_too() -> None:
         explain(mla_prefill_paged, x.q, x.k, x.v, x.cache, x.table, x.seq_lens, x.cu_q, x.cu_k, colour=1)
 
 
-def test_the_plan_of_a_call_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The configuration is that of the device: here one that torch is made to describe."""
+@pytest.mark.parametrize("minor", [0, 6, 9])
+def test_the_plan_of_a_call_on_a_gpu(minor: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The configuration is that of the device: here one before sm_90 that torch is made to describe. Those before
+    sm_89 convert no e4m3.
+    """
     import torch
 
     from kvlab.attention import backends
     from kvlab.cache.arrays import to_torch
 
-    here = SimpleNamespace(major=8, minor=0, multi_processor_count=108)
+    here = SimpleNamespace(major=8, minor=minor, multi_processor_count=108)
     backends.machine.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: here)
-    monkeypatch.setattr(sys.modules["kvlab.attention.mla_prefill"], "on_gpu", lambda array: True)
+    monkeypatch.setattr(backends, "on_gpu", lambda array: True)
     x = CASE.build()
     arrays = [to_torch(a) for a in (x.q, x.k, x.v, x.cache, x.table, x.seq_lens, x.cu_q, x.cu_k)]
     assert explain(mla_prefill_paged, *arrays, latent_dim=64).config.BM == 64
+    arrays[3] = to_torch(x.cache.astype(float8_e4m3fn))
+    if minor < 9:
+        with pytest.raises(ValueError, match=f"float8_e4m3fn on sm_8{minor}: must be on sm_89 or later"):
+            explain(mla_prefill_paged, *arrays, latent_dim=64)
+    else:
+        assert explain(mla_prefill_paged, *arrays, latent_dim=64).config.BM == 64
     backends.machine.cache_clear()

@@ -74,6 +74,10 @@ class Case:
         name += f"-cap{self.softcap:g}" if self.softcap else ""
         return name + ("-sinks" if self.sinks else "") + ("-strided" if self.strided else "")
 
+    def fits(self, arch: str) -> bool:
+        """Whether the machine has its dtypes: sm_80 has no e4m3."""
+        return arch != "sm_80" or "fp8" not in (self.dtype, self.kv)
+
     def build(self) -> Inputs:
         """Random values where they are used, NaN everywhere else, pages dealt at random, garbage in the table."""
         rng = np.random.default_rng(self.seed)
@@ -261,7 +265,7 @@ FEATURES = [
     Case(((20, 90), (9, 70)), form="paged", heads=(6, 2), dtype="fp8", scales="head", softcap=20.0, sinks=True),
     Case(((60, 80),), form="ragged", heads=(4, 2), dtype="fp8", scales="token", D=192, DV=128),
 ]
-"""Every feature; all of head dimensions that gfx950 has."""
+"""Every feature."""
 
 ODD_DEPTHS = [
     Case(((40, 70),), D=D, DV=DV, dtype=t, kv=kv, heads=(2, 1))

@@ -13,6 +13,7 @@ from kvlab.attention import explain
 from kvlab.attention.masks import CausalPaddingMask, MaterializedMask, NullMask
 from kvlab.attention.mha_prefill import mha_prefill, mha_prefill_cache, mha_prefill_paged
 from kvlab.cache import PagedKVCacheCollection, from_dense
+from kvlab.cache.arrays import to_torch
 from kvlab.memory import bfloat16, float8_e4m3fn
 from kvlab.staging import Traffic
 
@@ -65,10 +66,10 @@ DENSE: dict[str, tuple[dict[str, Any], str]] = {
     "out shape": ({"out": np.zeros((2, 4, 4, 32), np.float32)}, "out has shape"),
     "out over an input": ({"out": q[:]}, "out shares memory with q: must be memory of its own"),
     "backend": ({"backend": "cuda"}, "backend 'cuda': must be one of"),
-    "arch": ({"arch": "sm_80"}, "arch 'sm_80': must be one of sm_90, gfx950"),
-    "depth of gfx950": (
-        {"q": q[..., :32], "k": kv[..., :32], "v": kv[..., :32], "arch": "gfx950"},
-        "head dimension 32 on gfx950: must be 64, 128 or 256",
+    "arch": ({"arch": "sm_70"}, "arch 'sm_70': must be one of sm_80, sm_90, gfx950"),
+    "e4m3 on sm_80": (
+        {"k": kv.astype(float8_e4m3fn), "v": kv.astype(float8_e4m3fn), "q": q.astype(bfloat16), "arch": "sm_80"},
+        "float8_e4m3fn on sm_80: must be on sm_90 or gfx950",
     ),
     "strided depth": ({"q": np.zeros((2, 4, 4, 128), np.float32)[..., ::2]}, "contiguous in the last dimension"),
 }
@@ -147,6 +148,27 @@ def test_explain_takes_what_the_call_takes() -> None:
         explain(mha_prefill_cache, q, cache, cu_seqlens_q=np.array([0, 3]))
     with pytest.raises(ValueError, match="cu_seqlens_q of 2 sequences: must be those of the cache, 1"):
         explain(mha_prefill_cache, q, cache, cu_seqlens_q=np.array([0, 1, 3]))
+
+
+def test_more_keys_than_are_counted_in_32_bits() -> None:
+    q = np.zeros((1, 2, 2, 64), np.float32)
+    k = np.broadcast_to(q[:, :1, :1], (1, 1 << 31, 1, 64))
+    with pytest.raises(ValueError, match="k has 2147483648 rows: must be at most 1073741824"):
+        mha_prefill(q, k, k, window=5)
+
+
+@pytest.mark.parametrize("kind", ["uint32", "uint64"])
+def test_unsigned_starts_of_tensors(kind: str) -> None:
+    """Rests on the same call with int64; torch does not subtract unsigned integers."""
+    rng = np.random.default_rng(0)
+    blocks = rng.standard_normal((4, 2, 1, 16, 1, 64), np.float32)
+    q, table = rng.standard_normal((4, 2, 64), np.float32), np.array([[2, 0], [3, -1]])
+    found = []
+    for dtype in (np.dtype(kind), np.dtype(np.int64)):
+        cache = PagedKVCacheCollection(blocks, np.array([17, 5], dtype), table, 3, 20).torch()
+        starts = to_torch(np.array([0, 3, 4], dtype))
+        found.append(mha_prefill_cache(to_torch(q), cache, cu_seqlens_q=starts, backend="reference"))
+    assert found[0].equal(found[1])
 
 
 def test_a_quantised_collection_brings_its_scales() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,11 @@ from yardsticks import assert_accurate, bits
 from kvlab.attention import explain, hopper_choice, mha_prefill
 from kvlab.attention.mha_prefill import hopper_emulator
 from kvlab.attention.mha_prefill.hopper_config import choose_hopper
-from kvlab.attention.mha_prefill.hopper_cta import run_roles
+from kvlab.attention.mha_prefill.hopper_turns import run_roles
 from kvlab.cache.arrays import to_numpy, to_torch
-from kvlab.hardware import BarrierDeadlock, SharedMemBarrier
+from kvlab.hardware import BarrierDeadlock
+from kvlab.memory import Memory
+from kvlab.staging import Hazards
 from kvlab.triton_support.compile import Compiled, compile_kernel, signature_of
 from kvlab.triton_support.versions import gluon_lacks
 
@@ -61,14 +64,15 @@ def test_which_program_takes_a_tile_changes_nothing() -> None:
 
 
 def test_roles_that_wait_for_each_other_are_told() -> None:
-    bars = [SharedMemBarrier() for _ in range(2)]
+    hazards = Hazards(Memory(16), warps=2)
+    bars = [hazards.mbarrier(f"bar[{i}]") for i in range(2)]
 
     def role(i: int) -> Any:
         yield bars[i], 0
-        bars[1 - i].arrive()
+        bars[1 - i].arrive((i,))
 
-    with pytest.raises(BarrierDeadlock, match="all 2 roles wait"):
-        run_roles([role(0), role(1)])
+    with pytest.raises(BarrierDeadlock, match=r"all 2 roles wait: bar\[0\]: warps \[0\] wait for phase 0 for ever"):
+        run_roles([((0,), role(0)), ((1,), role(1))])
 
 
 @pytest.mark.parametrize(
@@ -166,3 +170,37 @@ def test_compiled(case: Case) -> None:
     assert count["WARPGROUP"] <= 12 * C.NC
     assert count["UTMALDG"] > 0
     assert count["UTMASTG"] > 0
+    assert_order(made.asm["ptx"])
+
+
+STATEMENTS = {
+    "init": r"mbarrier\.init", "expect": r"mbarrier\.arrive\.expect_tx", "arrive": r"mbarrier\.arrive\.shared",
+    "all meet": r"barrier\.sync", "meet": r"bar(?:\.warp)?\.sync", "fence": r"fence\.proxy\.async",
+    "product": r"wgmma\.wait_group", "wait for store": r"cp\.async\.bulk\.wait_group\.read",
+    "store": r"cp\.async\.bulk\.tensor\S*\.global\.shared", "write": r"stmatrix|st\.shared",
+}  # fmt: skip
+
+
+def assert_order(ptx: str) -> None:
+    """What the twin states of barriers, fences and waits is what the compiler has made of the kernel."""
+    found = re.finditer("|".join(f"(?P<x{i}>{p})" for i, p in enumerate(STATEMENTS.values())), ptx)
+    names = list(STATEMENTS)
+    order = [names[int(str(one.lastgroup)[1:])] for one in found]
+
+    def since(at: int, *which: str) -> list[str]:
+        """The statements from the last of these kinds up to ``at``."""
+        first = max(i for i in range(at) if order[i] in which)
+        return order[first:at]
+
+    first = order.index("all meet")
+    assert "fence" in since(first, "init"), "TMA arrives at barriers that were initialised by ordinary stores"
+    for at, what in enumerate(order):
+        if what == "arrive":  # all warps have waited and stored
+            assert since(at, "product", "write", "meet", "all meet")[0] == "meet"
+        if what == "expect":  # all lanes have stored
+            assert "write" not in since(at, "meet")
+        if what == "store":
+            assert "fence" in since(at, "write")
+            assert since(at, "fence")[1] == "meet"
+        if what == "wait for store":  # all warps know
+            assert order[at + 1] == "meet"

@@ -24,6 +24,12 @@ CASES = [
     (Case(((140, 300), (3, 70)), form="paged", page=16, D=128, dtype="fp16"), "sm_90"),
     (Case(((70, 90), (0, 3), (5, 2)), form="ragged", dtype="fp32"), "sm_90"),
     (Case(((150, 170),), window=(40, 7), causal=False, sinks=True, softcap=5.0, heads=(1, 1)), "sm_90"),
+    (Case(((150, 200),), heads=(1, 1)), "sm_80"),
+    (Case(((140, 170), (3, 70)), form="paged", heads=(2, 1), page=16, D=128, dtype="fp16", sinks=True), "sm_80"),
+    (Case(((70, 90), (0, 3), (5, 2)), form="ragged", dtype="fp32", window=40), "sm_80"),
+    (Case(((70, 90),), D=80, DV=40, mask="striped", alibi="head", base2=True, softcap=9.0), "sm_80"),
+    (Case(((40, 50),), D=256, heads=(1, 1), strided=True), "sm_80"),
+    (Case(((40, 50),), D=192, DV=128, form="paged", page=48, heads=(1, 1), causal=False), "sm_80"),
     (Case(((150, 200), (9, 0)), form="ragged", heads=(1, 1)), "gfx950"),
     (Case(((20, 150),), form="paged", page=48, heads=(3, 1), strided=True), "gfx950"),
     (Case(((70, 90),), dtype="fp32", sinks=True), "gfx950"),
@@ -32,6 +38,10 @@ CASES = [
     (Case(((70, 90), (9, 20)), form="paged", kv="fp8", scales="token", window=40, hnd=True), "sm_90"),
     (Case(((70, 90),), form="ragged", dtype="fp8", scales="head", heads=(2, 2)), "sm_90"),
     (Case(((70, 90),), D=192, DV=128, kv="fp8", scales="number", alibi="head"), "gfx950"),
+    (Case(((70, 90), (9, 20)), form="paged", page=48, D=80, DV=40, dtype="fp16", window=40), "gfx950"),
+    (Case(((30, 50),), D=576, DV=112, heads=(1, 1), mask="striped"), "gfx950"),
+    (Case(((40, 50),), D=48, DV=96, kv="fp8", scales="token", heads=(2, 1)), "gfx950"),
+    (Case(((40, 50),), D=40, DV=72, dtype="fp32", sinks=True), "gfx950"),
     (Case(((70, 90),), dtype="fp8", scales="token", mask="chunked causal"), "gfx950"),
 ]
 

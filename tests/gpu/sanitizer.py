@@ -58,6 +58,12 @@ def run(name: str) -> None:
         backend = "hopper" if name.endswith("hopper") else "triton"
         q, k, v = random(1, N, 4, 128), random(1, N, 2, 128), random(1, N, 2, 128)
         attention.mha_prefill(q, k, v, backend=backend)
+    elif name == "mha_prefill_hopper_tiles":  # 320, so that buffers are used again
+        q, k, v = random(1, 80 * 128, 4, 128), random(1, N, 2, 128), random(1, N, 2, 128)
+        attention.mha_prefill(q, k, v, causal=False, backend="hopper")
+    elif name == "mha_prefill_hopper_paged":
+        q, k, v = random(17, 4, 128), paged(2, 128), paged(2, 128)
+        attention.mha_prefill_paged(q, k, v, table(), lens, starts, backend="hopper")
     elif name == "mha_prefill_paged":
         q, k, v = random(17, 4, 64), paged(2, 64), paged(2, 64)
         attention.mha_prefill_paged(q, k, v, table(), lens, starts, backend="triton")
@@ -75,7 +81,7 @@ def run(name: str) -> None:
 
 CASES = (
     "mha_decode", "mha_decode_streaming", "mha_decode_fp8", "mha_prefill", "mha_prefill_paged", "mha_prefill_hopper",
-    "mla_decode", "mla_prefill", "kv_store",
+    "mha_prefill_hopper_tiles", "mha_prefill_hopper_paged", "mla_decode", "mla_prefill", "kv_store",
 )  # fmt: skip
 
 
@@ -84,8 +90,13 @@ def checked(case: tuple[str, str]) -> dict[str, Any]:
     name, tool = case
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, __file__, "--case", name]
     done = subprocess.run(command, capture_output=True, text=True)
-    said = [line for line in done.stdout.splitlines() if "SUMMARY" in line]
-    return {"kernel": name, "tool": tool, "exit": done.returncode, "said": said, "error": done.stderr[-300:].strip()}
+    lines = done.stdout.splitlines()
+    said = [line for line in lines if "SUMMARY" in line]
+    races = [line for line in lines if "access at" in line]  # the two sides of each pair
+    return {
+        "kernel": name, "tool": tool, "exit": done.returncode, "said": said, "races": races[:200],
+        "error": done.stderr[-300:].strip(),
+    }  # fmt: skip
 
 
 def main() -> None:

@@ -28,6 +28,7 @@ def test_coalesced_strided_and_misaligned() -> None:
     assert sectors(LANE * 0, 4) == 1
     assert sectors(LANE * 4, 4, mask=0) == 0
     assert sectors(np.zeros((2, 3, 64), int), 16).shape == (2, 3)
+    assert sectors(np.zeros((0, 32), int), 16).shape == (0,)
 
 
 def test_bad_input() -> None:

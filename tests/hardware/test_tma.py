@@ -7,6 +7,7 @@ import gzip
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -172,6 +173,20 @@ def test_stores_read_only_what_they_write() -> None:
     with pytest.raises(UnwrittenRead):
         tma.store(descriptor, (1, 4), memory, 0)
     assert out.sum() == 8
+
+
+@pytest.mark.parametrize("coords", [(-1, 0), (0, -4), (np.array([2, -2]), 4), (-100, 0)], ids=str)
+def test_stores_that_start_at_negative_coordinates_are_illegal(coords: tuple[Any, ...]) -> None:
+    """CUDA's programming guide lets loads alone have them; an H100 answered with an illegal instruction. Nothing is
+    written, not even by the boxes that may be."""
+    out = np.zeros((4, 8), np.float32)
+    descriptor = TmaDescriptor.of(out, (4, 4), "none")
+    memory = Memory(128, name="smem")
+    memory.store(0, np.ones(16, np.float32))
+    with pytest.raises(ValueError, match=r"TMA: a store at coordinates \(.*-\d.*\) is an illegal instruction"):
+        tma.store(descriptor, coords, memory, 0)
+    assert not out.any()
+    tma.load(descriptor, coords, memory, 0)
 
 
 @MODES

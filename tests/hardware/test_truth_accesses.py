@@ -1,5 +1,7 @@
-"""Wavefronts of 1- and 2-byte accesses, atomics, cp.async, TMA copies and wgmma operands. Rests on hardware: counted
-on an H100 with Nsight Compute, every instruction by itself (tests/data/hardware/accesses.json)."""
+"""Wavefronts of 1- and 2-byte accesses, atomics, TMA copies and wgmma operands (cp.async: test_copy_wavefronts).
+
+Rests on hardware: counted on an H100 with Nsight Compute, every instruction by itself (tests/data/hardware).
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from benchmarks.truth.cuda_source import ACCESSES, SLOTS
 from kvlab.hardware import ATOMS, TmaDescriptor, count_wavefronts, shared_mma_wavefronts, wavefronts
 
 RECORD = records.read("accesses")
+ALONE = records.read("accesses_alone")
 
 
 def lanes(op: str, seed: int) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
@@ -28,15 +31,15 @@ COUNTED = [op for op in ACCESSES if not op.startswith("cp.async")]
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("op", COUNTED)
 def test_accesses_take_the_chip_s_wavefronts(op: str, seed: int) -> None:
-    """The sum over 104 accesses, and of their conflicts; each of them where the chip counted each."""
+    """Each of 104 accesses, and the sum of their conflicts; the unit took as many passes as ncu counts."""
     address, mask, case = lanes(op, seed)
     total, _, conflicts = count_wavefronts(op, address, mask)
+    assert total.tolist() == case["wavefronts"]
     assert (total.sum(), conflicts.sum()) == (case["all_wavefronts"], case["all_conflicts"])
-    if case["wavefronts"] is not None:
-        assert total.tolist() == case["wavefronts"]
+    assert total.sum() == case["lsu"]
 
 
-@pytest.mark.parametrize("case", [c for c in RECORD["single"].values() if c["op"] in COUNTED], ids=lambda c: c["op"])
+@pytest.mark.parametrize("case", [c for c in ALONE["cases"].values() if c["op"] in COUNTED], ids=lambda c: c["op"])
 def test_accesses_launched_alone(case: dict[str, Any]) -> None:
     assert wavefronts(case["op"], case["address"], case["mask"]).wavefronts == case["wavefronts"]
 
@@ -73,7 +76,8 @@ def test_wgmma_reads_128_bytes_a_wavefront_whatever_the_swizzle() -> None:
         assert conflicts == 0
 
 
-def test_the_record_says_where_it_comes_from() -> None:
-    assert "H100" in RECORD["card"]
-    assert {"command", "driver", "date", "versions"} <= set(RECORD)
-    assert "ncu" in RECORD["versions"]
+@pytest.mark.parametrize("record", [RECORD, ALONE], ids=["accesses", "alone"])
+def test_the_record_says_where_it_comes_from(record: dict[str, Any]) -> None:
+    assert "H100" in record["card"]
+    assert {"command", "driver", "date", "versions"} <= set(record)
+    assert "ncu" in record["versions"]

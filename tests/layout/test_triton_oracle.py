@@ -14,6 +14,8 @@ import faulthandler
 import json
 import math
 import os
+import select
+import signal
 from contextlib import suppress
 
 import pytest
@@ -42,6 +44,7 @@ TARGETS = {
     "gfx1100": GPUTarget("hip", "gfx1100", 32),
     "gfx1200": GPUTarget("hip", "gfx1200", 32),
 }
+PATIENCE = 300  # seconds that a forked child may take to answer
 oracle = settings(
     deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )
@@ -80,8 +83,12 @@ def in_child(question):
         os._exit(0)
     os.close(write)
     with open(read, "rb") as pipe:
+        told = select.select([pipe], [], [], PATIENCE)[0]
+        if not told:
+            os.kill(child, signal.SIGKILL)
         answer = pipe.read()
     os.waitpid(child, 0)
+    assert told, f"a forked child did not answer in {PATIENCE} s"
     return json.loads(answer) if answer else None
 
 

@@ -120,13 +120,19 @@ def check_conservation(t: Tiles) -> None:
 
 def drive(make: Callable[..., Any], dtype: str, BM: int, BN: int, D: int, loops: int = 1, traffic: Any = None) -> Any:
     """The loops of an attention kernel on the machine ``make(k_cache, v_cache, batch, head, traffic)``: two sequences
-    of five and of one and a half tiles of BN keys, split among ``loops`` loops."""
+    of five and of one and a half tiles of BN keys, split among ``loops`` loops. A launch: it ends the machine."""
+    traffic = Traffic() if traffic is None else traffic
+    with traffic.launch():
+        return _drive(make, dtype, BM, BN, D, loops, traffic)
+
+
+def _drive(make: Callable[..., Any], dtype: str, BM: int, BN: int, D: int, loops: int, traffic: Traffic) -> Any:
     rng, kind = np.random.default_rng(0), as_dtype(dtype)
     lengths = np.array([5 * BN, BN + BN // 2])
     table = rng.permutation(10).reshape(2, 5)
     pools = [(rng.standard_normal((10, BN, 1, D)) / 8).astype(kind) for _ in range(2)]
     caches = [PagedKVCache(pool, [0, 0], table, max_seq_length=1, max_cache_length=5 * BN) for pool in pools]
-    cta = make(*caches, np.arange(2), np.zeros(2, np.int64), Traffic() if traffic is None else traffic)
+    cta = make(*caches, np.arange(2), np.zeros(2, np.int64), traffic)
     edges = np.linspace(0, 5, loops + 1).astype(np.int64) * BN
     walks = []
     for first, end in itertools.pairwise(edges):

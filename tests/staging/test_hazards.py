@@ -148,9 +148,12 @@ def test_a_timeline_tells_when_copies_land() -> None:
 def test_the_end() -> None:
     hazards = Hazards(Memory(64), warps=2)
     hazards.copy_async(hazards.region(0, 64, (1,)), "k copy")
-    with pytest.raises(Hazard, match=r"missing: cp.async.wait_group\(0\) in warp 1"):
+    with pytest.raises(Hazard, match=r"missing: cp.async.commit_group, then cp.async.wait_group in warp 1"):
         hazards.finish()
     hazards.commit_group()
+    hazards.wait_group(0, (0,))
+    with pytest.raises(Hazard, match=r"k copy by warp 1, is in flight at .*; missing: cp.async.wait_group in warp 1"):
+        hazards.finish()
     hazards.wait_group(0)
     hazards.finish()
     hazards.barrier((0,))

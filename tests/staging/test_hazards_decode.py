@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cta_tiles import drive, machine
-from mutants import ORDER, READ, SOME, STUCK, WAR, WAW, Patch, caught_as, drop
+from mutants import END, ORDER, READ, SOME, STUCK, WAR, WAW, Patch, attribute, caught_as, drop
 
 from kvlab.attention.mha_decode import emulator
 from kvlab.attention.mha_decode.config import DecodeConfig
@@ -127,6 +127,16 @@ def strip_loaded_while_another_is_in_flight(patch: Patch) -> None:
     patch.setattr(MfmaCTA, "_load", load)
 
 
+def a_strip_more(patch: Patch) -> None:
+    """The first strip of a tile that nobody reads is loaded behind the loop."""
+
+    def drain(cta: MfmaCTA) -> None:
+        cta.hazards.barrier()
+        cta.k._accesses.copy()  # type: ignore[union-attr]
+
+    patch.setattr(MfmaCTA, "drain", drain)
+
+
 # name: machines, mutation, what is reported, what must be in the message
 MUTANTS: dict[str, tuple[str, Callable[[Patch], None], Any, str]] = {
     "no-wait": ("mma stmatrix fma", drop("wait_group"), READ, "missing: cp.async.wait_group in warp"),
@@ -165,6 +175,19 @@ MUTANTS: dict[str, tuple[str, Callable[[Patch], None], Any, str]] = {
     "no-barrier-after-the-dma": ("gfx", drop("barrier", "wait"), ORDER, "a barrier"),
     "no-barrier-after-the-reads-of-v": ("gfx", drop("barrier", "v read"), WAR, "v copy by warp"),
     "no-barrier-between-p-and-its-reads-in-lds": ("gfx", drop("barrier", "p write"), ORDER, "p read by warp"),
+    "not-drained": (
+        "mma stmatrix fma", attribute(TilePipeline, "drain", lambda pipeline: None), END,
+        " copy by warp 0, stage 0, is in flight at the end of the CTA; missing: cp.async.wait_group in warp 0",
+    ),
+    "drained-but-for-one-group": (
+        "mma fma", attribute(TilePipeline, "drain", lambda pipeline: pipeline.hazards.wait_group(1)), END,
+        "v copy by warp 0, stage 0, is in flight at the end",
+    ),
+    "warp-2-is-not-drained": (
+        "mma fma", attribute(TilePipeline, "drain", lambda pipeline: pipeline.hazards.wait_group(0, SOME)), END,
+        "cp.async.wait_group in warp 2",
+    ),
+    "a-strip-in-flight-at-the-end": ("gfx", a_strip_more, END, "s_waitcnt vmcnt in warp 0"),
     "strip-loaded-while-another-is-in-flight": ("gfx", strip_loaded_while_another_is_in_flight, WAW, "vmcnt"),
 }  # fmt: skip
 CASES = [(name, machine) for name, (machines, *_) in MUTANTS.items() for machine in machines.split()]

@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 from cta_tiles import drive
-from mutants import ORDER, READ, SOME, STUCK, WAR, WAW, Mutation, Patch, attribute, caught_as, drop
+from mutants import END, ORDER, READ, SOME, STUCK, WAR, WAW, Mutation, Patch, attribute, caught_as, drop
 
 from kvlab.cache import PagedKVCache
 from kvlab.layout import Swizzle
 from kvlab.memory import Memory, as_dtype
-from kvlab.staging import DecodeKVBuffer, DecodeKVBufferParams, Hazards, Timeline, Traffic, kv_buffer_cta, wgmma_cta
+from kvlab.staging import DecodeKVBuffer, DecodeKVBufferParams, Hazards, Timeline, Traffic, wgmma_cta
 from kvlab.staging.kv_buffer_cta import KVBufferCTA, KVBufferShape
 from kvlab.staging.kv_buffer_decode_cta import KVBufferDecodeCTA, KVBufferDecodeShape
+from kvlab.staging.launched_cta import LaunchedCTA
 from kvlab.staging.mfma_mla_cta import MfmaMLACTA
 from kvlab.staging.tile_walk import TileWalk
 from kvlab.staging.wgmma_cta import WgmmaCTA, WgmmaShape
@@ -47,16 +48,17 @@ def mla(traffic: Any = None) -> None:
     rows = (rng.standard_normal((6, 64, 1, 192)) / 8).astype(BF16)
     cache = PagedKVCache(rows, [0, 0], rng.permutation(6)[[[0, 1, 2, 3, 4], [5, 0, 1, 2, 3]]], 1, 320)
     traffic = Traffic() if traffic is None else traffic
-    cta = MfmaMLACTA(16, 128, (128, 64), cache, np.arange(2), end, traffic)
-    at = np.broadcast_to(192 * np.arange(16), (2, 16))
-    q = cta.load_q(Memory.over(rng.standard_normal(16 * 192).astype(BF16)), at, np.ones((2, 16), np.bool_))
-    o = cta.zeros()
-    for start in (0, 128, 256):
-        active = start < end
-        s = cta.scores(q, cta.load_k(np.array([start, start]), active), active)
-        cta.row_max(s)
-        cta.row_sum(s)
-        o = cta.accumulate(s, cta.load_v(active), o, active)
+    with traffic.launch():
+        cta = MfmaMLACTA(16, 128, (128, 64), cache, np.arange(2), end, traffic)
+        at = np.broadcast_to(192 * np.arange(16), (2, 16))
+        q = cta.load_q(Memory.over(rng.standard_normal(16 * 192).astype(BF16)), at, np.ones((2, 16), np.bool_))
+        o = cta.zeros()
+        for start in (0, 128, 256):
+            active = start < end
+            s = cta.scores(q, cta.load_k(np.array([start, start]), active), active)
+            cta.row_max(s)
+            cta.row_sum(s)
+            o = cta.accumulate(s, cta.load_v(active), o, active)
 
 
 def wgmma(traffic: Any = None) -> None:
@@ -172,6 +174,12 @@ def wgmma_loops_are_not_drained(patch: Patch) -> None:
     patch.setattr(WgmmaCTA, "_begin_loop", begin)
 
 
+def a_tile_more(cta: Any) -> None:
+    """A tile is copied ahead that no loop takes."""
+    cta.hazards.barrier()
+    cta.k._accesses.copy(0)
+
+
 VMCNT = "missing: s_waitcnt vmcnt in warp"
 MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
     "no-vmcnt": ("prefill decode shared mla", drop("wait_group"), READ, VMCNT),
@@ -189,7 +197,9 @@ MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
         "prefill decode shared mla staged", drop("barrier", instead=lambda h, meet: meet(h, SOME)), STUCK,
         "warps [2] do not arrive",
     ),
-    "one-stage-instead-of-two": ("prefill", attribute(kv_buffer_cta, "STAGES", 1), WAR, "k copy by warp"),
+    "one-stage-instead-of-two": (
+        "prefill", attribute(KVBufferCTA, "_stage", lambda cta, tiles: 0), WAR, "k copy by warp",
+    ),
     "k-fetched-before-it-is-read": ("prefill", fetch_before_the_scores, WAW, "k copy by warp"),
     "the-other-stage": ("prefill", reads_the_other_stage, READ, "v read by warp 0, stage 1"),
     "next-tile-fetched-with-the-scores": ("decode", fetched_before_p, WAR, "k copy by warp"),
@@ -216,6 +226,18 @@ MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
         "wgmma", drop("barrier", "v wgmma", lambda h, meet: meet(h, SOME)), STUCK, "warps [0, 1, 3] wait at barrier 0",
     ),
     "one-stage-of-wgmma": ("wgmma", attribute(wgmma_cta, "STAGES", 1), WAR, "v copy by warp"),
+    "not-drained": (
+        "wgmma", attribute(WgmmaCTA, "end", lambda cta: cta.hazards.finish()), END,
+        "is in flight at the end of the CTA; missing: cp.async.wait_group in warp 0",
+    ),
+    "product-in-flight-at-the-end": (
+        "wgmma", attribute(WgmmaCTA, "end", lambda cta: (cta.hazards.wait_group(0), cta.hazards.finish())), END,
+        "v wgmma by warp 0, stage 0, is in flight at the end of the CTA; missing: wgmma.wait_group in warp 0",
+    ),
+    "a-tile-more": (
+        "prefill decode mla", attribute(LaunchedCTA, "drain", a_tile_more), END,
+        "k copy by warp 0, stage 0, is in flight at the end of the CTA; missing: s_waitcnt vmcnt in warp 0",
+    ),
     "loops-not-drained": ("wgmma", wgmma_loops_are_not_drained, WAW, "cp.async.wait_group in warp"),
 }  # fmt: skip
 CASES = [(name, machine) for name, (machines, *_) in MUTANTS.items() for machine in machines.split()]

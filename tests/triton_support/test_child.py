@@ -24,6 +24,7 @@ from kvlab.triton_support.child import ChildDied, ChildTraceback, close, run
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
+PATIENCE = 300  # seconds: processes start slowly where many share a core
 
 
 def call(name, *args):
@@ -48,8 +49,8 @@ def alive(pid: int) -> bool:
         return False
 
 
-def gone(pid: int, seconds: float = 10) -> bool:
-    end = time.monotonic() + seconds
+def gone(pid: int) -> bool:
+    end = time.monotonic() + PATIENCE
     while alive(pid) and time.monotonic() < end:
         time.sleep(0.02)
     return not alive(pid)
@@ -162,6 +163,13 @@ def test_empty_and_object_arrays_are_carried():
     assert run("builtins:len", np.array([None, "x"], object)) == 2
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.uint32], ids=str)
+def test_empty_tensors_are_carried(dtype):
+    x = torch.empty_strided((2, 0, 3), (9, 7, 1), dtype=dtype)
+    there = run("operator:getitem", [x], 0)
+    assert (there.shape, there.stride(), there.dtype) == (x.shape, x.stride(), dtype)
+
+
 def test_tensors_elsewhere_are_refused():
     with pytest.raises(ValueError, match="tensor on meta"):
         call("describe_tensor", torch.empty(3, device="meta"))
@@ -223,12 +231,15 @@ def test_an_interrupted_call_does_not_answer_the_next():
     def alarm(*_):
         raise KeyboardInterrupt
 
+    def wait():
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        call("wait", PATIENCE)
+
     call("pid")
     previous = signal.signal(signal.SIGALRM, alarm)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
         with pytest.raises(KeyboardInterrupt):
-            call("wait", 60)
+            wait()
     finally:
         signal.signal(signal.SIGALRM, previous)
     assert run("builtins:len", [1, 2]) == 2
@@ -268,7 +279,7 @@ def test_a_fork_has_a_child_of_its_own():
         print(status, run("os:getpid") == first)
     """
     process = script(program)
-    assert process.communicate(timeout=60)[0].split() == ["0", "True"]
+    assert process.communicate(timeout=PATIENCE)[0].split() == ["0", "True"]
 
 
 @pytest.mark.parametrize("doing", ['run("os:getpid")', 'run("child_functions:busy", 600)'], ids=["idle", "busy"])
@@ -296,7 +307,7 @@ def test_a_fork_does_not_keep_the_child_alive():
         fork = os.fork()
         if fork:
             print(fork, flush=True)
-        time.sleep(60)
+        time.sleep(600)
     """
     process = script(program)
     assert process.stdout is not None
@@ -311,7 +322,7 @@ def test_a_fork_does_not_keep_the_child_alive():
 
 def test_the_child_ends_with_its_parent():
     process = script('from kvlab.triton_support.child import run; print(run("os:getpid"))')
-    assert gone(int(process.communicate(timeout=60)[0]))
+    assert gone(int(process.communicate(timeout=PATIENCE)[0]))
 
 
 def test_an_interpreted_process_needs_no_child():
@@ -321,7 +332,7 @@ def test_an_interpreted_process_needs_no_child():
         from kvlab.triton_support.interpreter import NotInterpreted, install
         print(is_interpreted(), run("os:getpid") == os.getpid(), run("interpreted_kernels:version")[1])
     """
-    assert script(program, TRITON_INTERPRET="1").communicate(timeout=60)[0].split() == ["True", "True", "True"]
+    assert script(program, TRITON_INTERPRET="1").communicate(timeout=PATIENCE)[0].split() == ["True", "True", "True"]
 
 
 def test_corrections_need_an_interpreted_triton():
@@ -335,7 +346,7 @@ def test_corrections_need_an_interpreted_triton():
             print("TRITON_INTERPRET=1 before" in str(error))
     """
     environment = {"TRITON_INTERPRET": "0"}
-    assert script(program, **environment).communicate(timeout=60)[0].split() == ["True"]
+    assert script(program, **environment).communicate(timeout=PATIENCE)[0].split() == ["True"]
 
 
 def test_importing_and_starting_need_neither_torch_nor_triton():
@@ -346,4 +357,4 @@ def test_importing_and_starting_need_neither_torch_nor_triton():
         child.run("os:getpid")
         print(any(name in sys.modules for name in ("torch", "triton")), child.run("child_functions:has_torch"))
     """
-    assert script(program).communicate(timeout=60)[0].split() == ["False", "False", "False"]
+    assert script(program).communicate(timeout=PATIENCE)[0].split() == ["False", "False", "False"]

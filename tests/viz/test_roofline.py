@@ -31,6 +31,30 @@ def test_every_point_is_a_dot_and_a_line_of_the_list(sound, overlaps) -> None:
     assert picture.title == "decode, page 16 reaches 90 % of its ceiling: memory"
 
 
+def test_peers_are_rings_over_their_task(sound, overlaps) -> None:
+    """Law: a peer of half the time stands where a kernel of twice the rate would; the list tells its share."""
+    task = RooflinePoint("decode", 4e9, 1e9, 4e-4, peers=(("FA3", 8e-4), ("vLLM", 5e-4)))
+    picture = draw_roofline([task, POINTS[2]], **CEILINGS)
+    sound(picture)
+    assert not overlaps(picture)
+    rings = re.findall(r'<rect x="([\d.]+)" y="([\d.]+)" width="9" height="9"', picture.svg)
+    alone = draw_roofline([RooflinePoint("slow", 4e9, 1e9, 8e-4), POINTS[2]], **CEILINGS)
+    (x, y), _ = dots(alone.svg)
+    assert [float(n) + 4.5 for n in rings[0]] == pytest.approx([x, y], abs=0.02)
+    assert len(rings) == 2
+    assert "81 %, FA3 40 %, vLLM 65 %" in picture.svg
+    with pytest.raises(ValueError, match=r"seconds of FA3 0\.0 must be a positive number"):
+        RooflinePoint("decode", 4e9, 1e9, 4e-4, peers=(("FA3", 0.0),))
+
+
+def test_points_that_lie_together_share_a_label(overlaps) -> None:
+    crowd = [RooflinePoint(f"decode {n}", 4e9, 1e9, 3.6e-4 + n * 1e-6) for n in range(5)]
+    picture = draw_roofline([*crowd, POINTS[2]], **CEILINGS)
+    assert ">1-5<" in picture.svg
+    assert ">6<" in picture.svg
+    assert not overlaps(picture)
+
+
 def test_a_factor_is_the_same_distance_everywhere(sound) -> None:
     """Law of logarithmic axes: ten times the intensity at the same rate moves a dot by one decade, and none up."""
     apart = [RooflinePoint(str(n), 1e9, 1e9 / n, 1e-3) for n in (1, 10, 100)]

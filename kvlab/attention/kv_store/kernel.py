@@ -16,11 +16,11 @@ NO_TOKEN = tl.constexpr(2**31 - 1)
 @triton.jit
 def source(token, head, seq_tokens, batch_step, token_step, head_step, FORM: tl.constexpr, VEC: tl.constexpr):
     """Element offset of each row's head in k or v; steps in vectors."""
-    at = head.to(tl.int64) * (head_step * VEC)
+    at = head.to(tl.int64) * head_step
     if FORM == "padded":
-        at += (token // seq_tokens).to(tl.int64) * (batch_step * VEC)
+        at += (token // seq_tokens).to(tl.int64) * batch_step
         token = token % seq_tokens
-    return at + token.to(tl.int64) * (token_step * VEC)
+    return (at + token.to(tl.int64) * token_step) * VEC
 
 
 @triton.jit
@@ -173,10 +173,11 @@ def append(
     v, v_scale = quantise(v, v_scale, v_scale_ptr, v_inverse, V_QUANT, V_LIMIT)
     v = v.to(v_cache_ptr.dtype.element_ty)
     #: store_v    registers -> DRAM, before K, which may wait for its angles; rows without a slot write nothing
-    v_to = v_page * (vc_page * V_OUT) + v_slot * (vc_slot * V_OUT) + v_head_idx.to(tl.int64) * (vc_head * V_OUT) + v_dim
+    v_to = (v_page * vc_page + v_slot * vc_slot + v_head_idx.to(tl.int64) * vc_head) * V_OUT + v_dim
     tl.store(v_cache_ptr + v_to[:, None] + v_col, v, mask=v_live[:, None] & v_inside)
     if V_QUANT == "block":
-        v_scale_at = v_page * vs_page + v_slot * vs_slot + v_head_idx.to(tl.int64) * vs_head + v_row % VNB * vs_block
+        v_scale_at = v_page * vs_page + v_slot * vs_slot + v_head_idx.to(tl.int64) * vs_head
+        v_scale_at += (v_row % VNB).to(tl.int64) * vs_block
         tl.store(v_scale_ptr + v_scale_at, v_scale.to(v_scale_ptr.dtype.element_ty), mask=v_live)
     #: rope_k -> k    where K is the roped side
     if ROPE == "k":
@@ -188,10 +189,11 @@ def append(
     k, k_scale = quantise(k, k_scale, k_scale_ptr, k_inverse, K_QUANT, K_LIMIT)
     k = k.to(k_cache_ptr.dtype.element_ty)
     #: store_k    as V
-    k_to = k_page * (kc_page * K_OUT) + k_slot * (kc_slot * K_OUT) + k_head_idx.to(tl.int64) * (kc_head * K_OUT) + k_dim
+    k_to = (k_page * kc_page + k_slot * kc_slot + k_head_idx.to(tl.int64) * kc_head) * K_OUT + k_dim
     tl.store(k_cache_ptr + k_to[:, None] + k_col, k, mask=k_live[:, None] & k_inside)
     if K_QUANT == "block":
-        k_scale_at = k_page * ks_page + k_slot * ks_slot + k_head_idx.to(tl.int64) * ks_head + k_row % KNB * ks_block
+        k_scale_at = k_page * ks_page + k_slot * ks_slot + k_head_idx.to(tl.int64) * ks_head
+        k_scale_at += (k_row % KNB).to(tl.int64) * ks_block
         tl.store(k_scale_ptr + k_scale_at, k_scale.to(k_scale_ptr.dtype.element_ty), mask=k_live)
 
 

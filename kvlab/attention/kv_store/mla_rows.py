@@ -41,7 +41,7 @@ def mla_windows(latent: Any, k_rope: Any, cache: Any, scale: Any) -> tuple[Any, 
         f"rows of {L + R}, or of an fp8 format and {' or '.join(map(str, forms))} bytes",
     )
     require(not forms[width] or scale is None, "scale of a row with scales", "left out: they are computed")
-    behind = viewed(rows[..., L + forms[width] :], bfloat16)
+    behind = viewed(rows[..., L + forms[width] :], bfloat16, "cache")
     if forms[width]:
-        scale = viewed(rows[..., L : L + forms[width]], float32)
+        scale = viewed(rows[..., L : L + forms[width]], float32, "cache")
     return latent, k_rope, rows[..., :L], behind, scale

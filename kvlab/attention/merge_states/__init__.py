@@ -9,6 +9,7 @@ from kvlab.attention.explain import Explanation
 from kvlab.attention.inputs import check_arrays, check_dtype, check_writeable, given, require
 from kvlab.cache.arrays import dtype_of, element_strides, overlaps
 
+from .config import merge_grid
 from .emulator import launch as emulate
 from .reference import reference
 
@@ -85,7 +86,7 @@ def _checked(outs: Any, lses: Any, out: Any) -> tuple[Any, Any, Any, bool]:
 
 def _plan(outs: Any, backend: str) -> Explanation:
     chosen, reason = choose_backend(outs, backend)
-    return Explanation("merge_states", chosen, reason, None, (outs.shape[1], outs.shape[2] * outs.shape[3]))
+    return Explanation("merge_states", chosen, reason, None, merge_grid(*(int(n) for n in outs.shape[1:4])))
 
 
 def _explain(outs: Any, lses: Any, *, out: Any = None, backend: str = "auto", **_: Any) -> Explanation:

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvlab.staging import Traffic, program_ids
 
-from .config import CHUNK
+from .config import CHUNK, merge_grid
 
 Array = np.ndarray[Any, Any]
 
@@ -17,8 +17,8 @@ def merge(outs: Array, lses: Array, o_array: Array, lse_array: Array, PARTS: int
     """Put the parts of one head of one token together; parts without a key have no share in it."""
     #: setup -> lse_parts    each part's lse; +inf, as some write for no key, is -inf
     num_parts, batches, tokens, heads, D = outs.shape
-    batch, token_and_head = program_ids((batches, tokens * heads))  # [P]
-    token, head = token_and_head // heads, token_and_head % heads
+    sequence_and_token, head = program_ids(merge_grid(batches, tokens, heads))  # [P]
+    batch, token = sequence_and_token // tokens, sequence_and_token % tokens
     lse_parts = np.full((len(batch), PARTS), -np.inf, np.float32)
     lse_parts[:, :num_parts] = lses[:, batch, token, head].T
     lse_parts = np.where(lse_parts == np.inf, np.float32(-np.inf), lse_parts)

@@ -6,21 +6,21 @@ import torch
 import triton
 import triton.language as tl
 
-from .config import CHUNK
+from .config import CHUNK, merge_grid
 
 
 @triton.jit
 def merge(
-    part_ptr, part_lse_ptr, o_ptr, lse_ptr, heads, num_parts,
+    part_ptr, part_lse_ptr, o_ptr, lse_ptr, tokens, num_parts,
     part_n, part_batch, part_token, part_head, part_lse_n, part_lse_batch, part_lse_token, part_lse_head,
     o_batch, o_token, o_head, lse_batch, lse_token, lse_head,
     D: tl.constexpr, BD: tl.constexpr, PARTS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Put the parts of one head of one token together; parts without a key have no share in it."""
     #: setup -> lse_parts    each part's lse; +inf, as some write for no key, is -inf
-    batch = tl.program_id(0).to(tl.int64)
-    token = (tl.program_id(1) // heads).to(tl.int64)
-    head = (tl.program_id(1) % heads).to(tl.int64)
+    batch = (tl.program_id(0) // tokens).to(tl.int64)
+    token = (tl.program_id(0) % tokens).to(tl.int64)
+    head = tl.program_id(1).to(tl.int64)
     at_lse = part_lse_ptr + batch * part_lse_batch + token * part_lse_token + head * part_lse_head
     every = tl.arange(0, PARTS).to(tl.int64)
     lse_parts = tl.load(at_lse + every * part_lse_n, mask=every < num_parts, other=-float("inf"))
@@ -67,8 +67,8 @@ def launch(
     lse = torch.empty(lses.shape[1:], dtype=torch.float32, device=lses.device) if lse is None else lse
     if lse.numel() == 0:
         return out, lse
-    merge[(batch, tokens * heads)](
-        outs, lses, out, lse, heads, num_parts,
+    merge[merge_grid(batch, tokens, heads)](
+        outs, lses, out, lse, tokens, num_parts,
         *outs.stride()[:4], *lses.stride(), *out.stride()[:3], *lse.stride(),
         D=head_dim, BD=triton.next_power_of_2(head_dim), PARTS=triton.next_power_of_2(max(num_parts, 1)),
         CHUNK=CHUNK, num_warps=4,

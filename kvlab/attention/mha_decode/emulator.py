@@ -21,6 +21,7 @@ from kvlab.attention.scoring.emulator import (
     in_pages,
     key_range,
     token_scale,
+    visible_end,
 )
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory
@@ -49,7 +50,7 @@ def attend(
     is_row = row < group * tokens
     safe_head = np.where(is_row, head, 0)
     position = num_keys[:, None] - tokens + token  # [P, BM]
-    end = num_keys if mask.valid is None else np.minimum(num_keys, mask.valid[batch].astype(np.int32))
+    end = visible_end(num_keys, mask.valid, batch)
     sides = mask.left, mask.right, mask.chunk
     first, limit = key_range(position, end[:, None], *sides)  # [P, BM]
     begin = key_range(num_keys - tokens, end, *sides)[0] if mask.windowed else np.zeros_like(num_keys)
@@ -169,7 +170,10 @@ def launch(
     keys, values = PagedKVCache(k_cache, *lengths), PagedKVCache(v_cache, *lengths)
     part, part_lse = partial_results(out, lse, config.num_splits)
     scale_log2 = scale * LOG2E * features.scales.q.number * features.scales.k.number
-    attend(q, keys, values, seq_lens, part, part_lse, scale_log2, mask_value, features, problem, config, arch, traffic)
+    with traffic.launch():
+        attend(
+            q, keys, values, seq_lens, part, part_lse, scale_log2, mask_value, features, problem, config, arch, traffic
+        )  # fmt: skip
     if config.num_splits > 1:
         merge(part, part_lse.swapaxes(2, 3), out=out, lse=lse.swapaxes(1, 2), traffic=traffic)
     return out, lse

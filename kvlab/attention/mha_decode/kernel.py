@@ -12,7 +12,7 @@ from kvlab.attention.merge_states.kernel import launch as merge
 from kvlab.attention.merge_states.kernel import partial_results
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.scales import Scale
-from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale
+from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale, visible_end
 from kvlab.attention.scoring.launch import bias_arguments, slopes_batch
 from kvlab.triton_support.interpreter import is_interpreted
 
@@ -110,9 +110,7 @@ def attend(
     head = kv_head * group + row % group
     is_row = row < group * tokens
     position = num_keys - tokens + token  # [BM]
-    end = num_keys
-    if VALID:
-        end = tl.minimum(end, tl.load(valid_ptr + batch).to(tl.int32))
+    end = visible_end(num_keys, valid_ptr, batch, VALID)
     first, limit = key_range(position, end, left, right, chunk, CHUNKED)  # [BM]
     begin = 0
     if BOUNDED:

@@ -14,7 +14,7 @@ from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
 from kvlab.attention.mha_decode.config import DecodeProblem, problem_of
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
-from kvlab.attention.scoring.emulator import add_bias, by_column, cap, distance, key_range
+from kvlab.attention.scoring.emulator import add_bias, by_column, cap, distance, key_range, visible_end
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory
 from kvlab.staging import KVCacheIterator, Traffic, ceildiv, program_ids, ragged_range, row_offsets
@@ -44,7 +44,7 @@ def attend(
     is_row = row < group * tokens
     safe_head = np.where(is_row, head, 0)
     position = num_keys[:, None] - tokens + token  # [P, BM]
-    end = num_keys if mask.valid is None else np.minimum(num_keys, mask.valid[batch].astype(np.int32))
+    end = visible_end(num_keys, mask.valid, batch)
     sides = mask.left, mask.right, mask.chunk
     first, limit = key_range(position, end[:, None], *sides)  # [P, BM]
     begin = key_range(num_keys - tokens, end, *sides)[0] if mask.windowed else np.zeros_like(num_keys)
@@ -153,7 +153,10 @@ def launch(
     lengths = np.maximum(before, 0).astype(np.uint32), block_table, tokens, problem.max_keys
     keys, values = PagedKVCache(k_cache, *lengths), PagedKVCache(v_cache, *lengths)
     part, part_lse = partial_results(out, lse, config.num_splits)
-    attend(q, keys, values, seq_lens, part, part_lse, scale * LOG2E, mask_value, features, problem, config, traffic)
+    with traffic.launch():
+        attend(
+            q, keys, values, seq_lens, part, part_lse, scale * LOG2E, mask_value, features, problem, config, traffic
+        )  # fmt: skip
     if config.num_splits > 1:
         merge(part, part_lse.swapaxes(2, 3), out=out, lse=lse.swapaxes(1, 2), traffic=traffic)
     return out, lse

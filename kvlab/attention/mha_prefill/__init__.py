@@ -82,14 +82,13 @@ def mha_prefill(
              sm_90 GPU the kernel written for it where it applies;
              "reference" (float64), "emulator", "triton", "hopper" (sm_90; its emulator for arrays on no GPU; it
              multiplies what stands before a window in its first block of 128 keys with 0: no NaN may stand there)
-    arch    the machine that is emulated: "sm_90" (D and Dv up to 512), or "gfx950" (64, 128, 192 or 256)
+    arch    the machine that is emulated: "sm_90", "sm_80" (no float8_e4m3fn), or "gfx950"
     check   look at the values of cu_seqlens too. None: unless they are on a GPU, which would wait for it
     traffic  a :class:`~kvlab.staging.Traffic` that counts what the emulator moves
 
     A row without a key gives 0 and lse -inf (the sink's logit with sinks). Tiles that no row sees are not read.
     float8_e4m3fn needs sm_89 or later, or gfx950. P V of such a q runs in it too, P times 2^8 rounded to it (in
-    bfloat16 where V has scales of tokens, which may be of any size). Beside a q of 16 bits, on a GPU, head dimensions
-    are of one piece (:func:`kvlab.attention.pieces.pieces`), those of K also 192.
+    bfloat16 where V has scales of tokens, which may be of any size).
     ValueError on bad arguments, before anything is written. Nothing waits for the GPU, and the grid does not depend on
     the lengths of the sequences.
 

@@ -55,9 +55,17 @@ class PrefillProblem:
     @property
     def smallest_piece(self) -> int:
         """Columns of the least product: e4m3 contracts 32 at a time, float32 tiles fill the lanes of a warp. Converted
-        e4m3 takes 32 as well: with a piece of 16 (head dimension 80) an H100 missed the tolerance; the cause is open.
+        e4m3 takes 64, whose rows of 128 bytes have one swizzle: beside narrower ones, ptxas of CUDA 12.8 makes
+        descriptors of registers that nobody wrote (see :mod:`kvlab.triton_support.sass`).
         """
-        return 16 if self.itemsize == self.kv_itemsize == 2 else 32
+        return 64 if self.converted else 16 if self.itemsize == 2 else 32
+
+    @property
+    def smallest_on_gfx950(self) -> int:
+        """Columns of the least piece there: MFMA 32x32 has 32 columns of V, e4m3 contracts 64 at a time, and four warps
+        share out 64 columns of float32.
+        """
+        return 32 if self.itemsize == self.kv_itemsize == 2 else 64
 
 
 @dataclass(frozen=True)
@@ -98,7 +106,8 @@ def choose_config(problem: PrefillProblem, *, arch: str = "sm_90", batch_invaria
     >>> choose_config(problem).grid(problem)
     (16, 32)
     """
-    (D0, D1), (V0, V1) = (pieces(n, problem.smallest_piece) for n in (problem.head_dim, problem.value_dim))
+    smallest = problem.smallest_on_gfx950 if arch == "gfx950" else problem.smallest_piece
+    (D0, D1), (V0, V1) = (pieces(n, smallest) for n in (problem.head_dim, problem.value_dim))
     depth = max(D0 + D1, V0 + V1)
     tight = problem.ragged or problem.heavy or D1 > 0 or V1 > 0
     amd = arch.startswith("gfx")
@@ -124,7 +133,8 @@ def _hopper_tile(depth: int, tight: bool, problem: PrefillProblem) -> tuple[int,
     if depth > 128 and tight and problem.converted:
         return 64, 16 if problem.heavy else 32
     if depth > 128:
-        return 64 if problem.biased else 128, 32 if tight else 64
+        return 64 if problem.biased else 128, 32 if tight or problem.converted else 64
     if depth > 64:
-        return 128, 32 if problem.biased else 64 if tight else 128
+        small = problem.biased or (problem.converted and problem.heavy)
+        return 128, 32 if small else 64 if tight or problem.converted else 128
     return 128, 64

@@ -10,7 +10,16 @@ from kvlab.attention.features import Features
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.operands import result_dtype
 from kvlab.attention.scales import P_SCALE, Scale
-from kvlab.attention.scoring.emulator import add_bias, by_column, cap, distance, head_scale, key_range, token_scale
+from kvlab.attention.scoring.emulator import (
+    add_bias,
+    by_column,
+    cap,
+    distance,
+    head_scale,
+    key_range,
+    token_scale,
+    visible_end,
+)
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory
 from kvlab.staging import Fragments, Traffic, program_ids, ragged_range, row_offsets
@@ -39,7 +48,7 @@ def attend(
     starts = np.zeros(problem.batch, np.int64) if cu_q is None else cu_q[:-1].astype(np.int64)
     num_q = np.full(problem.batch, problem.max_q, np.int32) if cu_q is None else np.diff(cu_q).astype(np.int32)
     q_row, num_q, num_keys = starts[batch][:, None] + token, num_q[batch], num_keys[batch].astype(np.int32)
-    end = num_keys if mask.valid is None else np.minimum(num_keys, mask.valid[batch].astype(np.int32))
+    end = visible_end(num_keys, mask.valid, batch)
     is_row = token < num_q[:, None]
     position = token + (num_keys - num_q)[:, None]
     sides = mask.left, mask.right, mask.chunk
@@ -72,7 +81,7 @@ def attend(
     columns = cta.columns(k_rows, v_rows)
     k_tiles, v_tiles = (tile_walks(rows, BN, batch, kv_head, full, lo, widths) for rows, widths in columns)
     k_last, v_last = (tile_walks(rows, BN, batch, kv_head, hi, full, widths) for rows, widths in columns)
-    cta.follow(k_tiles[0], v_tiles[0], k_last[0], v_last[0])
+    cta.follow(k_tiles, v_tiles, k_last, v_last)
     for start in ragged_range(lo, full, BN):
         #: load_k -> k, k_rest    a K tile that every row sees, DRAM -> shared memory
         active = start < full  # [P], programs whose range is not over
@@ -218,9 +227,10 @@ def launch(
         rows = [PagedKVCache(x, *lengths) for x in (k, v)]
     traffic = Traffic() if traffic is None else traffic
     scales, (k_rows, v_rows) = features.scales, rows
-    attend(
-        q, k_rows, v_rows, cu_q, num_keys, out, lse, scale * scales.q.number * scales.k.number * LOG2E,
-        scales.v.number / (P_SCALE if problem.p_fp8 else 1), mask_value, features, base2, problem, config, arch,
-        traffic,
-    )  # fmt: skip
+    with traffic.launch():
+        attend(
+            q, k_rows, v_rows, cu_q, num_keys, out, lse, scale * scales.q.number * scales.k.number * LOG2E,
+            scales.v.number / (P_SCALE if problem.p_fp8 else 1), mask_value, features, base2, problem, config, arch,
+            traffic,
+        )  # fmt: skip
     return out, lse

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kvlab.attention.backends import machine
@@ -53,6 +53,7 @@ def attend(
         barriers(C.NQ * C.NC, 1), barriers(C.NQ * C.NC, 1), barriers(C.NB, 1), barriers(C.NB, C.NC),
         barriers(C.NB, 1), barriers(C.NB, C.NC),
     )  # fmt: skip
+    fence_async_shared()  # TMA arrives at these barriers
     q_s = operand(q_box, C.BM, C.D, C.NQ * C.NC * C.D // 64)
     k_s = operand(k_box, C.BN, C.D, C.NB * C.D // 64)
     v_s = operand(v_box, C.BN, C.DV, C.NB * C.DV // 64)

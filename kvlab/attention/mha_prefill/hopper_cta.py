@@ -1,54 +1,66 @@
-"""A CTA of the Hopper prefill kernel: shared memory, mbarriers, TMA and wgmma, and the roles that share them."""
+"""A CTA of the Hopper prefill kernel: shared memory, mbarriers, TMA and wgmma, and what its partitions do with them."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from kvlab.hardware import BarrierDeadlock, SharedMemBarrier, TmaDescriptor, get_atom, tma
-from kvlab.memory import AddressSpace, Memory
-from kvlab.staging import Fragments, Traffic
+from kvlab.hardware import TmaDescriptor, get_atom, tma
+from kvlab.staging import AsyncBarrier, Fragments, Traffic
 from kvlab.staging.fragments import FragmentMap
-from kvlab.staging.wgmma_cta import PanelTile
+from kvlab.staging.launched_cta import LaunchedCTA
 
 from .hopper_config import Constants
+from .hopper_places import places_of
 
-__all__ = ["HopperCTA", "Wait", "run_roles"]
+__all__ = ["HopperCTA", "accumulator"]
 
 Array = np.ndarray[Any, Any]
-Wait = tuple[SharedMemBarrier, int]
-"""A barrier and the parity of the phase that a role waits for."""
+Warps = tuple[int, ...]
 
 
-class HopperCTA:
-    """Shared memory as the kernel lays it out, and what is done to it.
+class HopperCTA(LaunchedCTA):
+    """Shared memory as the kernel lays it out, and what is done to it; every access, wait and arrival is stated to
+    ``hazards``, in the order of the PTX. ``me`` are the warps of a partition.
 
-    Buffers of Q (NQ) and O for each consumer, of K and V for each stage, all as panels of 128 bytes a row, swizzled.
+    An arrival is one thread's; before it the warps of its partition meet, as the compiler has it.
     """
 
-    def __init__(self, C: Constants, dtype: np.dtype[Any], boxes: dict[str, TmaDescriptor], traffic: Traffic) -> None:
-        self.C, self.dtype, self.boxes, self.traffic = C, dtype, boxes, traffic
-        self.words = [[0] * 6 for _ in range(C.NQ)]
-        self.q, end = _buffers(C.NQ * C.NC, C.BM, C.D, 0)
-        self.k, end = _buffers(C.NB, C.BN, C.D, end)
-        self.v, end = _buffers(C.NB, C.BN, C.DV, end)
-        self.o, end = _buffers(C.NC, C.BM, C.DV // C.ROUNDS, end)
-        self.smem = Memory(end, space=AddressSpace.SHARED, name="shared memory")
-        counts = ((C.NQ * C.NC, 1), (C.NQ * C.NC, 1), (C.NB, 1), (C.NB, C.NC), (C.NB, 1), (C.NB, C.NC))
-        self.q_full, self.q_free, self.k_full, self.k_free, self.v_full, self.v_free = (
-            [SharedMemBarrier(arrivals) for _ in range(n)] for n, arrivals in counts
-        )
+    def __init__(
+        self, C: Constants, dtype: np.dtype[Any], boxes: dict[str, TmaDescriptor], traffic: Traffic,
+        *, traced: bool = True,
+    ) -> None:  # fmt: skip
+        self.C, self.dtype, self.boxes, self.places = C, dtype, boxes, places_of(C)
+        places = self.places
+        super().__init__(
+            places.nbytes, places.warps, "sm_90", None, traffic, traced=traced, cells=places.cells,
+            partitions=places.partitions,
+        )  # fmt: skip
+        self.q_full, self.q_free = self._barriers("q full", C.NQ * C.NC), self._barriers("q free", C.NQ * C.NC)
+        self.k_full, self.k_free = self._barriers("k full", C.NB), self._barriers("k free", C.NB, C.NC)
+        self.v_full, self.v_free = self._barriers("v full", C.NB), self._barriers("v free", C.NB, C.NC)
+
+    def send(self, slot: int, first: int, *values: int) -> None:
+        """Numbers for the other partitions, from the one numbered ``first`` of ``slot`` on."""
+        self.hazards.write(self.places.words(slot, self.places.producer), "words write", slot)
+        address = self.places.word(slot, first) + 4 * np.arange(len(values))
+        self.smem.store(address, np.array(values, np.int32)[:, None])
+
+    def receive(self, me: Warps, slot: int, first: int, count: int = 1) -> list[int]:
+        """The numbers that were sent."""
+        self.hazards.read(self.places.words(slot, me), "words read", slot)
+        address = self.places.word(slot, first) + 4 * np.arange(count)
+        return [int(word) for word in self.smem.load(address, np.int32)[:, 0]]
 
     def load_rows(
-        self, role: str, bar: SharedMemBarrier, b: int, batch: int, first: int, head: int, key: int = 0,
+        self, role: str, bar: AsyncBarrier, b: int, batch: int, first: int, head: int, key: int = 0,
         num_keys: int = 0, table: Array | None = None,
     ) -> None:  # fmt: skip
         """A tile: boxes of some rows and one panel of columns, all on one mbarrier. Pages past the end read as 0."""
-        place, box = getattr(self, role)[b], self.boxes[role]
-        bar.expect_bytes(place.nbytes)
+        place, box = self.places.tiles[role][b], self.boxes[role]
+        bar.expect_bytes(place.nbytes, self.places.producer[0])
         token = key + np.arange(0, place.rows, box.box[1])
         page, row = np.full(len(token), batch), first + token
         if table is not None:
@@ -56,48 +68,84 @@ class HopperCTA:
             page, row = np.where(token < num_keys, named, box.shape[0]), token % self.C.PAGE
         panel = np.arange(0, place.cols, 64)[:, None]
         address = place.base + panel // 64 * place.rows * 128 + (token - key) * 128  # [panels, boxes]
-        tma.load(box, (page, row, head, panel), self.smem, address, bar)
+        nbytes = address.size * box.transaction_bytes
+        self.hazards.copy_bulk(self.places.whole(role, b, self.places.producer), bar, nbytes, f"{role} copy", b)
+        tma.load(box, (page, row, head, panel), self.smem, address)
         self.traffic.move("DRAM->SMEM", place.nbytes)
 
-    def clean_rows(self, b: int, end: int) -> None:
-        """Zero the rows of a V tile from ``end`` on: what stands behind a sequence may be anything."""
-        place = self.v[b]
+    def clean_rows(self, me: Warps, b: int, end: int) -> None:
+        """Zero the rows of a V tile from ``end`` on: what stands behind a sequence may be anything. Each consumer does
+        it, before it reads the tile.
+        """
+        place = self.places.tiles["v"][b]
+        self.hazards.write_equal(self.places.atoms(me, b, end // 8), "v zeros", b)
         address = place.address(np.arange(end, place.rows)[:, None], np.arange(place.vectors))
         self.smem.store(address, np.zeros((*address.shape, 16), np.uint8))
+        self.hazards.fence_async(me)
+        self.meet(me)
 
-    def scores(self, u: int, b: int) -> Fragments:
-        """S = Q K^T of buffer u and stage b, both operands from shared memory: ``[BM, BN]`` float32."""
-        C, atom = self.C, self._atom(self.C.BN)
+    def scores(self, me: Warps, u: int, b: int) -> Fragments:
+        """S = Q K^T of buffer u and stage b, both operands from shared memory: ``[BM, BN]`` float32. Started."""
+        C, atom, q_at, k_at = self.C, self._atom(self.C.BN), self.places.tiles["q"][u], self.places.tiles["k"][b]
+        self.hazards.read_async(self.places.whole("q", u, me), "q wgmma", u, last=False)
+        self.hazards.read_async(self.places.whole("k", b, me), "k wgmma", b)
         c = np.zeros((1, 1, 128, C.BN // 2), np.float32)
         for k in range(0, C.D, 16):
-            q = self._operand(self.q[u].descriptor(0, k, along_rows=False).addresses(C.BM, 16, self.dtype))
-            key = self._operand(self.k[b].descriptor(0, k, along_rows=False).addresses(C.BN, 16, self.dtype))
+            q = self._operand(q_at.descriptor(0, k, along_rows=False).addresses(C.BM, 16, self.dtype))
+            key = self._operand(k_at.descriptor(0, k, along_rows=False).addresses(C.BN, 16, self.dtype))
             c = atom.mma(atom.fragment_a(q), key.swapaxes(2, 3), c)
         self.traffic.move("SMEM->tensor cores", (C.BM + C.BN) * C.D * 2)
-        return Fragments(c.reshape(1, 128, 1, -1), _accumulator(C.BN))
+        return Fragments(c.reshape(1, 128, 1, -1), accumulator(C.BN))
 
-    def accumulate(self, p: Fragments, b: int, o: Fragments) -> Fragments:
-        """O += P V: P from registers, V from shared memory, transposed by the unit."""
-        C, atom = self.C, self._atom(self.C.DV)
+    def accumulate(self, me: Warps, p: Fragments, b: int, o: Fragments) -> Fragments:
+        """O += P V: P from registers, V from shared memory, transposed by the unit. Started."""
+        C, atom, v_at = self.C, self._atom(self.C.DV), self.places.tiles["v"][b]
+        self.hazards.read_async(self.places.whole("v", b, me), "v wgmma", b)
         c, a = o.values.reshape(1, 1, 128, -1), p.values.reshape(1, 1, 128, -1)
         for key in range(0, C.BN, 16):
-            v = self._operand(self.v[b].descriptor(key, 0, along_rows=True).addresses(C.DV, 16, self.dtype, "MN"))
+            v = self._operand(v_at.descriptor(key, 0, along_rows=True).addresses(C.DV, 16, self.dtype, "MN"))
             c = atom.mma(a[..., key // 2 : key // 2 + 8], v.swapaxes(2, 3), c)
         self.traffic.move("SMEM->tensor cores", C.BN * C.DV * 2)
         return o.with_values(c.reshape(o.values.shape))
 
     def zeros(self) -> Fragments:
         """An output accumulator ``[BM, DV]``."""
-        return Fragments.zeros(1, _accumulator(self.C.DV))
+        return Fragments.zeros(1, accumulator(self.C.DV))
 
-    def store_columns(self, w: int, values: Array, batch: int, row: int, head: int, col: int) -> None:
-        """``values``, the columns of O from ``col`` on, through shared memory to the output."""
-        place = self.o[w]
+    def store_columns(self, me: Warps, w: int, values: Array, batch: int, row: int, head: int, col: int) -> None:
+        """``values``, the columns of O from ``col`` on, through buffer ``w``, which no copy reads any more."""
+        place = self.places.tiles["o"][w]
+        self.meet(me)
+        self.hazards.write(self.places.rows(me, w), "o write", w)
         address = place.address(np.arange(place.rows)[:, None], np.arange(place.vectors))
         self.smem.store(address, values.reshape(*address.shape, 8))
+        self.hazards.fence_async(me)
+        self.meet(me)
+        self.hazards.store_bulk(self.places.whole("o", w, me[:1]), "o store", w)
         panel = np.arange(0, place.cols, 64)
         tma.store(self.boxes["o"], (batch, row, head, col + panel), self.smem, place.base + panel * place.rows * 2)
         self.traffic.move("registers->DRAM", values.nbytes)
+
+    def meet(self, me: Warps) -> None:
+        """The barrier of a partition."""
+        self.hazards.barrier(me, me, name=1 + me[0] // 4)
+
+    def arrive(self, me: Warps, bar: AsyncBarrier) -> None:
+        """One thread arrives, once all warps of the partition are here."""
+        self.meet(me)
+        bar.arrive(me[:1])
+
+    def wait_mma(self, me: Warps, n: int) -> None:
+        """At most ``n`` products go on."""
+        self.hazards.wait_mma(n, me)
+
+    def wait_store(self, me: Warps) -> None:
+        """O's buffer has been read; the warps meet, so that those that stored nothing know it, too."""
+        self.hazards.wait_store(0, me)
+        self.meet(me)
+
+    def _barriers(self, name: str, n: int, arrivals: int = 1) -> list[AsyncBarrier]:
+        return [self.hazards.mbarrier(f"{name}[{i}]", arrivals) for i in range(n)]
 
     def _atom(self, columns: int) -> Any:
         return get_atom(f"wgmma.m64n{columns}k16.{'bf16' if self.dtype.name == 'bfloat16' else 'f16'}")
@@ -107,52 +155,9 @@ class HopperCTA:
         return self.smem.load(address, self.dtype)[None, None, ..., 0]
 
 
-def _buffers(n: int, rows: int, cols: int, base: int) -> tuple[list[PanelTile], int]:
-    """``n`` tiles one after the other, and where they end."""
-    size = rows * cols * 2
-    return [PanelTile(rows, cols, base + i * size) for i in range(n)], base + n * size
-
-
 @functools.cache
-def _accumulator(columns: int) -> FragmentMap:
+def accumulator(columns: int) -> FragmentMap:
     """wgmma's accumulator of 64 rows: warp w has the rows ``16 w ...``."""
     thread, repeat, r = np.ogrid[:128, :1, : columns // 2]
     row, col = get_atom(f"wgmma.m64n{columns}k16.bf16").c(thread, r)
     return FragmentMap((64, columns), row + 0 * repeat, np.broadcast_to(col + 0 * repeat, row.shape), warp_size=32)
-
-
-def run_roles(roles: list[Iterator[Wait]], order: np.random.Generator | None = None) -> None:
-    """Run the roles of all CTAs, each until it waits, in turn until all have ended. BarrierDeadlock if none can go on.
-
-    order : with a generator, whose turn it is is drawn at every wait, some roles more often than others.
-
-    >>> bar = SharedMemBarrier()
-    >>> def waits():
-    ...     yield bar, 0
-    ...     print("woken")
-    >>> def arrives():
-    ...     print("arrives")
-    ...     bar.arrive()
-    ...     yield from ()
-    >>> run_roles([waits(), arrives()])
-    arrives
-    woken
-    """
-    waits: dict[int, Wait | None] = dict.fromkeys(range(len(roles)))
-    pace = None if order is None else order.random(len(roles)) ** 4
-    while waits:
-        ready = [i for i, wait in waits.items() if wait is None or wait[0].try_wait(wait[1])]
-        if not ready:
-            raise BarrierDeadlock(f"all {len(waits)} roles wait: {list(waits.values())}")
-        if order is not None and pace is not None:
-            ready = [int(order.choice(ready, p=pace[ready] / pace[ready].sum()))]
-        for i in ready:
-            wait = waits[i]
-            while wait is None or wait[0].try_wait(wait[1]):
-                try:
-                    waits[i] = wait = next(roles[i])
-                except StopIteration:
-                    del waits[i]
-                    break
-                if order is not None:
-                    break

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +15,8 @@ from kvlab.staging import Fragments, Traffic
 
 from .config import PrefillProblem
 from .hopper_config import HopperConfig
-from .hopper_cta import HopperCTA, Wait, run_roles
+from .hopper_cta import HopperCTA
+from .hopper_turns import Role, Wait, run_roles
 
 Array = np.ndarray[Any, Any]
 NOTHING = np.float32(-(2.0**100))
@@ -88,7 +88,7 @@ def produce(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
             slot = j % C.NQ
             for w in range(C.NC):
                 yield cta.q_free[slot * C.NC + w], ((j // C.NQ) & 1) ^ 1
-            cta.words[slot] = [batch, head, row, q_first, num_q, num_keys]
+            cta.send(slot, 0, batch, head, row, q_first, num_q, num_keys)
             #: load_q -> j    DRAM -> shared memory, 64 rows for each consumer
             for w in range(C.NC):
                 u = slot * C.NC + w
@@ -111,34 +111,35 @@ def produce(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
     slot = j % C.NQ
     for w in range(C.NC):
         yield cta.q_free[slot * C.NC + w], ((j // C.NQ) & 1) ^ 1
-    cta.words[slot][0] = -1
+    cta.send(slot, 0, -1)
     for w in range(C.NC):
-        cta.q_full[slot * C.NC + w].arrive()
+        cta.q_full[slot * C.NC + w].arrive(cta.places.producer)
 
 
 def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
     """One warpgroup: BM rows of every tile. S = Q K^T of a block and O += P V of the one before it run together."""
     #@ consumer
     #: begin -> it, j, batch    the first tile, -1: none
-    C, scale = cta.C, x.scale
+    C, scale, me = cta.C, x.scale, cta.places.consumers[W]
     BM, BN = C.BM, C.BN
     left, right = x.features.mask.left, x.features.mask.right
     it, j = 0, 0
     yield cta.q_full[W], 0
-    batch = cta.words[0][0]
+    batch = cta.receive(me, 0, 0)[0]
     while batch >= 0:
         #: hear -> slot, head, row, lo, hi, position    the tile, and where this warpgroup's rows stand
         slot = j % C.NQ
         u = slot * C.NC + W
-        _, head, tile_row, q_first, num_q, num_keys = cta.words[slot]
+        head, tile_row, q_first, num_q, num_keys = cta.receive(me, slot, 1, 5)
         lo, hi = x.key_blocks(tile_row, num_q, num_keys)
         row = tile_row + W * BM
         position = row + num_keys - num_q
         b = it % C.NB
         #: scores -> s    S = Q K^T of the last block
         yield cta.k_full[b], (it // C.NB) & 1
-        s = cta.scores(u, b)
-        cta.k_free[b].arrive()
+        s = cta.scores(me, u, b)
+        cta.wait_mma(me, 0)
+        cta.arrive(me, cta.k_free[b])
         #: mask -> s    keys that a row does not see
         s = _cap(s, x.inner) if C.CAPPED else s
         s = _mask(s, position, (hi - 1) * BN, num_keys, left, right) if C.FIRST else s
@@ -152,20 +153,22 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
         #: clean    V behind the end of the sequence
         if C.CLEAN and hi * BN > num_keys:
             yield cta.v_full[b], (it // C.NB) & 1
-            cta.clean_rows(b, num_keys - (hi - 1) * BN)
+            cta.clean_rows(me, b, num_keys - (hi - 1) * BN)
         for i in range(1, hi - lo):
             #: scores -> s    S = Q K^T of the next block, started
             it += 1
             b, key = it % C.NB, (hi - 1 - i) * BN
             yield cta.k_full[b], (it // C.NB) & 1
-            s = cta.scores(u, b)
+            s = cta.scores(me, u, b)
             #: accumulate -> o    O += P V of the block before, started
             vb = (it - 1) % C.NB
             yield cta.v_full[vb], ((it - 1) // C.NB) & 1
             if C.EARLY:  # rescale while Q K^T runs
+                cta.wait_mma(me, 1)
                 o = o.with_values(o.values * o.by_row(alpha[None]))
-            o = cta.accumulate(p, vb, o)
-            cta.k_free[b].arrive()
+            o = cta.accumulate(me, p, vb, o)
+            cta.wait_mma(me, 1)
+            cta.arrive(me, cta.k_free[b])
             #: mask -> s    keys that a row does not see
             s = _cap(s, x.inner) if C.CAPPED else s
             s = _mask(s, position, key, num_keys, left, right) if C.MASKED else s
@@ -177,19 +180,25 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
             l = l * alpha[:, None] + quad_sum(e)
             p = e.with_values(e.values.astype(cta.dtype))
             #: rescale -> o    O *= alpha; V's stage is free
-            cta.v_free[vb].arrive()
+            if C.HOLD:
+                yield cta.v_full[vb], ((it - 1) // C.NB) & 1
+            cta.wait_mma(me, 0)
+            cta.arrive(me, cta.v_free[vb])
             o = o if C.EARLY else o.with_values(o.values * o.by_row(alpha[None]))
         #: accumulate -> o    O += P V of the first block
-        cta.q_free[u].arrive()  # the producer may fetch the next Q
+        cta.arrive(me, cta.q_free[u])  # the producer may fetch the next Q
         b = it % C.NB
         yield cta.v_full[b], (it // C.NB) & 1
         if C.EARLY:
+            cta.wait_mma(me, 0)
             o = o.with_values(o.values * o.by_row(alpha[None]))
-        o = cta.accumulate(p, b, o)
+        o = cta.accumulate(me, p, b, o)
         #: normalise -> o, lse    rows without a visible key give 0 and -inf, or the sink's logit
         sink = None if x.features.sinks is None else x.features.sinks[head]
         lse, inv = _row_results(m * scale, l, sink, x.unit)
-        cta.v_free[b].arrive()
+        cta.wait_mma(me, 0)
+        cta.wait_store(me)  # the tile before has left its buffer; the warps meet behind it
+        cta.v_free[b].arrive(me[:1])
         o = o.with_values(o.values * o.by_row(inv[None]))
         #: store    registers -> shared memory -> DRAM; where rows do not exist straight to DRAM
         page, skip = 0 if C.RAGGED_Q else batch, min(max(-row, 0), BM)  # rows before the sequence
@@ -199,13 +208,15 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
             x.out[page, rows, head] = values[skip:]
         else:
             for col in range(0, C.DV, C.DV // C.ROUNDS):
-                cta.store_columns(W, values[:, col : col + C.DV // C.ROUNDS], page, q_first + row, head, col)
+                if col:
+                    cta.wait_store(me)
+                cta.store_columns(me, W, values[:, col : col + C.DV // C.ROUNDS], page, q_first + row, head, col)
         #: turn -> it, j, batch    the next tile
         it, j = it + 1, j + 1
         yield cta.q_full[j % C.NQ * C.NC + W], (j // C.NQ) & 1
-        batch = cta.words[j % C.NQ][0]
+        batch = cta.receive(me, j % C.NQ, 0)[0]
     #: end    the last tile leaves
-    assert batch == -1
+    cta.wait_store(me)
 
 
 def _cap(s: Fragments, inner: np.float32) -> Fragments:
@@ -270,8 +281,10 @@ def launch(
     programs = min(processors, config.tiles)
     numbers = np.float32(inner), np.float32(outer), np.float32(1 if base2 else 1 / LOG2E), k.shape[1]
     x = Launch(problem, config, features, programs, out, lse, *numbers, cu_q, cu_k, table, seq_lens)
-    make = functools.partial(HopperCTA, C, q.dtype, boxes, Traffic() if traffic is None else traffic)
-    ctas = [make() for _ in range(programs)]
-    roles = [produce(cta, x, program) for program, cta in enumerate(ctas)]
-    run_roles([*roles, *(consume(cta, x, w) for cta in ctas for w in range(C.NC))])
+    traffic = Traffic() if traffic is None else traffic
+    with traffic.launch():
+        ctas = [HopperCTA(C, q.dtype, boxes, traffic, traced=program == 0) for program in range(programs)]
+        roles: list[Role] = [(cta.places.producer, produce(cta, x, program)) for program, cta in enumerate(ctas)]
+        roles += [(me, consume(cta, x, w)) for cta in ctas for w, me in enumerate(cta.places.consumers)]
+        run_roles(roles)
     return out, lse

@@ -15,6 +15,7 @@ from .hopper_steps import (
     key_blocks,
     load_rows,
     mask_block,
+    meet,
     multiply_qk,
     quad_sum,
     receive,
@@ -64,6 +65,7 @@ def produce(descs, boxes, words, bars, seqs, sizes, C: gl.constexpr):
                 send(words, slot * 8 + 3, q_first)
                 send(words, slot * 8 + 4, num_q)
                 send(words, slot * 8 + 5, num_keys)
+            meet()  # every lane has stored before one of them arrives at the barriers
             #: load_q -> j    DRAM -> shared memory, 64 rows for each consumer
             for w in gl.static_range(NC):
                 u = slot * NC + w
@@ -218,8 +220,8 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, sizes, C: gl.conste
         #: normalise -> o, lse    rows without a visible key give 0 and -inf, or the sink's logit
         lse, inv = row_results(m * scale, l, sinks + head, unit, BM, C.SINKS, S_LAYOUT)
         inv = gl.convert_layout(inv, gl.SliceLayout(1, O_LAYOUT))
-        tma.store_wait(0)  # the tile before has left its buffer
         o = hopper.warpgroup_mma_wait(0, deps=(o,))
+        tma.store_wait(0)  # the tile before has left its buffer; the warps meet behind it
         mbarrier.arrive(v_free.index(b), count=1)
         o = o * inv[:, None]
         #: store    registers -> shared memory -> DRAM; where rows do not exist straight to DRAM

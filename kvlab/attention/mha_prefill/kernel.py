@@ -9,7 +9,7 @@ import triton.language as tl
 from kvlab.attention.features import Features
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.scales import P_SCALE, Scale
-from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale
+from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale, visible_end
 from kvlab.attention.scoring.launch import bias_arguments, slopes_batch
 
 from .config import PrefillConfig, PrefillProblem
@@ -133,9 +133,7 @@ def attend(
         num_keys = (tl.load(cu_k_ptr + batch + 1) - tl.load(cu_k_ptr + batch)).to(tl.int32)
     if PAGE:
         num_keys = tl.load(lens_ptr + batch).to(tl.int32)
-    end = num_keys
-    if VALID:
-        end = tl.minimum(num_keys, tl.load(valid_ptr + batch).to(tl.int32))
+    end = visible_end(num_keys, valid_ptr, batch, VALID)
     is_row = token < num_q
     position = token + num_keys - num_q
     first, limit = key_range(position, end, left, right, chunk, CHUNKED)  # [BM], the keys that a row sees

@@ -9,18 +9,21 @@ import numpy as np
 
 from kvlab.attention.inputs import require
 from kvlab.attention.scales import P_SCALE
+from kvlab.hardware import get_arch
 from kvlab.memory import Memory, bfloat16, float8_e4m3fn
 from kvlab.staging import Fragments, KVCacheIterator, KVTile, TileCTA, Traffic
 from kvlab.staging.fma_cta import FmaCTA, FmaShape
 from kvlab.staging.kv_buffer_cta import KVBufferCTA, KVBufferShape
 from kvlab.staging.mfma_cta import MfmaCTA, MfmaShape
+from kvlab.staging.mma_sync_cta import MmaSyncCTA, MmaSyncShape
+from kvlab.staging.nvidia_decode_cta import NvidiaDecodeCTA
 from kvlab.staging.wgmma_cta import WgmmaCTA, WgmmaShape
 
 from .config import PrefillConfig, PrefillProblem
 
 __all__ = ["PREFILL_ARCHS", "PrefillCTA", "check_arch", "check_machine", "piece_cta", "prefill_cta"]
 
-PREFILL_ARCHS = ("sm_90", "gfx950")
+PREFILL_ARCHS = ("sm_80", "sm_90", "gfx950")
 Array = np.ndarray[Any, Any]
 Tiles = tuple[KVTile, ...]
 
@@ -34,10 +37,12 @@ class PrefillCTA:
     def __init__(self, pieces: list[TileCTA], widths: dict[str, list[tuple[int, int]]], p_fp8: bool) -> None:
         self.pieces, self.widths, self.p_fp8 = pieces, widths, p_fp8
 
-    def follow(self, *tiles: KVCacheIterator) -> None:
-        """Fetch ahead along these iterators, of K and V for one loop after the other, where there is one piece."""
+    def follow(self, *walks: list[KVCacheIterator]) -> None:
+        """Fetch ahead along these iterators, of K's and V's pieces for one loop after the other, where there is one
+        piece.
+        """
         if len(self.pieces) == 1:
-            self.pieces[0].follow(*tiles)
+            self.pieces[0].follow(*(walk[0] for walk in walks))
 
     def columns(self, k_rows: Any, v_rows: Any) -> list[tuple[Any, list[tuple[int, int]]]]:
         """K's and V's rows, each with the (first column, columns) of its pieces."""
@@ -67,8 +72,12 @@ class PrefillCTA:
         """O += P V, piece by piece; P times 2^8 where it is e4m3."""
         if self.p_fp8:
             p = p.with_values(p.values * np.float32(P_SCALE))
-        o = self.pieces[0].accumulate(p, v, o, active)
-        return o, self.pieces[1].accumulate(p, v_rest, o_rest, active) if len(self.widths["v"]) > 1 else o
+        both = list(zip((v, v_rest), (o, o_rest), strict=True))
+        return _pair(iter(self._add_values(p, both[: len(self.widths["v"])], active)))
+
+    def _add_values(self, p: Fragments, pairs: list[tuple[Any, Fragments]], active: Array) -> list[Fragments]:
+        """O + P V of each piece's (V, O)."""
+        return [x.accumulate(p, v, o, active) for x, (v, o) in zip(self.pieces, pairs, strict=False)]
 
     def zeros(self) -> tuple[Fragments, Fragments]:
         """The output accumulators."""
@@ -83,6 +92,26 @@ class PrefillCTA:
         return self.pieces[0].row_sum(p)
 
 
+class NvidiaPieces(PrefillCTA):
+    """Pieces without wgmma: all fetch ahead, and P passes through the first for all of them."""
+
+    pieces: list[NvidiaDecodeCTA[Any]]  # type: ignore[assignment]
+
+    def follow(self, *walks: list[KVCacheIterator]) -> None:
+        """Fetch ahead along these iterators, of K's and V's pieces for one loop after the other."""
+        for i, piece in enumerate(self.pieces):
+            piece.follow(*(walk[i] if i < len(walk) else None for walk in walks))
+
+    def _add_values(self, p: Fragments, pairs: list[tuple[Any, Fragments]], active: Array) -> list[Fragments]:
+        first, *others = self.pieces
+        a = first.operand_p(p, active)
+        for piece in others:
+            piece.meet_for_p()
+        for piece in self.pieces:
+            piece.end_tile()
+        return [x.add_values(a, v, o) for x, (v, o) in zip(self.pieces, pairs, strict=False)]
+
+
 def _pair(values: Iterator[Any]) -> tuple[Any, Any]:
     found = list(values)
     return found[0], found[-1]
@@ -94,13 +123,18 @@ def check_arch(arch: str) -> None:
 
 
 def check_machine(arch: str, problem: PrefillProblem) -> None:
-    """ValueError for head dimensions that the emulated machine does not take."""
-    for depth in (problem.head_dim, problem.value_dim):
-        if arch == "gfx950":
-            fits = depth in (64, 128, 192, 256)
-            require(fits, f"head dimension {depth} on gfx950", "64, 128 or 256, as MAX's prefill, or 192 in two pieces")
-        elif problem.itemsize < 4:
-            require(depth <= 576, f"head dimension {depth} on {arch}", "at most 576")
+    """ValueError for dtypes that the emulated machine does not have."""
+    fp8 = min(problem.itemsize, problem.kv_itemsize) == 1
+    require(not (fp8 and arch == "sm_80"), f"float8_e4m3fn on {arch}", "on sm_90 or gfx950: sm_80 has no e4m3")
+
+
+def stages_on_gfx950(columns: int, BN: int, itemsize: int) -> int:
+    """Stages of K and V of ``columns`` together that the LDS holds: MAX's two, or one.
+
+    >>> stages_on_gfx950(512, 64, 2), stages_on_gfx950(1088, 64, 2)
+    (2, 1)
+    """
+    return 2 if 2 * columns * BN * itemsize <= get_arch("gfx950").shared_bytes else 1
 
 
 def prefill_cta(
@@ -114,6 +148,8 @@ def prefill_cta(
     weights = float8_e4m3fn if problem.p_fp8 else bfloat16 if q_dtype == float8_e4m3fn else q_dtype
     k_widths = [(config.D0, min(config.D0, problem.head_dim)), (config.D1, problem.head_dim - config.D0)]
     v_widths = [(config.V0, min(config.V0, problem.value_dim)), (config.V1, problem.value_dim - config.V0)]
+    columns = config.D0 + config.D1 + config.V0 + config.V1
+    stages = stages_on_gfx950(columns, config.BN, stored.itemsize)
     pieces: list[TileCTA] = []
     for (BD, D), (BDV, DV) in zip(k_widths, v_widths, strict=True):
         if not (BD or BDV):
@@ -121,35 +157,42 @@ def prefill_cta(
         sizes = config.BM, config.BN, config.num_warps
         k, v = (D if BD else 0, BD), (DV if BDV else 0, BDV)
         where = k_rows, v_rows, batch_idx, head_idx, traffic
-        pieces.append(piece_cta(arch, sizes, k, v, q_dtype, stored, weights, *where))
+        dtypes, last = (q_dtype, stored, weights), config.V1 or config.V0
+        pieces.append(piece_cta(arch, sizes, k, v, *dtypes, *where, last=last, stages=stages))
     widths = {
         role: [(0, sides[0][1])] + ([(sides[0][0], sides[1][1])] if sides[1][0] else [])
         for role, sides in (("k", k_widths), ("v", v_widths))
     }
-    return PrefillCTA(pieces, widths, problem.p_fp8)
+    made = NvidiaPieces if isinstance(pieces[0], NvidiaDecodeCTA) else PrefillCTA
+    return made(pieces, widths, problem.p_fp8)
 
 
 def piece_cta(
     arch: str, sizes: tuple[int, int, int], k: tuple[int, int], v: tuple[int, int], dtype: np.dtype[Any],
     stored: np.dtype[Any], weights: np.dtype[Any], k_rows: Any, v_rows: Any, batch_idx: Any, head_idx: Any,
-    traffic: Traffic,
+    traffic: Traffic, *, last: int, stages: int,
 ) -> TileCTA:  # fmt: skip
     """The CTA model of ``arch`` for a piece of the columns: ``sizes`` are query rows, keys and warps, ``k`` and ``v``
-    columns in DRAM and padded. Dtypes of Q, of K and V in DRAM, of P and V where they are multiplied.
+    columns in DRAM and padded. Dtypes of Q, of K and V in DRAM, of P and V where they are multiplied. ``last``: columns
+    of the last product. ``stages``: of K and V on gfx950.
 
-    sm_90: what our Triton kernel compiles to, float32 without tensor cores. gfx950: MAX's prefill through KVBuffer;
-    float32, which that buffer does not take, strip by strip with the fp32 MFMA.
+    sm_80 (mma.sync, its warps along the rows if ``last`` is not more than the rows) and sm_90 (wgmma): what our Triton
+    kernel compiles to, float32 without tensor cores. gfx950: MAX's prefill through KVBuffer; float32, which that buffer
+    does not take, strip by strip with the fp32 MFMA.
     """
     (BM, BN, num_warps), (D, BD), (DV, BDV) = sizes, k, v
     if arch == "gfx950" and dtype.itemsize == 4:
-        return MfmaCTA(MfmaShape(BM, BN, D, dtype, DV=DV), k_rows, v_rows, batch_idx, head_idx, traffic)
+        return MfmaCTA(MfmaShape(BM, BN, BD, dtype, DV=BDV, columns=D), k_rows, v_rows, batch_idx, head_idx, traffic)
     if arch == "gfx950":
-        shape = KVBufferShape(BM, BN, D, dtype, DV, stored, weights)
+        shape = KVBufferShape(BM, BN, BD, dtype, BDV, stored, weights, D, stages)
         return KVBufferCTA(shape, k_rows, v_rows, batch_idx, head_idx, traffic)
-    if arch != "sm_90":
+    if arch not in PREFILL_ARCHS:
         raise ValueError(f"arch {arch!r} is not one of {', '.join(PREFILL_ARCHS)}")
     if dtype.itemsize == 4:
         fma = FmaShape(BM, BN, D, BD, arch, num_warps, False, False, (DV, BDV))
         return FmaCTA(fma, len(batch_idx), traffic)
+    if arch == "sm_80":
+        mma = MmaSyncShape(BM, BN, D, BD, dtype, arch, False, (DV, BDV), False, num_warps, along_rows=BM >= last)
+        return MmaSyncCTA(mma, len(batch_idx), traffic)
     wgmma = WgmmaShape(BM, BN, D, BD, dtype, num_warps, DV, BDV, stored, weights)
     return WgmmaCTA(wgmma, len(batch_idx), traffic)

@@ -16,7 +16,7 @@ from kvlab.attention.ragged import keys_with_new
 from kvlab.attention.scales import is_fp8
 from kvlab.cache.arrays import dtype_of
 
-from .config import PrefillConfig, PrefillProblem, choose_config
+from .config import PrefillProblem, choose_config
 from .hopper_config import SUPPORTED, choose_hopper, hopper_declined, hopper_lacks
 from .inputs import Options, PrefillInputs, dense_inputs, paged_inputs
 from .machine import check_arch, check_machine
@@ -97,8 +97,6 @@ def _plan(inputs: PrefillInputs, options: Options) -> Plan:
     if chosen == "emulator":
         _check_emulated(inputs, problem, target)
     config = choose_config(problem, arch=target, batch_invariant=bool(options.batch_invariant))
-    if on_gpu(inputs.q) and problem.converted:
-        _check_whole(problem, config)
     explanation = Explanation("mha_prefill", chosen, reason, config, config.grid(problem), emulated)
     return Plan(explanation, inputs, options, problem, scale)
 
@@ -108,16 +106,6 @@ def _check_emulated(inputs: PrefillInputs, problem: PrefillProblem, arch: str) -
     check_machine(arch, problem)
     arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
     check_lane_copies({name: array for name, array in arrays.items() if 0 not in array.shape})
-
-
-def _check_whole(problem: PrefillProblem, config: PrefillConfig) -> None:
-    """ValueError for e4m3 K and V that a GPU converts in pieces of which an H100 gave wrong values (80 as 64 + 32)."""
-    whole = config.D1 == 0 or config.D0 + config.D1 == problem.head_dim
-    require(
-        whole and config.V1 == 0,
-        f"K and V of float8_e4m3fn and q of 16 bits with head dimensions {problem.head_dim} and {problem.value_dim}",
-        "on a GPU those of one piece (kvlab.attention.pieces), such as 64, 112, 128, 256, or 192 for K; or q e4m3, too",
-    )
 
 
 def _device_arch(device: Any) -> str:

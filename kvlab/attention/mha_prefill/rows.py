@@ -54,7 +54,9 @@ def tile_walks(
     rows: Any, BN: int, batch: Any, kv_head: Any, end: Any, start: Any, columns: list[tuple[int, int]]
 ) -> list[KVCacheIterator]:
     """Walks over tiles of BN keys from ``start`` to ``end`` ``[programs]``, for each piece (first column, columns)."""
-    walks = [KVCacheIterator(rows, BN, batch, kv_head, end, depth=n, head_dim_offset=at) for at, n in columns]
+    walks = [
+        KVCacheIterator(rows, BN, batch, kv_head, end, depth=n, head_dim_offset=at, bounded=True) for at, n in columns
+    ]
     for walk in walks:
         walk.tile_start_row = start
     return walks

@@ -104,9 +104,9 @@ def choose_config(
     16 or 32 rows with mma.sync or MFMA; on Hopper 64 keys, where pages hold whole tiles: one CTA an SM, the next tile
     in flight. ``wgmma``: more than 32 rows on sm_90 take 64, which compiles to wgmma, where the compiler at hand spills
     nothing in it. float32 has no tensor cores on NVIDIA: 16 rows x 32 keys with eight
-    warps (16 keys on sm_80, or registers spill). ``emulated``: the tiles that the emulator has machines for: 16 rows x
-    32 keys on NVIDIA, mma.sync or float32; MAX's 16 rows x 128 keys on gfx950. ``batch_invariant``: a split for every
-    2048 keys that a row of the table holds, whatever the batch and the device.
+    warps (16 keys before sm_90, or registers spill). ``emulated``: the tiles that the emulator has machines for: 16
+    rows x 32 keys on NVIDIA, mma.sync or float32; MAX's 16 rows x 128 keys on gfx950. ``batch_invariant``: a split
+    for every 2048 keys that a row of the table holds, whatever the batch and the device.
 
     >>> problem = MLADecodeProblem(batch=1, tokens=1, heads=128, latent=512, rope=64, itemsize=2, page_size=64,
     ...                            max_keys=32768)
@@ -122,7 +122,7 @@ one_page=True)
         BM, BN, num_warps, num_stages = 16, 128, 4, 1
     elif problem.itemsize == 4:
         BM, BN, num_warps, num_stages = (16, 16, 4, 1) if amd else (16, 32, 8, 1)
-        if arch == "sm_80" and not emulated:
+        if not (amd or emulated) and int(arch[3:]) < 90:
             BN = 16
     elif emulated:
         BM, BN, num_warps, num_stages = 16, 32, 4, 2

@@ -10,7 +10,16 @@ from kvlab.attention.features import Features
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
-from kvlab.attention.scoring.emulator import add_bias, by_column, cap, distance, in_pages, key_range, token_scale
+from kvlab.attention.scoring.emulator import (
+    add_bias,
+    by_column,
+    cap,
+    distance,
+    in_pages,
+    key_range,
+    token_scale,
+    visible_end,
+)
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory
 from kvlab.staging import Traffic, ceildiv, mla_cta, program_ids, ragged_range, row_offsets
@@ -34,7 +43,7 @@ def attend(
     batch = batch_and_tile // config.row_tiles
     row = (batch_and_tile % config.row_tiles)[:, None] * config.BM + np.arange(config.BM, dtype=np.int32)  # [P, BM]
     num_keys = seq_lens[batch].astype(np.int32)
-    end = num_keys if mask.valid is None else np.minimum(num_keys, mask.valid.astype(np.int32)[batch])
+    end = visible_end(num_keys, mask.valid, batch)
     token = row // heads
     head = row % heads
     is_row = row < heads * tokens
@@ -149,9 +158,11 @@ def launch(
     sizes = before, block_table, tokens, problem.max_keys
     cache, rope = (PagedKVCache(window[:, :, None], *sizes) for window in (kv_cache, k_rope))
     part, part_lse = partial_results(out, lse, config.num_splits)
-    attend(
-        q, cache, rope, seq_lens, part, part_lse, scale * LOG2E, mask_value, features, problem, config, arch, traffic
-    )  # fmt: skip
+    with traffic.launch():
+        attend(
+            q, cache, rope, seq_lens, part, part_lse, scale * LOG2E, mask_value, features, problem, config, arch,
+            traffic,
+        )  # fmt: skip
     if config.num_splits > 1:
         merge(part, part_lse.swapaxes(2, 3), out=out, lse=lse.swapaxes(1, 2), traffic=traffic)
     return out, lse

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kvlab.attention.features import Features
@@ -52,6 +53,7 @@ def attend(
     l_free = barriers(C.NB, 1)
     r_full = barriers(C.NB, 1)
     r_free = barriers(C.NB, 1)
+    fence_async_shared()  # TMA arrives at these barriers
     q_s = operand(q_box, C.BM, C.DV // 2, PANELS)
     q_rope_s = operand(q_rope_box, C.BM, C.DR, 1)
     k_s = operand(k_box, C.BN, C.DV // 2, C.NB * PANELS)

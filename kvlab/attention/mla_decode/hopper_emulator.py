@@ -11,8 +11,8 @@ import numpy as np
 from kvlab.attention.features import Features
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
-from kvlab.attention.mha_prefill.hopper_cta import Wait, run_roles
 from kvlab.attention.mha_prefill.hopper_emulator import NOTHING, quad_sum
+from kvlab.attention.mha_prefill.hopper_turns import Role, Wait, run_roles
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.hardware import TmaDescriptor
 from kvlab.staging import Fragments, Traffic, ceildiv
@@ -21,6 +21,7 @@ from .hopper_config import HopperConfig
 from .hopper_cta import HopperCTA
 
 Array = np.ndarray[Any, Any]
+PARTS = 3  # products of Q K^T
 
 
 @dataclass
@@ -91,13 +92,13 @@ def produce(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
             row = key % C.PAGE if C.BOX == C.BN else 0
             found = x.find_pages(batch, key, num_keys)
             yield cta.l_free[b], ((it // C.NB) & 1) ^ 1
-            cta.l_full[b].expect_bytes(C.BN * (C.DV // 2 + C.DR) * 2)
-            cta.load_keys("k", cta.half(b, 0), cta.l_full[b], 0, found, row)
-            cta.load_keys("k_rope", cta.places[f"k_rope{b}"], cta.l_full[b], 0, found, row)
+            cta.l_full[b].expect_bytes(C.BN * (C.DV // 2 + C.DR) * 2, cta.places.producer[0])
+            cta.load_keys("left", b, cta.l_full[b], found, row)
+            cta.load_keys("rope", b, cta.l_full[b], found, row)
             #: load_right -> it    columns of the follower's half
             yield cta.r_free[b], ((it // C.NB) & 1) ^ 1
-            cta.r_full[b].expect_bytes(C.BN * (C.DV // 2) * 2)
-            cta.load_keys("k", cta.half(b, 1), cta.r_full[b], C.DV // 2, found, row)
+            cta.r_full[b].expect_bytes(C.BN * (C.DV // 2) * 2, cta.places.producer[0])
+            cta.load_keys("right", b, cta.r_full[b], found, row)
             it += 1
 
 
@@ -106,7 +107,7 @@ def lead(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
     #@ leader
     #: begin -> it, turn    the first item
     C, items, programs, scale, tokens = cta.C, x.config.items, x.config.programs, x.scale, x.tokens
-    BN = C.BN
+    BN, me = C.BN, cta.places.leader
     it, turn = 0, 0
     for t in range(program, items, programs):
         #: find -> batch, split, token, head, lo, blocks, limit    rows, keys, and how many keys the first token sees
@@ -114,10 +115,9 @@ def lead(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
         limit = num_keys - tokens + 1
         #: scores -> s    S = Q K^T of the first block
         yield cta.q_full, turn
-        started = yield from cta.start_scores(it % C.NB, (it // C.NB) & 1)
+        s = yield from cta.scores(me, it % C.NB, (it // C.NB) & 1)
         m, l, o = np.full(C.BM, NOTHING), np.zeros((C.BM, 4), np.float32), cta.zeros()
-        yield cta.pause
-        s = cta.finish(started)
+        cta.wait_mma(me, 0)
         for i in range(blocks - 1):
             #: mask -> s    keys that a row does not see
             key = lo + i * BN
@@ -127,23 +127,21 @@ def lead(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
             #: accumulate -> o    O = alpha O + P V, started
             b = it % C.NB
             o = o.with_values(o.values * o.by_row(alpha[None]))
-            values = cta.start_values(p, b, 0, o)
+            o = cta.accumulate(me, p, b, "left", o)
             #: send    P and alpha to the follower, who is done with those of the block before
             before = it + C.NB - 1
             yield cta.r_free[before % C.NB], ((before // C.NB) & 1) ^ 1
-            cta.send(p, alpha)
+            cta.send(me, p, alpha)
             #: scores -> s, it    S = Q K^T of the next block runs behind it
             it += 1
-            started = yield from cta.start_scores(it % C.NB, (it // C.NB) & 1)
-            yield cta.pause
-            o = cta.finish(values)
-            cta.l_free[b].arrive()
-            yield cta.pause
-            s = cta.finish(started)
+            s = yield from cta.scores(me, it % C.NB, (it // C.NB) & 1)
+            cta.wait_mma(me, PARTS)
+            cta.arrive(me, cta.l_free[b])
+            cta.wait_mma(me, 0)
             if C.LATE:
-                cta.s_done.arrive()
+                cta.arrive(me, cta.s_done)
         #: last    no more Q K^T: the producer may fetch the next Q
-        cta.q_free.arrive()
+        cta.arrive(me, cta.q_free)
         #: mask -> s    keys that a row does not see
         key = lo + (blocks - 1) * BN
         s = _mask(s, x, token, head, key, limit)
@@ -156,18 +154,17 @@ def lead(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
         b = it % C.NB
         o = o.with_values(o.values * o.by_row(alpha[None]))
         if key + BN > num_keys:
-            cta.clean_rows(b, 0, max(num_keys - key, 0))
-        values = cta.start_values(p, b, 0, o)
+            cta.clean_rows(me, b, "left", max(num_keys - key, 0))
+        o = cta.accumulate(me, p, b, "left", o)
         #: send    P, alpha and 1 / l to the follower
         before = it + C.NB - 1
         yield cta.r_free[before % C.NB], ((before // C.NB) & 1) ^ 1
-        cta.inv = inv
-        cta.send(p, alpha)
+        cta.put(me, 1, inv)
+        cta.send(me, p, alpha)
         #: normalise -> o, lse    natural logarithm
         lse = np.where(total > 0, (m * scale + np.log2(some)) * x.unit, np.float32(-np.inf))
-        yield cta.pause
-        o = cta.finish(values)
-        cta.l_free[b].arrive()
+        cta.wait_mma(me, 0)
+        cta.arrive(me, cta.l_free[b])
         o = o.with_values(o.values * o.by_row(inv[None]))
         #: store    registers -> DRAM; an empty split leaves its partial output alone
         token_of, head_of, there = x.rows(token, head)
@@ -182,7 +179,7 @@ def follow(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
     """The other warpgroup: the right half of the output, with P, alpha and 1 / l from the leader."""
     #@ follower
     #: begin -> it, late    the first item
-    C, items, programs = cta.C, x.config.items, x.config.programs
+    C, items, programs, me = cta.C, x.config.items, x.config.programs, cta.places.follower
     it, late = 0, 0
     for t in range(program, items, programs):
         #: find -> batch, split, token, head, lo, blocks, o    rows and keys
@@ -192,32 +189,30 @@ def follow(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
             #: receive -> b, alpha    P and alpha of the next block
             b = it % C.NB
             yield cta.p_full, it & 1
-            alpha = cta.alpha
+            alpha = cta.get(me, 0)
             #: accumulate -> o, it, late    O = alpha O + P V, P from shared memory; late: beside the leader's softmax
             o = o.with_values(o.values * o.by_row(alpha[None]))
             yield cta.r_full[b], (it // C.NB) & 1
             if C.LATE:
                 yield cta.s_done, late
                 late ^= 1
-            values = cta.start_values(None, b, 1, o)
-            yield cta.pause
-            o = cta.finish(values)
-            cta.r_free[b].arrive()
+            o = cta.accumulate(me, None, b, "right", o)
+            cta.wait_mma(me, 0)
+            cta.arrive(me, cta.r_free[b])
             it += 1
         #: receive -> b, alpha, inv    of the last block, and 1 / l
         b = it % C.NB
         yield cta.p_full, it & 1
-        alpha, inv = cta.alpha, cta.inv
+        alpha, inv = cta.get(me, 0), cta.get(me, 1)
         #: accumulate -> o, it    O = alpha O + P V of the last block
         o = o.with_values(o.values * o.by_row(alpha[None]))
         yield cta.r_full[b], (it // C.NB) & 1
         key = lo + (blocks - 1) * C.BN
         if key + C.BN > num_keys:
-            cta.clean_rows(b, 1, max(num_keys - key, 0))
-        values = cta.start_values(None, b, 1, o)
-        yield cta.pause
-        o = cta.finish(values)
-        cta.r_free[b].arrive()
+            cta.clean_rows(me, b, "right", max(num_keys - key, 0))
+        o = cta.accumulate(me, None, b, "right", o)
+        cta.wait_mma(me, 0)
+        cta.arrive(me, cta.r_free[b])
         it += 1
         o = o.with_values(o.values * o.by_row(inv[None]))
         #: store    registers -> DRAM; an empty split leaves its partial output alone
@@ -255,24 +250,25 @@ def launch(
     out: Array | None = None,
     arch: str = "sm_90",
     traffic: Traffic | None = None,
-    order: np.random.Generator | None = None,
 ) -> tuple[Array, Array]:
-    """Run the twins; arguments and results as of ``emulator.launch``, such as ``hopper_lacks`` lets pass.
-
-    order : with a generator the roles take turns at random.
-    """
+    """Run the twins; arguments and results as of ``emulator.launch``, such as ``hopper_lacks`` lets pass."""
     C, splits = config.constants, config.num_splits
     batch, tokens, heads, _ = q.shape
     traffic = Traffic() if traffic is None else traffic
     out = np.empty((batch, tokens, heads, C.DV), q.dtype) if out is None else out
     lse = np.empty((batch, heads, tokens), np.float32)
     part, part_lse = partial_results(out, lse, splits)
-    rows = {"q": (q, (C.TB, C.HB)), "k": (kv_cache, (C.BOX,)), "k_rope": (k_rope, (C.BOX,))}
+    rows = {"q": (q, (C.TB, C.HB)), "k": (kv_cache, (C.BOX,)), "rope": (k_rope, (C.BOX,))}
     boxes = {name: TmaDescriptor.of(a, (1, *n, 64), "128B") for name, (a, n) in rows.items()}
     numbers = np.float32(scale * LOG2E), np.float32(1 / LOG2E)
     x = Launch(config, heads, tokens, len(kv_cache), block_table, seq_lens, part, part_lse, *numbers)
-    ctas = [HopperCTA(C, q.dtype, boxes, traffic) for _ in range(config.programs)]
-    run_roles([role(cta, x, n) for n, cta in enumerate(ctas) for role in (produce, lead, follow)], order)
+    with traffic.launch():
+        ctas = [HopperCTA(C, q.dtype, boxes, traffic, traced=n == 0) for n in range(config.programs)]
+        roles: list[Role] = []
+        for n, cta in enumerate(ctas):
+            roles.append((cta.places.producer, produce(cta, x, n)))
+            roles += [(cta.places.leader, lead(cta, x, n)), (cta.places.follower, follow(cta, x, n))]
+        run_roles(roles)
     if splits > 1:
         merge(part, part_lse.swapaxes(2, 3), out=out, lse=lse.swapaxes(1, 2), traffic=traffic)
     return out, lse

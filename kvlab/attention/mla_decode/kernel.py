@@ -10,7 +10,7 @@ from kvlab.attention.features import Features
 from kvlab.attention.merge_states.kernel import launch as merge
 from kvlab.attention.merge_states.kernel import partial_results
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
-from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale
+from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale, visible_end
 from kvlab.attention.scoring.launch import bias_arguments, slopes_batch
 
 from .config import MLADecodeConfig, MLADecodeProblem
@@ -50,9 +50,7 @@ def attend(
     row = (tl.program_id(0) % row_tiles) * BM + tl.arange(0, BM)  # [BM], token-major
     split = tl.program_id(1)
     num_keys = tl.load(seq_lens_ptr + batch * lens_batch).to(tl.int32)
-    end = num_keys
-    if VALID:
-        end = tl.minimum(end, tl.load(valid_ptr + batch).to(tl.int32))
+    end = visible_end(num_keys, valid_ptr, batch, VALID)
     token = row // heads
     head = row % heads
     is_row = row < heads * tokens

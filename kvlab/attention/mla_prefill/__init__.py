@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.backends import choose_backend, machine, on_gpu, rounded, run
+from kvlab.attention.backends import choose_backend, rounded, run, target_of
 from kvlab.attention.explain import Explanation
 from kvlab.attention.features import Features, in_base, resolve_features
 from kvlab.attention.inputs import check_lane_copies, check_paged_collection, check_traffic, finite_number, require
@@ -17,6 +17,7 @@ from kvlab.attention.intervals import host
 from kvlab.attention.masks import resolve_mask, window_interval
 from kvlab.attention.mha_prefill.machine import check_arch
 from kvlab.attention.ragged import keys_with_new, sequence_lengths
+from kvlab.attention.scales import check_fp8_target, is_fp8
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.cache.arrays import dtype_of
 from kvlab.staging import Traffic
@@ -129,7 +130,8 @@ def mla_prefill_paged(
     batch_invariant  the same bits for a sequence alone and in any batch: so it is in any case
     backend      "auto": the emulator for NumPy arrays, the Triton kernel for torch tensors (interpreted on the CPU);
                  "reference" (float64), "emulator", "triton"
-    arch         the machine that is emulated: "sm_90", or "gfx950" (nope and value of 64, 128 or 256, rope of 64)
+    arch         the machine that is emulated: "sm_90", "sm_80" (no e4m3 rope part), or "gfx950" (an e4m3 rope part of
+                 more than 32 columns)
     check        look at the values of the integers too. None: unless they are on a GPU, which would wait for it
     traffic      a :class:`~kvlab.staging.Traffic` that counts what the emulator moves
 
@@ -243,7 +245,9 @@ def _plan(inputs: MLAPrefillInputs, asked: dict[str, Any], backend: str, arch: s
     emulated = arch if chosen == "emulator" else None
     if emulated is not None:
         _check_emulated(inputs, problem, emulated)
-    target = machine(q.device)[0] if on_gpu(q) else emulated or "sm_90"
+    target, _ = target_of(q, emulated)
+    if is_fp8(inputs.k_rope):
+        check_fp8_target(target)
     config = choose_config(problem, arch=target)
     return Explanation("mla_prefill", chosen, reason, config, config.grid(problem), emulated), problem, features
 
@@ -256,13 +260,10 @@ def _lengths(inputs: MLAPrefillInputs) -> tuple[Any, Any]:
 
 def _check_emulated(inputs: MLAPrefillInputs, problem: MLAPrefillProblem, arch: str) -> None:
     check_arch(arch)
-    columns = problem.nope, problem.rope, problem.value
-    known = (64, 128, 256)
-    require(
-        arch != "gfx950" or all(n in known for n in columns),
-        f"{columns} columns of nope, rope and value on gfx950",
-        "each 64, 128 or 256, as MAX's prefill",
-    )
+    e4m3 = f"a rope part in float8_e4m3fn on {arch}"
+    require(arch != "sm_80" or not is_fp8(inputs.k_rope), e4m3, "on sm_90 or gfx950: sm_80 has no e4m3")
+    wide = problem.rope > 32 or not is_fp8(inputs.k_rope)
+    require(arch != "gfx950" or wide, f"{problem.rope} columns of {e4m3}", "more than 32: strips of KVBuffer have 64")
     arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "the rope part of the cache": inputs.k_rope}
     check_lane_copies({name: array for name, array in arrays.items() if 0 not in array.shape})
 

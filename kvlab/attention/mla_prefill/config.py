@@ -67,13 +67,14 @@ def choose_config(problem: MLAPrefillProblem, *, arch: str = "sm_90") -> MLAPref
     >>> choose_config(problem).grid(problem)
     (16, 128)
     """
-    BD, BR, BV = (max(32, 1 << (n - 1).bit_length()) for n in (problem.nope, problem.rope, problem.value))
+    least = 64 if arch == "gfx950" and problem.itemsize == 4 else 32  # four warps share out columns of float32
+    BD, BR, BV = (max(least, 1 << (n - 1).bit_length()) for n in (problem.nope, problem.rope, problem.value))
     wide = max(BD, BV)
     if problem.itemsize == 4:
         BM, BN, num_warps, num_stages = (16, 64, 8, 1) if arch.startswith("gfx") else (16, 32, 8, 1)
     elif arch.startswith("gfx"):
         BM, BN, num_warps, num_stages = 128, 64 if wide <= 128 or arch == "gfx950" else 32, 4, 1
-    elif arch == "sm_80":
+    elif int(arch[3:]) < 90:
         BM, BN, num_warps, num_stages = 64, 32 if wide > 128 else 64, 8, 2
     else:
         BM, BN, num_warps, num_stages = 128, 32 if wide > 128 else 64, 8, 3

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.mha_prefill.machine import piece_cta
+from kvlab.attention.mha_prefill.machine import piece_cta, stages_on_gfx950
 from kvlab.memory import Memory
 from kvlab.staging import Fragments, KVTile, TileCTA, Traffic
 
@@ -31,10 +31,13 @@ class MLAPrefillCTA:
     ) -> None:  # fmt: skip
         """``k``, ``v`` and ``rope`` are what the iterators walk over; ``batch_idx`` and ``head_idx`` ``[programs]``."""
 
+        # K and V have buffers of their own; the machines of the rope part and of V hold those columns twice
+        stages = stages_on_gfx950(config.BD + config.BR + config.BV, config.BN, np.dtype(k.dtype).itemsize)
+
         def machine(rows: Any, head: Array, D: int, BD: int) -> TileCTA:
             sizes, dtype, stored = (config.BM, config.BN, config.num_warps), np.dtype(k.dtype), np.dtype(rows.dtype)
             where = rows, rows, batch_idx, head, traffic
-            return piece_cta(arch, sizes, (D, BD), (D, BD), dtype, stored, dtype, *where)
+            return piece_cta(arch, sizes, (D, BD), (D, BD), dtype, stored, dtype, *where, last=config.BV, stages=stages)
 
         self.depth = problem.nope
         self.nope = machine(k, head_idx, problem.nope, config.BD)

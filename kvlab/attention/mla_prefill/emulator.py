@@ -8,7 +8,7 @@ import numpy as np
 
 from kvlab.attention.mha_prefill.rows import SequenceRows, place
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
-from kvlab.attention.scoring.emulator import add_bias, cap, distance, key_range, token_scale
+from kvlab.attention.scoring.emulator import add_bias, cap, distance, key_range, token_scale, visible_end
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory
 from kvlab.staging import Fragments, KVCacheIterator, Traffic, program_ids, ragged_range, row_offsets
@@ -39,9 +39,7 @@ def attend(
     token = tile[:, None] * BM + np.arange(BM, dtype=np.int32)  # [P, BM]
     num_q, num_keys = np.diff(cu_q).astype(np.int32)[batch], np.diff(cu_k).astype(np.int32)[batch]
     total, base = total.astype(np.int32)[batch], starts.astype(np.int32)[batch]
-    end = base + num_keys
-    if mask.valid is not None:
-        end = np.minimum(end, mask.valid.astype(np.int32)[batch])
+    end = visible_end(base + num_keys, mask.valid, batch)
     is_row = token < num_q[:, None]
     position = token + (total - num_q)[:, None]
     first, limit = key_range(position, end[:, None], *bounds)
@@ -164,7 +162,8 @@ def _walk(rows: Any, BN: int, batch: Array, head: Array, start: Array, base: Arr
     """Tiles of keys ``[start, stop)``: of K and V as they are held, of the cache from ``base`` on."""
     in_pages = bool(rows.page_size_)
     shift = base if in_pages else 0
-    walk = KVCacheIterator(rows, BN, batch, head if rows.kv_params.num_heads > 1 else 0 * head, shift + stop)
+    kv_head = head if rows.kv_params.num_heads > 1 else 0 * head
+    walk = KVCacheIterator(rows, BN, batch, kv_head, shift + stop, bounded=True)
     walk.tile_start_row = shift + start
     return walk
 
@@ -210,8 +209,9 @@ def launch(
         sizes = table, problem.max_q, table.shape[1] * k_rope.shape[1]
         rope_rows = PagedKVCache(k_rope[:, :, None], np.maximum(keys, 0).astype(np.uint32), *sizes)
     traffic = Traffic() if traffic is None else traffic
-    attend(
-        q, k_rows, v_rows, rope_rows, cu_q, cu_k, keys, starts, out, lse, scale * LOG2E, mask_value, features, problem,
-        config, arch, traffic,
-    )  # fmt: skip
+    with traffic.launch():
+        attend(
+            q, k_rows, v_rows, rope_rows, cu_q, cu_k, keys, starts, out, lse, scale * LOG2E, mask_value, features,
+            problem, config, arch, traffic,
+        )  # fmt: skip
     return out, lse

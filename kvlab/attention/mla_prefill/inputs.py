@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from kvlab.attention.inputs import (
     check_apart,
     check_arrays,
@@ -20,7 +22,7 @@ from kvlab.attention.inputs import (
 from kvlab.attention.intervals import host
 from kvlab.attention.latent_rows import latent_windows
 from kvlab.attention.operands import check_result
-from kvlab.attention.ragged import check_both_starts, check_offsets, longest
+from kvlab.attention.ragged import check_both_starts, check_offsets, longest, sequence_lengths
 from kvlab.attention.scales import is_fp8
 from kvlab.cache.arrays import dtype_of
 
@@ -131,9 +133,8 @@ def _check_rows(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, out: Any) -> int:
 
 def _check_held(cu_k: Any, seq_lens: Any, k_starts: Any) -> None:
     """ValueError where k and v hold keys that a sequence does not have."""
-    cu, lens = host(cu_k), host(seq_lens)
-    held = cu[1:] - cu[:-1]
-    starts = lens - held if k_starts is None else host(k_starts)
+    held, lens = sequence_lengths(cu_k), host(seq_lens).astype(np.int64)
+    starts = lens - held if k_starts is None else host(k_starts).astype(np.int64)
     bad = (starts < 0) | (starts + held > lens)
     if bad.any():
         b = int(bad.argmax())

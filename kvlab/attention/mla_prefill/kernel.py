@@ -9,7 +9,7 @@ import triton.language as tl
 from kvlab.attention.features import Features
 from kvlab.attention.masks import UNLIMITED
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
-from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale
+from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale, visible_end
 from kvlab.attention.scoring.launch import bias_arguments, slopes_batch
 
 from .config import MLAPrefillConfig, MLAPrefillProblem
@@ -99,9 +99,7 @@ def attend(
     base = total - num_keys
     if STARTS:
         base = tl.load(starts_ptr + batch).to(tl.int32)
-    end = base + num_keys
-    if VALID:
-        end = tl.minimum(end, tl.load(valid_ptr + batch).to(tl.int32))
+    end = visible_end(base + num_keys, valid_ptr, batch, VALID)
     is_row = token < num_q
     position = token + total - num_q
     first, limit = key_range(position, end, left, right, chunk, CHUNKED)

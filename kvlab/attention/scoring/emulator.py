@@ -13,7 +13,8 @@ from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.cache import PagedKVCache
 from kvlab.staging import Fragments
 
-__all__ = ["add_bias", "by_column", "cap", "distance", "head_scale", "in_pages", "key_range", "token_scale"]
+__all__ = ["add_bias", "by_column", "cap", "distance", "head_scale", "in_pages", "key_range", "token_scale",
+           "visible_end"]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 
@@ -27,6 +28,11 @@ def key_range(position: Array, end: Array, left: int, right: int, chunk: int) ->
         first = np.maximum(first, start)
         limit = np.minimum(limit, np.where(position < 0, 0, start + np.int32(chunk)))
     return first, limit
+
+
+def visible_end(num_keys: Array, valid: Array | None, batch: Array) -> Array:
+    """Keys of sequences that may be seen: all, or the first of them that ``valid`` counts, any integers."""
+    return num_keys if valid is None else np.clip(valid[batch].astype(np.int64), 0, num_keys).astype(np.int32)
 
 
 def cap(s: Fragments, softcap: float) -> Fragments:

@@ -25,6 +25,15 @@ def key_range(position, end, left, right, chunk, CHUNKED: tl.constexpr):
 
 
 @triton.jit
+def visible_end(num_keys, valid_ptr, batch, PRESENT: tl.constexpr):
+    """Keys of a sequence that may be seen: all, or the first of them that ``valid`` counts, any integer."""
+    end = num_keys
+    if PRESENT:
+        end = tl.maximum(tl.minimum(tl.load(valid_ptr + batch).to(tl.int64), num_keys), 0).to(tl.int32)
+    return end
+
+
+@triton.jit
 def cap(s, softcap):
     """``softcap * tanh(s / softcap)``; it saturates, it does not overflow."""
     return softcap * LOG2E * (1.0 - 2.0 / (tl.math.exp2(s * (2.0 / softcap)) + 1.0))

@@ -1,0 +1,108 @@
+"""Goal and reached, task by task, from the records of side-by-side runs.
+
+    python benchmarks/report.py [RECORD.json ...]        # without one: the committed records
+
+A goal is how many times as fast as the fastest peer of the same run a task shall be; decode of 64 sequences shall also
+read the cache at 0.95 of what a plain reading kernel reaches. A task of a later record replaces that of an earlier one.
+Ratios hold inside a run: which peers took part, and what the card's ceilings were, is in the record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["GOALS", "Goal", "rows", "table"]
+
+RESULTS = Path(__file__).parent / "results"
+RECORDS = ("attention_peers_h100.json", "kv_append_h100.json")
+
+
+@dataclass(frozen=True)
+class Goal:
+    """words of a task, its name in the records, the times as fast as the fastest peer, the share of the ceiling."""
+
+    words: str
+    task: str
+    times: float
+    share: float = 0.0
+
+
+def _decode(context: str, share: float = 0.0) -> list[Goal]:
+    return [
+        Goal(f"decode, 64 sequences of {context}, page {page}", f"decode_b64_ctx{context}_p{page}", 1.0, share)
+        for page in (16, 64, 128)
+    ]
+
+
+GOALS = [
+    Goal("prefill D 128, 4k, full", "prefill_d128_s4k_full", 1.05),
+    Goal("prefill D 128, 4k, causal", "prefill_d128_s4k_causal", 1.10),
+    Goal("prefill D 128, 16k, full", "prefill_d128_s16k_full", 1.02),
+    Goal("prefill D 128, 16k, causal", "prefill_d128_s16k_causal", 1.04),
+    Goal("prefill D 64, 4k, causal", "prefill_d64_s4k_causal", 1.05),
+    Goal("prefill D 256, 4k, causal", "prefill_d256_s4k_causal", 1.0),
+    Goal("prefill 32 heads on 8, 4k, causal", "prefill_gqa32_8_s4k_causal", 1.05),
+    Goal("prefill D 192 / 128, 128 heads, 4k, causal", "prefill_d192_128_h128_s4k_causal", 1.0),
+    Goal("prefill fp8 D 128, 4k, full", "prefill_fp8_d128_s4k_full", 1.25),
+    Goal("prefill fp8 D 128, 4k, causal", "prefill_fp8_d128_s4k_causal", 1.25),
+    Goal("prefill ragged, page 16", "varlen_paged_prefill_p16", 1.05),
+    Goal("prefill ragged, page 64", "varlen_paged_prefill_p64", 1.05),
+    *_decode("4k", 0.95),
+    *_decode("16k"),
+    Goal("decode, 1 sequence of 128k, page 16", "decode_b1_ctx128k_p16", 1.05),
+    Goal("decode, 1 sequence of 128k, page 64", "decode_b1_ctx128k_p64", 1.05),
+    Goal("decode, 256 sequences around 1k, page 16", "decode_b256_ragged1k_p16", 1.03),
+    Goal("decode fp8, 64 sequences of 4k, page 64", "decode_fp8_b64_ctx4k_p64", 1.1),
+    Goal("decode fp8, 64 sequences of 16k, page 64", "decode_fp8_b64_ctx16k_p64", 1.1),
+    Goal("MLA decode, 128 sequences of 4k, 128 heads", "mla_b128_h128_ctx4k_p64", 1.0),
+    Goal("MLA decode, 128 sequences of 4k, 16 heads", "mla_b128_h16_ctx4k_p64", 1.03),
+    Goal("MLA decode, 1 sequence of 64k, 128 heads", "mla_b1_h128_ctx64k_p64", 1.3),
+    Goal("append 4096 tokens", "kv_append_t4096", 1.1),
+    Goal("append 4096 tokens to fp8", "kv_append_t4096_fp8", 1.3),
+    Goal("append 64 tokens", "kv_append_t64", 1.0),
+]
+
+
+def rows(records: list[dict[str, Any]], goals: list[Goal] = GOALS) -> list[tuple[str, str, str, str, str]]:
+    """(task, goal, reached, whether it is met, fastest peer) of every goal; "no record" where there is none."""
+    tasks = {name: task for record in records for name, task in record["tasks"].items()}
+    out = []
+    for goal in goals:
+        wanted = f"{goal.times:.2f}" + (f", {goal.share:.2f} of the ceiling" if goal.share else "")
+        task = tasks.get(goal.task, {})
+        ours = task.get("implementations", {}).get("kvlab", {})
+        if "ms" not in ours or ours.get("vs_best") is None:
+            out.append((goal.words, wanted, ours.get("error", "no record"), "-", "-"))
+            continue
+        met = ours["vs_best"] >= goal.times and ours["fraction"] >= goal.share
+        reached = f"{ours['vs_best']:.3f}, {ours['fraction']:.3f} of the ceiling"
+        out.append((goal.words, wanted, reached, "yes" if met else "no", task["best_peer"]))
+    return out
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """:func:`rows` as Markdown, under the cards and dates of the records."""
+    head = [f"{r['card']}, driver {r['driver']}, {r['date']}: {r['command']}" for r in records]
+    lines = [("task", "goal", "reached", "met", "fastest peer"), *rows(records)]
+    wide = [max(len(line[i]) for line in lines) for i in range(5)]
+    text = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, wide, strict=True)) + " |" for line in lines
+    ]
+    text.insert(1, "|" + "|".join("-" * (width + 2) for width in wide) + "|")
+    found = [row for row in lines[1:] if row[3] != "-"]
+    met = sum(row[3] == "yes" for row in found)
+    return "\n".join([*head, "", *text, "", f"{met} of {len(found)} recorded goals met; {len(GOALS)} goals."])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("records", nargs="*", type=Path, default=[RESULTS / name for name in RECORDS])
+    print(table([json.loads(path.read_text()) for path in parser.parse_args().records]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""The table of goals. Rests on the committed records and on a record made up here."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from benchmarks.report import GOALS, RECORDS, RESULTS, Goal, rows, table
+
+COMMITTED = [json.loads((RESULTS / name).read_text()) for name in RECORDS]
+
+
+def made_up(vs_best: float | None, fraction: float) -> dict[str, Any]:
+    ours = {"ms": 1.0, "vs_best": vs_best, "fraction": fraction}
+    return {"tasks": {"t": {"best_peer": "fa3", "implementations": {"kvlab": ours}}}}
+
+
+def test_every_recorded_task_has_a_goal() -> None:
+    recorded = {name for record in COMMITTED for name in record["tasks"]}
+    named = [goal.task for goal in GOALS]
+    assert recorded <= set(named)
+    assert len(named) == len(set(named))
+    text = table(COMMITTED)
+    assert all(record["command"] in text and record["card"] in text for record in COMMITTED)
+    met = sum(row[3] == "yes" for row in rows(COMMITTED))
+    assert f"{met} of {len(recorded)} recorded goals met" in text
+
+
+@pytest.mark.parametrize(("vs_best", "fraction", "met"), [(1.06, 0.95, "yes"), (1.05, 0.94, "no"), (1.04, 0.99, "no")])
+def test_both_parts_of_a_goal_must_be_met(vs_best: float, fraction: float, met: str) -> None:
+    found = rows([made_up(vs_best, fraction)], [Goal("a task", "t", 1.05, 0.95)])
+    assert [(row[0], row[3], row[4]) for row in found] == [("a task", met, "fa3")]
+
+
+def test_what_has_no_record_is_said_and_later_records_win() -> None:
+    assert rows([], [Goal("a", "t", 1.0)]) == [("a", "1.00", "no record", "-", "-")]
+    assert rows([made_up(None, 0.5)], [Goal("a", "t", 1.0)])[0][3] == "-"  # alone, without a peer
+    failed = {"tasks": {"t": {"best_peer": "fa3", "implementations": {"kvlab": {"error": "illegal instruction"}}}}}
+    assert rows([made_up(2.0, 0.5), failed], [Goal("a", "t", 1.0)])[0][2] == "illegal instruction"
+    assert rows([failed, made_up(2.0, 0.5)], [Goal("a", "t", 1.0)])[0][3] == "yes"

@@ -12,11 +12,14 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.explain import Explanation
+from kvlab.attention.inputs import require
 from kvlab.cache.arrays import is_torch, on_gpu, to_numpy, to_torch
 
 __all__ = [
     "BACKENDS",
+    "check_fp8_gpu",
     "choose_backend",
+    "family",
     "machine",
     "on_gpu",
     "rounded",
@@ -40,10 +43,34 @@ def machine(device: Any) -> tuple[str, int]:
 
 
 def target_of(array: Any, emulated: str | None) -> tuple[str, int]:
-    """Architecture and number of processors that a configuration is for: those of the GPU of ``array``, else the
-    emulated architecture's, else an H100's.
+    """Architecture (see ``family``) and number of processors that a configuration is for: those of the GPU of
+    ``array``, else the emulated architecture's, else an H100's.
     """
-    return machine(array.device) if on_gpu(array) else (emulated or "sm_90", 132)
+    if not on_gpu(array):
+        return emulated or "sm_90", 132
+    arch, processors = machine(array.device)
+    return family(arch), processors
+
+
+def family(arch: str) -> str:
+    """The architecture whose tiles a GPU of ``arch`` takes: that of Ampere where products are mma.sync's, before Hopper
+    and on GeForce's and workstations' Blackwell, whose CTAs have less shared memory, too; otherwise its own.
+
+    >>> [family(arch) for arch in ("sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx950")]
+    ['sm_80', 'sm_80', 'sm_90', 'sm_100', 'sm_80', 'gfx950']
+    """
+    ampere = arch.startswith("sm_") and not 90 <= int(arch[3:]) < 120
+    return "sm_80" if ampere else arch
+
+
+def check_fp8_gpu(array: Any, *, products: bool = False) -> None:
+    """ValueError where ``array`` is on a GPU that does not convert e4m3, or (``products``) does not multiply it."""
+    if not on_gpu(array):
+        return
+    arch, _ = machine(array.device)
+    amd = ("gfx950",) if products else ("gfx942", "gfx950")
+    fits = int(arch[3:]) >= 89 if arch.startswith("sm_") else arch in amd
+    require(fits, f"float8_e4m3fn on {arch}", f"on sm_89 or later, or {' or '.join(amd)}")
 
 
 def choose_backend(array: Any, backend: str) -> tuple[str, str]:

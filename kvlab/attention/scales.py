@@ -18,7 +18,7 @@ from kvlab.attention.inputs import check_array, finite_number, require
 from kvlab.cache.arrays import dtype_of, is_torch, same_place
 from kvlab.memory import float8_e4m3fn, float32
 
-__all__ = ["P_SCALE", "Scale", "Scales", "check_fp8_target", "is_fp8", "resolve_scales"]
+__all__ = ["P_SCALE", "Scale", "Scales", "is_fp8", "resolve_scales"]
 
 P_SCALE = 2.0**8
 """P times this is rounded to e4m3 where P V runs in fp8; its inverse is in the epilogue."""
@@ -66,11 +66,6 @@ class Scales:
 def is_fp8(array: Any) -> bool:
     """Whether the elements are e4m3."""
     return bool(dtype_of(array, "array") == float8_e4m3fn)
-
-
-def check_fp8_target(arch: str) -> None:
-    """ValueError for an NVIDIA architecture that does not convert e4m3."""
-    require(not arch.startswith("sm_") or int(arch[3:]) >= 89, f"float8_e4m3fn on {arch}", "on sm_89 or later")
 
 
 def resolve_scales(q: Any, k: Any, v: Any, q_scale: Any = None, k_scale: Any = None, v_scale: Any = None) -> Scales:

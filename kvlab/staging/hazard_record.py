@@ -75,8 +75,10 @@ class AccessRecord:
         view[:, 2 * W : 3 * W] = view[:, 4 * W : 5 * W]
         return view
 
-    def _follow(self) -> None:
-        """Split the record as the cells were."""
+    def _follow(self, at: Footprint | None = None) -> None:
+        """Split the record as the cells were. ValueError for a footprint in another memory."""
+        if at is not None and at.of is not self.cells:
+            raise ValueError(f"a footprint in other cells than those of {self.name}: must be made by its record")
         for parents in self.cells.parents[self._refined :]:
             for field in self.FIELDS:
                 setattr(self, field, getattr(self, field)[parents])
@@ -86,13 +88,13 @@ class AccessRecord:
         return self._labels.setdefault((what, stage), len(self._labels))
 
     def _check_read(self, at: Footprint, known: Array, what: str, stage: int | None) -> None:
-        self._follow()
+        self._follow(at)
         late = (self._written[at.cells][:, None] > known) & at.touches[..., None]  # [cells, warps, agents]
         if late.any():
             self._raise(at, late, known, self._write_label, "read", Side(what, None, stage))
 
     def _check_write(self, at: Footprint, known: Array, what: str, stage: int | None) -> None:
-        self._follow()
+        self._follow(at)
         cells, touches = at.cells, at.touches[..., None]
         late = (self._read[cells][:, None] > self.known) & touches
         if late.any():
@@ -105,7 +107,7 @@ class AccessRecord:
         """Whether ordinary stores of that name have just written all cells of ``at``. Then the warps need to know only
         of what was written before, and know of those from now on.
         """
-        self._follow()
+        self._follow(at)
         W, cells = self.warps, at.cells
         times, labels = self._written[cells, :W], self._write_label[cells, :W]
         if not ((times != NEVER) & (labels == self._label(what, stage))).any(axis=1).all():

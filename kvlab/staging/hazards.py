@@ -68,6 +68,7 @@ brings; missing: a barrier after cp.async.wait_group in warp 0
         super().__init__(memory, warps, arch, cells, partitions)
         self.timeline = timeline
         self._all = tuple(range(warps))
+        self._every = frozenset(self._all)
         self._mma: Array = np.zeros(warps, np.int64)  # groups of wgmma reads of each warp
         self._stores: Array = np.zeros(warps, np.int64)  # bulk stores of each warp
         self._arrived: dict[int, set[int]] = {}
@@ -140,6 +141,8 @@ done; missing: a barrier between warp 0 and warp 1
         if instructions is None:
             time = self._issued + 1
         else:
+            if np.shape(instructions) != (self.warps,) or np.min(instructions) < 0:
+                raise ValueError(f"instructions {instructions}: must be a number for each of {self.warps} warps")
             self._issued += np.asarray(instructions, np.int64)
             time = self._issued.copy()
         self._stamp_write(at, 2 * self.warps, time, what, stage)
@@ -152,7 +155,7 @@ done; missing: a barrier between warp 0 and warp 1
 
         nbytes : what the copy reports to the barrier.
         """
-        self._expect_running(at.warps)
+        self._expect_one(at)
         self._check_write(at, self._proxy_view(), what, stage)
         agent, time = barrier.agent, barrier.phases + 1
         self._issuer[agent] = at.warps[0]
@@ -177,7 +180,7 @@ done; missing: a barrier between warp 0 and warp 1
         """A TMA store that the one warp of ``at`` issues, and its commit: reads shared memory until that warp has
         waited (:meth:`wait_store`).
         """
-        self._expect_running(at.warps)
+        self._expect_one(at)
         self._check_read(at, self._proxy_view(), what, stage)
         self._stores[list(at.warps)] += 1
         self._stamp_read(at, 5 * self.warps, self._stores, what, stage)
@@ -195,31 +198,22 @@ done; missing: a barrier between warp 0 and warp 1
 
     def wait_group(self, n: int = 0, warps: tuple[int, ...] | None = None) -> None:
         """Each warp waits until at most ``n`` of its groups (AMD: DMA instructions, vmcnt) are in flight."""
-        warps = self._all if warps is None else warps
-        self._expect_running(warps)
-        chosen = list(warps)
-        done, agent = np.maximum(self._issued - n, 0), 2 * self.warps + np.arange(self.warps)
-        self.known[chosen, agent[chosen]] = np.maximum(self.known[chosen, agent[chosen]], done[chosen])
-        self._event("wait", f"{self._wait_name}({n})", None, warps)
+        chosen = self._waiting(warps, n)
+        self._learn(chosen, 2 * self.warps + chosen, self._issued[chosen] - n)
+        self._event("wait", f"{self._wait_name}({n})", None, tuple(chosen.tolist()))
         self._flights.land(self.known)
 
     def wait_mma(self, n: int = 0, warps: tuple[int, ...] | None = None) -> None:
         """Each warp waits until at most ``n`` of its wgmma reads are in flight (wgmma.wait_group)."""
-        warps = self._all if warps is None else warps
-        self._expect_running(warps)
-        chosen = np.array(warps)
-        agent = 3 * self.warps + chosen
-        self.known[chosen, agent] = np.maximum(self.known[chosen, agent], self._mma[chosen] - n)
-        self._event("wait", f"wgmma.wait_group({n})", None, warps)
+        chosen = self._waiting(warps, n)
+        self._learn(chosen, 3 * self.warps + chosen, self._mma[chosen] - n)
+        self._event("wait", f"wgmma.wait_group({n})", None, tuple(chosen.tolist()))
 
     def wait_store(self, n: int = 0, warps: tuple[int, ...] | None = None) -> None:
         """Each warp waits until at most ``n`` of its bulk stores still read (cp.async.bulk.wait_group.read)."""
-        warps = self._all if warps is None else warps
-        self._expect_running(warps)
-        chosen = np.array(warps)
-        agent = 5 * self.warps + chosen
-        self.known[chosen, agent] = np.maximum(self.known[chosen, agent], self._stores[chosen] - n)
-        self._event("wait", f"cp.async.bulk.wait_group.read({n})", None, warps)
+        chosen = self._waiting(warps, n)
+        self._learn(chosen, 5 * self.warps + chosen, self._stores[chosen] - n)
+        self._event("wait", f"cp.async.bulk.wait_group.read({n})", None, tuple(chosen.tolist()))
 
     def fence_async(self, warps: tuple[int, ...] | None = None) -> None:
         """What the warps know to be written becomes visible to TMA and wgmma (fence.proxy.async)."""
@@ -274,11 +268,31 @@ done; missing: a barrier between warp 0 and warp 1
         self._expect_running(self._all)
         self._check_end()
 
+    def _waiting(self, warps: tuple[int, ...] | None, n: int) -> Array:
+        """The warps that wait until at most ``n`` of something are in flight."""
+        chosen = self._all if warps is None else warps
+        self._expect_running(chosen)
+        if n < 0:
+            raise ValueError(f"a wait for all but {n}: must be 0 or more")
+        return np.array(chosen)
+
+    def _learn(self, warps: Array, agents: Array, done: Array) -> None:
+        """Each of ``warps`` knows that its agent is done up to a time."""
+        self.known[warps, agents] = np.maximum(self.known[warps, agents], done)
+
+    def _expect_one(self, at: Footprint) -> None:
+        """One thread issues what the TMA unit does."""
+        self._expect_running(at.warps)
+        if len(at.warps) != 1:
+            raise ValueError(f"warps {at.warps} of a bulk copy: must be one, that which issues it")
+
     def _tick(self, warps: list[int]) -> None:
         """A new moment for warps that have told others what they did."""
         self.known[warps, warps] += 1
 
     def _expect_running(self, warps: tuple[int, ...]) -> None:
+        if not self._every.issuperset(warps) or len(set(warps)) < len(warps):
+            raise ValueError(f"warps {warps}: must be different ones of 0 to {self.warps - 1}")
         for name, arrived in self._arrived.items():
             stuck = arrived & set(warps)
             if stuck:

@@ -15,6 +15,7 @@ from .iterator import KVCacheIterator
 from .mfma_mla_cta import MfmaMLACTA
 from .mma_sync_cta import MmaSyncCTA, MmaSyncShape
 from .traffic import Traffic
+from .wgmma_mla_cta import ROWS, WgmmaMLACTA, WgmmaMLAShape
 
 __all__ = ["MLACTA", "MLA_ARCHS", "NvidiaMLACTA", "mla_cta"]
 
@@ -118,7 +119,7 @@ def mla_cta(
     ``batch_idx`` and ``end`` ``[programs]`` are each program's sequence and the exclusive bound of its keys. ``dtype``
     is that of Q and of the products, the cache's if None; e4m3 latents are converted on their way. gfx950: MAX's decode
     with V in K's memory, without e4m3. sm_80, sm_90: what our Triton kernel compiles to; float32 with eight warps,
-    others with four.
+    others with four. On sm_90 64 rows with eight warps take wgmma (K and Q of one 16-bit dtype).
 
     >>> rows = np.zeros((1, 64, 1, 192), np.float16)
     >>> windows = [PagedKVCache(x, [63], [[0]], 1, 64) for x in (rows[..., :128], rows[..., 128:])]
@@ -132,9 +133,12 @@ def mla_cta(
     if arch not in MLA_ARCHS:
         raise ValueError(f"arch {arch!r} is not one of {', '.join(MLA_ARCHS)}")
     wide = dtype.itemsize == 4
+    columns = latent.kv_params.head_size, rope.kv_params.head_size
+    if (BM, arch, num_warps) == (ROWS, "sm_90", 8) and latent.dtype == rope.dtype == dtype and not wide:
+        shape = WgmmaMLAShape(BN, (columns[0], padded[0]), (columns[1], padded[1]), dtype)
+        return WgmmaMLACTA(shape, latent, rope, batch_idx, end, traffic)
     if not wide and num_warps != 4:
         raise ValueError(f"num_warps {num_warps} with {dtype} on {arch}: must be 4")
-    columns = latent.kv_params.head_size, rope.kv_params.head_size
     if arch == "gfx950":
         return MfmaMLACTA(BM, BN, columns, _whole_rows(latent, rope), batch_idx, end, traffic)
     ctas: list[Any] = []

@@ -6,6 +6,7 @@ Rests on the compiler's own artefacts: PTX, SASS, register, spill and shared-mem
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from dataclasses import replace
 from typing import Any
@@ -16,23 +17,28 @@ import torch
 from caught import SHARED, Caught, as_launched, as_tensors
 from mla_cases import Case
 
+from kvlab.attention import mla_decode_paged
 from kvlab.attention.masks import ChunkedMask, MaterializedMask
 from kvlab.attention.mla_decode import holds_wgmma_rows, kernel
 from kvlab.attention.mla_decode.config import MLADecodeConfig, MLADecodeProblem, choose_config
 from kvlab.cache.arrays import to_torch
 from kvlab.memory import as_dtype
+from kvlab.staging import Timeline, Traffic
 from kvlab.staging.mma_sync_plan import MmaSyncShape
+from kvlab.staging.wgmma_mla_cta import WgmmaMLAShape
 from kvlab.triton_support.compile import TARGETS, Compiled
+from kvlab.triton_support.versions import installed
 
 pytestmark = pytest.mark.compile
 
 
 @functools.cache
 def compiled(
-    H: int, dtype: str, target: str, emulated: bool = False, features: tuple[tuple[str, Any], ...] = ()
-) -> tuple[Compiled, MLADecodeConfig]:
-    """The kernel as a call of one sequence, 512 + 64 columns and pages of 64 compiles it."""
-    x = Case((5,), H=H, columns=(512, 64), page=64, dtype=dtype, **dict(features)).build()
+    H: int, dtype: str, target: str, emulated: bool = False, features: tuple[tuple[str, Any], ...] = (),
+    columns: tuple[int, int] = (512, 64), page: int = 64,
+) -> tuple[Compiled, MLADecodeConfig]:  # fmt: skip
+    """The kernel as a call of one sequence, 512 + 64 columns and pages of 64 unless given, compiles it."""
+    x = Case((5,), H=H, columns=columns, page=page, dtype=dtype, **dict(features)).build()
     tensors = [to_torch(a) for a in (x.q, *x.windows, x.table, x.lens)]
     made = as_tensors(x.features)
     problem = replace(MLADecodeProblem.of(*tensors[:4]), max_keys=4096)
@@ -104,6 +110,57 @@ def test_the_emulator_issues_the_instructions_of_the_compiled_loop(arch: str) ->
     if arch == "sm_90":
         assert write.name == "stmatrix.x2"
         assert len(re.findall(r"stmatrix\S*x2", ptx)) == write.address.shape[0] == 1
+
+
+SIXTY_FOUR = [((512, 64), 64), ((512, 64), 16), ((96, 16), 64)]
+
+
+@pytest.mark.skipif(not holds_wgmma_rows(), reason="this Triton does not take 64 rows")
+@pytest.mark.parametrize("columns, page", SIXTY_FOUR, ids=str)
+def test_the_emulator_works_as_the_compiled_loop_of_64_rows(columns: tuple[int, int], page: int) -> None:
+    """Warps, instructions of both products and their number, swizzles, no way of P through shared memory; and, as
+    Triton 3.7 orders them, waits, barriers, fences and products of the loop.
+    """
+    made, config = compiled(64, "bf16", "sm_90", columns=columns, page=page)
+    shape = WgmmaMLAShape(config.BN, (columns[0], config.BV), (columns[1], config.BR), as_dtype("bf16"))
+    ttgir, ptx = made.asm["ttgir"], made.asm["ptx"]
+    layouts = re.findall(r"versionMajor = 3.*?warpsPerCTA = \[(\d, \d)\], instrShape = \[16, (\d+)", ttgir)
+    assert layouts == [("8, 1", str(shape.BN // 2)), ("4, 2", str(config.BV // 2))]
+    widths = {str(place.width) for place in shape.places.values()}
+    assert set(re.findall(r"nvmma_shared<\{swizzlingByteWidth = (\d+)", ttgir)) == widths
+    words = r"wgmma\.wait_group|cp\.async\.wait_group|bar\.sync|fence\.proxy|(?:wgmma\.mma_async\S*m64n\d+)|" \
+            r"cp\.async\.cg|st\.shared|stmatrix|bra"  # fmt: skip
+    found = [re.sub(r"wgmma\.mma_async\S*(m64n\d+)", r"\1", word) for word in re.findall(words, ptx)]
+    last = len(found) - 1 - found[::-1].index(shape.output_atom.name.split(".")[1].split("k")[0])
+    first = len(found[:last]) - 1 - found[:last][::-1].index("cp.async.wait_group")
+    loop = found[first : found.index("bra", last)]
+    assert not {"st.shared", "stmatrix"} & set(loop)
+    traffic = Traffic(timeline=Timeline())
+    x = Case((4 * config.BN,), H=64, columns=columns, page=page, dtype="bf16").build()
+    mla_decode_paged(*x.arrays, arch="sm_90", num_splits=1, traffic=traffic, **x.options)
+    steps = [(config.BV + config.BR) // 16 * 2, config.BN // 16]
+    assert [sum(word == n for word in loop) for n in names_of(shape)] == steps
+    issued = traffic.instructions["qk wgmma"], traffic.instructions["pv wgmma"]
+    assert issued == tuple(8 * 4 * n for n in steps)
+    if not str(installed()).startswith("3.7"):
+        return
+    kinds = {"barrier": "bar.sync", "fence": "fence.proxy", "copy": "cp.async.cg"}
+    events = [
+        kinds.get(e.kind) or ("wgmma.wait_group" if "wgmma.wait" in e.what else "cp.async.wait_group"
+                              if e.kind == "wait" else names_of(shape)[e.what.startswith("v")]
+                              if e.kind == "read in flight" else None)
+        for e in traffic.trace()
+    ]  # fmt: skip
+    told = [word for word, _ in itertools.groupby(word for word in events if word is not None)]
+    once = [word for word, _ in itertools.groupby(loop)]
+    at = told.index("cp.async.wait_group")
+    assert told[at : at + 2 * len(once)] == 2 * once
+
+
+def names_of(shape: WgmmaMLAShape) -> tuple[str, str]:
+    """The instructions of Q K^T and P V as PTX writes their sizes."""
+    scores, output = (atom.name.split(".")[1].split("k")[0] for atom in (shape.scores_atom, shape.output_atom))
+    return scores, output
 
 
 def test_v_has_no_memory_of_its_own() -> None:

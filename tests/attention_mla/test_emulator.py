@@ -45,6 +45,13 @@ OF_FP8 = [
 GRID += FEATURES
 ALL = [(case, arch) for case in GRID for arch in MLA_ARCHS] + [(c, a) for c in ON_NVIDIA for a in MLA_ARCHS[:2]]
 ALL += [(case, "sm_90") for case in OF_FP8]
+SIXTY_FOUR_ROWS = [
+    Case((150, 0, 64), H=64, columns=(512, 64), page=64, sinks=True),
+    Case((170, 3), H=40, columns=(96, 16), S=2, page=5, dtype="fp16", splits=3, storage="wide"),
+    Case((90, 200), H=33, columns=(256, 32)),
+]
+"""On sm_90 these take wgmma: tiles of 64 and of 32 keys, rows past the last head."""
+ALL += [(case, "sm_90") for case in SIXTY_FOUR_ROWS]
 
 
 @pytest.mark.parametrize("case, arch", ALL, ids=lambda v: str(v))
@@ -52,6 +59,26 @@ def test_grid(case: Case, arch: str) -> None:
     x = case.build()
     out, lse = mla_decode_paged(*x.arrays, arch=arch, num_splits=case.splits, return_lse=True, **x.options)
     assert_accurate(x, out, lse)
+
+
+@pytest.mark.parametrize("case", SIXTY_FOUR_ROWS, ids=str)
+def test_many_heads_take_the_tile_of_the_kernel(case: Case) -> None:
+    x = case.build()
+    config = explain(mla_decode_paged, *x.arrays, arch="sm_90", **x.options).config
+    assert (config.BM, config.BN, config.num_warps) == (64, 64 if case.page == 64 else 32, 8)
+
+
+def test_bytes_of_a_tile_of_64_rows() -> None:
+    """Rests on arithmetic: two sequences of 100 and 64 keys; K's rows come once, and V with them. A warpgroup's wgmma
+    takes 64 rows of Q and half of the keys of K, twice, and half of V's columns: of 2 tiles, then of 1.
+    """
+    x = Case((100, 64), H=64, columns=(128, 64), page=64).build()
+    traffic = Traffic()
+    mla_decode_paged(*x.arrays, arch="sm_90", num_splits=1, traffic=traffic, **x.options)
+    row, tiles = 192 * 2, 3
+    assert traffic.moved["DRAM->SMEM"] == (164 + 2 * 64) * row
+    assert traffic.moved["SMEM->tensor cores"] == tiles * 2 * (2 * (64 + 32) * row + 64 * 64 * 2)
+    assert "SMEM->registers" not in traffic.moved
 
 
 @pytest.mark.parametrize("arch", MLA_ARCHS)

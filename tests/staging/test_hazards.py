@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kvlab.hardware import BarrierDeadlock
 from kvlab.memory import Memory
 from kvlab.staging import Hazard, Hazards, Timeline
+from kvlab.staging.footprint import Cells
 
 WARPS, BYTES = 3, 6
 
@@ -177,3 +178,51 @@ def test_bad_footprints() -> None:
         hazards.footprint(np.zeros((3, 4), np.int64), 4)
     with pytest.raises(ValueError, match="warps 40 must be 1 to 31"):
         Hazards(Memory(64), warps=40)
+
+
+BAD = {
+    r"warps \(7,\): must be different ones of 0 to 1": lambda h: h.commit_group((7,)),
+    r"warps \(0, 0\): must be different": lambda h: h.mbarrier("full[0]").arrive((0, 0)),
+    r"a wait for all but -1: must be 0 or more": lambda h: h.wait_group(-1),
+    r"a wait for all but -2: must be 0 or more": lambda h: h.wait_mma(-2),
+    r"a wait for all but -3: must be 0 or more": lambda h: h.wait_store(-3),
+    r"instructions \[1\]: must be a number for each of 2 warps": lambda h: h.copy_async(h.region(0, 64), "k", 0, [1]),
+    r"warps \(0, 1\) of a bulk copy: must be one": lambda h: h.store_bulk(h.region(0, 64), "o store"),
+    r"in other cells than those of memory": lambda h: h.read(Hazards(Memory(64), warps=2).region(0, 64), "k read"),
+    r"cells of 32 bytes from 0 on and 2 warps: must be of 64": lambda h: Hazards(Memory(64), 2, cells=Cells(32, 2)),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_statements_that_make_no_sense(message: str) -> None:
+    hazards = Hazards(Memory(64), warps=2)
+    with pytest.raises(ValueError, match=message):
+        BAD[message](hazards)
+    hazards.finish()
+
+
+def test_records_that_share_their_cells() -> None:
+    """Rests on arithmetic: each memory has a past of its own, and follows when the partition becomes finer."""
+    one = Hazards(Memory(64), warps=2)
+    two = Hazards(Memory(64), warps=2, cells=one.cells)
+    whole = [one.region(0, 64, (warp,)) for warp in (0, 1)]
+    one.write(whole[0], "left")
+    two.read(whole[1], "right")
+    quarter = two.region(16, 16, (1,))
+    with pytest.raises(Hazard) as caught:
+        one.read(quarter, "quarter")
+    assert caught.value.byte_range == (16, 32)
+    two.read(quarter, "quarter")
+
+
+def test_a_parity_tells_of_the_first_phase_that_lets_it_pass() -> None:
+    """Rests on PTX's test_wait.parity: three arrivals where one is counted, so that three phases go by; who waits may
+    have gone on after the first of them."""
+    hazards = Hazards(Memory(64), warps=3)
+    free = hazards.mbarrier("free[0]")
+    for warp in (0, 1, 0):
+        hazards.read(hazards.region(0, 64, (warp,)), "k read")
+        free.arrive((warp,))
+    free.wait(0, (2,))
+    with pytest.raises(Hazard, match="k write by warp 2, may come before k read by warp 0"):
+        hazards.write(hazards.region(0, 64, (2,)), "k write")

@@ -24,6 +24,7 @@ from kvlab.staging.launched_cta import LaunchedCTA
 from kvlab.staging.mfma_mla_cta import MfmaMLACTA
 from kvlab.staging.tile_walk import TileWalk
 from kvlab.staging.wgmma_cta import WgmmaCTA, WgmmaShape
+from kvlab.staging.wgmma_mla_cta import WgmmaMLACTA, WgmmaMLAShape
 
 BF16 = as_dtype("bf16")
 
@@ -66,6 +67,24 @@ def wgmma(traffic: Any = None) -> None:
     drive(lambda k, v, batch, head, traffic: WgmmaCTA(shape, 2, traffic), "bf16", 64, 64, 64, loops=2, traffic=traffic)
 
 
+def mla64(traffic: Any = None) -> None:
+    """MLA decode of 64 rows by wgmma: V is read from K's stage."""
+    rng, end = np.random.default_rng(0), np.array([160, 70])
+    rows = (rng.standard_normal((10, 32, 1, 160)) / 8).astype(BF16)
+    table = rng.permutation(10).reshape(2, 5)
+    windows = [PagedKVCache(x, [0, 0], table, 1, 160) for x in (rows[..., :128], rows[..., 128:])]
+    shape = WgmmaMLAShape(32, (128, 128), (32, 32), BF16)
+    cta = WgmmaMLACTA(shape, *windows, np.arange(2), end, Traffic() if traffic is None else traffic)
+    at = np.broadcast_to(160 * np.arange(64), (2, 64))
+    q = cta.load_q(Memory.over(rng.standard_normal(64 * 160).astype(BF16)), at, np.ones((2, 64), np.bool_))
+    o = cta.zeros()
+    for start in range(0, 160, 32):
+        active = start < end
+        s = cta.scores(q, cta.load_k(np.array([start, start]), active), active)
+        o = cta.accumulate(s, cta.load_v(active), o, active)
+    cta.end()
+
+
 def staged(traffic: Any = None) -> None:
     """DecodeKVBuffer: a strip of K through registers, then the next one into the same place."""
     p = DecodeKVBufferParams("bf16", (16, 16, 32), Swizzle(2, 0, 3, "vector"), BN=128, WN=32, BK=32, num_threads=256,
@@ -85,7 +104,8 @@ def staged(traffic: Any = None) -> None:
 
 
 MACHINES: dict[str, Any] = {
-    "prefill": prefill, "decode": decode, "shared": shared, "mla": mla, "wgmma": wgmma, "staged": staged
+    "prefill": prefill, "decode": decode, "shared": shared, "mla": mla, "wgmma": wgmma, "mla64": mla64,
+    "staged": staged,
 }  # fmt: skip
 
 
@@ -96,7 +116,7 @@ def test_nothing_is_reported(machine: str) -> None:
     kinds = {event.kind for event in traffic.timeline or ()}
     assert {"barrier"} < kinds
     assert ("copy" in kinds and "landed" in kinds) or machine == "staged"
-    assert "read in flight" in kinds if machine == "wgmma" else "read" in kinds
+    assert "read in flight" in kinds if machine in ("wgmma", "mla64") else "read" in kinds
 
 
 def words_of(machine: str) -> list[str]:
@@ -210,21 +230,25 @@ MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
     "no-barrier-between-p-and-its-reads": ("decode shared mla", drop("barrier", "p write"), ORDER, "p read by warp"),
     "no-barrier-after-the-writes": ("staged", drop("barrier", "k write"), ORDER, "k read by warp"),
     "no-barrier-before-the-writes": ("staged", drop("barrier", "k read"), WAR, "k write by warp"),
-    "no-wait-for-cp-async": ("wgmma", drop("wait_group"), READ, "missing: cp.async.wait_group in warp"),
+    "no-wait-for-cp-async": ("wgmma mla64", drop("wait_group"), READ, "missing: cp.async.wait_group in warp"),
     "cp-async-waits-for-all-but-two": (
-        "wgmma", drop("wait_group", instead=lambda h, wait: wait(h, 2)), READ, "k wgmma by warp",
+        "wgmma mla64", drop("wait_group", instead=lambda h, wait: wait(h, 2)), READ, "k wgmma by warp",
     ),
-    "no-commit": ("wgmma", drop("commit_group"), READ, "cp.async.commit_group, then cp.async.wait_group"),
+    "no-commit": ("wgmma mla64", drop("commit_group"), READ, "cp.async.commit_group, then cp.async.wait_group"),
     "warp-2-does-not-wait": (
-        "wgmma", drop("wait_group", instead=lambda h, wait: wait(h, 0, SOME)), READ, "cp.async.wait_group in warp 2",
+        "wgmma mla64", drop("wait_group", instead=lambda h, wait: wait(h, 0, SOME)), READ,
+        "cp.async.wait_group in warp 2",
     ),
-    "no-barrier-after-cp-async": ("wgmma", drop("barrier", "wait"), ORDER, "q wgmma by warp"),
-    "no-fence-for-wgmma": ("wgmma", drop("fence_async"), ORDER, "fence.proxy.async in warp"),
-    "no-wait-for-wgmma": ("wgmma", drop("wait_mma"), WAR, "wgmma.wait_group in warp 0"),
-    "no-barrier-before-the-refill": ("wgmma", drop("barrier", "v wgmma"), WAR, "a barrier after wgmma.wait_group"),
+    "no-barrier-after-cp-async": ("wgmma mla64", drop("barrier", "wait"), ORDER, "q wgmma by warp"),
+    "no-fence-for-wgmma": ("wgmma mla64", drop("fence_async"), ORDER, "fence.proxy.async in warp"),
+    "no-wait-for-wgmma": ("wgmma mla64", drop("wait_mma"), WAR, "wgmma.wait_group in warp 0"),
+    "no-barrier-before-the-refill": (
+        "wgmma mla64", drop("barrier", "v wgmma"), WAR, "a barrier after wgmma.wait_group",
+    ),
     "warp-2-skips-the-barrier-before-the-refill": (
         "wgmma", drop("barrier", "v wgmma", lambda h, meet: meet(h, SOME)), STUCK, "warps [0, 1, 3] wait at barrier 0",
     ),
+    "one-stage-of-mla64": ("mla64", attribute(WgmmaMLACTA, "_stage", property(lambda cta: 0)), WAR, "k0 copy by warp"),
     "one-stage-of-wgmma": ("wgmma", attribute(wgmma_cta, "STAGES", 1), WAR, "v copy by warp"),
     "not-drained": (
         "wgmma", attribute(WgmmaCTA, "end", lambda cta: cta.hazards.finish()), END,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvlab.attention.backends import choose_backend, rounded, run, target_of
+from kvlab.attention.backends import check_fp8_gpu, choose_backend, rounded, run, target_of
 from kvlab.attention.decode_call import DecodeCall, call_of_collection, decode_results, explained, prepared
 from kvlab.attention.explain import Explanation
 from kvlab.attention.features import Features
 from kvlab.attention.inputs import check_lane_copies, require
 from kvlab.attention.online_softmax import MASK_VALUE
 from kvlab.attention.operands import result_dtype
-from kvlab.attention.scales import check_fp8_target, is_fp8
+from kvlab.attention.scales import is_fp8
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.staging import DECODE_ARCHS, Traffic
 
@@ -162,9 +162,9 @@ def _plan(call: DecodeCall, backend: str, arch: str, num_splits: int | None, bat
     if chosen == "emulator":
         _check_emulated(call, arch)
     emulated = arch if chosen == "emulator" else None
-    device, processors = target_of(call.q, emulated)
     if problem.pairs:
-        check_fp8_target(device)
+        check_fp8_gpu(call.q)
+    device, processors = target_of(call.q, emulated)
     config = choose_config(
         problem, processors=processors, num_splits=num_splits, arch=device, heavy=call.features.heavy,
         batch_invariant=batch_invariant,

@@ -87,8 +87,8 @@ def mha_prefill(
     traffic  a :class:`~kvlab.staging.Traffic` that counts what the emulator moves
 
     A row without a key gives 0 and lse -inf (the sink's logit with sinks). Tiles that no row sees are not read.
-    float8_e4m3fn needs sm_89 or later, or gfx950. P V of such a q runs in it too, P times 2^8 rounded to it (in
-    bfloat16 where V has scales of tokens, which may be of any size).
+    float8_e4m3fn needs sm_89 or later, or gfx950 (K and V alone, gfx942, too). P V of such a q runs in it as well,
+    P times 2^8 rounded to it (in bfloat16 where V has scales of tokens, which may be of any size).
     ValueError on bad arguments, before anything is written. Nothing waits for the GPU, and the grid does not depend on
     the lengths of the sequences.
 

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvlab.attention import backends
-from kvlab.attention.backends import on_gpu
+from kvlab.attention.backends import check_fp8_gpu, target_of
 from kvlab.attention.explain import Explanation
 from kvlab.attention.features import kv_view
 from kvlab.attention.hopper_choice import choose_with_hopper
@@ -88,12 +87,10 @@ def _plan(inputs: PrefillInputs, options: Options) -> Plan:
         tiles, where = choose_hopper(problem, inputs), "sm_90" if chosen == "emulator" else None
         explanation = Explanation("mha_prefill", chosen, reason, tiles, tiles.grid(problem), where)
         return Plan(explanation, inputs, options, problem, scale)
-    if on_gpu(inputs.q) and is_fp8(inputs.k):
-        arch, _ = backends.machine(inputs.q.device)
-        fits = arch == "gfx950" or (arch.startswith("sm_") and int(arch[3:]) >= 89)
-        require(fits, f"float8_e4m3fn on {arch}", "on sm_89 or later, or gfx950")
+    if is_fp8(inputs.k):
+        check_fp8_gpu(inputs.q, products=fp8)
     emulated = options.arch if chosen == "emulator" else None
-    target = _device_arch(inputs.q.device) if on_gpu(inputs.q) else emulated or "sm_90"
+    target, _ = target_of(inputs.q, emulated)
     if chosen == "emulator":
         _check_emulated(inputs, problem, target)
     config = choose_config(problem, arch=target, batch_invariant=bool(options.batch_invariant))
@@ -106,9 +103,3 @@ def _check_emulated(inputs: PrefillInputs, problem: PrefillProblem, arch: str) -
     check_machine(arch, problem)
     arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
     check_lane_copies({name: array for name, array in arrays.items() if 0 not in array.shape})
-
-
-def _device_arch(device: Any) -> str:
-    """The architecture of a GPU, as the configurations name it: "sm_80" for all of NVIDIA's before Hopper."""
-    arch, _ = backends.machine(device)
-    return "sm_80" if arch.startswith("sm_") and int(arch[3:]) < 90 else arch

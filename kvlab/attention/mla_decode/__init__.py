@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.backends import rounded, run, target_of
+from kvlab.attention.backends import check_fp8_gpu, rounded, run, target_of
 from kvlab.attention.decode_call import decode_results
 from kvlab.attention.explain import Explanation, arguments_of
 from kvlab.attention.features import Features, resolve_features
@@ -17,7 +17,6 @@ from kvlab.attention.inputs import check_lane_copies, check_paged_collection, de
 from kvlab.attention.intervals import host
 from kvlab.attention.masks import resolve_mask, window_interval
 from kvlab.attention.online_softmax import MASK_VALUE
-from kvlab.attention.scales import check_fp8_target
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.cache.arrays import dtype_of
 from kvlab.staging import MLA_ARCHS, Traffic
@@ -123,7 +122,8 @@ def mla_decode_paged(
                  "reference" (float64), "emulator", "triton"; "hopper": the Gluon kernel for sm_90 (its emulator where
                  the arrays are not on a GPU), ValueError for what it cannot do
     arch         the machine that is emulated: "sm_80", "sm_90", "gfx950" (16 bits, v_dim 128, 256 or 512, 32 or 64
-                 columns of rope). Tiles of 16 rows, also where the compiled kernel takes more
+                 columns of rope). Tiles of 16 rows, also where the compiled kernel takes 32; of 64 rows with wgmma on
+                 sm_90 where it takes those: more than 32 rows, 16 bits, scores that are not changed
     num_splits   programs that share the keys of a sequence; chosen by the sizes, not the lengths, if None
     mask_value   score given to masked keys, in units of log2
     check        look at the values of seq_lens and block_table; None: unless they are on a GPU, which would wait for it
@@ -220,14 +220,14 @@ def _plan(
     chosen, reason, hopper = choose_with_hopper(inputs.q, backend, lacks, hopper_declined(), SUPPORTED)
     emulated = chosen == "emulator"
     if hopper:
-        target, processors = target_of(inputs.q, "sm_90" if emulated else None)
+        _, processors = target_of(inputs.q, None)
         tiles = choose_hopper(problem, processors=processors, num_splits=num_splits, batch_invariant=batch_invariant)
         return Explanation("mla_decode", chosen, reason, tiles, tiles.grid(), "sm_90" if emulated else None)
     if emulated:
         _check_emulated(inputs, problem, arch)
-    target, processors = target_of(inputs.q, arch if emulated else None)
     if problem.fp8:
-        check_fp8_target(target)
+        check_fp8_gpu(inputs.q)
+    target, processors = target_of(inputs.q, arch if emulated else None)
     config = choose_config(
         problem, processors=processors, num_splits=num_splits, arch=target, emulated=emulated,
         heavy=features.heavy or problem.fp8, batch_invariant=batch_invariant, wgmma=holds_wgmma_rows(),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.backends import choose_backend, rounded, run, target_of
+from kvlab.attention.backends import check_fp8_gpu, choose_backend, rounded, run, target_of
 from kvlab.attention.explain import Explanation
 from kvlab.attention.features import Features, in_base, resolve_features
 from kvlab.attention.inputs import check_lane_copies, check_paged_collection, check_traffic, finite_number, require
@@ -17,7 +17,7 @@ from kvlab.attention.intervals import host
 from kvlab.attention.masks import resolve_mask, window_interval
 from kvlab.attention.mha_prefill.machine import check_arch
 from kvlab.attention.ragged import keys_with_new, sequence_lengths
-from kvlab.attention.scales import check_fp8_target, is_fp8
+from kvlab.attention.scales import is_fp8
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.cache.arrays import dtype_of
 from kvlab.staging import Traffic
@@ -245,9 +245,9 @@ def _plan(inputs: MLAPrefillInputs, asked: dict[str, Any], backend: str, arch: s
     emulated = arch if chosen == "emulator" else None
     if emulated is not None:
         _check_emulated(inputs, problem, emulated)
-    target, _ = target_of(q, emulated)
     if is_fp8(inputs.k_rope):
-        check_fp8_target(target)
+        check_fp8_gpu(q)
+    target, _ = target_of(q, emulated)
     config = choose_config(problem, arch=target)
     return Explanation("mla_prefill", chosen, reason, config, config.grid(problem), emulated), problem, features
 

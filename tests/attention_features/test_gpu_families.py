@@ -1,0 +1,93 @@
+"""GPUs that torch is made to describe: whose tiles a call gets there, and which of them take e4m3.
+
+Rests on NVIDIA's tables: products are mma.sync's alone before sm_90 and on sm_120; e4m3 comes with sm_89.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from kvlab.attention import backends, explain  # noqa: E402
+
+PREFIX = "kvlab.attention."
+TABLE, LENS, CU = torch.tensor([[1, 0]]), torch.tensor([20]), torch.tensor([0, 20])
+
+
+def function(name: str) -> Any:
+    return getattr(importlib.import_module(PREFIX + name.removesuffix("_paged").removesuffix("_ragged")), name)
+
+
+def rows(*shape: int, dtype: Any) -> Any:
+    return torch.ones(shape).to(dtype)
+
+
+def mha(name: str, *more: Any) -> Callable[[Any, Any], Any]:
+    def call(dtype: Any, kv: Any) -> Any:
+        q = rows(1, 4, 64, dtype=dtype) if not more else rows(20, 4, 64, dtype=dtype)
+        caches = (rows(2, 16, 1, 64, dtype=kv) for _ in "kv")
+        return explain(function(name), q, *caches, TABLE, LENS, *more)
+
+    return call
+
+
+def mla_decode(dtype: Any, kv: Any) -> Any:
+    q, cache = rows(1, 4, 576, dtype=dtype), rows(2, 16, 576, dtype=kv)
+    return explain(function("mla_decode_paged"), q, cache, TABLE, LENS)
+
+
+def mla_prefill(dtype: Any, kv: Any) -> Any:
+    q, k = rows(20, 2, 192, dtype=dtype), rows(20, 2, 128, dtype=dtype)
+    return explain(function("mla_prefill_paged"), q, k, k, rows(2, 16, 576, dtype=kv), TABLE, LENS, CU, CU)
+
+
+CALLS = {
+    "mha_prefill": mha("mha_prefill_paged", CU), "mha_decode": mha("mha_decode_paged"),
+    "mla_decode": mla_decode, "mla_prefill": mla_prefill,
+}  # fmt: skip
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes every tensor one of a GPU of an architecture, for plans."""
+
+    def become(arch: str) -> None:
+        monkeypatch.setattr(backends, "machine", lambda device: (arch, 100))
+
+    monkeypatch.setattr(backends, "on_gpu", lambda array: True)
+    return become
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", CALLS)
+def test_tiles_are_those_of_the_family(name: str, dtype: Any, gpu: Callable[[str], None]) -> None:
+    found = {}
+    for arch in ("sm_80", "sm_86", "sm_89", "sm_120", "sm_90"):
+        gpu(arch)
+        found[arch] = CALLS[name](dtype, dtype).config
+    assert found["sm_86"] == found["sm_89"] == found["sm_120"] == found["sm_80"]
+    if (name, dtype) in (("mla_prefill", torch.bfloat16), ("mla_decode", torch.float32)):  # the others share tiles
+        assert found["sm_90"] != found["sm_80"]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_e4m3_from_sm_89_on(name: str, gpu: Callable[[str], None]) -> None:
+    for arch in ("sm_80", "sm_86", "gfx90a"):
+        gpu(arch)
+        accepted = "on sm_89 or later, or gfx942 or gfx950"
+        with pytest.raises(ValueError, match=f"float8_e4m3fn on {arch}: must be {accepted}"):
+            CALLS[name](torch.bfloat16, torch.float8_e4m3fn)
+    for arch in ("sm_89", "sm_90", "sm_120", "gfx942", "gfx950"):
+        gpu(arch)
+        assert CALLS[name](torch.bfloat16, torch.float8_e4m3fn).backend == "triton"
+
+
+def test_products_of_e4m3_need_gfx950_on_amd(gpu: Callable[[str], None]) -> None:
+    gpu("gfx942")
+    with pytest.raises(ValueError, match="float8_e4m3fn on gfx942: must be on sm_89 or later, or gfx950"):
+        CALLS["mha_prefill"](torch.float8_e4m3fn, torch.float8_e4m3fn)

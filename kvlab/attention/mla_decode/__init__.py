@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.backends import check_fp8_gpu, choose_backend, rounded, run, target_of
+from kvlab.attention.backends import check_fp8_gpu, rounded, run, target_of
 from kvlab.attention.decode_call import decode_results
 from kvlab.attention.explain import Explanation, arguments_of
 from kvlab.attention.features import Features, resolve_features
+from kvlab.attention.hopper_choice import choose_with_hopper
 from kvlab.attention.inputs import check_lane_copies, check_paged_collection, decode_numbers, lengths_with_new, require
 from kvlab.attention.intervals import host
 from kvlab.attention.masks import resolve_mask, window_interval
@@ -22,12 +23,14 @@ from kvlab.staging import MLA_ARCHS, Traffic
 
 from .config import MLADecodeProblem, choose_config
 from .emulator import launch as emulate
+from .hopper_config import SUPPORTED, HopperConfig, choose_hopper, hopper_declined, hopper_lacks
+from .hopper_emulator import launch as emulate_hopper
 from .inputs import MLAInputs, mla_inputs
 from .reference import reference
 
 __all__ = ["mla_decode", "mla_decode_paged"]
 
-KERNEL = "kvlab.attention.mla_decode.kernel:launch"
+KERNELS = {"triton": "kvlab.attention.mla_decode.kernel:launch", "hopper": "kvlab.attention.mla_decode.hopper:launch"}
 
 
 def mla_decode(
@@ -116,7 +119,8 @@ def mla_decode_paged(
     batch_invariant  the same bits for a sequence alone and in any batch: its keys are split by the columns of the
                  table alone
     backend      "auto": the emulator for NumPy arrays, the Triton kernel for torch tensors (interpreted on the CPU);
-                 "reference" (float64), "emulator", "triton"
+                 "reference" (float64), "emulator", "triton"; "hopper": the Gluon kernel for sm_90 (its emulator where
+                 the arrays are not on a GPU), ValueError for what it cannot do
     arch         the machine that is emulated: "sm_80", "sm_90", "gfx950" (16 bits, v_dim 128, 256 or 512, 32 or 64
                  columns of rope). Tiles of 16 rows, also where the compiled kernel takes 32; of 64 rows with wgmma on
                  sm_90 where it takes those: more than 32 rows, 16 bits, scores that are not changed
@@ -151,7 +155,9 @@ def mla_decode_paged(
         kv_layout=kv_layout, batch_invariant=batch_invariant, backend=backend, arch=arch, num_splits=num_splits,
         mask_value=mask_value, check=check, traffic=traffic,
     )  # fmt: skip
-    result, lse = run(plan, KERNEL, emulate, _refer, *inputs.arrays, **arguments, traffic=traffic)
+    kernel = KERNELS.get(plan.backend, "")
+    emulator = emulate_hopper if isinstance(plan.config, HopperConfig) else emulate
+    result, lse = run(plan, kernel, emulator, _refer, *inputs.arrays, **arguments, traffic=traffic)
     return decode_results(result, lse, out, drop_tokens=inputs.drop_tokens, return_lse=return_lse, base2=base2)
 
 
@@ -168,9 +174,9 @@ def _prepared(
     if kv_layout == "HND" and getattr(asked["k_scale"], "ndim", 0) == 3:
         asked["k_scale"] = asked["k_scale"].swapaxes(1, 2)
     features = resolve_features(inputs.q, latent, latent, mask=plan, batch=batch, **asked)
-    explanation = _plan(inputs, features, backend, arch, num_splits, bool(batch_invariant))
     scale = _scale(scale, v_dim, inputs.q.shape[-1] - v_dim)
     scale, mask_value = decode_numbers(scale, mask_value, traffic)
+    explanation = _plan(inputs, features, scale, backend, arch, num_splits, bool(batch_invariant))
     arguments = {
         "scale": scale, "features": features, "config": explanation.config, "mask_value": mask_value,
         "out": inputs.out,
@@ -205,12 +211,18 @@ def _from_collection(q: Any, cache: PagedKVCacheCollection, layer: int) -> tuple
 
 
 def _plan(
-    inputs: MLAInputs, features: Features, backend: str, arch: str, num_splits: int | None, batch_invariant: bool
-) -> Explanation:
+    inputs: MLAInputs, features: Features, scale: float, backend: str, arch: str, num_splits: int | None,
+    batch_invariant: bool,
+) -> Explanation:  # fmt: skip
     """Which backend and configuration a call gets, and why."""
-    chosen, reason = choose_backend(inputs.q, backend)
-    emulated = chosen == "emulator"
     problem = MLADecodeProblem.of(inputs.q, inputs.kv_cache, inputs.k_rope, inputs.block_table)
+    lacks = hopper_lacks(inputs, problem, features, scale)
+    chosen, reason, hopper = choose_with_hopper(inputs.q, backend, lacks, hopper_declined(), SUPPORTED)
+    emulated = chosen == "emulator"
+    if hopper:
+        _, processors = target_of(inputs.q, None)
+        tiles = choose_hopper(problem, processors=processors, num_splits=num_splits, batch_invariant=batch_invariant)
+        return Explanation("mla_decode", chosen, reason, tiles, tiles.grid(), "sm_90" if emulated else None)
     if emulated:
         _check_emulated(inputs, problem, arch)
     if problem.fp8:

@@ -242,13 +242,14 @@ MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
     "no-barrier-after-cp-async": ("wgmma mla64", drop("barrier", "wait"), ORDER, "q wgmma by warp"),
     "no-fence-for-wgmma": ("wgmma mla64", drop("fence_async"), ORDER, "fence.proxy.async in warp"),
     "no-wait-for-wgmma": ("wgmma mla64", drop("wait_mma"), WAR, "wgmma.wait_group in warp 0"),
-    "no-barrier-before-the-refill": (
-        "wgmma mla64", drop("barrier", "v wgmma"), WAR, "a barrier after wgmma.wait_group",
+    "no-barrier-before-the-refill": ("wgmma", drop("barrier", "v wgmma"), WAR, "a barrier after wgmma.wait_group"),
+    "no-barrier-before-the-refill-of-k": (
+        "mla64", drop("barrier", "k wgmma of P V"), WAR, "a barrier after wgmma.wait_group",
     ),
     "warp-2-skips-the-barrier-before-the-refill": (
         "wgmma", drop("barrier", "v wgmma", lambda h, meet: meet(h, SOME)), STUCK, "warps [0, 1, 3] wait at barrier 0",
     ),
-    "one-stage-of-mla64": ("mla64", attribute(WgmmaMLACTA, "_stage", property(lambda cta: 0)), WAR, "k0 copy by warp"),
+    "one-stage-of-mla64": ("mla64", attribute(WgmmaMLACTA, "_stage", property(lambda cta: 0)), WAR, "k copy by warp"),
     "one-stage-of-wgmma": ("wgmma", attribute(wgmma_cta, "STAGES", 1), WAR, "v copy by warp"),
     "not-drained": (
         "wgmma", attribute(WgmmaCTA, "end", lambda cta: cta.hazards.finish()), END,

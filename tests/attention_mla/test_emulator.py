@@ -47,8 +47,8 @@ ALL = [(case, arch) for case in GRID for arch in MLA_ARCHS] + [(c, a) for c in O
 ALL += [(case, "sm_90") for case in OF_FP8]
 SIXTY_FOUR_ROWS = [
     Case((150, 0, 64), H=64, columns=(512, 64), page=64, sinks=True),
-    Case((170, 3), H=40, columns=(320, 16), S=2, page=5, dtype="fp16", splits=3, storage="wide"),
-    Case((90, 200), H=33, columns=(384, 64)),
+    Case((170, 3), H=40, columns=(96, 16), S=2, page=5, dtype="fp16", splits=3, storage="wide"),
+    Case((90, 200), H=33, columns=(256, 32)),
 ]
 """On sm_90 these take wgmma: tiles of 64 and of 32 keys, rows past the last head."""
 ALL += [(case, "sm_90") for case in SIXTY_FOUR_ROWS]
@@ -72,12 +72,12 @@ def test_bytes_of_a_tile_of_64_rows() -> None:
     """Rests on arithmetic: two sequences of 100 and 64 keys; K's rows come once, and V with them. A warpgroup's wgmma
     takes 64 rows of Q and half of the keys of K, twice, and half of V's columns: of 2 tiles, then of 1.
     """
-    x = Case((100, 64), H=64, columns=(512, 64), page=64).build()
+    x = Case((100, 64), H=64, columns=(128, 64), page=64).build()
     traffic = Traffic()
     mla_decode_paged(*x.arrays, arch="sm_90", num_splits=1, traffic=traffic, **x.options)
-    row, tiles = 576 * 2, 3
+    row, tiles = 192 * 2, 3
     assert traffic.moved["DRAM->SMEM"] == (164 + 2 * 64) * row
-    assert traffic.moved["SMEM->tensor cores"] == tiles * 2 * (2 * (64 + 32) * row + 64 * 256 * 2)
+    assert traffic.moved["SMEM->tensor cores"] == tiles * 2 * (2 * (64 + 32) * row + 64 * 64 * 2)
     assert "SMEM->registers" not in traffic.moved
 
 

@@ -41,7 +41,7 @@ def test_a_seeded_fault_is_found(fault: str) -> None:
 CASES = [
     (Case((70, 0), H=4, columns=(512, 64)), "sm_90"),
     (Case((130, 0), H=64, columns=(512, 64), page=64), "sm_90"),
-    (Case((70, 3), H=9, S=4, columns=(320, 16), page=5, dtype="fp16", splits=2, sinks=True), "sm_90"),
+    (Case((70, 3), H=9, S=4, columns=(96, 16), page=5, dtype="fp16", splits=2, sinks=True), "sm_90"),
     (Case((50,), H=9, S=2, page=5, dtype="fp16", splits=2), "sm_80"),
     (Case((40, 2), H=3, columns=(96, 16), S=4, page=48), "sm_90"),
     (Case((66,), H=3, columns=(256, 32), dtype="fp32", storage="layers"), "sm_90"),

@@ -124,7 +124,7 @@ def mla_decode_paged(
                  compiled and emulated, no GPU has run it yet
     arch         the machine that is emulated: "sm_80", "sm_90", "gfx950" (16 bits, v_dim 128, 256 or 512, 32 or 64
                  columns of rope). Tiles of 16 rows, also where the compiled kernel takes 32; of 64 rows with wgmma on
-                 sm_90 where it takes those: more than 32 rows, v_dim above 256, 16 bits, scores not changed
+                 sm_90 where it takes those: more than 32 rows, 16 bits, scores that are not changed
     num_splits   programs that share the keys of a sequence; chosen by the sizes, not the lengths, if None
     mask_value   score given to masked keys, in units of log2
     check        look at the values of seq_lens and block_table; None: unless they are on a GPU, which would wait for it

@@ -84,6 +84,13 @@ FEATURES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("target", ["sm_90", "sm_100", "gfx942", "gfx950"])
+def test_e4m3_in_q_and_cache(target: str) -> None:
+    made, _ = compiled(16, "fp8", target, features=(("row", "fp8"), ("k_scale", "head")))
+    assert made.spills <= (200 if target == "sm_100" else 0), "Triton 3.9 spills there beside a q of 16 bits, too"
+    assert made.shared <= SHARED[target]
+
+
 @pytest.mark.parametrize("H", [16, 128])
 @pytest.mark.parametrize("features", FEATURES)
 def test_features_spill_nothing(features: str, H: int) -> None:

@@ -17,6 +17,7 @@ from kvlab.attention.inputs import check_lane_copies, check_paged_collection, de
 from kvlab.attention.intervals import host
 from kvlab.attention.masks import resolve_mask, window_interval
 from kvlab.attention.online_softmax import MASK_VALUE
+from kvlab.attention.operands import result_dtype
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.cache.arrays import dtype_of
 from kvlab.staging import MLA_ARCHS, Traffic
@@ -74,6 +75,7 @@ def mla_decode_paged(
     softcap: float = 0.0,
     sinks: Any = None,
     alibi_slopes: Any = None,
+    q_scale: Any = None,
     k_scale: Any = None,
     out: Any = None,
     return_lse: bool = False,
@@ -91,10 +93,10 @@ def mla_decode_paged(
 
     A row of the cache is K of all heads, ``v_dim`` latent columns and then those of rope; its latent columns are V.
 
-    q            ``[B, H, D]``, or ``[B, S, H, D]`` with S of 1 to 4; H of 1 to 128; bfloat16, float16 or float32. The
-                 latent columns are those of the absorbed query
+    q            ``[B, H, D]``, or ``[B, S, H, D]`` with S of 1 to 4; H of 1 to 128; bfloat16, float16 or float32, or
+                 e4m3 with a cache of e4m3 (multiplied in bfloat16). The latent columns are those of the absorbed query
     kv_cache     ``[pages, page_size, D]`` or with an axis of one head (see ``kv_layout``), of q's dtype, or (with q of
-                 16 bits) float8_e4m3fn; or rope-aware rows, e4m3 latents and a bfloat16 rope part (640 bytes for
+                 8 or 16 bits) float8_e4m3fn; or rope-aware rows, e4m3 latents and a bfloat16 rope part (640 bytes for
                  512 + 64; see :func:`kvlab.attention.mla_store_paged`). Any strides with a contiguous last dimension;
                  D = v_dim + 16 to 128 rope columns, both multiples of 16
     block_table  integers ``[B, columns]``: the page of tokens ``c * page_size ...`` of each sequence; entries past the
@@ -110,9 +112,11 @@ def mla_decode_paged(
     softcap      0, or c of ``c tanh(scores / c)``
     sinks        None, or a logit for each head ``[H]`` that takes part in the softmax without a value
     alibi_slopes None, or float32 ``[H]`` or ``[B, H]``: scores less slope times the distance
+    q_scale      of q in e4m3: a number or float32 ``[1]``
     k_scale      what e4m3 columns are multiplied by, as K and as V: a number, float32 ``[1]``, or each token's
                  ``[pages, page_size, 1]``; ignored for other caches
-    out          where to write the output (``[B, H, v_dim]`` or ``[B, S, H, v_dim]``, q's dtype); new by default
+    out          where to write the output (``[B, H, v_dim]`` or ``[B, S, H, v_dim]``, q's dtype, bfloat16 for e4m3); a
+                 new array by default
     return_lse   return ``(out, lse)`` with lse ``[B, H]`` or ``[B, H, S]``, float32, natural logarithm (``base2``: of
                  base 2)
     kv_layout    of a cache with four axes: "NHD" ``[pages, page_size, 1, D]`` or "HND" ``[pages, 1, page_size, D]``
@@ -150,7 +154,8 @@ def mla_decode_paged(
         ...
     ValueError: scale None with rows of 128 + 32 columns: must be given; only 512 + 64 has a default
     """
-    asked = {"softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes, "k_scale": k_scale}
+    asked = {"softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes}
+    asked |= {"q_scale": q_scale, "k_scale": k_scale}
     inputs, plan, arguments = _prepared(
         q, kv_cache, block_table, seq_lens, v_dim=v_dim, scale=scale, mask=mask, window=window, asked=asked, out=out,
         kv_layout=kv_layout, batch_invariant=batch_invariant, backend=backend, arch=arch, num_splits=num_splits,
@@ -199,7 +204,7 @@ def _scale(scale: Any, latent: int, rope: int) -> Any:
 
 def _refer(*arrays: Any, scale: float, features: Features, out: Any, **_: Any) -> tuple[Any, Any]:
     """The reference, rounded to the dtypes of the operation."""
-    return rounded(*reference(*arrays, scale=scale, features=features), arrays[0].dtype, out)
+    return rounded(*reference(*arrays, scale=scale, features=features), result_dtype(arrays[0]), out)
 
 
 def _from_collection(q: Any, cache: PagedKVCacheCollection, layer: int) -> tuple[Any, Any, Any, Any]:
@@ -261,7 +266,7 @@ def _check_emulated(inputs: MLAInputs, problem: MLADecodeProblem, arch: str) -> 
 
 def _explain_paged(*args: Any, **kwargs: Any) -> Explanation:
     given = arguments_of(mla_decode_paged, *args, **kwargs)
-    asked = {name: given.pop(name) for name in ("softcap", "sinks", "alibi_slopes", "k_scale")}
+    asked = {name: given.pop(name) for name in ("softcap", "sinks", "alibi_slopes", "q_scale", "k_scale")}
     for name in ("return_lse", "base2"):
         del given[name]
     return _prepared(**given, asked=asked)[1]

@@ -52,7 +52,8 @@ def imports(path: Path) -> Iterator[tuple[str, str | None]]:
 @pytest.mark.timing
 def test_import_takes_at_most_a_tenth_of_a_second_more_than_numpy() -> None:
     def seconds(module: str) -> float:
-        code = f"import time; start = time.perf_counter(); import {module}; print(time.perf_counter() - start)"
+        """Of the process: the test may share the machine."""
+        code = f"import time; start = time.process_time(); import {module}; print(time.process_time() - start)"
         return statistics.median(float(run(code)) for _ in range(5))
 
     assert seconds("kvlab") <= seconds("numpy") + 0.1

@@ -8,8 +8,17 @@ import numpy as np
 
 from kvlab.attention.inputs import check_integers, check_strides, int64, require
 from kvlab.attention.intervals import host
+from kvlab.cache.arrays import on_gpu
 
-__all__ = ["check_both_starts", "check_offsets", "check_starts", "keys_with_new", "longest", "sequence_lengths"]
+__all__ = [
+    "check_both_starts",
+    "check_grid",
+    "check_offsets",
+    "check_starts",
+    "keys_with_new",
+    "longest",
+    "sequence_lengths",
+]
 
 
 def check_starts(name: str, starts: Any) -> int:
@@ -51,10 +60,19 @@ def keys_with_new(cache_lengths: Any, starts: Any) -> Any:
     return int64(cache_lengths) + (starts[1:] - starts[:-1])
 
 
-def longest(max_seqlen: int | None, q: Any) -> int:
-    """The longest sequence of q ``[total, ..]`` that a grid has to hold: the one that is given, or all rows."""
+def check_grid(grid: tuple[int, ...], batch: int, max_q: int) -> None:
+    """ValueError for more programs than the first axis of a GPU's grid has places for."""
+    what = f"a grid of {grid[0]} programs for {batch} sequences of up to {max_q} new tokens"
+    require(grid[0] < 1 << 31, what, "of less than 2^31; max_seqlen_q tells the longest of ragged ones")
+
+
+def longest(max_seqlen: int | None, q: Any, starts: Any) -> int:
+    """The longest sequence of q ``[total, ..]`` that a grid has to hold: the one that is given, or that of ``starts``,
+    or all rows where looking would mean to wait for a GPU.
+    """
     if max_seqlen is None:
-        return int(q.shape[0])
+        rows = int(q.shape[0])
+        return rows if on_gpu(q) else min(int(sequence_lengths(starts).max(initial=0)), rows)
     whole = isinstance(max_seqlen, int | np.integer) and not isinstance(max_seqlen, bool) and max_seqlen >= 0
     require(whole, f"max_seqlen_q {max_seqlen!r}", "a number of tokens")
     return min(int(max_seqlen), int(q.shape[0]))

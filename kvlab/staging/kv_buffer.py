@@ -96,6 +96,7 @@ class KVBuffer(KVBufferMembers, Drawn):
         self.mma_op = KVMmaOp(self.mma_op_params, programs=self.programs, num_threads=params.num_threads)
         self._active: Array = np.ones(self.programs, np.bool_)
         self.stage_keys: dict[int, tuple[Array, Array]] = {}
+        self._columns: int | None = None  # of the tiles, where those past them are zeros
         self.hazards = hazards
         self._warn(stacklevel=3)
 
@@ -180,6 +181,7 @@ class KVBuffer(KVBufferMembers, Drawn):
         tile, dma = self.kv_cache_iter.next_tile(), addresses.dma_plan(p)
         base, voffset, records = tile.resource(dma.row, dma.col)
         buffer_load_lds(self.smem, first + dma.offset[None] * size, tile.memory, base, voffset, 16, records)
+        self._columns = tile.depth if tile.bounded else None
         self.stage_keys.pop(buffer_idx, None)  # the last load stands last
         self.stage_keys[buffer_idx] = first_key, tile.valid_rows
         self._active = tile.valid_rows > 0 if active is None else np.asarray(active, np.bool_)
@@ -282,7 +284,7 @@ class KVBuffer(KVBufferMembers, Drawn):
 
     def smem_image(self, program: int = 0) -> SmemImage:
         """What lies where in the stages of one program, as far as this buffer has loaded them."""
-        return addresses.smem_image(self.params, self.smem_address, self.stage_keys, program)
+        return addresses.smem_image(self.params, self.smem_address, self.stage_keys, program, self._columns)
 
     def _count_read(self, strip: int | None, first: int, active: Array) -> None:
         assert self.traffic is not None

@@ -241,13 +241,18 @@ def read_passes(p: KVBufferParams, strip: int, base: Shift) -> tuple[IntArray, I
     return total[0], total[1], total[2]
 
 
-def smem_image(p: KVBufferParams, address: int, held: dict[int, tuple[Any, Any]], program: int) -> SmemImage:
-    """What lies in the stages that begin at byte ``address``; ``held``: first key and valid rows of each, as loaded."""
+def smem_image(
+    p: KVBufferParams, address: int, held: dict[int, tuple[Any, Any]], program: int, columns: int | None = None
+) -> SmemImage:
+    """What lies in the stages that begin at byte ``address``; ``held``: first key and valid rows of each, as loaded.
+    Columns past ``columns``, where it is given, are zeros.
+    """
     size, stages = p.dtype.itemsize, p.num_smem_stages
     nbytes = p.smem_stage_size * size
     areas = stage_areas(held, stages, nbytes, address, program, blocks=p.blocks_per_stage, width=p.bk_smem)
     image, dma = SmemImage.empty(address, stages * nbytes, areas), dma_plan(p)
+    row = dma.row if columns is None else np.where(dma.col < columns, dma.row, p.BN)
     for stage, (_, valid) in held.items():
         slot = dma_slots(dma.offset, size, stage * nbytes // 16)
-        image.put(slot, dma.row, dma.col * size // 16, int(valid[program]))
+        image.put(slot, row, dma.col * size // 16, int(valid[program]))
     return image

@@ -44,7 +44,8 @@ class MfmaShape:
     BK.
 
     columns : of Q in DRAM, D if None; those of K and V are told by the tiles, which are to be ``bounded`` where they
-    have fewer than D or DV.
+    have fewer than D or DV. dtype : of Q, of P, and of K and V where they are multiplied. stored : of K and V in DRAM
+    and shared memory, ``dtype`` if None; e4m3 is converted in registers.
     """
 
     BM: int
@@ -54,6 +55,7 @@ class MfmaShape:
     BK: int = 32
     DV: int | None = None
     columns: int | None = None
+    stored: np.dtype[Any] | None = None
 
     def __post_init__(self) -> None:
         if self.BM % 16 or any(n % (16 * WARPS) for n in (self.BN, self.D, self.v_depth)):
@@ -78,14 +80,23 @@ class MfmaShape:
         """Matrix instructions along the contraction of a strip."""
         return self.BK // self.mma_shape[2]
 
-    def params(self, kv_num_heads: int, *, transpose: bool) -> KVBufferParams:
-        """The parameters of the K (``transpose``) or V buffer.
+    @property
+    def kv_dtype(self) -> np.dtype[Any]:
+        """Of K and V in DRAM and shared memory."""
+        return self.dtype if self.stored is None else self.stored
 
-        K of 16 bits takes ``Swizzle(3, 0, 3)``; float32 has fragments of 4 bytes, which only read back without one.
+    def params(
+        self, kv_num_heads: int, *, transpose: bool, dtype: np.dtype[Any] | None = None
+    ) -> KVBufferParams:
+        """The parameters of the K (``transpose``) or V buffer, of elements as they are stored or of another ``dtype``.
+
+        K of 16 bits takes ``Swizzle(3, 0, 3)``; float32 has fragments of 4 bytes, which only read back without one, and
+        e4m3 such of 8 bytes.
         """
-        swizzle = Swizzle(3, 0, 3, unit="vector") if transpose and self.dtype.itemsize == 2 else None
+        dtype = self.kv_dtype if dtype is None else dtype
+        swizzle = Swizzle(3, 0, 3, unit="vector") if transpose and dtype.itemsize == 2 else None
         return KVBufferParams(
-            self.dtype, self.mma_shape, swizzle, BN=self.BN, WN=self.BN // WARPS, BK=self.BK,
+            dtype, self.mma_shape, swizzle, BN=self.BN, WN=self.BN // WARPS, BK=self.BK,
             num_threads=WARPS * WARP_SIZE, depth=self.D if transpose else self.v_depth, kv_num_heads=kv_num_heads,
             transpose=transpose,
         )  # fmt: skip
@@ -105,7 +116,7 @@ class MfmaCTA(RowsOverWarps):
     ) -> None:
         self.shape = shape
         heads = k_cache.kv_params.num_heads
-        strip = shape.BK * max(shape.BN, shape.v_depth) * shape.dtype.itemsize
+        strip = shape.BK * max(shape.BN, shape.v_depth) * shape.kv_dtype.itemsize
         nbytes = 2 * strip + shape.BM * shape.BN * shape.dtype.itemsize
         super().__init__(nbytes, WARPS, "gfx950", len(batch_idx), traffic)
         where: dict[str, Any] = {"smem": self.smem, "traffic": traffic, "hazards": self.hazards}
@@ -115,7 +126,8 @@ class MfmaCTA(RowsOverWarps):
         if shape.v_depth:
             v_params = shape.params(heads, transpose=False)
             self.v = DecodeStreamingKVBuffer(v_params, v_cache, batch_idx, head_idx, smem_address=strip, **where)
-            self.p = PRegisterBuffer(v_params, shape.BM, self.programs, smem_address=2 * strip, **where)
+            p_params = shape.params(heads, transpose=False, dtype=shape.dtype)
+            self.p = PRegisterBuffer(p_params, shape.BM, self.programs, smem_address=2 * strip, **where)
 
     def follow(self, *tiles: KVCacheIterator) -> None:
         """Nothing: strips share one buffer, so none is fetched ahead."""
@@ -182,6 +194,7 @@ class MfmaCTA(RowsOverWarps):
         return registers
 
     def _multiply(self, operand: Array, strips: Strips, c: Fragments) -> Fragments:
-        """C += operand x strips, k group after k group."""
+        """C += operand x strips, k group after k group; the strips' elements converted to the dtype of the product."""
         a, b = strips.steps(operand, self.shape.k_groups)
+        b = b.astype(self.shape.dtype, copy=False)
         return c.with_values(mma_step_by_step(self.shape.atom, a, b, c.values))

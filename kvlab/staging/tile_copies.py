@@ -68,11 +68,14 @@ class TileCopies:
         self.hazards.write(self._footprint(role, plan, address), f"{role} write")
         self.traffic.move("DRAM->SMEM", plan.bytes_by_warp(valid))
 
-    def by_cp_async(self, role: str, tile: KVTile) -> None:
-        """The rows of a K or V tile, in flight until its group has been waited for."""
-        plan, address = self.place(role)
+    def by_cp_async(self, role: str, tile: KVTile, stage: int = 0, at: str | None = None) -> None:
+        """The rows of a K or V tile into a stage, whose place is ``at`` (None: the role's), in flight until its group
+        has been waited for.
+        """
+        place = role if at is None else at
+        plan, address = self.place(place)
         source, valid = plan.source_of(tile)
-        self.hazards.copy_async(self._footprint(role, plan, address), f"{role} copy", 0)
+        self.hazards.copy_async(self._footprint(place, plan, address), f"{role} copy", stage)
         cp_async(self.smem, address[None], tile.memory, source, 16, valid)
         self.traffic.move("DRAM->SMEM", plan.bytes_by_warp(valid))
         instructions = np.full(plan.warps, len(plan.row) // (32 * plan.warps))

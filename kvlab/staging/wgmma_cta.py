@@ -14,8 +14,8 @@ K and V have two stages. Every access, wait and barrier is stated to ``hazards``
     wgmma.wait_group(0), wait_group(0), barrier                                 after each
 
 e4m3 K and V that meet a 16-bit operand are converted in registers on their way from plain rows to the panels, and have
-one stage. V of e4m3 that meets e4m3 is transposed on that way: wgmma takes 8-bit operands only along the contracted
-dimension.
+one stage. wgmma takes 8-bit operands only along the contracted dimension: V of e4m3 that meets e4m3 comes from DRAM to
+registers, 16 bytes a thread, and goes byte by byte to the panels, in which its keys stand along the rows.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from .copy_plan import CopyPlan, copy_plan
 from .fragments import Fragments
 from .iterator import KVCacheIterator, KVTile
 from .launched_cta import LaunchedCTA
+from .pieces_cta import Shown
 from .shared_tile import SharedTile
 from .tile_walk import TileWalk, expect_fetched, is_same
 from .traffic import Traffic
@@ -69,9 +70,9 @@ class WgmmaCTA(LaunchedCTA):
 
     def follow(self, *tiles: KVCacheIterator) -> None:
         """Fetch ahead along these iterators, of K and V for one loop after the other; the loads take their tiles in
-        turn. Nothing where a tile is converted.
+        turn. Nothing where a tile is converted or transposed.
         """
-        if any(self.shape.converted.values()):
+        if any(self.shape.stages(role) < STAGES for role in "kv"):
             return
         self._walk = TileWalk(*tiles)
         self._fetch(self._walk.next_pair())
@@ -98,10 +99,12 @@ class WgmmaCTA(LaunchedCTA):
         self._land("k", active)
         return self._tile("k")
 
-    def load_v(self, tile: KVTile, active: Array) -> SharedTile:
+    def load_v(self, tile: KVTile, active: Array) -> SharedTile | Shown:
         """The V tile in its panels."""
         if self._walk is not None:
             expect_fetched(self._flying["v"], tile, "v")
+        elif self.shape.v_transposed:
+            return self._transpose(tile, active)
         else:
             self._copy_now(tile, "v")
             self._land("v", active)
@@ -205,13 +208,31 @@ class WgmmaCTA(LaunchedCTA):
         self.hazards.read(self._used[f"{role} plain"], f"{role} convert")
         rows = SharedTile(self.smem, plain, shape.dram_dtype).tile()
         values = rows.astype(shape.dtype if role == "k" else shape.p_dtype)
-        if role == "v" and shape.v_transposed:
-            values = values.swapaxes(1, 2)
         self.hazards.write(self._filled[f"{role}0"], f"{role} convert")
         self._store_tile(place, values)
         programs = int(active.sum())
         self.traffic.move("SMEM->registers", programs * rows[0].nbytes)
         self.traffic.move("registers->SMEM", programs * values[0].nbytes)
+
+    def _transpose(self, tile: KVTile, active: Array) -> Shown:
+        """The V tile from DRAM through registers, a byte at a time, into panels of its columns."""
+        place, plan = self.shape.panel("v0"), self._v_plan()
+        source, valid = plan.source_of(tile)
+        values = tile.memory.load(source, np.uint8, 16, mask=valid)  # [programs, vectors, 16]
+        self.hazards.barrier()
+        self.hazards.write(self._filled["v0"], "v write")
+        self.smem.store(self._copied_to("v0")[0][None], values[..., None])
+        self.hazards.fence_async()
+        self.hazards.barrier()
+        self._read["v"] += 1
+        self.traffic.move("DRAM->registers", int(valid.sum()) * 16)
+        self.traffic.move("registers->SMEM", int(active.sum()) * place.nbytes)
+        return Shown(SharedTile(self.smem, place, self.shape.p_dtype), lambda keys: keys.swapaxes(1, 2))
+
+    def _v_plan(self) -> CopyPlan:
+        """Of V's rows, whatever stands in shared memory."""
+        shape = self.shape
+        return copy_plan(shape.BN, shape.v_width, shape.v_depth, shape.warps)
 
     def _store_tile(self, place: PanelTile, values: Array) -> None:
         vectors = np.ascontiguousarray(values).reshape(self.programs, place.rows, place.vectors, -1)
@@ -239,12 +260,19 @@ class WgmmaCTA(LaunchedCTA):
     def _copy_plan(self, at: str) -> CopyPlan:
         place, shape = self.shape.places[at], self.shape
         depth = shape.v_depth if at.startswith("v") else shape.D
-        if at == "p" or (at == "v0" and shape.v_transposed):
+        if at == "p":
             depth = shape.BN
         return copy_plan(place.rows, 16 * place.vectors, place.itemsize * depth, shape.warps)
 
     def _copied_to(self, at: str) -> tuple[IntArray, int, IntArray]:
-        """Byte address and size of every vector of a place, and the warp that brings it."""
+        """Byte address and size of every vector of a place, and the warp that brings it; of every byte of V transposed:
+        ``[vectors, 16]``.
+        """
+        if at == "v0" and self.shape.v_transposed:
+            plan, place = self._v_plan(), self.shape.panel(at)
+            column = plan.byte[:, None] + np.arange(16)
+            address = place.address(column, (plan.row // 16)[:, None]) + (plan.row % 16)[:, None]
+            return address, 1, np.broadcast_to(plan.warp[:, None], address.shape)
         plan = self._copy_plan(at)
         return self.shape.places[at].address(plan.row, plan.byte // 16), 16, plan.warp
 
@@ -268,7 +296,7 @@ class WgmmaCTA(LaunchedCTA):
         return SharedTile(self.smem, self.shape.places[at], self.shape.dram_dtype if converted else dtype)
 
     def _stages(self, role: str) -> int:
-        return 1 if self.shape.converted[role] else STAGES
+        return min(self.shape.stages(role), STAGES)
 
     def _stage(self, role: str) -> int:
         """Where the tile stands that was taken last."""

@@ -215,7 +215,7 @@ class WgmmaMLACTA(LaunchedCTA):
         """O += P V: P rounded where it stands, each warpgroup its half of V's columns; the copies of the next tile."""
         shape, atom, stage = self.shape, self.shape.output_atom, self._stage
         a = p.values.astype(shape.dtype).reshape(self.programs, GROUPS, 128, -1)
-        self.hazards.read_async(self._used[f"k{stage}"], "v wgmma", stage)
+        self.hazards.read_async(self._used[f"k{stage}"], "k wgmma of P V", stage)
         b = _values(shape, stage)
         c, regs = o.values.reshape(self.programs, GROUPS, 128, -1), a.shape[-1] // len(b)
         for step in range(len(b)):
@@ -242,15 +242,15 @@ class WgmmaMLACTA(LaunchedCTA):
         self._fetched.append(np.asarray(start))
         for part, tiles in zip(("k", "rope"), self.tiles, strict=True):
             tiles.tile_start_row = start
-            self.copies.by_cp_async(f"{part}{self._stage}", tiles.next_tile())
+            self.copies.by_cp_async(part, tiles.next_tile(), self._stage, f"{part}{self._stage}")
             self.hazards.commit_group()
 
     def _add_scores(self, q: str, k: str, s: Fragments, active: Array) -> Fragments:
         """S + Q K^T over the columns of a part. Both warpgroups find the same; it is found once."""
         shape, atom, half = self.shape, self.shape.scores_atom, self.shape.BN // 2
         a, b = _contracted(shape, q, ROWS), _contracted(shape, k, half)
-        for at, what in ((q, f"{q} wgmma"), (k, f"{k[:-1]} wgmma")):
-            self.hazards.read_async(self._used[at], what)
+        for at, what, stage in ((q, q, None), (k, k[:-1], self._stage)):
+            self.hazards.read_async(self._used[at], f"{what} wgmma", stage)
         c = s.values[:, :128].reshape(self.programs, 128, 2, -1).swapaxes(1, 2)  # [programs, halves, 128, registers]
         for step in range(len(a)):
             rows = self.smem.load(a[step][None], shape.dtype)[..., 0]  # [programs, 1, 64, k]

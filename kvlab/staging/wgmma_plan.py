@@ -67,7 +67,7 @@ class PanelTile:
 
 @dataclass(frozen=True)
 class PlainRows:
-    """``rows x cols`` elements at byte ``base``, row after row: e4m3 before it is converted or transposed."""
+    """``rows x cols`` elements at byte ``base``, row after row: e4m3 before it is converted."""
 
     rows: int
     cols: int
@@ -161,15 +161,12 @@ class WgmmaShape:
 
     @property
     def converted(self) -> dict[str, bool]:
-        """Whether K (``"k"``) and V pass through registers, to be converted or transposed."""
-        return {
-            "k": self.dtype != self.dram_dtype,
-            "v": self.p_dtype != self.dram_dtype or self.v_transposed,
-        }  # fmt: skip
+        """Whether K (``"k"``) and V pass from plain rows through registers, to be converted."""
+        return {"k": self.dtype != self.dram_dtype, "v": self.p_dtype != self.dram_dtype}
 
     def stages(self, role: str) -> int:
         """Stages of K (``"k"``) or V."""
-        return 1 if self.converted[role] else STAGES
+        return 1 if self.converted[role] or (role == "v" and self.v_transposed) else STAGES
 
     @property
     def places(self) -> dict[str, PanelTile | PlainRows]:

@@ -60,9 +60,10 @@ def _effects(text: str) -> tuple[int, int]:
     parts = _PARTS.match(text)
     assert parts is not None
     name, operands = parts[2], [operand.strip() for operand in parts[3].split(",")]
+    uniform = name.startswith(("U", *_NOT_U))  # others have their own widths
     wide = 4 if ".128" in name else 2 if ".64" in name or ".WIDE" in name else 1
     writes = reads = 0
-    if name.startswith(("U", *_NOT_U)) and re.fullmatch(r"UR\d+", operands[0]):
+    if uniform and re.fullmatch(r"UR\d+", operands[0]):
         writes = _bits(int(operands.pop(0)[2:]), wide)
     a_in_memory = name.split(".")[0].endswith("GMMA") and operands[1:2] != [] and operands[1].startswith("gdesc")
     for bracket, first, pair in re.findall(r"(g?desc\[)?\bUR(\d+)\b(\.64)?", " , ".join(operands)):
@@ -70,7 +71,7 @@ def _effects(text: str) -> tuple[int, int]:
         if bracket == "gdesc[":
             reads |= _bits(at, 4) if a_in_memory else _bits(at + 2, 2)
         else:
-            reads |= _bits(at, 2 if bracket or pair or ".64" in name else 1)
+            reads |= _bits(at, 2 if bracket or pair or (uniform and ".64" in name) else 1)
     return writes, reads
 
 

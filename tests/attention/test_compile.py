@@ -98,10 +98,16 @@ def test_the_emulator_issues_the_instructions_of_the_compiled_loop_of_pairs() ->
     assert len(re.findall(r"cvt\.rn\.f16x2\.e4m3x2", ptx)) == held
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("D, dtype", [(128, "bf16"), (512, "fp32")])
-def test_streaming(D: int, dtype: str, target: str) -> None:
-    made = compiled_features(FeatureCase((5,), D=D, dtype=dtype, splits=2), target, streaming=True)
+STREAMING = [
+    *((FeatureCase((5,), D=D, dtype=dtype, splits=2), target) for D, dtype in ((128, "bf16"), (512, "fp32"))
+      for target in TARGETS),
+    *((FeatureCase((5,), D=512, kv=FP8, scales="token", splits=2), target) for target in tuple(TARGETS)[1:]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case, target", STREAMING, ids=[f"{case}-{target}" for case, target in STREAMING])
+def test_streaming(case: FeatureCase, target: str) -> None:
+    made = compiled_features(case, target, streaming=True)
     assert made.spills == 0
     assert made.shared <= SHARED[target]
 

@@ -111,6 +111,8 @@ STREAMING = [
     FeatureCase((150,), heads=(2, 2), window=20, storage="halves", S=2),
     FeatureCase((130,), heads=(17, 1), mask="chunked causal"),
     FeatureCase((33, 2), heads=(2, 1), D=512, mask="padding", sinks=True),
+    FeatureCase((150, 3), heads=(2, 1), kv=FP8, scales="token", splits=2),
+    FeatureCase((40,), heads=(4, 2), D=128, kv=FP8, dtype=FP8, scales="head", S=2),
 ]
 
 

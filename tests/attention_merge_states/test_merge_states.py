@@ -128,9 +128,19 @@ def test_out_and_its_neighbours() -> None:
 
 
 @pytest.mark.interpreter
-@pytest.mark.parametrize("n", [1, 5, 33])
-def test_twins_in_lockstep(n: int) -> None:
-    outs, lses = parts(n, 2, 3, 48)
+@pytest.mark.parametrize(
+    "n, depth, dtype",
+    [
+        (1, 48, np.float32),
+        (5, 48, np.float32),
+        (33, 48, np.float32),
+        (2, 128, BF16),
+        (7, 80, BF16),
+        (70, 16, np.float16),
+    ],
+)
+def test_twins_in_lockstep(n: int, depth: int, dtype: Any) -> None:
+    outs, lses = parts(n, 2, 3, depth, dtype)
     lses[0, 0] = -np.inf
     run = lockstep("merge_states", {"outs": outs[:, :, None], "lses": lses[:, :, None]})
     assert run.ok, run.first_difference

@@ -84,6 +84,8 @@ class Case:
         more: dict[str, Any] = {"mask": self.mask, "window": self.window, "softcap": self.softcap}
         more["sinks"] = rng.standard_normal(self.H).astype(np.float32) if self.sinks else None
         more["alibi_slopes"] = rng.uniform(0, 0.1, (batch, self.H)).astype(np.float32) if self.slopes else None
+        if dtype == float8_e4m3fn:
+            more["q_scale"] = np.array([0.625], np.float32) if self.k_scale == "head" else 0.625
         if self.k_scale:
             by_token = rng.uniform(0.5, 2, (pages, self.page, 1)).astype(np.float32)
             by_token[at[0].max(initial=0) :, :, 0][np.isnan(rows[at[0].max(initial=0) :, :, 0].astype("f4"))] = np.nan
@@ -181,8 +183,9 @@ class Inputs:
         out = np.zeros(self.shape)
         for b in range(len(self.lens)):
             n = int(self.lens[b])
-            k = to_torch(self._true_rows(b).astype(self.q.dtype))[:, None]
-            q = to_torch(np.ascontiguousarray(self.q[b]))
+            dtype = self.q.dtype if self.q.dtype.itemsize > 1 else as_dtype("bf16")
+            k = to_torch(self._true_rows(b).astype(dtype))[:, None]
+            q = to_torch((self.q[b].astype(np.float32) * self.features.scales.q.at(None)).astype(dtype))
             out[b] = rounded_attention(q, k, k[..., : self.v_dim], self.features, scale=self.scale, keys=n, sequence=b)
         return out
 

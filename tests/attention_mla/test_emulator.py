@@ -40,6 +40,7 @@ OF_FP8 = [
     Case((150, 0, 3), H=3, S=2, row="rope-aware", k_scale="token", columns=(512, 64), splits=2),
     Case((70, 5), H=17, row="fp8", k_scale="token", softcap=3.0, page=5),
     Case((70,), H=3, row="rope-aware", k_scale="head", dtype="fp16"),
+    Case((70, 9), H=3, S=2, row="fp8", k_scale="token", dtype="fp8", splits=2),
     Case((70,), H=3, row="fp8", columns=(96, 16), storage="head"),
 ]
 GRID += FEATURES

@@ -73,7 +73,7 @@ CASES: dict[str, tuple[Change, str]] = {
     "layout": (lambda a: a.update(kv_layout="NDH"), "kv_layout 'NDH': must be 'NHD' or 'HND'"),
     "a cache of fp8": (
         change("kv_cache", lambda k: k.astype(float8_e4m3fn)),
-        "q has dtype float32 with a cache of float8_e4m3fn: must be bfloat16 or float16",
+        "q has dtype float32 with a cache of float8_e4m3fn: must be bfloat16, float16 or float8_e4m3fn",
     ),
     "scales": (
         lambda a: a.update(

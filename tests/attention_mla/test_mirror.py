@@ -49,6 +49,7 @@ CASES = [
     (Case((140, 3), H=7, S=3, page=64, dtype="fp16", storage="wide"), "gfx950"),
     (Case((90, 3), H=5, row="rope-aware", k_scale="token", softcap=4.0, splits=2, sinks=True), "sm_90"),
     (Case((70,), H=3, S=2, row="fp8", k_scale="number", dtype="fp16", window=33, slopes=True), "sm_90"),
+    (Case((70, 3), H=3, row="fp8", k_scale="head", dtype="fp8", splits=2), "sm_90"),
     (Case((150,), H=3, S=2, mask=ChunkedMask(70), sinks=True, splits=2), "gfx950"),
 ]
 

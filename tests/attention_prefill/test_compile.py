@@ -26,6 +26,7 @@ from kvlab.memory import as_dtype
 from kvlab.staging import Timeline, Traffic
 from kvlab.staging.mma_sync_cta import MmaSyncCTA, MmaSyncShape
 from kvlab.staging.wgmma_cta import WgmmaShape
+from kvlab.staging.wgmma_plan import K_BYTES
 from kvlab.triton_support.compile import TARGETS, Compiled
 from kvlab.triton_support.versions import installed
 
@@ -172,7 +173,10 @@ def test_the_emulator_issues_the_instructions_of_the_compiled_loops_on_sm_80(nam
     operands = sum(m.row.shape[1] for m in maps)  # of a warp, each met by every 16 rows of it
     assert len(re.findall(r"mma\.sync", ptx)) == 2 * operands * max(config.BM // (16 * shapes[0].warps_m), 1)
     if in_shared(shapes[0], "p"):
-        assert len(re.findall(r"st\.shared\.v2\.b16", loops)) == 2 * len(shapes[0].access("p write").address)
+        written = loops[loops.index("cvt.rn.bf16") :]  # P rounded, stored, read back
+        written = written[: written.index("ldmatrix")]
+        stores = re.findall(r"st\.shared\.(?:v2\.b16|b32)", written)
+        assert len(stores) == len(shapes[0].access("p write").address)
 
 
 def in_shared(shape: MmaSyncShape, role: str) -> bool:
@@ -206,6 +210,43 @@ def test_registers_on_sm_80_are_those_of_the_compiler(name: str) -> None:
         same_registers(layout.row, layout.col, bases[role], role)
     k = shape.fragment_map("k")
     same_registers(k.col, k.row, bases["k"], "k")
+
+
+E4M3 = [Case(LENS[:1] * 2, heads=(8, 2), D=D, **kind) for D in (64, 128) for kind in ({"kv": "fp8"}, {"dtype": "fp8"})]
+
+
+@pytest.mark.parametrize("case", E4M3, ids=str)
+def test_the_emulator_brings_e4m3_as_the_compiled_loop(case: Case) -> None:
+    """Rests on the TTGIR, the PTX and the SASS. Beside a q of 16 bits: plain rows, one stage, converted in registers
+    and stored again in panels. Beside a q of e4m3: K in panels of two stages; V from DRAM to registers and byte by byte
+    into panels of its columns. P stays in registers.
+    """
+    made, config = compiled(case, "sm_90")
+    ttgir, fp8, D = made.asm["ttgir"], case.dtype == "fp8", case.D
+    dtypes = as_dtype(case.dtype), config.num_warps, D, config.V0, as_dtype("fp8"), as_dtype(case.dtype)
+    shape = WgmmaShape(config.BM, config.BN, D, config.D0, *dtypes)
+    layouts = re.findall(r"nvidia_mma<\{.*?warpsPerCTA = \[(\d+), 1\], instrShape = \[16, (\d+), (\d+)\]", ttgir)
+    atoms = {shape.atom(n, t).shape[1:] for n, t in ((shape.BN, shape.dtype), (shape.v_width, shape.p_dtype))}
+    assert {(int(warps), int(n), int(k)) for warps, n, k in layouts} == {(shape.warps, *atom) for atom in atoms}
+    panels = {str(shape.panel(at).width) for at in ("q", "k0", "v0")}
+    assert set(re.findall(r"nvmma_shared<\{swizzlingByteWidth = (\d+)", ttgir)) == panels
+    products = re.findall(r"warp_group_dot .*? : (\S+)<.*\* !ttg.memdesc", ttgir)
+    assert products == ["!ttg.memdesc", "tensor"] * 2, "S from shared memory, O += P V with P in registers"
+    stages = re.findall(r"local_alloc : \(\) -> !ttg.memdesc<(\d+)x\d+x\d+xf8E4M3FN, #(\w+),", ttgir)
+    homes = dict(re.findall(r"^#(shared\d*) = #ttg\.(\w+)<", ttgir, re.M))
+    assert {int(n) for n, _ in stages} == {shape.stages("k")}
+    if fp8:
+        assert [homes[name] for _, name in stages] == 2 * ["nvmma_shared"], "K of the two loops, and V in no such tile"
+        bytes_of_v = shape.BN * shape.v_width // (32 * shape.warps)  # a thread, in each loop
+        assert len(re.findall(r"st\.shared\.b8\s", made.asm["ptx"])) == 2 * bytes_of_v
+    else:
+        assert [homes[name] for _, name in stages] == 4 * ["swizzled_shared"], "K and V of the two loops"
+        assert "swizzled_shared<{vec = 1, perPhase = 1, maxPhase = 1" in ttgir, "plain rows"
+        converted = re.findall(r"fp_to_fp .*xf8E4M3FN, (#\w+)> -> tensor<\d+x\d+xbf16, (#\w+)>", ttgir)
+        assert [source == result for source, result in converted] == 4 * [True]
+    steps = (shape.BD * shape.dtype.itemsize + shape.BN * shape.p_dtype.itemsize) // K_BYTES
+    count = made.instructions["QGMMA" if fp8 else "HGMMA"]
+    assert count == 2 * steps * (config.BM // (16 * shape.warps))
 
 
 @pytest.mark.skipif(not triton.__version__.startswith("3.7"), reason="the emulator has the order of Triton 3.7")

@@ -104,6 +104,16 @@ def test_a_longest_sequence_that_is_not() -> None:
     with pytest.raises(ValueError, match="max_seqlen_q 3: must be at least 4"):
         x.call(max_seqlen_q=3)
     assert np.isfinite(x.call(max_seqlen_q=4).astype(float)).all()
+    assert x.explain().grid == x.explain(max_seqlen_q=4).grid
+
+
+def test_more_programs_than_a_grid_holds() -> None:
+    """Rests on CUDA's limit, 2^31 - 1 along the first axis of a grid."""
+    q = np.broadcast_to(np.zeros((1, 1, 64), np.float32), (2**22, 1, 64))
+    starts = np.zeros(2**20 + 1, np.int64)
+    starts[-1] = 2**22
+    with pytest.raises(ValueError, match=r"programs for 1048576 sequences .*; max_seqlen_q tells the longest"):
+        explain(mha_prefill, q, q, q, cu_seqlens_q=starts, cu_seqlens_k=starts)
 
 
 @pytest.mark.parametrize(

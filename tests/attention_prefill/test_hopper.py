@@ -82,7 +82,7 @@ def test_weights_by_multiply_adds() -> None:
     """Law: 2^y to 2^-13.5, for every y that a fixed top leaves; both twins have one polynomial."""
     t = np.linspace(-0.999, 0.999, 64 * 128, dtype=np.float32).reshape(1, 128, 1, 64)
     scale = np.float32(FIXED_MOST)
-    s = Fragments.zeros(1, hopper_cta._accumulator(128)).with_values(np.arctanh(t))
+    s = Fragments.zeros(1, hopper_cta.accumulator(128)).with_values(np.arctanh(t))
     weights = hopper_emulator._capped_weights(s, np.float32(1), scale).values
     exact = np.exp2(np.tanh(s.values).astype(np.float64) * scale - FIXED_TOP)
     assert np.abs(weights / exact - 1).max() < 2.0**-13.5

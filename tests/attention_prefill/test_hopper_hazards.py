@@ -11,7 +11,23 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from mutants import END, ORDER, READ, STUCK, WAR, WAW, Mutation, Patch, both, caught_as, drop
+from mutants import (
+    END,
+    ORDER,
+    READ,
+    STUCK,
+    WAR,
+    WAW,
+    Mutation,
+    Patch,
+    arrivals,
+    barrier,
+    both,
+    caught_as,
+    drop,
+    flipped,
+    unstated,
+)
 from prefill_cases import Case
 from test_hopper import plan
 
@@ -19,7 +35,7 @@ from kvlab.attention.mha_prefill import hopper_emulator
 from kvlab.attention.mha_prefill.hopper_cta import HopperCTA
 from kvlab.attention.mha_prefill.hopper_emulator import Launch
 from kvlab.attention.mha_prefill.hopper_places import HopperPlaces
-from kvlab.staging import AsyncBarrier, Hazards, Timeline, Traffic
+from kvlab.staging import AsyncBarrier, Timeline, Traffic
 
 CASES = {
     "two": Case(((130, 300),), heads=(4, 2), D=128),  # two consumers, two buffers of Q, tiles of two or three blocks
@@ -53,47 +69,6 @@ def test_nothing_is_reported(case: Case) -> None:
     run(case, traffic, processors=3)
     kinds = {event.kind for event in traffic.trace()}
     assert {"copy", "landed", "write", "read", "read in flight", "wait", "arrive", "expect", "barrier"} <= kinds
-
-
-def barrier(method: str, which: str, instead: Callable[..., None]) -> Mutation:
-    """``instead(method, *arguments)`` for the mbarriers whose name begins with ``which``."""
-
-    def mutate(patch: Patch) -> None:
-        original = getattr(AsyncBarrier, method)
-
-        def call(bar: AsyncBarrier, *args: Any) -> Any:
-            if bar.name.startswith(which):
-                return instead(functools.partial(original, bar), *args)
-            return original(bar, *args)
-
-        patch.setattr(AsyncBarrier, method, call)
-
-    return mutate
-
-
-def unstated(which: str, warps: tuple[int, ...] | None = None) -> Mutation:
-    """A wait for these mbarriers is not there (for ``warps``, if given): nobody learns what it tells."""
-    return barrier("wait", which, lambda wait, phase, by: None if warps in (None, by) else wait(phase, by))
-
-
-def flipped(which: str) -> Mutation:
-    """Waits for the other phase."""
-    flip = barrier("try_wait", which, lambda passes, phase: passes(phase ^ 1))
-    return both(flip, barrier("wait", which, lambda wait, phase, by: wait(phase ^ 1, by)))
-
-
-def arrivals(which: str, change: Callable[[int], int]) -> Mutation:
-    """mbarriers made for another number of arrivals."""
-
-    def mutate(patch: Patch) -> None:
-        make = Hazards.mbarrier
-
-        def other(h: Hazards, name: str, arrivals: int = 1) -> AsyncBarrier:
-            return make(h, name, change(arrivals) if name.startswith(which) else arrivals)
-
-        patch.setattr(Hazards, "mbarrier", other)
-
-    return mutate
 
 
 def method(name: str, instead: Callable[..., Any]) -> Mutation:

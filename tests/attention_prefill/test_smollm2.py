@@ -20,7 +20,7 @@ from kvlab.data import load_smollm2
 
 CAPTURE = load_smollm2()
 N = CAPTURE.prompt_tokens
-BACKENDS = [{"backend": "reference"}, {"arch": "sm_90"}, {"arch": "gfx950"}]
+BACKENDS = [{"backend": "reference"}, {"backend": "hopper"}, {"arch": "sm_80"}, {"arch": "sm_90"}, {"arch": "gfx950"}]
 layers = pytest.mark.parametrize("layer", range(len(CAPTURE.layers)), ids=lambda i: f"layer{CAPTURE.layers[i]}")
 every_backend = pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: next(iter(b.values())))
 

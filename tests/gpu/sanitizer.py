@@ -69,6 +69,10 @@ def run(name: str) -> None:
         attention.mha_prefill_paged(q, k, v, table(), lens, starts, backend="triton")
     elif name == "mla_decode":
         attention.mla_decode_paged(random(B, 16, 576), paged(576), table(), lens, num_splits=2)
+    elif name == "mla_decode_hopper":  # five blocks, so that stages are used again; the last one is cleaned
+        pages = torch.arange(20, dtype=torch.int32, device="cuda").flip(0)[None]
+        q = random(1, 4, 16, 576)
+        attention.mla_decode_paged(q, paged(576), pages, integers(300), num_splits=1, backend="hopper")
     elif name == "mla_prefill":
         k, v = random(137, 2, 128), random(137, 2, 128)
         keys = integers(0, N, N + 37)
@@ -81,7 +85,8 @@ def run(name: str) -> None:
 
 CASES = (
     "mha_decode", "mha_decode_streaming", "mha_decode_fp8", "mha_prefill", "mha_prefill_paged", "mha_prefill_hopper",
-    "mha_prefill_hopper_tiles", "mha_prefill_hopper_paged", "mla_decode", "mla_prefill", "kv_store",
+    "mha_prefill_hopper_tiles", "mha_prefill_hopper_paged", "mla_decode", "mla_decode_hopper", "mla_prefill",
+    "kv_store",
 )  # fmt: skip
 
 

@@ -98,7 +98,7 @@ def test_features(case: FeatureCase) -> None:
     assert_accurate(x, out.cpu(), lse.cpu())
 
 
-@pytest.mark.parametrize("case", [case for case in FEATURES if not case.kv], ids=str)
+@pytest.mark.parametrize("case", [case for case in FEATURES if case.D in (64, 128, 256, 512)], ids=str)
 def test_streaming(case: FeatureCase) -> None:
     x = case.build()
     options = x.torch_options("cuda") | {"num_splits": case.splits, "return_lse": True}

@@ -33,6 +33,8 @@ FEATURES = [
     Case((1000, 0, 300), H=16, columns=FULL, page=64, row="rope-aware", k_scale="token", sinks=True, splits=4),
     Case((500, 65), H=128, columns=FULL, page=64, row="rope-aware", k_scale="head"),
     Case((500, 65), H=9, columns=FULL, page=16, row="fp8", k_scale="number", dtype="fp16", softcap=5.0, S=3),
+    Case((500, 65), H=40, columns=FULL, page=64, row="fp8", k_scale="head", dtype="fp8", S=2, splits=3),
+    Case((300, 17), H=16, columns=FULL, page=64, row="rope-aware", k_scale="token", dtype="fp8"),
     Case((2000, 150), H=128, columns=FULL, page=64, window=300, S=2, splits=3, slopes=True),
     Case((600, 90), H=20, columns=FULL, page=48, mask=ChunkedMask(256), sinks=True, S=4),
     Case((600, 90), H=40, columns=FULL, page=64, mask=MaterializedMask(BIAS), sinks=True, splits=2),

@@ -45,12 +45,17 @@ class Tiles:
 def machine(
     kind: str, BM: int, BN: int, BD: int, k: PagedKVCache, v: PagedKVCache, batch: Array, head: Array, traffic: Traffic
 ) -> Any:
-    """A CTA model: "sm_80" and "sm_90" as of decode, "streaming" and "decode" of gfx950."""
+    """A CTA model: "sm_80" and "sm_90" as of decode, "rows" and "columns" of sm_80 as of prefill (along which its eight
+    warps stand), "streaming" and "decode" of gfx950.
+    """
     D, dtype = k.kv_params.head_size, k.dtype
     if kind == "streaming":
         return MfmaCTA(MfmaShape(BM, BN, D, dtype), k, v, batch, head, traffic)
     if kind == "decode":
         return KVBufferDecodeCTA(KVBufferDecodeShape(D, dtype, dtype), k, v, batch, head, traffic)
+    if kind in ("rows", "columns"):
+        shape = MmaSyncShape(BM, BN, D, BD, dtype, "sm_80", warps=8, along_rows=kind == "rows")
+        return MmaSyncCTA(shape, len(batch), traffic)
     if dtype.itemsize == 4:
         return FmaCTA(FmaShape(BM, BN, D, BD, kind), len(batch), traffic)
     return MmaSyncCTA(MmaSyncShape(BM, BN, D, BD, dtype, kind), len(batch), traffic)

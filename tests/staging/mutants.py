@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from kvlab.hardware import BarrierDeadlock
-from kvlab.staging import Hazard, Hazards, Timeline
+from kvlab.staging import AsyncBarrier, Hazard, Hazards, Timeline
 
 Patch = pytest.MonkeyPatch
 Mutation = Callable[[Patch], None]
@@ -50,6 +51,47 @@ def both(*mutations: Mutation) -> Mutation:
     def mutate(patch: Patch) -> None:
         for one in mutations:
             one(patch)
+
+    return mutate
+
+
+def barrier(method: str, which: str, instead: Callable[..., None]) -> Mutation:
+    """``instead(method, *arguments)`` for the mbarriers whose name begins with ``which``."""
+
+    def mutate(patch: Patch) -> None:
+        original = getattr(AsyncBarrier, method)
+
+        def call(bar: AsyncBarrier, *args: Any) -> Any:
+            if bar.name.startswith(which):
+                return instead(functools.partial(original, bar), *args)
+            return original(bar, *args)
+
+        patch.setattr(AsyncBarrier, method, call)
+
+    return mutate
+
+
+def unstated(which: str, warps: tuple[int, ...] | None = None) -> Mutation:
+    """A wait for these mbarriers is not there (for ``warps``, if given): nobody learns what it tells."""
+    return barrier("wait", which, lambda wait, phase, by: None if warps in (None, by) else wait(phase, by))
+
+
+def flipped(which: str) -> Mutation:
+    """Waits for the other phase."""
+    flip = barrier("try_wait", which, lambda passes, phase: passes(phase ^ 1))
+    return both(flip, barrier("wait", which, lambda wait, phase, by: wait(phase ^ 1, by)))
+
+
+def arrivals(which: str, change: Callable[[int], int]) -> Mutation:
+    """mbarriers made for another number of arrivals."""
+
+    def mutate(patch: Patch) -> None:
+        make = Hazards.mbarrier
+
+        def other(h: Hazards, name: str, arrivals: int = 1) -> AsyncBarrier:
+            return make(h, name, change(arrivals) if name.startswith(which) else arrivals)
+
+        patch.setattr(Hazards, "mbarrier", other)
 
     return mutate
 

@@ -22,6 +22,8 @@ from kvlab.staging.kv_buffer_cta import KVBufferCTA, KVBufferShape
 from kvlab.staging.kv_buffer_decode_cta import KVBufferDecodeCTA, KVBufferDecodeShape
 from kvlab.staging.launched_cta import LaunchedCTA
 from kvlab.staging.mfma_mla_cta import MfmaMLACTA
+from kvlab.staging.mma_sync_cta import MmaSyncCTA, MmaSyncShape
+from kvlab.staging.tile_pipeline import TilePipeline
 from kvlab.staging.tile_walk import TileWalk
 from kvlab.staging.wgmma_cta import WgmmaCTA, WgmmaShape
 from kvlab.staging.wgmma_mla_cta import WgmmaMLACTA, WgmmaMLAShape
@@ -67,6 +69,12 @@ def wgmma(traffic: Any = None) -> None:
     drive(lambda k, v, batch, head, traffic: WgmmaCTA(shape, 2, traffic), "bf16", 64, 64, 64, loops=2, traffic=traffic)
 
 
+def mma_rows(traffic: Any = None) -> None:
+    """Prefill on sm_80, its warps along the rows."""
+    shape = MmaSyncShape(128, 32, 32, 32, BF16, "sm_80", warps=8, along_rows=True)
+    drive(lambda k, v, batch, head, traffic: MmaSyncCTA(shape, 2, traffic), "bf16", 128, 32, 32, 2, traffic).end()
+
+
 def mla64(traffic: Any = None) -> None:
     """MLA decode of 64 rows by wgmma: V is read from K's stage."""
     rng, end = np.random.default_rng(0), np.array([160, 70])
@@ -105,7 +113,7 @@ def staged(traffic: Any = None) -> None:
 
 MACHINES: dict[str, Any] = {
     "prefill": prefill, "decode": decode, "shared": shared, "mla": mla, "wgmma": wgmma, "mla64": mla64,
-    "staged": staged,
+    "rows": mma_rows, "staged": staged,
 }  # fmt: skip
 
 
@@ -200,6 +208,19 @@ def a_tile_more(cta: Any) -> None:
     cta.k._accesses.copy(0)
 
 
+def rows_are_not_drained(patch: Patch) -> None:
+    """The first copies of the second loop are issued without a wait or barrier."""
+
+    def begin(pipeline: TilePipeline) -> None:
+        for tiles in pipeline._flying.values():
+            tiles.clear()
+        del pipeline._loops[0]
+        pipeline._fetch("k")
+        pipeline._fetch("v")
+
+    patch.setattr(TilePipeline, "_next_loop", begin)
+
+
 VMCNT = "missing: s_waitcnt vmcnt in warp"
 MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
     "no-vmcnt": ("prefill decode shared mla", drop("wait_group"), READ, VMCNT),
@@ -242,13 +263,18 @@ MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
     "no-barrier-after-cp-async": ("wgmma mla64", drop("barrier", "wait"), ORDER, "q wgmma by warp"),
     "no-fence-for-wgmma": ("wgmma mla64", drop("fence_async"), ORDER, "fence.proxy.async in warp"),
     "no-wait-for-wgmma": ("wgmma mla64", drop("wait_mma"), WAR, "wgmma.wait_group in warp 0"),
-    "no-barrier-before-the-refill": (
-        "wgmma mla64", drop("barrier", "v wgmma"), WAR, "a barrier after wgmma.wait_group",
+    "no-barrier-before-the-refill": ("wgmma", drop("barrier", "v wgmma"), WAR, "a barrier after wgmma.wait_group"),
+    "no-barrier-before-the-refill-of-k": (
+        "mla64", drop("barrier", "k wgmma of P V"), WAR, "a barrier after wgmma.wait_group",
     ),
     "warp-2-skips-the-barrier-before-the-refill": (
         "wgmma", drop("barrier", "v wgmma", lambda h, meet: meet(h, SOME)), STUCK, "warps [0, 1, 3] wait at barrier 0",
     ),
-    "one-stage-of-mla64": ("mla64", attribute(WgmmaMLACTA, "_stage", property(lambda cta: 0)), WAR, "k0 copy by warp"),
+    "cp-async-without-a-wait": ("rows", drop("wait_group"), READ, "missing: cp.async.wait_group in warp"),
+    "cp-async-without-a-barrier": ("rows", drop("barrier", "wait"), READ, "k read by warp"),
+    "k-refilled-while-it-is-read": ("rows", drop("barrier", "v read"), WAR, "k copy by warp"),
+    "next-loop-without-a-drain": ("rows", rows_are_not_drained, WAW, "cp.async.wait_group in warp"),
+    "one-stage-of-mla64": ("mla64", attribute(WgmmaMLACTA, "_stage", property(lambda cta: 0)), WAR, "k copy by warp"),
     "one-stage-of-wgmma": ("wgmma", attribute(wgmma_cta, "STAGES", 1), WAR, "v copy by warp"),
     "not-drained": (
         "wgmma", attribute(WgmmaCTA, "end", lambda cta: cta.hazards.finish()), END,

@@ -29,6 +29,54 @@ def test_pieces(shape: tuple[int, int, int, int], dtype: str, arch: str) -> None
     check_pieces(tiles(arch, dtype, BM, BN, D, BD), BD)
 
 
+OF_PREFILL = [
+    ("rows", (128, 64, 64, 64)), ("rows", (128, 32, 80, 128)), ("rows", (128, 64, 16, 16)),
+    ("rows", (64, 32, 128, 128)), ("columns", (64, 64, 96, 128)), ("columns", (64, 32, 256, 256)),
+    ("columns", (64, 32, 64, 64)),
+]  # fmt: skip
+"""Of 64 rows along the rows, and of 32 keys along the columns, four warps do again what the others do."""
+of_prefill = pytest.mark.parametrize("kind, shape", OF_PREFILL, ids=str)
+
+
+@of_prefill
+def test_pieces_of_prefill(kind: str, shape: tuple[int, int, int, int]) -> None:
+    BM, BN, D, BD = shape
+    check_pieces(tiles(kind, "bf16", BM, BN, D, BD, page=48), BD)
+    check_conservation(tiles(kind, "fp16", BM, BN, D, BD))
+
+
+@of_prefill
+def test_passes_of_prefill(kind: str, shape: tuple[int, int, int, int]) -> None:
+    """Rests on arithmetic: four passes for 512 bytes. Along the rows each of eight warps reads all of K and V and its
+    own rows of Q, and P stays; along the columns all of Q and P, and its share of K and V, at least eight columns.
+    """
+    BM, BN, D, BD = shape
+    t = tiles(kind, "bf16", BM, BN, D, BD)
+    q, k, v = t.load_q(), t.cta.load_k(t.k_tile, t.active), t.cta.load_v(t.v_tile, t.active)
+    t.cta.accumulate(t.cta.scores(q, k, t.active), v, t.cta.zeros(), t.active)
+    kv = BN * BD * 2 // 512
+    if kind == "rows":
+        expected = {"k read": 8 * kv, "v read": 8 * kv, "q read": 8 * max(BM // 8, 16) * BD * 2 // 512}
+    else:
+        rows = 8 * BM * 2 // 512
+        expected = {"k read": max(kv, 8 * 8 * BD * 2 // 512), "v read": kv, "q read": rows * BD, "p read": rows * BN}
+    got = {role: n // 2 // 4 for role, n in t.traffic.wavefronts.items() if role != "p write"}
+    assert got == expected
+    assert t.traffic.wavefronts == t.traffic.ideal
+    assert all(n > t.traffic.wavefronts[role] for role, n in t.traffic.unswizzled.items())
+    assert ("p write" in t.traffic.wavefronts) == (kind == "columns")
+
+
+def test_registers_of_prefill() -> None:
+    """Warps along the rows: K and V are in all of them, Q, S and O in one each; of 64 rows in two."""
+    for BM, times in ((128, 1), (64, 2)):
+        shape = MmaSyncShape(BM, 64, 64, 64, np.dtype(np.float16), "sm_80", warps=8, along_rows=True)
+        maps = {role: shape.fragment_map(role) for role in "qkvp"} | {"s": shape.output_map(64)}
+        for role, layout in maps.items():
+            counts = np.bincount(layout.flat.reshape(-1), minlength=layout.shape[0] * layout.shape[1])
+            assert (counts == (8 if role in "kv" else times)).all(), role
+
+
 @archs
 @pytest.mark.parametrize("page", [1, 5, 48, 128])
 def test_pages_of_any_size(page: int, arch: str) -> None:

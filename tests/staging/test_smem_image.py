@@ -85,6 +85,24 @@ def test_stages(dtype: str, mma: Any, swizzle: Any, BN: int, WN: int, BK: int, d
     assert (steps == BN * params.bk_smem * params.dtype.itemsize).all()
 
 
+@pytest.mark.parametrize("dtype, mma, BK", [("bf16", (32, 32, 16), 32), ("fp8", (32, 32, 64), 64)], ids=["bf16", "fp8"])
+@pytest.mark.parametrize("k", [True, False], ids=["k", "v"])
+def test_columns_past_the_head_are_zeros(dtype: str, mma: Any, BK: int, k: bool) -> None:
+    """A bounded buffer of 128 columns over heads of 80."""
+    view, keys = cache(80, dtype)
+    params = KVBufferParams(dtype, mma, SW34 if k else None, 64, 64, BK, 256, 128, 1, k, num_smem_stages=1)
+    with pytest.raises(ValueError, match="depth 128 from head_dim_offset 0 on must end inside the head of 80"):
+        KVBuffer(params, view, 0, 0, end=KEYS)
+    buffer = KVBuffer(params, view, 0, 0, end=KEYS, bounded=True)
+    buffer.load_from_dram(0)
+    assert np.array_equal(said(buffer.smem_image(), [keys[:64]]).ravel(), buffer.smem.bytes[0])
+    assert (buffer.smem_image().slots[:, 0] == -3).sum() == 64 * 48 * params.dtype.itemsize // 16
+    tile = [buffer.load_from_shared(0), *(buffer.strip_tile(s).copy() for s in range(params.num_k_tiles))][1:]
+    found = np.concatenate([buffer.fragment_map().gather(strip)[0] for strip in tile], axis=1 if k else 0)
+    assert (found[:, :80].view(np.uint8) == keys[:64]).all()
+    assert (found[:, 80:].view(np.uint8) == 0).all()
+
+
 def test_slices_show_what_their_source_loaded() -> None:
     view, _ = cache(256, "bf16")
     params = KVBufferParams("bf16", (16, 16, 32), None, 128, 128, 32, 256, 256, 1, False, num_smem_stages=1)

@@ -283,8 +283,8 @@ def launch(
         mask.left, mask.right, mask.chunk, problem.group, tokens, splits,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], block_table.stride(0), seq_lens.stride(0),
         *bias_strides, *bias_sizes, slopes_batch(f.slopes),
-        scales.q.array.stride(0) if scales.q.array is not None else 0, *_scale_strides(scales.k),
-        *_scale_strides(scales.v), *part.stride()[:4], *(part_lse.stride(axis) for axis in (0, 1, 3, 2)),
+        scales.q.array.stride(0) if scales.q.array is not None else 0, *scale_strides(scales.k),
+        *scale_strides(scales.v), *part.stride()[:4], *(part_lse.stride(axis) for axis in (0, 1, 3, 2)),
         PAGE=problem.page_size, PAIRS=problem.pairs, D=problem.widths[0], DV=problem.widths[1],
         W0=config.columns[0], W1=config.columns[1], V0=config.v_columns[0], V1=config.v_columns[1],
         BM=config.BM, BN=config.BN, PTX=q.is_cuda and torch.version.hip is None and not is_interpreted(),
@@ -298,7 +298,7 @@ def launch(
     return out, lse
 
 
-def _scale_strides(scale: Scale) -> tuple[int, int, int]:
+def scale_strides(scale: Scale) -> tuple[int, int, int]:
     """Strides of pages, tokens and heads."""
     if scale.array is None:
         return 0, 0, 0

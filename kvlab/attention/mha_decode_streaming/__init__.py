@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvlab.attention.backends import choose_backend, rounded, run, target_of
+from kvlab.attention.backends import check_fp8_gpu, choose_backend, rounded, run, target_of
 from kvlab.attention.decode_call import DecodeCall, call_of_collection, decode_results, explained, prepared
 from kvlab.attention.explain import Explanation
 from kvlab.attention.features import Features
 from kvlab.attention.inputs import check_lane_copies, require
 from kvlab.attention.mha_decode.config import problem_of
 from kvlab.attention.online_softmax import MASK_VALUE
-from kvlab.attention.scales import is_fp8
+from kvlab.attention.operands import result_dtype
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.staging import Traffic
 
@@ -74,9 +74,10 @@ def mha_decode_streaming_paged(
     """What :func:`~kvlab.attention.mha_decode_paged` computes, by MAX's streaming decode: shared memory holds one strip
     of K (32 columns of a tile) and one of V (32 keys), however deep the heads are, and nothing is fetched ahead.
 
-    q            ``[B, Hq, D]``, or ``[B, S, Hq, D]`` with S of 1 to 4; bfloat16, float16 or float32; D of 64, 128, 256
-                 or 512
-    k_cache, v_cache  ``[pages, page_size, Hkv, D]`` of q's dtype; scales are those of e4m3, which it does not take
+    q            ``[B, Hq, D]``, or ``[B, S, Hq, D]`` with S of 1 to 4; bfloat16, float16 or float32; e4m3 with K and V
+                 of e4m3. D of 64, 128, 256 or 512
+    k_cache, v_cache  ``[pages, page_size, Hkv, D]`` of q's dtype, or of float8_e4m3fn with q of 16 bits; converted to
+                 16 bits in registers, and so is q of e4m3. A GPU, sm_89 or later, gfx942 or gfx950, has that
     arch         the machine that is emulated: "gfx950"
 
     The other arguments, the results and the errors are those of :func:`~kvlab.attention.mha_decode_paged`.
@@ -108,12 +109,11 @@ def mha_decode_streaming_paged(
 
 def _refer(q: Any, *arrays: Any, scale: float, features: Features, out: Any, **_: Any) -> tuple[Any, Any]:
     """The reference, rounded to the dtypes of the operation."""
-    return rounded(*reference(q, *arrays, scale=scale, features=features), q.dtype, out)
+    return rounded(*reference(q, *arrays, scale=scale, features=features), result_dtype(q), out)
 
 
 def _check_rows(call: DecodeCall) -> None:
-    """ValueError for rows that the strips do not divide, and for e4m3."""
-    require(not is_fp8(call.k_cache), f"k_cache has dtype {call.k_cache.dtype}", "bfloat16, float16 or float32")
+    """ValueError for rows that the strips do not divide."""
     depths = int(call.q.shape[-1]), int(call.v_cache.shape[-1])
     fits = depths[0] == depths[1] and depths[0] in DEPTHS
     require(fits, f"head dimensions {depths[0]} and {depths[1]}", "both 64, 128, 256 or 512")
@@ -128,6 +128,8 @@ def _plan(call: DecodeCall, backend: str, arch: str, num_splits: int | None, bat
         require(arch == "gfx950", f"arch {arch!r}", "'gfx950', whose streaming decode this is")
         check_lane_copies({"q": call.q, "k_cache": call.k_cache, "v_cache": call.v_cache})
     emulated = arch if chosen == "emulator" else None
+    if problem.pairs:
+        check_fp8_gpu(call.q)
     device, processors = target_of(call.q, emulated)
     config = choose_config(
         problem, processors=processors, num_splits=num_splits, arch=device, batch_invariant=batch_invariant

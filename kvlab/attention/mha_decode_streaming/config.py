@@ -59,7 +59,7 @@ def choose_config(
     StreamingConfig(BM=16, BN=128, BK=32, BD=128, row_tiles=1, num_splits=1, num_warps=4, num_stages=1)
     """
     BD = max(32, 1 << (problem.head_dim - 1).bit_length())
-    row = BD * problem.itemsize
+    row = BD * max(problem.itemsize, 2)  # e4m3 is converted to 16 bits
     BN = (128 if row <= 1024 else 64) if arch == "gfx950" else 64 if row <= 512 else 32 if row <= 1024 else 16
     row_tiles = -(-problem.tokens * problem.group // 16)
     programs, places = problem.batch * problem.kv_heads * row_tiles, CTAS_PER_PROCESSOR * processors

@@ -14,9 +14,20 @@ from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
 from kvlab.attention.mha_decode.config import DecodeProblem, problem_of
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
-from kvlab.attention.scoring.emulator import add_bias, by_column, cap, distance, key_range, visible_end
+from kvlab.attention.operands import result_dtype
+from kvlab.attention.scoring.emulator import (
+    add_bias,
+    by_column,
+    cap,
+    distance,
+    head_scale,
+    in_pages,
+    key_range,
+    token_scale,
+    visible_end,
+)
 from kvlab.cache import PagedKVCache
-from kvlab.memory import Memory
+from kvlab.memory import Memory, bfloat16
 from kvlab.staging import KVCacheIterator, Traffic, ceildiv, program_ids, ragged_range, row_offsets
 from kvlab.staging.mfma_cta import MfmaCTA, MfmaShape
 
@@ -33,7 +44,7 @@ def attend(
 ) -> None:  # fmt: skip
     """BM query rows (tokens x heads of one KV head) against the keys of one split of one sequence, for each program."""
     #: setup -> lo, hi, first, limit    this program's rows, the keys they see, its split of them
-    group, tokens, mask = problem.group, problem.tokens, features.mask
+    group, tokens, mask, scales = problem.group, problem.tokens, features.mask, features.scales
     D, BN, BK = problem.head_dim, config.BN, config.BK
     batch, kv_head_and_tile, split = program_ids(config.grid(problem))  # [P]
     kv_head = kv_head_and_tile // config.row_tiles
@@ -54,9 +65,13 @@ def attend(
     hi = np.minimum(lo + size, stop)
     first = np.maximum(first, lo[:, None])
     limit = np.minimum(limit, hi[:, None])  # a row sees the keys from first to below limit
-    shape = MfmaShape(config.BM, BN, D, k_cache.dtype, BK)
+    dtype = q_array.dtype if q_array.dtype.itemsize > 1 else bfloat16
+    shape = MfmaShape(config.BM, BN, D, dtype, BK, stored=k_cache.dtype)
     cta = MfmaCTA(shape, k_cache, v_cache, batch, kv_head, traffic)
-    q = cta.load_q(Memory.over(q_array, name="q"), row_offsets(q_array, (batch[:, None], token, head), is_row), is_row)
+    rows = q_array.astype(dtype, copy=False)
+    q = cta.load_q(Memory.over(rows, name="q"), row_offsets(rows, (batch[:, None], token, head), is_row), is_row)
+    factor = np.float32(scale_log2) * head_scale(scales.q.array, kv_head)
+    factor = (factor * head_scale(scales.k.heads, kv_head))[:, None, None, None]
     k_tiles, v_tiles = (KVCacheIterator(cache, BN, batch, kv_head, hi) for cache in (k_cache, v_cache))
     k_tiles.tile_start_row = v_tiles.tile_start_row = lo
     m = np.full(row.shape, -np.inf, np.float32)
@@ -71,6 +86,8 @@ def attend(
         #: tile -> s    the pages of these keys; no score yet
         active = start < hi  # [P], programs whose range is not over
         key = start[:, None] + np.arange(BN, dtype=np.int32)  # [P, BN]
+        exists = key < hi[:, None]
+        where = in_pages(k_cache, batch[:, None], key, exists)
         tile = k_tiles.next_tile()
         s = cta.zero_scores()
         for strip in range(0, D, BK):
@@ -78,8 +95,10 @@ def attend(
             k = cta.load_k_strip(strip // BK, tile, active)
             #: scores -> s    S += Q K^T over these columns, float32
             s = cta.add_scores(q, k, strip // BK, s)
-        #: scale -> s    in units of log2; softcap, ALiBi
-        s = s.with_values(s.values * np.float32(scale_log2))
+        #: scale -> s    in units of log2; scales, softcap, ALiBi
+        s = s.with_values(s.values * factor)
+        if scales.k.tokens is not None:
+            s = s.with_values(s.values * by_column(s, token_scale(scales.k.tokens, (*where, kv_head[:, None]), exists)))
         if features.softcap > 0:
             s = cap(s, features.softcap)
         if features.slopes is not None:
@@ -104,14 +123,17 @@ def attend(
         m = m_new
         #: load_v -> v    the V tile of the same pages; the machine brings BK keys at a time
         v = cta.load_v(v_tiles.next_tile(), active)
-        #: accumulate -> o    O += P V, P rounded once to the storage dtype
+        #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
+        if scales.v.tokens is not None:
+            p = p.with_values(p.values * by_column(p, token_scale(scales.v.tokens, (*where, kv_head[:, None]), exists)))
         o = cta.accumulate(p, v, o, active)
     #: normalise -> o, lse    rows without a visible key give 0 and -inf, or count the sink
     if features.sinks is not None:
         sees = sees | (split[:, None] == 0)
     l = np.where(sees, l, np.float32(1))
     lse = np.where(sees, (m + np.log2(l)) * LN2, np.float32(-np.inf))
-    o = o.with_values(np.where(o.by_row(sees), o.values / o.by_row(l), np.float32(0)))
+    last = np.float32(scales.v.number) * head_scale(scales.v.heads, kv_head)[:, None]
+    o = o.with_values(np.where(o.by_row(sees), o.values * o.by_row(last / l), np.float32(0)))
     #: store    an empty split leaves its partial output alone
     writes_o = is_row & (sees | (config.num_splits == 1))
     p_index, r_index = np.nonzero(writes_o)
@@ -138,14 +160,14 @@ def launch(
     arch: str = "gfx950",
     traffic: Traffic | None = None,
 ) -> tuple[Array, Array]:
-    """Run the twins: out of q's shape and dtype and lse ``[B, Hq, S]`` float32. The arguments are valid; ``arch`` is
-    gfx950.
+    """Run the twins: out of q's shape and dtype (bfloat16 for e4m3) and lse ``[B, Hq, S]`` float32. The arguments are
+    valid; ``arch`` is gfx950.
     """
     features = Features() if features is None else features
     problem = problem_of(q, k_cache, v_cache, block_table)
     batch, tokens, q_heads, _ = q.shape
     traffic = Traffic() if traffic is None else traffic
-    out = np.empty(q.shape, q.dtype) if out is None else out
+    out = np.empty(q.shape, result_dtype(q)) if out is None else out
     lse = np.empty((batch, q_heads, tokens), np.float32)
     if q.size == 0:
         return out, lse
@@ -154,8 +176,9 @@ def launch(
     keys, values = PagedKVCache(k_cache, *lengths), PagedKVCache(v_cache, *lengths)
     part, part_lse = partial_results(out, lse, config.num_splits)
     with traffic.launch():
+        scale_log2 = scale * LOG2E * features.scales.q.number * features.scales.k.number
         attend(
-            q, keys, values, seq_lens, part, part_lse, scale * LOG2E, mask_value, features, problem, config, traffic
+            q, keys, values, seq_lens, part, part_lse, scale_log2, mask_value, features, problem, config, traffic
         )  # fmt: skip
     if config.num_splits > 1:
         merge(part, part_lse.swapaxes(2, 3), out=out, lse=lse.swapaxes(1, 2), traffic=traffic)

@@ -10,8 +10,17 @@ from kvlab.attention.features import Features
 from kvlab.attention.merge_states.kernel import launch as merge
 from kvlab.attention.merge_states.kernel import partial_results
 from kvlab.attention.mha_decode.config import problem_of
+from kvlab.attention.mha_decode.kernel import scale_strides
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
-from kvlab.attention.scoring.kernel import add_bias, cap, distance, key_range, visible_end
+from kvlab.attention.scoring.kernel import (
+    add_bias,
+    cap,
+    distance,
+    head_scale,
+    key_range,
+    token_scale,
+    visible_end,
+)
 from kvlab.attention.scoring.launch import bias_arguments, slopes_batch
 
 from .config import StreamingConfig
@@ -21,16 +30,20 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def attend(
-    q_ptr, k_ptr, v_ptr, table_ptr, seq_lens_ptr, valid_ptr, bias_ptr, sinks_ptr, slopes_ptr, o_ptr, lse_ptr,
-    scale_log2, softcap, mask_value, left, right, chunk, group, tokens, num_splits,
+    q_ptr, k_ptr, v_ptr, table_ptr, seq_lens_ptr, valid_ptr, bias_ptr, sinks_ptr, slopes_ptr,
+    q_scale_ptr, k_scale_ptr, v_scale_ptr, o_ptr, lse_ptr,
+    scale_log2, v_factor, softcap, mask_value, left, right, chunk, group, tokens, num_splits,
     q_batch, q_token, q_head, k_page, k_token, k_head, v_page, v_token, v_head, table_batch, lens_batch,
-    bias_batch, bias_head, bias_row, bias_key, bias_rows, bias_keys, slopes_batch,
+    bias_batch, bias_head, bias_row, bias_key, bias_rows, bias_keys, slopes_batch, q_scale_head,
+    k_scale_page, k_scale_token, k_scale_head, v_scale_page, v_scale_token, v_scale_head,
     o_split, o_batch, o_token, o_head, lse_split, lse_batch, lse_token, lse_head,
     PAGE: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     BOUNDED: tl.constexpr, CHUNKED: tl.constexpr, VALID: tl.constexpr, BIAS: tl.constexpr, CAPPED: tl.constexpr,
-    SINKS: tl.constexpr, SLOPES: tl.constexpr,
+    SINKS: tl.constexpr, SLOPES: tl.constexpr, Q_SCALE: tl.constexpr, K_SCALE: tl.constexpr, V_SCALE: tl.constexpr,
 ):  # fmt: skip
-    """BM query rows (tokens x heads of one KV head) against the keys of one split of one sequence."""
+    """BM query rows (tokens x heads of one KV head) against the keys of one split of one sequence. Products are in q's
+    dtype, in bfloat16 for e4m3; K_SCALE and V_SCALE: "number", "head" or "token".
+    """
     #: setup -> lo, hi, first, limit    this program's rows, the keys they see, its split of them
     batch = tl.program_id(0).to(tl.int64)
     row_tiles = tl.cdiv(group * tokens, BM)
@@ -55,6 +68,9 @@ def attend(
     first = tl.maximum(first, lo)
     limit = tl.minimum(limit, hi)  # a row sees the keys from first to below limit
     q_at = q_ptr + batch * q_batch + token.to(tl.int64) * q_token + head * q_head
+    dtype: tl.constexpr = tl.bfloat16 if q_ptr.dtype.element_ty == tl.float8e4nv else q_ptr.dtype.element_ty
+    factor = scale_log2 * head_scale(q_scale_ptr, kv_head, q_scale_head, Q_SCALE)
+    factor *= head_scale(k_scale_ptr, kv_head, k_scale_head, K_SCALE == "head")
     k_base, v_base, pages = k_ptr + kv_head * k_head, v_ptr + kv_head * v_head, table_ptr + batch * table_batch
     column, d = tl.arange(0, BK), tl.arange(0, BD)
     m = tl.full([BM], -float("inf"), tl.float32)
@@ -81,9 +97,12 @@ def attend(
             k = tl.load(k_base + k_at[:, None] + strip + column[None, :], mask=exists[:, None] & inside, other=0.0)
             #: scores -> s    S += Q K^T over these columns, float32
             q = tl.load(q_at[:, None] + strip + column[None, :], mask=is_row[:, None] & inside, other=0.0)
-            s = tl.dot(q, tl.trans(k), s, input_precision="ieee")
-        #: scale -> s    in units of log2; softcap, ALiBi
-        s = s * scale_log2
+            s = tl.dot(q.to(dtype), tl.trans(k.to(dtype)), s, input_precision="ieee")
+        #: scale -> s    in units of log2; scales, softcap, ALiBi
+        s = s * factor
+        if K_SCALE == "token":
+            scale_at = page * k_scale_page + slot * k_scale_token + kv_head * k_scale_head
+            s = s * token_scale(k_scale_ptr, scale_at, exists)[None, :]
         if CAPPED:
             s = cap(s, softcap)
         if SLOPES:
@@ -108,14 +127,18 @@ def attend(
         m = m_new
         #: load_v -> v    the V tile of the same pages; the machine brings BK keys at a time
         v = tl.load(v_base + v_at[:, None] + d[None, :], mask=exists[:, None] & (d < D)[None, :], other=0.0)  # [BN, BD]
-        #: accumulate -> o    O += P V, P rounded once to the storage dtype
-        o = tl.dot(p.to(v.dtype), v, o, input_precision="ieee")
+        #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
+        if V_SCALE == "token":
+            scale_at = page * v_scale_page + slot * v_scale_token + kv_head * v_scale_head
+            p = p * token_scale(v_scale_ptr, scale_at, exists)[None, :]
+        o = tl.dot(p.to(dtype), v.to(dtype), o, input_precision="ieee")
     #: normalise -> o, lse    rows without a visible key give 0 and -inf, or count the sink
     if SINKS:
         sees = sees | (split == 0)
     lse = tl.where(sees, (m + tl.math.log2(l)) * LN2, -float("inf"))
     l = tl.where(sees, l, 1.0)
-    o = tl.where(sees[:, None], o / l[:, None], 0.0)
+    last = v_factor * head_scale(v_scale_ptr, kv_head, v_scale_head, V_SCALE == "head")
+    o = tl.where(sees[:, None], o * (last / l)[:, None], 0.0)
     #: store    an empty split leaves its partial output alone
     writes_o = is_row & (sees | (num_splits == 1))
     o_at = split.to(tl.int64) * o_split + batch * o_batch + token.to(tl.int64) * o_token + head * o_head
@@ -138,28 +161,36 @@ def launch(
     mask_value: float = MASK_VALUE,
     out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the kernels: out of q's shape and dtype and lse ``[B, Hq, S]`` float32. The arguments are valid."""
+    """Run the kernels: out of q's shape and dtype (bfloat16 for e4m3) and lse ``[B, Hq, S]`` float32. The arguments are
+    valid.
+    """
     f = Features() if features is None else features
-    mask = f.mask
+    mask, scales = f.mask, f.scales
     problem = problem_of(q, k_cache, v_cache, block_table)
     batch, tokens, q_heads, head_dim = q.shape
-    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
+    if out is None:
+        out = torch.empty(q.shape, dtype=torch.bfloat16 if q.element_size() == 1 else q.dtype, device=q.device)
     lse = torch.empty((batch, q_heads, tokens), dtype=torch.float32, device=q.device)
     if q.numel() == 0:
         return out, lse
     splits = config.num_splits
     part, part_lse = partial_results(out, lse, splits)
     bias_sizes, bias_strides = bias_arguments(mask.bias)
-    arrays = (q if x is None else x for x in (mask.valid, mask.bias, f.sinks, f.slopes))  # q: not followed
+    given = mask.valid, mask.bias, f.sinks, f.slopes, *(s.array for s in (scales.q, scales.k, scales.v))
+    arrays = (q if x is None else x for x in given)  # q: not followed
     attend[config.grid(problem)](
         q, k_cache, v_cache, block_table, seq_lens, *arrays, part, part_lse,
-        scale * LOG2E, f.softcap, mask_value, mask.left, mask.right, mask.chunk, problem.group, tokens, splits,
+        scale * LOG2E * scales.q.number * scales.k.number, scales.v.number, f.softcap, mask_value,
+        mask.left, mask.right, mask.chunk, problem.group, tokens, splits,
         *q.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3], block_table.stride(0), seq_lens.stride(0),
         *bias_strides, *bias_sizes, slopes_batch(f.slopes),
+        scales.q.array.stride(0) if scales.q.array is not None else 0, *scale_strides(scales.k),
+        *scale_strides(scales.v),
         *part.stride()[:4], *(part_lse.stride(axis) for axis in (0, 1, 3, 2)),
         PAGE=problem.page_size, D=head_dim, BD=config.BD, BM=config.BM, BN=config.BN, BK=config.BK,
         BOUNDED=mask.windowed, CHUNKED=mask.chunk > 0, VALID=mask.valid is not None, BIAS=mask.bias is not None,
         CAPPED=f.softcap > 0, SINKS=f.sinks is not None, SLOPES=f.slopes is not None,
+        Q_SCALE=scales.q.array is not None, K_SCALE=scales.k.kind, V_SCALE=scales.v.kind,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     if splits > 1:

@@ -61,7 +61,7 @@ def mha_prefill(
             right). True unless there is a ``mask``
     scale   of the scores, ``1 / sqrt(D)`` by default
     cu_seqlens_q, cu_seqlens_k  integers ``[B + 1]``: where each sequence starts, and the total
-    max_seqlen_q  the longest sequence of q, for a smaller grid; the total if None
+    max_seqlen_q  the longest sequence of q, for a smaller grid; None is that of ``cu_seqlens_q``, on a GPU the total
     window  None; with causal a number of keys, the query's own among them; or ``(left, right)`` keys beside that of the
             query, None for no bound
     mask    None, or a mask of :mod:`kvlab.attention.masks` or of your own, which tells alone what a query sees; with

@@ -16,7 +16,7 @@ from .config import PrefillProblem
 from .inputs import PrefillInputs
 
 __all__ = ["HEAD_DIMS", "SUPPORTED", "Constants", "HopperConfig", "choose_hopper", "hopper_declined",
-           "hopper_lacks"]  # fmt: skip
+           "hopper_lacks", "tma_takes"]  # fmt: skip
 
 HEAD_DIMS = ((64, 64), (128, 128), (192, 128), (256, 256))
 """Head dimensions of q and k, and of v."""
@@ -128,7 +128,7 @@ def hopper_lacks(inputs: PrefillInputs, scale: float) -> str | None:
         if not (page % 128 == 0 or page in (16, 32, 64)):
             return f"page size {page}"
     for name, array in (("q", q), ("k", k), ("v", v), ("out", inputs.out)):
-        if array is not None and not _tma_takes(array, name):
+        if array is not None and not tma_takes(array, name):
             return f"the strides or the alignment of {name}"
     return None
 
@@ -144,7 +144,7 @@ def hopper_declined(problem: PrefillProblem, left: int) -> str | None:
     return gluon_lacks(wide=True) if problem.head_dim > 192 else None
 
 
-def _tma_takes(array: Any, name: str) -> bool:
+def tma_takes(array: Any, name: str) -> bool:
     """Whether an array ``[., ., ., D]`` can be read as boxes."""
     vector = 16 // dtype_of(array, name).itemsize
     strides = element_strides(array, name)

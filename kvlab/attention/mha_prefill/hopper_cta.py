@@ -15,7 +15,7 @@ from kvlab.staging.launched_cta import LaunchedCTA
 from .hopper_config import Constants
 from .hopper_places import places_of
 
-__all__ = ["HopperCTA"]
+__all__ = ["HopperCTA", "accumulator"]
 
 Array = np.ndarray[Any, Any]
 Warps = tuple[int, ...]
@@ -116,7 +116,7 @@ class HopperCTA(LaunchedCTA):
             key = self._operand(k_at.descriptor(0, k, along_rows=False).addresses(C.BN, depth, self.dtype), self.dtype)
             c = atom.mma(atom.fragment_a(q), key.swapaxes(2, 3), c)
         self.traffic.move("SMEM->tensor cores", (C.BM + C.BN) * C.D * C.ITEM)
-        return Fragments(c.reshape(1, 128, 1, -1), _accumulator(C.BN))
+        return Fragments(c.reshape(1, 128, 1, -1), accumulator(C.BN))
 
     def accumulate(self, me: Warps, p: Fragments, b: int, o: Fragments) -> Fragments:
         """O += P V: P from registers, V from shared memory, transposed by the unit. Started."""
@@ -132,7 +132,7 @@ class HopperCTA(LaunchedCTA):
 
     def zeros(self) -> Fragments:
         """An output accumulator ``[BM, DV]``."""
-        return Fragments.zeros(1, _accumulator(self.C.DV))
+        return Fragments.zeros(1, accumulator(self.C.DV))
 
     def store_columns(self, me: Warps, w: int, values: Array, batch: int, row: int, head: int, col: int) -> None:
         """``values``, the columns of O from ``col`` on, through buffer ``w``, which no copy reads any more."""
@@ -178,7 +178,7 @@ class HopperCTA(LaunchedCTA):
 
 
 @functools.cache
-def _accumulator(columns: int) -> FragmentMap:
+def accumulator(columns: int) -> FragmentMap:
     """wgmma's accumulator of 64 rows: warp w has the rows ``16 w ...``."""
     thread, repeat, r = np.ogrid[:128, :1, : columns // 2]
     row, col = get_atom(f"wgmma.m64n{columns}k16.bf16").c(thread, r)

@@ -205,7 +205,7 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
             m = s.tile()[0].max(1)
             m = np.maximum(m, NOTHING) if C.FIRST else m  # a row may see nothing of this block
             e = s.with_values(np.exp2(s.values * scale - s.by_row((m * scale)[None])))
-        l = _quad_sum(e)
+        l = quad_sum(e)
         p = e.with_values(e.values.astype(cta.v_dtype))
         alpha, o = np.ones(BM, np.float32), cta.zeros()
         #: clean    V behind the end of the sequence
@@ -234,13 +234,13 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
             #: softmax -> p, m, l, alpha    online: new row maximum, exponentials, sums of each lane
             if C.FIXED:
                 e = s
-                l = l + _quad_sum(e)
+                l = l + quad_sum(e)
             else:
                 m_new = np.maximum(m, s.tile()[0].max(1))
                 alpha = np.exp2(m * scale - m_new * scale)
                 m = m_new
                 e = s.with_values(np.exp2(s.values * scale - s.by_row((m * scale)[None])))
-                l = l * alpha[:, None] + _quad_sum(e)
+                l = l * alpha[:, None] + quad_sum(e)
             p = e.with_values(e.values.astype(cta.v_dtype))
             #: rescale -> o    O *= alpha; V's stage is free
             if C.HOLD:
@@ -315,7 +315,7 @@ def _mask(
     return s.with_values(np.where(visible, s.values, nothing))
 
 
-def _quad_sum(e: Fragments) -> Array:
+def quad_sum(e: Fragments) -> Array:
     """Row sums ``[BM, 4]``, one for each lane of the quad that holds a row."""
     tile = e.tile()[0]
     sums: Array = tile.reshape(len(tile), -1, 4, 2).sum(3).sum(1)

@@ -31,11 +31,12 @@ def view(smem, shape: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def operand(boxes, n: gl.constexpr, rows: gl.constexpr, depth: gl.constexpr):
-    """``n`` buffers as operands of wgmma: ``[rows, depth]`` each, or panels of it where depth is no power of two."""
-    COLS: gl.constexpr = depth if depth & (depth - 1) == 0 else PANEL
-    LAYOUT: gl.constexpr = TILE8_LAYOUT if boxes.dtype.primitive_bitwidth == 8 else TILE_LAYOUT
-    return view(boxes, [n * depth // COLS, rows, COLS], LAYOUT)
+def operand(boxes, rows: gl.constexpr, depth: gl.constexpr, panels: gl.constexpr):
+    """Buffers as operands of wgmma: ``[rows, depth]`` each, or panels of it where depth is no power of two."""
+    EIGHT: gl.constexpr = boxes.dtype.primitive_bitwidth == 8
+    WIDTH: gl.constexpr = 2 * PANEL if EIGHT else PANEL
+    COLS: gl.constexpr = depth if depth & (depth - 1) == 0 else WIDTH
+    return view(boxes, [panels * WIDTH // COLS, rows, COLS], TILE8_LAYOUT if EIGHT else TILE_LAYOUT)
 
 
 @gluon.jit

@@ -107,7 +107,7 @@ def dense_inputs(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, options: Options)
     batch, most = (q.shape[0], q.shape[1])
     if ragged:
         batch = check_both_starts(cu_q, cu_k)
-        most = longest(options.max_seqlen_q, q)
+        most = longest(options.max_seqlen_q, q, cu_q)
         if looks_at_values(options.check, q):
             check_offsets("cu_seqlens_q", cu_q, q, most)
             check_offsets("cu_seqlens_k", cu_k, k, None)
@@ -142,7 +142,7 @@ def paged_inputs(
     batch = check_starts("cu_seqlens_q", cu_q)
     check_table(block_table, seq_lens, batch)
     check_strides("seq_lens", seq_lens)
-    most = longest(options.max_seqlen_q, q)
+    most = longest(options.max_seqlen_q, q, cu_q)
     if looks_at_values(options.check, q):
         check_offsets("cu_seqlens_q", cu_q, q, most)
         check_lengths_and_pages(seq_lens, block_table, k_cache.shape[0], k_cache.shape[1])

@@ -11,7 +11,7 @@ from kvlab.attention.explain import Explanation
 from kvlab.attention.features import kv_view
 from kvlab.attention.hopper_choice import choose_with_hopper
 from kvlab.attention.inputs import check_lane_copies, check_paged_collection, check_traffic, finite_number, require
-from kvlab.attention.ragged import keys_with_new
+from kvlab.attention.ragged import check_grid, keys_with_new
 from kvlab.attention.scales import is_fp8
 from kvlab.cache.arrays import dtype_of
 
@@ -94,6 +94,7 @@ def _plan(inputs: PrefillInputs, options: Options) -> Plan:
     if chosen == "emulator":
         _check_emulated(inputs, problem, target)
     config = choose_config(problem, arch=target, batch_invariant=bool(options.batch_invariant))
+    check_grid(config.grid(problem), problem.batch, problem.max_q)
     explanation = Explanation("mha_prefill", chosen, reason, config, config.grid(problem), emulated)
     return Plan(explanation, inputs, options, problem, scale)
 

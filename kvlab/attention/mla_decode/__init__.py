@@ -8,26 +8,30 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.backends import check_fp8_gpu, choose_backend, rounded, run, target_of
+from kvlab.attention.backends import check_fp8_gpu, rounded, run, target_of
 from kvlab.attention.decode_call import decode_results
 from kvlab.attention.explain import Explanation, arguments_of
 from kvlab.attention.features import Features, resolve_features
+from kvlab.attention.hopper_choice import choose_with_hopper
 from kvlab.attention.inputs import check_lane_copies, check_paged_collection, decode_numbers, lengths_with_new, require
 from kvlab.attention.intervals import host
 from kvlab.attention.masks import resolve_mask, window_interval
 from kvlab.attention.online_softmax import MASK_VALUE
+from kvlab.attention.operands import result_dtype
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.cache.arrays import dtype_of
 from kvlab.staging import MLA_ARCHS, Traffic
 
 from .config import MLADecodeProblem, choose_config
 from .emulator import launch as emulate
+from .hopper_config import SUPPORTED, HopperConfig, choose_hopper, hopper_declined, hopper_lacks
+from .hopper_emulator import launch as emulate_hopper
 from .inputs import MLAInputs, mla_inputs
 from .reference import reference
 
 __all__ = ["mla_decode", "mla_decode_paged"]
 
-KERNEL = "kvlab.attention.mla_decode.kernel:launch"
+KERNELS = {"triton": "kvlab.attention.mla_decode.kernel:launch", "hopper": "kvlab.attention.mla_decode.hopper:launch"}
 
 
 def mla_decode(
@@ -71,6 +75,7 @@ def mla_decode_paged(
     softcap: float = 0.0,
     sinks: Any = None,
     alibi_slopes: Any = None,
+    q_scale: Any = None,
     k_scale: Any = None,
     out: Any = None,
     return_lse: bool = False,
@@ -88,10 +93,10 @@ def mla_decode_paged(
 
     A row of the cache is K of all heads, ``v_dim`` latent columns and then those of rope; its latent columns are V.
 
-    q            ``[B, H, D]``, or ``[B, S, H, D]`` with S of 1 to 4; H of 1 to 128; bfloat16, float16 or float32. The
-                 latent columns are those of the absorbed query
+    q            ``[B, H, D]``, or ``[B, S, H, D]`` with S of 1 to 4; H of 1 to 128; bfloat16, float16 or float32, or
+                 e4m3 with a cache of e4m3 (multiplied in bfloat16). The latent columns are those of the absorbed query
     kv_cache     ``[pages, page_size, D]`` or with an axis of one head (see ``kv_layout``), of q's dtype, or (with q of
-                 16 bits) float8_e4m3fn; or rope-aware rows, e4m3 latents and a bfloat16 rope part (640 bytes for
+                 8 or 16 bits) float8_e4m3fn; or rope-aware rows, e4m3 latents and a bfloat16 rope part (640 bytes for
                  512 + 64; see :func:`kvlab.attention.mla_store_paged`). Any strides with a contiguous last dimension;
                  D = v_dim + 16 to 128 rope columns, both multiples of 16
     block_table  integers ``[B, columns]``: the page of tokens ``c * page_size ...`` of each sequence; entries past the
@@ -107,16 +112,20 @@ def mla_decode_paged(
     softcap      0, or c of ``c tanh(scores / c)``
     sinks        None, or a logit for each head ``[H]`` that takes part in the softmax without a value
     alibi_slopes None, or float32 ``[H]`` or ``[B, H]``: scores less slope times the distance
+    q_scale      of q in e4m3: a number or float32 ``[1]``
     k_scale      what e4m3 columns are multiplied by, as K and as V: a number, float32 ``[1]``, or each token's
                  ``[pages, page_size, 1]``; ignored for other caches
-    out          where to write the output (``[B, H, v_dim]`` or ``[B, S, H, v_dim]``, q's dtype); new by default
+    out          where to write the output (``[B, H, v_dim]`` or ``[B, S, H, v_dim]``, q's dtype, bfloat16 for e4m3); a
+                 new array by default
     return_lse   return ``(out, lse)`` with lse ``[B, H]`` or ``[B, H, S]``, float32, natural logarithm (``base2``: of
                  base 2)
     kv_layout    of a cache with four axes: "NHD" ``[pages, page_size, 1, D]`` or "HND" ``[pages, 1, page_size, D]``
     batch_invariant  the same bits for a sequence alone and in any batch: its keys are split by the columns of the
                  table alone
     backend      "auto": the emulator for NumPy arrays, the Triton kernel for torch tensors (interpreted on the CPU);
-                 "reference" (float64), "emulator", "triton"
+                 "reference" (float64), "emulator", "triton"; "hopper": the Gluon kernel for sm_90 (its emulator where
+                 the arrays are not on a GPU), ValueError for what it cannot do. "auto" does not take it: it is
+                 compiled and emulated, no GPU has run it yet
     arch         the machine that is emulated: "sm_80", "sm_90", "gfx950" (16 bits, v_dim 128, 256 or 512, 32 or 64
                  columns of rope). Tiles of 16 rows, also where the compiled kernel takes 32; of 64 rows with wgmma on
                  sm_90 where it takes those: more than 32 rows, 16 bits, scores that are not changed
@@ -145,13 +154,16 @@ def mla_decode_paged(
         ...
     ValueError: scale None with rows of 128 + 32 columns: must be given; only 512 + 64 has a default
     """
-    asked = {"softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes, "k_scale": k_scale}
+    asked = {"softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes}
+    asked |= {"q_scale": q_scale, "k_scale": k_scale}
     inputs, plan, arguments = _prepared(
         q, kv_cache, block_table, seq_lens, v_dim=v_dim, scale=scale, mask=mask, window=window, asked=asked, out=out,
         kv_layout=kv_layout, batch_invariant=batch_invariant, backend=backend, arch=arch, num_splits=num_splits,
         mask_value=mask_value, check=check, traffic=traffic,
     )  # fmt: skip
-    result, lse = run(plan, KERNEL, emulate, _refer, *inputs.arrays, **arguments, traffic=traffic)
+    kernel = KERNELS.get(plan.backend, "")
+    emulator = emulate_hopper if isinstance(plan.config, HopperConfig) else emulate
+    result, lse = run(plan, kernel, emulator, _refer, *inputs.arrays, **arguments, traffic=traffic)
     return decode_results(result, lse, out, drop_tokens=inputs.drop_tokens, return_lse=return_lse, base2=base2)
 
 
@@ -168,9 +180,9 @@ def _prepared(
     if kv_layout == "HND" and getattr(asked["k_scale"], "ndim", 0) == 3:
         asked["k_scale"] = asked["k_scale"].swapaxes(1, 2)
     features = resolve_features(inputs.q, latent, latent, mask=plan, batch=batch, **asked)
-    explanation = _plan(inputs, features, backend, arch, num_splits, bool(batch_invariant))
     scale = _scale(scale, v_dim, inputs.q.shape[-1] - v_dim)
     scale, mask_value = decode_numbers(scale, mask_value, traffic)
+    explanation = _plan(inputs, features, scale, backend, arch, num_splits, bool(batch_invariant))
     arguments = {
         "scale": scale, "features": features, "config": explanation.config, "mask_value": mask_value,
         "out": inputs.out,
@@ -192,7 +204,7 @@ def _scale(scale: Any, latent: int, rope: int) -> Any:
 
 def _refer(*arrays: Any, scale: float, features: Features, out: Any, **_: Any) -> tuple[Any, Any]:
     """The reference, rounded to the dtypes of the operation."""
-    return rounded(*reference(*arrays, scale=scale, features=features), arrays[0].dtype, out)
+    return rounded(*reference(*arrays, scale=scale, features=features), result_dtype(arrays[0]), out)
 
 
 def _from_collection(q: Any, cache: PagedKVCacheCollection, layer: int) -> tuple[Any, Any, Any, Any]:
@@ -205,12 +217,18 @@ def _from_collection(q: Any, cache: PagedKVCacheCollection, layer: int) -> tuple
 
 
 def _plan(
-    inputs: MLAInputs, features: Features, backend: str, arch: str, num_splits: int | None, batch_invariant: bool
-) -> Explanation:
+    inputs: MLAInputs, features: Features, scale: float, backend: str, arch: str, num_splits: int | None,
+    batch_invariant: bool,
+) -> Explanation:  # fmt: skip
     """Which backend and configuration a call gets, and why."""
-    chosen, reason = choose_backend(inputs.q, backend)
-    emulated = chosen == "emulator"
     problem = MLADecodeProblem.of(inputs.q, inputs.kv_cache, inputs.k_rope, inputs.block_table)
+    lacks = hopper_lacks(inputs, problem, features, scale)
+    chosen, reason, hopper = choose_with_hopper(inputs.q, backend, lacks, hopper_declined(), SUPPORTED)
+    emulated = chosen == "emulator"
+    if hopper:
+        _, processors = target_of(inputs.q, None)
+        tiles = choose_hopper(problem, processors=processors, num_splits=num_splits, batch_invariant=batch_invariant)
+        return Explanation("mla_decode", chosen, reason, tiles, tiles.grid(), "sm_90" if emulated else None)
     if emulated:
         _check_emulated(inputs, problem, arch)
     if problem.fp8:
@@ -248,7 +266,7 @@ def _check_emulated(inputs: MLAInputs, problem: MLADecodeProblem, arch: str) -> 
 
 def _explain_paged(*args: Any, **kwargs: Any) -> Explanation:
     given = arguments_of(mla_decode_paged, *args, **kwargs)
-    asked = {name: given.pop(name) for name in ("softcap", "sinks", "alibi_slopes", "k_scale")}
+    asked = {name: given.pop(name) for name in ("softcap", "sinks", "alibi_slopes", "q_scale", "k_scale")}
     for name in ("return_lse", "base2"):
         del given[name]
     return _prepared(**given, asked=asked)[1]

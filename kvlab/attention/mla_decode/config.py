@@ -20,7 +20,11 @@ __all__ = [
     "choose_config",
 ]
 
-TWINS = (Twin("attend", kernel="kernel:attend", emulator="emulator:attend"), MERGE)
+TWINS = (
+    Twin("attend", kernel="kernel:attend", emulator="emulator:attend"),
+    Twin("hopper", kernel="hopper_roles:produce,lead,follow", emulator="hopper_emulator:produce,lead,follow"),
+    MERGE,
+)
 LAUNCH = ("kernel:launch", "emulator:launch")
 
 LOCKSTEP_TOLERANCE = {"o": P_TIE, "parts": P_TIE, "result 0": OUTPUT_TIE}

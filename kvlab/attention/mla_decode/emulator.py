@@ -10,6 +10,7 @@ from kvlab.attention.features import Features
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.operands import result_dtype
 from kvlab.attention.scoring.emulator import (
     add_bias,
     by_column,
@@ -21,7 +22,7 @@ from kvlab.attention.scoring.emulator import (
     visible_end,
 )
 from kvlab.cache import PagedKVCache
-from kvlab.memory import Memory
+from kvlab.memory import Memory, bfloat16
 from kvlab.staging import Traffic, ceildiv, mla_cta, program_ids, ragged_range, row_offsets
 
 from .config import MLADecodeConfig, MLADecodeProblem
@@ -57,10 +58,13 @@ def attend(
     lo = np.minimum(seen + split * size, stop)
     hi = np.minimum(lo + size, stop)
     limit = np.minimum(limit, hi[:, None])  # [P, BM], first key after first that a row does not see
-    padded, dtype = (config.BV, config.BR), q_array.dtype
+    padded, dtype = (config.BV, config.BR), q_array.dtype if q_array.dtype.itemsize > 1 else bfloat16
     cta = mla_cta(arch, config.BM, BN, padded, cache, rope, batch, hi, traffic, dtype=dtype, num_warps=config.num_warps)
-    q_at = row_offsets(q_array, (batch[:, None], token, head), is_row)
-    q, q_rope = cta.load_q(Memory.over(q_array, name="q"), q_at, is_row)
+    rows = q_array.astype(dtype, copy=False)
+    q_at = row_offsets(rows, (batch[:, None], token, head), is_row)
+    q, q_rope = cta.load_q(Memory.over(rows, name="q"), q_at, is_row)
+    q_scale = features.scales.q.heads
+    scale_log2 = float(np.float32(scale_log2) * (np.float32(1) if q_scale is None else q_scale[0]))
     by, rope_scaled = features.scales.k, cache.dtype == rope.dtype
     kv_scale = np.float32(by.number) * (np.float32(1) if by.heads is None else by.heads[0])
     unit = np.float32(scale_log2) * (kv_scale if rope_scaled and by.tokens is None else np.float32(1))
@@ -143,14 +147,15 @@ def launch(
     arch: str = "sm_90",
     traffic: Traffic | None = None,
 ) -> tuple[Array, Array]:
-    """Run the twins: out ``[B, S, H, v_dim]`` of q's dtype and lse ``[B, H, S]`` float32. The arguments are valid.
+    """Run the twins: out ``[B, S, H, v_dim]`` of q's dtype (bfloat16 for e4m3) and lse ``[B, H, S]`` float32. The
+    arguments are valid.
 
     q ``[B, S, H, v_dim + rope]``; the windows of the cache, kv_cache ``[pages, page_size, v_dim]`` and k_rope.
     """
     batch, tokens, heads, _ = q.shape
     problem = MLADecodeProblem.of(q, kv_cache, k_rope, block_table)
     traffic = Traffic() if traffic is None else traffic
-    out = np.empty((batch, tokens, heads, problem.latent), q.dtype) if out is None else out
+    out = np.empty((batch, tokens, heads, problem.latent), result_dtype(q)) if out is None else out
     lse = np.empty((batch, heads, tokens), np.float32)
     if q.size == 0:
         return out, lse
@@ -158,9 +163,10 @@ def launch(
     sizes = before, block_table, tokens, problem.max_keys
     cache, rope = (PagedKVCache(window[:, :, None], *sizes) for window in (kv_cache, k_rope))
     part, part_lse = partial_results(out, lse, config.num_splits)
+    scale_log2 = scale * features.scales.q.number * LOG2E
     with traffic.launch():
         attend(
-            q, cache, rope, seq_lens, part, part_lse, scale * LOG2E, mask_value, features, problem, config, arch,
+            q, cache, rope, seq_lens, part, part_lse, scale_log2, mask_value, features, problem, config, arch,
             traffic,
         )  # fmt: skip
     if config.num_splits > 1:

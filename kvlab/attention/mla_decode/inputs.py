@@ -65,7 +65,8 @@ def mla_inputs(
     batch, tokens, heads, D = q.shape
     require(1 <= tokens <= MAX_TOKENS, f"q has {tokens} new tokens a sequence", f"1 to {MAX_TOKENS}")
     require(1 <= heads <= MAX_HEADS, f"q has {heads} heads", f"1 to {MAX_HEADS}")
-    check_dtype("q", q)
+    if not (is_fp8(q) and is_fp8(kv_cache)):
+        check_dtype("q", q)
     whole = isinstance(v_dim, int) and v_dim % 16 == 0 and 32 <= v_dim <= 512
     require(whole, f"v_dim {v_dim!r}", "a multiple of 16 from 32 to 512")
     rope = D - v_dim
@@ -74,8 +75,8 @@ def mla_inputs(
     latent, k_rope = latent_windows(kv_cache, v_dim, rope, kv_layout)
     fp8 = is_fp8(kv_cache)
     require(fp8 or kv_cache.dtype == q.dtype, f"kv_cache has dtype {kv_cache.dtype}", f"that of q, {q.dtype}")
-    require(not fp8 or dtype_of(q, "q").itemsize == 2, f"q has dtype {q.dtype} with a cache of {kv_cache.dtype}",
-            "bfloat16 or float16")  # fmt: skip
+    require(not fp8 or dtype_of(q, "q").itemsize <= 2, f"q has dtype {q.dtype} with a cache of {kv_cache.dtype}",
+            "bfloat16, float16 or float8_e4m3fn")  # fmt: skip
     check_table(block_table, seq_lens, batch)
     check_strides("q", q)
     check_strides("kv_cache", kv_cache)

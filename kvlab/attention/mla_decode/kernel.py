@@ -33,6 +33,7 @@ def place(table_ptr, start, key, hi, PAGE: tl.constexpr, BN: tl.constexpr, ONE: 
 @triton.jit
 def attend(
     q_ptr, kv_ptr, rope_ptr, table_ptr, seq_lens_ptr, sinks_ptr, slopes_ptr, valid_ptr, bias_ptr, scales_ptr,
+    q_scale_ptr,
     o_ptr, lse_ptr,
     scale_log2, kv_number, softcap, mask_value, heads, tokens, num_splits, left, right, chunk, bias_rows, bias_keys,
     q_batch, q_token, q_head, kv_page, kv_token, rope_page, rope_token, table_batch, lens_batch, slopes_batch,
@@ -41,9 +42,11 @@ def attend(
     PAGE: tl.constexpr, ONE: tl.constexpr, DV: tl.constexpr, DR: tl.constexpr, BV: tl.constexpr, BR: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr, SLOPES: tl.constexpr,
     VALID: tl.constexpr, BOUNDED: tl.constexpr, CHUNKED: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr,
-    ROPE_SCALED: tl.constexpr,
+    ROPE_SCALED: tl.constexpr, Q_SCALE: tl.constexpr,
 ):  # fmt: skip
-    """BM query rows (tokens x heads) against the keys of one split of one sequence."""
+    """BM query rows (tokens x heads) against the keys of one split of one sequence. Products are in q's dtype, in
+    bfloat16 for e4m3.
+    """
     #: setup -> q, q_rope, lo, hi, first, limit    this program's rows, its split of the keys, the query tile
     row_tiles = tl.cdiv(heads * tokens, BM)
     batch = (tl.program_id(0) // row_tiles).to(tl.int64)
@@ -69,6 +72,9 @@ def attend(
     q_at = q_ptr + batch * q_batch + token.to(tl.int64) * q_token + head.to(tl.int64) * q_head
     q = tl.load(q_at[:, None] + d[None, :], mask=is_row[:, None] & (d[None, :] < DV), other=0.0)  # [BM, BV]
     q_rope = tl.load(q_at[:, None] + DV + r[None, :], mask=is_row[:, None] & (r[None, :] < DR), other=0.0)  # [BM, BR]
+    if q.dtype == tl.float8e4nv:
+        q, q_rope = q.to(tl.bfloat16), q_rope.to(tl.bfloat16)
+    scale_log2 = scale_log2 * head_scale(q_scale_ptr, 0, 1, Q_SCALE)
     kv_scale = kv_number * head_scale(scales_ptr, 0, 1, SCALE == "head")
     unit = scale_log2 * kv_scale if ROPE_SCALED and (SCALE == "number" or SCALE == "head") else scale_log2
     slope = tl.zeros([BM], tl.float32)
@@ -162,21 +168,23 @@ def launch(
     """
     batch, tokens, heads, _ = q.shape
     problem = MLADecodeProblem.of(q, kv_cache, k_rope, block_table)
-    out = torch.empty((batch, tokens, heads, problem.latent), dtype=q.dtype, device=q.device) if out is None else out
+    if out is None:
+        dtype = torch.bfloat16 if q.element_size() == 1 else q.dtype
+        out = torch.empty((batch, tokens, heads, problem.latent), dtype=dtype, device=q.device)
     lse = torch.empty((batch, heads, tokens), dtype=torch.float32, device=q.device)
     if q.numel() == 0:
         return out, lse
     splits = config.num_splits
     part, part_lse = partial_results(out, lse, splits)
-    mask, by = features.mask, features.scales.k
+    mask, by, q_by = features.mask, features.scales.k, features.scales.q
     kind = by.kind if problem.fp8 else "none"
     bias_sizes, bias_strides = bias_arguments(mask.bias)
     absent = q  # stands for a pointer that is not followed
-    given = (features.sinks, features.slopes, mask.valid, mask.bias, by.array)
+    given = (features.sinks, features.slopes, mask.valid, mask.bias, by.array, q_by.array)
     attend[config.grid(problem)](
         q, kv_cache, k_rope, block_table, seq_lens, *(absent if x is None else x for x in given), part, part_lse,
-        scale * LOG2E, by.number, features.softcap, mask_value, heads, tokens, splits, mask.left, mask.right,
-        mask.chunk, *bias_sizes,
+        scale * LOG2E * q_by.number, by.number, features.softcap, mask_value, heads, tokens, splits,
+        mask.left, mask.right, mask.chunk, *bias_sizes,
         *q.stride()[:3], *kv_cache.stride()[:2], *k_rope.stride()[:2], block_table.stride(0), seq_lens.stride(0),
         slopes_batch(features.slopes), *bias_strides,
         *(by.tokens.stride()[:2] if kind == "token" else (0, 0)),
@@ -185,7 +193,8 @@ def launch(
         BV=config.BV, BR=config.BR, BM=config.BM, BN=config.BN, CAPPED=features.softcap > 0,
         SINKS=features.sinks is not None, SLOPES=features.slopes is not None, VALID=mask.valid is not None,
         BOUNDED=mask.windowed, CHUNKED=mask.chunk > 0, BIAS=mask.bias is not None, SCALE=kind,
-        ROPE_SCALED=k_rope.dtype == kv_cache.dtype, num_warps=config.num_warps, num_stages=config.num_stages,
+        ROPE_SCALED=k_rope.dtype == kv_cache.dtype, Q_SCALE=q_by.array is not None,
+        num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     if splits > 1:
         merge(part, part_lse.transpose(2, 3), out=out, lse=lse.transpose(1, 2))

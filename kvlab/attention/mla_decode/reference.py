@@ -28,7 +28,7 @@ def reference(
     Token i of S stands at position ``seq_len - S + i``; a row without a key gives 0 and -inf, or the sink's logit.
     """
     (batch, tokens, heads, _), (_, page_size, v_dim) = q.shape, kv_cache.shape
-    plain = replace(features, scales=Scales())
+    plain, q_scale = replace(features, scales=Scales()), np.ravel(features.scales.q.at(None))[0]
     out, lse = np.zeros((batch, tokens, heads, v_dim)), np.full((batch, heads, tokens), -np.inf)
     for b in range(batch):
         n = int(seq_lens[b])
@@ -38,5 +38,5 @@ def reference(
         v = kv_cache[where].astype(np.float64) * by
         rope = k_rope[where].astype(np.float64) * (by if k_rope.dtype == kv_cache.dtype else 1)
         k = np.concatenate([v, rope], -1)[:, None]  # [n, 1, v_dim + rope]
-        out[b], lse[b] = attention(q[b], k, v[:, None], **plain.of_sequence(b, None, scale))
+        out[b], lse[b] = attention(q[b], k, v[:, None], **plain.of_sequence(b, None, scale * q_scale))
     return out, lse

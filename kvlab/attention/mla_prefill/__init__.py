@@ -16,7 +16,7 @@ from kvlab.attention.inputs import check_lane_copies, check_paged_collection, ch
 from kvlab.attention.intervals import host
 from kvlab.attention.masks import resolve_mask, window_interval
 from kvlab.attention.mha_prefill.machine import check_arch
-from kvlab.attention.ragged import keys_with_new, sequence_lengths
+from kvlab.attention.ragged import check_grid, keys_with_new, sequence_lengths
 from kvlab.attention.scales import is_fp8
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.cache.arrays import dtype_of
@@ -115,7 +115,7 @@ def mla_prefill_paged(
     causal       query i of S stands at position ``i + n - S`` of n keys and sees those up to it (aligned at the end,
                  bottom right). True unless there is a ``mask``
     scale        of the scores, ``1 / sqrt(nope + rope)`` by default
-    max_seqlen_q the longest sequence of q, for a smaller grid; the total if None
+    max_seqlen_q the longest sequence of q, for a smaller grid; None is that of ``cu_seqlens_q``, on a GPU the total
     mask         None, or a :class:`~kvlab.attention.masks.Mask`, which tells alone what a query sees; with
                  ``causal=True`` or a window both must show the key
     window       None; with causal a number of keys, the query's own among them; or ``(left, right)`` keys beside that
@@ -249,6 +249,7 @@ def _plan(inputs: MLAPrefillInputs, asked: dict[str, Any], backend: str, arch: s
         check_fp8_gpu(q)
     target, _ = target_of(q, emulated)
     config = choose_config(problem, arch=target)
+    check_grid(config.grid(problem), problem.batch, problem.max_q)
     return Explanation("mla_prefill", chosen, reason, config, config.grid(problem), emulated), problem, features
 
 

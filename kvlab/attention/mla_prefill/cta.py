@@ -8,7 +8,8 @@ import numpy as np
 
 from kvlab.attention.mha_prefill.machine import piece_cta, stages_on_gfx950
 from kvlab.memory import Memory
-from kvlab.staging import Fragments, KVTile, TileCTA, Traffic
+from kvlab.staging import Fragments, KVCacheIterator, KVTile, TileCTA, Traffic
+from kvlab.staging.nvidia_decode_cta import NvidiaDecodeCTA
 
 from .config import MLAPrefillConfig, MLAPrefillProblem
 
@@ -22,7 +23,7 @@ class MLAPrefillCTA:
     columns, ``value`` V; scores and P stand in the same registers of all three.
 
     Each is what :func:`~kvlab.attention.mha_prefill.machine.piece_cta` gives; on gfx950 K, its rope part and V have
-    KVBuffers of their own.
+    KVBuffers of their own. Those without wgmma fetch the next tile ahead, after :meth:`follow`.
     """
 
     def __init__(
@@ -31,18 +32,34 @@ class MLAPrefillCTA:
     ) -> None:  # fmt: skip
         """``k``, ``v`` and ``rope`` are what the iterators walk over; ``batch_idx`` and ``head_idx`` ``[programs]``."""
 
-        # K and V have buffers of their own; the machines of the rope part and of V hold those columns twice
         stages = stages_on_gfx950(config.BD + config.BR + config.BV, config.BN, np.dtype(k.dtype).itemsize)
 
-        def machine(rows: Any, head: Array, D: int, BD: int) -> TileCTA:
+        def machine(rows: Any, head: Array, k_columns: tuple[int, int], v_columns: tuple[int, int]) -> TileCTA:
             sizes, dtype, stored = (config.BM, config.BN, config.num_warps), np.dtype(k.dtype), np.dtype(rows.dtype)
             where = rows, rows, batch_idx, head, traffic
-            return piece_cta(arch, sizes, (D, BD), (D, BD), dtype, stored, dtype, *where, last=config.BV, stages=stages)
+            columns, last = (k_columns, v_columns), config.BV
+            return piece_cta(arch, sizes, *columns, dtype, stored, dtype, *where, last=last, stages=stages)
 
         self.depth = problem.nope
-        self.nope = machine(k, head_idx, problem.nope, config.BD)
-        self.rope = machine(rope, np.zeros_like(head_idx), problem.rope, config.BR)
-        self.value = machine(v, head_idx, problem.value, config.BV)
+        none = 0, 0
+        self.nope = machine(k, head_idx, (problem.nope, config.BD), none)
+        self.rope = machine(rope, np.zeros_like(head_idx), (problem.rope, config.BR), none)
+        self.value = machine(v, head_idx, none, (problem.value, config.BV))
+
+    @property
+    def _ahead(self) -> list[NvidiaDecodeCTA[Any]]:
+        """The machines, if they are such as fetch ahead."""
+        machines = (self.nope, self.rope, self.value)
+        return [machine for machine in machines if isinstance(machine, NvidiaDecodeCTA)]
+
+    def follow(self, *walks: KVCacheIterator) -> None:
+        """Fetch ahead along these iterators, of K, V and the rope part for one loop after the other."""
+        roles: list[list[KVCacheIterator | None]] = [[], [], []]  # of the three machines, K and V of each loop
+        for k, v, rope in zip(walks[::3], walks[1::3], walks[2::3], strict=True):
+            for tiles, pair in zip(roles, ((k, None), (rope, None), (None, v)), strict=True):
+                tiles.extend(pair)
+        for machine, tiles in zip(self._ahead, roles, strict=False):
+            machine.follow(*tiles)
 
     def load_q(self, dram: Memory, offset: Array, valid: Array) -> tuple[Any, Any]:
         """Q rows, elements ``offset[programs, BM]`` of ``dram``: their nope and their rope columns."""
@@ -84,4 +101,12 @@ class MLAPrefillCTA:
 
     def accumulate(self, p: Fragments, v: Any, o: Fragments, active: Array) -> Fragments:
         """O += P V."""
+        if self._ahead:
+            *others, value = self._ahead
+            a = value.operand_p(p, active)
+            for machine in others:
+                machine.meet_for_p()
+            for machine in self._ahead:
+                machine.end_tile()
+            return value.add_values(a, v, o)
         return self.value.accumulate(p, v, o, active)

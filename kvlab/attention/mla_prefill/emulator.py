@@ -69,6 +69,7 @@ def attend(
     o = cta.zeros()
     walks = [_walk(rows, BN, batch, head, at, base, stop)
              for at, stop in ((lo, full), (full, hi)) for rows in (k_rows, v_rows, rope_rows)]  # fmt: skip
+    cta.follow(*walks)
     k_tiles, v_tiles, rope_tiles, k_rest, v_rest, rope_rest = walks
     for start in ragged_range(lo, full, BN):
         #: load_k -> k    a K tile that every row sees, DRAM -> shared memory

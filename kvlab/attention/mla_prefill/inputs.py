@@ -71,7 +71,7 @@ def ragged_inputs(
     require(tuple(k_rope.shape) == expected, f"k_rope has shape {shape}", f"{expected}, what q has beyond k")
     require(k_rope.dtype == q.dtype, f"k_rope has dtype {k_rope.dtype}", f"that of q, {q.dtype}")
     check_strides("k_rope", k_rope)
-    most = longest(max_q, q)
+    most = longest(max_q, q, cu_q)
     if looks_at_values(check, q):
         check_offsets("cu_seqlens_q", cu_q, q, most)
         check_offsets("cu_seqlens_k", cu_k, k, None)
@@ -102,7 +102,7 @@ def paged_inputs(
         require(tuple(k_starts.shape) == (batch,), f"k_starts has shape {tuple(k_starts.shape)}", f"[B = {batch}]")
         check_integers("k_starts", k_starts)
         check_strides("k_starts", k_starts)
-    most = longest(max_q, q)
+    most = longest(max_q, q, cu_q)
     if looks_at_values(check, q):
         check_offsets("cu_seqlens_q", cu_q, q, most)
         check_offsets("cu_seqlens_k", cu_k, k, None)

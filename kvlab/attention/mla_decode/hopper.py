@@ -1,0 +1,116 @@
+"""MLA decode on Hopper in Gluon: TMA, mbarriers, asynchronous wgmma, warps specialised as producer, leader, follower.
+
+64 query rows (tokens x heads) stand in shared memory, 64 latent rows pass through it at a time, in two stages, once for
+Q K^T and for P V. The output of 64 x 512 columns stays in the registers of two warpgroups.
+"""
+
+from __future__ import annotations
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from kvlab.attention.features import Features
+from kvlab.attention.merge_states.kernel import launch as merge
+from kvlab.attention.merge_states.kernel import partial_results
+from kvlab.attention.mha_prefill.hopper import barriers
+from kvlab.attention.mha_prefill.hopper_steps import PANEL, TILE_LAYOUT, operand
+from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+
+from .hopper_config import HopperConfig
+from .hopper_roles import follow, lead, produce
+from .hopper_steps import K_LAYOUT, Q_LAYOUT, ROWS_LAYOUT
+
+SIZES = [
+    "items", "row_tiles", "head_tiles", "splits", "heads", "tokens", "pages", "table_batch", "lens_stride",
+    "lse_split", "lse_batch", "lse_token", "lse_head",
+]  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=SIZES)
+def attend(
+    dq, dk, dk_rope, kv, kv_page, out, lse, table, lens, scale, unit, items, row_tiles, head_tiles, splits, heads,
+    tokens, pages, table_batch, lens_stride, o_split, o_batch, o_token, o_head, lse_split, lse_batch, lse_token,
+    lse_head,
+    C: gl.constexpr,
+):  # fmt: skip
+    """A program: shared memory, barriers, and its partitions."""
+    BOXES: gl.constexpr = C.BN // C.BOX
+    PANELS: gl.constexpr = C.DV // PANEL
+    q_box = gl.allocate_shared_memory(dq.dtype, [PANELS, 1, C.TB, C.HB, PANEL], Q_LAYOUT)
+    q_rope_box = gl.allocate_shared_memory(dq.dtype, [1, 1, C.TB, C.HB, PANEL], Q_LAYOUT)
+    k_box = gl.allocate_shared_memory(dq.dtype, [C.NB * PANELS * BOXES, 1, C.BOX, PANEL], K_LAYOUT)
+    k_rope_box = gl.allocate_shared_memory(dq.dtype, [C.NB * BOXES, 1, C.BOX, PANEL], K_LAYOUT)
+    p_s = gl.allocate_shared_memory(dq.dtype, [C.BM, C.BN], TILE_LAYOUT)
+    rows_s = gl.allocate_shared_memory(gl.float32, [2, C.BM], ROWS_LAYOUT)
+    q_full = barriers(1, 1).index(0)
+    q_free = barriers(1, 1).index(0)
+    p_full = barriers(1, 1).index(0)
+    s_done = barriers(1, 1).index(0)
+    l_full = barriers(C.NB, 1)
+    l_free = barriers(C.NB, 1)
+    r_full = barriers(C.NB, 1)
+    r_free = barriers(C.NB, 1)
+    fence_async_shared()  # TMA arrives at these barriers
+    q_s = operand(q_box, C.BM, C.DV // 2, PANELS)
+    q_rope_s = operand(q_rope_box, C.BM, C.DR, 1)
+    k_s = operand(k_box, C.BN, C.DV // 2, C.NB * PANELS)
+    k_rope_s = operand(k_rope_box, C.BN, C.DR, C.NB)
+    keys = (lens, lens_stride, row_tiles, head_tiles, splits)
+    outputs = (out, o_split, o_batch, o_token, o_head, heads, tokens, splits)
+    results = (lse, lse_split, lse_batch, lse_token, lse_head, heads, tokens, scale, unit)
+    descs = (dq, dk, dk_rope)
+    boxes = (q_box, q_rope_box, k_box, k_rope_box)
+    bars = (q_full, q_free, l_full, l_free, r_full, r_free)
+    smem = (q_s, q_rope_s, k_s, k_rope_s, p_s, rows_s)
+    gl.warp_specialize(
+        [
+            (lead, (smem, bars, p_full, s_done, outputs, results, items, keys, gl.constexpr(C))),
+            (follow, ((k_s, p_s, rows_s), r_full, r_free, p_full, s_done, outputs, items, keys, gl.constexpr(C))),
+            (produce, (descs, boxes, bars, kv, kv_page, table, table_batch, pages, items, keys, gl.constexpr(C))),
+        ],
+        [4, 1],
+        [C.FOLLOWER, C.PRODUCER],
+    )
+
+
+def launch(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    k_rope: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    scale: float,
+    features: Features,
+    config: HopperConfig,
+    mask_value: float = MASK_VALUE,
+    out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run the kernels; arguments and results as of ``kernel.launch``, such as ``hopper_lacks`` lets pass. Masked
+    scores are -inf, whatever ``mask_value``; ``features`` are the plain ones.
+    """
+    C, splits = config.constants, config.num_splits
+    batch, tokens, heads, _ = q.shape
+    out = torch.empty((batch, tokens, heads, C.DV), dtype=q.dtype, device=q.device) if out is None else out
+    lse = torch.empty((batch, heads, tokens), dtype=torch.float32, device=q.device)
+    part, part_lse = partial_results(out, lse, splits)
+    attend[config.grid()](
+        _boxes(q, (C.TB, C.HB)), _boxes(kv_cache, (C.BOX,)), _boxes(k_rope, (C.BOX,)), kv_cache, kv_cache.stride(0),
+        part, part_lse, block_table, seq_lens, scale * LOG2E, 1 / LOG2E, config.items, config.row_tiles,
+        config.head_tiles, splits, heads, tokens, kv_cache.shape[0], block_table.stride(0), seq_lens.stride(0),
+        *part.stride()[:4],
+        *(part_lse.stride(axis) for axis in (0, 1, 3, 2)), C=C, num_warps=4,
+    )  # fmt: skip
+    if splits > 1:
+        merge(part, part_lse.transpose(2, 3), out=out, lse=lse.transpose(1, 2))
+    return out, lse
+
+
+def _boxes(x: torch.Tensor, rows: tuple[int, ...]) -> TensorDescriptor:
+    """A TMA descriptor of ``[.., rows, columns]`` for boxes of some rows and one panel of columns."""
+    strides = [s if n > 1 else 8 for s, n in zip(x.stride()[:-1], x.shape[:-1], strict=True)]
+    layout = Q_LAYOUT if len(rows) == 2 else K_LAYOUT
+    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, *rows, 64], layout.value)

@@ -1,0 +1,131 @@
+"""What the Hopper kernel of MLA decode can do, and with which tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvlab.attention.features import Features
+from kvlab.attention.masks import UNLIMITED
+from kvlab.attention.mha_prefill.hopper_config import tma_takes
+from kvlab.attention.splits import MAX_SPLITS, check_splits, invariant_splits
+
+from .config import MLADecodeProblem
+from .inputs import MLAInputs
+
+__all__ = ["SUPPORTED", "Constants", "HopperConfig", "choose_hopper", "hopper_declined", "hopper_lacks"]
+
+SUPPORTED = (
+    "bf16 or fp16 with a cache of that dtype, 512 + 64 columns, no mask but the causal one, no softcap, sinks or "
+    "ALiBi, scale > 0, pages of 16, 32 or multiples of 64 tokens, arrays that start at 16 bytes and whose strides are "
+    "multiples of 16 bytes"
+)
+MEASURED = False
+"""Whether a GPU has shown that the kernel is right and faster than the portable one; "auto" takes it only then."""
+
+class Constants(NamedTuple):
+    """Compile-time constants of the Hopper kernel: a tile of BM = TB tokens x HB heads, NB stages of BN keys of DV
+    latent and DR rope columns, in boxes of BOX keys of pages of PAGE.
+
+    MASKED: others than the last block of keys may need a mask. AHEAD: 0, or how many blocks before its turn one is
+    brought into L2, where the rows of a page stand one after the other. LATE: the follower multiplies P V while the
+    leader does the next softmax, not before. Registers of a thread of the FOLLOWER and of the PRODUCER; the leader has
+    the others.
+    """
+
+    TB: int
+    HB: int
+    BOX: int
+    PAGE: int
+    MASKED: bool
+    AHEAD: int = 0
+    LATE: bool = False
+    FOLLOWER: int = 192
+    PRODUCER: int = 32
+    NB: int = 2
+    DV: int = 512
+    DR: int = 64
+    BM: int = 64
+    BN: int = 64
+
+
+@dataclass(frozen=True)
+class HopperConfig:
+    """Constants, and the items: ``row_tiles`` of each sequence, of which ``head_tiles`` belong to the same tokens,
+    times ``num_splits``. ``programs`` take them in turn. The lengths have no part in it.
+    """
+
+    constants: Constants
+    row_tiles: int
+    head_tiles: int
+    num_splits: int
+    items: int
+    programs: int
+
+    def grid(self, problem: MLADecodeProblem | None = None) -> tuple[int]:
+        """Programs."""
+        return (self.programs,)
+
+
+def hopper_lacks(inputs: MLAInputs, problem: MLADecodeProblem, features: Features, scale: float) -> str | None:
+    """What of a call the Hopper kernel cannot do, None if it can do it."""
+    mask, page = features.mask, problem.page_size
+    if problem.itemsize != 2 or problem.fp8:
+        return f"q of dtype {inputs.q.dtype} and a cache of {inputs.kv_cache.dtype}"
+    if (problem.latent, problem.rope) != (512, 64):
+        return f"{problem.latent} + {problem.rope} columns"
+    if (mask.left, mask.right, mask.chunk) != (UNLIMITED, 0, 0) or mask.valid is not None or mask.bias is not None:
+        return "a mask other than the causal one"
+    for name, asked in (("softcap", features.softcap > 0), ("sinks", features.sinks is not None),
+                        ("alibi_slopes", features.slopes is not None)):  # fmt: skip
+        if asked:
+            return name
+    if not scale > 0:
+        return f"scale {scale}"
+    if problem.batch == 0:
+        return "no sequences"
+    if not (page % 64 == 0 or page in (16, 32)):
+        return f"page size {page}"
+    for name, array in (("q", inputs.q), ("kv_cache", inputs.kv_cache)):
+        if not tma_takes(array, name):
+            return f"the strides or the alignment of {name}"
+    return None
+
+
+def hopper_declined() -> str | None:
+    """Why "auto" takes the portable kernel all the same, None if it does not."""
+    return None if MEASURED else "it has not been measured"
+
+
+def choose_hopper(
+    problem: MLADecodeProblem, *, processors: int = 132, num_splits: int | None = None, batch_invariant: bool = False
+) -> HopperConfig:
+    """The configuration of a call that the kernel can do, on ``processors`` SMs. Splits: ``num_splits``, those of
+    ``invariant_splits``, or as few as make the time shortest, counted in blocks of 64 keys: what a wave of programs
+    multiplies, two for its beginning and its end, and what merging takes.
+
+    >>> problem = MLADecodeProblem(1, 1, 128, 512, 64, 2, 64, 65536)
+    >>> choose_hopper(problem).num_splits, choose_hopper(problem).grid()
+    (64, (128,))
+    >>> choose_hopper(MLADecodeProblem(128, 1, 128, 512, 64, 2, 64, 4096)).num_splits
+    1
+    """
+    HB = min(64, 1 << (problem.heads - 1).bit_length())
+    page = problem.page_size
+    box = min(page, 64)
+    masked, producer = problem.tokens > 1, 32 if box == 64 else 64
+    constants = Constants(TB=64 // HB, HB=HB, BOX=box, PAGE=page, MASKED=masked, PRODUCER=producer)
+    head_tiles = -(-problem.heads // HB)
+    row_tiles = head_tiles * -(-problem.tokens // constants.TB)
+    programs, blocks = problem.batch * row_tiles, max(-(-problem.max_keys // constants.BN), 1)
+
+    def cost(n: int) -> float:
+        return -(-programs * n // processors) * (-(-blocks // n) + 2) + (0 if n == 1 else 1 + n / 16)
+
+    splits = check_splits(num_splits)
+    if splits is None and batch_invariant:
+        splits = invariant_splits(problem.max_keys)
+    if splits is None:
+        splits = min(range(1, min(blocks, MAX_SPLITS) + 1), key=cost)
+    items = programs * splits
+    return HopperConfig(constants, row_tiles, head_tiles, splits, items, items)

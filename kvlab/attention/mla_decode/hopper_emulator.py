@@ -1,0 +1,274 @@
+"""The Hopper MLA decode kernel in NumPy: its roles as they meet at mbarriers, byte by byte in shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvlab.attention.features import Features
+from kvlab.attention.merge_states.emulator import launch as merge
+from kvlab.attention.merge_states.emulator import partial_results
+from kvlab.attention.mha_prefill.hopper_emulator import NOTHING, quad_sum
+from kvlab.attention.mha_prefill.hopper_turns import Role, Wait, run_roles
+from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.hardware import TmaDescriptor
+from kvlab.staging import Fragments, Traffic, ceildiv
+
+from .hopper_config import HopperConfig
+from .hopper_cta import HopperCTA
+
+Array = np.ndarray[Any, Any]
+PARTS = 3  # products of Q K^T
+
+
+@dataclass
+class Launch:
+    """What all programs share: sizes, where sequences stand, and the results."""
+
+    config: HopperConfig
+    heads: int
+    tokens: int
+    pages: int
+    table: Array
+    lens: Array
+    out: Array
+    lse: Array
+    scale: np.float32
+    unit: np.float32
+
+    def find_item(self, t: int) -> tuple[int, int, int, int, int, int, int]:
+        """Item number -> its sequence and split, first token and head of its rows, first key, all keys, and blocks."""
+        config, C = self.config, self.config.constants
+        tile, split = t % config.row_tiles, t // config.row_tiles % config.num_splits
+        batch = t // (config.row_tiles * config.num_splits)
+        num_keys = int(self.lens[batch])
+        size = ceildiv(ceildiv(num_keys, config.num_splits), C.BN) * C.BN
+        lo = min(split * size, num_keys)
+        blocks = max(ceildiv(min(lo + size, num_keys) - lo, C.BN), 1)
+        return batch, split, tile // config.head_tiles * C.TB, tile % config.head_tiles * C.HB, lo, num_keys, blocks
+
+    def find_pages(self, batch: int, key: int, num_keys: int) -> Array:
+        """The pages of a block's boxes; past the end none."""
+        C = self.config.constants
+        token = key + np.arange(0, C.BN, C.BOX)
+        named = self.table[batch, np.minimum(token // C.PAGE, self.table.shape[1] - 1)].astype(np.int64)
+        return np.where(token < num_keys, named, self.pages)
+
+    def rows(self, token: int, head: int) -> tuple[Array, Array, Array]:
+        """Token and head of each row of a tile, and whether they exist."""
+        C = self.config.constants
+        r = np.arange(C.BM)
+        t, h = token + r // C.HB, head + r % C.HB
+        return t, h, (t < self.tokens) & (h < self.heads)
+
+    def store_half(self, o: Fragments, half: int, split: int, batch: int, token: int, head: int, some: bool) -> None:
+        """Half the columns of the output: rows that exist, of a split with some keys or the only one."""
+        cols = self.config.constants.DV // 2
+        t, h, there = self.rows(token, head)
+        there = there & (some or self.config.num_splits == 1)
+        values = o.tile()[0][there].astype(self.out.dtype)
+        self.out[split, batch, t[there], h[there], half * cols : (half + 1) * cols] = values
+
+
+def produce(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
+    """One warp brings Q and the latent rows of item after item."""
+    #@ producer
+    #: begin -> it, turn    nothing loaded yet
+    C, items, programs = cta.C, x.config.items, x.config.programs
+    it, turn = 0, 0
+    for t in range(program, items, programs):
+        #: find -> batch, token, head, lo, blocks    the rows of an item and its keys
+        batch, _, token, head, lo, num_keys, blocks = x.find_item(t)
+        #: load_q -> turn    DRAM -> shared memory
+        yield cta.q_free, turn ^ 1
+        cta.load_queries(batch, token, head)
+        turn ^= 1
+        for i in range(blocks):
+            #: load_left -> b, key    columns of the leader's half of V, and those of rope
+            b, key = it % C.NB, lo + i * C.BN
+            row = key % C.PAGE if C.BOX == C.BN else 0
+            found = x.find_pages(batch, key, num_keys)
+            yield cta.l_free[b], ((it // C.NB) & 1) ^ 1
+            cta.l_full[b].expect_bytes(C.BN * (C.DV // 2 + C.DR) * 2, cta.places.producer[0])
+            cta.load_keys("left", b, cta.l_full[b], found, row)
+            cta.load_keys("rope", b, cta.l_full[b], found, row)
+            #: load_right -> it    columns of the follower's half
+            yield cta.r_free[b], ((it // C.NB) & 1) ^ 1
+            cta.r_full[b].expect_bytes(C.BN * (C.DV // 2) * 2, cta.places.producer[0])
+            cta.load_keys("right", b, cta.r_full[b], found, row)
+            it += 1
+
+
+def lead(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
+    """One warpgroup: scores, softmax, and the left half of the output."""
+    #@ leader
+    #: begin -> it, turn    the first item
+    C, items, programs, scale, tokens = cta.C, x.config.items, x.config.programs, x.scale, x.tokens
+    BN, me = C.BN, cta.places.leader
+    it, turn = 0, 0
+    for t in range(program, items, programs):
+        #: find -> batch, split, token, head, lo, blocks, limit    rows, keys, and how many keys the first token sees
+        batch, split, token, head, lo, num_keys, blocks = x.find_item(t)
+        limit = num_keys - tokens + 1
+        #: scores -> s    S = Q K^T of the first block
+        yield cta.q_full, turn
+        s = yield from cta.scores(me, it % C.NB, (it // C.NB) & 1)
+        m, l, o = np.full(C.BM, NOTHING), np.zeros((C.BM, 4), np.float32), cta.zeros()
+        cta.wait_mma(me, 0)
+        for i in range(blocks - 1):
+            #: mask -> s    keys that a row does not see
+            key = lo + i * BN
+            s = _mask(s, x, token, head, key, limit) if C.MASKED else s
+            #: softmax -> p, m, l, alpha    online: new row maximum, exponentials, sums of each lane
+            p, m, l, alpha = _softmax(s, m, l, scale, cta.dtype)
+            #: accumulate -> o    O = alpha O + P V, started
+            b = it % C.NB
+            o = o.with_values(o.values * o.by_row(alpha[None]))
+            o = cta.accumulate(me, p, b, "left", o)
+            #: send    P and alpha to the follower, who is done with those of the block before
+            before = it + C.NB - 1
+            yield cta.r_free[before % C.NB], ((before // C.NB) & 1) ^ 1
+            cta.send(me, p, alpha)
+            #: scores -> s, it    S = Q K^T of the next block runs behind it
+            it += 1
+            s = yield from cta.scores(me, it % C.NB, (it // C.NB) & 1)
+            cta.wait_mma(me, PARTS)
+            cta.arrive(me, cta.l_free[b])
+            cta.wait_mma(me, 0)
+            if C.LATE:
+                cta.arrive(me, cta.s_done)
+        #: last    no more Q K^T: the producer may fetch the next Q
+        cta.arrive(me, cta.q_free)
+        #: mask -> s    keys that a row does not see
+        key = lo + (blocks - 1) * BN
+        s = _mask(s, x, token, head, key, limit)
+        #: softmax -> p, m, l, alpha, total, inv    of the last block; a row that saw no key gives 0
+        p, m, l, alpha = _softmax(s, m, l, scale, cta.dtype)
+        total = l.sum(1)
+        some = np.where(total > 0, total, np.float32(1))
+        inv = np.where(total > 0, np.float32(1) / some, np.float32(0))
+        #: accumulate -> o    O = alpha O + P V of the last block, started
+        b = it % C.NB
+        o = o.with_values(o.values * o.by_row(alpha[None]))
+        if key + BN > num_keys:
+            cta.clean_rows(me, b, "left", max(num_keys - key, 0))
+        o = cta.accumulate(me, p, b, "left", o)
+        #: send    P, alpha and 1 / l to the follower
+        before = it + C.NB - 1
+        yield cta.r_free[before % C.NB], ((before // C.NB) & 1) ^ 1
+        cta.put(me, 1, inv)
+        cta.send(me, p, alpha)
+        #: normalise -> o, lse    natural logarithm
+        lse = np.where(total > 0, (m * scale + np.log2(some)) * x.unit, np.float32(-np.inf))
+        cta.wait_mma(me, 0)
+        cta.arrive(me, cta.l_free[b])
+        o = o.with_values(o.values * o.by_row(inv[None]))
+        #: store    registers -> DRAM; an empty split leaves its partial output alone
+        token_of, head_of, there = x.rows(token, head)
+        x.lse[split, batch, head_of[there], token_of[there]] = lse[there]
+        x.store_half(o, 0, split, batch, token, head, lo < num_keys)
+        #: next -> it, turn    the next item
+        it += 1
+        turn ^= 1
+
+
+def follow(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
+    """The other warpgroup: the right half of the output, with P, alpha and 1 / l from the leader."""
+    #@ follower
+    #: begin -> it, late    the first item
+    C, items, programs, me = cta.C, x.config.items, x.config.programs, cta.places.follower
+    it, late = 0, 0
+    for t in range(program, items, programs):
+        #: find -> batch, split, token, head, lo, blocks, o    rows and keys
+        batch, split, token, head, lo, num_keys, blocks = x.find_item(t)
+        o = cta.zeros()
+        for _ in range(blocks - 1):
+            #: receive -> b, alpha    P and alpha of the next block
+            b = it % C.NB
+            yield cta.p_full, it & 1
+            alpha = cta.get(me, 0)
+            #: accumulate -> o, it, late    O = alpha O + P V, P from shared memory; late: beside the leader's softmax
+            o = o.with_values(o.values * o.by_row(alpha[None]))
+            yield cta.r_full[b], (it // C.NB) & 1
+            if C.LATE:
+                yield cta.s_done, late
+                late ^= 1
+            o = cta.accumulate(me, None, b, "right", o)
+            cta.wait_mma(me, 0)
+            cta.arrive(me, cta.r_free[b])
+            it += 1
+        #: receive -> b, alpha, inv    of the last block, and 1 / l
+        b = it % C.NB
+        yield cta.p_full, it & 1
+        alpha, inv = cta.get(me, 0), cta.get(me, 1)
+        #: accumulate -> o, it    O = alpha O + P V of the last block
+        o = o.with_values(o.values * o.by_row(alpha[None]))
+        yield cta.r_full[b], (it // C.NB) & 1
+        key = lo + (blocks - 1) * C.BN
+        if key + C.BN > num_keys:
+            cta.clean_rows(me, b, "right", max(num_keys - key, 0))
+        o = cta.accumulate(me, None, b, "right", o)
+        cta.wait_mma(me, 0)
+        cta.arrive(me, cta.r_free[b])
+        it += 1
+        o = o.with_values(o.values * o.by_row(inv[None]))
+        #: store    registers -> DRAM; an empty split leaves its partial output alone
+        x.store_half(o, 1, split, batch, token, head, lo < num_keys)
+
+
+def _mask(s: Fragments, x: Launch, token: int, head: int, key: int, limit: int) -> Fragments:
+    """-inf for the keys that a row does not see; token 0 sees ``limit``."""
+    sees = limit + np.minimum(x.rows(token, head)[0], x.tokens - 1)
+    visible = key + s.map.col < sees[s.map.row]
+    return s.with_values(np.where(visible, s.values, np.float32(-np.inf)))
+
+
+def _softmax(
+    s: Fragments, m: Array, l: Array, scale: np.float32, dtype: np.dtype[Any]
+) -> tuple[Fragments, Array, Array, Array]:
+    """P, row maximum, sums of each lane, and what O is multiplied by."""
+    m_new = np.maximum(m, s.tile()[0].max(1))
+    alpha = np.exp2(m * scale - m_new * scale)
+    e = s.with_values(np.exp2(s.values * scale - s.by_row((m_new * scale)[None])))
+    return e.with_values(e.values.astype(dtype)), m_new, l * alpha[:, None] + quad_sum(e), alpha
+
+
+def launch(
+    q: Array,
+    kv_cache: Array,
+    k_rope: Array,
+    block_table: Array,
+    seq_lens: Array,
+    *,
+    scale: float,
+    features: Features,
+    config: HopperConfig,
+    mask_value: float = MASK_VALUE,
+    out: Array | None = None,
+    arch: str = "sm_90",
+    traffic: Traffic | None = None,
+) -> tuple[Array, Array]:
+    """Run the twins; arguments and results as of ``emulator.launch``, such as ``hopper_lacks`` lets pass."""
+    C, splits = config.constants, config.num_splits
+    batch, tokens, heads, _ = q.shape
+    traffic = Traffic() if traffic is None else traffic
+    out = np.empty((batch, tokens, heads, C.DV), q.dtype) if out is None else out
+    lse = np.empty((batch, heads, tokens), np.float32)
+    part, part_lse = partial_results(out, lse, splits)
+    rows = {"q": (q, (C.TB, C.HB)), "k": (kv_cache, (C.BOX,)), "rope": (k_rope, (C.BOX,))}
+    boxes = {name: TmaDescriptor.of(a, (1, *n, 64), "128B") for name, (a, n) in rows.items()}
+    numbers = np.float32(scale * LOG2E), np.float32(1 / LOG2E)
+    x = Launch(config, heads, tokens, len(kv_cache), block_table, seq_lens, part, part_lse, *numbers)
+    with traffic.launch():
+        ctas = [HopperCTA(C, q.dtype, boxes, traffic, traced=n == 0) for n in range(config.programs)]
+        roles: list[Role] = []
+        for n, cta in enumerate(ctas):
+            roles.append((cta.places.producer, produce(cta, x, n)))
+            roles += [(cta.places.leader, lead(cta, x, n)), (cta.places.follower, follow(cta, x, n))]
+        run_roles(roles)
+    if splits > 1:
+        merge(part, part_lse.swapaxes(2, 3), out=out, lse=lse.swapaxes(1, 2), traffic=traffic)
+    return out, lse

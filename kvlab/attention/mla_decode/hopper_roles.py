@@ -1,0 +1,226 @@
+"""The roles of the Hopper MLA decode kernel: a producer warp, a leader and a follower of one warpgroup each.
+
+The output of 64 rows x 512 columns fills 128 registers of every thread of two warpgroups. The leader multiplies Q K^T
+and does the softmax; both multiply P by their half of V.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from kvlab.attention.mha_prefill.hopper_roles import NOTHING
+from kvlab.attention.mha_prefill.hopper_steps import PANEL, quad_sum
+
+from .hopper_steps import (
+    PARTS,
+    clean_rows,
+    expect_keys,
+    find_item,
+    find_pages,
+    load_keys,
+    load_queries,
+    mask_rows,
+    send,
+    start_scores,
+    store_half,
+)
+
+
+@gluon.jit
+def produce(descs, boxes, bars, kv, kv_page, table, table_batch, pages, items, keys, C: gl.constexpr):
+    """One warp brings Q and the latent rows of item after item."""
+    #@ producer
+    #: begin -> it, turn    nothing loaded yet
+    program = gl.program_id(0)
+    programs = gl.num_programs(0)
+    dq, dk, dk_rope = descs
+    q_box, q_rope_box, k_box, k_rope_box = boxes
+    q_full, q_free, l_full, l_free, r_full, r_free = bars
+    HALF: gl.constexpr = C.DV // 2 // PANEL
+    it = 0  # blocks so far: stage it % NB, phase it // NB
+    turn = 0  # parity of the items so far
+    for t in range(program, items, programs):
+        #: find -> batch, token, head, lo, blocks    the rows of an item and its keys
+        batch, _, token, head, lo, num_keys, blocks = find_item(t, keys, C)
+        pages_of = table + batch.to(gl.int64) * table_batch
+        #: load_q -> turn    DRAM -> shared memory
+        mbarrier.wait(q_free, turn ^ 1)
+        load_queries(dq, q_box, q_rope_box, q_full, batch, token, head, C)
+        turn ^= 1
+        for i in range(blocks):
+            #: load_left -> b, key    columns of the leader's half of V, and those of rope
+            b = it % C.NB
+            key = lo + i * C.BN
+            row = key % C.PAGE if C.BOX == C.BN else 0
+            found = find_pages(pages_of, key, num_keys, pages, C)
+            mbarrier.wait(l_free.index(b), ((it // C.NB) & 1) ^ 1)
+            mbarrier.expect(l_full.index(b), C.BN * (C.DV // 2 + C.DR) * 2)
+            load_keys(dk, k_box, l_full.index(b), b * 2 * HALF, 0, found, row, HALF, C)
+            load_keys(dk_rope, k_rope_box, l_full.index(b), b, 0, found, row, 1, C)
+            #: load_right -> it    columns of the follower's half
+            mbarrier.wait(r_free.index(b), ((it // C.NB) & 1) ^ 1)
+            mbarrier.expect(r_full.index(b), C.BN * (C.DV // 2) * 2)
+            load_keys(dk, k_box, r_full.index(b), (b * 2 + 1) * HALF, C.DV // 2, found, row, HALF, C)
+            if C.AHEAD and i + C.AHEAD < blocks:
+                expect_keys(kv, kv_page, pages_of, key + C.AHEAD * C.BN, num_keys, C)
+            it += 1
+
+
+@gluon.jit
+def lead(smem, bars, p_full, s_done, outputs, results, items, keys, C: gl.constexpr):
+    """One warpgroup: scores, softmax, and the left half of the output."""
+    #@ leader
+    #: begin -> it, turn    the first item
+    program = gl.program_id(0)
+    programs = gl.num_programs(0)
+    BM: gl.constexpr = C.BM
+    BN: gl.constexpr = C.BN
+    COLS: gl.constexpr = C.DV // 2
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLS, 16])
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=2)
+    q_s, q_rope_s, k_s, k_rope_s, p_s, rows_s = smem
+    q_full, q_free, l_full, l_free, r_full, r_free = bars
+    lse_out, lse_split, lse_batch, lse_token, lse_head, heads, tokens, scale, unit = results
+    DTYPE: gl.constexpr = q_s.dtype
+    it = 0
+    turn = 0
+    for t in range(program, items, programs):
+        #: find -> batch, split, token, head, lo, blocks, limit    rows, keys, and how many keys the first token sees
+        batch, split, token, head, lo, num_keys, blocks = find_item(t, keys, C)
+        limit = num_keys - tokens + 1
+        #: scores -> s    S = Q K^T of the first block
+        zero = gl.zeros([BM, BN], gl.float32, layout=S_LAYOUT)  # never read (use_acc=False)
+        mbarrier.wait(q_full, turn)
+        s = start_scores(q_s, q_rope_s, k_s, k_rope_s, l_full, r_full, it % C.NB, (it // C.NB) & 1, zero)
+        m = gl.full([BM], NOTHING, gl.float32, layout=gl.SliceLayout(1, S_LAYOUT))
+        l = quad_sum(zero, BM, BN)
+        o = gl.zeros([BM, COLS], gl.float32, layout=O_LAYOUT)
+        s = hopper.warpgroup_mma_wait(0, deps=(s,))
+        for i in range(blocks - 1):
+            #: mask -> s    keys that a row does not see
+            key = lo + i * BN
+            if C.MASKED and key + BN > limit:
+                s = mask_rows(s, token, key, limit, tokens, C, S_LAYOUT)
+            #: softmax -> p, m, l, alpha    online: new row maximum, exponentials, sums of each lane
+            m_new = gl.maximum(m, gl.max(s, 1))
+            base = m_new * scale  # scale holds log2(e)
+            alpha = gl.exp2(m * scale - base)
+            m = m_new
+            e = gl.exp2(s * scale - base[:, None])
+            lanes = quad_sum(e, BM, BN)
+            l = l * gl.convert_layout(alpha, gl.SliceLayout(1, lanes.type.layout))[:, None] + lanes
+            p = e.to(DTYPE)
+            #: accumulate -> o    O = alpha O + P V, started
+            o = o * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
+            b = it % C.NB
+            o = hopper.warpgroup_mma(gl.convert_layout(p, P_LAYOUT), k_s.index(2 * b), o, is_async=True)
+            #: send    P and alpha to the follower, who is done with those of the block before
+            before = it + C.NB - 1
+            mbarrier.wait(r_free.index(before % C.NB), ((before // C.NB) & 1) ^ 1)
+            send(p_s, rows_s, p_full, p, alpha)
+            #: scores -> s, it    S = Q K^T of the next block runs behind it
+            it += 1
+            s = start_scores(q_s, q_rope_s, k_s, k_rope_s, l_full, r_full, it % C.NB, (it // C.NB) & 1, zero)
+            o = hopper.warpgroup_mma_wait(PARTS, deps=(o,))
+            mbarrier.arrive(l_free.index(b), count=1)
+            s = hopper.warpgroup_mma_wait(0, deps=(s,))
+            if C.LATE:
+                mbarrier.arrive(s_done, count=1)
+        #: last    no more Q K^T: the producer may fetch the next Q
+        mbarrier.arrive(q_free, count=1)
+        #: mask -> s    keys that a row does not see
+        key = lo + (blocks - 1) * BN
+        if key + BN > limit:
+            s = mask_rows(s, token, key, limit, tokens, C, S_LAYOUT)
+        #: softmax -> p, m, l, alpha, total, inv    of the last block; a row that saw no key gives 0
+        m_new = gl.maximum(m, gl.max(s, 1))
+        base = m_new * scale
+        alpha = gl.exp2(m * scale - base)
+        m = m_new
+        e = gl.exp2(s * scale - base[:, None])
+        lanes = quad_sum(e, BM, BN)
+        l = l * gl.convert_layout(alpha, gl.SliceLayout(1, lanes.type.layout))[:, None] + lanes
+        p = e.to(DTYPE)
+        total = gl.convert_layout(gl.sum(l, 1), gl.SliceLayout(1, S_LAYOUT))
+        inv = gl.where(total > 0, 1.0 / total, 0.0)
+        #: accumulate -> o    O = alpha O + P V of the last block, started
+        o = o * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
+        b = it % C.NB
+        if key + BN > num_keys:
+            clean_rows(k_s, 2 * b, gl.maximum(num_keys - key, 0), C)
+        o = hopper.warpgroup_mma(gl.convert_layout(p, P_LAYOUT), k_s.index(2 * b), o, is_async=True)
+        #: send    P, alpha and 1 / l to the follower
+        before = it + C.NB - 1
+        mbarrier.wait(r_free.index(before % C.NB), ((before // C.NB) & 1) ^ 1)
+        rows_s.index(1).store(inv)
+        send(p_s, rows_s, p_full, p, alpha)
+        #: normalise -> o, lse    natural logarithm
+        lse = gl.where(total > 0, (m * scale + gl.log2(total)) * unit, float("-inf"))
+        o = hopper.warpgroup_mma_wait(0, deps=(o,))
+        mbarrier.arrive(l_free.index(b), count=1)
+        o = o * gl.convert_layout(inv, gl.SliceLayout(1, O_LAYOUT))[:, None]
+        #: store    registers -> DRAM; an empty split leaves its partial output alone
+        r = gl.arange(0, BM, layout=gl.SliceLayout(1, S_LAYOUT))
+        at = lse_out + split.to(gl.int64) * lse_split + batch.to(gl.int64) * lse_batch
+        where = at + (token + r // C.HB) * lse_token + (head + r % C.HB) * lse_head
+        gl.store(where, lse, mask=(token + r // C.HB < tokens) & (head + r % C.HB < heads))
+        store_half(outputs, o, 0, split, batch, token, head, lo < num_keys, C)
+        #: next -> it, turn    the next item
+        it += 1
+        turn ^= 1
+
+
+@gluon.jit
+def follow(smem, r_full, r_free, p_full, s_done, outputs, items, keys, C: gl.constexpr):
+    """The other warpgroup: the right half of the output, with P, alpha and 1 / l from the leader."""
+    #@ follower
+    #: begin -> it, late    the first item
+    program = gl.program_id(0)
+    programs = gl.num_programs(0)
+    BM: gl.constexpr = C.BM
+    COLS: gl.constexpr = C.DV // 2
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLS, 16])
+    k_s, p_s, rows_s = smem
+    it = 0
+    late = 0  # parity of the times that this warpgroup was late
+    for t in range(program, items, programs):
+        #: find -> batch, split, token, head, lo, blocks, o    rows and keys
+        batch, split, token, head, lo, num_keys, blocks = find_item(t, keys, C)
+        o = gl.zeros([BM, COLS], gl.float32, layout=O_LAYOUT)
+        for _ in range(blocks - 1):
+            #: receive -> b, alpha    P and alpha of the next block
+            b = it % C.NB
+            mbarrier.wait(p_full, it & 1)
+            alpha = rows_s.index(0).load(gl.SliceLayout(1, O_LAYOUT))
+            #: accumulate -> o, it, late    O = alpha O + P V, P from shared memory; late: beside the leader's softmax
+            o = o * alpha[:, None]
+            mbarrier.wait(r_full.index(b), (it // C.NB) & 1)
+            if C.LATE:
+                mbarrier.wait(s_done, late)
+                late ^= 1
+            o = hopper.warpgroup_mma(p_s, k_s.index(2 * b + 1), o, is_async=True)
+            o = hopper.warpgroup_mma_wait(0, deps=(o,))
+            mbarrier.arrive(r_free.index(b), count=1)
+            it += 1
+        #: receive -> b, alpha, inv    of the last block, and 1 / l
+        b = it % C.NB
+        mbarrier.wait(p_full, it & 1)
+        alpha = rows_s.index(0).load(gl.SliceLayout(1, O_LAYOUT))
+        inv = rows_s.index(1).load(gl.SliceLayout(1, O_LAYOUT))
+        #: accumulate -> o, it    O = alpha O + P V of the last block
+        o = o * alpha[:, None]
+        mbarrier.wait(r_full.index(b), (it // C.NB) & 1)
+        key = lo + (blocks - 1) * C.BN
+        if key + C.BN > num_keys:
+            clean_rows(k_s, 2 * b + 1, gl.maximum(num_keys - key, 0), C)
+        o = hopper.warpgroup_mma(p_s, k_s.index(2 * b + 1), o, is_async=True)
+        o = hopper.warpgroup_mma_wait(0, deps=(o,))
+        mbarrier.arrive(r_free.index(b), count=1)
+        it += 1
+        o = o * inv[:, None]
+        #: store    registers -> DRAM; an empty split leaves its partial output alone
+        store_half(outputs, o, 1, split, batch, token, head, lo < num_keys, C)

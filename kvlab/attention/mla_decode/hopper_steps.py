@@ -1,0 +1,137 @@
+"""The steps of the Hopper MLA decode kernel that its partitions call: which keys, boxes, products, mask, results."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+
+from kvlab.attention.mha_prefill.hopper_steps import PANEL, load_box, meet, operand
+
+Q_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=4))
+K_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
+PARTS = gl.constexpr(3)  # products of Q K^T
+ROWS_LAYOUT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
+
+
+@gluon.jit
+def find_item(t, keys, C: gl.constexpr):
+    """Item number -> its sequence and split, first token and head of its rows, first key, all keys, and blocks of keys.
+
+    The row tiles of a sequence are neighbours: they read the same keys. A split is a number of whole blocks. Without
+    keys there is one block, of which no row sees anything.
+    """
+    lens, lens_stride, row_tiles, head_tiles, splits = keys
+    tile = t % row_tiles
+    split = t // row_tiles % splits
+    batch = t // (row_tiles * splits)
+    num_keys = gl.load(lens + batch * lens_stride).to(gl.int32)
+    size = gl.cdiv(gl.cdiv(num_keys, splits), C.BN) * C.BN
+    lo = gl.minimum(split * size, num_keys)
+    blocks = gl.maximum(gl.cdiv(gl.minimum(lo + size, num_keys) - lo, C.BN), 1)
+    token = tile // head_tiles * C.TB
+    head = tile % head_tiles * C.HB
+    return batch, split, token, head, lo, num_keys, blocks
+
+
+@gluon.jit
+def load_queries(dq, q_box, q_rope_box, bar, batch, token, head, C: gl.constexpr):
+    """The rows of an item: TB tokens x HB heads, panel by panel, all on one mbarrier. Absent ones arrive as zeros."""
+    mbarrier.expect(bar, C.BM * (C.DV + C.DR) * 2)
+    for c in gl.static_range(C.DV // PANEL):
+        load_box(dq, [batch, token, head, c * PANEL], bar, q_box.index(c))
+    load_box(dq, [batch, token, head, C.DV], bar, q_rope_box.index(0))
+
+
+@gluon.jit
+def find_pages(table, key, num_keys, pages, C: gl.constexpr):
+    """The pages of a block's boxes; those past the end are not looked up, ``pages`` is none."""
+    found = ()
+    for j in gl.static_range(C.BN // C.BOX):
+        token = key + j * C.BOX
+        page = gl.load(table + token // C.PAGE, mask=token < num_keys, other=pages).to(gl.int32)
+        found = found + (page,)  # type: ignore[assignment]
+    return found
+
+
+@gluon.jit
+def load_keys(desc, boxes, bar, at, col, pages, row, PANELS: gl.constexpr, C: gl.constexpr):
+    """Columns from ``col`` on of a block's keys: boxes of BOX keys and one panel, to the panels from ``at`` on."""
+    BOXES: gl.constexpr = C.BN // C.BOX
+    for j in gl.static_range(BOXES):
+        for c in gl.static_range(PANELS):
+            load_box(desc, [pages[j], row, col + c * PANEL], bar, boxes.index((at + c) * BOXES + j))
+
+
+@gluon.jit
+def expect_keys(kv, kv_page, table, key, num_keys, C: gl.constexpr):
+    """Bring the rows of a block, which stand one after the other in a page, into L2: a lane for each box."""
+    lane = gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    token = key + lane * C.BOX
+    there = (lane < C.BN // C.BOX) & (token < num_keys)
+    page = gl.load(table + token // C.PAGE, mask=there, other=0).to(gl.int64)
+    at = kv + page * kv_page + token % C.PAGE * (C.DV + C.DR)
+    gl.inline_asm_elementwise(
+        "{.reg .pred p; setp.ne.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $3; mov.b32 $0, 0;}",
+        "=r,l,r,r", [at, there.to(gl.int32), gl.full_like(lane, C.BOX * (C.DV + C.DR) * 2)], dtype=gl.int32,
+        is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def start_scores(q_s, q_rope_s, k_s, k_rope_s, l_full, r_full, b, phase, zero):
+    """S = Q K^T of stage b, started in PARTS as they arrive: left half, rope, right half."""
+    mbarrier.wait(l_full.index(b), phase)
+    s = hopper.warpgroup_mma(q_s.index(0), k_s.index(2 * b).permute((1, 0)), zero, use_acc=False, is_async=True)
+    s = hopper.warpgroup_mma(q_rope_s.index(0), k_rope_s.index(b).permute((1, 0)), s, is_async=True)
+    mbarrier.wait(r_full.index(b), phase)
+    return hopper.warpgroup_mma(q_s.index(1), k_s.index(2 * b + 1).permute((1, 0)), s, is_async=True)
+
+
+@gluon.jit
+def mask_rows(s, token, key, first_limit, tokens, C: gl.constexpr, S_LAYOUT: gl.constexpr):
+    """-inf for the keys that a row does not see. Row r is token ``token + r // HB``; token 0 sees ``first_limit``."""
+    r = token + gl.arange(0, C.BM, layout=gl.SliceLayout(1, S_LAYOUT)) // C.HB
+    c = key + gl.arange(0, C.BN, layout=gl.SliceLayout(0, S_LAYOUT))
+    return gl.where(c[None, :] < (first_limit + gl.minimum(r, tokens - 1))[:, None], s, float("-inf"))
+
+
+@gluon.jit
+def clean_rows(k_s, half, end, C: gl.constexpr):
+    """Zero the rows of half a V tile from ``end`` on: what stands behind a sequence may be anything; 0 * NaN is NaN."""
+    PANELS: gl.constexpr = C.DV // 2 // PANEL
+    REGISTERS: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    panels = operand(k_s, C.BN, PANEL, k_s.shape[0] * PANELS)
+    r = gl.arange(0, C.BN, layout=gl.SliceLayout(1, REGISTERS))
+    for c in range(PANELS):
+        one = panels.index(half * PANELS + c)
+        kept = one.load(REGISTERS)
+        one.store(gl.where((r < end)[:, None], kept, gl.zeros_like(kept)))
+    fence_async_shared()
+    meet()
+
+
+@gluon.jit
+def send(p_s, rows_s, bar, p, alpha):
+    """P and what O is multiplied by, for the other warpgroup: ordinary stores that its wgmma may then read."""
+    p_s.store(p)
+    rows_s.index(0).store(alpha)
+    fence_async_shared()
+    meet()
+    mbarrier.arrive(bar, count=1)
+
+
+@gluon.jit
+def store_half(outputs, o, half: gl.constexpr, split, batch, token, head, some, C: gl.constexpr):
+    """Half the columns of the output, registers -> DRAM: rows that exist, of a split with some keys or the only one."""
+    out, o_split, o_batch, o_token, o_head, heads, tokens, splits = outputs
+    O_LAYOUT: gl.constexpr = o.type.layout
+    r = gl.arange(0, C.BM, layout=gl.SliceLayout(1, O_LAYOUT))
+    d = half * (C.DV // 2) + gl.arange(0, C.DV // 2, layout=gl.SliceLayout(0, O_LAYOUT))
+    t = token + r // C.HB
+    h = head + r % C.HB
+    at = out + split.to(gl.int64) * o_split + batch.to(gl.int64) * o_batch
+    rows = t.to(gl.int64) * o_token + h.to(gl.int64) * o_head
+    there = (t < tokens) & (h < heads) & (some | (splits == 1))
+    gl.store(at + rows[:, None] + d[None, :], o.to(out.dtype.element_ty), mask=there[:, None])

@@ -1,0 +1,194 @@
+"""Hopper's MLA decode kernel where there is no GPU: what the compiler makes of it, its emulator, when it is chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from caught import SHARED, Caught, as_launched
+from mla_cases import Case
+from yardsticks import assert_accurate, bits
+
+from kvlab.attention import explain, hopper_choice, mla_decode_paged
+from kvlab.attention.masks import ChunkedMask
+from kvlab.attention.mla_decode import hopper_config, hopper_emulator
+from kvlab.attention.mla_decode.config import MLADecodeProblem
+from kvlab.attention.mla_decode.hopper_config import HopperConfig, choose_hopper
+from kvlab.cache.arrays import to_torch
+from kvlab.mirror import check_sources
+from kvlab.triton_support.compile import Compiled
+from kvlab.triton_support.versions import gluon_lacks
+
+FULL = (512, 64)
+CASES = [
+    Case((200, 0, 65), H=128, columns=FULL, page=64, splits=1),
+    Case((193, 2, 63), H=16, S=4, columns=FULL, page=16, splits=1, storage="wide"),
+    Case((300, 1), H=63, S=2, columns=FULL, page=128, splits=3, dtype="fp16"),
+    Case((129,), H=1, S=3, columns=FULL, page=32, splits=2, storage="layers"),
+    Case((66,), H=80, columns=FULL, page=192, storage="head"),
+]
+
+
+def launch_arguments(case: Case) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of the launch functions."""
+    x = case.build()
+    problem = MLADecodeProblem.of(x.q, *x.windows, x.table)
+    config = choose_hopper(problem, num_splits=case.splits)
+    named = {"scale": x.scale, "features": x.features, "config": config}
+    return (x.q, *x.windows, x.table, x.lens), named
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_emulator_is_accurate(case: Case) -> None:
+    """Against the float64 reference. All that must not be read is NaN, and shared memory is poisoned."""
+    x = case.build()
+    out, lse = mla_decode_paged(*x.arrays, return_lse=True, num_splits=case.splits, backend="hopper", **x.options)
+    assert_accurate(x, out, lse)
+
+
+@pytest.mark.parametrize("programs, late", [(1, False), (3, True), (8, True)])
+def test_which_program_takes_an_item_changes_nothing(programs: int, late: bool) -> None:
+    """Nor whether the follower is late."""
+    arrays, named = launch_arguments(Case((330, 70), H=80, columns=FULL, page=64, splits=2))
+    config = named.pop("config")
+    assert config.items == config.programs == 8
+    before = tuple(map(bits, hopper_emulator.launch(*arrays, **named, config=config)))
+    other = dataclasses.replace(config, constants=config.constants._replace(LATE=late), programs=programs)
+    assert tuple(map(bits, hopper_emulator.launch(*arrays, **named, config=other))) == before
+
+
+@pytest.mark.parametrize(
+    "side, before, after",
+    [
+        ("kernel", "            #: send    P and alpha", "            #: sends    P and alpha"),
+        ("emulator", "for i in range(blocks - 1):", "for i in range(blocks):"),
+        ("emulator", "            #: load_right -> it ", "            #: load_right -> b "),
+    ],
+)
+def test_a_seeded_fault_is_found(side: str, before: str, after: str) -> None:
+    """The static check of the twins; that they are twins, test_mirror checks."""
+    emulator = Path(hopper_emulator.__file__)
+    sources = {"kernel": emulator.with_name("hopper_roles.py").read_text(), "emulator": emulator.read_text()}
+    assert sources[side].count(before) == 1
+    sources[side] = sources[side].replace(before, after)
+    names = "produce,lead,follow"
+    assert not check_sources(sources["kernel"], sources["emulator"], names, names).ok
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"dtype": "fp32"}, "q of dtype float32"),
+        ({"row": "rope-aware", "k_scale": "number"}, "q of dtype bfloat16 and a cache of float8_e4m3fn"),
+        ({"columns": (256, 64)}, r"256 \+ 64 columns"),
+        ({"window": 20}, "a mask other than the causal one"),
+        ({"mask": ChunkedMask(8)}, "a mask other than the causal one"),
+        ({"softcap": 5.0}, "softcap"),
+        ({"sinks": True}, "sinks"),
+        ({"slopes": True}, "alibi_slopes"),
+        ({"page": 48}, "page size 48"),
+        ({"lens": ()}, "no sequences"),
+    ],
+)
+def test_hopper_says_what_it_supports(changes: dict[str, Any], message: str) -> None:
+    x = Case(**{"lens": (5,), "columns": FULL, **changes}).build()
+    with pytest.raises(ValueError, match=f"backend 'hopper' with {message}.*: must be bf16 or fp16 with a cache"):
+        mla_decode_paged(*x.arrays, backend="hopper", **x.options)
+
+
+def test_numbers_and_strides_that_it_does_not_take() -> None:
+    x = Case((5,), columns=FULL).build()
+    with pytest.raises(ValueError, match=r"scale -0\.5: must be"):
+        mla_decode_paged(*x.arrays, backend="hopper", **x.options | {"scale": -0.5})
+    kv = np.zeros((*x.kv.shape[:2], 580), x.kv.dtype)[..., 4:]
+    with pytest.raises(ValueError, match="the strides or the alignment of kv_cache: must be"):
+        mla_decode_paged(x.q, kv, x.table, x.lens, backend="hopper", **x.options)
+    with pytest.raises(ValueError, match="num_splits 65: must be an integer from 1 to 64"):
+        mla_decode_paged(*x.arrays, backend="hopper", num_splits=65, **x.options)
+
+
+@pytest.mark.parametrize(
+    "measured, arch, changes, backend, reason",
+    [
+        (False, "sm_90", {}, "triton", "not the Hopper kernel: it has not been measured"),
+        (True, "sm_90", {}, "hopper", "torch tensors on sm_90"),
+        (True, "sm_100", {}, "triton", "not the Hopper kernel: a GPU of sm_100"),
+        (True, "sm_90", {"sinks": True}, "triton", "not the Hopper kernel: sinks"),
+    ],
+)
+def test_when_auto_takes_it(
+    monkeypatch: pytest.MonkeyPatch, measured: bool, arch: str, changes: dict[str, Any], backend: str, reason: str
+) -> None:
+    """As if the tensors were on a GPU."""
+    monkeypatch.setattr(hopper_choice, "on_gpu", lambda array: True)
+    monkeypatch.setattr(hopper_choice, "machine", lambda device: (arch, 132))
+    monkeypatch.setattr("kvlab.triton_support.versions.installed", lambda: "3.6.0")
+    monkeypatch.setattr(hopper_config, "MEASURED", measured)
+    x = Case((300,), H=128, columns=FULL, page=64, **changes).build()
+    found = explain(mla_decode_paged, *x.torch(), **x.options_on())
+    assert found.backend == backend
+    assert reason in found.reason
+
+
+def test_the_grid_does_not_depend_on_lengths_and_splits_are_those_asked_for() -> None:
+    x = Case((300, 4096), H=128, columns=FULL, page=64).build()
+    short = x.with_(lens=np.array([1, 0], np.int32))
+
+    def plan(x: Any, **options: Any) -> HopperConfig:
+        found: HopperConfig = explain(mla_decode_paged, *x.arrays, backend="hopper", **x.options, **options).config
+        return found
+
+    assert plan(x) == plan(short)
+    assert plan(x, num_splits=5).num_splits == 5
+    assert plan(x, batch_invariant=True).num_splits == 2
+
+
+MATRIX: list[tuple[Case, dict[str, Any]]] = [
+    (Case((70,), H=128, columns=FULL, page=64), {}),
+    (Case((70,), H=16, S=4, columns=FULL, page=128, splits=2), {"LATE": True, "AHEAD": 1}),
+    (Case((70,), H=63, S=2, columns=FULL, page=16, dtype="fp16"), {}),
+    (Case((70,), H=128, columns=FULL, page=32, splits=2), {"LATE": True}),
+]
+
+
+def compiled(case: Case, changes: dict[str, Any]) -> Compiled:
+    """The kernel as a call compiles it, with other constants."""
+    from kvlab.attention.mla_decode import hopper
+
+    arrays, named = launch_arguments(case)
+    config = named.pop("config")
+    config = dataclasses.replace(config, constants=config.constants._replace(**changes))
+    with pytest.MonkeyPatch.context() as patch:
+        caught = Caught(hopper.attend)
+        patch.setattr(hopper, "attend", caught)
+        patch.setattr(hopper, "merge", lambda *_, **__: None)
+        q, *windows = (to_torch(a) for a in arrays)
+        hopper.launch(q, *windows, **named, config=config)
+    return as_launched(caught.fn, caught.arguments, "sm_90")
+
+
+@pytest.mark.compile
+@pytest.mark.skipif(gluon_lacks() is not None, reason="a release of Triton for which it is not chosen")
+@pytest.mark.parametrize("case, changes", MATRIX, ids=[f"{case}-{'-'.join(changes)}" for case, changes in MATRIX])
+def test_compiled(case: Case, changes: dict[str, Any]) -> None:
+    """No spills, shared memory that a CTA has, and wgmma that runs beside other work: where the compiler had to wait
+    for each product there would be an arrival and a wait for every HGMMA.
+    """
+    made = compiled(case, changes)
+    count, box = made.instructions, min(case.page, 64)
+    assert made.spills == 0
+    assert made.stack == 0
+    assert made.shared <= SHARED["sm_90"]
+    assert made.num_warps == 12
+    shapes = re.findall(r"HGMMA\.(\d+x\d+x\d+)", made.sass)
+    assert shapes.count("64x64x16") == 2 * (576 // 16)  # Q K^T before the loop and in it
+    assert shapes.count("64x256x16") == 4 * (64 // 16)  # P V of two halves, in the loops and behind them
+    assert count["HGMMA"] == len(shapes)
+    assert count["WARPGROUP"] <= 18
+    assert count["UTMALDG"] == 9 + 9 * (64 // box)
+    assert count["STSM"] == 2 * 4  # P
+    assert count["UBLKPF"] == (1 if changes.get("AHEAD") else 0)

@@ -1,0 +1,168 @@
+"""The Hopper twin reports nothing; with a statement taken out, moved or replaced it reports what is wrong.
+
+Rests on the definition of the hardware's instructions (PTX ISA: mbarrier, cp.async.bulk.tensor, wgmma,
+fence.proxy.async, bar.sync). Every mutant runs the whole emulator, one program that takes all items.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from mla_cases import Case
+from mutants import (
+    END,
+    ORDER,
+    READ,
+    STUCK,
+    WAR,
+    WAW,
+    Mutation,
+    Patch,
+    arrivals,
+    barrier,
+    both,
+    caught_as,
+    drop,
+    flipped,
+    unstated,
+)
+from test_mla_hopper import FULL, launch_arguments
+
+from kvlab.attention.mla_decode import hopper_emulator
+from kvlab.attention.mla_decode.hopper_cta import HopperCTA
+from kvlab.attention.mla_decode.hopper_places import HopperPlaces
+from kvlab.staging import Timeline, Traffic
+
+LONG = Case((330, 70), H=16, S=2, columns=FULL, page=64, splits=1)  # six blocks, then two, whose last are cleaned
+BLOCK = Case((50, 64), H=3, columns=FULL, page=16, splits=1)  # two items of one block
+
+
+def run(case: Case, late: bool = False, traffic: Traffic | None = None, programs: int = 1) -> None:
+    arrays, named = launch_arguments(case)
+    config = named.pop("config")
+    config = replace(config, constants=config.constants._replace(LATE=late), programs=programs)
+    hopper_emulator.launch(*arrays, **named, config=config, traffic=traffic)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("case", [LONG, BLOCK, replace(LONG, H=128, splits=3)], ids=str)
+def test_nothing_is_reported(case: Case, late: bool) -> None:
+    traffic = Traffic(timeline=Timeline())
+    run(case, late, traffic, programs=2)
+    kinds = {event.kind for event in traffic.trace()}
+    assert {"copy", "landed", "write", "read", "read in flight", "wait", "arrive", "expect", "barrier"} <= kinds
+
+
+def method(name: str, instead: Callable[..., Any]) -> Mutation:
+    """``instead(cta, method, *arguments)`` for a method of the CTA."""
+
+    def mutate(patch: Patch) -> None:
+        original = getattr(HopperCTA, name)
+        patch.setattr(HopperCTA, name, lambda cta, *args: instead(cta, functools.partial(original, cta), *args))
+
+    return mutate
+
+
+def arrival(which: str, instead: Callable[..., Any]) -> Mutation:
+    """``instead(cta, arrive, warps, barrier)`` for the arrivals at mbarriers whose name begins with ``which``."""
+
+    def call(cta: HopperCTA, arrive: Any, me: Any, bar: Any) -> None:
+        if bar.name.startswith(which):
+            instead(cta, arrive, me, bar)
+        else:
+            arrive(me, bar)
+
+    return method("arrive", call)
+
+
+def freed_before_the_product(which: str, half: str) -> Mutation:
+    """V is given back when P V starts instead of when it is done."""
+
+    def early(cta: HopperCTA, accumulate: Any, me: Any, p: Any, b: int, which_half: str, o: Any) -> Any:
+        o = accumulate(me, p, b, which_half, o)
+        if which_half == half:
+            cta.meet(me)
+            (cta.l_free if half == "left" else cta.r_free)[b].arrive(me[:1], 1)
+        return o
+
+    others = barrier("arrive", which, lambda arrive, by, *each: arrive(by, *each) if each else None)
+    return both(method("accumulate", early), others)
+
+
+def one_stage(patch: Patch) -> None:
+    """Both stages stand in one place; each has mbarriers of its own."""
+    original = HopperPlaces.whole
+
+    def whole(places: HopperPlaces, name: str, warps: Any) -> Any:
+        return original(places, name.replace("1", "0"), warps)
+
+    patch.setattr(HopperPlaces, "whole", whole)
+
+
+def leader_fences_nothing(cta: HopperCTA, send: Any, me: Any, p: Any, alpha: Any) -> None:
+    fence, cta.hazards.fence_async = cta.hazards.fence_async, lambda *_: None  # type: ignore[method-assign]
+    send(me, p, alpha)
+    cta.hazards.fence_async = fence  # type: ignore[method-assign]
+
+
+LEADER, FOLLOWER = (0, 1, 2, 3), (4, 5, 6, 7)
+# name: cases, mutation, what is reported, what must be in the message
+MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
+    "q-is-not-waited-for": ("long block", unstated("q full"), READ, "q wgmma by warp 0 of the leader"),
+    "q-is-refilled-without-a-wait": ("long block", unstated("q free"), WAR, "q copy by warp 8 of the producer"),
+    "the-left-half-is-not-waited-for": ("long block", unstated("left full"), READ, "a wait of warp 0 for left full[0]"),
+    "the-right-half-is-not-waited-for": ("long", unstated("right full", LEADER), READ, "k right wgmma by warp 0"),
+    "the-left-half-is-refilled-without-a-wait": ("long late", unstated("left free"), WAR, "k copy by warp 8"),
+    "the-right-half-is-refilled-without-a-wait": ("long late", unstated("right free", (8,)), WAR, "k copy by warp 8"),
+    "p-is-not-waited-for": ("long block late", unstated("p full"), ORDER, "rows read by warp 4 of the follower"),
+    "p-is-overwritten-without-a-wait": ("long", unstated("right free", LEADER), WAR, "p write by warp 0 of the leader"),
+    "the-other-phase-of-p": ("long block", flipped("p full"), (ORDER, STUCK), "p full|rows read"),
+    "the-other-phase-of-the-left-half": ("long", flipped("left full"), (READ, STUCK), "left full[0]"),
+    "too-many-bytes": (
+        "long", barrier("expect_bytes", "left full", lambda expect, n, warp: expect(n + 128, warp)), STUCK,
+        "left full[0]: warps [0, 1, 2, 3] wait for phase 0 for ever: 128 bytes pending",
+    ),
+    "two-arrivals-for-a-free-half": ("long late", arrivals("right free", lambda n: n + 1), STUCK, "1 of 2 arrivals"),
+    "the-left-half-given-back-before-the-product": (
+        "long", freed_before_the_product("left free", "left"), WAR, "k copy by warp 8 of the producer",
+    ),
+    "the-right-half-given-back-before-the-product": (
+        "long", freed_before_the_product("right free", "right"), WAR, "k copy by warp 8 of the producer|p write",
+    ),
+    "the-follower-never-gives-back": ("long", arrival("right free", lambda *a: None), STUCK, "right free[0]"),
+    "the-leader-never-says-that-s-is-done": ("late", arrival("s done", lambda *a: None), STUCK, "s done"),
+    "given-back-without-a-barrier": (
+        "long", arrival("left free", lambda cta, arrive, me, bar: bar.arrive(me[:1])), WAR,
+        "a barrier after wgmma.wait_group in warp 1",
+    ),
+    "no-wait-for-wgmma": ("long block", method("wait_mma", lambda *a: None), (WAR, END), "wgmma.wait_group in warp"),
+    "one-product-less-is-waited-for": (
+        "long", method("wait_mma", lambda cta, wait, me, n: wait(me, n + 1)), WAR, "wgmma.wait_group in warp",
+    ),
+    "no-fence-behind-p": ("long block", method("send", leader_fences_nothing), ORDER, "fence.proxy.async in warp 0"),
+    "no-fence-behind-the-zeros": ("long", drop("fence_async", "v clean"), ORDER, "v left wgmma|v right wgmma"),
+    "no-barrier-behind-the-zeros": (
+        "block", method("clean_rows", lambda cta, clean, me, *a: (drop_meet(cta, clean, me, *a))), ORDER,
+        "a barrier between warp",
+    ),
+    "one-stage": ("long late", one_stage, (WAW, WAR), "k copy by warp 8"),
+}  # fmt: skip
+LIST = [(name, case) for name, (cases, *_) in MUTANTS.items() for case in cases.split()]
+
+
+def drop_meet(cta: HopperCTA, clean: Any, *args: Any) -> None:
+    """Rows are cleaned, and the warps do not meet."""
+    cta.meet = lambda me: None  # type: ignore[method-assign]
+    clean(*args)
+    del cta.meet
+
+
+@pytest.mark.parametrize("name, case", LIST, ids=lambda v: v)
+def test_mutants_are_caught(name: str, case: str, monkeypatch: Patch) -> None:
+    _, mutate, kind, words = MUTANTS[name]
+    mutate(monkeypatch)
+    caught_as(kind, words, lambda: run(BLOCK if case == "block" else LONG, case == "late"))

@@ -165,7 +165,7 @@ def test_strides_that_tma_does_not_take() -> None:
         ("sm_90", "3.6.0", 20, "triton", "not the Hopper kernel: the heads of a KV head fit one tile together", None),
         ("sm_90", "4.1.0", 300, "triton", "not the Hopper kernel: Triton 4.1.0; its Gluon is used with 3.6", None),
         ("sm_100", "3.6.0", 300, "triton", "not the Hopper kernel: a GPU of sm_100", None),
-        ("sm_90", "3.6.0", 300, "triton", "not the Hopper kernel: a window", 200),
+        ("sm_90", "3.6.0", 300, "hopper", "torch tensors on sm_90", 200),
     ],
 )
 def test_when_auto_takes_it(

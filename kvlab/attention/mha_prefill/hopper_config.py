@@ -135,10 +135,10 @@ def hopper_lacks(inputs: PrefillInputs, scale: float) -> str | None:
 
 def hopper_declined(problem: PrefillProblem, left: int) -> str | None:
     """Why "auto" takes the portable kernel all the same, None if it does not. ``left`` is the window's left side."""
+    if left < UNLIMITED and problem.head_dim > 192:
+        return "a window with heads of 256, for which there are not enough registers"
     if problem.itemsize == 1:
         return "e4m3, which no chip has run"
-    if left < UNLIMITED:
-        return "a window, whose first block of keys no chip has run"
     if problem.group > 1 and problem.max_q * problem.group <= 128:
         return "the heads of a KV head fit one tile together"
     return gluon_lacks(wide=True) if problem.head_dim > 192 else None

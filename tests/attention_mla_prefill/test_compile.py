@@ -48,9 +48,9 @@ MATRIX += [(HEAVY, "sm_90"), (Case(LENS, page=64, row="fp8", k_scale="token"), "
 MATRIX += [(Case(LENS, page=64, columns=(192, 64, 192)), "sm_90")]
 E4M3 = Case(LENS, page=64, latent=512, kv="fp8", scales="head")
 BY_TOKEN = replace(E4M3, row="fp8", scales="token", k_scale="token")
-MATRIX += [(E4M3, target) for target in ("sm_90", "sm_100", "gfx942")]
+MATRIX += [(E4M3, target) for target in ("sm_90", "sm_100", "gfx942", "gfx950")]
 MATRIX += [(BY_TOKEN, "sm_90"), (replace(BY_TOKEN, columns=(192, 64, 192)), "sm_90")]
-MATRIX += [(replace(BY_TOKEN, dtype="fp8", scales="head"), "gfx950")]
+MATRIX += [(replace(BY_TOKEN, dtype="fp8", scales="head"), "sm_90")]
 
 
 @pytest.mark.parametrize("case, target", MATRIX, ids=[f"{case}-{target}" for case, target in MATRIX])

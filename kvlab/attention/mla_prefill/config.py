@@ -78,7 +78,8 @@ def choose_config(problem: MLAPrefillProblem, *, arch: str = "sm_90") -> MLAPref
     if problem.itemsize == 4:
         BM, BN, num_warps, num_stages = (16, 64, 8, 1) if arch.startswith("gfx") else (16, 32, 8, 1)
     elif arch.startswith("gfx"):
-        BM, BN, num_warps, num_stages = 128, 64 if wide <= 128 or arch == "gfx950" else 32, 4, 1
+        few = wide > 128 or (problem.converted and problem.heavy)
+        BM, BN, num_warps, num_stages = 128, 32 if few and arch != "gfx950" else 64, 4, 1
     elif arch == "sm_80":
         BM, BN, num_warps, num_stages = 64, 32 if wide > 128 else 64, 8, 2
     elif wide > 128 and problem.converted:

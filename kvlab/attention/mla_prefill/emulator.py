@@ -105,9 +105,7 @@ def attend(
         l = l * alpha + cta.row_sum(p)
         o = o.with_values(o.values * o.by_row(alpha))
         m = m_new
-        if scales.v.tokens is not None:
-            by_value = _by_key(scales.v, v_rows, batch, head, key, exists)
-            p = p.with_values(p.values * by_column(p, by_value))
+        p = _weights(p, scales.v, v_rows, batch, head, key, exists)
         #: load_v -> v    the V tile of the same keys
         v = cta.load_v(v_tiles.next_tile(), active)
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product
@@ -140,9 +138,7 @@ def attend(
         l = l * alpha + cta.row_sum(p)
         o = o.with_values(o.values * o.by_row(alpha))
         m = m_new
-        if scales.v.tokens is not None:
-            by_value = _by_key(scales.v, v_rows, batch, head, key, exists)
-            p = p.with_values(p.values * by_column(p, by_value))
+        p = _weights(p, scales.v, v_rows, batch, head, key, exists)
         #: load_v -> v    the V tile of the same keys
         v = cta.load_v(v_rest.next_tile(), active)
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product
@@ -178,6 +174,19 @@ def _by_key(scale: Scale, rows: Any, batch: Array, head: Array, key: Array, exis
         if scale.array is None and scale.number == 1:
             return None
         return np.broadcast_to((np.float32(scale.number) * head_scale(scale.heads, head))[:, None], key.shape)
+    return _token_scales(scale, rows, batch, head, key, exists)
+
+
+def _weights(
+    p: Fragments, scale: Scale, rows: Any, batch: Array, head: Array, key: Array, exists: Array
+) -> Fragments:  # fmt: skip
+    """P times the scales of V's tokens, where it has some."""
+    if scale.tokens is None:
+        return p
+    return p.with_values(p.values * by_column(p, _token_scales(scale, rows, batch, head, key, exists)))
+
+
+def _token_scales(scale: Scale, rows: Any, batch: Array, head: Array, key: Array, exists: Array) -> Array:
     page, slot = place(rows, batch[:, None], key, exists)
     return token_scale(scale.tokens, (page, slot, np.broadcast_to(head[:, None], key.shape)), exists)
 

@@ -2,45 +2,35 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
 
-from kvlab.hardware import TmaDescriptor, get_atom, tma
+from kvlab.hardware import TmaDescriptor, tma
 from kvlab.staging import AsyncBarrier, Fragments, Traffic
-from kvlab.staging.fragments import FragmentMap
-from kvlab.staging.launched_cta import LaunchedCTA
+from kvlab.staging.partitioned_cta import PartitionedCTA, accumulator
 
 from .hopper_config import Constants
 from .hopper_places import places_of
 
-__all__ = ["HopperCTA", "accumulator"]
+__all__ = ["HopperCTA"]
 
 Array = np.ndarray[Any, Any]
 Warps = tuple[int, ...]
 
 
-class HopperCTA(LaunchedCTA):
-    """Shared memory as the kernel lays it out, and what is done to it; every access, wait and arrival is stated to
-    ``hazards``, in the order of the PTX. ``me`` are the warps of a partition.
-
-    An arrival is one thread's; before it the warps of its partition meet, as the compiler has it.
-    """
+class HopperCTA(PartitionedCTA):
+    """Shared memory as the kernel lays it out, and what is done to it."""
 
     def __init__(
         self, C: Constants, dtype: np.dtype[Any], boxes: dict[str, TmaDescriptor], traffic: Traffic,
         *, traced: bool = True,
     ) -> None:  # fmt: skip
-        self.C, self.dtype, self.boxes, self.places = C, dtype, boxes, places_of(C)
-        places = self.places
-        super().__init__(
-            places.nbytes, places.warps, "sm_90", None, traffic, traced=traced, cells=places.cells,
-            partitions=places.partitions,
-        )  # fmt: skip
-        self.q_full, self.q_free = self._barriers("q full", C.NQ * C.NC), self._barriers("q free", C.NQ * C.NC)
-        self.k_full, self.k_free = self._barriers("k full", C.NB), self._barriers("k free", C.NB, C.NC)
-        self.v_full, self.v_free = self._barriers("v full", C.NB), self._barriers("v free", C.NB, C.NC)
+        self.C, self.places = C, places_of(C)
+        super().__init__(self.places, dtype, boxes, traffic, traced=traced)
+        self.q_full, self.q_free = self.barriers("q full", C.NQ * C.NC), self.barriers("q free", C.NQ * C.NC)
+        self.k_full, self.k_free = self.barriers("k full", C.NB), self.barriers("k free", C.NB, C.NC)
+        self.v_full, self.v_free = self.barriers("v full", C.NB), self.barriers("v free", C.NB, C.NC)
 
     def send(self, slot: int, first: int, *values: int) -> None:
         """Numbers for the other partitions, from the one numbered ``first`` of ``slot`` on."""
@@ -78,7 +68,8 @@ class HopperCTA(LaunchedCTA):
         it, before it reads the tile.
         """
         place = self.places.tiles["v"][b]
-        self.hazards.write_equal(self.places.atoms(me, b, end // 8), "v zeros", b)
+        whole_atoms = self.places.shared(place, me, 2, first=end // 8 * 8)  # two rows of each for each warp
+        self.hazards.write_equal(whole_atoms, "v zeros", b)
         address = place.address(np.arange(end, place.rows)[:, None], np.arange(place.vectors))
         self.smem.store(address, np.zeros((*address.shape, 16), np.uint8))
         self.hazards.fence_async(me)
@@ -86,27 +77,19 @@ class HopperCTA(LaunchedCTA):
 
     def scores(self, me: Warps, u: int, b: int) -> Fragments:
         """S = Q K^T of buffer u and stage b, both operands from shared memory: ``[BM, BN]`` float32. Started."""
-        C, atom, q_at, k_at = self.C, self._atom(self.C.BN), self.places.tiles["q"][u], self.places.tiles["k"][b]
+        C, q_at, k_at = self.C, self.places.tiles["q"][u], self.places.tiles["k"][b]
         self.hazards.read_async(self.places.whole("q", u, me), "q wgmma", u, last=False)
         self.hazards.read_async(self.places.whole("k", b, me), "k wgmma", b)
-        c = np.zeros((1, 1, 128, C.BN // 2), np.float32)
-        for k in range(0, C.D, 16):
-            q = self._operand(q_at.descriptor(0, k, along_rows=False).addresses(C.BM, 16, self.dtype))
-            key = self._operand(k_at.descriptor(0, k, along_rows=False).addresses(C.BN, 16, self.dtype))
-            c = atom.mma(atom.fragment_a(q), key.swapaxes(2, 3), c)
+        s = self.multiply_qk(q_at, k_at, np.zeros((1, 1, 128, C.BN // 2), np.float32))
         self.traffic.move("SMEM->tensor cores", (C.BM + C.BN) * C.D * 2)
-        return Fragments(c.reshape(1, 128, 1, -1), accumulator(C.BN))
+        return Fragments(s.reshape(1, 128, 1, -1), accumulator(C.BN))
 
     def accumulate(self, me: Warps, p: Fragments, b: int, o: Fragments) -> Fragments:
         """O += P V: P from registers, V from shared memory, transposed by the unit. Started."""
-        C, atom, v_at = self.C, self._atom(self.C.DV), self.places.tiles["v"][b]
         self.hazards.read_async(self.places.whole("v", b, me), "v wgmma", b)
-        c, a = o.values.reshape(1, 1, 128, -1), p.values.reshape(1, 1, 128, -1)
-        for key in range(0, C.BN, 16):
-            v = self._operand(v_at.descriptor(key, 0, along_rows=True).addresses(C.DV, 16, self.dtype, "MN"))
-            c = atom.mma(a[..., key // 2 : key // 2 + 8], v.swapaxes(2, 3), c)
-        self.traffic.move("SMEM->tensor cores", C.BN * C.DV * 2)
-        return o.with_values(c.reshape(o.values.shape))
+        v_at = self.places.tiles["v"][b]
+        self.traffic.move("SMEM->tensor cores", v_at.nbytes)
+        return self.multiply_pv(p, v_at, o)
 
     def zeros(self) -> Fragments:
         """An output accumulator ``[BM, DV]``."""
@@ -116,7 +99,7 @@ class HopperCTA(LaunchedCTA):
         """``values``, the columns of O from ``col`` on, through buffer ``w``, which no copy reads any more."""
         place = self.places.tiles["o"][w]
         self.meet(me)
-        self.hazards.write(self.places.rows(me, w), "o write", w)
+        self.hazards.write(self.places.shared(place, me, 16), "o write", w)
         address = place.address(np.arange(place.rows)[:, None], np.arange(place.vectors))
         self.smem.store(address, values.reshape(*address.shape, 8))
         self.hazards.fence_async(me)
@@ -126,38 +109,7 @@ class HopperCTA(LaunchedCTA):
         tma.store(self.boxes["o"], (batch, row, head, col + panel), self.smem, place.base + panel * place.rows * 2)
         self.traffic.move("registers->DRAM", values.nbytes)
 
-    def meet(self, me: Warps) -> None:
-        """The barrier of a partition."""
-        self.hazards.barrier(me, me, name=1 + me[0] // 4)
-
-    def arrive(self, me: Warps, bar: AsyncBarrier) -> None:
-        """One thread arrives, once all warps of the partition are here."""
-        self.meet(me)
-        bar.arrive(me[:1])
-
-    def wait_mma(self, me: Warps, n: int) -> None:
-        """At most ``n`` products go on."""
-        self.hazards.wait_mma(n, me)
-
     def wait_store(self, me: Warps) -> None:
         """O's buffer has been read; the warps meet, so that those that stored nothing know it, too."""
         self.hazards.wait_store(0, me)
         self.meet(me)
-
-    def _barriers(self, name: str, n: int, arrivals: int = 1) -> list[AsyncBarrier]:
-        return [self.hazards.mbarrier(f"{name}[{i}]", arrivals) for i in range(n)]
-
-    def _atom(self, columns: int) -> Any:
-        return get_atom(f"wgmma.m64n{columns}k16.{'bf16' if self.dtype.name == 'bfloat16' else 'f16'}")
-
-    def _operand(self, address: Array) -> Array:
-        """``[1, 1, rows, 16]`` elements at ``address``."""
-        return self.smem.load(address, self.dtype)[None, None, ..., 0]
-
-
-@functools.cache
-def accumulator(columns: int) -> FragmentMap:
-    """wgmma's accumulator of 64 rows: warp w has the rows ``16 w ...``."""
-    thread, repeat, r = np.ogrid[:128, :1, : columns // 2]
-    row, col = get_atom(f"wgmma.m64n{columns}k16.bf16").c(thread, r)
-    return FragmentMap((64, columns), row + 0 * repeat, np.broadcast_to(col + 0 * repeat, row.shape), warp_size=32)

@@ -16,7 +16,7 @@ from kvlab.staging.fma_cta import FmaCTA, FmaShape
 from kvlab.staging.kv_buffer_cta import KVBufferCTA, KVBufferShape
 from kvlab.staging.mfma_cta import MfmaCTA, MfmaShape
 from kvlab.staging.mma_sync_cta import MmaSyncCTA, MmaSyncShape
-from kvlab.staging.nvidia_decode_cta import NvidiaDecodeCTA
+from kvlab.staging.nvidia_decode_cta import NvidiaDecodeCTA, operand_p_of
 from kvlab.staging.wgmma_cta import WgmmaCTA, WgmmaShape
 
 from .config import PrefillConfig, PrefillProblem
@@ -103,12 +103,7 @@ class NvidiaPieces(PrefillCTA):
             piece.follow(*(walk[i] if i < len(walk) else None for walk in walks))
 
     def _add_values(self, p: Fragments, pairs: list[tuple[Any, Fragments]], active: Array) -> list[Fragments]:
-        first, *others = self.pieces
-        a = first.operand_p(p, active)
-        for piece in others:
-            piece.meet_for_p()
-        for piece in self.pieces:
-            piece.end_tile()
+        a = operand_p_of(self.pieces, self.pieces[0], p, active)
         return [x.add_values(a, v, o) for x, (v, o) in zip(self.pieces, pairs, strict=False)]
 
 

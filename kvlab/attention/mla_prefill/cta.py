@@ -10,7 +10,7 @@ from kvlab.attention.mha_prefill.machine import piece_cta, stages_on_gfx950
 from kvlab.attention.scoring.emulator import by_column
 from kvlab.memory import Memory
 from kvlab.staging import Fragments, KVCacheIterator, KVTile, TileCTA, Traffic
-from kvlab.staging.nvidia_decode_cta import NvidiaDecodeCTA
+from kvlab.staging.nvidia_decode_cta import NvidiaDecodeCTA, operand_p_of
 
 from .config import MLAPrefillConfig, MLAPrefillProblem
 
@@ -49,12 +49,8 @@ class MLAPrefillCTA:
         self.nope = machine(k, head_idx, (problem.nope, config.BD), none)
         self.rope = machine(rope, np.zeros_like(head_idx), (problem.rope, config.BR), none)
         self.value = machine(v, head_idx, none, (problem.value, config.BV))
-
-    @property
-    def _ahead(self) -> list[NvidiaDecodeCTA[Any]]:
-        """The machines, if they are such as fetch ahead."""
-        machines = (self.nope, self.rope, self.value)
-        return [machine for machine in machines if isinstance(machine, NvidiaDecodeCTA)]
+        machines = self.nope, self.rope, self.value
+        self._ahead: list[NvidiaDecodeCTA[Any]] = [made for made in machines if isinstance(made, NvidiaDecodeCTA)]
 
     def follow(self, *walks: KVCacheIterator) -> None:
         """Fetch ahead along these iterators, of K, V and the rope part for one loop after the other."""
@@ -110,11 +106,6 @@ class MLAPrefillCTA:
     def accumulate(self, p: Fragments, v: Any, o: Fragments, active: Array) -> Fragments:
         """O += P V."""
         if self._ahead:
-            *others, value = self._ahead
-            a = value.operand_p(p, active)
-            for machine in others:
-                machine.meet_for_p()
-            for machine in self._ahead:
-                machine.end_tile()
-            return value.add_values(a, v, o)
+            value = self._ahead[-1]
+            return value.add_values(operand_p_of(self._ahead, value, p, active), v, o)
         return self.value.accumulate(p, v, o, active)

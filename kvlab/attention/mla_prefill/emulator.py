@@ -6,20 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvlab.attention.mha_prefill.rows import SequenceRows, place
+from kvlab.attention.mha_prefill.rows import SequenceRows, by_token, token_scales
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.operands import result_dtype
 from kvlab.attention.scales import Scale
-from kvlab.attention.scoring.emulator import (
-    add_bias,
-    by_column,
-    cap,
-    distance,
-    head_scale,
-    key_range,
-    token_scale,
-    visible_end,
-)
+from kvlab.attention.scoring.emulator import add_bias, cap, distance, head_scale, key_range, visible_end
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory, bfloat16
 from kvlab.staging import Fragments, KVCacheIterator, Traffic, program_ids, ragged_range, row_offsets
@@ -105,7 +96,7 @@ def attend(
         l = l * alpha + cta.row_sum(p)
         o = o.with_values(o.values * o.by_row(alpha))
         m = m_new
-        p = _weights(p, scales.v, v_rows, batch, head, key, exists)
+        p = by_token(p, scales.v, v_rows, batch, head, key, exists)
         #: load_v -> v    the V tile of the same keys
         v = cta.load_v(v_tiles.next_tile(), active)
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product
@@ -138,7 +129,7 @@ def attend(
         l = l * alpha + cta.row_sum(p)
         o = o.with_values(o.values * o.by_row(alpha))
         m = m_new
-        p = _weights(p, scales.v, v_rows, batch, head, key, exists)
+        p = by_token(p, scales.v, v_rows, batch, head, key, exists)
         #: load_v -> v    the V tile of the same keys
         v = cta.load_v(v_rest.next_tile(), active)
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product
@@ -174,21 +165,7 @@ def _by_key(scale: Scale, rows: Any, batch: Array, head: Array, key: Array, exis
         if scale.array is None and scale.number == 1:
             return None
         return np.broadcast_to((np.float32(scale.number) * head_scale(scale.heads, head))[:, None], key.shape)
-    return _token_scales(scale, rows, batch, head, key, exists)
-
-
-def _weights(
-    p: Fragments, scale: Scale, rows: Any, batch: Array, head: Array, key: Array, exists: Array
-) -> Fragments:  # fmt: skip
-    """P times the scales of V's tokens, where it has some."""
-    if scale.tokens is None:
-        return p
-    return p.with_values(p.values * by_column(p, _token_scales(scale, rows, batch, head, key, exists)))
-
-
-def _token_scales(scale: Scale, rows: Any, batch: Array, head: Array, key: Array, exists: Array) -> Array:
-    page, slot = place(rows, batch[:, None], key, exists)
-    return token_scale(scale.tokens, (page, slot, np.broadcast_to(head[:, None], key.shape)), exists)
+    return token_scales(scale, rows, batch, head, key, exists)
 
 
 def _walk(rows: Any, BN: int, batch: Array, head: Array, start: Array, base: Array, stop: Array) -> KVCacheIterator:

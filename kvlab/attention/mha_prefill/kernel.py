@@ -10,7 +10,7 @@ from kvlab.attention.features import Features
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.scales import P_SCALE, Scale
 from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale, visible_end
-from kvlab.attention.scoring.launch import bias_arguments, slopes_batch
+from kvlab.attention.scoring.launch import bias_arguments, scale_strides, slopes_batch
 
 from .config import PrefillConfig, PrefillProblem
 
@@ -323,8 +323,7 @@ def _strides(array: torch.Tensor | None, axes: int, ragged: bool = False) -> lis
     return [0, *steps[1:]] if ragged else steps
 
 
-def _scale_strides(scale: Scale, ragged: bool) -> list[int]:
-    """Strides (page or sequence, token, head) of the scales of tokens or heads."""
-    if scale.heads is not None:
-        return [0, 0, *_strides(scale.heads, 1)]
-    return _strides(scale.tokens, 3, ragged)
+def _scale_strides(scale: Scale, ragged: bool) -> tuple[int, ...]:
+    """Strides (page or sequence, token, head) of the scales of tokens or heads; 0 for the first of ragged ones."""
+    steps = scale_strides(scale, 3)
+    return (0, *steps[1:]) if ragged else steps

@@ -11,7 +11,7 @@ from kvlab.attention.masks import UNLIMITED
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.scales import Scale
 from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale, visible_end
-from kvlab.attention.scoring.launch import bias_arguments, slopes_batch
+from kvlab.attention.scoring.launch import bias_arguments, scale_strides, slopes_batch
 
 from .config import MLAPrefillConfig, MLAPrefillProblem
 
@@ -281,7 +281,8 @@ def launch(
         mask_value, problem.batch, config.row_tiles, mask.left, mask.right, mask.chunk, *bias_sizes,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], rope_page, rope_token,
         0 if table is None else table.stride(0), slopes_batch(features.slopes), *bias_strides,
-        _strides(scales.q)[1], *_strides(scales.k), *_strides(scales.v), *by_rope, *out.stride()[:2], *lse.stride(),
+        *scale_strides(scales.q, 1), *scale_strides(scales.k, 2), *scale_strides(scales.v, 2), *by_rope,
+        *out.stride()[:2], *lse.stride(),
         PAGE=0 if table is None else k_rope.shape[1], STARTS=starts is not None, CAPPED=features.softcap > 0,
         SINKS=features.sinks is not None, SLOPES=features.slopes is not None, VALID=mask.valid is not None,
         CHUNKED=mask.chunk > 0, BIAS=mask.bias is not None, Q_SCALE=scales.q.kind, K_SCALE=_kind(scales.k),
@@ -295,10 +296,3 @@ def launch(
 def _kind(scale: Scale) -> str:
     """The kind of a scale; "none" for 1."""
     return "none" if scale.array is None and scale.number == 1 else scale.kind
-
-
-def _strides(scale: Scale) -> tuple[int, int]:
-    """Strides (token, head) of the scales of tokens ``[n, heads]`` or heads."""
-    if scale.array is None:
-        return 0, 0
-    return (0, scale.heads.stride(0)) if scale.tokens is None else scale.tokens.stride()

@@ -11,6 +11,7 @@ from kvlab.attention.fp8_pairs.kernel import halves, narrow
 from kvlab.attention.merge_states.kernel import launch as merge
 from kvlab.attention.merge_states.kernel import partial_results
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.operands import result_dtype
 from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale, visible_end
 from kvlab.attention.scoring.launch import bias_arguments, scale_strides, slopes_batch
 from kvlab.triton_support.interpreter import is_interpreted
@@ -265,7 +266,7 @@ def launch(
     problem = problem_of(q, k_cache, v_cache, block_table)
     batch, tokens, q_heads = q.shape[:3]
     if out is None:
-        dtype = torch.bfloat16 if q.element_size() == 1 else q.dtype
+        dtype = getattr(torch, result_dtype(q).name)
         out = torch.empty((batch, tokens, q_heads, problem.v_dim), dtype=dtype, device=q.device)
     lse = torch.empty((batch, q_heads, tokens), dtype=torch.float32, device=q.device)
     if out.numel() == 0:

@@ -11,6 +11,7 @@ from kvlab.attention.merge_states.kernel import launch as merge
 from kvlab.attention.merge_states.kernel import partial_results
 from kvlab.attention.mha_decode.config import problem_of
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.operands import result_dtype
 from kvlab.attention.scoring.kernel import (
     add_bias,
     cap,
@@ -168,7 +169,7 @@ def launch(
     problem = problem_of(q, k_cache, v_cache, block_table)
     batch, tokens, q_heads, head_dim = q.shape
     if out is None:
-        out = torch.empty(q.shape, dtype=torch.bfloat16 if q.element_size() == 1 else q.dtype, device=q.device)
+        out = torch.empty(q.shape, dtype=getattr(torch, result_dtype(q).name), device=q.device)
     lse = torch.empty((batch, q_heads, tokens), dtype=torch.float32, device=q.device)
     if q.numel() == 0:
         return out, lse

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from kvlab.attention.features import Features
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.operands import result_dtype
 from kvlab.attention.scales import P_SCALE, Scale
 from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale, visible_end
 from kvlab.attention.scoring.launch import bias_arguments, scale_strides, slopes_batch
@@ -285,7 +286,7 @@ def launch(
     Hq, S]`` or ``[1, Hq, total]`` float32. The arguments are valid.
     """
     if out is None:
-        dtype = torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
+        dtype = getattr(torch, result_dtype(q).name)
         out = torch.empty((*q.shape[:3], v.shape[3]), dtype=dtype, device=q.device)
     lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
     if out.numel() == 0:

@@ -9,6 +9,7 @@ import triton.language as tl
 from kvlab.attention.features import Features
 from kvlab.attention.masks import UNLIMITED
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.operands import result_dtype
 from kvlab.attention.scales import Scale
 from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale, visible_end
 from kvlab.attention.scoring.launch import bias_arguments, scale_strides, slopes_batch
@@ -261,7 +262,7 @@ def launch(
     """
     total, heads, _ = q.shape
     if out is None:
-        dtype = torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
+        dtype = getattr(torch, result_dtype(q).name)
         out = torch.empty((total, heads, problem.value), dtype=dtype, device=q.device)
     lse = torch.empty((heads, total), dtype=torch.float32, device=q.device)
     if q.numel() == 0 or problem.batch == 0:

@@ -275,7 +275,9 @@ MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
     "k-refilled-while-it-is-read": ("rows", drop("barrier", "v read"), WAR, "k copy by warp"),
     "next-loop-without-a-drain": ("rows", rows_are_not_drained, WAW, "cp.async.wait_group in warp"),
     "one-stage-of-mla64": ("mla64", attribute(WgmmaMLACTA, "_stage", property(lambda cta: 0)), WAR, "k copy by warp"),
-    "one-stage-of-wgmma": ("wgmma", attribute(wgmma_cta, "STAGES", 1), WAR, "v copy by warp"),
+    "one-stage-of-wgmma": (
+        "wgmma", attribute(WgmmaCTA, "_stage_of", lambda cta, role, tiles: 0), WAR, "v copy by warp",
+    ),
     "not-drained": (
         "wgmma", attribute(WgmmaCTA, "end", lambda cta: cta.hazards.finish()), END,
         "is in flight at the end of the CTA; missing: cp.async.wait_group in warp 0",

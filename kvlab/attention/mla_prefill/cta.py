@@ -36,7 +36,7 @@ class MLAPrefillCTA:
         """
         columns = ((k, config.BD), (v, config.BV), (rope, config.BR))
         row_bytes = sum(n * np.dtype(rows.dtype).itemsize for rows, n in columns)
-        stages = stages_on_gfx950(row_bytes, config.BN, 1)
+        stages = stages_on_gfx950(row_bytes, config.BN)
 
         def machine(rows: Any, head: Array, k_columns: tuple[int, int], v_columns: tuple[int, int]) -> TileCTA:
             sizes, stored = (config.BM, config.BN, config.num_warps), np.dtype(rows.dtype)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.backends import check_fp8_gpu, rounded, run, target_of
-from kvlab.attention.decode_call import decode_results
-from kvlab.attention.explain import Explanation, arguments_of
+from kvlab.attention.decode_call import decode_results, explained
+from kvlab.attention.explain import Explanation
 from kvlab.attention.features import Features, resolve_features
 from kvlab.attention.hopper_choice import choose_with_hopper
 from kvlab.attention.inputs import check_lane_copies, check_paged_collection, decode_numbers, lengths_with_new, require
@@ -264,12 +264,7 @@ def _check_emulated(inputs: MLAInputs, problem: MLADecodeProblem, arch: str) -> 
     check_lane_copies({"q": inputs.q, "kv_cache": inputs.kv_cache, "the rope part of kv_cache": inputs.k_rope})
 
 
-def _explain_paged(*args: Any, **kwargs: Any) -> Explanation:
-    given = arguments_of(mla_decode_paged, *args, **kwargs)
-    asked = {name: given.pop(name) for name in ("softcap", "sinks", "alibi_slopes", "q_scale", "k_scale")}
-    for name in ("return_lse", "base2"):
-        del given[name]
-    return _prepared(**given, asked=asked)[1]
+_explain_paged = explained(mla_decode_paged, _prepared, ("softcap", "sinks", "alibi_slopes", "q_scale", "k_scale"))
 
 
 def _explain_collection(q: Any, cache: PagedKVCacheCollection, layer: int = 0, **options: Any) -> Explanation:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.inputs import (
-    DTYPES,
     check_apart,
     check_arrays,
     check_integers,
@@ -22,11 +21,11 @@ from kvlab.attention.inputs import (
 )
 from kvlab.attention.intervals import host
 from kvlab.attention.latent_rows import latent_windows
-from kvlab.attention.operands import check_result
+from kvlab.attention.operands import check_dtypes, check_result
 from kvlab.attention.ragged import check_both_starts, check_offsets, longest, sequence_lengths
 from kvlab.attention.scales import is_fp8
 from kvlab.cache.arrays import dtype_of
-from kvlab.memory import bfloat16, float8_e4m3fn, float16
+from kvlab.memory import bfloat16, float8_e4m3fn
 
 __all__ = ["MLAPrefillInputs", "paged_inputs", "ragged_inputs"]
 
@@ -71,9 +70,9 @@ def ragged_inputs(
         k_rope = k_rope[:, 0]
     expected = k.shape[0], q.shape[2] - k.shape[2]
     require(tuple(k_rope.shape) == expected, f"k_rope has shape {shape}", f"{expected}, what q has beyond k")
-    of_rope = known_dtype(k_rope, "k_rope")
-    accepted = f"that of q, {q.dtype}" + (", bfloat16" if is_fp8(q) else ", or float8_e4m3fn" if is_fp8(k) else "")
-    fits = of_rope in (dtype_of(q, "q"), bfloat16 if is_fp8(q) else float8_e4m3fn if is_fp8(k) else dtype_of(q, "q"))
+    others = (bfloat16,) if is_fp8(q) else (float8_e4m3fn,) if is_fp8(k) else ()
+    accepted = ", or ".join([f"that of q, {q.dtype}", *(other.name for other in others)])
+    fits = known_dtype(k_rope, "k_rope") in (dtype_of(q, "q"), *others)
     require(fits, f"k_rope has dtype {k_rope.dtype}", accepted)
     check_strides("k_rope", k_rope)
     most = longest(max_q, q, cu_q)
@@ -118,11 +117,7 @@ def paged_inputs(
 
 def _check_rows(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, out: Any) -> int:
     """Dtypes, heads, columns, strides; the sequences."""
-    of_q, of_k = known_dtype(q, "q"), known_dtype(k, "k")
-    known = of_q in (*DTYPES, float8_e4m3fn)
-    require(known, f"q has dtype {q.dtype}", "bfloat16, float16, float32 or float8_e4m3fn")
-    both = f"that of q, {q.dtype}" + (", or float8_e4m3fn" if of_q in (bfloat16, float16) else "")
-    require(of_k == of_q or (of_k == float8_e4m3fn and of_q in (bfloat16, float16)), f"k has dtype {k.dtype}", both)
+    of_q, of_k = check_dtypes(q, "k", k)
     require(known_dtype(v, "v") == of_k, f"v has dtype {v.dtype}", f"that of {'q' if of_k == of_q else 'k'}, {k.dtype}")
     for name, array in {"q": q, "k": k, "v": v}.items():
         require(array.ndim == 3, f"{name} has shape {tuple(array.shape)}", "[total, H, columns]")

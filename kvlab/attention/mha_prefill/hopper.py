@@ -114,16 +114,16 @@ def launch(
     _, processors = machine(q.device)
     inner, outer = (scale / softcap, softcap * LOG2E) if C.CAPPED else (0.0, scale * LOG2E)
     attend[(min(processors, config.tiles),)](
-        _boxes(q, C.BM), _boxes(k, C.BOX), _boxes(v, C.BOX), _boxes(out, C.BM), out, lse,
-        *(absent if x is None else x for x in (cu_q, cu_k, table, seq_lens, features.sinks)), taken, inner, outer,
-        1.0 if base2 else 1 / LOG2E, config.tiles, config.row_tiles, config.together, problem.batch,
+        *(box_descriptor(x, (n, 1), BOX_LAYOUT) for x, n in ((q, C.BM), (k, C.BOX), (v, C.BOX), (out, C.BM))),
+        out, lse, *(absent if x is None else x for x in (cu_q, cu_k, table, seq_lens, features.sinks)), taken,
+        inner, outer, 1.0 if base2 else 1 / LOG2E, config.tiles, config.row_tiles, config.together, problem.batch,
         problem.batch.bit_length(), problem.q_heads, problem.group, q.shape[1], k.shape[1], mask.left, mask.right,
         k.shape[0], 0 if table is None else table.stride(0), *out.stride()[:3], *lse.stride(), C=C, num_warps=4,
     )  # fmt: skip
     return out, lse
 
 
-def _boxes(x: torch.Tensor, rows: int) -> TensorDescriptor:
-    """A TMA descriptor of ``[pages, rows, heads, D]`` for boxes of some rows and one panel."""
-    strides = [s if n > 1 else 8 for s, n in zip(x.stride()[:3], x.shape[:3], strict=True)]
-    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, rows, 1, 64], BOX_LAYOUT.value)
+def box_descriptor(x: torch.Tensor, rows: tuple[int, ...], layout: gl.constexpr) -> TensorDescriptor:
+    """A TMA descriptor of ``[pages, *of rows, columns]`` for boxes of ``rows`` and one panel of columns."""
+    strides = [s if n > 1 else 8 for s, n in zip(x.stride()[:-1], x.shape[:-1], strict=True)]
+    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, *rows, 64], layout.value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import math
 from typing import Any
 
@@ -21,6 +20,7 @@ from kvlab.attention.operands import result_dtype
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.cache.arrays import dtype_of
 from kvlab.staging import MLA_ARCHS, Traffic
+from kvlab.triton_support.versions import holds_wgmma_rows
 
 from .config import MLADecodeProblem, choose_config
 from .emulator import launch as emulate
@@ -239,15 +239,6 @@ def _plan(
         heavy=features.heavy or problem.fp8, batch_invariant=batch_invariant, wgmma=holds_wgmma_rows(),
     )  # fmt: skip
     return Explanation("mla_decode", chosen, reason, config, config.grid(problem), arch if emulated else None)
-
-
-def holds_wgmma_rows() -> bool:
-    """Whether the installed Triton keeps 64 rows of 512 columns in registers without spills: those before 3.9."""
-    try:
-        release = importlib.metadata.version("triton").split(".")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return (int(release[0]), int(release[1])) < (3, 9)
 
 
 def _check_emulated(inputs: MLAInputs, problem: MLADecodeProblem, arch: str) -> None:

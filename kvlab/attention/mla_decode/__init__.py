@@ -125,7 +125,7 @@ def mla_decode_paged(
     backend      "auto": the emulator for NumPy arrays, the Triton kernel for torch tensors (interpreted on the CPU);
                  "reference" (float64), "emulator", "triton"; "hopper": the Gluon kernel for sm_90 (its emulator where
                  the arrays are not on a GPU), ValueError for what it cannot do. "auto" does not take it: it is
-                 compiled and emulated, no GPU has run it yet
+                 compiled and emulated, no GPU has run it
     arch         the machine that is emulated: "sm_80", "sm_90", "gfx950" (16 bits, v_dim 128, 256 or 512, 32 or 64
                  columns of rope). Tiles of 16 rows, also where the compiled kernel takes 32; of 64 rows with wgmma on
                  sm_90 where it takes those: more than 32 rows, 16 bits, scores that are not changed

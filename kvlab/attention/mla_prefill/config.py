@@ -75,17 +75,16 @@ def choose_config(problem: MLAPrefillProblem, *, arch: str = "sm_90") -> MLAPref
     least = 64 if wider else 32
     BD, BR, BV = (max(least, 1 << (n - 1).bit_length()) for n in (problem.nope, problem.rope, problem.value))
     wide = max(BD, BV)
+    few = wide > 128 or (problem.converted and problem.heavy)  # keys a tile, for want of registers
     if problem.itemsize == 4:
         BM, BN, num_warps, num_stages = (16, 64, 8, 1) if arch.startswith("gfx") else (16, 32, 8, 1)
     elif arch.startswith("gfx"):
-        few = wide > 128 or (problem.converted and problem.heavy)
         BM, BN, num_warps, num_stages = 128, 32 if few and arch != "gfx950" else 64, 4, 1
     elif arch == "sm_80":
         BM, BN, num_warps, num_stages = 64, 32 if wide > 128 else 64, 8, 2
     elif wide > 128 and problem.converted:
         BM, BN, num_warps, num_stages = 64, 16, 8, 2
     else:
-        few = wide > 128 or (problem.converted and problem.heavy)
         BM, BN, num_warps, num_stages = 128, 32 if few else 64, 8, 3
     one_loop = arch == "sm_90" and wide > 128 and problem.converted and problem.heavy
     return MLAPrefillConfig(BM, BN, BD, BR, BV, -(-problem.max_q // BM), num_warps, num_stages, one_loop)

@@ -28,7 +28,7 @@ class Case:
     """Sizes of a call. ``lens``: (new tokens, keys) of each sequence; ``held``: keys that k and v have, the last ones,
     or from ``starts`` on. columns: nope, rope, value. row: of the cache, "plain", "fp8", "rope-aware"; "": none.
     kv: "fp8" for k and v of e4m3. scales: kind of those of k and v (q of e4m3 has one of heads at most); k_scale: of
-    the rope part.
+    the rope part, which is e4m3 where it has one and there is no cache.
     """
 
     lens: tuple[tuple[int, int], ...]
@@ -109,7 +109,8 @@ class Case:
             more["kv_scales"] = forms[self.scales]
             more["q_scale"] = 1.25 if self.scales == "number" else q_by[0]
         if not self.row:
-            rope_rows = rng.standard_normal((int(held.sum()), rope)).astype(dtype)
+            rope_rows = rng.standard_normal((n, rope)).astype(float8_e4m3fn if self.k_scale else dtype)
+            more |= self._rope_scales((n, 1), rng)
             return Inputs(self, q, k, v, rope_rows, cu_q, cu_k, **more)
         columns = -(-keys // self.page)
         pages = int(columns.sum()) + 2
@@ -124,10 +125,15 @@ class Case:
         window[...] = np.nan
         window[table[b, key // self.page], key % self.page] = rng.standard_normal((len(b), rope)).astype(window.dtype)
         more |= {"table": table, "seq_lens": keys.astype(np.int32)}
-        if self.k_scale:
-            whole = rng.uniform(0.5, 2, (pages, self.page, 1)).astype(np.float32)
-            more["k_scale"] = {"number": 0.75, "head": whole[0, 0], "token": whole}[self.k_scale]
+        more |= self._rope_scales((pages, self.page, 1), rng)
         return Inputs(self, q, k, v, cache, cu_q, cu_k, **more)
+
+    def _rope_scales(self, tokens: tuple[int, ...], rng: np.random.Generator) -> dict[str, Any]:
+        """Of the rope part, if it has some; those of tokens have this shape."""
+        if not self.k_scale:
+            return {}
+        whole = rng.uniform(0.5, 2, tokens).astype(np.float32)
+        return {"k_scale": {"number": 0.75, "head": whole.reshape(-1)[:1], "token": whole}[self.k_scale]}
 
 
 @dataclass
@@ -182,6 +188,7 @@ class Inputs:
         asked |= {"sinks": a["sinks"], "alibi_slopes": a["slopes"]}
         asked |= {"q_scale": a["q_scale"], "k_scale": a["k_by"], "v_scale": a["v_by"]}
         if self.table is None:
+            asked |= {"rope_scale": a["k_scale"]}
             return mla_prefill_ragged(a["q"], a["k"], a["v"], a["cache"], a["cu_q"], a["cu_k"], **asked | options)
         arrays = a["q"], a["k"], a["v"], a["cache"], a["table"], a["seq_lens"], a["cu_q"], a["cu_k"]
         asked |= {"k_starts": a["starts"], "latent_dim": case.latent, "rope_scale": a["k_scale"]}

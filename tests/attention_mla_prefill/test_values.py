@@ -34,6 +34,7 @@ CASES = [
     Case(((60, 70), (9, 30)), mask=CausalPaddingMask(np.array([40, 25])), H=1),
     Case(((30, 90), (3, 20)), row="fp8", k_scale="token", H=1),
     Case(((30, 90),), row="fp8", k_scale="head", H=1, page=5),
+    Case(((20, 150), (9, 30)), starts=(20, 0), held=(130, 30), row="fp8", k_scale="token", H=1),
     Case(((30, 90),), row="rope-aware", dtype="fp16", H=1),
     Case(((30, 90),), columns=(80, 32, 96), H=2, strided=True),
     Case((), H=1),
@@ -41,6 +42,7 @@ CASES = [
     Case(((20, 100), (3, 20)), kv="fp8", scales="token", row="rope-aware", page=7, strided=True),
     Case(((40, 90),), kv="fp8", scales="token", row="fp8", k_scale="token", dtype="fp16", columns=(80, 32, 96)),
     Case(((40, 90),), kv="fp8", scales="number", row="", columns=(112, 48, 48), sinks=True),
+    Case(((40, 90), (3, 20)), kv="fp8", row="", k_scale="token"),
     Case(((60, 150), (9, 30)), starts=(70, 0), held=(60, 30), kv="fp8", scales="token", window=50),
     Case(((40, 90),), kv="fp8", row="fp8", k_scale="head", dtype="fp8"),
     Case(((40, 90),), kv="fp8", scales="head", row="rope-aware", dtype="fp8", slopes=True),
@@ -80,6 +82,8 @@ def test_the_emulator(case: Case, arch: str) -> None:
     Case(((20, 60), (9, 30)), starts=(30, 3), held=(20, 20), kv="fp8", scales="token", strided=True),
     Case(((20, 60), (9, 0)), kv="fp8", scales="head", row="fp8", k_scale="token", dtype="fp16", columns=(80, 16, 48)),
     Case(((20, 60),), kv="fp8", scales="number", row="", dtype="fp8"),
+    Case(((20, 60),), kv="fp8", scales="head", row="", dtype="fp8"),
+    Case(((20, 60), (9, 30)), kv="fp8", row="", k_scale="token", columns=(64, 32, 64)),
 ], ids=str)  # fmt: skip
 def test_the_kernel(case: Case) -> None:
     x = case.build()

@@ -20,6 +20,7 @@ from kvlab.attention.mla_decode.config import MLADecodeProblem
 from kvlab.attention.mla_decode.hopper_config import HopperConfig, choose_hopper
 from kvlab.cache.arrays import to_torch
 from kvlab.mirror import check_sources
+from kvlab.staging import Traffic
 from kvlab.triton_support.compile import Compiled
 from kvlab.triton_support.versions import gluon_lacks
 
@@ -49,6 +50,17 @@ def test_the_emulator_is_accurate(case: Case) -> None:
     options = x.options | {"num_splits": case.splits, "out": np.full_like(x.q[..., : FULL[0]], np.nan)}
     out, lse = mla_decode_paged(*x.arrays, return_lse=True, backend="hopper", **options)
     assert_accurate(x, out, lse)
+
+
+def test_bytes_of_an_item() -> None:
+    """Rests on arithmetic: 64 rows of Q and two blocks of 64 keys come once; Q K^T takes both, P V the keys' 512 latent
+    columns, in halves, and P once more.
+    """
+    traffic, x = Traffic(), Case((128,), H=64, columns=FULL, page=64).build()
+    mla_decode_paged(*x.arrays, backend="hopper", num_splits=1, traffic=traffic, **x.options)
+    row, p = 576 * 2, 64 * 64 * 2
+    assert traffic.moved["DRAM->SMEM"] == (64 + 128) * row
+    assert traffic.moved["SMEM->tensor cores"] == 2 * ((64 + 64) * row + 64 * 512 * 2 + p)
 
 
 @pytest.mark.parametrize("programs, late", [(1, False), (3, True), (8, True)])

@@ -128,14 +128,18 @@ def prepared(
     return call, plan, arguments
 
 
-def explained(function: Callable[..., Any], plan_of: Callable[..., Explanation]) -> Callable[..., Explanation]:
-    """What :func:`kvlab.attention.explain` calls for ``function``, a paged decode: the same call, up to its plan."""
+def explained(
+    function: Callable[..., Any], prepare: Callable[..., tuple[Any, Explanation, Any]], names: tuple[str, ...] = ASKED
+) -> Callable[..., Explanation]:
+    """What :func:`kvlab.attention.explain` calls for ``function``, a paged decode: the same call, up to its plan.
+    ``prepare`` takes the call's arguments, those of ``names`` as ``asked``.
+    """
 
     def plan(*args: Any, **kwargs: Any) -> Explanation:
         given = arguments_of(function, *args, **kwargs)
-        asked = {name: given.pop(name) for name in ASKED}
+        asked = {name: given.pop(name) for name in names}
         del given["return_lse"], given["base2"]
-        return prepared(plan_of, **given, asked=asked)[1]
+        return prepare(**given, asked=asked)[1]
 
     return plan
 

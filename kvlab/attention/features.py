@@ -39,18 +39,23 @@ class Features:
             "slopes": slopes, "k_scale": q_scale * k_scale, "v_scale": self.scales.v.at(where),
         }  # fmt: skip
 
-    def with_leading_axis(self) -> Features:
-        """For K and V ``[total, Hkv, D]`` that launches take as ``[1, total, Hkv, D]``: scales of tokens likewise."""
-        k, v = (
-            one if one.tokens is None else replace(one, tokens=one.tokens[None])
-            for one in (self.scales.k, self.scales.v)
-        )
-        return replace(self, scales=replace(self.scales, k=k, v=v))
+    def with_leading_axis(self, *, rope: bool = False) -> Features:
+        """For K and V (and K's rope part) ``[total, Hkv, D]`` that launches take as ``[1, total, Hkv, D]``: scales of
+        tokens likewise.
+        """
+        scales = {name: getattr(self.scales, name) for name in ("k", "v", "rope")[: 3 if rope else 2]}
+        some = {n: replace(one, tokens=one.tokens[None]) for n, one in scales.items() if one.tokens is not None}
+        return replace(self, scales=replace(self.scales, **some))
 
     @property
     def heavy(self) -> bool:
         """Whether scores are changed in a way that takes registers: tiles are smaller then."""
-        return self.mask.bounded or self.softcap > 0 or self.slopes is not None or "token" in self.scales.kinds
+        return (
+            self.mask.bounded
+            or self.softcap > 0
+            or self.slopes is not None
+            or "token" in (*self.scales.kinds, self.scales.rope.kind)
+        )
 
 
 def resolve_features(

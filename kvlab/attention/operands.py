@@ -1,7 +1,7 @@
 """What attention asks of q, k, v and out: dtypes that go together, heads and depths that fit.
 
-``check_operands(q, kv)`` for the inputs and ``check_result(out, ...)`` for a caller's out; strides and what shares
-memory are in :mod:`kvlab.attention.inputs`.
+``check_operands(q, kv)`` for the inputs (``check_dtypes`` for q and K alone) and ``check_result(out, ...)`` for a
+caller's out; strides and what shares memory are in :mod:`kvlab.attention.inputs`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,20 @@ from kvlab.attention.pieces import MAX_DEPTH
 from kvlab.cache.arrays import dtype_of
 from kvlab.memory import bfloat16, float8_e4m3fn, float16
 
-__all__ = ["check_operands", "check_result", "result_dtype"]
+__all__ = ["check_dtypes", "check_operands", "check_result", "result_dtype"]
+
+
+def check_dtypes(q: Any, k_name: str, k: Any) -> tuple[Any, Any]:
+    """The dtypes of q and K. ValueError unless q is bfloat16, float16 or float32 and K the same, or q is bfloat16,
+    float16 or e4m3 and K is e4m3.
+    """
+    of_q, of_k = known_dtype(q, "q"), known_dtype(k, k_name)
+    known = of_q in (*DTYPES, float8_e4m3fn)
+    require(known, f"q has dtype {q.dtype}", "bfloat16, float16, float32 or float8_e4m3fn")
+    narrow = of_q in (bfloat16, float16)
+    accepted = f"that of q, {q.dtype}" + (", or float8_e4m3fn" if narrow else "")
+    require(of_k == of_q or (of_k == float8_e4m3fn and narrow), f"{k_name} has dtype {k.dtype}", accepted)
+    return of_q, of_k
 
 
 def check_operands(q: Any, kv: dict[str, Any]) -> None:
@@ -25,14 +38,8 @@ def check_operands(q: Any, kv: dict[str, Any]) -> None:
     q is bfloat16, float16 or float32 and K and V the same, or q is bfloat16, float16 or e4m3 and K and V are e4m3. D
     and Dv are multiples of 8 from 16 to 576 (of 16 with e4m3).
     """
-    dtype = known_dtype(q, "q")
-    known = (*DTYPES, float8_e4m3fn)
-    require(dtype in known, f"q has dtype {q.dtype}", "bfloat16, float16, float32 or float8_e4m3fn")
     (k_name, k), (v_name, v) = kv.items()
-    of_k = known_dtype(k, k_name)
-    accepted = f"that of q, {q.dtype}" + (", or float8_e4m3fn" if dtype in (bfloat16, float16) else "")
-    require(of_k == dtype or (of_k == float8_e4m3fn and dtype in (bfloat16, float16)), f"{k_name} has dtype {k.dtype}",
-            accepted)  # fmt: skip
+    _, of_k = check_dtypes(q, k_name, k)
     require(known_dtype(v, v_name) == of_k, f"{v_name} has dtype {v.dtype}", f"that of {k_name}, {k.dtype}")
     (q_heads, D), shape = q.shape[-2:], tuple(int(n) for n in k.shape)
     require(shape[-1] == D, f"{k_name} has head dimension {shape[-1]}", f"that of q, {D}")

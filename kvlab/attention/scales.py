@@ -18,7 +18,7 @@ from kvlab.attention.inputs import check_array, finite_number, require
 from kvlab.cache.arrays import dtype_of, is_torch, same_place
 from kvlab.memory import float8_e4m3fn, float32
 
-__all__ = ["P_SCALE", "Scale", "Scales", "is_fp8", "resolve_scales"]
+__all__ = ["P_SCALE", "Scale", "Scales", "is_fp8", "resolve_scale", "resolve_scales"]
 
 P_SCALE = 2.0**8
 """P times this is rounded to e4m3 where P V runs in fp8; its inverse is in the epilogue."""
@@ -51,11 +51,12 @@ class Scale:
 
 @dataclass(frozen=True, eq=False)
 class Scales:
-    """The scales of a call."""
+    """The scales of a call; ``rope`` is that of a rope part of K that lies in an array of its own."""
 
     q: Scale = field(default_factory=Scale)
     k: Scale = field(default_factory=Scale)
     v: Scale = field(default_factory=Scale)
+    rope: Scale = field(default_factory=Scale)
 
     @property
     def kinds(self) -> tuple[str, str, str]:
@@ -81,13 +82,14 @@ def resolve_scales(q: Any, k: Any, v: Any, q_scale: Any = None, k_scale: Any = N
     """
     heads = int(k.shape[-2])
     return Scales(
-        _resolve("q_scale", q_scale, q, heads, None),
-        _resolve("k_scale", k_scale, k, heads, tuple(k.shape[:-1])),
-        _resolve("v_scale", v_scale, v, heads, tuple(v.shape[:-1])),
+        resolve_scale("q_scale", q_scale, q, heads, None),
+        resolve_scale("k_scale", k_scale, k, heads, tuple(k.shape[:-1])),
+        resolve_scale("v_scale", v_scale, v, heads, tuple(v.shape[:-1])),
     )
 
 
-def _resolve(name: str, scale: Any, of: Any, heads: int, tokens: tuple[int, ...] | None) -> Scale:
+def resolve_scale(name: str, scale: Any, of: Any, heads: int, tokens: tuple[int, ...] | None) -> Scale:
+    """The scale ``name`` of the array ``of`` with ``heads`` heads, or one for each of ``tokens``."""
     if scale is None or not is_fp8(of):
         return Scale()
     if not (is_torch(scale) or isinstance(scale, np.ndarray)):

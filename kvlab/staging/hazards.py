@@ -146,8 +146,8 @@ done; missing: a barrier between warp 0 and warp 1
             self._issued += np.asarray(instructions, np.int64)
             time = self._issued.copy()
         self._stamp_write(at, 2 * self.warps, time, what, stage)
-        self._event("copy", what, stage, at.warps, int(at.moved.sum()))
         warps, moved = list(at.warps), int(at.moved.sum())
+        self._event("copy", what, stage, at.warps, moved)
         self._flights.begin(2 * self.warps + np.array(warps), time[warps], self.agents, what, stage, at.warps, moved)
 
     def copy_bulk(self, at: Footprint, barrier: AsyncBarrier, nbytes: int, what: str, stage: int | None = None) -> None:

@@ -19,7 +19,6 @@ class LaunchedCTA:
     smem     : the shared memory.
     hazards  : what is in flight, and who waited; checks every access.
     programs : of the launch.
-
     traced   : whether its events go to the traffic's timeline.
 
     It ends with the launch (:meth:`Traffic.launch`): after the waits of :meth:`drain` nothing may be in flight.

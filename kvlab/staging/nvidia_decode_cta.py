@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from .tile_copies import TileCopies
 from .tile_pipeline import TilePipeline
 from .traffic import Traffic
 
-__all__ = ["NvidiaDecodeCTA"]
+__all__ = ["NvidiaDecodeCTA", "operand_p_of"]
 
 Array = np.ndarray[Any, Any]
 
@@ -92,3 +93,18 @@ class NvidiaDecodeCTA(RowsOverWarps, Generic[S]):
 
     def _state_read(self, role: str) -> None:
         raise NotImplementedError
+
+
+def operand_p_of(
+    ctas: Sequence[NvidiaDecodeCTA[Any]], through: NvidiaDecodeCTA[Any], p: Fragments, active: Array
+) -> Fragments:
+    """P as the products of ``ctas`` take it, models of the same threads with tiles of their own: it goes through the
+    shared memory of one of them. The tile ends in all.
+    """
+    a = through.operand_p(p, active)
+    for cta in ctas:
+        if cta is not through:
+            cta.meet_for_p()
+    for cta in ctas:
+        cta.end_tile()
+    return a

@@ -18,6 +18,7 @@ from .fma_cta import FmaCTA
 from .fragments import Fragments
 from .iterator import KVCacheIterator
 from .mma_sync_cta import MmaSyncCTA
+from .nvidia_decode_cta import operand_p_of
 from .pairs import halves
 
 __all__ = ["Accumulator", "PiecesCTA", "Shown", "piece_columns"]
@@ -174,11 +175,7 @@ class PiecesCTA:
 
     def accumulate(self, p: Fragments, v: Pieces, o: Accumulator, active: Array) -> Accumulator:
         """O += P V."""
-        a = self.ctas[0].operand_p(p, active)
-        for cta in self.ctas[1:]:
-            cta.meet_for_p()
-        for cta in self.ctas:
-            cta.end_tile()
+        a = operand_p_of(self.ctas, self.ctas[0], p, active)
         factors = [(cta, b) for cta, operand in zip(self.ctas, v.parts, strict=False) for b in self._factors(operand)]
         return o.with_parts(
             cta.add_values(a, factor, part) for (cta, factor), part in zip(factors, o.parts, strict=True)

@@ -277,7 +277,7 @@ class WgmmaCTA(LaunchedCTA):
         return self.shape.places[at].address(plan.row, plan.byte // 16), 16, plan.warp
 
     def _copy_async(self, tile: KVTile, role: str) -> None:
-        stage = self._copied[role] % self._stages(role)
+        stage = self._stage_of(role, self._copied[role])
         self._copied[role] += 1
         at = f"{role} plain" if self.shape.converted[role] else f"{role}{stage}"
         plan, (address, nbytes, _) = self._copy_plan(at), self._copied_to(at)
@@ -295,12 +295,13 @@ class WgmmaCTA(LaunchedCTA):
         dtype = self.shape.dtype if role == "k" else self.shape.p_dtype
         return SharedTile(self.smem, self.shape.places[at], self.shape.dram_dtype if converted else dtype)
 
-    def _stages(self, role: str) -> int:
-        return min(self.shape.stages(role), STAGES)
+    def _stage_of(self, role: str, tiles: int) -> int:
+        """Of the tile that so many came before."""
+        return tiles % self.shape.stages(role)
 
     def _stage(self, role: str) -> int:
         """Where the tile stands that was taken last."""
-        return (self._read[role] - 1) % self._stages(role)
+        return self._stage_of(role, self._read[role] - 1)
 
     def _count(self, active: Array, nbytes: int) -> None:
         self.traffic.move("SMEM->tensor cores", int(active.sum()) * nbytes)

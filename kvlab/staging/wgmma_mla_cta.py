@@ -34,7 +34,7 @@ from .launched_cta import LaunchedCTA
 from .shared_tile import SharedTile
 from .tile_copies import TileCopies
 from .traffic import Traffic
-from .wgmma_plan import K_BYTES, STAGES, PanelTile
+from .wgmma_plan import STAGES, PanelTile, along_columns, along_rows
 
 __all__ = ["WgmmaMLACTA", "WgmmaMLAShape"]
 
@@ -104,34 +104,6 @@ def _places(shape: WgmmaMLAShape) -> dict[str, PanelTile]:
         places[at] = PanelTile(rows, shape.columns(at)[1], base, shape.dtype.itemsize)
         base += places[at].nbytes
     return places
-
-
-@functools.cache
-def _contracted(shape: WgmmaMLAShape, at: str, rows: int) -> IntArray:
-    """Elements that the descriptors of Q or K find, ``rows`` of them an instruction: ``[steps, instructions, rows,
-    k]``.
-    """
-    place, k = shape.places[at], K_BYTES // shape.dtype.itemsize
-    return np.array(
-        [
-            [place.descriptor(row, column, along_rows=False).addresses(rows, k, shape.dtype)
-             for row in range(0, place.rows, rows)]
-            for column in range(0, place.cols, k)
-        ]
-    )  # fmt: skip
-
-
-@functools.cache
-def _values(shape: WgmmaMLAShape, stage: int) -> IntArray:
-    """Elements of a stage of K that the descriptors of V find: ``[steps, groups, columns of a group, k]``."""
-    place, k, n = shape.places[f"k{stage}"], K_BYTES // shape.dtype.itemsize, shape.latent[1] // GROUPS
-    return np.array(
-        [
-            [place.descriptor(key, column, along_rows=True).addresses(n, k, shape.dtype, "MN")
-             for column in range(0, place.cols, n)]
-            for key in range(0, place.rows, k)
-        ]
-    )  # fmt: skip
 
 
 @functools.cache
@@ -216,7 +188,7 @@ class WgmmaMLACTA(LaunchedCTA):
         shape, atom, stage = self.shape, self.shape.output_atom, self._stage
         a = p.values.astype(shape.dtype).reshape(self.programs, GROUPS, 128, -1)
         self.hazards.read_async(self._used[f"k{stage}"], "k wgmma of P V", stage)
-        b = _values(shape, stage)
+        b = along_rows(shape.places[f"k{stage}"], shape.latent[1] // GROUPS, shape.dtype)
         c, regs = o.values.reshape(self.programs, GROUPS, 128, -1), a.shape[-1] // len(b)
         for step in range(len(b)):
             values = self.smem.load(b[step][None], shape.dtype)[..., 0]  # [programs, groups, columns, k]
@@ -248,7 +220,7 @@ class WgmmaMLACTA(LaunchedCTA):
     def _add_scores(self, q: str, k: str, s: Fragments, active: Array) -> Fragments:
         """S + Q K^T over the columns of a part. Both warpgroups find the same; it is found once."""
         shape, atom, half = self.shape, self.shape.scores_atom, self.shape.BN // 2
-        a, b = _contracted(shape, q, ROWS), _contracted(shape, k, half)
+        a, b = (along_columns(shape.places[at], rows, shape.dtype) for at, rows in ((q, ROWS), (k, half)))
         for at, what, stage in ((q, q, None), (k, k[:-1], self._stage)):
             self.hazards.read_async(self._used[at], f"{what} wgmma", stage)
         c = s.values[:, :128].reshape(self.programs, 128, 2, -1).swapaxes(1, 2)  # [programs, halves, 128, registers]

@@ -12,13 +12,13 @@ from kvlab.hardware import MmaAtom, SmemDescriptor, TensorMapSwizzle, get_atom
 
 from .fragments import FragmentMap
 
-__all__ = ["STAGES", "PanelTile", "PlainRows", "WgmmaShape", "accumulator_map", "k_addresses",
-           "q_addresses", "v_addresses"]  # fmt: skip
+__all__ = ["K_BYTES", "STAGES", "SUFFIX", "PanelTile", "PlainRows", "WgmmaShape", "accumulator_map",
+           "along_columns", "along_rows", "k_addresses", "q_addresses", "v_addresses"]  # fmt: skip
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 STAGES = 2  # of K and of V; 1 where they are converted
 K_BYTES = 32  # of a row that one wgmma contracts
-_SUFFIX = {"bfloat16": "bf16", "float16": "f16", "float8_e4m3fn": "e4m3"}
+SUFFIX = {"bfloat16": "bf16", "float16": "f16", "float8_e4m3fn": "e4m3"}
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class WgmmaShape:
         """``wgmma.m64n<columns>`` of operands of ``dtype``, of Q's if None; a warpgroup's share of the columns."""
         dtype = self.dtype if dtype is None else dtype
         n = columns // self.groups_n
-        return get_atom(f"wgmma.m64n{n}k{K_BYTES // dtype.itemsize}.{_SUFFIX[dtype.name]}")
+        return get_atom(f"wgmma.m64n{n}k{K_BYTES // dtype.itemsize}.{SUFFIX[dtype.name]}")
 
     @property
     def converted(self) -> dict[str, bool]:
@@ -204,45 +204,50 @@ def _places(shape: WgmmaShape) -> dict[str, PanelTile | PlainRows]:
     return places
 
 
-@functools.cache
 def q_addresses(shape: WgmmaShape) -> IntArray:
     """Elements that each step's descriptors of Q find: ``[steps, blocks of 64 rows, 64, k]``."""
-    q, k = shape.panel("q"), K_BYTES // shape.dtype.itemsize
-    steps, blocks = range(0, shape.BD, k), range(0, shape.BM, 64)
-    return np.array(
-        [[q.descriptor(row, c, along_rows=False).addresses(64, k, shape.dtype) for row in blocks] for c in steps]
-    )
+    return along_columns(shape.panel("q"), 64, shape.dtype)
 
 
-@functools.cache
 def k_addresses(shape: WgmmaShape, stage: int) -> IntArray:
     """Elements that each step's descriptors of K find: ``[steps, groups, BN / groups, k]``."""
-    return _along_columns(shape, f"k{stage}", shape.BN, shape.BD, shape.dtype)
+    return along_columns(shape.panel(f"k{stage}"), shape.BN // shape.groups_n, shape.dtype)
+
+
+def v_addresses(shape: WgmmaShape, stage: int) -> IntArray:
+    """Elements that each step's descriptors of V find: ``[steps, groups, BDV / groups, k]``; MN-major if of 16 bits."""
+    find = along_columns if shape.v_transposed else along_rows
+    return find(shape.panel(f"v{stage}"), shape.v_width // shape.groups_n, shape.p_dtype)
 
 
 @functools.cache
-def v_addresses(shape: WgmmaShape, stage: int) -> IntArray:
-    """Elements that each step's descriptors of V find: ``[steps, groups, BDV / groups, k]``; MN-major if of 16 bits."""
-    if shape.v_transposed:
-        return _along_columns(shape, f"v{stage}", shape.v_width, shape.BN, shape.p_dtype)
-    v, k, n = shape.panel(f"v{stage}"), K_BYTES // shape.p_dtype.itemsize, shape.v_width // shape.groups_n
+def along_columns(place: PanelTile, rows: int, dtype: np.dtype[Any]) -> IntArray:
+    """Elements that the descriptors of an operand find whose columns are contracted, ``rows`` of them an instruction:
+    ``[steps, instructions, rows, k]``.
+    """
+    k = K_BYTES // dtype.itemsize
     return np.array(
         [
-            [v.descriptor(key, col, along_rows=True).addresses(n, k, shape.p_dtype, "MN")
-             for col in range(0, shape.v_width, n)]
-            for key in range(0, shape.BN, k)
+            [place.descriptor(row, column, along_rows=False).addresses(rows, k, dtype)
+             for row in range(0, place.rows, rows)]
+            for column in range(0, place.cols, k)
         ]
     )  # fmt: skip
 
 
-def _along_columns(shape: WgmmaShape, at: str, rows: int, depth: int, dtype: np.dtype[Any]) -> IntArray:
-    place, k, n = shape.panel(at), K_BYTES // dtype.itemsize, rows // shape.groups_n
+@functools.cache
+def along_rows(place: PanelTile, columns: int, dtype: np.dtype[Any]) -> IntArray:
+    """Elements that the descriptors of an operand find whose rows are contracted, ``columns`` of them an instruction:
+    ``[steps, instructions, columns, k]``.
+    """
+    k = K_BYTES // dtype.itemsize
     return np.array(
         [
-            [place.descriptor(row, c, along_rows=False).addresses(n, k, dtype) for row in range(0, rows, n)]
-            for c in range(0, depth, k)
+            [place.descriptor(row, column, along_rows=True).addresses(columns, k, dtype, "MN")
+             for column in range(0, place.cols, columns)]
+            for row in range(0, place.rows, k)
         ]
-    )
+    )  # fmt: skip
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 
-__all__ = ["OLDEST", "TESTED", "gluon_lacks", "has_smem_reinterpret", "installed", "require"]
+__all__ = ["OLDEST", "TESTED", "gluon_lacks", "has_smem_reinterpret", "holds_wgmma_rows", "installed", "require"]
 
 #: the releases that the tests run with: the oldest, the one that torch 2.13 names, the newest
 TESTED = ("3.6.0", "3.7.1", "3.9.0")
@@ -51,6 +51,12 @@ def has_smem_reinterpret() -> bool:
     from triton.experimental.gluon import language as gl
 
     return hasattr(gl.shared_memory_descriptor, "reinterpret")
+
+
+def holds_wgmma_rows() -> bool:
+    """Whether the installed Triton keeps 64 rows of 512 columns in registers without spills: those before 3.9."""
+    version = installed()
+    return version is not None and _number(version) < (3, 9)
 
 
 def gluon_lacks(*, wide: bool = False) -> str | None:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .axis import LABEL, QUIET, WIDTH
-from .palette import BANKS, INK, PAPER
+from .marks import dot, ring
+from .palette import BANKS, INK
 from .picture import Picture
 from .svg import Canvas
 from .text import text_width
@@ -89,7 +90,7 @@ def draw_roofline(
     ridge = compute / bandwidth
     xs = [p.intensity for p in points] + [ridge]
     low_x, high_x = _decades(min(xs) / 1.5, max(xs) * 4)
-    rates = [rate for p in points for _, rate in _all_rates(p)] + [compute]
+    rates = [rate for p in points for rate in _rates(p)] + [compute]
     low_y, high_y = _decades(min(rates) / 2, max(rates) * 1.2)
 
     def x_of(value: float) -> float:
@@ -109,15 +110,13 @@ def draw_roofline(
     colours = {family: FAMILIES[n % len(FAMILIES)] for n, family in enumerate(families)}
     ordered = sorted(points, key=lambda p: (x_of(p.intensity), -p.rate))
     where = [(x_of(p.intensity), y_of(p.rate)) for p in ordered]
-    _labels(canvas, where, [(x_of(p.intensity), y_of(rate)) for p in points for _, rate in _all_rates(p)])
+    _labels(canvas, where, [(x_of(p.intensity), y_of(rate)) for p in points for rate in _rates(p)])
     for point, (x, _) in zip(ordered, where, strict=True):  # rings first, the dots over them
-        for peer, rate in _all_rates(point)[1:]:
-            said = f"{peer}, {point.name}: {100 * rate / point.ceiling(bandwidth, compute):.0f} % of the ceiling"
-            canvas.rect(x - 4.5, y_of(rate) - 4.5, 9, 9, stroke=INK, stroke_width=1.3, radius=4.5, title=said)
+        for peer, rate in _peer_rates(point):
+            said = f"{peer}, {point.name}: {_percent(point, rate, bandwidth, compute)} of the ceiling"
+            ring(canvas, x, y_of(rate), INK, 1.3, said)
     for point, (x, y) in zip(ordered, where, strict=True):
-        words = f"{point.name}\n{_figures(point, bandwidth, compute)}"
-        colour = colours[point.family]
-        canvas.rect(x - 5, y - 5, 10, 10, fill=colour, stroke=PAPER, stroke_width=1.5, radius=5, title=words)
+        dot(canvas, x, y, colours[point.family], f"{point.name}\n{_figures(point, bandwidth, compute)}")
     y = TOP + HEIGHT + 40
     widest = max(text_width(p.name, 11) for p in points) + 74
     for number, point in enumerate(ordered, 1):
@@ -127,7 +126,7 @@ def draw_roofline(
         canvas.text(LEFT + widest, y, _figures(point, bandwidth, compute), size=11, opacity=QUIET)
         y += ROW
     canvas.extend(WIDTH, y)
-    best = max(points, key=lambda p: _share(p, bandwidth, compute))
+    best = max(points, key=lambda p: _share(p, p.rate, bandwidth, compute))
     rings = " A ring is a peer at the same task." if any(p.peers for p in points) else ""
     return canvas.picture(title or _title(best, bandwidth, compute), caption or _CAPTION + rings)
 
@@ -155,9 +154,14 @@ def _labels(canvas: Canvas, where: Sequence[tuple[float, float]], marks: Sequenc
         canvas.text(left, base, words, size=LABEL, weight=600)
 
 
-def _all_rates(point: RooflinePoint) -> list[tuple[str, float]]:
-    """Operations a second of the point itself, then of its peers, by name."""
-    return [("", point.rate)] + [(peer, point.flops / seconds) for peer, seconds in point.peers]
+def _peer_rates(point: RooflinePoint) -> list[tuple[str, float]]:
+    """(name, operations a second) of each peer."""
+    return [(peer, point.flops / seconds) for peer, seconds in point.peers]
+
+
+def _rates(point: RooflinePoint) -> list[float]:
+    """Operations a second of the point itself, then of its peers."""
+    return [point.rate, *(rate for _, rate in _peer_rates(point))]
 
 
 _CAPTION = (
@@ -166,24 +170,26 @@ _CAPTION = (
 )
 
 
-def _share(point: RooflinePoint, bandwidth: float, compute: float) -> float:
-    """What a kernel reaches of its ceiling."""
-    return point.rate / point.ceiling(bandwidth, compute)
+def _share(point: RooflinePoint, rate: float, bandwidth: float, compute: float) -> float:
+    """What a rate, the point's or a peer's, is of the point's ceiling."""
+    return rate / point.ceiling(bandwidth, compute)
 
 
 def _title(point: RooflinePoint, bandwidth: float, compute: float) -> str:
-    share = _share(point, bandwidth, compute)
+    share = _share(point, point.rate, bandwidth, compute)
     what = "memory" if point.intensity * bandwidth < compute else "tensor cores"
     return f"{point.name} reaches {share:.0%} of its ceiling: {what}".replace("%", " %")
 
 
 def _figures(point: RooflinePoint, bandwidth: float, compute: float) -> str:
-    share = _share(point, bandwidth, compute)
     speed = f"{_short(point.rate / 1e12)} TFLOP/s, {_short(point.nbytes / point.seconds / 1e12)} TB/s"
-    peers = "".join(
-        f", {peer} {100 * rate / point.ceiling(bandwidth, compute):.0f} %" for peer, rate in _all_rates(point)[1:]
-    )
-    return f"{_short(point.intensity)} flop/B, {speed}: {100 * share:.0f} %{peers}"
+    shares = [_percent(point, point.rate, bandwidth, compute)]
+    shares += [f"{peer} {_percent(point, rate, bandwidth, compute)}" for peer, rate in _peer_rates(point)]
+    return f"{_short(point.intensity)} flop/B, {speed}: {', '.join(shares)}"
+
+
+def _percent(point: RooflinePoint, rate: float, bandwidth: float, compute: float) -> str:
+    return f"{100 * _share(point, rate, bandwidth, compute):.0f} %"
 
 
 def _short(value: float) -> str:

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from .axis import LABEL, QUIET, WIDTH
-from .palette import ACCENT, BANKS, PAPER
+from .marks import dot, ring
+from .palette import ACCENT, BANKS
 from .picture import Picture
 from .svg import Canvas
 from .text import text_width
@@ -87,9 +88,9 @@ _CAPTION = (
 def _mark(canvas: Canvas, x: float, y: float, peer: str | None, title: str | None) -> None:
     """A filled dot in the accent colour, or a ring of a peer's colour."""
     if peer is None:
-        canvas.rect(x - 5, y - 5, 10, 10, fill=ACCENT, stroke=PAPER, stroke_width=1.5, radius=5, title=title)
+        dot(canvas, x, y, ACCENT, title)
     else:
-        canvas.rect(x - 4.5, y - 4.5, 9, 9, stroke=peer, stroke_width=2.2, radius=4.5, title=title)
+        ring(canvas, x, y, peer, 2.2, title)
 
 
 def _lead(shares: Mapping[str, float], ours: str) -> float | None:

@@ -92,7 +92,8 @@ class FeatureCase:
                 shape = shapes[self.scales]
                 options[name] = 0.625 if shape is None else (0.5 + rng.random(shape)).astype(f32)
             if as_dtype(self.dtype).itemsize == 1:
-                options["q_scale"] = 0.75
+                by_head = self.scales == "head"
+                options["q_scale"] = (0.5 + rng.random(self.heads[1])).astype(f32) if by_head else 0.75
         return options
 
 

@@ -113,8 +113,12 @@ def test_kernel(case: FeatureCase) -> None:
 def test_kernel_of_streaming() -> None:
     first = FeatureCase((70, 0), D=128, window=40, softcap=3.0, sinks=True, S=2, splits=2, heads=(2, 1))
     other = FeatureCase((40, 9), mask="both", alibi="sequence", S=2, heads=(2, 1))
-    more = {"dtype": FP8, "kv": FP8, "scales": "head", "heads": (4, 2)}
-    for case in (first, other, FeatureCase((70, 3), D=128, S=2, splits=2, **more)):
+    fp8 = [
+        FeatureCase((70, 3), D=128, S=2, splits=2, dtype=FP8, kv=FP8, scales="head", heads=(4, 2)),
+        FeatureCase((40, 3), dtype="fp16", kv=FP8, scales="token", heads=(4, 2)),
+        FeatureCase((40,), dtype=FP8, kv=FP8, scales="number", heads=(2, 1)),
+    ]
+    for case in (first, other, *fp8):
         check(case, mha_decode_streaming_paged, backend="triton")
 
 

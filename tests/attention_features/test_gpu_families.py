@@ -46,9 +46,16 @@ def mla_prefill(dtype: Any, kv: Any) -> Any:
     return explain(function("mla_prefill_paged"), q, k, k, rows(2, 16, 576, dtype=kv), TABLE, LENS, CU, CU)
 
 
+def mla_prefill_of_e4m3(dtype: Any, kv: Any) -> Any:
+    """K and V of another dtype than the cache's."""
+    q, k = rows(20, 2, 192, dtype=dtype), rows(20, 2, 128, dtype=kv)
+    return explain(function("mla_prefill_paged"), q, k, k, rows(2, 16, 576, dtype=dtype), TABLE, LENS, CU, CU)
+
+
 CALLS = {
     "mha_prefill": mha("mha_prefill_paged", CU), "mha_decode": mha("mha_decode_paged"),
-    "mla_decode": mla_decode, "mla_prefill": mla_prefill,
+    "mla_decode": mla_decode, "mla_prefill": mla_prefill, "mla_prefill_of_e4m3": mla_prefill_of_e4m3,
+    "mha_decode_streaming": mha("mha_decode_streaming_paged"),
 }  # fmt: skip
 
 
@@ -73,6 +80,9 @@ def test_tiles_are_those_of_the_family(name: str, dtype: Any, gpu: Callable[[str
     assert found["sm_86"] == found["sm_89"] == found["sm_120"] == found["sm_80"]
     if (name, dtype) in (("mla_prefill", torch.bfloat16), ("mla_decode", torch.float32)):  # the others share tiles
         assert found["sm_90"] != found["sm_80"]
+    if name == "mha_decode_streaming":  # whose tiles are MAX's on gfx950 alone
+        gpu("gfx950")
+        assert CALLS[name](dtype, dtype).config.BN > found["sm_90"].BN
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -336,9 +336,11 @@ def store_in_a_high_page() -> bool:
 
 
 def store_in_a_far_head() -> bool:
-    """The same for heads that lie 2^31 bytes apart, which the stride of a vector of 16 of them does not show."""
-    far = 1 << 31
-    pool = sparse((4, 4, 2, 16), (64, 16, far, 1), "fp8")
-    k = np.random.default_rng(0).standard_normal((3, 2, 16)).astype(as_dtype("fp8"))
-    kv_store_paged(k, None, pool, None, np.array([5, 2, 9]), backend="triton")
-    return bits(pool[[1, 0, 2], [1, 2, 1]]) == bits(k)
+    """The same for heads that lie 2^31 bytes apart, which the stride of a vector of 16 of them does not show; and for
+    the 17th, whose offset in vectors is past 2^31, too.
+    """
+    shape, strides = (4, 4, 18, 16), (64, 16, 1 << 31, 1)
+    pools = [sparse(shape, strides, "fp8") for _ in "kv"]
+    k, v = np.random.default_rng(0).standard_normal((2, 3, 18, 16)).astype(as_dtype("fp8"))
+    kv_store_paged(k, v, *pools, np.array([5, 2, 9]), backend="triton")
+    return all(bits(pool[[1, 0, 2], [1, 2, 1]]) == bits(x) for pool, x in zip(pools, (k, v), strict=True))

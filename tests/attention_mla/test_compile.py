@@ -19,7 +19,7 @@ from mla_cases import Case
 
 from kvlab.attention import mla_decode_paged
 from kvlab.attention.masks import ChunkedMask, MaterializedMask
-from kvlab.attention.mla_decode import holds_wgmma_rows, kernel
+from kvlab.attention.mla_decode import kernel
 from kvlab.attention.mla_decode.config import MLADecodeConfig, MLADecodeProblem, choose_config
 from kvlab.cache.arrays import to_torch
 from kvlab.memory import as_dtype
@@ -27,7 +27,7 @@ from kvlab.staging import Timeline, Traffic
 from kvlab.staging.mma_sync_plan import MmaSyncShape
 from kvlab.staging.wgmma_mla_cta import WgmmaMLAShape
 from kvlab.triton_support.compile import TARGETS, Compiled
-from kvlab.triton_support.versions import installed
+from kvlab.triton_support.versions import holds_wgmma_rows, installed
 
 pytestmark = pytest.mark.compile
 

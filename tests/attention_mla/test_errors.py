@@ -11,10 +11,10 @@ from bad_arguments import Change, change, in_use
 from mla_cases import Case
 
 from kvlab.attention import explain, mla_decode, mla_decode_paged
-from kvlab.attention.mla_decode import holds_wgmma_rows
 from kvlab.cache import from_dense
 from kvlab.cache.arrays import to_torch
 from kvlab.memory import float8_e4m3fn
+from kvlab.triton_support.versions import holds_wgmma_rows
 
 NAMES = ("q", "kv_cache", "block_table", "seq_lens")
 

@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 from caught import SHARED, Caught, as_launched
-from mla_cases import Case
+from mla_cases import Case, EvenKeys
 from yardsticks import assert_accurate, bits
 
 from kvlab.attention import explain, hopper_choice, mla_decode_paged
-from kvlab.attention.masks import ChunkedMask
+from kvlab.attention.masks import CausalPaddingMask, ChunkedMask
 from kvlab.attention.mla_decode import hopper_config, hopper_emulator
 from kvlab.attention.mla_decode.config import MLADecodeProblem
 from kvlab.attention.mla_decode.hopper_config import HopperConfig, choose_hopper
 from kvlab.cache.arrays import to_torch
 from kvlab.mirror import check_sources
+from kvlab.staging import Traffic
 from kvlab.triton_support.compile import Compiled
 from kvlab.triton_support.versions import gluon_lacks
 
@@ -44,10 +45,22 @@ def launch_arguments(case: Case) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_emulator_is_accurate(case: Case) -> None:
-    """Against the float64 reference. All that must not be read is NaN, and shared memory is poisoned."""
+    """Against the float64 reference. All that must not be read is NaN, as ``out`` is, and shared memory is poisoned."""
     x = case.build()
-    out, lse = mla_decode_paged(*x.arrays, return_lse=True, num_splits=case.splits, backend="hopper", **x.options)
+    options = x.options | {"num_splits": case.splits, "out": np.full_like(x.q[..., : FULL[0]], np.nan)}
+    out, lse = mla_decode_paged(*x.arrays, return_lse=True, backend="hopper", **options)
     assert_accurate(x, out, lse)
+
+
+def test_bytes_of_an_item() -> None:
+    """Rests on arithmetic: 64 rows of Q and two blocks of 64 keys come once; Q K^T takes both, P V the keys' 512 latent
+    columns, in halves, and P once more.
+    """
+    traffic, x = Traffic(), Case((128,), H=64, columns=FULL, page=64).build()
+    mla_decode_paged(*x.arrays, backend="hopper", num_splits=1, traffic=traffic, **x.options)
+    row, p = 576 * 2, 64 * 64 * 2
+    assert traffic.moved["DRAM->SMEM"] == (64 + 128) * row
+    assert traffic.moved["SMEM->tensor cores"] == 2 * ((64 + 64) * row + 64 * 512 * 2 + p)
 
 
 @pytest.mark.parametrize("programs, late", [(1, False), (3, True), (8, True)])
@@ -87,10 +100,13 @@ def test_a_seeded_fault_is_found(side: str, before: str, after: str) -> None:
         ({"columns": (256, 64)}, r"256 \+ 64 columns"),
         ({"window": 20}, "a mask other than the causal one"),
         ({"mask": ChunkedMask(8)}, "a mask other than the causal one"),
+        ({"mask": CausalPaddingMask(np.array([3]))}, "a mask other than the causal one"),
+        ({"mask": EvenKeys(), "window": 1 << 31}, "a mask other than the causal one"),
         ({"softcap": 5.0}, "softcap"),
         ({"sinks": True}, "sinks"),
         ({"slopes": True}, "alibi_slopes"),
         ({"page": 48}, "page size 48"),
+        ({"page": 8}, "page size 8"),
         ({"lens": ()}, "no sequences"),
     ],
 )
@@ -107,6 +123,9 @@ def test_numbers_and_strides_that_it_does_not_take() -> None:
     kv = np.zeros((*x.kv.shape[:2], 580), x.kv.dtype)[..., 4:]
     with pytest.raises(ValueError, match="the strides or the alignment of kv_cache: must be"):
         mla_decode_paged(x.q, kv, x.table, x.lens, backend="hopper", **x.options)
+    q = np.zeros((*x.q.shape[:-1], 580), x.q.dtype)[..., 4:]
+    with pytest.raises(ValueError, match="the strides or the alignment of q: must be"):
+        mla_decode_paged(q, x.kv, x.table, x.lens, backend="hopper", **x.options)
     with pytest.raises(ValueError, match="num_splits 65: must be an integer from 1 to 64"):
         mla_decode_paged(*x.arrays, backend="hopper", num_splits=65, **x.options)
 

@@ -7,7 +7,6 @@ fence.proxy.async, bar.sync). Every mutant runs the whole emulator, one program 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,12 +21,14 @@ from mutants import (
     WAW,
     Mutation,
     Patch,
+    arrival,
     arrivals,
     barrier,
     both,
     caught_as,
     drop,
     flipped,
+    method_of,
     unstated,
 )
 from test_mla_hopper import FULL, launch_arguments
@@ -37,6 +38,7 @@ from kvlab.attention.mla_decode.hopper_cta import HopperCTA
 from kvlab.attention.mla_decode.hopper_places import HopperPlaces
 from kvlab.staging import Timeline, Traffic
 
+method = functools.partial(method_of, HopperCTA)
 LONG = Case((330, 70), H=16, S=2, columns=FULL, page=64, splits=1)  # six blocks, then two, whose last are cleaned
 BLOCK = Case((50, 64), H=3, columns=FULL, page=16, splits=1)  # two items of one block
 
@@ -55,28 +57,6 @@ def test_nothing_is_reported(case: Case, late: bool) -> None:
     run(case, late, traffic, programs=2)
     kinds = {event.kind for event in traffic.trace()}
     assert {"copy", "landed", "write", "read", "read in flight", "wait", "arrive", "expect", "barrier"} <= kinds
-
-
-def method(name: str, instead: Callable[..., Any]) -> Mutation:
-    """``instead(cta, method, *arguments)`` for a method of the CTA."""
-
-    def mutate(patch: Patch) -> None:
-        original = getattr(HopperCTA, name)
-        patch.setattr(HopperCTA, name, lambda cta, *args: instead(cta, functools.partial(original, cta), *args))
-
-    return mutate
-
-
-def arrival(which: str, instead: Callable[..., Any]) -> Mutation:
-    """``instead(cta, arrive, warps, barrier)`` for the arrivals at mbarriers whose name begins with ``which``."""
-
-    def call(cta: HopperCTA, arrive: Any, me: Any, bar: Any) -> None:
-        if bar.name.startswith(which):
-            instead(cta, arrive, me, bar)
-        else:
-            arrive(me, bar)
-
-    return method("arrive", call)
 
 
 def freed_before_the_product(which: str, half: str) -> Mutation:
@@ -109,7 +89,13 @@ def leader_fences_nothing(cta: HopperCTA, send: Any, me: Any, p: Any, alpha: Any
     cta.hazards.fence_async = fence  # type: ignore[method-assign]
 
 
-LEADER, FOLLOWER = (0, 1, 2, 3), (4, 5, 6, 7)
+def cleaned_without_a_barrier(cta: HopperCTA, clean: Any, *args: Any) -> None:
+    cta.meet = lambda me: None  # type: ignore[method-assign]
+    clean(*args)
+    del cta.meet
+
+
+LEADER = (0, 1, 2, 3)
 # name: cases, mutation, what is reported, what must be in the message
 MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
     "q-is-not-waited-for": ("long block", unstated("q full"), READ, "q wgmma by warp 0 of the leader"),
@@ -146,19 +132,11 @@ MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
     "no-fence-behind-p": ("long block", method("send", leader_fences_nothing), ORDER, "fence.proxy.async in warp 0"),
     "no-fence-behind-the-zeros": ("long", drop("fence_async", "v clean"), ORDER, "v left wgmma|v right wgmma"),
     "no-barrier-behind-the-zeros": (
-        "block", method("clean_rows", lambda cta, clean, me, *a: (drop_meet(cta, clean, me, *a))), ORDER,
-        "a barrier between warp",
+        "block", method("clean_rows", cleaned_without_a_barrier), ORDER, "a barrier between warp",
     ),
     "one-stage": ("long late", one_stage, (WAW, WAR), "k copy by warp 8"),
 }  # fmt: skip
 LIST = [(name, case) for name, (cases, *_) in MUTANTS.items() for case in cases.split()]
-
-
-def drop_meet(cta: HopperCTA, clean: Any, *args: Any) -> None:
-    """Rows are cleaned, and the warps do not meet."""
-    cta.meet = lambda me: None  # type: ignore[method-assign]
-    clean(*args)
-    del cta.meet
 
 
 @pytest.mark.parametrize("name, case", LIST, ids=lambda v: v)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+from dataclasses import replace
 
 import pytest
 from caught import SHARED, Caught, as_launched, as_tensors
@@ -45,6 +46,11 @@ MATRIX = [(PAGED, target) for target in TARGETS]
 MATRIX += [(Case(LENS, row="", dtype="fp16"), "sm_90"), (Case(LENS, page=64, dtype="fp32"), "sm_90")]
 MATRIX += [(HEAVY, "sm_90"), (Case(LENS, page=64, row="fp8", k_scale="token"), "sm_90")]
 MATRIX += [(Case(LENS, page=64, columns=(192, 64, 192)), "sm_90")]
+E4M3 = Case(LENS, page=64, latent=512, kv="fp8", scales="head")
+BY_TOKEN = replace(E4M3, row="fp8", scales="token", k_scale="token")
+MATRIX += [(E4M3, target) for target in ("sm_90", "sm_100", "gfx942", "gfx950")]
+MATRIX += [(BY_TOKEN, "sm_90"), (replace(BY_TOKEN, columns=(192, 64, 192)), "sm_90")]
+MATRIX += [(replace(BY_TOKEN, dtype="fp8", scales="head"), "sm_90")]
 
 
 @pytest.mark.parametrize("case, target", MATRIX, ids=[f"{case}-{target}" for case, target in MATRIX])
@@ -75,4 +81,20 @@ def test_the_emulator_works_as_the_compiled_loop() -> None:
     widths = {str(shape.places["k0"].width) for shape in shapes}
     assert set(re.findall(r"nvmma_shared<\{swizzlingByteWidth = (\d+)", ttgir)) == widths
     steps = (config.BD + config.BR) // 16 + config.BN // 16  # of a tile, for 64 rows a warpgroup
+    assert made.instructions["HGMMA"] == 2 * steps * (config.BM // (16 * config.num_warps))
+
+
+def test_the_emulator_converts_as_the_compiled_loop_does() -> None:
+    """K and V of e4m3: wgmma of 16 bits of the same shapes and number, panels of 128 bytes, P from registers."""
+    made, config = compiled(E4M3, "sm_90")
+    sizes, (dtype, stored) = (config.BM, config.BN), (as_dtype("bf16"), as_dtype("fp8"))
+    shapes = [
+        WgmmaShape(*sizes, D, D, dtype, config.num_warps, *v, of, dtype)
+        for D, v, of in ((config.BD, (0, 0), stored), (config.BR, (0, 0), dtype), (0, (config.BV,) * 2, stored))
+    ]
+    assert [s.converted for s in shapes] == [{"k": True, "v": True}, {"k": False, "v": False}, {"k": True, "v": True}]
+    ttgir = made.asm["ttgir"]
+    assert re.findall(r"nvmma_shared<\{swizzlingByteWidth = (\d+)", ttgir).count("128") > 0
+    assert set(re.findall(r"nvmma_shared<\{swizzlingByteWidth = (\d+)", ttgir)) == {"128"}
+    steps = (config.BD + config.BR) // 16 + config.BN // 16
     assert made.instructions["HGMMA"] == 2 * steps * (config.BM // (16 * config.num_warps))

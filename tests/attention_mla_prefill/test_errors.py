@@ -36,6 +36,26 @@ BAD: dict[str, tuple[Any, str]] = {
         ),
         "q has dtype float32 with a cache of float8_e4m3fn: must be bfloat16 or float16",
     ),
+    "k of e4m3 alone": (
+        lambda x: x.with_(k=x.k.astype(float8_e4m3fn)),
+        "v has dtype bfloat16: must be that of k, float8_e4m3fn",
+    ),
+    "v of e4m3 alone": (
+        lambda x: x.with_(v=x.v.astype(float8_e4m3fn)),
+        "v has dtype float8_e4m3fn: must be that of q, bfloat16",
+    ),
+    "q of e4m3 alone": (
+        lambda x: x.with_(q=x.q.astype(float8_e4m3fn)),
+        "k has dtype bfloat16: must be that of q, float8_e4m3fn",
+    ),
+    "e4m3 beside float32": (
+        lambda x: x.with_(q=x.q.astype("f4"), k=x.k.astype(float8_e4m3fn), v=x.v.astype(float8_e4m3fn)),
+        "k has dtype float8_e4m3fn: must be that of q, float32",
+    ),
+    "columns of e4m3": (
+        lambda x: x.with_(k=x.k.astype(float8_e4m3fn), v=x.v[..., :120].astype(float8_e4m3fn)),
+        "120 columns of v: must be a multiple of 16 from 16 to 256",
+    ),
     "pages": (lambda x: x.with_(table=x.table + 1000), "a page in use must be 0 to"),
     "table": (
         lambda x: x.with_(table=x.table.astype(np.int16)),
@@ -85,6 +105,26 @@ def test_bad_options(name: str) -> None:
 ])  # fmt: skip
 def test_e4m3_rope_parts_that_a_machine_does_not_take(arch: str, words: str) -> None:
     refused(Case(((3, 5),), row="fp8", columns=(64, 32, 128)).build(), words, arch=arch)
+
+
+def test_e4m3_keys_on_sm_80() -> None:
+    refused(Case(((3, 5),), kv="fp8").build(), "k in float8_e4m3fn on sm_80: must be on sm_90 or gfx950", arch="sm_80")
+
+
+@pytest.mark.parametrize("options, words", [
+    ({"k_scale": np.ones(3, np.float32)}, r"k_scale has shape \(3,\): must be a number, \[Hkv = 2\]"),
+    ({"v_scale": np.ones((4, 2), np.float32)}, r"v_scale has shape \(4, 2\): .* \(23, 2\)"),
+    ({"v_scale": np.ones(2)}, "v_scale has dtype float64: must be float32"),
+    ({"k_scale": np.inf}, "k_scale inf: must be a finite number"),
+])  # fmt: skip
+def test_bad_scales(options: dict[str, Any], words: str) -> None:
+    refused(Case(((5, 20), (2, 3)), page=4, kv="fp8").build(), words, **options)
+
+
+def test_bad_rope_scales() -> None:
+    x = Case(((5, 20), (2, 3)), page=4, row="fp8").build()
+    for name in ("k_scale", "rope_scale"):
+        refused(x, rf"{name} has shape \(3,\): must be a number, \[Hkv = 1\]", **{name: np.ones(3, np.float32)})
 
 
 def test_bad_out() -> None:

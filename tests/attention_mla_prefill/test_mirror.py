@@ -40,6 +40,12 @@ CASES = [
     (Case(((30, 90),), dtype="fp32", columns=(64, 32, 64), H=1, sinks=True), "sm_90"),
     (Case(((60, 200),), starts=(70,), held=(100,), softcap=5.0, slopes=True, H=1), "sm_90"),
     (Case(((30, 90),), row="fp8", k_scale="token", H=1), "sm_90"),
+    (Case(((30, 90), (3, 20)), kv="fp8", scales="token", row="rope-aware", page=48), "sm_90"),
+    (
+        Case(((30, 90),), kv="fp8", scales="head", row="fp8", k_scale="token", dtype="fp8", columns=(64, 32, 64)),
+        "sm_90",
+    ),
+    (Case(((30, 60),), kv="fp8", scales="token", row="", columns=(192, 64, 144), H=1), "sm_90"),
     (Case(((70, 200), (9, 0)), H=1, window=90), "sm_80"),
     (Case(((40, 60),), page=48, row="rope-aware", columns=(80, 32, 64), dtype="fp16", H=1, softcap=5.0), "sm_80"),
     (Case(((30, 60),), dtype="fp32", columns=(64, 32, 64), H=1, slopes=True), "sm_80"),
@@ -49,6 +55,7 @@ CASES = [
     (Case(((70, 90),), dtype="fp32", columns=(64, 64, 128), H=1, page=64), "gfx950"),
     (Case(((40, 140), (3, 70)), page=48, row="rope-aware", columns=(80, 32, 96), H=1), "gfx950"),
     (Case(((30, 90),), row="fp8", k_scale="head", columns=(112, 48, 40), H=1), "gfx950"),
+    (Case(((30, 90),), kv="fp8", scales="token", dtype="fp16", columns=(112, 32, 48)), "gfx950"),
 ]
 
 

@@ -34,9 +34,19 @@ CASES = [
     Case(((60, 70), (9, 30)), mask=CausalPaddingMask(np.array([40, 25])), H=1),
     Case(((30, 90), (3, 20)), row="fp8", k_scale="token", H=1),
     Case(((30, 90),), row="fp8", k_scale="head", H=1, page=5),
+    Case(((20, 150), (9, 30)), starts=(20, 0), held=(130, 30), row="fp8", k_scale="token", H=1),
     Case(((30, 90),), row="rope-aware", dtype="fp16", H=1),
     Case(((30, 90),), columns=(80, 32, 96), H=2, strided=True),
     Case((), H=1),
+    Case(((70, 130), (0, 9), (5, 3), (4, 0)), kv="fp8", scales="head"),
+    Case(((20, 100), (3, 20)), kv="fp8", scales="token", row="rope-aware", page=7, strided=True),
+    Case(((40, 90),), kv="fp8", scales="token", row="fp8", k_scale="token", dtype="fp16", columns=(80, 32, 96)),
+    Case(((40, 90),), kv="fp8", scales="number", row="", columns=(112, 48, 48), sinks=True),
+    Case(((40, 90), (3, 20)), kv="fp8", row="", k_scale="token"),
+    Case(((60, 150), (9, 30)), starts=(70, 0), held=(60, 30), kv="fp8", scales="token", window=50),
+    Case(((40, 90),), kv="fp8", row="fp8", k_scale="head", dtype="fp8"),
+    Case(((40, 90),), kv="fp8", scales="head", row="rope-aware", dtype="fp8", slopes=True),
+    Case(((40, 90), (0, 0)), kv="fp8", scales="token", row="", dtype="fp8", columns=(192, 64, 144)),
 ]
 BIAS = np.where(np.random.default_rng(3).random((1, 1, 40, 90)) < 0.3, -np.inf, 0.5).astype(np.float32)
 BIAS[0, 0, 5] = -np.inf
@@ -69,10 +79,29 @@ def test_the_emulator(case: Case, arch: str) -> None:
     Case(((20, 60), (9, 30)), mask=CausalPaddingMask(np.array([50, 25])), H=1),
     Case(((20, 60), (9, 30)), mask=EverySecond(), H=1),
     Case(((9, 40), (3, 3)), row="", dtype="fp32", columns=(64, 32, 64), slopes=True, softcap=3.0),
+    Case(((20, 60), (9, 30)), starts=(30, 3), held=(20, 20), kv="fp8", scales="token", strided=True),
+    Case(((20, 60), (9, 0)), kv="fp8", scales="head", row="fp8", k_scale="token", dtype="fp16", columns=(80, 16, 48)),
+    Case(((20, 60),), kv="fp8", scales="number", row="", dtype="fp8"),
+    Case(((20, 60),), kv="fp8", scales="head", row="", dtype="fp8"),
+    Case(((20, 60), (9, 30)), kv="fp8", row="", k_scale="token", columns=(64, 32, 64)),
 ], ids=str)  # fmt: skip
 def test_the_kernel(case: Case) -> None:
     x = case.build()
     assert_accurate(x, *x.call(return_lse=True, device="cpu"))
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "gfx950"])
+def test_scales_of_powers_of_two_change_no_bit(arch: str) -> None:
+    """Law: K and V divided by 2^n, with scales of 2^n, give the same bits, whether of heads or of tokens and heads."""
+    x = Case(((20, 60), (3, 20)), kv="fp8", held=(60, 20), H=3).build()
+    k, v = (np.round(np.clip(a.astype(np.float32), -3, 3) * 4) / 4 for a in (x.k, x.v))
+    one = x.with_(k=k.astype(x.k.dtype), v=v.astype(x.v.dtype))
+    by_head = np.array([0.5, 1, 4], np.float32)
+    by_token = np.exp2(np.random.default_rng(4).integers(-2, 3, (80, 3))).astype(np.float32)
+    for by in (by_head, by_token):
+        scaled = {n: (a / by[..., None]).astype(x.k.dtype) for n, a in (("k", k), ("v", v))}
+        expected = one.with_(kv_scales=(np.ones_like(by),) * 2).call(arch=arch)  # the same tiles
+        assert bits(x.with_(**scaled, kv_scales=(by, by)).call(arch=arch)) == bits(expected)
 
 
 def absorbed(x: Any, w_k: Array, w_v: Array, latents: Array) -> tuple[Array, Array]:

@@ -61,6 +61,8 @@ MATRIX += [
     for case in (
         Case(LENS, heads=(8, 2), D=128, form="ragged", dtype="fp16"),
         Case(LENS[:1] * 2, heads=(8, 2), D=256),
+        Case(((40, 70),), heads=(2, 1), D=128),
+        Case(((40, 70),), heads=(2, 1), D=256),
         paged(80, window=100, sinks=True, softcap=20.0, alibi="head"),
         paged(128, mask="striped", softcap=9.0),
         paged(192, DV=128),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from caught import Caught
+from caught import SHARED, Caught, as_launched
 from prefill_cases import Case
 from yardsticks import assert_accurate, bits
 
@@ -23,7 +23,7 @@ from kvlab.cache.arrays import to_numpy, to_torch
 from kvlab.hardware import BarrierDeadlock
 from kvlab.memory import Memory
 from kvlab.staging import Fragments, Hazards
-from kvlab.triton_support.compile import Compiled, compile_kernel, signature_of
+from kvlab.triton_support.compile import Compiled
 from kvlab.triton_support.versions import gluon_lacks
 
 RAGGED = ((70, 200), (0, 5), (3, 0), (65, 130))
@@ -159,36 +159,30 @@ def test_strides_that_tma_does_not_take() -> None:
 
 
 @pytest.mark.parametrize(
-    "arch, version, length, backend, reason, window",
+    "arch, version, length, backend, reason, changes",
     [
-        ("sm_90", "3.6.0", 300, "hopper", "torch tensors on sm_90", None),
-        ("sm_90", "3.6.0", 20, "triton", "not the Hopper kernel: the heads of a KV head fit one tile together", None),
-        ("sm_90", "4.1.0", 300, "triton", "not the Hopper kernel: Triton 4.1.0; its Gluon is used with 3.6", None),
-        ("sm_100", "3.6.0", 300, "triton", "not the Hopper kernel: a GPU of sm_100", None),
-        ("sm_90", "3.6.0", 300, "hopper", "torch tensors on sm_90", 200),
+        ("sm_90", "3.6.0", 300, "hopper", "torch tensors on sm_90", {}),
+        ("sm_90", "3.6.0", 20, "triton", "not the Hopper kernel: the heads of a KV head fit one tile together", {}),
+        ("sm_90", "4.1.0", 300, "triton", "not the Hopper kernel: Triton 4.1.0; its Gluon is used with 3.6", {}),
+        ("sm_100", "3.6.0", 300, "triton", "not the Hopper kernel: a GPU of sm_100", {}),
+        ("sm_90", "3.6.0", 300, "hopper", "torch tensors on sm_90", {"window": 200}),
+        ("sm_90", "3.6.0", 300, "hopper", "torch tensors on sm_90", {"D": 128, "dtype": torch.float8_e4m3fn}),
+        ("sm_90", "3.6.0", 300, "triton", "a window with heads of 256", {"D": 256, "window": 200}),
     ],
 )
 def test_when_auto_takes_it(
-    monkeypatch: pytest.MonkeyPatch, arch: str, version: str, length: int, backend: str, reason: str, window: int | None
-) -> None:
+    monkeypatch: pytest.MonkeyPatch, arch: str, version: str, length: int, backend: str, reason: str,
+    changes: dict[str, Any],
+) -> None:  # fmt: skip
     """As if the tensors were on a GPU."""
     monkeypatch.setattr(hopper_choice, "on_gpu", lambda array: True)
     monkeypatch.setattr(hopper_choice, "machine", lambda device: (arch, 132))
     monkeypatch.setattr("kvlab.triton_support.versions.installed", lambda: version)
-    q, kv = (torch.zeros((1, length, heads, 64), dtype=torch.bfloat16) for heads in (4, 1))
-    found = explain(mha_prefill, q, kv, kv, window=window)
+    D, dtype = changes.get("D", 64), changes.get("dtype", torch.bfloat16)
+    q, kv = (torch.zeros((1, length, heads, D), dtype=dtype) for heads in (4, 1))
+    found = explain(mha_prefill, q, kv, kv, window=changes.get("window"))
     assert found.backend == backend
     assert reason in found.reason
-
-
-def test_auto_does_not_take_it_for_e4m3(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the tensors were on a GPU."""
-    monkeypatch.setattr(hopper_choice, "on_gpu", lambda array: True)
-    monkeypatch.setattr(hopper_choice, "machine", lambda device: ("sm_90", 132))
-    monkeypatch.setattr("kvlab.triton_support.versions.installed", lambda: "3.6.0")
-    q = torch.zeros((1, 300, 4, 128), dtype=torch.bfloat16).to(torch.float8_e4m3fn)
-    assert "not the Hopper kernel: e4m3" in explain(mha_prefill, q, q, q).reason
-    assert explain(mha_prefill, q, q, q, backend="hopper").backend == "hopper"
 
 
 LENS = ((150, 200), (150, 200))
@@ -217,8 +211,7 @@ def compiled(case: Case) -> Compiled:
         patch.setattr(hopper, "machine", lambda device: ("sm_90", 132))
         tensors = [a if a is None else to_torch(np.ascontiguousarray(a)) for a in arrays]
         hopper.launch(*tensors, **numbers)
-    caught.arguments.pop("num_warps")
-    return compile_kernel(caught.fn, **signature_of(caught.fn, **caught.arguments))
+    return as_launched(caught.fn, caught.arguments, "sm_90")
 
 
 @pytest.mark.compile
@@ -234,7 +227,7 @@ def test_compiled(case: Case) -> None:
     count = made.instructions
     assert made.spills == 0
     assert made.stack == 0
-    assert made.shared <= 232448
+    assert made.shared <= SHARED["sm_90"]
     assert made.num_warps == 4 * C.NC + (8 if C.ITEM == 1 else 4)
     steps = C.D * C.ITEM // 32 + C.BN // 16
     assert count["HGMMA"] + count["QGMMA"] == 2 * steps * C.NC  # in the loop and around it

@@ -7,7 +7,6 @@ fence.proxy.async, bar.sync). Every mutant runs the whole emulator, one program 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,12 +19,14 @@ from mutants import (
     WAW,
     Mutation,
     Patch,
+    arrival,
     arrivals,
     barrier,
     both,
     caught_as,
     drop,
     flipped,
+    method_of,
     unstated,
 )
 from prefill_cases import Case
@@ -35,8 +36,9 @@ from kvlab.attention.mha_prefill import hopper_emulator
 from kvlab.attention.mha_prefill.hopper_cta import HopperCTA
 from kvlab.attention.mha_prefill.hopper_emulator import Launch
 from kvlab.attention.mha_prefill.hopper_places import HopperPlaces
-from kvlab.staging import AsyncBarrier, Timeline, Traffic
+from kvlab.staging import Timeline, Traffic
 
+method = functools.partial(method_of, HopperCTA)
 CASES = {
     "two": Case(((130, 300),), heads=(4, 2), D=128),  # two consumers, two buffers of Q, tiles of two or three blocks
     "three": Case(((200, 500),), heads=(3, 1), D=64),  # three consumers, three stages, EARLY and HOLD
@@ -69,28 +71,6 @@ def test_nothing_is_reported(case: Case) -> None:
     run(case, traffic, processors=3)
     kinds = {event.kind for event in traffic.trace()}
     assert {"copy", "landed", "write", "read", "read in flight", "wait", "arrive", "expect", "barrier"} <= kinds
-
-
-def method(name: str, instead: Callable[..., Any]) -> Mutation:
-    """``instead(cta, method, *arguments)`` for a method of the CTA."""
-
-    def mutate(patch: Patch) -> None:
-        original = getattr(HopperCTA, name)
-        patch.setattr(HopperCTA, name, lambda cta, *args: instead(cta, functools.partial(original, cta), *args))
-
-    return mutate
-
-
-def arrival(which: str, instead: Callable[..., Any]) -> Mutation:
-    """``instead(cta, arrive, warps, barrier)`` for the arrivals at mbarriers whose name begins with ``which``."""
-
-    def call(cta: HopperCTA, arrive: Any, me: Any, bar: AsyncBarrier) -> None:
-        if bar.name.startswith(which):
-            instead(cta, arrive, me, bar)
-        else:
-            arrive(me, bar)
-
-    return method("arrive", call)
 
 
 def released_before_the_product() -> Mutation:

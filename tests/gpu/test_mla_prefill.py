@@ -37,6 +37,12 @@ FEATURES = [
     Case(((300, 400),), mask=MaterializedMask(BIAS), sinks=True),
     Case(((200, 300),), row="fp8", k_scale="token", page=64),
     Case(((200, 300),), row="fp8", k_scale="head", page=64, dtype="fp16"),
+    Case(((300, 500), (0, 9), (5, 3), (4, 0)), kv="fp8", scales="head", page=64, latent=512, H=5),
+    Case(((200, 300), (3, 70)), kv="fp8", scales="token", row="rope-aware", page=7, strided=True, dtype="fp16"),
+    Case(((200, 300),), kv="fp8", scales="token", row="fp8", k_scale="token", columns=(192, 64, 192), page=64),
+    Case(((60, 400), (9, 30)), starts=(100, 0), held=(200, 30), kv="fp8", scales="token", columns=(80, 32, 48)),
+    Case(((200, 300),), kv="fp8", scales="head", row="fp8", k_scale="token", dtype="fp8", page=64),
+    Case(((200, 257), (1, 70)), kv="fp8", scales="number", row="", H=3, softcap=5.0),
 ]
 
 

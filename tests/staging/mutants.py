@@ -10,6 +10,7 @@ import pytest
 
 from kvlab.hardware import BarrierDeadlock
 from kvlab.staging import AsyncBarrier, Hazard, Hazards, Timeline
+from kvlab.staging.partitioned_cta import PartitionedCTA
 
 Patch = pytest.MonkeyPatch
 Mutation = Callable[[Patch], None]
@@ -45,6 +46,29 @@ def drop(method: str, after: str = "", instead: Callable[..., Any] | None = None
 def attribute(owner: Any, name: str, value: Any) -> Mutation:
     """Another value, or method, of a module or class."""
     return lambda patch: patch.setattr(owner, name, value)
+
+
+def method_of(owner: Any, name: str, instead: Callable[..., Any]) -> Mutation:
+    """``instead(self, method, *arguments)`` for a method of a class."""
+
+    def mutate(patch: Patch) -> None:
+        original = getattr(owner, name)
+        patch.setattr(owner, name, lambda self, *args: instead(self, functools.partial(original, self), *args))
+
+    return mutate
+
+
+def arrival(which: str, instead: Callable[..., Any]) -> Mutation:
+    """``instead(cta, arrive, warps, barrier)`` for the arrivals of partitions at mbarriers whose name begins with
+    ``which``."""
+
+    def call(cta: PartitionedCTA, arrive: Any, me: Any, bar: AsyncBarrier) -> None:
+        if bar.name.startswith(which):
+            instead(cta, arrive, me, bar)
+        else:
+            arrive(me, bar)
+
+    return method_of(PartitionedCTA, "arrive", call)
 
 
 def both(*mutations: Mutation) -> Mutation:

@@ -42,9 +42,9 @@ def prefill(arch: str, dtype: str, **more: Any) -> None:
     attention.mha_prefill(q, kv, kv, arch=arch, **more)
 
 
-def mla_decode(arch: str, dtype: str) -> None:
-    kv = rows(20, 16, 192, dtype=dtype)
-    attention.mla_decode_paged(rows(2, 16, 192, dtype=dtype), kv, TABLE, LENS, v_dim=128, scale=0.1, arch=arch)
+def mla_decode(arch: str, dtype: str, latent: int = 128, heads: int = 16, **more: Any) -> None:
+    q, kv = rows(2, heads, latent + 64, dtype=dtype), rows(20, 16, latent + 64, dtype=dtype)
+    attention.mla_decode_paged(q, kv, TABLE, LENS, v_dim=latent, scale=0.1, arch=arch, **more)
 
 
 def mla_prefill(arch: str, dtype: str) -> None:
@@ -59,12 +59,14 @@ CALLS: dict[str, Callable[[], None]] = {
     "decode-sm_90-fp8": lambda: decode("sm_90", "fp8"),
     "streaming-gfx950-bf16": lambda: streaming("gfx950", "bf16"),
     **{f"prefill-{arch}-{dtype}": lambda arch=arch, dtype=dtype: prefill(arch, dtype)  # type: ignore[misc]
-       for arch in ("sm_90", "gfx950") for dtype in ("bf16", "fp32")},
+       for arch in ("sm_80", "sm_90", "gfx950") for dtype in ("bf16", "fp32")},
     "prefill-hopper-bf16": lambda: prefill("sm_90", "bf16", backend="hopper"),
     **{f"mla-decode-{arch}-bf16": lambda arch=arch: mla_decode(arch, "bf16")  # type: ignore[misc]
        for arch in ("sm_80", "sm_90", "gfx950")},
+    "mla-decode-sm_90-64-rows": lambda: mla_decode("sm_90", "bf16", heads=64),
+    "mla-decode-hopper-bf16": lambda: mla_decode("sm_90", "bf16", latent=512, backend="hopper"),
     **{f"mla-prefill-{arch}-bf16": lambda arch=arch: mla_prefill(arch, "bf16")  # type: ignore[misc]
-       for arch in ("sm_90", "gfx950")},
+       for arch in ("sm_80", "sm_90", "gfx950")},
 }  # fmt: skip
 
 

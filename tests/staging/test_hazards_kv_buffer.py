@@ -53,15 +53,20 @@ def mla(traffic: Any = None) -> None:
     traffic = Traffic() if traffic is None else traffic
     with traffic.launch():
         cta = MfmaMLACTA(16, 128, (128, 64), cache, np.arange(2), end, traffic)
-        at = np.broadcast_to(192 * np.arange(16), (2, 16))
-        q = cta.load_q(Memory.over(rng.standard_normal(16 * 192).astype(BF16)), at, np.ones((2, 16), np.bool_))
-        o = cta.zeros()
-        for start in (0, 128, 256):
-            active = start < end
-            s = cta.scores(q, cta.load_k(np.array([start, start]), active), active)
-            cta.row_max(s)
-            cta.row_sum(s)
-            o = cta.accumulate(s, cta.load_v(active), o, active)
+        decode_latents(cta, 16, 128, 192, end, rng)
+
+
+def decode_latents(cta: Any, BM: int, BN: int, columns: int, end: Any, rng: Any) -> None:
+    """The loop of MLA decode for two programs: ``BM`` rows of ``columns``, tiles of ``BN`` keys up to ``end``."""
+    at = np.broadcast_to(columns * np.arange(BM), (2, BM))
+    q = cta.load_q(Memory.over(rng.standard_normal(BM * columns).astype(BF16)), at, np.ones((2, BM), np.bool_))
+    o = cta.zeros()
+    for start in range(0, end.max(), BN):
+        active = start < end
+        s = cta.scores(q, cta.load_k(np.array([start, start]), active), active)
+        cta.row_max(s)
+        cta.row_sum(s)
+        o = cta.accumulate(s, cta.load_v(active), o, active)
 
 
 def wgmma(traffic: Any = None) -> None:
@@ -72,7 +77,7 @@ def wgmma(traffic: Any = None) -> None:
 def mma_rows(traffic: Any = None) -> None:
     """Prefill on sm_80, its warps along the rows."""
     shape = MmaSyncShape(128, 32, 32, 32, BF16, "sm_80", warps=8, along_rows=True)
-    drive(lambda k, v, batch, head, traffic: MmaSyncCTA(shape, 2, traffic), "bf16", 128, 32, 32, 2, traffic).end()
+    drive(lambda k, v, batch, head, traffic: MmaSyncCTA(shape, 2, traffic), "bf16", 128, 32, 32, 2, traffic)
 
 
 def mla64(traffic: Any = None) -> None:
@@ -82,15 +87,9 @@ def mla64(traffic: Any = None) -> None:
     table = rng.permutation(10).reshape(2, 5)
     windows = [PagedKVCache(x, [0, 0], table, 1, 160) for x in (rows[..., :128], rows[..., 128:])]
     shape = WgmmaMLAShape(32, (128, 128), (32, 32), BF16)
-    cta = WgmmaMLACTA(shape, *windows, np.arange(2), end, Traffic() if traffic is None else traffic)
-    at = np.broadcast_to(160 * np.arange(64), (2, 64))
-    q = cta.load_q(Memory.over(rng.standard_normal(64 * 160).astype(BF16)), at, np.ones((2, 64), np.bool_))
-    o = cta.zeros()
-    for start in range(0, 160, 32):
-        active = start < end
-        s = cta.scores(q, cta.load_k(np.array([start, start]), active), active)
-        o = cta.accumulate(s, cta.load_v(active), o, active)
-    cta.end()
+    traffic = Traffic() if traffic is None else traffic
+    with traffic.launch():
+        decode_latents(WgmmaMLACTA(shape, *windows, np.arange(2), end, traffic), 64, 32, 160, end, rng)
 
 
 def staged(traffic: Any = None) -> None:
@@ -275,7 +274,9 @@ MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
     "k-refilled-while-it-is-read": ("rows", drop("barrier", "v read"), WAR, "k copy by warp"),
     "next-loop-without-a-drain": ("rows", rows_are_not_drained, WAW, "cp.async.wait_group in warp"),
     "one-stage-of-mla64": ("mla64", attribute(WgmmaMLACTA, "_stage", property(lambda cta: 0)), WAR, "k copy by warp"),
-    "one-stage-of-wgmma": ("wgmma", attribute(wgmma_cta, "STAGES", 1), WAR, "v copy by warp"),
+    "one-stage-of-wgmma": (
+        "wgmma", attribute(WgmmaCTA, "_stage_of", lambda cta, role, tiles: 0), WAR, "v copy by warp",
+    ),
     "not-drained": (
         "wgmma", attribute(WgmmaCTA, "end", lambda cta: cta.hazards.finish()), END,
         "is in flight at the end of the CTA; missing: cp.async.wait_group in warp 0",

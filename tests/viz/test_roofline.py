@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from itertools import combinations, pairwise
 
 import pytest
 
 from kvlab.viz import RooflinePoint, draw_roofline
+from kvlab.viz.axis import LABEL
+from kvlab.viz.roofline import HEIGHT, TOP
+from kvlab.viz.text import text_width
 
 POINTS = [
     RooflinePoint("decode, page 16", 4e9, 1e9, 3.6e-4, "decode"),
@@ -43,6 +47,11 @@ def test_peers_are_rings_over_their_task(sound, overlaps) -> None:
     assert [float(n) + 4.5 for n in rings[0]] == pytest.approx([x, y], abs=0.02)
     assert len(rings) == 2
     assert "81 %, FA3 40 %, vLLM 65 %" in picture.svg
+    assert "FA3, decode: 40 % of the ceiling" in picture.svg
+    assert "A ring is a peer at the same task." in picture.caption
+    slow = draw_roofline([RooflinePoint("decode", 4e9, 1e9, 4e-4, peers=(("FA3", 4e-1),)), POINTS[2]], **CEILINGS)
+    (ring,) = re.findall(r'<rect x="[\d.]+" y="([\d.]+)" width="9" height="9"', slow.svg)
+    assert float(ring) < TOP + HEIGHT, "above the axis"
     with pytest.raises(ValueError, match=r"seconds of FA3 0\.0 must be a positive number"):
         RooflinePoint("decode", 4e9, 1e9, 4e-4, peers=(("FA3", 0.0),))
 
@@ -53,6 +62,27 @@ def test_points_that_lie_together_share_a_label(overlaps) -> None:
     assert ">1-5<" in picture.svg
     assert ">6<" in picture.svg
     assert not overlaps(picture)
+
+
+def test_labels_are_clear_of_marks_and_of_each_other() -> None:
+    """Every point is in one label, the faster of one intensity first; one label is of neighbours less than 12 px
+    apart.
+    """
+    points = [RooflinePoint(f"{x}.{y}.", 4e9 * 1.25**x, 1e9, 1e-3 * 1.13**y) for x in range(6) for y in (9, 4, 3, 0)]
+    svg = draw_roofline(points, **CEILINGS).svg
+    assert re.findall(r">(\d\.\d\.)</text>", svg) == [
+        p.name for p in sorted(points, key=lambda p: (p.intensity, -p.rate))
+    ]
+    where = dots(svg)
+    near = [max(abs(a - x), abs(b - y)) < 12 for (a, b), (x, y) in pairwise(where)]
+    together = "".join(f" {n}" if n == 1 or not near[n - 2] else f"-{n}" for n in range(1, len(where) + 1)).split()
+    found = re.findall(rf'<text x="([\d.]+)" y="([\d.]+)" font-size="{LABEL:g}" font-weight="600">([\d-]+)<', svg)
+    assert [words for *_, words in found] == together
+    boxes = [(float(x), float(x) + text_width(words, LABEL), float(y)) for x, y, words in found]
+    for left, right, base in boxes:
+        assert not any(left - 5 < x < right + 5 and base - 12 < y < base + 5 for x, y in where), "a dot of 5 px"
+    for (left, right, base), (other_left, other_right, other) in combinations(boxes, 2):
+        assert left >= other_right or other_left >= right or abs(base - other) >= LABEL
 
 
 def test_a_factor_is_the_same_distance_everywhere(sound) -> None:

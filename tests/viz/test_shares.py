@@ -35,11 +35,25 @@ def test_every_share_is_a_mark_where_it_says(sound, overlaps) -> None:
     assert len({y for _, y in found}) == len(TASKS)
 
 
+def test_the_axis_and_the_words_are_those_of_the_marks() -> None:
+    """A dot stands where the axis has its share, and says whose it is; the column has the first one's share."""
+    svg = draw_shares(TASKS).svg
+    axis = {int(n): float(x) for x, n in re.findall(r'<text x="([\d.]+)"[^>]*"middle"[^>]*>(\d+) %<', svg)}
+    assert list(axis) == [0, 20, 40, 60, 80, 100]
+    assert max(x for x, _ in marks(svg)) == pytest.approx(axis[0] + 0.95 * (axis[100] - axis[0]), abs=0.05)
+    assert "FA3, prefill, 4096 keys, causal: 71.0% of the ceiling" in svg
+    assert ">94 %<" in svg
+    rings = re.findall(r'width="9" height="9"[^>]*stroke="([^"]+)"', svg)  # of the legend, then row by row
+    assert rings == [rings[0], rings[1], rings[0], rings[1], rings[0]]
+    assert rings[0] != rings[1]
+
+
 def test_what_is_ahead_is_counted(sound) -> None:
     picture = draw_shares(TASKS)
     assert picture.title == "kvlab is as fast as its fastest peer, or faster, in 1 of 2 tasks"  # append has no peer
     assert ">1.13<" in picture.svg  # 0.8 / 0.71
     assert ">0.99<" in picture.svg
+    assert draw_shares([("a", {"kvlab": 0.5, "FA3": 0.5})]).title.endswith("in 1 of 1 tasks")
     sound(draw_shares(TASKS[:1], title="One task", caption="A caption of one sentence is here."))
 
 
@@ -49,6 +63,7 @@ def test_what_is_ahead_is_counted(sound) -> None:
         ([], "tasks is empty"),
         ([("a", {})], "at least one share each"),
         ([("a", {"kvlab": 1.2})], "'a': share 1.2 of kvlab"),
+        ([("a", {"kvlab": 0.0})], "'a': share 0.0 of kvlab"),
         ([("a", {"kvlab": float("nan")})], "share nan"),
         ([("a", {"kvlab": 0.5}), ("b", {"FA3": 0.5})], "begin with the same implementation, 'kvlab'"),
     ],

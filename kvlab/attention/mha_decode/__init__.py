@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from kvlab.attention.backends import check_fp8_gpu, choose_backend, rounded, run, target_of
@@ -184,7 +185,7 @@ def _check_emulated(call: DecodeCall, arch: str) -> None:
     check_lane_copies({"q": call.q, "k_cache": call.k_cache, "v_cache": call.v_cache})
 
 
-_explain_paged = explained(mha_decode_paged, _plan)
+_explain_paged = explained(mha_decode_paged, functools.partial(prepared, _plan))
 
 
 def _explain_collection(q: Any, cache: PagedKVCacheCollection, layer: int = 0, **options: Any) -> Explanation:

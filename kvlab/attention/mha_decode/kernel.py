@@ -11,9 +11,9 @@ from kvlab.attention.fp8_pairs.kernel import halves, narrow
 from kvlab.attention.merge_states.kernel import launch as merge
 from kvlab.attention.merge_states.kernel import partial_results
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
-from kvlab.attention.scales import Scale
+from kvlab.attention.operands import result_dtype
 from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale, visible_end
-from kvlab.attention.scoring.launch import bias_arguments, slopes_batch
+from kvlab.attention.scoring.launch import bias_arguments, scale_strides, slopes_batch
 from kvlab.triton_support.interpreter import is_interpreted
 
 from .config import DecodeConfig, problem_of
@@ -266,7 +266,7 @@ def launch(
     problem = problem_of(q, k_cache, v_cache, block_table)
     batch, tokens, q_heads = q.shape[:3]
     if out is None:
-        dtype = torch.bfloat16 if q.element_size() == 1 else q.dtype
+        dtype = getattr(torch, result_dtype(q).name)
         out = torch.empty((batch, tokens, q_heads, problem.v_dim), dtype=dtype, device=q.device)
     lse = torch.empty((batch, q_heads, tokens), dtype=torch.float32, device=q.device)
     if out.numel() == 0:
@@ -283,8 +283,8 @@ def launch(
         mask.left, mask.right, mask.chunk, problem.group, tokens, splits,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], block_table.stride(0), seq_lens.stride(0),
         *bias_strides, *bias_sizes, slopes_batch(f.slopes),
-        scales.q.array.stride(0) if scales.q.array is not None else 0, *scale_strides(scales.k),
-        *scale_strides(scales.v), *part.stride()[:4], *(part_lse.stride(axis) for axis in (0, 1, 3, 2)),
+        *scale_strides(scales.q, 1), *scale_strides(scales.k, 3), *scale_strides(scales.v, 3), *part.stride()[:4],
+        *(part_lse.stride(axis) for axis in (0, 1, 3, 2)),
         PAGE=problem.page_size, PAIRS=problem.pairs, D=problem.widths[0], DV=problem.widths[1],
         W0=config.columns[0], W1=config.columns[1], V0=config.v_columns[0], V1=config.v_columns[1],
         BM=config.BM, BN=config.BN, PTX=q.is_cuda and torch.version.hip is None and not is_interpreted(),
@@ -296,11 +296,3 @@ def launch(
     if splits > 1:
         merge(part, part_lse.transpose(2, 3), out=out, lse=lse.transpose(1, 2))
     return out, lse
-
-
-def scale_strides(scale: Scale) -> tuple[int, int, int]:
-    """Strides of pages, tokens and heads."""
-    if scale.array is None:
-        return 0, 0, 0
-    strides = scale.array.stride()
-    return (0, 0, strides[0]) if scale.kind == "head" else tuple(strides)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from kvlab.attention.backends import check_fp8_gpu, choose_backend, rounded, run, target_of
@@ -137,7 +138,7 @@ def _plan(call: DecodeCall, backend: str, arch: str, num_splits: int | None, bat
     return Explanation("mha_decode_streaming", chosen, reason, config, config.grid(problem), emulated)
 
 
-_explain_paged = explained(mha_decode_streaming_paged, _plan)
+_explain_paged = explained(mha_decode_streaming_paged, functools.partial(prepared, _plan))
 
 
 def _explain_collection(q: Any, cache: PagedKVCacheCollection, layer: int = 0, **options: Any) -> Explanation:

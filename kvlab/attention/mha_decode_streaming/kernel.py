@@ -10,8 +10,8 @@ from kvlab.attention.features import Features
 from kvlab.attention.merge_states.kernel import launch as merge
 from kvlab.attention.merge_states.kernel import partial_results
 from kvlab.attention.mha_decode.config import problem_of
-from kvlab.attention.mha_decode.kernel import scale_strides
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.operands import result_dtype
 from kvlab.attention.scoring.kernel import (
     add_bias,
     cap,
@@ -21,7 +21,7 @@ from kvlab.attention.scoring.kernel import (
     token_scale,
     visible_end,
 )
-from kvlab.attention.scoring.launch import bias_arguments, slopes_batch
+from kvlab.attention.scoring.launch import bias_arguments, scale_strides, slopes_batch
 
 from .config import StreamingConfig
 
@@ -169,7 +169,7 @@ def launch(
     problem = problem_of(q, k_cache, v_cache, block_table)
     batch, tokens, q_heads, head_dim = q.shape
     if out is None:
-        out = torch.empty(q.shape, dtype=torch.bfloat16 if q.element_size() == 1 else q.dtype, device=q.device)
+        out = torch.empty(q.shape, dtype=getattr(torch, result_dtype(q).name), device=q.device)
     lse = torch.empty((batch, q_heads, tokens), dtype=torch.float32, device=q.device)
     if q.numel() == 0:
         return out, lse
@@ -184,8 +184,7 @@ def launch(
         mask.left, mask.right, mask.chunk, problem.group, tokens, splits,
         *q.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3], block_table.stride(0), seq_lens.stride(0),
         *bias_strides, *bias_sizes, slopes_batch(f.slopes),
-        scales.q.array.stride(0) if scales.q.array is not None else 0, *scale_strides(scales.k),
-        *scale_strides(scales.v),
+        *scale_strides(scales.q, 1), *scale_strides(scales.k, 3), *scale_strides(scales.v, 3),
         *part.stride()[:4], *(part_lse.stride(axis) for axis in (0, 1, 3, 2)),
         PAGE=problem.page_size, D=head_dim, BD=config.BD, BM=config.BM, BN=config.BN, BK=config.BK,
         BOUNDED=mask.windowed, CHUNKED=mask.chunk > 0, VALID=mask.valid is not None, BIAS=mask.bias is not None,

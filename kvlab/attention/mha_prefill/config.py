@@ -121,7 +121,9 @@ def choose_config(problem: PrefillProblem, *, arch: str = "sm_90", batch_invaria
         few = depth > 128 or (depth == 128 and tight)
         BM, BN = 128 if depth <= 128 else 64, 32 if few else 64
     else:
-        BM, BN = _hopper_tile(depth, tight, problem)
+        few = problem.max_q * problem.group <= 128  # rows for one tile: half the keys need no spills
+        padded = D0 + D1 > problem.head_dim or V0 + V1 > problem.value_dim
+        BM, BN = _hopper_tile(depth, tight or few or padded, problem)
     pack = problem.group if problem.max_q * problem.group <= BM and not batch_invariant else 1
     return PrefillConfig(BM, BN, D0, D1, V0, V1, pack, -(-problem.max_q * pack // BM), num_warps, num_stages)
 

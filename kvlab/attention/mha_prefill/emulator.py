@@ -10,23 +10,14 @@ from kvlab.attention.features import Features
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.operands import result_dtype
 from kvlab.attention.scales import P_SCALE, Scale
-from kvlab.attention.scoring.emulator import (
-    add_bias,
-    by_column,
-    cap,
-    distance,
-    head_scale,
-    key_range,
-    token_scale,
-    visible_end,
-)
+from kvlab.attention.scoring.emulator import add_bias, by_column, cap, distance, head_scale, key_range, visible_end
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory
 from kvlab.staging import Fragments, Traffic, program_ids, ragged_range, row_offsets
 
 from .config import PrefillConfig, PrefillProblem
 from .machine import prefill_cta
-from .rows import SequenceRows, next_tiles, place, tile_walks
+from .rows import SequenceRows, by_token, next_tiles, tile_walks
 
 Array = np.ndarray[Any, Any]
 LN2 = np.float32(0.6931471805599453)
@@ -93,7 +84,7 @@ def attend(
         s = s.with_values(np.where(active[:, None, None, None], s.values, np.float32(mask_value)))
         #: softmax -> p, m, l, o, o_rest    online: new row maximum, exponentials, row sum, rescale
         p, m, l, o, o_rest = _online(cta, s, m, l, o, o_rest, active)
-        p = _weights(p, scales.v, v_rows, batch, kv_head, key, full)
+        p = by_token(p, scales.v, v_rows, batch, kv_head, key, key < full[:, None])
         #: load_v -> v, v_rest    the V tile of the same keys
         v, v_rest = cta.load_v(next_tiles(v_tiles), active)
         #: accumulate -> o, o_rest    O += P V, P rounded once
@@ -115,7 +106,7 @@ def attend(
         s = s.with_values(np.where(visible, s.values, np.float32(mask_value)))
         #: softmax -> p, m, l, o, o_rest    online: new row maximum, exponentials, row sum, rescale
         p, m, l, o, o_rest = _online(cta, s, m, l, o, o_rest, active)
-        p = _weights(p, scales.v, v_rows, batch, kv_head, key, hi)
+        p = by_token(p, scales.v, v_rows, batch, kv_head, key, key < hi[:, None])
         #: load_v -> v, v_rest    the V tile of the same keys
         v, v_rest = cta.load_v(next_tiles(v_last), active)
         #: accumulate -> o, o_rest    O += P V, P rounded once
@@ -152,27 +143,10 @@ def _scores(
 ) -> Fragments:  # fmt: skip
     """Scores in units of log2, times the scales of their keys, capped, less ALiBi."""
     s = s.with_values(s.values * scale_log2)
-    if scale.tokens is not None:
-        by_key = _token_scales(scale, k_rows, batch, kv_head, key, end)
-        s = s.with_values(s.values * by_column(s, by_key))
+    s = by_token(s, scale, k_rows, batch, kv_head, key, key < end[:, None])
     if features.softcap:
         s = cap(s, features.softcap)
     return s if slope is None else distance(s, slope, position, key)
-
-
-def _weights(
-    p: Fragments, scale: Scale, v_rows: Any, batch: Array, kv_head: Array, key: Array, end: Array
-) -> Fragments:
-    """P times the scales of its keys, where they have some."""
-    if scale.tokens is None:
-        return p
-    return p.with_values(p.values * by_column(p, _token_scales(scale, v_rows, batch, kv_head, key, end)))
-
-
-def _token_scales(scale: Scale, rows: Any, batch: Array, kv_head: Array, key: Array, end: Array) -> Array:
-    exists = key < end[:, None]
-    page, slot = place(rows, batch[:, None], key, exists)
-    return token_scale(scale.tokens, (page, slot, np.broadcast_to(kv_head[:, None], key.shape)), exists)
 
 
 def _online(

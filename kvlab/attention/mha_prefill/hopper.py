@@ -139,11 +139,12 @@ def launch(
     absent = out  # stands for a pointer that is not followed
     taken = absent if C.EQUAL else torch.zeros(1, dtype=torch.int32, device=q.device)
     by_head = scales.q.heads, scales.k.heads, scales.v.heads
+    boxed = (q, C.BM), (k, C.BOX), (v, C.BOX), (out, C.BM)
     _, processors = machine(q.device)
     scale *= scales.q.number * scales.k.number
     inner, outer = (scale / softcap, softcap * LOG2E) if C.CAPPED else (0.0, scale * LOG2E)
     attend[(min(processors, config.tiles),)](
-        _boxes(q, C.BM), _boxes(k, C.BOX), _boxes(v, C.BOX), _boxes(out, C.BM), out, lse,
+        *(box_descriptor(x, (n, 1), BOX8_LAYOUT if x.element_size() == 1 else BOX_LAYOUT) for x, n in boxed), out, lse,
         *(absent if x is None else x for x in (cu_q, cu_k, table, seq_lens, features.sinks)),
         *(absent if x is None else x for x in by_head), taken, inner, outer,
         1.0 if base2 else 1 / LOG2E, scales.v.number, config.tiles, config.row_tiles, config.together, problem.batch,
@@ -154,9 +155,8 @@ def launch(
     return out, lse
 
 
-def _boxes(x: torch.Tensor, rows: int) -> TensorDescriptor:
-    """A TMA descriptor of ``[pages, rows, heads, D]`` for boxes of some rows and one panel."""
+def box_descriptor(x: torch.Tensor, rows: tuple[int, ...], layout: gl.constexpr) -> TensorDescriptor:
+    """A TMA descriptor of ``[pages, *of rows, columns]`` for boxes of ``rows`` and one panel of columns."""
     size = x.element_size()
-    strides = [s if n > 1 else 16 // size for s, n in zip(x.stride()[:3], x.shape[:3], strict=True)]
-    layout = (BOX8_LAYOUT if size == 1 else BOX_LAYOUT).value
-    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, rows, 1, 128 // size], layout)
+    strides = [s if n > 1 else 16 // size for s, n in zip(x.stride()[:-1], x.shape[:-1], strict=True)]
+    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, *rows, 128 // size], layout.value)

@@ -137,8 +137,6 @@ def hopper_declined(problem: PrefillProblem, left: int) -> str | None:
     """Why "auto" takes the portable kernel all the same, None if it does not. ``left`` is the window's left side."""
     if left < UNLIMITED and problem.head_dim > 192:
         return "a window with heads of 256, for which there are not enough registers"
-    if problem.itemsize == 1:
-        return "e4m3, which no chip has run"
     if problem.group > 1 and problem.max_q * problem.group <= 128:
         return "the heads of a KV head fit one tile together"
     return gluon_lacks(wide=True) if problem.head_dim > 192 else None
@@ -173,6 +171,7 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperConfi
     # Each consumer starts with the block in which its own rows end: no other needs a mask.
     skip = bounded and aligned and BN <= BM and not window
     diagonal = bounded and not (skip or (aligned and rows == BN))
+    fixed = D <= 128 and 0 < features.softcap * LOG2E <= FIXED_MOST and bool(dtype_of(inputs.q, "q") == bfloat16)
     total = inputs.q.shape[1] if problem.ragged else problem.max_q
     row_tiles = total // rows + problem.batch if problem.ragged else -(-problem.max_q // rows)
     heads = problem.q_heads * (1 if problem.ragged else problem.batch)
@@ -180,9 +179,9 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperConfi
         D=D, DV=DV, NC=NC, NQ=2 if D <= 128 else 1, NB=NB, BN=BN, BOX=min(page, BN) if page else BN, PAGE=page,
         RAGGED_Q=problem.ragged, RAGGED_K=ragged_k, FIRST=bounded or window or not whole,
         MASKED=diagonal or window, SKIP=skip, WINDOW=window, CLEAN=ragged_k or page > 0, CAPPED=features.softcap > 0,
-        FIXED=D <= 128 and 0 < features.softcap * LOG2E <= FIXED_MOST and bool(dtype_of(inputs.q, "q") == bfloat16),
+        FIXED=fixed,
         SINKS=features.sinks is not None,
-        HOLD=small, EARLY=small, ROUNDS=2 if D > 128 else 1, EQUAL=known and not bounded and not window,
+        HOLD=small or fixed, EARLY=small, ROUNDS=2 if D > 128 else 1, EQUAL=known and not bounded and not window,
         ITEM=item, Q_SCALE=scales.q.heads is not None, K_SCALE=scales.k.heads is not None,
         V_SCALE=scales.v.heads is not None,
         REGISTERS=160 if three else 208 if item == 1 else 232 if page else 240,

@@ -2,51 +2,40 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
 
-from kvlab.hardware import TmaDescriptor, get_atom, tma
+from kvlab.hardware import TmaDescriptor, tma
 from kvlab.staging import AsyncBarrier, Fragments, Traffic
-from kvlab.staging.fragments import FragmentMap
-from kvlab.staging.launched_cta import LaunchedCTA
+from kvlab.staging.partitioned_cta import PartitionedCTA, accumulator
 
 from .hopper_config import Constants
 from .hopper_places import places_of
 
-__all__ = ["HopperCTA", "accumulator"]
+__all__ = ["HopperCTA"]
 
 Array = np.ndarray[Any, Any]
 Warps = tuple[int, ...]
-SUFFIX = {"bfloat16": "bf16", "float16": "f16", "float8_e4m3fn": "e4m3"}
 
 
-class HopperCTA(LaunchedCTA):
-    """Shared memory as the kernel lays it out, and what is done to it; every access, wait and arrival is stated to
-    ``hazards``, in the order of the PTX. ``me`` are the warps of a partition.
-
-    An arrival is one thread's; before it the warps of its partition meet, as the compiler has it.
-    """
+class HopperCTA(PartitionedCTA):
+    """Shared memory as the kernel lays it out, and what is done to it."""
 
     def __init__(
         self, C: Constants, dtype: np.dtype[Any], boxes: dict[str, TmaDescriptor], traffic: Traffic,
         *, traced: bool = True,
     ) -> None:  # fmt: skip
-        self.C, self.dtype, self.boxes, self.places = C, dtype, boxes, places_of(C)
-        places = self.places
-        super().__init__(
-            places.nbytes, places.warps, "sm_90", None, traffic, traced=traced, cells=places.cells,
-            partitions=places.partitions,
-        )  # fmt: skip
-        readers = 2 if C.ITEM == 1 else 1
-        self.q_full, self.q_free = self._barriers("q full", C.NQ * C.NC), self._barriers("q free", C.NQ * C.NC, readers)
-        self.k_full, self.k_free = self._barriers("k full", C.NB), self._barriers("k free", C.NB, C.NC)
-        self.v_full, self.v_free = self._barriers("v full", C.NB), self._barriers("v free", C.NB, C.NC)
+        self.C, self.places = C, places_of(C)
+        super().__init__(self.places, dtype, boxes, traffic, traced=traced)
+        self.q_full = self.barriers("q full", C.NQ * C.NC)
+        self.q_free = self.barriers("q free", C.NQ * C.NC, 2 if C.ITEM == 1 else 1)
+        self.k_full, self.k_free = self.barriers("k full", C.NB), self.barriers("k free", C.NB, C.NC)
+        self.v_full, self.v_free = self.barriers("v full", C.NB), self.barriers("v free", C.NB, C.NC)
         self.loaded, self.v_dtype, self.raw_full, self.raw_free = "v", dtype, self.v_full, self.v_free
         if C.ITEM == 1:  # V's way from DRAM ends before the widener
             self.loaded, self.v_dtype = "raw", np.dtype(np.float16)
-            self.raw_full, self.raw_free = self._barriers("raw full", C.NB), self._barriers("raw free", C.NB)
+            self.raw_full, self.raw_free = self.barriers("raw full", C.NB), self.barriers("raw free", C.NB)
 
     def send(self, slot: int, first: int, *values: int) -> None:
         """Numbers for the other partitions, from the one numbered ``first`` of ``slot`` on."""
@@ -84,7 +73,8 @@ class HopperCTA(LaunchedCTA):
         before it reads the tile.
         """
         place = self.places.tiles["v"][b]
-        self.hazards.write_equal(self.places.atoms("v", me, b, start // 8, -(-stop // 8)), "v zeros", b)
+        atoms = self.places.shared(place, me, 2, start // 8 * 8, -(-stop // 8) * 8)  # two rows of 8 for each warp
+        self.hazards.write_equal(atoms, "v zeros", b)
         address = place.address(np.arange(start, stop)[:, None], np.arange(place.vectors))
         self.smem.store(address, np.zeros((*address.shape, 16), np.uint8))
         self.hazards.fence_async(me)
@@ -92,11 +82,11 @@ class HopperCTA(LaunchedCTA):
 
     def widen_rows(self, me: Warps, b: int) -> None:
         """V of buffer b from e4m3 to float16, which holds all its values."""
-        raw, wide, atoms = self.places.tiles["raw"][b], self.places.tiles["v"][b], self.C.BN // 8
+        raw, wide = self.places.tiles["raw"][b], self.places.tiles["v"][b]
         row, vector = np.ogrid[: raw.rows, : raw.vectors]
-        self.hazards.read(self.places.atoms("raw", me, b, 0, atoms), "raw read", b)
+        self.hazards.read(self.places.shared(raw, me, 2), "raw read", b)
         values = self.smem.load(raw.address(row, vector), self.dtype, 16).astype(self.v_dtype)
-        self.hazards.write(self.places.atoms("v", me, b, 0, atoms), "v write", b)
+        self.hazards.write(self.places.shared(wide, me, 2), "v write", b)
         vector = np.arange(wide.vectors)
         self.smem.store(wide.address(row, vector), values.reshape(len(row), wide.vectors, 8))
         self.hazards.fence_async(me)
@@ -105,30 +95,19 @@ class HopperCTA(LaunchedCTA):
 
     def scores(self, me: Warps, u: int, b: int) -> Fragments:
         """S = Q K^T of buffer u and stage b, both operands from shared memory: ``[BM, BN]`` float32. Started."""
-        C, atom = self.C, self._atom(self.dtype, self.C.BN)
-        q_at, k_at = self.places.tiles["q"][u], self.places.tiles["k"][b]
+        C, q_at, k_at = self.C, self.places.tiles["q"][u], self.places.tiles["k"][b]
         self.hazards.read_async(self.places.whole("q", u, me), "q wgmma", u, last=False)
         self.hazards.read_async(self.places.whole("k", b, me), "k wgmma", b)
-        c = np.zeros((1, 1, 128, C.BN // 2), np.float32)
-        depth = 32 // C.ITEM
-        for k in range(0, C.D, depth):
-            q = self._operand(q_at.descriptor(0, k, along_rows=False).addresses(C.BM, depth, self.dtype), self.dtype)
-            key = self._operand(k_at.descriptor(0, k, along_rows=False).addresses(C.BN, depth, self.dtype), self.dtype)
-            c = atom.mma(atom.fragment_a(q), key.swapaxes(2, 3), c)
+        s = self.multiply_qk(q_at, k_at, np.zeros((1, 1, 128, C.BN // 2), np.float32))
         self.traffic.move("SMEM->tensor cores", (C.BM + C.BN) * C.D * C.ITEM)
-        return Fragments(c.reshape(1, 128, 1, -1), accumulator(C.BN))
+        return Fragments(s.reshape(1, 128, 1, -1), accumulator(C.BN))
 
     def accumulate(self, me: Warps, p: Fragments, b: int, o: Fragments) -> Fragments:
         """O += P V: P from registers, V from shared memory, transposed by the unit. Started."""
-        C, dtype, v_at = self.C, self.v_dtype, self.places.tiles["v"][b]
-        atom = self._atom(dtype, C.DV)
         self.hazards.read_async(self.places.whole("v", b, me), "v wgmma", b)
-        c, a = o.values.reshape(1, 1, 128, -1), p.values.reshape(1, 1, 128, -1)
-        for key in range(0, C.BN, 16):
-            v = self._operand(v_at.descriptor(key, 0, along_rows=True).addresses(C.DV, 16, dtype, "MN"), dtype)
-            c = atom.mma(a[..., key // 2 : key // 2 + 8], v.swapaxes(2, 3), c)
-        self.traffic.move("SMEM->tensor cores", C.BN * C.DV * 2)
-        return o.with_values(c.reshape(o.values.shape))
+        v_at = self.places.tiles["v"][b]
+        self.traffic.move("SMEM->tensor cores", v_at.nbytes)
+        return self.multiply_pv(p, v_at, o)
 
     def zeros(self) -> Fragments:
         """An output accumulator ``[BM, DV]``."""
@@ -138,7 +117,7 @@ class HopperCTA(LaunchedCTA):
         """``values``, the columns of O from ``col`` on, through buffer ``w``, which no copy reads any more."""
         place = self.places.tiles["o"][w]
         self.meet(me)
-        self.hazards.write(self.places.rows(me, w), "o write", w)
+        self.hazards.write(self.places.shared(place, me, 16), "o write", w)
         address = place.address(np.arange(place.rows)[:, None], np.arange(place.vectors))
         self.smem.store(address, values.reshape(*address.shape, 8))
         self.hazards.fence_async(me)
@@ -148,38 +127,7 @@ class HopperCTA(LaunchedCTA):
         tma.store(self.boxes["o"], (batch, row, head, col + panel), self.smem, place.base + panel * place.rows * 2)
         self.traffic.move("registers->DRAM", values.nbytes)
 
-    def meet(self, me: Warps) -> None:
-        """The barrier of a partition."""
-        self.hazards.barrier(me, me, name=1 + me[0] // 4)
-
-    def arrive(self, me: Warps, bar: AsyncBarrier) -> None:
-        """One thread arrives, once all warps of the partition are here."""
-        self.meet(me)
-        bar.arrive(me[:1])
-
-    def wait_mma(self, me: Warps, n: int) -> None:
-        """At most ``n`` products go on."""
-        self.hazards.wait_mma(n, me)
-
     def wait_store(self, me: Warps) -> None:
         """O's buffer has been read; the warps meet, so that those that stored nothing know it, too."""
         self.hazards.wait_store(0, me)
         self.meet(me)
-
-    def _barriers(self, name: str, n: int, arrivals: int = 1) -> list[AsyncBarrier]:
-        return [self.hazards.mbarrier(f"{name}[{i}]", arrivals) for i in range(n)]
-
-    def _atom(self, dtype: np.dtype[Any], columns: int) -> Any:
-        return get_atom(f"wgmma.m64n{columns}k{32 // dtype.itemsize}.{SUFFIX[dtype.name]}")
-
-    def _operand(self, address: Array, dtype: np.dtype[Any]) -> Array:
-        """``[1, 1, rows, depth]`` elements at ``address``."""
-        return self.smem.load(address, dtype)[None, None, ..., 0]
-
-
-@functools.cache
-def accumulator(columns: int) -> FragmentMap:
-    """wgmma's accumulator of 64 rows: warp w has the rows ``16 w ...``."""
-    thread, repeat, r = np.ogrid[:128, :1, : columns // 2]
-    row, col = get_atom(f"wgmma.m64n{columns}k16.bf16").c(thread, r)
-    return FragmentMap((64, columns), row + 0 * repeat, np.broadcast_to(col + 0 * repeat, row.shape), warp_size=32)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
-import numpy as np
-
-from kvlab.staging.footprint import Cells, Footprint
+from kvlab.staging.footprint import Footprint
+from kvlab.staging.partitioned_cta import Places
 from kvlab.staging.wgmma_cta import PanelTile
 
 from .hopper_config import Constants
@@ -15,13 +13,12 @@ from .hopper_config import Constants
 __all__ = ["HopperPlaces", "places_of"]
 
 Warps = tuple[int, ...]
-UNIT = 16  # bytes: what is known of shared memory is known by vectors
 WORDS = 8  # numbers of a slot
 
 
-class HopperPlaces:
+class HopperPlaces(Places):
     """Buffers of Q (NQ) and O for each consumer, of K and V for each stage, all as panels of 128 bytes a row, swizzled;
-    then slots of numbers. All CTAs of all launches with these constants share the footprints.
+    then slots of numbers.
 
     tiles       ``"q"``, ``"k"``, ``"v"``, ``"o"`` -> their buffers; ``"raw"``: V of e4m3
     consumers   the warps of each
@@ -32,7 +29,7 @@ class HopperPlaces:
     >>> places = places_of(C)
     >>> places.consumers[1], places.producer, len(places.tiles["q"]), places.tiles["k"][1].base
     ((4, 5, 6, 7), (12,), 6, 65536)
-    >>> places.rows((4, 5, 6, 7), 1).moved.tolist()
+    >>> places.shared(places.tiles["o"][1], (4, 5, 6, 7), together=16).moved.tolist()
     [0, 0, 0, 0, 2048, 2048, 2048, 2048, 0, 0, 0, 0, 0]
     """
 
@@ -46,17 +43,13 @@ class HopperPlaces:
         for role, (n, rows, cols, size) in sizes.items():
             self.tiles[role] = [PanelTile(rows, cols, end + size * i * rows * cols, size) for i in range(n)]
             end += size * n * rows * cols
-        self._words, self.nbytes = end, end + 4 * WORDS * C.NQ
+        self._words = end
         self.consumers: list[Warps] = [tuple(range(4 * w, 4 * w + 4)) for w in range(C.NC)]
         self.widener: Warps = tuple(range(4 * C.NC, 4 * C.NC + (4 if C.ITEM == 1 else 0)))
         self.producer: Warps = (4 * C.NC + len(self.widener),)
-        self.warps = self.producer[0] + 1
-        self.partitions = {f"consumer {w}": warps for w, warps in enumerate(self.consumers)}
-        if self.widener:
-            self.partitions["the widener"] = self.widener
-        self.partitions["the producer"] = self.producer
-        self.cells = Cells(self.nbytes, self.warps, unit=UNIT)
-        self._made: dict[tuple[Any, ...], Footprint] = {}
+        partitions = {f"consumer {w}": warps for w, warps in enumerate(self.consumers)}
+        partitions |= {"the widener": self.widener} if self.widener else {}
+        super().__init__(end + 4 * WORDS * C.NQ, partitions | {"the producer": self.producer})
 
     def word(self, slot: int, i: int) -> int:
         """The address of number ``i`` of a slot."""
@@ -64,38 +57,12 @@ class HopperPlaces:
 
     def words(self, slot: int, warps: Warps) -> Footprint:
         """The numbers of a slot."""
-        return self._region("words", slot, self.word(slot, 0), 4 * WORDS, warps)
+        return self.region(self.word(slot, 0), 4 * WORDS, warps)
 
     def whole(self, role: str, i: int, warps: Warps) -> Footprint:
         """A buffer, all of which each of ``warps`` touches: as TMA or wgmma do."""
         place = self.tiles[role][i]
-        return self._region(role, i, place.base, place.nbytes, warps)
-
-    def rows(self, warps: Warps, i: int) -> Footprint:
-        """A buffer of O: 16 rows for each of the four warps."""
-        key = "rows", i, warps
-        if key not in self._made:
-            place = self.tiles["o"][i]
-            row, vector = np.ogrid[: place.rows, : place.vectors]
-            warp = warps[0] + row // 16
-            self._made[key] = self.cells.footprint(place.address(row, vector), 16, warp)
-        return self._made[key]
-
-    def atoms(self, role: str, warps: Warps, i: int, first: int, end: int) -> Footprint:
-        """The atoms of 8 rows of a tile from ``first`` to ``end - 1``: two rows of each for each of the four warps."""
-        key = "atoms", role, i, warps, first, end
-        if key not in self._made:
-            place = self.tiles[role][i]
-            row, vector = np.ogrid[8 * first : 8 * end, : place.vectors]
-            warp = warps[0] + row % 8 // 2
-            self._made[key] = self.cells.footprint(place.address(row, vector), 16, warp)
-        return self._made[key]
-
-    def _region(self, role: str, i: int, start: int, nbytes: int, warps: Warps) -> Footprint:
-        key = role, i, warps
-        if key not in self._made:
-            self._made[key] = self.cells.region(start, nbytes, warps)
-        return self._made[key]
+        return self.region(place.base, place.nbytes, warps)
 
 
 @functools.cache

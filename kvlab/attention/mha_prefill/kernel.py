@@ -8,9 +8,10 @@ import triton.language as tl
 
 from kvlab.attention.features import Features
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.operands import result_dtype
 from kvlab.attention.scales import P_SCALE, Scale
 from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale, visible_end
-from kvlab.attention.scoring.launch import bias_arguments, slopes_batch
+from kvlab.attention.scoring.launch import bias_arguments, scale_strides, slopes_batch
 
 from .config import PrefillConfig, PrefillProblem
 
@@ -285,7 +286,7 @@ def launch(
     Hq, S]`` or ``[1, Hq, total]`` float32. The arguments are valid.
     """
     if out is None:
-        dtype = torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
+        dtype = getattr(torch, result_dtype(q).name)
         out = torch.empty((*q.shape[:3], v.shape[3]), dtype=dtype, device=q.device)
     lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
     if out.numel() == 0:
@@ -323,8 +324,7 @@ def _strides(array: torch.Tensor | None, axes: int, ragged: bool = False) -> lis
     return [0, *steps[1:]] if ragged else steps
 
 
-def _scale_strides(scale: Scale, ragged: bool) -> list[int]:
-    """Strides (page or sequence, token, head) of the scales of tokens or heads."""
-    if scale.heads is not None:
-        return [0, 0, *_strides(scale.heads, 1)]
-    return _strides(scale.tokens, 3, ragged)
+def _scale_strides(scale: Scale, ragged: bool) -> tuple[int, ...]:
+    """Strides (page or sequence, token, head) of the scales of tokens or heads; 0 for the first of ragged ones."""
+    steps = scale_strides(scale, 3)
+    return (0, *steps[1:]) if ragged else steps

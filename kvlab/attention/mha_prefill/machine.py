@@ -16,7 +16,7 @@ from kvlab.staging.fma_cta import FmaCTA, FmaShape
 from kvlab.staging.kv_buffer_cta import KVBufferCTA, KVBufferShape
 from kvlab.staging.mfma_cta import MfmaCTA, MfmaShape
 from kvlab.staging.mma_sync_cta import MmaSyncCTA, MmaSyncShape
-from kvlab.staging.nvidia_decode_cta import NvidiaDecodeCTA
+from kvlab.staging.nvidia_decode_cta import NvidiaDecodeCTA, operand_p_of
 from kvlab.staging.wgmma_cta import WgmmaCTA, WgmmaShape
 
 from .config import PrefillConfig, PrefillProblem
@@ -103,12 +103,7 @@ class NvidiaPieces(PrefillCTA):
             piece.follow(*(walk[i] if i < len(walk) else None for walk in walks))
 
     def _add_values(self, p: Fragments, pairs: list[tuple[Any, Fragments]], active: Array) -> list[Fragments]:
-        first, *others = self.pieces
-        a = first.operand_p(p, active)
-        for piece in others:
-            piece.meet_for_p()
-        for piece in self.pieces:
-            piece.end_tile()
+        a = operand_p_of(self.pieces, self.pieces[0], p, active)
         return [x.add_values(a, v, o) for x, (v, o) in zip(self.pieces, pairs, strict=False)]
 
 
@@ -128,13 +123,13 @@ def check_machine(arch: str, problem: PrefillProblem) -> None:
     require(not (fp8 and arch == "sm_80"), f"float8_e4m3fn on {arch}", "on sm_90 or gfx950: sm_80 has no e4m3")
 
 
-def stages_on_gfx950(columns: int, BN: int, itemsize: int) -> int:
-    """Stages of K and V of ``columns`` together that the LDS holds: MAX's two, or one.
+def stages_on_gfx950(row_bytes: int, BN: int) -> int:
+    """Stages of tiles of BN keys, ``row_bytes`` of K and V together for each, that the LDS holds: MAX's two, or one.
 
-    >>> stages_on_gfx950(512, 64, 2), stages_on_gfx950(1088, 64, 2)
+    >>> stages_on_gfx950(1024, 64), stages_on_gfx950(2176, 64)
     (2, 1)
     """
-    return 2 if 2 * columns * BN * itemsize <= get_arch("gfx950").shared_bytes else 1
+    return 2 if 2 * row_bytes * BN <= get_arch("gfx950").shared_bytes else 1
 
 
 def prefill_cta(
@@ -149,7 +144,7 @@ def prefill_cta(
     k_widths = [(config.D0, min(config.D0, problem.head_dim)), (config.D1, problem.head_dim - config.D0)]
     v_widths = [(config.V0, min(config.V0, problem.value_dim)), (config.V1, problem.value_dim - config.V0)]
     columns = config.D0 + config.D1 + config.V0 + config.V1
-    stages = stages_on_gfx950(columns, config.BN, stored.itemsize)
+    stages = stages_on_gfx950(columns * stored.itemsize, config.BN)
     pieces: list[TileCTA] = []
     for (BD, D), (BDV, DV) in zip(k_widths, v_widths, strict=True):
         if not (BD or BDV):

@@ -6,13 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.scoring.emulator import in_pages
+from kvlab.attention.scales import Scale
+from kvlab.attention.scoring.emulator import by_column, in_pages, token_scale
 from kvlab.cache import KVCacheStaticParams, PagedKVCache
 from kvlab.cache.pointer import Pointer
 from kvlab.cache.storage import BlockStorage
-from kvlab.staging import KVCacheIterator, KVTile
+from kvlab.staging import Fragments, KVCacheIterator, KVTile
 
-__all__ = ["SequenceRows", "next_tiles", "place", "tile_walks"]
+__all__ = ["SequenceRows", "by_token", "next_tiles", "place", "tile_walks", "token_scales"]
+
+Array = np.ndarray[Any, Any]
 
 
 class SequenceRows:
@@ -48,6 +51,23 @@ def place(rows: SequenceRows | PagedKVCache, batch: Any, key: Any, exists: Any) 
     if rows.starts is None:
         return np.where(exists, batch, 0), np.where(exists, key, 0)
     return 0 * key, np.where(exists, rows.starts.astype(np.int64)[batch] + key, 0)
+
+
+def token_scales(
+    scale: Scale, rows: SequenceRows | PagedKVCache, batch: Array, head: Array, key: Array, exists: Array
+) -> Array:
+    """The scales of tokens of the keys ``[P, BN]`` of ``rows``."""
+    page, slot = place(rows, batch[:, None], key, exists)
+    return token_scale(scale.tokens, (page, slot, np.broadcast_to(head[:, None], key.shape)), exists)
+
+
+def by_token(
+    x: Fragments, scale: Scale, rows: SequenceRows | PagedKVCache, batch: Array, head: Array, key: Array, exists: Array
+) -> Fragments:
+    """Columns of ``x`` times the scales of their keys, where those have some."""
+    if scale.tokens is None:
+        return x
+    return x.with_values(x.values * by_column(x, token_scales(scale, rows, batch, head, key, exists)))
 
 
 def tile_walks(

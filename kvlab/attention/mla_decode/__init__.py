@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import math
 from typing import Any
 
 import numpy as np
 
 from kvlab.attention.backends import check_fp8_gpu, rounded, run, target_of
-from kvlab.attention.decode_call import decode_results
-from kvlab.attention.explain import Explanation, arguments_of
+from kvlab.attention.decode_call import decode_results, explained
+from kvlab.attention.explain import Explanation
 from kvlab.attention.features import Features, resolve_features
 from kvlab.attention.hopper_choice import choose_with_hopper
 from kvlab.attention.inputs import check_lane_copies, check_paged_collection, decode_numbers, lengths_with_new, require
@@ -21,6 +20,7 @@ from kvlab.attention.operands import result_dtype
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.cache.arrays import dtype_of
 from kvlab.staging import MLA_ARCHS, Traffic
+from kvlab.triton_support.versions import holds_wgmma_rows
 
 from .config import MLADecodeProblem, choose_config
 from .emulator import launch as emulate
@@ -125,7 +125,7 @@ def mla_decode_paged(
     backend      "auto": the emulator for NumPy arrays, the Triton kernel for torch tensors (interpreted on the CPU);
                  "reference" (float64), "emulator", "triton"; "hopper": the Gluon kernel for sm_90 (its emulator where
                  the arrays are not on a GPU), ValueError for what it cannot do. "auto" does not take it: it is
-                 compiled and emulated, no GPU has run it yet
+                 compiled and emulated, no GPU has run it
     arch         the machine that is emulated: "sm_80", "sm_90", "gfx950" (16 bits, v_dim 128, 256 or 512, 32 or 64
                  columns of rope). Tiles of 16 rows, also where the compiled kernel takes 32; of 64 rows with wgmma on
                  sm_90 where it takes those: more than 32 rows, 16 bits, scores that are not changed
@@ -241,15 +241,6 @@ def _plan(
     return Explanation("mla_decode", chosen, reason, config, config.grid(problem), arch if emulated else None)
 
 
-def holds_wgmma_rows() -> bool:
-    """Whether the installed Triton keeps 64 rows of 512 columns in registers without spills: those before 3.9."""
-    try:
-        release = importlib.metadata.version("triton").split(".")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return (int(release[0]), int(release[1])) < (3, 9)
-
-
 def _check_emulated(inputs: MLAInputs, problem: MLADecodeProblem, arch: str) -> None:
     require(arch in MLA_ARCHS, f"arch {arch!r}", f"one of {', '.join(MLA_ARCHS)}")
     latent, rope, dtype = problem.latent, problem.rope, dtype_of(inputs.q, "q")
@@ -264,12 +255,7 @@ def _check_emulated(inputs: MLAInputs, problem: MLADecodeProblem, arch: str) -> 
     check_lane_copies({"q": inputs.q, "kv_cache": inputs.kv_cache, "the rope part of kv_cache": inputs.k_rope})
 
 
-def _explain_paged(*args: Any, **kwargs: Any) -> Explanation:
-    given = arguments_of(mla_decode_paged, *args, **kwargs)
-    asked = {name: given.pop(name) for name in ("softcap", "sinks", "alibi_slopes", "q_scale", "k_scale")}
-    for name in ("return_lse", "base2"):
-        del given[name]
-    return _prepared(**given, asked=asked)[1]
+_explain_paged = explained(mla_decode_paged, _prepared, ("softcap", "sinks", "alibi_slopes", "q_scale", "k_scale"))
 
 
 def _explain_collection(q: Any, cache: PagedKVCacheCollection, layer: int = 0, **options: Any) -> Explanation:

@@ -52,9 +52,7 @@ class MLADecodeProblem:
         (batch, tokens, heads), (_, page_size, latent) = map(int, q.shape[:3]), map(int, kv_cache.shape)
         kind, max_keys = dtype_of(kv_cache, "kv_cache").itemsize, int(block_table.shape[1]) * page_size
         itemsize = dtype_of(q, "q").itemsize
-        return cls(
-            batch, tokens, heads, latent, int(k_rope.shape[2]), itemsize, page_size, max_keys, kind == 1
-        )  # fmt: skip
+        return cls(batch, tokens, heads, latent, int(k_rope.shape[2]), itemsize, page_size, max_keys, kind == 1)
 
     @property
     def rows(self) -> int:

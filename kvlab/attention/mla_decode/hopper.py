@@ -10,12 +10,11 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kvlab.attention.features import Features
 from kvlab.attention.merge_states.kernel import launch as merge
 from kvlab.attention.merge_states.kernel import partial_results
-from kvlab.attention.mha_prefill.hopper import barriers
+from kvlab.attention.mha_prefill.hopper import barriers, box_descriptor
 from kvlab.attention.mha_prefill.hopper_steps import PANEL, TILE_LAYOUT, operand
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 
@@ -98,19 +97,12 @@ def launch(
     lse = torch.empty((batch, heads, tokens), dtype=torch.float32, device=q.device)
     part, part_lse = partial_results(out, lse, splits)
     attend[config.grid()](
-        _boxes(q, (C.TB, C.HB)), _boxes(kv_cache, (C.BOX,)), _boxes(k_rope, (C.BOX,)), kv_cache, kv_cache.stride(0),
+        box_descriptor(q, (C.TB, C.HB), Q_LAYOUT),
+        *(box_descriptor(x, (C.BOX,), K_LAYOUT) for x in (kv_cache, k_rope)), kv_cache, kv_cache.stride(0),
         part, part_lse, block_table, seq_lens, scale * LOG2E, 1 / LOG2E, config.items, config.row_tiles,
         config.head_tiles, splits, heads, tokens, kv_cache.shape[0], block_table.stride(0), seq_lens.stride(0),
-        *part.stride()[:4],
-        *(part_lse.stride(axis) for axis in (0, 1, 3, 2)), C=C, num_warps=4,
+        *part.stride()[:4], *(part_lse.stride(axis) for axis in (0, 1, 3, 2)), C=C, num_warps=4,
     )  # fmt: skip
     if splits > 1:
         merge(part, part_lse.transpose(2, 3), out=out, lse=lse.transpose(1, 2))
     return out, lse
-
-
-def _boxes(x: torch.Tensor, rows: tuple[int, ...]) -> TensorDescriptor:
-    """A TMA descriptor of ``[.., rows, columns]`` for boxes of some rows and one panel of columns."""
-    strides = [s if n > 1 else 8 for s, n in zip(x.stride()[:-1], x.shape[:-1], strict=True)]
-    layout = Q_LAYOUT if len(rows) == 2 else K_LAYOUT
-    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, *rows, 64], layout.value)

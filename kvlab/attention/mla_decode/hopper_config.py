@@ -23,6 +23,7 @@ SUPPORTED = (
 MEASURED = False
 """Whether a GPU has shown that the kernel is right and faster than the portable one; "auto" takes it only then."""
 
+
 class Constants(NamedTuple):
     """Compile-time constants of the Hopper kernel: a tile of BM = TB tokens x HB heads, NB stages of BN keys of DV
     latent and DR rope columns, in boxes of BOX keys of pages of PAGE.

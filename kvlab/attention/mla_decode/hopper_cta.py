@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.mha_prefill.hopper_cta import accumulator
 from kvlab.attention.mha_prefill.hopper_turns import Wait
-from kvlab.hardware import TmaDescriptor, get_atom, tma
+from kvlab.hardware import TmaDescriptor, tma
 from kvlab.staging import AsyncBarrier, Fragments, Traffic
-from kvlab.staging.launched_cta import LaunchedCTA
+from kvlab.staging.partitioned_cta import PartitionedCTA, accumulator
 from kvlab.staging.wgmma_cta import PanelTile
 
 from .hopper_config import Constants
@@ -24,28 +23,19 @@ Warps = tuple[int, ...]
 HALVES = ("left", "right")
 
 
-class HopperCTA(LaunchedCTA):
-    """Shared memory as the kernel lays it out, and what is done to it; every access, wait and arrival is stated to
-    ``hazards``, in the order of the PTX. ``me`` are the warps of a partition.
-
-    An arrival is one thread's; before it the warps of its partition meet, as the compiler has it.
-    """
+class HopperCTA(PartitionedCTA):
+    """Shared memory as the kernel lays it out, and what is done to it."""
 
     def __init__(
         self, C: Constants, dtype: np.dtype[Any], boxes: dict[str, TmaDescriptor], traffic: Traffic,
         *, traced: bool = True,
     ) -> None:  # fmt: skip
-        self.C, self.dtype, self.boxes, self.places = C, dtype, boxes, places_of(C)
-        places = self.places
-        super().__init__(
-            places.nbytes, places.warps, "sm_90", None, traffic, traced=traced, cells=places.cells,
-            partitions=places.partitions,
-        )  # fmt: skip
+        self.C, self.places = C, places_of(C)
+        super().__init__(self.places, dtype, boxes, traffic, traced=traced)
         self.q_full, self.q_free = self.hazards.mbarrier("q full"), self.hazards.mbarrier("q free")
         self.p_full, self.s_done = self.hazards.mbarrier("p full"), self.hazards.mbarrier("s done")
         self.l_full, self.l_free, self.r_full, self.r_free = (
-            [self.hazards.mbarrier(f"{name}[{b}]") for b in range(C.NB)]
-            for name in ("left full", "left free", "right full", "right free")
+            self.barriers(name, C.NB) for name in ("left full", "left free", "right full", "right free")
         )
 
     def load_queries(self, batch: int, token: int, head: int) -> None:
@@ -65,37 +55,23 @@ class HopperCTA(LaunchedCTA):
 
     def scores(self, me: Warps, b: int, phase: int) -> Generator[Wait, None, Fragments]:
         """S = Q K^T of stage b, ``[BM, BN]`` float32, started in parts as they arrive: left half, rope, right half."""
-        C, atom = self.C, self._atom(self.C.BN)
-        c = np.zeros((1, 1, 128, C.BN // 2), np.float32)
+        C, s = self.C, np.zeros((1, 1, 128, self.C.BN // 2), np.float32)
         for part in ("left", "rope", "right"):
             yield (self.r_full if part == "right" else self.l_full)[b], phase
             self.hazards.read_async(self.places.whole(f"q {part}", me), "q wgmma", last=False)
             self.hazards.read_async(self.places.whole(f"k {part} {b}", me), f"k {part} wgmma", b)
-            q_at, k_at = self.places.tiles[f"q {part}"], self.places.tiles[f"k {part} {b}"]
-            for at in range(0, q_at.cols, 16):
-                q = self._operand(q_at.descriptor(0, at, along_rows=False).addresses(C.BM, 16, self.dtype))
-                k = self._operand(k_at.descriptor(0, at, along_rows=False).addresses(C.BN, 16, self.dtype))
-                c = atom.mma(atom.fragment_a(q), k.swapaxes(2, 3), c)
+            s = self.multiply_qk(self.places.tiles[f"q {part}"], self.places.tiles[f"k {part} {b}"], s)
         self.traffic.move("SMEM->tensor cores", (C.BM + C.BN) * (C.DV + C.DR) * 2)
-        return Fragments(c.reshape(1, 128, 1, -1), accumulator(C.BN))
+        return Fragments(s.reshape(1, 128, 1, -1), accumulator(C.BN))
 
     def accumulate(self, me: Warps, p: Fragments | None, b: int, half: str, o: Fragments) -> Fragments:
         """O += P V with half the columns of stage b; P in registers, or None: from shared memory. Started."""
-        C, v_at, p_at = self.C, self.places.tiles[f"k {half} {b}"], self.places.tiles["p"]
-        atom, c = self._atom(v_at.cols), o.values.reshape(1, 1, 128, -1)
+        v_at, p_at = self.places.tiles[f"k {half} {b}"], self.places.tiles["p"]
         if p is None:
             self.hazards.read_async(self.places.whole("p", me), "p wgmma", last=False)
         self.hazards.read_async(self.places.whole(f"k {half} {b}", me), f"v {half} wgmma", b)
-        for key in range(0, C.BN, 16):
-            if p is None:
-                rows = self._operand(p_at.descriptor(0, key, along_rows=False).addresses(C.BM, 16, self.dtype))
-                a = atom.fragment_a(rows)
-            else:
-                a = p.values.reshape(1, 1, 128, -1)[..., key // 2 : key // 2 + 8]
-            v = self._operand(v_at.descriptor(key, 0, along_rows=True).addresses(v_at.cols, 16, self.dtype, "MN"))
-            c = atom.mma(a, v.swapaxes(2, 3), c)
         self.traffic.move("SMEM->tensor cores", v_at.nbytes + (p_at.nbytes if p is None else 0))
-        return o.with_values(c.reshape(o.values.shape))
+        return self.multiply_pv(p_at if p is None else p, v_at, o)
 
     def zeros(self) -> Fragments:
         """Half the output accumulator."""
@@ -104,7 +80,7 @@ class HopperCTA(LaunchedCTA):
     def send(self, me: Warps, p: Fragments, alpha: Array) -> None:
         """P and what O is multiplied by, for the other warpgroup: ordinary stores that its wgmma may then read."""
         place = self.places.tiles["p"]
-        self.hazards.write(self.places.shared("p", me, 16), "p write")
+        self.hazards.write(self.places.shared(place, me, 16), "p write")
         address = place.address(np.arange(place.rows)[:, None], np.arange(place.vectors))
         self.smem.store(address, p.tile()[0].reshape(*address.shape, 8))
         self.put(me, 0, alpha)
@@ -123,27 +99,13 @@ class HopperCTA(LaunchedCTA):
 
     def clean_rows(self, me: Warps, b: int, half: str, end: int) -> None:
         """Zero the rows of half a V tile from ``end`` on; the others are stored as they are."""
-        name = f"k {half} {b}"
-        place = self.places.tiles[name]
-        self.hazards.read(self.places.shared(name, me, 4), "v clean", b)
-        self.hazards.write(self.places.shared(name, me, 4), "v clean", b)
+        place = self.places.tiles[f"k {half} {b}"]
+        self.hazards.read(self.places.shared(place, me, 4), "v clean", b)
+        self.hazards.write(self.places.shared(place, me, 4), "v clean", b)
         address = place.address(np.arange(end, place.rows)[:, None], np.arange(place.vectors))
         self.smem.store(address, np.zeros((*address.shape, 16), np.uint8))
         self.hazards.fence_async(me)
         self.meet(me)
-
-    def meet(self, me: Warps) -> None:
-        """The barrier of a partition."""
-        self.hazards.barrier(me, me, name=1 + me[0] // 4)
-
-    def arrive(self, me: Warps, bar: AsyncBarrier) -> None:
-        """One thread arrives, once all warps of the partition are here."""
-        self.meet(me)
-        bar.arrive(me[:1])
-
-    def wait_mma(self, me: Warps, n: int) -> None:
-        """At most ``n`` products go on."""
-        self.hazards.wait_mma(n, me)
 
     def _load(
         self, box: str, name: str, bar: AsyncBarrier, at: tuple[Any, ...], offset: Array, stage: int | None
@@ -154,10 +116,3 @@ class HopperCTA(LaunchedCTA):
         self.hazards.copy_bulk(self.places.whole(name, self.places.producer), bar, copied, f"{name[0]} copy", stage)
         tma.load(self.boxes[box], at, self.smem, place.base + offset)
         self.traffic.move("DRAM->SMEM", place.nbytes)
-
-    def _atom(self, columns: int) -> Any:
-        return get_atom(f"wgmma.m64n{columns}k16.{'bf16' if self.dtype.name == 'bfloat16' else 'f16'}")
-
-    def _operand(self, address: Array) -> Array:
-        """``[1, 1, rows, 16]`` elements at ``address``."""
-        return self.smem.load(address, self.dtype)[None, None, ..., 0]

@@ -10,6 +10,7 @@ from kvlab.attention.features import Features
 from kvlab.attention.merge_states.kernel import launch as merge
 from kvlab.attention.merge_states.kernel import partial_results
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.operands import result_dtype
 from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale, visible_end
 from kvlab.attention.scoring.launch import bias_arguments, slopes_batch
 
@@ -169,7 +170,7 @@ def launch(
     batch, tokens, heads, _ = q.shape
     problem = MLADecodeProblem.of(q, kv_cache, k_rope, block_table)
     if out is None:
-        dtype = torch.bfloat16 if q.element_size() == 1 else q.dtype
+        dtype = getattr(torch, result_dtype(q).name)
         out = torch.empty((batch, tokens, heads, problem.latent), dtype=dtype, device=q.device)
     lse = torch.empty((batch, heads, tokens), dtype=torch.float32, device=q.device)
     if q.numel() == 0:

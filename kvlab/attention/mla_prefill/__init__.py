@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,9 @@ from kvlab.attention.inputs import check_lane_copies, check_paged_collection, ch
 from kvlab.attention.intervals import host
 from kvlab.attention.masks import resolve_mask, window_interval
 from kvlab.attention.mha_prefill.machine import check_arch
+from kvlab.attention.operands import result_dtype
 from kvlab.attention.ragged import check_grid, keys_with_new, sequence_lengths
-from kvlab.attention.scales import is_fp8
+from kvlab.attention.scales import is_fp8, resolve_scale
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.cache.arrays import dtype_of
 from kvlab.staging import Traffic
@@ -84,7 +85,10 @@ def mla_prefill_paged(
     softcap: float = 0.0,
     sinks: Any = None,
     alibi_slopes: Any = None,
+    q_scale: Any = None,
     k_scale: Any = None,
+    v_scale: Any = None,
+    rope_scale: Any = None,
     return_lse: bool = False,
     base2: bool = False,
     out: Any = None,
@@ -99,8 +103,9 @@ def mla_prefill_paged(
     part of K read from the pages of the latent cache, where all heads share it.
 
     q            ``[total, H, nope + rope]``: the new tokens of all sequences; DeepSeek's models have 128 + 64
-    k, v         ``[total_k, H, nope]`` and ``[total_k, H, value]`` of q's dtype (bfloat16, float16 or float32), with
-                 a contiguous last dimension: what the keys' latent rows were projected to
+    k, v         ``[total_k, H, nope]`` and ``[total_k, H, value]`` of q's dtype (bfloat16, float16 or float32), or of
+                 float8_e4m3fn beside a q of 8 or 16 bits (columns in multiples of 16 then; multiplied in q's dtype, in
+                 bfloat16 for q of 8), with a contiguous last dimension: what the keys' latent rows were projected to
     kv_cache     ``[pages, page_size, D]`` or with an axis of one head (see ``kv_layout``): rows of latent and rope
                  columns, of q's dtype or float8_e4m3fn; or rope-aware rows, fp8 latents and a bfloat16 rope part (see
                  :func:`kvlab.attention.mla_store_paged`)
@@ -123,14 +128,18 @@ def mla_prefill_paged(
     softcap      0, or c of ``c tanh(scores / c)``
     sinks        None, or a logit for each head ``[H]`` that takes part in the softmax without a value
     alibi_slopes None, or float32 ``[H]`` or ``[B, H]``: scores less slope times the distance
-    k_scale      of a rope part in float8_e4m3fn: a number, float32 ``[1]``, or each token's ``[pages, page_size, 1]``
+    q_scale, k_scale, v_scale  what q, k and v in float8_e4m3fn are multiplied by: a number, float32 ``[H]``, for k and
+                 v also each token's and head's ``[total_k, H]``. Ignored for other dtypes
+    rope_scale   of a rope part in float8_e4m3fn: a number, float32 ``[1]``, or each token's ``[pages, page_size, 1]``.
+                 None: 1, or k_scale where k is not float8_e4m3fn
     return_lse   return ``(out, lse)`` with lse ``[H, total]``, float32, natural logarithm (``base2``: of base 2)
-    out          where to write the output ``[total, H, value]`` of q's dtype; a new array by default
+    out          where to write the output ``[total, H, value]`` of q's dtype; a new array by default. For q of
+                 float8_e4m3fn bfloat16 by default, float16 and float32 if given
     kv_layout    of a cache with four axes: "NHD" ``[pages, page_size, 1, D]`` or "HND" ``[pages, 1, page_size, D]``
     batch_invariant  the same bits for a sequence alone and in any batch: so it is in any case
     backend      "auto": the emulator for NumPy arrays, the Triton kernel for torch tensors (interpreted on the CPU);
                  "reference" (float64), "emulator", "triton"
-    arch         the machine that is emulated: "sm_90", "sm_80" (no e4m3 rope part), or "gfx950" (an e4m3 rope part of
+    arch         the machine that is emulated: "sm_90", "sm_80" (no float8_e4m3fn), or "gfx950" (an e4m3 rope part of
                  more than 32 columns)
     check        look at the values of the integers too. None: unless they are on a GPU, which would wait for it
     traffic      a :class:`~kvlab.staging.Traffic` that counts what the emulator moves
@@ -150,6 +159,12 @@ def mla_prefill_paged(
     >>> exact = mla_prefill_paged(*arguments, latent_dim=128, backend="reference")
     >>> bool(np.abs(out - exact).max() < 1e-6)
     True
+    >>> from kvlab.memory import bfloat16, float8_e4m3fn
+    >>> fp8 = q.astype(bfloat16), k.astype(float8_e4m3fn), v.astype(float8_e4m3fn), kv.astype(bfloat16), *arguments[4:]
+    >>> by = {"k_scale": 0.5, "v_scale": np.full((20, 2), 2, np.float32), "latent_dim": 128}
+    >>> out, exact = (mla_prefill_paged(*fp8, **by, backend=name) for name in ("emulator", "reference"))
+    >>> bool(np.abs(out.astype(np.float32) - exact.astype(np.float32)).max() < 0.05)
+    True
     >>> mla_prefill_paged(*arguments, latent_dim=100)
     Traceback (most recent call last):
         ...
@@ -157,10 +172,12 @@ def mla_prefill_paged(
     """
     arrays = q, k, v, kv_cache, block_table, seq_lens, cu_seqlens_q, cu_seqlens_k, k_starts
     inputs = paged_inputs(*arrays, latent_dim, kv_layout, max_seqlen_q, out, check)
-    if kv_layout == "HND" and getattr(k_scale, "ndim", 0) == 3:
-        k_scale = k_scale.swapaxes(1, 2)
+    name, rope_scale = ("k_scale", k_scale) if rope_scale is None and not is_fp8(k) else ("rope_scale", rope_scale)
+    if kv_layout == "HND" and getattr(rope_scale, "ndim", 0) == 3:
+        rope_scale = rope_scale.swapaxes(1, 2)
     asked = {"mask": mask, "window": window, "causal": causal, "softcap": softcap, "sinks": sinks}
-    asked |= {"alibi_slopes": alibi_slopes, "k_scale": k_scale}
+    asked |= {"alibi_slopes": alibi_slopes, "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
+    asked |= {"rope_scale": (name, rope_scale)}
     return _run(inputs, asked, backend, arch, scale, return_lse, base2, out, traffic)
 
 
@@ -180,6 +197,10 @@ def mla_prefill_ragged(
     softcap: float = 0.0,
     sinks: Any = None,
     alibi_slopes: Any = None,
+    q_scale: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    rope_scale: Any = None,
     return_lse: bool = False,
     base2: bool = False,
     out: Any = None,
@@ -190,7 +211,9 @@ def mla_prefill_ragged(
 ) -> Any:
     """The same with the rope part of K in an array ``[total_k, rope]`` or ``[total_k, 1, rope]``, without a cache.
 
-    A sequence has the keys that k, v and k_rope hold. The rest: as for :func:`mla_prefill_paged`.
+    A sequence has the keys that k, v and k_rope hold. k_rope is of q's dtype; beside k of float8_e4m3fn it may be that,
+    with a rope_scale (each token's: ``[total_k, 1]``), and beside q of float8_e4m3fn bfloat16. The rest: as for
+    :func:`mla_prefill_paged`.
 
     >>> q, k, v, rope = (np.ones(shape, np.float32) for shape in ((3, 2, 96), (5, 2, 64), (5, 2, 64), (5, 32)))
     >>> starts, starts_k = np.array([0, 1, 3]), np.array([0, 2, 5])
@@ -200,7 +223,8 @@ def mla_prefill_ragged(
     """
     inputs = ragged_inputs(q, k, v, k_rope, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, out, check)
     asked = {"mask": mask, "window": window, "causal": causal, "softcap": softcap, "sinks": sinks}
-    asked |= {"alibi_slopes": alibi_slopes}
+    asked |= {"alibi_slopes": alibi_slopes, "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
+    asked |= {"rope_scale": ("rope_scale", rope_scale)}
     return _run(inputs, asked, backend, arch, scale, return_lse, base2, out, traffic)
 
 
@@ -226,26 +250,28 @@ def _run(
 
 def _refer(*arrays: Any, scale: float, features: Features, problem: Any, config: Any, out: Any) -> Any:
     """The reference, rounded to the dtypes of the operation."""
-    return rounded(*reference(*arrays, scale=scale, features=features), arrays[0].dtype, out)
+    return rounded(*reference(*arrays, scale=scale, features=features), result_dtype(arrays[0]), out)
 
 
 def _plan(inputs: MLAPrefillInputs, asked: dict[str, Any], backend: str, arch: str) -> Plan:
     """Which backend, configuration and features a call gets."""
     chosen, reason = choose_backend(inputs.q, backend)
-    mask, window, causal = (asked.pop(name) for name in ("mask", "window", "causal"))
+    mask, window, causal, (name, by) = (asked.pop(name) for name in ("mask", "window", "causal", "rope_scale"))
     heads, q, rope = int(inputs.q.shape[1]), inputs.q, inputs.k_rope[..., None, :]
     interval = window_interval(mask is None if causal is None else bool(causal), window)
     plan = resolve_mask(mask, interval, heads=heads, lengths=lambda: _lengths(inputs), like=q)
-    features = resolve_features(q, rope, rope, mask=plan, batch=inputs.batch, **asked)
+    features = resolve_features(q, inputs.k, inputs.v, mask=plan, batch=inputs.batch, **asked)
+    rope_scale = resolve_scale(name, by, rope, 1, tuple(int(n) for n in rope.shape[:-1]))
+    features = replace(features, scales=replace(features.scales, rope=rope_scale))
     nope, value = int(inputs.k.shape[2]), int(inputs.v.shape[2])
     problem = MLAPrefillProblem(
-        inputs.batch, inputs.max_q, heads, nope, int(q.shape[2]) - nope, value, dtype_of(q, "q").itemsize,
-        features.heavy,
+        inputs.batch, inputs.max_q, heads, nope, int(q.shape[2]) - nope, value,
+        max(dtype_of(q, "q").itemsize, 2), features.heavy, is_fp8(inputs.k),
     )  # fmt: skip
     emulated = arch if chosen == "emulator" else None
     if emulated is not None:
         _check_emulated(inputs, problem, emulated)
-    if is_fp8(inputs.k_rope):
+    if is_fp8(inputs.k_rope) or is_fp8(inputs.k):
         check_fp8_gpu(q)
     target, _ = target_of(q, emulated)
     config = choose_config(problem, arch=target)
@@ -261,10 +287,15 @@ def _lengths(inputs: MLAPrefillInputs) -> tuple[Any, Any]:
 
 def _check_emulated(inputs: MLAPrefillInputs, problem: MLAPrefillProblem, arch: str) -> None:
     check_arch(arch)
-    e4m3 = f"a rope part in float8_e4m3fn on {arch}"
-    require(arch != "sm_80" or not is_fp8(inputs.k_rope), e4m3, "on sm_90 or gfx950: sm_80 has no e4m3")
-    wide = problem.rope > 32 or not is_fp8(inputs.k_rope)
-    require(arch != "gfx950" or wide, f"{problem.rope} columns of {e4m3}", "more than 32: strips of KVBuffer have 64")
+    for what, array in (("k", inputs.k), ("a rope part", inputs.k_rope)):
+        has = arch != "sm_80" or not is_fp8(array)
+        require(has, f"{what} in float8_e4m3fn on {arch}", "on sm_90 or gfx950: sm_80 has no e4m3")
+    wide = problem.rope > 32 or problem.converted or not is_fp8(inputs.k_rope)
+    require(
+        arch != "gfx950" or wide,
+        f"{problem.rope} columns of a rope part in float8_e4m3fn on {arch}",
+        "more than 32: strips of KVBuffer have 64",
+    )
     arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "the rope part of the cache": inputs.k_rope}
     check_lane_copies({name: array for name, array in arrays.items() if 0 not in array.shape})
 

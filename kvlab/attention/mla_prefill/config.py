@@ -19,7 +19,8 @@ LOCKSTEP_TOLERANCE = {"o": P_TIE, "result 0": OUTPUT_TIE}
 class MLAPrefillProblem:
     """Sizes of one call: B sequences of up to max_q new tokens, H heads of K (nope + rope columns) and V (value).
 
-    heavy : scores are changed in a way that takes registers.
+    itemsize : bytes of an element of the products. heavy : scores are changed in a way that takes registers.
+    converted : K and V are e4m3, which products take in q's dtype or bfloat16.
     """
 
     batch: int
@@ -30,6 +31,7 @@ class MLAPrefillProblem:
     value: int
     itemsize: int
     heavy: bool = False
+    converted: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class MLAPrefillConfig:
     """Tile sizes and launch parameters, the same for the kernel and the emulator.
 
     BM query rows of one head, BN keys; BD nope, BR rope and BV value columns, each padded to a power of two.
+    one_loop : all tiles are masked, so that there are registers for wide e4m3 with scales of tokens.
     """
 
     BM: int
@@ -47,6 +50,7 @@ class MLAPrefillConfig:
     row_tiles: int
     num_warps: int = 8
     num_stages: int = 2
+    one_loop: bool = False
 
     def grid(self, problem: MLAPrefillProblem) -> tuple[int, int]:
         """Programs (row tile and sequence, head), the last rows first: they see most keys. The lengths have no part
@@ -63,19 +67,24 @@ def choose_config(problem: MLAPrefillProblem, *, arch: str = "sm_90") -> MLAPref
 
     >>> problem = MLAPrefillProblem(batch=2, max_q=1000, heads=128, nope=128, rope=64, value=128, itemsize=2)
     >>> choose_config(problem)
-    MLAPrefillConfig(BM=128, BN=64, BD=128, BR=64, BV=128, row_tiles=8, num_warps=8, num_stages=3)
+    MLAPrefillConfig(BM=128, BN=64, BD=128, BR=64, BV=128, row_tiles=8, num_warps=8, num_stages=3, one_loop=False)
     >>> choose_config(problem).grid(problem)
     (16, 128)
     """
-    least = 64 if arch == "gfx950" and problem.itemsize == 4 else 32  # four warps share out columns of float32
+    wider = problem.converted or (arch == "gfx950" and problem.itemsize == 4)  # as of PrefillProblem.smallest_piece
+    least = 64 if wider else 32
     BD, BR, BV = (max(least, 1 << (n - 1).bit_length()) for n in (problem.nope, problem.rope, problem.value))
     wide = max(BD, BV)
+    few = wide > 128 or (problem.converted and problem.heavy)  # keys a tile, for want of registers
     if problem.itemsize == 4:
         BM, BN, num_warps, num_stages = (16, 64, 8, 1) if arch.startswith("gfx") else (16, 32, 8, 1)
     elif arch.startswith("gfx"):
-        BM, BN, num_warps, num_stages = 128, 64 if wide <= 128 or arch == "gfx950" else 32, 4, 1
+        BM, BN, num_warps, num_stages = 128, 32 if few and arch != "gfx950" else 64, 4, 1
     elif arch == "sm_80":
         BM, BN, num_warps, num_stages = 64, 32 if wide > 128 else 64, 8, 2
+    elif wide > 128 and problem.converted:
+        BM, BN, num_warps, num_stages = 64, 16, 8, 2
     else:
-        BM, BN, num_warps, num_stages = 128, 32 if wide > 128 else 64, 8, 3
-    return MLAPrefillConfig(BM, BN, BD, BR, BV, -(-problem.max_q // BM), num_warps, num_stages)
+        BM, BN, num_warps, num_stages = 128, 32 if few else 64, 8, 3
+    one_loop = arch == "sm_90" and wide > 128 and problem.converted and problem.heavy
+    return MLAPrefillConfig(BM, BN, BD, BR, BV, -(-problem.max_q // BM), num_warps, num_stages, one_loop)

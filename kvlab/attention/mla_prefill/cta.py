@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.mha_prefill.machine import piece_cta, stages_on_gfx950
+from kvlab.attention.scoring.emulator import by_column
 from kvlab.memory import Memory
 from kvlab.staging import Fragments, KVCacheIterator, KVTile, TileCTA, Traffic
-from kvlab.staging.nvidia_decode_cta import NvidiaDecodeCTA
+from kvlab.staging.nvidia_decode_cta import NvidiaDecodeCTA, operand_p_of
 
 from .config import MLAPrefillConfig, MLAPrefillProblem
 
@@ -27,15 +28,18 @@ class MLAPrefillCTA:
     """
 
     def __init__(
-        self, arch: str, config: MLAPrefillConfig, problem: MLAPrefillProblem, k: Any, v: Any, rope: Any,
-        batch_idx: Array, head_idx: Array, traffic: Traffic,
+        self, arch: str, config: MLAPrefillConfig, problem: MLAPrefillProblem, dtype: np.dtype[Any], k: Any,
+        v: Any, rope: Any, batch_idx: Array, head_idx: Array, traffic: Traffic,
     ) -> None:  # fmt: skip
-        """``k``, ``v`` and ``rope`` are what the iterators walk over; ``batch_idx`` and ``head_idx`` ``[programs]``."""
-
-        stages = stages_on_gfx950(config.BD + config.BR + config.BV, config.BN, np.dtype(k.dtype).itemsize)
+        """``dtype`` of the products; ``k``, ``v`` and ``rope`` are what the iterators walk over; ``batch_idx`` and
+        ``head_idx`` ``[programs]``.
+        """
+        columns = ((k, config.BD), (v, config.BV), (rope, config.BR))
+        row_bytes = sum(n * np.dtype(rows.dtype).itemsize for rows, n in columns)
+        stages = stages_on_gfx950(row_bytes, config.BN)
 
         def machine(rows: Any, head: Array, k_columns: tuple[int, int], v_columns: tuple[int, int]) -> TileCTA:
-            sizes, dtype, stored = (config.BM, config.BN, config.num_warps), np.dtype(k.dtype), np.dtype(rows.dtype)
+            sizes, stored = (config.BM, config.BN, config.num_warps), np.dtype(rows.dtype)
             where = rows, rows, batch_idx, head, traffic
             columns, last = (k_columns, v_columns), config.BV
             return piece_cta(arch, sizes, *columns, dtype, stored, dtype, *where, last=last, stages=stages)
@@ -45,12 +49,8 @@ class MLAPrefillCTA:
         self.nope = machine(k, head_idx, (problem.nope, config.BD), none)
         self.rope = machine(rope, np.zeros_like(head_idx), (problem.rope, config.BR), none)
         self.value = machine(v, head_idx, none, (problem.value, config.BV))
-
-    @property
-    def _ahead(self) -> list[NvidiaDecodeCTA[Any]]:
-        """The machines, if they are such as fetch ahead."""
-        machines = (self.nope, self.rope, self.value)
-        return [machine for machine in machines if isinstance(machine, NvidiaDecodeCTA)]
+        machines = self.nope, self.rope, self.value
+        self._ahead: list[NvidiaDecodeCTA[Any]] = [made for made in machines if isinstance(made, NvidiaDecodeCTA)]
 
     def follow(self, *walks: KVCacheIterator) -> None:
         """Fetch ahead along these iterators, of K, V and the rope part for one loop after the other."""
@@ -73,15 +73,19 @@ class MLAPrefillCTA:
         """The rope part of K, from the cache."""
         return self.rope.load_k(tile, active)
 
-    def scores(self, q: Any, q_rope: Any, k: Any, k_rope: Any, rope_scale: Array | None, active: Array) -> Fragments:
-        """S = Q K^T, float32, ``[BM, BN]``: one sum over all columns, but for ``rope_scale`` ``[programs, BN]`` of the
-        rope part: two then.
+    def scores(
+        self, q: Any, q_rope: Any, k: Any, k_rope: Any, k_scale: Array | None, rope_scale: Array | None, active: Array
+    ) -> Fragments:
+        """S = Q K^T, float32, ``[BM, BN]``: one sum over all columns, times ``k_scale`` ``[programs, BN]`` before those
+        for rope are added; two sums where there is a ``rope_scale`` of the rope part.
         """
         s = self.nope.scores(q, k, active)
+        if k_scale is not None:
+            s = s.with_values(s.values * by_column(s, k_scale))
         if rope_scale is None:
             return self.rope.scores(q_rope, k_rope, active, s)
         rope = self.rope.scores(q_rope, k_rope, active)
-        return s.with_values(s.values + rope.values * np.take(rope_scale, s.map.col, axis=1))
+        return s.with_values(s.values + rope.values * by_column(s, rope_scale))
 
     def row_max(self, s: Fragments) -> Array:
         """Largest score of each row ``[programs, BM]``."""
@@ -102,11 +106,6 @@ class MLAPrefillCTA:
     def accumulate(self, p: Fragments, v: Any, o: Fragments, active: Array) -> Fragments:
         """O += P V."""
         if self._ahead:
-            *others, value = self._ahead
-            a = value.operand_p(p, active)
-            for machine in others:
-                machine.meet_for_p()
-            for machine in self._ahead:
-                machine.end_tile()
-            return value.add_values(a, v, o)
+            value = self._ahead[-1]
+            return value.add_values(operand_p_of(self._ahead, value, p, active), v, o)
         return self.value.accumulate(p, v, o, active)

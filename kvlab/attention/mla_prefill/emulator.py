@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvlab.attention.mha_prefill.rows import SequenceRows, place
+from kvlab.attention.mha_prefill.rows import SequenceRows, by_token, token_scales
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
-from kvlab.attention.scoring.emulator import add_bias, cap, distance, key_range, token_scale, visible_end
+from kvlab.attention.operands import result_dtype
+from kvlab.attention.scales import Scale
+from kvlab.attention.scoring.emulator import add_bias, cap, distance, head_scale, key_range, visible_end
 from kvlab.cache import PagedKVCache
-from kvlab.memory import Memory
+from kvlab.memory import Memory, bfloat16
 from kvlab.staging import Fragments, KVCacheIterator, Traffic, program_ids, ragged_range, row_offsets
 
 from .config import MLAPrefillConfig, MLAPrefillProblem
@@ -32,7 +34,7 @@ def attend(
     that K holds.
     """
     #: setup -> q, q_rope, lo, full, hi, first, limit    this program's rows, the keys they see, the query tiles
-    BM, BN, mask = config.BM, config.BN, features.mask
+    BM, BN, mask, scales = config.BM, config.BN, features.mask, features.scales
     bounds = mask.left, mask.right, mask.chunk
     tile_and_batch, head = program_ids(config.grid(problem))  # [P]
     tile, batch = config.row_tiles - 1 - tile_and_batch // problem.batch, tile_and_batch % problem.batch
@@ -51,12 +53,13 @@ def attend(
     lo = np.maximum(top_first - base, 0)
     hi = np.where(bottom < top, lo, np.maximum(bottom_limit - base, lo))
     full = np.maximum(np.minimum((top_limit - base) // BN * BN, hi), lo)
-    if mask.bounded:
+    if mask.bounded or config.one_loop:
         full = lo
     q_row = cu_q.astype(np.int64)[batch][:, None] + token
     q_at = row_offsets(q_array, (q_row, head[:, None]), is_row)
-    cta = MLAPrefillCTA(arch, config, problem, k_rows, v_rows, rope_rows, batch, head, traffic)
+    cta = MLAPrefillCTA(arch, config, problem, q_array.dtype, k_rows, v_rows, rope_rows, batch, head, traffic)
     q, q_rope = cta.load_q(Memory.over(q_array, name="q"), q_at, is_row)
+    by_program = _each(np.float32(scale_log2) * head_scale(scales.q.heads, head))
     m = np.full(token.shape, -np.inf, np.float32)
     l = np.zeros(token.shape, np.float32)
     if features.sinks is not None:
@@ -78,9 +81,11 @@ def attend(
         k = cta.load_k(k_tiles.next_tile(), active)
         #: load_rope -> k_rope    the rope part of the same keys, from their pages
         k_rope = cta.load_rope(rope_tiles.next_tile(), active)
-        by_key = _rope_scale(features, rope_rows, batch, base[:, None] + key, key < full[:, None])
+        exists = key < full[:, None]
+        by_key = _by_key(scales.k, k_rows, batch, head, key, exists)
+        by_rope = _by_key(scales.rope, rope_rows, batch, 0 * head, base[:, None] + key, exists)
         #: scores -> s    S = Q K^T over nope and rope columns, in float32, in units of log2
-        s = _scores(cta.scores(q, q_rope, k, k_rope, by_key, active), scale_log2, features.softcap)
+        s = _scores(cta.scores(q, q_rope, k, k_rope, by_key, by_rope, active), by_program, features.softcap)
         if slope is not None:
             s = distance(s, slope, position - base[:, None], key)
         s = s.with_values(np.where(_each(active), s.values, np.float32(mask_value)))
@@ -91,9 +96,10 @@ def attend(
         l = l * alpha + cta.row_sum(p)
         o = o.with_values(o.values * o.by_row(alpha))
         m = m_new
+        p = by_token(p, scales.v, v_rows, batch, head, key, exists)
         #: load_v -> v    the V tile of the same keys
         v = cta.load_v(v_tiles.next_tile(), active)
-        #: accumulate -> o    O += P V, P rounded once to the storage dtype
+        #: accumulate -> o    O += P V, P rounded once to the dtype of the product
         o = cta.accumulate(p, v, o, active)
     for start in ragged_range(full, hi, BN):
         #: load_k -> k    a K tile that some rows see in part
@@ -102,9 +108,11 @@ def attend(
         k = cta.load_k(k_rest.next_tile(), active)
         #: load_rope -> k_rope    the rope part of the same keys, from their pages
         k_rope = cta.load_rope(rope_rest.next_tile(), active)
-        by_key = _rope_scale(features, rope_rows, batch, base[:, None] + key, key < hi[:, None])
+        exists = key < hi[:, None]
+        by_key = _by_key(scales.k, k_rows, batch, head, key, exists)
+        by_rope = _by_key(scales.rope, rope_rows, batch, 0 * head, base[:, None] + key, exists)
         #: scores -> s    S = Q K^T over nope and rope columns, in float32, in units of log2
-        s = _scores(cta.scores(q, q_rope, k, k_rope, by_key, active), scale_log2, features.softcap)
+        s = _scores(cta.scores(q, q_rope, k, k_rope, by_key, by_rope, active), by_program, features.softcap)
         if slope is not None:
             s = distance(s, slope, position - base[:, None], key)
         #: mask -> s, visible    keys that a row does not see
@@ -121,14 +129,17 @@ def attend(
         l = l * alpha + cta.row_sum(p)
         o = o.with_values(o.values * o.by_row(alpha))
         m = m_new
+        p = by_token(p, scales.v, v_rows, batch, head, key, exists)
         #: load_v -> v    the V tile of the same keys
         v = cta.load_v(v_rest.next_tile(), active)
-        #: accumulate -> o    O += P V, P rounded once to the storage dtype
+        #: accumulate -> o    O += P V, P rounded once to the dtype of the product
         o = cta.accumulate(p, v, o, active)
     #: normalise -> o, lse    a row whose sum is empty saw no key: 0 and -inf
     some = l > 0
     l = np.where(some, l, np.float32(1))
     o = o.with_values(o.values / o.by_row(l))
+    if scales.v.tokens is None:
+        o = o.with_values(o.values * _each(np.float32(scales.v.number) * head_scale(scales.v.heads, head)))
     lse = np.where(some, (m + np.log2(l)) * LN2, np.float32(-np.inf))
     #: store    the rows of this sequence
     p_index, r_index = np.nonzero(is_row)
@@ -143,20 +154,18 @@ def _each(programs: Array) -> Array:
     return programs[:, None, None, None]
 
 
-def _scores(s: Fragments, scale_log2: float, softcap: float) -> Fragments:
-    s = s.with_values(s.values * np.float32(scale_log2))
+def _scores(s: Fragments, scale_log2: Array, softcap: float) -> Fragments:
+    s = s.with_values(s.values * scale_log2)
     return cap(s, softcap) if softcap else s
 
 
-def _rope_scale(features: Features, rope_rows: Any, batch: Array, key: Array, exists: Array) -> Array | None:
-    """What each key's rope part is multiplied by ``[P, BN]``, None for 1."""
-    scale = features.scales.k
-    if scale.array is None:
-        return None if scale.number == 1 else np.full(key.shape, scale.number, np.float32)
-    if scale.heads is not None:
-        return np.full(key.shape, scale.number * scale.heads[0], np.float32)
-    where = place(rope_rows, batch[:, None], key, exists)
-    return np.float32(scale.number) * token_scale(scale.tokens[..., 0], where, exists)
+def _by_key(scale: Scale, rows: Any, batch: Array, head: Array, key: Array, exists: Array) -> Array | None:
+    """What the columns of each key of ``rows`` are multiplied by ``[P, BN]``, None for 1."""
+    if scale.tokens is None:
+        if scale.array is None and scale.number == 1:
+            return None
+        return np.broadcast_to((np.float32(scale.number) * head_scale(scale.heads, head))[:, None], key.shape)
+    return token_scales(scale, rows, batch, head, key, exists)
 
 
 def _walk(rows: Any, BN: int, batch: Array, head: Array, start: Array, base: Array, stop: Array) -> KVCacheIterator:
@@ -189,11 +198,11 @@ def launch(
     arch: str = "sm_90",
     traffic: Traffic | None = None,
 ) -> tuple[Array, Array]:
-    """Run the twin; arrays as in ``reference``: out ``[total, H, value]`` of q's dtype, lse ``[H, total]`` float32.
-    The arguments are valid.
+    """Run the twin; arrays as in ``reference``: out ``[total, H, value]`` of q's dtype (bfloat16 for e4m3), lse ``[H,
+    total]`` float32. The arguments are valid.
     """
     total, heads, _ = q.shape
-    out = np.empty((total, heads, problem.value), q.dtype) if out is None else out
+    out = np.empty((total, heads, problem.value), result_dtype(q)) if out is None else out
     lse = np.empty((heads, total), np.float32)
     if q.size == 0 or problem.batch == 0:
         return out, lse
@@ -202,17 +211,20 @@ def launch(
     num = np.diff(cu_k).astype(np.int64)
     keys = num if seq_lens is None else seq_lens.astype(np.int64)
     starts = keys - num if starts is None else starts
+    q = q if q.dtype.itemsize > 1 else q.astype(bfloat16)
+    features = features.with_leading_axis(rope=table is None)
     k_rows, v_rows = (SequenceRows(x[None], cu_k) for x in (k, v))
     rope_rows: Any
     if table is None:
-        rope_rows = SequenceRows((k_rope if len(k_rope) else np.zeros((1, problem.rope), q.dtype))[None, :, None], cu_k)
+        k_rope = k_rope if len(k_rope) else np.zeros((1, problem.rope), k_rope.dtype)
+        rope_rows = SequenceRows(k_rope[None, :, None], cu_k)
     else:
         sizes = table, problem.max_q, table.shape[1] * k_rope.shape[1]
         rope_rows = PagedKVCache(k_rope[:, :, None], np.maximum(keys, 0).astype(np.uint32), *sizes)
     traffic = Traffic() if traffic is None else traffic
     with traffic.launch():
         attend(
-            q, k_rows, v_rows, rope_rows, cu_q, cu_k, keys, starts, out, lse, scale * LOG2E, mask_value, features,
-            problem, config, arch, traffic,
+            q, k_rows, v_rows, rope_rows, cu_q, cu_k, keys, starts, out, lse,
+            scale * features.scales.q.number * LOG2E, mask_value, features, problem, config, arch, traffic,
         )  # fmt: skip
     return out, lse

@@ -10,21 +10,22 @@ import numpy as np
 from kvlab.attention.inputs import (
     check_apart,
     check_arrays,
-    check_dtype,
     check_integers,
     check_lengths_and_pages,
     check_strides,
     check_table,
     given,
+    known_dtype,
     looks_at_values,
     require,
 )
 from kvlab.attention.intervals import host
 from kvlab.attention.latent_rows import latent_windows
-from kvlab.attention.operands import check_result
+from kvlab.attention.operands import check_dtypes, check_result
 from kvlab.attention.ragged import check_both_starts, check_offsets, longest, sequence_lengths
 from kvlab.attention.scales import is_fp8
 from kvlab.cache.arrays import dtype_of
+from kvlab.memory import bfloat16, float8_e4m3fn
 
 __all__ = ["MLAPrefillInputs", "paged_inputs", "ragged_inputs"]
 
@@ -69,7 +70,10 @@ def ragged_inputs(
         k_rope = k_rope[:, 0]
     expected = k.shape[0], q.shape[2] - k.shape[2]
     require(tuple(k_rope.shape) == expected, f"k_rope has shape {shape}", f"{expected}, what q has beyond k")
-    require(k_rope.dtype == q.dtype, f"k_rope has dtype {k_rope.dtype}", f"that of q, {q.dtype}")
+    others = (bfloat16,) if is_fp8(q) else (float8_e4m3fn,) if is_fp8(k) else ()
+    accepted = ", or ".join([f"that of q, {q.dtype}", *(other.name for other in others)])
+    fits = known_dtype(k_rope, "k_rope") in (dtype_of(q, "q"), *others)
+    require(fits, f"k_rope has dtype {k_rope.dtype}", accepted)
     check_strides("k_rope", k_rope)
     most = longest(max_q, q, cu_q)
     if looks_at_values(check, q):
@@ -93,7 +97,7 @@ def paged_inputs(
     _, k_rope = latent_windows(kv_cache, latent_dim, q.shape[2] - k.shape[2], kv_layout)
     same = is_fp8(kv_cache) or kv_cache.dtype == q.dtype
     require(same, f"kv_cache has dtype {kv_cache.dtype}", f"that of q, {q.dtype}, or float8_e4m3fn")
-    narrow = not is_fp8(kv_cache) or dtype_of(q, "q").itemsize == 2
+    narrow = not is_fp8(kv_cache) or dtype_of(q, "q").itemsize < 4
     require(narrow, f"q has dtype {q.dtype} with a cache of {kv_cache.dtype}", "bfloat16 or float16")
     check_strides("kv_cache", kv_cache)
     check_table(block_table, seq_lens, batch)
@@ -113,18 +117,19 @@ def paged_inputs(
 
 def _check_rows(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, out: Any) -> int:
     """Dtypes, heads, columns, strides; the sequences."""
-    check_dtype("q", q)
+    of_q, of_k = check_dtypes(q, "k", k)
+    require(known_dtype(v, "v") == of_k, f"v has dtype {v.dtype}", f"that of {'q' if of_k == of_q else 'k'}, {k.dtype}")
     for name, array in {"q": q, "k": k, "v": v}.items():
         require(array.ndim == 3, f"{name} has shape {tuple(array.shape)}", "[total, H, columns]")
-        require(array.dtype == q.dtype, f"{name} has dtype {array.dtype}", f"that of q, {q.dtype}")
         require(array.shape[1] == q.shape[1], f"{name} has {array.shape[1]} heads", f"those of q, {q.shape[1]}")
         check_strides(name, array)
     require(v.shape[0] == k.shape[0], f"v has {v.shape[0]} rows", f"those of k, {k.shape[0]}")
     require(q.shape[1] > 0, "q has no heads", "at least one head")
+    unit = 16 if of_k == float8_e4m3fn else 8
     nope, rope, value = k.shape[2], q.shape[2] - k.shape[2], v.shape[2]
     for what, columns, most in (("k", nope, 256), ("q beyond those of k, for rope,", rope, 128), ("v", value, 256)):
-        fits = 16 <= columns <= most and columns % 8 == 0
-        require(fits, f"{columns} columns of {what}", f"a multiple of 8 from 16 to {most}")
+        fits = 16 <= columns <= most and columns % unit == 0
+        require(fits, f"{columns} columns of {what}", f"a multiple of {unit} from 16 to {most}")
     batch = check_both_starts(cu_q, cu_k)
     if out is not None:
         check_result(out, (int(q.shape[0]), int(q.shape[1]), int(value)), q)

@@ -9,8 +9,10 @@ import triton.language as tl
 from kvlab.attention.features import Features
 from kvlab.attention.masks import UNLIMITED
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.operands import result_dtype
+from kvlab.attention.scales import Scale
 from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale, visible_end
-from kvlab.attention.scoring.launch import bias_arguments, slopes_batch
+from kvlab.attention.scoring.launch import bias_arguments, scale_strides, slopes_batch
 
 from .config import MLAPrefillConfig, MLAPrefillProblem
 
@@ -58,15 +60,22 @@ def load_rope(
 
 
 @triton.jit
-def qk(q, q_rope, k, k_rope, scale_log2, rope_scale, softcap, CAPPED: tl.constexpr, SCALED: tl.constexpr):
-    """Scores in units of log2 of nope and rope columns, one sum; ``rope_scale`` is that of the stored rope part."""
+def qk(
+    q, q_rope, k, k_rope, unit, k_scale, rope_scale, softcap,
+    CAPPED: tl.constexpr, K_SCALED: tl.constexpr, ROPE_SCALED: tl.constexpr,
+):  # fmt: skip
+    """Scores times ``unit`` of nope and rope columns, one sum, K in q's dtype; ``k_scale`` and ``rope_scale`` are those
+    of the stored columns.
+    """
     k_rope = k_rope.to(q_rope.dtype)
-    s = tl.dot(q, tl.trans(k), input_precision="ieee")
-    if SCALED:
+    s = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
+    if K_SCALED:
+        s = s * k_scale
+    if ROPE_SCALED:
         s += tl.dot(q_rope, tl.trans(k_rope), input_precision="ieee") * rope_scale
     else:
         s = tl.dot(q_rope, tl.trans(k_rope), s, input_precision="ieee")
-    s = s * scale_log2
+    s = s * unit
     if CAPPED:
         s = cap(s, softcap)
     return s
@@ -75,16 +84,21 @@ def qk(q, q_rope, k, k_rope, scale_log2, rope_scale, softcap, CAPPED: tl.constex
 @triton.jit
 def attend(
     q_ptr, k_ptr, v_ptr, rope_ptr, cu_q_ptr, cu_k_ptr, table_ptr, lens_ptr, starts_ptr,
-    sinks_ptr, slopes_ptr, valid_ptr, bias_ptr, scales_ptr, o_ptr, lse_ptr,
-    scale_log2, rope_number, softcap, mask_value, batches, row_tiles, left, right, chunk, bias_rows, bias_keys,
+    sinks_ptr, slopes_ptr, valid_ptr, bias_ptr, q_scale_ptr, k_scale_ptr, v_scale_ptr, rope_scale_ptr, o_ptr, lse_ptr,
+    scale_log2, k_number, v_number, rope_number, softcap, mask_value, batches, row_tiles, left, right, chunk,
+    bias_rows, bias_keys,
     q_token, q_head, k_token, k_head, v_token, v_head, rope_page, rope_token, table_batch, slopes_batch,
-    bias_batch, bias_head, bias_row, bias_key, scales_page, scales_token, o_token, o_head, lse_head, lse_token,
+    bias_batch, bias_head, bias_row, bias_key, q_scale_head, k_scale_token, k_scale_head, v_scale_token, v_scale_head,
+    rope_scale_page, rope_scale_token, o_token, o_head, lse_head, lse_token,
     PAGE: tl.constexpr, STARTS: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr, SLOPES: tl.constexpr,
-    VALID: tl.constexpr, CHUNKED: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr,
+    VALID: tl.constexpr, CHUNKED: tl.constexpr, BIAS: tl.constexpr,
+    Q_SCALE: tl.constexpr, K_SCALE: tl.constexpr, V_SCALE: tl.constexpr, ROPE_SCALE: tl.constexpr,
     D: tl.constexpr, DR: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, BV: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, ONE_LOOP: tl.constexpr,
 ):  # fmt: skip
-    """BM query rows of one head against the keys that they see. Keys count from ``base``, the first that K holds."""
+    """BM query rows of one head against the keys that they see. Keys count from ``base``, the first that K holds.
+    Products are in q's dtype, in bfloat16 for e4m3.
+    """
     #: setup -> q, q_rope, lo, full, hi, first, limit    this program's rows, the keys they see, the query tiles
     tile = row_tiles - 1 - tl.program_id(0) // batches
     batch = (tl.program_id(0) % batches).to(tl.int64)
@@ -112,16 +126,26 @@ def attend(
     lo = tl.maximum(top_first - base, 0)
     hi = tl.where(bottom < top, lo, tl.maximum(bottom_limit - base, lo))
     full = tl.maximum(tl.minimum((top_limit - base) // BN * BN, hi), lo)
-    if CHUNKED or BIAS:
+    if CHUNKED or BIAS or ONE_LOOP:
         full = lo
     full = tl.where(left < NO_BOUND, lo, full)
     d, r = tl.arange(0, BD), tl.arange(0, BR)
     q_at = q_ptr + (q_first + token)[:, None] * q_token + head * q_head
     q = tl.load(q_at + d[None, :], mask=is_row[:, None] & (d[None, :] < D), other=0.0)  # [BM, BD]
     q_rope = tl.load(q_at + D + r[None, :], mask=is_row[:, None] & (r[None, :] < DR), other=0.0)  # [BM, BR]
+    if q.dtype == tl.float8e4nv:
+        q, q_rope = q.to(tl.bfloat16), q_rope.to(tl.bfloat16)
     k_base, v_base = k_ptr + k_first * k_token + head * k_head, v_ptr + k_first * v_token + head * v_head
     rope_base, pages = rope_ptr + (0 if PAGE else k_first * rope_token), table_ptr + batch * table_batch
-    rope_scale = rope_number * head_scale(scales_ptr, 0, 1, SCALE == "head")
+    k_scales = k_scale_ptr + k_first * k_scale_token + head * k_scale_head
+    v_scales = v_scale_ptr + k_first * v_scale_token + head * v_scale_head
+    rope_scales = rope_scale_ptr + (0 if PAGE else k_first * rope_scale_token)
+    unit = scale_log2 * head_scale(q_scale_ptr, head, q_scale_head, Q_SCALE == "head")
+    k_scale = k_number * head_scale(k_scales, 0, 0, K_SCALE == "head")
+    v_scale = v_number * head_scale(v_scales, 0, 0, V_SCALE == "head")
+    rope_scale = rope_number * head_scale(rope_scales, 0, 0, ROPE_SCALE == "head")
+    K_SCALED: tl.constexpr = K_SCALE != "none"
+    ROPE_SCALED: tl.constexpr = ROPE_SCALE != "none"
     m = tl.full([BM], -float("inf"), tl.float32)
     l = tl.zeros([BM], tl.float32)
     if SINKS:
@@ -138,11 +162,15 @@ def attend(
         #: load_rope -> k_rope    the rope part of the same keys, from their pages
         page, slot = place(pages, key, base, full, PAGE, False)
         k_rope = load_rope(rope_base, page, slot, key < full, rope_page, rope_token, DR, BR, False)
-        by_key = rope_scale
-        if SCALE == "token":
-            by_key = rope_scale * token_scale(scales_ptr, page * scales_page + slot * scales_token, key < full)[None, :]
+        by_key = k_scale
+        by_rope = rope_scale
+        if K_SCALE == "token":
+            by_key = k_scale * token_scale(k_scales, key.to(tl.int64) * k_scale_token, key < full)[None, :]
+        if ROPE_SCALE == "token":
+            rope_at = page * rope_scale_page + slot * rope_scale_token
+            by_rope = rope_scale * token_scale(rope_scales, rope_at, key < full)[None, :]
         #: scores -> s    S = Q K^T over nope and rope columns, in float32, in units of log2
-        s = qk(q, q_rope, k, k_rope, scale_log2, by_key, softcap, CAPPED, SCALE != "none")  # [BM, BN]
+        s = qk(q, q_rope, k, k_rope, unit, by_key, by_rope, softcap, CAPPED, K_SCALED, ROPE_SCALED)  # [BM, BN]
         if SLOPES:
             s = distance(s, slope, position - base, key)
         #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
@@ -152,10 +180,12 @@ def attend(
         l = l * alpha + tl.sum(p, 1)
         o = o * alpha[:, None]
         m = m_new
+        if V_SCALE == "token":
+            p = p * (v_scale * token_scale(v_scales, key.to(tl.int64) * v_scale_token, key < full))[None, :]
         #: load_v -> v    the V tile of the same keys
         v = load_rows(v_base, key, full, v_token, DV, BV, False)  # [BN, BV]
-        #: accumulate -> o    O += P V, P rounded once to the storage dtype
-        o = tl.dot(p.to(v.dtype), v, o, input_precision="ieee")
+        #: accumulate -> o    O += P V, P rounded once to the dtype of the product
+        o = tl.dot(p.to(q.dtype), v.to(q.dtype), o, input_precision="ieee")
     for start in range(full, hi, BN):
         #: load_k -> k    a K tile that some rows see in part
         key = start + tl.arange(0, BN)
@@ -163,11 +193,15 @@ def attend(
         #: load_rope -> k_rope    the rope part of the same keys, from their pages
         page, slot = place(pages, key, base, hi, PAGE, True)
         k_rope = load_rope(rope_base, page, slot, key < hi, rope_page, rope_token, DR, BR, True)
-        by_key = rope_scale
-        if SCALE == "token":
-            by_key = rope_scale * token_scale(scales_ptr, page * scales_page + slot * scales_token, key < hi)[None, :]
+        by_key = k_scale
+        by_rope = rope_scale
+        if K_SCALE == "token":
+            by_key = k_scale * token_scale(k_scales, key.to(tl.int64) * k_scale_token, key < hi)[None, :]
+        if ROPE_SCALE == "token":
+            rope_at = page * rope_scale_page + slot * rope_scale_token
+            by_rope = rope_scale * token_scale(rope_scales, rope_at, key < hi)[None, :]
         #: scores -> s    S = Q K^T over nope and rope columns, in float32, in units of log2
-        s = qk(q, q_rope, k, k_rope, scale_log2, by_key, softcap, CAPPED, SCALE != "none")  # [BM, BN]
+        s = qk(q, q_rope, k, k_rope, unit, by_key, by_rope, softcap, CAPPED, K_SCALED, ROPE_SCALED)  # [BM, BN]
         if SLOPES:
             s = distance(s, slope, position - base, key)
         #: mask -> s, visible    keys that a row does not see
@@ -185,14 +219,18 @@ def attend(
         l = l * alpha + tl.sum(p, 1)
         o = o * alpha[:, None]
         m = m_new
+        if V_SCALE == "token":
+            p = p * (v_scale * token_scale(v_scales, key.to(tl.int64) * v_scale_token, key < hi))[None, :]
         #: load_v -> v    the V tile of the same keys
         v = load_rows(v_base, key, hi, v_token, DV, BV, True)  # [BN, BV]
-        #: accumulate -> o    O += P V, P rounded once to the storage dtype
-        o = tl.dot(p.to(v.dtype), v, o, input_precision="ieee")
+        #: accumulate -> o    O += P V, P rounded once to the dtype of the product
+        o = tl.dot(p.to(q.dtype), v.to(q.dtype), o, input_precision="ieee")
     #: normalise -> o, lse    a row whose sum is empty saw no key: 0 and -inf
     some = l > 0
     l = tl.where(some, l, 1.0)
     o = o / l[:, None]
+    if V_SCALE == "number" or V_SCALE == "head":
+        o = o * v_scale
     lse = tl.where(some, (m + tl.math.log2(l)) * LN2, -float("inf"))
     #: store    the rows of this sequence
     e = tl.arange(0, BV)
@@ -219,31 +257,43 @@ def launch(
     mask_value: float = MASK_VALUE,
     out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the kernel; arrays as in ``reference``: out ``[total, H, value]`` of q's dtype, lse ``[H, total]`` float32.
-    The arguments are valid.
+    """Run the kernel; arrays as in ``reference``: out ``[total, H, value]`` of q's dtype (bfloat16 for e4m3), lse ``[H,
+    total]`` float32. The arguments are valid.
     """
     total, heads, _ = q.shape
-    out = torch.empty((total, heads, problem.value), dtype=q.dtype, device=q.device) if out is None else out
+    if out is None:
+        dtype = getattr(torch, result_dtype(q).name)
+        out = torch.empty((total, heads, problem.value), dtype=dtype, device=q.device)
     lse = torch.empty((heads, total), dtype=torch.float32, device=q.device)
     if q.numel() == 0 or problem.batch == 0:
         return out, lse
-    mask, rope_scale = features.mask, features.scales.k
-    scales, kind = rope_scale.array, "none" if rope_scale.array is None and rope_scale.number == 1 else rope_scale.kind
+    mask, scales = features.mask, features.scales
     bias_sizes, bias_strides = bias_arguments(mask.bias)
     absent = q  # stands for a pointer that is not followed
-    rope_page, rope_token = (k_rope.stride(0), k_rope.stride(1)) if table is not None else (0, k_rope.stride(0))
+    paged = table is not None
+    rope_page, rope_token = k_rope.stride()[:2] if paged else (0, k_rope.stride(0))
+    rope_scale = scales.rope.tokens
+    by_rope = (0, 0) if rope_scale is None else rope_scale.stride()[:2] if paged else (0, rope_scale.stride(0))
     attend[config.grid(problem)](
         q, k, v, k_rope, cu_q, cu_k, *(absent if x is None else x for x in (
-            table, seq_lens, starts, features.sinks, features.slopes, mask.valid, mask.bias, scales)), out, lse,
-        scale * LOG2E, rope_scale.number, features.softcap, mask_value, problem.batch, config.row_tiles,
-        mask.left, mask.right, mask.chunk, *bias_sizes,
+            table, seq_lens, starts, features.sinks, features.slopes, mask.valid, mask.bias, scales.q.array,
+            scales.k.array, scales.v.array, scales.rope.array)), out, lse,
+        scale * scales.q.number * LOG2E, scales.k.number, scales.v.number, scales.rope.number, features.softcap,
+        mask_value, problem.batch, config.row_tiles, mask.left, mask.right, mask.chunk, *bias_sizes,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], rope_page, rope_token,
         0 if table is None else table.stride(0), slopes_batch(features.slopes), *bias_strides,
-        *(scales.stride()[:2] if kind == "token" else (0, 0)), *out.stride()[:2], *lse.stride(),
+        *scale_strides(scales.q, 1), *scale_strides(scales.k, 2), *scale_strides(scales.v, 2), *by_rope,
+        *out.stride()[:2], *lse.stride(),
         PAGE=0 if table is None else k_rope.shape[1], STARTS=starts is not None, CAPPED=features.softcap > 0,
         SINKS=features.sinks is not None, SLOPES=features.slopes is not None, VALID=mask.valid is not None,
-        CHUNKED=mask.chunk > 0, BIAS=mask.bias is not None, SCALE=kind,
+        CHUNKED=mask.chunk > 0, BIAS=mask.bias is not None, Q_SCALE=scales.q.kind, K_SCALE=_kind(scales.k),
+        V_SCALE=_kind(scales.v), ROPE_SCALE=_kind(scales.rope),
         D=problem.nope, DR=problem.rope, DV=problem.value, BD=config.BD, BR=config.BR, BV=config.BV,
-        BM=config.BM, BN=config.BN, num_warps=config.num_warps, num_stages=config.num_stages,
+        BM=config.BM, BN=config.BN, ONE_LOOP=config.one_loop, num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     return out, lse
+
+
+def _kind(scale: Scale) -> str:
+    """The kind of a scale; "none" for 1."""
+    return "none" if scale.array is None and scale.number == 1 else scale.kind

@@ -29,7 +29,9 @@ def reference(
     rope]`` with table and seq_lens, or ``[total_k, rope]``. K and V of sequence b are those of its keys from
     ``starts[b]`` on (None: the last ones). out ``[total, H, value]``, lse ``[H, total]``.
     """
+    scales = features.scales
     nope, heads, plain = k.shape[2], q.shape[1], replace(features, scales=Scales())
+    by_query = np.broadcast_to(scales.q.at(None), (heads,))[:, None]
     out, lse = np.zeros((*q.shape[:2], v.shape[2])), np.full((heads, len(q)), -np.inf)
     for b in range(len(cu_q) - 1):
         rows, held = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
@@ -38,14 +40,16 @@ def reference(
         base = total - num if starts is None else int(starts[b])
         key = np.arange(base, base + num)
         where: Any = held if table is None else (table[b, key // k_rope.shape[1]], key % k_rope.shape[1])
-        by = np.broadcast_to(features.scales.k.at((*where, 0) if table is not None else where), num)
-        rope = k_rope[where].astype(np.float64) * by[:, None]
+        by_key = np.broadcast_to(scales.rope.at(where), (num, 1))
+        rope = k_rope[where].astype(np.float64) * by_key
         whole = np.zeros((2, total, heads, max(q.shape[2], v.shape[2])))  # those that k and v do not hold: masked
-        whole[0, key, :, :nope], whole[1, key, :, : v.shape[2]] = k[held], v[held]
+        for part, rows_of, by in ((0, k, scales.k), (1, v, scales.v)):
+            by_row = np.broadcast_to(by.at(held), (num, heads))[..., None]
+            whole[part, key, :, : rows_of.shape[2]] = rows_of[held].astype(np.float64) * by_row
         whole[0, key, :, nope : q.shape[2]] = rope[:, None]
         mask = _within(features.mask, b, heads, new, total, base, base + num)
         out[rows], lse[:, rows] = attention(
-            q[rows], whole[0, ..., : q.shape[2]], whole[1, ..., : v.shape[2]],
+            q[rows].astype(np.float64) * by_query, whole[0, ..., : q.shape[2]], whole[1, ..., : v.shape[2]],
             **plain.of_sequence(b, None, scale) | {"mask": mask},
         )  # fmt: skip
     return out, lse

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["bias_arguments", "slopes_batch"]
+from kvlab.attention.scales import Scale
+
+__all__ = ["bias_arguments", "scale_strides", "slopes_batch"]
 
 
 def slopes_batch(slopes: Any) -> int:
@@ -23,3 +25,14 @@ def bias_arguments(bias: Any) -> tuple[tuple[int, int], tuple[int, ...]]:
         return (0, 0), (0, 0, 0, 0)
     lead = (0 if n == 1 else step for n, step in zip(bias.shape[:2], bias.stride()[:2], strict=True))
     return tuple(bias.shape[2:]), (*lead, *bias.stride()[2:])
+
+
+def scale_strides(scale: Scale, axes: int) -> tuple[int, ...]:
+    """Strides of the scales of tokens, torch tensors of so many axes of which the last is that of heads; 0 for the
+    axes that other scales do not have.
+
+    >>> scale_strides(Scale(0.5), 3)
+    (0, 0, 0)
+    """
+    strides = () if scale.array is None else tuple(scale.array.stride())
+    return (0,) * (axes - len(strides)) + strides

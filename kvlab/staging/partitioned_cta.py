@@ -1,0 +1,154 @@
+"""A CTA whose warps are specialised: TMA, mbarriers and wgmma on swizzled panels, and the warps of each partition."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import numpy as np
+
+from kvlab.hardware import TmaDescriptor, get_atom
+
+from .async_barrier import AsyncBarrier
+from .footprint import Cells, Footprint
+from .fragments import FragmentMap, Fragments
+from .launched_cta import LaunchedCTA
+from .traffic import Traffic
+from .wgmma_plan import K_BYTES, SUFFIX, PanelTile
+
+__all__ = ["PartitionedCTA", "Places", "accumulator"]
+
+Array = np.ndarray[Any, Any]
+Warps = tuple[int, ...]
+UNIT = 16  # bytes: what is known of shared memory is known by vectors
+
+
+class Places:
+    """Which bytes of shared memory each warp touches. All CTAs of all launches share the footprints.
+
+    nbytes      of shared memory
+    partitions  the warps of each
+    warps       their number
+
+    >>> places = Places(8192, {"a warpgroup": (0, 1, 2, 3), "the producer": (4,)})
+    >>> places.warps, places.region(0, 128, (4,)).moved.tolist()
+    (5, [0, 0, 0, 0, 128])
+    >>> places.shared(PanelTile(64, 64, 0), (0, 1, 2, 3), together=16, first=16).moved.tolist()
+    [0, 2048, 2048, 2048, 0]
+    """
+
+    def __init__(self, nbytes: int, partitions: dict[str, Warps]) -> None:
+        self.nbytes, self.partitions = nbytes, partitions
+        self.warps = sum(map(len, partitions.values()))
+        self.cells = Cells(nbytes, self.warps, unit=UNIT)
+        self._made: dict[Hashable, Footprint] = {}
+
+    def region(self, start: int, nbytes: int, warps: Warps) -> Footprint:
+        """Bytes that each of ``warps`` touches."""
+        return self.once((start, nbytes, warps), lambda: self.cells.region(start, nbytes, warps))
+
+    def shared(
+        self, place: PanelTile, warps: Warps, together: int, first: int = 0, stop: int | None = None
+    ) -> Footprint:  # fmt: skip
+        """The rows of a tile from ``first`` to ``stop - 1``, which four warps share out, ``together`` rows in turn."""
+
+        def make() -> Footprint:
+            row, vector = np.ogrid[first : place.rows if stop is None else stop, : place.vectors]
+            return self.cells.footprint(place.address(row, vector), 16, warps[0] + row // together % 4)
+
+        return self.once((place, warps, together, first, stop), make)
+
+    def once(self, key: Hashable, make: Callable[[], Footprint]) -> Footprint:
+        """The footprint called ``key``, made where there is none."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+
+class PartitionedCTA(LaunchedCTA):
+    """Shared memory of ``places`` on sm_90, and what is done to it; every access, wait and arrival is stated to
+    ``hazards``, in the order of the PTX. ``me`` are the warps of a partition.
+
+    An arrival is one thread's; before it the warps of its partition meet, as the compiler has it.
+
+    dtype   of the operands of wgmma; P in registers may have another, that of V
+    boxes   what TMA copies
+
+    >>> cta = PartitionedCTA(Places(64, {"all": (0, 1, 2, 3)}), np.dtype(np.float16), {}, Traffic())
+    >>> bar, = cta.barriers("k free", 1)
+    >>> cta.arrive((0, 1, 2, 3), bar)
+    >>> bar.try_wait(0), bar.try_wait(1)
+    (True, False)
+    """
+
+    def __init__(
+        self, places: Places, dtype: np.dtype[Any], boxes: dict[str, TmaDescriptor], traffic: Traffic,
+        *, traced: bool = True,
+    ) -> None:  # fmt: skip
+        self.dtype, self.boxes = dtype, boxes
+        super().__init__(
+            places.nbytes, places.warps, "sm_90", None, traffic, traced=traced, cells=places.cells,
+            partitions=places.partitions,
+        )  # fmt: skip
+
+    def barriers(self, name: str, n: int, arrivals: int = 1) -> list[AsyncBarrier]:
+        """mbarriers called ``name[0]``, ``name[1]``, ..."""
+        return [self.hazards.mbarrier(f"{name}[{i}]", arrivals) for i in range(n)]
+
+    def meet(self, me: Warps) -> None:
+        """The barrier of a partition."""
+        self.hazards.barrier(me, me, name=1 + me[0] // 4)
+
+    def arrive(self, me: Warps, bar: AsyncBarrier) -> None:
+        """One thread arrives, once all warps of the partition are here."""
+        self.meet(me)
+        bar.arrive(me[:1])
+
+    def wait_mma(self, me: Warps, n: int) -> None:
+        """At most ``n`` products go on."""
+        self.hazards.wait_mma(n, me)
+
+    def multiply_qk(self, q_at: PanelTile, k_at: PanelTile, s: Array) -> Array:
+        """S + Q K^T, both operands from shared memory; S ``[1, 1, threads, registers]`` float32."""
+        dtype, atom, depth = self.dtype, self._atom(self.dtype, k_at.rows), K_BYTES // self.dtype.itemsize
+        for col in range(0, q_at.cols, depth):
+            q, k = (
+                self._operand(at.descriptor(0, col, along_rows=False).addresses(at.rows, depth, dtype), dtype)
+                for at in (q_at, k_at)
+            )
+            s = atom.mma(atom.fragment_a(q), k.swapaxes(2, 3), s)
+        return s
+
+    def multiply_pv(self, p: Fragments | PanelTile, v_at: PanelTile, o: Fragments) -> Fragments:
+        """O + P V, both of 16 bits: P from registers or shared memory, V from there, transposed by the unit."""
+        dtype = self.dtype if isinstance(p, PanelTile) else p.values.dtype
+        atom, c = self._atom(dtype, v_at.cols), o.values.reshape(1, 1, 128, -1)
+        for key in range(0, v_at.rows, 16):
+            if isinstance(p, PanelTile):
+                rows = self._operand(p.descriptor(0, key, along_rows=False).addresses(p.rows, 16, dtype), dtype)
+                a = atom.fragment_a(rows)
+            else:
+                a = p.values.reshape(1, 1, 128, -1)[..., key // 2 : key // 2 + 8]
+            v = self._operand(v_at.descriptor(key, 0, along_rows=True).addresses(v_at.cols, 16, dtype, "MN"), dtype)
+            c = atom.mma(a, v.swapaxes(2, 3), c)
+        return o.with_values(c.reshape(o.values.shape))
+
+    def _atom(self, dtype: np.dtype[Any], columns: int) -> Any:
+        return get_atom(f"wgmma.m64n{columns}k{K_BYTES // dtype.itemsize}.{SUFFIX[dtype.name]}")
+
+    def _operand(self, address: Array, dtype: np.dtype[Any]) -> Array:
+        """``[1, 1, rows, depth]`` elements at ``address``."""
+        return self.smem.load(address, dtype)[None, None, ..., 0]
+
+
+@functools.cache
+def accumulator(columns: int) -> FragmentMap:
+    """wgmma's accumulator of 64 rows: warp w has the rows ``16 w ...``.
+
+    >>> accumulator(64).row[:, 0, 0].reshape(4, 32)[:, 0].tolist()
+    [0, 16, 32, 48]
+    """
+    thread, repeat, r = np.ogrid[:128, :1, : columns // 2]
+    row, col = get_atom(f"wgmma.m64n{columns}k16.bf16").c(thread, r)
+    return FragmentMap((64, columns), row + 0 * repeat, np.broadcast_to(col + 0 * repeat, row.shape), warp_size=32)

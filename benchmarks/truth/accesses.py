@@ -173,7 +173,7 @@ def _count_lanes() -> dict[str, Any]:
     out = {}
     for (op, seed), row in zip(launches, rows, strict=True):
         chosen = accesses(op, seed)
-        counts = [count for count, sass in row["instructions"][ONE_BY_ONE] if _is_access(sass)]
+        counts = [count for _, count, sass in row["instructions"][ONE_BY_ONE] if _is_access(sass)]
         if len(counts) != SLOTS or sum(counts) != row[WAVEFRONTS]:
             raise RuntimeError(f"{op}: {len(counts)} counts of {sum(counts)} in all for {SLOTS} of {row[WAVEFRONTS]}")
         out[f"{op}, {seed}"] = {

@@ -36,7 +36,7 @@ def profile(
     part: str, metrics: list[str], *more: str, by_instruction: list[str] | None = None, timeout: int = 200
 ) -> list[dict[str, Any]]:
     """Run ``play(part)`` under ncu: for every launch its ``kernel``, its metrics, and under ``"instructions"`` for each
-    of ``by_instruction`` a list of (count, SASS) in the order of the code.
+    of ``by_instruction`` a list of (place, count, SASS) in the order of the code.
     """
     with tempfile.TemporaryDirectory() as folder:
         report = f"{folder}/report.ncu-rep"
@@ -82,12 +82,12 @@ def _launch(action: Any, metrics: list[str], by_instruction: list[str]) -> dict[
     return out
 
 
-def _instances(action: Any, metric: Any) -> list[tuple[int, str]]:
+def _instances(action: Any, metric: Any) -> list[tuple[int, int, str]]:
     if metric is None or not metric.num_instances():
         return []
     places = metric.correlation_ids()
     pairs = sorted((places.as_uint64(i), _number(metric.as_double(i))) for i in range(metric.num_instances()))
-    return [(count, action.sass_by_pc(place)) for place, count in pairs]
+    return [(place, count, action.sass_by_pc(place)) for place, count in pairs]
 
 
 def _number(value: float) -> Any:

@@ -139,4 +139,4 @@ def test_when_auto_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(hopper_config, "MEASURED", measured)
         assert explain(mla_decode_paged, *x.torch("cuda"), **x.options).backend == backend
     with pytest.raises(ValueError, match="backend 'hopper' with softcap"):
-        mla_decode_paged(*x.torch("cuda"), softcap=1.0, backend="hopper", **x.options)
+        mla_decode_paged(*x.torch("cuda"), backend="hopper", **x.options | {"softcap": 1.0})

@@ -73,6 +73,12 @@ def check_fp8_gpu(array: Any, *, products: bool = False) -> None:
     require(fits, f"float8_e4m3fn on {arch}", f"on sm_89 or later, or {' or '.join(amd)}")
 
 
+@functools.cache
+def kernels_run() -> bool:
+    """Whether torch and triton are installed."""
+    return all(importlib.util.find_spec(name) for name in ("torch", "triton"))
+
+
 def choose_backend(array: Any, backend: str) -> tuple[str, str]:
     """(backend, reason) for a call whose first argument is ``array``. ValueError for one that cannot be had."""
     if backend not in BACKENDS:
@@ -81,7 +87,7 @@ def choose_backend(array: Any, backend: str) -> tuple[str, str]:
     if backend == "auto":
         chosen, reason = ("triton", "torch tensors") if is_torch(array) else ("emulator", "NumPy arrays")
     if chosen == "triton":
-        if not (importlib.util.find_spec("torch") and importlib.util.find_spec("triton")):
+        if not kernels_run():
             raise ValueError("backend 'triton': must have torch and triton, pip install 'kvlab[kernels]'")
         reason += ", compiled for the GPU" if on_gpu(array) else ", interpreted on the CPU in a process of its own"
     elif on_gpu(array):

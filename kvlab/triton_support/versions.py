@@ -6,6 +6,7 @@ asked for by number stands here.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 
 __all__ = ["OLDEST", "TESTED", "gluon_lacks", "has_smem_reinterpret", "holds_wgmma_rows", "installed", "require"]
@@ -27,6 +28,7 @@ def _number(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("+")[0].split(".")[:2])
 
 
+@functools.cache  # every call of an operation asks
 def installed() -> str | None:
     """The version of the Triton that an import would load, None without one. Does not import it."""
     try:

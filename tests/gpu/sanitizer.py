@@ -58,6 +58,9 @@ def run(name: str) -> None:
         backend = "hopper" if name.endswith("hopper") else "triton"
         q, k, v = random(1, N, 4, 128), random(1, N, 2, 128), random(1, N, 2, 128)
         attention.mha_prefill(q, k, v, backend=backend)
+    elif name == "mha_prefill_hopper_fp8":
+        q, k, v = (random(1, N, heads, 128).to(torch.float8_e4m3fn) for heads in (4, 2, 2))
+        attention.mha_prefill(q, k, v, backend="hopper")
     elif name == "mha_prefill_hopper_tiles":  # 320, so that buffers are used again
         q, k, v = random(1, 80 * 128, 4, 128), random(1, N, 2, 128), random(1, N, 2, 128)
         attention.mha_prefill(q, k, v, causal=False, backend="hopper")
@@ -85,8 +88,8 @@ def run(name: str) -> None:
 
 CASES = (
     "mha_decode", "mha_decode_streaming", "mha_decode_fp8", "mha_prefill", "mha_prefill_paged", "mha_prefill_hopper",
-    "mha_prefill_hopper_tiles", "mha_prefill_hopper_paged", "mla_decode", "mla_decode_hopper", "mla_prefill",
-    "kv_store",
+    "mha_prefill_hopper_fp8", "mha_prefill_hopper_tiles", "mha_prefill_hopper_paged", "mla_decode",
+    "mla_decode_hopper", "mla_prefill", "kv_store",
 )  # fmt: skip
 
 

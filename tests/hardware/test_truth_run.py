@@ -85,6 +85,24 @@ def test_a_part_that_fails_keeps_its_steps_and_no_record(
     assert written == {"command": "python benchmarks/hardware_truth.py --only kernels", **HEAD, "found": "all"}
 
 
+def test_the_suite_s_record_counts_what_pytest_reports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Errors of fixtures are failures; the committed record adds up."""
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "gpu"))
+    suite = importlib.import_module("suite")
+    case = '<testcase classname="tests.gpu.a" name="b[{}]">{}</testcase>'
+    ends = ("", "<failure/>", "<skipped/>", "<error/>", "<system-out/>", "<failure/><error/>")
+    cases = "".join(case.format(i, end) for i, end in enumerate(ends))
+    path = tmp_path / "junit.xml"
+    path.write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+    found = suite.summary(path)
+    names = [f"tests.gpu.a::b[{i}]" for i in (1, 3, 5)]
+    assert found == {"tests": 6, "passed": 2, "failed": 3, "skipped": 1, "failures": names}
+    record = records.read("gpu_suite")
+    assert record["tests"] == record["passed"] + record["failed"] + record["skipped"]
+    assert len(record["failures"]) == record["failed"]
+    assert {"command", "card", "driver", "date", "versions"} <= set(record)
+
+
 def test_without_a_hopper_gpu_the_script_says_so(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -8,95 +8,36 @@ its reason. Emulated and named roles together are the whole listing, without a d
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
-from typing import Any
-
 import numpy as np
 import pytest
+from kernel_counts import LANE, RECORD, SECTOR, CopyTrace, Counts, counted, emulated, of, vectors
 
-from benchmarks.truth import records
-from benchmarks.truth.whole import DECODE, PREFILL, decode_inputs, opcode, prefill_inputs
-from kvlab.attention import mha_decode_paged, mha_prefill
-from kvlab.hardware import copy_wavefronts, count_wavefronts, cp_async, get_atom, sectors, shared_mma_wavefronts
+from benchmarks.truth.whole import DECODE, PREFILL
+from kvlab.hardware import copy_wavefronts, count_wavefronts, get_atom, shared_mma_wavefronts
 from kvlab.memory import bfloat16
 from kvlab.staging import Traffic, tile_copies, wgmma_cta
 from kvlab.staging.copy_plan import copy_plan
 from kvlab.staging.mma_sync_plan import MmaSyncShape
 from kvlab.staging.wgmma_plan import PanelTile
 
-RECORD = records.read("kernels")
-SECTOR, LANE = 32, np.arange(32)
-Counts = dict[str, tuple[int, int]]  # role -> executed by warps, wavefronts
-
 D_PROGRAMS, D_WARPS, D_TILES = DECODE["batch"] * DECODE["kv_heads"], 4, DECODE["keys"] // 64
 D_SHAPE = MmaSyncShape(BM=16, BN=64, D=128, BD=128, dtype=bfloat16)
 P_PROGRAMS, P_WARPS = PREFILL["tokens"] // 128 * PREFILL["q_heads"], 8
 
 
-class CopyTrace:
-    """Stands in for cp_async: makes the copies, and keeps of every warp's copy the passes, the sectors, the place."""
-
-    def __init__(self) -> None:
-        self.passes: list[np.ndarray] = []  # of copies that bring something
-        self.places: list[np.ndarray] = []  # where a copy goes, the lowest address
-        self.sectors, self.empty = 0, 0
-
-    def __call__(self, to: Any, address: Any, dram: Any, source: Any, nbytes: int, valid: Any) -> None:
-        cp_async(to, address, dram, source, nbytes, valid)
-        where, fro, exists = (x.reshape(-1, 32) for x in np.broadcast_arrays(address, source, valid))
-        brings = exists.any(axis=1)
-        assert (exists[brings]).all()  # these problems have no partial tile
-        passes, _ = copy_wavefronts(f"cp.async.cg.{nbytes}", where[brings], fro[brings])
-        self.passes.append(passes)
-        self.places.append(where[brings].min(axis=1))
-        self.sectors += int(sectors(fro[brings], nbytes).sum())
-        self.empty += int((~brings).sum())
-
-    def of(self, low: int, high: int) -> tuple[int, int]:
-        """Copies to addresses from ``low`` to below ``high``: how many warps made, and their passes."""
-        places, passes = np.concatenate(self.places), np.concatenate(self.passes)
-        chosen = (low <= places) & (places < high)
-        return int(chosen.sum()), int(passes[chosen].sum())
-
-
-def run(module: Any, call: Any, *args: Any, **kwargs: Any) -> tuple[Traffic, CopyTrace]:
-    """A call to the emulator: what it counted, and its copies."""
-    traffic, trace = Traffic(), CopyTrace()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "cp_async", trace)
-        call(*args, backend="emulator", traffic=traffic, **kwargs)
-    return traffic, trace
-
-
 @pytest.fixture(scope="module")
 def decode() -> tuple[Traffic, CopyTrace]:
-    return run(tile_copies, mha_decode_paged, *decode_inputs(), num_splits=1)
+    trace = CopyTrace()
+    return emulated("decode", tile_copies, "cp_async", trace), trace
 
 
 @pytest.fixture(scope="module")
 def prefill() -> tuple[Traffic, CopyTrace]:
-    return run(wgmma_cta, mha_prefill, *prefill_inputs(), causal=True)
+    trace = CopyTrace()
+    return emulated("prefill", wgmma_cta, "cp_async", trace), trace
 
 
-def of(name: str, problem: dict[str, int]) -> dict[str, Any]:
-    record: dict[str, Any] = RECORD[name]
-    assert record["problem"] == problem
-    return record
-
-
-def counted(record: dict[str, Any], role_of: Any) -> Counts:
-    """The chip's counts by role."""
-    found: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
-    for sass, executed, passes in record["listing"]:
-        offset = int((re.search(r"\+0x([0-9a-f]+)\]", sass) or ["", "0"])[1], 16)
-        role = role_of(opcode(sass), offset)
-        found[role] = found[role][0] + executed, found[role][1] + passes
-    assert sum(passes for _, passes in found.values()) == record["counters"]["wavefronts"]
-    return dict(found)
-
-
-def decode_role(op: str, offset: int) -> str:
+def decode_role(op: str, offset: int, _: str) -> str:
     """The compiler's shared memory: K at 0, V at 0x4000, Q at 0x8000, P and scratch at 0x9000, page numbers after."""
     at_p = 0x9000 <= offset < 0x9800
     if op.startswith("LDGSTS"):
@@ -108,11 +49,6 @@ def decode_role(op: str, offset: int) -> str:
     if op in ("STS.128", "LDS.128"):
         return "q write" if op == "STS.128" else "output read"
     return "rows over warps" if at_p else "page numbers read"
-
-
-def vectors(address: np.ndarray) -> np.ndarray:
-    """Addresses of a warp's lanes ``[instructions x warps, 32]``: vectors in order, one a thread."""
-    return address.reshape(-1, 32)
 
 
 def named_of_decode() -> Counts:
@@ -143,23 +79,23 @@ def test_decode_every_instruction(decode: tuple[Traffic, CopyTrace]) -> None:
     assert {role: tile.base for role, tile in place.items()} == {"k": 0, "v": 0x4000, "q": 0x8000, "p": 0x9000}
     plan = copy_plan(16, 256, 256, D_WARPS)
     q_passes, _, _ = count_wavefronts("st.shared.b128", vectors(place["q"].address(plan.row, plan.byte // 16)))
-    emulated = {"q write": (D_PROGRAMS * q_passes.size, D_PROGRAMS * int(q_passes.sum()))}
+    stated = {"q write": (D_PROGRAMS * q_passes.size, D_PROGRAMS * int(q_passes.sum()))}
     for role in ("k read", "q read", "v read", "p read", "p write"):
-        emulated[role] = traffic.instructions[role], traffic.wavefronts[role]
+        stated[role] = traffic.instructions[role], traffic.wavefronts[role]
     # The tile after the last is zeros: no bytes come, but the copies take their 4 passes, 512 bytes each.
     ahead = trace.empty // 2
     assert trace.empty == D_PROGRAMS * D_WARPS * 2 * 8
     for role, low in (("k copy", 0), ("v copy", 0x4000)):
         made, passes = trace.of(low, low + 0x4000)
         assert made + ahead == traffic.instructions[role]
-        emulated[role] = made + ahead, passes + 4 * ahead
-    assert {**emulated, **named_of_decode()} == counted(of("decode", DECODE), decode_role)
+        stated[role] = made + ahead, passes + 4 * ahead
+    assert {**stated, **named_of_decode()} == counted(of("decode"), decode_role)
 
 
 def test_decode_dram_and_sectors(decode: tuple[Traffic, CopyTrace]) -> None:
     """K, V and Q come once; the rest of the bytes is the code, the table, and less than 3 KB of the launch."""
     traffic, trace = decode
-    record = of("decode", DECODE)
+    record = of("decode")
     found, moved = record["counters"], traffic.moved["DRAM->SMEM"]
     assert found["dram_read_bytes"] == SECTOR * found["dram_read_sectors"]
     assert found["dram_read_bytes"] == pytest.approx(moved, rel=0.02)
@@ -172,7 +108,7 @@ def test_decode_dram_and_sectors(decode: tuple[Traffic, CopyTrace]) -> None:
     assert found["store_sectors"] == traffic.moved["registers->DRAM"] / SECTOR + lse
 
 
-def prefill_role(op: str, offset: int) -> str:
+def prefill_role(op: str, offset: int, _: str) -> str:
     """The compiler's shared memory: two stages of K at 0, of V at 0x10000, Q at 0x20000."""
     if op.startswith("LDGSTS"):
         return "k copy" if offset < 0x10000 else "v copy"
@@ -191,7 +127,7 @@ def test_prefill_every_instruction(prefill: tuple[Traffic, CopyTrace]) -> None:
     tile = steps * (shared_mma_wavefronts(atom) + shared_mma_wavefronts(atom, a_in_registers=True))  # of a warpgroup
     products, left = divmod(traffic.moved["SMEM->tensor cores"] // 128, tile)
     assert left == 0
-    emulated = {
+    stated = {
         "q write": (P_PROGRAMS * q_passes.size, P_PROGRAMS * int(q_passes.sum())),
         "products": (products * 2 * steps * 4, products * tile),  # an instruction of a warpgroup counts for 4 warps
     }
@@ -200,19 +136,19 @@ def test_prefill_every_instruction(prefill: tuple[Traffic, CopyTrace]) -> None:
     made = sum(len(passes) for passes in trace.passes) // 2
     passes = sum(int(passes.sum()) for passes in trace.passes) // 2
     for role in ("k copy", "v copy"):
-        emulated[role] = made + ahead, passes + 4 * ahead
+        stated[role] = made + ahead, passes + 4 * ahead
     warps = P_PROGRAMS * P_WARPS
     named = {  # O of 128 x 128 through shared memory, 16 bytes a lane; lse as float64 pairs of 16 rows a warp
         "output write": (8 * warps, 4 * 8 * warps), "output read": (8 * warps, 4 * 8 * warps),
         "lse write": (warps, 2 * warps), "lse read": (warps // 2, warps // 2),
     }  # fmt: skip
-    assert {**emulated, **named} == counted(of("prefill", PREFILL), prefill_role)
+    assert {**stated, **named} == counted(of("prefill"), prefill_role)
 
 
 def test_prefill_dram_and_sectors(prefill: tuple[Traffic, CopyTrace]) -> None:
     """Q, K and V come once from DRAM, and from L2 for every tile; the rest is the code and less than 3 KB."""
     traffic, trace = prefill
-    record = of("prefill", PREFILL)
+    record = of("prefill")
     found = record["counters"]
     once = 3 * 2 * PREFILL["batch"] * PREFILL["tokens"] * PREFILL["q_heads"] * PREFILL["head_dim"]
     assert found["dram_read_bytes"] == pytest.approx(once, rel=0.02)

@@ -5,13 +5,16 @@ Every case poisons what must not be read: unused slots and pages are NaN, unused
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
+
 import numpy as np
 import pytest
 import torch
 from mla_cases import Case, EvenKeys, decode_far_apart
 from yardsticks import assert_accurate, bits
 
-from kvlab.attention import mla_decode_paged
+from kvlab.attention import explain, mla_decode_paged
 from kvlab.attention.masks import CausalPaddingMask, ChunkedMask, MaterializedMask
 from kvlab.cache.arrays import to_torch
 from kvlab.triton_support import child
@@ -83,3 +86,16 @@ def test_offsets_beyond_32_bits() -> None:
     far, near = child.run(f"mla_cases:{decode_far_apart.__name__}", case)
     assert np.isfinite(near.astype(np.float32)).all()
     assert bits(far) == bits(near)
+
+
+def test_a_call_does_not_look_for_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is installed is asked once, not by every call: it takes milliseconds, a decode step less than one."""
+    x = Case((20,), H=16, columns=(512, 64)).build()
+    first = explain(mla_decode_paged, *x.torch(), **x.options)
+
+    def search(*args: object) -> None:
+        raise AssertionError(f"looked for {args}")
+
+    monkeypatch.setattr(importlib.metadata, "version", search)
+    monkeypatch.setattr(importlib.util, "find_spec", search)
+    assert explain(mla_decode_paged, *x.torch(), **x.options) == first

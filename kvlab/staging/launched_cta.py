@@ -19,7 +19,8 @@ class LaunchedCTA:
     smem     : the shared memory.
     hazards  : what is in flight, and who waited; checks every access.
     programs : of the launch.
-    traced   : whether its events go to the traffic's timeline.
+    traced   : whether its events go to the traffic's timeline. beside : it is a second model of the same threads, whose
+               waits and barriers are those of the first.
 
     It ends with the launch (:meth:`Traffic.launch`): after the waits of :meth:`drain` nothing may be in flight.
 
@@ -36,15 +37,16 @@ end of the CTA; missing: cp.async.wait_group in warp 1
 
     def __init__(
         self, nbytes: int, warps: int, arch: str, programs: int | None, traffic: Traffic, *,
-        traced: bool = True, cells: Cells | None = None, partitions: Partitions = None,
+        traced: bool = True, beside: bool = False, cells: Cells | None = None,
+        partitions: Partitions = None,
     ) -> None:  # fmt: skip
         self.traffic, self.programs = traffic, 1 if programs is None else programs
         name = "shared memory" if get_arch(arch).vendor == "nvidia" else "LDS"
         self.smem = Memory(nbytes, space=AddressSpace.SHARED, name=name, programs=programs)
-        self.hazards = Hazards(
-            self.smem, warps, arch=arch, timeline=traffic.timeline if traced else None, cells=cells,
-            partitions=partitions,
-        )  # fmt: skip
+        timeline = traffic.timeline if traced else None
+        if beside and timeline is not None:
+            timeline = timeline.beside()
+        self.hazards = Hazards(self.smem, warps, arch=arch, timeline=timeline, cells=cells, partitions=partitions)
         traffic.begin(self)
 
     def drain(self) -> None:

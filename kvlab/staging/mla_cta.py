@@ -14,6 +14,7 @@ from .fragments import Fragments
 from .iterator import KVCacheIterator
 from .mfma_mla_cta import MfmaMLACTA
 from .mma_sync_cta import MmaSyncCTA, MmaSyncShape
+from .nvidia_decode_cta import operand_p_of
 from .traffic import Traffic
 from .wgmma_mla_cta import ROWS, WgmmaMLACTA, WgmmaMLAShape
 
@@ -44,9 +45,9 @@ class MLACTA(Protocol):
 
 
 class NvidiaMLACTA:
-    """sm_80 and sm_90 as our kernel compiles for tiles of 16 rows: the latent and the rope tile stand apart in shared
-    memory, both products are one accumulator's, and V is the latent tile, read with ldmatrix.trans. float32 without
-    tensor cores.
+    """sm_80 and sm_90 as our kernel compiles for tiles of 16 or 32 rows: the latent and the rope tile stand apart in
+    shared memory, both products are one accumulator's, and V is the latent tile, read with ldmatrix.trans. float32
+    without tensor cores. Tiles that no conversion passes come ahead, as many as there are stages.
     """
 
     def __init__(
@@ -62,8 +63,10 @@ class NvidiaMLACTA:
 
     def load_k(self, start: Array, active: Array) -> tuple[Any, Any]:
         """The tile of these pages into shared memory, then to the operands of S = Q K^T."""
-        for tiles in self.tiles:
+        for cta, tiles in zip((self.latent, self.rope), self.tiles, strict=True):
             tiles.tile_start_row = start
+            if not cta.pipeline.following and tiles.cache.dtype == self.dtype:
+                cta.follow(tiles, None)
         latent, rope = (tiles.next_tile() for tiles in self.tiles)
         k = self.latent.load_k(latent, active), self.rope.load_k(rope, active)
         latents, ropes = (part.with_values(part.values.astype(self.dtype, copy=False)) for part in k)
@@ -96,7 +99,7 @@ class NvidiaMLACTA:
 
     def accumulate(self, p: Fragments, v: Fragments, o: Fragments, active: Array) -> Fragments:
         """O += P V."""
-        return self.latent.accumulate(p, v, o, active)
+        return self.latent.add_values(operand_p_of((self.latent, self.rope), self.latent, p, active), v, o)
 
 
 def mla_cta(
@@ -112,14 +115,16 @@ def mla_cta(
     *,
     dtype: Any = None,
     num_warps: int = 4,
+    num_stages: int = 1,
 ) -> MLACTA:
     """The CTA model of ``arch`` for tiles of BM query rows and BN keys; ``latent`` and ``rope`` are the windows of a
     cache with one head, whose columns are ``padded`` in shared memory.
 
     ``batch_idx`` and ``end`` ``[programs]`` are each program's sequence and the exclusive bound of its keys. ``dtype``
     is that of Q and of the products, the cache's if None; e4m3 latents are converted on their way. gfx950: MAX's decode
-    with V in K's memory, without e4m3. sm_80, sm_90: what our Triton kernel compiles to; float32 with eight warps,
-    others with four. On sm_90 64 rows with eight warps take wgmma (K and Q of one 16-bit dtype).
+    with V in K's memory, without e4m3. sm_80, sm_90: what our Triton kernel compiles to with ``num_warps`` and
+    ``num_stages``, of which the numbers of the pages take every second. On sm_90 64 rows with eight warps take wgmma (K
+    and Q of one 16-bit dtype).
 
     >>> rows = np.zeros((1, 64, 1, 192), np.float16)
     >>> windows = [PagedKVCache(x, [63], [[0]], 1, 64) for x in (rows[..., :128], rows[..., 128:])]
@@ -137,16 +142,18 @@ def mla_cta(
     if (BM, arch, num_warps) == (ROWS, "sm_90", 8) and latent.dtype == rope.dtype == dtype and not wide:
         shape = WgmmaMLAShape(BN, (columns[0], padded[0]), (columns[1], padded[1]), dtype)
         return WgmmaMLACTA(shape, latent, rope, batch_idx, end, traffic)
-    if not wide and num_warps != 4:
-        raise ValueError(f"num_warps {num_warps} with {dtype} on {arch}: must be 4")
     if arch == "gfx950":
         return MfmaMLACTA(BM, BN, columns, _whole_rows(latent, rope), batch_idx, end, traffic)
     ctas: list[Any] = []
-    for D, BD in zip(columns, padded, strict=True):
+    for (D, BD), v in zip(zip(columns, padded, strict=True), (None, (0, 0)), strict=True):
+        sizes, beside = (BM, BN, D, BD), v is not None
         if wide:
-            ctas.append(FmaCTA(FmaShape(BM, BN, D, BD, arch, num_warps, v_in_k=True), programs, traffic))
+            fma = FmaShape(*sizes, arch, num_warps, v_in_k=not beside, ahead=num_stages > 1, v_columns=v)
+            ctas.append(FmaCTA(fma, programs, traffic, beside=beside))
         else:
-            ctas.append(MmaSyncCTA(MmaSyncShape(BM, BN, D, BD, dtype, arch, v_in_k=True), programs, traffic))
+            stages = max((num_stages - 1) // 2, 1)
+            mma = MmaSyncShape(*sizes, dtype, arch, not beside, v, warps=num_warps, stages=stages)
+            ctas.append(MmaSyncCTA(mma, programs, traffic, beside=beside))
     return NvidiaMLACTA(ctas[0], ctas[1], (latent, rope), batch_idx, end, dtype)
 
 

@@ -1,8 +1,8 @@
 """One CTA of 16-bit storage by mma.sync: decode on sm_80 and sm_90, prefill on sm_80. cp.async, ldmatrix, mma.sync.
 
-What Triton compiles our decode tile to (16 or 32 query rows, read from its TTGIR and SASS): four warps along the keys
-for Q K^T and along the depth for P V; K and V by cp.async into swizzled rows, a tile ahead; K by ldmatrix, V by
-ldmatrix.trans; Q and P through shared memory and ldmatrix, since every warp needs all of them. The mask, the online
+What Triton compiles our decode tile to (16 or 32 query rows, read from its TTGIR and SASS): four or eight warps along
+the keys for Q K^T and along the depth for P V; K and V by cp.async into swizzled rows, a tile ahead; K by ldmatrix, V
+by ldmatrix.trans; Q and P through shared memory and ldmatrix, since every warp needs all of them. The mask, the online
 softmax and the scale work on the accumulator registers. Every access and every barrier is stated to ``hazards``.
 
 Prefill on sm_80 has eight warps. Where the tile has at least as many query rows as the last product has columns, the
@@ -46,6 +46,11 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
     def p_in_registers(self) -> bool:
         """Whether the warps stand along the rows."""
         return self.shape.along_rows
+
+    @property
+    def stages(self) -> int:
+        """Tiles of K that shared memory holds."""
+        return self.shape.stages
 
     def load_q(self, dram: Memory, offset: IntArray, valid: BoolArray, role: str = "q") -> SharedTile:
         """Q rows (elements ``offset[programs, BM]`` of ``dram``) through registers into shared memory, or zeros. Their
@@ -159,8 +164,8 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
         """ldmatrix.x4 of every warp: elements of ``dtype``, of the role's if None."""
         access, layout = self.shape.access(role), self.shape.fragment_map(role)
         words = ldmatrix(
-            self.smem, access.address[None], access.nbytes // 4, trans=access.name.endswith("trans"),
-            dtype=dtype or self.shape.stored(role),
+            self.smem, access.address[None] + self._shift(role), access.nbytes // 4,
+            trans=access.name.endswith("trans"), dtype=dtype or self.shape.stored(role),
         )  # fmt: skip
         registers = np.moveaxis(words, 1, 3)  # [programs, warps, 32, instructions, 8]
         self._count(role, active)
@@ -177,15 +182,25 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
         self.traffic.move(edge, access.by_warp * 32 * access.nbytes * programs)
 
     def _state_read(self, role: str) -> None:
-        self.hazards.read(self._accessed(role), f"{role} read", 0 if role in ("k", "v") else None)
+        self.hazards.read(self._accessed(role), f"{role} read", self._stage(role))
+
+    def _stage(self, role: str) -> int | None:
+        """Where the tile of K or V stands that was loaded last."""
+        return self.pipeline.stage["k" if self.shape.v_in_k else role] if role in ("k", "v") else None
+
+    def _shift(self, role: str) -> int:
+        """Bytes from the first stage to that one."""
+        stage = self._stage(role)
+        return self.shape.place(f"k{stage}").base - self.shape.place("k").base if stage else 0
 
     def _accessed(self, role: str) -> Footprint:
         """The bytes that each warp reads of a role, or writes of ``"p write"``."""
-        if role not in self._footprints:
+        at = role, self._stage(role)
+        if at not in self._footprints:
             access = self.shape.access(role)
             nbytes = 16 if "matrix" in access.name else access.nbytes  # every lane names a row of a matrix
-            self._footprints[role] = self.hazards.footprint(access.address, nbytes)
-        return self._footprints[role]
+            self._footprints[at] = self.hazards.footprint(access.address + self._shift(role), nbytes)
+        return self._footprints[at]
 
     def _multiply(self, roles: str, a: Fragments, b: Fragments, c: Fragments) -> Fragments:
         """C += A B, each warp its columns, in float32. The sums over all steps of 16 are those of one matrix product,

@@ -28,6 +28,8 @@ class MmaSyncShape:
     K's. Either may be (0, 0): a CTA for a piece of K's or of V's columns. ``pairs``: an element of K and V is two
     columns of fp8, and Q stands in shared memory twice, its even and its odd columns.
 
+    ``stages`` of K: its second tile stands at ``"k1"``.
+
     The warps stand along the keys (Q K^T) and the columns (P V), or with ``along_rows`` along the query rows: each
     reads all of K and V, and P stays in its registers. Where there are more warps than there is to share, the last
     ones do again what the first do.
@@ -44,6 +46,7 @@ class MmaSyncShape:
     pairs: bool = False
     warps: int = WARPS
     along_rows: bool = False
+    stages: int = 1
 
     def __post_init__(self) -> None:
         rows, keys = 16 * self.warps_m, 8 * self.warps_n
@@ -155,7 +158,7 @@ def _access(shape: MmaSyncShape, role: str) -> SharedAccess:
     if role == "p write":
         place = shape.place("p")
         stmatrix = "stmatrix" in get_arch(shape.arch).features
-        matrices = 4 if shape.BN >= 16 * shape.warps_n else 2
+        matrices = 4 if shape.BN >= 16 * shape.warps_n or shape.BM >= 32 else 2
         name, nbytes = (f"stmatrix.x{matrices}", 4 * matrices) if stmatrix else ("st.shared.b32", 4)
         address, plain = (
             (_p_matrix_addresses if stmatrix else _p_pair_addresses)(shape, x) for x in (place, place.plain())
@@ -176,7 +179,7 @@ def _places(shape: MmaSyncShape) -> tuple[dict[str, SwizzledTile], int]:
     size, base = shape.dtype.itemsize, 0
     places: dict[str, SwizzledTile] = {}
     for role, rows, cols in (
-        ("k", shape.BN, shape.BD),
+        *((f"k{stage}" if stage else "k", shape.BN, shape.BD) for stage in range(shape.stages)),
         ("v", shape.BN, shape.columns("v")[1]),
         ("q", shape.BM, shape.BD),
         ("q_odd", shape.BM, shape.BD if shape.pairs else 0),
@@ -286,13 +289,14 @@ def _share(extent: int, together: int) -> int:
 
 @functools.cache
 def _p_matrix_addresses(shape: MmaSyncShape, place: SwizzledTile) -> IntArray:
-    """stmatrix.x4 of P: two n-tiles of 16 rows an instruction, x2 where a warp has one; ``[instructions, warps,
-    32]``.
+    """stmatrix.x4 of P: two n-tiles of 16 rows an instruction; where a warp has one, 32 rows of it, or x2 of 16;
+    ``[instructions, warps, 32]``.
     """
-    tiles_m, pairs, warps = shape.BM // 16, max(shape.BN // (16 * shape.warps), 1), shape.warps
-    m, pair, warp, lane = np.ogrid[:tiles_m, :pairs, : shape.warps, :32]
-    row = 16 * m + lane % 16 + 0 * pair + 0 * warp
-    vector = 2 * warps * pair + warp + (warps if shape.BN >= 16 * warps else 0) * (lane // 16) + 0 * m
+    pairs, warps, two = max(shape.BN // (16 * shape.warps), 1), shape.warps, shape.BN >= 16 * shape.warps
+    rows = 16 if two else min(shape.BM, 32)  # of an instruction
+    m, pair, warp, lane = np.ogrid[: shape.BM // rows, :pairs, : shape.warps, :32]
+    row = rows * m + lane % rows + 0 * pair + 0 * warp
+    vector = 2 * warps * pair + warp + (warps if two else 0) * (lane // 16) + 0 * m
     address: IntArray = place.address(row, vector % place.vectors)
     return address.reshape(-1, shape.warps, 32)
 

@@ -10,7 +10,7 @@ import numpy as np
 from .copy_plan import CopyPlan
 from .footprint import Footprint
 from .fragments import Fragments
-from .iterator import KVCacheIterator
+from .iterator import KVCacheIterator, KVTile
 from .rows_over_warps import RowsOverWarps
 from .tile_copies import TileCopies
 from .tile_pipeline import TilePipeline
@@ -29,6 +29,8 @@ class Shape(Protocol):
     @property
     def warps(self) -> int: ...
     @property
+    def v_in_k(self) -> bool: ...
+    @property
     def shared_bytes(self) -> int: ...
     def columns(self, role: str) -> tuple[int, int]: ...
 
@@ -41,17 +43,24 @@ class NvidiaDecodeCTA(RowsOverWarps, Generic[S]):
     tiles stand, how they come to registers, and what is multiplied.
     """
 
-    def __init__(self, shape: S, programs: int, traffic: Traffic) -> None:
+    def __init__(self, shape: S, programs: int, traffic: Traffic, *, beside: bool = False) -> None:
         self.shape = shape
-        super().__init__(shape.shared_bytes, shape.warps, shape.arch, programs, traffic)
+        super().__init__(shape.shared_bytes, shape.warps, shape.arch, programs, traffic, beside=beside)
         self.copies = TileCopies(self.smem, self.hazards, traffic, self._copied_to)
-        self.pipeline = TilePipeline(self.copies.by_cp_async, self.hazards, together=self.p_in_registers)
-        self._footprints: dict[str, Footprint] = {}
+        together = self.p_in_registers or shape.v_in_k
+        ways = self._copy_async, self.copies.by_store
+        self.pipeline = TilePipeline(*ways, self.hazards, together=together, stages=self.stages)
+        self._footprints: dict[Any, Footprint] = {}
 
     @property
     def p_in_registers(self) -> bool:
         """Whether P meets V in the registers where the scores stood."""
         return False
+
+    @property
+    def stages(self) -> int:
+        """Tiles of K that shared memory holds."""
+        return 1
 
     def follow(self, *tiles: KVCacheIterator | None) -> None:
         """Fetch K and V (None: not of this CTA) ahead along these iterators, two for one loop after the other, whose
@@ -86,6 +95,9 @@ class NvidiaDecodeCTA(RowsOverWarps, Generic[S]):
     def add_values(self, p: Fragments, v: Fragments, o: Fragments) -> Fragments:
         """O += P V of what the lanes hold."""
         raise NotImplementedError
+
+    def _copy_async(self, role: str, tile: KVTile, stage: int) -> None:
+        self.copies.by_cp_async(role, tile, stage, f"{role}{stage}" if stage else role)
 
     def _copied_to(self, role: str) -> tuple[CopyPlan, Array]:
         """The plan of a role's tile, and where each of its vectors lands."""

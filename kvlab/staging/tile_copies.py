@@ -81,6 +81,14 @@ class TileCopies:
         instructions = np.full(plan.warps, len(plan.row) // (32 * plan.warps))
         self.traffic.issue(f"{role} copy", instructions * len(source))
 
+    def by_store(self, role: str, tile: KVTile) -> None:
+        """The rows of a K or V tile through registers."""
+        plan, address = self.place(role)
+        source, valid = plan.source_of(tile)
+        self.hazards.write(self._footprint(role, plan, address), f"{role} write", 0)
+        self.smem.store(address[None], tile.memory.load(source, np.uint8, 16, mask=valid))
+        self.traffic.move("DRAM->SMEM", plan.bytes_by_warp(valid))
+
     def by_conversion(self, role: str, tile: KVTile, dtype: np.dtype[Any]) -> None:
         """The rows of a tile of another dtype: by cp.async into plain rows of their own, from there through
         registers, where they become ``dtype``, to their place.

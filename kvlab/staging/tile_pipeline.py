@@ -8,8 +8,10 @@ Read from the TTGIR and PTX of our Triton kernels for sm_80 and sm_90 (``num_sta
           copy the next K, commit, barrier, copy the next V, commit
     wait_group(0), barrier                                                     behind it
 
+With more stages so many tiles are fetched before the loop, and the wait leaves the groups of the later ones in flight.
+
 K's buffer is free before V is read, since the barriers around P lie between; V's needs one more. Where P stays in
-registers, one barrier lets go of both::
+registers, or V is K's tile (MLA), one barrier lets go of both::
 
     loop: wait_group(0), barrier, read K, ..., read V, barrier, copy the next K, commit, copy the next V, commit
 
@@ -29,15 +31,23 @@ __all__ = ["TilePipeline"]
 
 
 class TilePipeline:
-    """Calls ``copy_async(role, tile)`` and states commits, waits and barriers.
+    """Calls ``copy_async(role, tile, stage)`` and states commits, waits and barriers.
 
-    together : nothing lies between the reads of a K and a V tile; the buffers are free at once.
+    together : nothing lies between the reads of a K and a V tile; the buffers are free at once. stages : of each role.
+    store : ``store(role, tile)`` brings a tile through registers.
 
-    Until :meth:`follow` is called there is nothing to look ahead to: each load copies, waits and meets at a barrier.
+    Until :meth:`follow` is called there is nothing to look ahead to: each load meets at a barrier, stores and meets
+    again, as with one stage in all (``num_stages`` 1).
     """
 
-    def __init__(self, copy_async: Callable[[str, KVTile], None], hazards: Hazards, *, together: bool = False) -> None:
-        self.copy_async, self.hazards, self.together = copy_async, hazards, together
+    def __init__(
+        self, copy_async: Callable[[str, KVTile, int], None], store: Callable[[str, KVTile], None], hazards: Hazards,
+        *, together: bool = False, stages: int = 1,
+    ) -> None:  # fmt: skip
+        self.copy_async, self.store, self.hazards, self.together = copy_async, store, hazards, together
+        self.stages = stages
+        self.stage = {"k": 0, "v": 0}  # where the tile stands that was loaded last
+        self._fetched, self._loaded = ({"k": 0, "v": 0} for _ in range(2))  # tiles so far
         self._loops: list[dict[str, KVCacheIterator]] = []  # this one first
         self._flying: dict[str, list[KVTile]] = {"k": [], "v": []}
 
@@ -54,22 +64,23 @@ class TilePipeline:
             raise ValueError(f"{len(tiles)} iterators: one of K and one of V are needed for each loop")
         for pair in zip(tiles[::2], tiles[1::2], strict=True):
             self._loops.append({role: copy.copy(t) for role, t in zip("kv", pair, strict=True) if t is not None})
-        self._fetch("k")
-        self._fetch("v")
+        self._fetch_first()
 
     def load(self, role: str, tile: KVTile) -> None:
         """Make sure that the tile of ``"k"`` or ``"v"`` has landed. ValueError if another tile was fetched ahead."""
         if not self.following:
             self.hazards.barrier()
-            self.copy_async(role, tile)
-            self.hazards.commit_group()
-        else:
-            flying = self._flying[role]
-            if len(self._loops) > 1 and flying and not is_same(flying[0], tile):
-                self._next_loop()
-            expect_fetched(flying, tile, role)
-        if not self.following or role == next(iter(self._loops[0])):
-            self.hazards.wait_group(0)
+            self.store(role, tile)
+            self.hazards.barrier()
+            return
+        flying = self._flying[role]
+        if len(self._loops) > 1 and flying and not is_same(flying[0], tile):
+            self._next_loop()
+        expect_fetched(flying, tile, role)
+        self.stage[role] = self._loaded[role] % self.stages
+        self._loaded[role] += 1
+        if role == next(iter(self._loops[0])):
+            self.hazards.wait_group((self.stages - 1) * len(self._loops[0]))
             self.hazards.barrier()
 
     def refill(self) -> None:
@@ -79,7 +90,7 @@ class TilePipeline:
         if self.together:
             self.hazards.barrier()
         self._fetch("k")
-        if not self.together:
+        if not self.together and "v" in self._loops[0]:
             self.hazards.barrier()
         self._fetch("v")
 
@@ -90,8 +101,8 @@ class TilePipeline:
         for tiles in self._flying.values():
             tiles.clear()
         del self._loops[0]
-        self._fetch("k")
-        self._fetch("v")
+        self._fetched, self._loaded = ({"k": 0, "v": 0} for _ in range(2))
+        self._fetch_first()
 
     def drain(self) -> None:
         """Behind the loop: wait for the copies past its end, which bring zeros."""
@@ -99,10 +110,16 @@ class TilePipeline:
             self.hazards.wait_group(0)
             self.hazards.barrier()
 
+    def _fetch_first(self) -> None:
+        for _ in range(self.stages):
+            self._fetch("k")
+            self._fetch("v")
+
     def _fetch(self, role: str) -> None:
         if role not in self._loops[0]:
             return
         tile = self._loops[0][role].next_tile()
-        self.copy_async(role, tile)
+        self.copy_async(role, tile, self._fetched[role] % self.stages)
+        self._fetched[role] += 1
         self.hazards.commit_group()
         self._flying[role].append(tile)

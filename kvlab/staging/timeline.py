@@ -58,3 +58,13 @@ class Timeline(Drawn):
 
     def __len__(self) -> int:
         return len(self.events)
+
+    def beside(self) -> Timeline:
+        """For a second model of the same threads: it adds what it moves; waits and barriers are the first one's."""
+        return _Beside(self.events)
+
+
+class _Beside(Timeline):
+    def add(self, kind: str, what: str, stage: int | None, warps: tuple[int, ...], nbytes: int = 0) -> None:
+        if kind not in ("wait", "barrier"):
+            super().add(kind, what, stage, warps, nbytes)

@@ -56,9 +56,11 @@ def has_smem_reinterpret() -> bool:
 
 
 def holds_wgmma_rows() -> bool:
-    """Whether the installed Triton keeps 64 rows of 512 columns in registers without spills: those before 3.9."""
+    """Whether the installed Triton keeps 64 rows of 512 columns in registers without spills: those before 3.9 (True
+    without one).
+    """
     version = installed()
-    return version is not None and _number(version) < (3, 9)
+    return version is None or _number(version) < (3, 9)
 
 
 def gluon_lacks(*, wide: bool = False) -> str | None:

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from asked import ask, same_registers
 from caught import SHARED, Caught, as_launched, as_tensors
 from mla_cases import Case
 
-from kvlab.attention import mla_decode_paged
+from kvlab.attention import explain, mla_decode_paged
 from kvlab.attention.masks import ChunkedMask, MaterializedMask
 from kvlab.attention.mla_decode import kernel
 from kvlab.attention.mla_decode.config import MLADecodeConfig, MLADecodeProblem, choose_config
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.compile
 
 @functools.cache
 def compiled(
-    H: int, dtype: str, target: str, emulated: bool = False, features: tuple[tuple[str, Any], ...] = (),
+    H: int, dtype: str, target: str, features: tuple[tuple[str, Any], ...] = (),
     columns: tuple[int, int] = (512, 64), page: int = 64,
 ) -> tuple[Compiled, MLADecodeConfig]:  # fmt: skip
     """The kernel as a call of one sequence, 512 + 64 columns and pages of 64 unless given, compiles it."""
@@ -43,9 +44,8 @@ def compiled(
     made = as_tensors(x.features)
     problem = replace(MLADecodeProblem.of(*tensors[:4]), max_keys=4096)
     config = choose_config(
-        problem, arch=target, num_splits=1, emulated=emulated, heavy=made.heavy or problem.fp8,
-        wgmma=holds_wgmma_rows(),
-    )  # fmt: skip
+        problem, arch=target, num_splits=1, heavy=made.heavy or problem.fp8, wgmma=holds_wgmma_rows()
+    )
     caught = Caught(kernel.attend)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel, "attend", caught)
@@ -99,24 +99,72 @@ def test_features_spill_nothing(features: str, H: int) -> None:
     assert made.shared <= SHARED["sm_90"]
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-def test_the_emulator_issues_the_instructions_of_the_compiled_loop(arch: str) -> None:
-    """ldmatrix, mma and P's stores of one tile, counted in PTX and in the emulator's plans of the two tiles."""
-    made, config = compiled(16, "bf16", arch, emulated=True)
-    ptx, dtype = made.asm["ptx"], as_dtype("bf16")
-    latent, rope = (MmaSyncShape(config.BM, config.BN, D, D, dtype, arch, v_in_k=True) for D in (config.BV, config.BR))
-    reads = {(part, role): shape.read_addresses(role)[1].shape[0]
-             for part, shape in (("latent", latent), ("rope", rope)) for role in "qkvp"}  # fmt: skip
+MMA_SYNC = [(H, page, arch) for arch in ("sm_80", "sm_90") for H in (16, 32) for page in (64, 16)]
+MMA_SYNC = [case for case in MMA_SYNC if case[1:] != (16, "sm_80")]  # as pages of 64
+
+
+@pytest.mark.parametrize("H, page, arch", MMA_SYNC, ids=str)
+def test_the_emulator_works_as_the_compiled_loop_of_mma_sync(H: int, page: int, arch: str) -> None:
+    """The tile; ldmatrix, mma and P's stores of one tile, counted in PTX and in the emulator's plans of K's two tiles;
+    their buffers; and, as Triton 3.7 orders them, the waits, barriers, reads and copies of two tiles.
+    """
+    made, config = compiled(H, "bf16", arch, page=page)
+    x = Case((4 * config.BN,), H=H, columns=(512, 64), page=page, dtype="bf16").build()
+    assert explain(mla_decode_paged, *x.arrays, arch=arch, num_splits=1, **x.options).config == config
+    ptx, ttgir, dtype = made.asm["ptx"], made.asm["ttgir"], as_dtype("bf16")
+    stages = max((config.num_stages - 1) // 2, 1)
+    sizes, more = (config.BM, config.BN), {"warps": config.num_warps, "stages": stages}
+    latent = MmaSyncShape(*sizes, config.BV, config.BV, dtype, arch, v_in_k=True, **more)
+    rope = MmaSyncShape(*sizes, config.BR, config.BR, dtype, arch, v_columns=(0, 0), **more)
+    buffers = [f"{stages}x{config.BN}x{columns}xbf16" for columns in (config.BV, config.BR)]
+    assert re.findall(r"local_alloc : \(\) -> !ttg.memdesc<(\d+x\d+x\d+xbf16)", ttgir) == buffers
+    assert re.findall(r"warpsPerCTA = (\[\d, \d\]), instrShape", ttgir) == [str([1, config.num_warps])]
+    reads = {(part, role): len(shape.read_addresses(role)[1])
+             for part, shape in (("latent", latent), ("rope", rope)) for role in "qkp"}  # fmt: skip
     plain = sum(reads[part, role] for part in ("latent", "rope") for role in "qk") + reads["latent", "p"]
     assert len(re.findall(r"ldmatrix\S*x4\.shared", ptx)) == plain
     last = ptx.rindex("mma.sync")  # what follows reorders the output for its store
-    assert len(re.findall(r"ldmatrix\S*x4\.trans\.shared", ptx[:last])) == reads["latent", "v"]
-    steps = (config.BV + config.BR) // 16 * (config.BN // 32) + config.BN // 16 * (config.BV // 32)
-    assert len(re.findall(r"mma\.sync", ptx)) == steps
+    assert len(re.findall(r"ldmatrix\S*x4\.trans\.shared", ptx[:last])) == len(latent.read_addresses("v")[1])
+    operands = [latent.fragment_map("k"), latent.fragment_map("v"), rope.fragment_map("k")]
+    assert len(re.findall(r"mma\.sync", ptx)) == config.BM // 16 * sum(m.row.shape[1] for m in operands)
     write = latent.access("p write")
     if arch == "sm_90":
-        assert write.name == "stmatrix.x2"
-        assert len(re.findall(r"stmatrix\S*x2", ptx)) == write.address.shape[0] == 1
+        stores = re.findall(rf"stmatrix\S*{write.name[-2:]}", ptx[:last])
+        assert len(stores) == len(write.address)
+    if str(installed()).startswith("3.7"):
+        words = r"cp\.async\.wait_group|bar\.sync|ldmatrix(?:\S+trans)?|cp\.async\.commit|bra"
+        found = ["trans" if "trans" in word else word for word in re.findall(words, ptx)]
+        before = [i for i, word in enumerate(found) if word == "bra"]
+        first = max(i for i in before if i < found.index("trans")) + 1
+        loop = [word for word, _ in itertools.groupby(found[first : found.index("bra", first)])]
+        traffic = Traffic(timeline=Timeline())
+        mla_decode_paged(*x.arrays, arch=arch, num_splits=1, traffic=traffic, **x.options)
+        kinds = {"wait": "cp.async.wait_group", "barrier": "bar.sync", "commit": "cp.async.commit"}
+        reading = {"v read": "trans", "k read": "ldmatrix", "q read": "ldmatrix", "p read": "ldmatrix"}
+        events = [kinds.get(e.kind) or reading.get(e.what) for e in traffic.trace()]
+        told = [word for word, _ in itertools.groupby(word for word in events if word is not None)]
+        at = told.index("cp.async.wait_group")
+        assert told[at : at + 2 * len(loop)] == 2 * loop
+
+
+@pytest.mark.parametrize("H, page", [(16, 64), (32, 16)])
+def test_registers_of_mma_sync_are_those_of_the_compiler(H: int, page: int) -> None:
+    """Every register of K, V, Q, P, S and O with eight warps, in Triton's order, from the compiler's linear layouts."""
+    _, config = compiled(H, "bf16", "sm_90", page=page)
+    BM, BN, BV, warps = config.BM, config.BN, config.BV, config.num_warps
+    shape = MmaSyncShape(BM, BN, BV, BV, as_dtype("bf16"), v_in_k=True, warps=warps)
+    mma = {"mma": [1, warps, 16, 8]}
+    asked = {
+        "q": {"shape": [BM, BV], "operand": 0}, "p": {"shape": [BM, BN], "operand": 0},
+        "v": {"shape": [BN, BV], "operand": 1}, "k": {"shape": [BV, BN], "operand": 1},  # it multiplies by K^T
+        "o": {"shape": [BM, BV]}, "s": {"shape": [BM, BN]},
+    }  # fmt: skip
+    bases = ask(warps, {role: mma | one for role, one in asked.items()})
+    maps = {role: shape.fragment_map(role) for role in "qpv"} | {"o": shape.output_map(BV), "s": shape.output_map(BN)}
+    for role, layout in maps.items():
+        same_registers(layout.row, layout.col, bases[role], role)
+    k = shape.fragment_map("k")
+    same_registers(k.col, k.row, bases["k"], "k")
 
 
 SIXTY_FOUR = [((512, 64), 64), ((512, 64), 16), ((96, 16), 64)]

@@ -126,9 +126,8 @@ def mla_decode_paged(
                  "reference" (float64), "emulator", "triton"; "hopper": the Gluon kernel for sm_90 (its emulator where
                  the arrays are not on a GPU), ValueError for what it cannot do. "auto" does not take it: it is
                  compiled and emulated, no GPU has run it
-    arch         the machine that is emulated: "sm_80", "sm_90", "gfx950" (16 bits, v_dim 128, 256 or 512, 32 or 64
-                 columns of rope). Tiles of 16 rows, also where the compiled kernel takes 32; of 64 rows with wgmma on
-                 sm_90 where it takes those: more than 32 rows, 16 bits, scores that are not changed
+    arch         the machine that is emulated: "sm_80", "sm_90" (the tiles of the compiled kernel), "gfx950" (MAX's tile
+                 of 16 rows and 128 keys; 16 bits, v_dim 128, 256 or 512, 32 or 64 columns of rope)
     num_splits   programs that share the keys of a sequence; chosen by the sizes, not the lengths, if None
     mask_value   score given to masked keys, in units of log2
     check        look at the values of seq_lens and block_table; None: unless they are on a GPU, which would wait for it

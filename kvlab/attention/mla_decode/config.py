@@ -102,9 +102,9 @@ def choose_config(
     16 or 32 rows with mma.sync or MFMA; on Hopper 64 keys, where pages hold whole tiles: one CTA an SM, the next tile
     in flight. ``wgmma``: more than 32 rows on sm_90 take 64, which compiles to wgmma, where the compiler at hand spills
     nothing in it. float32 has no tensor cores on NVIDIA: 16 rows x 32 keys with eight warps (16 keys before sm_90, or
-    registers spill). ``emulated``: the tiles that the emulator has machines for: 16 rows x 32 keys on NVIDIA, mma.sync
-    or float32, and those of wgmma; MAX's 16 rows x 128 keys on gfx950. ``batch_invariant``: a split for every
-    2048 keys that a row of the table holds, whatever the batch and the device.
+    registers spill). ``emulated``: MAX's 16 rows x 128 keys on gfx950, where the compiled kernel
+    would spill them. ``batch_invariant``: a split for every 2048 keys
+    that a row of the table holds, whatever the batch and the device.
 
     >>> problem = MLADecodeProblem(batch=1, tokens=1, heads=128, latent=512, rope=64, itemsize=2, page_size=64,
     ...                            max_keys=32768)
@@ -120,14 +120,12 @@ one_page=True)
         BM, BN, num_warps, num_stages = 16, 128, 4, 1
     elif problem.itemsize == 4:
         BM, BN, num_warps, num_stages = (16, 16, 4, 1) if amd else (16, 32, 8, 1)
-        if not (amd or emulated) and int(arch[3:]) < 90:
+        if not amd and int(arch[3:]) < 90:
             BN = 16
     elif amd:
         BM, BN, num_warps, num_stages = min(32, 16 * -(-problem.rows // 16)), 32, 4, 1
-    elif (wgmma or emulated) and arch == "sm_90" and problem.rows > 32 and not heavy:
+    elif wgmma and arch == "sm_90" and problem.rows > 32 and not heavy:
         BM, BN, num_warps, num_stages, places = 64, *((64, 8, 2) if whole_pages else (32, 8, 3)), processors
-    elif emulated:
-        BM, BN, num_warps, num_stages = 16, 32, 4, 2
     elif whole_pages and not heavy and int(arch[3:]) >= 90:
         BM, BN, num_warps, num_stages, places = *((16, 64, 8, 5) if problem.rows <= 16 else (32, 64, 8, 2)), processors
     elif problem.rows <= 16:

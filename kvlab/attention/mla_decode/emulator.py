@@ -59,7 +59,10 @@ def attend(
     hi = np.minimum(lo + size, stop)
     limit = np.minimum(limit, hi[:, None])  # [P, BM], first key after first that a row does not see
     padded, dtype = (config.BV, config.BR), q_array.dtype if q_array.dtype.itemsize > 1 else bfloat16
-    cta = mla_cta(arch, config.BM, BN, padded, cache, rope, batch, hi, traffic, dtype=dtype, num_warps=config.num_warps)
+    cta = mla_cta(
+        arch, config.BM, BN, padded, cache, rope, batch, hi, traffic, dtype=dtype, num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )  # fmt: skip
     rows = q_array.astype(dtype, copy=False)
     q_at = row_offsets(rows, (batch[:, None], token, head), is_row)
     q, q_rope = cta.load_q(Memory.over(rows, name="q"), q_at, is_row)

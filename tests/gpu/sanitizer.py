@@ -1,6 +1,6 @@
 """compute-sanitizer on one small case of each kernel, memcheck and racecheck, recorded as JSON.
 
-    python tests/gpu/sanitizer.py --output tests/data/hardware/sanitizer.json
+    python tests/gpu/sanitizer.py --output tests/data/hardware/sanitizer.json [--sanitizer PATH]
 
 Each kernel and tool has a process of its own. Canaries and poison are the other tests' work: this one asks the hardware
 tool whether an access leaves an allocation, or two of a block race in shared memory.
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +94,10 @@ CASES = (
 )  # fmt: skip
 
 
-def checked(case: tuple[str, str]) -> dict[str, Any]:
+def checked(program: str, case: tuple[str, str]) -> dict[str, Any]:
     """What the tool says of a kernel."""
     name, tool = case
-    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, __file__, "--case", name]
+    command = [program, "--tool", tool, "--error-exitcode", "9", sys.executable, __file__, "--case", name]
     done = subprocess.run(command, capture_output=True, text=True)
     lines = done.stdout.splitlines()
     said = [line for line in lines if "SUMMARY" in line]
@@ -110,19 +111,24 @@ def checked(case: tuple[str, str]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=CASES, help="only launch this kernel, without the tool")
+    parser.add_argument("--sanitizer", default="compute-sanitizer", help="the program, if not that of the PATH")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     if options.case:
         run(options.case)
         return
+    version = subprocess.run([options.sanitizer, "--version"], capture_output=True, text=True, check=True).stdout
     with ThreadPoolExecutor(6) as pool:
-        found = list(pool.map(checked, [(name, tool) for name in CASES for tool in TOOLS]))
+        found = list(pool.map(partial(checked, options.sanitizer), [(name, tool) for name in CASES for tool in TOOLS]))
     for line in found:
         print(line["kernel"], line["tool"], "exit", line["exit"], *line["said"], line["error"])
     record = {
         "command": "python tests/gpu/sanitizer.py", "card": torch.cuda.get_device_name(),
         "date": time.strftime("%Y-%m-%d"),
-        "versions": {"torch": torch.__version__, "triton": triton.__version__, "numpy": np.__version__},
+        "versions": {
+            "torch": torch.__version__, "triton": triton.__version__, "numpy": np.__version__,
+            "compute-sanitizer": version.split("Version ")[1].split()[0],
+        },
         "runs": found,
     }  # fmt: skip
     if options.output:

@@ -115,7 +115,8 @@ def synthetic(B: int, Hq: int, Hkv: int, D: int, context: int, page: int, kind: 
         "config": dataclasses.asdict(config),
     }  # fmt: skip
     if sweep and kind != "fp8-token":
-        result["sweep"] = _sweep(arguments, config, moved, read)
+        portable = explain(mha_decode_paged, *arguments, backend="triton").config
+        result["sweep"] = _sweep(arguments, portable, moved, read)
     return result
 
 

@@ -46,7 +46,8 @@ class Twin:
     """A ``@triton.jit`` function and the NumPy function that mirrors it, each as ``"module:function"``.
 
     A module without a dot belongs to the operation's package; a dotted one is absolute. A warp-specialised kernel
-    whose partitions are several functions lists them: ``"hopper:produce,consume"`` (checked, not run in lockstep).
+    whose partitions are several functions lists them: ``"hopper:produce,consume"`` (checked, not run in lockstep). Nor
+    is a ``gluon`` one, which cannot be interpreted.
 
     >>> Twin("attend", kernel="kernel:attend", emulator="emulator:attend").name
     'attend'
@@ -55,15 +56,16 @@ class Twin:
     name: str
     kernel: str
     emulator: str
+    gluon: bool = False
 
     def __post_init__(self) -> None:
         split_address(self.kernel)
         split_address(self.emulator)
 
     @property
-    def specialised(self) -> bool:
-        """Whether the kernel's partitions are functions of their own."""
-        return "," in self.kernel
+    def interpreted(self) -> bool:
+        """Whether the kernel can be run in lockstep: one function, in Triton."""
+        return not self.gluon and "," not in self.kernel
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Operation:
 
     >>> operation = Operation.load("mha_decode")
     >>> [twin.name for twin in operation.twins], operation.launch
-    (['attend', 'merge'], ('kernel:launch', 'emulator:launch'))
+    (['attend', 'hopper', 'merge'], ('kernel:launch', 'emulator:launch'))
     """
 
     twins: tuple[Twin, ...]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from kvlab.attention.backends import check_fp8_gpu, choose_backend, rounded, run, target_of
+from kvlab.attention.backends import check_fp8_gpu, rounded, run, target_of
 from kvlab.attention.decode_call import DecodeCall, call_of_collection, decode_results, explained, prepared
 from kvlab.attention.explain import Explanation
 from kvlab.attention.features import Features
+from kvlab.attention.hopper_choice import choose_with_hopper
 from kvlab.attention.inputs import check_lane_copies, require
 from kvlab.attention.online_softmax import MASK_VALUE
 from kvlab.attention.operands import result_dtype
@@ -18,11 +19,13 @@ from kvlab.staging import DECODE_ARCHS, Traffic
 
 from .config import choose_config, problem_of
 from .emulator import launch as emulate
+from .hopper_config import SUPPORTED, HopperConfig, choose_hopper, hopper_declined, hopper_lacks
+from .hopper_emulator import launch as emulate_hopper
 from .reference import reference
 
 __all__ = ["mha_decode", "mha_decode_paged"]
 
-KERNEL = "kvlab.attention.mha_decode.kernel:launch"
+KERNELS = {"triton": "kvlab.attention.mha_decode.kernel:launch", "hopper": "kvlab.attention.mha_decode.hopper:launch"}
 
 
 def mha_decode(
@@ -108,7 +111,8 @@ def mha_decode_paged(
     batch_invariant  the splits depend on the columns of the table alone: the same bits for a sequence in any batch, on
                  any device of one architecture
     backend      "auto": the emulator for NumPy arrays, the Triton kernel for torch tensors (interpreted on the CPU);
-                 "reference" (float64), "emulator", "triton"
+                 "reference" (float64), "emulator", "triton"; "hopper": the Gluon kernel for sm_90 (its emulator where
+                 the arrays are not on a GPU), ValueError for what it cannot do
     arch         the machine that is emulated: "sm_80", "sm_90"; "gfx950" with D = Dv of 64, 128, 256 or 512 (MAX's
                  decode through KVBuffer). e4m3 needs sm_90 or gfx950 (and D of 128, 256 or 512); a GPU, sm_89 or later
     num_splits   programs that share the keys of a sequence; chosen by the sizes, not the lengths, if None
@@ -147,7 +151,9 @@ def mha_decode_paged(
         batch_invariant=batch_invariant, backend=backend, arch=arch, num_splits=num_splits, mask_value=mask_value,
         check=check, traffic=traffic,
     )  # fmt: skip
-    result, lse = run(plan, KERNEL, emulate, _refer, *call.arrays, **arguments, traffic=traffic)
+    emulator = emulate_hopper if isinstance(plan.config, HopperConfig) else emulate
+    kernel = KERNELS.get(plan.backend, "")
+    result, lse = run(plan, kernel, emulator, _refer, *call.arrays, **arguments, traffic=traffic)
     return decode_results(result, lse, out, drop_tokens=call.drop_tokens, return_lse=return_lse, base2=base2)
 
 
@@ -158,8 +164,16 @@ def _refer(q: Any, *arrays: Any, scale: float, features: Features, out: Any, **_
 
 def _plan(call: DecodeCall, backend: str, arch: str, num_splits: int | None, batch_invariant: bool) -> Explanation:
     """Which backend and configuration a call gets, and why."""
-    chosen, reason = choose_backend(call.q, backend)
     problem = problem_of(*call.arrays[:4])
+    lacks = hopper_lacks(*call.arrays[:3], problem, call.features)
+    chosen, reason, hopper = choose_with_hopper(call.q, backend, lacks, hopper_declined(), SUPPORTED)
+    if hopper:
+        _, processors = target_of(call.q, None)
+        tiles = choose_hopper(
+            problem, call.features, processors=processors, num_splits=num_splits, batch_invariant=batch_invariant
+        )
+        machine = "sm_90" if chosen == "emulator" else None
+        return Explanation("mha_decode", chosen, reason, tiles, tiles.grid(), machine)
     if chosen == "emulator":
         _check_emulated(call, arch)
     emulated = arch if chosen == "emulator" else None

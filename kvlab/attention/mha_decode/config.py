@@ -22,7 +22,11 @@ __all__ = [
     "problem_of",
 ]
 
-TWINS = (Twin("attend", kernel="kernel:attend", emulator="emulator:attend"), MERGE)
+TWINS = (
+    Twin("attend", kernel="kernel:attend", emulator="emulator:attend"),
+    Twin("hopper", kernel="hopper:attend", emulator="hopper_emulator:attend", gluon=True),
+    MERGE,
+)
 LAUNCH = ("kernel:launch", "emulator:launch")
 
 LOCKSTEP_TOLERANCE = {"o": P_TIE, "parts": P_TIE, "result 0": OUTPUT_TIE}

@@ -1,0 +1,126 @@
+"""What the Hopper kernel of MHA decode can do, and with which tiles."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from kvlab.attention.features import Features
+from kvlab.attention.masks import UNLIMITED
+from kvlab.attention.mha_prefill.hopper_config import tma_takes
+from kvlab.attention.splits import decode_splits
+from kvlab.cache.arrays import dtype_of
+
+from .config import DecodeProblem
+
+__all__ = ["SUPPORTED", "Constants", "HopperConfig", "choose_hopper", "hopper_declined", "hopper_lacks"]
+
+SUPPORTED = (
+    "bf16 or fp16 with a cache of that dtype and D = Dv of 64 or 128, or of float8_e4m3fn and 128 with scales that are "
+    "numbers or of heads, at most 16 query rows of a KV head, no mask but the causal one, no softcap, sinks or ALiBi, "
+    "pages of multiples of 8 tokens, caches that start at 16 bytes and whose strides are multiples of 16 bytes"
+)
+MEASURED = False
+"""Whether a GPU has shown that the kernel is right and faster than the portable one; "auto" takes it only then."""
+ROWS = 16
+BLOCK = 64
+CLASSES = 64
+MAX_BATCH = 1024
+"""Sequences that every program puts in order by itself."""
+
+
+class Constants(NamedTuple):
+    """Compile-time constants of the Hopper kernel: a ring of NB stages of BN rows of K and of V, HEADS KV heads of BT
+    tokens, in boxes of BOX tokens of pages of PAGE; GROUP query heads of each, TOKENS new tokens.
+
+    W          elements of 16 bits of a row: PAIRS of e4m3, or one each
+    K_SCALE, V_SCALE   whether there are scales of heads
+    LONGEST_FIRST      0, or a power of two that the batch fits: the longest sequences begin
+    """
+
+    HEADS: int
+    GROUP: int
+    TOKENS: int
+    W: int
+    PAGE: int
+    BT: int
+    BOX: int
+    NB: int
+    PAIRS: bool
+    K_SCALE: bool
+    V_SCALE: bool
+    LONGEST_FIRST: int
+    BN: int = BLOCK
+
+
+@dataclass(frozen=True)
+class HopperConfig:
+    """Constants, and the programs: ``groups`` of HEADS KV heads x ``num_splits`` x sequences. The lengths have no part
+    in it. ``width`` keys are a class of lengths.
+    """
+
+    constants: Constants
+    groups: int
+    num_splits: int
+    batch: int
+    width: int
+
+    def grid(self, problem: DecodeProblem | None = None) -> tuple[int]:
+        """Programs."""
+        return (self.groups * self.num_splits * self.batch,)
+
+
+def hopper_lacks(q: Any, k_cache: Any, v_cache: Any, problem: DecodeProblem, features: Features) -> str | None:
+    """What of a call the Hopper kernel cannot do, None if it can do it."""
+    mask, scales, page = features.mask, features.scales, problem.page_size
+    kinds = [dtype_of(x, "q") for x in (q, k_cache, v_cache)]
+    if kinds[0].itemsize != 2 or kinds[1] != kinds[2] or (kinds[1] != kinds[0] and not problem.pairs):
+        return f"q of dtype {q.dtype} and caches of {k_cache.dtype} and {v_cache.dtype}"
+    dims = problem.head_dim, problem.v_dim
+    if dims not in (((128, 128),) if problem.pairs else ((64, 64), (128, 128))):
+        return f"head dimensions {dims[0]} and {dims[1]}"
+    if problem.group * problem.tokens > ROWS:
+        return f"{problem.tokens} new tokens of {problem.group} query heads a KV head"
+    if (mask.left, mask.right, mask.chunk) != (UNLIMITED, 0, 0) or mask.valid is not None or mask.bias is not None:
+        return "a mask other than the causal one"
+    for name, asked in (("softcap", features.softcap > 0), ("sinks", features.sinks is not None),
+                        ("alibi_slopes", features.slopes is not None),
+                        ("scales of tokens", "token" in scales.kinds)):  # fmt: skip
+        if asked:
+            return name
+    if page % 8:
+        return f"page size {page}"
+    if problem.batch == 0 or len(k_cache) == 0:
+        return "no sequences or no pages"
+    for name, array in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if not tma_takes(array, name):
+            return f"the strides or the alignment of {name}"
+    return None
+
+
+def hopper_declined() -> str | None:
+    """Why "auto" takes the portable kernel all the same, None if it does not."""
+    return None if MEASURED else "it has not been measured"
+
+
+def choose_hopper(
+    problem: DecodeProblem, features: Features, *, processors: int = 132, num_splits: int | None = None,
+    batch_invariant: bool = False,
+) -> HopperConfig:  # fmt: skip
+    """The configuration of a call that the kernel can do, on ``processors`` SMs."""
+    rows = problem.group * problem.tokens
+    heads = max(n for n in (1, 2, 4, 8, 16) if n * rows <= ROWS and problem.kv_heads % n == 0 and n <= 4)
+    bt = BLOCK // heads
+    scales = features.scales
+    groups = problem.kv_heads // heads
+    programs = groups * problem.batch
+    splits = decode_splits(num_splits, programs, problem.max_keys, 3 * processors, batch_invariant=batch_invariant)
+    ordered = 1 << (problem.batch - 1).bit_length() if 1 < problem.batch <= MAX_BATCH else 0
+    constants = Constants(
+        HEADS=heads, GROUP=problem.group, TOKENS=problem.tokens, W=problem.widths[0], PAGE=problem.page_size, BT=bt,
+        BOX=math.gcd(problem.page_size, bt), NB=4 if problem.pairs else 2, PAIRS=problem.pairs,
+        K_SCALE=scales.k.array is not None, V_SCALE=scales.v.array is not None,
+        LONGEST_FIRST=ordered if splits == 1 else 0,
+    )  # fmt: skip
+    return HopperConfig(constants, groups, splits, problem.batch, -(-max(problem.max_keys, 1) // CLASSES))

@@ -1,0 +1,140 @@
+"""A CTA of the Hopper decode kernel: a ring in shared memory, TMA, ldmatrix, and warps with keys of their own."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from kvlab.hardware import TmaDescriptor, get_atom, ldmatrix, tma
+from kvlab.staging import Fragments, Traffic
+from kvlab.staging.fragments import FragmentMap
+from kvlab.staging.partitioned_cta import PartitionedCTA, Places
+from kvlab.staging.wgmma_plan import PanelTile
+
+from .hopper_config import ROWS, Constants
+
+__all__ = ["HopperCTA"]
+
+Array = np.ndarray[Any, Any]
+WARPS = (0, 1, 2, 3)
+
+
+class HopperPlaces(Places):
+    """NB stages of K, then of V, as panels of 128 bytes a row, swizzled: ``tiles["k 0"]``, ...
+
+    >>> places = places_of(Constants(4, 4, 1, 128, 16, 16, 16, 2, False, False, False, 0))
+    >>> places.tiles["k 1"].base, places.tiles["v 0"].base, places.nbytes
+    (16384, 32768, 65536)
+    """
+
+    def __init__(self, C: Constants) -> None:
+        self.tiles: dict[str, PanelTile] = {}
+        for n, name in enumerate(f"{role} {b}" for role in "kv" for b in range(C.NB)):
+            self.tiles[name] = PanelTile(C.BN, C.W, n * C.BN * C.W * 2)
+        super().__init__(2 * C.NB * C.BN * C.W * 2, {"the CTA": WARPS})
+
+
+@functools.cache
+def places_of(C: Constants) -> HopperPlaces:
+    """The places that the constants give."""
+    return HopperPlaces(C)
+
+
+class HopperCTA(PartitionedCTA):
+    """Shared memory as the kernel lays it out, and what is done to it.
+
+    dtype : of the products.
+    """
+
+    def __init__(
+        self, C: Constants, dtype: np.dtype[Any], boxes: dict[str, TmaDescriptor], traffic: Traffic,
+        *, traced: bool = True,
+    ) -> None:  # fmt: skip
+        self.C, self.places, self.keys = C, places_of(C), C.BN // 4
+        super().__init__(self.places, dtype, boxes, traffic, traced=traced)
+        self.full = self.barriers("full", C.NB)
+
+    def load_block(self, b: int, pages: Array, row: Array, kv_head: int) -> None:
+        """A block of K and of V into stage b: boxes of BOX tokens, HEADS heads and one panel, all on one mbarrier."""
+        C, bar = self.C, self.full[b]
+        bar.expect_bytes(C.BN * C.W * 4, 0)
+        panel, box = np.arange(C.W // 64)[:, None], np.arange(C.BT // C.BOX)
+        offset = panel * C.BN * 128 + box * (C.BOX * C.HEADS * 128)
+        for role in "kv":
+            place = self.places.tiles[f"{role} {b}"]
+            whole = self.places.region(place.base, place.nbytes, (0,))
+            self.hazards.copy_bulk(whole, bar, offset.size * self.boxes[role].transaction_bytes, f"{role} copy", b)
+            tma.load(self.boxes[role], (pages, row, kv_head, panel * 64), self.smem, place.base + offset)
+            self.traffic.move("DRAM->SMEM", place.nbytes)
+
+    def wait(self, b: int, phase: int) -> None:
+        """Until the block has arrived."""
+        self.full[b].wait(phase, WARPS)
+
+    def read(self, role: str, b: int) -> Fragments:
+        """The B operand of every warp, its keys of K or of V: ``[BN, W]``, pairs as int16."""
+        name, trans = f"{role} {b}", role == "v"
+        place = self.places.tiles[name]
+        self.hazards.read(self.places.shared(place, WARPS, self.keys), f"{role} read", b)
+        row, vector, layout = _operand(self.C, trans)
+        kind = np.dtype(np.int16) if self.C.PAIRS else self.dtype
+        words = ldmatrix(self.smem, place.address(row, vector), 4, trans=trans, dtype=kind)  # [instructions, 4, 32, 8]
+        self.traffic.move("SMEM->registers", place.nbytes)
+        return Fragments(np.moveaxis(words, 0, 2).reshape(1, *layout.row.shape), layout)
+
+    def multiply_rows(self, q: Array, k: Fragments, s: Fragments) -> Fragments:
+        """S + Q K^T of every warp's keys; q ``[16, W]``."""
+        product = q.astype(np.float32) @ self._of_warps(k).swapaxes(1, 2)  # [4, 16, keys]
+        return s.with_values(s.values + s.map.spread(product.reshape(1, 4 * ROWS, -1)))
+
+    def accumulate(self, p: Fragments, v: Fragments, o: Fragments) -> Fragments:
+        """O + P V of every warp's keys; P stays in the registers of its scores."""
+        weights = p.tile().astype(self.dtype).astype(np.float32).reshape(4, ROWS, -1)
+        return o.with_values(o.values + o.map.spread((weights @ self._of_warps(v)).reshape(1, 4 * ROWS, -1)))
+
+    def zeros(self, columns: int) -> Fragments:
+        """An accumulator: 16 rows of each warp."""
+        return Fragments.zeros(1, accumulator(columns))
+
+    def _of_warps(self, x: Fragments) -> Array:
+        """``[4, keys, W]`` of a B operand."""
+        return x.tile().astype(np.float32).reshape(4, self.keys, -1)
+
+
+@functools.cache
+def accumulator(columns: int) -> FragmentMap:
+    """Of 16 rows of each warp, ``[64, columns]``: warp w has the rows ``16 w ...``.
+
+    >>> accumulator(16).row[:, 0, 0].reshape(4, 32)[:, 0].tolist()
+    [0, 16, 32, 48]
+    """
+    atom = get_atom("mma.sync.m16n8k16.bf16")
+    thread, tile, r = np.ogrid[:128, : columns // 8, :4]
+    row, col = atom.c(thread % 32, r)
+    return FragmentMap((4 * ROWS, columns), thread // 32 * ROWS + row, 8 * tile + col, warp_size=32)
+
+
+@functools.cache
+def _operand(C: Constants, trans: bool) -> tuple[Array, Array, FragmentMap]:
+    """Row and vector ``[instructions, 4 warps, 32]`` that ldmatrix.x4 reads, and what the registers then hold.
+
+    K: 8 keys x 32 columns an instruction; V, transposed: 16 keys x 16 columns.
+    """
+    keys = C.BN // 4
+    across = C.W // 16 if trans else C.W // 32
+    n, j, warp, lane = np.ogrid[: 1 if trans else keys // 8, :across, :4, :32]
+    if trans:
+        row, vector = keys * warp + lane % 16 + 0 * n, 2 * j + lane // 16
+    else:
+        row, vector = keys * warp + 8 * n + lane % 8, 4 * j + lane // 8
+    row, vector = (x.reshape(-1, 4, 32) for x in np.broadcast_arrays(row + 0 * j, vector + 0 * warp + 0 * n))
+    thread, n, j, m, e = np.ogrid[:128, : 1 if trans else keys // 8, :across, :4, :2]
+    lane = thread % 32
+    if trans:
+        key, col = 8 * (m % 2) + 2 * (lane % 4) + e + 0 * n, 16 * j + 8 * (m // 2) + lane // 4
+    else:
+        key, col = 8 * n + lane // 4, 32 * j + 8 * m + 2 * (lane % 4) + e
+    at, of = (x.reshape(128, -1, 8) for x in np.broadcast_arrays(keys * (thread // 32) + key, col + 0 * n))
+    return row, vector, FragmentMap((C.BN, C.W), at, of, warp_size=32)

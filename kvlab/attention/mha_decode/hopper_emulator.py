@@ -1,0 +1,209 @@
+"""The Hopper decode kernel in NumPy: CTA after CTA, byte by byte in shared memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvlab.attention.features import Features
+from kvlab.attention.fp8_pairs.emulator import halves, narrow
+from kvlab.attention.merge_states.emulator import launch as merge
+from kvlab.attention.merge_states.emulator import partial_results
+from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.scoring.emulator import head_scale
+from kvlab.hardware import TmaDescriptor
+from kvlab.staging import Fragments, Traffic, ceildiv
+
+from .hopper_config import CLASSES, ROWS, HopperConfig
+from .hopper_cta import HopperCTA
+
+Array = np.ndarray[Any, Any]
+LN2 = np.float32(0.6931471805599453)
+
+
+@dataclass
+class Launch:
+    """What all programs share: sizes, where sequences stand, and the results."""
+
+    config: HopperConfig
+    pages: int
+    q: Array
+    table: Array
+    lens: Array
+    features: Features
+    out: Array
+    lse: Array
+    scale_log2: np.float32
+    mask_value: np.float32
+
+    def nth_longest(self, n: int) -> int:
+        """The sequence that is the ``n``-th of a longest-first order: of classes of lengths, in a class by number."""
+        kind = CLASSES - 1 - np.minimum(self.lens.astype(np.int64) // self.config.width, CLASSES - 1)
+        return int(np.argsort(kind, kind="stable")[n])
+
+    def find_item(self, program: int) -> tuple[int, int, int, int, int, int]:
+        """Program -> its sequence, the first of its KV heads, its split, the split's first key, its end, all keys."""
+        C, groups, splits = self.config.constants, self.config.groups, self.config.num_splits
+        group, split, batch = program % groups, program // groups % splits, program // (groups * splits)
+        if C.LONGEST_FIRST:
+            batch = self.nth_longest(batch)
+        num_keys = int(self.lens[batch])
+        size = ceildiv(ceildiv(num_keys, splits), C.BT) * C.BT
+        lo = min(split * size, num_keys)
+        return batch, group * C.HEADS, split, lo, min(lo + size, num_keys), num_keys
+
+    def rows_of(self) -> tuple[Array, Array, Array]:
+        """Row of the tile -> its KV head (counted from the first), new token, query head of the KV head."""
+        C, r = self.config.constants, np.arange(ROWS)
+        return r // (C.TOKENS * C.GROUP), r % (C.TOKENS * C.GROUP) // C.GROUP, r % C.GROUP
+
+    def load_rows(self, batch: int, kv_head: int) -> Array:
+        """Query rows ``[16, D]``; rows that do not exist are 0."""
+        C, (kv, token, head) = self.config.constants, self.rows_of()
+        there = kv < C.HEADS
+        rows = np.zeros((ROWS, self.q.shape[3]), self.q.dtype)
+        rows[there] = self.q[batch, token[there], ((kv_head + kv) * C.GROUP + head)[there]]
+        return rows
+
+    def load_block(self, cta: HopperCTA, b: int, batch: int, key: int, end: int, kv_head: int) -> None:
+        """A block of K and of V into stage b; pages past the end are not looked up, none arrives as zeros."""
+        C = self.config.constants
+        token = key + np.arange(0, C.BT, C.BOX)
+        named = self.table[batch, np.minimum(token // C.PAGE, self.table.shape[1] - 1)].astype(np.int64)
+        cta.load_block(b, np.where(token < end, named, self.pages), token % C.PAGE, kv_head)
+
+
+def attend(cta: HopperCTA, x: Launch, program: int) -> None:
+    """The query rows of HEADS KV heads of one sequence against the keys of one split."""
+    #: setup -> batch, kv_head, split, lo, hi, num_keys, blocks    this program's item; its first blocks begin
+    C, NB, scales = cta.C, cta.C.NB, x.features.scales
+    batch, kv_head, split, lo, hi, num_keys = x.find_item(program)
+    blocks = ceildiv(hi - lo, C.BT)
+    for i in range(min(NB, blocks)):
+        x.load_block(cta, i, batch, lo + i * C.BT, hi, kv_head)
+    #: queries -> limit    the rows, the keys that they see, what their scores are multiplied by
+    q = x.load_rows(batch, kv_head)
+    kv, token, head = x.rows_of()
+    limit = num_keys - C.TOKENS + 1 + token  # keys from here on a row does not see
+    last_head = np.minimum(kv_head + kv, kv_head + C.HEADS - 1)
+    factor = np.full(ROWS, x.scale_log2) * head_scale(scales.k.heads, last_head)
+    q_odd = q
+    if C.PAIRS:
+        q, unit = narrow(q, np.abs(q.astype(np.float32)).max(axis=1))
+        q, q_odd = q[:, ::2], q[:, 1::2]
+        factor = factor * unit
+    m = np.full((1, 4 * ROWS), x.mask_value)
+    l = np.zeros((1, 4 * ROWS), np.float32)
+    o = cta.zeros(C.W)
+    o_odd = o
+    for i in range(blocks):
+        #: load_k -> b, key    the block has arrived in its stage
+        b = i % NB
+        key = lo + i * C.BT
+        cta.wait(b, (i // NB) & 1)
+        k = cta.read("k", b)
+        #: scores -> s    S = Q K^T in float32, in units of log2
+        s = cta.zeros(C.BN // 4)
+        if C.PAIRS:
+            k_even, k_odd = _halves(k)
+            s = cta.multiply_rows(q_odd, k_odd, cta.multiply_rows(q, k_even, s))
+        else:
+            s = cta.multiply_rows(q, k, s)
+        s = s.with_values(s.values * _of_rows(s, factor))
+        #: load_v -> v    those rows of V that exist: what stands behind them may be anything, and 0 * NaN is NaN
+        v = cta.read("v", b)
+        v = v.with_values(np.where(key + v.map.row // C.HEADS < hi, v.values, v.values.dtype.type(0)))
+        #: mask -> s    other heads' keys, and keys that a row does not see
+        col = s.map.row // ROWS * (C.BN // 4) + s.map.col  # of the block
+        own = (C.HEADS == 1) | (col % C.HEADS == kv[s.map.row % ROWS])
+        visible = own & (key + col // C.HEADS < limit[s.map.row % ROWS])
+        s = s.with_values(np.where(visible, s.values, x.mask_value))
+        #: softmax -> p, m, l, o    online, every warp for itself: row maximum, exponentials, row sum, rescale
+        m_new = np.maximum(m, s.tile().max(2))
+        p = s.with_values(np.exp2(s.values - s.by_row(m_new)))
+        alpha = np.exp2(m - m_new)
+        l = l * alpha + p.tile().sum(2)
+        m = m_new
+        o = o.with_values(o.values * o.by_row(alpha))
+        o_odd = o_odd.with_values(o_odd.values * o_odd.by_row(alpha))
+        #: accumulate -> o    O += P V, P rounded once to the dtype of the product
+        if C.PAIRS:
+            v_even, v_odd = _halves(v)
+            o, o_odd = cta.accumulate(p, v_even, o), cta.accumulate(p, v_odd, o_odd)
+        else:
+            o = cta.accumulate(p, v, o)
+        #: refill    all warps have read the stage: the block that it holds next
+        cta.meet((0, 1, 2, 3))
+        if i + NB < blocks:
+            x.load_block(cta, b, batch, key + NB * C.BT, hi, kv_head)
+    #: together -> top, total    the warps' maxima and sums
+    m = m.reshape(4, ROWS)
+    top = m.max(0)
+    weight = np.exp2(m - top)
+    total = (l.reshape(4, ROWS) * weight).sum(0)
+    #: normalise -> lse, l    rows without a visible key give 0 and -inf
+    sees = limit > lo
+    some = np.where(sees, total, np.float32(1))
+    lse = np.where(sees, (top + np.log2(some)) * LN2, np.float32(-np.inf))
+    last = np.float32(scales.v.number) * head_scale(scales.v.heads, last_head)
+    l = np.where(sees, last / some, np.float32(0))  # what the sums of a row are multiplied by
+    #: store    an empty split leaves its partial output alone
+    there = kv < C.HEADS
+    heads = (kv_head + kv) * C.GROUP + head
+    x.lse[split, batch, heads[there], token[there]] = lse[there]
+    writes = there & (sees | (x.config.num_splits == 1))
+    for n, part in enumerate((o, o_odd) if C.PAIRS else (o,)):
+        rows = (part.tile().reshape(4, ROWS, -1) * weight[..., None]).sum(0) * l[:, None]
+        rows = np.where(sees[:, None], rows, np.float32(0)).astype(x.out.dtype)
+        x.out[split, batch, token[writes], heads[writes], n :: 2 if C.PAIRS else 1] = rows[writes]
+    cta.traffic.move("registers->DRAM", int(writes.sum()) * x.out.shape[-1] * x.out.itemsize + int(there.sum()) * 4)
+
+
+def _of_rows(s: Fragments, values: Array) -> Array:
+    """``values[16]`` as each register sees its row."""
+    return values[s.map.row % ROWS].astype(np.float32)
+
+
+def _halves(x: Fragments) -> tuple[Fragments, Fragments]:
+    """(even, odd) columns of fragments of pairs."""
+    even, odd = halves(x.values)
+    return x.with_values(even), x.with_values(odd)
+
+
+def launch(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    block_table: Array,
+    seq_lens: Array,
+    *,
+    scale: float,
+    config: HopperConfig,
+    features: Features,
+    mask_value: float = MASK_VALUE,
+    out: Array | None = None,
+    arch: str = "sm_90",
+    traffic: Traffic | None = None,
+) -> tuple[Array, Array]:
+    """Run the twins; arguments and results as of ``emulator.launch``, such as ``hopper_lacks`` lets pass."""
+    C, scales = config.constants, features.scales
+    batch, tokens, q_heads = q.shape[:3]
+    traffic = Traffic() if traffic is None else traffic
+    out = np.empty((*q.shape[:3], v_cache.shape[3]), q.dtype) if out is None else out
+    lse = np.empty((batch, q_heads, tokens), np.float32)
+    part, part_lse = partial_results(out, lse, config.num_splits)
+    caches = {"k": k_cache, "v": v_cache}
+    if C.PAIRS:
+        caches = {name: x.view(np.int16) for name, x in caches.items()}
+    boxes = {name: TmaDescriptor.of(x, (1, C.BOX, C.HEADS, 64), "128B") for name, x in caches.items()}
+    numbers = np.float32(scale * LOG2E * scales.k.number), np.float32(mask_value)
+    x = Launch(config, len(k_cache), q, block_table, seq_lens, features, part, part_lse, *numbers)
+    dtype = np.dtype(np.float16) if C.PAIRS else q.dtype
+    with traffic.launch():
+        for program in range(*config.grid()):
+            attend(HopperCTA(C, dtype, boxes, traffic, traced=program == 0), x, program)
+    if config.num_splits > 1:
+        merge(part, part_lse.swapaxes(2, 3), out=out, lse=lse.swapaxes(1, 2), traffic=traffic)
+    return out, lse

@@ -1,0 +1,131 @@
+"""The steps of the Hopper decode kernel: which item, its queries, boxes of K and V, products of pairs of e4m3."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from kvlab.attention.mha_prefill.hopper_steps import PANEL, load_box
+
+BOX_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=4))
+TILE_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
+MMA = gl.constexpr(gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[4, 1, 1], instr_shape=[1, 16, 8]))
+A = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=MMA.value, k_width=2))
+B = gl.constexpr(gl.DotOperandLayout(operand_index=1, parent=MMA.value, k_width=2))
+ROWS = gl.constexpr(gl.SliceLayout(0, gl.SliceLayout(2, MMA.value)))
+Q_ROWS = gl.constexpr(gl.SliceLayout(1, gl.SliceLayout(0, A.value)))
+Q_COLS = gl.constexpr(gl.SliceLayout(0, gl.SliceLayout(0, A.value)))
+CLASSES = gl.constexpr(64)
+
+
+@gluon.jit
+def add(a, b):
+    return a + b
+
+
+@gluon.jit
+def nth_longest(lens, lens_stride, batches, width, n, BATCH: gl.constexpr):
+    """The sequence that is the ``n``-th of a longest-first order: of CLASSES of ``width`` keys, in a class by number.
+
+    BATCH: a power of two that holds them all.
+    """
+    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    at = gl.arange(0, BATCH, layout=ONE)
+    there = at < batches
+    length = gl.load(lens + at * lens_stride, mask=there, other=0).to(gl.int32)
+    kind = CLASSES - 1 - gl.minimum(length // width, CLASSES - 1)  # 0: the longest
+    counts = gl.histogram(kind, CLASSES, mask=there, layout=ONE)
+    upto = gl.associative_scan(counts, 0, add)
+    found = gl.sum((upto <= n).to(gl.int32), 0)
+    before = gl.sum(gl.where(gl.arange(0, CLASSES, layout=ONE) < found, counts, 0), 0)
+    member = there & (kind == found)
+    place = gl.associative_scan(member.to(gl.int32), 0, add)
+    return gl.sum(gl.where(member & (place == n - before + 1), at, 0), 0)
+
+
+@gluon.jit
+def find_item(program, lens, lens_stride, batches, width, groups, splits, C: gl.constexpr):
+    """Program -> its sequence, the first of its KV heads, its split, the split's first key, its end, and all keys.
+
+    The programs of the same keys' heads are neighbours. A split is a number of whole blocks.
+    """
+    group = program % groups
+    split = program // groups % splits
+    batch = program // (groups * splits)
+    if C.LONGEST_FIRST:
+        batch = nth_longest(lens, lens_stride, batches, width, batch, C.LONGEST_FIRST)
+    num_keys = gl.load(lens + batch * lens_stride).to(gl.int32)
+    size = gl.cdiv(gl.cdiv(num_keys, splits), C.BT) * C.BT
+    lo = gl.minimum(split * size, num_keys)
+    return batch.to(gl.int64), group * C.HEADS, split, lo, gl.minimum(lo + size, num_keys), num_keys
+
+
+@gluon.jit
+def rows_of(r, C: gl.constexpr):
+    """Row of the tile -> its KV head (counted from the first), new token, query head of the KV head."""
+    ROWS_OF_HEAD: gl.constexpr = C.TOKENS * C.GROUP
+    return r // ROWS_OF_HEAD, r % ROWS_OF_HEAD // C.GROUP, r % C.GROUP
+
+
+@gluon.jit
+def load_rows(q, q_batch, q_token, q_head, batch, kv_head, odd: gl.constexpr, C: gl.constexpr):
+    """Query rows ``[16, W]``, of pairs the even or odd columns; rows that do not exist are 0."""
+    r = gl.arange(0, 16, layout=Q_ROWS)
+    c = gl.arange(0, C.W, layout=Q_COLS)
+    kv, token, head = rows_of(r, C)
+    at = batch * q_batch + token * q_token + ((kv_head + kv) * C.GROUP + head) * q_head
+    cols = 2 * c + odd if C.PAIRS else c
+    return gl.load(q + at[:, None] + cols[None, :], mask=(kv < C.HEADS)[:, None], other=0.0)
+
+
+@gluon.jit
+def of_every_warp(q, C: gl.constexpr):
+    """The A operand ``[4, 16, W]`` that all warps have."""
+    return gl.convert_layout(gl.expand_dims(q, 0).broadcast_to([4, 16, C.W]), A)
+
+
+@gluon.jit
+def narrow(q, top):
+    """(q / unit in float16, unit): ``unit`` is the power of two at or below ``top``, 2^-126 to 2^126."""
+    bits = top.to(gl.int32, bitcast=True) & 0x7F800000
+    bits = gl.minimum(gl.maximum(bits, 0x00800000), 0x7E800000)
+    inverse = (0x7F000000 - bits).to(gl.float32, bitcast=True)
+    return (q.to(gl.float32) * inverse[:, None]).to(gl.float16), bits.to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def halves(pairs):
+    """(even, odd) columns in float16 of fragments of pairs of e4m3."""
+    even, odd = gl.inline_asm_elementwise(
+        "{ .reg .b32 t; .reg .b16 x, y; prmt.b32 t, $2, 0, 0x3120; mov.b32 {x, y}, t; "
+        "cvt.rn.f16x2.e4m3x2 $0, x; cvt.rn.f16x2.e4m3x2 $1, y; }",
+        "=r,=r,r", [pairs], dtype=(gl.float16, gl.float16), is_pure=True, pack=2,
+    )  # fmt: skip
+    return even, odd
+
+
+@gluon.jit
+def load_block(dk, dv, k_box, v_box, bar, b, table, key, end, kv_head, pages, C: gl.constexpr):
+    """A block of K and of V into stage b: boxes of BOX tokens, HEADS heads and one panel, all on one mbarrier.
+
+    Pages past the end are not looked up: ``pages`` is none, and arrives as zeros.
+    """
+    BOXES: gl.constexpr = C.BT // C.BOX
+    PANELS: gl.constexpr = C.W // PANEL
+    mbarrier.expect(bar, C.BN * C.W * 4)
+    for j in gl.static_range(BOXES):
+        token = key + j * C.BOX
+        page = gl.load(table + token // C.PAGE, mask=token < end, other=pages).to(gl.int32)
+        for c in gl.static_range(PANELS):
+            at = (b * PANELS + c) * BOXES + j
+            load_box(dk, [page, token % C.PAGE, kv_head, c * PANEL], bar, k_box.index(at))
+            load_box(dv, [page, token % C.PAGE, kv_head, c * PANEL], bar, v_box.index(at))
+
+
+@gluon.jit
+def column(layout: gl.constexpr, C: gl.constexpr):
+    """The row of the block ``[4, 16]`` that each warp's key is, in a slice of ``layout``."""
+    warp = gl.arange(0, 4, layout=gl.SliceLayout(1, layout))
+    key = gl.arange(0, C.BN // 4, layout=gl.SliceLayout(0, layout))
+    return gl.expand_dims(warp, 1) * (C.BN // 4) + gl.expand_dims(key, 0)

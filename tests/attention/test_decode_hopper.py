@@ -1,0 +1,231 @@
+"""Hopper's decode kernel where there is no GPU: what the compiler makes of it, its emulator, when it is chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from caught import SHARED, Caught, as_launched, as_tensors
+from decode_cases import Case
+from feature_cases import FP8, FeatureCase, FeatureInputs
+from yardsticks import assert_accurate, bits
+
+from kvlab.attention import explain, hopper_choice, mha_decode_paged
+from kvlab.attention.features import Features
+from kvlab.attention.mha_decode import hopper_config, hopper_emulator
+from kvlab.attention.mha_decode.config import problem_of
+from kvlab.attention.mha_decode.hopper_config import HopperConfig, choose_hopper
+from kvlab.mirror import check_sources
+from kvlab.staging import Traffic
+from kvlab.triton_support.versions import gluon_lacks
+
+CASES = [
+    Case((200, 0, 65), heads=(32, 8), D=128),
+    Case((129, 3, 2, 1, 0), heads=(8, 8), D=128, page=48, S=4, splits=3),
+    Case((300, 299), heads=(9, 3), D=64, page=64, dtype="fp16"),
+    Case((257, 64, 63, 65), heads=(16, 1), D=64, page=8),
+    Case((150, 20), heads=(6, 2), D=128, S=2, page=24, storage="hnd", splits=2),
+    Case((90, 17), heads=(28, 4), D=128, page=128, storage="halves"),
+    Case((40, 17), heads=(4, 2), D=64, storage="wide", dtype="fp16"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_emulator_is_accurate(case: Case) -> None:
+    """Against the float64 reference. All that must not be read is NaN, as ``out`` is, and shared memory is poisoned."""
+    x = case.build()
+    out = np.full_like(x.q, np.nan)
+    out, lse = mha_decode_paged(*x.arrays, backend="hopper", num_splits=case.splits, return_lse=True, out=out)
+    assert_accurate(x, out, lse)
+
+
+PAIRS = [
+    FeatureCase(lens=(150, 0, 17), heads=(8, 4), D=128, kv=FP8, scales="head"),
+    FeatureCase(lens=(70, 3), heads=(6, 3), D=128, S=2, page=8, kv=FP8, scales="number", splits=2),
+    FeatureCase(lens=(100,), heads=(8, 8), D=128, dtype="fp16", page=64, kv=FP8, storage="hnd"),
+]
+
+
+@pytest.mark.parametrize("case", PAIRS, ids=str)
+def test_the_emulator_is_accurate_with_e4m3(case: FeatureCase) -> None:
+    x = case.build()
+    out, lse = mha_decode_paged(*x.arrays, backend="hopper", num_splits=case.splits, return_lse=True, **x.options)
+    assert_accurate(x, out, lse)
+
+
+def test_bytes_of_an_item() -> None:
+    """Rests on arithmetic: four KV heads of 128 keys are eight blocks of 64 rows of K and of V; they come once, and
+    go to registers once.
+    """
+    traffic, x = Traffic(), Case((128,), heads=(16, 4), D=128).build()
+    mha_decode_paged(*x.arrays, backend="hopper", num_splits=1, traffic=traffic)
+    both = 2 * 128 * 4 * 128 * 2
+    assert traffic.moved["DRAM->SMEM"] == traffic.moved["SMEM->registers"] == both
+    assert traffic.moved["registers->DRAM"] == 16 * (128 * 2 + 4)
+
+
+def launch_arguments(case: Case | FeatureCase) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of the launch functions."""
+    x = case.build()
+    features = x.resolved.features if isinstance(x, FeatureInputs) else Features()
+    config = choose_hopper(problem_of(*x.arrays[:4]), features, num_splits=case.splits)
+    return x.arrays, {"scale": x.scale, "features": features, "config": config}
+
+
+def with_constants(config: HopperConfig, **changes: Any) -> HopperConfig:
+    return dataclasses.replace(config, constants=config.constants._replace(**changes))
+
+
+@pytest.mark.parametrize("changes", [{"LONGEST_FIRST": 0}, {"NB": 3}, {"NB": 5}], ids=str)
+def test_the_order_of_programs_and_the_depth_change_nothing(changes: dict[str, int]) -> None:
+    arrays, named = launch_arguments(Case((70, 300, 0, 129, 5), heads=(8, 2), splits=1))
+    config = named.pop("config")
+    assert config.constants.LONGEST_FIRST == 8
+    before = tuple(map(bits, hopper_emulator.launch(*arrays, **named, config=config)))
+    other = with_constants(config, **changes)
+    assert tuple(map(bits, hopper_emulator.launch(*arrays, **named, config=other))) == before
+
+
+def test_the_longest_begin() -> None:
+    """Rests on the definition: 64 classes of lengths, in a class by number."""
+    rng = np.random.default_rng(0)
+    lens = rng.integers(0, 2048, 100).astype(np.int32)
+    x = Case((16,) * 100).build()
+    config = choose_hopper(problem_of(*x.arrays[:4]), Features(), num_splits=1)
+    config = dataclasses.replace(config, width=32)
+    numbers = np.float32(1), np.float32(0)
+    made = hopper_emulator.Launch(config, 0, x.q, x.table, lens, Features(), x.q[None], x.q, *numbers)
+    order = [made.nth_longest(n) for n in range(100)]
+    assert order == sorted(range(100), key=lambda b: (-(lens[b] // 32), b))
+
+
+@pytest.mark.parametrize(
+    "side, before, after",
+    [
+        ("kernel", "#: refill    all warps", "#: fill    all warps"),
+        ("emulator", "for i in range(blocks):", "for i in range(blocks - 1):"),
+        ("emulator", "        #: load_k -> b, key ", "        #: load_k -> b "),
+    ],
+)
+def test_a_seeded_fault_is_found(side: str, before: str, after: str) -> None:
+    """The static check of the twins; that they are twins, test_mirror checks."""
+    emulator = Path(hopper_emulator.__file__)
+    sources = {"kernel": emulator.with_name("hopper.py").read_text(), "emulator": emulator.read_text()}
+    assert sources[side].count(before) == 1
+    sources[side] = sources[side].replace(before, after)
+    assert not check_sources(sources["kernel"], sources["emulator"], "attend", "attend").ok
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"dtype": "fp32"}, "q of dtype float32"),
+        ({"D": 96}, "head dimensions 96 and 96"),
+        ({"D": 128, "Dv": 64}, "head dimensions 128 and 64"),
+        ({"D": 64, "kv": FP8}, "head dimensions 64 and 64"),
+        ({"dtype": FP8, "kv": FP8, "D": 128}, "q of dtype float8_e4m3fn"),
+        ({"heads": (40, 2)}, "1 new tokens of 20 query heads a KV head"),
+        ({"heads": (12, 2), "S": 3}, "3 new tokens of 6 query heads a KV head"),
+        ({"window": 20}, "a mask other than the causal one"),
+        ({"mask": "chunked causal"}, "a mask other than the causal one"),
+        ({"mask": "padding"}, "a mask other than the causal one"),
+        ({"mask": "bias"}, "a mask other than the causal one"),
+        ({"softcap": 5.0}, "softcap"),
+        ({"sinks": True}, "sinks"),
+        ({"alibi": "head"}, "alibi_slopes"),
+        ({"kv": FP8, "D": 128, "scales": "token"}, "scales of tokens"),
+        ({"page": 12}, "page size 12"),
+    ],
+)
+def test_hopper_says_what_it_supports(changes: dict[str, Any], message: str) -> None:
+    x = FeatureCase(**changes).build()
+    with pytest.raises(ValueError, match=f"backend 'hopper' with {message}.*: must be bf16 or fp16 with a cache"):
+        mha_decode_paged(*x.arrays, backend="hopper", **x.options)
+
+
+def test_arrays_that_it_does_not_take() -> None:
+    x = Case((5,)).build()
+    k = np.zeros((*x.k.shape[:3], 68), x.k.dtype)[..., 4:]
+    with pytest.raises(ValueError, match="the strides or the alignment of k_cache: must be"):
+        mha_decode_paged(x.q, k, x.v, x.table, x.lens, backend="hopper")
+    with pytest.raises(ValueError, match="no sequences or no pages: must be"):
+        mha_decode_paged(x.q[:0], x.k, x.v, x.table[:0], x.lens[:0], backend="hopper")
+    with pytest.raises(ValueError, match="num_splits 65: must be an integer from 1 to 64"):
+        mha_decode_paged(*x.arrays, backend="hopper", num_splits=65)
+
+
+@pytest.mark.parametrize(
+    "measured, arch, changes, backend, reason",
+    [
+        (False, "sm_90", {}, "triton", "not the Hopper kernel: it has not been measured"),
+        (True, "sm_90", {}, "hopper", "torch tensors on sm_90"),
+        (True, "sm_100", {}, "triton", "not the Hopper kernel: a GPU of sm_100"),
+        (True, "sm_90", {"sinks": True}, "triton", "not the Hopper kernel: sinks"),
+    ],
+)
+def test_when_auto_takes_it(
+    monkeypatch: pytest.MonkeyPatch, measured: bool, arch: str, changes: dict[str, Any], backend: str, reason: str
+) -> None:
+    """As if the tensors were on a GPU."""
+    monkeypatch.setattr(hopper_choice, "on_gpu", lambda array: True)
+    monkeypatch.setattr(hopper_choice, "machine", lambda device: (arch, 132))
+    monkeypatch.setattr("kvlab.triton_support.versions.installed", lambda: "3.6.0")
+    monkeypatch.setattr(hopper_config, "MEASURED", measured)
+    x = FeatureCase(**changes).build()
+    found = explain(mha_decode_paged, *x.torch(), **x.torch_options())
+    assert found.backend == backend
+    assert reason in found.reason
+
+
+def test_the_grid_does_not_depend_on_lengths_and_splits_are_those_asked_for() -> None:
+    x = Case((300, 4096), heads=(32, 8), D=128).build()
+    short = x.with_(lens=np.array([1, 0], np.int32))
+
+    def plan(x: Any, **options: Any) -> HopperConfig:
+        found: HopperConfig = explain(mha_decode_paged, *x.arrays, backend="hopper", **options).config
+        return found
+
+    assert plan(x) == plan(short)
+    assert plan(x, num_splits=5).num_splits == 5
+    assert plan(x, batch_invariant=True).num_splits == 2
+
+
+MATRIX: list[Case | FeatureCase] = [
+    Case((70,) * 3, heads=(32, 8), D=128, splits=1),
+    Case((70,), heads=(32, 8), D=128, page=64, splits=2),
+    Case((70,) * 3, heads=(8, 8), D=64, S=4, page=8, dtype="fp16", splits=1),
+    Case((70,), heads=(9, 1), D=128, page=48),
+    FeatureCase((70,) * 3, heads=(32, 8), D=128, kv=FP8, scales="head", splits=1),
+    FeatureCase((70,), heads=(3, 3), D=128, kv=FP8, S=2, splits=2, dtype="fp16"),
+]
+
+
+@pytest.mark.compile
+@pytest.mark.skipif(gluon_lacks() is not None, reason="a release of Triton for which it is not chosen")
+@pytest.mark.parametrize("case", MATRIX, ids=str)
+def test_compiled(case: Case | FeatureCase) -> None:
+    """No spills, three CTAs on an SM, every 16 bytes read once by ldmatrix, and as many products as a block needs."""
+    from kvlab.attention.mha_decode import hopper
+
+    arrays, named = launch_arguments(case)
+    caught = Caught(hopper.attend)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hopper, "attend", caught)
+        patch.setattr(hopper, "merge", lambda *_, **__: None)
+        hopper.launch(*map(as_tensors, arrays), **as_tensors_of(named))
+    made, C = as_launched(caught.fn, caught.arguments, "sm_90"), named["config"].constants
+    count, W = made.instructions, C.W
+    assert made.spills == 0
+    assert made.stack == 0
+    assert made.registers <= 168
+    assert 3 * (made.shared + 1024) <= SHARED["sm_90"] + 1024
+    assert count["LDSM"] == 2 * 16 * W // 256  # x4: 512 bytes a warp
+    assert count["HMMA"] == 2 * (2 if C.PAIRS else 1) * 16 * W // 128
+    assert count["UTMALDG"] == 2 * (C.NB + 1) * (W // 64) * (C.BT // C.BOX)
+
+
+def as_tensors_of(named: dict[str, Any]) -> dict[str, Any]:
+    return named | {"features": as_tensors(named["features"])}

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.triton_support.interpreter import is_interpreted
-from kvlab.triton_support.sass import unwritten
+from kvlab.triton_support.sass import jump_tables, unwritten
 from kvlab.triton_support.versions import require
 
 __all__ = ["TARGETS", "Compiled", "compile_kernel", "signature_of"]
@@ -85,7 +85,12 @@ class Compiled:
     @functools.cached_property
     def unwritten(self) -> list[str]:
         """The SASS instructions that read a uniform register which was not written: none, unless ptxas is at fault."""
-        return unwritten(self.sass)
+        return unwritten(self.sass, self.jump_tables)
+
+    @functools.cached_property
+    def jump_tables(self) -> dict[int, list[int]]:
+        """Where the branches through tables may go, by their addresses in the SASS."""
+        return jump_tables(self._cuobjdump("--dump-elf"))
 
     @functools.cached_property
     def registers(self) -> int:

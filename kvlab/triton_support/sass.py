@@ -7,25 +7,42 @@ one address, swizzled by 128 and by 64 or 32 bytes, are made before a loop; an H
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 
-__all__ = ["unwritten"]
+__all__ = ["jump_tables", "unwritten"]
 
 _LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;", re.M)
 _PARTS = re.compile(r"(@!?U?P\w+\s+)?(\S+)\s*(.*)")
 _NOT_U = ("R2UR", "S2UR", "CS2UR", "VOTEU", "REDUX", "LDCU")
 _EVERY = (1 << 64) - 1
+_TABLE = re.compile(r"Offset of Indirect Branch: 0x([0-9a-f]+)\s+Number of targets: (\d+)\s+Targets:((?: 0x[0-9a-f]+)+)")
 
 
-def unwritten(sass: str) -> list[str]:
+def jump_tables(elf: str) -> dict[int, list[int]]:
+    """Where each branch through a table may go, by its address, from what ``cuobjdump --dump-elf`` prints.
+
+    >>> jump_tables("Offset of Indirect Branch: 0x180\\t Number of targets: 2\\n\\tTargets: 0x190 0x4e90")
+    {384: [400, 20112]}
+    """
+    found = {int(at, 16): [int(to, 16) for to in targets.split()] for at, _, targets in _TABLE.findall(elf)}
+    counts = [int(count) for _, count, _ in _TABLE.findall(elf)]
+    if counts != [len(targets) for targets in found.values()]:
+        raise ValueError(f"branches through tables {found}: must have {counts} targets")
+    return found
+
+
+def unwritten(sass: str, tables: Mapping[int, Sequence[int]] | None = None) -> list[str]:
     """The instructions of ``sass`` (up to sm_90) that read a uniform register which some path to them has not written.
 
     A matrix product names four registers by the first; of those the last two, B's descriptor, and the first two where A
-    is in shared memory, are read.
+    is in shared memory, are read. ``tables`` as of :func:`jump_tables`. ValueError for a branch through a table, as that
+    by which the warps of a specialised kernel find their part, that is not among them.
 
     >>> line = "        /*{:04x}*/                   {} ;".format
     >>> unwritten(line(0, "UMOV UR4, 0x400") + chr(10) + line(16, "UIADD3 UR6, UP0, UR4, UR5, URZ"))
     ['UIADD3 UR6, UP0, UR4, UR5, URZ']
     """
+    tables = tables or {}
     code = [(int(at, 16), text) for at, text in _LINE.findall(sass)]
     index = {at: i for i, (at, _) in enumerate(code)}
     effects = [_effects(text) for _, text in code]
@@ -34,7 +51,7 @@ def unwritten(sass: str) -> list[str]:
     while waiting:
         i = waiting.pop()
         after = known[i] | effects[i][0]
-        for j in _next(code, index, i):
+        for j in _next(code, index, i, tables):
             new = known.get(j, _EVERY) & after
             if j < len(code) and known.get(j) != new:
                 known[j] = new
@@ -42,11 +59,17 @@ def unwritten(sass: str) -> list[str]:
     return [code[i][1] for i in sorted(known) if i < len(code) and effects[i][1] & ~known[i]]
 
 
-def _next(code: list[tuple[int, str]], index: dict[int, int], i: int) -> list[int]:
+def _next(
+    code: list[tuple[int, str]], index: dict[int, int], i: int, tables: Mapping[int, Sequence[int]]
+) -> list[int]:
     """Where the program may be after instruction ``i``."""
     parts = _PARTS.match(code[i][1])
     assert parts is not None
     guarded, name, operands = parts[1], parts[2].partition(".")[0], parts[3]
+    if name in ("BRX", "JMX", "BRXU", "JMXU"):
+        if code[i][0] not in tables:
+            raise ValueError(f"{code[i][1]!r} at {code[i][0]:#x}: must be among the branches of tables, {sorted(tables)}")
+        return [index[at] for at in tables[code[i][0]]] + ([i + 1] if guarded else [])
     if name not in ("BRA", "CALL", "EXIT", "RET"):
         return [i + 1]
     target = re.search(r"\b0x([0-9a-f]+)$", operands.strip())

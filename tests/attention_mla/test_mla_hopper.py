@@ -22,6 +22,7 @@ from kvlab.cache.arrays import to_torch
 from kvlab.mirror import check_sources
 from kvlab.staging import Traffic
 from kvlab.triton_support.compile import Compiled
+from kvlab.triton_support.sass import unwritten
 from kvlab.triton_support.versions import gluon_lacks
 
 FULL = (512, 64)
@@ -211,3 +212,19 @@ def test_compiled(case: Case, changes: dict[str, Any]) -> None:
     assert count["UTMALDG"] == 9 + 9 * (64 // box)
     assert count["STSM"] == 2 * 4  # P
     assert count["UBLKPF"] == (1 if changes.get("AHEAD") else 0)
+    assert_every_role_is_checked(made)
+
+
+def assert_every_role_is_checked(made: Compiled) -> None:
+    """Rests on the jump table of the binary: a register that nothing has written is found in every role, each of which
+    begins where the table says.
+    """
+    ((branch, roles),) = made.jump_tables.items()
+    assert len(roles) >= 3, "producer, follower, the end"
+    faulty = made.sass
+    for at in roles:
+        faulty, n = re.subn(rf"(/\*{at:04x}\*/\s+).*? ;", r"\1STS [UR62+0x10], R7 ;", faulty)
+        assert n == 1
+    assert sum(found.startswith("STS [UR62") for found in unwritten(faulty, made.jump_tables)) == len(roles)
+    with pytest.raises(ValueError, match=f"at {branch:#x}: must be among the branches of tables"):
+        unwritten(faulty)

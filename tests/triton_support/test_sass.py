@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvlab.triton_support.sass import unwritten
+from kvlab.triton_support.sass import jump_tables, unwritten
 
 WRITE, READ = "UMOV UR4, 0x400", "UIADD3 UR6, UR4, 0x1, URZ"
 PAIR = "ULDC.64 UR4, c[0x0][0x208]"
@@ -73,3 +73,28 @@ def test_the_reading_instruction_is_named(case: str) -> None:
     (found,) = unwritten(listing(*FAULTS[case]))
     assert found in FAULTS[case]
     assert found.startswith(("UIADD3", "LDG", "STS", "HGMMA"))
+
+
+JUMP = ("LDC R2, c[0x2][R0]", "BRX R2 -0x20", WRITE, READ, "EXIT", "NOP", READ)
+
+
+@pytest.mark.parametrize("targets, faults", [((0x20, 0x30), 1), ((0x20,), 0), ((0x20, 0x50), 1), ((0x60,), 1)])
+def test_a_branch_goes_where_its_table_says(targets: tuple[int, ...], faults: int) -> None:
+    """And nowhere else: what stands behind it is reached by its table alone."""
+    assert len(unwritten(listing(*JUMP), {0x10: targets})) == faults
+
+
+def test_a_branch_of_some_threads_through_a_table_goes_on_as_well() -> None:
+    code = ("LDC R2, c[0x2][R0]", "@P0 BRX R2 -0x20", READ, "EXIT", WRITE, READ)
+    assert unwritten(listing(*code), {0x10: (0x40,)}) == [READ]
+
+
+def test_a_branch_without_its_table_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'BRX R2 -0x20' at 0x10: must be among the branches of tables, \[64\]"):
+        unwritten(listing(*JUMP), {0x40: [0x20]})
+
+
+def test_a_table_that_is_cut_off_is_refused() -> None:
+    text = "Offset of Indirect Branch: 0x180\t Number of targets: 3\n\t\tTargets: 0x190 0x4e90 \n"
+    with pytest.raises(ValueError, match=r"must have \[3\] targets"):
+        jump_tables(text)

@@ -9,6 +9,8 @@ import pytest
 from seeded_faults import is_found
 from store_cases import Step, Store
 
+from kvlab.attention.kv_store.config import StoreProblem, choose_config
+from kvlab.attention.kv_store.emulator import sequence_of
 from kvlab.attention.kv_store.inputs import store_inputs
 from kvlab.attention.kv_store.plan import collection_plan, paged_plan
 from kvlab.mirror import check, lockstep
@@ -48,6 +50,10 @@ CASES = [
 ]
 
 
+#: 700 sequences, of which most are empty: more than are compared at a time
+MANY = Step((1, 0, 2, 1, 0, 0, 1) * 100, (0, 0, 0, 2, 0, 1, 0) * 100, heads=1, D=16, page=2)
+
+
 def arguments(x: Any, config: Any) -> dict[str, Any]:
     names = ("k", "v", "k_cache", "v_cache", "where", "lens", "table", "positions", "cos", "sin", "k_scale", "v_scale")
     return {**{name: getattr(x, name) for name in names}, "config": config, "pages": x.pages}
@@ -66,8 +72,9 @@ def test_lockstep_by_slots(case: Store) -> None:
 
 @pytest.mark.interpreter
 @pytest.mark.parametrize(
-    "step", [Step((5, 0, 3), (3, 1, 4)), Step((5, 2, 0), (3, 1, 4), padded=True), Step((2,) * 40, (1, 0) * 20, page=2)],
-    ids=str,
+    "step", [Step((5, 0, 3), (3, 1, 4)), Step((5, 2, 0), (3, 1, 4), padded=True), Step((2,) * 40, (1, 0) * 20, page=2),
+             MANY],
+    ids=["few", "padded", "40 sequences", "700 sequences"],
 )  # fmt: skip
 def test_lockstep_by_tables(step: Step) -> None:
     k, v = step.tokens()
@@ -75,6 +82,24 @@ def test_lockstep_by_tables(step: Step) -> None:
     inputs, plan = collection_plan(k, v, step.paged(), 1, **step.where())
     result = lockstep("kv_store", arguments(inputs, plan.config))
     assert result.ok, str(result)
+    assert (plan.config.BITS > 0) == (step is MANY)
+
+
+@pytest.mark.parametrize("batch", [0, 1, 2, 16, 17, 255, 256, 257, 512, 513, 1000, 4096, 100_000])
+def test_the_search_finds_each_tokens_sequence(batch: int) -> None:
+    """Rests on the definition: as many sequences end at a token or before; also past the last, and where all are
+    empty. It takes one comparison of the stretches' ends, and then no more steps than halve one.
+    """
+    rng, problem = np.random.default_rng(batch), StoreProblem(8, 1, (16, 16), (16, 16), (2, 2))
+    config = choose_config(problem, form="ragged", page_size=16, batch=batch)
+    assert config.BB << config.BITS >= batch
+    assert config.BB <= 256
+    assert config.BITS == max(0, int(np.ceil(np.log2(max(batch, 1) / 256))))
+    for lengths in (rng.integers(0, 3, batch), np.zeros(batch, np.int64), (rng.random(batch) < 0.01) * 7):
+        where = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        token = np.arange(where[-1] + 3, dtype=np.int32)
+        found = sequence_of(token, where, config.BB, config.BITS)
+        assert found.tolist() == np.searchsorted(where[1:], token, side="right").tolist()
 
 
 def test_checks_are_not_part_of_the_launch() -> None:

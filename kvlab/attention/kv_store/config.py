@@ -32,6 +32,7 @@ MOST_ELEMENTS, LEAST_ELEMENTS = 1024, 512
 MOST_WARPS, MOST_WARPS_ROPED = 2, 4
 VECTOR_BYTES = 16
 PROGRAMS_PER_PROCESSOR = 2
+MOST_BITS = 8
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,8 @@ class StoreConfig:
     """Tile sizes and launch parameters, the same for the kernel and the emulator.
 
     form: "slots", "ragged" or "padded". rope: "none", "k" or "v", the side that is rotated: ``rope_dim`` dims from
-    ``rope_first`` on, as pairs (2j, 2j + 1) where ``interleaved``, else (j, j + rope_dim / 2). BB: sequences that the
-    search for a token's sequence compares at a time.
+    ``rope_first`` on, as pairs (2j, 2j + 1) where ``interleaved``, else (j, j + rope_dim / 2). BB, BITS: the
+    search for a token's sequence compares BB stretches of 2^BITS sequences at once, then goes on by halves.
     """
 
     form: str
@@ -86,6 +87,7 @@ class StoreConfig:
     rope_first: int = 0
     interleaved: bool = False
     BB: int = 32
+    BITS: int = 0
     num_warps: int = 4
 
     def grid(self) -> tuple[int]:
@@ -151,8 +153,9 @@ def choose_config(
     widest = max(BR * BG * size for BR, BG, size in zip(tile, widths, problem.itemsize, strict=True))
     most_warps = MOST_WARPS_ROPED if rope else MOST_WARPS
     num_warps = max(1, min(most_warps, widest // (32 * VECTOR_BYTES)))
-    BB = min(256, max(16, 1 << max(0, batch - 1).bit_length()))
+    all_bits = max(0, batch - 1).bit_length()  # of a sequence's number
+    BB = 1 << min(max(all_bits, 4), MOST_BITS)
     return StoreConfig(
-        form, problem.heads, page_size, sides[0], sides[1], programs, BB=BB,
+        form, problem.heads, page_size, sides[0], sides[1], programs, BB=BB, BITS=max(0, all_bits - MOST_BITS),
         num_warps=1 << (num_warps.bit_length() - 1), **rope,  # type: ignore[arg-type]
     )  # fmt: skip

@@ -15,13 +15,31 @@ from .config import SMALLEST, Side, StoreConfig, reciprocal
 Array = np.ndarray[Any, Any]
 SMALLEST_TOP = np.float32(SMALLEST)
 LARGEST_TOP = np.finfo(np.float32).max
+NO_TOKEN = 2**31 - 1
+
+
+def sequence_of(token: Array, where: Array, BB: int, BITS: int) -> Array:
+    """Each token's sequence, ``batch`` past the last: as many as end at it or before. First BB stretches of 2^BITS
+    sequences at once, then one stretch by halves.
+    """
+    batch, ends = where.size - 1, where.astype(np.int64)
+    first = np.arange(BB) << BITS
+    first = first[first < batch]
+    over = np.searchsorted(ends[np.minimum(first + (1 << BITS), batch)], token, side="right")
+    sequence = np.minimum(over << BITS, batch)
+    for bit in range(BITS):
+        later = sequence + (1 << (BITS - 1 - bit))
+        start = np.where(later <= batch, ends[np.minimum(later, batch)], NO_TOKEN)
+        sequence = np.where(start <= token, later, sequence)
+    return sequence
 
 
 def place(
     token: Array, where: Array, lens: Array | None, table: Array | None, positions: Array | None,
-    tokens: int, seq_tokens: int, pages: int, FORM: str, PAGE: int,
+    tokens: int, seq_tokens: int, pages: int, config: StoreConfig,
 ) -> tuple[Array, Array, Array, Array]:  # fmt: skip
     """Page, slot and position of each token, and whether it is stored (else the other three mean nothing)."""
+    FORM, PAGE = config.form, config.page_size
     live = token < tokens
     position = None if positions is None else _pick(positions, token, live)
     if FORM == "slots":
@@ -33,7 +51,7 @@ def place(
         assert lens is not None
         assert table is not None
         if FORM == "ragged":
-            sequence = np.searchsorted(where[1:], token, side="right")
+            sequence = sequence_of(token, where, config.BB, config.BITS)
             live = live & (sequence < lens.size)
             new = token - _pick(where, sequence, live)
         else:
@@ -143,10 +161,10 @@ def append(
     v = _load(v_memory, v_at, v_array.dtype, v_new[..., None] & v_inside, V.vec_in, traffic, lanes)
     #: place -> k_page, k_slot, k_live, v_page, v_slot, v_live    where each row belongs, and whether anywhere
     k_page, k_slot, k_position, k_live = place(
-        k_token_idx, where, lens, table, positions, tokens, seq_tokens, pages, config.form, config.page_size
+        k_token_idx, where, lens, table, positions, tokens, seq_tokens, pages, config
     )
     v_page, v_slot, v_position, v_live = place(
-        v_token_idx, where, lens, table, positions, tokens, seq_tokens, pages, config.form, config.page_size
+        v_token_idx, where, lens, table, positions, tokens, seq_tokens, pages, config
     )
     #: rope_v -> v    where V is the roped side: in float32
     if config.rope == "v":

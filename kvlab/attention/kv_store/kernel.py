@@ -24,10 +24,27 @@ def source(token, head, seq_tokens, batch_step, token_step, head_step, FORM: tl.
 
 
 @triton.jit
+def sequence_of(token, where_ptr, batch, where_step, BB: tl.constexpr, BITS: tl.constexpr):
+    """Each token's sequence, ``batch`` past the last: as many as end at it or before. First BB stretches of 2^BITS
+    sequences at once, then one stretch by halves.
+    """
+    first = tl.arange(0, BB) << BITS
+    last = tl.minimum(first + (1 << BITS), batch)
+    end = tl.load(where_ptr + last.to(tl.int64) * where_step, mask=first < batch, other=NO_TOKEN)
+    over = tl.sum((end[None, :].to(tl.int64) <= token[:, None]).to(tl.int32), 1)
+    sequence = tl.minimum(over << BITS, batch)
+    for bit in tl.static_range(BITS):
+        later = sequence + (1 << (BITS - 1 - bit))
+        start = tl.load(where_ptr + later.to(tl.int64) * where_step, mask=later <= batch, other=NO_TOKEN)
+        sequence = tl.where(start.to(tl.int64) <= token, later, sequence)
+    return sequence
+
+
+@triton.jit
 def place(
     token, where_ptr, lens_ptr, table_ptr, positions_ptr,
     tokens, seq_tokens, batch, pages, columns, where_step, lens_step, table_batch, positions_step,
-    FORM: tl.constexpr, PAGE: tl.constexpr, POSITIONS: tl.constexpr, BB: tl.constexpr,
+    FORM: tl.constexpr, PAGE: tl.constexpr, POSITIONS: tl.constexpr, BB: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
     """Page, slot and position of each token, and whether it is stored (else the other three mean nothing)."""
     live = token < tokens
@@ -40,11 +57,7 @@ def place(
         page = at // PAGE
     else:
         if FORM == "ragged":
-            sequence = token * 0
-            for first in range(0, batch, BB):
-                one = first + tl.arange(0, BB)
-                end = tl.load(where_ptr + (one + 1).to(tl.int64) * where_step, mask=one < batch, other=NO_TOKEN)
-                sequence += tl.sum((end[None, :].to(tl.int64) <= token[:, None]).to(tl.int32), 1)
+            sequence = sequence_of(token, where_ptr, batch, where_step, BB, BITS)
             live = live & (sequence < batch)
             start = tl.load(where_ptr + sequence.to(tl.int64) * where_step, mask=live, other=0).to(tl.int64)
             new = token - start
@@ -126,7 +139,8 @@ def append(
     kc_page, kc_slot, kc_head, vc_page, vc_slot, vc_head,
     ks_page, ks_slot, ks_head, ks_block, vs_page, vs_slot, vs_head, vs_block,
     cos_row, cos_col, sin_row, sin_col, where_step, lens_step, table_batch, positions_step,
-    FORM: tl.constexpr, PAGE: tl.constexpr, H: tl.constexpr, POSITIONS: tl.constexpr, BB: tl.constexpr,
+    FORM: tl.constexpr, PAGE: tl.constexpr, H: tl.constexpr, POSITIONS: tl.constexpr,
+    BB: tl.constexpr, BITS: tl.constexpr,
     KD: tl.constexpr, KG: tl.constexpr, KBG: tl.constexpr, KBR: tl.constexpr, KNB: tl.constexpr,
     VD: tl.constexpr, VG: tl.constexpr, VBG: tl.constexpr, VBR: tl.constexpr, VNB: tl.constexpr,
     K_QUANT: tl.constexpr, V_QUANT: tl.constexpr, K_LIMIT: tl.constexpr, V_LIMIT: tl.constexpr,
@@ -156,12 +170,12 @@ def append(
     k_page, k_slot, k_position, k_live = place(
         k_token_idx, where_ptr, lens_ptr, table_ptr, positions_ptr,
         tokens, seq_tokens, batch, pages, columns, where_step, lens_step, table_batch, positions_step,
-        FORM, PAGE, POSITIONS, BB,
+        FORM, PAGE, POSITIONS, BB, BITS,
     )  # fmt: skip
     v_page, v_slot, v_position, v_live = place(
         v_token_idx, where_ptr, lens_ptr, table_ptr, positions_ptr,
         tokens, seq_tokens, batch, pages, columns, where_step, lens_step, table_batch, positions_step,
-        FORM, PAGE, POSITIONS, BB,
+        FORM, PAGE, POSITIONS, BB, BITS,
     )  # fmt: skip
     #: rope_v -> v    where V is the roped side: in float32
     if ROPE == "v":
@@ -235,6 +249,7 @@ def launch(
         where.stride(0), 0 if lens is None else lens.stride(0), 0 if table is None else table.stride(0),
         0 if positions is None else positions.stride(0),
         FORM=c.form, PAGE=c.page_size, H=c.heads, POSITIONS=positions is not None, BB=c.BB,
+        BITS=c.BITS,
         KD=c.k.D, KG=c.k.G, KBG=c.k.BG, KBR=c.k.BR, KNB=c.k.blocks,
         VD=c.v.D, VG=c.v.G, VBG=c.v.BG, VBR=c.v.BR, VNB=c.v.blocks,
         K_QUANT=c.k.quant, V_QUANT=c.v.quant, K_LIMIT=c.k.limit, V_LIMIT=c.v.limit,

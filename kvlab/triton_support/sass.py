@@ -15,7 +15,9 @@ _LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;", re.M)
 _PARTS = re.compile(r"(@!?U?P\w+\s+)?(\S+)\s*(.*)")
 _NOT_U = ("R2UR", "S2UR", "CS2UR", "VOTEU", "REDUX", "LDCU")
 _EVERY = (1 << 64) - 1
-_TABLE = re.compile(r"Offset of Indirect Branch: 0x([0-9a-f]+)\s+Number of targets: (\d+)\s+Targets:((?: 0x[0-9a-f]+)+)")
+_TABLE = re.compile(
+    r"Offset of Indirect Branch: 0x([0-9a-f]+)\s+Number of targets: (\d+)\s+Targets:((?: 0x[0-9a-f]+)+)"
+)
 
 
 def jump_tables(elf: str) -> dict[int, list[int]]:
@@ -35,8 +37,8 @@ def unwritten(sass: str, tables: Mapping[int, Sequence[int]] | None = None) -> l
     """The instructions of ``sass`` (up to sm_90) that read a uniform register which some path to them has not written.
 
     A matrix product names four registers by the first; of those the last two, B's descriptor, and the first two where A
-    is in shared memory, are read. ``tables`` as of :func:`jump_tables`. ValueError for a branch through a table, as that
-    by which the warps of a specialised kernel find their part, that is not among them.
+    is in shared memory, are read. ``tables`` as of :func:`jump_tables`. ValueError for a branch through a table, as
+    that by which the warps of a specialised kernel find their part, that is not among them.
 
     >>> line = "        /*{:04x}*/                   {} ;".format
     >>> unwritten(line(0, "UMOV UR4, 0x400") + chr(10) + line(16, "UIADD3 UR6, UP0, UR4, UR5, URZ"))
@@ -68,7 +70,8 @@ def _next(
     guarded, name, operands = parts[1], parts[2].partition(".")[0], parts[3]
     if name in ("BRX", "JMX", "BRXU", "JMXU"):
         if code[i][0] not in tables:
-            raise ValueError(f"{code[i][1]!r} at {code[i][0]:#x}: must be among the branches of tables, {sorted(tables)}")
+            known = f"the branches of tables, {sorted(tables)}"
+            raise ValueError(f"{code[i][1]!r} at {code[i][0]:#x}: must be among {known}")
         return [index[at] for at in tables[code[i][0]]] + ([i + 1] if guarded else [])
     if name not in ("BRA", "CALL", "EXIT", "RET"):
         return [i + 1]

@@ -194,7 +194,7 @@ class KVBufferCTA(LaunchedCTA):
         pair = None if self._walk is None else self._walk.next_pair()
         if pair is None:
             return
-        for buffer, tile in zip((self.k, self.v), pair, strict=True):
+        for buffer, tile in zip((self.k, self.v), pair.values(), strict=True):
             self._copy(buffer, tile)
             self._flying[buffer.params.role].append(tile)
 

@@ -151,7 +151,7 @@ class KVBufferDecodeCTA(QuarterRows):
     def _fetch(self) -> None:
         """The next K tile, and V's unless it has to wait for K's memory."""
         pair = None if self._walk is None else self._walk.next_pair()
-        for buffer, tile in zip((self.k, self.v), pair or (), strict=False):
+        for buffer, tile in zip((self.k, self.v), (pair or {}).values(), strict=False):
             self._flying[buffer.params.role].append(tile)
             if buffer is self.k or not self.shape.shared_kv:
                 self._copy(buffer, tile)

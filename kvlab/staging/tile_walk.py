@@ -14,45 +14,46 @@ __all__ = ["TileWalk", "expect_fetched", "is_same"]
 class TileWalk:
     """K and V tiles in turn, beginning with those that the iterators give next; the iterators stay where they are.
 
-    ``iterators``: for each loop one of K and one of V.
+    ``iterators``: for each loop one of K and one of V, or None for what the machine does not fetch.
 
     >>> from kvlab.cache import PagedKVCache
     >>> cache = PagedKVCache(np.zeros((2, 32, 1, 8), np.float16), [63], [[0, 1]], 1, 64)
     >>> full, rest = (KVCacheIterator(cache, 32, 0, 0, end=end) for end in (32, 50))
     >>> rest.tile_start_row = 32
     >>> walk = TileWalk(full, full, rest, rest)
-    >>> [pair[0].valid_rows.tolist() for pair in iter(walk.next_pair, None)], walk.loop
+    >>> [pair["k"].valid_rows.tolist() for pair in iter(walk.next_pair, None)], walk.loop
     ([[32], [18]], 1)
     """
 
-    def __init__(self, *iterators: KVCacheIterator) -> None:
+    def __init__(self, *iterators: KVCacheIterator | None) -> None:
         if not iterators or len(iterators) % 2:
             raise ValueError(f"{len(iterators)} iterators: one of K and one of V are needed for each loop")
         self._loops = [tuple(map(copy.copy, iterators[i : i + 2])) for i in range(0, len(iterators), 2)]
+        self.roles = [role for role, one in zip("kv", iterators[:2], strict=True) if one is not None]
         self.loop = 0  # of the pair that was given last
 
     @property
     def more(self) -> bool:
         """Whether any program has a key left in any of the loops."""
-        return any(_left(k) for k, _ in self._loops[self.loop :])
+        return any(_left(pair) for pair in self._loops[self.loop :])
 
-    def next_pair(self) -> tuple[KVTile, KVTile] | None:
-        """The next K and V tile; None past the last one."""
+    def next_pair(self) -> dict[str, KVTile] | None:
+        """The next tiles, of K (``"k"``) and of V; None past the last one."""
         if not self.more:
             return None
-        while not _left(self._loops[self.loop][0]):
+        while not _left(self._loops[self.loop]):
             self.loop += 1
         return self.next_of_loop()
 
-    def next_of_loop(self) -> tuple[KVTile, KVTile]:
-        """The next K and V tile of the same loop; past its end there are no valid rows."""
-        k, v = self._loops[self.loop]
-        return k.next_tile(), v.next_tile()
+    def next_of_loop(self) -> dict[str, KVTile]:
+        """The next tiles of the same loop; past its end there are no valid rows."""
+        loop = zip("kv", self._loops[self.loop], strict=True)
+        return {role: tiles.next_tile() for role, tiles in loop if tiles is not None}
 
 
-def _left(k: KVCacheIterator) -> bool:
+def _left(pair: tuple[KVCacheIterator | None, ...]) -> bool:
     """Whether any program has a key left."""
-    return bool((k.tile_start_row < k.end).any())
+    return any(bool((one.tile_start_row < one.end).any()) for one in pair if one is not None)
 
 
 def expect_fetched(flying: list[KVTile], tile: KVTile, role: str) -> None:

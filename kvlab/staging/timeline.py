@@ -66,5 +66,5 @@ class Timeline(Drawn):
 
 class _Beside(Timeline):
     def add(self, kind: str, what: str, stage: int | None, warps: tuple[int, ...], nbytes: int = 0) -> None:
-        if kind not in ("wait", "barrier"):
+        if kind != "barrier" and not (kind == "wait" and "wgmma" not in what):
             super().add(kind, what, stage, warps, nbytes)

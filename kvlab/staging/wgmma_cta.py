@@ -3,23 +3,33 @@
 What Triton compiles our prefill tile to (read from its TTGIR): Q, K and V stand in shared memory as panels of at most
 128 bytes a row, swizzled as TMA would (``NVMMASharedLayout``). Both products are wgmma of 64 rows a warpgroup: Q K^T
 takes both operands from shared memory, through descriptors; P V takes P from the registers where the scores stood, and
-V along its contiguous dimension (MN-major). Warp w owns the rows ``16 w ...`` of every ``16 * warps``; where there are
-more warps than rows, warpgroups share out the columns, and P passes through shared memory.
+V along its contiguous dimension (MN-major). Warp w owns the rows ``16 w ...`` of every ``16 * warps``. Where two
+warpgroups have 64 rows, both work out all of S, in two instructions of half of the keys each, and share out V's
+columns.
 
-K and V have two stages. Every access, wait and barrier is stated to ``hazards``, in the order of the PTX::
+K and V come ``shape.ahead`` tiles ahead, into one stage more. Every access, wait and barrier is stated to ``hazards``,
+in the order of the PTX::
 
     copy K, commit, copy V, commit                                              before each of the two loops
     loop: wait_group(0), barrier, fence.proxy.async, wgmma S = Q K^T, wgmma.wait_group(0), softmax, wgmma O += P V,
           barrier, copy the next K, commit, copy the next V, commit             (P V is still in flight)
     wgmma.wait_group(0), wait_group(0), barrier                                 after each
 
-e4m3 K and V that meet a 16-bit operand are converted in registers on their way from plain rows to the panels, and have
-one stage. wgmma takes 8-bit operands only along the contracted dimension: V of e4m3 that meets e4m3 comes from DRAM to
-registers, 16 bytes a thread, and goes byte by byte to the panels, in which its keys stand along the rows.
+e4m3 K and V that meet a 16-bit operand are converted in registers on their way from plain rows, which have one stage
+less, to the panels, of which there is one::
+
+    loop: wait_group(0), barrier, read K, write its panels, fence.proxy.async, barrier, wgmma S = Q K^T,
+          wgmma.wait_group(0), softmax, read V, barrier, write its panels, fence.proxy.async, barrier, wgmma O += P V,
+          wgmma.wait_group(0), copy the next K, commit, copy the next V, commit
+
+wgmma takes 8-bit operands only along the contracted dimension: V of e4m3 that meets e4m3 comes from DRAM to registers,
+16 bytes a thread, and goes byte by byte to the panels, in which its keys stand along the rows, between a fence and a
+barrier of its own; K is copied ahead as ever.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,16 +47,16 @@ from .tile_walk import TileWalk, expect_fetched, is_same
 from .traffic import Traffic
 from .wgmma_plan import (
     K_BYTES,
-    STAGES,
     PanelTile,
     WgmmaShape,
     accumulator_map,
     k_addresses,
     q_addresses,
+    scores_map,
     v_addresses,
 )
 
-__all__ = ["PanelTile", "WgmmaCTA", "WgmmaShape"]
+__all__ = ["PanelTile", "WgmmaCTA", "WgmmaShape", "end_tiles"]
 
 Array = np.ndarray[Any, Any]
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
@@ -57,10 +67,10 @@ class WgmmaCTA(LaunchedCTA):
     called there is nothing to look ahead to: each load meets at a barrier, copies, waits and meets again.
     """
 
-    def __init__(self, shape: WgmmaShape, programs: int, traffic: Traffic) -> None:
+    def __init__(self, shape: WgmmaShape, programs: int, traffic: Traffic, *, beside: bool = False) -> None:
         self.shape = shape
         nbytes = sum(place.nbytes for place in shape.places.values())
-        super().__init__(nbytes, shape.warps, "sm_90", programs, traffic)
+        super().__init__(nbytes, shape.warps, "sm_90", programs, traffic, beside=beside)
         everyone = range(shape.warps)
         self._used = {at: self.hazards.region(p.base, p.nbytes, tuple(everyone)) for at, p in shape.places.items()}
         self._filled = {at: self.hazards.footprint(*self._copied_to(at)) for at in shape.places}
@@ -68,14 +78,19 @@ class WgmmaCTA(LaunchedCTA):
         self._walk: TileWalk | None = None
         self._flying: dict[str, list[KVTile]] = {"k": [], "v": []}
 
-    def follow(self, *tiles: KVCacheIterator) -> None:
-        """Fetch ahead along these iterators, of K and V for one loop after the other; the loads take their tiles in
-        turn. Nothing where a tile is converted or transposed.
+    @property
+    def holds_v(self) -> bool:
+        """Whether P V reads a stage of V until it is waited for, with the next tile."""
+        shape = self.shape
+        return self._walk is not None and shape.v_width > 0 and not (shape.converted["v"] or shape.v_transposed)
+
+    def follow(self, *tiles: KVCacheIterator | None) -> None:
+        """Fetch ahead along these iterators, of K and V (None: not of this CTA) for one loop after the other; the loads
+        take their tiles in turn.
         """
-        if any(self.shape.stages(role) < STAGES for role in "kv"):
-            return
-        self._walk = TileWalk(*tiles)
-        self._fetch(self._walk.next_pair())
+        by_registers = self.shape.v_transposed
+        self._walk = TileWalk(*(None if i % 2 and by_registers else one for i, one in enumerate(tiles)))
+        self._fetch_first()
 
     def load_q(self, dram: Memory, offset: IntArray, valid: Array) -> SharedTile:
         """Q rows, elements ``offset[programs, BM]`` of ``dram``, through registers into shared memory; invalid rows
@@ -91,44 +106,52 @@ class WgmmaCTA(LaunchedCTA):
 
     def load_k(self, tile: KVTile, active: Array) -> SharedTile:
         """The K tile in its panels, and V's tile as well if they are fetched ahead."""
-        if self._walk is not None:
-            self._begin_loop(tile)
-            expect_fetched(self._flying["k"], tile, "k")
+        self._land("k", tile)
+        if self.shape.converted["k"]:
+            self._convert("k", active)
         else:
-            self._copy_now(tile, "k")
-        self._land("k", active)
+            self.hazards.fence_async()
         return self._tile("k")
 
     def load_v(self, tile: KVTile, active: Array) -> SharedTile | Shown:
         """The V tile in its panels."""
-        if self._walk is not None:
-            expect_fetched(self._flying["v"], tile, "v")
-        elif self.shape.v_transposed:
+        if self.shape.v_transposed:
             return self._transpose(tile, active)
-        else:
-            self._copy_now(tile, "v")
-            self._land("v", active)
+        if self.holds_v and self.shape.BD == 0:  # the wait for S, of another model of these threads
+            self.hazards.wait_mma(0)
+        self._land("v", tile)
+        if self.shape.converted["v"]:
+            self._convert("v", active)
+        elif self._walk is None or self.shape.BD == 0:
+            self.hazards.fence_async()
         return self._tile("v")
 
     def scores(self, q: SharedTile, k: SharedTile, active: Array, s: Fragments | None = None) -> Fragments:
         """S = Q K^T, float32, ``[BM, BN]``: both operands from shared memory; added to ``s`` if given."""
-        shape, atom, stage = self.shape, self.shape.atom(self.shape.BN), self._stage("k")
+        shape, atom, stage = self.shape, self.shape.atom(self.shape.BN), self._panel("k")
         self.hazards.read_async(self._used["q"], "q wgmma", last=False)
         self.hazards.read_async(self._used[f"k{stage}"], "k wgmma", stage)
         a, b = q_addresses(shape), k_addresses(shape, stage)
-        c = self._blocks((self._zeros(shape.BN) if s is None else s).values)
+        start = Fragments.zeros(self.programs, scores_map(shape)) if s is None else s
+        c = self._scores_blocks(start.values)
         for step in range(len(a)):
             q_step = self.smem.load(a[step][None], shape.dtype)[..., 0]  # [programs, row blocks, 64, k]
-            k_step = self.smem.load(b[step][None], shape.dtype)[..., 0]  # [programs, groups, BN / groups, k]
+            k_step = self.smem.load(b[step][None], shape.dtype)[..., 0]  # [programs, instructions, keys of each, k]
             c = atom.mma(atom.fragment_a(q_step)[:, :, None], k_step.swapaxes(2, 3)[:, None], c)
         self.hazards.wait_mma(0)
-        blocks = shape.BM // 64
-        self._count(active, (blocks * 64 + blocks * shape.BN) * shape.BD * shape.dtype.itemsize)
-        return self._fragments(c, shape.BN)
+        blocks, n = shape.BM // 64, shape.groups_n
+        self._count(active, blocks * n * (n * 64 + shape.BN) * shape.BD * shape.dtype.itemsize)
+        return start.with_values(self._scores_registers(c))
 
     def accumulate(self, p: Fragments, v: SharedTile, o: Fragments, active: Array) -> Fragments:
+        """O += P V, and the end of the tile."""
+        o = self.add_values(p, v, o, active)
+        end_tiles([self])
+        return o
+
+    def add_values(self, p: Fragments, v: SharedTile, o: Fragments, active: Array) -> Fragments:
         """O += P V: P rounded to its dtype in registers; V from shared memory, transposed by the unit if of 16 bits."""
-        shape, atom, stage = self.shape, self.shape.atom(self.shape.v_width, self.shape.p_dtype), self._stage("v")
+        shape, atom, stage = self.shape, self.shape.atom(self.shape.v_width, self.shape.p_dtype), self._panel("v")
         a = self._p_fragments(p, atom)
         self.hazards.read_async(self._used[f"v{stage}"], "v wgmma", stage)
         b = v_addresses(shape, stage)
@@ -136,80 +159,95 @@ class WgmmaCTA(LaunchedCTA):
         for step in range(len(b)):
             v_step = self.smem.load(b[step][None], shape.p_dtype)[..., 0]  # [programs, groups, BDV / groups, k]
             c = atom.mma(a[..., regs * step : regs * (step + 1)], v_step.swapaxes(2, 3)[:, None], c)
-        if self._walk is None:
+        if not self.holds_v:
             self.hazards.wait_mma(0)
-        else:
-            self.hazards.barrier()
-            self._fetch(self._walk.next_of_loop())
         self._count(active, shape.BM // 64 * shape.BN * shape.v_width * shape.p_dtype.itemsize)
         return self._fragments(c, shape.v_width)
 
     def zeros(self) -> Fragments:
         """The output accumulator ``[BM, BDV]``."""
-        return self._zeros(self.shape.v_width)
+        return Fragments.zeros(self.programs, accumulator_map(self.shape, self.shape.v_width))
 
     def drain(self) -> None:
         """The last product of a loop, and the copies past its end."""
         if self._walk is not None:
-            self.hazards.wait_mma(0)
+            if self.holds_v:
+                self.hazards.wait_mma(0)
             self.hazards.wait_group(0)
             self.hazards.barrier()
 
     def row_max(self, s: Fragments) -> Array:
-        """Largest score of each row ``[programs, BM]``: in the lane, over its quad, over the warpgroups of a row."""
+        """Largest score of each row ``[programs, BM]``: in the lane, over its quad."""
         return self._by_row(s, np.max)
 
     def row_sum(self, p: Fragments) -> Array:
-        """Row sums ``[programs, BM]``: in the lane, over its quad, over the warpgroups of a row."""
+        """Row sums ``[programs, BM]``: in the lane, over its quad."""
         return self._by_row(p, np.sum)
 
     def _by_row(self, x: Fragments, reduce: Any) -> Array:
-        groups, shape = self.shape.groups_n, self.shape
-        if groups > 1:  # through scratch memory: written, combined, read
-            self.hazards.barrier()
-            self.hazards.barrier()
-        parts = x.values.reshape(self.programs, groups, shape.warps // groups, 8, 4, x.values.shape[2], -1, 2, 2)
-        rows = reduce(reduce(reduce(parts, axis=(6, 8)), axis=4), axis=1)  # [programs, warps, 8 rows, repeats, halves]
-        return rows.transpose(0, 3, 1, 4, 2).reshape(self.programs, shape.BM)
+        warps = self.shape.warps // self.shape.groups_n  # that hold different rows
+        parts = x.values[:, : 32 * warps].reshape(self.programs, warps, 8, 4, x.values.shape[2], -1, 2, 2)
+        rows = reduce(reduce(parts, axis=(5, 7)), axis=3)  # [programs, warps, 8 rows, repeats, halves]
+        return rows.transpose(0, 3, 1, 4, 2).reshape(self.programs, self.shape.BM)
 
-    def _begin_loop(self, tile: KVTile) -> None:
+    def _land(self, role: str, tile: KVTile) -> None:
+        """The copies of a tile have landed for all warps; those of K and V together, if they are fetched ahead."""
+        if self._walk is None:
+            self.hazards.barrier()
+            self._copy_async(tile, role)
+            self.hazards.wait_group(0)
+            self.hazards.barrier()
+            return
+        first = role == self._walk.roles[0]
+        if first:
+            self._begin_loop(role, tile)
+        expect_fetched(self._flying[role], tile, role)
+        if first:
+            self.hazards.wait_group((self.shape.ahead - 1) * len(self._walk.roles))
+            self.hazards.barrier()
+
+    def _begin_loop(self, role: str, tile: KVTile) -> None:
         """Where a loop is over and the next one begins with ``tile``: drain, and fetch its first tiles."""
-        assert self._walk is not None
-        if self._flying["k"] and is_same(self._flying["k"][0], tile):
+        if self._flying[role] and is_same(self._flying[role][0], tile):
             return
         self.drain()
-        for role in "kv":
-            self._flying[role].clear()
-            self._copied[role] = self._read[role] = 0
-        self._fetch(self._walk.next_pair())
+        for each in "kv":
+            self._flying[each].clear()
+            self._copied[each] = self._read[each] = 0
+        self._fetch_first()
 
-    def _fetch(self, pair: tuple[KVTile, KVTile] | None) -> None:
-        """K and V into the stages that no product reads."""
-        for role, tile in zip("kv", pair or (), strict=False):
+    def _fetch_first(self) -> None:
+        assert self._walk is not None
+        self._fetch(self._walk.next_pair() or {})
+        if any(self._flying.values()):
+            for _ in range(self.shape.ahead - 1):
+                self.fetch()
+
+    def fetch(self) -> None:
+        """The next tiles of the loop into the stages that nobody reads."""
+        if self._walk is not None:
+            self._fetch(self._walk.next_of_loop())
+
+    def _fetch(self, tiles: dict[str, KVTile]) -> None:
+        for role, tile in tiles.items():
             self._copy_async(tile, role)
             self._flying[role].append(tile)
 
-    def _copy_now(self, tile: KVTile, role: str) -> None:
-        self.hazards.barrier()
-        self._copy_async(tile, role)
-
-    def _land(self, role: str, active: Array) -> None:
-        """All copies have landed for all warps, are converted if need be, and wgmma may see them."""
-        self.hazards.wait_group(0)
-        self.hazards.barrier()
-        if self.shape.converted[role]:
-            self._convert(role, active)
-            self.hazards.barrier()
-        self.hazards.fence_async()
-
     def _convert(self, role: str, active: Array) -> None:
-        """A tile from its plain rows through registers into the panels, in the dtype of the product."""
-        shape, plain, place = self.shape, self.shape.places[f"{role} plain"], self.shape.panel(f"{role}0")
-        self.hazards.read(self._used[f"{role} plain"], f"{role} convert")
-        rows = SharedTile(self.smem, plain, shape.dram_dtype).tile()
+        """A tile from its plain rows through registers into the panels, in the dtype of the product. The panels of V
+        stand where K's were.
+        """
+        shape, stage = self.shape, self._stage_of(role, self._read[role])
+        at, place = f"{role} plain{stage}", self.shape.panel(f"{role}0")
+        self.hazards.read(self._used[at], f"{role} convert", stage)
+        rows = SharedTile(self.smem, shape.places[at], shape.dram_dtype).tile()
         values = rows.astype(shape.dtype if role == "k" else shape.p_dtype)
-        self.hazards.write(self._filled[f"{role}0"], f"{role} convert")
+        if role == "v" and (shape.converted["k"] or shape.BD == 0):
+            self.hazards.barrier()
+        self.hazards.write(self._filled[f"{role}0"], f"{role} panels")
         self._store_tile(place, values)
+        self.hazards.fence_async()
+        self.hazards.barrier()
         programs = int(active.sum())
         self.traffic.move("SMEM->registers", programs * rows[0].nbytes)
         self.traffic.move("registers->SMEM", programs * values[0].nbytes)
@@ -219,8 +257,9 @@ class WgmmaCTA(LaunchedCTA):
         place, plan = self.shape.panel("v0"), self._v_plan()
         source, valid = plan.source_of(tile)
         values = tile.memory.load(source, np.uint8, 16, mask=valid)  # [programs, vectors, 16]
-        self.hazards.barrier()
-        self.hazards.write(self._filled["v0"], "v write")
+        if self._walk is None:
+            self.hazards.barrier()
+        self.hazards.write(self._filled["v0"], "v panels")
         self.smem.store(self._copied_to("v0")[0][None], values[..., None])
         self.hazards.fence_async()
         self.hazards.barrier()
@@ -242,17 +281,11 @@ class WgmmaCTA(LaunchedCTA):
         """P as the A operand ``[programs, row blocks, 1, 128, registers]``, k step after k step."""
         shape = self.shape
         values = p.values.astype(shape.p_dtype)
-        if shape.groups_n == 1 and shape.p_dtype.itemsize == 2:  # where it stands
-            return self._blocks(values)
-        tile = p.with_values(values).tile()
-        if shape.groups_n > 1:  # a warpgroup needs the columns of the others
-            self.hazards.barrier()
-            self.hazards.write(self._filled["p"], "p write")
-            self._store_tile(shape.panel("p"), tile)
-            self.hazards.barrier()
-            self.hazards.read(self._used["p"], "p read")
-            tile = SharedTile(self.smem, shape.panel("p"), shape.p_dtype).tile()
+        if shape.p_dtype.itemsize == 2:  # where it stands
+            held = values[:, :128] if shape.groups_n > 1 else values
+            return held.reshape(self.programs, 1, 1, 128, -1) if shape.groups_n > 1 else self._blocks(held)
         k = K_BYTES // shape.p_dtype.itemsize
+        tile = p.with_values(values).tile()
         steps = tile.reshape(self.programs, shape.BM // 64, 64, -1, k).swapaxes(2, 3)  # [P, blocks, steps, 64, k]
         fragments = atom.fragment_a(steps)  # [P, blocks, steps, 128, registers]
         return np.moveaxis(fragments, 2, 3).reshape(self.programs, shape.BM // 64, 1, 128, -1)
@@ -260,8 +293,6 @@ class WgmmaCTA(LaunchedCTA):
     def _copy_plan(self, at: str) -> CopyPlan:
         place, shape = self.shape.places[at], self.shape
         depth = shape.v_depth if at.startswith("v") else shape.D
-        if at == "p":
-            depth = shape.BN
         return copy_plan(place.rows, 16 * place.vectors, place.itemsize * depth, shape.warps)
 
     def _copied_to(self, at: str) -> tuple[IntArray, int, IntArray]:
@@ -279,7 +310,7 @@ class WgmmaCTA(LaunchedCTA):
     def _copy_async(self, tile: KVTile, role: str) -> None:
         stage = self._stage_of(role, self._copied[role])
         self._copied[role] += 1
-        at = f"{role} plain" if self.shape.converted[role] else f"{role}{stage}"
+        at = f"{role} plain{stage}" if self.shape.converted[role] else f"{role}{stage}"
         plan, (address, nbytes, _) = self._copy_plan(at), self._copied_to(at)
         source, valid = plan.source_of(tile)
         self.hazards.copy_async(self._filled[at], f"{role} copy", stage)
@@ -290,8 +321,8 @@ class WgmmaCTA(LaunchedCTA):
     def _tile(self, role: str) -> SharedTile:
         """The next tile of a role, as it came."""
         self._read[role] += 1
-        converted = self.shape.converted[role]
-        at = f"{role} plain" if converted else f"{role}{self._stage(role)}"
+        converted, stage = self.shape.converted[role], self._stage_of(role, self._read[role] - 1)
+        at = f"{role} plain{stage}" if converted else f"{role}{stage}"
         dtype = self.shape.dtype if role == "k" else self.shape.p_dtype
         return SharedTile(self.smem, self.shape.places[at], self.shape.dram_dtype if converted else dtype)
 
@@ -299,15 +330,26 @@ class WgmmaCTA(LaunchedCTA):
         """Of the tile that so many came before."""
         return tiles % self.shape.stages(role)
 
-    def _stage(self, role: str) -> int:
-        """Where the tile stands that was taken last."""
-        return self._stage_of(role, self._read[role] - 1)
+    def _panel(self, role: str) -> int:
+        """Which panels hold the tile that was taken last."""
+        return 0 if self.shape.converted[role] else self._stage_of(role, self._read[role] - 1)
 
     def _count(self, active: Array, nbytes: int) -> None:
         self.traffic.move("SMEM->tensor cores", int(active.sum()) * nbytes)
 
-    def _zeros(self, columns: int) -> Fragments:
-        return Fragments.zeros(self.programs, accumulator_map(self.shape, columns))
+    def _scores_blocks(self, values: Array) -> Array:
+        """S as its instructions have it, ``[P, row blocks, of a block, 128, registers]``; where two warpgroups find the
+        same, it is found once.
+        """
+        if self.shape.groups_n == 1:
+            return self._blocks(values)
+        parts = values[:, :128].reshape(self.programs, 128, self.shape.groups_n, -1)
+        return parts.swapaxes(1, 2)[:, None]
+
+    def _scores_registers(self, c: Array) -> Array:
+        if self.shape.groups_n == 1:
+            return self._fragments(c, self.shape.BN).values
+        return np.tile(c[:, 0].swapaxes(1, 2).reshape(self.programs, 128, 1, -1), (1, self.shape.groups_n, 1, 1))
 
     def _blocks(self, values: Array) -> Array:
         """``[P, threads, repeats, regs]`` -> ``[P, blocks of 64 rows, column groups, 128, regs]``, in the order of the
@@ -323,3 +365,12 @@ class WgmmaCTA(LaunchedCTA):
         P, _, _, _, regs = c.shape
         split = c.reshape(P, -1, self.shape.warps // (4 * n), n, 128, regs)
         return Fragments(split.transpose(0, 3, 2, 4, 1, 5).reshape(P, *layout.row.shape), layout)
+
+
+def end_tiles(ctas: Sequence[WgmmaCTA]) -> None:
+    """After the last product of a tile: the next ones, for models of the same threads with operands of their own."""
+    if any(cta.holds_v for cta in ctas):
+        for cta in ctas:
+            cta.hazards.barrier()
+    for cta in ctas:
+        cta.fetch()

@@ -34,13 +34,14 @@ from .launched_cta import LaunchedCTA
 from .shared_tile import SharedTile
 from .tile_copies import TileCopies
 from .traffic import Traffic
-from .wgmma_plan import STAGES, PanelTile, along_columns, along_rows
+from .wgmma_plan import PanelTile, along_columns, along_rows
 
 __all__ = ["WgmmaMLACTA", "WgmmaMLAShape"]
 
 Array = np.ndarray[Any, Any]
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 ROWS, WARPS, GROUPS = 64, 8, 2
+STAGES = 2  # of K
 Parts = tuple[SharedTile, SharedTile]
 
 

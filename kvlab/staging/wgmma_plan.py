@@ -12,11 +12,10 @@ from kvlab.hardware import MmaAtom, SmemDescriptor, TensorMapSwizzle, get_atom
 
 from .fragments import FragmentMap
 
-__all__ = ["K_BYTES", "STAGES", "SUFFIX", "PanelTile", "PlainRows", "WgmmaShape", "accumulator_map",
-           "along_columns", "along_rows", "k_addresses", "q_addresses", "v_addresses"]  # fmt: skip
+__all__ = ["K_BYTES", "SUFFIX", "PanelTile", "PlainRows", "WgmmaShape", "accumulator_map", "along_columns",
+           "along_rows", "k_addresses", "q_addresses", "scores_map", "v_addresses"]  # fmt: skip
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
-STAGES = 2  # of K and of V; 1 where they are converted
 K_BYTES = 32  # of a row that one wgmma contracts
 SUFFIX = {"bfloat16": "bf16", "float16": "f16", "float8_e4m3fn": "e4m3"}
 
@@ -94,7 +93,7 @@ class WgmmaShape:
     padded to BDV (as those of K if None; 0: no such part); ``warps`` 4 or 8.
 
     dtype : of Q, and of K where it is multiplied. stored : of K and V in DRAM. weights : of P, and of V where it is
-    multiplied. Each as ``dtype`` if None.
+    multiplied. Each as ``dtype`` if None. ahead : tiles of K and V in flight while one is worked on.
     """
 
     BM: int
@@ -107,6 +106,7 @@ class WgmmaShape:
     BDV: int | None = None
     stored: np.dtype[Any] | None = None
     weights: np.dtype[Any] | None = None
+    ahead: int = 1
 
     def __post_init__(self) -> None:
         for name, value in (("DV", self.D), ("BDV", self.BD), ("stored", self.dtype), ("weights", self.dtype)):
@@ -135,7 +135,7 @@ class WgmmaShape:
 
     @property
     def groups_n(self) -> int:
-        """Warpgroups that share out the columns of a product."""
+        """Warpgroups that share out the columns of O. Of S each has all, in so many instructions."""
         return max(1, 16 * self.warps // self.BM)
 
     @property
@@ -165,14 +165,15 @@ class WgmmaShape:
         return {"k": self.dtype != self.dram_dtype, "v": self.p_dtype != self.dram_dtype}
 
     def stages(self, role: str) -> int:
-        """Stages of K (``"k"``) or V."""
-        return 1 if self.converted[role] or (role == "v" and self.v_transposed) else STAGES
+        """Stages of K (``"k"``) or V where it comes from DRAM: panels, or the plain rows before it is converted."""
+        if role == "v" and self.v_transposed:
+            return 1
+        return self.ahead if self.converted[role] else self.ahead + 1
 
     @property
     def places(self) -> dict[str, PanelTile | PlainRows]:
         """Where Q stands (``"q"``) and the stages of K and V (``"k0"``, ``"k1"``, ``"v0"``, ``"v1"``) when they are
-        multiplied; P (``"p"``) where it passes through shared memory; K and V before they are converted (``"k plain"``,
-        ``"v plain"``).
+        multiplied; K and V before they are converted (``"k plain0"``, ``"v plain0"``).
         """
         return _places(self)
 
@@ -188,19 +189,19 @@ def _places(shape: WgmmaShape) -> dict[str, PanelTile | PlainRows]:
     size, p_size = shape.dtype.itemsize, shape.p_dtype.itemsize
     v = (shape.v_width, shape.BN) if shape.v_transposed else (shape.BN, shape.v_width)
     tiles = [("q", (shape.BM, shape.BD), size)]
-    tiles += [(f"k{stage}", (shape.BN, shape.BD), size) for stage in range(shape.stages("k"))]
-    tiles += [(f"v{stage}", v, p_size) for stage in range(shape.stages("v"))]
-    if shape.groups_n > 1:
-        tiles.append(("p", (shape.BM, shape.BN), p_size))
+    panels = {role: 1 if shape.converted[role] else shape.stages(role) for role in "kv"}
+    tiles += [(f"k{stage}", (shape.BN, shape.BD), size) for stage in range(panels["k"])]
+    tiles += [(f"v{stage}", v, p_size) for stage in range(panels["v"])]
     base, places = 0, dict[str, PanelTile | PlainRows]()
     for at, (rows, cols), itemsize in tiles:
         if rows * cols:
             places[at] = PanelTile(rows, cols, base, itemsize)
             base += places[at].nbytes
     for role, cols in (("k", shape.BD), ("v", shape.v_width)):
-        if cols and shape.converted[role]:
-            places[f"{role} plain"] = PlainRows(shape.BN, cols, base, shape.dram_dtype.itemsize)
-            base += places[f"{role} plain"].nbytes
+        for stage in range(shape.stages(role) if cols and shape.converted[role] else 0):
+            at = f"{role} plain{stage}"
+            places[at] = PlainRows(shape.BN, cols, base, shape.dram_dtype.itemsize)
+            base += places[at].nbytes
     return places
 
 
@@ -210,7 +211,7 @@ def q_addresses(shape: WgmmaShape) -> IntArray:
 
 
 def k_addresses(shape: WgmmaShape, stage: int) -> IntArray:
-    """Elements that each step's descriptors of K find: ``[steps, groups, BN / groups, k]``."""
+    """Elements that each step's descriptors of K find: ``[steps, instructions, keys of each, k]``."""
     return along_columns(shape.panel(f"k{stage}"), shape.BN // shape.groups_n, shape.dtype)
 
 
@@ -262,3 +263,15 @@ def accumulator_map(shape: WgmmaShape, columns: int) -> FragmentMap:
     row = row + thread % (32 * warps) // 128 * 64 + repeat * 16 * warps
     col = col + thread // (32 * warps) * (columns // n) + 0 * row
     return FragmentMap((shape.BM, columns), row, col, warp_size=32)
+
+
+@functools.cache
+def scores_map(shape: WgmmaShape) -> FragmentMap:
+    """S ``[BM, BN]``: as O, but for warpgroups of the same rows, each of which has all of the keys."""
+    n = shape.groups_n
+    if n == 1:
+        return accumulator_map(shape, shape.BN)
+    thread, regs = np.arange(32 * shape.warps)[:, None, None], shape.BN // n // 2
+    r = np.arange(n * regs)
+    row, col = shape.atom(shape.BN).c(thread % 128, r % regs)
+    return FragmentMap((shape.BM, shape.BN), row + 0 * r, col + r // regs * (shape.BN // n), warp_size=32)

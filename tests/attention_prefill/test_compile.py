@@ -276,25 +276,32 @@ def test_the_emulator_copies_waits_and_reads_in_the_order_of_the_compiled_loop_o
     assert told[first : first + 2 * len(loop)] == 2 * loop
 
 
+IN_ORDER = [Case(LENS[:1] * 2, heads=(8, 2), D=64), *E4M3, paged(576, DV=512), paged(192, DV=128)]
+"""One piece of columns of K and V; more of K, in tiles of 64 and of 128 rows."""
+
+
 @pytest.mark.skipif(not triton.__version__.startswith("3.7"), reason="the emulator has the order of Triton 3.7")
-def test_the_emulator_copies_waits_and_multiplies_in_the_order_of_the_compiled_loop() -> None:
+@pytest.mark.parametrize("case", IN_ORDER, ids=str)
+def test_the_emulator_copies_waits_and_multiplies_in_the_order_of_the_compiled_loop(case: Case) -> None:
     """The first loop of the PTX against the events of the emulator, in which it runs for two tiles."""
-    made, config = compiled(Case(LENS[:1] * 2, heads=(8, 2), D=64), "sm_90")
-    words = r"cp\.async\.wait_group|wgmma\.wait_group|bar\.sync|fence\.proxy|wgmma\.mma_async|cp\.async\.commit|bra"
-    found = re.findall(words, made.asm["ptx"])
-    first = found.index("cp.async.wait_group")
-    loop = [word for word, _ in itertools.groupby(found[first : found.index("bra", first)])]
-    traffic, n = Traffic(timeline=Timeline()), 3 * config.BN
-    rng = np.random.default_rng(0)
-    q, k, v = (rng.standard_normal((1, n, 1, 64)).astype(as_dtype("bf16")) for _ in range(3))
-    problem, every = PrefillProblem(1, n, 1, 1, 64, 64, 2, 2), Features(MaskPlan())
-    config = choose_config(problem)
-    emulator.launch(q, k, v, scale=0.125, problem=problem, config=config, features=every, traffic=traffic)
-    kinds = {
-        "wait": "cp.async.wait_group", "barrier": "bar.sync", "fence": "fence.proxy", "commit": "cp.async.commit",
-        "read in flight": "wgmma.mma_async",
+    made, config = compiled(case, "sm_90")
+    words = {
+        r"cp\.async\.wait_group": "wait", r"bar\.sync": "barrier", r"fence\.proxy": "fence", r"wgmma\.mma_async":
+        "read in flight", r"wgmma\.wait_group": "wgmma.wait", r"cp\.async\.c[ag]": "copy", r"cp\.async\.commit":
+        "commit", r"st\.shared": "write", r"ld\.shared": "read", "bra": "bra",
     }  # fmt: skip
-    events = ["wgmma.wait_group" if "wgmma.wait" in e.what else kinds.get(e.kind) for e in traffic.trace()]
-    told = [word for word, _ in itertools.groupby(word for word in events if word is not None)]
-    first = told.index("cp.async.wait_group")
+    found = [next(told for word, told in words.items() if re.match(word, one))
+             for one in re.findall("|".join(words), made.asm["ptx"])]  # fmt: skip
+    first = found.index("wait")
+    loop = [word for word, _ in itertools.groupby(found[first : found.index("bra", first)])]
+    traffic, n, (D, DV) = Traffic(timeline=Timeline()), 2 * config.BN + config.BM, (case.D, case.DV or case.D)
+    rng, dtype, stored = np.random.default_rng(0), as_dtype(case.dtype), as_dtype(case.kv or case.dtype)
+    q, k, v = (rng.standard_normal((1, n, 1, d)).astype(t) for d, t in ((D, dtype), (D, stored), (DV, stored)))
+    problem = PrefillProblem(1, n, 1, 1, D, DV, dtype.itemsize, stored.itemsize, p_fp8=dtype.itemsize == 1)
+    config = replace(config, pack=1, row_tiles=-(-n // config.BM))
+    every = Features(MaskPlan())
+    emulator.launch(q, k, v, scale=0.125, problem=problem, config=config, features=every, traffic=traffic)
+    events = ["wgmma.wait" if "wgmma.wait" in e.what else e.kind for e in traffic.trace() if e.kind != "landed"]
+    told = [word for word, _ in itertools.groupby(events)]
+    first = told.index("wait")
     assert told[first : first + 2 * len(loop)] == 2 * loop

@@ -191,7 +191,7 @@ def fetched_before_v(patch: Patch) -> None:
 def wgmma_loops_are_not_drained(patch: Patch) -> None:
     """The first copies of the second loop are issued without a wait or barrier, into stage 0."""
 
-    def begin(cta: WgmmaCTA, tile: Any) -> None:
+    def begin(cta: WgmmaCTA, role: str, tile: Any) -> None:
         if not cta._flying["k"] or not wgmma_cta.is_same(cta._flying["k"][0], tile):
             for role in "kv":
                 cta._flying[role].clear()

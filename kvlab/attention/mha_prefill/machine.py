@@ -17,7 +17,7 @@ from kvlab.staging.kv_buffer_cta import KVBufferCTA, KVBufferShape
 from kvlab.staging.mfma_cta import MfmaCTA, MfmaShape
 from kvlab.staging.mma_sync_cta import MmaSyncCTA, MmaSyncShape
 from kvlab.staging.nvidia_decode_cta import NvidiaDecodeCTA, operand_p_of
-from kvlab.staging.wgmma_cta import WgmmaCTA, WgmmaShape
+from kvlab.staging.wgmma_cta import WgmmaCTA, WgmmaShape, end_tiles
 
 from .config import PrefillConfig, PrefillProblem
 
@@ -92,15 +92,32 @@ class PrefillCTA:
         return self.pieces[0].row_sum(p)
 
 
-class NvidiaPieces(PrefillCTA):
-    """Pieces without wgmma: all fetch ahead, and P passes through the first for all of them."""
+class PiecesAhead(PrefillCTA):
+    """Pieces that all fetch ahead."""
 
-    pieces: list[NvidiaDecodeCTA[Any]]  # type: ignore[assignment]
+    pieces: list[Any]
 
     def follow(self, *walks: list[KVCacheIterator]) -> None:
         """Fetch ahead along these iterators, of K's and V's pieces for one loop after the other."""
         for i, piece in enumerate(self.pieces):
             piece.follow(*(walk[i] if i < len(walk) else None for walk in walks))
+
+
+class WgmmaPieces(PiecesAhead):
+    """Pieces of wgmma, whose next tiles come behind the products of all of them."""
+
+    pieces: list[WgmmaCTA]
+
+    def _add_values(self, p: Fragments, pairs: list[tuple[Any, Fragments]], active: Array) -> list[Fragments]:
+        found = [x.add_values(p, v, o, active) for x, (v, o) in zip(self.pieces, pairs, strict=False)]
+        end_tiles(self.pieces)
+        return found
+
+
+class NvidiaPieces(PiecesAhead):
+    """Pieces without wgmma: P passes through the first for all of them."""
+
+    pieces: list[NvidiaDecodeCTA[Any]]
 
     def _add_values(self, p: Fragments, pairs: list[tuple[Any, Fragments]], active: Array) -> list[Fragments]:
         a = operand_p_of(self.pieces, self.pieces[0], p, active)
@@ -153,23 +170,30 @@ def prefill_cta(
         k, v = (D if BD else 0, BD), (DV if BDV else 0, BDV)
         where = k_rows, v_rows, batch_idx, head_idx, traffic
         dtypes, last = (q_dtype, stored, weights), config.V1 or config.V0
-        pieces.append(piece_cta(arch, sizes, k, v, *dtypes, *where, last=last, stages=stages))
+        pieces.append(piece_cta(arch, sizes, k, v, *dtypes, *where, last=last, stages=stages, beside=bool(pieces)))
     widths = {
         role: [(0, sides[0][1])] + ([(sides[0][0], sides[1][1])] if sides[1][0] else [])
         for role, sides in (("k", k_widths), ("v", v_widths))
     }
-    made = NvidiaPieces if isinstance(pieces[0], NvidiaDecodeCTA) else PrefillCTA
+    made = (
+        NvidiaPieces
+        if isinstance(pieces[0], NvidiaDecodeCTA)
+        else WgmmaPieces
+        if isinstance(pieces[0], WgmmaCTA)
+        else PrefillCTA
+    )
     return made(pieces, widths, problem.p_fp8)
 
 
 def piece_cta(
     arch: str, sizes: tuple[int, int, int], k: tuple[int, int], v: tuple[int, int], dtype: np.dtype[Any],
     stored: np.dtype[Any], weights: np.dtype[Any], k_rows: Any, v_rows: Any, batch_idx: Any, head_idx: Any,
-    traffic: Traffic, *, last: int, stages: int,
+    traffic: Traffic, *, last: int, stages: int, ahead: int = 1, beside: bool = False,
 ) -> TileCTA:  # fmt: skip
     """The CTA model of ``arch`` for a piece of the columns: ``sizes`` are query rows, keys and warps, ``k`` and ``v``
     columns in DRAM and padded. Dtypes of Q, of K and V in DRAM, of P and V where they are multiplied. ``last``: columns
-    of the last product. ``stages``: of K and V on gfx950.
+    of the last product. ``stages``: of K and V on gfx950. ``ahead``: tiles in flight on sm_90. ``beside``: another
+    piece's model of the same threads states the waits and barriers.
 
     sm_80 (mma.sync, its warps along the rows if ``last`` is not more than the rows) and sm_90 (wgmma): what our Triton
     kernel compiles to, float32 without tensor cores. gfx950: MAX's prefill through KVBuffer; float32, which that buffer
@@ -185,9 +209,9 @@ def piece_cta(
         raise ValueError(f"arch {arch!r} is not one of {', '.join(PREFILL_ARCHS)}")
     if dtype.itemsize == 4:
         fma = FmaShape(BM, BN, D, BD, arch, num_warps, False, False, (DV, BDV))
-        return FmaCTA(fma, len(batch_idx), traffic)
+        return FmaCTA(fma, len(batch_idx), traffic, beside=beside)
     if arch == "sm_80":
         mma = MmaSyncShape(BM, BN, D, BD, dtype, arch, False, (DV, BDV), False, num_warps, along_rows=BM >= last)
-        return MmaSyncCTA(mma, len(batch_idx), traffic)
-    wgmma = WgmmaShape(BM, BN, D, BD, dtype, num_warps, DV, BDV, stored, weights)
-    return WgmmaCTA(wgmma, len(batch_idx), traffic)
+        return MmaSyncCTA(mma, len(batch_idx), traffic, beside=beside)
+    wgmma = WgmmaShape(BM, BN, D, BD, dtype, num_warps, DV, BDV, stored, weights, ahead)
+    return WgmmaCTA(wgmma, len(batch_idx), traffic, beside=beside)

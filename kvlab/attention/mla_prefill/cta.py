@@ -11,6 +11,7 @@ from kvlab.attention.scoring.emulator import by_column
 from kvlab.memory import Memory
 from kvlab.staging import Fragments, KVCacheIterator, KVTile, TileCTA, Traffic
 from kvlab.staging.nvidia_decode_cta import NvidiaDecodeCTA, operand_p_of
+from kvlab.staging.wgmma_cta import WgmmaCTA, end_tiles
 
 from .config import MLAPrefillConfig, MLAPrefillProblem
 
@@ -24,7 +25,8 @@ class MLAPrefillCTA:
     columns, ``value`` V; scores and P stand in the same registers of all three.
 
     Each is what :func:`~kvlab.attention.mha_prefill.machine.piece_cta` gives; on gfx950 K, its rope part and V have
-    KVBuffers of their own. Those without wgmma fetch the next tile ahead, after :meth:`follow`.
+    KVBuffers of their own. NVIDIA's fetch ahead, after :meth:`follow`: one tile, or ``num_stages - 1`` on sm_90 where
+    no numbers of pages have to come first.
     """
 
     def __init__(
@@ -38,19 +40,27 @@ class MLAPrefillCTA:
         row_bytes = sum(n * np.dtype(rows.dtype).itemsize for rows, n in columns)
         stages = stages_on_gfx950(row_bytes, config.BN)
 
-        def machine(rows: Any, head: Array, k_columns: tuple[int, int], v_columns: tuple[int, int]) -> TileCTA:
+        ahead = 1 if rope.page_size_ else config.num_stages - 1
+
+        def machine(
+            rows: Any, head: Array, k_columns: tuple[int, int], v_columns: tuple[int, int], beside: bool = True
+        ) -> TileCTA:
             sizes, stored = (config.BM, config.BN, config.num_warps), np.dtype(rows.dtype)
             where = rows, rows, batch_idx, head, traffic
             columns, last = (k_columns, v_columns), config.BV
-            return piece_cta(arch, sizes, *columns, dtype, stored, dtype, *where, last=last, stages=stages)
+            return piece_cta(
+                arch, sizes, *columns, dtype, stored, dtype, *where, last=last, stages=stages, ahead=ahead,
+                beside=beside,
+            )  # fmt: skip
 
         self.depth = problem.nope
         none = 0, 0
-        self.nope = machine(k, head_idx, (problem.nope, config.BD), none)
+        self.nope = machine(k, head_idx, (problem.nope, config.BD), none, False)
         self.rope = machine(rope, np.zeros_like(head_idx), (problem.rope, config.BR), none)
         self.value = machine(v, head_idx, none, (problem.value, config.BV))
         machines = self.nope, self.rope, self.value
-        self._ahead: list[NvidiaDecodeCTA[Any]] = [made for made in machines if isinstance(made, NvidiaDecodeCTA)]
+        self._ahead: list[NvidiaDecodeCTA[Any]] = [x for x in machines if isinstance(x, NvidiaDecodeCTA)]
+        self._wgmma = [x for x in machines if isinstance(x, WgmmaCTA)]
 
     def follow(self, *walks: KVCacheIterator) -> None:
         """Fetch ahead along these iterators, of K, V and the rope part for one loop after the other."""
@@ -58,7 +68,8 @@ class MLAPrefillCTA:
         for k, v, rope in zip(walks[::3], walks[1::3], walks[2::3], strict=True):
             for tiles, pair in zip(roles, ((k, None), (rope, None), (None, v)), strict=True):
                 tiles.extend(pair)
-        for machine, tiles in zip(self._ahead, roles, strict=False):
+        ahead: list[Any] = [*self._ahead, *self._wgmma]
+        for machine, tiles in zip(ahead, roles, strict=False):
             machine.follow(*tiles)
 
     def load_q(self, dram: Memory, offset: Array, valid: Array) -> tuple[Any, Any]:
@@ -108,4 +119,8 @@ class MLAPrefillCTA:
         if self._ahead:
             value = self._ahead[-1]
             return value.add_values(operand_p_of(self._ahead, value, p, active), v, o)
+        if self._wgmma:
+            o = self._wgmma[-1].add_values(p, v, o, active)
+            end_tiles(self._wgmma)
+            return o
         return self.value.accumulate(p, v, o, active)

@@ -223,6 +223,7 @@ done; missing: a barrier between warp 0 and warp 1
         for plain, seen in ((0, W), (2 * W, 4 * W)):  # ordinary writes, copies
             new = np.maximum(self.known[chosen, seen : seen + W], self.known[chosen, plain : plain + W])
             self.known[chosen, seen : seen + W] = new
+        self._tick(chosen)  # what follows is not covered
         self._event("fence", "fence.proxy.async", None, warps)
 
     def barrier(
@@ -287,7 +288,7 @@ done; missing: a barrier between warp 0 and warp 1
             raise ValueError(f"warps {at.warps} of a bulk copy: must be one, that which issues it")
 
     def _tick(self, warps: list[int]) -> None:
-        """A new moment for warps that have told others what they did."""
+        """A new moment for warps that have told others, or the async proxy, what they did."""
         self.known[warps, warps] += 1
 
     def _expect_running(self, warps: tuple[int, ...]) -> None:

@@ -123,16 +123,21 @@ def check_conservation(t: Tiles) -> None:
         assert t.traffic.moved["DRAM->SMEM"] - before == int(t.valid.sum()) * row
 
 
-def drive(make: Callable[..., Any], dtype: str, BM: int, BN: int, D: int, loops: int = 1, traffic: Any = None) -> Any:
+def drive(
+    make: Callable[..., Any], dtype: str, BM: int, BN: int, D: int, loops: int = 1, traffic: Any = None, q: str = ""
+) -> Any:
     """The loops of an attention kernel on the machine ``make(k_cache, v_cache, batch, head, traffic)``: two sequences
-    of five and of one and a half tiles of BN keys, split among ``loops`` loops. A launch: it ends the machine."""
+    of five and of one and a half tiles of BN keys, split among ``loops`` loops. A launch: it ends the machine. ``q``: the
+    dtype of Q, if another."""
     traffic = Traffic() if traffic is None else traffic
     with traffic.launch():
-        return _drive(make, dtype, BM, BN, D, loops, traffic)
+        return _drive(make, as_dtype(dtype), as_dtype(q or dtype), BM, BN, D, loops, traffic)
 
 
-def _drive(make: Callable[..., Any], dtype: str, BM: int, BN: int, D: int, loops: int, traffic: Traffic) -> Any:
-    rng, kind = np.random.default_rng(0), as_dtype(dtype)
+def _drive(
+    make: Callable[..., Any], kind: Any, q_kind: Any, BM: int, BN: int, D: int, loops: int, traffic: Traffic
+) -> Any:
+    rng = np.random.default_rng(0)
     lengths = np.array([5 * BN, BN + BN // 2])
     table = rng.permutation(10).reshape(2, 5)
     pools = [(rng.standard_normal((10, BN, 1, D)) / 8).astype(kind) for _ in range(2)]
@@ -146,7 +151,7 @@ def _drive(make: Callable[..., Any], dtype: str, BM: int, BN: int, D: int, loops
             walk.tile_start_row = first
         walks.append(pair)
     rows = np.broadcast_to(np.arange(BM) * D, (2, BM))
-    q = cta.load_q(Memory.over(rng.standard_normal(BM * D).astype(kind)), rows, np.ones((2, BM), np.bool_))
+    q = cta.load_q(Memory.over(rng.standard_normal(BM * D).astype(q_kind)), rows, np.ones((2, BM), np.bool_))
     cta.follow(*itertools.chain.from_iterable(walks))
     o = cta.zeros()
     for k_tiles, v_tiles in walks:

@@ -22,6 +22,7 @@ from kvlab.staging.kv_buffer_cta import KVBufferCTA, KVBufferShape
 from kvlab.staging.kv_buffer_decode_cta import KVBufferDecodeCTA, KVBufferDecodeShape
 from kvlab.staging.launched_cta import LaunchedCTA
 from kvlab.staging.mfma_mla_cta import MfmaMLACTA
+from kvlab.staging.mla_cta import mla_cta
 from kvlab.staging.mma_sync_cta import MmaSyncCTA, MmaSyncShape
 from kvlab.staging.tile_pipeline import TilePipeline
 from kvlab.staging.tile_walk import TileWalk
@@ -74,6 +75,37 @@ def wgmma(traffic: Any = None) -> None:
     drive(lambda k, v, batch, head, traffic: WgmmaCTA(shape, 2, traffic), "bf16", 64, 64, 64, loops=2, traffic=traffic)
 
 
+def converted(traffic: Any = None) -> None:
+    """K and V of e4m3, converted beside a Q of 16 bits."""
+    shape = WgmmaShape(64, 64, 64, 64, BF16, 4, stored=as_dtype("fp8"))
+    make = lambda k, v, batch, head, traffic: WgmmaCTA(shape, 2, traffic)  # noqa: E731
+    drive(make, "fp8", 64, 64, 64, loops=2, traffic=traffic, q="bf16")
+
+
+def turned(traffic: Any = None) -> None:
+    """e4m3 throughout: V comes through registers, its keys along the rows."""
+    shape = WgmmaShape(64, 64, 64, 64, as_dtype("fp8"), 4)
+    drive(lambda k, v, batch, head, traffic: WgmmaCTA(shape, 2, traffic), "fp8", 64, 64, 64, loops=2, traffic=traffic)
+
+
+def far_ahead(traffic: Any = None) -> None:
+    """Two tiles in flight."""
+    shape = WgmmaShape(64, 32, 64, 64, BF16, 8, ahead=2)
+    drive(lambda k, v, batch, head, traffic: WgmmaCTA(shape, 2, traffic), "bf16", 64, 32, 64, loops=2, traffic=traffic)
+
+
+def latents(traffic: Any = None) -> None:
+    """MLA decode by mma.sync, two tiles ahead."""
+    rng, end = np.random.default_rng(0), np.array([320, 130])
+    rows = (rng.standard_normal((5, 64, 1, 192)) / 8).astype(BF16)
+    windows = [PagedKVCache(x, [0, 0], [[0, 1, 2, 3, 4], [4, 0, 1, 2, 3]], 1, 320) for x in (rows[..., :128],
+                                                                                          rows[..., 128:])]  # fmt: skip
+    traffic = Traffic() if traffic is None else traffic
+    with traffic.launch():
+        cta = mla_cta("sm_90", 16, 64, (128, 64), *windows, np.arange(2), end, traffic, num_warps=8, num_stages=5)
+        decode_latents(cta, 16, 64, 192, end, rng)
+
+
 def mma_rows(traffic: Any = None) -> None:
     """Prefill on sm_80, its warps along the rows."""
     shape = MmaSyncShape(128, 32, 32, 32, BF16, "sm_80", warps=8, along_rows=True)
@@ -112,7 +144,8 @@ def staged(traffic: Any = None) -> None:
 
 MACHINES: dict[str, Any] = {
     "prefill": prefill, "decode": decode, "shared": shared, "mla": mla, "wgmma": wgmma, "mla64": mla64,
-    "rows": mma_rows, "staged": staged,
+    "rows": mma_rows, "staged": staged, "converted": converted, "turned": turned, "far_ahead": far_ahead,
+    "latents": latents,
 }  # fmt: skip
 
 
@@ -123,7 +156,8 @@ def test_nothing_is_reported(machine: str) -> None:
     kinds = {event.kind for event in traffic.timeline or ()}
     assert {"barrier"} < kinds
     assert ("copy" in kinds and "landed" in kinds) or machine == "staged"
-    assert "read in flight" in kinds if machine in ("wgmma", "mla64") else "read" in kinds
+    by_wgmma = machine in ("wgmma", "mla64", "turned", "far_ahead")
+    assert "read in flight" in kinds if by_wgmma else "read" in kinds
 
 
 def words_of(machine: str) -> list[str]:
@@ -289,6 +323,22 @@ MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
         "prefill decode mla", attribute(LaunchedCTA, "drain", a_tile_more), END,
         "k copy by warp 0, stage 0, is in flight at the end of the CTA; missing: s_waitcnt vmcnt in warp 0",
     ),
+    "e4m3-without-a-wait": ("converted turned", drop("wait_group"), READ, "missing: cp.async.wait_group in warp"),
+    "panels-without-a-fence": (
+        "converted turned", drop("fence_async", "write"), ORDER, "fence.proxy.async in warp",
+    ),
+    "panels-without-a-barrier": ("converted turned", drop("barrier", "fence"), ORDER, "a barrier between warp"),
+    "plain-rows-without-a-barrier": ("converted", drop("barrier", "wait"), READ, "k convert by warp"),
+    "panels-while-they-are-multiplied": (
+        "converted turned", drop("wait_mma"), WAR, "wgmma.wait_group in warp",
+    ),
+    "far-ahead-leaves-one-tile-more": (
+        "far_ahead", drop("wait_group", instead=lambda h, wait: wait(h, 4)), READ, "k wgmma by warp",
+    ),
+    "latents-leave-one-tile-more": (
+        "latents", drop("wait_group", instead=lambda h, wait: wait(h, 2)), READ, "k read by warp",
+    ),
+    "latents-refilled-while-v-is-read": ("latents", drop("barrier", "v read"), WAR, "k copy by warp"),
     "loops-not-drained": ("wgmma", wgmma_loops_are_not_drained, WAW, "cp.async.wait_group in warp"),
 }  # fmt: skip
 CASES = [(name, machine) for name, (machines, *_) in MUTANTS.items() for machine in machines.split()]

@@ -127,8 +127,8 @@ def drive(
     make: Callable[..., Any], dtype: str, BM: int, BN: int, D: int, loops: int = 1, traffic: Any = None, q: str = ""
 ) -> Any:
     """The loops of an attention kernel on the machine ``make(k_cache, v_cache, batch, head, traffic)``: two sequences
-    of five and of one and a half tiles of BN keys, split among ``loops`` loops. A launch: it ends the machine. ``q``: the
-    dtype of Q, if another."""
+    of five and of one and a half tiles of BN keys, split among ``loops`` loops. A launch: it ends the machine.
+    ``q``: the dtype of Q, if another."""
     traffic = Traffic() if traffic is None else traffic
     with traffic.launch():
         return _drive(make, as_dtype(dtype), as_dtype(q or dtype), BM, BN, D, loops, traffic)

@@ -34,7 +34,7 @@ from typing import Any
 from kvlab.triton_support.interpreter import install, is_interpreted
 from kvlab.triton_support.packet import Packet, pack, unpack
 
-__all__ = ["ChildDied", "ChildTraceback", "close", "is_interpreted", "run"]
+__all__ = ["ChildDied", "ChildTraceback", "close", "is_interpreted", "pickled", "run"]
 
 
 class ChildDied(RuntimeError):
@@ -236,7 +236,7 @@ def _answer(pipe: _Pipe, path: str, header: Any, file: int | None) -> None:
         packet = pack(result, lambda part: names.get(id(part)))
         pipe.send("result", packet.header(), packet.file, os.getppid())
     except BaseException as error:
-        pipe.send("error", (_pickled(error), traceback.format_exc()))
+        pipe.send("error", (pickled(error), traceback.format_exc()))
     finally:
         if packet is not None:
             packet.close()
@@ -244,7 +244,7 @@ def _answer(pipe: _Pipe, path: str, header: Any, file: int | None) -> None:
             os.close(file)
 
 
-def _pickled(error: BaseException) -> bytes:
+def pickled(error: BaseException) -> bytes:
     """The exception, or a RuntimeError in its words when pickle cannot carry it."""
     try:
         data = pickle.dumps(error)

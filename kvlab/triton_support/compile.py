@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import atexit
 import functools
+import multiprocessing
+import pickle
 import re
 import shutil
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvlab.triton_support.child import pickled
 from kvlab.triton_support.interpreter import is_interpreted
 from kvlab.triton_support.sass import jump_tables, unwritten
-from kvlab.triton_support.versions import require
+from kvlab.triton_support.versions import require, shares_amd_casts
 
 __all__ = ["TARGETS", "Compiled", "compile_kernel", "signature_of"]
 
@@ -192,9 +195,36 @@ def compile_kernel(
     wanted = {"num_warps": num_warps, "num_stages": num_stages, **options}
     with triton.knobs.cache.scope():
         triton.knobs.cache.dir = _cache_folder()
-        kernel = triton.compile(source, target=GPUTarget(*TARGETS[target]), options=wanted)
+        build = functools.partial(triton.compile, source, target=GPUTarget(*TARGETS[target]), options=wanted)
+        if TARGETS[target][0] == "hip" and shares_amd_casts():
+            _in_fork(build)  # fills the cache, from which the next line reads
+        kernel = build()
         asm = {key: kernel.asm[key] for key in kernel.asm}
     return Compiled(fn.__name__, target, asm, kernel.metadata.shared, kernel.metadata.num_warps)
+
+
+def _in_fork(build: Callable[[], Any]) -> None:
+    """Call ``build`` in a forked process; an exception there is raised here."""
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe(duplex=False)
+
+    def work() -> None:
+        try:
+            build()
+            theirs.send_bytes(b"")
+        except Exception as error:
+            theirs.send_bytes(pickled(error))
+
+    process = fork.Process(target=work)
+    process.start()
+    theirs.close()
+    try:
+        said = ours.recv_bytes()
+    except EOFError:
+        said = pickle.dumps(RuntimeError("the process in which Triton compiled ended without a word"))
+    process.join()
+    if said:
+        raise pickle.loads(said)
 
 
 def _source_class(fn: Any, portable: Any) -> Any:

@@ -9,7 +9,16 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 
-__all__ = ["OLDEST", "TESTED", "gluon_lacks", "has_smem_reinterpret", "holds_wgmma_rows", "installed", "require"]
+__all__ = [
+    "OLDEST",
+    "TESTED",
+    "gluon_lacks",
+    "has_smem_reinterpret",
+    "holds_wgmma_rows",
+    "installed",
+    "require",
+    "shares_amd_casts",
+]
 
 #: the releases that the tests run with: the oldest, the one that torch 2.13 names, the newest
 TESTED = ("3.6.0", "3.7.1", "3.9.0")
@@ -61,6 +70,14 @@ def holds_wgmma_rows() -> bool:
     """
     version = installed()
     return version is None or _number(version) < (3, 9)
+
+
+def shares_amd_casts() -> bool:
+    """Whether the installed Triton casts from e4m3, for the life of a process, as the first AMD GPU that it compiled
+    for wants it: 3.6 does, and then gives gfx942 instructions that only gfx950 has.
+    """
+    version = installed()
+    return version is not None and _number(version) < (3, 7)
 
 
 def gluon_lacks(*, wide: bool = False) -> str | None:

@@ -21,3 +21,14 @@ def matmul_kernel(a, b, c, K, stride, BM: tl.constexpr, BN: tl.constexpr, BK: tl
         y = tl.load(b + (start + k)[:, None] * stride + n[None, :])
         acc = tl.dot(x, y, acc)
     tl.store(c + m[:, None] * stride + n[None, :], acc.to(c.dtype.element_ty))
+
+
+@triton.jit
+def widen_kernel(x, y, B: tl.constexpr):
+    i = tl.arange(0, B)
+    tl.store(y + i, tl.load(x + i).to(tl.bfloat16))
+
+
+@triton.jit
+def refused_kernel(x, B: tl.constexpr):
+    tl.static_assert(B == 0, "B is not 0")

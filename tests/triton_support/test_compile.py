@@ -116,6 +116,20 @@ def test_bad_input_is_named(kernels):
         compile_kernel(kernels.copy_kernel, {"x": "*i32", "y": "*i32", "n": "i32"}, {"B": 16}, divisible=["B"])
 
 
+@pytest.mark.parametrize("order", [AMD, AMD[::-1]], ids="-then-".join)
+def test_an_amd_target_does_not_change_the_next(kernels, order):
+    """Rests on the instruction sets: gfx950 casts two e4m3 at once, gfx942 has no such instruction."""
+    for target in order:
+        made = compile_kernel(kernels.widen_kernel, {"x": "*fp8e4nv", "y": "*bf16"}, {"B": 1024}, target)
+        assert ("v_cvt_scalef32_pk_bf16_fp8" in made.asm["amdgcn"]) == (target == "gfx950"), target
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_compilers_errors_pass(kernels, target):
+    with pytest.raises(Exception, match="B is not 0"):
+        compile_kernel(kernels.refused_kernel, {"x": "*i8"}, {"B": 1}, target)
+
+
 def test_the_cache_is_private(kernels, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     compile_kernel(kernels.copy_kernel, {"x": "*i8", "y": "*i8", "n": "i32"}, {"B": 64})

@@ -121,6 +121,7 @@ KERNELS = {
         PREFILL_HOPPER, functools.partial(prefill_inputs, PREFILL_HOPPER), "mha_prefill", {"causal": True}, "hopper"
     ),
     "mla decode hopper": Kernel(MLA, functools.partial(mla_inputs, MLA), "mla_decode_paged", ONE_SPLIT, "hopper"),
+    "decode hopper": Kernel(DECODE, decode_inputs, "mha_decode_paged", ONE_SPLIT, "hopper"),
 }
 BACKENDS = ("triton", "hopper")
 

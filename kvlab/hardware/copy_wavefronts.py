@@ -102,7 +102,8 @@ def copy_unit_passes(
     while before is None or (passes != before).any():  # as often as the longest chain is long
         before = passes
         passes = flat[2] * (1 + (rivals * before[:, None, :]).max(axis=2))
-    return passes.max(axis=1).reshape(*lead, machine.warp_size // together).sum(axis=-1)
+    taken: Array = passes.max(axis=1).reshape(*lead, machine.warp_size // together).sum(axis=-1)
+    return taken
 
 
 def _operands(

@@ -183,7 +183,7 @@ def test_bytes_from_dram_and_sectors(name: str, request: pytest.FixtureRequest) 
     lse = 0 if name.startswith("mla") else F_PROGRAMS / 2  # 16 bytes are stored, a sector moves
     assert found["l1_written_sectors"] == found["store_sectors"] == traffic.moved["registers->DRAM"] / SECTOR + lse
     assert once / SECTOR <= found["l2_read_sectors"] + 5000 / SECTOR
-    assert found["l2_read_sectors"] <= found["l1_read_sectors"]
+    assert found["l2_read_sectors"] <= 1.001 * found["l1_read_sectors"]  # counted in two passes
 
 
 def test_streaming_bytes_from_dram_and_sectors() -> None:

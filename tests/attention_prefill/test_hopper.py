@@ -40,6 +40,7 @@ CASES = [
     Case(((130, 200),), heads=(2, 1), D=128, softcap=60.0),
     Case(((200, 256),), heads=(2, 1), D=256, sinks=True),
     Case(((200, 64), (70, 129), (0, 9)), heads=(2, 1), D=256, form="ragged"),
+    Case(((200, 260),), heads=(2, 1), D=64, causal=False),
     Case(((130, 400),), heads=(4, 2), D=128, dtype="fp8", scales="number", strided=True),
     Case(((130, 200),), heads=(2, 1), D=128, dtype="fp8", causal=False, softcap=20.0),
     Case(RAGGED, heads=(4, 2), D=128, dtype="fp8", scales="head", form="ragged", window=150),
@@ -188,6 +189,8 @@ def test_when_auto_takes_it(
 LENS = ((150, 200), (150, 200))
 MATRIX = [
     Case(LENS, heads=(4, 2), D=64),
+    Case(((256, 256),), heads=(4, 2), D=64),
+    Case(LENS, heads=(4, 2), D=64, causal=False),
     Case(((256, 256),), heads=(4, 2), D=128),
     Case(LENS, heads=(4, 2), D=128, form="ragged", dtype="fp16"),
     Case(LENS, heads=(4, 2), D=128, form="paged", page=16, sinks=True, softcap=20.0, window=100),

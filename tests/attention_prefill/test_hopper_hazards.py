@@ -41,7 +41,7 @@ from kvlab.staging import Timeline, Traffic
 method = functools.partial(method_of, HopperCTA)
 CASES = {
     "two": Case(((130, 300),), heads=(4, 2), D=128),  # two consumers, two buffers of Q, tiles of two or three blocks
-    "three": Case(((200, 500),), heads=(3, 1), D=64),  # three consumers, three stages, EARLY and HOLD
+    "three": Case(((200, 500),), heads=(3, 1), D=64, causal=False),  # three consumers, three stages, EARLY and HOLD
     "halves": Case(((130, 200),), heads=(2, 1), D=192, DV=128),  # O in two parts, one buffer of Q
     "paged": Case(((130, 200), (70, 70)), heads=(2, 1), D=128, form="paged"),  # V is cleaned
     "block": Case(((64, 100),), heads=(1, 1), D=128),  # one tile of one block

@@ -242,12 +242,13 @@ class WgmmaCTA(LaunchedCTA):
         self.hazards.read(self._used[at], f"{role} convert", stage)
         rows = SharedTile(self.smem, shape.places[at], shape.dram_dtype).tile()
         values = rows.astype(shape.dtype if role == "k" else shape.p_dtype)
-        if role == "v" and (shape.converted["k"] or shape.BD == 0):
+        with self.own():
+            if role == "v" and (shape.converted["k"] or shape.BD == 0):
+                self.hazards.barrier()
+            self.hazards.write(self._filled[f"{role}0"], f"{role} panels")
+            self._store_tile(place, values)
+            self.hazards.fence_async()
             self.hazards.barrier()
-        self.hazards.write(self._filled[f"{role}0"], f"{role} panels")
-        self._store_tile(place, values)
-        self.hazards.fence_async()
-        self.hazards.barrier()
         programs = int(active.sum())
         self.traffic.move("SMEM->registers", programs * rows[0].nbytes)
         self.traffic.move("registers->SMEM", programs * values[0].nbytes)

@@ -45,8 +45,8 @@ class Constants(NamedTuple):
     others see. WINDOW: bounded on the left. CLEAN: rows behind a sequence's end may be anything. CAPPED: softcap;
     FIXED: so low that weights have a fixed top. O leaves in ROUNDS parts. EQUAL: all tiles have as many keys. HOLD,
     EARLY: see ``hopper_roles.consume``. ITEM: bytes of an element of Q, K and V; of 1, V passes through a warpgroup,
-    the WIDENER, that makes it float16. Q_SCALE, K_SCALE, V_SCALE: each KV head has one. REGISTERS of a thread of a
-    consumer, of the PRODUCER and of the WIDENER.
+    the TRANSPOSER. Q_SCALE, K_SCALE, V_SCALE: each KV head has one. REGISTERS of a thread of a
+    consumer, of the PRODUCER and of the TRANSPOSER.
     """
 
     D: int
@@ -77,7 +77,7 @@ class Constants(NamedTuple):
     V_SCALE: bool
     REGISTERS: int
     PRODUCER: int
-    WIDENER: int
+    TRANSPOSER: int
     BM: int = 64
 
 
@@ -175,6 +175,7 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperConfi
     diagonal = bounded and not (skip or (aligned and rows == BN))
     overlap = small and not (bounded and aligned and rows == BN and not (window or features.softcap > 0))
     fixed = D <= 128 and 0 < features.softcap * LOG2E <= FIXED_MOST and bool(dtype_of(inputs.q, "q") == bfloat16)
+    eight = (208, 32, 64) if whole and not bounded and not window else (192, 48, 80)  # e4m3's registers
     total = inputs.q.shape[1] if problem.ragged else problem.max_q
     row_tiles = total // rows + problem.batch if problem.ragged else -(-problem.max_q // rows)
     heads = problem.q_heads * (1 if problem.ragged else problem.batch)
@@ -187,8 +188,8 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperConfi
         HOLD=overlap or fixed, EARLY=overlap, ROUNDS=2 if D > 128 else 1, EQUAL=known and not bounded and not window,
         ITEM=item, Q_SCALE=scales.q.heads is not None, K_SCALE=scales.k.heads is not None,
         V_SCALE=scales.v.heads is not None,
-        REGISTERS=160 if three else 208 if item == 1 else 232 if page else 240,
-        PRODUCER=32 if three or not page else 48, WIDENER=(48 if page else 64) if item == 1 else 0,
+        REGISTERS=160 if three else eight[0] if item == 1 else 232 if page else 240,
+        PRODUCER=eight[1] if item == 1 else 32 if three or not page else 48, TRANSPOSER=eight[2] if item == 1 else 0,
     )  # fmt: skip
     together = 1
     if bounded or problem.ragged:

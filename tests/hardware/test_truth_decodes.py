@@ -200,7 +200,7 @@ def test_streaming_bytes_from_dram_and_sectors() -> None:
 # Copies of zeros, behind the last tile: they are no copies but stores, 4 passes each.
 ZEROS = {
     "decode": 512, "prefill": 64 * 2 * 2 * 64, "decode fp8": 256, "decode streaming": 0,
-    "mla decode": 576, "mla decode, 16 heads": 144, "prefill hopper": 0, "mla decode hopper": 0,
+    "mla decode": 576, "mla decode, 16 heads": 144, "prefill hopper": 0, "mla decode hopper": 0, "decode hopper": 0,
 }  # fmt: skip
 
 

@@ -168,7 +168,7 @@ def _plan(call: DecodeCall, backend: str, arch: str, num_splits: int | None, bat
     lacks = hopper_lacks(*call.arrays[:3], problem, call.features)
     chosen, reason, hopper = choose_with_hopper(call.q, backend, lacks, hopper_declined(problem), SUPPORTED)
     if hopper:
-        _, processors = target_of(call.q, None)
+        processors = target_of(call.q, None).processors
         tiles = choose_hopper(
             problem, call.features, processors=processors, num_splits=num_splits, batch_invariant=batch_invariant
         )
@@ -179,10 +179,10 @@ def _plan(call: DecodeCall, backend: str, arch: str, num_splits: int | None, bat
     emulated = arch if chosen == "emulator" else None
     if problem.pairs:
         check_fp8_gpu(call.q)
-    device, processors = target_of(call.q, emulated)
+    target = target_of(call.q, emulated)
     config = choose_config(
-        problem, processors=processors, num_splits=num_splits, arch=device, heavy=call.features.heavy,
-        batch_invariant=batch_invariant,
+        problem, processors=target.processors, num_splits=num_splits, arch=target.arch, shared=target.shared,
+        heavy=call.features.heavy, batch_invariant=batch_invariant,
     )  # fmt: skip
     return Explanation("mha_decode", chosen, reason, config, config.grid(problem), emulated)
 

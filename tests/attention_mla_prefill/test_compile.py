@@ -22,6 +22,7 @@ from kvlab.memory import as_dtype
 from kvlab.staging import Timeline, Traffic
 from kvlab.staging.wgmma_cta import WgmmaShape
 from kvlab.triton_support.compile import Compiled
+from kvlab.triton_support.versions import installed
 
 pytestmark = pytest.mark.compile
 

@@ -19,6 +19,7 @@ from feature_cases import FP8, FeatureCase
 from launches import compiled, compiled_features, launches
 
 from kvlab.attention import mha_decode_paged
+from kvlab.attention.mha_decode.config import choose_config, problem_of
 from kvlab.cache import PagedKVCache
 from kvlab.hardware import get_arch
 from kvlab.memory import Memory, as_dtype
@@ -49,6 +50,14 @@ def test_attend(D: int, dtype: str, target: str) -> None:
         assert count["HMMA"] > 0, "mma.sync"
         assert count["LDSM"] > 0, "ldmatrix"
         assert count["LDGSTS"] > 0, "cp.async"
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx950"])
+def test_longest_first(target: str) -> None:
+    """A batch that is put in order, with the registers of the others."""
+    case = FeatureCase((1,) * 256, D=128)
+    assert choose_config(problem_of(*case.build().arrays[:4]), num_splits=1).longest_first == 256
+    assert compiled_features(replace(case, splits=1), target).spills == 0
 
 
 HEAVY = {"softcap": 3.0, "sinks": True, "alibi": "head", "window": 40}

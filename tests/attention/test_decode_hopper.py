@@ -181,6 +181,7 @@ def test_the_grid_does_not_depend_on_lengths_and_splits_are_those_asked_for() ->
 
 MATRIX: list[Case | FeatureCase] = [
     Case((70,) * 3, heads=(32, 8), D=128, splits=1),
+    Case((1,) * 300, heads=(32, 8), D=128, splits=1),
     Case((70,), heads=(32, 8), D=128, page=64, splits=2),
     Case((70,) * 3, heads=(8, 8), D=64, S=4, page=8, dtype="fp16", splits=1),
     Case((70,), heads=(9, 1), D=128, page=48),

@@ -29,10 +29,14 @@ SUPPORTED = (
     "32, 64 or multiples of 128 tokens, arrays that start at 16 bytes and whose strides are multiples of 16 bytes; "
     "float8_e4m3fn for all of q, k and v with a head dimension of 128, without scales of tokens, out bf16 or fp16"
 )
-FIXED_TOP, FIXED_MOST = 24.0, 80.0
-"""Scores of a softcap are bounded. Up to FIXED_MOST (in units of log2, softcap 55) bfloat16 P and float32 sums hold
-``2^(score - FIXED_TOP)`` and the sum of V times it over 2^20 keys, V up to 2^51: no running maximum is wanted.
+FIXED_ABOVE, FIXED_MOST = 56.0, 80.0
+"""Scores of a softcap are bounded. Up to FIXED_MOST (in units of log2, softcap 55) a row's weights have one top, which
+its first block of keys decides: none weighs more than 2^FIXED_ABOVE, so that float32 holds their sums and those of V
+times P, over 2^20 keys, V up to 2^51. No running maximum is wanted. Where all scores are equal the weights are powers
+of two, whose rounding does not show.
 """
+TANH = 0.99997744, -0.33169151, 0.11520976
+"""tanh(y) = y (a + b y^2 + c y^4) for y up to 1/2, with the least relative error, 2^-15.4."""
 SMS = 132  # of an H100
 L2_SHARE = 16_000_000  # bytes of K and V that stay in L2 beside what else passes through
 
@@ -43,7 +47,7 @@ class Constants(NamedTuple):
 
     FIRST: the first block of a tile may need a mask; MASKED: others, too. SKIP: a consumer passes over blocks that only
     others see. WINDOW: bounded on the left. CLEAN: rows behind a sequence's end may be anything. CAPPED: softcap;
-    FIXED: so low that weights have a fixed top. O leaves in ROUNDS parts. EQUAL: all tiles have as many keys. HOLD,
+    FIXED: so low that a row's weights have one top. O leaves in ROUNDS parts. EQUAL: all tiles have as many keys. HOLD,
     EARLY: see ``hopper_roles.consume``. ITEM: bytes of an element of Q, K and V; of 1, V passes through a warpgroup,
     the TRANSPOSER. Q_SCALE, K_SCALE, V_SCALE: each KV head has one. REGISTERS of a thread of a
     consumer, of the PRODUCER and of the TRANSPOSER.
@@ -173,8 +177,8 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperConfi
     # Each consumer starts with the block in which its own rows end: no other needs a mask.
     skip = bounded and aligned and BN <= BM and not window
     diagonal = bounded and not (skip or (aligned and rows == BN))
-    overlap = small and not (bounded and aligned and rows == BN and not (window or features.softcap > 0))
     fixed = D <= 128 and 0 < features.softcap * LOG2E <= FIXED_MOST and bool(dtype_of(inputs.q, "q") == bfloat16)
+    overlap = small and not fixed and not (bounded and aligned and rows == BN and not (window or features.softcap > 0))
     eight = (208, 32, 64) if whole and not bounded and not window else (192, 48, 80)  # e4m3's registers
     total = inputs.q.shape[1] if problem.ragged else problem.max_q
     row_tiles = total // rows + problem.batch if problem.ragged else -(-problem.max_q // rows)
@@ -183,9 +187,8 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperConfi
         D=D, DV=DV, NC=NC, NQ=2 if D <= 128 else 1, NB=NB, BN=BN, BOX=min(page, BN) if page else BN, PAGE=page,
         RAGGED_Q=problem.ragged, RAGGED_K=ragged_k, FIRST=bounded or window or not whole,
         MASKED=diagonal or window, SKIP=skip, WINDOW=window, CLEAN=ragged_k or page > 0, CAPPED=features.softcap > 0,
-        FIXED=fixed,
-        SINKS=features.sinks is not None,
-        HOLD=overlap or fixed, EARLY=overlap, ROUNDS=2 if D > 128 else 1, EQUAL=known and not bounded and not window,
+        FIXED=fixed, SINKS=features.sinks is not None,
+        HOLD=overlap, EARLY=overlap, ROUNDS=2 if D > 128 else 1, EQUAL=known and not bounded and not window,
         ITEM=item, Q_SCALE=scales.q.heads is not None, K_SCALE=scales.k.heads is not None,
         V_SCALE=scales.v.heads is not None,
         REGISTERS=160 if three else eight[0] if item == 1 else 232 if page else 240,

@@ -7,10 +7,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from .hopper_config import FIXED_TOP
+from .hopper_capped import capped_weights, fixed_top
 from .hopper_steps import (
     cap,
-    capped_weights,
     clean_rows,
     find_pages,
     find_tile,
@@ -33,7 +32,6 @@ from .hopper_steps import (
 
 # A power of two: times the scale it is exact, so that m * scale - m * scale is 0 in a fused multiply-add, too.
 NOTHING = gl.constexpr(-(2.0**100))
-TOP = gl.constexpr(FIXED_TOP)
 
 
 @gluon.jit
@@ -177,7 +175,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
     max_q, max_k, left, right = sizes
     DTYPE: gl.constexpr = o_s.dtype
     BY_HEAD: gl.constexpr = C.Q_SCALE or C.K_SCALE
-    HIDDEN: gl.constexpr = 0.0 if C.FIXED else float("-inf")  # of a score, or of its weight already
+    HIDDEN: gl.constexpr = float("-inf")
     it = 0
     j = 0
     mbarrier.wait(q_full.index(W), 0)
@@ -220,23 +218,22 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
         #: mask -> s    softcap, keys that a row does not see
         if BY_HEAD:
             s = s * factor
-        if C.FIXED:
-            s = capped_weights(s, inner, scale)
-        elif C.CAPPED:
+        if C.CAPPED and not C.FIXED:
             s = cap(s, inner)
         if C.FIRST:
             s = mask_block(s, HIDDEN, position, (hi - 1) * BN, num_keys, left, right, BM, BN, C.WINDOW, S_LAYOUT)
         #: softmax -> p, m, l, alpha, o    row maximum, exponentials, sums of each lane
         if C.FIXED:
-            m = gl.full([BM], TOP, gl.float32, layout=gl.SliceLayout(1, S_LAYOUT))
-            e = s
+            m = fixed_top(gl.max(s, 1), inner, scale)
+            p, l = capped_weights(s, m, inner, scale, BM, BN)
+            p = gl.convert_layout(p, P_LAYOUT)
         else:
             m = gl.max(s, 1)
             if C.FIRST:
                 m = gl.maximum(m, NOTHING)  # a row may see nothing of this block: keep -inf - -inf away
             e = gl.exp2(s * scale - (m * scale - SHIFT)[:, None])  # scale holds log2(e)
-        l = quad_sum(e, BM, BN)
-        p = round_p(e, v_s.dtype, BM, BN, P_LAYOUT)
+            l = quad_sum(e, BM, BN)
+            p = round_p(e, v_s.dtype, BM, BN, P_LAYOUT)
         alpha = gl.full([BM], 1.0, gl.float32, layout=gl.SliceLayout(1, S_LAYOUT))
         o = hopper.warpgroup_mma_init(gl.zeros([BM, DV], gl.float32, layout=O_LAYOUT))
         #: clean    V behind the end of the sequence
@@ -254,7 +251,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
             #: accumulate -> o    O += P V of the block before, started
             vb = (it - 1) % C.NB
             mbarrier.wait(v_full.index(vb), ((it - 1) // C.NB) & 1)
-            if C.EARLY and not C.FIXED:  # rescale while Q K^T runs
+            if C.EARLY:  # rescale while Q K^T runs
                 o = hopper.warpgroup_mma_wait(1, deps=(o,))
                 o = o * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
             o = multiply_pv(weights, v_s, vb, o)
@@ -263,17 +260,16 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
             #: mask -> s    softcap, keys that a row does not see
             if BY_HEAD:
                 s = s * factor
-            if C.FIXED:
-                s = capped_weights(s, inner, scale)
-            elif C.CAPPED:
+            if C.CAPPED and not C.FIXED:
                 s = cap(s, inner)
             cut = (key + BN > gl.minimum(position + right + 1, num_keys)) | (key < position + BM - 1 - left)
             if C.MASKED and cut:
                 s = mask_block(s, HIDDEN, position, key, num_keys, left, right, BM, BN, C.WINDOW, S_LAYOUT)
             #: softmax -> e, m, l, alpha    online: new row maximum, exponentials, sums of each lane
             if C.FIXED:
-                e = s
-                l += quad_sum(e, BM, BN)
+                o = hopper.warpgroup_mma_wait(0, deps=(o,))  # which reads the registers of P
+                e, lanes = capped_weights(s, m, inner, scale, BM, BN)
+                l += lanes
             else:
                 m_new = gl.maximum(m, gl.max(s, 1))
                 base = m_new * scale
@@ -287,8 +283,11 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
                 # True already. Its branch ends the basic block: without it ptxas moves the wait below above the
                 # exponentials, and the softmax no longer overlaps with this warpgroup's own P V.
                 mbarrier.wait(v_full.index(vb), ((it - 1) // C.NB) & 1)
-            o = hopper.warpgroup_mma_wait(0, deps=(o,))
-            p = round_p(e, v_s.dtype, BM, BN, P_LAYOUT)  # where no product reads the registers
+            if C.FIXED:
+                p = gl.convert_layout(e, P_LAYOUT)
+            else:
+                o = hopper.warpgroup_mma_wait(0, deps=(o,))
+                p = round_p(e, v_s.dtype, BM, BN, P_LAYOUT)  # where no product reads the registers
             mbarrier.arrive(v_free.index(vb), count=1)
             if not (C.EARLY or C.FIXED):
                 o = o * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
@@ -303,7 +302,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
         weights = operand_p(p, v_s.dtype, BM, BN, P_LAYOUT)
         mbarrier.arrive(q_free.index(u), count=1)  # the producer may fetch the next Q
         mbarrier.wait(v_full.index(b), (it // C.NB) & 1)
-        if C.EARLY and not C.FIXED:
+        if C.EARLY:
             o = hopper.warpgroup_mma_wait(0, deps=(o,))
             o = o * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
         o = multiply_pv(weights, v_s, b, o)

@@ -240,38 +240,6 @@ def cap(s, inner):
 
 
 @gluon.jit
-def capped_weights(s, inner, scale):
-    """``2^(tanh(s * inner) * scale - 24)``; of two keys the exp unit does one, multiply-adds the other.
-
-    They round what stands before the 24 to an integer, a multiple of the float 1.5 * 2^23's unit, whose last bits then
-    are the exponent, and take 2^rest from a polynomial of degree 3 for [-1/2, 1/2], relative error 2^-13.7.
-    """
-    return gl.inline_asm_elementwise(
-        """
-        {
-        .reg .f32 t, y, n, r, w;
-        .reg .b32 exponent, rest;
-        tanh.approx.f32 t, $2;
-        fma.rn.f32 y, t, $4, 0fC1C00000;
-        ex2.approx.ftz.f32 $0, y;
-        tanh.approx.f32 t, $3;
-        fma.rn.f32 n, t, $5, 0f4B3FFFE8;
-        sub.rn.f32 r, 0f4B3FFFE8, n;
-        fma.rn.f32 r, t, $5, r;
-        fma.rn.f32 w, r, 0f3D61FBB0, 0f3E786F0D;
-        fma.rn.f32 w, w, r, 0f3F31798D;
-        fma.rn.f32 w, w, r, 0f3F7FFB49;
-        mov.b32 exponent, n;
-        shl.b32 exponent, exponent, 23;
-        mov.b32 rest, w;
-        add.s32 rest, rest, exponent;
-        mov.b32 $1, rest;
-        }
-        """, "=f,=f,f,f,f,f", [s * inner, scale], dtype=gl.float32, is_pure=True, pack=2,
-    )  # fmt: skip
-
-
-@gluon.jit
 def mask_block(
     s, nothing: gl.constexpr, position, key, num_keys, left, right, BM: gl.constexpr, BN: gl.constexpr,
     WINDOW: gl.constexpr, S_LAYOUT: gl.constexpr,

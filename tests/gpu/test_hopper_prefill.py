@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from on_device import on_device
-from prefill_cases import Case
+from prefill_cases import Case, Inputs
 from yardsticks import assert_accurate, bits, nothing_waits
 
 from kvlab.attention import explain, mha_prefill
@@ -60,16 +60,24 @@ FP8 = [
 GRID = [*SIZES, *(replace(case, dtype="fp16") for case in SIZES[:1] + SIZES[-10:]), *FP8]
 
 
+def assert_right(x: Inputs, out: torch.Tensor, lse: torch.Tensor) -> None:
+    """The lse to float32's rounding; with a softcap to tanh's 2^-11 on the chip. Of e4m3 to 2^-11 of the largest: an
+    H100 is 2^-11.3 off, wgmma adds products of 8 bits with fewer than float32's.
+    """
+    exact, loose = x.exact()[1], x.case.softcap > 0 or x.case.dtype == "fp8"
+    assert_accurate(x, out.cpu(), None if loose else lse.cpu())
+    seen, found = ~np.isneginf(exact), lse.cpu().numpy()
+    assert (np.isneginf(found) == ~seen).all()
+    error = x.case.softcap * 2.0**-11 + 1e-4
+    if x.case.dtype == "fp8":
+        error += 2.0**-11 * max(1, np.abs(exact[seen]).max())
+    assert not loose or np.abs(found[seen] - exact[seen]).max() <= error
+
+
 @pytest.mark.parametrize("case", GRID, ids=str)
 def test_grid(case: Case) -> None:
     x = case.build()
-    out, lse = (t.cpu() for t in x.call(device="cuda", return_lse=True, backend="hopper"))
-    assert_accurate(x, out, None if case.softcap else lse)
-    if case.softcap:  # the chip's tanh is right to 2^-11, powers of two of a fixed top to 2^-13.7
-        exact = x.exact()[1]
-        seen = ~np.isneginf(exact)
-        assert (np.isneginf(lse.numpy()) == ~seen).all()
-        assert np.abs(lse.numpy() - exact)[seen].max() <= case.softcap * 2.0**-11 + 1e-4
+    assert_right(x, *x.call(device="cuda", return_lse=True, backend="hopper"))
 
 
 WINDOWS = [
@@ -86,7 +94,7 @@ def test_keys_before_every_window_are_not_multiplied(case: Case) -> None:
     """They hold NaN."""
     x = case.build()
     expected = x.call(device="cuda", return_lse=True, backend="hopper")
-    assert_accurate(x, *(t.cpu() for t in expected))
+    assert_right(x, *expected)
     x.poison_before_window()
     found = x.call(device="cuda", return_lse=True, backend="hopper")
     assert [bits(t.cpu()) for t in found] == [bits(t.cpu()) for t in expected]

@@ -188,9 +188,9 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperConfi
         RAGGED_Q=problem.ragged, RAGGED_K=ragged_k, FIRST=bounded or window or not whole,
         MASKED=diagonal or window, SKIP=skip, WINDOW=window, CLEAN=ragged_k or page > 0, CAPPED=features.softcap > 0,
         FIXED=fixed, SINKS=features.sinks is not None,
-        HOLD=overlap, EARLY=overlap, ROUNDS=2 if D > 128 else 1, EQUAL=known and not bounded and not window,
-        ITEM=item, Q_SCALE=scales.q.heads is not None, K_SCALE=scales.k.heads is not None,
-        V_SCALE=scales.v.heads is not None,
+        HOLD=overlap, EARLY=overlap or item == 1, ROUNDS=2 if D > 128 else 1,
+        EQUAL=known and not bounded and not window, ITEM=item, Q_SCALE=scales.q.heads is not None,
+        K_SCALE=scales.k.heads is not None, V_SCALE=scales.v.heads is not None,
         REGISTERS=160 if three else eight[0] if item == 1 else 232 if page else 240,
         PRODUCER=eight[1] if item == 1 else 32 if three or not page else 48, TRANSPOSER=eight[2] if item == 1 else 0,
     )  # fmt: skip

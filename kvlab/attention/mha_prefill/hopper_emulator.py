@@ -12,7 +12,6 @@ from kvlab.attention.features import Features
 from kvlab.attention.online_softmax import LOG2E
 from kvlab.attention.operands import result_dtype
 from kvlab.hardware import TmaDescriptor
-from kvlab.memory import bfloat16
 from kvlab.staging import Fragments, Traffic
 
 from .config import PrefillProblem
@@ -22,7 +21,6 @@ from .hopper_turns import Role, Wait, run_roles
 
 Array = np.ndarray[Any, Any]
 NOTHING = np.float32(-(2.0**100))
-FIRST = 16  # scores of a thread
 
 
 @dataclass
@@ -201,18 +199,18 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
         cta.arrive(me, cta.k_free[b])
         #: mask -> s    softcap, keys that a row does not see
         s = s.with_values(s.values * factor) if by_head else s
-        s = _cap(s, x.inner) if C.CAPPED and not C.FIXED else s
+        s = _cap(s, x.inner) if C.CAPPED else s
         s = _mask(s, hidden, position, (hi - 1) * BN, num_keys, left, right) if C.FIRST else s
         #: softmax -> p, m, l, alpha, o    row maximum, exponentials, sums of each lane
-        if C.FIXED:
-            m = _fixed_top(s.tile()[0].max(1), x.inner, scale)
-            p, l = _capped_weights(s, m, x.inner, scale)
+        m = s.tile()[0].max(1)
+        if C.FIXED:  # from here on m is in units of log2
+            m = _fixed_top(np.maximum(m, np.float32(-1)) * scale, scale)
+            e = s.with_values(np.exp2(s.values * scale - s.by_row(m[None])))
         else:
-            m = s.tile()[0].max(1)
             m = np.maximum(m, NOTHING) if C.FIRST else m  # a row may see nothing of this block
             e = s.with_values(np.exp2(s.values * scale - s.by_row((m * scale - shift)[None])))
-            l = quad_sum(e)
-            p = e.with_values(e.values.astype(cta.dtype))
+        l = quad_sum(e)
+        p = e.with_values(e.values.astype(cta.dtype))
         alpha, o = np.ones(BM, np.float32), cta.zeros()
         #: clean    V behind the end of the sequence
         if C.ITEM == 2 and C.CLEAN and hi * BN > num_keys:
@@ -239,9 +237,8 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
             s = _mask(s, hidden, position, key, num_keys, left, right) if C.MASKED else s
             #: softmax -> e, m, l, alpha    online: new row maximum, exponentials, sums of each lane
             if C.FIXED:
-                cta.wait_mma(me, 0)  # which reads the registers of P
-                e, lanes = _capped_weights(s, m, x.inner, scale)
-                l = l + lanes
+                e = _capped_weights(s, m, x.inner, scale)
+                l = l + quad_sum(e)
             else:
                 m_new = np.maximum(m, s.tile()[0].max(1))
                 alpha = np.exp2(m * scale - m_new * scale)
@@ -251,11 +248,8 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
             #: rescale -> p, o    P rounded, O *= alpha; V's stage is free
             if C.HOLD:
                 yield cta.v_full[vb], ((it - 1) // C.NB) & 1
-            if C.FIXED:
-                p = e
-            else:
-                cta.wait_mma(me, 0)
-                p = e.with_values(e.values.astype(cta.dtype))
+            cta.wait_mma(me, 0)
+            p = e.with_values(e.values.astype(cta.dtype))
             cta.arrive(me, cta.v_free[vb])
             o = o if C.EARLY or C.FIXED else o.with_values(o.values * o.by_row(alpha[None]))
         #: clean -> b    V before the first key that a row of the sequence sees
@@ -303,45 +297,26 @@ def _cap(s: Fragments, inner: np.float32) -> Fragments:
     return s.with_values(np.tanh(s.values * inner))
 
 
-def _polynomial(inner: np.float32, scale: np.float32) -> tuple[np.float32, np.float32, np.float32, np.float32]:
-    """Factors of tanh(s * inner) * scale as a polynomial of s, and up to which s it holds."""
-    cube = inner * inner * inner
-    powers = inner, cube, cube * inner * inner
-    a, b, c = (np.float32(factor) * power * scale for factor, power in zip(TANH, powers, strict=True))
-    return a, b, c, np.float32(0.5) / inner if 2.0**-20 < inner < 2.0**20 else np.float32(0)
-
-
-def _near(x: Array, a: np.float32, b: np.float32, c: np.float32) -> Array:
-    """The polynomial, whatever it gives of scores beyond its limit."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        t = x * x
-        found: Array = (t * (t * c + b) + a) * x
-        return found
-
-
-def _fixed_top(m: Array, inner: np.float32, scale: np.float32) -> Array:
-    """What the largest score of the first block weighs, in units of log2, or so many whole units above it that no score
-    weighs more than 2^56.
-    """
-    *factors, limit = _polynomial(inner, scale)
-    top = np.where(np.abs(m) > limit, np.tanh(m * inner) * scale, _near(m, *factors))
+def _fixed_top(top: Array, scale: np.float32) -> Array:
+    """``top``, in units of log2, or so many whole units above it that no score weighs more than 2^56."""
     found: Array = top + np.maximum(np.ceil(scale - np.float32(FIXED_ABOVE) - top), 0)
     return found
 
 
-def _capped_weights(s: Fragments, top: Array, inner: np.float32, scale: np.float32) -> tuple[Fragments, Array]:
-    """P in bfloat16, ``2^(tanh(s * inner) * scale - top)``, and its row sums as ``quad_sum`` has them.
-
-    Of a thread's scores the first 16, then the others, take a polynomial where none of their warp is beyond the limit.
+def _capped_weights(s: Fragments, top: Array, inner: np.float32, scale: np.float32) -> Fragments:
+    """``2^(tanh(s * inner) * scale - top)``, by a polynomial where no score of a warp is beyond its limit; 0 of scores
+    -inf.
     """
-    x, (*factors, limit) = s.values, _polynomial(inner, scale)
-    far = (np.abs(x) > limit).reshape(4, 32, -1)  # [warps, lanes, scores]
-    first = far[..., :FIRST].any((1, 2))
-    far[..., :FIRST] = first[:, None, None]
-    far[..., FIRST:] = (first | far[..., FIRST:].any((1, 2)))[:, None, None]
-    power = np.where(far.reshape(x.shape), np.tanh(x * inner) * scale, _near(x, *factors)) - s.by_row(top[None])
-    e = s.with_values(np.exp2(np.where(np.isneginf(x), -np.inf, power)).astype(np.float32))
-    return e.with_values(e.values.astype(bfloat16)), quad_sum(e)
+    x, cube = s.values, inner * inner * inner
+    powers = inner, cube, cube * inner * inner
+    a, b, c = (np.float32(factor) * power * scale for factor, power in zip(TANH, powers, strict=True))
+    normal = 2.0**-20 <= inner <= 2.0**20  # of c
+    far = (np.abs(x) * inner > 0.5).reshape(4, -1).any(1).repeat(32).reshape(1, 128, 1, 1) | (not normal)
+    with np.errstate(over="ignore", invalid="ignore"):  # of scores beyond the limit
+        t = x * x
+        near = (t * (t * c + b) + a) * x
+    power = np.where(far, np.tanh(x * inner) * scale, near) - s.by_row(top[None])
+    return s.with_values(np.exp2(np.where(np.isneginf(x), -np.inf, power)).astype(np.float32))
 
 
 def _mask(

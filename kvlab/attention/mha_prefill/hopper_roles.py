@@ -218,22 +218,21 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
         #: mask -> s    softcap, keys that a row does not see
         if BY_HEAD:
             s = s * factor
-        if C.CAPPED and not C.FIXED:
+        if C.CAPPED:
             s = cap(s, inner)
         if C.FIRST:
             s = mask_block(s, HIDDEN, position, (hi - 1) * BN, num_keys, left, right, BM, BN, C.WINDOW, S_LAYOUT)
         #: softmax -> p, m, l, alpha, o    row maximum, exponentials, sums of each lane
-        if C.FIXED:
-            m = fixed_top(gl.max(s, 1), inner, scale)
-            p, l = capped_weights(s, m, inner, scale, BM, BN)
-            p = gl.convert_layout(p, P_LAYOUT)
+        m = gl.max(s, 1)
+        if C.FIXED:  # from here on m is in units of log2
+            m = fixed_top(gl.maximum(m, -1.0) * scale, scale)
+            e = gl.exp2(s * scale - m[:, None])
         else:
-            m = gl.max(s, 1)
             if C.FIRST:
                 m = gl.maximum(m, NOTHING)  # a row may see nothing of this block: keep -inf - -inf away
             e = gl.exp2(s * scale - (m * scale - SHIFT)[:, None])  # scale holds log2(e)
-            l = quad_sum(e, BM, BN)
-            p = round_p(e, v_s.dtype, BM, BN, P_LAYOUT)
+        l = quad_sum(e, BM, BN)
+        p = round_p(e, v_s.dtype, BM, BN, P_LAYOUT)
         alpha = gl.full([BM], 1.0, gl.float32, layout=gl.SliceLayout(1, S_LAYOUT))
         o = hopper.warpgroup_mma_init(gl.zeros([BM, DV], gl.float32, layout=O_LAYOUT))
         #: clean    V behind the end of the sequence
@@ -267,9 +266,8 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
                 s = mask_block(s, HIDDEN, position, key, num_keys, left, right, BM, BN, C.WINDOW, S_LAYOUT)
             #: softmax -> e, m, l, alpha    online: new row maximum, exponentials, sums of each lane
             if C.FIXED:
-                o = hopper.warpgroup_mma_wait(0, deps=(o,))  # which reads the registers of P
-                e, lanes = capped_weights(s, m, inner, scale, BM, BN)
-                l += lanes
+                e = capped_weights(s, m, inner, scale)
+                l += quad_sum(e, BM, BN)
             else:
                 m_new = gl.maximum(m, gl.max(s, 1))
                 base = m_new * scale
@@ -283,11 +281,8 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
                 # True already. Its branch ends the basic block: without it ptxas moves the wait below above the
                 # exponentials, and the softmax no longer overlaps with this warpgroup's own P V.
                 mbarrier.wait(v_full.index(vb), ((it - 1) // C.NB) & 1)
-            if C.FIXED:
-                p = gl.convert_layout(e, P_LAYOUT)
-            else:
-                o = hopper.warpgroup_mma_wait(0, deps=(o,))
-                p = round_p(e, v_s.dtype, BM, BN, P_LAYOUT)  # where no product reads the registers
+            o = hopper.warpgroup_mma_wait(0, deps=(o,))
+            p = round_p(e, v_s.dtype, BM, BN, P_LAYOUT)  # where no product reads the registers
             mbarrier.arrive(v_free.index(vb), count=1)
             if not (C.EARLY or C.FIXED):
                 o = o * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]

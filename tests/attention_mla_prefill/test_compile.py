@@ -56,7 +56,7 @@ MATRIX += [(BY_TOKEN, "sm_90"), (replace(BY_TOKEN, columns=(192, 64, 192)), "sm_
 MATRIX += [(replace(BY_TOKEN, dtype="fp8", scales="head"), "sm_90")]
 WIDE = replace(BY_TOKEN, columns=(256, 128, 256))
 MATRIX += [(WIDE, target) for target in ("sm_90", "gfx942", "gfx950")]
-MATRIX += [(replace(E4M3, columns=WIDE.columns), "sm_90"), (replace(E4M3, columns=WIDE.columns), "sm_89")]
+MATRIX += [(replace(E4M3, columns=WIDE.columns), "sm_90"), (replace(E4M3, columns=WIDE.columns, dtype="fp16"), "sm_89")]
 MATRIX += [(replace(PAGED, columns=WIDE.columns), target) for target in ("sm_80", "sm_90", "sm_120")]
 MATRIX += [(replace(PAGED, columns=WIDE.columns, dtype="fp32"), target) for target in ("sm_80", "sm_90")]
 

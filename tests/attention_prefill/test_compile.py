@@ -85,7 +85,8 @@ MATRIX += [(paged(D, DV=DV), target) for D, DV, target in (
     (192, 192, "sm_80"), (576, 512, "sm_80"), (576, 576, "sm_80"), (272, 272, "sm_80"), (576, 576, "sm_86"),
     (576, 512, "sm_120"), (256, 256, "sm_80"), (576, 576, "sm_100"), (576, 576, "gfx942"), (576, 576, "gfx950"),
 )]  # fmt: skip
-MATRIX += [(paged(576, mask="striped", softcap=9.0), "sm_80"), (paged(256, kv="fp8", scales="token"), "sm_89")]
+MATRIX += [(paged(576, mask="striped", softcap=9.0), "sm_80")]
+MATRIX += [(paged(256, dtype="fp16", kv="fp8", scales="token"), "sm_89")]
 SPILLS = {
     (paged(576, DV=576, dtype="fp8", scales="token"), "sm_90"): 32,
     (paged(576, DV=576, dtype="fp8", scales="head"), "sm_90"): 24,

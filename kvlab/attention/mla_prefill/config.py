@@ -62,9 +62,7 @@ class MLAPrefillConfig:
         return self.row_tiles * problem.batch, problem.heads
 
 
-def choose_config(
-    problem: MLAPrefillProblem, *, arch: str = "sm_90", emulated: bool = False
-) -> MLAPrefillConfig:
+def choose_config(problem: MLAPrefillProblem, *, arch: str = "sm_90", emulated: bool = False) -> MLAPrefillConfig:
     """The configuration of a call on ``arch``.
 
     128 rows and as many keys as need no spills; float32, which has no tensor cores on NVIDIA: small tiles. gfx950 takes
@@ -87,7 +85,8 @@ def choose_config(
     elif arch == "gfx950":
         BM, BN, num_warps, num_stages = *((64, 32) if wide > 128 and scaled and not emulated else (128, 64)), 4, 1
     elif arch.startswith("gfx"):
-        BM, BN, num_warps, num_stages = 128, 64 >> (wide > 128) + scaled, 4, 1
+        BM, BN = (64, 16) if wide > 128 and scaled else (128, 64 >> (wide > 128 or scaled))
+        num_warps, num_stages = 4, 1
     elif arch == "sm_80":
         BM, BN, num_warps, num_stages = 64, 32 if wide > 128 else 64, 8, 2
     elif wide > 128 and problem.converted:

@@ -13,6 +13,7 @@ __all__ = ["jump_tables", "unwritten"]
 
 _LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;", re.M)
 _PARTS = re.compile(r"(@!?U?P\w+\s+)?(\S+)\s*(.*)")
+_MOVE = re.compile(r"UMOV UR\d+, UR\d+$")
 _NOT_U = ("R2UR", "S2UR", "CS2UR", "VOTEU", "REDUX", "LDCU")
 _EVERY = (1 << 64) - 1
 _TABLE = re.compile(
@@ -35,6 +36,7 @@ def jump_tables(elf: str) -> dict[int, list[int]]:
 
 def unwritten(sass: str, tables: Mapping[int, Sequence[int]] | None = None) -> list[str]:
     """The instructions of ``sass`` (up to sm_90) that read a uniform register which some path to them has not written.
+    One that copies it to another reads nothing: who reads the copy does.
 
     A matrix product names four registers by the first; of those the last two, B's descriptor, and the first two where A
     is in shared memory, are read. ``tables`` as of :func:`jump_tables`. ValueError for a branch through a table, as
@@ -43,6 +45,10 @@ def unwritten(sass: str, tables: Mapping[int, Sequence[int]] | None = None) -> l
     >>> line = "        /*{:04x}*/                   {} ;".format
     >>> unwritten(line(0, "UMOV UR4, 0x400") + chr(10) + line(16, "UIADD3 UR6, UP0, UR4, UR5, URZ"))
     ['UIADD3 UR6, UP0, UR4, UR5, URZ']
+    >>> unwritten(line(0, "UMOV UR4, UR5") + chr(10) + line(16, "UIADD3 UR6, UR4, 0x1, URZ"))
+    ['UIADD3 UR6, UR4, 0x1, URZ']
+    >>> unwritten(line(0, "UMOV UR4, UR5") + chr(10) + line(16, "UMOV UR4, 0x1") + chr(10) + line(32, "UMOV UR6, UR4"))
+    []
     """
     tables = tables or {}
     code = [(int(at, 16), text) for at, text in _LINE.findall(sass)]
@@ -52,13 +58,16 @@ def unwritten(sass: str, tables: Mapping[int, Sequence[int]] | None = None) -> l
     waiting = [0]
     while waiting:
         i = waiting.pop()
-        after = known[i] | effects[i][0]
+        writes, reads = effects[i]
+        carries = _MOVE.match(code[i][1]) and reads & ~known[i]  # what nobody wrote to another register
+        after = known[i] & ~writes if carries else known[i] | writes
         for j in _next(code, index, i, tables):
             new = known.get(j, _EVERY) & after
             if j < len(code) and known.get(j) != new:
                 known[j] = new
                 waiting.append(j)
-    return [code[i][1] for i in sorted(known) if i < len(code) and effects[i][1] & ~known[i]]
+    read = (i for i in sorted(known) if i < len(code) and effects[i][1] & ~known[i])
+    return [code[i][1] for i in read if not _MOVE.match(code[i][1])]
 
 
 def _next(

@@ -112,7 +112,7 @@ def test_keys_before_every_window_are_not_multiplied(case: Case) -> None:
 
 def test_which_program_takes_a_tile_changes_nothing() -> None:
     arrays, numbers = plan(Case(((200, 300),) * 2, heads=(4, 2)))
-    assert numbers["config"].tiles == 16
+    assert numbers["config"].tiles == 24
     launch = functools.partial(hopper_emulator.launch, *arrays, **numbers)
     one, five = (tuple(map(bits, launch(processors=n))) for n in (1, 5))
     assert one == five

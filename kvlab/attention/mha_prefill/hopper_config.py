@@ -33,6 +33,7 @@ FIXED_TOP, FIXED_MOST = 24.0, 80.0
 """Scores of a softcap are bounded. Up to FIXED_MOST (in units of log2, softcap 55) bfloat16 P and float32 sums hold
 ``2^(score - FIXED_TOP)`` and the sum of V times it over 2^20 keys, V up to 2^51: no running maximum is wanted.
 """
+SMS = 132  # of an H100
 L2_SHARE = 16_000_000  # bytes of K and V that stay in L2 beside what else passes through
 
 
@@ -60,13 +61,14 @@ class Constants(NamedTuple):
     RAGGED_K: bool
     FIRST: bool
     MASKED: bool
+    ALIGNED: bool
     SKIP: bool
     WINDOW: bool
     CLEAN: bool
     CAPPED: bool
     FIXED: bool
     SINKS: bool
-    HOLD: bool
+    HOLD: int
     EARLY: bool
     ROUNDS: int
     EQUAL: bool
@@ -158,39 +160,48 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperConfi
     features, mask = inputs.features, inputs.features.mask
     window = mask.left < UNLIMITED
     page = inputs.k.shape[1] if inputs.table is not None else 0
+    bounded = mask.right < UNLIMITED
     # Three consumers have 160 registers a thread, too few for what a window, a cap and ragged rows keep.
-    three = small and not (window or features.softcap > 0 or problem.ragged)
+    three = small and not (window or features.softcap > 0 or problem.ragged or (bounded and problem.max_q < 8192))
     BM, NC, NB, BN = 64, 3 if three else 2, 3 if small else 2, 64 if D == 256 else 128
     rows = BM * NC
     num_keys = inputs.k.shape[1]
     ragged_k = inputs.cu_k is not None
     known = not (ragged_k or page or problem.ragged)  # the lengths are those of the arrays
-    bounded = mask.right < UNLIMITED
     whole = known and num_keys % BN == 0
-    aligned = whole and mask.right % BN == 0
-    # Each consumer starts with the block in which its own rows end: no other needs a mask.
-    skip = bounded and aligned and BN <= BM and not window
-    diagonal = bounded and not (skip or (aligned and rows == BN))
+    # Tiles begin where blocks of keys do: the last keys of its rows lie in the first block of a tile, or of a consumer
+    # that passes over those before. No other needs a mask. (Consumers that pass over blocks need registers, e4m3, too.)
+    aligned = bounded and not window and mask.right % BN == 0
+    aligned = aligned and (rows == BN or BN <= BM) and (known or (D <= 192 and item == 2))
+    skip = aligned and BN <= BM
+    overlap = small and not (aligned and known and not features.softcap > 0)
     fixed = D <= 128 and 0 < features.softcap * LOG2E <= FIXED_MOST and bool(dtype_of(inputs.q, "q") == bfloat16)
-    total = inputs.q.shape[1] if problem.ragged else problem.max_q
-    row_tiles = total // rows + problem.batch if problem.ragged else -(-problem.max_q // rows)
+    before = (num_keys - problem.max_q) % rows if known else rows - 1  # at most so many rows of a first tile do not exist
+    many = 0 < page < 32 and D <= 192 and item == 2  # page numbers of a block
+    total = inputs.q.shape[1] if problem.ragged else problem.max_q + before * aligned
+    row_tiles = total // rows + (1 + aligned) * problem.batch if problem.ragged else -(-total // rows)
     heads = problem.q_heads * (1 if problem.ragged else problem.batch)
     constants = Constants(
         D=D, DV=DV, NC=NC, NQ=2 if D <= 128 else 1, NB=NB, BN=BN, BOX=min(page, BN) if page else BN, PAGE=page,
         RAGGED_Q=problem.ragged, RAGGED_K=ragged_k, FIRST=bounded or window or not whole,
-        MASKED=diagonal or window, SKIP=skip, WINDOW=window, CLEAN=ragged_k or page > 0, CAPPED=features.softcap > 0,
+        MASKED=window or (bounded and not aligned), ALIGNED=aligned, SKIP=skip, WINDOW=window, CLEAN=ragged_k or page > 0, CAPPED=features.softcap > 0,
         FIXED=fixed,
         SINKS=features.sinks is not None,
-        HOLD=small or fixed, EARLY=small, ROUNDS=2 if D > 128 else 1, EQUAL=known and not bounded and not window,
+        HOLD=2 * (overlap or fixed), EARLY=overlap, ROUNDS=2 if D > 128 else 1, EQUAL=known and not bounded and not window,
         ITEM=item, Q_SCALE=scales.q.heads is not None, K_SCALE=scales.k.heads is not None,
         V_SCALE=scales.v.heads is not None,
-        REGISTERS=160 if three else 208 if item == 1 else 232 if page else 240,
-        PRODUCER=32 if three or not page else 48, WIDENER=(48 if page else 64) if item == 1 else 0,
+        REGISTERS=160 if three else 208 if item == 1 else 240 if not page else 224 if many else 232,
+        PRODUCER=32 if three or not page else 64 if many else 48, WIDENER=(48 if page else 64) if item == 1 else 0,
     )  # fmt: skip
     together = 1
     if bounded or problem.ragged:
         longest = num_keys if inputs.table is None else inputs.table.shape[1] * page
         longest = num_keys // problem.batch if ragged_k else longest
         fit = max(1, L2_SHARE // (max(longest, 1) * (D + DV) * item)) * problem.group
-        together = max(g for g in range(1, min(fit, heads) + 1) if heads % g == 0)
+        groups = [g for g in range(1, heads + 1) if heads % g == 0]
+        together = max(g for g in groups if g <= fit)
+        if together * row_tiles < SMS:
+            # The tiles at work read more heads than fit in any case, and a last group that is shorter than a round
+            # begins its long tiles when it is too late to even them out.
+            together = next((g for g in groups if g * row_tiles >= SMS), heads)
     return HopperConfig(constants, row_tiles, heads, together)

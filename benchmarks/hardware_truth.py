@@ -1,12 +1,13 @@
 """Everything that the emulator claims about the chip, asked of the chip: the records under tests/data/hardware.
 
-    python benchmarks/hardware_truth.py [--only images fragments accesses kernels] [--output tests/data/hardware]
+    python benchmarks/hardware_truth.py [--only images fragments accesses copies kernels] [--output tests/data/hardware]
 
 Needs a Hopper GPU with torch and Triton, and kvlab where Python finds it (`pip install -e .` or PYTHONPATH=.). What
-else a part needs: fragments and accesses nvcc (CUDA 12.8 or newer), accesses and kernels Nsight Compute with access to
-the counters (root, as a rule). A part that fails does not keep the others from being written: each runs in a process of
-its own, since a fault ends what a process may do with the GPU. An interrupted part goes on where it stopped when it is
-called again. The CPU tests tests/hardware/test_truth*.py compare the emulator with what is recorded.
+else a part needs: fragments, accesses and copies nvcc (CUDA 12.8 or newer); accesses, copies and kernels Nsight Compute
+with access to the counters (root, as a rule), and nothing else on the GPU. A part that fails does not keep the others
+from being written: each runs in a process of its own, since a fault ends what a process may do with the GPU. An
+interrupted part goes on where it stopped when it is called again. The CPU tests tests/hardware/test_*.py compare the
+emulator with what is recorded.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from truth import accesses, chip, fragments, images, profiler, records, whole
+from truth import accesses, chip, copies, fragments, images, profiler, records, whole
 
 PARTS: dict[str, Callable[[records.Steps], dict[str, Any]]] = {
     "images": images.record,
     "fragments": fragments.record,
     "accesses": accesses.record,
+    "copies": copies.record,
     "kernels": whole.record,
 }
 

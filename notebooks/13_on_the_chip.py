@@ -249,6 +249,46 @@ nbytes = None  # your answer
 check(nbytes, k.nbytes + v.nbytes, "2 sequences x 2048 keys x 4 heads x 128 numbers of 2 bytes, twice.")
 
 # %% [markdown]
+# ## Every kernel
+#
+# The other kernels were counted likewise, each on a small problem. From DRAM comes every operand once, and the code; the rest
+# is the launch. What arrives in the L1 caches the emulator states to the sector. L2 is asked for less where neighbouring
+# processors read the same keys at the same time: their reads are put together on the way.
+
+# %%
+def operands(name, size):
+    """Bytes of q, keys, values and the page table."""
+    if "prefill" in name:
+        return 3 * 2 * size["batch"] * size["tokens"] * size["q_heads"] * size["head_dim"]
+    table = 4 * size["batch"] * (size["keys"] // size["page"] + 1)
+    if "mla" in name:
+        return 2 * size["batch"] * (size["q_heads"] + size["keys"]) * (size["latent"] + size["rope"]) + table
+    keys = (1 if "fp8" in name else 2) * 2 * size["keys"] * size["kv_heads"] * size["head_dim"]
+    return size["batch"] * (keys + 2 * size["q_heads"] * size["head_dim"]) + table
+
+
+every = {name: kernel for name, kernel in kernels.items() if "counters" in kernel}
+print(f"{'':21} {'operands, code':>14} {'from DRAM':>10}          {'into L1':>8} {'L2 asked':>8}   sectors of 32 bytes")
+for name, kernel in every.items():
+    found, bytes_once = kernel["counters"], operands(name, kernel["problem"]) + kernel["code_bytes"]
+    beyond = found["dram_read_bytes"] / bytes_once - 1
+    print(f"{name:21} {bytes_once:14,} {found['dram_read_bytes']:10,} {beyond:+8.2%} {found['l1_read_sectors']:9,}"
+          f" {found['l2_read_sectors']:8,}")  # fmt: skip
+
+# %% [markdown]
+# The passes of shared memory above are those that Nsight Compute makes out of the addresses of each instruction. The chip has
+# counters of its own, of all that its load and store unit and its tensor cores take. A copy past L1 costs the unit nothing;
+# copies of zeros, behind the last tile, and the order in which copies and stores arrive, are the rest.
+
+# %%
+print(f"{'':21} {'reads: by address':>17} {'the unit':>9}   {'wgmma: by address':>17} {'the unit':>9}")
+for name, kernel in every.items():
+    reads = sum(passes for sass, _, passes in kernel["listing"] if re.search(r"\bLDS", sass))
+    products = sum(passes for sass, _, passes in kernel["listing"] if "GMMA" in sass)
+    found = kernel["counters"]
+    print(f"{name:21} {reads:17,} {found['shared_wavefronts_loads']:9,}   {products:17,} {found['gmma_wavefronts']:9,}")
+
+# %% [markdown]
 # ## How near to the ceiling
 #
 # The records of `benchmarks/results`: every kernel beside its peers, measured in turns in one run, outputs checked, the

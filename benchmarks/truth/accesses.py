@@ -15,7 +15,8 @@ import numpy as np
 from . import chip, profiler, records
 from .cuda_source import ACCESSES, SLOT_WORDS, SLOTS, WGMMA_ACCESSES, wgmma_name
 
-__all__ = ["SEEDS", "START", "Access", "TmaCopy", "accesses", "play", "record", "tma_copies", "wgmma_reads"]
+__all__ = ["SEEDS", "START", "Access", "TmaCopy", "accesses", "is_access", "launch", "play", "record", "tma_copies",
+           "took", "wgmma_reads"]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 LANE = np.arange(32)
@@ -152,10 +153,16 @@ def play(group: str) -> None:
     else:
         for op in ACCESSES:
             for seed in SEEDS:
-                table = np.zeros((SLOTS, SLOT_WORDS), np.uint32)
-                for row, access in zip(table, accesses(op, seed), strict=True):
-                    row[0], row[1:33], row[33:65] = access.mask, access.address, access.source
-                chip.launch(f"access {op}", 32, np.concatenate([table.ravel(), np.zeros(4096, np.uint32)]), 1024)
+                launch(op, seed)
+
+
+def launch(op: str, seed: int, only: int | None = None) -> None:
+    """The accesses of an instruction, or the one numbered ``only``: the lanes of the others are off."""
+    table = np.zeros((SLOTS, SLOT_WORDS), np.uint32)
+    for i, (row, access) in enumerate(zip(table, accesses(op, seed), strict=True)):
+        if only in (None, i):
+            row[0], row[1:33], row[33:65] = access.mask, access.address, access.source
+    chip.launch(f"access {op}", 32, np.concatenate([table.ravel(), np.zeros(4096, np.uint32)]), 1024)
 
 
 def record(step: records.Steps) -> dict[str, Any]:
@@ -173,11 +180,11 @@ def _count_lanes() -> dict[str, Any]:
     out = {}
     for (op, seed), row in zip(launches, rows, strict=True):
         chosen = accesses(op, seed)
-        counts = [count for _, count, sass in row["instructions"][ONE_BY_ONE] if _is_access(sass)]
+        counts = [count for _, count, sass in row["instructions"][ONE_BY_ONE] if is_access(sass)]
         if len(counts) != SLOTS or sum(counts) != row[WAVEFRONTS]:
             raise RuntimeError(f"{op}: {len(counts)} counts of {sum(counts)} in all for {SLOTS} of {row[WAVEFRONTS]}")
         out[f"{op}, {seed}"] = {
-            "all_wavefronts": row[WAVEFRONTS], "all_conflicts": row[CONFLICTS], "lsu": _took(row), "wavefronts": counts,
+            "all_wavefronts": row[WAVEFRONTS], "all_conflicts": row[CONFLICTS], "lsu": took(row), "wavefronts": counts,
             "notes": [x.note for x in chosen],
             "mask": [x.mask for x in chosen],
             "address": records.pack(np.stack([x.address for x in chosen])),
@@ -191,7 +198,7 @@ def _count_tma() -> dict[str, Any]:
     out = {}
     for copy, row in zip(tma_copies(), rows, strict=True):
         words = BANK_WORDS[copy.what]
-        out[str(copy)] = {"bank_words": row[words] - nothing[words] * (copy.what == "load"), "lsu": _took(row)}
+        out[str(copy)] = {"bank_words": row[words] - nothing[words] * (copy.what == "load"), "lsu": took(row)}
     return out
 
 
@@ -201,12 +208,12 @@ def _count_wgmma() -> dict[str, Any]:
     return {f"{kernel}, {note}": [row[GMMA], row[GMMA_CONFLICTS]] for (kernel, note, _, _), row in launches}
 
 
-def _took(row: dict[str, Any]) -> Any:
+def took(row: dict[str, Any]) -> Any:
     """Passes that the load and store unit took for shared memory."""
     everything, misc = (row[name] for name in HARDWARE)
     return everything - misc
 
 
-def _is_access(sass: str) -> bool:
+def is_access(sass: str) -> bool:
     """Whether an instruction is one of those that are counted, not the placeholders before a cp.async."""
     return any(word in sass for word in ("LDS", "STS", "ATOMS", "LDGSTS")) and "[RZ]" not in sass

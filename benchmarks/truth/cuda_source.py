@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from kvlab.hardware import ATOMS, MmaAtom
 
-__all__ = ["ACCESSES", "MATRICES", "SLOTS", "SLOT_WORDS", "WGMMA_ACCESSES", "mma_atoms", "source", "wgmma_atoms",
-           "wgmma_forms"]  # fmt: skip
+__all__ = ["ACCESSES", "MATRICES", "SLOTS", "SLOT_WORDS", "WGMMA_ACCESSES", "ZEROS", "mma_atoms", "source",
+           "wgmma_atoms", "wgmma_forms"]  # fmt: skip
 
 MATRICES = [f"{verb}.x{n}{trans}" for verb in ("ldmatrix", "stmatrix") for n in (1, 2, 4) for trans in ("", ".trans")]
 WGMMA_WIDTHS = (8, 24, 64, 128, 256)
@@ -45,6 +45,12 @@ ACCESSES = {
     "cp.async.ca.8": "cp.async.ca.shared.global [%0], [%1], 8; cp.async.wait_all;",
     "cp.async.ca.16": "cp.async.ca.shared.global [%0], [%1], 16; cp.async.wait_all;",
     "cp.async.cg.16": "cp.async.cg.shared.global [%0], [%1], 16; cp.async.wait_all;",
+}
+
+#: copies of zeros: the source size is 0
+ZEROS = {
+    "cp.async.zeros.ca.4": "cp.async.ca.shared.global [%0], [%1], 4, 0; cp.async.wait_all;",
+    "cp.async.zeros.cg.16": "cp.async.cg.shared.global [%0], [%1], 16, 0; cp.async.wait_all;",
 }
 
 #: wgmma with nothing written before: (atom, A in registers, transposed A, transposed B)
@@ -170,7 +176,7 @@ def kernels() -> dict[str, str]:
     for name in wgmma_atoms():
         for form in wgmma_forms(name):
             out[wgmma_name(name, *form)] = _wgmma_kernel(ATOMS[name], *form, writes=True)
-    out |= {f"access {name}": _access_kernel(name) for name in ACCESSES}
+    out |= {f"access {name}": _access_kernel(name, ptx) for name, ptx in (ACCESSES | ZEROS).items()}
     for case in WGMMA_ACCESSES:
         atom, in_registers, a, b = case
         out[f"access {wgmma_name(*case)}"] = _wgmma_kernel(ATOMS[atom], in_registers, a, b, writes=False)
@@ -292,11 +298,10 @@ def _wgmma_kernel(atom: MmaAtom, in_registers: bool, a_major: int, b_major: int,
     return "\n".join(lines) + "\n"
 
 
-def _access_kernel(name: str) -> str:
+def _access_kernel(name: str, ptx: str) -> str:
     """in: for each of :data:`SLOTS` accesses the mask, 32 addresses, 32 offsets in global memory; then the memory that
     cp.async reads. Atomics put what they return into ``out``. One instruction for each access, in their order.
     """
-    ptx = ACCESSES[name]
     target = "out" if name.startswith("atom") else f"in + {SLOT_WORDS * SLOTS}"
     lines = [f"    int lane = threadIdx.x; uint64_t g = (uint64_t)__cvta_generic_to_global({target});"]
     for slot in range(SLOTS):

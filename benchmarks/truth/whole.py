@@ -35,6 +35,12 @@ COUNTERS = {
     "shared_wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",
     "shared_wavefronts_misc": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_misc.sum",
     "gmma_wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_gmma.sum",
+    "shared_wavefronts_loads": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
+    "shared_wavefronts_stores": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
+    "l1_read_sectors": "l1tex__m_xbar2l1tex_read_sectors.sum",
+    "tma_read_sectors": "l1tex__m_xbar2l1tex_read_sectors_pipe_tma.sum",
+    "l1_written_sectors": "l1tex__m_l1tex2xbar_write_sectors.sum",
+    "tma_written_sectors": "l1tex__m_l1tex2xbar_write_sectors_pipe_tma.sum",
     "bank_writes": "l1tex__data_bank_writes.sum",
     "bank_reads": "l1tex__data_bank_reads.sum",
 }
@@ -115,6 +121,7 @@ KERNELS = {
         PREFILL_HOPPER, functools.partial(prefill_inputs, PREFILL_HOPPER), "mha_prefill", {"causal": True}, "hopper"
     ),
     "mla decode hopper": Kernel(MLA, functools.partial(mla_inputs, MLA), "mla_decode_paged", ONE_SPLIT, "hopper"),
+    "decode hopper": Kernel(DECODE, decode_inputs, "mha_decode_paged", ONE_SPLIT, "hopper"),
 }
 BACKENDS = ("triton", "hopper")
 

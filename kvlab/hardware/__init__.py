@@ -13,7 +13,7 @@ from .canonical import (
     tile_sf_layout_k_major,
 )
 from .copy import buffer_load, buffer_load_lds, cp_async
-from .copy_wavefronts import COPIES, copy_wavefronts
+from .copy_wavefronts import COPIES, copy_unit_passes, copy_wavefronts
 from .ds_read_tr import ds_read_tr8_b64, ds_read_tr16_b64
 from .instructions import INSTRUCTIONS, Instruction, get_instruction
 from .ldmatrix import ldmatrix, stmatrix
@@ -79,6 +79,7 @@ __all__ = [
     "buffer_load",
     "buffer_load_lds",
     "coalescing",
+    "copy_unit_passes",
     "copy_wavefronts",
     "count_wavefronts",
     "cp_async",

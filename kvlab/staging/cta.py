@@ -76,13 +76,16 @@ def decode_cta(
     traffic: Traffic,
     *,
     num_warps: int = 4,
+    num_stages: int = 2,
 ) -> DecodeCTA:
     """The CTA model of ``arch`` for tiles of BM query rows and BN keys.
 
     ``columns`` and ``v_columns``: the pieces of K's and V's columns, in elements (pairs of fp8). ``batch_idx`` and
     ``head_idx`` ``[programs]`` are each program's sequence and KV head, ``keys`` the first and the end of its keys.
     gfx950: MAX's decode through KVBuffer; float32, which that buffer does not take, strip by strip. sm_80, sm_90: what
-    our Triton kernel compiles to; float32 without tensor cores. There ``num_warps`` may be other than 4.
+    our Triton kernel compiles to; float32 without tensor cores. There ``num_warps`` may be other than 4; the warps
+    stand along the rows where these are as many as the last piece of V is wide; K and V come ahead unless
+    ``num_stages`` is 1.
 
     >>> cache = PagedKVCache(np.zeros((1, 64, 1, 64), np.float16), [63], [[0]], max_seq_length=1, max_cache_length=64)
     >>> one = np.zeros(1, np.int64)
@@ -116,17 +119,20 @@ def decode_cta(
         sizes = [(p[i].inside, p[i].width) if i < len(p) else (0, 0) for p in (k, v)]
         if dtype.itemsize == 4:
             fma = FmaShape(BM, BN, *sizes[0], arch, num_warps, v_columns=sizes[1])
-            ctas.append(FmaCTA(fma, programs, traffic))
+            ctas.append(FmaCTA(fma, programs, traffic, beside=i > 0))
         else:
             product = np.dtype(np.float16) if pairs else dtype
-            mma = MmaSyncShape(BM, BN, *sizes[0], product, arch, v_columns=sizes[1], pairs=pairs, warps=num_warps)
-            ctas.append(MmaSyncCTA(mma, programs, traffic))
+            mma = MmaSyncShape(
+                BM, BN, *sizes[0], product, arch, v_columns=sizes[1], pairs=pairs, warps=num_warps,
+                along_rows=BM >= v[-1].width,
+            )  # fmt: skip
+            ctas.append(MmaSyncCTA(mma, programs, traffic, beside=i > 0))
         k_tiles, v_tiles = (
             walk(cache, p[i].first * each, p[i].inside * each) if i < len(p) else None
             for cache, p in ((k_cache, k), (v_cache, v))
         )
         tiles.append((k_tiles, v_tiles))
-    return PiecesCTA(ctas, k, v, tiles)
+    return PiecesCTA(ctas, k, v, tiles, ahead=num_stages > 1)
 
 
 def _on_gfx950(

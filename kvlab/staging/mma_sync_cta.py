@@ -5,10 +5,10 @@ the keys for Q K^T and along the depth for P V; K and V by cp.async into swizzle
 by ldmatrix.trans; Q and P through shared memory and ldmatrix, since every warp needs all of them. The mask, the online
 softmax and the scale work on the accumulator registers. Every access and every barrier is stated to ``hazards``.
 
-Prefill on sm_80 has eight warps. Where the tile has at least as many query rows as the last product has columns, the
+Prefill on sm_80 has eight warps. Where a tile has at least as many query rows as the last product has columns, the
 compiler puts the warps along the rows (``along_rows``): each reads its own rows of Q and all of K and V, a row is in
-four lanes of one warp, and P goes from the accumulator to the next product in its registers. Else the tile is worked on
-as decode's.
+four lanes of one warp, and P goes from the accumulator to the next product in its registers. So does decode whose last
+product is narrow.
 """
 
 from __future__ import annotations
@@ -48,6 +48,11 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
         return self.shape.along_rows
 
     @property
+    def v_before_p(self) -> bool:
+        """Whether V is read before P is written: it is converted in its registers."""
+        return self.shape.pairs and not self.shape.along_rows
+
+    @property
     def stages(self) -> int:
         """Tiles of K that shared memory holds."""
         return self.shape.stages
@@ -78,11 +83,11 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
         """V tile into shared memory (None: it stands there, with ``v_in_k``), then transposed to the B fragments of
         O += P V.
 
-        In a pipeline the warps issue these reads after those of P: :meth:`accumulate` states them.
+        In a pipeline the warps issue these reads after those of P: :meth:`accumulate` states them; of pairs, here.
         """
         if tile is not None:
             self.pipeline.load("v", tile)
-        if not self.pipeline.following:
+        if not self.pipeline.following or self.v_before_p:
             self._state_read("v")
         return self._read("v", active)
 

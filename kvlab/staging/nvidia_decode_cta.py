@@ -47,14 +47,19 @@ class NvidiaDecodeCTA(RowsOverWarps, Generic[S]):
         self.shape = shape
         super().__init__(shape.shared_bytes, shape.warps, shape.arch, programs, traffic, beside=beside)
         self.copies = TileCopies(self.smem, self.hazards, traffic, self._copied_to)
-        together = self.p_in_registers or shape.v_in_k
+        meets = "k" if self.p_in_registers or shape.v_in_k else "" if self.v_before_p else "v"
         ways = self._copy_async, self.copies.by_store
-        self.pipeline = TilePipeline(*ways, self.hazards, together=together, stages=self.stages)
+        self.pipeline = TilePipeline(*ways, self.hazards, meets=meets, stages=self.stages)
         self._footprints: dict[Any, Footprint] = {}
 
     @property
     def p_in_registers(self) -> bool:
         """Whether P meets V in the registers where the scores stood."""
+        return False
+
+    @property
+    def v_before_p(self) -> bool:
+        """Whether V is read before P is written to shared memory."""
         return False
 
     @property
@@ -70,9 +75,7 @@ class NvidiaDecodeCTA(RowsOverWarps, Generic[S]):
 
     def accumulate(self, p: Fragments, v: Fragments, o: Fragments, active: Array) -> Fragments:
         """O += P V, P through shared memory."""
-        a = self.operand_p(p, active)
-        self.end_tile()
-        return self.add_values(a, v, o)
+        return self.add_values(operand_p_of([self], self, p, active), v, o)
 
     def drain(self) -> None:
         """The copies that the last tile has issued ahead."""
@@ -86,11 +89,10 @@ class NvidiaDecodeCTA(RowsOverWarps, Generic[S]):
         """The barriers of :meth:`operand_p` where P goes through another CTA's model of the same threads."""
         raise NotImplementedError
 
-    def end_tile(self) -> None:
-        """The last reads of the tile, then the copies of the next."""
-        if self.pipeline.following and self.shape.columns("v")[1]:
+    def read_v(self) -> None:
+        """States the reads of V that come behind those of P."""
+        if self.pipeline.following and self.shape.columns("v")[1] and not self.v_before_p:
             self._state_read("v")
-        self.pipeline.refill()
 
     def add_values(self, p: Fragments, v: Fragments, o: Fragments) -> Fragments:
         """O += P V of what the lanes hold."""
@@ -111,12 +113,15 @@ def operand_p_of(
     ctas: Sequence[NvidiaDecodeCTA[Any]], through: NvidiaDecodeCTA[Any], p: Fragments, active: Array
 ) -> Fragments:
     """P as the products of ``ctas`` take it, models of the same threads with tiles of their own: it goes through the
-    shared memory of one of them. The tile ends in all.
+    shared memory of one of them. The tile ends in all: its last reads, then the copies of the next.
     """
     a = through.operand_p(p, active)
     for cta in ctas:
         if cta is not through:
             cta.meet_for_p()
     for cta in ctas:
-        cta.end_tile()
+        cta.read_v()
+    for role in "kv":
+        for cta in ctas:
+            cta.pipeline.refill(role)
     return a

@@ -101,7 +101,7 @@ class PiecesCTA:
     """The CTAs of one launch, side by side.
 
     ctas : of each piece. k, v : the pieces of K's and V's columns. tiles : (K, V) iterators of each CTA, None where it
-    has none.
+    has none. ahead : whether they fetch ahead.
     """
 
     def __init__(
@@ -110,11 +110,14 @@ class PiecesCTA:
         k: list[PieceColumns],
         v: list[PieceColumns],
         tiles: list[tuple[KVCacheIterator | None, KVCacheIterator | None]],
+        *,
+        ahead: bool = True,
     ) -> None:
         self.ctas, self.k, self.v, self.tiles = ctas, k, v, tiles
         self.each = k[0].each
         for cta, (k_tiles, v_tiles) in zip(ctas, tiles, strict=True):
-            cta.follow(k_tiles, v_tiles)
+            if ahead:
+                cta.follow(k_tiles, v_tiles)
 
     @property
     def q_columns(self) -> IntArray | None:

@@ -10,8 +10,8 @@ Read from the TTGIR and PTX of our Triton kernels for sm_80 and sm_90 (``num_sta
 
 With more stages so many tiles are fetched before the loop, and the wait leaves the groups of the later ones in flight.
 
-K's buffer is free before V is read, since the barriers around P lie between; V's needs one more. Where P stays in
-registers, or V is K's tile (MLA), one barrier lets go of both::
+K's buffer is free before V is read, since the barriers around P lie between; V's needs one more, unless V is read
+before P is written (pairs of e4m3). Where P stays in registers, or V is K's tile (MLA), one barrier lets go of both::
 
     loop: wait_group(0), barrier, read K, ..., read V, barrier, copy the next K, commit, copy the next V, commit
 
@@ -33,7 +33,8 @@ __all__ = ["TilePipeline"]
 class TilePipeline:
     """Calls ``copy_async(role, tile, stage)`` and states commits, waits and barriers.
 
-    together : nothing lies between the reads of a K and a V tile; the buffers are free at once. stages : of each role.
+    meets : before which of the next copies all warps meet, ``"k"`` (then both buffers are free), ``"v"`` or ``""``.
+    stages : of each role.
     store : ``store(role, tile)`` brings a tile through registers.
 
     Until :meth:`follow` is called there is nothing to look ahead to: each load meets at a barrier, stores and meets
@@ -42,10 +43,9 @@ class TilePipeline:
 
     def __init__(
         self, copy_async: Callable[[str, KVTile, int], None], store: Callable[[str, KVTile], None], hazards: Hazards,
-        *, together: bool = False, stages: int = 1,
+        *, meets: str = "v", stages: int = 1,
     ) -> None:  # fmt: skip
-        self.copy_async, self.store, self.hazards, self.together = copy_async, store, hazards, together
-        self.stages = stages
+        self.copy_async, self.store, self.hazards, self.meets, self.stages = copy_async, store, hazards, meets, stages
         self.stage = {"k": 0, "v": 0}  # where the tile stands that was loaded last
         self._fetched, self._loaded = ({"k": 0, "v": 0} for _ in range(2))  # tiles so far
         self._loops: list[dict[str, KVCacheIterator]] = []  # this one first
@@ -83,16 +83,12 @@ class TilePipeline:
             self.hazards.wait_group((self.stages - 1) * len(self._loops[0]))
             self.hazards.barrier()
 
-    def refill(self) -> None:
-        """After the last reads of the tile: the next ones."""
-        if not self.following:
-            return
-        if self.together:
-            self.hazards.barrier()
-        self._fetch("k")
-        if not self.together and "v" in self._loops[0]:
-            self.hazards.barrier()
-        self._fetch("v")
+    def refill(self, role: str) -> None:
+        """After the last reads of the tile: the next one of K, then that of V."""
+        if self.following:
+            if self.meets == role and (role == "k" or role in self._loops[0]):
+                self.hazards.barrier()
+            self._fetch(role)
 
     def _next_loop(self) -> None:
         """What was fetched past the end of a loop lands; the first tiles of the next are fetched."""

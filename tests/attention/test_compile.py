@@ -5,8 +5,10 @@ Rests on the compiler's own artefacts: TTGIR, PTX, SASS, register and spill coun
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,10 +18,11 @@ from decode_cases import Case
 from feature_cases import FP8, FeatureCase
 from launches import compiled, compiled_features, launches
 
+from kvlab.attention import mha_decode_paged
 from kvlab.cache import PagedKVCache
 from kvlab.hardware import get_arch
 from kvlab.memory import Memory, as_dtype
-from kvlab.staging import FragmentMap, KVCacheIterator, Traffic
+from kvlab.staging import FragmentMap, KVCacheIterator, Timeline, Traffic
 from kvlab.staging.fma_cta import FmaCTA, FmaShape
 from kvlab.staging.mma_sync_cta import MmaSyncCTA, MmaSyncShape
 from kvlab.triton_support.compile import TARGETS
@@ -244,3 +247,40 @@ def test_accumulators_without_tensor_cores_are_those_of_the_compiler(case: Case)
     s, o = scores_map(case, shape), FmaCTA(shape, 1, Traffic()).zeros().map
     same_registers(s.row, s.col, bases["s"], "s")
     same_registers(o.row, o.col, bases["o"], "o")
+
+
+PIPELINED = [
+    FeatureCase((5,), D=96), FeatureCase((5,), D=80), FeatureCase((5,), D=96, S=4, heads=(24, 1)),
+    FeatureCase((5,), D=128, kv=FP8), FeatureCase((5,), D=64, S=4, heads=(24, 1), kv=FP8),
+]  # fmt: skip
+"""Pieces of columns; warps along the rows, where the last product is as narrow as the rows are many; pairs of e4m3."""
+
+
+@pytest.mark.parametrize("case", PIPELINED, ids=str)
+def test_the_emulator_copies_waits_and_reads_in_the_order_of_the_compiled_loop(case: FeatureCase) -> None:
+    """Where the warps stand, and the loop of the PTX, without the copies of page numbers, as Triton 3.7 orders it,
+    against the events of the emulator."""
+    made, x = compiled_features(case, "sm_90"), replace(case, lens=(256,)).build()
+    traffic = Traffic(timeline=Timeline())
+    mha_decode_paged(*x.arrays, num_splits=1, arch="sm_90", traffic=traffic, **x.options)
+    along_rows = "p write" not in traffic.wavefronts
+    warps = re.findall(r"warpsPerCTA = (\[\d, \d\]), instrShape", made.asm["ttgir"])
+    assert warps == ["[4, 1]" if along_rows else "[1, 4]"]
+    if not str(installed()).startswith("3.7."):
+        return
+    words = {
+        r"cp\.async\.wait_group": "wait", r"bar\.sync": "barrier", r"ldmatrix\S+trans": "transpose",
+        r"ldmatrix": "read", r"cp\.async\.cg": "copy", r"cp\.async\.ca": "page", r"cp\.async\.commit": "commit",
+        "bra": "bra",
+    }  # fmt: skip
+    found = [next(told for word, told in words.items() if re.match(word, one))
+             for one in re.findall("|".join(words), made.asm["ptx"])]  # fmt: skip
+    pages = r"(barrier )?page (page )*commit " if case.kv else r"page (page )*commit "
+    found = re.sub(pages, "", " ".join(found)).split()
+    first = max(i for i, word in enumerate(found[: found.index("transpose")]) if word == "wait")
+    loop = [word for word, _ in itertools.groupby(found[first : found.index("bra", first)])]
+    reads = {"v read": "transpose", "k read": "read", "q read": "read", "q_odd read": "read", "p read": "read"}
+    events = [reads.get(e.what, "") if e.kind == "read" else e.kind for e in traffic.trace()]
+    told = [word for word, _ in itertools.groupby(word for word in events if word in words.values())]
+    first = told.index("wait")
+    assert told[first : first + 2 * len(loop)] == 2 * loop

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab.attention import explain, merge_states, mha_decode_paged
-from kvlab.attention.merge_states.config import CHUNK
+from kvlab.attention.merge_states.config import chunk_of
 from kvlab.mirror import check, lockstep
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -90,7 +90,7 @@ def test_the_order_of_parts_and_neutral_parts_do_not_matter(n: int, seed: int) -
 
 def test_sums_are_compensated() -> None:
     """Law: adding many small parts to a large one loses nothing that a float32 result can show."""
-    n = 64 * CHUNK
+    n = 32 * chunk_of(64)
     lses = np.zeros((n, 1, 1), np.float32)
     outs = np.full((n, 1, 1, 1), 1e-4, np.float32)
     outs[0] = 1e4

@@ -15,7 +15,7 @@ from yardsticks import assert_accurate, bits
 
 from kvlab.attention import explain, hopper_choice, mla_decode_paged
 from kvlab.attention.masks import CausalPaddingMask, ChunkedMask
-from kvlab.attention.mla_decode import hopper_config, hopper_emulator
+from kvlab.attention.mla_decode import hopper_emulator
 from kvlab.attention.mla_decode.config import MLADecodeProblem
 from kvlab.attention.mla_decode.hopper_config import HopperConfig, choose_hopper
 from kvlab.cache.arrays import to_torch
@@ -64,14 +64,13 @@ def test_bytes_of_an_item() -> None:
     assert traffic.moved["SMEM->tensor cores"] == 2 * ((64 + 64) * row + 64 * 512 * 2 + p)
 
 
-@pytest.mark.parametrize("programs, late", [(1, False), (3, True), (8, True)])
-def test_which_program_takes_an_item_changes_nothing(programs: int, late: bool) -> None:
-    """Nor whether the follower is late."""
+@pytest.mark.parametrize("programs", [1, 3])
+def test_which_program_takes_an_item_changes_nothing(programs: int) -> None:
     arrays, named = launch_arguments(Case((330, 70), H=80, columns=FULL, page=64, splits=2))
     config = named.pop("config")
     assert config.items == config.programs == 8
     before = tuple(map(bits, hopper_emulator.launch(*arrays, **named, config=config)))
-    other = dataclasses.replace(config, constants=config.constants._replace(LATE=late), programs=programs)
+    other = dataclasses.replace(config, programs=programs)
     assert tuple(map(bits, hopper_emulator.launch(*arrays, **named, config=other))) == before
 
 
@@ -132,22 +131,20 @@ def test_numbers_and_strides_that_it_does_not_take() -> None:
 
 
 @pytest.mark.parametrize(
-    "measured, arch, changes, backend, reason",
+    "arch, changes, backend, reason",
     [
-        (False, "sm_90", {}, "triton", "not the Hopper kernel: it has not been measured"),
-        (True, "sm_90", {}, "hopper", "torch tensors on sm_90"),
-        (True, "sm_100", {}, "triton", "not the Hopper kernel: a GPU of sm_100"),
-        (True, "sm_90", {"sinks": True}, "triton", "not the Hopper kernel: sinks"),
+        ("sm_90", {}, "hopper", "torch tensors on sm_90"),
+        ("sm_100", {}, "triton", "not the Hopper kernel: a GPU of sm_100"),
+        ("sm_90", {"sinks": True}, "triton", "not the Hopper kernel: sinks"),
     ],
 )
 def test_when_auto_takes_it(
-    monkeypatch: pytest.MonkeyPatch, measured: bool, arch: str, changes: dict[str, Any], backend: str, reason: str
+    monkeypatch: pytest.MonkeyPatch, arch: str, changes: dict[str, Any], backend: str, reason: str
 ) -> None:
     """As if the tensors were on a GPU."""
     monkeypatch.setattr(hopper_choice, "on_gpu", lambda array: True)
     monkeypatch.setattr(hopper_choice, "machine", lambda device: (arch, 132))
     monkeypatch.setattr("kvlab.triton_support.versions.installed", lambda: "3.6.0")
-    monkeypatch.setattr(hopper_config, "MEASURED", measured)
     x = Case((300,), H=128, columns=FULL, page=64, **changes).build()
     found = explain(mla_decode_paged, *x.torch(), **x.options_on())
     assert found.backend == backend
@@ -167,38 +164,36 @@ def test_the_grid_does_not_depend_on_lengths_and_splits_are_those_asked_for() ->
     assert plan(x, batch_invariant=True).num_splits == 2
 
 
-MATRIX: list[tuple[Case, dict[str, Any]]] = [
-    (Case((70,), H=128, columns=FULL, page=64), {}),
-    (Case((70,), H=16, S=4, columns=FULL, page=128, splits=2), {"LATE": True, "AHEAD": 1}),
-    (Case((70,), H=63, S=2, columns=FULL, page=16, dtype="fp16"), {}),
-    (Case((70,), H=128, columns=FULL, page=32, splits=2), {"LATE": True}),
+MATRIX = [
+    Case((70,), H=128, columns=FULL, page=64),
+    Case((70,), H=16, S=4, columns=FULL, page=128, splits=2),
+    Case((70,), H=63, S=2, columns=FULL, page=16, dtype="fp16"),
+    Case((70,), H=128, columns=FULL, page=32, splits=2),
 ]
 
 
-def compiled(case: Case, changes: dict[str, Any]) -> Compiled:
-    """The kernel as a call compiles it, with other constants."""
+def compiled(case: Case) -> Compiled:
+    """The kernel as a call compiles it."""
     from kvlab.attention.mla_decode import hopper
 
     arrays, named = launch_arguments(case)
-    config = named.pop("config")
-    config = dataclasses.replace(config, constants=config.constants._replace(**changes))
     with pytest.MonkeyPatch.context() as patch:
         caught = Caught(hopper.attend)
         patch.setattr(hopper, "attend", caught)
         patch.setattr(hopper, "merge", lambda *_, **__: None)
         q, *windows = (to_torch(a) for a in arrays)
-        hopper.launch(q, *windows, **named, config=config)
+        hopper.launch(q, *windows, **named)
     return as_launched(caught.fn, caught.arguments, "sm_90")
 
 
 @pytest.mark.compile
 @pytest.mark.skipif(gluon_lacks() is not None, reason="a release of Triton for which it is not chosen")
-@pytest.mark.parametrize("case, changes", MATRIX, ids=[f"{case}-{'-'.join(changes)}" for case, changes in MATRIX])
-def test_compiled(case: Case, changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize("case", MATRIX, ids=str)
+def test_compiled(case: Case) -> None:
     """No spills, shared memory that a CTA has, and wgmma that runs beside other work: where the compiler had to wait
     for each product there would be an arrival and a wait for every HGMMA.
     """
-    made = compiled(case, changes)
+    made = compiled(case)
     count, box = made.instructions, min(case.page, 64)
     assert made.spills == 0
     assert made.stack == 0
@@ -211,7 +206,6 @@ def test_compiled(case: Case, changes: dict[str, Any]) -> None:
     assert count["WARPGROUP"] <= 18
     assert count["UTMALDG"] == 9 + 9 * (64 // box)
     assert count["STSM"] == 2 * 4  # P
-    assert count["UBLKPF"] == (1 if changes.get("AHEAD") else 0)
     assert_every_role_is_checked(made)
 
 

@@ -43,18 +43,16 @@ LONG = Case((330, 70), H=16, S=2, columns=FULL, page=64, splits=1)  # six blocks
 BLOCK = Case((50, 64), H=3, columns=FULL, page=16, splits=1)  # two items of one block
 
 
-def run(case: Case, late: bool = False, traffic: Traffic | None = None, programs: int = 1) -> None:
+def run(case: Case, traffic: Traffic | None = None, programs: int = 1) -> None:
     arrays, named = launch_arguments(case)
-    config = named.pop("config")
-    config = replace(config, constants=config.constants._replace(LATE=late), programs=programs)
+    config = replace(named.pop("config"), programs=programs)
     hopper_emulator.launch(*arrays, **named, config=config, traffic=traffic)
 
 
-@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("case", [LONG, BLOCK, replace(LONG, H=128, splits=3)], ids=str)
-def test_nothing_is_reported(case: Case, late: bool) -> None:
+def test_nothing_is_reported(case: Case) -> None:
     traffic = Traffic(timeline=Timeline())
-    run(case, late, traffic, programs=2)
+    run(case, traffic, programs=2)
     kinds = {event.kind for event in traffic.trace()}
     assert {"copy", "landed", "write", "read", "read in flight", "wait", "arrive", "expect", "barrier"} <= kinds
 
@@ -102,9 +100,9 @@ MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
     "q-is-refilled-without-a-wait": ("long block", unstated("q free"), WAR, "q copy by warp 8 of the producer"),
     "the-left-half-is-not-waited-for": ("long block", unstated("left full"), READ, "a wait of warp 0 for left full[0]"),
     "the-right-half-is-not-waited-for": ("long", unstated("right full", LEADER), READ, "k right wgmma by warp 0"),
-    "the-left-half-is-refilled-without-a-wait": ("long late", unstated("left free"), WAR, "k copy by warp 8"),
-    "the-right-half-is-refilled-without-a-wait": ("long late", unstated("right free", (8,)), WAR, "k copy by warp 8"),
-    "p-is-not-waited-for": ("long block late", unstated("p full"), ORDER, "rows read by warp 4 of the follower"),
+    "the-left-half-is-refilled-without-a-wait": ("long", unstated("left free"), WAR, "k copy by warp 8"),
+    "the-right-half-is-refilled-without-a-wait": ("long", unstated("right free", (8,)), WAR, "k copy by warp 8"),
+    "p-is-not-waited-for": ("long block", unstated("p full"), ORDER, "rows read by warp 4 of the follower"),
     "p-is-overwritten-without-a-wait": ("long", unstated("right free", LEADER), WAR, "p write by warp 0 of the leader"),
     "the-other-phase-of-p": ("long block", flipped("p full"), (ORDER, STUCK), "p full|rows read"),
     "the-other-phase-of-the-left-half": ("long", flipped("left full"), (READ, STUCK), "left full[0]"),
@@ -112,7 +110,7 @@ MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
         "long", barrier("expect_bytes", "left full", lambda expect, n, warp: expect(n + 128, warp)), STUCK,
         "left full[0]: warps [0, 1, 2, 3] wait for phase 0 for ever: 128 bytes pending",
     ),
-    "two-arrivals-for-a-free-half": ("long late", arrivals("right free", lambda n: n + 1), STUCK, "1 of 2 arrivals"),
+    "two-arrivals-for-a-free-half": ("long", arrivals("right free", lambda n: n + 1), STUCK, "1 of 2 arrivals"),
     "the-left-half-given-back-before-the-product": (
         "long", freed_before_the_product("left free", "left"), WAR, "k copy by warp 8 of the producer",
     ),
@@ -120,7 +118,6 @@ MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
         "long", freed_before_the_product("right free", "right"), WAR, "k copy by warp 8 of the producer|p write",
     ),
     "the-follower-never-gives-back": ("long", arrival("right free", lambda *a: None), STUCK, "right free[0]"),
-    "the-leader-never-says-that-s-is-done": ("late", arrival("s done", lambda *a: None), STUCK, "s done"),
     "given-back-without-a-barrier": (
         "long", arrival("left free", lambda cta, arrive, me, bar: bar.arrive(me[:1])), WAR,
         "a barrier after wgmma.wait_group in warp 1",
@@ -134,7 +131,7 @@ MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
     "no-barrier-behind-the-zeros": (
         "block", method("clean_rows", cleaned_without_a_barrier), ORDER, "a barrier between warp",
     ),
-    "one-stage": ("long late", one_stage, (WAW, WAR), "k copy by warp 8"),
+    "one-stage": ("long", one_stage, (WAW, WAR), "k copy by warp 8"),
 }  # fmt: skip
 LIST = [(name, case) for name, (cases, *_) in MUTANTS.items() for case in cases.split()]
 
@@ -143,4 +140,4 @@ LIST = [(name, case) for name, (cases, *_) in MUTANTS.items() for case in cases.
 def test_mutants_are_caught(name: str, case: str, monkeypatch: Patch) -> None:
     _, mutate, kind, words = MUTANTS[name]
     mutate(monkeypatch)
-    caught_as(kind, words, lambda: run(BLOCK if case == "block" else LONG, case == "late"))
+    caught_as(kind, words, lambda: run(BLOCK if case == "block" else LONG))

@@ -78,12 +78,19 @@ def of(name: str) -> dict[str, Any]:
     return record
 
 
-def counted(record: dict[str, Any], role_of: Callable[[str, int, str], str]) -> Counts:
-    """The chip's counts by role: that of an opcode, an offset in shared memory, and the SASS."""
+def counted(
+    record: dict[str, Any], role_of: Callable[[str, int, str], str], end: Callable[[str], str] | None = None
+) -> Counts:
+    """The chip's counts by role: that of an opcode, an offset in shared memory, and the SASS. ``end``: of an opcode
+    that comes after the last copy and the last product in the code.
+    """
     found: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
-    for sass, executed, passes in record["listing"]:
+    listing = record["listing"]
+    last = max(i for i, (sass, _, _) in enumerate(listing) if re.search("LDGSTS|GMMA", sass))
+    for i, (sass, executed, passes) in enumerate(listing):
         offset = int((re.search(r"\+0x([0-9a-f]+)\]", sass) or ["", "0"])[1], 16)
-        role = role_of(opcode(sass) or "", offset, sass)
+        op = opcode(sass) or ""
+        role = end(op) if end and i > last else role_of(op, offset, sass)
         found[role] = found[role][0] + executed, found[role][1] + passes
     assert sum(passes for _, passes in found.values()) == record["counters"]["wavefronts"]
     return dict(found)

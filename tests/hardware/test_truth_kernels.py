@@ -102,6 +102,8 @@ def test_decode_dram_and_sectors(decode: tuple[Traffic, CopyTrace]) -> None:
     table = 4 * (DECODE["batch"] * DECODE["keys"] // DECODE["page"] + DECODE["batch"])
     assert 0 <= found["dram_read_bytes"] - moved - record["code_bytes"] - table < 3000
     assert found["l2_read_sectors"] == pytest.approx(moved / SECTOR, rel=1e-4)
+    entries = 4 * DECODE["keys"] // DECODE["page"] // SECTOR  # sectors of a row of the table; one more of the lengths
+    assert found["l1_read_sectors"] == moved // SECTOR + D_PROGRAMS * (entries + 1)
     page_numbers = D_PROGRAMS * D_TILES * D_WARPS * 8  # a sector for each copy of a warp
     assert found["cp_async_sectors"] == trace.sectors + page_numbers
     lse = D_PROGRAMS * (1 - 4 * (DECODE["q_heads"] // DECODE["kv_heads"]) / SECTOR)  # 16 bytes are stored, 32 move
@@ -156,7 +158,12 @@ def test_prefill_dram_and_sectors(prefill: tuple[Traffic, CopyTrace]) -> None:
     q_sectors = once // 3 // SECTOR
     assert found["load_sectors"] == q_sectors
     assert traffic.moved["DRAM->SMEM"] // SECTOR == trace.sectors + q_sectors
-    assert found["cp_async_sectors"] - trace.sectors == 3 * P_PROGRAMS  # 0.03 %, three a program: no reason is known
+    # The chip's counter is right to the sector. Of ncu's, which it makes out of addresses, some copies of zeros are
+    # part, other ones in each run: 16 sectors a copy.
+    assert found["l1_read_sectors"] == trace.sectors + q_sectors
+    extra = found["cp_async_sectors"] - trace.sectors
+    assert extra % 16 == 0
+    assert 0 <= extra < 0.002 * trace.sectors
     assert found["store_sectors"] == traffic.moved["registers->DRAM"] / SECTOR
 
 

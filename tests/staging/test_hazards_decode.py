@@ -90,10 +90,10 @@ def refill_twice(patch: Patch) -> None:
 def v_of_the_next_tile_with_k(patch: Patch) -> None:
     """The refill moved up: V is copied before the barrier instead of after it."""
 
-    def refill(pipeline: TilePipeline) -> None:
-        pipeline._fetch("k")
-        pipeline._fetch("v")
-        pipeline.hazards.barrier()
+    def refill(pipeline: TilePipeline, role: str) -> None:
+        pipeline._fetch(role)
+        if role == "v":
+            pipeline.hazards.barrier()
 
     patch.setattr(TilePipeline, "refill", refill)
 

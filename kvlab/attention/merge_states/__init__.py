@@ -86,7 +86,7 @@ def _checked(outs: Any, lses: Any, out: Any) -> tuple[Any, Any, Any, bool]:
 
 def _plan(outs: Any, backend: str) -> Explanation:
     chosen, reason = choose_backend(outs, backend)
-    return Explanation("merge_states", chosen, reason, None, merge_grid(*(int(n) for n in outs.shape[1:4])))
+    return Explanation("merge_states", chosen, reason, None, merge_grid(*(int(n) for n in outs.shape[1:])))
 
 
 def _explain(outs: Any, lses: Any, *, out: Any = None, backend: str = "auto", **_: Any) -> Explanation:

@@ -8,16 +8,18 @@ import numpy as np
 
 from kvlab.staging import Traffic, program_ids
 
-from .config import CHUNK, merge_grid
+from .config import chunk_of, merge_grid, piece_of
 
 Array = np.ndarray[Any, Any]
 
 
-def merge(outs: Array, lses: Array, o_array: Array, lse_array: Array, PARTS: int, BD: int, traffic: Traffic) -> None:
-    """Put the parts of one head of one token together; parts without a key have no share in it."""
+def merge(
+    outs: Array, lses: Array, o_array: Array, lse_array: Array, PARTS: int, BD: int, CHUNK: int, traffic: Traffic
+) -> None:
+    """Put BD columns of the parts of one head of one token together; parts without a key have no share in it."""
     #: setup -> lse_parts    each part's lse; +inf, as some write for no key, is -inf
     num_parts, batches, tokens, heads, D = outs.shape
-    sequence_and_token, head = program_ids(merge_grid(batches, tokens, heads))  # [P]
+    sequence_and_token, head, piece = program_ids(merge_grid(batches, tokens, heads, D))  # [P]
     batch, token = sequence_and_token // tokens, sequence_and_token % tokens
     lse_parts = np.full((len(batch), PARTS), -np.inf, np.float32)
     lse_parts[:, :num_parts] = lses[:, batch, token, head].T
@@ -26,6 +28,7 @@ def merge(outs: Array, lses: Array, o_array: Array, lse_array: Array, PARTS: int
     top = lse_parts.max(axis=1)
     shift = np.where(top == -np.inf, np.float32(0), top)
     total = np.exp(lse_parts - shift[:, None]).sum(axis=1)
+    d = piece[:, None] * BD + np.arange(BD)  # [P, BD]
     o = np.zeros((len(batch), BD), np.float32)
     lost = np.zeros((len(batch), BD), np.float32)
     for first in range(0, num_parts, CHUNK):
@@ -37,9 +40,9 @@ def merge(outs: Array, lses: Array, o_array: Array, lse_array: Array, PARTS: int
         w = np.where(empty, np.float32(0), np.exp(np.where(empty, np.float32(-np.inf), lse_chunk) - shift[:, None]))
         #: load_parts -> parts    those that count; what a part without a key left behind is not read
         parts = np.zeros((len(batch), CHUNK, BD), np.float32)
-        p, k = np.nonzero(w > 0)
-        parts[p, k, :D] = outs[first + k, batch[p], token[p], head[p]]
-        traffic.move("DRAM->registers", len(p) * D * outs.itemsize + len(batch) * len(n) * 4)
+        p, k, c = np.nonzero((w > 0)[:, :, None] & (d < D)[:, None])
+        parts[p, k, c] = outs[first + k, batch[p], token[p], head[p], d[p, c]]
+        traffic.move("DRAM->registers", len(p) * outs.itemsize + len(batch) * len(n) * 4)
         #: add -> o, lost    compensated: what the sum could not hold is kept for the next
         term = (parts * w[:, :, None]).sum(axis=1) - lost
         new = o + term
@@ -50,9 +53,11 @@ def merge(outs: Array, lses: Array, o_array: Array, lse_array: Array, PARTS: int
     o = np.where((total > 0)[:, None], o / some[:, None], np.float32(0))
     lse = np.where(total > 0, top + np.log(some), np.float32(-np.inf))
     #: store
-    o_array[batch, token, head] = o[:, :D].astype(o_array.dtype)
-    lse_array[batch, token, head] = lse
-    traffic.move("registers->DRAM", len(batch) * D * o_array.itemsize + lse.nbytes)
+    p, c = np.nonzero(d < D)
+    o_array[batch[p], token[p], head[p], d[p, c]] = o[p, c].astype(o_array.dtype)
+    p = np.nonzero(piece == 0)[0]
+    lse_array[batch[p], token[p], head[p]] = lse[p]
+    traffic.move("registers->DRAM", o_array.nbytes + lse_array.nbytes)
 
 
 def launch(
@@ -67,7 +72,7 @@ def launch(
     lse = np.empty(lses.shape[1:], np.float32) if lse is None else lse
     if lse.size:
         traffic = Traffic() if traffic is None else traffic
-        merge(outs, lses, out, lse, _next_power_of_2(num_parts), _next_power_of_2(head_dim), traffic)
+        merge(outs, lses, out, lse, _next_power_of_2(num_parts), piece_of(head_dim), chunk_of(num_parts), traffic)
     return out, lse
 
 

@@ -1,4 +1,4 @@
-"""Merging of partial attention in Triton: one program for each head of each token."""
+"""Merging of partial attention in Triton: one program for each piece of columns of each head of each token."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .config import CHUNK, merge_grid
+from .config import chunk_of, merge_grid, piece_of
 
 
 @triton.jit
@@ -16,7 +16,7 @@ def merge(
     o_batch, o_token, o_head, lse_batch, lse_token, lse_head,
     D: tl.constexpr, BD: tl.constexpr, PARTS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Put the parts of one head of one token together; parts without a key have no share in it."""
+    """Put BD columns of the parts of one head of one token together; parts without a key have no share in it."""
     #: setup -> lse_parts    each part's lse; +inf, as some write for no key, is -inf
     batch = (tl.program_id(0) // tokens).to(tl.int64)
     token = (tl.program_id(0) % tokens).to(tl.int64)
@@ -29,7 +29,7 @@ def merge(
     top = tl.max(lse_parts, 0)
     shift = tl.where(top == -float("inf"), 0.0, top)
     total = tl.sum(tl.exp(lse_parts - shift), 0)
-    d = tl.arange(0, BD)
+    d = tl.program_id(2) * BD + tl.arange(0, BD)
     at = part_ptr + batch * part_batch + token * part_token + head * part_head
     o = tl.zeros([BD], tl.float32)
     lost = tl.zeros([BD], tl.float32)
@@ -52,7 +52,8 @@ def merge(
     #: store
     o_at = batch * o_batch + token * o_token + head * o_head + d
     tl.store(o_ptr + o_at, o.to(o_ptr.dtype.element_ty), mask=d < D)
-    tl.store(lse_ptr + batch * lse_batch + token * lse_token + head * lse_head, lse)
+    at_lse = lse_ptr + batch * lse_batch + token * lse_token + head * lse_head
+    tl.store(at_lse, lse, mask=tl.program_id(2) == 0)
 
 
 def launch(
@@ -67,11 +68,11 @@ def launch(
     lse = torch.empty(lses.shape[1:], dtype=torch.float32, device=lses.device) if lse is None else lse
     if lse.numel() == 0:
         return out, lse
-    merge[merge_grid(batch, tokens, heads)](
+    merge[merge_grid(batch, tokens, heads, head_dim)](
         outs, lses, out, lse, tokens, num_parts,
         *outs.stride()[:4], *lses.stride(), *out.stride()[:3], *lse.stride(),
-        D=head_dim, BD=triton.next_power_of_2(head_dim), PARTS=triton.next_power_of_2(max(num_parts, 1)),
-        CHUNK=CHUNK, num_warps=4,
+        D=head_dim, BD=piece_of(head_dim), PARTS=triton.next_power_of_2(max(num_parts, 1)),
+        CHUNK=chunk_of(num_parts), num_warps=1,
     )  # fmt: skip
     return out, lse
 

@@ -62,7 +62,7 @@ def attend(
     limit = np.minimum(limit, hi[:, None])  # a row sees the keys from first to below limit
     cta = decode_cta(
         arch, config.BM, BN, config.columns, config.v_columns, k_cache, v_cache, batch, kv_head, (lo, hi), traffic,
-        num_warps=config.num_warps,
+        num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     factor = np.float32(scale_log2) * head_scale(scales.q.array, kv_head)[:, None]  # [P, 1]
     factor = factor * head_scale(scales.k.heads, kv_head)[:, None]

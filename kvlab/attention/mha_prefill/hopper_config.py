@@ -41,12 +41,12 @@ class Constants(NamedTuple):
     """Compile-time constants of the Hopper kernel. NC consumer warpgroups have BM query rows each, in NQ buffers; NB
     stages hold BN keys of D and values of DV, in boxes of BOX keys.
 
-    FIRST: the first block of a tile may need a mask; MASKED: others, too. SKIP: a consumer passes over blocks that only
-    others see. WINDOW: bounded on the left. CLEAN: rows behind a sequence's end may be anything. CAPPED: softcap;
-    FIXED: so low that weights have a fixed top. O leaves in ROUNDS parts. EQUAL: all tiles have as many keys. HOLD,
-    EARLY: see ``hopper_roles.consume``. ITEM: bytes of an element of Q, K and V; of 1, V passes through a warpgroup,
-    the WIDENER, that makes it float16. Q_SCALE, K_SCALE, V_SCALE: each KV head has one. REGISTERS of a thread of a
-    consumer, of the PRODUCER and of the WIDENER.
+    FIRST: the first block of a tile may need a mask; MASKED: others, too. ALIGNED: tiles begin at positions that are
+    multiples of their rows. SKIP: a consumer passes over blocks that only others see. WINDOW: bounded on the left.
+    CLEAN: rows behind a sequence's end may be anything. CAPPED: softcap; FIXED: so low that weights have a fixed top. O
+    leaves in ROUNDS parts. EQUAL: all tiles have as many keys. HOLD, EARLY: see ``hopper_roles.consume``. ITEM: bytes
+    of an element of Q, K and V; of 1, V passes through a warpgroup, the WIDENER, that makes it float16. Q_SCALE,
+    K_SCALE, V_SCALE: each KV head has one. REGISTERS of a thread of a consumer, of the PRODUCER and of the WIDENER.
     """
 
     D: int
@@ -161,7 +161,8 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperConfi
     window = mask.left < UNLIMITED
     page = inputs.k.shape[1] if inputs.table is not None else 0
     bounded = mask.right < UNLIMITED
-    # Three consumers have 160 registers a thread, too few for what a window, a cap and ragged rows keep.
+    # Three consumers have 160 registers a thread, too few for what a window, a cap and ragged rows keep; and their 192
+    # rows see more keys in vain behind the diagonal, which counts where there are few.
     three = small and not (window or features.softcap > 0 or problem.ragged or (bounded and problem.max_q < 8192))
     BM, NC, NB, BN = 64, 3 if three else 2, 3 if small else 2, 64 if D == 256 else 128
     rows = BM * NC
@@ -176,7 +177,7 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperConfi
     skip = aligned and BN <= BM
     overlap = small and not (aligned and known and not features.softcap > 0)
     fixed = D <= 128 and 0 < features.softcap * LOG2E <= FIXED_MOST and bool(dtype_of(inputs.q, "q") == bfloat16)
-    before = (num_keys - problem.max_q) % rows if known else rows - 1  # at most so many rows of a first tile do not exist
+    before = (num_keys - problem.max_q) % rows if known else rows - 1  # rows that a first tile lacks, at most
     many = 0 < page < 32 and D <= 192 and item == 2  # page numbers of a block
     total = inputs.q.shape[1] if problem.ragged else problem.max_q + before * aligned
     row_tiles = total // rows + (1 + aligned) * problem.batch if problem.ragged else -(-total // rows)
@@ -184,10 +185,10 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperConfi
     constants = Constants(
         D=D, DV=DV, NC=NC, NQ=2 if D <= 128 else 1, NB=NB, BN=BN, BOX=min(page, BN) if page else BN, PAGE=page,
         RAGGED_Q=problem.ragged, RAGGED_K=ragged_k, FIRST=bounded or window or not whole,
-        MASKED=window or (bounded and not aligned), ALIGNED=aligned, SKIP=skip, WINDOW=window, CLEAN=ragged_k or page > 0, CAPPED=features.softcap > 0,
-        FIXED=fixed,
-        SINKS=features.sinks is not None,
-        HOLD=2 * (overlap or fixed), EARLY=overlap, ROUNDS=2 if D > 128 else 1, EQUAL=known and not bounded and not window,
+        MASKED=window or (bounded and not aligned), ALIGNED=aligned, SKIP=skip, WINDOW=window,
+        CLEAN=ragged_k or page > 0, CAPPED=features.softcap > 0, FIXED=fixed, SINKS=features.sinks is not None,
+        HOLD=2 * (overlap or fixed), EARLY=overlap, ROUNDS=2 if D > 128 else 1,
+        EQUAL=known and not bounded and not window,
         ITEM=item, Q_SCALE=scales.q.heads is not None, K_SCALE=scales.k.heads is not None,
         V_SCALE=scales.v.heads is not None,
         REGISTERS=160 if three else 208 if item == 1 else 240 if not page else 224 if many else 232,

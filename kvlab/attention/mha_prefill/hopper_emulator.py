@@ -107,8 +107,8 @@ def produce(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
             #: load_q -> j    DRAM -> shared memory, 64 rows for each consumer
             for w in range(C.NC):
                 u = slot * C.NC + w
-                first = q_first + min(max(row + w * C.BM, 1 - C.BM), num_q - 1)  # the box touches the tensor
-                cta.load_rows("q", cta.q_full[u], u, q_batch, first, head)
+                first = min(max(row + w * C.BM, 1 - C.BM), num_q - 1)  # a box touches the tensor
+                cta.load_rows("q", cta.q_full[u], u, q_batch, q_first + first, head)
             j += 1
             for i in range(hi - lo):
                 #: load_k -> b, key    from the last block to the first, as soon as the stage is free

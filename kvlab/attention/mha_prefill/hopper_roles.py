@@ -75,8 +75,8 @@ def produce(descs, boxes, words, bars, seqs, sizes, C: gl.constexpr):
             #: load_q -> j    DRAM -> shared memory, 64 rows for each consumer
             for w in gl.static_range(NC):
                 u = slot * NC + w
-                first = q_first + gl.minimum(gl.maximum(row + w * C.BM, 1 - C.BM), num_q - 1)  # the box touches the tensor
-                load_rows(dq, q_s, q_full.index(u), u, (q_batch,), first, head, 0, C.BM, C.BM, C.D, 0, C.ITEM)
+                first = gl.minimum(gl.maximum(row + w * C.BM, 1 - C.BM), num_q - 1)  # a box touches the tensor
+                load_rows(dq, q_s, q_full.index(u), u, (q_batch,), q_first + first, head, 0, C.BM, C.BM, C.D, 0, C.ITEM)
             j += 1
             for i in range(hi - lo):
                 #: load_k -> b, key    from the last block to the first, as soon as the stage is free

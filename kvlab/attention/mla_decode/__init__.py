@@ -24,7 +24,7 @@ from kvlab.triton_support.versions import holds_wgmma_rows
 
 from .config import MLADecodeProblem, choose_config
 from .emulator import launch as emulate
-from .hopper_config import SUPPORTED, HopperConfig, choose_hopper, hopper_declined, hopper_lacks
+from .hopper_config import SUPPORTED, HopperConfig, choose_hopper, hopper_lacks
 from .hopper_emulator import launch as emulate_hopper
 from .inputs import MLAInputs, mla_inputs
 from .reference import reference
@@ -122,10 +122,10 @@ def mla_decode_paged(
     kv_layout    of a cache with four axes: "NHD" ``[pages, page_size, 1, D]`` or "HND" ``[pages, 1, page_size, D]``
     batch_invariant  the same bits for a sequence alone and in any batch: its keys are split by the columns of the
                  table alone
-    backend      "auto": the emulator for NumPy arrays, the Triton kernel for torch tensors (interpreted on the CPU);
-                 "reference" (float64), "emulator", "triton"; "hopper": the Gluon kernel for sm_90 (its emulator where
-                 the arrays are not on a GPU), ValueError for what it cannot do. "auto" does not take it: it is
-                 compiled and emulated, no GPU has run it
+    backend      "auto": the emulator for NumPy arrays, for torch tensors the Gluon kernel for sm_90 where that can do
+                 it and otherwise the Triton kernel (interpreted on the CPU); "reference" (float64), "emulator",
+                 "triton"; "hopper": the Gluon kernel (its emulator where the arrays are not on a GPU), ValueError for
+                 what it cannot do
     arch         the machine that is emulated: "sm_80", "sm_90" (the tiles of the compiled kernel), "gfx950" (MAX's tile
                  of 16 rows and 128 keys; 16 bits, v_dim 128, 256 or 512, 32 or 64 columns of rope)
     num_splits   programs that share the keys of a sequence; chosen by the sizes, not the lengths, if None
@@ -222,7 +222,7 @@ def _plan(
     """Which backend and configuration a call gets, and why."""
     problem = MLADecodeProblem.of(inputs.q, inputs.kv_cache, inputs.k_rope, inputs.block_table)
     lacks = hopper_lacks(inputs, problem, features, scale)
-    chosen, reason, hopper = choose_with_hopper(inputs.q, backend, lacks, hopper_declined(), SUPPORTED)
+    chosen, reason, hopper = choose_with_hopper(inputs.q, backend, lacks, None, SUPPORTED)
     emulated = chosen == "emulator"
     if hopper:
         _, processors = target_of(inputs.q, None)

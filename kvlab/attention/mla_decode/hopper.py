@@ -30,7 +30,7 @@ SIZES = [
 
 @gluon.jit(do_not_specialize=SIZES)
 def attend(
-    dq, dk, dk_rope, kv, kv_page, out, lse, table, lens, scale, unit, items, row_tiles, head_tiles, splits, heads,
+    dq, dk, dk_rope, out, lse, table, lens, scale, unit, items, row_tiles, head_tiles, splits, heads,
     tokens, pages, table_batch, lens_stride, o_split, o_batch, o_token, o_head, lse_split, lse_batch, lse_token,
     lse_head,
     C: gl.constexpr,
@@ -46,8 +46,6 @@ def attend(
     rows_s = gl.allocate_shared_memory(gl.float32, [2, C.BM], ROWS_LAYOUT)
     q_full = barriers(1, 1).index(0)
     q_free = barriers(1, 1).index(0)
-    p_full = barriers(1, 1).index(0)
-    s_done = barriers(1, 1).index(0)
     l_full = barriers(C.NB, 1)
     l_free = barriers(C.NB, 1)
     r_full = barriers(C.NB, 1)
@@ -66,9 +64,9 @@ def attend(
     smem = (q_s, q_rope_s, k_s, k_rope_s, p_s, rows_s)
     gl.warp_specialize(
         [
-            (lead, (smem, bars, p_full, s_done, outputs, results, items, keys, gl.constexpr(C))),
-            (follow, ((k_s, p_s, rows_s), r_full, r_free, p_full, s_done, outputs, items, keys, gl.constexpr(C))),
-            (produce, (descs, boxes, bars, kv, kv_page, table, table_batch, pages, items, keys, gl.constexpr(C))),
+            (lead, (smem, bars, outputs, results, items, keys, gl.constexpr(C))),
+            (follow, ((k_s, p_s, rows_s), r_full, r_free, outputs, items, keys, gl.constexpr(C))),
+            (produce, (descs, boxes, bars, table, table_batch, pages, items, keys, gl.constexpr(C))),
         ],
         [4, 1],
         [C.FOLLOWER, C.PRODUCER],
@@ -98,7 +96,7 @@ def launch(
     part, part_lse = partial_results(out, lse, splits)
     attend[config.grid()](
         box_descriptor(q, (C.TB, C.HB), Q_LAYOUT),
-        *(box_descriptor(x, (C.BOX,), K_LAYOUT) for x in (kv_cache, k_rope)), kv_cache, kv_cache.stride(0),
+        *(box_descriptor(x, (C.BOX,), K_LAYOUT) for x in (kv_cache, k_rope)),
         part, part_lse, block_table, seq_lens, scale * LOG2E, 1 / LOG2E, config.items, config.row_tiles,
         config.head_tiles, splits, heads, tokens, kv_cache.shape[0], block_table.stride(0), seq_lens.stride(0),
         *part.stride()[:4], *(part_lse.stride(axis) for axis in (0, 1, 3, 2)), C=C, num_warps=4,

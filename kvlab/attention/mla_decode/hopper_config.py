@@ -13,25 +13,21 @@ from kvlab.attention.splits import MAX_SPLITS, check_splits, invariant_splits
 from .config import MLADecodeProblem
 from .inputs import MLAInputs
 
-__all__ = ["SUPPORTED", "Constants", "HopperConfig", "choose_hopper", "hopper_declined", "hopper_lacks"]
+__all__ = ["SUPPORTED", "Constants", "HopperConfig", "choose_hopper", "hopper_lacks"]
 
 SUPPORTED = (
     "bf16 or fp16 with a cache of that dtype, 512 + 64 columns, no mask but the causal one, no softcap, sinks or "
     "ALiBi, scale > 0, pages of 16, 32 or multiples of 64 tokens, arrays that start at 16 bytes and whose strides are "
     "multiples of 16 bytes"
 )
-MEASURED = False
-"""Whether a GPU has shown that the kernel is right and faster than the portable one; "auto" takes it only then."""
 
 
 class Constants(NamedTuple):
     """Compile-time constants of the Hopper kernel: a tile of BM = TB tokens x HB heads, NB stages of BN keys of DV
     latent and DR rope columns, in boxes of BOX keys of pages of PAGE.
 
-    MASKED: others than the last block of keys may need a mask. AHEAD: 0, or how many blocks before its turn one is
-    brought into L2, where the rows of a page stand one after the other. LATE: the follower multiplies P V while the
-    leader does the next softmax, not before. Registers of a thread of the FOLLOWER and of the PRODUCER; the leader has
-    the others.
+    MASKED: others than the last block of keys may need a mask. Registers of a thread of the FOLLOWER and of the
+    PRODUCER; the leader has the others.
     """
 
     TB: int
@@ -39,8 +35,6 @@ class Constants(NamedTuple):
     BOX: int
     PAGE: int
     MASKED: bool
-    AHEAD: int = 0
-    LATE: bool = False
     FOLLOWER: int = 192
     PRODUCER: int = 32
     NB: int = 2
@@ -93,17 +87,13 @@ def hopper_lacks(inputs: MLAInputs, problem: MLADecodeProblem, features: Feature
     return None
 
 
-def hopper_declined() -> str | None:
-    """Why "auto" takes the portable kernel all the same, None if it does not."""
-    return None if MEASURED else "it has not been measured"
-
-
 def choose_hopper(
     problem: MLADecodeProblem, *, processors: int = 132, num_splits: int | None = None, batch_invariant: bool = False
 ) -> HopperConfig:
-    """The configuration of a call that the kernel can do, on ``processors`` SMs. Splits: ``num_splits``, those of
-    ``invariant_splits``, or as few as make the time shortest, counted in blocks of 64 keys: what a wave of programs
-    multiplies, two for its beginning and its end, and what merging takes.
+    """The configuration of a call that the kernel can do, on ``processors`` SMs, one program on each at most. Splits:
+    ``num_splits``, those of ``invariant_splits``, or as few as make the time shortest, counted in what an SM takes for
+    a block of 64 keys (1.9 us on an H100): for its own blocks and two for the beginning and the end of an item, but no
+    less than DRAM takes for all rows; then two for merging and one for each 8 MB of partial outputs.
 
     >>> problem = MLADecodeProblem(1, 1, 128, 512, 64, 2, 64, 65536)
     >>> choose_hopper(problem).num_splits, choose_hopper(problem).grid()
@@ -119,9 +109,11 @@ def choose_hopper(
     head_tiles = -(-problem.heads // HB)
     row_tiles = head_tiles * -(-problem.tokens // constants.TB)
     programs, blocks = problem.batch * row_tiles, max(-(-problem.max_keys // constants.BN), 1)
+    dram = problem.batch * blocks / 77  # 2.9 TB/s
 
     def cost(n: int) -> float:
-        return -(-programs * n // processors) * (-(-blocks // n) + 2) + (0 if n == 1 else 1 + n / 16)
+        own = -(-programs * n // processors) * (-(-blocks // n) + 2)
+        return max(own, dram + 2) + (0 if n == 1 else 2 + problem.batch * problem.rows * n / 4096)
 
     splits = check_splits(num_splits)
     if splits is None and batch_invariant:
@@ -129,4 +121,4 @@ def choose_hopper(
     if splits is None:
         splits = min(range(1, min(blocks, MAX_SPLITS) + 1), key=cost)
     items = programs * splits
-    return HopperConfig(constants, row_tiles, head_tiles, splits, items, items)
+    return HopperConfig(constants, row_tiles, head_tiles, splits, items, min(items, processors))

@@ -33,7 +33,7 @@ class HopperCTA(PartitionedCTA):
         self.C, self.places = C, places_of(C)
         super().__init__(self.places, dtype, boxes, traffic, traced=traced)
         self.q_full, self.q_free = self.hazards.mbarrier("q full"), self.hazards.mbarrier("q free")
-        self.p_full, self.s_done = self.hazards.mbarrier("p full"), self.hazards.mbarrier("s done")
+        self.p_full = self.hazards.mbarrier("p full", 4)  # a barrier of bar.arrive and bar.sync: every warp arrives
         self.l_full, self.l_free, self.r_full, self.r_free = (
             self.barriers(name, C.NB) for name in ("left full", "left free", "right full", "right free")
         )
@@ -85,7 +85,7 @@ class HopperCTA(PartitionedCTA):
         self.smem.store(address, p.tile()[0].reshape(*address.shape, 8))
         self.put(me, 0, alpha)
         self.hazards.fence_async(me)
-        self.arrive(me, self.p_full)
+        self.p_full.arrive(me)
 
     def put(self, me: Warps, which: int, values: Array) -> None:
         """The factor ``which`` of each row, for the other warpgroup."""

@@ -138,8 +138,6 @@ def lead(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
             cta.wait_mma(me, PARTS)
             cta.arrive(me, cta.l_free[b])
             cta.wait_mma(me, 0)
-            if C.LATE:
-                cta.arrive(me, cta.s_done)
         #: last    no more Q K^T: the producer may fetch the next Q
         cta.arrive(me, cta.q_free)
         #: mask -> s    keys that a row does not see
@@ -178,9 +176,9 @@ def lead(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
 def follow(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
     """The other warpgroup: the right half of the output, with P, alpha and 1 / l from the leader."""
     #@ follower
-    #: begin -> it, late    the first item
+    #: begin -> it    the first item
     C, items, programs, me = cta.C, x.config.items, x.config.programs, cta.places.follower
-    it, late = 0, 0
+    it = 0
     for t in range(program, items, programs):
         #: find -> batch, split, token, head, lo, blocks, o    rows and keys
         batch, split, token, head, lo, num_keys, blocks = x.find_item(t)
@@ -190,12 +188,9 @@ def follow(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
             b = it % C.NB
             yield cta.p_full, it & 1
             alpha = cta.get(me, 0)
-            #: accumulate -> o, it, late    O = alpha O + P V, P from shared memory; late: beside the leader's softmax
+            #: accumulate -> o, it    O = alpha O + P V, P from shared memory
             o = o.with_values(o.values * o.by_row(alpha[None]))
             yield cta.r_full[b], (it // C.NB) & 1
-            if C.LATE:
-                yield cta.s_done, late
-                late ^= 1
             o = cta.accumulate(me, None, b, "right", o)
             cta.wait_mma(me, 0)
             cta.arrive(me, cta.r_free[b])

@@ -12,12 +12,12 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from kvlab.attention.mha_prefill.hopper_roles import NOTHING
-from kvlab.attention.mha_prefill.hopper_steps import PANEL, quad_sum
+from kvlab.attention.mha_prefill.hopper_steps import PANEL, named_barrier, quad_sum
 
 from .hopper_steps import (
+    P_FULL,
     PARTS,
     clean_rows,
-    expect_keys,
     find_item,
     find_pages,
     load_keys,
@@ -30,7 +30,7 @@ from .hopper_steps import (
 
 
 @gluon.jit
-def produce(descs, boxes, bars, kv, kv_page, table, table_batch, pages, items, keys, C: gl.constexpr):
+def produce(descs, boxes, bars, table, table_batch, pages, items, keys, C: gl.constexpr):
     """One warp brings Q and the latent rows of item after item."""
     #@ producer
     #: begin -> it, turn    nothing loaded yet
@@ -64,13 +64,11 @@ def produce(descs, boxes, bars, kv, kv_page, table, table_batch, pages, items, k
             mbarrier.wait(r_free.index(b), ((it // C.NB) & 1) ^ 1)
             mbarrier.expect(r_full.index(b), C.BN * (C.DV // 2) * 2)
             load_keys(dk, k_box, r_full.index(b), (b * 2 + 1) * HALF, C.DV // 2, found, row, HALF, C)
-            if C.AHEAD and i + C.AHEAD < blocks:
-                expect_keys(kv, kv_page, pages_of, key + C.AHEAD * C.BN, num_keys, C)
             it += 1
 
 
 @gluon.jit
-def lead(smem, bars, p_full, s_done, outputs, results, items, keys, C: gl.constexpr):
+def lead(smem, bars, outputs, results, items, keys, C: gl.constexpr):
     """One warpgroup: scores, softmax, and the left half of the output."""
     #@ leader
     #: begin -> it, turn    the first item
@@ -121,15 +119,13 @@ def lead(smem, bars, p_full, s_done, outputs, results, items, keys, C: gl.conste
             #: send    P and alpha to the follower, who is done with those of the block before
             before = it + C.NB - 1
             mbarrier.wait(r_free.index(before % C.NB), ((before // C.NB) & 1) ^ 1)
-            send(p_s, rows_s, p_full, p, alpha)
+            send(p_s, rows_s, p, alpha)
             #: scores -> s, it    S = Q K^T of the next block runs behind it
             it += 1
             s = start_scores(q_s, q_rope_s, k_s, k_rope_s, l_full, r_full, it % C.NB, (it // C.NB) & 1, zero)
             o = hopper.warpgroup_mma_wait(PARTS, deps=(o,))
             mbarrier.arrive(l_free.index(b), count=1)
             s = hopper.warpgroup_mma_wait(0, deps=(s,))
-            if C.LATE:
-                mbarrier.arrive(s_done, count=1)
         #: last    no more Q K^T: the producer may fetch the next Q
         mbarrier.arrive(q_free, count=1)
         #: mask -> s    keys that a row does not see
@@ -157,7 +153,7 @@ def lead(smem, bars, p_full, s_done, outputs, results, items, keys, C: gl.conste
         before = it + C.NB - 1
         mbarrier.wait(r_free.index(before % C.NB), ((before // C.NB) & 1) ^ 1)
         rows_s.index(1).store(inv)
-        send(p_s, rows_s, p_full, p, alpha)
+        send(p_s, rows_s, p, alpha)
         #: normalise -> o, lse    natural logarithm
         lse = gl.where(total > 0, (m * scale + gl.log2(total)) * unit, float("-inf"))
         o = hopper.warpgroup_mma_wait(0, deps=(o,))
@@ -175,10 +171,10 @@ def lead(smem, bars, p_full, s_done, outputs, results, items, keys, C: gl.conste
 
 
 @gluon.jit
-def follow(smem, r_full, r_free, p_full, s_done, outputs, items, keys, C: gl.constexpr):
+def follow(smem, r_full, r_free, outputs, items, keys, C: gl.constexpr):
     """The other warpgroup: the right half of the output, with P, alpha and 1 / l from the leader."""
     #@ follower
-    #: begin -> it, late    the first item
+    #: begin -> it    the first item
     program = gl.program_id(0)
     programs = gl.num_programs(0)
     BM: gl.constexpr = C.BM
@@ -186,7 +182,6 @@ def follow(smem, r_full, r_free, p_full, s_done, outputs, items, keys, C: gl.con
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLS, 16])
     k_s, p_s, rows_s = smem
     it = 0
-    late = 0  # parity of the times that this warpgroup was late
     for t in range(program, items, programs):
         #: find -> batch, split, token, head, lo, blocks, o    rows and keys
         batch, split, token, head, lo, num_keys, blocks = find_item(t, keys, C)
@@ -194,21 +189,18 @@ def follow(smem, r_full, r_free, p_full, s_done, outputs, items, keys, C: gl.con
         for _ in range(blocks - 1):
             #: receive -> b, alpha    P and alpha of the next block
             b = it % C.NB
-            mbarrier.wait(p_full, it & 1)
+            named_barrier("sync", P_FULL, 256)
             alpha = rows_s.index(0).load(gl.SliceLayout(1, O_LAYOUT))
-            #: accumulate -> o, it, late    O = alpha O + P V, P from shared memory; late: beside the leader's softmax
+            #: accumulate -> o, it    O = alpha O + P V, P from shared memory
             o = o * alpha[:, None]
             mbarrier.wait(r_full.index(b), (it // C.NB) & 1)
-            if C.LATE:
-                mbarrier.wait(s_done, late)
-                late ^= 1
             o = hopper.warpgroup_mma(p_s, k_s.index(2 * b + 1), o, is_async=True)
             o = hopper.warpgroup_mma_wait(0, deps=(o,))
             mbarrier.arrive(r_free.index(b), count=1)
             it += 1
         #: receive -> b, alpha, inv    of the last block, and 1 / l
         b = it % C.NB
-        mbarrier.wait(p_full, it & 1)
+        named_barrier("sync", P_FULL, 256)
         alpha = rows_s.index(0).load(gl.SliceLayout(1, O_LAYOUT))
         inv = rows_s.index(1).load(gl.SliceLayout(1, O_LAYOUT))
         #: accumulate -> o, it    O = alpha O + P V of the last block

@@ -7,11 +7,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from kvlab.attention.mha_prefill.hopper_steps import PANEL, load_box, meet, operand
+from kvlab.attention.mha_prefill.hopper_steps import PANEL, load_box, meet, named_barrier, operand
 
 Q_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=4))
 K_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
 PARTS = gl.constexpr(3)  # products of Q K^T
+P_FULL = gl.constexpr(8)  # the barrier at which the follower waits for the leader's P; Triton's are the first ones
 ROWS_LAYOUT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
@@ -65,21 +66,6 @@ def load_keys(desc, boxes, bar, at, col, pages, row, PANELS: gl.constexpr, C: gl
 
 
 @gluon.jit
-def expect_keys(kv, kv_page, table, key, num_keys, C: gl.constexpr):
-    """Bring the rows of a block, which stand one after the other in a page, into L2: a lane for each box."""
-    lane = gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
-    token = key + lane * C.BOX
-    there = (lane < C.BN // C.BOX) & (token < num_keys)
-    page = gl.load(table + token // C.PAGE, mask=there, other=0).to(gl.int64)
-    at = kv + page * kv_page + token % C.PAGE * (C.DV + C.DR)
-    gl.inline_asm_elementwise(
-        "{.reg .pred p; setp.ne.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $3; mov.b32 $0, 0;}",
-        "=r,l,r,r", [at, there.to(gl.int32), gl.full_like(lane, C.BOX * (C.DV + C.DR) * 2)], dtype=gl.int32,
-        is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
 def start_scores(q_s, q_rope_s, k_s, k_rope_s, l_full, r_full, b, phase, zero):
     """S = Q K^T of stage b, started in PARTS as they arrive: left half, rope, right half."""
     mbarrier.wait(l_full.index(b), phase)
@@ -113,13 +99,12 @@ def clean_rows(k_s, half, end, C: gl.constexpr):
 
 
 @gluon.jit
-def send(p_s, rows_s, bar, p, alpha):
+def send(p_s, rows_s, p, alpha):
     """P and what O is multiplied by, for the other warpgroup: ordinary stores that its wgmma may then read."""
     p_s.store(p)
     rows_s.index(0).store(alpha)
     fence_async_shared()
-    meet()
-    mbarrier.arrive(bar, count=1)
+    named_barrier("arrive", P_FULL, 256)
 
 
 @gluon.jit

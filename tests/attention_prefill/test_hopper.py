@@ -225,7 +225,6 @@ def test_when_auto_takes_it(
 LENS = ((150, 200), (150, 200))
 MATRIX = [
     Case(LENS, heads=(4, 2), D=64),
-    Case(((256, 256),), heads=(4, 2), D=64),
     Case(LENS, heads=(4, 2), D=64, causal=False),
     Case(((256, 256),), heads=(4, 2), D=128),
     Case(LENS, heads=(4, 2), D=128, form="ragged", dtype="fp16"),

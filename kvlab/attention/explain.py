@@ -40,7 +40,7 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
     >>> q, kv = np.zeros((1, 8, 64), np.float32), np.zeros((4, 16, 2, 64), np.float32)
     >>> print(explain(mha_decode_paged, q, kv, kv, np.zeros((1, 4), np.int32), np.array([40])))
     mha_decode: emulator as on sm_90 (NumPy arrays); DecodeConfig(BM=16, BN=64, columns=(64, 0), \
-v_columns=(64, 0), row_tiles=1, num_splits=1, num_warps=4, num_stages=2); grid (1, 2, 1)
+v_columns=(64, 0), row_tiles=1, num_splits=1, num_warps=4, num_stages=2); grid (2, 1)
     """
     plan = getattr(function, "explain", None)
     if plan is None:

@@ -38,8 +38,8 @@ def lockstep(
     ``case`` holds the keyword arguments of the operation's two launch functions; each side gets its own copy, the
     kernel's with torch tensors, the emulator's with NumPy arrays. The kernel is interpreted, in a process of its own,
     and traced line by line. ``emulator`` has arguments for the emulator's launch function alone, as
-    ``{"arch": "gfx950"}``. ``twin`` picks one twin by name (by default all but those of several functions and of
-    Gluon), ``programs`` the program indices pid0 + grid0*(pid1 + grid1*pid2) to compare (all by default). A program
+    ``{"arch": "gfx950"}``. ``twin`` picks one twin by name (by default all but those of several
+    functions), ``programs`` the program indices pid0 + grid0*(pid1 + grid1*pid2) to compare (all by default). A program
     that has finished a ragged loop is not compared in the iterations that others still run. What the two launch
     functions return is compared as well.
 
@@ -56,7 +56,7 @@ def lockstep(
     operation = Operation.load(op)
     chosen = operation.pick(twin)
     if twin is None:
-        chosen = tuple(one for one in chosen if one.interpreted)
+        chosen = tuple(one for one in chosen if not one.specialised)
     if operation.launch is None:
         raise ValueError("this operation has no LAUNCH = ('kernel:launch', 'emulator:launch'); lockstep runs both")
     wanted = _program_list(programs)

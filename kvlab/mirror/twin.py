@@ -46,8 +46,7 @@ class Twin:
     """A ``@triton.jit`` function and the NumPy function that mirrors it, each as ``"module:function"``.
 
     A module without a dot belongs to the operation's package; a dotted one is absolute. A warp-specialised kernel
-    whose partitions are several functions lists them: ``"hopper:produce,consume"`` (checked, not run in lockstep). Nor
-    is a ``gluon`` one, which cannot be interpreted.
+    whose partitions are several functions lists them: ``"hopper:produce,consume"`` (checked, not run in lockstep).
 
     >>> Twin("attend", kernel="kernel:attend", emulator="emulator:attend").name
     'attend'
@@ -56,16 +55,15 @@ class Twin:
     name: str
     kernel: str
     emulator: str
-    gluon: bool = False
 
     def __post_init__(self) -> None:
         split_address(self.kernel)
         split_address(self.emulator)
 
     @property
-    def interpreted(self) -> bool:
-        """Whether the kernel can be run in lockstep: one function, in Triton."""
-        return not self.gluon and "," not in self.kernel
+    def specialised(self) -> bool:
+        """Whether the kernel's partitions are functions of their own."""
+        return "," in self.kernel
 
 
 @dataclass(frozen=True)

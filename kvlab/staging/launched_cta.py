@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from kvlab.hardware import get_arch
 from kvlab.memory import AddressSpace, Memory
 
 from .footprint import Cells
 from .hazard_record import Partitions
 from .hazards import Hazards
+from .timeline import Beside
 from .traffic import Traffic
 
 __all__ = ["LaunchedCTA"]
@@ -45,9 +49,20 @@ end of the CTA; missing: cp.async.wait_group in warp 1
         self.smem = Memory(nbytes, space=AddressSpace.SHARED, name=name, programs=programs)
         timeline = traffic.timeline if traced else None
         if beside and timeline is not None:
-            timeline = timeline.beside()
+            timeline = Beside(timeline.events)
         self.hazards = Hazards(self.smem, warps, arch=arch, timeline=timeline, cells=cells, partitions=partitions)
         traffic.begin(self)
+
+    @contextmanager
+    def own(self) -> Iterator[None]:
+        """Waits and barriers that no other model of these threads states."""
+        timeline = self.hazards.timeline
+        if isinstance(timeline, Beside):
+            timeline.own = True
+            yield
+            timeline.own = False
+        else:
+            yield
 
     def drain(self) -> None:
         """What the kernel waits for behind its loops: nothing, unless a machine fetches ahead."""

@@ -134,6 +134,16 @@ class PartitionedCTA(LaunchedCTA):
             c = atom.mma(a, v.swapaxes(2, 3), c)
         return o.with_values(c.reshape(o.values.shape))
 
+    def multiply_pv_transposed(self, p: Array, v_at: PanelTile, o: Fragments) -> Fragments:
+        """O + P V, both of 8 bits: P ``[1, 1, threads, keys / 2]`` as wgmma's registers have it, V from shared memory
+        with its keys along the rows.
+        """
+        dtype, atom, c = p.dtype, self._atom(p.dtype, v_at.rows), o.values.reshape(1, 1, 128, -1)
+        for key in range(0, v_at.cols, K_BYTES):
+            at = v_at.descriptor(0, key, along_rows=False).addresses(v_at.rows, K_BYTES, dtype)
+            c = atom.mma(p[..., key // 2 : (key + K_BYTES) // 2], self._operand(at, dtype).swapaxes(2, 3), c)
+        return o.with_values(c.reshape(o.values.shape))
+
     def _atom(self, dtype: np.dtype[Any], columns: int) -> Any:
         return get_atom(f"wgmma.m64n{columns}k{K_BYTES // dtype.itemsize}.{SUFFIX[dtype.name]}")
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from kvlab.drawn import Drawn
 
-__all__ = ["Event", "Timeline"]
+__all__ = ["Beside", "Event", "Timeline"]
 
 
 class Event(NamedTuple):
@@ -59,12 +59,14 @@ class Timeline(Drawn):
     def __len__(self) -> int:
         return len(self.events)
 
-    def beside(self) -> Timeline:
-        """For a second model of the same threads: it adds what it moves; waits and barriers are the first one's."""
-        return _Beside(self.events)
 
+class Beside(Timeline):
+    """For a second model of the same threads, in the events of the first: it adds what it moves; waits, barriers and
+    fences are the first one's, unless they are its ``own``.
+    """
 
-class _Beside(Timeline):
+    own = False
+
     def add(self, kind: str, what: str, stage: int | None, warps: tuple[int, ...], nbytes: int = 0) -> None:
-        if kind != "barrier" and not (kind == "wait" and "wgmma" not in what):
+        if self.own or "wgmma" in what or kind not in ("wait", "barrier", "fence"):
             super().add(kind, what, stage, warps, nbytes)

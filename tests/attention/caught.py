@@ -12,7 +12,7 @@ from kvlab.triton_support.compile import Compiled, compile_kernel, signature_of
 
 SHARED = {"sm_80": 166912, "sm_90": 232448, "sm_100": 232448, "gfx942": 65536, "gfx950": 163840}
 """Bytes of shared memory that a CTA may have."""
-OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
+OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")
 """Arguments of a launch that are the compiler's, not the kernel's."""
 
 

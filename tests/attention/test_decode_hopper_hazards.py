@@ -11,7 +11,22 @@ from typing import Any
 
 import pytest
 from decode_cases import Case
-from mutants import READ, STUCK, WAR, WAW, Mutation, Patch, barrier, caught_as, flipped, method_of, unstated
+from mutants import (
+    ORDER,
+    READ,
+    STUCK,
+    WAR,
+    WAW,
+    Mutation,
+    Patch,
+    arrival,
+    arrivals,
+    barrier,
+    caught_as,
+    flipped,
+    method_of,
+    unstated,
+)
 from test_decode_hopper import launch_arguments
 
 from kvlab.attention.mha_decode import hopper_emulator
@@ -34,7 +49,7 @@ def test_nothing_is_reported(case: Case) -> None:
     traffic = Traffic(timeline=Timeline())
     run(case, traffic)
     kinds = {event.kind for event in traffic.trace()}
-    assert {"copy", "landed", "read", "wait", "expect", "barrier"} <= kinds
+    assert {"copy", "landed", "read", "wait", "arrive", "expect", "barrier"} <= kinds
 
 
 def one_stage(patch: Patch) -> None:
@@ -47,19 +62,30 @@ def one_stage(patch: Patch) -> None:
     patch.setattr(HopperPlaces, "region", region)
 
 
-def without_warp_2(cta: HopperCTA, meet: Any, me: Any) -> None:
-    cta.hazards.barrier((0, 1, 3), (0, 1, 3), name=1)
+def given_back_without_a_barrier(cta: HopperCTA, arrive: Any, me: Any, bar: Any) -> None:
+    bar.arrive(me[:1])
 
 
+def no_barriers_at_the_end(cta: HopperCTA, add_warps: Any, o: Any) -> Any:
+    cta.meet = lambda me: None  # type: ignore[method-assign]
+    found = add_warps(o)
+    del cta.meet
+    return found
+
+
+CONSUMERS = (0, 1, 2, 3)
 MUTANTS: dict[str, tuple[Mutation, Any, str]] = {
-    "nobody-waits": (unstated("full"), READ, "k read by warp 0"),
+    "the-consumers-do-not-wait": (unstated("full", CONSUMERS), READ, "k read by warp 0 of the consumers"),
+    "the-producer-does-not-wait": (unstated("free"), WAR, "k copy by warp 4 of the producer"),
     "the-other-phase": (flipped("full"), (READ, STUCK), "full[0]"),
-    "refilled-without-a-barrier": (method("meet", lambda *_: None), WAR, "k copy by warp 0"),
-    "refilled-before-warp-2-is-done": (method("meet", without_warp_2), WAR, "k read by warp 2"),
+    "given-back-without-a-barrier": (arrival("free", given_back_without_a_barrier), WAR, "read by warp 1"),
+    "never-given-back": (arrival("free", lambda *_: None), STUCK, "free[0]"),
+    "two-arrivals-for-a-stage": (arrivals("free", lambda n: n + 1), STUCK, "1 of 2 arrivals"),
     "too-many-bytes": (
         barrier("expect_bytes", "full", lambda expect, n, warp: expect(n + 128, warp)), STUCK, "128 bytes pending",
     ),
-    "one-stage": (one_stage, (WAW, WAR), "copy by warp 0"),
+    "no-barriers-at-the-end": (method("add_warps", no_barriers_at_the_end), ORDER, "sums read by warp"),
+    "one-stage": (one_stage, (WAW, WAR), "copy by warp 4"),
 }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ Rests on the compiler's own artefacts: TTGIR, SASS, register and spill counts.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from kvlab.attention.masks import ChunkedMask
 from kvlab.attention.mla_prefill import kernel
 from kvlab.attention.mla_prefill.config import MLAPrefillConfig, choose_config
 from kvlab.memory import as_dtype
+from kvlab.staging import Timeline, Traffic
 from kvlab.staging.wgmma_cta import WgmmaShape
 from kvlab.triton_support.compile import TARGETS, Compiled
 from kvlab.triton_support.versions import installed
@@ -98,3 +100,34 @@ def test_the_emulator_converts_as_the_compiled_loop_does() -> None:
     assert set(re.findall(r"nvmma_shared<\{swizzlingByteWidth = (\d+)", ttgir)) == {"128"}
     steps = (config.BD + config.BR) // 16 + config.BN // 16
     assert made.instructions["HGMMA"] == 2 * steps * (config.BM // (16 * config.num_warps))
+
+
+@pytest.mark.skipif(not str(installed()).startswith("3.7."), reason="the emulator has the order of Triton 3.7")
+@pytest.mark.parametrize("case", [Case(LENS, row="", dtype="fp16"), PAGED, E4M3], ids=str)
+def test_the_emulator_copies_waits_and_multiplies_in_the_order_of_the_compiled_loop(case: Case) -> None:
+    """The first loop of the PTX, without the copies of page numbers and their waits, against the events of the
+    emulator, in which it runs for two tiles. Two tiles are in flight where no page numbers are needed.
+    """
+    made, config = compiled(case, "sm_90")
+    words = {
+        r"cp\.async\.wait_group": "wait", r"bar\.sync": "barrier", r"fence\.proxy": "fence", r"wgmma\.mma_async":
+        "product", r"wgmma\.wait_group": "wgmma.wait", r"cp\.async\.cg": "copy", r"cp\.async\.ca": "page",
+        r"cp\.async\.commit": "commit", r"st\.shared": "write", r"ld\.shared": "read", "bra": "bra",
+    }  # fmt: skip
+    found = [next(told for word, told in words.items() if re.match(word, one))
+             for one in re.findall("|".join(words), made.asm["ptx"])]  # fmt: skip
+    last = found.index("product")
+    first = last - found[last::-1].index("wait")
+    loop = " ".join(word for word, _ in itertools.groupby(found[first : found.index("bra", first)]))
+    loop = re.sub(r"barrier page commit|(?<=commit )wait barrier read (?=copy)", "", loop).split()
+    stages = {int(n) for n in re.findall(r"local_alloc : \(\) -> !ttg.memdesc<(\d)x\d+x\d+x", made.asm["ttgir"])}
+    traffic, x = Traffic(timeline=Timeline()), case.build()
+    ahead = 1 if case.page and case.row else config.num_stages - 1
+    assert stages == ({ahead, ahead + 1} if case.kv else {ahead + 1})
+    x.call(traffic=traffic, arch="sm_90")
+    kinds = {"read in flight": "product"}
+    events = ["wgmma.wait" if "wgmma.wait" in e.what else kinds.get(e.kind, e.kind)
+              for e in traffic.trace() if e.kind != "landed"]  # fmt: skip
+    told = [word for word, _ in itertools.groupby(events)]
+    first = told.index("wait")
+    assert told[first : first + 2 * len(loop)] == 2 * loop

@@ -252,23 +252,27 @@ def test_the_emulator_brings_e4m3_as_the_compiled_loop(case: Case) -> None:
 
 
 @pytest.mark.skipif(not triton.__version__.startswith("3.7"), reason="the emulator has the order of Triton 3.7")
-@pytest.mark.parametrize("D", [64, 256])
-def test_the_emulator_copies_waits_and_reads_in_the_order_of_the_compiled_loop_on_sm_80(D: int) -> None:
+@pytest.mark.parametrize("name", ["rows", "columns", "pieces", "columns of two pieces"])
+def test_the_emulator_copies_waits_and_reads_in_the_order_of_the_compiled_loop_on_sm_80(name: str) -> None:
     """The first loop of the PTX against the events of the emulator, in which it runs for two tiles: warps along the
-    rows, and along the keys.
+    rows, and along the keys; two pieces of columns.
     """
-    made, config = compiled(Case(LENS[:1] * 2, heads=(8, 2), D=D), "sm_80")
-    words = r"cp\.async\.wait_group|bar\.sync|ldmatrix(?:\S+trans)?|cp\.async\.commit|bra"
-    found = ["trans" if "trans" in word else word for word in re.findall(words, made.asm["ptx"])]
+    case = ON_SM_80[name]
+    made, config = compiled(case, "sm_80")
+    words = r"cp\.async\.wait_group|bar\.sync|ldmatrix(?:\S+trans)?|cp\.async\.commit|cp\.async\.c[ag]|bra"
+    found = [
+        "trans" if "trans" in word else "copy" if word[-3:] in (".cg", ".ca") else word
+        for word in re.findall(words, made.asm["ptx"])
+    ]
     first = found.index("cp.async.wait_group")
     loop = [word for word, _ in itertools.groupby(found[first : found.index("bra", first)])]
-    traffic, n = Traffic(timeline=Timeline()), 3 * max(config.BM, config.BN)
+    traffic, n, (D, DV) = Traffic(timeline=Timeline()), 3 * max(config.BM, config.BN), (case.D, case.DV or case.D)
     rng = np.random.default_rng(0)
-    q, k, v = (rng.standard_normal((1, n, 1, D)).astype(as_dtype("bf16")) for _ in range(3))
-    problem, every = PrefillProblem(1, n, 1, 1, D, D, 2, 2), Features(MaskPlan())
-    config = choose_config(problem, arch="sm_80")
+    q, k, v = (rng.standard_normal((1, n, 1, d)).astype(as_dtype("bf16")) for d in (D, D, DV))
+    problem, every = PrefillProblem(1, n, 1, 1, D, DV, 2, 2), Features(MaskPlan())
+    config = replace(config, pack=1, row_tiles=-(-n // config.BM))
     emulator.launch(q, k, v, scale=0.125, problem=problem, config=config, features=every, arch="sm_80", traffic=traffic)
-    kinds = {"wait": "cp.async.wait_group", "barrier": "bar.sync", "commit": "cp.async.commit"}
+    kinds = {"wait": "cp.async.wait_group", "barrier": "bar.sync", "commit": "cp.async.commit", "copy": "copy"}
     reads = {"v read": "trans", "k read": "ldmatrix", "q read": "ldmatrix", "p read": "ldmatrix"}
     events = [kinds.get(e.kind) or reads.get(e.what) for e in traffic.trace()]
     told = [word for word, _ in itertools.groupby(word for word in events if word is not None)]

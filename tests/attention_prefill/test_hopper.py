@@ -270,7 +270,7 @@ def test_compiled(case: Case) -> None:
     assert made.stack == 0
     assert made.shared <= SHARED["sm_90"]
     assert made.num_warps == 4 * C.NC + (8 if C.ITEM == 1 else 4)
-    steps = C.D * C.ITEM // 32 + C.BN // 16
+    steps = (C.D + C.BN) * C.ITEM // 32
     assert count["HGMMA"] + count["QGMMA"] == 2 * steps * C.NC  # in the loop and around it
     assert count["WARPGROUP"] <= 12 * C.NC
     assert count["UTMALDG"] > 0

@@ -17,7 +17,7 @@ from mutants import END, ORDER, READ, SOME, STUCK, WAR, WAW, Mutation, Patch, at
 from kvlab.cache import PagedKVCache
 from kvlab.layout import Swizzle
 from kvlab.memory import Memory, as_dtype
-from kvlab.staging import DecodeKVBuffer, DecodeKVBufferParams, Hazards, Timeline, Traffic, wgmma_cta
+from kvlab.staging import DecodeKVBuffer, DecodeKVBufferParams, Hazards, Timeline, Traffic, tile_walk
 from kvlab.staging.kv_buffer_cta import KVBufferCTA, KVBufferShape
 from kvlab.staging.kv_buffer_decode_cta import KVBufferDecodeCTA, KVBufferDecodeShape
 from kvlab.staging.launched_cta import LaunchedCTA
@@ -226,7 +226,7 @@ def wgmma_loops_are_not_drained(patch: Patch) -> None:
     """The first copies of the second loop are issued without a wait or barrier, into stage 0."""
 
     def begin(cta: WgmmaCTA, role: str, tile: Any) -> None:
-        if not cta._flying["k"] or not wgmma_cta.is_same(cta._flying["k"][0], tile):
+        if not cta._flying["k"] or not tile_walk.is_same(cta._flying["k"][0], tile):
             for role in "kv":
                 cta._flying[role].clear()
                 cta._copied[role] = cta._read[role] = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvlab.attention.merge_states.config import MERGE
@@ -24,7 +24,7 @@ __all__ = [
 
 TWINS = (
     Twin("attend", kernel="kernel:attend", emulator="emulator:attend"),
-    Twin("hopper", kernel="hopper:attend", emulator="hopper_emulator:attend", gluon=True),
+    Twin("hopper", kernel="hopper_roles:produce,consume", emulator="hopper_emulator:produce,consume"),
     MERGE,
 )
 LAUNCH = ("kernel:launch", "emulator:launch")
@@ -33,6 +33,9 @@ LOCKSTEP_TOLERANCE = {"o": P_TIE, "parts": P_TIE, "result 0": OUTPUT_TIE}
 
 MAX_ROWS = 32
 CTAS_PER_PROCESSOR = 3
+ORDERED = 1024
+CLASSES = 64
+"""Classes of lengths in the order of the sequences."""
 
 
 @dataclass(frozen=True)
@@ -89,17 +92,19 @@ class DecodeConfig:
     num_splits: int
     num_warps: int = 4
     num_stages: int = 2
+    longest_first: int = field(default=0, repr=False)
+    """0, or a power of two that holds the batch: the programs of the longest sequences begin."""
 
     @property
     def BD(self) -> int:
         """Elements of a row of K in shared memory, padding included."""
         return sum(self.columns)
 
-    def grid(self, problem: DecodeProblem) -> tuple[int, int, int]:
-        """Programs (batch, KV head and row tile, split). The lengths have no part in it: a CUDA graph may be
-        replayed.
+    def grid(self, problem: DecodeProblem) -> tuple[int, int]:
+        """Programs (sequence, KV head and row tile; split). Those that read neighbouring rows are neighbours. The
+        lengths have no part in it: a CUDA graph may be replayed.
         """
-        return problem.batch, problem.kv_heads * self.row_tiles, self.num_splits
+        return problem.batch * problem.kv_heads * self.row_tiles, self.num_splits
 
 
 def choose_config(
@@ -126,7 +131,7 @@ def choose_config(
     DecodeConfig(BM=16, BN=64, columns=(128, 0), v_columns=(128, 0), row_tiles=1, num_splits=47, \
 num_warps=4, num_stages=3)
     >>> choose_config(problem, num_splits=1).grid(problem), choose_config(problem, batch_invariant=True).num_splits
-    ((1, 8, 1), 16)
+    ((8, 1), 16)
     """
     rows = problem.tokens * problem.group
     columns, v_columns = (pieces(width) for width in problem.widths)
@@ -138,7 +143,18 @@ num_warps=4, num_stages=3)
     row_tiles = -(-rows // BM)
     programs, places = problem.batch * problem.kv_heads * row_tiles, CTAS_PER_PROCESSOR * processors
     num_splits = decode_splits(num_splits, programs, problem.max_keys, places, batch_invariant=batch_invariant)
-    return DecodeConfig(BM, BN, columns, v_columns, row_tiles, num_splits, warps, num_stages)
+    ordered = longest_first(problem.batch, programs, places) if num_splits == 1 else 0
+    return DecodeConfig(BM, BN, columns, v_columns, row_tiles, num_splits, warps, num_stages, ordered)
+
+
+def longest_first(batch: int, programs: int, places: int) -> int:
+    """See ``DecodeConfig``: where the programs of unsplit sequences fill the device's places more than once, those that
+    begin last end last. Each finds its place in the order by itself, which is quick for up to 1024 sequences.
+
+    >>> longest_first(256, 2048, 396), longest_first(64, 256, 396), longest_first(1, 512, 396)
+    (256, 0, 0)
+    """
+    return 1 << (batch - 1).bit_length() if 1 < batch <= ORDERED and programs > places else 0
 
 
 def arch_number(arch: str) -> int:

@@ -27,10 +27,22 @@ from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory
 from kvlab.staging import Traffic, ceildiv, decode_cta, program_ids, ragged_range, row_offsets
 
-from .config import DecodeConfig, DecodeProblem, problem_of
+from .config import CLASSES, DecodeConfig, DecodeProblem, problem_of
 
 Array = np.ndarray[Any, Any]
 LN2 = np.float32(0.6931471805599453)
+
+
+def longest_first(seq_lens: Array) -> Array:
+    """The sequences ordered by the class of their length, the longest first, and in a class by number; int32.
+
+    >>> longest_first(np.array([10, 1000, 0, 999])).tolist()
+    [1, 3, 0, 2]
+    """
+    length = seq_lens.astype(np.int64)
+    longest = int(length.max(initial=1))
+    kind = (longest - length) * (CLASSES - 1) // longest  # 0: the longest
+    return np.argsort(kind, kind="stable").astype(np.int32)
 
 
 def attend(
@@ -41,9 +53,12 @@ def attend(
     """BM query rows (tokens x heads of one KV head) against the keys of one split of one sequence, for each program."""
     #: setup -> q, lo, hi, first, limit    this program's rows, the keys they see, its split of them, the query tile
     group, tokens, BN, mask, scales = problem.group, problem.tokens, config.BN, features.mask, features.scales
-    batch, kv_head_and_tile, split = program_ids(config.grid(problem))  # [P]
-    kv_head = kv_head_and_tile // config.row_tiles
-    row = (kv_head_and_tile % config.row_tiles)[:, None] * config.BM + np.arange(config.BM, dtype=np.int32)  # [P, BM]
+    program, split = program_ids(config.grid(problem))  # [P]
+    batch, tile = np.divmod(program, np.int32(problem.kv_heads * config.row_tiles))
+    if config.longest_first:
+        batch = longest_first(seq_lens)[batch]
+    kv_head = tile // config.row_tiles
+    row = (tile % config.row_tiles)[:, None] * config.BM + np.arange(config.BM, dtype=np.int32)  # [P, BM]
     num_keys = seq_lens[batch].astype(np.int32)
     token = row // group
     head = kv_head[:, None] * group + row % group

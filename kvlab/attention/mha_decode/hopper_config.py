@@ -12,7 +12,7 @@ from kvlab.attention.mha_prefill.hopper_config import tma_takes
 from kvlab.attention.splits import decode_splits
 from kvlab.cache.arrays import dtype_of
 
-from .config import DecodeProblem
+from .config import DecodeProblem, longest_first
 
 __all__ = ["SUPPORTED", "Constants", "HopperConfig", "choose_hopper", "hopper_declined", "hopper_lacks"]
 
@@ -25,9 +25,7 @@ MEASURED = False
 """Whether a GPU has shown that the kernel is right and faster than the portable one; "auto" takes it only then."""
 ROWS = 16
 BLOCK = 64
-CLASSES = 64
-MAX_BATCH = 1024
-"""Sequences that every program puts in order by itself."""
+CTAS_PER_PROCESSOR = 2
 
 
 class Constants(NamedTuple):
@@ -52,19 +50,20 @@ class Constants(NamedTuple):
     V_SCALE: bool
     LONGEST_FIRST: int
     BN: int = BLOCK
+    PRODUCER: int = 32
+    REGISTERS: int = 128
 
 
 @dataclass(frozen=True)
 class HopperConfig:
     """Constants, and the programs: ``groups`` of HEADS KV heads x ``num_splits`` x sequences. The lengths have no part
-    in it. ``width`` keys are a class of lengths.
+    in it.
     """
 
     constants: Constants
     groups: int
     num_splits: int
     batch: int
-    width: int
 
     def grid(self, problem: DecodeProblem | None = None) -> tuple[int]:
         """Programs."""
@@ -110,17 +109,17 @@ def choose_hopper(
 ) -> HopperConfig:  # fmt: skip
     """The configuration of a call that the kernel can do, on ``processors`` SMs."""
     rows = problem.group * problem.tokens
-    heads = max(n for n in (1, 2, 4, 8, 16) if n * rows <= ROWS and problem.kv_heads % n == 0 and n <= 4)
+    heads = max(n for n in (1, 2, 4, 8, 16) if n * rows <= ROWS and problem.kv_heads % n == 0 and n <= 2)
     bt = BLOCK // heads
     scales = features.scales
     groups = problem.kv_heads // heads
     programs = groups * problem.batch
-    splits = decode_splits(num_splits, programs, problem.max_keys, 3 * processors, batch_invariant=batch_invariant)
-    ordered = 1 << (problem.batch - 1).bit_length() if 1 < problem.batch <= MAX_BATCH else 0
+    places = CTAS_PER_PROCESSOR * processors
+    splits = decode_splits(num_splits, programs, problem.max_keys, places, batch_invariant=batch_invariant)
     constants = Constants(
         HEADS=heads, GROUP=problem.group, TOKENS=problem.tokens, W=problem.widths[0], PAGE=problem.page_size, BT=bt,
-        BOX=math.gcd(problem.page_size, bt), NB=4 if problem.pairs else 2, PAIRS=problem.pairs,
+        BOX=math.gcd(problem.page_size, bt), NB=6 if problem.pairs else 3, PAIRS=problem.pairs,
         K_SCALE=scales.k.array is not None, V_SCALE=scales.v.array is not None,
-        LONGEST_FIRST=ordered if splits == 1 else 0,
+        LONGEST_FIRST=longest_first(problem.batch, programs, places) if splits == 1 else 0,
     )  # fmt: skip
-    return HopperConfig(constants, groups, splits, problem.batch, -(-max(problem.max_keys, 1) // CLASSES))
+    return HopperConfig(constants, groups, splits, problem.batch)

@@ -15,14 +15,15 @@ from kvlab.staging.wgmma_plan import PanelTile
 
 from .hopper_config import ROWS, Constants
 
-__all__ = ["HopperCTA"]
+__all__ = ["CONSUMERS", "PRODUCER", "HopperCTA"]
 
 Array = np.ndarray[Any, Any]
-WARPS = (0, 1, 2, 3)
+CONSUMERS, PRODUCER = (0, 1, 2, 3), (4,)
 
 
 class HopperPlaces(Places):
-    """NB stages of K, then of V, as panels of 128 bytes a row, swizzled: ``tiles["k 0"]``, ...
+    """NB stages of K, then of V, as panels of 128 bytes a row, swizzled: ``tiles["k 0"]``, ... The sums of the warps
+    come to stand in those of K.
 
     >>> places = places_of(Constants(4, 4, 1, 128, 16, 16, 16, 2, False, False, False, 0))
     >>> places.tiles["k 1"].base, places.tiles["v 0"].base, places.nbytes
@@ -33,7 +34,7 @@ class HopperPlaces(Places):
         self.tiles: dict[str, PanelTile] = {}
         for n, name in enumerate(f"{role} {b}" for role in "kv" for b in range(C.NB)):
             self.tiles[name] = PanelTile(C.BN, C.W, n * C.BN * C.W * 2)
-        super().__init__(2 * C.NB * C.BN * C.W * 2, {"the CTA": WARPS})
+        super().__init__(2 * C.NB * C.BN * C.W * 2, {"the consumers": CONSUMERS, "the producer": PRODUCER})
 
 
 @functools.cache
@@ -54,30 +55,27 @@ class HopperCTA(PartitionedCTA):
     ) -> None:  # fmt: skip
         self.C, self.places, self.keys = C, places_of(C), C.BN // 4
         super().__init__(self.places, dtype, boxes, traffic, traced=traced)
-        self.full = self.barriers("full", C.NB)
+        self.full, self.free = self.barriers("full", C.NB), self.barriers("free", C.NB)
 
-    def load_block(self, b: int, pages: Array, row: Array, kv_head: int) -> None:
+    def load_block(self, b: int, pages: Array, key: int, kv_head: int) -> None:
         """A block of K and of V into stage b: boxes of BOX tokens, HEADS heads and one panel, all on one mbarrier."""
         C, bar = self.C, self.full[b]
-        bar.expect_bytes(C.BN * C.W * 4, 0)
+        bar.expect_bytes(C.BN * C.W * 4, PRODUCER[0])
         panel, box = np.arange(C.W // 64)[:, None], np.arange(C.BT // C.BOX)
+        row = (key + box * C.BOX) % C.PAGE
         offset = panel * C.BN * 128 + box * (C.BOX * C.HEADS * 128)
         for role in "kv":
             place = self.places.tiles[f"{role} {b}"]
-            whole = self.places.region(place.base, place.nbytes, (0,))
+            whole = self.places.region(place.base, place.nbytes, PRODUCER)
             self.hazards.copy_bulk(whole, bar, offset.size * self.boxes[role].transaction_bytes, f"{role} copy", b)
             tma.load(self.boxes[role], (pages, row, kv_head, panel * 64), self.smem, place.base + offset)
             self.traffic.move("DRAM->SMEM", place.nbytes)
-
-    def wait(self, b: int, phase: int) -> None:
-        """Until the block has arrived."""
-        self.full[b].wait(phase, WARPS)
 
     def read(self, role: str, b: int) -> Fragments:
         """The B operand of every warp, its keys of K or of V: ``[BN, W]``, pairs as int16."""
         name, trans = f"{role} {b}", role == "v"
         place = self.places.tiles[name]
-        self.hazards.read(self.places.shared(place, WARPS, self.keys), f"{role} read", b)
+        self.hazards.read(self.places.shared(place, CONSUMERS, self.keys), f"{role} read", b)
         row, vector, layout = _operand(self.C, trans)
         kind = np.dtype(np.int16) if self.C.PAIRS else self.dtype
         words = ldmatrix(self.smem, place.address(row, vector), 4, trans=trans, dtype=kind)  # [instructions, 4, 32, 8]
@@ -93,6 +91,22 @@ class HopperCTA(PartitionedCTA):
         """O + P V of every warp's keys; P stays in the registers of its scores."""
         weights = p.tile().astype(self.dtype).astype(np.float32).reshape(4, ROWS, -1)
         return o.with_values(o.values + o.map.spread((weights @ self._of_warps(v)).reshape(1, 4 * ROWS, -1)))
+
+    def add_warps(self, o: Fragments) -> Array:
+        """The sum ``[16, W]`` of what the warps hold, through the ring, which nobody reads any more: 16 bytes of row r
+        at ``16 (r % 8)`` exclusive or their place in a row.
+        """
+        warp, row, vector = np.ogrid[:4, :ROWS, : self.C.W // 4]
+        address = ((warp * ROWS + row) * (self.C.W // 4) + (vector ^ row % 8)) * 16
+        region = self.places.once(("sums", CONSUMERS), lambda: self.places.cells.footprint(address, 16, warp))
+        whole = self.places.region(0, 4 * ROWS * self.C.W * 4, CONSUMERS)
+        self.meet(CONSUMERS)
+        self.hazards.write(region, "sums write")
+        self.smem.store(address, o.tile().reshape(4, ROWS, -1, 4))
+        self.meet(CONSUMERS)
+        self.hazards.read(whole, "sums read")
+        found: Array = self.smem.load(address, np.float32, 4).reshape(4, ROWS, -1).sum(0)
+        return found
 
     def zeros(self, columns: int) -> Fragments:
         """An accumulator: 16 rows of each warp."""

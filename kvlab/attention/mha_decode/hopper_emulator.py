@@ -1,7 +1,8 @@
-"""The Hopper decode kernel in NumPy: CTA after CTA, byte by byte in shared memory."""
+"""The Hopper decode kernel in NumPy: its roles as they meet at mbarriers, byte by byte in shared memory."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,16 +12,21 @@ from kvlab.attention.features import Features
 from kvlab.attention.fp8_pairs.emulator import halves, narrow
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
+from kvlab.attention.mha_prefill.hopper_turns import Role, Wait, run_roles
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.scoring.emulator import head_scale
 from kvlab.hardware import TmaDescriptor
 from kvlab.staging import Fragments, Traffic, ceildiv
 
-from .hopper_config import CLASSES, ROWS, HopperConfig
-from .hopper_cta import HopperCTA
+from .emulator import longest_first
+from .hopper_config import ROWS, HopperConfig
+from .hopper_cta import CONSUMERS, PRODUCER, HopperCTA
 
 Array = np.ndarray[Any, Any]
 LN2 = np.float32(0.6931471805599453)
+
+
+Item = tuple[int, int, int, int, int, int]
 
 
 @dataclass
@@ -38,17 +44,12 @@ class Launch:
     scale_log2: np.float32
     mask_value: np.float32
 
-    def nth_longest(self, n: int) -> int:
-        """The sequence that is the ``n``-th of a longest-first order: of classes of lengths, in a class by number."""
-        kind = CLASSES - 1 - np.minimum(self.lens.astype(np.int64) // self.config.width, CLASSES - 1)
-        return int(np.argsort(kind, kind="stable")[n])
-
-    def find_item(self, program: int) -> tuple[int, int, int, int, int, int]:
+    def find_item(self, program: int) -> Item:
         """Program -> its sequence, the first of its KV heads, its split, the split's first key, its end, all keys."""
         C, groups, splits = self.config.constants, self.config.groups, self.config.num_splits
         group, split, batch = program % groups, program // groups % splits, program // (groups * splits)
         if C.LONGEST_FIRST:
-            batch = self.nth_longest(batch)
+            batch = int(longest_first(self.lens)[batch])
         num_keys = int(self.lens[batch])
         size = ceildiv(ceildiv(num_keys, splits), C.BT) * C.BT
         lo = min(split * size, num_keys)
@@ -67,23 +68,37 @@ class Launch:
         rows[there] = self.q[batch, token[there], ((kv_head + kv) * C.GROUP + head)[there]]
         return rows
 
-    def load_block(self, cta: HopperCTA, b: int, batch: int, key: int, end: int, kv_head: int) -> None:
-        """A block of K and of V into stage b; pages past the end are not looked up, none arrives as zeros."""
+    def find_pages(self, batch: int, key: int, end: int) -> Array:
+        """The pages of a block's boxes; those past the end are not looked up, none arrives as zeros."""
         C = self.config.constants
         token = key + np.arange(0, C.BT, C.BOX)
         named = self.table[batch, np.minimum(token // C.PAGE, self.table.shape[1] - 1)].astype(np.int64)
-        cta.load_block(b, np.where(token < end, named, self.pages), token % C.PAGE, kv_head)
+        return np.where(token < end, named, self.pages)
 
 
-def attend(cta: HopperCTA, x: Launch, program: int) -> None:
-    """The query rows of HEADS KV heads of one sequence against the keys of one split."""
-    #: setup -> batch, kv_head, split, lo, hi, num_keys, blocks    this program's item; its first blocks begin
-    C, NB, scales = cta.C, cta.C.NB, x.features.scales
-    batch, kv_head, split, lo, hi, num_keys = x.find_item(program)
+def produce(cta: HopperCTA, x: Launch, item: Item) -> Iterator[Wait]:
+    """One warp brings block after block of K and V."""
+    # @ producer
+    #: begin -> blocks, found    how many; the pages of the first
+    C, (batch, kv_head, _, lo, hi, _) = cta.C, item
     blocks = ceildiv(hi - lo, C.BT)
-    for i in range(min(NB, blocks)):
-        x.load_block(cta, i, batch, lo + i * C.BT, hi, kv_head)
-    #: queries -> limit    the rows, the keys that they see, what their scores are multiplied by
+    found = x.find_pages(batch, lo, hi)
+    for i in range(blocks):
+        #: load -> b, key, found    a block, once its stage is free; the pages of the next
+        b = i % C.NB
+        key = lo + i * C.BT
+        following = x.find_pages(batch, key + C.BT, hi)
+        yield cta.free[b], ((i // C.NB) & 1) ^ 1
+        cta.load_block(b, found, key, kv_head)
+        found = following
+
+
+def consume(cta: HopperCTA, x: Launch, item: Item) -> Iterator[Wait]:
+    """Four warps, each with 16 keys of a block of its own: scores, softmax, output."""
+    # @ consumer
+    #: begin -> blocks, limit    how many; the rows, the keys that they see, what their scores are multiplied by
+    C, scales, (batch, kv_head, split, lo, hi, num_keys) = cta.C, x.features.scales, item
+    blocks = ceildiv(hi - lo, C.BT)
     q = x.load_rows(batch, kv_head)
     kv, token, head = x.rows_of()
     limit = num_keys - C.TOKENS + 1 + token  # keys from here on a row does not see
@@ -100,9 +115,9 @@ def attend(cta: HopperCTA, x: Launch, program: int) -> None:
     o_odd = o
     for i in range(blocks):
         #: load_k -> b, key    the block has arrived in its stage
-        b = i % NB
+        b = i % C.NB
         key = lo + i * C.BT
-        cta.wait(b, (i // NB) & 1)
+        yield cta.full[b], (i // C.NB) & 1
         k = cta.read("k", b)
         #: scores -> s    S = Q K^T in float32, in units of log2
         s = cta.zeros(C.BN // 4)
@@ -112,8 +127,9 @@ def attend(cta: HopperCTA, x: Launch, program: int) -> None:
         else:
             s = cta.multiply_rows(q, k, s)
         s = s.with_values(s.values * _of_rows(s, factor))
-        #: load_v -> v    those rows of V that exist: what stands behind them may be anything, and 0 * NaN is NaN
+        #: load_v -> v    and the stage is free; rows that do not exist may be anything, and 0 * NaN is NaN
         v = cta.read("v", b)
+        cta.arrive(CONSUMERS, cta.free[b])
         v = v.with_values(np.where(key + v.map.row // C.HEADS < hi, v.values, v.values.dtype.type(0)))
         #: mask -> s    other heads' keys, and keys that a row does not see
         col = s.map.row // ROWS * (C.BN // 4) + s.map.col  # of the block
@@ -134,10 +150,6 @@ def attend(cta: HopperCTA, x: Launch, program: int) -> None:
             o, o_odd = cta.accumulate(p, v_even, o), cta.accumulate(p, v_odd, o_odd)
         else:
             o = cta.accumulate(p, v, o)
-        #: refill    all warps have read the stage: the block that it holds next
-        cta.meet((0, 1, 2, 3))
-        if i + NB < blocks:
-            x.load_block(cta, b, batch, key + NB * C.BT, hi, kv_head)
     #: together -> top, total    the warps' maxima and sums
     m = m.reshape(4, ROWS)
     top = m.max(0)
@@ -155,7 +167,7 @@ def attend(cta: HopperCTA, x: Launch, program: int) -> None:
     x.lse[split, batch, heads[there], token[there]] = lse[there]
     writes = there & (sees | (x.config.num_splits == 1))
     for n, part in enumerate((o, o_odd) if C.PAIRS else (o,)):
-        rows = (part.tile().reshape(4, ROWS, -1) * weight[..., None]).sum(0) * l[:, None]
+        rows = cta.add_warps(part.with_values(part.values * part.by_row(weight.reshape(1, -1)))) * l[:, None]
         rows = np.where(sees[:, None], rows, np.float32(0)).astype(x.out.dtype)
         x.out[split, batch, token[writes], heads[writes], n :: 2 if C.PAIRS else 1] = rows[writes]
     cta.traffic.move("registers->DRAM", int(writes.sum()) * x.out.shape[-1] * x.out.itemsize + int(there.sum()) * 4)
@@ -202,8 +214,11 @@ def launch(
     x = Launch(config, len(k_cache), q, block_table, seq_lens, features, part, part_lse, *numbers)
     dtype = np.dtype(np.float16) if C.PAIRS else q.dtype
     with traffic.launch():
+        roles: list[Role] = []
         for program in range(*config.grid()):
-            attend(HopperCTA(C, dtype, boxes, traffic, traced=program == 0), x, program)
+            cta, item = HopperCTA(C, dtype, boxes, traffic, traced=program == 0), x.find_item(program)
+            roles += [(PRODUCER, produce(cta, x, item)), (CONSUMERS, consume(cta, x, item))]
+        run_roles(roles)
     if config.num_splits > 1:
         merge(part, part_lse.swapaxes(2, 3), out=out, lse=lse.swapaxes(1, 2), traffic=traffic)
     return out, lse

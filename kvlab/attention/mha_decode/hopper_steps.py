@@ -6,7 +6,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from kvlab.attention.mha_prefill.hopper_steps import PANEL, load_box
+from kvlab.attention.mha_prefill.hopper_steps import PANEL, REINTERPRETS, load_box, meet
+
+from .config import CLASSES as _CLASSES
 
 BOX_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=4))
 TILE_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
@@ -16,7 +18,7 @@ B = gl.constexpr(gl.DotOperandLayout(operand_index=1, parent=MMA.value, k_width=
 ROWS = gl.constexpr(gl.SliceLayout(0, gl.SliceLayout(2, MMA.value)))
 Q_ROWS = gl.constexpr(gl.SliceLayout(1, gl.SliceLayout(0, A.value)))
 Q_COLS = gl.constexpr(gl.SliceLayout(0, gl.SliceLayout(0, A.value)))
-CLASSES = gl.constexpr(64)
+CLASSES = gl.constexpr(_CLASSES)
 
 
 @gluon.jit
@@ -25,16 +27,14 @@ def add(a, b):
 
 
 @gluon.jit
-def nth_longest(lens, lens_stride, batches, width, n, BATCH: gl.constexpr):
-    """The sequence that is the ``n``-th of a longest-first order: of CLASSES of ``width`` keys, in a class by number.
-
-    BATCH: a power of two that holds them all.
-    """
+def nth_longest(lens, lens_stride, batches, n, BATCH: gl.constexpr):
+    """As in ``kernel``: the sequence that is the ``n``-th of those ordered by the class of their length."""
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     at = gl.arange(0, BATCH, layout=ONE)
     there = at < batches
-    length = gl.load(lens + at * lens_stride, mask=there, other=0).to(gl.int32)
-    kind = CLASSES - 1 - gl.minimum(length // width, CLASSES - 1)  # 0: the longest
+    length = gl.load(lens + at * lens_stride, mask=there, other=0).to(gl.int64)
+    longest = gl.maximum(gl.max(length, 0), 1)
+    kind = ((longest - length) * (CLASSES - 1) // longest).to(gl.int32)  # 0: the longest
     counts = gl.histogram(kind, CLASSES, mask=there, layout=ONE)
     upto = gl.associative_scan(counts, 0, add)
     found = gl.sum((upto <= n).to(gl.int32), 0)
@@ -45,7 +45,7 @@ def nth_longest(lens, lens_stride, batches, width, n, BATCH: gl.constexpr):
 
 
 @gluon.jit
-def find_item(program, lens, lens_stride, batches, width, groups, splits, C: gl.constexpr):
+def find_item(program, lens, lens_stride, batches, groups, splits, C: gl.constexpr):
     """Program -> its sequence, the first of its KV heads, its split, the split's first key, its end, and all keys.
 
     The programs of the same keys' heads are neighbours. A split is a number of whole blocks.
@@ -54,7 +54,7 @@ def find_item(program, lens, lens_stride, batches, width, groups, splits, C: gl.
     split = program // groups % splits
     batch = program // (groups * splits)
     if C.LONGEST_FIRST:
-        batch = nth_longest(lens, lens_stride, batches, width, batch, C.LONGEST_FIRST)
+        batch = nth_longest(lens, lens_stride, batches, batch, C.LONGEST_FIRST)
     num_keys = gl.load(lens + batch * lens_stride).to(gl.int32)
     size = gl.cdiv(gl.cdiv(num_keys, splits), C.BT) * C.BT
     lo = gl.minimum(split * size, num_keys)
@@ -106,21 +106,57 @@ def halves(pairs):
 
 
 @gluon.jit
-def load_block(dk, dv, k_box, v_box, bar, b, table, key, end, kv_head, pages, C: gl.constexpr):
-    """A block of K and of V into stage b: boxes of BOX tokens, HEADS heads and one panel, all on one mbarrier.
+def find_pages(table, key, end, pages, C: gl.constexpr):
+    """The pages of a block's boxes; those past the end are not looked up, ``pages`` is none, and arrives as zeros."""
+    found = ()
+    for j in gl.static_range(C.BT // C.BOX):
+        token = key + j * C.BOX
+        page = gl.load(table + token // C.PAGE, mask=token < end, other=pages).to(gl.int32)
+        found = found + (page,)  # type: ignore[assignment]
+    return found
 
-    Pages past the end are not looked up: ``pages`` is none, and arrives as zeros.
-    """
+
+@gluon.jit
+def load_block(dk, dv, k_box, v_box, bar, b, found, key, kv_head, C: gl.constexpr):
+    """A block of K and of V into stage b: boxes of BOX tokens, HEADS heads and one panel, all on one mbarrier."""
     BOXES: gl.constexpr = C.BT // C.BOX
     PANELS: gl.constexpr = C.W // PANEL
     mbarrier.expect(bar, C.BN * C.W * 4)
     for j in gl.static_range(BOXES):
-        token = key + j * C.BOX
-        page = gl.load(table + token // C.PAGE, mask=token < end, other=pages).to(gl.int32)
+        row = (key + j * C.BOX) % C.PAGE
         for c in gl.static_range(PANELS):
             at = (b * PANELS + c) * BOXES + j
-            load_box(dk, [page, token % C.PAGE, kv_head, c * PANEL], bar, k_box.index(at))
-            load_box(dv, [page, token % C.PAGE, kv_head, c * PANEL], bar, v_box.index(at))
+            load_box(dk, [found[j], row, kv_head, c * PANEL], bar, k_box.index(at))
+            load_box(dv, [found[j], row, kv_head, c * PANEL], bar, v_box.index(at))
+
+
+@gluon.jit
+def as_sums(ring, W: gl.constexpr):
+    """The beginning of the ring as sums ``[4, 16, W]`` float32: of all warps at once, and of each."""
+    LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 8, [2, 1, 0])
+    EACH: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 8, [1, 0])
+    if REINTERPRETS:
+        sums = ring.reinterpret(gl.float32, [4, 16, W], LAYOUT)
+        each = ring.reinterpret(gl.float32, [4, 16, W], EACH)
+    else:
+        sums = ring._reinterpret(gl.float32, [4, 16, W], LAYOUT)
+        each = ring._reinterpret(gl.float32, [4, 16, W], EACH)
+    return sums, each
+
+
+@gluon.jit
+def add_warps(ring, o, C: gl.constexpr):
+    """The sum ``[16, W]`` of what the warps hold, through the ring, which nobody reads any more."""
+    W: gl.constexpr = C.W
+    OUT: gl.constexpr = gl.BlockedLayout([1, W // 32], [1, 32], [4, 1], [1, 0])
+    sums, each = as_sums(ring, W)
+    meet()
+    sums.store(o)
+    meet()
+    total = each.index(0).load(OUT)
+    for w in gl.static_range(1, 4):
+        total += each.index(w).load(OUT)
+    return total
 
 
 @gluon.jit

@@ -16,9 +16,29 @@ from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, 
 from kvlab.attention.scoring.launch import bias_arguments, scale_strides, slopes_batch
 from kvlab.triton_support.interpreter import is_interpreted
 
+from .config import CLASSES as _CLASSES
 from .config import DecodeConfig, problem_of
 
 LN2 = tl.constexpr(0.6931471805599453)
+CLASSES = tl.constexpr(_CLASSES)
+
+
+@triton.jit
+def nth_longest(seq_lens_ptr, lens_batch, batches, n, BATCH: tl.constexpr):
+    """The sequence that is the ``n``-th of those ordered by the class of their length, the longest first, and in a
+    class by number. BATCH: a power of two that holds them all.
+    """
+    at = tl.arange(0, BATCH)
+    there = at < batches
+    length = tl.load(seq_lens_ptr + at * lens_batch, mask=there, other=0).to(tl.int64)
+    longest = tl.maximum(tl.max(length, 0), 1)
+    kind = ((longest - length) * (CLASSES - 1) // longest).to(tl.int32)  # 0: the longest
+    counts = tl.histogram(kind, CLASSES, mask=there)
+    found = tl.sum((tl.cumsum(counts, 0) <= n).to(tl.int32), 0)
+    before = tl.sum(tl.where(tl.arange(0, CLASSES) < found, counts, 0), 0)
+    member = there & (kind == found)
+    place = tl.cumsum(member.to(tl.int32), 0)
+    return tl.sum(tl.where(member & (place == n - before + 1), at, 0), 0)
 
 
 @triton.jit
@@ -83,7 +103,7 @@ def store_columns(ptr, at, exists, first, columns, o):
 def attend(
     q_ptr, k_ptr, v_ptr, table_ptr, seq_lens_ptr, valid_ptr, bias_ptr, sinks_ptr, slopes_ptr,
     q_scale_ptr, k_scale_ptr, v_scale_ptr, o_ptr, lse_ptr,
-    scale_log2, v_factor, softcap, mask_value, left, right, chunk, group, tokens, num_splits,
+    scale_log2, v_factor, softcap, mask_value, left, right, chunk, group, tokens, num_splits, batches, kv_heads,
     q_batch, q_token, q_head, k_page, k_token, k_head, v_page, v_token, v_head, table_batch, lens_batch,
     bias_batch, bias_head, bias_row, bias_key, bias_rows, bias_keys, slopes_batch, q_scale_head,
     k_scale_page, k_scale_token, k_scale_head, v_scale_page, v_scale_token, v_scale_head,
@@ -92,6 +112,7 @@ def attend(
     V0: tl.constexpr, V1: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PTX: tl.constexpr,
     BOUNDED: tl.constexpr, CHUNKED: tl.constexpr, VALID: tl.constexpr, BIAS: tl.constexpr, CAPPED: tl.constexpr,
     SINKS: tl.constexpr, SLOPES: tl.constexpr, Q_SCALE: tl.constexpr, K_SCALE: tl.constexpr, V_SCALE: tl.constexpr,
+    LONGEST_FIRST: tl.constexpr,
 ):  # fmt: skip
     """BM query rows (tokens x heads of one KV head) against the keys of one split of one sequence.
 
@@ -100,11 +121,15 @@ def attend(
     K_SCALE and V_SCALE: "number", "head" or "token". PTX: compiled for NVIDIA.
     """
     #: setup -> q, lo, hi, first, limit    this program's rows, the keys they see, its split of them, the query tile
-    batch = tl.program_id(0).to(tl.int64)
     row_tiles = tl.cdiv(group * tokens, BM)
-    kv_head = (tl.program_id(1) // row_tiles).to(tl.int64)
-    row = (tl.program_id(1) % row_tiles) * BM + tl.arange(0, BM)  # [BM], token-major
-    split = tl.program_id(2)
+    tile = tl.program_id(0) % (kv_heads * row_tiles)
+    split = tl.program_id(1)
+    batch = tl.program_id(0) // (kv_heads * row_tiles)
+    if LONGEST_FIRST:
+        batch = nth_longest(seq_lens_ptr, lens_batch, batches, batch, LONGEST_FIRST)
+    batch = batch.to(tl.int64)
+    kv_head = (tile // row_tiles).to(tl.int64)
+    row = tile % row_tiles * BM + tl.arange(0, BM)  # [BM], token-major
     num_keys = tl.load(seq_lens_ptr + batch * lens_batch).to(tl.int32)
     token = row // group
     head = kv_head * group + row % group
@@ -280,7 +305,7 @@ def launch(
     attend[config.grid(problem)](
         q, k, v, block_table, seq_lens, *(absent if x is None else x for x in arrays), part, part_lse,
         scale * LOG2E * scales.q.number * scales.k.number, scales.v.number, f.softcap, mask_value,
-        mask.left, mask.right, mask.chunk, problem.group, tokens, splits,
+        mask.left, mask.right, mask.chunk, problem.group, tokens, splits, batch, problem.kv_heads,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], block_table.stride(0), seq_lens.stride(0),
         *bias_strides, *bias_sizes, slopes_batch(f.slopes),
         *scale_strides(scales.q, 1), *scale_strides(scales.k, 3), *scale_strides(scales.v, 3), *part.stride()[:4],
@@ -291,6 +316,7 @@ def launch(
         BOUNDED=mask.windowed, CHUNKED=mask.chunk > 0, VALID=mask.valid is not None, BIAS=mask.bias is not None,
         CAPPED=f.softcap > 0, SINKS=f.sinks is not None, SLOPES=f.slopes is not None,
         Q_SCALE=scales.q.array is not None, K_SCALE=scales.k.kind, V_SCALE=scales.v.kind,
+        LONGEST_FIRST=config.longest_first,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     if splits > 1:

@@ -12,7 +12,9 @@ __all__ = ["LAUNCH", "LOCKSTEP_TOLERANCE", "TWINS", "PrefillConfig", "PrefillPro
 
 TWINS = (
     Twin("attend", kernel="kernel:attend", emulator="emulator:attend"),
-    Twin("hopper", kernel="hopper_roles:produce,widen,consume", emulator="hopper_emulator:produce,widen,consume"),
+    Twin(
+        "hopper", kernel="hopper_roles:produce,transpose,consume", emulator="hopper_emulator:produce,transpose,consume",
+    ),
 )
 LAUNCH = ("kernel:launch", "emulator:launch")
 

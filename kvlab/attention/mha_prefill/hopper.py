@@ -19,8 +19,8 @@ from kvlab.attention.online_softmax import LOG2E
 
 from .config import PrefillProblem
 from .hopper_config import HopperConfig
-from .hopper_roles import consume, produce, widen
-from .hopper_steps import BOX8_LAYOUT, BOX_LAYOUT, TILE_LAYOUT, operand
+from .hopper_roles import consume, produce, transpose
+from .hopper_steps import BOX8_LAYOUT, BOX_LAYOUT, TILE8_LAYOUT, in_pairs, operand
 
 
 @gluon.jit
@@ -58,7 +58,7 @@ def attend(
     v_full = barriers(C.NB, 1)
     v_free = barriers(C.NB, C.NC)
     raw_full, raw_free = v_full, v_free
-    if C.ITEM == 1:  # V's way from DRAM ends before the widener
+    if C.ITEM == 1:  # V's way from DRAM ends before the transposer
         raw_full = barriers(C.NB, 1)
         raw_free = barriers(C.NB, 1)
     fence_async_shared()  # TMA arrives at these barriers
@@ -75,19 +75,20 @@ def attend(
     seqs = (cu_q, cu_k, table, lens, counter)
     sizes = (tiles, row_tiles, together, batches, steps, heads, group, max_q, max_k, left, right, pages, table_batch)
     if C.ITEM == 1:
-        wide = gl.allocate_shared_memory(gl.float16, [C.NB, C.BN, C.DV], TILE_LAYOUT)
-        ours = (q_s, k_s, wide, o_s, o_box)
+        v_t = gl.allocate_shared_memory(dv.dtype, [C.NB, C.DV, C.BN], TILE8_LAYOUT)
+        raw_pairs, v_pairs = in_pairs(v_box, C.NB, C.BN, C.DV), in_pairs(v_t, C.NB, C.DV, C.BN)
+        ours = (q_s, k_s, v_t, o_s, o_box)
         bars_of_producer = (q_full, q_free, k_full, k_free, raw_full, raw_free)
-        bars_of_widener = (q_full, q_free, raw_full, raw_free, v_full, v_free)
+        bars_of_transposer = (q_full, q_free, raw_full, raw_free, v_full, v_free)
         gl.warp_specialize(
             [
                 (consume, (gl.constexpr(0), do, ours, words, bars, results, scales, some, gl.constexpr(C))),
                 (consume, (gl.constexpr(1), do, ours, words, bars, results, scales, some, gl.constexpr(C))),
-                (widen, (v_s, wide, words, bars_of_widener, some, gl.constexpr(C))),
+                (transpose, (raw_pairs, v_pairs, words, bars_of_transposer, some, gl.constexpr(C))),
                 (produce, (descs, boxes, words, bars_of_producer, seqs, sizes, gl.constexpr(C))),
             ],
             [4, 4, 1],
-            [C.REGISTERS, C.WIDENER, C.PRODUCER],
+            [C.REGISTERS, C.TRANSPOSER, C.PRODUCER],
         )
     elif C.NC == 2:
         ours = (q_s, k_s, v_s, o_s, o_box)

@@ -45,8 +45,8 @@ class Constants(NamedTuple):
     multiples of their rows. SKIP: a consumer passes over blocks that only others see. WINDOW: bounded on the left.
     CLEAN: rows behind a sequence's end may be anything. CAPPED: softcap; FIXED: so low that weights have a fixed top. O
     leaves in ROUNDS parts. EQUAL: all tiles have as many keys. HOLD, EARLY: see ``hopper_roles.consume``. ITEM: bytes
-    of an element of Q, K and V; of 1, V passes through a warpgroup, the WIDENER, that makes it float16. Q_SCALE,
-    K_SCALE, V_SCALE: each KV head has one. REGISTERS of a thread of a consumer, of the PRODUCER and of the WIDENER.
+    of an element of Q, K and V; of 1, V passes through a warpgroup, the TRANSPOSER. Q_SCALE, K_SCALE, V_SCALE: each
+    KV head has one. REGISTERS of a thread of a consumer, of the PRODUCER and of the TRANSPOSER.
     """
 
     D: int
@@ -68,7 +68,7 @@ class Constants(NamedTuple):
     CAPPED: bool
     FIXED: bool
     SINKS: bool
-    HOLD: int
+    HOLD: bool
     EARLY: bool
     ROUNDS: int
     EQUAL: bool
@@ -78,7 +78,7 @@ class Constants(NamedTuple):
     V_SCALE: bool
     REGISTERS: int
     PRODUCER: int
-    WIDENER: int
+    TRANSPOSER: int
     BM: int = 64
 
 
@@ -179,6 +179,7 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperConfi
     fixed = D <= 128 and 0 < features.softcap * LOG2E <= FIXED_MOST and bool(dtype_of(inputs.q, "q") == bfloat16)
     before = (num_keys - problem.max_q) % rows if known else rows - 1  # rows that a first tile lacks, at most
     many = 0 < page < 32 and D <= 192 and item == 2  # page numbers of a block
+    eight = (208, 32, 64) if whole and not bounded and not window else (192, 48, 80)  # e4m3's registers
     total = inputs.q.shape[1] if problem.ragged else problem.max_q + before * aligned
     row_tiles = total // rows + (1 + aligned) * problem.batch if problem.ragged else -(-total // rows)
     heads = problem.q_heads * (1 if problem.ragged else problem.batch)
@@ -187,12 +188,13 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperConfi
         RAGGED_Q=problem.ragged, RAGGED_K=ragged_k, FIRST=bounded or window or not whole,
         MASKED=window or (bounded and not aligned), ALIGNED=aligned, SKIP=skip, WINDOW=window,
         CLEAN=ragged_k or page > 0, CAPPED=features.softcap > 0, FIXED=fixed, SINKS=features.sinks is not None,
-        HOLD=2 * (overlap or fixed), EARLY=overlap, ROUNDS=2 if D > 128 else 1,
+        HOLD=overlap or fixed, EARLY=overlap, ROUNDS=2 if D > 128 else 1,
         EQUAL=known and not bounded and not window,
         ITEM=item, Q_SCALE=scales.q.heads is not None, K_SCALE=scales.k.heads is not None,
         V_SCALE=scales.v.heads is not None,
-        REGISTERS=160 if three else 208 if item == 1 else 240 if not page else 224 if many else 232,
-        PRODUCER=32 if three or not page else 64 if many else 48, WIDENER=(48 if page else 64) if item == 1 else 0,
+        REGISTERS=160 if three else eight[0] if item == 1 else 240 if not page else 224 if many else 232,
+        PRODUCER=eight[1] if item == 1 else 32 if three or not page else 64 if many else 48,
+        TRANSPOSER=eight[2] if item == 1 else 0,
     )  # fmt: skip
     together = 1
     if bounded or problem.ragged:

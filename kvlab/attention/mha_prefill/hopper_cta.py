@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -32,9 +33,9 @@ class HopperCTA(PartitionedCTA):
         self.q_free = self.barriers("q free", C.NQ * C.NC, 2 if C.ITEM == 1 else 1)
         self.k_full, self.k_free = self.barriers("k full", C.NB), self.barriers("k free", C.NB, C.NC)
         self.v_full, self.v_free = self.barriers("v full", C.NB), self.barriers("v free", C.NB, C.NC)
-        self.loaded, self.v_dtype, self.raw_full, self.raw_free = "v", dtype, self.v_full, self.v_free
-        if C.ITEM == 1:  # V's way from DRAM ends before the widener
-            self.loaded, self.v_dtype = "raw", np.dtype(np.float16)
+        self.loaded, self.raw_full, self.raw_free = "v", self.v_full, self.v_free
+        if C.ITEM == 1:  # V's way from DRAM ends before the transposer
+            self.loaded = "raw"
             self.raw_full, self.raw_free = self.barriers("raw full", C.NB), self.barriers("raw free", C.NB)
 
     def send(self, slot: int, first: int, *values: int) -> None:
@@ -68,11 +69,11 @@ class HopperCTA(PartitionedCTA):
         tma.load(box, (page, row, head, panel), self.smem, address)
         self.traffic.move("DRAM->SMEM", place.nbytes)
 
-    def clean_rows(self, me: Warps, b: int, start: int, stop: int) -> None:
+    def clean_rows(self, me: Warps, role: str, b: int, start: int, stop: int) -> None:
         """Zero the rows ``start`` to ``stop - 1`` of a V tile: what no row sees may be anything. Each consumer does it,
-        before it reads the tile.
+        before it reads the tile, or the transposer.
         """
-        place = self.places.tiles["v"][b]
+        place = self.places.tiles[role][b]
         atoms = self.places.shared(place, me, 2, start // 8 * 8, -(-stop // 8) * 8)  # two rows of 8 for each warp
         self.hazards.write_equal(atoms, "v zeros", b)
         address = place.address(np.arange(start, stop)[:, None], np.arange(place.vectors))
@@ -80,18 +81,18 @@ class HopperCTA(PartitionedCTA):
         self.hazards.fence_async(me)
         self.meet(me)
 
-    def widen_rows(self, me: Warps, b: int) -> None:
-        """V of buffer b from e4m3 to float16, which holds all its values."""
-        raw, wide = self.places.tiles["raw"][b], self.places.tiles["v"][b]
+    def transpose_tile(self, me: Warps, b: int) -> None:
+        """V of buffer b with its keys along the rows, in the order in which a lane has them in P."""
+        raw, v = self.places.tiles["raw"][b], self.places.tiles["v"][b]
         row, vector = np.ogrid[: raw.rows, : raw.vectors]
-        self.hazards.read(self.places.shared(raw, me, 2), "raw read", b)
-        values = self.smem.load(raw.address(row, vector), self.dtype, 16).astype(self.v_dtype)
-        self.hazards.write(self.places.shared(wide, me, 2), "v write", b)
-        vector = np.arange(wide.vectors)
-        self.smem.store(wide.address(row, vector), values.reshape(len(row), wide.vectors, 8))
+        self.hazards.read(self.places.columns(raw, me), "raw read", b)
+        values = self.smem.load(raw.address(row, vector), self.dtype, 16).reshape(raw.rows, raw.cols)
+        row, vector = np.ogrid[: v.rows, : v.vectors]
+        self.hazards.write(self.places.shared(v, me, v.rows // 4), "v write", b)
+        self.smem.store(v.address(row, vector), values[key_order(v.cols)].T.reshape(v.rows, v.vectors, 16))
         self.hazards.fence_async(me)
         self.meet(me)
-        self.traffic.move("SMEM->SMEM", wide.nbytes)
+        self.traffic.move("SMEM->SMEM", v.nbytes)
 
     def scores(self, me: Warps, u: int, b: int) -> Fragments:
         """S = Q K^T of buffer u and stage b, both operands from shared memory: ``[BM, BN]`` float32. Started."""
@@ -103,11 +104,15 @@ class HopperCTA(PartitionedCTA):
         return Fragments(s.reshape(1, 128, 1, -1), accumulator(C.BN))
 
     def accumulate(self, me: Warps, p: Fragments, b: int, o: Fragments) -> Fragments:
-        """O += P V: P from registers, V from shared memory, transposed by the unit. Started."""
+        """O += P V: P from registers, V from shared memory, transposed by the unit if of 16 bits. Started."""
         self.hazards.read_async(self.places.whole("v", b, me), "v wgmma", b)
         v_at = self.places.tiles["v"][b]
         self.traffic.move("SMEM->tensor cores", v_at.nbytes)
-        return self.multiply_pv(p, v_at, o)
+        if self.C.ITEM == 2:
+            return self.multiply_pv(p, v_at, o)
+        # [32 keys, 16 of them, 8 of them, row, two keys]: four keys of a row to a register
+        words = p.values.reshape(1, 1, 128, -1, 2, 2, 2, 2).swapaxes(5, 6).reshape(1, 1, 128, -1)
+        return self.multiply_pv_transposed(words, v_at, o)
 
     def zeros(self) -> Fragments:
         """An output accumulator ``[BM, DV]``."""
@@ -131,3 +136,14 @@ class HopperCTA(PartitionedCTA):
         """O's buffer has been read; the warps meet, so that those that stored nothing know it, too."""
         self.hazards.wait_store(0, me)
         self.meet(me)
+
+
+@functools.cache
+def key_order(keys: int) -> Array:
+    """Which key of V stands at each place of e4m3's operand: of 16, a lane has 2t, 2t + 1, 8 + 2t and 9 + 2t in P.
+
+    >>> key_order(16).tolist()
+    [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]
+    """
+    order: Array = np.arange(keys).reshape(-1, 2, 4, 2).swapaxes(1, 2).reshape(-1)
+    return order

@@ -131,27 +131,32 @@ def produce(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
         cta.q_full[slot * C.NC + w].arrive(cta.places.producer)
 
 
-def widen(cta: HopperCTA, x: Launch) -> Iterator[Wait]:
-    """One warpgroup brings the V tiles of e4m3 to float16 on their way to the consumers."""
-    #@ widener
+def transpose(cta: HopperCTA, x: Launch) -> Iterator[Wait]:
+    """One warpgroup transposes the V tiles of e4m3 on their way to the consumers."""
+    #@ transposer
     #: begin -> it, j, batch    the first tile, -1: none
-    C, me = cta.C, cta.places.widener
+    C, me = cta.C, cta.places.transposer
     it, j = 0, 0
     yield cta.q_full[0], 0
     batch = cta.receive(me, 0, 0)[0]
     while batch >= 0:
-        #: hear -> slot, lo, hi    the tile; its words have been read
+        #: hear -> slot, lo, hi, first    the tile; its words have been read
         slot = j % C.NQ
         tile_row, _, num_q, num_keys = cta.receive(me, slot, 2, 4)
         lo, hi = x.key_blocks(tile_row, num_q, num_keys)
         for w in range(C.NC):
             cta.arrive(me, cta.q_free[slot * C.NC + w])
-        for _ in range(hi - lo):
-            #: widen -> b, it    e4m3 to float16, as soon as the stage is free
+        first = num_keys - num_q - x.features.mask.left - lo * C.BN
+        for i in range(hi - lo):
+            #: transpose -> b, it    keys along the rows, as soon as the stage is free; zeros where no row sees a key
             b = it % C.NB
             yield cta.raw_full[b], (it // C.NB) & 1
             yield cta.v_free[b], ((it // C.NB) & 1) ^ 1
-            cta.widen_rows(me, b)
+            if C.CLEAN and i == 0 and hi * C.BN > num_keys:
+                cta.clean_rows(me, "raw", b, num_keys - (hi - 1) * C.BN, C.BN)
+            if C.WINDOW and i == hi - lo - 1 and first > 0:
+                cta.clean_rows(me, "raw", b, 0, min(first, C.BN))
+            cta.transpose_tile(me, b)
             cta.arrive(me, cta.raw_free[b])
             cta.arrive(me, cta.v_full[b])
             it += 1
@@ -170,6 +175,7 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
     left, right = x.features.mask.left, x.features.mask.right
     hidden = np.float32(0 if C.FIXED else -np.inf)  # of a score, or of its weight already
     by_head = C.Q_SCALE or C.K_SCALE
+    shift = np.float32(8 if C.ITEM == 1 else 0)  # e4m3 has weights up to 2^8
     it, j = 0, 0
     yield cta.q_full[W], 0
     batch = cta.receive(me, 0, 0)[0]
@@ -208,14 +214,14 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
         else:
             m = s.tile()[0].max(1)
             m = np.maximum(m, NOTHING) if C.FIRST else m  # a row may see nothing of this block
-            e = s.with_values(np.exp2(s.values * scale - s.by_row((m * scale)[None])))
+            e = s.with_values(np.exp2(s.values * scale - s.by_row((m * scale - shift)[None])))
         l = quad_sum(e)
-        p = e.with_values(e.values.astype(cta.v_dtype))
+        p = e.with_values(e.values.astype(cta.dtype))
         alpha, o = np.ones(BM, np.float32), cta.zeros()
         #: clean    V behind the end of the sequence
-        if C.CLEAN and hi * BN > num_keys:
+        if C.ITEM == 2 and C.CLEAN and hi * BN > num_keys:
             yield cta.v_full[b], (it // C.NB) & 1
-            cta.clean_rows(me, b, num_keys - (hi - 1) * BN, BN)
+            cta.clean_rows(me, "v", b, num_keys - (hi - 1) * BN, BN)
         for i in range(1, hi - lo):
             #: scores -> s    S = Q K^T of the next block, started
             it += 1
@@ -235,7 +241,7 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
             s = s.with_values(s.values * factor) if by_head else s
             s = _capped_weights(s, x.inner, scale) if C.FIXED else _cap(s, x.inner) if C.CAPPED else s
             s = _mask(s, hidden, position, key, num_keys, left, right) if C.MASKED else s
-            #: softmax -> p, m, l, alpha    online: new row maximum, exponentials, sums of each lane
+            #: softmax -> e, m, l, alpha    online: new row maximum, exponentials, sums of each lane
             if C.FIXED:
                 e = s
                 l = l + quad_sum(e)
@@ -243,23 +249,21 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
                 m_new = np.maximum(m, s.tile()[0].max(1))
                 alpha = np.exp2(m * scale - m_new * scale)
                 m = m_new
-                if C.HOLD == 1:
-                    yield cta.v_full[vb], ((it - 1) // C.NB) & 1
-                e = s.with_values(np.exp2(s.values * scale - s.by_row((m * scale)[None])))
+                e = s.with_values(np.exp2(s.values * scale - s.by_row((m * scale - shift)[None])))
                 l = l * alpha[:, None] + quad_sum(e)
-            p = e.with_values(e.values.astype(cta.v_dtype))
-            #: rescale -> o    O *= alpha; V's stage is free
-            if C.HOLD == 2:
+            #: rescale -> p, o    P rounded, O *= alpha; V's stage is free
+            if C.HOLD:
                 yield cta.v_full[vb], ((it - 1) // C.NB) & 1
             cta.wait_mma(me, 0)
+            p = e.with_values(e.values.astype(cta.dtype))
             cta.arrive(me, cta.v_free[vb])
             o = o if C.EARLY or C.FIXED else o.with_values(o.values * o.by_row(alpha[None]))
         #: clean -> b    V before the first key that a row of the sequence sees
         b = it % C.NB
         first = num_keys - num_q - left - lo * BN
-        if C.WINDOW and first > 0:
+        if C.ITEM == 2 and C.WINDOW and first > 0:
             yield cta.v_full[b], (it // C.NB) & 1
-            cta.clean_rows(me, b, 0, min(first, BN))
+            cta.clean_rows(me, "v", b, 0, min(first, BN))
         #: accumulate -> o    O += P V of the first block
         cta.arrive(me, cta.q_free[u])  # the producer may fetch the next Q
         yield cta.v_full[b], (it // C.NB) & 1
@@ -269,7 +273,7 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
         o = cta.accumulate(me, p, b, o)
         #: normalise -> o, lse    rows without a visible key give 0 and -inf, or the sink's logit
         sink = None if x.features.sinks is None else x.features.sinks[head]
-        lse, inv = _row_results(m if C.FIXED else m * scale, l, sink, x.unit)
+        lse, inv = _row_results(m if C.FIXED else m * scale - shift, l, sink, x.unit)
         inv = inv * x.v_factor * x.scale_of("v", head) if C.ITEM == 1 else inv
         cta.wait_mma(me, 0)
         cta.wait_store(me)  # the tile before has left its buffer; the warps meet behind it
@@ -378,7 +382,7 @@ def launch(
     with traffic.launch():
         ctas = [HopperCTA(C, q.dtype, boxes, traffic, traced=program == 0) for program in range(programs)]
         roles: list[Role] = [(cta.places.producer, produce(cta, x, program)) for program, cta in enumerate(ctas)]
-        roles += [(cta.places.widener, widen(cta, x)) for cta in ctas if C.ITEM == 1]
+        roles += [(cta.places.transposer, transpose(cta, x)) for cta in ctas if C.ITEM == 1]
         roles += [(me, consume(cta, x, w)) for cta in ctas for w, me in enumerate(cta.places.consumers)]
         run_roles(roles)
     return out, lse

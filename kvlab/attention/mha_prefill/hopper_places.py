@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
+
 from kvlab.staging.footprint import Footprint
 from kvlab.staging.partitioned_cta import Places
 from kvlab.staging.wgmma_cta import PanelTile
@@ -22,10 +24,10 @@ class HopperPlaces(Places):
 
     tiles       ``"q"``, ``"k"``, ``"v"``, ``"o"`` -> their buffers; ``"raw"``: V of e4m3
     consumers   the warps of each
-    widener     its warps, where V is of e4m3
+    transposer  its warps, where V is of e4m3
     producer    its warp
 
-    >>> C = Constants(64, 64, 3, 2, 3, 128, 128, 0, *11 * [False], 2, True, 1, False, 2, *3 * [False], 160, 32, 0)
+    >>> C = Constants(64, 64, 3, 2, 3, 128, 128, 0, *11 * [False], True, True, 1, False, 2, *3 * [False], 160, 32, 0)
     >>> places = places_of(C)
     >>> places.consumers[1], places.producer, len(places.tiles["q"]), places.tiles["k"][1].base
     ((4, 5, 6, 7), (12,), 6, 65536)
@@ -35,7 +37,8 @@ class HopperPlaces(Places):
 
     def __init__(self, C: Constants) -> None:
         sizes = {
-            "q": (C.NQ * C.NC, C.BM, C.D, C.ITEM), "k": (C.NB, C.BN, C.D, C.ITEM), "v": (C.NB, C.BN, C.DV, 2),
+            "q": (C.NQ * C.NC, C.BM, C.D, C.ITEM), "k": (C.NB, C.BN, C.D, C.ITEM),
+            "v": (C.NB, C.DV, C.BN, 1) if C.ITEM == 1 else (C.NB, C.BN, C.DV, 2),
             "o": (C.NC, C.BM, C.DV // C.ROUNDS, 2), "raw": (C.NB if C.ITEM == 1 else 0, C.BN, C.DV, 1),
         }  # fmt: skip
         self.tiles: dict[str, list[PanelTile]] = {}
@@ -45,10 +48,10 @@ class HopperPlaces(Places):
             end += size * n * rows * cols
         self._words = end
         self.consumers: list[Warps] = [tuple(range(4 * w, 4 * w + 4)) for w in range(C.NC)]
-        self.widener: Warps = tuple(range(4 * C.NC, 4 * C.NC + (4 if C.ITEM == 1 else 0)))
-        self.producer: Warps = (4 * C.NC + len(self.widener),)
+        self.transposer: Warps = tuple(range(4 * C.NC, 4 * C.NC + (4 if C.ITEM == 1 else 0)))
+        self.producer: Warps = (4 * C.NC + len(self.transposer),)
         partitions = {f"consumer {w}": warps for w, warps in enumerate(self.consumers)}
-        partitions |= {"the widener": self.widener} if self.widener else {}
+        partitions |= {"the transposer": self.transposer} if self.transposer else {}
         super().__init__(end + 4 * WORDS * C.NQ, partitions | {"the producer": self.producer})
 
     def word(self, slot: int, i: int) -> int:
@@ -58,6 +61,15 @@ class HopperPlaces(Places):
     def words(self, slot: int, warps: Warps) -> Footprint:
         """The numbers of a slot."""
         return self.region(self.word(slot, 0), 4 * WORDS, warps)
+
+    def columns(self, place: PanelTile, warps: Warps) -> Footprint:
+        """A tile, a quarter of whose columns each of four warps touches."""
+
+        def make() -> Footprint:
+            row, vector = np.ogrid[: place.rows, : place.vectors]
+            return self.cells.footprint(place.address(row, vector), 16, warps[0] + vector // (place.vectors // 4))
+
+        return self.once(("columns", place, warps), make)
 
     def whole(self, role: str, i: int, warps: Warps) -> Footprint:
         """A buffer, all of which each of ``warps`` touches: as TMA or wgmma do."""

@@ -19,13 +19,16 @@ from .hopper_steps import (
     load_rows,
     mask_block,
     meet,
+    multiply_pv,
     multiply_qk,
+    operand_p,
     quad_sum,
     receive,
+    round_p,
     row_results,
     send,
     store_columns,
-    widen_rows,
+    transpose_tile,
 )
 
 # A power of two: times the scale it is exact, so that m * scale - m * scale is 0 in a fused multiply-add, too.
@@ -108,9 +111,9 @@ def produce(descs, boxes, words, bars, seqs, sizes, C: gl.constexpr):
 
 
 @gluon.jit
-def widen(raw_s, v_s, words, bars, sizes, C: gl.constexpr):
-    """One warpgroup brings the V tiles of e4m3 to float16 on their way to the consumers."""
-    #@ widener
+def transpose(raw_s, v_s, words, bars, sizes, C: gl.constexpr):
+    """One warpgroup transposes the V tiles of e4m3 on their way to the consumers."""
+    #@ transposer
     #: begin -> it, j, batch    the first tile, -1: none
     q_full, q_free, raw_full, raw_free, v_full, v_free = bars
     max_q, max_k, left, right = sizes
@@ -120,7 +123,7 @@ def widen(raw_s, v_s, words, bars, sizes, C: gl.constexpr):
     mbarrier.wait(q_full.index(0), 0)
     batch = receive(words, 0)
     while batch >= 0:
-        #: hear -> slot, lo, hi    the tile; its words have been read
+        #: hear -> slot, lo, hi, first    the tile; its words have been read
         slot = j % C.NQ
         tile_row = receive(words, slot * 8 + 2)
         num_q = max_q
@@ -131,12 +134,17 @@ def widen(raw_s, v_s, words, bars, sizes, C: gl.constexpr):
         lo, hi = key_blocks(tile_row, num_q, num_keys, left, right, C.NC * C.BM, C.BN)
         for w in gl.static_range(NC):
             mbarrier.arrive(q_free.index(slot * NC + w), count=1)
-        for _ in range(hi - lo):
-            #: widen -> b, it    e4m3 to float16, as soon as the stage is free
+        first = num_keys - num_q - left - lo * C.BN
+        for i in range(hi - lo):
+            #: transpose -> b, it    keys along the rows, as soon as the stage is free; zeros where no row sees a key
             b = it % C.NB
             mbarrier.wait(raw_full.index(b), (it // C.NB) & 1)
             mbarrier.wait(v_free.index(b), ((it // C.NB) & 1) ^ 1)
-            widen_rows(raw_s, v_s, b, C.BN, C.DV)
+            if C.CLEAN and i == 0 and hi * C.BN > num_keys:
+                clean_rows(raw_s, b, num_keys - (hi - 1) * C.BN, C.BN, C.BN, C.DV // 2)
+            if C.WINDOW and i == hi - lo - 1 and first > 0:
+                clean_rows(raw_s, b, 0, gl.minimum(first, C.BN), C.BN, C.DV // 2)
+            transpose_tile(raw_s, v_s, b, C.BN, C.DV)
             mbarrier.arrive(raw_free.index(b), count=1)
             mbarrier.arrive(v_full.index(b), count=1)
             it += 1
@@ -158,8 +166,11 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, DEPTH]
     )  # fmt: skip
-    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, DV, 16])
-    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=2)
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, DV, DEPTH]
+    )  # fmt: skip
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=4 // C.ITEM)
+    SHIFT: gl.constexpr = 8.0 if C.ITEM == 1 else 0.0  # e4m3 has weights up to 2^8
     q_s, k_s, v_s, o_s, o_box = smem
     q_full, q_free, k_full, k_free, v_full, v_free = bars
     out, lse_out, sinks, o_batch, o_token, o_head, lse_batch, lse_head, lse_token = results
@@ -224,17 +235,18 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
             m = gl.max(s, 1)
             if C.FIRST:
                 m = gl.maximum(m, NOTHING)  # a row may see nothing of this block: keep -inf - -inf away
-            e = gl.exp2(s * scale - (m * scale)[:, None])  # scale holds log2(e)
+            e = gl.exp2(s * scale - (m * scale - SHIFT)[:, None])  # scale holds log2(e)
         l = quad_sum(e, BM, BN)
-        p = gl.convert_layout(e.to(v_s.dtype), P_LAYOUT)
+        p = round_p(e, v_s.dtype, BM, BN, P_LAYOUT)
         alpha = gl.full([BM], 1.0, gl.float32, layout=gl.SliceLayout(1, S_LAYOUT))
         o = hopper.warpgroup_mma_init(gl.zeros([BM, DV], gl.float32, layout=O_LAYOUT))
         #: clean    V behind the end of the sequence
-        if C.CLEAN and hi * BN > num_keys:
+        if C.ITEM == 2 and C.CLEAN and hi * BN > num_keys:
             mbarrier.wait(v_full.index(b), (it // C.NB) & 1)
             clean_rows(v_s, b, num_keys - (hi - 1) * BN, BN, BN, DV)
         for i in range(1, hi - lo):
             #: scores -> s    S = Q K^T of the next block, started
+            weights = operand_p(p, v_s.dtype, BM, BN, P_LAYOUT)  # before a product has started
             it += 1
             b = it % C.NB
             key = (hi - 1 - i) * BN
@@ -246,7 +258,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
             if C.EARLY and not C.FIXED:  # rescale while Q K^T runs
                 o = hopper.warpgroup_mma_wait(1, deps=(o,))
                 o = o * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
-            o = hopper.warpgroup_mma(p, v_s.index(vb), o, is_async=True)
+            o = multiply_pv(weights, v_s, vb, o)
             s = hopper.warpgroup_mma_wait(1, deps=(s,))
             mbarrier.arrive(k_free.index(b), count=1)
             #: mask -> s    softcap, keys that a row does not see
@@ -259,7 +271,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
             cut = (key + BN > gl.minimum(position + right + 1, num_keys)) | (key < position + BM - 1 - left)
             if C.MASKED and cut:
                 s = mask_block(s, HIDDEN, position, key, num_keys, left, right, BM, BN, C.WINDOW, S_LAYOUT)
-            #: softmax -> p, m, l, alpha    online: new row maximum, exponentials, sums of each lane
+            #: softmax -> e, m, l, alpha    online: new row maximum, exponentials, sums of each lane
             if C.FIXED:
                 e = s
                 l += quad_sum(e, BM, BN)
@@ -268,19 +280,16 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
                 base = m_new * scale
                 alpha = gl.exp2(m * scale - base)
                 m = m_new
-                if C.HOLD == 1:
-                    # True already. Its branch ends the basic block: ptxas moves the wait below up to it, not further.
-                    mbarrier.wait(v_full.index(vb), ((it - 1) // C.NB) & 1)
-                e = gl.exp2(s * scale - base[:, None])
+                e = gl.exp2(s * scale - (base - SHIFT)[:, None])
                 lanes = quad_sum(e, BM, BN)
                 l = l * gl.convert_layout(alpha, gl.SliceLayout(1, lanes.type.layout))[:, None] + lanes
-            p = gl.convert_layout(e.to(v_s.dtype), P_LAYOUT)
-            #: rescale -> o    O *= alpha; V's stage is free
-            if C.HOLD == 2:
+            #: rescale -> p, o    P rounded, O *= alpha; V's stage is free
+            if C.HOLD:
                 # True already. Its branch ends the basic block: without it ptxas moves the wait below above the
                 # exponentials, and the softmax no longer overlaps with this warpgroup's own P V.
                 mbarrier.wait(v_full.index(vb), ((it - 1) // C.NB) & 1)
             o = hopper.warpgroup_mma_wait(0, deps=(o,))
+            p = round_p(e, v_s.dtype, BM, BN, P_LAYOUT)  # where no product reads the registers
             mbarrier.arrive(v_free.index(vb), count=1)
             if not (C.EARLY or C.FIXED):
                 o = o * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
@@ -288,18 +297,19 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
         #: clean -> b    V before the first key that a row of the sequence sees
         b = it % C.NB
         first = num_keys - num_q - left - lo * BN
-        if C.WINDOW and first > 0:
+        if C.ITEM == 2 and C.WINDOW and first > 0:
             mbarrier.wait(v_full.index(b), (it // C.NB) & 1)
             clean_rows(v_s, b, 0, gl.minimum(first, BN), BN, DV)
         #: accumulate -> o    O += P V of the first block
+        weights = operand_p(p, v_s.dtype, BM, BN, P_LAYOUT)
         mbarrier.arrive(q_free.index(u), count=1)  # the producer may fetch the next Q
         mbarrier.wait(v_full.index(b), (it // C.NB) & 1)
         if C.EARLY and not C.FIXED:
             o = hopper.warpgroup_mma_wait(0, deps=(o,))
             o = o * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
-        o = hopper.warpgroup_mma(p, v_s.index(b), o, is_async=True)
+        o = multiply_pv(weights, v_s, b, o)
         #: normalise -> o, lse    rows without a visible key give 0 and -inf, or the sink's logit
-        lse, inv = row_results(m if C.FIXED else m * scale, l, sinks + head, unit, BM, C.SINKS, S_LAYOUT)
+        lse, inv = row_results(m if C.FIXED else m * scale - SHIFT, l, sinks + head, unit, BM, C.SINKS, S_LAYOUT)
         if C.ITEM == 1:
             inv = inv * (v_factor * head_scale(v_scales, head // group, v_step, C.V_SCALE))
         inv = gl.convert_layout(inv, gl.SliceLayout(1, O_LAYOUT))

@@ -53,6 +53,16 @@ def named_barrier(verb: gl.constexpr, number: gl.constexpr, threads: gl.constexp
 
 
 @gluon.jit
+def in_pairs(smem, n: gl.constexpr, rows: gl.constexpr, cols: gl.constexpr):
+    """Buffers ``[rows, cols]`` of 8-bit elements as pairs of them."""
+    if REINTERPRETS:
+        seen = smem.reinterpret(gl.int16, [n, rows, cols // 2], TILE_LAYOUT)
+    else:
+        seen = smem._reinterpret(gl.int16, [n, rows, cols // 2], TILE_LAYOUT)
+    return seen
+
+
+@gluon.jit
 def send(words, i, value):
     """A number for the other partitions."""
     words.index(i).store(gl.full([1], 0, gl.int32, gl.BlockedLayout([1], [32], [gl.num_warps()], [0])) + value)
@@ -174,14 +184,25 @@ def clean_rows(v_s, b, start, stop, BN: gl.constexpr, D: gl.constexpr):
 
 
 @gluon.jit
-def widen_rows(raw_s, v_s, b, BN: gl.constexpr, D: gl.constexpr):
-    """V of buffer b from e4m3 to float16, which holds all its values: wgmma wants V's rows as they are, and transposes
-    16-bit elements only. A warp reads rows of 128 bytes and writes panels of 128: without conflicts.
+def transpose_tile(raw_s, v_s, b, BN: gl.constexpr, D: gl.constexpr):
+    """V of buffer b, ``[keys, D]`` of e4m3, to ``[D, keys]``: of 8-bit elements wgmma takes no other.
+
+    Both are seen as pairs of bytes, which ldmatrix transposes: a register then has two columns of two keys. Those of
+    keys 2t, 2t + 1 and 8 + 2t, 9 + 2t give four keys of each column, in the order in which a lane has them in P.
     """
-    REGISTERS: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-    for r in gl.static_range(BN // 32):
-        values = raw_s.index(b).slice(r * 32, 32, 0).load(REGISTERS)
-        v_s.index(b).slice(r * 32, 32, 0).store(values.to(v_s.dtype))
+    PAIRS: gl.constexpr = gl.DistributedLinearLayout(
+        reg_bases=[[1, 0], [8, 0], [0, 8], [16, 0], [32, 0], [64, 0]],
+        lane_bases=[[2, 0], [4, 0], [0, 1], [0, 2], [0, 4]],
+        warp_bases=[[0, 16], [0, 32]],
+        block_bases=[],
+        shape=[BN, D // 2],
+    )
+    x = gl.inline_asm_elementwise(  # [key, pair of columns] -> the same registers as [pair of keys, column]
+        "prmt.b32 $0, $2, $3, 0x6420; prmt.b32 $1, $2, $3, 0x7531;", "=r,=r,r,r",
+        [raw_s.index(b).load(PAIRS)], dtype=gl.int16, is_pure=True, pack=4,
+    )  # fmt: skip
+    x = x.reshape([BN // 16, 2, 4, 2, D // 2]).permute((4, 1, 0, 2, 3))  # [pair, column of it, 16 keys, t, half]
+    v_s.index(b).store(x.reshape([D, BN // 2]))
     fence_async_shared()
     meet()
 
@@ -206,6 +227,15 @@ def multiply_qk(q_s, k_s, w, b, zero, D: gl.constexpr):
         k = k_s.index(b * (D // PANEL) + c).permute((1, 0))
         s = hopper.warpgroup_mma(q, k, s, use_acc=c > 0, is_async=True)
     return s
+
+
+@gluon.jit
+def multiply_pv(p, v_s, b, o):
+    """O += P V, started. V of e4m3 has its keys along the rows."""
+    v = v_s.index(b)
+    if v_s.dtype.primitive_bitwidth == 8:
+        v = v.permute((1, 0))
+    return hopper.warpgroup_mma(p, v, o, is_async=True)
 
 
 @gluon.jit
@@ -266,6 +296,43 @@ def mask_block(
 def quad_sum(p, BM: gl.constexpr, BN: gl.constexpr):
     """Row sums [BM, 4], one for each lane of the quad that holds a row: additions inside a thread, no shuffles."""
     return gl.sum(gl.sum(p.reshape([BM, BN // 8, 4, 2]), 3), 1)
+
+
+@gluon.jit
+def round_p(e, dtype: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, LAYOUT: gl.constexpr):
+    """P as the loop carries it: wgmma's operand, or, of e4m3, words of four: as bytes they would be put together anew.
+
+    Of 16 keys a lane holds 2t, 2t + 1, 8 + 2t and 9 + 2t, which stand where wgmma has the keys 4t to 4t + 3; V's stand
+    in the same order.
+    """
+    if dtype.primitive_bitwidth == 16:
+        p = gl.convert_layout(e.to(dtype), LAYOUT)
+    else:
+        even, odd = e.reshape([BM, BN // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4)).split()
+        x0, x2 = even.split()
+        x1, x3 = odd.split()
+        p = gl.inline_asm_elementwise(
+            """
+            {
+            .reg .b16 low, high;
+            cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;
+            cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;
+            mov.b32 $0, {low, high};
+            }
+            """, "=r,f,f,f,f", [x0, x1, x2, x3], dtype=gl.int32, is_pure=True, pack=1,
+        )  # fmt: skip
+    return p
+
+
+@gluon.jit
+def operand_p(p, dtype: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, LAYOUT: gl.constexpr):
+    """What ``round_p`` has made as wgmma's operand; no instructions come of it."""
+    if dtype.primitive_bitwidth == 8:
+        low, high = p.to(gl.int16), (p >> 16).to(gl.int16)
+        x0, x1, x2, x3 = low.to(gl.int8), (low >> 8).to(gl.int8), high.to(gl.int8), (high >> 8).to(gl.int8)
+        p = gl.join(gl.join(x0, x2), gl.join(x1, x3)).reshape([BM, BN])
+        p = gl.convert_layout(p.to(dtype, bitcast=True), LAYOUT)
+    return p
 
 
 @gluon.jit

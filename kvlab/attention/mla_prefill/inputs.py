@@ -96,7 +96,8 @@ def paged_inputs(
     require(whole, f"latent_dim {latent_dim!r}", "a number of columns")
     _, k_rope = latent_windows(kv_cache, latent_dim, q.shape[2] - k.shape[2], kv_layout)
     same = is_fp8(kv_cache) or kv_cache.dtype == q.dtype
-    require(same, f"kv_cache has dtype {kv_cache.dtype}", f"that of q, {q.dtype}, or float8_e4m3fn")
+    other = "" if is_fp8(q) else ", or float8_e4m3fn"
+    require(same, f"kv_cache has dtype {kv_cache.dtype}", f"that of q, {q.dtype}{other}")
     narrow = not is_fp8(kv_cache) or dtype_of(q, "q").itemsize < 4
     require(narrow, f"q has dtype {q.dtype} with a cache of {kv_cache.dtype}", "bfloat16 or float16")
     check_strides("kv_cache", kv_cache)

@@ -1,0 +1,152 @@
+"""The roles of the Hopper decode kernel: a producer warp that keeps a ring of blocks full, and four consumer warps."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, mma_v2
+
+from .hopper_steps import (
+    MMA,
+    ROWS,
+    A,
+    B,
+    add_warps,
+    column,
+    find_pages,
+    halves,
+    load_block,
+    load_rows,
+    narrow,
+    of_every_warp,
+    rows_of,
+)
+
+
+@gluon.jit
+def produce(item, descs, boxes, full, free, table, pages, C: gl.constexpr):
+    """One warp brings block after block of K and V."""
+    # @ producer
+    #: begin -> blocks, found    how many; the pages of the first
+    _, kv_head, _, lo, hi, _ = item
+    dk, dv = descs
+    k_box, v_box = boxes
+    blocks = gl.cdiv(hi - lo, C.BT)
+    found = find_pages(table, lo, hi, pages, C)
+    for i in range(blocks):
+        #: load -> b, key, found    a block, once its stage is free; the pages of the next
+        b = i % C.NB
+        key = lo + i * C.BT
+        following = find_pages(table, key + C.BT, hi, pages, C)
+        mbarrier.wait(free.index(b), ((i // C.NB) & 1) ^ 1)
+        load_block(dk, dv, k_box, v_box, full.index(b), b, found, key, kv_head, C)
+        found = following
+
+
+@gluon.jit
+def consume(item, smem, full, free, queries, scales, results, C: gl.constexpr):
+    """Four warps, each with 16 keys of a block of its own: scores, softmax, output."""
+    # @ consumer
+    #: begin -> blocks, limit    how many; the rows, the keys that they see, what their scores are multiplied by
+    batch, kv_head, split, lo, hi, num_keys = item
+    blocks = gl.cdiv(hi - lo, C.BT)
+    k_s, v_s = smem
+    q_ptr, q_batch, q_token, q_head = queries
+    k_scale, k_scale_head, v_scale, v_scale_head, scale_log2, v_factor, mask_value = scales
+    out, lse_out, splits, o_split, o_batch, o_token, o_head, lse_split, lse_batch, lse_token, lse_head = results
+    W: gl.constexpr = C.W
+    KEYS: gl.constexpr = C.BN // 4
+    q = load_rows(q_ptr, q_batch, q_token, q_head, batch, kv_head, 0, C)
+    kv, token, head = rows_of(gl.arange(0, 16, layout=ROWS), C)
+    limit = num_keys - C.TOKENS + 1 + token  # keys from here on a row does not see
+    factor = gl.full([16], 1.0, gl.float32, layout=ROWS) * scale_log2
+    if C.K_SCALE:
+        factor = factor * gl.load(k_scale + (kv_head + kv) * k_scale_head, mask=kv < C.HEADS, other=0.0)
+    if C.PAIRS:
+        odd = load_rows(q_ptr, q_batch, q_token, q_head, batch, kv_head, 1, C)
+        top = gl.maximum(gl.max(gl.abs(q.to(gl.float32)), 1), gl.max(gl.abs(odd.to(gl.float32)), 1))
+        q, unit = narrow(q, top)
+        odd, _ = narrow(odd, top)
+        q_odd = of_every_warp(odd, C)
+        factor = factor * gl.convert_layout(unit, ROWS)
+    q = of_every_warp(q, C)
+    col = gl.expand_dims(column(gl.SliceLayout(1, MMA), C), 1)  # [4, 1, 16]
+    own = col % C.HEADS == gl.expand_dims(gl.expand_dims(kv, 0), 2)
+    limits = gl.expand_dims(gl.expand_dims(limit, 0), 2)
+    factor = gl.expand_dims(gl.expand_dims(factor, 0), 2)
+    m = gl.full([4, 16], 1.0, gl.float32, layout=gl.SliceLayout(2, MMA)) * mask_value
+    l = gl.zeros([4, 16], gl.float32, layout=gl.SliceLayout(2, MMA))
+    o = gl.zeros([4, 16, W], gl.float32, layout=MMA)
+    o_odd = o
+    for i in range(blocks):
+        #: load_k -> b, key    the block has arrived in its stage
+        b = i % C.NB
+        key = lo + i * C.BT
+        mbarrier.wait(full.index(b), (i // C.NB) & 1)
+        k = k_s.index(b).permute((0, 2, 1)).load(B)
+        #: scores -> s    S = Q K^T in float32, in units of log2
+        s = gl.zeros([4, 16, KEYS], gl.float32, layout=MMA)
+        if C.PAIRS:
+            k_even, k_odd = halves(k)
+            s = mma_v2(q, k_even, s)
+            s = mma_v2(q_odd, k_odd, s)
+        else:
+            s = mma_v2(q, k, s)
+        s = s * factor
+        #: load_v -> v    and the stage is free; rows that do not exist may be anything, and 0 * NaN is NaN
+        v = v_s.index(b).load(B)
+        mbarrier.arrive(free.index(b), count=1)
+        if key + C.BT > hi:
+            there = gl.expand_dims(key + column(gl.SliceLayout(2, B), C) // C.HEADS < hi, 2)
+            v = gl.where(there, v, gl.zeros_like(v))
+        #: mask -> s    other heads' keys, and keys that a row does not see
+        if C.HEADS > 1:
+            s = gl.where(own, s, mask_value)
+        if key + C.BT > num_keys - C.TOKENS + 1:
+            s = gl.where(key + col // C.HEADS < limits, s, mask_value)
+        #: softmax -> p, m, l, o    online, every warp for itself: row maximum, exponentials, row sum, rescale
+        m_new = gl.maximum(m, gl.max(s, 2))
+        p = gl.exp2(s - gl.expand_dims(m_new, 2))
+        alpha = gl.exp2(m - m_new)
+        l = l * alpha + gl.sum(p, 2)
+        m = m_new
+        o = o * gl.expand_dims(alpha, 2)
+        if C.PAIRS:
+            o_odd = o_odd * gl.expand_dims(alpha, 2)
+        #: accumulate -> o    O += P V, P rounded once to the dtype of the product
+        if C.PAIRS:
+            weights = gl.convert_layout(p.to(gl.float16), A)
+            v_even, v_odd = halves(v)
+            o = mma_v2(weights, v_even, o)
+            o_odd = mma_v2(weights, v_odd, o_odd)
+        else:
+            o = mma_v2(gl.convert_layout(p.to(v.dtype), A), v, o)
+    #: together -> top, total    the warps' maxima and sums
+    top = gl.max(m, 0)
+    weight = gl.exp2(m - gl.expand_dims(top, 0))
+    total = gl.sum(l * weight, 0)
+    weight = gl.expand_dims(weight, 2)
+    o = add_warps(k_s, o * weight, C)
+    #: normalise -> lse, l    rows without a visible key give 0 and -inf
+    sees = limit > lo
+    lse = gl.where(sees, (top + gl.log2(total)) * 0.6931471805599453, float("-inf"))
+    factor = gl.full([16], 1.0, gl.float32, layout=ROWS) * v_factor
+    if C.V_SCALE:
+        factor = factor * gl.load(v_scale + (kv_head + kv) * v_scale_head, mask=kv < C.HEADS, other=0.0)
+    l = gl.where(sees, factor / total, 0.0)  # what the sums of a row are multiplied by
+    #: store    an empty split leaves its partial output alone
+    heads = (kv_head + kv) * C.GROUP + head
+    at = lse_out + split.to(gl.int64) * lse_split + batch * lse_batch
+    gl.store(at + token * lse_token + heads * lse_head, lse, mask=kv < C.HEADS)
+    l = gl.convert_layout(l, gl.SliceLayout(1, o.type.layout))
+    rows = out + split.to(gl.int64) * o_split + batch * o_batch + token * o_token + heads * o_head
+    rows = gl.convert_layout(rows, gl.SliceLayout(1, o.type.layout))
+    writes = gl.convert_layout((kv < C.HEADS) & (sees | (splits == 1)), gl.SliceLayout(1, o.type.layout))
+    cols = gl.arange(0, W, layout=gl.SliceLayout(0, o.type.layout)) * (2 if C.PAIRS else 1)
+    seen = gl.expand_dims(l != 0.0, 1)
+    o = gl.where(seen, o * gl.expand_dims(l, 1), 0.0)
+    gl.store(rows[:, None] + cols[None, :], o.to(out.dtype.element_ty), mask=writes[:, None])
+    if C.PAIRS:
+        o_odd = add_warps(k_s, o_odd * weight, C)
+        o_odd = gl.where(seen, o_odd * gl.expand_dims(l, 1), 0.0)
+        gl.store(rows[:, None] + cols[None, :] + 1, o_odd.to(out.dtype.element_ty), mask=writes[:, None])

@@ -252,8 +252,8 @@ check(nbytes, k.nbytes + v.nbytes, "2 sequences x 2048 keys x 4 heads x 128 numb
 # ## Every kernel
 #
 # The other kernels were counted likewise, each on a small problem. From DRAM comes every operand once, and the code; the rest
-# is the launch. What arrives in the L1 caches the emulator states to the sector. L2 is asked for less where neighbouring
-# processors read the same keys at the same time: their reads are put together on the way.
+# is the launch. What arrives in the L1 caches the emulator states to the sector, of 32 bytes. L2 is asked for less where
+# neighbouring processors read the same keys at the same time: their reads are put together on the way.
 
 # %%
 def operands(name, size):
@@ -268,12 +268,12 @@ def operands(name, size):
 
 
 every = {name: kernel for name, kernel in kernels.items() if "counters" in kernel}
-print(f"{'':21} {'operands, code':>14} {'from DRAM':>10}          {'into L1':>8} {'L2 asked':>8}   sectors of 32 bytes")
+print(f"{'':21} {'operands, code':>14} {'from DRAM':>10}          {'into L1':>8} {'L2 asked':>8} {'together':>8}   sectors")
 for name, kernel in every.items():
     found, bytes_once = kernel["counters"], operands(name, kernel["problem"]) + kernel["code_bytes"]
     beyond = found["dram_read_bytes"] / bytes_once - 1
     print(f"{name:21} {bytes_once:14,} {found['dram_read_bytes']:10,} {beyond:+8.2%} {found['l1_read_sectors']:9,}"
-          f" {found['l2_read_sectors']:8,}")  # fmt: skip
+          f" {found['l2_read_sectors']:8,} {found['coalesced_sectors']:8,}")  # fmt: skip
 
 # %% [markdown]
 # The passes of shared memory above are those that Nsight Compute makes out of the addresses of each instruction. The chip has

@@ -39,6 +39,7 @@ COUNTERS = {
     "shared_wavefronts_stores": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
     "l1_read_sectors": "l1tex__m_xbar2l1tex_read_sectors.sum",
     "tma_read_sectors": "l1tex__m_xbar2l1tex_read_sectors_pipe_tma.sum",
+    "coalesced_sectors": "lrc__request_sectors_op_read_coalescing_achieved_type_hardware.sum",
     "l1_written_sectors": "l1tex__m_l1tex2xbar_write_sectors.sum",
     "tma_written_sectors": "l1tex__m_l1tex2xbar_write_sectors_pipe_tma.sum",
     "bank_writes": "l1tex__data_bank_writes.sum",

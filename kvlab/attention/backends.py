@@ -7,16 +7,18 @@ import functools
 import importlib
 import importlib.util
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kvlab.attention.explain import Explanation
 from kvlab.attention.inputs import require
+from kvlab.attention.tile_memory import shared_limit
 from kvlab.cache.arrays import is_torch, on_gpu, to_numpy, to_torch
 
 __all__ = [
     "BACKENDS",
+    "Target",
     "check_fp8_gpu",
     "choose_backend",
     "family",
@@ -42,14 +44,23 @@ def machine(device: Any) -> tuple[str, int]:
     return arch, properties.multi_processor_count
 
 
-def target_of(array: Any, emulated: str | None) -> tuple[str, int]:
-    """Architecture (see ``family``) and number of processors that a configuration is for: those of the GPU of
-    ``array``, else the emulated architecture's, else an H100's.
+class Target(NamedTuple):
+    """What a configuration is for: the architecture whose tiles are taken (see ``family``), processors, and bytes of
+    shared memory that a CTA may have.
     """
+
+    arch: str
+    processors: int
+    shared: int
+
+
+def target_of(array: Any, emulated: str | None) -> Target:
+    """The GPU of ``array``, else the emulated architecture, else an H100."""
     if not on_gpu(array):
-        return emulated or "sm_90", 132
+        arch = emulated or "sm_90"
+        return Target(arch, 132, shared_limit(arch))
     arch, processors = machine(array.device)
-    return family(arch), processors
+    return Target(family(arch), processors, shared_limit(arch))
 
 
 def family(arch: str) -> str:

@@ -68,28 +68,32 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
         """K tile of these pages into shared memory, then to the B fragments of S = Q K^T. Of a narrower dtype, it is
         converted on its way; of another of the same size, where it is multiplied.
         """
-        own = None if self.shape.pairs else tile.dtype
-        if own is not None and own.itemsize < self.shape.dtype.itemsize:
-            own = None
-            self.hazards.barrier()
-            self.copies.by_conversion("k", tile, self.shape.dtype)
-            self.hazards.barrier()
-        else:
-            self.pipeline.load("k", tile)
+        own = None if self._load("k", tile) or self.shape.pairs else tile.dtype
         self._state_read("k")
         return self._read("k", active, own)
 
     def load_v(self, tile: KVTile | None, active: BoolArray) -> Fragments:
         """V tile into shared memory (None: it stands there, with ``v_in_k``), then transposed to the B fragments of
-        O += P V.
+        O += P V; converted as K.
 
         In a pipeline the warps issue these reads after those of P: :meth:`accumulate` states them; of pairs, here.
         """
         if tile is not None:
-            self.pipeline.load("v", tile)
+            self._load("v", tile)
         if not self.pipeline.following or self.v_before_p:
             self._state_read("v")
         return self._read("v", active)
+
+    def _load(self, role: str, tile: KVTile) -> bool:
+        """A tile into its place; whether it was converted on its way."""
+        converted = not self.shape.pairs and tile.dtype.itemsize < self.shape.dtype.itemsize
+        if converted:
+            self.hazards.barrier()
+            self.copies.by_conversion(role, tile, self.shape.dtype)
+            self.hazards.barrier()
+        else:
+            self.pipeline.load(role, tile)
+        return converted
 
     def scores(
         self, q: SharedTile, k: Fragments, active: BoolArray, s: Fragments | None = None, role: str = "q"

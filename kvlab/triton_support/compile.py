@@ -32,8 +32,11 @@ __all__ = ["TARGETS", "Compiled", "compile_kernel", "signature_of"]
 #: our name of a target -> Triton's backend, architecture and warp size
 TARGETS: dict[str, tuple[str, int | str, int]] = {
     "sm_80": ("cuda", 80, 32),
+    "sm_86": ("cuda", 86, 32),
+    "sm_89": ("cuda", 89, 32),
     "sm_90": ("cuda", 90, 32),
     "sm_100": ("cuda", 100, 32),
+    "sm_120": ("cuda", 120, 32),
     "gfx942": ("hip", "gfx942", 64),
     "gfx950": ("hip", "gfx950", 64),
 }

@@ -10,8 +10,13 @@ import numpy as np
 from kvlab.cache.arrays import to_torch
 from kvlab.triton_support.compile import Compiled, compile_kernel, signature_of
 
-SHARED = {"sm_80": 166912, "sm_90": 232448, "sm_100": 232448, "gfx942": 65536, "gfx950": 163840}
+SHARED = {
+    "sm_80": 166912, "sm_86": 101376, "sm_89": 101376, "sm_90": 232448, "sm_100": 232448, "sm_120": 101376,
+    "gfx942": 65536, "gfx950": 163840,
+}  # fmt: skip
 """Bytes of shared memory that a CTA may have."""
+FIVE = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950")
+"""Targets whose tiles are not another's."""
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")
 """Arguments of a launch that are the compiler's, not the kernel's."""
 
@@ -33,6 +38,13 @@ class Caught:
         """Those of the only launch."""
         ((_, arguments),) = self.calls
         return arguments
+
+
+def fits_small_gpus(made: Compiled) -> bool:
+    """Whether a kernel for sm_80 fits the GPUs that take its tiles and have less shared memory: their code differs in
+    instructions alone.
+    """
+    return made.target != "sm_80" or made.shared <= SHARED["sm_86"]
 
 
 def as_launched(fn: Any, arguments: dict[str, Any], target: str) -> Compiled:

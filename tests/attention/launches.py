@@ -6,11 +6,12 @@ import functools
 from typing import Any
 
 import pytest
-from caught import Caught, as_launched, as_tensors
+from caught import SHARED, Caught, as_launched, as_tensors
 from decode_cases import Case
 from feature_cases import FeatureCase
 
 from kvlab.attention import mha_decode_paged
+from kvlab.attention.backends import family
 from kvlab.attention.explain import explain
 from kvlab.attention.merge_states import kernel as merge_kernel
 from kvlab.attention.mha_decode import config as decode_config
@@ -39,8 +40,8 @@ def compiled_features(case: FeatureCase, target: str, streaming: bool = False) -
     home, config = (streaming_kernel, streaming_config) if streaming else (kernel, decode_config)
     call = case.build().resolved
     problem = decode_config.problem_of(*call.arrays[:4])
-    options: dict[str, Any] = {} if streaming else {"heavy": call.features.heavy}
-    chosen = config.choose_config(problem, num_splits=case.splits, arch=target, **options)
+    options: dict[str, Any] = {} if streaming else {"heavy": call.features.heavy, "shared": SHARED[target]}
+    chosen = config.choose_config(problem, num_splits=case.splits, arch=family(target), **options)
     caught = Caught(home.attend)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(home, "attend", caught)

@@ -15,7 +15,7 @@ from yardsticks import assert_accurate, bits
 
 from kvlab.attention import explain, hopper_choice, mha_decode_paged
 from kvlab.attention.features import Features
-from kvlab.attention.mha_decode import hopper_config, hopper_emulator
+from kvlab.attention.mha_decode import hopper_emulator
 from kvlab.attention.mha_decode.config import problem_of
 from kvlab.attention.mha_decode.hopper_config import HopperConfig, choose_hopper
 from kvlab.mirror import check_sources
@@ -79,7 +79,7 @@ def with_constants(config: HopperConfig, **changes: Any) -> HopperConfig:
     return dataclasses.replace(config, constants=config.constants._replace(**changes))
 
 
-@pytest.mark.parametrize("changes", [{"LONGEST_FIRST": 8}, {"NB": 2}, {"NB": 5}], ids=str)
+@pytest.mark.parametrize("changes", [{"LONGEST_FIRST": 8}, {"NB": 3}, {"NB": 5}], ids=str)
 def test_the_order_of_programs_and_the_depth_change_nothing(changes: dict[str, int]) -> None:
     arrays, named = launch_arguments(Case((70, 300, 0, 129, 5), heads=(8, 2), splits=1))
     config = named.pop("config")
@@ -145,22 +145,21 @@ def test_arrays_that_it_does_not_take() -> None:
 
 
 @pytest.mark.parametrize(
-    "measured, arch, changes, backend, reason",
+    "arch, changes, backend, reason",
     [
-        (False, "sm_90", {}, "triton", "not the Hopper kernel: it has not been measured"),
-        (True, "sm_90", {}, "hopper", "torch tensors on sm_90"),
-        (True, "sm_100", {}, "triton", "not the Hopper kernel: a GPU of sm_100"),
-        (True, "sm_90", {"sinks": True}, "triton", "not the Hopper kernel: sinks"),
+        ("sm_90", {}, "hopper", "torch tensors on sm_90"),
+        ("sm_100", {}, "triton", "not the Hopper kernel: a GPU of sm_100"),
+        ("sm_90", {"sinks": True}, "triton", "not the Hopper kernel: sinks"),
+        ("sm_90", {"page": 8}, "triton", "not the Hopper kernel: pages of 8 tokens, whose boxes are many"),
     ],
 )
 def test_when_auto_takes_it(
-    monkeypatch: pytest.MonkeyPatch, measured: bool, arch: str, changes: dict[str, Any], backend: str, reason: str
+    monkeypatch: pytest.MonkeyPatch, arch: str, changes: dict[str, Any], backend: str, reason: str
 ) -> None:
     """As if the tensors were on a GPU."""
     monkeypatch.setattr(hopper_choice, "on_gpu", lambda array: True)
     monkeypatch.setattr(hopper_choice, "machine", lambda device: (arch, 132))
     monkeypatch.setattr("kvlab.triton_support.versions.installed", lambda: "3.6.0")
-    monkeypatch.setattr(hopper_config, "MEASURED", measured)
     x = FeatureCase(**changes).build()
     found = explain(mha_decode_paged, *x.torch(), **x.torch_options())
     assert found.backend == backend
@@ -182,6 +181,7 @@ def test_the_grid_does_not_depend_on_lengths_and_splits_are_those_asked_for() ->
 
 MATRIX: list[Case | FeatureCase] = [
     Case((70,) * 3, heads=(32, 8), D=128, splits=1),
+    Case((1,) * 300, heads=(32, 8), D=128, splits=1),
     Case((70,), heads=(32, 8), D=128, page=64, splits=2),
     Case((70,) * 3, heads=(8, 8), D=64, S=4, page=8, dtype="fp16", splits=1),
     Case((70,), heads=(9, 1), D=128, page=48),

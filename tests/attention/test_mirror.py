@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from decode_cases import Case
 from feature_cases import FP8, FeatureCase
 from seeded_faults import is_found, sources_of
+from yardsticks import bits
 
 from kvlab.attention import explain, mha_decode_paged, mha_decode_streaming_paged
+from kvlab.attention.mha_decode import emulator
 from kvlab.mirror import check, check_sources, lockstep
 
 
@@ -93,6 +96,21 @@ def test_lockstep(case: Case, arch: str) -> None:
     )
     result = lockstep("mha_decode", arguments, emulator={"arch": arch})
     assert result.ok, str(result.first_difference)
+
+
+@pytest.mark.interpreter
+def test_lockstep_longest_first() -> None:
+    """The order of programs is the same on both sides, and changes nothing in what a sequence gives."""
+    x = Case((70, 3, 130, 0, 64, 128), heads=(2, 1), D=64).build()
+    config = explain(mha_decode_paged, *x.arrays, num_splits=1).config
+    assert config.longest_first == 0
+    names = ("q", "k_cache", "v_cache", "block_table", "seq_lens")
+    arguments: dict[str, Any] = dict(zip(names, x.arrays, strict=True), scale=x.scale)
+    ordered = replace(config, longest_first=8)
+    result = lockstep("mha_decode", arguments | {"config": ordered})
+    assert result.ok, str(result.first_difference)
+    before, after = (emulator.launch(**arguments, config=c) for c in (config, ordered))
+    assert [bits(a) for a in before] == [bits(a) for a in after]
 
 
 HEAVY: dict[str, Any] = {"softcap": 3.0, "sinks": True, "alibi": "head"}

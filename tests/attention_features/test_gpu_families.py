@@ -6,6 +6,7 @@ Rests on NVIDIA's tables: products are mma.sync's alone before sm_90 and on sm_1
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kvlab.attention import backends, explain  # noqa: E402
+from kvlab.attention.mha_prefill.config import PrefillProblem, choose_config  # noqa: E402
+from kvlab.attention.tile_memory import shared_limit, tile_bytes  # noqa: E402
 
 PREFIX = "kvlab.attention."
 TABLE, LENS, CU = torch.tensor([[1, 0]]), torch.tensor([20]), torch.tensor([0, 20])
@@ -83,6 +86,38 @@ def test_tiles_are_those_of_the_family(name: str, dtype: Any, gpu: Callable[[str
     if name == "mha_decode_streaming":  # whose tiles are MAX's on gfx950 alone
         gpu("gfx950")
         assert CALLS[name](dtype, dtype).config.BN > found["sm_90"].BN
+
+
+def test_stages_are_those_that_a_gpu_has_shared_memory_for(gpu: Callable[[str], None]) -> None:
+    """Rests on NVIDIA's tables: 163 KB a CTA on sm_80, 99 on sm_86, sm_89 and sm_120. Bytes of a tile as compiled."""
+    q, rows_of_kv = rows(20, 4, 576, dtype=torch.bfloat16), rows(2, 16, 1, 576, dtype=torch.bfloat16)
+    wide = rows(1, 4, 576, dtype=torch.float32), *(rows(2, 16, 1, 576, dtype=torch.float32) for _ in "kv")
+    found = {}
+    for arch in ("sm_80", "sm_86", "sm_89", "sm_120", "sm_121"):
+        gpu(arch)
+        prefill = explain(function("mha_prefill_paged"), q, rows_of_kv, rows_of_kv, TABLE, LENS, CU).config
+        decode = explain(function("mha_decode_paged"), *wide, TABLE, LENS).config
+        assert tile_bytes(prefill.BM, prefill.BN, (576, 576), 2, prefill.num_stages) <= shared_limit(arch)
+        assert tile_bytes(decode.BM, decode.BN, (576, 576), 4, decode.num_stages) <= shared_limit(arch)
+        found[arch] = prefill.num_stages, decode.num_stages
+    assert found == {"sm_80": (2, 2)} | dict.fromkeys(("sm_86", "sm_89", "sm_120", "sm_121"), (1, 1))
+
+
+SIZES = [(D, DV) for D in range(16, 577, 56) for DV in range(16, 577, 80)]
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86"])
+def test_every_prefill_tile_before_hopper_fits(arch: str) -> None:
+    """Rests on ``tile_bytes``, which compiled kernels confirm, for all head dimensions; and 255 registers a thread:
+    none holds more than 96 accumulators of the output.
+    """
+    for (D, DV), itemsize, biased in itertools.product(SIZES, (1, 2), (False, True)):
+        problem = PrefillProblem(1, 300, 2, 1, D, DV, itemsize, itemsize, biased=biased, heavy=biased)
+        c = choose_config(problem, arch="sm_80", shared=shared_limit(arch))
+        columns = c.D0 + c.D1, c.V0 + c.V1
+        assert tile_bytes(c.BM, c.BN, columns, itemsize, c.num_stages) <= shared_limit(arch), (problem, c)
+        warps = min(c.BM // 16, 8) if c.BM >= (c.V1 or c.V0) else 8
+        assert c.BM * columns[1] // (32 * warps) <= 96, (problem, c)
 
 
 @pytest.mark.parametrize("name", CALLS)

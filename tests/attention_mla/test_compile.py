@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from asked import ask, same_registers
-from caught import SHARED, Caught, as_launched, as_tensors
+from caught import FIVE, SHARED, Caught, as_launched, as_tensors, fits_small_gpus
 from mla_cases import Case
 
 from kvlab.attention import explain, mla_decode_paged
@@ -27,7 +27,7 @@ from kvlab.memory import as_dtype
 from kvlab.staging import Timeline, Traffic
 from kvlab.staging.mma_sync_plan import MmaSyncShape
 from kvlab.staging.wgmma_mla_cta import WgmmaMLAShape
-from kvlab.triton_support.compile import TARGETS, Compiled
+from kvlab.triton_support.compile import Compiled
 from kvlab.triton_support.versions import holds_wgmma_rows, installed
 
 pytestmark = pytest.mark.compile
@@ -53,7 +53,7 @@ def compiled(
     return as_launched(caught.fn, caught.arguments, target), config
 
 
-MATRIX = [(H, dtype, target) for H, dtype in [(16, "bf16"), (128, "bf16"), (16, "fp32")] for target in TARGETS]
+MATRIX = [(H, dtype, target) for H, dtype in [(16, "bf16"), (128, "bf16"), (16, "fp32")] for target in FIVE]
 SLOW = [("fp32", "sm_100"), ("fp32", "gfx942")]  # as sm_90 and gfx950
 MATRIX = [case for case in MATRIX if case[1:] not in SLOW]
 
@@ -62,6 +62,7 @@ MATRIX = [case for case in MATRIX if case[1:] not in SLOW]
 def test_attend(H: int, dtype: str, target: str) -> None:
     made, config = compiled(H, dtype, target)
     assert made.shared <= SHARED[target]
+    assert fits_small_gpus(made)
     assert made.spills == 0
     count = made.instructions
     if target.startswith("gfx"):
@@ -87,7 +88,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("target", ["sm_90", "sm_100", "gfx942", "gfx950"])
 def test_e4m3_in_q_and_cache(target: str) -> None:
     made, _ = compiled(16, "fp8", target, features=(("row", "fp8"), ("k_scale", "head")))
-    assert made.spills <= (200 if target == "sm_100" else 0), "Triton 3.9 spills there beside a q of 16 bits, too"
+    assert made.spills == 0
     assert made.shared <= SHARED[target]
 
 

@@ -68,6 +68,6 @@ def test_lockstep(case: Case, arch: str) -> None:
     arguments: dict[str, Any] = {n: a for n, a in zip(names, x.launch_form(), strict=True) if a is not None}
     problem = x.problem()
     arguments |= {"scale": sum(case.columns[:2]) ** -0.5, "features": x.features(), "problem": problem}
-    arguments["config"] = choose_config(problem, arch=arch)
+    arguments["config"] = choose_config(problem, arch=arch, emulated=True)
     result = lockstep("mla_prefill", arguments, emulator={"arch": arch})
     assert result.ok, str(result.first_difference)

@@ -286,7 +286,7 @@ ODD_DEPTHS = [
     for D, DV, t, kv in (
         (16, None, "bf16", None), (80, None, "fp16", None), (96, 40, "bf16", None), (576, 512, "bf16", None),
         (192, None, "fp32", None), (320, 24, "fp32", None), (80, None, "bf16", "fp8"), (112, 48, "fp8", None),
-        (264, 264, "fp16", None),
+        (264, 264, "fp16", None), (320, 272, "bf16", "fp8"),
     )
 ]  # fmt: skip
 """Head dimensions in pieces, padded, with other dimensions of the values."""

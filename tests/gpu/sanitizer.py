@@ -48,13 +48,17 @@ def run(name: str) -> None:
     """Launch one kernel on two sequences of 100 and 37 keys."""
     lens, starts = integers(N, 37), integers(0, 9, 17)
     if name == "mha_decode":
-        attention.mha_decode_paged(random(B, 4, 64), paged(2, 64), paged(2, 64), table(), lens, num_splits=3)
+        q, k, v = random(B, 4, 64), paged(2, 64), paged(2, 64)
+        attention.mha_decode_paged(q, k, v, table(), lens, num_splits=3, backend="triton")
+    elif name == "mha_decode_hopper":  # blocks enough that stages are used again; the last one is cleaned
+        q, k, v = random(B, 4, 64), paged(2, 64), paged(2, 64)
+        attention.mha_decode_paged(q, k, v, table(), lens, num_splits=1, backend="hopper")
     elif name == "mha_decode_streaming":
         q = random(B, 4, 64)
         attention.mha_decode_streaming_paged(q, paged(2, 64), paged(2, 64), table(), lens, num_splits=3)
     elif name == "mha_decode_fp8":
         k, v = (paged(2, 64).to(torch.float8_e4m3fn) for _ in "kv")
-        attention.mha_decode_paged(random(B, 4, 64), k, v, table(), lens, k_scale=0.5, v_scale=2.0)
+        attention.mha_decode_paged(random(B, 4, 64), k, v, table(), lens, k_scale=0.5, v_scale=2.0, backend="triton")
     elif name in ("mha_prefill", "mha_prefill_hopper"):
         backend = "hopper" if name.endswith("hopper") else "triton"
         q, k, v = random(1, N, 4, 128), random(1, N, 2, 128), random(1, N, 2, 128)
@@ -88,9 +92,9 @@ def run(name: str) -> None:
 
 
 CASES = (
-    "mha_decode", "mha_decode_streaming", "mha_decode_fp8", "mha_prefill", "mha_prefill_paged", "mha_prefill_hopper",
-    "mha_prefill_hopper_fp8", "mha_prefill_hopper_tiles", "mha_prefill_hopper_paged", "mla_decode",
-    "mla_decode_hopper", "mla_prefill", "kv_store",
+    "mha_decode", "mha_decode_hopper", "mha_decode_streaming", "mha_decode_fp8", "mha_prefill", "mha_prefill_paged",
+    "mha_prefill_hopper", "mha_prefill_hopper_fp8", "mha_prefill_hopper_tiles", "mha_prefill_hopper_paged",
+    "mla_decode", "mla_decode_hopper", "mla_prefill", "kv_store",
 )  # fmt: skip
 
 

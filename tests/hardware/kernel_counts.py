@@ -86,7 +86,7 @@ def counted(
     """
     found: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
     listing = record["listing"]
-    last = max(i for i, (sass, _, _) in enumerate(listing) if re.search("LDGSTS|GMMA", sass))
+    last = max((i for i, (sass, _, _) in enumerate(listing) if re.search("LDGSTS|GMMA", sass)), default=0)
     for i, (sass, executed, passes) in enumerate(listing):
         offset = int((re.search(r"\+0x([0-9a-f]+)\]", sass) or ["", "0"])[1], 16)
         op = opcode(sass) or ""

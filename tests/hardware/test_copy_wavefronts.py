@@ -156,3 +156,45 @@ def test_what_is_not_accepted(args: tuple[Any, ...], words: str) -> None:
 def test_count_wavefronts_sends_copies_on() -> None:
     with pytest.raises(ValueError, match="copy_wavefronts"):
         count_wavefronts("cp.async.ca.4", LANE * 4)
+
+
+HELD = records.read("copies")
+BY_SEED = [(op, seed) for op in COPIES for seed in (2, 3)]
+
+
+def held(op: str, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    """Copies from which no rule was made."""
+    case = HELD["together"][f"{op}, {seed}"]
+    to, source = (records.unpack(case[key]).reshape(SLOTS, 32) for key in ("address", "source"))
+    return to, START + source, np.array(case["mask"]), case
+
+
+@pytest.mark.parametrize(("op", "seed"), BY_SEED)
+def test_copies_that_no_rule_was_made_from(op: str, seed: int) -> None:
+    to, source, mask, case = held(op, seed)
+    assert copy_wavefronts(op, to, source, mask)[0].tolist() == case["wavefronts"]
+    ours = int(copy_unit_passes(op, to, source, mask).sum())
+    assert ours <= case["lsu"] <= 1.011 * ours
+
+
+@pytest.mark.parametrize("seed", (2, 3))
+@pytest.mark.parametrize("op", ["cp.async.ca.4", "cp.async.cg.16"])
+def test_copies_of_zeros(op: str, seed: int) -> None:
+    to, _, mask, case = held(op.replace("async", "async.zeros"), seed)
+    assert copy_unit_passes(op, to, mask=mask).sum() == case["lsu"]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_the_unit_took_for_each_copy_alone(seed: int) -> None:
+    """Exact for copies from up to three lines; from more, which come at their own times, one pass more at most."""
+    to, source, mask, _ = copies("cp.async.ca.4", seed)
+    more = np.array(HELD["alone"][f"cp.async.ca.4, {seed}"]) - copy_unit_passes("cp.async.ca.4", to, source, mask)
+    active = mask[:, None] >> LANE & 1 == 1
+    lines = np.array([np.unique(s[a] // 128).size for s, a in zip(source, active, strict=True)])
+    assert not more[lines <= 3].any()
+    assert set(more.tolist()) <= {0, 1}
+
+
+def test_the_record_of_held_out_copies_says_where_it_comes_from() -> None:
+    assert "H100" in HELD["card"]
+    assert {"command", "driver", "date", "versions"} <= set(HELD)

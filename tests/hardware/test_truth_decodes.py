@@ -197,10 +197,19 @@ def test_streaming_bytes_from_dram_and_sectors() -> None:
     assert found["l1_written_sectors"] == traffic.moved["registers->DRAM"] / SECTOR + F_PROGRAMS / 2
 
 
+@pytest.mark.parametrize("name", KERNELS)
+def test_what_l2_is_asked_for(name: str) -> None:
+    """What arrives in L1, without the reads of neighbouring SMs that are put together on the way. How many depends on
+    the moment; the two are counted in runs of their own.
+    """
+    found = of(name)["counters"]
+    assert found["l2_read_sectors"] + found["coalesced_sectors"] == pytest.approx(found["l1_read_sectors"], rel=0.02)
+
+
 # Copies of zeros, behind the last tile: they are no copies but stores, 4 passes each.
 ZEROS = {
     "decode": 512, "prefill": 64 * 2 * 2 * 64, "decode fp8": 256, "decode streaming": 0,
-    "mla decode": 576, "mla decode, 16 heads": 144, "prefill hopper": 0, "mla decode hopper": 0,
+    "mla decode": 576, "mla decode, 16 heads": 144, "prefill hopper": 0, "mla decode hopper": 0, "decode hopper": 0,
 }  # fmt: skip
 
 

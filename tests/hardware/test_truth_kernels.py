@@ -15,7 +15,7 @@ from kernel_counts import LANE, RECORD, SECTOR, CopyTrace, Counts, counted, emul
 from benchmarks.truth.whole import DECODE, PREFILL
 from kvlab.hardware import copy_wavefronts, count_wavefronts, get_atom, shared_mma_wavefronts
 from kvlab.memory import bfloat16
-from kvlab.staging import Traffic, tile_copies, wgmma_cta
+from kvlab.staging import Traffic, tile_copies, wgmma_tiles
 from kvlab.staging.copy_plan import copy_plan
 from kvlab.staging.mma_sync_plan import MmaSyncShape
 from kvlab.staging.wgmma_plan import PanelTile
@@ -34,7 +34,7 @@ def decode() -> tuple[Traffic, CopyTrace]:
 @pytest.fixture(scope="module")
 def prefill() -> tuple[Traffic, CopyTrace]:
     trace = CopyTrace()
-    return emulated("prefill", wgmma_cta, "cp_async", trace), trace
+    return emulated("prefill", wgmma_tiles, "cp_async", trace), trace
 
 
 def decode_role(op: str, offset: int, _: str) -> str:

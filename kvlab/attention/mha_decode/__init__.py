@@ -110,9 +110,9 @@ def mha_decode_paged(
     kv_layout    "NHD", or "HND": pages (and scales of tokens) have the heads before the tokens of a page
     batch_invariant  the splits depend on the columns of the table alone: the same bits for a sequence in any batch, on
                  any device of one architecture
-    backend      "auto": the emulator for NumPy arrays, the Triton kernel for torch tensors (interpreted on the CPU);
-                 "reference" (float64), "emulator", "triton"; "hopper": the Gluon kernel for sm_90 (its emulator where
-                 the arrays are not on a GPU), ValueError for what it cannot do
+    backend      "auto": the emulator for NumPy arrays, the Triton kernel for torch tensors (interpreted on the CPU), on
+                 sm_90 the Gluon kernel for what it can do; "reference" (float64), "emulator", "triton"; "hopper": the
+                 Gluon kernel (its emulator where the arrays are not on a GPU), ValueError for what it cannot do
     arch         the machine that is emulated: "sm_80", "sm_90"; "gfx950" with D = Dv of 64, 128, 256 or 512 (MAX's
                  decode through KVBuffer). e4m3 needs sm_90 or gfx950 (and D of 128, 256 or 512); a GPU, sm_89 or later
     num_splits   programs that share the keys of a sequence; chosen by the sizes, not the lengths, if None
@@ -166,9 +166,9 @@ def _plan(call: DecodeCall, backend: str, arch: str, num_splits: int | None, bat
     """Which backend and configuration a call gets, and why."""
     problem = problem_of(*call.arrays[:4])
     lacks = hopper_lacks(*call.arrays[:3], problem, call.features)
-    chosen, reason, hopper = choose_with_hopper(call.q, backend, lacks, hopper_declined(), SUPPORTED)
+    chosen, reason, hopper = choose_with_hopper(call.q, backend, lacks, hopper_declined(problem), SUPPORTED)
     if hopper:
-        _, processors = target_of(call.q, None)
+        processors = target_of(call.q, None).processors
         tiles = choose_hopper(
             problem, call.features, processors=processors, num_splits=num_splits, batch_invariant=batch_invariant
         )
@@ -179,10 +179,10 @@ def _plan(call: DecodeCall, backend: str, arch: str, num_splits: int | None, bat
     emulated = arch if chosen == "emulator" else None
     if problem.pairs:
         check_fp8_gpu(call.q)
-    device, processors = target_of(call.q, emulated)
+    target = target_of(call.q, emulated)
     config = choose_config(
-        problem, processors=processors, num_splits=num_splits, arch=device, heavy=call.features.heavy,
-        batch_invariant=batch_invariant,
+        problem, processors=target.processors, num_splits=num_splits, arch=target.arch, shared=target.shared,
+        heavy=call.features.heavy, batch_invariant=batch_invariant,
     )  # fmt: skip
     return Explanation("mha_decode", chosen, reason, config, config.grid(problem), emulated)
 

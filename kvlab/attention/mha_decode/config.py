@@ -9,6 +9,7 @@ from kvlab.attention.merge_states.config import MERGE
 from kvlab.attention.online_softmax import OUTPUT_TIE, P_TIE
 from kvlab.attention.pieces import pieces
 from kvlab.attention.splits import decode_splits
+from kvlab.attention.tile_memory import shared_limit, tile_bytes
 from kvlab.cache.arrays import dtype_of
 from kvlab.mirror.twin import Twin
 
@@ -113,17 +114,20 @@ def choose_config(
     processors: int = 132,
     num_splits: int | None = None,
     arch: str = "sm_90",
+    shared: int | None = None,
     heavy: bool = False,
     batch_invariant: bool = False,
 ) -> DecodeConfig:
-    """The configuration of a call; ``processors`` are the SMs of the device (132 on an H100). ``heavy``: what is
-    done to the scores takes registers.
+    """The configuration of a call; ``processors`` are the SMs of the device (132 on an H100), ``shared``
+    the bytes of shared memory that a CTA may have (None: as on ``arch``). ``heavy``: what is done to the scores takes
+    registers.
 
     Tiles of 64 keys in two buffers leave room for three CTAs on an SM, which keeps the memory busy; gfx950 takes MAX's
     128 keys. Large depths take small tiles or more warps, or the registers spill; so does float32, which has no tensor
-    cores to hold its accumulators. One split where the programs fill 0.6 of the device's places; otherwise the smallest
-    number of splits that comes within 0.95 of the best use of them, each of at least 256 keys. ``batch_invariant``: a
-    split for every 2048 keys that a row of the table holds, whatever the batch and the device.
+    cores to hold its accumulators: more warps, and fewer keys before sm_90. One split where the programs fill 0.6 of
+    the device's places; otherwise the smallest number of splits that comes within 0.95 of the best use of them, each of
+    at least 256 keys. ``batch_invariant``: a split for every 2048 keys that a row of the table holds, whatever the
+    batch and the device.
 
     >>> problem = DecodeProblem(batch=1, tokens=1, q_heads=32, kv_heads=8, head_dim=128, v_dim=128, itemsize=2,
     ...                         page_size=16, max_keys=32768)
@@ -135,11 +139,10 @@ num_warps=4, num_stages=3)
     """
     rows = problem.tokens * problem.group
     columns, v_columns = (pieces(width) for width in problem.widths)
-    depth = max(sum(columns), sum(v_columns))
+    widths = sum(columns), sum(v_columns)
     one = columns[1] == v_columns[1] == 0
     itemsize = max(problem.itemsize, 2)
-    BM, BN, warps, num_stages = _tile(depth, itemsize, arch, heavy or not one)
-    BM = 16 if rows <= 16 else BM
+    BM, BN, warps, num_stages = _tile(widths, itemsize, arch, shared or shared_limit(arch), heavy or not one, rows)
     row_tiles = -(-rows // BM)
     programs, places = problem.batch * problem.kv_heads * row_tiles, CTAS_PER_PROCESSOR * processors
     num_splits = decode_splits(num_splits, programs, problem.max_keys, places, batch_invariant=batch_invariant)
@@ -166,20 +169,24 @@ def arch_number(arch: str) -> int:
     return int(arch.removeprefix("sm_"))
 
 
-def _tile(depth: int, itemsize: int, arch: str, heavy: bool) -> tuple[int, int, int, int]:
-    """(most query rows, keys, warps, stages) of a tile whose rows have ``depth`` elements of ``itemsize`` bytes."""
+def _tile(
+    widths: tuple[int, int], itemsize: int, arch: str, shared: int, heavy: bool, rows: int
+) -> tuple[int, int, int, int]:
+    """(query rows, keys, warps, stages) of a tile of K and V of so many elements of ``itemsize`` bytes."""
+    depth, BM = max(widths), 16 if rows <= 16 else MAX_ROWS
     if arch == "gfx950" and itemsize == 2:
         return (16, 128, 4, 2 if depth <= 128 else 1) if depth <= 256 or depth == 512 else (16, 32, 4, 1)
     if arch == "gfx950":
-        return (MAX_ROWS, 128, 4, 2) if depth <= 128 else (16, 64, 4, 1)
+        return (BM, 128, 4, 2) if depth <= 128 else (16, 64, 4, 1)
     if arch.startswith("gfx"):
         return 16, 64 if depth <= 128 else 32 if depth <= 256 else 16, 4, 1
     if itemsize == 4 and depth > 256:
-        return 16, 32, 16, 2 if arch_number(arch) >= 90 else 1  # older ones have no shared memory for two stages
+        BN = 32 if arch_number(arch) >= 90 else 16
+        return 16, BN, 16, 2 if tile_bytes(16, BN, widths, itemsize, 2) <= shared else 1
     if itemsize == 4:
-        return (16, 32, 8, 2) if depth >= 128 else (MAX_ROWS, 64, 4, 2)
+        return (16, 32, 8, 2) if depth >= 128 else (BM, 64, BM // 4, 2)
     if depth > 256:
         return 16, 64, 8, 1
     if depth > 128:
-        return (16, 32, 4, 2) if heavy else (MAX_ROWS, 64, 4, 2)
-    return MAX_ROWS, 64, 4, 3
+        return (16, 32, 4, 2) if heavy else (BM, 64, 4, 2)
+    return BM, 64, 4, 3

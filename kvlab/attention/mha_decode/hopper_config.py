@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from kvlab.attention.features import Features
 from kvlab.attention.masks import UNLIMITED
 from kvlab.attention.mha_prefill.hopper_config import tma_takes
-from kvlab.attention.splits import decode_splits
+from kvlab.attention.splits import MAX_SPLITS, decode_splits
 from kvlab.cache.arrays import dtype_of
 
 from .config import DecodeProblem, longest_first
@@ -21,11 +21,10 @@ SUPPORTED = (
     "numbers or of heads, at most 16 query rows of a KV head, no mask but the causal one, no softcap, sinks or ALiBi, "
     "pages of multiples of 8 tokens, caches that start at 16 bytes and whose strides are multiples of 16 bytes"
 )
-MEASURED = False
-"""Whether a GPU has shown that the kernel is right and faster than the portable one; "auto" takes it only then."""
 ROWS = 16
 BLOCK = 64
 CTAS_PER_PROCESSOR = 2
+LONG = 65536
 
 
 class Constants(NamedTuple):
@@ -98,27 +97,44 @@ def hopper_lacks(q: Any, k_cache: Any, v_cache: Any, problem: DecodeProblem, fea
     return None
 
 
-def hopper_declined() -> str | None:
+def hopper_declined(problem: DecodeProblem) -> str | None:
     """Why "auto" takes the portable kernel all the same, None if it does not."""
-    return None if MEASURED else "it has not been measured"
+    return f"pages of {problem.page_size} tokens, whose boxes are many" if problem.page_size % 16 else None
 
 
 def choose_hopper(
     problem: DecodeProblem, features: Features, *, processors: int = 132, num_splits: int | None = None,
     batch_invariant: bool = False,
 ) -> HopperConfig:  # fmt: skip
-    """The configuration of a call that the kernel can do, on ``processors`` SMs."""
+    """The configuration of a call that the kernel can do, on ``processors`` SMs.
+
+    Two heads a block and 64 KB of it in flight, two CTAs an SM: more in flight is slower. Where so few long sequences
+    are split as often as may be that there is one CTA an SM, four heads and 96 KB.
+
+    >>> problem = DecodeProblem(64, 1, 32, 8, 128, 128, 2, 16, 4096)
+    >>> config = choose_hopper(problem, Features())
+    >>> config.grid(), config.constants.HEADS, config.constants.NB
+    ((256,), 2, 2)
+    >>> config = choose_hopper(DecodeProblem(1, 1, 32, 8, 128, 128, 2, 16, 131072), Features())
+    >>> config.grid(), config.constants.HEADS, config.num_splits
+    ((128,), 4, 64)
+    """
     rows = problem.group * problem.tokens
-    heads = max(n for n in (1, 2, 4, 8, 16) if n * rows <= ROWS and problem.kv_heads % n == 0 and n <= 2)
+    most = max(n for n in (1, 2, 4) if n * rows <= ROWS and problem.kv_heads % n == 0)
+    lone = problem.batch * (problem.kv_heads // most) * MAX_SPLITS <= processors and problem.max_keys >= LONG
+    lone = lone and most == 4 and num_splits is None and not batch_invariant
+    heads = most if lone else min(most, 2)
     bt = BLOCK // heads
     scales = features.scales
     groups = problem.kv_heads // heads
     programs = groups * problem.batch
     places = CTAS_PER_PROCESSOR * processors
     splits = decode_splits(num_splits, programs, problem.max_keys, places, batch_invariant=batch_invariant)
+    splits = MAX_SPLITS if lone else splits
+    stages = 3 if lone else 2
     constants = Constants(
         HEADS=heads, GROUP=problem.group, TOKENS=problem.tokens, W=problem.widths[0], PAGE=problem.page_size, BT=bt,
-        BOX=math.gcd(problem.page_size, bt), NB=6 if problem.pairs else 3, PAIRS=problem.pairs,
+        BOX=math.gcd(problem.page_size, bt), NB=2 * stages if problem.pairs else stages, PAIRS=problem.pairs,
         K_SCALE=scales.k.array is not None, V_SCALE=scales.v.array is not None,
         LONGEST_FIRST=longest_first(problem.batch, programs, places) if splits == 1 else 0,
     )  # fmt: skip

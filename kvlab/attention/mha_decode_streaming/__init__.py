@@ -131,9 +131,9 @@ def _plan(call: DecodeCall, backend: str, arch: str, num_splits: int | None, bat
     emulated = arch if chosen == "emulator" else None
     if problem.pairs:
         check_fp8_gpu(call.q)
-    device, processors = target_of(call.q, emulated)
+    target = target_of(call.q, emulated)
     config = choose_config(
-        problem, processors=processors, num_splits=num_splits, arch=device, batch_invariant=batch_invariant
+        problem, processors=target.processors, num_splits=num_splits, arch=target.arch, batch_invariant=batch_invariant
     )
     return Explanation("mha_decode_streaming", chosen, reason, config, config.grid(problem), emulated)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from kvlab.attention.online_softmax import OUTPUT_TIE, P_TIE
 from kvlab.attention.pieces import pieces
+from kvlab.attention.tile_memory import shared_limit, tile_bytes
 from kvlab.mirror.twin import Twin
 
 __all__ = ["LAUNCH", "LOCKSTEP_TOLERANCE", "TWINS", "PrefillConfig", "PrefillProblem", "choose_config"]
@@ -96,11 +97,22 @@ class PrefillConfig:
         return self.row_tiles * problem.batch, problem.q_heads // self.pack
 
 
-def choose_config(problem: PrefillProblem, *, arch: str = "sm_90", batch_invariant: bool = False) -> PrefillConfig:
-    """The configuration of a call.
+def choose_config(
+    problem: PrefillProblem, *, arch: str = "sm_90", shared: int | None = None, batch_invariant: bool = False,
+    emulated: bool = False,
+) -> PrefillConfig:  # fmt: skip
+    """The configuration of a call; ``shared`` are the bytes of shared memory that a CTA may have (None: as on
+    ``arch``).
 
     The query heads of a KV head share a tile where all their new tokens fit into one, unless ``batch_invariant``.
-    float32 has no tensor cores on NVIDIA: small tiles. gfx950 takes MAX's 128 x 64 tile.
+    float32 has no tensor cores on NVIDIA: small tiles. gfx950 takes MAX's 128 x 64 tile, beyond 256 columns 32 rows
+    unless it is ``emulated``: MAX has no others.
+
+    The products of 64 rows and more are wgmma's on Hopper. Beyond 256 columns the output of 64 rows takes half of the
+    registers, and what else a thread holds does not fit: 32 rows, products by mma.sync, whose warps share out the
+    columns of the last piece; it is the wide one, so that none stands along the rows, where each would hold all
+    columns. sm_80 multiplies so beyond 128 columns. A bias, with an address for each score, and e4m3 with scales of
+    tokens halve the rows. There is one stage where two have no room.
 
     >>> problem = PrefillProblem(2, 1000, 32, 8, head_dim=128, value_dim=128, itemsize=2, kv_itemsize=2)
     >>> choose_config(problem)
@@ -114,26 +126,46 @@ def choose_config(problem: PrefillProblem, *, arch: str = "sm_90", batch_invaria
     tight = problem.ragged or problem.heavy or D1 > 0 or V1 > 0
     amd = arch.startswith("gfx")
     num_warps, num_stages = 8, 2
-    if problem.itemsize == 4:
+    if amd:
+        (BM, BN, num_warps), num_stages = _amd_tile(depth, problem.itemsize, arch, emulated), 1
+    elif problem.itemsize == 4:
         BM, BN, num_stages = 64 if depth < 128 else 16, 32 if depth <= 128 else 16, 1
-        BN = 64 if amd else BN
-    elif amd:
-        BM, BN, num_warps, num_stages = 128, 64 if depth <= 128 or arch == "gfx950" else 32, 4, 1
     elif arch == "sm_80":
         few = depth > 128 or (depth == 128 and tight)
-        BM, BN = 128 if depth <= 128 else 64, 32 if few else 64
+        BM, BN = 128 if depth <= 128 else 64 if depth <= 256 else _wide_rows(problem), 32 if few else 64
     else:
         few = problem.max_q * problem.group <= 128  # rows for one tile: half the keys need no spills
         padded = D0 + D1 > problem.head_dim or V0 + V1 > problem.value_dim
         BM, BN = _hopper_tile(depth, tight or few or padded, problem)
+    if not amd and problem.itemsize < 4 and (BM < 64 or (arch == "sm_80" and depth > 128)):
+        V0, V1 = (V1, V0) if V1 else (V0, V1)
+        columns, limit = (D0 + D1, V0 + V1), shared or shared_limit(arch)
+        num_stages = 2 if tile_bytes(BM, BN, columns, problem.itemsize, 2) <= limit else 1
     pack = problem.group if problem.max_q * problem.group <= BM and not batch_invariant else 1
     return PrefillConfig(BM, BN, D0, D1, V0, V1, pack, -(-problem.max_q * pack // BM), num_warps, num_stages)
 
 
+def _amd_tile(depth: int, itemsize: int, arch: str, emulated: bool) -> tuple[int, int, int]:
+    """Rows, keys and warps of a tile with MFMA."""
+    if itemsize == 4:
+        if depth < 128 or emulated:
+            return 64 if depth < 128 else 16, 64, 8
+        return (16, 32, 8) if depth <= 256 else (16, 16, 4)
+    few = depth > 128 and arch != "gfx950"
+    if depth <= 256 or emulated:
+        return 128, 32 if few else 64, 4
+    return 32, 16 if few else 32, 4
+
+
+def _wide_rows(problem: PrefillProblem) -> int:
+    """Rows of a tile beyond 256 columns with products by mma.sync."""
+    return 16 if problem.biased or (problem.converted and problem.heavy) else 32
+
+
 def _hopper_tile(depth: int, tight: bool, problem: PrefillProblem) -> tuple[int, int]:
-    """Rows and keys of a tile on Hopper: the most that needs no spills (beyond a depth of 256: none in the loops)."""
+    """Rows and keys of a tile on Hopper: the most that needs no spills."""
     if depth > 256:
-        return 64, 32 if problem.p_fp8 else 16
+        return (64, 32 if problem.p_fp8 else 16) if problem.itemsize == 1 else (_wide_rows(problem), 32)
     if depth > 128 and tight and problem.converted:
         return 64, 16 if problem.heavy else 32
     if depth > 128:

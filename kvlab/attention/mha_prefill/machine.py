@@ -124,6 +124,13 @@ class NvidiaPieces(PiecesAhead):
         return [x.add_values(a, v, o) for x, (v, o) in zip(self.pieces, pairs, strict=False)]
 
 
+class ConvertedPieces(NvidiaPieces):
+    """Pieces without wgmma whose tiles are converted on their way: none is fetched ahead."""
+
+    def follow(self, *walks: list[KVCacheIterator]) -> None:
+        """Nothing: a tile comes when it is asked for."""
+
+
 def _pair(values: Iterator[Any]) -> tuple[Any, Any]:
     found = list(values)
     return found[0], found[-1]
@@ -175,13 +182,11 @@ def prefill_cta(
         role: [(0, sides[0][1])] + ([(sides[0][0], sides[1][1])] if sides[1][0] else [])
         for role, sides in (("k", k_widths), ("v", v_widths))
     }
-    made = (
-        NvidiaPieces
-        if isinstance(pieces[0], NvidiaDecodeCTA)
-        else WgmmaPieces
-        if isinstance(pieces[0], WgmmaCTA)
-        else PrefillCTA
-    )
+    made: type[PrefillCTA] = PrefillCTA
+    if isinstance(pieces[0], NvidiaDecodeCTA):
+        made = ConvertedPieces if stored.itemsize < q_dtype.itemsize else NvidiaPieces
+    elif isinstance(pieces[0], WgmmaCTA):
+        made = WgmmaPieces
     return made(pieces, widths, problem.p_fp8)
 
 
@@ -195,9 +200,10 @@ def piece_cta(
     of the last product. ``stages``: of K and V on gfx950. ``ahead``: tiles in flight on sm_90. ``beside``: another
     piece's model of the same threads states the waits and barriers.
 
-    sm_80 (mma.sync, its warps along the rows if ``last`` is not more than the rows) and sm_90 (wgmma): what our Triton
-    kernel compiles to, float32 without tensor cores. gfx950: MAX's prefill through KVBuffer; float32, which that buffer
-    does not take, strip by strip with the fp32 MFMA.
+    sm_80 (mma.sync, its warps along the rows if ``last`` is not more than the rows) and sm_90 (wgmma, of 64 rows and
+    more): what our Triton kernel compiles to, float32 without tensor cores. Converted e4m3 beside mma.sync stands in
+    shared memory as 16 bits, where the compiled kernel converts what it has read. gfx950: MAX's prefill through
+    KVBuffer; float32, which that buffer does not take, strip by strip with the fp32 MFMA.
     """
     (BM, BN, num_warps), (D, BD), (DV, BDV) = sizes, k, v
     if arch == "gfx950" and dtype.itemsize == 4:
@@ -210,7 +216,7 @@ def piece_cta(
     if dtype.itemsize == 4:
         fma = FmaShape(BM, BN, D, BD, arch, num_warps, False, False, (DV, BDV))
         return FmaCTA(fma, len(batch_idx), traffic, beside=beside)
-    if arch == "sm_80":
+    if arch == "sm_80" or BM < 64:
         mma = MmaSyncShape(BM, BN, D, BD, dtype, arch, False, (DV, BDV), False, num_warps, along_rows=BM >= last)
         return MmaSyncCTA(mma, len(batch_idx), traffic, beside=beside)
     wgmma = WgmmaShape(BM, BN, D, BD, dtype, num_warps, DV, BDV, stored, weights, ahead)

@@ -90,10 +90,13 @@ def _plan(inputs: PrefillInputs, options: Options) -> Plan:
     if is_fp8(inputs.k):
         check_fp8_gpu(inputs.q, products=fp8)
     emulated = options.arch if chosen == "emulator" else None
-    target, _ = target_of(inputs.q, emulated)
-    if chosen == "emulator":
-        _check_emulated(inputs, problem, target)
-    config = choose_config(problem, arch=target, batch_invariant=bool(options.batch_invariant))
+    if emulated is not None:
+        _check_emulated(inputs, problem, emulated)
+    target = target_of(inputs.q, emulated)
+    config = choose_config(
+        problem, arch=target.arch, shared=target.shared, batch_invariant=bool(options.batch_invariant),
+        emulated=emulated is not None,
+    )  # fmt: skip
     check_grid(config.grid(problem), problem.batch, problem.max_q)
     explanation = Explanation("mha_prefill", chosen, reason, config, config.grid(problem), emulated)
     return Plan(explanation, inputs, options, problem, scale)

@@ -225,16 +225,16 @@ def _plan(
     chosen, reason, hopper = choose_with_hopper(inputs.q, backend, lacks, None, SUPPORTED)
     emulated = chosen == "emulator"
     if hopper:
-        _, processors = target_of(inputs.q, None)
+        processors = target_of(inputs.q, None).processors
         tiles = choose_hopper(problem, processors=processors, num_splits=num_splits, batch_invariant=batch_invariant)
         return Explanation("mla_decode", chosen, reason, tiles, tiles.grid(), "sm_90" if emulated else None)
     if emulated:
         _check_emulated(inputs, problem, arch)
     if problem.fp8:
         check_fp8_gpu(inputs.q)
-    target, processors = target_of(inputs.q, arch if emulated else None)
+    target = target_of(inputs.q, arch if emulated else None)
     config = choose_config(
-        problem, processors=processors, num_splits=num_splits, arch=target, emulated=emulated,
+        problem, processors=target.processors, num_splits=num_splits, arch=target.arch, emulated=emulated,
         heavy=features.heavy or problem.fp8, batch_invariant=batch_invariant, wgmma=holds_wgmma_rows(),
     )  # fmt: skip
     return Explanation("mla_decode", chosen, reason, config, config.grid(problem), arch if emulated else None)

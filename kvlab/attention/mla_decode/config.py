@@ -102,9 +102,9 @@ def choose_config(
     16 or 32 rows with mma.sync or MFMA; on Hopper 64 keys, where pages hold whole tiles: one CTA an SM, the next tile
     in flight. ``wgmma``: more than 32 rows on sm_90 take 64, which compiles to wgmma, where the compiler at hand spills
     nothing in it. float32 has no tensor cores on NVIDIA: 16 rows x 32 keys with eight warps (16 keys before sm_90, or
-    registers spill). ``emulated``: MAX's 16 rows x 128 keys on gfx950, where the compiled kernel
-    would spill them. ``batch_invariant``: a split for every 2048 keys
-    that a row of the table holds, whatever the batch and the device.
+    registers spill). e4m3 takes eight warps from sm_100 on, for the same reason. ``emulated``: MAX's 16 rows x 128 keys
+    on gfx950, where the compiled kernel would spill them. ``batch_invariant``: a split for every 2048 keys that a row
+    of the table holds, whatever the batch and the device.
 
     >>> problem = MLADecodeProblem(batch=1, tokens=1, heads=128, latent=512, rope=64, itemsize=2, page_size=64,
     ...                            max_keys=32768)
@@ -129,7 +129,7 @@ one_page=True)
     elif whole_pages and not heavy and int(arch[3:]) >= 90:
         BM, BN, num_warps, num_stages, places = *((16, 64, 8, 5) if problem.rows <= 16 else (32, 64, 8, 2)), processors
     elif problem.rows <= 16:
-        BM, BN, num_warps, num_stages = 16, 32, 4, 2
+        BM, BN, num_warps, num_stages = 16, 32, 8 if problem.fp8 and int(arch[3:]) >= 100 else 4, 2
     else:
         BM, BN, num_warps, num_stages = 32, 32, 8, 2
     row_tiles = -(-problem.rows // BM)

@@ -273,8 +273,7 @@ def _plan(inputs: MLAPrefillInputs, asked: dict[str, Any], backend: str, arch: s
         _check_emulated(inputs, problem, emulated)
     if is_fp8(inputs.k_rope) or is_fp8(inputs.k):
         check_fp8_gpu(q)
-    target, _ = target_of(q, emulated)
-    config = choose_config(problem, arch=target)
+    config = choose_config(problem, arch=target_of(q, emulated).arch, emulated=emulated is not None)
     check_grid(config.grid(problem), problem.batch, problem.max_q)
     return Explanation("mla_prefill", chosen, reason, config, config.grid(problem), emulated), problem, features
 

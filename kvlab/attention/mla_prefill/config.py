@@ -14,6 +14,9 @@ LAUNCH = ("kernel:launch", "emulator:launch")
 
 LOCKSTEP_TOLERANCE = {"o": P_TIE, "result 0": OUTPUT_TIE}
 
+REGISTERS = 170
+"""Those of a thread that a tile may take; the others hold offsets, row sums and what the compiler needs."""
+
 
 @dataclass(frozen=True)
 class MLAPrefillProblem:
@@ -59,11 +62,14 @@ class MLAPrefillConfig:
         return self.row_tiles * problem.batch, problem.heads
 
 
-def choose_config(problem: MLAPrefillProblem, *, arch: str = "sm_90") -> MLAPrefillConfig:
+def choose_config(
+    problem: MLAPrefillProblem, *, arch: str = "sm_90", emulated: bool = False
+) -> MLAPrefillConfig:
     """The configuration of a call on ``arch``.
 
-    128 rows and as many keys as need no spills; float32, which has no tensor cores on NVIDIA: small tiles. gfx950
-    takes MAX's 128 x 64.
+    128 rows and as many keys as need no spills; float32, which has no tensor cores on NVIDIA: small tiles. gfx950 takes
+    MAX's 128 x 64, but 64 x 32 where wide e4m3 has scales, unless it is ``emulated``, as MAX has no others. Wide e4m3
+    with scales on Hopper: 64 rows with four warps, which stand along the rows, so that P stays in its registers.
 
     >>> problem = MLAPrefillProblem(batch=2, max_q=1000, heads=128, nope=128, rope=64, value=128, itemsize=2)
     >>> choose_config(problem)
@@ -75,16 +81,37 @@ def choose_config(problem: MLAPrefillProblem, *, arch: str = "sm_90") -> MLAPref
     least = 64 if wider else 32
     BD, BR, BV = (max(least, 1 << (n - 1).bit_length()) for n in (problem.nope, problem.rope, problem.value))
     wide = max(BD, BV)
-    few = wide > 128 or (problem.converted and problem.heavy)  # keys a tile, for want of registers
+    scaled = problem.converted and problem.heavy
     if problem.itemsize == 4:
-        BM, BN, num_warps, num_stages = (16, 64, 8, 1) if arch.startswith("gfx") else (16, 32, 8, 1)
+        BM, BN, num_warps, num_stages = 16, 64 if arch.startswith("gfx") else 16 if wide > 128 else 32, 8, 1
+    elif arch == "gfx950":
+        BM, BN, num_warps, num_stages = *((64, 32) if wide > 128 and scaled and not emulated else (128, 64)), 4, 1
     elif arch.startswith("gfx"):
-        BM, BN, num_warps, num_stages = 128, 32 if few and arch != "gfx950" else 64, 4, 1
+        BM, BN, num_warps, num_stages = 128, 64 >> (wide > 128) + scaled, 4, 1
     elif arch == "sm_80":
         BM, BN, num_warps, num_stages = 64, 32 if wide > 128 else 64, 8, 2
     elif wide > 128 and problem.converted:
-        BM, BN, num_warps, num_stages = 64, 16, 8, 2
+        BM, BN, num_warps, num_stages = 64, 16, 4 if problem.heavy else 8, 2
     else:
-        BM, BN, num_warps, num_stages = 128, 32 if few else 64, 8, 3
+        BM, num_warps, num_stages = 128, 8, 3
+        BN = _keys(64 if wide <= 128 else 32, BM, 32 * num_warps, (BD, BR, BV), problem.heavy, scaled)
     one_loop = arch == "sm_90" and wide > 128 and problem.converted and problem.heavy
     return MLAPrefillConfig(BM, BN, BD, BR, BV, -(-problem.max_q // BM), num_warps, num_stages, one_loop)
+
+
+def _keys(most: int, BM: int, threads: int, columns: tuple[int, int, int], heavy: bool, scaled: bool) -> int:
+    """Keys of a tile on Hopper: as many, up to ``most``, as leave a thread registers. It holds its part of O and of S
+    in float32, of P in 16 bits, and an address of 64 bits for each 16 bytes that it copies. Changed scores take eight
+    more, and e4m3 with scales two and a half for each score.
+
+    >>> _keys(64, 128, 256, (128, 64, 128), False, False), _keys(32, 128, 256, (256, 128, 256), False, False)
+    (64, 16)
+    """
+    BN = most
+    while BN > 16:
+        accumulators, scores, vectors = BM * columns[2], BM * BN, BN * sum(columns) // 8
+        held = accumulators + scores * 3 // 2 + 2 * vectors + scaled * scores * 5 // 2
+        if held // threads + 8 * heavy <= REGISTERS:
+            break
+        BN //= 2
+    return BN

@@ -202,6 +202,8 @@ def test_compiled(case: Case) -> None:
     shapes = re.findall(r"HGMMA\.(\d+x\d+x\d+)", made.sass)
     assert shapes.count("64x64x16") == 2 * (576 // 16)  # Q K^T before the loop and in it
     assert shapes.count("64x256x16") == 4 * (64 // 16)  # P V of two halves, in the loops and behind them
+    late = launch_arguments(case)[1]["config"].constants.LATE
+    assert count["UBLKPF"] == late == (case.H * case.S > 32 and case.page >= 64)
     assert count["HGMMA"] == len(shapes)
     assert count["WARPGROUP"] <= 18
     assert count["UTMALDG"] == 9 + 9 * (64 // box)

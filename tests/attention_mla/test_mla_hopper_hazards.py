@@ -40,6 +40,7 @@ from kvlab.staging import Timeline, Traffic
 
 method = functools.partial(method_of, HopperCTA)
 LONG = Case((330, 70), H=16, S=2, columns=FULL, page=64, splits=1)  # six blocks, then two, whose last are cleaned
+LATE = replace(LONG, H=80, S=1)
 BLOCK = Case((50, 64), H=3, columns=FULL, page=16, splits=1)  # two items of one block
 
 
@@ -49,7 +50,7 @@ def run(case: Case, traffic: Traffic | None = None, programs: int = 1) -> None:
     hopper_emulator.launch(*arrays, **named, config=config, traffic=traffic)
 
 
-@pytest.mark.parametrize("case", [LONG, BLOCK, replace(LONG, H=128, splits=3)], ids=str)
+@pytest.mark.parametrize("case", [LONG, LATE, BLOCK, replace(LONG, H=128, splits=3)], ids=str)
 def test_nothing_is_reported(case: Case) -> None:
     traffic = Traffic(timeline=Timeline())
     run(case, traffic, programs=2)
@@ -118,6 +119,7 @@ MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
         "long", freed_before_the_product("right free", "right"), WAR, "k copy by warp 8 of the producer|p write",
     ),
     "the-follower-never-gives-back": ("long", arrival("right free", lambda *a: None), STUCK, "right free[0]"),
+    "the-leader-never-says-that-s-is-done": ("late", barrier("arrive", "s done", lambda *a: None), STUCK, "s done"),
     "given-back-without-a-barrier": (
         "long", arrival("left free", lambda cta, arrive, me, bar: bar.arrive(me[:1])), WAR,
         "a barrier after wgmma.wait_group in warp 1",
@@ -140,4 +142,4 @@ LIST = [(name, case) for name, (cases, *_) in MUTANTS.items() for case in cases.
 def test_mutants_are_caught(name: str, case: str, monkeypatch: Patch) -> None:
     _, mutate, kind, words = MUTANTS[name]
     mutate(monkeypatch)
-    caught_as(kind, words, lambda: run(BLOCK if case == "block" else LONG))
+    caught_as(kind, words, lambda: run({"block": BLOCK, "late": LATE, "long": LONG}[case]))

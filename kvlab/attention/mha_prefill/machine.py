@@ -124,8 +124,8 @@ class NvidiaPieces(PiecesAhead):
         return [x.add_values(a, v, o) for x, (v, o) in zip(self.pieces, pairs, strict=False)]
 
 
-class ConvertedPieces(NvidiaPieces):
-    """Pieces without wgmma whose tiles are converted on their way: none is fetched ahead."""
+class PiecesAtOnce(NvidiaPieces):
+    """Pieces without wgmma whose tiles are converted on their way, or have one stage: none is fetched ahead."""
 
     def follow(self, *walks: list[KVCacheIterator]) -> None:
         """Nothing: a tile comes when it is asked for."""
@@ -184,7 +184,8 @@ def prefill_cta(
     }
     made: type[PrefillCTA] = PrefillCTA
     if isinstance(pieces[0], NvidiaDecodeCTA):
-        made = ConvertedPieces if stored.itemsize < q_dtype.itemsize else NvidiaPieces
+        at_once = stored.itemsize < q_dtype.itemsize or config.num_stages == 1
+        made = PiecesAtOnce if at_once else NvidiaPieces
     elif isinstance(pieces[0], WgmmaCTA):
         made = WgmmaPieces
     return made(pieces, widths, problem.p_fp8)

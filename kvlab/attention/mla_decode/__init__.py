@@ -18,7 +18,7 @@ from kvlab.attention.masks import resolve_mask, window_interval
 from kvlab.attention.online_softmax import MASK_VALUE
 from kvlab.attention.operands import result_dtype
 from kvlab.cache import PagedKVCacheCollection
-from kvlab.cache.arrays import dtype_of
+from kvlab.cache.arrays import dtype_of, element_strides
 from kvlab.staging import MLA_ARCHS, Traffic
 from kvlab.triton_support.versions import holds_wgmma_rows
 
@@ -226,7 +226,10 @@ def _plan(
     emulated = chosen == "emulator"
     if hopper:
         processors = target_of(inputs.q, None).processors
-        tiles = choose_hopper(problem, processors=processors, num_splits=num_splits, batch_invariant=batch_invariant)
+        adjacent = element_strides(inputs.kv_cache)[1] == problem.latent + problem.rope
+        tiles = choose_hopper(
+            problem, processors=processors, num_splits=num_splits, batch_invariant=batch_invariant, adjacent=adjacent
+        )
         return Explanation("mla_decode", chosen, reason, tiles, tiles.grid(), "sm_90" if emulated else None)
     if emulated:
         _check_emulated(inputs, problem, arch)

@@ -30,7 +30,7 @@ SIZES = [
 
 @gluon.jit(do_not_specialize=SIZES)
 def attend(
-    dq, dk, dk_rope, out, lse, table, lens, scale, unit, items, row_tiles, head_tiles, splits, heads,
+    dq, dk, dk_rope, kv, kv_page, out, lse, table, lens, scale, unit, items, row_tiles, head_tiles, splits, heads,
     tokens, pages, table_batch, lens_stride, o_split, o_batch, o_token, o_head, lse_split, lse_batch, lse_token,
     lse_head,
     C: gl.constexpr,
@@ -66,7 +66,7 @@ def attend(
         [
             (lead, (smem, bars, outputs, results, items, keys, gl.constexpr(C))),
             (follow, ((k_s, p_s, rows_s), r_full, r_free, outputs, items, keys, gl.constexpr(C))),
-            (produce, (descs, boxes, bars, table, table_batch, pages, items, keys, gl.constexpr(C))),
+            (produce, (descs, boxes, bars, kv, kv_page, table, table_batch, pages, items, keys, gl.constexpr(C))),
         ],
         [4, 1],
         [C.FOLLOWER, C.PRODUCER],
@@ -96,7 +96,7 @@ def launch(
     part, part_lse = partial_results(out, lse, splits)
     attend[config.grid()](
         box_descriptor(q, (C.TB, C.HB), Q_LAYOUT),
-        *(box_descriptor(x, (C.BOX,), K_LAYOUT) for x in (kv_cache, k_rope)),
+        *(box_descriptor(x, (C.BOX,), K_LAYOUT) for x in (kv_cache, k_rope)), kv_cache, kv_cache.stride(0),
         part, part_lse, block_table, seq_lens, scale * LOG2E, 1 / LOG2E, config.items, config.row_tiles,
         config.head_tiles, splits, heads, tokens, kv_cache.shape[0], block_table.stride(0), seq_lens.stride(0),
         *part.stride()[:4], *(part_lse.stride(axis) for axis in (0, 1, 3, 2)), C=C, num_warps=4,

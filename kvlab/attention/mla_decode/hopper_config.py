@@ -26,8 +26,9 @@ class Constants(NamedTuple):
     """Compile-time constants of the Hopper kernel: a tile of BM = TB tokens x HB heads, NB stages of BN keys of DV
     latent and DR rope columns, in boxes of BOX keys of pages of PAGE.
 
-    MASKED: others than the last block of keys may need a mask. Registers of a thread of the FOLLOWER and of the
-    PRODUCER; the leader has the others.
+    MASKED: others than the last block of keys may need a mask. LATE: the follower multiplies P V while the leader does
+    the next softmax, not before, and the next block is brought into L2; the rows of a page stand one after the other.
+    Registers of a thread of the FOLLOWER and of the PRODUCER; the leader has the others.
     """
 
     TB: int
@@ -35,6 +36,7 @@ class Constants(NamedTuple):
     BOX: int
     PAGE: int
     MASKED: bool
+    LATE: bool = False
     FOLLOWER: int = 192
     PRODUCER: int = 32
     NB: int = 2
@@ -88,12 +90,14 @@ def hopper_lacks(inputs: MLAInputs, problem: MLADecodeProblem, features: Feature
 
 
 def choose_hopper(
-    problem: MLADecodeProblem, *, processors: int = 132, num_splits: int | None = None, batch_invariant: bool = False
-) -> HopperConfig:
+    problem: MLADecodeProblem, *, processors: int = 132, num_splits: int | None = None, batch_invariant: bool = False,
+    adjacent: bool = True,
+) -> HopperConfig:  # fmt: skip
     """The configuration of a call that the kernel can do, on ``processors`` SMs, one program on each at most. Splits:
     ``num_splits``, those of ``invariant_splits``, or as few as make the time shortest, counted in what an SM takes for
     a block of 64 keys (1.9 us on an H100): for its own blocks and two for the beginning and the end of an item, but no
-    less than DRAM takes for all rows; then two for merging and one for each 8 MB of partial outputs.
+    less than DRAM takes for all rows; then two for merging and one for each 8 MB of partial outputs. ``adjacent``: the
+    rows of a page stand one after the other.
 
     >>> problem = MLADecodeProblem(1, 1, 128, 512, 64, 2, 64, 65536)
     >>> choose_hopper(problem).num_splits, choose_hopper(problem).grid()
@@ -105,7 +109,8 @@ def choose_hopper(
     page = problem.page_size
     box = min(page, 64)
     masked, producer = problem.tokens > 1, 32 if box == 64 else 64
-    constants = Constants(TB=64 // HB, HB=HB, BOX=box, PAGE=page, MASKED=masked, PRODUCER=producer)
+    late = adjacent and box == 64 and problem.rows > 32  # with fewer rows DRAM decides
+    constants = Constants(TB=64 // HB, HB=HB, BOX=box, PAGE=page, MASKED=masked, LATE=late, PRODUCER=producer)
     head_tiles = -(-problem.heads // HB)
     row_tiles = head_tiles * -(-problem.tokens // constants.TB)
     programs, blocks = problem.batch * row_tiles, max(-(-problem.max_keys // constants.BN), 1)

@@ -33,7 +33,8 @@ class HopperCTA(PartitionedCTA):
         self.C, self.places = C, places_of(C)
         super().__init__(self.places, dtype, boxes, traffic, traced=traced)
         self.q_full, self.q_free = self.hazards.mbarrier("q full"), self.hazards.mbarrier("q free")
-        self.p_full = self.hazards.mbarrier("p full", 4)  # a barrier of bar.arrive and bar.sync: every warp arrives
+        # Barriers of bar.arrive and bar.sync: every warp arrives.
+        self.p_full, self.s_done = self.hazards.mbarrier("p full", 4), self.hazards.mbarrier("s done", 4)
         self.l_full, self.l_free, self.r_full, self.r_free = (
             self.barriers(name, C.NB) for name in ("left full", "left free", "right full", "right free")
         )

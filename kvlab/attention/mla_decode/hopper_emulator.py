@@ -138,6 +138,8 @@ def lead(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
             cta.wait_mma(me, PARTS)
             cta.arrive(me, cta.l_free[b])
             cta.wait_mma(me, 0)
+            if C.LATE:
+                cta.s_done.arrive(me)
         #: last    no more Q K^T: the producer may fetch the next Q
         cta.arrive(me, cta.q_free)
         #: mask -> s    keys that a row does not see
@@ -178,7 +180,7 @@ def follow(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
     #@ follower
     #: begin -> it    the first item
     C, items, programs, me = cta.C, x.config.items, x.config.programs, cta.places.follower
-    it = 0
+    it, late = 0, 0
     for t in range(program, items, programs):
         #: find -> batch, split, token, head, lo, blocks, o    rows and keys
         batch, split, token, head, lo, num_keys, blocks = x.find_item(t)
@@ -188,9 +190,12 @@ def follow(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
             b = it % C.NB
             yield cta.p_full, it & 1
             alpha = cta.get(me, 0)
-            #: accumulate -> o, it    O = alpha O + P V, P from shared memory
+            #: accumulate -> o, it    O = alpha O + P V, P from shared memory; late: beside the leader's softmax
             o = o.with_values(o.values * o.by_row(alpha[None]))
             yield cta.r_full[b], (it // C.NB) & 1
+            if C.LATE:
+                yield cta.s_done, late
+                late ^= 1
             o = cta.accumulate(me, None, b, "right", o)
             cta.wait_mma(me, 0)
             cta.arrive(me, cta.r_free[b])

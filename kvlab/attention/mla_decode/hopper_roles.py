@@ -17,7 +17,9 @@ from kvlab.attention.mha_prefill.hopper_steps import PANEL, named_barrier, quad_
 from .hopper_steps import (
     P_FULL,
     PARTS,
+    S_DONE,
     clean_rows,
+    expect_keys,
     find_item,
     find_pages,
     load_keys,
@@ -30,7 +32,7 @@ from .hopper_steps import (
 
 
 @gluon.jit
-def produce(descs, boxes, bars, table, table_batch, pages, items, keys, C: gl.constexpr):
+def produce(descs, boxes, bars, kv, kv_page, table, table_batch, pages, items, keys, C: gl.constexpr):
     """One warp brings Q and the latent rows of item after item."""
     #@ producer
     #: begin -> it, turn    nothing loaded yet
@@ -64,6 +66,8 @@ def produce(descs, boxes, bars, table, table_batch, pages, items, keys, C: gl.co
             mbarrier.wait(r_free.index(b), ((it // C.NB) & 1) ^ 1)
             mbarrier.expect(r_full.index(b), C.BN * (C.DV // 2) * 2)
             load_keys(dk, k_box, r_full.index(b), (b * 2 + 1) * HALF, C.DV // 2, found, row, HALF, C)
+            if C.LATE and i + 1 < blocks:
+                expect_keys(kv, kv_page, pages_of, key + C.BN, num_keys, C)
             it += 1
 
 
@@ -126,6 +130,8 @@ def lead(smem, bars, outputs, results, items, keys, C: gl.constexpr):
             o = hopper.warpgroup_mma_wait(PARTS, deps=(o,))
             mbarrier.arrive(l_free.index(b), count=1)
             s = hopper.warpgroup_mma_wait(0, deps=(s,))
+            if C.LATE:
+                named_barrier("arrive", S_DONE, 256)
         #: last    no more Q K^T: the producer may fetch the next Q
         mbarrier.arrive(q_free, count=1)
         #: mask -> s    keys that a row does not see
@@ -191,9 +197,11 @@ def follow(smem, r_full, r_free, outputs, items, keys, C: gl.constexpr):
             b = it % C.NB
             named_barrier("sync", P_FULL, 256)
             alpha = rows_s.index(0).load(gl.SliceLayout(1, O_LAYOUT))
-            #: accumulate -> o, it    O = alpha O + P V, P from shared memory
+            #: accumulate -> o, it    O = alpha O + P V, P from shared memory; late: beside the leader's softmax
             o = o * alpha[:, None]
             mbarrier.wait(r_full.index(b), (it // C.NB) & 1)
+            if C.LATE:
+                named_barrier("sync", S_DONE, 256)
             o = hopper.warpgroup_mma(p_s, k_s.index(2 * b + 1), o, is_async=True)
             o = hopper.warpgroup_mma_wait(0, deps=(o,))
             mbarrier.arrive(r_free.index(b), count=1)

@@ -12,6 +12,7 @@ from kvlab.attention.mha_prefill.hopper_steps import PANEL, load_box, meet, name
 Q_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=4))
 K_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
 PARTS = gl.constexpr(3)  # products of Q K^T
+S_DONE = gl.constexpr(9)  # that at which it waits for the end of the next Q K^T, where it is late
 P_FULL = gl.constexpr(8)  # the barrier at which the follower waits for the leader's P; Triton's are the first ones
 ROWS_LAYOUT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
@@ -63,6 +64,21 @@ def load_keys(desc, boxes, bar, at, col, pages, row, PANELS: gl.constexpr, C: gl
     for j in gl.static_range(BOXES):
         for c in gl.static_range(PANELS):
             load_box(desc, [pages[j], row, col + c * PANEL], bar, boxes.index((at + c) * BOXES + j))
+
+
+@gluon.jit
+def expect_keys(kv, kv_page, table, key, num_keys, C: gl.constexpr):
+    """Bring the rows of a block, which stand one after the other in a page, into L2: a lane for each box."""
+    lane = gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    token = key + lane * C.BOX
+    there = (lane < C.BN // C.BOX) & (token < num_keys)
+    page = gl.load(table + token // C.PAGE, mask=there, other=0).to(gl.int64)
+    at = kv + page * kv_page + token % C.PAGE * (C.DV + C.DR)
+    gl.inline_asm_elementwise(
+        "{.reg .pred p; setp.ne.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $3; mov.b32 $0, 0;}",
+        "=r,l,r,r", [at, there.to(gl.int32), gl.full_like(lane, C.BOX * (C.DV + C.DR) * 2)], dtype=gl.int32,
+        is_pure=False, pack=1,
+    )  # fmt: skip
 
 
 @gluon.jit

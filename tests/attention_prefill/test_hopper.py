@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from yardsticks import assert_accurate, bits
 from kvlab.attention import explain, hopper_choice, mha_prefill
 from kvlab.attention.mha_prefill import hopper_emulator
 from kvlab.attention.mha_prefill.hopper_config import FIXED_MOST, TANH, choose_hopper
+from kvlab.attention.mha_prefill.hopper_emulator import Launch
 from kvlab.attention.mha_prefill.hopper_turns import run_roles
 from kvlab.cache.arrays import to_numpy, to_torch
 from kvlab.hardware import BarrierDeadlock
@@ -41,6 +43,7 @@ CASES = [
     Case(((200, 256),), heads=(2, 1), D=256, sinks=True),
     Case(((200, 64), (70, 129), (0, 9)), heads=(2, 1), D=256, form="ragged"),
     Case(((200, 260),), heads=(2, 1), D=64, causal=False),
+    Case(((2, 129), (1, 5), (130, 257), (1, 1), (200, 130)), heads=(2, 1), D=128, form="ragged", sinks=True),
     Case(((130, 400),), heads=(4, 2), D=128, dtype="fp8", scales="number", strided=True),
     Case(((130, 200),), heads=(2, 1), D=128, dtype="fp8", causal=False, softcap=20.0),
     Case(RAGGED, heads=(4, 2), D=128, dtype="fp8", scales="head", form="ragged", window=150),
@@ -132,9 +135,42 @@ def test_keys_before_every_window_are_not_multiplied(case: Case) -> None:
     assert list(map(bits, x.call(return_lse=True, backend="hopper"))) == list(map(bits, expected))
 
 
+MANY = tuple((7 * i * i % 301, 11 * i * i * i % 397 + (i > 3)) for i in range(24))
+TILES = [
+    *(Case(MANY, heads=(2, 1), D=D, form=form) for D, form in ((128, "paged"), (64, "ragged"), (192, "ragged"))),
+    *(Case(((300, keys),), heads=(1, 1), D=D) for D in (64, 128, 256) for keys in (256, 300, 333)),
+    Case(((300, 333),), heads=(2, 1), D=64, causal=False),
+]
+
+
+@pytest.mark.parametrize("case", TILES, ids=str)
+def test_tiles_hold_each_row_once_and_blocks_without_a_mask_are_seen_by_all(case: Case) -> None:
+    """Laws."""
+    arrays, numbers = plan(case)
+    q, k, _, cu_q, cu_k, table, lens = arrays
+    config, C = numbers["config"], numbers["config"].constants
+    x: Any = SimpleNamespace(**numbers, cu_q=cu_q, cu_k=cu_k, table=table, lens=lens, max_k=k.shape[1])
+    assert not C.MASKED
+    seen = np.zeros((q.shape[0], q.shape[2], q.shape[1]), int)
+    rows = C.BM if C.SKIP else C.NC * C.BM
+    for t in range(config.tiles):
+        batch, head, tile_row, q_first, num_q, _, num_keys = Launch.find_tile(x, t)
+        _, hi = Launch.key_blocks(x, tile_row, num_q, num_keys)
+        for row in range(tile_row, tile_row + C.NC * C.BM, rows):
+            some = slice(max(row, 0), min(row + rows, num_q))
+            if some.start >= some.stop:
+                continue
+            seen[0 if C.RAGGED_Q else batch, head, q_first + some.start : q_first + some.stop] += 1
+            first = some.start + num_keys - num_q  # where the first row stands, which sees the fewest keys
+            if C.SKIP:
+                hi = max(-(-min(row + rows + num_keys - num_q, num_keys) // C.BN), 1)
+            assert not case.causal or (hi - 1) * C.BN <= max(first + 1, 0)
+    assert (seen == 1).all()
+
+
 def test_which_program_takes_a_tile_changes_nothing() -> None:
     arrays, numbers = plan(Case(((200, 300),) * 2, heads=(4, 2)))
-    assert numbers["config"].tiles == 16
+    assert numbers["config"].tiles == 24
     launch = functools.partial(hopper_emulator.launch, *arrays, **numbers)
     one, five = (tuple(map(bits, launch(processors=n))) for n in (1, 5))
     assert one == five
@@ -210,14 +246,16 @@ def test_when_auto_takes_it(
 LENS = ((150, 200), (150, 200))
 MATRIX = [
     Case(LENS, heads=(4, 2), D=64),
-    Case(((256, 256),), heads=(4, 2), D=64),
     Case(LENS, heads=(4, 2), D=64, causal=False),
     Case(((256, 256),), heads=(4, 2), D=128),
     Case(LENS, heads=(4, 2), D=128, form="ragged", dtype="fp16"),
     Case(LENS, heads=(4, 2), D=128, form="paged", page=16, sinks=True, softcap=20.0, window=100),
     Case(LENS, heads=(4, 2), D=64, form="ragged", softcap=50.0),
+    Case(LENS, heads=(4, 2), D=128, form="paged", page=16),
     Case(LENS, heads=(4, 2), D=192, DV=128),
+    Case(LENS, heads=(4, 2), D=192, DV=128, form="paged", page=16, sinks=True),
     Case(LENS, heads=(4, 2), D=256),
+    Case(LENS, heads=(4, 2), D=256, form="paged", page=16),
     Case(((256, 256),), heads=(4, 2), D=256, softcap=50.0),
     Case(LENS, heads=(4, 2), D=128, dtype="fp8", scales="head"),
     Case(LENS, heads=(4, 2), D=128, dtype="fp8", scales="head", form="paged", page=64, softcap=20.0, window=100),

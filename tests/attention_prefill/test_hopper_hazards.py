@@ -40,11 +40,11 @@ from kvlab.staging import Timeline, Traffic
 
 method = functools.partial(method_of, HopperCTA)
 CASES = {
-    "two": Case(((130, 300),), heads=(4, 2), D=128),  # two consumers, two buffers of Q, tiles of two or three blocks
+    "two": Case(((256, 384),), heads=(4, 2), D=128),  # two consumers, two buffers of Q, tiles of two or three blocks
     "three": Case(((200, 500),), heads=(3, 1), D=64, causal=False),  # three consumers, three stages, EARLY and HOLD
     "halves": Case(((130, 200),), heads=(2, 1), D=192, DV=128),  # O in two parts, one buffer of Q
     "paged": Case(((130, 200), (70, 70)), heads=(2, 1), D=128, form="paged"),  # V is cleaned
-    "block": Case(((64, 100),), heads=(1, 1), D=128),  # one tile of one block
+    "block": Case(((64, 64),), heads=(1, 1), D=128),  # one tile of one block
 }
 DENSE, RAGGED = ((200, 300),) * 2, ((0, 5), (70, 200), (3, 0), (65, 130))
 SHAPES = [(64, 64), (128, 128), (192, 128), (256, 256)]

@@ -45,12 +45,13 @@ class Constants(NamedTuple):
     """Compile-time constants of the Hopper kernel. NC consumer warpgroups have BM query rows each, in NQ buffers; NB
     stages hold BN keys of D and values of DV, in boxes of BOX keys.
 
-    FIRST: the first block of a tile may need a mask; MASKED: others, too. SKIP: a consumer passes over blocks that only
-    others see. WINDOW: bounded on the left. CLEAN: rows behind a sequence's end may be anything. CAPPED: softcap;
-    FIXED: so low that a row's weights have one top. O leaves in ROUNDS parts. EQUAL: all tiles have as many keys. HOLD,
-    EARLY: see ``hopper_roles.consume``. ITEM: bytes of an element of Q, K and V; of 1, V passes through a warpgroup,
-    the TRANSPOSER. Q_SCALE, K_SCALE, V_SCALE: each KV head has one. REGISTERS of a thread of a
-    consumer, of the PRODUCER and of the TRANSPOSER.
+    FIRST: the first block of a tile may need a mask; MASKED: others, too. ALIGNED: tiles begin at positions that are
+    multiples of their rows. SKIP: a consumer passes over blocks that only others see. WINDOW: bounded on the left.
+    CLEAN: rows behind a sequence's end may be anything. CAPPED: softcap; FIXED: so low that a row's weights have one
+    top. O leaves in ROUNDS parts. EQUAL: all tiles have as many keys. HOLD: P V of the block before is waited for
+    behind the row maxima (1), behind the exponentials (2), where the compiler likes (0). EARLY: O is rescaled beside
+    Q K^T. ITEM: bytes of an element of Q, K and V; of 1, V passes through a warpgroup, the TRANSPOSER. Q_SCALE,
+    K_SCALE, V_SCALE: each KV head has one. REGISTERS of a thread of a consumer, of the PRODUCER and of the TRANSPOSER.
     """
 
     D: int
@@ -65,13 +66,14 @@ class Constants(NamedTuple):
     RAGGED_K: bool
     FIRST: bool
     MASKED: bool
+    ALIGNED: bool
     SKIP: bool
     WINDOW: bool
     CLEAN: bool
     CAPPED: bool
     FIXED: bool
     SINKS: bool
-    HOLD: bool
+    HOLD: int
     EARLY: bool
     ROUNDS: int
     EQUAL: bool
@@ -173,26 +175,33 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperConfi
     ragged_k = inputs.cu_k is not None
     known = not (ragged_k or page or problem.ragged)  # the lengths are those of the arrays
     whole = known and num_keys % BN == 0
-    aligned = whole and mask.right % BN == 0
-    # Each consumer starts with the block in which its own rows end: no other needs a mask.
-    skip = bounded and aligned and BN <= BM and not window
-    diagonal = bounded and not (skip or (aligned and rows == BN))
+    # Tiles begin where blocks of keys do: the last keys of its rows lie in the first block of a tile, or of a consumer
+    # that passes over those before. No other needs a mask. (Consumers that pass over blocks need registers, e4m3, too.)
+    aligned = bounded and not window and mask.right % BN == 0
+    aligned = aligned and (rows == BN or BN <= BM) and (known or (D <= 192 and item == 2))
+    skip = aligned and BN <= BM
     fixed = D <= 128 and 0 < features.softcap * LOG2E <= FIXED_MOST and bool(dtype_of(inputs.q, "q") == bfloat16)
-    overlap = small and not fixed and not (bounded and aligned and rows == BN and not (window or features.softcap > 0))
+    plain = aligned and not features.softcap > 0 and (known or D <= 64)
+    overlap = small and not (fixed or plain)
+    late = 128 <= D <= 192 and item == 2 and (bounded or window) and not features.softcap > 0
+    before = (num_keys - problem.max_q) % rows if known else rows - 1  # rows that a first tile lacks, at most
+    many = 0 < page < 32 and D <= 192 and item == 2  # page numbers of a block
     eight = (208, 32, 64) if whole and not bounded and not window else (192, 48, 80)  # e4m3's registers
-    total = inputs.q.shape[1] if problem.ragged else problem.max_q
-    row_tiles = total // rows + problem.batch if problem.ragged else -(-problem.max_q // rows)
+    total = inputs.q.shape[1] if problem.ragged else problem.max_q + before * aligned
+    row_tiles = total // rows + (1 + aligned) * problem.batch if problem.ragged else -(-total // rows)
     heads = problem.q_heads * (1 if problem.ragged else problem.batch)
     constants = Constants(
         D=D, DV=DV, NC=NC, NQ=2 if D <= 128 else 1, NB=NB, BN=BN, BOX=min(page, BN) if page else BN, PAGE=page,
         RAGGED_Q=problem.ragged, RAGGED_K=ragged_k, FIRST=bounded or window or not whole,
-        MASKED=diagonal or window, SKIP=skip, WINDOW=window, CLEAN=ragged_k or page > 0, CAPPED=features.softcap > 0,
-        FIXED=fixed, SINKS=features.sinks is not None,
-        HOLD=overlap, EARLY=overlap or item == 1, ROUNDS=2 if D > 128 else 1,
-        EQUAL=known and not bounded and not window, ITEM=item, Q_SCALE=scales.q.heads is not None,
-        K_SCALE=scales.k.heads is not None, V_SCALE=scales.v.heads is not None,
-        REGISTERS=160 if three else eight[0] if item == 1 else 232 if page else 240,
-        PRODUCER=eight[1] if item == 1 else 32 if three or not page else 48, TRANSPOSER=eight[2] if item == 1 else 0,
+        MASKED=window or (bounded and not aligned), ALIGNED=aligned, SKIP=skip, WINDOW=window,
+        CLEAN=ragged_k or page > 0, CAPPED=features.softcap > 0, FIXED=fixed, SINKS=features.sinks is not None,
+        HOLD=1 if late else 2 * overlap, EARLY=overlap or item == 1, ROUNDS=2 if D > 128 else 1,
+        EQUAL=known and not bounded and not window,
+        ITEM=item, Q_SCALE=scales.q.heads is not None, K_SCALE=scales.k.heads is not None,
+        V_SCALE=scales.v.heads is not None,
+        REGISTERS=160 if three else eight[0] if item == 1 else 240 if not page else 224 if many else 232,
+        PRODUCER=eight[1] if item == 1 else 32 if three or not page else 64 if many else 48,
+        TRANSPOSER=eight[2] if item == 1 else 0,
     )  # fmt: skip
     together = 1
     if bounded or problem.ragged:

@@ -51,17 +51,20 @@ class Launch:
         head = t // (config.together * config.row_tiles) * config.together + r % config.together
         tile = config.row_tiles - 1 - r // config.together
         batch, q_first, num_q, k_first, num_keys = head // problem.q_heads, 0, problem.max_q, 0, self.max_k
-        below_end = config.row_tiles - tile
+        rows, spare = C.NC * C.BM, 2 if C.ALIGNED else 1
+        above, below_end = tile, config.row_tiles - tile
         if self.cu_q is not None:
-            starts = self.cu_q[:-1] // (C.NC * C.BM) + np.arange(problem.batch)
+            starts = self.cu_q[:-1] // rows + spare * np.arange(problem.batch)
             batch = int(np.searchsorted(starts, tile, "right")) - 1
             q_first, num_q = int(self.cu_q[batch]), int(self.cu_q[batch + 1] - self.cu_q[batch])
-            below_end = int(self.cu_q[batch + 1]) // (C.NC * C.BM) + batch + 1 - tile
+            above = tile - int(starts[batch])
+            below_end = int(self.cu_q[batch + 1]) // rows + batch + 1 - tile
         if self.cu_k is not None:
             k_first, num_keys = int(self.cu_k[batch]), int(self.cu_k[batch + 1] - self.cu_k[batch])
         if self.lens is not None:
             num_keys = int(self.lens[batch])
-        return batch, head % problem.q_heads, num_q - below_end * C.NC * C.BM, q_first, num_q, k_first, num_keys
+        row = above * rows - (num_keys - num_q) % rows if C.ALIGNED else num_q - below_end * rows
+        return batch, head % problem.q_heads, row, q_first, num_q, k_first, num_keys
 
     def scale_of(self, role: str, head: int) -> np.float32:
         """The scale of a query head's KV head, 1 where there is none."""
@@ -90,8 +93,9 @@ def produce(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
         batch, head, row, q_first, num_q, k_first, num_keys = x.find_tile(t)
         lo, hi = x.key_blocks(row, num_q, num_keys)
         q_batch, k_batch = 0 if C.RAGGED_Q else batch, 0 if C.RAGGED_K else batch
+        exists = row + ROWS > 0 and max(row, 0) < num_q
         pages_of = None if x.table is None else x.table[batch]
-        if row + ROWS > 0:
+        if exists:
             #: tell -> slot    the consumers, who are done with the Q before in this buffer, which tile comes
             slot = j % C.NQ
             for w in range(C.NC):
@@ -100,8 +104,8 @@ def produce(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
             #: load_q -> j    DRAM -> shared memory, 64 rows for each consumer
             for w in range(C.NC):
                 u = slot * C.NC + w
-                first = q_first + max(row + w * C.BM, 1 - C.BM)  # a box touches the tensor
-                cta.load_rows("q", cta.q_full[u], u, q_batch, first, head)
+                first = min(max(row + w * C.BM, 1 - C.BM), num_q - 1)  # a box touches the tensor
+                cta.load_rows("q", cta.q_full[u], u, q_batch, q_first + first, head)
             j += 1
             for i in range(hi - lo):
                 #: load_k -> b, key    from the last block to the first, as soon as the stage is free
@@ -243,10 +247,12 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
                 m_new = np.maximum(m, s.tile()[0].max(1))
                 alpha = np.exp2(m * scale - m_new * scale)
                 m = m_new
+                if C.HOLD == 1:
+                    yield cta.v_full[vb], ((it - 1) // C.NB) & 1
                 e = s.with_values(np.exp2(s.values * scale - s.by_row((m * scale - shift)[None])))
                 l = l * alpha[:, None] + quad_sum(e)
             #: rescale -> p, o    P rounded, O *= alpha; V's stage is free
-            if C.HOLD:
+            if C.HOLD == 2:
                 yield cta.v_full[vb], ((it - 1) // C.NB) & 1
             cta.wait_mma(me, 0)
             p = e.with_values(e.values.astype(cta.dtype))
@@ -274,11 +280,12 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
         cta.v_free[b].arrive(me[:1])
         o = o.with_values(o.values * o.by_row(inv[None]))
         #: store    registers -> shared memory -> DRAM; where rows do not exist straight to DRAM
-        page, skip = 0 if C.RAGGED_Q else batch, min(max(-row, 0), BM)  # rows before the sequence
-        values, rows = o.tile()[0].astype(x.out.dtype), slice(q_first + max(row, 0), q_first + max(row + BM, 0))
-        x.lse[page, head, rows] = lse[skip:]
-        if row < 0:  # TMA does not store to negative coordinates
-            x.out[page, rows, head] = values[skip:]
+        page, values = 0 if C.RAGGED_Q else batch, o.tile()[0].astype(x.out.dtype)
+        r = row + np.arange(BM)
+        real = (r >= 0) & (r < num_q)
+        x.lse[page, head, q_first + r[real]] = lse[real]
+        if row < 0 or row + BM > num_q:  # TMA stores no part of a box, nor to negative coordinates
+            x.out[page, q_first + r[real], head] = values[real]
         else:
             for col in range(0, C.DV, C.DV // C.ROUNDS):
                 if col:

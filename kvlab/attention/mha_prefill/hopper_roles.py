@@ -53,13 +53,14 @@ def produce(descs, boxes, words, bars, seqs, sizes, C: gl.constexpr):
         #: find -> head, row, lo, hi    the rows of a tile, and the blocks of keys that they see
         batch, head, row, q_first, num_q, k_first, num_keys = find_tile(
             t, row_tiles, together, cu_q, cu_k, lens, batches, steps, heads, max_q, max_k,
-            ROWS, C.RAGGED_Q, C.RAGGED_K, C.PAGE,
+            ROWS, C.RAGGED_Q, C.RAGGED_K, C.PAGE, C.ALIGNED,
         )  # fmt: skip
         lo, hi = key_blocks(row, num_q, num_keys, left, right, ROWS, C.BN)
         q_batch = batch * 0 if C.RAGGED_Q else batch
         k_batch = batch * 0 if C.RAGGED_K else batch
+        exists = (row + ROWS > 0) & (gl.maximum(row, 0) < num_q)
         pages_of = table + batch.to(gl.int64) * table_batch
-        if row + ROWS > 0:
+        if exists:
             #: tell -> slot    the consumers, who are done with the Q before in this buffer, which tile comes
             slot = j % C.NQ
             for w in gl.static_range(NC):
@@ -75,8 +76,8 @@ def produce(descs, boxes, words, bars, seqs, sizes, C: gl.constexpr):
             #: load_q -> j    DRAM -> shared memory, 64 rows for each consumer
             for w in gl.static_range(NC):
                 u = slot * NC + w
-                first = q_first + gl.maximum(row + w * C.BM, 1 - C.BM)  # a box touches the tensor
-                load_rows(dq, q_s, q_full.index(u), u, (q_batch,), first, head, 0, C.BM, C.BM, C.D, 0, C.ITEM)
+                first = gl.minimum(gl.maximum(row + w * C.BM, 1 - C.BM), num_q - 1)  # a box touches the tensor
+                load_rows(dq, q_s, q_full.index(u), u, (q_batch,), q_first + first, head, 0, C.BM, C.BM, C.D, 0, C.ITEM)
             j += 1
             for i in range(hi - lo):
                 #: load_k -> b, key    from the last block to the first, as soon as the stage is free
@@ -273,11 +274,14 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
                 base = m_new * scale
                 alpha = gl.exp2(m * scale - base)
                 m = m_new
+                if C.HOLD == 1:
+                    # True already. Its branch ends the basic block: ptxas moves the wait below up to it, not further.
+                    mbarrier.wait(v_full.index(vb), ((it - 1) // C.NB) & 1)
                 e = gl.exp2(s * scale - (base - SHIFT)[:, None])
                 lanes = quad_sum(e, BM, BN)
                 l = l * gl.convert_layout(alpha, gl.SliceLayout(1, lanes.type.layout))[:, None] + lanes
             #: rescale -> p, o    P rounded, O *= alpha; V's stage is free
-            if C.HOLD:
+            if C.HOLD == 2:
                 # True already. Its branch ends the basic block: without it ptxas moves the wait below above the
                 # exponentials, and the softmax no longer overlaps with this warpgroup's own P V.
                 mbarrier.wait(v_full.index(vb), ((it - 1) // C.NB) & 1)
@@ -313,13 +317,13 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
         #: store    registers -> shared memory -> DRAM; where rows do not exist straight to DRAM
         rows = row + gl.arange(0, BM, layout=gl.SliceLayout(1, S_LAYOUT))
         lse_at = lse_out + batch.to(gl.int64) * lse_batch * (1 - C.RAGGED_Q) + head * lse_head
-        gl.store(lse_at + (q_first + rows) * lse_token, lse, mask=rows >= 0)
-        if row < 0:  # TMA does not store to negative coordinates
+        gl.store(lse_at + (q_first + rows) * lse_token, lse, mask=(rows >= 0) & (rows < num_q))
+        if (row < 0) | (row + BM > num_q):  # TMA stores no part of a box, nor to negative coordinates
             r = row + gl.arange(0, BM, layout=gl.SliceLayout(1, O_LAYOUT))
             d = gl.arange(0, DV, layout=gl.SliceLayout(0, O_LAYOUT))
             o_at = out + batch.to(gl.int64) * o_batch * (1 - C.RAGGED_Q) + head * o_head
             at = (q_first + r).to(gl.int64)[:, None] * o_token + d[None, :]
-            gl.store(o_at + at, o.to(DTYPE), mask=(r >= 0)[:, None])
+            gl.store(o_at + at, o.to(DTYPE), mask=((r >= 0) & (r < num_q))[:, None])
         else:
             o_page = batch * 0 if C.RAGGED_Q else batch
             if C.ROUNDS == 1:

@@ -77,14 +77,16 @@ def receive(words, i):
 @gluon.jit
 def find_tile(
     t, row_tiles, together, cu_q, cu_k, lens, batches, steps, heads, max_q, max_k,
-    ROWS: gl.constexpr, RAGGED_Q: gl.constexpr, RAGGED_K: gl.constexpr, PAGE: gl.constexpr,
+    ROWS: gl.constexpr, RAGGED_Q: gl.constexpr, RAGGED_K: gl.constexpr, PAGE: gl.constexpr, ALIGNED: gl.constexpr,
 ):  # fmt: skip
     """Tile number -> its sequence, query head and first row, and the sequence's offsets and lengths.
 
     Groups of ``together`` heads one after the other; in a group the last rows first, since they see most keys, heads
-    innermost. The last tile of a sequence ends with it: the first may begin before it, or be empty.
-    Ragged: sequence b owns the tiles from ``cu_q[b] // ROWS + b`` on.
+    innermost. The last tile of a sequence ends with it: the first may begin before it, or be empty. ALIGNED: tiles
+    begin at positions that are multiples of ROWS, and both ends of a sequence may lie inside one.
+    Ragged: sequence b owns the tiles from ``cu_q[b] // ROWS + b`` on, or ``+ 2 b``, where one more may be touched.
     """
+    SPARE: gl.constexpr = 2 if ALIGNED else 1
     r = t % (together * row_tiles)
     head = t // (together * row_tiles) * together + r % together
     tile = row_tiles - 1 - r // together
@@ -93,25 +95,30 @@ def find_tile(
     k_first = head * 0
     num_q = max_q
     num_keys = max_k
+    above = tile
     below_end = row_tiles - tile
     if RAGGED_Q:
         batch = head * 0
         last = batches - 1
         for _ in range(steps):
             middle = (batch + last + 1) // 2
-            below = gl.load(cu_q + middle).to(gl.int32) // ROWS + middle <= tile
+            below = gl.load(cu_q + middle).to(gl.int32) // ROWS + SPARE * middle <= tile
             batch = gl.where(below, middle, batch)
             last = gl.where(below, last, middle - 1)
         q_first = gl.load(cu_q + batch).to(gl.int32)
         end = gl.load(cu_q + batch + 1).to(gl.int32)
         num_q = end - q_first
+        above = tile - q_first // ROWS - SPARE * batch
         below_end = end // ROWS + batch + 1 - tile
     if RAGGED_K:
         k_first = gl.load(cu_k + batch).to(gl.int32)
         num_keys = gl.load(cu_k + batch + 1).to(gl.int32) - k_first
     if PAGE:
         num_keys = gl.load(lens + batch).to(gl.int32)
-    return batch, head % heads, num_q - below_end * ROWS, q_first, num_q, k_first, num_keys
+    row = num_q - below_end * ROWS
+    if ALIGNED:
+        row = above * ROWS - ((num_keys - num_q) & (ROWS - 1))
+    return batch, head % heads, row, q_first, num_q, k_first, num_keys
 
 
 @gluon.jit

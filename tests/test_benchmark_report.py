@@ -18,9 +18,10 @@ def made_up(vs_best: float | None, fraction: float) -> dict[str, Any]:
 
 
 def test_every_recorded_task_has_a_goal() -> None:
-    recorded = {name for record in COMMITTED for name in record["tasks"]}
+    tasks = {name: task for record in COMMITTED for name, task in record["tasks"].items()}
+    recorded = {name for name, task in tasks.items() if task["implementations"]["kvlab"]}  # {}: was not run
     named = [goal.task for goal in GOALS]
-    assert recorded <= set(named)
+    assert set(tasks) <= set(named)
     assert len(named) == len(set(named))
     text = table(COMMITTED)
     assert all(record["command"] in text and record["card"] in text for record in COMMITTED)

@@ -292,16 +292,22 @@ for name, kernel in every.items():
 # ## How near to the ceiling
 #
 # The records of `benchmarks/results`: every kernel beside its peers, measured in turns in one run, outputs checked, the
-# caches flushed. FA3 is the FlashAttention 3 and FlashMLA the kernel of vLLM's build, cuDNN the one behind PyTorch.
+# caches flushed. FA3 is the FlashAttention 3 and FlashMLA the kernel of vLLM's build, cuDNN the one behind PyTorch;
+# FlashInfer brings kernels of its own, on FA3's and FA2's lines.
 
 # %%
-NAMES = {"kvlab": "kvlab", "fa3": "FA3", "sdpa_cudnn": "cuDNN", "flashmla": "FlashMLA", "vllm_append": "vLLM"}
+NAMES = {
+    "kvlab": "kvlab", "fa3": "FA3", "flashinfer_fa3": "FlashInfer", "flashinfer_fa2": "FlashInfer (FA2)",
+    "sdpa_cudnn": "cuDNN", "flashmla": "FlashMLA", "vllm_append": "vLLM",
+}  # fmt: skip
 FAMILIES = {"decode_fp8": "decode, fp8", "decode": "decode", "mla": "MLA decode", "kv_append": "append"}
 runs = [json.loads(Path(f"../benchmarks/results/{name}_h100.json").read_text()) for name in ("attention_peers", "kv_append")]
 tasks = {}
 for run in runs:
     for task, found in run["tasks"].items():
         done = found["implementations"]
+        if not done["kvlab"]:
+            continue  # was not run
         tasks[task] = {label: done[name] for name, label in NAMES.items() if done.get(name)}
 
 draw_shares([(task, {who: x["fraction"] for who, x in done.items()}) for task, done in tasks.items()])

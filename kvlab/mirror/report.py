@@ -38,7 +38,7 @@ class Report:
 
     >>> report = compare("mha_decode")
     >>> report.ok, [name for name, kernel, emulator in report.twins]
-    (True, ['attend', 'merge'])
+    (True, ['attend', 'hopper', 'merge'])
     """
 
     twins: tuple[tuple[str, Side, Side], ...]

@@ -98,7 +98,7 @@ def copy_unit_passes(
     together = machine.pass_bytes // size
     flat = to.reshape(-1, together), fro.reshape(-1, together), active.reshape(-1, together)
     rivals = _rivals(*flat, size, machine.pass_bytes) & np.tri(together, k=-1, dtype=np.bool_)
-    passes, before = active.reshape(-1, together).astype(np.int64), None
+    passes, before = flat[2].astype(np.int64), None
     while before is None or (passes != before).any():  # as often as the longest chain is long
         before = passes
         passes = flat[2] * (1 + (rivals * before[:, None, :]).max(axis=2))

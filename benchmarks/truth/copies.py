@@ -18,7 +18,7 @@ __all__ = ["ALONE", "OPS", "SEEDS", "play", "record"]
 SEEDS = (2, 3)
 OPS = (*COPIES, *ZEROS)
 ALONE = "cp.async.ca.4"
-"""Launched one by one: no line that one of its copies reads comes so late that another pass is needed."""
+"""Launched one by one, so that no line of another copy is on its way."""
 
 
 def play(group: str) -> None:

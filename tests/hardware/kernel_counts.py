@@ -72,7 +72,7 @@ def emulated(name: str, module: Any, copy: str, trace: Any) -> Traffic:
 
 
 def of(name: str) -> dict[str, Any]:
-    """The record of a kernel, on today's problem."""
+    """The record of a kernel, which was made on the problem of :data:`KERNELS`."""
     record: dict[str, Any] = RECORD[name]
     assert record["problem"] == KERNELS[name].problem
     return record

@@ -252,8 +252,9 @@ check(nbytes, k.nbytes + v.nbytes, "2 sequences x 2048 keys x 4 heads x 128 numb
 # ## Every kernel
 #
 # The other kernels were counted likewise, each on a small problem. From DRAM comes every operand once, and the code; the rest
-# is the launch. What arrives in the L1 caches the emulator states to the sector, of 32 bytes. L2 is asked for less where
-# neighbouring processors read the same keys at the same time: their reads are put together on the way.
+# is the launch. In the L1 caches arrive the sectors, of 32 bytes, that the emulator copies, and those of page numbers,
+# lengths and counters. L2 is asked for less where neighbouring processors read the same keys at the same time: their reads are
+# put together on the way.
 
 # %%
 def operands(name, size):
@@ -291,9 +292,9 @@ for name, kernel in every.items():
 # %% [markdown]
 # ## How near to the ceiling
 #
-# The records of `benchmarks/results`: every kernel beside its peers, measured in turns in one run, outputs checked, the
-# caches flushed. FA3 is the FlashAttention 3 and FlashMLA the kernel of vLLM's build, cuDNN the one behind PyTorch;
-# FlashInfer brings kernels of its own, on FA3's and FA2's lines: the faster counts.
+# The records of `benchmarks/results`, of an H100 80GB HBM3: every kernel beside its peers, measured in turns in one run,
+# outputs checked, the caches flushed. FA3 is the FlashAttention 3 and FlashMLA the kernel of vLLM's build, cuDNN the one behind
+# PyTorch; FlashInfer brings kernels of its own, on FA3's and FA2's lines: the faster counts.
 
 # %%
 NAMES = {

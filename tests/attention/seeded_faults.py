@@ -7,16 +7,21 @@ from pathlib import Path
 import kvlab.attention
 from kvlab.mirror import check_sources
 
+HOPPER = "hopper_roles", "hopper_emulator"
+"""The files of Hopper's twins."""
 
-def sources_of(op: str) -> dict[str, str]:
-    """The text of ``kernel`` and ``emulator`` of an operation."""
+
+def sources_of(op: str, files: tuple[str, str] = ("kernel", "emulator")) -> dict[str, str]:
+    """The text of ``kernel`` and ``emulator`` of an operation, which stand in ``files``."""
     folder = Path(kvlab.attention.__file__).parent / op
-    return {name: (folder / f"{name}.py").read_text() for name in ("kernel", "emulator")}
+    return {side: (folder / f"{file}.py").read_text() for side, file in zip(("kernel", "emulator"), files, strict=True)}
 
 
-def is_found(op: str, twin: str, side: str, old: str, new: str) -> bool:
+def is_found(
+    op: str, twin: str, side: str, old: str, new: str, files: tuple[str, str] = ("kernel", "emulator")
+) -> bool:
     """Whether the check of a twin fails when the one place that reads ``old`` on a side of it reads ``new``."""
-    sources = sources_of(op)
-    assert sources[side].count(old) == 1, f"{old!r} occurs {sources[side].count(old)} times in {side}.py"
+    sources = sources_of(op, files)
+    assert sources[side].count(old) == 1, f"{old!r} occurs {sources[side].count(old)} times in the {side}"
     sources[side] = sources[side].replace(old, new)
     return not check_sources(sources["kernel"], sources["emulator"], twin, twin).ok

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from caught import SHARED, Caught, as_launched, as_tensors
 from decode_cases import Case
 from feature_cases import FP8, FeatureCase, FeatureInputs
+from seeded_faults import HOPPER, is_found
 from yardsticks import assert_accurate, bits
 
 from kvlab.attention import explain, hopper_choice, mha_decode_paged
@@ -18,7 +18,6 @@ from kvlab.attention.features import Features
 from kvlab.attention.mha_decode import hopper_emulator
 from kvlab.attention.mha_decode.config import problem_of
 from kvlab.attention.mha_decode.hopper_config import HopperConfig, choose_hopper
-from kvlab.mirror import check_sources
 from kvlab.staging import Traffic
 from kvlab.triton_support.versions import gluon_lacks
 
@@ -98,12 +97,7 @@ def test_the_order_of_programs_and_the_depth_change_nothing(changes: dict[str, i
 )
 def test_a_seeded_fault_is_found(side: str, before: str, after: str) -> None:
     """The static check of the twins; that they are twins, test_mirror checks."""
-    emulator = Path(hopper_emulator.__file__)
-    sources = {"kernel": emulator.with_name("hopper_roles.py").read_text(), "emulator": emulator.read_text()}
-    assert sources[side].count(before) == 1
-    sources[side] = sources[side].replace(before, after)
-    names = "produce,consume"
-    assert not check_sources(sources["kernel"], sources["emulator"], names, names).ok
+    assert is_found("mha_decode", "produce,consume", side, before, after, HOPPER)
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from caught import SHARED, Caught, as_launched
 from mla_cases import Case, EvenKeys
+from seeded_faults import HOPPER, is_found
 from yardsticks import assert_accurate, bits
 
 from kvlab.attention import explain, hopper_choice, mla_decode_paged
@@ -19,7 +19,6 @@ from kvlab.attention.mla_decode import hopper_emulator
 from kvlab.attention.mla_decode.config import MLADecodeProblem
 from kvlab.attention.mla_decode.hopper_config import HopperConfig, choose_hopper
 from kvlab.cache.arrays import to_torch
-from kvlab.mirror import check_sources
 from kvlab.staging import Traffic
 from kvlab.triton_support.compile import Compiled
 from kvlab.triton_support.sass import unwritten
@@ -84,12 +83,7 @@ def test_which_program_takes_an_item_changes_nothing(programs: int) -> None:
 )
 def test_a_seeded_fault_is_found(side: str, before: str, after: str) -> None:
     """The static check of the twins; that they are twins, test_mirror checks."""
-    emulator = Path(hopper_emulator.__file__)
-    sources = {"kernel": emulator.with_name("hopper_roles.py").read_text(), "emulator": emulator.read_text()}
-    assert sources[side].count(before) == 1
-    sources[side] = sources[side].replace(before, after)
-    names = "produce,lead,follow"
-    assert not check_sources(sources["kernel"], sources["emulator"], names, names).ok
+    assert is_found("mla_decode", "produce,lead,follow", side, before, after, HOPPER)
 
 
 @pytest.mark.parametrize(

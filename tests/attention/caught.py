@@ -6,7 +6,9 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import pytest
 
+from kvlab.attention import hopper_choice
 from kvlab.cache.arrays import to_torch
 from kvlab.triton_support.compile import Compiled, compile_kernel, signature_of
 
@@ -55,6 +57,13 @@ def as_launched(fn: Any, arguments: dict[str, Any], target: str) -> Compiled:
     if target == "sm_90":
         assert not made.unwritten, "ptxas left out a write"
     return made
+
+
+def as_if_on(patch: pytest.MonkeyPatch, arch: str, triton: str = "3.6.0") -> None:
+    """The choice of a kernel sees tensors on a GPU of ``arch``, and this release of Triton."""
+    patch.setattr(hopper_choice, "on_gpu", lambda array: True)
+    patch.setattr(hopper_choice, "machine", lambda device: (arch, 132))
+    patch.setattr("kvlab.triton_support.versions.installed", lambda: triton)
 
 
 def as_tensors(value: Any) -> Any:

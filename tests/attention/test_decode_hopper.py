@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from caught import SHARED, Caught, as_launched, as_tensors
+from caught import SHARED, Caught, as_if_on, as_launched, as_tensors
 from decode_cases import Case
 from feature_cases import FP8, FeatureCase, FeatureInputs
 from seeded_faults import HOPPER, is_found
 from yardsticks import assert_accurate, bits
 
-from kvlab.attention import explain, hopper_choice, mha_decode_paged
+from kvlab.attention import explain, mha_decode_paged
 from kvlab.attention.features import Features
 from kvlab.attention.mha_decode import hopper_emulator
 from kvlab.attention.mha_decode.config import problem_of
@@ -150,10 +150,7 @@ def test_arrays_that_it_does_not_take() -> None:
 def test_when_auto_takes_it(
     monkeypatch: pytest.MonkeyPatch, arch: str, changes: dict[str, Any], backend: str, reason: str
 ) -> None:
-    """As if the tensors were on a GPU."""
-    monkeypatch.setattr(hopper_choice, "on_gpu", lambda array: True)
-    monkeypatch.setattr(hopper_choice, "machine", lambda device: (arch, 132))
-    monkeypatch.setattr("kvlab.triton_support.versions.installed", lambda: "3.6.0")
+    as_if_on(monkeypatch, arch)
     x = FeatureCase(**changes).build()
     found = explain(mha_decode_paged, *x.torch(), **x.torch_options())
     assert found.backend == backend

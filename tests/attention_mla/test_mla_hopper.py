@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from caught import SHARED, Caught, as_launched
+from caught import SHARED, Caught, as_if_on, as_launched
 from mla_cases import Case, EvenKeys
 from seeded_faults import HOPPER, is_found
 from yardsticks import assert_accurate, bits
 
-from kvlab.attention import explain, hopper_choice, mla_decode_paged
+from kvlab.attention import explain, mla_decode_paged
 from kvlab.attention.masks import CausalPaddingMask, ChunkedMask
 from kvlab.attention.mla_decode import hopper_emulator
 from kvlab.attention.mla_decode.config import MLADecodeProblem
@@ -135,10 +135,7 @@ def test_numbers_and_strides_that_it_does_not_take() -> None:
 def test_when_auto_takes_it(
     monkeypatch: pytest.MonkeyPatch, arch: str, changes: dict[str, Any], backend: str, reason: str
 ) -> None:
-    """As if the tensors were on a GPU."""
-    monkeypatch.setattr(hopper_choice, "on_gpu", lambda array: True)
-    monkeypatch.setattr(hopper_choice, "machine", lambda device: (arch, 132))
-    monkeypatch.setattr("kvlab.triton_support.versions.installed", lambda: "3.6.0")
+    as_if_on(monkeypatch, arch)
     x = Case((300,), H=128, columns=FULL, page=64, **changes).build()
     found = explain(mla_decode_paged, *x.torch(), **x.options_on())
     assert found.backend == backend

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from caught import SHARED, Caught, as_launched
+from caught import SHARED, Caught, as_if_on, as_launched
 from prefill_cases import Case
 from yardsticks import assert_accurate, bits
 
-from kvlab.attention import explain, hopper_choice, mha_prefill
+from kvlab.attention import explain, mha_prefill
 from kvlab.attention.mha_prefill import hopper_emulator
 from kvlab.attention.mha_prefill.hopper_config import FIXED_MOST, TANH, choose_hopper
 from kvlab.attention.mha_prefill.hopper_emulator import Launch
@@ -232,10 +232,7 @@ def test_when_auto_takes_it(
     monkeypatch: pytest.MonkeyPatch, arch: str, version: str, length: int, backend: str, reason: str,
     changes: dict[str, Any],
 ) -> None:  # fmt: skip
-    """As if the tensors were on a GPU."""
-    monkeypatch.setattr(hopper_choice, "on_gpu", lambda array: True)
-    monkeypatch.setattr(hopper_choice, "machine", lambda device: (arch, 132))
-    monkeypatch.setattr("kvlab.triton_support.versions.installed", lambda: version)
+    as_if_on(monkeypatch, arch, version)
     D, dtype = changes.get("D", 64), changes.get("dtype", torch.bfloat16)
     q, kv = (torch.zeros((1, length, heads, D), dtype=dtype) for heads in (4, 1))
     found = explain(mha_prefill, q, kv, kv, window=changes.get("window"))

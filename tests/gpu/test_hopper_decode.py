@@ -6,11 +6,7 @@ random, and has canaries around what it writes.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,17 +14,12 @@ import pytest
 import torch
 from decode_cases import Case
 from feature_cases import FP8, FeatureCase
+from hopper_chip import ON_HOPPER, assert_alike, run_apart
 from yardsticks import assert_accurate, bits, nothing_waits
 
 from kvlab.attention import mha_decode_paged
-from kvlab.attention.online_softmax import OUTPUT_TIE
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="a kernel for sm_90"
-    ),
-]
+pytestmark = ON_HOPPER
 
 SIZES = [
     Case((1,), heads=(32, 8), D=128),
@@ -63,8 +54,7 @@ def it_ends() -> None:
         "torch.tensor([200, 9]).int())]; "
         "mha_decode_paged(*args, backend='hopper'); torch.cuda.synchronize()"
     )
-    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=180, env={**os.environ, "PYTHONPATH": path})
+    run_apart(program)
 
 
 def on_chip(case: Case | FeatureCase, x: Any, **options: Any) -> Any:
@@ -85,12 +75,9 @@ def test_the_emulator_gives_what_the_chip_gives(case: Case | FeatureCase) -> Non
     """Both round P and the output to 16 bits; a tie may fall on either side."""
     x = case.build()
     options = x.options if isinstance(case, FeatureCase) else {}
-    ours, our_lse = mha_decode_paged(*x.arrays, backend="hopper", num_splits=case.splits, return_lse=True, **options)
-    chip, chip_lse = (t.float().numpy() for t in on_chip(case, x))
-    assert np.abs(ours.astype(np.float32) - chip).max() <= OUTPUT_TIE[0] * np.abs(chip).max()
-    assert (np.isneginf(our_lse) == np.isneginf(chip_lse)).all()
-    seen = ~np.isneginf(chip_lse)
-    assert np.abs(our_lse - chip_lse)[seen].max() <= 1e-5 * np.abs(chip_lse[seen]).max()
+    ours = mha_decode_paged(*x.arrays, backend="hopper", num_splits=case.splits, return_lse=True, **options)
+    out, lse = (t.float().numpy() for t in on_chip(case, x))
+    assert_alike(ours, (out, lse))
 
 
 @pytest.mark.parametrize("splits", [1, 4])

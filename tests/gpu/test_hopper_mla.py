@@ -6,28 +6,19 @@ random, and has canaries around what it writes.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hopper_chip import ON_HOPPER, assert_alike, run_apart
 from mla_cases import Case, Inputs
 from yardsticks import assert_accurate, bits, nothing_waits
 
 from kvlab.attention import explain, mla_decode_paged
-from kvlab.attention.online_softmax import OUTPUT_TIE
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="a kernel for sm_90"
-    ),
-]
+pytestmark = ON_HOPPER
 
 FULL = (512, 64)
 SIZES = [
@@ -55,8 +46,7 @@ def it_ends() -> None:
         "args = [t.cuda() for t in (q.bfloat16(), kv.bfloat16(), table.int(), torch.tensor([200, 9]).int())]; "
         "mla_decode_paged(*args, backend='hopper'); torch.cuda.synchronize()"
     )
-    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=180, env={**os.environ, "PYTHONPATH": path})
+    run_apart(program)
 
 
 def call(case: Case, x: Inputs, *arrays: Any, **options: Any) -> Any:
@@ -74,12 +64,9 @@ def test_grid(case: Case) -> None:
 def test_the_emulator_gives_what_the_chip_gives(case: Case) -> None:
     """Both round P and the output to 16 bits; a tie may fall on either side."""
     x = case.build()
-    ours, our_lse = call(case, x, *x.arrays, return_lse=True)
-    chip, chip_lse = (t.cpu().float().numpy() for t in call(case, x, *x.torch("cuda"), return_lse=True))
-    assert np.abs(ours.astype(np.float32) - chip).max() <= OUTPUT_TIE[0] * np.abs(chip).max()
-    assert (np.isneginf(our_lse) == np.isneginf(chip_lse)).all()
-    seen = ~np.isneginf(chip_lse)
-    assert np.abs(our_lse - chip_lse)[seen].max() <= 1e-5 * np.abs(chip_lse[seen]).max()
+    ours = call(case, x, *x.arrays, return_lse=True)
+    out, lse = (t.cpu().float().numpy() for t in call(case, x, *x.torch("cuda"), return_lse=True))
+    assert_alike(ours, (out, lse))
 
 
 @pytest.mark.parametrize("splits", [1, 4])

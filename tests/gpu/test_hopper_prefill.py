@@ -11,19 +11,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from hopper_chip import ON_HOPPER, assert_alike
 from on_device import on_device
 from prefill_cases import Case, Inputs
 from yardsticks import assert_accurate, bits, nothing_waits
 
 from kvlab.attention import explain, mha_prefill
-from kvlab.attention.online_softmax import OUTPUT_TIE
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="a kernel for sm_90"
-    ),
-]
+pytestmark = ON_HOPPER
 
 SHAPES = [(1, 1), (64, 128), (128, 192), (239, 1), (799, 3), (113, 203), (384, 256), (640, 128), (513, 1024)]
 RAGGED = ((300, 300), (0, 40), (7, 900), (129, 64), (5, 0), (192, 200))
@@ -104,14 +99,12 @@ def test_keys_before_every_window_are_not_multiplied(case: Case) -> None:
 def test_the_emulator_gives_what_the_chip_gives(case: Case) -> None:
     """Both round P and the output to 16 bits; a tie may fall on either side. Softcap's tanh has 2^-11 on the chip."""
     x = case.build()
-    ours, our_lse = x.call(return_lse=True, backend="hopper")
-    chip, chip_lse = x.call(device="cuda", return_lse=True, backend="hopper")
-    chip, chip_lse = (t.cpu().float().numpy() for t in (chip, chip_lse))
-    exact = not case.softcap
-    assert np.abs(ours.astype(np.float32) - chip).max() <= (OUTPUT_TIE[0] if exact else 2.0**-5) * np.abs(chip).max()
-    assert (np.isneginf(our_lse) == np.isneginf(chip_lse)).all()
-    seen = ~np.isneginf(chip_lse)
-    assert np.abs(our_lse - chip_lse)[seen].max() <= (1e-5 * np.abs(chip_lse[seen]).max() if exact else 0.01)
+    ours = x.call(return_lse=True, backend="hopper")
+    out, lse = (t.cpu().float().numpy() for t in x.call(device="cuda", return_lse=True, backend="hopper"))
+    if case.softcap:
+        assert_alike(ours, (out, lse), error=2.0**-5, lse_error=0.01)
+    else:
+        assert_alike(ours, (out, lse))
 
 
 @pytest.mark.parametrize("form", ["dense", "ragged", "paged"])

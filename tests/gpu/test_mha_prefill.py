@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hopper_chip import NO_HOPPER
 from on_device import on_device
 from prefill_cases import FEATURES, ODD_DEPTHS, Case, Inputs
 from yardsticks import assert_accurate, bits, nothing_waits
@@ -19,7 +20,6 @@ from yardsticks import assert_accurate, bits, nothing_waits
 from kvlab.attention.mha_prefill import mha_prefill_paged
 
 pytestmark = pytest.mark.gpu
-NO_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0)
 BACKENDS = ["triton", pytest.param("hopper", marks=pytest.mark.skipif(NO_HOPPER, reason="a kernel for sm_90"))]
 
 SHAPES = [(1, 1), (64, 128), (128, 192), (239, 1), (799, 3), (113, 203), (108, 256), (384, 256), (640, 128)]

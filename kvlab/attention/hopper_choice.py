@@ -1,13 +1,15 @@
-"""Whether a call goes to the kernel that is written for Hopper."""
+"""Whether a call goes to the kernel that is written for Hopper, and which features of decodes none of these takes."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from kvlab.attention.backends import BACKENDS, choose_backend, machine, on_gpu
+from kvlab.attention.features import Features
+from kvlab.attention.masks import UNLIMITED
 from kvlab.triton_support.versions import gluon_lacks
 
-__all__ = ["choose_with_hopper"]
+__all__ = ["choose_with_hopper", "decode_lacks"]
 
 
 def choose_with_hopper(
@@ -35,6 +37,22 @@ def choose_with_hopper(
     if lacks:
         return chosen, f"{reason}; not the Hopper kernel: {lacks}", False
     return "hopper", "torch tensors on sm_90", True
+
+
+def decode_lacks(features: Features) -> str | None:
+    """What of the features of a decode Hopper's kernels cannot do, scales aside; None if they can do them all.
+
+    >>> decode_lacks(Features(softcap=30.0)), decode_lacks(Features())
+    ('softcap', None)
+    """
+    mask = features.mask
+    if (mask.left, mask.right, mask.chunk) != (UNLIMITED, 0, 0) or mask.valid is not None or mask.bias is not None:
+        return "a mask other than the causal one"
+    for name, asked in (("softcap", features.softcap > 0), ("sinks", features.sinks is not None),
+                        ("alibi_slopes", features.slopes is not None)):  # fmt: skip
+        if asked:
+            return name
+    return None
 
 
 def _machine_lacks(array: Any) -> str | None:

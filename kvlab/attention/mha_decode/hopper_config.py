@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kvlab.attention.features import Features
-from kvlab.attention.masks import UNLIMITED
+from kvlab.attention.hopper_choice import decode_lacks
 from kvlab.attention.mha_prefill.hopper_config import tma_takes
 from kvlab.attention.splits import MAX_SPLITS, decode_splits
 from kvlab.cache.arrays import dtype_of
@@ -71,7 +71,6 @@ class HopperConfig:
 
 def hopper_lacks(q: Any, k_cache: Any, v_cache: Any, problem: DecodeProblem, features: Features) -> str | None:
     """What of a call the Hopper kernel cannot do, None if it can do it."""
-    mask, scales, page = features.mask, features.scales, problem.page_size
     kinds = [dtype_of(x, "q") for x in (q, k_cache, v_cache)]
     if kinds[0].itemsize != 2 or kinds[1] != kinds[2] or (kinds[1] != kinds[0] and not problem.pairs):
         return f"q of dtype {q.dtype} and caches of {k_cache.dtype} and {v_cache.dtype}"
@@ -80,15 +79,12 @@ def hopper_lacks(q: Any, k_cache: Any, v_cache: Any, problem: DecodeProblem, fea
         return f"head dimensions {dims[0]} and {dims[1]}"
     if problem.group * problem.tokens > ROWS:
         return f"{problem.tokens} new tokens of {problem.group} query heads a KV head"
-    if (mask.left, mask.right, mask.chunk) != (UNLIMITED, 0, 0) or mask.valid is not None or mask.bias is not None:
-        return "a mask other than the causal one"
-    for name, asked in (("softcap", features.softcap > 0), ("sinks", features.sinks is not None),
-                        ("alibi_slopes", features.slopes is not None),
-                        ("scales of tokens", "token" in scales.kinds)):  # fmt: skip
-        if asked:
-            return name
-    if page % 8:
-        return f"page size {page}"
+    if lacks := decode_lacks(features):
+        return lacks
+    if "token" in features.scales.kinds:
+        return "scales of tokens"
+    if problem.page_size % 8:
+        return f"page size {problem.page_size}"
     if problem.batch == 0 or len(k_cache) == 0:
         return "no sequences or no pages"
     for name, array in (("k_cache", k_cache), ("v_cache", v_cache)):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvlab.attention.features import Features
-from kvlab.attention.masks import UNLIMITED
+from kvlab.attention.hopper_choice import decode_lacks
 from kvlab.attention.mha_prefill.hopper_config import tma_takes
 from kvlab.attention.splits import MAX_SPLITS, check_splits, invariant_splits
 
@@ -66,17 +66,13 @@ class HopperConfig:
 
 def hopper_lacks(inputs: MLAInputs, problem: MLADecodeProblem, features: Features, scale: float) -> str | None:
     """What of a call the Hopper kernel cannot do, None if it can do it."""
-    mask, page = features.mask, problem.page_size
+    page = problem.page_size
     if problem.itemsize != 2 or problem.fp8:
         return f"q of dtype {inputs.q.dtype} and a cache of {inputs.kv_cache.dtype}"
     if (problem.latent, problem.rope) != (512, 64):
         return f"{problem.latent} + {problem.rope} columns"
-    if (mask.left, mask.right, mask.chunk) != (UNLIMITED, 0, 0) or mask.valid is not None or mask.bias is not None:
-        return "a mask other than the causal one"
-    for name, asked in (("softcap", features.softcap > 0), ("sinks", features.sinks is not None),
-                        ("alibi_slopes", features.slopes is not None)):  # fmt: skip
-        if asked:
-            return name
+    if lacks := decode_lacks(features):
+        return lacks
     if not scale > 0:
         return f"scale {scale}"
     if problem.batch == 0:

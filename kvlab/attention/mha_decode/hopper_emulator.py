@@ -18,14 +18,11 @@ from kvlab.attention.scoring.emulator import head_scale
 from kvlab.hardware import TmaDescriptor
 from kvlab.staging import Fragments, Traffic, ceildiv
 
-from .emulator import longest_first
+from .emulator import LN2, longest_first
 from .hopper_config import ROWS, HopperConfig
 from .hopper_cta import CONSUMERS, PRODUCER, HopperCTA
 
 Array = np.ndarray[Any, Any]
-LN2 = np.float32(0.6931471805599453)
-
-
 Item = tuple[int, int, int, int, int, int]
 
 

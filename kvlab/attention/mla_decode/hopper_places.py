@@ -8,7 +8,7 @@ import numpy as np
 
 from kvlab.staging.footprint import Footprint
 from kvlab.staging.partitioned_cta import Places
-from kvlab.staging.wgmma_cta import PanelTile
+from kvlab.staging.wgmma_plan import PanelTile
 
 from .hopper_config import Constants
 

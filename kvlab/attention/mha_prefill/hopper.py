@@ -16,6 +16,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from kvlab.attention.backends import machine
 from kvlab.attention.features import Features
 from kvlab.attention.online_softmax import LOG2E
+from kvlab.attention.operands import result_dtype
 
 from .config import PrefillProblem
 from .hopper_config import HopperConfig
@@ -134,7 +135,7 @@ def launch(
     """Run the kernel; arrays as in ``reference``, results as of ``kernel.launch``. The arguments are valid."""
     C, mask, softcap, scales = config.constants, features.mask, features.softcap, features.scales
     if out is None:
-        dtype = torch.bfloat16 if C.ITEM == 1 else q.dtype
+        dtype = getattr(torch, result_dtype(q).name)
         out = torch.empty((*q.shape[:3], C.DV), dtype=dtype, device=q.device)
     lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
     absent = out  # stands for a pointer that is not followed

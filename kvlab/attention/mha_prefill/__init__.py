@@ -88,7 +88,7 @@ def mha_prefill(
     A row without a key gives 0 and lse -inf (the sink's logit with sinks). Keys before the first and behind the last
     that a row of their sequence sees may hold anything. float8_e4m3fn needs sm_89 or later, or gfx950 (K and V alone,
     gfx942, too). P V of such a q runs in it as well, P times 2^8 rounded to it (in bfloat16 where V has scales of
-    tokens, which may be of any size; in float16 in the Hopper kernel).
+    tokens, which may be of any size).
     ValueError on bad arguments, before anything is written. Nothing waits for the GPU, and the grid does not depend on
     the lengths of the sequences.
 

@@ -15,8 +15,7 @@ from kvlab.triton_support.versions import gluon_lacks
 from .config import PrefillProblem
 from .inputs import PrefillInputs
 
-__all__ = ["HEAD_DIMS", "SUPPORTED", "Constants", "HopperConfig", "choose_hopper", "hopper_declined",
-           "hopper_lacks", "tma_takes"]  # fmt: skip
+__all__ = ["SUPPORTED", "Constants", "HopperConfig", "choose_hopper", "hopper_declined", "hopper_lacks", "tma_takes"]
 
 HEAD_DIMS = ((64, 64), (128, 128), (192, 128), (256, 256))
 """Head dimensions of q and k, and of v."""
@@ -111,7 +110,7 @@ def hopper_lacks(inputs: PrefillInputs, scale: float) -> str | None:
     """What of a call the Hopper kernel cannot do, None if it can do it."""
     q, k, v = inputs.q, inputs.k, inputs.v
     dims = int(q.shape[-1]), int(v.shape[-1])
-    mask, features = inputs.features.mask, inputs.features
+    features, mask = inputs.features, inputs.features.mask
     eight = is_fp8(q)
     for array in (q, k):
         if dtype_of(array, "q").itemsize != (1 if eight else 2):
@@ -160,9 +159,8 @@ def tma_takes(array: Any, name: str) -> bool:
 
 def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperConfig:
     """The configuration of a call that the kernel can do."""
-    D, DV = problem.head_dim, problem.value_dim
-    small, item, scales = D == 64, problem.itemsize, inputs.features.scales
-    features, mask = inputs.features, inputs.features.mask
+    D, DV, item, features = problem.head_dim, problem.value_dim, problem.itemsize, inputs.features
+    small, mask, scales = D == 64, features.mask, features.scales
     window = mask.left < UNLIMITED
     page = inputs.k.shape[1] if inputs.table is not None else 0
     bounded = mask.right < UNLIMITED

@@ -118,8 +118,9 @@ class WgmmaCTA(WgmmaTiles):
         shape = self.shape
         values = p.values.astype(shape.p_dtype)
         if shape.p_dtype.itemsize == 2:  # where it stands
-            held = values[:, :128] if shape.groups_n > 1 else values
-            return held.reshape(self.programs, 1, 1, 128, -1) if shape.groups_n > 1 else self._blocks(held)
+            if shape.groups_n == 1:
+                return self._blocks(values)
+            return values[:, :128].reshape(self.programs, 1, 1, 128, -1)
         k = K_BYTES // shape.p_dtype.itemsize
         tile = p.with_values(values).tile()
         steps = tile.reshape(self.programs, shape.BM // 64, 64, -1, k).swapaxes(2, 3)  # [P, blocks, steps, 64, k]

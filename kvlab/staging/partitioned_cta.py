@@ -72,7 +72,7 @@ class PartitionedCTA(LaunchedCTA):
 
     An arrival is one thread's; before it the warps of its partition meet, as the compiler has it.
 
-    dtype   of the operands of wgmma; P in registers may have another, that of V
+    dtype   of the operands of wgmma
     boxes   what TMA copies
 
     >>> cta = PartitionedCTA(Places(64, {"all": (0, 1, 2, 3)}), np.dtype(np.float16), {}, Traffic())
@@ -122,8 +122,7 @@ class PartitionedCTA(LaunchedCTA):
 
     def multiply_pv(self, p: Fragments | PanelTile, v_at: PanelTile, o: Fragments) -> Fragments:
         """O + P V, both of 16 bits: P from registers or shared memory, V from there, transposed by the unit."""
-        dtype = self.dtype if isinstance(p, PanelTile) else p.values.dtype
-        atom, c = self._atom(dtype, v_at.cols), o.values.reshape(1, 1, 128, -1)
+        dtype, atom, c = self.dtype, self._atom(self.dtype, v_at.cols), o.values.reshape(1, 1, 128, -1)
         for key in range(0, v_at.rows, 16):
             if isinstance(p, PanelTile):
                 rows = self._operand(p.descriptor(0, key, along_rows=False).addresses(p.rows, 16, dtype), dtype)
@@ -138,7 +137,7 @@ class PartitionedCTA(LaunchedCTA):
         """O + P V, both of 8 bits: P ``[1, 1, threads, keys / 2]`` as wgmma's registers have it, V from shared memory
         with its keys along the rows.
         """
-        dtype, atom, c = p.dtype, self._atom(p.dtype, v_at.rows), o.values.reshape(1, 1, 128, -1)
+        dtype, atom, c = self.dtype, self._atom(self.dtype, v_at.rows), o.values.reshape(1, 1, 128, -1)
         for key in range(0, v_at.cols, K_BYTES):
             at = v_at.descriptor(0, key, along_rows=False).addresses(v_at.rows, K_BYTES, dtype)
             c = atom.mma(p[..., key // 2 : (key + K_BYTES) // 2], self._operand(at, dtype).swapaxes(2, 3), c)

@@ -145,7 +145,7 @@ class WgmmaTiles(LaunchedCTA):
         stand where K's were.
         """
         shape, stage = self.shape, self._stage_of(role, self._read[role])
-        at, place = f"{role} plain{stage}", self.shape.panel(f"{role}0")
+        at, place = self._landing(role, stage), self.shape.panel(f"{role}0")
         self.hazards.read(self._used[at], f"{role} convert", stage)
         rows = SharedTile(self.smem, shape.places[at], shape.dram_dtype).tile()
         values = rows.astype(shape.dtype if role == "k" else shape.p_dtype)
@@ -205,7 +205,7 @@ class WgmmaTiles(LaunchedCTA):
     def _copy_async(self, tile: KVTile, role: str) -> None:
         stage = self._stage_of(role, self._copied[role])
         self._copied[role] += 1
-        at = f"{role} plain{stage}" if self.shape.converted[role] else f"{role}{stage}"
+        at = self._landing(role, stage)
         plan, (address, nbytes, _) = self._copy_plan(at), self._copied_to(at)
         source, valid = plan.source_of(tile)
         self.hazards.copy_async(self._filled[at], f"{role} copy", stage)
@@ -216,14 +216,16 @@ class WgmmaTiles(LaunchedCTA):
     def _tile(self, role: str) -> SharedTile:
         """The next tile of a role, as it came."""
         self._read[role] += 1
-        converted, stage = self.shape.converted[role], self._stage_of(role, self._read[role] - 1)
-        at = f"{role} plain{stage}" if converted else f"{role}{stage}"
-        dtype = self.shape.dtype if role == "k" else self.shape.p_dtype
-        return SharedTile(self.smem, self.shape.places[at], self.shape.dram_dtype if converted else dtype)
+        at = self._landing(role, self._stage_of(role, self._read[role] - 1))
+        return SharedTile(self.smem, self.shape.places[at], self.shape.dram_dtype)
 
     def _stage_of(self, role: str, tiles: int) -> int:
         """Of the tile that so many came before."""
         return tiles % self.shape.stages(role)
+
+    def _landing(self, role: str, stage: int) -> str:
+        """Where a tile from DRAM lands: in panels, or in plain rows before it is converted."""
+        return f"{role} plain{stage}" if self.shape.converted[role] else f"{role}{stage}"
 
     def _panel(self, role: str) -> int:
         """Which panels hold the tile that was taken last."""

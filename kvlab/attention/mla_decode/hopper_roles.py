@@ -12,7 +12,7 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from kvlab.attention.mha_prefill.hopper_roles import NOTHING
-from kvlab.attention.mha_prefill.hopper_steps import PANEL, named_barrier, quad_sum
+from kvlab.attention.mha_prefill.hopper_steps import PANEL, quad_sum
 
 from .hopper_steps import (
     P_FULL,
@@ -25,6 +25,7 @@ from .hopper_steps import (
     load_keys,
     load_queries,
     mask_rows,
+    named_barrier,
     send,
     start_scores,
     store_half,

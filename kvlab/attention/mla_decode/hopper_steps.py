@@ -7,7 +7,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from kvlab.attention.mha_prefill.hopper_steps import PANEL, load_box, meet, named_barrier, operand
+from kvlab.attention.mha_prefill.hopper_steps import PANEL, load_box, meet, operand
 
 Q_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=4))
 K_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
@@ -15,6 +15,19 @@ PARTS = gl.constexpr(3)  # products of Q K^T
 S_DONE = gl.constexpr(9)  # that at which it waits for the end of the next Q K^T, where it is late
 P_FULL = gl.constexpr(8)  # the barrier at which the follower waits for the leader's P; Triton's are the first ones
 ROWS_LAYOUT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
+
+
+@gluon.jit
+def named_barrier(verb: gl.constexpr, number: gl.constexpr, threads: gl.constexpr):
+    """The hardware's barrier ``number`` of so many threads: "arrive", or "sync" and wait. What a thread has stored
+    before it arrives, those that wait may read. Whoever arrives again has heard that they have read it.
+    """
+    WARPS: gl.constexpr = gl.num_warps()
+    thread = gl.arange(0, 32 * WARPS, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
+    gl.inline_asm_elementwise(
+        f"bar.{verb} {number}, {threads}; mov.b32 $0, $1;", "=r,r,~{memory}", [thread], dtype=gl.int32, is_pure=False,
+        pack=1,
+    )  # fmt: skip
 
 
 @gluon.jit

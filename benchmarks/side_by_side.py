@@ -1,21 +1,28 @@
-"""The record of a side-by-side run: card, driver, versions, date, command, and what each implementation took.
+"""kvlab beside its peers: runs the side-by-side benchmark and keeps its record.
 
-    KVLAB_ADAPTER_DIR=benchmarks python bench_attention.py --peers .peers --tasks prefill --out bench.json
-    python benchmarks/side_by_side.py bench.json benchmarks/results/prefill_h100.json
+    python benchmarks/side_by_side.py --bench DIR --record benchmarks/results/attention_peers_h100.json --peers .peers
 
-bench_attention.py checks every output against float64, captures each implementation in a CUDA graph and samples them in
-turns, the L2 flushed before each sample; ``kvlab_adapter.py`` is how it calls kvlab. Compare ratios, not times, of
-different runs.
+DIR holds the benchmark (``bench_attention.py``, ``peers.py``, ``prepare_peers.py``, which fetches the peers); options
+that are not named here are the benchmark's own (``--tasks``, ``--impls``, ``--seconds``, ...; ``--smoke`` tries it on a
+CPU and leaves no record). It checks every output against float64, captures each implementation in a CUDA graph and
+samples them in turns, the L2 flushed before each sample; ``kvlab_adapter.py`` is how it calls kvlab. The record has
+card, driver, versions, date, command, and what each implementation took. Compare ratios, not times, of different runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 KEPT = ("ms", "p10", "p90", "samples", "tflops", "gbs", "fraction", "vs_best", "err", "error")
+BENCH = "KVLAB_BENCH_DIR"  #: tells the benchmark's worker, a process of its own, where the benchmark is
 
 
 def record(run: dict[str, Any], command: str) -> dict[str, Any]:
@@ -39,14 +46,47 @@ def record(run: dict[str, Any], command: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def with_fp8_prefill(build: Callable[..., Any]) -> Callable[..., Any]:
+    """The benchmark's kvlab, which leaves prefill of e4m3 q, k and v out, with it."""
+
+    def built(case: Any, x: Any, peers: Any) -> Any:
+        if case.op != "prefill" or not case.p.get("fp8"):
+            return build(case, x, peers)
+        import kvlab_adapter
+
+        return lambda: kvlab_adapter.prefill(x.q, x.k, x.v, causal=x.causal, scale=x.scale)
+
+    return built
+
+
+def benchmark(arguments: list[str]) -> None:
+    """bench_attention.py with ``arguments``; its worker is this file, so that it has the same kvlab."""
+    sys.path.insert(0, os.environ[BENCH])
+    os.environ["KVLAB_ADAPTER_DIR"] = str(Path(__file__).parent)
+    import bench_attention
+    import peers
+
+    bench_attention.__file__ = __file__
+    peers.IMPLS["kvlab"] = with_fp8_prefill(peers.IMPLS["kvlab"])
+    sys.argv[1:] = arguments
+    bench_attention.main()
+
+
 def main() -> None:
+    if "--worker" in sys.argv:
+        return benchmark(sys.argv[1:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="the JSON that bench_attention.py wrote")
-    parser.add_argument("output", type=Path)
-    parser.add_argument("--command", default="KVLAB_ADAPTER_DIR=benchmarks python bench_attention.py")
-    options = parser.parse_args()
-    found = record(json.loads(options.run.read_text()), options.command)
-    options.output.write_text(json.dumps(found, indent=1) + "\n")
+    parser.add_argument("--bench", type=Path, required=True, help="the directory of bench_attention.py")
+    parser.add_argument("--record", type=Path, required=True, help="the JSON to write")
+    options, rest = parser.parse_known_args()
+    os.environ[BENCH] = str(options.bench.resolve())
+    command = f"python benchmarks/side_by_side.py --bench DIR --record {options.record.name} {shlex.join(rest)}".strip()
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch, "bench.json")
+        benchmark([*rest, "--out", str(out)])
+        run = json.loads(out.read_text())
+    if not run["meta"]["smoke"]:
+        options.record.write_text(json.dumps(record(run, command), indent=1) + "\n")
 
 
 if __name__ == "__main__":

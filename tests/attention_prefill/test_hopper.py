@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from caught import SHARED, Caught, as_if_on, as_launched
-from prefill_cases import Case
+from prefill_cases import Case, Inputs
 from yardsticks import assert_accurate, bits
 
 from kvlab.attention import explain, mha_prefill
@@ -226,6 +227,12 @@ def test_strides_that_tma_does_not_take() -> None:
         ("sm_90", "3.6.0", 300, "hopper", "torch tensors on sm_90", {"window": 200}),
         ("sm_90", "3.6.0", 300, "hopper", "torch tensors on sm_90", {"D": 128, "dtype": torch.float8_e4m3fn}),
         ("sm_90", "3.6.0", 300, "triton", "a window with heads of 256", {"D": 256, "window": 200}),
+        ("sm_90", "3.6.0", 20, "hopper", "torch tensors on sm_90", {"batch_invariant": True}),
+        (
+            "sm_90", "3.6.0", 20, "triton", "a window with heads of 256",
+            {"D": 256, "window": 200, "batch_invariant": True},
+        ),
+        ("sm_90", "3.7.1", 20, "triton", "Triton 3.7", {"D": 256, "batch_invariant": True}),
     ],
 )
 def test_when_auto_takes_it(
@@ -233,11 +240,48 @@ def test_when_auto_takes_it(
     changes: dict[str, Any],
 ) -> None:  # fmt: skip
     as_if_on(monkeypatch, arch, version)
-    D, dtype = changes.get("D", 64), changes.get("dtype", torch.bfloat16)
+    options = dict(changes)
+    D, dtype = options.pop("D", 64), options.pop("dtype", torch.bfloat16)
     q, kv = (torch.zeros((1, length, heads, D), dtype=dtype) for heads in (4, 1))
-    found = explain(mha_prefill, q, kv, kv, window=changes.get("window"))
+    found = explain(mha_prefill, q, kv, kv, **options)
     assert found.backend == backend
     assert reason in found.reason
+
+
+NEIGHBOURS = [
+    Case(((20, 90), (130, 200), (1, 40)), heads=(3, 1), form="paged"),
+    Case(((20, 90), (130, 200), (5, 0), (1, 40)), heads=(2, 1), D=128, form="ragged", sinks=True, window=60),
+    Case(((130, 200), (3, 40)), heads=(2, 1), D=128, dtype="fp8", scales="head", form="ragged"),
+    Case(((20, 90), (130, 200)), heads=(2, 1), D=256, form="ragged", window=60),
+]
+
+
+@pytest.mark.parametrize("case", NEIGHBOURS, ids=str)
+def test_a_sequence_has_the_same_kernel_and_bits_alone_and_in_a_batch(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rests on the promise of batch_invariant, on a GPU and in the emulator of the kernel that it gets there."""
+
+    def called(x: Inputs) -> Any:
+        with monkeypatch.context() as patch:
+            as_if_on(patch, "sm_90")
+            backend = x.explain(batch_invariant=True).backend
+        return backend, *x.call(backend=backend, batch_invariant=True, return_lse=True)
+
+    x = case.build()
+    backend, together, lse = called(x)
+    assert backend == ("emulator" if case.D == 256 else "hopper")
+    for b, (start, stop) in enumerate(itertools.pairwise(x.cu_q)):
+        at: dict[str, Any] = {"q": x.q[start:stop], "cu_q": x.cu_q[b : b + 2] - start}
+        if case.form == "paged":
+            at |= {"table": x.table[[b]], "seq_lens": x.seq_lens[[b]]}
+        else:
+            keys = slice(*x.cu_k[b : b + 2])
+            at |= {"k": x.k[keys], "v": x.v[keys], "cu_k": x.cu_k[b : b + 2] - keys.start}
+        its, alone, its_lse = called(x.with_(**at))
+        assert its == backend or case.lens[b][1] == 0  # TMA takes no tensor without keys
+        assert bits(alone) == bits(together[start:stop])
+        assert bits(its_lse) == bits(lse[:, start:stop])
 
 
 LENS = ((150, 200), (150, 200))

@@ -139,11 +139,13 @@ def hopper_lacks(inputs: PrefillInputs, scale: float) -> str | None:
     return None
 
 
-def hopper_declined(problem: PrefillProblem, left: int) -> str | None:
-    """Why "auto" takes the portable kernel all the same, None if it does not. ``left`` is the window's left side."""
+def hopper_declined(problem: PrefillProblem, left: int, *, batch_invariant: bool = False) -> str | None:
+    """Why "auto" takes the portable kernel all the same, None if it does not. ``left`` is the window's left side.
+    ``batch_invariant``: no heads share a tile, and the longest sequence, another's perhaps, decides nothing.
+    """
     if left < UNLIMITED and problem.head_dim > 192:
         return "a window with heads of 256, for which there are not enough registers"
-    if problem.group > 1 and problem.max_q * problem.group <= 128:
+    if not batch_invariant and problem.group > 1 and problem.max_q * problem.group <= 128:
         return "the heads of a KV head fit one tile together"
     return gluon_lacks(wide=True) if problem.head_dim > 192 else None
 

@@ -80,8 +80,8 @@ def _plan(inputs: PrefillInputs, options: Options) -> Plan:
         features.mask.bias is not None, inputs.ragged,
         p_fp8=fp8 and features.scales.v.kind != "token",
     )  # fmt: skip
-    lacks = hopper_lacks(inputs, scale)
-    declined = None if options.batch_invariant else hopper_declined(problem, features.mask.left)
+    lacks, invariant = hopper_lacks(inputs, scale), bool(options.batch_invariant)
+    declined = hopper_declined(problem, features.mask.left, batch_invariant=invariant)
     chosen, reason, hopper = choose_with_hopper(inputs.q, options.backend, lacks, declined, SUPPORTED)
     if hopper:
         tiles, where = choose_hopper(problem, inputs), "sm_90" if chosen == "emulator" else None
@@ -94,8 +94,7 @@ def _plan(inputs: PrefillInputs, options: Options) -> Plan:
         _check_emulated(inputs, problem, emulated)
     target = target_of(inputs.q, emulated)
     config = choose_config(
-        problem, arch=target.arch, shared=target.shared, batch_invariant=bool(options.batch_invariant),
-        emulated=emulated is not None,
+        problem, arch=target.arch, shared=target.shared, batch_invariant=invariant, emulated=emulated is not None
     )  # fmt: skip
     check_grid(config.grid(problem), problem.batch, problem.max_q)
     explanation = Explanation("mha_prefill", chosen, reason, config, config.grid(problem), emulated)

@@ -111,10 +111,10 @@ def _operands(
 ) -> tuple[IntArray, IntArray, BoolArray, bool, Arch]:
     """Addresses, source and active lanes ``[..., 32]``, whether past L1, the machine; ValueError for what is wrong."""
     if instruction not in COPIES:
-        raise ValueError(f"copy_wavefronts: {instruction!r} is not one of {', '.join(COPIES)}")
+        raise ValueError(f"{instruction!r} is not one of {', '.join(COPIES)}")
     machine, size = get_arch(arch), COPIES[instruction]
     if "cp.async" not in machine.features:
-        raise ValueError(f"copy_wavefronts: {machine.name} has no cp.async")
+        raise ValueError(f"{instruction}: {machine.name} has no cp.async")
     to, fro = (integers(x, f"{instruction}: {what}") for x, what in ((addresses, "addresses"), (source, "source")))
     if {to.shape[-1:], fro.shape[-1:]} != {(machine.warp_size,)}:
         raise ValueError(

@@ -4,7 +4,8 @@
 
 Correctness against float64 on the embedded capture of SmolLM2 and on the timed inputs. Times are medians of CUDA-graph
 replays; GB/s counts K, V, q, the output, the lengths and the page table once. `read_gbps` is what a plain reading
-kernel reaches on the same bytes in the same run: quote the ratio. `--sweep` times other tile sizes as well.
+kernel reaches on the same bytes in the same run: quote the ratio. `--backend triton` takes the portable kernel also
+where there is one for this GPU; `--sweep` times other tile sizes as well.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def read_bandwidth(kv: torch.Tensor) -> float:
     return flat.numel() * 4 / min(times) / 1e6
 
 
-def captured() -> dict[str, Any]:
+def captured(backend: str) -> dict[str, Any]:
     """Errors of the compiled kernel on the embedded capture, over its layers and decode steps."""
     capture = load_smollm2()
     pool = paged_cache(capture, page_size=16)
@@ -66,7 +67,8 @@ def captured() -> dict[str, Any]:
         at = pool.with_lengths(np.array([token], np.uint32), 1)
         for layer in range(len(capture.layers)):
             q = capture.q[layer, token][None]
-            out = mha_decode(to_torch(q).cuda(), at.to("cuda"), layer, scale=capture.scale).double().cpu().numpy()
+            on_gpu = to_torch(q).cuda(), at.to("cuda"), layer
+            out = mha_decode(*on_gpu, scale=capture.scale, backend=backend).double().cpu().numpy()
             k, v = at.get_key_cache(layer).blocks, at.get_value_cache(layer).blocks
             exact, _ = reference(q[:, None], k, v, at.lookup_table, np.array([token + 1]), scale=capture.scale)
             to_reference = max(to_reference, np.abs(out - exact[:, 0]).max())
@@ -79,7 +81,9 @@ def captured() -> dict[str, Any]:
     }
 
 
-def synthetic(B: int, Hq: int, Hkv: int, D: int, context: int, page: int, kind: str, sweep: bool) -> dict[str, Any]:
+def synthetic(
+    B: int, Hq: int, Hkv: int, D: int, context: int, page: int, kind: str, *, sweep: bool, backend: str
+) -> dict[str, Any]:
     """Correctness and speed of one shape, pages shuffled: q of bfloat16; K and V too, or of fp8 e4m3 with one scale
     each ("fp8") or with one for every token and head ("fp8-token").
     """
@@ -95,7 +99,8 @@ def synthetic(B: int, Hq: int, Hkv: int, D: int, context: int, page: int, kind: 
     table = torch.randperm(pages, device="cuda", generator=generator).to(torch.int32).reshape(B, -1)
     lens = torch.full((B,), context, dtype=torch.int32, device="cuda")
     arguments = (q, kv[0], kv[1], table, lens)
-    out = mha_decode_paged(*arguments, **scales)
+    options = {**scales, "backend": backend}
+    out = mha_decode_paged(*arguments, **options)
     true = [_scaled(x, scales.get(name)) for x, name in ((kv[0], "k_scale"), (kv[1], "v_scale"))]
     few = slice(0, 4) if kind == "bf16" else slice(0, 2)
     exact = _attend(q[few].double(), *true, table, torch.float64)
@@ -104,15 +109,15 @@ def synthetic(B: int, Hq: int, Hkv: int, D: int, context: int, page: int, kind: 
     del true
     moved = kv.numel() * kv.element_size() + 2 * q.numel() * 2 + table.numel() * 4 + lens.numel() * 4
     moved += 8 * kv[0].numel() // D if kind == "fp8-token" else 0
-    ms = milliseconds(lambda: mha_decode_paged(*arguments, **scales, out=out))
+    ms = milliseconds(lambda: mha_decode_paged(*arguments, **options, out=out))
     read = read_bandwidth(kv)
-    config = explain(mha_decode_paged, *arguments).config
+    plan = explain(mha_decode_paged, *arguments, **options)
     result = {
         "shape": f"B{B}-H{Hq}x{Hkv}-D{D}-ctx{context}-page{page}-{kind}",
         "max_error": error.max().item(), "mean_error": error.mean().item(),
         "torch_bf16_max_error": plain.max().item(), "torch_bf16_mean_error": plain.mean().item(),
         "ms": ms, "gbps": moved / ms / 1e6, "read_gbps": read, "of_read": moved / ms / 1e6 / read,
-        "config": dataclasses.asdict(config),
+        "backend": plan.backend, "config": dataclasses.asdict(plan.config),
     }  # fmt: skip
     if sweep and kind != "fp8-token":
         portable = explain(mha_decode_paged, *arguments, backend="triton").config
@@ -175,12 +180,12 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tens
     return torch.stack(rows)
 
 
-def measurements(sweep: bool) -> dict[str, Any]:
+def measurements(sweep: bool, backend: str) -> dict[str, Any]:
     return {
-        "captured": captured(),
-        "synthetic": [synthetic(*shape, sweep=sweep) for shape in SHAPES],
+        "captured": captured(backend),
+        "synthetic": [synthetic(*shape, sweep=sweep, backend=backend) for shape in SHAPES],
     }
 
 
 if __name__ == "__main__":
-    gpu_record.run("benchmarks/mha_decode.py", __doc__, measurements)
+    gpu_record.run("benchmarks/mha_decode.py", __doc__, measurements, ("auto", "triton"))

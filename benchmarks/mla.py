@@ -6,8 +6,8 @@ Decode (512 + 64 columns, pages of 64 dealt at random): GB/s counts the latent r
 page table once; `of_read` is the ratio to what a plain reading kernel reaches on the same bytes in the same run, and
 `of_gemm` that of the matrix products' rate to a large bf16 matrix product in the same run. Prefill (192/128, 128 heads,
 causal): `of_gemm`, and `of_torch`, how often as fast as torch's scaled_dot_product_attention on K with the rope part
-copied to every head (without that copy). Times are medians, decode's of CUDA-graph replays. `--sweep` times other tile
-sizes as well.
+copied to every head (without that copy). Times are medians, decode's of CUDA-graph replays. `--backend triton` takes
+decode's portable kernel also where there is one for this GPU; `--sweep` times other tile sizes as well.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def latent_cache(tokens: int, kind: str, generator: torch.Generator) -> torch.Te
     return cache
 
 
-def decode(B: int, H: int, context: int, kind: str, gemm: float, sweep: bool) -> dict[str, Any]:
+def decode(B: int, H: int, context: int, kind: str, gemm: float, sweep: bool, backend: str) -> dict[str, Any]:
     """One shape of decode."""
     generator = torch.Generator("cuda").manual_seed(0)
     cache = latent_cache(B * context, kind, generator)
     q = torch.randn((B, H, LATENT + ROPE), dtype=torch.bfloat16, device="cuda", generator=generator)
     table = torch.randperm(len(cache), device="cuda", generator=generator).to(torch.int32).reshape(B, -1)
     lens = torch.full((B,), context, dtype=torch.int32, device="cuda")
-    out = mla_decode_paged(q, cache, table, lens)
+    out = mla_decode_paged(q, cache, table, lens, backend=backend)
     latent, rope = (window[table[-1].long()].flatten(0, 1) for window in latent_windows(cache, LATENT, ROPE))
     k = torch.cat([latent.double(), rope.double()], -1)
     exact, plain = (_attend(q[-1].to(t), k.to(t)) for t in (torch.float64, torch.bfloat16))
@@ -69,15 +69,16 @@ def decode(B: int, H: int, context: int, kind: str, gemm: float, sweep: bool) ->
         return {"ms": round(ms, 4), "of_read": round(moved / ms / 1e6 / read, 3),
                 "of_gemm": round(product / ms / 1e9 / gemm, 3)}  # fmt: skip
 
-    config = explain(mla_decode_paged, q, cache, table, lens).config
+    plan = explain(mla_decode_paged, q, cache, table, lens, backend=backend)
     result = {
         "shape": f"decode-B{B}-H{H}-ctx{context}-page{PAGE}-{kind}", "read_gbps": round(read),
         "max_error": (out[-1].double() - exact).abs().max().item(),
         "torch_bf16_max_error": (plain.double() - exact).abs().max().item(),
-        **rates(milliseconds(lambda: mla_decode_paged(q, cache, table, lens, out=out))),
-        "config": dataclasses.asdict(config),
+        **rates(milliseconds(lambda: mla_decode_paged(q, cache, table, lens, out=out, backend=backend))),
+        "backend": plan.backend, "config": dataclasses.asdict(plan.config),
     }  # fmt: skip
     if sweep:
+        config = explain(mla_decode_paged, q, cache, table, lens, backend="triton").config
         windows, rows = latent_windows(cache, LATENT, ROPE), []
         for BM, BN, warps, stages in TILES:
             splits = {config.num_splits, 1, 2, 64} if B > 1 else {config.num_splits, 32, 64}
@@ -133,14 +134,14 @@ def prefill(B: int, S: int, gemm: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def measurements(sweep: bool) -> dict[str, Any]:
+def measurements(sweep: bool, backend: str) -> dict[str, Any]:
     gemm = gemm_rate()
     return {
         "gemm_tflops": round(gemm),
-        "decode": [decode(*shape, gemm, sweep) for shape in DECODE],
+        "decode": [decode(*shape, gemm, sweep, backend) for shape in DECODE],
         "prefill": [prefill(*shape, gemm) for shape in PREFILL],
     }
 
 
 if __name__ == "__main__":
-    gpu_record.run("benchmarks/mla.py", __doc__, measurements)
+    gpu_record.run("benchmarks/mla.py", __doc__, measurements, ("auto", "triton"))

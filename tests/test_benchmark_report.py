@@ -1,12 +1,14 @@
-"""The table of goals. Rests on the committed records and on a record made up here."""
+"""The table of goals, and the command line of records. Rests on the committed records and on one made up here."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import gpu_record
 from benchmarks.report import GOALS, RECORDS, RESULTS, Goal, rows, table
 
 COMMITTED = [json.loads((RESULTS / name).read_text()) for name in RECORDS]
@@ -41,3 +43,25 @@ def test_what_has_no_record_is_said_and_later_records_win() -> None:
     failed = {"tasks": {"t": {"best_peer": "fa3", "implementations": {"kvlab": {"error": "illegal instruction"}}}}}
     assert rows([made_up(2.0, 0.5), failed], [Goal("a", "t", 1.0)])[0][2] == "illegal instruction"
     assert rows([failed, made_up(2.0, 0.5)], [Goal("a", "t", 1.0)])[0][3] == "yes"
+
+
+@pytest.mark.parametrize("asked", ["", " --backend triton", " --sweep", " --sweep --backend triton"])
+def test_a_record_has_the_command_that_made_it(
+    asked: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Also the backend, of which ``measure`` is told: figures of one kernel are not another's."""
+    monkeypatch.setattr("sys.argv", ["x.py", *asked.split(), "--output", str(tmp_path / "made" / "x.json")])
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(gpu_record, "facts", lambda: {"card": "none"})
+    gpu_record.run("x.py", "words", lambda **given: {"given": given}, ("auto", "triton"))
+    given = {"sweep": "sweep" in asked, "backend": "triton" if "triton" in asked else "auto"}
+    expected = {"command": f"python x.py{asked}", "card": "none", "given": given}
+    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "made" / "x.json").read_text()) == expected
+
+
+def test_a_backend_that_is_none(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["x.py", "--backend", "cuda"])
+    for backends, words in ((("auto", "triton"), "invalid choice: 'cuda'"), ((), "unrecognized arguments")):
+        with pytest.raises(SystemExit):
+            gpu_record.run("x.py", "words", lambda **given: given, backends)
+        assert words in capsys.readouterr().err

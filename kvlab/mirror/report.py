@@ -185,7 +185,7 @@ def _compare_order(kernel: Side, emulator: Side, role: str) -> list[Violation]:
     for tag, i, i_end, j, j_end in matcher.get_opcodes():
         if tag == "equal":
             for one, other in zip(left[i:i_end], right[j:j_end], strict=True):
-                found += _unbound(kernel, emulator, one, other)
+                found += _unbound(kernel, emulator, one, other) + _unmet(kernel, emulator, one, other)
             continue
         for offset in range(max(i_end - i, j_end - j)):
             a = left[i + offset] if i + offset < i_end else None
@@ -215,6 +215,27 @@ def _unbound(kernel: Side, emulator: Side, a: _Item, b: _Item) -> list[Violation
             who = f"the {missing[0]} does not bind it" if len(missing) == 1 else "neither side binds it"
             message = f"step '{a.step.marker.name}' lists '{output}' but {who}"
             found.append(Violation(message, _place(kernel, a), _place(emulator, b)))
+    return found
+
+
+def _unmet(kernel: Side, emulator: Side, a: _Item, b: _Item) -> list[Violation]:
+    """Waits and arrivals of a step that the other side has not, or elsewhere."""
+    if a.step is None or b.step is None:
+        return []
+    sides = (kernel, a.step), (emulator, b.step)
+    ours, theirs = ([one.text for one in step.meetings] for _, step in sides)
+    matcher = SequenceMatcher(None, ours, theirs, autojunk=False)
+    found = []
+    for tag, i, i_end, j, j_end in matcher.get_opcodes():
+        if tag == "equal":
+            continue
+        there = a.step.meetings[i:i_end], b.step.meetings[j:j_end]
+        words = [", ".join(f"'{one.text}'" for one in some) or "nothing" for some in there]
+        lines = [
+            f"{side.path}:{(some[0] if some else step).line}" for (side, step), some in zip(sides, there, strict=True)
+        ]
+        message = f"step '{a.step.marker.name}' has {words[0]} in the kernel, {words[1]} in the emulator"
+        found.append(Violation(message, *lines))
     return found
 
 

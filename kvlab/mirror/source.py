@@ -9,6 +9,8 @@ import tokenize
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from kvlab.mirror.meetings import Meeting, meetings_of
+
 __all__ = ["Header", "Marker", "Problem", "Side", "Step", "read_side"]
 
 _NAME = r"[A-Za-z_]\w*"
@@ -16,6 +18,8 @@ _MARKER = re.compile(
     rf"#:\s*(?P<name>{_NAME})(?:\s*->\s*(?P<outputs>{_NAME}(?:\s*,\s*{_NAME})*))?(?:\s+(?P<words>(?!->).*))?$"
 )
 _ROLE = re.compile(rf"#@\s*(?P<role>{_NAME})(?:\s+.*)?$")
+_ALIKE = re.compile(r"#\s*[:@]")
+"""A marker, or meant to be one."""
 _RANGES = {"range", "static_range", "ragged_range"}
 _RANGE_HINTS = {
     "num_stages",
@@ -46,6 +50,7 @@ class Step:
     marker: Marker
     ranges: list[tuple[int, int]] = field(default_factory=list)
     bound: set[str] = field(default_factory=set)
+    meetings: list[Meeting] = field(default_factory=list)
     headers: tuple[Header, ...] = ()
 
     @property
@@ -179,7 +184,7 @@ class _Reader:
         role = ""
         for comment in self.comments:
             line, column = comment.start
-            if not span[0] <= line <= span[1] or not comment.string.startswith(("#:", "#@")):
+            if not span[0] <= line <= span[1] or not _ALIKE.match(comment.string):
                 continue
             text = " ".join(comment.string.split())
             if self.lines[line - 1][:column].strip():
@@ -193,7 +198,7 @@ class _Reader:
                 outputs = tuple(re.split(r"\s*,\s*", found["outputs"])) if found["outputs"] else ()
                 self._place(Marker(found["name"], outputs, _normal(found), role, line, column), starts)
             else:
-                form = "'#@ role'" if text.startswith("#@") else "'#: name -> out1, out2   words'"
+                form = "'#@ role'" if "@" in text[:3] else "'#: name -> out1, out2   words'"
                 self._fault(line, f"marker '{text}' is not of the form {form}")
         body = node.body[1:] if ast.get_docstring(node) is not None else node.body
         return self._block(body, ())
@@ -227,6 +232,7 @@ class _Reader:
             elif step is not None:
                 step.ranges.append((statement.lineno, statement.end_lineno or statement.lineno))
                 step.bound |= _bound_names(statement)
+                step.meetings += meetings_of(statement)
             else:
                 code = self.lines[statement.lineno - 1].strip()
                 self._fault(statement.lineno, f"statement outside a step: {code!r}; a marker must open it")

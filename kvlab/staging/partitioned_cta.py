@@ -70,7 +70,7 @@ class PartitionedCTA(LaunchedCTA):
     """Shared memory of ``places`` on sm_90, and what is done to it; every access, wait and arrival is stated to
     ``hazards``, in the order of the PTX. ``me`` are the warps of a partition.
 
-    An arrival is one thread's; before it the warps of its partition meet, as the compiler has it.
+    An arrival or a copy of TMA is one thread's; before it the warps of its partition meet, as the compiler has it.
 
     dtype   of the operands of wgmma
     boxes   what TMA copies
@@ -100,10 +100,14 @@ class PartitionedCTA(LaunchedCTA):
         """The barrier of a partition."""
         self.hazards.barrier(me, me, name=1 + me[0] // 4)
 
-    def arrive(self, me: Warps, bar: AsyncBarrier) -> None:
-        """One thread arrives, once all warps of the partition are here."""
+    def elect(self, me: Warps) -> Warps:
+        """The warp whose thread does what one thread does, once all warps of the partition are here."""
         self.meet(me)
-        bar.arrive(me[:1])
+        return me[:1]
+
+    def arrive(self, me: Warps, bar: AsyncBarrier) -> None:
+        """One thread arrives."""
+        bar.arrive(self.elect(me))
 
     def wait_mma(self, me: Warps, n: int) -> None:
         """At most ``n`` products go on."""

@@ -75,7 +75,7 @@ class Launch:
 
 def produce(cta: HopperCTA, x: Launch, item: Item) -> Iterator[Wait]:
     """One warp brings block after block of K and V."""
-    # @ producer
+    #@ producer
     #: begin -> blocks, found    how many; the pages of the first
     C, (batch, kv_head, _, lo, hi, _) = cta.C, item
     blocks = ceildiv(hi - lo, C.BT)
@@ -92,7 +92,7 @@ def produce(cta: HopperCTA, x: Launch, item: Item) -> Iterator[Wait]:
 
 def consume(cta: HopperCTA, x: Launch, item: Item) -> Iterator[Wait]:
     """Four warps, each with 16 keys of a block of its own: scores, softmax, output."""
-    # @ consumer
+    #@ consumer
     #: begin -> blocks, limit    how many; the rows, the keys that they see, what their scores are multiplied by
     C, scales, (batch, kv_head, split, lo, hi, num_keys) = cta.C, x.features.scales, item
     blocks = ceildiv(hi - lo, C.BT)

@@ -26,7 +26,7 @@ from .hopper_steps import (
 @gluon.jit
 def produce(item, descs, boxes, full, free, table, pages, C: gl.constexpr):
     """One warp brings block after block of K and V."""
-    # @ producer
+    #@ producer
     #: begin -> blocks, found    how many; the pages of the first
     _, kv_head, _, lo, hi, _ = item
     dk, dv = descs
@@ -46,7 +46,7 @@ def produce(item, descs, boxes, full, free, table, pages, C: gl.constexpr):
 @gluon.jit
 def consume(item, smem, full, free, queries, scales, results, C: gl.constexpr):
     """Four warps, each with 16 keys of a block of its own: scores, softmax, output."""
-    # @ consumer
+    #@ consumer
     #: begin -> blocks, limit    how many; the rows, the keys that they see, what their scores are multiplied by
     batch, kv_head, split, lo, hi, num_keys = item
     blocks = gl.cdiv(hi - lo, C.BT)

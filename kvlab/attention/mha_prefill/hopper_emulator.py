@@ -101,6 +101,7 @@ def produce(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
             for w in range(C.NC):
                 yield cta.q_free[slot * C.NC + w], ((j // C.NQ) & 1) ^ 1
             cta.send(slot, 0, batch, head, row, q_first, num_q, num_keys)
+            cta.meet(cta.places.producer)
             #: load_q -> j    DRAM -> shared memory, 64 rows for each consumer
             for w in range(C.NC):
                 u = slot * C.NC + w
@@ -287,10 +288,13 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
         if row < 0 or row + BM > num_q:  # TMA stores no part of a box, nor to negative coordinates
             x.out[page, q_first + r[real], head] = values[real]
         else:
-            for col in range(0, C.DV, C.DV // C.ROUNDS):
-                if col:
-                    cta.wait_store(me)
-                cta.store_columns(me, W, values[:, col : col + C.DV // C.ROUNDS], page, q_first + row, head, col)
+            if C.ROUNDS == 1:
+                cta.store_columns(me, W, values, page, q_first + row, head, 0)
+            else:
+                left_half, right_half = np.split(values, 2, axis=1)
+                cta.store_columns(me, W, left_half, page, q_first + row, head, 0)
+                cta.wait_store(me)
+                cta.store_columns(me, W, right_half, page, q_first + row, head, C.DV // 2)
         #: turn -> it, j, batch    the next tile
         it, j = it + 1, j + 1
         yield cta.q_full[j % C.NQ * C.NC + W], (j // C.NQ) & 1

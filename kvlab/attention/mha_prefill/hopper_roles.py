@@ -41,7 +41,7 @@ def produce(descs, boxes, words, bars, seqs, sizes, C: gl.constexpr):
     #: begin -> t, it, j    the first tile is the program's own; none loaded yet
     dq, dk, dv = descs
     q_s, k_s, v_s = boxes
-    q_full, q_free, k_full, k_free, v_full, v_free = bars
+    q_full, q_free, k_full, k_free, raw_full, raw_free = bars
     cu_q, cu_k, table, lens, counter = seqs
     tiles, row_tiles, together, batches, steps, heads, group, max_q, max_k, left, right, pages, table_batch = sizes
     NC: gl.constexpr = C.NC
@@ -89,9 +89,9 @@ def produce(descs, boxes, words, bars, seqs, sizes, C: gl.constexpr):
                     dk, k_s, k_full.index(b), b, found, k_first, head // group, key, C.BN, C.BOX, C.D, C.PAGE, C.ITEM
                 )  # fmt: skip
                 #: load_v -> it    the V tile of the same keys
-                mbarrier.wait(v_free.index(b), ((it // C.NB) & 1) ^ 1)
+                mbarrier.wait(raw_free.index(b), ((it // C.NB) & 1) ^ 1)
                 load_rows(
-                    dv, v_s, v_full.index(b), b, found, k_first, head // group, key, C.BN, C.BOX, C.DV, C.PAGE, C.ITEM
+                    dv, v_s, raw_full.index(b), b, found, k_first, head // group, key, C.BN, C.BOX, C.DV, C.PAGE, C.ITEM
                 )  # fmt: skip
                 it += 1
         #: take -> t    the next tile that no program has taken; in turn where all tiles take the same time

@@ -54,16 +54,21 @@ class HopperCTA(PartitionedCTA):
         box, first = ("rope", 0) if part == "rope" else ("k", HALVES.index(part) * C.DV // 2)
         self._load(box, name, bar, (pages, row, first + panel), panel * C.BN * 2 + box_row * 128, b)
 
-    def scores(self, me: Warps, b: int, phase: int) -> Generator[Wait, None, Fragments]:
+    def start_scores(self, me: Warps, b: int, phase: int) -> Generator[Wait, None, Fragments]:
         """S = Q K^T of stage b, ``[BM, BN]`` float32, started in parts as they arrive: left half, rope, right half."""
         C, s = self.C, np.zeros((1, 1, 128, self.C.BN // 2), np.float32)
-        for part in ("left", "rope", "right"):
-            yield (self.r_full if part == "right" else self.l_full)[b], phase
-            self.hazards.read_async(self.places.whole(f"q {part}", me), "q wgmma", last=False)
-            self.hazards.read_async(self.places.whole(f"k {part} {b}", me), f"k {part} wgmma", b)
-            s = self.multiply_qk(self.places.tiles[f"q {part}"], self.places.tiles[f"k {part} {b}"], s)
+        yield self.l_full[b], phase
+        s = self._add_scores(me, "rope", b, self._add_scores(me, "left", b, s))
+        yield self.r_full[b], phase
+        s = self._add_scores(me, "right", b, s)
         self.traffic.move("SMEM->tensor cores", (C.BM + C.BN) * (C.DV + C.DR) * 2)
         return Fragments(s.reshape(1, 128, 1, -1), accumulator(C.BN))
+
+    def _add_scores(self, me: Warps, part: str, b: int, s: Array) -> Array:
+        """S plus the product of some columns of Q and of stage b."""
+        self.hazards.read_async(self.places.whole(f"q {part}", me), "q wgmma", last=False)
+        self.hazards.read_async(self.places.whole(f"k {part} {b}", me), f"k {part} wgmma", b)
+        return self.multiply_qk(self.places.tiles[f"q {part}"], self.places.tiles[f"k {part} {b}"], s)
 
     def accumulate(self, me: Warps, p: Fragments | None, b: int, half: str, o: Fragments) -> Fragments:
         """O += P V with half the columns of stage b; P in registers, or None: from shared memory. Started."""
@@ -87,6 +92,10 @@ class HopperCTA(PartitionedCTA):
         self.put(me, 0, alpha)
         self.hazards.fence_async(me)
         self.p_full.arrive(me)
+
+    def sync(self, bar: AsyncBarrier, phase: int) -> Wait:
+        """What to wait for at a barrier of the hardware, which counts its phases itself."""
+        return bar, phase
 
     def put(self, me: Warps, which: int, values: Array) -> None:
         """The factor ``which`` of each row, for the other warpgroup."""

@@ -115,7 +115,7 @@ def lead(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
         limit = num_keys - tokens + 1
         #: scores -> s    S = Q K^T of the first block
         yield cta.q_full, turn
-        s = yield from cta.scores(me, it % C.NB, (it // C.NB) & 1)
+        s = yield from cta.start_scores(me, it % C.NB, (it // C.NB) & 1)
         m, l, o = np.full(C.BM, NOTHING), np.zeros((C.BM, 4), np.float32), cta.zeros()
         cta.wait_mma(me, 0)
         for i in range(blocks - 1):
@@ -134,7 +134,7 @@ def lead(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
             cta.send(me, p, alpha)
             #: scores -> s, it    S = Q K^T of the next block runs behind it
             it += 1
-            s = yield from cta.scores(me, it % C.NB, (it // C.NB) & 1)
+            s = yield from cta.start_scores(me, it % C.NB, (it // C.NB) & 1)
             cta.wait_mma(me, PARTS)
             cta.arrive(me, cta.l_free[b])
             cta.wait_mma(me, 0)
@@ -188,13 +188,13 @@ def follow(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
         for _ in range(blocks - 1):
             #: receive -> b, alpha    P and alpha of the next block
             b = it % C.NB
-            yield cta.p_full, it & 1
+            yield cta.sync(cta.p_full, it & 1)
             alpha = cta.get(me, 0)
             #: accumulate -> o, it    O = alpha O + P V, P from shared memory; late: beside the leader's softmax
             o = o.with_values(o.values * o.by_row(alpha[None]))
             yield cta.r_full[b], (it // C.NB) & 1
             if C.LATE:
-                yield cta.s_done, late
+                yield cta.sync(cta.s_done, late)
                 late ^= 1
             o = cta.accumulate(me, None, b, "right", o)
             cta.wait_mma(me, 0)
@@ -202,7 +202,7 @@ def follow(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
             it += 1
         #: receive -> b, alpha, inv    of the last block, and 1 / l
         b = it % C.NB
-        yield cta.p_full, it & 1
+        yield cta.sync(cta.p_full, it & 1)
         alpha, inv = cta.get(me, 0), cta.get(me, 1)
         #: accumulate -> o, it    O = alpha O + P V of the last block
         o = o.with_values(o.values * o.by_row(alpha[None]))

@@ -199,6 +199,12 @@ FEATURES = [
     FeatureCase(D=128, kv=FP8, scales="token", splits=3, page=1, window=60, sinks=True),
     FeatureCase(D=256, kv=FP8, scales="token", dtype=FP8, softcap=2.0, S=2),
 ]
+ENDS = [
+    FeatureCase((1, 0, 0, 1), heads=(4, 2), D=128, splits=splits, kv=kv, scales="head" if kv else "")
+    for splits in (1, 3) for kv in (None, FP8)
+]  # fmt: skip
+"""One key at both ends of the batch, and between them sequences without keys."""
+FEATURES += ENDS
 DEPTHS = [
     *(FeatureCase(lens=(70, 3), D=D, dtype=dtype) for D in (96, 192, 576) for dtype in ("bf16", "fp32")),
     FeatureCase(lens=(70, 3), D=80, S=4, heads=(10, 1), softcap=1.0),

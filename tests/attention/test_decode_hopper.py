@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from caught import SHARED, Caught, as_if_on, as_launched, as_tensors
 from decode_cases import Case
-from feature_cases import FP8, FeatureCase, FeatureInputs
+from feature_cases import ENDS, FP8, FeatureCase, FeatureInputs
 from seeded_faults import HOPPER, is_found
 from yardsticks import assert_accurate, bits
 
@@ -48,8 +48,8 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize("case", PAIRS, ids=str)
-def test_the_emulator_is_accurate_with_e4m3(case: FeatureCase) -> None:
+@pytest.mark.parametrize("case", [*PAIRS, *ENDS], ids=str)
+def test_the_emulator_is_accurate_with_e4m3_and_at_the_ends(case: FeatureCase) -> None:
     x = case.build()
     out, lse = mha_decode_paged(*x.arrays, backend="hopper", num_splits=case.splits, return_lse=True, **x.options)
     assert_accurate(x, out, lse)

@@ -37,6 +37,7 @@ CASES = [
     Case(((20, 150), (9, 30)), starts=(20, 0), held=(130, 30), row="fp8", k_scale="token", H=1),
     Case(((30, 90),), row="rope-aware", dtype="fp16", H=1),
     Case(((30, 90),), columns=(80, 32, 96), H=2, strided=True),
+    Case(((1, 70), (0, 0), (0, 9), (1, 1)), H=2),
     Case((), H=1),
     Case(((70, 130), (0, 9), (5, 3), (4, 0)), kv="fp8", scales="head"),
     Case(((20, 100), (3, 20)), kv="fp8", scales="token", row="rope-aware", page=7, strided=True),

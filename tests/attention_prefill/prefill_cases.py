@@ -281,6 +281,15 @@ FEATURES = [
 ]
 """Every feature."""
 
+ENDS = [
+    Case(lens, heads=(4, 2), D=128, dtype=dtype, form=form, scales="head" if dtype == "fp8" else "")
+    for lens, form in (
+        (((1, 130), (0, 0), (0, 40), (1, 1)), "ragged"), (((1, 1), (0, 9), (70, 90), (0, 0), (1, 129)), "paged"),
+    )
+    for dtype in ("bf16", "fp8")
+]  # fmt: skip
+"""One row at both ends of the batch, and between them sequences without rows."""
+
 ODD_DEPTHS = [
     Case(((40, 70),), D=D, DV=DV, dtype=t, kv=kv, heads=(2, 1))
     for D, DV, t, kv in (

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prefill_cases import FEATURES, ODD_DEPTHS, Case
+from prefill_cases import ENDS, FEATURES, ODD_DEPTHS, Case
 from yardsticks import assert_accurate, bits
 
 from kvlab.attention.mha_prefill.machine import PREFILL_ARCHS
@@ -36,7 +36,7 @@ GRID = [
     Case((), form="ragged"),
 ]
 every = pytest.mark.parametrize("case", GRID, ids=str)
-RUNS = [(case, arch) for case in [*GRID, *FEATURES] for arch in PREFILL_ARCHS if case.fits(arch)]
+RUNS = [(case, arch) for case in [*GRID, *FEATURES, *ENDS] for arch in PREFILL_ARCHS if case.fits(arch)]
 PIECES = [(case, arch) for case in ODD_DEPTHS for arch in PREFILL_ARCHS if case.fits(arch)]
 PIECES += [(Case(((40, 70),), D=40, heads=(2, 2), strided=True), arch) for arch in ("sm_80", "gfx950")]
 """NaN stands between the rows."""
@@ -51,7 +51,7 @@ def test_emulator(case: Case, arch: str) -> None:
 
 
 @pytest.mark.interpreter
-@pytest.mark.parametrize("case", [*GRID, *FEATURES, *ODD_DEPTHS], ids=str)
+@pytest.mark.parametrize("case", [*GRID, *FEATURES, *ENDS, *ODD_DEPTHS], ids=str)
 def test_interpreted_kernel(case: Case) -> None:
     x = case.build()
     out, lse = x.call(device="cpu", return_lse=True)

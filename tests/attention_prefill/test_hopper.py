@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from caught import SHARED, Caught, as_if_on, as_launched
-from prefill_cases import Case, Inputs
+from prefill_cases import ENDS, Case, Inputs
 from yardsticks import assert_accurate, bits
 
 from kvlab.attention import explain, mha_prefill
@@ -49,6 +49,8 @@ CASES = [
     Case(((130, 200),), heads=(2, 1), D=128, dtype="fp8", causal=False, softcap=20.0),
     Case(RAGGED, heads=(4, 2), D=128, dtype="fp8", scales="head", form="ragged", window=150),
     Case(RAGGED, heads=(4, 2), D=128, dtype="fp8", scales="head", form="paged", sinks=True),
+    *ENDS,
+    dataclasses.replace(ENDS[0], D=64, causal=False),
 ]
 
 

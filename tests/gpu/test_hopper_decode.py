@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from decode_cases import Case
-from feature_cases import FP8, FeatureCase
+from feature_cases import ENDS, FP8, FeatureCase
 from hopper_chip import ON_HOPPER, assert_alike, run_apart
 from yardsticks import assert_accurate, bits, nothing_waits
 
@@ -64,7 +64,7 @@ def on_chip(case: Case | FeatureCase, x: Any, **options: Any) -> Any:
     return tuple(t.cpu() for t in call)
 
 
-@pytest.mark.parametrize("case", [*GRID, *PAIRS], ids=str)
+@pytest.mark.parametrize("case", [*GRID, *PAIRS, *ENDS], ids=str)
 def test_grid(case: Case | FeatureCase) -> None:
     x = case.build()
     assert_accurate(x, *on_chip(case, x))

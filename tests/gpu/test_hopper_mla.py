@@ -33,6 +33,7 @@ SIZES = [
     Case((300, 17), H=126, columns=FULL, page=64, S=3),
     Case((70, 2000), H=128, columns=FULL, page=16, S=4, splits=7),
     Case((200,) * 150, H=128, columns=FULL, page=64),
+    Case((1, 0, 0, 1), H=16, columns=FULL, page=64),
 ]
 GRID = [*SIZES, *(replace(case, dtype="fp16") for case in SIZES[1:5])]
 

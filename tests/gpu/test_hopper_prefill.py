@@ -13,7 +13,7 @@ import pytest
 import torch
 from hopper_chip import ON_HOPPER, assert_alike
 from on_device import on_device
-from prefill_cases import Case, Inputs
+from prefill_cases import ENDS, Case, Inputs
 from yardsticks import assert_accurate, bits, nothing_waits
 
 from kvlab.attention import explain, mha_prefill
@@ -52,7 +52,8 @@ FP8 = [
     Case(RAGGED, heads=(4, 2), D=128, dtype="fp8", scales="head", form="ragged", softcap=20.0),
     *(Case(PAGED, heads=(6, 2), D=128, dtype="fp8", scales="number", form="paged", page=page) for page in (16, 64)),
 ]
-GRID = [*SIZES, *(replace(case, dtype="fp16") for case in SIZES[:1] + SIZES[-10:]), *FP8]
+GRID = [*SIZES, *(replace(case, dtype="fp16") for case in SIZES[:1] + SIZES[-10:]), *FP8, *ENDS]
+GRID += [replace(ENDS[0], D=64, causal=False), replace(ENDS[2], D=256)]
 
 
 def assert_right(x: Inputs, out: torch.Tensor, lse: torch.Tensor) -> None:

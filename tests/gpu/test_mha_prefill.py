@@ -14,7 +14,7 @@ import pytest
 import torch
 from hopper_chip import NO_HOPPER
 from on_device import on_device
-from prefill_cases import FEATURES, ODD_DEPTHS, Case, Inputs
+from prefill_cases import ENDS, FEATURES, ODD_DEPTHS, Case, Inputs
 from yardsticks import assert_accurate, bits, nothing_waits
 
 from kvlab.attention.mha_prefill import mha_prefill_paged
@@ -72,7 +72,7 @@ CONVERTED = [
 """K and V of e4m3 beside a q of 16 bits: head dimensions in pieces and padded, several tiles."""
 
 
-@pytest.mark.parametrize("case", [*FEATURES, *ODD_DEPTHS, *LONGER, *CONVERTED], ids=str)
+@pytest.mark.parametrize("case", [*FEATURES, *ENDS, *ODD_DEPTHS, *LONGER, *CONVERTED], ids=str)
 def test_features(case: Case) -> None:
     """Twice: the bits repeat. Hopper's tensor cores add products of e4m3 with fewer bits than float32 has: the lse of
     random scores up to 7.5 was off by up to 2.4e-4 on an H100, hence the wider bound where q is e4m3.

@@ -28,6 +28,7 @@ SIZES = [
     Case(((60, 800), (9, 30)), starts=(100, 0), held=(300, 30), page=1),
     Case(((150, 400),), columns=(192, 64, 192), page=16),
     Case(((90, 100),), columns=(80, 32, 48), page=48),
+    Case(((1, 300), (0, 0), (0, 9), (1, 1)), page=64, latent=512),
 ]
 GRID = SIZES + [replace(c, dtype=dtype) for c, dtype in zip(SIZES, ("fp32", "fp16", "fp16", "fp32"), strict=False)]
 FEATURES = [

@@ -20,12 +20,11 @@ After a loop that another follows: wait_group(0), barrier.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 from .hazards import Hazards
 from .iterator import KVCacheIterator, KVTile
-from .tile_walk import expect_fetched, is_same
+from .tile_walk import TileWalk, expect_fetched, is_same
 
 __all__ = ["TilePipeline"]
 
@@ -48,55 +47,53 @@ class TilePipeline:
         self.copy_async, self.store, self.hazards, self.meets, self.stages = copy_async, store, hazards, meets, stages
         self.stage = {"k": 0, "v": 0}  # where the tile stands that was loaded last
         self._fetched, self._loaded = ({"k": 0, "v": 0} for _ in range(2))  # tiles so far
-        self._loops: list[dict[str, KVCacheIterator]] = []  # this one first
+        self._walk: TileWalk | None = None
         self._flying: dict[str, list[KVTile]] = {"k": [], "v": []}
 
     @property
     def following(self) -> bool:
         """Whether tiles are fetched ahead."""
-        return bool(self._loops)
+        return self._walk is not None
 
     def follow(self, *tiles: KVCacheIterator | None) -> None:
         """Fetch ahead along these iterators, one of K and one of V (None: there are no such tiles) for one loop after
         the other, beginning with the tiles that they give next; the iterators stay where they are.
         """
-        if not tiles or len(tiles) % 2:
-            raise ValueError(f"{len(tiles)} iterators: one of K and one of V are needed for each loop")
-        for pair in zip(tiles[::2], tiles[1::2], strict=True):
-            self._loops.append({role: copy.copy(t) for role, t in zip("kv", pair, strict=True) if t is not None})
+        self._walk = TileWalk(*tiles)
         self._fetch_first()
 
     def load(self, role: str, tile: KVTile) -> None:
         """Make sure that the tile of ``"k"`` or ``"v"`` has landed. ValueError if another tile was fetched ahead."""
-        if not self.following:
+        if self._walk is None:
             self.hazards.barrier()
             self.store(role, tile)
             self.hazards.barrier()
             return
-        flying = self._flying[role]
-        if len(self._loops) > 1 and flying and not is_same(flying[0], tile):
+        flying, roles = self._flying[role], self._walk.roles
+        if not self._walk.last and flying and not is_same(flying[0], tile):
             self._next_loop()
         expect_fetched(flying, tile, role)
         self.stage[role] = self._loaded[role] % self.stages
         self._loaded[role] += 1
-        if role == next(iter(self._loops[0])):
-            self.hazards.wait_group((self.stages - 1) * len(self._loops[0]))
+        if role == roles[0]:
+            self.hazards.wait_group((self.stages - 1) * len(roles))
             self.hazards.barrier()
 
     def refill(self, role: str) -> None:
         """After the last reads of the tile: the next one of K, then that of V."""
-        if self.following:
-            if self.meets == role and (role == "k" or role in self._loops[0]):
+        if self._walk is not None:
+            if self.meets == role and (role == "k" or role in self._walk.roles):
                 self.hazards.barrier()
             self._fetch(role)
 
     def _next_loop(self) -> None:
         """What was fetched past the end of a loop lands; the first tiles of the next are fetched."""
+        assert self._walk is not None
         self.hazards.wait_group(0)
         self.hazards.barrier()
         for tiles in self._flying.values():
             tiles.clear()
-        del self._loops[0]
+        self._walk.loop += 1
         self._fetched, self._loaded = ({"k": 0, "v": 0} for _ in range(2))
         self._fetch_first()
 
@@ -112,9 +109,9 @@ class TilePipeline:
             self._fetch("v")
 
     def _fetch(self, role: str) -> None:
-        if role not in self._loops[0]:
+        if self._walk is None or role not in self._walk.roles:
             return
-        tile = self._loops[0][role].next_tile()
+        tile = self._walk.next_of(role)
         self.copy_async(role, tile, self._fetched[role] % self.stages)
         self._fetched[role] += 1
         self.hazards.commit_group()

@@ -28,14 +28,22 @@ class TileWalk:
     def __init__(self, *iterators: KVCacheIterator | None) -> None:
         if not iterators or len(iterators) % 2:
             raise ValueError(f"{len(iterators)} iterators: one of K and one of V are needed for each loop")
-        self._loops = [tuple(map(copy.copy, iterators[i : i + 2])) for i in range(0, len(iterators), 2)]
-        self.roles = [role for role, one in zip("kv", iterators[:2], strict=True) if one is not None]
-        self.loop = 0  # of the pair that was given last
+        self._loops = [
+            {role: copy.copy(one) for role, one in zip("kv", pair, strict=True) if one is not None}
+            for pair in zip(iterators[::2], iterators[1::2], strict=True)
+        ]
+        self.roles = list(self._loops[0])
+        self.loop = 0  # of the tiles that were given last
 
     @property
     def more(self) -> bool:
         """Whether any program has a key left in any of the loops."""
-        return any(_left(pair) for pair in self._loops[self.loop :])
+        return any(_left(loop) for loop in self._loops[self.loop :])
+
+    @property
+    def last(self) -> bool:
+        """Whether no loop follows."""
+        return self.loop + 1 == len(self._loops)
 
     def next_pair(self) -> dict[str, KVTile] | None:
         """The next tiles, of K (``"k"``) and of V; None past the last one."""
@@ -47,13 +55,16 @@ class TileWalk:
 
     def next_of_loop(self) -> dict[str, KVTile]:
         """The next tiles of the same loop; past its end there are no valid rows."""
-        loop = zip("kv", self._loops[self.loop], strict=True)
-        return {role: tiles.next_tile() for role, tiles in loop if tiles is not None}
+        return {role: self.next_of(role) for role in self.roles}
+
+    def next_of(self, role: str) -> KVTile:
+        """The next of one role alone."""
+        return self._loops[self.loop][role].next_tile()
 
 
-def _left(pair: tuple[KVCacheIterator | None, ...]) -> bool:
+def _left(loop: dict[str, KVCacheIterator]) -> bool:
     """Whether any program has a key left."""
-    return any(bool((one.tile_start_row < one.end).any()) for one in pair if one is not None)
+    return any(bool((one.tile_start_row < one.end).any()) for one in loop.values())
 
 
 def expect_fetched(flying: list[KVTile], tile: KVTile, role: str) -> None:

@@ -154,7 +154,7 @@ def _sweep(calls: list[Call]) -> list[dict[str, Any]]:
         for warps in (1, 2, 4, 8):
             runs = []
             for call in calls:
-                x, plan = paged_plan(*call.positional, **call.more)
+                x, plan, _ = paged_plan(*call.positional, **call.more)
                 k, v = (dataclasses.replace(s, BR=max(1, elements // s.BG)) for s in (plan.config.k, plan.config.v))
                 programs = -(-len(call.k) * HEADS * k.blocks // k.BR)
                 config = dataclasses.replace(plan.config, k=k, v=v, programs=programs, num_warps=warps)

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -108,30 +109,41 @@ def choose_backend(array: Any, backend: str) -> tuple[str, str]:
 
 def run(
     plan: Explanation, kernel: str, emulate: Callable[..., Any], refer: Callable[..., Any], *args: Any, traffic: Any,
-    **kwargs: Any,
+    again: dict[Any, Any] | None, **kwargs: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Call the sibling that ``plan`` names: ``kernel``, a ``"module:launch"``, or one of two functions of NumPy arrays.
 
-    The emulator gets the plan's ``arch`` and ``traffic``, too.
+    The emulator gets the plan's ``arch`` and ``traffic``, too, the kernel what is kept of the launches of its kind,
+    ``again``.
     """
     if plan.backend in ("triton", "hopper"):
-        return run_kernel(kernel, *args, **kwargs)
+        return run_kernel(kernel, *args, again=again, **kwargs)
     if plan.backend == "emulator":
         return run_on_numpy(emulate, *args, **kwargs, arch=plan.arch, traffic=traffic)
     return run_on_numpy(refer, *args, **kwargs)
 
 
-def run_kernel(path: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+def run_kernel(path: str, *args: Any, again: dict[Any, Any] | None, **kwargs: Any) -> tuple[Any, ...]:
     """Call ``"module:launch"`` with torch tensors, here on a GPU, otherwise interpreted; results in args' library."""
     if on_gpu(args[0]):
-        module, _, name = path.partition(":")
-        with importlib.import_module("torch").cuda.device(args[0].device):
-            return tuple(getattr(importlib.import_module(module), name)(*args, **kwargs) or ())
+        launch, device, cuda = _launcher(path), args[0].device, sys.modules["torch"].cuda
+        if cuda.current_device() == device.index:
+            return tuple(launch(*args, again=again, **kwargs) or ())
+        with cuda.device(device):
+            return tuple(launch(*args, again=again, **kwargs) or ())
     from kvlab.triton_support import child
 
     tensors = _each(to_torch, lambda value: isinstance(value, np.ndarray), args, kwargs)
     results = child.run(path, *tensors[0], **tensors[1])
     return tuple(r if is_torch(args[0]) else to_numpy(r) for r in results or ())
+
+
+@functools.cache
+def _launcher(path: str) -> Callable[..., Any]:
+    """The function ``"module:launch"``."""
+    module, _, name = path.partition(":")
+    launch: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return launch
 
 
 def run_on_numpy(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, ...]:

@@ -25,6 +25,7 @@ from kvlab.attention.inputs import (
     require,
 )
 from kvlab.attention.intervals import host
+from kvlab.attention.kinds import Kind, kind_of
 from kvlab.attention.masks import Interval, resolve_mask, window_interval
 from kvlab.attention.operands import check_operands, check_result
 from kvlab.attention.scales import is_fp8
@@ -58,6 +59,16 @@ class DecodeCall:
         return self.q, self.k_cache, self.v_cache, self.block_table, self.seq_lens
 
 
+@dataclass(frozen=True, eq=False)
+class DecodePlan:
+    """What all calls of a kind have in common. features: None where they hold arrays."""
+
+    explanation: Explanation
+    features: Features | None
+    scale: float
+    mask_value: float
+
+
 def decode_call(
     q: Any,
     k_cache: Any,
@@ -76,15 +87,54 @@ def decode_call(
     asked : the arguments named in ASKED. check : look at the values of seq_lens and block_table too; None: where that
     needs no synchronisation with a GPU.
     """
+    arrays = q, k_cache, v_cache, block_table, seq_lens
+    _check_arrays(*arrays, out, kv_layout, max_tokens)
+    call = _arranged(*arrays, out, kv_layout, asked, None)
+    _check_memory(call, arrays, out, check)
+    return call
+
+
+def prepared(
+    plan_of: Callable[..., Explanation], q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, *,
+    asked: dict[str, Any], scale: Any, out: Any, kv_layout: str, batch_invariant: bool, backend: str, arch: str,
+    num_splits: int | None, mask_value: Any, check: bool | None, traffic: Any,
+) -> tuple[DecodeCall, Kind[DecodePlan], dict[str, Any]]:  # fmt: skip
+    """A call, checked: its arrays, its kind, and the named arguments of the launch functions.
+
+    ``plan_of(call, backend, arch, num_splits, batch_invariant)`` is the operation's choice of a configuration.
+    """
+    arrays = q, k_cache, v_cache, block_table, seq_lens
+    call = None
+
+    def prepare() -> DecodePlan:
+        nonlocal call
+        _check_arrays(*arrays, out, kv_layout, MAX_TOKENS)
+        call = _arranged(*arrays, out, kv_layout, asked, None)
+        explanation = plan_of(call, backend, arch, num_splits, batch_invariant)
+        numbers = decode_numbers(1 / math.sqrt(call.q.shape[-1]) if scale is None else scale, mask_value, traffic)
+        return DecodePlan(explanation, None if call.features.arrays else call.features, *numbers)
+
+    options = scale, kv_layout, batch_invariant, backend, arch, num_splits, mask_value, traffic
+    kind = kind_of(plan_of, (*arrays, out, *asked.values(), *options), prepare)
+    plan = kind.plan
+    call = _arranged(*arrays, out, kv_layout, asked, plan.features) if call is None else call
+    _check_memory(call, arrays, out, check)
+    arguments = {
+        "scale": plan.scale, "config": plan.explanation.config, "features": call.features,
+        "mask_value": plan.mask_value, "out": call.out,
+    }  # fmt: skip
+    return call, kind, arguments
+
+
+def _check_arrays(
+    q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, out: Any, kv_layout: str, max_tokens: int
+) -> None:
+    """What is asked of the arrays whatever their values and where they lie."""
     arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
-    arrays |= given(out=out)
-    check_arrays(arrays)
+    check_arrays(arrays | given(out=out))
     k_cache, v_cache = (kv_view(cache, kv_layout) for cache in (k_cache, v_cache))
     require(q.ndim in (3, 4), f"q has shape {tuple(q.shape)}", "[B, Hq, D] or [B, S, Hq, D]")
-    drop_tokens = q.ndim == 3
-    if drop_tokens:
-        q = q[:, None]
-    batch, tokens, q_heads = q.shape[:3]
+    batch, tokens = q.shape[0], 1 if q.ndim == 3 else q.shape[1]
     require(1 <= tokens <= max_tokens, f"q has {tokens} new tokens a sequence", f"1 to {max_tokens}")
     caches = {"k_cache": k_cache, "v_cache": v_cache}
     check_pages(caches)
@@ -94,42 +144,36 @@ def decode_call(
         check_strides(name, array)
     if is_fp8(k_cache):
         _check_pairs(caches)
-    shape = batch, tokens, q_heads, int(v_cache.shape[3])
     if out is not None:
-        check_result(out, (batch, *shape[2:]) if drop_tokens else shape, arrays["q"])
-        _check_apart(out, arrays)
-        out = out[:, None] if drop_tokens else out
-    features = _features(q, k_cache, v_cache, seq_lens, kv_layout, dict(asked))
-    if looks_at_values(check, q):
-        page_size = k_cache.shape[1]
-        seen = _seen(features.mask.interval, seq_lens, block_table, tokens, page_size)
-        check_lengths_and_pages(seq_lens, seen, k_cache.shape[0], page_size)
+        check_result(out, (*q.shape[:-1], int(v_cache.shape[3])), q)
+
+
+def _arranged(
+    q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, out: Any, kv_layout: str,
+    asked: dict[str, Any], features: Features | None,
+) -> DecodeCall:  # fmt: skip
+    """The arguments in the form of the launch functions."""
+    k_cache, v_cache = kv_view(k_cache, kv_layout), kv_view(v_cache, kv_layout)
+    drop_tokens = q.ndim == 3
+    if drop_tokens:
+        q, out = q[:, None], None if out is None else out[:, None]
+    if features is None:
+        features = _features(q, k_cache, v_cache, seq_lens, kv_layout, dict(asked))
     return DecodeCall(q, k_cache, v_cache, block_table, seq_lens, out, features, drop_tokens)
 
 
-def prepared(
-    plan_of: Callable[..., Explanation], q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, *,
-    asked: dict[str, Any], scale: Any, out: Any, kv_layout: str, batch_invariant: bool, backend: str, arch: str,
-    num_splits: int | None, mask_value: Any, check: bool | None, traffic: Any,
-) -> tuple[DecodeCall, Explanation, dict[str, Any]]:  # fmt: skip
-    """A call, checked: its arrays, its plan, and the named arguments of the launch functions.
-
-    ``plan_of(call, backend, arch, num_splits, batch_invariant)`` is the operation's choice of a configuration.
-    """
-    call = decode_call(
-        q, k_cache, v_cache, block_table, seq_lens, out, kv_layout, asked, max_tokens=MAX_TOKENS, check=check
-    )
-    plan = plan_of(call, backend, arch, num_splits, batch_invariant)
-    scale = 1 / math.sqrt(call.q.shape[-1]) if scale is None else scale
-    scale, mask_value = decode_numbers(scale, mask_value, traffic)
-    arguments = {
-        "scale": scale, "config": plan.config, "features": call.features, "mask_value": mask_value, "out": call.out
-    }  # fmt: skip
-    return call, plan, arguments
+def _check_memory(call: DecodeCall, arrays: tuple[Any, ...], out: Any, check: bool | None) -> None:
+    """What each call is asked, others of its kind or not: where its arrays lie, and the values in them."""
+    if out is not None:
+        _check_apart(out, dict(zip(("q", "k_cache", "v_cache", "block_table", "seq_lens"), arrays, strict=True)))
+    if looks_at_values(check, call.q):
+        page_size = call.k_cache.shape[1]
+        seen = _seen(call.features.mask.interval, call.seq_lens, call.block_table, call.q.shape[1], page_size)
+        check_lengths_and_pages(call.seq_lens, seen, call.k_cache.shape[0], page_size)
 
 
 def explained(
-    function: Callable[..., Any], prepare: Callable[..., tuple[Any, Explanation, Any]], names: tuple[str, ...] = ASKED
+    function: Callable[..., Any], prepare: Callable[..., tuple[Any, Kind[Any], Any]], names: tuple[str, ...] = ASKED
 ) -> Callable[..., Explanation]:
     """What :func:`kvlab.attention.explain` calls for ``function``, a paged decode: the same call, up to its plan.
     ``prepare`` takes the call's arguments, those of ``names`` as ``asked``.
@@ -139,7 +183,8 @@ def explained(
         given = arguments_of(function, *args, **kwargs)
         asked = {name: given.pop(name) for name in names}
         del given["return_lse"], given["base2"]
-        return prepare(**given, asked=asked)[1]
+        explanation: Explanation = prepare(**given, asked=asked)[1].plan.explanation
+        return explanation
 
     return plan
 

@@ -48,6 +48,15 @@ class Features:
         return replace(self, scales=replace(self.scales, **some))
 
     @property
+    def arrays(self) -> tuple[Any, ...]:
+        """Those among them."""
+        found = (
+            self.mask.valid, self.mask.bias, self.sinks, self.slopes,
+            *(scale.array for scale in (self.scales.q, self.scales.k, self.scales.v, self.scales.rope)),
+        )  # fmt: skip
+        return tuple(array for array in found if array is not None)
+
+    @property
     def heavy(self) -> bool:
         """Whether scores are changed in a way that takes registers: tiles are smaller then."""
         return (

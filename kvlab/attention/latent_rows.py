@@ -12,11 +12,12 @@ from kvlab.attention.scales import is_fp8
 from kvlab.cache.arrays import dtype_of, element_strides, is_torch
 from kvlab.memory import bfloat16
 
-__all__ = ["latent_windows", "viewed"]
+__all__ = ["check_latent_rows", "latent_windows", "viewed"]
 
 
 def latent_windows(cache: Any, latent: int, rope: int, kv_layout: str = "NHD") -> tuple[Any, Any]:
-    """``([pages, page_size, latent], [pages, page_size, rope])``, views of ``cache``.
+    """``([pages, page_size, latent], [pages, page_size, rope])``, views of ``cache``, which ``check_latent_rows`` lets
+    pass.
 
     cache : ``[pages, page_size, width]``, or with an axis of one head behind the tokens ("NHD") or before them ("HND").
         Rows of ``width = latent + rope`` elements of one dtype, or of float8_e4m3fn with ``latent + 2 rope`` bytes,
@@ -27,7 +28,18 @@ def latent_windows(cache: Any, latent: int, rope: int, kv_layout: str = "NHD") -
     >>> content, rope = latent_windows(np.zeros((3, 16, 640), float8_e4m3fn), 512, 64)
     >>> content.shape, rope.shape, rope.dtype
     ((3, 16, 512), (3, 16, 64), dtype(bfloat16))
-    >>> latent_windows(np.zeros((3, 16, 640), np.float16), 512, 64)
+    """
+    if cache.ndim == 4:
+        cache = cache[:, :, 0] if kv_layout == "NHD" else cache[:, 0]
+    window = cache[..., latent:]
+    aware = cache.shape[2] > latent + rope
+    return cache[..., :latent], viewed(window, bfloat16, "kv_cache") if aware else window
+
+
+def check_latent_rows(cache: Any, latent: int, rope: int, kv_layout: str) -> None:
+    """ValueError for a cache of other forms than those that ``latent_windows`` tells of.
+
+    >>> check_latent_rows(np.zeros((3, 16, 640), np.float16), 512, 64, "NHD")
     Traceback (most recent call last):
         ...
     ValueError: kv_cache has rows of 640 float16: must be 576, or 640 bytes of float8_e4m3fn whose rope part is bfloat16
@@ -35,25 +47,22 @@ def latent_windows(cache: Any, latent: int, rope: int, kv_layout: str = "NHD") -
     shape = tuple(cache.shape)
     require(kv_layout in ("NHD", "HND"), f"kv_layout {kv_layout!r}", "'NHD' or 'HND'")
     require(cache.ndim in (3, 4), f"kv_cache has shape {shape}", "[pages, page_size, D] or [pages, page_size, 1, D]")
+    tokens = 1
     if cache.ndim == 4:
-        axis = 2 if kv_layout == "NHD" else 1
-        require(shape[axis] == 1, f"kv_cache has {shape[axis]} heads", "1: all heads share the latent rows")
-        cache = cache[:, :, 0] if axis == 2 else cache[:, 0]
-    require(min(cache.shape[:2]) > 0, f"kv_cache has shape {shape}", "at least one page and one token a page")
-    width, fp8 = int(cache.shape[2]), is_fp8(cache)
+        head, tokens = (2, 1) if kv_layout == "NHD" else (1, 2)
+        require(shape[head] == 1, f"kv_cache has {shape[head]} heads", "1: all heads share the latent rows")
+    require(min(shape[0], shape[tokens]) > 0, f"kv_cache has shape {shape}", "at least one page and one token a page")
+    width, fp8 = int(shape[-1]), is_fp8(cache)
     require(
         fp8 or dtype_of(cache, "kv_cache") in DTYPES,
         f"kv_cache has dtype {cache.dtype}",
         "bfloat16, float16, float32 or float8_e4m3fn",
     )
-    rope_aware = fp8 and width == latent + 2 * rope
     require(
-        rope_aware or width == latent + rope,
+        width == latent + rope or (fp8 and width == latent + 2 * rope),
         f"kv_cache has rows of {width} {dtype_of(cache, 'kv_cache')}",
         f"{latent + rope}, or {latent + 2 * rope} bytes of float8_e4m3fn whose rope part is bfloat16",
     )
-    window = cache[..., latent:]
-    return cache[..., :latent], viewed(window, bfloat16, "kv_cache") if rope_aware else window
 
 
 def viewed(window: Any, dtype: np.dtype[Any], name: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvlab.attention import hopper_choice
+from kvlab.attention import hopper_choice, kinds
 from kvlab.cache.arrays import to_torch
 from kvlab.triton_support.compile import Compiled, compile_kernel, signature_of
 
@@ -61,6 +61,7 @@ def as_launched(fn: Any, arguments: dict[str, Any], target: str) -> Compiled:
 
 def as_if_on(patch: pytest.MonkeyPatch, arch: str, triton: str = "3.6.0") -> None:
     """The choice of a kernel sees tensors on a GPU of ``arch``, and this release of Triton."""
+    patch.setattr(kinds, "_kinds", {})  # nothing is known from this machine
     patch.setattr(hopper_choice, "on_gpu", lambda array: True)
     patch.setattr(hopper_choice, "machine", lambda device: (arch, 132))
     patch.setattr("kvlab.triton_support.versions.installed", lambda: triton)

@@ -14,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kvlab.attention import backends, explain  # noqa: E402
+from kvlab.attention import backends, explain, kinds  # noqa: E402
 from kvlab.attention.mha_prefill.config import PrefillProblem, choose_config  # noqa: E402
 from kvlab.attention.tile_memory import shared_limit, tile_bytes  # noqa: E402
 
@@ -68,6 +68,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
     def become(arch: str) -> None:
         monkeypatch.setattr(backends, "machine", lambda device: (arch, 100))
+        monkeypatch.setattr(kinds, "_kinds", {})  # nothing is known from the one before
 
     monkeypatch.setattr(backends, "on_gpu", lambda array: True)
     return become

@@ -39,7 +39,7 @@ def compiled(name: str) -> tuple[Any, Counter[str], Any]:
         more["rope"] = Rope(torch.ones(4096, 64), torch.ones(4096, 64), name == "rope-pairs")
     k, v = torch.zeros(2, tokens, 8, D, dtype=torch.bfloat16)
     pages = torch.zeros(256, 2, 16, 8, D, dtype=cache)
-    x, plan = paged_plan(k, v, pages[:, 0], pages[:, 1], torch.arange(tokens), **more)
+    x, plan, _ = paged_plan(k, v, pages[:, 0], pages[:, 1], torch.arange(tokens), **more)
     made = made_of(x, plan.config)
     return made, Counter(re.findall(r"\b((?:LDG|STG|FFMA)[.\w]*)", made.sass)), plan.config
 
@@ -84,7 +84,7 @@ def test_tables_of_a_collection(name: str, rope: str | None) -> None:
     k, v = (to_torch(x) for x in step.tokens())
     where = {name: to_torch(a.astype("int32")) for name, a in step.where().items()}
     turn = rope and Rope(torch.ones(512, step.D // 2), torch.ones(512, step.D // 2), rope == "pairs")
-    x, plan = collection_plan(k, v, step.paged().torch(), 1, **where, rope=turn)
+    x, plan, _ = collection_plan(k, v, step.paged().torch(), 1, **where, rope=turn)
     assert made_of(x, plan.config).spills <= (8 if str(installed()).startswith("3.9.") else 0)
     if rope is None and step.dtype != "fp8":
         made_of(x, plan.config, "gfx942")

@@ -64,7 +64,7 @@ def arguments(x: Any, config: Any) -> dict[str, Any]:
 def test_lockstep_by_slots(case: Store) -> None:
     """Every output of every step is the same, bit for bit, between the interpreted kernel and the emulator."""
     x = case.build()
-    inputs, plan = paged_plan(x.k, x.v, x.k_cache, x.v_cache, x.slots, **x.more)
+    inputs, plan, _ = paged_plan(x.k, x.v, x.k_cache, x.v_cache, x.slots, **x.more)
     result = lockstep("kv_store", arguments(inputs, plan.config))
     assert result.ok, str(result)
     assert max(row.distance.absolute.max() for row in result.rows if row.distance is not None) == 0
@@ -79,7 +79,7 @@ def test_lockstep_by_slots(case: Store) -> None:
 def test_lockstep_by_tables(step: Step) -> None:
     k, v = step.tokens()
     k, v = (np.nan_to_num(x.astype(np.float32)).astype(x.dtype) for x in (k, v))
-    inputs, plan = collection_plan(k, v, step.paged(), 1, **step.where())
+    inputs, plan, _ = collection_plan(k, v, step.paged(), 1, **step.where())
     result = lockstep("kv_store", arguments(inputs, plan.config))
     assert result.ok, str(result)
     assert (plan.config.BITS > 0) == (step is MANY)

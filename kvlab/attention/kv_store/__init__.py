@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from kvlab.attention.backends import run
-from kvlab.attention.explain import Explanation
 from kvlab.attention.inputs import check_traffic
 from kvlab.attention.rope import Rope
 from kvlab.cache import ContinuousBatchingKVCacheCollection, PagedKVCacheCollection
 from kvlab.staging import Traffic
 
 from .emulator import launch as emulate
-from .inputs import StoreInputs
-from .plan import collection_plan, mla_plan, paged_plan
+from .plan import StorePlan, collection_plan, mla_plan, paged_plan
 from .reference import reference
 
 __all__ = ["kv_store", "kv_store_paged", "mla_store_paged"]
@@ -75,11 +73,11 @@ def kv_store_paged(
         ...
     ValueError: slot_mapping[1] is 8: must be below 8, the slots of 2 pages of 4, or negative to skip the token
     """
-    inputs, plan = paged_plan(
+    plan = paged_plan(
         k, v, k_cache, v_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale, k_granularity=k_granularity,
         v_granularity=v_granularity, rope=rope, positions=positions, backend=backend, arch=arch, check=check,
     )  # fmt: skip
-    _run(inputs, plan, traffic)
+    _run(plan, traffic)
 
 
 def kv_store(
@@ -131,11 +129,11 @@ def kv_store(
     >>> step.get_value_cache(0).load(1, 0, 0, 0, width=2).tolist()
     [-4.0, -5.0]
     """
-    inputs, plan = collection_plan(
+    plan = collection_plan(
         k, v, cache, layer, row_offsets=row_offsets, valid_lengths=valid_lengths, slot_mapping=slot_mapping,
         k_scale=k_scale, v_scale=v_scale, rope=rope, positions=positions, backend=backend, arch=arch, check=check,
     )  # fmt: skip
-    _run(inputs, plan, traffic)
+    _run(plan, traffic)
 
 
 def mla_store_paged(
@@ -169,18 +167,20 @@ def mla_store_paged(
     >>> float(cache[0, 2, 0]), cache[0, 2, 512:].view(bfloat16)[:2].tolist(), int(cache.view("u1").any(-1).sum())
     (1.0, [3.0, 3.0], 1)
     """
-    inputs, plan = mla_plan(latent, k_rope, cache, slot_mapping, scale=scale, rope=rope, positions=positions, **options)
-    _run(inputs, plan, options.get("traffic"))
+    plan = mla_plan(latent, k_rope, cache, slot_mapping, scale=scale, rope=rope, positions=positions, **options)
+    _run(plan, options.get("traffic"))
 
 
-def _run(x: StoreInputs, plan: Explanation, traffic: Traffic | None) -> None:
+def _run(plan: StorePlan, traffic: Traffic | None) -> None:
     check_traffic(traffic)
-    names = ("lens", "table", "positions", "cos", "sin", "k_scale", "v_scale")
-    arguments = {name: getattr(x, name) for name in names} | {"config": plan.config, "pages": x.pages}
-    arrays = x.k, x.v, x.k_cache, x.v_cache, x.where
-    run(plan, KERNEL, emulate, reference, *arrays, **arguments, traffic=traffic)
+    x, explanation, again = plan
+    run(
+        explanation, KERNEL, emulate, reference, x.k, x.v, x.k_cache, x.v_cache, x.where, lens=x.lens, table=x.table,
+        positions=x.positions, cos=x.cos, sin=x.sin, k_scale=x.k_scale, v_scale=x.v_scale, config=explanation.config,
+        pages=x.pages, traffic=traffic, again=again,
+    )  # fmt: skip
 
 
-kv_store.explain = lambda *args, **options: collection_plan(*args, **options)[1]  # type: ignore[attr-defined]
-kv_store_paged.explain = lambda *args, **options: paged_plan(*args, **options)[1]  # type: ignore[attr-defined]
-mla_store_paged.explain = lambda *args, **options: mla_plan(*args, **options)[1]  # type: ignore[attr-defined]
+kv_store.explain = lambda *args, **options: collection_plan(*args, **options).explanation  # type: ignore[attr-defined]
+kv_store_paged.explain = lambda *args, **options: paged_plan(*args, **options).explanation  # type: ignore[attr-defined]
+mla_store_paged.explain = lambda *args, **options: mla_plan(*args, **options).explanation  # type: ignore[attr-defined]

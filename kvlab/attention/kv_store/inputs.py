@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from kvlab.cache.arrays import dtype_of, element_strides
 from kvlab.cache.checks import count
 from kvlab.memory import bfloat16, float8_e4m3fn, float8_e5m2, float32
 
-__all__ = ["LIMITS", "StoreInputs", "store_inputs"]
+__all__ = ["LIMITS", "StoreFacts", "StoreInputs", "store_inputs"]
 
 LIMITS = {float8_e4m3fn: 448.0, float8_e5m2: 57344.0}
 SCALES = (float32, bfloat16)
@@ -67,6 +67,38 @@ class StoreInputs:
         """The arguments that are arrays."""
         found = {name: getattr(self, name) for name in ARRAYS}
         return {name: a for name, a in found.items() if a is not None and not isinstance(a, float)}
+
+
+class StoreFacts(NamedTuple):
+    """What the arguments of all calls of a kind have in common; see ``StoreInputs``."""
+
+    form: str
+    pages: int
+    granularity: tuple[int, int]
+    rope: str
+    rope_first: int
+    interleaved: bool
+    no_v: bool
+    strict: bool
+
+    @classmethod
+    def of(cls, x: StoreInputs) -> StoreFacts:
+        return cls(*(getattr(x, name) for name in cls._fields))
+
+    def inputs(
+        self, k: Any, v: Any, k_cache: Any, v_cache: Any, where: Any, lens: Any, table: Any, positions: Any, *,
+        cos: Any, sin: Any, k_scale: Any, v_scale: Any,
+    ) -> StoreInputs:  # fmt: skip
+        """The arguments of another call of the kind, as ``store_inputs`` puts them."""
+        if self.no_v:
+            v, v_cache, v_scale = k, k_cache, None
+        if self.form != "padded":
+            k, v = k[None], v[None]
+        k_scale, v_scale = (_scale(n, x, k.shape[2])[0] for n, x in (("k_scale", k_scale), ("v_scale", v_scale)))
+        return StoreInputs(
+            k, v, k_cache, v_cache, where, lens=lens, table=table, positions=positions, cos=cos, sin=sin,
+            k_scale=k_scale, v_scale=v_scale, **self._asdict(),
+        )  # fmt: skip
 
 
 def store_inputs(

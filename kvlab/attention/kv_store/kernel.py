@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kvlab.triton_support.launching import Again, first_launch, relaunched
+
 from .config import SMALLEST, Side, StoreConfig, reciprocal
 
 SMALLEST_TOP = tl.constexpr(SMALLEST)
@@ -132,8 +134,8 @@ def quantise(x, scale, scale_ptr, inverse, QUANT: tl.constexpr, LIMIT: tl.conste
 
 @triton.jit
 def append(
-    k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, k_inverse, v_inverse, cos_ptr, sin_ptr,
-    where_ptr, lens_ptr, table_ptr, positions_ptr,
+    k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, cos_ptr, sin_ptr,
+    where_ptr, lens_ptr, table_ptr, positions_ptr, k_inverse, v_inverse,
     tokens, seq_tokens, batch, pages, columns, angles,
     k_batch, k_token, k_head, v_batch, v_token, v_head,
     kc_page, kc_slot, kc_head, vc_page, vc_slot, vc_head,
@@ -227,27 +229,29 @@ def launch(
     sin: torch.Tensor | None = None,
     k_scale: torch.Tensor | float | None = None,
     v_scale: torch.Tensor | float | None = None,
+    again: Again = None,
 ) -> None:
     """Run the kernel on k, v ``[B, S, H, D]`` (``[1, T, H, D]`` unless padded). The arguments are valid."""
     if config.programs == 0:
         return
+    scales = [scale if isinstance(scale, torch.Tensor) else k_cache for scale in (k_scale, v_scale)]
+    angles, tables = (cos, sin), (lens, table, positions)  # k and where stand for pointers that are not followed
+    pointers = (
+        k, v, k_cache, v_cache, *scales, *(k if x is None else x for x in angles), where,
+        *(where if x is None else x for x in tables),
+    )  # fmt: skip
+    if relaunched(append, pointers, again):
+        return
     c, sides = config, (config.k, config.v)
     from_strides = [s // side.vec_in for x, side in zip((k, v), sides, strict=True) for s in x.stride()[:3]]
     to_strides = [s // side.vec_out for x, side in zip((k_cache, v_cache), sides, strict=True) for s in x.stride()[:3]]
-    scales = [scale if isinstance(scale, torch.Tensor) else k_cache for scale in (k_scale, v_scale)]
     scale_strides = [s for scale, side in zip(scales, sides, strict=True) for s in _scale_strides(scale, side)]
-    angles = 0 if cos is None else cos.shape[0]
-    append[config.grid()](
-        k, v, k_cache, v_cache, *scales, reciprocal(k_scale), reciprocal(v_scale),
-        k if cos is None else cos, k if sin is None else sin,
-        where, where if lens is None else lens, where if table is None else table,
-        where if positions is None else positions,
-        k.shape[0] * k.shape[1], max(1, k.shape[1]), 0 if lens is None else lens.shape[0], pages,
-        0 if table is None else table.shape[1], angles,
-        *from_strides, *to_strides, *scale_strides,
+    first_launch(append, config.grid(), pointers, again)(
+        reciprocal(k_scale), reciprocal(v_scale), k.shape[0] * k.shape[1], max(1, k.shape[1]),
+        0 if lens is None else lens.shape[0], pages, 0 if table is None else table.shape[1],
+        0 if cos is None else cos.shape[0], *from_strides, *to_strides, *scale_strides,
         *((0, 0) if cos is None else cos.stride()), *((0, 0) if sin is None else sin.stride()),
-        where.stride(0), 0 if lens is None else lens.stride(0), 0 if table is None else table.stride(0),
-        0 if positions is None else positions.stride(0),
+        where.stride(0), *(0 if x is None else x.stride(0) for x in tables),
         FORM=c.form, PAGE=c.page_size, H=c.heads, POSITIONS=positions is not None, BB=c.BB,
         BITS=c.BITS,
         KD=c.k.D, KG=c.k.G, KBG=c.k.BG, KBR=c.k.BR, KNB=c.k.blocks,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kvlab.attention.backends import choose_backend, machine, on_gpu
 from kvlab.attention.explain import Explanation
 from kvlab.attention.inputs import looks_at_values, require
+from kvlab.attention.kinds import kind_of
 from kvlab.attention.rope import Rope
 from kvlab.cache import ContinuousBatchingKVCacheCollection, PagedKVCacheCollection
 from kvlab.cache.arrays import dtype_of, element_strides, is_torch
@@ -17,24 +18,31 @@ from kvlab.hardware import get_arch
 from kvlab.staging import Traffic
 
 from .config import StoreProblem, choose_config, widest_vector
-from .inputs import LIMITS, StoreInputs, store_inputs
+from .inputs import LIMITS, StoreFacts, StoreInputs, store_inputs
 from .mla_rows import mla_windows
 from .values import check_values
 
 __all__ = ["collection_plan", "mla_plan", "paged_plan"]
 
 
+class StorePlan(NamedTuple):
+    """A call that has passed all checks; ``again``: what is kept of the launches of its kind."""
+
+    inputs: StoreInputs
+    explanation: Explanation
+    again: dict[Any, Any] | None
+
+
 def mla_plan(
     latent: Any, k_rope: Any, cache: Any, slot_mapping: Any, *, scale: Any = None, rope: Rope | None = None,
     positions: Any = None, backend: str = "auto", arch: str = "sm_90", check: bool | None = None,
     traffic: Traffic | None = None,
-) -> tuple[StoreInputs, Explanation]:  # fmt: skip
+) -> StorePlan:  # fmt: skip
     k, v, k_cache, v_cache, k_scale = mla_windows(latent, k_rope, cache, scale)
-    inputs = store_inputs(
-        k, v, k_cache, v_cache, slot_mapping, form="slots", rope=rope, rope_on="v", k_scale=k_scale, v_scale=None,
-        granularity=(None, None), positions=positions,
+    return _planned(
+        "mla_store", k, v, k_cache, v_cache, slot_mapping, k_scale, None, form="slots", rope=rope, rope_on="v",
+        positions=positions, backend=backend, arch=arch, check=check,
     )  # fmt: skip
-    return inputs, _plan("mla_store", inputs, backend, arch, check)
 
 
 def paged_plan(
@@ -42,12 +50,11 @@ def paged_plan(
     k_granularity: int | None = None, v_granularity: int | None = None, rope: Rope | None = None,
     positions: Any = None, backend: str = "auto", arch: str = "sm_90", check: bool | None = None,
     traffic: Traffic | None = None,
-) -> tuple[StoreInputs, Explanation]:  # fmt: skip
-    inputs = store_inputs(
-        k, v, k_cache, v_cache, slot_mapping, form="slots", rope=rope, rope_on="k", k_scale=k_scale, v_scale=v_scale,
-        granularity=(k_granularity, v_granularity), positions=positions,
+) -> StorePlan:  # fmt: skip
+    return _planned(
+        "kv_store", k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, form="slots", rope=rope, rope_on="k",
+        granularity=(k_granularity, v_granularity), positions=positions, backend=backend, arch=arch, check=check,
     )  # fmt: skip
-    return inputs, _plan("kv_store", inputs, backend, arch, check)
 
 
 def collection_plan(
@@ -55,7 +62,7 @@ def collection_plan(
     slot_mapping: Any = None, k_scale: Any = None, v_scale: Any = None, rope: Rope | None = None,
     positions: Any = None, backend: str = "auto", arch: str = "sm_90", check: bool | None = None,
     traffic: Traffic | None = None,
-) -> tuple[StoreInputs, Explanation]:  # fmt: skip
+) -> StorePlan:  # fmt: skip
     """The array form of a call over a collection."""
     if isinstance(cache, ContinuousBatchingKVCacheCollection):
         require(slot_mapping is None, "slot_mapping with a continuous cache", "row_offsets or valid_lengths")
@@ -91,13 +98,13 @@ def collection_plan(
         positions = positions.reshape(-1)
     where = {"padded": valid_lengths, "ragged": row_offsets, "slots": slot_mapping}[form]
     tables = {} if form == "slots" else {"lens": keys.cache_lengths, "table": keys.lookup_table}
-    inputs = store_inputs(
-        k, v, k_cache, v_cache, where, form=form, rope=rope, rope_on=on,
-        k_scale=k_scale if k_scales is None else k_scales, v_scale=v_scale if v_scales is None else v_scales,
+    k_scale, v_scale = k_scale if k_scales is None else k_scales, v_scale if v_scales is None else v_scales
+    return _planned(
+        "kv_store", k, v, k_cache, v_cache, where, k_scale, v_scale, form=form, rope=rope, rope_on=on,
         granularity=(None if k_scales is None else n, None if v_scales is None else n),
-        pages=cache.total_num_pages, positions=positions, strict=cache.strict, **tables,
+        pages=cache.total_num_pages, positions=positions, strict=cache.strict, backend=backend, arch=arch, check=check,
+        **tables,
     )  # fmt: skip
-    return inputs, _plan("kv_store", inputs, backend, arch, check)
 
 
 def _mla_parts(k: Any, v: Any, cache: Any, scales: Any) -> tuple[Any, Any, Any, Any, Any]:
@@ -109,10 +116,40 @@ def _mla_parts(k: Any, v: Any, cache: Any, scales: Any) -> tuple[Any, Any, Any, 
     return latent.reshape(*T, 1, -1), k_rope.reshape(*T, 1, -1), k_window, v_window, scale
 
 
-def _plan(operation: str, x: StoreInputs, backend: str, arch: str, check: bool | None) -> Explanation:
-    """Which backend and configuration a call gets, and why. Values are looked at where nothing waits for it."""
-    if looks_at_values(check, x.k):
-        check_values(x)
+def _planned(
+    operation: str, k: Any, v: Any, k_cache: Any, v_cache: Any, where: Any, k_scale: Any, v_scale: Any, *, form: str,
+    rope: Rope | None, rope_on: str, granularity: tuple[int | None, int | None] = (None, None),
+    pages: int | None = None, lens: Any = None, table: Any = None, positions: Any = None, strict: bool = True,
+    backend: str, arch: str, check: bool | None,
+) -> StorePlan:  # fmt: skip
+    """A call, checked. Values are looked at where nothing waits for it."""
+    inputs = None
+
+    def prepare() -> tuple[StoreFacts, Explanation]:
+        nonlocal inputs
+        inputs = store_inputs(
+            k, v, k_cache, v_cache, where, form=form, rope=rope, rope_on=rope_on, k_scale=k_scale, v_scale=v_scale,
+            granularity=granularity, pages=pages, lens=lens, table=table, positions=positions, strict=strict,
+        )  # fmt: skip
+        if looks_at_values(check, inputs.k):
+            check_values(inputs)
+        return StoreFacts.of(inputs), _plan(operation, inputs, backend, arch)
+
+    cos, sin = (rope.cos, rope.sin) if isinstance(rope, Rope) else (None, None)
+    turn = (cos, sin, rope.interleaved, rope.first) if type(rope) is Rope else rope
+    arrays = k, v, k_cache, v_cache, where, lens, table, positions
+    options = k_scale, v_scale, form, rope_on, granularity, pages, strict, backend, arch
+    kind = kind_of(operation, (*arrays, turn, *options), prepare)
+    facts, explanation = kind.plan
+    if inputs is None:
+        inputs = facts.inputs(*arrays, cos=cos, sin=sin, k_scale=k_scale, v_scale=v_scale)
+        if looks_at_values(check, inputs.k):
+            check_values(inputs)
+    return StorePlan(inputs, explanation, kind.launches)
+
+
+def _plan(operation: str, x: StoreInputs, backend: str, arch: str) -> Explanation:
+    """Which backend and configuration a call gets, and why."""
     chosen, reason = choose_backend(x.k, backend)
     if chosen == "emulator":
         get_arch(arch)

@@ -7,6 +7,7 @@ from typing import Any
 from kvlab.attention.backends import choose_backend, rounded, run_kernel, run_on_numpy
 from kvlab.attention.explain import Explanation
 from kvlab.attention.inputs import check_arrays, check_dtype, check_writeable, given, require
+from kvlab.attention.kinds import Kind, kind_of
 from kvlab.cache.arrays import dtype_of, element_strides, overlaps
 
 from .config import merge_grid
@@ -39,12 +40,17 @@ def merge_states(outs: Any, lses: Any, *, out: Any = None, return_lse: bool = Tr
     >>> round(merged.item(), 5), round(float(np.exp(lse.item())), 5)
     (2.5, 4.0)
     """
-    outs, lses, into, drop = _checked(outs, lses, out)
-    plan = _plan(outs, backend)
-    if plan.backend == "triton":
-        merged, lse = run_kernel("kvlab.attention.merge_states.kernel:launch", outs, lses, out=into)
+    kind = _checked(outs, lses, out, backend)
+    drop = len(outs.shape) == 4
+    if drop:
+        outs, lses, into = outs[:, :, None], lses[:, :, None], None if out is None else out[:, None]
     else:
-        side = emulate if plan.backend == "emulator" else _refer
+        lses, into = lses.swapaxes(2, 3), out
+    if kind.plan.backend == "triton":
+        path = "kvlab.attention.merge_states.kernel:launch"
+        merged, lse = run_kernel(path, outs, lses, out=into, again=kind.launches)
+    else:
+        side = emulate if kind.plan.backend == "emulator" else _refer
         merged, lse = run_on_numpy(side, outs, lses, out=into)
     if drop:
         merged, lse = merged[:, 0], lse[:, 0]
@@ -59,38 +65,39 @@ def _refer(outs: Any, lses: Any, *, out: Any) -> tuple[Any, Any]:
     return rounded(*reference(outs, lses), outs.dtype, out)
 
 
-def _checked(outs: Any, lses: Any, out: Any) -> tuple[Any, Any, Any, bool]:
-    """outs ``[N, B, S, H, D]``, lses ``[N, B, S, H]``, out like a part, and whether a token axis was added."""
+def _checked(outs: Any, lses: Any, out: Any, backend: str) -> Kind[Explanation]:
+    """The kind of a call, and what each call is asked, others of its kind or not."""
+    kind = kind_of("merge_states", (outs, lses, out, backend), lambda: _plan(outs, lses, out, backend))
+    if out is not None:
+        for name, array in {"outs": outs, "lses": lses}.items():
+            require(not overlaps(out, array), f"out shares memory with {name}", "memory of its own")
+    return kind
+
+
+def _plan(outs: Any, lses: Any, out: Any, backend: str) -> Explanation:
+    """Which backend a call gets, whose arrays are as they must be, whatever is in them and where they lie."""
     check_arrays({"outs": outs, "lses": lses, **given(out=out)})
-    shape = tuple(outs.shape)
+    shape = tuple(int(n) for n in outs.shape)
     require(len(shape) in (4, 5), f"outs has shape {shape}", "[N, T, H, D] or [N, B, S, H, D]")
     require(1 <= shape[0] <= MAX_PARTS, f"outs has {shape[0]} parts", f"1 to {MAX_PARTS}")
     check_dtype("outs", outs)
     require(dtype_of(lses, "lses").name == "float32", f"lses has dtype {lses.dtype}", "float32")
-    drop = len(shape) == 4
-    expected = shape[:3] if drop else (shape[0], shape[1], shape[3], shape[2])
+    parts, *batch, heads, _ = shape
+    expected = (parts, *batch, heads) if len(batch) == 1 else (parts, batch[0], heads, batch[1])
     require(tuple(lses.shape) == expected, f"lses has shape {tuple(lses.shape)}", f"{expected}, as outs is {shape}")
     if out is not None:
         require(tuple(out.shape) == shape[1:], f"out has shape {tuple(out.shape)}", f"{shape[1:]}, a part of outs")
         check_dtype("out", out)
         check_writeable("out", out)
-        for name, array in {"outs": outs, "lses": lses}.items():
-            require(not overlaps(out, array), f"out shares memory with {name}", "memory of its own")
     for name, array in {"outs": outs, **given(out=out)}.items():
         strides = element_strides(array, name)
         require(shape[-1] < 2 or strides[-1] == 1, f"{name} has strides {strides}", "contiguous in the last dimension")
-    if drop:
-        return outs[:, :, None], lses[:, :, None], None if out is None else out[:, None], True
-    return outs, lses.swapaxes(2, 3), out, False
-
-
-def _plan(outs: Any, backend: str) -> Explanation:
     chosen, reason = choose_backend(outs, backend)
-    return Explanation("merge_states", chosen, reason, None, merge_grid(*(int(n) for n in outs.shape[1:])))
+    return Explanation("merge_states", chosen, reason, None, merge_grid(*(*batch, 1)[:2], *shape[-2:]))
 
 
 def _explain(outs: Any, lses: Any, *, out: Any = None, backend: str = "auto", **_: Any) -> Explanation:
-    return _plan(_checked(outs, lses, out)[0], backend)
+    return _checked(outs, lses, out, backend).plan
 
 
 merge_states.explain = _explain  # type: ignore[attr-defined]

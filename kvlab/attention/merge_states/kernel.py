@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kvlab.triton_support.launching import Again, first_launch, relaunched
+
 from .config import chunk_of, merge_grid, piece_of
 
 
@@ -57,23 +59,25 @@ def merge(
 
 
 def launch(
-    outs: torch.Tensor, lses: torch.Tensor, *, out: torch.Tensor | None = None, lse: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+    outs: torch.Tensor, lses: torch.Tensor, *, out: torch.Tensor | None = None, lse: torch.Tensor | None = None,
+    again: Again = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Run the kernel on outs ``[N, B, S, H, D]`` and lses ``[N, B, S, H]``: out ``[B, S, H, D]``, lse ``[B, S, H]``.
 
-    The arguments are valid.
+    The arguments are valid; ``again`` as of :mod:`kvlab.triton_support.launching`.
     """
     num_parts, batch, tokens, heads, head_dim = outs.shape
     out = torch.empty(outs.shape[1:], dtype=outs.dtype, device=outs.device) if out is None else out
     lse = torch.empty(lses.shape[1:], dtype=torch.float32, device=lses.device) if lse is None else lse
     if lse.numel() == 0:
         return out, lse
-    merge[merge_grid(batch, tokens, heads, head_dim)](
-        outs, lses, out, lse, tokens, num_parts,
-        *outs.stride()[:4], *lses.stride(), *out.stride()[:3], *lse.stride(),
-        D=head_dim, BD=piece_of(head_dim), PARTS=triton.next_power_of_2(max(num_parts, 1)),
-        CHUNK=chunk_of(num_parts), num_warps=1,
-    )  # fmt: skip
+    pointers = outs, lses, out, lse
+    if not relaunched(merge, pointers, again):
+        first_launch(merge, merge_grid(batch, tokens, heads, head_dim), pointers, again)(
+            tokens, num_parts, *outs.stride()[:4], *lses.stride(), *out.stride()[:3], *lse.stride(),
+            D=head_dim, BD=piece_of(head_dim), PARTS=triton.next_power_of_2(max(num_parts, 1)),
+            CHUNK=chunk_of(num_parts), num_warps=1,
+        )  # fmt: skip
     return out, lse
 
 

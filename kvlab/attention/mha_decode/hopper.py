@@ -19,6 +19,7 @@ from kvlab.attention.mha_prefill.hopper import barriers, box_descriptor
 from kvlab.attention.mha_prefill.hopper_steps import PANEL, view
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.scoring.launch import scale_strides
+from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .hopper_config import HopperConfig
 from .hopper_roles import consume, produce
@@ -77,6 +78,7 @@ def launch(
     features: Features,
     mask_value: float = MASK_VALUE,
     out: torch.Tensor | None = None,
+    again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernels; arguments and results as of ``kernel.launch``, such as ``hopper_lacks`` lets pass."""
     C, splits, scales = config.constants, config.num_splits, features.scales
@@ -85,15 +87,19 @@ def launch(
     lse = torch.empty((batch, q_heads, tokens), dtype=torch.float32, device=q.device)
     part, part_lse = partial_results(out, lse, splits)
     k, v = (x.view(torch.int16) for x in (k_cache, v_cache)) if C.PAIRS else (k_cache, v_cache)
-    attend[config.grid()](
-        *(box_descriptor(x, (C.BOX, C.HEADS), BOX_LAYOUT) for x in (k, v)), q, block_table, seq_lens,
-        *(q if x.array is None else x.array for x in (scales.k, scales.v)), part, part_lse,
-        scale * LOG2E * scales.k.number, scales.v.number, mask_value, batch, config.groups, splits,
-        k.shape[0], *q.stride()[:3], block_table.stride(0), seq_lens.stride(0),
-        *scale_strides(scales.k, 1), *scale_strides(scales.v, 1), *part.stride()[:4],
-        *(part_lse.stride(axis) for axis in (0, 1, 3, 2)), C=C, num_warps=4,
-        maxnreg=C.REGISTERS,
+    boxes = {"k": k, "v": v}
+    pointers = (
+        *(box_descriptor(x, (C.BOX, C.HEADS), BOX_LAYOUT, name, again) for name, x in boxes.items()), q, block_table,
+        seq_lens, *(q if x.array is None else x.array for x in (scales.k, scales.v)), part, part_lse,
     )  # fmt: skip
+    if not relaunched(attend, pointers, again):
+        first_launch(attend, config.grid(), pointers, again)(
+            scale * LOG2E * scales.k.number, scales.v.number, mask_value, batch, config.groups, splits,
+            k.shape[0], *q.stride()[:3], block_table.stride(0), seq_lens.stride(0),
+            *scale_strides(scales.k, 1), *scale_strides(scales.v, 1), *part.stride()[:4],
+            *(part_lse.stride(axis) for axis in (0, 1, 3, 2)), C=C, num_warps=4,
+            maxnreg=C.REGISTERS,
+        )  # fmt: skip
     if splits > 1:
-        merge(part, part_lse.transpose(2, 3), out=out, lse=lse.transpose(1, 2))
+        merge(part, part_lse.transpose(2, 3), out=out, lse=lse.transpose(1, 2), again=again)
     return out, lse

@@ -15,6 +15,7 @@ from kvlab.attention.operands import result_dtype
 from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale, visible_end
 from kvlab.attention.scoring.launch import bias_arguments, scale_strides, slopes_batch
 from kvlab.triton_support.interpreter import is_interpreted
+from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .config import CLASSES as _CLASSES
 from .config import DecodeConfig, problem_of
@@ -284,41 +285,47 @@ def launch(
     features: Features | None = None,
     mask_value: float = MASK_VALUE,
     out: torch.Tensor | None = None,
+    again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the kernels: out ``[B, S, Hq, Dv]`` and lse ``[B, Hq, S]`` float32. The arguments are valid."""
+    """Run the kernels: out ``[B, S, Hq, Dv]`` and lse ``[B, Hq, S]`` float32. The arguments are valid; ``again`` as of
+    :mod:`kvlab.triton_support.launching`.
+    """
     f = Features() if features is None else features
     mask, scales = f.mask, f.scales
-    problem = problem_of(q, k_cache, v_cache, block_table)
     batch, tokens, q_heads = q.shape[:3]
     if out is None:
         dtype = getattr(torch, result_dtype(q).name)
-        out = torch.empty((batch, tokens, q_heads, problem.v_dim), dtype=dtype, device=q.device)
+        out = torch.empty((batch, tokens, q_heads, v_cache.shape[3]), dtype=dtype, device=q.device)
     lse = torch.empty((batch, q_heads, tokens), dtype=torch.float32, device=q.device)
     if out.numel() == 0:
         return out, lse
     splits = config.num_splits
     part, part_lse = partial_results(out, lse, splits)
-    k, v = (x.view(torch.int16) for x in (k_cache, v_cache)) if problem.pairs else (k_cache, v_cache)
-    bias_sizes, bias_strides = bias_arguments(mask.bias)
+    pairs = k_cache.element_size() == 1
+    k, v = (x.view(torch.int16) for x in (k_cache, v_cache)) if pairs else (k_cache, v_cache)
     absent = q  # stands for a pointer that is not followed
     arrays = mask.valid, mask.bias, f.sinks, f.slopes, *(s.array for s in (scales.q, scales.k, scales.v))
-    attend[config.grid(problem)](
-        q, k, v, block_table, seq_lens, *(absent if x is None else x for x in arrays), part, part_lse,
-        scale * LOG2E * scales.q.number * scales.k.number, scales.v.number, f.softcap, mask_value,
-        mask.left, mask.right, mask.chunk, problem.group, tokens, splits, batch, problem.kv_heads,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], block_table.stride(0), seq_lens.stride(0),
-        *bias_strides, *bias_sizes, slopes_batch(f.slopes),
-        *scale_strides(scales.q, 1), *scale_strides(scales.k, 3), *scale_strides(scales.v, 3), *part.stride()[:4],
-        *(part_lse.stride(axis) for axis in (0, 1, 3, 2)),
-        PAGE=problem.page_size, PAIRS=problem.pairs, D=problem.widths[0], DV=problem.widths[1],
-        W0=config.columns[0], W1=config.columns[1], V0=config.v_columns[0], V1=config.v_columns[1],
-        BM=config.BM, BN=config.BN, PTX=q.is_cuda and torch.version.hip is None and not is_interpreted(),
-        BOUNDED=mask.windowed, CHUNKED=mask.chunk > 0, VALID=mask.valid is not None, BIAS=mask.bias is not None,
-        CAPPED=f.softcap > 0, SINKS=f.sinks is not None, SLOPES=f.slopes is not None,
-        Q_SCALE=scales.q.array is not None, K_SCALE=scales.k.kind, V_SCALE=scales.v.kind,
-        LONGEST_FIRST=config.longest_first,
-        num_warps=config.num_warps, num_stages=config.num_stages,
-    )  # fmt: skip
+    pointers = q, k, v, block_table, seq_lens, *(absent if x is None else x for x in arrays), part, part_lse
+
+    if not relaunched(attend, pointers, again):
+        problem = problem_of(q, k_cache, v_cache, block_table)
+        bias_sizes, bias_strides = bias_arguments(mask.bias)
+        first_launch(attend, config.grid(problem), pointers, again)(
+            scale * LOG2E * scales.q.number * scales.k.number, scales.v.number, f.softcap, mask_value,
+            mask.left, mask.right, mask.chunk, problem.group, tokens, splits, batch, problem.kv_heads,
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], block_table.stride(0), seq_lens.stride(0),
+            *bias_strides, *bias_sizes, slopes_batch(f.slopes),
+            *scale_strides(scales.q, 1), *scale_strides(scales.k, 3), *scale_strides(scales.v, 3), *part.stride()[:4],
+            *(part_lse.stride(axis) for axis in (0, 1, 3, 2)),
+            PAGE=problem.page_size, PAIRS=problem.pairs, D=problem.widths[0], DV=problem.widths[1],
+            W0=config.columns[0], W1=config.columns[1], V0=config.v_columns[0], V1=config.v_columns[1],
+            BM=config.BM, BN=config.BN, PTX=q.is_cuda and torch.version.hip is None and not is_interpreted(),
+            BOUNDED=mask.windowed, CHUNKED=mask.chunk > 0, VALID=mask.valid is not None, BIAS=mask.bias is not None,
+            CAPPED=f.softcap > 0, SINKS=f.sinks is not None, SLOPES=f.slopes is not None,
+            Q_SCALE=scales.q.array is not None, K_SCALE=scales.k.kind, V_SCALE=scales.v.kind,
+            LONGEST_FIRST=config.longest_first,
+            num_warps=config.num_warps, num_stages=config.num_stages,
+        )  # fmt: skip
     if splits > 1:
-        merge(part, part_lse.transpose(2, 3), out=out, lse=lse.transpose(1, 2))
+        merge(part, part_lse.transpose(2, 3), out=out, lse=lse.transpose(1, 2), again=again)
     return out, lse

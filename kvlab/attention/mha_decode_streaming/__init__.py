@@ -99,12 +99,13 @@ def mha_decode_streaming_paged(
     """
     asked = {"mask": mask, "window": window, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes,
              "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}  # fmt: skip
-    call, plan, arguments = prepared(
+    call, kind, arguments = prepared(
         _plan, q, k_cache, v_cache, block_table, seq_lens, asked=asked, scale=scale, out=out, kv_layout=kv_layout,
         batch_invariant=batch_invariant, backend=backend, arch=arch, num_splits=num_splits, mask_value=mask_value,
         check=check, traffic=traffic,
     )  # fmt: skip
-    result, lse = run(plan, KERNEL, emulate, _refer, *call.arrays, **arguments, traffic=traffic)
+    plan, again = kind.plan.explanation, kind.launches
+    result, lse = run(plan, KERNEL, emulate, _refer, *call.arrays, **arguments, traffic=traffic, again=again)
     return decode_results(result, lse, out, drop_tokens=call.drop_tokens, return_lse=return_lse, base2=base2)
 
 

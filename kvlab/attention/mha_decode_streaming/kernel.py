@@ -22,6 +22,7 @@ from kvlab.attention.scoring.kernel import (
     visible_end,
 )
 from kvlab.attention.scoring.launch import bias_arguments, scale_strides, slopes_batch
+from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .config import StreamingConfig
 
@@ -160,13 +161,13 @@ def launch(
     features: Features | None = None,
     mask_value: float = MASK_VALUE,
     out: torch.Tensor | None = None,
+    again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernels: out of q's shape and dtype (bfloat16 for e4m3) and lse ``[B, Hq, S]`` float32. The arguments are
     valid.
     """
     f = Features() if features is None else features
     mask, scales = f.mask, f.scales
-    problem = problem_of(q, k_cache, v_cache, block_table)
     batch, tokens, q_heads, head_dim = q.shape
     if out is None:
         out = torch.empty(q.shape, dtype=getattr(torch, result_dtype(q).name), device=q.device)
@@ -175,23 +176,25 @@ def launch(
         return out, lse
     splits = config.num_splits
     part, part_lse = partial_results(out, lse, splits)
-    bias_sizes, bias_strides = bias_arguments(mask.bias)
     given = mask.valid, mask.bias, f.sinks, f.slopes, *(s.array for s in (scales.q, scales.k, scales.v))
     arrays = (q if x is None else x for x in given)  # q: not followed
-    attend[config.grid(problem)](
-        q, k_cache, v_cache, block_table, seq_lens, *arrays, part, part_lse,
-        scale * LOG2E * scales.q.number * scales.k.number, scales.v.number, f.softcap, mask_value,
-        mask.left, mask.right, mask.chunk, problem.group, tokens, splits,
-        *q.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3], block_table.stride(0), seq_lens.stride(0),
-        *bias_strides, *bias_sizes, slopes_batch(f.slopes),
-        *scale_strides(scales.q, 1), *scale_strides(scales.k, 3), *scale_strides(scales.v, 3),
-        *part.stride()[:4], *(part_lse.stride(axis) for axis in (0, 1, 3, 2)),
-        PAGE=problem.page_size, D=head_dim, BD=config.BD, BM=config.BM, BN=config.BN, BK=config.BK,
-        BOUNDED=mask.windowed, CHUNKED=mask.chunk > 0, VALID=mask.valid is not None, BIAS=mask.bias is not None,
-        CAPPED=f.softcap > 0, SINKS=f.sinks is not None, SLOPES=f.slopes is not None,
-        Q_SCALE=scales.q.array is not None, K_SCALE=scales.k.kind, V_SCALE=scales.v.kind,
-        num_warps=config.num_warps, num_stages=config.num_stages,
-    )  # fmt: skip
+    pointers = q, k_cache, v_cache, block_table, seq_lens, *arrays, part, part_lse
+    if not relaunched(attend, pointers, again):
+        problem = problem_of(q, k_cache, v_cache, block_table)
+        bias_sizes, bias_strides = bias_arguments(mask.bias)
+        first_launch(attend, config.grid(problem), pointers, again)(
+            scale * LOG2E * scales.q.number * scales.k.number, scales.v.number, f.softcap, mask_value,
+            mask.left, mask.right, mask.chunk, problem.group, tokens, splits,
+            *q.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3], block_table.stride(0), seq_lens.stride(0),
+            *bias_strides, *bias_sizes, slopes_batch(f.slopes),
+            *scale_strides(scales.q, 1), *scale_strides(scales.k, 3), *scale_strides(scales.v, 3),
+            *part.stride()[:4], *(part_lse.stride(axis) for axis in (0, 1, 3, 2)),
+            PAGE=problem.page_size, D=head_dim, BD=config.BD, BM=config.BM, BN=config.BN, BK=config.BK,
+            BOUNDED=mask.windowed, CHUNKED=mask.chunk > 0, VALID=mask.valid is not None, BIAS=mask.bias is not None,
+            CAPPED=f.softcap > 0, SINKS=f.sinks is not None, SLOPES=f.slopes is not None,
+            Q_SCALE=scales.q.array is not None, K_SCALE=scales.k.kind, V_SCALE=scales.v.kind,
+            num_warps=config.num_warps, num_stages=config.num_stages,
+        )  # fmt: skip
     if splits > 1:
-        merge(part, part_lse.transpose(2, 3), out=out, lse=lse.transpose(1, 2))
+        merge(part, part_lse.transpose(2, 3), out=out, lse=lse.transpose(1, 2), again=again)
     return out, lse

@@ -204,7 +204,7 @@ def _run(plan: Plan) -> Any:
     result, lse = run(
         explanation, kernel, emulator, _refer, *inputs.arrays, scale=plan.scale, problem=plan.problem,
         config=explanation.config, features=inputs.features, base2=bool(options.base2), out=inputs.out,
-        traffic=options.traffic,
+        traffic=options.traffic, again=plan.again,
     )  # fmt: skip
     if inputs.ragged:
         result, lse = result[0], lse[0]

@@ -17,6 +17,7 @@ from kvlab.attention.backends import machine
 from kvlab.attention.features import Features
 from kvlab.attention.online_softmax import LOG2E
 from kvlab.attention.operands import result_dtype
+from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .config import PrefillProblem
 from .hopper_config import HopperConfig
@@ -131,6 +132,7 @@ def launch(
     features: Features,
     base2: bool = False,
     out: torch.Tensor | None = None,
+    again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernel; arrays as in ``reference``, results as of ``kernel.launch``. The arguments are valid."""
     C, mask, softcap, scales = config.constants, features.mask, features.softcap, features.scales
@@ -141,24 +143,41 @@ def launch(
     absent = out  # stands for a pointer that is not followed
     taken = absent if C.EQUAL else torch.zeros(1, dtype=torch.int32, device=q.device)
     by_head = scales.q.heads, scales.k.heads, scales.v.heads
-    boxed = (q, C.BM), (k, C.BOX), (v, C.BOX), (out, C.BM)
-    _, processors = machine(q.device)
-    scale *= scales.q.number * scales.k.number
-    inner, outer = (scale / softcap, softcap * LOG2E) if C.CAPPED else (0.0, scale * LOG2E)
-    attend[(min(processors, config.tiles),)](
-        *(box_descriptor(x, (n, 1), BOX8_LAYOUT if x.element_size() == 1 else BOX_LAYOUT) for x, n in boxed), out, lse,
-        *(absent if x is None else x for x in (cu_q, cu_k, table, seq_lens, features.sinks)),
-        *(absent if x is None else x for x in by_head), taken, inner, outer,
-        1.0 if base2 else 1 / LOG2E, scales.v.number, config.tiles, config.row_tiles, config.together, problem.batch,
-        problem.batch.bit_length(), problem.q_heads, problem.group, q.shape[1], k.shape[1], mask.left, mask.right,
-        k.shape[0], 0 if table is None else table.stride(0), *(0 if x is None else x.stride(0) for x in by_head),
-        *out.stride()[:3], *lse.stride(), C=C, num_warps=4,
+    layout = BOX8_LAYOUT if C.ITEM == 1 else BOX_LAYOUT
+    arrays = cu_q, cu_k, table, seq_lens, features.sinks, *by_head
+    pointers = (
+        box_descriptor(q, (C.BM, 1), layout, "q", again), box_descriptor(k, (C.BOX, 1), layout, "k", again),
+        box_descriptor(v, (C.BOX, 1), layout, "v", again), box_descriptor(out, (C.BM, 1), BOX_LAYOUT, "out", again),
+        out, lse, *(absent if x is None else x for x in arrays), taken,
     )  # fmt: skip
+    if not relaunched(attend, pointers, again):
+        _, processors = machine(q.device)
+        scale *= scales.q.number * scales.k.number
+        inner, outer = (scale / softcap, softcap * LOG2E) if C.CAPPED else (0.0, scale * LOG2E)
+        first_launch(attend, (min(processors, config.tiles),), pointers, again)(
+            inner, outer, 1.0 if base2 else 1 / LOG2E, scales.v.number, config.tiles, config.row_tiles,
+            config.together, problem.batch, problem.batch.bit_length(), problem.q_heads, problem.group, q.shape[1],
+            k.shape[1], mask.left, mask.right, k.shape[0], 0 if table is None else table.stride(0),
+            *(0 if x is None else x.stride(0) for x in by_head), *out.stride()[:3], *lse.stride(), C=C, num_warps=4,
+        )  # fmt: skip
     return out, lse
 
 
-def box_descriptor(x: torch.Tensor, rows: tuple[int, ...], layout: gl.constexpr) -> TensorDescriptor:
-    """A TMA descriptor of ``[pages, *of rows, columns]`` for boxes of ``rows`` and one panel of columns."""
-    size = x.element_size()
-    strides = [s if n > 1 else 16 // size for s, n in zip(x.stride()[:-1], x.shape[:-1], strict=True)]
-    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, *rows, 128 // size], layout.value)
+def box_descriptor(
+    x: torch.Tensor, rows: tuple[int, ...], layout: gl.constexpr, name: str = "", again: Again = None
+) -> TensorDescriptor:
+    """A TMA descriptor of ``[pages, *of rows, columns]`` for boxes of ``rows`` and one panel of columns.
+
+    again : where the descriptor is kept for calls of one kind, without its memory, by the ``name`` of x.
+    """
+    kept = None if again is None else again.get(name)
+    if kept is None:
+        size = x.element_size()
+        strides = [s if n > 1 else 16 // size for s, n in zip(x.stride()[:-1], x.shape[:-1], strict=True)]
+        made = TensorDescriptor(x, list(x.shape), [*strides, 1], [1, *rows, 128 // size], layout.value)
+        if again is not None:
+            again[name] = {**vars(made), "base": None}
+        return made
+    same = object.__new__(TensorDescriptor)
+    vars(same).update(kept, base=x)
+    return same

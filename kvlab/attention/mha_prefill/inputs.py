@@ -25,7 +25,16 @@ from kvlab.attention.operands import check_operands, check_result
 from kvlab.attention.ragged import check_both_starts, check_offsets, check_starts, longest, sequence_lengths
 from kvlab.staging import Traffic
 
-__all__ = ["Options", "PrefillInputs", "dense_inputs", "paged_inputs"]
+__all__ = [
+    "Options",
+    "PrefillInputs",
+    "check_dense",
+    "check_dense_memory",
+    "check_paged",
+    "check_paged_memory",
+    "dense_inputs",
+    "paged_inputs",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,66 +100,96 @@ class PrefillInputs:
         return self.cu_q is not None
 
 
-def dense_inputs(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, options: Options) -> PrefillInputs:
-    """Arguments of ``mha_prefill``. ValueError that names argument, value and rule."""
+def check_dense(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, options: Options) -> tuple[int, int]:
+    """What is asked of the arguments of ``mha_prefill`` whatever the values of the arrays and where they lie; the
+    sequences and the longest of them. ValueError that names argument, value and rule.
+    """
     require((cu_q is None) == (cu_k is None), "only one of cu_seqlens_q and cu_seqlens_k is given", "both or neither")
-    ragged, out = cu_q is not None, options.out
+    ragged = cu_q is not None
     form = "[total, H, D] with cu_seqlens" if ragged else "[B, S, H, D] without cu_seqlens"
     arrays = {"q": q, "k": k, "v": v, **given(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k), **options.arrays}
     check_arrays(arrays)
-    check_apart(arrays)
     for name, array in (("q", q), ("k", k), ("v", v)):
         require(array.ndim == (3 if ragged else 4), f"{name} has shape {tuple(array.shape)}", form)
     if not ragged:
         require(k.shape[0] == q.shape[0], f"k has {k.shape[0]} sequences", f"those of q, {q.shape[0]}")
-    _check_rows(q, {"k": k, "v": v}, out)
-    batch, most = (q.shape[0], q.shape[1])
+    _check_rows(q, {"k": k, "v": v}, options.out)
     if ragged:
         batch = check_both_starts(cu_q, cu_k)
-        most = longest(options.max_seqlen_q, q, cu_q)
-        if looks_at_values(options.check, q):
-            check_offsets("cu_seqlens_q", cu_q, q, most)
-            check_offsets("cu_seqlens_k", cu_k, k, None)
-    else:
-        require(options.max_seqlen_q is None, f"max_seqlen_q {options.max_seqlen_q!r} without cu_seqlens_q",
-                "None; q tells the length")  # fmt: skip
+        return batch, longest(options.max_seqlen_q, q, cu_q)
+    require(options.max_seqlen_q is None, f"max_seqlen_q {options.max_seqlen_q!r} without cu_seqlens_q",
+            "None; q tells the length")  # fmt: skip
+    return int(q.shape[0]), int(q.shape[1])
+
+
+def check_dense_memory(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, options: Options, most: int) -> None:
+    """What each call of ``mha_prefill`` is asked, others of its kind or not: where its arrays lie, and their values."""
+    if options.out is not None:
+        starts = given(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
+        check_apart({"q": q, "k": k, "v": v, **starts, **options.arrays})
+    if cu_q is not None and looks_at_values(options.check, q):
+        check_offsets("cu_seqlens_q", cu_q, q, most)
+        check_offsets("cu_seqlens_k", cu_k, k, None)
+
+
+def dense_inputs(
+    q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, options: Options, batch: int, most: int, features: Features | None
+) -> PrefillInputs:
+    """Arguments of ``mha_prefill`` that have passed the checks, in the form of the launch functions."""
 
     def lengths() -> tuple[Any, Any]:
-        if ragged:
+        if cu_q is not None:
             return sequence_lengths(cu_q), sequence_lengths(cu_k)
         return np.full(batch, q.shape[1]), np.full(batch, k.shape[1])
 
-    features = _features(q, k, v, batch, lengths, options)
+    ragged, out = cu_q is not None, options.out
+    if features is None:
+        features = _features(q, k, v, batch, lengths, options)
+        features = features.with_leading_axis() if ragged else features
     if ragged:
         q, k, v, out = (x if x is None else x[None] for x in (q, k, v, out))
-        features = features.with_leading_axis()
     return PrefillInputs(q, k, v, cu_q, cu_k, None, None, out, batch, most, features)
 
 
-def paged_inputs(
+def check_paged(
     q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, cu_q: Any, options: Options
-) -> PrefillInputs:
-    """Arguments of ``mha_prefill_paged`` with caches as NHD. ValueError that names argument, value and rule."""
+) -> tuple[int, int]:
+    """The same for ``mha_prefill_paged``, with caches as NHD."""
     caches = {"k_cache": k_cache, "v_cache": v_cache}
     tables = {"block_table": block_table, "seq_lens": seq_lens}
-    arrays = {"q": q, **caches, **tables, **given(cu_seqlens_q=cu_q), **options.arrays}
-    check_arrays(arrays)
-    check_apart(arrays)
+    check_arrays({"q": q, **caches, **tables, **given(cu_seqlens_q=cu_q), **options.arrays})
     require(q.ndim == 3, f"q has shape {tuple(q.shape)}", "[total, Hq, D]")
     check_pages(caches)
     _check_rows(q, caches, options.out)
     batch = check_starts("cu_seqlens_q", cu_q)
     check_table(block_table, seq_lens, batch)
     check_strides("seq_lens", seq_lens)
-    most = longest(options.max_seqlen_q, q, cu_q)
+    return batch, longest(options.max_seqlen_q, q, cu_q)
+
+
+def check_paged_memory(
+    q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, cu_q: Any, options: Options, most: int
+) -> None:
+    """The same for ``mha_prefill_paged``."""
+    if options.out is not None:
+        caches = {"k_cache": k_cache, "v_cache": v_cache}
+        tables = {"block_table": block_table, "seq_lens": seq_lens, "cu_seqlens_q": cu_q}
+        check_apart({"q": q, **caches, **tables, **options.arrays})
     if looks_at_values(options.check, q):
         check_offsets("cu_seqlens_q", cu_q, q, most)
         check_lengths_and_pages(seq_lens, block_table, k_cache.shape[0], k_cache.shape[1])
 
+
+def paged_inputs(
+    q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, cu_q: Any, options: Options, batch: int,
+    most: int, features: Features | None,
+) -> PrefillInputs:  # fmt: skip
+    """The same for ``mha_prefill_paged``."""
+
     def lengths() -> tuple[Any, Any]:
         return sequence_lengths(cu_q), host(seq_lens).astype(np.int64)
 
-    features = _features(q, k_cache, v_cache, batch, lengths, options)
+    features = _features(q, k_cache, v_cache, batch, lengths, options) if features is None else features
     out = None if options.out is None else options.out[None]
     return PrefillInputs(q[None], k_cache, v_cache, cu_q, None, block_table, seq_lens, out, batch, most, features)
 

@@ -12,6 +12,7 @@ from kvlab.attention.operands import result_dtype
 from kvlab.attention.scales import P_SCALE, Scale
 from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale, visible_end
 from kvlab.attention.scoring.launch import bias_arguments, scale_strides, slopes_batch
+from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .config import PrefillConfig, PrefillProblem
 
@@ -281,6 +282,7 @@ def launch(
     base2: bool = False,
     mask_value: float = MASK_VALUE,
     out: torch.Tensor | None = None,
+    again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernel; arrays as in ``reference``: out ``[.., Hq, Dv]`` of q's dtype (bfloat16 for e4m3) and lse ``[B,
     Hq, S]`` or ``[1, Hq, total]`` float32. The arguments are valid.
@@ -293,26 +295,27 @@ def launch(
         return out, lse
     ragged_q, ragged_k, paged = cu_q is not None, cu_k is not None, table is not None
     mask, scales = features.mask, features.scales
-    bias_sizes, bias_strides = bias_arguments(mask.bias)
     absent = q  # stands for a pointer that is not followed
     arrays = cu_q, cu_k, table, seq_lens, mask.valid, mask.bias, features.sinks, features.slopes
     by_scale = scales.q.array, scales.k.array, scales.v.array
-    attend[config.grid(problem)](
-        q, k, v, *(absent if x is None else x for x in (*arrays, *by_scale)), out, lse,
-        scale * scales.q.number * scales.k.number * LOG2E, scales.v.number / (P_SCALE if problem.p_fp8 else 1),
-        features.softcap, mask_value, problem.batch, config.row_tiles, config.pack, problem.group, q.shape[1],
-        k.shape[1], mask.left, mask.right, mask.chunk, *bias_sizes,
-        *_strides(q, 3, ragged_q), *_strides(k, 3, ragged_k), *_strides(v, 3, ragged_k), *_strides(table, 1),
-        *_strides(out, 3, ragged_q), *_strides(lse, 3, ragged_q), *bias_strides, slopes_batch(features.slopes),
-        *_strides(scales.q.heads, 1),
-        *_scale_strides(scales.k, ragged_k), *_scale_strides(scales.v, ragged_k),
-        RAGGED_Q=ragged_q, RAGGED_K=ragged_k, PAGE=k.shape[1] if paged else 0, BOUNDED=mask.bounded,
-        CHUNKED=mask.chunk > 0, VALID=mask.valid is not None, BIAS=mask.bias is not None, CAPPED=features.softcap > 0,
-        SINKS=features.sinks is not None, ALIBI=features.slopes is not None, Q_SCALE=scales.q.kind,
-        K_SCALE=scales.k.kind, V_SCALE=scales.v.kind, P_FP8=problem.p_fp8, BASE2=base2,
-        D=q.shape[3], D0=config.D0, D1=config.D1, DV=v.shape[3], V0=config.V0, V1=config.V1,
-        BM=config.BM, BN=config.BN, num_warps=config.num_warps, num_stages=config.num_stages,
-    )  # fmt: skip
+    pointers = q, k, v, *(absent if x is None else x for x in (*arrays, *by_scale)), out, lse
+    if not relaunched(attend, pointers, again):
+        bias_sizes, bias_strides = bias_arguments(mask.bias)
+        first_launch(attend, config.grid(problem), pointers, again)(
+            scale * scales.q.number * scales.k.number * LOG2E, scales.v.number / (P_SCALE if problem.p_fp8 else 1),
+            features.softcap, mask_value, problem.batch, config.row_tiles, config.pack, problem.group, q.shape[1],
+            k.shape[1], mask.left, mask.right, mask.chunk, *bias_sizes,
+            *_strides(q, 3, ragged_q), *_strides(k, 3, ragged_k), *_strides(v, 3, ragged_k), *_strides(table, 1),
+            *_strides(out, 3, ragged_q), *_strides(lse, 3, ragged_q), *bias_strides, slopes_batch(features.slopes),
+            *_strides(scales.q.heads, 1),
+            *_scale_strides(scales.k, ragged_k), *_scale_strides(scales.v, ragged_k),
+            RAGGED_Q=ragged_q, RAGGED_K=ragged_k, PAGE=k.shape[1] if paged else 0, BOUNDED=mask.bounded,
+            CHUNKED=mask.chunk > 0, VALID=mask.valid is not None, BIAS=mask.bias is not None,
+            CAPPED=features.softcap > 0, SINKS=features.sinks is not None, ALIBI=features.slopes is not None,
+            Q_SCALE=scales.q.kind, K_SCALE=scales.k.kind, V_SCALE=scales.v.kind, P_FP8=problem.p_fp8, BASE2=base2,
+            D=q.shape[3], D0=config.D0, D1=config.D1, DV=v.shape[3], V0=config.V0, V1=config.V1,
+            BM=config.BM, BN=config.BN, num_warps=config.num_warps, num_stages=config.num_stages,
+        )  # fmt: skip
     return out, lse
 
 

@@ -3,40 +3,74 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvlab.attention.backends import check_fp8_gpu, target_of
 from kvlab.attention.explain import Explanation
-from kvlab.attention.features import kv_view
+from kvlab.attention.features import Features, kv_view
 from kvlab.attention.hopper_choice import choose_with_hopper
 from kvlab.attention.inputs import check_lane_copies, check_paged_collection, check_traffic, finite_number, require
+from kvlab.attention.kinds import Kind, kind_of
 from kvlab.attention.ragged import check_grid, keys_with_new
 from kvlab.attention.scales import is_fp8
-from kvlab.cache.arrays import dtype_of
+from kvlab.cache.arrays import dtype_of, on_gpu
 
 from .config import PrefillProblem, choose_config
 from .hopper_config import SUPPORTED, choose_hopper, hopper_declined, hopper_lacks
-from .inputs import Options, PrefillInputs, dense_inputs, paged_inputs
+from .inputs import (
+    Options,
+    PrefillInputs,
+    check_dense,
+    check_dense_memory,
+    check_paged,
+    check_paged_memory,
+    dense_inputs,
+    paged_inputs,
+)
 from .machine import check_arch, check_machine
 
 __all__ = ["Plan", "plan_cache", "plan_dense", "plan_paged"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
-    """A call that has passed all checks."""
+    """A call that has passed all checks; ``again``: what is kept of the launches of its kind."""
 
     explanation: Explanation
     inputs: PrefillInputs
     options: Options
     problem: PrefillProblem
     scale: float
+    again: dict[Any, Any] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class _Common:
+    """What all calls of a kind have in common. features: None where they hold arrays."""
+
+    explanation: Explanation
+    problem: PrefillProblem
+    scale: float
+    features: Features | None
+
+
+class _Form(NamedTuple):
+    """A form of prefill: the checks of its arrays, of their values and memory, and what makes them inputs."""
+
+    check: Callable[..., tuple[int, int]]
+    check_memory: Callable[..., None]
+    inputs: Callable[..., PrefillInputs]
+
+
+_DENSE = _Form(check_dense, check_dense_memory, dense_inputs)
+_PAGED = _Form(check_paged, check_paged_memory, paged_inputs)
 
 
 def plan_dense(q: Any, k: Any, v: Any, options: Options, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None) -> Plan:
     """Of ``mha_prefill``."""
-    return _plan(dense_inputs(q, k, v, cu_seqlens_q, cu_seqlens_k, options), options)
+    return _planned(_DENSE, (q, k, v, cu_seqlens_q, cu_seqlens_k), options, ragged=cu_seqlens_q is not None)
 
 
 def plan_paged(
@@ -45,9 +79,32 @@ def plan_paged(
 ) -> Plan:  # fmt: skip
     """Of ``mha_prefill_paged``."""
     caches = kv_view(k_cache, kv_layout), kv_view(v_cache, kv_layout)
-    scales = {name: kv_view(getattr(options, name), kv_layout) for name in ("k_scale", "v_scale")}
-    options = replace(options, **scales)
-    return _plan(paged_inputs(q, *caches, block_table, seq_lens, cu_seqlens_q, options), options)
+    if kv_layout != "NHD":
+        scales = {name: kv_view(getattr(options, name), kv_layout) for name in ("k_scale", "v_scale")}
+        options = replace(options, **scales)
+    return _planned(_PAGED, (q, *caches, block_table, seq_lens, cu_seqlens_q), options, ragged=True)
+
+
+def _planned(form: _Form, arrays: tuple[Any, ...], options: Options, *, ragged: bool) -> Plan:
+    inputs = None
+
+    def prepare() -> _Common:
+        nonlocal inputs
+        batch, most = form.check(*arrays, options)
+        form.check_memory(*arrays, options, most)
+        inputs = form.inputs(*arrays, options, batch, most, None)
+        return _common(inputs, options)
+
+    if ragged and options.max_seqlen_q is None and not on_gpu(arrays[0]):  # the starts tell the longest
+        kind = Kind(prepare(), None)
+    else:
+        kind = kind_of(form.check, (*arrays, *vars(options).values()), prepare)
+    plan = kind.plan
+    if inputs is None:
+        batch, most = plan.problem.batch, plan.problem.max_q
+        form.check_memory(*arrays, options, most)
+        inputs = form.inputs(*arrays, options, batch, most, plan.features)
+    return Plan(plan.explanation, inputs, options, plan.problem, plan.scale, kind.launches)
 
 
 def plan_cache(q: Any, cache: Any, layer: int, cu_seqlens_q: Any, options: dict[str, Any]) -> Plan:
@@ -66,7 +123,7 @@ def plan_cache(q: Any, cache: Any, layer: int, cu_seqlens_q: Any, options: dict[
     return plan_paged(q, keys.blocks, values.blocks, keys.lookup_table, seq_lens, starts, Options(**options))
 
 
-def _plan(inputs: PrefillInputs, options: Options) -> Plan:
+def _common(inputs: PrefillInputs, options: Options) -> _Common:
     check_traffic(options.traffic)
     _, _, q_heads, head_dim = inputs.q.shape
     wanted = 1 / math.sqrt(head_dim) if options.scale is None else options.scale
@@ -74,6 +131,7 @@ def _plan(inputs: PrefillInputs, options: Options) -> Plan:
     require(not isinstance(wanted, bool), f"scale {wanted!r}", accepted)
     scale = finite_number(wanted, "scale", accepted)
     features, fp8 = inputs.features, is_fp8(inputs.q)
+    kept = None if features.arrays else features
     problem = PrefillProblem(
         inputs.batch, inputs.max_q, int(q_heads), int(inputs.k.shape[2]), int(head_dim), int(inputs.v.shape[3]),
         dtype_of(inputs.q, "q").itemsize, dtype_of(inputs.k, "k").itemsize, features.heavy,
@@ -86,7 +144,7 @@ def _plan(inputs: PrefillInputs, options: Options) -> Plan:
     if hopper:
         tiles, where = choose_hopper(problem, inputs), "sm_90" if chosen == "emulator" else None
         explanation = Explanation("mha_prefill", chosen, reason, tiles, tiles.grid(problem), where)
-        return Plan(explanation, inputs, options, problem, scale)
+        return _Common(explanation, problem, scale, kept)
     if is_fp8(inputs.k):
         check_fp8_gpu(inputs.q, products=fp8)
     emulated = options.arch if chosen == "emulator" else None
@@ -98,7 +156,7 @@ def _plan(inputs: PrefillInputs, options: Options) -> Plan:
     )  # fmt: skip
     check_grid(config.grid(problem), problem.batch, problem.max_q)
     explanation = Explanation("mha_prefill", chosen, reason, config, config.grid(problem), emulated)
-    return Plan(explanation, inputs, options, problem, scale)
+    return _Common(explanation, problem, scale, kept)
 
 
 def _check_emulated(inputs: PrefillInputs, problem: PrefillProblem, arch: str) -> None:

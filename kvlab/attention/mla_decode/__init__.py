@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from kvlab.attention.features import Features, resolve_features
 from kvlab.attention.hopper_choice import choose_with_hopper
 from kvlab.attention.inputs import check_lane_copies, check_paged_collection, decode_numbers, lengths_with_new, require
 from kvlab.attention.intervals import host
+from kvlab.attention.kinds import Kind, kind_of
 from kvlab.attention.masks import resolve_mask, window_interval
 from kvlab.attention.online_softmax import MASK_VALUE
 from kvlab.attention.operands import result_dtype
@@ -26,7 +28,7 @@ from .config import MLADecodeProblem, choose_config
 from .emulator import launch as emulate
 from .hopper_config import SUPPORTED, HopperConfig, choose_hopper, hopper_lacks
 from .hopper_emulator import launch as emulate_hopper
-from .inputs import MLAInputs, mla_inputs
+from .inputs import MLAInputs, check_mla_arrays, check_mla_memory, mla_inputs
 from .reference import reference
 
 __all__ = ["mla_decode", "mla_decode_paged"]
@@ -155,38 +157,73 @@ def mla_decode_paged(
     """
     asked = {"softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes}
     asked |= {"q_scale": q_scale, "k_scale": k_scale}
-    inputs, plan, arguments = _prepared(
+    inputs, kind, arguments = _prepared(
         q, kv_cache, block_table, seq_lens, v_dim=v_dim, scale=scale, mask=mask, window=window, asked=asked, out=out,
         kv_layout=kv_layout, batch_invariant=batch_invariant, backend=backend, arch=arch, num_splits=num_splits,
         mask_value=mask_value, check=check, traffic=traffic,
     )  # fmt: skip
+    plan = kind.plan.explanation
     kernel = KERNELS.get(plan.backend, "")
     emulator = emulate_hopper if isinstance(plan.config, HopperConfig) else emulate
-    result, lse = run(plan, kernel, emulator, _refer, *inputs.arrays, **arguments, traffic=traffic)
+    result, lse = run(
+        plan, kernel, emulator, _refer, *inputs.arrays, **arguments, traffic=traffic, again=kind.launches
+    )
     return decode_results(result, lse, out, drop_tokens=inputs.drop_tokens, return_lse=return_lse, base2=base2)
+
+
+@dataclass(frozen=True, eq=False)
+class _MLAPlan:
+    """What all calls of a kind have in common. features: None where they hold arrays."""
+
+    explanation: Explanation
+    features: Features | None
+    scale: float
+    mask_value: float
 
 
 def _prepared(
     q: Any, kv_cache: Any, block_table: Any, seq_lens: Any, *, v_dim: int, scale: Any, mask: Any, window: Any,
     asked: dict[str, Any], out: Any, kv_layout: str, batch_invariant: bool, backend: str, arch: str, num_splits: Any,
     mask_value: Any, check: bool | None, traffic: Any,
-) -> tuple[MLAInputs, Explanation, dict[str, Any]]:  # fmt: skip
-    """A call, checked: its arrays, its plan, and the named arguments of the launch functions."""
-    inputs = mla_inputs(q, kv_cache, block_table, seq_lens, out, v_dim=v_dim, kv_layout=kv_layout, check=check)
+) -> tuple[MLAInputs, Kind[_MLAPlan], dict[str, Any]]:  # fmt: skip
+    """A call, checked: its arrays, its kind, and the named arguments of the launch functions."""
+    arrays = q, kv_cache, block_table, seq_lens, out
+    first = None
+
+    def prepare() -> _MLAPlan:
+        nonlocal first
+        check_mla_arrays(*arrays, v_dim=v_dim, kv_layout=kv_layout)
+        inputs = mla_inputs(*arrays, v_dim=v_dim, kv_layout=kv_layout)
+        features = _features(inputs, mask, window, kv_layout, asked)
+        numbers = decode_numbers(_scale(scale, v_dim, inputs.q.shape[-1] - v_dim), mask_value, traffic)
+        explanation = _plan(inputs, features, numbers[0], backend, arch, num_splits, bool(batch_invariant))
+        first = inputs, features
+        return _MLAPlan(explanation, None if features.arrays else features, *numbers)
+
+    options = v_dim, scale, mask, window, kv_layout, batch_invariant, backend, arch, num_splits, mask_value, traffic
+    kind = kind_of("mla_decode", (*arrays, *asked.values(), *options), prepare)
+    plan = kind.plan
+    if first is None:
+        inputs = mla_inputs(*arrays, v_dim=v_dim, kv_layout=kv_layout)
+        features = plan.features
+        features = _features(inputs, mask, window, kv_layout, asked) if features is None else features
+    else:
+        inputs, features = first
+    check_mla_memory(*arrays, inputs, check)
+    arguments = {
+        "scale": plan.scale, "features": features, "config": plan.explanation.config, "mask_value": plan.mask_value,
+        "out": inputs.out,
+    }  # fmt: skip
+    return inputs, kind, arguments
+
+
+def _features(inputs: MLAInputs, mask: Any, window: Any, kv_layout: str, asked: dict[str, Any]) -> Features:
     batch, heads, latent = inputs.q.shape[0], inputs.q.shape[2], inputs.kv_cache[:, :, None]
     interval = window_interval(mask is None or isinstance(window, int | np.integer), window)
     plan = resolve_mask(mask, interval, heads=heads, lengths=lambda: _lengths(inputs), like=inputs.q)
     if kv_layout == "HND" and getattr(asked["k_scale"], "ndim", 0) == 3:
-        asked["k_scale"] = asked["k_scale"].swapaxes(1, 2)
-    features = resolve_features(inputs.q, latent, latent, mask=plan, batch=batch, **asked)
-    scale = _scale(scale, v_dim, inputs.q.shape[-1] - v_dim)
-    scale, mask_value = decode_numbers(scale, mask_value, traffic)
-    explanation = _plan(inputs, features, scale, backend, arch, num_splits, bool(batch_invariant))
-    arguments = {
-        "scale": scale, "features": features, "config": explanation.config, "mask_value": mask_value,
-        "out": inputs.out,
-    }  # fmt: skip
-    return inputs, explanation, arguments
+        asked = asked | {"k_scale": asked["k_scale"].swapaxes(1, 2)}
+    return resolve_features(inputs.q, latent, latent, mask=plan, batch=batch, **asked)
 
 
 def _lengths(inputs: MLAInputs) -> tuple[Any, Any]:

@@ -17,6 +17,7 @@ from kvlab.attention.merge_states.kernel import partial_results
 from kvlab.attention.mha_prefill.hopper import barriers, box_descriptor
 from kvlab.attention.mha_prefill.hopper_steps import PANEL, TILE_LAYOUT, operand
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .hopper_config import HopperConfig
 from .hopper_roles import follow, lead, produce
@@ -30,7 +31,7 @@ SIZES = [
 
 @gluon.jit(do_not_specialize=SIZES)
 def attend(
-    dq, dk, dk_rope, kv, kv_page, out, lse, table, lens, scale, unit, items, row_tiles, head_tiles, splits, heads,
+    dq, dk, dk_rope, kv, out, lse, table, lens, kv_page, scale, unit, items, row_tiles, head_tiles, splits, heads,
     tokens, pages, table_batch, lens_stride, o_split, o_batch, o_token, o_head, lse_split, lse_batch, lse_token,
     lse_head,
     C: gl.constexpr,
@@ -85,6 +86,7 @@ def launch(
     config: HopperConfig,
     mask_value: float = MASK_VALUE,
     out: torch.Tensor | None = None,
+    again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernels; arguments and results as of ``kernel.launch``, such as ``hopper_lacks`` lets pass. Masked
     scores are -inf, whatever ``mask_value``; ``features`` are the plain ones.
@@ -94,13 +96,17 @@ def launch(
     out = torch.empty((batch, tokens, heads, C.DV), dtype=q.dtype, device=q.device) if out is None else out
     lse = torch.empty((batch, heads, tokens), dtype=torch.float32, device=q.device)
     part, part_lse = partial_results(out, lse, splits)
-    attend[config.grid()](
-        box_descriptor(q, (C.TB, C.HB), Q_LAYOUT),
-        *(box_descriptor(x, (C.BOX,), K_LAYOUT) for x in (kv_cache, k_rope)), kv_cache, kv_cache.stride(0),
-        part, part_lse, block_table, seq_lens, scale * LOG2E, 1 / LOG2E, config.items, config.row_tiles,
-        config.head_tiles, splits, heads, tokens, kv_cache.shape[0], block_table.stride(0), seq_lens.stride(0),
-        *part.stride()[:4], *(part_lse.stride(axis) for axis in (0, 1, 3, 2)), C=C, num_warps=4,
+    pointers = (
+        box_descriptor(q, (C.TB, C.HB), Q_LAYOUT, "q", again),
+        box_descriptor(kv_cache, (C.BOX,), K_LAYOUT, "kv_cache", again),
+        box_descriptor(k_rope, (C.BOX,), K_LAYOUT, "k_rope", again), kv_cache, part, part_lse, block_table, seq_lens,
     )  # fmt: skip
+    if not relaunched(attend, pointers, again):
+        first_launch(attend, config.grid(), pointers, again)(
+            kv_cache.stride(0), scale * LOG2E, 1 / LOG2E, config.items, config.row_tiles,
+            config.head_tiles, splits, heads, tokens, kv_cache.shape[0], block_table.stride(0), seq_lens.stride(0),
+            *part.stride()[:4], *(part_lse.stride(axis) for axis in (0, 1, 3, 2)), C=C, num_warps=4,
+        )  # fmt: skip
     if splits > 1:
-        merge(part, part_lse.transpose(2, 3), out=out, lse=lse.transpose(1, 2))
+        merge(part, part_lse.transpose(2, 3), out=out, lse=lse.transpose(1, 2), again=again)
     return out, lse

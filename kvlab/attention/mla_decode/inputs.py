@@ -16,12 +16,12 @@ from kvlab.attention.inputs import (
     looks_at_values,
     require,
 )
-from kvlab.attention.latent_rows import latent_windows
+from kvlab.attention.latent_rows import check_latent_rows, latent_windows
 from kvlab.attention.operands import check_result
 from kvlab.attention.scales import is_fp8
 from kvlab.cache.arrays import dtype_of
 
-__all__ = ["MAX_HEADS", "MAX_TOKENS", "MLAInputs", "mla_inputs"]
+__all__ = ["MAX_HEADS", "MAX_TOKENS", "MLAInputs", "check_mla_arrays", "check_mla_memory", "mla_inputs"]
 
 MAX_TOKENS = 4
 MAX_HEADS = 128
@@ -48,21 +48,16 @@ class MLAInputs:
         return self.q, self.kv_cache, self.k_rope, self.block_table, self.seq_lens
 
 
-def mla_inputs(
-    q: Any, kv_cache: Any, block_table: Any, seq_lens: Any, out: Any, *, v_dim: int, kv_layout: str, check: bool | None
-) -> MLAInputs:
-    """Check the arguments of ``mla_decode_paged``. ValueError that names argument, value and rule.
-
-    check : look at the values of seq_lens and block_table too. None: where that needs no synchronisation with a GPU.
+def check_mla_arrays(
+    q: Any, kv_cache: Any, block_table: Any, seq_lens: Any, out: Any, *, v_dim: int, kv_layout: str
+) -> None:
+    """What is asked of the arguments of ``mla_decode_paged`` whatever the values of the arrays and where they lie.
+    ValueError that names argument, value and rule.
     """
     arrays = {"q": q, "kv_cache": kv_cache, "block_table": block_table, "seq_lens": seq_lens}
-    arrays |= given(out=out)
-    check_arrays(arrays)
+    check_arrays(arrays | given(out=out))
     require(q.ndim in (3, 4), f"q has shape {tuple(q.shape)}", "[B, H, D] or [B, S, H, D]")
-    drop_tokens = q.ndim == 3
-    if drop_tokens:
-        q = q[:, None]
-    batch, tokens, heads, D = q.shape
+    (batch, *_, heads, D), tokens = q.shape, 1 if q.ndim == 3 else q.shape[1]
     require(1 <= tokens <= MAX_TOKENS, f"q has {tokens} new tokens a sequence", f"1 to {MAX_TOKENS}")
     require(1 <= heads <= MAX_HEADS, f"q has {heads} heads", f"1 to {MAX_HEADS}")
     if not (is_fp8(q) and is_fp8(kv_cache)):
@@ -72,7 +67,7 @@ def mla_inputs(
     rope = D - v_dim
     require(rope % 16 == 0 and 16 <= rope <= 128, f"{D} columns of which {v_dim} are v_dim leave {rope} for rope",
             "a multiple of 16 from 16 to 128")  # fmt: skip
-    latent, k_rope = latent_windows(kv_cache, v_dim, rope, kv_layout)
+    check_latent_rows(kv_cache, v_dim, rope, kv_layout)
     fp8 = is_fp8(kv_cache)
     require(fp8 or kv_cache.dtype == q.dtype, f"kv_cache has dtype {kv_cache.dtype}", f"that of q, {q.dtype}")
     require(not fp8 or dtype_of(q, "q").itemsize <= 2, f"q has dtype {q.dtype} with a cache of {kv_cache.dtype}",
@@ -81,9 +76,29 @@ def mla_inputs(
     check_strides("q", q)
     check_strides("kv_cache", kv_cache)
     if out is not None:
-        check_result(out, (batch, heads, v_dim) if drop_tokens else (batch, tokens, heads, v_dim), q)
-        check_apart(arrays)
-        out = out[:, None] if drop_tokens else out
-    if looks_at_values(check, q):
-        check_lengths_and_pages(seq_lens, block_table, *latent.shape[:2])
+        check_result(out, (*q.shape[:-1], v_dim), q)
+
+
+def mla_inputs(
+    q: Any, kv_cache: Any, block_table: Any, seq_lens: Any, out: Any, *, v_dim: int, kv_layout: str
+) -> MLAInputs:
+    """Arguments that ``check_mla_arrays`` lets pass, in the form of the launch functions."""
+    latent, k_rope = latent_windows(kv_cache, v_dim, q.shape[-1] - v_dim, kv_layout)
+    drop_tokens = q.ndim == 3
+    if drop_tokens:
+        q, out = q[:, None], None if out is None else out[:, None]
     return MLAInputs(q, latent, k_rope, block_table, seq_lens, out, drop_tokens)
+
+
+def check_mla_memory(
+    q: Any, kv_cache: Any, block_table: Any, seq_lens: Any, out: Any, inputs: MLAInputs, check: bool | None
+) -> None:
+    """What each call is asked, others of its kind or not: where its arrays lie, and the values in them.
+
+    check : look at the values of seq_lens and block_table. None: where that needs no synchronisation with a GPU.
+    """
+    if out is not None:
+        arrays = {"q": q, "kv_cache": kv_cache, "block_table": block_table, "seq_lens": seq_lens}
+        check_apart(arrays | {"out": out})
+    if looks_at_values(check, q):
+        check_lengths_and_pages(seq_lens, block_table, *inputs.kv_cache.shape[:2])

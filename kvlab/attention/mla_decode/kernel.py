@@ -13,6 +13,7 @@ from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.operands import result_dtype
 from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale, visible_end
 from kvlab.attention.scoring.launch import bias_arguments, slopes_batch
+from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .config import MLADecodeConfig, MLADecodeProblem
 
@@ -162,41 +163,44 @@ def launch(
     config: MLADecodeConfig,
     mask_value: float = MASK_VALUE,
     out: torch.Tensor | None = None,
+    again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernels: out ``[B, S, H, v_dim]`` of q's dtype and lse ``[B, H, S]`` float32. The arguments are valid.
 
     q ``[B, S, H, v_dim + rope]``; the windows of the cache, kv_cache ``[pages, page_size, v_dim]`` and k_rope.
     """
     batch, tokens, heads, _ = q.shape
-    problem = MLADecodeProblem.of(q, kv_cache, k_rope, block_table)
     if out is None:
         dtype = getattr(torch, result_dtype(q).name)
-        out = torch.empty((batch, tokens, heads, problem.latent), dtype=dtype, device=q.device)
+        out = torch.empty((batch, tokens, heads, kv_cache.shape[2]), dtype=dtype, device=q.device)
     lse = torch.empty((batch, heads, tokens), dtype=torch.float32, device=q.device)
     if q.numel() == 0:
         return out, lse
     splits = config.num_splits
     part, part_lse = partial_results(out, lse, splits)
     mask, by, q_by = features.mask, features.scales.k, features.scales.q
-    kind = by.kind if problem.fp8 else "none"
-    bias_sizes, bias_strides = bias_arguments(mask.bias)
     absent = q  # stands for a pointer that is not followed
     given = (features.sinks, features.slopes, mask.valid, mask.bias, by.array, q_by.array)
-    attend[config.grid(problem)](
-        q, kv_cache, k_rope, block_table, seq_lens, *(absent if x is None else x for x in given), part, part_lse,
-        scale * LOG2E * q_by.number, by.number, features.softcap, mask_value, heads, tokens, splits,
-        mask.left, mask.right, mask.chunk, *bias_sizes,
-        *q.stride()[:3], *kv_cache.stride()[:2], *k_rope.stride()[:2], block_table.stride(0), seq_lens.stride(0),
-        slopes_batch(features.slopes), *bias_strides,
-        *(by.tokens.stride()[:2] if kind == "token" else (0, 0)),
-        *part.stride()[:4], *(part_lse.stride(axis) for axis in (0, 1, 3, 2)),
-        PAGE=problem.page_size, ONE=config.one_page and not mask.windowed, DV=problem.latent, DR=problem.rope,
-        BV=config.BV, BR=config.BR, BM=config.BM, BN=config.BN, CAPPED=features.softcap > 0,
-        SINKS=features.sinks is not None, SLOPES=features.slopes is not None, VALID=mask.valid is not None,
-        BOUNDED=mask.windowed, CHUNKED=mask.chunk > 0, BIAS=mask.bias is not None, SCALE=kind,
-        ROPE_SCALED=k_rope.dtype == kv_cache.dtype, Q_SCALE=q_by.array is not None,
-        num_warps=config.num_warps, num_stages=config.num_stages,
-    )  # fmt: skip
+    arrays = (absent if x is None else x for x in given)
+    pointers = q, kv_cache, k_rope, block_table, seq_lens, *arrays, part, part_lse
+    if not relaunched(attend, pointers, again):
+        problem = MLADecodeProblem.of(q, kv_cache, k_rope, block_table)
+        kind = by.kind if problem.fp8 else "none"
+        bias_sizes, bias_strides = bias_arguments(mask.bias)
+        first_launch(attend, config.grid(problem), pointers, again)(
+            scale * LOG2E * q_by.number, by.number, features.softcap, mask_value, heads, tokens, splits,
+            mask.left, mask.right, mask.chunk, *bias_sizes,
+            *q.stride()[:3], *kv_cache.stride()[:2], *k_rope.stride()[:2], block_table.stride(0), seq_lens.stride(0),
+            slopes_batch(features.slopes), *bias_strides,
+            *(by.tokens.stride()[:2] if kind == "token" else (0, 0)),
+            *part.stride()[:4], *(part_lse.stride(axis) for axis in (0, 1, 3, 2)),
+            PAGE=problem.page_size, ONE=config.one_page and not mask.windowed, DV=problem.latent, DR=problem.rope,
+            BV=config.BV, BR=config.BR, BM=config.BM, BN=config.BN, CAPPED=features.softcap > 0,
+            SINKS=features.sinks is not None, SLOPES=features.slopes is not None, VALID=mask.valid is not None,
+            BOUNDED=mask.windowed, CHUNKED=mask.chunk > 0, BIAS=mask.bias is not None, SCALE=kind,
+            ROPE_SCALED=k_rope.dtype == kv_cache.dtype, Q_SCALE=q_by.array is not None,
+            num_warps=config.num_warps, num_stages=config.num_stages,
+        )  # fmt: skip
     if splits > 1:
-        merge(part, part_lse.transpose(2, 3), out=out, lse=lse.transpose(1, 2))
+        merge(part, part_lse.transpose(2, 3), out=out, lse=lse.transpose(1, 2), again=again)
     return out, lse

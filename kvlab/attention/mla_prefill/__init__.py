@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvlab.attention.backends import check_fp8_gpu, choose_backend, rounded, run, target_of
+from kvlab.attention.backends import check_fp8_gpu, choose_backend, on_gpu, rounded, run, target_of
 from kvlab.attention.explain import Explanation
 from kvlab.attention.features import Features, in_base, resolve_features
 from kvlab.attention.inputs import check_lane_copies, check_paged_collection, check_traffic, finite_number, require
 from kvlab.attention.intervals import host
+from kvlab.attention.kinds import Kind, kind_of
 from kvlab.attention.masks import resolve_mask, window_interval
 from kvlab.attention.mha_prefill.machine import check_arch
 from kvlab.attention.operands import result_dtype
@@ -25,13 +26,20 @@ from kvlab.staging import Traffic
 
 from .config import MLAPrefillProblem, choose_config
 from .emulator import launch as emulate
-from .inputs import MLAPrefillInputs, paged_inputs, ragged_inputs
+from .inputs import (
+    MLAPrefillInputs,
+    check_paged,
+    check_paged_memory,
+    check_ragged,
+    check_ragged_memory,
+    paged_inputs,
+    ragged_inputs,
+)
 from .reference import reference
 
 __all__ = ["mla_prefill", "mla_prefill_paged", "mla_prefill_ragged"]
 
 KERNEL = "kvlab.attention.mla_prefill.kernel:launch"
-Plan = tuple[Explanation, MLAPrefillProblem, Features]
 
 
 def mla_prefill(
@@ -171,14 +179,11 @@ def mla_prefill_paged(
     ValueError: kv_cache has rows of 160 float32: must be 132, or 164 bytes of float8_e4m3fn whose rope part is bfloat16
     """
     arrays = q, k, v, kv_cache, block_table, seq_lens, cu_seqlens_q, cu_seqlens_k, k_starts
-    inputs = paged_inputs(*arrays, latent_dim, kv_layout, max_seqlen_q, out, check)
-    name, rope_scale = ("k_scale", k_scale) if rope_scale is None and not is_fp8(k) else ("rope_scale", rope_scale)
-    if kv_layout == "HND" and getattr(rope_scale, "ndim", 0) == 3:
-        rope_scale = rope_scale.swapaxes(1, 2)
-    asked = {"mask": mask, "window": window, "causal": causal, "softcap": softcap, "sinks": sinks}
-    asked |= {"alibi_slopes": alibi_slopes, "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
-    asked |= {"rope_scale": (name, rope_scale)}
-    return _run(inputs, asked, backend, arch, scale, return_lse, base2, out, traffic)
+    asked = {"mask": mask, "window": window, "causal": causal, "softcap": softcap, "sinks": sinks,
+             "alibi_slopes": alibi_slopes, "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale,
+             "rope_scale": rope_scale}  # fmt: skip
+    form = {"latent_dim": latent_dim, "kv_layout": kv_layout}
+    return _run(_PAGED, arrays, form, asked, max_seqlen_q, backend, arch, scale, return_lse, base2, out, check, traffic)
 
 
 def mla_prefill_ragged(
@@ -221,29 +226,75 @@ def mla_prefill_ragged(
     >>> np.exp(lse[0]).round(3).tolist()
     [2.0, 2.0, 3.0]
     """
-    inputs = ragged_inputs(q, k, v, k_rope, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, out, check)
-    asked = {"mask": mask, "window": window, "causal": causal, "softcap": softcap, "sinks": sinks}
-    asked |= {"alibi_slopes": alibi_slopes, "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
-    asked |= {"rope_scale": ("rope_scale", rope_scale)}
-    return _run(inputs, asked, backend, arch, scale, return_lse, base2, out, traffic)
+    arrays = q, k, v, k_rope, cu_seqlens_q, cu_seqlens_k
+    asked = {"mask": mask, "window": window, "causal": causal, "softcap": softcap, "sinks": sinks,
+             "alibi_slopes": alibi_slopes, "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale,
+             "rope_scale": rope_scale}  # fmt: skip
+    return _run(_RAGGED, arrays, {}, asked, max_seqlen_q, backend, arch, scale, return_lse, base2, out, check, traffic)
+
+
+class _Form(NamedTuple):
+    """A form of MLA prefill: the checks of its arrays, of their values and memory, and what makes them inputs."""
+
+    check: Callable[..., tuple[int, int]]
+    check_memory: Callable[..., None]
+    inputs: Callable[..., MLAPrefillInputs]
+
+
+_PAGED = _Form(check_paged, check_paged_memory, paged_inputs)
+_RAGGED = _Form(check_ragged, check_ragged_memory, ragged_inputs)
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """What all calls of a kind have in common. features: None where they hold arrays."""
+
+    explanation: Explanation
+    problem: MLAPrefillProblem
+    features: Features | None
+    scale: float
 
 
 def _run(
-    inputs: MLAPrefillInputs, asked: dict[str, Any], backend: Any, arch: str, scale: Any, return_lse: bool, base2: bool,
-    out: Any, traffic: Any,
+    form: _Form, arrays: tuple[Any, ...], more: dict[str, Any], asked: dict[str, Any], max_q: Any, backend: Any,
+    arch: str, scale: Any, return_lse: bool, base2: bool, out: Any, check: bool | None, traffic: Any,
 ) -> Any:  # fmt: skip
     """The call, checked; its plan where that is asked for."""
-    explains = isinstance(backend, _Explain)
-    explanation, problem, features = _plan(inputs, asked, backend.backend if explains else backend, arch)
-    check_traffic(traffic)
-    scale = 1 / math.sqrt(problem.nope + problem.rope) if scale is None else scale
-    arguments = {
-        "scale": finite_number(scale, "scale", "finite in float32"), "features": features, "problem": problem,
-        "config": explanation.config, "out": inputs.out,
-    }  # fmt: skip
+    explains, first = isinstance(backend, _Explain), None
+    backend = backend.backend if explains else backend
+
+    def prepare() -> _Plan:
+        nonlocal first
+        batch, most = form.check(*arrays, **more, max_q=max_q, out=out)
+        inputs = form.inputs(*arrays, **more, out=out, batch=batch, max_q=most)
+        form.check_memory(*arrays, out=out, check=check, inputs=inputs)
+        features = _features(inputs, asked, more.get("kv_layout"))
+        explanation, problem = _plan(inputs, features, backend, arch)
+        check_traffic(traffic)
+        number = 1 / math.sqrt(problem.nope + problem.rope) if scale is None else scale
+        first = inputs, features
+        kept = None if features.arrays else features
+        return _Plan(explanation, problem, kept, finite_number(number, "scale", "finite in float32"))
+
+    if max_q is None and not on_gpu(arrays[0]):  # the starts tell the longest
+        kind = Kind(prepare(), None)
+    else:
+        options = *more.values(), *asked.values(), max_q, backend, arch, scale, out, traffic
+        kind = kind_of(form.check, (*arrays, *options), prepare)
+    plan = kind.plan
+    if first is None:
+        inputs = form.inputs(*arrays, **more, out=out, batch=plan.problem.batch, max_q=plan.problem.max_q)
+        form.check_memory(*arrays, out=out, check=check, inputs=inputs)
+        features = plan.features
+        features = _features(inputs, asked, more.get("kv_layout")) if features is None else features
+    else:
+        inputs, features = first
     if explains:
-        return explanation
-    result, lse = run(explanation, KERNEL, emulate, _refer, *inputs.arrays, **arguments, traffic=traffic)
+        return plan.explanation
+    result, lse = run(
+        plan.explanation, KERNEL, emulate, _refer, *inputs.arrays, scale=plan.scale, features=features,
+        problem=plan.problem, config=plan.explanation.config, out=inputs.out, traffic=traffic, again=kind.launches,
+    )  # fmt: skip
     result = result if out is None else out
     return (result, in_base(lse, base2)) if return_lse else result
 
@@ -253,17 +304,29 @@ def _refer(*arrays: Any, scale: float, features: Features, problem: Any, config:
     return rounded(*reference(*arrays, scale=scale, features=features), result_dtype(arrays[0]), out)
 
 
-def _plan(inputs: MLAPrefillInputs, asked: dict[str, Any], backend: str, arch: str) -> Plan:
-    """Which backend, configuration and features a call gets."""
-    chosen, reason = choose_backend(inputs.q, backend)
-    mask, window, causal, (name, by) = (asked.pop(name) for name in ("mask", "window", "causal", "rope_scale"))
+def _features(inputs: MLAPrefillInputs, asked: dict[str, Any], kv_layout: str | None) -> Features:
+    """kv_layout: of a cache, None without one."""
+    asked = dict(asked)
+    mask, window, causal, by = (asked.pop(name) for name in ("mask", "window", "causal", "rope_scale"))
     heads, q, rope = int(inputs.q.shape[1]), inputs.q, inputs.k_rope[..., None, :]
+    name = "rope_scale"
+    if kv_layout is not None and by is None and not is_fp8(inputs.k):
+        name, by = "k_scale", asked["k_scale"]
+    if kv_layout == "HND" and getattr(by, "ndim", 0) == 3:
+        by = by.swapaxes(1, 2)
     interval = window_interval(mask is None if causal is None else bool(causal), window)
     plan = resolve_mask(mask, interval, heads=heads, lengths=lambda: _lengths(inputs), like=q)
     features = resolve_features(q, inputs.k, inputs.v, mask=plan, batch=inputs.batch, **asked)
     rope_scale = resolve_scale(name, by, rope, 1, tuple(int(n) for n in rope.shape[:-1]))
-    features = replace(features, scales=replace(features.scales, rope=rope_scale))
-    nope, value = int(inputs.k.shape[2]), int(inputs.v.shape[2])
+    return replace(features, scales=replace(features.scales, rope=rope_scale))
+
+
+def _plan(
+    inputs: MLAPrefillInputs, features: Features, backend: str, arch: str
+) -> tuple[Explanation, MLAPrefillProblem]:
+    """Which backend and configuration a call gets, and its sizes."""
+    chosen, reason = choose_backend(inputs.q, backend)
+    q, heads, nope, value = inputs.q, int(inputs.q.shape[1]), int(inputs.k.shape[2]), int(inputs.v.shape[2])
     problem = MLAPrefillProblem(
         inputs.batch, inputs.max_q, heads, nope, int(q.shape[2]) - nope, value,
         max(dtype_of(q, "q").itemsize, 2), features.heavy, is_fp8(inputs.k),
@@ -275,7 +338,7 @@ def _plan(inputs: MLAPrefillInputs, asked: dict[str, Any], backend: str, arch: s
         check_fp8_gpu(q)
     config = choose_config(problem, arch=target_of(q, emulated).arch, emulated=emulated is not None)
     check_grid(config.grid(problem), problem.batch, problem.max_q)
-    return Explanation("mla_prefill", chosen, reason, config, config.grid(problem), emulated), problem, features
+    return Explanation("mla_prefill", chosen, reason, config, config.grid(problem), emulated), problem
 
 
 def _lengths(inputs: MLAPrefillInputs) -> tuple[Any, Any]:

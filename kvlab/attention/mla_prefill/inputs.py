@@ -20,14 +20,22 @@ from kvlab.attention.inputs import (
     require,
 )
 from kvlab.attention.intervals import host
-from kvlab.attention.latent_rows import latent_windows
+from kvlab.attention.latent_rows import check_latent_rows, latent_windows
 from kvlab.attention.operands import check_dtypes, check_result
 from kvlab.attention.ragged import check_both_starts, check_offsets, longest, sequence_lengths
 from kvlab.attention.scales import is_fp8
 from kvlab.cache.arrays import dtype_of
 from kvlab.memory import bfloat16, float8_e4m3fn
 
-__all__ = ["MLAPrefillInputs", "paged_inputs", "ragged_inputs"]
+__all__ = [
+    "MLAPrefillInputs",
+    "check_paged",
+    "check_paged_memory",
+    "check_ragged",
+    "check_ragged_memory",
+    "paged_inputs",
+    "ragged_inputs",
+]
 
 
 @dataclass(frozen=True)
@@ -55,46 +63,59 @@ class MLAPrefillInputs:
         )  # fmt: skip
 
 
-def ragged_inputs(
-    q: Any, k: Any, v: Any, k_rope: Any, cu_q: Any, cu_k: Any, max_q: int | None, out: Any, check: bool | None
-) -> MLAPrefillInputs:
-    """Arguments of ``mla_prefill_ragged``. ValueError that names argument, value and rule."""
-    arrays = {"q": q, "k": k, "v": v, "k_rope": k_rope, **given(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, out=out)}
-    check_arrays(arrays)
-    check_apart(arrays)
+def check_ragged(
+    q: Any, k: Any, v: Any, k_rope: Any, cu_q: Any, cu_k: Any, *, max_q: int | None, out: Any
+) -> tuple[int, int]:
+    """What is asked of the arguments of ``mla_prefill_ragged`` whatever the values of the arrays and where they lie;
+    the sequences and the longest of them. ValueError that names argument, value and rule.
+    """
+    check_arrays({"q": q, "k": k, "v": v, "k_rope": k_rope, **given(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, out=out)})
     batch = _check_rows(q, k, v, cu_q, cu_k, out)
     shape = tuple(k_rope.shape)
     require(k_rope.ndim in (2, 3), f"k_rope has shape {shape}", "[total_k, rope] or [total_k, 1, rope]")
-    if k_rope.ndim == 3:
-        require(shape[1] == 1, f"k_rope has {shape[1]} heads", "1: all heads share it")
-        k_rope = k_rope[:, 0]
+    require(k_rope.ndim == 2 or shape[1] == 1, f"k_rope has {shape[1]} heads", "1: all heads share it")
     expected = k.shape[0], q.shape[2] - k.shape[2]
-    require(tuple(k_rope.shape) == expected, f"k_rope has shape {shape}", f"{expected}, what q has beyond k")
+    require((shape[0], shape[-1]) == expected, f"k_rope has shape {shape}", f"{expected}, what q has beyond k")
     others = (bfloat16,) if is_fp8(q) else (float8_e4m3fn,) if is_fp8(k) else ()
     accepted = ", or ".join([f"that of q, {q.dtype}", *(other.name for other in others)])
     fits = known_dtype(k_rope, "k_rope") in (dtype_of(q, "q"), *others)
     require(fits, f"k_rope has dtype {k_rope.dtype}", accepted)
     check_strides("k_rope", k_rope)
-    most = longest(max_q, q, cu_q)
+    return batch, longest(max_q, q, cu_q)
+
+
+def check_ragged_memory(
+    q: Any, k: Any, v: Any, k_rope: Any, cu_q: Any, cu_k: Any, *, out: Any, check: bool | None, inputs: MLAPrefillInputs
+) -> None:
+    """What each call of ``mla_prefill_ragged`` is asked, others of its kind or not: where its arrays lie, and their
+    values.
+    """
+    if out is not None:
+        check_apart({"q": q, "k": k, "v": v, "k_rope": k_rope, "cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "out": out})
     if looks_at_values(check, q):
-        check_offsets("cu_seqlens_q", cu_q, q, most)
+        check_offsets("cu_seqlens_q", cu_q, q, inputs.max_q)
         check_offsets("cu_seqlens_k", cu_k, k, None)
-    return MLAPrefillInputs(q, k, v, k_rope, cu_q, cu_k, None, None, None, out, batch, most)
 
 
-def paged_inputs(
-    q: Any, k: Any, v: Any, kv_cache: Any, block_table: Any, seq_lens: Any, cu_q: Any, cu_k: Any, k_starts: Any,
-    latent_dim: int, kv_layout: str, max_q: int | None, out: Any, check: bool | None,
-) -> MLAPrefillInputs:  # fmt: skip
-    """Arguments of ``mla_prefill_paged``. ValueError that names argument, value and rule."""
+def ragged_inputs(
+    q: Any, k: Any, v: Any, k_rope: Any, cu_q: Any, cu_k: Any, *, out: Any, batch: int, max_q: int
+) -> MLAPrefillInputs:
+    """Arguments of ``mla_prefill_ragged`` that have passed the checks, in the form of the launch functions."""
+    k_rope = k_rope[:, 0] if k_rope.ndim == 3 else k_rope
+    return MLAPrefillInputs(q, k, v, k_rope, cu_q, cu_k, None, None, None, out, batch, max_q)
+
+
+def check_paged(
+    q: Any, k: Any, v: Any, kv_cache: Any, block_table: Any, seq_lens: Any, cu_q: Any, cu_k: Any, k_starts: Any, *,
+    latent_dim: int, kv_layout: str, max_q: int | None, out: Any,
+) -> tuple[int, int]:  # fmt: skip
+    """The same for ``mla_prefill_paged``."""
     arrays = {"q": q, "k": k, "v": v, "kv_cache": kv_cache, "block_table": block_table, "seq_lens": seq_lens}
-    arrays |= given(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, k_starts=k_starts, out=out)
-    check_arrays(arrays)
-    check_apart(arrays)
+    check_arrays(arrays | given(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, k_starts=k_starts, out=out))
     batch = _check_rows(q, k, v, cu_q, cu_k, out)
     whole = isinstance(latent_dim, int) and latent_dim >= 1
     require(whole, f"latent_dim {latent_dim!r}", "a number of columns")
-    _, k_rope = latent_windows(kv_cache, latent_dim, q.shape[2] - k.shape[2], kv_layout)
+    check_latent_rows(kv_cache, latent_dim, q.shape[2] - k.shape[2], kv_layout)
     same = is_fp8(kv_cache) or kv_cache.dtype == q.dtype
     other = "" if is_fp8(q) else ", or float8_e4m3fn"
     require(same, f"kv_cache has dtype {kv_cache.dtype}", f"that of q, {q.dtype}{other}")
@@ -107,13 +128,31 @@ def paged_inputs(
         require(tuple(k_starts.shape) == (batch,), f"k_starts has shape {tuple(k_starts.shape)}", f"[B = {batch}]")
         check_integers("k_starts", k_starts)
         check_strides("k_starts", k_starts)
-    most = longest(max_q, q, cu_q)
+    return batch, longest(max_q, q, cu_q)
+
+
+def check_paged_memory(
+    q: Any, k: Any, v: Any, kv_cache: Any, block_table: Any, seq_lens: Any, cu_q: Any, cu_k: Any, k_starts: Any, *,
+    out: Any, check: bool | None, inputs: MLAPrefillInputs,
+) -> None:  # fmt: skip
+    """The same for ``mla_prefill_paged``."""
+    if out is not None:
+        arrays = {"q": q, "k": k, "v": v, "kv_cache": kv_cache, "block_table": block_table, "seq_lens": seq_lens}
+        check_apart(arrays | given(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, k_starts=k_starts, out=out))
     if looks_at_values(check, q):
-        check_offsets("cu_seqlens_q", cu_q, q, most)
+        check_offsets("cu_seqlens_q", cu_q, q, inputs.max_q)
         check_offsets("cu_seqlens_k", cu_k, k, None)
-        check_lengths_and_pages(seq_lens, block_table, *k_rope.shape[:2])
+        check_lengths_and_pages(seq_lens, block_table, *inputs.k_rope.shape[:2])
         _check_held(cu_k, seq_lens, k_starts)
-    return MLAPrefillInputs(q, k, v, k_rope, cu_q, cu_k, block_table, seq_lens, k_starts, out, batch, most)
+
+
+def paged_inputs(
+    q: Any, k: Any, v: Any, kv_cache: Any, block_table: Any, seq_lens: Any, cu_q: Any, cu_k: Any, k_starts: Any, *,
+    latent_dim: int, kv_layout: str, out: Any, batch: int, max_q: int,
+) -> MLAPrefillInputs:  # fmt: skip
+    """The same for ``mla_prefill_paged``."""
+    _, k_rope = latent_windows(kv_cache, latent_dim, q.shape[2] - k.shape[2], kv_layout)
+    return MLAPrefillInputs(q, k, v, k_rope, cu_q, cu_k, block_table, seq_lens, k_starts, out, batch, max_q)
 
 
 def _check_rows(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, out: Any) -> int:

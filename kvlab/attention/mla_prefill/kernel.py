@@ -13,6 +13,7 @@ from kvlab.attention.operands import result_dtype
 from kvlab.attention.scales import Scale
 from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale, visible_end
 from kvlab.attention.scoring.launch import bias_arguments, scale_strides, slopes_batch
+from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .config import MLAPrefillConfig, MLAPrefillProblem
 
@@ -256,6 +257,7 @@ def launch(
     config: MLAPrefillConfig,
     mask_value: float = MASK_VALUE,
     out: torch.Tensor | None = None,
+    again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernel; arrays as in ``reference``: out ``[total, H, value]`` of q's dtype (bfloat16 for e4m3), lse ``[H,
     total]`` float32. The arguments are valid.
@@ -268,29 +270,32 @@ def launch(
     if q.numel() == 0 or problem.batch == 0:
         return out, lse
     mask, scales = features.mask, features.scales
-    bias_sizes, bias_strides = bias_arguments(mask.bias)
     absent = q  # stands for a pointer that is not followed
-    paged = table is not None
-    rope_page, rope_token = k_rope.stride()[:2] if paged else (0, k_rope.stride(0))
-    rope_scale = scales.rope.tokens
-    by_rope = (0, 0) if rope_scale is None else rope_scale.stride()[:2] if paged else (0, rope_scale.stride(0))
-    attend[config.grid(problem)](
-        q, k, v, k_rope, cu_q, cu_k, *(absent if x is None else x for x in (
-            table, seq_lens, starts, features.sinks, features.slopes, mask.valid, mask.bias, scales.q.array,
-            scales.k.array, scales.v.array, scales.rope.array)), out, lse,
-        scale * scales.q.number * LOG2E, scales.k.number, scales.v.number, scales.rope.number, features.softcap,
-        mask_value, problem.batch, config.row_tiles, mask.left, mask.right, mask.chunk, *bias_sizes,
-        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], rope_page, rope_token,
-        0 if table is None else table.stride(0), slopes_batch(features.slopes), *bias_strides,
-        *scale_strides(scales.q, 1), *scale_strides(scales.k, 2), *scale_strides(scales.v, 2), *by_rope,
-        *out.stride()[:2], *lse.stride(),
-        PAGE=0 if table is None else k_rope.shape[1], STARTS=starts is not None, CAPPED=features.softcap > 0,
-        SINKS=features.sinks is not None, SLOPES=features.slopes is not None, VALID=mask.valid is not None,
-        CHUNKED=mask.chunk > 0, BIAS=mask.bias is not None, Q_SCALE=scales.q.kind, K_SCALE=_kind(scales.k),
-        V_SCALE=_kind(scales.v), ROPE_SCALE=_kind(scales.rope),
-        D=problem.nope, DR=problem.rope, DV=problem.value, BD=config.BD, BR=config.BR, BV=config.BV,
-        BM=config.BM, BN=config.BN, ONE_LOOP=config.one_loop, num_warps=config.num_warps, num_stages=config.num_stages,
+    given = (
+        table, seq_lens, starts, features.sinks, features.slopes, mask.valid, mask.bias, scales.q.array, scales.k.array,
+        scales.v.array, scales.rope.array,
     )  # fmt: skip
+    pointers = q, k, v, k_rope, cu_q, cu_k, *(absent if x is None else x for x in given), out, lse
+    if not relaunched(attend, pointers, again):
+        bias_sizes, bias_strides = bias_arguments(mask.bias)
+        paged = table is not None
+        rope_page, rope_token = k_rope.stride()[:2] if paged else (0, k_rope.stride(0))
+        rope_scale = scales.rope.tokens
+        by_rope = (0, 0) if rope_scale is None else rope_scale.stride()[:2] if paged else (0, rope_scale.stride(0))
+        first_launch(attend, config.grid(problem), pointers, again)(
+            scale * scales.q.number * LOG2E, scales.k.number, scales.v.number, scales.rope.number, features.softcap,
+            mask_value, problem.batch, config.row_tiles, mask.left, mask.right, mask.chunk, *bias_sizes,
+            *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], rope_page, rope_token,
+            0 if table is None else table.stride(0), slopes_batch(features.slopes), *bias_strides,
+            *scale_strides(scales.q, 1), *scale_strides(scales.k, 2), *scale_strides(scales.v, 2), *by_rope,
+            *out.stride()[:2], *lse.stride(),
+            PAGE=0 if table is None else k_rope.shape[1], STARTS=starts is not None, CAPPED=features.softcap > 0,
+            SINKS=features.sinks is not None, SLOPES=features.slopes is not None, VALID=mask.valid is not None,
+            CHUNKED=mask.chunk > 0, BIAS=mask.bias is not None, Q_SCALE=scales.q.kind, K_SCALE=_kind(scales.k),
+            V_SCALE=_kind(scales.v), ROPE_SCALE=_kind(scales.rope),
+            D=problem.nope, DR=problem.rope, DV=problem.value, BD=config.BD, BR=config.BR, BV=config.BV, BM=config.BM,
+            BN=config.BN, ONE_LOOP=config.one_loop, num_warps=config.num_warps, num_stages=config.num_stages,
+        )  # fmt: skip
     return out, lse
 
 

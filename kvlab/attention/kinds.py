@@ -1,0 +1,97 @@
+"""What is known of a call from the first of its kind: that its arguments pass the checks, its plan, its launches.
+
+Two calls are of one kind if they differ in nothing but the addresses of their arrays, by multiples of 16 bytes, and the
+values in them. All checks but those of values and of shared memory, and the choice of a configuration, have the same
+outcome for calls of one kind, so that they run for the first one alone. Calls with other arguments than plain torch
+tensors, numbers, names, tuples of these and masks without arrays are of no kind: they are checked each time.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar, cast
+
+import numpy as np
+
+from kvlab.attention import masks
+
+__all__ = ["ALIGNMENT", "Kind", "kind_of"]
+
+T = TypeVar("T")
+
+ALIGNMENT = 16
+"""Addresses are told apart by their remainder: what TMA, vectors and Triton's own choice of a kernel go by."""
+MOST_KINDS = 4096
+PLAIN = frozenset({bool, int, float, str})
+PLAIN_MASKS = frozenset({
+    masks.NullMask, masks.CausalMask, masks.SlidingWindowCausalMask, masks.SlidingWindowNonCausalMask,
+    masks.ChunkedMask, masks.ChunkedCausalMask,
+})  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Kind(Generic[T]):
+    """``plan``: what ``prepare`` found; it holds no array. ``launches``: what the launchers keep of the first launch
+    (see :mod:`kvlab.triton_support.launching`); None for a call of no kind.
+    """
+
+    plan: T
+    launches: dict[Any, Any] | None = field(default_factory=dict)
+
+
+_kinds: dict[Hashable, Kind[Any]] = {}
+
+
+def kind_of(operation: Hashable, arguments: tuple[Any, ...], prepare: Callable[[], T]) -> Kind[T]:
+    """The kind of a call of ``operation`` (a name or a function), by all the ``arguments`` that ``prepare``, and what
+    is launched, depend on. ``prepare`` is called unless that was done for the kind; what it raises is raised each time.
+
+    >>> import torch
+    >>> def columns(x, how): return kind_of("columns", (x, how), lambda: [x.shape[1]])
+    >>> x = torch.zeros(4, 8)
+    >>> one = columns(x, 1)
+    >>> one is columns(torch.ones(4, 8), 1), one is columns(x, 1.0), one is columns(x.T, 1), one.plan
+    (True, False, False, [8])
+    >>> columns(x.numpy(), 1).launches is None
+    True
+    """
+    facts: list[Any] = [operation]
+    if not _gather(arguments, facts):
+        return Kind(prepare(), None)
+    key = tuple(facts)
+    found = _kinds.get(key)
+    if found is None:
+        found = Kind(prepare())
+        if len(_kinds) >= MOST_KINDS:
+            _kinds.clear()
+        _kinds[key] = found
+    return cast("Kind[T]", found)
+
+
+def _gather(arguments: tuple[Any, ...], facts: list[Any]) -> bool:
+    """Add all of the arguments that checks ask, in a form that equals others' only if they give the same answers: the
+    type of each, which tells how many facts follow. False if one has no such form.
+    """
+    torch = sys.modules.get("torch")
+    for x in arguments:
+        kind = type(x)
+        facts.append(kind)
+        if x is None:
+            continue
+        if kind in PLAIN or isinstance(x, np.number) or kind in PLAIN_MASKS:
+            facts.append(x or repr(x))  # 0.0 and -0.0 are equal
+        elif torch is not None and (kind is torch.Tensor or kind is torch.nn.Parameter):
+            if x.layout is not torch.strided or x.is_neg() or x.is_conj():
+                return False
+            facts += (x.dtype, x.shape, x.stride(), x.device, x.data_ptr() % ALIGNMENT, x.requires_grad)
+            if torch.version.hip:  # where Triton compiles for memory of less than 2 GB
+                facts.append(x.untyped_storage().nbytes() < 1 << 31)
+        elif kind is tuple:
+            facts.append(len(x))
+            if not _gather(x, facts):
+                return False
+        else:
+            return False
+    return True

@@ -3,15 +3,17 @@
     python benchmarks/attention.py [--output benchmarks/results/attention_h100.json]
 
 Prints one JSON line an operation. On a GPU ``of_torch`` is how often as fast as PyTorch the kernel is (medians of one
-run; PyTorch gets contiguous K and V, repeated for its heads beforehand) and ``difference`` the largest one from
-PyTorch's output. Without a GPU the kernel is interpreted, which says nothing of its speed; then ``error`` is the
-largest difference from the float64 reference on the same numbers, ``emulator_error`` and ``torch_error`` likewise, and
-``emulator_of_interpreter`` how often as fast as the interpreted kernel the emulator is.
+run; PyTorch gets contiguous K and V, repeated for its heads beforehand), ``difference`` the largest one from PyTorch's
+output, and ``host_ms`` what a call takes on the host, of PyTorch and of each backend. Without a GPU the kernel is
+interpreted, which says nothing of its speed; then ``error`` is the largest difference from the float64 reference on the
+same numbers, ``emulator_error`` and ``torch_error`` likewise, and ``emulator_of_interpreter`` how often as fast as the
+interpreted kernel the emulator is.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import platform
 import time
@@ -25,7 +27,7 @@ import torch
 import triton
 
 from kvlab import attention
-from kvlab.attention import merge_states
+from kvlab.attention import explain, merge_states
 from kvlab.cache.arrays import to_numpy, to_torch
 
 GPU = torch.cuda.is_available()
@@ -116,7 +118,8 @@ def measure(name: str, operation: Any, arguments: Any, options: Any, plain: Call
     line: dict[str, Any] = {"operation": name, "shapes": [list(a.shape) for a in arguments]}
     if GPU:
         ours, torchs = seconds(lambda: operation(*arguments, **options)), seconds(plain)
-        return line | {"difference": error(out, plain()), "ms": ours * 1e3, "of_torch": torchs / ours}
+        line |= {"difference": error(out, plain()), "ms": ours * 1e3, "of_torch": torchs / ours}
+        return line | {"host_ms": on_host(operation, arguments, options, plain)}
     wide = [a.float() if a.is_floating_point() else a for a in arguments]
     exact = operation(*wide, **options, backend="reference")
     arrays = [to_numpy(a) for a in arguments]
@@ -126,6 +129,40 @@ def measure(name: str, operation: Any, arguments: Any, options: Any, plain: Call
     interpreter = seconds(lambda: operation(*arguments, **options))
     emulator = seconds(lambda: operation(*arrays, **options, backend="emulator"))
     return line | {"emulator_of_interpreter": interpreter / emulator}
+
+
+def on_host(operation: Any, arguments: Any, options: Any, plain: Callable[[], Any]) -> dict[str, float]:
+    """Milliseconds of the host that a call takes, of each backend that takes it."""
+    took = {"torch": gpu_record.host_milliseconds(plain)}
+    for backend in ("triton", "hopper"):
+        try:
+            explain(operation, *arguments, **options, backend=backend)
+        except ValueError:  # there is no such kernel, or not for this call
+            continue
+        call = functools.partial(operation, *arguments, **options, backend=backend)
+        call()
+        took[backend] = gpu_record.host_milliseconds(call)
+    return took
+
+
+def storing(rng: np.random.Generator) -> dict[str, Any]:
+    """What stores take on the host, beside PyTorch's ``index_put_`` of K and V."""
+    T, H, D = 64, 8, 128
+    k, v, cache = random(rng, T, H, D), random(rng, T, H, D), random(rng, 2, 64, PAGE, H, D)
+    slots = integers(rng.permutation(64 * PAGE)[:T]).long()
+    flat = cache.view(2, 64 * PAGE, H, D)
+
+    def plain() -> None:
+        flat[0][slots], flat[1][slots] = k, v
+
+    arguments = k, v, cache[0], cache[1], slots
+    attention.kv_store_paged(*arguments)
+    written = flat[:, slots]
+    flat.zero_()
+    plain()
+    line: dict[str, Any] = {"operation": "kv_store_paged", "shapes": [list(a.shape) for a in arguments]}
+    line["difference"] = error(written, flat[:, slots])
+    return line | ({"host_ms": on_host(attention.kv_store_paged, arguments, {}, plain)} if GPU else {})
 
 
 def merging(rng: np.random.Generator) -> dict[str, Any]:
@@ -142,6 +179,7 @@ def merging(rng: np.random.Generator) -> dict[str, Any]:
     line["difference"] = error(merge_states(parts, lse)[0], plain())
     if GPU:
         line["of_torch"] = seconds(plain) / seconds(lambda: merge_states(parts, lse))
+        line["host_ms"] = on_host(merge_states, (parts, lse), {}, plain)
     return line
 
 
@@ -154,8 +192,9 @@ def main() -> None:
     for case in cases(rng):
         lines.append(measure(*case))
         print(json.dumps(lines[-1]), flush=True)
-    lines.append(merging(rng))
-    print(json.dumps(lines[-1]))
+    for more in (merging, storing):
+        lines.append(more(rng))
+        print(json.dumps(lines[-1]), flush=True)
     if options.output:
         here = {"machine": platform.machine(), "torch": torch.__version__, "triton": triton.__version__}
         head = gpu_record.facts() if GPU else here

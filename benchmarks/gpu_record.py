@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import triton
 
-__all__ = ["call_milliseconds", "facts", "run"]
+__all__ = ["call_milliseconds", "facts", "host_milliseconds", "run"]
 
 
 def run(
@@ -51,6 +51,21 @@ def run(
 def call_milliseconds(call: Callable[[], Any]) -> float:
     """Median time of a call, its launches among it, the L2 flushed before each."""
     return float(triton.testing.do_bench(call, warmup=20, rep=100, return_mode="median"))
+
+
+def host_milliseconds(call: Callable[[], Any], calls: int = 30) -> float:
+    """What a call takes on the host: so many after each other without waiting for the GPU, over their number; the best
+    of five rounds, as what else the host does only adds to it.
+    """
+    rounds = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        rounds.append((time.perf_counter() - start) / calls * 1e3)
+    torch.cuda.synchronize()
+    return min(rounds)
 
 
 def facts() -> dict[str, Any]:

@@ -251,10 +251,10 @@ def noted(monkeypatch: pytest.MonkeyPatch, nothing_known: Callable[[], None]) ->
 
 
 def shown(value: Any) -> Any:
-    """An argument of a launch, without its address."""
+    """What a launch takes of an argument, but for its address: of tensors nothing more than what they point to."""
     if hasattr(value, "block_shape"):
         return {**vars(value), "base": shown(value.base)}
-    return (value.dtype, value.shape, value.stride()) if isinstance(value, torch.Tensor) else value
+    return (value.dtype, value.data_ptr() % 16) if isinstance(value, torch.Tensor) else value
 
 
 def memory(value: Any) -> Any:

@@ -52,12 +52,8 @@ def merge_states(outs: Any, lses: Any, *, out: Any = None, return_lse: bool = Tr
     else:
         side = emulate if kind.plan.backend == "emulator" else _refer
         merged, lse = run_on_numpy(side, outs, lses, out=into)
-    if drop:
-        merged, lse = merged[:, 0], lse[:, 0]
-    else:
-        lse = lse.swapaxes(1, 2)
-    merged = merged if out is None else out
-    return (merged, lse) if return_lse else merged
+    merged = out if out is not None else merged[:, 0] if drop else merged
+    return (merged, lse[:, 0] if drop else lse.swapaxes(1, 2)) if return_lse else merged
 
 
 def _refer(outs: Any, lses: Any, *, out: Any) -> tuple[Any, Any]:

@@ -82,10 +82,25 @@ def launch(
 
 
 def partial_results(out: torch.Tensor, lse: torch.Tensor, splits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where that many splits of the keys write: out ``[1, B, S, H, D]`` and lse ``[1, B, H, S]`` themselves for one,
+    """Where that many splits of the keys write, out ``[B, S, H, D]`` and lse ``[B, H, S]``: these themselves for one,
     else float32 tensors ``[splits, ..]`` of their own, to be merged.
     """
     if splits == 1:
-        return out[None], lse[None]
-    part, part_lse = (torch.empty((splits, *x.shape), dtype=torch.float32, device=x.device) for x in (out, lse))
+        return out, lse
+    part, part_lse = (x.new_empty((splits, *x.shape), dtype=torch.float32) for x in (out, lse))
     return part, part_lse
+
+
+def partial_strides(part: torch.Tensor, part_lse: torch.Tensor, splits: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Strides (split, sequence, token, head) of what ``partial_results`` gives."""
+    if splits == 1:
+        part, part_lse = part[None], part_lse[None]
+    return tuple(part.stride()[:4]), tuple(part_lse.transpose(2, 3).stride())
+
+
+def merge_partial_results(
+    part: torch.Tensor, part_lse: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, again: Again
+) -> None:
+    """Merge what ``partial_results`` gave for out and lse."""
+    if not relaunched(merge, (part, part_lse, out, lse), again):
+        launch(part, part_lse.transpose(2, 3), out=out, lse=lse.transpose(1, 2), again=again)

@@ -13,11 +13,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from kvlab.attention.features import Features
-from kvlab.attention.merge_states.kernel import launch as merge
-from kvlab.attention.merge_states.kernel import partial_results
+from kvlab.attention.merge_states.kernel import merge_partial_results as merge
+from kvlab.attention.merge_states.kernel import partial_results, partial_strides
 from kvlab.attention.mha_prefill.hopper import barriers, box_descriptor
 from kvlab.attention.mha_prefill.hopper_steps import PANEL, view
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.results import results
 from kvlab.attention.scoring.launch import scale_strides
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
@@ -83,8 +84,7 @@ def launch(
     """Run the kernels; arguments and results as of ``kernel.launch``, such as ``hopper_lacks`` lets pass."""
     C, splits, scales = config.constants, config.num_splits, features.scales
     batch, tokens, q_heads = q.shape[:3]
-    out = torch.empty((*q.shape[:3], v_cache.shape[3]), dtype=q.dtype, device=q.device) if out is None else out
-    lse = torch.empty((batch, q_heads, tokens), dtype=torch.float32, device=q.device)
+    out, lse = results(q, out, (batch, tokens, q_heads, v_cache.shape[3]), (batch, q_heads, tokens))
     part, part_lse = partial_results(out, lse, splits)
     k, v = (x.view(torch.int16) for x in (k_cache, v_cache)) if C.PAIRS else (k_cache, v_cache)
     boxes = {"k": k, "v": v}
@@ -93,13 +93,14 @@ def launch(
         seq_lens, *(q if x.array is None else x.array for x in (scales.k, scales.v)), part, part_lse,
     )  # fmt: skip
     if not relaunched(attend, pointers, again):
+        steps, lse_steps = partial_strides(part, part_lse, splits)
         first_launch(attend, config.grid(), pointers, again)(
             scale * LOG2E * scales.k.number, scales.v.number, mask_value, batch, config.groups, splits,
             k.shape[0], *q.stride()[:3], block_table.stride(0), seq_lens.stride(0),
-            *scale_strides(scales.k, 1), *scale_strides(scales.v, 1), *part.stride()[:4],
-            *(part_lse.stride(axis) for axis in (0, 1, 3, 2)), C=C, num_warps=4,
+            *scale_strides(scales.k, 1), *scale_strides(scales.v, 1), *steps,
+            *lse_steps, C=C, num_warps=4,
             maxnreg=C.REGISTERS,
         )  # fmt: skip
     if splits > 1:
-        merge(part, part_lse.transpose(2, 3), out=out, lse=lse.transpose(1, 2), again=again)
+        merge(part, part_lse, out, lse, again)
     return out, lse

@@ -8,10 +8,10 @@ import triton.language as tl
 
 from kvlab.attention.features import Features
 from kvlab.attention.fp8_pairs.kernel import halves, narrow
-from kvlab.attention.merge_states.kernel import launch as merge
-from kvlab.attention.merge_states.kernel import partial_results
+from kvlab.attention.merge_states.kernel import merge_partial_results as merge
+from kvlab.attention.merge_states.kernel import partial_results, partial_strides
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
-from kvlab.attention.operands import result_dtype
+from kvlab.attention.results import results
 from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale, visible_end
 from kvlab.attention.scoring.launch import bias_arguments, scale_strides, slopes_batch
 from kvlab.triton_support.interpreter import is_interpreted
@@ -293,10 +293,7 @@ def launch(
     f = Features() if features is None else features
     mask, scales = f.mask, f.scales
     batch, tokens, q_heads = q.shape[:3]
-    if out is None:
-        dtype = getattr(torch, result_dtype(q).name)
-        out = torch.empty((batch, tokens, q_heads, v_cache.shape[3]), dtype=dtype, device=q.device)
-    lse = torch.empty((batch, q_heads, tokens), dtype=torch.float32, device=q.device)
+    out, lse = results(q, out, (batch, tokens, q_heads, v_cache.shape[3]), (batch, q_heads, tokens))
     if out.numel() == 0:
         return out, lse
     splits = config.num_splits
@@ -310,13 +307,14 @@ def launch(
     if not relaunched(attend, pointers, again):
         problem = problem_of(q, k_cache, v_cache, block_table)
         bias_sizes, bias_strides = bias_arguments(mask.bias)
+        steps, lse_steps = partial_strides(part, part_lse, splits)
         first_launch(attend, config.grid(problem), pointers, again)(
             scale * LOG2E * scales.q.number * scales.k.number, scales.v.number, f.softcap, mask_value,
             mask.left, mask.right, mask.chunk, problem.group, tokens, splits, batch, problem.kv_heads,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], block_table.stride(0), seq_lens.stride(0),
             *bias_strides, *bias_sizes, slopes_batch(f.slopes),
-            *scale_strides(scales.q, 1), *scale_strides(scales.k, 3), *scale_strides(scales.v, 3), *part.stride()[:4],
-            *(part_lse.stride(axis) for axis in (0, 1, 3, 2)),
+            *scale_strides(scales.q, 1), *scale_strides(scales.k, 3), *scale_strides(scales.v, 3), *steps,
+            *lse_steps,
             PAGE=problem.page_size, PAIRS=problem.pairs, D=problem.widths[0], DV=problem.widths[1],
             W0=config.columns[0], W1=config.columns[1], V0=config.v_columns[0], V1=config.v_columns[1],
             BM=config.BM, BN=config.BN, PTX=q.is_cuda and torch.version.hip is None and not is_interpreted(),
@@ -327,5 +325,5 @@ def launch(
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
     if splits > 1:
-        merge(part, part_lse.transpose(2, 3), out=out, lse=lse.transpose(1, 2), again=again)
+        merge(part, part_lse, out, lse, again)
     return out, lse

@@ -7,11 +7,11 @@ import triton
 import triton.language as tl
 
 from kvlab.attention.features import Features
-from kvlab.attention.merge_states.kernel import launch as merge
-from kvlab.attention.merge_states.kernel import partial_results
+from kvlab.attention.merge_states.kernel import merge_partial_results as merge
+from kvlab.attention.merge_states.kernel import partial_results, partial_strides
 from kvlab.attention.mha_decode.config import problem_of
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
-from kvlab.attention.operands import result_dtype
+from kvlab.attention.results import results
 from kvlab.attention.scoring.kernel import (
     add_bias,
     cap,
@@ -169,9 +169,7 @@ def launch(
     f = Features() if features is None else features
     mask, scales = f.mask, f.scales
     batch, tokens, q_heads, head_dim = q.shape
-    if out is None:
-        out = torch.empty(q.shape, dtype=getattr(torch, result_dtype(q).name), device=q.device)
-    lse = torch.empty((batch, q_heads, tokens), dtype=torch.float32, device=q.device)
+    out, lse = results(q, out, q.shape, (batch, q_heads, tokens))
     if q.numel() == 0:
         return out, lse
     splits = config.num_splits
@@ -182,13 +180,14 @@ def launch(
     if not relaunched(attend, pointers, again):
         problem = problem_of(q, k_cache, v_cache, block_table)
         bias_sizes, bias_strides = bias_arguments(mask.bias)
+        steps, lse_steps = partial_strides(part, part_lse, splits)
         first_launch(attend, config.grid(problem), pointers, again)(
             scale * LOG2E * scales.q.number * scales.k.number, scales.v.number, f.softcap, mask_value,
             mask.left, mask.right, mask.chunk, problem.group, tokens, splits,
             *q.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3], block_table.stride(0), seq_lens.stride(0),
             *bias_strides, *bias_sizes, slopes_batch(f.slopes),
             *scale_strides(scales.q, 1), *scale_strides(scales.k, 3), *scale_strides(scales.v, 3),
-            *part.stride()[:4], *(part_lse.stride(axis) for axis in (0, 1, 3, 2)),
+            *steps, *lse_steps,
             PAGE=problem.page_size, D=head_dim, BD=config.BD, BM=config.BM, BN=config.BN, BK=config.BK,
             BOUNDED=mask.windowed, CHUNKED=mask.chunk > 0, VALID=mask.valid is not None, BIAS=mask.bias is not None,
             CAPPED=f.softcap > 0, SINKS=f.sinks is not None, SLOPES=f.slopes is not None,
@@ -196,5 +195,5 @@ def launch(
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
     if splits > 1:
-        merge(part, part_lse.transpose(2, 3), out=out, lse=lse.transpose(1, 2), again=again)
+        merge(part, part_lse, out, lse, again)
     return out, lse

@@ -16,7 +16,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from kvlab.attention.backends import machine
 from kvlab.attention.features import Features
 from kvlab.attention.online_softmax import LOG2E
-from kvlab.attention.operands import result_dtype
+from kvlab.attention.results import results
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .config import PrefillProblem
@@ -136,10 +136,8 @@ def launch(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernel; arrays as in ``reference``, results as of ``kernel.launch``. The arguments are valid."""
     C, mask, softcap, scales = config.constants, features.mask, features.softcap, features.scales
-    if out is None:
-        dtype = getattr(torch, result_dtype(q).name)
-        out = torch.empty((*q.shape[:3], C.DV), dtype=dtype, device=q.device)
-    lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
+    batch, tokens, heads, _ = q.shape
+    out, lse = results(q, out, (batch, tokens, heads, C.DV), (batch, heads, tokens))
     absent = out  # stands for a pointer that is not followed
     taken = absent if C.EQUAL else torch.zeros(1, dtype=torch.int32, device=q.device)
     by_head = scales.q.heads, scales.k.heads, scales.v.heads

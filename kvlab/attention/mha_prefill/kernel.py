@@ -8,7 +8,7 @@ import triton.language as tl
 
 from kvlab.attention.features import Features
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
-from kvlab.attention.operands import result_dtype
+from kvlab.attention.results import results
 from kvlab.attention.scales import P_SCALE, Scale
 from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale, visible_end
 from kvlab.attention.scoring.launch import bias_arguments, scale_strides, slopes_batch
@@ -287,10 +287,8 @@ def launch(
     """Run the kernel; arrays as in ``reference``: out ``[.., Hq, Dv]`` of q's dtype (bfloat16 for e4m3) and lse ``[B,
     Hq, S]`` or ``[1, Hq, total]`` float32. The arguments are valid.
     """
-    if out is None:
-        dtype = getattr(torch, result_dtype(q).name)
-        out = torch.empty((*q.shape[:3], v.shape[3]), dtype=dtype, device=q.device)
-    lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
+    batch, tokens, heads, _ = q.shape
+    out, lse = results(q, out, (batch, tokens, heads, v.shape[3]), (batch, heads, tokens))
     if out.numel() == 0:
         return out, lse
     ragged_q, ragged_k, paged = cu_q is not None, cu_k is not None, table is not None

@@ -12,11 +12,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from kvlab.attention.features import Features
-from kvlab.attention.merge_states.kernel import launch as merge
-from kvlab.attention.merge_states.kernel import partial_results
+from kvlab.attention.merge_states.kernel import merge_partial_results as merge
+from kvlab.attention.merge_states.kernel import partial_results, partial_strides
 from kvlab.attention.mha_prefill.hopper import barriers, box_descriptor
 from kvlab.attention.mha_prefill.hopper_steps import PANEL, TILE_LAYOUT, operand
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.results import results
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .hopper_config import HopperConfig
@@ -93,8 +94,7 @@ def launch(
     """
     C, splits = config.constants, config.num_splits
     batch, tokens, heads, _ = q.shape
-    out = torch.empty((batch, tokens, heads, C.DV), dtype=q.dtype, device=q.device) if out is None else out
-    lse = torch.empty((batch, heads, tokens), dtype=torch.float32, device=q.device)
+    out, lse = results(q, out, (batch, tokens, heads, C.DV), (batch, heads, tokens))
     part, part_lse = partial_results(out, lse, splits)
     pointers = (
         box_descriptor(q, (C.TB, C.HB), Q_LAYOUT, "q", again),
@@ -102,11 +102,12 @@ def launch(
         box_descriptor(k_rope, (C.BOX,), K_LAYOUT, "k_rope", again), kv_cache, part, part_lse, block_table, seq_lens,
     )  # fmt: skip
     if not relaunched(attend, pointers, again):
+        steps, lse_steps = partial_strides(part, part_lse, splits)
         first_launch(attend, config.grid(), pointers, again)(
             kv_cache.stride(0), scale * LOG2E, 1 / LOG2E, config.items, config.row_tiles,
             config.head_tiles, splits, heads, tokens, kv_cache.shape[0], block_table.stride(0), seq_lens.stride(0),
-            *part.stride()[:4], *(part_lse.stride(axis) for axis in (0, 1, 3, 2)), C=C, num_warps=4,
+            *steps, *lse_steps, C=C, num_warps=4,
         )  # fmt: skip
     if splits > 1:
-        merge(part, part_lse.transpose(2, 3), out=out, lse=lse.transpose(1, 2), again=again)
+        merge(part, part_lse, out, lse, again)
     return out, lse

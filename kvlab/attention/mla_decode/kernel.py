@@ -7,10 +7,10 @@ import triton
 import triton.language as tl
 
 from kvlab.attention.features import Features
-from kvlab.attention.merge_states.kernel import launch as merge
-from kvlab.attention.merge_states.kernel import partial_results
+from kvlab.attention.merge_states.kernel import merge_partial_results as merge
+from kvlab.attention.merge_states.kernel import partial_results, partial_strides
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
-from kvlab.attention.operands import result_dtype
+from kvlab.attention.results import results
 from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale, visible_end
 from kvlab.attention.scoring.launch import bias_arguments, slopes_batch
 from kvlab.triton_support.launching import Again, first_launch, relaunched
@@ -170,10 +170,7 @@ def launch(
     q ``[B, S, H, v_dim + rope]``; the windows of the cache, kv_cache ``[pages, page_size, v_dim]`` and k_rope.
     """
     batch, tokens, heads, _ = q.shape
-    if out is None:
-        dtype = getattr(torch, result_dtype(q).name)
-        out = torch.empty((batch, tokens, heads, kv_cache.shape[2]), dtype=dtype, device=q.device)
-    lse = torch.empty((batch, heads, tokens), dtype=torch.float32, device=q.device)
+    out, lse = results(q, out, (batch, tokens, heads, kv_cache.shape[2]), (batch, heads, tokens))
     if q.numel() == 0:
         return out, lse
     splits = config.num_splits
@@ -187,13 +184,14 @@ def launch(
         problem = MLADecodeProblem.of(q, kv_cache, k_rope, block_table)
         kind = by.kind if problem.fp8 else "none"
         bias_sizes, bias_strides = bias_arguments(mask.bias)
+        steps, lse_steps = partial_strides(part, part_lse, splits)
         first_launch(attend, config.grid(problem), pointers, again)(
             scale * LOG2E * q_by.number, by.number, features.softcap, mask_value, heads, tokens, splits,
             mask.left, mask.right, mask.chunk, *bias_sizes,
             *q.stride()[:3], *kv_cache.stride()[:2], *k_rope.stride()[:2], block_table.stride(0), seq_lens.stride(0),
             slopes_batch(features.slopes), *bias_strides,
             *(by.tokens.stride()[:2] if kind == "token" else (0, 0)),
-            *part.stride()[:4], *(part_lse.stride(axis) for axis in (0, 1, 3, 2)),
+            *steps, *lse_steps,
             PAGE=problem.page_size, ONE=config.one_page and not mask.windowed, DV=problem.latent, DR=problem.rope,
             BV=config.BV, BR=config.BR, BM=config.BM, BN=config.BN, CAPPED=features.softcap > 0,
             SINKS=features.sinks is not None, SLOPES=features.slopes is not None, VALID=mask.valid is not None,
@@ -202,5 +200,5 @@ def launch(
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
     if splits > 1:
-        merge(part, part_lse.transpose(2, 3), out=out, lse=lse.transpose(1, 2), again=again)
+        merge(part, part_lse, out, lse, again)
     return out, lse

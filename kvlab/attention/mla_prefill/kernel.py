@@ -9,7 +9,7 @@ import triton.language as tl
 from kvlab.attention.features import Features
 from kvlab.attention.masks import UNLIMITED
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
-from kvlab.attention.operands import result_dtype
+from kvlab.attention.results import results
 from kvlab.attention.scales import Scale
 from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale, visible_end
 from kvlab.attention.scoring.launch import bias_arguments, scale_strides, slopes_batch
@@ -263,10 +263,7 @@ def launch(
     total]`` float32. The arguments are valid.
     """
     total, heads, _ = q.shape
-    if out is None:
-        dtype = getattr(torch, result_dtype(q).name)
-        out = torch.empty((total, heads, problem.value), dtype=dtype, device=q.device)
-    lse = torch.empty((heads, total), dtype=torch.float32, device=q.device)
+    out, lse = results(q, out, (total, heads, problem.value), (heads, total))
     if q.numel() == 0 or problem.batch == 0:
         return out, lse
     mask, scales = features.mask, features.scales

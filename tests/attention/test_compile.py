@@ -135,12 +135,16 @@ def test_merge(target: str) -> None:
     assert made.shared <= SHARED[target]
 
 
-@pytest.mark.parametrize("case", [Case((5,), D=80, S=4), Case((5,), heads=(48, 1), D=64, splits=3)], ids=str)
+OTHER_SIZES = [Case((5,), D=80, S=4), Case((5,), heads=(48, 1), D=64, splits=3), Case((5,), D=72), Case((5,), D=200)]
+
+
+@pytest.mark.parametrize("case", OTHER_SIZES, ids=str)
 def test_attend_of_other_sizes_on_sm_90(case: Case) -> None:
-    """Padded depth; two tiles of rows; partial outputs in float32."""
+    """Padded depth; two tiles of rows; partial outputs in float32; heads of which 16 bytes stand aligned, 32 do not."""
     made = compiled(case, "attend", "sm_90")
     assert made.spills == 0
     assert made.instructions["HMMA"] > 0
+    assert made.instructions["LDGSTS"] > 0, "cp.async"
 
 
 def emulated(case: Case, arch: str) -> tuple[MmaSyncShape, MmaSyncCTA]:

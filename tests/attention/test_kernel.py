@@ -26,6 +26,8 @@ GRID = [
     Case((130, 0), heads=(4, 1), D=96, page=128, splits=5, dtype="fp32", storage="wide"),
     Case((17,), heads=(48, 1), D=16, page=480, dtype="fp16"),
     Case((70,), heads=(2, 1), D=256, splits=3, storage="head-major"),
+    Case((70, 3), heads=(4, 2), D=72, page=16, splits=2),
+    Case((40, 3), heads=(2, 2), D=40, page=5, S=2, dtype="fp16", storage="hnd"),
 ]
 
 

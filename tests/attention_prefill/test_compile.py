@@ -86,6 +86,7 @@ MATRIX += [(paged(D, DV=DV), target) for D, DV, target in (
     (576, 512, "sm_120"), (256, 256, "sm_80"), (576, 576, "sm_100"), (576, 576, "gfx942"), (576, 576, "gfx950"),
 )]  # fmt: skip
 MATRIX += [(paged(576, mask="striped", softcap=9.0), "sm_80")]
+MATRIX += [(paged(136), "sm_80"), (paged(264), "sm_80"), (paged(200), "sm_90")]  # 16 bytes stand aligned, 32 do not
 MATRIX += [(paged(256, dtype="fp16", kv="fp8", scales="token"), "sm_89")]
 SPILLS = {
     (paged(576, DV=576, dtype="fp8", scales="token"), "sm_90"): 32,

@@ -13,7 +13,7 @@ from kvlab.attention.merge_states.kernel import partial_results, partial_strides
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.results import results
 from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale, visible_end
-from kvlab.attention.scoring.launch import bias_arguments, scale_strides, slopes_batch
+from kvlab.attention.scoring.launch import bias_arguments, in_units, scale_strides, slopes_batch
 from kvlab.triton_support.interpreter import is_interpreted
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
@@ -113,7 +113,7 @@ def attend(
     V0: tl.constexpr, V1: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PTX: tl.constexpr,
     BOUNDED: tl.constexpr, CHUNKED: tl.constexpr, VALID: tl.constexpr, BIAS: tl.constexpr, CAPPED: tl.constexpr,
     SINKS: tl.constexpr, SLOPES: tl.constexpr, Q_SCALE: tl.constexpr, K_SCALE: tl.constexpr, V_SCALE: tl.constexpr,
-    LONGEST_FIRST: tl.constexpr,
+    LONGEST_FIRST: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """BM query rows (tokens x heads of one KV head) against the keys of one split of one sequence.
 
@@ -122,6 +122,11 @@ def attend(
     K_SCALE and V_SCALE: "number", "head" or "token". PTX: compiled for NVIDIA.
     """
     #: setup -> q, lo, hi, first, limit    this program's rows, the keys they see, its split of them, the query tile
+    if UNIT > 1:
+        q_batch, q_token, q_head = q_batch * UNIT, q_token * UNIT, q_head * UNIT
+        k_page, k_token, k_head = k_page * UNIT, k_token * UNIT, k_head * UNIT
+        v_page, v_token, v_head = v_page * UNIT, v_token * UNIT, v_head * UNIT
+        o_split, o_batch, o_token, o_head = o_split * UNIT, o_batch * UNIT, o_token * UNIT, o_head * UNIT
     row_tiles = tl.cdiv(group * tokens, BM)
     tile = tl.program_id(0) % (kv_heads * row_tiles)
     split = tl.program_id(1)
@@ -308,12 +313,13 @@ def launch(
         problem = problem_of(q, k_cache, v_cache, block_table)
         bias_sizes, bias_strides = bias_arguments(mask.bias)
         steps, lse_steps = partial_strides(part, part_lse, splits)
+        unit, (of_q, of_k, of_v, of_part) = in_units(*(x.stride()[:-1] for x in (q, k, v)), steps)
         first_launch(attend, config.grid(problem), pointers, again)(
             scale * LOG2E * scales.q.number * scales.k.number, scales.v.number, f.softcap, mask_value,
             mask.left, mask.right, mask.chunk, problem.group, tokens, splits, batch, problem.kv_heads,
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], block_table.stride(0), seq_lens.stride(0),
+            *of_q, *of_k, *of_v, block_table.stride(0), seq_lens.stride(0),
             *bias_strides, *bias_sizes, slopes_batch(f.slopes),
-            *scale_strides(scales.q, 1), *scale_strides(scales.k, 3), *scale_strides(scales.v, 3), *steps,
+            *scale_strides(scales.q, 1), *scale_strides(scales.k, 3), *scale_strides(scales.v, 3), *of_part,
             *lse_steps,
             PAGE=problem.page_size, PAIRS=problem.pairs, D=problem.widths[0], DV=problem.widths[1],
             W0=config.columns[0], W1=config.columns[1], V0=config.v_columns[0], V1=config.v_columns[1],
@@ -321,7 +327,7 @@ def launch(
             BOUNDED=mask.windowed, CHUNKED=mask.chunk > 0, VALID=mask.valid is not None, BIAS=mask.bias is not None,
             CAPPED=f.softcap > 0, SINKS=f.sinks is not None, SLOPES=f.slopes is not None,
             Q_SCALE=scales.q.array is not None, K_SCALE=scales.k.kind, V_SCALE=scales.v.kind,
-            LONGEST_FIRST=config.longest_first,
+            LONGEST_FIRST=config.longest_first, UNIT=unit,
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
     if splits > 1:

@@ -11,7 +11,7 @@ from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.results import results
 from kvlab.attention.scales import P_SCALE, Scale
 from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale, visible_end
-from kvlab.attention.scoring.launch import bias_arguments, scale_strides, slopes_batch
+from kvlab.attention.scoring.launch import bias_arguments, in_units, scale_strides, slopes_batch
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .config import PrefillConfig, PrefillProblem
@@ -113,10 +113,15 @@ def attend(
     VALID: tl.constexpr, BIAS: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
     Q_SCALE: tl.constexpr, K_SCALE: tl.constexpr, V_SCALE: tl.constexpr, P_FP8: tl.constexpr, BASE2: tl.constexpr,
     D: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, DV: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """BM query rows of one head, or of the heads of one KV head, against the keys that they see."""
     #: setup -> q, q_rest, lo, full, hi, first, limit    this program's rows, the keys they see, the query tile
+    if UNIT > 1:
+        q_batch, q_token, q_head = q_batch * UNIT, q_token * UNIT, q_head * UNIT
+        k_page, k_token, k_head = k_page * UNIT, k_token * UNIT, k_head * UNIT
+        v_page, v_token, v_head = v_page * UNIT, v_token * UNIT, v_head * UNIT
+        o_batch, o_token, o_head = o_batch * UNIT, o_token * UNIT, o_head * UNIT
     tile = row_tiles - 1 - tl.program_id(0) // batches
     batch = (tl.program_id(0) % batches).to(tl.int64)
     row = tile * BM + tl.arange(0, BM)  # [BM], token-major
@@ -299,20 +304,21 @@ def launch(
     pointers = q, k, v, *(absent if x is None else x for x in (*arrays, *by_scale)), out, lse
     if not relaunched(attend, pointers, again):
         bias_sizes, bias_strides = bias_arguments(mask.bias)
+        both = (q, ragged_q), (k, ragged_k), (v, ragged_k), (out, ragged_q)
+        unit, (of_q, of_k, of_v, of_out) = in_units(*(_strides(x, 3, ragged) for x, ragged in both))
         first_launch(attend, config.grid(problem), pointers, again)(
             scale * scales.q.number * scales.k.number * LOG2E, scales.v.number / (P_SCALE if problem.p_fp8 else 1),
             features.softcap, mask_value, problem.batch, config.row_tiles, config.pack, problem.group, q.shape[1],
             k.shape[1], mask.left, mask.right, mask.chunk, *bias_sizes,
-            *_strides(q, 3, ragged_q), *_strides(k, 3, ragged_k), *_strides(v, 3, ragged_k), *_strides(table, 1),
-            *_strides(out, 3, ragged_q), *_strides(lse, 3, ragged_q), *bias_strides, slopes_batch(features.slopes),
-            *_strides(scales.q.heads, 1),
+            *of_q, *of_k, *of_v, *_strides(table, 1), *of_out, *_strides(lse, 3, ragged_q), *bias_strides,
+            slopes_batch(features.slopes), *_strides(scales.q.heads, 1),
             *_scale_strides(scales.k, ragged_k), *_scale_strides(scales.v, ragged_k),
             RAGGED_Q=ragged_q, RAGGED_K=ragged_k, PAGE=k.shape[1] if paged else 0, BOUNDED=mask.bounded,
             CHUNKED=mask.chunk > 0, VALID=mask.valid is not None, BIAS=mask.bias is not None,
             CAPPED=features.softcap > 0, SINKS=features.sinks is not None, ALIBI=features.slopes is not None,
             Q_SCALE=scales.q.kind, K_SCALE=scales.k.kind, V_SCALE=scales.v.kind, P_FP8=problem.p_fp8, BASE2=base2,
             D=q.shape[3], D0=config.D0, D1=config.D1, DV=v.shape[3], V0=config.V0, V1=config.V1,
-            BM=config.BM, BN=config.BN, num_warps=config.num_warps, num_stages=config.num_stages,
+            BM=config.BM, BN=config.BN, UNIT=unit, num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
     return out, lse
 

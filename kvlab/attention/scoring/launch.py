@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from kvlab.attention.scales import Scale
 
-__all__ = ["bias_arguments", "scale_strides", "slopes_batch"]
+__all__ = ["bias_arguments", "in_units", "scale_strides", "slopes_batch"]
 
 
 def slopes_batch(slopes: Any) -> int:
@@ -36,3 +38,16 @@ def scale_strides(scale: Scale, axes: int) -> tuple[int, ...]:
     """
     strides = () if scale.array is None else tuple(scale.array.stride())
     return (0,) * (axes - len(strides)) + strides
+
+
+def in_units(*strides: Sequence[int]) -> tuple[int, list[list[int]]]:
+    """How many elements a kernel counts strides in, and these so counted: the largest power of two up to 8 that divides
+    them all, so that the compiler knows how many bytes stand aligned; 1 where all are multiples of 16, which it sees.
+
+    >>> in_units([528, 264], [0, 4096]), in_units([36], [72]), in_units([33]), in_units([128]), in_units([264, 1 << 31])
+    ((8, [[66, 33], [0, 512]]), (4, [[9], [18]]), (1, [[33]]), (1, [[128]]), (1, [[264, 2147483648]]))
+    """
+    common = math.gcd(*(step for steps in strides for step in steps))
+    small = max((step for steps in strides for step in steps), default=0) < 1 << 31  # a unit more has 32 bits, too
+    unit = 1 if common % 16 == 0 or not small else math.gcd(common, 8)
+    return unit, [[step // unit for step in steps] for steps in strides]

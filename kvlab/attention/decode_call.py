@@ -26,6 +26,7 @@ from kvlab.attention.inputs import (
 )
 from kvlab.attention.intervals import host
 from kvlab.attention.kinds import Kind, kind_of
+from kvlab.attention.layers import layer_arrays
 from kvlab.attention.masks import Interval, resolve_mask, window_interval
 from kvlab.attention.operands import check_operands, check_result
 from kvlab.attention.scales import is_fp8
@@ -198,8 +199,9 @@ def decode_results(result: Any, lse: Any, out: Any, *, drop_tokens: bool, return
 def call_of_collection(q: Any, cache: PagedKVCacheCollection, layer: int) -> tuple[Any, Any, Any, Any, Any]:
     """The array form of a call over a collection: q, K, V, table, lengths."""
     check_paged_collection(cache)
-    keys, values = cache.get_key_cache(layer), cache.get_value_cache(layer)
-    return q, keys.blocks, values.blocks, keys.lookup_table, lengths_with_new(keys.cache_lengths, q)
+    require(not cache.kv_params.is_mla, "cache is one of MLA, without V", "one of K and V; mla_decode takes it")
+    pages = layer_arrays(cache, layer)
+    return q, pages.keys, pages.values, cache.lookup_table, lengths_with_new(cache.cache_lengths, q)
 
 
 def _features(q: Any, k_cache: Any, v_cache: Any, seq_lens: Any, kv_layout: str, asked: dict[str, Any]) -> Features:

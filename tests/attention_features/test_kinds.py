@@ -18,9 +18,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from kvlab import attention  # noqa: E402
-from kvlab.attention import backends, hopper_choice, inputs, kinds, masks, ragged  # noqa: E402
+from kvlab.attention import backends, hopper_choice, inputs, kinds, layers, masks, ragged  # noqa: E402
 from kvlab.attention.kv_store import plan as store_plan  # noqa: E402
 from kvlab.attention.mha_prefill import plan as prefill_plan  # noqa: E402
+from kvlab.cache import PagedKVCacheCollection  # noqa: E402
 from kvlab.memory import bfloat16  # noqa: E402
 
 Arguments = dict[str, Any]
@@ -191,6 +192,55 @@ def test_values_and_memory_are_looked_at_each_time(name: str) -> None:
     within = good[where].reshape(-1)[: apart.numel()].view(apart.shape)
     assert within.stride() == apart.stride()
     assert f"out shares memory with {where}" in outcome(function, good | {"out": within})
+
+
+def pool(**changed: Any) -> PagedKVCacheCollection:
+    """A collection whose attributes were changed after it was made and checked."""
+    made = PagedKVCacheCollection(zeros(PAGES, 2, 3, PAGE, 2, 64), whole(19, 16), whole([3, 1], [0, 2]), 1, 20)
+    for name, value in changed.items():
+        setattr(made, name, value)
+    return made
+
+
+def test_a_layer_is_checked_once_a_kind(monkeypatch: pytest.MonkeyPatch, nothing_known: Callable[[], None]) -> None:
+    nothing_known()
+    monkeypatch.setattr(layers, "on_gpu", lambda array: True)
+    good = pool()
+    for layer in range(3):
+        keys, values, *_ = layers.layer_arrays(good, layer)
+        assert keys.data_ptr() == good.get_key_cache(layer).blocks.data_ptr()
+        assert values.data_ptr() == good.get_value_cache(layer).blocks.data_ptr()
+    known = len(kinds._kinds)
+    layers.layer_arrays(pool(cache_lengths=whole(3, 4)), 2)
+    assert len(kinds._kinds) == known == 3
+    bad = {"cache_lengths": [torch.ones(2), whole(1, 2, 3)], "lookup_table": [whole([1, 2]), whole(1, 2)],
+           "total_num_pages": [PAGES + 1], "blocks": [zeros(PAGES, 2, 3, PAGE, 2, 32)]}  # fmt: skip
+    for name, values in bad.items():
+        for value in values:
+            with pytest.raises(ValueError, match=name.split("_")[-1]):
+                layers.layer_arrays(pool(**{name: value}), 2)
+    with pytest.raises(IndexError, match="layer_idx 3"):
+        layers.layer_arrays(good, 3)
+
+
+def test_no_call_prints_the_values_of_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one on a GPU that would wait for it."""
+
+    def printed(tensor: Any) -> str:
+        raise AssertionError("a tensor was printed")
+
+    monkeypatch.setattr(torch.Tensor, "__repr__", printed)
+    for function, build in CALLS.values():
+        attention.explain(function, **build())
+    cache, q, starts = pool(), zeros(B * S, 4, 64), whole(0, S, 2 * S)
+    attention.explain(attention.mha_decode, q[:B], cache, 1)
+    attention.explain(attention.mha_prefill_cache, q, pool(cache_lengths=whole(9, 8)), 1, cu_seqlens_q=starts)
+    attention.explain(attention.kv_store, q[:B, :2], q[:B, :2], cache, 1)
+    rows = PagedKVCacheCollection(zeros(PAGES, 1, 3, PAGE, 1, 576), whole(6, 8), whole([3, 1], [0, 2]), S, 11)
+    call = mla_ragged()
+    parts, starts = (call["q"], call["k"], call["v"]), {n: call[n] for n in ("cu_seqlens_q", "cu_seqlens_k")}
+    attention.explain(attention.mla_prefill, *parts, rows, 1, **starts)
+    attention.explain(attention.mla_decode, zeros(B, 4, 576), rows, 1)
 
 
 class Compiled:

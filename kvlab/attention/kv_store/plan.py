@@ -11,6 +11,7 @@ from kvlab.attention.backends import choose_backend, machine, on_gpu
 from kvlab.attention.explain import Explanation
 from kvlab.attention.inputs import looks_at_values, require
 from kvlab.attention.kinds import kind_of
+from kvlab.attention.layers import layer_arrays
 from kvlab.attention.rope import Rope
 from kvlab.cache import ContinuousBatchingKVCacheCollection, PagedKVCacheCollection
 from kvlab.cache.arrays import dtype_of, element_strides, is_torch
@@ -71,7 +72,7 @@ def collection_plan(
     require(known, f"cache is a {type(cache).__name__}", "a paged or continuous collection")
     given = [x is not None for x in (row_offsets, valid_lengths, slot_mapping)]
     require(sum(given) <= 1, "row_offsets, valid_lengths and slot_mapping", "one of them at most")
-    keys, axes, on = cache.get_key_cache(layer), getattr(k, "ndim", 0), "k"
+    pages, axes, on = layer_arrays(cache, layer), getattr(k, "ndim", 0), "k"
     form = "padded" if axes == 4 else "slots" if slot_mapping is not None else "ragged"
     require(axes in (3, 4), f"k has {axes} axes", "[T, H, D] or [B, S, H, D]")
     if form != "padded" and not any(given):  # one token of each sequence
@@ -80,12 +81,9 @@ def collection_plan(
     if form == "padded" and valid_lengths is None:
         full = importlib.import_module("torch").full if is_torch(k) else np.full
         valid_lengths = full((k.shape[0],), k.shape[1], **({"device": k.device} if is_torch(k) else {}))
-    k_cache, k_scales, n = keys.blocks, keys.scales, keys.quantization_granularity
-    v_cache, v_scales = None, None
+    (k_cache, v_cache, k_scales, v_scales), n = pages, cache.quantization_granularity
     if not cache.kv_params.is_mla:
         require(v is not None, "v is None", "given, unless the cache is one of MLA")
-        values = cache.get_value_cache(layer)
-        v_cache, v_scales = values.blocks, values.scales
     elif v is not None:
         k, v, k_cache, v_cache, k_scales = _mla_parts(k, v, k_cache, k_scales)
         on = "v"
@@ -97,7 +95,7 @@ def collection_plan(
     if getattr(positions, "ndim", 0) == 2:
         positions = positions.reshape(-1)
     where = {"padded": valid_lengths, "ragged": row_offsets, "slots": slot_mapping}[form]
-    tables = {} if form == "slots" else {"lens": keys.cache_lengths, "table": keys.lookup_table}
+    tables = {} if form == "slots" else {"lens": cache.cache_lengths, "table": cache.lookup_table}
     k_scale, v_scale = k_scale if k_scales is None else k_scales, v_scale if v_scales is None else v_scales
     return _planned(
         "kv_store", k, v, k_cache, v_cache, where, k_scale, v_scale, form=form, rope=rope, rope_on=on,

@@ -13,6 +13,7 @@ from kvlab.attention.features import Features, kv_view
 from kvlab.attention.hopper_choice import choose_with_hopper
 from kvlab.attention.inputs import check_lane_copies, check_paged_collection, check_traffic, finite_number, require
 from kvlab.attention.kinds import Kind, kind_of
+from kvlab.attention.layers import layer_arrays
 from kvlab.attention.ragged import check_grid, keys_with_new
 from kvlab.attention.scales import is_fp8
 from kvlab.cache.arrays import dtype_of, on_gpu
@@ -110,17 +111,18 @@ def _planned(form: _Form, arrays: tuple[Any, ...], options: Options, *, ragged: 
 def plan_cache(q: Any, cache: Any, layer: int, cu_seqlens_q: Any, options: dict[str, Any]) -> Plan:
     """Of ``mha_prefill_cache``."""
     check_paged_collection(cache)
-    keys, values = cache.get_key_cache(layer), cache.get_value_cache(layer)
-    starts = cu_seqlens_q
-    require(starts is not None and getattr(starts, "ndim", 0) == 1, f"cu_seqlens_q {starts!r}", "[B + 1]")
-    batch = (int(keys.cache_lengths.shape[0]), int(starts.shape[0]) - 1)
+    require(not cache.kv_params.is_mla, "cache is one of MLA, without V", "one of K and V; mla_prefill takes it")
+    pages, starts = layer_arrays(cache, layer), cu_seqlens_q
+    if getattr(starts, "ndim", 0) != 1:  # its values would wait for a GPU
+        raise ValueError(f"cu_seqlens_q {starts!r}: must be [B + 1]")
+    batch = (int(cache.cache_lengths.shape[0]), int(starts.shape[0]) - 1)
     require(batch[0] == batch[1], f"cu_seqlens_q of {batch[1]} sequences", f"those of the cache, {batch[0]}")
-    if keys.scales is not None:
-        granules = int(keys.scales.shape[-1])
+    if pages.key_scales is not None:
+        granules = int(pages.key_scales.shape[-1])
         require(granules == 1, f"a cache with {granules} scales a head and token", "one; granularity head_size")
-        options = {"k_scale": keys.scales[..., 0], "v_scale": values.scales[..., 0]} | options
-    seq_lens = keys_with_new(keys.cache_lengths, starts)
-    return plan_paged(q, keys.blocks, values.blocks, keys.lookup_table, seq_lens, starts, Options(**options))
+        options = {"k_scale": pages.key_scales[..., 0], "v_scale": pages.value_scales[..., 0]} | options
+    seq_lens = keys_with_new(cache.cache_lengths, starts)
+    return plan_paged(q, pages.keys, pages.values, cache.lookup_table, seq_lens, starts, Options(**options))
 
 
 def _common(inputs: PrefillInputs, options: Options) -> _Common:

@@ -16,6 +16,7 @@ from kvlab.attention.hopper_choice import choose_with_hopper
 from kvlab.attention.inputs import check_lane_copies, check_paged_collection, decode_numbers, lengths_with_new, require
 from kvlab.attention.intervals import host
 from kvlab.attention.kinds import Kind, kind_of
+from kvlab.attention.layers import layer_arrays
 from kvlab.attention.masks import resolve_mask, window_interval
 from kvlab.attention.online_softmax import MASK_VALUE
 from kvlab.attention.operands import result_dtype
@@ -248,8 +249,8 @@ def _from_collection(q: Any, cache: PagedKVCacheCollection, layer: int) -> tuple
     check_paged_collection(cache)
     mla = cache.kv_params.is_mla
     require(mla, f"cache stores K and V ({cache.kv_params})", "one for MLA, blocks [pages, 1, layers, ...]")
-    rows = cache.get_key_cache(layer)
-    return q, rows.blocks, rows.lookup_table, lengths_with_new(rows.cache_lengths, q)
+    rows = layer_arrays(cache, layer).keys
+    return q, rows, cache.lookup_table, lengths_with_new(cache.cache_lengths, q)
 
 
 def _plan(

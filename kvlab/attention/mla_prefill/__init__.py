@@ -15,6 +15,7 @@ from kvlab.attention.features import Features, in_base, resolve_features
 from kvlab.attention.inputs import check_lane_copies, check_paged_collection, check_traffic, finite_number, require
 from kvlab.attention.intervals import host
 from kvlab.attention.kinds import Kind, kind_of
+from kvlab.attention.layers import layer_arrays
 from kvlab.attention.masks import resolve_mask, window_interval
 from kvlab.attention.mha_prefill.machine import check_arch
 from kvlab.attention.operands import result_dtype
@@ -369,11 +370,11 @@ def _from_collection(
     check_paged_collection(cache)
     mla = cache.kv_params.is_mla
     require(mla, f"cache stores K and V ({cache.kv_params})", "one for MLA, blocks [pages, 1, layers, ...]")
-    rows = cache.get_key_cache(layer)
-    starts = int(rows.cache_lengths.shape[0]) + 1
-    fits = getattr(cu_q, "ndim", 0) == 1 and cu_q.shape[0] == starts
-    require(fits, f"cu_seqlens_q {cu_q!r}", f"[B + 1 = {starts}], a start for each sequence of the cache")
-    return q, k, v, rows.blocks, rows.lookup_table, keys_with_new(rows.cache_lengths, cu_q), cu_q, cu_k
+    rows = layer_arrays(cache, layer).keys
+    starts = int(cache.cache_lengths.shape[0]) + 1
+    if getattr(cu_q, "ndim", 0) != 1 or cu_q.shape[0] != starts:  # its values would wait for a GPU
+        raise ValueError(f"cu_seqlens_q {cu_q!r}: must be [B + 1 = {starts}], a start for each sequence of the cache")
+    return q, k, v, rows, cache.lookup_table, keys_with_new(cache.cache_lengths, cu_q), cu_q, cu_k
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,50 @@
+"""The arrays of one layer of a cache collection."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from kvlab.attention.kinds import kind_of
+from kvlab.cache import PagedKVCacheCollection
+from kvlab.cache.arrays import on_gpu
+
+__all__ = ["LayerArrays", "layer_arrays"]
+
+
+class LayerArrays(NamedTuple):
+    """Pages of K and V ``[pages, page_size, heads, head_size]`` and their scales; V's are None for MLA, the scales
+    where there are none.
+    """
+
+    keys: Any
+    values: Any
+    key_scales: Any
+    value_scales: Any
+
+
+def layer_arrays(cache: PagedKVCacheCollection, layer: int) -> LayerArrays:
+    """What ``cache.get_key_cache(layer)`` and ``cache.get_value_cache(layer)`` are views of. Raises what these do: in
+    CPU memory, where they look at values, for each call, on a GPU for the first of a kind.
+
+    >>> import numpy as np
+    >>> pool = PagedKVCacheCollection(np.zeros((5, 2, 3, 16, 2, 64), np.float32), [20], [[3, 0]], 1, 21)
+    >>> layer_arrays(pool, 1).values.shape
+    (5, 16, 2, 64)
+    """
+    mla = cache.kv_params.is_mla
+
+    def views() -> None:
+        cache.get_key_cache(layer)
+        if not mla:
+            cache.get_value_cache(layer)
+
+    if on_gpu(cache.blocks):
+        arrays = cache.blocks, cache.cache_lengths, cache.lookup_table, cache.scales
+        lengths = cache.max_seq_length, cache.max_cache_length, cache.total_num_pages
+        settings = cache.strict, cache.quantization_granularity, *vars(cache.kv_params).values()
+        kind_of("layer", (*arrays, *lengths, *settings, layer), views)
+    else:
+        views()
+    k_scales, v_scales = (None if cache.scales is None else cache.scales[:, kv, layer] for kv in (0, int(not mla)))
+    values = None if mla else cache.blocks[:, 1, layer]
+    return LayerArrays(cache.blocks[:, 0, layer], values, k_scales, None if mla else v_scales)

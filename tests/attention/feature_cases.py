@@ -213,5 +213,6 @@ DEPTHS = [
     FeatureCase(lens=(70, 3), D=576, Dv=512),
     FeatureCase(lens=(70, 3), D=80, Dv=48, kv=FP8, scales="head"),
     FeatureCase(lens=(70, 3), D=16, kv=FP8, dtype="fp16"),
+    FeatureCase(lens=(70, 3), D=264),
     FeatureCase(lens=(70, 3), D=576, kv=FP8, scales="number"),
 ]

@@ -135,16 +135,19 @@ def test_merge(target: str) -> None:
     assert made.shared <= SHARED[target]
 
 
-OTHER_SIZES = [Case((5,), D=80, S=4), Case((5,), heads=(48, 1), D=64, splits=3), Case((5,), D=72), Case((5,), D=200)]
+OTHER_SIZES = [Case((5,), D=80, S=4), Case((5,), heads=(48, 1), D=64, splits=3)]
+OTHER_SIZES += [Case((5,), D=D) for D in (72, 200, 264)]
 
 
 @pytest.mark.parametrize("case", OTHER_SIZES, ids=str)
 def test_attend_of_other_sizes_on_sm_90(case: Case) -> None:
-    """Padded depth; two tiles of rows; partial outputs in float32; heads of which 16 bytes stand aligned, 32 do not."""
+    """Padded depth; two tiles of rows; partial outputs in float32; heads of which 16 bytes stand aligned, 32 do not;
+    a last piece of 16 columns, fewer than eight warps share out.
+    """
     made = compiled(case, "attend", "sm_90")
     assert made.spills == 0
     assert made.instructions["HMMA"] > 0
-    assert made.instructions["LDGSTS"] > 0, "cp.async"
+    assert made.instructions["LDGSTS"] > 0 or case.D > 256, "cp.async"
 
 
 def emulated(case: Case, arch: str) -> tuple[MmaSyncShape, MmaSyncCTA]:

@@ -124,7 +124,8 @@ def choose_config(
 
     Tiles of 64 keys in two buffers leave room for three CTAs on an SM, which keeps the memory busy; gfx950 takes MAX's
     128 keys. Large depths take small tiles or more warps, or the registers spill; so does float32, which has no tensor
-    cores to hold its accumulators: more warps, and fewer keys before sm_90. One split where the programs fill 0.6 of
+    cores to hold its accumulators: more warps, and fewer keys before sm_90. Beyond 256 columns the wide piece of V is
+    the last one, whose columns the warps share out: along the rows each would hold all of them. One split where the programs fill 0.6 of
     the device's places; otherwise the smallest number of splits that comes within 0.95 of the best use of them, each of
     at least 256 keys. ``batch_invariant``: a split for every 2048 keys that a row of the table holds, whatever the
     batch and the device.
@@ -140,6 +141,8 @@ num_warps=4, num_stages=3)
     rows = problem.tokens * problem.group
     columns, v_columns = (pieces(width) for width in problem.widths)
     widths = sum(columns), sum(v_columns)
+    if v_columns[1] and max(widths) > 256 and problem.itemsize <= 2 and arch.startswith("sm_"):
+        v_columns = v_columns[::-1]
     one = columns[1] == v_columns[1] == 0
     itemsize = max(problem.itemsize, 2)
     BM, BN, warps, num_stages = _tile(widths, itemsize, arch, shared or shared_limit(arch), heavy or not one, rows)

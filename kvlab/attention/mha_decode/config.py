@@ -125,10 +125,10 @@ def choose_config(
     Tiles of 64 keys in two buffers leave room for three CTAs on an SM, which keeps the memory busy; gfx950 takes MAX's
     128 keys. Large depths take small tiles or more warps, or the registers spill; so does float32, which has no tensor
     cores to hold its accumulators: more warps, and fewer keys before sm_90. Beyond 256 columns the wide piece of V is
-    the last one, whose columns the warps share out: along the rows each would hold all of them. One split where the programs fill 0.6 of
-    the device's places; otherwise the smallest number of splits that comes within 0.95 of the best use of them, each of
-    at least 256 keys. ``batch_invariant``: a split for every 2048 keys that a row of the table holds, whatever the
-    batch and the device.
+    the last one, whose columns the warps share out: along the rows each would hold all of them. One split where the
+    programs fill 0.6 of the device's places; otherwise the smallest number of splits that comes within 0.95 of the best
+    use of them, each of at least 256 keys. ``batch_invariant``: a split for every 2048 keys that a row of the table
+    holds, whatever the batch and the device.
 
     >>> problem = DecodeProblem(batch=1, tokens=1, q_heads=32, kv_heads=8, head_dim=128, v_dim=128, itemsize=2,
     ...                         page_size=16, max_keys=32768)

@@ -75,6 +75,7 @@ def resolve_features(
     q_heads = int(q.shape[-2])
     softcap = finite_number(softcap, "softcap", "a finite number that float32 holds")
     require(softcap >= 0, f"softcap {softcap}", "0 or more")
+    require(softcap == 0 or 2**-126 <= softcap <= 2**126, f"softcap {softcap}", "0, or 2^-126 to 2^126")
     if sinks is not None:
         _check_heads_array("sinks", sinks, q, ((q_heads,),), f"[Hq = {q_heads}]")
         check_dtype("sinks", sinks)

@@ -217,6 +217,15 @@ def test_softcap_saturates(arch: str) -> None:
     np.testing.assert_allclose(lse[0, 0, 0], np.log(np.exp(capped - 50).sum()) + 50, rtol=1e-6)
 
 
+@pytest.mark.interpreter
+@pytest.mark.parametrize("softcap", [50.0, 3e3, 2.0**126])
+def test_scores_far_below_a_softcap(softcap: float) -> None:
+    """Rests on the float64 reference: the larger the cap, the less it changes."""
+    x = FeatureCase((70, 20), softcap=softcap, dtype="fp32").build()
+    for options in ({"arch": "sm_90"}, {"arch": "gfx950"}, {"backend": "triton"}):
+        assert_accurate(x, mha_decode_paged(*x.arrays, **x.options, **options))
+
+
 def test_head_dimensions_that_differ() -> None:
     """Known failure qk-and-v-head-dims-differ."""
     for sizes in INPUT["qk-and-v-head-dims-differ"]["cases"]:
@@ -260,6 +269,7 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"window": 0}, "window 0: must be at least 1"),
     ({}, {"mask": "causal"}, "mask 'causal': must be a kvlab.attention.masks.Mask"),
     ({}, {"softcap": -1.0}, "softcap -1.0: must be 0 or more"),
+    ({}, {"softcap": 1e-39}, r"softcap 1e-39: must be 0, or 2\^-126 to 2\^126"),
     ({}, {"sinks": np.zeros(5, np.float32)}, r"sinks has shape \(5,\): must be \[Hq = 6\]"),
     ({}, {"alibi_slopes": np.zeros(5, np.float32)}, r"alibi_slopes has shape \(5,\): must be \[Hq = 6\]"),
     ({"kv": FP8}, {"k_scale": np.zeros(3, np.float32)}, r"k_scale has shape \(3,\): must be a number, \[Hkv = 2\]"),

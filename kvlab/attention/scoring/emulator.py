@@ -36,10 +36,15 @@ def visible_end(num_keys: Array, valid: Array | None, batch: Array) -> Array:
 
 
 def cap(s: Fragments, softcap: float) -> Fragments:
-    """``softcap * tanh(s / softcap)``; it saturates, it does not overflow."""
-    with np.errstate(over="ignore"):
-        e = np.exp2(s.values * np.float32(2 / softcap))
-    return s.with_values(np.float32(softcap * LOG2E) * (1 - 2 / (e + np.float32(1))))
+    """``softcap * tanh(s / softcap)``; it saturates, it does not overflow. Small scores go by the series of tanh, as 1
+    less something near 1 has no digits of them left."""
+    one, third, fifth, seventh = (np.float32(c) for c in (1, -1 / 3, 2 / 15, -17 / 315))
+    with np.errstate(over="ignore", invalid="ignore"):
+        x = s.values * np.float32(2 / softcap)
+        y = x * x * np.float32(0.25 / LOG2E**2)
+        series = s.values * (one + y * (third + y * (fifth + y * seventh)))
+        bounded = np.float32(softcap * LOG2E) * (one - 2 / (np.exp2(x) + one))
+    return s.with_values(np.where(np.abs(x) < np.float32(0.5), series, bounded))
 
 
 def distance(s: Fragments, slope: Array, position: Array, key: Array) -> Fragments:

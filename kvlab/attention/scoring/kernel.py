@@ -10,6 +10,7 @@ from kvlab.attention.online_softmax import MASK_VALUE as _MASK_VALUE
 
 LOG2E = tl.constexpr(_LOG2E)
 MASK_VALUE = tl.constexpr(_MASK_VALUE)
+QUARTER_LN2_SQUARED = tl.constexpr(0.25 / _LOG2E**2)
 
 
 @triton.jit
@@ -35,8 +36,12 @@ def visible_end(num_keys, valid_ptr, batch, PRESENT: tl.constexpr):
 
 @triton.jit
 def cap(s, softcap):
-    """``softcap * tanh(s / softcap)``; it saturates, it does not overflow."""
-    return softcap * LOG2E * (1.0 - 2.0 / (tl.math.exp2(s * (2.0 / softcap)) + 1.0))
+    """``softcap * tanh(s / softcap)``; it saturates, it does not overflow. Small scores go by the series of tanh, as 1
+    less something near 1 has no digits of them left."""
+    x = s * (2.0 / softcap)
+    y = x * x * QUARTER_LN2_SQUARED
+    series = s * (1.0 + y * (-1.0 / 3.0 + y * (2.0 / 15.0 + y * (-17.0 / 315.0))))
+    return tl.where(tl.abs(x) < 0.5, series, softcap * LOG2E * (1.0 - 2.0 / (tl.math.exp2(x) + 1.0)))
 
 
 @triton.jit

@@ -202,6 +202,17 @@ def test_window_skips_poisoned_pages() -> None:
         assert_accurate(x, mha_decode_paged(*x.arrays, **x.options, **options))
 
 
+@pytest.mark.parametrize("splits", [1, 3])
+def test_nan_in_a_key_that_is_seen(splits: int) -> None:
+    """Law: NaN in a key is NaN in the rows that see it, with any number of splits; they are no rows without keys."""
+    x = FeatureCase((300, 20), heads=(2, 1)).build()
+    x.arrays[1][x.arrays[3][0, 0], 3] = np.nan
+    for arch in ("sm_90", "gfx950"):
+        out, lse = mha_decode_paged(*x.arrays, **x.options, num_splits=splits, arch=arch, return_lse=True)
+        assert np.isnan(out.astype(np.float32)).all((1, 2, 3)).tolist() == [True, False]
+        assert np.isnan(lse).all((1, 2)).tolist() == [True, False]
+
+
 @pytest.mark.parametrize("arch", ["sm_90", "gfx950"])
 def test_softcap_saturates(arch: str) -> None:
     """Known failure softcap-saturates: one key for each score."""

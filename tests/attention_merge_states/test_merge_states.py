@@ -71,6 +71,15 @@ def test_two_empty_parts_give_nothing(depth: int, backend: str) -> None:
     assert np.isfinite(lse[~rows]).all()
 
 
+@pytest.mark.parametrize("backend", ["reference", "emulator", pytest.param("triton", marks=pytest.mark.interpreter)])
+def test_a_part_that_is_not_a_number_is_not_an_empty_one(backend: str) -> None:
+    """Law: NaN among the keys of any part gives NaN, as it does where the keys are not split."""
+    outs, lses = parts(3, 1, 2, 16)
+    lses[1, 0, 1] = np.nan
+    merged, lse = merge_states(outs, lses, backend=backend)
+    assert np.isnan(merged).all(-1).tolist() == np.isnan(lse).tolist() == [[False, True]]
+
+
 @settings(max_examples=25)
 @given(st.integers(1, 60), st.integers(0, 2**32 - 1))
 def test_the_order_of_parts_and_neutral_parts_do_not_matter(n: int, seed: int) -> None:

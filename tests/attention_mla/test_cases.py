@@ -33,6 +33,17 @@ def test_nan_tail_of_last_page(given: dict[str, int], backend: dict[str, str]) -
 
 
 @every_backend
+@pytest.mark.parametrize("splits", [1, 2])
+def test_nan_in_a_key_that_is_seen(splits: int, backend: dict[str, str]) -> None:
+    """Law: NaN in a latent that a row sees is NaN in that row, with any number of splits; it is no row without keys."""
+    x = Case((140, 20), H=2).build()
+    x.kv[x.table[0, 0], 3, 0] = np.nan
+    out, lse = mla_decode_paged(*x.arrays, num_splits=splits, return_lse=True, **backend, **x.options)
+    assert np.isnan(out.astype(np.float32)).all((1, 2, 3)).tolist() == [True, False]
+    assert np.isnan(lse).all((1, 2)).tolist() == [True, False]
+
+
+@every_backend
 @pytest.mark.parametrize("context", INPUT["more-splits-than-tiles"]["context"])
 def test_more_splits_than_tiles(context: int, backend: dict[str, str]) -> None:
     """Empty splits have no weight: one tile of keys, the same bits as with one split up to float32's last place."""

@@ -176,6 +176,16 @@ def test_keys_outside_the_window_are_not_read(arch: str) -> None:
     assert bits(x.call(arch=arch)) == bits(expected)
 
 
+@every_arch
+def test_nan_in_a_key_that_is_seen(arch: str) -> None:
+    """Law: NaN in a key is NaN in the rows that see it; they are no rows without keys."""
+    x = Case(((3, 40),), H=1).build()
+    x.k[38] = np.nan
+    out, lse = x.call(arch=arch, return_lse=True)
+    assert np.isnan(out.astype(np.float32)).all((1, 2)).tolist() == [False, True, True]
+    assert np.isnan(lse[0]).tolist() == [False, True, True]
+
+
 def test_high_page_ids() -> None:
     """Known failure mla-decode-high-page-ids, for prefill: pages that lie 2^31 elements apart give the same bits."""
     x = Case(((20, 90),), H=1, page=48).build()

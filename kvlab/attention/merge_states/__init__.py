@@ -30,8 +30,8 @@ def merge_states(outs: Any, lses: Any, *, out: Any = None, return_lse: bool = Tr
     return_lse  return ``(out, lse)`` with lse ``[T, H]`` or ``[B, H, S]``; otherwise out alone
     backend  as in ``mha_decode_paged``
 
-    Weights are relative to the largest lse; sums are compensated. No key in any part gives 0 and -inf. ValueError on
-    bad arguments, before anything is written.
+    Weights are relative to the largest lse; sums are compensated. No key in any part gives 0 and -inf; an lse that is
+    NaN gives NaN. ValueError on bad arguments, before anything is written.
 
     >>> import numpy as np
     >>> outs = np.array([1, 3, np.nan], np.float32).reshape(3, 1, 1, 1)  # three parts of one token, one head, D 1

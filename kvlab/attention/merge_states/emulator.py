@@ -49,9 +49,9 @@ def merge(
         lost = (new - o) - term
         o = new
     #: combine -> o, lse    weighted mean; no key at all gives 0 and -inf
-    some = np.where(total > 0, total, np.float32(1))
-    o = np.where((total > 0)[:, None], o / some[:, None], np.float32(0))
-    lse = np.where(total > 0, top + np.log(some), np.float32(-np.inf))
+    some = np.where(total == 0, np.float32(1), total)
+    o = np.where((total == 0)[:, None], np.float32(0), o / some[:, None])
+    lse = np.where(total == 0, np.float32(-np.inf), top + np.log(some))
     #: store
     p, c = np.nonzero(d < D)
     o_array[batch[p], token[p], head[p], d[p, c]] = o[p, c].astype(o_array.dtype)

@@ -49,8 +49,8 @@ def merge(
         lost = (new - o) - term
         o = new
     #: combine -> o, lse    weighted mean; no key at all gives 0 and -inf
-    o = tl.where(total > 0, o / total, 0.0)
-    lse = tl.where(total > 0, top + tl.log(total), -float("inf"))
+    o = tl.where(total == 0, 0.0, o / total)
+    lse = tl.where(total == 0, -float("inf"), top + tl.log(total))
     #: store
     o_at = batch * o_batch + token * o_token + head * o_head + d
     tl.store(o_ptr + o_at, o.to(o_ptr.dtype.element_ty), mask=d < D)

@@ -22,6 +22,6 @@ def reference(
     w = np.exp(lse - np.where(np.isneginf(top), 0, top))
     total = w.sum(axis=0)
     seen = np.where(w[..., None] > 0, outs.astype(np.float64), 0)
-    some = np.where(total > 0, total, 1)
+    some = np.where(total == 0, 1, total)
     out = (w[..., None] * seen).sum(axis=0) / some[..., None]
-    return out, np.where(total > 0, top + np.log(some), -np.inf)
+    return out, np.where(total == 0, -np.inf, top + np.log(some))

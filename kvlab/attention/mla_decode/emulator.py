@@ -118,7 +118,7 @@ def attend(
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product
         o = cta.accumulate(p, v, o, active)
     #: normalise -> o, lse    a row whose sum is empty saw no key: 0 and -inf
-    some = l > 0
+    some = l != 0
     l = np.where(some, l, np.float32(1))
     o = o.with_values(o.values / o.by_row(l))
     if by.tokens is None and problem.fp8:

@@ -135,7 +135,7 @@ def attend(
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product
         o = tl.dot(p.to(v.dtype), v, o, input_precision="ieee")
     #: normalise -> o, lse    a row whose sum is empty saw no key: 0 and -inf
-    sees = l > 0
+    sees = l != 0
     l = tl.where(sees, l, 1.0)
     o = o / l[:, None]
     if SCALE == "number" or SCALE == "head":

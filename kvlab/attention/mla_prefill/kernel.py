@@ -227,7 +227,7 @@ def attend(
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product
         o = tl.dot(p.to(q.dtype), v.to(q.dtype), o, input_precision="ieee")
     #: normalise -> o, lse    a row whose sum is empty saw no key: 0 and -inf
-    some = l > 0
+    some = l != 0
     l = tl.where(some, l, 1.0)
     o = o / l[:, None]
     if V_SCALE == "number" or V_SCALE == "head":

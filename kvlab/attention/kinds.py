@@ -74,20 +74,21 @@ def _gather(arguments: tuple[Any, ...], facts: list[Any]) -> bool:
     """Add all of the arguments that checks ask, in a form that equals others' only if they give the same answers: the
     type of each, which tells how many facts follow. False if one has no such form.
     """
-    torch = sys.modules.get("torch")
+    torch: Any = sys.modules.get("torch")
+    tensors = () if torch is None else (torch.Tensor, torch.nn.Parameter)
     for x in arguments:
         kind = type(x)
         facts.append(kind)
         if x is None:
             continue
-        if kind in PLAIN or isinstance(x, np.number) or kind in PLAIN_MASKS:
-            facts.append(x or repr(x))  # 0.0 and -0.0 are equal
-        elif torch is not None and (kind is torch.Tensor or kind is torch.nn.Parameter):
+        if kind in tensors:
             if x.layout is not torch.strided or x.is_neg() or x.is_conj():
                 return False
             facts += (x.dtype, x.shape, x.stride(), x.device, x.data_ptr() % ALIGNMENT, x.requires_grad)
             if torch.version.hip:  # where Triton compiles for memory of less than 2 GB
                 facts.append(x.untyped_storage().nbytes() < 1 << 31)
+        elif kind in PLAIN or kind in PLAIN_MASKS or isinstance(x, np.number):
+            facts.append(x or repr(x))  # 0.0 and -0.0 are equal
         elif kind is tuple:
             facts.append(len(x))
             if not _gather(x, facts):

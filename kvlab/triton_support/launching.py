@@ -8,7 +8,8 @@ as
     if not relaunched(kernel, pointers, again):
         first_launch(kernel, grid, pointers, again)(*numbers, **constants)
 
-Grid, numbers and constants are the same for all calls of a kind, and so are the pointers' types and alignments.
+Grid, numbers and constants are the same for all calls of a kind, and so are the pointers' types and alignments. What
+Triton's knobs say when a kernel is compiled holds for the launches of the kind that follow.
 """
 
 from __future__ import annotations

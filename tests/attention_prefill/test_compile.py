@@ -88,12 +88,15 @@ MATRIX += [(paged(D, DV=DV), target) for D, DV, target in (
 MATRIX += [(paged(576, mask="striped", softcap=9.0), "sm_80")]
 MATRIX += [(paged(136), "sm_80"), (paged(264), "sm_80"), (paged(200), "sm_90")]  # 16 bytes stand aligned, 32 do not
 MATRIX += [(paged(256, dtype="fp16", kv="fp8", scales="token"), "sm_89")]
+WIDE_FP32 = [(paged(576, dtype="fp32"), target) for target in ("gfx942", "gfx950")]
+MATRIX += WIDE_FP32
 SPILLS = {
-    (paged(576, DV=576, dtype="fp8", scales="token"), "sm_90"): 32,
-    (paged(576, DV=576, dtype="fp8", scales="head"), "sm_90"): 24,
+    (paged(576, DV=576, dtype="fp8", scales="token"), "sm_90"): {"3.6": 32, "3.7": 8}.get(triton.__version__[:3], 0),
+    (paged(576, DV=576, dtype="fp8", scales="head"), "sm_90"): 24 if triton.__version__.startswith("3.9") else 0,
+    WIDE_FP32[1]: 5 if triton.__version__.startswith("3.9") else 0,
 }
-"""Bytes that are spilled all the same: products of e4m3 take 64 rows at least, whose values of 576 columns are 144
-accumulators of a thread; those of 512 columns, 128, leave enough.
+"""What is spilled all the same, in bytes, registers of gfx950. Products of e4m3 take 64 rows at least, whose values of
+576 columns are 144 accumulators of a thread; those of 512 columns, 128, leave enough.
 """
 TWO_STAGES = [paged(576, DV=DV) for DV in (512, 576)]
 """Of which sm_80 holds two, and GPUs with less shared memory one."""

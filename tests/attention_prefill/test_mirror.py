@@ -42,6 +42,7 @@ CASES = [
     (Case(((30, 50),), D=576, DV=112, heads=(1, 1), mask="striped"), "gfx950"),
     (Case(((40, 50),), D=48, DV=96, kv="fp8", scales="token", heads=(2, 1)), "gfx950"),
     (Case(((40, 50),), D=40, DV=72, dtype="fp32", sinks=True), "gfx950"),
+    (Case(((20, 40),), D=320, DV=24, dtype="fp32", heads=(1, 1)), "gfx950"),
     (Case(((70, 90),), dtype="fp8", scales="token", mask="chunked causal"), "gfx950"),
 ]
 

@@ -111,8 +111,9 @@ def choose_config(
     The products of 64 rows and more are wgmma's on Hopper. Beyond 256 columns the output of 64 rows takes half of the
     registers, and what else a thread holds does not fit: 32 rows, products by mma.sync, whose warps share out the
     columns of the last piece; it is the wide one, so that none stands along the rows, where each would hold all
-    columns. sm_80 multiplies so beyond 128 columns. A bias, with an address for each score, and e4m3 with scales of
-    tokens halve the rows. There is one stage where two have no room.
+    columns. sm_80 multiplies so beyond 128 columns. Beyond 256, float32 with MFMA begins with the narrow piece of K,
+    whose registers are free early. A bias, with an address for each score, and e4m3 with scales of tokens halve the
+    rows. There is one stage where two have no room.
 
     >>> problem = PrefillProblem(2, 1000, 32, 8, head_dim=128, value_dim=128, itemsize=2, kv_itemsize=2)
     >>> choose_config(problem)
@@ -128,6 +129,8 @@ def choose_config(
     num_warps, num_stages = 8, 2
     if amd:
         (BM, BN, num_warps), num_stages = _amd_tile(depth, problem.itemsize, arch, emulated), 1
+        if problem.itemsize == 4 and depth > 256 and D1:
+            D0, D1 = D1, D0
     elif problem.itemsize == 4:
         BM, BN, num_stages = 64 if depth < 128 else 16, 32 if depth <= 128 else 16, 1
     elif arch == "sm_80":

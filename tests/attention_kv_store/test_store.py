@@ -6,6 +6,7 @@ Rests on NumPy's own indexing (copies), on the float64 reference, and on laws: n
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -218,6 +219,7 @@ BAD = [
     (lambda x: {"slots": x.slots[:-1]}, r"slot_mapping has shape \(8,\): must be \[9\]"),
     (lambda x: {"slots": x.slots.astype(np.int16)}, "slot_mapping has dtype int16|where has dtype int16"),
     (lambda x: {"slots": np.where(np.arange(9) == 4, 24, -1)}, r"slot_mapping\[4\] is 24: must be below 24"),
+    (lambda x: {"slots": np.full(9, 2**64 - 1, np.uint64)}, "slot_mapping.0. is 18446744073709551615: must"),
     (lambda x: {"slots": np.where(np.arange(9) < 2, 7, -1)}, "tokens 0 and 1 have the same slot 7"),
     (lambda x: {"k": x.k[:, :1]}, "of as many tokens and heads as k"),
     (lambda x: {"k": x.k[..., :32]}, r"k_cache has shape .*: must be of the 2 heads of 32 that k has"),
@@ -253,13 +255,23 @@ def test_bad_arguments_write_nothing(change: Any, message: str) -> None:
     assert x.bytes() == before
 
 
-@pytest.mark.parametrize("scale", [[0.0], [-1.0], [np.nan], [np.inf], [1.0, 0.0]])
+@pytest.mark.parametrize("scale", [[0.0], [-1.0], [np.nan], [np.inf], [1.0, 0.0], [1e-40]])
 def test_given_scales_are_positive(scale: list[float]) -> None:
     """What is stored is multiplied by 1 / scale: anything else would be stored as NaN, infinity or another sign."""
     x = Store(cache="fp8").build()
     before = x.bytes()
     with pytest.raises(ValueError, match=rf"v_scale\[{len(scale) - 1}\] is .*: must be positive and finite"):
         kv_store_paged(x.k, x.v, x.k_cache, x.v_cache, x.slots, v_scale=np.float32(scale))
+    assert x.bytes() == before
+
+
+@pytest.mark.parametrize("scale", [1e-40, 1e39])
+def test_a_number_that_float32_cannot_divide_by(scale: float) -> None:
+    """As above: 1 / scale would be infinity, or 0."""
+    x = Store(cache="fp8").build()
+    before = x.bytes()
+    with pytest.raises(ValueError, match=rf"v_scale {re.escape(str(scale))}: must be positive and finite, a normal"):
+        kv_store_paged(x.k, x.v, x.k_cache, x.v_cache, x.slots, v_scale=scale)
     assert x.bytes() == before
 
 

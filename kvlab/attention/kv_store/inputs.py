@@ -9,6 +9,7 @@ import numpy as np
 
 from kvlab.attention.inputs import (
     DTYPES,
+    FLOAT32_MAX,
     check_array,
     check_arrays,
     check_dtype,
@@ -22,10 +23,12 @@ from kvlab.cache.arrays import dtype_of, element_strides
 from kvlab.cache.checks import count
 from kvlab.memory import bfloat16, float8_e4m3fn, float8_e5m2, float32
 
-__all__ = ["LIMITS", "StoreFacts", "StoreInputs", "store_inputs"]
+__all__ = ["LIMITS", "NORMAL", "SMALLEST_SCALE", "StoreFacts", "StoreInputs", "store_inputs"]
 
 LIMITS = {float8_e4m3fn: 448.0, float8_e5m2: 57344.0}
 SCALES = (float32, bfloat16)
+SMALLEST_SCALE = 2.0**-126  # 1 / scale is what is multiplied by: of a smaller one float32 does not hold it
+NORMAL = "positive and finite, a normal number of float32"
 WHERE = {"slots": "slot_mapping", "ragged": "row_offsets", "padded": "valid_lengths"}
 """The argument that says where the tokens of each form go."""
 MOST_ROWS = 2**31 - 2**16
@@ -180,7 +183,7 @@ def _scale(name: str, scale: Any, heads: int) -> tuple[Any, bool]:
     if scale is None:
         return None, False
     if isinstance(scale, int | float | np.floating) and not isinstance(scale, bool):
-        require(0 < float(scale) < float("inf"), f"{name} {scale}", "positive and finite")
+        require(SMALLEST_SCALE <= float(scale) <= FLOAT32_MAX, f"{name} {scale}", NORMAL)
         return float(scale), True
     check_array(name, scale)
     if scale.ndim == 0:

@@ -10,7 +10,7 @@ import numpy as np
 from kvlab.attention.inputs import require
 from kvlab.cache.arrays import is_torch, overlaps, to_numpy
 
-from .inputs import StoreInputs
+from .inputs import NORMAL, SMALLEST_SCALE, StoreInputs
 
 __all__ = ["check_values"]
 
@@ -34,11 +34,11 @@ def check_values(x: StoreInputs) -> None:
         scale = getattr(x, name)
         if getattr(scale, "ndim", 0) == 1:
             values = to_numpy(scale.cpu() if is_torch(scale) else scale, name).astype(np.float32)
-            bad = ~((values > 0) & np.isfinite(values))
-            require(not bad.any(), f"{name}[{int(bad.argmax())}] is {values[bad.argmax()]}", "positive and finite")
+            bad = ~((values >= SMALLEST_SCALE) & np.isfinite(values))
+            require(not bad.any(), f"{name}[{int(bad.argmax())}] is {values[bad.argmax()]}", NORMAL)
     arrays = {name: a.cpu() if is_torch(a) else a for name, a in x.arrays().items() if name in _VALUES}
     where, lens, table, positions = (
-        to_numpy(arrays[name], name).astype(np.int64) if name in arrays else None for name in _VALUES
+        _signed(to_numpy(arrays[name], name)) if name in arrays else None for name in _VALUES
     )
     assert where is not None
     B, S, page_size = x.k.shape[0], x.k.shape[1], x.k_cache.shape[1]
@@ -47,8 +47,8 @@ def check_values(x: StoreInputs) -> None:
         if bad.any():
             t = int(bad.argmax())
             raise ValueError(
-                f"slot_mapping[{t}] is {where[t]}: must be below {x.pages * page_size}, the slots of {x.pages} pages "
-                f"of {page_size}, or negative to skip the token"
+                f"slot_mapping[{t}] is {int(arrays['where'][t])}: must be below {x.pages * page_size}, the slots of "
+                f"{x.pages} pages of {page_size}, or negative to skip the token"
             )
         token, slot = np.nonzero(where >= 0)[0], where[where >= 0]
         position = slot
@@ -66,6 +66,12 @@ def check_values(x: StoreInputs) -> None:
         bad = (at < 0) | (at >= x.cos.shape[0])
         if bad.any():
             raise ValueError(f"position {at[bad][0]}: must be 0 to {x.cos.shape[0] - 1}, the rows of cos and sin")
+
+
+def _signed(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """As int64; what it does not hold is its largest, as far outside as before."""
+    largest = numbers.dtype.type(np.iinfo(np.int64).max) if numbers.dtype == np.uint64 else None
+    return (numbers if largest is None else np.minimum(numbers, largest)).astype(np.int64)
 
 
 def _through_table(

@@ -28,10 +28,10 @@ __all__ = [
     "check_table",
     "check_traffic",
     "check_writeable",
+    "countable",
     "decode_numbers",
     "finite_number",
     "given",
-    "int64",
     "known_dtype",
     "lengths_with_new",
     "looks_at_values",
@@ -167,11 +167,15 @@ def check_paged_collection(cache: Any) -> None:
 
 def lengths_with_new(cache_lengths: Any, q: Any) -> Any:
     """Keys of each sequence, the new tokens of q ``[B, H, D]`` or ``[B, S, H, D]`` among them."""
-    return int64(cache_lengths) + (q.shape[1] if getattr(q, "ndim", 0) == 4 else 1)
+    return countable(cache_lengths) + (q.shape[1] if getattr(q, "ndim", 0) == 4 else 1)
 
 
-def int64(array: Any) -> Any:
-    """Integers of either library as int64."""
+def countable(array: Any) -> Any:
+    """Integers of either library to count with: as int64, so that sums whose values are checked do not wrap; on a GPU,
+    where 32 bits hold all lengths, as they are unless torch cannot add them.
+    """
+    if on_gpu(array) and known_dtype(array, "lengths") in (np.int32, np.int64):
+        return array
     return array.long() if is_torch(array) else array.astype(np.int64)
 
 

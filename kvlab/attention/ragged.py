@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.inputs import check_integers, check_strides, int64, require
+from kvlab.attention.inputs import check_integers, check_strides, countable, require
 from kvlab.attention.intervals import host
-from kvlab.cache.arrays import on_gpu
+from kvlab.cache.arrays import is_torch, on_gpu
 
 __all__ = [
     "check_both_starts",
@@ -56,8 +56,9 @@ def sequence_lengths(starts: Any) -> np.ndarray[Any, Any]:
 
 def keys_with_new(cache_lengths: Any, starts: Any) -> Any:
     """Keys of each sequence of a cache, the new tokens that stand between ``starts`` among them."""
-    starts = int64(starts)
-    return int64(cache_lengths) + (starts[1:] - starts[:-1])
+    starts = countable(starts)
+    new = starts.diff() if is_torch(starts) else np.diff(starts)
+    return countable(cache_lengths) + new
 
 
 def check_grid(grid: tuple[int, ...], batch: int, max_q: int) -> None:

@@ -301,6 +301,7 @@ MATRIX = [
     Case(LENS, heads=(4, 2), D=256, form="paged", page=16),
     Case(((256, 256),), heads=(4, 2), D=256, softcap=50.0),
     Case(LENS, heads=(4, 2), D=128, dtype="fp8", scales="head"),
+    Case(LENS, heads=(4, 2), D=128, dtype="fp8", scales="head", form="paged", page=16),
     Case(LENS, heads=(4, 2), D=128, dtype="fp8", scales="head", form="paged", page=64, softcap=20.0, window=100),
 ]
 
@@ -330,9 +331,9 @@ def test_compiled(case: Case) -> None:
         pytest.skip(f"not chosen: {lacks}")
     made, C = compiled(case), plan(case)[1]["config"].constants
     count = made.instructions
-    most = 1 if C.FIXED and C.D == 128 else 0  # what a tile needs once waits in local memory: no loop has it
-    assert made.spills <= 32 * most
-    assert made.stack <= 16 * most
+    once = 32 if C.FIXED and C.D == 128 else 16 if C.ITEM == 1 and C.PAGE == 16 else 0
+    assert made.spills <= once, "what a tile needs once may wait in local memory: no loop has it"
+    assert made.stack <= once // 2
     assert made.shared <= SHARED["sm_90"]
     assert made.num_warps == 4 * C.NC + (8 if C.ITEM == 1 else 4)
     steps = (C.D + C.BN) * C.ITEM // 32

@@ -113,15 +113,21 @@ class PartitionedCTA(LaunchedCTA):
         """At most ``n`` products go on."""
         self.hazards.wait_mma(n, me)
 
-    def multiply_qk(self, q_at: PanelTile, k_at: PanelTile, s: Array) -> Array:
-        """S + Q K^T, both operands from shared memory; S ``[1, 1, threads, registers]`` float32."""
-        dtype, atom, depth = self.dtype, self._atom(self.dtype, k_at.rows), K_BYTES // self.dtype.itemsize
-        for col in range(0, q_at.cols, depth):
-            q, k = (
-                self._operand(at.descriptor(0, col, along_rows=False).addresses(at.rows, depth, dtype), dtype)
-                for at in (q_at, k_at)
-            )
-            s = atom.mma(atom.fragment_a(q), k.swapaxes(2, 3), s)
+    def load_a(self, at: PanelTile) -> Array:
+        """wgmma's first operand in registers, ``[1, 1, threads, elements]``: step after step along its columns."""
+        depth = K_BYTES // self.dtype.itemsize
+        parts = (self._along_columns(at, col) for col in range(0, at.cols, depth))
+        return np.concatenate([self._atom(self.dtype, 8).fragment_a(part) for part in parts], -1)
+
+    def multiply_qk(self, q: PanelTile | Array, k_at: PanelTile, s: Array) -> Array:
+        """S + Q K^T, Q from shared memory or as ``load_a`` has it, K from there; S ``[1, 1, threads, registers]``
+        float32.
+        """
+        atom, depth = self._atom(self.dtype, k_at.rows), K_BYTES // self.dtype.itemsize
+        a = self.load_a(q) if isinstance(q, PanelTile) else q
+        for col in range(0, k_at.cols, depth):
+            k = self._along_columns(k_at, col)
+            s = atom.mma(a[..., col // 2 : (col + depth) // 2], k.swapaxes(2, 3), s)
         return s
 
     def multiply_pv(self, p: Fragments | PanelTile, v_at: PanelTile, o: Fragments) -> Fragments:
@@ -146,6 +152,11 @@ class PartitionedCTA(LaunchedCTA):
             at = v_at.descriptor(0, key, along_rows=False).addresses(v_at.rows, K_BYTES, dtype)
             c = atom.mma(p[..., key // 2 : (key + K_BYTES) // 2], self._operand(at, dtype).swapaxes(2, 3), c)
         return o.with_values(c.reshape(o.values.shape))
+
+    def _along_columns(self, at: PanelTile, col: int) -> Array:
+        """The columns of one product from ``col`` on, ``[1, 1, rows, depth]``."""
+        at_col = at.descriptor(0, col, along_rows=False)
+        return self._operand(at_col.addresses(at.rows, K_BYTES // self.dtype.itemsize, self.dtype), self.dtype)
 
     def _atom(self, dtype: np.dtype[Any], columns: int) -> Any:
         return get_atom(f"wgmma.m64n{columns}k{K_BYTES // dtype.itemsize}.{SUFFIX[dtype.name]}")

@@ -44,6 +44,7 @@ CASES = {
     "three": Case(((200, 500),), heads=(3, 1), D=64, causal=False),  # three consumers, three stages, EARLY and HOLD
     "halves": Case(((130, 200),), heads=(2, 1), D=192, DV=128),  # O in two parts, one buffer of Q
     "paged": Case(((130, 200), (70, 70)), heads=(2, 1), D=128, form="paged"),  # V is cleaned
+    "registers": Case(((256, 384),), heads=(4, 2), D=64),  # Q is taken to registers
     "block": Case(((64, 64),), heads=(1, 1), D=128),  # one tile of one block
 }
 DENSE, RAGGED = ((200, 300),) * 2, ((0, 5), (70, 200), (3, 0), (65, 130))
@@ -101,8 +102,8 @@ def one_buffer(role: str) -> Mutation:
     return mutate
 
 
-def other_stage(cta: HopperCTA, scores: Any, me: Any, u: int, b: int) -> Any:
-    return scores(me, u, (b + 1) % cta.C.NB)
+def other_stage(cta: HopperCTA, scores: Any, me: Any, q: Any, u: int, b: int) -> Any:
+    return scores(me, q, u, (b + 1) % cta.C.NB)
 
 
 def only_consumer_0_cleans(cta: HopperCTA, clean: Any, me: Any, *args: Any) -> None:
@@ -125,7 +126,7 @@ def one_block_more(patch: Patch) -> None:
 BYTES = "cp.async.bulk.wait_group.read in warp 0"
 # name: cases, mutation, what is reported, what must be in the message
 MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
-    "q-is-not-waited-for": ("two three", unstated("q full"), ORDER, "words read by warp 0 of consumer 0"),
+    "q-is-not-waited-for": ("two three registers", unstated("q full"), ORDER, "words read by warp 0 of consumer 0"),
     "k-is-not-waited-for": ("two three halves", unstated("k full"), READ, "a wait of warp 0 for k full[0], phase 0"),
     "v-is-not-waited-for": ("two halves block", unstated("v full"), READ, "v wgmma by warp 0 of consumer 0, stage 0"),
     "consumer-1-does-not-wait-for-k": (
@@ -187,7 +188,7 @@ MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
     "stage-of-the-next-block": ("two three", method("scores", other_stage), READ, "k wgmma by warp 0 of consumer 0"),
     "k-in-one-place": ("two three halves", one_buffer("k"), (WAW, WAR), "k copy by warp"),
     "v-in-one-place": ("two three", one_buffer("v"), (WAW, WAR), "v copy by warp"),
-    "q-in-one-place": ("two", one_buffer("q"), (WAW, WAR, READ), "q copy by warp 8"),
+    "q-in-one-place": ("two registers", one_buffer("q"), (WAW, WAR, READ), "q copy by warp 8"),
     "o-not-waited-for": ("two three halves", drop("wait_store"), WAR, f"o write by warp 0 of consumer 0|{BYTES}"),
     "o-waits-for-all-but-one": ("two halves", drop("wait_store", instead=lambda h, wait: wait(h, 1)), WAR, BYTES),
     "o-written-without-a-barrier-behind-the-wait": (

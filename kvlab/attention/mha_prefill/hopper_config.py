@@ -47,10 +47,11 @@ class Constants(NamedTuple):
     FIRST: the first block of a tile may need a mask; MASKED: others, too. ALIGNED: tiles begin at positions that are
     multiples of their rows. SKIP: a consumer passes over blocks that only others see. WINDOW: bounded on the left.
     CLEAN: rows behind a sequence's end may be anything. CAPPED: softcap; FIXED: so low that a row's weights have one
-    top. O leaves in ROUNDS parts. EQUAL: all tiles have as many keys. HOLD: P V of the block before is waited for
-    behind the row maxima (1), behind the exponentials (2), where the compiler likes (0). EARLY: O is rescaled beside
-    Q K^T. ITEM: bytes of an element of Q, K and V; of 1, V passes through a warpgroup, the TRANSPOSER. Q_SCALE,
-    K_SCALE, V_SCALE: each KV head has one. REGISTERS of a thread of a consumer, of the PRODUCER and of the TRANSPOSER.
+    top. O leaves in ROUNDS parts. EQUAL: all tiles have as many keys. Q_REGISTERS: Q is read from shared memory once a
+    tile, not by every product. HOLD: P V of the block before is waited for behind the row maxima (1), behind the
+    exponentials (2), where the compiler likes (0). EARLY: O is rescaled beside Q K^T. ITEM: bytes of an element of Q, K
+    and V; of 1, V passes through a warpgroup, the TRANSPOSER. Q_SCALE, K_SCALE, V_SCALE: each KV head has one.
+    REGISTERS of a thread of a consumer, of the PRODUCER and of the TRANSPOSER.
     """
 
     D: int
@@ -76,6 +77,7 @@ class Constants(NamedTuple):
     EARLY: bool
     ROUNDS: int
     EQUAL: bool
+    Q_REGISTERS: bool
     ITEM: int
     Q_SCALE: bool
     K_SCALE: bool
@@ -166,9 +168,9 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperConfi
     window = mask.left < UNLIMITED
     page = inputs.k.shape[1] if inputs.table is not None else 0
     bounded = mask.right < UNLIMITED
-    # Three consumers have 160 registers a thread, too few for what a window, a cap and ragged rows keep; and their 192
-    # rows see more keys in vain behind the diagonal, which counts where there are few.
-    three = small and not (window or features.softcap > 0 or problem.ragged or (bounded and problem.max_q < 8192))
+    # Three consumers have 160 registers a thread, too few for what a window, a cap, ragged rows or Q keep; and their
+    # 192 rows see more keys in vain behind the diagonal.
+    three = small and not (window or features.softcap > 0 or problem.ragged or bounded)
     BM, NC, NB, BN = 64, 3 if three else 2, 3 if small else 2, 64 if D == 256 else 128
     rows = BM * NC
     num_keys = inputs.k.shape[1]
@@ -196,7 +198,7 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperConfi
         MASKED=window or (bounded and not aligned), ALIGNED=aligned, SKIP=skip, WINDOW=window,
         CLEAN=ragged_k or page > 0, CAPPED=features.softcap > 0, FIXED=fixed, SINKS=features.sinks is not None,
         HOLD=1 if late else 2 * overlap, EARLY=overlap or item == 1, ROUNDS=2 if D > 128 else 1,
-        EQUAL=known and not bounded and not window,
+        EQUAL=known and not bounded and not window, Q_REGISTERS=small and not (three or many or features.softcap > 0),
         ITEM=item, Q_SCALE=scales.q.heads is not None, K_SCALE=scales.k.heads is not None,
         V_SCALE=scales.v.heads is not None,
         REGISTERS=160 if three else eight[0] if item == 1 else 240 if not page else 224 if many else 232,

@@ -10,6 +10,7 @@ import numpy as np
 from kvlab.hardware import TmaDescriptor, tma
 from kvlab.staging import AsyncBarrier, Fragments, Traffic
 from kvlab.staging.partitioned_cta import PartitionedCTA, accumulator
+from kvlab.staging.wgmma_cta import PanelTile
 
 from .hopper_config import Constants
 from .hopper_places import places_of
@@ -94,13 +95,24 @@ class HopperCTA(PartitionedCTA):
         self.meet(me)
         self.traffic.move("SMEM->SMEM", v.nbytes)
 
-    def scores(self, me: Warps, u: int, b: int) -> Fragments:
-        """S = Q K^T of buffer u and stage b, both operands from shared memory: ``[BM, BN]`` float32. Started."""
-        C, q_at, k_at = self.C, self.places.tiles["q"][u], self.places.tiles["k"][b]
-        self.hazards.read_async(self.places.whole("q", u, me), "q wgmma", u, last=False)
+    def query(self, me: Warps, u: int) -> PanelTile | Array:
+        """Q of buffer u, in registers if it is to be there."""
+        q_at = self.places.tiles["q"][u]
+        if not self.C.Q_REGISTERS:
+            return q_at
+        self.hazards.read(self.places.shared(q_at, me, 16), "q read", u)
+        self.traffic.move("SMEM->registers", q_at.nbytes)
+        return self.load_a(q_at)
+
+    def scores(self, me: Warps, q: PanelTile | Array, u: int, b: int) -> Fragments:
+        """S = Q K^T of buffer u, or of registers, and stage b: ``[BM, BN]`` float32. Started."""
+        C, k_at = self.C, self.places.tiles["k"][b]
+        if isinstance(q, PanelTile):
+            self.hazards.read_async(self.places.whole("q", u, me), "q wgmma", u, last=False)
+            self.traffic.move("SMEM->tensor cores", q.nbytes)
         self.hazards.read_async(self.places.whole("k", b, me), "k wgmma", b)
-        s = self.multiply_qk(q_at, k_at, np.zeros((1, 1, 128, C.BN // 2), np.float32))
-        self.traffic.move("SMEM->tensor cores", (C.BM + C.BN) * C.D * C.ITEM)
+        s = self.multiply_qk(q, k_at, np.zeros((1, 1, 128, C.BN // 2), np.float32))
+        self.traffic.move("SMEM->tensor cores", k_at.nbytes)
         return Fragments(s.reshape(1, 128, 1, -1), accumulator(C.BN))
 
     def accumulate(self, me: Warps, p: Fragments, b: int, o: Fragments) -> Fragments:

@@ -197,9 +197,10 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
                 it += 1
             hi = own
         b = it % C.NB
+        q = cta.query(me, u)
         #: scores -> s    S = Q K^T of the last block
         yield cta.k_full[b], (it // C.NB) & 1
-        s = cta.scores(me, u, b)
+        s = cta.scores(me, q, u, b)
         cta.wait_mma(me, 0)
         cta.arrive(me, cta.k_free[b])
         #: mask -> s    softcap, keys that a row does not see
@@ -226,7 +227,7 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
             it += 1
             b, key = it % C.NB, (hi - 1 - i) * BN
             yield cta.k_full[b], (it // C.NB) & 1
-            s = cta.scores(me, u, b)
+            s = cta.scores(me, q, u, b)
             #: accumulate -> o    O += P V of the block before, started
             vb = (it - 1) % C.NB
             yield cta.v_full[vb], ((it - 1) // C.NB) & 1

@@ -27,7 +27,7 @@ class HopperPlaces(Places):
     transposer  its warps, where V is of e4m3
     producer    its warp
 
-    >>> C = Constants(64, 64, 3, 2, 3, 128, 128, 0, *11 * [False], True, True, 1, False, 2, *3 * [False], 160, 32, 0)
+    >>> C = Constants(64, 64, 3, 2, 3, 128, 128, 0, *11 * [False], True, True, 1, 0, 0, 2, 0, 0, 0, 160, 32, 0)
     >>> places = places_of(C)
     >>> places.consumers[1], places.producer, len(places.tiles["q"]), places.tiles["k"][1].base
     ((4, 5, 6, 7), (12,), 6, 65536)

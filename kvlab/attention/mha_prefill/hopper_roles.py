@@ -22,6 +22,7 @@ from .hopper_steps import (
     multiply_qk,
     operand_p,
     quad_sum,
+    query,
     receive,
     round_p,
     row_results,
@@ -211,9 +212,10 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
             hi = own
         b = it % C.NB
         zero = gl.zeros([BM, BN], gl.float32, layout=S_LAYOUT)  # never read (use_acc=False)
+        q = query(q_s, u, S_LAYOUT, C.Q_REGISTERS)
         #: scores -> s    S = Q K^T of the last block
         mbarrier.wait(k_full.index(b), (it // C.NB) & 1)
-        s = multiply_qk(q_s, k_s, u, b, zero, C.D)
+        s = multiply_qk(q, q_s, k_s, u, b, zero, C.D)
         s = hopper.warpgroup_mma_wait(0, deps=(s,))
         mbarrier.arrive(k_free.index(b), count=1)
         #: mask -> s    softcap, keys that a row does not see
@@ -247,7 +249,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
             b = it % C.NB
             key = (hi - 1 - i) * BN
             mbarrier.wait(k_full.index(b), (it // C.NB) & 1)
-            s = multiply_qk(q_s, k_s, u, b, zero, C.D)
+            s = multiply_qk(q, q_s, k_s, u, b, zero, C.D)
             #: accumulate -> o    O += P V of the block before, started
             vb = (it - 1) % C.NB
             mbarrier.wait(v_full.index(vb), ((it - 1) // C.NB) & 1)

@@ -204,10 +204,19 @@ def head_scale(at, head, step, given: gl.constexpr):
 
 
 @gluon.jit
-def multiply_qk(q_s, k_s, w, b, zero, D: gl.constexpr):
+def query(q_s, w, S_LAYOUT: gl.constexpr, Q_REGISTERS: gl.constexpr):
+    """Q of buffer w, in registers if it is to be there."""
+    q = q_s.index(w)
+    if Q_REGISTERS:
+        q = q.load(gl.DotOperandLayout(operand_index=0, parent=S_LAYOUT, k_width=2))
+    return q
+
+
+@gluon.jit
+def multiply_qk(q, q_s, k_s, w, b, zero, D: gl.constexpr):
     """S = Q K^T, started: one product where D is a power of two, otherwise panel by panel."""
     if D & (D - 1) == 0:
-        return hopper.warpgroup_mma(q_s.index(w), k_s.index(b).permute((1, 0)), zero, use_acc=False, is_async=True)
+        return hopper.warpgroup_mma(q, k_s.index(b).permute((1, 0)), zero, use_acc=False, is_async=True)
     s = zero
     for c in gl.static_range(D // PANEL):
         q = q_s.index(w * (D // PANEL) + c)

@@ -87,9 +87,55 @@ def test_the_order_of_programs_and_the_depth_change_nothing(changes: dict[str, i
     assert tuple(map(bits, hopper_emulator.launch(*arrays, **named, config=other))) == before
 
 
+SPLIT = [
+    Case((150, 20, 0, 3), heads=(8, 8), D=64, S=4, page=8, splits=5),
+    Case((700,), heads=(4, 1), D=128, splits=23),
+    FeatureCase((100, 1), heads=(8, 4), D=128, S=2, kv=FP8, scales="head", splits=3),
+]
+
+
+@pytest.mark.parametrize("case", SPLIT, ids=str)
+def test_who_comes_last_does_not_matter(case: Case | FeatureCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts are taken in the order of the keys, and the counters are 0 again. Partial results that no program
+    writes are NaN.
+    """
+    arrays, named = launch_arguments(case)
+    made, launch = [], hopper_emulator.Launch
+
+    def noted(*args: Any) -> hopper_emulator.Launch:
+        made.append(launch(*args))
+        return made[-1]
+
+    monkeypatch.setattr(hopper_emulator, "Launch", noted)
+    before = tuple(map(bits, hopper_emulator.launch(*arrays, **named)))
+    run_roles = hopper_emulator.run_roles
+    monkeypatch.setattr(hopper_emulator, "run_roles", lambda roles: run_roles(roles[::-1]))
+    assert tuple(map(bits, hopper_emulator.launch(*arrays, **named))) == before
+    assert not any(x.counters.any() for x in made)
+    assert np.isnan(made[0].out).any()
+    assert_accurate(case.build(), made[0].joined, made[0].joined_lse)
+
+
+@pytest.mark.parametrize("case", SPLIT, ids=str)
+def test_joined_or_merged(case: Case | FeatureCase) -> None:
+    """One launch in place of two; float32 sums in another order."""
+    arrays, named = launch_arguments(case)
+    config = named.pop("config")
+    assert config.constants.PARTS > 0
+    counted = Traffic(), Traffic()
+    joined = hopper_emulator.launch(*arrays, **named, config=config, traffic=counted[0])
+    merged = hopper_emulator.launch(*arrays, **named, config=with_constants(config, PARTS=0), traffic=counted[1])
+    np.testing.assert_allclose(joined[1], merged[1], rtol=1e-5, atol=1e-6)
+    for result in joined, merged:
+        assert_accurate(case.build(), *result)
+    assert counted[0].moved["DRAM->SMEM"] == counted[1].moved["DRAM->SMEM"]
+
+
 @pytest.mark.parametrize(
     "side, before, after",
     [
+        ("kernel", "#: arrive -> last ", "#: arrive -> first "),
+        ("emulator", "for first in range(0, splits, C.PARTS):", "for first in range(splits):"),
         ("kernel", "#: load -> b, key, found ", "#: loads -> b, key, found "),
         ("emulator", "        #: load_v -> v ", "        #: load_v -> v, k "),
         ("emulator", "        #: load_k -> b, key ", "        #: load_k -> b "),
@@ -97,7 +143,7 @@ def test_the_order_of_programs_and_the_depth_change_nothing(changes: dict[str, i
 )
 def test_a_seeded_fault_is_found(side: str, before: str, after: str) -> None:
     """The static check of the twins; that they are twins, test_mirror checks."""
-    assert is_found("mha_decode", "produce,consume", side, before, after, HOPPER)
+    assert is_found("mha_decode", "produce,consume,join", side, before, after, HOPPER)
 
 
 @pytest.mark.parametrize(
@@ -186,13 +232,15 @@ MATRIX: list[Case | FeatureCase] = [
 @pytest.mark.parametrize("case", MATRIX, ids=str)
 def test_compiled(case: Case | FeatureCase) -> None:
     """No spills, two CTAs on an SM, every 16 bytes read once by ldmatrix, and as many products as a block needs."""
+    import torch
+
     from kvlab.attention.mha_decode import hopper
 
     arrays, named = launch_arguments(case)
     caught = Caught(hopper.attend)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hopper, "attend", caught)
-        patch.setattr(hopper, "merge", lambda *_, **__: None)
+        patch.setattr(hopper, "arrivals", lambda count, device: torch.zeros(count, dtype=torch.int32, device=device))
         hopper.launch(*map(as_tensors, arrays), **as_tensors_of(named))
     made, C = as_launched(caught.fn, caught.arguments, "sm_90"), named["config"].constants
     count, W = made.instructions, C.W

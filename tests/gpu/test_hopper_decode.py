@@ -18,6 +18,7 @@ from hopper_chip import ON_HOPPER, assert_alike, run_apart
 from yardsticks import assert_accurate, bits, nothing_waits
 
 from kvlab.attention import mha_decode_paged
+from kvlab.attention.merge_states import arrivals
 
 pytestmark = ON_HOPPER
 
@@ -115,6 +116,52 @@ def test_graph_replay_with_other_lengths(splits: int | None) -> None:
         out.fill_(float("nan"))
         graph.replay()
         assert_accurate(x.with_(lens=np.array(new, np.int32)), out.cpu())
+
+
+def test_launches_side_by_side_count_their_own_arrivals() -> None:
+    """Two graphs and launches on a stream, all at once, again and again: the bits of each alone, and counters of 0."""
+    cases = [Case(lens, heads=(32, 8), D=128, page=64, splits=8).build() for lens in ((2048, 700), (1500, 0), (64, 3))]
+    tensors = [x.torch("cuda") for x in cases]
+    outs = [torch.full_like(args[0], float("nan")) for args in tensors]
+    graphs, streams = [torch.cuda.CUDAGraph() for _ in range(2)], [torch.cuda.Stream() for _ in cases]
+
+    def call(i: int) -> None:
+        mha_decode_paged(*tensors[i], backend="hopper", num_splits=8, out=outs[i])
+
+    for i, x in enumerate(cases):
+        call(i)
+        assert_accurate(x, outs[i].cpu())
+    before = [bits(out.cpu()) for out in outs]
+    for i, graph in enumerate(graphs):
+        with torch.cuda.graph(graph):
+            call(i)
+    torch.cuda.synchronize()
+    for _ in range(50):
+        for i, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                outs[i].fill_(float("nan"))
+                graphs[i].replay() if i < len(graphs) else call(i)
+    torch.cuda.synchronize()
+    assert [bits(out.cpu()) for out in outs] == before
+    kept = [*arrivals.OF_STREAMS.values(), *(chunk for left in arrivals.LEFT.values() for chunk in left)]
+    assert len(kept) >= 3
+    assert not any(counters.any() for counters in kept)
+
+
+def test_a_capture_without_counters_merges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the first call of a process may be: nothing has set counters apart."""
+    x = Case((2048, 700), heads=(32, 8), D=128, page=64, splits=8).build()
+    tensors = x.torch("cuda")
+    out = torch.full_like(tensors[0], float("nan"))
+    monkeypatch.setattr(arrivals, "LEFT", {})
+    with monkeypatch.context() as patch:  # compiles both kernels
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        mha_decode_paged(*tensors, backend="hopper", num_splits=8)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        mha_decode_paged(*tensors, backend="hopper", num_splits=8, out=out)
+    graph.replay()
+    assert_accurate(x, out.cpu())
 
 
 def test_batch_invariance() -> None:

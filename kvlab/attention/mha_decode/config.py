@@ -25,7 +25,7 @@ __all__ = [
 
 TWINS = (
     Twin("attend", kernel="kernel:attend", emulator="emulator:attend"),
-    Twin("hopper", kernel="hopper_roles:produce,consume", emulator="hopper_emulator:produce,consume"),
+    Twin("hopper", kernel="hopper_roles:produce,consume,join", emulator="hopper_emulator:produce,consume,join"),
     MERGE,
 )
 LAUNCH = ("kernel:launch", "emulator:launch")

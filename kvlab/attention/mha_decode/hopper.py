@@ -13,6 +13,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from kvlab.attention.features import Features
+from kvlab.attention.merge_states.arrivals import arrivals
 from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
 from kvlab.attention.mha_prefill.hopper import barriers, box_descriptor
@@ -31,13 +32,13 @@ SIZES = ["batches", "groups", "splits", "pages", "table_batch", "lens_stride", "
 
 @gluon.jit(do_not_specialize=SIZES)
 def attend(
-    dk, dv, q_ptr, table_ptr, lens, k_scale, v_scale, out, lse_out,
+    dk, dv, q_ptr, table_ptr, lens, k_scale, v_scale, out, lse_out, counters, joined, joined_lse,
     scale_log2, v_factor, mask_value, batches, groups, splits, pages,
     q_batch, q_token, q_head, table_batch, lens_stride, k_scale_head, v_scale_head,
     o_split, o_batch, o_token, o_head, lse_split, lse_batch, lse_token, lse_head,
-    C: gl.constexpr,
+    j_batch, j_token, j_head, C: gl.constexpr,
 ):  # fmt: skip
-    """The query rows of HEADS KV heads of one sequence against the keys of one split."""
+    """The query rows of HEADS KV heads of one sequence against the keys of one split; the last to arrive joins them."""
     PANELS: gl.constexpr = C.W // PANEL
     BOXES: gl.constexpr = C.BT // C.BOX
     NB: gl.constexpr = C.NB
@@ -57,9 +58,10 @@ def attend(
     results = (
         out, lse_out, splits, o_split, o_batch, o_token, o_head, lse_split, lse_batch, lse_token, lse_head
     )  # fmt: skip
+    join = (groups, counters, joined, j_batch, j_token, j_head, joined_lse)
     gl.warp_specialize(
         [
-            (consume, (item, (k_s, v_s), full, free, queries, scales, results, gl.constexpr(C))),
+            (consume, (item, (k_s, v_s), full, free, queries, scales, results, join, gl.constexpr(C))),
             (produce, (item, (dk, dv), (k_box, v_box), full, free, table, pages, gl.constexpr(C))),
         ],
         [1],
@@ -86,11 +88,14 @@ def launch(
     batch, tokens, q_heads = q.shape[:3]
     out, lse = results(q, out, (batch, tokens, q_heads, v_cache.shape[3]), (batch, q_heads, tokens))
     part, part_lse = partial_results(out, lse, splits)
+    counters = arrivals(batch * config.groups, q.device) if C.PARTS else seq_lens
+    if counters is None:
+        C, counters, again = C._replace(PARTS=0), seq_lens, None
     k, v = (x.view(torch.int16) for x in (k_cache, v_cache)) if C.PAIRS else (k_cache, v_cache)
     boxes = {"k": k, "v": v}
     pointers = (
         *(box_descriptor(x, (C.BOX, C.HEADS), BOX_LAYOUT, name, again) for name, x in boxes.items()), q, block_table,
-        seq_lens, *(q if x.array is None else x.array for x in (scales.k, scales.v)), part, part_lse,
+        seq_lens, *(q if x.array is None else x.array for x in (scales.k, scales.v)), part, part_lse, counters, out, lse,
     )  # fmt: skip
     if not relaunched(attend, pointers, again):
         steps, lse_steps = partial_strides(part, part_lse, splits)
@@ -98,9 +103,9 @@ def launch(
             scale * LOG2E * scales.k.number, scales.v.number, mask_value, batch, config.groups, splits,
             k.shape[0], *q.stride()[:3], block_table.stride(0), seq_lens.stride(0),
             *scale_strides(scales.k, 1), *scale_strides(scales.v, 1), *steps,
-            *lse_steps, C=C, num_warps=4,
+            *lse_steps, *out.stride()[:3], C=C, num_warps=4,
             maxnreg=C.REGISTERS,
         )  # fmt: skip
-    if splits > 1:
+    if splits > 1 and not C.PARTS:
         merge(part, part_lse, out, lse, again)
     return out, lse

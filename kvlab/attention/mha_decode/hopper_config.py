@@ -34,6 +34,7 @@ class Constants(NamedTuple):
     W          elements of 16 bits of a row: PAIRS of e4m3, or one each
     K_SCALE, V_SCALE   whether there are scales of heads
     LONGEST_FIRST      0, or a power of two that the batch fits: the longest sequences begin
+    PARTS      0, or how many splits the last program of a sequence's heads to arrive takes at a time: 64 rows of them
     """
 
     HEADS: int
@@ -48,6 +49,7 @@ class Constants(NamedTuple):
     K_SCALE: bool
     V_SCALE: bool
     LONGEST_FIRST: int
+    PARTS: int
     BN: int = BLOCK
     PRODUCER: int = 32
     REGISTERS: int = 128
@@ -133,5 +135,6 @@ def choose_hopper(
         BOX=math.gcd(problem.page_size, bt), NB=2 * stages if problem.pairs else stages, PAIRS=problem.pairs,
         K_SCALE=scales.k.array is not None, V_SCALE=scales.v.array is not None,
         LONGEST_FIRST=longest_first(problem.batch, programs, places) if splits == 1 else 0,
+        PARTS=64 // max(4, 1 << (heads * rows - 1).bit_length()) if splits > 1 else 0,
     )  # fmt: skip
     return HopperConfig(constants, groups, splits, problem.batch)

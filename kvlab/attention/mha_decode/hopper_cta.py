@@ -25,7 +25,7 @@ class HopperPlaces(Places):
     """NB stages of K, then of V, as panels of 128 bytes a row, swizzled: ``tiles["k 0"]``, ... The sums of the warps
     come to stand in those of K.
 
-    >>> places = places_of(Constants(4, 4, 1, 128, 16, 16, 16, 2, False, False, False, 0))
+    >>> places = places_of(Constants(4, 4, 1, 128, 16, 16, 16, 2, False, False, False, 0, 0))
     >>> places.tiles["k 1"].base, places.tiles["v 0"].base, places.nbytes
     (16384, 32768, 65536)
     """

@@ -38,6 +38,9 @@ class Launch:
     features: Features
     out: Array
     lse: Array
+    counters: Array
+    joined: Array
+    joined_lse: Array
     scale_log2: np.float32
     mask_value: np.float32
 
@@ -168,6 +171,60 @@ def consume(cta: HopperCTA, x: Launch, item: Item) -> Iterator[Wait]:
         rows = np.where(sees[:, None], rows, np.float32(0)).astype(x.out.dtype)
         x.out[split, batch, token[writes], heads[writes], n :: 2 if C.PAIRS else 1] = rows[writes]
     cta.traffic.move("registers->DRAM", int(writes.sum()) * x.out.shape[-1] * x.out.itemsize + int(there.sum()) * 4)
+    if C.PARTS:
+        #: join    the splits, where the program is the last to arrive
+        join(cta, x, item)
+
+
+def join(cta: HopperCTA, x: Launch, item: Item) -> None:
+    """The last program to arrive of those that share a sequence's keys takes all parts, in the order of the keys."""
+    #@ joiner
+    #: arrive -> last    behind all that the program has stored; the counter is 0 for the next launch
+    C, splits, (batch, kv_head, _, _, _, num_keys) = cta.C, x.config.num_splits, item
+    counter = batch, kv_head // C.HEADS
+    cta.meet(CONSUMERS)
+    last = x.counters[counter] == splits - 1
+    x.counters[counter] += 1
+    if last:
+        #: begin -> limit, top, total, o    the rows, and the keys that they see
+        x.counters[counter] = 0
+        R, D = 64 // C.PARTS, x.joined.shape[3]
+        r = np.arange(R)
+        kv, token, head = r // (C.TOKENS * C.GROUP), r % (C.TOKENS * C.GROUP) // C.GROUP, r % C.GROUP
+        there = kv < C.HEADS
+        heads = np.minimum((kv_head + kv) * C.GROUP + head, x.q.shape[2] - 1)
+        limit = num_keys - C.TOKENS + 1 + token
+        size = ceildiv(ceildiv(num_keys, splits), C.BT) * C.BT  # keys of a split
+        top = np.full(R, -np.inf, np.float32)
+        total = np.zeros(R, np.float32)
+        o = np.zeros((R, D), np.float32)
+        for first in range(0, splits, C.PARTS):
+            #: load_parts -> w, parts    of rows that see a key of the split; what others left behind is not read
+            split = first + np.arange(C.PARTS)[:, None]
+            has = (split * size < limit) & (split < splits) & there  # [PARTS, R]
+            n, row = np.nonzero(has)
+            w = np.full((C.PARTS, R), -np.inf, np.float32)
+            w[n, row] = x.lse[first + n, batch, heads[row], token[row]]
+            parts = np.zeros((C.PARTS, R, D), np.float32)
+            parts[n, row] = x.out[first + n, batch, token[row], heads[row]]
+            cta.traffic.move("DRAM->registers", len(n) * (D + 1) * 4)
+            #: add -> top, total, o    weights relative to the largest so far
+            new = np.maximum(top, w.max(0))
+            shift = np.where(there & (limit > 0), new, np.float32(0))
+            w = np.exp2((w - shift) * np.float32(LOG2E))
+            alpha = np.exp2((top - shift) * np.float32(LOG2E))
+            total = total * alpha + w.sum(0)
+            o = o * alpha[:, None] + (parts * w[:, :, None]).sum(0)
+            top = new
+        #: combine -> lse, o    weighted mean; rows without a visible key give 0 and -inf
+        sees = limit > 0
+        some = np.where(sees & there, total, np.float32(1))
+        lse = np.where(sees, top + np.log2(some) * LN2, np.float32(-np.inf))
+        o = np.where(sees[:, None], o / some[:, None], np.float32(0))
+        #: store
+        x.joined_lse[batch, heads[there], token[there]] = lse[there]
+        x.joined[batch, token[there], heads[there]] = o[there].astype(x.joined.dtype)
+        cta.traffic.move("registers->DRAM", int(there.sum()) * (D * x.joined.itemsize + 4))
 
 
 def _of_rows(s: Fragments, values: Array) -> Array:
@@ -207,8 +264,9 @@ def launch(
     if C.PAIRS:
         caches = {name: x.view(np.int16) for name, x in caches.items()}
     boxes = {name: TmaDescriptor.of(x, (1, C.BOX, C.HEADS, 64), "128B") for name, x in caches.items()}
+    counters = np.zeros((batch, config.groups), np.int32)
     numbers = np.float32(scale * LOG2E * scales.k.number), np.float32(mask_value)
-    x = Launch(config, len(k_cache), q, block_table, seq_lens, features, part, part_lse, *numbers)
+    x = Launch(config, len(k_cache), q, block_table, seq_lens, features, part, part_lse, counters, out, lse, *numbers)
     dtype = np.dtype(np.float16) if C.PAIRS else q.dtype
     with traffic.launch():
         roles: list[Role] = []
@@ -216,6 +274,6 @@ def launch(
             cta, item = HopperCTA(C, dtype, boxes, traffic, traced=program == 0), x.find_item(program)
             roles += [(PRODUCER, produce(cta, x, item)), (CONSUMERS, consume(cta, x, item))]
         run_roles(roles)
-    if config.num_splits > 1:
+    if config.num_splits > 1 and not C.PARTS:
         merge(part, part_lse.swapaxes(2, 3), out=out, lse=lse.swapaxes(1, 2), traffic=traffic)
     return out, lse

@@ -6,6 +6,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, mma_v2
 
+from kvlab.attention.mha_prefill.hopper_steps import meet
+
 from .hopper_steps import (
     MMA,
     ROWS,
@@ -21,6 +23,8 @@ from .hopper_steps import (
     of_every_warp,
     rows_of,
 )
+
+LOG2E = gl.constexpr(1.4426950408889634)
 
 
 @gluon.jit
@@ -44,7 +48,7 @@ def produce(item, descs, boxes, full, free, table, pages, C: gl.constexpr):
 
 
 @gluon.jit
-def consume(item, smem, full, free, queries, scales, results, C: gl.constexpr):
+def consume(item, smem, full, free, queries, scales, results, joined, C: gl.constexpr):
     """Four warps, each with 16 keys of a block of its own: scores, softmax, output."""
     #@ consumer
     #: begin -> blocks, limit    how many; the rows, the keys that they see, what their scores are multiplied by
@@ -150,3 +154,71 @@ def consume(item, smem, full, free, queries, scales, results, C: gl.constexpr):
         o_odd = add_warps(k_s, o_odd * weight, C)
         o_odd = gl.where(seen, o_odd * gl.expand_dims(l, 1), 0.0)
         gl.store(rows[:, None] + cols[None, :] + 1, o_odd.to(out.dtype.element_ty), mask=writes[:, None])
+    if C.PARTS:
+        #: join    the splits, where the program is the last to arrive
+        groups, counters, j_out, j_batch, j_token, j_head, j_lse = joined
+        join(
+            item, groups, splits, counters, (j_out, j_batch, j_token, j_head, j_lse),
+            (out, o_split, o_batch, o_token, o_head, lse_out, lse_split, lse_batch, lse_token, lse_head), C,
+        )  # fmt: skip
+
+
+@gluon.jit
+def join(item, groups, splits, counters, results, part_of, C: gl.constexpr):
+    """The last program to arrive of those that share a sequence's keys takes all parts, in the order of the keys."""
+    #@ joiner
+    #: arrive -> last    behind all that the program has stored; the counter is 0 for the next launch
+    batch, kv_head, _, _, _, num_keys = item
+    out, o_batch, o_token, o_head, lse_out = results
+    part, p_split, p_batch, p_token, p_head, part_lse, lse_split, lse_batch, lse_token, lse_head = part_of
+    PARTS: gl.constexpr = C.PARTS
+    R: gl.constexpr = 64 // PARTS
+    D: gl.constexpr = 2 * C.W if C.PAIRS else C.W
+    TILE: gl.constexpr = gl.BlockedLayout([PARTS, 1, D // 32], [1, 1, 32], [1, 4, 1], [2, 1, 0])
+    WEIGHTS: gl.constexpr = gl.SliceLayout(2, TILE)  # [PARTS, R]
+    SUMS: gl.constexpr = gl.SliceLayout(0, TILE)  # [R, D]
+    counter = counters + batch * groups + kv_head // C.HEADS
+    meet()
+    last = gl.atomic_add(counter, 1, sem="acq_rel") == splits - 1
+    if last:
+        #: begin -> limit, top, total, o    the rows, and the keys that they see
+        gl.store(counter, 0)
+        kv, token, head = rows_of(gl.arange(0, R, layout=gl.SliceLayout(0, WEIGHTS)), C)
+        there = kv < C.HEADS
+        heads = (kv_head + kv) * C.GROUP + head
+        limit = num_keys - C.TOKENS + 1 + token
+        size = gl.cdiv(gl.cdiv(num_keys, splits), C.BT) * C.BT  # keys of a split
+        part_rows = part + batch * p_batch + token * p_token + heads * p_head
+        lse_rows = batch * lse_batch + token * lse_token + heads * lse_head
+        n = gl.arange(0, PARTS, layout=gl.SliceLayout(1, WEIGHTS))
+        cols = gl.arange(0, D, layout=gl.SliceLayout(0, SUMS))
+        top = gl.full([R], float("-inf"), gl.float32, layout=gl.SliceLayout(0, WEIGHTS))
+        total = gl.zeros([R], gl.float32, layout=gl.SliceLayout(0, WEIGHTS))
+        o = gl.zeros([R, D], gl.float32, layout=SUMS)
+        for first in range(0, splits, C.PARTS):
+            #: load_parts -> w, parts    of rows that see a key of the split; what others left behind is not read
+            split = first + n
+            has = (split[:, None] * size < limit[None, :]) & (split < splits)[:, None] & there[None, :]
+            at = split.to(gl.int64)[:, None]
+            w = gl.load((part_lse + lse_rows)[None, :] + at * lse_split, mask=has, other=float("-inf"))
+            rows = gl.expand_dims(part_rows[None, :] + at * p_split, 2)
+            parts = gl.load(rows + gl.expand_dims(cols[None, :], 0), mask=gl.expand_dims(has, 2), other=0.0)
+            #: add -> top, total, o    weights relative to the largest so far
+            new = gl.maximum(top, gl.max(w, 0))
+            w = gl.exp2((w - new[None, :]) * LOG2E)
+            alpha = gl.exp2((top - new) * LOG2E)
+            total = total * alpha + gl.sum(w, 0)
+            alpha = gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))
+            o = o * alpha[:, None] + gl.sum(parts * gl.expand_dims(w, 2), 0)
+            top = new
+        #: combine -> lse, o    weighted mean; rows without a visible key give 0 and -inf
+        sees = limit > 0
+        lse = gl.where(sees, top + gl.log2(total) * 0.6931471805599453, float("-inf"))
+        factor = gl.convert_layout(1.0 / total, gl.SliceLayout(1, SUMS))
+        seen = gl.convert_layout(sees, gl.SliceLayout(1, SUMS))
+        o = gl.where(seen[:, None], o * factor[:, None], 0.0)
+        #: store
+        gl.store(lse_out + lse_rows, lse, mask=there)
+        rows = gl.convert_layout(out + batch * o_batch + token * o_token + heads * o_head, gl.SliceLayout(1, SUMS))
+        writes = gl.convert_layout(there, gl.SliceLayout(1, SUMS))
+        gl.store(rows[:, None] + cols[None, :], o.to(out.dtype.element_ty), mask=writes[:, None])

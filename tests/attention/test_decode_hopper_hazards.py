@@ -66,11 +66,14 @@ def given_back_without_a_barrier(cta: HopperCTA, arrive: Any, me: Any, bar: Any)
     bar.arrive(me[:1])
 
 
-def no_barriers_at_the_end(cta: HopperCTA, add_warps: Any, o: Any) -> Any:
-    cta.meet = lambda me: None  # type: ignore[method-assign]
-    found = add_warps(o)
-    del cta.meet
-    return found
+def no_barriers_at_the_end(cta: HopperCTA, leave: Any, *parts: Any) -> Any:
+    leave(*parts)
+    meet = cta.meet
+
+    def again(me: Any) -> None:
+        cta.meet = meet  # type: ignore[method-assign]
+
+    cta.meet = again  # type: ignore[method-assign]
 
 
 CONSUMERS = (0, 1, 2, 3)
@@ -84,7 +87,7 @@ MUTANTS: dict[str, tuple[Mutation, Any, str]] = {
     "too-many-bytes": (
         barrier("expect_bytes", "full", lambda expect, n, warp: expect(n + 128, warp)), STUCK, "128 bytes pending",
     ),
-    "no-barriers-at-the-end": (method("add_warps", no_barriers_at_the_end), ORDER, "sums read by warp"),
+    "no-barriers-at-the-end": (method("leave", no_barriers_at_the_end), ORDER, "sums read by warp"),
     "one-stage": (one_stage, (WAW, WAR), "copy by warp 4"),
 }  # fmt: skip
 

@@ -95,7 +95,8 @@ def launch(
     boxes = {"k": k, "v": v}
     pointers = (
         *(box_descriptor(x, (C.BOX, C.HEADS), BOX_LAYOUT, name, again) for name, x in boxes.items()), q, block_table,
-        seq_lens, *(q if x.array is None else x.array for x in (scales.k, scales.v)), part, part_lse, counters, out, lse,
+        seq_lens, *(q if x.array is None else x.array for x in (scales.k, scales.v)), part, part_lse, counters, out,
+        lse,
     )  # fmt: skip
     if not relaunched(attend, pointers, again):
         steps, lse_steps = partial_strides(part, part_lse, splits)

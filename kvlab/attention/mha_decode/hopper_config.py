@@ -34,7 +34,7 @@ class Constants(NamedTuple):
     W          elements of 16 bits of a row: PAIRS of e4m3, or one each
     K_SCALE, V_SCALE   whether there are scales of heads
     LONGEST_FIRST      0, or a power of two that the batch fits: the longest sequences begin
-    PARTS      0, or how many splits the last program of a sequence's heads to arrive takes at a time: 64 rows of them
+    PARTS      0, or how many splits the last program of a sequence's heads to arrive takes at a time
     """
 
     HEADS: int

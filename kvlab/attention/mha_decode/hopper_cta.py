@@ -92,21 +92,37 @@ class HopperCTA(PartitionedCTA):
         weights = p.tile().astype(self.dtype).astype(np.float32).reshape(4, ROWS, -1)
         return o.with_values(o.values + o.map.spread((weights @ self._of_warps(v)).reshape(1, 4 * ROWS, -1)))
 
-    def add_warps(self, o: Fragments) -> Array:
-        """The sum ``[16, W]`` of what the warps hold, through the ring, which nobody reads any more: 16 bytes of row r
-        at ``16 (r % 8)`` exclusive or their place in a row.
+    def leave(self, o: Fragments, *of_rows: Array) -> None:
+        """What each warp has, for the others, in the rings, which nobody reads any more: o in K's, 16 bytes of row r at
+        ``16 (r % 8)`` exclusive or their place in a row, and ``of_rows``, a number a row each, in V's.
         """
+        address, tops = self._sums_and_tops(len(of_rows))
+        self._write("sums", address, 16, np.arange(4)[:, None, None])
+        self.smem.store(address, o.tile().reshape(4, ROWS, -1, 4))
+        for at, x in zip(tops, of_rows, strict=True):
+            self._write("tops", at, ROWS * 4, np.arange(4))
+            self.smem.store(at, x.reshape(4, ROWS))
+
+    def left(self, of_rows: int = 0) -> tuple[Array, ...]:
+        """What all warps have left: o ``[4, 16, W]``, and as many times ``[4, 16]``."""
+        address, tops = self._sums_and_tops(of_rows)
+        self.hazards.read(self.places.region(0, address.size * 16, CONSUMERS), "sums read")
+        for at in tops:
+            self.hazards.read(self.places.region(int(at[0]), 4 * ROWS * 4, CONSUMERS), "tops read")
+        sums = self.smem.load(address, np.float32, 4).reshape(4, ROWS, -1)
+        return sums, *(self.smem.load(at, np.float32, ROWS) for at in tops)
+
+    def _sums_and_tops(self, of_rows: int) -> tuple[Array, Array]:
+        """Byte addresses ``[4, 16, W / 4]`` of 16 bytes, and ``[of_rows, 4]`` of 16 floats."""
         warp, row, vector = np.ogrid[:4, :ROWS, : self.C.W // 4]
         address = ((warp * ROWS + row) * (self.C.W // 4) + (vector ^ row % 8)) * 16
-        region = self.places.once(("sums", CONSUMERS), lambda: self.places.cells.footprint(address, 16, warp))
-        whole = self.places.region(0, 4 * ROWS * self.C.W * 4, CONSUMERS)
-        self.meet(CONSUMERS)
-        self.hazards.write(region, "sums write")
-        self.smem.store(address, o.tile().reshape(4, ROWS, -1, 4))
-        self.meet(CONSUMERS)
-        self.hazards.read(whole, "sums read")
-        found: Array = self.smem.load(address, np.float32, 4).reshape(4, ROWS, -1).sum(0)
-        return found
+        return address, self.places.tiles["v 0"].base + np.arange(4 * of_rows).reshape(-1, 4) * ROWS * 4
+
+    def _write(self, name: str, address: Array, nbytes: int, warp: Array) -> None:
+        """``nbytes`` at each address, written by a warp."""
+        key = name, int(address.flat[0])
+        region = self.places.once(key, lambda: self.places.cells.footprint(address, nbytes, warp))
+        self.hazards.write(region, f"{name} write")
 
     def zeros(self, columns: int) -> Fragments:
         """An accumulator: 16 rows of each warp."""

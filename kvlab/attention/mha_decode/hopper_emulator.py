@@ -150,11 +150,15 @@ def consume(cta: HopperCTA, x: Launch, item: Item) -> Iterator[Wait]:
             o, o_odd = cta.accumulate(p, v_even, o), cta.accumulate(p, v_odd, o_odd)
         else:
             o = cta.accumulate(p, v, o)
-    #: together -> top, total    the warps' maxima and sums
-    m = m.reshape(4, ROWS)
+    #: together -> top, total    the warps' maxima and sums, through the ring, which nobody reads any more
+    cta.meet(CONSUMERS)
+    cta.leave(o, m, l)
+    cta.meet(CONSUMERS)
+    each, m, l = cta.left(2)
     top = m.max(0)
     weight = np.exp2(m - top)
-    total = (l.reshape(4, ROWS) * weight).sum(0)
+    total = (l * weight).sum(0)
+    sums = [(each * weight[:, :, None]).sum(0)]
     #: normalise -> lse, l    rows without a visible key give 0 and -inf
     sees = limit > lo
     some = np.where(sees, total, np.float32(1))
@@ -166,10 +170,14 @@ def consume(cta: HopperCTA, x: Launch, item: Item) -> Iterator[Wait]:
     heads = (kv_head + kv) * C.GROUP + head
     x.lse[split, batch, heads[there], token[there]] = lse[there]
     writes = there & (sees | (x.config.num_splits == 1))
-    for n, part in enumerate((o, o_odd) if C.PAIRS else (o,)):
-        rows = cta.add_warps(part.with_values(part.values * part.by_row(weight.reshape(1, -1)))) * l[:, None]
-        rows = np.where(sees[:, None], rows, np.float32(0)).astype(x.out.dtype)
-        x.out[split, batch, token[writes], heads[writes], n :: 2 if C.PAIRS else 1] = rows[writes]
+    if C.PAIRS:
+        cta.meet(CONSUMERS)
+        cta.leave(o_odd)
+        cta.meet(CONSUMERS)
+        sums.append((cta.left()[0] * weight[:, :, None]).sum(0))
+    for n, part in enumerate(sums):
+        rows = np.where(sees[:, None], part * l[:, None], np.float32(0)).astype(x.out.dtype)
+        x.out[split, batch, token[writes], heads[writes], n :: len(sums)] = rows[writes]
     cta.traffic.move("registers->DRAM", int(writes.sum()) * x.out.shape[-1] * x.out.itemsize + int(there.sum()) * 4)
     if C.PARTS:
         #: join    the splits, where the program is the last to arrive
@@ -188,7 +196,7 @@ def join(cta: HopperCTA, x: Launch, item: Item) -> None:
     if last:
         #: begin -> limit, top, total, o    the rows, and the keys that they see
         x.counters[counter] = 0
-        R, D = 64 // C.PARTS, x.joined.shape[3]
+        R, D = max(4, 1 << (C.HEADS * C.TOKENS * C.GROUP - 1).bit_length()), x.joined.shape[3]
         r = np.arange(R)
         kv, token, head = r // (C.TOKENS * C.GROUP), r % (C.TOKENS * C.GROUP) // C.GROUP, r % C.GROUP
         there = kv < C.HEADS

@@ -14,9 +14,12 @@ from .hopper_steps import (
     A,
     B,
     add_warps,
+    as_sums,
+    as_tops,
     column,
     find_pages,
     halves,
+    largest,
     load_block,
     load_rows,
     narrow,
@@ -125,16 +128,22 @@ def consume(item, smem, full, free, queries, scales, results, joined, C: gl.cons
             o_odd = mma_v2(weights, v_odd, o_odd)
         else:
             o = mma_v2(gl.convert_layout(p.to(v.dtype), A), v, o)
-    #: together -> top, total    the warps' maxima and sums
-    top = gl.max(m, 0)
-    weight = gl.exp2(m - gl.expand_dims(top, 0))
-    total = gl.sum(l * weight, 0)
-    weight = gl.expand_dims(weight, 2)
-    o = add_warps(k_s, o * weight, C)
+    #: together -> top, total    the warps' maxima and sums, through the ring, which nobody reads any more
+    OUT: gl.constexpr = gl.BlockedLayout([1, W // 32], [1, 32], [4, 1], [1, 0])
+    sums, each = as_sums(k_s, W)
+    tops, top_of = as_tops(v_s)
+    meet()
+    sums.store(o)
+    tops.index(0).store(m)
+    tops.index(1).store(l)
+    meet()
+    top = largest(top_of, OUT)
+    total, o = add_warps(each, top_of, top, W, OUT)
     #: normalise -> lse, l    rows without a visible key give 0 and -inf
-    sees = limit > lo
+    kv, token, head = rows_of(gl.arange(0, 16, layout=gl.SliceLayout(1, OUT)), C)
+    sees = num_keys - C.TOKENS + 1 + token > lo
     lse = gl.where(sees, (top + gl.log2(total)) * 0.6931471805599453, float("-inf"))
-    factor = gl.full([16], 1.0, gl.float32, layout=ROWS) * v_factor
+    factor = gl.full([16], 1.0, gl.float32, layout=gl.SliceLayout(1, OUT)) * v_factor
     if C.V_SCALE:
         factor = factor * gl.load(v_scale + (kv_head + kv) * v_scale_head, mask=kv < C.HEADS, other=0.0)
     l = gl.where(sees, factor / total, 0.0)  # what the sums of a row are multiplied by
@@ -142,17 +151,17 @@ def consume(item, smem, full, free, queries, scales, results, joined, C: gl.cons
     heads = (kv_head + kv) * C.GROUP + head
     at = lse_out + split.to(gl.int64) * lse_split + batch * lse_batch
     gl.store(at + token * lse_token + heads * lse_head, lse, mask=kv < C.HEADS)
-    l = gl.convert_layout(l, gl.SliceLayout(1, o.type.layout))
     rows = out + split.to(gl.int64) * o_split + batch * o_batch + token * o_token + heads * o_head
-    rows = gl.convert_layout(rows, gl.SliceLayout(1, o.type.layout))
-    writes = gl.convert_layout((kv < C.HEADS) & (sees | (splits == 1)), gl.SliceLayout(1, o.type.layout))
-    cols = gl.arange(0, W, layout=gl.SliceLayout(0, o.type.layout)) * (2 if C.PAIRS else 1)
-    seen = gl.expand_dims(l != 0.0, 1)
-    o = gl.where(seen, o * gl.expand_dims(l, 1), 0.0)
+    writes = (kv < C.HEADS) & (sees | (splits == 1))
+    cols = gl.arange(0, W, layout=gl.SliceLayout(0, OUT)) * (2 if C.PAIRS else 1)
+    o = gl.where(sees[:, None], o * l[:, None], 0.0)
     gl.store(rows[:, None] + cols[None, :], o.to(out.dtype.element_ty), mask=writes[:, None])
     if C.PAIRS:
-        o_odd = add_warps(k_s, o_odd * weight, C)
-        o_odd = gl.where(seen, o_odd * gl.expand_dims(l, 1), 0.0)
+        meet()
+        sums.store(o_odd)
+        meet()
+        _, o_odd = add_warps(each, top_of, top, W, OUT)
+        o_odd = gl.where(sees[:, None], o_odd * l[:, None], 0.0)
         gl.store(rows[:, None] + cols[None, :] + 1, o_odd.to(out.dtype.element_ty), mask=writes[:, None])
     if C.PARTS:
         #: join    the splits, where the program is the last to arrive
@@ -172,7 +181,8 @@ def join(item, groups, splits, counters, results, part_of, C: gl.constexpr):
     out, o_batch, o_token, o_head, lse_out = results
     part, p_split, p_batch, p_token, p_head, part_lse, lse_split, lse_batch, lse_token, lse_head = part_of
     PARTS: gl.constexpr = C.PARTS
-    R: gl.constexpr = 64 // PARTS
+    SEEN: gl.constexpr = C.HEADS * C.TOKENS * C.GROUP
+    R: gl.constexpr = 4 if SEEN <= 4 else 8 if SEEN <= 8 else 16
     D: gl.constexpr = 2 * C.W if C.PAIRS else C.W
     TILE: gl.constexpr = gl.BlockedLayout([PARTS, 1, D // 32], [1, 1, 32], [1, 4, 1], [2, 1, 0])
     WEIGHTS: gl.constexpr = gl.SliceLayout(2, TILE)  # [PARTS, R]

@@ -6,7 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from kvlab.attention.mha_prefill.hopper_steps import PANEL, REINTERPRETS, load_box, meet
+from kvlab.attention.mha_prefill.hopper_steps import PANEL, REINTERPRETS, load_box
 
 from .config import CLASSES as _CLASSES
 
@@ -132,31 +132,48 @@ def load_block(dk, dv, k_box, v_box, bar, b, found, key, kv_head, C: gl.constexp
 
 @gluon.jit
 def as_sums(ring, W: gl.constexpr):
-    """The beginning of the ring as sums ``[4, 16, W]`` float32: of all warps at once, and of each."""
+    """The beginning of K's ring as sums ``[4, 16, W]`` float32: of all warps at once, and of each."""
     LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 8, [2, 1, 0])
     EACH: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 8, [1, 0])
-    if REINTERPRETS:
-        sums = ring.reinterpret(gl.float32, [4, 16, W], LAYOUT)
-        each = ring.reinterpret(gl.float32, [4, 16, W], EACH)
-    else:
-        sums = ring._reinterpret(gl.float32, [4, 16, W], LAYOUT)
-        each = ring._reinterpret(gl.float32, [4, 16, W], EACH)
-    return sums, each
+    return as_float32(ring, [4, 16, W], LAYOUT), as_float32(ring, [4, 16, W], EACH)
 
 
 @gluon.jit
-def add_warps(ring, o, C: gl.constexpr):
-    """The sum ``[16, W]`` of what the warps hold, through the ring, which nobody reads any more."""
-    W: gl.constexpr = C.W
-    OUT: gl.constexpr = gl.BlockedLayout([1, W // 32], [1, 32], [4, 1], [1, 0])
-    sums, each = as_sums(ring, W)
-    meet()
-    sums.store(o)
-    meet()
-    total = each.index(0).load(OUT)
+def as_tops(ring):
+    """The beginning of V's ring as maxima and sums of rows: of all warps at once ``[2, 4, 16]``, and of each."""
+    LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    EACH: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    return as_float32(ring, [2, 4, 16], LAYOUT), as_float32(ring, [8, 16], EACH)
+
+
+@gluon.jit
+def as_float32(ring, shape: gl.constexpr, layout: gl.constexpr):
+    if REINTERPRETS:
+        seen = ring.reinterpret(gl.float32, shape, layout)
+    else:
+        seen = ring._reinterpret(gl.float32, shape, layout)
+    return seen
+
+
+@gluon.jit
+def largest(tops, OUT: gl.constexpr):
+    """The largest score ``[16]`` of each row."""
+    top = tops.index(0).load(gl.SliceLayout(1, OUT))
     for w in gl.static_range(1, 4):
-        total += each.index(w).load(OUT)
-    return total
+        top = gl.maximum(top, tops.index(w).load(gl.SliceLayout(1, OUT)))
+    return top
+
+
+@gluon.jit
+def add_warps(each, tops, top, W: gl.constexpr, OUT: gl.constexpr):
+    """The warps' row sums ``[16]`` and sums ``[16, W]``, put together relative to ``top``."""
+    total = gl.zeros([16], gl.float32, layout=gl.SliceLayout(1, OUT))
+    o = gl.zeros([16, W], gl.float32, layout=OUT)
+    for w in gl.static_range(4):
+        weight = gl.exp2(tops.index(w).load(gl.SliceLayout(1, OUT)) - top)
+        total += weight * tops.index(4 + w).load(gl.SliceLayout(1, OUT))
+        o += gl.expand_dims(weight, 1) * each.index(w).load(OUT)
+    return total, o
 
 
 @gluon.jit

@@ -296,6 +296,7 @@ def noted(monkeypatch: pytest.MonkeyPatch, nothing_known: Callable[[], None]) ->
         monkeypatch.setattr(user, "machine", lambda device: ("sm_90", 132))
     monkeypatch.setattr("kvlab.triton_support.versions.installed", lambda: "3.6.0")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    monkeypatch.setattr(decode_hopper, "arrivals", lambda count, device: torch.zeros(count, dtype=torch.int32))
     nothing_known()
     return launches
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 
-__all__ = ["MAX_SPLITS", "check_splits", "choose_splits", "decode_splits", "invariant_splits"]
+__all__ = ["MAX_SPLITS", "check_splits", "choose_splits", "decode_splits", "fitting_splits", "invariant_splits"]
 
 MIN_SPLIT_KEYS = 256
 MAX_SPLITS = 64
@@ -43,9 +43,22 @@ def choose_splits(programs: int, max_keys: int, places: int) -> int:
     """
     if programs == 0 or programs >= 0.6 * places:
         return 1
-    most = max(1, min(MAX_SPLITS, max_keys // MIN_SPLIT_KEYS))
+    most = _most(max_keys)
     use = [programs * n / places / -(-programs * n // places) for n in range(1, most + 1)]
     return 1 + next(i for i, u in enumerate(use) if u >= 0.95 * max(use))
+
+
+def fitting_splits(programs: int, max_keys: int, places: int) -> int:
+    """How many may share the keys of a sequence so that all programs have a place at once; each has at least 256 keys.
+
+    >>> fitting_splits(8, 32768, 132), fitting_splits(8, 1024, 132), fitting_splits(300, 32768, 132)
+    (16, 4, 1)
+    """
+    return max(1, min(_most(max_keys), places // max(programs, 1)))
+
+
+def _most(max_keys: int) -> int:
+    return max(1, min(MAX_SPLITS, max_keys // MIN_SPLIT_KEYS))
 
 
 def invariant_splits(max_keys: int) -> int:

@@ -16,7 +16,7 @@ from yardsticks import assert_accurate, bits
 from kvlab.attention import explain, mha_decode_paged
 from kvlab.attention.features import Features
 from kvlab.attention.mha_decode import hopper_emulator
-from kvlab.attention.mha_decode.config import problem_of
+from kvlab.attention.mha_decode.config import DecodeProblem, problem_of
 from kvlab.attention.mha_decode.hopper_config import HopperConfig, choose_hopper
 from kvlab.staging import Traffic
 from kvlab.triton_support.versions import gluon_lacks
@@ -214,6 +214,39 @@ def test_the_grid_does_not_depend_on_lengths_and_splits_are_those_asked_for() ->
     assert plan(x) == plan(short)
     assert plan(x, num_splits=5).num_splits == 5
     assert plan(x, batch_invariant=True).num_splits == 2
+
+
+@pytest.mark.parametrize(
+    "batch, keys, heads, tokens, itemsize, chosen",
+    [
+        (1, 4096, (32, 8), 1, 2, (1, 2, 16, 16)),
+        (1, 131072, (32, 8), 1, 2, (1, 2, 16, 16)),
+        (4, 4096, (32, 8), 1, 2, (1, 2, 8, 16)),
+        (32, 4096, (32, 8), 1, 2, (1, 2, 1, 0)),
+        (64, 4096, (32, 8), 1, 2, (2, 2, 1, 0)),
+        (1, 16384, (32, 8), 1, 1, (1, 4, 16, 16)),
+        (8, 16384, (32, 8), 1, 1, (2, 4, 8, 8)),
+        (64, 16384, (32, 8), 1, 1, (2, 2, 1, 0)),
+        (1, 8192, (32, 8), 4, 2, (1, 2, 16, 0)),
+        (1, 1, (32, 8), 1, 2, (1, 2, 1, 0)),
+    ],
+)
+def test_heads_of_a_block_stages_splits_and_who_puts_them_together(
+    batch: int, keys: int, heads: tuple[int, int], tokens: int, itemsize: int, chosen: tuple[int, ...]
+) -> None:
+    """Rests on the measured times in benchmarks/NOTES.md: a launch that merges where the join took longer."""
+    problem = DecodeProblem(batch, tokens, *heads, 128, 128, itemsize, 16, keys)
+    config = choose_hopper(problem, Features())
+    C = config.constants
+    assert (C.HEADS, C.NB, config.num_splits, C.PARTS) == chosen
+
+
+def test_what_is_batch_invariant_is_merged_by_a_launch() -> None:
+    """A capture that has no counters merges: whether it has must not change the bits."""
+    for batch in 1, 3, 300:
+        problem = DecodeProblem(batch, 1, 32, 8, 128, 128, 2, 16, 8192)
+        config = choose_hopper(problem, Features(), batch_invariant=True)
+        assert (config.constants.HEADS, config.num_splits, config.constants.PARTS) == (2, 4, 0)
 
 
 MATRIX: list[Case | FeatureCase] = [

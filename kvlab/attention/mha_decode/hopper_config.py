@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from kvlab.attention.features import Features
 from kvlab.attention.hopper_choice import decode_lacks
 from kvlab.attention.mha_prefill.hopper_config import tma_takes
-from kvlab.attention.splits import MAX_SPLITS, decode_splits
+from kvlab.attention.splits import decode_splits, fitting_splits
 from kvlab.cache.arrays import dtype_of
 
 from .config import DecodeProblem, longest_first
@@ -24,7 +24,6 @@ SUPPORTED = (
 ROWS = 16
 BLOCK = 64
 CTAS_PER_PROCESSOR = 2
-LONG = 65536
 
 
 class Constants(NamedTuple):
@@ -106,8 +105,9 @@ def choose_hopper(
 ) -> HopperConfig:  # fmt: skip
     """The configuration of a call that the kernel can do, on ``processors`` SMs.
 
-    Two heads a block and 64 KB of it in flight, two CTAs an SM: more in flight is slower. Where so few long sequences
-    are split as often as may be that there is one CTA an SM, four heads and 96 KB.
+    Two heads a block, whose rows in a page are neighbours; one where the programs then fit the device at once, since
+    fewer splits are joined sooner. 64 KB in flight, two CTAs an SM: more in flight is slower. A sequence alone has one
+    CTA an SM.
 
     >>> problem = DecodeProblem(64, 1, 32, 8, 128, 128, 2, 16, 4096)
     >>> config = choose_hopper(problem, Features())
@@ -115,26 +115,36 @@ def choose_hopper(
     ((256,), 2, 2)
     >>> config = choose_hopper(DecodeProblem(1, 1, 32, 8, 128, 128, 2, 16, 131072), Features())
     >>> config.grid(), config.constants.HEADS, config.num_splits
-    ((128,), 4, 64)
+    ((128,), 1, 16)
     """
-    rows = problem.group * problem.tokens
-    most = max(n for n in (1, 2, 4) if n * rows <= ROWS and problem.kv_heads % n == 0)
-    lone = problem.batch * (problem.kv_heads // most) * MAX_SPLITS <= processors and problem.max_keys >= LONG
-    lone = lone and most == 4 and num_splits is None and not batch_invariant
-    heads = most if lone else min(most, 2)
-    bt = BLOCK // heads
-    scales = features.scales
+    rows, places = problem.group * problem.tokens, CTAS_PER_PROCESSOR * processors
+    free = num_splits is None and not batch_invariant
+    few = free and problem.batch * problem.kv_heads <= (places // 8 if problem.pairs else places)
+    heads = 2 if not few and problem.kv_heads % 2 == 0 and 2 * rows <= ROWS else 1
     groups = problem.kv_heads // heads
     programs = groups * problem.batch
-    places = CTAS_PER_PROCESSOR * processors
-    splits = decode_splits(num_splits, programs, problem.max_keys, places, batch_invariant=batch_invariant)
-    splits = MAX_SPLITS if lone else splits
-    stages = 3 if lone else 2
+    if few:
+        splits = fitting_splits(programs, problem.max_keys, processors if problem.batch == 1 else places)
+    else:
+        splits = decode_splits(num_splits, programs, problem.max_keys, places, batch_invariant=batch_invariant)
+    stages = 4 if problem.pairs and splits > 1 else 2
+    bt, scales = BLOCK // heads, features.scales
     constants = Constants(
         HEADS=heads, GROUP=problem.group, TOKENS=problem.tokens, W=problem.widths[0], PAGE=problem.page_size, BT=bt,
-        BOX=math.gcd(problem.page_size, bt), NB=2 * stages if problem.pairs else stages, PAIRS=problem.pairs,
+        BOX=math.gcd(problem.page_size, bt), NB=stages, PAIRS=problem.pairs,
         K_SCALE=scales.k.array is not None, V_SCALE=scales.v.array is not None,
         LONGEST_FIRST=longest_first(problem.batch, programs, places) if splits == 1 else 0,
-        PARTS=64 // max(4, 1 << (heads * rows - 1).bit_length()) if splits > 1 else 0,
+        PARTS=0 if batch_invariant else parts_of(heads * rows, splits),
     )  # fmt: skip
     return HopperConfig(constants, groups, splits, problem.batch)
+
+
+def parts_of(rows: int, splits: int) -> int:
+    """How many splits the last program takes at a time, 64 rows in registers. 0 where that were more
+    than two times: a launch that merges has many programs for it.
+
+    >>> parts_of(4, 16), parts_of(8, 16), parts_of(8, 17), parts_of(4, 1)
+    (16, 8, 0, 0)
+    """
+    parts = 64 // max(4, 1 << (rows - 1).bit_length())
+    return parts if 1 < splits <= 2 * parts else 0

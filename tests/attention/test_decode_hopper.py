@@ -254,7 +254,8 @@ MATRIX: list[Case | FeatureCase] = [
     Case((1,) * 300, heads=(32, 8), D=128, splits=1),
     Case((70,), heads=(32, 8), D=128, page=64, splits=2),
     Case((70,) * 3, heads=(8, 8), D=64, S=4, page=8, dtype="fp16", splits=1),
-    Case((70,), heads=(9, 1), D=128, page=48),
+    Case((600,), heads=(9, 1), D=128, page=48),
+    Case((1100,), heads=(32, 8), D=128),
     FeatureCase((70,) * 3, heads=(32, 8), D=128, kv=FP8, scales="head", splits=1),
     FeatureCase((70,), heads=(3, 3), D=128, kv=FP8, S=2, splits=2, dtype="fp16"),
 ]

@@ -97,14 +97,21 @@ def refused(operation: str, kind: str, D: int, arch: str) -> bool:
     )
 
 
+def has_tiles_of_max(operation: str, kind: str, D: int) -> bool:
+    """Whether the emulator of gfx950 has MAX's tile, or that of the strips of float32, where the compiled kernel has a
+    smaller one, since it would spill that (tests of its compilation).
+    """
+    wide = operation == "mha_prefill" and (D > 256 or (kind == "fp32" and D > 64))
+    return wide or operation == "mla_decode"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_the_emulator_takes_the_configuration_of_the_kernel(
     operation: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same plan on NVIDIA's machines, in which the emulator gives what the float64 reference does: weights are
-    rounded once, to the dtype of the product, and the output once. On gfx950 the emulator has MAX's tiles, of which the
-    compiled kernel would spill some (tests of its compilation).
+    """The same plan, but where MAX's is another; in it the emulator gives what the float64 reference does: weights are
+    rounded once, to the dtype of the product, and the output once.
     """
     function, build, dimensions, rows = OPERATIONS[operation]
     home = importlib.import_module(f"kvlab.attention.{PLANS.get(operation, operation)}")
@@ -122,8 +129,8 @@ def test_the_emulator_takes_the_configuration_of_the_kernel(
             patch.setattr(home, "target_of", lambda array, _, arch=arch: target_of(array, arch))
             patch.setattr(kinds, "_kinds", {})  # nothing is known from another machine
             kernel = explain(function, *map(to_torch, arrays), backend="triton", **options)
-        if arch != "gfx950":
-            assert (plan.config, plan.grid) == (kernel.config, kernel.grid), (D, n, arch)
+        same = (plan.config, plan.grid) == (kernel.config, kernel.grid)
+        assert same == (arch != "gfx950" or not has_tiles_of_max(operation, kind, D)), (D, n, arch)
         if n == rows[-1]:
             out, exact = (np.float64(function(*arrays, **how)) for how in (on_arch, options | {"backend": "reference"}))
             most = float(np.abs(np.float64(arrays[1 if operation == "mla_decode" else 2])).max())

@@ -18,7 +18,7 @@ from hopper_chip import ON_HOPPER, assert_alike, run_apart
 from yardsticks import assert_accurate, bits, nothing_waits
 
 from kvlab.attention import mha_decode_paged
-from kvlab.attention.merge_states import arrivals
+from kvlab.triton_support import arrivals
 
 pytestmark = ON_HOPPER
 

@@ -13,7 +13,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from kvlab.attention.features import Features
-from kvlab.attention.merge_states.arrivals import arrivals
 from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
 from kvlab.attention.mha_prefill.hopper import barriers, box_descriptor
@@ -21,6 +20,7 @@ from kvlab.attention.mha_prefill.hopper_steps import PANEL, view
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.results import results
 from kvlab.attention.scoring.launch import scale_strides
+from kvlab.triton_support.arrivals import arrivals
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .hopper_config import HopperConfig

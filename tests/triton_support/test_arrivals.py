@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvlab.attention.merge_states import arrivals as room
+from kvlab.triton_support import arrivals as room
 
 CPU = torch.device("cpu")
 

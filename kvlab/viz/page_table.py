@@ -99,8 +99,12 @@ class _Pool:
                 f"lookup_table of shape {entries.shape} and lengths of shape {length.shape} are not integers "
                 "[batch, columns] and [batch]"
             )
+        if not entries.size:
+            raise ValueError(f"lookup_table of shape {entries.shape}: at least one sequence and one column are drawn")
         if page_size is None or page_size < 1:
             raise ValueError(f"page_size {page_size} is not a positive number of tokens")
+        if length.dtype.kind not in "iu" or (length < 0).any():
+            raise ValueError(f"lengths {length.tolist()} are not numbers of tokens")
         entries, length = entries.astype(np.int64), length.astype(np.int64)
         total = int(max(entries.max(initial=-1) + 1, 1)) if pages is None else int(pages)
         used = -(-length // page_size)
@@ -150,11 +154,9 @@ class _Shelf:
     def of(cls, pool: _Pool, top: float, marked: int | None) -> _Shelf:
         in_a_row, width = (12, BOX_W) if pool.pages <= 96 else (24, 29.8)
         count = -(-pool.pages // in_a_row)
-        index = np.arange(count)
-        if count > 20:
-            keep = {0, count - 1, *(page // in_a_row for page in pool.owner)}
-            index = np.array(sorted(keep))
-        if count > 20 and len(index) > 14:
+        many = count > 20
+        index = np.array(sorted({0, count - 1, *(p // in_a_row for p in pool.owner)})) if many else np.arange(count)
+        if many and len(index) > 14:
             last = {count - 1} if marked is None else {count - 1, marked // in_a_row}
             index = np.array(sorted({*index[:12].tolist(), *last}))
         return cls(in_a_row, width, axis_of(index, BOX_H + 6, top))
@@ -231,7 +233,7 @@ def _physical(canvas: Canvas, pool: _Pool, shelf: _Shelf, names: list[str], mark
     before = np.diff(shelf.rows.index, prepend=-1)
     for (y, hidden), row in zip(shelf.rows.gaps, shelf.rows.index[before > 1].tolist(), strict=True):
         pages = range((row - hidden) * shelf.in_a_row, row * shelf.in_a_row)
-        used = sum(page in pool.owner for page in pages)
+        used = sum(page in pages for page in pool.owner)
         words = f"⋮  {len(pages)} more pages, {used or 'none'} in use"
         canvas.text(GUTTER + 6 * BOX_W, y + 3.5, words, size=10, anchor="middle", opacity=QUIET)
 

@@ -19,6 +19,8 @@ def _variables(theme: str) -> str:
     return "".join(f"--kvlab-{name}:{value};" for name, value in THEMES[theme].items())
 
 
+_NO_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+"""Characters that XML has no way to write."""
 _HOVER = "svg.kvlab .hover rect:hover{stroke:var(--kvlab-accent,#c4006a);stroke-width:2}"
 
 # A file stands alone: it brings its own page and follows the reader's preference.
@@ -88,7 +90,7 @@ class Picture:
             if "#@hatch" in self.body
             else ""
         )
-        return (
+        whole = (
             f'<svg xmlns="http://www.w3.org/2000/svg" class="kvlab" width="{w}" height="{h}" viewBox="0 0 {w} {h}" '
             f'role="img" aria-label="{html.escape(self.caption)}" '
             f'font-family="{SANS}" fill="currentColor" '
@@ -97,6 +99,7 @@ class Picture:
             + (f"<style>{style}</style>" if style else "")
             + f"{hatch}{behind}{self.body.replace('#@hatch', f'#{unique}hatch')}</svg>"
         )
+        return _NO_XML.sub("\ufffd", whole)
 
     def _repr_svg_(self) -> str:
         return self.svg

@@ -51,6 +51,12 @@ def test_large_pools_and_long_sequences_fold(pages: int, sound, overlaps) -> Non
     assert not overlaps(picture)
 
 
+def test_unused_entries_may_be_anything(sound) -> None:
+    """Case unused-table-entries-huge: a pool of that many pages is told, and takes no time for each."""
+    found = sound(draw_page_table([[3, 2**62, -1]], [4], 4))
+    assert "page 3\nsequence 0, logical page 0: tokens 0–3" in titles(found)
+
+
 def test_a_shared_page_names_everyone(sound) -> None:
     picture = draw_page_table([[1, 0], [1, 2]], [8, 6], 4)
     assert picture.title == "2 sequences, 14 tokens in 3 of 3 pages: 2 of their slots hold no token"
@@ -71,6 +77,10 @@ def test_a_cache_draws_itself() -> None:
     [
         ({"lookup_table": [1, 2], "lengths": [3], "page_size": 4}, r"lookup_table of shape \(2,\)"),
         ({"lookup_table": [[1]], "lengths": [3, 4], "page_size": 4}, r"lengths of shape \(2,\)"),
+        ({"lookup_table": np.zeros((0, 3), int), "lengths": [], "page_size": 4}, r"shape \(0, 3\): at least one"),
+        ({"lookup_table": np.zeros((1, 0), int), "lengths": [0], "page_size": 4}, r"shape \(1, 0\): at least one"),
+        ({"lookup_table": [[1]], "lengths": [1.5], "page_size": 4}, r"lengths \[1.5\] are not numbers of tokens"),
+        ({"lookup_table": [[1]], "lengths": [-1], "page_size": 4}, r"lengths \[-1\] are not numbers of tokens"),
         ({"lookup_table": [[1]], "lengths": [3]}, "page_size None"),
         ({"lookup_table": [[1]], "lengths": [5], "page_size": 4}, "sequence 0 has 5 tokens"),
         ({"lookup_table": [[1, -1]], "lengths": [5], "page_size": 4}, r"pages \[1, -1\]"),

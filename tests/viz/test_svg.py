@@ -6,6 +6,7 @@ These rest on laws: a run covers the cells that it stands for, a text is escaped
 from __future__ import annotations
 
 import re
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -53,6 +54,13 @@ def test_strings_are_escaped() -> None:
     assert "a &lt; b &amp; c" in picture.svg
     assert "<title>1 &lt; 3\nbank" in picture.svg
     assert 'aria-label="caption &amp; &quot;quotes&quot;."' in picture.svg
+
+
+def test_what_xml_cannot_write_is_replaced() -> None:
+    """Rests on XML 1.0: control characters have no escape; one in a name would make the whole picture unreadable."""
+    canvas = Canvas()
+    canvas.text(0, 0, "a\x00b\x1b[0m\ttab")
+    assert "a\ufffdb\ufffd[0m\ttab" in ElementTree.fromstring(canvas.picture("t", "c").svg).itertext()
 
 
 def test_small_text_is_refused() -> None:

@@ -74,7 +74,9 @@ class PagePool:
         return tuple(self._pages)
 
     def references(self, page: int) -> int:
-        """How many sequences hold the page."""
+        """How many sequences hold the page. ValueError unless the pool has it."""
+        if count("page", page) >= self.num_pages:
+            raise ValueError(f"page {page}: the pool has pages 0 to {self.num_pages - 1}")
         return int(self._references[page])
 
     def length(self, sequence: int) -> int:
@@ -105,7 +107,7 @@ class PagePool:
         new_length = length + count("tokens", tokens)
         needed = self._pages_of(new_length) - len(pages)
         inside = length % self.page_size
-        shared = tokens > 0 and inside > 0 and self._references[pages[-1]] > 1
+        shared = tokens > 0 and inside > 0 and self.references(pages[-1]) > 1
         if needed + shared > self.num_free:
             raise OutOfPages(
                 f"sequence {sequence} of {length} tokens: {tokens} more need {needed + shared} pages, "
@@ -152,7 +154,8 @@ class PagePool:
     def slots(self, sequence: int, first: int, tokens: int) -> Int64:
         """``page * page_size + slot`` of tokens ``[first, first + tokens)``: the ``slot_mapping`` of a store."""
         length = self.length(sequence)
-        if not 0 <= first <= first + tokens <= length:
+        count("first", first)
+        if first + count("tokens", tokens) > length:
             raise ValueError(f"tokens {first} to {first + tokens} of sequence {sequence}: it has {length}")
         token = np.arange(first, first + tokens)
         pages = np.array(self._pages[sequence], np.int64)
@@ -163,7 +166,7 @@ class PagePool:
         longest sequence if ``columns`` is None."""
         rows = [self.pages(sequence) for sequence in sequences]
         most = max(map(len, rows), default=0)
-        columns = lookup_table_columns(most) if columns is None else columns
+        columns = lookup_table_columns(most) if columns is None else count("columns", columns)
         if columns < most:
             raise ValueError(f"columns {columns}: the longest sequence has {most} pages")
         table = np.full((len(rows), columns), self.num_pages, np.uint32)
@@ -202,6 +205,8 @@ class PagePool:
 def copy_pages(cache: Any, copies: Iterable[PageCopy]) -> None:
     """Carry out the copies in the blocks (and scales) of a :class:`PagedKVCacheCollection`, in place.
 
+    ValueError, before anything is written, for a page that the collection does not have or more tokens than one holds.
+
     >>> from kvlab.cache import KVCacheStaticParams, PagedKVCacheCollection
     >>> cache = PagedKVCacheCollection.allocate(
     ...     KVCacheStaticParams(1, 2), num_pages=3, page_size=4, num_layers=1, batch_size=1, max_length=8, dtype="fp32"
@@ -211,6 +216,11 @@ def copy_pages(cache: Any, copies: Iterable[PageCopy]) -> None:
     >>> cache.blocks[2, 0, 0, :, 0, 0].tolist()
     [7.0, 7.0, 7.0, nan]
     """
+    copies = list(copies)
+    for copy in copies:
+        pages, most = int(cache.blocks.shape[0]), cache.page_size
+        if not (0 <= copy.source < pages and 0 <= copy.target < pages and 0 <= copy.tokens <= most):
+            raise ValueError(f"{copy}: pages 0 to {pages - 1} and at most {most} tokens are accepted")
     for copy in copies:
         for array in (cache.blocks, cache.scales):
             if array is not None:

@@ -52,6 +52,11 @@ def from_torch(
     """
     if layout not in _ORDERS:
         raise ValueError(f"layout {layout!r}: must be NHD ({_axes('NHD')}) or HND ({_axes('HND')})")
+    for name, array in (("cache_lengths", cache_lengths), ("block_table", block_table)):
+        if not isinstance(array, torch.Tensor):
+            raise ValueError(f"{name} is a {type(array).__name__}: must be a torch tensor, as kv_cache is")
+    if kv_axis not in (None, 0, 1) or isinstance(kv_axis, bool):
+        raise ValueError(f"kv_axis {kv_axis!r}: must be 0, 1 or None")
     blocks = _six(kv_cache, layout, kv_axis, "kv_cache")
     six_scales = None if scales is None else _six(scales, layout, kv_axis, "scales")
     _, kv, _, page_size, heads, head_size = blocks.shape
@@ -85,7 +90,11 @@ def _six(cache: Any, layout: str, kv_axis: int | None, name: str) -> torch.Tenso
             raise ValueError(f"{name} has shape {tuple(cache.shape)} and kv_axis is {kv_axis}: must be {rule}")
         kv = cache.movedim(axis, 1)
     elif cache.ndim in (3, 4):
-        rows = cache.unsqueeze(2 if layout == "NHD" else 1) if cache.ndim == 3 else cache
+        heads = 2 if layout == "NHD" else 1
+        rows = cache.unsqueeze(heads) if cache.ndim == 3 else cache
+        if rows.shape[heads] != 1:
+            rule = "one head, as a row of MLA is K and V; else a tensor of five axes, or a pair (k, v)"
+            raise ValueError(f"{name} has shape {tuple(cache.shape)}, {rows.shape[heads]} heads: must be of {rule}")
         kv = rows.unsqueeze(1)
     else:
         raise ValueError(f"{name} has shape {tuple(cache.shape)}: must be {_axes(layout)}, or [pages, page_size, D]")

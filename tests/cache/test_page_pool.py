@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from kvlab.cache import KVCacheStaticParams, OutOfPages, PagedKVCacheCollection, PagePool, copy_pages
+from kvlab.cache import KVCacheStaticParams, OutOfPages, PageCopy, PagedKVCacheCollection, PagePool, copy_pages
 
 pick = st.integers(0, 10**6)
 
@@ -164,6 +164,11 @@ def test_copies_carry_values_and_scales():
         (lambda p: p.fork(0, 4), "tokens 4 of sequence 0: it has 3"),
         (lambda p: p.truncate(0, 4), "tokens 4 of sequence 0: it has 3"),
         (lambda p: p.slots(0, 2, 2), "tokens 2 to 4 of sequence 0: it has 3"),
+        (lambda p: p.slots(0, -1, 2), "first -1 must be at least 0"),
+        (lambda p: p.slots(0, 0, 1.0), "tokens 1.0 must be an integer"),
+        (lambda p: p.references(2), "page 2: the pool has pages 0 to 1"),
+        (lambda p: p.references(-1), "page -1 must be at least 0"),
+        (lambda p: p.lookup_table([0], columns=2.5), "columns 2.5 must be an integer"),
     ],
 )
 def test_errors_change_nothing(act, message):
@@ -174,6 +179,21 @@ def test_errors_change_nothing(act, message):
     assert (pool.num_free, pool.sequences, pool.length(0)) == (1, (0,), 3)
     with pytest.raises(OutOfPages, match="9 more need 2 pages, 1 of 2 are free"):
         pool.append(0, 9)
+    with pytest.raises(OutOfPages, match="need 25000000000000000000 pages"):
+        pool.append(0, 10**20)
+
+
+@pytest.mark.parametrize("wrong", [PageCopy(0, 3, 1), PageCopy(0, -1, 1), PageCopy(-1, 0, 1), PageCopy(0, 1, 5)])
+def test_copies_of_what_is_not_there_write_nothing(wrong):
+    params = KVCacheStaticParams(1, 2)
+    cache = PagedKVCacheCollection.allocate(
+        params, num_pages=2, page_size=4, num_layers=1, batch_size=1, max_length=8, dtype="fp32"
+    )
+    cache.blocks[...] = np.arange(3).reshape(-1, 1, 1, 1, 1, 1)
+    before = cache.blocks.copy()
+    with pytest.raises(ValueError, match=rf"target={wrong.target}, .*: pages 0 to 2 and at most 4 tokens"):
+        copy_pages(cache, [PageCopy(0, 1, 4), wrong])
+    np.testing.assert_array_equal(cache.blocks, before)
 
 
 def test_a_copy_on_write_without_a_free_page_changes_nothing():

@@ -97,6 +97,9 @@ def test_store_then_decode(form: str) -> None:
     "tensor, options, message",
     [
         (torch.zeros(2, 2, 4, 1, 8), {}, "kv_axis=0 or 1, as both are 2"),
+        (torch.zeros(2, 3, 4, 1, 8), {"kv_axis": False}, "kv_axis False: must be 0, 1 or None"),
+        (torch.zeros(3, 4, 2, 8), {}, r"shape \(3, 4, 2, 8\), 2 heads: must be of one head"),
+        (torch.zeros(3, 2, 4, 8), {"layout": "HND"}, r"shape \(3, 2, 4, 8\), 2 heads: must be of one head"),
         (torch.zeros(3, 4, 4, 1, 8), {}, r"kv_axis is None: must be \[2, pages, page_size, heads, D\]"),
         (torch.zeros(2, 4, 4, 1, 8), {"kv_axis": 1}, "kv_axis is 1: must be"),
         (torch.zeros(2, 4), {}, r"kv_cache has shape \(2, 4\): must be"),
@@ -111,6 +114,12 @@ def test_store_then_decode(form: str) -> None:
 def test_errors(tensor, options, message) -> None:
     with pytest.raises(ValueError, match=message):
         from_torch(tensor, LENGTHS, TABLE, **options)
+
+
+def test_a_list_is_no_tensor() -> None:
+    for lengths, table, name in (([3], TABLE, "cache_lengths"), (LENGTHS, [[0]], "block_table")):
+        with pytest.raises(ValueError, match=f"{name} is a list: must be a torch tensor"):
+            from_torch(torch.zeros(2, 3, 4, 1, 8), lengths, table)
 
 
 def test_ambiguous_extents_are_resolved_by_the_caller() -> None:

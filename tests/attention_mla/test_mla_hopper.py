@@ -121,6 +121,9 @@ def test_numbers_and_strides_that_it_does_not_take() -> None:
     q = np.zeros((*x.q.shape[:-1], 580), x.q.dtype)[..., 4:]
     with pytest.raises(ValueError, match="the strides or the alignment of q: must be"):
         mla_decode_paged(q, x.kv, x.table, x.lens, backend="hopper", **x.options)
+    out = np.zeros((*x.q.shape[:-1], 516), x.q.dtype)[..., 4:]
+    with pytest.raises(ValueError, match="the strides or the alignment of out: must be"):
+        mla_decode_paged(*x.arrays, backend="hopper", out=out, **x.options)
     with pytest.raises(ValueError, match="num_splits 65: must be an integer from 1 to 64"):
         mla_decode_paged(*x.arrays, backend="hopper", num_splits=65, **x.options)
 
@@ -161,6 +164,7 @@ MATRIX = [
     Case((70,), H=16, S=4, columns=FULL, page=128, splits=2),
     Case((70,), H=63, S=2, columns=FULL, page=16, dtype="fp16"),
     Case((70,), H=128, columns=FULL, page=32, splits=2),
+    Case((70,), H=16, columns=FULL, page=64),
 ]
 
 
@@ -194,12 +198,17 @@ def test_compiled(case: Case) -> None:
     shapes = re.findall(r"HGMMA\.(\d+x\d+x\d+)", made.sass)
     assert shapes.count("64x64x16") == 2 * (576 // 16)  # Q K^T before the loop and in it
     assert shapes.count("64x256x16") == 4 * (64 // 16)  # P V of two halves, in the loops and behind them
-    late = launch_arguments(case)[1]["config"].constants.LATE
+    config = launch_arguments(case)[1]["config"]
+    late = config.constants.LATE
     assert count["UBLKPF"] == late == (case.H * case.S > 32 and case.page >= 64)
     assert count["HGMMA"] == len(shapes)
     assert count["WARPGROUP"] <= 18
     assert count["UTMALDG"] == 9 + 9 * (64 // box)
-    assert count["STSM"] == 2 * 4  # P
+    boxed = config.constants.BOXED
+    assert count["STSM"] == 2 * 4 + (2 * 16 if boxed and config.num_splits == 1 else 0)  # P, and O of 16 bits
+    assert boxed == (case.H * case.S > 32)
+    assert count["UTMASTG"] == 2 * boxed  # O, half by half
+    assert count["STG"] == 2 + (0 if boxed else 2 * 64)  # lse of 8 + 8 rows; O, 2 of 8 columns at a time
     assert_every_role_is_checked(made)
 
 

@@ -42,6 +42,8 @@ method = functools.partial(method_of, HopperCTA)
 LONG = Case((330, 70), H=16, S=2, columns=FULL, page=64, splits=1)  # six blocks, then two, whose last are cleaned
 LATE = replace(LONG, H=80, S=1)
 BLOCK = Case((50, 64), H=3, columns=FULL, page=16, splits=1)  # two items of one block
+BOXED = replace(BLOCK, H=40)  # O leaves by TMA
+CASES = {"long": LONG, "late": LATE, "block": BLOCK, "boxed": BOXED, "split": replace(BOXED, splits=2)}
 
 
 def run(case: Case, traffic: Traffic | None = None, programs: int = 1) -> None:
@@ -50,7 +52,7 @@ def run(case: Case, traffic: Traffic | None = None, programs: int = 1) -> None:
     hopper_emulator.launch(*arrays, **named, config=config, traffic=traffic)
 
 
-@pytest.mark.parametrize("case", [LONG, LATE, BLOCK, replace(LONG, H=128, splits=3)], ids=str)
+@pytest.mark.parametrize("case", [LONG, LATE, BLOCK, BOXED, replace(LONG, H=128, splits=3)], ids=str)
 def test_nothing_is_reported(case: Case) -> None:
     traffic = Traffic(timeline=Timeline())
     run(case, traffic, programs=2)
@@ -94,6 +96,13 @@ def cleaned_without_a_barrier(cta: HopperCTA, clean: Any, *args: Any) -> None:
     del cta.meet
 
 
+def o_written_without_a_barrier(cta: HopperCTA, store: Any, *args: Any) -> None:
+    meet = cta.meet
+    cta.meet = lambda me: setattr(cta, "meet", meet)  # type: ignore[method-assign]
+    store(*args)
+    del cta.meet
+
+
 LEADER = (0, 1, 2, 3)
 # name: cases, mutation, what is reported, what must be in the message
 MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
@@ -133,6 +142,13 @@ MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
     "no-barrier-behind-the-zeros": (
         "block", method("clean_rows", cleaned_without_a_barrier), ORDER, "a barrier between warp",
     ),
+    "no-fence-behind-o": ("late split", drop("fence_async", "o write"), ORDER, "missing: fence.proxy.async in warp"),
+    "o-has-not-left-when-v-is-given-back": ("late", drop("wait_store"), WAR, "k copy by warp 8 of the producer"),
+    "the-second-piece-of-o-written-over-the-first": ("split", drop("wait_store"), WAR, "o write by warp"),
+    "o-in-flight-at-the-end": ("boxed", drop("wait_store"), (WAR, END), "cp.async.bulk.wait_group.read in warp"),
+    "o-written-before-all-warps-have-read-v": (
+        "boxed", method("store_half", o_written_without_a_barrier), WAR, "a barrier after wgmma.wait_group in warp",
+    ),
     "one-stage": ("long", one_stage, (WAW, WAR), "k copy by warp 8"),
 }  # fmt: skip
 LIST = [(name, case) for name, (cases, *_) in MUTANTS.items() for case in cases.split()]
@@ -142,4 +158,4 @@ LIST = [(name, case) for name, (cases, *_) in MUTANTS.items() for case in cases.
 def test_mutants_are_caught(name: str, case: str, monkeypatch: Patch) -> None:
     _, mutate, kind, words = MUTANTS[name]
     mutate(monkeypatch)
-    caught_as(kind, words, lambda: run({"block": BLOCK, "late": LATE, "long": LONG}[case]))
+    caught_as(kind, words, lambda: run(CASES[case]))

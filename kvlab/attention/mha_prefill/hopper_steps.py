@@ -21,13 +21,19 @@ store_box = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 
 @gluon.jit
+def view_as(smem, dtype: gl.constexpr, shape: gl.constexpr, layout: gl.constexpr):
+    """The same bytes of shared memory as elements of another type, with another shape and layout."""
+    if REINTERPRETS:
+        seen = smem.reinterpret(dtype, shape, layout)
+    else:
+        seen = smem._reinterpret(dtype, shape, layout)
+    return seen
+
+
+@gluon.jit
 def view(smem, shape: gl.constexpr, layout: gl.constexpr):
     """The same bytes of shared memory with another shape and layout."""
-    if REINTERPRETS:
-        seen = smem.reinterpret(smem.dtype, shape, layout)
-    else:
-        seen = smem._reinterpret(smem.dtype, shape, layout)
-    return seen
+    return view_as(smem, smem.dtype, shape, layout)
 
 
 @gluon.jit
@@ -42,11 +48,7 @@ def operand(boxes, rows: gl.constexpr, depth: gl.constexpr, panels: gl.constexpr
 @gluon.jit
 def in_pairs(smem, n: gl.constexpr, rows: gl.constexpr, cols: gl.constexpr):
     """Buffers ``[rows, cols]`` of 8-bit elements as pairs of them."""
-    if REINTERPRETS:
-        seen = smem.reinterpret(gl.int16, [n, rows, cols // 2], TILE_LAYOUT)
-    else:
-        seen = smem._reinterpret(gl.int16, [n, rows, cols // 2], TILE_LAYOUT)
-    return seen
+    return view_as(smem, gl.int16, [n, rows, cols // 2], TILE_LAYOUT)
 
 
 @gluon.jit

@@ -10,6 +10,7 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kvlab.attention.features import Features
 from kvlab.attention.merge_states.kernel import merge_partial_results as merge
@@ -25,16 +26,16 @@ from .hopper_roles import follow, lead, produce
 from .hopper_steps import K_LAYOUT, Q_LAYOUT, ROWS_LAYOUT
 
 SIZES = [
-    "items", "row_tiles", "head_tiles", "splits", "heads", "tokens", "pages", "table_batch", "lens_stride",
-    "lse_split", "lse_batch", "lse_token", "lse_head",
+    "items", "row_tiles", "head_tiles", "splits", "batches", "heads", "tokens", "pages", "table_batch", "columns",
+    "lens_stride", "lse_split", "lse_batch", "lse_token", "lse_head",
 ]  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=SIZES)
 def attend(
-    dq, dk, dk_rope, kv, out, lse, table, lens, kv_page, scale, unit, items, row_tiles, head_tiles, splits, heads,
-    tokens, pages, table_batch, lens_stride, o_split, o_batch, o_token, o_head, lse_split, lse_batch, lse_token,
-    lse_head,
+    dq, dk, dk_rope, do, kv, out, lse, table, lens, kv_page, scale, unit, items, row_tiles, head_tiles, splits, batches,
+    heads, tokens, pages, table_batch, columns, lens_stride, o_split, o_batch, o_token, o_head, lse_split, lse_batch,
+    lse_token, lse_head,
     C: gl.constexpr,
 ):  # fmt: skip
     """A program: shared memory, barriers, and its partitions."""
@@ -58,17 +59,18 @@ def attend(
     k_s = operand(k_box, C.BN, C.DV // 2, C.NB * PANELS)
     k_rope_s = operand(k_rope_box, C.BN, C.DR, C.NB)
     keys = (lens, lens_stride, row_tiles, head_tiles, splits)
-    outputs = (out, o_split, o_batch, o_token, o_head, heads, tokens, splits)
+    outputs = (do, out, o_split, o_batch, o_token, o_head, heads, tokens, batches, splits)
     results = (lse, lse_split, lse_batch, lse_token, lse_head, heads, tokens, scale, unit)
+    entries = (table, table_batch, columns, pages)
     descs = (dq, dk, dk_rope)
     boxes = (q_box, q_rope_box, k_box, k_rope_box)
     bars = (q_full, q_free, l_full, l_free, r_full, r_free)
-    smem = (q_s, q_rope_s, k_s, k_rope_s, p_s, rows_s)
+    smem = (q_s, q_rope_s, k_s, k_rope_s, p_s, rows_s, k_box)
     gl.warp_specialize(
         [
             (lead, (smem, bars, outputs, results, items, keys, gl.constexpr(C))),
-            (follow, ((k_s, p_s, rows_s), r_full, r_free, outputs, items, keys, gl.constexpr(C))),
-            (produce, (descs, boxes, bars, kv, kv_page, table, table_batch, pages, items, keys, gl.constexpr(C))),
+            (follow, ((k_s, p_s, rows_s, k_box), r_full, r_free, outputs, items, keys, gl.constexpr(C))),
+            (produce, (descs, boxes, bars, kv, kv_page, entries, items, keys, gl.constexpr(C))),
         ],
         [4, 1],
         [C.FOLLOWER, C.PRODUCER],
@@ -99,15 +101,26 @@ def launch(
     pointers = (
         box_descriptor(q, (C.TB, C.HB), Q_LAYOUT, "q", again),
         box_descriptor(kv_cache, (C.BOX,), K_LAYOUT, "kv_cache", again),
-        box_descriptor(k_rope, (C.BOX,), K_LAYOUT, "k_rope", again), kv_cache, part, part_lse, block_table, seq_lens,
+        box_descriptor(k_rope, (C.BOX,), K_LAYOUT, "k_rope", again),
+        _output_boxes(part, (C.TB, C.HB), again) if C.BOXED else part, kv_cache, part, part_lse, block_table, seq_lens,
     )  # fmt: skip
     if not relaunched(attend, pointers, again):
         steps, lse_steps = partial_strides(part, part_lse, splits)
         first_launch(attend, config.grid(), pointers, again)(
             kv_cache.stride(0), scale * LOG2E, 1 / LOG2E, config.items, config.row_tiles,
-            config.head_tiles, splits, heads, tokens, kv_cache.shape[0], block_table.stride(0), seq_lens.stride(0),
-            *steps, *lse_steps, C=C, num_warps=4,
+            config.head_tiles, splits, batch, heads, tokens, kv_cache.shape[0], block_table.stride(0),
+            block_table.shape[1], seq_lens.stride(0), *steps, *lse_steps, C=C, num_warps=4,
         )  # fmt: skip
     if splits > 1:
         merge(part, part_lse, out, lse, again)
     return out, lse
+
+
+def _output_boxes(x: torch.Tensor, rows: tuple[int, ...], again: Again) -> TensorDescriptor:
+    """A TMA descriptor of results ``[.., tokens, heads, columns]`` as ``[pages, panels, tokens, heads, columns of a
+    panel]``, for boxes of ``rows`` and four panels of 128 bytes a row.
+    """
+    layout = gl.constexpr(gl.NVMMASharedLayout(128, 8 * x.element_size(), rank=5))
+    if again is None or "out" not in again:
+        x = x.flatten(0, -4).unflatten(3, (-1, 128 // x.element_size())).movedim(3, 1)
+    return box_descriptor(x, (4, *rows), layout, "out", again)

@@ -28,6 +28,7 @@ class Constants(NamedTuple):
 
     MASKED: others than the last block of keys may need a mask. LATE: the follower multiplies P V while the leader does
     the next softmax, not before, and the next block is brought into L2; the rows of a page stand one after the other.
+    BOXED: the output passes through shared memory and leaves by TMA, as whole rows.
     Registers of a thread of the FOLLOWER and of the PRODUCER; the leader has the others.
     """
 
@@ -37,6 +38,7 @@ class Constants(NamedTuple):
     PAGE: int
     MASKED: bool
     LATE: bool = False
+    BOXED: bool = False
     FOLLOWER: int = 192
     PRODUCER: int = 32
     NB: int = 2
@@ -79,8 +81,8 @@ def hopper_lacks(inputs: MLAInputs, problem: MLADecodeProblem, features: Feature
         return "no sequences"
     if not (page % 64 == 0 or page in (16, 32)):
         return f"page size {page}"
-    for name, array in (("q", inputs.q), ("kv_cache", inputs.kv_cache)):
-        if not tma_takes(array, name):
+    for name, array in (("q", inputs.q), ("kv_cache", inputs.kv_cache), ("out", inputs.out)):
+        if array is not None and not tma_takes(array, name):
             return f"the strides or the alignment of {name}"
     return None
 
@@ -105,8 +107,9 @@ def choose_hopper(
     page = problem.page_size
     box = min(page, 64)
     masked, producer = problem.tokens > 1, 32 if box == 64 else 64
-    late = adjacent and box == 64 and problem.rows > 32  # with fewer rows DRAM decides
-    constants = Constants(TB=64 // HB, HB=HB, BOX=box, PAGE=page, MASKED=masked, LATE=late, PRODUCER=producer)
+    boxed = problem.rows > 32  # with fewer rows DRAM decides, and they leave sooner without the detour
+    late = adjacent and box == 64 and boxed
+    constants = Constants(64 // HB, HB, BOX=box, PAGE=page, MASKED=masked, LATE=late, BOXED=boxed, PRODUCER=producer)
     head_tiles = -(-problem.heads // HB)
     row_tiles = head_tiles * -(-problem.tokens // constants.TB)
     programs, blocks = problem.batch * row_tiles, max(-(-problem.max_keys // constants.BN), 1)

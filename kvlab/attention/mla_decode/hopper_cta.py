@@ -117,6 +117,28 @@ class HopperCTA(PartitionedCTA):
         self.hazards.fence_async(me)
         self.meet(me)
 
+    def store_half(
+        self, me: Warps, o: Array, b: int, half: str, page: int, token: int, head: int, some: bool
+    ) -> None:  # fmt: skip
+        """Half the columns of the output, ``some`` or none of them, registers -> shared memory -> DRAM. They pass
+        through the place of that half of V in stage b, float32 in two pieces. TMA leaves absent rows alone.
+        """
+        size, box = o.itemsize, self.boxes["o"]
+        at = self.places.tiles[f"k {half} {b}"]
+        place = PanelTile(at.rows, at.nbytes // size // at.rows, at.base, size)
+        panels, col = HALVES.index(half) * at.cols // box.box[4], 0 if some else box.box[4]
+        for c, piece in enumerate(np.split(o, size // 2, axis=1)):
+            self.meet(me)
+            self.hazards.write(self.places.shared(place, me, 16), "o write", b)
+            address = place.address(np.arange(place.rows)[:, None], np.arange(place.vectors))
+            self.smem.store(address, piece.reshape(*address.shape, 16 // size))
+            self.hazards.fence_async(me)
+            self.hazards.store_bulk(self.places.whole(f"k {half} {b}", self.elect(me)), "o store", b)
+            tma.store(box, (page, panels + c * box.box[1], token, head, col), self.smem, place.base)
+            self.hazards.wait_store(0, me)
+            self.meet(me)
+        self.traffic.move("registers->DRAM", o.nbytes)
+
     def _load(
         self, box: str, name: str, bar: AsyncBarrier, at: tuple[Any, ...], offset: Array, stage: int | None
     ) -> None:

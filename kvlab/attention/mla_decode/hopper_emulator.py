@@ -18,7 +18,7 @@ from kvlab.hardware import TmaDescriptor
 from kvlab.staging import Fragments, Traffic, ceildiv
 
 from .hopper_config import HopperConfig
-from .hopper_cta import HopperCTA
+from .hopper_cta import HALVES, HopperCTA, Warps
 
 Array = np.ndarray[Any, Any]
 PARTS = 3  # products of Q K^T
@@ -41,14 +41,24 @@ class Launch:
 
     def find_item(self, t: int) -> tuple[int, int, int, int, int, int, int]:
         """Item number -> its sequence and split, first token and head of its rows, first key, all keys, and blocks."""
+        batch, split, token, head, length = self.find_place(t)
+        return batch, split, token, head, *self.find_keys(split, length)
+
+    def find_place(self, t: int) -> tuple[int, int, int, int, int]:
+        """Item number -> its sequence and split, first token and head of its rows; and the sequence's length."""
         config, C = self.config, self.config.constants
         tile, split = t % config.row_tiles, t // config.row_tiles % config.num_splits
         batch = t // (config.row_tiles * config.num_splits)
-        num_keys = int(self.lens[batch])
+        token, head = tile // config.head_tiles * C.TB, tile % config.head_tiles * C.HB
+        return batch, split, token, head, int(self.lens[batch])
+
+    def find_keys(self, split: int, num_keys: int) -> tuple[int, int, int]:
+        """First key of a split, all keys, and blocks of keys."""
+        config, C = self.config, self.config.constants
         size = ceildiv(ceildiv(num_keys, config.num_splits), C.BN) * C.BN
         lo = min(split * size, num_keys)
         blocks = max(ceildiv(min(lo + size, num_keys) - lo, C.BN), 1)
-        return batch, split, tile // config.head_tiles * C.TB, tile % config.head_tiles * C.HB, lo, num_keys, blocks
+        return lo, num_keys, blocks
 
     def find_pages(self, batch: int, key: int, num_keys: int) -> Array:
         """The pages of a block's boxes; past the end none."""
@@ -64,13 +74,21 @@ class Launch:
         t, h = token + r // C.HB, head + r % C.HB
         return t, h, (t < self.tokens) & (h < self.heads)
 
-    def store_half(self, o: Fragments, half: int, split: int, batch: int, token: int, head: int, some: bool) -> None:
-        """Half the columns of the output: rows that exist, of a split with some keys or the only one."""
-        cols = self.config.constants.DV // 2
-        t, h, there = self.rows(token, head)
-        there = there & (some or self.config.num_splits == 1)
-        values = o.tile()[0][there].astype(self.out.dtype)
-        self.out[split, batch, t[there], h[there], half * cols : (half + 1) * cols] = values
+    def store_half(
+        self, cta: HopperCTA, me: Warps, o: Fragments, b: int, half: str, split: int, batch: int, token: int, head: int,
+        some: bool,
+    ) -> None:  # fmt: skip
+        """Half the columns of the output, registers -> DRAM: rows that exist, of a split with some keys or the only
+        one. BOXED: as whole rows through shared memory.
+        """
+        C, some = self.config.constants, some or self.config.num_splits == 1
+        values = o.tile()[0].astype(self.out.dtype)
+        if C.BOXED:
+            cta.store_half(me, values, b, half, split * self.out.shape[1] + batch, token, head, some)
+        else:
+            t, h, there = self.rows(token, head)
+            r, first = np.nonzero(there & some)[0], HALVES.index(half) * C.DV // 2
+            self.out[split, batch, t[r], h[r], first : first + C.DV // 2] = values[r]
 
 
 def produce(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
@@ -80,12 +98,14 @@ def produce(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
     C, items, programs = cta.C, x.config.items, x.config.programs
     it, turn = 0, 0
     for t in range(program, items, programs):
-        #: find -> batch, token, head, lo, blocks    the rows of an item and its keys
-        batch, _, token, head, lo, num_keys, blocks = x.find_item(t)
+        #: find -> batch, split, token, head, length    the rows of an item; its length and pages are on their way
+        batch, split, token, head, length = x.find_place(t)
         #: load_q -> turn    DRAM -> shared memory
         yield cta.q_free, turn ^ 1
         cta.load_queries(batch, token, head)
         turn ^= 1
+        #: keys -> lo, num_keys, blocks    once the length is here
+        lo, num_keys, blocks = x.find_keys(split, length)
         for i in range(blocks):
             #: load_left -> b, key    columns of the leader's half of V, and those of rope
             b, key = it % C.NB, lo + i * C.BN
@@ -164,12 +184,12 @@ def lead(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
         #: normalise -> o, lse    natural logarithm
         lse = np.where(total > 0, (m * scale + np.log2(some)) * x.unit, np.float32(-np.inf))
         cta.wait_mma(me, 0)
-        cta.arrive(me, cta.l_free[b])
         o = o.with_values(o.values * o.by_row(inv[None]))
         #: store    registers -> DRAM; an empty split leaves its partial output alone
         token_of, head_of, there = x.rows(token, head)
         x.lse[split, batch, head_of[there], token_of[there]] = lse[there]
-        x.store_half(o, 0, split, batch, token, head, lo < num_keys)
+        x.store_half(cta, me, o, b, "left", split, batch, token, head, lo < num_keys)
+        cta.arrive(me, cta.l_free[b])
         #: next -> it, turn    the next item
         it += 1
         turn ^= 1
@@ -204,7 +224,7 @@ def follow(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
         b = it % C.NB
         yield cta.sync(cta.p_full, it & 1)
         alpha, inv = cta.get(me, 0), cta.get(me, 1)
-        #: accumulate -> o, it    O = alpha O + P V of the last block
+        #: accumulate -> o    O = alpha O + P V of the last block
         o = o.with_values(o.values * o.by_row(alpha[None]))
         yield cta.r_full[b], (it // C.NB) & 1
         key = lo + (blocks - 1) * C.BN
@@ -212,11 +232,12 @@ def follow(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
             cta.clean_rows(me, b, "right", max(num_keys - key, 0))
         o = cta.accumulate(me, None, b, "right", o)
         cta.wait_mma(me, 0)
-        cta.arrive(me, cta.r_free[b])
-        it += 1
         o = o.with_values(o.values * o.by_row(inv[None]))
         #: store    registers -> DRAM; an empty split leaves its partial output alone
-        x.store_half(o, 1, split, batch, token, head, lo < num_keys)
+        x.store_half(cta, me, o, b, "right", split, batch, token, head, lo < num_keys)
+        cta.arrive(me, cta.r_free[b])
+        #: next -> it    the next item
+        it += 1
 
 
 def _mask(s: Fragments, x: Launch, token: int, head: int, key: int, limit: int) -> Fragments:
@@ -260,6 +281,9 @@ def launch(
     part, part_lse = partial_results(out, lse, splits)
     rows = {"q": (q, (C.TB, C.HB)), "k": (kv_cache, (C.BOX,)), "rope": (k_rope, (C.BOX,))}
     boxes = {name: TmaDescriptor.of(a, (1, *n, 64), "128B") for name, (a, n) in rows.items()}
+    width = 128 // part.itemsize
+    by_panels = np.moveaxis(part.reshape(splits * batch, tokens, heads, C.DV // width, width), 3, 1)
+    boxes["o"] = TmaDescriptor.of(by_panels, (1, 4, C.TB, C.HB, width), "128B")
     numbers = np.float32(scale * LOG2E), np.float32(1 / LOG2E)
     x = Launch(config, heads, tokens, len(kv_cache), block_table, seq_lens, part, part_lse, *numbers)
     with traffic.launch():

@@ -20,8 +20,11 @@ from .hopper_steps import (
     S_DONE,
     clean_rows,
     expect_keys,
+    expect_pages,
     find_item,
+    find_keys,
     find_pages,
+    find_place,
     load_keys,
     load_queries,
     mask_rows,
@@ -33,7 +36,7 @@ from .hopper_steps import (
 
 
 @gluon.jit
-def produce(descs, boxes, bars, kv, kv_page, table, table_batch, pages, items, keys, C: gl.constexpr):
+def produce(descs, boxes, bars, kv, kv_page, entries, items, keys, C: gl.constexpr):
     """One warp brings Q and the latent rows of item after item."""
     #@ producer
     #: begin -> it, turn    nothing loaded yet
@@ -43,16 +46,20 @@ def produce(descs, boxes, bars, kv, kv_page, table, table_batch, pages, items, k
     q_box, q_rope_box, k_box, k_rope_box = boxes
     q_full, q_free, l_full, l_free, r_full, r_free = bars
     HALF: gl.constexpr = C.DV // 2 // PANEL
+    table, table_batch, columns, pages = entries
     it = 0  # blocks so far: stage it % NB, phase it // NB
     turn = 0  # parity of the items so far
     for t in range(program, items, programs):
-        #: find -> batch, token, head, lo, blocks    the rows of an item and its keys
-        batch, _, token, head, lo, num_keys, blocks = find_item(t, keys, C)
+        #: find -> batch, split, token, head, length    the rows of an item; its length and pages are on their way
+        batch, split, token, head, length = find_place(t, keys, C)
         pages_of = table + batch.to(gl.int64) * table_batch
+        expect_pages(pages_of, columns)
         #: load_q -> turn    DRAM -> shared memory
         mbarrier.wait(q_free, turn ^ 1)
         load_queries(dq, q_box, q_rope_box, q_full, batch, token, head, C)
         turn ^= 1
+        #: keys -> lo, num_keys, blocks    once the length is here
+        lo, num_keys, blocks = find_keys(split, length, keys[-1], C)
         for i in range(blocks):
             #: load_left -> b, key    columns of the leader's half of V, and those of rope
             b = it % C.NB
@@ -85,7 +92,7 @@ def lead(smem, bars, outputs, results, items, keys, C: gl.constexpr):
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLS, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=2)
-    q_s, q_rope_s, k_s, k_rope_s, p_s, rows_s = smem
+    q_s, q_rope_s, k_s, k_rope_s, p_s, rows_s, k_box = smem
     q_full, q_free, l_full, l_free, r_full, r_free = bars
     lse_out, lse_split, lse_batch, lse_token, lse_head, heads, tokens, scale, unit = results
     DTYPE: gl.constexpr = q_s.dtype
@@ -164,14 +171,14 @@ def lead(smem, bars, outputs, results, items, keys, C: gl.constexpr):
         #: normalise -> o, lse    natural logarithm
         lse = gl.where(total > 0, (m * scale + gl.log2(total)) * unit, float("-inf"))
         o = hopper.warpgroup_mma_wait(0, deps=(o,))
-        mbarrier.arrive(l_free.index(b), count=1)
         o = o * gl.convert_layout(inv, gl.SliceLayout(1, O_LAYOUT))[:, None]
         #: store    registers -> DRAM; an empty split leaves its partial output alone
         r = gl.arange(0, BM, layout=gl.SliceLayout(1, S_LAYOUT))
         at = lse_out + split.to(gl.int64) * lse_split + batch.to(gl.int64) * lse_batch
         where = at + (token + r // C.HB) * lse_token + (head + r % C.HB) * lse_head
         gl.store(where, lse, mask=(token + r // C.HB < tokens) & (head + r % C.HB < heads))
-        store_half(outputs, o, 0, split, batch, token, head, lo < num_keys, C)
+        store_half(outputs, o, k_box, b, 0, split, batch, token, head, lo < num_keys, C)
+        mbarrier.arrive(l_free.index(b), count=1)
         #: next -> it, turn    the next item
         it += 1
         turn ^= 1
@@ -187,7 +194,7 @@ def follow(smem, r_full, r_free, outputs, items, keys, C: gl.constexpr):
     BM: gl.constexpr = C.BM
     COLS: gl.constexpr = C.DV // 2
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLS, 16])
-    k_s, p_s, rows_s = smem
+    k_s, p_s, rows_s, k_box = smem
     it = 0
     for t in range(program, items, programs):
         #: find -> batch, split, token, head, lo, blocks, o    rows and keys
@@ -212,7 +219,7 @@ def follow(smem, r_full, r_free, outputs, items, keys, C: gl.constexpr):
         named_barrier("sync", P_FULL, 256)
         alpha = rows_s.index(0).load(gl.SliceLayout(1, O_LAYOUT))
         inv = rows_s.index(1).load(gl.SliceLayout(1, O_LAYOUT))
-        #: accumulate -> o, it    O = alpha O + P V of the last block
+        #: accumulate -> o    O = alpha O + P V of the last block
         o = o * alpha[:, None]
         mbarrier.wait(r_full.index(b), (it // C.NB) & 1)
         key = lo + (blocks - 1) * C.BN
@@ -220,8 +227,9 @@ def follow(smem, r_full, r_free, outputs, items, keys, C: gl.constexpr):
             clean_rows(k_s, 2 * b + 1, gl.maximum(num_keys - key, 0), C)
         o = hopper.warpgroup_mma(p_s, k_s.index(2 * b + 1), o, is_async=True)
         o = hopper.warpgroup_mma_wait(0, deps=(o,))
-        mbarrier.arrive(r_free.index(b), count=1)
-        it += 1
         o = o * inv[:, None]
         #: store    registers -> DRAM; an empty split leaves its partial output alone
-        store_half(outputs, o, 1, split, batch, token, head, lo < num_keys, C)
+        store_half(outputs, o, k_box, b, 1, split, batch, token, head, lo < num_keys, C)
+        mbarrier.arrive(r_free.index(b), count=1)
+        #: next -> it    the next item
+        it += 1

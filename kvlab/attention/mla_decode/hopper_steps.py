@@ -5,9 +5,9 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from kvlab.attention.mha_prefill.hopper_steps import PANEL, load_box, meet, operand
+from kvlab.attention.mha_prefill.hopper_steps import PANEL, load_box, meet, operand, store_box, view_as
 
 Q_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=4))
 K_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
@@ -32,22 +32,49 @@ def named_barrier(verb: gl.constexpr, number: gl.constexpr, threads: gl.constexp
 
 @gluon.jit
 def find_item(t, keys, C: gl.constexpr):
-    """Item number -> its sequence and split, first token and head of its rows, first key, all keys, and blocks of keys.
+    """Item number -> its sequence and split, first token and head of its rows, first key, all keys, blocks of keys."""
+    batch, split, token, head, length = find_place(t, keys, C)
+    lo, num_keys, blocks = find_keys(split, length, keys[-1], C)
+    return batch, split, token, head, lo, num_keys, blocks
 
-    The row tiles of a sequence are neighbours: they read the same keys. A split is a number of whole blocks. Without
-    keys there is one block, of which no row sees anything.
+
+@gluon.jit
+def find_place(t, keys, C: gl.constexpr):
+    """Item number -> its sequence and split, first token and head of its rows; and the sequence's length, on its way.
+
+    The row tiles of a sequence are neighbours: they read the same keys.
     """
     lens, lens_stride, row_tiles, head_tiles, splits = keys
     tile = t % row_tiles
     split = t // row_tiles % splits
     batch = t // (row_tiles * splits)
-    num_keys = gl.load(lens + batch * lens_stride).to(gl.int32)
+    token = tile // head_tiles * C.TB
+    head = tile % head_tiles * C.HB
+    return batch, split, token, head, gl.load(lens + batch * lens_stride)
+
+
+@gluon.jit
+def find_keys(split, length, splits, C: gl.constexpr):
+    """First key of a split, all keys, and blocks of keys. A split is a number of whole blocks. Without keys there is
+    one block, of which no row sees anything.
+    """
+    num_keys = length.to(gl.int32)
     size = gl.cdiv(gl.cdiv(num_keys, splits), C.BN) * C.BN
     lo = gl.minimum(split * size, num_keys)
     blocks = gl.maximum(gl.cdiv(gl.minimum(lo + size, num_keys) - lo, C.BN), 1)
-    token = tile // head_tiles * C.TB
-    head = tile % head_tiles * C.HB
-    return batch, split, token, head, lo, num_keys, blocks
+    return lo, num_keys, blocks
+
+
+@gluon.jit
+def expect_pages(table, columns):
+    """Bring the numbers of a sequence's first pages, 128 bytes of them a lane, into L2."""
+    lane = gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    STEP: gl.constexpr = 1024 // table.dtype.element_ty.primitive_bitwidth
+    at = table + gl.minimum(lane * STEP, columns - 1)
+    gl.inline_asm_elementwise(
+        "{.reg .pred p; setp.gt.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.b32 $0, 0;}", "=r,l,r,~{memory}",
+        [at, lane * 0 + columns], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
 
 
 @gluon.jit
@@ -137,15 +164,40 @@ def send(p_s, rows_s, p, alpha):
 
 
 @gluon.jit
-def store_half(outputs, o, half: gl.constexpr, split, batch, token, head, some, C: gl.constexpr):
-    """Half the columns of the output, registers -> DRAM: rows that exist, of a split with some keys or the only one."""
-    out, o_split, o_batch, o_token, o_head, heads, tokens, splits = outputs
-    O_LAYOUT: gl.constexpr = o.type.layout
-    r = gl.arange(0, C.BM, layout=gl.SliceLayout(1, O_LAYOUT))
-    d = half * (C.DV // 2) + gl.arange(0, C.DV // 2, layout=gl.SliceLayout(0, O_LAYOUT))
-    t = token + r // C.HB
-    h = head + r % C.HB
-    at = out + split.to(gl.int64) * o_split + batch.to(gl.int64) * o_batch
-    rows = t.to(gl.int64) * o_token + h.to(gl.int64) * o_head
-    there = (t < tokens) & (h < heads) & (some | (splits == 1))
-    gl.store(at + rows[:, None] + d[None, :], o.to(out.dtype.element_ty), mask=there[:, None])
+def store_half(outputs, o, k_box, b, half: gl.constexpr, split, batch, token, head, some, C: gl.constexpr):
+    """Half the columns of the output, registers -> DRAM: rows that exist, of a split with some keys or the only one.
+
+    BOXED: they pass through the place of that half of V in stage b, float32 in two pieces, and leave as whole rows by
+    TMA, which leaves absent ones alone.
+    """
+    do, out, o_split, o_batch, o_token, o_head, heads, tokens, batches, splits = outputs
+    some = some | (splits == 1)
+    if C.BOXED:
+        BITS: gl.constexpr = do.dtype.primitive_bitwidth
+        PANELS: gl.constexpr = do.block_shape[1]
+        WIDTH: gl.constexpr = do.block_shape[4]
+        SHAPE: gl.constexpr = [2 * C.NB, C.BM, PANELS * WIDTH]
+        LAYOUT: gl.constexpr = gl.NVMMASharedLayout(128, BITS, rank=2)
+        BOX_SHAPE: gl.constexpr = [2 * C.NB, 1, PANELS, C.TB, C.HB, WIDTH]
+        BOX_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(128, BITS, rank=5)
+        place = view_as(k_box, do.dtype, SHAPE, LAYOUT).index(2 * b + half)
+        box = view_as(k_box, do.dtype, BOX_SHAPE, BOX_LAYOUT).index(2 * b + half)
+        pieces = (o, o) if BITS == 16 else o.reshape([C.BM, 2, PANELS * WIDTH]).permute((0, 2, 1)).split()
+        page = split * batches + batch
+        col = gl.where(some, 0, WIDTH)  # behind the end of a panel there is nothing to be written
+        for c in range(gl.minimum(splits, BITS // 16)):  # float32 are those of several splits
+            meet()  # no warp reads V any more, nor the piece before
+            place.store(gl.where(c == 0, pieces[0], pieces[1]).to(do.dtype))
+            fence_async_shared()
+            store_box(do, [page, (half * (BITS // 16) + c) * PANELS, token, head, col], box)
+            tma.store_wait(0)
+    else:
+        O_LAYOUT: gl.constexpr = o.type.layout
+        r = gl.arange(0, C.BM, layout=gl.SliceLayout(1, O_LAYOUT))
+        d = half * (C.DV // 2) + gl.arange(0, C.DV // 2, layout=gl.SliceLayout(0, O_LAYOUT))
+        t = token + r // C.HB
+        h = head + r % C.HB
+        at = out + split.to(gl.int64) * o_split + batch.to(gl.int64) * o_batch
+        rows = t.to(gl.int64) * o_token + h.to(gl.int64) * o_head
+        there = (t < tokens) & (h < heads) & some
+        gl.store(at + rows[:, None] + d[None, :], o.to(out.dtype.element_ty), mask=there[:, None])

@@ -89,15 +89,17 @@ def test_prefill_dram_and_sectors(prefill: tuple[Traffic, TmaTrace]) -> None:
 
 
 def mla_role(op: str, offset: int, sass: str) -> str:
-    """The compiler's shared memory: Q at 0, latent rows at 0x12000, P at 0x36000, rows' factors at 0x38000."""
+    """The compiler's shared memory: Q at 0, latent rows, later O, at 0x12000, P at 0x36000, rows' factors at 0x38000."""
     if op.startswith("HGMMA.64x64"):
         return "q k products"
     if op.startswith("HGMMA"):
         return "p v products, p in shared memory" if "gdesc" in sass.split(",")[1] else "p v products, p in registers"
     if op.startswith("UTMALDG"):
         return "boxes of q" if op.endswith("4D") else "boxes of keys"
+    if op.startswith("UTMASTG"):
+        return "boxes of o"
     if op.startswith("STSM"):
-        return "p write"
+        return "p write" if offset == 0x36000 else "o write"
     if op in ("LDS.128", "STS.128"):
         return "clean"
     if op == "LDS.U8" or op == "STS.64":
@@ -120,8 +122,11 @@ def test_mla_every_instruction(mla: tuple[Traffic, TmaTrace]) -> None:
     }
     q_boxes = ITEMS * 9
     predicted |= {"boxes of q": (q_boxes, 0), "boxes of keys": (trace.loaded - q_boxes, 0)}
+    predicted["boxes of o"] = 4 * trace.stored, 0  # one thread of 4 warps
     written, taken = stmatrix(PanelTile(rows=64, cols=64, base=0x36000))
     predicted["p write"] = ITEMS * BLOCKS * written, ITEMS * BLOCKS * taken
+    panels = MLA["latent"] // 64  # of O, each as P
+    predicted["o write"] = ITEMS * panels * written, ITEMS * panels * taken
     factors = ITEMS * 4 * 2 * (BLOCKS + 1)  # alpha of 8 + 8 rows a warp, 1 / l with the last
     named = {
         "factors write": (factors, factors), "factors read": (factors, factors), "clean": (0, 0),
@@ -139,12 +144,12 @@ def test_mla_dram_and_sectors(mla: tuple[Traffic, TmaTrace]) -> None:
     assert 0 <= found["dram_read_bytes"] - once - record["code_bytes"] < 5000
     assert found["tma_read_sectors"] == traffic.moved["DRAM->SMEM"] // SECTOR
     assert found["l1_read_sectors"] - found["tma_read_sectors"] == 3 * ITEMS  # 2 of the table, 1 of the lengths
-    assert found["tma_written_sectors"] == 0
+    assert found["tma_written_sectors"] == traffic.moved["registers->DRAM"] // SECTOR
     # The two tiles of a sequence run on neighbouring SMs: where their reads come together, L2 is asked once for both.
     assert once // SECTOR <= found["l2_read_sectors"] <= found["l1_read_sectors"]
     out = MLA["batch"] * MLA["q_heads"] * 2 * MLA["latent"]
     lse = MLA["batch"] * MLA["q_heads"] * 4
-    assert found["store_sectors"] == (2 * out + lse) // SECTOR  # 4 bytes a thread: 16 of a row, half a sector
+    assert found["store_sectors"] == lse // SECTOR
     p = ITEMS * BLOCKS * 64 * 64 * 2
     assert found["bank_writes"] == pytest.approx((traffic.moved["DRAM->SMEM"] + p + out) / 4, rel=0.005)
 

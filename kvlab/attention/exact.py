@@ -48,7 +48,7 @@ def attention(
         bias = np.full((q_heads, S, n), -np.inf)
         rows, keys = min(S, mask.bias.shape[2]), min(n, mask.bias.shape[3])
         bias[:, :rows, :keys] = mask.bias[sequence if len(mask.bias) > 1 else 0, :, :rows, :keys].astype(np.float64)
-        visible = visible & (bias > MASK_VALUE)
+        visible = visible & ~(bias <= MASK_VALUE)  # NaN masks nothing
         s = s + np.where(visible, bias, 0)
     s = np.where(visible, s, -np.inf)
     v = np.where(np.any(visible, axis=(0, 1)).reshape(n, 1, 1), v, 0)  # what no query sees may hold anything

@@ -68,11 +68,14 @@ class Mask:
         """Whether the query sees the key."""
         if type(self).value is Mask.value:
             raise ValueError(f"{self!r} has neither visible nor value: a mask must have one of the two methods")
-        return self.value(batch, head, q_pos, k_pos) > MASK_VALUE
+        return np.logical_not(self.value(batch, head, q_pos, k_pos) <= MASK_VALUE)
 
     def value(self, batch: Any, head: Any, q_pos: Any, k_pos: Any) -> Any:
-        """What is added to the score, natural units; MASK_VALUE or less masks the key."""
-        return np.where(self.visible(batch, head, q_pos, k_pos), np.float32(0), np.float32(-np.inf))
+        """What is added to the score, natural units; MASK_VALUE or less masks the key, NaN makes the row NaN."""
+        seen = self.visible(batch, head, q_pos, k_pos)
+        if seen is None:
+            raise ValueError(f"visible of {self!r} gives None: must be true or false for each query and key")
+        return np.where(seen, np.float32(0), np.float32(-np.inf))
 
     def status(self, q0: int, k0: int, BM: int, BN: int) -> TileStatus:
         """What the mask does to queries ``q0 ... q0 + BM`` and keys ``k0 ... k0 + BN``."""
@@ -192,8 +195,8 @@ class MaterializedMask(Mask):
     """An array that is added to the scores: ``[B or 1, Hq or 1, S, keys]``, ``[B or 1, S, keys]`` or ``[S, keys]``.
 
     Row i is new token i, whatever its position; keys count from the start of the sequence. Rows and keys outside the
-    array are masked, and so are values of MASK_VALUE (-2^100) or less; bool: False masks. Kernels take it as it is.
-    ``start`` is the position of row 0 for :meth:`value` (keys less rows if None).
+    array are masked, and so are values of MASK_VALUE (-2^100) or less, not NaN; bool: False masks. Kernels take it as
+    it is. ``start`` is the position of row 0 for :meth:`value` (keys less rows if None).
     """
 
     array: Any
@@ -335,7 +338,7 @@ def _materialise(mask: Mask, heads: int, new: Array, keys: Array, like: Any) -> 
     where = np.arange(len(new))[:, None, None, None], np.arange(heads)[:, None, None]
     values = mask.value(*where, np.arange(S)[:, None] + shift, np.arange(n))
     try:
-        found = np.asarray(values, np.float32)
+        found = np.asarray(() if values is None else values, np.float32)
         found = np.broadcast_to(found, (*(1,) * (4 - found.ndim), *found.shape))
         bias: Any = np.ascontiguousarray(np.broadcast_to(found, (*found.shape[:2], S, n)))
     except (TypeError, ValueError):

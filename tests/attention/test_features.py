@@ -213,6 +213,18 @@ def test_nan_in_a_key_that_is_seen(splits: int) -> None:
         assert np.isnan(lse).all((1, 2)).tolist() == [True, False]
 
 
+@pytest.mark.interpreter
+def test_nan_in_a_mask_is_no_masked_key() -> None:
+    """Law: score + NaN is NaN. A bias computed as ``0 * -inf`` holds NaN where it should hide nothing."""
+    x = FeatureCase((70, 20), heads=(2, 1), S=2).build()
+    bias = np.zeros((2, 1, 2, 70), np.float32)
+    bias[0, 0, 1, 5] = np.nan
+    for options in ({"arch": "sm_90"}, {"arch": "gfx950"}, {"backend": "triton"}, {"backend": "reference"}):
+        out, lse = mha_decode_paged(*x.arrays, mask=M.MaterializedMask(bias), return_lse=True, **options)
+        assert np.isnan(out.astype(np.float32)).all((2, 3)).tolist() == [[False, True], [False, False]]
+        assert np.isnan(lse).all(1).tolist() == [[False, True], [False, False]]
+
+
 @pytest.mark.parametrize("arch", ["sm_90", "gfx950"])
 def test_softcap_saturates(arch: str) -> None:
     """Known failure softcap-saturates: one key for each score."""

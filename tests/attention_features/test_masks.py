@@ -148,6 +148,13 @@ class Odd(Mask):
         return self.found
 
 
+class Mute(Mask):
+    """Forgets to return what it has found."""
+
+    def visible(self, batch: Any, head: Any, q_pos: Any, k_pos: Any) -> Any:
+        k_pos <= q_pos  # noqa: B015
+
+
 def lengths() -> tuple[Any, Any]:
     return np.array([2]), np.array([5])
 
@@ -164,6 +171,8 @@ def lengths() -> tuple[Any, Any]:
         (lambda: OrMask("a", NullMask()), "OrMask of 'a': must be two masks"),  # type: ignore[arg-type]
         (lambda: AndMask(NullMask(), None), "AndMask of None: must be two masks"),  # type: ignore[arg-type]
         (lambda: resolve_mask(Odd("x"), Interval(), heads=1, lengths=lengths, like=K), "gives 'x': must be numbers"),
+        (lambda: resolve_mask(Odd(None), Interval(), heads=1, lengths=lengths, like=K), "gives None: must be numbers"),
+        (lambda: resolve_mask(Mute(), Interval(), heads=1, lengths=lengths, like=K), "visible of .* gives None"),
         (
             lambda: resolve_mask(Odd(np.ones((3, 1, 1, 1, 1))), Interval(), heads=1, lengths=lengths, like=K),
             r"gives shape \(3, 1, 1, 1, 1\): must be numbers",

@@ -68,7 +68,7 @@ def add_bias(
     found = np.full(s.values.shape, -np.inf, np.float32)
     where = at_batch[inside], np.broadcast_to(at_head, inside.shape)[inside]
     found[inside] = bias[(*where, np.broadcast_to(row_at, inside.shape)[inside], key_at[inside])].astype(np.float32)
-    visible = visible & (found > np.float32(MASK_VALUE))
+    visible = visible & ~(found <= np.float32(MASK_VALUE))  # NaN masks nothing
     return s.with_values(s.values + np.where(visible, found, np.float32(0)) * np.float32(LOG2E)), visible
 
 

@@ -56,7 +56,7 @@ def add_bias(s, visible, bias_ptr, bias_at, row, key, rows, keys, row_stride, ke
     at = bias_at[:, None] + row.to(tl.int64)[:, None] * row_stride + key.to(tl.int64)[None, :] * key_stride
     inside = visible & (row < rows)[:, None] & (key < keys)[None, :]
     bias = tl.load(bias_ptr + at, mask=inside, other=-float("inf")).to(tl.float32)
-    visible = visible & (bias > MASK_VALUE)
+    visible = visible & ~(bias <= MASK_VALUE)  # NaN masks nothing
     return s + tl.where(visible, bias, 0.0) * LOG2E, visible
 
 

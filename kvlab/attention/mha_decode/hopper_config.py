@@ -106,8 +106,8 @@ def choose_hopper(
     """The configuration of a call that the kernel can do, on ``processors`` SMs.
 
     Two heads a block, whose rows in a page are neighbours; one where the programs then fit the device at once, since
-    fewer splits are joined sooner. 64 KB in flight, two CTAs an SM: more in flight is slower. A sequence alone has one
-    CTA an SM.
+    fewer splits are joined sooner. 64 KB in flight (32 of e4m3), two CTAs an SM: more in flight is slower. A sequence
+    alone has one CTA an SM.
 
     >>> problem = DecodeProblem(64, 1, 32, 8, 128, 128, 2, 16, 4096)
     >>> config = choose_hopper(problem, Features())
@@ -119,7 +119,7 @@ def choose_hopper(
     """
     rows, places = problem.group * problem.tokens, CTAS_PER_PROCESSOR * processors
     free = num_splits is None and not batch_invariant
-    few = free and problem.batch * problem.kv_heads <= (places // 8 if problem.pairs else places)
+    few = free and problem.batch * problem.kv_heads <= places
     heads = 2 if not few and problem.kv_heads % 2 == 0 and 2 * rows <= ROWS else 1
     groups = problem.kv_heads // heads
     programs = groups * problem.batch
@@ -127,7 +127,7 @@ def choose_hopper(
         splits = fitting_splits(programs, problem.max_keys, processors if problem.batch == 1 else places)
     else:
         splits = decode_splits(num_splits, programs, problem.max_keys, places, batch_invariant=batch_invariant)
-    stages = 4 if problem.pairs and splits > 1 else 2
+    stages = 4 if problem.pairs and programs * splits <= processors else 2
     bt, scales = BLOCK // heads, features.scales
     constants = Constants(
         HEADS=heads, GROUP=problem.group, TOKENS=problem.tokens, W=problem.widths[0], PAGE=problem.page_size, BT=bt,

@@ -89,7 +89,7 @@ def test_prefill_dram_and_sectors(prefill: tuple[Traffic, TmaTrace]) -> None:
 
 
 def mla_role(op: str, offset: int, sass: str) -> str:
-    """The compiler's shared memory: Q at 0, latent rows, later O, at 0x12000, P at 0x36000, rows' factors at 0x38000."""
+    """The compiler's shared memory: Q at 0, latent rows, then O, at 0x12000, P at 0x36000, rows' factors at 0x38000."""
     if op.startswith("HGMMA.64x64"):
         return "q k products"
     if op.startswith("HGMMA"):

@@ -51,14 +51,19 @@ def test_a_wait_or_an_arrival_of_one_twin_alone_is_found(op: str, side: str) -> 
 
 
 def methods(op: str, file: str) -> Iterator[tuple[str, list[str]]]:
-    """What each function of a file does in a role's stead: the kinds of its waits, arrivals and fences, and at which
-    mbarrier it waits.
+    """What each function of a file does in a role's stead: its waits, arrivals and fences, without the headers around
+    them and the bytes that it expects. The compiler has warps meet behind a wait for stores.
     """
     for node in ast.walk(ast.parse(sources_of(op, (file, file))["kernel"])):
         if isinstance(node, ast.FunctionDef) and node.name not in ("__init__", "wait_store"):
-            texts = [meeting.text for statement in node.body for meeting in meetings_of(statement)]
-            if texts:
-                yield node.name, [text.split()[0] if text.startswith("expect") else text for text in texts]
+            texts = [m.text.rpartition(": ")[2] for statement in node.body for m in meetings_of(statement)]
+            pairs = zip(["", *texts], texts, strict=False)
+            if found := [
+                text.split()[0] if text.startswith("expect") else text
+                for before, text in pairs
+                if (before, text) != ("wait for stores", "meet")
+            ]:
+                yield node.name, found
 
 
 @every

@@ -53,6 +53,16 @@ def test_the_emulator_is_accurate(case: Case) -> None:
     assert_accurate(x, out, lse)
 
 
+@pytest.mark.parametrize("splits", [1, 2])
+def test_nan_in_a_key_that_is_seen(splits: int) -> None:
+    """Law: NaN in a latent that a row sees is NaN in that row, with any number of splits; it is no row without keys."""
+    x = Case((140, 20), H=2, columns=(512, 64), page=64).build()
+    x.kv[x.table[0, 0], 3, 0] = np.nan
+    out, lse = mla_decode_paged(*x.arrays, num_splits=splits, return_lse=True, backend="hopper", **x.options)
+    assert np.isnan(out.astype(np.float32)).all((1, 2, 3)).tolist() == [True, False]
+    assert np.isnan(lse).all((1, 2)).tolist() == [True, False]
+
+
 def test_bytes_of_an_item() -> None:
     """Rests on arithmetic: 64 rows of Q and two blocks of 64 keys come once; Q K^T takes both, P V the keys' 512 latent
     columns, in halves, and P once more.

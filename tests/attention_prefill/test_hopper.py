@@ -77,6 +77,15 @@ def test_the_emulator_is_accurate(case: Case) -> None:
     assert np.abs(lse[seen] - x.exact()[1][seen]).max() <= max(case.softcap * 2.0**-15, 2e-5)
 
 
+def test_nan_in_a_key_that_is_seen() -> None:
+    """Law: NaN in a key is NaN in the rows that see it; they are no rows without keys."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 200, 1, 128)).astype(np.float16) for _ in range(3))
+    k[0, 150] = np.nan
+    out, lse = mha_prefill(q, k, v, causal=True, return_lse=True, backend="hopper")
+    assert np.isnan(out[0, :, 0]).all(-1).tolist() == np.isnan(lse[0, 0]).tolist() == [False] * 150 + [True] * 50
+
+
 def test_scores_at_both_ends_of_a_softcap() -> None:
     """50 as in Gemma 2: rows whose keys score about -44 or 44, all or in part; V up to 2^40."""
     x = Case(((64, 300),), heads=(1, 1), D=128, softcap=50.0, causal=False).build()

@@ -88,6 +88,16 @@ def test_nothing_waits_repeats_and_writes_beside_out(splits: int) -> None:
     assert bool((buffer == 7).all())
 
 
+@pytest.mark.parametrize("splits", [1, 2])
+def test_nan_in_a_key_that_is_seen(splits: int) -> None:
+    """Law: NaN in a latent that a row sees is NaN in that row, with any number of splits; it is no row without keys."""
+    case = Case((140, 20), H=2, columns=FULL, page=64, splits=splits)
+    x = case.build()
+    x.kv[x.table[0, 0], 3, 0] = np.nan
+    out, lse = call(case, x, *x.torch("cuda"), return_lse=True)
+    assert out.isnan().flatten(1).all(1).tolist() == lse.isnan().flatten(1).all(1).tolist() == [True, False]
+
+
 def test_graph_replay_with_other_lengths() -> None:
     """Known failure graph-replay-new-lengths; the host does not wait in between."""
     case = Case((2048,) * 4, H=128, columns=FULL, page=64)

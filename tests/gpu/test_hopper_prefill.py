@@ -124,6 +124,14 @@ def test_nothing_waits_repeats_and_writes_beside_out(form: str) -> None:
     assert bool((buffer == 7).all())
 
 
+def test_nan_in_a_key_that_is_seen() -> None:
+    """Law: NaN in a key is NaN in the rows that see it; they are no rows without keys."""
+    q, k, v = (torch.randn(1, 200, 1, 128, dtype=torch.bfloat16, device="cuda") for _ in range(3))
+    k[0, 150] = float("nan")
+    out, lse = mha_prefill(q, k, v, causal=True, return_lse=True, backend="hopper")
+    assert out[0, :, 0].isnan().all(-1).tolist() == lse[0, 0].isnan().tolist() == [False] * 150 + [True] * 50
+
+
 def test_auto_takes_it_where_it_applies() -> None:
     q = torch.zeros((1, 300, 4, 128), dtype=torch.bfloat16, device="cuda")
     assert explain(mha_prefill, q, q, q).backend == "hopper"

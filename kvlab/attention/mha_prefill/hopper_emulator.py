@@ -354,9 +354,9 @@ def _row_results(top: Array, l: Array, sink: Any, unit: np.float32) -> tuple[Arr
         high = np.maximum(top, np.float32(sink) * np.float32(LOG2E))
         weight = np.exp2(top - high)
         total, top = total * weight + np.exp2(np.float32(sink) * np.float32(LOG2E) - high), high
-    seen = np.where(total > 0, total, np.float32(1))
-    lse = np.where(total > 0, (top + np.log2(seen)) * unit, np.float32(-np.inf))
-    return lse, np.where(total > 0, weight / seen, np.float32(0))
+    seen = np.where(total == 0, np.float32(1), total)
+    lse = np.where(total == 0, np.float32(-np.inf), (top + np.log2(seen)) * unit)
+    return lse, np.where(total == 0, np.float32(0), weight / seen)
 
 
 def launch(

@@ -311,8 +311,8 @@ def row_results(top, l, sink_at, unit, BM: gl.constexpr, SINKS: gl.constexpr, S_
         weight = gl.exp2(top - gl.maximum(top, sink))
         top = gl.maximum(top, sink)
         total = total * weight + gl.exp2(sink - top)
-    lse = gl.where(total > 0, (top + gl.log2(total)) * unit, float("-inf"))
-    return lse, gl.where(total > 0, weight / total, 0.0)
+    lse = gl.where(total == 0, float("-inf"), (top + gl.log2(total)) * unit)
+    return lse, gl.where(total == 0, 0.0, weight / total)
 
 
 @gluon.jit

@@ -168,8 +168,8 @@ def lead(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
         #: softmax -> p, m, l, alpha, total, inv    of the last block; a row that saw no key gives 0
         p, m, l, alpha = _softmax(s, m, l, scale, cta.dtype)
         total = l.sum(1)
-        some = np.where(total > 0, total, np.float32(1))
-        inv = np.where(total > 0, np.float32(1) / some, np.float32(0))
+        some = np.where(total == 0, np.float32(1), total)
+        inv = np.where(total == 0, np.float32(0), np.float32(1) / some)
         #: accumulate -> o    O = alpha O + P V of the last block, started
         b = it % C.NB
         o = o.with_values(o.values * o.by_row(alpha[None]))
@@ -182,7 +182,7 @@ def lead(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
         cta.put(me, 1, inv)
         cta.send(me, p, alpha)
         #: normalise -> o, lse    natural logarithm
-        lse = np.where(total > 0, (m * scale + np.log2(some)) * x.unit, np.float32(-np.inf))
+        lse = np.where(total == 0, np.float32(-np.inf), (m * scale + np.log2(some)) * x.unit)
         cta.wait_mma(me, 0)
         o = o.with_values(o.values * o.by_row(inv[None]))
         #: store    registers -> DRAM; an empty split leaves its partial output alone

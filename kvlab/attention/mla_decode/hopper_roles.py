@@ -156,7 +156,7 @@ def lead(smem, bars, outputs, results, items, keys, C: gl.constexpr):
         l = l * gl.convert_layout(alpha, gl.SliceLayout(1, lanes.type.layout))[:, None] + lanes
         p = e.to(DTYPE)
         total = gl.convert_layout(gl.sum(l, 1), gl.SliceLayout(1, S_LAYOUT))
-        inv = gl.where(total > 0, 1.0 / total, 0.0)
+        inv = gl.where(total == 0, 0.0, 1.0 / total)
         #: accumulate -> o    O = alpha O + P V of the last block, started
         o = o * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
         b = it % C.NB
@@ -169,7 +169,7 @@ def lead(smem, bars, outputs, results, items, keys, C: gl.constexpr):
         rows_s.index(1).store(inv)
         send(p_s, rows_s, p, alpha)
         #: normalise -> o, lse    natural logarithm
-        lse = gl.where(total > 0, (m * scale + gl.log2(total)) * unit, float("-inf"))
+        lse = gl.where(total == 0, float("-inf"), (m * scale + gl.log2(total)) * unit)
         o = hopper.warpgroup_mma_wait(0, deps=(o,))
         o = o * gl.convert_layout(inv, gl.SliceLayout(1, O_LAYOUT))[:, None]
         #: store    registers -> DRAM; an empty split leaves its partial output alone

@@ -18,7 +18,7 @@ from typing import Any
 __all__ = ["GOALS", "Goal", "rows", "table"]
 
 RESULTS = Path(__file__).parent / "results"
-RECORDS = ("attention_peers_h100.json", "kv_append_h100.json")
+RECORDS = ("attention_peers_h100.json",)
 
 
 @dataclass(frozen=True)

@@ -292,7 +292,7 @@ for name, kernel in every.items():
 # %% [markdown]
 # ## How near to the ceiling
 #
-# The records of `benchmarks/results`, of an H100 80GB HBM3: every kernel beside its peers, measured in turns in one run,
+# The record of `benchmarks/side_by_side.py`, of an H100 80GB HBM3: every kernel beside its peers, measured in turns in one run,
 # outputs checked, the caches flushed. FA3 is the FlashAttention 3 and FlashMLA the kernel of vLLM's build, cuDNN the one behind
 # PyTorch; FlashInfer brings kernels of its own, on FA3's and FA2's lines: the faster counts.
 
@@ -302,16 +302,13 @@ NAMES = {
     "sdpa_cudnn": "cuDNN", "flashmla": "FlashMLA", "vllm_append": "vLLM",
 }  # fmt: skip
 FAMILIES = {"decode_fp8": "decode, fp8", "decode": "decode", "mla": "MLA decode", "kv_append": "append"}
-runs = [json.loads(Path(f"../benchmarks/results/{name}_h100.json").read_text()) for name in ("attention_peers", "kv_append")]
+run = json.loads(Path("../benchmarks/results/attention_peers_h100.json").read_text())
 tasks = {}
-for run in runs:
-    for task, found in run["tasks"].items():
-        done = found["implementations"]
-        if not done["kvlab"]:
-            continue  # was not run
-        ran = [(label, done[name]) for name, label in NAMES.items() if done.get(name)]
-        tasks[task] = dict(sorted(ran, key=lambda one: -one[1]["ms"]))  # of two kernels the faster
-        tasks[task] = {label: tasks[task][label] for label in NAMES.values() if label in tasks[task]}
+for task, found in run["tasks"].items():
+    done = found["implementations"]
+    ran = [(label, done[name]) for name, label in NAMES.items() if done.get(name)]
+    tasks[task] = dict(sorted(ran, key=lambda one: -one[1]["ms"]))  # of two kernels the faster
+    tasks[task] = {label: tasks[task][label] for label in NAMES.values() if label in tasks[task]}
 
 draw_shares([(task, {who: x["fraction"] for who, x in done.items()}) for task, done in tasks.items()])
 
@@ -331,5 +328,5 @@ for task, done in tasks.items():
     points.append(
         RooflinePoint(task, ours["tflops"] * 1e12 * seconds, ours["gbs"] * 1e9 * seconds, seconds, family, peers)
     )
-ceilings = runs[0]["ceilings"]["start"]
+ceilings = run["ceilings"]["start"]
 draw_roofline(points, bandwidth=ceilings["read_gbs"] * 1e9, compute=ceilings["gemm_tflops"] * 1e12)

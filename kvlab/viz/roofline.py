@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from .axis import LABEL, QUIET, WIDTH
 from .marks import dot, ring
@@ -31,6 +32,7 @@ class RooflinePoint:
     seconds   measured
     family    points of one family share a colour
     peers     (name, seconds) of others at the same task
+    compute   of the tensor cores, flop/s, where its numbers have another rate than the drawing's
 
     >>> RooflinePoint("decode", flops=4e9, nbytes=1e9, seconds=1e-3).intensity
     4.0
@@ -42,9 +44,11 @@ class RooflinePoint:
     seconds: float
     family: str = ""
     peers: tuple[tuple[str, float], ...] = ()
+    compute: float | None = None
 
     def __post_init__(self) -> None:
         numbers = [(what, getattr(self, what)) for what in ("flops", "nbytes", "seconds")]
+        numbers += [] if self.compute is None else [("compute", self.compute)]
         for what, value in numbers + [(f"seconds of {peer}", seconds) for peer, seconds in self.peers]:
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{self.name!r}: {what} {value!r} must be a positive number")
@@ -60,12 +64,16 @@ class RooflinePoint:
         return self.flops / self.seconds
 
     def ceiling(self, bandwidth: float, compute: float) -> float:
-        """The most operations a second that memory (bytes/s) and tensor cores (flop/s) allow it.
+        """The most operations a second that memory (bytes/s) and tensor cores (flop/s, unless it has its own) allow it.
 
         >>> RooflinePoint("decode", flops=4e9, nbytes=1e9, seconds=1e-3).ceiling(3e12, 8e14)
         12000000000000.0
         """
-        return min(self.intensity * bandwidth, compute)
+        return min(self.intensity * bandwidth, self.level(compute))
+
+    def level(self, compute: float) -> float:
+        """What the tensor cores do a second with its numbers: ``compute``, unless it has its own."""
+        return compute if self.compute is None else self.compute
 
 
 def draw_roofline(
@@ -87,10 +95,10 @@ def draw_roofline(
         raise ValueError("points is empty: a roofline needs at least one")
     if not (bandwidth > 0 and compute > 0):
         raise ValueError(f"bandwidth {bandwidth!r} and compute {compute!r} must be positive")
-    ridge = compute / bandwidth
-    xs = [p.intensity for p in points] + [ridge]
+    levels = sorted({compute, *(p.level(compute) for p in points)})
+    xs = [p.intensity for p in points] + [level / bandwidth for level in levels]
     low_x, high_x = _decades(min(xs) / 1.5, max(xs) * 4)
-    rates = [rate for p in points for rate in _rates(p)] + [compute]
+    rates = [rate for p in points for rate in _rates(p)] + levels
     low_y, high_y = _decades(min(rates) / 2, max(rates) * 1.2)
 
     def x_of(value: float) -> float:
@@ -102,9 +110,11 @@ def draw_roofline(
     canvas = Canvas()
     _grid(canvas, (low_x, high_x), (low_y, high_y), x_of, y_of)
     start = max(low_x, low_y / bandwidth)
-    roof = f"M{x_of(start):.2f} {y_of(start * bandwidth):.2f}L{x_of(ridge):.2f} {y_of(compute):.2f}H{WIDTH:g}"
+    corners = [f"{x_of(x):.2f} {y_of(x * bandwidth):.2f}" for x in (start, *(level / bandwidth for level in levels))]
+    roof = "".join(f"M{low}L{high}H{WIDTH:g}" for low, high in pairwise(corners))
+    for level in levels:
+        canvas.text(WIDTH, y_of(level) - 6, f"tensor cores {level / 1e12:,.0f} TFLOP/s", size=11, anchor="end")
     canvas.path(roof, stroke=INK, stroke_width=2.0)
-    canvas.text(WIDTH, y_of(compute) - 6, f"tensor cores {compute / 1e12:,.0f} TFLOP/s", size=11, anchor="end")
     canvas.text(x_of(start) + 14, y_of(start * bandwidth) + 4, f"DRAM {bandwidth / 1e12:.2f} TB/s", size=11, fill=INK)
     families = list(dict.fromkeys(p.family for p in points))
     colours = {family: FAMILIES[n % len(FAMILIES)] for n, family in enumerate(families)}
@@ -177,7 +187,7 @@ def _share(point: RooflinePoint, rate: float, bandwidth: float, compute: float) 
 
 def _title(point: RooflinePoint, bandwidth: float, compute: float) -> str:
     share = _share(point, point.rate, bandwidth, compute)
-    what = "memory" if point.intensity * bandwidth < compute else "tensor cores"
+    what = "memory" if point.intensity * bandwidth < point.level(compute) else "tensor cores"
     return f"{point.name} reaches {share:.0%} of its ceiling: {what}".replace("%", " %")
 
 

@@ -106,6 +106,23 @@ def test_a_kernel_at_its_ceiling_stands_on_the_roof() -> None:
     assert gemm[1] < copy[1], "more operations a second stand higher"
 
 
+def test_numbers_of_another_rate_have_a_level_of_their_own(overlaps) -> None:
+    """Law: each level begins where the slope reaches it; a kernel's share is that of its own."""
+    fast = RooflinePoint("e4m3", 1.58e15, 2e10, 1.25, compute=1.58e15)
+    assert fast.ceiling(**CEILINGS) == 1.58e15
+    picture = draw_roofline([fast, RooflinePoint("gemm", 7.9e14, 1e10, 1.25)], **CEILINGS)
+    assert not overlaps(picture)
+    assert picture.svg.count(": 80 %</text>") == 2
+    assert "tensor cores 790 TFLOP/s" in picture.svg
+    assert "tensor cores 1,580 TFLOP/s" in picture.svg
+    found = re.findall(r"M([\d.]+) ([\d.]+)L([\d.]+) ([\d.]+)H", picture.svg)
+    (x0, y0, x1, y1), (x2, y2, x3, y3) = [tuple(map(float, one)) for one in found]
+    assert (x1, y1) == (x2, y2)
+    assert (y3 - y2) / (x3 - x2) == pytest.approx((y1 - y0) / (x1 - x0), abs=0.01), "one slope"
+    with pytest.raises(ValueError, match=r"'x': compute -1\.0 must be a positive number"):
+        RooflinePoint("x", 1, 1, 1, compute=-1.0)
+
+
 def test_bad_input() -> None:
     with pytest.raises(ValueError, match="points is empty"):
         draw_roofline([], **CEILINGS)

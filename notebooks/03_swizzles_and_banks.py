@@ -67,7 +67,8 @@ check(passes, wavefronts("ld.shared.b32", lane * 8).wavefronts, "Which banks do 
 # ## Wide accesses come in phases
 #
 # A lane may load 16 bytes at once. 32 lanes then want 512 bytes, and shared memory delivers 128 in a pass: the warp is
-# served in four *phases* of 8 lanes. Four passes are ideal; only lanes of the same phase can collide.
+# served in four *phases* of 8 lanes. Four passes are ideal; only lanes of the same phase can collide. (NVIDIA's phases are
+# neighbours. AMD's gfx942 and gfx950 group the lanes of a 16-byte read otherwise: [notebook 7](07_kv_buffer.ipynb).)
 
 # %%
 rows_of_16 = wavefronts("ld.shared.b128", lane * 16)

@@ -29,7 +29,7 @@ import numpy as np
 
 from kvlab.cache import from_dense
 from kvlab.exercise import check
-from kvlab.hardware import SubTileLoaderLDS, wavefronts
+from kvlab.hardware import SubTileLoaderLDS, best_swizzle, get_arch, wavefronts
 from kvlab.layout import Swizzle
 from kvlab.memory import Memory, as_dtype
 from kvlab.staging import (
@@ -151,8 +151,10 @@ draw_kv_buffer(keys, stage=1)
 # ## Reading without queues
 #
 # `ds_read_b128` gives every lane 16 bytes. Lane *l* wants key *l* % 32. Here is the first read of strip 1, columns 32 to
-# 63; the lanes of the first phase are marked. Below it, the same read from a tile without the swizzle: now the lanes of a
-# phase meet in a few banks. (No chip has confirmed the rule for AMD's banks yet: all these counts are provisional.)
+# 63; the lanes of the first phase are marked. They are no neighbours: gfx950 serves lanes 0 to 3, 12 to 15 and 20 to 27 of
+# a 16-byte read together, then 4 to 11, 16 to 19 and 28 to 31, then the same of the upper half. Below it, the same read
+# from a tile without the swizzle: now the lanes of a phase meet in a few banks. (Others have measured these groups, no
+# chip has confirmed them here: all counts of AMD are provisional, and say so.)
 
 # %%
 draw_kv_buffer(keys, read=(0, 1), stage=0)
@@ -305,25 +307,29 @@ for strip in range(streaming.num_strips):
 print(f"{streaming.strip_bytes} bytes of shared memory instead of {keys.smem.nbytes}")
 
 # %% [markdown]
-# The last strip and its first read, which takes twice the ideal number of wavefronts, although it is swizzled:
+# The last strip and its first read, without a conflict:
 
 # %%
 draw_kv_buffer(streaming, read=())
 
 # %% [markdown]
 # `Swizzle(3, 0, 3)` permutes 3 bits. That is enough for 32 banks, the 8 groups of 16 bytes of gfx942, where 8 lanes are
-# served at once. gfx950 has 64 banks, 16 groups, and serves 16 lanes: their 16 keys fall into 8 of the 16 groups, two into
-# each. (Bit 1 of the key moves the vector by 8 places, and by the swizzle also by 1: the two bits always agree.)
-# `Swizzle(3, 0, 4)` would reach all 16 groups, but it repeats only after 32 rows, while a fragment of 16 rows undoes it
-# counted from its own first row. For the 32-row instructions above it is the right one.
+# served at once. gfx950 has 64 banks, 16 groups, and serves 16 lanes. In lane order, keys 0 to 15 at one column, they would
+# fall into 8 of the 16 groups, two into each. (Bit 1 of the key moves the vector by 8 places, and by the swizzle also by 1:
+# the two bits always agree.) But a phase of the chip holds keys 0 to 3 and 12 to 15 at one column and 4 to 11 at the next:
+# these fill all 16. Which lanes are served together decides which swizzle is right, so it is data of the architecture,
+# `get_arch("gfx950").lane_groups`. `best_swizzle` counts in these groups, too, and finds that one bit does.
+# `Swizzle(3, 0, 4)`, right for the 32-row instructions above, meets conflicts here.
 
 # %%
 lane = np.arange(64)
 vector = lane % 16 * 4 + lane // 16  # of a strip's 64-byte rows
+in_lane_order = replace(get_arch("gfx950"), name="gfx950 in lane order", lane_groups=())
 for swizzle in (None, Swizzle(3, 0, 3, "vector"), Swizzle(3, 0, 4, "vector")):
     place = vector if swizzle is None else swizzle(vector)
-    counts = [wavefronts("ds_read_b128", 16 * place, arch=arch) for arch in ("gfx942", "gfx950")]
+    counts = [wavefronts("ds_read_b128", 16 * place, arch=arch) for arch in ("gfx942", "gfx950", in_lane_order)]
     print(f"{swizzle!s:27}", *(f"{c.arch.name}: {c.wavefronts:2} passes, ideal {c.ideal}   " for c in counts))
+print(best_swizzle((16, 32), "bf16", ("ds_read_b128", lane % 16, lane // 16 * 8), arch="gfx950"))
 
 # %% [markdown]
 # V strips go through registers and lie flat, 32 keys of 256 bytes each. The third structure, `DecodeKVBuffer`, takes both

@@ -166,17 +166,16 @@ def gfx950(capture: Capture, pool: PagedKVCacheCollection, layer: int) -> Chapte
         f"MAX's streaming decode brings K strip by strip: {params.BN} keys x {params.BK} columns by DMA, whose "
         f"shared-memory side is linear in the lane, so that the swizzle, {params.swizzle}, is made by permuting the "
         "source. Shown are the strip with the first read of wave 0, the same without the swizzle, and the fragments. "
-        f"{_TWICE if params.swizzle is not None and params.BK == 32 else ''}"
-        "Wavefronts are provisional: no chip has confirmed the AMD rule."
+        f"{_GROUPS if params.swizzle is not None and params.BK == 32 else ''}"
+        "Wavefronts are provisional: no chip has confirmed the AMD rule here."
     )
     return Chapter("CDNA4 (gfx950): streaming strips", words, tuple(pictures))
 
 
-_TWICE = (
-    "The swizzle leaves twice the ideal: it permutes 3 bits, enough for the 8 groups of 16 bytes in 32 banks (gfx942), "
-    "where 8 lanes are served at once. gfx950 has 64 banks, 16 groups, and serves 16 lanes: their 16 keys fall into 8 "
-    "of the 16 groups, two in each. Sw<3,0,4> would spread them over all 16, but it repeats only after 32 keys, and a "
-    "fragment of 16 keys undoes it from its own first key. "
+_GROUPS = (
+    "gfx950 has 64 banks, 16 groups of 16 bytes, and serves 16 lanes of this read at once, not in lane order: lanes 0 "
+    "to 3, 12 to 15 and 20 to 27 first, as others measured. They hold keys 0 to 3 and 12 to 15 at one column and 4 to "
+    "11 at the next, and the swizzle spreads these over all 16 groups; 16 keys at one column would fall into 8. "
 )
 
 

@@ -1,7 +1,7 @@
 """What the chips do: architectures as data, shared-memory banks, MMA atoms and the data instructions. NumPy only."""
 
 from . import tma
-from .arch import Arch, get_arch
+from .arch import Arch, LaneGroups, get_arch
 from .arch_table import ARCHS
 from .atoms import ATOMS, get_atom, round_tf32
 from .banks import count_wavefronts, wavefronts
@@ -56,6 +56,7 @@ __all__ = [
     "Collision",
     "DmaPlan",
     "Instruction",
+    "LaneGroups",
     "MmaAtom",
     "Phase",
     "PipelineState",

@@ -9,9 +9,38 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Arch", "get_arch"]
+__all__ = ["Arch", "LaneGroups", "get_arch"]
 
 _COPIES = ("cp.async", "tma", "tma.gather4", "buffer_load_lds", "buffer_load_lds_b128")
+
+
+@dataclass(frozen=True)
+class LaneGroups:
+    """How shared memory serves some instructions, where that is not in lane order over all banks.
+
+    instructions   their names
+    groups         the lanes of each phase, in the order in which the phases are counted; each lane once
+    banks          that take part
+    source         who says so, as words that follow "Provisional: "
+
+    >>> pairs = LaneGroups(("ds_read_b128",), groups=((0, 2), (1, 3)), banks=32, source="an example")
+    >>> pairs.groups[1]
+    (1, 3)
+    >>> LaneGroups(("ds_read_b128",), groups=((0, 2), (2, 3)), banks=32, source="an example")
+    Traceback (most recent call last):
+        ...
+    ValueError: groups ((0, 2), (2, 3)) must be of one size and hold each lane once
+    """
+
+    instructions: tuple[str, ...]
+    groups: tuple[tuple[int, ...], ...]
+    banks: int
+    source: str
+
+    def __post_init__(self) -> None:
+        lanes = sorted(lane for group in self.groups for lane in group)
+        if lanes != list(range(len(lanes))) or len({len(group) for group in self.groups}) != 1:
+            raise ValueError(f"groups {self.groups} must be of one size and hold each lane once")
 
 
 @dataclass(frozen=True)
@@ -27,6 +56,7 @@ class Arch:
     registers       32-bit registers a lane may have
     registers_sm    32-bit registers of one SM (AMD: of one CU)
     features        data instructions beyond plain loads and stores: ``cp.async``, ``ldmatrix``, ...
+    lane_groups     the :class:`LaneGroups` of instructions whose lanes are not served in lane order over all banks
     provisional     models of this package that no such chip has confirmed: ``wavefronts``, ...
     sources         where each number was read
     =============== ====================================================================================
@@ -50,6 +80,7 @@ class Arch:
     provisional: frozenset[str] = frozenset()
     shared_bytes_sm: int = 0
     registers_sm: int = 0
+    lane_groups: tuple[LaneGroups, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @property

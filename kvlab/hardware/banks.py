@@ -12,7 +12,9 @@ The rule was measured on an H100 with Nsight Compute (1112 instructions are in t
    as many passes as lanes want one bank. A compare and swap takes every pass twice; its conflicts are counted once.
 
 Rule 5 reproduces each of 2704 accesses (tests/data/hardware/accesses.json). cp.async: ``copy_wavefronts``. AMD follows
-the same arithmetic with its own phases (no merging). Only sm_90 was measured; all else is provisional.
+the same arithmetic with its own phases (no merging): reads of 16 bytes on gfx942 and gfx950 are served in groups of
+lanes that others measured, writes of 8 bytes on gfx950 sixteen lanes at a time over 32 banks (one source), see
+``Arch.lane_groups``; all else in lane order. Only sm_90 was measured here; all else is provisional.
 """
 
 from __future__ import annotations
@@ -61,9 +63,9 @@ def count_wavefronts(
     total = np.zeros(len(vectors), np.int64)
     ideal = np.zeros(len(vectors), np.int64)
     merged = merges(op, vectors)
-    size, groups = op.lanes_per_phase(arch), arch.pass_bytes // unit
-    for which, width in ((merged, 2 * size), (~merged, size)):
-        passes = _passes(vectors[which], width, groups, op.shares)
+    phases, groups = op.phases(arch), op.banks(arch) * arch.bank_bytes // unit
+    for which, width in ((merged, 2 * phases.shape[1]), (~merged, phases.shape[1])):
+        passes = _passes(vectors[which][:, phases.ravel()], width, groups, op.shares)
         total[which], ideal[which] = passes.sum(axis=1), (passes > 0).sum(axis=1)
     conflicts = (total - ideal).reshape(lead)
     return (total * op.repeats).reshape(lead), (ideal * op.repeats).reshape(lead), conflicts
@@ -125,7 +127,7 @@ def merges(op: Instruction, vectors: IntArray) -> BoolArray:
 
 
 def _passes(vectors: IntArray, lanes_per_phase: int, groups: int, shares: bool) -> IntArray:
-    """Passes of each phase, ``[n, phases]``, for vectors ``[n, lanes]`` (-1 = inactive).
+    """Passes of each phase, ``[n, phases]``, for vectors ``[n, lanes]``, phase after phase (-1 = inactive).
 
     Addresses are aligned, so the words of a lane fill one *group* of neighbouring banks: two lanes collide in all banks
     of a group or in none, and it is enough to count vectors per group: different ones where lanes share a pass.

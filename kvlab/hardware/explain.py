@@ -9,7 +9,7 @@ import numpy as np
 
 from .wavefront import Collision, Wavefronts
 
-__all__ = ["explain"]
+__all__ = ["explain", "listed"]
 
 
 def explain(w: Wavefronts) -> str:
@@ -22,12 +22,12 @@ def explain(w: Wavefronts) -> str:
         first, *others = alike
         lines.append(_phase(w, first))
         if others:
-            phases = f"Phase{'s' if len(others) > 1 else ''} {_listed(others)}"
+            phases = f"Phase{'s' if len(others) > 1 else ''} {listed(others)}"
             lines.append(f"{phases} likewise, {_where(w, first, others)}.")
     if crowded:
         verb = "takes" if w.op.store else "delivers"
         lines.append(
-            f"Addresses that differ by a multiple of {w.arch.pass_bytes} bytes lie in the same bank; "
+            f"Addresses that differ by a multiple of {w.bank_count * w.arch.bank_bytes} bytes lie in the same bank; "
             f"a bank {verb} one word a pass."
         )
     elif w.wavefronts:
@@ -36,7 +36,9 @@ def explain(w: Wavefronts) -> str:
         lines.append("Lanes of a phase with the same word share its pass.")
     if w.provisional:
         small = f" for {w.op.nbytes} byte{'s' * (w.op.nbytes > 1)} a lane" if w.op.nbytes < w.arch.bank_bytes else ""
-        lines.append(f"Provisional: no {w.arch.name} has confirmed this rule{small}.")
+        groups = w.op.lane_groups(w.arch)
+        reason = f"no {w.arch.name} has confirmed this rule{small}" if groups is None else groups.source
+        lines.append(f"Provisional: {reason}.")
     return "\n".join(lines)
 
 
@@ -44,12 +46,12 @@ def _where(w: Wavefronts, first: int, others: Sequence[int]) -> str:
     """In which banks the phases ``others`` collide: those of phase ``first``, or their own."""
     phases: dict[str, list[int]] = {}
     for number in others:
-        phases.setdefault(_listed([c.bank for c in _worst(w, number)]), []).append(number)
-    if [*phases] == [_listed([c.bank for c in _worst(w, first)])]:
+        phases.setdefault(listed([c.bank for c in _worst(w, number)]), []).append(number)
+    if [*phases] == [listed([c.bank for c in _worst(w, first)])]:
         return "in the same banks"
     if len(phases) == 1 or len(phases) == len(others):
         return f"in banks {'; '.join(phases)}"
-    return "; ".join(f"{_listed(numbers)} in banks {banks}" for banks, numbers in phases.items())
+    return "; ".join(f"{listed(numbers)} in banks {banks}" for banks, numbers in phases.items())
 
 
 def _service(w: Wavefronts) -> str:
@@ -59,12 +61,25 @@ def _service(w: Wavefronts) -> str:
             return f"One phase: the 8 rows of 16 bytes of the 8x8 matrix can fill all {w.arch.banks} banks once."
         return f"{n} phases, one for each 8x8 matrix: its 8 rows of 16 bytes can fill all {w.arch.banks} banks once."
     lanes = w.op.lanes_per_phase(w.arch)
-    served = f"{lanes} lanes x {w.op.unit_bytes(w.arch)} bytes can fill all {w.arch.banks} banks once"
+    served = f"{lanes} lanes x {w.op.unit_bytes(w.arch)} bytes can fill {_banks(w)} once"
     if w.op.nbytes < w.arch.bank_bytes:
         served = f"a lane asks for the {w.arch.bank_bytes}-byte word that holds its bytes"
     if w.merged:
         return f"{_phases(n)} of {2 * lanes} lanes: {served}; equal addresses of neighbouring lanes merge two phases."
-    return f"{_phases(n)} of {lanes} lanes: {served}."
+    return f"{_phases(n)} of {lanes} lanes{_order(w)}: {served}."
+
+
+def _banks(w: Wavefronts) -> str:
+    return f"all {w.bank_count} banks" if w.bank_count == w.arch.banks else f"{w.bank_count} banks, of {w.arch.banks},"
+
+
+def _order(w: Wavefronts) -> str:
+    """Which lanes, where those of a phase are no neighbours; what is left out lies 32 lanes further."""
+    phases = w.op.phases(w.arch)
+    if (np.diff(phases, axis=1) == 1).all():
+        return ""
+    half = "; ".join(listed(lanes) for lanes in phases[: len(phases) // 2].tolist())
+    return f", not in lane order ({half}; the same {w.arch.warp_size // 2} lanes on)"
 
 
 def _phases(n: int) -> str:
@@ -78,7 +93,7 @@ def _worst(w: Wavefronts, number: int) -> list[Collision]:
 
 def _phase(w: Wavefronts, number: int) -> str:
     phase, worst = w.phases[number], _worst(w, number)
-    banks = f"banks {_listed([c.bank for c in worst])} each have" if len(worst) > 1 else f"bank {worst[0].bank} has"
+    banks = f"banks {listed([c.bank for c in worst])} each have" if len(worst) > 1 else f"bank {worst[0].bank} has"
     pairs = zip(worst[0].words, worst[0].lanes, strict=True)
     wanted = [f"{word * w.arch.bank_bytes} ({_lanes(lanes)})" for word, lanes in pairs]
     if len(wanted) > 8:
@@ -91,9 +106,11 @@ def _phase(w: Wavefronts, number: int) -> str:
 
 
 def _pattern(w: Wavefronts, number: int) -> object:
-    """What two phases share when one sentence serves both: passes, and lanes and banks relative to the first ones."""
-    lane, worst = w.phases[number].lanes[0], _worst(w, number)
-    wanted = [[[other - lane for other in lanes] for lanes in c.lanes] for c in worst]
+    """What two phases share when one sentence serves both: passes, lanes by their places in the phase, and banks
+    relative to the first one.
+    """
+    place, worst = {lane: n for n, lane in enumerate(w.phases[number].lanes)}, _worst(w, number)
+    wanted = [[[place[lane] for lane in lanes] for lanes in c.lanes] for c in worst]
     return w.phases[number].passes, [c.bank - worst[0].bank for c in worst], wanted
 
 
@@ -103,11 +120,15 @@ def _shares(w: Wavefronts) -> bool:
 
 
 def _lanes(lanes: Sequence[int]) -> str:
-    return f"lane{'s' if len(lanes) > 1 else ''} {_listed(lanes)}"
+    return f"lane{'s' if len(lanes) > 1 else ''} {listed(lanes)}"
 
 
-def _listed(numbers: Sequence[int]) -> str:
-    """``[0, 1, 2, 3, 16, 17, 18, 19]`` -> ``0-3 and 16-19``; regular steps are shortened: ``0, 2, ..., 30``."""
+def listed(numbers: Sequence[int]) -> str:
+    """Numbers in words: runs, and regular steps shortened.
+
+    >>> listed([0, 1, 2, 3, 16, 17, 18, 19]), listed([0, 2, 4, 6, 8])
+    ('0-3 and 16-19', '0, 2, ..., 8')
+    """
     steps = {b - a for a, b in pairwise(numbers)}
     if len(numbers) > 4 and len(steps) == 1 and steps != {1}:
         return f"{numbers[0]}, {numbers[1]}, ..., {numbers[-1]}"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from .arch import Arch
+import numpy as np
+
+from ._arrays import IntArray, frozen
+from .arch import Arch, LaneGroups
 
 __all__ = ["INSTRUCTIONS", "Instruction", "get_instruction"]
 
@@ -54,14 +58,38 @@ class Instruction:
         """What a lane asks the banks for: its bytes, at least one bank's word."""
         return max(self.nbytes, arch.bank_bytes)
 
+    def lane_groups(self, arch: Arch) -> LaneGroups | None:
+        """The architecture's own groups of lanes for it, or None: lane order, all banks."""
+        return next((groups for groups in arch.lane_groups if self.name in groups.instructions), None)
+
+    def banks(self, arch: Arch) -> int:
+        """Banks that take part.
+
+        >>> from kvlab.hardware import get_arch
+        >>> [INSTRUCTIONS[name].banks(get_arch("gfx950")) for name in ("ds_read_b64", "ds_write_b64")]
+        [64, 32]
+        """
+        groups = self.lane_groups(arch)
+        return arch.banks if groups is None else groups.banks
+
+    def phases(self, arch: Arch) -> IntArray:
+        """``[phases, lanes]``: the lanes that are served together; in lane order, as many as fill all banks once,
+        unless the architecture has groups of its own.
+
+        >>> from kvlab.hardware import get_arch
+        >>> INSTRUCTIONS["ds_read_b128"].phases(get_arch("gfx942"))[0].tolist()
+        [0, 1, 2, 3, 20, 21, 22, 23]
+        """
+        return _phases(self, arch)
+
     def lanes_per_phase(self, arch: Arch) -> int:
-        """Lanes that are served together: as many as fill all banks once, in lane order.
+        """Lanes that are served together.
 
         >>> from kvlab.hardware import get_arch
         >>> [INSTRUCTIONS[f"ld.shared.b{bits}"].lanes_per_phase(get_arch("sm_90")) for bits in (8, 32, 64, 128)]
         [32, 32, 16, 8]
         """
-        return min(arch.pass_bytes // self.unit_bytes(arch), arch.warp_size)
+        return len(self.phases(arch)[0])
 
     @property
     def measured(self) -> bool:
@@ -72,6 +100,15 @@ class Instruction:
     def merges(self) -> bool:
         """Whether phases of neighbours with equal addresses may merge (NVIDIA loads of 8 and 16 bytes a lane)."""
         return self.vendor == "nvidia" and not self.store and not self.matrices and self.nbytes > 4
+
+
+@functools.cache
+def _phases(op: Instruction, arch: Arch) -> IntArray:
+    groups = op.lane_groups(arch)
+    if groups is not None:
+        return frozen(np.array(groups.groups))
+    together = min(arch.pass_bytes // op.unit_bytes(arch), arch.warp_size)
+    return frozen(np.arange(op.lanes(arch)).reshape(-1, together))
 
 
 _ATOMICS = [f"atom.shared.{form}" for form in ("add.u32", "max.u32", "exch.b32", "exch.b64", "cas.b32", "cas.b64")]

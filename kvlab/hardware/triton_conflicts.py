@@ -120,11 +120,14 @@ def bank_conflicts(
     """Excess wavefronts for each wavefront of the ld.shared or st.shared between two layouts; 0 is conflict free.
 
     The lanes of a warp are served in phases of 32 words (of 64 on AMD's 64 lanes), in lane order. The passes of a phase
-    are the most places of one bank that it needs; equal places count once (broadcast). ldmatrix is not modelled.
+    are the most places of one bank that it needs; equal places count once (broadcast). ldmatrix is not modelled. AMD's
+    chips do not serve every access in lane order: what theirs take is :func:`~kvlab.hardware.count_wavefronts` of
+    ``shared_transfer(...).offset * elem_bits // 8`` with the chip's ``arch``.
 
     counted : ``"triton"``: what ``GluonOpBuilder.get_shared_bank_conflicts`` of Triton 3.6.0 to 3.9.0 returns. It knows
         banks as wide as the piece of a lane. ``"words"``: the 4-byte banks of the hardware. They differ where pieces
         are narrower than 4 bytes and two lanes need different words of a bank at different bytes: Triton misses that.
+        For a warp of 32 lanes this is what NVIDIA's hardware takes.
     banks : Triton 3.6.0 counts with 32 for AMD too, also where the chip has 64.
     triton_version : the version whose layouts the encodings are (3.6.0 to 3.9.0): a transposed ``NVMMASharedLayout``
         without a swizzle is row-major before 3.9.0.

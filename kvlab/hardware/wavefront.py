@@ -98,12 +98,18 @@ class Wavefronts(Drawn):
     @functools.cached_property
     def phase(self) -> IntArray:
         """``[lanes]`` the phase that serves each lane, -1 for an inactive lane."""
-        size = self.op.lanes_per_phase(self.arch) * (1 + self.merged)
-        return np.where(self.active, np.arange(len(self.addresses)) // size, -1)
+        served = np.empty(len(self.addresses), np.int64)
+        served[self._served] = np.arange(len(self._served))[:, None]
+        return np.where(self.active, served, -1)
+
+    @property
+    def bank_count(self) -> int:
+        """Banks that take part in the instruction."""
+        return self.op.banks(self.arch)
 
     @functools.cached_property
     def words(self) -> IntArray:
-        """``[lanes, words]`` the 4-byte words of each lane; word w lies in bank ``w % arch.banks``."""
+        """``[lanes, words]`` the 4-byte words of each lane; word w lies in bank ``w % bank_count``."""
         size = self.arch.bank_bytes
         words: IntArray = self.addresses[:, None] // size + np.arange(self.op.unit_bytes(self.arch) // size)
         return words
@@ -111,13 +117,13 @@ class Wavefronts(Drawn):
     @property
     def banks(self) -> IntArray:
         """``[lanes, words]`` the bank of each word."""
-        return self.words % self.arch.banks
+        return self.words % self.bank_count
 
     @functools.cached_property
     def pass_in_phase(self) -> IntArray:
         """``[lanes, words]`` in which pass of its phase a word is delivered, if a bank delivers in ascending order."""
         table, inverse = self._distinct
-        key = table[:, 0] * self.arch.banks + table[:, 1]
+        key = table[:, 0] * self.bank_count + table[:, 1]
         rank = np.arange(len(key)) - np.searchsorted(key, key)
         out = np.full(self.words.shape, -1, np.int64)
         out[self.active] = rank[inverse].reshape(-1, self.words.shape[1])
@@ -126,8 +132,7 @@ class Wavefronts(Drawn):
     @functools.cached_property
     def phases(self) -> tuple[Phase, ...]:
         """The phases in order, each with its active lanes and its passes."""
-        size = self.op.lanes_per_phase(self.arch) * (1 + self.merged)
-        lanes = [np.flatnonzero(self.phase == number) for number in range(-(-len(self.addresses) // size))]
+        lanes = [np.flatnonzero(self.phase == number) for number in range(len(self._served))]
         passes = [int(self.pass_in_phase[who].max(initial=-1)) + 1 for who in lanes]
         return tuple(Phase(tuple(who.tolist()), n) for who, n in zip(lanes, passes, strict=True))
 
@@ -138,7 +143,7 @@ class Wavefronts(Drawn):
         lane = np.broadcast_to(np.flatnonzero(self.active)[:, None], (self.active.sum(), self.words.shape[1])).ravel()
         order = np.argsort(inverse, kind="stable")
         lanes = np.split(lane[order], np.searchsorted(inverse[order], np.arange(1, len(table))))
-        key = table[:, 0] * self.arch.banks + table[:, 1]
+        key = table[:, 0] * self.bank_count + table[:, 1]
         bounds = [*np.flatnonzero(np.diff(key, prepend=-1)).tolist(), len(key)]
         out = []
         for i, j in pairwise(bounds):
@@ -148,6 +153,12 @@ class Wavefronts(Drawn):
                 words = table[i:j, 2] // (1 if self.op.shares else len(self.addresses))
                 out.append(Collision(phase, bank, tuple(words.tolist()), wanted))
         return tuple(out)
+
+    @property
+    def _served(self) -> IntArray:
+        """``[phases, lanes]``, pairs of phases merged where they are."""
+        phases = self.op.phases(self.arch)
+        return phases.reshape(-1, phases.shape[1] * (1 + self.merged))
 
     @functools.cached_property
     def _distinct(self) -> tuple[IntArray, IntArray]:

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvlab.hardware.explain import listed
+
 from .axis import Axis
 from .palette import ACCENT, BANKS, INK, text_on
 from .svg import Canvas
@@ -134,4 +136,6 @@ class Lanes:
         if self.phase.max() == 0:
             return [("none", ACCENT, "read by lane T…")]
         others = ("none", INK, "thin outline: lanes of the other phases")
-        return [("none", ACCENT, "lanes T… of the first phase"), others]
+        first = np.flatnonzero(self.phase == 0)
+        named = f" ({listed(first.tolist())})" if (np.diff(first) != 1).any() else ""
+        return [("none", ACCENT, f"lanes T… of the first phase{named}"), others]

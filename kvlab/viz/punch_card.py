@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from kvlab.hardware.explain import listed
 
 from .axis import QUIET, axis, label_columns
 from .palette import ALARM, INK
@@ -42,7 +45,8 @@ def draw_punch_card(
     banks        of 4 bytes: 32, or 64 on gfx950
     words        the text below the card (with ``access``: its ``explain()`` without the headline)
 
-    A mark's shape tells its phase; a stronger mark is served in a later pass. Raises ValueError for an address that is
+    The lanes of a phase stand together, also where they are no neighbours (16-byte reads of gfx942 and gfx950). A
+    mark's shape tells its phase; a stronger mark is served in a later pass. Raises ValueError for an address that is
     not a multiple of 4 or a phase that does not fit.
 
     >>> draw_punch_card(addresses=np.arange(32) * 8).title
@@ -55,15 +59,15 @@ def draw_punch_card(
     columns = axis(banks, cell, GUTTER, limit=banks, head=banks)
     tops = _tops(card)
     height = 15.0 if len(card.phase) <= 32 else 12.5
-    bottom = float(tops[-1]) + height
+    bottom = float(tops.max()) + height
     canvas.text(0, 10, "lane ↓  bank of 4 bytes →", size=10, opacity=QUIET)
     label_columns(canvas, columns, HEADER - 6)
-    _ground(canvas, columns.edge, tops, cell, height)
+    _ground(canvas, columns.edge, np.sort(tops), cell, height)
     _marks(canvas, card, columns.centre, tops + height / 2, min(cell, height))
-    for lane, y in enumerate(tops.tolist()):
-        if height >= 15 or lane % 2 == 0:
-            faint = 0.3 if card.phase[lane] < 0 else QUIET
-            canvas.text(GUTTER - 7, y + height / 2 + 3.5, f"T{lane}", size=10, anchor="end", mono=True, opacity=faint)
+    for place, lane in enumerate(card.order.tolist()):
+        if height >= 15 or place % 2 == 0:
+            faint, y = 0.3 if card.phase[lane] < 0 else QUIET, float(tops[lane]) + height / 2 + 3.5
+            canvas.text(GUTTER - 7, y, f"T{lane}", size=10, anchor="end", mono=True, opacity=faint)
     right = columns.end + 12
     for served in range(card.phases):
         lanes = np.flatnonzero(card.phase == served)
@@ -75,6 +79,9 @@ def draw_punch_card(
             text = f"phase {served}: {passes} pass{'es' if passes > 1 else ''}"
             short = y1 - y0 < 30
             canvas.text(right + (18 if short else 2), (y0 + y1) / 2 + (-2 if short else 12), text, size=10)
+            if card.apart and not short:
+                for below, named in enumerate(wrap(f"lanes {listed(lanes.tolist())}", 110, 10)):
+                    canvas.text(right + 2, (y0 + y1) / 2 + 25 + 13 * below, named, size=10)
     legend_right = _lightness(canvas, card, right, HEADER - 16)
     canvas.extend(legend_right, 0)
     y = _bars(canvas, card, columns.edge, cell, bottom + 26)
@@ -98,7 +105,7 @@ class _Card:
     @classmethod
     def of(cls, access: Any, addresses: Any, nbytes: int, phase: Any, banks: int) -> _Card:
         if access is not None:
-            return cls(access.phase, access.words, access.pass_in_phase, access.arch.banks)
+            return cls(access.phase, access.words, access.pass_in_phase, access.bank_count)
         address = np.asarray([] if addresses is None else addresses, np.int64)
         if address.ndim != 1 or address.size == 0:
             raise ValueError(f"addresses of shape {address.shape} are not [lanes], one byte address each")
@@ -118,6 +125,18 @@ class _Card:
     @property
     def phases(self) -> int:
         return int(self.phase.max()) + 1
+
+    @functools.cached_property
+    def order(self) -> npt.NDArray[np.int64]:
+        """[lanes] from top to bottom: phase after phase; an inactive lane stays with the one before it."""
+        lanes = np.arange(len(self.phase))
+        last_active = np.maximum.accumulate(np.where(self.phase >= 0, lanes, 0))
+        return np.argsort(self.phase[last_active], kind="stable")
+
+    @property
+    def apart(self) -> bool:
+        """Whether the lanes of a phase are no neighbours."""
+        return bool((np.diff(self.order) < 0).any())
 
     def passes(self, phase: int) -> int:
         """Passes of one phase: the most words that one bank has to deliver in it."""
@@ -146,10 +165,10 @@ def _turns(phase: npt.NDArray[np.int64], word: npt.NDArray[np.int64], banks: int
 def _tops(card: _Card) -> npt.NDArray[np.float64]:
     """[lanes] where the row of each lane begins; phases are set apart."""
     height = 15.0 if len(card.phase) <= 32 else 12.5
-    lanes = np.arange(len(card.phase))
-    last_active = np.maximum.accumulate(np.where(card.phase >= 0, lanes, 0))
-    apart = np.diff(np.maximum(card.phase[last_active], 0), prepend=0) != 0  # an inactive lane stays with the one above
-    return HEADER + height * np.arange(len(card.phase)) + BETWEEN * np.cumsum(apart)
+    served = np.maximum.accumulate(np.maximum(card.phase[card.order], 0))
+    tops = np.empty(len(card.phase))
+    tops[card.order] = HEADER + height * np.arange(len(served)) + BETWEEN * np.cumsum(np.diff(served, prepend=0) != 0)
+    return tops
 
 
 def _ground(

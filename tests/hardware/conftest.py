@@ -1,4 +1,4 @@
-"""``kernel_counts`` beside this file is importable."""
+"""The modules beside this file are importable."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from lds_groups import amd_phases
 
 from kvlab.hardware import best_swizzle, count_wavefronts
 from kvlab.layout import Layout, Swizzle, make_ldmatrix_swizzle
@@ -63,6 +64,23 @@ def test_the_answer_is_minimal():
             swizzle = Swizzle(1, base, shift, "fp16")
             assert count_wavefronts("ldmatrix.x4", swizzle(offsets) * 2)[2] > 0
     assert found.swizzle.bits == 2
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+@pytest.mark.parametrize("columns", [32, 64, 128])
+def test_amd_reads_of_16_bytes_are_served_in_their_groups(arch, columns):
+    """Law: under the answer no two lanes of a hardware's group want different words of one bank (the operand of a 16 x
+    16 MFMA: row lane % 16); and a swizzle that serves lanes in lane order is not the answer where it fails.
+    """
+    groups, banks = amd_phases("ds_read_b128", arch)
+    lane = np.arange(64)
+    row, column = lane % 16, lane // 16 * 8
+    found = best_swizzle((32, columns), "bf16", ("ds_read_b128", row, column), arch=arch)
+    address = found.swizzle(row * columns + column) * 2
+    assert found.conflicts == 0
+    for group in groups:
+        bank = (address[group, None] // 4 + np.arange(4)) % banks
+        assert len(np.unique(bank)) == banks
 
 
 def test_where_nothing_helps_the_fewest_conflicts_are_told():

@@ -24,6 +24,7 @@ CASES = {
     "b64-masked": wavefronts("ld.shared.b64", LANE * 8, mask=0x55555555),
     "b128-broadcast": wavefronts("ld.shared.b128", LANE * 0),
     "gfx950": wavefronts("ds_read_b128", WAVE % 16 * 256 + WAVE // 16 * 16, arch="gfx950"),
+    "gfx950-write": wavefronts("ds_write_b64", WAVE * 16, arch="gfx950"),
     "gfx942": wavefronts("ds_read_b128", WAVE % 16 * 160 + WAVE // 16 * 16, arch="gfx942"),
 }
 
@@ -44,7 +45,7 @@ def test_a_mark_for_every_word_of_every_active_lane(name: str, sound, overlaps) 
     picture = draw(access)
     sound(picture)
     want = [
-        (int(lane), int(access.phase[lane]), 4 * int(word), int(word) % access.arch.banks)
+        (int(lane), int(access.phase[lane]), 4 * int(word), int(word) % access.bank_count)
         for lane in np.flatnonzero(access.active)
         for word in access.words[lane]
     ]
@@ -65,11 +66,27 @@ def test_plain_arrays_give_the_same_card(name: str) -> None:
         addresses=np.where(access.active, access.addresses, -1),
         lane_bytes=access.op.nbytes,
         phase=access.phase,
-        banks=access.arch.banks,
+        banks=access.bank_count,
         title=access.headline(),
         words=access.explain().partition("\n")[2],
     )
     assert card.body == draw_punch_card(access, title=access.headline()).body
+
+
+@pytest.mark.parametrize("mask", [None, 0x00F0_F00F_0FF0_FF0F])
+def test_lanes_of_a_phase_stand_together(mask: int | None) -> None:
+    """Law: from top to bottom the phases follow one another, though their lanes are no neighbours on gfx950; inactive
+    lanes stay with the one before them, and every lane has a row of its own.
+    """
+    access = wavefronts("ds_read_b128", WAVE * 16, mask, arch="gfx950")
+    picture = draw(access)
+    found = re.findall(r'<path d="M[\d.]+ ([\d.]+)[^>]*><title>lane (\d+), phase (\d+)', picture.svg)
+    by_height = sorted({(float(y), int(phase), int(lane)) for y, lane, phase in found if phase in "01"})
+    assert [phase for _, phase, _ in by_height] == sorted(phase for _, phase, _ in by_height)
+    assert len({y for y, _, _ in by_height}) == len({lane for _, _, lane in by_height})
+    if mask is None:
+        assert [lane for _, phase, lane in by_height if phase == 0] == [*range(4), *range(12, 16), *range(20, 28)]
+        assert "lanes 0-3, 12-15" in picture.svg
 
 
 def test_an_instruction_without_active_lanes(sound) -> None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from .svg import Canvas
 from .text import text_width
 
-__all__ = ["WIDTH", "Axis", "axis", "axis_of", "label_columns", "label_rows", "mark_gaps", "period"]
+__all__ = ["GAP", "WIDTH", "Axis", "axis", "axis_of", "label_columns", "label_rows", "mark_gaps", "period"]
 
 WIDTH = 852.0
 """Width of the content of a picture that fills a 900-px notebook column."""

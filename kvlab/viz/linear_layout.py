@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .axis import QUIET, WIDTH, axis, axis_of, label_columns, label_rows, mark_gaps, period
+from .axis import GAP, QUIET, WIDTH, axis_of, label_columns, label_rows, mark_gaps, period
 from .fragment import Fragment, draw_fragment
 from .grid import draw_layout
 from .holders import lowest
@@ -37,7 +37,8 @@ def draw_linear_layout(
     """A :class:`kvlab.layout.LinearLayout` as what it describes, and below it the table of its basis vectors.
 
     - ``register``, ``lane``, ``warp`` -> coordinates: the grid of elements, each with the thread and the register that
-      hold it (where several do, the lowest); ``thread`` (warp * lanes + lane) can be picked out.
+      hold it (where several do, the lowest); ``thread`` (warp * lanes + lane) can be picked out: all that it holds is
+      named by it.
     - ``offset`` -> coordinates: the image of shared memory, in elements of ``element_bytes``.
     - coordinates -> ``offset``: the grid of offsets.
 
@@ -103,8 +104,7 @@ def draw_thread_values(
     if place.min() < 0 or place.max() >= rows * columns:
         raise ValueError(f"layout {layout} reaches element {place.max()}, a tile of {rows} x {columns} has fewer")
     row, column = place % rows, place // rows
-    owner, register, copies = _owners(row, column, (rows, columns))
-    fragment = Fragment("v", owner, register, place.shape[1], warp_size)
+    fragment, copies = _owners("v", row, column, (rows, columns), warp_size, thread)
     picture = _grid(fragment, copies, thread, "row %d, column %d\nthread %d, value v%d")
     canvas = Canvas()
     canvas.embed(picture, 0, 0)
@@ -121,8 +121,7 @@ def held(layout: Any, thread: int | None) -> tuple[Picture, str, str]:
     shape, row, column = _flat(layout.shape, coordinates)
     threads = sizes["warp"] * sizes["lane"]
     flat = (threads, sizes["register"])
-    owner, register, copies = _owners(row.reshape(flat), column.reshape(flat), shape)
-    fragment = Fragment("r", owner, register, flat[1], sizes["lane"])
+    fragment, copies = _owners("r", row.reshape(flat), column.reshape(flat), shape, sizes["lane"], thread)
     picture = _grid(fragment, copies, thread, "row %d, column %d\nthread %d, register r%d")
     return picture, _finding(*flat, copies), _told("register")
 
@@ -177,30 +176,39 @@ def _flat(
 
 
 def _owners(
-    row: npt.NDArray[np.int64], column: npt.NDArray[np.int64], shape: tuple[int, int]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Lowest thread, its lowest register, and the number of holders of every element; ``row`` is [threads, registers].
+    name: str, row: npt.NDArray[np.int64], column: npt.NDArray[np.int64], shape: tuple[int, int], warp: int,
+    thread: int | None,
+) -> tuple[Fragment, npt.NDArray[np.int64]]:  # fmt: skip
+    """Who holds each element, and how many do; ``row`` and ``column`` are [threads, registers].
 
-    Elements that nobody holds have the thread -1."""
+    Named are ``thread`` where it holds the element, else the lowest thread, with the lowest of its registers; -1 where
+    nobody does."""
+    threads, registers = row.shape
+    if thread is not None and not 0 <= thread < threads:
+        raise ValueError(f"thread {thread} is not one of the {threads} threads, 0..{threads - 1}")
     copies = np.zeros(shape, np.int64)
     np.add.at(copies, (row, column), 1)
-    number = lowest(shape, (row, column), np.arange(row.size).reshape(row.shape))
-    held = number >= 0
-    return np.where(held, number // row.shape[1], -1), np.where(held, number % row.shape[1], -1), copies
+    number = np.arange(row.size).reshape(row.shape)
+    first = lowest(shape, (row, column), number)
+    if thread is not None:
+        own = lowest(shape, (row[thread], column[thread]), number[thread])
+        first = np.where(own >= 0, own, first)
+    owner, register = np.divmod(first, registers)  # -1 // registers is -1
+    return Fragment(name, owner, np.where(first < 0, -1, register), registers, warp), copies
 
 
 def _grid(fragment: Fragment, copies: npt.NDArray[np.int64], thread: int | None, words: str) -> Picture:
     rows, columns = fragment.lane.shape
-    if thread is not None and not 0 <= thread <= fragment.lane.max():
-        raise ValueError(f"thread {thread} is not one of those that hold an element, 0..{fragment.lane.max()}")
     mine = [] if thread is None else np.nonzero(fragment.lane == thread)
     keep = np.unique(mine[0])[:16] if len(mine) else np.zeros(0, np.int64)
     head = 16 if rows <= 64 else max(8, min(16, period(fragment.lane, 16) or 8))
     shown = np.arange(rows) if rows <= 32 else np.unique(np.r_[:head, keep, rows - 1])
-    many = columns > 128
-    room = WIDTH - GUTTER - (20 if many else 0)
-    cell = min(46.0, np.floor(4 * room / (72 if many else columns)) / 4)
-    across = axis(columns, cell, GUTTER, limit=128, head=64, tail=8)
+    wide = np.arange(columns)
+    if columns > 128:
+        wide = np.unique(np.r_[:64, np.unique(mine[1])[:16] if len(mine) else [], columns - 8 : columns]).astype(int)
+    room = WIDTH - GUTTER - GAP * np.count_nonzero(np.diff(wide) > 1)
+    cell = min(46.0, np.floor(4 * room / len(wide)) / 4)
+    across = axis_of(wide, cell, GUTTER)
     down = axis_of(shown, 26.0 if cell >= 21 else 18.0, HEADER)
     canvas = Canvas()
     canvas.text(0, 10, "row ↓  column →", size=10, opacity=QUIET)

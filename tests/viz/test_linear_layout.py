@@ -45,6 +45,37 @@ def test_every_element_names_its_lowest_thread_and_register(name: str, sound, ho
     assert found == want
 
 
+@pytest.mark.parametrize("name", HELD)
+def test_a_thread_that_is_picked_out_is_named_wherever_it_holds_an_element(name: str, sound, hovers) -> None:
+    """Law: the layout evaluated at all registers of the thread, of every warp, also where another holds the same."""
+    layout = HELD[name]
+    lanes = layout.in_dims["lane"]
+    for thread in range(5 % lanes, lanes * layout.in_dims["warp"], lanes):
+        want: dict[tuple[int, int], tuple[int, int]] = {}
+        for register in range(layout.in_dims["register"]):
+            want.setdefault(layout(register=register, lane=thread % lanes, warp=thread // lanes), (thread, register))
+        found = held(hovers(sound(draw_linear_layout(layout, thread=thread))))
+        assert {place: who for place, who in found.items() if who[0] == thread} == want
+
+
+def test_a_wide_tensor_folds_and_keeps_what_the_picked_thread_holds(sound, hovers, overlaps) -> None:
+    """Law: as above; thread 63 holds columns that a fold to the first 64 and the last 8 leaves out."""
+    layout = BlockedLayout([1, 4], [1, 64], [1, 1], [1, 0]).to_linear_layout((2, 512))
+    picture = draw_linear_layout(layout, thread=40)
+    found = held(hovers(sound(picture)))
+    assert not overlaps(picture)
+    assert {place for place, (thread, _) in found.items() if thread == 40} >= {(0, 160), (0, 161), (0, 162), (0, 163)}
+
+
+def test_every_thread_of_a_replicated_layout_can_be_picked_out(sound, hovers) -> None:
+    """Law: threads 4 to 7 hold what 0 to 3 hold."""
+    layout = Layout("((4,2),2):((2,0),1)")
+    for thread in range(8):
+        found = held(hovers(sound(draw_thread_values(layout, (8, 1), thread=thread))), "value v")
+        mine = {place: who for place, who in found.items() if who[0] == thread}
+        assert mine == {(layout(thread, value), 0): (thread, value) for value in range(2)}
+
+
 def test_broadcasts_are_counted_and_hatched() -> None:
     picture = draw(HELD["operand"])
     assert picture.title == "16 x 16 elements: 128 threads hold 4 each, every element twice"
@@ -112,7 +143,7 @@ def test_thread_value_layouts(sound, hovers, overlaps) -> None:
 
 
 def test_bad_input_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"thread 128 is not one of those that hold an element, 0\.\.127"):
+    with pytest.raises(ValueError, match=r"thread 128 is not one of the 128 threads, 0\.\.127"):
         draw_linear_layout(HELD["blocked"], thread=128)
     with pytest.raises(ValueError, match="cannot draw a linear layout from block to dim0"):
         draw(LinearLayout({"block": [[1]]}, (2,)))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.data import Capture
+from kvlab.viz.host import document
 
 from . import pictures
 from .steps import ARCHS, Step
@@ -15,7 +16,6 @@ from .table import notes
 __all__ = ["write_page"]
 
 _STYLE = """
-:root{color-scheme:light dark}
 body{font:16px/1.5 system-ui,sans-serif;max-width:1060px;margin:2.5rem auto;padding:0 1rem}
 h1{font-size:1.9rem;line-height:1.2;margin:0 0 .3rem}h2{font-size:1.25rem;margin:3rem 0 .5rem}
 p{max-width:46rem}.table+p{margin-top:1rem}
@@ -61,12 +61,7 @@ stand the largest differences.</p>
 <figure>{run.to_html()}</figure>"""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "index.html"
-    path.write_text(
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
-        f'content="width=device-width"><title>kvlab: {title}</title><style>{_STYLE}</style></head>'
-        f"<body>{body}</body></html>\n",
-        encoding="utf-8",
-    )
+    path.write_text(document(f"kvlab: {title}", body, style=_STYLE), encoding="utf-8")
     return path
 
 

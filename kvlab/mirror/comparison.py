@@ -1,4 +1,9 @@
-"""How far two tensors are apart: absolute, relative to the tensor's largest magnitude, and in ULPs."""
+"""How far two tensors are apart: absolute, relative to the tensor's largest magnitude, and in ULPs of that.
+
+An ULP here is one of the whole tensor: the distance between neighbouring values of its dtype at its largest magnitude
+(:func:`ulp_of`). A sum that cancels to nearly zero then differs by a few ULPs of what was summed, not by the millions
+of floats that lie between two tiny numbers.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-__all__ = ["Apart", "Tolerance", "apart", "ulp_distance"]
+__all__ = ["Apart", "Tolerance", "apart", "ulp_distance", "ulp_of"]
 
 #: A value that is identical on both sides, at least this large, and this many times larger than any that differs is a
 #: mask's constant (-2**100, -10000): no measure of how far the others may be apart.
@@ -17,7 +22,9 @@ _MASK_MAGNITUDE, _MASK_RATIO = 4096.0, 100.0
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Elements agree within ``ulps`` places of each other, or ``relative`` times the tensor's largest magnitude."""
+    """Elements agree that differ by at most ``relative`` times the tensor's largest magnitude, or that have fewer than
+    ``ulps`` values of their dtype between them (1: they are equal or neighbours).
+    """
 
     relative: float
     ulps: int
@@ -41,7 +48,9 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Apart:
-    """Distances of each program [n]; ``worst`` is the index of the element that decides it, one tuple per program."""
+    """Distances of each program [n]: ``relative`` and ``ulps`` are ``absolute`` over its tensor's largest magnitude and
+    over :func:`ulp_of` that; ``worst`` is the index of the element that decides it, one tuple per program.
+    """
 
     absolute: np.ndarray
     relative: np.ndarray
@@ -56,12 +65,24 @@ def is_float(dtype: np.dtype[Any]) -> bool:
 
 
 def ulp_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Representable values between the elements of two float arrays of one dtype; +0 and -0 are the same place.
+    """How many representable values the elements of two float arrays of one dtype are apart; +0 and -0 are one place.
 
     >>> ulp_distance(np.float32([1, -1e-45]), np.float32([1 + 2**-22, 1e-45]))
     array([2., 2.])
     """
     return np.abs(_place(a) - _place(b))
+
+
+def ulp_of(magnitude: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """The distance from a magnitude to the next value of a float dtype, in float64; for 0, the smallest value there is.
+
+    >>> (ulp_of(np.array([1.0, 3.5, 0.0]), np.dtype(np.float16)) * 2**24).tolist()
+    [16384.0, 32768.0, 1.0]
+    """
+    facts = ml_dtypes.finfo(dtype)
+    exponent = np.frexp(magnitude)[1] - 1
+    above = np.ldexp(float(facts.eps), np.where(magnitude > 0, exponent, -2000))
+    return np.maximum(above, float(facts.smallest_subnormal))
 
 
 def _place(a: np.ndarray) -> np.ndarray:
@@ -92,10 +113,11 @@ def apart(kernel: np.ndarray, emulator: np.ndarray, tolerance: Tolerance) -> Apa
         relative = np.where(difference == 0, 0, difference / np.where(scale > 0, scale, 1)[:, None])
     if floating:
         flat = [x.reshape(programs, -1) for x in (kernel, emulator)]
-        ulps = np.where(same, 0, np.where(finite, ulp_distance(*flat), np.inf))
+        near = ulp_distance(*flat) <= tolerance.ulps
+        ulps = difference / ulp_of(scale, kernel.dtype)[:, None]
     else:
-        ulps = np.where(same, 0, np.inf)  # integers have no last place to be near in
-    within = same | (finite & ((relative <= tolerance.relative) | (ulps <= tolerance.ulps)))
+        near, ulps = same, np.where(same, 0, np.inf)  # integers have no last place to be near in
+    within = same | (finite & ((relative <= tolerance.relative) | near))
     decisive = np.where(within, relative, 2 + difference)
     worst = decisive.argmax(axis=1) if decisive.size else np.zeros(programs, np.intp)
     return Apart(

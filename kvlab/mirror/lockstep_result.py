@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.memory import as_dtype
 from kvlab.mirror.comparison import Apart, Tolerance
 from kvlab.mirror.source import Side
 
@@ -72,7 +73,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Maximum:
-    """The largest distances of one output of one step, over all its iterations and programs."""
+    """The largest distances of one output of one step, over its iterations and programs, as :class:`Apart` has them."""
 
     twin: str
     step: str
@@ -90,13 +91,27 @@ class Maximum:
 
     @property
     def number(self) -> str:
-        """The error in a few characters, ``exact`` where there is none."""
+        """The error in a few characters, ``exact`` where there is none; ULPs are those of the tensor's maximum."""
         if self.problem:
             return self.problem
         if not self.absolute:
             return "exact"
-        ulps = f" {self.ulps:.0f} ulp" if self.ulps < 1e5 else f" {self.ulps:.0e} ulp" if np.isfinite(self.ulps) else ""
-        return f"{self.absolute:.1e}{ulps}"
+        if np.isinf(self.ulps):
+            return f"{self.absolute:.1e}"
+        places = "<0.1" if self.ulps < 0.1 else f"{self.ulps:.1f}" if self.ulps < 9.95 else f"{self.ulps:.0f}"
+        return f"{self.absolute:.1e} {places if self.ulps < 9999.5 else '>9999'} ulp"
+
+    @property
+    def rule(self) -> str:
+        """What agreement means for this output, ``""`` where it means equality."""
+        tolerance = self.tolerance
+        if tolerance is None or not tolerance.relative:
+            return ""
+        usual = tolerance == Tolerance.default(as_dtype(self.dtype))
+        near = f" or at most {tolerance.ulps} {'value' if tolerance.ulps == 1 else 'values'} of {self.dtype} apart"
+        what = self.dtype if usual else f"{self.step}.{self.output}"
+        allowed = f"{tolerance.relative:.2g} of the tensor's largest magnitude{near if tolerance.ulps else ''}"
+        return f"{what}: {allowed} ({tolerance.reason})"
 
     @property
     def shade(self) -> float:
@@ -125,6 +140,11 @@ class Lockstep:
     def ok(self) -> bool:
         """Whether no output of any step differs."""
         return self.first_difference is None
+
+    @property
+    def ran(self) -> tuple[tuple[str, Side, Side], ...]:
+        """The twins that were launched."""
+        return tuple(twin for twin in self.twins if any(row.twin == twin[0] for row in self.rows))
 
     def step_name(self, row: Row) -> str:
         return "returned" if row.twin == "launch" else self._steps[row.twin][row.step]
@@ -208,14 +228,26 @@ class Lockstep:
         )
         return f"no step differs ({programs}){largest}"
 
+    @property
+    def legend(self) -> str:
+        """What the numbers between the sources are, and what agreement means."""
+        rules = "; ".join(dict.fromkeys(m.rule for m in self.maxima if m.rule))
+        ran = [name for name, _, _ in self.ran]
+        idle = ", ".join(name for name, _, _ in self.twins if name not in ran)
+        return (f"Not launched in this call: {idle}. " if idle else "") + (
+            "Between the sources: each output listed by a step, its largest absolute error over all programs and "
+            "iterations, and that error in ulp, units in the last place of the tensor's largest magnitude (without a "
+            "mask's constants)." + (f" Agreement means: {rules}; all else exact." if rules else "")
+        )
+
     def table(self) -> str:
-        """A text table: one line for every output of every step."""
+        """A text table: one line for every output of every step; ULPs are those of the tensor's largest magnitude."""
         head = ("twin", "step", "output", "shape", "dtype", "compared", "max abs", "max rel", "ULPs", "")
         lines = [head]
         for m in self.maxima:
             shape = "x".join(map(str, m.shape)) or "scalar"
             mark = "ok" if m.ok else "DIFFERS" + (f": {m.problem}" if m.problem else "")
-            numbers = (f"{m.absolute:.3g}", f"{m.relative:.3g}", "-" if np.isinf(m.ulps) else f"{m.ulps:.0f}")
+            numbers = (f"{m.absolute:.3g}", f"{m.relative:.3g}", "-" if np.isinf(m.ulps) else f"{m.ulps:.3g}")
             lines.append((m.twin, m.step, m.output, shape, m.dtype, str(m.compared), *numbers, mark))
         widths = [max(len(line[column]) for line in lines) for column in range(len(head) - 1)]
         text = [
@@ -231,17 +263,12 @@ class Lockstep:
 
     def to_html(self, full: bool = False) -> str:
         """The two sources side by side with the errors between them; ``full`` makes the fragment a page of its own."""
-        from kvlab.mirror.page import fragment, page
+        from kvlab.viz.lockstep_page import fragment, page
 
         return page(self) if full else fragment(self)
 
     def _repr_html_(self) -> str:
         return self.to_html()
-
-    def _repr_svg_(self) -> str:
-        from kvlab.viz.lockstep import draw_lockstep
-
-        return draw_lockstep(self).svg
 
 
 def _largest(arrays: Iterable[np.ndarray]) -> float:

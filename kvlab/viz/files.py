@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import importlib
 import importlib.util
 import os
@@ -13,6 +12,8 @@ from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from .host import document
 
 if TYPE_CHECKING:
     from .picture import Picture
@@ -51,18 +52,9 @@ def save_picture(picture: Picture, path: str | PathLike[str], *, theme: str = "l
     if ending == ".png":
         data = _png(picture.resolved(theme), picture.width, picture.height, scale)
     else:
-        data = (picture.svg if ending == ".svg" else page(picture)).encode()
+        data = (picture.svg if ending == ".svg" else document(picture.title, picture.inline)).encode()
     target.write_bytes(data)
     return target
-
-
-def page(picture: Picture) -> str:
-    """A web page with the picture in it, for light and dark."""
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light dark">'
-        f"<title>{html.escape(picture.title)}</title></head>"
-        f'<body style="margin:0">{picture.inline}</body></html>\n'
-    )
 
 
 def _png(svg: str, width: float, height: float, scale: float) -> bytes:

@@ -27,7 +27,7 @@ def draw_lockstep(run: Lockstep) -> Picture:
     """Two sources side by side, the largest error of each output between them, the first difference in red."""
     canvas = Canvas()
     y = 0.0
-    for name, kernel, emulator in run.twins:
+    for name, kernel, emulator in run.ran:
         for x, text in ((0.0, _title(kernel)), (_COLUMN, f"{name}: max error"), (_COLUMN + _MIDDLE, _title(emulator))):
             canvas.text(x, y + 12, text, size=12, weight=600)
         y += 18
@@ -57,8 +57,7 @@ def draw_lockstep(run: Lockstep) -> Picture:
     finding = run.finding
     return canvas.picture(
         ("✓ " if run.ok else "✗ ") + finding[:1].upper() + finding[1:],
-        "Kernel and emulator, step by step. Between them: each listed output's largest absolute error over all "
-        "programs and iterations, and the largest distance in units of the last place (ulp).",
+        f"Kernel and emulator, step by step. {run.legend}",
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
+from .host import scheme, words
 from .palette import THEMES
 from .text import SANS
 
@@ -28,11 +29,9 @@ _STANDALONE = (
     f"svg.kvlab{{color:{THEMES['light']['ink']}}}"
     f"@media (prefers-color-scheme:dark){{svg.kvlab{{{_variables('dark')}color:{THEMES['dark']['ink']}}}}}{_HOVER}"
 )
-# Inside a page the text colour is the page's own; the other words follow its colour scheme, or the notebook's theme.
+# Inside a page the text colour is the page's own; the other words follow its colour scheme, or the host's theme.
 _INLINE = (
-    "@supports (color:light-dark(#000,#fff)){svg.kvlab{"
-    + "".join(f"--kvlab-{name}:light-dark({value},{THEMES['dark'][name]});" for name, value in THEMES["light"].items())
-    + f"}}}}[data-jp-theme-light=false] svg.kvlab,.vscode-dark svg.kvlab{{{_variables('dark')}}}"
+    f"@supports (color:light-dark(#000,#fff)){{svg.kvlab{{{words('accent', 'alarm')}}}}}{scheme('svg.kvlab')}"
     "svg.kvlab{--kvlab-paper:var(--jp-layout-color0,var(--vscode-editor-background,Canvas))}" + _HOVER
 )
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvlab.mirror.comparison import Tolerance, apart, ulp_distance
+from kvlab.mirror.comparison import Tolerance, apart, ulp_distance, ulp_of
 
 DTYPES = [np.float32, np.float16, np.float64, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
 
@@ -30,6 +30,18 @@ def test_one_ulp_of_float32_is_nextafter(x: float) -> None:
     assert ulp_distance(a, np.nextafter(a, np.float32(np.inf))) == [1]
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: np.dtype(d).name)
+def test_the_ulp_of_a_magnitude_is_the_distance_to_the_next_value(dtype: Any) -> None:
+    """Law: the next bit pattern of a positive float is the next value. Every exponent, both ends of its binade."""
+    facts, width = ml_dtypes.finfo(dtype), np.dtype(dtype).itemsize
+    binades = np.arange(facts.minexp - 3, facts.maxexp - 1)
+    x = np.concatenate([np.ldexp(m, binades) for m in (1.0, 1.75)]).astype(dtype)
+    x = x[x > 0]
+    step = (x.view(f"u{width}") + np.array(1, f"u{width}")).view(dtype).astype(np.float64) - x.astype(np.float64)
+    assert np.array_equal(ulp_of(x.astype(np.float64), np.dtype(dtype)), step)
+    assert ulp_of(np.zeros(1), np.dtype(dtype)) == float(facts.smallest_subnormal)
+
+
 def check(a: Any, b: Any, dtype: Any = np.float32, tolerance: Tolerance | None = None) -> Any:
     left, right = np.asarray(a).astype(dtype)[None], np.asarray(b).astype(dtype)[None]
     return apart(left, right, tolerance or Tolerance.default(left.dtype))
@@ -42,6 +54,18 @@ def test_float32_is_measured_against_the_largest_magnitude() -> None:
     assert far.worst == [(1,)]
     assert far.absolute[0] == np.float32(2e-3)
     assert far.relative[0] == pytest.approx(2e-5, rel=1e-6)
+
+
+def test_ulps_are_those_of_the_largest_magnitude() -> None:
+    """A sum that cancels to nearly zero has millions of floats between its two values: no measure of the sum."""
+    a, b = np.float32([3.5, 1e-9]), np.float32([3.5, 1e-9 + 2**-21])
+    assert ulp_distance(a, b)[1] > 1e7
+    assert check(a, b).ulps[0] == pytest.approx(2, rel=1e-3)
+    masked = check([-(2.0**100), *a], [-(2.0**100), *b])
+    assert masked.ulps[0] == check(a, b).ulps[0]
+    assert check([0.0, 1.0], [0.0, 1.0]).ulps[0] == 0
+    assert check([0.0, 1.0], [np.inf, 1.0]).ulps[0] == np.inf
+    assert check([1.0], [1.0 + 2**-7], ml_dtypes.bfloat16).ulps[0] == 1
 
 
 @pytest.mark.parametrize("mask", [-(2.0**100), -1e4])

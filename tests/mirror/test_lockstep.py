@@ -5,6 +5,7 @@ The kernel runs in Triton's interpreter, the emulator in NumPy: two independent 
 
 from __future__ import annotations
 
+import html
 import importlib
 import re
 import sys
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 
 from kvlab.mirror import Lockstep, MirrorError, Operation, Twin, lockstep, lockstep_pair
+from kvlab.viz import draw
 
 pytestmark = pytest.mark.interpreter
 
@@ -280,8 +282,12 @@ def test_the_picture_of_agreement(right: Lockstep) -> None:
     for line in ("k = tl.load(k_ptr", "m_new = np.where(live", "@triton.jit"):
         assert line in text
     assert all(f">{step.line}<" in right.to_html() for step in kernel.steps)
-    assert "prefers-color-scheme:dark" in right._repr_html_()
-    assert "max-width:900px" in right._repr_html_()
+    assert right._repr_html_() == right.to_html()
+    ulps = [float(number) for number in re.findall(r"([\d.]+) ulp", text)]
+    assert ulps
+    assert max(ulps) < 10  # sums in another order, in places of the tensor's largest magnitude
+    assert "in ulp, units in the last place of the tensor's largest magnitude" in html.unescape(text)
+    assert "or at most 1 value of bfloat16 apart (float32 sums in another order, rounded once to bfloat16)" in text
 
 
 def test_the_picture_of_a_difference(seeded: Any) -> None:
@@ -292,7 +298,7 @@ def test_the_picture_of_a_difference(seeded: Any) -> None:
     assert "iteration 1, program 0 = (0, 0, 0)" in text
     row = page[page.index('class="bad first"') :]
     assert "#: softmax" in row[: row.index("</tr>")]
-    picture = ElementTree.fromstring(run._repr_svg_())
+    picture = ElementTree.fromstring(draw(run).svg)
     texts = [element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")]
     assert texts.count("✗ FIRST DIFFERENCE") == 1
     assert float(picture.attrib["width"]) <= 900

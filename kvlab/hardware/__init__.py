@@ -12,6 +12,7 @@ from .canonical import (
     tile_layout_mn_major,
     tile_sf_layout_k_major,
 )
+from .chip import Arithmetic, arithmetic, current_arithmetic, div_full, ex2_approx, fma, mma_sum, rcp_approx
 from .copy import buffer_load, buffer_load_lds, cp_async
 from .copy_wavefronts import COPIES, copy_unit_passes, copy_wavefronts
 from .ds_read_tr import ds_read_tr8_b64, ds_read_tr16_b64
@@ -50,6 +51,7 @@ __all__ = [
     "TMEM_COLUMNS",
     "TMEM_LANES",
     "Arch",
+    "Arithmetic",
     "BarrierDeadlock",
     "BestSwizzle",
     "Coalescing",
@@ -75,6 +77,7 @@ __all__ = [
     "TensorMemory",
     "TmaDescriptor",
     "Wavefronts",
+    "arithmetic",
     "bank_conflicts",
     "best_swizzle",
     "buffer_load",
@@ -89,8 +92,12 @@ __all__ = [
     "create_tensor_tile",
     "create_tma_tile",
     "create_tma_tile_gather4",
+    "current_arithmetic",
+    "div_full",
     "ds_read_tr8_b64",
     "ds_read_tr16_b64",
+    "ex2_approx",
+    "fma",
     "fold_kv_descriptor",
     "get_arch",
     "get_atom",
@@ -98,6 +105,8 @@ __all__ = [
     "internal_k_major",
     "ld_shared",
     "ldmatrix",
+    "mma_sum",
+    "rcp_approx",
     "round_tf32",
     "sectors",
     "shared_mma",

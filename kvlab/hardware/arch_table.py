@@ -30,7 +30,7 @@ def _nvidia(name: str, sm_kib: int, *features: str, measured: bool = False) -> A
         name, "nvidia", warp_size=32, banks=32, bank_bytes=4,
         shared_bytes=(sm_kib - 1) * _KIB, shared_bytes_sm=sm_kib * _KIB, registers=255, registers_sm=64 * _KIB,
         features=frozenset({"cp.async", "ldmatrix", *features}),
-        provisional=frozenset() if measured else frozenset({"wavefronts"}),
+        provisional=frozenset() if measured else frozenset({"wavefronts", "arithmetic"}),
         sources=MappingProxyType({
             "warp_size": _CUDA, "banks": banks, "bank_bytes": banks, "shared_bytes": _CUDA, "shared_bytes_sm": _CUDA,
             "registers": _CUDA, "registers_sm": _CUDA, "features": _PTX, "lane_groups": _MEASURED,

@@ -18,6 +18,8 @@ from kvlab.memory import float32
 from kvlab.regroup import Regroup
 
 from ._arrays import Array, IntArray, frozen
+from .arch import get_arch
+from .chip import SUMS, current_arithmetic, mma_sum
 
 __all__ = ["Map", "MmaAtom"]
 
@@ -127,8 +129,10 @@ class MmaAtom(Drawn):
     def mma(self, a: Any, b: Any, c: Any) -> Array:
         """``c + a @ b`` on fragments (leading axes broadcast): ``[..., lanes, regs_c]`` of ``dtype_c``.
 
-        A and B must have the atom's dtypes; their products are exact in ``dtype_c`` and accumulated in it. An operand
-        without a register map is the matrix itself: :func:`~kvlab.hardware.shared_mma` reads it from shared memory.
+        A and B must have the atom's dtypes; their products are exact in ``dtype_c`` and accumulated in it, or summed as
+        an H100 does inside :func:`~kvlab.hardware.arithmetic` ``("chip")`` (ValueError for atoms whose sums
+        are not known). An operand without a register map is the matrix itself: :func:`~kvlab.hardware.shared_mma` reads
+        it from shared memory.
 
         >>> from kvlab.hardware import get_atom
         >>> atom = get_atom("mfma.16x16x4.f32")
@@ -142,6 +146,8 @@ class MmaAtom(Drawn):
             if operand.dtype != self.dtype_of(name):
                 raise ValueError(f"{self.name}: {name} is {operand.dtype}, must be {self.dtype_of(name)}")
         _check(self, "c", c, (self.warp_size, self.regs_c))
+        if current_arithmetic().exact:
+            return self.fragment_c(_as_the_chip_sums(self, a, b, self.tile_c(c)))
         first, second = _factor(self, "a", a), _factor(self, "b", b)
         if self.c is not None and _by_columns(self, "c"):  # the product as the registers take it: column after column
             product = np.matmul(second.swapaxes(-1, -2), first.swapaxes(-1, -2)).swapaxes(-1, -2)
@@ -165,6 +171,17 @@ def _factor(atom: MmaAtom, operand: str, values: Array) -> Array:
     if atom.ignored_bits:
         tile = (np.ascontiguousarray(tile).view(np.uint32) >> atom.ignored_bits << atom.ignored_bits).view(tile.dtype)
     return tile.astype(np.float64 if atom.dtype_c.kind == "i" else atom.dtype_c, copy=False)
+
+
+def _as_the_chip_sums(atom: MmaAtom, a: Array, b: Array, c: Array) -> Array:
+    """``c + a @ b`` of an H100, ``c`` a matrix."""
+    known = atom.dtype in SUMS and atom.dtype_of("b") == atom.dtype and get_arch(atom.arch).vendor == "nvidia"
+    if not known or atom.shape[2] % SUMS[atom.dtype].k:
+        raise ValueError(f"{atom.name}: how the chip sums its products is not known; use arithmetic 'float32'")
+    first, second = (
+        x if getattr(atom, operand) is None else _put_together(atom, operand, x) for operand, x in (("a", a), ("b", b))
+    )
+    return mma_sum(first, second, c)
 
 
 @functools.cache

@@ -1,8 +1,10 @@
-"""``draw(obj)``: the standard picture of an object, found by the names of its classes."""
+"""``draw(obj)``: the standard picture of an object, found by its class."""
 
 from __future__ import annotations
 
 import importlib
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from .picture import Picture
@@ -10,37 +12,41 @@ from .picture import Picture
 __all__ = ["draw"]
 
 _PICTURES: dict[str, tuple[str, str]] = {
-    "Layout": ("grid", "draw_layout"),
-    "ComposedLayout": ("grid", "draw_composed_layout"),
-    "LinearMap": ("linear_layout", "draw_linear_layout"),
-    "Encoding": ("encoding", "draw_encoding"),
-    "TileBase": ("tile_tensor", "draw_tile_tensor"),
-    "Swizzle": ("swizzle", "draw_swizzle"),
-    "Wavefronts": ("punch_card", "draw_punch_card"),
-    "Coalescing": ("coalescing", "draw_coalescing"),
-    "MmaAtom": ("atom", "draw_atom"),
-    "TmaDescriptor": ("tma_box", "draw_tma_box"),
-    "TMATensorTile": ("tma_box", "draw_tma_box"),
-    "TMAGather4Tile": ("tma_box", "draw_tma_box"),
-    "SmemDescriptor": ("descriptor", "draw_descriptor"),
-    "CopyPlan": ("copy_picture", "draw_copy_plan"),
-    "SubTileLoaderLDS_st_8x32": ("copy_picture", "draw_copy_plan"),
-    "PagedKVCache": ("page_table", "draw_page_table"),
-    "PagedKVCacheCollection": ("page_table", "draw_page_table"),
-    "Lockstep": ("lockstep", "draw_lockstep"),
-    "BytePath": ("path", "draw_path_of_a_byte"),
-    "KVBuffer": ("kv_buffer", "draw_kv_buffer"),
-    "DecodeStreamingKVBuffer": ("kv_buffer", "draw_kv_buffer"),
-    "DecodeKVBuffer": ("kv_buffer", "draw_kv_buffer"),
-    "CpAsyncKVBuffer": ("kv_buffer", "draw_kv_buffer"),
-    "TmaKVBuffer": ("kv_buffer", "draw_kv_buffer"),
-    "FragmentMap": ("fragment_map", "draw_fragment_map"),
-    "KVTile": ("kv_tile", "draw_kv_tile"),
-    "Timeline": ("timeline", "draw_timeline"),
-    "SwizzledTile": ("shared_memory", "draw_shared_memory"),
-    "ndarray": ("grid", "draw_layout"),
+    "kvlab.layout.layout:Layout": ("grid", "draw_layout"),
+    "kvlab.layout.composed:ComposedLayout": ("grid", "draw_composed_layout"),
+    "kvlab.layout.linear_map:LinearMap": ("linear_layout", "draw_linear_layout"),
+    "kvlab.layout.encodings.base:Encoding": ("encoding", "draw_encoding"),
+    "kvlab.layout.tile_base:TileBase": ("tile_tensor", "draw_tile_tensor"),
+    "kvlab.layout.swizzle:Swizzle": ("swizzle", "draw_swizzle"),
+    "kvlab.hardware.wavefront:Wavefronts": ("punch_card", "draw_punch_card"),
+    "kvlab.hardware.sectors:Coalescing": ("coalescing", "draw_coalescing"),
+    "kvlab.hardware.mma:MmaAtom": ("atom", "draw_atom"),
+    "kvlab.hardware.tensor_map:TmaDescriptor": ("tma_box", "draw_tma_box"),
+    "kvlab.hardware.tma_tile:TMATensorTile": ("tma_box", "draw_tma_box"),
+    "kvlab.hardware.tma_gather4:TMAGather4Tile": ("tma_box", "draw_tma_box"),
+    "kvlab.hardware.smem_descriptor:SmemDescriptor": ("descriptor", "draw_descriptor"),
+    "kvlab.hardware.lds_dma:SubTileLoaderLDS": ("copy_picture", "draw_copy_plan"),
+    "kvlab.hardware.reg_tile:RegTileLoader": ("copy_picture", "draw_copy_plan"),
+    "kvlab.hardware.lds_dma:SubTileLoaderLDS_st_8x32": ("copy_picture", "draw_copy_plan"),
+    "kvlab.viz.copy_plan:CopyPlan": ("copy_picture", "draw_copy_plan"),
+    "kvlab.viz.path:BytePath": ("path", "draw_path_of_a_byte"),
+    "kvlab.cache.paged:PagedKVCache": ("page_table", "draw_page_table"),
+    "kvlab.cache.collection:PagedKVCacheCollection": ("page_table", "draw_page_table"),
+    "kvlab.staging.kv_buffer:KVBuffer": ("kv_buffer", "draw_kv_buffer"),
+    "kvlab.staging.decode_kv_buffer:DecodeKVBuffer": ("kv_buffer", "draw_kv_buffer"),
+    "kvlab.staging.decode_streaming:DecodeStreamingKVBuffer": ("kv_buffer", "draw_kv_buffer"),
+    "kvlab.staging.nvidia_buffer:NvidiaKVBuffer": ("kv_buffer", "draw_kv_buffer"),
+    "kvlab.staging.fragments:FragmentMap": ("fragment_map", "draw_fragment_map"),
+    "kvlab.staging.iterator:KVTile": ("kv_tile", "draw_kv_tile"),
+    "kvlab.staging.timeline:Timeline": ("timeline", "draw_timeline"),
+    "kvlab.staging.swizzled_tile:SwizzledTile": ("shared_memory", "draw_shared_memory"),
+    "kvlab.mirror.lockstep_result:Lockstep": ("lockstep", "draw_lockstep"),
+    "numpy:ndarray": ("grid", "draw_layout"),
 }
-"""Class name -> module of this room and function that draws such an object."""
+"""Class, as module:name -> module of this room and function that draws its objects, and those of its subclasses.
+
+An object of a class exists only where the class's module has been imported, so nothing is imported to find the class.
+"""
 
 
 def draw(obj: Any, **how: Any) -> Picture:
@@ -59,9 +65,19 @@ def draw(obj: Any, **how: Any) -> Picture:
         if how:
             raise ValueError(f"{', '.join(how)} cannot change a finished picture; draw the object itself with it")
         return obj
-    for cls in type(obj).__mro__:
-        if cls.__name__ in _PICTURES:
-            module, function = _PICTURES[cls.__name__]
-            picture: Picture = getattr(importlib.import_module(f".{module}", __package__), function)(obj, **how)
-            return picture
-    raise ValueError(f"cannot draw {obj!r} ({type(obj).__name__}); known are {', '.join(_PICTURES)}")
+    drawer = _drawer(type(obj))
+    if drawer is None:
+        known = ", ".join(name.partition(":")[2] for name in _PICTURES)
+        raise ValueError(f"cannot draw {obj!r:.200} ({type(obj).__name__}); known are {known}")
+    return drawer(obj, **how)
+
+
+def _drawer(cls: type) -> Callable[..., Picture] | None:
+    """What draws objects of ``cls``: the entry of the nearest of its bases that has one."""
+    for base in cls.__mro__:
+        entry = _PICTURES.get(f"{base.__module__}:{base.__qualname__}")
+        if entry is not None and getattr(sys.modules.get(base.__module__), base.__qualname__, None) is base:
+            module, function = entry
+            found: Callable[..., Picture] = getattr(importlib.import_module(f".{module}", __package__), function)
+            return found
+    return None

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
+from kvlab.drawn import Shown
+
 from .host import scheme, words
 from .palette import THEMES
 from .text import SANS
@@ -36,12 +38,12 @@ _INLINE = (
 )
 
 
-@dataclass(frozen=True)
-class Picture:
+@dataclass(frozen=True, repr=False)
+class Picture(Shown):
     """SVG text with its title and caption; what every ``kvlab.viz.draw_...`` returns.
 
     title      states the finding
-    caption    a sentence that says what is seen; also the picture's ``aria-label``
+    caption    a sentence that says what is seen; ``aria-label`` is the title and the caption
     width, height    CSS px at 100 %
     body       the SVG elements
     content, extent    those without title and caption, and their width and height: what :meth:`Canvas.embed` takes
@@ -49,6 +51,8 @@ class Picture:
     >>> picture = Picture("A dot", "One dot.", 40, 40, '<circle cx="20" cy="20" r="3"/>')
     >>> picture.svg.startswith('<svg xmlns="http://www.w3.org/2000/svg"')
     True
+    >>> picture
+    Picture('A dot', 40 x 40)
     """
 
     title: str
@@ -58,6 +62,9 @@ class Picture:
     body: str
     content: str = ""
     extent: tuple[float, float] = (0.0, 0.0)
+
+    def __repr__(self) -> str:
+        return f"Picture({self.title!r}, {self.width:g} x {self.height:g})"
 
     @property
     def svg(self) -> str:
@@ -79,6 +86,16 @@ class Picture:
         text = re.sub(r"var\(--kvlab-(\w+),[^)]*\)", lambda match: words[match[1]], text)
         return text.replace("currentColor", words["ink"])
 
+    @property
+    def spoken(self) -> str:
+        """The title and the caption: the name of the picture for those who hear it.
+
+        >>> Picture("Is it so?", "One dot.", 40, 40, "").spoken, Picture("A dot", "One dot.", 40, 40, "").spoken
+        ('Is it so? One dot.', 'A dot. One dot.')
+        """
+        end = "" if self.title.endswith((".", "!", "?")) else "."
+        return f"{self.title}{end} {self.caption}"
+
     def _element(self, style: str, behind: str) -> str:
         w, h = f"{self.width:g}", f"{self.height:g}"
         unique = f"kv{zlib.crc32(self.body.encode()):08x}"
@@ -91,7 +108,7 @@ class Picture:
         )
         whole = (
             f'<svg xmlns="http://www.w3.org/2000/svg" class="kvlab" width="{w}" height="{h}" viewBox="0 0 {w} {h}" '
-            f'role="img" aria-label="{html.escape(self.caption)}" '
+            f'role="img" aria-label="{html.escape(self.spoken)}" '
             f'font-family="{SANS}" fill="currentColor" '
             'style="max-width:100%;height:auto">'
             f"<title>{html.escape(self.title, quote=False)}</title>"

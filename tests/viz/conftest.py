@@ -25,7 +25,9 @@ def _sound(picture: Any) -> ElementTree.Element:
     for text in (picture.svg, picture.inline, picture.resolved("light"), picture.resolved("dark")):
         root = ElementTree.fromstring(text)  # well-formed XML
         assert root.get("role") == "img"
-        assert root.get("aria-label") == picture.caption
+        assert root.get("aria-label") == picture.spoken
+        assert picture.title in picture.spoken  # who hears the picture is told the finding
+        assert picture.caption in picture.spoken
         assert len(picture.caption) > 20
         assert picture.caption.endswith(".")
         title = root.find(f"{SVG}title")

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+import tempfile
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
+from kvlab.drawn import Drawn, Shown
 from kvlab.hardware import (
     SmemDescriptor,
     SubTileLoaderLDS_st_8x32,
@@ -16,7 +23,9 @@ from kvlab.hardware import (
     wavefronts,
 )
 from kvlab.layout import ComposedLayout, Layout, LinearLayout, Swizzle, TileTensor
-from kvlab.viz import draw, draw_layout, save
+from kvlab.staging import Timeline
+from kvlab.viz import Picture, draw, draw_layout, save
+from kvlab.viz.dispatch import _PICTURES, _drawer
 
 ARRAY = np.zeros((32, 64), np.float16)
 OBJECTS = [
@@ -56,3 +65,81 @@ def test_what_has_no_picture_keeps_its_repr() -> None:
     empty = Layout("(0,8):(8,1)")
     assert empty._repr_svg_() is None
     assert empty._repr_html_() is None
+
+
+def test_a_subclass_is_drawn_as_its_base() -> None:
+    class Mine(Timeline):
+        """A user's own."""
+
+    line = Mine()
+    line.add("copy", "k copy", 0, (0, 1), 4096)
+    assert draw(line).title == draw(list_of(line)).title
+    assert "1 copy" in draw(line).title
+
+
+def list_of(line: Timeline) -> Timeline:
+    return Timeline(list(line))
+
+
+@pytest.mark.parametrize("name", ["Timeline", "Layout", "PagedKVCache", "ndarray"])
+def test_a_name_alone_draws_nothing(name: str) -> None:
+    """Somebody else's class may have the name of one of ours, and even say that it comes from our module."""
+    for module in (__name__, "kvlab.staging.timeline", "kvlab.layout.layout", "kvlab.cache.paged", "numpy"):
+        other = type(name, (SimpleNamespace,), {"__module__": module})
+        with pytest.raises(ValueError, match=rf"cannot draw .*\({name}\); known are Layout, .*Timeline, .*ndarray"):
+            draw(other(events=[], offsets=None))
+
+
+def kinds(base: type) -> Iterator[type]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from kinds(kind)
+
+
+def test_the_table_names_classes_and_everything_that_shows_itself_is_in_it() -> None:
+    for entry in _PICTURES:
+        module, _, name = entry.partition(":")
+        cls = getattr(importlib.import_module(module), name)
+        assert isinstance(cls, type)
+        drawer = _drawer(cls)
+        assert drawer is not None
+        assert drawer.__name__ == _PICTURES[entry][1]
+    for cls in kinds(Drawn):
+        module = importlib.import_module(cls.__module__)
+        if module.__name__.startswith("kvlab.") and getattr(module, cls.__name__, None) is cls:
+            assert _drawer(cls) is not None, cls
+
+
+CELLS = [
+    "from kvlab.layout import Layout\nfrom kvlab.viz import draw\nLayout('(4,8):(8,1)')",
+    "draw(Layout('(4,8):(8,1)'))",
+    "display(draw(Layout('(4,8):(8,1)')))",
+    "Layout('(0,8):(8,1)')",
+]
+
+
+def test_an_executed_notebook_holds_each_picture_once() -> None:
+    """Rests on what nbclient stores: one MIME form with the drawing, and a short text beside it."""
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    config = importlib.import_module("traitlets.config").Config
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS])
+    with tempfile.TemporaryDirectory(prefix="kvlab-") as folder:
+        transport = config({"KernelManager": {"transport": "ipc", "ip": f"{folder}/socket"}})
+        nbclient.NotebookClient(notebook, timeout=300, config=transport).execute()
+    nbformat.validate(notebook)
+    *pictures, empty = [cell.outputs for cell in notebook.cells]
+    for outputs in pictures:
+        (output,) = outputs
+        data: dict[str, Any] = output["data"]
+        assert sorted(data) == ["text/html", "text/plain"]
+        assert data["text/html"] == draw(Layout("(4,8):(8,1)")).inline
+        assert len(data["text/plain"]) < 200
+    (output,) = empty
+    assert output["data"] == {"text/plain": 'Layout("(0,8):(8,1)")'}
+
+
+def test_where_no_notebook_is_both_forms_are_there() -> None:
+    picture = draw(Layout("(4,8):(8,1)"))
+    assert isinstance(picture, Shown)
+    assert isinstance(picture, Picture)
+    assert len(repr(picture)) < 200

@@ -50,7 +50,7 @@ def test_bad_endings_and_objects_write_nothing(tmp_path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_the_notebook_gets_both_forms() -> None:
+def test_a_picture_has_both_forms() -> None:
     picture = draw(LAYOUT)
     assert isinstance(picture, Picture)
     assert draw(picture) is picture

@@ -68,8 +68,6 @@ def test_a_cache_draws_itself() -> None:
     blocks = np.zeros((14, 2, 1, 16, 2, 8), np.float16)
     cache = SimpleNamespace(lookup_table=TABLE, cache_lengths=np.array(LENGTHS), blocks=blocks)
     assert draw_page_table(cache) == draw_page_table(TABLE, LENGTHS, 16, pages=14)
-    named = type("PagedKVCacheCollection", (SimpleNamespace,), {})(**vars(cache))
-    assert draw(named) == draw_page_table(cache)
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,10 @@ class Shown:
         raise NotImplementedError
 
     def _ipython_display_(self) -> None:
-        """Show the HTML, with the repr for places that show text. NotImplementedError without HTML: IPython then goes on
-        to the repr."""
+        """Show the HTML, with the repr for places that show text.
+
+        NotImplementedError without HTML: IPython then goes on to the repr.
+        """
         html = self._repr_html_()
         if html is None:
             raise NotImplementedError

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kvlab.viz import draw, draw_page_table
+from kvlab.viz import draw_page_table
 
 SVG = "{http://www.w3.org/2000/svg}"
 TABLE = np.array([[7, 2, 11, -1], [0, -1, -1, -1], [5, 9, 3, 6]])

@@ -53,7 +53,7 @@ def test_strings_are_escaped() -> None:
     picture = canvas.picture('<"title">', 'caption & "quotes".')
     assert "a &lt; b &amp; c" in picture.svg
     assert "<title>1 &lt; 3\nbank" in picture.svg
-    assert 'aria-label="caption &amp; &quot;quotes&quot;."' in picture.svg
+    assert 'aria-label="&lt;&quot;title&quot;&gt;. caption &amp; &quot;quotes&quot;."' in picture.svg
 
 
 def test_what_xml_cannot_write_is_replaced() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -50,7 +50,7 @@ class AccessRecord:
         self._write_label: Array = np.zeros((1, self.agents), np.int64)
         self._read_label: Array = np.zeros((1, self.agents), np.int64)
         self._under: Array = np.full((1, self.agents), NEVER, np.int64)  # as _written, before equal values were put
-        self._labels: dict[tuple[str, int | None], int] = {}
+        self._labels: dict[tuple[str, int | None, Hashable], int] = {}  # what, its stage, the values put
         self._refined = 0
         self._barrier_names: list[str] = []
         self._issuer: dict[int, int] = {}  # of an mbarrier's agent: the warp that has issued copies to it
@@ -84,8 +84,8 @@ class AccessRecord:
                 setattr(self, field, getattr(self, field)[parents])
         self._refined = len(self.cells.parents)
 
-    def _label(self, what: str, stage: int | None) -> int:
-        return self._labels.setdefault((what, stage), len(self._labels))
+    def _label(self, what: str, stage: int | None, values: Hashable = None) -> int:
+        return self._labels.setdefault((what, stage, values), len(self._labels))
 
     def _check_read(self, at: Footprint, known: Array, what: str, stage: int | None) -> None:
         self._follow(at)
@@ -103,14 +103,14 @@ class AccessRecord:
         if late.any():
             self._raise(at, late, known, self._write_label, "overwritten while written", Side(what, None, stage))
 
-    def _check_equal(self, at: Footprint, what: str, stage: int | None) -> bool:
-        """Whether ordinary stores of that name have just written all cells of ``at``. Then the warps need to know only
-        of what was written before, and know of those from now on.
+    def _check_equal(self, at: Footprint, what: str, stage: int | None, values: Hashable) -> bool:
+        """Whether ordinary stores of that name and ``values`` have just written all cells of ``at``. Then the warps
+        need to know only of what was written before, and know of those from now on.
         """
         self._follow(at)
         W, cells = self.warps, at.cells
         times, labels = self._written[cells, :W], self._write_label[cells, :W]
-        if not ((times != NEVER) & (labels == self._label(what, stage))).any(axis=1).all():
+        if not ((times != NEVER) & (labels == self._label(what, stage, values))).any(axis=1).all():
             return False
         late = (self._under[cells][:, None] > self.known) & at.touches[..., None]
         if late.any():
@@ -137,20 +137,21 @@ class AccessRecord:
 
     def _earlier(self, agent: int, label: int) -> Side:
         """What an agent did."""
-        what, stage = list(self._labels)[label]
+        what, stage, _ = list(self._labels)[label]
         owner = agent % self.warps if agent < KINDS * self.warps else self._issuer.get(agent)
         return Side(what, owner, stage, None if owner is None else self._partition.get(owner))
 
     def _stamp_write(
-        self, at: Footprint, first: int, time: Array, what: str, stage: int | None, single: bool = False
-    ) -> None:
+        self, at: Footprint, first: int, time: Array, what: str, stage: int | None, values: Hashable = None,
+        *, single: bool = False,
+    ) -> None:  # fmt: skip
         """Agents ``first + warp`` (``single``: ``first`` alone) have written the cells of ``at``, and nobody read."""
         cells, agents = at.cells, slice(first, first + 1 if single else first + self.warps)
         stamps = np.where(at.touches, time, NEVER)
         self._written[cells] = NEVER
         self._read[cells] = NEVER
         self._written[cells, agents] = stamps.max(axis=1, keepdims=True) if single else stamps
-        self._write_label[cells, agents] = self._label(what, stage)
+        self._write_label[cells, agents] = self._label(what, stage, values)
 
     def _stamp_read(self, at: Footprint, first: int, time: Array, what: str, stage: int | None) -> None:
         cells, agents = at.cells, slice(first, first + self.warps)

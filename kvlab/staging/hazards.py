@@ -11,6 +11,7 @@ The lanes of a warp count as one. All CTAs of a launch do the same, so one recor
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -101,9 +102,11 @@ brings; missing: a barrier after cp.async.wait_group in warp 0
         self._stamp_write(at, 0, np.diagonal(self.known), what, stage)
         self._event("write", what, stage, at.warps, int(at.moved.sum()))
 
-    def write_equal(self, at: Footprint, what: str, stage: int | None = None) -> None:
+    def write_equal(self, at: Footprint, what: str, stage: int | None = None, values: Hashable = None) -> None:
         """Ordinary stores of values that other warps put there, too, under the same name, in whatever order: who has
-        stored them need not know of the others.
+        stored them need not know of the others. Whoever stores other values there must know of all.
+
+        values : tells what is put: other ``values`` are other ones, of the same name, too.
 
         >>> hazards = Hazards(Memory(64), warps=2)
         >>> for warp in (0, 1):
@@ -114,12 +117,19 @@ brings; missing: a barrier after cp.async.wait_group in warp 0
             ...
         kvlab.staging.hazard_words.Hazard: memory, bytes [0, 64): ones by warp 1, may come before read by warp 0, is \
 done; missing: a barrier between warp 0 and warp 1
+        >>> hazards.write_equal(hazards.region(0, 64, (0,)), "zeros", values="of another row")
+        Traceback (most recent call last):
+            ...
+        kvlab.staging.hazard_words.Hazard: memory, bytes [0, 64): zeros by warp 0, may come before read by warp 1, is \
+done; missing: a barrier between warp 1 and warp 0
         """
         self._expect_running(at.warps)
-        if not self._check_equal(at, what, stage):
+        if self._check_equal(at, what, stage, values):
+            self._stamp_read(at, 0, np.diagonal(self.known), what, stage)
+        else:
             self._check_write(at, self.known, what, stage)
             self._under[at.cells] = self._written[at.cells]
-            self._stamp_write(at, 0, np.diagonal(self.known), what, stage)
+            self._stamp_write(at, 0, np.diagonal(self.known), what, stage, values)
             self._tick(list(at.warps))  # others may come to know of this, not of what follows
         self._event("write", what, stage, at.warps, int(at.moved.sum()))
 

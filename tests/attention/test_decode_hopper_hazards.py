@@ -9,8 +9,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
 import pytest
+from all_pairs import all_pairs
 from decode_cases import Case
+from feature_cases import FeatureCase
 from mutants import (
     ORDER,
     READ,
@@ -28,6 +31,7 @@ from mutants import (
     unstated,
 )
 from test_decode_hopper import launch_arguments
+from turns import ORDERS
 
 from kvlab.attention.mha_decode import hopper_emulator
 from kvlab.attention.mha_decode.hopper_cta import HopperCTA, HopperPlaces
@@ -97,3 +101,22 @@ def test_mutants_are_caught(name: str, monkeypatch: Patch) -> None:
     mutate, kind, words = MUTANTS[name]
     mutate(monkeypatch)
     caught_as(kind, words, lambda: run(LONG))
+
+
+GRID = all_pairs(
+    lambda row: row["heads"][0] // row["heads"][1] * row["S"] <= 16 and (row["D"] == 128 or row["kv"] is None),
+    heads=((4, 4), (6, 2), (16, 1)), D=(64, 128), S=(1, 2, 4), page=(8, 16, 24, 64), dtype=("bf16", "fp16"),
+    kv=(None, "fp8"), splits=(1, 2, 3), storage=("apart", "hnd"), order=tuple(ORDERS),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("row", GRID, ids=lambda row: "-".join(map(str, row.values())).replace(" ", ""))
+def test_a_grid_of_small_calls(row: dict[str, Any], monkeypatch: Patch) -> None:
+    """Nothing is reported, in whatever order the partitions get their turns."""
+    row = dict(row)
+    monkeypatch.setattr(hopper_emulator, "run_roles", ORDERS[row.pop("order")])
+    kv = row.pop("kv")
+    case = FeatureCase(lens=(0, 4, 15, 63, 64, 65, 129), kv=kv, scales="head" if kv else "", **row)
+    arrays, named = launch_arguments(case)
+    out, _ = hopper_emulator.launch(*arrays, **named)
+    assert not np.isnan(out.astype(np.float32)).any()

@@ -10,7 +10,9 @@ import functools
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+from all_pairs import all_pairs
 from mla_cases import Case
 from mutants import (
     END,
@@ -32,6 +34,7 @@ from mutants import (
     unstated,
 )
 from test_mla_hopper import FULL, launch_arguments
+from turns import ORDERS
 
 from kvlab.attention.mla_decode import hopper_emulator
 from kvlab.attention.mla_decode.hopper_cta import HopperCTA
@@ -159,3 +162,21 @@ def test_mutants_are_caught(name: str, case: str, monkeypatch: Patch) -> None:
     _, mutate, kind, words = MUTANTS[name]
     mutate(monkeypatch)
     caught_as(kind, words, lambda: run(CASES[case]))
+
+
+GRID = all_pairs(
+    H=(1, 16, 40, 128), S=(1, 2, 4), page=(16, 32, 64, 192), dtype=("bf16", "fp16"), splits=(1, 2, 3),
+    storage=("dense", "wide"), programs=(1, 3), order=tuple(ORDERS),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("row", GRID, ids=lambda row: "-".join(map(str, row.values())))
+def test_a_grid_of_small_calls(row: dict[str, Any], monkeypatch: Patch) -> None:
+    """Nothing is reported, in whatever order the partitions get their turns, and no NaN behind the end arrives."""
+    row = dict(row)
+    monkeypatch.setattr(hopper_emulator, "run_roles", ORDERS[row.pop("order")])
+    programs = row.pop("programs")
+    arrays, named = launch_arguments(Case((0, 4, 65, 129), columns=FULL, **row))
+    config = named.pop("config")
+    out, _ = hopper_emulator.launch(*arrays, **named, config=replace(config, programs=min(programs, config.items)))
+    assert not np.isnan(out.astype(np.float32)).any()

@@ -54,9 +54,10 @@ CASES = [
 ]
 
 
-def plan(case: Case) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def plan(case: Case | Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of the launch functions."""
-    found = case.build().plan(backend="triton", device="cpu")
+    x = case.build() if isinstance(case, Case) else case
+    found = x.plan(backend="triton", device="cpu")
     arrays = tuple(a if a is None else to_numpy(a) for a in found.inputs.arrays)
     config = choose_hopper(found.problem, found.inputs)
     features = found.inputs.features

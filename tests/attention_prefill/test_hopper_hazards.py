@@ -7,9 +7,12 @@ fence.proxy.async, bar.sync). Every mutant runs the whole emulator, one program 
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
+import numpy as np
 import pytest
+from all_pairs import all_pairs
 from mutants import (
     END,
     ORDER,
@@ -31,6 +34,7 @@ from mutants import (
 )
 from prefill_cases import Case
 from test_hopper import plan
+from turns import ORDERS
 
 from kvlab.attention.mha_prefill import hopper_emulator
 from kvlab.attention.mha_prefill.hopper_cta import HopperCTA
@@ -226,3 +230,54 @@ def test_mutants_are_caught(name: str, case: str, monkeypatch: Patch) -> None:
     _, mutate, kind, words = MUTANTS[name]
     mutate(monkeypatch)
     caught_as(kind, words, lambda: run(CASES[case]))
+
+
+def fits(row: dict[str, Any]) -> bool:
+    e4m3, number = row["dims"][2] == "fp8", isinstance(row["window"], int)
+    return (e4m3 or not row["scales"]) and (row["causal"] or not number)
+
+
+GRID = all_pairs(
+    fits,
+    form=(("dense", 16), ("ragged", 16), ("paged", 16), ("paged", 64), ("paged", 128)),
+    dims=((64, 64, "bf16"), (128, 128, "fp16"), (192, 128, "bf16"), (256, 256, "bf16"), (128, 128, "fp8")),
+    window=(None, 1, 2, 7, (0, 3), (5, None), 130),
+    softcap=(0.0, 20.0), sinks=(False, True), scales=("", "head"), causal=(True, False), order=tuple(ORDERS),
+    processors=(1, 3),
+)  # fmt: skip
+LENS = tuple(itertools.product((1, 2, 9, 64, 70), (1, 3, 23, 64, 65, 129)))
+
+
+@pytest.mark.parametrize("row", GRID, ids=lambda row: "-".join(map(str, row.values())).replace(" ", ""))
+def test_a_grid_of_small_calls(row: dict[str, Any], monkeypatch: Patch) -> None:
+    """Nothing is reported, in whatever order the partitions get their turns, and no NaN of what no row sees arrives."""
+    row, lens = dict(row), LENS
+    order, processors, (form, page), (D, DV, dtype) = (row.pop(n) for n in ("order", "processors", "form", "dims"))
+    monkeypatch.setattr(hopper_emulator, "run_roles", ORDERS[order])
+    for lens in [LENS] if form != "dense" else [((1, 23),), ((2, 200),), ((70, 65),), ((130, 8),)]:
+        x = Case(lens, heads=(2, 1), D=D, DV=DV, dtype=dtype, form=form, page=page, **row).build()
+        x.poison_before_window()
+        arrays, numbers = plan(x)
+        out, _ = hopper_emulator.launch(*arrays, **numbers, processors=processors)
+        assert not np.isnan(out.astype(np.float32)).any()
+
+
+def one_end_after_the_other(cta: HopperCTA, clean: Any, me: Any, role: str, b: int, first: int, end: int) -> None:
+    """What a second consumer reads before the first has cleaned the other end, it stores again behind it."""
+    clean(me, role, b, 0, end)
+    clean(me, role, b, first, cta.C.BN)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("D", [64, 128, 256])
+@pytest.mark.parametrize("lens", [(1, 23), (1, 3), (2, 70)], ids=str)
+def test_ends_cleaned_one_after_the_other_are_found(
+    lens: tuple[int, int], D: int, order: str, monkeypatch: Patch
+) -> None:
+    """Seen on an H100: NaN of rows that no row sees, where the first block of a tile is the last and both ends lie in
+    the same eight rows, which are read and stored anew.
+    """
+    monkeypatch.setattr(hopper_emulator, "run_roles", ORDERS[order])
+    method("clean_rows", one_end_after_the_other)(monkeypatch)
+    again = {"at random": "by warp"}.get(order, "by warp 4 of consumer 1" if order == "forwards" else "by warp 0")
+    caught_as((WAW, WAR), again, lambda: run(Case((lens,), heads=(1, 1), D=D, form="ragged", window=1)))

@@ -226,3 +226,17 @@ def test_a_parity_tells_of_the_first_phase_that_lets_it_pass() -> None:
     free.wait(0, (2,))
     with pytest.raises(Hazard, match="k write by warp 2, may come before k read by warp 0"):
         hazards.write(hazards.region(0, 64, (2,)), "k write")
+
+
+@pytest.mark.parametrize("rows", [(0, 64), (0, 32)], ids=["all", "a part"])
+def test_equal_stores_are_equal_in_their_values(rows: tuple[int, int]) -> None:
+    """Law: warps that put the same values may come in any order. One that puts others, of the same name and in a part
+    of them, too, must know of every warp that did, also of one whose stores changed nothing.
+    """
+    hazards = Hazards(Memory(64), warps=2)
+    for warp in (0, 1):
+        hazards.write_equal(hazards.region(0, 64, (warp,)), "zeros", values=(0, 64))
+    with pytest.raises(Hazard, match="zeros by warp 0, may come before zeros by warp 1, is done"):
+        hazards.write_equal(hazards.region(*rows, (0,)), "zeros", values=rows if rows[1] < 64 else "others")
+    hazards.barrier()
+    hazards.write_equal(hazards.region(*rows, (0,)), "zeros", values=rows)

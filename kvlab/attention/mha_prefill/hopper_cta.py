@@ -70,14 +70,15 @@ class HopperCTA(PartitionedCTA):
         tma.load(box, (page, row, head, panel), self.smem, address)
         self.traffic.move("DRAM->SMEM", place.nbytes)
 
-    def clean_rows(self, me: Warps, role: str, b: int, start: int, stop: int) -> None:
-        """Zero the rows ``start`` to ``stop - 1`` of a V tile: what no row sees may be anything. Each consumer does it,
-        before it reads the tile, or the transposer.
+    def clean_rows(self, me: Warps, role: str, b: int, first: int, end: int) -> None:
+        """Zero the rows of a V tile but ``first`` to ``end - 1``: what no row sees may be anything. Eight rows are read
+        and stored anew. Each consumer does it, before it reads the tile, or the transposer.
         """
         place = self.places.tiles[role][b]
-        atoms = self.places.shared(place, me, 2, start // 8 * 8, -(-stop // 8) * 8)  # two rows of 8 for each warp
-        self.hazards.write_equal(atoms, "v zeros", b)
-        address = place.address(np.arange(start, stop)[:, None], np.arange(place.vectors))
+        first, end = (min(max(bound, 0), place.rows) for bound in (first, end))
+        self.hazards.write_equal(self.places.atoms(place, me, first, end), "v zeros", b, values=(first, end))
+        row = np.arange(place.rows)
+        address = place.address(row[(row < first) | (row >= end), None], np.arange(place.vectors))
         self.smem.store(address, np.zeros((*address.shape, 16), np.uint8))
         self.hazards.fence_async(me)
         self.meet(me)

@@ -138,22 +138,21 @@ def transpose(cta: HopperCTA, x: Launch) -> Iterator[Wait]:
     yield cta.q_full[0], 0
     batch = cta.receive(me, 0, 0)[0]
     while batch >= 0:
-        #: hear -> slot, lo, hi, first    the tile; its words have been read
+        #: hear -> slot, lo, hi, first    the tile; its words have been read; the first key that a row sees
         slot = j % C.NQ
         tile_row, _, num_q, num_keys = cta.receive(me, slot, 2, 4)
         lo, hi = x.key_blocks(tile_row, num_q, num_keys)
         for w in range(C.NC):
             cta.arrive(me, cta.q_free[slot * C.NC + w])
-        first = num_keys - num_q - x.features.mask.left - lo * C.BN
+        first = num_keys - num_q - x.features.mask.left
         for i in range(hi - lo):
             #: transpose -> b, it    keys along the rows, as soon as the stage is free; zeros where no row sees a key
             b = it % C.NB
             yield cta.raw_full[b], (it // C.NB) & 1
             yield cta.v_free[b], ((it // C.NB) & 1) ^ 1
-            if C.CLEAN and i == 0 and hi * C.BN > num_keys:
-                cta.clean_rows(me, "raw", b, num_keys - (hi - 1) * C.BN, C.BN)
-            if C.WINDOW and i == hi - lo - 1 and first > 0:
-                cta.clean_rows(me, "raw", b, 0, min(first, C.BN))
+            key = (hi - 1 - i) * C.BN
+            if (C.WINDOW or C.CLEAN) and (first > key or num_keys < key + C.BN):
+                cta.clean_rows(me, "raw", b, first - key, num_keys - key)
             cta.transpose_tile(me, b)
             cta.arrive(me, cta.raw_free[b])
             cta.arrive(me, cta.v_full[b])
@@ -218,10 +217,10 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
         l = quad_sum(e)
         p = e.with_values(e.values.astype(cta.dtype))
         alpha, o = np.ones(BM, np.float32), cta.zeros()
-        #: clean    V behind the end of the sequence
-        if C.ITEM == 2 and C.CLEAN and hi * BN > num_keys:
+        #: clean    V behind the end of the sequence; of an only block both ends together, below
+        if C.ITEM == 2 and C.CLEAN and hi * BN > num_keys and (not C.WINDOW or hi - lo > 1):
             yield cta.v_full[b], (it // C.NB) & 1
-            cta.clean_rows(me, "v", b, num_keys - (hi - 1) * BN, BN)
+            cta.clean_rows(me, "v", b, 0, num_keys - (hi - 1) * BN)
         for i in range(1, hi - lo):
             #: scores -> s    S = Q K^T of the next block, started
             it += 1
@@ -263,9 +262,10 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
         #: clean -> b    V before the first key that a row of the sequence sees
         b = it % C.NB
         first = num_keys - num_q - left - lo * BN
-        if C.ITEM == 2 and C.WINDOW and first > 0:
+        end = num_keys - lo * BN
+        if C.ITEM == 2 and C.WINDOW and (first > 0 or end < BN):
             yield cta.v_full[b], (it // C.NB) & 1
-            cta.clean_rows(me, "v", b, 0, min(first, BN))
+            cta.clean_rows(me, "v", b, first, end)
         #: accumulate -> o    O += P V of the first block
         cta.arrive(me, cta.q_free[u])  # the producer may fetch the next Q
         yield cta.v_full[b], (it // C.NB) & 1

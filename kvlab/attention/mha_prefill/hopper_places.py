@@ -62,6 +62,16 @@ class HopperPlaces(Places):
         """The numbers of a slot."""
         return self.region(self.word(slot, 0), 4 * WORDS, warps)
 
+    def atoms(self, place: PanelTile, warps: Warps, first: int, end: int) -> Footprint:
+        """The groups of eight rows, two for each warp, that hold others than ``first`` to ``end - 1``."""
+
+        def make() -> Footprint:
+            row, vector = np.arange(place.rows)[:, None], np.arange(place.vectors)
+            row = row[(row // 8 * 8 < first) | (row // 8 * 8 + 8 > end), None]
+            return self.cells.footprint(place.address(row, vector), 16, warps[0] + row // 2 % 4)
+
+        return self.once(("atoms", place, warps, first, end), make)
+
     def columns(self, place: PanelTile, warps: Warps) -> Footprint:
         """A tile, a quarter of whose columns each of four warps touches."""
 

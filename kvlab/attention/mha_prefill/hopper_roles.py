@@ -122,7 +122,7 @@ def transpose(raw_s, v_s, words, bars, sizes, C: gl.constexpr):
     mbarrier.wait(q_full.index(0), 0)
     batch = receive(words, 0)
     while batch >= 0:
-        #: hear -> slot, lo, hi, first    the tile; its words have been read
+        #: hear -> slot, lo, hi, first    the tile; its words have been read; the first key that a row sees
         slot = j % C.NQ
         tile_row = receive(words, slot * 8 + 2)
         num_q = max_q
@@ -133,16 +133,15 @@ def transpose(raw_s, v_s, words, bars, sizes, C: gl.constexpr):
         lo, hi = key_blocks(tile_row, num_q, num_keys, left, right, C.NC * C.BM, C.BN)
         for w in gl.static_range(NC):
             mbarrier.arrive(q_free.index(slot * NC + w), count=1)
-        first = num_keys - num_q - left - lo * C.BN
+        first = num_keys - num_q - left
         for i in range(hi - lo):
             #: transpose -> b, it    keys along the rows, as soon as the stage is free; zeros where no row sees a key
             b = it % C.NB
             mbarrier.wait(raw_full.index(b), (it // C.NB) & 1)
             mbarrier.wait(v_free.index(b), ((it // C.NB) & 1) ^ 1)
-            if C.CLEAN and i == 0 and hi * C.BN > num_keys:
-                clean_rows(raw_s, b, num_keys - (hi - 1) * C.BN, C.BN, C.BN, C.DV // 2)
-            if C.WINDOW and i == hi - lo - 1 and first > 0:
-                clean_rows(raw_s, b, 0, gl.minimum(first, C.BN), C.BN, C.DV // 2)
+            key = (hi - 1 - i) * C.BN
+            if (C.WINDOW or C.CLEAN) and (first > key or num_keys < key + C.BN):
+                clean_rows(raw_s, b, first - key, num_keys - key, C.BN, C.DV // 2)
             transpose_tile(raw_s, v_s, b, C.BN, C.DV)
             mbarrier.arrive(raw_free.index(b), count=1)
             mbarrier.arrive(v_full.index(b), count=1)
@@ -238,10 +237,10 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
         p = round_p(e, v_s.dtype, BM, BN, P_LAYOUT)
         alpha = gl.full([BM], 1.0, gl.float32, layout=gl.SliceLayout(1, S_LAYOUT))
         o = hopper.warpgroup_mma_init(gl.zeros([BM, DV], gl.float32, layout=O_LAYOUT))
-        #: clean    V behind the end of the sequence
-        if C.ITEM == 2 and C.CLEAN and hi * BN > num_keys:
+        #: clean    V behind the end of the sequence; of an only block both ends together, below
+        if C.ITEM == 2 and C.CLEAN and hi * BN > num_keys and (not C.WINDOW or hi - lo > 1):
             mbarrier.wait(v_full.index(b), (it // C.NB) & 1)
-            clean_rows(v_s, b, num_keys - (hi - 1) * BN, BN, BN, DV)
+            clean_rows(v_s, b, 0, num_keys - (hi - 1) * BN, BN, DV)
         for i in range(1, hi - lo):
             #: scores -> s    S = Q K^T of the next block, started
             weights = operand_p(p, v_s.dtype, BM, BN, P_LAYOUT)  # before a product has started
@@ -296,9 +295,10 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
         #: clean -> b    V before the first key that a row of the sequence sees
         b = it % C.NB
         first = num_keys - num_q - left - lo * BN
-        if C.ITEM == 2 and C.WINDOW and first > 0:
+        end = num_keys - lo * BN
+        if C.ITEM == 2 and C.WINDOW and (first > 0 or end < BN):
             mbarrier.wait(v_full.index(b), (it // C.NB) & 1)
-            clean_rows(v_s, b, 0, gl.minimum(first, BN), BN, DV)
+            clean_rows(v_s, b, first, end, BN, DV)
         #: accumulate -> o    O += P V of the first block
         weights = operand_p(p, v_s.dtype, BM, BN, P_LAYOUT)
         mbarrier.arrive(q_free.index(u), count=1)  # the producer may fetch the next Q

@@ -156,17 +156,24 @@ def load_rows(
 
 
 @gluon.jit
-def clean_rows(v_s, b, start, stop, BN: gl.constexpr, D: gl.constexpr):
-    """Zero the rows ``start`` to ``stop - 1`` of a V tile: what no row sees may be anything, and 0 * NaN is NaN."""
+def clean_rows(v_s, b, first, end, BN: gl.constexpr, D: gl.constexpr):
+    """Zero the rows of a V tile but ``first`` to ``end - 1``: what no row sees may be anything, and 0 * NaN is NaN.
+
+    Eight rows are read and stored anew. Consumers do it in any order, each before it multiplies: all store the same,
+    which they would not if the two ends were cleaned one after the other.
+    """
     ATOMS: gl.constexpr = BN // 8
     REGISTERS: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])
     rows = view(v_s, [v_s.shape[0] * BN * D // (8 * PANEL), 8, PANEL], TILE_LAYOUT)
     r = gl.arange(0, 8, layout=gl.SliceLayout(1, REGISTERS))
-    for atom in range(start // 8, gl.cdiv(stop, 8)):
+    before = gl.cdiv(gl.minimum(gl.maximum(first, 0), BN), 8)
+    behind = gl.minimum(gl.maximum(end, 0), BN) // 8
+    for i in range(before + ATOMS - behind):
+        atom = gl.where(i < before, i, i - before + behind)
         for c in gl.static_range(D // PANEL):
             one = rows.index((b * (D // PANEL) + c) * ATOMS + atom)
             kept = one.load(REGISTERS)
-            seen = (atom * 8 + r < start) | (atom * 8 + r >= stop)
+            seen = (atom * 8 + r >= first) & (atom * 8 + r < end)
             one.store(gl.where(seen[:, None], kept, gl.zeros_like(kept)))
     fence_async_shared()
     meet()

@@ -94,12 +94,18 @@ class AccessRecord:
             self._raise(at, late, known, self._write_label, "read", Side(what, None, stage))
 
     def _check_write(self, at: Footprint, known: Array, what: str, stage: int | None) -> None:
+        self._check_unread(at, what, stage)
+        self._check_unwritten(at, known, what, stage)
+
+    def _check_unread(self, at: Footprint, what: str, stage: int | None) -> None:
         self._follow(at)
-        cells, touches = at.cells, at.touches[..., None]
-        late = (self._read[cells][:, None] > self.known) & touches
+        late = (self._read[at.cells][:, None] > self.known) & at.touches[..., None]
         if late.any():
             self._raise(at, late, self.known, self._read_label, "overwritten while read", Side(what, None, stage))
-        late = (self._written[cells][:, None] > known) & touches
+
+    def _check_unwritten(self, at: Footprint, known: Array, what: str, stage: int | None) -> None:
+        self._follow(at)
+        late = (self._written[at.cells][:, None] > known) & at.touches[..., None]
         if late.any():
             self._raise(at, late, known, self._write_label, "overwritten while written", Side(what, None, stage))
 

@@ -127,7 +127,8 @@ done; missing: a barrier between warp 1 and warp 0
         if self._check_equal(at, what, stage, values):
             self._stamp_read(at, 0, np.diagonal(self.known), what, stage)
         else:
-            self._check_write(at, self.known, what, stage)
+            self._check_unwritten(at, self.known, what, stage)  # first: it is the cause where others read, too
+            self._check_unread(at, what, stage)
             self._under[at.cells] = self._written[at.cells]
             self._stamp_write(at, 0, np.diagonal(self.known), what, stage, values)
             self._tick(list(at.warps))  # others may come to know of this, not of what follows

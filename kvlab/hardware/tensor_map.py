@@ -1,8 +1,9 @@
 """TMA descriptors: what the hardware is told about a tensor, a box of it, and the image of that box in shared memory.
 
 Facts: the swizzle XORs absolute shared-memory address bits, a box narrower than the swizzle has rows a swizzle width
-apart, and the two alignments of a copy were measured on an H100 (tests/data/h100_tma.json.gz); the limits of a
-descriptor are those of the CUDA driver API, cuTensorMapEncodeTiled.
+apart, and the two alignments of a copy were measured on an H100 (tests/data/h100_tma.json.gz), so was how far a store
+writes (tests/data/h100_tma_store.json); the limits of a descriptor are those of the CUDA driver API,
+cuTensorMapEncodeTiled.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.lib.array_utils import byte_bounds
 
 from kvlab.drawn import Drawn
 from kvlab.layout import Swizzle
@@ -96,7 +98,7 @@ class TmaDescriptor(Drawn):
 
     source           the :class:`~kvlab.memory.Memory` of DRAM
     dtype            of an element, 1, 2, 4 or 8 bytes
-    shape            of the tensor: what lies outside reads as zeros and is not written
+    shape            of the tensor: what lies outside reads as zeros and is not written, but see ``stored_extent``
     strides          in elements; the last is 1
     box              elements of each dimension, 1 to 256
     swizzle          a :class:`TensorMapSwizzle` or what names one
@@ -137,12 +139,14 @@ class TmaDescriptor(Drawn):
 
     @classmethod
     def of(cls, array: Any, box: tuple[int, ...], swizzle: Any = "none", **more: Any) -> TmaDescriptor:
-        """The descriptor of a NumPy array (shared, strided allowed) with a ``box`` of it."""
+        """The descriptor of a NumPy array (shared, strided allowed) with a ``box`` of it. Its ``source`` reaches as
+        far as a store writes, where the array is a part of another one that does.
+        """
         array = np.asarray(array)
         if array.dtype.kind in "OUS":
             raise ValueError(f"TMA descriptor of an array of {array.dtype}: numbers of 1, 2, 4 or 8 bytes are accepted")
         strides = tuple(s // array.itemsize if s % array.itemsize == 0 else -1 for s in array.strides)
-        return cls(Memory.over(array), array.dtype, array.shape, strides, box, swizzle, **more)
+        return cls(Memory.over(_with_row_ends(array)), array.dtype, array.shape, strides, box, swizzle, **more)
 
     @property
     def rank(self) -> int:
@@ -153,6 +157,15 @@ class TmaDescriptor(Drawn):
     def smem_box(self) -> tuple[int, ...]:
         """Elements of the box in shared memory: ``ceil(box / element_strides)``."""
         return tuple(-(-n // step) for n, step in zip(self.box, self.element_strides, strict=True))
+
+    @property
+    def stored_extent(self) -> int:
+        """Elements of a row of the tensor that a store may write: the innermost extent, rounded up to 16 bytes.
+
+        >>> TmaDescriptor.of(np.zeros((4, 128), np.float16)[:, :61], (4, 64), "128B").stored_extent
+        64
+        """
+        return _whole_chunks(self.shape[-1], self.dtype.itemsize)
 
     @property
     def row_bytes(self) -> int:
@@ -201,6 +214,23 @@ The XOR reads absolute address bits.
 
     def __repr__(self) -> str:
         return f"TmaDescriptor(box {_by(self.box)} of {_by(self.shape)} {self.dtype}, swizzle {self.swizzle.label})"
+
+
+def _whole_chunks(extent: int, size: int) -> int:
+    """Elements of ``size`` bytes, rounded up to 16 bytes."""
+    return -(-extent * size // 16) * 16 // size
+
+
+def _with_row_ends(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """``array`` with rows of whole chunks of 16 bytes, if the array that it is a part of has these bytes."""
+    if not array.ndim or array.itemsize not in (1, 2, 4, 8) or array.shape[-1] * array.itemsize % 16 == 0:
+        return array
+    words, shape = array.view(f"u{array.itemsize}"), (*array.shape[:-1], _whole_chunks(array.shape[-1], array.itemsize))
+    wide = np.lib.stride_tricks.as_strided(words, shape, words.strides)
+    whole, base = array, array.base
+    while base is not None:  # what the last array is made of may be no array
+        whole, base = (base if isinstance(base, np.ndarray) else whole), getattr(base, "base", None)
+    return wide if byte_bounds(wide)[1] <= byte_bounds(whole)[1] else array
 
 
 def _by(extents: tuple[int, ...]) -> str:

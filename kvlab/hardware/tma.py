@@ -1,9 +1,11 @@
 """TMA copies, executed: a box between a tensor in DRAM and its image in shared memory.
 
 Loads: elements outside the tensor arrive as zeros, negative coordinates included, and the mbarrier counts the full box
-in any case (measured on an H100, tests/data/h100_tma.json.gz). Stores: elements past the end are not written, and no
-box may start at a negative coordinate. CUDA's programming guide (tensor copies, "negative indices and out of bounds")
-lets loads alone have negative ones, and an H100 met a store with one by an illegal instruction (benchmarks/NOTES.md).
+in any case (measured on an H100, tests/data/h100_tma.json.gz). Stores write whole chunks of 16 bytes: the innermost
+extent is rounded up to a multiple of them, so that up to 15 bytes behind the end of a row are overwritten; of the other
+dimensions nothing past the end is written (measured on an H100, tests/data/h100_tma_store.json). No store may start at
+a negative coordinate: CUDA's programming guide (tensor copies, "negative indices and out of bounds") lets loads alone
+have negative ones, and an H100 met a store with one by an illegal instruction (benchmarks/NOTES.md).
 """
 
 from __future__ import annotations
@@ -58,8 +60,9 @@ def load(
 def store(descriptor: TmaDescriptor, coords: Sequence[Any], memory: Memory, address: Any) -> None:
     """``cp.async.bulk.tensor`` from shared memory: the image at ``address`` goes to the box that starts at ``coords``.
 
-    Arguments as for :func:`load`, but no coordinate may be negative. Elements past the tensor's end are neither read
-    nor written.
+    Arguments as for :func:`load`, but no coordinate may be negative. What lies past the tensor's end is neither read
+    nor written, except that rows end with whole chunks of 16 bytes (``descriptor.stored_extent`` elements): what stands
+    behind a shorter row is overwritten. :class:`~kvlab.memory.OutOfBounds` where that is no byte of ``source``.
 
     >>> tensor = np.zeros((8, 8), np.int32)
     >>> smem, d = Memory(128), TmaDescriptor.of(tensor, (8, 4))
@@ -67,6 +70,10 @@ def store(descriptor: TmaDescriptor, coords: Sequence[Any], memory: Memory, addr
     >>> store(d, (6, 4), smem, 0)
     >>> tensor[5:, 2:].tolist()
     [[0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 2, 3], [0, 0, 4, 5, 6, 7]]
+    >>> view = tensor[:, :5]                                                      # its row ends 12 bytes early
+    >>> store(TmaDescriptor.of(view, (8, 4)), (0, 4), smem, 0)
+    >>> tensor[6:].tolist()
+    [[0, 0, 0, 0, 24, 25, 26, 27], [0, 0, 0, 0, 28, 29, 30, 31]]
     >>> store(d, (-1, 4), smem, 0)
     Traceback (most recent call last):
         ...
@@ -80,7 +87,7 @@ def store(descriptor: TmaDescriptor, coords: Sequence[Any], memory: Memory, addr
             f"TMA: a store at coordinates {bad} is an illegal instruction: only loads may have negative ones"
         )
     rows = _coordinates(descriptor, at[:-1])
-    source, valid, width = _elements(descriptor, rows, at[-1])
+    source, valid, width = _elements(descriptor, rows, at[-1], descriptor.stored_extent)
     image = _chunks(descriptor, where, math.prod(descriptor.smem_box[:-1]), width)
     value = memory.load(image, descriptor.dtype, width, mask=valid)
     every = value.shape[:-1]  # programs that share their coordinates write one after the other
@@ -152,13 +159,13 @@ def _steps(extents: tuple[int, ...], strides: tuple[int, ...]) -> tuple[IntArray
     return tuple(frozen(i * step) for i, step in zip(index, strides, strict=True))
 
 
-def _elements(d: TmaDescriptor, rows: Sequence[IntArray], column: IntArray) -> tuple[IntArray, Array, int]:
-    """Byte addresses in DRAM ``[..., rows, pieces]``, which of them lie inside the tensor, and elements of a piece: 16
-    bytes, or one element where the tensor's rows do not end with a whole 16 bytes."""
+def _elements(d: TmaDescriptor, rows: Sequence[IntArray], column: IntArray, extent: int) -> tuple[IntArray, Array, int]:
+    """Byte addresses in DRAM ``[..., rows, pieces]``, which of them lie inside the tensor with rows of ``extent``
+    elements, and elements of a piece: 16 bytes, or one element where the rows do not end with a whole 16 bytes."""
     size = d.dtype.itemsize
-    width = 16 // size if d.shape[-1] * size % 16 == 0 else 1
+    width = 16 // size if extent * size % 16 == 0 else 1
     inner = column[..., None, None] + width * np.arange(d.box[-1] // width)
-    inside = (inner >= 0) & (inner < d.shape[-1])
+    inside = (inner >= 0) & (inner < extent)
     offset = inner
     for coordinate, extent, stride in zip(rows, d.shape, d.strides, strict=False):
         inside = inside & ((coordinate >= 0) & (coordinate < extent))[..., None]
@@ -175,7 +182,7 @@ def _chunks(d: TmaDescriptor, address: IntArray, rows: int, width: int) -> IntAr
 def _to_shared(
     d: TmaDescriptor, rows: Sequence[IntArray], column: IntArray, memory: Memory, address: IntArray, count: int
 ) -> None:
-    source, inside, width = _elements(d, rows, column)
+    source, inside, width = _elements(d, rows, column, d.shape[-1])
     value = d.source.load(source, d.dtype, width, mask=inside)
     image = _chunks(d, address, count, 16 // d.dtype.itemsize)
     memory.store(image, value.reshape(*value.shape[:-2], -1, 16 // d.dtype.itemsize))

@@ -27,6 +27,11 @@ def explain(d: TmaDescriptor, address: int) -> str:
             f" The row is narrower than the swizzle: the other {d.pitch - d.row_bytes} bytes of each row stay "
             f"untouched. That is legal, though rarely what is meant."
         )
+    if d.stored_extent > d.shape[-1]:
+        lines.append(
+            f"A store writes whole chunks of 16 bytes: rows of {d.shape[-1]} elements are written up to element "
+            f"{d.stored_extent}, over what stands behind them."
+        )
     if d.swizzle:
         bits = int(d.swizzle)
         names = (f"bits {low}-{low + bits - 1}" if bits > 1 else f"bit {low}" for low in (4, 7))

@@ -18,12 +18,12 @@ from yardsticks import assert_accurate, bits
 
 from kvlab.attention import explain, mha_prefill
 from kvlab.attention.mha_prefill import hopper_emulator
-from kvlab.attention.mha_prefill.hopper_config import FIXED_MOST, TANH, choose_hopper
+from kvlab.attention.mha_prefill.hopper_config import FIXED_MOST, HEAD_DIMS, TANH, choose_hopper
 from kvlab.attention.mha_prefill.hopper_emulator import Launch
 from kvlab.attention.mha_prefill.hopper_turns import run_roles
 from kvlab.cache.arrays import to_numpy, to_torch
-from kvlab.hardware import BarrierDeadlock
-from kvlab.memory import Memory
+from kvlab.hardware import BarrierDeadlock, TmaDescriptor, tma
+from kvlab.memory import Memory, bfloat16
 from kvlab.staging import Fragments, Hazards
 from kvlab.staging.partitioned_cta import accumulator
 from kvlab.triton_support.compile import Compiled
@@ -221,6 +221,42 @@ def test_hopper_says_what_it_supports(changes: dict[str, Any], message: str) -> 
         x.call(backend="hopper")
 
 
+@pytest.mark.parametrize("form", ["dense", "ragged", "paged"])
+@pytest.mark.parametrize(("D", "DV"), HEAD_DIMS)
+def test_nothing_is_written_beside_out(monkeypatch: pytest.MonkeyPatch, D: int, DV: int, form: str) -> None:
+    """A store by TMA overwrites what stands behind a row, up to a multiple of 16 bytes (measured on an H100): every
+    tensor that is stored to ends with one, and no byte beside ``out`` changes.
+    """
+    stored = []
+
+    def recorded(descriptor: TmaDescriptor, *arguments: Any) -> None:
+        stored.append(descriptor)
+        return store(descriptor, *arguments)
+
+    store = tma.store
+    monkeypatch.setattr(tma, "store", recorded)
+    x = Case(((130, 150), (70, 9)), heads=(2, 1), D=D, DV=DV, form=form).build()
+    if form == "dense":
+        x = Case(((130, 150),), heads=(2, 1), D=D, DV=DV).build()
+    shape = (*x.q.shape[:-1], DV)
+    buffer = np.full((*(n + 2 for n in shape[:-1]), DV + 24), 7, bfloat16)
+    out = buffer[(*(slice(1, -1) for _ in shape[:-1]), slice(8, 8 + DV))]
+    out[...] = np.nan
+    assert x.call(out=out, backend="hopper") is out
+    assert_accurate(x, out)
+    out[...] = 7
+    assert (buffer == 7).all()
+    assert stored
+    assert all(d.shape[-1] == d.stored_extent == DV for d in stored)
+
+
+@pytest.mark.parametrize("D", [20, 65, 72, 100])
+def test_rows_that_end_inside_16_bytes_or_a_panel_are_not_stored_by_tma(D: int) -> None:
+    q = np.zeros((1, 3, 2, D), np.float16)
+    with pytest.raises(ValueError, match=f"head dimensions? {D}.*: must be"):
+        mha_prefill(q, q, q, out=np.zeros_like(q), backend="hopper")
+
+
 def test_strides_that_tma_does_not_take() -> None:
     q = np.zeros((1, 3, 2, 68), np.float16)
     with pytest.raises(ValueError, match="the strides or the alignment of q: must be"):
@@ -241,7 +277,11 @@ def test_strides_that_tma_does_not_take() -> None:
         ("sm_90", "3.6.0", 300, "triton", "a window with heads of 256", {"D": 256, "window": 200}),
         ("sm_90", "3.6.0", 20, "hopper", "torch tensors on sm_90", {"batch_invariant": True}),
         (
-            "sm_90", "3.6.0", 20, "triton", "a window with heads of 256",
+            "sm_90",
+            "3.6.0",
+            20,
+            "triton",
+            "a window with heads of 256",
             {"D": 256, "window": 200, "batch_invariant": True},
         ),
         ("sm_90", "3.7.1", 20, "triton", "Triton 3.7", {"D": 256, "batch_invariant": True}),

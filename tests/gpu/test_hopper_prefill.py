@@ -124,11 +124,16 @@ def test_the_emulator_gives_what_the_chip_gives(case: Case) -> None:
         assert_alike(ours, (out, lse))
 
 
-@pytest.mark.parametrize("form", ["dense", "ragged", "paged"])
-def test_nothing_waits_repeats_and_writes_beside_out(form: str) -> None:
-    x = Case(((150, 200), (150, 200)), heads=(6, 2), D=128, form=form).build()
-    buffer = torch.full((*x.q.shape[:-2], 8, 192), 7, dtype=torch.bfloat16, device="cuda")
-    out = buffer[..., 1:7, 16:144]
+@pytest.mark.parametrize(
+    ("form", "D", "DV"),
+    [("dense", 128, 128), ("ragged", 128, 128), ("paged", 128, 128), ("dense", 64, 64), ("ragged", 192, 128),
+     ("dense", 256, 256)],
+)  # fmt: skip
+def test_nothing_waits_repeats_and_writes_beside_out(form: str, D: int, DV: int) -> None:
+    """Stores by TMA end with whole chunks of 16 bytes: those of a head do."""
+    x = Case(((150, 200), (150, 200)), heads=(6, 2), D=D, DV=DV, form=form).build()
+    buffer = torch.full((*x.q.shape[:-2], 8, DV + 64), 7, dtype=torch.bfloat16, device="cuda")
+    out = buffer[..., 1:7, 16 : 16 + DV]
     x.call(device="cuda", out=out, backend="hopper")  # compiles
     assert_accurate(x, out.cpu())
     before = bits(out.cpu())

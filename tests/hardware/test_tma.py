@@ -1,5 +1,5 @@
 """TMA copies. Rests on hardware: 80 boxes read back from an H100 (tests/data/h100_tma.json.gz), and what else was
-observed with them: which copies fault. More dimensions and stores rest on NumPy slices."""
+observed with them: which copies fault; and 120 stores (h100_tma_store.json). More dimensions rest on NumPy slices."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from kvlab.hardware import SharedMemBarrier, TensorMapSwizzle, TmaDescriptor, tma
-from kvlab.memory import Memory, UnwrittenRead
+from kvlab.memory import Memory, OutOfBounds, UnwrittenRead, as_dtype, bfloat16
 
 RECORD = json.loads(gzip.decompress((Path(__file__).parents[1] / "data" / "h100_tma.json.gz").read_bytes()))
 CASES = RECORD["cases"]
+STORES = json.loads((Path(__file__).parents[1] / "data" / "h100_tma_store.json").read_text())["cases"]
 WORDS = np.arange(64 * 128, dtype=np.uint16).reshape(64, 128)
 UNTOUCHED = 0xEEEE
 MODES = pytest.mark.parametrize("mode", list(TensorMapSwizzle), ids=lambda mode: mode.label)
@@ -51,6 +52,35 @@ def test_the_image_is_the_chip_s(case: dict) -> None:
 def test_the_record_is_whole() -> None:
     assert len(CASES) == 80
     assert {case["swizzle"] for case in CASES} == {"none", "32B", "64B", "128B"}
+
+
+def test_the_record_of_stores_is_whole() -> None:
+    assert len(STORES) == 120
+    assert sum(case["end_byte"] > case["extent_bytes"] for case in STORES) >= 80
+
+
+@pytest.mark.parametrize(
+    "case", STORES, ids=lambda case: f"{case['dtype']}-{case['swizzle']}-extent{case['extent']}-x{case['x']}"
+)
+def test_stores_write_the_bytes_that_the_chip_writes(case: dict) -> None:
+    """The rows that changed, the first and the last byte of each, and what came to stand there: the image, as a load
+    would have left it. Nothing else changed.
+    """
+    dtype = {"u8": np.dtype(np.uint8), "bf16": bfloat16, "f32": np.dtype(np.float32)}[case["dtype"]]
+    whole = np.zeros((12, 1024), np.uint8)
+    out = whole[2:10].view(dtype)[:6, : case["extent"]]
+    descriptor = TmaDescriptor.of(out, (8, case["box_columns"]), case["swizzle"])
+    image = np.random.default_rng(46).integers(1, 127, (8, case["box_columns"] * dtype.itemsize)).astype(np.uint8)
+    smem = Memory(descriptor.image_bytes, name="smem")
+    smem.store(descriptor.image(0), image.view(dtype)[..., None])
+    tma.store(descriptor, (0, case["x"]), smem, 0)
+    first, end = case["first_byte"], case["end_byte"]
+    assert first == case["x"] * dtype.itemsize
+    expected = np.zeros_like(whole)
+    expected[2 : 2 + case["rows_changed"], first:end] = image[: case["rows_changed"], : end - first]
+    np.testing.assert_array_equal(whole, expected)
+    assert descriptor.stored_extent * dtype.itemsize == end
+    assert ("whole chunks of 16 bytes" in descriptor.explain()) == (end != case["extent_bytes"])
 
 
 @MODES
@@ -116,7 +146,9 @@ def test_every_rank_by_slices(mode: TensorMapSwizzle, dtype: type, shape: tuple[
 
 
 def test_rows_that_do_not_end_on_16_bytes() -> None:
-    """A tensor of 61 columns (pitch 64): the last chunk is half zeros; a store leaves the columns past it alone."""
+    """A tensor of 61 columns (pitch 64): the last chunk ends with zeros; a store writes the columns past it, too
+    (measured, see above), in every row, the last one of the array included.
+    """
     storage = np.random.default_rng(41).integers(1, 1000, (8, 64)).astype(np.float16)
     descriptor = TmaDescriptor.of(storage[:, :61], (4, 16), "32B")
     memory = Memory(128)
@@ -126,10 +158,52 @@ def test_rows_that_do_not_end_on_16_bytes() -> None:
     assert not found[:, 13:].any()
     before = storage.copy()
     memory.store(descriptor.image(0), np.full((4, 16, 1), 7, np.float16))
-    tma.store(descriptor, (2, 48), memory, 0)
-    assert (storage[2:6, 48:61] == 7).all()
-    storage[2:6, 48:61] = before[2:6, 48:61]
+    tma.store(descriptor, (6, 48), memory, 0)
+    assert (storage[6:, 48:64] == 7).all()
+    storage[6:, 48:64] = before[6:, 48:64]
     np.testing.assert_array_equal(storage, before)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8e4m3", "fp8e5m2", "int8", "float64"])
+def test_the_ends_of_rows_are_found_in_every_dtype(dtype: str) -> None:
+    """Law: bytes 0 to 32 of the last row are written, whatever the elements mean; the tensor ends before byte 32."""
+    whole = np.zeros((4, 64), np.uint8)
+    kind = as_dtype(dtype)
+    descriptor = TmaDescriptor.of(whole.view(kind)[:, : 32 // kind.itemsize - 1], (1, 32 // kind.itemsize))
+    memory = Memory(128)
+    memory.store(0, np.full(32, 7, np.uint8))
+    tma.store(descriptor, (3, 0), memory, 0)
+    expected = np.zeros_like(whole)
+    expected[3, :32] = 7
+    np.testing.assert_array_equal(whole, expected)
+
+
+def test_a_store_past_the_last_byte_of_the_array_is_an_error() -> None:
+    """What lies behind the array belongs to somebody else: nothing is written. A row before the last one has room."""
+    storage = np.zeros(7 * 64 + 61, np.float16)
+    out = np.lib.stride_tricks.as_strided(storage, (8, 61), (128, 2))
+    descriptor, memory = TmaDescriptor.of(out, (4, 16), "32B"), Memory(128)
+    memory.store(descriptor.image(0), np.full((4, 16, 1), 7, np.float16))
+    with pytest.raises(OutOfBounds, match=r"access of 16 bytes at address 1008 is outside \[0, 1018\)"):
+        tma.store(descriptor, (4, 48), memory, 0)
+    assert not storage.any()
+    tma.store(descriptor, (3, 48), memory, 0)
+    assert np.flatnonzero(storage == 7).max() == 6 * 64 + 63
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 5), (2, 3, 4, 5)], ids=str)
+def test_stores_of_every_rank_round_the_innermost_extent_up(shape: tuple[int, ...]) -> None:
+    """Law: as in two dimensions, which were measured: of 5 columns 8 are written, no row past an end."""
+    whole = np.zeros(tuple(n + 2 for n in shape[:-1]) + (16,), np.int16)
+    out = whole[tuple(slice(0, n) for n in shape)]
+    box = (*(2 for _ in shape[:-1]), 8)
+    descriptor, start = TmaDescriptor.of(out, box), (*(n - 1 for n in shape[:-1]), 0)
+    memory = Memory(max(128, descriptor.image_bytes))
+    memory.store(descriptor.image(0), np.full((*box, 1), 7, np.int16))
+    tma.store(descriptor, start, memory, 0)
+    expected = np.zeros_like(whole)
+    expected[(*start[:-1], slice(0, 8))] = 7
+    np.testing.assert_array_equal(whole, expected)
 
 
 def test_element_strides_take_every_nth_row() -> None:

@@ -6,7 +6,7 @@ once to its own, sums and exponentials in float32.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,9 @@ Array = np.ndarray[Any, Any]
 UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "float8_e4m3fn": 2.0**-4}
 """Half a unit in the last place, relative."""
 LEAST = {"float32": 0.0, "float16": 2.0**-25, "bfloat16": 0.0, "float8_e4m3fn": 2.0**-18}
-"""Half of the distance of the smallest numbers; for e4m3, times the 2^-8 by which P is scaled."""
+"""Half of the distance of the smallest numbers that results come near; of e4m3 less the 2^8 by which P is scaled."""
+
+NAMES = "out", "lse", "slack", "lse_slack"
 
 
 @dataclass
@@ -27,6 +29,24 @@ class Rows:
     lse: Array
     slack: Array
     lse_slack: Array
+
+    @classmethod
+    def stacked(cls, parts: list[Rows]) -> Rows:
+        """Sequences of the same number of rows, side by side."""
+        return cls(*(np.stack([getattr(part, name) for part in parts]) for name in NAMES))
+
+    @classmethod
+    def joined(cls, parts: list[Rows]) -> Rows:
+        """Sequences one after the other."""
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in NAMES))
+
+    def without(self, axis: int) -> Rows:
+        """The first along an axis."""
+        return Rows(*(x.take(0, axis) for x in (self.out, self.lse, self.slack, self.lse_slack)))
+
+    def in_base2(self) -> Rows:
+        """lse as a logarithm of base 2."""
+        return Rows(self.out, self.lse / np.log(2), self.slack, self.lse_slack / np.log(2))
 
 
 @dataclass
@@ -41,7 +61,6 @@ class Scores:
     slopes: Array | None = None
     sinks: Array | None = None
     bias: Any = None
-    product: list[tuple[Array, Array]] = field(default_factory=list)
 
 
 def attend(
@@ -87,7 +106,7 @@ def attend(
             off = error.max(initial=0.0)
             lse_slack[i, h] = off + 2.0**-22 * (abs(lse[i, h]) + abs(top) + 2)
             lost = (UNIT[p_dtype] + 2.0**-21 + 2 * off) * weight + LEAST[p_dtype] / total
-            slack[i, h] = lost @ np.abs(values) + UNIT[out_dtype] * np.abs(out[i, h]) + 1e-9
+            slack[i, h] = lost @ np.abs(values) + UNIT[out_dtype] * np.abs(out[i, h]) + LEAST[out_dtype] + 1e-9
     return Rows(out, lse, slack, lse_slack)
 
 

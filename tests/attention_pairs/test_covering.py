@@ -22,8 +22,9 @@ def pairs_of(row: dict[str, Any]) -> set[tuple[tuple[str, Any], tuple[str, Any]]
 
 
 def test_rows_hold_every_pair_that_some_allowed_row_has() -> None:
-    every = (dict(zip(SMALL.factors, levels, strict=True)) for levels in itertools.product(*SMALL.factors.values()))
-    allowed = set().union(*(pairs_of(row) for row in every if all(r.allows(*(row[n] for n in r.names)) for r in SMALL.rules)))
+    every = [dict(zip(SMALL.factors, levels, strict=True)) for levels in itertools.product(*SMALL.factors.values())]
+    legal = [row for row in every if all(rule.allows(*(row[name] for name in rule.names)) for rule in SMALL.rules)]
+    allowed = set().union(*map(pairs_of, legal))
     rows = SMALL.rows()
     assert set().union(*map(pairs_of, rows)) == allowed
     assert all(SMALL.obeys(row) for row in rows)

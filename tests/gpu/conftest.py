@@ -5,5 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-for folder in ("gpu", "attention", "attention_kv_store", "attention_mla", "attention_mla_prefill", "attention_prefill"):
+for folder in (
+    "gpu", "attention", "attention_pairs", "attention_kv_store", "attention_mla", "attention_mla_prefill",
+    "attention_prefill",
+):  # fmt: skip
     sys.path.insert(0, str(Path(__file__).parents[1] / folder))

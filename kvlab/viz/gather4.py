@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .axis import QUIET, WIDTH
-from .palette import BANKS, INK, row_colours, text_on
+from .palette import BANKS, INK, order_colours, text_on
 from .picture import Picture
 from .shared_memory import draw_shared_memory
 from .svg import Canvas
@@ -71,7 +71,7 @@ def draw_gather4(
     wide = (WIDTH - LEFT) / min(len(encoded), 8)
     for i, (e, row) in enumerate(zip(encoded, rows, strict=True)):
         page, slot = divmod(e, page_size)
-        colour = BANKS[int(row_colours(i))]
+        colour = BANKS[int(order_colours(i))]
         x, y = places[page]
         sx, sw = x + width * slot / page_size, width / page_size
         bx, by = LEFT + i % 8 * wide, top + i // 8 * (BOX_H + 8)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .picture import Picture
-from .shared_memory import draw_shared_memory
+from .shared_memory import TOLD, draw_shared_memory
 
 __all__ = ["draw_kv_buffer"]
 
@@ -20,7 +20,7 @@ def draw_kv_buffer(
     warp: int = 0,
     program: int = 0,
     stage: int | None = None,
-    colour: str = "row",
+    colour: str = "column",
     fold: bool = True,
     title: str | None = None,
     caption: str | None = None,
@@ -33,7 +33,7 @@ def draw_kv_buffer(
     instruction, warp   which of them
     program      whose shared memory
     stage        only this one
-    colour       ``"row"``: the key that a byte belongs to; ``"bank"``: the bank
+    colour       ``"column"``, ``"row"`` or ``"bank"``, as :func:`draw_shared_memory` takes it
     fold         show the first rows of the first two blocks and of the last one of each stage
 
     Raises ValueError for a read, instruction or warp that does not exist.
@@ -122,10 +122,7 @@ def _caption(colour: str, row_bytes: int, access: Any) -> str:
     text = (
         f"Shared memory in rows of {row_bytes} bytes, all {row_bytes // 4} banks once. A cell is a vector of 16 bytes, "
     )
-    text += (
-        f"named row,vector of the tile; the colour tells its {'row' if colour == 'row' else 'bank'}. Rules: stages and "
-    )
-    text += "blocks begin."
+    text += f"named row,vector of the tile; the colour tells {TOLD[colour]}. Rules: stages and blocks begin."
     if access is not None:
         text += " Outlined: what the lanes of one instruction read"
         text += "; wavefronts are provisional." if access.provisional else "."

@@ -8,7 +8,7 @@ import numpy as np
 
 from .axis import QUIET, WIDTH, axis, axis_of, label_columns, label_rows, mark_gaps
 from .legend import keys
-from .palette import BANKS, INK, row_colours, text_on
+from .palette import BANKS, INK, order_colours, text_on
 from .picture import Picture
 from .svg import Canvas
 
@@ -56,11 +56,11 @@ def draw_kv_tile(
     label_columns(canvas, columns, HEADER - 6, [str(step * c) for c in range(count)])
     label_rows(canvas, rows, GUTTER - 7, [str(a) if a >= 0 else "—" for a in address[kept].tolist()], mono=True)
     exists = kept[:, None] + 0 * columns.index < valid
-    colour = row_colours(kept)[:, None] + 0 * columns.index
+    colour = order_colours(kept)[:, None] + 0 * columns.index
     canvas.cells(columns.edge, rows.edge, columns.cell, ROW, np.where(exists, colour, -2), BANKS)
     canvas.cells(columns.edge, rows.edge, columns.cell, ROW, np.where(exists, -2, 0), [INK], opacity=0.07)
     for y, row in zip(rows.edge.tolist(), kept.tolist(), strict=True):
-        fill = text_on(BANKS[int(row_colours(row))]) if row < valid else INK
+        fill = text_on(BANKS[int(order_colours(row))]) if row < valid else INK
         text = f"row {row}" if row < valid else f"row {row}: zeros"
         if columns.end - GUTTER > 80:
             canvas.text(GUTTER + 6, y + 14, text, size=10, mono=True, fill=fill)

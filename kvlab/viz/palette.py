@@ -26,7 +26,7 @@ __all__ = [
     "THEMES",
     "bank_colours",
     "lane_colours",
-    "row_colours",
+    "order_colours",
     "text_on",
 ]
 
@@ -72,13 +72,14 @@ def bank_colours(bank: npt.ArrayLike, banks: int = 32) -> npt.NDArray[np.int64]:
     return np.where(index < 0, -1, index % len(BANKS))
 
 
-def row_colours(row: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """The index into :data:`BANKS` that tells rows of a tile apart: hue by ``row % 8``, lightness by ``row // 8 % 4``.
+def order_colours(number: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """The index into :data:`BANKS` that tells rows or columns of a tile apart: hue by ``number % 8``, lightness by
+    ``number // 8 % 4``; -1 stays -1.
 
-    >>> row_colours([0, 1, 8, 33, -1])
+    >>> order_colours([0, 1, 8, 33, -1])
     array([ 0,  4,  1,  4, -1])
     """
-    index = np.asarray(row, dtype=np.int64)
+    index = np.asarray(number, dtype=np.int64)
     return np.where(index < 0, -1, 4 * (index % 8) + index // 8 % 4)
 
 

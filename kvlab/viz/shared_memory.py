@@ -11,7 +11,7 @@ import numpy.typing as npt
 from .axis import QUIET, WIDTH, Axis, axis, axis_of, label_columns, label_rows, mark_gaps
 from .lanes import ROOMY, Image, Lanes
 from .legend import keys
-from .palette import BANKS, INK, bank_colours, row_colours
+from .palette import BANKS, INK, bank_colours, order_colours
 from .picture import Picture
 from .svg import HATCH, Canvas
 
@@ -21,6 +21,8 @@ GUTTER = 52.0
 HEADER = 44.0
 ROW = 22.0
 OUTSIDE, ZEROS = -2, -3
+TOLD = {"column": "its column of 16 bytes in the tile", "row": "its row in the tile", "bank": "its bank"}
+"""What the colour of a byte can tell."""
 
 
 def draw_shared_memory(
@@ -28,7 +30,7 @@ def draw_shared_memory(
     *,
     slot_bytes: int = 16,
     base: int = 0,
-    colour: str = "row",
+    colour: str = "column",
     access: Any = None,
     addresses: npt.ArrayLike | None = None,
     lane_bytes: int = 16,
@@ -46,7 +48,8 @@ def draw_shared_memory(
                  source lying outside the tensor
     slot_bytes   16 or 4 (or another divisor of ``row_bytes``)
     base         byte address of the first slot
-    colour       ``"row"``: the row of the tile that a byte belongs to; ``"bank"``: the bank
+    colour       what a hue tells of a byte. ``"column"``: its column of 16 bytes in the tile (a swizzle moves the hues
+                 sideways from row to row); ``"row"``: its row in the tile; ``"bank"``: its bank
     access       the :class:`kvlab.hardware.Wavefronts` of one instruction: its lanes are outlined, the lanes of its
                  first phase in the accent colour, and the title tells its wavefronts
     addresses, lane_bytes, phase    the same as plain arrays [lanes], -1 for an inactive lane
@@ -67,8 +70,8 @@ def draw_shared_memory(
         raise ValueError(f"slots of shape {tile.shape} and type {tile.dtype} are not integers [..., 2]: (row, vector)")
     if slot_bytes <= 0 or row_bytes % slot_bytes or base % slot_bytes:
         raise ValueError(f"slot_bytes {slot_bytes} must divide row_bytes {row_bytes} and the base address {base}")
-    if colour not in ("row", "bank"):
-        raise ValueError(f"colour {colour!r} is not 'row' or 'bank'")
+    if colour not in TOLD:
+        raise ValueError(f"colour {colour!r} is not one of {', '.join(map(repr, TOLD))}")
     image = Image(tile.reshape(-1, 2).astype(np.int64), slot_bytes, base, row_bytes)
     lanes = Lanes.of(access, addresses, lane_bytes, phase, image)
 
@@ -81,7 +84,12 @@ def draw_shared_memory(
     label_rows(canvas, rows, GUTTER - 7, [str(image.start + row_bytes * r) for r in rows.index.tolist()], mono=True)
     grid = np.ix_(rows.index, columns.index)
     row, vector, address = image.row[grid], image.vector[grid], image.address[grid]
-    index = row_colours(row) if colour == "row" else np.where(row < 0, row, bank_colours(address // 4 % 32))
+    index = {
+        "column": lambda: order_colours(vector * slot_bytes // 16),
+        "row": lambda: order_colours(row),
+        "bank": lambda: bank_colours(address // 4 % 32),
+    }[colour]()
+    index = np.where(row < 0, row, index)
     index = np.where(row <= OUTSIDE, -2, index)
     canvas.cells(columns.edge, rows.edge, columns.cell, ROW, index, BANKS)
     canvas.cells(columns.edge, rows.edge, columns.cell, ROW, np.where(row == ZEROS, 0, -2), [INK], opacity=0.07)
@@ -184,7 +192,7 @@ def _title(image: Image, lanes: Lanes) -> str:
     row, vector = image.tile[written].T
     address = image.base + image.slot_bytes * np.flatnonzero(written)
     column = (vector == vector.min()) & (row < row.min() + 8)
-    groups = len(np.unique(address[column] % 128 // 16))
+    groups = len(np.unique(address[column] % image.row_bytes // 16))
     size = f"Tile of {len(np.unique(row))} rows x {image.slot_bytes * len(np.unique(vector))} bytes"
     name = "vector" if image.slot_bytes == 16 else "piece"
     return (
@@ -195,9 +203,8 @@ def _title(image: Image, lanes: Lanes) -> str:
 
 def _caption(image: Image, lanes: Lanes, colour: str) -> str:
     name = "vector of 16 bytes" if image.slot_bytes == 16 else f"piece of {image.slot_bytes} bytes"
-    told = "its row in the tile" if colour == "row" else "its bank"
     text = f"Shared memory in rows of {image.row_bytes} bytes. Each cell is a {name} of the tile, named row,number; "
-    text += f"the colour tells {told}."
+    text += f"the colour tells {TOLD[colour]}."
     if lanes.groups():
         text += " Outlined: the bytes that one instruction reads, with the lane that asks for them."
     return text

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .axis import QUIET, WIDTH
-from .palette import BANKS, INK, row_colours
+from .palette import BANKS, INK, order_colours
 from .picture import Picture
 from .svg import Canvas
 from .text import wrap
@@ -153,7 +153,7 @@ def _grid(canvas: Canvas, x: float, y: float, width: float, height: float, rows:
     xs = x + width / rows.shape[1] * np.arange(rows.shape[1])
     ys = y + height / rows.shape[0] * np.arange(rows.shape[0])
     cell = width / rows.shape[1], height / rows.shape[0]
-    index = np.where(rows >= 0, row_colours(np.maximum(rows, 0)), -1)
+    index = np.where(rows >= 0, order_colours(np.maximum(rows, 0)), -1)
     canvas.cells(xs, ys, *cell, index, BANKS, rules=cell[1] >= 4, **how)
     return xs, ys, *cell
 

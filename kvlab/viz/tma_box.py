@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .axis import QUIET, WIDTH
-from .palette import ACCENT, BANKS, INK, PAPER, row_colours
+from .palette import ACCENT, BANKS, INK, PAPER, order_colours
 from .picture import Picture
 from .shared_memory import draw_shared_memory
 from .svg import HATCH, Canvas
@@ -156,7 +156,7 @@ def _box(canvas: Canvas, copy: TmaCopy, view: _View, box: Box) -> None:
             start = max(column, 0)
             place = view.rectangle(row + i * step, start, 1, end - start)
             of_tile = int(box.row[i * inner % len(inside)])
-            colour = BANKS[int(row_colours(of_tile))]
+            colour = BANKS[int(order_colours(of_tile))]
             canvas.rect(*place, fill=colour, title=f"row {row + i * step}: row {of_tile} of the tile")
     canvas.rect(x, y, wide, high, stroke=ACCENT, stroke_width=2.0 if high > 8 else 1.2)
 

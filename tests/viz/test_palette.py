@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvlab.viz.palette import BANKS, LANES, THEMES, bank_colours, lane_colours, luminance, row_colours, text_on
+from kvlab.viz.palette import BANKS, LANES, THEMES, bank_colours, lane_colours, luminance, order_colours, text_on
 
 VISION = {
     "normal": np.eye(3),
@@ -85,8 +85,8 @@ def test_neighbouring_quads_differ(vision: str) -> None:
 def test_colour_of_a_bank_is_its_group_and_place_in_it() -> None:
     bank = bank_colours(np.arange(64), banks=64)
     assert np.array_equal(bank, np.arange(64) % 32)
-    assert np.array_equal(row_colours(np.arange(8)), 4 * np.arange(8))  # eight rows: eight hues
-    assert len(np.unique(row_colours(np.arange(32)))) == 32
+    assert np.array_equal(order_colours(np.arange(8)), 4 * np.arange(8))  # eight rows: eight hues
+    assert len(np.unique(order_colours(np.arange(32)))) == 32
     assert np.array_equal(lane_colours(np.arange(32)), np.arange(32) // 4)
     with pytest.raises(ValueError, match=r"0\.\.32 are not in -1\.\.31"):
         bank_colours([0, 32])

@@ -77,6 +77,23 @@ def test_untouched_slots_are_hatched_and_said(sound, hovers) -> None:
     assert "hatch" not in draw_shared_memory(image(4, 8)).svg
 
 
+def test_a_swizzle_is_seen_in_the_colours(sound) -> None:
+    """Law: the hue of a slot is that of its logical column of 16 bytes, so that plain rows are stripes and a swizzle of
+    128 bytes has every hue once in every column of the image."""
+    plain, swizzled = (draw_shared_memory(image(8, 8, s), title="a tile") for s in (False, True))
+    for column in range(8):
+        starts = []
+        for picture in (plain, swizzled):
+            sound(picture)
+            (d,) = re.findall(rf'd="(M[^"]*z)" fill="{BANKS[4 * column]}"', picture.body)
+            starts.append(re.findall(r"M([\d.]+) ", d))
+        assert len(starts[0]) == len(starts[1]) == 8
+        assert (len(set(starts[0])), len(set(starts[1]))) == (1, 8)
+    quarters = np.stack([np.divmod(np.arange(256), 32)[0], np.arange(256) % 32], axis=1)  # slots of 4 bytes
+    body = draw_shared_memory(quarters, slot_bytes=4).body
+    assert all(f'fill="{BANKS[4 * column]}"' in body for column in range(8))
+
+
 def test_colour_is_the_bank_or_the_row(sound) -> None:
     by_bank = draw_shared_memory(image(16, 8), colour="bank")
     sound(by_bank)
@@ -84,7 +101,7 @@ def test_colour_is_the_bank_or_the_row(sound) -> None:
         (d,) = re.findall(rf'd="(M[^"]*z)" fill="{BANKS[4 * group]}"', by_bank.body)
         assert d.count("M") == 16
         assert len(set(re.findall(r"M([\d.]+) ", d))) == 1
-    by_row = draw_shared_memory(image(8, 8))
+    by_row = draw_shared_memory(image(8, 8), colour="row")
     for row in range(8):  # a row of the image is one row of the tile: one run
         (d,) = re.findall(rf'd="(M[^"]*z)" fill="{BANKS[4 * row]}"', by_row.body)
         assert d.count("M") == 1
@@ -121,7 +138,7 @@ def test_anything_with_an_owner_can_be_drawn() -> None:
         ({"slots": np.zeros((4, 3), int)}, r"slots of shape \(4, 3\)"),
         ({"slots": np.zeros((4, 2))}, "type float64"),
         ({"slots": image(2, 8), "slot_bytes": 24}, "slot_bytes 24 must divide row_bytes 128"),
-        ({"slots": image(2, 8), "colour": "heat"}, "colour 'heat' is not 'row' or 'bank'"),
+        ({"slots": image(2, 8), "colour": "heat"}, "colour 'heat' is not one of 'column', 'row', 'bank'"),
         ({"slots": image(2, 8), "addresses": [0, 256]}, r"address 256 is outside the image, bytes 0\.\.255"),
         ({"slots": image(2, 8), "rules": {100: "x"}}, "rule at byte 100 is not the start of a row"),
         ({"slots": image(2, 8), "addresses": [0], "phase": [0, 1]}, r"phase of shape \(2,\)"),

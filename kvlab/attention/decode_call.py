@@ -191,9 +191,9 @@ def explained(
 
 
 def decode_results(result: Any, lse: Any, out: Any, *, drop_tokens: bool, return_lse: bool, base2: bool) -> Any:
-    """What a decode returns, of results ``[B, S, ..]`` and lse ``[B, H, S]`` of a sibling; ``out`` is the caller's."""
+    """What a decode returns, of results ``[B, S, ..]`` and lse ``[B, S, H]`` of a sibling; ``out`` is the caller's."""
     result = out if out is not None else result[:, 0] if drop_tokens else result
-    return (result, in_base(lse[:, :, 0] if drop_tokens else lse, base2)) if return_lse else result
+    return (result, in_base(lse[:, 0] if drop_tokens else lse, base2)) if return_lse else result
 
 
 def call_of_collection(q: Any, cache: PagedKVCacheCollection, layer: int) -> tuple[Any, Any, Any, Any, Any]:

@@ -19,7 +19,7 @@ def attention(
     softcap: float = 0.0, sinks: Array | None = None, slopes: Array | None = None, k_scale: Any = 1.0,
     v_scale: Any = 1.0,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """q ``[S, Hq, D]``, k ``[n, Hkv, D]``, v ``[n, Hkv, Dv]``; out ``[S, Hq, Dv]`` and lse ``[Hq, S]``, float64.
+    """q ``[S, Hq, D]``, k ``[n, Hkv, D]``, v ``[n, Hkv, Dv]``; out ``[S, Hq, Dv]`` and lse ``[S, Hq]``, float64.
 
     Query i stands at position ``i + n - S``. Scores are, in this order: ``scale q (k k_scale)``, softcap, ALiBi
     (``slopes`` ``[Hq]`` times the distance, subtracted), the bias of the mask of ``sequence``. ``k_scale`` and
@@ -30,7 +30,7 @@ def attention(
     >>> q, k, v = rng.standard_normal((3, 5, 2, 16))
     >>> out, lse = attention(q, k, v, scale=0.25, mask=MaskPlan(right=0))
     >>> bool(np.allclose(out[0], v[0])), lse.shape
-    (True, (2, 5))
+    (True, (5, 2))
     """
     (S, q_heads, _), (n, kv_heads, _) = q.shape, k.shape
     mask = MaskPlan() if mask is None else mask
@@ -61,7 +61,7 @@ def attention(
     total = weight.sum(axis=-1, keepdims=True) + np.exp(extra - top)
     with np.errstate(divide="ignore"):
         lse = (top + np.log(total))[..., 0]
-    return np.einsum("hin,nhd->ihd", weight / np.where(total == 0, 1, total), v), lse
+    return np.einsum("hin,nhd->ihd", weight / np.where(total == 0, 1, total), v), lse.T
 
 
 def _rows(scale: Any, n: int, heads: int) -> Array:

@@ -8,13 +8,14 @@ __all__ = ["results"]
 
 
 def results(
-    q: torch.Tensor, out: torch.Tensor | None, shape: tuple[int, ...], lse_shape: tuple[int, ...]
+    q: torch.Tensor, out: torch.Tensor | None, shape: tuple[int, ...]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``out``, or a new tensor of ``shape`` and q's dtype (bfloat16 for e4m3); and an lse, float32, of ``lse_shape``.
+    """``out``, or a new tensor of ``shape`` and q's dtype (bfloat16 for e4m3); and an lse of it, float32, without the
+    last axis.
 
-    >>> [x.dtype for x in results(torch.zeros(2, 3).to(torch.float8_e4m3fn), None, (2, 5), (2,))]
-    [torch.bfloat16, torch.float32]
+    >>> [(x.dtype, tuple(x.shape)) for x in results(torch.zeros(2, 3).to(torch.float8_e4m3fn), None, (2, 5))]
+    [(torch.bfloat16, (2, 5)), (torch.float32, (2,))]
     """
     if out is None:
         out = q.new_empty(shape, dtype=torch.bfloat16 if q.dtype == torch.float8_e4m3fn else None)
-    return out, q.new_empty(lse_shape, dtype=torch.float32)
+    return out, q.new_empty(shape[:-1], dtype=torch.float32)

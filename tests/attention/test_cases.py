@@ -71,7 +71,7 @@ def test_causal_mask_alignment(queries: int, keys: int, backend: dict[str, str])
     seen = visible.sum(1)
     np.testing.assert_allclose(out[0, :, 0, :keys], visible / np.maximum(seen, 1)[:, None], atol=1e-6)
     with np.errstate(divide="ignore"):
-        np.testing.assert_allclose(lse[0, 0], np.log(seen), atol=1e-6)
+        np.testing.assert_allclose(lse[0, :, 0], np.log(seen), atol=1e-6)
 
 
 @pytest.mark.parametrize("backend", emulated)

@@ -32,12 +32,12 @@ def call(op: str, backend: str, **options: Any) -> Any:
     if op == "mha_decode_streaming":
         return mha_decode_streaming_paged(q[..., :64], k, v, TABLE, LENS, arch="gfx950", **asked)[1]
     if op == "mha_prefill":
-        return mha_prefill_paged(q[..., :64], k, v, TABLE, LENS, STARTS, **asked)[1].T
+        return mha_prefill_paged(q[..., :64], k, v, TABLE, LENS, STARTS, **asked)[1]
     if op == "mla_decode":
         return mla_decode_paged(q[..., :160], rows, TABLE, LENS, v_dim=128, scale=0.1, **asked)[1]
     own = np.concatenate([[0], np.cumsum(LENS)])
     k, v = rng.standard_normal((2, own[-1], 2, 64), np.float32)
-    return mla_prefill_paged(q[..., :96], k, v, rows, TABLE, LENS, STARTS, own, latent_dim=128, **asked)[1].T
+    return mla_prefill_paged(q[..., :96], k, v, rows, TABLE, LENS, STARTS, own, latent_dim=128, **asked)[1]
 
 
 @pytest.mark.parametrize("backend", ["reference", "emulator", pytest.param("triton", marks=pytest.mark.interpreter)])

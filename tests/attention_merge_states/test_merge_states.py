@@ -110,7 +110,7 @@ def test_sums_are_compensated() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_halves_of_the_keys_merge_to_the_whole(tokens: int) -> None:
-    """Law: attention over two caches merged equals attention over both; [N, B, H, S] as mha_decode returns it."""
+    """Law: attention over two caches merged equals attention over both; [N, B, S, H] as mha_decode returns it."""
     rng = np.random.default_rng(4)
     k, v = rng.standard_normal((2, 8, 16, 2, 64)).astype(np.float32)
     q = rng.standard_normal((2, tokens, 4, 64)).astype(np.float32)
@@ -119,7 +119,7 @@ def test_halves_of_the_keys_merge_to_the_whole(tokens: int) -> None:
     # The new tokens lie in the second half; the first half is seen whole by every token.
     first = [mha_decode_paged(q[:, i], k, v, table[:, :2], np.array([32, 32]), return_lse=True) for i in range(tokens)]
     out0 = np.stack([out for out, _ in first], axis=1)
-    lse0 = np.stack([lse for _, lse in first], axis=2)
+    lse0 = np.stack([lse for _, lse in first], axis=1)
     out1, lse1 = mha_decode_paged(q, k, v, table[:, 2:], np.array([32, 18]), return_lse=True)
     merged, lse = merge_states(np.stack([out0, out1]), np.stack([lse0, lse1]))
     np.testing.assert_allclose(merged, whole[0], rtol=0, atol=1e-5)
@@ -198,7 +198,7 @@ def test_explained() -> None:
 def test_the_tokens_of_a_prefill_fit_the_grid() -> None:
     """Rests on CUDA's limits of a grid: 2^31 - 1 programs along its first axis, 65535 along its second."""
     outs = np.broadcast_to(np.zeros((2, 1, 1, 1, 64), np.float32), (2, 2, 8192, 32, 64))
-    lses = np.broadcast_to(np.float32(0), (2, 2, 32, 8192))
+    lses = np.broadcast_to(np.float32(0), (2, 2, 8192, 32))
     grid = explain(merge_states, outs, lses).grid
     assert (np.prod(grid), grid[1] <= 65535) == (2 * 8192 * 32, True)
 
@@ -206,7 +206,7 @@ def test_the_tokens_of_a_prefill_fit_the_grid() -> None:
 def test_tokens_and_heads_of_sequences_keep_their_places() -> None:
     """Law: merging ``[N, B, S, H, D]`` is merging its tokens one by one."""
     outs, lses = parts(3, 10, 3, 32)
-    merged, lse = merge_states(outs.reshape(3, 2, 5, 3, 32), lses.reshape(3, 2, 5, 3).swapaxes(2, 3))
+    merged, lse = merge_states(outs.reshape(3, 2, 5, 3, 32), lses.reshape(3, 2, 5, 3))
     one, one_lse = merge_states(outs, lses)
     assert np.array_equal(merged.reshape(one.shape), one)
-    assert np.array_equal(lse.swapaxes(1, 2).reshape(one_lse.shape), one_lse)
+    assert np.array_equal(lse.reshape(one_lse.shape), one_lse)

@@ -148,7 +148,7 @@ def test_a_sequence_has_the_same_bits_alone_and_in_a_batch(arch: str) -> None:
         )
         alone, its = one.call(arch=arch, batch_invariant=True, return_lse=True)
         assert bits(alone) == bits(together[rows])
-        assert bits(its) == bits(lse[:, rows])
+        assert bits(its) == bits(lse[rows])
         assert one.explain(arch=arch, batch_invariant=True).config.pack == 1
 
 

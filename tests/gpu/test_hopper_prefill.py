@@ -150,7 +150,7 @@ def test_nan_in_a_key_that_is_seen() -> None:
     q, k, v = (torch.randn(1, 200, 1, 128, dtype=torch.bfloat16, device="cuda") for _ in range(3))
     k[0, 150] = float("nan")
     out, lse = mha_prefill(q, k, v, causal=True, return_lse=True, backend="hopper")
-    assert out[0, :, 0].isnan().all(-1).tolist() == lse[0, 0].isnan().tolist() == [False] * 150 + [True] * 50
+    assert out[0, :, 0].isnan().all(-1).tolist() == lse[0, :, 0].isnan().tolist() == [False] * 150 + [True] * 50
 
 
 def test_auto_takes_it_where_it_applies() -> None:

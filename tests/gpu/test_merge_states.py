@@ -17,9 +17,9 @@ def test_as_many_tokens_and_heads_as_a_prefill_has(tokens: int, heads: int) -> N
     """131072 of them are more than the second axis of a grid holds."""
     torch.manual_seed(0)
     outs = torch.randn(2, 1, tokens, heads, 64, dtype=torch.bfloat16, device="cuda")
-    lses = torch.randn(2, 1, heads, tokens, device="cuda")
+    lses = torch.randn(2, 1, tokens, heads, device="cuda")
     merged, lse = merge_states(outs, lses)
-    weights = lses.double().softmax(0).swapaxes(2, 3)[..., None]
+    weights = lses.double().softmax(0)[..., None]
     exact = (outs.double() * weights).sum(0)
     torch.testing.assert_close(merged.double(), exact, rtol=2**-8, atol=1e-5)
     torch.testing.assert_close(lse.double(), lses.double().logsumexp(0), rtol=0, atol=1e-5)

@@ -24,10 +24,10 @@ def merge_states(outs: Any, lses: Any, *, out: Any = None, return_lse: bool = Tr
     parallelism).
 
     outs   ``[N, T, H, D]``, or ``[N, B, S, H, D]`` as N calls of ``mha_decode`` give; bfloat16, float16 or float32
-    lses   ``[N, T, H]``, or ``[N, B, H, S]``: natural log, float32. -inf (or +inf, as some libraries write) tells that
+    lses   ``[N, T, H]``, or ``[N, B, S, H]``: natural log, float32. -inf (or +inf, as some libraries write) tells that
            a part saw no key; its output is not read and may be anything
     out    where to write, bfloat16, float16 or float32, memory of its own; a new array of outs' dtype by default
-    return_lse  return ``(out, lse)`` with lse ``[T, H]`` or ``[B, H, S]``; otherwise out alone
+    return_lse  return ``(out, lse)`` with lse ``[T, H]`` or ``[B, S, H]``; otherwise out alone
     backend  as in ``mha_decode_paged``
 
     Weights are relative to the largest lse; sums are compensated. No key in any part gives 0 and -inf; an lse that is
@@ -45,7 +45,7 @@ def merge_states(outs: Any, lses: Any, *, out: Any = None, return_lse: bool = Tr
     if drop:
         outs, lses, into = outs[:, :, None], lses[:, :, None], None if out is None else out[:, None]
     else:
-        lses, into = lses.swapaxes(2, 3), out
+        into = out
     if kind.plan.backend == "triton":
         path = "kvlab.attention.merge_states.kernel:launch"
         merged, lse = run_kernel(path, outs, lses, out=into, again=kind.launches)
@@ -53,7 +53,7 @@ def merge_states(outs: Any, lses: Any, *, out: Any = None, return_lse: bool = Tr
         side = emulate if kind.plan.backend == "emulator" else _refer
         merged, lse = run_on_numpy(side, outs, lses, out=into)
     merged = out if out is not None else merged[:, 0] if drop else merged
-    return (merged, lse[:, 0] if drop else lse.swapaxes(1, 2)) if return_lse else merged
+    return (merged, lse[:, 0] if drop else lse) if return_lse else merged
 
 
 def _refer(outs: Any, lses: Any, *, out: Any) -> tuple[Any, Any]:
@@ -78,9 +78,7 @@ def _plan(outs: Any, lses: Any, out: Any, backend: str) -> Explanation:
     require(1 <= shape[0] <= MAX_PARTS, f"outs has {shape[0]} parts", f"1 to {MAX_PARTS}")
     check_dtype("outs", outs)
     require(dtype_of(lses, "lses").name == "float32", f"lses has dtype {lses.dtype}", "float32")
-    parts, *batch, heads, _ = shape
-    expected = (parts, *batch, heads) if len(batch) == 1 else (parts, batch[0], heads, batch[1])
-    require(tuple(lses.shape) == expected, f"lses has shape {tuple(lses.shape)}", f"{expected}, as outs is {shape}")
+    require(tuple(lses.shape) == shape[:-1], f"lses has shape {tuple(lses.shape)}", f"{shape[:-1]}, as outs is {shape}")
     if out is not None:
         require(tuple(out.shape) == shape[1:], f"out has shape {tuple(out.shape)}", f"{shape[1:]}, a part of outs")
         check_dtype("out", out)
@@ -89,7 +87,7 @@ def _plan(outs: Any, lses: Any, out: Any, backend: str) -> Explanation:
         strides = element_strides(array, name)
         require(shape[-1] < 2 or strides[-1] == 1, f"{name} has strides {strides}", "contiguous in the last dimension")
     chosen, reason = choose_backend(outs, backend)
-    return Explanation("merge_states", chosen, reason, None, merge_grid(*(*batch, 1)[:2], *shape[-2:]))
+    return Explanation("merge_states", chosen, reason, None, merge_grid(*(*shape[1:-2], 1)[:2], *shape[-2:]))
 
 
 def _explain(outs: Any, lses: Any, *, out: Any = None, backend: str = "auto", **_: Any) -> Explanation:

@@ -77,7 +77,7 @@ def launch(
 
 
 def partial_results(out: Array, lse: Array, splits: int) -> tuple[Array, Array]:
-    """Where that many splits of the keys write: out ``[1, B, S, H, D]`` and lse ``[1, B, H, S]`` themselves for one,
+    """Where that many splits of the keys write: out ``[1, B, S, H, D]`` and lse ``[1, B, S, H]`` themselves for one,
     else float32 arrays ``[splits, ..]`` of their own, NaN, to be merged.
     """
     if splits == 1:

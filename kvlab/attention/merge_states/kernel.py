@@ -82,7 +82,7 @@ def launch(
 
 
 def partial_results(out: torch.Tensor, lse: torch.Tensor, splits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where that many splits of the keys write, out ``[B, S, H, D]`` and lse ``[B, H, S]``: these themselves for one,
+    """Where that many splits of the keys write, out ``[B, S, H, D]`` and lse ``[B, S, H]``: these themselves for one,
     else float32 tensors ``[splits, ..]`` of their own, to be merged.
     """
     if splits == 1:
@@ -95,7 +95,7 @@ def partial_strides(part: torch.Tensor, part_lse: torch.Tensor, splits: int) -> 
     """Strides (split, sequence, token, head) of what ``partial_results`` gives."""
     if splits == 1:
         part, part_lse = part[None], part_lse[None]
-    return tuple(part.stride()[:4]), tuple(part_lse.transpose(2, 3).stride())
+    return tuple(part.stride()[:4]), tuple(part_lse.stride())
 
 
 def merge_partial_results(
@@ -103,4 +103,4 @@ def merge_partial_results(
 ) -> None:
     """Merge what ``partial_results`` gave for out and lse."""
     if not relaunched(merge, (part, part_lse, out, lse), again):
-        launch(part, part_lse.transpose(2, 3), out=out, lse=lse.transpose(1, 2), again=again)
+        launch(part, part_lse, out=out, lse=lse, again=again)

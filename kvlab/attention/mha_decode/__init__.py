@@ -104,7 +104,7 @@ def mha_decode_paged(
     alibi_slopes  float32 ``[Hq]`` or ``[B, Hq]``: slope times the distance of query and key is subtracted from scores
     q_scale, k_scale, v_scale  of e4m3 arrays: a number, float32 ``[Hkv]``, or, for K and V, of each token and head
                  ``[pages, page_size, Hkv]``; the true K is ``k_cache * k_scale``. Ignored for other dtypes
-    return_lse   return ``(out, lse)`` with lse ``[B, Hq]`` or ``[B, Hq, S]``, natural log (base2: that of 2), float32
+    return_lse   return ``(out, lse)`` with lse ``[B, Hq]`` or ``[B, S, Hq]``, natural log (base2: that of 2), float32
     out          where to write the output ``[.., Hq, Dv]`` of q's dtype (bfloat16 for e4m3); a new array by default. It
                  may be q itself, and shares no memory with anything else
     kv_layout    "NHD", or "HND": pages (and scales of tokens) have the heads before the tokens of a page

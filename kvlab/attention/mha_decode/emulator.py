@@ -151,7 +151,7 @@ def attend(
     stored = result.astype(o_array.dtype)
     o_array[split[p_index], batch[p_index], token[p_index, r_index], head[p_index, r_index]] = stored
     p_index, r_index = np.nonzero(is_row)
-    at = split[p_index], batch[p_index], head[p_index, r_index], token[p_index, r_index]
+    at = split[p_index], batch[p_index], token[p_index, r_index], head[p_index, r_index]
     lse_array[at] = lse[p_index, r_index]
     traffic.move("registers->DRAM", stored.nbytes + len(p_index) * lse.itemsize)
 
@@ -171,13 +171,13 @@ def launch(
     arch: str = "sm_90",
     traffic: Traffic | None = None,
 ) -> tuple[Array, Array]:
-    """Run the twins: out ``[B, S, Hq, Dv]`` and lse ``[B, Hq, S]`` float32. The arguments are valid."""
+    """Run the twins: out ``[B, S, Hq, Dv]`` and lse ``[B, S, Hq]`` float32. The arguments are valid."""
     features = Features() if features is None else features
     problem = problem_of(q, k_cache, v_cache, block_table)
     batch, tokens, q_heads = q.shape[:3]
     traffic = Traffic() if traffic is None else traffic
     out = np.empty((batch, tokens, q_heads, problem.v_dim), result_dtype(q)) if out is None else out
-    lse = np.empty((batch, q_heads, tokens), np.float32)
+    lse = np.empty((batch, tokens, q_heads), np.float32)
     if out.size == 0:
         return out, lse
     before = seq_lens.astype(np.int64) - tokens
@@ -190,5 +190,5 @@ def launch(
             q, keys, values, seq_lens, part, part_lse, scale_log2, mask_value, features, problem, config, arch, traffic
         )  # fmt: skip
     if config.num_splits > 1:
-        merge(part, part_lse.swapaxes(2, 3), out=out, lse=lse.swapaxes(1, 2), traffic=traffic)
+        merge(part, part_lse, out=out, lse=lse, traffic=traffic)
     return out, lse

@@ -86,7 +86,7 @@ def launch(
     """Run the kernels; arguments and results as of ``kernel.launch``, such as ``hopper_lacks`` lets pass."""
     C, splits, scales = config.constants, config.num_splits, features.scales
     batch, tokens, q_heads = q.shape[:3]
-    out, lse = results(q, out, (batch, tokens, q_heads, v_cache.shape[3]), (batch, q_heads, tokens))
+    out, lse = results(q, out, (batch, tokens, q_heads, v_cache.shape[3]))
     part, part_lse = partial_results(out, lse, splits)
     counters = arrivals(batch * config.groups, q.device) if C.PARTS else seq_lens
     if counters is None:

@@ -168,7 +168,7 @@ def consume(cta: HopperCTA, x: Launch, item: Item) -> Iterator[Wait]:
     #: store    an empty split leaves its partial output alone
     there = kv < C.HEADS
     heads = (kv_head + kv) * C.GROUP + head
-    x.lse[split, batch, heads[there], token[there]] = lse[there]
+    x.lse[split, batch, token[there], heads[there]] = lse[there]
     writes = there & (sees | (x.config.num_splits == 1))
     if C.PAIRS:
         cta.meet(CONSUMERS)
@@ -212,7 +212,7 @@ def join(cta: HopperCTA, x: Launch, item: Item) -> None:
             has = (split * size < limit) & (split < splits) & there  # [PARTS, R]
             n, row = np.nonzero(has)
             w = np.full((C.PARTS, R), -np.inf, np.float32)
-            w[n, row] = x.lse[first + n, batch, heads[row], token[row]]
+            w[n, row] = x.lse[first + n, batch, token[row], heads[row]]
             parts = np.zeros((C.PARTS, R, D), np.float32)
             parts[n, row] = x.out[first + n, batch, token[row], heads[row]]
             cta.traffic.move("DRAM->registers", len(n) * (D + 1) * 4)
@@ -230,7 +230,7 @@ def join(cta: HopperCTA, x: Launch, item: Item) -> None:
         lse = np.where(sees, top + np.log2(some) * LN2, np.float32(-np.inf))
         o = np.where(sees[:, None], o / some[:, None], np.float32(0))
         #: store
-        x.joined_lse[batch, heads[there], token[there]] = lse[there]
+        x.joined_lse[batch, token[there], heads[there]] = lse[there]
         x.joined[batch, token[there], heads[there]] = o[there].astype(x.joined.dtype)
         cta.traffic.move("registers->DRAM", int(there.sum()) * (D * x.joined.itemsize + 4))
 
@@ -266,7 +266,7 @@ def launch(
     batch, tokens, q_heads = q.shape[:3]
     traffic = Traffic() if traffic is None else traffic
     out = np.empty((*q.shape[:3], v_cache.shape[3]), q.dtype) if out is None else out
-    lse = np.empty((batch, q_heads, tokens), np.float32)
+    lse = np.empty((batch, tokens, q_heads), np.float32)
     part, part_lse = partial_results(out, lse, config.num_splits)
     caches = {"k": k_cache, "v": v_cache}
     if C.PAIRS:
@@ -283,5 +283,5 @@ def launch(
             roles += [(PRODUCER, produce(cta, x, item)), (CONSUMERS, consume(cta, x, item))]
         run_roles(roles)
     if config.num_splits > 1 and not C.PARTS:
-        merge(part, part_lse.swapaxes(2, 3), out=out, lse=lse.swapaxes(1, 2), traffic=traffic)
+        merge(part, part_lse, out=out, lse=lse, traffic=traffic)
     return out, lse

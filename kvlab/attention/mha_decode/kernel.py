@@ -292,13 +292,13 @@ def launch(
     out: torch.Tensor | None = None,
     again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the kernels: out ``[B, S, Hq, Dv]`` and lse ``[B, Hq, S]`` float32. The arguments are valid; ``again`` as of
+    """Run the kernels: out ``[B, S, Hq, Dv]`` and lse ``[B, S, Hq]`` float32. The arguments are valid; ``again`` as of
     :mod:`kvlab.triton_support.launching`.
     """
     f = Features() if features is None else features
     mask, scales = f.mask, f.scales
     batch, tokens, q_heads = q.shape[:3]
-    out, lse = results(q, out, (batch, tokens, q_heads, v_cache.shape[3]), (batch, q_heads, tokens))
+    out, lse = results(q, out, (batch, tokens, q_heads, v_cache.shape[3]))
     if out.numel() == 0:
         return out, lse
     splits = config.num_splits

@@ -27,13 +27,13 @@ def reference(
     """``softmax(scale Q K^T) V`` of the last S tokens of each sequence.
 
     q ``[B, S, Hq, D]``; caches ``[pages, page_size, Hkv, D]`` (V: Dv); block_table ``[B, columns]``; seq_lens ``[B]``,
-    with the new tokens. Returns out ``[B, S, Hq, Dv]`` and lse (natural log) ``[B, Hq, S]``, float64. Token i of S
+    with the new tokens. Returns out ``[B, S, Hq, Dv]`` and lse (natural log) ``[B, S, Hq]``, float64. Token i of S
     stands at position ``seq_len - S + i`` and sees the keys up to its own, or those of the mask of ``features``; a row
     without a key gives 0 and -inf, or the sink's logit.
     """
     features = Features() if features is None else features
     (batch, tokens, q_heads, _), page_size = q.shape, k_cache.shape[1]
-    out, lse = np.zeros((batch, tokens, q_heads, v_cache.shape[3])), np.zeros((batch, q_heads, tokens))
+    out, lse = np.zeros((batch, tokens, q_heads, v_cache.shape[3])), np.zeros((batch, tokens, q_heads))
     for b in range(batch):
         key = np.arange(seq_lens[b])
         seen = key >= features.mask.interval.bounds(len(key) - tokens, len(key), b)[0]

@@ -140,7 +140,7 @@ def attend(
     rows = o.tile()[p_index, r_index].astype(o_array.dtype)  # [rows to write, D]
     o_array[split[p_index], batch[p_index], token[p_index, r_index], head[p_index, r_index]] = rows
     p_index, r_index = np.nonzero(is_row)
-    at = split[p_index], batch[p_index], head[p_index, r_index], token[p_index, r_index]
+    at = split[p_index], batch[p_index], token[p_index, r_index], head[p_index, r_index]
     lse_array[at] = lse[p_index, r_index]
     traffic.move("registers->DRAM", rows.nbytes + len(p_index) * lse.itemsize)
 
@@ -160,7 +160,7 @@ def launch(
     arch: str = "gfx950",
     traffic: Traffic | None = None,
 ) -> tuple[Array, Array]:
-    """Run the twins: out of q's shape and dtype (bfloat16 for e4m3) and lse ``[B, Hq, S]`` float32. The arguments are
+    """Run the twins: out of q's shape and dtype (bfloat16 for e4m3) and lse ``[B, S, Hq]`` float32. The arguments are
     valid; ``arch`` is gfx950.
     """
     features = Features() if features is None else features
@@ -168,7 +168,7 @@ def launch(
     batch, tokens, q_heads, _ = q.shape
     traffic = Traffic() if traffic is None else traffic
     out = np.empty(q.shape, result_dtype(q)) if out is None else out
-    lse = np.empty((batch, q_heads, tokens), np.float32)
+    lse = np.empty((batch, tokens, q_heads), np.float32)
     if q.size == 0:
         return out, lse
     before = seq_lens.astype(np.int64) - tokens
@@ -181,5 +181,5 @@ def launch(
             q, keys, values, seq_lens, part, part_lse, scale_log2, mask_value, features, problem, config, traffic
         )  # fmt: skip
     if config.num_splits > 1:
-        merge(part, part_lse.swapaxes(2, 3), out=out, lse=lse.swapaxes(1, 2), traffic=traffic)
+        merge(part, part_lse, out=out, lse=lse, traffic=traffic)
     return out, lse

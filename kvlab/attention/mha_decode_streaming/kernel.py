@@ -163,13 +163,13 @@ def launch(
     out: torch.Tensor | None = None,
     again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the kernels: out of q's shape and dtype (bfloat16 for e4m3) and lse ``[B, Hq, S]`` float32. The arguments are
+    """Run the kernels: out of q's shape and dtype (bfloat16 for e4m3) and lse ``[B, S, Hq]`` float32. The arguments are
     valid.
     """
     f = Features() if features is None else features
     mask, scales = f.mask, f.scales
     batch, tokens, q_heads, head_dim = q.shape
-    out, lse = results(q, out, q.shape, (batch, q_heads, tokens))
+    out, lse = results(q, out, q.shape)
     if q.numel() == 0:
         return out, lse
     splits = config.num_splits

@@ -73,7 +73,7 @@ def mha_prefill(
             softcap
     q_scale, k_scale, v_scale  None, a number, or float32 ``[Hkv]`` that float8_e4m3fn values are to be multiplied by;
             for K and V also one for each token and head, of their shape without the last axis. Ignored for other dtypes
-    return_lse  return ``(out, lse)`` with lse ``[B, Hq, S]`` or ``[Hq, total]``, natural log, float32
+    return_lse  return ``(out, lse)`` with lse ``[B, S, Hq]`` or ``[total, Hq]``, natural log, float32
     base2   lse in base 2
     out     where to write the output, ``[.., Hq, Dv]`` of q's dtype; a new array by default. For q of float8_e4m3fn
             bfloat16 by default, float16 and float32 if given
@@ -98,7 +98,7 @@ def mha_prefill(
     >>> k, v = rng.standard_normal((2, 1, 9, 2, 64)).astype(np.float32)
     >>> out, lse = mha_prefill(q, k, v, return_lse=True)
     >>> out.shape, lse.shape
-    ((1, 5, 4, 64), (1, 4, 5))
+    ((1, 5, 4, 64), (1, 5, 4))
     >>> exact = mha_prefill(q, k, v, backend="reference")
     >>> bool(np.abs(out - exact).max() < 1e-6)
     True
@@ -165,7 +165,7 @@ def mha_prefill_paged(
     >>> q = np.ones((3, 2, 64), np.float32)
     >>> table, lens, starts = np.array([[3, 1], [0, 0]]), np.array([20, 0]), np.array([0, 3, 3])
     >>> out, lse = mha_prefill_paged(q, cache, cache, table, lens, starts, scale=0.0, return_lse=True)
-    >>> out[:, 0, 0].tolist(), np.exp(lse[0]).round(3).tolist()
+    >>> out[:, 0, 0].tolist(), np.exp(lse[:, 0]).round(3).tolist()
     ([1.0, 1.0, 1.0], [18.0, 19.0, 20.0])
     """
     options = Options(

@@ -133,7 +133,7 @@ def attend(
     rows = np.concatenate(parts, axis=1)[:, : problem.value_dim].astype(o_array.dtype)  # [rows to write, Dv]
     which, at, to = sequence[p_index], q_row[p_index, r_index], head[p_index, r_index]
     o_array[which, at, to] = rows
-    lse_array[which, to, at] = lse[p_index, r_index]
+    lse_array[which, at, to] = lse[p_index, r_index]
     traffic.move("registers->DRAM", rows.nbytes + len(p_index) * lse.itemsize)
 
 
@@ -181,11 +181,11 @@ def launch(
     arch: str = "sm_90",
     traffic: Traffic | None = None,
 ) -> tuple[Array, Array]:
-    """Run the twin; arrays as in ``reference``: out ``[.., Hq, Dv]`` of q's dtype (bfloat16 for e4m3) and lse ``[B, Hq,
-    S]`` or ``[1, Hq, total]`` float32. The arguments are valid.
+    """Run the twin; arrays as in ``reference``: out ``[.., Hq, Dv]`` of q's dtype (bfloat16 for e4m3) and lse
+    ``[.., Hq]`` float32. The arguments are valid.
     """
     out = np.empty((*q.shape[:3], v.shape[3]), result_dtype(q)) if out is None else out
-    lse = np.empty((q.shape[0], q.shape[2], q.shape[1]), np.float32)
+    lse = np.empty(q.shape[:3], np.float32)
     if out.size == 0:
         return out, lse
     if k.shape[1] == 0:  # no sequence has a key

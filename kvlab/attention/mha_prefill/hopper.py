@@ -35,7 +35,7 @@ def barriers(n: gl.constexpr, count: gl.constexpr):
 
 SIZES = [
     "tiles", "row_tiles", "together", "batches", "steps", "heads", "group", "max_q", "max_k", "left", "right", "pages",
-    "table_batch", "q_step", "k_step", "v_step", "lse_batch", "lse_head",
+    "table_batch", "q_step", "k_step", "v_step", "lse_batch", "lse_token",
 ]  # fmt: skip
 
 
@@ -43,7 +43,7 @@ SIZES = [
 def attend(
     dq, dk, dv, do, out, lse, cu_q, cu_k, table, lens, sinks, q_scales, k_scales, v_scales, counter, inner, scale, unit,
     v_factor, tiles, row_tiles, together, batches, steps, heads, group, max_q, max_k, left, right, pages, table_batch,
-    q_step, k_step, v_step, o_batch, o_token, o_head, lse_batch, lse_head, lse_token, C: gl.constexpr,
+    q_step, k_step, v_step, o_batch, o_token, o_head, lse_batch, lse_token, lse_head, C: gl.constexpr,
 ):  # fmt: skip
     """The program of one SM: shared memory, barriers, and its partitions."""
     COLS: gl.constexpr = 128 // C.ITEM
@@ -69,7 +69,7 @@ def attend(
     k_s = operand(k_box, C.BN, C.D, C.NB * C.D // COLS)
     v_s = operand(v_box, C.BN, C.DV, C.NB * C.DV // COLS)
     o_s = operand(o_box, C.BM, C.DV // C.ROUNDS, C.NC * C.DV // C.ROUNDS // 64)
-    results = (out, lse, sinks, o_batch, o_token, o_head, lse_batch, lse_head, lse_token)
+    results = (out, lse, sinks, o_batch, o_token, o_head, lse_batch, lse_token, lse_head)
     scales = (inner, scale, unit, v_factor, q_scales, k_scales, v_scales, q_step, k_step, v_step, group)
     some = (max_q, max_k, left, right)
     descs = (dq, dk, dv)
@@ -137,7 +137,7 @@ def launch(
     """Run the kernel; arrays as in ``reference``, results as of ``kernel.launch``. The arguments are valid."""
     C, mask, softcap, scales = config.constants, features.mask, features.softcap, features.scales
     batch, tokens, heads, _ = q.shape
-    out, lse = results(q, out, (batch, tokens, heads, C.DV), (batch, heads, tokens))
+    out, lse = results(q, out, (batch, tokens, heads, C.DV))
     absent = out  # stands for a pointer that is not followed
     taken = absent if C.EQUAL else torch.zeros(1, dtype=torch.int32, device=q.device)
     by_head = scales.q.heads, scales.k.heads, scales.v.heads

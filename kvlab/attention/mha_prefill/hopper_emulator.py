@@ -285,7 +285,7 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
         page, values = 0 if C.RAGGED_Q else batch, o.tile()[0].astype(x.out.dtype)
         r = row + np.arange(BM)
         real = (r >= 0) & (r < num_q)
-        x.lse[page, head, q_first + r[real]] = lse[real]
+        x.lse[page, q_first + r[real], head] = lse[real]
         if row < 0 or row + BM > num_q:  # TMA stores no part of a box, nor to negative coordinates
             x.out[page, q_first + r[real], head] = values[real]
         else:
@@ -383,7 +383,7 @@ def launch(
     """
     C = config.constants
     out = np.empty((*q.shape[:3], C.DV), result_dtype(q)) if out is None else out
-    lse = np.empty((q.shape[0], q.shape[2], q.shape[1]), np.float32)
+    lse = np.empty(q.shape[:3], np.float32)
     rows = {"q": (q, C.BM), "k": (k, C.BOX), "raw" if C.ITEM == 1 else "v": (v, C.BOX), "o": (out, C.BM)}
     boxes = {name: TmaDescriptor.of(a, (1, n, 1, 128 // a.itemsize), "128B") for name, (a, n) in rows.items()}
     scales = features.scales

@@ -107,7 +107,7 @@ def attend(
     scale_log2, o_scale, softcap, mask_value, batches, row_tiles, pack, group, max_q, max_k, left, right, chunk,
     bias_rows, bias_keys,
     q_batch, q_token, q_head, k_page, k_token, k_head, v_page, v_token, v_head, table_batch,
-    o_batch, o_token, o_head, lse_batch, lse_head, lse_token, bias_batch, bias_head, bias_row, bias_key, slopes_batch,
+    o_batch, o_token, o_head, lse_batch, lse_token, lse_head, bias_batch, bias_head, bias_row, bias_key, slopes_batch,
     q_scale_head, k_scale_page, k_scale_token, k_scale_head, v_scale_page, v_scale_token, v_scale_head,
     RAGGED_Q: tl.constexpr, RAGGED_K: tl.constexpr, PAGE: tl.constexpr, BOUNDED: tl.constexpr, CHUNKED: tl.constexpr,
     VALID: tl.constexpr, BIAS: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
@@ -267,8 +267,8 @@ def attend(
     if V1:
         d = V0 + tl.arange(0, V1)
         tl.store(o_row + d[None, :], o_rest.to(o_ptr.dtype.element_ty), mask=is_row[:, None] & (d[None, :] < DV))
-    lse_at = batch * lse_batch + (q_first + token) * lse_token + head * lse_head
-    tl.store(lse_ptr + lse_at, lse, mask=is_row)
+    lse_rows = lse_ptr + batch * lse_batch + q_first * lse_token
+    tl.store(lse_rows + token.to(tl.int64) * lse_token + head * lse_head, lse, mask=is_row)
 
 
 def launch(
@@ -289,11 +289,11 @@ def launch(
     out: torch.Tensor | None = None,
     again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the kernel; arrays as in ``reference``: out ``[.., Hq, Dv]`` of q's dtype (bfloat16 for e4m3) and lse ``[B,
-    Hq, S]`` or ``[1, Hq, total]`` float32. The arguments are valid.
+    """Run the kernel; arrays as in ``reference``: out ``[.., Hq, Dv]`` of q's dtype (bfloat16 for e4m3) and lse
+    ``[.., Hq]`` float32. The arguments are valid.
     """
     batch, tokens, heads, _ = q.shape
-    out, lse = results(q, out, (batch, tokens, heads, v.shape[3]), (batch, heads, tokens))
+    out, lse = results(q, out, (batch, tokens, heads, v.shape[3]))
     if out.numel() == 0:
         return out, lse
     ragged_q, ragged_k, paged = cu_q is not None, cu_k is not None, table is not None

@@ -19,11 +19,11 @@ def reference(
     *, scale: float, features: Features,
 ) -> tuple[Array, Array]:  # fmt: skip
     """All sequences. q ``[B, S, Hq, D]``, or ``[1, total, Hq, D]`` with cu_q; k, v ``[B, n, Hkv, D or Dv]``, ``[1,
-    total, ..]`` with cu_k, or pages with table and seq_lens. out ``[.., Hq, Dv]`` of q's rows, lse ``[B, Hq, S]`` or
-    ``[1, Hq, total]``, float64.
+    total, ..]`` with cu_k, or pages with table and seq_lens. out ``[.., Hq, Dv]`` of q's rows, lse ``[..,
+    Hq]``, float64.
     """
     out = np.zeros((*q.shape[:3], v.shape[3]))
-    lse = np.full((q.shape[0], q.shape[2], q.shape[1]), -np.inf)
+    lse = np.full(q.shape[:3], -np.inf)
     for b in range(len(q) if cu_q is None else len(cu_q) - 1):
         row, rows = (b, slice(None)) if cu_q is None else (0, slice(cu_q[b], cu_q[b + 1]))
         if table is not None and seq_lens is not None:
@@ -32,5 +32,5 @@ def reference(
         else:
             at = b if cu_k is None else (0, slice(cu_k[b], cu_k[b + 1]))
         options = features.of_sequence(b, at, scale)
-        out[row, rows], lse[row, :, rows] = attention(q[row, rows], k[at], v[at], **options)
+        out[row, rows], lse[row, rows] = attention(q[row, rows], k[at], v[at], **options)
     return out, lse

@@ -120,7 +120,7 @@ def mla_decode_paged(
                  ``[pages, page_size, 1]``; ignored for other caches
     out          where to write the output (``[B, H, v_dim]`` or ``[B, S, H, v_dim]``, q's dtype, bfloat16 for e4m3); a
                  new array by default
-    return_lse   return ``(out, lse)`` with lse ``[B, H]`` or ``[B, H, S]``, float32, natural logarithm (``base2``: of
+    return_lse   return ``(out, lse)`` with lse ``[B, H]`` or ``[B, S, H]``, float32, natural logarithm (``base2``: of
                  base 2)
     kv_layout    of a cache with four axes: "NHD" ``[pages, page_size, 1, D]`` or "HND" ``[pages, 1, page_size, D]``
     batch_invariant  the same bits for a sequence alone and in any batch: its keys are split by the columns of the

@@ -130,7 +130,7 @@ def attend(
     rows = o.tile()[p_index, r_index, : problem.latent].astype(o_array.dtype)  # [rows to write, v_dim]
     o_array[split[p_index], batch[p_index], token[p_index, r_index], head[p_index, r_index]] = rows
     p_index, r_index = np.nonzero(is_row)
-    at = split[p_index], batch[p_index], head[p_index, r_index], token[p_index, r_index]
+    at = split[p_index], batch[p_index], token[p_index, r_index], head[p_index, r_index]
     lse_array[at] = lse[p_index, r_index]
     traffic.move("registers->DRAM", rows.nbytes + len(p_index) * lse.itemsize)
 
@@ -150,7 +150,7 @@ def launch(
     arch: str = "sm_90",
     traffic: Traffic | None = None,
 ) -> tuple[Array, Array]:
-    """Run the twins: out ``[B, S, H, v_dim]`` of q's dtype (bfloat16 for e4m3) and lse ``[B, H, S]`` float32. The
+    """Run the twins: out ``[B, S, H, v_dim]`` of q's dtype (bfloat16 for e4m3) and lse ``[B, S, H]`` float32. The
     arguments are valid.
 
     q ``[B, S, H, v_dim + rope]``; the windows of the cache, kv_cache ``[pages, page_size, v_dim]`` and k_rope.
@@ -159,7 +159,7 @@ def launch(
     problem = MLADecodeProblem.of(q, kv_cache, k_rope, block_table)
     traffic = Traffic() if traffic is None else traffic
     out = np.empty((batch, tokens, heads, problem.latent), result_dtype(q)) if out is None else out
-    lse = np.empty((batch, heads, tokens), np.float32)
+    lse = np.empty((batch, tokens, heads), np.float32)
     if q.size == 0:
         return out, lse
     before = np.maximum(seq_lens.astype(np.int64) - tokens, 0).astype(np.uint32)
@@ -173,5 +173,5 @@ def launch(
             traffic,
         )  # fmt: skip
     if config.num_splits > 1:
-        merge(part, part_lse.swapaxes(2, 3), out=out, lse=lse.swapaxes(1, 2), traffic=traffic)
+        merge(part, part_lse, out=out, lse=lse, traffic=traffic)
     return out, lse

@@ -96,7 +96,7 @@ def launch(
     """
     C, splits = config.constants, config.num_splits
     batch, tokens, heads, _ = q.shape
-    out, lse = results(q, out, (batch, tokens, heads, C.DV), (batch, heads, tokens))
+    out, lse = results(q, out, (batch, tokens, heads, C.DV))
     part, part_lse = partial_results(out, lse, splits)
     pointers = (
         box_descriptor(q, (C.TB, C.HB), Q_LAYOUT, "q", again),

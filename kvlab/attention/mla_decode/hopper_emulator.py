@@ -187,7 +187,7 @@ def lead(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
         o = o.with_values(o.values * o.by_row(inv[None]))
         #: store    registers -> DRAM; an empty split leaves its partial output alone
         token_of, head_of, there = x.rows(token, head)
-        x.lse[split, batch, head_of[there], token_of[there]] = lse[there]
+        x.lse[split, batch, token_of[there], head_of[there]] = lse[there]
         x.store_half(cta, me, o, b, "left", split, batch, token, head, lo < num_keys)
         cta.arrive(me, cta.l_free[b])
         #: next -> it, turn    the next item
@@ -277,7 +277,7 @@ def launch(
     batch, tokens, heads, _ = q.shape
     traffic = Traffic() if traffic is None else traffic
     out = np.empty((batch, tokens, heads, C.DV), q.dtype) if out is None else out
-    lse = np.empty((batch, heads, tokens), np.float32)
+    lse = np.empty((batch, tokens, heads), np.float32)
     part, part_lse = partial_results(out, lse, splits)
     rows = {"q": (q, (C.TB, C.HB)), "k": (kv_cache, (C.BOX,)), "rope": (k_rope, (C.BOX,))}
     boxes = {name: TmaDescriptor.of(a, (1, *n, 64), "128B") for name, (a, n) in rows.items()}
@@ -294,5 +294,5 @@ def launch(
             roles += [(cta.places.leader, lead(cta, x, n)), (cta.places.follower, follow(cta, x, n))]
         run_roles(roles)
     if splits > 1:
-        merge(part, part_lse.swapaxes(2, 3), out=out, lse=lse.swapaxes(1, 2), traffic=traffic)
+        merge(part, part_lse, out=out, lse=lse, traffic=traffic)
     return out, lse

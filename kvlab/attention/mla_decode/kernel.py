@@ -147,7 +147,7 @@ def attend(
     o_at = part * o_split + batch * o_batch + token.to(tl.int64) * o_token + head.to(tl.int64) * o_head
     o_mask = writes_o[:, None] & (d[None, :] < DV)
     tl.store(o_ptr + o_at[:, None] + d[None, :], o.to(o_ptr.dtype.element_ty), mask=o_mask)
-    lse_at = part * lse_split + batch * lse_batch + token * lse_token + head * lse_head
+    lse_at = part * lse_split + batch * lse_batch + token.to(tl.int64) * lse_token + head.to(tl.int64) * lse_head
     tl.store(lse_ptr + lse_at, lse, mask=is_row)
 
 
@@ -165,12 +165,12 @@ def launch(
     out: torch.Tensor | None = None,
     again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the kernels: out ``[B, S, H, v_dim]`` of q's dtype and lse ``[B, H, S]`` float32. The arguments are valid.
+    """Run the kernels: out ``[B, S, H, v_dim]`` of q's dtype and lse ``[B, S, H]`` float32. The arguments are valid.
 
     q ``[B, S, H, v_dim + rope]``; the windows of the cache, kv_cache ``[pages, page_size, v_dim]`` and k_rope.
     """
     batch, tokens, heads, _ = q.shape
-    out, lse = results(q, out, (batch, tokens, heads, kv_cache.shape[2]), (batch, heads, tokens))
+    out, lse = results(q, out, (batch, tokens, heads, kv_cache.shape[2]))
     if q.numel() == 0:
         return out, lse
     splits = config.num_splits

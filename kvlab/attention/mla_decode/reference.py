@@ -24,12 +24,12 @@ def reference(
     q ``[B, S, H, v_dim + rope]``; the windows of the cache, kv_cache ``[pages, page_size, v_dim]`` and k_rope;
     block_table ``[B, columns]``; seq_lens ``[B]`` with the new tokens. The scale of K multiplies the latent
     columns, and those of rope where they are e4m3 too. Returns out ``[B, S, H, v_dim]`` and lse (natural log)
-    ``[B, H, S]``, float64.
+    ``[B, S, H]``, float64.
     Token i of S stands at position ``seq_len - S + i``; a row without a key gives 0 and -inf, or the sink's logit.
     """
     (batch, tokens, heads, _), (_, page_size, v_dim) = q.shape, kv_cache.shape
     plain, q_scale = replace(features, scales=Scales()), np.ravel(features.scales.q.at(None))[0]
-    out, lse = np.zeros((batch, tokens, heads, v_dim)), np.full((batch, heads, tokens), -np.inf)
+    out, lse = np.zeros((batch, tokens, heads, v_dim)), np.full((batch, tokens, heads), -np.inf)
     for b in range(batch):
         n = int(seq_lens[b])
         key = np.arange(n)

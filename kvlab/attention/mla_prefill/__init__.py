@@ -68,7 +68,7 @@ def mla_prefill(
     >>> q, k, v = (np.ones(shape, np.float32) for shape in ((2, 4, 192), (19, 4, 128), (19, 4, 128)))
     >>> cu_q, cu_k = np.array([0, 2]), np.array([0, 19])
     >>> _, lse = mla_prefill(q, k, v, cache, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, scale=0.0, return_lse=True)
-    >>> np.exp(lse[0]).round(3).tolist()
+    >>> np.exp(lse[:, 0]).round(3).tolist()
     [18.0, 19.0]
     """
     return mla_prefill_paged(*_from_collection(q, k, v, cache, layer, cu_seqlens_q, cu_seqlens_k), **options)
@@ -141,7 +141,7 @@ def mla_prefill_paged(
                  v also each token's and head's ``[total_k, H]``. Ignored for other dtypes
     rope_scale   of a rope part in float8_e4m3fn: a number, float32 ``[1]``, or each token's ``[pages, page_size, 1]``.
                  None: 1, or k_scale where k is not float8_e4m3fn
-    return_lse   return ``(out, lse)`` with lse ``[H, total]``, float32, natural logarithm (``base2``: of base 2)
+    return_lse   return ``(out, lse)`` with lse ``[total, H]``, float32, natural logarithm (``base2``: of base 2)
     out          where to write the output ``[total, H, value]`` of q's dtype; a new array by default. For q of
                  float8_e4m3fn bfloat16 by default, float16 and float32 if given
     kv_layout    of a cache with four axes: "NHD" ``[pages, page_size, 1, D]`` or "HND" ``[pages, 1, page_size, D]``
@@ -164,7 +164,7 @@ def mla_prefill_paged(
     >>> arguments = q, k, v, kv, table, lens, np.array([0, 3, 3]), np.array([0, 20, 20])
     >>> out, lse = mla_prefill_paged(*arguments, latent_dim=128, return_lse=True)
     >>> out.shape, lse.shape
-    ((3, 2, 64), (2, 3))
+    ((3, 2, 64), (3, 2))
     >>> exact = mla_prefill_paged(*arguments, latent_dim=128, backend="reference")
     >>> bool(np.abs(out - exact).max() < 1e-6)
     True
@@ -224,7 +224,7 @@ def mla_prefill_ragged(
     >>> q, k, v, rope = (np.ones(shape, np.float32) for shape in ((3, 2, 96), (5, 2, 64), (5, 2, 64), (5, 32)))
     >>> starts, starts_k = np.array([0, 1, 3]), np.array([0, 2, 5])
     >>> _, lse = mla_prefill_ragged(q, k, v, rope, starts, starts_k, scale=0.0, return_lse=True)
-    >>> np.exp(lse[0]).round(3).tolist()
+    >>> np.exp(lse[:, 0]).round(3).tolist()
     [2.0, 2.0, 3.0]
     """
     arrays = q, k, v, k_rope, cu_seqlens_q, cu_seqlens_k

@@ -145,7 +145,7 @@ def attend(
     p_index, r_index = np.nonzero(is_row)
     rows = o.tile()[p_index, r_index, : problem.value].astype(o_array.dtype)  # [rows to write, value]
     o_array[q_row[p_index, r_index], head[p_index]] = rows
-    lse_array[head[p_index], q_row[p_index, r_index]] = lse[p_index, r_index]
+    lse_array[q_row[p_index, r_index], head[p_index]] = lse[p_index, r_index]
     traffic.move("registers->DRAM", rows.nbytes + len(p_index) * lse.itemsize)
 
 
@@ -198,12 +198,12 @@ def launch(
     arch: str = "sm_90",
     traffic: Traffic | None = None,
 ) -> tuple[Array, Array]:
-    """Run the twin; arrays as in ``reference``: out ``[total, H, value]`` of q's dtype (bfloat16 for e4m3), lse ``[H,
-    total]`` float32. The arguments are valid.
+    """Run the twin; arrays as in ``reference``: out ``[total, H, value]`` of q's dtype (bfloat16 for e4m3), lse
+    ``[total, H]`` float32. The arguments are valid.
     """
     total, heads, _ = q.shape
     out = np.empty((total, heads, problem.value), result_dtype(q)) if out is None else out
-    lse = np.empty((heads, total), np.float32)
+    lse = np.empty((total, heads), np.float32)
     if q.size == 0 or problem.batch == 0:
         return out, lse
     if len(k) == 0:  # no sequence has a key here: rows that nobody reads

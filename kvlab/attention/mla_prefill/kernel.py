@@ -90,7 +90,7 @@ def attend(
     bias_rows, bias_keys,
     q_token, q_head, k_token, k_head, v_token, v_head, rope_page, rope_token, table_batch, slopes_batch,
     bias_batch, bias_head, bias_row, bias_key, q_scale_head, k_scale_token, k_scale_head, v_scale_token, v_scale_head,
-    rope_scale_page, rope_scale_token, o_token, o_head, lse_head, lse_token,
+    rope_scale_page, rope_scale_token, o_token, o_head, lse_token, lse_head,
     PAGE: tl.constexpr, STARTS: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr, SLOPES: tl.constexpr,
     VALID: tl.constexpr, CHUNKED: tl.constexpr, BIAS: tl.constexpr,
     Q_SCALE: tl.constexpr, K_SCALE: tl.constexpr, V_SCALE: tl.constexpr, ROPE_SCALE: tl.constexpr,
@@ -237,7 +237,7 @@ def attend(
     e = tl.arange(0, BV)
     o_at = (q_first + token)[:, None] * o_token + head * o_head + e[None, :]
     tl.store(o_ptr + o_at, o.to(o_ptr.dtype.element_ty), mask=is_row[:, None] & (e[None, :] < DV))
-    tl.store(lse_ptr + head * lse_head + (q_first + token) * lse_token, lse, mask=is_row)
+    tl.store(lse_ptr + (q_first + token) * lse_token + head * lse_head, lse, mask=is_row)
 
 
 def launch(
@@ -259,11 +259,11 @@ def launch(
     out: torch.Tensor | None = None,
     again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the kernel; arrays as in ``reference``: out ``[total, H, value]`` of q's dtype (bfloat16 for e4m3), lse ``[H,
-    total]`` float32. The arguments are valid.
+    """Run the kernel; arrays as in ``reference``: out ``[total, H, value]`` of q's dtype (bfloat16 for e4m3), lse
+    ``[total, H]`` float32. The arguments are valid.
     """
     total, heads, _ = q.shape
-    out, lse = results(q, out, (total, heads, problem.value), (heads, total))
+    out, lse = results(q, out, (total, heads, problem.value))
     if q.numel() == 0 or problem.batch == 0:
         return out, lse
     mask, scales = features.mask, features.scales

@@ -27,12 +27,12 @@ def reference(
 
     q ``[total, H, nope + rope]``, k ``[total_k, H, nope]``, v ``[total_k, H, value]``; k_rope ``[pages, page_size,
     rope]`` with table and seq_lens, or ``[total_k, rope]``. K and V of sequence b are those of its keys from
-    ``starts[b]`` on (None: the last ones). out ``[total, H, value]``, lse ``[H, total]``.
+    ``starts[b]`` on (None: the last ones). out ``[total, H, value]``, lse ``[total, H]``.
     """
     scales = features.scales
     nope, heads, plain = k.shape[2], q.shape[1], replace(features, scales=Scales())
     by_query = np.broadcast_to(scales.q.at(None), (heads,))[:, None]
-    out, lse = np.zeros((*q.shape[:2], v.shape[2])), np.full((heads, len(q)), -np.inf)
+    out, lse = np.zeros((*q.shape[:2], v.shape[2])), np.full((len(q), heads), -np.inf)
     for b in range(len(cu_q) - 1):
         rows, held = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
         num, new = int(cu_k[b + 1] - cu_k[b]), int(cu_q[b + 1] - cu_q[b])
@@ -48,7 +48,7 @@ def reference(
             whole[part, key, :, : rows_of.shape[2]] = rows_of[held].astype(np.float64) * by_row
         whole[0, key, :, nope : q.shape[2]] = rope[:, None]
         mask = _within(features.mask, b, heads, new, total, base, base + num)
-        out[rows], lse[:, rows] = attention(
+        out[rows], lse[rows] = attention(
             q[rows].astype(np.float64) * by_query, whole[0, ..., : q.shape[2]], whole[1, ..., : v.shape[2]],
             **plain.of_sequence(b, None, scale) | {"mask": mask},
         )  # fmt: skip

@@ -168,7 +168,7 @@ def launch(
     """
     f = Features() if features is None else features
     mask, scales = f.mask, f.scales
-    batch, tokens, q_heads, head_dim = q.shape
+    _, tokens, _, head_dim = q.shape
     out, lse = results(q, out, q.shape)
     if q.numel() == 0:
         return out, lse

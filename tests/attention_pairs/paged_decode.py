@@ -135,7 +135,7 @@ def call(row: Row, function: str) -> Call:
          **{f"{name}_scale": argument(s, view) for name, s in by.items()}},
         operands, expected.in_base2() if c.base2 else expected,
         ((batch, S, q_heads, DV), out_dtype, c.spread * 2) if c.out == "given" else None,
-        {"arch": c.arch}, heads_first=not drop,
+        {"arch": c.arch},
     )  # fmt: skip
 
 

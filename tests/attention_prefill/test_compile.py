@@ -76,6 +76,8 @@ MATRIX += [
         paged(256, kv="fp8", scales="token"),
         paged(96, kv="fp8", scales="token"),
         Case(((40, 70),), heads=(2, 1), D=80, kv="fp8"),
+        *(Case(((38, 38), (2, 2)), heads=(4, 2), D=D, DV=DV, form="ragged", dtype="fp8", scales="token", mask="sliding",
+               sinks=True) for D, DV in ((80, None), (96, None), (16, 80))),
         paged(256, dtype="fp32"),
     )
 ]
@@ -123,13 +125,31 @@ def test_attend(case: Case, target: str) -> None:
 
 
 @pytest.mark.skipif(triton.__version__.startswith("3.9"), reason="the ptxas of 3.9 has not this fault")
-def test_narrow_pieces_of_converted_keys_lose_a_descriptor() -> None:
-    """Rests on hardware and the SASS: with 64 + 32 columns an H100 gave wrong values; their descriptors begin with a
-    uniform register that nothing has written. The configuration takes no such pieces.
+@pytest.mark.parametrize("kind", [{"kv": "fp8"}, {"dtype": "fp8", "scales": "token"}], ids=["K and V", "V"])
+def test_narrow_pieces_of_converted_keys_lose_a_descriptor(kind: dict[str, str]) -> None:
+    """Rests on hardware and the SASS: with 64 + 32 columns of K or V that are converted an H100 gave wrong values, or
+    went beyond its memory; their descriptors begin with a uniform register that nothing has written. The configuration
+    takes no such pieces.
     """
-    case = Case(((40, 70),), heads=(2, 1), D=80, kv="fp8")
+    case = Case(((40, 70),), heads=(2, 1), D=80, **kind)
     with pytest.raises(AssertionError, match="ptxas left out a write"):
         compiled(case, "sm_90", D0=64, D1=32, V0=64, V1=32)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_converted_pieces_have_one_swizzle(arch: str) -> None:
+    """A law, of every width: of what is stored as e4m3 and multiplied in 16 bits, all pieces have rows of 128 bytes and
+    more; with scales of tokens that is V of e4m3 beside a q of e4m3, too.
+    """
+    for D, DV in itertools.product(range(16, 577, 16), repeat=2):
+        for itemsize, p_fp8 in ((2, False), (1, False), (1, True)):
+            problem = PrefillProblem(2, 40, 4, 2, D, DV, itemsize, 1, p_fp8=p_fp8)
+            config = choose_config(problem, arch=arch)
+            of_k, of_v = ((config.D0, config.D1), (config.V0, config.V1))
+            converted = [*(of_k if itemsize == 2 else ()), *(() if p_fp8 else of_v)]
+            assert all(n == 0 or n >= 64 for n in converted), (problem, config)
+            assert sum(of_k) >= D
+            assert sum(of_v) >= DV
 
 
 def test_unused_features_cost_nothing() -> None:

@@ -71,8 +71,16 @@ CONVERTED = [
 ]  # fmt: skip
 """K and V of e4m3 beside a q of 16 bits: head dimensions in pieces and padded, several tiles."""
 
+TOKENS = [
+    Case(((38, 38), (2, 2)), heads=(4, 2), D=D, DV=DV, form="ragged", dtype="fp8", scales="token", mask=mask,
+         sinks=bool(mask))
+    for D, DV in (*((D, None) for D in range(16, 257, 16)), (16, 80), (80, 144), (256, 96))
+    for mask in ("sliding", "")
+]  # fmt: skip
+"""V of e4m3 that is converted beside a q of e4m3, as it has scales of tokens."""
 
-@pytest.mark.parametrize("case", [*FEATURES, *ENDS, *ODD_DEPTHS, *LONGER, *CONVERTED], ids=str)
+
+@pytest.mark.parametrize("case", [*FEATURES, *ENDS, *ODD_DEPTHS, *LONGER, *CONVERTED, *TOKENS], ids=str)
 def test_features(case: Case) -> None:
     """Twice: the bits repeat. Hopper's tensor cores add products of e4m3 with fewer bits than float32 has: the lse of
     random scores up to 7.5 was off by up to 2.4e-4 on an H100, hence the wider bound where q is e4m3.

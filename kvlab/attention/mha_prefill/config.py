@@ -56,12 +56,14 @@ class PrefillProblem:
         return self.kv_itemsize < self.itemsize
 
     @property
-    def smallest_piece(self) -> int:
-        """Columns of the least product: e4m3 contracts 32 at a time, float32 tiles fill the lanes of a warp. Converted
-        e4m3 takes 64, whose rows of 128 bytes have one swizzle: beside narrower ones, ptxas of CUDA 12.8 makes
-        descriptors of registers that nobody wrote (see :mod:`kvlab.triton_support.sass`).
+    def smallest_pieces(self) -> tuple[int, int]:
+        """Columns of the least products with K and with V: e4m3 contracts 32 at a time, float32 tiles fill the lanes of
+        a warp. Converted e4m3 takes 64 (V of e4m3 is converted beside a q of it, too, unless ``p_fp8``), whose rows of
+        128 bytes have one swizzle: beside narrower ones, ptxas of CUDA 12.8 makes descriptors of registers that nobody
+        wrote (see :mod:`kvlab.triton_support.sass`).
         """
-        return 64 if self.converted else 16 if self.itemsize == 2 else 32
+        least = 16 if self.itemsize == 2 else 32
+        return 64 if self.converted else least, 64 if self.kv_itemsize == 1 and not self.p_fp8 else least
 
     @property
     def smallest_on_gfx950(self) -> int:
@@ -121,8 +123,8 @@ def choose_config(
     >>> choose_config(problem).grid(problem)
     (16, 32)
     """
-    smallest = problem.smallest_on_gfx950 if arch == "gfx950" else problem.smallest_piece
-    (D0, D1), (V0, V1) = (pieces(n, smallest) for n in (problem.head_dim, problem.value_dim))
+    of_k, of_v = (problem.smallest_on_gfx950,) * 2 if arch == "gfx950" else problem.smallest_pieces
+    (D0, D1), (V0, V1) = pieces(problem.head_dim, of_k), pieces(problem.value_dim, of_v)
     depth = max(D0 + D1, V0 + V1)
     tight = problem.ragged or problem.heavy or D1 > 0 or V1 > 0
     amd = arch.startswith("gfx")

@@ -75,7 +75,7 @@ def choose_config(problem: MLAPrefillProblem, *, arch: str = "sm_90", emulated: 
     >>> choose_config(problem).grid(problem)
     (16, 128)
     """
-    wider = problem.converted or (arch == "gfx950" and problem.itemsize == 4)  # as of PrefillProblem.smallest_piece
+    wider = problem.converted or (arch == "gfx950" and problem.itemsize == 4)  # as of PrefillProblem.smallest_pieces
     least = 64 if wider else 32
     BD, BR, BV = (max(least, 1 << (n - 1).bit_length()) for n in (problem.nope, problem.rope, problem.value))
     wide = max(BD, BV)

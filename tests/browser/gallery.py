@@ -1,0 +1,346 @@
+"""Everything that shows itself, by name: what the browser tests look at.
+
+Each entry makes an object that Jupyter can show: a picture, an object that draws itself, a lockstep run. Every public
+``draw_...`` of ``kvlab.viz`` and every class that draws itself must be among them (``test_gallery.py``).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from kvlab import viz
+from kvlab.attention.mha_decode.config import DecodeConfig
+from kvlab.cache import KVCacheStaticParams, PagedKVCache, PagedKVCacheCollection
+from kvlab.data import load_smollm2
+from kvlab.demo import pictures
+from kvlab.demo.steps import paged_cache
+from kvlab.hardware import (
+    RegTileLoader,
+    SmemDescriptor,
+    SubTileLoaderLDS,
+    SubTileLoaderLDS_st_8x32,
+    TmaDescriptor,
+    coalescing,
+    create_kv_tile,
+    create_tensor_tile,
+    create_tma_tile_gather4,
+    get_atom,
+    wavefronts,
+)
+from kvlab.layout import ComposedLayout, Layout, LinearLayout, Swizzle, TileTensor, zipped_divide
+from kvlab.layout.encodings import (
+    AMDMFMALayout,
+    BlockedLayout,
+    DotOperandLayout,
+    NVMMADistributedLayout,
+    NVMMASharedLayout,
+    PaddedSharedLayout,
+    SwizzledSharedLayout,
+)
+from kvlab.memory import Memory, as_dtype
+from kvlab.staging import (
+    CpAsyncKVBuffer,
+    DecodeKVBuffer,
+    DecodeKVBufferParams,
+    DecodeStreamingKVBuffer,
+    Hazard,
+    Hazards,
+    KVBuffer,
+    KVBufferParams,
+    KVCacheIterator,
+    NvidiaKVParams,
+    SwizzledTile,
+    Timeline,
+    TmaKVBuffer,
+    Traffic,
+    WarpSlices,
+    mfma_atom,
+)
+from kvlab.viz import BytePath, CopyPlan, RooflinePoint
+
+__all__ = ["GALLERY", "runs"]
+
+LANE = np.arange(32)
+WAVE = np.arange(64)
+TILE = SwizzledTile(rows=64, row_bytes=128)
+READ = TILE.address(LANE % 8, LANE // 8)
+PLAIN = TILE.plain().address(LANE % 8, LANE // 8)
+VECTORS = Swizzle(3, 0, 4, "vector")
+MMA = get_atom("mma.sync.m16n8k16.bf16")
+TABLE = [[5, 2, 9, 0], [7, 1, 0, 0]]
+CONFIG = DecodeConfig(BM=16, BN=64, columns=(64, 0), v_columns=(64, 0), row_tiles=1, num_splits=1)
+PEERS = (("FA3", 4.2e-4), ("vLLM", 5e-4))
+
+
+def cache_of(depth: int, keys: int = 100) -> PagedKVCache:
+    return PagedKVCache(np.ones((2, 128, 1, depth), as_dtype("bf16")), [keys - 1], [[1, 0]], 1, keys)
+
+
+def k_params(BN: int = 64, depth: int = 128, **more: Any) -> KVBufferParams:
+    return KVBufferParams("bf16", (32, 32, 16), VECTORS, BN, BN, 32, 256, depth, 1, True, **more)
+
+
+def kv_buffer() -> KVBuffer:
+    buffer = KVBuffer(k_params(), cache_of(128), 0, 0, end=100)
+    buffer.load_from_dram(0)
+    buffer.load_from_dram(1)
+    return buffer
+
+
+def v_buffer() -> KVBuffer:
+    params = KVBufferParams("bf16", (16, 16, 32), None, 128, 128, 32, 256, 256, 1, False, num_smem_stages=1)
+    buffer = KVBuffer(params, cache_of(256), 0, 0, end=100)
+    buffer.load_from_dram(0)
+    return buffer
+
+
+def streaming() -> DecodeStreamingKVBuffer:
+    params = KVBufferParams("bf16", (16, 16, 32), None, 128, 32, 32, 256, 128, 1, False)
+    buffer = DecodeStreamingKVBuffer(params, cache_of(128), 0, 0, num_keys=100)
+    buffer.load_from_dram(1, buffer.iterator().next_tile())
+    return buffer
+
+
+def decode_buffer() -> DecodeKVBuffer:
+    params = DecodeKVBufferParams("bf16", (16, 16, 32), None, 128, 32, 32, 256, 128, 1, True)
+    buffer = DecodeKVBuffer(params, cache_of(128), 0, 0, end=100)
+    buffer.load_from_dram()
+    buffer.copy_to_shared()
+    return buffer
+
+
+def cp_async() -> CpAsyncKVBuffer:
+    buffer = CpAsyncKVBuffer(NvidiaKVParams("bf16", 64, 128, 1, True), cache_of(128), 0, 0, end=100)
+    buffer.load_from_dram(0)
+    return buffer
+
+
+def tma_buffer() -> TmaKVBuffer:
+    buffer = TmaKVBuffer(NvidiaKVParams("bf16", 64, 128, 1, True, arch="sm_90"), cache_of(128), 0, 0, end=100)
+    buffer.load_from_dram(0)
+    return buffer
+
+
+def traced(careful: bool) -> tuple[KVBuffer, Traffic, Hazard | None]:
+    """Two strips of a tile on gfx950; a careless one reads the second without waiting for it."""
+    params = k_params(32, num_smem_stages=1)
+    smem, traffic = Memory(params.smem_stage_size * 2, programs=1), Traffic(timeline=Timeline())
+    hazards = Hazards(smem, 4, arch="gfx950", timeline=traffic.timeline)
+    buffer = KVBuffer(params, cache_of(128), 0, 0, smem, 32, traffic=traffic, hazards=hazards)
+    try:
+        buffer.load_from_dram(0)
+        if careful:
+            hazards.wait_group(0)
+            hazards.barrier()
+        buffer.load_from_shared(0)
+    except Hazard as hazard:
+        return buffer, traffic, hazard
+    return buffer, traffic, None
+
+
+def timeline() -> Timeline:
+    found = traced(True)[1].timeline
+    assert found is not None
+    return found
+
+
+def hazard() -> viz.Picture:
+    _, traffic, found = traced(False)
+    assert found is not None
+    return viz.draw_timeline(traffic.trace(), hazard=found)
+
+
+def tile_film() -> viz.Picture:
+    buffer, traffic, _ = traced(True)
+    return viz.draw_tile_film(buffer, traffic.trace(), strip=0, thread=20)
+
+
+def quantised_page() -> viz.Picture:
+    pool = PagedKVCacheCollection.allocate(
+        KVCacheStaticParams(2, 128), num_pages=4, page_size=16, num_layers=1, batch_size=1, max_length=40,
+        dtype="fp8", scale_dtype="float32", quantization_granularity=64,
+    )  # fmt: skip
+    pool.lookup_table[0, :2] = [3, 0]
+    cache = pool.with_lengths([27], 0).get_key_cache(0)
+    rng, token, head = np.random.default_rng(0), np.arange(27)[:, None], np.arange(2)
+    cache.store(0, head, token, 0, rng.uniform(-400, 400, (27, 2, 128)).astype(as_dtype("fp8")))
+    cache.store_scale(0, head, token, 0, rng.uniform(0.001, 0.01, (27, 2, 2)).astype(np.float32))
+    return viz.draw_quantised_page(cache, page=1, mark=(5, 70))
+
+
+def gather4() -> viz.Picture:
+    blocks = np.zeros((6, 2, 1, 16, 1, 576), as_dtype("bf16"))
+    cache = PagedKVCacheCollection(blocks, [20], [[1, 0]], 1, 21).get_key_cache(0)
+    tile = cache.create_gather4_tma_tile(576, tile_height=8, swizzle="128B")
+    return viz.draw_gather4(cache, tile, [3, 1, 20, 1, 5, 9, 2, 6])
+
+
+@cache
+def followed() -> BytePath:
+    capture = load_smollm2()
+    pool = paged_cache(capture, page_size=16)
+    return pictures.byte_path(capture, pool, pictures.shown_config(capture), 1, 2, 137, element=37)
+
+
+def pool() -> PagedKVCacheCollection:
+    return PagedKVCacheCollection(np.zeros((10, 2, 1, 16, 1, 64), np.float32), [61, 21], TABLE, 1, 62)
+
+
+def roofline() -> viz.Picture:
+    points = [
+        RooflinePoint("decode, page 16", 4e9, 1e9, 3.6e-4, "decode", peers=PEERS),
+        RooflinePoint("prefill, 4096 keys", 5.5e11, 2.7e8, 8e-4, "prefill"),
+        RooflinePoint("append of one token", 1e6, 1e6, 2e-6, "append"),
+    ]
+    return viz.draw_roofline(points, bandwidth=3.1e12, compute=7.9e14)
+
+
+def shares() -> viz.Picture:
+    prefill = ("prefill, 4096 keys, causal", {"kvlab": 0.8, "FA3": 0.71, "cuDNN": 0.66})
+    decode = ("decode of 64 sequences", {"kvlab": 0.945, "FA3": 0.95})
+    return viz.draw_shares(
+        [prefill, decode, ("append", {"kvlab": 0.5})]
+    )
+
+
+def toy_case() -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((3, n, 16)).astype(ml_dtypes.bfloat16) for n in (8, 32, 32))
+    return {"q": q, "k": k, "v": v, "lengths": np.array([21, 0, 20], np.int32), "scale": 0.25}
+
+
+def decode_case() -> dict[str, Any]:
+    rng = np.random.default_rng(1)
+    q = rng.standard_normal((1, 1, 8, 64)).astype(ml_dtypes.bfloat16)
+    k, v = rng.standard_normal((2, 4, 16, 2, 64)).astype(ml_dtypes.bfloat16)
+    table, lens = np.array([[2, 0, 3, 1]], np.int32), np.array([50], np.int32)
+    return {"q": q, "k_cache": k, "v_cache": v, "block_table": table, "seq_lens": lens, "scale": 0.125, "config": CONFIG}
+
+
+@cache
+def runs() -> dict[str, Any]:
+    """Lockstep runs: of a whole operation, of two small twins, of twins that differ."""
+    from kvlab.mirror import lockstep
+
+    fixtures = str(Path(__file__).parents[1] / "mirror" / "fixtures")
+    sys.path.insert(0, fixtures)
+    try:
+        return {
+            "lockstep": lockstep("mha_decode", decode_case()),
+            "lockstep, two twins": lockstep("mirror_toy", toy_case()),
+            "lockstep that differs": lockstep("mirror_toy", toy_case(), programs=0, emulator={"scale": 0.5}),
+        }
+    finally:
+        sys.path.remove(fixtures)
+
+
+def run(name: str) -> Any:
+    return runs()[name]
+
+
+ENCODINGS = {
+    "encoding, blocked": BlockedLayout([1, 8], [4, 8], [2, 1], [1, 0]),
+    "encoding, mma": NVMMADistributedLayout([2, 0], [2, 2], [16, 8]),
+    "encoding, operand": DotOperandLayout(0, NVMMADistributedLayout([2, 0], [2, 2], [16, 8]), 2),
+    "encoding, mfma": AMDMFMALayout(4, [32, 32, 16], True, [2, 1]),
+    "encoding, swizzled": SwizzledSharedLayout(8, 1, 8, [1, 0]),
+    "encoding, wgmma": NVMMASharedLayout(128, 16),
+    "encoding, padded": PaddedSharedLayout.with_identity_for([[64, 8]], (16, 64), (1, 0)),
+}
+ATOMS = ("mma.sync.m16n8k16.bf16", "wgmma.m64n16k16.bf16")
+
+GALLERY: dict[str, Callable[[], Any]] = {
+    # layouts
+    "layout": lambda: Layout("(4,8):(8,1)"),
+    "layout, tiles": lambda: viz.draw_layout(zipped_divide(Layout.row_major(8, 16), (4, 8)), tiles=True),
+    "layout, folded": lambda: viz.draw_layout(Layout.row_major(1500, 1500), mark=(700, 701)),
+    "layout inside": lambda: viz.draw_layout(np.arange(16).reshape(4, 4), inside=np.arange(16).reshape(4, 4) % 2 == 0),
+    "owners": lambda: viz.draw_layout(
+        Layout.row_major(8, 16), owner=np.arange(128).reshape(8, 16) // 4, register=np.arange(128).reshape(8, 16) % 4
+    ),
+    "composed layout": lambda: ComposedLayout(Layout.row_major(8, 64), Swizzle(3, 3, 3, "bf16")),
+    "composed layout, fp32": lambda: viz.draw_composed_layout(
+        ComposedLayout(Layout.row_major(32, 32), Swizzle(5, 0, 5, "fp32")), element_bytes=4
+    ),
+    "swizzle": lambda: Swizzle(3, 4, 3, "byte"),
+    "swizzle, fp32": lambda: viz.draw_swizzle(Swizzle(5, 0, 5, "fp32")),
+    "linear layout": lambda: viz.draw_linear_layout(LinearLayout.from_atom(MMA, "b", warps=(2, 2))),
+    "linear layout, thread": lambda: viz.draw_linear_layout(LinearLayout.from_atom(MMA, "c", warps=(2, 2)), thread=127),
+    "linear layout, small": lambda: LinearLayout({"register": [[0, 1]], "lane": [[0, 2], [1, 0]]}, (2, 4)),
+    "thread values": lambda: viz.draw_thread_values(Layout("((4,8),(2,2)):((32,1),(16,8))"), (16, 8), thread=5),
+    "tile tensor": lambda: TileTensor.stack_allocation(Layout.row_major(8, 16), "fp32").tile((4, 8), (1, 1)),
+    "distributed": lambda: viz.draw_tile_tensor(
+        TileTensor.stack_allocation(Layout.row_major(128, 64), "bf16")
+        .vectorize(1, 8)
+        .distribute(Layout.row_major(16, 8), LANE)
+    ),
+    **{name: (lambda encoding=encoding: encoding) for name, encoding in ENCODINGS.items()},
+    "encoding, thread": lambda: viz.draw_encoding(ENCODINGS["encoding, mma"], thread=3),
+    # instructions
+    **{f"atom {name}": partial(get_atom, name) for name in ATOMS},
+    "atom, lane": lambda: viz.draw_atom(MMA, lane=5),
+    "atom, lane of a warpgroup": lambda: viz.draw_atom(get_atom("wgmma.m64n16k16.bf16"), lane=37),
+    "atom mfma": lambda: viz.draw_atom(mfma_atom((32, 32, 16), "bf16"), lane=37),
+    "atom mfma, all": lambda: mfma_atom((16, 16, 32), "bf16"),
+    "punch card": lambda: wavefronts("ldmatrix.x4", READ),
+    "punch card, conflicts": lambda: viz.draw_punch_card(wavefronts("ldmatrix.x4", PLAIN)),
+    "punch card, masked": lambda: wavefronts("ld.shared.b64", LANE * 8, mask=0x55555555),
+    "punch card, gfx950": lambda: wavefronts("ds_read_b128", WAVE % 16 * 256 + WAVE // 16 * 16, arch="gfx950"),
+    "coalescing": lambda: coalescing(LANE * 4, 4),
+    "coalescing, apart": lambda: viz.draw_coalescing(coalescing(LANE * 4096, 4)),
+    "shared memory": lambda: viz.draw_shared_memory(TILE, access=wavefronts("ldmatrix.x4", READ)),
+    "shared memory, plain": lambda: viz.draw_shared_memory(TILE.plain(), access=wavefronts("ldmatrix.x4", PLAIN)),
+    "shared memory, stages": lambda: viz.draw_shared_memory(
+        np.stack(np.divmod(np.arange(128), 8), -1), rules={0: "stage 0", 1024: "stage 1"}
+    ),
+    "swizzled tile": lambda: viz.draw(TILE),
+    "copy plan, lds": lambda: viz.draw_copy_plan(SubTileLoaderLDS("bf16", VECTORS), (32, 32)),
+    "copy plan, 8x32": lambda: SubTileLoaderLDS_st_8x32("bf16", BN=64, depth=128, BK=32, num_threads=256),
+    "copy plan, registers": lambda: viz.draw(CopyPlan.of(RegTileLoader("bf16", Layout.col_major(32, 2)), (32, 64))),
+    "copy plan, cp.async": lambda: viz.draw_copy_plan(
+        CopyPlan.of_cp_async(LANE[None] // 8, LANE[None] % 8 * 8, READ[None], (64, 64), "bf16")
+    ),
+    "tma box": lambda: viz.draw_tma_box(TmaDescriptor.of(np.zeros((64, 128), np.float32), (16, 32), "128B"), (56, 96)),
+    "tma descriptor": lambda: TmaDescriptor.of(np.zeros((32, 64), np.float16), (16, 64), "128B"),
+    "tma tile": lambda: create_tensor_tile(np.zeros((32, 64), np.float16), (16, 64), "128B"),
+    "tma kv tile": lambda: viz.draw_tma_box(create_kv_tile(np.zeros((64, 2, 128), np.float16), 16, 128), (32, 1, 0)),
+    "tma gather": lambda: create_tma_tile_gather4(np.zeros((64, 64), np.float16), 64, "128B"),
+    "descriptor": lambda: viz.draw_descriptor(SmemDescriptor(0x4000, 2048, 1024, "64B", base_offset=5)),
+    "descriptor, plain": lambda: SmemDescriptor(0x4020, 16, 1024, "128B"),
+    # caches and staging
+    "page table": lambda: viz.draw_page_table(TABLE, [62, 22], 16, pages=10, token=(1, 18), names=["prompt", "answer"]),
+    "page table of a pool": lambda: viz.draw(pool()),
+    "page table of a cache": lambda: viz.draw(pool().get_key_cache(0)),
+    "quantised page": quantised_page,
+    "gather4": gather4,
+    "kv buffer": kv_buffer,
+    "kv buffer, read": lambda: viz.draw_kv_buffer(kv_buffer(), read=(0, 1), stage=0),
+    "kv buffer, V": v_buffer,
+    "kv buffer, slices": lambda: viz.draw_kv_buffer(WarpSlices(v_buffer(), 4), read=(0, 2), warp=3),
+    "kv buffer, streaming": streaming,
+    "kv buffer, decode": decode_buffer,
+    "kv buffer, cp.async": cp_async,
+    "kv buffer, tma": tma_buffer,
+    "kv tile": lambda: KVCacheIterator(cache_of(64, 27), 64, 0, 0, 27).next_tile(),
+    "kv tile, drawn": lambda: viz.draw_kv_tile(KVCacheIterator(cache_of(64), 64, 0, 0, 100).next_tile()),
+    "fragment map": lambda: viz.draw_fragment_map(kv_buffer().fragment_map(), thread=37, axes=("key", "depth")),
+    "fragment map, V": lambda: v_buffer().fragment_map(),
+    "tile film": tile_film,
+    "timeline": timeline,
+    "timeline, hazard": hazard,
+    # the whole way
+    "path of a byte": lambda: viz.draw(followed()),
+    "path of a byte, drawn": lambda: viz.draw_path_of_a_byte(followed()),
+    "roofline": roofline,
+    "shares": shares,
+    # views of HTML, and a run as a picture
+    **{name: partial(run, name) for name in ("lockstep", "lockstep, two twins", "lockstep that differs")},
+    "lockstep, drawn": lambda: viz.draw_lockstep(run("lockstep that differs")),
+}

@@ -18,7 +18,7 @@ from .host import document
 if TYPE_CHECKING:
     from .picture import Picture
 
-__all__ = ["save", "save_picture"]
+__all__ = ["browser", "save", "save_picture"]
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 
@@ -69,13 +69,14 @@ def _png(svg: str, width: float, height: float, scale: float) -> bytes:
 
 def _converters() -> list[tuple[Callable[[], bool], Callable[[str, float, float, float], bytes]]]:
     return [
-        (lambda: _browser() is not None, _with_browser),
+        (lambda: browser() is not None, _with_browser),
         (lambda: importlib.util.find_spec("cairosvg") is not None, _with_cairosvg),
         (lambda: shutil.which("rsvg-convert") is not None, _with_rsvg),
     ]
 
 
-def _browser() -> str | None:
+def browser() -> str | None:
+    """The path of an installed Chromium or a relative of it; None where there is none."""
     return next((found for name in _BROWSERS if (found := shutil.which(name))), None)
 
 
@@ -94,7 +95,7 @@ def _with_browser(svg: str, width: float, height: float, scale: float) -> bytes:
         source, target = Path(folder, "picture.svg"), Path(folder, "picture.png")
         source.write_text(svg, encoding="utf-8")
         command = [
-            str(_browser()), "--headless", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+            str(browser()), "--headless", "--disable-gpu", "--no-first-run", "--disable-background-networking",
             "--disable-component-update", "--disable-sync", "--hide-scrollbars", f"--user-data-dir={folder}/profile",
             f"--force-device-scale-factor={scale:g}", f"--window-size={-int(-width // 1)},{-int(-height // 1)}",
             f"--screenshot={target}", source.as_uri(),

@@ -54,7 +54,7 @@ def draw_fragment(
     number = _boxes(part, rows, columns)
     colour = lane_colours(part.lane)
     cell, height, dim = columns.cell, rows.cell, lane is not None
-    canvas.cells(columns.edge, rows.edge, cell, height, colour, LANES, opacity=0.4 if dim else None, rules=False)
+    canvas.cells(columns.edge, rows.edge, cell, height, colour, LANES, opacity=0.25 if dim else None, rules=False)
     if dim:
         mine = np.where(part.lane == lane, colour, -2)
         canvas.cells(columns.edge, rows.edge, cell, height, mine, LANES, rules=False)

@@ -250,7 +250,7 @@ def _bases(canvas: Canvas, layout: Any, y: float) -> None:
             canvas.rect(
                 x + 1, y, wide - 2, 22, fill=HATCH if zero else INK, opacity=None if zero else 0.06, title=words
             )
-            canvas.text(x + wide / 2, y + 15, text, size=10, mono=True, anchor="middle", opacity=0.6 if zero else None)
+            canvas.text(x + wide / 2, y + 15, text, size=10, mono=True, anchor="middle", halo=zero)
         y += 26
     if any(not any(vector) for _, vectors in lines for vector in vectors):
         keys(canvas, NAME, y + 2, [(HATCH, "", "zero: a copy at the same place")])

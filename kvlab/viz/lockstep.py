@@ -46,11 +46,9 @@ def draw_lockstep(run: Lockstep) -> Picture:
                 base = y + _HEIGHT * (row + 0.85)
                 if shade:
                     canvas.rect(_COLUMN, base - 9, _MIDDLE - 8, _HEIGHT, fill=ALARM, opacity=0.35 * shade)
-                fill, weight = (ALARM, 700) if bad else (None, None)
-                canvas.text(_COLUMN + 2, base, text, size=_SIZE, mono=True, fill=fill, weight=weight)
-                canvas.text(
-                    _COLUMN + _MIDDLE - 10, base, number, size=_SIZE, mono=True, anchor="end", fill=fill, weight=weight
-                )
+                weight = 700 if bad else None
+                canvas.text(_COLUMN + 2, base, text, size=_SIZE, mono=True, weight=weight)
+                canvas.text(_COLUMN + _MIDDLE - 10, base, number, size=_SIZE, mono=True, anchor="end", weight=weight)
             y += height
         y += 10
     canvas.extend(_WIDTH, y)
@@ -98,7 +96,7 @@ def _code(canvas: Canvas, x: float, y: float, rows: list[tuple[str, int, str]], 
         base = y + _HEIGHT * (row + 0.85)
         marker = marker and (row == 0 or not number)
         if number:
-            canvas.text(x + _NUMBERS - 6, base, number, size=_SIZE, mono=True, anchor="end", opacity=0.55)
+            canvas.text(x + _NUMBERS - 6, base, number, size=_SIZE, mono=True, anchor="end", opacity=0.72)
         weight = 700 if marker else None
-        opacity = 0.6 if text.startswith("#") and not marker else None
+        opacity = 0.72 if text.startswith("#") and not marker else None
         canvas.text(x + _NUMBERS + indent * _ADVANCE, base, text, size=_SIZE, mono=True, weight=weight, opacity=opacity)

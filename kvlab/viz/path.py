@@ -123,7 +123,7 @@ def draw_path_of_a_byte(path: BytePath, *, title: str | None = None, caption: st
     marks = []
     for number, (name, draw, words) in enumerate(_stages(path)):
         x = number * (PANEL + APART)
-        canvas.text(x, 12, f"{number + 1}", size=12, weight=700, opacity=0.5)
+        canvas.text(x, 12, f"{number + 1}", size=12, weight=700, opacity=QUIET)
         canvas.text(x + 13, 12, name, size=11, weight=600)
         marks.append(draw(canvas, path, x))
         y = TOP + HIGH + 8
@@ -282,7 +282,7 @@ def _mma(canvas: Canvas, path: BytePath, x: float) -> tuple[float, float]:
     corners["c"] = (corners["b"][0], corners["a"][1], m, n)
     for name, (left, top, rows, columns) in corners.items():
         _frame(canvas, left, top, columns * scale, rows * scale, 0.12 if name == path.operand else 0.04)
-        canvas.text(left + 4, top + 12, name.upper(), size=10, weight=600, opacity=QUIET)
+        canvas.text(left + 4, top + 12, name.upper(), size=10, weight=600, opacity=0.72)
     left, top, _, _ = corners[path.operand]
     row, column = path.operand_at
     return _mark(canvas, left + scale * column, top + scale * row, scale, scale)

@@ -31,8 +31,14 @@ _STANDALONE = (
     f"svg.kvlab{{color:{THEMES['light']['ink']}}}"
     f"@media (prefers-color-scheme:dark){{svg.kvlab{{{_variables('dark')}color:{THEMES['dark']['ink']}}}}}{_HOVER}"
 )
-# Inside a page the text colour is the page's own; the other words follow its colour scheme, or the host's theme.
+# Inside a page the text colour is the page's own; the other words follow its colour scheme, or the host's theme. What
+# a page does to letters moves them: that is taken back.
+_OWN = (
+    "letter-spacing:normal;word-spacing:normal;text-transform:none;font-style:normal;font-variant:normal;"
+    "text-shadow:none;direction:ltr"
+)
 _INLINE = (
+    f"svg.kvlab:not(#_),svg.kvlab:not(#_) *{{{_OWN}}}"
     f"@supports (color:light-dark(#000,#fff)){{svg.kvlab{{{words('accent', 'alarm')}}}}}{scheme('svg.kvlab')}"
     "svg.kvlab{--kvlab-paper:var(--jp-layout-color0,var(--vscode-editor-background,Canvas))}" + _HOVER
 )

@@ -66,8 +66,10 @@ def draw_punch_card(
     _marks(canvas, card, columns.centre, tops + height / 2, min(cell, height))
     for place, lane in enumerate(card.order.tolist()):
         if height >= 15 or place % 2 == 0:
-            faint, y = 0.3 if card.phase[lane] < 0 else QUIET, float(tops[lane]) + height / 2 + 3.5
-            canvas.text(GUTTER - 7, y, f"T{lane}", size=10, anchor="end", mono=True, opacity=faint)
+            y, inactive = float(tops[lane]) + height / 2 + 3.5, bool(card.phase[lane] < 0)
+            canvas.text(
+                GUTTER - 7, y, f"T{lane}", size=10, anchor="end", mono=True, opacity=QUIET, inactive=inactive
+            )
     right = columns.end + 12
     for served in range(card.phases):
         lanes = np.flatnonzero(card.phase == served)

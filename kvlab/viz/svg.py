@@ -131,8 +131,12 @@ class Canvas:
         fill: str | None = None,
         opacity: float | None = None,
         halo: bool = False,
+        inactive: bool = False,
     ) -> None:
-        """A line of text with its baseline at ``y``; ``halo`` keeps it readable over lines."""
+        """A line of text with its baseline at ``y``; ``halo`` keeps it readable over lines.
+
+        inactive    the name of something that takes no part: faint, and marked as such
+        """
         if size < MIN_TEXT:
             raise ValueError(f"text {text!r} of {size} px is smaller than {MIN_TEXT} px; give it as a hover title")
         common = attributes(
@@ -140,10 +144,12 @@ class Canvas:
             font_family=MONO if mono else None, font_weight=weight,
         )  # fmt: skip
         escaped = html.escape(text, quote=False)
+        quiet = ' class="inactive"' if inactive else ""
+        opacity = 0.3 if inactive else opacity
         if halo:
             edge = attributes(stroke=PAPER, stroke_width=3, stroke_linejoin="round", aria_hidden="true")
             self._parts.append(f"<text{common}{edge}>{escaped}</text>")
-        self._parts.append(f"<text{common}{attributes(fill=fill, opacity=opacity)}>{escaped}</text>")
+        self._parts.append(f"<text{common}{quiet}{attributes(fill=fill, opacity=opacity)}>{escaped}</text>")
         width = text_width(text, size, mono)
         self.extend(x + width * {"start": 1.0, "middle": 0.5, "end": 0.0}[anchor], y + 0.25 * size)
 

@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvlab.viz.files import browser
+
 HERE = Path(__file__).parent
+if str(HERE) not in sys.path:
+    sys.path.insert(0, str(HERE))
 
 
 @pytest.fixture(scope="session")
+def outputs() -> dict[str, dict[str, str]]:
+    """What a notebook stores of each object of the gallery."""
+    from gallery import GALLERY
+    from hosts import outputs_of
+
+    return outputs_of({name: make() for name, make in GALLERY.items()})
+
+
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     """The installed browser, driven by Playwright, which downloads none."""
-    from playwright.sync_api import sync_playwright
-
-    from kvlab.viz.files import browser
-
+    if browser() is None:
+        pytest.skip("no Chromium is installed")
+    playwright = pytest.importorskip("playwright.sync_api")
     root = hasattr(os, "geteuid") and os.geteuid() == 0
-    with sync_playwright() as playwright:
-        with playwright.chromium.launch(executable_path=browser(), args=["--no-sandbox"] if root else []) as running:
+    with playwright.sync_playwright() as driver:
+        options = ["--no-sandbox"] if root else []
+        with driver.chromium.launch(executable_path=browser(), args=[*options, "--disable-dev-shm-usage"]) as running:
             yield running
 
 
@@ -62,13 +77,30 @@ class Page:
         if tall + 200 > size["height"]:
             self.tab.set_viewport_size({"width": size["width"], "height": tall + 400})
         exhibit.evaluate("e => e.scrollIntoView({block: 'start', behavior: 'instant'})")
-        found: list[str] = exhibit.evaluate((HERE / "measure.js").read_text(encoding="utf-8"))
+        found: list[str] = exhibit.evaluate(_script("measure"))
         return found
 
     def styles(self, exhibit: Any) -> list[str]:
         """The computed style of every element of our tables and pictures, as far as a host could change it."""
-        found: list[str] = exhibit.evaluate((HERE / "styles.js").read_text(encoding="utf-8"))
+        found: list[str] = exhibit.evaluate(_script("styles"))
         return found
+
+    def faults_of(self, exhibits: dict[str, Any]) -> dict[str, list[str]]:
+        """The faults of those that have any."""
+        return {name: found for name, exhibit in exhibits.items() if (found := self.faults(exhibit))}
+
+    def changed(self, exhibits: dict[str, Any], bare: dict[str, list[str]]) -> dict[str, list[tuple[str, str]]]:
+        """Where the styles here differ from those on an empty page: the first of each exhibit."""
+        both = {name: [*zip(self.styles(exhibit), bare[name], strict=True)] for name, exhibit in exhibits.items()}
+        return {name: apart[:1] for name, pairs in both.items() if (apart := [p for p in pairs if p[0] != p[1]])}
+
+    def scrolls_sideways(self) -> bool:
+        return bool(self.tab.evaluate("document.documentElement.scrollWidth > innerWidth"))
+
+
+@functools.cache
+def _script(name: str) -> str:
+    return (HERE / f"{name}.js").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -83,3 +115,17 @@ def page(chromium: Any) -> Iterator[Callable[..., Page]]:
     yield make
     for one in opened:
         one.tab.close()
+
+
+@pytest.fixture(scope="module")
+def bare(chromium: Any, outputs: dict[str, dict[str, str]], tmp_path_factory: Any) -> dict[bool, dict[str, list[str]]]:
+    """The styles of each exhibit on an empty page, light (False) and dark (True)."""
+    from hosts import FILES
+
+    found = {}
+    for host in (FILES["plain page"](outputs), FILES["plain page, dark"](outputs)):
+        one = Page(chromium, host.prefers)
+        one.open(host.html, tmp_path_factory.mktemp("bare"))
+        found[host.dark] = {name: one.styles(e) for name, e in one.exhibits(host.exhibits, list(outputs)).items()}
+        one.tab.close()
+    return found

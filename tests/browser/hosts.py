@@ -23,16 +23,18 @@ from unittest import mock
 
 import nbformat
 from IPython.core.formatters import DisplayFormatter
+from nbformat.sign import NotebookNotary
 
 __all__ = ["FILES", "Host", "jupyterlab", "notebook_of", "outputs_of"]
 
 
 @dataclass(frozen=True)
 class Host:
-    """A page as text, the preference of its reader, and the selector of the elements that hold our outputs."""
+    """A page as text, the preference of its reader, whether it is dark, and the selector of what holds our outputs."""
 
     html: str
     prefers: str
+    dark: bool
     exhibits: str
 
 
@@ -64,12 +66,12 @@ def nbconvert(theme: str, prefers: str) -> Any:
         from nbconvert import HTMLExporter
 
         text, _ = HTMLExporter(theme=theme).from_notebook_node(notebook_of(outputs))
-        return Host(text, prefers, ".jp-OutputArea-output.jp-OutputArea-executeResult")
+        return Host(text, prefers, theme == "dark", ".jp-OutputArea-output.jp-OutputArea-executeResult")
 
     return page
 
 
-def web(style: str, prefers: str, head: str = "", body: str = "") -> Any:
+def web(style: str, prefers: str, head: str = "", body: str = "", dark: bool = False) -> Any:
     def page(outputs: Mapping[str, dict[str, str]]) -> Host:
         shown = "".join(f'<div class="output_container"><div class="output">{o["text/html"]}</div></div>'
                         for o in outputs.values() if "text/html" in o)  # fmt: skip
@@ -77,7 +79,7 @@ def web(style: str, prefers: str, head: str = "", body: str = "") -> Any:
             f"<!doctype html><html><head><meta charset=utf-8>{head}<style>{style}</style></head>"
             f'<body {body}><div id="container" class="content">{shown}</div></body></html>'
         )
-        return Host(text, prefers, ".output")
+        return Host(text, prefers, dark, ".output")
 
     return page
 
@@ -115,15 +117,15 @@ body{background:#fff;color:#222;font:18px/2 Georgia,serif;text-align:justify;let
 """
 _BOTH = '<meta name="color-scheme" content="light dark">'
 
-#: Hosts that are files. The reader's preference is the opposite of the theme where the host says its theme itself.
+# Hosts that are files. The reader's preference is the opposite of the theme where the host says its theme itself.
 FILES = {
     "plain page": web("", "light"),
-    "plain page, dark": web("", "dark", _BOTH),
+    "plain page, dark": web("", "dark", _BOTH, dark=True),
     "plain page that knows no dark": web("", "dark"),
     "nbconvert": nbconvert("light", "dark"),
     "nbconvert, dark": nbconvert("dark", "light"),
     "VS Code, dark": web(
-        _VSCODE.format(ground="#1f1f1f", ink="#cccccc"), "light", body='class="vscode-dark" data-vscode-theme-kind="x"'
+        _VSCODE.format(ground="#1f1f1f", ink="#cccccc"), "light", body='class="vscode-dark"', dark=True
     ),
     "VS Code, light": web(_VSCODE.format(ground="#ffffff", ink="#3b3b3b"), "dark", body='class="vscode-light"'),
     "site": web(_SITE, "light"),
@@ -132,13 +134,18 @@ FILES = {
 
 @contextmanager
 def jupyterlab(folder: Path) -> Iterator[str]:
-    """A JupyterLab over ``folder/notebooks`` on a port of its own, with nothing of the user's; yields its address."""
+    """A JupyterLab over ``folder/notebooks`` on a port of its own, with nothing of the user's; yields its address.
+
+    The notebooks that are there when it starts are trusted.
+    """
     home = folder / "home"
-    (home / "settings").mkdir(parents=True)
-    (folder / "notebooks").mkdir(exist_ok=True)
-    _settings(home / "settings")
+    _settings(home)
+    notary = NotebookNotary(data_dir=str(home / "data"))
+    for path in (folder / "notebooks").glob("*.ipynb"):
+        notary.sign(nbformat.read(path, as_version=4))
+    notary.store.close()
     environment = {
-        **os.environ, "HOME": str(home), "JUPYTER_CONFIG_DIR": str(home / "config"), "JUPYTER_NO_CONFIG": "1",
+        **os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "HOME": str(home), "JUPYTER_CONFIG_DIR": str(home / "config"), "JUPYTER_NO_CONFIG": "1",
         "JUPYTER_DATA_DIR": str(home / "data"), "JUPYTER_RUNTIME_DIR": str(home / "runtime"),
         "JUPYTERLAB_SETTINGS_DIR": str(home / "settings"), "JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"),
         "IPYTHONDIR": str(home / "ipython"),
@@ -159,16 +166,20 @@ def jupyterlab(folder: Path) -> Iterator[str]:
         _stop(server)
 
 
-def _settings(folder: Path) -> None:
-    """No questions, no news; every cell of a notebook is there, also those out of sight."""
-    wanted = {
-        "notebook-extension/tracker": {"windowingMode": "none"},
-        "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
-    }
-    for name, values in wanted.items():
-        path = folder / "@jupyterlab" / f"{name}.jupyterlab-settings"
+def _settings(home: Path) -> None:
+    """No questions, no news, no search for language servers; every cell of a notebook is there, also those out of sight."""
+    settings = home / "settings" / "@jupyterlab"
+    files = {
+        settings / "notebook-extension" / "tracker.jupyterlab-settings": {"windowingMode": "none"},
+        settings / "apputils-extension" / "notification.jupyterlab-settings": {
+            "fetchNews": "false", "checkForUpdates": False,
+        },
+        home / "config" / "labconfig" / "page_config.json": {"disabledExtensions": {"@jupyterlab/lsp-extension": True}},
+    }  # fmt: skip
+    for path, values in files.items():
         path.parent.mkdir(parents=True)
         path.write_text(json.dumps(values))
+    (home / "data").mkdir()
 
 
 def _address(server: subprocess.Popen[bytes], runtime: Path, log: Path, patience: float = 60.0) -> str:

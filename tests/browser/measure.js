@@ -1,6 +1,6 @@
 // What a reader sees of one exhibit: faults of its texts and boxes, measured in the page.
 (root) => {
-  const faults = [], cache = new Map(), pen = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+  const faults = [], cache = new Map(), opacities = new Map(), layers = new Map(), pen = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
   const rgba = (text) => {
     if (!cache.has(text)) {
       pen.clearRect(0, 0, 1, 1); pen.fillStyle = text; pen.fillRect(0, 0, 1, 1);
@@ -13,28 +13,36 @@
     const v = c[i] / 255; return sum + weight * (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
   }, 0);
   const ratio = (a, b) => { const [x, y] = [luminance(a), luminance(b)].sort((p, q) => q - p); return (x + 0.05) / (y + 0.05); };
-  const opacity = (e) => { let o = 1; for (; e; e = e.parentElement) o *= parseFloat(getComputedStyle(e).opacity); return o; };
+  const opacity = (e) => {
+    if (!e) return 1;
+    if (!opacities.has(e)) opacities.set(e, parseFloat(getComputedStyle(e).opacity) * opacity(e.parentElement));
+    return opacities.get(e);
+  };
   const canvas = (() => {
     const probe = document.createElement("i"); probe.style.cssText = "all:initial;color-scheme:inherit;color:Canvas";
     document.body.append(probe); const c = rgba(getComputedStyle(probe).color); probe.remove(); return c;
   })();
-  const filled = (e, x, y) => {  // the colour that e lays over the point, with its opacity
+  const layer = (e) => {  // the colour that an element lays over what is below, its opacity, and the way to its space
     const style = getComputedStyle(e);
     if (!(e instanceof SVGElement)) { const c = rgba(style.backgroundColor); return [c, c[3] * opacity(e)]; }
     if (!(e instanceof SVGGeometryElement) || style.fill === "none") return [null, 0];
-    const at = new DOMPoint(x, y).matrixTransform(e.getScreenCTM().inverse());
-    if (!e.isPointInFill(at)) return [null, 0];
-    if (style.fill.startsWith("url")) return [rgba(style.color), 0.38 * opacity(e)];
-    const c = rgba(style.fill); return [c, c[3] * parseFloat(style.fillOpacity) * opacity(e)];
+    const way = e.getScreenCTM().inverse();
+    if (style.fill.startsWith("url")) return [rgba(style.color), 0.38 * opacity(e), way];
+    const c = rgba(style.fill); return [c, c[3] * parseFloat(style.fillOpacity) * opacity(e), way];
+  };
+  const filled = (e, x, y) => {
+    if (!layers.has(e)) layers.set(e, layer(e));
+    const [c, a, way] = layers.get(e);
+    return way && a && !e.isPointInFill(new DOMPoint(x, y).matrixTransform(way)) ? [null, 0] : [c, a];
   };
   const items = [];
   for (const text of root.querySelectorAll("svg.kvlab text:not([aria-hidden])"))
     if (text.textContent.trim()) items.push({e: text, svg: true, rects: [text.getBoundingClientRect()], text: text.textContent});
-  for (const view of root.querySelectorAll(".kvlab-view")) {
+  for (const view of root === document.body ? [root] : root.querySelectorAll(".kvlab-view")) {
     const walk = document.createTreeWalker(view, NodeFilter.SHOW_TEXT);
     while (walk.nextNode()) {
       const node = walk.currentNode;
-      if (!node.data.trim() || node.parentElement.closest("style,svg")) continue;
+      if (!node.data.trim() || node.parentElement.closest("style,script,svg")) continue;
       const range = document.createRange(); range.selectNodeContents(node);
       items.push({e: node.parentElement, rects: [...range.getClientRects()].filter((r) => r.width > 1), text: node.data.trim()});
     }

@@ -6,9 +6,9 @@
     "font-size", "font-weight", "font-style", "line-height", "text-indent", "text-transform", "text-decoration-line",
     "letter-spacing", "word-spacing", "word-break", "overflow-wrap", "opacity", "direction", "position", "box-sizing"];
   const drawn = ["font-family", "font-size", "font-weight", "font-style", "font-variant", "letter-spacing", "word-spacing",
-    "text-transform", "text-anchor", "text-decoration-line", "stroke-width", "opacity", "display", "visibility"];
+    "text-transform", "text-anchor", "text-decoration-line", "text-shadow", "direction", "opacity", "display", "visibility"];
   const mine = [...root.querySelectorAll(".kvlab-view,.kvlab-view *")].filter((e) => e.tagName !== "STYLE");
-  const shapes = [...root.querySelectorAll("svg.kvlab text,svg.kvlab path")];
+  const shapes = [...root.querySelectorAll("svg.kvlab text")];
   const say = (e, names) => { const s = getComputedStyle(e);
     return `${e.tagName}.${e.getAttribute("class") ?? ""}: ` + names.map((n) => `${n}=${s.getPropertyValue(n)}`).join(" | "); };
   return [...mine.map((e) => say(e, box)), ...shapes.map((e) => say(e, drawn))];

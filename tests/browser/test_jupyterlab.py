@@ -1,0 +1,69 @@
+"""A real JupyterLab, light and dark: everything that shows itself, and notebooks of the course run in it.
+
+Rests on: WCAG 2 (contrast of at least 4.5), and laws (as in ``test_hosts.py``; a notebook runs without an error).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from hosts import jupyterlab, notebook_of
+
+pytestmark = pytest.mark.browser
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+RUN = {"light": "03_swizzles_and_banks", "dark": "09_mha_decode"}
+
+
+@pytest.fixture(scope="module")
+def lab(chromium: Any, outputs: dict[str, dict[str, str]], tmp_path_factory: Any) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("lab")
+    (folder / "notebooks").mkdir()
+    nbformat.write(notebook_of(outputs), folder / "notebooks" / "gallery.ipynb")
+    for name in RUN.values():
+        shutil.copy(NOTEBOOKS / f"{name}.ipynb", folder / "notebooks")
+    with jupyterlab(folder) as url:
+        yield url
+
+
+def enter(tab: Any, url: str, notebook: str, theme: str) -> None:
+    """Open a notebook in the lab, alone, and choose the theme."""
+    tab.tab.goto(f"{url}lab/tree/{notebook}.ipynb?reset")
+    tab.tab.wait_for_selector(".jp-Notebook .jp-Cell")
+    tab.tab.evaluate(
+        "name => jupyterapp.commands.execute('apputils:change-theme', {theme: name})", f"JupyterLab {theme.title()}"
+    )
+    tab.tab.wait_for_function("light => document.body.dataset.jpThemeLight === light", arg=str(theme == "light").lower())
+
+
+@pytest.mark.parametrize("theme", RUN)
+def test_what_shows_itself_is_legible_and_its_own(
+    theme: str, lab: str, page: Callable[..., Any], bare: Any, outputs: dict[str, dict[str, str]]
+) -> None:
+    tab = page("dark" if theme == "light" else "light", width=1400)
+    enter(tab, lab, "gallery", theme)
+    shown = ".jp-OutputArea-executeResult"
+    tab.tab.wait_for_function(f"count => document.querySelectorAll('{shown}').length === count", arg=len(outputs))
+    exhibits = tab.exhibits(shown, list(outputs))
+    assert not tab.faults_of(exhibits)
+    assert not tab.changed(exhibits, bare[theme == "dark"])
+    assert not tab.errors
+
+
+@pytest.mark.parametrize("theme", RUN)
+def test_a_notebook_runs_and_is_legible(theme: str, lab: str, page: Callable[..., Any]) -> None:
+    tab = page("dark" if theme == "light" else "light", width=1400)
+    tab.tab.set_default_timeout(240_000)
+    enter(tab, lab, RUN[theme], theme)
+    tab.tab.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status=idle]", state="attached")
+    tab.tab.evaluate("() => jupyterapp.commands.execute('notebook:run-all-cells')")
+    assert not tab.tab.query_selector_all("[data-mime-type='application/vnd.jupyter.error']")
+    found = tab.tab.query_selector_all(".jp-OutputArea-output:has(svg.kvlab), .jp-OutputArea-output:has(.kvlab-view)")
+    assert len(found) >= 5
+    assert not tab.faults_of({f"output {number}": one for number, one in enumerate(found)})
+    assert not tab.errors

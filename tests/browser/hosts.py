@@ -167,14 +167,13 @@ def jupyterlab(folder: Path) -> Iterator[str]:
 
 
 def _settings(home: Path) -> None:
-    """No questions, no news, no search for language servers; every cell of a notebook is there, also those out of sight."""
+    """No questions, no news; every cell of a notebook is there, also those out of sight."""
     settings = home / "settings" / "@jupyterlab"
     files = {
         settings / "notebook-extension" / "tracker.jupyterlab-settings": {"windowingMode": "none"},
         settings / "apputils-extension" / "notification.jupyterlab-settings": {
             "fetchNews": "false", "checkForUpdates": False,
         },
-        home / "config" / "labconfig" / "page_config.json": {"disabledExtensions": {"@jupyterlab/lsp-extension": True}},
     }  # fmt: skip
     for path, values in files.items():
         path.parent.mkdir(parents=True)

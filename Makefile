@@ -1,5 +1,6 @@
 # make demo   follow the KV cache of a real language model, write demo/index.html   (installs the extra `kernels`)
-# make test   linters, types, import rules, tests, doctests, notebooks              (installs the extra `dev`)
+# make test   linters, types, import rules, tests, doctests, notebooks              (installs the extra `dev`;
+#             pictures and pages are looked at in Chromium where it is installed)
 # make lab    JupyterLab on notebooks/                                              (installs the extra `dev`)
 # make clean  remove what these have made
 #
@@ -45,6 +46,8 @@ pytest: $(VENV)/.dev
 	@echo "kvlab: [4/4] pytest: tests, doctests, notebooks; then the tests that compare times"
 	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not gpu and not timing" $(ARGS)
 	@$(BIN)/python -m pytest -m timing
+	@$(BIN)/python -c 'from kvlab.viz.files import browser; \
+	  browser() or print("kvlab: the browser tests were left out: no Chromium or Chrome is installed (Debian: apt-get install chromium)")'
 
 test-triton: $(ENVS)/triton-$(TRITON)/.ready
 	@echo "kvlab: interpreter and compile tests with Triton $(TRITON)"

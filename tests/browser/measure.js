@@ -53,7 +53,7 @@
     for (const r of rects) {
       for (let box = svg ? e.closest("svg") : e; box && root.contains(box); box = box.parentElement) {
         const outer = box.getBoundingClientRect(), how = getComputedStyle(box);
-        if (how.display === "inline" || (how.overflowX === "visible" && box !== e.closest("svg"))) continue;
+        if (box !== e.closest("svg") && (how.display === "inline" || how.overflowX === "visible")) continue;
         if (r.left < outer.left - 1 || r.right > outer.right + 1) { say("clipped"); break; }
         if ((box === e.closest("svg")) && (r.top < outer.top - 1 || r.bottom > outer.bottom + 1)) { say("clipped"); break; }
       }

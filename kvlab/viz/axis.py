@@ -17,7 +17,7 @@ WIDTH = 852.0
 
 GAP = 20.0
 LABEL = 10.0
-QUIET = 0.62
+QUIET = 0.75
 
 
 @dataclass(frozen=True)

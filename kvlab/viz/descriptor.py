@@ -78,7 +78,7 @@ def _bit(
     )  # fmt: skip
     canvas.text(
         x + CELL / 2, y + 16, str(on), size=11, mono=True, anchor="middle", weight=700 if on else None,
-        opacity=None if on else 0.72, inactive=not inside,
+        opacity=None if on else QUIET, inactive=not inside,
     )  # fmt: skip
     if bit % 4 == 0 or bit % HALF == HALF - 1:
         canvas.text(x + CELL / 2, y - 5, str(bit), size=10, anchor="middle", opacity=QUIET)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .axis import WIDTH, Axis, axis, bracket, label_columns, label_rows, mark_gaps, period
+from .axis import QUIET, WIDTH, Axis, axis, bracket, label_columns, label_rows, mark_gaps, period
 from .legend import bank_legend, keys
 from .palette import BANKS, INK, LANES, PAPER, bank_colours, lane_colours
 from .picture import Picture
@@ -83,7 +83,7 @@ def draw_layout(
     columns, rows, labelled = _axes(offset.shape, widest, reg is not None, fold, repeat, mark)
     grid = np.ix_(rows.index, columns.index)
     canvas = Canvas()
-    canvas.text(0, 10, f"{axes[0]} ↓  {axes[1]} →", opacity=0.62, size=10)
+    canvas.text(0, 10, f"{axes[0]} ↓  {axes[1]} →", opacity=QUIET, size=10)
     label_columns(canvas, columns, HEADER - 5)
     label_rows(canvas, rows, GUTTER - 7)
     shown = index[grid]

@@ -96,7 +96,7 @@ def _code(canvas: Canvas, x: float, y: float, rows: list[tuple[str, int, str]], 
         base = y + _HEIGHT * (row + 0.85)
         marker = marker and (row == 0 or not number)
         if number:
-            canvas.text(x + _NUMBERS - 6, base, number, size=_SIZE, mono=True, anchor="end", opacity=0.72)
+            canvas.text(x + _NUMBERS - 6, base, number, size=_SIZE, mono=True, anchor="end", opacity=0.75)
         weight = 700 if marker else None
-        opacity = 0.72 if text.startswith("#") and not marker else None
+        opacity = 0.75 if text.startswith("#") and not marker else None
         canvas.text(x + _NUMBERS + indent * _ADVANCE, base, text, size=_SIZE, mono=True, weight=weight, opacity=opacity)

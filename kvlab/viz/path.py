@@ -282,7 +282,7 @@ def _mma(canvas: Canvas, path: BytePath, x: float) -> tuple[float, float]:
     corners["c"] = (corners["b"][0], corners["a"][1], m, n)
     for name, (left, top, rows, columns) in corners.items():
         _frame(canvas, left, top, columns * scale, rows * scale, 0.12 if name == path.operand else 0.04)
-        canvas.text(left + 4, top + 12, name.upper(), size=10, weight=600, opacity=0.72)
+        canvas.text(left + 4, top + 12, name.upper(), size=10, weight=600, opacity=QUIET)
     left, top, _, _ = corners[path.operand]
     row, column = path.operand_at
     return _mark(canvas, left + scale * column, top + scale * row, scale, scale)

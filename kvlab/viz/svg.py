@@ -301,7 +301,7 @@ class Canvas:
         y += 2
         for line in wrap(caption, width, 12):
             y += 13
-            frame.text(MARGIN, y, line, size=12, opacity=0.72)
+            frame.text(MARGIN, y, line, size=12, opacity=0.75)
             y += 3.5
         y += 18
         inside = "".join(self._parts)

@@ -52,8 +52,8 @@ class Page:
 
     @staticmethod
     def _only_here(route: Any) -> None:
-        """Scripts of other machines, which nbconvert's template asks for, come and are empty; JupyterLab hears that there
-        are no language servers, which it takes for an error otherwise.
+        """Scripts of other machines, which nbconvert's template asks for, come and are empty; JupyterLab hears that
+        there are no language servers, which it takes for an error otherwise.
         """
         url = route.request.url.partition("?")[0]
         if url.endswith("/lsp/status"):

@@ -221,7 +221,8 @@ def decode_case() -> dict[str, Any]:
     q = rng.standard_normal((1, 1, 8, 64)).astype(ml_dtypes.bfloat16)
     k, v = rng.standard_normal((2, 4, 16, 2, 64)).astype(ml_dtypes.bfloat16)
     table, lens = np.array([[2, 0, 3, 1]], np.int32), np.array([50], np.int32)
-    return {"q": q, "k_cache": k, "v_cache": v, "block_table": table, "seq_lens": lens, "scale": 0.125, "config": CONFIG}
+    operands = {"q": q, "k_cache": k, "v_cache": v, "block_table": table, "seq_lens": lens}
+    return {**operands, "scale": 0.125, "config": CONFIG}
 
 
 @cache
@@ -260,6 +261,7 @@ GALLERY: dict[str, Callable[[], Any]] = {
     # layouts
     "layout": lambda: Layout("(4,8):(8,1)"),
     "layout, tiles": lambda: viz.draw_layout(zipped_divide(Layout.row_major(8, 16), (4, 8)), tiles=True),
+    "array": lambda: viz.draw(np.arange(24).reshape(3, 8)),
     "layout, folded": lambda: viz.draw_layout(Layout.row_major(1500, 1500), mark=(700, 701)),
     "layout inside": lambda: viz.draw_layout(np.arange(16).reshape(4, 4), inside=np.arange(16).reshape(4, 4) % 2 == 0),
     "owners": lambda: viz.draw_layout(
@@ -301,7 +303,8 @@ GALLERY: dict[str, Callable[[], Any]] = {
         np.stack(np.divmod(np.arange(128), 8), -1), rules={0: "stage 0", 1024: "stage 1"}
     ),
     "swizzled tile": lambda: viz.draw(TILE),
-    "copy plan, lds": lambda: viz.draw_copy_plan(SubTileLoaderLDS("bf16", VECTORS), (32, 32)),
+    "copy plan, lds": lambda: viz.draw(SubTileLoaderLDS("bf16", VECTORS), shape=(32, 32)),
+    "copy plan, reg": lambda: viz.draw(RegTileLoader("bf16", Layout.col_major(32, 2)), shape=(32, 64)),
     "copy plan, 8x32": lambda: SubTileLoaderLDS_st_8x32("bf16", BN=64, depth=128, BK=32, num_threads=256),
     "copy plan, registers": lambda: viz.draw(CopyPlan.of(RegTileLoader("bf16", Layout.col_major(32, 2)), (32, 64))),
     "copy plan, cp.async": lambda: viz.draw_copy_plan(

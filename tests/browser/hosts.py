@@ -145,7 +145,7 @@ def jupyterlab(folder: Path) -> Iterator[str]:
         notary.sign(nbformat.read(path, as_version=4))
     notary.store.close()
     environment = {
-        **os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "HOME": str(home), "JUPYTER_CONFIG_DIR": str(home / "config"), "JUPYTER_NO_CONFIG": "1",
+        **os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "HOME": str(home), "JUPYTER_NO_CONFIG": "1",
         "JUPYTER_DATA_DIR": str(home / "data"), "JUPYTER_RUNTIME_DIR": str(home / "runtime"),
         "JUPYTERLAB_SETTINGS_DIR": str(home / "settings"), "JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"),
         "IPYTHONDIR": str(home / "ipython"),
@@ -155,8 +155,9 @@ def jupyterlab(folder: Path) -> Iterator[str]:
         port = probe.getsockname()[1]
     command = [
         sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}",
-        "--IdentityProvider.token=", f"--ServerApp.root_dir={folder / 'notebooks'}", "--LabApp.expose_app_in_browser=True",
-        "--ServerApp.password=", "--LabApp.news_url=", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+        f"--ServerApp.root_dir={folder / 'notebooks'}", "--IdentityProvider.token=", "--ServerApp.password=",
+        "--LabApp.expose_app_in_browser=True", "--LabApp.news_url=",
+        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
     ]  # fmt: skip
     with (folder / "server.log").open("wb") as log:
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)

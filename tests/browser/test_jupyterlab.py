@@ -38,7 +38,8 @@ def enter(tab: Any, url: str, notebook: str, theme: str) -> None:
     tab.tab.evaluate(
         "name => jupyterapp.commands.execute('apputils:change-theme', {theme: name})", f"JupyterLab {theme.title()}"
     )
-    tab.tab.wait_for_function("light => document.body.dataset.jpThemeLight === light", arg=str(theme == "light").lower())
+    light = str(theme == "light").lower()
+    tab.tab.wait_for_function("light => document.body.dataset.jpThemeLight === light", arg=light)
 
 
 @pytest.mark.parametrize("theme", RUN)

@@ -1,4 +1,4 @@
-"""Pages of our own: the demo's, mirror's, a saved picture. Rests on: as ``test_hosts.py``; a page fits a narrow window."""
+"""Pages of our own: the demo's and mirror's. Rests on: as ``test_hosts.py``; a page fits a narrow window."""
 
 from __future__ import annotations
 

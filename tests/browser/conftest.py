@@ -80,6 +80,7 @@ class Page:
         size = self.tab.viewport_size
         if tall + 200 > size["height"]:
             self.tab.set_viewport_size({"width": size["width"], "height": tall + 400})
+            self.tab.wait_for_timeout(300)  # JupyterLab lays its panels out again, a little later
         exhibit.evaluate("e => e.scrollIntoView({block: 'start', behavior: 'instant'})")
         found: list[str] = exhibit.evaluate(_script("measure"))
         return found

@@ -63,7 +63,8 @@
         const x = r.left + part * r.width, y = r.top + 0.5 * r.height, stack = document.elementsFromPoint(x, y);
         if (!stack.length) { say("outside the window"); break; }
         const own = stack.findIndex((s) => s === e || s.contains(e));
-        if (stack.slice(0, Math.max(own, 0)).some((s) => s.tagName !== "text" && filled(s, x, y)[1] > 0.5)) { say("covered"); break; }
+        const above = stack.slice(0, Math.max(own, 0)).find((s) => s.tagName !== "text" && filled(s, x, y)[1] > 0.5);
+        if (above) { say(`covered by ${above.tagName} ${above.getAttribute("class") ?? ""}`.trim()); break; }
         let ground = canvas;
         for (const s of stack.slice(Math.max(own, 0)).reverse()) { const [c, a] = filled(s, x, y); if (c && a) ground = over(c, ground, a); }
         if (halo) ground = over(halo, ground, halo[3]);

@@ -24,7 +24,7 @@ DRAWN = {
     "faint": (GOOD + '<text x="9" y="60" opacity=".4">faint</text>', ['contrast 2.85: "faint"']),
     "on a dark box": ('<rect width="99" height="99" fill="#444"/>' + ONE, ['contrast 2.16: "one"']),
     "on a box seen through": ('<rect width="99" height="99" fill="#444" opacity=".1"/>' + ONE, []),
-    "covered": (GOOD + '<rect x="55" y="15" width="60" height="20" fill="#eee"/>', ['covered: "two"']),
+    "covered": (GOOD + '<rect x="55" y="15" width="60" height="20" fill="#eee"/>', ['covered by rect: "two"']),
 }
 VIEWED = {
     "cut off": ('<div style="width:60px;overflow:hidden;white-space:nowrap">much too long</div>', ["clipped"]),

@@ -22,6 +22,7 @@ __all__ = [
     "Memory",
     "OutOfBounds",
     "UnwrittenRead",
+    "addressing_strides",
     "as_dtype",
     "bfloat16",
     "float8_e4m3fn",
@@ -74,6 +75,23 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
     if name in _NAMES:
         return _NAMES[name]
     raise ValueError(f"dtype {dtype!r} is not one of {', '.join(sorted(_NAMES))}")
+
+
+def addressing_strides(shape: tuple[int, ...], strides: tuple[int, ...], unit: int = 1) -> tuple[int, ...]:
+    """``strides``, with those of a contiguous array for axes of extent 1, whose strides address nothing.
+
+    unit : the stride of neighbours in a contiguous last axis.
+
+    >>> addressing_strides((4, 1, 8), (24, -3, 1))
+    (24, 8, 1)
+    """
+    if 1 not in shape:
+        return tuple(strides)
+    addressing, span = [], unit
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        addressing.append(span if extent == 1 else stride)
+        span = extent * addressing[-1]
+    return tuple(reversed(addressing))
 
 
 class AddressSpace(enum.Enum):
@@ -159,8 +177,8 @@ class Memory:
         """The memory from the first to the last byte of ``array``, shared with it (no copy). All of it counts as
         written.
 
-        ``array`` may be strided (K and V as halves of one buffer); its strides must not be negative. Element
-        ``[0, ...]`` has the address ``base``, which is 0.
+        ``array`` may be strided (K and V as halves of one buffer); the strides of axes with more than one element must
+        not be negative. Element ``[0, ...]`` has the address ``base``, which is 0.
 
         >>> a = np.arange(4, dtype=np.int32)
         >>> m = Memory.over(a[::2])
@@ -169,7 +187,7 @@ class Memory:
         """
         if array.dtype.kind in "OUSMm":
             raise ValueError(f"{name}: an array of {array.dtype}; numbers are accepted")
-        if any(s < 0 for s in array.strides):
+        if any(s < 0 and n > 1 for n, s in zip(array.shape, array.strides, strict=True)):
             raise ValueError(f"{name}: strides {array.strides} must not be negative")
         span = sum((n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)) + array.itemsize
         span = span if array.size else 0

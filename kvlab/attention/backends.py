@@ -133,7 +133,7 @@ def run_kernel(path: str, *args: Any, again: dict[Any, Any] | None, **kwargs: An
             return tuple(launch(*args, again=again, **kwargs) or ())
     from kvlab.triton_support import child
 
-    tensors = _each(to_torch, lambda value: isinstance(value, np.ndarray), args, kwargs)
+    tensors = _each(to_torch, args, kwargs)
     results = child.run(path, *tensors[0], **tensors[1])
     return tuple(r if is_torch(args[0]) else to_numpy(r) for r in results or ())
 
@@ -148,10 +148,9 @@ def _launcher(path: str) -> Callable[..., Any]:
 
 def run_on_numpy(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, ...]:
     """Call a function of NumPy arrays with views of ``args``. Results are of args' library."""
-    if not is_torch(args[0]):
-        return tuple(function(*args, **kwargs) or ())
-    views = _each(to_numpy, is_torch, args, kwargs)
-    return tuple(to_torch(r) for r in function(*views[0], **views[1]) or ())
+    views = _each(to_numpy, args, kwargs)
+    results = function(*views[0], **views[1]) or ()
+    return tuple(map(to_torch, results) if is_torch(args[0]) else results)
 
 
 def rounded(exact: Any, lse: Any, dtype: Any, out: Any) -> tuple[Any, Any]:
@@ -164,13 +163,11 @@ def rounded(exact: Any, lse: Any, dtype: Any, out: Any) -> tuple[Any, Any]:
     return out, lse.astype(np.float32)
 
 
-def _each(
-    convert: Callable[[Any], Any], chosen: Callable[[Any], bool], args: Any, kwargs: Any
-) -> tuple[list[Any], dict[str, Any]]:
-    """All arguments, the ``chosen`` ones converted, also those in the fields of dataclasses."""
+def _each(convert: Callable[[Any], Any], args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
+    """All arguments, arrays converted, also those in the fields of dataclasses."""
 
     def one(value: Any) -> Any:
-        if chosen(value):
+        if is_torch(value) or isinstance(value, np.ndarray):
             return convert(value)
         if not dataclasses.is_dataclass(value) or isinstance(value, type):
             return value

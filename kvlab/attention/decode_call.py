@@ -245,6 +245,5 @@ def _same_view(a: Any, b: Any) -> bool:
     """Whether two arrays are the same elements."""
     if tuple(a.shape) != tuple(b.shape) or a.dtype != b.dtype:
         return False
-    if is_torch(a):
-        return bool(a.data_ptr() == b.data_ptr() and a.stride() == b.stride())
-    return bool(a.ctypes.data == b.ctypes.data and a.strides == b.strides)
+    first, second = (x.data_ptr() if is_torch(x) else x.ctypes.data for x in (a, b))
+    return bool(first == second and element_strides(a) == element_strides(b))

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvlab.attention.inputs import DTYPES, require
 from kvlab.attention.scales import is_fp8
-from kvlab.cache.arrays import dtype_of, element_strides, is_torch
+from kvlab.cache.arrays import dtype_of, element_strides, is_torch, with_addressing_strides
 from kvlab.memory import bfloat16
 
 __all__ = ["check_latent_rows", "latent_windows", "viewed"]
@@ -67,7 +67,7 @@ def check_latent_rows(cache: Any, latent: int, rope: int, kv_layout: str) -> Non
 
 def viewed(window: Any, dtype: np.dtype[Any], name: str) -> Any:
     """Bytes of the rows of ``name`` as another dtype, the same memory. ValueError where they do not lie as it must."""
-    n, strides = dtype.itemsize, element_strides(window, name)
+    n, strides, window = dtype.itemsize, element_strides(window, name), with_addressing_strides(window)
     first = int(window.data_ptr() if is_torch(window) else window.ctypes.data)
     require(
         first % n == 0 and not any(step % n for step in strides[:-1]),

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.memory import as_dtype
+from kvlab.memory import addressing_strides, as_dtype
 
 __all__ = ["as_array", "dtype_of", "element_strides", "is_torch", "on_gpu", "overlaps", "same_place", "to_numpy",
-           "to_torch"]  # fmt: skip
+           "to_torch", "with_addressing_strides"]  # fmt: skip
 
 # torch has dtypes that NumPy lacks, and the other way round: those cross as integers of the same size.
 _BITS = {1: "uint8", 2: "int16"}
@@ -47,16 +47,33 @@ def dtype_of(array: Any, name: str) -> np.dtype[Any]:
 
 
 def element_strides(array: Any, name: str = "array") -> tuple[int, ...]:
-    """The strides in elements. ValueError where a stride is not a whole number of elements.
+    """The strides in elements; of axes of extent 1, which address nothing, those of a contiguous array. ValueError
+    where a stride is not a whole number of elements.
 
     >>> element_strides(np.zeros((5, 2, 4), np.float32)[:, 1])
     (8, 1)
+    >>> element_strides(np.zeros((5, 2, 4), np.float32)[:, ::-2])
+    (8, 4, 1)
     """
     if is_torch(array):
-        return tuple(array.stride())
-    if any(stride % array.itemsize for stride in array.strides):
+        return addressing_strides(tuple(array.shape), tuple(array.stride()))
+    strides = addressing_strides(array.shape, array.strides, array.itemsize)
+    if any(stride % array.itemsize for stride in strides):
         raise ValueError(f"{name} has strides of {array.strides} bytes, not whole elements of {array.itemsize} bytes")
-    return tuple(stride // array.itemsize for stride in array.strides)
+    return tuple(stride // array.itemsize for stride in strides)
+
+
+def with_addressing_strides(array: Any) -> Any:
+    """The array itself, or a view of it where the strides of axes of extent 1 are not those of a contiguous array.
+
+    >>> with_addressing_strides(np.zeros((5, 2, 4), np.float32)[:, ::-2]).strides
+    (32, 16, 4)
+    """
+    if is_torch(array):
+        strides = addressing_strides(tuple(array.shape), tuple(array.stride()))
+        return array if strides == array.stride() else array.as_strided(array.shape, strides)
+    strides = addressing_strides(array.shape, array.strides, array.itemsize)
+    return array if strides == array.strides else np.lib.stride_tricks.as_strided(array, array.shape, strides)
 
 
 def same_place(**arrays: Any) -> None:
@@ -111,40 +128,42 @@ def _extent(tensor: Any) -> np.ndarray[Any, Any]:
             "data": (tensor.data_ptr(), True),
             "typestr": f"|V{size}",
             "shape": tuple(tensor.shape),
-            "strides": tuple(size * stride for stride in tensor.stride()),
+            "strides": tuple(size * stride for stride in element_strides(tensor)),
         }
 
     return np.asarray(Extent())
 
 
 def to_numpy(array: Any, name: str = "array") -> np.ndarray[Any, Any]:
-    """The NumPy view of an array: the same bytes, strides kept; bf16 and fp8 become the dtypes of ml_dtypes.
+    """The NumPy view of an array: the same bytes, with the strides of ``element_strides``; bf16 and fp8 become the
+    dtypes of ml_dtypes.
 
     ValueError for a tensor that is not in CPU memory or that requires grad, and for masked arrays and matrices.
     """
     if not is_torch(array):
         array = np.asanyarray(array)
         _check_plain(array, name)
-        return array
+        return with_addressing_strides(array)
     if array.device.type != "cpu":
         raise ValueError(f"{name} is on {array.device}: only CPU memory has a NumPy view; copy it with .to('cpu')")
     if array.requires_grad:
         raise ValueError(f"{name} requires grad: kvlab is for inference; pass it through .detach()")
     _check_plain(array, name)
-    dtype = dtype_of(array, name)
+    dtype, array = dtype_of(array, name), with_addressing_strides(array)
     bits = array if dtype.isbuiltin == 1 else array.view(getattr(sys.modules["torch"], _BITS[dtype.itemsize]))
     view: np.ndarray[Any, Any] = bits.numpy().view(dtype)
     return view
 
 
 def to_torch(array: Any, name: str = "array") -> Any:
-    """The torch view of an array: the same bytes, strides kept; the inverse of :func:`to_numpy`.
+    """The torch view of an array: the same bytes, with the strides of ``element_strides``; the inverse of
+    :func:`to_numpy`.
 
     torch knows no read-only tensors: do not write through the view of a read-only array.
     """
     if is_torch(array):
-        return array
-    dtype = dtype_of(array, name)
+        return with_addressing_strides(array)
+    dtype, array = dtype_of(array, name), with_addressing_strides(array)
     torch = importlib.import_module("torch")
     bits = array if dtype.isbuiltin == 1 else array.view(_BITS[dtype.itemsize])
     with warnings.catch_warnings():

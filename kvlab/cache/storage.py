@@ -37,7 +37,7 @@ class BlockStorage:
         self.blocks, self.name, self.shape = blocks, name, shape
         self.dtype: np.dtype[Any] = dtype_of(blocks, name)
         self.strides = element_strides(blocks, name)
-        if min(self.strides) < 0 or (self.strides[3] != 1 and shape[3] > 1):
+        if min(self.strides) < 0 or self.strides[3] != 1:
             raise ValueError(
                 f"{name} has strides {self.strides} (elements): the last axis must be contiguous (1), none negative"
             )
@@ -66,9 +66,9 @@ class BlockStorage:
     @cached_property
     def page_stride(self) -> int:
         """Rows from the first token of a page to that of the next. ValueError where rows are not dense."""
-        _, page_size, heads, head_size = self.shape
+        heads, head_size = self.shape[2:]
         row = heads * head_size
-        dense = (heads == 1 or self.strides[2] == head_size) and (page_size == 1 or self.strides[1] == row)
+        dense = self.strides[1:3] == (row, head_size)
         if not dense or self.strides[0] % row:
             raise ValueError(
                 f"{self.name} has strides {self.strides} (elements): rows need heads {head_size} apart, tokens {row} "

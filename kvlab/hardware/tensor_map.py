@@ -140,12 +140,16 @@ class TmaDescriptor(Drawn):
     @classmethod
     def of(cls, array: Any, box: tuple[int, ...], swizzle: Any = "none", **more: Any) -> TmaDescriptor:
         """The descriptor of a NumPy array (shared, strided allowed) with a ``box`` of it. Its ``source`` reaches as
-        far as a store writes, where the array is a part of another one that does.
+        far as a store writes, where the array is a part of another one that does. The strides of dimensions of extent 1
+        address nothing: the descriptor gets such as the hardware takes.
+
+        >>> TmaDescriptor.of(np.zeros((64, 128), np.float16)[:, None, ::2][:, ::-1, :1], (16, 1, 8)).strides
+        (128, 8, 1)
         """
         array = np.asarray(array)
         if array.dtype.kind in "OUS":
             raise ValueError(f"TMA descriptor of an array of {array.dtype}: numbers of 1, 2, 4 or 8 bytes are accepted")
-        strides = tuple(s // array.itemsize if s % array.itemsize == 0 else -1 for s in array.strides)
+        strides = descriptor_strides(array)
         return cls(Memory.over(_with_row_ends(array)), array.dtype, array.shape, strides, box, swizzle, **more)
 
     @property
@@ -214,6 +218,15 @@ The XOR reads absolute address bits.
 
     def __repr__(self) -> str:
         return f"TmaDescriptor(box {_by(self.box)} of {_by(self.shape)} {self.dtype}, swizzle {self.swizzle.label})"
+
+
+def descriptor_strides(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
+    """The strides of an array in elements, -1 for those of no whole number of them; 16 bytes, the least, for dimensions
+    of extent 1, and one element for the innermost."""
+    size = array.itemsize
+    alone = [max(16 // size, 1)] * (array.ndim - 1) + [1]
+    strides = zip(array.shape, array.strides, alone, strict=True)
+    return tuple(one if n == 1 else s // size if s % size == 0 else -1 for n, s, one in strides)
 
 
 def _whole_chunks(extent: int, size: int) -> int:

@@ -16,7 +16,7 @@ from kvlab.memory import Memory
 from . import tma
 from ._arrays import IntArray, frozen, integers, whole
 from .mbarrier import SharedMemBarrier
-from .tensor_map import TensorMapSwizzle, TmaDescriptor
+from .tensor_map import TensorMapSwizzle, TmaDescriptor, descriptor_strides
 
 __all__ = [
     "TMATensorTile",
@@ -205,7 +205,7 @@ def fold_kv_descriptor(array: Any, BN: int, BK: int, swizzle: Any = "128B", row_
             f"BK {BK} must be at least 2 times and a multiple of {S} (swizzle {mode.label}) and divide head_size "
             f"{depth}; row_major: BN {BN} and rows {rows} multiples of 8"
         )
-    row, head, one = (s // array.itemsize for s in array.strides)
+    row, head, one = descriptor_strides(array)
     dims: list[tuple[int, int, int]]  # extent, stride, box of each dimension
     if row_major:
         dims = [(heads, head, 1), (rows // 8, 8 * row, BN // 8), (depth // S, S, chunks), (8, row, 8), (S, one, S)]

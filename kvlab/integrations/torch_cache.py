@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from kvlab.cache import KVCacheStaticParams, PagedKVCacheCollection
+from kvlab.cache.arrays import element_strides
 
 __all__ = ["from_torch"]
 
@@ -103,7 +104,8 @@ def _six(cache: Any, layout: str, kv_axis: int | None, name: str) -> torch.Tenso
 
 def _pair(k: torch.Tensor, v: torch.Tensor, *, name: str) -> torch.Tensor:
     """``[pages, 2, ...]`` over a pair of views of one allocation."""
-    alike = (k.shape, k.dtype, k.stride(), k.device) == (v.shape, v.dtype, v.stride(), v.device) and k.ndim == 4
+    strides = element_strides(k)
+    alike = (k.shape, k.dtype, strides, k.device) == (v.shape, v.dtype, element_strides(v), v.device) and k.ndim == 4
     step = (v.data_ptr() - k.data_ptr()) // k.element_size() if alike else -1
     together = alike and k.untyped_storage().data_ptr() == v.untyped_storage().data_ptr()
     if not together or step < 0 or (v.data_ptr() - k.data_ptr()) % k.element_size():
@@ -111,4 +113,4 @@ def _pair(k: torch.Tensor, v: torch.Tensor, *, name: str) -> torch.Tensor:
             f"{name}: k {tuple(k.shape)} and v {tuple(v.shape)} must be alike and lie in one allocation, K first; "
             "functions that take k_cache and v_cache apart have no such rule"
         )
-    return k.as_strided((k.shape[0], 2, *k.shape[1:]), (k.stride(0), step, *k.stride()[1:]))
+    return k.as_strided((k.shape[0], 2, *k.shape[1:]), (strides[0], step, *strides[1:]))

@@ -15,7 +15,7 @@ from kvlab.layout.tile_ops import TileOps
 from kvlab.layout.tile_slices import TileSlices
 from kvlab.layout.tile_static import TileStatic
 from kvlab.layout.tile_views import TileViews
-from kvlab.memory import AddressSpace, Memory, as_dtype
+from kvlab.memory import AddressSpace, Memory, addressing_strides, as_dtype
 
 if TYPE_CHECKING:
     from kvlab.layout.layout_tensor import LayoutTensor
@@ -57,8 +57,8 @@ class TileTensor(TileViews, TileSlices, TileOps, TileStatic):
 
     @classmethod
     def from_numpy(cls, array: NDArray[Any], *, name: str = "array", unsafe: bool = False) -> TileTensor:
-        """A view of the array's own bytes (no copy), with its shape and strides (which must not be negative); immutable
-        where the array is read-only.
+        """A view of the array's own bytes (no copy), with its shape and strides, which must not be negative where they
+        address something; immutable where the array is read-only.
 
         >>> import numpy as np
         >>> a = np.zeros((2, 3), np.float32)
@@ -68,11 +68,12 @@ class TileTensor(TileViews, TileSlices, TileOps, TileStatic):
         """
         if not isinstance(array, np.ndarray):
             raise ValueError(f"{name} {type(array).__name__}: a NumPy array is accepted")
-        if any(stride % array.itemsize for stride in array.strides):
+        strides = addressing_strides(array.shape, array.strides, array.itemsize)
+        if any(stride % array.itemsize for stride in strides):
             raise ValueError(
                 f"{name}: strides {array.strides} are not multiples of the element's {array.itemsize} bytes"
             )
-        stride = tuple(stride // array.itemsize for stride in array.strides)
+        stride = tuple(stride // array.itemsize for stride in strides)
         layout = Layout.row_major(*array.shape) if array.flags.c_contiguous else Layout(array.shape, stride)
         tensor = cls(Memory.over(array, name=name, unsafe=unsafe), array.dtype, layout)
         tensor.mutable = array.flags.writeable

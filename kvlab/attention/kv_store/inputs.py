@@ -173,7 +173,7 @@ def _check_side(name: str, source: Any, cache: Any, k_shape: tuple[int, ...]) ->
         if 0 in array.shape:
             continue
         strides = element_strides(array, label)
-        require(array.shape[-1] < 2 or strides[-1] == 1, f"{label} has strides {strides}", "contiguous in the last one")
+        require(strides[-1] == 1, f"{label} has strides {strides}", "contiguous in the last one")
         require(min(strides) >= 0, f"{label} has strides {strides}", "not negative")
     check_writeable(f"{name}_cache", cache)
 

@@ -20,6 +20,7 @@ from kvlab.attention.mha_prefill.hopper_steps import PANEL, view
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.results import results
 from kvlab.attention.scoring.launch import scale_strides
+from kvlab.cache.arrays import with_addressing_strides
 from kvlab.triton_support.arrivals import arrivals
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
@@ -91,7 +92,7 @@ def launch(
     counters = arrivals(batch * config.groups, q.device) if C.PARTS else seq_lens
     if counters is None:
         C, counters, again = C._replace(PARTS=0), seq_lens, None
-    k, v = (x.view(torch.int16) for x in (k_cache, v_cache)) if C.PAIRS else (k_cache, v_cache)
+    k, v = (with_addressing_strides(x).view(torch.int16) for x in (k_cache, v_cache)) if C.PAIRS else (k_cache, v_cache)
     boxes = {"k": k, "v": v}
     pointers = (
         *(box_descriptor(x, (C.BOX, C.HEADS), BOX_LAYOUT, name, again) for name, x in boxes.items()), q, block_table,

@@ -14,6 +14,7 @@ from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.results import results
 from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale, visible_end
 from kvlab.attention.scoring.launch import bias_arguments, in_units, scale_strides, slopes_batch
+from kvlab.cache.arrays import with_addressing_strides
 from kvlab.triton_support.interpreter import is_interpreted
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
@@ -304,7 +305,7 @@ def launch(
     splits = config.num_splits
     part, part_lse = partial_results(out, lse, splits)
     pairs = k_cache.element_size() == 1
-    k, v = (x.view(torch.int16) for x in (k_cache, v_cache)) if pairs else (k_cache, v_cache)
+    k, v = (with_addressing_strides(x).view(torch.int16) for x in (k_cache, v_cache)) if pairs else (k_cache, v_cache)
     absent = q  # stands for a pointer that is not followed
     arrays = mask.valid, mask.bias, f.sinks, f.slopes, *(s.array for s in (scales.q, scales.k, scales.v))
     pointers = q, k, v, block_table, seq_lens, *(absent if x is None else x for x in arrays), part, part_lse

@@ -65,7 +65,8 @@ def kv_rows(storage: BlockStorage) -> Array:
 
 class TmaTiles:
     """The tile creators of the caches: each gives a descriptor over *all* rows, for the row that ``row_idx``,
-    ``populate`` or ``get_tma_row`` names. A box of rows is right as long as it stays in one page.
+    ``populate`` or ``get_tma_row`` names. A box of rows is right as long as it stays in one page: ValueError for one of
+    more rows.
 
     >>> from kvlab.cache import PagedKVCache
     >>> blocks = np.arange(3 * 4 * 2 * 16, dtype=np.float32).reshape(3, 4, 2, 16)
@@ -89,13 +90,13 @@ class TmaTiles:
         BK : the padded depth if None; columns past ``head_size`` are zeros.
         """
         BK = depth_strip(self.storage.dtype, swizzle, self.storage.shape[3], BK)
-        return create_kv_tile(kv_rows(self.storage), count("BN", BN, least=1), BK, swizzle)
+        return create_kv_tile(kv_rows(self.storage), self._box_rows(BN), BK, swizzle)
 
     def create_ragged_tma_tile(self, swizzle: Any, BN: int, BK: int | None = None) -> RaggedTMA3DTile:
         """``[BN, BK]`` of one head of which only as many rows exist as each copy says; the others read as zeros and
         are not written."""
         BK = depth_strip(self.storage.dtype, swizzle, self.storage.shape[3], BK)
-        return RaggedTMA3DTile.of(kv_rows(self.storage), BM=count("BN", BN, least=1), BN=BK, swizzle=swizzle)
+        return RaggedTMA3DTile.of(kv_rows(self.storage), BM=self._box_rows(BN), BN=BK, swizzle=swizzle)
 
     def create_rope_tma_tile(self, swizzle: Any, BN: int, BK: int, padded_depth: int) -> TMATensorTile:
         """``[BN, 1, BK]`` bfloat16: the rope part of rows that hold ``padded_depth`` bytes of content before it.
@@ -104,7 +105,7 @@ class TmaTiles:
         starts in its middle: only columns below BK are rope. ValueError for a continuous cache.
         """
         rows = self._rope_rows(padded_depth)
-        count("BN", BN, least=1)
+        self._box_rows(BN)
         width = (padded_depth + 2 * depth_strip(bfloat16, swizzle, BK, BK)) // 2
         if 2 * width != rows.shape[2]:
             raise ValueError(
@@ -165,6 +166,12 @@ class TmaTiles:
             (1, width), swizzle, base=padded_depth,
         )  # fmt: skip
         return TMAGather4Tile(descriptor, tile_height, width)
+
+    def _box_rows(self, BN: int) -> int:
+        """``BN`` where a page holds as many rows."""
+        if count("BN", BN, least=1) > self.page_size_ > 0:
+            raise ValueError(f"BN {BN} must be at most {self.page_size_}, the rows of a page")
+        return BN
 
     def _rope_rows(self, padded_depth: int) -> Array:
         if self.page_size_ <= 0:

@@ -45,7 +45,8 @@ class SubTileLoaderLDS:
     """A wave's ``M x N`` tile, row-major in LDS, 32 rows at a time.
 
     Rows of at most 64 bytes are fetched by 16 x 4 lanes, longer ones by 8 x 8. ``swizzle``, then ``swizzle2``, act on
-    the number of a 16-byte vector in its 32-row block.
+    the number of a 16-byte vector in its 32-row block. ValueError for one that changes bits from 6 on: a vector would
+    have to come from the lanes of another instruction.
 
     >>> loader = SubTileLoaderLDS("bf16", Swizzle(3, 0, 4, "vector"))
     >>> plan = loader.plan(32, 32)
@@ -61,8 +62,14 @@ class SubTileLoaderLDS:
         object.__setattr__(self, "dtype", as_dtype(self.dtype))
         for name in ("swizzle", "swizzle2"):
             swizzle = getattr(self, name)
-            if swizzle is not None:
-                object.__setattr__(self, name, swizzle.to("vector"))
+            if swizzle is None:
+                continue
+            if swizzle.to("vector").zzz_mask >= _LANES:
+                raise ValueError(
+                    f"SubTileLoaderLDS: {name} {swizzle} changes bits of a vector's number from 6 on; bits 0 to 5, the "
+                    "lane, are accepted"
+                )
+            object.__setattr__(self, name, swizzle.to("vector"))
 
     def plan(self, M: int, N: int, worker_base: int = 0) -> DmaPlan:
         """The instructions for an ``M x N`` tile. ``worker_base``: sub-block number of the tile's first one, where

@@ -77,8 +77,9 @@ class RegTileLoader:
 class RegTileWriterLDS:
     """Registers to an LDS tile: vector (i, j) of a worker from registers ``(i * R1 + j) * width`` on.
 
-    The swizzle acts on a worker's first vector, counted in vectors from the tile's first; the others are added to it,
-    which is right where their distances are multiples of its period.
+    The swizzle acts on a worker's first vector, counted in vectors from the tile's first; the others are added to it.
+    ValueError where that is not where it puts them: their distances must be multiples of its period. ``original=True``
+    puts them there all the same, as MAX does.
 
     >>> writer = RegTileWriterLDS(np.int32, Layout.row_major(4, 2), Swizzle(1, 0, 1, "vector"))
     >>> lds = Memory(4 * 32)
@@ -91,6 +92,7 @@ class RegTileWriterLDS:
     thread_layout: Layout
     swizzle: Swizzle | None = None
     width: int = 0
+    original: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", as_dtype(self.dtype))
@@ -100,14 +102,21 @@ class RegTileWriterLDS:
     def offsets(self, shape: tuple[int, int], row_stride: int | None = None) -> IntArray:
         """Where the vectors of a worker go, in elements from the tile's first ``[workers, vectors]``.
 
-        ``row_stride``: elements between rows, as many as the tile is wide unless given.
+        ``row_stride``: elements between rows, as many as the tile is wide unless given; at least that, whole vectors.
         """
         where = _vectors(self.thread_layout, shape[0], shape[1], self.width)
         pitch = shape[1] if row_stride is None else row_stride
+        if pitch < shape[1] or pitch % self.width:
+            raise ValueError(f"row_stride {pitch} must be a multiple of {self.width} elements, at least {shape[1]}")
         vector = where[..., 0] * (pitch // self.width) + where[..., 1] // self.width
         if self.swizzle is not None:
-            first = vector[:, :1]
-            vector = vector - first + self.swizzle.apply(first, self.width * self.dtype.itemsize)
+            first, alone = vector[:, :1], self.swizzle.apply(vector, self.width * self.dtype.itemsize)
+            vector = vector - first + alone[:, :1]
+            if not self.original and (vector != alone).any():
+                raise ValueError(
+                    f"{self.swizzle} of the first vectors of workers {self.thread_layout} in rows of {pitch} elements: "
+                    "it puts the others elsewhere than behind these; distances of whole periods are accepted"
+                )
         return vector * self.width
 
     def store(
@@ -126,6 +135,10 @@ class RegTileWriterLDS:
 def _check_threads(layout: Layout) -> None:
     if not isinstance(layout, Layout) or layout.rank != 2 or not layout.is_flat:
         raise ValueError(f"thread_layout {layout!r} is not a flat layout of two modes, such as Layout.col_major(32, 2)")
+    if not layout.is_dense:
+        raise ValueError(
+            f"thread_layout {layout} does not give each of the workers 0 to {layout.size - 1} a place of its own"
+        )
 
 
 @functools.cache

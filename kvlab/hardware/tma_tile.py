@@ -50,10 +50,13 @@ class TMATensorTile(Drawn):
         rank = self.descriptor.rank
         if len(self.tile_shape) != rank or not 2 <= rank <= 5 or min(self.tile_shape) < 1:
             raise ValueError(f"tile_shape {self.tile_shape} of {self.descriptor} must have its rank, 2 to 5")
+        box = self.descriptor.box
+        if rank == 2 and (self.tile_shape[0] % box[0] or self.tile_shape[1] % box[1]):
+            raise ValueError(f"tile_shape {self.tile_shape} must be whole boxes of {box}; what remains is not copied")
         box_bytes = self.descriptor.image_bytes
         if len(self.offsets) > 1 and box_bytes % 128:
             raise ValueError(
-                f"tile_shape {self.tile_shape}: boxes of {self.descriptor.box} take {box_bytes} bytes, not a multiple "
+                f"tile_shape {self.tile_shape}: boxes of {box} take {box_bytes} bytes, not a multiple "
                 f"of 128: the second one could not be copied"
             )
 
@@ -106,7 +109,7 @@ class TMATensorTile(Drawn):
 
 @functools.lru_cache(maxsize=256)
 def _boxes(tile: tuple[int, ...], box: tuple[int, ...], is_k_major: bool) -> tuple[IntArray, IntArray]:
-    """2-D: row blocks, then column blocks (floor: what remains is not copied); else every block, rounded up."""
+    """2-D: row blocks, then column blocks; else every block, rounded up."""
     if len(tile) == 2:
         rows, cols = (tile[0], tile[1]) if is_k_major else (tile[1], tile[0])
         counts: tuple[int, ...] = (rows // box[0], cols // box[1])

@@ -42,7 +42,8 @@ class ThreadScope(enum.Enum):
 class TileCopier:
     """What the seven copiers share.
 
-    thread_layout   a flat layout, one mode for each mode of the tiles: which thread starts at which element
+    thread_layout   a flat layout, one mode for each mode of the tiles: which thread starts at which element; its
+                    threads are 0 to its size less 1, each once
     num_threads     threads there are, ``thread_layout.size`` unless given; where there are more, the rest does nothing
     thread_scope    what a thread's number counts: threads of the block, or lanes of its warp
     """
@@ -57,6 +58,11 @@ class TileCopier:
         if not isinstance(self.thread_layout, Layout) or not self.thread_layout.is_flat:
             raise ValueError(
                 f"thread_layout {self.thread_layout!r}: a flat Layout is accepted, such as row_major(8, 4)"
+            )
+        if not self.thread_layout.is_dense:
+            raise ValueError(
+                f"{self._name}: thread_layout {self.thread_layout} does not give each of the threads 0 to "
+                f"{self.thread_layout.size - 1} a place of its own: some elements would belong to nobody"
             )
         if self.num_threads is None:
             object.__setattr__(self, "num_threads", self.thread_layout.size)

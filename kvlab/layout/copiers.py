@@ -13,6 +13,7 @@ from kvlab.layout.int_tuple import IntArray, as_int_array, flatten
 from kvlab.layout.swizzle import Swizzle
 from kvlab.layout.tile_ops import Fill
 from kvlab.layout.tile_tensor import TileTensor
+from kvlab.layout.views import check_linear
 from kvlab.memory import AddressSpace
 
 __all__ = [
@@ -30,7 +31,8 @@ __all__ = [
 @dataclass(frozen=True)
 class GenericToSharedTileCopier(TileCopier):
     """DRAM to shared memory, by loads and stores. The swizzle permutes where a thread's first element goes, counted in
-    elements; its other elements follow linearly, right where their distances are multiples of the swizzle's period.
+    elements; its other elements follow linearly. ValueError where that is not where the swizzle puts them: their
+    distances must be multiples of its period (:class:`GenericToSharedAsyncTileCopier` permutes each element's place).
 
     >>> from kvlab.layout import Layout
     >>> dram = TileTensor.from_numpy(np.arange(64, dtype=np.float32).reshape(8, 8)).vectorize(1, 4)
@@ -46,6 +48,9 @@ class GenericToSharedTileCopier(TileCopier):
     def _places(self, tensor: TileTensor, worker: IntArray) -> IntArray:
         swizzle = self.swizzle if tensor.memory.space is AddressSpace.SHARED else None
         fragment = tensor.distribute(self.thread_layout, worker, swizzle)
+        if swizzle is not None and not tensor.memory.unsafe:
+            scalars = tensor.element_size, tensor.dtype.itemsize
+            check_linear(fragment.layout, flatten(tensor.layout.stride), self.thread_layout, swizzle, *scalars)
         return fragment._indices(fragment.layout(np.arange(fragment.layout.size)))
 
 
@@ -53,7 +58,8 @@ class GenericToSharedTileCopier(TileCopier):
 class GenericToSharedAsyncTileCopier(TileCopier):
     """DRAM to shared memory by cp.async: elements of 4, 8 or 16 bytes. The swizzle permutes every element's place,
     counted in scalars from the tile's first. ``masked``: elements whose first scalar lies past the valid rows arrive as
-    zeros (an element that only ends past them arrives whole; columns are not looked at).
+    zeros (an element that only ends past them arrives whole; columns are not looked at). ValueError unless the rows of
+    the source follow one another, as valid rows are told by their distance from the first.
 
     >>> from kvlab.layout import Layout
     >>> dram = TileTensor.from_numpy(np.ones((4, 8), np.float32)).vectorize(1, 4)
@@ -71,12 +77,16 @@ class GenericToSharedAsyncTileCopier(TileCopier):
     def copy(
         self, dst: TileTensor, src: TileTensor, worker: Any = None, *, src_num_valid_rows: int | None = None
     ) -> None:
-        """As every copier; ``src_num_valid_rows`` counts the rows that exist, by default all of mode 0."""
+        """As every copier; ``src_num_valid_rows`` counts the rows that exist, by default all of mode 0, as are those of
+        more.
+        """
         worker = self._check(dst, src, worker)
         if src_num_valid_rows is not None and not self.masked:
             raise ValueError(f"{self._name}: src_num_valid_rows={src_num_valid_rows} is accepted with masked=True only")
         if src.known is not None and not src.known[1][0]:
             raise ValueError(f"{self._name} of {src!r}: a static stride of mode 0 is accepted")
+        if self.masked and not _rows_follow(src):
+            raise ValueError(f"{self._name} of {src!r}: masked, rows that follow one another are accepted")
         busy = self._busy(worker)
         worker = worker if busy is None else worker[busy]
         ndim = max(np.ndim(src.offset), np.ndim(dst.offset))
@@ -198,6 +208,12 @@ class LocalToSharedTileCopier(_Swizzled):
     """
 
     spaces: ClassVar = (LOCAL, SHARED)
+
+
+def _rows_follow(tensor: TileTensor) -> bool:
+    """Whether each row (of mode 0) starts past the last element of the one before."""
+    first, *others = tensor.layout.modes
+    return first.size < 2 or flatten(first.stride)[0] > sum(mode.cosize - 1 for mode in others)
 
 
 def _with_axes(tensor: TileTensor, ndim: int) -> TileTensor:

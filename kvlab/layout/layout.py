@@ -152,6 +152,20 @@ class Layout(Drawn):
         dense = flatten(Layout.row_major(*extents).stride)
         return self.is_flat and all(n == 1 or d == c for n, d, c in zip(extents, strides, dense, strict=True))
 
+    @property
+    def is_dense(self) -> bool:
+        """Does each offset from 0 to ``size - 1`` belong to exactly one coordinate?
+
+        >>> Layout("(4,8):(8,1)").is_dense, Layout("(4,8):(9,1)").is_dense, Layout("(4,8):(0,1)").is_dense
+        (True, False, False)
+        """
+        reach = 1
+        for stride, extent in sorted(zip(flatten(self.stride), flatten(self.shape), strict=True)):
+            if extent != 1 and stride != reach:
+                return not self.size
+            reach *= extent
+        return True
+
     def __call__(self, *coord: Any) -> Any:
         """The offset of a coordinate: an int, or an int64 array if any part of the coordinate is an array.
 

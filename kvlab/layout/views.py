@@ -18,6 +18,7 @@ from kvlab.layout.layout import Layout
 from kvlab.layout.swizzle import Swizzle
 
 __all__ = [
+    "check_linear",
     "clipped",
     "contiguous_vectors",
     "dealt_out",
@@ -173,6 +174,36 @@ def thread_offsets(
         offset = swizzle.apply(offset // element_size, element_size * scalar_bytes) * element_size
     offset.setflags(write=False)
     return offset
+
+
+@functools.cache
+def check_linear(
+    fragment: Layout, strides: tuple[int, ...], threads: Layout, swizzle: Swizzle, element_size: int, scalar_bytes: int
+) -> None:
+    """ValueError unless a swizzle that moves the first element of each thread, the others of its ``fragment`` following
+    linearly, puts each element where it would put it by itself. Arguments as of :func:`thread_offsets`.
+
+    >>> check_linear(Layout("2:8"), (1,), Layout(8), Swizzle(1, 0, 2, "fp32"), 1, 4)
+    >>> check_linear(Layout("2:4"), (1,), Layout(4), Swizzle(1, 0, 2, "fp32"), 1, 4)
+    Traceback (most recent call last):
+        ...
+    ValueError: Sw<1,0,2> (float32) of the first elements of threads 4:1: it puts the others elsewhere than 4 scalars \
+behind; multiples of its period, 8 scalars, are accepted
+    """
+    period = swizzle.period * swizzle.unit_bytes // scalar_bytes  # of scalars
+    apart = tuple(d for n, d in zip(flatten(fragment.shape), flatten(fragment.stride), strict=True) if n > 1)
+    if not any(d % max(period, 1) for d in apart):
+        return
+    first = thread_offsets(strides, threads, None, element_size, scalar_bytes, True)[:, None]
+    rest = fragment(np.arange(fragment.size))
+    vector, inside = np.divmod(first + rest, element_size)
+    alone = swizzle.apply(vector, element_size * scalar_bytes) * element_size + inside
+    moved = thread_offsets(strides, threads, swizzle, element_size, scalar_bytes, True)[:, None]
+    if (moved + rest != alone).any():
+        raise ValueError(
+            f"{swizzle} of the first elements of threads {threads}: it puts the others elsewhere than "
+            f"{' and '.join(map(str, apart))} scalars behind; multiples of its period, {period} scalars, are accepted"
+        )
 
 
 def clipped(layout: Layout, tile: Layout, coord: tuple[int, ...]) -> Layout:

@@ -144,5 +144,7 @@ class DecodeKVBufferParams(MmaGeometry):
 
     @property
     def writer(self) -> RegTileWriterLDS:
-        """From registers to shared memory; the swizzle acts on a thread's first vector."""
-        return RegTileWriterLDS(self.dtype, Layout.row_major(*self.thread_grid), self.swizzle, self.simd_width)
+        """From registers to shared memory; the swizzle acts on a thread's first vector (``matrix_order`` of a buffer
+        tells whether that is right)."""
+        threads = Layout.row_major(*self.thread_grid)
+        return RegTileWriterLDS(self.dtype, threads, self.swizzle, self.simd_width, original=True)

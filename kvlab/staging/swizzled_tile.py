@@ -36,6 +36,8 @@ def ldmatrix_swizzle(row_bytes: int) -> Swizzle:
 class SwizzledTile:
     """``rows x row_bytes`` at byte ``base`` of shared memory, its 16-byte vectors permuted by ``swizzle``.
 
+    ValueError for a swizzle that moves vectors out of the tile.
+
     >>> SwizzledTile(rows=128, row_bytes=256).address(row=1, vector=np.arange(3)).tolist()
     [272, 256, 304]
     >>> SwizzledTile(rows=128, row_bytes=256).plain().address(1, np.arange(3)).tolist()
@@ -55,6 +57,13 @@ class SwizzledTile:
                 raise ValueError(f"{name} {value!r} is not {what}")
         if self.swizzle is None:
             object.__setattr__(self, "swizzle", ldmatrix_swizzle(self.row_bytes))
+        assert self.swizzle is not None
+        vectors, group = self.rows * self.vectors, 1 << self.swizzle.zzz_mask.bit_length()
+        if (self.swizzle(np.arange(vectors // group * group, vectors)) >= vectors).any():
+            raise ValueError(
+                f"swizzle {self.swizzle} moves vectors out of the tile of {self.rows} x {self.row_bytes} bytes; "
+                f"multiples of {group} vectors are accepted"
+            )
 
     @property
     def nbytes(self) -> int:

@@ -171,6 +171,18 @@ def test_errors(act, message):
         act(paged())
 
 
+@pytest.mark.parametrize("create", ["create_tma_tile", "create_ragged_tma_tile"])
+def test_a_box_does_not_leave_its_page(create):
+    """Rows past a page are those of other pages and layers."""
+    cache = paged()
+    getattr(cache, create)("128B", BN=cache.page_size_)
+    with pytest.raises(ValueError, match=f"BN {cache.page_size_ + 8} must be at most {cache.page_size_}, the rows of"):
+        getattr(cache, create)("128B", BN=cache.page_size_ + 8)
+    rope = rope_cache()
+    with pytest.raises(ValueError, match="must be at most"):
+        rope.create_rope_tma_tile("128B", BN=rope.page_size_ + 8, BK=64, padded_depth=512)
+
+
 def test_rope_row_must_fit():
     with pytest.raises(ValueError, match=r"padded_depth 512 \+ 2 \* BK 128 must be the row of a head, 640 bytes"):
         rope_cache().create_rope_tma_tile("128B", 8, 128, 512)

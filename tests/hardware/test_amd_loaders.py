@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -146,6 +147,30 @@ def test_writer_puts_the_tile_back(swizzle: tuple[int, int, int] | None) -> None
     RegTileWriterLDS(np.int32, threads, vectors(swizzle)).store(lds, np.array([0]), registers[None], (32, 16))
     slot = np.arange(128) if swizzle is None else Swizzle(*swizzle, "vector")(np.arange(128))
     np.testing.assert_array_equal(lds.image(np.int32).reshape(128, 4)[slot], tile.reshape(128, 4))
+
+
+def test_what_a_writer_and_a_loader_say_of_swizzles_and_threads_is_checked() -> None:
+    """Law: a swizzled tile is read back by the swizzle of each vector; what is not written so is refused."""
+    tall = RegTileWriterLDS(np.int32, Layout.row_major(4, 4), Swizzle(2, 0, 4, "vector"))
+    lds = Memory(8 * 64)
+    with pytest.raises(ValueError, match="puts the others elsewhere than behind these"):
+        tall.store(lds, 0, np.zeros((16, 8), np.int32), (8, 16))
+    assert not lds.written.any()
+    moved = dataclasses.replace(tall, original=True).offsets((8, 16))
+    assert (moved[:, 0] == 4 * Swizzle(2, 0, 4, "vector")(np.arange(16))).all()
+    assert (moved[:, 1] == moved[:, 0] + 64).all()
+    plain = RegTileWriterLDS(np.int32, Layout.row_major(4, 4))
+    for pitch in (12, 18):
+        with pytest.raises(ValueError, match=f"row_stride {pitch} must be a multiple of 4 elements, at least 16"):
+            plain.offsets((8, 16), pitch)
+    for threads in (Layout("(4,2):(3,1)"), Layout("(4,2):(0,1)"), Layout("(4,2):(1,1)")):
+        for made in (RegTileLoader, RegTileWriterLDS):
+            with pytest.raises(ValueError, match="does not give each of the workers 0 to 7 a place of its own"):
+                made(np.int32, threads)
+    for name in ("swizzle", "swizzle2"):
+        with pytest.raises(ValueError, match=f"{name} .* changes bits of a vector's number from 6 on"):
+            SubTileLoaderLDS("bf16", **{name: Swizzle(1, 6, 1, "vector")})
+    SubTileLoaderLDS("bf16", Swizzle(1, 5, 1, "vector")).plan(32, 32)
 
 
 def test_bad_input() -> None:

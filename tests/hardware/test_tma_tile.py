@@ -63,7 +63,9 @@ def test_the_order_of_boxes() -> None:
     assert tile.corners.tolist() == [[0, 0], [0, 16], [8, 0], [8, 16]]
     assert tile.offsets.tolist() == [0, 128, 256, 384]
     assert TMATensorTile(flat, (32, 16), is_k_major=False).corners.tolist() == tile.corners.tolist()
-    assert TMATensorTile(flat, (15, 40)).corners.tolist() == [[0, 0], [0, 16]]  # floor: the rest is not copied
+    for rest in ((15, 32), (16, 40)):
+        with pytest.raises(ValueError, match=r"must be whole boxes of \(8, 16\); what remains is not copied"):
+            TMATensorTile(flat, rest)
     deep = TmaDescriptor.of(np.zeros((8, 4, 64), np.float32), (4, 2, 32))
     k_first, k_last = TMATensorTile(deep, (6, 4, 64)), TMATensorTile(deep, (6, 4, 64), is_k_major=False)
     corners = [[m, i, j] for j in (0, 32) for i in (0, 2) for m in (0, 4)]

@@ -76,17 +76,42 @@ def swizzled(swizzle, offset):
 
 @given(problems())
 def test_generic_to_shared(problem):
-    """The swizzle moves the first vector of a thread, counted in vectors; the others follow."""
+    """Every vector's place is permuted; refused where the original, which moves the first vector of a thread and lets
+    the others follow, puts one of them elsewhere."""
     vector, threads, swizzle, a, b = problem
     (src, numbers), (dst, image) = tensor(AddressSpace.GLOBAL, a), tensor(AddressSpace.SHARED, b, -1)
-    copy_dram_to_sram(dst.vectorize(1, vector), src.vectorize(1, vector), threads, swizzle=swizzle)
-    expected = np.full_like(image, -1)
+    expected, follows = np.full_like(image, -1), True
     for thread in range(threads.size):
         (from_, _), (to, first) = dealt(threads, vector, a, thread), dealt(threads, vector, b, thread)
         for f, t in zip(from_, to, strict=True):
-            at = swizzled(swizzle, first) + t - first
+            at = swizzled(swizzle, t)
+            follows &= at == swizzled(swizzle, first) + t - first
             expected[at : at + vector] = numbers[f : f + vector]
-    np.testing.assert_array_equal(image, expected)
+    views = dst.vectorize(1, vector), src.vectorize(1, vector)
+    if follows:
+        copy_dram_to_sram(*views, threads, swizzle=swizzle)
+        np.testing.assert_array_equal(image, expected)
+    else:
+        with pytest.raises(ValueError, match=r"multiples of its period, \d+ scalars, are accepted"):
+            copy_dram_to_sram(*views, threads, swizzle=swizzle)
+        assert (image == -1).all()
+
+
+@pytest.mark.parametrize("cols, swizzle", [(16, (1, 2, 3)), (16, (0, 0, 6)), (8, (1, 2, 2)), (4, (0, 5, 5))])
+def test_generic_to_shared_takes_what_follows(cols, swizzle):
+    """Whole periods, and what is right without them."""
+    (src, numbers), (dst, image) = tensor(AddressSpace.GLOBAL, COLUMNS), tensor(AddressSpace.SHARED, COLUMNS, -1)
+    swizzle = Swizzle(*swizzle, "int32")
+    copy_dram_to_sram(dst, src, Layout.row_major(4, cols), swizzle=swizzle)
+    np.testing.assert_array_equal(image[swizzle(np.arange(numbers.size))], numbers)
+
+
+def test_generic_to_shared_in_unsafe_memory_does_as_the_original():
+    memory = Memory(4096, space=AddressSpace.SHARED, unsafe=True)
+    smem = TileTensor(memory, "int32", Layout.row_major(ROWS, COLUMNS))
+    dram, _ = tensor(AddressSpace.GLOBAL, COLUMNS)
+    copy_dram_to_sram(smem, dram, Layout.row_major(1, 16), swizzle=Swizzle(1, 0, 4, "int32"))
+    assert memory.image(np.int32)[: ROWS * COLUMNS].tolist() == list(range(ROWS * COLUMNS))
 
 
 @given(problems(), st.booleans(), st.integers(0, ROWS))
@@ -231,6 +256,37 @@ def test_one_warp_of_several_and_programs():
     assert part.memory.written.reshape(4, 32).any(1).tolist() == [False, True, False, False]
     with pytest.raises(ValueError, match="the threads and tiles"):
         SharedToGenericTileCopier(Layout.row_major(1, 8)).copy(dram.tile((2, 8), (0, 0)), smem)
+
+
+COPIERS = (GenericToLocalTileCopier, GenericToSharedAsyncTileCopier, GenericToSharedTileCopier,
+           LocalToGenericTileCopier, LocalToSharedTileCopier, SharedToGenericTileCopier,
+           SharedToLocalTileCopier)  # fmt: skip
+
+
+@pytest.mark.parametrize("copier", COPIERS)
+@pytest.mark.parametrize("threads", ["(4,4):(5,1)", "(4,4):(0,1)", "(4,4):(1,1)", "(2,3):(1,3)", "4:2"])
+def test_threads_that_leave_elements_to_nobody(copier, threads):
+    """Numbers with gaps, or two places for one number."""
+    with pytest.raises(ValueError, match="a place of its own: some elements would belong to nobody"):
+        copier(Layout(threads))
+
+
+def test_rows_of_a_masked_copy_follow_one_another():
+    """Valid rows are told by the distance from the tile's first scalar: not those of a column-major source."""
+    columns = TileTensor.from_numpy(np.zeros((8, 8), np.int32).T)
+    smem = TileTensor.stack_allocation(Layout.row_major(8, 8), "int32")
+    with pytest.raises(ValueError, match="masked, rows that follow one another are accepted"):
+        copy_dram_to_sram_async(smem, columns, THREADS, masked=True, src_num_valid_rows=8)
+    assert not smem.memory.written.any()
+    copy_dram_to_sram_async(smem, columns, THREADS)
+
+
+@pytest.mark.parametrize("rows, valid", [(0, 0), (9, 8), (1 << 40, 8)])
+def test_no_valid_rows_and_more_than_the_tile_has(rows, valid):
+    smem = TileTensor.stack_allocation(Layout.row_major(8, 8), "int32")
+    ones = TileTensor.from_numpy(np.ones((8, 8), np.int32))
+    copy_dram_to_sram_async(smem, ones, THREADS, masked=True, src_num_valid_rows=rows)
+    assert smem.to_numpy().sum(1).tolist() == [8] * valid + [0] * (8 - valid)
 
 
 SMEM = TileTensor.stack_allocation(Layout.row_major(8, 8), "int32")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kvlab.hardware import count_wavefronts
+from kvlab.layout import Swizzle
 from kvlab.staging import SwizzledTile, ldmatrix_swizzle
 
 TRITON = {512: (8, 1, 8), 256: (8, 1, 8), 128: (8, 1, 8), 64: (8, 2, 4), 32: (8, 4, 2)}
@@ -74,6 +75,7 @@ def test_addresses_outside_the_tile(row: object, vector: object, message: str) -
         ({"row_bytes": 100}, "row_bytes 100 is not a multiple of 16"),
         ({"row_bytes": 96}, "row_bytes 96 is not a power of two"),
         ({"base": 8}, "base 8 is not a multiple of 16"),
+        ({"rows": 9, "row_bytes": 32, "swizzle": Swizzle(2, 0, 3, "vector")}, "moves vectors out of the tile of 9 x"),
     ],
 )
 def test_tiles_that_are_none(arguments: dict[str, object], message: str) -> None:

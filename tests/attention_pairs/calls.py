@@ -54,6 +54,8 @@ class Call:
     """Shape, dtype and unit of an output of the caller's."""
     emulated: dict[str, Any] = field(default_factory=dict)
     """Options of the emulator."""
+    written: dict[str, Operand] = field(default_factory=dict)
+    """Operands that it writes, besides out."""
 
     def check(self, backend: str) -> None:
         """Run it and compare: "emulator", "triton" (interpreted), "reference", "hopper" (its emulator), "cuda" (what

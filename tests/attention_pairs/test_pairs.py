@@ -1,8 +1,8 @@
-"""Every operation with features combined in pairs, each operand with strides of its own, against attention written from
-its definition in float64: the reference, the emulator of every architecture, the interpreted kernel.
+"""Every operation with features combined in pairs, each operand with strides of its own, against what it is by
+definition, written in float64: the reference, the emulator of every architecture, the interpreted kernel.
 
-The bound of an error follows from what is rounded (see ``formula``). What must not be read is NaN or no page, what must
-not be written has canaries.
+The bound of an error follows from what is rounded (see ``formula`` and ``kv_store``). What must not be read is NaN or
+no page, what must not be written has canaries.
 """
 
 from __future__ import annotations
@@ -50,10 +50,11 @@ def test_strides_tell_the_operands_apart(op: str) -> None:
     """In every case no two operands have the same strides, and K and V, and their scales, differ along every axis."""
     for row, build in CASES[op]:
         call = build()
-        strides = {name: tuple(s // x.array.itemsize for s in x.array.strides) for name, x in call.operands.items()}
+        every = call.operands | call.written
+        strides = {name: tuple(s // x.array.itemsize for s in x.array.strides) for name, x in every.items()}
         some = [s for s in strides.values() if len(s) > 1]
         assert len(set(some)) == len(some), (str(row), strides)
-        for one, other in (("k", "v"), ("k_scale", "v_scale")):
+        for one, other in (("k", "v"), ("k_scale", "v_scale"), ("k_cache", "v_cache"), ("cos", "sin")):
             pair = strides.get(one, ()), strides.get(other, ())
             if len(pair[0]) == len(pair[1]) > 1:
                 assert all(a != b for a, b in zip(*(p[:-1] for p in pair), strict=True)), (str(row), one, other, pair)

@@ -73,7 +73,10 @@ def with_addressing_strides(array: Any) -> Any:
         strides = addressing_strides(tuple(array.shape), tuple(array.stride()))
         return array if strides == array.stride() else array.as_strided(array.shape, strides)
     strides = addressing_strides(array.shape, array.strides, array.itemsize)
-    return array if strides == array.strides else np.lib.stride_tricks.as_strided(array, array.shape, strides)
+    if strides == array.strides:
+        return array
+    plain = array.view(f"u{array.itemsize}")  # a view with other strides is not made of every dtype of ml-dtypes
+    return np.lib.stride_tricks.as_strided(plain, array.shape, strides).view(array.dtype)
 
 
 def same_place(**arrays: Any) -> None:

@@ -17,12 +17,12 @@ from numpy.lib.stride_tricks import as_strided
 from kvlab import attention
 from kvlab.attention import explain, masks
 from kvlab.cache import PagedKVCacheCollection
-from kvlab.cache.arrays import element_strides, is_torch, to_numpy, to_torch
+from kvlab.cache.arrays import element_strides, is_torch, to_numpy, to_torch, with_addressing_strides
 from kvlab.cache.storage import BlockStorage
 from kvlab.hardware import TmaDescriptor, create_kv_tile
 from kvlab.hardware.tma_tile import fold_kv_descriptor
 from kvlab.layout import TileTensor
-from kvlab.memory import Memory, bfloat16, float8_e4m3fn
+from kvlab.memory import Memory, as_dtype, bfloat16, float8_e4m3fn
 
 Array = np.ndarray[Any, Any]
 HEADS, KEYS, PAGE, D, NEW = 4, 41, 64, 128, 3
@@ -241,3 +241,14 @@ def test_caches_of_serving_stacks_take_them(stride: int) -> None:
         pool = from_torch(cache, lens, table)
         assert pool.get_value_cache(0).load(0, 0, 5, 0, width=8).tolist() == blocks[0, 1, 5, 0].tolist()
         assert is_torch(pool.blocks)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "bfloat16", "float16", "float32", "int64"])
+def test_every_dtype_may_lie_so(dtype: str) -> None:
+    """Rests on the law, and on the bytes: NumPy itself makes no view with other strides of some dtypes of ml-dtypes."""
+    array = np.arange(24).reshape(6, 4).astype(as_dtype(dtype))[::-5][:1]
+    found = with_addressing_strides(array)
+    assert found.dtype == array.dtype
+    assert found.tobytes() == array.tobytes()
+    assert np.shares_memory(found, array)
+    assert found.strides == (4 * array.itemsize, array.itemsize)

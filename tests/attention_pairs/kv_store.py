@@ -295,7 +295,7 @@ def store(row: Row) -> Store:
             G = int(most_dims or (D if slots else 16))
             n = -(-D // G)
             if slots:
-                its = _canaries(f"{name}_scale", (pages, c.page, H, n), scale_dtype, 1, (0, 2, 1, 3))
+                its = _canaries(f"{name}_scale", (pages, c.page, H, n), scale_dtype, 1 + 2 * number, (0, 2, 1, 3))
                 written[f"{name}_scale"] = its
                 options[f"{name}_scale"], options[f"{name}_granularity"] = its.array, G
                 own[name] = its.array

@@ -28,7 +28,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "dtypes": (("float32",) * 3, ("float16",) * 3, ("bfloat16",) * 3, ("bfloat16", FP8, "bfloat16"),
                ("float16", FP8, FP8), ("bfloat16", "bfloat16", FP8), ("bfloat16", "bfloat16", AWARE), (FP8, FP8, FP8),
                (FP8, FP8, AWARE), ("float16", FP8, AWARE)),
-    "columns": ((128, 64, 144), (16, 16, 32), (96, 48, 80), (192, 32, 112), (64, 80, 208)),
+    "columns": ((128, 64, 144), (16, 16, 32), (96, 48, 96), (192, 32, 112), (64, 80, 208)),
     "latent": (32, 48),
     "lengths": LENGTHS,
     "heads": (1, 3, 4),

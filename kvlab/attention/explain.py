@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from kvlab.attention.operation import checked_keywords
+
 __all__ = ["Explanation", "arguments_of", "explain"]
 
 
@@ -45,7 +47,7 @@ v_columns=(64, 0), row_tiles=1, num_splits=1, num_warps=4, num_stages=2); grid (
     plan = getattr(function, "explain", None)
     if plan is None:
         raise ValueError(f"{function!r} cannot be explained: must be a public function of kvlab.attention")
-    result: Explanation = plan(*args, **kwargs)
+    result: Explanation = plan(*args, **checked_keywords(kwargs))
     return result
 
 

@@ -36,6 +36,7 @@ __all__ = [
     "lengths_with_new",
     "looks_at_values",
     "require",
+    "shown",
 ]
 
 DTYPES = (bfloat16, float16, float32)
@@ -187,12 +188,12 @@ def known_dtype(array: Any, name: str) -> np.dtype[Any] | None:
 
 
 def finite_number(value: Any, name: str, accepted: str, *, lowest: float = -FLOAT32_MAX) -> float:
-    """What ``float`` makes of ``value`` (text aside), from ``lowest`` to the largest float32; ValueError otherwise."""
+    """What ``float`` makes of ``value``, no text or bool, from ``lowest`` to the largest float32; or ValueError."""
     try:
-        number = math.nan if isinstance(value, (str, bytes)) else float(value)
+        number = math.nan if isinstance(value, str | bytes | bool | np.bool_) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    require(lowest <= number <= FLOAT32_MAX, f"{name} {value!r}", accepted)
+    require(lowest <= number <= FLOAT32_MAX, f"{name} {shown(value)}", accepted)
     return number
 
 
@@ -207,7 +208,23 @@ def decode_numbers(scale: Any, mask_value: Any, traffic: Any) -> tuple[float, fl
 
 def check_traffic(traffic: Any) -> None:
     """ValueError for a traffic that counts nothing."""
-    require(isinstance(traffic, Traffic | None), f"traffic {traffic!r}", "a kvlab.staging.Traffic or None")
+    require(isinstance(traffic, Traffic | None), f"traffic {shown(traffic)}", "a kvlab.staging.Traffic or None")
+
+
+def shown(value: Any) -> str:
+    """The repr of a value for a message, without its middle where it is long; of a tensor, whose values may be on a
+    GPU, the shape.
+
+    >>> shown(0.5), len(shown(10**4000)), shown(10**9999)
+    ('0.5', 205, 'an integer of 33216 bits')
+    """
+    if is_torch(value):
+        return f"a tensor {tuple(value.shape)}"
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of more than 4300 digits
+        text = f"an integer of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
+    return text if len(text) <= 1000 else f"{text[:100]} ... {text[-100:]}"
 
 
 def require(fulfilled: Any, what: str, accepted: str) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from kvlab.attention.inputs import require, shown
 from kvlab.attention.kinds import kind_of
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.cache.arrays import on_gpu
@@ -31,6 +34,10 @@ def layer_arrays(cache: PagedKVCacheCollection, layer: int) -> LayerArrays:
     >>> layer_arrays(pool, 1).values.shape
     (5, 16, 2, 64)
     """
+    whole = isinstance(layer, int | np.integer) and not isinstance(layer, bool)
+    require(whole, f"layer {shown(layer)}", "the number of a layer")
+    if not 0 <= layer < cache.num_layers:
+        raise IndexError(f"layer {shown(layer)} is outside [0, {cache.num_layers})")
     mla = cache.kv_params.is_mla
 
     def views() -> None:

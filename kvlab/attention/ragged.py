@@ -6,15 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.inputs import check_integers, check_strides, countable, require
+from kvlab.attention.inputs import check_array, check_integers, check_strides, countable, require
 from kvlab.attention.intervals import host
-from kvlab.cache.arrays import is_torch, on_gpu
+from kvlab.cache.arrays import is_torch, on_gpu, same_place
 
 __all__ = [
     "check_both_starts",
     "check_grid",
     "check_offsets",
     "check_starts",
+    "check_starts_of_cache",
     "keys_with_new",
     "longest",
     "sequence_lengths",
@@ -36,6 +37,14 @@ def check_both_starts(cu_q: Any, cu_k: Any) -> int:
     fits = check_starts("cu_seqlens_k", cu_k) == batch
     require(fits, f"cu_seqlens_k has shape {tuple(cu_k.shape)}", f"that of cu_seqlens_q, {tuple(cu_q.shape)}")
     return batch
+
+
+def check_starts_of_cache(starts: Any, cache: Any) -> None:
+    """ValueError unless ``cu_seqlens_q`` can be added to the lengths of a cache of as many sequences."""
+    check_array("cu_seqlens_q", starts)
+    same_place(cu_seqlens_q=starts, cache=cache.cache_lengths)
+    batch, given = int(cache.cache_lengths.shape[0]), check_starts("cu_seqlens_q", starts)
+    require(batch == given, f"cu_seqlens_q of {given} sequences", f"those of the cache, {batch}")
 
 
 def check_offsets(name: str, starts: Any, rows: Any, most: int | None) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.attention.inputs import require, shown
 from kvlab.cache.checks import count
 
 __all__ = ["Rope"]
@@ -29,6 +30,8 @@ class Rope:
     first: int | None = None
 
     def __post_init__(self) -> None:
+        flag = isinstance(self.interleaved, bool | np.bool_)
+        require(flag, f"interleaved {shown(self.interleaved)}", "True or False")
         if self.first is not None:
             count("first", self.first)
 

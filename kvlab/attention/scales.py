@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.inputs import check_array, finite_number, require
+from kvlab.attention.inputs import check_array, finite_number, known_dtype, require
 from kvlab.cache.arrays import dtype_of, is_torch, same_place
 from kvlab.memory import float8_e4m3fn, float32
 
@@ -66,7 +66,7 @@ class Scales:
 
 def is_fp8(array: Any) -> bool:
     """Whether the elements are e4m3."""
-    return bool(dtype_of(array, "array") == float8_e4m3fn)
+    return known_dtype(array, "array") == float8_e4m3fn
 
 
 def resolve_scales(q: Any, k: Any, v: Any, q_scale: Any = None, k_scale: Any = None, v_scale: Any = None) -> Scales:

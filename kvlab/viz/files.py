@@ -13,6 +13,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from .host import document
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["browser", "save", "save_picture"]
 
+MOST_SCALE = 100
+"""Pixels for each px: beyond, pictures are larger than converters can hold."""
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 
 
@@ -46,6 +50,9 @@ def save(obj: Any, path: str | PathLike[str], *, theme: str = "light", scale: fl
 def save_picture(picture: Picture, path: str | PathLike[str], *, theme: str = "light", scale: float = 2.0) -> Path:
     """:func:`save` for a finished picture."""
     target = Path(path)
+    whole = isinstance(scale, int | float | np.integer | np.floating) and not isinstance(scale, bool)
+    if not (whole and 0 < scale <= MOST_SCALE):
+        raise ValueError(f"scale {scale!r}: must be a number greater than 0, at most {MOST_SCALE}: pixels for each px")
     ending = target.suffix.lower()
     if ending not in (".svg", ".html", ".png"):
         raise ValueError(f"path {str(path)!r} must end in .svg, .html or .png")

@@ -24,6 +24,7 @@ def _variables(theme: str) -> str:
 
 _NO_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 """Characters that XML has no way to write."""
+_LONE = re.compile("[\ud800-\udfff]")
 _HOVER = "svg.kvlab .hover rect:hover{stroke:var(--kvlab-accent,#c4006a);stroke-width:2}"
 
 # A file stands alone: it brings its own page and follows the reader's preference.
@@ -69,6 +70,14 @@ class Picture(Shown):
     content: str = ""
     extent: tuple[float, float] = (0.0, 0.0)
 
+    def __post_init__(self) -> None:
+        for name in ("title", "caption"):
+            text = getattr(self, name)
+            if not isinstance(text, str):
+                raise ValueError(f"{name} {text!r}: must be text")
+            if lone := _LONE.search(text):
+                raise ValueError(f"{name} {text!r} has half a character, {lone[0]!r}: must be text that UTF-8 holds")
+
     def __repr__(self) -> str:
         return f"Picture({self.title!r}, {self.width:g} x {self.height:g})"
 
@@ -104,12 +113,13 @@ class Picture(Shown):
 
     def _element(self, style: str, behind: str) -> str:
         w, h = f"{self.width:g}", f"{self.height:g}"
-        unique = f"kv{zlib.crc32(self.body.encode()):08x}"
+        body = _NO_XML.sub("\ufffd", self.body)
+        unique = f"kv{zlib.crc32(body.encode()):08x}"
         hatch = (
             f'<defs><pattern id="{unique}hatch" width="6" height="6" patternUnits="userSpaceOnUse" '
             'patternTransform="rotate(45)"><path d="M0 0V6" stroke="currentColor" stroke-opacity=".38"/>'
             "</pattern></defs>"
-            if "#@hatch" in self.body
+            if "#@hatch" in body
             else ""
         )
         whole = (
@@ -119,7 +129,7 @@ class Picture(Shown):
             'style="max-width:100%;height:auto">'
             f"<title>{html.escape(self.title, quote=False)}</title>"
             + (f"<style>{style}</style>" if style else "")
-            + f"{hatch}{behind}{self.body.replace('#@hatch', f'#{unique}hatch')}</svg>"
+            + f"{hatch}{behind}{body.replace('#@hatch', f'#{unique}hatch')}</svg>"
         )
         return _NO_XML.sub("\ufffd", whole)
 

@@ -288,7 +288,7 @@ def test_cache_of_another_kind() -> None:
 def test_layer_that_is_not_there() -> None:
     k = np.zeros((2, 1, 5, 1, 16), np.float32)
     cache = from_dense(k, k, [5], page_size=4, new_tokens=1)
-    with pytest.raises(IndexError, match=r"layer_idx 2 is outside \[0, 2\)"):
+    with pytest.raises(IndexError, match=r"layer 2 is outside \[0, 2\)"):
         mha_decode(np.zeros((1, 1, 16), np.float32), cache, layer=2)
 
 

@@ -285,7 +285,7 @@ class Step:
     def where(self) -> dict[str, Array]:
         if self.padded:
             return {"valid_lengths": np.array(self.new, np.uint32)}
-        return {"row_offsets": np.cumsum([0, *self.new]).astype(np.uint32)}
+        return {"cu_seqlens": np.cumsum([0, *self.new]).astype(np.uint32)}
 
     def paged(self) -> PagedKVCacheCollection:
         """A pool whose pages are dealt at random, full of canaries."""

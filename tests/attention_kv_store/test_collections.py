@@ -92,7 +92,7 @@ def test_tokens_behind_the_last_offset_are_left_out(backend: dict[str, str]) -> 
     step = Step((5, 0), (2, 1))
     one, other = step.paged(), step.paged()
     k, v = (np.concatenate([x, np.full((4, *x.shape[1:]), np.nan, x.dtype)]) for x in step.tokens())
-    kv_store(k, v, one, row_offsets=np.array([0, 2, 3]), **backend)
+    kv_store(k, v, one, cu_seqlens=np.array([0, 2, 3]), **backend)
     step.run(other, 0)
     assert bits(one.blocks) == bits(other.blocks)
 
@@ -267,8 +267,8 @@ def test_torch_collection() -> None:
     step = Step((5, 0, 3), (3, 1, 4))
     one, other = step.paged(), step.paged()
     k, v = map(to_torch, step.tokens())
-    offsets = to_torch(step.where()["row_offsets"].astype(np.int32))
-    kv_store(k, v, one.torch(), 1, row_offsets=offsets)
+    offsets = to_torch(step.where()["cu_seqlens"].astype(np.int32))
+    kv_store(k, v, one.torch(), 1, cu_seqlens=offsets)
     step.run(other, 1)
     assert bits(one.blocks) == bits(other.blocks)
 
@@ -294,13 +294,13 @@ class TestErrors:
     @pytest.mark.parametrize(
         "change, message",
         [
-            ({"row_offsets": np.array([0, 3, 4])}, r"row_offsets has shape \(3,\): must be \[4\]"),
-            ({"row_offsets": np.array([0, 3, 2, 8])}, "row_offsets .*never fall"),
-            ({"row_offsets": np.array([0, 3, 4, 9])}, "row_offsets .*at most 8, the tokens of k"),
-            ({"row_offsets": np.array([0.0, 3, 4, 8])}, "row_offsets has dtype float64"),
+            ({"cu_seqlens": np.array([0, 3, 4])}, r"cu_seqlens has shape \(3,\): must be \[4\]"),
+            ({"cu_seqlens": np.array([0, 3, 2, 8])}, "cu_seqlens .*never fall"),
+            ({"cu_seqlens": np.array([0, 3, 4, 9])}, "cu_seqlens .*at most 8, the tokens of k"),
+            ({"cu_seqlens": np.array([0.0, 3, 4, 8])}, "cu_seqlens has dtype float64"),
             ({"slot_mapping": np.arange(8)}, "one of them at most"),
-            ({"layer": 2}, "layer_idx 2"),
-            ({"k_scale": [1.0]}, "k_scale is a list"),
+            ({"layer": 2}, "layer 2 is outside"),
+            ({"k_scale": [1.0]}, r"k_scale \[1.0\]: must be positive and finite"),
             ({"k_scale": -1.0}, "k_scale -1.0: must be positive"),
             ({"rope": Rope.of_base(8, 32)}, "rope of 32 dims from 0 on: must be inside the head of 16"),
             ({"rope": Rope.of_base(3, 16)}, "position 5: must be 0 to 2"),

@@ -133,10 +133,10 @@ def test_the_host_does_not_wait() -> None:
     cache = step.paged().to("cuda")
     on_gpu(step, cache, 0)
     k, v = (to_torch(x).cuda() for x in step.tokens())
-    offsets = to_torch(step.where()["row_offsets"].astype(np.int32)).cuda()
+    offsets = to_torch(step.where()["cu_seqlens"].astype(np.int32)).cuda()
     torch.cuda.synchronize()
     with nothing_waits():
-        kv_store(k, v, cache, 0, row_offsets=offsets)
+        kv_store(k, v, cache, 0, cu_seqlens=offsets)
         kv_store(k, v, cache, 1)  # one token each: the lengths are made on the device
 
 

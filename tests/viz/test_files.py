@@ -50,6 +50,14 @@ def test_bad_endings_and_objects_write_nothing(tmp_path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("scale", [0, -1, float("nan"), float("inf"), 10**400, 1e9, "2", None, True, 1j])
+def test_a_scale_that_gives_no_pixels(tmp_path, scale) -> None:
+    for name in ("a.png", "a.svg"):
+        with pytest.raises(ValueError, match=r"^scale .*: must be a number greater than 0, at most 100"):
+            draw(LAYOUT).save(tmp_path / name, scale=scale)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_picture_has_both_forms() -> None:
     picture = draw(LAYOUT)
     assert isinstance(picture, Picture)

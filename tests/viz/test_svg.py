@@ -63,6 +63,17 @@ def test_what_xml_cannot_write_is_replaced() -> None:
     assert "a\ufffdb\ufffd[0m\ttab" in ElementTree.fromstring(canvas.picture("t", "c").svg).itertext()
 
 
+def test_half_a_character() -> None:
+    """Rests on UTF-8, which holds no lone surrogate: replaced inside, named where it is the caller's title."""
+    canvas = Canvas()
+    canvas.text(0, 0, "a\udc80b")
+    assert "a\ufffdb" in ElementTree.fromstring(canvas.picture("t", "c").svg.encode()).itertext()
+    for title, caption, name in (("a\ud800", "c", "title"), ("t", "\udfffc", "caption")):
+        with pytest.raises(ValueError, match=rf"^{name} .* has half a character") as caught:
+            canvas.picture(title, caption)
+        assert type(caught.value) is ValueError
+
+
 def test_small_text_is_refused() -> None:
     with pytest.raises(ValueError, match=r"text 'x' of 8 px is smaller than 9.0 px"):
         Canvas().text(0, 0, "x", size=8)

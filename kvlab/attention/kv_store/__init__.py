@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvlab.attention.backends import run
-from kvlab.attention.inputs import check_traffic
+from kvlab.attention.operation import operation
 from kvlab.attention.rope import Rope
 from kvlab.cache import ContinuousBatchingKVCacheCollection, PagedKVCacheCollection
 from kvlab.staging import Traffic
@@ -19,6 +19,7 @@ __all__ = ["kv_store", "kv_store_paged", "mla_store_paged"]
 KERNEL = "kvlab.attention.kv_store.kernel:launch"
 
 
+@operation
 def kv_store_paged(
     k: Any,
     v: Any,
@@ -76,17 +77,19 @@ def kv_store_paged(
     plan = paged_plan(
         k, v, k_cache, v_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale, k_granularity=k_granularity,
         v_granularity=v_granularity, rope=rope, positions=positions, backend=backend, arch=arch, check=check,
+        traffic=traffic,
     )  # fmt: skip
     _run(plan, traffic)
 
 
+@operation
 def kv_store(
     k: Any,
     v: Any,
     cache: PagedKVCacheCollection | ContinuousBatchingKVCacheCollection,
     layer: int = 0,
     *,
-    row_offsets: Any = None,
+    cu_seqlens: Any = None,
     valid_lengths: Any = None,
     slot_mapping: Any = None,
     k_scale: Any = None,
@@ -100,8 +103,8 @@ def kv_store(
 ) -> None:
     """Write K and V of the new tokens of every sequence into one layer of a cache, in place, in one launch.
 
-    k, v    ``[T, H, D]`` with ``row_offsets`` ``[B + 1]``: the tokens of sequence b are ``row_offsets[b]`` to
-            ``row_offsets[b + 1]``; or ``[B, S, H, D]``, of which the first ``valid_lengths`` ``[B]`` tokens of each
+    k, v    ``[T, H, D]`` with ``cu_seqlens`` ``[B + 1]``: the tokens of sequence b are ``cu_seqlens[b]`` to
+            ``cu_seqlens[b + 1]``; or ``[B, S, H, D]``, of which the first ``valid_lengths`` ``[B]`` tokens of each
             sequence exist (all S if None); or ``[T, H, D]`` with ``slot_mapping`` ``[T]`` (paged caches); or
             ``[B, H, D]``, one token each. New token i of sequence b gets position ``cache.cache_length(b) + i``;
             ``cache_lengths`` is not changed. MLA: k is the whole row ``[.., 1, head_size]`` and v None, or k the latent
@@ -123,19 +126,21 @@ def kv_store(
     >>> pool.lookup_table[:, :2] = [[2, 0], [1, 3]]
     >>> step = pool.with_lengths(np.array([3, 0]), 2)
     >>> k = np.arange(6, dtype=np.float32).reshape(3, 1, 2)
-    >>> kv_store(k, -k, step, row_offsets=np.array([0, 2, 3]))
+    >>> kv_store(k, -k, step, cu_seqlens=np.array([0, 2, 3]))
     >>> step.get_key_cache(0).load(0, 0, np.array([3, 4]), 0, width=2).tolist()
     [[0.0, 1.0], [2.0, 3.0]]
     >>> step.get_value_cache(0).load(1, 0, 0, 0, width=2).tolist()
     [-4.0, -5.0]
     """
     plan = collection_plan(
-        k, v, cache, layer, row_offsets=row_offsets, valid_lengths=valid_lengths, slot_mapping=slot_mapping,
+        k, v, cache, layer, cu_seqlens=cu_seqlens, valid_lengths=valid_lengths, slot_mapping=slot_mapping,
         k_scale=k_scale, v_scale=v_scale, rope=rope, positions=positions, backend=backend, arch=arch, check=check,
+        traffic=traffic,
     )  # fmt: skip
     _run(plan, traffic)
 
 
+@operation
 def mla_store_paged(
     latent: Any,
     k_rope: Any,
@@ -145,7 +150,10 @@ def mla_store_paged(
     scale: Any = None,
     rope: Rope | None = None,
     positions: Any = None,
-    **options: Any,
+    backend: str = "auto",
+    arch: str = "sm_90",
+    check: bool | None = None,
+    traffic: Traffic | None = None,
 ) -> None:
     """Write the MLA rows of T tokens, latent and rope part, into the slots of a paged cache, in place, in one launch.
 
@@ -167,12 +175,14 @@ def mla_store_paged(
     >>> float(cache[0, 2, 0]), cache[0, 2, 512:].view(bfloat16)[:2].tolist(), int(cache.view("u1").any(-1).sum())
     (1.0, [3.0, 3.0], 1)
     """
-    plan = mla_plan(latent, k_rope, cache, slot_mapping, scale=scale, rope=rope, positions=positions, **options)
-    _run(plan, options.get("traffic"))
+    plan = mla_plan(
+        latent, k_rope, cache, slot_mapping, scale=scale, rope=rope, positions=positions, backend=backend, arch=arch,
+        check=check, traffic=traffic,
+    )  # fmt: skip
+    _run(plan, traffic)
 
 
 def _run(plan: StorePlan, traffic: Traffic | None) -> None:
-    check_traffic(traffic)
     x, explanation, again = plan
     run(
         explanation, KERNEL, emulate, reference, x.k, x.v, x.k_cache, x.v_cache, x.where, lens=x.lens, table=x.table,

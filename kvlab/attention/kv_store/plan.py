@@ -9,7 +9,7 @@ import numpy as np
 
 from kvlab.attention.backends import choose_backend, machine, on_gpu
 from kvlab.attention.explain import Explanation
-from kvlab.attention.inputs import looks_at_values, require
+from kvlab.attention.inputs import check_array, check_arrays, check_traffic, looks_at_values, require
 from kvlab.attention.kinds import kind_of
 from kvlab.attention.layers import layer_arrays
 from kvlab.attention.rope import Rope
@@ -19,11 +19,15 @@ from kvlab.hardware import get_arch
 from kvlab.staging import Traffic
 
 from .config import StoreProblem, choose_config, widest_vector
-from .inputs import LIMITS, StoreFacts, StoreInputs, store_inputs
+from .inputs import LIMITS, USUAL, Names, StoreFacts, StoreInputs, store_inputs
 from .mla_rows import mla_windows
 from .values import check_values
 
 __all__ = ["collection_plan", "mla_plan", "paged_plan"]
+
+
+WHERE = {"slots": "slot_mapping", "ragged": "cu_seqlens", "padded": "valid_lengths"}
+"""The argument that says where the tokens of each form go."""
 
 
 class StorePlan(NamedTuple):
@@ -39,10 +43,13 @@ def mla_plan(
     positions: Any = None, backend: str = "auto", arch: str = "sm_90", check: bool | None = None,
     traffic: Traffic | None = None,
 ) -> StorePlan:  # fmt: skip
+    check_traffic(traffic)
+    check_arrays({"latent": latent, "k_rope": k_rope, "cache": cache})
     k, v, k_cache, v_cache, k_scale = mla_windows(latent, k_rope, cache, scale)
     return _planned(
         "mla_store", k, v, k_cache, v_cache, slot_mapping, k_scale, None, form="slots", rope=rope, rope_on="v",
         positions=positions, backend=backend, arch=arch, check=check,
+        names=Names(k="latent", v="k_rope", k_cache="cache", v_cache="cache", k_scale="scale"),
     )  # fmt: skip
 
 
@@ -52,6 +59,7 @@ def paged_plan(
     positions: Any = None, backend: str = "auto", arch: str = "sm_90", check: bool | None = None,
     traffic: Traffic | None = None,
 ) -> StorePlan:  # fmt: skip
+    check_traffic(traffic)
     return _planned(
         "kv_store", k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, form="slots", rope=rope, rope_on="k",
         granularity=(k_granularity, v_granularity), positions=positions, backend=backend, arch=arch, check=check,
@@ -59,22 +67,27 @@ def paged_plan(
 
 
 def collection_plan(
-    k: Any, v: Any, cache: Any, layer: int = 0, *, row_offsets: Any = None, valid_lengths: Any = None,
+    k: Any, v: Any, cache: Any, layer: int = 0, *, cu_seqlens: Any = None, valid_lengths: Any = None,
     slot_mapping: Any = None, k_scale: Any = None, v_scale: Any = None, rope: Rope | None = None,
     positions: Any = None, backend: str = "auto", arch: str = "sm_90", check: bool | None = None,
     traffic: Traffic | None = None,
 ) -> StorePlan:  # fmt: skip
     """The array form of a call over a collection."""
+    check_traffic(traffic)
     if isinstance(cache, ContinuousBatchingKVCacheCollection):
-        require(slot_mapping is None, "slot_mapping with a continuous cache", "row_offsets or valid_lengths")
+        require(slot_mapping is None, "slot_mapping with a continuous cache", "cu_seqlens or valid_lengths")
         cache = cache.paged()
     known = isinstance(cache, PagedKVCacheCollection)
     require(known, f"cache is a {type(cache).__name__}", "a paged or continuous collection")
-    given = [x is not None for x in (row_offsets, valid_lengths, slot_mapping)]
-    require(sum(given) <= 1, "row_offsets, valid_lengths and slot_mapping", "one of them at most")
-    pages, axes, on = layer_arrays(cache, layer), getattr(k, "ndim", 0), "k"
+    given = [x is not None for x in (cu_seqlens, valid_lengths, slot_mapping)]
+    require(sum(given) <= 1, "cu_seqlens, valid_lengths and slot_mapping", "one of them at most")
+    for name, array in (("k", k), *([] if v is None else [("v", v)])):
+        check_array(name, array)
+    pages, axes, on = layer_arrays(cache, layer), k.ndim, "k"
     form = "padded" if axes == 4 else "slots" if slot_mapping is not None else "ragged"
-    require(axes in (3, 4), f"k has {axes} axes", "[T, H, D] or [B, S, H, D]")
+    require(axes in (3, 4), f"k has shape {tuple(k.shape)}", "[T, H, D] or [B, S, H, D]")
+    if v is not None:
+        require(v.ndim == axes, f"v has shape {tuple(v.shape)}", f"one with {axes} axes, as k has")
     if form != "padded" and not any(given):  # one token of each sequence
         k, v, form = k[:, None], None if v is None else v[:, None], "padded"
     require(form != "padded" or not (given[0] or given[2]), "k as [B, S, H, D]", "given with valid_lengths alone")
@@ -94,14 +107,14 @@ def collection_plan(
         require(scale is None or own is None, f"{name} of a quantised cache", "left out: it is computed")
     if getattr(positions, "ndim", 0) == 2:
         positions = positions.reshape(-1)
-    where = {"padded": valid_lengths, "ragged": row_offsets, "slots": slot_mapping}[form]
+    where = {"padded": valid_lengths, "ragged": cu_seqlens, "slots": slot_mapping}[form]
     tables = {} if form == "slots" else {"lens": cache.cache_lengths, "table": cache.lookup_table}
     k_scale, v_scale = k_scale if k_scales is None else k_scales, v_scale if v_scales is None else v_scales
     return _planned(
         "kv_store", k, v, k_cache, v_cache, where, k_scale, v_scale, form=form, rope=rope, rope_on=on,
         granularity=(None if k_scales is None else n, None if v_scales is None else n),
         pages=cache.total_num_pages, positions=positions, strict=cache.strict, backend=backend, arch=arch, check=check,
-        **tables,
+        names=Names(k_cache="cache", v_cache="cache", where=WHERE[form]), **tables,
     )  # fmt: skip
 
 
@@ -118,7 +131,7 @@ def _planned(
     operation: str, k: Any, v: Any, k_cache: Any, v_cache: Any, where: Any, k_scale: Any, v_scale: Any, *, form: str,
     rope: Rope | None, rope_on: str, granularity: tuple[int | None, int | None] = (None, None),
     pages: int | None = None, lens: Any = None, table: Any = None, positions: Any = None, strict: bool = True,
-    backend: str, arch: str, check: bool | None,
+    backend: str, arch: str, check: bool | None, names: Names = USUAL,
 ) -> StorePlan:  # fmt: skip
     """A call, checked. Values are looked at where nothing waits for it."""
     inputs = None
@@ -128,6 +141,7 @@ def _planned(
         inputs = store_inputs(
             k, v, k_cache, v_cache, where, form=form, rope=rope, rope_on=rope_on, k_scale=k_scale, v_scale=v_scale,
             granularity=granularity, pages=pages, lens=lens, table=table, positions=positions, strict=strict,
+            names=names,
         )  # fmt: skip
         if looks_at_values(check, inputs.k):
             check_values(inputs)

@@ -29,13 +29,14 @@ def check_values(x: StoreInputs) -> None:
         del written["v_cache"]
     read = {} if x.cos is None else {x.rope: x.k if x.rope == "k" else x.v}
     for (name, one), (other, two) in itertools.combinations({**written, **read}.items(), 2):
-        require(not overlaps(one, two), f"{name} shares memory with {other}", "memory of its own")
+        label, beside = getattr(x.names, name), getattr(x.names, other)
+        require(not overlaps(one, two), f"{label} shares memory with {beside}", "memory of its own")
     for name in _SCALES:
         scale = getattr(x, name)
         if getattr(scale, "ndim", 0) == 1:
             values = to_numpy(scale.cpu() if is_torch(scale) else scale, name).astype(np.float32)
-            bad = ~((values >= SMALLEST_SCALE) & np.isfinite(values))
-            require(not bad.any(), f"{name}[{int(bad.argmax())}] is {values[bad.argmax()]}", NORMAL)
+            bad, label = ~((values >= SMALLEST_SCALE) & np.isfinite(values)), getattr(x.names, name)
+            require(not bad.any(), f"{label}[{int(bad.argmax())}] is {values[bad.argmax()]}", NORMAL)
     arrays = {name: a.cpu() if is_torch(a) else a for name, a in x.arrays().items() if name in _VALUES}
     where, lens, table, positions = (
         _signed(to_numpy(arrays[name], name)) if name in arrays else None for name in _VALUES
@@ -47,7 +48,7 @@ def check_values(x: StoreInputs) -> None:
         if bad.any():
             t = int(bad.argmax())
             raise ValueError(
-                f"slot_mapping[{t}] is {int(arrays['where'][t])}: must be below {x.pages * page_size}, the slots of "
+                f"{x.names.where}[{t}] is {int(arrays['where'][t])}: must be below {x.pages * page_size}, the slots of "
                 f"{x.pages} pages of {page_size}, or negative to skip the token"
             )
         token, slot = np.nonzero(where >= 0)[0], where[where >= 0]
@@ -65,7 +66,8 @@ def check_values(x: StoreInputs) -> None:
         at = position if positions is None else positions.reshape(-1)[token]
         bad = (at < 0) | (at >= x.cos.shape[0])
         if bad.any():
-            raise ValueError(f"position {at[bad][0]}: must be 0 to {x.cos.shape[0] - 1}, the rows of cos and sin")
+            what = "position" if positions is None else "positions has a position"
+            raise ValueError(f"{what} {at[bad][0]}: must be 0 to {x.cos.shape[0] - 1}, the rows of cos and sin")
 
 
 def _signed(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -81,13 +83,13 @@ def _through_table(
     if x.form == "ragged":
         if where[0] < 0 or (np.diff(where) < 0).any() or where[-1] > S:
             raise ValueError(
-                f"row_offsets {where.tolist()}: must rise from 0 to at most {S}, the tokens of k, and never fall"
+                f"{x.names.where} {where.tolist()}: must rise from 0 to at most {S}, the tokens of k, and never fall"
             )
         first, count = where[:-1], np.diff(where)
     else:
         bad = (where < 0) | (where > S)
         if bad.any():
-            raise ValueError(f"valid_lengths[{int(bad.argmax())}] is {where[bad][0]}: must be 0 to {S}")
+            raise ValueError(f"{x.names.where}[{int(bad.argmax())}] is {where[bad][0]}: must be 0 to {S}")
         first, count = np.arange(B) * S, where
     sequence = np.repeat(np.arange(len(lens)), count)
     new = np.arange(sequence.size) - np.repeat(np.cumsum(count) - count, count)

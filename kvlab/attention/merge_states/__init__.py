@@ -8,6 +8,7 @@ from kvlab.attention.backends import choose_backend, rounded, run_kernel, run_on
 from kvlab.attention.explain import Explanation
 from kvlab.attention.inputs import check_arrays, check_dtype, check_writeable, given, require
 from kvlab.attention.kinds import Kind, kind_of
+from kvlab.attention.operation import operation
 from kvlab.cache.arrays import dtype_of, element_strides, overlaps
 
 from .config import merge_grid
@@ -19,6 +20,7 @@ __all__ = ["merge_states"]
 MAX_PARTS = 1024
 
 
+@operation
 def merge_states(outs: Any, lses: Any, *, out: Any = None, return_lse: bool = True, backend: str = "auto") -> Any:
     """The attention over all keys, from N outputs over disjoint sets of them (split keys, cascade, context
     parallelism).

@@ -13,6 +13,7 @@ from kvlab.attention.hopper_choice import choose_with_hopper
 from kvlab.attention.inputs import check_lane_copies, require
 from kvlab.attention.online_softmax import MASK_VALUE
 from kvlab.attention.operands import result_dtype
+from kvlab.attention.operation import operation
 from kvlab.attention.scales import is_fp8
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.staging import DECODE_ARCHS, Traffic
@@ -28,6 +29,7 @@ __all__ = ["mha_decode", "mha_decode_paged"]
 KERNELS = {"triton": "kvlab.attention.mha_decode.kernel:launch", "hopper": "kvlab.attention.mha_decode.hopper:launch"}
 
 
+@operation
 def mha_decode(
     q: Any,
     cache: PagedKVCacheCollection,
@@ -57,6 +59,7 @@ def mha_decode(
     return mha_decode_paged(*call_of_collection(q, cache, layer), **options)
 
 
+@operation
 def mha_decode_paged(
     q: Any,
     k_cache: Any,

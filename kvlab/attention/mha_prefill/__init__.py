@@ -9,6 +9,7 @@ from kvlab.attention.backends import rounded, run
 from kvlab.attention.explain import Explanation
 from kvlab.attention.features import Features
 from kvlab.attention.operands import result_dtype
+from kvlab.attention.operation import operation
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.staging import Traffic
 
@@ -24,6 +25,7 @@ __all__ = ["mha_prefill", "mha_prefill_cache", "mha_prefill_paged"]
 KERNELS = {"triton": "kvlab.attention.mha_prefill.kernel:launch", "hopper": "kvlab.attention.mha_prefill.hopper:launch"}
 
 
+@operation
 def mha_prefill(
     q: Any,
     k: Any,
@@ -118,6 +120,7 @@ def mha_prefill(
     return _run(plan_dense(q, k, v, options, cu_seqlens_q, cu_seqlens_k))
 
 
+@operation
 def mha_prefill_paged(
     q: Any,
     k_cache: Any,
@@ -176,6 +179,7 @@ def mha_prefill_paged(
     return _run(plan_paged(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, options, kv_layout))
 
 
+@operation
 def mha_prefill_cache(
     q: Any, cache: PagedKVCacheCollection, layer: int = 0, *, cu_seqlens_q: Any, **options: Any
 ) -> Any:

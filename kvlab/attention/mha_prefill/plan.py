@@ -14,7 +14,7 @@ from kvlab.attention.hopper_choice import choose_with_hopper
 from kvlab.attention.inputs import check_lane_copies, check_paged_collection, check_traffic, finite_number, require
 from kvlab.attention.kinds import Kind, kind_of
 from kvlab.attention.layers import layer_arrays
-from kvlab.attention.ragged import check_grid, keys_with_new
+from kvlab.attention.ragged import check_grid, check_starts_of_cache, keys_with_new
 from kvlab.attention.scales import is_fp8
 from kvlab.cache.arrays import dtype_of, on_gpu
 
@@ -113,10 +113,7 @@ def plan_cache(q: Any, cache: Any, layer: int, cu_seqlens_q: Any, options: dict[
     check_paged_collection(cache)
     require(not cache.kv_params.is_mla, "cache is one of MLA, without V", "one of K and V; mla_prefill takes it")
     pages, starts = layer_arrays(cache, layer), cu_seqlens_q
-    if getattr(starts, "ndim", 0) != 1:  # its values would wait for a GPU
-        raise ValueError(f"cu_seqlens_q {starts!r}: must be [B + 1]")
-    batch = (int(cache.cache_lengths.shape[0]), int(starts.shape[0]) - 1)
-    require(batch[0] == batch[1], f"cu_seqlens_q of {batch[1]} sequences", f"those of the cache, {batch[0]}")
+    check_starts_of_cache(starts, cache)
     if pages.key_scales is not None:
         granules = int(pages.key_scales.shape[-1])
         require(granules == 1, f"a cache with {granules} scales a head and token", "one; granularity head_size")
@@ -129,9 +126,7 @@ def _common(inputs: PrefillInputs, options: Options) -> _Common:
     check_traffic(options.traffic)
     _, _, q_heads, head_dim = inputs.q.shape
     wanted = 1 / math.sqrt(head_dim) if options.scale is None else options.scale
-    accepted = "a finite number that float32 holds"
-    require(not isinstance(wanted, bool), f"scale {wanted!r}", accepted)
-    scale = finite_number(wanted, "scale", accepted)
+    scale = finite_number(wanted, "scale", "a finite number that float32 holds")
     features, fp8 = inputs.features, is_fp8(inputs.q)
     kept = None if features.arrays else features
     problem = PrefillProblem(

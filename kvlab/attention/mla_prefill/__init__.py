@@ -19,7 +19,8 @@ from kvlab.attention.layers import layer_arrays
 from kvlab.attention.masks import resolve_mask, window_interval
 from kvlab.attention.mha_prefill.machine import check_arch
 from kvlab.attention.operands import result_dtype
-from kvlab.attention.ragged import check_grid, keys_with_new, sequence_lengths
+from kvlab.attention.operation import operation
+from kvlab.attention.ragged import check_grid, check_starts_of_cache, keys_with_new, sequence_lengths
 from kvlab.attention.scales import is_fp8, resolve_scale
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.cache.arrays import dtype_of
@@ -43,6 +44,7 @@ __all__ = ["mla_prefill", "mla_prefill_paged", "mla_prefill_ragged"]
 KERNEL = "kvlab.attention.mla_prefill.kernel:launch"
 
 
+@operation
 def mla_prefill(
     q: Any,
     k: Any,
@@ -74,6 +76,7 @@ def mla_prefill(
     return mla_prefill_paged(*_from_collection(q, k, v, cache, layer, cu_seqlens_q, cu_seqlens_k), **options)
 
 
+@operation
 def mla_prefill_paged(
     q: Any,
     k: Any,
@@ -187,6 +190,7 @@ def mla_prefill_paged(
     return _run(_PAGED, arrays, form, asked, max_seqlen_q, backend, arch, scale, return_lse, base2, out, check, traffic)
 
 
+@operation
 def mla_prefill_ragged(
     q: Any,
     k: Any,
@@ -262,7 +266,7 @@ def _run(
 ) -> Any:  # fmt: skip
     """The call, checked; its plan where that is asked for."""
     explains, first = isinstance(backend, _Explain), None
-    backend = backend.backend if explains else backend
+    backend = str(backend)
 
     def prepare() -> _Plan:
         nonlocal first
@@ -371,23 +375,20 @@ def _from_collection(
     mla = cache.kv_params.is_mla
     require(mla, f"cache stores K and V ({cache.kv_params})", "one for MLA, blocks [pages, 1, layers, ...]")
     rows = layer_arrays(cache, layer).keys
-    starts = int(cache.cache_lengths.shape[0]) + 1
-    if getattr(cu_q, "ndim", 0) != 1 or cu_q.shape[0] != starts:  # its values would wait for a GPU
-        raise ValueError(f"cu_seqlens_q {cu_q!r}: must be [B + 1 = {starts}], a start for each sequence of the cache")
+    check_starts_of_cache(cu_q, cache)
     return q, k, v, rows, cache.lookup_table, keys_with_new(cache.cache_lengths, cu_q), cu_q, cu_k
 
 
-@dataclass(frozen=True)
-class _Explain:
-    """In place of a backend: the call goes as far as its plan, which it returns."""
+class _Explain(str):
+    """The name of a backend; the call goes as far as its plan, which it returns."""
 
-    backend: Any
+    __slots__ = ()
 
 
 def _explain(function: Callable[..., Any]) -> Callable[..., Explanation]:
     """What :func:`kvlab.attention.explain` calls for ``function``: the same call, checked alike, up to its plan."""
 
-    def plan(*args: Any, backend: Any = "auto", **kwargs: Any) -> Explanation:
+    def plan(*args: Any, backend: str = "auto", **kwargs: Any) -> Explanation:
         result: Explanation = function(*args, backend=_Explain(backend), **kwargs)
         return result
 

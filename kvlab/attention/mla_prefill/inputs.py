@@ -113,7 +113,7 @@ def check_paged(
     arrays = {"q": q, "k": k, "v": v, "kv_cache": kv_cache, "block_table": block_table, "seq_lens": seq_lens}
     check_arrays(arrays | given(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, k_starts=k_starts, out=out))
     batch = _check_rows(q, k, v, cu_q, cu_k, out)
-    whole = isinstance(latent_dim, int) and latent_dim >= 1
+    whole = isinstance(latent_dim, int) and not isinstance(latent_dim, bool) and 1 <= latent_dim < 1 << 31
     require(whole, f"latent_dim {latent_dim!r}", "a number of columns")
     check_latent_rows(kv_cache, latent_dim, q.shape[2] - k.shape[2], kv_layout)
     same = is_fp8(kv_cache) or kv_cache.dtype == q.dtype

@@ -332,7 +332,7 @@ def store(row: Row) -> Store:
         function = kvlab.attention.kv_store
         arrays = [data["k"].array, data["v"].array, cache, 1]
         if c.form == "ragged":
-            options["row_offsets"] = placed("lses", np.concatenate([[0], np.cumsum(new)])[:, None].astype(ints)).array[
+            options["cu_seqlens"] = placed("lses", np.concatenate([[0], np.cumsum(new)])[:, None].astype(ints)).array[
                 :, 0
             ]
         else:

@@ -45,6 +45,7 @@ class AccessRecord:
         self.known: Array = np.zeros((warps, self.agents), np.int64)
         self.known[:, :warps] = np.eye(warps, dtype=np.int64)
         self._issued: Array = np.zeros(warps, np.int64)  # groups of copies, or copies, of each warp
+        self._last_wait: dict[int, tuple[str, int, int]] = {}  # of an agent: its wait, how many it left, issued by then
         self._written: Array = np.full((1, self.agents), NEVER, np.int64)  # [cells, agents] time of the last access
         self._read: Array = np.full((1, self.agents), NEVER, np.int64)
         self._write_label: Array = np.zeros((1, self.agents), np.int64)
@@ -137,9 +138,11 @@ class AccessRecord:
                 cell, agent = (int(i[0]) for i in np.nonzero(late))
                 earlier = self._earlier(agent, int(labels[cell, agent]))
                 both = self.cells.byte_range(np.flatnonzero(late[:, agent]))
-                missing = self._missing(agent, earlier.warp, earlier.warp, int(times[cell, agent]), self.known)
+                time = int(times[cell, agent])
+                missing = self._missing(agent, earlier.warp, earlier.warp, time, self.known)
                 end = Side("the end of the CTA")
-                raise Hazard("in flight at the end", self.name, earlier, end, both, missing)
+                weak = self._too_weak(agent, time)
+                raise Hazard("in flight at the end", self.name, earlier, end, both, missing, weak)
 
     def _earlier(self, agent: int, label: int) -> Side:
         """What an agent did."""
@@ -174,11 +177,21 @@ class AccessRecord:
         flying = agent // self.warps >= 2
         name = how if how != "read" else "read in flight" if flying else "read not ordered"
         times = self._read if labels is self._read_label else self._written
-        missing = self._missing(agent, earlier.warp, warp, int(times[at.cells[cell], agent]), known)
+        time = int(times[at.cells[cell], agent])
+        missing = self._missing(agent, earlier.warp, warp, time, known)
         raise Hazard(
             name, self.name, earlier, Side(later.what, warp, later.stage, self._partition.get(warp)),
-            self.cells.byte_range(both), missing,
+            self.cells.byte_range(both), missing, self._too_weak(agent, time),
         )  # fmt: skip
+
+    def _too_weak(self, agent: int, time: int) -> str:
+        """In words: the agent's warp has waited since, but let too much be in flight. "" where it has not, or where the
+        wait reaches and something else is missing.
+        """
+        wait, left, issued = self._last_wait.get(agent, ("", 0, 0))
+        if issued < time or self.known[agent % self.warps, agent] >= time:
+            return ""
+        return f"{wait}({left}) in warp {agent % self.warps} leaves {left} in flight, <= {issued - time} needed"
 
     def _missing(self, agent: int, owner: int | None, warp: int | None, time: int, known: Array) -> str:
         """What would let ``warp`` know that the agent was done."""

@@ -35,6 +35,8 @@ class Hazard(RuntimeError):
     earlier, later  the two accesses, a :class:`Side` each (None where there is one only)
     byte_range    (first, past the last) byte address that both touch
     missing       the wait, barrier or fence that would order them
+    too_weak      what was waited for and does not reach, in words; "" where nothing was. The message says it in place
+                  of what is missing
 
     >>> raise Hazard("read in flight", "shared memory", Side("k copy", 2), Side("k read", 0), (0, 256),
     ...              "wait_group in warp 2, then a barrier")
@@ -54,9 +56,10 @@ still brings; missing: wait_group in warp 2, then a barrier
 
     def __init__(
         self, kind: str, memory: str, earlier: Side | None, later: Side | None, byte_range: tuple[int, int] | None,
-        missing: str,
+        missing: str, too_weak: str = "",
     ) -> None:  # fmt: skip
-        self.kind, self.earlier, self.later, self.byte_range, self.missing = kind, earlier, later, byte_range, missing
+        self.kind, self.earlier, self.later, self.byte_range = kind, earlier, later, byte_range
+        self.missing, self.too_weak = missing, too_weak
         where = memory if byte_range is None else f"{memory}, bytes [{byte_range[0]}, {byte_range[1]})"
         words = self._WORDS.get(kind, "{later}").format(earlier=earlier, later=later)
-        super().__init__(f"{where}: {words}; missing: {missing}")
+        super().__init__(f"{where}: {words}; {too_weak or f'missing: {missing}'}")

@@ -210,21 +210,18 @@ done; missing: a barrier between warp 1 and warp 0
     def wait_group(self, n: int = 0, warps: tuple[int, ...] | None = None) -> None:
         """Each warp waits until at most ``n`` of its groups (AMD: DMA instructions, vmcnt) are in flight."""
         chosen = self._waiting(warps, n)
-        self._learn(chosen, 2 * self.warps + chosen, self._issued[chosen] - n)
-        self._event("wait", f"{self._wait_name}({n})", None, tuple(chosen.tolist()))
+        self._wait(chosen, 2, self._issued, self._wait_name, n)
         self._flights.land(self.known)
 
     def wait_mma(self, n: int = 0, warps: tuple[int, ...] | None = None) -> None:
         """Each warp waits until at most ``n`` of its wgmma reads are in flight (wgmma.wait_group)."""
         chosen = self._waiting(warps, n)
-        self._learn(chosen, 3 * self.warps + chosen, self._mma[chosen] - n)
-        self._event("wait", f"wgmma.wait_group({n})", None, tuple(chosen.tolist()))
+        self._wait(chosen, 3, self._mma, "wgmma.wait_group", n)
 
     def wait_store(self, n: int = 0, warps: tuple[int, ...] | None = None) -> None:
         """Each warp waits until at most ``n`` of its bulk stores still read (cp.async.bulk.wait_group.read)."""
         chosen = self._waiting(warps, n)
-        self._learn(chosen, 5 * self.warps + chosen, self._stores[chosen] - n)
-        self._event("wait", f"cp.async.bulk.wait_group.read({n})", None, tuple(chosen.tolist()))
+        self._wait(chosen, 5, self._stores, "cp.async.bulk.wait_group.read", n)
 
     def fence_async(self, warps: tuple[int, ...] | None = None) -> None:
         """What the warps know to be written becomes visible to TMA and wgmma (fence.proxy.async)."""
@@ -287,6 +284,14 @@ done; missing: a barrier between warp 1 and warp 0
         if n < 0:
             raise ValueError(f"a wait for all but {n}: must be 0 or more")
         return np.array(chosen)
+
+    def _wait(self, warps: Array, kind: int, issued: Array, name: str, n: int) -> None:
+        """``warps`` know of all but the ``n`` newest of what their agents of a kind were given."""
+        agents = kind * self.warps + warps
+        self._learn(warps, agents, issued[warps] - n)
+        for agent, count in zip(agents.tolist(), issued[warps].tolist(), strict=True):
+            self._last_wait[agent] = (name, n, count)
+        self._event("wait", f"{name}({n})", None, tuple(warps.tolist()))
 
     def _learn(self, warps: Array, agents: Array, done: Array) -> None:
         """Each of ``warps`` knows that its agent is done up to a time."""

@@ -122,6 +122,52 @@ def test_words_of_the_machine(arch: str, missing: str) -> None:
     assert caught.value.missing == missing
 
 
+@pytest.mark.parametrize("left", [1, 2, 3])
+@pytest.mark.parametrize("arch, wait", [("sm_80", "cp.async.wait_group"), ("gfx950", "s_waitcnt vmcnt")])
+def test_a_wait_that_lets_too_much_be_in_flight_is_told(arch: str, wait: str, left: int) -> None:
+    """Rests on the meaning of wait(n): of 3 copies, all but the newest n are done. The first of 3 is read: <= 2."""
+    hazards = Hazards(Memory(96), warps=2, arch=arch)
+    parts = [hazards.region(32 * i, 32, (1,)) for i in range(3)]
+    for stage, part in enumerate(parts):
+        hazards.copy_async(part, "k copy", stage, instructions=None if arch == "sm_80" else [0, 1])
+        if arch == "sm_80":
+            hazards.commit_group()
+    hazards.wait_group(left)
+    for stage in range(3 - left):
+        hazards.read(parts[stage], "k read", stage)
+    with pytest.raises(Hazard) as caught:
+        hazards.read(parts[3 - left], "k read", 3 - left)
+    told = f"{wait}({left}) in warp 1 leaves {left} in flight, <= {left - 1} needed"
+    assert caught.value.too_weak == told
+    assert str(caught.value).endswith(f"still brings; {told}")
+    assert caught.value.missing == f"{wait} in warp 1"
+
+
+def test_a_wait_before_the_copy_is_no_wait_for_it() -> None:
+    hazards = Hazards(Memory(64), warps=1)
+    hazards.wait_group(0)
+    hazards.copy_async(hazards.region(0, 64), "k copy", 0)
+    hazards.commit_group()
+    with pytest.raises(Hazard, match=r"missing: cp\.async\.wait_group in warp 0"):
+        hazards.read(hazards.region(0, 64), "k read", 0)
+
+
+@pytest.mark.parametrize("of", ["wgmma", "store"])
+def test_a_weak_wait_for_reads_is_told(of: str) -> None:
+    """The same of wgmma groups and of bulk stores: memory that they still read is overwritten, or the CTA ends."""
+    hazards = Hazards(Memory(64), warps=1)
+    at = hazards.region(0, 64)
+    hazards.write(at, "p write")
+    hazards.fence_async()
+    for _ in range(2):
+        hazards.read_async(at, "p wgmma") if of == "wgmma" else hazards.store_bulk(at, "p store")
+    hazards.wait_mma(1) if of == "wgmma" else hazards.wait_store(1)
+    name = "wgmma.wait_group" if of == "wgmma" else "cp.async.bulk.wait_group.read"
+    for late in (lambda: hazards.write(at, "p write"), hazards.finish):
+        with pytest.raises(Hazard, match=rf"; {name}\(1\) in warp 0 leaves 1 in flight, <= 0 needed"):
+            late()
+
+
 def test_vmcnt_counts_instructions() -> None:
     """Rests on the ISA: vmcnt(n) lets the n newest loads of the wave be in flight."""
     hazards = Hazards(Memory(128), warps=1, arch="gfx950")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from kvlab.viz import draw_page_table
+from kvlab.cache import from_dense
+from kvlab.viz import draw, draw_page_table
+from kvlab.viz.palette import ACCENT
 
 SVG = "{http://www.w3.org/2000/svg}"
 TABLE = np.array([[7, 2, 11, -1], [0, -1, -1, -1], [5, 9, 3, 6]])
@@ -68,6 +71,56 @@ def test_a_cache_draws_itself() -> None:
     blocks = np.zeros((14, 2, 1, 16, 2, 8), np.float16)
     cache = SimpleNamespace(lookup_table=TABLE, cache_lengths=np.array(LENGTHS), blocks=blocks)
     assert draw_page_table(cache) == draw_page_table(TABLE, LENGTHS, 16, pages=14)
+
+
+@pytest.mark.parametrize("spare", [0, 3])
+def test_a_sentinel_is_no_page(spare: int) -> None:
+    """Rests on from_dense's own numbers: pages of 8 tokens, a null page behind them, sentinels in the table."""
+    dense = np.zeros((1, 2, 40, 1, 8), np.float32)
+    pool = from_dense(dense, dense, [39, 25], 8, shuffle=1, spare_pages=spare)
+    assert pool.blocks.shape[0] == 9 + spare + 1
+    want = f"2 sequences, 64 tokens in 9 of {9 + spare} pages: 8 of their slots hold no token"
+    for shown in (pool, pool.get_key_cache(0), pool.get_value_cache(0)):
+        assert draw(shown).title == want
+    assert f"{9 + spare} pages, 9 in use" in draw(pool).svg
+
+
+def test_fillers_and_pages_for_later_tokens_hold_none(sound) -> None:
+    """Law: a page is in use if a token lies in it. Row 1 is filled up with zeros, row 0 with a page for later."""
+    picture = draw_page_table([[3, 2, 5], [1, 0, 0]], [8, 3], 4, pages=6)
+    assert picture.title == "2 sequences, 11 tokens in 3 of 6 pages: 1 of their slots hold no token"
+    found = titles(sound(picture))
+    assert {f"page {page}\nfree" for page in (0, 4, 5)} <= set(found)
+    assert "sequence 0, logical page 2: no token yet\nphysical page 5" in found
+
+
+@pytest.mark.parametrize("token", [(0, 20), (0, 36), (2, 63), (1, 0)])
+@pytest.mark.parametrize("pages", [14, 400])
+def test_the_way_of_a_token_crosses_no_page(token: tuple[int, int], pages: int, sound) -> None:
+    """Law of the plane: no piece of the accented line enters a box, but the two that it joins at their edges."""
+    root = sound(draw_page_table(TABLE, LENGTHS, 16, pages=pages, token=token))
+    boxes = [
+        tuple(float(rect.get(name)) for name in ("x", "y", "width", "height"))
+        for rect in root.iter(f"{SVG}rect") if rect.find(f"{SVG}title") is not None
+    ]  # fmt: skip
+    lines = [path.get("d") for path in root.iter(f"{SVG}path") if path.get("stroke") == ACCENT]
+    assert lines
+    for line in lines:
+        points = [tuple(map(float, pair.split())) for pair in line.removeprefix("M").split("L")]
+        for (x0, y0), (x1, y1) in pairwise(points):
+            for x, y, width, height in boxes:
+                apart = max(x0, x1) <= x or min(x0, x1) >= x + width or max(y0, y1) <= y or min(y0, y1) >= y + height
+                assert apart
+
+
+def test_a_table_of_many_sequences_shows_the_first_and_the_last(sound, overlaps) -> None:
+    picture = draw_page_table(np.arange(3000).reshape(1000, 3), np.full(1000, 48), 16, token=(700, 20))
+    texts = {t.text for t in sound(picture).iter(f"{SVG}text")}
+    assert {f"sequence {b}" for b in (*range(8), 700, 999)} <= texts
+    assert "⋮  692 more sequences" in texts
+    assert picture.title == "Token 20 of sequence 700 lies in page 2101, slot 4"
+    assert not overlaps(picture)
+    assert picture.height < 1300
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+
+from kvlab.hardware import get_arch
 
 from .axis import QUIET, WIDTH, Axis, axis, axis_of, label_columns, label_rows, mark_gaps
 from .fragment import Fragment, draw_fragment
@@ -26,14 +29,18 @@ def draw_atom(atom: Any, *, lane: int | None = None, title: str | None = None, c
 
     atom    a :class:`kvlab.hardware.MmaAtom`: ``name``, ``shape`` (M, N, K), ``warp_size`` and the maps ``a, b, c``
             from (lane, register) to (row, column); None for an operand that stays in shared memory
-    lane    the one lane to look at: its elements are outlined, the others stand back
+    lane    the one lane to look at (of a warpgroup: the thread, 0 to 127): its elements are outlined, the others stand
+            back
 
-    Consecutive registers of a lane that lie side by side are one box: ``T5 a2–3`` means registers 2 and 3 of A's
-    fragment of lane 5. Large operands fold. Raises ValueError for a lane that the atom does not have.
+    Consecutive elements of a lane that lie side by side are one box: ``T5 a2–3`` means elements 2 and 3 of A's fragment
+    of lane 5, which are in bf16 the two halves of one 32-bit register. Large operands fold. Raises ValueError for a
+    lane that the atom does not have.
 
     >>> from kvlab.hardware import get_atom
     >>> draw_atom(get_atom("mma.sync.m16n8k16.bf16"), lane=5).title
     'mma.sync.m16n8k16.bf16: lane 5 holds 8 elements of A, 4 of B, 4 of C'
+    >>> draw_atom(get_atom("wgmma.m64n16k16.bf16"), lane=37).title
+    'wgmma.m64n16k16.bf16: lane 5 of warp 1 (thread 37) holds 8 elements of A, 8 of C'
     """
     if lane is not None and not 0 <= lane < atom.warp_size:
         raise ValueError(f"lane {lane} is not a lane of {atom.name}, 0..{atom.warp_size - 1}")
@@ -47,6 +54,7 @@ def draw_atom(atom: Any, *, lane: int | None = None, title: str | None = None, c
     top = axis(k, height, HEADER, limit=40, head=32, tail=8)
     rows_shown = np.arange(m) if m <= 32 else np.unique(np.r_[:16, np.nonzero(c.lane == lane)[0], m - 8 : m])
     below = axis_of(rows_shown, height, top.end + APART + HEADER - 10)
+    words = {operand.name: _hover(atom, operand) for operand in (a, b, c)}
     canvas = Canvas()
     for operand, columns, rows in ((b, right, top), (a, depth, below), (c, right, below)):
         left, y = float(columns.edge[0]), float(rows.edge[0])
@@ -57,12 +65,12 @@ def draw_atom(atom: Any, *, lane: int | None = None, title: str | None = None, c
         label_columns(canvas, columns, y - 5)
         label_rows(canvas, rows, left - 5)
         if operand.registers:
-            draw_fragment(canvas, operand, columns, rows, lane, words=_hover(operand))
+            draw_fragment(canvas, operand, columns, rows, lane, words=words[operand.name][0], values=words[operand.name][1])
             mark_gaps(canvas, columns, rows)
         else:
             _in_shared_memory(canvas, columns, rows)
     _words(canvas, atom, (a, b, c), depth.end - 10)
-    return canvas.picture(title or _title(atom, (a, b, c), lane), caption or _caption(lane))
+    return canvas.picture(title or _title(atom, (a, b, c), lane), caption or _caption(atom, lane))
 
 
 def _of(atom: Any, name: str, extent: tuple[int, int], first: int | None) -> Fragment:
@@ -79,12 +87,39 @@ def _of(atom: Any, name: str, extent: tuple[int, int], first: int | None) -> Fra
     row, column = to_element(lane, register)
     for where, value in zip(held, (lane, register), strict=True):
         where[row.ravel(), column.ravel()] = value.ravel()
-    return Fragment(name, held[0], held[1], registers, 32 if atom.warp_size > 64 else 0)
+    return Fragment(name, held[0], held[1], registers, _warp(atom))
 
 
-def _hover(operand: Fragment) -> str:
+def _warp(atom: Any) -> int:
+    """Lanes of a warp, where the instruction is one of several: of a warpgroup; else 0."""
+    if not hasattr(atom, "arch"):
+        return 0
+    lanes = get_arch(atom.arch).warp_size
+    return lanes if atom.warp_size > lanes else 0
+
+
+def _each(atom: Any, operand: Fragment) -> int:
+    """Elements in a 32-bit register."""
+    return max(1, 4 // atom.dtype_of(operand.name).itemsize) if hasattr(atom, "dtype_of") else 1
+
+
+def _hover(atom: Any, operand: Fragment) -> tuple[str, tuple[npt.NDArray[np.int64], ...]]:
+    """A %-format of row, column, lane, element and the values with it."""
     down, across = NAMES[operand.name]
-    return f"{operand.name.upper()}[{down} %d, {across} %d]\nlane %d, register {operand.name}%d"
+    words, values = f"{operand.name.upper()}[{down} %d, {across} %d]\n", []
+    words += "thread %d" if operand.warp else "lane %d"
+    words += f", element {operand.name}%d"
+    if operand.warp:
+        words += "\nwarp %d, lane %d"
+        values += [operand.lane // operand.warp, operand.lane % operand.warp]
+    each = _each(atom, operand)
+    if each > 1:
+        words += f"\n{_PART[each]} %d of 32-bit register %d"
+        values += [operand.register % each, operand.register // each]
+    return words, tuple(values)
+
+
+_PART = {2: "half", 4: "byte"}
 
 
 def _widths(a: Fragment, k: int, n: int) -> tuple[float, float]:
@@ -112,11 +147,11 @@ def _in_shared_memory(canvas: Canvas, columns: Axis, rows: Axis) -> None:
 def _words(canvas: Canvas, atom: Any, operands: tuple[Fragment, ...], room: float) -> None:
     """In the empty corner: what the picture says."""
     m, n, k = atom.shape
-    held = ", ".join(f"{o.name.upper()} {o.registers}" for o in operands if o.registers)
+    held = ", ".join(f"{o.name.upper()} {o.registers}{_packed(atom, o)}" for o in operands if o.registers)
     lines = [
-        f"{atom.warp_size} lanes; registers of a lane, counted in elements: {held}",
+        f"{atom.warp_size} {'threads; elements of each' if _warp(atom) else 'lanes; elements of each'}: {held}",
         "one hue: a quad, four neighbouring lanes",
-        *(["thick outline: a warp"] if atom.warp_size > 64 else []),
+        *(["thick outline: a warp"] if _warp(atom) else []),
     ]
     canvas.text(0, HEADER, f"C[{m},{n}] += A[{m},{k}] B[{k},{n}]", size=11, mono=True)
     y = HEADER + 6
@@ -126,16 +161,28 @@ def _words(canvas: Canvas, atom: Any, operands: tuple[Fragment, ...], room: floa
             canvas.text(0, y, line, size=11, opacity=0.75)
 
 
+def _packed(atom: Any, operand: Fragment) -> str:
+    """In words: how many registers the elements take, where that is another number."""
+    each = _each(atom, operand)
+    return f" in {-(-operand.registers // each)} registers" if each > 1 else ""
+
+
 def _title(atom: Any, operands: tuple[Fragment, ...], lane: int | None) -> str:
     held = [o for o in operands if o.registers]
     parts = [f"{o.registers}{_elements(o) if o is held[0] else ''} of {o.name.upper()}" for o in held]
-    return f"{atom.name}: {'each lane' if lane is None else f'lane {lane}'} holds {', '.join(parts)}"
+    warp = _warp(atom)
+    who = "each thread" if warp else "each lane"
+    if lane is not None:
+        who = f"lane {lane % warp} of warp {lane // warp} (thread {lane})" if warp else f"lane {lane}"
+    return f"{atom.name}: {who} holds {', '.join(parts)}"
 
 
 def _elements(operand: Fragment) -> str:
     return " element" if operand.registers == 1 else " elements"
 
 
-def _caption(lane: int | None) -> str:
-    text = "A at the left, B on top, C in the corner, as in the product. A box names a lane and its registers."
-    return text if lane is None else f"{text} Outlined: what lane {lane} holds."
+def _caption(atom: Any, lane: int | None) -> str:
+    who = "thread" if _warp(atom) else "lane"
+    text = "A at the left, B on top, C in the corner, as in the product. A box names a "
+    text += f"{who} and which of its elements of the operand it holds."
+    return text if lane is None else f"{text} Outlined: what {who} {lane} holds."

@@ -84,7 +84,7 @@ def _names(
     xs, ys, texts, behind, outlines = [], [], [], [], []
     _, first, counts = np.unique(number, return_index=True, return_counts=True)
     digits = len(str(fragment.registers - 1))
-    most = (len(f"T{part.lane.max()}"), 1 + digits if counts.max() == 1 else 2 + 2 * digits)
+    most = (len(f"T{part.lane.max()}"), 1 + digits if counts.max() == 1 else 2 + 2 * digits, 1 + digits)
     for at, count in zip(first.tolist(), counts.tolist(), strict=True):
         row, column = divmod(at, part.lane.shape[1])
         down = row + 1 < part.lane.shape[0] and number[row + 1, column] == number[row, column]
@@ -117,8 +117,10 @@ def _boxes(part: Fragment, rows: Axis, columns: Axis) -> npt.NDArray[np.int64]:
     return np.asarray(number.T if flip else number, np.int64)
 
 
-def _lines(who: str, span: str, width: float, height: float, most: tuple[int, int]) -> list[str]:
-    """The name in the box, in one or two lines, only what fits; decided by the longest names, for all boxes alike."""
+def _lines(who: str, span: str, width: float, height: float, most: tuple[int, int, int]) -> list[str]:
+    """The name in the box, in one to three lines, only what fits; decided by the longest names, for all boxes alike:
+    ``most`` characters of who, of the whole span, and of one of its ends.
+    """
 
     def fits(length: int, air: float) -> bool:
         return text_width("0" * length, 9.5, mono=True) + air <= width
@@ -127,4 +129,6 @@ def _lines(who: str, span: str, width: float, height: float, most: tuple[int, in
         return [f"{who} {span}"]
     if height >= 24 and fits(max(most), 3):
         return [who, span]
+    if height >= 36 and fits(max(most[0], most[2]), 2.5) and "–" in span:
+        return [who, span[: span.index("–")], span[span.index("–") :]]
     return [who] if fits(most[0], 3) else []

@@ -15,7 +15,7 @@ NAMES = ["mma.sync.m16n8k16.bf16", "mfma.16x16x32.bf16", "mfma.16x16x4.f32"]
 
 def shown(titles: list[str]) -> dict[tuple[str, int, int], tuple[int, int]]:
     """(operand, row, column) -> (lane, register), as the hover texts say."""
-    pattern = re.compile(r"([ABC])\[[mk] (\d+), [kn] (\d+)\]\nlane (\d+), register [abc](\d+)")
+    pattern = re.compile(r"([ABC])\[[mk] (\d+), [kn] (\d+)\]\n(?:lane|thread) (\d+), element [abc](\d+)(?:\n.*)*")
     found = {}
     for title in titles:
         operand, *numbers = pattern.fullmatch(title).groups()

@@ -191,7 +191,7 @@ class AccessRecord:
         wait, left, issued = self._last_wait.get(agent, ("", 0, 0))
         if issued < time or self.known[agent % self.warps, agent] >= time:
             return ""
-        return f"{wait}({left}) in warp {agent % self.warps} leaves {left} in flight, <= {issued - time} needed"
+        return f"{wait} in warp {agent % self.warps} leaves {left} in flight, <= {issued - time} needed"
 
     def _missing(self, agent: int, owner: int | None, warp: int | None, time: int, known: Array) -> str:
         """What would let ``warp`` know that the agent was done."""

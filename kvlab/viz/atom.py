@@ -54,7 +54,6 @@ def draw_atom(atom: Any, *, lane: int | None = None, title: str | None = None, c
     top = axis(k, height, HEADER, limit=40, head=32, tail=8)
     rows_shown = np.arange(m) if m <= 32 else np.unique(np.r_[:16, np.nonzero(c.lane == lane)[0], m - 8 : m])
     below = axis_of(rows_shown, height, top.end + APART + HEADER - 10)
-    words = {operand.name: _hover(atom, operand) for operand in (a, b, c)}
     canvas = Canvas()
     for operand, columns, rows in ((b, right, top), (a, depth, below), (c, right, below)):
         left, y = float(columns.edge[0]), float(rows.edge[0])
@@ -65,7 +64,9 @@ def draw_atom(atom: Any, *, lane: int | None = None, title: str | None = None, c
         label_columns(canvas, columns, y - 5)
         label_rows(canvas, rows, left - 5)
         if operand.registers:
-            draw_fragment(canvas, operand, columns, rows, lane, words=words[operand.name][0], values=words[operand.name][1])
+            part = operand.part(rows, columns)
+            words, values = _hover(atom, part)
+            draw_fragment(canvas, part, columns, rows, lane, words=words, values=values)
             mark_gaps(canvas, columns, rows)
         else:
             _in_shared_memory(canvas, columns, rows)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from .svg import Canvas
 from .text import text_width
 
-__all__ = ["GAP", "WIDTH", "Axis", "axis", "axis_of", "label_columns", "label_rows", "mark_gaps", "period"]
+__all__ = ["GAP", "WIDTH", "Axis", "axis", "axis_of", "label_columns", "label_rows", "mark_gaps", "period", "some"]
 
 WIDTH = 852.0
 """Width of the content of a picture that fills a 900-px notebook column."""
@@ -57,10 +57,38 @@ def axis(
     >>> folded.index.tolist(), folded.edge[-2:].tolist(), folded.gaps
     ([0, 1, 2, 3, 4, 5, 6, 7, 127], [70.0, 100.0], ((90.0, 119),))
     """
-    every = np.arange(count, dtype=np.int64)
-    if count > max(limit, head + tail):
-        every = every[(every < head) | (every >= count - tail) | (every == (-1 if keep is None else keep))]
-    return axis_of(every, cell, start)
+    return axis_of(some(count, limit, head, tail, keep, most=0), cell, start)
+
+
+def some(
+    count: int,
+    limit: int,
+    head: int,
+    tail: int,
+    keep: int | None = None,
+    subject: npt.NDArray[np.int64] | None = None,
+    *,
+    most: int,
+) -> npt.NDArray[np.int64]:
+    """Which of ``count`` are shown: all up to ``limit``, else the first ``head``, the last ``tail`` and ``keep``.
+
+    subject    those that the picture is about, ascending: if they are not all, the first ``most`` of them, the last
+               two and their neighbours are shown, and only the ends of the others
+
+    >>> some(100, 24, 8, 1, most=16).tolist()
+    [0, 1, 2, 3, 4, 5, 6, 7, 99]
+    >>> some(100, 24, 8, 1, subject=np.arange(60, 80), most=4).tolist()
+    [0, 59, 60, 61, 62, 63, 78, 79, 80, 99]
+    """
+    if count <= max(limit, head + tail):
+        return np.arange(count, dtype=np.int64)
+    kept = [] if keep is None else [keep]
+    if subject is None or not 0 < len(subject) < count:
+        kept += [*range(head), *range(count - tail, count)]
+    else:
+        inside = subject.tolist() if len(subject) <= most + 2 else [*subject[:most].tolist(), *subject[-2:].tolist()]
+        kept += [0, *inside, max(inside[0] - 1, 0), min(inside[-1] + 1, count - 1), count - 1]
+    return np.unique(np.array(kept, np.int64))
 
 
 def axis_of(

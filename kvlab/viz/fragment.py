@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .axis import Axis
+from .axis import GAP, WIDTH, Axis, axis_of, some
 from .palette import LANES, lane_colours
 from .svg import Canvas
 from .text import text_width
 
-__all__ = ["Fragment", "draw_fragment"]
+__all__ = ["Fragment", "draw_fragment", "fragment_axes"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Fragment:
 
 def draw_fragment(
     canvas: Canvas,
-    fragment: Fragment,
+    part: Fragment,
     columns: Axis,
     rows: Axis,
     lane: int | None = None,
@@ -46,11 +46,11 @@ def draw_fragment(
     words: str,
     values: tuple[npt.NDArray[np.int64], ...] = (),
 ) -> None:
-    """The cells, boxes, names and hover titles of ``fragment``; the elements of ``lane`` stand out.
+    """The cells, boxes, names and hover titles of ``part``, which is shown at ``rows`` and ``columns``; the elements of
+    ``lane`` stand out.
 
-    words    a %-format of row, column, lane, register and the ``values`` [rows, columns]
+    words    a %-format of row, column, lane, register and the ``values`` [shown rows, shown columns]
     """
-    part = fragment.part(rows, columns)
     number = _boxes(part, rows, columns)
     colour = lane_colours(part.lane)
     cell, height, dim = columns.cell, rows.cell, lane is not None
@@ -59,19 +59,54 @@ def draw_fragment(
         mine = np.where(part.lane == lane, colour, -2)
         canvas.cells(columns.edge, rows.edge, cell, height, mine, LANES, rules=False)
     canvas.borders(columns.edge, rows.edge, cell, height, number, stroke_width=0.6, opacity=0.35)
-    if fragment.warp and fragment.lane.max() >= fragment.warp:
-        canvas.borders(columns.edge, rows.edge, cell, height, part.lane // fragment.warp)
-    _names(canvas, fragment, part, number, columns, rows, lane, colour)
+    if part.warp and part.lane.max() >= part.warp:
+        canvas.borders(columns.edge, rows.edge, cell, height, part.lane // part.warp)
+    _names(canvas, part, number, columns, rows, lane, colour)
     canvas.hover(
         columns.edge, rows.edge, cell, height, words,
-        rows.index[:, None], columns.index[None, :], part.lane, part.register,
-        *(value[np.ix_(rows.index, columns.index)] for value in values),
+        rows.index[:, None], columns.index[None, :], part.lane, part.register, *values,
     )  # fmt: skip
+
+
+def fragment_axes(
+    sample: Fragment,
+    shape: tuple[int, int],
+    subject: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None,
+    *,
+    gutter: float,
+    header: float,
+    head: int = 16,
+) -> tuple[Axis, Axis]:
+    """Columns and rows of a fragment of ``shape``, wide enough for the names of its boxes; what is too large folds.
+
+    sample     some of it: how long the boxes are, and which way they go
+    subject    the rows and the columns that the picture is about
+    head       rows from the first one on that a folded picture shows
+    """
+    along, down = _joined(sample)
+    flat = along.sum() >= down.sum()
+    size = sample.lane.size
+    run = max(1, round(size / max(1, size - int((along if flat else down).sum()))))
+    who = text_width(f"T{sample.lane.max()}", 9.5, mono=True)
+    most = text_width(f"T{sample.lane.max()} {sample.name}–{2 * (sample.registers - 1)}", 9.5, mono=True) + 6
+    least = max(4.0, (who + 3.5) / run) if flat else who + 3
+    room = WIDTH - gutter
+    about = (None, None) if subject is None else subject
+    fit = min(72, int((room - 2 * GAP) // least))
+    all_fit = shape[1] <= 128 and np.floor(4 * room / shape[1]) / 4 >= least
+    wide = some(shape[1], shape[1] if all_fit else fit, fit - 3, 2, subject=about[1], most=fit - 6)
+    gaps = int(np.count_nonzero(np.diff(wide, prepend=-1) > 1))
+    cell = min(46.0, np.floor(4 * (room - GAP * gaps) / len(wide)) / 4)
+    tall = some(shape[0], 32, head, 1, subject=about[0], most=head)
+    if flat:
+        height = 18.0 if cell * run >= most else 26.0
+    else:
+        height = max(14.0, 26.0 if run == 1 else 36.0 / run)
+    return axis_of(wide, cell, gutter), axis_of(tall, height, header)
 
 
 def _names(
     canvas: Canvas,
-    fragment: Fragment,
     part: Fragment,
     number: npt.NDArray[np.int64],
     columns: Axis,
@@ -83,7 +118,7 @@ def _names(
     cell, height = columns.cell, rows.cell
     xs, ys, texts, behind, outlines = [], [], [], [], []
     _, first, counts = np.unique(number, return_index=True, return_counts=True)
-    digits = len(str(fragment.registers - 1))
+    digits = len(str(part.registers - 1))
     most = (len(f"T{part.lane.max()}"), 1 + digits if counts.max() == 1 else 2 + 2 * digits, 1 + digits)
     for at, count in zip(first.tolist(), counts.tolist(), strict=True):
         row, column = divmod(at, part.lane.shape[1])
@@ -91,7 +126,7 @@ def _names(
         x, y = float(columns.edge[column]), float(rows.edge[row])
         wide, high = (cell, height * count) if down else (cell * count, height)
         who, low = int(part.lane[row, column]), int(part.register[row, column])
-        span = f"{fragment.name}{low}" if count == 1 else f"{fragment.name}{low}–{low + count - 1}"
+        span = f"{part.name}{low}" if count == 1 else f"{part.name}{low}–{low + count - 1}"
         lines = _lines(f"T{who}", span, wide, high, most) if who >= 0 else []
         xs += [x + wide / 2] * len(lines)
         ys += [y + high / 2 + 3.4 + 11 * (i - (len(lines) - 1) / 2) for i in range(len(lines))]
@@ -104,10 +139,16 @@ def _names(
         canvas.look_here(*box, 2.5)
 
 
+def _joined(part: Fragment) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Whether an element and the next one, along a row and down a column, are of one lane in consecutive registers."""
+    lane, register = part.lane, part.register
+    along = (lane[:, 1:] == lane[:, :-1]) & (register[:, 1:] == register[:, :-1] + 1)
+    return along, (lane[1:] == lane[:-1]) & (register[1:] == register[:-1] + 1)
+
+
 def _boxes(part: Fragment, rows: Axis, columns: Axis) -> npt.NDArray[np.int64]:
     """[rows, columns] number of the run of consecutive registers of one lane that each shown element belongs to."""
-    along_row = (part.lane[:, 1:] == part.lane[:, :-1]) & (part.register[:, 1:] == part.register[:, :-1] + 1)
-    along_column = (part.lane[1:] == part.lane[:-1]) & (part.register[1:] == part.register[:-1] + 1)
+    along_row, along_column = _joined(part)
     flip = along_column.sum() > along_row.sum()
     joined, index = (along_column.T, rows.index) if flip else (along_row, columns.index)
     joined = joined & (np.diff(index) == 1)

@@ -60,9 +60,15 @@ def draw_fragment_map(
     label_rows(canvas, rows, GUTTER - 7)
     words = f"{axes[0]} %d, {axes[1]} %d\nthread %d, its element %d\nwarp %d, lane %d, register %d, element %d"
     words += "\nheld by %d threads" if holders.max() > 1 else ""
-    values = (owner // warp_size, owner % warp_size, element // per_register, element % per_register)
+    part, many = fragment.part(rows, columns), holders[np.ix_(rows.index, columns.index)]
+    values = (
+        part.lane // warp_size,
+        part.lane % warp_size,
+        part.register // per_register,
+        part.register % per_register,
+    )
     draw_fragment(
-        canvas, fragment, columns, rows, thread, words=words, values=(*values, holders) if holders.max() > 1 else values
+        canvas, part, columns, rows, thread, words=words, values=(*values, many) if holders.max() > 1 else values
     )
     mark_gaps(canvas, columns, rows, what=axes[0])
     entries = [("none", ACCENT, f"thread {thread}")] if thread is not None else []

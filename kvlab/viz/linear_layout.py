@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .axis import GAP, QUIET, WIDTH, axis_of, label_columns, label_rows, mark_gaps, period
-from .fragment import Fragment, draw_fragment
+from .axis import QUIET, WIDTH, label_columns, label_rows, mark_gaps, period
+from .fragment import Fragment, draw_fragment, fragment_axes
 from .grid import draw_layout
 from .holders import lowest
 from .legend import keys
@@ -198,23 +198,16 @@ def _owners(
 
 
 def _grid(fragment: Fragment, copies: npt.NDArray[np.int64], thread: int | None, words: str) -> Picture:
-    rows, columns = fragment.lane.shape
-    mine = [] if thread is None else np.nonzero(fragment.lane == thread)
-    keep = np.unique(mine[0])[:16] if len(mine) else np.zeros(0, np.int64)
-    head = 16 if rows <= 64 else max(8, min(16, period(fragment.lane, 16) or 8))
-    shown = np.arange(rows) if rows <= 32 else np.unique(np.r_[:head, keep, rows - 1])
-    wide = np.arange(columns)
-    if columns > 128:
-        wide = np.unique(np.r_[:64, np.unique(mine[1])[:16] if len(mine) else [], columns - 8 : columns]).astype(int)
-    room = WIDTH - GUTTER - GAP * np.count_nonzero(np.diff(wide) > 1)
-    cell = min(46.0, np.floor(4 * room / len(wide)) / 4)
-    across = axis_of(wide, cell, GUTTER)
-    down = axis_of(shown, 26.0 if cell >= 21 else 18.0, HEADER)
+    shape = fragment.lane.shape
+    mine = np.argwhere(fragment.lane == thread)
+    subject = None if thread is None else (np.unique(mine[:, 0]), np.unique(mine[:, 1]))
+    head = 16 if shape[0] <= 64 else max(8, min(16, period(fragment.lane, 16) or 8))
+    across, down = fragment_axes(fragment, shape, subject, gutter=GUTTER, header=HEADER, head=head)
     canvas = Canvas()
     canvas.text(0, 10, "row ↓  column →", size=10, opacity=QUIET)
     label_columns(canvas, across, HEADER - 5)
     label_rows(canvas, down, GUTTER - 7)
-    draw_fragment(canvas, fragment, across, down, thread, words=words)
+    draw_fragment(canvas, fragment.part(down, across), across, down, thread, words=words)
     mark_gaps(canvas, across, down)
     entries = [("none", INK, "thick outline: a warp")] if fragment.lane.max() >= fragment.warp else []
     entries += [(HATCH, "", "nobody holds it")] if (copies == 0).any() else []

@@ -168,7 +168,10 @@ MUTANTS: dict[str, tuple[str, Callable[[Patch], None], Any, str]] = {
     "v-refilled-before-it-is-read": ("mma stmatrix fma", refill_before_it_is_read("v"), READ, "v read by warp"),
     "refilled-twice": ("mma fma", refill_twice, WAW, "k copy by warp 0, stage 0, may come before k copy"),
     "no-vmcnt": ("gfx", drop("wait_group"), READ, "missing: s_waitcnt vmcnt in warp"),
-    "vmcnt-1": ("gfx", drop("wait_group", instead=lambda h, wait: wait(h, 1)), READ, "s_waitcnt vmcnt in warp"),
+    "vmcnt-1": (
+        "gfx", drop("wait_group", instead=lambda h, wait: wait(h, 1)), READ,
+        "s_waitcnt vmcnt in warp 0 leaves 1 in flight, <= 0 needed",
+    ),
     "wave-2-does-not-wait": (
         "gfx", drop("wait_group", instead=lambda h, wait: wait(h, 0, SOME)), READ, "s_waitcnt vmcnt in warp 2",
     ),

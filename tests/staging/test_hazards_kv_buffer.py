@@ -258,7 +258,8 @@ VMCNT = "missing: s_waitcnt vmcnt in warp"
 MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
     "no-vmcnt": ("prefill decode shared mla", drop("wait_group"), READ, VMCNT),
     "vmcnt-leaves-one-more": (
-        "prefill decode shared mla", drop("wait_group", instead=lambda h, wait: wait(h, 9)), READ, VMCNT,
+        "prefill decode shared mla", drop("wait_group", instead=lambda h, wait: wait(h, 9)), READ,
+        "s_waitcnt vmcnt in warp 0 leaves 9 in flight, <= ",
     ),
     "wave-2-does-not-wait": (
         "prefill decode shared mla", drop("wait_group", instead=lambda h, wait: wait(h, 0, SOME)), READ,

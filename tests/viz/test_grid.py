@@ -6,9 +6,12 @@ import time
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from kvlab.layout import Layout, TileTensor, zipped_divide
+from kvlab.layout import ComposedLayout, Layout, Swizzle, TileTensor, zipped_divide
 from kvlab.viz import draw, draw_layout
+from kvlab.viz.field import Field
 
 TILE = np.arange(128)[:, None] * 64 + np.arange(64)
 
@@ -108,7 +111,57 @@ def test_a_view_is_bright_inside_its_dimmed_parent(sound) -> None:
 
 def test_title_states_the_finding() -> None:
     assert draw_layout(TILE[:8], element_bytes=2).title.endswith("column 0 lies in 1 of 32 banks")
+    tile = ComposedLayout(Layout.row_major(8, 64), Swizzle(3, 3, 3, "bf16"))
+    assert draw(tile).title.endswith(": the 8 rows of column 0 lie in 8 different banks")
+    assert draw_layout(Layout.row_major(64, 33), element_bytes=4).title.endswith("column 0 lies in all 32 banks")
+    assert draw_layout(Layout("(8,4):(1,8)"), element_bytes=2).title.endswith(
+        "the 8 rows of column 0 lie in 4 words, in 4 different banks"
+    )
     assert "64 elements share 8 offsets" in draw_layout(np.arange(8)[:, None] * np.ones(8, int)).title
+
+
+SMALL_INTS = st.integers(1, 5)
+TREES = st.tuples(SMALL_INTS, SMALL_INTS, SMALL_INTS, *[st.integers(-40, 40)] * 3)
+
+
+@given(TREES, st.sampled_from([None, 1, 2, 4, 16]), st.sampled_from([32, 64]))
+def test_what_is_said_of_large_layouts_is_what_all_offsets_say(tree, element_bytes, banks) -> None:
+    """Rests on all offsets, one by one: what shapes and strides tell (as of large layouts) is the same."""
+    a, b, c, *strides = tree
+    layout = Layout(((a, b), c), ((strides[0], strides[1]), strides[2]))
+    field, blind = Field(layout), Field(layout)
+    blind.__dict__["every"] = None
+    assert np.array_equal(field.every, layout.offsets())
+    assert [x for x in blind.steps if x is not None] == [x for x in blind.steps if x is not None and x in field.steps]
+    assert blind.steps[1] == field.steps[1] or blind.steps[1] is None or field.shape[0] == 1
+    assert blind.distinct in (field.distinct, None)
+    found = blind.find(field.every)
+    if found is not None:
+        row, column, there = found
+        assert there.all()
+        assert np.array_equal(blind.source(row, column), field.every)
+        missing = np.setdiff1d(np.arange(-500, 500), field.every)
+        assert not blind.find(missing)[2].any()
+    if element_bytes:
+        column = (64 + field.every[:, 0] * element_bytes) // 4
+        start, down = int(field.every[0, 0]), field.leaves[0]
+        scaled = type(down)(down.extents, tuple(d * element_bytes for d in down.strides))
+        found = {at // 4 for at in scaled.residues(64 + start * element_bytes, 4 * banks)}
+        assert found == set((column % banks).tolist())
+
+
+def test_a_view_is_never_folded_away(sound, hovers) -> None:
+    """The tile in the last corner of a large tensor; a strip in its middle."""
+    whole = TileTensor.stack_allocation(Layout.row_major(256, 512), "bf16")
+    for tile in (whole.tile((8, 32), (31, 15)), whole.tile((64, 512), (2, 0)), whole.tile((256, 8), (0, 40))):
+        rows, columns = (n for n in tile.layout.shape)
+        picture = draw(tile)
+        found = hovers(sound(picture))
+        first = tile.offset
+        row, column = divmod(int(first), 512)
+        last = row + rows - 1, column + columns - 1
+        assert any(text.startswith(f"row {row}, column {column}\n") for text in found)
+        assert any(text.startswith(f"row {last[0]}, column {last[1]}\n") for text in found)
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def byte_path(
         plain_byte=int(place.plain().address(row, vector)) + inside,
         warp=thread // 32, lane=thread % 32, register=register, lanes=32, registers=shape.atom.regs_b,
         atom=shape.atom.name, shape=shape.atom.shape, operand="b",
-        operand_at=(int(k), int(n)),
+        operand_at=(int(k), int(n)), packed=max(1, 4 // shape.atom.dtype_of("b").itemsize),
     )  # fmt: skip
 
 

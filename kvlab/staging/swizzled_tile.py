@@ -88,6 +88,17 @@ class SwizzledTile:
         """For pictures: ``[slots, 2]``, the (row, vector) that lives in each 16-byte slot of the tile."""
         return _owner(self)
 
+    def owner_of(self, slot: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """``[*slot, 2]``: the (row, vector) that lives in each of some 16-byte slots, -1 where none does.
+
+        >>> SwizzledTile(rows=1 << 40, row_bytes=128).owner_of(8 * 9 + np.arange(3)).tolist()
+        [[9, 1], [9, 0], [9, 3]]
+        """
+        assert self.swizzle is not None
+        number = np.asarray(self.swizzle(np.asarray(slot, np.int64)))  # its own inverse
+        pair = np.stack(np.divmod(number, self.vectors), axis=-1)
+        return np.where((number < self.rows * self.vectors)[..., None], pair, -1)
+
 
 def _inside(name: str, value: Any, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     array = np.asarray(value)

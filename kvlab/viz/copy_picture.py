@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .axis import QUIET, Axis, axis, axis_of, label_columns, label_rows, mark_gaps
+from kvlab.hardware import get_arch
+
+from .axis import GAP, QUIET, Axis, axis, axis_of, label_columns, label_rows, mark_gaps, some
 from .copy_plan import CopyPlan
 from .holders import lowest
 from .legend import keys
@@ -23,6 +25,7 @@ HEADER = 44.0
 SOURCE, LANE, TARGET, BETWEEN = 316.0, 62.0, 330.0, 40.0
 ROW, BOX = 20.0, 20.0
 PALE = 0.3
+Int64 = npt.NDArray[np.int64]
 
 
 def draw_copy_plan(
@@ -77,44 +80,42 @@ def draw_copy_plan(
                  (start - (36 if plan.destination is not None else 4), there)], width=0.9,
             )  # fmt: skip
     entries = [("none", ACCENT, "the first instruction of warp 0")]
-    entries += [(HATCH, "", "not part of this copy")] if _missing(plan) else []
+    entries += [(HATCH, "", "not part of this copy")] if canvas.hatched else []
     keys(canvas, GUTTER, canvas.bottom + 14, entries)
     return canvas.picture(title or _title(plan), caption or _caption(plan))
 
 
-def _owners(plan: CopyPlan) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """[rows, vectors] lane and instruction that fetch each vector; -1 for nobody."""
-    shape = plan.shape[0], plan.shape[1] // plan.width
-    which, who = np.nonzero(plan.row >= 0)
-    number = lowest(shape, (plan.row[which, who], plan.col[which, who] // plan.width), which * plan.lanes + who)
+def _owners(plan: CopyPlan, rows: Int64, vectors: Int64) -> tuple[Int64, Int64]:
+    """[rows, vectors] lane and instruction that fetch each of these vectors; -1 for nobody."""
+    row, vector = plan.row, plan.col // plan.width
+    which, who = np.nonzero(np.isin(row, rows) & np.isin(vector, vectors))
+    place = np.searchsorted(rows, row[which, who]), np.searchsorted(vectors, vector[which, who])
+    number = lowest((len(rows), len(vectors)), place, which * plan.lanes + who)
     held = number >= 0
     return np.where(held, number % plan.lanes, -1), np.where(held, number // plan.lanes, -1)
 
 
-def _missing(plan: CopyPlan) -> bool:
-    return bool((_owners(plan)[0] < 0).any())
-
-
 def _source(canvas: Canvas, plan: CopyPlan, bundles: list[npt.NDArray[np.int64]]) -> tuple[dict[int, float], float]:
     """The tile in vectors; returns the middle of each shown row, and where the rows end."""
-    lane, instruction = _owners(plan)
-    count = lane.shape[1]
-    cell = min(40.0, np.floor(4 * SOURCE / count) / 4)
-    first = [int(plan.row[0, lanes[0]]) for lanes in bundles]
-    shown = np.arange(plan.shape[0]) if plan.shape[0] <= 24 else np.unique(np.r_[:8, first, plan.shape[0] - 1])
-    columns, rows = axis(count, cell, GUTTER, limit=count, head=count), axis_of(shown, ROW, HEADER)
+    count = plan.shape[1] // plan.width
+    first = sorted({int(plan.row[0, lanes[0]]) for lanes in bundles})
+    taken = np.unique(plan.col[0][plan.row[0] >= 0]) // plan.width
+    shown = np.arange(plan.shape[0]) if plan.shape[0] <= 24 else np.unique([*range(8), *first, plan.shape[0] - 1])
+    across = some(count, 64, 16, 2, subject=taken, most=24)
+    gaps = int(np.count_nonzero(np.diff(across, prepend=-1) > 1))
+    cell = min(40.0, np.floor(4 * (SOURCE - GAP * gaps) / len(across)) / 4)
+    columns, rows = axis_of(across, cell, GUTTER), axis_of(shown, ROW, HEADER)
+    lane, instruction = _owners(plan, rows.index, columns.index)
     canvas.text(0, 10, f"source: {plan.shape[0]} x {plan.shape[1]} {plan.dtype}", size=11, weight=600)
     canvas.text(0, 24, f"row ↓  column →  a cell: {plan.width} elements", size=10, opacity=QUIET)
-    label_columns(canvas, columns, HEADER - 6, [str(plan.width * c) for c in range(count)])
+    label_columns(canvas, columns, HEADER - 6, [str(plan.width * c) for c in across.tolist()])
     label_rows(canvas, rows, GUTTER - 6)
-    grid = np.ix_(rows.index, columns.index)
-    mine = instruction[grid] == 0
     words = [
         f"row {r}, columns {plan.width * c}..{plan.width * c + plan.width - 1}\n" + _fetched(plan, int(i), int(t))
-        for r, line in zip(rows.index.tolist(), np.stack([instruction, lane], -1)[grid], strict=True)
-        for c, (i, t) in enumerate(line)
+        for r, line in zip(rows.index.tolist(), np.stack([instruction, lane], -1).tolist(), strict=True)
+        for c, (i, t) in zip(across.tolist(), line, strict=True)
     ]
-    _cells(canvas, columns, rows, lane[grid], mine, words)
+    _cells(canvas, columns, rows, lane, instruction == 0, words)
     mark_gaps(canvas, columns, rows)
     return dict(zip(rows.index.tolist(), rows.centre.tolist(), strict=True)), columns.end
 
@@ -166,37 +167,38 @@ def _outline(canvas: Canvas, columns: Axis, rows: Axis, high: float, mine: npt.N
 
 
 def _shared(canvas: Canvas, plan: CopyPlan, bundles: list[npt.NDArray[np.int64]], left: float) -> dict[int, float]:
-    """Rows of 128 bytes of shared memory; returns where each bundle's arrow ends."""
+    """Rows of shared memory, all banks once; returns where each bundle's arrow ends."""
     assert plan.destination is not None
-    active = plan.row >= 0
-    size = plan.nbytes
-    base = int(plan.destination[active].min()) // 128 * 128
-    count = -(-(int(plan.destination[active].max()) + size - base) // 128)
-    lane, instruction = np.full((count, 128 // size), -1, np.int64), np.full((count, 128 // size), -1, np.int64)
-    which, who = np.nonzero(active)
-    slot = (plan.destination[which, who] - base) // size
-    lane.flat[slot], instruction.flat[slot] = who, which
-    first = (plan.destination[0][active[0]] - base) // 128
+    active, size, arch = plan.row >= 0, plan.nbytes, get_arch(plan.arch)
+    row_bytes = arch.pass_bytes
+    base = int(plan.destination[active].min()) // row_bytes * row_bytes
+    count = -(-(int(plan.destination[active].max()) + size - base) // row_bytes)
+    first = np.unique(plan.destination[0][active[0]] - base) // row_bytes
     shown = np.arange(count) if count <= 24 else np.unique(np.r_[:4, first, count - 1])
+    lane, instruction = (np.full((len(shown), row_bytes // size), -1, np.int64) for _ in range(2))
+    which, who = np.nonzero(active & np.isin((plan.destination - base) // row_bytes, shown))
+    place = plan.destination[which, who] - base
+    at = np.searchsorted(shown, place // row_bytes), place % row_bytes // size
+    lane[at], instruction[at] = who, which
     columns = axis(lane.shape[1], np.floor(4 * TARGET / lane.shape[1]) / 4, left, limit=128, head=128)
     rows = axis_of(shown, ROW, HEADER)
     canvas.text(left, 10, "destination: shared memory", size=11, weight=600)
-    canvas.text(left, 24, "rows of 128 bytes, bank of 4 bytes →", size=10, opacity=QUIET)
-    banks = [str(size * c // 4) for c in range(lane.shape[1])]
+    canvas.text(left, 24, f"rows of {row_bytes} bytes, bank of 4 bytes →", size=10, opacity=QUIET)
+    banks = [str(size * c // arch.bank_bytes) for c in range(lane.shape[1])]
     label_columns(canvas, columns, HEADER - 6, banks)
-    label_rows(canvas, rows, left - 5, [str(base + 128 * r) for r in shown.tolist()], mono=True)
-    grid = np.ix_(rows.index, columns.index)
+    label_rows(canvas, rows, left - 5, [str(base + row_bytes * r) for r in shown.tolist()], mono=True)
     words = []
-    for r in rows.index.tolist():
+    for k, r in enumerate(rows.index.tolist()):
         for c in range(lane.shape[1]):
-            i, t, at = int(instruction[r, c]), int(lane[r, c]), base + 128 * r + size * c
+            i, t, byte = int(instruction[k, c]), int(lane[k, c]), base + row_bytes * r + size * c
             what = "not part of this copy" if i < 0 else f"row {plan.row[i, t]}, column {plan.col[i, t]}"
-            words.append(f"byte {at}, bank {at // 4 % 32}\n{what}" + (f"\n{_fetched(plan, i, t)}" if i >= 0 else ""))
-    _cells(canvas, columns, rows, lane[grid], instruction[grid] == 0, words)
+            bank = byte // arch.bank_bytes % arch.banks
+            words.append(f"byte {byte}, bank {bank}\n{what}" + (f"\n{_fetched(plan, i, t)}" if i >= 0 else ""))
+    _cells(canvas, columns, rows, lane, instruction == 0, words)
     mark_gaps(canvas, columns, rows)
-    place = dict(zip(rows.index.tolist(), rows.centre.tolist(), strict=True))
-    ends = {n: int(plan.destination[0, lanes].min() - base) // 128 for n, lanes in enumerate(bundles)}
-    return {n: place[row] for n, row in ends.items() if row in place}
+    middle = dict(zip(rows.index.tolist(), rows.centre.tolist(), strict=True))
+    ends = {n: int(plan.destination[0, lanes].min() - base) // row_bytes for n, lanes in enumerate(bundles)}
+    return {n: middle[row] for n, row in ends.items() if row in middle}
 
 
 def _registers(

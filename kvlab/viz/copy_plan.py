@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvlab.hardware import get_arch
 from kvlab.memory import as_dtype
 
 __all__ = ["CopyPlan"]
+
+AMD = "gfx950"
+"""Whose loaders to LDS are known."""
+MOST = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +32,7 @@ class CopyPlan:
     width           elements that a lane moves with one instruction
     destination     [instructions, lanes] byte address in shared memory; None for a copy to registers
     warp            [instructions] which warp executes each
+    arch            whose shared memory it is: how many banks it has
 
     Raises ValueError for arrays of different shapes or vectors outside the tile.
     """
@@ -38,9 +45,11 @@ class CopyPlan:
     width: int
     destination: npt.NDArray[np.int64] | None = None
     warp: npt.NDArray[np.int64] | None = None
+    arch: str = "sm_90"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", as_dtype(self.dtype))
+        get_arch(self.arch)
         row, col = (np.atleast_2d(np.asarray(a, np.int64)) for a in (self.row, self.col))
         object.__setattr__(self, "row", row)
         object.__setattr__(self, "col", col)
@@ -64,8 +73,9 @@ class CopyPlan:
     def of(cls, loader: Any, shape: tuple[int, int] | None = None, dtype: Any = "bf16") -> CopyPlan:
         """The plan of a loader of :mod:`kvlab.hardware` or of a register layout, on a tile of ``shape``.
 
-        - :class:`~kvlab.hardware.RegTileLoader`: each worker's vectors, to registers
-        - :class:`~kvlab.hardware.SubTileLoaderLDS` and ``SubTileLoaderLDS_st_8x32`` (which knows its shape): to LDS
+        - :class:`~kvlab.hardware.RegTileLoader`: each worker's vectors, to registers, in waves as on gfx950
+        - :class:`~kvlab.hardware.SubTileLoaderLDS` and ``SubTileLoaderLDS_st_8x32`` (which knows its shape): to the LDS
+          of gfx950
         - :class:`~kvlab.layout.LinearLayout` of registers, lanes and warps (a blocked load of ``dtype``), its
           contiguous registers as vectors of up to 16 bytes
 
@@ -74,6 +84,9 @@ class CopyPlan:
         >>> plan.row.shape, plan.destination[1, :2].tolist()
         ((2, 64), [1024, 1040])
         """
+        extent = (loader.BN, loader.depth) if hasattr(loader, "BN") else shape
+        if extent is not None and math.prod(extent) > MOST:
+            raise ValueError(f"shape {tuple(extent)} of {loader!r}: tiles of up to {MOST} elements can be planned")
         if hasattr(loader, "in_dims"):
             return _of_layout(cls, loader, as_dtype(dtype))
         if hasattr(loader, "thread_layout"):
@@ -128,10 +141,19 @@ def _needed(loader: Any, shape: Sequence[int] | None) -> tuple[int, int]:
 def _of_registers(cls: type[CopyPlan], loader: Any, shape: tuple[int, int]) -> CopyPlan:
     where = loader.vectors(shape)  # [workers, vectors, 2]
     workers, vectors = where.shape[:2]
-    lanes = min(64, workers)
+    lanes = min(get_arch(AMD).warp_size, workers)
     per_warp = where.reshape(workers // lanes, lanes, vectors, 2).transpose(0, 2, 1, 3).reshape(-1, lanes, 2)
     warp = np.repeat(np.arange(workers // lanes), vectors)
-    return cls(type(loader).__name__, shape, loader.dtype, per_warp[..., 0], per_warp[..., 1], loader.width, warp=warp)
+    return cls(
+        type(loader).__name__,
+        shape,
+        loader.dtype,
+        per_warp[..., 0],
+        per_warp[..., 1],
+        loader.width,
+        warp=warp,
+        arch=AMD,
+    )
 
 
 def _of_dma(cls: type[CopyPlan], loader: Any, shape: Sequence[int] | None) -> CopyPlan:
@@ -144,7 +166,8 @@ def _of_dma(cls: type[CopyPlan], loader: Any, shape: Sequence[int] | None) -> Co
     size = loader.dtype.itemsize
     lane = np.arange(plan.row.shape[1])
     target = plan.offset[:, None] * size + lane * plan.width * size
-    return cls(type(loader).__name__, (rows, columns), loader.dtype, plan.row, plan.col, plan.width, target, warp)
+    name, extent = type(loader).__name__, (rows, columns)
+    return cls(name, extent, loader.dtype, plan.row, plan.col, plan.width, target, warp, AMD)
 
 
 def _of_layout(cls: type[CopyPlan], layout: Any, dtype: np.dtype[Any]) -> CopyPlan:

@@ -19,6 +19,7 @@ def draw_encoding(
     *,
     triton_version: str | None = None,
     element_bytes: int | None = None,
+    banks: int = 32,
     thread: int | None = None,
     title: str | None = None,
     caption: str | None = None,
@@ -26,8 +27,8 @@ def draw_encoding(
     """A Triton encoding on a tensor of ``shape``, by default the smallest that shows its pattern.
 
     - of registers: which thread and register hold each element; ``thread`` (warp * lanes + lane) can be picked out
-    - of shared memory: what lies where, in elements of ``element_bytes`` (2, or what the encoding says); places that
-      no element has (padding) are hatched
+    - of shared memory: what lies where, in elements of ``element_bytes`` (2, or what the encoding says), over ``banks``
+      of 4 bytes (32, or 64 on gfx950); places that no element has (padding) are hatched
 
     Raises ValueError where the encoding does not fit the shape, and for a thread that it does not have.
 
@@ -47,7 +48,7 @@ def draw_encoding(
         coordinates = np.full((len(shape), -(-(int(place.max()) + 1) // 16) * 16), -1)
         coordinates[:, place] = np.indices(shape)
         size = element_bytes or getattr(encoding, "element_bitwidth", 16) // 8
-        top, found, told = stored(shape, tuple(coordinates), size)
+        top, found, told = stored(shape, tuple(coordinates), size, banks)
         found = f"{'its transpose, ' * ('transposed' in found)}{found.rpartition(': ')[2]}"
     else:
         top, found, told = held(layout, thread)

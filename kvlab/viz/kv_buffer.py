@@ -53,7 +53,7 @@ def draw_kv_buffer(
 
     image, arch = buffer.smem_image(program), get_arch(getattr(buffer.params, "arch", "gfx950"))
     image = image if stage is None else image.stage(stage)
-    row_bytes = arch.banks * arch.bank_bytes
+    row_bytes = arch.pass_bytes
     areas = _shown(image.areas) if fold and len(image.areas) > 6 else image.areas
     rules = {area.address: area.words for area in areas if area.address % row_bytes == 0}
     access, plain, lane_bytes = None, None, 16
@@ -69,7 +69,7 @@ def draw_kv_buffer(
             access = wavefronts(name, plain, arch=arch.name)
     return draw_shared_memory(
         image.slots, base=image.base, colour=colour, access=access, addresses=plain, lane_bytes=lane_bytes,
-        rules=rules, row_bytes=row_bytes, fold=fold,
+        rules=rules, row_bytes=row_bytes, banks=arch.banks, fold=fold,
         title=title or _title(buffer, image, access, row_bytes // 16),
         caption=caption or _caption(colour, row_bytes, access),
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,22 +17,49 @@ from .svg import Canvas
 
 __all__ = ["ROOMY", "Image", "Lanes"]
 
+Int64 = npt.NDArray[np.int64]
+
 ROOMY = 84.0
 """From this width on, a slot holds its own name (left) and the lane that reads it (right)."""
 
 
 @dataclass(frozen=True)
 class Image:
-    """Slots in rows: ``row``, ``vector`` and ``address`` are [image rows, columns]; -2 is outside the image."""
+    """Slots in rows, computed where they are looked at.
 
-    tile: npt.NDArray[np.int64]
+    of          slots [n] -> [n, 2] the (row, vector) of the tile that lies there, for ``count`` slots
+    row_bytes   of a row of the picture
+    banks       of 4 bytes that the memory has
+    """
+
+    of: Callable[[Int64], Int64]
+    count: int
     slot_bytes: int
     base: int
     row_bytes: int
+    banks: int
+
+    @classmethod
+    def over(cls, slots: Any, slot_bytes: int, base: int, row_bytes: int, banks: int) -> Image:
+        """Of a :class:`kvlab.staging.SwizzledTile`, of something else with an ``owner()``, or of integers [..., 2]."""
+        if hasattr(slots, "owner_of"):
+            return cls(slots.owner_of, slots.rows * slots.vectors, slot_bytes, slots.base, row_bytes, banks)
+        tile = np.asarray(slots.owner() if hasattr(slots, "owner") else slots)
+        if tile.ndim < 2 or tile.shape[-1] != 2 or not np.issubdtype(tile.dtype, np.integer):
+            raise ValueError(
+                f"slots of shape {tile.shape} and type {tile.dtype} are not integers [..., 2]: (row, vector)"
+            )
+        flat = tile.reshape(-1, 2)
+        return cls(lambda slot: flat[slot].astype(np.int64), len(flat), slot_bytes, base, row_bytes, banks)
 
     @property
     def columns(self) -> int:
         return self.row_bytes // self.slot_bytes
+
+    @property
+    def rows(self) -> int:
+        """Rows of the picture."""
+        return -(-(self.end - self.start) // self.row_bytes)
 
     @property
     def start(self) -> int:
@@ -40,26 +68,19 @@ class Image:
 
     @property
     def end(self) -> int:
-        return self.base + self.slot_bytes * len(self.tile)
+        return self.base + self.slot_bytes * self.count
 
-    @property
-    def _padded(self) -> npt.NDArray[np.int64]:
-        before = (self.base - self.start) // self.slot_bytes
-        after = -(before + len(self.tile)) % self.columns
-        return np.pad(self.tile, ((before, after), (0, 0)), constant_values=-2).reshape(-1, self.columns, 2)
+    def address(self, rows: Int64) -> Int64:
+        """[rows, columns] byte addresses."""
+        return self.start + self.row_bytes * rows[:, None] + self.slot_bytes * np.arange(self.columns)
 
-    @property
-    def row(self) -> npt.NDArray[np.int64]:
-        return self._padded[..., 0]
-
-    @property
-    def vector(self) -> npt.NDArray[np.int64]:
-        return self._padded[..., 1]
-
-    @property
-    def address(self) -> npt.NDArray[np.int64]:
-        shape = self.row.shape
-        return self.start + self.slot_bytes * np.arange(shape[0] * shape[1]).reshape(shape)
+    def at(self, rows: Int64) -> tuple[Int64, Int64]:
+        """[rows, columns] row and vector of the tile; -2 is outside the image."""
+        slot = (self.address(rows) - self.base) // self.slot_bytes
+        there = (slot >= 0) & (slot < self.count)
+        pair = np.full((*slot.shape, 2), -2, np.int64)
+        pair[there] = self.of(slot[there])
+        return pair[..., 0], pair[..., 1]
 
 
 @dataclass(frozen=True)

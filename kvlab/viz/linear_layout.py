@@ -30,6 +30,7 @@ def draw_linear_layout(
     layout: Any,
     *,
     element_bytes: int = 2,
+    banks: int = 32,
     thread: int | None = None,
     title: str | None = None,
     caption: str | None = None,
@@ -39,7 +40,8 @@ def draw_linear_layout(
     - ``register``, ``lane``, ``warp`` -> coordinates: the grid of elements, each with the thread and the register that
       hold it (where several do, the lowest); ``thread`` (warp * lanes + lane) can be picked out: all that it holds is
       named by it.
-    - ``offset`` -> coordinates: the image of shared memory, in elements of ``element_bytes``.
+    - ``offset`` -> coordinates: the image of shared memory, in elements of ``element_bytes``, over ``banks`` of 4 bytes
+      (32, or 64 on gfx950).
     - coordinates -> ``offset``: the grid of offsets.
 
     Of more than two dimensions those of extent 1 do not count; the rows are the first of the others, and the rest lies
@@ -60,7 +62,9 @@ def draw_linear_layout(
         top, found, told = held(layout, thread)
         found = f"{' x '.join(map(str, layout.shape))} elements: {found}"
     elif "offset" in names:
-        top, found, told = stored(layout.shape, layout(offset=np.arange(layout.in_dims["offset"])), element_bytes)
+        top, found, told = stored(
+            layout.shape, layout(offset=np.arange(layout.in_dims["offset"])), element_bytes, banks
+        )
     elif list(layout.out_dims) == ["offset"]:
         top, found, told = _offsets(layout)
     else:
@@ -127,7 +131,7 @@ def held(layout: Any, thread: int | None) -> tuple[Picture, str, str]:
 
 
 def stored(
-    shape: tuple[int, ...], coordinates: tuple[npt.NDArray[np.int64], ...], element_bytes: int
+    shape: tuple[int, ...], coordinates: tuple[npt.NDArray[np.int64], ...], element_bytes: int, banks: int
 ) -> tuple[Picture, str, str]:
     """The image of shared memory: slots of up to 16 bytes that hold neighbours along a row (or down a column).
 
@@ -148,7 +152,7 @@ def stored(
     if down:
         row, column = column, row
     slots = np.stack([row[::run], np.where(filled[::run], column[::run] // run, -1)], axis=-1)
-    picture = draw_shared_memory(slots, slot_bytes=run * element_bytes)
+    picture = draw_shared_memory(slots, slot_bytes=run * element_bytes, banks=banks)
     kind = f"columns of {' x '.join(map(str, shape))}, transposed: " if down else ""
     return picture, kind + picture.title, picture.caption
 

@@ -36,7 +36,9 @@ class BytePath:
     dram_byte             byte address of the element in the pool
     tile, tile_at         rows and columns of the tile; (row, column) of the element in it
     shared_byte, plain_byte    byte address in shared memory, with the swizzle and as it would be without
-    warp, lane, register  who holds it; ``lanes`` of a warp, ``registers`` (in elements) of the operand's fragment
+    warp, lane, register  who holds it, as which of the ``registers`` elements of the operand that a lane has; ``lanes``
+                          of a warp
+    packed                elements in one 32-bit register
     atom, shape, operand  name of the MMA atom, its (M, N, K), and whether the element is in ``"a"`` or ``"b"``
     operand_at            (row, column) of the element in the operand
     banks                 of shared memory: 32, or 64 on gfx950
@@ -68,6 +70,7 @@ class BytePath:
     operand: str
     operand_at: tuple[int, int]
     banks: int = 32
+    packed: int = 1
 
     def __post_init__(self) -> None:
         if self.operand not in ("a", "b"):
@@ -114,10 +117,10 @@ def draw_path_of_a_byte(path: BytePath, *, title: str | None = None, caption: st
     ...     name="K", sequence=0, token=17, head=0, element=3, element_bytes=2, page_table=(4, 2), page_size=16,
     ...     depth=64, dram_byte=4230, tile=(64, 64), tile_at=(17, 3), shared_byte=2198, plain_byte=2182, warp=2, lane=5,
     ...     register=1, lanes=32, registers=4, atom="mma.sync.m16n8k16.bf16", shape=(16, 8, 16), operand="b",
-    ...     operand_at=(3, 1),
+    ...     operand_at=(3, 1), packed=2,
     ... )
     >>> draw_path_of_a_byte(path).title
-    'K, token 17, element 3: page 2 → byte 2,198 of shared memory → register b1 of lane 5'
+    'K, token 17, element 3: page 2 → byte 2,198 of shared memory → upper half of register 0 of lane 5'
     """
     canvas = Canvas()
     marks = []
@@ -157,7 +160,7 @@ def _stages(path: BytePath) -> tuple[tuple[str, Stage, tuple[str, ...]], ...]:
         ("shared memory", _shared, (f"byte {path.shared_byte:,}, bank {path.shared_byte // 4 % path.banks}", plain)),
         ("fragment", _fragment, (
             f"warp {path.warp}, lane T{path.lane}",
-            f"register {path.operand}{path.register} of {path.registers}",
+            f"element {path.operand}{path.register} of {path.registers}: {_part(path)}",
         )),
         ("MMA", _mma, (f"{path.operand.upper()}[{row}, {column}] of", _breakable(path.atom))),
     )  # fmt: skip
@@ -240,16 +243,18 @@ def _tile(canvas: Canvas, path: BytePath, x: float) -> tuple[float, float]:
 
 
 def _shared(canvas: Canvas, path: BytePath, x: float) -> tuple[float, float]:
-    """The rows of 128 bytes around the byte, in 16-byte groups of banks."""
-    row, plain = path.shared_byte // 128, path.plain_byte // 128
+    """The rows around the byte, each all banks once, in 16-byte groups of banks."""
+    row_bytes = 4 * path.banks
+    groups = row_bytes // 16
+    row, plain = path.shared_byte // row_bytes, path.plain_byte // row_bytes
     first = row - row % 8
-    cell, high = PANEL / 8, 15.0
-    canvas.text(x, TOP + 9, f"from byte {128 * first:,}", size=10, opacity=QUIET)
-    xs, ys = x + cell * np.arange(8), TOP + 14 + high * np.arange(8)
-    canvas.cells(xs, ys, cell, high, np.tile(4 * np.arange(8) + 1, (8, 1)), BANKS, opacity=0.55)
+    cell, high = PANEL / groups, 15.0
+    canvas.text(x, TOP + 9, f"from byte {row_bytes * first:,}", size=10, opacity=QUIET)
+    xs, ys = x + cell * np.arange(groups), TOP + 14 + high * np.arange(8)
+    canvas.cells(xs, ys, cell, high, np.tile(4 * (np.arange(groups) % 8) + 1, (8, 1)), BANKS, opacity=0.55)
 
     def corner(byte: int) -> tuple[float, float]:
-        return x + cell * (byte % 128 // 16), TOP + 14 + high * (byte // 128 - first)
+        return x + cell * (byte % row_bytes // 16), TOP + 14 + high * (byte // row_bytes - first)
 
     if 0 <= plain - first < 8 and path.plain_byte // 16 != path.shared_byte // 16:
         px, py = corner(path.plain_byte)
@@ -264,7 +269,7 @@ def _fragment(canvas: Canvas, path: BytePath, x: float) -> tuple[float, float]:
     """The registers of every lane of the warp."""
     cell, high = PANEL / path.registers, max(1.0, (HIGH - 18) // path.lanes)
     xs, ys = x + cell * np.arange(path.registers), TOP + 14 + high * np.arange(path.lanes)
-    canvas.text(x, TOP + 9, "lane ↓  register →", size=10, opacity=QUIET)
+    canvas.text(x, TOP + 9, "lane ↓  element →", size=10, opacity=QUIET)
     index = np.tile(lane_colours(np.arange(path.lanes))[:, None], (1, path.registers))
     canvas.cells(xs, ys, cell, high, index, LANES, opacity=0.7, rules=False)
     canvas.path("".join(f"M{v:.1f} {ys[0]:.1f}V{ys[-1] + high:.1f}" for v in xs[1:]), stroke=PAPER, stroke_width=1.0)
@@ -288,6 +293,15 @@ def _mma(canvas: Canvas, path: BytePath, x: float) -> tuple[float, float]:
     return _mark(canvas, left + scale * column, top + scale * row, scale, scale)
 
 
+def _part(path: BytePath) -> str:
+    """The register, and which part of it where several elements share one."""
+    register, part = divmod(path.register, path.packed)
+    names = {2: ("lower half of ", "upper half of ")}.get(
+        path.packed, tuple(f"byte {k} of " for k in range(path.packed))
+    )
+    return f"{names[part] if path.packed > 1 else ''}register {register}"
+
+
 def _breakable(name: str) -> str:
     """An atom's name with a space before its last part, where the panel is too narrow for it."""
     head, _, tail = name.rpartition(".")
@@ -297,7 +311,7 @@ def _breakable(name: str) -> str:
 def _title(path: BytePath) -> str:
     return (
         f"{path.name}, token {path.token}, element {path.element}: page {path.page} → byte {path.shared_byte:,} of "
-        f"shared memory → register {path.operand}{path.register} of lane {path.lane}"
+        f"shared memory → {_part(path)} of lane {path.lane}"
     )
 
 

@@ -1,4 +1,4 @@
-"""The image of shared memory: rows of 128 bytes, what lies in each slot, and which of them one instruction reads."""
+"""The image of shared memory: rows of all banks, what lies in each slot, and which of them one instruction reads."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .axis import QUIET, WIDTH, Axis, axis, axis_of, label_columns, label_rows, mark_gaps
+from .field import FEW
 from .lanes import ROOMY, Image, Lanes
 from .legend import keys
 from .palette import BANKS, INK, bank_colours, order_colours
@@ -36,16 +37,17 @@ def draw_shared_memory(
     lane_bytes: int = 16,
     phase: npt.ArrayLike | None = None,
     rules: Mapping[int, str] | None = None,
-    row_bytes: int = 128,
+    row_bytes: int | None = None,
+    banks: int | None = None,
     fold: bool = True,
     title: str | None = None,
     caption: str | None = None,
 ) -> Picture:
     """What lies where in shared memory, and which bytes one instruction reads.
 
-    slots        ``[..., 2]`` integers, one pair for each slot in the order of addresses: the (row, vector) of the tile
-                 that lies there, -1 for a slot that nobody wrote (hatched), -3 for zeros that a copy wrote there, its
-                 source lying outside the tensor
+    slots        a :class:`kvlab.staging.SwizzledTile`; or ``[..., 2]`` integers, one pair for each slot in the order of
+                 addresses: the (row, vector) of the tile that lies there, -1 for a slot that nobody wrote (hatched),
+                 -3 for zeros that a copy wrote there, its source lying outside the tensor
     slot_bytes   16 or 4 (or another divisor of ``row_bytes``)
     base         byte address of the first slot
     colour       what a hue tells of a byte. ``"column"``: its column of 16 bytes in the tile (a swizzle moves the hues
@@ -54,7 +56,8 @@ def draw_shared_memory(
                  first phase in the accent colour, and the title tells its wavefronts
     addresses, lane_bytes, phase    the same as plain arrays [lanes], -1 for an inactive lane
     rules        byte address -> label of what begins there (a stage, a block); multiples of ``row_bytes``
-    row_bytes    128: all 32 banks once (256 for the 64 banks of gfx950)
+    row_bytes    of a row of the picture: all banks once, unless given
+    banks        of 4 bytes: those of the machine of ``access``, else 32 (gfx950 has 64)
     fold         an image of more than 32 rows shows the first 8, those that lanes touch, and the last
 
     Raises ValueError for slots of another shape, addresses outside the image, or an unknown colour.
@@ -63,16 +66,18 @@ def draw_shared_memory(
     >>> draw_shared_memory(rows).title
     'Tile of 8 rows x 128 bytes: vector 0 of its first 8 rows lies in 1 bank group'
     """
+    if banks is None:
+        banks = 32 if access is None else access.arch.banks
+    row_bytes = 4 * banks if row_bytes is None else row_bytes
     if hasattr(slots, "owner"):
-        base, slots = slots.base, slots.owner()
-    tile = np.asarray(slots)
-    if tile.ndim < 2 or tile.shape[-1] != 2 or not np.issubdtype(tile.dtype, np.integer) or tile.size == 0:
-        raise ValueError(f"slots of shape {tile.shape} and type {tile.dtype} are not integers [..., 2]: (row, vector)")
+        base = slots.base
     if slot_bytes <= 0 or row_bytes % slot_bytes or base % slot_bytes:
         raise ValueError(f"slot_bytes {slot_bytes} must divide row_bytes {row_bytes} and the base address {base}")
     if colour not in TOLD:
         raise ValueError(f"colour {colour!r} is not one of {', '.join(map(repr, TOLD))}")
-    image = Image(tile.reshape(-1, 2).astype(np.int64), slot_bytes, base, row_bytes)
+    image = Image.over(slots, slot_bytes, base, row_bytes, banks)
+    if not image.count:
+        raise ValueError(f"slots {slots!r:.200} are none: at least one is drawn")
     lanes = Lanes.of(access, addresses, lane_bytes, phase, image)
 
     canvas = Canvas()
@@ -82,12 +87,11 @@ def draw_shared_memory(
     rows = _rows(image, lanes, rules or {}, fold)
     _header(canvas, columns, image)
     label_rows(canvas, rows, GUTTER - 7, [str(image.start + row_bytes * r) for r in rows.index.tolist()], mono=True)
-    grid = np.ix_(rows.index, columns.index)
-    row, vector, address = image.row[grid], image.vector[grid], image.address[grid]
+    (row, vector), address = image.at(rows.index), image.address(rows.index)
     index = {
         "column": lambda: order_colours(vector * slot_bytes // 16),
         "row": lambda: order_colours(row),
-        "bank": lambda: bank_colours(address // 4 % 32),
+        "bank": lambda: bank_colours(address // 4 % banks, banks),
     }[colour]()
     index = np.where(row < 0, row, index)
     index = np.where(row <= OUTSIDE, -2, index)
@@ -97,7 +101,7 @@ def draw_shared_memory(
     taken = lanes.draw(canvas, columns, rows, image, index)
     _contents(canvas, columns, rows, row, vector, index, taken, slot_bytes)
     words = [
-        f"byte {a}, bank {a // 4 % (row_bytes // 4)}\n{_what(r, v, slot_bytes)}{lanes.at(a, slot_bytes)}"
+        f"byte {a}, bank {a // 4 % banks}\n{_what(r, v, slot_bytes)}{lanes.at(a, slot_bytes)}"
         for a, r, v in zip(*(field.ravel().tolist() for field in (address, row, vector)), strict=True)
     ]
     canvas.hover(columns.edge, rows.edge, columns.cell, ROW, "%s", np.array(words, object).reshape(row.shape))
@@ -110,34 +114,33 @@ def draw_shared_memory(
 
 
 def _rows(image: Image, lanes: Lanes, rules: Mapping[int, str], fold: bool) -> Axis:
-    count = len(image.row)
+    count = image.rows
     starts = {}
     for address in rules:
         if address % image.row_bytes or not image.start <= address < image.end:
             raise ValueError(f"rule at byte {address} is not the start of a row of the image")
         starts[(address - image.start) // image.row_bytes] = True
-    shown = np.ones(count, bool)
     if fold and count > 32:
         used = lanes.address[lanes.address >= 0]
-        shown[8:-1] = False
-        shown[(used - image.start) // image.row_bytes] = True
-        for start in starts:
-            shown[start : start + 4] = True
-        hidden = np.flatnonzero(~shown)
-        for run in np.split(hidden, np.flatnonzero(np.diff(hidden) > 1) + 1):
-            shown[run] = len(run) <= 2  # a gap that saves nothing
-    index = np.flatnonzero(shown)
+        kept = {*range(8), count - 1, *((used - image.start) // image.row_bytes).tolist()}
+        kept |= {row for start in starts for row in range(start, min(start + 4, count))}
+        index = np.array(sorted(kept))
+        gaps = np.flatnonzero((np.diff(index) > 1) & (np.diff(index) <= 3))  # a gap that saves nothing
+        index = np.union1d(index, [row for at in gaps for row in range(index[at], index[at + 1])]).astype(np.int64)
+    else:
+        index = np.arange(count)
     return axis_of(index, ROW, HEADER, before=np.array([r in starts for r in index.tolist()]))
 
 
 def _header(canvas: Canvas, columns: Axis, image: Image) -> None:
     canvas.text(GUTTER - 7, HEADER - 6, "byte", size=10, anchor="end", opacity=QUIET)
-    banks = image.slot_bytes // 4
-    if banks > 1:
-        names = [f"banks {banks * c}–{banks * c + banks - 1}" for c in range(image.columns)]
+    each = image.slot_bytes // 4
+    first = [c * image.slot_bytes // 4 % image.banks for c in range(image.columns)]
+    if each > 1:
+        names = [f"banks {bank}–{bank + each - 1}" for bank in first]
         names = names if columns.cell > 74 else [name.removeprefix("banks ") for name in names]
     else:
-        names = [str(c * image.slot_bytes // 4) for c in range(image.columns)]
+        names = [str(bank) for bank in first]
     canvas.text(GUTTER, HEADER - 22, f"rows of {image.row_bytes} bytes, bank of 4 bytes →", size=10, opacity=QUIET)
     label_columns(canvas, columns, HEADER - 6, names)
 
@@ -186,14 +189,18 @@ def _title(image: Image, lanes: Lanes) -> str:
         note = f" on {access.arch.name}, provisional" if access.provisional else ""
         passes = f"{access.wavefronts} wavefront{'s' if access.wavefronts != 1 else ''}"
         return f"{access.instruction}: {passes}, ideal {access.ideal}{note}"
-    written = image.tile[:, 0] >= 0
+    seen = min(image.count, FEW)
+    tile = image.of(np.arange(seen))
+    written = tile[:, 0] >= 0
     if not written.any():
-        return f"{image.end - image.base} bytes of shared memory that nobody wrote"
-    row, vector = image.tile[written].T
+        return f"{image.end - image.base} bytes of shared memory{' that nobody wrote' * (seen == image.count)}"
+    row, vector = tile[written].T
     address = image.base + image.slot_bytes * np.flatnonzero(written)
     column = (vector == vector.min()) & (row < row.min() + 8)
-    groups = len(np.unique(address[column] % image.row_bytes // 16))
+    groups = len(np.unique(address[column] % (4 * image.banks) // 16))
     size = f"Tile of {len(np.unique(row))} rows x {image.slot_bytes * len(np.unique(vector))} bytes"
+    if seen < image.count:
+        size = f"{image.end - image.base} bytes of shared memory"
     name = "vector" if image.slot_bytes == 16 else "piece"
     return (
         f"{size}: {name} {vector.min()} of its first {len(np.unique(row[column]))} rows lies in "

@@ -39,6 +39,11 @@ class Canvas:
         self.right = 0.0
         self.bottom = 0.0
 
+    @property
+    def hatched(self) -> bool:
+        """Whether something is drawn hatched."""
+        return any(HATCH in part for part in self._parts)
+
     def extend(self, right: float, bottom: float) -> None:
         """Make sure that the picture reaches as far as (right, bottom)."""
         self.right, self.bottom = max(self.right, right), max(self.bottom, bottom)

@@ -93,9 +93,8 @@ def draw_swizzle(
         _bits(canvas, swizzle, unit, y + 22)
     column = np.arange(lanes) * row_bytes
     found = [len(np.unique(address % at_once // max(piece, 4))) for address in (column, after(column))]
-    return canvas.picture(
-        title or _title(swizzle, lanes, found[0], found[1], piece), caption or _caption(piece, row_bytes, lanes, swizzle.shift < 0)
-    )
+    title = title or _title(swizzle, lanes, found[0], found[1], piece)
+    return canvas.picture(title, caption or _caption(piece, row_bytes, lanes, swizzle.shift < 0))
 
 
 def _piece(nbytes: int) -> str:

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvlab.hardware import get_arch
+
 from .axis import QUIET, WIDTH
-from .palette import BANKS, INK, order_colours
+from .palette import BANKS, INK
 from .picture import Picture
 from .svg import Canvas
 from .text import wrap
@@ -41,8 +43,8 @@ def draw_tile_film(
     thread    the 16 bytes that the first element of its registers belongs to are outlined in every frame
     program   whose shared memory
 
-    A colour is a row of the tile (a key) in every frame. Raises ValueError for a stage without a tile and a thread that
-    does not exist.
+    A colour is an eighth of the tile's rows (keys) in every frame; the followed row is darker. Raises ValueError for a
+    stage without a tile and a thread that does not exist.
 
     >>> from kvlab.cache import PagedKVCache
     >>> from kvlab.staging import CpAsyncKVBuffer, NvidiaKVParams, Timeline, Traffic
@@ -75,7 +77,7 @@ def draw_tile_film(
             y = TOP + HEIGHT / 2
             canvas.arrow([(x - APART + 6, y), (x - 5, y)], width=1.6)
     canvas.extend(WIDTH, TOP + HEIGHT + 20)
-    return canvas.picture(title or _title(scene, frames), caption or _caption(p.role))
+    return canvas.picture(title or _title(scene, frames), caption or _caption(p.role, scene))
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,11 @@ class _Scene:
     vector: int
     warp: int
     role: str
+
+    @property
+    def keys_of_a_colour(self) -> int:
+        """Neighbouring rows of the tile that have one colour."""
+        return -(-self.rows // 8)
 
     @property
     def slot(self) -> int:
@@ -117,8 +124,9 @@ def _scene(buffer: Any, layout: Any, stage: int, strip: int, thread: int, progra
     mine = slice(warp * lanes, (warp + 1) * lanes)
     block = np.unique(row[mine, 0]), np.unique(col[mine, 0])
     vectors = max(int(slots[:, 1].max()) + 1, -(-p.depth * size // 16))
+    across = get_arch(getattr(p, "arch", "gfx950")).pass_bytes // 16
     return _Scene(
-        p.BN, vectors, size, slots, 8 if hasattr(p, "arch") else 16, row[mine].reshape(lanes, -1),
+        p.BN, vectors, size, slots, across, row[mine].reshape(lanes, -1),
         col[mine].reshape(lanes, -1), block, int(row[thread, 0, 0]), int(col[thread, 0, 0]) * size // 16, warp, p.role,
     )  # fmt: skip
 
@@ -148,13 +156,15 @@ _NAMES = {
 }  # fmt: skip
 
 
-def _grid(canvas: Canvas, x: float, y: float, width: float, height: float, rows: Int64, **how: Any) -> tuple[Any, ...]:
-    """Cells coloured by row of the tile ``[rows, columns]``; their edges and sizes."""
+def _grid(
+    canvas: Canvas, x: float, y: float, width: float, height: float, rows: Int64, s: _Scene, **how: Any
+) -> tuple[Any, ...]:
+    """Cells coloured by the eighth of the tile that a row ``[rows, columns]`` is in; their edges and sizes."""
     xs = x + width / rows.shape[1] * np.arange(rows.shape[1])
     ys = y + height / rows.shape[0] * np.arange(rows.shape[0])
     cell = width / rows.shape[1], height / rows.shape[0]
-    index = np.where(rows >= 0, order_colours(np.maximum(rows, 0)), -1)
-    canvas.cells(xs, ys, *cell, index, BANKS, rules=cell[1] >= 4, **how)
+    index = np.where(rows >= 0, 4 * (np.maximum(rows, 0) // s.keys_of_a_colour % 8) + np.where(rows == s.key, 0, 2), -1)
+    canvas.cells(xs, ys, *cell, index, BANKS, rules=cell[1] >= 8, **how)
     return xs, ys, *cell
 
 
@@ -173,14 +183,14 @@ def _axis(canvas: Canvas, x: float, words: str) -> None:
 
 def _dram(canvas: Canvas, x: float, s: _Scene) -> None:
     rows = np.broadcast_to(np.arange(s.rows)[:, None], (s.rows, s.vectors))
-    grid = _grid(canvas, x, TOP, PANEL, HEIGHT, rows)
+    grid = _grid(canvas, x, TOP, PANEL, HEIGHT, rows, s)
     _outline(canvas, grid, (rows == s.key) & (np.arange(s.vectors) == s.vector))
     _axis(canvas, x, f"{s.rows} keys ↓  {16 * s.vectors} bytes →")
 
 
 def _memory(canvas: Canvas, x: float, s: _Scene, **how: Any) -> None:
     rows = s.slots[:, 0].reshape(-1, s.across)
-    grid = _grid(canvas, x, TOP, PANEL, HEIGHT, rows, **how)
+    grid = _grid(canvas, x, TOP, PANEL, HEIGHT, rows, s, **how)
     _outline(canvas, grid, (np.arange(rows.size) == s.slot).reshape(rows.shape))
     _axis(canvas, x, f"rows of {16 * s.across} bytes ↓")
 
@@ -191,7 +201,7 @@ def _in_flight(canvas: Canvas, x: float, s: _Scene) -> None:
 
 
 def _registers(canvas: Canvas, x: float, s: _Scene) -> None:
-    grid = _grid(canvas, x, TOP, PANEL, HEIGHT, s.row)
+    grid = _grid(canvas, x, TOP, PANEL, HEIGHT, s.row, s)
     _outline(canvas, grid, s.followed(s.row, s.col))
     _axis(canvas, x, f"{len(s.row)} lanes ↓  elements →")
 
@@ -201,20 +211,20 @@ def _product(canvas: Canvas, x: float, s: _Scene) -> None:
     block = np.broadcast_to(rows[:, None], (len(rows), len(cols)))
     height = HEIGHT * 0.42
     if s.role == "k":  # S^T = K Q^T: keys go down in both
-        grid = _grid(canvas, x, TOP, PANEL * 0.5, height, block)
+        grid = _grid(canvas, x, TOP, PANEL * 0.5, height, block, s)
         _outline(canvas, grid, s.followed(block, np.broadcast_to(cols, block.shape)))
         side, result = x + PANEL * 0.62, np.broadcast_to(rows[:, None], (len(rows), len(rows)))
         canvas.rect(side, TOP, PANEL * 0.38, height, stroke=INK, stroke_width=1.0)
         canvas.text(side + PANEL * 0.19, TOP + height / 2 + 4, "Qᵀ", size=12, anchor="middle")
         canvas.text(x + PANEL * 0.56, TOP + height / 2 + 4, "×", size=12, anchor="middle")
         canvas.text(x, TOP + height + 16, "+=", size=12)
-        _grid(canvas, x + 20, TOP + HEIGHT - height, PANEL * 0.5, height, result)
+        _grid(canvas, x + 20, TOP + HEIGHT - height, PANEL * 0.5, height, result, s)
         canvas.text(x + 28 + PANEL * 0.5, TOP + HEIGHT - height / 2 + 4, "Sᵀ", size=12)
     else:
         canvas.rect(x, TOP, PANEL * 0.38, height, stroke=INK, stroke_width=1.0)
         canvas.text(x + PANEL * 0.19, TOP + height / 2 + 4, "P", size=12, anchor="middle")
         canvas.text(x + PANEL * 0.44, TOP + height / 2 + 4, "×", size=12, anchor="middle")
-        grid = _grid(canvas, x + PANEL * 0.5, TOP, PANEL * 0.5, height, block)
+        grid = _grid(canvas, x + PANEL * 0.5, TOP, PANEL * 0.5, height, block, s)
         _outline(canvas, grid, s.followed(block, np.broadcast_to(cols, block.shape)))
         canvas.text(x, TOP + height + 16, "+=", size=12)
         canvas.rect(x + 20, TOP + HEIGHT - height, PANEL * 0.5, height, stroke=INK, stroke_width=1.0)
@@ -236,8 +246,9 @@ def _title(s: _Scene, frames: list[str]) -> str:
     return f"{text}, then {lanes} lane{'s' * (lanes != 1)} of warp {s.warp}"
 
 
-def _caption(role: str) -> str:
+def _caption(role: str, s: _Scene) -> str:
     return (
         f"One tile of {role.upper()} from DRAM to the matrix product, frame after frame, as its events tell. A colour "
-        "is a key in every frame; the outline follows the same 16 bytes."
+        f"is {s.keys_of_a_colour} neighbouring keys in every frame, key {s.key} darker; the outline follows the same "
+        "16 bytes."
     )

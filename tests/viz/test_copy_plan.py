@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from kvlab.hardware import RegTileLoader, SubTileLoaderLDS, SubTileLoaderLDS_st_8x32
+from kvlab.hardware import RegTileLoader, SubTileLoaderLDS, SubTileLoaderLDS_st_8x32, get_arch
 from kvlab.layout import Layout, LinearLayout, Swizzle
 from kvlab.layout.encodings import BlockedLayout
 from kvlab.viz import CopyPlan, draw, draw_copy_plan
@@ -50,7 +50,19 @@ def test_source_and_destination_name_lane_and_instruction(name: str, sound, hove
         assert len(target) >= plan.lanes
         where = {int(d): (int(r), int(c)) for d, r, c in
                  zip(plan.destination.flat, plan.row.flat, plan.col.flat, strict=True)}  # fmt: skip
-        assert all(where[byte] == (r, c) and bank == byte // 4 % 32 for byte, bank, r, c in target)
+        assert all(
+            where[byte] == (r, c) and bank == byte // 4 % get_arch(plan.arch).banks for byte, bank, r, c in target
+        )
+        assert f"rows of {get_arch(plan.arch).pass_bytes} bytes" in picture.svg
+
+
+def test_no_bank_of_another_machine() -> None:
+    """Rests on the banks of gfx950, 64 (LLVM): byte 128 of its LDS lies in bank 32; on NVIDIA it is bank 0 again."""
+    amd = draw(SubTileLoaderLDS("bf16"), shape=(32, 32)).svg
+    assert "byte 128, bank 32" in amd
+    assert "byte 128, bank 0" in draw(PLANS["cp.async"]).svg
+    with pytest.raises(ValueError, match="arch 'sm_1' is not one of"):
+        CopyPlan("copy", (4, 8), "bf16", np.arange(4), np.zeros(4, int), 8, arch="sm_1")
 
 
 def test_plans_are_those_of_the_loaders() -> None:

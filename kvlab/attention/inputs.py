@@ -91,7 +91,7 @@ def check_writeable(name: str, array: Any) -> None:
     if 0 not in array.shape:
         strides = element_strides(array, name)
         span = 1  # elements from the first to the last of the axes so far, the closest first
-        for stride, n in sorted((s, n) for s, n in zip(strides, array.shape, strict=True) if n > 1):
+        for stride, n in sorted((abs(s), n) for s, n in zip(strides, array.shape, strict=True) if n > 1):
             apart = stride >= span
             require(apart, f"{name} has strides {strides}", "without elements that share memory")
             span += (n - 1) * stride

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.inputs import require, shown
+from kvlab.attention.inputs import check_array, require, shown
 from kvlab.cache.checks import count
 
 __all__ = ["Rope"]
@@ -15,10 +15,11 @@ __all__ = ["Rope"]
 
 @dataclass(frozen=True, eq=False)
 class Rope:
-    """``cos, sin`` ``[positions, R / 2]`` (any strides, NumPy or torch), and which dims they turn.
+    """``cos, sin`` ``[positions, R / 2]`` (any strides, NumPy or torch), and which dims of a head they turn.
 
-    A pair ``(x, y)`` becomes ``(x cos - y sin, y cos + x sin)``. interleaved: pairs (2j, 2j + 1) of the LAST R dims of
-    a head; else pairs (j, j + R / 2) of its FIRST R dims. first: the first roped dim, where it is another.
+    A pair ``(x, y)`` becomes ``(x cos - y sin, y cos + x sin)``. interleaved: pairs (2j, 2j + 1) of the R dims; else
+    pairs (j, j + R / 2). first: the first of these dims. It has to be given where R is less than the head: 0 as
+    flash-attention and vLLM have it, the head less R as MAX has it.
 
     >>> Rope.of_base(4, 32).cos.shape
     (4, 16)
@@ -32,6 +33,9 @@ class Rope:
     def __post_init__(self) -> None:
         flag = isinstance(self.interleaved, bool | np.bool_)
         require(flag, f"interleaved {shown(self.interleaved)}", "True or False")
+        for name, array in (("cos", self.cos), ("sin", self.sin)):
+            check_array(name, array)
+            require(array.ndim == 2, f"{name} has shape {tuple(array.shape)}", "[positions, R / 2]")
         if self.first is not None:
             count("first", self.first)
 
@@ -41,8 +45,13 @@ class Rope:
         return 2 * int(self.cos.shape[-1])
 
     def first_dim(self, head_size: int) -> int:
-        """The first roped dim of a head."""
-        return self.first if self.first is not None else head_size - self.dim if self.interleaved else 0
+        """The first roped dim of a head. ValueError where it has to be given and is not."""
+        what = f"rope of {self.dim} of a head's {head_size} dims without first"
+        require(
+            self.first is not None or self.dim >= head_size, what,
+            f"a Rope with first=0 (the first dims are turned) or first={head_size - self.dim} (the last)",
+        )  # fmt: skip
+        return self.first or 0
 
     @classmethod
     def of_base(cls, positions: int, dim: int, base: float = 10000.0, **more: Any) -> Rope:

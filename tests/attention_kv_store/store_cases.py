@@ -73,7 +73,8 @@ class Store:
                 if self.granularity:
                     more[f"{x}_granularity"] = self.granularity
         if self.rope:
-            more["rope"] = Rope.of_base(50, self.rope, interleaved=self.interleaved)
+            first = self.D[0] - self.rope if self.interleaved else 0
+            more["rope"] = Rope.of_base(50, self.rope, interleaved=self.interleaved, first=first)
             more["positions"] = rng.integers(0, 50, self.tokens)
         return Inputs(k, v, k_cache, v_cache, slots, more)
 

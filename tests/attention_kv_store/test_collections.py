@@ -155,7 +155,7 @@ def test_quantised_collection_gets_its_scales(backend: dict[str, str]) -> None:
     assert (scales.view(np.uint8) == CANARY).all()
 
 
-HALVES, PAIRS = Rope.of_base(16, 12), Rope.of_base(16, 16, interleaved=True)
+HALVES, PAIRS = Rope.of_base(16, 12, first=0), Rope.of_base(16, 16, interleaved=True, first=16)
 VARIANTS = {
     "halves": ("fp32", "fp32", None, {"rope": HALVES}),
     "pairs": ("bf16", "bf16", None, {"rope": PAIRS}),
@@ -206,7 +206,7 @@ def test_continuous_equals_paged() -> None:
     step = Step((5, 0, 3), (3, 1, 4), D=32)
     one, other = step.paged(), step.continuous()
     for cache in (one, other):
-        step.run(cache, 0, rope=Rope.of_base(16, 16, interleaved=True))
+        step.run(cache, 0, rope=Rope.of_base(16, 16, interleaved=True, first=16))
     for a, b in zip(step.stored(one, 0), step.stored(other, 0), strict=True):
         assert bits(a) == bits(b)
 

@@ -14,7 +14,7 @@ import pytest
 from store_cases import CASTS, COPIES, ROPED, SCALED, Inputs, Step, Store, assert_only_slots_changed, expected_slots
 from yardsticks import bits, sparse
 
-from kvlab.attention import Rope, kv_store_paged
+from kvlab.attention import Rope, kv_store_paged, mla_store_paged
 from kvlab.cache.arrays import to_torch
 from kvlab.memory import bfloat16, float8_e4m3fn
 from kvlab.staging import Traffic
@@ -359,3 +359,59 @@ def test_a_token_without_an_angle_is_not_rotated(backend: str) -> None:
         check=False,
     )  # fmt: skip
     assert [np.array_equal(k_cache[0, t], k[t]) for t in range(3)] == [False, True, True]
+
+
+@pytest.mark.parametrize("backend", ["reference", "emulator", pytest.param("triton", marks=pytest.mark.interpreter)])
+@pytest.mark.parametrize("scale", [None, "heads", "own"])
+def test_hnd_is_nhd_with_two_axes_swapped(scale: str | None, backend: str) -> None:
+    """Law: the same bytes at the same places, whichever layout names the axes."""
+    x = Store(source="fp32", cache="fp8" if scale else "fp32", scale=scale, heads=3, storage="wide", rope=64).build()
+    one, other = x.fresh(), x.fresh()
+    one.run(backend=backend)
+    more = {n: a.swapaxes(1, 2) if np.ndim(a) == 4 else a for n, a in other.more.items()}
+    caches = other.k_cache.swapaxes(1, 2), other.v_cache.swapaxes(1, 2)
+    kv_store_paged(other.k, other.v, *caches, other.slots, **more, kv_layout="HND", backend=backend)
+    assert one.bytes() == other.bytes()
+    with pytest.raises(ValueError, match="kv_layout 'HDN': must be 'NHD' or 'HND'"):
+        kv_store_paged(other.k, other.v, *caches, other.slots, **more, kv_layout="HDN", backend=backend)
+
+
+@pytest.mark.parametrize("axes", [3, 4])
+def test_mla_rows_in_hnd(axes: int) -> None:
+    latent, k_rope = np.ones((1, 128), np.float32), np.full((1, 32), 3.0, np.float32)
+    one, other = np.zeros((2, 4, 1, 160), np.float32), np.zeros((2, 4, 1, 160), np.float32)
+    mla_store_paged(latent, k_rope, one, np.array([6]))
+    swapped = other.swapaxes(1, 2) if axes == 4 else other[:, :, 0]
+    mla_store_paged(latent, k_rope, swapped, np.array([6]), kv_layout="HND")
+    assert one.any()
+    np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "pairs"])
+def test_part_of_a_head_is_turned_where_first_says(interleaved: bool) -> None:
+    """flash-attention turns the first dims, MAX the last: neither is taken for granted. Rests on the formula."""
+    rng = np.random.default_rng(0)
+    k, angle = rng.standard_normal((3, 1, 16)).astype(np.float32), rng.uniform(0, 6, (4, 4))
+    cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+    cache = np.zeros((1, 4, 1, 16), np.float32)
+    at = {"positions": np.arange(3), "backend": "reference"}
+    with pytest.raises(ValueError, match=r"rope of 8 of a head's 16 dims without first: must be .*first=0 .*first=8 "):
+        kv_store_paged(k, None, cache, None, np.arange(3), rope=Rope(cos, sin, interleaved), **at)
+    assert not cache.any()
+    for first in (0, 8, 4):
+        kv_store_paged(k, None, cache, None, np.arange(3), rope=Rope(cos, sin, interleaved, first), **at)
+        pairs = k[:, 0, first : first + 8].astype(np.float64)
+        x, y = (pairs[:, 0::2], pairs[:, 1::2]) if interleaved else (pairs[:, :4], pairs[:, 4:])
+        got = cache[0, :3, 0, first : first + 8]
+        u, v = (got[:, 0::2], got[:, 1::2]) if interleaved else (got[:, :4], got[:, 4:])
+        np.testing.assert_allclose(u, x * cos[:3] - y * sin[:3], atol=1e-6)
+        np.testing.assert_allclose(v, y * cos[:3] + x * sin[:3], atol=1e-6)
+        others = np.delete(np.arange(16), np.arange(first, first + 8))
+        np.testing.assert_array_equal(cache[0, :3, 0, others], k[:, 0, others].T)
+
+
+def test_rope_is_made_of_tables() -> None:
+    table = np.zeros((4, 8), np.float32)
+    for cos, sin, message in (("x", table, "cos is a str"), (table, table[0], r"sin has shape \(8,\): must be \[pos")):
+        with pytest.raises(ValueError, match=message):
+            Rope(cos, sin)

@@ -210,3 +210,52 @@ def test_tokens_and_heads_of_sequences_keep_their_places() -> None:
     one, one_lse = merge_states(outs, lses)
     assert np.array_equal(merged.reshape(one.shape), one)
     assert np.array_equal(lse.reshape(one_lse.shape), one_lse)
+
+
+EVERY = ["reference", "emulator", pytest.param("triton", marks=pytest.mark.interpreter)]
+
+
+@pytest.mark.parametrize("backend", EVERY)
+@pytest.mark.parametrize("shape", [(3, 0, 4, 64), (3, 0, 2, 4, 64), (2, 5, 0, 64), (2, 5, 4, 0)], ids=str)
+def test_nothing_to_merge(shape: tuple[int, ...], backend: str) -> None:
+    """NumPy gives arrays without elements strides of 0."""
+    merged, lse = merge_states(np.zeros(shape, np.float32), np.zeros(shape[:-1], np.float32), backend=backend)
+    assert merged.shape == shape[1:]
+    assert lse.shape == shape[1:-1]
+    assert merged.size == 0
+
+
+@pytest.mark.parametrize("backend", EVERY)
+def test_any_strides_that_are_read(backend: str) -> None:
+    """Rests on the call with contiguous copies, bit for bit; gaps are NaN."""
+    outs, lses = parts(3, 5, 4, 16)
+    expected, expected_lse = merge_states(outs, lses, backend=backend)
+    wide = np.full((4, 5, 3, 40), np.nan, np.float32)
+    wide[..., 8:24] = outs.transpose(2, 1, 0, 3)
+    apart = np.full((5, 4, 7), np.nan, np.float32)
+    apart[..., 1::2] = lses.transpose(1, 2, 0)
+    room = np.full((4, 5, 20), 7, np.float32)
+    given = room[..., 2:18].swapaxes(0, 1)
+    views = wide.transpose(2, 1, 0, 3)[..., 8:24], apart.transpose(2, 0, 1)[1::2]
+    merged, lse = merge_states(*views, out=given, backend=backend)
+    assert merged is given
+    np.testing.assert_array_equal(merged, expected)
+    np.testing.assert_array_equal(lse, expected_lse)
+    assert (room[..., :2] == 7).all()
+    assert (room[..., 18:] == 7).all()
+
+
+@pytest.mark.parametrize("backend", EVERY)
+def test_strides_backwards(backend: str) -> None:
+    """Tensors, which the kernel takes, have no negative strides; the others read and write backwards."""
+    outs, lses = parts(3, 5, 4, 16)
+    back, room = outs[::-1, ::-1].copy()[::-1, ::-1], np.zeros((5, 4, 16), np.float32)
+    if backend == "triton":
+        for bad, name in (({"outs": back, "lses": lses}, "outs"), ({"outs": outs, "lses": lses[::-1]}, "lses"),
+                          ({"outs": outs, "lses": lses, "out": room[::-1]}, "out")):  # fmt: skip
+            with pytest.raises(ValueError, match=rf"{name} has strides .*: must be not negative"):
+                merge_states(**bad, backend=backend)
+        return
+    expected, _ = merge_states(outs, lses, backend=backend)
+    merged, _ = merge_states(back, lses, out=room[::-1], backend=backend)
+    np.testing.assert_array_equal(merged, expected)

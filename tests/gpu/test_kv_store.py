@@ -102,9 +102,9 @@ def test_quantised_collection() -> None:
 def test_rope_by_the_position_in_the_cache(padded: bool, interleaved: bool) -> None:
     step = Step((5, 0, 30), (3, 1, 40), heads=8, D=128, page=16, dtype="fp32", padded=padded)
     here, there = step.paged(), step.paged().to("cuda")
-    rope = Rope.of_base(80, 96, interleaved=interleaved)
+    rope = Rope.of_base(80, 96, interleaved=interleaved, first=32 if interleaved else 0)
     step.run(here, 1, rope=rope)
-    on_gpu(step, there, 1, rope=Rope(to_torch(rope.cos).cuda(), to_torch(rope.sin).cuda(), interleaved))
+    on_gpu(step, there, 1, rope=Rope(to_torch(rope.cos).cuda(), to_torch(rope.sin).cuda(), interleaved, rope.first))
     assert ulps_apart(there.blocks.cpu().numpy(), here.blocks) <= 1
     assert bits(there.get_value_cache(1).blocks.cpu()) == bits(here.get_value_cache(1).blocks)
 

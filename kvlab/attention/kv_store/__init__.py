@@ -33,6 +33,7 @@ def kv_store_paged(
     v_granularity: int | None = None,
     rope: Rope | None = None,
     positions: Any = None,
+    kv_layout: str = "NHD",
     backend: str = "auto",
     arch: str = "sm_90",
     check: bool | None = None,
@@ -43,7 +44,7 @@ def kv_store_paged(
     k, v          ``[T, H, D]`` (D may differ between them), bfloat16, float16 or float32, any strides with a contiguous
                   last dimension. ``v=None`` stores K alone (``v_cache=None``)
     k_cache, v_cache  ``[pages, page_size, H, D]``, any strides with a contiguous last dimension (halves of one buffer;
-                  HND storage transposed): of k's dtype (copied bit for bit), of another float format (rounded once),
+                  see ``kv_layout``): of k's dtype (copied bit for bit), of another float format (rounded once),
                   or float8_e4m3fn, float8_e5m2 (rounded once, saturated)
     slot_mapping  32- or 64-bit integers ``[T]``: ``page * page_size + slot`` of each token, negative to skip it
     k_scale, v_scale  for fp8 caches: what is stored is ``x * (1 / scale)``, the reciprocal rounded to float32.
@@ -52,6 +53,7 @@ def kv_store_paged(
                   written with the token. n = 1: a scale for each token and head
     k_granularity, v_granularity  dims of a block, ``ceil(D / n)`` if None
     rope          :class:`~kvlab.attention.rope.Rope` that turns K on its way, in float32; with ``positions`` ``[T]``
+    kv_layout     "NHD", or "HND": pages (and scales of tokens) have the heads before the tokens of a page
     backend       "auto": the emulator for NumPy arrays, the Triton kernel for torch tensors (interpreted on the CPU);
                   "reference" (float64), "emulator", "triton"
     arch          the machine that is emulated
@@ -76,7 +78,8 @@ def kv_store_paged(
     """
     plan = paged_plan(
         k, v, k_cache, v_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale, k_granularity=k_granularity,
-        v_granularity=v_granularity, rope=rope, positions=positions, backend=backend, arch=arch, check=check,
+        v_granularity=v_granularity, rope=rope, positions=positions, kv_layout=kv_layout, backend=backend, arch=arch,
+        check=check,
         traffic=traffic,
     )  # fmt: skip
     _run(plan, traffic)
@@ -150,6 +153,7 @@ def mla_store_paged(
     scale: Any = None,
     rope: Rope | None = None,
     positions: Any = None,
+    kv_layout: str = "NHD",
     backend: str = "auto",
     arch: str = "sm_90",
     check: bool | None = None,
@@ -158,13 +162,14 @@ def mla_store_paged(
     """Write the MLA rows of T tokens, latent and rope part, into the slots of a paged cache, in place, in one launch.
 
     latent   ``[T, L]``; k_rope ``[T, R]``; bfloat16, float16 or float32
-    cache    ``[pages, page_size, width]`` or ``[pages, page_size, 1, width]``, one of
+    cache    ``[pages, page_size, width]``, or with an axis of one head (see ``kv_layout``), one of
              * width L + R, of one dtype: latent and rope part, one after the other
              * fp8, width L + 2 R bytes: the latent in fp8 (``scale`` as for ``kv_store_paged``), the rope part in
                bfloat16: the rope-aware row, 640 bytes for 512 + 64
              * fp8, width L + 4 L / 128 + 2 R bytes: a computed float32 scale for each 128 latents between them, 656
                bytes for 512 + 64
     rope     turns the rope part
+    kv_layout  of a cache with four axes: "NHD", or "HND" ``[pages, 1, page_size, width]``
 
     Other arguments as for :func:`kv_store_paged`.
 
@@ -176,7 +181,8 @@ def mla_store_paged(
     (1.0, [3.0, 3.0], 1)
     """
     plan = mla_plan(
-        latent, k_rope, cache, slot_mapping, scale=scale, rope=rope, positions=positions, backend=backend, arch=arch,
+        latent, k_rope, cache, slot_mapping, scale=scale, rope=rope, positions=positions, kv_layout=kv_layout,
+        backend=backend, arch=arch,
         check=check, traffic=traffic,
     )  # fmt: skip
     _run(plan, traffic)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvlab.attention.features import kv_view
 from kvlab.attention.inputs import require
 from kvlab.attention.latent_rows import viewed
 from kvlab.cache.arrays import dtype_of
@@ -17,7 +18,9 @@ BLOCK = 128
 """Latents that share a scale in a row with scales."""
 
 
-def mla_windows(latent: Any, k_rope: Any, cache: Any, scale: Any) -> tuple[Any, Any, Any, Any, Any]:
+def mla_windows(
+    latent: Any, k_rope: Any, cache: Any, scale: Any, kv_layout: str = "NHD"
+) -> tuple[Any, Any, Any, Any, Any]:
     """``(latent [T, 1, L], rope [T, 1, R], window of the latents, window of the rope part, scale or its window)``.
 
     See :func:`kvlab.attention.kv_store.mla_store_paged` for the forms.
@@ -25,8 +28,9 @@ def mla_windows(latent: Any, k_rope: Any, cache: Any, scale: Any) -> tuple[Any, 
     for name, array in (("latent", latent), ("k_rope", k_rope)):
         axes = getattr(array, "ndim", 0)
         require(axes == 2, f"{name} has {axes} axes", "[T, dims]")
-    rows = cache[:, :, None] if getattr(cache, "ndim", 0) == 3 else cache
-    shape = tuple(getattr(rows, "shape", ()))
+    with_head = cache if cache.ndim != 3 else cache[:, None] if kv_layout == "HND" else cache[:, :, None]
+    rows, scale = kv_view(with_head, kv_layout), kv_view(scale, kv_layout)
+    shape = tuple(rows.shape)
     require(len(shape) == 4 and shape[2] == 1, f"cache has shape {shape}", "[pages, page_size, (1,) width]")
     L, R, width = latent.shape[1], k_rope.shape[1], shape[3]
     latent, k_rope = latent[:, None], k_rope[:, None]

@@ -9,6 +9,7 @@ import numpy as np
 
 from kvlab.attention.backends import choose_backend, machine, on_gpu
 from kvlab.attention.explain import Explanation
+from kvlab.attention.features import kv_view
 from kvlab.attention.inputs import check_array, check_arrays, check_traffic, looks_at_values, require
 from kvlab.attention.kinds import kind_of
 from kvlab.attention.layers import layer_arrays
@@ -40,12 +41,12 @@ class StorePlan(NamedTuple):
 
 def mla_plan(
     latent: Any, k_rope: Any, cache: Any, slot_mapping: Any, *, scale: Any = None, rope: Rope | None = None,
-    positions: Any = None, backend: str = "auto", arch: str = "sm_90", check: bool | None = None,
-    traffic: Traffic | None = None,
+    positions: Any = None, kv_layout: str = "NHD", backend: str = "auto", arch: str = "sm_90",
+    check: bool | None = None, traffic: Traffic | None = None,
 ) -> StorePlan:  # fmt: skip
     check_traffic(traffic)
     check_arrays({"latent": latent, "k_rope": k_rope, "cache": cache})
-    k, v, k_cache, v_cache, k_scale = mla_windows(latent, k_rope, cache, scale)
+    k, v, k_cache, v_cache, k_scale = mla_windows(latent, k_rope, cache, scale, kv_layout)
     return _planned(
         "mla_store", k, v, k_cache, v_cache, slot_mapping, k_scale, None, form="slots", rope=rope, rope_on="v",
         positions=positions, backend=backend, arch=arch, check=check,
@@ -56,10 +57,11 @@ def mla_plan(
 def paged_plan(
     k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, *, k_scale: Any = None, v_scale: Any = None,
     k_granularity: int | None = None, v_granularity: int | None = None, rope: Rope | None = None,
-    positions: Any = None, backend: str = "auto", arch: str = "sm_90", check: bool | None = None,
-    traffic: Traffic | None = None,
+    positions: Any = None, kv_layout: str = "NHD", backend: str = "auto", arch: str = "sm_90",
+    check: bool | None = None, traffic: Traffic | None = None,
 ) -> StorePlan:  # fmt: skip
     check_traffic(traffic)
+    k_cache, v_cache, k_scale, v_scale = (kv_view(x, kv_layout) for x in (k_cache, v_cache, k_scale, v_scale))
     return _planned(
         "kv_store", k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, form="slots", rope=rope, rope_on="k",
         granularity=(k_granularity, v_granularity), positions=positions, backend=backend, arch=arch, check=check,
@@ -100,9 +102,8 @@ def collection_plan(
     elif v is not None:
         k, v, k_cache, v_cache, k_scales = _mla_parts(k, v, k_cache, k_scales)
         on = "v"
-    if isinstance(rope, Rope) and cache.kv_params.is_mla and rope.first is None:
-        width = (k if on == "k" else v).shape[-1]
-        rope = Rope(rope.cos, rope.sin, rope.interleaved, width - rope.dim)
+    if isinstance(rope, Rope) and cache.kv_params.is_mla and v is None and rope.first is None:
+        rope = Rope(rope.cos, rope.sin, rope.interleaved, k.shape[-1] - rope.dim)
     for name, scale, own in (("k_scale", k_scale, k_scales), ("v_scale", v_scale, v_scales)):
         require(scale is None or own is None, f"{name} of a quantised cache", "left out: it is computed")
     if getattr(positions, "ndim", 0) == 2:

@@ -6,7 +6,7 @@ from typing import Any
 
 from kvlab.attention.backends import choose_backend, rounded, run_kernel, run_on_numpy
 from kvlab.attention.explain import Explanation
-from kvlab.attention.inputs import check_arrays, check_dtype, check_writeable, given, require
+from kvlab.attention.inputs import check_arrays, check_dtype, check_strides, check_writeable, given, require
 from kvlab.attention.kinds import Kind, kind_of
 from kvlab.attention.operation import operation
 from kvlab.cache.arrays import dtype_of, element_strides, overlaps
@@ -87,8 +87,12 @@ def _plan(outs: Any, lses: Any, out: Any, backend: str) -> Explanation:
         check_writeable("out", out)
     for name, array in {"outs": outs, **given(out=out)}.items():
         strides = element_strides(array, name)
-        require(shape[-1] < 2 or strides[-1] == 1, f"{name} has strides {strides}", "contiguous in the last dimension")
+        fits = 0 in shape or shape[-1] < 2 or strides[-1] == 1
+        require(fits, f"{name} has strides {strides}", "contiguous in the last dimension")
     chosen, reason = choose_backend(outs, backend)
+    if chosen == "triton":  # tensors have no negative strides
+        for name, array in {"outs": outs, "lses": lses, **given(out=out)}.items():
+            check_strides(name, array, contiguous=False)
     return Explanation("merge_states", chosen, reason, None, merge_grid(*(*shape[1:-2], 1)[:2], *shape[-2:]))
 
 

@@ -35,7 +35,7 @@ def reference(
     (batch, tokens, q_heads, _), page_size = q.shape, k_cache.shape[1]
     out, lse = np.zeros((batch, tokens, q_heads, v_cache.shape[3])), np.zeros((batch, tokens, q_heads))
     for b in range(batch):
-        key = np.arange(seq_lens[b])
+        key = np.arange(int(seq_lens[b]))
         seen = key >= features.mask.interval.bounds(len(key) - tokens, len(key), b)[0]
         at = np.where(seen, block_table[b, key // page_size], 0), key % page_size
         out[b], lse[b] = attention(q[b], k_cache[at], v_cache[at], **features.of_sequence(b, at, scale))

@@ -27,7 +27,7 @@ def reference(
     for b in range(len(q) if cu_q is None else len(cu_q) - 1):
         row, rows = (b, slice(None)) if cu_q is None else (0, slice(cu_q[b], cu_q[b + 1]))
         if table is not None and seq_lens is not None:
-            key = np.arange(seq_lens[b])
+            key = np.arange(int(seq_lens[b]))
             at: Any = table[b, key // k.shape[1]], key % k.shape[1]
         else:
             at = b if cu_k is None else (0, slice(cu_k[b], cu_k[b + 1]))

@@ -24,7 +24,7 @@ from kvlab.attention.inputs import (
     looks_at_values,
     require,
 )
-from kvlab.attention.intervals import host
+from kvlab.attention.intervals import host, keys_in_table
 from kvlab.attention.kinds import Kind, kind_of
 from kvlab.attention.layers import layer_arrays
 from kvlab.attention.masks import Interval, resolve_mask, window_interval
@@ -159,7 +159,7 @@ def _arranged(
     if drop_tokens:
         q, out = q[:, None], None if out is None else out[:, None]
     if features is None:
-        features = _features(q, k_cache, v_cache, seq_lens, kv_layout, dict(asked))
+        features = _features(q, k_cache, v_cache, block_table, seq_lens, kv_layout, dict(asked))
     return DecodeCall(q, k_cache, v_cache, block_table, seq_lens, out, features, drop_tokens)
 
 
@@ -204,15 +204,16 @@ def call_of_collection(q: Any, cache: PagedKVCacheCollection, layer: int) -> tup
     return q, pages.keys, pages.values, cache.lookup_table, lengths_with_new(cache.cache_lengths, q)
 
 
-def _features(q: Any, k_cache: Any, v_cache: Any, seq_lens: Any, kv_layout: str, asked: dict[str, Any]) -> Features:
+def _features(
+    q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, kv_layout: str, asked: dict[str, Any]
+) -> Features:
     batch, tokens, q_heads = q.shape[:3]
     mask, window = asked.pop("mask"), asked.pop("window")
     for name in ("k_scale", "v_scale"):
         asked[name] = kv_view(asked.get(name), kv_layout)
 
     def lengths() -> tuple[Any, Any]:
-        keys = host(seq_lens).astype(np.int64)
-        return np.full(batch, tokens), keys
+        return np.full(batch, tokens), keys_in_table(seq_lens, block_table, int(k_cache.shape[1]))
 
     interval = window_interval(mask is None or isinstance(window, int | np.integer), window)
     plan = resolve_mask(mask, interval, heads=q_heads, lengths=lengths, like=q)

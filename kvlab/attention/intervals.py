@@ -9,7 +9,7 @@ import numpy as np
 
 from kvlab.cache.arrays import is_torch, to_numpy
 
-__all__ = ["UNLIMITED", "Interval", "host", "window_interval"]
+__all__ = ["UNLIMITED", "Interval", "host", "key_count", "keys_in_table", "most_keys", "window_interval"]
 
 Array = np.ndarray[Any, Any]
 
@@ -87,6 +87,33 @@ def window_interval(causal: bool, window: Any) -> Interval:
             )
         left, right = (min(int(side), UNLIMITED) for side in sides)
     return Interval(left, 0 if causal else right)
+
+
+def most_keys(columns: int, page_size: int) -> int:
+    """Keys that a row of the page table can hold, and that 32 bits can count.
+
+    >>> most_keys(4, 16), most_keys(1 << 28, 16) == UNLIMITED
+    (64, True)
+    """
+    return min(columns * page_size, UNLIMITED)
+
+
+def key_count(length: Array, most: int) -> Array:
+    """Keys of sequences of these lengths, any integers: none below 0, and none beyond ``most``; int32.
+
+    >>> key_count(np.array([65, 1, -3]), 64)
+    array([64,  1,  0], dtype=int32)
+    """
+    return np.clip(length.astype(np.int64), 0, most).astype(np.int32)
+
+
+def keys_in_table(seq_lens: Any, block_table: Any, page_size: int) -> Array:
+    """Keys of each sequence, no more than its row of the table holds; int64 in CPU memory.
+
+    >>> keys_in_table(np.array([65, 1]), np.zeros((2, 4)), 16)
+    array([64,  1])
+    """
+    return key_count(host(seq_lens), most_keys(int(block_table.shape[1]), page_size)).astype(np.int64)
 
 
 def host(array: Any) -> Array:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 for folder in (
-    "gpu", "attention", "attention_pairs", "attention_kv_store", "attention_mla", "attention_mla_prefill",
-    "attention_prefill",
+    "gpu", "attention", "attention_features", "attention_pairs", "attention_kv_store", "attention_mla",
+    "attention_mla_prefill", "attention_prefill",
 ):  # fmt: skip
     sys.path.insert(0, str(Path(__file__).parents[1] / folder))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvlab.attention.intervals import most_keys
 from kvlab.attention.merge_states.config import MERGE
 from kvlab.attention.online_softmax import OUTPUT_TIE, P_TIE
 from kvlab.attention.pieces import pieces
@@ -73,7 +74,7 @@ class DecodeProblem:
 def problem_of(q: Any, k_cache: Any, v_cache: Any, block_table: Any) -> DecodeProblem:
     """The sizes of a call on q ``[B, S, Hq, D]`` and pages; arrays of either library."""
     (batch, tokens, q_heads, head_dim), (_, page_size, kv_heads, v_dim) = (map(int, x.shape) for x in (q, v_cache))
-    itemsize, max_keys = dtype_of(k_cache, "k_cache").itemsize, int(block_table.shape[1]) * page_size
+    itemsize, max_keys = dtype_of(k_cache, "k_cache").itemsize, most_keys(int(block_table.shape[1]), page_size)
     return DecodeProblem(batch, tokens, q_heads, kv_heads, head_dim, v_dim, itemsize, page_size, max_keys)
 
 

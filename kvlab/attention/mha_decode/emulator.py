@@ -19,6 +19,7 @@ from kvlab.attention.scoring.emulator import (
     distance,
     head_scale,
     in_pages,
+    key_count,
     key_range,
     token_scale,
     visible_end,
@@ -33,13 +34,13 @@ Array = np.ndarray[Any, Any]
 LN2 = np.float32(0.6931471805599453)
 
 
-def longest_first(seq_lens: Array) -> Array:
+def longest_first(seq_lens: Array, max_keys: int) -> Array:
     """The sequences ordered by the class of their length, the longest first, and in a class by number; int32.
 
-    >>> longest_first(np.array([10, 1000, 0, 999])).tolist()
+    >>> longest_first(np.array([10, 1000, 0, 999]), 4096).tolist()
     [1, 3, 0, 2]
     """
-    length = seq_lens.astype(np.int64)
+    length = key_count(seq_lens, max_keys).astype(np.int64)
     longest = int(length.max(initial=1))
     kind = (longest - length) * (CLASSES - 1) // longest  # 0: the longest
     return np.argsort(kind, kind="stable").astype(np.int32)
@@ -56,10 +57,10 @@ def attend(
     program, split = program_ids(config.grid(problem))  # [P]
     batch, tile = np.divmod(program, np.int32(problem.kv_heads * config.row_tiles))
     if config.longest_first:
-        batch = longest_first(seq_lens)[batch]
+        batch = longest_first(seq_lens, problem.max_keys)[batch]
     kv_head = tile // config.row_tiles
     row = (tile % config.row_tiles)[:, None] * config.BM + np.arange(config.BM, dtype=np.int32)  # [P, BM]
-    num_keys = seq_lens[batch].astype(np.int32)
+    num_keys = key_count(seq_lens[batch], problem.max_keys)
     token = row // group
     head = kv_head[:, None] * group + row % group
     is_row = row < group * tokens
@@ -180,7 +181,7 @@ def launch(
     lse = np.empty((batch, tokens, q_heads), np.float32)
     if out.size == 0:
         return out, lse
-    before = seq_lens.astype(np.int64) - tokens
+    before = key_count(seq_lens, problem.max_keys) - tokens
     lengths = np.maximum(before, 0).astype(np.uint32), block_table, tokens, problem.max_keys
     keys, values = PagedKVCache(k_cache, *lengths), PagedKVCache(v_cache, *lengths)
     part, part_lse = partial_results(out, lse, config.num_splits)

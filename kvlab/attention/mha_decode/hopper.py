@@ -13,6 +13,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from kvlab.attention.features import Features
+from kvlab.attention.intervals import most_keys
 from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
 from kvlab.attention.mha_prefill.hopper import barriers, box_descriptor
@@ -28,13 +29,15 @@ from .hopper_config import HopperConfig
 from .hopper_roles import consume, produce
 from .hopper_steps import BOX_LAYOUT, TILE_LAYOUT, find_item
 
-SIZES = ["batches", "groups", "splits", "pages", "table_batch", "lens_stride", "k_scale_head", "v_scale_head"]
+SIZES = [
+    "batches", "groups", "splits", "pages", "max_keys", "table_batch", "lens_stride", "k_scale_head", "v_scale_head",
+]  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=SIZES)
 def attend(
     dk, dv, q_ptr, table_ptr, lens, k_scale, v_scale, out, lse_out, counters, joined, joined_lse,
-    scale_log2, v_factor, mask_value, batches, groups, splits, pages,
+    scale_log2, v_factor, mask_value, batches, groups, splits, pages, max_keys,
     q_batch, q_token, q_head, table_batch, lens_stride, k_scale_head, v_scale_head,
     o_split, o_batch, o_token, o_head, lse_split, lse_batch, lse_token, lse_head,
     j_batch, j_token, j_head, C: gl.constexpr,
@@ -52,7 +55,7 @@ def attend(
     fence_async_shared()  # TMA arrives at these barriers
     k_s = view(k_box, [NB, 4, KEYS, W], TILE_LAYOUT)
     v_s = view(v_box, [NB, 4, KEYS, W], TILE_LAYOUT)
-    item = find_item(gl.program_id(0), lens, lens_stride, batches, groups, splits, C)
+    item = find_item(gl.program_id(0), lens, lens_stride, batches, groups, splits, max_keys, C)
     table = table_ptr + item[0] * table_batch
     queries = (q_ptr, q_batch, q_token, q_head)
     scales = (k_scale, k_scale_head, v_scale, v_scale_head, scale_log2, v_factor, mask_value)
@@ -103,7 +106,8 @@ def launch(
         steps, lse_steps = partial_strides(part, part_lse, splits)
         first_launch(attend, config.grid(), pointers, again)(
             scale * LOG2E * scales.k.number, scales.v.number, mask_value, batch, config.groups, splits,
-            k.shape[0], *q.stride()[:3], block_table.stride(0), seq_lens.stride(0),
+            k.shape[0], most_keys(block_table.shape[1], k.shape[1]), *q.stride()[:3], block_table.stride(0),
+            seq_lens.stride(0),
             *scale_strides(scales.k, 1), *scale_strides(scales.v, 1), *steps,
             *lse_steps, *out.stride()[:3], C=C, num_warps=4,
             maxnreg=C.REGISTERS,

@@ -10,11 +10,12 @@ import numpy as np
 
 from kvlab.attention.features import Features
 from kvlab.attention.fp8_pairs.emulator import halves, narrow
+from kvlab.attention.intervals import most_keys
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
 from kvlab.attention.mha_prefill.hopper_turns import Role, Wait, run_roles
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
-from kvlab.attention.scoring.emulator import head_scale
+from kvlab.attention.scoring.emulator import head_scale, key_count
 from kvlab.hardware import TmaDescriptor
 from kvlab.staging import Fragments, Traffic, ceildiv
 
@@ -32,6 +33,7 @@ class Launch:
 
     config: HopperConfig
     pages: int
+    max_keys: int
     q: Array
     table: Array
     lens: Array
@@ -49,8 +51,8 @@ class Launch:
         C, groups, splits = self.config.constants, self.config.groups, self.config.num_splits
         group, split, batch = program % groups, program // groups % splits, program // (groups * splits)
         if C.LONGEST_FIRST:
-            batch = int(longest_first(self.lens)[batch])
-        num_keys = int(self.lens[batch])
+            batch = int(longest_first(self.lens, self.max_keys)[batch])
+        num_keys = int(key_count(self.lens[batch], self.max_keys))
         size = ceildiv(ceildiv(num_keys, splits), C.BT) * C.BT
         lo = min(split * size, num_keys)
         return batch, group * C.HEADS, split, lo, min(lo + size, num_keys), num_keys
@@ -274,7 +276,10 @@ def launch(
     boxes = {name: TmaDescriptor.of(x, (1, C.BOX, C.HEADS, 64), "128B") for name, x in caches.items()}
     counters = np.zeros((batch, config.groups), np.int32)
     numbers = np.float32(scale * LOG2E * scales.k.number), np.float32(mask_value)
-    x = Launch(config, len(k_cache), q, block_table, seq_lens, features, part, part_lse, counters, out, lse, *numbers)
+    max_keys = most_keys(block_table.shape[1], k_cache.shape[1])
+    x = Launch(
+        config, len(k_cache), max_keys, q, block_table, seq_lens, features, part, part_lse, counters, out, lse, *numbers
+    )  # fmt: skip
     dtype = np.dtype(np.float16) if C.PAIRS else q.dtype
     with traffic.launch():
         roles: list[Role] = []

@@ -6,7 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from kvlab.attention.mha_prefill.hopper_steps import PANEL, REINTERPRETS, load_box
+from kvlab.attention.mha_prefill.hopper_steps import PANEL, REINTERPRETS, key_count, load_box
 
 from .config import CLASSES as _CLASSES
 
@@ -27,12 +27,12 @@ def add(a, b):
 
 
 @gluon.jit
-def nth_longest(lens, lens_stride, batches, n, BATCH: gl.constexpr):
+def nth_longest(lens, lens_stride, batches, max_keys, n, BATCH: gl.constexpr):
     """As in ``kernel``: the sequence that is the ``n``-th of those ordered by the class of their length."""
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     at = gl.arange(0, BATCH, layout=ONE)
     there = at < batches
-    length = gl.load(lens + at * lens_stride, mask=there, other=0).to(gl.int64)
+    length = key_count(gl.load(lens + at * lens_stride, mask=there, other=0), max_keys).to(gl.int64)
     longest = gl.maximum(gl.max(length, 0), 1)
     kind = ((longest - length) * (CLASSES - 1) // longest).to(gl.int32)  # 0: the longest
     counts = gl.histogram(kind, CLASSES, mask=there, layout=ONE)
@@ -45,7 +45,7 @@ def nth_longest(lens, lens_stride, batches, n, BATCH: gl.constexpr):
 
 
 @gluon.jit
-def find_item(program, lens, lens_stride, batches, groups, splits, C: gl.constexpr):
+def find_item(program, lens, lens_stride, batches, groups, splits, max_keys, C: gl.constexpr):
     """Program -> its sequence, the first of its KV heads, its split, the split's first key, its end, and all keys.
 
     The programs of the same keys' heads are neighbours. A split is a number of whole blocks.
@@ -54,8 +54,8 @@ def find_item(program, lens, lens_stride, batches, groups, splits, C: gl.constex
     split = program // groups % splits
     batch = program // (groups * splits)
     if C.LONGEST_FIRST:
-        batch = nth_longest(lens, lens_stride, batches, batch, C.LONGEST_FIRST)
-    num_keys = gl.load(lens + batch * lens_stride).to(gl.int32)
+        batch = nth_longest(lens, lens_stride, batches, max_keys, batch, C.LONGEST_FIRST)
+    num_keys = key_count(gl.load(lens + batch * lens_stride), max_keys)
     size = gl.cdiv(gl.cdiv(num_keys, splits), C.BT) * C.BT
     lo = gl.minimum(split * size, num_keys)
     return batch.to(gl.int64), group * C.HEADS, split, lo, gl.minimum(lo + size, num_keys), num_keys

@@ -12,7 +12,16 @@ from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.results import results
-from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale, visible_end
+from kvlab.attention.scoring.kernel import (
+    add_bias,
+    cap,
+    distance,
+    head_scale,
+    key_count,
+    key_range,
+    token_scale,
+    visible_end,
+)
 from kvlab.attention.scoring.launch import bias_arguments, in_units, scale_strides, slopes_batch
 from kvlab.cache.arrays import with_addressing_strides
 from kvlab.triton_support.interpreter import is_interpreted
@@ -26,13 +35,13 @@ CLASSES = tl.constexpr(_CLASSES)
 
 
 @triton.jit
-def nth_longest(seq_lens_ptr, lens_batch, batches, n, BATCH: tl.constexpr):
+def nth_longest(seq_lens_ptr, lens_batch, batches, max_keys, n, BATCH: tl.constexpr):
     """The sequence that is the ``n``-th of those ordered by the class of their length, the longest first, and in a
     class by number. BATCH: a power of two that holds them all.
     """
     at = tl.arange(0, BATCH)
     there = at < batches
-    length = tl.load(seq_lens_ptr + at * lens_batch, mask=there, other=0).to(tl.int64)
+    length = key_count(tl.load(seq_lens_ptr + at * lens_batch, mask=there, other=0), max_keys).to(tl.int64)
     longest = tl.maximum(tl.max(length, 0), 1)
     kind = ((longest - length) * (CLASSES - 1) // longest).to(tl.int32)  # 0: the longest
     counts = tl.histogram(kind, CLASSES, mask=there)
@@ -106,7 +115,7 @@ def attend(
     q_ptr, k_ptr, v_ptr, table_ptr, seq_lens_ptr, valid_ptr, bias_ptr, sinks_ptr, slopes_ptr,
     q_scale_ptr, k_scale_ptr, v_scale_ptr, o_ptr, lse_ptr,
     scale_log2, v_factor, softcap, mask_value, left, right, chunk, group, tokens, num_splits, batches, kv_heads,
-    q_batch, q_token, q_head, k_page, k_token, k_head, v_page, v_token, v_head, table_batch, lens_batch,
+    max_keys, q_batch, q_token, q_head, k_page, k_token, k_head, v_page, v_token, v_head, table_batch, lens_batch,
     bias_batch, bias_head, bias_row, bias_key, bias_rows, bias_keys, slopes_batch, q_scale_head,
     k_scale_page, k_scale_token, k_scale_head, v_scale_page, v_scale_token, v_scale_head,
     o_split, o_batch, o_token, o_head, lse_split, lse_batch, lse_token, lse_head,
@@ -133,11 +142,11 @@ def attend(
     split = tl.program_id(1)
     batch = tl.program_id(0) // (kv_heads * row_tiles)
     if LONGEST_FIRST:
-        batch = nth_longest(seq_lens_ptr, lens_batch, batches, batch, LONGEST_FIRST)
+        batch = nth_longest(seq_lens_ptr, lens_batch, batches, max_keys, batch, LONGEST_FIRST)
     batch = batch.to(tl.int64)
     kv_head = (tile // row_tiles).to(tl.int64)
     row = tile % row_tiles * BM + tl.arange(0, BM)  # [BM], token-major
-    num_keys = tl.load(seq_lens_ptr + batch * lens_batch).to(tl.int32)
+    num_keys = key_count(tl.load(seq_lens_ptr + batch * lens_batch), max_keys)
     token = row // group
     head = kv_head * group + row % group
     is_row = row < group * tokens
@@ -318,6 +327,7 @@ def launch(
         first_launch(attend, config.grid(problem), pointers, again)(
             scale * LOG2E * scales.q.number * scales.k.number, scales.v.number, f.softcap, mask_value,
             mask.left, mask.right, mask.chunk, problem.group, tokens, splits, batch, problem.kv_heads,
+            problem.max_keys,
             *of_q, *of_k, *of_v, block_table.stride(0), seq_lens.stride(0),
             *bias_strides, *bias_sizes, slopes_batch(f.slopes),
             *scale_strides(scales.q, 1), *scale_strides(scales.k, 3), *scale_strides(scales.v, 3), *of_part,

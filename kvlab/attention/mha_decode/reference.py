@@ -8,6 +8,7 @@ import numpy as np
 
 from kvlab.attention.exact import attention
 from kvlab.attention.features import Features
+from kvlab.attention.intervals import keys_in_table
 
 __all__ = ["reference"]
 
@@ -34,6 +35,7 @@ def reference(
     features = Features() if features is None else features
     (batch, tokens, q_heads, _), page_size = q.shape, k_cache.shape[1]
     out, lse = np.zeros((batch, tokens, q_heads, v_cache.shape[3])), np.zeros((batch, tokens, q_heads))
+    seq_lens = keys_in_table(seq_lens, block_table, page_size)
     for b in range(batch):
         key = np.arange(int(seq_lens[b]))
         seen = key >= features.mask.interval.bounds(len(key) - tokens, len(key), b)[0]

@@ -22,6 +22,7 @@ from kvlab.attention.scoring.emulator import (
     distance,
     head_scale,
     in_pages,
+    key_count,
     key_range,
     token_scale,
     visible_end,
@@ -49,7 +50,7 @@ def attend(
     batch, kv_head_and_tile, split = program_ids(config.grid(problem))  # [P]
     kv_head = kv_head_and_tile // config.row_tiles
     row = (kv_head_and_tile % config.row_tiles)[:, None] * config.BM + np.arange(config.BM, dtype=np.int32)  # [P, BM]
-    num_keys = seq_lens[batch].astype(np.int32)
+    num_keys = key_count(seq_lens[batch], problem.max_keys)
     token = row // group
     head = kv_head[:, None] * group + row % group
     is_row = row < group * tokens
@@ -171,7 +172,7 @@ def launch(
     lse = np.empty((batch, tokens, q_heads), np.float32)
     if q.size == 0:
         return out, lse
-    before = seq_lens.astype(np.int64) - tokens
+    before = key_count(seq_lens, problem.max_keys) - tokens
     lengths = np.maximum(before, 0).astype(np.uint32), block_table, tokens, problem.max_keys
     keys, values = PagedKVCache(k_cache, *lengths), PagedKVCache(v_cache, *lengths)
     part, part_lse = partial_results(out, lse, config.num_splits)

@@ -17,6 +17,7 @@ from kvlab.attention.scoring.kernel import (
     cap,
     distance,
     head_scale,
+    key_count,
     key_range,
     token_scale,
     visible_end,
@@ -33,7 +34,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 def attend(
     q_ptr, k_ptr, v_ptr, table_ptr, seq_lens_ptr, valid_ptr, bias_ptr, sinks_ptr, slopes_ptr,
     q_scale_ptr, k_scale_ptr, v_scale_ptr, o_ptr, lse_ptr,
-    scale_log2, v_factor, softcap, mask_value, left, right, chunk, group, tokens, num_splits,
+    scale_log2, v_factor, softcap, mask_value, left, right, chunk, group, tokens, num_splits, max_keys,
     q_batch, q_token, q_head, k_page, k_token, k_head, v_page, v_token, v_head, table_batch, lens_batch,
     bias_batch, bias_head, bias_row, bias_key, bias_rows, bias_keys, slopes_batch, q_scale_head,
     k_scale_page, k_scale_token, k_scale_head, v_scale_page, v_scale_token, v_scale_head,
@@ -51,7 +52,7 @@ def attend(
     kv_head = (tl.program_id(1) // row_tiles).to(tl.int64)
     row = (tl.program_id(1) % row_tiles) * BM + tl.arange(0, BM)  # [BM], token-major
     split = tl.program_id(2)
-    num_keys = tl.load(seq_lens_ptr + batch * lens_batch).to(tl.int32)
+    num_keys = key_count(tl.load(seq_lens_ptr + batch * lens_batch), max_keys)
     token = row // group
     head = kv_head * group + row % group
     is_row = row < group * tokens
@@ -183,7 +184,7 @@ def launch(
         steps, lse_steps = partial_strides(part, part_lse, splits)
         first_launch(attend, config.grid(problem), pointers, again)(
             scale * LOG2E * scales.q.number * scales.k.number, scales.v.number, f.softcap, mask_value,
-            mask.left, mask.right, mask.chunk, problem.group, tokens, splits,
+            mask.left, mask.right, mask.chunk, problem.group, tokens, splits, problem.max_keys,
             *q.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3], block_table.stride(0), seq_lens.stride(0),
             *bias_strides, *bias_sizes, slopes_batch(f.slopes),
             *scale_strides(scales.q, 1), *scale_strides(scales.k, 3), *scale_strides(scales.v, 3),

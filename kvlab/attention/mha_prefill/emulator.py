@@ -7,10 +7,20 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.features import Features
+from kvlab.attention.intervals import most_keys
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.operands import result_dtype
 from kvlab.attention.scales import P_SCALE, Scale
-from kvlab.attention.scoring.emulator import add_bias, by_column, cap, distance, head_scale, key_range, visible_end
+from kvlab.attention.scoring.emulator import (
+    add_bias,
+    by_column,
+    cap,
+    distance,
+    head_scale,
+    key_count,
+    key_range,
+    visible_end,
+)
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory
 from kvlab.staging import Fragments, Traffic, program_ids, ragged_range, row_offsets
@@ -24,9 +34,9 @@ LN2 = np.float32(0.6931471805599453)
 
 
 def attend(
-    q_array: Array, k_rows: Any, v_rows: Any, cu_q: Array | None, num_keys: Array, o_array: Array, lse_array: Array,
-    scale_log2: Any, o_scale: float, mask_value: float, features: Features, base2: bool, problem: PrefillProblem,
-    config: PrefillConfig, arch: str, traffic: Traffic,
+    q_array: Array, k_rows: Any, v_rows: Any, cu_q: Array | None, num_keys: Array, max_k: int, o_array: Array,
+    lse_array: Array, scale_log2: Any, o_scale: float, mask_value: float, features: Features, base2: bool,
+    problem: PrefillProblem, config: PrefillConfig, arch: str, traffic: Traffic,
 ) -> None:  # fmt: skip
     """BM query rows of one head, or of the heads of one KV head, against the keys that they see, for each program."""
     #: setup -> q, q_rest, lo, full, hi, first, limit    this program's rows, the keys they see, the query tile
@@ -38,7 +48,7 @@ def attend(
     kv_head = heads * pack // problem.group
     starts = np.zeros(problem.batch, np.int64) if cu_q is None else cu_q[:-1].astype(np.int64)
     num_q = np.full(problem.batch, problem.max_q, np.int32) if cu_q is None else np.diff(cu_q).astype(np.int32)
-    q_row, num_q, num_keys = starts[batch][:, None] + token, num_q[batch], num_keys[batch].astype(np.int32)
+    q_row, num_q, num_keys = starts[batch][:, None] + token, num_q[batch], key_count(num_keys[batch], max_k)
     end = visible_end(num_keys, mask.valid, batch)
     is_row = token < num_q[:, None]
     position = token + (num_keys - num_q)[:, None]
@@ -196,14 +206,16 @@ def launch(
     else:
         num_keys = np.full(problem.batch, k.shape[1]) if cu_k is None else np.diff(cu_k)
     rows: list[Any] = [SequenceRows(x, cu_k) for x in (k, v)]
+    max_k = k.shape[1]
     if table is not None:
-        lengths = np.maximum(num_keys, 0).astype(np.uint32), table, problem.max_q, table.shape[1] * k.shape[1]
+        max_k = most_keys(table.shape[1], k.shape[1])
+        lengths = key_count(num_keys, max_k).astype(np.uint32), table, problem.max_q, max_k
         rows = [PagedKVCache(x, *lengths) for x in (k, v)]
     traffic = Traffic() if traffic is None else traffic
     scales, (k_rows, v_rows) = features.scales, rows
     with traffic.launch():
         attend(
-            q, k_rows, v_rows, cu_q, num_keys, out, lse, scale * scales.q.number * scales.k.number * LOG2E,
+            q, k_rows, v_rows, cu_q, num_keys, max_k, out, lse, scale * scales.q.number * scales.k.number * LOG2E,
             scales.v.number / (P_SCALE if problem.p_fp8 else 1), mask_value, features, base2, problem, config, arch,
             traffic,
         )  # fmt: skip

@@ -15,6 +15,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kvlab.attention.backends import machine
 from kvlab.attention.features import Features
+from kvlab.attention.intervals import most_keys
 from kvlab.attention.online_softmax import LOG2E
 from kvlab.attention.results import results
 from kvlab.triton_support.launching import Again, first_launch, relaunched
@@ -150,12 +151,13 @@ def launch(
     )  # fmt: skip
     if not relaunched(attend, pointers, again):
         _, processors = machine(q.device)
+        max_k = k.shape[1] if table is None else most_keys(table.shape[1], k.shape[1])
         scale *= scales.q.number * scales.k.number
         inner, outer = (scale / softcap, softcap * LOG2E) if C.CAPPED else (0.0, scale * LOG2E)
         first_launch(attend, (min(processors, config.tiles),), pointers, again)(
             inner, outer, 1.0 if base2 else 1 / LOG2E, scales.v.number, config.tiles, config.row_tiles,
             config.together, problem.batch, problem.batch.bit_length(), problem.q_heads, problem.group, q.shape[1],
-            k.shape[1], mask.left, mask.right, k.shape[0], 0 if table is None else table.stride(0),
+            max_k, mask.left, mask.right, k.shape[0], 0 if table is None else table.stride(0),
             *(0 if x is None else x.stride(0) for x in by_head), *out.stride()[:3], *lse.stride(), C=C, num_warps=4,
         )  # fmt: skip
     return out, lse

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.features import Features
+from kvlab.attention.intervals import most_keys
 from kvlab.attention.online_softmax import LOG2E
 from kvlab.attention.operands import result_dtype
+from kvlab.attention.scoring.emulator import key_count
 from kvlab.hardware import TmaDescriptor
 from kvlab.staging import Fragments, Traffic
 
@@ -62,7 +64,7 @@ class Launch:
         if self.cu_k is not None:
             k_first, num_keys = int(self.cu_k[batch]), int(self.cu_k[batch + 1] - self.cu_k[batch])
         if self.lens is not None:
-            num_keys = int(self.lens[batch])
+            num_keys = int(key_count(self.lens[batch], self.max_k))
         row = above * rows - (num_keys - num_q) % rows if C.ALIGNED else num_q - below_end * rows
         return batch, head % problem.q_heads, row, q_first, num_q, k_first, num_keys
 
@@ -391,7 +393,8 @@ def launch(
     inner, outer = (scale / features.softcap, features.softcap * LOG2E) if C.CAPPED else (0.0, scale * LOG2E)
     programs = min(processors, config.tiles)
     numbers = np.float32(inner), np.float32(outer), np.float32(1 if base2 else 1 / LOG2E), np.float32(scales.v.number)
-    x = Launch(problem, config, features, programs, out, lse, *numbers, k.shape[1], cu_q, cu_k, table, seq_lens)
+    max_k = k.shape[1] if table is None else most_keys(table.shape[1], k.shape[1])
+    x = Launch(problem, config, features, programs, out, lse, *numbers, max_k, cu_q, cu_k, table, seq_lens)
     traffic = Traffic() if traffic is None else traffic
     with traffic.launch():
         ctas = [HopperCTA(C, q.dtype, boxes, traffic, traced=program == 0) for program in range(programs)]

@@ -64,6 +64,12 @@ def receive(words, i):
 
 
 @gluon.jit
+def key_count(length, most):
+    """As in ``kernel``: keys of a sequence of this length, none below 0, and none beyond ``most``."""
+    return gl.maximum(gl.minimum(length.to(gl.int64), most), 0).to(gl.int32)
+
+
+@gluon.jit
 def find_tile(
     t, row_tiles, together, cu_q, cu_k, lens, batches, steps, heads, max_q, max_k,
     ROWS: gl.constexpr, RAGGED_Q: gl.constexpr, RAGGED_K: gl.constexpr, PAGE: gl.constexpr, ALIGNED: gl.constexpr,
@@ -103,7 +109,7 @@ def find_tile(
         k_first = gl.load(cu_k + batch).to(gl.int32)
         num_keys = gl.load(cu_k + batch + 1).to(gl.int32) - k_first
     if PAGE:
-        num_keys = gl.load(lens + batch).to(gl.int32)
+        num_keys = key_count(gl.load(lens + batch), max_k)
     row = num_q - below_end * ROWS
     if ALIGNED:
         row = above * ROWS - ((num_keys - num_q) & (ROWS - 1))

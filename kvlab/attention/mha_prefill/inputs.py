@@ -19,7 +19,7 @@ from kvlab.attention.inputs import (
     looks_at_values,
     require,
 )
-from kvlab.attention.intervals import host
+from kvlab.attention.intervals import keys_in_table
 from kvlab.attention.masks import Interval, resolve_mask, window_interval
 from kvlab.attention.operands import check_operands, check_result
 from kvlab.attention.ragged import check_both_starts, check_offsets, check_starts, longest, sequence_lengths
@@ -187,7 +187,7 @@ def paged_inputs(
     """The same for ``mha_prefill_paged``."""
 
     def lengths() -> tuple[Any, Any]:
-        return sequence_lengths(cu_q), host(seq_lens).astype(np.int64)
+        return sequence_lengths(cu_q), keys_in_table(seq_lens, block_table, int(k_cache.shape[1]))
 
     features = _features(q, k_cache, v_cache, batch, lengths, options) if features is None else features
     out = None if options.out is None else options.out[None]

@@ -7,10 +7,20 @@ import triton
 import triton.language as tl
 
 from kvlab.attention.features import Features
+from kvlab.attention.intervals import most_keys
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.results import results
 from kvlab.attention.scales import P_SCALE, Scale
-from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale, visible_end
+from kvlab.attention.scoring.kernel import (
+    add_bias,
+    cap,
+    distance,
+    head_scale,
+    key_count,
+    key_range,
+    token_scale,
+    visible_end,
+)
 from kvlab.attention.scoring.launch import bias_arguments, in_units, scale_strides, slopes_batch
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
@@ -139,7 +149,7 @@ def attend(
         k_first = tl.load(cu_k_ptr + batch).to(tl.int64)
         num_keys = (tl.load(cu_k_ptr + batch + 1) - tl.load(cu_k_ptr + batch)).to(tl.int32)
     if PAGE:
-        num_keys = tl.load(lens_ptr + batch).to(tl.int32)
+        num_keys = key_count(tl.load(lens_ptr + batch), max_k)
     end = visible_end(num_keys, valid_ptr, batch, VALID)
     is_row = token < num_q
     position = token + num_keys - num_q
@@ -304,12 +314,13 @@ def launch(
     pointers = q, k, v, *(absent if x is None else x for x in (*arrays, *by_scale)), out, lse
     if not relaunched(attend, pointers, again):
         bias_sizes, bias_strides = bias_arguments(mask.bias)
+        max_k = k.shape[1] if table is None else most_keys(table.shape[1], k.shape[1])
         both = (q, ragged_q), (k, ragged_k), (v, ragged_k), (out, ragged_q)
         unit, (of_q, of_k, of_v, of_out) = in_units(*(_strides(x, 3, ragged) for x, ragged in both))
         first_launch(attend, config.grid(problem), pointers, again)(
             scale * scales.q.number * scales.k.number * LOG2E, scales.v.number / (P_SCALE if problem.p_fp8 else 1),
             features.softcap, mask_value, problem.batch, config.row_tiles, config.pack, problem.group, q.shape[1],
-            k.shape[1], mask.left, mask.right, mask.chunk, *bias_sizes,
+            max_k, mask.left, mask.right, mask.chunk, *bias_sizes,
             *of_q, *of_k, *of_v, *_strides(table, 1), *of_out, *_strides(lse, 3, ragged_q), *bias_strides,
             slopes_batch(features.slopes), *_strides(scales.q.heads, 1),
             *_scale_strides(scales.k, ragged_k), *_scale_strides(scales.v, ragged_k),

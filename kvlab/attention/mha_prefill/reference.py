@@ -8,6 +8,7 @@ import numpy as np
 
 from kvlab.attention.exact import attention
 from kvlab.attention.features import Features
+from kvlab.attention.intervals import keys_in_table
 
 __all__ = ["reference"]
 
@@ -27,7 +28,7 @@ def reference(
     for b in range(len(q) if cu_q is None else len(cu_q) - 1):
         row, rows = (b, slice(None)) if cu_q is None else (0, slice(cu_q[b], cu_q[b + 1]))
         if table is not None and seq_lens is not None:
-            key = np.arange(int(seq_lens[b]))
+            key = np.arange(keys_in_table(seq_lens, table, k.shape[1])[b])
             at: Any = table[b, key // k.shape[1]], key % k.shape[1]
         else:
             at = b if cu_k is None else (0, slice(cu_k[b], cu_k[b + 1]))

@@ -14,7 +14,7 @@ from kvlab.attention.explain import Explanation
 from kvlab.attention.features import Features, resolve_features
 from kvlab.attention.hopper_choice import choose_with_hopper
 from kvlab.attention.inputs import check_lane_copies, check_paged_collection, decode_numbers, lengths_with_new, require
-from kvlab.attention.intervals import host
+from kvlab.attention.intervals import keys_in_table
 from kvlab.attention.kinds import Kind, kind_of
 from kvlab.attention.layers import layer_arrays
 from kvlab.attention.masks import resolve_mask, window_interval
@@ -232,7 +232,7 @@ def _features(inputs: MLAInputs, mask: Any, window: Any, kv_layout: str, asked: 
 
 def _lengths(inputs: MLAInputs) -> tuple[Any, Any]:
     """New tokens and keys of each sequence, in CPU memory."""
-    keys = host(inputs.seq_lens).astype(np.int64)
+    keys = keys_in_table(inputs.seq_lens, inputs.block_table, int(inputs.kv_cache.shape[1]))
     return np.full(len(keys), inputs.q.shape[1]), keys
 
 

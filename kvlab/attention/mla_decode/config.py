@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kvlab.attention.intervals import most_keys
 from kvlab.attention.merge_states.config import MERGE
 from kvlab.attention.online_softmax import OUTPUT_TIE, P_TIE
 from kvlab.attention.splits import decode_splits
@@ -50,7 +51,7 @@ class MLADecodeProblem:
     def of(cls, q: Any, kv_cache: Any, k_rope: Any, block_table: Any) -> MLADecodeProblem:
         """The sizes of a call on q ``[B, S, H, D]`` and the windows of a cache; arrays of either library."""
         (batch, tokens, heads), (_, page_size, latent) = map(int, q.shape[:3]), map(int, kv_cache.shape)
-        kind, max_keys = dtype_of(kv_cache, "kv_cache").itemsize, int(block_table.shape[1]) * page_size
+        kind, max_keys = dtype_of(kv_cache, "kv_cache").itemsize, most_keys(int(block_table.shape[1]), page_size)
         itemsize = dtype_of(q, "q").itemsize
         return cls(batch, tokens, heads, latent, int(k_rope.shape[2]), itemsize, page_size, max_keys, kind == 1)
 

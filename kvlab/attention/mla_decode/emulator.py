@@ -17,6 +17,7 @@ from kvlab.attention.scoring.emulator import (
     cap,
     distance,
     in_pages,
+    key_count,
     key_range,
     token_scale,
     visible_end,
@@ -43,7 +44,7 @@ def attend(
     batch_and_tile, split = program_ids(config.grid(problem))  # [P]
     batch = batch_and_tile // config.row_tiles
     row = (batch_and_tile % config.row_tiles)[:, None] * config.BM + np.arange(config.BM, dtype=np.int32)  # [P, BM]
-    num_keys = seq_lens[batch].astype(np.int32)
+    num_keys = key_count(seq_lens[batch], problem.max_keys)
     end = visible_end(num_keys, mask.valid, batch)
     token = row // heads
     head = row % heads
@@ -162,7 +163,7 @@ def launch(
     lse = np.empty((batch, tokens, heads), np.float32)
     if q.size == 0:
         return out, lse
-    before = np.maximum(seq_lens.astype(np.int64) - tokens, 0).astype(np.uint32)
+    before = np.maximum(key_count(seq_lens, problem.max_keys) - tokens, 0).astype(np.uint32)
     sizes = before, block_table, tokens, problem.max_keys
     cache, rope = (PagedKVCache(window[:, :, None], *sizes) for window in (kv_cache, k_rope))
     part, part_lse = partial_results(out, lse, config.num_splits)

@@ -13,6 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kvlab.attention.features import Features
+from kvlab.attention.intervals import most_keys
 from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
 from kvlab.attention.mha_prefill.hopper import barriers, box_descriptor
@@ -26,16 +27,16 @@ from .hopper_roles import follow, lead, produce
 from .hopper_steps import K_LAYOUT, Q_LAYOUT, ROWS_LAYOUT
 
 SIZES = [
-    "items", "row_tiles", "head_tiles", "splits", "batches", "heads", "tokens", "pages", "table_batch", "columns",
-    "lens_stride", "lse_split", "lse_batch", "lse_token", "lse_head",
+    "items", "row_tiles", "head_tiles", "splits", "batches", "heads", "tokens", "pages", "max_keys", "table_batch",
+    "columns", "lens_stride", "lse_split", "lse_batch", "lse_token", "lse_head",
 ]  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=SIZES)
 def attend(
     dq, dk, dk_rope, do, kv, out, lse, table, lens, kv_page, scale, unit, items, row_tiles, head_tiles, splits, batches,
-    heads, tokens, pages, table_batch, columns, lens_stride, o_split, o_batch, o_token, o_head, lse_split, lse_batch,
-    lse_token, lse_head,
+    heads, tokens, pages, max_keys, table_batch, columns, lens_stride, o_split, o_batch, o_token, o_head, lse_split,
+    lse_batch, lse_token, lse_head,
     C: gl.constexpr,
 ):  # fmt: skip
     """A program: shared memory, barriers, and its partitions."""
@@ -58,7 +59,7 @@ def attend(
     q_rope_s = operand(q_rope_box, C.BM, C.DR, 1)
     k_s = operand(k_box, C.BN, C.DV // 2, C.NB * PANELS)
     k_rope_s = operand(k_rope_box, C.BN, C.DR, C.NB)
-    keys = (lens, lens_stride, row_tiles, head_tiles, splits)
+    keys = (lens, lens_stride, row_tiles, head_tiles, splits, max_keys)
     outputs = (do, out, o_split, o_batch, o_token, o_head, heads, tokens, batches, splits)
     results = (lse, lse_split, lse_batch, lse_token, lse_head, heads, tokens, scale, unit)
     entries = (table, table_batch, columns, pages)
@@ -108,7 +109,8 @@ def launch(
         steps, lse_steps = partial_strides(part, part_lse, splits)
         first_launch(attend, config.grid(), pointers, again)(
             kv_cache.stride(0), scale * LOG2E, 1 / LOG2E, config.items, config.row_tiles,
-            config.head_tiles, splits, batch, heads, tokens, kv_cache.shape[0], block_table.stride(0),
+            config.head_tiles, splits, batch, heads, tokens, kv_cache.shape[0],
+            most_keys(block_table.shape[1], kv_cache.shape[1]), block_table.stride(0),
             block_table.shape[1], seq_lens.stride(0), *steps, *lse_steps, C=C, num_warps=4,
         )  # fmt: skip
     if splits > 1:

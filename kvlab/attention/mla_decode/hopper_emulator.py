@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.features import Features
+from kvlab.attention.intervals import most_keys
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
 from kvlab.attention.mha_prefill.hopper_emulator import NOTHING, quad_sum
 from kvlab.attention.mha_prefill.hopper_turns import Role, Wait, run_roles
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.scoring.emulator import key_count
 from kvlab.hardware import TmaDescriptor
 from kvlab.staging import Fragments, Traffic, ceildiv
 
@@ -32,6 +34,7 @@ class Launch:
     heads: int
     tokens: int
     pages: int
+    max_keys: int
     table: Array
     lens: Array
     out: Array
@@ -52,9 +55,10 @@ class Launch:
         token, head = tile // config.head_tiles * C.TB, tile % config.head_tiles * C.HB
         return batch, split, token, head, int(self.lens[batch])
 
-    def find_keys(self, split: int, num_keys: int) -> tuple[int, int, int]:
+    def find_keys(self, split: int, length: int) -> tuple[int, int, int]:
         """First key of a split, all keys, and blocks of keys."""
         config, C = self.config, self.config.constants
+        num_keys = int(key_count(np.asarray(length), self.max_keys))
         size = ceildiv(ceildiv(num_keys, config.num_splits), C.BN) * C.BN
         lo = min(split * size, num_keys)
         blocks = max(ceildiv(min(lo + size, num_keys) - lo, C.BN), 1)
@@ -285,7 +289,8 @@ def launch(
     by_panels = np.moveaxis(part.reshape(splits * batch, tokens, heads, C.DV // width, width), 3, 1)
     boxes["o"] = TmaDescriptor.of(by_panels, (1, 4, C.TB, C.HB, width), "128B")
     numbers = np.float32(scale * LOG2E), np.float32(1 / LOG2E)
-    x = Launch(config, heads, tokens, len(kv_cache), block_table, seq_lens, part, part_lse, *numbers)
+    max_keys = most_keys(block_table.shape[1], kv_cache.shape[1])
+    x = Launch(config, heads, tokens, len(kv_cache), max_keys, block_table, seq_lens, part, part_lse, *numbers)
     with traffic.launch():
         ctas = [HopperCTA(C, q.dtype, boxes, traffic, traced=n == 0) for n in range(config.programs)]
         roles: list[Role] = []

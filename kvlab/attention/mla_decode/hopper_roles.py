@@ -59,7 +59,7 @@ def produce(descs, boxes, bars, kv, kv_page, entries, items, keys, C: gl.constex
         load_queries(dq, q_box, q_rope_box, q_full, batch, token, head, C)
         turn ^= 1
         #: keys -> lo, num_keys, blocks    once the length is here
-        lo, num_keys, blocks = find_keys(split, length, keys[-1], C)
+        lo, num_keys, blocks = find_keys(split, length, keys, C)
         for i in range(blocks):
             #: load_left -> b, key    columns of the leader's half of V, and those of rope
             b = it % C.NB

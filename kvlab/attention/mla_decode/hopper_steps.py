@@ -7,7 +7,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from kvlab.attention.mha_prefill.hopper_steps import PANEL, load_box, meet, operand, store_box, view_as
+from kvlab.attention.mha_prefill.hopper_steps import PANEL, key_count, load_box, meet, operand, store_box, view_as
 
 Q_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=4))
 K_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
@@ -34,7 +34,7 @@ def named_barrier(verb: gl.constexpr, number: gl.constexpr, threads: gl.constexp
 def find_item(t, keys, C: gl.constexpr):
     """Item number -> its sequence and split, first token and head of its rows, first key, all keys, blocks of keys."""
     batch, split, token, head, length = find_place(t, keys, C)
-    lo, num_keys, blocks = find_keys(split, length, keys[-1], C)
+    lo, num_keys, blocks = find_keys(split, length, keys, C)
     return batch, split, token, head, lo, num_keys, blocks
 
 
@@ -44,7 +44,7 @@ def find_place(t, keys, C: gl.constexpr):
 
     The row tiles of a sequence are neighbours: they read the same keys.
     """
-    lens, lens_stride, row_tiles, head_tiles, splits = keys
+    lens, lens_stride, row_tiles, head_tiles, splits, _ = keys
     tile = t % row_tiles
     split = t // row_tiles % splits
     batch = t // (row_tiles * splits)
@@ -54,11 +54,12 @@ def find_place(t, keys, C: gl.constexpr):
 
 
 @gluon.jit
-def find_keys(split, length, splits, C: gl.constexpr):
+def find_keys(split, length, keys, C: gl.constexpr):
     """First key of a split, all keys, and blocks of keys. A split is a number of whole blocks. Without keys there is
     one block, of which no row sees anything.
     """
-    num_keys = length.to(gl.int32)
+    _, _, _, _, splits, max_keys = keys
+    num_keys = key_count(length, max_keys)
     size = gl.cdiv(gl.cdiv(num_keys, splits), C.BN) * C.BN
     lo = gl.minimum(split * size, num_keys)
     blocks = gl.maximum(gl.cdiv(gl.minimum(lo + size, num_keys) - lo, C.BN), 1)

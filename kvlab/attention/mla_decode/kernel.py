@@ -11,7 +11,16 @@ from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.results import results
-from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale, visible_end
+from kvlab.attention.scoring.kernel import (
+    add_bias,
+    cap,
+    distance,
+    head_scale,
+    key_count,
+    key_range,
+    token_scale,
+    visible_end,
+)
 from kvlab.attention.scoring.launch import bias_arguments, slopes_batch
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
@@ -37,7 +46,8 @@ def attend(
     q_ptr, kv_ptr, rope_ptr, table_ptr, seq_lens_ptr, sinks_ptr, slopes_ptr, valid_ptr, bias_ptr, scales_ptr,
     q_scale_ptr,
     o_ptr, lse_ptr,
-    scale_log2, kv_number, softcap, mask_value, heads, tokens, num_splits, left, right, chunk, bias_rows, bias_keys,
+    scale_log2, kv_number, softcap, mask_value, heads, tokens, num_splits, max_keys, left, right, chunk,
+    bias_rows, bias_keys,
     q_batch, q_token, q_head, kv_page, kv_token, rope_page, rope_token, table_batch, lens_batch, slopes_batch,
     bias_batch, bias_head, bias_row, bias_key, scales_page, scales_token,
     o_split, o_batch, o_token, o_head, lse_split, lse_batch, lse_token, lse_head,
@@ -54,7 +64,7 @@ def attend(
     batch = (tl.program_id(0) // row_tiles).to(tl.int64)
     row = (tl.program_id(0) % row_tiles) * BM + tl.arange(0, BM)  # [BM], token-major
     split = tl.program_id(1)
-    num_keys = tl.load(seq_lens_ptr + batch * lens_batch).to(tl.int32)
+    num_keys = key_count(tl.load(seq_lens_ptr + batch * lens_batch), max_keys)
     end = visible_end(num_keys, valid_ptr, batch, VALID)
     token = row // heads
     head = row % heads
@@ -187,7 +197,7 @@ def launch(
         steps, lse_steps = partial_strides(part, part_lse, splits)
         first_launch(attend, config.grid(problem), pointers, again)(
             scale * LOG2E * q_by.number, by.number, features.softcap, mask_value, heads, tokens, splits,
-            mask.left, mask.right, mask.chunk, *bias_sizes,
+            problem.max_keys, mask.left, mask.right, mask.chunk, *bias_sizes,
             *q.stride()[:3], *kv_cache.stride()[:2], *k_rope.stride()[:2], block_table.stride(0), seq_lens.stride(0),
             slopes_batch(features.slopes), *bias_strides,
             *(by.tokens.stride()[:2] if kind == "token" else (0, 0)),

@@ -9,6 +9,7 @@ import numpy as np
 
 from kvlab.attention.exact import attention
 from kvlab.attention.features import Features
+from kvlab.attention.intervals import keys_in_table
 from kvlab.attention.scales import Scales
 
 __all__ = ["reference"]
@@ -30,6 +31,7 @@ def reference(
     (batch, tokens, heads, _), (_, page_size, v_dim) = q.shape, kv_cache.shape
     plain, q_scale = replace(features, scales=Scales()), np.ravel(features.scales.q.at(None))[0]
     out, lse = np.zeros((batch, tokens, heads, v_dim)), np.full((batch, tokens, heads), -np.inf)
+    seq_lens = keys_in_table(seq_lens, block_table, page_size)
     for b in range(batch):
         n = int(seq_lens[b])
         key = np.arange(n)

@@ -7,13 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from kvlab.attention.backends import check_fp8_gpu, choose_backend, on_gpu, rounded, run, target_of
 from kvlab.attention.explain import Explanation
 from kvlab.attention.features import Features, in_base, resolve_features
 from kvlab.attention.inputs import check_lane_copies, check_paged_collection, check_traffic, finite_number, require
-from kvlab.attention.intervals import host
+from kvlab.attention.intervals import keys_in_table
 from kvlab.attention.kinds import Kind, kind_of
 from kvlab.attention.layers import layer_arrays
 from kvlab.attention.masks import resolve_mask, window_interval
@@ -348,8 +346,9 @@ def _plan(
 
 def _lengths(inputs: MLAPrefillInputs) -> tuple[Any, Any]:
     """New tokens and keys of each sequence, in CPU memory."""
-    keys = sequence_lengths(inputs.cu_k) if inputs.seq_lens is None else host(inputs.seq_lens).astype(np.int64)
-    return sequence_lengths(inputs.cu_q), keys
+    if inputs.table is None:
+        return sequence_lengths(inputs.cu_q), sequence_lengths(inputs.cu_k)
+    return sequence_lengths(inputs.cu_q), keys_in_table(inputs.seq_lens, inputs.table, int(inputs.k_rope.shape[1]))
 
 
 def _check_emulated(inputs: MLAPrefillInputs, problem: MLAPrefillProblem, arch: str) -> None:

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvlab.attention.intervals import UNLIMITED, most_keys
 from kvlab.attention.mha_prefill.rows import SequenceRows, by_token, token_scales
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.operands import result_dtype
 from kvlab.attention.scales import Scale
-from kvlab.attention.scoring.emulator import add_bias, cap, distance, head_scale, key_range, visible_end
+from kvlab.attention.scoring.emulator import add_bias, cap, distance, head_scale, key_count, key_range, visible_end
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory, bfloat16
 from kvlab.staging import Fragments, KVCacheIterator, Traffic, program_ids, ragged_range, row_offsets
@@ -26,9 +27,9 @@ LN2 = np.float32(0.6931471805599453)
 
 
 def attend(
-    q_array: Array, k_rows: Any, v_rows: Any, rope_rows: Any, cu_q: Array, cu_k: Array, total: Array, starts: Array,
-    o_array: Array, lse_array: Array, scale_log2: float, mask_value: float, features: Features,
-    problem: MLAPrefillProblem, config: MLAPrefillConfig, arch: str, traffic: Traffic,
+    q_array: Array, k_rows: Any, v_rows: Any, rope_rows: Any, cu_q: Array, cu_k: Array, total: Array,
+    starts: Array | None, max_keys: int, o_array: Array, lse_array: Array, scale_log2: float, mask_value: float,
+    features: Features, problem: MLAPrefillProblem, config: MLAPrefillConfig, arch: str, traffic: Traffic,
 ) -> None:  # fmt: skip
     """BM query rows of one head against the keys that they see, for each program. Keys count from ``base``, the first
     that K holds.
@@ -40,8 +41,9 @@ def attend(
     tile, batch = config.row_tiles - 1 - tile_and_batch // problem.batch, tile_and_batch % problem.batch
     token = tile[:, None] * BM + np.arange(BM, dtype=np.int32)  # [P, BM]
     num_q, num_keys = np.diff(cu_q).astype(np.int32)[batch], np.diff(cu_k).astype(np.int32)[batch]
-    total, base = total.astype(np.int32)[batch], starts.astype(np.int32)[batch]
-    end = visible_end(base + num_keys, mask.valid, batch)
+    total = key_count(total[batch], max_keys)
+    base = total - num_keys if starts is None else starts.astype(np.int32)[batch]
+    end = visible_end(np.minimum(base + num_keys, total), mask.valid, batch)
     is_row = token < num_q[:, None]
     position = token + (total - num_q)[:, None]
     first, limit = key_range(position, end[:, None], *bounds)
@@ -53,8 +55,7 @@ def attend(
     lo = np.maximum(top_first - base, 0)
     hi = np.where(bottom < top, lo, np.maximum(bottom_limit - base, lo))
     full = np.maximum(np.minimum((top_limit - base) // BN * BN, hi), lo)
-    if mask.bounded or config.one_loop:
-        full = lo
+    full = lo if mask.bounded or config.one_loop else np.where(base < 0, lo, full)  # K may hold more than there are
     q_row = cu_q.astype(np.int64)[batch][:, None] + token
     q_at = row_offsets(q_array, (q_row, head[:, None]), is_row)
     cta = MLAPrefillCTA(arch, config, problem, q_array.dtype, k_rows, v_rows, rope_rows, batch, head, traffic)
@@ -210,21 +211,22 @@ def launch(
         k, v = (np.zeros((1, *x.shape[1:]), x.dtype) for x in (k, v))
     num = np.diff(cu_k).astype(np.int64)
     keys = num if seq_lens is None else seq_lens.astype(np.int64)
-    starts = keys - num if starts is None else starts
     q = q if q.dtype.itemsize > 1 else q.astype(bfloat16)
     features = features.with_leading_axis(rope=table is None)
     k_rows, v_rows = (SequenceRows(x[None], cu_k) for x in (k, v))
     rope_rows: Any
+    max_keys = UNLIMITED
     if table is None:
         k_rope = k_rope if len(k_rope) else np.zeros((1, problem.rope), k_rope.dtype)
         rope_rows = SequenceRows(k_rope[None, :, None], cu_k)
     else:
-        sizes = table, problem.max_q, table.shape[1] * k_rope.shape[1]
-        rope_rows = PagedKVCache(k_rope[:, :, None], np.maximum(keys, 0).astype(np.uint32), *sizes)
+        max_keys = most_keys(table.shape[1], k_rope.shape[1])
+        lengths = key_count(keys, max_keys).astype(np.uint32)
+        rope_rows = PagedKVCache(k_rope[:, :, None], lengths, table, problem.max_q, max_keys)
     traffic = Traffic() if traffic is None else traffic
     with traffic.launch():
         attend(
-            q, k_rows, v_rows, rope_rows, cu_q, cu_k, keys, starts, out, lse,
+            q, k_rows, v_rows, rope_rows, cu_q, cu_k, keys, starts, max_keys, out, lse,
             scale * features.scales.q.number * LOG2E, mask_value, features, problem, config, arch, traffic,
         )  # fmt: skip
     return out, lse

@@ -7,11 +7,21 @@ import triton
 import triton.language as tl
 
 from kvlab.attention.features import Features
+from kvlab.attention.intervals import most_keys
 from kvlab.attention.masks import UNLIMITED
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.results import results
 from kvlab.attention.scales import Scale
-from kvlab.attention.scoring.kernel import add_bias, cap, distance, head_scale, key_range, token_scale, visible_end
+from kvlab.attention.scoring.kernel import (
+    add_bias,
+    cap,
+    distance,
+    head_scale,
+    key_count,
+    key_range,
+    token_scale,
+    visible_end,
+)
 from kvlab.attention.scoring.launch import bias_arguments, scale_strides, slopes_batch
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
@@ -87,7 +97,7 @@ def attend(
     q_ptr, k_ptr, v_ptr, rope_ptr, cu_q_ptr, cu_k_ptr, table_ptr, lens_ptr, starts_ptr,
     sinks_ptr, slopes_ptr, valid_ptr, bias_ptr, q_scale_ptr, k_scale_ptr, v_scale_ptr, rope_scale_ptr, o_ptr, lse_ptr,
     scale_log2, k_number, v_number, rope_number, softcap, mask_value, batches, row_tiles, left, right, chunk,
-    bias_rows, bias_keys,
+    max_keys, bias_rows, bias_keys,
     q_token, q_head, k_token, k_head, v_token, v_head, rope_page, rope_token, table_batch, slopes_batch,
     bias_batch, bias_head, bias_row, bias_key, q_scale_head, k_scale_token, k_scale_head, v_scale_token, v_scale_head,
     rope_scale_page, rope_scale_token, o_token, o_head, lse_token, lse_head,
@@ -110,11 +120,11 @@ def attend(
     num_keys = (tl.load(cu_k_ptr + batch + 1) - tl.load(cu_k_ptr + batch)).to(tl.int32)
     total = num_keys
     if PAGE:
-        total = tl.load(lens_ptr + batch).to(tl.int32)
+        total = key_count(tl.load(lens_ptr + batch), max_keys)
     base = total - num_keys
     if STARTS:
         base = tl.load(starts_ptr + batch).to(tl.int32)
-    end = visible_end(base + num_keys, valid_ptr, batch, VALID)
+    end = visible_end(tl.minimum(base + num_keys, total), valid_ptr, batch, VALID)
     is_row = token < num_q
     position = token + total - num_q
     first, limit = key_range(position, end, left, right, chunk, CHUNKED)
@@ -129,7 +139,7 @@ def attend(
     full = tl.maximum(tl.minimum((top_limit - base) // BN * BN, hi), lo)
     if CHUNKED or BIAS or ONE_LOOP:
         full = lo
-    full = tl.where(left < NO_BOUND, lo, full)
+    full = tl.where((left < NO_BOUND) | (base < 0), lo, full)  # K may hold more keys than the sequence has
     d, r = tl.arange(0, BD), tl.arange(0, BR)
     q_at = q_ptr + (q_first + token)[:, None] * q_token + head * q_head
     q = tl.load(q_at + d[None, :], mask=is_row[:, None] & (d[None, :] < D), other=0.0)  # [BM, BD]
@@ -281,7 +291,8 @@ def launch(
         by_rope = (0, 0) if rope_scale is None else rope_scale.stride()[:2] if paged else (0, rope_scale.stride(0))
         first_launch(attend, config.grid(problem), pointers, again)(
             scale * scales.q.number * LOG2E, scales.k.number, scales.v.number, scales.rope.number, features.softcap,
-            mask_value, problem.batch, config.row_tiles, mask.left, mask.right, mask.chunk, *bias_sizes,
+            mask_value, problem.batch, config.row_tiles, mask.left, mask.right, mask.chunk,
+            0 if table is None else most_keys(table.shape[1], k_rope.shape[1]), *bias_sizes,
             *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], rope_page, rope_token,
             0 if table is None else table.stride(0), slopes_batch(features.slopes), *bias_strides,
             *scale_strides(scales.q, 1), *scale_strides(scales.k, 2), *scale_strides(scales.v, 2), *by_rope,

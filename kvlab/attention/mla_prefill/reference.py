@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvlab.attention.exact import attention
+from kvlab.attention.intervals import keys_in_table
 from kvlab.attention.masks import MaskPlan
 from kvlab.attention.scales import Scales
 
@@ -36,8 +37,12 @@ def reference(
     for b in range(len(cu_q) - 1):
         rows, held = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
         num, new = int(cu_k[b + 1] - cu_k[b]), int(cu_q[b + 1] - cu_q[b])
-        total = num if seq_lens is None else int(seq_lens[b])
+        total = num
+        if table is not None and seq_lens is not None:
+            total = int(keys_in_table(seq_lens, table, k_rope.shape[1])[b])
         base = total - num if starts is None else int(starts[b])
+        held = slice(held.start + max(-base, 0), held.stop - max(base + num - total, 0))  # those of the sequence
+        base, num = max(base, 0), max(held.stop - held.start, 0)
         key = np.arange(base, base + num)
         where: Any = held if table is None else (table[b, key // k_rope.shape[1]], key % k_rope.shape[1])
         by_key = np.broadcast_to(scales.rope.at(where), (num, 1))

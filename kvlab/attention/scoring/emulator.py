@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.attention.intervals import key_count
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.cache import PagedKVCache
 from kvlab.staging import Fragments
 
-__all__ = ["add_bias", "by_column", "cap", "distance", "head_scale", "in_pages", "key_range", "token_scale",
-           "visible_end"]  # fmt: skip
+__all__ = ["add_bias", "by_column", "cap", "distance", "head_scale", "in_pages", "key_count", "key_range",
+           "token_scale", "visible_end"]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 

@@ -26,6 +26,12 @@ def key_range(position, end, left, right, chunk, CHUNKED: tl.constexpr):
 
 
 @triton.jit
+def key_count(length, most):
+    """Keys of a sequence of this length, any integer: none below 0, and none beyond ``most``."""
+    return tl.maximum(tl.minimum(length.to(tl.int64), most), 0).to(tl.int32)
+
+
+@triton.jit
 def visible_end(num_keys, valid_ptr, batch, PRESENT: tl.constexpr):
     """Keys of a sequence that may be seen: all, or the first of them that ``valid`` counts, any integer."""
     end = num_keys

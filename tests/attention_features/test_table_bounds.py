@@ -17,7 +17,9 @@ from table_bounds import COLUMNS, HELD, LENGTHS, MOST, OPERATIONS, PAGE, TableCa
 
 from kvlab.attention import masks
 from kvlab.attention.intervals import UNLIMITED, key_count, most_keys
-from kvlab.attention.mha_decode.emulator import longest_first
+from kvlab.attention.mha_decode.config import choose_config, problem_of
+from kvlab.attention.mha_decode.emulator import launch, longest_first
+from kvlab.mirror import lockstep
 
 BACKENDS: dict[str, dict[str, Any]] = {
     "reference": {"backend": "reference"}, "sm_90": {}, "sm_80": {"arch": "sm_80"}, "gfx950": {"arch": "gfx950"},

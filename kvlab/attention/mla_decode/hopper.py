@@ -34,7 +34,7 @@ SIZES = [
 
 @gluon.jit(do_not_specialize=SIZES)
 def attend(
-    dq, dk, dk_rope, do, kv, out, lse, table, lens, kv_page, scale, unit, items, row_tiles, head_tiles, splits, batches,
+    dq, dk, dk_rope, do, kv, out, lse, table, lens, kv_page, scale, items, row_tiles, head_tiles, splits, batches,
     heads, tokens, pages, max_keys, table_batch, columns, lens_stride, o_split, o_batch, o_token, o_head, lse_split,
     lse_batch, lse_token, lse_head,
     C: gl.constexpr,
@@ -61,7 +61,7 @@ def attend(
     k_rope_s = operand(k_rope_box, C.BN, C.DR, C.NB)
     keys = (lens, lens_stride, row_tiles, head_tiles, splits, max_keys)
     outputs = (do, out, o_split, o_batch, o_token, o_head, heads, tokens, batches, splits)
-    results = (lse, lse_split, lse_batch, lse_token, lse_head, heads, tokens, scale, unit)
+    results = (lse, lse_split, lse_batch, lse_token, lse_head, heads, tokens, scale)
     entries = (table, table_batch, columns, pages)
     descs = (dq, dk, dk_rope)
     boxes = (q_box, q_rope_box, k_box, k_rope_box)
@@ -108,7 +108,7 @@ def launch(
     if not relaunched(attend, pointers, again):
         steps, lse_steps = partial_strides(part, part_lse, splits)
         first_launch(attend, config.grid(), pointers, again)(
-            kv_cache.stride(0), scale * LOG2E, 1 / LOG2E, config.items, config.row_tiles,
+            kv_cache.stride(0), scale * LOG2E, config.items, config.row_tiles,
             config.head_tiles, splits, batch, heads, tokens, kv_cache.shape[0],
             most_keys(block_table.shape[1], kv_cache.shape[1]), block_table.stride(0),
             block_table.shape[1], seq_lens.stride(0), *steps, *lse_steps, C=C, num_warps=4,

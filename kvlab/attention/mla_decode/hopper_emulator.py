@@ -23,6 +23,7 @@ from .hopper_config import HopperConfig
 from .hopper_cta import HALVES, HopperCTA, Warps
 
 Array = np.ndarray[Any, Any]
+LN2 = np.float32(0.6931471805599453)
 PARTS = 3  # products of Q K^T
 
 
@@ -40,7 +41,6 @@ class Launch:
     out: Array
     lse: Array
     scale: np.float32
-    unit: np.float32
 
     def find_item(self, t: int) -> tuple[int, int, int, int, int, int, int]:
         """Item number -> its sequence and split, first token and head of its rows, first key, all keys, and blocks."""
@@ -186,7 +186,7 @@ def lead(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
         cta.put(me, 1, inv)
         cta.send(me, p, alpha)
         #: normalise -> o, lse    natural logarithm
-        lse = np.where(total == 0, np.float32(-np.inf), (m * scale + np.log2(some)) * x.unit)
+        lse = np.where(total == 0, np.float32(-np.inf), (m * scale + np.log2(some)) * LN2)
         cta.wait_mma(me, 0)
         o = o.with_values(o.values * o.by_row(inv[None]))
         #: store    registers -> DRAM; an empty split leaves its partial output alone
@@ -288,9 +288,8 @@ def launch(
     width = 128 // part.itemsize
     by_panels = np.moveaxis(part.reshape(splits * batch, tokens, heads, C.DV // width, width), 3, 1)
     boxes["o"] = TmaDescriptor.of(by_panels, (1, 4, C.TB, C.HB, width), "128B")
-    numbers = np.float32(scale * LOG2E), np.float32(1 / LOG2E)
     max_keys = most_keys(block_table.shape[1], kv_cache.shape[1])
-    x = Launch(config, heads, tokens, len(kv_cache), max_keys, block_table, seq_lens, part, part_lse, *numbers)
+    x = Launch(config, heads, tokens, len(kv_cache), max_keys, block_table, seq_lens, part, part_lse, np.float32(scale * LOG2E))
     with traffic.launch():
         ctas = [HopperCTA(C, q.dtype, boxes, traffic, traced=n == 0) for n in range(config.programs)]
         roles: list[Role] = []

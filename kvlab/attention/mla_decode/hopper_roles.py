@@ -94,7 +94,7 @@ def lead(smem, bars, outputs, results, items, keys, C: gl.constexpr):
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=2)
     q_s, q_rope_s, k_s, k_rope_s, p_s, rows_s, k_box = smem
     q_full, q_free, l_full, l_free, r_full, r_free = bars
-    lse_out, lse_split, lse_batch, lse_token, lse_head, heads, tokens, scale, unit = results
+    lse_out, lse_split, lse_batch, lse_token, lse_head, heads, tokens, scale = results
     DTYPE: gl.constexpr = q_s.dtype
     it = 0
     turn = 0
@@ -169,7 +169,7 @@ def lead(smem, bars, outputs, results, items, keys, C: gl.constexpr):
         rows_s.index(1).store(inv)
         send(p_s, rows_s, p, alpha)
         #: normalise -> o, lse    natural logarithm
-        lse = gl.where(total == 0, float("-inf"), (m * scale + gl.log2(total)) * unit)
+        lse = gl.where(total == 0, float("-inf"), (m * scale + gl.log2(total)) * 0.6931471805599453)
         o = hopper.warpgroup_mma_wait(0, deps=(o,))
         o = o * gl.convert_layout(inv, gl.SliceLayout(1, O_LAYOUT))[:, None]
         #: store    registers -> DRAM; an empty split leaves its partial output alone

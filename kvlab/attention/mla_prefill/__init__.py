@@ -158,6 +158,7 @@ def mla_prefill_paged(
     ValueError on bad arguments, before anything is written. Nothing waits for the GPU, unless a mask of one's own has
     to be evaluated, and the grid does not depend on the lengths of the sequences.
 
+    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> q, k, v = (rng.standard_normal((n, 2, D)).astype(np.float32) for n, D in ((3, 96), (20, 64), (20, 64)))
     >>> kv = rng.standard_normal((4, 16, 160)).astype(np.float32)  # 128 latents and 32 for rope
@@ -223,6 +224,7 @@ def mla_prefill_ragged(
     with a rope_scale (each token's: ``[total_k, 1]``), and beside q of float8_e4m3fn bfloat16. The rest: as for
     :func:`mla_prefill_paged`.
 
+    >>> import numpy as np
     >>> q, k, v, rope = (np.ones(shape, np.float32) for shape in ((3, 2, 96), (5, 2, 64), (5, 2, 64), (5, 32)))
     >>> starts, starts_k = np.array([0, 1, 3]), np.array([0, 2, 5])
     >>> _, lse = mla_prefill_ragged(q, k, v, rope, starts, starts_k, scale=0.0, return_lse=True)

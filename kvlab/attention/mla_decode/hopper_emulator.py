@@ -289,7 +289,8 @@ def launch(
     by_panels = np.moveaxis(part.reshape(splits * batch, tokens, heads, C.DV // width, width), 3, 1)
     boxes["o"] = TmaDescriptor.of(by_panels, (1, 4, C.TB, C.HB, width), "128B")
     max_keys = most_keys(block_table.shape[1], kv_cache.shape[1])
-    x = Launch(config, heads, tokens, len(kv_cache), max_keys, block_table, seq_lens, part, part_lse, np.float32(scale * LOG2E))
+    scale_log2 = np.float32(scale * LOG2E)
+    x = Launch(config, heads, tokens, len(kv_cache), max_keys, block_table, seq_lens, part, part_lse, scale_log2)
     with traffic.launch():
         ctas = [HopperCTA(C, q.dtype, boxes, traffic, traced=n == 0) for n in range(config.programs)]
         roles: list[Role] = []

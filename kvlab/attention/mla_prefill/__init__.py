@@ -62,6 +62,7 @@ def mla_prefill(
 
     The rest, what is returned and what raises: as for :func:`mla_prefill_paged`.
 
+    >>> import numpy as np
     >>> from kvlab.cache import PagedKVCacheCollection
     >>> blocks = np.zeros((3, 1, 1, 16, 1, 576), np.float32)  # [pages, K, layers, page_size, head, latent and rope]
     >>> cache = PagedKVCacheCollection(blocks, np.array([17]), np.array([[2, 0]]), 2, 19)

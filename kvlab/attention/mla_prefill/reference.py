@@ -35,7 +35,7 @@ def reference(
     by_query = np.broadcast_to(scales.q.at(None), (heads,))[:, None]
     out, lse = np.zeros((*q.shape[:2], v.shape[2])), np.full((len(q), heads), -np.inf)
     for b in range(len(cu_q) - 1):
-        rows, held = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
+        rows, held = slice(cu_q[b], cu_q[b + 1]), slice(int(cu_k[b]), int(cu_k[b + 1]))
         num, new = int(cu_k[b + 1] - cu_k[b]), int(cu_q[b + 1] - cu_q[b])
         total = num
         if table is not None and seq_lens is not None:

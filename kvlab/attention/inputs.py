@@ -9,7 +9,17 @@ import numpy as np
 
 from kvlab.attention.intervals import UNLIMITED, host
 from kvlab.cache import PagedKVCacheCollection
-from kvlab.cache.arrays import dtype_of, element_strides, is_torch, on_gpu, overlaps, same_place, to_numpy
+from kvlab.cache.arrays import (
+    INFERENCE,
+    dtype_of,
+    element_strides,
+    is_torch,
+    on_gpu,
+    overlaps,
+    same_place,
+    to_numpy,
+    wants_grad,
+)
 from kvlab.memory import bfloat16, float16, float32
 from kvlab.staging import Traffic
 
@@ -59,10 +69,10 @@ def check_arrays(arrays: dict[str, Any]) -> None:
 
 
 def check_array(name: str, array: Any) -> None:
-    """ValueError for what is no array, and for one that requires grad."""
+    """ValueError for what is no array, and for one that requires grad where grad mode is on."""
     known = isinstance(array, np.ndarray) or is_torch(array)
     require(known, f"{name} is a {type(array).__name__}", "a NumPy array or torch tensor")
-    require(not getattr(array, "requires_grad", False), f"{name} requires grad", "detached; kvlab is for inference")
+    require(not wants_grad(array), f"{name} requires grad", INFERENCE)
 
 
 def check_dtype(name: str, array: Any) -> None:

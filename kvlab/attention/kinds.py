@@ -8,7 +8,6 @@ tensors, numbers, names, tuples of these and masks without arrays are of no kind
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
@@ -16,6 +15,7 @@ from typing import Any, Generic, TypeVar, cast
 import numpy as np
 
 from kvlab.attention import masks
+from kvlab.cache.arrays import torch_here, wants_grad
 
 __all__ = ["ALIGNMENT", "Kind", "kind_of"]
 
@@ -74,7 +74,7 @@ def _gather(arguments: tuple[Any, ...], facts: list[Any]) -> bool:
     """Add all of the arguments that checks ask, in a form that equals others' only if they give the same answers: the
     type of each, which tells how many facts follow. False if one has no such form.
     """
-    torch: Any = sys.modules.get("torch")
+    torch = torch_here()
     tensors = () if torch is None else (torch.Tensor, torch.nn.Parameter)
     for x in arguments:
         kind = type(x)
@@ -84,7 +84,7 @@ def _gather(arguments: tuple[Any, ...], facts: list[Any]) -> bool:
         if kind in tensors:
             if x.layout is not torch.strided or x.is_neg() or x.is_conj():
                 return False
-            facts += (x.dtype, x.shape, x.stride(), x.device, x.data_ptr() % ALIGNMENT, x.requires_grad)
+            facts += (x.dtype, x.shape, x.stride(), x.device, x.data_ptr() % ALIGNMENT, wants_grad(x))
             if torch.version.hip:  # where Triton compiles for memory of less than 2 GB
                 facts.append(x.untyped_storage().nbytes() < 1 << 31)
         elif kind in PLAIN or kind in PLAIN_MASKS or isinstance(x, np.number):

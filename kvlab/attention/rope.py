@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.inputs import check_array, require, shown
+from kvlab.attention.inputs import require, shown
+from kvlab.cache.arrays import is_torch
 from kvlab.cache.checks import count
 
 __all__ = ["Rope"]
@@ -34,7 +35,8 @@ class Rope:
         flag = isinstance(self.interleaved, bool | np.bool_)
         require(flag, f"interleaved {shown(self.interleaved)}", "True or False")
         for name, array in (("cos", self.cos), ("sin", self.sin)):
-            check_array(name, array)
+            known = isinstance(array, np.ndarray) or is_torch(array)
+            require(known, f"{name} is a {type(array).__name__}", "a NumPy array or torch tensor")
             require(array.ndim == 2, f"{name} has shape {tuple(array.shape)}", "[positions, R / 2]")
         if self.first is not None:
             count("first", self.first)

@@ -11,17 +11,34 @@ import numpy as np
 
 from kvlab.memory import addressing_strides, as_dtype
 
-__all__ = ["as_array", "dtype_of", "element_strides", "is_torch", "on_gpu", "overlaps", "same_place", "to_numpy",
-           "to_torch", "with_addressing_strides"]  # fmt: skip
+__all__ = ["INFERENCE", "as_array", "dtype_of", "element_strides", "is_torch", "on_gpu", "overlaps", "same_place",
+           "to_numpy", "to_torch", "torch_here", "wants_grad", "with_addressing_strides"]  # fmt: skip
+
+INFERENCE = "detached, or the call under torch.no_grad(); kvlab is for inference"
 
 # torch has dtypes that NumPy lacks, and the other way round: those cross as integers of the same size.
 _BITS = {1: "uint8", 2: "int16"}
 
 
+def torch_here() -> Any:
+    """torch where it has been imported to its end, None before: another thread may be in the middle of it."""
+    torch = sys.modules.get("torch")
+    return None if torch is None or getattr(torch.__spec__, "_initializing", False) else torch
+
+
 def is_torch(array: Any) -> bool:
     """Whether ``array`` is a torch tensor. Nobody who has one has not imported torch."""
-    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
-    return tensor is not None and isinstance(array, tensor)
+    if isinstance(array, np.ndarray):
+        return False
+    torch = torch_here()
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def wants_grad(array: Any) -> bool:
+    """Whether a gradient would have to flow through ``array``: it requires grad, and grad mode is on (which it is not
+    under ``torch.no_grad()`` and ``torch.inference_mode()``).
+    """
+    return bool(getattr(array, "requires_grad", False)) and bool(sys.modules["torch"].is_grad_enabled())
 
 
 def on_gpu(array: Any) -> bool:
@@ -141,7 +158,8 @@ def to_numpy(array: Any, name: str = "array") -> np.ndarray[Any, Any]:
     """The NumPy view of an array: the same bytes, with the strides of ``element_strides``; bf16 and fp8 become the
     dtypes of ml_dtypes.
 
-    ValueError for a tensor that is not in CPU memory or that requires grad, and for masked arrays and matrices.
+    ValueError for a tensor that is not in CPU memory, for one that requires grad where grad mode is on, and for masked
+    arrays and matrices.
     """
     if not is_torch(array):
         array = np.asanyarray(array)
@@ -149,10 +167,10 @@ def to_numpy(array: Any, name: str = "array") -> np.ndarray[Any, Any]:
         return with_addressing_strides(array)
     if array.device.type != "cpu":
         raise ValueError(f"{name} is on {array.device}: only CPU memory has a NumPy view; copy it with .to('cpu')")
-    if array.requires_grad:
-        raise ValueError(f"{name} requires grad: kvlab is for inference; pass it through .detach()")
+    if wants_grad(array):
+        raise ValueError(f"{name} requires grad: must be {INFERENCE}")
     _check_plain(array, name)
-    dtype, array = dtype_of(array, name), with_addressing_strides(array)
+    dtype, array = dtype_of(array, name), with_addressing_strides(array.detach())
     bits = array if dtype.isbuiltin == 1 else array.view(getattr(sys.modules["torch"], _BITS[dtype.itemsize]))
     view: np.ndarray[Any, Any] = bits.numpy().view(dtype)
     return view

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache.arrays import as_array, dtype_of, element_strides, to_numpy
+from kvlab.cache.arrays import INFERENCE, as_array, dtype_of, element_strides, to_numpy, wants_grad
 from kvlab.cache.checks import Int64, count, index, integers
 from kvlab.memory import Memory
 
@@ -32,8 +32,8 @@ class BlockStorage:
             raise ValueError(
                 f"{name} has shape {shape}: expected 4 axes [pages, page_size, heads, head_size], none of them empty"
             )
-        if getattr(blocks, "requires_grad", False):
-            raise ValueError(f"{name} requires grad: kvlab is for inference; pass it through .detach()")
+        if wants_grad(blocks):
+            raise ValueError(f"{name} requires grad: must be {INFERENCE}")
         self.blocks, self.name, self.shape = blocks, name, shape
         self.dtype: np.dtype[Any] = dtype_of(blocks, name)
         self.strides = element_strides(blocks, name)

@@ -13,6 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from kvlab.cache.arrays import torch_here
 from kvlab.mirror.trace import Plan, Record, check_fresh, tracing
 
 __all__ = ["Key", "Recorded", "to_numpy", "trace"]
@@ -149,7 +150,7 @@ def to_numpy(value: Any) -> Any:
         return {key: to_numpy(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_numpy(item) for item in value]
-    torch = sys.modules.get("torch")
+    torch = torch_here()
     if torch is None or not isinstance(value, torch.Tensor):
         return _fields(value, to_numpy)
     value = value.detach()

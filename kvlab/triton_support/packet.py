@@ -14,12 +14,13 @@ import itertools
 import mmap
 import os
 import pickle
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+from kvlab.cache.arrays import torch_here
 
 __all__ = ["Packet", "pack", "unpack"]
 
@@ -68,7 +69,7 @@ def _spec(obj: Any) -> _Spec | None:
         if obj.dtype.hasobject or not obj.size:
             return None
         return _Spec(obj.ctypes.data, obj.shape, obj.strides, obj.dtype, obj.itemsize, obj.flags.writeable)
-    torch = sys.modules.get("torch")
+    torch = torch_here()
     if torch is None or not isinstance(obj, torch.Tensor):
         return None
     if obj.device.type != "cpu":
@@ -153,7 +154,7 @@ def pack(obj: Any, known: Callable[[Any], Any] = lambda obj: None) -> Packet:
             return "array", index[id(part)]
 
         def reducer_override(self, part: Any) -> Any:
-            torch = sys.modules.get("torch")
+            torch = torch_here()
             if torch is None or not isinstance(part, torch.Tensor) or part.layout is not torch.strided or part.numel():
                 return NotImplemented
             # torch pickles them, too, but does not read those of fp8 and unsigned integers back

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-import importlib.util
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from kvlab.attention.explain import Explanation
 from kvlab.attention.inputs import require
 from kvlab.attention.tile_memory import shared_limit
 from kvlab.cache.arrays import is_torch, on_gpu, to_numpy, to_torch
+from kvlab.triton_support.versions import hint, missing
 
 __all__ = [
     "BACKENDS",
@@ -85,22 +85,20 @@ def check_fp8_gpu(array: Any, *, products: bool = False) -> None:
     require(fits, f"float8_e4m3fn on {arch}", f"on sm_89 or later, or {' or '.join(amd)}")
 
 
-@functools.cache
-def kernels_run() -> bool:
-    """Whether torch and triton are installed."""
-    return all(importlib.util.find_spec(name) for name in ("torch", "triton"))
-
-
 def choose_backend(array: Any, backend: str) -> tuple[str, str]:
     """(backend, reason) for a call whose first argument is ``array``. ValueError for one that cannot be had."""
     if backend not in BACKENDS:
         raise ValueError(f"backend {backend!r}: must be one of {', '.join(BACKENDS)}")
     chosen, reason = backend, "asked for"
-    if backend == "auto":
-        chosen, reason = ("triton", "torch tensors") if is_torch(array) else ("emulator", "NumPy arrays")
+    if backend == "auto" and not is_torch(array):
+        chosen, reason = "emulator", "NumPy arrays"
+    elif backend == "auto" and missing() and not on_gpu(array):
+        chosen, reason = "emulator", "torch tensors in CPU memory, without Triton"
+    elif backend == "auto":
+        chosen, reason = "triton", "torch tensors"
     if chosen == "triton":
-        if not kernels_run():
-            raise ValueError("backend 'triton': must have torch and triton, pip install 'kvlab[kernels]'")
+        if missing():
+            raise ValueError(f"backend {backend!r}: must have {' and '.join(missing())}: {hint()}")
         reason += ", compiled for the GPU" if on_gpu(array) else ", interpreted on the CPU in a process of its own"
     elif on_gpu(array):
         raise ValueError(f"backend {chosen!r} with tensors on {array.device}: must be CPU memory; use .cpu()")

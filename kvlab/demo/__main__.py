@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 import time
 from pathlib import Path
 
 from kvlab.data import Capture, load_capture, load_smollm2
 from kvlab.data.capture import SCHEMA
+from kvlab.triton_support.versions import hint, missing
 
 from . import table
 from .page import write_page
@@ -19,8 +19,8 @@ from .steps import Step, decode, gpu_name, paged_cache
 def main(argv: list[str] | None = None) -> int:
     """The command line. 0 if every sibling agrees, 1 if not, 2 for bad input or missing packages."""
     options = _parser().parse_args(argv)
-    if missing := [name for name in ("torch", "triton") if not importlib.util.find_spec(name)]:
-        print(f"kvlab demo: needs {' and '.join(missing)}: pip install 'kvlab[kernels]'", file=sys.stderr)
+    if missing():
+        print(f"kvlab demo: needs {' and '.join(missing())}: {hint()}", file=sys.stderr)
         return 2
     try:
         capture = load_capture(options.input) if options.input else load_smollm2()

@@ -122,8 +122,9 @@ def _check_programs(recorded: Recorded, wanted: list[int] | None) -> None:
 
 
 def _run_kernel(launch: str, plans: list[Plan], case: dict[str, Any], programs: list[int] | None) -> Recorded:
-    from kvlab.triton_support import child
+    from kvlab.triton_support import child, versions
 
+    versions.require()
     call = ("kvlab.mirror.trace_triton:trace", launch, plans, case, programs)
     try:
         recorded: Recorded = child.run(*call)

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import importlib.util
+import sys
 
 __all__ = [
     "OLDEST",
     "TESTED",
     "gluon_lacks",
     "has_smem_reinterpret",
+    "hint",
     "holds_wgmma_rows",
     "installed",
+    "missing",
     "require",
     "shares_amd_casts",
 ]
@@ -46,12 +50,29 @@ def installed() -> str | None:
         return None
 
 
+@functools.cache  # every call of an operation asks
+def missing() -> tuple[str, ...]:
+    """Which of torch and triton an import would not find. Imports neither."""
+    return tuple(name for name in ("torch", "triton") if importlib.util.find_spec(name) is None)
+
+
+def hint() -> str:
+    """What can be done about a Triton that is not there, on this system.
+
+    >>> hint()
+    "pip install 'kvlab[kernels]'"
+    """
+    if sys.platform == "linux":
+        return "pip install 'kvlab[kernels]'"
+    return "Triton is made for Linux; NumPy arrays and torch's CPU tensors go to the emulator and the reference here"
+
+
 def require() -> str:
     """The installed version; ImportError when Triton is missing or older than :data:`OLDEST`. Newer ones are let
     pass."""
     version = installed()
     if version is None:
-        raise ImportError("Triton is not installed; kvlab's kernels need it: pip install 'kvlab[kernels]' (Linux)")
+        raise ImportError(f"Triton is not installed; kvlab's kernels need it: {hint()}")
     if _number(version) < _number(OLDEST):
         raise ImportError(f"Triton {version} is installed; kvlab needs {OLDEST} or newer, tested: {', '.join(TESTED)}")
     return version

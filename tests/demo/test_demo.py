@@ -91,7 +91,7 @@ def test_missing_packages_and_unwritable_folders_are_told_before_the_work(
     printed = capsys.readouterr()
     assert printed.out == ""
     assert str(small) in printed.err
-    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
+    monkeypatch.setattr("kvlab.demo.__main__.missing", lambda: ("torch", "triton"))
     assert main(["--input", str(small), "--output", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err == "kvlab demo: needs torch and triton: pip install 'kvlab[kernels]'\n"
     assert not (tmp_path / "out").exists()

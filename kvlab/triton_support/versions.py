@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import importlib.util
-import sys
+import platform
 
 __all__ = [
     "OLDEST",
@@ -62,7 +62,7 @@ def hint() -> str:
     >>> hint()
     "pip install 'kvlab[kernels]'"
     """
-    if sys.platform == "linux":
+    if platform.system() == "Linux":
         return "pip install 'kvlab[kernels]'"
     return "Triton is made for Linux; NumPy arrays and torch's CPU tensors go to the emulator and the reference here"
 

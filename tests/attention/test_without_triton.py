@@ -29,7 +29,8 @@ from kvlab import attention, mirror
 from kvlab.attention import explain
 from kvlab.cache.arrays import to_torch
 
-sys.platform = {platform!r}
+import platform
+platform.system = lambda: {platform!r}
 HINT = {hint!r}
 
 def fails(kind, call, *words):
@@ -67,9 +68,9 @@ print("fine")
 @pytest.mark.parametrize(
     ("platform", "hint"),
     [
-        ("linux", "pip install 'kvlab[kernels]'"),
-        ("darwin", "CPU tensors go to the emulator and the reference here"),
-        ("win32", "CPU tensors go to the emulator and the reference here"),
+        ("Linux", "pip install 'kvlab[kernels]'"),
+        ("Darwin", "CPU tensors go to the emulator and the reference here"),
+        ("Windows", "CPU tensors go to the emulator and the reference here"),
     ],
 )
 def test_without_triton(platform: str, hint: str) -> None:

@@ -29,6 +29,7 @@ __all__ = [
     "float8_e5m2",
     "float16",
     "float32",
+    "invalid",
 ]
 
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
@@ -36,6 +37,8 @@ float8_e4m3fn = np.dtype(ml_dtypes.float8_e4m3fn)
 float8_e5m2 = np.dtype(ml_dtypes.float8_e5m2)
 float16 = np.dtype(np.float16)
 float32 = np.dtype(np.float32)
+invalid = np.dtype("V0")
+"""The dtype of what does not exist: no bytes."""
 
 _NAMES: dict[str, np.dtype[Any]] = {
     "bf16": bfloat16,

@@ -213,7 +213,7 @@ latent = PagedKVCacheCollection.allocate(
 latent.blocks[...] = rng.standard_normal(latent.blocks.shape).astype(latent.dtype)
 cache = latent.get_key_cache(1)
 wanted = np.array([53, 2, 89, 17, 3, 69, 50, 55])
-tile = cache.create_gather4_tma_tile(tile_width=576, tile_height=8, swizzle="128B")
+tile = cache.create_gather4_tma_tile(tile_width=576, tile_height=8, swizzle_mode="128B")
 draw_gather4(cache, tile, wanted)
 
 # %% [markdown]

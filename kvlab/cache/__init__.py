@@ -4,18 +4,20 @@ from kvlab.cache.collection import PagedKVCacheCollection
 from kvlab.cache.continuous import ContinuousBatchingKVCache
 from kvlab.cache.continuous_collection import ContinuousBatchingKVCacheCollection
 from kvlab.cache.dense import from_dense
+from kvlab.cache.operand import MHAOperand
 from kvlab.cache.operands import (
     KVCacheMHAOperand,
     KVCacheScalesMHAOperand,
     RaggedMHAOperand,
     TileTensorMHAOperand,
+    as_operand,
 )
 from kvlab.cache.page_lists import table_of_page_lists
 from kvlab.cache.page_pool import OutOfPages, PageCopy, PagePool, copy_pages
 from kvlab.cache.page_table import PageTable, lookup_table_columns
 from kvlab.cache.paged import PagedKVCache
 from kvlab.cache.params import KVCacheStaticParams
-from kvlab.cache.pointer import Pointer
+from kvlab.cache.pointer import UnsafePointer
 from kvlab.cache.protocol import KVCacheT
 from kvlab.cache.row_indices import PagedRowIndices, kv_num_sub_tiles, kv_sub_tile_rows
 from kvlab.cache.tma import padded_depth
@@ -27,6 +29,7 @@ __all__ = [
     "KVCacheScalesMHAOperand",
     "KVCacheStaticParams",
     "KVCacheT",
+    "MHAOperand",
     "OutOfPages",
     "PageCopy",
     "PagePool",
@@ -34,9 +37,10 @@ __all__ = [
     "PagedKVCache",
     "PagedKVCacheCollection",
     "PagedRowIndices",
-    "Pointer",
     "RaggedMHAOperand",
     "TileTensorMHAOperand",
+    "UnsafePointer",
+    "as_operand",
     "copy_pages",
     "from_dense",
     "kv_num_sub_tiles",

@@ -11,12 +11,12 @@ from kvlab.cache.checks import Int64, count, integers
 from kvlab.cache.page_table import check_tables
 from kvlab.cache.paged import PagedKVCache
 from kvlab.cache.params import KVCacheStaticParams
-from kvlab.cache.pointer import Pointer, dangling
+from kvlab.cache.pointer import UnsafePointer, null
 from kvlab.cache.row_indices import PagedRowIndices, aligned_rows, populate_rows
 from kvlab.cache.scales import zeros_at
 from kvlab.cache.tma import TmaTiles
 from kvlab.cache.view import KVCacheView
-from kvlab.memory import float32
+from kvlab.memory import float32, invalid
 
 __all__ = ["ContinuousBatchingKVCache"]
 
@@ -48,7 +48,7 @@ class ContinuousBatchingKVCache(TmaTiles, KVCacheView):
 
     quantization_enabled = False
     quantization_granularity = 1
-    scale_dtype = float32
+    scale_dtype = invalid
 
     def __init__(
         self,
@@ -79,7 +79,8 @@ class ContinuousBatchingKVCache(TmaTiles, KVCacheView):
         """The type's name, for messages and traces."""
         return "ContinuousBatchingKVCache"
 
-    def max_tile_size(self) -> int:
+    @staticmethod
+    def max_tile_size() -> int:
         """-1: a tile may have any number of rows."""
         return -1
 
@@ -107,14 +108,20 @@ class ContinuousBatchingKVCache(TmaTiles, KVCacheView):
         )  # fmt: skip
 
     def block_paged_ptr(
-        self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any = 0, tile: int = 1, valid: Any = None
-    ) -> Pointer:
-        """Pointer to an element, from which on ``tile`` tokens lie ``token_stride`` elements apart.
+        self,
+        batch_idx: Any,
+        start_tok_idx: Any,
+        head_idx: Any,
+        head_dim_idx: Any = 0,
+        tile_size: int = 1,
+        valid: Any = None,
+    ) -> UnsafePointer:
+        """Pointer to an element, from which on ``tile_size`` tokens lie ``token_stride`` elements apart.
 
         ``valid`` as in ``PagedKVCache.block_paged_ptr``. IndexError where valid rows lie past the block's end.
         """
-        count("tile", tile, least=1)
-        rows = np.asarray(np.minimum(tile, integers("valid", 1 if valid is None else valid)))
+        count("tile_size", tile_size, least=1)
+        rows = np.asarray(np.minimum(tile_size, integers("valid", 1 if valid is None else valid)))
         start = integers("start_tok_idx", start_tok_idx)
         end: Int64 = np.asarray(start + rows)
         past = (rows > 0) & (end > self.max_seq_len)
@@ -133,21 +140,21 @@ class ContinuousBatchingKVCache(TmaTiles, KVCacheView):
     def load_scale(
         self, bs: Any, head_idx: Any, tok_idx: Any, head_dim_idx: Any, *, width: int = 1
     ) -> np.ndarray[Any, Any]:
-        """Zeros ``[..., width]``."""
-        return zeros_at(self.scale_dtype, width, bs, head_idx, tok_idx, head_dim_idx)
+        """Zeros of float32, ``[..., width]``."""
+        return zeros_at(float32, width, bs, head_idx, tok_idx, head_dim_idx)
 
-    def store_scale(self, bs: Any, head_idx: Any, tok_idx: Any, head_dim_idx: Any, val: Any) -> None:
+    def store_scale(self, bs: Any, head_idx: Any, tok_idx: Any, head_dim_idx: Any, scales: Any) -> None:
         """Nothing."""
 
     def scales_block_paged_ptr(
         self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any = 0
-    ) -> Pointer:
-        """A pointer that cannot be followed."""
-        return dangling(self.scale_dtype)
+    ) -> UnsafePointer:
+        """The null pointer."""
+        return null(float32)
 
-    def scales_raw_ptr(self) -> Pointer:
-        """A pointer that cannot be followed."""
-        return dangling(self.scale_dtype)
+    def scales_raw_ptr(self) -> UnsafePointer:
+        """The null pointer."""
+        return null(float32)
 
     def paged(self) -> PagedKVCache:
         """The same bytes as a paged cache whose page is a block.

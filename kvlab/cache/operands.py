@@ -1,36 +1,45 @@
-"""What attention kernels see: the keys or values of a cache, of a dense or of a ragged tensor."""
+"""MAX's operands: the keys or values of a cache, of a dense or of a ragged tensor, or a cache's scales."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from kvlab.cache.arrays import as_array, to_numpy
 from kvlab.cache.checks import Int64, count, index, integers, plain
-from kvlab.cache.pointer import Pointer, dangling
+from kvlab.cache.operand import MHAOperand
+from kvlab.cache.paged import PagedKVCache
+from kvlab.cache.params import KVCacheStaticParams
+from kvlab.cache.pointer import UnsafePointer, null
 from kvlab.cache.protocol import KVCacheT
 from kvlab.cache.row_indices import PagedRowIndices, populate_rows
 from kvlab.cache.scales import ScaleStorage, zeros_at
 from kvlab.cache.storage import BlockStorage
 from kvlab.cache.tma import depth_strip
-from kvlab.hardware import TmaDescriptor, TMATensorTile, create_kv_tile
+from kvlab.hardware import RaggedTMA3DTile, TmaDescriptor, TMAGather4Tile, TMATensorTile, create_kv_tile
 from kvlab.layout import Layout, TileTensor
-from kvlab.memory import Memory, float32
+from kvlab.memory import Memory, float32, invalid
 
-__all__ = ["KVCacheMHAOperand", "KVCacheScalesMHAOperand", "RaggedMHAOperand", "TileTensorMHAOperand"]
+__all__ = ["KVCacheMHAOperand", "KVCacheScalesMHAOperand", "RaggedMHAOperand", "TileTensorMHAOperand", "as_operand"]
 
 
 class _Windows:
     """What all operands do with a pointer."""
 
-    def block_paged_ptr(self, b: Any, t: Any, h: Any, d: Any = 0, tile: int = 1) -> Pointer:
-        """Pointer to an element, at the start of ``tile`` rows."""
+    def block_paged_ptr(
+        self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any = 0, tile_size: int = 1,
+        valid: Any = None,
+    ) -> UnsafePointer:  # fmt: skip
+        """Pointer to an element, at the start of ``tile_size`` rows, of which ``valid`` are in use."""
         raise NotImplementedError
 
-    def block_paged_tile(self, b: Any, t: Any, h: Any, layout: Layout, d: Any = 0, tile: int = 1) -> TileTensor:
+    def block_paged_tile(
+        self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, layout_val: Layout, head_dim_idx: Any = 0,
+        tile_size: int = 1,
+    ) -> TileTensor:  # fmt: skip
         """The memory from there on as a tile of that layout (strides in elements)."""
-        return self.block_paged_ptr(b, t, h, d, tile).tile_tensor(layout)
+        return self.block_paged_ptr(batch_idx, start_tok_idx, head_idx, head_dim_idx, tile_size).tile_tensor(layout_val)
 
 
 class KVCacheMHAOperand(_Windows):
@@ -55,17 +64,83 @@ class KVCacheMHAOperand(_Windows):
             raise AttributeError(name)
         return getattr(self.cache, name)
 
-    def block_paged_ptr(self, b: Any, t: Any, h: Any, d: Any = 0, tile: int = 1) -> Pointer:
-        """Pointer to an element, at the start of ``tile`` rows."""
-        return self.cache.block_paged_ptr(b, t, h, d, tile)
+    def block_paged_ptr(
+        self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any = 0, tile_size: int = 1,
+        valid: Any = None,
+    ) -> UnsafePointer:  # fmt: skip
+        """Pointer to an element, at the start of ``tile_size`` rows, of which ``valid`` are in use."""
+        return self.cache.block_paged_ptr(batch_idx, start_tok_idx, head_idx, head_dim_idx, tile_size, valid)
 
-    def load_scale(self, b: Any, t: Any, h: Any, d: Any, *, width: int = 1) -> np.ndarray[Any, Any]:
+    def load_scale(
+        self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any, *, width: int = 1
+    ) -> np.ndarray[Any, Any]:
         """``width`` scales; token before head."""
-        return self.cache.load_scale(b, h, t, d, width=width)
+        return self.cache.load_scale(batch_idx, head_idx, start_tok_idx, head_dim_idx, width=width)
+
+    def create_scale_tma_tile(self, BMN: int) -> TMATensorTile:
+        """Refused: ValueError. Its scales lie in pages."""
+        raise ValueError(f"KVCacheMHAOperand has no scale_tma_tile of BMN {BMN}: the scales of a cache lie in pages")
 
 
-class KVCacheScalesMHAOperand(_Windows):
-    """The scales of a cache as an operand of their own. No TMA.
+class _Unquantized:
+    """Of an operand that has no scales beside its elements."""
+
+    quantization_enabled = False
+    quantization_granularity = 1
+    scale_dtype = invalid
+
+    def load_scale(
+        self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any, *, width: int = 1
+    ) -> np.ndarray[Any, Any]:
+        """Zeros of float32, ``width`` for each place."""
+        return zeros_at(float32, width, batch_idx, start_tok_idx, head_idx, head_dim_idx)
+
+    def scales_block_paged_ptr(
+        self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any = 0
+    ) -> UnsafePointer:
+        """The null pointer."""
+        return null(float32)
+
+    def scales_raw_ptr(self) -> UnsafePointer:
+        """The null pointer."""
+        return null(float32)
+
+
+class _Untiled:
+    """Of an operand for which MAX has no TMA tiles beyond those that its class defines."""
+
+    def _refuse(self, name: str) -> ValueError:
+        return ValueError(f"{type(self).__name__} has no {name}: as in MAX, only a cache's operand has one")
+
+    def create_tma_tile(self, swizzle_mode: Any, *, BN: int, BK: int | None = None) -> TMATensorTile:
+        """Refused: ValueError."""
+        raise self._refuse("tma_tile")
+
+    def create_scale_tma_tile(self, BMN: int) -> TMATensorTile:
+        """Refused: ValueError."""
+        raise self._refuse("scale_tma_tile")
+
+    def create_ragged_tma_tile(self, swizzle_mode: Any, *, BN: int, BK: int | None = None) -> RaggedTMA3DTile:
+        """Refused: ValueError."""
+        raise self._refuse("ragged_tma_tile")
+
+    def create_rope_tma_tile(self, swizzle_mode: Any, *, BN: int, BK: int, padded_depth: int) -> TMATensorTile:
+        """Refused: ValueError."""
+        raise self._refuse("rope_tma_tile")
+
+    def create_gather4_tma_tile(self, **parameters: Any) -> TMAGather4Tile:
+        """Refused: ValueError."""
+        raise self._refuse("gather4_tma_tile")
+
+    def create_rope_gather4_tma_tile(self, **parameters: Any) -> TMAGather4Tile:
+        """Refused: ValueError."""
+        raise self._refuse("rope_gather4_tma_tile")
+
+
+class KVCacheScalesMHAOperand(_Untiled, _Unquantized, _Windows):
+    """The scales of a cache as an operand of their own: heads of ``head_dim_granularity`` scales. No TMA.
+
+    ``head_dim_idx`` counts the cache's elements, of which a scale serves ``quantization_granularity``.
 
     >>> from kvlab.cache import KVCacheStaticParams, PagedKVCacheCollection
     >>> pool = PagedKVCacheCollection.allocate(
@@ -78,35 +153,47 @@ class KVCacheScalesMHAOperand(_Windows):
     [2, 2, 3]
     """
 
-    def __init__(self, cache: KVCacheT) -> None:
-        if not cache.quantization_enabled:
-            raise ValueError(f"{cache!r} has no scales")
+    def __init__(self, cache: PagedKVCache) -> None:
+        if not isinstance(cache, PagedKVCache) or cache.scale_storage is None:
+            raise ValueError(f"cache {cache!r} has no scales: a PagedKVCache with scales is accepted")
         self.cache = cache
-        self.dtype = self.scale_dtype = cache.scale_dtype
-        self.page_size, self.quantization_enabled, self.quantization_granularity = cache.page_size_, False, 1
+        self.dtype, self.page_size = cache.scale_dtype, cache.page_size_
+        self.kv_params = KVCacheStaticParams(*cache.scale_storage.shape[2:])
+        self.token_stride = cache.scale_storage.strides[1]
 
-    def block_paged_ptr(self, b: Any, t: Any, h: Any, d: Any = 0, tile: int = 1) -> Pointer:
-        """Pointer to the scale of an element of the cache."""
-        return self.cache.scales_block_paged_ptr(b, t, h, d)
+    def block_paged_ptr(
+        self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any = 0, tile_size: int = 1,
+        valid: Any = None,
+    ) -> UnsafePointer:  # fmt: skip
+        """Pointer to the scale of an element of the cache; the rules of a window are those of the cache."""
+        return self.cache.scales_block_paged_ptr(batch_idx, start_tok_idx, head_idx, head_dim_idx, tile_size, valid)
 
-    def cache_length(self, b: Any) -> Any:
+    def cache_length(self, batch_idx: Any) -> Any:
         """Tokens before this step."""
-        return self.cache.cache_length(b)
+        return self.cache.cache_length(batch_idx)
 
     def max_context_length(self) -> int:
         """Longest sequence."""
         return self.cache.max_context_length()
 
-    def row_idx(self, b: Any, t: Any) -> Any:
+    def row_idx(self, batch_idx: Any, start_tok_idx: Any) -> Any:
         """The cache's."""
-        return self.cache.row_idx(b, t)
+        return self.cache.row_idx(batch_idx, start_tok_idx)
 
     def num_kv_rows(self) -> int:
         """The cache's."""
         return self.cache.num_kv_rows()
 
+    def populate(self, batch_idx: Any, base_kv_row: Any, **parameters: Any) -> PagedRowIndices:
+        """The cache's."""
+        return self.cache.populate(batch_idx, base_kv_row, **parameters)
 
-class _Dense(_Windows):
+    def get_tma_row(self, encoded_index: Any) -> Any:
+        """The cache's."""
+        return self.cache.get_tma_row(encoded_index)
+
+
+class _Dense(_Untiled, _Unquantized, _Windows):
     """An operand over ``[rows, heads, D]``, its rows in one piece."""
 
     page_size = 0
@@ -117,6 +204,16 @@ class _Dense(_Windows):
         """Of the elements."""
         return self.rows.dtype
 
+    @property
+    def kv_params(self) -> KVCacheStaticParams:
+        """Heads and head size."""
+        return KVCacheStaticParams(*self.rows.shape[2:])
+
+    @property
+    def token_stride(self) -> int:
+        """Elements from a token to the next."""
+        return self.rows.strides[1]
+
     def num_kv_rows(self) -> int:
         """All tokens."""
         return self.rows.shape[1]
@@ -125,32 +222,43 @@ class _Dense(_Windows):
         """``encoded_index`` itself."""
         return encoded_index
 
-    def _row(self, b: Any, t: Any) -> Int64:
+    def _row(self, batch_idx: Any, token: Any) -> Int64:
         raise NotImplementedError
 
-    def row_idx(self, b: Any, t: Any) -> Any:
+    def row_idx(self, batch_idx: Any, start_tok_idx: Any) -> Any:
         """The row of a token."""
-        return plain(self._row(b, t))
+        return plain(self._row(batch_idx, start_tok_idx))
 
-    def block_paged_ptr(self, b: Any, t: Any, h: Any, d: Any = 0, tile: int = 1) -> Pointer:
-        """Pointer to an element."""
-        return Pointer(self.rows.memory, self.rows.offset(0, self._row(b, t), h, d), self.dtype)
+    def block_paged_ptr(
+        self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any = 0, tile_size: int = 1,
+        valid: Any = None,
+    ) -> UnsafePointer:  # fmt: skip
+        """Pointer to an element. Of ``tile_size`` rows ``valid``, or one, must be there: else IndexError. Where
+        ``valid`` is 0 nothing is looked up and the pointer is the one to the first element, not to be followed."""
+        count("tile_size", tile_size, least=1)
+        rows = np.minimum(tile_size, integers("valid", 1 if valid is None else valid))
+        places = {"batch_idx": batch_idx, "start_tok_idx": start_tok_idx, "head_idx": head_idx, "d": head_dim_idx}
+        batch, start, head, dim, rows = np.broadcast_arrays(*(integers(*item) for item in places.items()), rows)
+        some, offset = rows > 0, np.zeros(rows.shape, np.int64)
+        self._row(batch[some], start[some] + rows[some] - 1)  # the last row is there
+        offset[some] = self.rows.offset(0, self._row(batch[some], start[some]), head[some], dim[some])
+        return UnsafePointer(self.rows.memory, offset, self.dtype)
 
     def populate(
-        self, b: Any, base_kv_row: Any, *, BN: int, base_alignment: int = 1, pair_cta: bool = False,
+        self, batch_idx: Any, base_kv_row: Any, *, BN: int, base_alignment: int = 1, pair_cta: bool = False,
         is_leader: bool = True,
     ) -> PagedRowIndices:  # fmt: skip
         """One sub-tile: the row of key ``base_kv_row``."""
         base = integers("base_kv_row", base_kv_row)
         return populate_rows(
-            lambda batch, first, _: self._row(batch, first), b, base, BN=BN, page_size=0, pair_cta=pair_cta,
+            lambda batch, first, _: self._row(batch, first), batch_idx, base, BN=BN, page_size=0, pair_cta=pair_cta,
             is_leader=is_leader,
         )  # fmt: skip
 
-    def create_tma_tile(self, swizzle: Any, BN: int, BK: int | None = None) -> TMATensorTile:
+    def create_tma_tile(self, swizzle_mode: Any, *, BN: int, BK: int | None = None) -> TMATensorTile:
         """``[BN, 1, BK]`` out of ``[rows, heads, depth]``; BK is the padded depth if None."""
-        BK = depth_strip(self.dtype, swizzle, self.rows.shape[3], BK)
-        return create_kv_tile(to_numpy(self.rows.blocks[0]), count("BN", BN, least=1), BK, swizzle)
+        BK = depth_strip(self.dtype, swizzle_mode, self.rows.shape[3], BK)
+        return create_kv_tile(to_numpy(self.rows.blocks[0]), count("BN", BN, least=1), BK, swizzle_mode)
 
 
 class TileTensorMHAOperand(_Dense):
@@ -170,47 +278,47 @@ class TileTensorMHAOperand(_Dense):
         self.batch_size, self.tokens, _, depth = map(int, buffer.shape)
         self.rows = BlockStorage(_merged(to_numpy(buffer, "buffer"))[None], "buffer")
         self.scales: ScaleStorage | None = None
-        self.quantization_enabled = scales is not None and as_array(scales).ndim > 0
-        self.quantization_granularity = 1
-        self.scale_dtype = float32
-        if self.quantization_enabled:
+        if scales is not None and as_array(scales).ndim > 0:
             scales = to_numpy(as_array(scales), "scales")
             if scales.ndim != 4:
                 raise ValueError(f"scales has shape {scales.shape}: expected [B, S, H, n] for buffer {buffer.shape}")
-            self.quantization_granularity = -(-depth // scales.shape[3])
+            self.quantization_enabled, self.quantization_granularity = True, -(-depth // scales.shape[3])
             self.scales = ScaleStorage(_merged(scales)[None], self.rows.shape, self.quantization_granularity)
             self.scale_dtype = self.scales.dtype
 
-    def cache_length(self, b: Any) -> Any:
+    def cache_length(self, batch_idx: Any) -> Any:
         """S: all tokens are there."""
-        return plain(np.full_like(index("b", b, self.batch_size), self.tokens))
+        return plain(np.full_like(index("batch_idx", batch_idx, self.batch_size), self.tokens))
 
     def max_context_length(self) -> int:
         """S."""
         return self.tokens
 
-    def load_scale(self, b: Any, t: Any, h: Any, d: Any, *, width: int = 1) -> np.ndarray[Any, Any]:
+    def load_scale(
+        self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any, *, width: int = 1
+    ) -> np.ndarray[Any, Any]:
         """``width`` scales; zeros where there are none."""
         if self.scales is None:
-            return zeros_at(self.scale_dtype, width, b, t, h, d)
-        self.scales.check_width(self.scales.slot(d), width)
-        return self._scale(b, t, h, d).load(width)
+            return super().load_scale(batch_idx, start_tok_idx, head_idx, head_dim_idx, width=width)
+        self.scales.check_width(self.scales.slot(head_dim_idx), width)
+        return self.scales_block_paged_ptr(batch_idx, start_tok_idx, head_idx, head_dim_idx).load(width)
 
-    def scales_block_paged_ptr(self, b: Any, t: Any, h: Any, d: Any = 0) -> Pointer:
-        """Pointer to the scale of an element."""
-        return dangling(self.scale_dtype) if self.scales is None else self._scale(b, t, h, d)
+    def scales_block_paged_ptr(
+        self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any = 0
+    ) -> UnsafePointer:
+        """Pointer to the scale of an element; the null pointer without scales."""
+        if self.scales is None:
+            return null(float32)
+        row, slot = self._row(batch_idx, start_tok_idx), self.scales.slot(head_dim_idx)
+        return UnsafePointer(self.scales.memory, self.scales.offset(0, row, head_idx, slot), self.scale_dtype)
 
-    def scales_raw_ptr(self) -> Pointer:
-        """Pointer to the first scale."""
-        return dangling(self.scale_dtype) if self.scales is None else Pointer(self.scales.memory, 0, self.scale_dtype)
+    def scales_raw_ptr(self) -> UnsafePointer:
+        """Pointer to the first scale; the null pointer without scales."""
+        return null(float32) if self.scales is None else UnsafePointer(self.scales.memory, 0, self.scale_dtype)
 
-    def _scale(self, b: Any, t: Any, h: Any, d: Any) -> Pointer:
-        assert self.scales is not None
-        offset = self.scales.offset(0, self._row(b, t), h, self.scales.slot(d))
-        return Pointer(self.scales.memory, offset, self.scale_dtype)
-
-    def _row(self, b: Any, t: Any) -> Int64:
-        return np.asarray(index("b", b, self.batch_size) * self.tokens + index("t", t, self.tokens))
+    def _row(self, batch_idx: Any, token: Any) -> Int64:
+        batch = index("batch_idx", batch_idx, self.batch_size)
+        return np.asarray(batch * self.tokens + index("start_tok_idx", token, self.tokens))
 
 
 class RaggedMHAOperand(_Dense):
@@ -222,10 +330,6 @@ class RaggedMHAOperand(_Dense):
     >>> keys.cache_length(1), keys.row_idx(1, 2), keys.num_kv_rows()
     (4, 5, 7)
     """
-
-    quantization_enabled = False
-    quantization_granularity = 1
-    scale_dtype = float32
 
     def __init__(self, buffer: Any, cache_row_offsets: Any, scales: Any = None) -> None:
         buffer = as_array(buffer)
@@ -246,24 +350,20 @@ class RaggedMHAOperand(_Dense):
         """Sequences."""
         return int(self.offsets.size) - 1
 
-    def cache_length(self, b: Any) -> Any:
+    def cache_length(self, batch_idx: Any) -> Any:
         """Tokens of a sequence."""
-        batch = index("b", b, self.batch_size)
+        batch = index("batch_idx", batch_idx, self.batch_size)
         return plain(self.offsets[batch + 1] - self.offsets[batch])
 
     def max_context_length(self) -> int:
         """Not known: ValueError, as MAX refuses to compile it."""
         raise ValueError("a ragged operand does not know its longest sequence: use cache_length")
 
-    def load_scale(self, b: Any, t: Any, h: Any, d: Any, *, width: int = 1) -> np.ndarray[Any, Any]:
-        """Zeros."""
-        return zeros_at(self.scale_dtype, width, b, t, h, d)
-
-    def scales_raw_ptr(self) -> Pointer:
-        """A pointer that cannot be followed, or the first scale."""
+    def scales_raw_ptr(self) -> UnsafePointer:
+        """Pointer to the first scale; the null pointer without scales."""
         if self.scales is None:
-            return dangling(self.scale_dtype)
-        return Pointer(Memory.over(self.scales, name="scales"), 0, self.scales.dtype)
+            return null(float32)
+        return UnsafePointer(Memory.over(self.scales, name="scales"), 0, self.scales.dtype)
 
     def create_scale_tma_tile(self, BMN: int) -> TMATensorTile:
         """``[1, BMN]`` of the scales as ``[1, total]`` or ``[H, total]``; the number of scales is a multiple of 4."""
@@ -277,14 +377,34 @@ class RaggedMHAOperand(_Dense):
         matrix = self.scales.reshape(rows, -1)
         return TMATensorTile(TmaDescriptor.of(matrix, (1, BMN)), (1, BMN))
 
-    def _row(self, b: Any, t: Any) -> Int64:
-        batch, token = index("b", b, self.batch_size), integers("t", t)
+    def _row(self, batch_idx: Any, token: Any) -> Int64:
+        batch, token = index("batch_idx", batch_idx, self.batch_size), integers("start_tok_idx", token)
         length = self.offsets[batch + 1] - self.offsets[batch]
         bad = (token < 0) | (token >= length)
         if bad.any():
             token, length = np.broadcast_arrays(token, length)
-            raise IndexError(f"t {token[bad].flat[0]} is outside [0, {length[bad].flat[0]}), the sequence")
+            raise IndexError(f"start_tok_idx {token[bad].flat[0]} is outside [0, {length[bad].flat[0]}), the sequence")
         return np.asarray(self.offsets[batch] + token)
+
+
+_WALKED = ("block_paged_ptr", "dtype", "kv_params", "page_size", "token_stride")
+
+
+def as_operand(operand: Any) -> MHAOperand:
+    """``operand``, or a cache as the operand it is. TypeError that names what an object lacks to be walked over.
+
+    >>> as_operand(3)
+    Traceback (most recent call last):
+        ...
+    TypeError: int is no KV cache and no MHAOperand: it has no block_paged_ptr, dtype, kv_params, page_size, \
+token_stride
+    """
+    if hasattr(operand, "page_size_") and not isinstance(operand, KVCacheMHAOperand):
+        return KVCacheMHAOperand(operand)
+    lacks = [name for name in _WALKED if not hasattr(operand, name)]
+    if lacks:
+        raise TypeError(f"{type(operand).__name__} is no KV cache and no MHAOperand: it has no {', '.join(lacks)}")
+    return cast(MHAOperand, operand)
 
 
 def _merged(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from kvlab.cache.arrays import as_array, same_place, to_numpy
-from kvlab.cache.checks import count, index, integers, plain
+from kvlab.cache.checks import Int64, count, index, integers, plain
 from kvlab.cache.page_table import PageTable, check_tables
 from kvlab.cache.params import KVCacheStaticParams
-from kvlab.cache.pointer import Pointer, dangling
+from kvlab.cache.pointer import UnsafePointer, null
 from kvlab.cache.row_indices import PagedRowIndices, populate
 from kvlab.cache.scales import ScaleStorage
 from kvlab.cache.tma import TmaTiles
 from kvlab.cache.view import KVCacheView
-from kvlab.memory import as_dtype
+from kvlab.memory import as_dtype, float32, invalid
 
 __all__ = ["PagedKVCache"]
+
+
+class _MaxTileSize:
+    """Most rows of a tile that is one strided window: a page. Static, where the class knows its page size."""
+
+    def __get__(self, cache: PagedKVCache | None, kind: type[PagedKVCache]) -> Callable[[], int]:
+        page_size = kind.page_size_ if cache is None else cache.page_size_
+
+        def max_tile_size() -> int:
+            """Most rows of a tile that is one strided window: a page."""
+            if not isinstance(page_size, int):
+                raise ValueError(f"{kind.__name__} has no page size: ask a cache, or {kind.__name__}[page_size]")
+            return page_size
+
+        return max_tile_size
 
 
 class PagedKVCache(TmaTiles, KVCacheView):
@@ -79,6 +96,8 @@ class PagedKVCache(TmaTiles, KVCacheView):
             blocks, cache_lengths, lookup_table, max_seq_length, max_cache_length,
             strict=strict, num_blocks=total_num_pages, kv_params=kv_params,
         )  # fmt: skip
+        if self.page_size_ != self.storage.shape[1]:
+            raise ValueError(f"blocks has pages of {self.storage.shape[1]} tokens, not those of {type(self).__name__}")
         check_tables(self.cache_lengths, self.lookup_table, self.page_size_)
         self.quantization_granularity = count("quantization_granularity", quantization_granularity, least=1)
         self.scales = None if scales is None else as_array(scales)
@@ -92,14 +111,20 @@ class PagedKVCache(TmaTiles, KVCacheView):
         """Tokens of a page."""
         return self.storage.shape[1]
 
+    def __class_getitem__(cls, page_size: int) -> type[PagedKVCache]:
+        """The class of caches with pages of so many tokens, as MAX's has the page size for a parameter.
+
+        >>> PagedKVCache[16].max_tile_size()
+        16
+        """
+        return _with_page_size(count("page_size", page_size, least=1))
+
     @staticmethod
     def get_type_name() -> str:
         """The type's name, for messages and traces."""
         return "PagedKVCache"
 
-    def max_tile_size(self) -> int:
-        """Most rows of a tile that is one strided window: a page."""
-        return self.page_size_
+    max_tile_size = _MaxTileSize()
 
     def get_tma_row(self, encoded_index: Any) -> Any:
         """The row of the token that a sparse index list names by ``page * page_size + slot``: int or int64."""
@@ -133,28 +158,41 @@ class PagedKVCache(TmaTiles, KVCacheView):
         )  # fmt: skip
 
     def block_paged_ptr(
-        self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any = 0, tile: int = 1, valid: Any = None
-    ) -> Pointer:
-        """Pointer to an element, from which on ``tile`` tokens lie ``token_stride`` elements apart.
+        self,
+        batch_idx: Any,
+        start_tok_idx: Any,
+        head_idx: Any,
+        head_dim_idx: Any = 0,
+        tile_size: int = 1,
+        valid: Any = None,
+    ) -> UnsafePointer:
+        """Pointer to an element, from which on ``tile_size`` tokens lie ``token_stride`` elements apart.
 
-        tile : rows of the window. ValueError unless it divides the page size and the window ends in the page it starts
-            in; smaller pages are addressed row by row, see :meth:`row_offsets`.
+        tile_size : rows of the window. ValueError unless it divides the page size and the window ends in the page it
+            starts in; smaller pages are addressed row by row, see :meth:`row_offsets`.
         valid : rows of the window in use, an int or one for each program. Where it is 0 or less nothing is looked up
             and the pointer is the one to the first element of ``blocks``, not to be followed.
         """
-        if count("tile", tile) < 1 or self.page_size_ % tile:
+        start, rows = self._window(start_tok_idx, tile_size, valid)
+        return self._pointer(batch_idx, start, head_idx, head_dim_idx, rows)
+
+    def _window(self, start_tok_idx: Any, tile_size: int, valid: Any) -> tuple[Int64, Int64]:
+        """First token and rows in use of windows that keep the rules of :meth:`block_paged_ptr`."""
+        if count("tile_size", tile_size) < 1 or self.page_size_ % tile_size:
             raise ValueError(
-                f"tile {tile} must divide the page size {self.page_size_}; tiles over smaller pages go by row_offsets"
+                f"tile_size {tile_size} must divide the page size {self.page_size_}; tiles over smaller pages go by "
+                "row_offsets"
             )
-        rows = np.minimum(tile, integers("valid", tile if valid is None else valid))
+        rows = np.minimum(tile_size, integers("valid", tile_size if valid is None else valid))
         start = integers("start_tok_idx", start_tok_idx)
         crossing = (rows > 0) & (start % self.page_size_ + rows > self.page_size_)
         if crossing.any():
             raise ValueError(
-                f"start_tok_idx {np.broadcast_to(start, crossing.shape)[crossing][0]}: a tile of {tile} rows from "
-                f"there crosses the end of its page of {self.page_size_} tokens; start tiles on multiples of {tile}"
+                f"start_tok_idx {np.broadcast_to(start, crossing.shape)[crossing][0]}: a tile of {tile_size} rows from "
+                f"there crosses the end of its page of {self.page_size_} tokens; start tiles on multiples of "
+                f"{tile_size}"
             )
-        return self._pointer(batch_idx, start, head_idx, head_dim_idx, rows)
+        return start, rows
 
     # Quantisation.
 
@@ -165,8 +203,8 @@ class PagedKVCache(TmaTiles, KVCacheView):
 
     @property
     def scale_dtype(self) -> np.dtype[Any]:
-        """The dtype of the scales; the storage dtype where there are none."""
-        return self.dtype if self.scale_storage is None else self.scale_storage.dtype
+        """The dtype of the scales; ``kvlab.memory.invalid``, which has no bytes, where there are none."""
+        return invalid if self.scale_storage is None else self.scale_storage.dtype
 
     @property
     def head_dim_granularity(self) -> int:
@@ -211,24 +249,30 @@ class PagedKVCache(TmaTiles, KVCacheView):
         offset = scales.offset(*self.page_table.find(bs, tok_idx), head_idx, slot)
         return scales.memory.load(offset * scales.dtype.itemsize, scales.dtype, width)
 
-    def store_scale(self, bs: Any, head_idx: Any, tok_idx: Any, head_dim_idx: Any, val: Any) -> None:
-        """Write ``val[..., width]`` scales, of the scale dtype, from that slot on; else as :meth:`store`."""
-        scales = self._scales()
-        self._write(scales, bs, head_idx, tok_idx, scales.slot(head_dim_idx), val)
+    def store_scale(self, bs: Any, head_idx: Any, tok_idx: Any, head_dim_idx: Any, scales: Any) -> None:
+        """Write ``scales[..., width]``, of the scale dtype, from that slot on; else as :meth:`store`."""
+        storage = self._scales()
+        self._write(storage, bs, head_idx, tok_idx, storage.slot(head_dim_idx), scales)
 
     def scales_block_paged_ptr(
-        self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any = 0
-    ) -> Pointer:
-        """Pointer to the scale of an element. ValueError unless quantised."""
-        scales = self._scales()
-        place = self.page_table.find(batch_idx, start_tok_idx)
-        return Pointer(scales.memory, scales.offset(*place, head_idx, scales.slot(head_dim_idx)), scales.dtype)
+        self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any = 0, tile_size: int = 1,
+        valid: Any = None,
+    ) -> UnsafePointer:  # fmt: skip
+        """Pointer to the scale of an element, from which on ``tile_size`` tokens' scales lie equally far apart.
 
-    def scales_raw_ptr(self) -> Pointer:
-        """Pointer to the first scale; one that cannot be followed where there are none."""
+        ``tile_size`` and ``valid`` as in :meth:`block_paged_ptr`. ValueError unless quantised.
+        """
+        scales = self._scales()
+        start, rows = self._window(start_tok_idx, tile_size, valid)
+        place = self.page_table.find(batch_idx, start, rows > 0)
+        offset = scales.offset(*place, head_idx, scales.slot(head_dim_idx))
+        return UnsafePointer(scales.memory, np.where(rows > 0, offset, 0), scales.dtype)
+
+    def scales_raw_ptr(self) -> UnsafePointer:
+        """Pointer to the first scale; the null pointer, which is false, where there are none."""
         if self.scale_storage is None:
-            return dangling(self.scale_dtype)
-        return Pointer(self.scale_storage.memory, 0, self.scale_dtype)
+            return null(float32)
+        return UnsafePointer(self.scale_storage.memory, 0, self.scale_dtype)
 
     def _scales(self) -> ScaleStorage:
         if self.scale_storage is None:
@@ -237,3 +281,9 @@ class PagedKVCache(TmaTiles, KVCacheView):
 
     def _entries(self) -> np.ndarray[Any, Any]:
         return to_numpy(self.lookup_table, "lookup_table")
+
+
+@functools.cache
+def _with_page_size(page_size: int) -> type[PagedKVCache]:
+    members = {"page_size_": page_size, "__module__": __name__}
+    return type(f"PagedKVCache[{page_size}]", (PagedKVCache,), members)

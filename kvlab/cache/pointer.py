@@ -1,4 +1,4 @@
-"""A pointer into a memory, or one for every program of a launch."""
+"""Pointers into a memory, one or one for every program of a launch: MAX's ``UnsafePointer``, checked here."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 from kvlab.layout import Layout, TileTensor
 from kvlab.memory import Memory, OutOfBounds, as_dtype
 
-__all__ = ["Pointer", "dangling"]
+__all__ = ["UnsafePointer", "null"]
 
 
 @dataclass(frozen=True, eq=False)
-class Pointer:
+class UnsafePointer:
     """The element ``offset`` of ``memory`` seen as ``dtype``, or an array of such pointers.
 
     offset : in elements of ``dtype`` from the first byte of the memory; an int, or an int64 array of any shape (one
         pointer for each program). It may be anything from 0 to one past the end, as in C; else :class:`OutOfBounds`.
         What is read or written through it must lie inside the allocation.
 
-    >>> p = Pointer(Memory.over(np.arange(12, dtype=np.float32), name="dram"), np.array([0, 8]), np.float32)
+    >>> p = UnsafePointer(Memory.over(np.arange(12, dtype=np.float32), name="dram"), np.array([0, 8]), np.float32)
     >>> (p + 1).load(2)
     array([[ 1.,  2.],
            [ 9., 10.]], dtype=float32)
@@ -49,14 +49,18 @@ class Pointer:
             bad = int(whole.min() if whole.min() < 0 else whole.max())
             raise OutOfBounds(f"{self.memory.name}: pointer to element {bad} ({self.dtype}) is outside [0, {elements}]")
 
+    def __bool__(self) -> bool:
+        """Whether it points into memory: False for the null pointer."""
+        return self.memory.nbytes > 0
+
     @property
     def byte_address(self) -> Any:
         """The byte address: int, or int64 array of the shape of ``offset``."""
         return self.memory.base + self.offset * self.dtype.itemsize
 
-    def __add__(self, elements: Any) -> Pointer:
+    def __add__(self, elements: Any) -> UnsafePointer:
         """The pointer moved by ``elements`` (int or an array that broadcasts against ``offset``)."""
-        return Pointer(self.memory, self.offset + np.asarray(elements, np.int64), self.dtype)
+        return UnsafePointer(self.memory, self.offset + np.asarray(elements, np.int64), self.dtype)
 
     def load(self, width: int = 1) -> np.ndarray[Any, Any]:
         """``width`` contiguous elements from each pointer: ``[*offset.shape, width]``."""
@@ -77,12 +81,14 @@ class Pointer:
         return TileTensor(self.memory, self.dtype, layout, self.offset, valid_rows=valid_rows)
 
 
-def dangling(dtype: Any) -> Pointer:
-    """A pointer to nothing, for what a cache does not have: nothing can be read or written through it.
+def null(dtype: Any) -> UnsafePointer:
+    """The null pointer, for what a cache does not have: it is false, and nothing can be read or written through it.
 
-    >>> dangling(np.float32).load()
+    >>> bool(null(np.float32))
+    False
+    >>> null(np.float32).load()
     Traceback (most recent call last):
         ...
-    kvlab.memory.OutOfBounds: dangling: access of 4 bytes at address 0 is outside [0, 0)
+    kvlab.memory.OutOfBounds: null: access of 4 bytes at address 0 is outside [0, 0)
     """
-    return Pointer(Memory(0, name="dangling"), 0, dtype)
+    return UnsafePointer(Memory(0, name="null"), 0, dtype)

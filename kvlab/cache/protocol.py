@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
 from kvlab.cache.params import KVCacheStaticParams
-from kvlab.cache.pointer import Pointer
+from kvlab.cache.pointer import UnsafePointer
 from kvlab.cache.row_indices import PagedRowIndices
 from kvlab.hardware import RaggedTMA3DTile, TMAGather4Tile, TMATensorTile
+from kvlab.layout import TileTensor
 
 __all__ = ["KVCacheT"]
 
@@ -43,18 +45,22 @@ class KVCacheT(Protocol):
 
     @property
     def scale_dtype(self) -> np.dtype[Any]:
-        """Of the scales."""
+        """Of the scales; ``kvlab.memory.invalid`` without."""
+
+    @property
+    def device_type(self) -> type[Any]:
+        """Of what a kernel on the device gets."""
 
     # Lengths and limits.
 
-    def cache_lengths_nd(self) -> Any:
-        """Tokens of each sequence before this step, ``[batch]``."""
+    def cache_lengths_nd(self) -> TileTensor:
+        """Tokens of each sequence before this step, ``[batch]`` of uint32."""
 
     def cache_length(self, batch_idx: Any, /) -> Any:
         """The same of one sequence."""
 
     def empty_cache(self) -> bool:
-        """Whether no sequence has any token."""
+        """Whether all cache lengths are 0."""
 
     def max_prompt_length(self) -> int:
         """Most new tokens."""
@@ -62,8 +68,9 @@ class KVCacheT(Protocol):
     def max_context_length(self) -> int:
         """Longest sequence, new tokens included."""
 
-    def max_tile_size(self) -> int:
-        """Most rows of one window; -1 for any."""
+    @property
+    def max_tile_size(self) -> Callable[[], int]:
+        """Static: most rows of one window; -1 for any."""
 
     # Elements and scales.
 
@@ -80,7 +87,7 @@ class KVCacheT(Protocol):
     ) -> np.ndarray[Any, Any]:
         """``width`` scales."""
 
-    def store_scale(self, bs: Any, head_idx: Any, tok_idx: Any, head_dim_idx: Any, val: Any) -> None:
+    def store_scale(self, bs: Any, head_idx: Any, tok_idx: Any, head_dim_idx: Any, scales: Any) -> None:
         """Write scales."""
 
     def load_quantized(
@@ -91,24 +98,25 @@ class KVCacheT(Protocol):
     # Pointers.
 
     def block_paged_ptr(
-        self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any = 0, tile: int = 1
-    ) -> Pointer:
-        """To an element at the start of ``tile`` rows."""
+        self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any = 0,
+        tile_size: int = 1, valid: Any = None,
+    ) -> UnsafePointer:  # fmt: skip
+        """To an element at the start of ``tile_size`` rows, of which ``valid`` are in use."""
 
     def scales_block_paged_ptr(
         self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any = 0
-    ) -> Pointer:
+    ) -> UnsafePointer:
         """To the scale of an element."""
 
-    def scales_raw_ptr(self) -> Pointer:
-        """To the first scale."""
+    def scales_raw_ptr(self) -> UnsafePointer:
+        """To the first scale; null without."""
 
     # Rows.
 
     def num_kv_rows(self) -> int:
         """Of all heads, from the first to the last."""
 
-    def row_idx(self, batch_idx: Any, tok_idx: Any) -> Any:
+    def row_idx(self, batch_idx: Any, start_tok_idx: Any) -> Any:
         """Of a token."""
 
     def get_tma_row(self, encoded_index: Any) -> Any:
@@ -122,24 +130,25 @@ class KVCacheT(Protocol):
 
     # TMA.
 
-    def create_tma_tile(self, swizzle: Any, BN: int, BK: int | None = None) -> TMATensorTile:
+    def create_tma_tile(self, swizzle_mode: Any, *, BN: int, BK: int | None = None) -> TMATensorTile:
         """A tile of one head."""
 
-    def create_ragged_tma_tile(self, swizzle: Any, BN: int, BK: int | None = None) -> RaggedTMA3DTile:
+    def create_ragged_tma_tile(self, swizzle_mode: Any, *, BN: int, BK: int | None = None) -> RaggedTMA3DTile:
         """One whose rows end where the copy says."""
 
-    def create_rope_tma_tile(self, swizzle: Any, BN: int, BK: int, padded_depth: int) -> TMATensorTile:
+    def create_rope_tma_tile(self, swizzle_mode: Any, *, BN: int, BK: int, padded_depth: int) -> TMATensorTile:
         """One of the rope part."""
 
     def create_gather4_tma_tile(
-        self, tile_width: int, tile_height: int = 4, tile_stride: int | None = None, swizzle: Any = "none",
-        tma_dtype: Any = None,
+        self, *, tile_height: int = 4, tile_width: int, tile_stride: int | None = None,
+        swizzle_mode: Any = "SWIZZLE_NONE", tma_dtype: Any = None, l2_promotion: Any = "NONE",
     ) -> TMAGather4Tile:  # fmt: skip
         """One of rows by number."""
 
     def create_rope_gather4_tma_tile(
-        self, tile_width: int, padded_depth: int, tile_height: int = 4, swizzle: Any = "128B"
-    ) -> TMAGather4Tile:
+        self, *, tile_height: int = 4, tile_width: int, padded_depth: int, swizzle_mode: Any = "SWIZZLE_NONE",
+        l2_promotion: Any = "NONE",
+    ) -> TMAGather4Tile:  # fmt: skip
         """One of the rope part of rows by number."""
 
     # Itself.

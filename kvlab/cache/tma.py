@@ -17,6 +17,7 @@ from kvlab.hardware import (
     TMATensorTile,
     create_kv_tile,
     create_tma_tile_gather4,
+    gather4_box_width,
 )
 from kvlab.memory import Memory, as_dtype, bfloat16
 
@@ -25,22 +26,22 @@ __all__ = ["TmaTiles", "kv_rows", "padded_depth"]
 Array = np.ndarray[Any, Any]
 
 
-def padded_depth(dtype: Any, swizzle: Any, depth: int) -> int:
+def padded_depth(dtype: Any, swizzle_mode: Any, depth: int) -> int:
     """``depth`` rounded up to whole swizzle widths, in elements.
 
     >>> padded_depth("bf16", "128B", 80), padded_depth("bf16", "64B", 80), padded_depth("fp8", "128B", 576)
     (128, 96, 640)
     """
-    width = TensorMapSwizzle.of(swizzle).granularity(dtype)
+    width = TensorMapSwizzle.of(swizzle_mode).granularity(dtype)
     return -(-depth // width) * width
 
 
-def depth_strip(dtype: Any, swizzle: Any, depth: int, BK: int | None) -> int:
+def depth_strip(dtype: Any, swizzle_mode: Any, depth: int, BK: int | None) -> int:
     """``BK``, or the padded depth if None. ValueError unless it is whole swizzle widths."""
-    width = TensorMapSwizzle.of(swizzle).granularity(dtype)
-    BK = padded_depth(dtype, swizzle, depth) if BK is None else BK
+    width = TensorMapSwizzle.of(swizzle_mode).granularity(dtype)
+    BK = padded_depth(dtype, swizzle_mode, depth) if BK is None else BK
     if count("BK", BK) < 1 or BK % width:
-        label = TensorMapSwizzle.of(swizzle).label
+        label = TensorMapSwizzle.of(swizzle_mode).label
         raise ValueError(f"BK {BK} must be a multiple of {width} elements of {as_dtype(dtype)}, swizzle {label}")
     return BK
 
@@ -84,21 +85,21 @@ class TmaTiles:
         """Tokens of a page; 0 without pages."""
         raise NotImplementedError
 
-    def create_tma_tile(self, swizzle: Any, BN: int, BK: int | None = None) -> TMATensorTile:
+    def create_tma_tile(self, swizzle_mode: Any, *, BN: int, BK: int | None = None) -> TMATensorTile:
         """``[BN, 1, BK]`` out of ``[num_kv_rows, num_heads, head_size]``: one box for each swizzle width of the depth.
 
         BK : the padded depth if None; columns past ``head_size`` are zeros.
         """
-        BK = depth_strip(self.storage.dtype, swizzle, self.storage.shape[3], BK)
-        return create_kv_tile(kv_rows(self.storage), self._box_rows(BN), BK, swizzle)
+        BK = depth_strip(self.storage.dtype, swizzle_mode, self.storage.shape[3], BK)
+        return create_kv_tile(kv_rows(self.storage), self._box_rows(BN), BK, swizzle_mode)
 
-    def create_ragged_tma_tile(self, swizzle: Any, BN: int, BK: int | None = None) -> RaggedTMA3DTile:
+    def create_ragged_tma_tile(self, swizzle_mode: Any, *, BN: int, BK: int | None = None) -> RaggedTMA3DTile:
         """``[BN, BK]`` of one head of which only as many rows exist as each copy says; the others read as zeros and
         are not written."""
-        BK = depth_strip(self.storage.dtype, swizzle, self.storage.shape[3], BK)
-        return RaggedTMA3DTile.of(kv_rows(self.storage), BM=self._box_rows(BN), BN=BK, swizzle=swizzle)
+        BK = depth_strip(self.storage.dtype, swizzle_mode, self.storage.shape[3], BK)
+        return RaggedTMA3DTile.of(kv_rows(self.storage), BM=self._box_rows(BN), BN=BK, swizzle=swizzle_mode)
 
-    def create_rope_tma_tile(self, swizzle: Any, BN: int, BK: int, padded_depth: int) -> TMATensorTile:
+    def create_rope_tma_tile(self, swizzle_mode: Any, *, BN: int, BK: int, padded_depth: int) -> TMATensorTile:
         """``[BN, 1, BK]`` bfloat16: the rope part of rows that hold ``padded_depth`` bytes of content before it.
 
         BK : rope values of a row; ``head_size == padded_depth + 2 * BK``. The tensor is as wide as a row although it
@@ -106,30 +107,29 @@ class TmaTiles:
         """
         rows = self._rope_rows(padded_depth)
         self._box_rows(BN)
-        width = (padded_depth + 2 * depth_strip(bfloat16, swizzle, BK, BK)) // 2
+        width = (padded_depth + 2 * depth_strip(bfloat16, swizzle_mode, BK, BK)) // 2
         if 2 * width != rows.shape[2]:
             raise ValueError(
                 f"padded_depth {padded_depth} + 2 * BK {BK} must be the row of a head, {rows.shape[2]} bytes"
             )
-        shape, box = (*rows.shape[:2], width), (BN, 1, TensorMapSwizzle.of(swizzle).granularity(bfloat16))
+        shape, box = (*rows.shape[:2], width), (BN, 1, TensorMapSwizzle.of(swizzle_mode).granularity(bfloat16))
         descriptor = TmaDescriptor(
-            Memory.over(rows, name=self.storage.name), bfloat16, shape, (rows.shape[1] * width, width, 1), box, swizzle,
-            base=padded_depth,
+            Memory.over(rows, name=self.storage.name), bfloat16, shape, (rows.shape[1] * width, width, 1), box,
+            swizzle_mode, base=padded_depth,
         )  # fmt: skip
         return TMATensorTile(descriptor, (BN, 1, BK))
 
     def create_gather4_tma_tile(
-        self,
-        tile_width: int,
-        tile_height: int = 4,
-        tile_stride: int | None = None,
-        swizzle: Any = "none",
-        tma_dtype: Any = None,
-    ) -> TMAGather4Tile:
+        self, *, tile_height: int = 4, tile_width: int, tile_stride: int | None = None,
+        swizzle_mode: Any = "SWIZZLE_NONE", tma_dtype: Any = None, l2_promotion: Any = "NONE",
+    ) -> TMAGather4Tile:  # fmt: skip
         """``tile_height`` rows by number (``get_tma_row``), the first ``tile_width`` columns of each.
 
-        tma_dtype : what the columns count, the storage dtype by default. tile_stride : columns from a row to the next,
-        ``tile_width`` by default; ValueError unless that is the cache's own row (all heads).
+        tma_dtype : what the columns count, the storage dtype by default.
+        tile_stride : columns from a row to the next, ``tile_width`` by default; ValueError unless that is the cache's
+            own row (all heads). The matrix of the descriptor is ``[num_kv_rows, tile_stride]``: a last box that hangs
+            over ``tile_width`` brings what the row holds there, zeros only past the row.
+        l2_promotion : a :class:`~kvlab.hardware.TensorMapL2Promotion` or its name.
         """
         dtype = self.storage.dtype if tma_dtype is None else as_dtype(tma_dtype)
         stride = tile_width if tile_stride is None else tile_stride
@@ -142,15 +142,18 @@ class TmaTiles:
                 f"tile_stride {stride} of {dtype} is {stride * dtype.itemsize} bytes: must be a row of the cache, "
                 f"{flat.shape[1] * flat.itemsize} bytes"
             )
-        return create_tma_tile_gather4(flat.view(dtype), tile_width, swizzle, tile_height, stride)
+        return create_tma_tile_gather4(flat.view(dtype), tile_width, swizzle_mode, tile_height, stride, l2_promotion)
 
     def create_rope_gather4_tma_tile(
-        self, tile_width: int, padded_depth: int, tile_height: int = 4, swizzle: Any = "128B"
-    ) -> TMAGather4Tile:
+        self, *, tile_height: int = 4, tile_width: int, padded_depth: int, swizzle_mode: Any = "SWIZZLE_NONE",
+        l2_promotion: Any = "NONE",
+    ) -> TMAGather4Tile:  # fmt: skip
         """``tile_height`` rows by number, one box of each row's rope part, in bfloat16.
 
         tile_width : bfloat16 values from a row to the next, 320 for the row of 640 bytes. ValueError unless that is the
-        cache's own row, and for a continuous cache.
+            cache's own row, and for a continuous cache. The tensor begins ``padded_depth`` bytes into the first row and
+            is as wide as a row: a box of ``tile_width``, that of no swizzle, runs into the content of the next row.
+        l2_promotion : a :class:`~kvlab.hardware.TensorMapL2Promotion` or its name.
         """
         rows = self._rope_rows(padded_depth)
         for name, value in (("tile_width", tile_width), ("tile_height", tile_height)):
@@ -160,12 +163,12 @@ class TmaTiles:
                 f"tile_width {tile_width} bfloat16 values must be a row of {rows.shape[2]} bytes of one KV head; the "
                 f"cache has {rows.shape[1]}"
             )
-        width = TensorMapSwizzle.of(swizzle).granularity(bfloat16)
+        width = gather4_box_width(bfloat16, tile_width, swizzle_mode)
         descriptor = TmaDescriptor(
             Memory.over(rows, name=self.storage.name), bfloat16, (rows.shape[0], tile_width), (tile_width, 1),
-            (1, width), swizzle, base=padded_depth,
+            (1, width), swizzle_mode, base=padded_depth, l2_promotion=l2_promotion,
         )  # fmt: skip
-        return TMAGather4Tile(descriptor, tile_height, width)
+        return TMAGather4Tile(descriptor, (tile_height, width), tile_width=width)
 
     def _box_rows(self, BN: int) -> int:
         """``BN`` where a page holds as many rows."""

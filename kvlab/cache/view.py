@@ -12,8 +12,9 @@ from kvlab.cache.checks import Int64, count, index, integers, plain
 from kvlab.cache.over_arrays import OverArrays
 from kvlab.cache.page_table import PageTable
 from kvlab.cache.params import KVCacheStaticParams
-from kvlab.cache.pointer import Pointer
+from kvlab.cache.pointer import UnsafePointer
 from kvlab.cache.storage import BlockStorage
+from kvlab.layout import Layout, TileTensor
 from kvlab.memory import Memory, as_dtype
 
 __all__ = ["KVCacheView"]
@@ -87,9 +88,13 @@ class KVCacheView(OverArrays):
         """Which block holds which tokens, over the lookup table's own memory."""
         return PageTable(self._entries(), self.storage.shape[1], self.total_num_pages)
 
-    def cache_lengths_nd(self) -> Any:
-        """The ``[batch]`` vector of cache lengths, as it was given."""
-        return self.cache_lengths
+    def cache_lengths_nd(self) -> TileTensor:
+        """The cache lengths as a tile tensor ``[batch]`` of uint32. ValueError unless they are in CPU memory.
+
+        They are the cache's own bytes where those are uint32, else a copy.
+        """
+        lengths = np.ascontiguousarray(to_numpy(self.cache_lengths, "cache_lengths"), np.uint32)
+        return TileTensor(Memory.over(lengths, name="cache_lengths"), np.uint32, Layout(lengths.shape[0]))
 
     def cache_length(self, batch_idx: Any) -> Any:
         """Tokens in the cache before this step: an int, or int64 of the shape of ``batch_idx``."""
@@ -97,8 +102,8 @@ class KVCacheView(OverArrays):
         return plain(lengths[index("batch_idx", batch_idx, self.batch_size)].astype(np.int64))
 
     def empty_cache(self) -> bool:
-        """Whether no sequence of the batch has a token: ``max_cache_length == 0``."""
-        return self.max_cache_length == 0
+        """Whether no sequence of the batch had a token before this step: all cache lengths are 0."""
+        return not to_numpy(self.cache_lengths, "cache_lengths").any()
 
     def max_prompt_length(self) -> int:
         """Most new tokens of any sequence."""
@@ -119,13 +124,13 @@ class KVCacheView(OverArrays):
         """Rows from the first of the first block to the last of the last block."""
         return self.storage.num_rows
 
-    def row_idx(self, batch_idx: Any, tok_idx: Any) -> Any:
+    def row_idx(self, batch_idx: Any, start_tok_idx: Any) -> Any:
         """``block * page_stride + slot``: the row (all heads) of a token, an int or int64."""
-        return plain(self.storage.row(*self.page_table.find(batch_idx, tok_idx)))
+        return plain(self.storage.row(*self.page_table.find(batch_idx, start_tok_idx)))
 
-    def row_idx32(self, batch_idx: Any, tok_idx: Any) -> Any:
+    def row_idx32(self, batch_idx: Any, start_tok_idx: Any) -> Any:
         """:meth:`row_idx` as int32, what a TMA coordinate holds. OverflowError where it does not fit."""
-        row = np.asarray(self.row_idx(batch_idx, tok_idx))
+        row = np.asarray(self.row_idx(batch_idx, start_tok_idx))
         if row.size and row.max() > np.iinfo(np.int32).max:
             raise OverflowError(f"row {row.max()} does not fit in 32 bits; use row_idx, which is 64-bit")
         return plain(row.astype(np.int32))
@@ -176,6 +181,11 @@ class KVCacheView(OverArrays):
         """Another view of the same memory."""
         return self._map(lambda array, name: array)
 
+    @property
+    def device_type(self) -> type[Self]:
+        """The type that a kernel on the device gets: the view itself, which holds its arrays' addresses and strides."""
+        return type(self)
+
     @staticmethod
     def get_type_name() -> str:
         """The type's name, for messages and traces."""
@@ -197,10 +207,10 @@ class KVCacheView(OverArrays):
         """Elements from the first of ``blocks``. Where not ``active`` no page is looked up: the value is void."""
         return self.storage.offset(*self.page_table.find(batch, token, active), head, dim)
 
-    def _pointer(self, batch: Any, start: Int64, head: Any, dim: Any, rows: Int64) -> Pointer:
+    def _pointer(self, batch: Any, start: Int64, head: Any, dim: Any, rows: Int64) -> UnsafePointer:
         """The pointer to each window; to the first element of ``blocks`` where it has no rows."""
         offset = self._element_offset(batch, start, head, dim, rows > 0)
-        return Pointer(self.memory, np.where(rows > 0, offset, 0), self.dtype)
+        return UnsafePointer(self.memory, np.where(rows > 0, offset, 0), self.dtype)
 
     def _stored(self, bs: Any, head: Any, token: Any, dim: Any, width: int) -> np.ndarray[Any, Any]:
         self.storage.check_width(dim, width)

@@ -28,8 +28,8 @@ from .shared_access import ld_shared, st_shared
 from .shared_mma import shared_mma, shared_mma_wavefronts
 from .smem_descriptor import SmemDescriptor, tile_to_descriptor
 from .swizzle_search import BestSwizzle, best_swizzle
-from .tensor_map import TensorMapSwizzle, TmaDescriptor
-from .tma_gather4 import TMAGather4Tile, create_tma_tile_gather4
+from .tensor_map import TensorMapL2Promotion, TensorMapSwizzle, TmaDescriptor
+from .tma_gather4 import TMAGather4Tile, create_tma_tile_gather4, gather4_box_width
 from .tma_tile import (
     TMATensorTile,
     create_kv_tile,
@@ -73,6 +73,7 @@ __all__ = [
     "SubTileLoaderLDS_st_8x32",
     "TMAGather4Tile",
     "TMATensorTile",
+    "TensorMapL2Promotion",
     "TensorMapSwizzle",
     "TensorMemory",
     "TmaDescriptor",
@@ -99,6 +100,7 @@ __all__ = [
     "ex2_approx",
     "fma",
     "fold_kv_descriptor",
+    "gather4_box_width",
     "get_arch",
     "get_atom",
     "get_instruction",

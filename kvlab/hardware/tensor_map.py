@@ -25,7 +25,7 @@ from kvlab.memory import Memory, as_dtype
 from ._arrays import IntArray, frozen, integers
 from .arch import get_arch
 
-__all__ = ["TensorMapSwizzle", "TmaDescriptor"]
+__all__ = ["TensorMapL2Promotion", "TensorMapSwizzle", "TmaDescriptor"]
 
 
 class TensorMapSwizzle(enum.IntEnum):
@@ -92,6 +92,42 @@ class TensorMapSwizzle(enum.IntEnum):
         return Swizzle(self.value, 4, 3, "byte").to(unit)
 
 
+class TensorMapL2Promotion(enum.IntEnum):
+    """How many bytes L2 fetches at least where a copy misses it; what arrives in shared memory is the same.
+
+    >>> TensorMapL2Promotion.of("L2_128B").bytes, TensorMapL2Promotion.of("none").bytes
+    (128, 32)
+    """
+
+    NONE = 0
+    L2_64B = 1
+    L2_128B = 2
+    L2_256B = 3
+
+    @classmethod
+    def of(cls, promotion: Any) -> TensorMapL2Promotion:
+        """From a promotion, its number, its name, or its width in bytes as text: ``0``, ``"L2_64B"``, ``"64B"``.
+
+        >>> TensorMapL2Promotion.of("512B")
+        Traceback (most recent call last):
+            ...
+        ValueError: l2_promotion '512B' is not NONE, L2_64B, L2_128B or L2_256B
+        """
+        if isinstance(promotion, str):
+            name = promotion.upper()
+            for known in (name, f"L2_{name}"):
+                if known in cls.__members__:
+                    return cls[known]
+        elif not isinstance(promotion, bool) and promotion in tuple(cls):
+            return cls(promotion)
+        raise ValueError(f"l2_promotion {promotion!r} is not NONE, L2_64B, L2_128B or L2_256B")
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of a fetch: a sector of 32 without promotion."""
+        return 32 << self.value
+
+
 @dataclass(frozen=True, eq=False)
 class TmaDescriptor(Drawn):
     """A tensor in DRAM and the box that one TMA instruction moves. All tuples are slowest dimension first.
@@ -104,6 +140,7 @@ class TmaDescriptor(Drawn):
     swizzle          a :class:`TensorMapSwizzle` or what names one
     base             byte address of element (0, ..., 0) in ``source``
     element_strides  every n-th element of a dimension: the box then holds ``ceil(box / n)`` of them
+    l2_promotion     a :class:`TensorMapL2Promotion` or what names one
 
     ValueError with every rule that is broken.
 
@@ -124,10 +161,12 @@ class TmaDescriptor(Drawn):
     swizzle: TensorMapSwizzle = TensorMapSwizzle.SWIZZLE_NONE
     base: int = 0
     element_strides: tuple[int, ...] = ()
+    l2_promotion: TensorMapL2Promotion = TensorMapL2Promotion.NONE
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", as_dtype(self.dtype))
         object.__setattr__(self, "swizzle", TensorMapSwizzle.of(self.swizzle))
+        object.__setattr__(self, "l2_promotion", TensorMapL2Promotion.of(self.l2_promotion))
         for name in ("shape", "strides", "box", "element_strides"):
             given = getattr(self, name)
             sizes = integers(given if isinstance(given, tuple | list | np.ndarray) else None, f"TMA descriptor: {name}")

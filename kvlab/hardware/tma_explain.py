@@ -32,6 +32,8 @@ def explain(d: TmaDescriptor, address: int) -> str:
             f"A store writes whole chunks of 16 bytes: rows of {d.shape[-1]} elements are written up to element "
             f"{d.stored_extent}, over what stands behind them."
         )
+    if d.l2_promotion:
+        lines.append(f"L2 fetches {d.l2_promotion.bytes} bytes at least of what it does not hold.")
     if d.swizzle:
         bits = int(d.swizzle)
         names = (f"bits {low}-{low + bits - 1}" if bits > 1 else f"bit {low}" for low in (4, 7))

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from kvlab.drawn import Drawn
 from kvlab.memory import Memory
 
 from . import tma
 from ._arrays import integers, whole
 from .mbarrier import SharedMemBarrier
 from .tensor_map import TensorMapSwizzle, TmaDescriptor
+from .tma_tile import TMATensorTile
 
-__all__ = ["TMAGather4Tile", "create_tma_tile_gather4"]
+__all__ = ["TMAGather4Tile", "create_tma_tile_gather4", "gather4_box_width"]
+
+
+def gather4_box_width(dtype: Any, tile_width: int, swizzle_mode: Any) -> int:
+    """Columns of the box of a gather: the swizzle's width in elements, ``tile_width`` without a swizzle.
+
+    >>> gather4_box_width("bf16", 576, "128B"), gather4_box_width("int64", 72, "none")
+    (64, 72)
+    """
+    mode = TensorMapSwizzle.of(swizzle_mode)
+    return mode.granularity(dtype) if mode else tile_width
 
 
 def create_tma_tile_gather4(
-    array: Any, tile_width: int, swizzle: Any = "none", tile_height: int = 4, tile_stride: int | None = None
+    array: Any,
+    tile_width: int,
+    swizzle: Any = "none",
+    tile_height: int = 4,
+    tile_stride: int | None = None,
+    l2_promotion: Any = "NONE",
 ) -> TMAGather4Tile:
     """Rows by number (sm_100): tiles of ``tile_height`` rows of a matrix and ``tile_width`` of its columns.
 
@@ -41,12 +56,13 @@ def create_tma_tile_gather4(
         )
     if tile_height < 4 or tile_height % 4:
         raise ValueError(f"tile_height {tile_height} is not a positive multiple of 4")
-    width = tile_width if not mode else mode.bytes // array.itemsize
-    return TMAGather4Tile(TmaDescriptor.of(array[:, :stride], (1, width), mode), tile_height, tile_width)
+    width = gather4_box_width(array.dtype, tile_width, mode)
+    descriptor = TmaDescriptor.of(array[:, :stride], (1, width), mode, l2_promotion=l2_promotion)
+    return TMAGather4Tile(descriptor, (tile_height, width), tile_width=tile_width)
 
 
 @dataclass(frozen=True, eq=False)
-class TMAGather4Tile(Drawn):
+class TMAGather4Tile(TMATensorTile):
     """See :func:`create_tma_tile_gather4`; the image is that of the bulk K-major copy of the same rows.
 
     >>> tensor = np.arange(32 * 16, dtype=np.int32).reshape(32, 16)
@@ -56,9 +72,15 @@ class TMAGather4Tile(Drawn):
     [3, 1, 4, 1, 5, 9, 2, 6]
     """
 
-    descriptor: TmaDescriptor
-    tile_height: int
-    tile_width: int
+    tile_width: int = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        """The shape is that of one group of columns; where its boxes stand is the gather's matter."""
+
+    @property
+    def tile_height(self) -> int:
+        """Rows of the tile."""
+        return self.tile_shape[0]
 
     @property
     def column_groups(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache import ContinuousBatchingKVCache, PagedKVCache
+from kvlab.cache import KVCacheT, MHAOperand, as_operand
 from kvlab.cache.checks import count
 from kvlab.drawn import Drawn
 from kvlab.hardware import buffer_load
@@ -121,7 +121,7 @@ class KVCacheIterator:
 
     Parameters
     ----------
-    cache : the K or V cache of a layer.
+    cache : the K or V cache of a layer, or another :class:`~kvlab.cache.MHAOperand`.
     tile_size : BN.
     batch_idx, kv_head_idx, end : ``[programs]`` or scalars: sequence, KV head, and the exclusive bound of its keys.
     depth : columns of the tile, the head size unless given.
@@ -134,6 +134,7 @@ class KVCacheIterator:
     split into runs of ``gcd(page_size, tile_size, starts)`` rows, none of which crosses a page; a continuous cache
     has no pages. Rows at or past ``end`` are never looked up in the page table.
 
+    >>> from kvlab.cache import PagedKVCache
     >>> blocks = np.arange(3 * 4 * 1 * 8, dtype=np.float32).reshape(3, 4, 1, 8)
     >>> cache = PagedKVCache(blocks, [5], [[2, 0]], max_seq_length=1, max_cache_length=6)
     >>> iterator = KVCacheIterator(cache, 4, batch_idx=0, kv_head_idx=0, end=6)
@@ -149,7 +150,7 @@ class KVCacheIterator:
 
     def __init__(
         self,
-        cache: PagedKVCache | ContinuousBatchingKVCache,
+        cache: KVCacheT | MHAOperand,
         tile_size: int,
         batch_idx: Any,
         kv_head_idx: Any,
@@ -165,9 +166,9 @@ class KVCacheIterator:
         batch, head, stop = np.broadcast_arrays(*(_integers(name, value) for name, value in given.items()))
         if batch.ndim != 1:
             raise ValueError(f"{', '.join(given)} broadcast to {batch.shape}: expected [programs] or scalars")
-        self.cache, self.tile_size, self.bounded = cache, tile_size, bounded
+        self.cache, self.tile_size, self.bounded = as_operand(cache), tile_size, bounded
         self.batch_idx, self.kv_head_idx, self.end = batch, head, stop
-        head_size = cache.kv_params.head_size
+        head_size = self.cache.kv_params.head_size
         self.depth = head_size if depth is None else count("depth", depth, least=1)
         self.head_dim_offset = count("head_dim_offset", head_dim_offset)
         if self.head_dim_offset + self.depth > head_size:
@@ -175,7 +176,7 @@ class KVCacheIterator:
                 f"depth {self.depth} from head_dim_offset {head_dim_offset} on must end inside the head of {head_size}"
             )
         pitch = None if cache_depth is None else count("cache_depth", cache_depth, least=1)
-        self.row_stride = cache.token_stride if pitch is None else cache.kv_params.num_heads * pitch
+        self.row_stride = self.cache.token_stride if pitch is None else self.cache.kv_params.num_heads * pitch
         self.tile_start_row = 0
 
     @property
@@ -194,7 +195,7 @@ class KVCacheIterator:
         """The tile at ``tile_start_row``, which then moves on by ``tile_size``."""
         start = self.tile_start_row
         valid = np.clip(self.end - start, 0, self.tile_size)
-        page_size = self.cache.page_size_
+        page_size = self.cache.page_size
         run_rows = self.tile_size
         if page_size:
             run_rows = int(np.gcd.reduce(start[valid > 0], initial=math.gcd(run_rows, page_size)))
@@ -204,7 +205,7 @@ class KVCacheIterator:
             start[:, None] + first,
             self.kv_head_idx[:, None],
             self.head_dim_offset,
-            tile=run_rows,
+            tile_size=run_rows,
             valid=np.clip(valid[:, None] - first, 0, run_rows),
         )
         self.increment()
@@ -217,15 +218,15 @@ class KVCacheIterator:
 
 
 def buffer_walk(
-    params: Any, cache: PagedKVCache, batch_idx: Any, head_idx: Any, end: Any, bounded: bool = False
+    params: Any, cache: KVCacheT | MHAOperand, batch_idx: Any, head_idx: Any, end: Any, bounded: bool = False
 ) -> KVCacheIterator:
     """The walk of a buffer with these parameters. Rows are as far apart as the cache has them; a ``cache_depth`` other
     than ``depth`` and the cache's head size sets their pitch, as in MAX. ``bounded``: the tiles end with the head.
     """
     depth = params.depth
     if bounded:
-        depth = min(depth, cache.kv_params.head_size - params.head_dim_offset)
-    p, own = params, (params.depth, cache.kv_params.head_size)
+        depth = min(depth, as_operand(cache).kv_params.head_size - params.head_dim_offset)
+    p, own = params, (params.depth, as_operand(cache).kv_params.head_size)
     return KVCacheIterator(
         cache, p.BN, batch_idx, head_idx, end, depth=depth, head_dim_offset=p.head_dim_offset, bounded=bounded,
         cache_depth=None if p.cache_depth in own else p.cache_depth,

@@ -107,7 +107,7 @@ pending; none has completed
                 f"smem_address {self.smem_address}: {nbytes} bytes of stages on a multiple of 1024 do not fit in "
                 f"[{smem.base}, {smem.base + smem.nbytes}) of {smem.name}"
             )
-        self.descriptor: TmaDescriptor = cache.create_tma_tile(SWIZZLE, self.box_rows, p.padded_depth).descriptor
+        self.descriptor: TmaDescriptor = cache.create_tma_tile(SWIZZLE, BN=self.box_rows, BK=p.padded_depth).descriptor
         self.hazards = hazards or Hazards(smem, WARPS + 1, arch=p.arch, timeline=self.traffic.timeline)
         stages = range(p.num_smem_stages)
         self.full = [self.hazards.mbarrier(f"{p.role} full[{stage}]") for stage in stages]

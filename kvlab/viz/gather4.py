@@ -40,7 +40,7 @@ def draw_gather4(
 
     >>> from kvlab.cache import PagedKVCache
     >>> cache = PagedKVCache(np.zeros((4, 16, 1, 64), np.float16), [20], [[1, 0]], 1, 21)
-    >>> tile = cache.create_gather4_tma_tile(64, swizzle="128B")
+    >>> tile = cache.create_gather4_tma_tile(tile_width=64, swizzle_mode="128B")
     >>> draw_gather4(cache, tile, [17, 3, 40, 18]).title
     '4 tokens from 3 pages: 1 gather4 instruction of 4 rows x 64 columns'
     """

@@ -178,7 +178,7 @@ def quantised_page() -> viz.Picture:
 def gather4() -> viz.Picture:
     blocks = np.zeros((6, 2, 1, 16, 1, 576), as_dtype("bf16"))
     cache = PagedKVCacheCollection(blocks, [20], [[1, 0]], 1, 21).get_key_cache(0)
-    tile = cache.create_gather4_tma_tile(576, tile_height=8, swizzle="128B")
+    tile = cache.create_gather4_tma_tile(tile_width=576, tile_height=8, swizzle_mode="128B")
     return viz.draw_gather4(cache, tile, [3, 1, 20, 1, 5, 9, 2, 6])
 
 

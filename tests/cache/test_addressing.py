@@ -103,7 +103,7 @@ def test_tile_of_a_pointer_is_the_page_window():
     view = numbered(6, 2, 8, 3, 16)[:, 1]
     cache = PagedKVCache(view, [12, 8], [[4, 0], [2, -1]], 1, 13)
     batch, start, head, valid = np.array([0, 0, 1]), np.array([4, 8, 8]), np.array([0, 2, 1]), np.array([4, 3, 0])
-    pointer = cache.block_paged_ptr(batch, start, head, 8, tile=4, valid=valid)
+    pointer = cache.block_paged_ptr(batch, start, head, 8, tile_size=4, valid=valid)
     tile = pointer.tile_tensor(Layout((4, 8), (cache.token_stride, 1)), valid_rows=valid).load()[..., 0]
     np.testing.assert_array_equal(tile[0], view[4, 4:8, 0, 8:])
     np.testing.assert_array_equal(tile[1, :3], view[0, 0:3, 2, 8:])

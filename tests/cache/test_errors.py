@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvlab.cache import KVCacheStaticParams, PagedKVCache, PagedKVCacheCollection, Pointer
+from kvlab.cache import KVCacheStaticParams, PagedKVCache, PagedKVCacheCollection, UnsafePointer
 from kvlab.memory import Memory, OutOfBounds, bfloat16
 
 GOOD = {
@@ -96,12 +96,12 @@ def test_indices_must_be_integers():
 
 SIZES = {
     "width": lambda c, n: c.load(0, 0, 0, 0, width=n),
-    "tile": lambda c, n: c.block_paged_ptr(0, 0, 0, tile=n),
+    "tile_size": lambda c, n: c.block_paged_ptr(0, 0, 0, tile_size=n),
     "BN": lambda c, n: c.populate(0, 0, BN=n, base_alignment=4),
     "base_alignment": lambda c, n: c.populate(0, 0, BN=4, base_alignment=n),
-    "BK": lambda c, n: c.create_tma_tile("32B", 4, BK=n),
-    "tile_width": lambda c, n: c.create_gather4_tma_tile(n),
-    "tile_height": lambda c, n: c.create_gather4_tma_tile(16, tile_height=n),
+    "BK": lambda c, n: c.create_tma_tile("32B", BN=4, BK=n),
+    "tile_width": lambda c, n: c.create_gather4_tma_tile(tile_width=n),
+    "tile_height": lambda c, n: c.create_gather4_tma_tile(tile_width=16, tile_height=n),
 }
 
 
@@ -134,18 +134,20 @@ def test_other_indices():
 class TestTiles:
     @pytest.mark.parametrize("tile", [0, 3, 8])
     def test_must_divide_the_page(self, tile):
-        with pytest.raises(ValueError, match=f"tile {tile} must divide the page size 4; .* row_offsets"):
-            PagedKVCache(**GOOD).block_paged_ptr(0, 0, 0, tile=tile)
+        with pytest.raises(ValueError, match=f"tile_size {tile} must divide the page size 4; .* row_offsets"):
+            PagedKVCache(**GOOD).block_paged_ptr(0, 0, 0, tile_size=tile)
 
     def test_must_stay_in_the_page(self):
         cache = PagedKVCache(**GOOD)
         with pytest.raises(ValueError, match="start_tok_idx 3: a tile of 2 rows"):
-            cache.block_paged_ptr(0, np.array([0, 3]), 0, tile=2)
-        assert cache.block_paged_ptr(0, 3, 0, tile=2, valid=1).offset == 2 * 64 + 3 * 16
+            cache.block_paged_ptr(0, np.array([0, 3]), 0, tile_size=2)
+        assert cache.block_paged_ptr(0, 3, 0, tile_size=2, valid=1).offset == 2 * 64 + 3 * 16
 
     def test_keys_left_may_exceed_the_tile(self):
         offsets = (
-            PagedKVCache(**GOOD).block_paged_ptr(0, np.array([0, 2, 4]), 0, tile=2, valid=np.array([5, 3, 1])).offset
+            PagedKVCache(**GOOD)
+            .block_paged_ptr(0, np.array([0, 2, 4]), 0, tile_size=2, valid=np.array([5, 3, 1]))
+            .offset
         )
         assert offsets.tolist() == [2 * 64, 2 * 64 + 2 * 16, 0]
 
@@ -176,23 +178,23 @@ class TestPointer:
     memory = Memory(64, name="dram")
 
     def test_stays_in_its_allocation(self):
-        assert (Pointer(self.memory, 16, np.float32)).byte_address == 64
+        assert (UnsafePointer(self.memory, 16, np.float32)).byte_address == 64
         for offset in (-1, 17, np.array([0, 17])):
             with pytest.raises(OutOfBounds, match=r"dram: pointer to element (-1|17) \(float32\) is outside \[0, 16\]"):
-                Pointer(self.memory, offset, np.float32)
+                UnsafePointer(self.memory, offset, np.float32)
         with pytest.raises(OutOfBounds):
-            Pointer(self.memory, 14, np.float32).store(np.zeros(4, np.float32))
+            UnsafePointer(self.memory, 14, np.float32).store(np.zeros(4, np.float32))
 
     def test_load_and_store(self):
-        Pointer(self.memory, np.array([1, 3]), "bf16").store(np.array([[1, 2], [3, 4]], bfloat16))
-        assert Pointer(self.memory, 2, bfloat16).load(3).tolist() == [2, 3, 4]
-        assert Pointer(self.memory, np.int32(2), bfloat16).offset == 2
+        UnsafePointer(self.memory, np.array([1, 3]), "bf16").store(np.array([[1, 2], [3, 4]], bfloat16))
+        assert UnsafePointer(self.memory, 2, bfloat16).load(3).tolist() == [2, 3, 4]
+        assert UnsafePointer(self.memory, np.int32(2), bfloat16).offset == 2
 
     def test_refuses(self):
         with pytest.raises(ValueError, match="value has dtype float32, the pointer bfloat16"):
-            Pointer(self.memory, 0, bfloat16).store(np.zeros(1, np.float32))
+            UnsafePointer(self.memory, 0, bfloat16).store(np.zeros(1, np.float32))
         with pytest.raises(ValueError, match=r"offset 0\.5 must be an integer"):
-            Pointer(self.memory, 0.5, bfloat16)
+            UnsafePointer(self.memory, 0.5, bfloat16)
 
 
 def test_masked_values_are_not_stored():

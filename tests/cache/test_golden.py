@@ -37,7 +37,7 @@ def test_scalars(inputs, expected):
     cache = cache_of(inputs)
     assert cache.num_kv_rows() == expected["num_kv_rows"]
     assert [cache.cache_length(b) for b in range(2)] == expected["cache_length"]
-    assert cache.cache_lengths_nd().tolist() == expected["cache_length"]
+    assert cache.cache_lengths_nd().load()[:, 0].tolist() == expected["cache_length"]
     assert cache.max_prompt_length() == expected["max_prompt_length"]
     assert cache.max_context_length() == expected["max_context_length"]
     assert cache.empty_cache() == bool(expected["empty_cache"])

@@ -53,7 +53,7 @@ class TestUnusedEntries:
         """Ragged tiles of 16 keys: program 0 whole, 1 with one row, 2 past the end, 3 of an empty sequence."""
         cache, _ = cache_with(tail, dtype)
         batch, start, valid = np.array([0, 0, 0, 1]), np.array([0, 16, 32, 0]), np.array([16, 1, -15, 0])
-        pointer = cache.block_paged_ptr(batch, start, 1, tile=16, valid=valid)
+        pointer = cache.block_paged_ptr(batch, start, 1, tile_size=16, valid=valid)
         assert pointer.offset.tolist() == [5 * 512 + 8, 2 * 512 + 8, 0, 0]
         offsets = cache.row_offsets(batch, start[:, None] + np.arange(16), 1, valid=valid)
         expected = np.full((4, 16), -1)

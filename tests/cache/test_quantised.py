@@ -19,7 +19,7 @@ from kvlab.cache import (
     TileTensorMHAOperand,
 )
 from kvlab.layout import Layout
-from kvlab.memory import Memory, OutOfBounds, bfloat16, float8_e4m3fn
+from kvlab.memory import Memory, OutOfBounds, bfloat16, float8_e4m3fn, invalid
 
 
 def quantised(granularity=64, D=128, scale_dtype="fp32"):
@@ -42,7 +42,7 @@ def test_every_method_and_member_of_the_trait_is_there():
         "scales_raw_ptr", "max_tile_size", "num_kv_rows", "row_idx", "get_tma_row", "create_tma_tile",
         "create_ragged_tma_tile", "create_rope_tma_tile", "create_gather4_tma_tile", "create_rope_gather4_tma_tile",
         "get_type_name", "populate", "copy", "dtype", "kv_params", "page_size_", "quantization_enabled",
-        "quantization_granularity", "scale_dtype",
+        "quantization_granularity", "scale_dtype", "device_type",
     }  # fmt: skip
     assert names == expected
     for kind in (PagedKVCache, ContinuousBatchingKVCache):
@@ -131,7 +131,8 @@ class TestErrors:
         ):  # fmt: skip
             with pytest.raises(ValueError, match="has no scales"):
                 act()
-        assert (cache.quantization_enabled, cache.quantization_granularity, cache.scale_dtype) == (False, 1, np.float32)
+        assert (cache.quantization_enabled, cache.quantization_granularity, cache.scale_dtype) == (False, 1, invalid)
+        assert not cache.scales_raw_ptr()
         with pytest.raises(OutOfBounds):
             cache.scales_raw_ptr().load()
 
@@ -171,17 +172,18 @@ class TestOperands:
         assert (keys.page_size, keys.cache_length(0), keys.num_kv_rows()) == (8, 9, cache.num_kv_rows())
         assert (keys.dtype, keys.scale_dtype, keys.quantization_granularity) == (cache.dtype, np.float32, 64)
         assert keys.load_scale(0, 3, 1, 64)[0] == cache.load_scale(0, 1, 3, 64)[0]  # token before head
-        tile = keys.block_paged_tile(0, 4, 1, Layout((4, 128), (256, 1)), tile=4)
+        tile = keys.block_paged_tile(0, 4, 1, Layout((4, 128), (256, 1)), tile_size=4)
         assert tile.load()[..., 0].tobytes() == cache.load_quantized(0, 1, np.arange(4, 8), 0, width=128).tobytes()
         assert keys.populate(0, 8, BN=8, base_alignment=8).rows.tolist() == [0]
-        assert keys.create_tma_tile("128B", 8).descriptor.shape == (cache.num_kv_rows(), 2, 128)
+        assert keys.create_tma_tile("128B", BN=8).descriptor.shape == (cache.num_kv_rows(), 2, 128)
 
     def test_scales(self):
         cache = quantised().get_key_cache(1)
         scales = KVCacheScalesMHAOperand(cache)
         assert scales.block_paged_ptr(0, 3, 1, 64).load()[0] == cache.load_scale(0, 1, 3, 64)[0]
         assert (scales.dtype, scales.cache_length(1), scales.row_idx(0, 3)) == (np.float32, 5, cache.row_idx(0, 3))
-        assert not hasattr(scales, "create_tma_tile")
+        with pytest.raises(ValueError, match="KVCacheScalesMHAOperand has no tma_tile"):
+            scales.create_tma_tile("128B", BN=8)
         with pytest.raises(ValueError, match="has no scales"):
             KVCacheScalesMHAOperand(ContinuousBatchingKVCache(np.zeros((2, 4, 1, 8)), [0], [1], 1, 1))
 
@@ -196,7 +198,7 @@ class TestOperands:
         assert (keys.cache_length(1), keys.row_idx(1, 2), keys.num_kv_rows(), keys.page_size) == (5, 7, 10, 0)
         assert keys.populate(1, 1, BN=4).get_row(np.arange(4)).tolist() == [6, 7, 8, 9]
         assert TileTensorMHAOperand(values).load_scale(0, 0, 0, 0)[0] == 0
-        tile, smem = keys.create_tma_tile("32B", 4), Memory(4 * 32)
+        tile, smem = keys.create_tma_tile("32B", BN=4), Memory(4 * 32)
         tile.async_copy(smem, 0, (0, 2, keys.row_idx(1, 1)))
         assert sorted(smem.image(np.float32)) == sorted(values[1, 1:5, 2].reshape(-1))
 
@@ -206,7 +208,7 @@ class TestOperands:
         assert [keys.cache_length(b) for b in range(3)] == [3, 0, 5]
         assert keys.block_paged_ptr(2, 4, 1, 3).load()[0] == values[7, 1, 3]
         assert (keys.row_idx(2, 0), keys.num_kv_rows(), keys.load_scale(0, 0, 0, 0)[0]) == (3, 8, 0)
-        with pytest.raises(IndexError, match=r"t 0 is outside \[0, 0\), the sequence"):
+        with pytest.raises(IndexError, match=r"start_tok_idx 0 is outside \[0, 0\), the sequence"):
             keys.row_idx(1, 0)
         with pytest.raises(ValueError, match="does not know its longest sequence"):
             keys.max_context_length()

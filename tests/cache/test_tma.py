@@ -125,7 +125,7 @@ def test_gather4_by_tma_row(dtype, tma_dtype, width, swizzle, groups):
     """The latent cache of 576 values: rows from a sparse index list, layer 1 of 2."""
     blocks = numbered((3, 1, 2, 8, 1, 576), dtype)
     cache = PagedKVCacheCollection(blocks, [20], [[2, 0, 1]], 1, 21).get_key_cache(1)
-    tile = cache.create_gather4_tma_tile(width, tile_height=8, swizzle=swizzle, tma_dtype=tma_dtype)
+    tile = cache.create_gather4_tma_tile(tile_width=width, tile_height=8, swizzle_mode=swizzle, tma_dtype=tma_dtype)
     assert tile.column_groups == groups
     encoded = np.array([23, 0, 9, 9, 15, 16, 7, 1])
     smem = Memory(tile.transaction_bytes)
@@ -136,7 +136,8 @@ def test_gather4_by_tma_row(dtype, tma_dtype, width, swizzle, groups):
 
 def test_rope_gather4():
     cache = rope_cache()
-    tile, smem = cache.create_rope_gather4_tma_tile(320, 512, tile_height=4), Memory(4 * 128)
+    tile = cache.create_rope_gather4_tma_tile(tile_width=320, padded_depth=512, swizzle_mode="128B")
+    smem = Memory(4 * 128)
     encoded = np.array([23, 3, 17, 0])
     tile.async_copy_gather4_tile(smem, 0, cache.get_tma_row(encoded))
     assert image(smem, bfloat16, 4, 64, "128B").tobytes() == cache.blocks[encoded // 8, encoded % 8, 0, 512:].tobytes()
@@ -151,19 +152,19 @@ def test_continuous():
     assert image(smem, bfloat16, 32, 64, "128B").tobytes() == cache.load(0, 1, 5 + np.arange(32), 0, width=64).tobytes()
     assert cache.populate(0, 5, BN=32).rows.tolist() == [cache.row_idx(0, 5)]
     with pytest.raises(ValueError, match="a continuous cache has no rope part"):
-        cache.create_rope_tma_tile("128B", 8, 16, 32)
+        cache.create_rope_tma_tile("128B", BN=8, BK=16, padded_depth=32)
     with pytest.raises(ValueError, match="a continuous cache has no rope part"):
-        cache.create_rope_gather4_tma_tile(32, 32)
+        cache.create_rope_gather4_tma_tile(tile_width=32, padded_depth=32)
 
 
 @pytest.mark.parametrize(
     "act, message",
     [
-        (lambda c: c.create_tma_tile("128B", 16, BK=80), "BK 80 must be a multiple of 64 elements of bfloat16"),
-        (lambda c: c.create_ragged_tma_tile("64B", 16, BK=48), "BK 48 must be a multiple of 32"),
-        (lambda c: c.create_rope_tma_tile("128B", 16, 64, 128), "rows of 8-bit content and bfloat16 rope"),
-        (lambda c: c.create_gather4_tma_tile(128), "tile_stride 128 of bfloat16 is 256 bytes: must be a row"),
-        (lambda c: c.create_gather4_tma_tile(256, tile_height=6), "tile_height 6"),
+        (lambda c: c.create_tma_tile("128B", BN=16, BK=80), "BK 80 must be a multiple of 64 elements of bfloat16"),
+        (lambda c: c.create_ragged_tma_tile("64B", BN=16, BK=48), "BK 48 must be a multiple of 32"),
+        (lambda c: c.create_rope_tma_tile("128B", BN=16, BK=64, padded_depth=128), "rows of 8-bit content and"),
+        (lambda c: c.create_gather4_tma_tile(tile_width=128), "tile_stride 128 of bfloat16 is 256 bytes: must be a"),
+        (lambda c: c.create_gather4_tma_tile(tile_width=256, tile_height=6), "tile_height 6"),
     ],
 )
 def test_errors(act, message):
@@ -185,6 +186,6 @@ def test_a_box_does_not_leave_its_page(create):
 
 def test_rope_row_must_fit():
     with pytest.raises(ValueError, match=r"padded_depth 512 \+ 2 \* BK 128 must be the row of a head, 640 bytes"):
-        rope_cache().create_rope_tma_tile("128B", 8, 128, 512)
+        rope_cache().create_rope_tma_tile("128B", BN=8, BK=128, padded_depth=512)
     with pytest.raises(ValueError, match="tile_width 64 bfloat16 values must be a row of 640 bytes"):
-        rope_cache().create_rope_gather4_tma_tile(64, 512)
+        rope_cache().create_rope_gather4_tma_tile(tile_width=64, padded_depth=512)

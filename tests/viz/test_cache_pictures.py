@@ -77,7 +77,7 @@ def test_bad_input_is_refused(kwargs: dict, message: str) -> None:
 def test_a_gather_names_indices_and_rows(sound, overlaps) -> None:
     blocks = np.zeros((6, 2, 1, PAGE, 1, 576), as_dtype("bf16"))
     cache = PagedKVCacheCollection(blocks, [20], [[1, 0]], 1, 21).get_key_cache(0)
-    tile = cache.create_gather4_tma_tile(576, tile_height=8, swizzle="128B")
+    tile = cache.create_gather4_tma_tile(tile_width=576, tile_height=8, swizzle_mode="128B")
     indices = [53, 2, 89, 17, 3, 69, 50, 55]
     picture = draw_gather4(cache, tile, indices)
     root = sound(picture)

@@ -9,7 +9,7 @@ import numpy as np
 from kvlab.attention.scales import Scale
 from kvlab.attention.scoring.emulator import by_column, in_pages, token_scale
 from kvlab.cache import KVCacheStaticParams, PagedKVCache
-from kvlab.cache.pointer import Pointer
+from kvlab.cache.pointer import UnsafePointer
 from kvlab.cache.storage import BlockStorage
 from kvlab.staging import Fragments, KVCacheIterator, KVTile
 
@@ -26,7 +26,7 @@ class SequenceRows:
     [40]
     """
 
-    page_size_ = 0
+    page_size = 0
 
     def __init__(self, rows: np.ndarray[Any, Any], starts: np.ndarray[Any, Any] | None = None) -> None:
         self.storage, self.starts = BlockStorage(rows, "rows"), starts
@@ -34,14 +34,15 @@ class SequenceRows:
         self.kv_params = KVCacheStaticParams(rows.shape[2], rows.shape[3])
 
     def block_paged_ptr(
-        self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any = 0, tile: int = 1, valid: Any = 1
-    ) -> Pointer:
-        """Pointer to the first of ``tile`` rows; where ``valid`` is 0 one to the first element, not to be followed."""
+        self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any = 0, tile_size: int = 1,
+        valid: Any = 1,
+    ) -> UnsafePointer:  # fmt: skip
+        """Pointer to the first of ``tile_size`` rows; where ``valid`` is 0 one that must not be followed."""
         batch, start, head, some = np.broadcast_arrays(batch_idx, start_tok_idx, head_idx, np.asarray(valid) > 0)
         sequence, first = (batch, 0) if self.starts is None else (0 * batch, self.starts.astype(np.int64)[batch])
         page_stride, token_stride, head_stride, _ = self.storage.strides
         offset = sequence * page_stride + (first + start) * token_stride + head * head_stride + head_dim_idx
-        return Pointer(self.storage.memory, np.where(some, offset, 0), self.dtype)
+        return UnsafePointer(self.storage.memory, np.where(some, offset, 0), self.dtype)
 
 
 def place(rows: SequenceRows | PagedKVCache, batch: Any, key: Any, exists: Any) -> tuple[Any, Any]:

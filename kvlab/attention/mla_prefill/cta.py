@@ -8,6 +8,7 @@ import numpy as np
 
 from kvlab.attention.mha_prefill.machine import piece_cta, stages_on_gfx950
 from kvlab.attention.scoring.emulator import by_column
+from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory
 from kvlab.staging import Fragments, KVCacheIterator, KVTile, TileCTA, Traffic
 from kvlab.staging.nvidia_decode_cta import NvidiaDecodeCTA, operand_p_of
@@ -40,7 +41,7 @@ class MLAPrefillCTA:
         row_bytes = sum(n * np.dtype(rows.dtype).itemsize for rows, n in columns)
         stages = stages_on_gfx950(row_bytes, config.BN)
 
-        ahead = 1 if rope.page_size_ else config.num_stages - 1
+        ahead = 1 if isinstance(rope, PagedKVCache) else config.num_stages - 1
 
         def machine(
             rows: Any, head: Array, k_columns: tuple[int, int], v_columns: tuple[int, int], beside: bool = True

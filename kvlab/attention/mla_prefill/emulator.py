@@ -171,7 +171,7 @@ def _by_key(scale: Scale, rows: Any, batch: Array, head: Array, key: Array, exis
 
 def _walk(rows: Any, BN: int, batch: Array, head: Array, start: Array, base: Array, stop: Array) -> KVCacheIterator:
     """Tiles of keys ``[start, stop)``: of K and V as they are held, of the cache from ``base`` on."""
-    in_pages = bool(rows.page_size_)
+    in_pages = isinstance(rows, PagedKVCache)
     shift = base if in_pages else 0
     kv_head = head if rows.kv_params.num_heads > 1 else 0 * head
     walk = KVCacheIterator(rows, BN, batch, kv_head, shift + stop, bounded=True)

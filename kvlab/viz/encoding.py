@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from .linear_layout import BELOW, held, stored, with_bases
+from .linear_layout import BELOW, held, padded, stored, with_bases
 from .picture import Picture
 
 __all__ = ["draw_encoding"]
+
+MOST = 1 << 18
 
 
 def draw_encoding(
@@ -44,11 +47,13 @@ def draw_encoding(
     version = {} if triton_version is None else {"triton_version": triton_version}
     layout = encoding.to_linear_layout(shape, **version)
     if hasattr(encoding, "offsets"):
-        place = encoding.offsets(shape, **version)
-        coordinates = np.full((len(shape), -(-(int(place.max()) + 1) // 16) * 16), -1)
-        coordinates[:, place] = np.indices(shape)
         size = element_bytes or getattr(encoding, "element_bitwidth", 16) // 8
-        top, found, told = stored(shape, tuple(coordinates), size, banks)
+        if hasattr(encoding, "interval_padding_pairs") or getattr(encoding, "fp4_padded", False):
+            if math.prod(shape) > MOST:
+                raise ValueError(f"shape {shape} of {encoding}: up to {MOST} padded elements can be drawn")
+            top, found, told = padded(shape, np.asarray(encoding.offsets(shape, **version)), size, banks)
+        else:
+            top, found, told = stored(layout if "offset" in layout.in_dims else layout.invert(), size, banks)
         found = f"{'its transpose, ' * ('transposed' in found)}{found.rpartition(': ')[2]}"
     else:
         top, found, told = held(layout, thread)

@@ -134,6 +134,9 @@ class Field:
             self.plain = self.leaves = None
             if isinstance(source, Layout) or source.outer is None:
                 self.leaves = Leaves.of(down), Leaves.of(self._across)
+        elif isinstance(source, Cells):
+            self.plain = self.leaves = None
+            self.shape = source.shape
         else:
             self.leaves = None
             array = np.asarray(source.offsets() if hasattr(source, "offsets") else source)
@@ -159,6 +162,8 @@ class Field:
         if self.plain is not None:
             index = np.unravel_index(columns, self.plain.shape[1:], order="F")
             return np.asarray(self.plain[(rows[:, None], *index)], np.int64)
+        if isinstance(self.source, Cells):
+            return np.asarray(self.source.of(rows[:, None], columns[None, :]), np.int64)
         inner = np.add.outer(np.asarray(self._down(rows)), np.asarray(self._across(columns)))
         if isinstance(self.source, Layout):
             return inner
@@ -229,12 +234,12 @@ class Cells:
 
     shape      rows and columns
     of         rows [r, 1] and columns [1, c] -> values [r, c]
-    subject    the rows and the columns that the picture is about
+    subject    the rows and the columns that the picture is about, if not all
     """
 
     shape: tuple[int, int]
     of: Callable[[Int64, Int64], npt.NDArray[Any]]
-    subject: tuple[Int64, Int64]
+    subject: tuple[Int64, Int64] | None = None
 
     def __getitem__(self, grid: tuple[Int64, ...]) -> npt.NDArray[Any]:
         return self.of(*grid)

@@ -32,7 +32,11 @@ class Fragment:
 
     def part(self, rows: Axis, columns: Axis) -> Fragment:
         """The elements that are shown."""
-        shown = np.ix_(rows.index, columns.index)
+        return self.at(rows.index, columns.index)
+
+    def at(self, rows: npt.NDArray[np.int64], columns: npt.NDArray[np.int64]) -> Fragment:
+        """The elements of some rows and columns."""
+        shown = np.ix_(rows, columns)
         return Fragment(self.name, self.lane[shown], self.register[shown], self.registers, self.warp)
 
 

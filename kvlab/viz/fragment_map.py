@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .axis import QUIET, WIDTH, Axis, axis_of, label_columns, label_rows, mark_gaps
+from .field import FEW
 from .fragment import Fragment, draw_fragment
+from .holders import lowest
 from .legend import keys
 from .palette import ACCENT, INK
 from .picture import Picture
@@ -49,18 +52,18 @@ def draw_fragment_map(
     threads, per_register, warp_size = fragments.row.shape[0], fragments.row.shape[2], fragments.warp_size
     if thread is not None and not 0 <= thread < threads:
         raise ValueError(f"thread {thread} is not one of the {threads} threads")
-    owner, element, holders = _owners(fragments, thread)
-    fragment = Fragment("r", owner, element, fragments.row[0].size, warp_size)
-    mine = np.argwhere(owner == thread) if thread is not None else np.zeros((0, 2), np.int64)
-    columns, rows = _axes(owner, element, mine, warp_size, fold)
+    mine = np.zeros((0, 2), np.int64)
+    if thread is not None:
+        mine = np.unique(np.stack([fragments.row[thread].ravel(), fragments.col[thread].ravel()], axis=1), axis=0)
+    columns, rows = _axes(fragments, mine, fold)
+    part, many = _owners(fragments, thread, rows.index, columns.index)
 
     canvas = Canvas()
     canvas.text(0, 10, f"{axes[0]} ↓  {axes[1]} →", size=10, opacity=QUIET)
     label_columns(canvas, columns, HEADER - 6)
     label_rows(canvas, rows, GUTTER - 7)
     words = f"{axes[0]} %d, {axes[1]} %d\nthread %d, its element %d\nwarp %d, lane %d, register %d, element %d"
-    words += "\nheld by %d threads" if holders.max() > 1 else ""
-    part, many = fragment.part(rows, columns), holders[np.ix_(rows.index, columns.index)]
+    words += "\nheld by %d threads" if many.max() > 1 else ""
     values = (
         part.lane // warp_size,
         part.lane % warp_size,
@@ -68,65 +71,74 @@ def draw_fragment_map(
         part.register % per_register,
     )
     draw_fragment(
-        canvas, part, columns, rows, thread, words=words, values=(*values, many) if holders.max() > 1 else values
+        canvas, part, columns, rows, thread, words=words, values=(*values, many) if many.max() > 1 else values
     )
     mark_gaps(canvas, columns, rows, what=axes[0])
     entries = [("none", ACCENT, f"thread {thread}")] if thread is not None else []
-    entries += [("none", INK, f"thick line: a warp of {warp_size} lanes")] if owner.max() >= warp_size else []
+    entries += [("none", INK, f"thick line: a warp of {warp_size} lanes")] if part.lane.max() >= warp_size else []
     keys(canvas, GUTTER, rows.end + 14, entries)
     return canvas.picture(
-        title or _title(fragments, thread, mine, warp_size, holders, axes), caption or _caption(per_register, holders)
+        title or _title(fragments, thread, mine, warp_size, axes), caption or _caption(per_register, many)
     )
 
 
-def _owners(fragments: Any, thread: int | None) -> tuple[Int64, Int64, Int64]:
-    """[rows, columns] the thread that holds each element (``thread`` where it does, else the first; -1 nobody), which
-    of the elements of its registers it is there, and how many threads hold it."""
-    threads = fragments.row.shape[0]
-    flat = (fragments.row * fragments.shape[1] + fragments.col).reshape(threads, -1)
-    size, count = fragments.shape[0] * fragments.shape[1], flat.shape[1]
-    held = np.full(size, -1, np.int64)
-    order = np.arange(threads)[::-1] if thread is None else np.append(np.arange(threads)[::-1], thread)
-    held[flat[order].ravel()] = (order[:, None] * count + np.arange(count)).ravel()  # the last assignment stays
-    who = np.unique(flat + size * np.arange(threads)[:, None]) % size
-    holders = np.bincount(who, minlength=size).reshape(fragments.shape)
-    owner, element = np.divmod(held, count)
-    return owner.reshape(fragments.shape), np.where(held < 0, -1, element).reshape(fragments.shape), holders
+def _owners(fragments: Any, thread: int | None, rows: Int64, columns: Int64) -> tuple[Fragment, Int64]:
+    """Who holds each of the elements [rows, columns] (``thread`` where it does, else the first), and how many do."""
+    count, shape = fragments.row[0].size, (len(rows), len(columns))
+    row, col = (a.reshape(len(a), -1) for a in (fragments.row, fragments.col))
+    who, element = np.nonzero(np.isin(row, rows) & np.isin(col, columns))
+    place = np.searchsorted(rows, row[who, element]), np.searchsorted(columns, col[who, element])
+    number = who * count + element
+    held = lowest(shape, place, number)
+    if thread is not None:
+        own = who == thread
+        mine = lowest(shape, (place[0][own], place[1][own]), number[own])
+        held = np.where(mine >= 0, mine, held)
+    cell = np.ravel_multi_index(place, shape)
+    different = np.unique(cell + held.size * who) % held.size
+    holders = np.bincount(different, minlength=held.size).reshape(shape)
+    lane, register = np.where(held < 0, -1, held // count), np.where(held < 0, -1, held % count)
+    return Fragment("r", lane, register, count, fragments.warp_size), holders
 
 
-def _axes(owner: Int64, element: Int64, mine: Int64, warp_size: int, fold: bool) -> tuple[Axis, Axis]:
+def _axes(fragments: Any, mine: Int64, fold: bool) -> tuple[Axis, Axis]:
     """Cells wide enough for the names of the boxes; large tiles fold."""
-    count = owner.shape
+    count, warp_size = fragments.shape, fragments.warp_size
+    sample, _ = _owners(fragments, None, np.arange(min(count[0], 64)), np.arange(min(count[1], 256)))
+    owner, element = sample.lane, sample.register
     along = (owner[:, 1:] == owner[:, :-1]) & (element[:, 1:] == element[:, :-1] + 1)
     down = (owner[1:] == owner[:-1]) & (element[1:] == element[:-1] + 1)
     flat = along.sum() >= down.sum()
     run = max(1, round(owner.size / max(1, owner.size - int(max(along.sum(), down.sum())))))
-    name = text_width(f"T{owner.max()}", 9.5, mono=True) + 4
+    name = text_width(f"T{len(fragments.row) - 1}", 9.5, mono=True) + 4
     least = min(46.0, 76.0 / run) if flat else name
     room = WIDTH - GUTTER
     cell = min(46.0, np.floor(4 * room / count[1]) / 4)
-    columns = np.arange(count[1])
-    if fold and cell < least:
+    columns = np.arange(count[1]) if not fold or cell >= least else None
+    if columns is None:
         fit = int((room - 40) // least)
         first = mine[:1, 1] if len(mine) and mine[:, 1].min() >= fit - 3 else mine[:0, 1]
-        columns = np.unique(np.r_[: fit - 3, count[1] - 2 : count[1], first])
+        columns = np.unique(np.r_[: min(fit - 3, count[1]), max(count[1] - 2, 0) : count[1], first])
         gaps = int((np.diff(columns) > 1).sum())
         cell = min(46.0, np.floor(4 * (room - 20.0 * gaps) / len(columns)) / 4)
     height = 20.0 if flat else 14.0
-    rows = np.arange(count[0])
     if fold and count[0] > 32:
-        warp = owner[:, 0] // warp_size
-        edges = np.flatnonzero(np.diff(warp, prepend=-2))
-        rows = np.unique(np.r_[:8, count[0] - 1, edges, np.minimum(edges + 1, count[0] - 1), mine[:, 0]])
+        first_column, _ = _owners(fragments, None, np.arange(min(count[0], 1024)), np.arange(1))
+        edges = np.flatnonzero(np.diff(first_column.lane[:, 0] // warp_size, prepend=-2))[:16]
+        near = (edges, np.minimum(edges + 1, count[0] - 1), np.unique(mine[:, 0])[:16])
+        rows = np.unique(np.concatenate([np.arange(8), [count[0] - 1], *near]))
+    else:
+        rows = np.arange(count[0])
     return axis_of(columns, cell, GUTTER), axis_of(rows, height, HEADER)
 
 
-def _title(
-    fragments: Any, thread: int | None, mine: Int64, warp_size: int, holders: Int64, axes: tuple[str, str]
-) -> str:
+def _title(fragments: Any, thread: int | None, mine: Int64, warp_size: int, axes: tuple[str, str]) -> str:
     threads, count = fragments.row.shape[0], fragments.row[0].size
     if thread is None:
         text = f"{fragments.shape[0]} x {fragments.shape[1]} elements in {threads} threads, {count} in each"
+        if max(fragments.row.size, math.prod(fragments.shape)) > 4 * FEW:
+            return text
+        _, holders = _owners(fragments, None, *(np.arange(n) for n in fragments.shape))
         many = np.unique(holders)
         return text + (f"; every element in {many[0]} threads" if len(many) == 1 and many[0] > 1 else "")
     rows, columns = (_spans(np.unique(mine[:, i])) for i in (0, 1))

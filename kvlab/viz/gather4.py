@@ -10,7 +10,7 @@ import numpy as np
 from .axis import QUIET, WIDTH
 from .palette import BANKS, INK, order_colours, text_on
 from .picture import Picture
-from .shared_memory import draw_shared_memory
+from .shared_memory import draw_image
 from .svg import Canvas
 from .text import number
 from .tma_copy import TmaCopy
@@ -48,12 +48,15 @@ def draw_gather4(
     if len(encoded) != tile.tile_height:
         raise ValueError(f"indices {encoded} are {len(encoded)}, the tile has {tile.tile_height} rows")
     rows = [int(r) for r in np.atleast_1d(cache.get_tma_row(np.array(encoded)))]
-    pages = sorted({e // page_size for e in encoded})
+    shown = [*range(len(encoded))] if len(encoded) <= 32 else [*range(31), len(encoded) - 1]
+    pages = sorted({encoded[i] // page_size for i in shown})
+    touched = len({e // page_size for e in encoded})
 
     canvas = Canvas()
     canvas.text(0, 10, "pages", size=12, weight=600)
-    canvas.text(LEFT, 10, f"the {len(pages)} pages of the pool that are touched, {page_size} slots each", size=10,
-                opacity=QUIET)  # fmt: skip
+    many = f"{len(pages)} of {touched}" if touched > len(pages) else f"the {touched}"
+    words = f"{many} pages of the pool that are touched, {page_size} slots each"
+    canvas.text(LEFT, 10, words, size=10, opacity=QUIET)
     in_a_row = min(len(pages), 6)
     width = min(190.0, (WIDTH - LEFT - PAGE_GAP * (in_a_row - 1)) / in_a_row)
     places = {}
@@ -62,30 +65,32 @@ def draw_gather4(
         canvas.text(x, y - 5, f"page {page}", size=10)
         canvas.rect(x, y, width, SLOT_H, fill=INK, opacity=0.06)
         lines = "".join(
-            f"M{number(x + width * s / page_size)} {number(y)}v{number(SLOT_H)}" for s in range(1, page_size)
+            f"M{number(x + width * s / page_size)} {number(y)}v{number(SLOT_H)}"
+            for s in range(1, page_size if page_size <= 128 else 1)
         )
         canvas.path(lines, stroke=INK, stroke_width=0.6, opacity=0.25)
         canvas.rect(x, y, width, SLOT_H, stroke=INK, stroke_width=0.8, opacity=0.45)
         places[page] = (x, y)
     top = canvas.bottom + 66
     wide = (WIDTH - LEFT) / min(len(encoded), 8)
-    for i, (e, row) in enumerate(zip(encoded, rows, strict=True)):
+    for k, i in enumerate(shown):
+        e, row = encoded[i], rows[i]
         page, slot = divmod(e, page_size)
         colour = BANKS[int(order_colours(i))]
         x, y = places[page]
         sx, sw = x + width * slot / page_size, width / page_size
-        bx, by = LEFT + i % 8 * wide, top + i // 8 * (BOX_H + 8)
+        bx, by = LEFT + k % 8 * wide, top + k // 8 * (BOX_H + 8)
         canvas.rect(sx, y, sw, SLOT_H, fill=colour, title=f"page {page}, slot {slot}: index {e}, TMA row {row}")
-        if i < 8:
+        if k < 8:
             middle = sx + sw / 2
             end = bx + wide / 2 - 3
             canvas.arrow(
                 [(middle, y + SLOT_H + 1), (middle, y + SLOT_H + 30), (end, by - 32), (end, by - 2)], width=1.1
             )
         canvas.rect(bx, by, wide - 6, BOX_H, fill=colour, title=f"row {i} of the tile: page {page}, slot {slot}")
-        for k, text in enumerate((f"index {e}", f"row {row}")):
-            canvas.text(bx + wide / 2 - 3, by + 16 + 15 * k, text, size=10, mono=True, anchor="middle",
-                        fill=text_on(colour), weight=600 if k else None)  # fmt: skip
+        for line, text in enumerate((f"index {e}", f"row {row}")):
+            canvas.text(bx + wide / 2 - 3, by + 16 + 15 * line, text, size=10, mono=True, anchor="middle",
+                        fill=text_on(colour), weight=600 if line else None)  # fmt: skip
     canvas.text(0, top + 17, "get_", size=10, mono=True, opacity=QUIET)
     canvas.text(0, top + 31, "tma_row", size=10, mono=True, opacity=QUIET)
     y = canvas.bottom + 26
@@ -98,10 +103,10 @@ def draw_gather4(
     rules = rules if len(rules) > 1 and per_group % 128 == 0 else {}
     if len(rules) > 4:
         rules = {at: rules[at] for at in [*list(rules)[:2], list(rules)[-1]]}
-    canvas.embed(draw_shared_memory(copy.slots(), base=address, rules=rules), 0, y + 8)
+    canvas.embed(draw_image(copy.at, copy.size // 16, 16, 32, base=address, rules=rules), 0, y + 8)
     ops = tile.tile_height // 4 * tile.column_groups
-    many = f"{ops} gather4 instruction{'s' * (ops > 1)} of 4 rows x {tile.descriptor.box[1]} columns"
-    found = f"{len(encoded)} tokens from {len(pages)} pages: {many}"
+    done = f"{ops} gather4 instruction{'s' * (ops > 1)} of 4 rows x {tile.descriptor.box[1]} columns"
+    found = f"{len(encoded)} tokens from {touched} pages: {done}"
     seen = (
         "Each index is page x page size + slot; get_tma_row turns it into a row of the pool's memory. Below: what the "
     )

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .axis import QUIET, WIDTH, label_columns, label_rows, mark_gaps, period
+from .field import FEW, Cells
 from .fragment import Fragment, draw_fragment, fragment_axes
 from .grid import draw_layout
 from .holders import lowest
 from .legend import keys
 from .palette import INK
 from .picture import Picture
-from .shared_memory import draw_shared_memory
+from .preimage import Preimage, image
+from .shared_memory import draw_image, draw_shared_memory
 from .svg import HATCH, Canvas
 from .text import text_width
 
@@ -23,6 +27,7 @@ __all__ = ["draw_linear_layout", "draw_thread_values"]
 GUTTER = 34.0
 HEADER = 34.0
 NAME = 66.0
+Int64 = npt.NDArray[np.int64]
 BELOW = "Below: the basis vectors, from which all others follow."
 
 
@@ -62,9 +67,7 @@ def draw_linear_layout(
         top, found, told = held(layout, thread)
         found = f"{' x '.join(map(str, layout.shape))} elements: {found}"
     elif "offset" in names:
-        top, found, told = stored(
-            layout.shape, layout(offset=np.arange(layout.in_dims["offset"])), element_bytes, banks
-        )
+        top, found, told = stored(layout, element_bytes, banks)
     elif list(layout.out_dims) == ["offset"]:
         top, found, told = _offsets(layout)
     else:
@@ -109,80 +112,134 @@ def draw_thread_values(
         raise ValueError(f"layout {layout} reaches element {place.max()}, a tile of {rows} x {columns} has fewer")
     row, column = place % rows, place // rows
     fragment, copies = _owners("v", row, column, (rows, columns), warp_size, thread)
-    picture = _grid(fragment, copies, thread, "row %d, column %d\nthread %d, value v%d")
+    mine = np.argwhere(fragment.lane == thread)
+    subject = None if thread is None else (np.unique(mine[:, 0]), np.unique(mine[:, 1]))
+    words = "row %d, column %d\nthread %d, value v%d"
+    picture = _grid(fragment.at, (rows, columns), bool((copies == 0).any()), thread, subject, words)
     canvas = Canvas()
     canvas.embed(picture, 0, 0)
-    found = f"{layout}: {_finding(place.shape[0], place.shape[1], copies)}"
+    found = f"{layout}: {_finding(place.shape[0], place.shape[1], int(copies.min()), int(copies.max()))}"
     return canvas.picture(title or found, caption or _told("value"))
 
 
 def held(layout: Any, thread: int | None) -> tuple[Picture, str, str]:
     """The grid of threads and registers, what was found, and what is seen."""
-    sizes = {name: layout.in_dims.get(name, 1) for name in ("warp", "lane", "register")}
-    index = np.indices(tuple(sizes.values()), np.int64)
-    given = {name: i for name, i in zip(sizes, index, strict=True) if name in layout.in_dims}
-    coordinates = layout(**given)
-    shape, row, column = _flat(layout.shape, coordinates)
-    threads = sizes["warp"] * sizes["lane"]
-    flat = (threads, sizes["register"])
-    fragment, copies = _owners("r", row.reshape(flat), column.reshape(flat), shape, sizes["lane"], thread)
-    picture = _grid(fragment, copies, thread, "row %d, column %d\nthread %d, register r%d")
-    return picture, _finding(*flat, copies), _told("register")
+    kept, (down, across) = _dims(layout.shape)
+    names = ("register", "lane", "warp")
+    vectors = [_value(v, kept, layout.shape) for name in names for v in layout.bases.get(name, [])]
+    sizes = {name: layout.in_dims.get(name, 1) for name in names}
+    registers, threads = sizes["register"], sizes["lane"] * sizes["warp"]
+    if thread is not None and not 0 <= thread < threads:
+        raise ValueError(f"thread {thread} is not one of the {threads} threads, 0..{threads - 1}")
+    everyone = Preimage(tuple(vectors))
+    own = Preimage(tuple(vectors[: registers.bit_length() - 1]))
+    start = 0 if thread is None else int(everyone.to(thread * registers))
+
+    def part(rows: Int64, columns: Int64) -> Fragment:
+        place = rows[:, None] * across + columns
+        number = everyone.of(place)
+        if thread is not None:
+            mine = own.of(place ^ start)
+            number = np.where(mine >= 0, thread * registers + mine, number)
+        owner, register = np.divmod(number, registers)  # -1 // registers is -1
+        return Fragment("r", owner, np.where(number < 0, -1, register), registers, sizes["lane"])
+
+    subject = None
+    if thread is not None:
+        places = start ^ own.to(np.arange(min(registers, FEW)))
+        subject = np.unique(places // across), np.unique(places % across)
+    whole = everyone.rank == (down * across).bit_length() - 1
+    picture = _grid(part, (down, across), not whole, thread, subject, "row %d, column %d\nthread %d, register r%d")
+    copies = everyone.copies
+    return picture, _finding(threads, registers, copies if whole else 0, copies), _told("register")
 
 
-def stored(
-    shape: tuple[int, ...], coordinates: tuple[npt.NDArray[np.int64], ...], element_bytes: int, banks: int
-) -> tuple[Picture, str, str]:
-    """The image of shared memory: slots of up to 16 bytes that hold neighbours along a row (or down a column).
+def _dims(shape: tuple[int, ...]) -> tuple[list[int], tuple[int, int]]:
+    """Which dimensions count, and the rows and columns of their grid: the first one, then all others, row-major; where
+    there are more than two, those of extent 1 do not count."""
+    kept = list(range(len(shape)))
+    if len(shape) > 2:
+        kept = [axis for axis in kept if shape[axis] > 1] or [0]
+    sizes = [shape[axis] for axis in kept]
+    if math.prod(sizes) >= 1 << 62:
+        raise ValueError(f"shape {shape} has 2**62 elements or more: fewer can be drawn")
+    return kept, (1, sizes[0]) if len(sizes) == 1 else (sizes[0], math.prod(sizes[1:]))
 
-    coordinates    for each dimension the coordinate of the element at each place, -1 where there is none
-    """
-    filled = np.asarray(coordinates[0]) >= 0
-    _, row, column = _flat(shape, tuple(np.maximum(axis, 0) for axis in coordinates))
-    row, column = np.where(filled, row, -1), np.where(filled, column, -1)
-    run, down = 1, False
-    while run * element_bytes < 16 and len(row) % (2 * run) == 0:
-        pieces = np.arange(len(row)).reshape(-1, 2 * run)
-        whole = filled[pieces].all(1)
-        steps = [np.diff(places[pieces[whole]], axis=1) for places in (row, column)]
-        ways = [(a == 1).all() and (b == 0).all() for a, b in (steps, steps[::-1])]
-        if (whole != filled[pieces].any(1)).any() or not any(ways):
-            break
-        run, down = 2 * run, bool(ways[0])
-    if down:
-        row, column = column, row
-    slots = np.stack([row[::run], np.where(filled[::run], column[::run] // run, -1)], axis=-1)
-    picture = draw_shared_memory(slots, slot_bytes=run * element_bytes, banks=banks)
-    kind = f"columns of {' x '.join(map(str, shape))}, transposed: " if down else ""
+
+def _value(vector: Sequence[int], kept: list[int], shape: tuple[int, ...]) -> int:
+    """A place as the number of its cell, row-major."""
+    number = 0
+    for axis in kept:
+        number = number * shape[axis] + vector[axis]
+    return number
+
+
+def stored(layout: Any, element_bytes: int, banks: int) -> tuple[Picture, str, str]:
+    """The image of shared memory of a map from offsets to coordinates: slots of up to 16 bytes that hold neighbours
+    along a row (or down a column)."""
+    kept, (_, across) = _dims(layout.shape)
+    vectors = [_value(v, kept, layout.shape) for v in layout.bases["offset"]]
+    along, below = (_neighbours(vectors, step, 16 // element_bytes) for step in (1, across))
+    turned = below > along
+    run = max(along, below)
+
+    def of(slot: Int64) -> Int64:
+        row, column = np.divmod(image(vectors[run.bit_length() - 1 :], slot), across)
+        return np.stack([column, row // run] if turned else [row, column // run], axis=-1)
+
+    picture = draw_image(of, 1 << (len(vectors) - run.bit_length() + 1), run * element_bytes, banks)
+    return _named(picture, layout.shape, turned)
+
+
+def _named(picture: Picture, shape: tuple[int, ...], turned: bool) -> tuple[Picture, str, str]:
+    kind = f"columns of {' x '.join(map(str, shape))}, transposed: " if turned else ""
     return picture, kind + picture.title, picture.caption
 
 
+def _neighbours(vectors: list[int], step: int, most: int) -> int:
+    """How many offsets, up to ``most``, go to places that are ``step`` apart, wherever they begin."""
+    run, bits = 1, 0
+    while 2 * run <= most and bits < len(vectors) and vectors[bits] == step * run:
+        if any(value // step & run for value in vectors[bits + 1 :]):
+            break
+        run, bits = 2 * run, bits + 1
+    return run
+
+
+def padded(shape: tuple[int, ...], place: Int64, element_bytes: int, banks: int) -> tuple[Picture, str, str]:
+    """The image of shared memory where elements lie at ``place`` [*shape] and nothing elsewhere: slots of up to 16
+    bytes."""
+    _, (_, across) = _dims(shape)
+    count = -(-(int(place.max()) + 1) // 16) * 16
+    number = np.full(count, -1, np.int64)
+    number[place.ravel()] = np.arange(place.size)
+    filled, run, turned = number >= 0, 1, False
+    while run * element_bytes < 16 and count % (2 * run) == 0:
+        pieces = number.reshape(-1, 2 * run)
+        whole = (pieces >= 0).all(1)
+        steps = np.diff(pieces[whole], axis=1)
+        ways = [(steps == step).all() for step in (1, across)]
+        if (whole != (pieces >= 0).any(1)).any() or not any(ways):
+            break
+        run, turned = 2 * run, not ways[0]
+    row, column = np.divmod(number[::run], across)
+    if turned:
+        row, column = column, row
+    row, column = np.where(filled[::run], row, -1), np.where(filled[::run], column // run, -1)
+    picture = draw_shared_memory(np.stack([row, column], axis=-1), slot_bytes=run * element_bytes, banks=banks)
+    return _named(picture, shape, turned)
+
+
 def _offsets(layout: Any) -> tuple[Picture, str, str]:
-    grid = np.ix_(*(np.arange(size) for size in layout.in_dims.values()))
-    offsets = layout(**dict(zip(layout.in_dims, grid, strict=True)))[0]
-    picture = draw_layout(np.asarray(offsets))
+    _, shape = _dims(tuple(layout.in_dims.values()))
+    vectors = [v[0] for name in reversed(layout.in_dims) for v in layout.bases[name]]
+    picture = draw_layout(Cells(shape, lambda row, column: image(vectors, row * shape[1] + column)))
     return picture, picture.title, picture.caption
 
 
-def _flat(
-    shape: tuple[int, ...], coordinates: tuple[Any, ...]
-) -> tuple[tuple[int, int], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Rows and columns of a tensor of any rank: the first dimension, then all others, row-major; where there are more
-    than two, those of extent 1 do not count."""
-    arrays = np.broadcast_arrays(*coordinates)
-    if len(shape) > 2:
-        kept = [axis for axis, extent in enumerate(shape) if extent > 1] or [0]
-        shape, arrays = tuple(shape[axis] for axis in kept), tuple(arrays[axis] for axis in kept)
-    if len(shape) == 1:
-        return (1, shape[0]), np.zeros_like(arrays[0]), np.asarray(arrays[0], np.int64)
-    column = np.ravel_multi_index(arrays[1:], shape[1:])
-    return (shape[0], int(np.prod(shape[1:]))), np.asarray(arrays[0], np.int64), np.asarray(column, np.int64)
-
-
 def _owners(
-    name: str, row: npt.NDArray[np.int64], column: npt.NDArray[np.int64], shape: tuple[int, int], warp: int,
-    thread: int | None,
-) -> tuple[Fragment, npt.NDArray[np.int64]]:  # fmt: skip
+    name: str, row: Int64, column: Int64, shape: tuple[int, int], warp: int, thread: int | None
+) -> tuple[Fragment, Int64]:
     """Who holds each element, and how many do; ``row`` and ``column`` are [threads, registers].
 
     Named are ``thread`` where it holds the element, else the lowest thread, with the lowest of its registers; -1 where
@@ -201,20 +258,27 @@ def _owners(
     return Fragment(name, owner, np.where(first < 0, -1, register), registers, warp), copies
 
 
-def _grid(fragment: Fragment, copies: npt.NDArray[np.int64], thread: int | None, words: str) -> Picture:
-    shape = fragment.lane.shape
-    mine = np.argwhere(fragment.lane == thread)
-    subject = None if thread is None else (np.unique(mine[:, 0]), np.unique(mine[:, 1]))
-    head = 16 if shape[0] <= 64 else max(8, min(16, period(fragment.lane, 16) or 8))
-    across, down = fragment_axes(fragment, shape, subject, gutter=GUTTER, header=HEADER, head=head)
+def _grid(
+    part: Callable[[Int64, Int64], Fragment],
+    shape: tuple[int, int],
+    gaps: bool,
+    thread: int | None,
+    subject: tuple[Int64, Int64] | None,
+    words: str,
+) -> Picture:
+    """The elements with who holds them; ``part`` gives those of some rows and columns, ``gaps``: nobody holds some."""
+    sample = part(np.arange(min(shape[0], 64)), np.arange(min(shape[1], 256)))
+    head = 16 if shape[0] <= 64 else max(8, min(16, period(sample.lane, 16) or 8))
+    across, down = fragment_axes(sample, shape, subject, gutter=GUTTER, header=HEADER, head=head)
+    shown = part(down.index, across.index)
     canvas = Canvas()
     canvas.text(0, 10, "row ↓  column →", size=10, opacity=QUIET)
     label_columns(canvas, across, HEADER - 5)
     label_rows(canvas, down, GUTTER - 7)
-    draw_fragment(canvas, fragment.part(down, across), across, down, thread, words=words)
+    draw_fragment(canvas, shown, across, down, thread, words=words)
     mark_gaps(canvas, across, down)
-    entries = [("none", INK, "thick outline: a warp")] if fragment.lane.max() >= fragment.warp else []
-    entries += [(HATCH, "", "nobody holds it")] if (copies == 0).any() else []
+    entries = [("none", INK, "thick outline: a warp")] if shown.lane.max() >= shown.warp else []
+    entries += [(HATCH, "", "nobody holds it")] if gaps else []
     if entries:
         keys(canvas, GUTTER, down.end + 14, entries)
     return canvas.picture("", "")
@@ -257,8 +321,8 @@ def _vector(vector: list[int]) -> str:
     return str(vector[0]) if len(vector) == 1 else f"({','.join(map(str, vector))})"
 
 
-def _finding(threads: int, registers: int, copies: npt.NDArray[np.int64]) -> str:
-    low, high = int(copies.min()), int(copies.max())
+def _finding(threads: int, registers: int, low: int, high: int) -> str:
+    """In words: how many threads hold how much, and an element ``low`` to ``high`` times."""
     times = {1: "once", 2: "twice"}
     held = f"every element {times.get(low, f'{low} times')}" if low == high else f"elements {low} to {high} times"
     return f"{threads} thread{'s' * (threads != 1)} hold{'s' * (threads == 1)} {registers} each, {held}"

@@ -267,15 +267,19 @@ def _shared(canvas: Canvas, path: BytePath, x: float) -> tuple[float, float]:
 
 def _fragment(canvas: Canvas, path: BytePath, x: float) -> tuple[float, float]:
     """The registers of every lane of the warp."""
-    cell, high = PANEL / path.registers, max(1.0, (HIGH - 18) // path.lanes)
-    xs, ys = x + cell * np.arange(path.registers), TOP + 14 + high * np.arange(path.lanes)
+    lanes, registers = (
+        np.arange(max(0, min(at - most // 2, count - most)), min(count, max(most, at + most - most // 2)))
+        for at, count, most in ((path.lane, path.lanes, 128), (path.register, path.registers, 128))
+    )
+    cell, high = PANEL / len(registers), max(1.0, (HIGH - 18) // len(lanes))
+    xs, ys = x + cell * np.arange(len(registers)), TOP + 14 + high * np.arange(len(lanes))
     canvas.text(x, TOP + 9, "lane ↓  element →", size=10, opacity=QUIET)
-    index = np.tile(lane_colours(np.arange(path.lanes))[:, None], (1, path.registers))
+    index = np.tile(lane_colours(lanes)[:, None], (1, len(registers)))
     canvas.cells(xs, ys, cell, high, index, LANES, opacity=0.7, rules=False)
     canvas.path("".join(f"M{v:.1f} {ys[0]:.1f}V{ys[-1] + high:.1f}" for v in xs[1:]), stroke=PAPER, stroke_width=1.0)
-    y = float(ys[path.lane])
+    y = float(ys[path.lane - lanes[0]])
     canvas.rect(x, y, PANEL, high, fill=ACCENT, opacity=0.22)
-    return _mark(canvas, float(xs[path.register]), y, cell, high)
+    return _mark(canvas, float(xs[path.register - registers[0]]), y, cell, high)
 
 
 def _mma(canvas: Canvas, path: BytePath, x: float) -> tuple[float, float]:

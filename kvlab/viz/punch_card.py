@@ -67,9 +67,7 @@ def draw_punch_card(
     for place, lane in enumerate(card.order.tolist()):
         if height >= 15 or place % 2 == 0:
             y, inactive = float(tops[lane]) + height / 2 + 3.5, bool(card.phase[lane] < 0)
-            canvas.text(
-                GUTTER - 7, y, f"T{lane}", size=10, anchor="end", mono=True, opacity=QUIET, inactive=inactive
-            )
+            canvas.text(GUTTER - 7, y, f"T{lane}", size=10, anchor="end", mono=True, opacity=QUIET, inactive=inactive)
     right = columns.end + 12
     for served in range(card.phases):
         lanes = np.flatnonzero(card.phase == served)

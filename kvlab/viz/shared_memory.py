@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,13 @@ from .palette import BANKS, INK, bank_colours, order_colours
 from .picture import Picture
 from .svg import HATCH, Canvas
 
-__all__ = ["draw_shared_memory"]
+__all__ = ["draw_image", "draw_shared_memory"]
 
 GUTTER = 52.0
 HEADER = 44.0
 ROW = 22.0
 OUTSIDE, ZEROS = -2, -3
+Int64 = npt.NDArray[np.int64]
 TOLD = {"column": "its column of 16 bytes in the tile", "row": "its row in the tile", "bank": "its bank"}
 """What the colour of a byte can tell."""
 
@@ -79,12 +80,38 @@ def draw_shared_memory(
     if not image.count:
         raise ValueError(f"slots {slots!r:.200} are none: at least one is drawn")
     lanes = Lanes.of(access, addresses, lane_bytes, phase, image)
+    return _draw(image, lanes, colour, rules or {}, fold, title, caption)
 
+
+def draw_image(
+    of: Callable[[Int64], Int64],
+    count: int,
+    slot_bytes: int,
+    banks: int,
+    *,
+    base: int = 0,
+    rules: Mapping[int, str] | None = None,
+) -> Picture:
+    """:func:`draw_shared_memory` of ``count`` slots that are computed where they are looked at: slots [n] -> [n, 2]."""
+    image = Image(of, count, slot_bytes, base, 4 * banks, banks)
+    return _draw(image, Lanes.of(None, None, 16, None, image), "column", rules or {}, True, None, None)
+
+
+def _draw(
+    image: Image,
+    lanes: Lanes,
+    colour: str,
+    rules: Mapping[int, str],
+    fold: bool,
+    title: str | None,
+    caption: str | None,
+) -> Picture:
+    slot_bytes, row_bytes, banks = image.slot_bytes, image.row_bytes, image.banks
     canvas = Canvas()
     columns = axis(
         image.columns, np.floor((WIDTH - GUTTER) / image.columns), GUTTER, limit=image.columns, head=image.columns
     )
-    rows = _rows(image, lanes, rules or {}, fold)
+    rows = _rows(image, lanes, rules, fold)
     _header(canvas, columns, image)
     label_rows(canvas, rows, GUTTER - 7, [str(image.start + row_bytes * r) for r in rows.index.tolist()], mono=True)
     (row, vector), address = image.at(rows.index), image.address(rows.index)
@@ -97,7 +124,7 @@ def draw_shared_memory(
     index = np.where(row <= OUTSIDE, -2, index)
     canvas.cells(columns.edge, rows.edge, columns.cell, ROW, index, BANKS)
     canvas.cells(columns.edge, rows.edge, columns.cell, ROW, np.where(row == ZEROS, 0, -2), [INK], opacity=0.07)
-    _rules(canvas, columns, rows, rules or {}, image)
+    _rules(canvas, columns, rows, rules, image)
     taken = lanes.draw(canvas, columns, rows, image, index)
     _contents(canvas, columns, rows, row, vector, index, taken, slot_bytes)
     words = [

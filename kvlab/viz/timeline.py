@@ -17,6 +17,7 @@ __all__ = ["draw_timeline"]
 GUTTER, TOP = 96.0, 62.0
 LANE, BAR, APART = 40.0, 22.0, 8.0
 STEP = (7.0, 30.0)
+MOST = 2000
 ORDERING = ("wait", "barrier", "arrive", "expect", "commit", "fence")
 """Events of the warps that touch no stage: marks in the line of the warps."""
 
@@ -52,7 +53,7 @@ def draw_timeline(
     events: Iterable[Any],
     *,
     hazard: Any = None,
-    start: int = 0,
+    start: int | None = None,
     count: int = 90,
     title: str | None = None,
     caption: str | None = None,
@@ -65,7 +66,9 @@ def draw_timeline(
               The first word of ``what`` names the buffer: ``"k copy"`` and ``"k read"`` of stage 0 share a line
     hazard    a :class:`kvlab.staging.Hazard` that ended the events: its ``later`` access is drawn in red at the end,
               and its message below
-    start, count   the events shown: ``count`` from number ``start`` on, landings not counted
+    start, count   the events shown: ``count`` from number ``start`` on, landings not counted; by default from the first
+              one on, or with a hazard so that it is seen. Of more than some thousand events only those around are
+              looked at
 
     Time is the order of the program, not seconds. Raises ValueError for an event of an unknown kind or without fields.
 
@@ -73,16 +76,25 @@ def draw_timeline(
     ...                ("landed", "k copy", 0, (0, 1), 4096), ("read", "k read", 0, (0, 1), 4096)]).title
     '1 copy, 1 read: every read comes after its copy has landed'
     """
-    steps, flights, lands = _order(events)
+    every, begin = list(events), 0
+    if len(every) > MOST:
+        begin = (
+            len(every) - MOST if hazard is not None and start is None else max(0, min(start or 0, len(every) - MOST))
+        )
+    known = every[begin : begin + MOST]
+    steps, flights, lands = _order(known)
+    if start is None:
+        start = max(0, len(steps) - count) if hazard is not None else 0
+    elif begin:
+        start = 0
     lanes = _lanes(steps, hazard)
     last = max((step.at for step in steps), default=-1)
     first, end = start, min(start + count - 1, last)
     whole = end + (hazard is not None and end == last) - first + 1
     px = min(STEP[1], max(STEP[0], (WIDTH - GUTTER - 12) / (whole + 1)))
     draw = _Drawing(Canvas(), lanes, first, end, px)
-    draw.frame(last)
-    early = [step for step in steps if step.kind.startswith("read") and any(
-        flight.lane == step.lane and flight.in_flight(step.at) for flight in flights)]  # fmt: skip
+    draw.frame(last, len(every) > len(known))
+    early = _early(steps, flights)
     for flight in flights:
         draw.flight(flight, hazard is not None and flight.end is None and flight.lane == _lane_of(hazard.earlier))
     for step in steps:
@@ -93,7 +105,8 @@ def draw_timeline(
         draw.hazard(hazard, last + 1)
     draw.legend(steps, hazard)
     return draw.canvas.picture(
-        title or _title(steps, early, hazard), caption or _caption(bool(early) or hazard is not None)
+        title or _title(steps, early, hazard, len(every) > len(known)),
+        caption or _caption(bool(early) or hazard is not None),
     )
 
 
@@ -102,6 +115,7 @@ def _order(events: Iterable[Any]) -> tuple[list[_Step], list[_Flight], dict[int,
     steps: list[_Step] = []
     flights: list[_Flight] = []
     lands: dict[int, list[_Flight]] = {}
+    open_ones: dict[object, list[_Flight]] = {}
     at = -1
     for event in events:
         try:
@@ -122,11 +136,28 @@ def _order(events: Iterable[Any]) -> tuple[list[_Step], list[_Flight], dict[int,
         step = _Step(at, kind, str(what), lane, tuple(warps), int(rest[0]) if rest else 0)
         steps.append(step)
         if lane is not None and kind in ("copy", "write"):
-            for flight in flights:
-                if flight.lane == lane and flight.until is None and flight.step.at < at:
+            for flight in open_ones.get(lane, []):
+                if flight.step.at < at:
                     flight.until = at
             flights.append(_Flight(lane, step, end=at if kind == "write" else None))
+            open_ones[lane] = [flights[-1]]
     return steps, flights, lands
+
+
+def _early(steps: list[_Step], flights: list[_Flight]) -> list[_Step]:
+    """The reads of what is in flight."""
+    flying: dict[object, list[_Flight]] = {}
+    coming = iter(sorted(flights, key=lambda flight: flight.step.at))
+    following = next(coming, None)
+    found = []
+    for step in steps:
+        while following is not None and following.step.at < step.at:
+            flying.setdefault(following.lane, []).append(following)
+            following = next(coming, None)
+        if step.kind.startswith("read"):
+            here = flying[step.lane] = [flight for flight in flying.get(step.lane, []) if flight.in_flight(step.at)]
+            found += [step] if here else []
+    return found
 
 
 def _lanes(steps: list[_Step], hazard: Any) -> list[tuple[str, int | None]]:
@@ -166,7 +197,7 @@ class _Drawing:
     def inside(self, at: int) -> bool:
         return self.first <= at <= self.end
 
-    def frame(self, last: int) -> None:
+    def frame(self, last: int, others: bool) -> None:
         c, right = self.canvas, self.x(self.end) + self.px / 2 + 4
         c.text(0, TOP - 14, "all warps", size=11)
         for lane in self.lanes:
@@ -175,6 +206,8 @@ class _Drawing:
             c.line(GUTTER, self.y(lane) + BAR + APART, right, self.y(lane) + BAR + APART, opacity=0.18)
         c.text(GUTTER, 10, "the program's order →", size=LABEL, opacity=QUIET)
         hidden = [f"{self.first} events before" if self.first else "", f"{last - self.end} more" * (last > self.end)]
+        if others:
+            hidden = ["there are others before or after"]
         if any(hidden):
             c.text(WIDTH, 10, ", ".join(word for word in hidden if word), size=LABEL, anchor="end", opacity=QUIET)
         c.extend(right, self.bottom)
@@ -279,11 +312,11 @@ def _warps(warps: tuple[int, ...]) -> str:
     return f"\nwarp{'s' * (len(warps) > 1)} {', '.join(map(str, warps))}" if warps else ""
 
 
-def _title(steps: list[_Step], early: list[_Step], hazard: Any) -> str:
+def _title(steps: list[_Step], early: list[_Step], hazard: Any, others: bool) -> str:
     if hazard is not None:
         return f"{hazard.kind}: {hazard.later}"
     copies, reads = (sum(step.kind.startswith(kind) for step in steps) for kind in ("copy", "read"))
-    text = f"{copies} cop{'ies' if copies != 1 else 'y'}, {reads} read{'s' * (reads != 1)}"
+    text = f"{'Of many events ' * others}{copies} cop{'ies' if copies != 1 else 'y'}, {reads} read{'s' * (reads != 1)}"
     if early:
         return f"{text}: {len(early)} read{'s' * (len(early) > 1)} before the copy has landed"
     return f"{text}: every read comes after its copy has landed"

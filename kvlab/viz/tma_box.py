@@ -11,7 +11,7 @@ import numpy as np
 from .axis import QUIET, WIDTH
 from .palette import ACCENT, BANKS, INK, PAPER, order_colours
 from .picture import Picture
-from .shared_memory import draw_shared_memory
+from .shared_memory import draw_image
 from .svg import HATCH, Canvas
 from .text import wrap
 from .tma_copy import Box, TmaCopy
@@ -60,11 +60,14 @@ def draw_tma_box(
         y += 5
     y = max(canvas.bottom, TOP + view.height) + 24
     canvas.text(0, y, "its image in shared memory", size=12, weight=600)
-    slots = copy.slots()
-    rules = {copy.address + box.offset: f"box {i}" for i, box in enumerate(copy.boxes)} if len(copy.boxes) > 1 else {}
+    rules = {}
+    if copy.count > 1:
+        named = [*enumerate(copy.boxes[:-1]), (copy.count - 1, copy.boxes[-1])]
+        named = named if copy.count <= 8 else [*named[:2], named[-1]]
+        rules = {copy.address + box.offset: f"box {i}" for i, box in named}
     if rules and (copy.descriptor.image_bytes < 1024 or any(at % 128 for at in rules)):
         rules = {}
-    canvas.embed(draw_shared_memory(slots, base=copy.address, rules=rules), 0, y + 10)
+    canvas.embed(draw_image(copy.at, copy.size // 16, 16, 32, base=copy.address, rules=rules), 0, y + 10)
     return canvas.picture(title or _title(copy), caption or _caption(copy))
 
 
@@ -151,7 +154,13 @@ def _box(canvas: Canvas, copy: TmaCopy, view: _View, box: Box) -> None:
         canvas.rect(*there, fill=INK, opacity=0.06)
     inner = int(np.prod(d.smem_box[(view.down or 0) + 1 : -1])) if view.down is not None else 1
     end = min(column + columns, d.shape[-1])
-    for i in range(rows):
+    told = rows if rows * len(copy.boxes) <= 1024 else 0
+    if not told:
+        y0, y1 = max(y, view.y(0)), min(y + high, view.y(1 if view.down is None else d.shape[view.down]))
+        x1 = min(x + wide, view.x(d.shape[-1]))
+        if x1 > x and y1 > y0:
+            canvas.rect(max(x, view.x(0)), y0, x1 - max(x, view.x(0)), y1 - y0, fill=BANKS[0], opacity=0.4)
+    for i in range(told):
         if inside[i * inner % len(inside)].any():
             start = max(column, 0)
             place = view.rectangle(row + i * step, start, 1, end - start)
@@ -187,9 +196,9 @@ def _numbers(canvas: Canvas, copy: TmaCopy, view: _View, extent: tuple[int, int]
 def _words(copy: TmaCopy) -> list[str]:
     d = copy.descriptor
     told = d.explain(copy.address).splitlines()
-    if len(copy.boxes) > 1:
-        total = len(copy.boxes) * d.transaction_bytes
-        told.insert(0, f"{len(copy.boxes)} boxes fill the tile; the mbarrier counts {total} bytes in all.")
+    if copy.count > 1:
+        total = copy.count * d.transaction_bytes
+        told.insert(0, f"{copy.count} boxes fill the tile; the mbarrier counts {total} bytes in all.")
     if copy.address == 0 and d.swizzle:
         del told[-1]
     hidden = d.rank - 2
@@ -212,7 +221,9 @@ def _title(copy: TmaCopy) -> str:
     gathered = len({box.row.size for box in copy.boxes}) == 1 and copy.boxes[0].row.size == 1 and len(copy.boxes) > 1
     name = f"TMA {'gather of' if gathered else 'box' if len(copy.boxes) == 1 else 'tile'} {_by(copy.extent)}"
     where = "" if gathered else f" at {_at(copy)}"
-    if inside.all():
+    if not copy.whole:
+        found = f"{copy.count} boxes, {'each of them whole' if inside.all() else 'some of them not'} in the tensor"
+    elif inside.all():
         found = "all of it lies in the tensor"
     elif not inside.any():
         found = "nothing of it lies in the tensor, all arrives as zeros"

@@ -14,6 +14,7 @@ from .shared_memory import ZEROS
 __all__ = ["Box", "TmaCopy"]
 
 SLOT = 16
+MOST = 64
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,17 @@ class Box:
 
 @dataclass(frozen=True)
 class TmaCopy:
-    """All boxes of a copy that goes to ``address``."""
+    """The boxes of a copy that goes to ``address``: all ``count``, or the first and the last of very many.
+
+    size    bytes of shared memory from ``address`` on
+    """
 
     descriptor: Any
     boxes: tuple[Box, ...]
     address: int
     extent: tuple[int, ...]
+    count: int
+    size: int
 
     @classmethod
     def of(cls, tile: Any, coords: Sequence[int] | None, address: int, rows: Sequence[int] | None) -> TmaCopy:
@@ -47,8 +53,10 @@ class TmaCopy:
         if address % 128 or address < 0:
             raise ValueError(f"address {address} is not a multiple of 128 bytes: the copy would fault")
         if hasattr(tile, "column_groups"):
-            boxes = _gathered(tile, rows)
-            return cls(descriptor, boxes, address, (tile.tile_height, tile.tile_width))
+            count = tile.column_groups * tile.tile_height
+            size_of_all = count * descriptor.pitch
+            extent = tile.tile_height, tile.tile_width
+            return cls(descriptor, _gathered(tile, rows), address, extent, count, size_of_all)
         start = (0,) * descriptor.rank if coords is None else tuple(int(x) for x in coords)
         if len(start) != descriptor.rank or start[-1] * size % 16:
             raise ValueError(
@@ -56,20 +64,22 @@ class TmaCopy:
             )
         if not hasattr(tile, "corners"):
             count = int(np.prod(descriptor.smem_box[:-1]))
-            return cls(descriptor, (Box(start, 0, np.arange(count), 0),), address, descriptor.smem_box)
+            box = Box(start, 0, np.arange(count), 0)
+            return cls(descriptor, (box,), address, descriptor.smem_box, 1, int(descriptor.image_bytes))
         boxes = tuple(
             Box(
                 tuple(a + b for a, b in zip(start, corner, strict=True)), offset * size,
                 _rows(corner, descriptor.smem_box, tile.tile_shape), corner[-1] * size // SLOT,
             )
-            for corner, offset in zip(tile.corners.tolist(), tile.offsets.tolist(), strict=True)
+            for corner, offset in ((tile.corners[k].tolist(), int(tile.offsets[k])) for k in _some(len(tile.corners)))
         )  # fmt: skip
-        return cls(descriptor, boxes, address, tile.tile_shape)
+        end = int(tile.offsets.max()) * size + int(descriptor.image_bytes)
+        return cls(descriptor, boxes, address, tile.tile_shape, len(tile.corners), end)
 
     @property
-    def end(self) -> int:
-        """The byte address past the image."""
-        return self.address + max(box.offset for box in self.boxes) + int(self.descriptor.image_bytes)
+    def whole(self) -> bool:
+        """Whether all boxes are known."""
+        return len(self.boxes) == self.count
 
     def inside(self, box: Box) -> npt.NDArray[np.bool_]:
         """[rows, vectors] of a box: does anything of the 16 bytes lie in the tensor?"""
@@ -82,17 +92,29 @@ class TmaCopy:
         first = box.coords[-1] + np.arange(0, d.box[-1], width)
         return good[:, None] & (first + width > 0) & (first < d.shape[-1])
 
-    def slots(self) -> npt.NDArray[np.int64]:
-        """[slots, 2] the (row, vector) of the tile in every 16 bytes from ``address`` on; -1 untouched, -3 zeros."""
+    def at(self, slot: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """[slots, 2] the (row, vector) of the tile in some of the 16-byte slots from ``address`` on; -1 untouched, -3
+        zeros."""
         d = self.descriptor
-        out = np.full(((self.end - self.address) // SLOT, 2), -1, np.int64)
+        out = np.full((*slot.shape, 2), -1, np.int64)
         for box in self.boxes:
-            inside = self.inside(box)
+            place = SLOT * slot - box.offset
+            here = (place >= 0) & (place < d.image_bytes)
+            if not here.any():
+                continue
             where = d.image(self.address + box.offset).reshape(-1, d.box[-1])[:, :: SLOT // d.dtype.itemsize]
             vector = box.vector + np.arange(where.shape[1])
             pair = np.stack(np.broadcast_arrays(box.row[:, None], vector), axis=-1)
-            out[(where - self.address) // SLOT] = np.where(inside[..., None], pair, ZEROS)
+            held = np.full((d.image_bytes // SLOT, 2), -1, np.int64)
+            held[(where - self.address - box.offset) // SLOT] = np.where(self.inside(box)[..., None], pair, ZEROS)
+            found = held[place[here] // SLOT]
+            out[here] = np.where(found == -1, out[here], found)
         return out
+
+
+def _some(count: int) -> list[int]:
+    """The boxes that are looked at."""
+    return [*range(count)] if count <= MOST else [*range(MOST - 1), count - 1]
 
 
 def _rows(corner: list[int], box: tuple[int, ...], tile: tuple[int, ...]) -> npt.NDArray[np.int64]:
@@ -107,8 +129,9 @@ def _gathered(tile: Any, rows: Sequence[int] | None) -> tuple[Box, ...]:
     if len(numbers) != tile.tile_height:
         raise ValueError(f"rows {numbers} are {len(numbers)}, the tile has {tile.tile_height}")
     wide = d.box[1]
+    which = (divmod(k, tile.tile_height) for k in _some(tile.column_groups * tile.tile_height))
     return tuple(
-        Box((number, group * wide), (group * tile.tile_height + i) * d.pitch, np.array([i]),
+        Box((numbers[i], group * wide), (group * tile.tile_height + i) * d.pitch, np.array([i]),
             group * wide * d.dtype.itemsize // SLOT)
-        for group in range(tile.column_groups) for i, number in enumerate(numbers)
+        for group, i in which
     )  # fmt: skip

@@ -103,7 +103,7 @@ def draw_gather4(
     rules = rules if len(rules) > 1 and per_group % 128 == 0 else {}
     if len(rules) > 4:
         rules = {at: rules[at] for at in [*list(rules)[:2], list(rules)[-1]]}
-    canvas.embed(draw_image(copy.at, copy.size // 16, 16, 32, base=address, rules=rules), 0, y + 8)
+    canvas.embed(draw_image(copy.at, copy.size // 16, 16, 32, base=address, colour="row", rules=rules), 0, y + 8)
     ops = tile.tile_height // 4 * tile.column_groups
     done = f"{ops} gather4 instruction{'s' * (ops > 1)} of 4 rows x {tile.descriptor.box[1]} columns"
     found = f"{len(encoded)} tokens from {touched} pages: {done}"

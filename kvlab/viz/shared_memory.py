@@ -90,11 +90,12 @@ def draw_image(
     banks: int,
     *,
     base: int = 0,
+    colour: str = "column",
     rules: Mapping[int, str] | None = None,
 ) -> Picture:
     """:func:`draw_shared_memory` of ``count`` slots that are computed where they are looked at: slots [n] -> [n, 2]."""
     image = Image(of, count, slot_bytes, base, 4 * banks, banks)
-    return _draw(image, Lanes.of(None, None, 16, None, image), "column", rules or {}, True, None, None)
+    return _draw(image, Lanes.of(None, None, 16, None, image), colour, rules or {}, True, None, None)
 
 
 def _draw(

@@ -138,7 +138,7 @@ def _tensor(canvas: Canvas, copy: TmaCopy, view: _View) -> None:
 
 
 def _box(canvas: Canvas, copy: TmaCopy, view: _View, box: Box) -> None:
-    """The box: its rows in the colours that they have in shared memory, what is outside hatched."""
+    """The box: its columns of 16 bytes in the colours that they have in shared memory, what is outside hatched."""
     d = copy.descriptor
     row = 0 if view.down is None else box.coords[view.down]
     rows, step = (1, 1) if view.down is None else (d.smem_box[view.down], d.element_strides[view.down])
@@ -147,26 +147,31 @@ def _box(canvas: Canvas, copy: TmaCopy, view: _View, box: Box) -> None:
     inside = copy.inside(box)
     canvas.rect(x, y, wide, high, fill=HATCH)
     if step > 1 and view.down is not None:  # rows that are skipped are no zeros
-        there = view.rectangle(
+        skipped = view.rectangle(
             max(row, 0), max(column, 0), min(row + rows * step, d.shape[view.down]) - max(row, 0), columns
         )
-        canvas.rect(*there, fill=PAPER)
-        canvas.rect(*there, fill=INK, opacity=0.06)
+        canvas.rect(*skipped, fill=PAPER)
+        canvas.rect(*skipped, fill=INK, opacity=0.06)
     inner = int(np.prod(d.smem_box[(view.down or 0) + 1 : -1])) if view.down is not None else 1
-    end = min(column + columns, d.shape[-1])
-    told = rows if rows * len(copy.boxes) <= 1024 else 0
-    if not told:
-        y0, y1 = max(y, view.y(0)), min(y + high, view.y(1 if view.down is None else d.shape[view.down]))
-        x1 = min(x + wide, view.x(d.shape[-1]))
-        if x1 > x and y1 > y0:
-            canvas.rect(max(x, view.x(0)), y0, x1 - max(x, view.x(0)), y1 - y0, fill=BANKS[0], opacity=0.4)
-    for i in range(told):
-        if inside[i * inner % len(inside)].any():
-            start = max(column, 0)
-            place = view.rectangle(row + i * step, start, 1, end - start)
-            of_tile = int(box.row[i * inner % len(inside)])
-            colour = BANKS[int(order_colours(of_tile))]
-            canvas.rect(*place, fill=colour, title=f"row {row + i * step}: row {of_tile} of the tile")
+    which = np.arange(rows) * inner % len(inside)
+    there = inside[which]  # [rows, vectors]
+    some = np.flatnonzero(there.any(axis=1))
+    vectors = np.arange(inside.shape[1])
+    px = view.scale[1] * 16 / d.dtype.itemsize
+    xs = GUTTER + (column - view.low[1]) * view.scale[1] + px * vectors
+    ys = TOP + (row - view.low[0] + step * np.arange(rows)) * view.scale[0]
+    colour = order_colours(box.vector + vectors)
+    if some.size and step == 1:
+        one = np.where(there.any(axis=0), colour, -2)[None]
+        canvas.cells(xs, ys[some[:1]], px, view.scale[0] * (some[-1] - some[0] + 1), one, BANKS, rules=False)
+    elif some.size:
+        canvas.cells(xs, ys[some], px, view.scale[0], np.where(there[some], colour, -2), BANKS, rules=False)
+    if there.size * len(copy.boxes) <= 4096:
+        words = "row %d: row %d of the tile, vector %d%s"
+        told = np.where(there, "", ", zeros: outside the tensor")
+        of_tile = box.row[which][:, None]
+        canvas.hover(xs, ys, px, view.scale[0], words, row + step * np.arange(rows)[:, None], of_tile,
+                     box.vector + vectors, told)  # fmt: skip
     canvas.rect(x, y, wide, high, stroke=ACCENT, stroke_width=2.0 if high > 8 else 1.2)
 
 
@@ -240,5 +245,5 @@ def _caption(copy: TmaCopy) -> str:
     return (
         f"Top: the tensor of {_by(copy.descriptor.shape)} {copy.descriptor.dtype} and the box (outlined), "
         "hatched where it is outside. Below: rows of 128 bytes of shared memory; a cell is a 16-byte vector named "
-        "row,vector of the tile, in its row's colour."
+        "row,vector of the tile, in the colour of its column."
     )

@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import importlib.resources
 import json
+import math
 import os
 import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +38,10 @@ The axis `layers` may be left out of all of them when there is one layer."""
 _DECODE_STEPS = 8
 _REQUIRED = ("q", "k", "v")
 _KEYS = (*_REQUIRED, "o", "prompt_tokens", "layers", "scale")
+_REMEDY = "write it with np.savez(path, q=q, k=k, v=v)"
+_MOST_TIMES = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}
+"""How np.savez and np.savez_compressed store, and how many bytes at most come out of one."""
+_READ_HEADER = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 _DTYPES = {"float32": np.float32, "float16": np.float16, "uint16": ml_dtypes.bfloat16}
 
 
@@ -139,24 +143,67 @@ def _read(file: IO[bytes]) -> dict[str, Array]:
     """The arrays of an npz by name; nothing pickled is ever loaded."""
     if not zipfile.is_zipfile(file):
         raise ValueError("not an .npz archive; write one with np.savez(path, q=q, k=k, v=v)")
-    file.seek(0)
+    size = file.seek(0, os.SEEK_END)
     try:
-        with np.load(file, allow_pickle=False) as archive:
-            _check_keys(archive.files)
-            arrays = {key: archive[key] for key in archive.files}
-    except (zipfile.BadZipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"damaged archive: {error}; write it with np.savez(path, q=q, k=k, v=v)") from None
-    if strange := [key for key, array in arrays.items() if not isinstance(array, np.ndarray)]:
-        raise ValueError(f"{', '.join(strange)}: not in NumPy's .npy format; write with np.savez(path, q=q, k=k, v=v)")
-    return arrays
+        with zipfile.ZipFile(file) as archive:
+            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            _check_keys(list(members))
+            if strange := [key for key, info in members.items() if not _is_npy(archive, info)]:
+                raise _Refused(f"{', '.join(strange)}: not in NumPy's .npy format; {_REMEDY}")
+            for key, info in members.items():
+                _check_header(key, archive, info, size)
+            return {key: _array(archive, info) for key, info in members.items()}
+    except (_Refused, MemoryError):
+        raise
+    except Exception as error:  # what zipfile and NumPy make of damaged bytes is of any kind
+        first = str(error).partition("\n")[0] or type(error).__name__
+        raise ValueError(f"damaged archive: {first}; {_REMEDY}") from None
 
 
-def _check_keys(keys: list[str]) -> None:
+class _Refused(ValueError):
+    """What is in the file is sound, or is not looked at further, and not what the schema asks for."""
+
+
+def _is_npy(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bool:
+    if info.flag_bits & 1:
+        raise _Refused(f"{info.filename} is encrypted; {_REMEDY}")
+    with archive.open(info) as member:
+        return member.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX
+
+
+def _check_header(key: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo, size: int) -> None:
+    """ValueError unless the array that the header tells of is what the archive holds; no memory is taken for it."""
+    if info.compress_type not in _MOST_TIMES:
+        raise _Refused(f"{key} is compressed in an unknown way, {info.compress_type}; {_REMEDY}")
+    with archive.open(info) as member:
+        version = np.lib.format.read_magic(member)
+        if version not in _READ_HEADER:
+            raise _Refused(f"{key} is in version {version} of the .npy format; {_REMEDY}")
+        shape, _, dtype = _READ_HEADER[version](member)
+        held = info.file_size - member.tell()
+    if dtype.hasobject:
+        raise _Refused(f"{key} holds Python objects; every array must hold numbers")
+    claimed = math.prod(int(n) for n in shape) * dtype.itemsize
+    most = _MOST_TIMES[info.compress_type] * size
+    if min(shape, default=0) < 0 or claimed != held or held > most:
+        raise _Refused(
+            f"{key} claims to be {dtype} {shape}, {claimed} bytes, of which the file holds {min(held, most)}; {_REMEDY}"
+        )
+
+
+def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
+    with archive.open(info) as member:
+        array: Array = np.lib.format.read_array(member, allow_pickle=False)
+        return array
+
+
+def _check_keys(names: list[str]) -> None:
+    keys = [name if name.isprintable() else repr(name) for name in names]
     if missing := [key for key in _REQUIRED if key not in keys]:
         found = ", ".join(sorted(keys)) or "nothing"
-        raise ValueError(f"has no {', '.join(missing)}; found {found}; the schema is\n{SCHEMA}")
+        raise _Refused(f"has no {', '.join(missing)}; found {found}; the schema is\n{SCHEMA}")
     if unknown := sorted(set(keys) - set(_KEYS)):
-        raise ValueError(f"unknown {', '.join(unknown)}; accepted are {', '.join(_KEYS)}")
+        raise _Refused(f"unknown {', '.join(unknown)}; accepted are {', '.join(_KEYS)}")
 
 
 def _capture(arrays: dict[str, Array], metadata: Mapping[str, Any]) -> Capture:

@@ -6,6 +6,7 @@ Rests on: the float64 reference (through the demo's own bound), and laws (a page
 from __future__ import annotations
 
 import re
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -94,6 +95,29 @@ def test_missing_packages_and_unwritable_folders_are_told_before_the_work(
     monkeypatch.setattr("kvlab.demo.__main__.missing", lambda: ("torch", "triton"))
     assert main(["--input", str(small), "--output", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err == "kvlab demo: needs torch and triton: pip install 'kvlab[kernels]'\n"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("fault", ["encrypted", "petabytes", "damaged"])
+def test_a_bad_archive_is_one_sentence(
+    fault: str, small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = bytearray(small.read_bytes())
+    if fault == "encrypted":
+        for mark, flag in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):  # the bit "encrypted"
+            content[content.index(mark) + flag] |= 1
+        small.write_bytes(content)
+    else:
+        header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1073741824, 1048576, 8), }\n"
+        header = header if fault == "petabytes" else header[:30] + b"\n"
+        with zipfile.ZipFile(small, "w") as archive:
+            for key in "qkv":
+                archive.writestr(f"{key}.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    assert main(["--input", str(small), "--output", str(tmp_path / "out")]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"kvlab demo: {small}: ")
+    assert printed.err.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 

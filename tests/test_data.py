@@ -223,7 +223,7 @@ def npy(shape: Any = (20, 8, 64), descr: str = "<f4", text: str | None = None, d
 
 
 HEADERS: dict[str, tuple[bytes, str]] = {
-    "petabytes": (npy((1 << 30, 1 << 20, 8)), "q claims to be float32 .*, 36028797018963968 bytes, of which the file h"),
+    "petabytes": (npy((1 << 30, 1 << 20, 8)), "q claims to be float32 .*, 36028797018963968 bytes, of which"),
     "more than 64 bits": (npy((1 << 62, 1 << 62, 8)), "q claims to be float32"),
     "below 0": (npy((-1, 8, 64)), "q claims to be float32"),
     "two below 0": (npy((-2, -1, 1), data=bytes(8)), "q claims to be float32"),

@@ -15,11 +15,13 @@ from kvlab.attention.explain import Explanation
 from kvlab.attention.inputs import require
 from kvlab.attention.tile_memory import shared_limit
 from kvlab.cache.arrays import is_torch, on_gpu, to_numpy, to_torch
+from kvlab.hardware import chip
 from kvlab.triton_support.versions import hint, missing
 
 __all__ = [
     "BACKENDS",
     "Target",
+    "check_arithmetic",
     "check_fp8_gpu",
     "choose_backend",
     "family",
@@ -107,18 +109,27 @@ def choose_backend(array: Any, backend: str) -> tuple[str, str]:
 
 def run(
     plan: Explanation, kernel: str, emulate: Callable[..., Any], refer: Callable[..., Any], *args: Any, traffic: Any,
-    again: dict[Any, Any] | None, **kwargs: Any,
+    again: dict[Any, Any] | None, arithmetic: str = "float32", **kwargs: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Call the sibling that ``plan`` names: ``kernel``, a ``"module:launch"``, or one of two functions of NumPy arrays.
 
-    The emulator gets the plan's ``arch`` and ``traffic``, too, the kernel what is kept of the launches of its kind,
-    ``again``.
+    The emulator gets the plan's ``arch`` and ``traffic``, too, and computes in the ``arithmetic``; the kernel
+    what is kept of the launches of its kind, ``again``.
     """
+    check_arithmetic(plan, arithmetic)
     if plan.backend in ("triton", "hopper"):
         return run_kernel(kernel, *args, again=again, **kwargs)
     if plan.backend == "emulator":
-        return run_on_numpy(emulate, *args, **kwargs, arch=plan.arch, traffic=traffic)
+        with chip.arithmetic(arithmetic):
+            return run_on_numpy(emulate, *args, **kwargs, arch=plan.arch, traffic=traffic)
     return run_on_numpy(refer, *args, **kwargs)
+
+
+def check_arithmetic(plan: Explanation, name: Any) -> None:
+    """ValueError unless ``name`` is an arithmetic that the plan's backend, or its emulated machine, has."""
+    exact = chip.check_arithmetic(name, plan.arch).exact
+    accepted = "'float32'; the emulator alone computes as the chip does"
+    require(not exact or plan.backend == "emulator", f"arithmetic {name!r} with backend {plan.backend!r}", accepted)
 
 
 def run_kernel(path: str, *args: Any, again: dict[Any, Any] | None, **kwargs: Any) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.attention.backends import check_arithmetic
 from kvlab.attention.explain import Explanation, arguments_of
 from kvlab.attention.features import Features, in_base, kv_view, resolve_features
 from kvlab.attention.inputs import (
@@ -184,7 +185,9 @@ def explained(
         given = arguments_of(function, *args, **kwargs)
         asked = {name: given.pop(name) for name in names}
         del given["return_lse"], given["base2"]
+        arithmetic = given.pop("arithmetic")
         explanation: Explanation = prepare(**given, asked=asked)[1].plan.explanation
+        check_arithmetic(explanation, arithmetic)
         return explanation
 
     return plan

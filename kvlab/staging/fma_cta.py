@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.hardware import current_arithmetic
 from kvlab.memory import Memory, float32
 
 from .copy_plan import CopyPlan, copy_plan, passes_by_warp
@@ -20,6 +21,7 @@ from .footprint import Footprint
 from .fragments import FragmentMap, Fragments
 from .iterator import KVCacheIterator, KVTile
 from .nvidia_decode_cta import NvidiaDecodeCTA
+from .rows_over_warps import butterfly, in_turn
 
 __all__ = ["FmaCTA", "FmaShape"]
 
@@ -105,8 +107,8 @@ class FmaCTA(NvidiaDecodeCTA[FmaShape]):
     def scores(self, q: Fragments, k: Fragments, active: BoolArray, s: Fragments | None = None) -> Fragments:
         """S = Q K^T, float32, ``[BM, BN]``; added to ``s`` if given."""
         layout = _accumulator(self.shape, self.shape.BN)
-        product = layout.spread(np.matmul(q.tile(), k.tile().swapaxes(1, 2)))
-        return Fragments(product if s is None else s.values + product, layout)
+        s = Fragments.zeros(self.programs, layout) if s is None else s
+        return s.with_values(layout.spread(current_arithmetic().products(q.tile(), k.tile().swapaxes(1, 2), s.tile())))
 
     def operand_p(self, p: Fragments, active: BoolArray) -> Fragments:
         """Whole rows of P for each lane, through shared memory since a lane needs all of them."""
@@ -125,7 +127,7 @@ class FmaCTA(NvidiaDecodeCTA[FmaShape]):
 
     def add_values(self, p: Fragments, v: Fragments, o: Fragments) -> Fragments:
         """O += P V of what the lanes hold."""
-        return o.with_values(o.values + o.map.spread(np.matmul(p.tile(), v.tile())))
+        return o.with_values(o.map.spread(current_arithmetic().products(p.tile(), v.tile(), o.tile())))
 
     def zeros(self) -> Fragments:
         """The output accumulator ``[BM, BD]``."""
@@ -141,8 +143,8 @@ class FmaCTA(NvidiaDecodeCTA[FmaShape]):
         self._meet_for_rows()
         patch = _patch(self.shape, self.shape.BN)
         parts = p.tile().reshape(self.programs, self.shape.BM, -1, patch.warps[1], patch.lanes[1], patch.side)
-        total: np.ndarray[Any, Any] = parts.sum(axis=(2, 5)).sum(axis=3).sum(axis=2)
-        return total
+        lanes = in_turn(np.add, parts.transpose(0, 1, 3, 4, 2, 5).reshape(*parts.shape[:2], *parts.shape[3:5], -1))
+        return butterfly(np.add, butterfly(np.add, lanes))
 
     def _meet_for_rows(self) -> None:
         """Warps that share rows exchange them through scratch memory: written, combined, read; two barriers."""

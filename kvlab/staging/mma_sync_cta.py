@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.hardware import ldmatrix, stmatrix
-from kvlab.memory import Memory, float32
+from kvlab.hardware import current_arithmetic, ldmatrix, stmatrix
+from kvlab.memory import Memory
 from kvlab.regroup import Regroup
 
 from .copy_plan import CopyPlan, copy_plan
@@ -28,6 +28,7 @@ from .fragments import Fragments
 from .iterator import KVTile
 from .mma_sync_plan import MmaSyncShape
 from .nvidia_decode_cta import NvidiaDecodeCTA
+from .rows_over_warps import butterfly, in_turn
 from .shared_tile import SharedTile
 
 __all__ = ["MmaSyncCTA", "MmaSyncShape", "SharedTile"]
@@ -139,10 +140,10 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
         warps_m, warps_n = min(shape.warps_m, rows // 16), min(shape.warps_n, columns // 8)  # that hold other parts
         parts = x.values.reshape(self.programs, shape.warps, 8, 4, -(-rows // (16 * shape.warps_m)), -1, 2, 2)
         parts = parts[:, : warps_m * warps_n]
-        pairs = combine(parts[..., 0], parts[..., 1])  # [programs, warps, 8 rows, quad, m-tiles, n-tiles, halves]
-        lane = combine.reduce(pairs, axis=5)
-        quad = combine.reduce(lane, axis=3).reshape(self.programs, warps_m, warps_n, 8, -1, 2)
-        found = combine.reduce(quad, axis=2)  # [programs, warps_m, 8, m-tiles, halves]
+        lane = in_turn(combine, parts.swapaxes(5, 6).reshape(*parts.shape[:5], 2, -1))
+        quad = butterfly(combine, np.moveaxis(lane, 3, -1))  # [programs, warps, 8 rows, m-tiles, halves]
+        warps = quad.reshape(self.programs, warps_m, warps_n, 8, -1, 2)
+        found = butterfly(combine, np.moveaxis(warps, 2, -1))  # [programs, warps_m, 8, m-tiles, halves]
         return found.transpose(0, 3, 1, 4, 2).reshape(self.programs, rows)
 
     def _zeros(self, cols: int) -> Fragments:
@@ -213,19 +214,18 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
 
     def _multiply(self, roles: str, a: Fragments, b: Fragments, c: Fragments) -> Fragments:
         """C += A B, each warp its columns, in float32. The sums over all steps of 16 are those of one matrix product,
-        in its order; hardware goes step by step.
+        in its order; hardware, and the chip's arithmetic, go step by step.
         """
-        tile_a, tile_b = (
-            _warp_tile(self.shape, role, x.values).astype(float32) for role, x in zip(roles, (a, b), strict=True)
-        )
-        product = np.matmul(tile_a, tile_b.swapaxes(2, 3))  # [programs, warps, BM, columns of the warp]
-        registers = _warp_order(self.shape, roles)[0](product.reshape(self.programs, self.shape.warps, -1))
-        return c.with_values(c.values + registers.reshape(c.values.shape))
+        tile_a, tile_b = (_warp_tile(self.shape, role, x.values) for role, x in zip(roles, (a, b), strict=True))
+        start = _warp_tile(self.shape, roles, c.values)  # [programs, warps, BM, columns of the warp]
+        total = current_arithmetic().products(tile_a, tile_b.swapaxes(2, 3), start)
+        registers = _warp_order(self.shape, roles)[0](total.reshape(self.programs, self.shape.warps, -1))
+        return c.with_values(registers.reshape(c.values.shape))
 
 
 def _warp_tile(shape: MmaSyncShape, role: str, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """The matrix that each warp's registers hold: ``[P, warps, BM, k]`` of Q or P, ``[P, warps, columns, k]`` of K or
-    V^T.
+    V^T, ``[P, warps, BM, columns]`` of their product.
     """
     _, together, extent = _warp_order(shape, role)
     return together(values.reshape(len(values), shape.warps, -1)).reshape(len(values), shape.warps, *extent)

@@ -9,9 +9,31 @@ import numpy as np
 from .fragments import Fragments
 from .launched_cta import LaunchedCTA
 
-__all__ = ["QuarterRows", "RowsOverWarps"]
+__all__ = ["QuarterRows", "RowsOverWarps", "butterfly", "in_turn"]
 
 Array = np.ndarray[Any, Any]
+
+
+def in_turn(combine: np.ufunc, x: Array) -> Array:
+    """Registers of a lane, the last axis, combined one after the other.
+
+    >>> in_turn(np.add, np.array([[1.0, 2, 4]])).tolist()
+    [7.0]
+    """
+    found: Array = combine.accumulate(x, axis=-1)[..., -1]
+    return found
+
+
+def butterfly(combine: np.ufunc, x: Array) -> Array:
+    """Lanes or warps, the last axis, a power of two, combined by shuffles: each with the one half of them away, then a
+    quarter, and so on. Their order tells which sums are rounded.
+
+    >>> butterfly(np.add, np.array([[1.0, 2, 4, 8]])).tolist()
+    [15.0]
+    """
+    while x.shape[-1] > 1:
+        x = combine(*np.split(x, 2, axis=-1))
+    return x[..., 0]
 
 
 class RowsOverWarps(LaunchedCTA):

@@ -36,6 +36,7 @@ import numpy as np
 from kvlab.hardware import MmaAtom
 
 from .fragments import Fragments
+from .rows_over_warps import butterfly, in_turn
 from .shared_tile import SharedTile
 from .wgmma_plan import (
     K_BYTES,
@@ -101,16 +102,17 @@ class WgmmaCTA(WgmmaTiles):
 
     def row_max(self, s: Fragments) -> Array:
         """Largest score of each row ``[programs, BM]``: in the lane, over its quad."""
-        return self._by_row(s, np.max)
+        return self._by_row(s, np.maximum)
 
     def row_sum(self, p: Fragments) -> Array:
         """Row sums ``[programs, BM]``: in the lane, over its quad."""
-        return self._by_row(p, np.sum)
+        return self._by_row(p, np.add)
 
-    def _by_row(self, x: Fragments, reduce: Any) -> Array:
+    def _by_row(self, x: Fragments, combine: np.ufunc) -> Array:
         warps = self.shape.warps // self.shape.groups_n  # that hold different rows
         parts = x.values[:, : 32 * warps].reshape(self.programs, warps, 8, 4, x.values.shape[2], -1, 2, 2)
-        rows = reduce(reduce(parts, axis=(5, 7)), axis=3)  # [programs, warps, 8 rows, repeats, halves]
+        lane = in_turn(combine, parts.swapaxes(5, 6).reshape(*parts.shape[:5], 2, -1))
+        rows = butterfly(combine, np.moveaxis(lane, 3, -1))  # [programs, warps, 8 rows, repeats, halves]
         return rows.transpose(0, 3, 1, 4, 2).reshape(self.programs, self.shape.BM)
 
     def _p_fragments(self, p: Fragments, atom: MmaAtom) -> Array:

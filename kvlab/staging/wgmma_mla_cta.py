@@ -31,6 +31,7 @@ from .copy_plan import CopyPlan, copy_plan
 from .fragments import FragmentMap, Fragments
 from .iterator import KVCacheIterator
 from .launched_cta import LaunchedCTA
+from .rows_over_warps import butterfly, in_turn
 from .shared_tile import SharedTile
 from .tile_copies import TileCopies
 from .traffic import Traffic
@@ -170,11 +171,11 @@ class WgmmaMLACTA(LaunchedCTA):
 
     def row_max(self, s: Fragments) -> Array:
         """Largest score of each row ``[programs, 64]``: in the lane, over its quad."""
-        return self._by_row(s, np.max)
+        return self._by_row(s, np.maximum)
 
     def row_sum(self, p: Fragments) -> Array:
         """Row sums ``[programs, 64]``: in the lane, over its quad."""
-        return self._by_row(p, np.sum)
+        return self._by_row(p, np.add)
 
     def load_v(self, active: Array) -> SharedTile:
         """The latent part of the K tile: nothing moves."""
@@ -235,9 +236,10 @@ class WgmmaMLACTA(LaunchedCTA):
         registers = c.swapaxes(1, 2).reshape(self.programs, 128, 1, -1)
         return s.with_values(np.concatenate([registers] * GROUPS, axis=1))
 
-    def _by_row(self, x: Fragments, reduce: Any) -> Array:
+    def _by_row(self, x: Fragments, combine: np.ufunc) -> Array:
         parts = x.values[:, :128].reshape(self.programs, 4, 8, 4, -1, 2, 2)
-        rows: Array = reduce(reduce(parts, axis=(4, 6)), axis=3)  # [programs, warps, 8 rows, halves]
+        lane = in_turn(combine, parts.swapaxes(4, 5).reshape(*parts.shape[:4], 2, -1))
+        rows = butterfly(combine, lane.swapaxes(3, 4))  # [programs, warps, 8 rows, halves]
         return rows.swapaxes(2, 3).reshape(self.programs, ROWS)
 
     def _count(self, product: str, instructions: IntArray, elements: int, active: Array) -> None:

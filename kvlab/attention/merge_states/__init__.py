@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvlab.attention.backends import choose_backend, rounded, run_kernel, run_on_numpy
+from kvlab.attention.backends import check_arithmetic, choose_backend, rounded, run_kernel, run_on_numpy
 from kvlab.attention.explain import Explanation
 from kvlab.attention.inputs import check_arrays, check_dtype, check_strides, check_writeable, given, require
 from kvlab.attention.kinds import Kind, kind_of
 from kvlab.attention.operation import operation
 from kvlab.cache.arrays import dtype_of, element_strides, overlaps
+from kvlab.hardware import chip
 
 from .config import merge_grid
 from .emulator import launch as emulate
@@ -21,7 +22,10 @@ MAX_PARTS = 1024
 
 
 @operation
-def merge_states(outs: Any, lses: Any, *, out: Any = None, return_lse: bool = True, backend: str = "auto") -> Any:
+def merge_states(
+    outs: Any, lses: Any, *, out: Any = None, return_lse: bool = True, backend: str = "auto",
+    arithmetic: str = "float32",
+) -> Any:  # fmt: skip
     """The attention over all keys, from N outputs over disjoint sets of them (split keys, cascade, context
     parallelism).
 
@@ -30,7 +34,7 @@ def merge_states(outs: Any, lses: Any, *, out: Any = None, return_lse: bool = Tr
            a part saw no key; its output is not read and may be anything
     out    where to write, bfloat16, float16 or float32, memory of its own; a new array of outs' dtype by default
     return_lse  return ``(out, lse)`` with lse ``[T, H]`` or ``[B, S, H]``; otherwise out alone
-    backend  as in ``mha_decode_paged``
+    backend, arithmetic  as in ``mha_decode_paged``
 
     Weights are relative to the largest lse; sums are compensated. No key in any part gives 0 and -inf; an lse that is
     NaN gives NaN. ValueError on bad arguments, before anything is written.
@@ -43,6 +47,7 @@ def merge_states(outs: Any, lses: Any, *, out: Any = None, return_lse: bool = Tr
     (2.5, 4.0)
     """
     kind = _checked(outs, lses, out, backend)
+    check_arithmetic(kind.plan, arithmetic)
     drop = len(outs.shape) == 4
     if drop:
         outs, lses, into = outs[:, :, None], lses[:, :, None], None if out is None else out[:, None]
@@ -53,7 +58,8 @@ def merge_states(outs: Any, lses: Any, *, out: Any = None, return_lse: bool = Tr
         merged, lse = run_kernel(path, outs, lses, out=into, again=kind.launches)
     else:
         side = emulate if kind.plan.backend == "emulator" else _refer
-        merged, lse = run_on_numpy(side, outs, lses, out=into)
+        with chip.arithmetic(arithmetic):
+            merged, lse = run_on_numpy(side, outs, lses, out=into)
     merged = out if out is not None else merged[:, 0] if drop else merged
     return (merged, lse[:, 0] if drop else lse) if return_lse else merged
 
@@ -96,8 +102,12 @@ def _plan(outs: Any, lses: Any, out: Any, backend: str) -> Explanation:
     return Explanation("merge_states", chosen, reason, None, merge_grid(*(*shape[1:-2], 1)[:2], *shape[-2:]))
 
 
-def _explain(outs: Any, lses: Any, *, out: Any = None, backend: str = "auto", **_: Any) -> Explanation:
-    return _checked(outs, lses, out, backend).plan
+def _explain(
+    outs: Any, lses: Any, *, out: Any = None, backend: str = "auto", arithmetic: str = "float32", **_: Any
+) -> Explanation:
+    plan = _checked(outs, lses, out, backend).plan
+    check_arithmetic(plan, arithmetic)
+    return plan
 
 
 merge_states.explain = _explain  # type: ignore[attr-defined]

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.hardware.chip import add_products, divide, exp, log
 from kvlab.staging import Traffic, program_ids
+from kvlab.staging.rows_over_warps import butterfly, in_turn
 
 from .config import chunk_of, merge_grid, piece_of
 
@@ -27,7 +29,8 @@ def merge(
     #: total -> top, total    weights relative to the largest, so that nothing overflows
     top = lse_parts.max(axis=1)
     shift = np.where(top == -np.inf, np.float32(0), top)
-    total = np.exp(lse_parts - shift[:, None]).sum(axis=1)
+    weights = exp(lse_parts - shift[:, None]).reshape(len(batch), -1, min(PARTS, 32))  # of one warp's lanes
+    total = butterfly(np.add, in_turn(np.add, weights.swapaxes(1, 2)))
     d = piece[:, None] * BD + np.arange(BD)  # [P, BD]
     o = np.zeros((len(batch), BD), np.float32)
     lost = np.zeros((len(batch), BD), np.float32)
@@ -37,21 +40,21 @@ def merge(
         lse_chunk = np.full((len(batch), CHUNK), -np.inf, np.float32)
         lse_chunk[:, : len(n)] = lses[n[:, None], batch, token, head].T
         empty = lse_chunk == np.inf
-        w = np.where(empty, np.float32(0), np.exp(np.where(empty, np.float32(-np.inf), lse_chunk) - shift[:, None]))
+        w = np.where(empty, np.float32(0), exp(np.where(empty, np.float32(-np.inf), lse_chunk) - shift[:, None]))
         #: load_parts -> parts    those that count; what a part without a key left behind is not read
         parts = np.zeros((len(batch), CHUNK, BD), np.float32)
         p, k, c = np.nonzero((w > 0)[:, :, None] & (d < D)[:, None])
         parts[p, k, c] = outs[first + k, batch[p], token[p], head[p], d[p, c]]
         traffic.move("DRAM->registers", len(p) * outs.itemsize + len(batch) * len(n) * 4)
         #: add -> o, lost    compensated: what the sum could not hold is kept for the next
-        term = (parts * w[:, :, None]).sum(axis=1) - lost
+        term = add_products(parts.swapaxes(0, 1), w.T[:, :, None]) - lost
         new = o + term
         lost = (new - o) - term
         o = new
     #: combine -> o, lse    weighted mean; no key at all gives 0 and -inf
     some = np.where(total == 0, np.float32(1), total)
-    o = np.where((total == 0)[:, None], np.float32(0), o / some[:, None])
-    lse = np.where(total == 0, np.float32(-np.inf), top + np.log(some))
+    o = np.where((total == 0)[:, None], np.float32(0), divide(o, some[:, None]))
+    lse = np.where(total == 0, np.float32(-np.inf), top + log(some))
     #: store
     p, c = np.nonzero(d < D)
     o_array[batch[p], token[p], head[p], d[p, c]] = o[p, c].astype(o_array.dtype)

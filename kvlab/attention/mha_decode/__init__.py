@@ -83,6 +83,7 @@ def mha_decode_paged(
     batch_invariant: bool = False,
     backend: str = "auto",
     arch: str = "sm_90",
+    arithmetic: str = "float32",
     num_splits: int | None = None,
     mask_value: float = MASK_VALUE,
     check: bool | None = None,
@@ -118,6 +119,8 @@ def mha_decode_paged(
                  Gluon kernel (its emulator where the arrays are not on a GPU), ValueError for what it cannot do
     arch         the machine that is emulated: "sm_80", "sm_90"; "gfx950" with D = Dv of 64, 128, 256 or 512 (MAX's
                  decode through KVBuffer). e4m3 needs sm_90 or gfx950 (and D of 128, 256 or 512); a GPU, sm_89 or later
+    arithmetic   of the emulator: "float32", NumPy's; or "chip", that of an H100 to the bit: sums of products, exp2,
+                 division, log2 and the order of sums as compiled; on "sm_80" provisional. Slower
     num_splits   programs that share the keys of a sequence; chosen by the sizes, not the lengths, if None
     mask_value   score given to masked keys, in units of log2
     check        look at the values of seq_lens and block_table; None: unless they are on a GPU, which would wait for it
@@ -158,8 +161,9 @@ def mha_decode_paged(
     emulator = emulate_hopper if isinstance(plan.config, HopperConfig) else emulate
     kernel = KERNELS.get(plan.backend, "")
     result, lse = run(
-        plan, kernel, emulator, _refer, *call.arrays, **arguments, traffic=traffic, again=kind.launches
-    )
+        plan, kernel, emulator, _refer, *call.arrays, **arguments, traffic=traffic, again=kind.launches,
+        arithmetic=arithmetic,
+    )  # fmt: skip
     return decode_results(result, lse, out, drop_tokens=call.drop_tokens, return_lse=return_lse, base2=base2)
 
 

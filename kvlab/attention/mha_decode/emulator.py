@@ -25,6 +25,7 @@ from kvlab.attention.scoring.emulator import (
     visible_end,
 )
 from kvlab.cache import PagedKVCache
+from kvlab.hardware.chip import divide, exp2, log2, multiply_add
 from kvlab.memory import Memory
 from kvlab.staging import Traffic, ceildiv, decode_cta, program_ids, ragged_range, row_offsets
 
@@ -127,9 +128,9 @@ def attend(
         s = s.with_values(np.where(visible, s.values, np.float32(mask_value)))
         #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
         m_new = np.maximum(m, cta.row_max(s))
-        p = s.with_values(np.exp2(s.values - s.by_row(m_new)))
-        alpha = np.exp2(m - m_new)
-        l = l * alpha + cta.row_sum(p)
+        p = s.with_values(exp2(s.values - s.by_row(m_new)))
+        alpha = exp2(m - m_new)
+        l = multiply_add(l, alpha, cta.row_sum(p))
         o = o.times(alpha)
         m = m_new
         #: load_v -> v    the V tile of the same pages
@@ -143,8 +144,8 @@ def attend(
         sees = sees | (split[:, None] == 0)
     last = np.float32(scales.v.number) * head_scale(scales.v.heads, kv_head)[:, None]
     safe = np.where(sees, l, np.float32(1))
-    lse = np.where(sees, (m + np.log2(safe)) * LN2, np.float32(-np.inf))
-    l = np.where(sees, last / safe, np.float32(0))  # what the sums of a row are multiplied by
+    lse = np.where(sees, (m + log2(safe)) * LN2, np.float32(-np.inf))
+    l = np.where(sees, divide(last, safe), np.float32(0))  # what the sums of a row are multiplied by
     #: store    an empty split leaves its partial output alone
     writes_o = is_row & (sees | (config.num_splits == 1))
     p_index, r_index = np.nonzero(writes_o)

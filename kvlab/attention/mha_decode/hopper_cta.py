@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.hardware import TmaDescriptor, get_atom, ldmatrix, tma
+from kvlab.hardware import TmaDescriptor, current_arithmetic, get_atom, ldmatrix, tma
 from kvlab.staging import Fragments, Traffic
 from kvlab.staging.fragments import FragmentMap
 from kvlab.staging.partitioned_cta import PartitionedCTA, Places
+from kvlab.staging.rows_over_warps import butterfly, in_turn
 from kvlab.staging.wgmma_plan import PanelTile
 
 from .hopper_config import ROWS, Constants
@@ -84,13 +85,16 @@ class HopperCTA(PartitionedCTA):
 
     def multiply_rows(self, q: Array, k: Fragments, s: Fragments) -> Fragments:
         """S + Q K^T of every warp's keys; q ``[16, W]``."""
-        product = q.astype(np.float32) @ self._of_warps(k).swapaxes(1, 2)  # [4, 16, keys]
-        return s.with_values(s.values + s.map.spread(product.reshape(1, 4 * ROWS, -1)))
+        return self._add_products(q[None], self._of_warps(k).swapaxes(1, 2), s)  # of [4, 16, keys]
 
     def accumulate(self, p: Fragments, v: Fragments, o: Fragments) -> Fragments:
         """O + P V of every warp's keys; P stays in the registers of its scores."""
-        weights = p.tile().astype(self.dtype).astype(np.float32).reshape(4, ROWS, -1)
-        return o.with_values(o.values + o.map.spread((weights @ self._of_warps(v)).reshape(1, 4 * ROWS, -1)))
+        return self._add_products(p.tile().astype(self.dtype).reshape(4, ROWS, -1), self._of_warps(v), o)
+
+    def row_sum(self, p: Fragments) -> Array:
+        """Row sums ``[1, 4 * 16]`` of every warp's keys: in the lane, over its quad."""
+        lanes = p.tile().reshape(4 * ROWS, -1, 4, 2).swapaxes(1, 2).reshape(1, 4 * ROWS, 4, -1)
+        return butterfly(np.add, in_turn(np.add, lanes))
 
     def leave(self, o: Fragments, *of_rows: Array) -> None:
         """What each warp has, for the others, in the rings, which nobody reads any more: o in K's, 16 bytes of row r at
@@ -130,7 +134,12 @@ class HopperCTA(PartitionedCTA):
 
     def _of_warps(self, x: Fragments) -> Array:
         """``[4, keys, W]`` of a B operand."""
-        return x.tile().astype(np.float32).reshape(4, self.keys, -1)
+        return x.tile().reshape(4, self.keys, -1)
+
+    def _add_products(self, a: Array, b: Array, c: Fragments) -> Fragments:
+        """C + A B of every warp."""
+        total = current_arithmetic().products(a, b, c.tile().reshape(4, ROWS, -1))
+        return c.with_values(c.map.spread(total.reshape(1, 4 * ROWS, -1)))
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from kvlab.attention.mha_prefill.hopper_turns import Role, Wait, run_roles
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.scoring.emulator import head_scale, key_count
 from kvlab.hardware import TmaDescriptor
+from kvlab.hardware.chip import add_products, divide, exp2, log2, multiply_add
 from kvlab.staging import Fragments, Traffic, ceildiv
 
 from .emulator import LN2, longest_first
@@ -140,9 +141,9 @@ def consume(cta: HopperCTA, x: Launch, item: Item) -> Iterator[Wait]:
         s = s.with_values(np.where(visible, s.values, x.mask_value))
         #: softmax -> p, m, l, o    online, every warp for itself: row maximum, exponentials, row sum, rescale
         m_new = np.maximum(m, s.tile().max(2))
-        p = s.with_values(np.exp2(s.values - s.by_row(m_new)))
-        alpha = np.exp2(m - m_new)
-        l = l * alpha + p.tile().sum(2)
+        p = s.with_values(exp2(s.values - s.by_row(m_new)))
+        alpha = exp2(m - m_new)
+        l = multiply_add(l, alpha, cta.row_sum(p))
         m = m_new
         o = o.with_values(o.values * o.by_row(alpha))
         o_odd = o_odd.with_values(o_odd.values * o_odd.by_row(alpha))
@@ -158,15 +159,15 @@ def consume(cta: HopperCTA, x: Launch, item: Item) -> Iterator[Wait]:
     cta.meet(CONSUMERS)
     each, m, l = cta.left(2)
     top = m.max(0)
-    weight = np.exp2(m - top)
-    total = (l * weight).sum(0)
-    sums = [(each * weight[:, :, None]).sum(0)]
+    weight = exp2(m - top)
+    total = add_products(weight, l)
+    sums = [add_products(weight[:, :, None], each)]
     #: normalise -> lse, l    rows without a visible key give 0 and -inf
     sees = limit > lo
     some = np.where(sees, total, np.float32(1))
-    lse = np.where(sees, (top + np.log2(some)) * LN2, np.float32(-np.inf))
+    lse = np.where(sees, (top + log2(some)) * LN2, np.float32(-np.inf))
     last = np.float32(scales.v.number) * head_scale(scales.v.heads, last_head)
-    l = np.where(sees, last / some, np.float32(0))  # what the sums of a row are multiplied by
+    l = np.where(sees, divide(last, some), np.float32(0))  # what the sums of a row are multiplied by
     #: store    an empty split leaves its partial output alone
     there = kv < C.HEADS
     heads = (kv_head + kv) * C.GROUP + head
@@ -176,7 +177,7 @@ def consume(cta: HopperCTA, x: Launch, item: Item) -> Iterator[Wait]:
         cta.meet(CONSUMERS)
         cta.leave(o_odd)
         cta.meet(CONSUMERS)
-        sums.append((cta.left()[0] * weight[:, :, None]).sum(0))
+        sums.append(add_products(weight[:, :, None], cta.left()[0]))
     for n, part in enumerate(sums):
         rows = np.where(sees[:, None], part * l[:, None], np.float32(0)).astype(x.out.dtype)
         x.out[split, batch, token[writes], heads[writes], n :: len(sums)] = rows[writes]
@@ -221,16 +222,16 @@ def join(cta: HopperCTA, x: Launch, item: Item) -> None:
             #: add -> top, total, o    weights relative to the largest so far
             new = np.maximum(top, w.max(0))
             shift = np.where(there & (limit > 0), new, np.float32(0))
-            w = np.exp2((w - shift) * np.float32(LOG2E))
-            alpha = np.exp2((top - shift) * np.float32(LOG2E))
-            total = total * alpha + w.sum(0)
-            o = o * alpha[:, None] + (parts * w[:, :, None]).sum(0)
+            w = exp2((w - shift) * np.float32(LOG2E))
+            alpha = exp2((top - shift) * np.float32(LOG2E))
+            total = multiply_add(total, alpha, w.sum(0))
+            o = multiply_add(o, alpha[:, None], add_products(parts, w[:, :, None]))
             top = new
         #: combine -> lse, o    weighted mean; rows without a visible key give 0 and -inf
         sees = limit > 0
         some = np.where(sees & there, total, np.float32(1))
-        lse = np.where(sees, top + np.log2(some) * LN2, np.float32(-np.inf))
-        o = np.where(sees[:, None], o / some[:, None], np.float32(0))
+        lse = np.where(sees, multiply_add(log2(some), LN2, top), np.float32(-np.inf))
+        o = np.where(sees[:, None], o * divide(np.float32(1), some)[:, None], np.float32(0))
         #: store
         x.joined_lse[batch, token[there], heads[there]] = lse[there]
         x.joined[batch, token[there], heads[there]] = o[there].astype(x.joined.dtype)

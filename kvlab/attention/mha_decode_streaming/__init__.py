@@ -70,6 +70,7 @@ def mha_decode_streaming_paged(
     batch_invariant: bool = False,
     backend: str = "auto",
     arch: str = "gfx950",
+    arithmetic: str = "float32",
     num_splits: int | None = None,
     mask_value: float = MASK_VALUE,
     check: bool | None = None,
@@ -83,6 +84,7 @@ def mha_decode_streaming_paged(
     k_cache, v_cache  ``[pages, page_size, Hkv, D]`` of q's dtype, or of float8_e4m3fn with q of 16 bits; converted to
                  16 bits in registers, and so is q of e4m3. A GPU, sm_89 or later, gfx942 or gfx950, has that
     arch         the machine that is emulated: "gfx950"
+    arithmetic   of the emulator: "float32"; that of this chip is not known
 
     The other arguments, the results and the errors are those of :func:`~kvlab.attention.mha_decode_paged`.
 
@@ -108,7 +110,9 @@ def mha_decode_streaming_paged(
         check=check, traffic=traffic,
     )  # fmt: skip
     plan, again = kind.plan.explanation, kind.launches
-    result, lse = run(plan, KERNEL, emulate, _refer, *call.arrays, **arguments, traffic=traffic, again=again)
+    result, lse = run(
+        plan, KERNEL, emulate, _refer, *call.arrays, **arguments, traffic=traffic, again=again, arithmetic=arithmetic
+    )
     return decode_results(result, lse, out, drop_tokens=call.drop_tokens, return_lse=return_lse, base2=base2)
 
 

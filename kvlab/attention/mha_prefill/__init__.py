@@ -50,6 +50,7 @@ def mha_prefill(
     batch_invariant: bool = False,
     backend: str = "auto",
     arch: str = "sm_90",
+    arithmetic: str = "float32",
     check: bool | None = None,
     traffic: Traffic | None = None,
 ) -> Any:
@@ -84,6 +85,8 @@ def mha_prefill(
              sm_90 GPU the kernel written for it where it applies;
              "reference" (float64), "emulator", "triton", "hopper" (sm_90; its emulator for arrays on no GPU)
     arch    the machine that is emulated: "sm_90", "sm_80" (no float8_e4m3fn), or "gfx950"
+    arithmetic  of the emulator: "float32", NumPy's; or "chip", that of an H100 to the bit: sums of products (14 digits
+            with float8_e4m3fn), exp2, division, log2 and the order of sums as compiled; on "sm_80" provisional. Slower
     check   look at the values of cu_seqlens too. None: unless they are on a GPU, which would wait for it
     traffic  a :class:`~kvlab.staging.Traffic` that counts what the emulator moves
 
@@ -115,7 +118,8 @@ def mha_prefill(
     options = Options(
         causal=causal, scale=scale, max_seqlen_q=max_seqlen_q, window=window, mask=mask, softcap=softcap, sinks=sinks,
         alibi_slopes=alibi_slopes, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse,
-        base2=base2, out=out, batch_invariant=batch_invariant, backend=backend, arch=arch, check=check, traffic=traffic,
+        base2=base2, out=out, batch_invariant=batch_invariant, backend=backend, arch=arch, arithmetic=arithmetic,
+        check=check, traffic=traffic,
     )  # fmt: skip
     return _run(plan_dense(q, k, v, options, cu_seqlens_q, cu_seqlens_k))
 
@@ -147,6 +151,7 @@ def mha_prefill_paged(
     kv_layout: str = "NHD",
     backend: str = "auto",
     arch: str = "sm_90",
+    arithmetic: str = "float32",
     check: bool | None = None,
     traffic: Traffic | None = None,
 ) -> Any:
@@ -174,7 +179,8 @@ def mha_prefill_paged(
     options = Options(
         causal=causal, scale=scale, max_seqlen_q=max_seqlen_q, window=window, mask=mask, softcap=softcap, sinks=sinks,
         alibi_slopes=alibi_slopes, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse,
-        base2=base2, out=out, batch_invariant=batch_invariant, backend=backend, arch=arch, check=check, traffic=traffic,
+        base2=base2, out=out, batch_invariant=batch_invariant, backend=backend, arch=arch, arithmetic=arithmetic,
+        check=check, traffic=traffic,
     )  # fmt: skip
     return _run(plan_paged(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, options, kv_layout))
 
@@ -208,7 +214,7 @@ def _run(plan: Plan) -> Any:
     result, lse = run(
         explanation, kernel, emulator, _refer, *inputs.arrays, scale=plan.scale, problem=plan.problem,
         config=explanation.config, features=inputs.features, base2=bool(options.base2), out=inputs.out,
-        traffic=options.traffic, again=plan.again,
+        traffic=options.traffic, again=plan.again, arithmetic=options.arithmetic,
     )  # fmt: skip
     if inputs.ragged:
         result, lse = result[0], lse[0]

@@ -22,12 +22,13 @@ from kvlab.attention.scoring.emulator import (
     visible_end,
 )
 from kvlab.cache import PagedKVCache
+from kvlab.hardware.chip import divide, exp2, log2, multiply_add
 from kvlab.memory import Memory
 from kvlab.staging import Fragments, Traffic, program_ids, ragged_range, row_offsets
 
 from .config import PrefillConfig, PrefillProblem
 from .machine import prefill_cta
-from .rows import SequenceRows, by_token, next_tiles, tile_walks
+from .rows import SequenceRows, by_token, next_tiles, tile_walks, token_scales
 
 Array = np.ndarray[Any, Any]
 LN2 = np.float32(0.6931471805599453)
@@ -90,10 +91,10 @@ def attend(
         k, k_rest = cta.load_k(next_tiles(k_tiles), active)
         #: scores -> s    S = Q K^T in float32, in units of log2; scales of tokens, softcap, ALiBi
         s = cta.scores(q, q_rest, k, k_rest, active)
-        s = _scores(s, scale_log2, scales.k, k_rows, batch, kv_head, key, full, features, slope, position)
+        s, by = _scores(s, scale_log2, scales.k, k_rows, batch, kv_head, key, full, features, slope, position)
         s = s.with_values(np.where(active[:, None, None, None], s.values, np.float32(mask_value)))
         #: softmax -> p, m, l, o, o_rest    online: new row maximum, exponentials, row sum, rescale
-        p, m, l, o, o_rest = _online(cta, s, m, l, o, o_rest, active)
+        p, m, l, o, o_rest = _online(cta, s, m, l, o, o_rest, active, by)
         p = by_token(p, scales.v, v_rows, batch, kv_head, key, key < full[:, None])
         #: load_v -> v, v_rest    the V tile of the same keys
         v, v_rest = cta.load_v(next_tiles(v_tiles), active)
@@ -106,7 +107,7 @@ def attend(
         k, k_rest = cta.load_k(next_tiles(k_last), active)
         #: scores -> s    S = Q K^T in float32, in units of log2; scales of tokens, softcap, ALiBi
         s = cta.scores(q, q_rest, k, k_rest, active)
-        s = _scores(s, scale_log2, scales.k, k_rows, batch, kv_head, key, hi, features, slope, position)
+        s, _ = _scores(s, scale_log2, scales.k, k_rows, batch, kv_head, key, hi, features, slope, position)
         #: mask -> s    keys that a row does not see; the bias of those that it sees
         key_at = by_column(s, key)  # [P, threads, registers, elements]
         visible = (key_at >= s.by_row(first)) & (key_at < s.by_row(limit)) & active[:, None, None, None]
@@ -126,12 +127,12 @@ def attend(
     if mask.bias is not None:
         sees = sees & seen
     l = np.where(sees, l, np.float32(1))
-    factor = (np.float32(o_scale) * head_scale(scales.v.heads, kv_head))[:, None] / l
+    factor = divide((np.float32(o_scale) * head_scale(scales.v.heads, kv_head))[:, None], l)
     o, o_rest = (
         x.with_values(np.where(x.by_row(sees), x.values * x.by_row(factor), np.float32(0))) for x in (o, o_rest)
     )
     nothing = np.full(row.shape, -np.inf, np.float32)
-    lse = m + np.log2(l)
+    lse = m + log2(l)
     if sinks is not None:
         nothing = sinks * np.float32(LOG2E) if base2 else sinks
     if not base2:
@@ -150,26 +151,37 @@ def attend(
 def _scores(
     s: Fragments, scale_log2: Array, scale: Scale, k_rows: Any, batch: Array, kv_head: Array, key: Array, end: Array,
     features: Features, slope: Array | None, position: Array,
-) -> Fragments:  # fmt: skip
-    """Scores in units of log2, times the scales of their keys, capped, less ALiBi."""
+) -> tuple[Fragments, tuple[Array, Array] | None]:  # fmt: skip
+    """Scores in units of log2, times the scales of their keys, capped, less ALiBi; and the two factors that they are
+    products of, where nothing came behind the multiplication.
+    """
+    by = s.values, scale_log2
     s = s.with_values(s.values * scale_log2)
-    s = by_token(s, scale, k_rows, batch, kv_head, key, key < end[:, None])
+    if scale.tokens is not None:
+        by = s.values, by_column(s, token_scales(scale, k_rows, batch, kv_head, key, key < end[:, None]))
+        s = s.with_values(by[0] * by[1])
     if features.softcap:
         s = cap(s, features.softcap)
-    return s if slope is None else distance(s, slope, position, key)
+    if slope is not None:
+        s = distance(s, slope, position, key)
+    return s, None if features.softcap or slope is not None else by
 
 
 def _online(
-    cta: Any, s: Fragments, m: Array, l: Array, o: Fragments, o_rest: Fragments, active: Array
-) -> tuple[Fragments, Array, Array, Fragments, Fragments]:
-    """New row maximum, exponentials, row sum, rescale; programs whose loop is over add nothing."""
+    cta: Any, s: Fragments, m: Array, l: Array, o: Fragments, o_rest: Fragments, active: Array,
+    by: tuple[Array, Array] | None = None,
+) -> tuple[Fragments, Array, Array, Fragments, Fragments]:  # fmt: skip
+    """New row maximum, exponentials, row sum, rescale; programs whose loop is over add nothing. ``by``: the factors of
+    the scores, whose product and the maximum are subtracted in one operation.
+    """
     m_new = np.maximum(m, cta.row_max(s))
-    p = s.with_values(np.where(active[:, None, None, None], np.exp2(s.values - s.by_row(m_new)), np.float32(0)))
-    alpha = np.exp2(m - m_new)
+    below = s.values - s.by_row(m_new) if by is None else multiply_add(*by, -s.by_row(m_new))
+    p = s.with_values(exp2(np.where(active[:, None, None, None], below, np.float32(-np.inf))))
+    alpha = exp2(m - m_new)
     same = o_rest is o
     o = o.with_values(o.values * o.by_row(alpha))
     o_rest = o if same else o_rest.with_values(o_rest.values * o_rest.by_row(alpha))
-    return p, m_new, l * alpha + cta.row_sum(p), o, o_rest
+    return p, m_new, multiply_add(l, alpha, cta.row_sum(p)), o, o_rest
 
 
 def launch(

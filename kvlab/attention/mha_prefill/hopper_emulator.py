@@ -14,7 +14,9 @@ from kvlab.attention.online_softmax import LOG2E
 from kvlab.attention.operands import result_dtype
 from kvlab.attention.scoring.emulator import key_count
 from kvlab.hardware import TmaDescriptor
+from kvlab.hardware.chip import divide, exp2, log2, multiply_add
 from kvlab.staging import Fragments, Traffic
+from kvlab.staging.rows_over_warps import butterfly, in_turn
 
 from .config import PrefillProblem
 from .hopper_config import FIXED_ABOVE, TANH, HopperConfig
@@ -212,10 +214,10 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
         m = s.tile()[0].max(1)
         if C.FIXED:  # from here on m is in units of log2
             m = _fixed_top(np.maximum(m, np.float32(-1)) * scale, scale)
-            e = s.with_values(np.exp2(s.values * scale - s.by_row(m[None])))
+            e = s.with_values(exp2(multiply_add(s.values, scale, -s.by_row(m[None]))))
         else:
             m = np.maximum(m, NOTHING) if C.FIRST else m  # a row may see nothing of this block
-            e = s.with_values(np.exp2(s.values * scale - s.by_row((m * scale - shift)[None])))
+            e = s.with_values(exp2(multiply_add(s.values, scale, -s.by_row(multiply_add(m, scale, -shift)[None]))))
         l = quad_sum(e)
         p = e.with_values(e.values.astype(cta.dtype))
         alpha, o = np.ones(BM, np.float32), cta.zeros()
@@ -248,12 +250,14 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
                 l = l + quad_sum(e)
             else:
                 m_new = np.maximum(m, s.tile()[0].max(1))
-                alpha = np.exp2(m * scale - m_new * scale)
+                base = m_new * scale
+                alpha = exp2(multiply_add(m, scale, -base))
                 m = m_new
                 if C.HOLD == 1:
                     yield cta.v_full[vb], ((it - 1) // C.NB) & 1
-                e = s.with_values(np.exp2(s.values * scale - s.by_row((m * scale - shift)[None])))
-                l = l * alpha[:, None] + quad_sum(e)
+                base = multiply_add(m, scale, -shift) if C.ITEM == 1 else base
+                e = s.with_values(exp2(multiply_add(s.values, scale, -s.by_row(base[None]))))
+                l = multiply_add(l, alpha[:, None], quad_sum(e))
             #: rescale -> p, o    P rounded, O *= alpha; V's stage is free
             if C.HOLD == 2:
                 yield cta.v_full[vb], ((it - 1) // C.NB) & 1
@@ -277,7 +281,8 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
         o = cta.accumulate(me, p, b, o)
         #: normalise -> o, lse    rows without a visible key give 0 and -inf, or the sink's logit
         sink = None if x.features.sinks is None else x.features.sinks[head]
-        lse, inv = _row_results(m if C.FIXED else m * scale - shift, l, sink, x.unit)
+        by = None if C.FIXED or C.ITEM == 1 or sink is not None else (m, scale)
+        lse, inv = _row_results(m if C.FIXED else multiply_add(m, scale, -shift), l, sink, x.unit, by)
         inv = inv * x.v_factor * x.scale_of("v", head) if C.ITEM == 1 else inv
         cta.wait_mma(me, 0)
         cta.wait_store(me)  # the tile before has left its buffer; the warps meet behind it
@@ -330,7 +335,7 @@ def _capped_weights(s: Fragments, top: Array, inner: np.float32, scale: np.float
         t = x * x
         near = (t * (t * c + b) + a) * x
     power = np.where(far, np.tanh(x * inner) * scale, near) - s.by_row(top[None])
-    return s.with_values(np.exp2(np.where(np.isneginf(x), -np.inf, power)).astype(np.float32))
+    return s.with_values(exp2(np.where(np.isneginf(x), np.float32(-np.inf), power)))
 
 
 def _mask(
@@ -345,20 +350,25 @@ def _mask(
 def quad_sum(e: Fragments) -> Array:
     """Row sums ``[BM, 4]``, one for each lane of the quad that holds a row."""
     tile = e.tile()[0]
-    sums: Array = tile.reshape(len(tile), -1, 4, 2).sum(3).sum(1)
-    return sums
+    pairs = tile.reshape(len(tile), -1, 4, 2).sum(3)
+    return in_turn(np.add, pairs.swapaxes(1, 2))
 
 
-def _row_results(top: Array, l: Array, sink: Any, unit: np.float32) -> tuple[Array, Array]:
-    """LSE of each row in ``unit``, and what its O is multiplied by. ``top``: the row's maximum in units of log2."""
-    total, weight = l.sum(1), np.ones(len(l), np.float32)
+def _row_results(
+    top: Array, l: Array, sink: Any, unit: np.float32, by: tuple[Array, np.float32] | None
+) -> tuple[Array, Array]:
+    """LSE of each row in ``unit``, and what its O is multiplied by. ``top``: the row's maximum in units of log2, ``by``
+    the factors that ptxas multiplies in one operation with what is added to it.
+    """
+    total, weight = butterfly(np.add, l), np.ones(len(l), np.float32)
     if sink is not None:
         high = np.maximum(top, np.float32(sink) * np.float32(LOG2E))
-        weight = np.exp2(top - high)
-        total, top = total * weight + np.exp2(np.float32(sink) * np.float32(LOG2E) - high), high
+        weight = exp2(top - high)
+        total, top = multiply_add(total, weight, exp2(np.float32(sink) * np.float32(LOG2E) - high)), high
     seen = np.where(total == 0, np.float32(1), total)
-    lse = np.where(total == 0, np.float32(-np.inf), (top + np.log2(seen)) * unit)
-    return lse, np.where(total == 0, np.float32(0), weight / seen)
+    lse = top + log2(seen) if by is None else multiply_add(*by, log2(seen))
+    lse = np.where(total == 0, np.float32(-np.inf), lse * unit)
+    return lse, np.where(total == 0, np.float32(0), divide(weight, seen))
 
 
 def launch(

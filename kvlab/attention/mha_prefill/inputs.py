@@ -58,6 +58,7 @@ class Options:
     batch_invariant: bool = False
     backend: str = "auto"
     arch: str = "sm_90"
+    arithmetic: str = "float32"
     check: bool | None = None
     traffic: Traffic | None = None
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from kvlab.attention.backends import check_fp8_gpu, target_of
+from kvlab.attention.backends import check_arithmetic, check_fp8_gpu, target_of
 from kvlab.attention.explain import Explanation
 from kvlab.attention.features import Features, kv_view
 from kvlab.attention.hopper_choice import choose_with_hopper
@@ -141,6 +141,7 @@ def _common(inputs: PrefillInputs, options: Options) -> _Common:
     if hopper:
         tiles, where = choose_hopper(problem, inputs), "sm_90" if chosen == "emulator" else None
         explanation = Explanation("mha_prefill", chosen, reason, tiles, tiles.grid(problem), where)
+        check_arithmetic(explanation, options.arithmetic)
         return _Common(explanation, problem, scale, kept)
     if is_fp8(inputs.k):
         check_fp8_gpu(inputs.q, products=fp8)
@@ -153,6 +154,7 @@ def _common(inputs: PrefillInputs, options: Options) -> _Common:
     )  # fmt: skip
     check_grid(config.grid(problem), problem.batch, problem.max_q)
     explanation = Explanation("mha_prefill", chosen, reason, config, config.grid(problem), emulated)
+    check_arithmetic(explanation, options.arithmetic)
     return _Common(explanation, problem, scale, kept)
 
 

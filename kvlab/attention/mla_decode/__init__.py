@@ -90,6 +90,7 @@ def mla_decode_paged(
     batch_invariant: bool = False,
     backend: str = "auto",
     arch: str = "sm_90",
+    arithmetic: str = "float32",
     num_splits: int | None = None,
     mask_value: float = MASK_VALUE,
     check: bool | None = None,
@@ -134,6 +135,8 @@ def mla_decode_paged(
                  what it cannot do
     arch         the machine that is emulated: "sm_80", "sm_90" (the tiles of the compiled kernel), "gfx950" (MAX's tile
                  of 16 rows and 128 keys; 16 bits, v_dim 128, 256 or 512, 32 or 64 columns of rope)
+    arithmetic   of the emulator: "float32", NumPy's; or "chip", that of an H100 to the bit: sums of products, exp2,
+                 division, log2 and the order of sums as compiled; on "sm_80" provisional. Slower
     num_splits   programs that share the keys of a sequence; chosen by the sizes, not the lengths, if None
     mask_value   score given to masked keys, in units of log2
     check        look at the values of seq_lens and block_table; None: unless they are on a GPU, which would wait for it
@@ -170,8 +173,9 @@ def mla_decode_paged(
     kernel = KERNELS.get(plan.backend, "")
     emulator = emulate_hopper if isinstance(plan.config, HopperConfig) else emulate
     result, lse = run(
-        plan, kernel, emulator, _refer, *inputs.arrays, **arguments, traffic=traffic, again=kind.launches
-    )
+        plan, kernel, emulator, _refer, *inputs.arrays, **arguments, traffic=traffic, again=kind.launches,
+        arithmetic=arithmetic,
+    )  # fmt: skip
     return decode_results(result, lse, out, drop_tokens=inputs.drop_tokens, return_lse=return_lse, base2=base2)
 
 

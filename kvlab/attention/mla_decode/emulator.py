@@ -23,6 +23,7 @@ from kvlab.attention.scoring.emulator import (
     visible_end,
 )
 from kvlab.cache import PagedKVCache
+from kvlab.hardware.chip import divide, exp2, log2, multiply_add
 from kvlab.memory import Memory, bfloat16
 from kvlab.staging import Traffic, ceildiv, mla_cta, program_ids, ragged_range, row_offsets
 
@@ -107,9 +108,9 @@ def attend(
         visible = s.with_values(sees)
         #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
         m_new = np.maximum(m, cta.row_max(s))
-        p = s.with_values(np.where(visible.values, np.exp2(s.values - s.by_row(m_new)), np.float32(0)))
-        alpha = np.exp2(m - m_new)
-        l = l * alpha + cta.row_sum(p)
+        p = s.with_values(np.where(visible.values, exp2(s.values - s.by_row(m_new)), np.float32(0)))
+        alpha = exp2(m - m_new)
+        l = multiply_add(l, alpha, cta.row_sum(p))
         o = o.with_values(o.values * o.by_row(alpha))
         m = m_new
         if by.tokens is not None:
@@ -121,10 +122,10 @@ def attend(
     #: normalise -> o, lse    a row whose sum is empty saw no key: 0 and -inf
     some = l != 0
     l = np.where(some, l, np.float32(1))
-    o = o.with_values(o.values / o.by_row(l))
+    o = o.with_values(divide(o.values, o.by_row(l)))
     if by.tokens is None and problem.fp8:
         o = o.with_values(o.values * kv_scale)
-    lse = np.where(some, (m + np.log2(l)) * LN2, np.float32(-np.inf))
+    lse = np.where(some, (m + log2(l)) * LN2, np.float32(-np.inf))
     #: store    an empty split leaves its partial output alone
     writes_o = is_row & (some | (config.num_splits == 1))
     p_index, r_index = np.nonzero(writes_o)

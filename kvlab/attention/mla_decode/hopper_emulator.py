@@ -17,7 +17,9 @@ from kvlab.attention.mha_prefill.hopper_turns import Role, Wait, run_roles
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.attention.scoring.emulator import key_count
 from kvlab.hardware import TmaDescriptor
+from kvlab.hardware.chip import divide, exp2, log2, multiply_add
 from kvlab.staging import Fragments, Traffic, ceildiv
+from kvlab.staging.rows_over_warps import butterfly
 
 from .hopper_config import HopperConfig
 from .hopper_cta import HALVES, HopperCTA, Warps
@@ -171,9 +173,9 @@ def lead(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
         s = _mask(s, x, token, head, key, limit)
         #: softmax -> p, m, l, alpha, total, inv    of the last block; a row that saw no key gives 0
         p, m, l, alpha = _softmax(s, m, l, scale, cta.dtype)
-        total = l.sum(1)
+        total = butterfly(np.add, l)
         some = np.where(total == 0, np.float32(1), total)
-        inv = np.where(total == 0, np.float32(0), np.float32(1) / some)
+        inv = np.where(total == 0, np.float32(0), divide(np.float32(1), some))
         #: accumulate -> o    O = alpha O + P V of the last block, started
         b = it % C.NB
         o = o.with_values(o.values * o.by_row(alpha[None]))
@@ -186,7 +188,7 @@ def lead(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
         cta.put(me, 1, inv)
         cta.send(me, p, alpha)
         #: normalise -> o, lse    natural logarithm
-        lse = np.where(total == 0, np.float32(-np.inf), (m * scale + np.log2(some)) * LN2)
+        lse = np.where(total == 0, np.float32(-np.inf), multiply_add(m, scale, log2(some)) * LN2)
         cta.wait_mma(me, 0)
         o = o.with_values(o.values * o.by_row(inv[None]))
         #: store    registers -> DRAM; an empty split leaves its partial output alone
@@ -256,9 +258,10 @@ def _softmax(
 ) -> tuple[Fragments, Array, Array, Array]:
     """P, row maximum, sums of each lane, and what O is multiplied by."""
     m_new = np.maximum(m, s.tile()[0].max(1))
-    alpha = np.exp2(m * scale - m_new * scale)
-    e = s.with_values(np.exp2(s.values * scale - s.by_row((m_new * scale)[None])))
-    return e.with_values(e.values.astype(dtype)), m_new, l * alpha[:, None] + quad_sum(e), alpha
+    base = m_new * scale
+    alpha = exp2(multiply_add(m, scale, -base))
+    e = s.with_values(exp2(multiply_add(s.values, scale, -s.by_row(base[None]))))
+    return e.with_values(e.values.astype(dtype)), m_new, multiply_add(l, alpha[:, None], quad_sum(e)), alpha
 
 
 def launch(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from kvlab.attention.backends import check_fp8_gpu, choose_backend, on_gpu, rounded, run, target_of
+from kvlab.attention.backends import check_arithmetic, check_fp8_gpu, choose_backend, on_gpu, rounded, run, target_of
 from kvlab.attention.explain import Explanation
 from kvlab.attention.features import Features, in_base, resolve_features
 from kvlab.attention.inputs import check_lane_copies, check_paged_collection, check_traffic, finite_number, require
@@ -107,6 +107,7 @@ def mla_prefill_paged(
     batch_invariant: bool = False,
     backend: str = "auto",
     arch: str = "sm_90",
+    arithmetic: str = "float32",
     check: bool | None = None,
     traffic: Traffic | None = None,
 ) -> Any:
@@ -152,6 +153,8 @@ def mla_prefill_paged(
                  "reference" (float64), "emulator", "triton"
     arch         the machine that is emulated: "sm_90", "sm_80" (no float8_e4m3fn), or "gfx950" (an e4m3 rope part of
                  more than 32 columns)
+    arithmetic   of the emulator: "float32", NumPy's; or "chip", that of an H100 to the bit: sums of products, exp2,
+                 division, log2 and the order of sums as compiled; on "sm_80" provisional. Slower
     check        look at the values of the integers too. None: unless they are on a GPU, which would wait for it
     traffic      a :class:`~kvlab.staging.Traffic` that counts what the emulator moves
 
@@ -187,7 +190,10 @@ def mla_prefill_paged(
              "alibi_slopes": alibi_slopes, "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale,
              "rope_scale": rope_scale}  # fmt: skip
     form = {"latent_dim": latent_dim, "kv_layout": kv_layout}
-    return _run(_PAGED, arrays, form, asked, max_seqlen_q, backend, arch, scale, return_lse, base2, out, check, traffic)
+    return _run(
+        _PAGED, arrays, form, asked, max_seqlen_q, backend, arch, arithmetic, scale, return_lse, base2, out, check,
+        traffic,
+    )  # fmt: skip
 
 
 @operation
@@ -216,6 +222,7 @@ def mla_prefill_ragged(
     out: Any = None,
     backend: str = "auto",
     arch: str = "sm_90",
+    arithmetic: str = "float32",
     check: bool | None = None,
     traffic: Traffic | None = None,
 ) -> Any:
@@ -236,7 +243,10 @@ def mla_prefill_ragged(
     asked = {"mask": mask, "window": window, "causal": causal, "softcap": softcap, "sinks": sinks,
              "alibi_slopes": alibi_slopes, "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale,
              "rope_scale": rope_scale}  # fmt: skip
-    return _run(_RAGGED, arrays, {}, asked, max_seqlen_q, backend, arch, scale, return_lse, base2, out, check, traffic)
+    return _run(
+        _RAGGED, arrays, {}, asked, max_seqlen_q, backend, arch, arithmetic, scale, return_lse, base2, out, check,
+        traffic,
+    )  # fmt: skip
 
 
 class _Form(NamedTuple):
@@ -263,7 +273,7 @@ class _Plan:
 
 def _run(
     form: _Form, arrays: tuple[Any, ...], more: dict[str, Any], asked: dict[str, Any], max_q: Any, backend: Any,
-    arch: str, scale: Any, return_lse: bool, base2: bool, out: Any, check: bool | None, traffic: Any,
+    arch: str, arithmetic: str, scale: Any, return_lse: bool, base2: bool, out: Any, check: bool | None, traffic: Any,
 ) -> Any:  # fmt: skip
     """The call, checked; its plan where that is asked for."""
     explains, first = isinstance(backend, _Explain), None
@@ -296,10 +306,12 @@ def _run(
     else:
         inputs, features = first
     if explains:
+        check_arithmetic(plan.explanation, arithmetic)
         return plan.explanation
     result, lse = run(
         plan.explanation, KERNEL, emulate, _refer, *inputs.arrays, scale=plan.scale, features=features,
         problem=plan.problem, config=plan.explanation.config, out=inputs.out, traffic=traffic, again=kind.launches,
+        arithmetic=arithmetic,
     )  # fmt: skip
     result = result if out is None else out
     return (result, in_base(lse, base2)) if return_lse else result

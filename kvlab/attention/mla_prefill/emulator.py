@@ -13,6 +13,7 @@ from kvlab.attention.operands import result_dtype
 from kvlab.attention.scales import Scale
 from kvlab.attention.scoring.emulator import add_bias, cap, distance, head_scale, key_count, key_range, visible_end
 from kvlab.cache import PagedKVCache
+from kvlab.hardware.chip import divide, exp2, log2, multiply_add
 from kvlab.memory import Memory, bfloat16
 from kvlab.staging import Fragments, KVCacheIterator, Traffic, program_ids, ragged_range, row_offsets
 
@@ -86,15 +87,19 @@ def attend(
         by_key = _by_key(scales.k, k_rows, batch, head, key, exists)
         by_rope = _by_key(scales.rope, rope_rows, batch, 0 * head, base[:, None] + key, exists)
         #: scores -> s    S = Q K^T over nope and rope columns, in float32, in units of log2
-        s = _scores(cta.scores(q, q_rope, k, k_rope, by_key, by_rope, active), by_program, features.softcap)
+        sums = cta.scores(q, q_rope, k, k_rope, by_key, by_rope, active)
+        s = _scores(sums, by_program, features.softcap)
         if slope is not None:
             s = distance(s, slope, position - base[:, None], key)
         s = s.with_values(np.where(_each(active), s.values, np.float32(mask_value)))
         #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
         m_new = np.maximum(m, cta.row_max(s))
-        p = s.with_values(np.where(_each(active), np.exp2(s.values - s.by_row(m_new)), np.float32(0)))
-        alpha = np.exp2(m - m_new)
-        l = l * alpha + cta.row_sum(p)
+        below = s.values - s.by_row(m_new)
+        if slope is None and not features.softcap:  # one operation with the multiplication
+            below = multiply_add(sums.values, by_program, -s.by_row(m_new))
+        p = s.with_values(exp2(np.where(_each(active), below, np.float32(-np.inf))))
+        alpha = exp2(m - m_new)
+        l = multiply_add(l, alpha, cta.row_sum(p))
         o = o.with_values(o.values * o.by_row(alpha))
         m = m_new
         p = by_token(p, scales.v, v_rows, batch, head, key, exists)
@@ -125,9 +130,9 @@ def attend(
         visible = s.with_values(seen)
         #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
         m_new = np.maximum(m, cta.row_max(s))
-        p = s.with_values(np.where(visible.values, np.exp2(s.values - s.by_row(m_new)), np.float32(0)))
-        alpha = np.exp2(m - m_new)
-        l = l * alpha + cta.row_sum(p)
+        p = s.with_values(np.where(visible.values, exp2(s.values - s.by_row(m_new)), np.float32(0)))
+        alpha = exp2(m - m_new)
+        l = multiply_add(l, alpha, cta.row_sum(p))
         o = o.with_values(o.values * o.by_row(alpha))
         m = m_new
         p = by_token(p, scales.v, v_rows, batch, head, key, exists)
@@ -138,10 +143,10 @@ def attend(
     #: normalise -> o, lse    a row whose sum is empty saw no key: 0 and -inf
     some = l != 0
     l = np.where(some, l, np.float32(1))
-    o = o.with_values(o.values / o.by_row(l))
+    o = o.with_values(divide(o.values, o.by_row(l)))
     if scales.v.tokens is None:
         o = o.with_values(o.values * _each(np.float32(scales.v.number) * head_scale(scales.v.heads, head)))
-    lse = np.where(some, (m + np.log2(l)) * LN2, np.float32(-np.inf))
+    lse = np.where(some, (m + log2(l)) * LN2, np.float32(-np.inf))
     #: store    the rows of this sequence
     p_index, r_index = np.nonzero(is_row)
     rows = o.tile()[p_index, r_index, : problem.value].astype(o_array.dtype)  # [rows to write, value]

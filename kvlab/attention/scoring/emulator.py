@@ -12,6 +12,7 @@ import numpy as np
 from kvlab.attention.intervals import key_count
 from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
 from kvlab.cache import PagedKVCache
+from kvlab.hardware.chip import divide, exp2, multiply_add
 from kvlab.staging import Fragments
 
 __all__ = ["add_bias", "by_column", "cap", "distance", "head_scale", "in_pages", "key_count", "key_range",
@@ -43,8 +44,9 @@ def cap(s: Fragments, softcap: float) -> Fragments:
     with np.errstate(over="ignore", invalid="ignore"):
         x = s.values * np.float32(2 / softcap)
         y = x * x * np.float32(0.25 / LOG2E**2)
-        series = s.values * (one + y * (third + y * (fifth + y * seventh)))
-        bounded = np.float32(softcap * LOG2E) * (one - 2 / (np.exp2(x) + one))
+        inner = multiply_add(y, multiply_add(y, seventh, fifth), third)
+        series = s.values * multiply_add(y, inner, one)
+        bounded = np.float32(softcap * LOG2E) * (one - divide(np.float32(2), exp2(x) + one))
     return s.with_values(np.where(np.abs(x) < np.float32(0.5), series, bounded))
 
 

@@ -18,7 +18,8 @@ from ..arch import Arch, get_arch
 from . import functions
 from .products import SUMS, mma_sum
 
-__all__ = ["ARITHMETICS", "Arithmetic", "arithmetic", "check_arithmetic", "current_arithmetic"]
+__all__ = ["ARITHMETICS", "Arithmetic", "add_products", "arithmetic", "check_arithmetic", "current_arithmetic",
+           "divide", "exp", "exp2", "log", "log2", "multiply_add"]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 
@@ -86,6 +87,68 @@ def current_arithmetic() -> Arithmetic:
     False
     """
     return _current.get()
+
+
+def exp2(x: Any) -> Array:
+    """2 to the power of x, in the current arithmetic; x float32.
+
+    >>> import numpy as np
+    >>> with arithmetic("chip"):
+    ...     exp2(np.float32([-0.5])).tolist()
+    [0.7071067094802856]
+    """
+    return _current.get().exp2(x)
+
+
+def log2(x: Any) -> Array:
+    """Base-2 logarithm in the current arithmetic; x float32."""
+    return _current.get().log2(x)
+
+
+def exp(x: Any) -> Array:
+    """e to the power of x, in the current arithmetic; x float32."""
+    return _current.get().exp(x)
+
+
+def log(x: Any) -> Array:
+    """Natural logarithm in the current arithmetic; x float32."""
+    return _current.get().log(x)
+
+
+def divide(x: Any, y: Any) -> Array:
+    """``x / y`` in the current arithmetic; both float32.
+
+    >>> import numpy as np
+    >>> divide(np.float32(1), np.float32([3])).tolist()
+    [0.3333333432674408]
+    """
+    return _current.get().divide(x, y)
+
+
+def multiply_add(a: Any, b: Any, c: Any) -> Array:
+    """``a * b + c``, rounded twice in ``"float32"`` and once in ``"chip"``: where the compiled kernel has one
+    instruction for both. All float32.
+
+    >>> import numpy as np
+    >>> x = np.float32(1 + 2**-12)
+    >>> with arithmetic("chip"):
+    ...     float(multiply_add(x, x, np.float32(-1)))
+    0.0004883408546447754
+    """
+    return _current.get().fma(a, b, c)
+
+
+def add_products(a: Array, b: Array) -> Array:
+    """The sum of ``a * b`` over the first axis, one :func:`multiply_add` after the other.
+
+    >>> import numpy as np
+    >>> add_products(np.float32([1, 2, 3]), np.float32([[4], [5], [6]])).tolist()
+    [32.0]
+    """
+    total = a[0] * b[0]
+    for x, y in zip(a[1:], b[1:], strict=True):
+        total = multiply_add(x, y, total)
+    return np.asarray(total)
 
 
 @contextmanager

@@ -74,11 +74,11 @@ class Call:
         home = f"kvlab.attention.mha_{self.operation}."
         if self.operation == "decode":
             problem, features = decode_config.problem_of(*arrays[:4]), Features()
-            choose = decode_hopper.choose_hopper if hopper else decode_config.choose_config
-            config = choose(problem, *[features] * hopper, processors=132, num_splits=self.splits)
+            choose: Any = decode_hopper.choose_hopper if hopper else decode_config.choose_config
+            config: Any = choose(problem, *[features] * hopper, processors=132, num_splits=self.splits)
             return home, arrays, {"scale": D**-0.5, "config": config, "features": features}
         options = Options(causal=True, backend="hopper" if hopper else "emulator", check=False)
-        plan = plan_dense(*arrays, options)
+        plan = plan_dense(arrays[0], arrays[1], arrays[2], options)
         config = plan.explanation.config if hopper else choose_prefill(plan.problem, arch="sm_90")
         named = {"scale": plan.scale, "problem": plan.problem, "config": config, "features": plan.inputs.features}
         return home, plan.inputs.arrays, named
@@ -129,7 +129,7 @@ def numbers() -> dict[str, Array]:
     bits = rng.integers(0, 0x7F800000, 1 << 16, np.int64).astype(np.int32).view(np.float32)
     near = (1 + rng.uniform(-0.3, 0.5, 1 << 16)).astype(np.float32)
     sums = np.exp2(rng.uniform(0, 14, 1 << 16)).astype(np.float32)
-    ends = np.float32([0, np.inf, 1, 2, 0.5, 1e-40, 1e-38, 3e38, 2.0**-126, 2.0**126, 2.0**127])
+    ends = np.array([0, np.inf, 1, 2, 0.5, 1e-40, 1e-38, 3e38, 2.0**-126, 2.0**126, 2.0**127], np.float32)
     x = np.concatenate([bits, near, sums, ends])
     y = np.concatenate([sums, bits, near, ends[::-1]])
     small = rng.uniform(-130, 20, len(x)).astype(np.float32)
@@ -157,7 +157,7 @@ def record(folder: Path) -> None:
 
     from gpu_record import facts
 
-    found: dict[str, Array] = {}
+    found: dict[str, Any] = {}
     for call in CALLS:
         try:
             out, lse = call.on_the_gpu()
@@ -172,7 +172,7 @@ def record(folder: Path) -> None:
     about["configs"] = {str(call): repr(call.launched()[2]["config"]) for call in CALLS}
     text = json.dumps(about)
     np.savez_compressed(folder / "chip_bits.npz", about=np.array(text), **found)
-    functions = {name: x.view(np.uint32) for name, x in functions_on_the_gpu().items()}
+    functions: dict[str, Any] = {name: x.view(np.uint32) for name, x in functions_on_the_gpu().items()}
     np.savez_compressed(folder / "chip_functions.npz", about=np.array(text), **functions)
     print(text)
 

@@ -4,15 +4,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks import chip_bits
 from kvlab.attention import (
     explain,
     merge_states,
@@ -30,19 +29,6 @@ from kvlab.memory import bfloat16, float8_e4m3fn
 
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "tests" / "data" / "hardware"
-
-
-def _chip_bits() -> Any:
-    """benchmarks/chip_bits.py, which recorded."""
-    spec = importlib.util.spec_from_file_location("chip_bits", ROOT / "benchmarks" / "chip_bits.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["chip_bits"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-chip_bits = _chip_bits()
 
 
 @pytest.fixture(scope="module")

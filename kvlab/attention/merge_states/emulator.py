@@ -29,9 +29,10 @@ def merge(
     #: total -> top, total    weights relative to the largest, so that nothing overflows
     top = lse_parts.max(axis=1)
     shift = np.where(top == -np.inf, np.float32(0), top)
-    weights = exp(lse_parts - shift[:, None]).reshape(len(batch), -1, min(PARTS, 32))  # of one warp's lanes
+    weights = exp(lse_parts - shift[:, None]).reshape(len(batch), -(-PARTS // 32), min(PARTS, 32))  # of lanes
     total = butterfly(np.add, in_turn(np.add, weights.swapaxes(1, 2)))
     d = piece[:, None] * BD + np.arange(BD)  # [P, BD]
+    lanes = min(CHUNK, 32 // min(32, BD // min(BD, 16 // outs.itemsize)))  # of a warp, that have one column's parts
     o = np.zeros((len(batch), BD), np.float32)
     lost = np.zeros((len(batch), BD), np.float32)
     for first in range(0, num_parts, CHUNK):
@@ -47,7 +48,7 @@ def merge(
         parts[p, k, c] = outs[first + k, batch[p], token[p], head[p], d[p, c]]
         traffic.move("DRAM->registers", len(p) * outs.itemsize + len(batch) * len(n) * 4)
         #: add -> o, lost    compensated: what the sum could not hold is kept for the next
-        term = add_products(parts.swapaxes(0, 1), w.T[:, :, None]) - lost
+        term = _sum(parts, w[:, :, None], lanes) - lost
         new = o + term
         lost = (new - o) - term
         o = new
@@ -61,6 +62,12 @@ def merge(
     p = np.nonzero(piece == 0)[0]
     lse_array[batch[p], token[p], head[p]] = lse[p]
     traffic.move("registers->DRAM", o_array.nbytes + lse_array.nbytes)
+
+
+def _sum(parts: Array, w: Array, lanes: int) -> Array:
+    """Columns ``[P, BD]`` of the parts times their weights: in each lane one after the other, then over the lanes."""
+    parts, w = (x.reshape(len(x), x.shape[1] // lanes, lanes, x.shape[2]).swapaxes(0, 1) for x in (parts, w))
+    return butterfly(np.add, np.moveaxis(add_products(parts, w), 1, -1))
 
 
 def launch(

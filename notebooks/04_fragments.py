@@ -24,10 +24,18 @@
 import numpy as np
 
 from kvlab.exercise import check
-from kvlab.hardware import SmemDescriptor, get_atom, ldmatrix, tile_layout_k_major, tile_to_descriptor
+from kvlab.hardware import (
+    SmemDescriptor,
+    arithmetic,
+    get_atom,
+    ldmatrix,
+    mma_sum,
+    tile_layout_k_major,
+    tile_to_descriptor,
+)
 from kvlab.layout import LinearLayout
 from kvlab.layout.encodings import NVMMADistributedLayout
-from kvlab.memory import Memory, bfloat16
+from kvlab.memory import Memory, bfloat16, float8_e4m3fn
 from kvlab.viz import draw_atom, draw_descriptor, draw_linear_layout
 
 rng = np.random.default_rng(4)
@@ -200,6 +208,37 @@ base_offset = None  # your answer, a number
 
 # %%
 check(base_offset, 8832 // 128 % 8, "Count in rows of 128 bytes, from the last multiple of 1024.")
+
+# %% [markdown]
+# ## What 14 digits cost
+#
+# The accumulator C is float32, but a tensor core does not round as float32 does. One instruction cuts its products and C to
+# multiples of one small number, which the largest of them sets, and cuts their sum to 24 binary digits; with 8-bit operands,
+# to **14**, however wide C is. Nothing is rounded to nearest: an H100 was measured, and the rule gives every bit. Inside
+# `arithmetic("chip")` atoms compute so.
+
+# %%
+one, start = np.ones((64, 32)), np.full((128, 4), 8193.5, np.float32)
+for name, dtype in (("wgmma.m64n8k32.e4m3", float8_e4m3fn), ("wgmma.m64n8k16.bf16", bfloat16)):
+    atom = get_atom(name)
+    operands = atom.fragment_a(one[:, : atom.shape[2]].astype(dtype)), np.ones((atom.shape[2], 8), dtype)
+    with arithmetic("chip"):
+        print(f"8193.5 + {atom.shape[2]} by {name}:", atom.mma(*operands, start)[0, 0])
+
+# %% [markdown]
+# Where all products are positive, nothing makes up for what is cut. The longer the sum, the larger it is against its next
+# product:
+
+# %%
+a, b = rng.uniform(0.5, 1, (64, 8192)), rng.uniform(0.5, 1, (8192, 8))
+print("K       bfloat16    e4m3")
+for K in (128, 1024, 8192):
+    lost = []
+    for dtype in (bfloat16, float8_e4m3fn):
+        rows, columns = a[:, :K].astype(dtype), b[:K].astype(dtype)
+        exact = rows.astype(float) @ columns.astype(float)
+        lost.append(np.abs(mma_sum(rows, columns, np.zeros((64, 8), np.float32)) / exact - 1).max())
+    print(f"{K:5}   {lost[0]:.1e}     {lost[1]:.1e}")
 
 # %% [markdown]
 # ## MFMA: AMD's 64 lanes

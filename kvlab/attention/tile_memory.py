@@ -7,6 +7,9 @@ from kvlab.hardware.arch_table import ARCHS
 
 __all__ = ["shared_limit", "tile_bytes"]
 
+NUMBER_BYTES = 16
+"""Of what a key has beside its columns: the number of its page, scales, and what aligns a buffer more."""
+
 
 def shared_limit(arch: str) -> int:
     """Bytes of shared memory that a CTA may have on a GPU of ``arch``; on one that no table has, those of its like that
@@ -21,13 +24,39 @@ def shared_limit(arch: str) -> int:
     return get_arch(arch).shared_bytes
 
 
-def tile_bytes(BM: int, BN: int, columns: tuple[int, int], itemsize: int, num_stages: int) -> int:
-    """Bytes of BM query rows, BN keys with ``columns`` of K and V, and P, where products are mma.sync's or without
-    tensor cores: K and V stand side by side where more than one stage is asked for, else V where K was.
+def tile_bytes(
+    BM: int, BN: int, columns: tuple[int, int], itemsize: int, num_stages: int, *, arch: str = "sm_90",
+    key_bytes: int | None = None, q_columns: tuple[int, int] | None = None, hops: int = 1, wgmma: bool = False,
+    biased: bool = False,
+) -> int:  # fmt: skip
+    """Bytes of shared memory that a loop over tiles of BN keys takes on ``arch`` at most: BM query rows, ``columns`` of
+    K and V, products of ``itemsize`` bytes. No compiled kernel takes more, and near a limit none takes much less.
+
+    With one stage, V comes where K was. With more, K and V stand side by side, a tile for each stage but the one at
+    work; a load that waits for another, of its page's number, is a pipeline of half as many stages (``hops`` 2).
+    ``key_bytes``: of a key's K and V as they come, where products are of another dtype. ``q_columns``: of a row of Q
+    and of the output, where they are not those of K and V. ``wgmma`` reads K and V while the next tile comes: one tile
+    more, and one that is converted; P stays in registers, and otherwise goes through memory. ``biased``: float32 that
+    is added to the scores comes as K does. On AMD's GPUs Q and the scores pass through memory that others use, too, and
+    with one stage each piece of the columns after the other: ``columns`` are the widest.
 
     >>> tile_bytes(32, 32, (576, 512), 2, 2), tile_bytes(32, 32, (576, 512), 2, 1)
     (108544, 75776)
+    >>> [tile_bytes(128, 64, (192, 128), 2, stages, wgmma=True, biased=True) for stages in (3, 2)]
+    [240640, 165888]
     """
-    k, v = columns
-    held = k + v if num_stages > 1 else max(k, v)
-    return itemsize * (BM * k + BN * held + BM * BN)
+    amd, (k, v), (q_k, q_v) = arch.startswith("gfx"), columns, q_columns or columns
+    row = (k + v) * itemsize
+    given = row if key_bytes is None else key_bytes
+    if num_stages == 1:
+        tiles = BN * max(k, v) * itemsize
+    else:
+        tiles = BN * (max((num_stages - 1) // hops, 1) + wgmma) * given + BN * row * (wgmma and given < row)
+    q, p, out = BM * q_k * itemsize, BM * BN * itemsize * (not wgmma), BM * q_v * max(itemsize, 2)
+    if amd:
+        scores = BM * BN * 4
+        return max(q, tiles + scores if num_stages > 1 else max(tiles, scores), out)
+    tiles += (num_stages - 1) * BM * BN * 4 * biased
+    if biased or hops == 2 or given < row:
+        tiles += num_stages * BN * NUMBER_BYTES
+    return max(q + tiles + p, out)

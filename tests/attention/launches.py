@@ -40,7 +40,9 @@ def compiled_features(case: FeatureCase, target: str, streaming: bool = False) -
     home, config = (streaming_kernel, streaming_config) if streaming else (kernel, decode_config)
     call = case.build().resolved
     problem = decode_config.problem_of(*call.arrays[:4])
-    options: dict[str, Any] = {} if streaming else {"heavy": call.features.heavy, "shared": SHARED[target]}
+    options: dict[str, Any] = {} if streaming else {
+        "heavy": call.features.heavy, "biased": call.features.mask.bias is not None, "shared": SHARED[target]
+    }  # fmt: skip
     chosen = config.choose_config(problem, num_splits=case.splits, arch=family(target), **options)
     caught = Caught(home.attend)
     with pytest.MonkeyPatch.context() as patch:
@@ -50,7 +52,10 @@ def compiled_features(case: FeatureCase, target: str, streaming: bool = False) -
     arguments = caught.arguments
     if not streaming:
         arguments["PTX"] = target.startswith("sm_")
-    return as_launched(caught.fn, arguments, target)
+    made = as_launched(caught.fn, arguments, target)
+    biased = {} if streaming else {"biased": options["biased"]}
+    assert made.shared <= config.shared_bytes(chosen, problem, family(target), **biased)
+    return made
 
 
 @functools.cache

@@ -73,6 +73,9 @@ LIST = [
     (FeatureCase((5,), D=576, dtype="fp32"), ("sm_80", "sm_86", "sm_90")),
     (FeatureCase((5,), D=64, dtype="fp32", S=4, heads=(8, 1)), ("sm_90",)),
     (FeatureCase((5,), D=576, kv=FP8), ("sm_89", "sm_120")),
+    (FeatureCase((5,), D=512, kv=FP8, S=4, heads=(8, 1)), ("sm_89",)),  # half the keys, where 99 KB are too few
+    (FeatureCase((5,), D=528, Dv=512, dtype="fp32"), ("sm_86",)),  # one stage
+    (FeatureCase((5,), D=512, Dv=528, dtype="fp32", mask="bias"), ("sm_86",)),
 ]
 LISTED = [(case, target) for case, targets in LIST for target in targets]
 

@@ -21,7 +21,7 @@ from mla_cases import Case
 from kvlab.attention import explain, mla_decode_paged
 from kvlab.attention.masks import ChunkedMask, MaterializedMask
 from kvlab.attention.mla_decode import kernel
-from kvlab.attention.mla_decode.config import MLADecodeConfig, MLADecodeProblem, choose_config
+from kvlab.attention.mla_decode.config import MLADecodeConfig, MLADecodeProblem, choose_config, shared_bytes
 from kvlab.cache.arrays import to_torch
 from kvlab.memory import as_dtype
 from kvlab.staging import Timeline, Traffic
@@ -50,7 +50,9 @@ def compiled(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel, "attend", caught)
         kernel.launch(*tensors, config=config, features=made, scale=x.scale)
-    return as_launched(caught.fn, caught.arguments, target), config
+    found = as_launched(caught.fn, caught.arguments, target)
+    assert found.shared <= shared_bytes(config, problem, target, biased=made.mask.bias is not None)
+    return found, config
 
 
 MATRIX = [(H, dtype, target) for H, dtype in [(16, "bf16"), (128, "bf16"), (16, "fp32")] for target in FIVE]
@@ -83,6 +85,16 @@ FEATURES: dict[str, dict[str, Any]] = {
     "everything on scores": {"softcap": 20.0, "sinks": True, "slopes": True, "window": 100, "mask": ChunkedMask(64)},
     "a bias": {"mask": MaterializedMask(np.zeros((1, 1, 1, 5), np.float32))},
 }
+
+
+@pytest.mark.parametrize("rope", [64, 128])
+def test_rows_of_wgmma_fit(rope: int) -> None:
+    """With 128 rope columns two tiles of 64 keys have no room beside 64 rows of Q: 32 keys."""
+    made, config = compiled(128, "bf16", "sm_90", columns=(512, rope))
+    assert config.BM == (64 if holds_wgmma_rows() else 32)
+    assert config.BN == (32 if holds_wgmma_rows() and rope > 64 else 64)
+    assert made.shared <= SHARED["sm_90"]
+    assert made.spills == 0
 
 
 @pytest.mark.parametrize("target", ["sm_90", "sm_100", "gfx942", "gfx950"])

@@ -231,6 +231,8 @@ class Inputs:
             max(self.q.itemsize, 2),
             self.features().heavy,
             bool(case.kv),
+            self.features().mask.bias is not None,
+            self.table is not None,
         )
 
     def exact(self) -> tuple[Array, Array]:

@@ -15,9 +15,9 @@ from caught import FIVE, SHARED, Caught, as_launched, as_tensors, fits_small_gpu
 from mla_prefill_cases import Case
 
 from kvlab.attention.backends import family
-from kvlab.attention.masks import ChunkedMask
+from kvlab.attention.masks import AndMask, ChunkedCausalMask, ChunkedMask, SlidingWindowCausalMask
 from kvlab.attention.mla_prefill import kernel
-from kvlab.attention.mla_prefill.config import MLAPrefillConfig, choose_config
+from kvlab.attention.mla_prefill.config import MLAPrefillConfig, choose_config, shared_bytes
 from kvlab.memory import as_dtype
 from kvlab.staging import Timeline, Traffic
 from kvlab.staging.wgmma_cta import WgmmaShape
@@ -33,7 +33,8 @@ def compiled(case: Case, target: str) -> tuple[Compiled, MLAPrefillConfig]:
     x = case.build()
     arrays, problem = [as_tensors(a) for a in x.launch_form()], x.problem()
     features = as_tensors(x.features())
-    config, caught = choose_config(problem, arch=family(target)), Caught(kernel.attend)
+    config = choose_config(problem, arch=family(target), shared=SHARED[target])
+    caught = Caught(kernel.attend)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel, "attend", caught)
         kernel.launch(*arrays, scale=0.1, features=features, problem=problem, config=config)
@@ -59,11 +60,22 @@ MATRIX += [(WIDE, target) for target in ("sm_90", "gfx942", "gfx950")]
 MATRIX += [(replace(E4M3, columns=WIDE.columns), "sm_90"), (replace(E4M3, columns=WIDE.columns, dtype="fp16"), "sm_89")]
 MATRIX += [(replace(PAGED, columns=WIDE.columns), target) for target in ("sm_80", "sm_90", "sm_120")]
 MATRIX += [(replace(PAGED, columns=WIDE.columns, dtype="fp32"), target) for target in ("sm_80", "sm_90")]
+CHUNKS_AND_WINDOW = AndMask(ChunkedCausalMask(60), SlidingWindowCausalMask(40))  # a bias
+BIASED = Case(LENS, row="", dtype="fp16", mask=CHUNKS_AND_WINDOW, softcap=20.0)
+TIGHT = [
+    *((replace(BIASED, columns=(128, R, 128)), "sm_90") for R in (48, 128)),
+    *((replace(BIASED, columns=(D, 128, D)), "sm_86") for D in (128, 256)),
+    (replace(BIASED, columns=(128, 128, 128), row="plain", page=64, latent=512), "sm_86"),
+    *((replace(BIASED, columns=(256, 128, 256), dtype=dtype), "gfx942") for dtype in ("fp16", "fp32")),
+]  # fmt: skip
+"""A bias beside tiles that fill the shared memory."""
+MATRIX += TIGHT
 
 
 @pytest.mark.parametrize("case, target", MATRIX, ids=[f"{case}-{target}" for case, target in MATRIX])
 def test_attend(case: Case, target: str) -> None:
-    made, _ = compiled(case, target)
+    made, config = compiled(case, target)
+    assert made.shared <= shared_bytes(config, case.build().problem(), family(target))
     newest = str(installed()).startswith("3.9.")  # its gfx950 code spills two registers of MAX's tile
     assert made.spills <= (2 if newest and target == "gfx950" and case == PAGED else 0)
     assert made.shared <= SHARED[target]

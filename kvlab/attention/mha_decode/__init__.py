@@ -192,7 +192,7 @@ def _plan(call: DecodeCall, backend: str, arch: str, num_splits: int | None, bat
     target = target_of(call.q, emulated)
     config = choose_config(
         problem, processors=target.processors, num_splits=num_splits, arch=target.arch, shared=target.shared,
-        heavy=call.features.heavy, batch_invariant=batch_invariant,
+        heavy=call.features.heavy, biased=call.features.mask.bias is not None, batch_invariant=batch_invariant,
     )  # fmt: skip
     return Explanation("mha_decode", chosen, reason, config, config.grid(problem), emulated)
 

@@ -22,6 +22,7 @@ __all__ = [
     "DecodeProblem",
     "choose_config",
     "problem_of",
+    "shared_bytes",
 ]
 
 TWINS = (
@@ -117,19 +118,20 @@ def choose_config(
     arch: str = "sm_90",
     shared: int | None = None,
     heavy: bool = False,
+    biased: bool = False,
     batch_invariant: bool = False,
 ) -> DecodeConfig:
     """The configuration of a call; ``processors`` are the SMs of the device (132 on an H100), ``shared``
     the bytes of shared memory that a CTA may have (None: as on ``arch``). ``heavy``: what is done to the scores takes
-    registers.
+    registers; ``biased``: an array is added to them.
 
     Tiles of 64 keys in two buffers leave room for three CTAs on an SM, which keeps the memory busy; gfx950 takes MAX's
     128 keys. Large depths take small tiles or more warps, or the registers spill; so does float32, which has no tensor
-    cores to hold its accumulators: more warps, and fewer keys before sm_90. Beyond 256 columns the wide piece of V is
-    the last one, whose columns the warps share out: along the rows each would hold all of them. One split where the
-    programs fill 0.6 of the device's places; otherwise the smallest number of splits that comes within 0.95 of the best
-    use of them, each of at least 256 keys. ``batch_invariant``: a split for every 2048 keys that a row of the table
-    holds, whatever the batch and the device.
+    cores to hold its accumulators: more warps, and fewer keys before sm_90. Where a tile has no room there are half as
+    many keys, or one stage of float32. Beyond 256 columns the wide piece of V is the last one, whose columns the warps
+    share out: along the rows each would hold all of them. One split where the programs fill 0.6 of the device's places;
+    otherwise the smallest number of splits that comes within 0.95 of the best use of them, each of at least 256 keys.
+    ``batch_invariant``: a split for every 2048 keys that a row of the table holds, whatever the batch and the device.
 
     >>> problem = DecodeProblem(batch=1, tokens=1, q_heads=32, kv_heads=8, head_dim=128, v_dim=128, itemsize=2,
     ...                         page_size=16, max_keys=32768)
@@ -146,7 +148,10 @@ num_warps=4, num_stages=3)
         v_columns = v_columns[::-1]
     one = columns[1] == v_columns[1] == 0
     itemsize = max(problem.itemsize, 2)
-    BM, BN, warps, num_stages = _tile(widths, itemsize, arch, shared or shared_limit(arch), heavy or not one, rows)
+    limit = shared or shared_limit(arch)
+    BM, BN, warps, num_stages = _tile(widths, itemsize, arch, heavy or not one, rows)
+    if _bytes(BM, BN, widths, problem.pairs, itemsize, num_stages, arch, biased) > limit:
+        BN, num_stages = (BN, 1) if itemsize == 4 else (BN // 2, num_stages)
     row_tiles = -(-rows // BM)
     programs, places = problem.batch * problem.kv_heads * row_tiles, CTAS_PER_PROCESSOR * processors
     num_splits = decode_splits(num_splits, programs, problem.max_keys, places, batch_invariant=batch_invariant)
@@ -173,9 +178,7 @@ def arch_number(arch: str) -> int:
     return int(arch.removeprefix("sm_"))
 
 
-def _tile(
-    widths: tuple[int, int], itemsize: int, arch: str, shared: int, heavy: bool, rows: int
-) -> tuple[int, int, int, int]:
+def _tile(widths: tuple[int, int], itemsize: int, arch: str, heavy: bool, rows: int) -> tuple[int, int, int, int]:
     """(query rows, keys, warps, stages) of a tile of K and V of so many elements of ``itemsize`` bytes."""
     depth, BM = max(widths), 16 if rows <= 16 else MAX_ROWS
     if arch == "gfx950" and itemsize == 2:
@@ -185,8 +188,7 @@ def _tile(
     if arch.startswith("gfx"):
         return 16, 64 if depth <= 128 else 32 if depth <= 256 else 16, 4, 1
     if itemsize == 4 and depth > 256:
-        BN = 32 if arch_number(arch) >= 90 else 16
-        return 16, BN, 16, 2 if tile_bytes(16, BN, widths, itemsize, 2) <= shared else 1
+        return 16, 32 if arch_number(arch) >= 90 else 16, 16, 2
     if itemsize == 4:
         return (16, 32, 8, 2) if depth >= 128 else (BM, 64, BM // 4, 2)
     if depth > 256:
@@ -194,3 +196,19 @@ def _tile(
     if depth > 128:
         return (16, 32, 4, 2) if heavy else (BM, 64, 4, 2)
     return BM, 64, 4, 3
+
+
+def shared_bytes(config: DecodeConfig, problem: DecodeProblem, arch: str, *, biased: bool = False) -> int:
+    """Bytes of shared memory that the kernel takes on ``arch`` at most; ``biased``: an array is added to the scores."""
+    widths, item = (config.BD, sum(config.v_columns)), max(problem.itemsize, 2)
+    return _bytes(config.BM, config.BN, widths, problem.pairs, item, config.num_stages, arch, biased)
+
+
+def _bytes(
+    BM: int, BN: int, widths: tuple[int, int], pairs: bool, itemsize: int, num_stages: int, arch: str, biased: bool
+) -> int:
+    """As of ``shared_bytes``. Of pairs, Q and the output have both halves."""
+    both = tuple(2 * n for n in widths) if pairs else widths
+    return tile_bytes(
+        BM, BN, widths, itemsize, num_stages, arch=arch, q_columns=(both[0], both[1]), hops=2, biased=biased
+    )

@@ -8,9 +8,10 @@ from kvlab.attention.merge_states.config import MERGE
 from kvlab.attention.mha_decode.config import DecodeProblem
 from kvlab.attention.online_softmax import OUTPUT_TIE, P_TIE
 from kvlab.attention.splits import decode_splits
+from kvlab.attention.tile_memory import tile_bytes
 from kvlab.mirror.twin import Twin
 
-__all__ = ["LAUNCH", "LOCKSTEP_TOLERANCE", "TWINS", "StreamingConfig", "choose_config"]
+__all__ = ["LAUNCH", "LOCKSTEP_TOLERANCE", "TWINS", "StreamingConfig", "choose_config", "shared_bytes"]
 
 TWINS = (Twin("attend", kernel="kernel:attend", emulator="emulator:attend"), MERGE)
 LAUNCH = ("kernel:launch", "emulator:launch")
@@ -65,3 +66,9 @@ def choose_config(
     programs, places = problem.batch * problem.kv_heads * row_tiles, CTAS_PER_PROCESSOR * processors
     num_splits = decode_splits(num_splits, programs, problem.max_keys, places, batch_invariant=batch_invariant)
     return StreamingConfig(16, BN, 32, BD, row_tiles, num_splits, 8 if BN == 16 else 4)
+
+
+def shared_bytes(config: StreamingConfig, problem: DecodeProblem, arch: str) -> int:
+    """Bytes of shared memory that the kernel takes on ``arch`` at most: strips of K take less than a tile."""
+    item = max(problem.itemsize, 2)
+    return tile_bytes(config.BM, config.BN, (config.BD,) * 2, item, config.num_stages, arch=arch)

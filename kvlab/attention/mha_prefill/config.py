@@ -9,7 +9,7 @@ from kvlab.attention.pieces import pieces
 from kvlab.attention.tile_memory import shared_limit, tile_bytes
 from kvlab.mirror.twin import Twin
 
-__all__ = ["LAUNCH", "LOCKSTEP_TOLERANCE", "TWINS", "PrefillConfig", "PrefillProblem", "choose_config"]
+__all__ = ["LAUNCH", "LOCKSTEP_TOLERANCE", "TWINS", "PrefillConfig", "PrefillProblem", "choose_config", "shared_bytes"]
 
 TWINS = (
     Twin("attend", kernel="kernel:attend", emulator="emulator:attend"),
@@ -145,9 +145,21 @@ def choose_config(
     if not amd and problem.itemsize < 4 and (BM < 64 or (arch == "sm_80" and depth > 128)):
         V0, V1 = (V1, V0) if V1 else (V0, V1)
         columns, limit = (D0 + D1, V0 + V1), shared or shared_limit(arch)
-        num_stages = 2 if tile_bytes(BM, BN, columns, problem.itemsize, 2) <= limit else 1
+        num_stages = 2 if tile_bytes(BM, BN, columns, problem.itemsize, 2, biased=problem.biased) <= limit else 1
     pack = problem.group if problem.max_q * problem.group <= BM and not batch_invariant else 1
     return PrefillConfig(BM, BN, D0, D1, V0, V1, pack, -(-problem.max_q * pack // BM), num_warps, num_stages)
+
+
+def shared_bytes(config: PrefillConfig, problem: PrefillProblem, arch: str) -> int:
+    """Bytes of shared memory that the kernel takes on ``arch`` at most."""
+    widest = max if arch.startswith("gfx") else sum
+    k, v = widest((config.D0, config.D1)), widest((config.V0, config.V1))
+    of_v = problem.kv_itemsize == 1 and not problem.p_fp8  # products of 16 bits
+    return tile_bytes(
+        config.BM, config.BN, (k, v), max(problem.itemsize, 2 * of_v), config.num_stages, arch=arch,
+        key_bytes=(k + v) * problem.kv_itemsize, biased=problem.biased,
+        wgmma=arch in ("sm_90", "sm_100") and config.BM >= 64 and problem.itemsize <= 2,
+    )  # fmt: skip
 
 
 def _amd_tile(depth: int, itemsize: int, arch: str, emulated: bool) -> tuple[int, int, int]:

@@ -9,6 +9,7 @@ from kvlab.attention.intervals import most_keys
 from kvlab.attention.merge_states.config import MERGE
 from kvlab.attention.online_softmax import OUTPUT_TIE, P_TIE
 from kvlab.attention.splits import decode_splits
+from kvlab.attention.tile_memory import shared_limit, tile_bytes
 from kvlab.cache.arrays import dtype_of
 from kvlab.mirror.twin import Twin
 
@@ -19,6 +20,7 @@ __all__ = [
     "MLADecodeConfig",
     "MLADecodeProblem",
     "choose_config",
+    "shared_bytes",
 ]
 
 TWINS = (
@@ -126,7 +128,8 @@ one_page=True)
     elif amd:
         BM, BN, num_warps, num_stages = min(32, 16 * -(-problem.rows // 16)), 32, 4, 1
     elif wgmma and arch == "sm_90" and problem.rows > 32 and not heavy:
-        BM, BN, num_warps, num_stages, places = 64, *((64, 8, 2) if whole_pages else (32, 8, 3)), processors
+        fits = whole_pages and _bytes(64, 64, BV, BR, 2, 2, arch) <= shared_limit(arch)
+        BM, BN, num_warps, num_stages, places = 64, *((64, 8, 2) if fits else (32, 8, 3)), processors
     elif whole_pages and not heavy and int(arch[3:]) >= 90:
         BM, BN, num_warps, num_stages, places = *((16, 64, 8, 5) if problem.rows <= 16 else (32, 64, 8, 2)), processors
     elif problem.rows <= 16:
@@ -138,3 +141,19 @@ one_page=True)
     num_splits = decode_splits(num_splits, programs, problem.max_keys, places, batch_invariant=batch_invariant)
     one_page = problem.page_size % BN == 0 and (BM, BN) != (64, 32)  # where that tile would spill
     return MLADecodeConfig(BM, BN, BV, BR, row_tiles, num_splits, num_warps, num_stages, one_page)
+
+
+def shared_bytes(config: MLADecodeConfig, problem: MLADecodeProblem, arch: str, *, biased: bool = False) -> int:
+    """Bytes of shared memory that the kernel takes on ``arch`` at most; ``biased``: an array is added to the scores."""
+    item = max(problem.itemsize, 2)
+    return _bytes(config.BM, config.BN, config.BV, config.BR, item, config.num_stages, arch, biased)
+
+
+def _bytes(
+    BM: int, BN: int, BV: int, BR: int, itemsize: int, num_stages: int, arch: str, biased: bool = False
+) -> int:
+    """As of ``shared_bytes``. A tile of K holds V, too; e4m3 is converted in place."""
+    return tile_bytes(
+        BM, BN, (BV + BR, 0), itemsize, num_stages, arch=arch, q_columns=(BV + BR, BV), hops=2,
+        wgmma=arch == "sm_90" and BM == 64, biased=biased,
+    )  # fmt: skip

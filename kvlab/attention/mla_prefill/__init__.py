@@ -347,14 +347,16 @@ def _plan(
     q, heads, nope, value = inputs.q, int(inputs.q.shape[1]), int(inputs.k.shape[2]), int(inputs.v.shape[2])
     problem = MLAPrefillProblem(
         inputs.batch, inputs.max_q, heads, nope, int(q.shape[2]) - nope, value,
-        max(dtype_of(q, "q").itemsize, 2), features.heavy, is_fp8(inputs.k),
+        max(dtype_of(q, "q").itemsize, 2), features.heavy, is_fp8(inputs.k), features.mask.bias is not None,
+        inputs.table is not None,
     )  # fmt: skip
     emulated = arch if chosen == "emulator" else None
     if emulated is not None:
         _check_emulated(inputs, problem, emulated)
     if is_fp8(inputs.k_rope) or is_fp8(inputs.k):
         check_fp8_gpu(q)
-    config = choose_config(problem, arch=target_of(q, emulated).arch, emulated=emulated is not None)
+    target = target_of(q, emulated)
+    config = choose_config(problem, arch=target.arch, shared=target.shared, emulated=emulated is not None)
     check_grid(config.grid(problem), problem.batch, problem.max_q)
     return Explanation("mla_prefill", chosen, reason, config, config.grid(problem), emulated), problem
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvlab.attention.online_softmax import OUTPUT_TIE, P_TIE
+from kvlab.attention.tile_memory import shared_limit, tile_bytes
 from kvlab.mirror.twin import Twin
 
-__all__ = ["LAUNCH", "LOCKSTEP_TOLERANCE", "TWINS", "MLAPrefillConfig", "MLAPrefillProblem", "choose_config"]
+__all__ = [
+    "LAUNCH",
+    "LOCKSTEP_TOLERANCE",
+    "TWINS",
+    "MLAPrefillConfig",
+    "MLAPrefillProblem",
+    "choose_config",
+    "shared_bytes",
+]
 
 TWINS = (Twin("attend", kernel="kernel:attend", emulator="emulator:attend"),)
 LAUNCH = ("kernel:launch", "emulator:launch")
@@ -23,7 +32,8 @@ class MLAPrefillProblem:
     """Sizes of one call: B sequences of up to max_q new tokens, H heads of K (nope + rope columns) and V (value).
 
     itemsize : bytes of an element of the products. heavy : scores are changed in a way that takes registers.
-    converted : K and V are e4m3, which products take in q's dtype or bfloat16.
+    converted : K and V are e4m3, which products take in q's dtype or bfloat16. biased : an array is added to the
+    scores. paged : the rope part of K is in pages.
     """
 
     batch: int
@@ -35,6 +45,8 @@ class MLAPrefillProblem:
     itemsize: int
     heavy: bool = False
     converted: bool = False
+    biased: bool = False
+    paged: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,12 +74,16 @@ class MLAPrefillConfig:
         return self.row_tiles * problem.batch, problem.heads
 
 
-def choose_config(problem: MLAPrefillProblem, *, arch: str = "sm_90", emulated: bool = False) -> MLAPrefillConfig:
-    """The configuration of a call on ``arch``.
+def choose_config(
+    problem: MLAPrefillProblem, *, arch: str = "sm_90", shared: int | None = None, emulated: bool = False
+) -> MLAPrefillConfig:
+    """The configuration of a call on ``arch``; ``shared`` are the bytes of shared memory that a CTA may have (None: as
+    on ``arch``).
 
     128 rows and as many keys as need no spills; float32, which has no tensor cores on NVIDIA: small tiles. gfx950 takes
     MAX's 128 x 64, but 64 x 32 where wide e4m3 has scales, unless it is ``emulated``, as MAX has no others. Wide e4m3
-    with scales on Hopper: 64 rows with four warps, which stand along the rows, so that P stays in its registers.
+    with scales on Hopper: 64 rows with four warps, which stand along the rows, so that P stays in its registers. What a
+    bias takes of the shared memory may leave room for two stages only, or for fewer keys.
 
     >>> problem = MLAPrefillProblem(batch=2, max_q=1000, heads=128, nope=128, rope=64, value=128, itemsize=2)
     >>> choose_config(problem)
@@ -95,7 +111,22 @@ def choose_config(problem: MLAPrefillProblem, *, arch: str = "sm_90", emulated: 
         BM, num_warps, num_stages = 128, 8, 3
         BN = _keys(64 if wide <= 128 else 32, BM, 32 * num_warps, (BD, BR, BV), problem.heavy, scaled)
     one_loop = arch == "sm_90" and wide > 128 and problem.converted and problem.heavy
-    return MLAPrefillConfig(BM, BN, BD, BR, BV, -(-problem.max_q // BM), num_warps, num_stages, one_loop)
+    config = MLAPrefillConfig(BM, BN, BD, BR, BV, -(-problem.max_q // BM), num_warps, num_stages, one_loop)
+    while config.BN > 16 and shared_bytes(config, problem, arch) > (shared or shared_limit(arch)):
+        stages, keys = (2, config.BN) if config.num_stages > 2 else (config.num_stages, config.BN // 2)
+        config = replace(config, num_stages=stages, BN=keys)
+    return config
+
+
+def shared_bytes(config: MLAPrefillConfig, problem: MLAPrefillProblem, arch: str) -> int:
+    """Bytes of shared memory that the kernel takes on ``arch`` at most."""
+    BM, BD, BR, BV, item = config.BM, config.BD, config.BR, config.BV, problem.itemsize
+    k = max(BD, BR) if arch.startswith("gfx") else BD + BR
+    return tile_bytes(
+        BM, config.BN, (k, BV), item, config.num_stages, arch=arch, hops=2 if problem.paged else 1,
+        key_bytes=(BD + BV) * (1 if problem.converted else item) + BR * item,
+        wgmma=arch in ("sm_90", "sm_100") and BM >= 64 and item == 2, biased=problem.biased,
+    )  # fmt: skip
 
 
 def _keys(most: int, BM: int, threads: int, columns: tuple[int, int, int], heavy: bool, scaled: bool) -> int:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from kvlab.hardware import get_arch
 from kvlab.hardware.arch_table import ARCHS
 
-__all__ = ["shared_limit", "tile_bytes"]
+__all__ = ["BARRIER_BYTES", "shared_limit", "tile_bytes"]
+
+BARRIER_BYTES = 1024
+"""Of mbarriers, and of the words by which warps tell each other of tiles, at most: Hopper's kernels, beside tiles."""
 
 NUMBER_BYTES = 16
 """Of what a key has beside its columns: the number of its page, scales, and what aligns a buffer more."""

@@ -18,7 +18,7 @@ from yardsticks import assert_accurate, bits
 
 from kvlab.attention import explain, mha_prefill
 from kvlab.attention.mha_prefill import hopper_emulator
-from kvlab.attention.mha_prefill.hopper_config import FIXED_MOST, HEAD_DIMS, TANH, choose_hopper
+from kvlab.attention.mha_prefill.hopper_config import FIXED_MOST, FP8_DIMS, HEAD_DIMS, TANH, choose_hopper, shared_bytes
 from kvlab.attention.mha_prefill.hopper_emulator import Launch
 from kvlab.attention.mha_prefill.hopper_turns import run_roles
 from kvlab.cache.arrays import to_numpy, to_torch
@@ -336,6 +336,15 @@ def test_a_sequence_has_the_same_kernel_and_bits_alone_and_in_a_batch(
         assert bits(its_lse) == bits(lse[start:stop])
 
 
+def test_every_configuration_has_room() -> None:
+    """Law: buffers, stages and the output are at most the shared memory of a CTA, for all that the kernel takes."""
+    dims = [(*both, "bf16") for both in HEAD_DIMS] + [(*both, "fp8") for both in FP8_DIMS]
+    asked: list[dict[str, Any]] = [{}, {"causal": False}, {"window": 70}, {"softcap": 20.0, "sinks": True}]
+    for (D, DV, dtype), form, more in itertools.product(dims, ("dense", "ragged", "paged"), asked):
+        case = Case(((150, 200),) * 2, heads=(2, 1), D=D, DV=DV, dtype=dtype, form=form, **more)
+        assert shared_bytes(plan(case)[1]["config"].constants) <= SHARED["sm_90"], case
+
+
 LENS = ((150, 200), (150, 200))
 MATRIX = [
     Case(LENS, heads=(4, 2), D=64),
@@ -384,7 +393,7 @@ def test_compiled(case: Case) -> None:
     once = 32 if C.FIXED and C.D == 128 else 16 if C.ITEM == 1 and C.PAGE == 16 else 0
     assert made.spills <= once, "what a tile needs once may wait in local memory: no loop has it"
     assert made.stack <= once // 2
-    assert made.shared <= SHARED["sm_90"]
+    assert made.shared <= shared_bytes(C) <= SHARED["sm_90"]
     assert made.num_warps == 4 * C.NC + (8 if C.ITEM == 1 else 4)
     steps = (C.D + C.BN) * C.ITEM // 32
     assert count["HGMMA"] + count["QGMMA"] == 2 * steps * C.NC  # in the loop and around it

@@ -29,6 +29,7 @@ SIZES = [
     Case((20, 1, 0), H=3, columns=(256, 32), splits=16, storage="head"),
     Case((300, 17), H=126, columns=(96, 16)),
     Case((1, 0, 0, 1), H=16, columns=FULL, page=64),
+    Case((300, 65), H=128, columns=(512, 128), page=64),  # the widest rows, in tiles of fewer keys
 ]
 FEATURES = [
     Case((1000, 0, 300), H=16, columns=FULL, page=64, row="rope-aware", k_scale="token", sinks=True, splits=4),

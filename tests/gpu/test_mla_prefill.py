@@ -15,7 +15,7 @@ from mla_prefill_cases import Case
 from yardsticks import assert_accurate, bits, nothing_waits
 
 from kvlab.attention import mla_prefill_paged
-from kvlab.attention.masks import ChunkedMask, MaterializedMask
+from kvlab.attention.masks import AndMask, ChunkedCausalMask, ChunkedMask, MaterializedMask, SlidingWindowCausalMask
 from kvlab.cache.arrays import to_torch
 
 pytestmark = pytest.mark.gpu
@@ -31,11 +31,15 @@ SIZES = [
     Case(((1, 300), (0, 0), (0, 9), (1, 1)), page=64, latent=512),
 ]
 GRID = SIZES + [replace(c, dtype=dtype) for c, dtype in zip(SIZES, ("fp32", "fp16", "fp16", "fp32"), strict=False)]
+CHUNKS_AND_WINDOW = AndMask(ChunkedCausalMask(60), SlidingWindowCausalMask(40))
+"""A bias, beside tiles that fill the shared memory."""
 FEATURES = [
     Case(((300, 900),), held=(300,), sinks=True, softcap=5.0, slopes=True, H=3),
     Case(((290, 700), (9, 30)), window=40, mask=ChunkedMask(128), causal=True),
     Case(((170, 180),), causal=False, window=(20, 7)),
     Case(((300, 400),), mask=MaterializedMask(BIAS), sinks=True),
+    *(Case(((150, 200), (3, 7)), row="", dtype="fp16", columns=(128, R, 128), softcap=20.0, mask=CHUNKS_AND_WINDOW)
+      for R in (48, 128)),
     Case(((200, 300),), row="fp8", k_scale="token", page=64),
     Case(((200, 300),), row="fp8", k_scale="head", page=64, dtype="fp16"),
     Case(((300, 500), (0, 9), (5, 3), (4, 0)), kv="fp8", scales="head", page=64, latent=512, H=5),

@@ -10,11 +10,20 @@ from kvlab.attention.features import Features
 from kvlab.attention.hopper_choice import decode_lacks
 from kvlab.attention.mha_prefill.hopper_config import tma_takes
 from kvlab.attention.splits import decode_splits, fitting_splits
+from kvlab.attention.tile_memory import BARRIER_BYTES
 from kvlab.cache.arrays import dtype_of
 
 from .config import DecodeProblem, longest_first
 
-__all__ = ["SUPPORTED", "Constants", "HopperConfig", "choose_hopper", "hopper_declined", "hopper_lacks"]
+__all__ = [
+    "SUPPORTED",
+    "Constants",
+    "HopperConfig",
+    "choose_hopper",
+    "hopper_declined",
+    "hopper_lacks",
+    "shared_bytes",
+]
 
 SUPPORTED = (
     "bf16 or fp16 with a cache of that dtype and D = Dv of 64 or 128, or of float8_e4m3fn and 128 with scales that are "
@@ -148,3 +157,8 @@ def parts_of(rows: int, splits: int) -> int:
     """
     parts = 64 // max(4, 1 << (rows - 1).bit_length())
     return parts if 1 < splits <= 2 * parts else 0
+
+
+def shared_bytes(C: Constants) -> int:
+    """Bytes of shared memory that the kernel takes at most: stages of K and V."""
+    return 2 * C.NB * C.BN * C.W * 2 + BARRIER_BYTES

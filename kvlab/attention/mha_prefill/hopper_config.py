@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from kvlab.attention.masks import UNLIMITED
 from kvlab.attention.online_softmax import LOG2E
 from kvlab.attention.scales import is_fp8
+from kvlab.attention.tile_memory import BARRIER_BYTES
 from kvlab.cache.arrays import dtype_of, element_strides
 from kvlab.memory import bfloat16
 from kvlab.triton_support.versions import gluon_lacks
@@ -15,7 +16,16 @@ from kvlab.triton_support.versions import gluon_lacks
 from .config import PrefillProblem
 from .inputs import PrefillInputs
 
-__all__ = ["SUPPORTED", "Constants", "HopperConfig", "choose_hopper", "hopper_declined", "hopper_lacks", "tma_takes"]
+__all__ = [
+    "SUPPORTED",
+    "Constants",
+    "HopperConfig",
+    "choose_hopper",
+    "hopper_declined",
+    "hopper_lacks",
+    "shared_bytes",
+    "tma_takes",
+]
 
 HEAD_DIMS = ((64, 64), (128, 128), (192, 128), (256, 256))
 """Head dimensions of q and k, and of v."""
@@ -217,3 +227,12 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperConfi
             # begins its long tiles when it is too late to even them out.
             together = next((g for g in groups if g * row_tiles >= SMS), heads)
     return HopperConfig(constants, row_tiles, heads, together)
+
+
+def shared_bytes(C: Constants) -> int:
+    """Bytes of shared memory that the kernel takes at most: buffers of Q, stages of K and V (of e4m3 V once more,
+    transposed), and what of the output leaves at a time, in 16 bits.
+    """
+    q, o = C.NQ * C.NC * C.BM * C.D, C.NC * C.BM * C.DV // C.ROUNDS
+    kv = C.NB * C.BN * (C.D + C.DV * (2 if C.ITEM == 1 else 1))
+    return (q + kv) * C.ITEM + o * 2 + BARRIER_BYTES

@@ -9,11 +9,12 @@ from kvlab.attention.features import Features
 from kvlab.attention.hopper_choice import decode_lacks
 from kvlab.attention.mha_prefill.hopper_config import tma_takes
 from kvlab.attention.splits import MAX_SPLITS, check_splits, invariant_splits
+from kvlab.attention.tile_memory import BARRIER_BYTES
 
 from .config import MLADecodeProblem
 from .inputs import MLAInputs
 
-__all__ = ["SUPPORTED", "Constants", "HopperConfig", "choose_hopper", "hopper_lacks"]
+__all__ = ["SUPPORTED", "Constants", "HopperConfig", "choose_hopper", "hopper_lacks", "shared_bytes"]
 
 SUPPORTED = (
     "bf16 or fp16 with a cache of that dtype, 512 + 64 columns, no mask but the causal one, no softcap, sinks or "
@@ -126,3 +127,11 @@ def choose_hopper(
         splits = min(range(1, min(blocks, MAX_SPLITS) + 1), key=cost)
     items = programs * splits
     return HopperConfig(constants, row_tiles, head_tiles, splits, items, min(items, processors))
+
+
+def shared_bytes(C: Constants) -> int:
+    """Bytes of shared memory that the kernel takes at most: Q, stages of keys, P, and two numbers of each row. The
+    output leaves from where keys were.
+    """
+    rows = (C.BM + C.NB * C.BN) * (C.DV + C.DR)
+    return (rows + C.BM * C.BN) * 2 + 2 * C.BM * 4 + BARRIER_BYTES

@@ -321,7 +321,8 @@ with mock.patch.object(HopperCTA, "clean_rows", one_end_after_the_other):
 # consumers take turns, and the values are right. Then the kernel as it was got 5,040 calls on an H100 (64 sequences, one query
 # and 23 keys each, 16 heads, windows of 1 to 6 keys, head dimensions 64 and 128, NaN in the rows that no query sees): 138 of
 # them, 2.7 %, had NaN in their outputs. The cure costs no barrier. Both ends are cleaned at once, so that all consumers store
-# the same, in whatever order:
+# the same, in whatever order. On an H200 690 of 2,520 calls had NaN before, none of 5,040 since
+# (`tests/data/hardware/h200_prefill.json`):
 
 # %%
 out = mha_prefill(q, k, v, **ragged)

@@ -83,7 +83,7 @@ def choose_config(
     128 rows and as many keys as need no spills; float32, which has no tensor cores on NVIDIA: small tiles. gfx950 takes
     MAX's 128 x 64, but 64 x 32 where wide e4m3 has scales, unless it is ``emulated``, as MAX has no others. Wide e4m3
     with scales on Hopper: 64 rows with four warps, which stand along the rows, so that P stays in its registers. What a
-    bias takes of the shared memory may leave room for two stages only, or for fewer keys.
+    bias takes of the shared memory may leave room for half as many keys.
 
     >>> problem = MLAPrefillProblem(batch=2, max_q=1000, heads=128, nope=128, rope=64, value=128, itemsize=2)
     >>> choose_config(problem)
@@ -113,8 +113,7 @@ def choose_config(
     one_loop = arch == "sm_90" and wide > 128 and problem.converted and problem.heavy
     config = MLAPrefillConfig(BM, BN, BD, BR, BV, -(-problem.max_q // BM), num_warps, num_stages, one_loop)
     while config.BN > 16 and shared_bytes(config, problem, arch) > (shared or shared_limit(arch)):
-        stages, keys = (2, config.BN) if config.num_stages > 2 else (config.num_stages, config.BN // 2)
-        config = replace(config, num_stages=stages, BN=keys)
+        config = replace(config, BN=config.BN // 2)
     return config
 
 

@@ -128,10 +128,11 @@ def choose_config(
     Tiles of 64 keys in two buffers leave room for three CTAs on an SM, which keeps the memory busy; gfx950 takes MAX's
     128 keys. Large depths take small tiles or more warps, or the registers spill; so does float32, which has no tensor
     cores to hold its accumulators: more warps, and fewer keys before sm_90. Where a tile has no room there are half as
-    many keys, or one stage of float32. Beyond 256 columns the wide piece of V is the last one, whose columns the warps
-    share out: along the rows each would hold all of them. One split where the programs fill 0.6 of the device's places;
-    otherwise the smallest number of splits that comes within 0.95 of the best use of them, each of at least 256 keys.
-    ``batch_invariant``: a split for every 2048 keys that a row of the table holds, whatever the batch and the device.
+    many keys and eight warps, or one stage of float32. Beyond 256 columns the wide piece of V is the last one, whose
+    columns the warps share out: along the rows each would hold all of them. One split where the programs fill 0.6 of
+    the device's places; otherwise the smallest number of splits that comes within 0.95 of the best use of them, each of
+    at least 256 keys. ``batch_invariant``: a split for every 2048 keys that a row of the table holds, whatever the
+    batch and the device.
 
     >>> problem = DecodeProblem(batch=1, tokens=1, q_heads=32, kv_heads=8, head_dim=128, v_dim=128, itemsize=2,
     ...                         page_size=16, max_keys=32768)
@@ -151,7 +152,7 @@ num_warps=4, num_stages=3)
     limit = shared or shared_limit(arch)
     BM, BN, warps, num_stages = _tile(widths, itemsize, arch, heavy or not one, rows)
     if _bytes(BM, BN, widths, problem.pairs, itemsize, num_stages, arch, biased) > limit:
-        BN, num_stages = (BN, 1) if itemsize == 4 else (BN // 2, num_stages)
+        BN, warps, num_stages = (BN, warps, 1) if itemsize == 4 else (BN // 2, 8, num_stages)
     row_tiles = -(-rows // BM)
     programs, places = problem.batch * problem.kv_heads * row_tiles, CTAS_PER_PROCESSOR * processors
     num_splits = decode_splits(num_splits, programs, problem.max_keys, places, batch_invariant=batch_invariant)

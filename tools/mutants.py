@@ -7,7 +7,7 @@ that have killed others, and ends at the first failure; a mutant that no test ki
 
     python tools/mutants.py --sample 200 --seed 1              # of all files, drawn at random
     python tools/mutants.py mha_decode kv_store/kernel.py      # some of them
-    python tools/mutants.py --find k_scale_head --file mha_decode/kernel.py
+    python tools/mutants.py mha_decode/kernel.py --find "k_scale_head -> q_scale_head"
 
 ``tools/equivalent_mutants.toml`` holds survivors that no test can kill, each with its reason::
 
@@ -260,6 +260,8 @@ class _Changes(ast.NodeVisitor):
         if name in CALLS:
             assert isinstance(node.func, ast.Attribute)
             self.add(node.func, f"{self.code(node.func.value)}.{CALLS[name]}", "sign")
+            if len(node.args) == 2 and name not in ("max", "zeros"):
+                self.add(node, f"({self.code(node.args[0])})", "bound")
         if name == "where" and len(node.args) == 3:
             self.add(node, f"{self.code(node.func)}({', '.join(self.code(node.args[i]) for i in (0, 2, 1))})", "mask")
 
@@ -271,7 +273,7 @@ def _likes(name: str, names: set[str]) -> list[str]:
         for group in ALIKE:
             if part in group:
                 at = group.index(part)
-                for other in (*group[at + 1 :], *group[:at]):
+                for other in sorted(set(group) - {part}, key=lambda x: (abs(group.index(x) - at), group.index(x))):
                     like = "_".join([*parts[:i], other, *parts[i + 1 :]])
                     if like in names and like not in found:
                         found.append(like)
@@ -525,7 +527,8 @@ def options(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sample", type=int, help="so many mutants, as many of each file as it has of all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--part", default="1/1", help="k/n: the k-th of n parts of the sample")
-    parser.add_argument("--find", help="only mutants whose text has this")
+    parser.add_argument("--find", action="append", help="only mutants whose text has this; may be given several times")
+    parser.add_argument("--again", type=Path, help="only those that a run with --json did not see killed")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds in all; the rest is not run")
     parser.add_argument("--each", type=float, default=300.0, help="seconds for one mutant")
     parser.add_argument("--json", type=Path, help="where to write what became of each mutant")
@@ -537,7 +540,12 @@ def options(words: Sequence[str] | None) -> argparse.Namespace:
 def chosen_of(asked: argparse.Namespace, every: Sequence[Mutant]) -> list[Mutant]:
     """The mutants that were asked for, always in the same order."""
     files = set(files_of(asked.files))
-    some = [m for m in every if m.file in files and (not asked.find or asked.find in str(m))]
+    some = [m for m in every if m.file in files and (not asked.find or any(word in str(m) for word in asked.find))]
+    if asked.again is not None:
+        before = json.loads(asked.again.read_text())
+        left = {(o["mutant"]["file"], o["mutant"]["line"], o["mutant"]["old"], o["mutant"]["new"])
+                for o in before if o["state"] in ("survived", "not run")}  # fmt: skip
+        some = [m for m in some if (m.file, m.line, m.old, m.new) in left]
     if asked.sample is not None:
         some = sorted(random.Random(asked.seed).sample(some, min(asked.sample, len(some))))
     part, parts = (int(n) for n in asked.part.split("/"))
@@ -567,8 +575,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"{file:35} {tally([o for o in outcomes if o.mutant.file == file])}")
     print(f"{len(chosen)} of {len(every)} mutants, seed {asked.seed}: {tally(outcomes)}")
     if asked.json is not None:
-        rows = [asdict(o) | {"mutant": str(o.mutant), "kind": o.mutant.kind} for o in outcomes]
-        asked.json.write_text(json.dumps(rows, indent=1) + "\n")
+        asked.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n")
     return int(any(outcome.state == "survived" for outcome in outcomes))
 
 

@@ -11,10 +11,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from store_cases import CASTS, COPIES, ROPED, SCALED, Inputs, Step, Store, assert_only_slots_changed, expected_slots
+from store_cases import (
+    CASTS,
+    COPIES,
+    ROPED,
+    SCALED,
+    Inputs,
+    Step,
+    Store,
+    assert_only_slots_changed,
+    expected_slots,
+    filled,
+)
 from yardsticks import bits, sparse
 
-from kvlab.attention import Rope, kv_store_paged, mla_store_paged
+from kvlab.attention import Rope, kv_store, kv_store_paged, mla_store_paged
+from kvlab.cache import PagedKVCacheCollection
 from kvlab.cache.arrays import to_torch
 from kvlab.memory import bfloat16, float8_e4m3fn
 from kvlab.staging import Traffic
@@ -415,3 +427,66 @@ def test_rope_is_made_of_tables() -> None:
     for cos, sin, message in (("x", table, "cos is a str"), (table, table[0], r"sin has shape \(8,\): must be \[pos")):
         with pytest.raises(ValueError, match=message):
             Rope(cos, sin)
+
+
+TWINS = pytest.mark.parametrize("backend", ["emulator", pytest.param("triton", marks=pytest.mark.interpreter)])
+
+
+@TWINS
+@pytest.mark.parametrize("form", ["ragged", "padded"])
+def test_tokens_without_a_place_go_nowhere_unchecked(form: str, backend: str) -> None:
+    """Law: with ``check=False`` a token is dropped that lies before key 0, past the row of the table, on no page,
+    before the first sequence or past the last one. The next row of the table, and what index -1 is, name real pages.
+    """
+    rng, H, D, page = np.random.default_rng(0), 2, 16, 4
+    blocks = filled((6, 2, 1, page, H, D), "fp32")
+    before = np.array([-7, 6, 0, 1, 0], np.int32)
+    table = np.array([[0, 1], [2, 3], [-1, 4], [6, 5], [1, 0]], np.int32)
+    new = (5, 5, 5, 5, 0)
+    cache = PagedKVCacheCollection(blocks, before, table, 5, 11, strict=False)
+    #: the tokens that have a place: (sequence, number of it, page, slot)
+    placed = [(1, 0, 3, 2), (1, 1, 3, 3), (2, 4, 4, 0), (3, 3, 5, 0), (3, 4, 5, 1)]
+    if form == "padded":
+        k, v = rng.standard_normal((2, 5, 5, H, D)).astype(np.float32)
+        where: dict[str, Any] = {"valid_lengths": np.array(new, np.int32)}
+        token = {(b, i): (b, i) for b in range(5) for i in range(5)}
+    else:
+        k, v = rng.standard_normal((2, 25, H, D)).astype(np.float32)
+        where = {"cu_seqlens": np.cumsum([3, *new]).astype(np.int32)}
+        before[0] = 3  # tokens before the first sequence would be its keys 0 to 2
+        table[0] = [0, 6]
+        token = {(b, i): 3 + 5 * b + i for b in range(4) for i in range(5)}
+        placed.append((0, 0, 0, 3))
+    expected = blocks.copy()
+    for b, i, p, slot in placed:
+        expected[p, 0, 0, slot], expected[p, 1, 0, slot] = k[token[b, i]], v[token[b, i]]
+    kv_store(k, v, cache, **where, backend=backend, check=False)
+    assert bits(blocks) == bits(expected)
+
+
+@TWINS
+def test_slots_past_the_pages_and_before_them_are_skipped_unchecked(backend: str) -> None:
+    """Law: a slot that no page has is skipped; memory behind the cache and before it has canaries."""
+    whole = filled((6, 4, 1, 16), "fp32")
+    k = np.random.default_rng(0).standard_normal((5, 1, 16)).astype(np.float32)
+    expected = whole.copy()
+    expected[2 + 1, 1] = k[1]
+    expected[2 + 0, 0] = k[3]
+    kv_store_paged(k, None, whole[2:4], None, np.array([8, 5, -1, 0, -5]), backend=backend, check=False)
+    assert bits(whole) == bits(expected)
+
+
+@TWINS
+def test_positions_without_an_angle_leave_a_row_as_it_is_unchecked(backend: str) -> None:
+    """Law: with ``check=False`` such a token is stored as it is; angles around those of the positions are NaN."""
+    x = Store(tokens=5, heads=1, source="fp32", cache="fp32", skip=False).build()
+    angles = np.full((2, 6, 32), np.nan, np.float32)
+    angles[0, 1:5], angles[1, 1:5] = 0.0, 1.0
+    rope = Rope(angles[0, 1:5], angles[1, 1:5], first=0)
+    positions = np.array([-1, 0, 3, 4, 99])
+    turned: dict[str, Any] = {"rope": rope, "positions": positions, "backend": backend, "check": False}
+    kv_store_paged(x.k, x.v, x.k_cache, x.v_cache, x.slots, **turned)
+    token, page, slot = expected_slots(x)
+    want = x.k.copy()
+    want[1:3, :, :32], want[1:3, :, 32:] = -x.k[1:3, :, 32:], x.k[1:3, :, :32]
+    assert bits(x.k_cache[page, slot]) == bits(want[token])

@@ -6,9 +6,11 @@ Rests on NumPy's own indexing (copies), on the float64 reference, and on laws: n
 
 from __future__ import annotations
 
+import importlib
 import re
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from store_cases import (
@@ -25,7 +27,8 @@ from store_cases import (
 )
 from yardsticks import bits, sparse
 
-from kvlab.attention import Rope, kv_store, kv_store_paged, mla_store_paged
+from kvlab.attention import Rope, kv_store_paged, mla_store_paged
+from kvlab.attention.kv_store.plan import collection_plan
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.cache.arrays import to_torch
 from kvlab.memory import bfloat16, float8_e4m3fn
@@ -437,13 +440,15 @@ TWINS = pytest.mark.parametrize("backend", ["emulator", pytest.param("triton", m
 def test_tokens_without_a_place_go_nowhere_unchecked(form: str, backend: str) -> None:
     """Law: with ``check=False`` a token is dropped that lies before key 0, past the row of the table, on no page,
     before the first sequence or past the last one. The next row of the table, and what index -1 is, name real pages.
+    Lengths become what they are when the call is checked, as those on a GPU may.
     """
     rng, H, D, page = np.random.default_rng(0), 2, 16, 4
     blocks = filled((6, 2, 1, page, H, D), "fp32")
     before = np.array([-7, 6, 0, 1, 0], np.int32)
     table = np.array([[0, 1], [2, 3], [-1, 4], [6, 5], [1, 0]], np.int32)
     new = (5, 5, 5, 5, 0)
-    cache = PagedKVCacheCollection(blocks, before, table, 5, 11, strict=False)
+    lengths = np.zeros_like(before)
+    cache = PagedKVCacheCollection(blocks, lengths, table, 5, 11, strict=False)
     #: the tokens that have a place: (sequence, number of it, page, slot)
     placed = [(1, 0, 3, 2), (1, 1, 3, 3), (2, 4, 4, 0), (3, 3, 5, 0), (3, 4, 5, 1)]
     if form == "padded":
@@ -460,7 +465,9 @@ def test_tokens_without_a_place_go_nowhere_unchecked(form: str, backend: str) ->
     expected = blocks.copy()
     for b, i, p, slot in placed:
         expected[p, 0, 0, slot], expected[p, 1, 0, slot] = k[token[b, i]], v[token[b, i]]
-    kv_store(k, v, cache, **where, backend=backend, check=False)
+    plan = collection_plan(k, v, cache, **where, backend=backend, arch="sm_90", check=False)
+    lengths[...] = before
+    importlib.import_module("kvlab.attention.kv_store")._run(plan, None)
     assert bits(blocks) == bits(expected)
 
 
@@ -490,3 +497,18 @@ def test_positions_without_an_angle_leave_a_row_as_it_is_unchecked(backend: str)
     want = x.k.copy()
     want[1:3, :, :32], want[1:3, :, 32:] = -x.k[1:3, :, 32:], x.k[1:3, :, :32]
     assert bits(x.k_cache[page, slot]) == bits(want[token])
+
+
+@TWINS
+@pytest.mark.parametrize("cache", ["fp8", "float8_e5m2"])
+def test_an_infinity_beside_a_computed_scale_saturates(cache: str, backend: str) -> None:
+    """Law: the scale of a block is finite whatever is in it, an infinity becomes the largest number of the format."""
+    x = Store(tokens=3, D=(32, 32), heads=1, source="fp32", cache=cache, scale="own", skip=False).build()
+    x.k[0, 0, 5], x.v[2, 0, 7] = np.inf, -np.inf
+    x.run(backend=backend)
+    token, page, slot = expected_slots(x)
+    most = float(ml_dtypes.finfo(x.k_cache.dtype).max)
+    assert np.isfinite(x.more["k_scale"][page, slot]).all()
+    assert np.isfinite(x.more["v_scale"][page, slot]).all()
+    assert x.k_cache[page, slot].astype(np.float32)[token == 0, 0, 5] == most
+    assert x.v_cache[page, slot].astype(np.float32)[token == 2, 0, 7] == -most

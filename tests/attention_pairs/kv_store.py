@@ -242,8 +242,8 @@ def store(row: Row) -> Store:
         rows: Any = sequence, within
         lead = batch, most
     else:
-        rows = np.arange(len(sequence)) + (2 if slots else 0)  # two tokens in front that go nowhere
-        lead = (len(sequence) + (3 if slots else 0),)
+        rows = np.arange(len(sequence)) + (2 if slots else 0)  # two tokens in front that go nowhere, and one or more
+        lead = (len(sequence) + (3 if slots else 2),)  # behind
     page, slot = table[sequence, token_position // c.page], token_position % c.page
     data: dict[str, Operand] = {}
     for name, D in zip("kv", c.D, strict=True):

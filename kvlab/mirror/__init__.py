@@ -1,8 +1,10 @@
-"""Twins, checked against each other line for line.
+"""Twins, checked against each other step for step.
 
-:func:`check` proves statically that a Triton kernel and its NumPy emulator have the same steps; :func:`lockstep` runs
-both and compares every listed output at the end of every step. ``from kvlab.mirror import Twin`` needs neither NumPy
-nor Triton, so that an operation's ``config.py`` may declare its twins.
+:func:`check` proves statically that a Triton kernel and its NumPy emulator have the same structure: the same steps in
+the same order, under the same loops and branches, with the same outputs, all of which a step binds. It does not look
+at what a step computes: a wrong operand, sign, bound or stride within a step passes. :func:`lockstep` runs both and
+compares all listed outputs at the end of every step, for the arguments that it is given. ``from kvlab.mirror import
+Twin`` needs neither NumPy nor Triton, so that an operation's ``config.py`` may declare its twins.
 
 A step opens with a marker, a comment on its own line, with the same text in both twins, and runs to the next marker or
 dedent::

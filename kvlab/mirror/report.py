@@ -65,7 +65,8 @@ class MirrorError(ValueError):
 
 
 def check(op: str | Operation) -> Report:
-    """Prove that every twin of an operation mirrors line for line; nothing is run and Triton is not imported.
+    """Prove that the twins of an operation have the same steps in the same order, under the same loops and branches,
+    with the same outputs; nothing is run and Triton is not imported. What a step computes is not looked at.
 
     ``op`` is a folder of ``kvlab.attention``, the dotted name of a package whose ``config.py`` has ``TWINS``, or an
     :class:`Operation`. Raises :class:`MirrorError` with every violation and its place in both files.

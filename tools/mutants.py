@@ -151,7 +151,9 @@ class _Changes(ast.NodeVisitor):
     def add(self, node: ast.expr | ast.stmt, new: str, kind: str, old: str | None = None) -> None:
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
-        text = ast.get_source_segment(self.text, node) or ""
+        rows = [row.encode() for row in self.lines[node.lineno - 1 : node.end_lineno]]
+        rows[-1] = rows[-1][: node.end_col_offset]
+        text = b" ".join([rows[0][node.col_offset :], *rows[1:]]).decode()
         line = self.lines[node.lineno - 1].strip()
         self.found.append(Mutant(
             self.file, node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, self.function, line,

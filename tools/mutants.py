@@ -463,8 +463,10 @@ def fitting(items: Sequence[Any], file: str) -> list[Any]:
 class Session:
     """Takes the place of pytest's loop over tests."""
 
-    def __init__(self, chosen: Sequence[Mutant], known: Sequence[Equivalent], seconds: float, each: float) -> None:
-        self.chosen, self.known = chosen, known
+    def __init__(
+        self, chosen: Sequence[Mutant], known: Sequence[Equivalent], seconds: float, each: float, path: Path | None
+    ) -> None:
+        self.chosen, self.known, self.path = chosen, known, path
         self.until, self.each = time.monotonic() + seconds, each
         self.outcomes: list[Outcome] = []
 
@@ -486,6 +488,8 @@ class Session:
                 else:
                     outcome = runner.run(mutant, min(self.each, max(1.0, self.until - time.monotonic())))
                 self.outcomes.append(outcome)
+                if self.path is not None:
+                    self.path.write_text(json.dumps([asdict(outcome) for outcome in self.outcomes], indent=1) + "\n")
                 if outcome.state == "survived":
                     print(f"[{number}/{len(self.chosen)}] SURVIVED {mutant} ({outcome.tests} tests)", flush=True)
                 elif number % 20 == 0:
@@ -567,7 +571,7 @@ def main(words: Sequence[str] | None = None) -> int:
     sys.path.insert(0, str(ROOT))
     import pytest
 
-    session = Session(chosen, known, asked.limit, asked.each)
+    session = Session(chosen, known, asked.limit, asked.each, asked.json)
     quiet = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:warnings", "--no-summary"]
     code = pytest.main([*quiet, *test_paths(sorted({m.file for m in chosen}))], plugins=[session])
     if code not in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
@@ -576,8 +580,6 @@ def main(words: Sequence[str] | None = None) -> int:
     for file in sorted({outcome.mutant.file for outcome in outcomes}):
         print(f"{file:35} {tally([o for o in outcomes if o.mutant.file == file])}")
     print(f"{len(chosen)} of {len(every)} mutants, seed {asked.seed}: {tally(outcomes)}")
-    if asked.json is not None:
-        asked.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n")
     return int(any(outcome.state == "survived" for outcome in outcomes))
 
 

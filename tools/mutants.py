@@ -64,8 +64,8 @@ PAIRS = {"kv_store": ("kv_store", "mla_store")}
 """Tables of another name than the operation."""
 PARTS = {"fp8_pairs": ("mha_decode",), "scoring": ("mha_decode", "mha_prefill", "mla_prefill")}
 """Files that operations share, and those whose tests are run."""
-LEFT_OUT = re.compile(r"compile|hopper|smollm2|error|gpu|far|high_page|all_pairs|collections|untouched|kinds")
-"""Tests that run neither the emulator nor the portable kernel, or take long."""
+LEFT_OUT = re.compile(r"compile|hopper|smollm2|error|gpu|far|high_page|all_pairs|untouched|mirror|lockstep|twins|chip")
+"""Tests that run neither the emulator nor the portable kernel, that read the files of both, or that take long."""
 SECONDS = 20.0
 """CPU time of one test: what takes longer does not end."""
 MEMORY = 12 << 30
@@ -358,34 +358,34 @@ class Runner:
     """Collected by pytest."""
     folder: str
     kills: Counter[str] = field(default_factory=Counter)
-    sound: dict[str, bool] = field(default_factory=dict)
-    """Of tests that have killed: whether they pass without a mutant."""
+    sound: dict[tuple[str, str], bool] = field(default_factory=dict)
+    """Of files and tests that have killed: whether these pass with the file as it is, put in place alike."""
 
     def run(self, mutant: Mutant, seconds: float) -> Outcome:
         """Try a mutant for so long."""
         module = importlib.import_module(f"kvlab.attention.{mutant.file[:-3].replace('/', '.')}")
         text = Path(inspect.getfile(module)).read_text()
         began, tried = time.monotonic(), 0
-        chosen = [item for item in fitting(self.items, mutant.file) if self.sound.get(item.nodeid, True)]
+        chosen = [item for item in fitting(self.items, mutant.file) if self.sound.get((mutant.file, item.nodeid), True)]
         order = sorted(chosen, key=lambda item: -self.kills[item.nodeid])
         while True:
             state, by, tests = self._fork(order, seconds, module, mutant.source(text))
             tried += tests
-            if state != "killed" or self._passes(by):
+            if state != "killed" or self._passes(by, mutant.file, module, text):
                 break
             order = [item for item in order if item.nodeid != by]
         if state == "killed":
             self.kills[by] += 1
         return Outcome(mutant, state, by, round(time.monotonic() - began, 2), tried)
 
-    def _passes(self, nodeid: str) -> bool:
-        """Whether a test passes where nothing is changed."""
-        if nodeid not in self.sound:
+    def _passes(self, nodeid: str, file: str, module: Any, text: str) -> bool:
+        """Whether a test passes with the file as it is."""
+        if (file, nodeid) not in self.sound:
             item = next(item for item in self.items if item.nodeid == nodeid)
-            self.sound[nodeid] = self._fork([item], 60.0, None, "")[0] == "survived"
-            if not self.sound[nodeid]:
+            self.sound[file, nodeid] = self._fork([item], 120.0, module, text)[0] == "survived"
+            if not self.sound[file, nodeid]:
                 print(f"left out, as it fails without a mutant: {nodeid}", flush=True)
-        return self.sound[nodeid]
+        return self.sound[file, nodeid]
 
     def _fork(self, items: Sequence[Any], seconds: float, module: Any, text: str) -> tuple[str, str, int]:
         """(state, the test that failed, tests run)."""
@@ -424,10 +424,9 @@ class Runner:
         os.dup2(nowhere, 2)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        for item in items[:1]:
+        for item in items[:1]:  # a change that the file itself does not survive
             say(f"begin {item.nodeid}")
-        if module is not None:
-            put_in_place(module, text, os.path.join(self.folder, "mutant.py"))
+        put_in_place(module, text, os.path.join(self.folder, "mutant.py"))
         for item in items:
             say(f"begin {item.nodeid}")
             signal.setitimer(signal.ITIMER_PROF, SECONDS)  # its signal ends the process
@@ -454,7 +453,7 @@ def fitting(items: Sequence[Any], file: str) -> list[Any]:
                 first.append(item)
         elif Path(path).parent.name in folders and not LEFT_OUT.search(item.nodeid):
             marked = item.get_closest_marker("interpreter") is not None
-            if marked == (side == "kernel.py") or "mirror" in path:
+            if marked == (side == "kernel.py"):
                 then.append(item)
     random.Random(0).shuffle(first)  # unlike cases one after the other
     return first + then

@@ -119,8 +119,9 @@ def mha_decode_paged(
                  Gluon kernel (its emulator where the arrays are not on a GPU), ValueError for what it cannot do
     arch         the machine that is emulated: "sm_80", "sm_90"; "gfx950" with D = Dv of 64, 128, 256 or 512 (MAX's
                  decode through KVBuffer). e4m3 needs sm_90 or gfx950 (and D of 128, 256 or 512); a GPU, sm_89 or later
-    arithmetic   of the emulator: "float32", NumPy's; or "chip", that of an H100 to the bit: sums of products, exp2,
-                 division, log2 and the order of sums as compiled; on "sm_80" provisional. Slower
+    arithmetic   of the emulator: "float32", NumPy's; or "chip", an H100's and slower: sums of products, exp2, log2,
+                 division, fused operations and the order of sums as compiled, recorded to the bit for plain calls of
+                 MHA. What features add goes by the same rules; on "sm_80" provisional
     num_splits   programs that share the keys of a sequence; chosen by the sizes, not the lengths, if None
     mask_value   score given to masked keys, in units of log2
     check        look at the values of seq_lens and block_table; None: unless they are on a GPU, which would wait for it

@@ -85,8 +85,9 @@ def mha_prefill(
              sm_90 GPU the kernel written for it where it applies;
              "reference" (float64), "emulator", "triton", "hopper" (sm_90; its emulator for arrays on no GPU)
     arch    the machine that is emulated: "sm_90", "sm_80" (no float8_e4m3fn), or "gfx950"
-    arithmetic  of the emulator: "float32", NumPy's; or "chip", that of an H100 to the bit: sums of products (14 digits
-            with float8_e4m3fn), exp2, division, log2 and the order of sums as compiled; on "sm_80" provisional. Slower
+    arithmetic  of the emulator: "float32", NumPy's; or "chip", an H100's and slower: sums of products (14 digits with
+            float8_e4m3fn), exp2, log2, division, fused operations and the order of sums as compiled, recorded to the
+            bit for plain calls. What features add goes by the same rules; on "sm_80" provisional
     check   look at the values of cu_seqlens too. None: unless they are on a GPU, which would wait for it
     traffic  a :class:`~kvlab.staging.Traffic` that counts what the emulator moves
 

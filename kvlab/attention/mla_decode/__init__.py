@@ -135,8 +135,9 @@ def mla_decode_paged(
                  what it cannot do
     arch         the machine that is emulated: "sm_80", "sm_90" (the tiles of the compiled kernel), "gfx950" (MAX's tile
                  of 16 rows and 128 keys; 16 bits, v_dim 128, 256 or 512, 32 or 64 columns of rope)
-    arithmetic   of the emulator: "float32", NumPy's; or "chip", that of an H100 to the bit: sums of products, exp2,
-                 division, log2 and the order of sums as compiled; on "sm_80" provisional. Slower
+    arithmetic   of the emulator: "float32", NumPy's; or "chip", an H100's and slower: sums of products, exp2, log2,
+                 division, fused operations and the order of sums as compiled, recorded to the bit for plain calls of
+                 MHA. What features add goes by the same rules; on "sm_80" provisional
     num_splits   programs that share the keys of a sequence; chosen by the sizes, not the lengths, if None
     mask_value   score given to masked keys, in units of log2
     check        look at the values of seq_lens and block_table; None: unless they are on a GPU, which would wait for it

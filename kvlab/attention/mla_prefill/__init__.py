@@ -153,8 +153,9 @@ def mla_prefill_paged(
                  "reference" (float64), "emulator", "triton"
     arch         the machine that is emulated: "sm_90", "sm_80" (no float8_e4m3fn), or "gfx950" (an e4m3 rope part of
                  more than 32 columns)
-    arithmetic   of the emulator: "float32", NumPy's; or "chip", that of an H100 to the bit: sums of products, exp2,
-                 division, log2 and the order of sums as compiled; on "sm_80" provisional. Slower
+    arithmetic   of the emulator: "float32", NumPy's; or "chip", an H100's and slower: sums of products, exp2, log2,
+                 division, fused operations and the order of sums as compiled, recorded to the bit for plain calls of
+                 MHA. What features add goes by the same rules; on "sm_80" provisional
     check        look at the values of the integers too. None: unless they are on a GPU, which would wait for it
     traffic      a :class:`~kvlab.staging.Traffic` that counts what the emulator moves
 

@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -32,7 +34,7 @@ from kvlab.demo.steps import paged_cache
 from kvlab.exercise import check
 from kvlab.hardware import wavefronts
 from kvlab.staging import KVCacheIterator, MmaSyncShape, Traffic
-from kvlab.viz import draw_atom, draw_page_table, draw_path_of_a_byte, draw_punch_card, draw_shared_memory
+from kvlab.viz import draw_atom, draw_cure, draw_page_table, draw_path_of_a_byte, draw_shared_memory
 
 capture = load_smollm2()
 LAYER, HEAD, TOKEN = 1, 2, 137  # the second captured layer (14 of the model), KV head 2, the 138th token
@@ -134,15 +136,13 @@ access = wavefronts(name, addresses[instruction, warp], arch="sm_90")
 print(access.explain())
 draw_shared_memory(place, access=access)
 
-# %%
-draw_punch_card(access)
-
 # %% [markdown]
-# And the same read if nothing were swizzled:
+# The same read if nothing were swizzled, beside it as it is:
 
 # %%
 _, plain = shape.read_addresses("k", swizzled=False)
-draw_punch_card(wavefronts(name, plain[instruction, warp], arch="sm_90"))
+conflict = wavefronts(name, plain[instruction, warp], arch="sm_90")
+draw_cure(conflict, access, tiles=(place.plain(), place), names=("not swizzled", "swizzled"))
 
 # %% [markdown]
 # The rule behind these counts was measured on an H100, instruction by instruction; the emulator's counts equal the chip's.

@@ -26,7 +26,7 @@ import numpy as np
 from kvlab.exercise import check
 from kvlab.hardware import SubTileLoaderLDS, best_swizzle, coalescing, wavefronts
 from kvlab.layout import ComposedLayout, Layout, Swizzle
-from kvlab.viz import CopyPlan, draw_copy_plan, draw_layout, draw_punch_card, draw_shared_memory
+from kvlab.viz import CopyPlan, draw_copy_plan, draw_cure, draw_layout, draw_punch_card, draw_shared_memory
 
 # %% [markdown]
 # ## Banks
@@ -123,6 +123,12 @@ r, v = np.divmod(np.arange(tile_rows * 8), 8)
 slots = np.empty((tile_rows * 8, 2), int)
 slots[swizzle(r * row_bytes + v * 16) // 16] = np.stack([r, v], axis=1)
 draw_shared_memory(slots, access=swizzled)
+
+# %% [markdown]
+# The conflict and its cure, card by card and tile by tile:
+
+# %%
+draw_cure(plain, swizzled, tiles=(np.stack([r, v], axis=1), slots), names=("not swizzled", "swizzled"))
 
 # %% [markdown]
 # ## Bringing the tile in

@@ -17,9 +17,9 @@ from kvlab.viz import (
     BytePath,
     Picture,
     draw_atom,
+    draw_cure,
     draw_page_table,
     draw_path_of_a_byte,
-    draw_punch_card,
     draw_shared_memory,
 )
 
@@ -123,15 +123,13 @@ def sm_90(capture: Capture, config: DecodeConfig, token: int) -> Chapter:
     swizzled, unswizzled = (wavefronts(name, a[instruction, warp], arch="sm_90") for a in (address, plain))
     pictures = (
         draw_shared_memory(place, access=swizzled),
-        draw_shared_memory(place.plain(), access=unswizzled),
-        draw_punch_card(swizzled),
-        draw_punch_card(unswizzled),
+        draw_cure(unswizzled, swizzled, tiles=(place.plain(), place), names=("not swizzled", "swizzled")),
         draw_atom(shape.atom, lane=row % 8 * 4),
     )
     words = (
         f"Each tile of {config.BN} keys is copied by cp.async, 16 bytes a lane, into rows of {place.row_bytes} bytes "
         f"whose 16-byte vectors are permuted by {place.swizzle}. Warp {warp} then reads 8 keys x 32 columns with one "
-        f"{name}: first as it is, then the same read without the swizzle. Last, the fragments that the matrix "
+        f"{name}; below, the same read without the swizzle beside it. Last, the fragments that the matrix "
         f"instruction takes; lane {row % 8 * 4} holds the first elements of the followed key."
     )
     return Chapter("Hopper (sm_90): shared memory, lanes, fragments", words, pictures)

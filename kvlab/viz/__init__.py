@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .coalescing import draw_coalescing
     from .copy_picture import draw_copy_plan
     from .copy_plan import CopyPlan
+    from .cure import draw_cure
     from .descriptor import draw_descriptor
     from .dispatch import draw
     from .encoding import draw_encoding
@@ -49,6 +50,7 @@ _MODULES = {
     "draw_coalescing": "coalescing",
     "draw_composed_layout": "grid",
     "draw_copy_plan": "copy_picture",
+    "draw_cure": "cure",
     "draw_descriptor": "descriptor",
     "draw_encoding": "encoding",
     "draw_fragment_map": "fragment_map",
@@ -84,6 +86,7 @@ __all__ = [
     "draw_coalescing",
     "draw_composed_layout",
     "draw_copy_plan",
+    "draw_cure",
     "draw_descriptor",
     "draw_encoding",
     "draw_fragment_map",

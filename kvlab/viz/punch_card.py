@@ -22,7 +22,7 @@ __all__ = ["draw_punch_card"]
 GUTTER = 40.0
 HEADER = 32.0
 BETWEEN = 8.0
-BARS = 58.0
+BARS = 36.0
 
 
 def draw_punch_card(
@@ -57,17 +57,14 @@ def draw_punch_card(
     canvas = Canvas()
     cell = 21.0 * 32 / banks
     columns = axis(banks, cell, GUTTER, limit=banks, head=banks)
-    tops = _tops(card)
-    height = 15.0 if len(card.phase) <= 32 else 12.5
+    height = 11.5 if len(card.phase) <= 32 else 5.5
+    tops = _tops(card, height, HEADER)
     bottom = float(tops.max()) + height
     canvas.text(0, 10, "lane ↓  bank of 4 bytes →", size=10, opacity=QUIET)
     label_columns(canvas, columns, HEADER - 6)
     _ground(canvas, columns.edge, np.sort(tops), cell, height)
     _marks(canvas, card, columns.centre, tops + height / 2, min(cell, height))
-    for place, lane in enumerate(card.order.tolist()):
-        if height >= 15 or place % 2 == 0:
-            y, inactive = float(tops[lane]) + height / 2 + 3.5, bool(card.phase[lane] < 0)
-            canvas.text(GUTTER - 7, y, f"T{lane}", size=10, anchor="end", mono=True, opacity=QUIET, inactive=inactive)
+    _lanes(canvas, card, GUTTER - 7, tops, height)
     right = columns.end + 12
     for served in range(card.phases):
         lanes = np.flatnonzero(card.phase == served)
@@ -84,7 +81,7 @@ def draw_punch_card(
                     canvas.text(right + 2, (y0 + y1) / 2 + 25 + 13 * below, named, size=10)
     legend_right = _lightness(canvas, card, right, HEADER - 16)
     canvas.extend(legend_right, 0)
-    y = _bars(canvas, card, columns.edge, cell, bottom + 26)
+    y = _bars(canvas, card, columns.edge, cell, bottom + 22, 0.0)
     told = words if words is not None else ("" if access is None else access.explain().partition("\n")[2])
     for paragraph in told.splitlines():
         for line in wrap(paragraph, max(canvas.right, 420.0), 11):
@@ -162,13 +159,21 @@ def _turns(phase: npt.NDArray[np.int64], word: npt.NDArray[np.int64], banks: int
     return np.where(served < 0, -1, turn)
 
 
-def _tops(card: _Card) -> npt.NDArray[np.float64]:
+def _tops(card: _Card, height: float, start: float) -> npt.NDArray[np.float64]:
     """[lanes] where the row of each lane begins; phases are set apart."""
-    height = 15.0 if len(card.phase) <= 32 else 12.5
     served = np.maximum.accumulate(np.maximum(card.phase[card.order], 0))
     tops = np.empty(len(card.phase))
-    tops[card.order] = HEADER + height * np.arange(len(served)) + BETWEEN * np.cumsum(np.diff(served, prepend=0) != 0)
+    tops[card.order] = start + height * np.arange(len(served)) + BETWEEN * np.cumsum(np.diff(served, prepend=0) != 0)
     return tops
+
+
+def _lanes(canvas: Canvas, card: _Card, x: float, tops: npt.NDArray[np.float64], height: float) -> None:
+    """The names of the lanes, as many as there is room for."""
+    step = next(n for n in (1, 2, 4, 8) if n * height >= 11)
+    for place, lane in enumerate(card.order.tolist()):
+        if place % step == 0:
+            y, inactive = float(tops[lane]) + height / 2 + 3.5, bool(card.phase[lane] < 0)
+            canvas.text(x, y, f"T{lane}", size=10, anchor="end", mono=True, opacity=QUIET, inactive=inactive)
 
 
 def _ground(
@@ -234,14 +239,14 @@ def _lightness(canvas: Canvas, card: _Card, x: float, y: float) -> float:
     return x + 44 + 12 * len(steps) + 14
 
 
-def _bars(canvas: Canvas, card: _Card, left: npt.NDArray[np.float64], cell: float, y: float) -> float:
+def _bars(canvas: Canvas, card: _Card, left: npt.NDArray[np.float64], cell: float, y: float, x0: float) -> float:
     """Passes of each bank, all phases together; what is more than one for a phase stands out. Returns the y below."""
     needed = card.needed
     total, ideal = needed.sum(axis=0), (needed > 0).sum(axis=0)
     most = int(total.max())
     unit = min(12.0, BARS / max(1, most))
     base = y + 18 + unit * most
-    canvas.text(0, y - 2, "words that each bank has to deliver, all phases together", size=10, opacity=QUIET)
+    canvas.text(x0, y - 2, "words that each bank has to deliver, all phases together", size=10, opacity=QUIET)
     for x, n, fair in zip(left.tolist(), total.tolist(), ideal.tolist(), strict=True):
         if n:
             canvas.rect(x + 2, base - unit * fair, cell - 4, unit * fair, fill=INK, opacity=0.4)
@@ -253,8 +258,12 @@ def _bars(canvas: Canvas, card: _Card, left: npt.NDArray[np.float64], cell: floa
             canvas.text(x + cell / 2, base - unit * n - 3, str(n), size=9, anchor="middle", mono=True)
     canvas.line(float(left[0]), base, float(left[-1]) + cell, base, opacity=0.5)
     if (total > ideal).any():
-        canvas.rect(320, y - 11, 10, 10, fill=ALARM)
-        canvas.text(335, y - 2, "more than one in a phase: conflicts", size=10, opacity=QUIET)
+        if cell >= 16:
+            canvas.rect(x0 + 320, y - 11, 10, 10, fill=ALARM)
+            canvas.text(x0 + 335, y - 2, "more than one in a phase: conflicts", size=10, opacity=QUIET)
+        else:
+            canvas.text(x0, base + 14, "red: more than one in a phase, conflicts", size=10, opacity=QUIET)
+            base += 8
     return base + 8
 
 

@@ -205,9 +205,7 @@ def roofline() -> viz.Picture:
 def shares() -> viz.Picture:
     prefill = ("prefill, 4096 keys, causal", {"kvlab": 0.8, "FA3": 0.71, "cuDNN": 0.66})
     decode = ("decode of 64 sequences", {"kvlab": 0.945, "FA3": 0.95})
-    return viz.draw_shares(
-        [prefill, decode, ("append", {"kvlab": 0.5})]
-    )
+    return viz.draw_shares([prefill, decode, ("append", {"kvlab": 0.5})])
 
 
 def toy_case() -> dict[str, Any]:
@@ -295,6 +293,13 @@ GALLERY: dict[str, Callable[[], Any]] = {
     "punch card, conflicts": lambda: viz.draw_punch_card(wavefronts("ldmatrix.x4", PLAIN)),
     "punch card, masked": lambda: wavefronts("ld.shared.b64", LANE * 8, mask=0x55555555),
     "punch card, gfx950": lambda: wavefronts("ds_read_b128", WAVE % 16 * 256 + WAVE // 16 * 16, arch="gfx950"),
+    "cure": lambda: viz.draw_cure(
+        wavefronts("ldmatrix.x4", PLAIN), wavefronts("ldmatrix.x4", READ), tiles=(TILE.plain(), TILE)
+    ),
+    "cure, gfx950": lambda: viz.draw_cure(
+        wavefronts("ds_read_b128", WAVE % 16 * 256 + WAVE // 16 * 16, arch="gfx950"),
+        wavefronts("ds_read_b128", WAVE * 16, arch="gfx950"),
+    ),
     "coalescing": lambda: coalescing(LANE * 4, 4),
     "coalescing, apart": lambda: viz.draw_coalescing(coalescing(LANE * 4096, 4)),
     "shared memory": lambda: viz.draw_shared_memory(TILE, access=wavefronts("ldmatrix.x4", READ)),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
 
 from kvlab.attention.inputs import require, shown
+from kvlab.cache.opaque import opaque
 
 __all__ = ["FLAGS", "NAMES", "checked_keywords", "operation"]
 
@@ -20,6 +19,7 @@ FLAGS = {"return_lse": False, "base2": False, "batch_invariant": False, "causal"
 """The keywords that are True or False, and whether they may be None."""
 NAMES = ("backend", "arch", "kv_layout")
 """The keywords that are names."""
+KINDS: dict[str, type] = {**dict.fromkeys(FLAGS, bool), **dict.fromkeys(NAMES, str)}
 MOST_BITS = 4096
 """Of an integer: longer ones Python does not write into messages."""
 
@@ -29,24 +29,12 @@ def operation(function: F) -> F:
     is one call that breaks the graph.
     """
 
+    @opaque
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **checked_keywords(kwargs))
 
-    hidden: list[Callable[..., Any]] = []
-
-    def from_dynamo() -> Callable[..., Any]:
-        if not hidden:
-            hidden.append(importlib.import_module("torch").compiler.disable(checked))
-        return hidden[0]
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if "torch._dynamo" in sys.modules:  # imported by the first torch.compile; hiding takes a microsecond
-            return from_dynamo()(*args, **kwargs)
-        return checked(*args, **kwargs)
-
-    return call  # type: ignore[return-value]
+    return checked  # type: ignore[return-value]
 
 
 def checked_keywords(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -60,14 +48,15 @@ def checked_keywords(kwargs: dict[str, Any]) -> dict[str, Any]:
     ValueError: return_lse 'no': must be True or False
     """
     for name, value in kwargs.items():
-        if name in FLAGS:
-            if value is not True and value is not False:
-                optional = FLAGS[name]
-                fits = isinstance(value, np.bool_) or (optional and value is None)
-                require(fits, f"{name} {shown(value)}", "True, False or None" if optional else "True or False")
-                kwargs[name] = None if value is None else bool(value)
-        elif type(value) is int and value.bit_length() > MOST_BITS:
-            require(False, f"{name} {shown(value)}", f"an integer of at most {MOST_BITS}")
-        elif name in NAMES:
+        expected, given = KINDS.get(name), type(value)
+        if given is expected:
+            continue
+        if expected is bool and not (value is None and FLAGS[name]):
+            accepted = "True, False or None" if FLAGS[name] else "True or False"
+            require(isinstance(value, np.bool_), f"{name} {shown(value)}", accepted)
+            kwargs[name] = bool(value)
+        elif expected is str:
             require(isinstance(value, str), f"{name} {shown(value)}", "text, one of the names it knows")
+        elif given is int:
+            require(value.bit_length() <= MOST_BITS, f"{name} {shown(value)}", f"of at most {MOST_BITS} bits")
     return kwargs

@@ -10,10 +10,12 @@ import numpy as np
 from kvlab.attention.inputs import require, shown
 from kvlab.cache.arrays import is_torch
 from kvlab.cache.checks import count
+from kvlab.cache.opaque import opaque_methods
 
 __all__ = ["Rope"]
 
 
+@opaque_methods
 @dataclass(frozen=True, eq=False)
 class Rope:
     """``cos, sin`` ``[positions, R / 2]`` (any strides, NumPy or torch), and which dims of a head they turn.

@@ -9,6 +9,7 @@ import numpy as np
 from kvlab.cache.arrays import as_array
 from kvlab.cache.checks import count
 from kvlab.cache.collection_base import KVCacheCollection
+from kvlab.cache.opaque import opaque_methods
 from kvlab.cache.page_table import lookup_table_columns
 from kvlab.cache.paged import PagedKVCache
 from kvlab.cache.params import KVCacheStaticParams
@@ -17,6 +18,7 @@ from kvlab.memory import POISON, as_dtype
 __all__ = ["PagedKVCacheCollection"]
 
 
+@opaque_methods
 class PagedKVCacheCollection(KVCacheCollection[PagedKVCache]):
     """The pool, and one lookup table for all layers.
 

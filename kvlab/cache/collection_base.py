@@ -8,6 +8,7 @@ import numpy as np
 
 from kvlab.cache.arrays import as_array, is_torch, to_numpy, to_torch
 from kvlab.cache.checks import index, plain
+from kvlab.cache.opaque import opaque_methods
 from kvlab.cache.over_arrays import OverArrays
 from kvlab.cache.params import KVCacheStaticParams
 from kvlab.cache.view import KVCacheView
@@ -17,6 +18,7 @@ __all__ = ["KVCacheCollection"]
 View = TypeVar("View", bound=KVCacheView)
 
 
+@opaque_methods
 class KVCacheCollection(OverArrays, Generic[View]):
     """K and V of all layers: the part that paged and continuous collections have in common.
 

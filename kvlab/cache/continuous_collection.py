@@ -7,11 +7,13 @@ from typing import Any
 from kvlab.cache.collection import PagedKVCacheCollection
 from kvlab.cache.collection_base import KVCacheCollection
 from kvlab.cache.continuous import ContinuousBatchingKVCache
+from kvlab.cache.opaque import opaque_methods
 from kvlab.cache.params import KVCacheStaticParams
 
 __all__ = ["ContinuousBatchingKVCacheCollection"]
 
 
+@opaque_methods
 class ContinuousBatchingKVCacheCollection(KVCacheCollection[ContinuousBatchingKVCache]):
     """The storage, and one table of blocks for all layers.
 

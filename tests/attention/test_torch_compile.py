@@ -14,6 +14,8 @@ import torch
 from operation_calls import OPERATIONS, call_of
 
 from kvlab import attention
+from kvlab.attention import Rope
+from kvlab.cache import PagedKVCacheCollection
 from kvlab.cache.arrays import to_torch
 
 
@@ -76,6 +78,37 @@ def test_compiled(operation: str) -> None:
         assert torch.equal(eager.view(torch.uint8), got.view(torch.uint8))
     assert len(graphs) == 3, "before, between and behind the two calls"
     assert not [trace for graph in graphs for trace in graph if "kvlab/attention" in trace]
+
+
+def test_objects_made_inside() -> None:
+    """Caches and angles that the compiled function itself makes."""
+    graphs: list[list[str]] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append([node.stack_trace or "" for node in graph.graph.nodes])
+        return graph.forward
+
+    decode, store = call_of("mha_decode", to_torch), call_of("kv_store_paged", to_torch)
+    cache, turn = decode["cache"], store["rope"]
+
+    def step(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        pool = PagedKVCacheCollection(cache.blocks, cache.cache_lengths, cache.lookup_table, 1, 33)
+        out = attention.mha_decode(q * 1.0, pool.with_lengths(cache.cache_lengths + 0, 1), backend="emulator")
+        rope = Rope(turn.cos, turn.sin)
+        attention.kv_store_paged(
+            k * 1.0, store["v"], store["k_cache"], store["v_cache"], store["slot_mapping"], rope=rope,
+            positions=store["positions"], backend="emulator",
+        )  # fmt: skip
+        return out + 1
+
+    expected = step(decode["q"], store["k"]), store["k_cache"].clone()
+    store["k_cache"][...] = call_of("kv_store_paged", to_torch)["k_cache"]
+    torch._dynamo.reset()
+    got = torch.compile(step, backend=backend)(decode["q"], store["k"])
+    assert torch.equal(got, expected[0])
+    assert torch.equal(store["k_cache"], expected[1])
+    assert graphs
+    assert not [trace for graph in graphs for trace in graph if "kvlab/attention/" in trace or "kvlab/cache" in trace]
 
 
 def test_importing_kvlab_does_not_import_torch() -> None:

@@ -40,8 +40,9 @@ def tile_bytes(
     ``key_bytes``: of a key's K and V as they come, where products are of another dtype. ``q_columns``: of a row of Q
     and of the output, where they are not those of K and V. ``wgmma`` reads K and V while the next tile comes: one tile
     more, and one that is converted; P stays in registers, and otherwise goes through memory. ``biased``: float32 that
-    is added to the scores comes as K does. On AMD's GPUs Q and the scores pass through memory that others use, too, and
-    with one stage each piece of the columns after the other: ``columns`` are the widest.
+    is added to the scores comes as K does. Blackwell's products have mbarriers, and P of e4m3 in memory. On AMD's GPUs
+    Q and the scores pass through memory that others use, too, and with one stage each piece of the columns after the
+    other: ``columns`` are the widest.
 
     >>> tile_bytes(32, 32, (576, 512), 2, 2), tile_bytes(32, 32, (576, 512), 2, 1)
     (108544, 75776)
@@ -51,15 +52,18 @@ def tile_bytes(
     amd, (k, v), (q_k, q_v) = arch.startswith("gfx"), columns, q_columns or columns
     row = (k + v) * itemsize
     given = row if key_bytes is None else key_bytes
+    ahead = max((num_stages - 1) // hops, 1) if num_stages > 1 else 0
     if num_stages == 1:
         tiles = BN * max(k, v) * itemsize
     else:
-        tiles = BN * (max((num_stages - 1) // hops, 1) + wgmma) * given + BN * row * (wgmma and given < row)
-    q, p, out = BM * q_k * itemsize, BM * BN * itemsize * (not wgmma), BM * q_v * max(itemsize, 2)
+        tiles = BN * (ahead + wgmma) * given + BN * row * (wgmma and given < row)
+    blackwell = wgmma and arch != "sm_90"
+    p = BM * BN * itemsize if not wgmma or (blackwell and itemsize == 1) else 0
+    q, out = BM * q_k * itemsize, BM * q_v * max(itemsize, 2)
     if amd:
         scores = BM * BN * 4
         return max(q, tiles + scores if num_stages > 1 else max(tiles, scores), out)
-    tiles += (num_stages - 1) * BM * BN * 4 * biased
+    tiles += ahead * BM * BN * 4 * biased + BARRIER_BYTES * blackwell
     if biased or hops == 2 or given < row:
         tiles += num_stages * BN * NUMBER_BYTES
     return max(q + tiles + p, out)

@@ -109,7 +109,7 @@ def test_bad_arguments(case: str) -> None:
 @pytest.mark.parametrize("page_stride, first", [(2001, 0), (2000, 1)])
 def test_rows_whose_rope_part_is_at_odd_bytes(page_stride: int, first: int) -> None:
     """bfloat16 behind fp8: torch views no odd byte as the first of two."""
-    cache = torch.zeros(4000).to(torch.float8_e4m3fn).as_strided((1, 3, 640), (page_stride, 640, 1), first)
+    cache = torch.zeros(4000).to(torch.float8_e4m3fn).as_strided((2, 3, 640), (page_stride, 640, 1), first)
     q, table, lens = torch.zeros(1, 4, 576, dtype=torch.bfloat16), torch.tensor([[0]]), torch.tensor([2])
     with pytest.raises(
         ValueError, match=r"kv_cache has rows \(20.., 640\) bytes apart, bfloat16 . past a multiple of 2"

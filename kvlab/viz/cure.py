@@ -18,7 +18,7 @@ from .text import text_width
 __all__ = ["draw_cure"]
 
 GUTTER, APART, CARD = 34.0, 452.0, 376.0
-HEADER, ROW, ROWS = 40.0, 14.0, 8
+HEADER, ROW, ROWS = 40.0, 16.0, 8
 
 
 def draw_cure(
@@ -101,12 +101,12 @@ def _tile(canvas: Canvas, slots: Any, access: Any, x: float, y: float) -> None:
     canvas.cells(xs, ys, wide, ROW, index, BANKS)
     for at in rows.tolist():
         canvas.text(
-            left - 6, y + ROW * int(np.searchsorted(rows, at)) + 10.5, str(image.start + image.row_bytes * at), size=10,
+            left - 6, y + ROW * int(np.searchsorted(rows, at)) + 11.5, str(image.start + image.row_bytes * at), size=10,
             anchor="end", mono=True, opacity=QUIET,
         )  # fmt: skip
     texts = [f"{r},{v}" if r >= 0 else "" for r, v in zip(row.ravel().tolist(), vector.ravel().tolist(), strict=True)]
     if wide >= max(text_width(text, 9, mono=True) for text in texts) + 2:
-        across, down = (places.ravel() for places in np.meshgrid(xs + wide / 2, ys + 10.5))
+        across, down = (places.ravel() for places in np.meshgrid(xs + wide / 2, ys + 11.5))
         behind = [BANKS[i] if i >= 0 else None for i in index.ravel().tolist()]
         canvas.labels(across, down, texts, behind, size=9)
     for byte in address.tolist():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -49,8 +50,12 @@ class Image:
             raise ValueError(
                 f"slots of shape {tile.shape} and type {tile.dtype} are not integers [..., 2]: (row, vector)"
             )
-        flat = tile.reshape(-1, 2)
-        return cls(lambda slot: flat[slot].astype(np.int64), len(flat), slot_bytes, base, row_bytes, banks)
+        shape = tile.shape[:-1]
+
+        def of(slot: Int64) -> Int64:
+            return tile[np.unravel_index(slot, shape)].astype(np.int64)
+
+        return cls(of, math.prod(shape), slot_bytes, base, row_bytes, banks)
 
     @property
     def columns(self) -> int:

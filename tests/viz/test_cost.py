@@ -51,7 +51,7 @@ from kvlab.staging import (
     SwizzledTile,
     Timeline,
 )
-from kvlab.viz import BytePath, CopyPlan, draw
+from kvlab.viz import BytePath, CopyPlan, draw, draw_shared_memory
 from kvlab.viz.dispatch import _PICTURES
 
 LIMIT = 0.2 * 5
@@ -207,6 +207,16 @@ def test_huge_objects_are_drawn_at_once(name: str) -> None:
 def test_and_with_options(name: str) -> None:
     make, how = HOW[name]
     assert seconds(make(), **how) < LIMIT
+
+
+@pytest.mark.timing
+def test_a_large_image_of_shared_memory() -> None:
+    slots = np.broadcast_to(np.zeros(2, np.int32), (1 << 15, 1 << 15, 2))
+    draw_shared_memory(slots[:1, :8])
+    start = time.process_time()
+    picture = draw_shared_memory(slots, addresses=[1 << 33], lane_bytes=16)
+    assert time.process_time() - start < LIMIT
+    assert f">{1 << 33}<" in picture.svg
 
 
 def test_every_kind_that_has_a_picture_is_among_them() -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
+from kvlab.staging.hazard_words import Hazard, Side
 from kvlab.viz import draw_timeline
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -59,15 +58,7 @@ def test_a_read_in_flight_is_seen_without_being_told(sound) -> None:
 
 
 def test_a_hazard_is_drawn_and_told(sound) -> None:
-    class Side(SimpleNamespace):
-        def __str__(self) -> str:
-            return f"{self.what} by warp {self.warp}, stage {self.stage}"
-
-    class Hazard(RuntimeError):
-        kind = "read in flight"
-        earlier, later = Side(what="k copy", warp=2, stage=1), Side(what="k read", warp=0, stage=1)
-
-    hazard = Hazard("k read by warp 0, of what k copy still brings; missing: a wait")
+    hazard = Hazard("read in flight", "memory", Side("k copy", 2, 1), Side("k read", 0, 1), (0, 64), "a wait")
     picture = draw_timeline(PIPELINE, hazard=hazard)
     root = sound(picture)
     assert picture.title == "read in flight: k read by warp 0, stage 1"
@@ -89,3 +80,12 @@ def test_long_timelines_show_a_part(sound, overlaps) -> None:
 def test_bad_events_are_refused(event: tuple, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         draw_timeline([event])
+
+
+@pytest.mark.parametrize("count", [10, 500, 5000])
+def test_a_hazard_is_never_folded_away(count: int, sound) -> None:
+    """However many events come before it, and whether they all fit."""
+    events = [("copy", "k copy", 0, (0,), 64), ("wait", "wait_group(0)", None, (0,)), ("landed", "k copy", 0, (0,), 64)]
+    hazard = Hazard("read in flight", "memory", Side("k copy", 0, 0), Side("k read", 0, 0), (0, 64), "a wait")
+    picture = draw_timeline(events * count, hazard=hazard)
+    assert bars(sound(picture), "missing: a wait")

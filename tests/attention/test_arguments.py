@@ -158,3 +158,19 @@ def test_flags_of_numpy_are_taken() -> None:
 def test_interleaved(flag: Any) -> None:
     with pytest.raises(ValueError, match=r"^interleaved .*: must be True or False"):
         Rope(floats(4, 8), floats(4, 8), interleaved=flag)
+
+
+LANES = (
+    ("mha_decode_paged", "k_cache", "k_cache"), ("mha_decode_streaming_paged", "v_cache", "v_cache"),
+    ("mha_prefill", "k", "k"), ("mha_prefill_paged", "k_cache", "k_cache"), ("mha_prefill_paged", "v_cache", "v_cache"),
+    ("mla_decode_paged", "kv_cache", "kv_cache"), ("mla_prefill_paged", "v", "v"),
+    ("mla_prefill_paged", "kv_cache", "the rope part of kv_cache"), ("mla_prefill_ragged", "k_rope", "k_rope"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("operation", "name", "said"), LANES)
+def test_rows_that_no_lane_copies_are_named(operation: str, name: str, said: str) -> None:
+    a = call_of(operation)
+    room = np.zeros((*a[name].shape[:-1], a[name].shape[-1] + 1), np.float32)
+    with pytest.raises(ValueError, match=rf"^{said} has strides of .* bytes: must be multiples of 16"):
+        getattr(attention, operation)(**a | {name: room[..., :-1]})

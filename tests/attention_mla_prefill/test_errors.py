@@ -100,8 +100,8 @@ def test_bad_options(name: str) -> None:
 
 
 @pytest.mark.parametrize("arch, words", [
-    ("sm_80", "a rope part in float8_e4m3fn on sm_80: must be on sm_90 or gfx950"),
-    ("gfx950", "32 columns of a rope part in float8_e4m3fn on gfx950: must be more than 32"),
+    ("sm_80", "the rope part of kv_cache in float8_e4m3fn on sm_80: must be on sm_90 or gfx950"),
+    ("gfx950", "32 columns of the rope part of kv_cache in float8_e4m3fn on gfx950: must be more than 32"),
 ])  # fmt: skip
 def test_e4m3_rope_parts_that_a_machine_does_not_take(arch: str, words: str) -> None:
     refused(Case(((3, 5),), row="fp8", columns=(64, 32, 128)).build(), words, arch=arch)

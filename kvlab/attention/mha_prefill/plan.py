@@ -161,5 +161,6 @@ def _common(inputs: PrefillInputs, options: Options) -> _Common:
 def _check_emulated(inputs: PrefillInputs, problem: PrefillProblem, arch: str) -> None:
     check_arch(arch)
     check_machine(arch, problem)
-    arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
+    k, v = ("k", "v") if inputs.table is None else ("k_cache", "v_cache")
+    arrays = {"q": inputs.q, k: inputs.k, v: inputs.v}
     check_lane_copies({name: array for name, array in arrays.items() if 0 not in array.shape})

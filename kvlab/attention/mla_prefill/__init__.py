@@ -371,16 +371,17 @@ def _lengths(inputs: MLAPrefillInputs) -> tuple[Any, Any]:
 
 def _check_emulated(inputs: MLAPrefillInputs, problem: MLAPrefillProblem, arch: str) -> None:
     check_arch(arch)
-    for what, array in (("k", inputs.k), ("a rope part", inputs.k_rope)):
+    rope = "k_rope" if inputs.table is None else "the rope part of kv_cache"
+    for what, array in (("k", inputs.k), (rope, inputs.k_rope)):
         has = arch != "sm_80" or not is_fp8(array)
         require(has, f"{what} in float8_e4m3fn on {arch}", "on sm_90 or gfx950: sm_80 has no e4m3")
     wide = problem.rope > 32 or problem.converted or not is_fp8(inputs.k_rope)
     require(
         arch != "gfx950" or wide,
-        f"{problem.rope} columns of a rope part in float8_e4m3fn on {arch}",
+        f"{problem.rope} columns of {rope} in float8_e4m3fn on {arch}",
         "more than 32: strips of KVBuffer have 64",
     )
-    arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "the rope part of the cache": inputs.k_rope}
+    arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, rope: inputs.k_rope}
     check_lane_copies({name: array for name, array in arrays.items() if 0 not in array.shape})
 
 

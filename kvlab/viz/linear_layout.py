@@ -27,6 +27,7 @@ __all__ = ["draw_linear_layout", "draw_thread_values"]
 GUTTER = 34.0
 HEADER = 34.0
 NAME = 66.0
+MOST = 1 << 18
 Int64 = npt.NDArray[np.int64]
 BELOW = "Below: the basis vectors, from which all others follow."
 
@@ -96,7 +97,8 @@ def draw_thread_values(
               tile of ``shape`` (rows, columns), as CuTe's TV layouts
     thread    one to pick out
 
-    Raises ValueError for elements outside the tile, a layout of another rank, or a thread that it does not have.
+    Raises ValueError for elements outside the tile, a layout of another rank or of very many elements, or a thread that
+    it does not have.
 
     >>> from kvlab.layout import Layout
     >>> draw_thread_values(Layout("((4,8),(2,2)):((32,1),(16,8))"), (16, 8)).title
@@ -104,8 +106,10 @@ def draw_thread_values(
     """
     if not hasattr(layout, "offsets") or not isinstance(shape, tuple | list) or len(shape) != 2:
         raise ValueError(f"cannot draw {layout!r} on {shape!r}: a Layout on (rows, columns) is accepted")
-    place = np.asarray(layout.offsets())
     rows, columns = shape
+    if max(layout.size, rows * columns) > MOST:
+        raise ValueError(f"layout {layout} on {rows} x {columns}: up to {MOST} elements can be drawn")
+    place = np.asarray(layout.offsets())
     if place.ndim != 2:
         raise ValueError(f"layout {layout} has {place.ndim} modes, two are accepted: (thread, value)")
     if place.min() < 0 or place.max() >= rows * columns:
@@ -330,7 +334,8 @@ def _finding(threads: int, registers: int, low: int, high: int) -> str:
 
 def _told(register: str) -> str:
     letter = register[0]
+    counted = ", counted in elements as Triton does" if register == "register" else ""
     return (
-        f"Each element with the thread T that holds it and the {register} {letter} (the lowest where several do); "
-        "one hue: four neighbouring threads."
+        f"Each element with the thread T that holds it and the {register} {letter}{counted} (the lowest where several "
+        "do); one hue: four neighbouring threads."
     )

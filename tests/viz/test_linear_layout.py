@@ -151,3 +151,8 @@ def test_bad_input_is_refused() -> None:
         draw_thread_values(Layout("(32,4):(4,1)"), (8, 8))
     with pytest.raises(ValueError, match="has 1 modes, two are accepted"):
         draw_thread_values(Layout("32:1"), (8, 8))
+
+
+def test_too_many_thread_values_are_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="up to 262144 elements can be drawn"):
+        draw_thread_values(Layout((1 << 31, 1 << 31)), (1 << 31, 1 << 31))

@@ -61,7 +61,7 @@ class CpAsyncKVBuffer(NvidiaKVBuffer):
     Traceback (most recent call last):
         ...
     kvlab.staging.hazard_words.Hazard: shared memory, bytes [4096, 4608): k read by warp 0, stage 1, of what k copy by \
-warp 0, stage 1, still brings; missing: cp.async.wait_group in warp 0
+warp 0, stage 1, still brings; cp.async.wait_group in warp 0 leaves 1 in flight, <= 0 needed
     """
 
     def __init__(

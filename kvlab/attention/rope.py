@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.inputs import require, shown
+from kvlab.attention.inputs import require
 from kvlab.cache.arrays import is_torch
-from kvlab.cache.checks import count
+from kvlab.cache.checks import count, flag
 from kvlab.cache.opaque import opaque_methods
 
 __all__ = ["Rope"]
@@ -34,8 +34,7 @@ class Rope:
     first: int | None = None
 
     def __post_init__(self) -> None:
-        flag = isinstance(self.interleaved, bool | np.bool_)
-        require(flag, f"interleaved {shown(self.interleaved)}", "True or False")
+        flag("interleaved", self.interleaved)
         for name, array in (("cos", self.cos), ("sin", self.sin)):
             known = isinstance(array, np.ndarray) or is_torch(array)
             require(known, f"{name} is a {type(array).__name__}", "a NumPy array or torch tensor")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Int64", "count", "index", "integers", "plain"]
+__all__ = ["Int64", "count", "flag", "index", "integers", "plain"]
 
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -50,6 +50,19 @@ def count(name: str, value: Any, least: int = 0) -> int:
     if number < least:
         raise ValueError(f"{name} {number} must be at least {least}")
     return number
+
+
+def flag(name: str, value: Any) -> bool:
+    """``value`` as a bool of Python. ValueError, naming the argument, unless it is one, or one of NumPy.
+
+    >>> flag("strict", "no")
+    Traceback (most recent call last):
+        ...
+    ValueError: strict 'no': must be True or False
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name} {value!r}: must be True or False")
+    return bool(value)
 
 
 def plain(value: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, Generic, Self, TypeVar
 import numpy as np
 
 from kvlab.cache.arrays import as_array, is_torch, to_numpy, to_torch
-from kvlab.cache.checks import index, plain
+from kvlab.cache.checks import flag, index, plain
 from kvlab.cache.opaque import opaque_methods
 from kvlab.cache.over_arrays import OverArrays
 from kvlab.cache.params import KVCacheStaticParams
@@ -46,7 +46,8 @@ class KVCacheCollection(OverArrays, Generic[View]):
         self.kv_params = KVCacheStaticParams(*shape[4:], is_mla=shape[1] == 1) if kv_params is None else kv_params
         if (self.kv_params.kv_extent, self.kv_params.num_heads, self.kv_params.head_size) != (shape[1], *shape[4:]):
             raise ValueError(f"kv_params {self.kv_params} does not fit blocks of shape {shape}")
-        self.max_seq_length, self.max_cache_length, self.strict = max_seq_length, max_cache_length, strict
+        self.max_seq_length, self.max_cache_length = max_seq_length, max_cache_length
+        self.strict = flag("strict", strict)
 
     @property
     def num_layers(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache.arrays import to_numpy
-from kvlab.cache.checks import count, integers
+from kvlab.cache.checks import count, flag, integers
 from kvlab.cache.collection import PagedKVCacheCollection
 from kvlab.cache.params import KVCacheStaticParams
 
@@ -51,8 +51,7 @@ def from_dense(
            [ 0.,  1.,  2.,  3.],
            [nan, nan, nan, nan]], dtype=float32)
     """
-    keys = [to_numpy(layer, "k") for layer in k]
-    values = None if v is None else [to_numpy(layer, "v") for layer in v]
+    keys, values = _layers("k", k), None if v is None else _layers("v", v)
     batch, tokens, heads, head_size = _check(keys, values)
     lengths = integers("lengths", lengths)
     if lengths.shape != (batch,) or (lengths < 0).any() or (lengths > tokens).any():
@@ -60,6 +59,7 @@ def from_dense(
     count("page_size", page_size, least=1)
     count("new_tokens", new_tokens)
     count("spare_pages", spare_pages)
+    flag("poison", poison)
 
     pages_each = -(-lengths // page_size)
     used = int(pages_each.sum())
@@ -88,6 +88,16 @@ def from_dense(
     return pool.with_lengths(np.maximum(lengths - new_tokens, 0).astype(np.uint32), new_tokens)._replace(
         max_cache_length=int(lengths.max(initial=0))
     )
+
+
+def _layers(name: str, arrays: Any) -> list[np.ndarray[Any, Any]]:
+    """The array of each layer. ValueError, naming the argument, for what has no layers."""
+    try:
+        layers = list(arrays)
+    except TypeError:
+        what = type(arrays).__name__ + (" without axes" if np.ndim(arrays) == 0 and hasattr(arrays, "shape") else "")
+        raise ValueError(f"{name} is a {what}: expected [batch, tokens, heads, head_size] for each layer") from None
+    return [to_numpy(layer, name) for layer in layers]
 
 
 def _ragged(counts: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

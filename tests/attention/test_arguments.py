@@ -130,12 +130,12 @@ def test_the_good_calls_are_good(operation: str) -> None:
         getattr(attention, operation)(**call_of(operation, fp8=fp8))
 
 
-@pytest.mark.parametrize(("operation", "name", "bad"), cases(lambda array: array))
+@pytest.mark.parametrize(("operation", "name", "bad"), list(cases(lambda array: array)))
 def test_bad_argument(operation: str, name: str, bad: Bad) -> None:
     refused(operation, name, bad, lambda array: array)
 
 
-@pytest.mark.parametrize(("operation", "name", "bad"), cases(to_torch))
+@pytest.mark.parametrize(("operation", "name", "bad"), list(cases(to_torch)))
 def test_bad_tensor(operation: str, name: str, bad: Bad) -> None:
     refused(operation, name, bad, to_torch)
 

@@ -3,10 +3,12 @@ of the specification (1.7)."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from kvlab.cache import KVCacheStaticParams, PagedKVCache, PagedKVCacheCollection, UnsafePointer
+from kvlab.cache import KVCacheStaticParams, PagedKVCache, PagedKVCacheCollection, UnsafePointer, from_dense
 from kvlab.memory import Memory, OutOfBounds, bfloat16
 
 GOOD = {
@@ -208,3 +210,20 @@ def test_masked_values_are_not_stored():
 def test_params_take_integers(heads):
     with pytest.raises(ValueError, match=f"num_heads {heads!r} must be an integer of at least 1"):
         KVCacheStaticParams(heads, 16)
+
+
+@pytest.mark.parametrize("bad", [np.zeros(()), np.float32(1), 3, object()], ids=["no axis", "scalar", "3", "object"])
+@pytest.mark.parametrize("name", ["k", "v"])
+def test_from_dense_of_what_has_no_layers(name: str, bad: Any) -> None:
+    good = np.zeros((1, 1, 5, 1, 16), np.float32)
+    with pytest.raises(ValueError, match=rf"^{name} is a .*: expected \[batch, tokens, heads, head_size\] for each"):
+        from_dense(**{"k": good, "v": good, name: bad}, lengths=[5], page_size=4)
+
+
+@pytest.mark.parametrize("bad", ["no", 1, None, np.ones(2)], ids=["no", "1", "None", "array"])
+def test_flags_are_bools(bad: Any) -> None:
+    keys, blocks = np.zeros((1, 1, 5, 1, 16), np.float32), np.zeros((3, 2, 1, 4, 1, 16), np.float32)
+    with pytest.raises(ValueError, match=r"^poison .*: must be True or False"):
+        from_dense(keys, keys, [5], page_size=4, poison=bad)
+    with pytest.raises(ValueError, match=r"^strict .*: must be True or False"):
+        PagedKVCacheCollection(blocks, np.array([3]), np.array([[0]]), 1, 4, strict=bad)

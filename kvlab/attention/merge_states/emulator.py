@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.hardware.chip import add_products, divide, exp, log
+from kvlab.hardware.chip import add_products, current_arithmetic, divide, exp, log
 from kvlab.staging import Traffic, program_ids
 from kvlab.staging.rows_over_warps import butterfly, in_turn
 
@@ -65,7 +65,11 @@ def merge(
 
 
 def _sum(parts: Array, w: Array, lanes: int) -> Array:
-    """Columns ``[P, BD]`` of the parts times their weights: in each lane one after the other, then over the lanes."""
+    """Columns ``[P, BD]`` of the parts times their weights: on the chip in each lane one after the other, then over the
+    lanes. What is lost depends on the order; in float32 it is that of NumPy, as in the interpreter.
+    """
+    if not current_arithmetic().exact:
+        return np.asarray((parts * w).sum(axis=1))
     parts, w = (x.reshape(len(x), x.shape[1] // lanes, lanes, x.shape[2]).swapaxes(0, 1) for x in (parts, w))
     return butterfly(np.add, np.moveaxis(add_products(parts, w), 1, -1))
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import faulthandler
 import importlib
 import inspect
 import json
@@ -419,6 +420,7 @@ class Runner:
         def say(words: str) -> None:
             os.write(write, f"{words}\n".encode())
 
+        faulthandler.disable()
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
@@ -462,11 +464,9 @@ def fitting(items: Sequence[Any], file: str) -> list[Any]:
 class Session:
     """Takes the place of pytest's loop over tests."""
 
-    def __init__(
-        self, chosen: Sequence[Mutant], known: Sequence[Equivalent], seconds: float, each: float, path: Path | None
-    ) -> None:
-        self.chosen, self.known, self.path = chosen, known, path
-        self.until, self.each = time.monotonic() + seconds, each
+    def __init__(self, chosen: Sequence[Mutant], known: Sequence[Equivalent], asked: argparse.Namespace) -> None:
+        self.chosen, self.known, self.path, self.tests = chosen, known, asked.json, asked.tests
+        self.until, self.each = time.monotonic() + asked.limit, asked.each
         self.outcomes: list[Outcome] = []
 
     def pytest_runtestloop(self, session: Any) -> bool:
@@ -478,7 +478,7 @@ class Session:
         for file in sorted({m.file for m in self.chosen}):
             importlib.import_module(f"kvlab.attention.{file[:-3].replace('/', '.')}")
         with tempfile.TemporaryDirectory(prefix="kvlab-mutants-") as folder:
-            runner = Runner(list(session.items), folder)
+            runner = Runner([item for item in session.items if self.tests in item.nodeid], folder)
             for number, mutant in enumerate(self.chosen, 1):
                 if any(it.fits(mutant) for it in self.known):
                     outcome = Outcome(mutant, "equivalent")
@@ -533,6 +533,7 @@ def options(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--part", default="1/1", help="k/n: the k-th of n parts of the sample")
     parser.add_argument("--find", action="append", help="only mutants whose text has this; may be given several times")
+    parser.add_argument("--tests", default="", help="only tests whose name has this")
     parser.add_argument("--again", type=Path, help="only those that a run with --json did not see killed")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds in all; the rest is not run")
     parser.add_argument("--each", type=float, default=300.0, help="seconds for one mutant")
@@ -570,7 +571,7 @@ def main(words: Sequence[str] | None = None) -> int:
     sys.path.insert(0, str(ROOT))
     import pytest
 
-    session = Session(chosen, known, asked.limit, asked.each, asked.json)
+    session = Session(chosen, known, asked)
     quiet = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:warnings", "--no-summary"]
     code = pytest.main([*quiet, *test_paths(sorted({m.file for m in chosen}))], plugins=[session])
     if code not in (0, pytest.ExitCode.NO_TESTS_COLLECTED):

@@ -445,9 +445,9 @@ def test_tokens_without_a_place_go_nowhere_unchecked(form: str, backend: str) ->
     rng, H, D, page = np.random.default_rng(0), 2, 16, 4
     blocks = filled((6, 2, 1, page, H, D), "fp32")
     before = np.array([-7, 0, 1, 6, 0], np.int32)
-    table = np.array([[0, 1], [-1, 4], [6, 5], [2, 3], [1, 0]], np.int32)
+    table = np.array([[0, 1], [-1, 4], [6, 5], [2, 3], [1, 0], [1, 0]], np.int32)[:5]  # a row behind, too
     new = (5, 5, 5, 5, 0)
-    lengths = np.zeros_like(before)
+    lengths = np.zeros(6, np.int32)[:5]
     cache = PagedKVCacheCollection(blocks, lengths, table, 5, 11, strict=False)
     #: the tokens that have a place: (sequence, number of it, page, slot)
     placed = [(1, 4, 4, 0), (2, 3, 5, 0), (2, 4, 5, 1), (3, 0, 3, 2), (3, 1, 3, 3)]

@@ -7,9 +7,10 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -78,6 +79,24 @@ def may_import_torch(path: Path) -> bool:
     return room in {"triton_support", "mirror", "xray", "integrations", "demo"} or (
         room == "attention" and path.name in kernels
     )
+
+
+@pytest.fixture(scope="session")
+def run_notebook() -> Callable[[Any], None]:
+    """A function that fills in the outputs of a notebook of ours, from a fresh kernel; a cell's error is raised."""
+    nbclient = pytest.importorskip("nbclient")
+    config = pytest.importorskip("traitlets.config")
+
+    def run(notebook: Any) -> None:
+        with tempfile.TemporaryDirectory(prefix="kvlab-") as folder:  # the names of sockets must be short
+            # Not by ports: of the free ones that a kernel is told to take, another process may take one first.
+            sockets = config.Config({"KernelManager": {"transport": "ipc", "ip": f"{folder}/socket"}})
+            place = {"metadata": {"path": str(PACKAGE.parent / "notebooks")}}
+            patience = {"timeout": 600, "startup_timeout": 300}
+            client = nbclient.NotebookClient(notebook, resources=place, config=sockets, **patience)
+            client.execute(env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)})
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -5,17 +5,14 @@ The answers of a notebook's questions are filled in here, so that its own checks
 
 from __future__ import annotations
 
-import os
-import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 jupytext = pytest.importorskip("jupytext", reason="notebooks need the extra `notebooks`")
-nbclient = pytest.importorskip("nbclient")
 nbformat = pytest.importorskip("nbformat")
-traitlets_config = pytest.importorskip("traitlets.config")
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 SOURCES = sorted(NOTEBOOKS.glob("[0-9]*.py"))
@@ -49,19 +46,10 @@ def _questions(notebook: Any) -> list[Any]:
     return [cell for cell in notebook.cells if "question" in cell.metadata.get("tags", [])]
 
 
-def _run(notebook: Any) -> list[str]:
-    """What the cells print, in one string each."""
-    metadata = {"metadata": {"path": str(NOTEBOOKS)}}
-    with tempfile.TemporaryDirectory(prefix="kvlab-") as folder:  # the names of sockets must be short
-        # Not by ports: of the free ones that a kernel is told to take, another process may take one first.
-        config = traitlets_config.Config({"KernelManager": {"transport": "ipc", "ip": f"{folder}/socket"}})
-        client = nbclient.NotebookClient(notebook, timeout=600, startup_timeout=300, resources=metadata, config=config)
-        client.execute(env={**os.environ, "PYTHONPATH": str(NOTEBOOKS.parent)})
-    return [
-        "".join(output.get("text", "") for output in cell.outputs)
-        for cell in notebook.cells
-        if cell.cell_type == "code"
-    ]
+def _printed(notebook: Any) -> str:
+    """What the cells printed."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    return "\n".join("".join(output.get("text", "") for output in cell.outputs) for cell in cells)
 
 
 def test_the_ipynb_is_its_source_without_outputs(source: Path) -> None:
@@ -72,13 +60,14 @@ def test_the_ipynb_is_its_source_without_outputs(source: Path) -> None:
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in paired.cells)
 
 
-def test_it_runs_as_it_is_and_with_the_right_answers(source: Path) -> None:
+def test_it_runs_as_it_is_and_with_the_right_answers(source: Path, run_notebook: Callable[[Any], None]) -> None:
     notebook = jupytext.read(source)
     asked = len(_questions(notebook))
     assert asked >= 3, "a notebook asks the reader at least three questions"
-    printed = "\n".join(_run(notebook))
-    assert printed.count("No answer yet.") == asked
+    run_notebook(notebook)
+    assert _printed(notebook).count("No answer yet.") == asked
     answered = jupytext.read(source)
     for cell, answer in zip(_questions(answered), ANSWERS[source.stem], strict=True):
         cell.source = answer
-    assert "\n".join(_run(answered)).count("Right.") == asked
+    run_notebook(answered)
+    assert _printed(answered).count("Right.") == asked

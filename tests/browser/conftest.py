@@ -14,6 +14,7 @@ import pytest
 from kvlab.viz.files import browser
 
 HERE = Path(__file__).parent
+PATIENCE = 240_000  # ms for anything of a browser: as much as a loaded machine may need, for what otherwise never comes
 if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
 
@@ -36,7 +37,8 @@ def chromium() -> Iterator[Any]:
     root = hasattr(os, "geteuid") and os.geteuid() == 0
     with playwright.sync_playwright() as driver:
         options = ["--no-sandbox"] if root else []
-        with driver.chromium.launch(executable_path=browser(), args=[*options, "--disable-dev-shm-usage"]) as running:
+        options.append("--disable-dev-shm-usage")
+        with driver.chromium.launch(executable_path=browser(), args=options, timeout=PATIENCE) as running:
             yield running
 
 
@@ -45,6 +47,7 @@ class Page:
 
     def __init__(self, browser: Any, prefers: str, width: int = 1280, height: int = 1600):
         self.tab = browser.new_page(viewport={"width": width, "height": height}, color_scheme=prefers)
+        self.tab.set_default_timeout(PATIENCE)
         self.errors: list[str] = []
         self.tab.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
         self.tab.on("pageerror", lambda error: self.errors.append(str(error)))
@@ -74,14 +77,7 @@ class Page:
         return dict(zip(names, found, strict=True))
 
     def faults(self, exhibit: Any) -> list[str]:
-        """What measure.js finds in one exhibit. What scrolls is opened first, so that all of it is seen."""
-        exhibit.evaluate("e => e.querySelectorAll('.sources').forEach(s => s.style.maxHeight = 'none')")
-        tall = exhibit.evaluate("e => Math.ceil(e.getBoundingClientRect().height)")
-        size = self.tab.viewport_size
-        if tall + 200 > size["height"]:
-            self.tab.set_viewport_size({"width": size["width"], "height": tall + 400})
-            self.tab.wait_for_timeout(300)  # JupyterLab lays its panels out again, a little later
-        exhibit.evaluate("e => e.scrollIntoView({block: 'start', behavior: 'instant'})")
+        """What measure.js finds in one exhibit."""
         found: list[str] = exhibit.evaluate(_script("measure"))
         return found
 

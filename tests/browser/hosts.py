@@ -25,7 +25,10 @@ import nbformat
 from IPython.core.formatters import DisplayFormatter
 from nbformat.sign import NotebookNotary
 
-__all__ = ["FILES", "Host", "jupyterlab", "notebook_of", "outputs_of"]
+__all__ = ["FILES", "OURS", "Host", "jupyterlab", "nbconverted", "notebook_of", "outputs_of"]
+
+OURS = ".jp-OutputArea-output:has(svg.kvlab), .jp-OutputArea-output:has(.kvlab-view)"
+"""The outputs of a notebook, in nbconvert's pages and in JupyterLab, that hold something of ours."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +66,18 @@ def notebook_of(outputs: Mapping[str, dict[str, str]]) -> Any:
 
 def nbconvert(theme: str, prefers: str) -> Any:
     def page(outputs: Mapping[str, dict[str, str]]) -> Host:
-        from nbconvert import HTMLExporter
-
-        text, _ = HTMLExporter(theme=theme).from_notebook_node(notebook_of(outputs))
-        return Host(text, prefers, theme == "dark", ".jp-OutputArea-output.jp-OutputArea-executeResult")
+        shown = ".jp-OutputArea-output.jp-OutputArea-executeResult"
+        return Host(nbconverted(notebook_of(outputs), theme), prefers, theme == "dark", shown)
 
     return page
+
+
+def nbconverted(notebook: Any, theme: str) -> str:
+    """The page that nbconvert makes of a notebook with outputs."""
+    from nbconvert import HTMLExporter
+
+    text: str = HTMLExporter(theme=theme).from_notebook_node(notebook)[0]
+    return text
 
 
 def web(style: str, prefers: str, head: str = "", body: str = "", dark: bool = False) -> Any:

@@ -58,6 +58,20 @@
   const places = remember((svg) => new Map([...svg.querySelectorAll("*")].map((e, order) => [e, order])));
 
   // Texts: an element, the rectangles that it fills at the moment, the words.
+  const linesOf = (node) => {  // without the spaces where a line was broken, which stand out of its box unseen
+    const range = document.createRange(), lines = [];
+    range.selectNodeContents(node);
+    if (range.getClientRects().length < 2) return [...range.getClientRects()];
+    for (const word of node.data.matchAll(/\S+/g)) {
+      range.setStart(node, word.index); range.setEnd(node, word.index + word[0].length);
+      for (const r of range.getClientRects()) {
+        const last = lines.at(-1);
+        if (last && Math.abs(last.top - r.top) < 2) last.width = Math.max(last.right, r.right) - last.left;
+        else lines.push(DOMRect.fromRect(r));
+      }
+    }
+    return lines;
+  };
   const items = [];
   for (const e of root.querySelectorAll("svg.kvlab text:not([aria-hidden])"))
     if (e.textContent.trim()) items.push({e, svg: e.closest("svg.kvlab"), rects: () => [e.getBoundingClientRect()], text: e.textContent});
@@ -66,9 +80,7 @@
     while (walk.nextNode()) {
       const node = walk.currentNode;
       if (!node.data.trim() || node.parentElement.closest("style,script,svg")) continue;
-      const range = document.createRange();
-      range.selectNodeContents(node);
-      items.push({e: node.parentElement, rects: () => [...range.getClientRects()].filter((r) => r.width > 1), text: node.data.trim()});
+      items.push({e: node.parentElement, rects: () => linesOf(node).filter((r) => r.width > 1), text: node.data.trim()});
     }
   }
   const quote = (item) => JSON.stringify(item.text.slice(0, 60));
@@ -114,6 +126,10 @@
   for (const shown of root.querySelectorAll("svg.kvlab,.kvlab-view")) {
     const column = shown.parentElement;
     if (column.scrollWidth > column.clientWidth + 1 && column.clientWidth) faults.add("wider than its column");
+  }
+  for (const cell of root.querySelectorAll(".kvlab-view td,.kvlab-view th,.kvlab-view pre")) {
+    const align = getComputedStyle(cell).textAlign;
+    if (!["left", "start"].includes(align)) faults.add(`aligned ${align}: ${cell.tagName}`);
   }
 
   // Uncovered and dark enough on its ground. What scrolls is brought into sight first.

@@ -28,8 +28,13 @@ DRAWN = {
 }
 VIEWED = {
     "cut off": ('<div style="width:60px;overflow:hidden;white-space:nowrap">much too long</div>', ["clipped"]),
+    "spaces where a line breaks": (
+        '<div style="width:60px;overflow:hidden"><pre style="white-space:pre-wrap">one two      three</pre></div>', [],
+    ),
     "pale": ('<p style="color:#999">pale</p>', ["contrast 2.85"]),
     "over another": ('<p>below</p><p style="margin-top:-30px">above</p>', ["overlap"]),
+    "aligned by the host": ('<table style="text-align:right"><tr><td>1</table>', []),
+    "aligned right": ('<table><tr><td style="text-align:right">1<tr><th>2</table>', ["aligned right", "aligned center"]),
     "too wide": ('<p style="width:400px">wide</p>', ["wider than its column"]),
 }
 
@@ -53,6 +58,7 @@ def test_faults_of_views(name: str, page: Callable[..., Any], tmp_path: Path) ->
     body, told = VIEWED[name]
     found = faults(page, f'<div class="kvlab-view">{body}</div>', tmp_path)
     assert {fault.partition(":")[0] for fault in found} >= set(told)
+    assert bool(found) == bool(told)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,8 @@ def lab(chromium: Any, outputs: dict[str, dict[str, str]], tmp_path_factory: Any
     folder = tmp_path_factory.mktemp("lab")
     (folder / "notebooks").mkdir()
     nbformat.write(notebook_of(outputs), folder / "notebooks" / "gallery.ipynb")
-    (folder / "benchmarks").symlink_to(NOTEBOOKS.parent / "benchmarks")  # whose records notebooks read
+    for read in ("benchmarks", "tests"):  # notebooks read records in them
+        (folder / read).symlink_to(NOTEBOOKS.parent / read)
     for name in RUN:
         shutil.copy(NOTEBOOKS / f"{name}.ipynb", folder / "notebooks")
     with jupyterlab(folder) as url:

@@ -29,11 +29,12 @@ DRAWN = {
 VIEWED = {
     "cut off": ('<div style="width:60px;overflow:hidden;white-space:nowrap">much too long</div>', ["clipped"]),
     "spaces where a line breaks": (
-        '<div style="width:60px;overflow:hidden"><pre style="white-space:pre-wrap">one two      three</pre></div>', [],
+        '<div style="width:60px;overflow:hidden"><pre style="white-space:pre-wrap">one two      three</pre></div>',
+        [],
     ),
     "pale": ('<p style="color:#999">pale</p>', ["contrast 2.85"]),
     "over another": ('<p>below</p><p style="margin-top:-30px">above</p>', ["overlap"]),
-    "aligned right": ('<table><tr><td style="text-align:right">1<tr><th>2</table>', ["aligned right", "aligned center"]),
+    "aligned right": ('<table><tr><td style="text-align:right">1<tr><th>2</table>', ["aligned right"]),
     "too wide": ('<p style="width:400px">wide</p>', ["wider than its column"]),
 }
 

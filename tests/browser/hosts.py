@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -149,13 +151,14 @@ def jupyterlab(folder: Path) -> Iterator[str]:
     """
     home = folder / "home"
     _settings(home)
+    runtime = Path(tempfile.mkdtemp(prefix="kvlab-"))  # the names of sockets must be short
     notary = NotebookNotary(data_dir=str(home / "data"))
     for path in (folder / "notebooks").glob("*.ipynb"):
         notary.sign(nbformat.read(path, as_version=4))
     notary.store.close()
     environment = {
         **os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "HOME": str(home), "JUPYTER_NO_CONFIG": "1",
-        "JUPYTER_DATA_DIR": str(home / "data"), "JUPYTER_RUNTIME_DIR": str(home / "runtime"),
+        "JUPYTER_DATA_DIR": str(home / "data"), "JUPYTER_RUNTIME_DIR": str(runtime),
         "JUPYTERLAB_SETTINGS_DIR": str(home / "settings"), "JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"),
         "IPYTHONDIR": str(home / "ipython"),
     }  # fmt: skip
@@ -167,13 +170,15 @@ def jupyterlab(folder: Path) -> Iterator[str]:
         f"--ServerApp.root_dir={folder / 'notebooks'}", "--IdentityProvider.token=", "--ServerApp.password=",
         "--LabApp.expose_app_in_browser=True", "--LabApp.news_url=",
         "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+        "--KernelManager.transport=ipc",  # of free ports, another process may take one first
     ]  # fmt: skip
     with (folder / "server.log").open("wb") as log:
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
     try:
-        yield _address(server, home / "runtime", folder / "server.log")
+        yield _address(server, runtime, folder / "server.log")
     finally:
         _stop(server)
+        shutil.rmtree(runtime, ignore_errors=True)
 
 
 def _settings(home: Path) -> None:
@@ -191,7 +196,7 @@ def _settings(home: Path) -> None:
     (home / "data").mkdir()
 
 
-def _address(server: subprocess.Popen[bytes], runtime: Path, log: Path, patience: float = 60.0) -> str:
+def _address(server: subprocess.Popen[bytes], runtime: Path, log: Path, patience: float = 240.0) -> str:
     """The address that the server itself writes down: another process may have taken the port that was free."""
     end = time.monotonic() + patience
     while time.monotonic() < end:

@@ -65,6 +65,10 @@ RUN_ALL = """async () => {
   return await jupyterapp.commands.execute("notebook:run-all-cells");
 }"""
 
+RENDERED = """() => jupyterapp.shell.currentWidget.content.widgets.every(({outputArea: area}) =>
+  !area || area.widgets.length === area.model.length
+           && [...area.node.querySelectorAll(".jp-OutputArea-output")].every((output) => output.hasChildNodes()))"""
+
 
 @pytest.mark.parametrize("name, theme", RUN.items())
 def test_a_notebook_runs_and_is_legible(name: str, theme: str, lab: str, page: Callable[..., Any]) -> None:
@@ -72,6 +76,7 @@ def test_a_notebook_runs_and_is_legible(name: str, theme: str, lab: str, page: C
     enter(tab, lab, name, theme)
     assert tab.tab.evaluate(RUN_ALL), "a cell failed"
     assert not tab.tab.query_selector_all("[data-mime-type='application/vnd.jupyter.error']")
+    tab.tab.wait_for_function(RENDERED)
     found = tab.tab.query_selector_all(OURS)
     assert len(found) >= 3
     assert not tab.faults_of({f"output {number}": one for number, one in enumerate(found, 1)})

@@ -31,7 +31,7 @@ from kvlab.cache import from_dense
 from kvlab.exercise import check
 from kvlab.hardware import SubTileLoaderLDS, best_swizzle, get_arch, wavefronts
 from kvlab.layout import Swizzle
-from kvlab.memory import Memory, as_dtype
+from kvlab.memory import AddressSpace, Memory, as_dtype
 from kvlab.staging import (
     CpAsyncKVBuffer,
     DecodeKVBuffer,
@@ -162,7 +162,7 @@ draw_kv_buffer(keys, read=(0, 1), stage=0)
 # %%
 plain = KVBuffer(replace(params, swizzle=None), pool.get_key_cache(0), batch_idx=0, head_idx=0, end=LENGTH)
 plain.load_from_dram(0)
-name, addresses = plain.read_addresses(0, strip=1)
+name, addresses = plain.read_addresses(0, bk_tile=1)
 unswizzled = wavefronts(name, addresses[0, 0], arch="gfx950")
 draw_kv_buffer(plain, read=(0, 1), stage=0)
 
@@ -173,7 +173,7 @@ draw_kv_buffer(plain, read=(0, 1), stage=0)
 saved = None  # your answer
 
 # %%
-name, addresses = keys.read_addresses(0, strip=1)
+name, addresses = keys.read_addresses(0, bk_tile=1)
 check(
     saved,
     unswizzled.wavefronts - wavefronts(name, addresses[0, 0], arch="gfx950").wavefronts,
@@ -232,9 +232,9 @@ picture
 
 # %%
 traffic = Traffic(timeline=Timeline())
-lds = Memory(2 * params.smem_stage_size * params.dtype.itemsize, name="LDS", programs=1)
+lds = Memory(2 * params.smem_stage_size * params.dtype.itemsize, name="LDS", programs=1, space=AddressSpace.SHARED)
 record = Hazards(lds, params.num_warps, arch="gfx950", timeline=traffic.timeline)
-filmed = KVBuffer(params, pool.get_key_cache(0), 0, 0, lds, end=LENGTH, traffic=traffic, hazards=record)
+filmed = KVBuffer(params, pool.get_key_cache(0), 0, 0, params.smem_tile(lds), end=LENGTH, traffic=traffic, hazards=record)
 filmed.load_from_dram(0)
 record.wait_group(0)
 record.barrier()
@@ -394,7 +394,7 @@ with warnings.catch_warnings():
     ]  # fmt: skip
 for part in parts:
     part.load_from_dram(0)
-    part.load_from_shared(0, strip=0)
+    part.load_from_shared(0, bk_tile=0)
 whole = np.concatenate([part.fragment_map().gather(part.strip_tile(0))[0] for part in parts], axis=1)
 print("four buffers together == keys:", bool((whole == k[0, 0, :64, 0]).all()))
 

@@ -78,7 +78,7 @@ keys = KVBuffer(k_params, pool.get_key_cache(0), batch_idx=0, head_idx=0, end=LE
 keys.load_from_dram(0)
 keys.load_from_shared(0)
 print(f"{keys.num_k_tiles} strips x {keys.num_k_mmas2} k groups x {keys.num_mmas} fragments")
-print("[programs, threads, registers, elements]:", keys.mma_op.reg_tile.shape)
+print("[programs, threads, registers, elements]:", keys.kv_mma_op.reg_tile.shape)
 draw_fragment_map(keys.fragment_map(), thread=37, axes=("key", "depth"))
 
 # %% [markdown]
@@ -124,7 +124,7 @@ instructions = 0
 for strip in range(keys.num_k_tiles):
     for kg in range(keys.num_k_mmas2):
         step = strip * keys.num_k_mmas2 + kg
-        s = keys.mma_op.mma(q_registers[:, :, step : step + 1], s, strip, kg, swap_a_b=True)
+        keys.kv_mma_op.mma(q_registers[:, :, step : step + 1], s, strip, kg, swap_a_b=True)
         instructions += keys.num_mmas
 
 exact = q[0].astype(float) @ k[0, 0, :, 0].astype(float).T
@@ -207,7 +207,7 @@ o = np.zeros((1, *o_map.row.shape), np.float32)
 for strip in range(values.num_k_tiles):
     for kg in range(values.num_k_mmas2):
         step = strip * values.num_k_mmas2 + kg
-        o = values.mma_op.mma(p_registers[:, :, step : step + 1], o, strip, kg, swap_a_b=True)
+        values.kv_mma_op.mma(p_registers[:, :, step : step + 1], o, strip, kg, swap_a_b=True)
 
 p = weights.astype(as_dtype("bf16")).astype(float)
 exact = p @ v[0, 0, :, 0].astype(float)
@@ -218,18 +218,19 @@ print("O:", output.shape, " largest error against float64:", np.abs(output - exa
 # And if V were read in the plain order, 8 keys in a row? Then the registers of P and V would speak of different keys:
 
 # %%
-plain_v = values.mma_op.reg_tile.copy()
+plain_v = values.kv_mma_op.reg_tile.copy()
 strip_map = values.fragment_map()
 lanes, e = np.arange(256)[:, None, None] % 64, np.arange(8)
 kg = np.arange(strip_map.row.shape[1])[None, :, None] // values.num_mmas
 wrong_rows = kg * 16 + lanes // 32 * 8 + e + 0 * strip_map.row
 for strip in range(values.num_k_tiles):
-    values.mma_op.strip_tile(strip)[0] = v[0, 0, strip * 32 + wrong_rows, 0, strip_map.col]
+    values.kv_mma_op.strip_tile(strip)[0] = v[0, 0, strip * 32 + wrong_rows, 0, strip_map.col]
 o = np.zeros((1, *o_map.row.shape), np.float32)
 for step in range(values.num_k_tiles * values.num_k_mmas2):
-    o = values.mma_op.mma(p_registers[:, :, step : step + 1], o, *divmod(step, values.num_k_mmas2))
+    strip, kg = divmod(step, values.num_k_mmas2)
+    values.kv_mma_op.mma(p_registers[:, :, step : step + 1], o, strip, kg, swap_a_b=True)
 print("largest error:", np.abs(o_map.gather(o)[0] - exact).max())
-values.mma_op.reg_tile[...] = plain_v
+values.kv_mma_op.reg_tile[...] = plain_v
 
 # %% [markdown]
 # ## Half a strip
@@ -269,7 +270,7 @@ q_map, s8_map = kv_buffer_operand_map(split, 16), score_map(split, 16)
 q8_registers = q_map.spread(np.pad(q8, ((0, 0), (0, 0), (0, 64))))
 s8 = np.zeros((1, *s8_map.row.shape), np.float32)
 for strip in range(latent.num_k_tiles):
-    s8 = latent.mma_op.mma(q8_registers[:, :, strip : strip + 1], s8, strip, 0)
+    latent.kv_mma_op.mma(q8_registers[:, :, strip : strip + 1], s8, strip, 0, swap_a_b=True)
 exact = q8[0].astype(float) @ wide[0, :, 0].astype(float).T
 print("largest error against float64:", np.abs(s8_map.gather(s8)[0] - exact).max())
 

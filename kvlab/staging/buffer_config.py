@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 __all__ = ["KBufferConfig", "KVBufferConfig", "VBufferConfig"]
 
 
+@runtime_checkable
 class KVBufferConfig(Protocol):
     """What a role decides: the block tile that is moved at a time, the part of it that a warp reads, and which way the
     tiles walk over the ``BN x depth`` window in DRAM (``iterator_axis`` 0: down the rows, 1: along the columns)."""

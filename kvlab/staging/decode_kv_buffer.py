@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache import PagedKVCache
+from kvlab.cache import KVCacheT, MHAOperand, as_operand
 from kvlab.drawn import Drawn
 from kvlab.layout import Layout
 from kvlab.memory import Memory
@@ -36,7 +36,7 @@ class DecodeKVBuffer(Drawn):
     Parameters
     ----------
     params : the compile-time parameters. Their derived members are the buffer's, too.
-    cache : the K or V cache of a layer.
+    cache : the K or V cache of a layer, or another :class:`~kvlab.cache.MHAOperand`.
     batch_idx, head_idx, end : ``[programs]`` or scalars: sequence, KV head, and the exclusive bound of its keys.
     smem : shared memory with ``programs`` programs; one of exactly a block tile is made if None.
     start : first key of the window, ``[programs]`` or a scalar.
@@ -50,6 +50,7 @@ class DecodeKVBuffer(Drawn):
     (``matrix_order`` is False): MAX's addresses are reproduced, and a UserWarning says what works instead. Wavefronts
     are provisional: no chip has confirmed the AMD rule.
 
+    >>> from kvlab.cache import PagedKVCache
     >>> params = DecodeKVBufferParams("bf16", (16, 16, 32), None, BN=128, WN=32, BK=32, num_threads=256, depth=64,
     ...                               kv_num_heads=1, transpose=True, num_stages=2)
     >>> keys = np.arange(128 * 64).reshape(1, 128, 1, 64).astype(params.dtype)
@@ -80,7 +81,7 @@ class DecodeKVBuffer(Drawn):
     def __init__(
         self,
         params: DecodeKVBufferParams,
-        cache: PagedKVCache,
+        cache: KVCacheT | MHAOperand,
         batch_idx: Any,
         head_idx: Any,
         smem: Memory | None = None,
@@ -92,10 +93,11 @@ class DecodeKVBuffer(Drawn):
         hazards: Hazards | None = None,
     ) -> None:
         p = params
-        if cache.kv_params.num_heads != p.kv_num_heads:
-            raise ValueError(f"kv_num_heads {p.kv_num_heads} differs from the cache's {cache.kv_params.num_heads}")
-        if cache.dtype.itemsize != p.dtype.itemsize:
-            raise ValueError(f"dtype {p.dtype} has another size than the cache's {cache.dtype}")
+        operand = as_operand(cache)
+        if operand.kv_params.num_heads != p.kv_num_heads:
+            raise ValueError(f"kv_num_heads {p.kv_num_heads} differs from the cache's {operand.kv_params.num_heads}")
+        if operand.dtype.itemsize != p.dtype.itemsize:
+            raise ValueError(f"dtype {p.dtype} has another size than the cache's {operand.dtype}")
         if end is None:
             raise ValueError("end None: give the buffer the number of keys, the bound of its window")
         self.params, self.traffic, self.hazards = p, traffic, hazards
@@ -224,20 +226,20 @@ class DecodeKVBuffer(Drawn):
             moved = addresses.written_offsets(p).size * 16
             self.traffic.move("registers->SMEM", moved * int(self._active.sum()))
 
-    def load_from_shared(self, k_mma: int) -> Array:
+    def load_from_shared(self, k_mma_idx: int) -> Array:
         """``mma_tile`` ``[programs, threads, num_mmas, simd_width]`` after loading a k group of the tile in shared
         memory. The whole CTA has waited for the copy. Elements past a fragment of K keep what they held."""
         p = self.params
-        if not 0 <= k_mma < p.num_k_tiles:
-            raise ValueError(f"k_mma {k_mma} is not one of the {p.num_k_tiles} k groups of a strip")
-        offset, width = addresses.read_offsets(p, k_mma), p.elements if p.transpose else 1
+        if not 0 <= k_mma_idx < p.num_k_tiles:
+            raise ValueError(f"k_mma_idx {k_mma_idx} is not one of the {p.num_k_tiles} k groups of a strip")
+        offset, width = addresses.read_offsets(p, k_mma_idx), p.elements if p.transpose else 1
         address = self.smem_address + offset[None, ..., ::width] * p.dtype.itemsize
         if self.hazards is not None:
-            self.hazards.read(self._footprint(k_mma), f"{p.role} read", 0)
+            self.hazards.read(self._footprint(k_mma_idx), f"{p.role} read", 0)
         values = self.smem.load(address, p.dtype, width)
         self.mma_tile[..., : p.elements] = values.reshape(*values.shape[:3], -1)
         if self.traffic is not None:
-            self._count("read", "SMEM->registers", addresses.read_passes, (k_mma,))
+            self._count("read", "SMEM->registers", addresses.read_passes, (k_mma_idx,))
             self.traffic.move("SMEM->registers", offset.size * p.dtype.itemsize * int(self._active.sum()))
         return self.mma_tile
 
@@ -254,8 +256,8 @@ class DecodeKVBuffer(Drawn):
         valid = int(self.gmem_tile.valid_rows[program])
         return addresses.smem_image(self.params, self.smem_address, self._held, valid)
 
-    def mma(self, a: Array, c: Array, swap_a_b: bool = True) -> Array:
-        """``C[m + n * num_m_mmas] + A[m] * B[n]`` with B = ``mma_tile``, as :meth:`KVMmaOp.mma`.
+    def mma(self, a: Array, c: Array, swap_a_b: bool = False) -> None:
+        """Add ``A[m] * B[n]`` to ``c[m + n * num_m_mmas]``, with B = ``mma_tile``, as :meth:`KVMmaOp.mma`.
 
         a : ``[programs, threads, num_m_mmas, group_size * frag]``: ``group_size`` instructions take their parts of it.
         """
@@ -263,8 +265,7 @@ class DecodeKVBuffer(Drawn):
         frag = p.input_frag_size
         for g in range(p.group_size):
             part = slice(g * frag, (g + 1) * frag)
-            c = mma_tiles(atom, a[..., part], self.mma_tile[..., part], c, swap_a_b)
-        return c
+            c[...] = mma_tiles(atom, a[..., part], self.mma_tile[..., part], c, swap_a_b)
 
     def _footprint(self, k_mma: int | None) -> Footprint:
         """The bytes that each warp reads of a k group, or writes (None)."""

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache import PagedKVCache
+from kvlab.cache import KVCacheT, MHAOperand, UnsafePointer, as_operand
 from kvlab.drawn import Drawn
 from kvlab.hardware import buffer_load_lds
 from kvlab.layout import Layout, TileTensor
-from kvlab.memory import Memory
 
 from . import streaming_addresses as addresses
 from .fragments import FragmentMap
@@ -22,7 +21,7 @@ from .kv_mma_op import KVMmaOp, KVMmaOpParams
 from .member import Member
 from .params import KVBufferParams, ceildiv
 from .smem_image import SmemImage
-from .smem_place import own_or_given, placed
+from .smem_place import one_warp, own_or_given, placed, pointed, threads_of
 from .strip_accesses import StripAccesses
 from .traffic import Traffic
 
@@ -38,11 +37,12 @@ class DecodeStreamingKVBuffer(Drawn):
     ----------
     params : the compile-time parameters. ``params.transpose`` makes it the buffer of K (strips of BK columns) or of V
         (strips of BK keys).
-    cache : the K or V cache of a layer.
+    cache : the K or V cache of a layer, or another :class:`~kvlab.cache.MHAOperand`.
     batch_idx, head_idx : ``[programs]`` or scalars: sequence and KV head of each CTA.
-    smem : shared memory with ``programs`` programs; one of exactly a strip is made if None.
+    smem_ptr : where the strip begins in shared memory with ``programs`` programs, on a multiple of 16 bytes; memory of
+        exactly a strip is made if None.
     num_keys : ``[programs]`` or a scalar, keys of each sequence: the bound of :meth:`iterator`.
-    smem_address : byte address of the strip, a multiple of 16; the memory's first byte unless given.
+    warp_id : the warp whose registers :meth:`get_mma_tile` gives, an int; those of all warps if None. All warps load.
     blocked : keep a V strip as ``depth // BK`` blocks of BK x BK, as older MAX documentation says, instead of the flat
         BK x depth that MAX's kernels compile to. The registers are the same.
     traffic : counts what moves.
@@ -52,6 +52,7 @@ class DecodeStreamingKVBuffer(Drawn):
     configurations do not bring the matrix to the lanes (``matrix_order`` is False): MAX's addresses are reproduced, and
     a UserWarning says what works instead. Wavefronts are provisional: no chip has confirmed the AMD rule.
 
+    >>> from kvlab.cache import PagedKVCache
     >>> from kvlab.layout import Swizzle
     >>> params = KVBufferParams("bf16", (16, 16, 32), Swizzle(3, 0, 3, "vector"), BN=128, WN=32, BK=32, num_threads=256,
     ...                         depth=64, kv_num_heads=1, transpose=True)
@@ -80,28 +81,33 @@ class DecodeStreamingKVBuffer(Drawn):
     def __init__(
         self,
         params: KVBufferParams,
-        cache: PagedKVCache,
+        cache: KVCacheT | MHAOperand,
         batch_idx: Any,
         head_idx: Any,
-        smem: Memory | None = None,
+        smem_ptr: UnsafePointer | None = None,
         num_keys: Any = None,
+        warp_id: int | None = None,
         *,
-        smem_address: int | None = None,
         blocked: bool = False,
         traffic: Traffic | None = None,
         hazards: Hazards | None = None,
     ) -> None:
         addresses.check(params, blocked)
-        if cache.kv_params.num_heads != params.kv_num_heads:
-            raise ValueError(f"kv_num_heads {params.kv_num_heads} differs from the cache's {cache.kv_params.num_heads}")
+        size = params.dtype.itemsize
+        heads = as_operand(cache).kv_params.num_heads
+        if heads != params.kv_num_heads:
+            raise ValueError(f"kv_num_heads {params.kv_num_heads} differs from the cache's {heads}")
         self.params, self.cache, self.traffic, self.blocked = params, cache, traffic, blocked
         self.batch_idx, self.head_idx = np.broadcast_arrays(np.atleast_1d(batch_idx), np.atleast_1d(head_idx))
         self.num_keys = num_keys
         self.programs = self.batch_idx.shape[0]
+        self.warp_id = one_warp(warp_id, params.num_warps)
+        smem, address = pointed(smem_ptr)
         self.smem = own_or_given(smem, self.strip_bytes, self.programs, "batch_idx and head_idx")
-        self.smem_address = placed(self.smem, smem_address, self.strip_bytes, "a strip")
+        self.smem_address = placed(self.smem, address, self.strip_bytes, "a strip")
+        self.smem_ptr = UnsafePointer(self.smem, (self.smem_address - self.smem.base) // size, params.dtype)
         self._accesses = None if hazards is None else StripAccesses(hazards, params, self.smem_address, blocked)
-        self.mma_op = KVMmaOp(self.mma_op_params, programs=self.programs, num_threads=params.num_threads)
+        self.kv_mma_op = KVMmaOp(self.KVMmaOpType, programs=self.programs, num_threads=params.num_threads)
         self._active = np.zeros(self.programs, np.bool_)
         self._held: tuple[int, Array] | None = None
         if not self.matrix_order:
@@ -155,8 +161,8 @@ class DecodeStreamingKVBuffer(Drawn):
         return ceildiv(self._total_dma_tiles, self._num_warps)
 
     @property
-    def mma_op_params(self) -> KVMmaOpParams:
-        """The parameters of the buffer's KVMmaOp: a register tile of one strip."""
+    def KVMmaOpType(self) -> KVMmaOpParams:
+        """The type of ``kv_mma_op``: what is known of it at compile time, a register tile of one strip."""
         return KVMmaOpParams.of(self.params, num_mmas=self.num_mmas, num_k_tiles=1)
 
     # kvlab's own.
@@ -192,25 +198,26 @@ class DecodeStreamingKVBuffer(Drawn):
 
     # Data.
 
-    def load_from_dram(self, strip: int, tile: KVTile, active: Array | None = None) -> None:
-        """Bring strip ``strip`` of ``tile`` into shared memory. Rows past ``tile.valid_rows`` become zeros.
+    def load_from_dram(self, strip_idx: int, gmem_tile: KVTile | TileTensor, active: Array | None = None) -> None:
+        """Bring a strip of ``gmem_tile`` into shared memory. Rows past its ``valid_rows`` become zeros.
 
+        gmem_tile : what the iterator gives, or a tile tensor ``[BN, depth]`` with rows in one piece.
         active : bool ``[programs]``, whose traffic is counted; those with a valid row unless given.
         """
-        p = self.params
-        if not 0 <= strip < self.num_strips:
-            raise ValueError(f"strip {strip} is not one of the {self.num_strips} strips of the tile")
+        p, tile = self.params, KVTile.of(gmem_tile)
+        if not 0 <= strip_idx < self.num_strips:
+            raise ValueError(f"strip_idx {strip_idx} is not one of the {self.num_strips} strips of the tile")
         keys, columns = tile.shape
         fits = keys == p.BN and (columns == p.depth or (tile.bounded and columns < p.depth))
         if not fits or tile.dtype.itemsize != p.dtype.itemsize or tile.programs != self.programs:
             raise ValueError(
-                f"tile of {tile.programs} x {tile.shape} {tile.dtype} does not fit a buffer for "
+                f"gmem_tile of {tile.programs} x {tile.shape} {tile.dtype} does not fit a buffer for "
                 f"{self.programs} x {(p.BN, p.depth)} {p.dtype}"
             )
         size = p.dtype.itemsize
         if self._accesses is not None:
             self._accesses.copy()
-        first_row, first_col = (0, strip * p.BK) if p.transpose else (strip * p.BK, 0)
+        first_row, first_col = (0, strip_idx * p.BK) if p.transpose else (strip_idx * p.BK, 0)
         if addresses.by_dma(p):
             dma = addresses.dma_plan(p)
             base, voffset, records = tile.resource(dma.row, first_col + dma.col)
@@ -222,7 +229,7 @@ class DecodeStreamingKVBuffer(Drawn):
             issued = copy.by_warp(p.num_warps)
             registers = tile.load(first_row + copy.row, first_col + copy.col, p.simd_width)
             self.smem.store(self.smem_address + copy.offset[None] * size, registers)
-        self._held = strip, tile.valid_rows
+        self._held = strip_idx, tile.valid_rows
         self._active = tile.valid_rows > 0 if active is None else np.asarray(active, np.bool_)
         if self.traffic is not None:
             rows = np.clip(tile.valid_rows - first_row, 0, self._strip_rows)[self._active].sum()
@@ -241,23 +248,23 @@ class DecodeStreamingKVBuffer(Drawn):
         plan = addresses.read_plan(self.params, self.blocked)
         address = self.smem_address + plan.offset[None] * self.params.dtype.itemsize
         registers = self.smem.load(address, self.params.dtype, plan.width)
-        self.mma_op.reg_tile = registers.reshape(*registers.shape[:3], -1)
+        self.kv_mma_op.reg_tile = registers.reshape(*registers.shape[:3], -1)
         self._count_read(self._active if active is None else np.asarray(active, np.bool_))
-        return self.mma_op.reg_tile
+        return self.kv_mma_op.reg_tile
 
-    def get_mma_tile(self, kg: int) -> Array:
-        """The fragments of k group ``kg``: ``[programs, threads, num_mmas, frag]``."""
-        return self.mma_op.mma_tile_at(0, kg)
+    def get_mma_tile(self, k_mma_idx: int) -> Array:
+        """The fragments of a k group: ``[programs, threads, num_mmas, frag]``; of ``warp_id`` 64 threads."""
+        return self.kv_mma_op.mma_tile_at(0, k_mma_idx)[:, threads_of(self.warp_id)]
 
-    def k_smem_block_tile(self, rows: int, i: int) -> TileTensor:
-        """Rows ``[i * rows, (i + 1) * rows)`` of the K strip in shared memory, row-major, BK wide."""
+    def k_smem_block_tile(self, tile_rows: int, tile_row: int) -> TileTensor:
+        """Rows ``[tile_row * tile_rows, + tile_rows)`` of the K strip in shared memory, row-major, BK wide."""
         p = self.params
         if not p.transpose:
             raise ValueError("k_smem_block_tile of a V buffer: only the K strip is a BN x BK block")
-        if rows < 1 or i < 0 or (i + 1) * rows > p.BN:
-            raise ValueError(f"k_smem_block_tile({rows}, {i}) reaches past the {p.BN} rows of the strip")
-        offset = (self.smem_address - self.smem.base) // p.dtype.itemsize + i * rows * p.BK
-        return TileTensor(self.smem, p.dtype, Layout.row_major(rows, p.BK), offset=offset)
+        if tile_rows < 1 or tile_row < 0 or (tile_row + 1) * tile_rows > p.BN:
+            raise ValueError(f"k_smem_block_tile({tile_rows}, {tile_row}) reaches past the {p.BN} rows of the strip")
+        offset = (self.smem_address - self.smem.base) // p.dtype.itemsize + tile_row * tile_rows * p.BK
+        return TileTensor(self.smem, p.dtype, Layout.row_major(tile_rows, p.BK), offset=offset)
 
     def read_addresses(self) -> tuple[str, np.ndarray[Any, np.dtype[np.int64]]]:
         """The instruction that reads shared memory and its byte addresses ``[instructions, warps, lanes]``."""

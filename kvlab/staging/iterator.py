@@ -12,11 +12,14 @@ from kvlab.cache import KVCacheT, MHAOperand, as_operand
 from kvlab.cache.checks import count
 from kvlab.drawn import Drawn
 from kvlab.hardware import buffer_load
-from kvlab.memory import Memory
+from kvlab.layout import Layout, TileTensor
+from kvlab.layout.int_tuple import flatten
+from kvlab.memory import AddressSpace, Memory
 
 __all__ = ["GivenTile", "KVCacheIterator", "KVTile", "buffer_walk"]
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
+DRAM = (AddressSpace.GLOBAL, AddressSpace.GENERIC)
 FAR = 1 << 32  # a byte offset past the bound of every resource
 
 
@@ -54,6 +57,26 @@ class KVTile(Drawn):
     depth: int
     valid_rows: IntArray
     bounded: bool = False
+
+    @classmethod
+    def of(cls, tile: KVTile | TileTensor) -> KVTile:
+        """``tile``, or a tile tensor in DRAM ``[rows, columns]`` with contiguous rows as one, a run."""
+        if isinstance(tile, cls):
+            return tile
+        if not isinstance(tile, TileTensor):
+            raise TypeError(f"gmem_tile {tile!r} must be a KVTile or a TileTensor in DRAM")
+        shape, stride = flatten(tile.layout.shape), flatten(tile.layout.stride)
+        if len(shape) != 2 or stride[1] != 1 or tile.element_size != 1 or tile.memory.space not in DRAM:
+            raise ValueError(f"gmem_tile {tile!r} must be rows x columns in DRAM, its columns contiguous")
+        base = np.atleast_1d(np.asarray(tile.offset, np.int64))[:, None]
+        valid = shape[0] if tile.valid_rows is None else tile.valid_rows
+        valid_rows = np.broadcast_to(valid, len(base)).astype(np.int64)
+        return cls(tile.memory, tile.dtype, base, shape[0], stride[0], shape[1], valid_rows)
+
+    def tile_tensor(self) -> TileTensor:
+        """The same as a tile tensor with ``valid_rows``; ValueError unless it is one run."""
+        layout = Layout(self.shape, self.stride)
+        return TileTensor(self.memory, self.dtype, layout, self.offset, valid_rows=self.valid_rows)
 
     @property
     def programs(self) -> int:

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache import PagedKVCache
+from kvlab.cache import KVCacheT, MHAOperand, UnsafePointer, as_operand
 from kvlab.drawn import Drawn
 from kvlab.hardware import buffer_load_lds
 from kvlab.layout import Layout, TileTensor
-from kvlab.memory import Memory
 
 from . import kv_buffer_addresses as addresses
 from .fragments import FragmentMap
@@ -23,7 +22,7 @@ from .kv_mma_op import KVMmaOp, KVMmaOpParams
 from .member import KVBufferMembers
 from .params import KVBufferParams
 from .smem_image import SmemImage
-from .smem_place import own_or_given
+from .smem_place import one_warp, own_or_given, shared_tile, threads_of
 from .stage_accesses import StageAccesses
 from .traffic import Traffic
 
@@ -38,10 +37,11 @@ class KVBuffer(KVBufferMembers, Drawn):
     Parameters
     ----------
     params : the compile-time parameters. Their derived members are the buffer's, too.
-    cache : the K or V cache of a layer.
+    k_cache : the K or V cache of a layer, or another :class:`~kvlab.cache.MHAOperand`.
     batch_idx, head_idx, end : ``[programs]`` or scalars: sequence, KV head, and the exclusive bound of its keys.
-    smem : shared memory with ``programs`` programs; one of exactly all stages is made if None.
-    smem_address : byte address of the first stage, a multiple of 16; the memory's first byte unless given.
+    smem_tile : the stages, ``params.smem_tile(memory, address)`` in shared memory with ``programs`` programs; memory of
+        exactly all stages is made if None.
+    warp_id : the warp whose registers :meth:`get_mma_tile` gives, an int; those of all warps if None. All warps load.
     traffic : counts what moves: bytes, instructions, wavefronts; of each warp and in all.
     bounded : columns past the cache's head are zeros, a kvlab extension; ValueError otherwise if ``depth`` is more.
     hazards : checks the accesses; who owns the buffer states its waits and barriers. None: nothing is checked.
@@ -51,6 +51,7 @@ class KVBuffer(KVBufferMembers, Drawn):
     (``matrix_order`` is False): MAX's addresses are reproduced, and a UserWarning says what works instead.
     Wavefronts are provisional: no chip has confirmed the AMD rule.
 
+    >>> from kvlab.cache import PagedKVCache
     >>> from kvlab.layout import Swizzle
     >>> params = KVBufferParams("bf16", (32, 32, 16), Swizzle(3, 0, 4, "vector"), BN=64, WN=64, BK=32, num_threads=256,
     ...                         depth=128, kv_num_heads=1, transpose=True)
@@ -59,7 +60,7 @@ class KVBuffer(KVBufferMembers, Drawn):
     >>> k = KVBuffer(params, cache, batch_idx=0, head_idx=0, end=100)
     >>> k.load_from_dram(0)
     >>> k.load_from_dram(1)
-    >>> k.load_from_shared(0).shape, k.get_mma_tile(1, strip=2).shape  # registers; of one k group
+    >>> k.load_from_shared(0).shape, k.get_mma_tile(1, bk_tile_idx=2).shape  # registers; of one k group
     ((1, 256, 16, 8), (1, 256, 2, 8))
     >>> strip = k.fragment_map().gather(k.strip_tile(2))
     >>> bool((strip[0] == keys[1, :, 0, 64:96]).all())
@@ -69,49 +70,42 @@ class KVBuffer(KVBufferMembers, Drawn):
     def __init__(
         self,
         params: KVBufferParams,
-        cache: PagedKVCache,
+        k_cache: KVCacheT | MHAOperand,
         batch_idx: Any,
         head_idx: Any,
-        smem: Memory | None = None,
+        smem_tile: TileTensor | None = None,
         end: Any = None,
+        warp_id: int | None = None,
         *,
-        smem_address: int | None = None,
         traffic: Traffic | None = None,
         hazards: Hazards | None = None,
         bounded: bool = False,
     ) -> None:
         addresses.check(params)
+        cache = as_operand(k_cache)
         if cache.kv_params.num_heads != params.kv_num_heads:
             raise ValueError(f"kv_num_heads {params.kv_num_heads} differs from the cache's {cache.kv_params.num_heads}")
         if cache.dtype.itemsize != params.dtype.itemsize:
             raise ValueError(f"dtype {params.dtype} has another size than the cache's {cache.dtype}")
-        self.params, self.cache, self.traffic = params, cache, traffic
+        self.params, self.cache, self.traffic = params, k_cache, traffic
+        self.warp_id = one_warp(warp_id, params.num_warps)
         if end is None:
             raise ValueError("end None: give the buffer the number of keys, the bound of its walk")
         walk = buffer_walk(params, cache, batch_idx, head_idx, end, bounded)
         self.kv_cache_iter: KVCacheIterator | GivenTile = walk
         self.batch_idx, self.head_idx, self.end = walk.batch_idx, walk.kv_head_idx, walk.end
         self.programs = self.batch_idx.shape[0]
-        self.smem = self._shared(smem, smem_address)
-        self.mma_op = KVMmaOp(self.mma_op_params, programs=self.programs, num_threads=params.num_threads)
+        nbytes = params.num_smem_stages * params.smem_stage_size * params.dtype.itemsize
+        if smem_tile is None:
+            smem_tile = params.smem_tile(own_or_given(None, nbytes, self.programs, "batch_idx, head_idx and end"))
+        self.smem, self.smem_address = shared_tile(smem_tile, params, self.programs)
+        self.smem_tile = smem_tile
+        self.kv_mma_op = KVMmaOp(self.KVMmaOpType, programs=self.programs, num_threads=params.num_threads)
         self._active: Array = np.ones(self.programs, np.bool_)
         self.stage_keys: dict[int, tuple[Array, Array]] = {}
         self._columns: int | None = None  # of the tiles, where those past them are zeros
         self.hazards = hazards
         self._warn(stacklevel=3)
-
-    def _shared(self, smem: Memory | None, address: int | None) -> Memory:
-        """The shared memory, and the address of the first stage in it."""
-        p = self.params
-        nbytes = p.num_smem_stages * p.smem_stage_size * p.dtype.itemsize
-        smem = own_or_given(smem, nbytes, self.programs, "batch_idx, head_idx and end")
-        self.smem_address = smem.base if address is None else address
-        if self.smem_address % 16 or not smem.base <= self.smem_address < smem.base + smem.nbytes:
-            raise ValueError(
-                f"smem_address {self.smem_address} must be a multiple of 16 in [{smem.base}, "
-                f"{smem.base + smem.nbytes}) of {smem.name}"
-            )
-        return smem
 
     def _warn(self, stacklevel: int) -> None:
         p = self.params
@@ -130,8 +124,8 @@ class KVBuffer(KVBufferMembers, Drawn):
             )
 
     @property
-    def mma_op_params(self) -> KVMmaOpParams:
-        """The parameters of the buffer's KVMmaOp, MAX's ``KVMmaOpType``."""
+    def KVMmaOpType(self) -> KVMmaOpParams:
+        """The type of ``kv_mma_op``: what is known of it at compile time."""
         return KVMmaOpParams.of(self.params)
 
     # kvlab's own.
@@ -190,48 +184,55 @@ class KVBuffer(KVBufferMembers, Drawn):
             self.traffic.move("DRAM->SMEM", dma.by_warp(fetched, p.num_warps))
             self.traffic.issue(f"{p.role} dma", dma.by_warp(int(self._active.sum()), p.num_warps))
 
-    def load_from_shared(self, buffer: int, strip: int | None = None, active: Array | None = None) -> Array:
+    def load_from_shared(self, buffer: int, bk_tile: int | None = None, active: Array | None = None) -> Array:
         """The register tile ``[programs, threads, mma_total_rows, frag]`` after loading from stage ``buffer``.
 
-        All strips, which the register tile has to hold (ValueError); or one, into slot ``strip % reg_num_k_tiles``: the
-        others keep what they held. The whole CTA has waited for the copy. active : as in :meth:`load_from_dram`, whose
-        programs are counted unless given.
+        All strips, which the register tile has to hold (ValueError); or one, ``bk_tile``, into slot
+        ``bk_tile % reg_num_k_tiles``: the others keep what they held. The whole CTA has waited for the copy. active :
+        as in :meth:`load_from_dram`, whose programs are counted unless given.
         """
         p, held = self.params, addresses.strips(self.params)
         first = self.stage_address(buffer)
-        if strip is None and (p.reg_num_k_tiles != p.num_k_tiles or held != p.num_k_tiles):
+        if bk_tile is None and (p.reg_num_k_tiles != p.num_k_tiles or held != p.num_k_tiles):
             raise ValueError(
                 f"load_from_shared of all {p.num_k_tiles} strips: the register tile holds {p.reg_num_k_tiles}, a stage "
-                f"{held}; load them one by one with strip="
+                f"{held}; load them one by one with bk_tile="
             )
-        if strip is not None and not 0 <= strip < held:
-            raise ValueError(f"strip {strip} is not one of the {held} strips in a stage")
+        if bk_tile is not None and not 0 <= bk_tile < held:
+            raise ValueError(f"bk_tile {bk_tile} is not one of the {held} strips in a stage")
         if self._accesses is not None:
-            self._accesses.read(buffer, strip)
-        for one in range(p.num_k_tiles) if strip is None else (strip,):
+            self._accesses.read(buffer, bk_tile)
+        for one in range(p.num_k_tiles) if bk_tile is None else (bk_tile,):
             self._load_strip(one, (first - self.smem.base) // p.dtype.itemsize + np.array(self._window.shift))
         if self.traffic is not None:
-            self._count_read(strip, first, self._active if active is None else np.asarray(active, np.bool_))
-        return self.mma_op.reg_tile
+            self._count_read(bk_tile, first, self._active if active is None else np.asarray(active, np.bool_))
+        return self.kv_mma_op.reg_tile
 
     def _load_strip(self, strip: int, base: Array) -> None:
         """``base``: element of the stage's first byte for each warp ``[warps]``."""
-        p, op = self.params, self.mma_op
+        p, op = self.params, self.kv_mma_op
         if not p.transpose:
-            (op.load_v_bf16 if p.dtype.itemsize == 2 else op.load_v_fp8_strip)(strip, self.smem, base)
+            pointer = UnsafePointer(self.smem, base, p.dtype)
+            (op.load_v_bf16 if p.dtype.itemsize == 2 else op.load_v_fp8_strip)(strip, pointer)
             return
         block, rows = p.BN * p.bk_smem, base + p.warp_col() * p.WN * p.bk_smem
         if not addresses.is_split(p):
-            op.load_prefill(strip, self.smem, rows + strip * block)
+            op.load_prefill(strip, self._warp_tile(rows + strip * block))
             return
-        lo = rows + 2 * strip * block
-        op.load_prefill_split(strip, self.smem, lo, lo + block, not addresses.lacks_upper_half(p, strip))
+        lo = self._warp_tile(rows + 2 * strip * block)
+        hi = self._warp_tile(rows + (2 * strip + 1) * block)
+        op.load_prefill_split(strip, lo, hi, not addresses.lacks_upper_half(p, strip))
+
+    def _warp_tile(self, first: Array) -> TileTensor:
+        """``WN x bk_smem`` of K from an element on, for each warp."""
+        p = self.params
+        return TileTensor(self.smem, p.dtype, Layout.row_major(p.WN, p.bk_smem), first[None])
 
     def zero_partial_tile_pad(self) -> None:
         """Zero the elements past ``depth`` in the last strip of K, in every lane, if ``BK`` does not divide it.
 
         Needed where the block is as wide as the strip: its columns past ``depth`` are what follows in DRAM. ValueError
-        if they are less than half a strip.
+        if they are less than half a strip, and unless ``matrix_order``.
         """
         p = self.params
         if not p.transpose:
@@ -240,18 +241,17 @@ class KVBuffer(KVBufferMembers, Drawn):
         if valid_cols > p.BK // 2:
             raise ValueError(f"depth {p.depth} leaves {valid_cols} columns, must leave at most BK / 2 = {p.BK // 2}")
         if valid_cols:
-            valid = p.input_frag_size * valid_cols // p.BK
-            self.mma_op.strip_tile(p.num_k_tiles - 1)[..., valid:] = 0
+            self.kv_mma_op.strip_tile(p.num_k_tiles - 1)[:, self.fragment_map().col >= valid_cols] = 0
 
-    def get_mma_tile(self, k_mma: int, strip: int) -> Array:
-        """The fragments of a k group of a strip: ``[programs, threads, num_mmas, frag]``."""
-        return self.mma_op.mma_tile_at(strip, k_mma)
+    def get_mma_tile(self, k_mma_tile_idx: int, bk_tile_idx: int) -> Array:
+        """The fragments of a k group of a strip: ``[programs, threads, num_mmas, frag]``; of ``warp_id`` 64 threads."""
+        return self.kv_mma_op.mma_tile_at(bk_tile_idx, k_mma_tile_idx)[:, threads_of(self.warp_id)]
 
     mma_subtile = get_mma_tile
 
-    def strip_tile(self, strip: int) -> Array:
+    def strip_tile(self, bk_tile: int) -> Array:
         """All fragments of a strip: ``[programs, threads, num_k_mmas2 * num_mmas, frag]``."""
-        return self.mma_op.strip_tile(strip)
+        return self.kv_mma_op.strip_tile(bk_tile)
 
     def smem_block_tile(self, tile_rows: int, tile_row: int, block_col: int) -> TileTensor:
         """Rows ``[tile_row * tile_rows, + tile_rows)`` of block ``block_col``, row-major, ``bk_smem`` wide.
@@ -275,10 +275,10 @@ class KVBuffer(KVBufferMembers, Drawn):
             raise ValueError(f"stage {stage} is not one of the {p.num_smem_stages} stages")
         return self.smem_address + stage * p.smem_stage_size * p.dtype.itemsize
 
-    def read_addresses(self, buffer: int, strip: int) -> tuple[str, np.ndarray[Any, np.dtype[np.int64]]]:
+    def read_addresses(self, buffer: int, bk_tile: int) -> tuple[str, np.ndarray[Any, np.dtype[np.int64]]]:
         """The instruction that reads a strip of a stage, and its byte addresses ``[instructions, warps, lanes]``."""
         size, first = self.params.dtype.itemsize, self.stage_address(buffer)
-        parts = addresses.reads(self.params, strip, self._window.shift)
+        parts = addresses.reads(self.params, bk_tile, self._window.shift)
         where = [first + (part.offset[:, None] + part.base[:, None]) * size for part in parts]
         return parts[0].instruction, np.concatenate(where)
 

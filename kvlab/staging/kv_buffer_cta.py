@@ -116,12 +116,14 @@ class KVBufferCTA(LaunchedCTA):
         parts = [shape.params(heads, transpose=t) for t, n in ((True, shape.D), (False, shape.v_depth)) if n]
         sizes = [shape.stages * part.smem_stage_size * size for part in parts]
         super().__init__(sum(sizes), WARPS, "gfx950", len(batch_idx), traffic)
-        where: dict[str, Any] = {"smem": self.smem, "end": 0, "bounded": True}
+        where: dict[str, Any] = {"end": 0, "bounded": True}
         where |= {"traffic": traffic, "hazards": self.hazards}
         if shape.D:
-            self.k = KVBuffer(parts[0], k_rows, batch_idx, head_idx, smem_address=0, **where)
+            self.k = KVBuffer(parts[0], k_rows, batch_idx, head_idx, parts[0].smem_tile(self.smem, 0), **where)
         if shape.v_depth:
-            self.v = KVBuffer(parts[-1], v_rows, batch_idx, head_idx, smem_address=sum(sizes[:-1]), **where)
+            self.v = KVBuffer(
+                parts[-1], v_rows, batch_idx, head_idx, parts[-1].smem_tile(self.smem, sum(sizes[:-1])), **where
+            )
         self._copied, self._read = ({"k": 0, "v": 0} for _ in range(2))  # tiles so far
         self._walk: TileWalk | None = None
         self._flying: dict[str, list[KVTile]] = {"k": [], "v": []}

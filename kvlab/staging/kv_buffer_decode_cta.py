@@ -90,10 +90,10 @@ class KVBufferDecodeCTA(QuarterRows):
         nbytes = BN * shape.D * shape.dtype.itemsize
         p_first = nbytes if shape.shared_kv else 2 * nbytes
         super().__init__(p_first + PExchange.nbytes, WARPS, "gfx950", len(batch_idx), traffic)
-        where: dict[str, Any] = {"smem": self.smem, "end": 0, "traffic": traffic, "hazards": self.hazards}
-        self.k = KVBuffer(k, k_cache, batch_idx, head_idx, smem_address=0, **where)
+        where: dict[str, Any] = {"end": 0, "traffic": traffic, "hazards": self.hazards}
+        self.k = KVBuffer(k, k_cache, batch_idx, head_idx, k.smem_tile(self.smem, 0), **where)
         v_first = 0 if shape.shared_kv else nbytes
-        self.v = KVBuffer(v, v_cache, batch_idx, head_idx, smem_address=v_first, **where)
+        self.v = KVBuffer(v, v_cache, batch_idx, head_idx, v.smem_tile(self.smem, v_first), **where)
         self.slices = WarpSlices(self.v, WARPS)
         per_warp = KVBufferParams(
             shape.dtype, k.mma_shape, None, BN=BN, WN=BN // WARPS, BK=shape.BK, num_threads=WARPS * WARP_SIZE,

@@ -36,6 +36,7 @@ class Member(Generic[T]):
 class KVBufferMembers:
     """MAX's members of ``KVBuffer``; see :class:`KVBufferParams`."""
 
+    MMA_M = Member[int]()
     MMA_N = Member[int]()
     MMA_K = Member[int]()
     num_mmas = Member[int]()

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache import PagedKVCache
+from kvlab.cache import PagedKVCache, UnsafePointer
 from kvlab.hardware import MmaAtom
 from kvlab.layout import Swizzle
 from kvlab.memory import Memory
@@ -85,9 +85,7 @@ class MfmaShape:
         """Of K and V in DRAM and shared memory."""
         return self.dtype if self.stored is None else self.stored
 
-    def params(
-        self, kv_num_heads: int, *, transpose: bool, dtype: np.dtype[Any] | None = None
-    ) -> KVBufferParams:
+    def params(self, kv_num_heads: int, *, transpose: bool, dtype: np.dtype[Any] | None = None) -> KVBufferParams:
         """The parameters of the K (``transpose``) or V buffer, of elements as they are stored or of another ``dtype``.
 
         K of 16 bits takes ``Swizzle(3, 0, 3)``; float32 has fragments of 4 bytes, which only read back without one, and
@@ -119,15 +117,18 @@ class MfmaCTA(RowsOverWarps):
         strip = shape.BK * max(shape.BN, shape.v_depth) * shape.kv_dtype.itemsize
         nbytes = 2 * strip + shape.BM * shape.BN * shape.dtype.itemsize
         super().__init__(nbytes, WARPS, "gfx950", len(batch_idx), traffic)
-        where: dict[str, Any] = {"smem": self.smem, "traffic": traffic, "hazards": self.hazards}
+        where: dict[str, Any] = {"traffic": traffic, "hazards": self.hazards}
+        first = UnsafePointer(self.smem, 0, shape.kv_dtype)
         if shape.D:
             k_params = shape.params(heads, transpose=True)
-            self.k = DecodeStreamingKVBuffer(k_params, k_cache, batch_idx, head_idx, smem_address=0, **where)
+            self.k = DecodeStreamingKVBuffer(k_params, k_cache, batch_idx, head_idx, first, **where)
         if shape.v_depth:
             v_params = shape.params(heads, transpose=False)
-            self.v = DecodeStreamingKVBuffer(v_params, v_cache, batch_idx, head_idx, smem_address=strip, **where)
+            self.v = DecodeStreamingKVBuffer(
+                v_params, v_cache, batch_idx, head_idx, first + strip // shape.kv_dtype.itemsize, **where
+            )
             p_params = shape.params(heads, transpose=False, dtype=shape.dtype)
-            self.p = PRegisterBuffer(p_params, shape.BM, self.programs, smem_address=2 * strip, **where)
+            self.p = PRegisterBuffer(p_params, shape.BM, self.programs, smem=self.smem, smem_address=2 * strip, **where)
 
     def follow(self, *tiles: KVCacheIterator) -> None:
         """Nothing: strips share one buffer, so none is fetched ahead."""

@@ -12,41 +12,68 @@ from typing import Any
 import numpy as np
 
 from kvlab.layout import Swizzle
-from kvlab.memory import as_dtype
+from kvlab.memory import as_dtype, float32
 
 from .params import WARP_SIZE, KVBufferParams
 from .smem_subtile import smem_mma_subtile_offset
 from .tiled_mma_loader import TiledMmaLoader
 
-__all__ = ["KVMmaOpParams", "prefill_offsets", "split_offsets", "v_bf16_offsets", "v_bf16_tiles", "v_fp8_offsets"]
+__all__ = [
+    "KVMmaOpParams",
+    "get_accum_type",
+    "prefill_offsets",
+    "split_offsets",
+    "v_bf16_offsets",
+    "v_bf16_tiles",
+    "v_fp8_offsets",
+]
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def get_accum_type(dtype: Any) -> np.dtype[Any]:
+    """The dtype in which the matrix instructions for operands of ``dtype`` add up: float32.
+
+    >>> get_accum_type("bf16")
+    dtype('float32')
+    """
+    if as_dtype(dtype).itemsize > 4:
+        raise ValueError(f"dtype {dtype!r} must be of at most 4 bytes: no matrix instruction takes wider ones")
+    return float32
 
 
 @dataclass(frozen=True)
 class KVMmaOpParams:
     """What MAX gives ``KVMmaOp`` at compile time.
 
-    dtype, mma_shape, swizzle, BN, BK, transpose : as in :class:`KVBufferParams`.
+    in_type      of the operand's elements
+    mma_shape, swizzle, BN, BK : as in :class:`KVBufferParams`
     num_mmas     fragments of a k group
     num_k_mmas   k groups of a strip
     num_k_tiles  strips that the register tile holds
+    transpose_b  True: the operand is K, False: V
+    out_type     of the accumulators, that of :func:`get_accum_type` unless given
     bk_smem      columns of a block of shared memory, BK unless given
     """
 
-    dtype: np.dtype[Any]
+    in_type: np.dtype[Any]
     mma_shape: tuple[int, int, int]
     num_mmas: int
     num_k_mmas: int
     num_k_tiles: int
     BN: int
     BK: int
-    transpose: bool
+    transpose_b: bool = True
     swizzle: Swizzle | None = None
+    out_type: np.dtype[Any] = None  # type: ignore[assignment]  # filled in by __post_init__
     bk_smem: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", as_dtype(self.dtype))
+        object.__setattr__(self, "in_type", as_dtype(self.in_type))
+        out_type = get_accum_type(self.in_type) if self.out_type is None else as_dtype(self.out_type)
+        object.__setattr__(self, "out_type", out_type)
+        if out_type.name not in ("float32", "bfloat16", "float16"):
+            raise ValueError(f"out_type {out_type} must be float32, bfloat16 or float16")
         object.__setattr__(self, "mma_shape", tuple(self.mma_shape))
         object.__setattr__(self, "bk_smem", self.bk_smem or self.BK)
         if self.swizzle is not None:
@@ -70,8 +97,20 @@ class KVMmaOpParams:
         return cls(
             params.dtype, params.mma_shape, params.num_mmas if num_mmas is None else num_mmas, params.num_k_mmas2,
             params.reg_num_k_tiles if num_k_tiles is None else num_k_tiles, params.BN, params.BK, params.transpose,
-            params.swizzle, params.bk_smem,
+            params.swizzle, bk_smem=params.bk_smem,
         )  # fmt: skip
+
+    @property
+    def MMA_M(self) -> int:
+        return self.mma_shape[0]
+
+    @property
+    def MMA_N(self) -> int:
+        return self.mma_shape[1]
+
+    @property
+    def MMA_K(self) -> int:
+        return self.mma_shape[2]
 
     @property
     def input_frag_size(self) -> int:
@@ -81,7 +120,7 @@ class KVMmaOpParams:
     @property
     def simd_width(self) -> int:
         """Elements in 16 bytes."""
-        return 16 // self.dtype.itemsize
+        return 16 // self.in_type.itemsize
 
     @property
     def rows_per_strip(self) -> int:
@@ -91,20 +130,20 @@ class KVMmaOpParams:
     @property
     def loader(self) -> TiledMmaLoader:
         """The loader of its fragments."""
-        return TiledMmaLoader(self.dtype, self.mma_shape, self.swizzle)
+        return TiledMmaLoader(self.in_type, self.mma_shape, self.swizzle)
 
     @property
     def half_loader(self) -> TiledMmaLoader:
         """The loader of half fragments, from one of the two blocks that a split strip lies in."""
         M, N, K = self.mma_shape
-        return TiledMmaLoader(self.dtype, (M, N, K // 2), self.swizzle)
+        return TiledMmaLoader(self.in_type, (M, N, K // 2), self.swizzle)
 
 
 @functools.cache
 def prefill_offsets(p: KVMmaOpParams) -> IntArray:
     """``load_prefill``: 16-byte vectors of the warp's WN x BK tile ``[lanes, registers, pieces]``."""
     pieces = p.input_frag_size // p.simd_width
-    if not p.transpose or p.input_frag_size % p.simd_width or pieces not in (1, 2):
+    if not p.transpose_b or p.input_frag_size % p.simd_width or pieces not in (1, 2):
         raise ValueError(f"load_prefill is for K with fragments of 16 or 32 bytes, not for {p}")
     return p.loader.b_offsets(p.num_mmas, p.BK)
 
@@ -112,7 +151,7 @@ def prefill_offsets(p: KVMmaOpParams) -> IntArray:
 @functools.cache
 def split_offsets(p: KVMmaOpParams) -> IntArray:
     """``load_prefill_split``: 16-byte vectors of a WN x bk_smem half ``[lanes, registers, 1]``."""
-    if not p.transpose or p.dtype.itemsize != 1 or p.mma_shape != (16, 16, 128) or p.BK != 128 or p.bk_smem != 64:
+    if not p.transpose_b or p.in_type.itemsize != 1 or p.mma_shape != (16, 16, 128) or p.BK != 128 or p.bk_smem != 64:
         raise ValueError(f"load_prefill_split is for 1-byte K, mma_shape (16, 16, 128), BK 128 and bk_smem 64, not {p}")
     return p.half_loader.b_offsets(p.num_mmas, p.bk_smem)
 
@@ -121,7 +160,7 @@ def split_offsets(p: KVMmaOpParams) -> IntArray:
 def v_bf16_tiles(p: KVMmaOpParams, strip: int) -> IntArray:
     """``load_v_bf16``: first elements of the MMA tiles of a strip ``[registers]``."""
     M, _, K = p.mma_shape
-    if p.transpose or p.dtype.itemsize != 2 or (M, K) not in ((32, 16), (16, 32)) or p.bk_smem != p.BK:
+    if p.transpose_b or p.in_type.itemsize != 2 or (M, K) not in ((32, 16), (16, 32)) or p.bk_smem != p.BK:
         raise ValueError(
             f"load_v_bf16 is for 2-byte V with mma_shape (32, 32, 16) or (16, 16, 32) and bk_smem == BK, not for {p}"
         )
@@ -142,7 +181,7 @@ def v_fp8_offsets(p: KVMmaOpParams, strip: int) -> IntArray:
     The swizzle counts from the block. 32x32x64 is ``load_v_fp8_strip``, 16x16x128 ``load_v_fp8_strip_16``.
     """
     M, _, K = p.mma_shape
-    if p.transpose or p.dtype.itemsize != 1 or p.num_k_mmas != 1 or (M, K) not in ((32, 64), (16, 128)):
+    if p.transpose_b or p.in_type.itemsize != 1 or p.num_k_mmas != 1 or (M, K) not in ((32, 64), (16, 128)):
         raise ValueError(
             f"load_v_fp8_strip is for 1-byte V with mma_shape (32, 32, 64) or (16, 16, 128) and one k group, not {p}"
         )

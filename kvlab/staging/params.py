@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.layout import Layout
-from kvlab.memory import as_dtype
+from kvlab.layout import Layout, TileTensor
+from kvlab.memory import Memory, as_dtype
 
 from .mma_geometry import WARP_SIZE, MmaGeometry
 
@@ -197,6 +197,16 @@ class KVBufferParams(MmaGeometry):
         """All blocks side by side. Only its tiles of whole blocks are meant; inside one the strides are
         :attr:`smem_tile_strides`."""
         return Layout((self.BN, self.smem_total_cols), (self.bk_smem, self.BN))
+
+    def smem_tile(self, memory: Memory, address: int | None = None) -> TileTensor:
+        """All blocks in ``memory``, from a byte address on (the first unless given): what ``KVBuffer`` takes."""
+        first = 0 if address is None else address - memory.base
+        if first % 16 or not 0 <= first < memory.nbytes:
+            raise ValueError(
+                f"address {address} must be a multiple of 16 in [{memory.base}, {memory.base + memory.nbytes}) of "
+                f"{memory.name}"
+            )
+        return TileTensor(memory, self.dtype, self.smem_parent_layout, first // self.dtype.itemsize)
 
     @property
     def smem_tile_strides(self) -> tuple[int, int]:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
+from kvlab.cache import UnsafePointer
+from kvlab.layout import TileTensor
 from kvlab.memory import AddressSpace, Memory
 
-__all__ = ["own_or_given", "placed"]
+__all__ = ["one_warp", "own_or_given", "placed", "pointed", "shared_tile", "threads_of"]
 
 
 def own_or_given(smem: Memory | None, nbytes: int, programs: int, programs_of: str) -> Memory:
@@ -28,3 +34,44 @@ def placed(smem: Memory, address: int | None, nbytes: int, what: str) -> int:
             f"[{smem.base}, {smem.base + smem.nbytes}) of {smem.name}"
         )
     return address
+
+
+def shared_tile(tile: TileTensor, params: Any, programs: int) -> tuple[Memory, int]:
+    """The memory of ``smem_tile`` and the byte address of its first element. TypeError or ValueError unless it is the
+    ``params.smem_tile`` of a memory with ``programs`` programs."""
+    if not isinstance(tile, TileTensor):
+        raise TypeError(f"smem_tile {tile!r} must be a TileTensor, such as params.smem_tile(memory)")
+    memory, wanted = tile.memory, params.smem_parent_layout
+    if memory.space is not AddressSpace.SHARED:
+        raise ValueError(f"smem_tile is in {memory.space.value} memory: must be in shared memory")
+    if tile.dtype.itemsize != params.dtype.itemsize or tile.layout != wanted:
+        raise ValueError(f"smem_tile {tile!r} must be {wanted} of {params.dtype}, params.smem_tile(memory)")
+    if (1 if memory.programs is None else memory.programs) != programs:
+        raise ValueError(f"smem_tile has {memory.programs} programs, batch_idx, head_idx and end {programs}")
+    first = np.unique(tile.offset)
+    if first.size != 1:
+        raise ValueError(f"smem_tile begins at elements {first.tolist()}: must begin at one for all programs")
+    return memory, memory.base + int(first[0]) * tile.dtype.itemsize
+
+
+def pointed(smem_ptr: UnsafePointer | None) -> tuple[Memory | None, int | None]:
+    """The memory and the byte address of ``smem_ptr``, None of each without."""
+    if smem_ptr is None:
+        return None, None
+    if not isinstance(smem_ptr, UnsafePointer):
+        raise TypeError(f"smem_ptr {smem_ptr!r} must be an UnsafePointer into shared memory")
+    if smem_ptr.memory.space is not AddressSpace.SHARED:
+        raise ValueError(f"smem_ptr points into {smem_ptr.memory.space.value} memory: must point into shared memory")
+    return smem_ptr.memory, int(smem_ptr.byte_address)
+
+
+def one_warp(warp_id: Any, num_warps: int) -> int | None:
+    """``warp_id``, or ValueError unless it is None or one of the warps."""
+    if warp_id is not None and (isinstance(warp_id, bool) or warp_id not in range(num_warps)):
+        raise ValueError(f"warp_id {warp_id!r} must be None or one of the {num_warps} warps")
+    return warp_id
+
+
+def threads_of(warp_id: int | None) -> slice:
+    """The threads of a warp of 64, or of all."""
+    return slice(None) if warp_id is None else slice(64 * warp_id, 64 * warp_id + 64)

@@ -32,9 +32,7 @@ class StageAccesses:
 warp 0, stage 1, still brings; missing: a barrier after s_waitcnt vmcnt in warp 0
     """
 
-    def __init__(
-        self, hazards: Hazards, params: KVBufferParams, window: Window, first: int, number: int = 0
-    ) -> None:
+    def __init__(self, hazards: Hazards, params: KVBufferParams, window: Window, first: int, number: int = 0) -> None:
         self.hazards, self.params, self.window, self.first, self.number = hazards, params, window, first, number
         self._footprints: dict[tuple[str, int, int | None], Footprint] = {}
 

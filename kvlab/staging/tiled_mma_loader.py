@@ -103,16 +103,19 @@ class TiledMmaLoader:
         offset = self.swizzled(np.atleast_1d(tile)[:, None, None] + self.b_tr_offsets(row_stride))
         return _transposed(ds_read_tr16_b64(smem, _addresses(self, smem, base, offset), self.dtype))
 
-    def load_v_fp8_strip(self, smem: Memory, base: Any, *, BN: int, BK: int, bk_tile: int = 0, dt: Any = 0) -> Array:
+    def load_v_fp8_strip(
+        self, smem: Memory, base: Any, *, BN: int, BK: int, bk_tile: int = 0, dt: Any = 0, lanes: Any = None
+    ) -> Array:
         """V of 1 byte: MMA_K keys from ``bk_tile * MMA_K`` on of the depth tiles ``dt`` (an int or ``[registers]``), in
         blocks of ``BN x BK``. The swizzle counts from the block. 16x16x128 is MAX's ``load_v_fp8_strip_16``, which has
-        no ``bk_tile``.
+        no ``bk_tile``. ``lanes``: constants in place of :func:`fp8_lanes`.
         """
         M = self.mma_shape[0]
         if BK % M:
             raise ValueError(f"BK {BK}, the width of a block, must be a multiple of MMA_M {M}")
         block, column = np.divmod(np.atleast_1d(dt)[:, None, None], BK // M)
-        offset = self.swizzled(column * M + self.fp8_strip_offsets(BK, bk_tile)) + block * BN * BK
+        inside = self.fp8_strip_offsets(BK, bk_tile) if lanes is None else _strip32(self, BK, bk_tile, *lanes)
+        offset = self.swizzled(column * M + inside) + block * BN * BK
         return _transposed(ds_read_tr8_b64(smem, _addresses(self, smem, base, offset), self.dtype))
 
 
@@ -173,10 +176,16 @@ def _fp8_strip_offsets(loader: TiledMmaLoader, block_width: int, bk_tile: int) -
     M, _, K = loader.mma_shape
     if loader.dtype.itemsize != 1 or (M, K) not in ((32, 64), (16, 128)):
         raise ValueError(f"load_v_fp8_strip is for 1-byte V with mma_shape (32, 32, 64) or (16, 16, 128), not {loader}")
-    step, lane = np.ogrid[:4, :WARP_SIZE]
     if M == 32:
-        rel_key, hw_key_shift, column = fp8_lanes()
-        key = 16 * step + rel_key + hw_key_shift
-    else:
-        key, column = 32 * (lane // 16) + 8 * step + lane % 16 // 2, 8 * (lane % 2)
+        return _strip32(loader, block_width, bk_tile, *fp8_lanes())
+    step, lane = np.ogrid[:4, :WARP_SIZE]
+    key, column = 32 * (lane // 16) + 8 * step + lane % 16 // 2, 8 * (lane % 2)
     return (bk_tile * K + key) * block_width + column
+
+
+def _strip32(
+    loader: TiledMmaLoader, block_width: int, bk_tile: int, rel_key: Any, hw_key_shift: Any, depth_base: Any
+) -> IntArray:
+    """The four reads of a 32x32x64 strip: 16 keys each."""
+    key = bk_tile * loader.mma_shape[2] + 16 * np.arange(4)[:, None] + rel_key + hw_key_shift
+    return key * block_width + depth_base

@@ -59,8 +59,9 @@ class WarpSlices(KVBuffer):
             bk_smem=p.bk_smem, num_smem_stages=1,
         )  # fmt: skip
         super().__init__(
-            params, source.cache, source.batch_idx, source.head_idx, source.smem, source.end,
-            smem_address=source.stage_address(stage), traffic=source.traffic, hazards=source.hazards,
+            params, source.cache, source.batch_idx, source.head_idx,
+            params.smem_tile(source.smem, source.stage_address(stage)), source.end, traffic=source.traffic,
+            hazards=source.hazards,
         )  # fmt: skip
 
     @property

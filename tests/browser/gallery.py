@@ -44,7 +44,7 @@ from kvlab.layout.encodings import (
     PaddedSharedLayout,
     SwizzledSharedLayout,
 )
-from kvlab.memory import Memory, as_dtype
+from kvlab.memory import AddressSpace, Memory, as_dtype
 from kvlab.staging import (
     CpAsyncKVBuffer,
     DecodeKVBuffer,
@@ -131,9 +131,10 @@ def tma_buffer() -> TmaKVBuffer:
 def traced(careful: bool) -> tuple[KVBuffer, Traffic, Hazard | None]:
     """Two strips of a tile on gfx950; a careless one reads the second without waiting for it."""
     params = k_params(32, num_smem_stages=1)
-    smem, traffic = Memory(params.smem_stage_size * 2, programs=1), Traffic(timeline=Timeline())
+    smem = Memory(params.smem_stage_size * 2, space=AddressSpace.SHARED, programs=1)
+    traffic = Traffic(timeline=Timeline())
     hazards = Hazards(smem, 4, arch="gfx950", timeline=traffic.timeline)
-    buffer = KVBuffer(params, cache_of(128), 0, 0, smem, 32, traffic=traffic, hazards=hazards)
+    buffer = KVBuffer(params, cache_of(128), 0, 0, params.smem_tile(smem), 32, traffic=traffic, hazards=hazards)
     try:
         buffer.load_from_dram(0)
         if careful:

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from kvlab.cache import PagedKVCache
 from kvlab.layout import Swizzle
-from kvlab.memory import Memory, UnwrittenRead, as_dtype
+from kvlab.memory import AddressSpace, Memory, UnwrittenRead, as_dtype
 from kvlab.staging import DecodeKVBuffer, DecodeKVBufferParams, DecodeStreamingKVBuffer, Hazards, KVBuffer, WarpSlices
 from kvlab.staging.operand_maps import kv_buffer_operand_map, output_map, score_map
 from kvlab.staging.params import KVBufferParams
@@ -62,16 +62,22 @@ def made(build: Any, *args: Any, **named: Any) -> tuple[Any, bool]:
         return build(*args, **named), bool(caught)
 
 
+PAD = KVBufferParams(
+    "fp8", (32, 32, 64), None, 32, 32, 128, 256, 64, 1, transpose=True, smem_depth=128, num_smem_stages=1
+)
+
+
 @laws
+@example(PAD, 0)  # the last strip ends with the first of its two k groups
 @given(whole_tiles(), st.integers(0, 9))
 def test_whole_tiles(p: KVBufferParams, ragged: int) -> None:
     end = 2 * p.BN - ragged * p.BN // 8
     values = rows_of(p, end)
     head = p.kv_num_heads - 1
-    smem = Memory(4 * p.num_smem_stages * p.smem_stage_size * p.dtype.itemsize, programs=1)
+    smem = Memory(4 * p.num_smem_stages * p.smem_stage_size * p.dtype.itemsize, space=AddressSpace.SHARED, programs=1)
     hazards = Hazards(smem, p.num_warps, arch="gfx950")
     cache = PagedKVCache(values, [0], [[0]], 1, end)
-    buffer, warned = made(KVBuffer, p, cache, 0, head, smem, end, hazards=hazards)
+    buffer, warned = made(KVBuffer, p, cache, 0, head, p.smem_tile(smem), end, hazards=hazards)
     assert warned != buffer.matrix_order
     if not buffer.matrix_order:
         with pytest.raises(ValueError, match="does not bring the matrix to the lanes"):
@@ -119,7 +125,7 @@ def check_product(buffer: KVBuffer, tile: np.ndarray[Any, Any]) -> None:
     for strip in range(buffer.num_k_tiles):
         for kg in range(buffer.num_k_mmas2):
             at = strip * buffer.num_k_mmas2 + kg
-            c = buffer.mma_op.mma(registers[:, :, at : at + 1], c, strip, kg)
+            buffer.kv_mma_op.mma(registers[:, :, at : at + 1], c, strip, kg, swap_a_b=True)
     exact = tile.astype(np.float64)
     wanted = other[0].astype(np.float64) @ (exact.T if p.transpose else exact)
     np.testing.assert_allclose(c_map.gather(c)[0], wanted, rtol=1e-5, atol=1e-4)

@@ -173,7 +173,7 @@ def product(buffer: DecodeKVBuffer, operand: Any, operand_layout: Any, c_layout:
         for k_mma in range(buffer.num_k_tiles):
             fragments.append(buffer.load_from_shared(k_mma).copy())
             kg = tile * buffer.num_k_tiles + k_mma
-            c = buffer.mma(registers[:, :, kg : kg + 1], c)
+            buffer.mma(registers[:, :, kg : kg + 1], c, swap_a_b=True)
         strip = buffer.fragment_map().gather(np.concatenate(fragments, axis=2))
         assert strip.shape[1:] == buffer.params.btile
     return c_layout.gather(c)
@@ -234,7 +234,7 @@ def test_bad_calls_are_refused() -> None:
     k = buffer_of()
     with pytest.raises(ValueError, match="stage 1 is not one of the 1 stages of the register ring"):
         k.copy_to_shared(1)
-    with pytest.raises(ValueError, match="k_mma 1 is not one of the 1 k groups"):
+    with pytest.raises(ValueError, match="k_mma_idx 1 is not one of the 1 k groups"):
         k.load_from_shared(1)
     with pytest.raises(ValueError, match="end None"):
         buffer_of(end=None)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvlab.cache import PagedKVCache, from_dense
+from kvlab.cache import PagedKVCache, UnsafePointer, from_dense
 from kvlab.hardware import count_wavefronts
 from kvlab.layout import Swizzle
 from kvlab.memory import AddressSpace, Memory, OutOfBounds, as_dtype, bfloat16
@@ -45,8 +45,10 @@ def test_lds_image_and_registers_equal_compiled_max(streaming_trace: dict[str, A
     image, registers = [], []
     for operand in tag.operand(i["operand_shape"]):
         cache = PagedKVCache(operand, [0], [[0]], 1, i["end"])
-        smem = Memory(expected["lds_after_load_from_dram"].size * tag.dtype.itemsize + 64, programs=1, unsafe=True)
-        buffer = quietly(params, cache, i["batch"], i["kv_head"], smem, num_keys=i["end"])
+        nbytes = expected["lds_after_load_from_dram"].size * tag.dtype.itemsize + 64
+        smem = Memory(nbytes, space=AddressSpace.SHARED, programs=1, unsafe=True)
+        place = UnsafePointer(smem, 0, tag.dtype)
+        buffer = quietly(params, cache, i["batch"], i["kv_head"], place, num_keys=i["end"])
         tile = buffer.iterator().next_tile()
         buffer.load_from_dram(i["strip_idx"], tile)
         assert smem.written is not None
@@ -194,9 +196,10 @@ def test_q_k_and_p_v_through_the_fragments_are_matrix_products(dtype: str, depth
         for strip, registers in enumerate(strips(k, k_tile)):
             for kg in range(k.num_k_mmas2):
                 a = q_registers[:, :, strip * k.num_k_mmas2 + kg, None]
-                s = k.mma_op.mma(a, s, 0, kg) if strip == k.num_strips - 1 else mma_tiles(
-                    atom, a, registers[:, :, kg * k.num_mmas : (kg + 1) * k.num_mmas], s
-                )  # fmt: skip
+                if strip == k.num_strips - 1:
+                    k.kv_mma_op.mma(a, s, 0, kg, swap_a_b=True)
+                else:
+                    s[...] = mma_tiles(atom, a, registers[:, :, kg * k.num_mmas : (kg + 1) * k.num_mmas], s)
         padded = np.zeros((2, programs, 128, depth))
         for b in range(programs):
             padded[0, b, : n[b]] = keys[b, first : first + n[b]]
@@ -212,7 +215,7 @@ def test_q_k_and_p_v_through_the_fragments_are_matrix_products(dtype: str, depth
             v.load_from_dram(strip, v_tile)
             v.load_from_shared()
             for kg in range(v.num_k_mmas2):
-                o = v.mma_op.mma(staged.mma_tile(strip, kg), o, 0, kg)
+                v.kv_mma_op.mma(staged.mma_tile(strip, kg), o, 0, kg, swap_a_b=True)
         rounded = score_map(p, 16).gather(s).astype(p.dtype).astype(np.float64)
         tolerance = 1e-5 * (np.abs(rounded) @ np.abs(padded[1])).max()
         np.testing.assert_allclose(output_map(v.params, 16).gather(o), rounded @ padded[1], atol=tolerance, rtol=1e-5)
@@ -284,13 +287,31 @@ def test_wavefronts_of_the_read() -> None:
             assert buffer.traffic.wavefronts[role] == buffer.traffic.unswizzled[role]
 
 
+def shared(nbytes: int, programs: int) -> UnsafePointer:
+    return UnsafePointer(Memory(nbytes, space=AddressSpace.SHARED, programs=programs), 0, bfloat16)
+
+
+def test_a_strip_of_a_tile_tensor_is_that_of_the_iterators_tile() -> None:
+    """Keys as a tile tensor with ``valid_rows``; a buffer of one warp shows that warp's registers."""
+    k, *_ = launch("bf16", 64, 128)
+    tile = k.iterator().next_tile()
+    whole = strips(k, tile)
+    one = DecodeStreamingKVBuffer(k.params, k.cache, k.batch_idx, k.head_idx, num_keys=k.num_keys, warp_id=2)
+    for strip, wanted in enumerate(whole):
+        one.load_from_dram(strip_idx=strip, gmem_tile=tile.tile_tensor())
+        assert one.load_from_shared().tobytes() == wanted.tobytes()
+        group = one.get_mma_tile(k_mma_idx=0)
+        assert group.tobytes() == wanted[:, 128:192, : one.num_mmas].tobytes()
+
+
 def test_two_buffers_share_one_shared_memory() -> None:
     k, v, *_ = launch("bf16", 128, 64)
     smem = Memory(k.strip_bytes + v.strip_bytes, space=AddressSpace.SHARED, programs=k.programs, base=4096)
     own = [strips(b, b.iterator().next_tile()) for b in (k, v)]
-    for buffer, address, wanted in ((k, None, own[0]), (v, 4096 + k.strip_bytes, own[1])):
+    for buffer, address, wanted in ((k, 0, own[0]), (v, k.strip_bytes // 2, own[1])):
+        where = UnsafePointer(smem, address, bfloat16)
         moved = DecodeStreamingKVBuffer(
-            buffer.params, buffer.cache, buffer.batch_idx, buffer.head_idx, smem, buffer.num_keys, smem_address=address
+            buffer.params, buffer.cache, buffer.batch_idx, buffer.head_idx, where, buffer.num_keys
         )
         for x, y in zip(strips(moved, moved.iterator().next_tile()), wanted, strict=True):
             assert x.tobytes() == y.tobytes()
@@ -304,7 +325,9 @@ def test_k_smem_block_tile_is_the_strip_by_rows() -> None:
     values = block.load()  # [programs, 32, 32, 1]
     assert values[..., 0].tobytes() == np.ascontiguousarray(k.smem.image(bfloat16)[:, 32 * 32 : 64 * 32]).tobytes()
     smem = Memory(1024 + k.strip_bytes, space=AddressSpace.SHARED, programs=k.programs, base=4096)
-    moved = DecodeStreamingKVBuffer(k.params, k.cache, k.batch_idx, k.head_idx, smem, k.num_keys, smem_address=5120)
+    moved = DecodeStreamingKVBuffer(
+        k.params, k.cache, k.batch_idx, k.head_idx, UnsafePointer(smem, 512, bfloat16), k.num_keys
+    )
     moved.load_from_dram(1, moved.iterator().next_tile())
     assert moved.k_smem_block_tile(32, 1).load().tobytes() == values.tobytes()  # wherever the strip stands
     with pytest.raises(ValueError, match="of a V buffer"):
@@ -316,7 +339,7 @@ def test_k_smem_block_tile_is_the_strip_by_rows() -> None:
 def test_bad_input_is_refused_and_nothing_written() -> None:
     k, *_ = launch("bf16", 64, 128)
     tile = k.iterator().next_tile()
-    with pytest.raises(ValueError, match="strip 2 is not one of the 2 strips"):
+    with pytest.raises(ValueError, match="strip_idx 2 is not one of the 2 strips"):
         k.load_from_dram(2, tile)
     with pytest.raises(ValueError, match="does not fit a buffer for"):
         launch("fp32", 64, 128)[0].load_from_dram(0, tile)
@@ -325,9 +348,19 @@ def test_bad_input_is_refused_and_nothing_written() -> None:
     with pytest.raises(ValueError, match="kv_num_heads 2 differs from the cache's 1"):
         DecodeStreamingKVBuffer(k.params, PagedKVCache(np.zeros((1, 1, 1, 64), bfloat16), [0], [[0]], 1, 1), 0, 0)
     with pytest.raises(ValueError, match="smem has 3 programs, batch_idx and head_idx 10"):
-        DecodeStreamingKVBuffer(k.params, k.cache, k.batch_idx, k.head_idx, Memory(9000, programs=3))
+        DecodeStreamingKVBuffer(k.params, k.cache, k.batch_idx, k.head_idx, shared(9000, 3))
     with pytest.raises(ValueError, match="does not fit in"):
-        DecodeStreamingKVBuffer(k.params, k.cache, k.batch_idx, k.head_idx, Memory(8000, programs=10))
+        DecodeStreamingKVBuffer(k.params, k.cache, k.batch_idx, k.head_idx, shared(8000, 10))
+    with pytest.raises(TypeError, match="smem_ptr 0 must be an UnsafePointer"):
+        DecodeStreamingKVBuffer(k.params, k.cache, k.batch_idx, k.head_idx, 0)
+    with pytest.raises(ValueError, match="smem_ptr points into generic memory: must point into shared memory"):
+        DecodeStreamingKVBuffer(
+            k.params, k.cache, k.batch_idx, k.head_idx, UnsafePointer(Memory(9000, programs=10), 0, bfloat16)
+        )
+    with pytest.raises(TypeError, match="gmem_tile 3 must be a KVTile or a TileTensor"):
+        k.load_from_dram(0, 3)
+    with pytest.raises(ValueError, match="warp_id -1 must be None or one of the 4 warps"):
+        DecodeStreamingKVBuffer(k.params, k.cache, k.batch_idx, k.head_idx, warp_id=-1)
     with pytest.raises(ValueError, match="num_keys None"):
         DecodeStreamingKVBuffer(k.params, k.cache, k.batch_idx, k.head_idx).iterator()
 

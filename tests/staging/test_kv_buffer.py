@@ -13,7 +13,7 @@ import pytest
 
 from kvlab.cache import PagedKVCache, from_dense
 from kvlab.layout import Swizzle
-from kvlab.memory import Memory, OutOfBounds, as_dtype
+from kvlab.memory import AddressSpace, Memory, OutOfBounds, as_dtype
 from kvlab.staging.kv_buffer import KVBuffer
 from kvlab.staging.kv_buffer_addresses import dma_plan
 from kvlab.staging.params import KVBufferParams
@@ -46,8 +46,9 @@ def run(i: dict[str, Any], params: KVBufferParams, operand: Any) -> tuple[Any, .
     """LDS image, registers ``[threads, *]``, DMA and traffic of a golden case, with one piece of the tags."""
     cache = PagedKVCache(operand, [0], [[0]], 1, i["end"])
     nbytes = params.num_smem_stages * params.smem_stage_size * params.dtype.itemsize
-    smem, traffic = Memory(nbytes, programs=1, unsafe=True), Traffic()
-    buffer = quietly(KVBuffer, params, cache, i["batch"], i["kv_head"], smem, i["end"], traffic=traffic)
+    smem, traffic = Memory(nbytes, space=AddressSpace.SHARED, programs=1, unsafe=True), Traffic()
+    place = params.smem_tile(smem)
+    buffer = quietly(KVBuffer, params, cache, i["batch"], i["kv_head"], place, i["end"], traffic=traffic)
     dma = []
     for stage in range(params.num_smem_stages):
         dma += dma_of(buffer, stage)
@@ -59,7 +60,7 @@ def run(i: dict[str, Any], params: KVBufferParams, operand: Any) -> tuple[Any, .
             registers.append(reader.load_from_shared(stage, strip)[0].copy())
             if i.get("zero_partial_tile_pad"):
                 reader.zero_partial_tile_pad()
-                registers[-1] = reader.mma_op.reg_tile[0].copy()
+                registers[-1] = reader.kv_mma_op.reg_tile[0].copy()
     image = smem.image(params.dtype)[0, : nbytes // params.dtype.itemsize]
     shape = (params.num_threads, -1)
     return image, np.stack(registers, axis=1).reshape(shape) if registers else np.zeros(0, params.dtype), dma, traffic
@@ -110,8 +111,8 @@ def test_members_equal_compiled_max(golden: Callable[[str], list[dict[str, Any]]
         i["swizzle"] = None if i["swizzle"] is None else Swizzle(*i["swizzle"], "vector")
         params = KVBufferParams(**i)
         cache = PagedKVCache(np.zeros((1, 1, 2, i["depth"]), params.dtype), [0], [[0]], 1, 1)
-        smem = Memory(16, programs=1)
-        buffer = quietly(KVBuffer, params, cache, 0, 0, smem, 1)
+        smem = Memory(16, space=AddressSpace.SHARED, programs=1)
+        buffer = quietly(KVBuffer, params, cache, 0, 0, params.smem_tile(smem), 1)
         for name, wanted in case["expected"].items():
             for holder, attribute in ((buffer, name), (params, name.lstrip("_"))):
                 got = getattr(holder, attribute)
@@ -141,9 +142,9 @@ def buffer_of(p: KVBufferParams, end: Any = 256, **kwargs: Any) -> KVBuffer:
 def test_one_tile_a_warp_is_reproduced_and_warned_about(BN: int, warps: int, lost: str) -> None:
     """MAX's warp tiles: depth 64 and BN <= 64 give warp w tile (w // 2, w % 2), however many warps there are."""
     p = KVBufferParams(**{**BASE, "BN": BN, "WN": BN, "num_threads": 64 * warps})
-    blocks = Memory(2 * p.smem_stage_size * 2, programs=1)
+    blocks = Memory(2 * p.smem_stage_size * 2, space=AddressSpace.SHARED, programs=1)
     with pytest.warns(UserWarning, match=f"take exactly {BN // 16} warps"):
-        k = buffer_of(p, smem=blocks)
+        k = buffer_of(p, smem_tile=p.smem_tile(blocks))
     k.load_from_dram(0)
     assert blocks.written is not None
     rows, image = BN * 32, k.smem.image(p.dtype)[0].astype(np.float32)
@@ -202,7 +203,7 @@ def test_full_kv_false_moves_the_first_columns_of_tile_after_tile() -> None:
         k.load_from_shared(stage, 0)
         got = k.fragment_map().gather(k.strip_tile(0))[0]
         np.testing.assert_array_equal(got, keys_of(p)[0, stage * 64 :][:64, 0, :32])
-    with pytest.raises(ValueError, match="strip 1 is not one of the 1 strips in a stage"):
+    with pytest.raises(ValueError, match="bk_tile 1 is not one of the 1 strips in a stage"):
         k.load_from_shared(0, 1)
     with pytest.raises(ValueError, match="load them one by one"):
         k.load_from_shared(0)
@@ -227,7 +228,7 @@ def test_full_kv_false_of_v_is_one_block_too() -> None:
     v = quietly(buffer_of, p)
     v.load_from_dram(0)
     np.testing.assert_array_equal(v.smem_block_tile(64, 0, 0).load()[0, ..., 0], keys_of(p)[0, :64, 0, :32])
-    with pytest.raises(ValueError, match="strip 0 is not one of the 0 strips in a stage"):
+    with pytest.raises(ValueError, match="bk_tile 0 is not one of the 0 strips in a stage"):
         v.load_from_shared(0, 0)
 
 
@@ -305,14 +306,21 @@ def test_bad_calls_are_refused_and_nothing_written() -> None:
     assert (k.kv_cache_iter.tile_start_row == 0).all()
     with pytest.raises(ValueError, match="the register tile holds 1, a stage 2"):
         k.load_from_shared(0)
-    with pytest.raises(ValueError, match="strip 2 is not one of the 2 strips"):
+    with pytest.raises(ValueError, match="bk_tile 2 is not one of the 2 strips"):
         k.load_from_shared(0, 2)
     with pytest.raises(ValueError, match="end None"):
         buffer_of(k.params, end=None)
-    with pytest.raises(ValueError, match="smem_address 8 must be a multiple of 16"):
-        buffer_of(k.params, smem_address=8)
-    with pytest.raises(ValueError, match="smem has 3 programs"):
-        buffer_of(k.params, smem=Memory(9000, programs=3))
+    three = Memory(9000, space=AddressSpace.SHARED, programs=3)
+    with pytest.raises(ValueError, match="address 8 must be a multiple of 16"):
+        k.params.smem_tile(three, 8)
+    with pytest.raises(ValueError, match="smem_tile has 3 programs"):
+        buffer_of(k.params, smem_tile=k.params.smem_tile(three))
+    with pytest.raises(TypeError, match=r"smem_tile .* must be a TileTensor"):
+        buffer_of(k.params, smem_tile=three)
+    with pytest.raises(ValueError, match="smem_tile is in generic memory: must be in shared memory"):
+        buffer_of(k.params, smem_tile=k.params.smem_tile(Memory(9000, programs=1)))
+    with pytest.raises(ValueError, match="warp_id 4 must be None or one of the 4 warps"):
+        buffer_of(k.params, warp_id=4)
     with pytest.raises(ValueError, match="kv_num_heads 2 differs"):
         KVBuffer(replace(k.params, kv_num_heads=2), k.cache, 0, 0, end=1)
     with pytest.raises(ValueError, match="has another size"):

@@ -103,7 +103,7 @@ def product(reader: KVBuffer, operand: Any, operand_map: Any, c_map: Any, num_m:
     for strip in range(reader.num_k_tiles):
         for kg in range(reader.num_k_mmas2):
             first = (strip * reader.num_k_mmas2 + kg) * num_m
-            c = reader.mma_op.mma(registers[:, :, first : first + num_m], c, strip, kg)
+            reader.kv_mma_op.mma(registers[:, :, first : first + num_m], c, strip, kg, swap_a_b=True)
     return c_map.gather(c)
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvlab.layout import Swizzle
-from kvlab.memory import Memory, as_dtype, bfloat16
+from kvlab.cache import UnsafePointer
+from kvlab.layout import Layout, Swizzle, TileTensor
+from kvlab.memory import AddressSpace, Memory, as_dtype, bfloat16
 from kvlab.staging.kv_mma_op import KVMmaOp, KVMmaOpParams, mfma_atom, mma_tiles
 from kvlab.staging.mma_op_addresses import v_bf16_offsets, v_fp8_offsets
 from kvlab.staging.operand_maps import operand_map, output_map, score_map
@@ -39,7 +40,7 @@ class Case:
         i = self.i
         params = KVMmaOpParams(
             dtype, i["mma_shape"], self.num_mmas, i["BK"] // i["mma_shape"][2], self.slots, i["BN"], i["BK"], self.K,
-            i["swizzle"], i["bk_smem"],
+            i["swizzle"], bk_smem=i["bk_smem"],
         )  # fmt: skip
         return KVMmaOp(params, num_threads=i["num_threads"])
 
@@ -48,16 +49,21 @@ class Case:
         column = np.arange(self.warps) % (i["BN"] // i["WN"])
         if self.K:
             rows = column * i["WN"] * i["bk_smem"]
+
+            def tile(first: Any) -> TileTensor:
+                return TileTensor(smem, op.in_type, Layout.row_major(i["WN"], i["bk_smem"]), first[None])
+
             if self.split:
                 lo, has_hi = base + 2 * strip * self.block + rows, strip < i["depth"] // i["BK"]
-                op.load_prefill_split(strip, smem, lo, lo + self.block, has_hi)
+                op.load_prefill_split(strip, tile(lo), tile(lo + self.block if has_hi else lo), has_hi)
             else:
-                op.load_prefill(strip, smem, base + strip * self.block + rows)
+                op.load_prefill(strip, tile(base + strip * self.block + rows))
             return
         if self.slices:
             c0 = column * i["depth_per_warp"]
             base = c0 // i["bk_smem"] * self.block + c0 % i["bk_smem"]
-        (op.load_v_bf16 if op.params.dtype.itemsize == 2 else op.load_v_fp8_strip)(strip, smem, base)
+        pointer = UnsafePointer(smem, base, op.in_type)
+        (op.load_v_bf16 if op.in_type.itemsize == 2 else op.load_v_fp8_strip)(strip, pointer)
 
 
 def test_loads_equal_compiled_max(kvbuffer_trace: dict[str, Any], tags: Any) -> None:
@@ -69,7 +75,7 @@ def test_loads_equal_compiled_max(kvbuffer_trace: dict[str, Any], tags: Any) -> 
     tag, image = tags(case.i["dtype"]), expected["lds_after_load_from_dram"]
     got = []
     for piece in tag.split(image):
-        smem = Memory(piece.nbytes + 4096, programs=1, unsafe=True)
+        smem = Memory(piece.nbytes + 4096, space=AddressSpace.SHARED, programs=1, unsafe=True)
         written = np.flatnonzero(image != -2)
         smem.store(written[None] * tag.dtype.itemsize, piece[written][None, :, None])
         op, registers = case.op(tag.dtype), []
@@ -96,10 +102,10 @@ def test_transposing_reads_equal_compiled_max(kvbuffer_trace: dict[str, Any]) ->
         assert not reads
         return
     params = case.op(case.i["dtype"]).params
-    offsets = v_bf16_offsets if params.dtype.itemsize == 2 else v_fp8_offsets
+    offsets = v_bf16_offsets if params.in_type.itemsize == 2 else v_fp8_offsets
     elements = np.concatenate([offsets(params, strip).reshape(-1, 64) for strip in range(case.strips)])
     assert reads == case.warps * case.stages * len(elements)
-    stages = np.concatenate([elements + stage * case.stage for stage in range(case.stages)]) * params.dtype.itemsize
+    stages = np.concatenate([elements + stage * case.stage for stage in range(case.stages)]) * params.in_type.itemsize
     assert {tuple(row) for row in expected["tr_wave0_lds_byte_addr"]} <= {tuple(row) for row in stages.tolist()}
 
 
@@ -125,7 +131,7 @@ def test_mma_is_the_product_m_inner(dtype: str, mma_shape: tuple[int, int, int],
     op.reg_tile = fragments.transpose(0, 3, 1, 2, 4).reshape(1, 256, -1, op.params.input_frag_size)
     acc = np.ones((1, 256, num_m * 2, 4), np.float32)
     for kg in range(op.params.num_k_mmas):
-        acc = op.mma(a[:, :, kg * num_m : (kg + 1) * num_m], acc, 0, kg, swap_a_b)
+        op.mma(a[:, :, kg * num_m : (kg + 1) * num_m], acc, 0, kg, swap_a_b)
     wanted = q[0] @ k[0].T + 1
     if swap_a_b:
         np.testing.assert_array_equal(score_map(p, BM).gather(acc)[0], wanted)
@@ -149,15 +155,28 @@ def test_mma_tile_at_is_a_window_of_the_register_tile() -> None:
 def test_loads_refuse_what_they_are_not_for() -> None:
     k = KVMmaOp(KVMmaOpParams("bf16", (16, 16, 32), 2, 1, 1, 128, 32, True))
     v = KVMmaOp(KVMmaOpParams("bf16", (16, 16, 32), 2, 1, 1, 128, 32, False))
-    smem = Memory(1 << 16, programs=1, unsafe=True)
+    smem = Memory(1 << 16, space=AddressSpace.SHARED, programs=1, unsafe=True)
+    tile, pointer = TileTensor(smem, "bf16", Layout.row_major(32, 32)), UnsafePointer(smem, 0, bfloat16)
     with pytest.raises(ValueError, match="load_prefill is for K"):
-        v.load_prefill(0, smem, 0)
+        v.load_prefill(0, tile)
     with pytest.raises(ValueError, match="load_prefill_split is for 1-byte K"):
-        k.load_prefill_split(0, smem, 0, 0)
+        k.load_prefill_split(0, tile, tile)
     with pytest.raises(ValueError, match="load_v_bf16 is for 2-byte V"):
-        k.load_v_bf16(0, smem, 0)
+        k.load_v_bf16(0, pointer)
     with pytest.raises(ValueError, match="load_v_fp8_strip is for 1-byte V"):
-        v.load_v_fp8_strip(0, smem, 0)
+        v.load_v_fp8_strip(0, pointer)
+    with pytest.raises(TypeError, match=r"warp_smem .* must be a TileTensor in shared memory"):
+        k.load_prefill(0, smem)
+    with pytest.raises(ValueError, match=r"warp_smem .* must be 32 x 32 of bfloat16, row-major"):
+        k.load_prefill(0, TileTensor(smem, "bf16", Layout.row_major(32, 64)))
+    with pytest.raises(ValueError, match="warp_smem is in global memory: must be in shared memory"):
+        k.load_prefill(0, TileTensor(Memory.over(np.zeros((32, 32), bfloat16)), "bf16", Layout.row_major(32, 32)))
+    with pytest.raises(TypeError, match="smem_base 0 must be an UnsafePointer"):
+        v.load_v_bf16(0, 0)
+    with pytest.raises(ValueError, match="c has dtype float16: must be out_type float32"):
+        k.mma(k.reg_tile[:, :, :1], np.zeros((1, 256, 2, 4), np.float16), 0, 0)
+    with pytest.raises(ValueError, match="out_type float64 must be float32, bfloat16 or float16"):
+        KVMmaOpParams("bf16", (16, 16, 32), 2, 1, 1, 128, 32, out_type="fp64")
     c = np.zeros((1, 256, 3, 4), np.float32)
     with pytest.raises(ValueError, match=r"c has 3 registers, must have num_m \* num_n = 1 \* 2"):
         mma_tiles(mfma_atom((16, 16, 32), "bf16"), k.reg_tile[:, :, :1], k.reg_tile, c)

@@ -154,10 +154,10 @@ def test_read_addresses_are_the_reads() -> None:
     buffer = KVBuffer(params, view, 0, 0, end=KEYS)
     buffer.load_from_dram(0)
     buffer.load_from_dram(1)
-    name, address = buffer.read_addresses(1, strip=2)
+    name, address = buffer.read_addresses(1, bk_tile=2)
     assert (name, address.shape) == ("ds_read_b128", (2, 4, 64))
     read = buffer.smem.load(address[None], params.dtype, 8)[0]  # [instructions, warps, lanes, 8]
-    buffer.load_from_shared(1, strip=2)
+    buffer.load_from_shared(1, bk_tile=2)
     registers = buffer.strip_tile(2)[0].reshape(4, 64, 2, 8)
     assert np.array_equal(np.moveaxis(read, 0, 2).view(np.uint16), registers.view(np.uint16))
 

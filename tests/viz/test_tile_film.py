@@ -9,7 +9,7 @@ import pytest
 
 from kvlab.cache import PagedKVCache
 from kvlab.layout import Swizzle
-from kvlab.memory import Memory
+from kvlab.memory import AddressSpace, Memory
 from kvlab.staging import Hazards, KVBuffer, Timeline, Traffic
 from kvlab.staging.params import KVBufferParams
 from kvlab.viz import draw_tile_film
@@ -23,10 +23,11 @@ def filmed(steps: int, transpose: bool = True, **how: Any) -> Any:
     """A tile of 32 keys, as far as ``steps`` statements bring it; with what it holds in register 0 of lane 5."""
     p = KVBufferParams("bf16", (32, 32, 16), Swizzle(3, 0, 4, "vector") if transpose else None, BN=32, WN=32, BK=32,
                        num_threads=256, depth=128, kv_num_heads=1, transpose=transpose, num_smem_stages=1)  # fmt: skip
-    smem, traffic = Memory(p.smem_stage_size * 2, programs=1), Traffic(timeline=Timeline())
+    smem = Memory(p.smem_stage_size * 2, space=AddressSpace.SHARED, programs=1)
+    traffic = Traffic(timeline=Timeline())
     hazards = Hazards(smem, 4, arch="gfx950", timeline=traffic.timeline)
     cache = PagedKVCache(np.zeros((1, 32, 1, 128), p.dtype), [0], [[0]], 1, 32)
-    buffer = KVBuffer(p, cache, 0, 0, smem, 32, traffic=traffic, hazards=hazards)
+    buffer = KVBuffer(p, cache, 0, 0, p.smem_tile(smem), 32, traffic=traffic, hazards=hazards)
     script = [
         lambda: buffer.load_from_dram(0), lambda: hazards.wait_group(0), hazards.barrier,
         lambda: buffer.load_from_shared(0),
@@ -78,7 +79,8 @@ def test_another_program_has_a_tile_of_its_own() -> None:
     p = KVBufferParams("bf16", (32, 32, 16), None, BN=32, WN=32, BK=32, num_threads=256, depth=128, kv_num_heads=1,
                        transpose=True, num_smem_stages=1)  # fmt: skip
     cache = PagedKVCache(np.zeros((1, 32, 1, 128), p.dtype), [0, 0], [[0], [0]], 1, 32)
-    buffer = KVBuffer(p, cache, np.arange(2), 0, Memory(p.smem_stage_size * 2, programs=2), np.array([32, 0]))
+    smem = Memory(p.smem_stage_size * 2, space=AddressSpace.SHARED, programs=2)
+    buffer = KVBuffer(p, cache, np.arange(2), 0, p.smem_tile(smem), np.array([32, 0]))
     buffer.load_from_dram(0)
     draw_tile_film(buffer, [])
     with pytest.raises(ValueError, match="stage 0 holds no tile"):

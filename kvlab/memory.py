@@ -30,6 +30,7 @@ __all__ = [
     "float16",
     "float32",
     "invalid",
+    "shown",
 ]
 
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
@@ -58,6 +59,10 @@ _NAMES: dict[str, np.dtype[Any]] = {
 }
 
 POISON = 0xFF
+MOST_BYTES = 1 << 36
+"""Of a memory with all its programs."""
+MOST_BITS = 60
+"""Of the address of a memory's first byte: those of the others, and sums with offsets, have no more than 63."""
 
 _Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 _Index: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
@@ -74,10 +79,10 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
     """
     if isinstance(dtype, np.dtype):
         return dtype
-    name = str(dtype).removeprefix("torch.") if not isinstance(dtype, type) else dtype.__name__
+    name = dtype.__name__ if isinstance(dtype, type) else shown(dtype).strip("'").removeprefix("torch.")
     if name in _NAMES:
         return _NAMES[name]
-    raise ValueError(f"dtype {dtype!r} is not one of {', '.join(sorted(_NAMES))}")
+    raise ValueError(f"dtype {shown(dtype)} is not one of {', '.join(sorted(_NAMES))}")
 
 
 def addressing_strides(shape: tuple[int, ...], strides: tuple[int, ...], unit: int = 1) -> tuple[int, ...]:
@@ -95,6 +100,18 @@ def addressing_strides(shape: tuple[int, ...], strides: tuple[int, ...], unit: i
         addressing.append(span if extent == 1 else stride)
         span = extent * addressing[-1]
     return tuple(reversed(addressing))
+
+
+def shown(value: Any) -> str:
+    """What a message repeats of a value: what Python prints, unless it cannot.
+
+    >>> shown((4, "a")), shown(10**5000)
+    ("(4, 'a')", '(an int that is too long to be shown)')
+    """
+    try:
+        return repr(value)
+    except (RecursionError, ValueError):
+        return f"({'an' if isinstance(value, int) else 'a'} {type(value).__name__} that is too long to be shown)"
 
 
 class AddressSpace(enum.Enum):
@@ -155,10 +172,14 @@ class Memory:
         base: int = 0,
         unsafe: bool = False,
     ) -> None:
-        sizes = (nbytes, base, 0 if programs is None else programs)
-        if any(not hasattr(size, "__index__") or size < 0 for size in sizes):
+        given = {"nbytes": nbytes, "base": base, "programs": 0 if programs is None else programs}
+        for what, size in given.items():
+            if np.ndim(size) or not isinstance(size, int | np.integer) or size < 0:
+                raise ValueError(f"{name}: {what} {shown(size)}; integers from 0 are accepted")
+        nbytes, base, programs = int(nbytes), int(base), None if programs is None else int(programs)
+        if nbytes * (1 if programs is None else programs) > MOST_BYTES or base >> MOST_BITS:
             raise ValueError(
-                f"{name}: nbytes {nbytes!r}, base {base!r} and programs {programs!r}; integers from 0 are accepted"
+                f"{name}: at most {MOST_BYTES} bytes in all, at a base of at most {MOST_BITS} bits, are accepted"
             )
         self.nbytes, self.space, self.name, self.programs = nbytes, space, name, programs
         self.base, self.unsafe = base, unsafe
@@ -222,6 +243,8 @@ class Memory:
         ValueError when an address is not a multiple of ``alignment``, by default the element's size.
         """
         dtype = as_dtype(dtype)
+        if not isinstance(width, int | np.integer) or not 0 < width <= self.nbytes + 1:
+            raise ValueError(f"{self.name}: width {shown(width)}; an integer from 1 is accepted, within the memory")
         nbytes = width * dtype.itemsize
         index, on, outside = self._lanes(address, mask, nbytes)
         if on is not None:
@@ -305,6 +328,8 @@ class Memory:
         index = np.asarray(address)
         if index.dtype.kind not in "iu" and index.size:
             raise ValueError(f"{self.name}: addresses of {index.dtype}; integers are accepted")
+        if index.dtype == np.uint64 and index.size and index.max() >> 63:
+            raise OutOfBounds(f"{self.name}: address {index.max()} is outside [{self.base}, {self.base + self.nbytes})")
         index = index.astype(np.int64, copy=False)
         index = index - self.base if self.base else index
         on = None
@@ -322,7 +347,7 @@ class Memory:
             on = None if on is None else np.broadcast_to(on, shape)
         if not self.unsafe:
             return index, on, None
-        inside = (index >= 0) & (index + nbytes <= self.nbytes)
+        inside = (index >= 0) & (index <= self.nbytes - nbytes)
         if inside.all():
             return index, on, None
         return (index, inside, ~inside) if on is None else (index, on & inside, on & ~inside)
@@ -331,8 +356,8 @@ class Memory:
         """Bounds and alignment of the accesses; returns the widest unit (up to 16 bytes) that divides them all."""
         if nbytes < 1:
             raise ValueError(f"{self.name}: an access of {nbytes} bytes")
-        if alignment < 1 or alignment & (alignment - 1):
-            raise ValueError(f"{self.name}: alignment {alignment}; a power of two is accepted")
+        if not isinstance(alignment, int | np.integer) or alignment < 1 or alignment & (alignment - 1):
+            raise ValueError(f"{self.name}: alignment {shown(alignment)}; a power of two is accepted")
         if not index.size:
             return 1
         if index.ndim and not index.strides[0]:

@@ -20,7 +20,7 @@ from kvlab.cache.arrays import (
     to_numpy,
     wants_grad,
 )
-from kvlab.memory import bfloat16, float16, float32
+from kvlab.memory import bfloat16, float16, float32, shown
 from kvlab.staging import Traffic
 
 __all__ = [

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache.arrays import is_torch, to_numpy
+from kvlab.memory import shown
 
 __all__ = ["UNLIMITED", "Interval", "host", "key_count", "keys_in_table", "most_keys", "window_interval"]
 
@@ -83,7 +84,7 @@ def window_interval(causal: bool, window: Any) -> Interval:
         number = [isinstance(side, int | np.integer) and not isinstance(side, bool) for side in sides]
         if not all(number) or min(sides) < 0:
             raise ValueError(
-                f"window {window!r}: must be None, a number of keys, or a pair (left, right) of numbers or None"
+                f"window {shown(window)}: must be None, a number of keys, or a pair (left, right) of numbers or None"
             )
         left, right = (min(int(side), UNLIMITED) for side in sides)
     return Interval(left, 0 if causal else right)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import operator
 
+from kvlab.memory import shown
+
 __all__ = ["MAX_SPLITS", "check_splits", "choose_splits", "decode_splits", "fitting_splits", "invariant_splits"]
 
 MIN_SPLIT_KEYS = 256
@@ -28,7 +30,7 @@ def check_splits(num_splits: object) -> int | None:
     except TypeError:
         number = 0
     if not 1 <= number <= MAX_SPLITS:
-        raise ValueError(f"num_splits {num_splits!r}: must be an integer from 1 to {MAX_SPLITS}")
+        raise ValueError(f"num_splits {shown(num_splits)}: must be an integer from 1 to {MAX_SPLITS}")
     return number
 
 

@@ -7,8 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.memory import shown
+
 __all__ = ["Int64", "count", "flag", "index", "integers", "plain"]
 
+MOST_BITS = 56
+"""Of an index: sums and products with what it indexes have no more than 63."""
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -20,9 +24,15 @@ def integers(name: str, value: Any) -> Int64:
         ...
     ValueError: head_idx has dtype float64: expected integers
     """
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError:  # lists that are nested too deeply, or ragged
+        raise ValueError(f"{name} {shown(value)}: expected integers") from None
     if array.dtype.kind not in "iu" and array.size:
         raise ValueError(f"{name} has dtype {array.dtype}: expected integers")
+    if array.size and (array.max() >> MOST_BITS > 0 or array.min() < -(1 << MOST_BITS)):
+        most = array.max() if array.max() >> MOST_BITS > 0 else array.min()
+        raise ValueError(f"{name} {most}: expected integers of {MOST_BITS} bits")
     return array.astype(np.int64, copy=False)
 
 
@@ -42,13 +52,15 @@ def index(name: str, value: Any, size: int) -> Int64:
 
 
 def count(name: str, value: Any, least: int = 0) -> int:
-    """``value`` as an int. ValueError, naming the argument, if it is none or less than ``least``."""
+    """``value`` as an int. ValueError, naming the argument, if it is none, below ``least`` or has more than 48 bits."""
     try:
         number = operator.index(value)
     except TypeError:
-        raise ValueError(f"{name} {value!r} must be an integer of at least {least}") from None
+        raise ValueError(f"{name} {shown(value)} must be an integer of at least {least}") from None
     if number < least:
         raise ValueError(f"{name} {number} must be at least {least}")
+    if number >> 48:
+        raise ValueError(f"{name} {shown(number)} must have at most 48 bits")
     return number
 
 

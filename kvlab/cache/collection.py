@@ -115,7 +115,8 @@ class PagedKVCacheCollection(KVCacheCollection[PagedKVCache]):
         scales = None
         if scale_dtype is not None:
             scales = _poisoned((*shape[:-1], -(-shape[-1] // quantization_granularity)), scale_dtype)
-        table = np.full((batch_size, lookup_table_columns(pages_each)), num_pages, np.uint32)
+        table = _unfilled((batch_size, lookup_table_columns(pages_each)), np.dtype(np.uint32))
+        table[...] = num_pages
         lengths = np.zeros(batch_size, np.uint32)
         return cls(
             blocks, lengths, table, 0, 0, kv_params, total_num_pages=num_pages, scales=scales,
@@ -146,6 +147,14 @@ class PagedKVCacheCollection(KVCacheCollection[PagedKVCache]):
 
 
 def _poisoned(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
-    array = np.empty(shape, as_dtype(dtype))
+    array = _unfilled(shape, as_dtype(dtype))
     array.reshape(-1).view(np.uint8)[...] = POISON
     return array
+
+
+def _unfilled(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """An array to be filled. ValueError where memory does not hold it."""
+    try:
+        return np.empty(shape, dtype)
+    except (MemoryError, ValueError):
+        raise ValueError(f"an array {list(shape)} of {dtype} does not fit into memory") from None

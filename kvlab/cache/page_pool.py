@@ -57,8 +57,11 @@ class PagePool:
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.num_pages, self.page_size = count("num_pages", num_pages), count("page_size", page_size, least=1)
-        self._free = list(range(self.num_pages))[::-1]
-        self._references = np.zeros(self.num_pages, np.int64)
+        try:
+            self._free = list(range(self.num_pages))[::-1]
+            self._references = np.zeros(self.num_pages, np.int64)
+        except MemoryError:
+            raise ValueError(f"num_pages {self.num_pages}: the list of free ones does not fit into memory") from None
         self._pages: dict[int, list[int]] = {}
         self._lengths: dict[int, int] = {}
         self._next = 0

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache.arrays import dtype_of, is_torch, to_numpy
-from kvlab.cache.checks import Int64, index, integers
+from kvlab.cache.checks import Int64, count, index, integers
 
 __all__ = ["PageTable", "check_tables", "lookup_table_columns"]
 
@@ -21,7 +21,7 @@ def lookup_table_columns(pages: int) -> int:
     >>> lookup_table_columns(5)
     24
     """
-    return -(-pages // COLUMN_GROUP) * COLUMN_GROUP + COLUMN_TAIL
+    return -(-count("pages", pages) // COLUMN_GROUP) * COLUMN_GROUP + COLUMN_TAIL
 
 
 class PageTable:

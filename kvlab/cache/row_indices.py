@@ -12,6 +12,7 @@ import numpy as np
 from kvlab.cache.checks import Int64, count, index, integers
 from kvlab.cache.page_table import PageTable
 from kvlab.cache.storage import BlockStorage
+from kvlab.layout.int_tuple import at_once
 
 __all__ = ["FILL_ROW", "PagedRowIndices", "aligned_rows", "kv_num_sub_tiles", "kv_sub_tile_rows", "populate",
            "populate_rows"]  # fmt: skip
@@ -34,6 +35,7 @@ def kv_sub_tile_rows(BN: int, page_size: int) -> int:
     ValueError: page_size 48 must divide BN 128, or be a multiple of it
     """
     count("BN", BN, least=1)
+    count("page_size", page_size, least=-1)
     rows = BN if page_size <= 0 or page_size >= BN else page_size
     if BN % rows or (page_size > 0 and page_size % rows):
         raise ValueError(f"page_size {page_size} must divide BN {BN}, or be a multiple of it")
@@ -159,7 +161,7 @@ def populate_rows(
     Sub-tiles at or past ``valid`` keys are not ``active`` and get row 2**30.
     """
     eff_page, num_pages = kv_sub_tile_rows(BN, page_size), kv_num_sub_tiles(BN, page_size)
-    offset = eff_page * np.arange(num_pages)
+    offset = eff_page * np.arange(at_once(num_pages, "sub-tiles"))
     active = offset < (BN if valid is None else integers("valid", valid)[..., None])
     rows = row_of(integers("batch_idx", batch_idx)[..., None], base[..., None] + offset, active)
     return PagedRowIndices(BN, page_size, np.where(active, rows, FILL_ROW), pair_cta, is_leader)

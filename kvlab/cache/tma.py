@@ -33,7 +33,7 @@ def padded_depth(dtype: Any, swizzle_mode: Any, depth: int) -> int:
     (128, 96, 640)
     """
     width = TensorMapSwizzle.of(swizzle_mode).granularity(dtype)
-    return -(-depth // width) * width
+    return -(-count("depth", depth) // width) * width
 
 
 def depth_strip(dtype: Any, swizzle_mode: Any, depth: int, BK: int | None) -> int:

@@ -6,8 +6,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from kvlab.memory import Memory
+from kvlab.memory import Memory, shown
 
+MOST_BITS = 56
 Array: TypeAlias = np.ndarray[Any, Any]
 IntArray: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 BoolArray: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
@@ -21,19 +22,26 @@ def frozen(array: Array) -> IntArray:
 
 
 def integers(value: Any, what: str) -> IntArray:
-    """``value`` as int64, of any shape; ValueError for floats, booleans, text, None, and what needs more bits."""
-    array = np.asarray(value)
+    """``value`` as int64, of any shape; ValueError for floats, booleans, text, None, and what needs more than 56 bits,
+    which no address, coordinate or row has: sums and bytes of what is returned have no more than 63.
+    """
+    try:
+        array = np.asarray(value)
+    except ValueError:  # lists that are nested too deeply, or ragged
+        raise ValueError(f"{what} {shown(value)}: integers are accepted") from None
     if array.dtype.kind not in "iu" and array.size:
-        raise ValueError(f"{what} {value!r}: integers are accepted")
+        raise ValueError(f"{what} {shown(value)}: integers are accepted")
+    if array.size and (array.max() >> MOST_BITS > 0 or array.min() < -(1 << MOST_BITS)):
+        raise ValueError(f"{what} {shown(value)}: integers of {MOST_BITS} bits are accepted")
     return array.astype(np.int64, copy=False)
 
 
 def whole(value: Any, what: str, least: int = 0) -> int:
-    """``value`` as a Python int of at least ``least``, or ValueError."""
-    array = np.asarray(value)
-    if array.ndim or array.dtype.kind not in "iu" or array < least:
-        raise ValueError(f"{what} {value!r}: an integer of {least} or more is accepted")
-    return int(array)
+    """``value`` as a Python int of at least ``least`` and at most 48 bits, or ValueError."""
+    number = int(value) if isinstance(value, int | np.integer) and not isinstance(value, bool) else least - 1
+    if not least <= number < 1 << 48:
+        raise ValueError(f"{what} {shown(value)}: an integer of {least} or more is accepted, of 48 bits at most")
+    return number
 
 
 def memory_of(value: Any, what: str) -> Memory:

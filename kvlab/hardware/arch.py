@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvlab.memory import shown
+
 __all__ = ["Arch", "LaneGroups", "get_arch"]
 
 _COPIES = ("cp.async", "tma", "tma.gather4", "buffer_load_lds", "buffer_load_lds_b128")
@@ -140,4 +142,4 @@ def get_arch(name: str | Arch | Any) -> Arch:
         return name
     if isinstance(name, str) and name in ARCHS:
         return ARCHS[name]
-    raise ValueError(f"arch {name!r} is not one of {', '.join(ARCHS)}")
+    raise ValueError(f"arch {shown(name)} is not one of {', '.join(ARCHS)}")

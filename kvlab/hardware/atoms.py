@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from kvlab.memory import float32
+from kvlab.memory import float32, shown
 
 from ._arrays import Array
 from .atoms_amd import amd_atoms
@@ -33,9 +33,9 @@ def get_atom(name: str) -> MmaAtom:
     """
     if isinstance(name, str) and name in ATOMS:
         return ATOMS[name]
-    close = get_close_matches(str(name), ATOMS, n=3)
+    close = get_close_matches(shown(name), ATOMS, n=3)
     hint = f"; close to it: {', '.join(close)}" if close else ""
-    raise ValueError(f"atom {name!r} is not one of {', '.join(_names())}{hint}")
+    raise ValueError(f"atom {shown(name)} is not one of {', '.join(_names())}{hint}")
 
 
 def _names() -> list[str]:
@@ -54,7 +54,10 @@ def round_tf32(values: object) -> Array:
     >>> round_tf32([1.0, 1 + 2**-11, 1 + 2**-12]).tolist()
     [1.0, 1.0009765625, 1.0]
     """
-    x = np.array(values, float32)
+    try:
+        x = np.array(values, float32)
+    except OverflowError:
+        raise ValueError(f"values {shown(values)}: numbers that float32 rounds are accepted") from None
     bits = x.view(np.uint32)
     finite = np.isfinite(x)
     rounded = ((bits + np.uint32(1 << 12)) >> np.uint32(13) << np.uint32(13)).view(float32)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.memory import Memory, as_dtype
+from kvlab.memory import Memory, as_dtype, shown
 
 from ._arrays import Array, integers, memory_of
 
@@ -28,7 +28,7 @@ def cp_async(
     [4, 5, 6, 7, 0, 0, 0, 0]
     """
     if nbytes not in (4, 8, 16):
-        raise ValueError(f"cp_async: nbytes {nbytes!r} is not 4, 8 or 16")
+        raise ValueError(f"cp_async: nbytes {shown(nbytes)} is not 4, 8 or 16")
     memory_of(dst_memory, "cp_async: dst_memory")
     memory_of(src_memory, "cp_async: src_memory")
     value = src_memory.load(src_address, np.uint8, nbytes, mask=valid, alignment=nbytes)
@@ -55,7 +55,7 @@ def buffer_load(
     [[2.0, 3.0], [4.0, 5.0], [0.0, 0.0]]
     """
     if nbytes not in (1, 2, 4, 8, 12, 16):
-        raise ValueError(f"buffer_load: nbytes {nbytes!r} is not 1, 2, 4, 8, 12 or 16")
+        raise ValueError(f"buffer_load: nbytes {shown(nbytes)} is not 1, 2, 4, 8, 12 or 16")
     offset = integers(voffset, "buffer_load: voffset") + integers(soffset, "buffer_load: soffset")
     records = integers(num_records, "buffer_load: num_records")
     valid = None

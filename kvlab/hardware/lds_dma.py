@@ -14,9 +14,10 @@ import numpy as np
 
 from kvlab.drawn import Drawn
 from kvlab.layout import Swizzle
+from kvlab.layout.int_tuple import at_once
 from kvlab.memory import Memory, as_dtype
 
-from ._arrays import IntArray, frozen, integers
+from ._arrays import IntArray, frozen, integers, whole
 from .copy import buffer_load_lds
 
 __all__ = ["DmaPlan", "SubTileLoaderLDS", "SubTileLoaderLDS_st_8x32"]
@@ -74,6 +75,8 @@ class SubTileLoaderLDS:
     def plan(self, M: int, N: int, worker_base: int = 0) -> DmaPlan:
         """The instructions for an ``M x N`` tile. ``worker_base``: sub-block number of the tile's first one, where
         several waves share a 32-row block, so that the swizzle sees the block's own vector numbers."""
+        M, N, worker_base = whole(M, "M"), whole(N, "N"), whole(worker_base, "worker_base")
+        at_once(M * N, "elements")
         return _sub_tile_plan(self, M, N, worker_base)
 
     def load(
@@ -92,7 +95,7 @@ class SubTileLoaderLDS:
         >>> lds.image(np.int16).reshape(32, 32)[[0, 1, 30, 31], 0].tolist()
         [32, 96, 1952, 0]
         """
-        plan = self.plan(*shape, worker_base)
+        plan, row_stride = self.plan(*shape, worker_base), whole(row_stride, "row_stride")
         size = self.dtype.itemsize
         voffset = (plan.row * row_stride + plan.col) * size
         one = (Ellipsis, None, None)  # a value for all instructions and lanes
@@ -144,6 +147,9 @@ class SubTileLoaderLDS_st_8x32(Drawn):  # noqa: N801 - MAX's public name
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", as_dtype(self.dtype))
         size = self.dtype.itemsize
+        for name in ("BN", "depth", "BK", "num_threads"):
+            object.__setattr__(self, name, whole(getattr(self, name), name, 1))
+        at_once(self.BN * self.depth, "elements")
         if self.BK * size != 64 or self.depth % self.BK or self.BN % 8:
             raise ValueError(
                 f"{self}: BK {self.BK} of {self.dtype} must be 64 bytes and divide depth {self.depth}, 8 divide BN"
@@ -161,7 +167,7 @@ class SubTileLoaderLDS_st_8x32(Drawn):  # noqa: N801 - MAX's public name
 
     def load(self, lds: Memory, lds_base: Any, memory: Memory, base: Any, row_stride: int, num_records: Any) -> None:
         """Execute it; arguments as for :meth:`SubTileLoaderLDS.load`."""
-        plan, size = self.plan, self.dtype.itemsize
+        plan, size, row_stride = self.plan, self.dtype.itemsize, whole(row_stride, "row_stride")
         target = integers(lds_base, "lds_base")[..., None] + plan.offset * size
         voffset = (plan.row * row_stride + plan.col) * size
         voffset = voffset.reshape(*(1,) * (target.ndim - 1), *voffset.shape)

@@ -15,7 +15,7 @@ import numpy as np
 from kvlab.memory import Memory
 
 from . import tma
-from ._arrays import integers
+from ._arrays import integers, whole
 from .mbarrier import SharedMemBarrier
 from .tensor_map import TensorMapSwizzle, TmaDescriptor
 
@@ -52,12 +52,14 @@ class RaggedTMA3DTile:
         """``tma_blocks_per_op`` > 0 (without swizzle): copies of that many column chunks at once."""
         array = np.asarray(array)
         mode = TensorMapSwizzle.of(swizzle)
-        expected = 3 if group == 1 else 4
+        expected = 3 if whole(group, "group", 1) == 1 else 4
         if array.ndim != expected or (group > 1 and array.shape[2] != group) or not array.flags.c_contiguous:
             raise ValueError(
                 f"array of shape {array.shape} is not a contiguous [rows, middle_dim{', group' * (group > 1)}, depth] "
                 f"for group {group}"
             )
+        given = {"BM": BM, "BN": BN, "group": group, "tma_blocks_per_op": tma_blocks_per_op}
+        BM, BN, group, tma_blocks_per_op = (whole(value, name) for name, value in given.items())
         S = mode.bytes // array.itemsize
         rows, middle, depth = array.shape[0], array.shape[1], array.shape[-1]
         if BM < 1 or BM % group or BN % S or BN < 1:
@@ -105,7 +107,7 @@ class RaggedTMA3DTile:
             raise ValueError(f"dynamic_dim {dynamic.tolist()} is not 0 to {most}, the rows of the tile")
         if (middle < 0).any() or (middle >= self.middle_dim).any():
             raise ValueError(f"middle_idx {middle.tolist()} is not 0 to {self.middle_dim - 1}")
-        if not 0 <= col < self.BN // self.column_elements:
+        if not 0 <= whole(col, "col") < self.BN // self.column_elements:
             raise ValueError(f"col {col} is not one of the {self.BN // self.column_elements} column chunks")
         merged = (ragged + dynamic) * self.middle_dim + middle
         inner: tuple[Any, ...] = (most - dynamic, *(0,) * (self.group > 1))
@@ -137,6 +139,8 @@ class RaggedTensorMap:
         if array.ndim != 2 or not array.flags.c_contiguous:
             raise ValueError(f"array of shape {array.shape} is not a contiguous [total rows, columns]")
         rows, cols = array.shape
+        given = {"d_len": d_len, "width": width, "max_length": max_length}
+        d_len, width, max_length = (whole(value, name, 1) for name, value in given.items())
         descriptor = TmaDescriptor(
             Memory.over(array), array.dtype, (rows + 1, max_length, cols), (cols, cols, 1), (1, d_len, width), swizzle,
             base=-max_length * cols * array.itemsize,
@@ -148,11 +152,12 @@ class RaggedTensorMap:
     ) -> None:
         """Rows 0 .. ``store_length`` - 1 of the tile at ``address``, box after box, to the rows from
         ``preceding_cumulative_length`` on; the rest of the last box is dropped."""
-        length, before = store_length, preceding_cumulative_length
+        length = whole(store_length, "store_length")
+        before = integers(preceding_cumulative_length, "preceding_cumulative_length")
         if not 0 <= length <= self.max_length:
             raise ValueError(f"store_length {length} is not 0 to {self.max_length}, the longest sequence")
         d_len = self.descriptor.box[1]
         box = np.arange(-(-length // d_len))
-        where = address + box * self.descriptor.image_bytes
-        coords = (before + length + 0 * box, self.max_length - length + box * d_len, column + 0 * box)
+        where = integers(address, "address") + box * self.descriptor.image_bytes
+        coords = (before + length + 0 * box, self.max_length - length + box * d_len, integers(column, "column") + 0 * box)
         tma.store(self.descriptor, coords, memory, where)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from kvlab.layout import Layout, Swizzle
-from kvlab.layout.int_tuple import flatten
+from kvlab.layout.int_tuple import at_once, flatten
 from kvlab.memory import Memory, as_dtype
 
-from ._arrays import Array, IntArray, frozen, integers
+from ._arrays import Array, IntArray, frozen, integers, whole
 from .copy import buffer_load
 
 __all__ = ["RegTileLoader", "RegTileWriterLDS"]
@@ -41,7 +41,7 @@ class RegTileLoader:
 
     def vectors(self, shape: tuple[int, int]) -> IntArray:
         """``[workers, vectors, 2]``: row and first column of each vector, in the row-major order of the registers."""
-        return _vectors(self.thread_layout, shape[0], shape[1], self.width)
+        return _vectors(self.thread_layout, *_sizes(shape), self.width)
 
     def load(
         self, memory: Memory, base: Any, shape: tuple[int, int], row_stride: int, num_records: Any, *,
@@ -57,7 +57,7 @@ class RegTileLoader:
         >>> loader.load(Memory.over(tile), 0, (4, 16), 16, num_records=3 * 64)[1].tolist()
         [4, 5, 6, 7, 12, 13, 14, 15, 36, 37, 38, 39, 44, 45, 46, 47]
         """
-        where = self.vectors(shape)
+        where, row_stride = self.vectors(shape), whole(row_stride, "row_stride")
         size = self.dtype.itemsize
         offset = (where[..., 0] * row_stride + where[..., 1]) * size
         one = (Ellipsis, None, None)
@@ -66,7 +66,7 @@ class RegTileLoader:
         registers = values.reshape(*values.shape[:-2], -1)
         if threads is None:
             return registers
-        if threads < registers.shape[-2]:
+        if at_once(whole(threads, "threads"), "threads") < registers.shape[-2]:
             raise ValueError(f"threads {threads} are fewer than the {registers.shape[-2]} workers of the thread layout")
         out = np.zeros((*registers.shape[:-2], threads, registers.shape[-1]), self.dtype)
         out[..., : registers.shape[-2], :] = registers
@@ -104,8 +104,9 @@ class RegTileWriterLDS:
 
         ``row_stride``: elements between rows, as many as the tile is wide unless given; at least that, whole vectors.
         """
-        where = _vectors(self.thread_layout, shape[0], shape[1], self.width)
-        pitch = shape[1] if row_stride is None else row_stride
+        shape = _sizes(shape)
+        where = _vectors(self.thread_layout, *shape, self.width)
+        pitch = shape[1] if row_stride is None else whole(row_stride, "row_stride")
         if pitch < shape[1] or pitch % self.width:
             raise ValueError(f"row_stride {pitch} must be a multiple of {self.width} elements, at least {shape[1]}")
         vector = where[..., 0] * (pitch // self.width) + where[..., 1] // self.width
@@ -139,6 +140,12 @@ def _check_threads(layout: Layout) -> None:
         raise ValueError(
             f"thread_layout {layout} does not give each of the workers 0 to {layout.size - 1} a place of its own"
         )
+
+
+def _sizes(shape: tuple[int, int]) -> tuple[int, int]:
+    rows, cols = (whole(extent, "shape") for extent in shape)
+    at_once(rows * cols, "elements")
+    return rows, cols
 
 
 @functools.cache

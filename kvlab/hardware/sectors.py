@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.drawn import Drawn
+from kvlab.layout.int_tuple import at_once
 
 from ._arrays import Array, BoolArray, IntArray, mask_lanes, whole
 
@@ -150,7 +151,7 @@ def _checked(addresses: Any, nbytes: int, mask: Any) -> tuple[IntArray, BoolArra
     address = np.asarray(addresses)
     if address.dtype.kind not in "iu" or address.ndim < 1:
         raise ValueError(f"addresses of shape {address.shape} and type {address.dtype} are not integers [..., lanes]")
-    whole(nbytes, "nbytes", 1)
+    at_once(whole(nbytes, "nbytes", 1), "bytes of a lane")
     return address.astype(np.int64), mask_lanes(mask, address.shape)
 
 

@@ -76,7 +76,7 @@ def shared_mma_wavefronts(atom: MmaAtom, *, a_in_registers: bool = False) -> int
 def _operand(memory: Memory, descriptor: Any, mn: int, k: int, dtype: Any, major: str, arch: str) -> Array:
     """``[..., mn, k]`` as the instruction reads it."""
     if not isinstance(descriptor, SmemDescriptor):
-        descriptor = SmemDescriptor.decode(int(descriptor), arch)
+        descriptor = SmemDescriptor.decode(descriptor, arch)
     if descriptor.arch != arch:
         raise ValueError(f"a descriptor of {descriptor.arch} does not fit an instruction of {arch}")
     address = descriptor.addresses(mn, k, dtype, major)

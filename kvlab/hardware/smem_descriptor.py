@@ -15,8 +15,8 @@ import numpy as np
 
 from kvlab.drawn import Drawn
 from kvlab.layout import Layout
-from kvlab.layout.int_tuple import flatten
-from kvlab.memory import as_dtype
+from kvlab.layout.int_tuple import at_once, flatten
+from kvlab.memory import as_dtype, shown
 
 from ._arrays import IntArray, frozen, whole
 from .tensor_map import TensorMapSwizzle
@@ -72,7 +72,7 @@ class SmemDescriptor(Drawn):
             raise ValueError(f"arch {self.arch!r} has no matrix descriptors; {' and '.join(_MODES)} have")
         for name in (*_FIELDS, "base_offset"):
             if not isinstance(getattr(self, name), int | np.integer):
-                raise ValueError(f"{name} {getattr(self, name)!r} is not an integer")
+                raise ValueError(f"{name} {shown(getattr(self, name))} is not an integer")
         for name in _FIELDS:
             value = getattr(self, name)
             if value % 16 or not 0 <= value < _LIMIT:
@@ -92,7 +92,7 @@ class SmemDescriptor(Drawn):
         if not isinstance(arch, str) or arch not in _MODES:
             raise ValueError(f"arch {arch!r} has no matrix descriptors; {' and '.join(_MODES)} have")
         if not isinstance(word, int | np.integer) or not 0 <= word < 1 << 64:
-            raise ValueError(f"word {word!r} is not an unsigned 64-bit integer")
+            raise ValueError(f"word {shown(word)} is not an unsigned 64-bit integer")
         fields = {name: (word >> bit & 0x3FFF) << 4 for name, bit in _FIELDS.items()}
         code = word >> _MODE_BIT[arch]
         modes = {number: mode for mode, number in _MODES[arch].items()}
@@ -132,6 +132,7 @@ class SmemDescriptor(Drawn):
             raise ValueError(f"{dtype} must be K-major: wgmma transposes 16-bit elements only")
         whole(mn, "mn")
         whole(k, "k")
+        at_once(mn * k, "elements")
         contiguous = k if major == "K" else mn
         if mn < 8 or mn % 8 or k < 1 or contiguous * dtype.itemsize % 16:
             raise ValueError(f"an operand of {mn} x {k} {dtype} is not whole core matrices of 8 rows of 16 bytes")

@@ -20,9 +20,9 @@ from numpy.lib.array_utils import byte_bounds
 
 from kvlab.drawn import Drawn
 from kvlab.layout import Swizzle
-from kvlab.memory import Memory, as_dtype
+from kvlab.memory import Memory, as_dtype, shown
 
-from ._arrays import IntArray, frozen, integers
+from ._arrays import IntArray, frozen, integers, whole
 from .arch import get_arch
 
 __all__ = ["TensorMapL2Promotion", "TensorMapSwizzle", "TmaDescriptor"]
@@ -61,7 +61,7 @@ class TensorMapSwizzle(enum.IntEnum):
             return cls.SWIZZLE_NONE
         elif not isinstance(mode, bool) and mode in tuple(cls):
             return cls(mode)
-        raise ValueError(f"swizzle {mode!r} is not none, 32B, 64B or 128B")
+        raise ValueError(f"swizzle {shown(mode)} is not none, 32B, 64B or 128B")
 
     @property
     def label(self) -> str:
@@ -171,6 +171,10 @@ class TmaDescriptor(Drawn):
             given = getattr(self, name)
             sizes = integers(given if isinstance(given, tuple | list | np.ndarray) else None, f"TMA descriptor: {name}")
             object.__setattr__(self, name, tuple(sizes.reshape(-1).tolist()))
+        base = integers(self.base, "TMA descriptor: base")
+        if base.ndim:
+            raise ValueError(f"TMA descriptor: base {shown(self.base)}: an integer is accepted")
+        object.__setattr__(self, "base", int(base))
         object.__setattr__(self, "element_strides", self.element_strides or (1,) * self.rank)
         problems = list(_problems(self))
         if problems:
@@ -237,7 +241,7 @@ class TmaDescriptor(Drawn):
         >>> (d.image(0)[1, ::8] // 16).tolist()  # row 1: 16-byte chunks 0, 1, 2, ...
         [9, 8, 11, 10, 13, 12, 15, 14]
         """
-        return _image(self.smem_box, self.pitch, self.dtype.itemsize, self.swizzle, int(address))
+        return _image(self.smem_box, self.pitch, self.dtype.itemsize, self.swizzle, whole(address, "address"))
 
     def explain(self, address: int = 0) -> str:
         """In words: the box, its image at ``address``, what the barrier counts, and what is unusual.

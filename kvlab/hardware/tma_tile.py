@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.drawn import Drawn
+from kvlab.layout.int_tuple import at_once
 from kvlab.memory import Memory
 
 from . import tma
@@ -113,9 +114,11 @@ def _boxes(tile: tuple[int, ...], box: tuple[int, ...], is_k_major: bool) -> tup
     if len(tile) == 2:
         rows, cols = (tile[0], tile[1]) if is_k_major else (tile[1], tile[0])
         counts: tuple[int, ...] = (rows // box[0], cols // box[1])
+        at_once(math.prod(counts), "boxes")
         index = np.indices(counts).reshape(2, -1)
     else:
         counts = tuple(-(-n // b) for n, b in zip(tile, box, strict=True))
+        at_once(math.prod(counts), "boxes")
         index = np.stack(np.unravel_index(np.arange(math.prod(counts)), counts, order="F" if is_k_major else "C"))
     offsets = np.arange(index.shape[1]) * math.prod(box)
     return frozen(offsets), frozen((index * np.array(box)[:, None]).T)
@@ -201,6 +204,7 @@ def fold_kv_descriptor(array: Any, BN: int, BK: int, swizzle: Any = "128B", row_
     array = np.asarray(array)
     mode = TensorMapSwizzle.of(swizzle)
     rows, heads, depth = array.shape
+    BN, BK = whole(BN, "BN", 1), whole(BK, "BK", 1)
     S = mode.bytes // array.itemsize
     chunks = BK // S
     if BK % S or chunks < 2 or depth % BK or (row_major and (BN % 8 or rows % 8)):

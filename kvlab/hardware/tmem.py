@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from kvlab.layout import Layout
-from kvlab.memory import AddressSpace, Memory, as_dtype
+from kvlab.memory import AddressSpace, Memory, as_dtype, shown
 
-from ._arrays import Array, integers
+from ._arrays import Array, integers, whole
 
 __all__ = ["TMEM_COLUMNS", "TMEM_LANES", "TensorMemory", "tmem_address", "tmem_layout"]
 
@@ -26,7 +26,8 @@ def tmem_address(lane: Any, column: Any) -> Any:
     '0x200005'
     """
     for name, value in (("lane", lane), ("column", column)):
-        integers(value, name)
+        if not np.size(integers(value, name)):
+            raise ValueError(f"{name} {value!r}: at least one is accepted")
     if np.any((np.asarray(lane) < 0) | (np.asarray(lane) >= TMEM_LANES)):
         raise ValueError(f"lane {lane} is not 0 to {TMEM_LANES - 1}")
     if np.any((np.asarray(column) < 0) | (np.asarray(column) >= TMEM_COLUMNS)):
@@ -41,7 +42,7 @@ def tmem_layout(columns: int = TMEM_COLUMNS) -> Layout:
     Layout("(128,64):(1,128)")
     """
     if columns not in (32, 64, 128, 256, 512):
-        raise ValueError(f"columns {columns!r} of tensor memory are not 32, 64, 128, 256 or 512")
+        raise ValueError(f"columns {shown(columns)} of tensor memory are not 32, 64, 128, 256 or 512")
     return Layout((TMEM_LANES, columns), (1, TMEM_LANES))
 
 
@@ -74,10 +75,10 @@ class TensorMemory:
 
     def _cells(self, warp: int, column: int, repeat: int) -> Any:
         if warp not in (0, 1, 2, 3):
-            raise ValueError(f"warp {warp!r} of the warpgroup is not 0 to 3; each reaches its own 32 lanes only")
+            raise ValueError(f"warp {shown(warp)} of the warpgroup is not 0 to 3; each reaches its own 32 lanes only")
         if repeat not in (1, 2, 4, 8, 16, 32, 64, 128):
-            raise ValueError(f"repeat {repeat!r} is not a power of two from 1 to 128")
-        if not 0 <= column <= self.columns - repeat:
+            raise ValueError(f"repeat {shown(repeat)} is not a power of two from 1 to 128")
+        if not 0 <= whole(column, "column") <= self.columns - repeat:
             raise ValueError(f"columns {column} to {column + repeat - 1} are not 0 to {self.columns - 1}")
         return 4 * self.layout(32 * warp + np.arange(32)[:, None], column + np.arange(repeat))
 

@@ -10,6 +10,7 @@ import numpy as np
 from kvlab.layout.encodings import NEWEST, Encoding, SharedEncoding
 from kvlab.layout.linear_f2 import Elimination
 from kvlab.layout.linear_layout import LinearLayout
+from kvlab.memory import shown
 
 from ._arrays import IntArray
 
@@ -88,7 +89,7 @@ def shared_transfer(
         for layout in (register_layout, shared_layout)
     )
     if elem_bits not in (8, 16, 32, 64, 128):
-        raise ValueError(f"elem_bits {elem_bits}; 8, 16, 32, 64 or 128 is accepted")
+        raise ValueError(f"elem_bits {shown(elem_bits)}; 8, 16, 32, 64 or 128 is accepted")
     names = list(registers.out_dims)
     way = registers.invert_and_compose(shared.transpose(*names))
     axis = list(way.out_dims).index("offset")

@@ -15,6 +15,7 @@ from kvlab.layout.layout import Layout, unchecked
 from kvlab.layout.rule import Rule, check_rule
 from kvlab.layout.swizzle import Swizzle
 from kvlab.layout.tree_ops import compact_order
+from kvlab.memory import shown
 
 __all__ = [
     "AnyLayout",
@@ -69,7 +70,7 @@ def make_layout(*layouts: Layout) -> Layout:
     Layout("((2,3),4):((3,1),6)")
     """
     if not all(isinstance(a, Layout) for a in layouts):
-        raise ValueError(f"make_layout of {layouts!r}: layouts are accepted")
+        raise ValueError(f"make_layout of {shown(layouts)}: layouts are accepted")
     return unchecked(tuple(a.shape for a in layouts), tuple(a.stride for a in layouts))
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from kvlab.layout.composed import ComposedLayout
 from kvlab.layout.layout import Layout
+from kvlab.memory import shown
 
 __all__ = ["need_layouts"]
 
@@ -21,4 +22,4 @@ def need_layouts(operation: str, *values: Any, composed: bool = False) -> None:
     for value in values:
         if not isinstance(value, (Layout, ComposedLayout) if composed else Layout):
             kinds = " or a ComposedLayout" if composed else ""
-            raise ValueError(f"{operation} of {value!r}: a Layout{kinds} is accepted (Layout.parse reads text)")
+            raise ValueError(f"{operation} of {shown(value)}: a Layout{kinds} is accepted (Layout.parse reads text)")

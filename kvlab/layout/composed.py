@@ -102,7 +102,7 @@ class ComposedLayout(Drawn):
 
     def __call__(self, *coord: Any) -> Any:
         """The offset of a coordinate, in the forms that :class:`Layout` accepts."""
-        inner = self.offset + self.layout(*coord)
+        inner = self.offset + _room(self.layout(*coord), self.offset)
         return inner if self.outer is None else self.outer(inner)
 
     __iter__ = None
@@ -134,6 +134,13 @@ class ComposedLayout(Drawn):
 
     def offsets(self) -> IntArray:
         """All offsets, as :meth:`Layout.offsets` gives them."""
-        inner = self.layout.offsets() + self.offset
+        inner = _room(self.layout.offsets(), self.offset) + self.offset
         result: IntArray = np.asarray(inner if self.outer is None else self.outer(inner))
         return result
+
+
+def _room(offsets: Any, start: int) -> Any:
+    """The offsets. ValueError where an array has no room for what is ``start`` further."""
+    if isinstance(offsets, np.ndarray) and (int(offsets.max(initial=0)) + start) >> 63:
+        raise ValueError(f"offset {start} before offsets up to {offsets.max()} of an array: 63 bits are accepted")
+    return offsets

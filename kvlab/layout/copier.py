@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlab.layout.access import read, write
-from kvlab.layout.int_tuple import IntArray, as_int_array
+from kvlab.layout.int_tuple import IntArray, as_int, as_int_array, at_once
 from kvlab.layout.layout import Layout
 from kvlab.layout.swizzle import Swizzle
 from kvlab.layout.tile_tensor import TileTensor
@@ -66,6 +66,7 @@ class TileCopier:
             )
         if self.num_threads is None:
             object.__setattr__(self, "num_threads", self.thread_layout.size)
+        as_int(self.num_threads, "num_threads")
         if self._threads < self.thread_layout.size:
             raise ValueError(
                 f"{self._name}: {self.num_threads} threads are fewer than the {self.thread_layout.size} of "
@@ -110,7 +111,7 @@ class TileCopier:
     def _places(self, tensor: TileTensor, worker: IntArray) -> IntArray:
         """Scalars from the memory's first to each element of each thread: ``[*offset.shape, W, elements]``."""
         if tensor.memory.space is AddressSpace.LOCAL:
-            places = tensor._indices(tensor.layout(np.arange(tensor.layout.size)))
+            places = tensor._indices(tensor.layout(np.arange(at_once(tensor.layout.size, "elements"))))
             lanes = tensor._full(places.shape)[:-1]
             if lanes[-1:] != worker.shape:
                 raise ValueError(
@@ -119,7 +120,7 @@ class TileCopier:
                 )
             return places
         fragment, _, first = tensor.distribute_with_offset(self.thread_layout, worker)
-        inside = first[:, None] + fragment.layout(np.arange(fragment.layout.size))
+        inside = first[:, None] + fragment.layout(np.arange(at_once(fragment.layout.size, "elements")))
         swizzle = self._swizzle(tensor)
         if swizzle is not None:
             swizzle.apply(0, tensor.element_size * tensor.dtype.itemsize)  # which raises where it would tear an element
@@ -143,7 +144,7 @@ class TileCopier:
         if (src.dtype, src.element_size) != (dst.dtype, dst.element_size):
             raise ValueError(f"{what}: equal dtypes and element sizes are accepted")
         dst._check_mutable()
-        chosen = np.arange(self._threads) if worker is None else np.asarray(worker)
+        chosen = np.arange(at_once(self._threads, "threads")) if worker is None else np.asarray(worker)
         numbers: IntArray = np.atleast_1d(as_int_array(chosen, "worker"))
         if numbers.ndim != 1 or (numbers.size and numbers.max() >= self._threads):
             raise ValueError(f"{what}: workers {numbers.tolist()}; an array of 0 to {self._threads - 1} is accepted")

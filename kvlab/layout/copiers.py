@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlab.layout.copier import DRAM, LOCAL, SHARED, ThreadScope, TileCopier
-from kvlab.layout.int_tuple import IntArray, as_int_array, flatten
+from kvlab.layout.int_tuple import IntArray, as_int_array, at_once, flatten
 from kvlab.layout.swizzle import Swizzle
 from kvlab.layout.tile_ops import Fill
 from kvlab.layout.tile_tensor import TileTensor
@@ -51,7 +51,7 @@ class GenericToSharedTileCopier(TileCopier):
         if swizzle is not None and not tensor.memory.unsafe:
             scalars = tensor.element_size, tensor.dtype.itemsize
             check_linear(fragment.layout, flatten(tensor.layout.stride), self.thread_layout, swizzle, *scalars)
-        return fragment._indices(fragment.layout(np.arange(fragment.layout.size)))
+        return fragment._indices(fragment.layout(np.arange(at_once(fragment.layout.size, "elements"))))
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,9 @@ class GenericToSharedAsyncTileCopier(TileCopier):
         to, _, first_to = _with_axes(dst, ndim).distribute_with_offset(self.thread_layout, worker)
         from_, _, first_from = _with_axes(src, ndim).distribute_with_offset(self.thread_layout, worker)
         ones = (1,) * ndim
-        rows = src.dim(0) if src_num_valid_rows is None else as_int_array(src_num_valid_rows, "src_num_valid_rows")
+        rows: Any = src.dim(0)
+        if src_num_valid_rows is not None:
+            rows = np.minimum(as_int_array(src_num_valid_rows, "src_num_valid_rows"), rows)
         to.copy_from_async(
             from_,
             swizzle=self.swizzle,

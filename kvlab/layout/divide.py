@@ -20,9 +20,10 @@ from kvlab.layout.algebra import AnyLayout, Tiler, as_layout, complement, is_exa
 from kvlab.layout.checked import need_layouts
 from kvlab.layout.composed import ComposedLayout
 from kvlab.layout.compositions import compose
-from kvlab.layout.int_tuple import flatten, int_tuple
+from kvlab.layout.int_tuple import check_nesting, flatten, int_tuple
 from kvlab.layout.layout import Layout, unchecked
 from kvlab.layout.rule import Rule, check_rule
+from kvlab.memory import shown
 
 __all__ = ["flat_divide", "local_tile", "logical_divide", "tiled_divide", "zipped_divide"]
 
@@ -151,5 +152,6 @@ def _strided_divide(layout: Layout, tiler: Tiler) -> Layout:
 
 
 def _fits(layout: Layout, tiler: tuple[Tiler, ...] | list[Tiler]) -> None:
+    check_nesting(tiler, "tiler")
     if len(tiler) > layout.rank:
-        raise ValueError(f"divide of {layout} by {tuple(tiler)}: {len(tiler)} tilers for {layout.rank} modes")
+        raise ValueError(f"divide of {layout} by {shown(tuple(tiler))}: {len(tiler)} tilers for {layout.rank} modes")

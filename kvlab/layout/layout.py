@@ -13,6 +13,7 @@ from kvlab.layout.int_tuple import (
     Coord,
     IntArray,
     IntTuple,
+    at_once,
     congruent,
     crd2idx,
     flatten,
@@ -23,6 +24,7 @@ from kvlab.layout.int_tuple import (
     prefix_product,
     product,
 )
+from kvlab.memory import shown
 
 __all__ = ["Layout", "unchecked"]
 
@@ -181,7 +183,7 @@ class Layout(Drawn):
         if len(crd) == 1:
             return crd2idx(crd[0], self.shape, self.stride)
         raise ValueError(
-            f"coordinate {crd!r} has {len(crd)} items; {self} accepts 1 or {self.rank}"
+            f"coordinate {shown(crd)} has {len(crd)} items; {self} accepts 1 or {self.rank}"
             + ("" if self.is_flat else f" or {len(flatten(self.shape))}")
         )
 
@@ -258,7 +260,10 @@ def _flat_shape(shape: tuple[Any, ...]) -> tuple[int, ...]:
 
 @functools.cache
 def _offsets(layout: Layout) -> IntArray:
+    at_once(layout.size, "offsets")
     total = np.zeros((1,) * layout.rank, np.int64)
+    if layout.cosize >> 63:
+        raise ValueError(f"offsets up to {shown(layout.cosize - 1)} of {layout}: 63 bits are accepted")
     for axis, mode in enumerate(layout.modes):
         steps = np.asarray(mode(np.arange(mode.size)), np.int64)
         total = total + steps.reshape(-1, *(1,) * (layout.rank - 1 - axis))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
@@ -10,8 +11,9 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 
 from kvlab.drawn import Drawn
-from kvlab.layout.int_tuple import IntArray, as_int, flatten, int_tuple
+from kvlab.layout.int_tuple import IntArray, as_int, at_once, flatten, int_tuple
 from kvlab.layout.linear_f2 import Elimination, xor_table
+from kvlab.memory import shown
 
 __all__ = ["Bases", "LinearMap", "OutDims", "Vector"]
 
@@ -52,6 +54,9 @@ class LinearMap(Drawn):
     def __init__(self, bases: Bases, out_dims: OutDims) -> None:
         if not isinstance(bases, Mapping):
             raise ValueError(f"bases {bases!r}: a mapping from names to lists of basis vectors is accepted")
+        for name, vectors in bases.items():
+            if not isinstance(vectors, Iterable):
+                raise ValueError(f"bases {shown(vectors)} of {name!r}: a list of basis vectors is accepted")
         frozen = tuple((str(name), tuple(_vector(v) for v in vectors)) for name, vectors in bases.items())
         outs = _out_dims(out_dims, [v for _, vectors in frozen for v in vectors])
         for name, vectors in frozen:
@@ -213,8 +218,9 @@ def _vector(vector: Iterable[int]) -> Vector:
 
 
 def _log2(size: int, what: str) -> int:
-    if as_int(size, what) < 1 or size & (size - 1):
-        raise ValueError(f"{what} of size {size}; a power of two is accepted")
+    size = as_int(size, what)
+    if size < 1 or size & (size - 1):
+        raise ValueError(f"{what} of size {shown(size)}; a power of two is accepted")
     return size.bit_length() - 1
 
 
@@ -250,6 +256,7 @@ def _tables(linear: LinearMap) -> dict[str, IntArray]:
 
 @functools.cache
 def _coordinates(linear: LinearMap) -> IntArray:
+    at_once(math.prod(linear.in_dims.values()), "coordinates")
     grid = np.ix_(*(np.arange(size) for size in linear.in_dims.values()))
     coords = linear(**dict(zip(linear.in_dims, grid, strict=True)))
     stacked = np.stack(np.broadcast_arrays(*coords), axis=-1)

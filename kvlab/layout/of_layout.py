@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvlab.layout.int_tuple import flatten
+from kvlab.layout.int_tuple import as_int, flatten
 from kvlab.layout.layout import Layout
 
 __all__ = ["OfLayout"]
@@ -32,7 +32,7 @@ class OfLayout:
 
     def dim(self, mode: int) -> int:
         """Logical elements of one mode."""
-        return self.shape[mode]
+        return self.shape[as_int(mode, "mode")]
 
     def num_elements(self) -> int:
         """Number of logical elements (a vector counts as one)."""

@@ -16,7 +16,7 @@ from kvlab.layout.algebra import AnyLayout, Tiler, as_layout, coalesce, compleme
 from kvlab.layout.checked import need_layouts
 from kvlab.layout.composed import ComposedLayout
 from kvlab.layout.compositions import compose
-from kvlab.layout.int_tuple import IntTuple, flatten
+from kvlab.layout.int_tuple import IntTuple, check_nesting, flatten
 from kvlab.layout.layout import Layout, unchecked
 from kvlab.layout.rule import Rule, check_rule
 from kvlab.layout.tree_ops import compact_order
@@ -43,6 +43,7 @@ def logical_product(block: AnyLayout, tiler: Tiler) -> AnyLayout:
     if isinstance(block, ComposedLayout):
         return block.over(logical_product(block.layout, tiler))
     if isinstance(tiler, tuple | list):
+        check_nesting(tiler, "tiler")
         parts = [logical_product(mode, part) for mode, part in zip(block.modes, tiler, strict=False)]
         return make_layout(*parts, *block.modes[len(parts) :])
     if tiler is None:

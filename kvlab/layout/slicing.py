@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvlab.layout.int_tuple import IntTuple, as_int, crd2idx, format_tree
+from kvlab.layout.int_tuple import MOST_NESTED, IntTuple, as_int, crd2idx, format_tree
 from kvlab.layout.layout import Layout, unchecked
+from kvlab.memory import shown
 
 __all__ = ["is_point", "slice_and_offset"]
 
@@ -16,8 +17,14 @@ def is_point(coord: Any) -> bool:
     >>> is_point((1, (2, 3))), is_point((1, None)), is_point(slice(None))
     (True, False, False)
     """
+    return _is_point(coord, 0)
+
+
+def _is_point(coord: Any, depth: int) -> bool:
     if isinstance(coord, tuple):
-        return all(is_point(item) for item in coord)
+        if depth == MOST_NESTED:
+            raise ValueError(f"nested too deeply: {MOST_NESTED} tuples in one another are accepted at most")
+        return all(_is_point(item, depth + 1) for item in coord)
     return coord is not None and not isinstance(coord, slice)
 
 
@@ -46,7 +53,7 @@ def slice_and_offset(coord: Any, layout: Layout) -> tuple[Layout, int]:
     try:
         offset = _slice(coord, layout.shape, layout.stride, shapes, strides)
     except ValueError as error:
-        raise ValueError(f"slice {coord!r} of {layout}: {error}") from None
+        raise ValueError(f"slice {shown(coord)} of {layout}: {error}") from None
     if len(shapes) == 1:
         return unchecked(shapes[0], strides[0]), offset
     return unchecked(tuple(shapes), tuple(strides)), offset

@@ -14,11 +14,12 @@ import numpy as np
 
 from kvlab.drawn import Drawn
 from kvlab.layout.int_tuple import IntArray, as_int, int_tuple
-from kvlab.memory import as_dtype
+from kvlab.memory import as_dtype, shown
 
 __all__ = ["VECTOR_BYTES", "Swizzle", "Unit"]
 
 VECTOR_BYTES = 16
+_BITS = 62  # of an address, counted in any unit
 Unit: TypeAlias = "str | np.dtype[Any]"
 
 
@@ -52,7 +53,7 @@ class Swizzle(Drawn):
 
     def __init__(self, bits: int, base: int, shift: int, unit: Any) -> None:
         triple = tuple(as_int(value, "bits, base, shift") for value in (bits, base, shift))
-        name = f"Swizzle({bits},{base},{shift})"
+        name = f"Swizzle({','.join(map(shown, triple))})"
         if bits < 0 or base < 0:
             raise ValueError(f"{name}: bits and base must not be negative")
         if abs(shift) < bits:
@@ -64,6 +65,8 @@ class Swizzle(Drawn):
             )
         for field, value in zip(("bits", "base", "shift"), triple, strict=True):
             object.__setattr__(self, field, value)
+        if bits + base + abs(shift) > _BITS:
+            raise ValueError(f"{name[:80]} has bits past {_BITS} of an address: they do not exist")
         object.__setattr__(self, "unit", _as_unit(unit))
 
     @classmethod
@@ -86,7 +89,7 @@ class Swizzle(Drawn):
             r"\s*Sw<\s*(\d+)\s*,\s*(\d+)\s*,\s*(-?\d+)\s*>\s*(?:\((.+)\))?\s*", text
         )
         if not match:
-            raise ValueError(f"{text!r} is not a swizzle; 'Sw<3,4,3>' or 'Sw<3,4,3> (unit)' is accepted")
+            raise ValueError(f"{shown(text)} is not a swizzle; 'Sw<3,4,3>' or 'Sw<3,4,3> (unit)' is accepted")
         printed = match[4] and match[4].removeprefix(f"{VECTOR_BYTES}-byte ")
         if unit is None and printed is None:
             raise ValueError(f"{text!r} names no unit; give unit='byte', 'vector' or a dtype")
@@ -110,11 +113,13 @@ class Swizzle(Drawn):
         if isinstance(x, np.ndarray):
             if x.dtype.kind not in "iu":
                 raise ValueError(f"{self} of an array of {x.dtype}; integers are accepted")
+            if x.size and x.max() >> 63 > 0:
+                raise ValueError(f"{self} of {x.max()}: 63 bits are accepted in an array")
             x = x.astype(np.int64, copy=False)
         else:
             number = int_tuple(x, "address")
             if not isinstance(number, int):
-                raise ValueError(f"{self} of {x!r}; an int or an int array is accepted")
+                raise ValueError(f"{self} of {shown(x)}; an int or an int array is accepted")
             x = number
         moved = x & self.yyy_mask
         if self.shift > 0:
@@ -194,9 +199,9 @@ def _as_unit(unit: Any) -> Unit:
     try:
         dtype = as_dtype(unit)
     except ValueError:
-        raise ValueError(f"unit {unit!r} is not 'byte', 'vector' (16 bytes) or a dtype") from None
+        raise ValueError(f"unit {shown(unit)} is not 'byte', 'vector' (16 bytes) or a dtype") from None
     if dtype.itemsize & (dtype.itemsize - 1):
-        raise ValueError(f"unit {unit!r} has {dtype.itemsize} bytes; a power of two is accepted")
+        raise ValueError(f"unit {shown(unit)} has {dtype.itemsize} bytes; a power of two is accepted")
     return dtype
 
 

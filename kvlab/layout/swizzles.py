@@ -6,7 +6,7 @@ from typing import Any
 
 from kvlab.layout.int_tuple import as_int
 from kvlab.layout.swizzle import VECTOR_BYTES, Swizzle
-from kvlab.memory import as_dtype
+from kvlab.memory import as_dtype, shown
 
 __all__ = ["make_ldmatrix_swizzle", "make_swizzle", "make_tma_swizzle"]
 
@@ -64,7 +64,7 @@ def make_tma_swizzle(mode: int | str, unit: Any = "byte") -> Swizzle:
     """
     bits = TMA_MODES.get(mode.upper().removeprefix("SWIZZLE_"), -1) if isinstance(mode, str) else mode
     if bits not in TMA_MODES.values():
-        raise ValueError(f"swizzle mode {mode!r} is not one of {', '.join(TMA_MODES)} or 0..3")
+        raise ValueError(f"swizzle mode {shown(mode)} is not one of {', '.join(TMA_MODES)} or 0..3")
     return Swizzle(bits, 4, 3, "byte").to(unit)
 
 

@@ -13,11 +13,13 @@ from kvlab.layout.int_tuple import IntArray, as_int, as_int_array, flatten
 from kvlab.layout.layout import Layout
 from kvlab.layout.of_layout import OfLayout
 from kvlab.layout.views import gathered
-from kvlab.memory import Memory, as_dtype
+from kvlab.memory import Memory, OutOfBounds, as_dtype
 
 __all__ = ["Known", "TileBase"]
 
 T = TypeVar("T", bound="TileBase")
+MOST_BITS = 58
+"""Of an offset in scalars: its bytes have no more than 63."""
 Known: TypeAlias = tuple[tuple[bool, ...], tuple[bool, ...]]
 """For each leaf of a layout: is its extent static, is its stride?"""
 
@@ -44,7 +46,9 @@ class TileBase(OfLayout, Drawn):
         self.memory = memory
         self.dtype = as_dtype(dtype)
         self.layout = layout
-        self.offset: int | IntArray = as_int_array(offset, "offset")
+        if layout.cosize >> MOST_BITS:
+            raise ValueError(f"{type(self).__name__} of {layout}: offsets of {MOST_BITS} bits are accepted")
+        self.offset: int | IntArray = as_int_array(offset, "offset", MOST_BITS)
         self.element_size = element_size
         self.element_layout: Layout | None = None
         self.known: Known | None = None  # None: everything is static
@@ -235,6 +239,8 @@ class TileBase(OfLayout, Drawn):
 
     def _indices(self, places: int | IntArray) -> IntArray:
         """Scalars from the memory's first byte to each place of the layout: ``[*offset.shape, *places.shape]``."""
+        if np.size(places) and (np.max(places) >> MOST_BITS or -np.min(places) >> MOST_BITS > 0):
+            raise OutOfBounds(f"{self.memory.name}: elements {MOST_BITS} bits and more from the first of {self.layout}")
         return np.asarray(leading(self.offset, np.ndim(self.offset) + np.ndim(places)) + places, np.int64)
 
     def _read(self, index: IntArray) -> NDArray[Any]:

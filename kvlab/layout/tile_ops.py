@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlab.layout.access import copied, leading
+from kvlab.layout.int_tuple import at_once
 from kvlab.layout.swizzle import VECTOR_BYTES, Swizzle
-from kvlab.layout.tile_base import TileBase
-from kvlab.memory import AddressSpace
+from kvlab.layout.tile_base import MOST_BITS, TileBase
+from kvlab.memory import AddressSpace, shown
 
 __all__ = ["Fill", "TileOps"]
 
@@ -34,7 +35,10 @@ class TileOps(TileBase):
     def fill(self, value: Any, *, original: bool = False) -> Self:
         """Write one scalar into every scalar of every element, and return this tensor. ``original=True`` does as MAX's
         TileTensor does, which writes only the first scalar of each vector, and warns."""
-        scalar = np.asarray(value).astype(self.dtype)
+        try:
+            scalar = np.asarray(value).astype(self.dtype)
+        except (OverflowError, TypeError):
+            raise ValueError(f"fill of {self!r} with {shown(value)}: a number of {self.dtype} is accepted") from None
         if original and self.element_size > 1:
             warnings.warn(f"fill writes the first of the {self.element_size} scalars of each vector only", stacklevel=2)
             first = self._view(self.layout, self.offset, 1)
@@ -101,10 +105,13 @@ class TileOps(TileBase):
         if not isinstance(source, TileBase):
             raise ValueError(f"copy_from_async of {source!r} to {self!r}: a tensor is accepted")
         for name, value in (("src_idx_bound", src_idx_bound), ("base_offset", base_offset)):
-            if np.asarray(value).dtype.kind not in "iu":
-                raise ValueError(f"{name} {value!r} of copy_from_async: an int or an int array is accepted")
+            array = np.asarray(value)
+            if array.dtype.kind not in "iu" or (array.size and max(array.max(), -array.min()) >> MOST_BITS > 0):
+                raise ValueError(
+                    f"{name} {shown(value)} of copy_from_async: an int or an int array of {MOST_BITS} bits is accepted"
+                )
         nbytes = self._async_bytes(source, fill, swizzle)
-        element = np.arange(self.layout.size)
+        element = np.arange(at_once(self.layout.size, "elements"))
         ndim = max(np.ndim(self.offset), np.ndim(source.offset)) + 1
         base = leading(base_offset, ndim)
         from_, to = source.layout(element), self.layout(element)

@@ -11,7 +11,7 @@ from kvlab.layout.access import leading
 from kvlab.layout.int_tuple import as_int, as_int_array, flatten
 from kvlab.layout.layout import Layout
 from kvlab.layout.tile_base import Known, TileBase
-from kvlab.memory import AddressSpace, as_dtype
+from kvlab.memory import AddressSpace, as_dtype, shown
 
 __all__ = ["TileSlices"]
 
@@ -32,7 +32,8 @@ class TileSlices(TileBase):
         TileTensor(float32, (3,2):(8,1), offset 28, generic)
         """
         if not self.layout.is_flat or len(parts) != self.rank:
-            raise ValueError(f"slice{parts} of {self.layout}: one part for each mode of a flat layout is accepted")
+            accepted = "one part for each mode of a flat layout is accepted"
+            raise ValueError(f"slice{shown(parts)} of {self.layout}: {accepted}")
         shape, strides, kept, offset = [], [], [], self.offset
         extents = zip(parts, flatten(self.layout.shape), flatten(self.layout.stride), strict=True)
         for mode, (part, extent, stride) in enumerate(extents):

@@ -102,6 +102,7 @@ class TileTensor(TileViews, TileSlices, TileOps, TileStatic):
         """
         if not isinstance(layout, Layout) or not isinstance(space, AddressSpace):
             raise ValueError(f"stack_allocation of {layout!r} in {space!r}: a Layout and an AddressSpace are accepted")
+        as_int(base, "base", 0)
         if as_int(alignment, "alignment") < 1 or alignment & (alignment - 1) or base % alignment:
             raise ValueError(f"base {base} with alignment {alignment}: a power of two that divides base is accepted")
         scalars = max(layout.size, layout.cosize)

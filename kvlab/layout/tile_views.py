@@ -13,7 +13,8 @@ from kvlab.layout.access import leading
 from kvlab.layout.int_tuple import IntArray, IntTuple, as_int_array, flatten, int_tuple
 from kvlab.layout.layout import Layout
 from kvlab.layout.swizzle import VECTOR_BYTES, Swizzle
-from kvlab.layout.tile_base import TileBase
+from kvlab.layout.tile_base import MOST_BITS, TileBase
+from kvlab.memory import shown
 
 __all__ = ["TileViews"]
 
@@ -32,7 +33,7 @@ class TileViews(TileBase):
         are ints then.
 
         >>> from kvlab.layout import TileTensor
-        >>> from kvlab.memory import Memory
+        >>> from kvlab.memory import Memory, shown
         >>> t = TileTensor(Memory(512), "fp32", Layout.row_major(8, 16))
         >>> t.tile((4, 8), (1, 1))
         TileTensor(float32, (4,8):(16,1), offset 72, generic)
@@ -50,7 +51,7 @@ class TileViews(TileBase):
         coord = tuple(coord) if isinstance(coord, tuple | list) else (coord,)
         layout, steps, counts = views.tiled(self.layout, tile, strides, strict and not legacy)
         if len(coord) != self.rank:
-            raise ValueError(f"tile{tile} number {coord!r} of {self.layout}: one coordinate for each mode is accepted")
+            raise ValueError(f"tile{tile} number {shown(coord)} of {self.layout}: one coordinate a mode is accepted")
         if legacy:
             layout = views.clipped(self.layout, layout, _extents(coord, "tile coordinate"))
             counts = tuple(-(-extent // size) for extent, size in zip(self.shape, tile, strict=True))
@@ -60,6 +61,8 @@ class TileViews(TileBase):
             if strict and np.size(number) and np.max(number) >= count:
                 raise ValueError(f"tile{tile} number {coord} of {self.layout}: mode {mode} has {count} tiles")
             ndim = max(np.ndim(offset), np.ndim(number))
+            if np.size(number) and int(np.max(number)) * abs(step) >> MOST_BITS:
+                raise ValueError(f"tile{tile} number {shown(coord)} of {self.layout}: {MOST_BITS} bits from its first")
             offset = leading(offset, ndim) + leading(number * step, ndim)
         known = None
         if self.known is not None:

@@ -6,6 +6,10 @@ program knows; it spreads through products as it does there.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 from kvlab.layout.int_tuple import (
     UNKNOWN,
     IntTuple,
@@ -35,6 +39,20 @@ __all__ = [
 ]
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def of_trees(function: F) -> F:
+    """``function`` of positional arguments that are trees: ValueError for what is none, or is nested too deeply."""
+
+    @functools.wraps(function)
+    def checked(*trees: Any, **options: Any) -> Any:
+        return function(*(int_tuple(tree, function.__name__) for tree in trees), **options)
+
+    return checked  # type: ignore[return-value]
+
+
+@of_trees
 def product_each(tree: IntTuple) -> IntTuple:
     """The product of each top-level mode.
 
@@ -44,6 +62,7 @@ def product_each(tree: IntTuple) -> IntTuple:
     return tree if isinstance(tree, int) else tuple(product(item) for item in tree)
 
 
+@of_trees
 def reverse(tree: IntTuple) -> IntTuple:
     """The leaves and all nestings from right to left.
 
@@ -53,6 +72,7 @@ def reverse(tree: IntTuple) -> IntTuple:
     return tree if isinstance(tree, int) else tuple(reverse(item) for item in reversed(tree))
 
 
+@of_trees
 def depth(tree: IntTuple, *, rule: Rule = "cute") -> int:
     """How deep the nesting goes, 0 for an int; ``rule="legacy"`` adds up the depths of the children, as MAX does.
 
@@ -65,6 +85,7 @@ def depth(tree: IntTuple, *, rule: Rule = "cute") -> int:
     return 1 + (sum(children) if check_rule(rule, "legacy") == "legacy" else max(children, default=0))
 
 
+@of_trees
 def fill_like(tree: IntTuple, value: int) -> IntTuple:
     """A tree of the same nesting with ``value`` in every leaf.
 
@@ -74,6 +95,7 @@ def fill_like(tree: IntTuple, value: int) -> IntTuple:
     return value if isinstance(tree, int) else tuple(fill_like(item, value) for item in tree)
 
 
+@of_trees
 def mul(tree: IntTuple, factor: int) -> IntTuple:
     """Every leaf times ``factor``; an unknown leaf stays unknown.
 
@@ -85,6 +107,7 @@ def mul(tree: IntTuple, factor: int) -> IntTuple:
     return tuple(mul(item, factor) for item in tree)
 
 
+@of_trees
 def inner_product(a: IntTuple, b: IntTuple) -> int:
     """The sum of the products of the leaves of two congruent trees.
 
@@ -95,6 +118,7 @@ def inner_product(a: IntTuple, b: IntTuple) -> int:
     return sum(x * y for x, y in zip(flatten(a), flatten(b), strict=True))
 
 
+@of_trees
 def propagate_unknown(tree: IntTuple, like: IntTuple) -> IntTuple:
     """``tree`` with UNKNOWN wherever the congruent tree ``like`` has it.
 
@@ -107,6 +131,7 @@ def propagate_unknown(tree: IntTuple, like: IntTuple) -> IntTuple:
     return tuple(propagate_unknown(x, y) for x, y in zip(tree, like, strict=True))
 
 
+@of_trees
 def weakly_congruent(a: IntTuple, b: IntTuple) -> bool:
     """Can the nesting of ``a`` be refined to that of ``b``? An int can be refined to anything.
 
@@ -118,6 +143,7 @@ def weakly_congruent(a: IntTuple, b: IntTuple) -> bool:
     return not isinstance(b, int) and len(a) == len(b) and all(map(weakly_congruent, a, b))
 
 
+@of_trees
 def compatible(a: IntTuple, b: IntTuple) -> bool:
     """Is every coordinate of shape ``a`` a coordinate of shape ``b``? Sizes agree and ``b`` refines ``a``.
 
@@ -129,6 +155,7 @@ def compatible(a: IntTuple, b: IntTuple) -> bool:
     return not isinstance(b, int) and len(a) == len(b) and all(map(compatible, a, b))
 
 
+@of_trees
 def weakly_compatible(a: IntTuple, b: IntTuple) -> bool:
     """Does shape ``a`` tile shape ``b``: does each int of ``a`` divide the size of what stands there in ``b``?
 
@@ -140,6 +167,7 @@ def weakly_compatible(a: IntTuple, b: IntTuple) -> bool:
     return not isinstance(b, int) and len(a) == len(b) and all(map(weakly_compatible, a, b))
 
 
+@of_trees
 def shape_div(a: IntTuple, b: IntTuple) -> IntTuple:
     """``a / b`` where one divides the other: the quotient, or 1 (with the sign) where ``b`` is the multiple.
 
@@ -173,6 +201,7 @@ def shape_div(a: IntTuple, b: IntTuple) -> IntTuple:
     raise ValueError(f"shape_div({a}, {divisor}): neither divides the other")
 
 
+@of_trees
 def compact_order(shape: IntTuple, order: IntTuple) -> IntTuple:
     """Dense strides for ``shape`` whose leaves vary in ascending ``order`` (lowest fastest; equals from left to right).
     An int of ``order`` against a tuple of ``shape`` orders that tuple as a whole.

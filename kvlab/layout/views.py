@@ -13,7 +13,7 @@ import numpy as np
 
 from kvlab.layout.algebra import coalesce
 from kvlab.layout.divide import zipped_divide
-from kvlab.layout.int_tuple import IntArray, IntTuple, as_int, flatten
+from kvlab.layout.int_tuple import IntArray, IntTuple, as_int, at_once, flatten
 from kvlab.layout.layout import Layout
 from kvlab.layout.swizzle import Swizzle
 
@@ -162,7 +162,7 @@ def thread_offsets(
     array([ 0,  4, 20])
     """
     grid = [(s, d) for s, d in zip(flatten(threads.shape), flatten(threads.stride), strict=True)]
-    thread = np.arange(math.lcm(*(s * d for s, d in grid if d)))
+    thread = np.arange(at_once(math.lcm(*(s * d for s, d in grid if d)), "threads"))
     offset = np.zeros_like(thread)
     for (size, step), stride in zip(grid, strides, strict=True):
         offset = offset + (thread // step % size * stride if step else 0)
@@ -195,7 +195,7 @@ behind; multiples of its period, 8 scalars, are accepted
     if not any(d % max(period, 1) for d in apart):
         return
     first = thread_offsets(strides, threads, None, element_size, scalar_bytes, True)[:, None]
-    rest = fragment(np.arange(fragment.size))
+    rest = fragment(np.arange(at_once(fragment.size, "elements")))
     vector, inside = np.divmod(first + rest, element_size)
     alone = swizzle.apply(vector, element_size * scalar_bytes) * element_size + inside
     moved = thread_offsets(strides, threads, swizzle, element_size, scalar_bytes, True)[:, None]

@@ -180,7 +180,7 @@ def _check_held(cu_k: Any, seq_lens: Any, k_starts: Any) -> None:
     """ValueError where k and v hold keys that a sequence does not have."""
     held, lens = sequence_lengths(cu_k), host(seq_lens).astype(np.int64)
     starts = lens - held if k_starts is None else host(k_starts).astype(np.int64)
-    bad = (starts < 0) | (starts + held > lens)
+    bad = (starts < 0) | (starts > lens - held)
     if bad.any():
         b = int(bad.argmax())
         raise ValueError(

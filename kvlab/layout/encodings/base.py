@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 from kvlab.drawn import Drawn
-from kvlab.layout.int_tuple import as_int, flatten, int_tuple
+from kvlab.layout.int_tuple import MOST_NESTED, as_int, flatten, int_tuple
 from kvlab.layout.linear_layout import LinearLayout
 
 __all__ = [
@@ -184,5 +184,7 @@ def _is_nested(value: Any, rank: int) -> bool:
     return isinstance(value, tuple) and all(_is_nested(v, 1) for v in value) and len({len(v) for v in value}) <= 1
 
 
-def _tuples(value: Iterable[Any]) -> Iterable[Any]:
-    return (tuple(_tuples(item)) if isinstance(item, list | tuple) else item for item in value)
+def _tuples(value: Iterable[Any], depth: int = 0) -> Iterable[Any]:
+    if depth == MOST_NESTED:
+        raise ValueError(f"nested too deeply: {MOST_NESTED} lists in one another are accepted at most")
+    return (tuple(_tuples(item, depth + 1)) if isinstance(item, list | tuple) else item for item in value)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from kvlab.layout.encodings.base import NEWEST, Encoding, Ints, Matrix, dims, need
-from kvlab.layout.int_tuple import IntArray
+from kvlab.layout.int_tuple import IntArray, at_once
 from kvlab.layout.linear_layout import LinearLayout
 
 __all__ = ["SharedEncoding", "SharedLinearLayout"]
@@ -44,6 +45,7 @@ class SharedEncoding(Encoding):
 @functools.cache
 def _offsets(encoding: SharedEncoding, shape: tuple[int, ...], triton_version: str) -> IntArray:
     place = encoding.to_linear_layout(shape, triton_version=triton_version).invert()
+    at_once(math.prod(shape), "offsets")
     grid = np.ix_(*(np.arange(size) for size in shape))
     offsets = encoding.physical(place(**dict(zip(dims(len(shape)), grid, strict=True)))[0])
     offsets.setflags(write=False)

@@ -148,7 +148,7 @@ class RaggedTensorMap:
         return cls(descriptor, max_length)
 
     def store_ragged_tile(
-        self, memory: Memory, address: int, column: int, preceding_cumulative_length: int, store_length: int
+        self, memory: Memory, address: int, column: Any, preceding_cumulative_length: int, store_length: int
     ) -> None:
         """Rows 0 .. ``store_length`` - 1 of the tile at ``address``, box after box, to the rows from
         ``preceding_cumulative_length`` on; the rest of the last box is dropped."""
@@ -159,5 +159,6 @@ class RaggedTensorMap:
         d_len = self.descriptor.box[1]
         box = np.arange(-(-length // d_len))
         where = integers(address, "address") + box * self.descriptor.image_bytes
-        coords = (before + length + 0 * box, self.max_length - length + box * d_len, integers(column, "column") + 0 * box)
+        column = integers(column, "column")
+        coords = (before + length + 0 * box, self.max_length - length + box * d_len, column + 0 * box)
         tma.store(self.descriptor, coords, memory, where)

@@ -49,8 +49,9 @@ def kv_store_paged(
     slot_mapping  32- or 64-bit integers ``[T]``: ``page * page_size + slot`` of each token, negative to skip it
     k_scale, v_scale  for fp8 caches: what is stored is ``x * (1 / scale)``, the reciprocal rounded to float32.
                   A number, ``[1]`` (per tensor) or ``[H]`` (per head): given. ``[pages, page_size, H, n]`` (or without
-                  n), float32 or bfloat16: computed as the largest magnitude of each block over that of the format, and
-                  written with the token. n = 1: a scale for each token and head
+                  n), float32 or bfloat16: computed as the largest finite magnitude of each block over that of the
+                  format, and written with the token. n = 1: a scale for each token and head. NaN stays NaN, infinities
+                  become the largest of the format, with every kind of scale and without
     k_granularity, v_granularity  dims of a block, ``ceil(D / n)`` if None
     rope          :class:`~kvlab.attention.rope.Rope` that turns K on its way, in float32; with ``positions`` ``[T]``
     kv_layout     "NHD", or "HND": pages (and scales of tokens) have the heads before the tokens of a page

@@ -109,6 +109,7 @@ def given(scale: Array | float | None, head: Array, quant: str) -> Array:
     return np.ones(head.shape, np.float32)
 
 
+@np.errstate(over="ignore")  # what is too large for float32 is an infinity, which saturates
 def quantise(x: Array, scale: Array, stored: Array | float | None, side: Side) -> tuple[Array, Array]:
     """``x`` divided by its scale, and the scale, which is computed here for "block"."""
     if side.quant == "number":
@@ -118,7 +119,9 @@ def quantise(x: Array, scale: Array, stored: Array | float | None, side: Side) -
     elif side.quant == "block":
         assert isinstance(stored, np.ndarray)
         x = x.astype(np.float32)
-        top = np.fmin(np.fmax(np.fmax.reduce(np.abs(x), axis=-1), SMALLEST_TOP), LARGEST_TOP)
+        magnitude = np.abs(x)
+        finite = np.where(magnitude <= LARGEST_TOP, magnitude, np.float32(0))  # infinities and NaN: as in the kernel
+        top = np.maximum(finite.max(axis=-1), SMALLEST_TOP)
         scale = (top / np.float32(side.limit)).astype(stored.dtype).astype(np.float32)
         x = x * (np.float32(1) / scale)[..., None]
     return x, scale

@@ -126,7 +126,9 @@ def quantise(x, scale, scale_ptr, inverse, QUANT: tl.constexpr, LIMIT: tl.conste
         x = x.to(tl.float32) * tl.div_rn(1.0, scale)[:, None]
     elif QUANT == "block":
         x = x.to(tl.float32)
-        top = tl.minimum(tl.maximum(tl.max(tl.abs(x), 1), SMALLEST_TOP), LARGEST_TOP)
+        magnitude = tl.abs(x)
+        finite = tl.where(magnitude <= LARGEST_TOP, magnitude, 0.0)  # infinities and NaN have no part in the scale
+        top = tl.maximum(tl.max(finite, 1), SMALLEST_TOP)
         scale = tl.div_rn(top, LIMIT).to(scale_ptr.dtype.element_ty).to(tl.float32)
         x = x * tl.div_rn(1.0, scale)[:, None]
     return x, scale

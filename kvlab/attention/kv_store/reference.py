@@ -11,6 +11,7 @@ from .config import SMALLEST, Side, StoreConfig
 __all__ = ["reference"]
 
 Array = np.ndarray[Any, Any]
+LARGEST = float(np.finfo(np.float32).max)
 
 
 def reference(
@@ -71,6 +72,8 @@ def _places(
         sequence = np.repeat(np.arange(len(lens)), count)
         new = np.arange(sequence.size) - np.repeat(np.cumsum(count) - count, count)
         token, at = first[sequence] + new, lens.astype(np.int64)[sequence] + new
+        inside = (at >= 0) & (at // config.page_size < table.shape[1])  # the others have no page
+        sequence, token, at = sequence[inside], token[inside], at[inside]
         page = table.astype(np.int64)[sequence, at // config.page_size]
     position = at if positions is None else positions[token].astype(np.int64)
     return token, page, at % config.page_size, position
@@ -87,9 +90,11 @@ def _rotated(x: Array, cos: Array, sin: Array, config: StoreConfig) -> Array:
 
 
 def _quantised(x: Array, side: Side, dtype: np.dtype[Any]) -> tuple[Array, Array]:
-    """``[n, H, D]`` divided by a scale for each G dims, and the scales ``[n, H, blocks]``."""
+    """``[n, H, D]`` divided by a scale for each G dims, and the scales ``[n, H, blocks]``, those of the values that are
+    finite in float32.
+    """
     padded = np.zeros((*x.shape[:-1], side.blocks * side.G))
-    padded[..., : side.D] = x
-    top = np.abs(padded).reshape(*x.shape[:-1], side.blocks, side.G).max(axis=-1)
+    padded[..., : side.D] = np.where(np.abs(x) <= LARGEST, np.abs(x), 0)
+    top = padded.reshape(*x.shape[:-1], side.blocks, side.G).max(axis=-1)
     scales = (np.maximum(top, SMALLEST) / side.limit).astype(dtype)
     return x / np.repeat(scales.astype(np.float64), side.G, axis=-1)[..., : side.D], scales

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from store_cases import CASTS, COPIES, ROPED, SCALED, Step, Store
+from special_values import LIMITS, SPECIAL, assert_special, special_rows
+from store_cases import CASTS, COPIES, ROPED, SCALED, Step, Store, expected_slots
 from yardsticks import bits, nothing_waits
 
 from kvlab.attention import Rope, kv_store, kv_store_paged, mla_store_paged
@@ -60,6 +61,24 @@ def ulps_apart(one: Any, other: Any) -> int:
     sign = 1 << (8 * one.itemsize - 1)
     a, b = (np.where(i < 0, -sign - i, i) for i in (a, b))
     return int(np.abs(a - b).max())
+
+
+@pytest.mark.parametrize("case", SPECIAL, ids=str)
+def test_infinities_and_nan(case: Store) -> None:
+    """As the emulator: scales bit for bit, values too, of which NaN may have any sign."""
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("fp8 casts need sm_89")
+    x = case.build()
+    x.k, x.v = x.k.copy(), x.v.copy()
+    special_rows(x.k)
+    special_rows(x.v[::-1])
+    there, here = x.fresh().run_torch("cuda"), x.fresh().run()
+    for one, other in zip(there.written, here.written, strict=True):
+        np.testing.assert_array_equal(one.astype(np.float32), other.astype(np.float32))
+    token, page, slot = expected_slots(x)
+    if case.scale == "own":
+        scale = there.more["k_scale"][page, slot]
+        assert_special(x.k[token], there.k_cache[page, slot], scale, LIMITS[case.cache])
 
 
 STEPS = [

@@ -51,8 +51,8 @@ class TileViews(TileBase):
         coord = tuple(coord) if isinstance(coord, tuple | list) else (coord,)
         layout, steps, counts = views.tiled(self.layout, tile, strides, strict and not legacy)
         if len(coord) != self.rank:
-            number, accepted = shown(coord), "one coordinate for each mode is accepted"
-            raise ValueError(f"tile{tile} number {number} of {self.layout}: {accepted}")
+            given, accepted = shown(coord), "one coordinate for each mode is accepted"
+            raise ValueError(f"tile{tile} number {given} of {self.layout}: {accepted}")
         if legacy:
             layout = views.clipped(self.layout, layout, _extents(coord, "tile coordinate"))
             counts = tuple(-(-extent // size) for extent, size in zip(self.shape, tile, strict=True))

@@ -103,15 +103,16 @@ def addressing_strides(shape: tuple[int, ...], strides: tuple[int, ...], unit: i
 
 
 def shown(value: Any) -> str:
-    """What a message repeats of a value: what Python prints, unless it cannot.
+    """The repr of a value for a message, without its middle where it is long, and where Python has none.
 
-    >>> shown((4, "a")), shown(10**5000)
-    ("(4, 'a')", '(an int that is too long to be shown)')
+    >>> shown((4, "a")), len(shown(10**4000)), shown(10**9999)
+    ("(4, 'a')", 205, 'an integer of 33216 bits')
     """
     try:
-        return repr(value)
-    except (RecursionError, ValueError):
-        return f"({'an' if isinstance(value, int) else 'a'} {type(value).__name__} that is too long to be shown)"
+        text = repr(value)
+    except (RecursionError, ValueError):  # tuples without end; an integer of more than 4300 digits
+        text = f"an integer of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
+    return text if len(text) <= 1000 else f"{text[:100]} ... {text[-100:]}"
 
 
 class AddressSpace(enum.Enum):
@@ -173,9 +174,9 @@ class Memory:
         unsafe: bool = False,
     ) -> None:
         given = {"nbytes": nbytes, "base": base, "programs": 0 if programs is None else programs}
-        for what, size in given.items():
-            if np.ndim(size) or not isinstance(size, int | np.integer) or size < 0:
-                raise ValueError(f"{name}: {what} {shown(size)}; integers from 0 are accepted")
+        if any(not isinstance(size, int | np.integer) or size < 0 for size in given.values()):
+            said = ", ".join(f"{what} {shown(size)}" for what, size in given.items())
+            raise ValueError(f"{name}: {said}; integers from 0 are accepted")
         nbytes, base, programs = int(nbytes), int(base), None if programs is None else int(programs)
         if nbytes * (1 if programs is None else programs) > MOST_BYTES or base >> MOST_BITS:
             raise ValueError(
@@ -243,9 +244,9 @@ class Memory:
         ValueError when an address is not a multiple of ``alignment``, by default the element's size.
         """
         dtype = as_dtype(dtype)
-        if not isinstance(width, int | np.integer) or not 0 < width <= self.nbytes + 1:
-            raise ValueError(f"{self.name}: width {shown(width)}; an integer from 1 is accepted, within the memory")
-        nbytes = width * dtype.itemsize
+        if not isinstance(width, int | np.integer) or width >> MOST_BITS > 0:
+            raise ValueError(f"{self.name}: width {shown(width)}; an integer of {MOST_BITS} bits is accepted")
+        nbytes = int(width) * dtype.itemsize
         index, on, outside = self._lanes(address, mask, nbytes)
         if on is not None:
             if not on.any():

@@ -51,16 +51,16 @@ def index(name: str, value: Any, size: int) -> Int64:
     return array
 
 
-def count(name: str, value: Any, least: int = 0) -> int:
-    """``value`` as an int. ValueError, naming the argument, if it is none, below ``least`` or has more than 48 bits."""
+def count(name: str, value: Any, least: int = 0, bits: int | None = 48) -> int:
+    """``value`` as an int. ValueError, naming the argument, if it is none, below ``least`` or of more ``bits``."""
     try:
         number = operator.index(value)
     except TypeError:
         raise ValueError(f"{name} {shown(value)} must be an integer of at least {least}") from None
     if number < least:
         raise ValueError(f"{name} {number} must be at least {least}")
-    if number >> 48:
-        raise ValueError(f"{name} {shown(number)} must have at most 48 bits")
+    if bits is not None and number >> bits > 0:
+        raise ValueError(f"{name} {shown(number)} must have at most {bits} bits")
     return number
 
 

@@ -107,7 +107,7 @@ class PagePool:
     def append(self, sequence: int, tokens: int) -> list[PageCopy]:
         """Make room for ``tokens`` more tokens. What is returned has to be copied before they are written."""
         length, pages = self.length(sequence), self._pages[sequence]
-        new_length = length + count("tokens", tokens)
+        new_length = length + count("tokens", tokens, bits=None)
         needed = self._pages_of(new_length) - len(pages)
         inside = length % self.page_size
         shared = tokens > 0 and inside > 0 and self.references(pages[-1]) > 1
@@ -129,7 +129,7 @@ class PagePool:
     def fork(self, sequence: int, tokens: int | None = None) -> int:
         """A new sequence that begins with the first ``tokens`` tokens of another (all of them if None)."""
         length = self.length(sequence)
-        tokens = length if tokens is None else count("tokens", tokens)
+        tokens = length if tokens is None else count("tokens", tokens, bits=None)
         if tokens > length:
             raise ValueError(f"tokens {tokens} of sequence {sequence}: it has {length}")
         held = self._pages[sequence][: self._pages_of(tokens)]
@@ -141,7 +141,7 @@ class PagePool:
     def truncate(self, sequence: int, tokens: int) -> None:
         """Drop all but the first ``tokens`` tokens, and the pages that only held the others."""
         length, pages = self.length(sequence), self._pages[sequence]
-        if count("tokens", tokens) > length:
+        if count("tokens", tokens, bits=None) > length:
             raise ValueError(f"tokens {tokens} of sequence {sequence}: it has {length}")
         keep = self._pages_of(tokens)
         for page in pages[keep:]:
@@ -158,7 +158,7 @@ class PagePool:
         """``page * page_size + slot`` of tokens ``[first, first + tokens)``: the ``slot_mapping`` of a store."""
         length = self.length(sequence)
         count("first", first)
-        if first + count("tokens", tokens) > length:
+        if first + count("tokens", tokens, bits=None) > length:
             raise ValueError(f"tokens {first} to {first + tokens} of sequence {sequence}: it has {length}")
         token = np.arange(first, first + tokens)
         pages = np.array(self._pages[sequence], np.int64)

@@ -19,7 +19,7 @@ from kvlab.attention.inputs import (
     check_pages,
     check_strides,
     check_table,
-    decode_numbers,
+    decode_scale,
     given,
     lengths_with_new,
     looks_at_values,
@@ -68,7 +68,6 @@ class DecodePlan:
     explanation: Explanation
     features: Features | None
     scale: float
-    mask_value: float
 
 
 def decode_call(
@@ -113,8 +112,8 @@ def prepared(
         _check_arrays(*arrays, out, kv_layout, MAX_TOKENS)
         call = _arranged(*arrays, out, kv_layout, asked, None)
         explanation = plan_of(call, backend, arch, num_splits, batch_invariant)
-        numbers = decode_numbers(1 / math.sqrt(call.q.shape[-1]) if scale is None else scale, mask_value, traffic)
-        return DecodePlan(explanation, None if call.features.arrays else call.features, *numbers)
+        number = decode_scale(1 / math.sqrt(call.q.shape[-1]) if scale is None else scale, mask_value, traffic)
+        return DecodePlan(explanation, None if call.features.arrays else call.features, number)
 
     options = scale, kv_layout, batch_invariant, backend, arch, num_splits, mask_value, traffic
     kind = kind_of(plan_of, (*arrays, out, *asked.values(), *options), prepare)
@@ -123,7 +122,7 @@ def prepared(
     _check_memory(call, arrays, out, check)
     arguments = {
         "scale": plan.scale, "config": plan.explanation.config, "features": call.features,
-        "mask_value": plan.mask_value, "out": call.out,
+        "out": call.out,
     }  # fmt: skip
     return call, kind, arguments
 

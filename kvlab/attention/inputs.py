@@ -40,7 +40,7 @@ __all__ = [
     "check_traffic",
     "check_writeable",
     "countable",
-    "decode_numbers",
+    "decode_scale",
     "finite_number",
     "given",
     "known_dtype",
@@ -208,13 +208,14 @@ def finite_number(value: Any, name: str, accepted: str, *, lowest: float = -FLOA
     return number
 
 
-def decode_numbers(scale: Any, mask_value: Any, traffic: Any) -> tuple[float, float]:
-    """scale and mask_value as floats. ValueError for what is none, and for a traffic that counts nothing."""
+def decode_scale(scale: Any, mask_value: Any, traffic: Any) -> float:
+    """scale as a float. ValueError for what is none, for a mask_value that is none, and for a traffic that counts
+    nothing.
+    """
     check_traffic(traffic)
-    return (
-        finite_number(scale, "scale", "finite in float32"),
-        finite_number(mask_value, "mask_value", "less than infinity, in float32", lowest=-math.inf),
-    )
+    number = finite_number(scale, "scale", "finite in float32")
+    finite_number(mask_value, "mask_value", "less than infinity, in float32", lowest=-math.inf)
+    return number
 
 
 def check_traffic(traffic: Any) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["LOG2E", "MASK_VALUE", "OUTPUT_TIE", "P_TIE"]
+__all__ = ["LOG2E", "LOWEST", "MASK_VALUE", "OUTPUT_TIE", "P_TIE"]
 
 LOG2E = math.log2(math.e)
 """Scores are kept in units of log2: multiplied by this."""
 
+LOWEST = -(2.0 - 2.0**-23) * 2.0**127
+"""Maximum of no scores, the lowest float32. Finite: hidden scores are -inf, and beside it they weigh exactly 0."""
+
 MASK_VALUE = -(2.0**100)
-"""Score of a masked key, in units of log2. Finite: rows without a key are found by a flag, not by this value."""
+"""A bias of this or less hides a key."""
 
 # O adds up P V with P rounded once to the storage dtype: where a score differs in its last bit (another order of
 # summation), a P next to a rounding boundary may fall on the other side, half a step of bfloat16 of one term.

@@ -10,7 +10,7 @@ from kvlab.attention.features import Features
 from kvlab.attention.fp8_pairs.emulator import narrow
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
-from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.online_softmax import LOG2E, LOWEST
 from kvlab.attention.operands import result_dtype
 from kvlab.attention.scoring.emulator import (
     add_bias,
@@ -21,6 +21,7 @@ from kvlab.attention.scoring.emulator import (
     in_pages,
     key_count,
     key_range,
+    sink_alone,
     token_scale,
     visible_end,
 )
@@ -49,7 +50,7 @@ def longest_first(seq_lens: Array, max_keys: int) -> Array:
 
 def attend(
     q_array: Array, k_cache: PagedKVCache, v_cache: PagedKVCache, seq_lens: Array, o_array: Array, lse_array: Array,
-    scale_log2: float, mask_value: float, features: Features, problem: DecodeProblem, config: DecodeConfig, arch: str,
+    scale_log2: float, features: Features, problem: DecodeProblem, config: DecodeConfig, arch: str,
     traffic: Traffic,
 ) -> None:  # fmt: skip
     """BM query rows (tokens x heads of one KV head) against the keys of one split of one sequence, for each program."""
@@ -91,13 +92,13 @@ def attend(
         factor = factor * np.where(is_row, unit[batch[:, None], token_at, safe_head], np.float32(0))  # [P, BM]
     q = cta.load_q(Memory.over(rows, name="q"), row_offsets(rows, (batch[:, None], token, head), is_row), is_row)
     factor = np.broadcast_to(factor, row.shape)
-    m = np.full(row.shape, -np.inf, np.float32)
+    m = np.full(row.shape, LOWEST, np.float32)
     l = np.zeros(row.shape, np.float32)
     if features.sinks is not None:  # counted once, by the first split
-        sink = np.where(is_row, features.sinks[safe_head].astype(np.float32), 0) * np.float32(LOG2E)
-        m = np.where(split[:, None] == 0, sink, m).astype(np.float32)
-        l = np.where(split[:, None] == 0, np.float32(1), l)
-    sees = first < limit if mask.bias is None else np.zeros(row.shape, np.bool_)
+        sinks = np.where(is_row, features.sinks[safe_head].astype(np.float32), np.float32(0))
+        sink, one = sink_alone(sinks * np.float32(LOG2E))
+        m = np.where(split[:, None] == 0, sink, m)
+        l = np.where(split[:, None] == 0, one, l)
     o = cta.zeros()
     for start in ragged_range(lo, hi, BN):
         #: load_k -> k    the K tile of these pages, DRAM -> shared memory
@@ -124,8 +125,7 @@ def attend(
         if mask.bias is not None:
             visible = visible & s.by_row(is_row)
             s, visible = add_bias(s, visible, mask.bias, batch, safe_head, token, key)
-            sees = sees | (cta.row_max(s.with_values(visible.astype(np.float32))) > 0)
-        s = s.with_values(np.where(visible, s.values, np.float32(mask_value)))
+        s = s.with_values(np.where(visible, s.values, np.float32(-np.inf)))
         #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
         m_new = np.maximum(m, cta.row_max(s))
         p = s.with_values(exp2(s.values - s.by_row(m_new)))
@@ -139,9 +139,8 @@ def attend(
         if scales.v.tokens is not None:
             p = p.with_values(p.values * by_column(p, token_scale(scales.v.tokens, (*where, kv_head[:, None]), exists)))
         o = cta.accumulate(p, v, o, active)
-    #: normalise -> l, lse    rows without a visible key give 0 and -inf, or count the sink
-    if features.sinks is not None:
-        sees = sees | (split[:, None] == 0)
+    #: normalise -> l, lse    rows without a sum have seen no key: 0 and -inf
+    sees = l != 0
     last = np.float32(scales.v.number) * head_scale(scales.v.heads, kv_head)[:, None]
     safe = np.where(sees, l, np.float32(1))
     lse = np.where(sees, (m + log2(safe)) * LN2, np.float32(-np.inf))
@@ -168,7 +167,6 @@ def launch(
     scale: float,
     config: DecodeConfig,
     features: Features | None = None,
-    mask_value: float = MASK_VALUE,
     out: Array | None = None,
     arch: str = "sm_90",
     traffic: Traffic | None = None,
@@ -189,7 +187,7 @@ def launch(
     scale_log2 = scale * LOG2E * features.scales.q.number * features.scales.k.number
     with traffic.launch():
         attend(
-            q, keys, values, seq_lens, part, part_lse, scale_log2, mask_value, features, problem, config, arch, traffic
+            q, keys, values, seq_lens, part, part_lse, scale_log2, features, problem, config, arch, traffic
         )  # fmt: skip
     if config.num_splits > 1:
         merge(part, part_lse, out=out, lse=lse, traffic=traffic)

@@ -18,7 +18,7 @@ from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
 from kvlab.attention.mha_prefill.hopper import barriers, box_descriptor
 from kvlab.attention.mha_prefill.hopper_steps import PANEL, view
-from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.online_softmax import LOG2E
 from kvlab.attention.results import results
 from kvlab.attention.scoring.launch import scale_strides
 from kvlab.cache.arrays import with_addressing_strides
@@ -37,7 +37,7 @@ SIZES = [
 @gluon.jit(do_not_specialize=SIZES)
 def attend(
     dk, dv, q_ptr, table_ptr, lens, k_scale, v_scale, out, lse_out, counters, joined, joined_lse,
-    scale_log2, v_factor, mask_value, batches, groups, splits, pages, max_keys,
+    scale_log2, v_factor, batches, groups, splits, pages, max_keys,
     q_batch, q_token, q_head, table_batch, lens_stride, k_scale_head, v_scale_head,
     o_split, o_batch, o_token, o_head, lse_split, lse_batch, lse_token, lse_head,
     j_batch, j_token, j_head, C: gl.constexpr,
@@ -58,7 +58,7 @@ def attend(
     item = find_item(gl.program_id(0), lens, lens_stride, batches, groups, splits, max_keys, C)
     table = table_ptr + item[0] * table_batch
     queries = (q_ptr, q_batch, q_token, q_head)
-    scales = (k_scale, k_scale_head, v_scale, v_scale_head, scale_log2, v_factor, mask_value)
+    scales = (k_scale, k_scale_head, v_scale, v_scale_head, scale_log2, v_factor)
     results = (
         out, lse_out, splits, o_split, o_batch, o_token, o_head, lse_split, lse_batch, lse_token, lse_head
     )  # fmt: skip
@@ -83,7 +83,6 @@ def launch(
     scale: float,
     config: HopperConfig,
     features: Features,
-    mask_value: float = MASK_VALUE,
     out: torch.Tensor | None = None,
     again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -105,7 +104,7 @@ def launch(
     if not relaunched(attend, pointers, again):
         steps, lse_steps = partial_strides(part, part_lse, splits)
         first_launch(attend, config.grid(), pointers, again)(
-            scale * LOG2E * scales.k.number, scales.v.number, mask_value, batch, config.groups, splits,
+            scale * LOG2E * scales.k.number, scales.v.number, batch, config.groups, splits,
             k.shape[0], most_keys(block_table.shape[1], k.shape[1]), *q.stride()[:3], block_table.stride(0),
             seq_lens.stride(0),
             *scale_strides(scales.k, 1), *scale_strides(scales.v, 1), *steps,

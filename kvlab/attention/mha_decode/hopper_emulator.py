@@ -14,7 +14,7 @@ from kvlab.attention.intervals import most_keys
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
 from kvlab.attention.mha_prefill.hopper_turns import Role, Wait, run_roles
-from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.online_softmax import LOG2E, LOWEST
 from kvlab.attention.scoring.emulator import head_scale, key_count
 from kvlab.hardware import TmaDescriptor
 from kvlab.hardware.chip import add_products, divide, exp2, log2, multiply_add
@@ -45,7 +45,6 @@ class Launch:
     joined: Array
     joined_lse: Array
     scale_log2: np.float32
-    mask_value: np.float32
 
     def find_item(self, program: int) -> Item:
         """Program -> its sequence, the first of its KV heads, its split, the split's first key, its end, all keys."""
@@ -112,7 +111,7 @@ def consume(cta: HopperCTA, x: Launch, item: Item) -> Iterator[Wait]:
         q, unit = narrow(q, np.abs(q.astype(np.float32)).max(axis=1))
         q, q_odd = q[:, ::2], q[:, 1::2]
         factor = factor * unit
-    m = np.full((1, 4 * ROWS), x.mask_value)
+    m = np.full((1, 4 * ROWS), LOWEST, np.float32)
     l = np.zeros((1, 4 * ROWS), np.float32)
     o = cta.zeros(C.W)
     o_odd = o
@@ -138,7 +137,7 @@ def consume(cta: HopperCTA, x: Launch, item: Item) -> Iterator[Wait]:
         col = s.map.row // ROWS * (C.BN // 4) + s.map.col  # of the block
         own = (C.HEADS == 1) | (col % C.HEADS == kv[s.map.row % ROWS])
         visible = own & (key + col // C.HEADS < limit[s.map.row % ROWS])
-        s = s.with_values(np.where(visible, s.values, x.mask_value))
+        s = s.with_values(np.where(visible, s.values, np.float32(-np.inf)))
         #: softmax -> p, m, l, o    online, every warp for itself: row maximum, exponentials, row sum, rescale
         m_new = np.maximum(m, s.tile().max(2))
         p = s.with_values(exp2(s.values - s.by_row(m_new)))
@@ -162,12 +161,13 @@ def consume(cta: HopperCTA, x: Launch, item: Item) -> Iterator[Wait]:
     weight = exp2(m - top)
     total = add_products(weight, l)
     sums = [add_products(weight[:, :, None], each)]
-    #: normalise -> lse, l    rows without a visible key give 0 and -inf
+    #: normalise -> lse, l    rows without a sum have seen no key: 0 and -inf
     sees = limit > lo
-    some = np.where(sees, total, np.float32(1))
-    lse = np.where(sees, (top + log2(some)) * LN2, np.float32(-np.inf))
+    some = total != 0
+    total = np.where(some, total, np.float32(1))
+    lse = np.where(some, (top + log2(total)) * LN2, np.float32(-np.inf))
     last = np.float32(scales.v.number) * head_scale(scales.v.heads, last_head)
-    l = np.where(sees, divide(last, some), np.float32(0))  # what the sums of a row are multiplied by
+    l = np.where(some, divide(last, total), np.float32(0))  # what the sums of a row are multiplied by
     #: store    an empty split leaves its partial output alone
     there = kv < C.HEADS
     heads = (kv_head + kv) * C.GROUP + head
@@ -179,7 +179,7 @@ def consume(cta: HopperCTA, x: Launch, item: Item) -> Iterator[Wait]:
         cta.meet(CONSUMERS)
         sums.append(add_products(weight[:, :, None], cta.left()[0]))
     for n, part in enumerate(sums):
-        rows = np.where(sees[:, None], part * l[:, None], np.float32(0)).astype(x.out.dtype)
+        rows = np.where(some[:, None], part * l[:, None], np.float32(0)).astype(x.out.dtype)
         x.out[split, batch, token[writes], heads[writes], n :: len(sums)] = rows[writes]
     cta.traffic.move("registers->DRAM", int(writes.sum()) * x.out.shape[-1] * x.out.itemsize + int(there.sum()) * 4)
     if C.PARTS:
@@ -221,17 +221,17 @@ def join(cta: HopperCTA, x: Launch, item: Item) -> None:
             cta.traffic.move("DRAM->registers", len(n) * (D + 1) * 4)
             #: add -> top, total, o    weights relative to the largest so far
             new = np.maximum(top, w.max(0))
-            shift = np.where(there & (limit > 0), new, np.float32(0))
+            shift = np.where(np.isneginf(new), np.float32(0), new)
             w = exp2((w - shift) * np.float32(LOG2E))
             alpha = exp2((top - shift) * np.float32(LOG2E))
             total = multiply_add(total, alpha, w.sum(0))
             o = multiply_add(o, alpha[:, None], add_products(parts, w[:, :, None]))
             top = new
-        #: combine -> lse, o    weighted mean; rows without a visible key give 0 and -inf
-        sees = limit > 0
-        some = np.where(sees & there, total, np.float32(1))
-        lse = np.where(sees, multiply_add(log2(some), LN2, top), np.float32(-np.inf))
-        o = np.where(sees[:, None], o * divide(np.float32(1), some)[:, None], np.float32(0))
+        #: combine -> lse, o    weighted mean; rows without a sum have seen no key: 0 and -inf
+        some = total != 0
+        total = np.where(some, total, np.float32(1))
+        lse = np.where(some, multiply_add(log2(total), LN2, top), np.float32(-np.inf))
+        o = np.where(some[:, None], o * divide(np.float32(1), total)[:, None], np.float32(0))
         #: store
         x.joined_lse[batch, token[there], heads[there]] = lse[there]
         x.joined[batch, token[there], heads[there]] = o[there].astype(x.joined.dtype)
@@ -259,7 +259,6 @@ def launch(
     scale: float,
     config: HopperConfig,
     features: Features,
-    mask_value: float = MASK_VALUE,
     out: Array | None = None,
     arch: str = "sm_90",
     traffic: Traffic | None = None,
@@ -276,10 +275,11 @@ def launch(
         caches = {name: x.view(np.int16) for name, x in caches.items()}
     boxes = {name: TmaDescriptor.of(x, (1, C.BOX, C.HEADS, 64), "128B") for name, x in caches.items()}
     counters = np.zeros((batch, config.groups), np.int32)
-    numbers = np.float32(scale * LOG2E * scales.k.number), np.float32(mask_value)
+    scale_log2 = np.float32(scale * LOG2E * scales.k.number)
     max_keys = most_keys(block_table.shape[1], k_cache.shape[1])
     x = Launch(
-        config, len(k_cache), max_keys, q, block_table, seq_lens, features, part, part_lse, counters, out, lse, *numbers
+        config, len(k_cache), max_keys, q, block_table, seq_lens, features, part, part_lse, counters, out, lse,
+        scale_log2,
     )  # fmt: skip
     dtype = np.dtype(np.float16) if C.PAIRS else q.dtype
     with traffic.launch():

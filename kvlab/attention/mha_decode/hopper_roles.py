@@ -7,6 +7,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, mma_v2
 
 from kvlab.attention.mha_prefill.hopper_steps import meet
+from kvlab.attention.online_softmax import LOWEST as _LOWEST
 
 from .hopper_steps import (
     MMA,
@@ -28,6 +29,7 @@ from .hopper_steps import (
 )
 
 LOG2E = gl.constexpr(1.4426950408889634)
+LOWEST = gl.constexpr(_LOWEST)
 
 
 @gluon.jit
@@ -59,7 +61,7 @@ def consume(item, smem, full, free, queries, scales, results, joined, C: gl.cons
     blocks = gl.cdiv(hi - lo, C.BT)
     k_s, v_s = smem
     q_ptr, q_batch, q_token, q_head = queries
-    k_scale, k_scale_head, v_scale, v_scale_head, scale_log2, v_factor, mask_value = scales
+    k_scale, k_scale_head, v_scale, v_scale_head, scale_log2, v_factor = scales
     out, lse_out, splits, o_split, o_batch, o_token, o_head, lse_split, lse_batch, lse_token, lse_head = results
     W: gl.constexpr = C.W
     KEYS: gl.constexpr = C.BN // 4
@@ -81,7 +83,7 @@ def consume(item, smem, full, free, queries, scales, results, joined, C: gl.cons
     own = col % C.HEADS == gl.expand_dims(gl.expand_dims(kv, 0), 2)
     limits = gl.expand_dims(gl.expand_dims(limit, 0), 2)
     factor = gl.expand_dims(gl.expand_dims(factor, 0), 2)
-    m = gl.full([4, 16], 1.0, gl.float32, layout=gl.SliceLayout(2, MMA)) * mask_value
+    m = gl.full([4, 16], LOWEST, gl.float32, layout=gl.SliceLayout(2, MMA))
     l = gl.zeros([4, 16], gl.float32, layout=gl.SliceLayout(2, MMA))
     o = gl.zeros([4, 16, W], gl.float32, layout=MMA)
     o_odd = o
@@ -108,9 +110,9 @@ def consume(item, smem, full, free, queries, scales, results, joined, C: gl.cons
             v = gl.where(there, v, gl.zeros_like(v))
         #: mask -> s    other heads' keys, and keys that a row does not see
         if C.HEADS > 1:
-            s = gl.where(own, s, mask_value)
+            s = gl.where(own, s, float("-inf"))
         if key + C.BT > num_keys - C.TOKENS + 1:
-            s = gl.where(key + col // C.HEADS < limits, s, mask_value)
+            s = gl.where(key + col // C.HEADS < limits, s, float("-inf"))
         #: softmax -> p, m, l, o    online, every warp for itself: row maximum, exponentials, row sum, rescale
         m_new = gl.maximum(m, gl.max(s, 2))
         p = gl.exp2(s - gl.expand_dims(m_new, 2))
@@ -139,14 +141,15 @@ def consume(item, smem, full, free, queries, scales, results, joined, C: gl.cons
     meet()
     top = largest(top_of, OUT)
     total, o = add_warps(each, top_of, top, W, OUT)
-    #: normalise -> lse, l    rows without a visible key give 0 and -inf
+    #: normalise -> lse, l    rows without a sum have seen no key: 0 and -inf
     kv, token, head = rows_of(gl.arange(0, 16, layout=gl.SliceLayout(1, OUT)), C)
     sees = num_keys - C.TOKENS + 1 + token > lo
-    lse = gl.where(sees, (top + gl.log2(total)) * 0.6931471805599453, float("-inf"))
+    some = total != 0
+    lse = gl.where(some, (top + gl.log2(total)) * 0.6931471805599453, float("-inf"))
     factor = gl.full([16], 1.0, gl.float32, layout=gl.SliceLayout(1, OUT)) * v_factor
     if C.V_SCALE:
         factor = factor * gl.load(v_scale + (kv_head + kv) * v_scale_head, mask=kv < C.HEADS, other=0.0)
-    l = gl.where(sees, factor / total, 0.0)  # what the sums of a row are multiplied by
+    l = gl.where(some, factor / total, 0.0)  # what the sums of a row are multiplied by
     #: store    an empty split leaves its partial output alone
     heads = (kv_head + kv) * C.GROUP + head
     at = lse_out + split.to(gl.int64) * lse_split + batch * lse_batch
@@ -154,14 +157,14 @@ def consume(item, smem, full, free, queries, scales, results, joined, C: gl.cons
     rows = out + split.to(gl.int64) * o_split + batch * o_batch + token * o_token + heads * o_head
     writes = (kv < C.HEADS) & (sees | (splits == 1))
     cols = gl.arange(0, W, layout=gl.SliceLayout(0, OUT)) * (2 if C.PAIRS else 1)
-    o = gl.where(sees[:, None], o * l[:, None], 0.0)
+    o = gl.where(some[:, None], o * l[:, None], 0.0)
     gl.store(rows[:, None] + cols[None, :], o.to(out.dtype.element_ty), mask=writes[:, None])
     if C.PAIRS:
         meet()
         sums.store(o_odd)
         meet()
         _, o_odd = add_warps(each, top_of, top, W, OUT)
-        o_odd = gl.where(sees[:, None], o_odd * l[:, None], 0.0)
+        o_odd = gl.where(some[:, None], o_odd * l[:, None], 0.0)
         gl.store(rows[:, None] + cols[None, :] + 1, o_odd.to(out.dtype.element_ty), mask=writes[:, None])
     if C.PARTS:
         #: join    the splits, where the program is the last to arrive
@@ -215,17 +218,18 @@ def join(item, groups, splits, counters, results, part_of, C: gl.constexpr):
             parts = gl.load(rows + gl.expand_dims(cols[None, :], 0), mask=gl.expand_dims(has, 2), other=0.0)
             #: add -> top, total, o    weights relative to the largest so far
             new = gl.maximum(top, gl.max(w, 0))
-            w = gl.exp2((w - new[None, :]) * LOG2E)
-            alpha = gl.exp2((top - new) * LOG2E)
+            shift = gl.where(new == float("-inf"), 0.0, new)
+            w = gl.exp2((w - shift[None, :]) * LOG2E)
+            alpha = gl.exp2((top - shift) * LOG2E)
             total = total * alpha + gl.sum(w, 0)
             alpha = gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))
             o = o * alpha[:, None] + gl.sum(parts * gl.expand_dims(w, 2), 0)
             top = new
-        #: combine -> lse, o    weighted mean; rows without a visible key give 0 and -inf
-        sees = limit > 0
-        lse = gl.where(sees, top + gl.log2(total) * 0.6931471805599453, float("-inf"))
+        #: combine -> lse, o    weighted mean; rows without a sum have seen no key: 0 and -inf
+        some = total != 0
+        lse = gl.where(some, top + gl.log2(total) * 0.6931471805599453, float("-inf"))
         factor = gl.convert_layout(1.0 / total, gl.SliceLayout(1, SUMS))
-        seen = gl.convert_layout(sees, gl.SliceLayout(1, SUMS))
+        seen = gl.convert_layout(some, gl.SliceLayout(1, SUMS))
         o = gl.where(seen[:, None], o * factor[:, None], 0.0)
         #: store
         gl.store(lse_out + lse_rows, lse, mask=there)

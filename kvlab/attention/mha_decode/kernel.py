@@ -10,15 +10,17 @@ from kvlab.attention.features import Features
 from kvlab.attention.fp8_pairs.kernel import halves, narrow
 from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
-from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.online_softmax import LOG2E
 from kvlab.attention.results import results
 from kvlab.attention.scoring.kernel import (
+    LOWEST,
     add_bias,
     cap,
     distance,
     head_scale,
     key_count,
     key_range,
+    sink_alone,
     token_scale,
     visible_end,
 )
@@ -114,7 +116,7 @@ def store_columns(ptr, at, exists, first, columns, o):
 def attend(
     q_ptr, k_ptr, v_ptr, table_ptr, seq_lens_ptr, valid_ptr, bias_ptr, sinks_ptr, slopes_ptr,
     q_scale_ptr, k_scale_ptr, v_scale_ptr, o_ptr, lse_ptr,
-    scale_log2, v_factor, softcap, mask_value, left, right, chunk, group, tokens, num_splits, batches, kv_heads,
+    scale_log2, v_factor, softcap, left, right, chunk, group, tokens, num_splits, batches, kv_heads,
     max_keys, q_batch, q_token, q_head, k_page, k_token, k_head, v_page, v_token, v_head, table_batch, lens_batch,
     bias_batch, bias_head, bias_row, bias_key, bias_rows, bias_keys, slopes_batch, q_scale_head,
     k_scale_page, k_scale_token, k_scale_head, v_scale_page, v_scale_token, v_scale_head,
@@ -180,15 +182,12 @@ def attend(
         q_odd, _ = narrow(q_odd, top)
         factor = (factor * unit)[:, None]
     k_base, v_base, pages = k_ptr + kv_head * k_head, v_ptr + kv_head * v_head, table_ptr + batch * table_batch
-    m = tl.full([BM], -float("inf"), tl.float32)
+    m = tl.full([BM], LOWEST, tl.float32)
     l = tl.zeros([BM], tl.float32)
     if SINKS:  # counted once, by the first split
-        sink = tl.load(sinks_ptr + head, mask=is_row, other=0.0).to(tl.float32) * 1.4426950408889634
+        sink, one = sink_alone(tl.load(sinks_ptr + head, mask=is_row, other=0.0).to(tl.float32) * 1.4426950408889634)
         m = tl.where(split == 0, sink, m)
-        l = tl.where(split == 0, 1.0, l)
-    sees = first < limit
-    if BIAS:
-        sees = first < first
+        l = tl.where(split == 0, one, l)
     o = tl.zeros([BM, V0], tl.float32)
     if PAIRS:
         o_odd = tl.zeros([BM, V0], tl.float32)
@@ -229,8 +228,7 @@ def attend(
             s, visible = add_bias(
                 s, visible, bias_ptr, bias_at, token, key, bias_rows, bias_keys, bias_row, bias_key
             )
-            sees = sees | (tl.max(visible.to(tl.int32), 1) > 0)
-        s = tl.where(visible, s, mask_value)
+        s = tl.where(visible, s, -float("inf"))
         #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
         m_new = tl.maximum(m, tl.max(s, 1))
         p = tl.math.exp2(s - m_new[:, None])
@@ -262,9 +260,8 @@ def attend(
                 o1, o1_odd = add_pairs(p, v1, o1, o1_odd, PTX)
             else:
                 o1 = add_values(p, v1, o1)
-    #: normalise -> l, lse    rows without a visible key give 0 and -inf, or count the sink
-    if SINKS:
-        sees = sees | (split == 0)
+    #: normalise -> l, lse    rows without a sum have seen no key: 0 and -inf
+    sees = l != 0
     factor = v_factor * head_scale(v_scale_ptr, kv_head, v_scale_head, V_SCALE == "head")
     lse = tl.where(sees, (m + tl.math.log2(l)) * LN2, -float("inf"))
     l = tl.where(sees, factor / l, 0.0)  # what the sums of a row are multiplied by
@@ -298,7 +295,6 @@ def launch(
     scale: float,
     config: DecodeConfig,
     features: Features | None = None,
-    mask_value: float = MASK_VALUE,
     out: torch.Tensor | None = None,
     again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -325,7 +321,7 @@ def launch(
         steps, lse_steps = partial_strides(part, part_lse, splits)
         unit, (of_q, of_k, of_v, of_part) = in_units(*(x.stride()[:-1] for x in (q, k, v)), steps)
         first_launch(attend, config.grid(problem), pointers, again)(
-            scale * LOG2E * scales.q.number * scales.k.number, scales.v.number, f.softcap, mask_value,
+            scale * LOG2E * scales.q.number * scales.k.number, scales.v.number, f.softcap,
             mask.left, mask.right, mask.chunk, problem.group, tokens, splits, batch, problem.kv_heads,
             problem.max_keys,
             *of_q, *of_k, *of_v, block_table.stride(0), seq_lens.stride(0),

@@ -13,7 +13,7 @@ from kvlab.attention.features import Features
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
 from kvlab.attention.mha_decode.config import DecodeProblem, problem_of
-from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.online_softmax import LOG2E, LOWEST
 from kvlab.attention.operands import result_dtype
 from kvlab.attention.scoring.emulator import (
     add_bias,
@@ -24,6 +24,7 @@ from kvlab.attention.scoring.emulator import (
     in_pages,
     key_count,
     key_range,
+    sink_alone,
     token_scale,
     visible_end,
 )
@@ -40,7 +41,7 @@ LN2 = np.float32(0.6931471805599453)
 
 def attend(
     q_array: Array, k_cache: PagedKVCache, v_cache: PagedKVCache, seq_lens: Array, o_array: Array, lse_array: Array,
-    scale_log2: float, mask_value: float, features: Features, problem: DecodeProblem, config: StreamingConfig,
+    scale_log2: float, features: Features, problem: DecodeProblem, config: StreamingConfig,
     traffic: Traffic,
 ) -> None:  # fmt: skip
     """BM query rows (tokens x heads of one KV head) against the keys of one split of one sequence, for each program."""
@@ -75,13 +76,13 @@ def attend(
     factor = (factor * head_scale(scales.k.heads, kv_head))[:, None, None, None]
     k_tiles, v_tiles = (KVCacheIterator(cache, BN, batch, kv_head, hi) for cache in (k_cache, v_cache))
     k_tiles.tile_start_row = v_tiles.tile_start_row = lo
-    m = np.full(row.shape, -np.inf, np.float32)
+    m = np.full(row.shape, LOWEST, np.float32)
     l = np.zeros(row.shape, np.float32)
     if features.sinks is not None:  # counted once, by the first split
-        sink = np.where(is_row, features.sinks[safe_head].astype(np.float32), 0) * np.float32(LOG2E)
-        m = np.where(split[:, None] == 0, sink, m).astype(np.float32)
-        l = np.where(split[:, None] == 0, np.float32(1), l)
-    sees = first < limit if mask.bias is None else np.zeros(row.shape, np.bool_)
+        sinks = np.where(is_row, features.sinks[safe_head].astype(np.float32), np.float32(0))
+        sink, one = sink_alone(sinks * np.float32(LOG2E))
+        m = np.where(split[:, None] == 0, sink, m)
+        l = np.where(split[:, None] == 0, one, l)
     o = cta.zeros()
     for start in ragged_range(lo, hi, BN):
         #: tile -> s    the pages of these keys; no score yet
@@ -113,8 +114,7 @@ def attend(
         if mask.bias is not None:
             visible = visible & s.by_row(is_row)
             s, visible = add_bias(s, visible, mask.bias, batch, safe_head, token, key)
-            sees = sees | (cta.row_max(s.with_values(visible.astype(np.float32))) > 0)
-        s = s.with_values(np.where(visible, s.values, np.float32(mask_value)))
+        s = s.with_values(np.where(visible, s.values, np.float32(-np.inf)))
         #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
         m_new = np.maximum(m, cta.row_max(s))
         p = s.with_values(np.exp2(s.values - s.by_row(m_new)))
@@ -128,9 +128,8 @@ def attend(
         if scales.v.tokens is not None:
             p = p.with_values(p.values * by_column(p, token_scale(scales.v.tokens, (*where, kv_head[:, None]), exists)))
         o = cta.accumulate(p, v, o, active)
-    #: normalise -> o, lse    rows without a visible key give 0 and -inf, or count the sink
-    if features.sinks is not None:
-        sees = sees | (split[:, None] == 0)
+    #: normalise -> o, lse    rows without a sum have seen no key: 0 and -inf
+    sees = l != 0
     l = np.where(sees, l, np.float32(1))
     lse = np.where(sees, (m + np.log2(l)) * LN2, np.float32(-np.inf))
     last = np.float32(scales.v.number) * head_scale(scales.v.heads, kv_head)[:, None]
@@ -156,7 +155,6 @@ def launch(
     scale: float,
     config: StreamingConfig,
     features: Features | None = None,
-    mask_value: float = MASK_VALUE,
     out: Array | None = None,
     arch: str = "gfx950",
     traffic: Traffic | None = None,
@@ -179,7 +177,7 @@ def launch(
     with traffic.launch():
         scale_log2 = scale * LOG2E * features.scales.q.number * features.scales.k.number
         attend(
-            q, keys, values, seq_lens, part, part_lse, scale_log2, mask_value, features, problem, config, traffic
+            q, keys, values, seq_lens, part, part_lse, scale_log2, features, problem, config, traffic
         )  # fmt: skip
     if config.num_splits > 1:
         merge(part, part_lse, out=out, lse=lse, traffic=traffic)

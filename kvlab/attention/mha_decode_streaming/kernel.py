@@ -10,15 +10,17 @@ from kvlab.attention.features import Features
 from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
 from kvlab.attention.mha_decode.config import problem_of
-from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.online_softmax import LOG2E
 from kvlab.attention.results import results
 from kvlab.attention.scoring.kernel import (
+    LOWEST,
     add_bias,
     cap,
     distance,
     head_scale,
     key_count,
     key_range,
+    sink_alone,
     token_scale,
     visible_end,
 )
@@ -34,7 +36,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 def attend(
     q_ptr, k_ptr, v_ptr, table_ptr, seq_lens_ptr, valid_ptr, bias_ptr, sinks_ptr, slopes_ptr,
     q_scale_ptr, k_scale_ptr, v_scale_ptr, o_ptr, lse_ptr,
-    scale_log2, v_factor, softcap, mask_value, left, right, chunk, group, tokens, num_splits, max_keys,
+    scale_log2, v_factor, softcap, left, right, chunk, group, tokens, num_splits, max_keys,
     q_batch, q_token, q_head, k_page, k_token, k_head, v_page, v_token, v_head, table_batch, lens_batch,
     bias_batch, bias_head, bias_row, bias_key, bias_rows, bias_keys, slopes_batch, q_scale_head,
     k_scale_page, k_scale_token, k_scale_head, v_scale_page, v_scale_token, v_scale_head,
@@ -75,15 +77,12 @@ def attend(
     factor *= head_scale(k_scale_ptr, kv_head, k_scale_head, K_SCALE == "head")
     k_base, v_base, pages = k_ptr + kv_head * k_head, v_ptr + kv_head * v_head, table_ptr + batch * table_batch
     column, d = tl.arange(0, BK), tl.arange(0, BD)
-    m = tl.full([BM], -float("inf"), tl.float32)
+    m = tl.full([BM], LOWEST, tl.float32)
     l = tl.zeros([BM], tl.float32)
     if SINKS:  # counted once, by the first split
-        sink = tl.load(sinks_ptr + head, mask=is_row, other=0.0).to(tl.float32) * 1.4426950408889634
+        sink, one = sink_alone(tl.load(sinks_ptr + head, mask=is_row, other=0.0).to(tl.float32) * 1.4426950408889634)
         m = tl.where(split == 0, sink, m)
-        l = tl.where(split == 0, 1.0, l)
-    sees = first < limit
-    if BIAS:
-        sees = first < first
+        l = tl.where(split == 0, one, l)
     o = tl.zeros([BM, BD], tl.float32)
     for start in range(lo, hi, BN):
         #: tile -> s    the pages of these keys; no score yet
@@ -118,8 +117,7 @@ def attend(
             bias_at = batch * bias_batch + head * bias_head
             visible = visible & is_row[:, None]
             s, visible = add_bias(s, visible, bias_ptr, bias_at, token, key, bias_rows, bias_keys, bias_row, bias_key)
-            sees = sees | (tl.max(visible.to(tl.int32), 1) > 0)
-        s = tl.where(visible, s, mask_value)
+        s = tl.where(visible, s, -float("inf"))
         #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
         m_new = tl.maximum(m, tl.max(s, 1))
         p = tl.math.exp2(s - m_new[:, None])
@@ -134,9 +132,8 @@ def attend(
             scale_at = page * v_scale_page + slot * v_scale_token + kv_head * v_scale_head
             p = p * token_scale(v_scale_ptr, scale_at, exists)[None, :]
         o = tl.dot(p.to(dtype), v.to(dtype), o, input_precision="ieee")
-    #: normalise -> o, lse    rows without a visible key give 0 and -inf, or count the sink
-    if SINKS:
-        sees = sees | (split == 0)
+    #: normalise -> o, lse    rows without a sum have seen no key: 0 and -inf
+    sees = l != 0
     lse = tl.where(sees, (m + tl.math.log2(l)) * LN2, -float("inf"))
     l = tl.where(sees, l, 1.0)
     last = v_factor * head_scale(v_scale_ptr, kv_head, v_scale_head, V_SCALE == "head")
@@ -160,7 +157,6 @@ def launch(
     scale: float,
     config: StreamingConfig,
     features: Features | None = None,
-    mask_value: float = MASK_VALUE,
     out: torch.Tensor | None = None,
     again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -183,7 +179,7 @@ def launch(
         bias_sizes, bias_strides = bias_arguments(mask.bias)
         steps, lse_steps = partial_strides(part, part_lse, splits)
         first_launch(attend, config.grid(problem), pointers, again)(
-            scale * LOG2E * scales.q.number * scales.k.number, scales.v.number, f.softcap, mask_value,
+            scale * LOG2E * scales.q.number * scales.k.number, scales.v.number, f.softcap,
             mask.left, mask.right, mask.chunk, problem.group, tokens, splits, problem.max_keys,
             *q.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3], block_table.stride(0), seq_lens.stride(0),
             *bias_strides, *bias_sizes, slopes_batch(f.slopes),

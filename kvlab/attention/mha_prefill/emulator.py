@@ -8,7 +8,7 @@ import numpy as np
 
 from kvlab.attention.features import Features
 from kvlab.attention.intervals import most_keys
-from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.online_softmax import LOG2E, LOWEST
 from kvlab.attention.operands import result_dtype
 from kvlab.attention.scales import P_SCALE, Scale
 from kvlab.attention.scoring.emulator import (
@@ -19,6 +19,7 @@ from kvlab.attention.scoring.emulator import (
     head_scale,
     key_count,
     key_range,
+    sink_alone,
     visible_end,
 )
 from kvlab.cache import PagedKVCache
@@ -31,12 +32,12 @@ from .machine import prefill_cta
 from .rows import SequenceRows, by_token, next_tiles, tile_walks, token_scales
 
 Array = np.ndarray[Any, Any]
-LN2 = np.float32(0.6931471805599453)
+LN2, HIDDEN = np.float32(0.6931471805599453), np.float32(-np.inf)
 
 
 def attend(
     q_array: Array, k_rows: Any, v_rows: Any, cu_q: Array | None, num_keys: Array, max_k: int, o_array: Array,
-    lse_array: Array, scale_log2: Any, o_scale: float, mask_value: float, features: Features, base2: bool,
+    lse_array: Array, scale_log2: Any, o_scale: float, features: Features, base2: bool,
     problem: PrefillProblem, config: PrefillConfig, arch: str, traffic: Traffic,
 ) -> None:  # fmt: skip
     """BM query rows of one head, or of the heads of one KV head, against the keys that they see, for each program."""
@@ -69,13 +70,10 @@ def attend(
     q, q_rest = cta.load_q(dram, q_at, is_row)
     scale_log2 = np.float32(scale_log2) * head_scale(scales.q.heads, kv_head)
     scale_log2 = (scale_log2 * head_scale(scales.k.heads, kv_head))[:, None, None, None]
-    m = np.full(row.shape, -np.inf, np.float32)
+    m = np.full(row.shape, LOWEST, np.float32)
     l = np.zeros(row.shape, np.float32)
-    seen = np.zeros(row.shape, np.bool_)
-    sinks = None if features.sinks is None else features.sinks.astype(np.float32)[head]
-    if sinks is not None:
-        m = sinks * np.float32(LOG2E)
-        l = np.ones(row.shape, np.float32)
+    if features.sinks is not None:
+        m, l = sink_alone(features.sinks.astype(np.float32)[head] * np.float32(LOG2E))
     slope = None
     if features.slopes is not None:
         slope = np.broadcast_to(features.slopes, (problem.batch, problem.q_heads))[batch[:, None], head]
@@ -92,7 +90,7 @@ def attend(
         #: scores -> s    S = Q K^T in float32, in units of log2; scales of tokens, softcap, ALiBi
         s = cta.scores(q, q_rest, k, k_rest, active)
         s, by = _scores(s, scale_log2, scales.k, k_rows, batch, kv_head, key, full, features, slope, position)
-        s = s.with_values(np.where(active[:, None, None, None], s.values, np.float32(mask_value)))
+        s = s.with_values(np.where(active[:, None, None, None], s.values, HIDDEN))
         #: softmax -> p, m, l, o, o_rest    online: new row maximum, exponentials, row sum, rescale
         p, m, l, o, o_rest = _online(cta, s, m, l, o, o_rest, active, by)
         p = by_token(p, scales.v, v_rows, batch, kv_head, key, key < full[:, None])
@@ -113,8 +111,7 @@ def attend(
         visible = (key_at >= s.by_row(first)) & (key_at < s.by_row(limit)) & active[:, None, None, None]
         if mask.bias is not None:
             s, visible = add_bias(s, visible, mask.bias, batch, head, token, key)
-            seen = seen | s.map.gather(visible).any(axis=2)
-        s = s.with_values(np.where(visible, s.values, np.float32(mask_value)))
+        s = s.with_values(np.where(visible, s.values, HIDDEN))
         #: softmax -> p, m, l, o, o_rest    online: new row maximum, exponentials, row sum, rescale
         p, m, l, o, o_rest = _online(cta, s, m, l, o, o_rest, active)
         p = by_token(p, scales.v, v_rows, batch, kv_head, key, key < hi[:, None])
@@ -122,22 +119,16 @@ def attend(
         v, v_rest = cta.load_v(next_tiles(v_last), active)
         #: accumulate -> o, o_rest    O += P V, P rounded once
         o, o_rest = cta.accumulate(p, v, v_rest, o, o_rest, active)
-    #: normalise -> o, o_rest, lse    rows without a visible key give 0 and -inf, or the sink's logit
-    sees = (limit > first) & is_row
-    if mask.bias is not None:
-        sees = sees & seen
+    #: normalise -> o, o_rest, lse    rows without a sum have seen no key: 0 and -inf; with a sink, its logit
+    sees = l != 0
     l = np.where(sees, l, np.float32(1))
     factor = divide((np.float32(o_scale) * head_scale(scales.v.heads, kv_head))[:, None], l)
     o, o_rest = (
         x.with_values(np.where(x.by_row(sees), x.values * x.by_row(factor), np.float32(0))) for x in (o, o_rest)
     )
-    nothing = np.full(row.shape, -np.inf, np.float32)
-    lse = m + log2(l)
-    if sinks is not None:
-        nothing = sinks * np.float32(LOG2E) if base2 else sinks
+    lse = np.where(sees, m + log2(l), np.float32(-np.inf))
     if not base2:
         lse = lse * LN2
-    lse = np.where(sees, lse, nothing)
     #: store    the rows of this sequence
     p_index, r_index = np.nonzero(is_row)
     parts = [o.tile()[p_index, r_index]] + ([o_rest.tile()[p_index, r_index]] if config.V1 else [])
@@ -198,7 +189,6 @@ def launch(
     config: PrefillConfig,
     features: Features,
     base2: bool = False,
-    mask_value: float = MASK_VALUE,
     out: Array | None = None,
     arch: str = "sm_90",
     traffic: Traffic | None = None,
@@ -228,7 +218,7 @@ def launch(
     with traffic.launch():
         attend(
             q, k_rows, v_rows, cu_q, num_keys, max_k, out, lse, scale * scales.q.number * scales.k.number * LOG2E,
-            scales.v.number / (P_SCALE if problem.p_fp8 else 1), mask_value, features, base2, problem, config, arch,
+            scales.v.number / (P_SCALE if problem.p_fp8 else 1), features, base2, problem, config, arch,
             traffic,
         )  # fmt: skip
     return out, lse

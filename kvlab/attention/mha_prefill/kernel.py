@@ -8,16 +8,18 @@ import triton.language as tl
 
 from kvlab.attention.features import Features
 from kvlab.attention.intervals import most_keys
-from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.online_softmax import LOG2E
 from kvlab.attention.results import results
 from kvlab.attention.scales import P_SCALE, Scale
 from kvlab.attention.scoring.kernel import (
+    LOWEST,
     add_bias,
     cap,
     distance,
     head_scale,
     key_count,
     key_range,
+    sink_alone,
     token_scale,
     visible_end,
 )
@@ -114,7 +116,7 @@ def pv(p, v, v_rest, o, o_rest, dtype: tl.constexpr, REST: tl.constexpr):
 def attend(
     q_ptr, k_ptr, v_ptr, cu_q_ptr, cu_k_ptr, table_ptr, lens_ptr, valid_ptr, bias_ptr, sinks_ptr, slopes_ptr,
     q_scale_ptr, k_scale_ptr, v_scale_ptr, o_ptr, lse_ptr,
-    scale_log2, o_scale, softcap, mask_value, batches, row_tiles, pack, group, max_q, max_k, left, right, chunk,
+    scale_log2, o_scale, softcap, batches, row_tiles, pack, group, max_q, max_k, left, right, chunk,
     bias_rows, bias_keys,
     q_batch, q_token, q_head, k_page, k_token, k_head, v_page, v_token, v_head, table_batch,
     o_batch, o_token, o_head, lse_batch, lse_token, lse_head, bias_batch, bias_head, bias_row, bias_key, slopes_batch,
@@ -177,19 +179,15 @@ def attend(
     scale_log2 = scale_log2 * head_scale(k_scale_ptr, kv_head, k_scale_head, K_SCALE == "head")
     dtype: tl.constexpr = tl.float8e4nv if P_FP8 else tl.bfloat16 if q.dtype == tl.float8e4nv else q.dtype
     slope = head
-    sinks = head
     bias_at = head
     if ALIBI:
         slope = tl.load(slopes_ptr + batch * slopes_batch + head)
     if BIAS:
         bias_at = batch * bias_batch + head * bias_head
-    m = tl.full([BM], -float("inf"), tl.float32)
+    m = tl.full([BM], LOWEST, tl.float32)
     l = tl.zeros([BM], tl.float32)
-    seen = tl.zeros([BM], tl.int32)
     if SINKS:
-        sinks = tl.load(sinks_ptr + head).to(tl.float32)
-        m = sinks * LOG2_E
-        l += 1.0
+        m, l = sink_alone(tl.load(sinks_ptr + head).to(tl.float32) * LOG2_E)
     o = tl.zeros([BM, V0], tl.float32)
     o_rest = tl.zeros([BM, V1 if V1 else V0], tl.float32)
     for start in range(lo, full, BN):
@@ -239,8 +237,7 @@ def attend(
             s, visible = add_bias(
                 s, visible, bias_ptr, bias_at, token, key, bias_rows, bias_keys, bias_row, bias_key
             )  # fmt: skip
-            seen = seen | tl.max(visible.to(tl.int32), 1)
-        s = tl.where(visible, s, mask_value)
+        s = tl.where(visible, s, -float("inf"))
         #: softmax -> p, m, l, o, o_rest    online: new row maximum, exponentials, row sum, rescale
         p, m, l, o, o_rest = online(s, m, l, o, o_rest, V1 > 0)
         if V_SCALE == "token":
@@ -252,10 +249,8 @@ def attend(
             v_rest = load_tile(v_base, pages, batch, k_first, key, hi, v_page, v_token, PAGE, V0, V1, DV, True)
         #: accumulate -> o, o_rest    O += P V, P rounded once
         o, o_rest = pv(p, v, v_rest, o, o_rest, dtype, V1 > 0)
-    #: normalise -> o, o_rest, lse    rows without a visible key give 0 and -inf, or the sink's logit
-    sees = (limit > first) & is_row
-    if BIAS:
-        sees = sees & (seen > 0)
+    #: normalise -> o, o_rest, lse    rows without a sum have seen no key: 0 and -inf; with a sink, its logit
+    sees = l != 0
     l = tl.where(sees, l, 1.0)
     factor = o_scale * head_scale(v_scale_ptr, kv_head, v_scale_head, V_SCALE == "head") / l
     o = tl.where(sees[:, None], o * factor[:, None], 0.0)
@@ -263,13 +258,9 @@ def attend(
         o_rest = tl.where(sees[:, None], o_rest * factor[:, None], 0.0)
     else:
         o_rest = o
-    nothing = tl.full([BM], -float("inf"), tl.float32)
-    lse = m + tl.math.log2(l)
-    if SINKS:
-        nothing = sinks * LOG2_E if BASE2 else sinks
+    lse = tl.where(sees, m + tl.math.log2(l), -float("inf"))
     if not BASE2:
         lse = lse * LN2
-    lse = tl.where(sees, lse, nothing)
     #: store    the rows of this sequence
     o_row = o_ptr + (batch * o_batch + (q_first + token) * o_token + head * o_head)[:, None]
     d = tl.arange(0, V0)
@@ -295,7 +286,6 @@ def launch(
     config: PrefillConfig,
     features: Features,
     base2: bool = False,
-    mask_value: float = MASK_VALUE,
     out: torch.Tensor | None = None,
     again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -319,7 +309,7 @@ def launch(
         unit, (of_q, of_k, of_v, of_out) = in_units(*(_strides(x, 3, ragged) for x, ragged in both))
         first_launch(attend, config.grid(problem), pointers, again)(
             scale * scales.q.number * scales.k.number * LOG2E, scales.v.number / (P_SCALE if problem.p_fp8 else 1),
-            features.softcap, mask_value, problem.batch, config.row_tiles, config.pack, problem.group, q.shape[1],
+            features.softcap, problem.batch, config.row_tiles, config.pack, problem.group, q.shape[1],
             max_k, mask.left, mask.right, mask.chunk, *bias_sizes,
             *of_q, *of_k, *of_v, *_strides(table, 1), *of_out, *_strides(lse, 3, ragged_q), *bias_strides,
             slopes_batch(features.slopes), *_strides(scales.q.heads, 1),

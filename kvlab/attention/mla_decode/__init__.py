@@ -13,7 +13,7 @@ from kvlab.attention.decode_call import decode_results, explained
 from kvlab.attention.explain import Explanation
 from kvlab.attention.features import Features, resolve_features
 from kvlab.attention.hopper_choice import choose_with_hopper
-from kvlab.attention.inputs import check_lane_copies, check_paged_collection, decode_numbers, lengths_with_new, require
+from kvlab.attention.inputs import check_lane_copies, check_paged_collection, decode_scale, lengths_with_new, require
 from kvlab.attention.intervals import keys_in_table
 from kvlab.attention.kinds import Kind, kind_of
 from kvlab.attention.layers import layer_arrays
@@ -139,7 +139,7 @@ def mla_decode_paged(
                  division, fused operations and the order of sums as compiled, recorded to the bit for plain calls of
                  MHA. What features add goes by the same rules; on "sm_80" provisional
     num_splits   programs that share the keys of a sequence; chosen by the sizes, not the lengths, if None
-    mask_value   score given to masked keys, in units of log2
+    mask_value   accepted for callers of MAX, a number below infinity; a masked key has weight 0 whatever it is
     check        look at the values of seq_lens and block_table; None: unless they are on a GPU, which would wait for it
     traffic      a :class:`~kvlab.staging.Traffic` that counts what the emulator moves
 
@@ -187,7 +187,6 @@ class _MLAPlan:
     explanation: Explanation
     features: Features | None
     scale: float
-    mask_value: float
 
 
 def _prepared(
@@ -204,10 +203,10 @@ def _prepared(
         check_mla_arrays(*arrays, v_dim=v_dim, kv_layout=kv_layout)
         inputs = mla_inputs(*arrays, v_dim=v_dim, kv_layout=kv_layout)
         features = _features(inputs, mask, window, kv_layout, asked)
-        numbers = decode_numbers(_scale(scale, v_dim, inputs.q.shape[-1] - v_dim), mask_value, traffic)
-        explanation = _plan(inputs, features, numbers[0], backend, arch, num_splits, bool(batch_invariant))
+        number = decode_scale(_scale(scale, v_dim, inputs.q.shape[-1] - v_dim), mask_value, traffic)
+        explanation = _plan(inputs, features, number, backend, arch, num_splits, bool(batch_invariant))
         first = inputs, features
-        return _MLAPlan(explanation, None if features.arrays else features, *numbers)
+        return _MLAPlan(explanation, None if features.arrays else features, number)
 
     options = v_dim, scale, mask, window, kv_layout, batch_invariant, backend, arch, num_splits, mask_value, traffic
     kind = kind_of("mla_decode", (*arrays, *asked.values(), *options), prepare)
@@ -220,7 +219,7 @@ def _prepared(
         inputs, features = first
     check_mla_memory(*arrays, inputs, check)
     arguments = {
-        "scale": plan.scale, "features": features, "config": plan.explanation.config, "mask_value": plan.mask_value,
+        "scale": plan.scale, "features": features, "config": plan.explanation.config,
         "out": inputs.out,
     }  # fmt: skip
     return inputs, kind, arguments

@@ -9,7 +9,7 @@ import numpy as np
 from kvlab.attention.features import Features
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
-from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.online_softmax import LOG2E, LOWEST
 from kvlab.attention.operands import result_dtype
 from kvlab.attention.scoring.emulator import (
     add_bias,
@@ -19,6 +19,7 @@ from kvlab.attention.scoring.emulator import (
     in_pages,
     key_count,
     key_range,
+    sink_alone,
     token_scale,
     visible_end,
 )
@@ -35,7 +36,7 @@ LN2 = np.float32(0.6931471805599453)
 
 def attend(
     q_array: Array, cache: PagedKVCache, rope: PagedKVCache, seq_lens: Array, o_array: Array, lse_array: Array,
-    scale_log2: float, mask_value: float, features: Features, problem: MLADecodeProblem, config: MLADecodeConfig,
+    scale_log2: float, features: Features, problem: MLADecodeProblem, config: MLADecodeConfig,
     arch: str, traffic: Traffic,
 ) -> None:  # fmt: skip
     """BM query rows (tokens x heads) against the keys of one split of one sequence, for each program."""
@@ -73,12 +74,13 @@ def attend(
     by, rope_scaled = features.scales.k, cache.dtype == rope.dtype
     kv_scale = np.float32(by.number) * (np.float32(1) if by.heads is None else by.heads[0])
     unit = np.float32(scale_log2) * (kv_scale if rope_scaled and by.tokens is None else np.float32(1))
-    m = np.full(row.shape, -np.inf, np.float32)
+    m = np.full(row.shape, LOWEST, np.float32)
     l = np.zeros(row.shape, np.float32)
     if features.sinks is not None:
         once = (split == 0)[:, None]
-        m = np.where(once, features.sinks.astype(np.float32)[head] * np.float32(LOG2E), m)
-        l = np.where(once, np.float32(1), l)
+        sink, one = sink_alone(features.sinks.astype(np.float32)[head] * np.float32(LOG2E))
+        m = np.where(once, sink, m)
+        l = np.where(once, one, l)
     o = cta.zeros()
     for start in ragged_range(lo, hi, BN):
         #: load_k -> k, k_rope    the tile of these pages, latent and rope columns, DRAM -> shared memory
@@ -99,16 +101,15 @@ def attend(
             s = cap(s, features.softcap)
         if features.slopes is not None:
             s = distance(s, features.slopes[batch[:, None] if len(features.slopes) > 1 else 0, head], position, key)
-        #: mask -> s, visible    keys that a row does not see
+        #: mask -> s    keys that a row does not see
         at = start[:, None, None, None] + s.map.col  # [P, threads, registers, elements]
         sees = (at < s.by_row(limit)) & (at >= s.by_row(first))
         if mask.bias is not None:
             s, sees = add_bias(s, sees, mask.bias, batch, head, token, key)
-        s = s.with_values(np.where(sees, s.values, np.float32(mask_value)))
-        visible = s.with_values(sees)
+        s = s.with_values(np.where(sees, s.values, np.float32(-np.inf)))
         #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
         m_new = np.maximum(m, cta.row_max(s))
-        p = s.with_values(np.where(visible.values, exp2(s.values - s.by_row(m_new)), np.float32(0)))
+        p = s.with_values(exp2(s.values - s.by_row(m_new)))
         alpha = exp2(m - m_new)
         l = multiply_add(l, alpha, cta.row_sum(p))
         o = o.with_values(o.values * o.by_row(alpha))
@@ -147,7 +148,6 @@ def launch(
     scale: float,
     features: Features,
     config: MLADecodeConfig,
-    mask_value: float = MASK_VALUE,
     out: Array | None = None,
     arch: str = "sm_90",
     traffic: Traffic | None = None,
@@ -171,7 +171,7 @@ def launch(
     scale_log2 = scale * features.scales.q.number * LOG2E
     with traffic.launch():
         attend(
-            q, cache, rope, seq_lens, part, part_lse, scale_log2, mask_value, features, problem, config, arch,
+            q, cache, rope, seq_lens, part, part_lse, scale_log2, features, problem, config, arch,
             traffic,
         )  # fmt: skip
     if config.num_splits > 1:

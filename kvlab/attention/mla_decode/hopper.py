@@ -18,7 +18,7 @@ from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
 from kvlab.attention.mha_prefill.hopper import barriers, box_descriptor
 from kvlab.attention.mha_prefill.hopper_steps import PANEL, TILE_LAYOUT, operand
-from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.online_softmax import LOG2E
 from kvlab.attention.results import results
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
@@ -88,12 +88,11 @@ def launch(
     scale: float,
     features: Features,
     config: HopperConfig,
-    mask_value: float = MASK_VALUE,
     out: torch.Tensor | None = None,
     again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the kernels; arguments and results as of ``kernel.launch``, such as ``hopper_lacks`` lets pass. Masked
-    scores are -inf, whatever ``mask_value``; ``features`` are the plain ones.
+    """Run the kernels; arguments and results as of ``kernel.launch``, such as ``hopper_lacks`` lets pass;
+    ``features`` are the plain ones.
     """
     C, splits = config.constants, config.num_splits
     batch, tokens, heads, _ = q.shape

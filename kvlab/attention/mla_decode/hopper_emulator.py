@@ -14,7 +14,7 @@ from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
 from kvlab.attention.mha_prefill.hopper_emulator import NOTHING, quad_sum
 from kvlab.attention.mha_prefill.hopper_turns import Role, Wait, run_roles
-from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.online_softmax import LOG2E
 from kvlab.attention.scoring.emulator import key_count
 from kvlab.hardware import TmaDescriptor
 from kvlab.hardware.chip import divide, exp2, log2, multiply_add
@@ -274,7 +274,6 @@ def launch(
     scale: float,
     features: Features,
     config: HopperConfig,
-    mask_value: float = MASK_VALUE,
     out: Array | None = None,
     arch: str = "sm_90",
     traffic: Traffic | None = None,

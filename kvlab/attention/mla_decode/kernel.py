@@ -9,15 +9,17 @@ import triton.language as tl
 from kvlab.attention.features import Features
 from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
-from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.online_softmax import LOG2E
 from kvlab.attention.results import results
 from kvlab.attention.scoring.kernel import (
+    LOWEST,
     add_bias,
     cap,
     distance,
     head_scale,
     key_count,
     key_range,
+    sink_alone,
     token_scale,
     visible_end,
 )
@@ -46,7 +48,7 @@ def attend(
     q_ptr, kv_ptr, rope_ptr, table_ptr, seq_lens_ptr, sinks_ptr, slopes_ptr, valid_ptr, bias_ptr, scales_ptr,
     q_scale_ptr,
     o_ptr, lse_ptr,
-    scale_log2, kv_number, softcap, mask_value, heads, tokens, num_splits, max_keys, left, right, chunk,
+    scale_log2, kv_number, softcap, heads, tokens, num_splits, max_keys, left, right, chunk,
     bias_rows, bias_keys,
     q_batch, q_token, q_head, kv_page, kv_token, rope_page, rope_token, table_batch, lens_batch, slopes_batch,
     bias_batch, bias_head, bias_row, bias_key, scales_page, scales_token,
@@ -92,11 +94,12 @@ def attend(
     slope = tl.zeros([BM], tl.float32)
     if SLOPES:
         slope = tl.load(slopes_ptr + batch * slopes_batch + head)
-    m = tl.full([BM], -float("inf"), tl.float32)
+    m = tl.full([BM], LOWEST, tl.float32)
     l = tl.zeros([BM], tl.float32)
     if SINKS:
-        m = tl.where(split == 0, tl.load(sinks_ptr + head).to(tl.float32) * 1.4426950408889634, m)
-        l = tl.where(split == 0, l + 1.0, l)
+        sink, one = sink_alone(tl.load(sinks_ptr + head).to(tl.float32) * 1.4426950408889634)
+        m = tl.where(split == 0, sink, m)
+        l = tl.where(split == 0, one, l)
     o = tl.zeros([BM, BV], tl.float32)
     for start in range(lo, hi, BN):
         #: load_k -> k, k_rope    the tile of these pages, latent and rope columns, DRAM -> shared memory
@@ -123,17 +126,17 @@ def attend(
             s = cap(s, softcap)
         if SLOPES:
             s = distance(s, slope, position, key)
-        #: mask -> s, visible    keys that a row does not see
+        #: mask -> s    keys that a row does not see
         visible = key[None, :] < limit[:, None]
         if BOUNDED:
             visible = visible & (key[None, :] >= first[:, None])
         if BIAS:
             bias_at = batch * bias_batch + head.to(tl.int64) * bias_head
             s, visible = add_bias(s, visible, bias_ptr, bias_at, token, key, bias_rows, bias_keys, bias_row, bias_key)
-        s = tl.where(visible, s, mask_value)
+        s = tl.where(visible, s, -float("inf"))
         #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
         m_new = tl.maximum(m, tl.max(s, 1))
-        p = tl.where(visible, tl.math.exp2(s - m_new[:, None]), 0.0)
+        p = tl.math.exp2(s - m_new[:, None])
         alpha = tl.math.exp2(m - m_new)
         l = l * alpha + tl.sum(p, 1)
         o = o * alpha[:, None]
@@ -171,7 +174,6 @@ def launch(
     scale: float,
     features: Features,
     config: MLADecodeConfig,
-    mask_value: float = MASK_VALUE,
     out: torch.Tensor | None = None,
     again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -196,7 +198,7 @@ def launch(
         bias_sizes, bias_strides = bias_arguments(mask.bias)
         steps, lse_steps = partial_strides(part, part_lse, splits)
         first_launch(attend, config.grid(problem), pointers, again)(
-            scale * LOG2E * q_by.number, by.number, features.softcap, mask_value, heads, tokens, splits,
+            scale * LOG2E * q_by.number, by.number, features.softcap, heads, tokens, splits,
             problem.max_keys, mask.left, mask.right, mask.chunk, *bias_sizes,
             *q.stride()[:3], *kv_cache.stride()[:2], *k_rope.stride()[:2], block_table.stride(0), seq_lens.stride(0),
             slopes_batch(features.slopes), *bias_strides,

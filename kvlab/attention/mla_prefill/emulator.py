@@ -8,10 +8,19 @@ import numpy as np
 
 from kvlab.attention.intervals import UNLIMITED, most_keys
 from kvlab.attention.mha_prefill.rows import SequenceRows, by_token, token_scales
-from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.online_softmax import LOG2E, LOWEST
 from kvlab.attention.operands import result_dtype
 from kvlab.attention.scales import Scale
-from kvlab.attention.scoring.emulator import add_bias, cap, distance, head_scale, key_count, key_range, visible_end
+from kvlab.attention.scoring.emulator import (
+    add_bias,
+    cap,
+    distance,
+    head_scale,
+    key_count,
+    key_range,
+    sink_alone,
+    visible_end,
+)
 from kvlab.cache import PagedKVCache
 from kvlab.hardware.chip import divide, exp2, log2, multiply_add
 from kvlab.memory import Memory, bfloat16
@@ -24,13 +33,13 @@ if TYPE_CHECKING:
     from kvlab.attention.features import Features
 
 Array = np.ndarray[Any, Any]
-LN2 = np.float32(0.6931471805599453)
+LN2, HIDDEN = np.float32(0.6931471805599453), np.float32(-np.inf)
 
 
 def attend(
     q_array: Array, k_rows: Any, v_rows: Any, rope_rows: Any, cu_q: Array, cu_k: Array, total: Array,
-    starts: Array | None, max_keys: int, o_array: Array, lse_array: Array, scale_log2: float, mask_value: float,
-    features: Features, problem: MLAPrefillProblem, config: MLAPrefillConfig, arch: str, traffic: Traffic,
+    starts: Array | None, max_keys: int, o_array: Array, lse_array: Array, scale_log2: float, features: Features,
+    problem: MLAPrefillProblem, config: MLAPrefillConfig, arch: str, traffic: Traffic,
 ) -> None:  # fmt: skip
     """BM query rows of one head against the keys that they see, for each program. Keys count from ``base``, the first
     that K holds.
@@ -62,11 +71,11 @@ def attend(
     cta = MLAPrefillCTA(arch, config, problem, q_array.dtype, k_rows, v_rows, rope_rows, batch, head, traffic)
     q, q_rope = cta.load_q(Memory.over(q_array, name="q"), q_at, is_row)
     by_program = _each(np.float32(scale_log2) * head_scale(scales.q.heads, head))
-    m = np.full(token.shape, -np.inf, np.float32)
+    m = np.full(token.shape, LOWEST, np.float32)
     l = np.zeros(token.shape, np.float32)
     if features.sinks is not None:
-        m = np.broadcast_to(features.sinks.astype(np.float32)[head][:, None], token.shape) * np.float32(LOG2E)
-        l = np.ones(token.shape, np.float32)
+        sinks = np.broadcast_to(features.sinks.astype(np.float32)[head][:, None], token.shape)
+        m, l = sink_alone(sinks * np.float32(LOG2E))
     slope = None
     if features.slopes is not None:
         slopes = np.broadcast_to(features.slopes, (problem.batch, problem.heads))[batch, head]
@@ -91,7 +100,7 @@ def attend(
         s = _scores(sums, by_program, features.softcap)
         if slope is not None:
             s = distance(s, slope, position - base[:, None], key)
-        s = s.with_values(np.where(_each(active), s.values, np.float32(mask_value)))
+        s = s.with_values(np.where(_each(active), s.values, HIDDEN))
         #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
         m_new = np.maximum(m, cta.row_max(s))
         below = s.values - s.by_row(m_new)
@@ -121,16 +130,15 @@ def attend(
         s = _scores(cta.scores(q, q_rope, k, k_rope, by_key, by_rope, active), by_program, features.softcap)
         if slope is not None:
             s = distance(s, slope, position - base[:, None], key)
-        #: mask -> s, visible    keys that a row does not see
+        #: mask -> s    keys that a row does not see
         at = start[:, None, None, None] + s.map.col  # [P, threads, registers, elements]
         seen = (at >= s.by_row(first)) & (at < s.by_row(limit)) & _each(active)
         if mask.bias is not None:
             s, seen = add_bias(s, seen, mask.bias, batch, np.tile(head[:, None], BM), token, base[:, None] + key)
-        s = s.with_values(np.where(seen, s.values, np.float32(mask_value)))
-        visible = s.with_values(seen)
+        s = s.with_values(np.where(seen, s.values, HIDDEN))
         #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
         m_new = np.maximum(m, cta.row_max(s))
-        p = s.with_values(np.where(visible.values, exp2(s.values - s.by_row(m_new)), np.float32(0)))
+        p = s.with_values(exp2(s.values - s.by_row(m_new)))
         alpha = exp2(m - m_new)
         l = multiply_add(l, alpha, cta.row_sum(p))
         o = o.with_values(o.values * o.by_row(alpha))
@@ -199,7 +207,6 @@ def launch(
     features: Features,
     problem: MLAPrefillProblem,
     config: MLAPrefillConfig,
-    mask_value: float = MASK_VALUE,
     out: Array | None = None,
     arch: str = "sm_90",
     traffic: Traffic | None = None,
@@ -232,6 +239,6 @@ def launch(
     with traffic.launch():
         attend(
             q, k_rows, v_rows, rope_rows, cu_q, cu_k, keys, starts, max_keys, out, lse,
-            scale * features.scales.q.number * LOG2E, mask_value, features, problem, config, arch, traffic,
+            scale * features.scales.q.number * LOG2E, features, problem, config, arch, traffic,
         )  # fmt: skip
     return out, lse

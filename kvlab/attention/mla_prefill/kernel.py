@@ -9,16 +9,18 @@ import triton.language as tl
 from kvlab.attention.features import Features
 from kvlab.attention.intervals import most_keys
 from kvlab.attention.masks import UNLIMITED
-from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.online_softmax import LOG2E
 from kvlab.attention.results import results
 from kvlab.attention.scales import Scale
 from kvlab.attention.scoring.kernel import (
+    LOWEST,
     add_bias,
     cap,
     distance,
     head_scale,
     key_count,
     key_range,
+    sink_alone,
     token_scale,
     visible_end,
 )
@@ -96,7 +98,7 @@ def qk(
 def attend(
     q_ptr, k_ptr, v_ptr, rope_ptr, cu_q_ptr, cu_k_ptr, table_ptr, lens_ptr, starts_ptr,
     sinks_ptr, slopes_ptr, valid_ptr, bias_ptr, q_scale_ptr, k_scale_ptr, v_scale_ptr, rope_scale_ptr, o_ptr, lse_ptr,
-    scale_log2, k_number, v_number, rope_number, softcap, mask_value, batches, row_tiles, left, right, chunk,
+    scale_log2, k_number, v_number, rope_number, softcap, batches, row_tiles, left, right, chunk,
     max_keys, bias_rows, bias_keys,
     q_token, q_head, k_token, k_head, v_token, v_head, rope_page, rope_token, table_batch, slopes_batch,
     bias_batch, bias_head, bias_row, bias_key, q_scale_head, k_scale_token, k_scale_head, v_scale_token, v_scale_head,
@@ -157,11 +159,11 @@ def attend(
     rope_scale = rope_number * head_scale(rope_scales, 0, 0, ROPE_SCALE == "head")
     K_SCALED: tl.constexpr = K_SCALE != "none"
     ROPE_SCALED: tl.constexpr = ROPE_SCALE != "none"
-    m = tl.full([BM], -float("inf"), tl.float32)
+    m = tl.full([BM], LOWEST, tl.float32)
     l = tl.zeros([BM], tl.float32)
     if SINKS:
-        m = tl.load(sinks_ptr + head + tl.zeros([BM], tl.int32)).to(tl.float32) * 1.4426950408889634
-        l += 1.0
+        sinks = tl.load(sinks_ptr + head + tl.zeros([BM], tl.int32)).to(tl.float32)
+        m, l = sink_alone(sinks * 1.4426950408889634)
     slope = tl.zeros([BM], tl.float32)
     if SLOPES:
         slope += tl.load(slopes_ptr + batch * slopes_batch + head)
@@ -215,17 +217,17 @@ def attend(
         s = qk(q, q_rope, k, k_rope, unit, by_key, by_rope, softcap, CAPPED, K_SCALED, ROPE_SCALED)  # [BM, BN]
         if SLOPES:
             s = distance(s, slope, position - base, key)
-        #: mask -> s, visible    keys that a row does not see
+        #: mask -> s    keys that a row does not see
         visible = (key[None, :] >= first[:, None]) & (key[None, :] < limit[:, None])
         if BIAS:
             bias_at = tl.zeros([BM], tl.int64) + batch * bias_batch + head * bias_head
             s, visible = add_bias(
                 s, visible, bias_ptr, bias_at, token, base + key, bias_rows, bias_keys, bias_row, bias_key
             )
-        s = tl.where(visible, s, mask_value)
+        s = tl.where(visible, s, -float("inf"))
         #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
         m_new = tl.maximum(m, tl.max(s, 1))
-        p = tl.where(visible, tl.math.exp2(s - m_new[:, None]), 0.0)
+        p = tl.math.exp2(s - m_new[:, None])
         alpha = tl.math.exp2(m - m_new)
         l = l * alpha + tl.sum(p, 1)
         o = o * alpha[:, None]
@@ -265,7 +267,6 @@ def launch(
     features: Features,
     problem: MLAPrefillProblem,
     config: MLAPrefillConfig,
-    mask_value: float = MASK_VALUE,
     out: torch.Tensor | None = None,
     again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -291,7 +292,7 @@ def launch(
         by_rope = (0, 0) if rope_scale is None else rope_scale.stride()[:2] if paged else (0, rope_scale.stride(0))
         first_launch(attend, config.grid(problem), pointers, again)(
             scale * scales.q.number * LOG2E, scales.k.number, scales.v.number, scales.rope.number, features.softcap,
-            mask_value, problem.batch, config.row_tiles, mask.left, mask.right, mask.chunk,
+            problem.batch, config.row_tiles, mask.left, mask.right, mask.chunk,
             0 if table is None else most_keys(table.shape[1], k_rope.shape[1]), *bias_sizes,
             *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], rope_page, rope_token,
             0 if table is None else table.stride(0), slopes_batch(features.slopes), *bias_strides,

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.intervals import key_count
-from kvlab.attention.online_softmax import LOG2E, MASK_VALUE
+from kvlab.attention.online_softmax import LOG2E, LOWEST, MASK_VALUE
 from kvlab.cache import PagedKVCache
 from kvlab.hardware.chip import divide, exp2, multiply_add
 from kvlab.staging import Fragments
 
 __all__ = ["add_bias", "by_column", "cap", "distance", "head_scale", "in_pages", "key_count", "key_range",
-           "token_scale", "visible_end"]  # fmt: skip
+           "sink_alone", "token_scale", "visible_end"]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 
@@ -35,6 +35,12 @@ def key_range(position: Array, end: Array, left: int, right: int, chunk: int) ->
 def visible_end(num_keys: Array, valid: Array | None, batch: Array) -> Array:
     """Keys of sequences that may be seen: all, or the first of them that ``valid`` counts, any integers."""
     return num_keys if valid is None else np.clip(valid[batch].astype(np.int64), 0, num_keys).astype(np.int32)
+
+
+def sink_alone(sink: Array) -> tuple[Array, Array]:
+    """(maximum, sum) of rows that see a sink of this logit, in units of log2, and no key yet; -inf is no sink."""
+    none = np.isneginf(sink)
+    return np.where(none, np.float32(LOWEST), sink), np.where(none, np.float32(0), np.float32(1))
 
 
 def cap(s: Fragments, softcap: float) -> Fragments:

@@ -6,9 +6,11 @@ import triton
 import triton.language as tl
 
 from kvlab.attention.online_softmax import LOG2E as _LOG2E
+from kvlab.attention.online_softmax import LOWEST as _LOWEST
 from kvlab.attention.online_softmax import MASK_VALUE as _MASK_VALUE
 
 LOG2E = tl.constexpr(_LOG2E)
+LOWEST = tl.constexpr(_LOWEST)
 MASK_VALUE = tl.constexpr(_MASK_VALUE)
 QUARTER_LN2_SQUARED = tl.constexpr(0.25 / _LOG2E**2)
 
@@ -38,6 +40,13 @@ def visible_end(num_keys, valid_ptr, batch, PRESENT: tl.constexpr):
     if PRESENT:
         end = tl.maximum(tl.minimum(tl.load(valid_ptr + batch).to(tl.int64), num_keys), 0).to(tl.int32)
     return end
+
+
+@triton.jit
+def sink_alone(sink):
+    """(maximum, sum) of rows that see a sink of this logit, in units of log2, and no key yet; -inf is no sink."""
+    none = sink == -float("inf")
+    return tl.where(none, LOWEST, sink), tl.where(none, 0.0, 1.0)
 
 
 @triton.jit

@@ -18,17 +18,25 @@ UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "float8_e
 LEAST = {"float32": 0.0, "float16": 2.0**-25, "bfloat16": 0.0, "float8_e4m3fn": 2.0**-18}
 """Half of the distance of the smallest numbers that results come near; of e4m3 less the 2^8 by which P is scaled."""
 
-NAMES = "out", "lse", "slack", "lse_slack"
+FOURTEEN = 2.0**-12
+"""Error of a score that Hopper's tensor cores sum from products of e4m3, relative to the sum of their magnitudes: terms
+are cut off at 2^-13 of the largest in each step of 32. The largest of 16 and more random terms is at most a quarter of
+their magnitudes, and what is cut off has their signs, so that it adds up as a root; one lost term would be 2^-5."""
+
+NAMES = "out", "lse", "slack", "lse_slack", "cut", "lse_cut"
 
 
 @dataclass
 class Rows:
-    """Results of query rows ``[.., H, Dv]``, and per element what may be missing of them."""
+    """Results of query rows ``[.., H, Dv]``, and per element what may be missing of them; ``cut`` and ``lse_cut``: how
+    much more where scores are sums of 14 digits."""
 
     out: Array
     lse: Array
     slack: Array
     lse_slack: Array
+    cut: Array
+    lse_cut: Array
 
     @classmethod
     def stacked(cls, parts: list[Rows]) -> Rows:
@@ -42,11 +50,12 @@ class Rows:
 
     def without(self, axis: int) -> Rows:
         """The first along an axis."""
-        return Rows(*(x.take(0, axis) for x in (self.out, self.lse, self.slack, self.lse_slack)))
+        return Rows(*(getattr(self, name).take(0, axis) for name in NAMES))
 
     def in_base2(self) -> Rows:
         """lse as a logarithm of base 2."""
-        return Rows(self.out, self.lse / np.log(2), self.slack, self.lse_slack / np.log(2))
+        lse, lse_slack, lse_cut = (x / np.log(2) for x in (self.lse, self.lse_slack, self.lse_cut))
+        return Rows(self.out, lse, self.slack, lse_slack, self.cut, lse_cut)
 
 
 @dataclass
@@ -74,15 +83,16 @@ def attend(
     """
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     (S, heads, _), (n, kv_heads, _) = q.shape, k.shape
-    out, slack = np.zeros((2, S, heads, v.shape[2]))
-    lse, lse_slack = np.full((S, heads), -np.inf), np.zeros((S, heads))
+    out, slack, cut = np.zeros((3, S, heads, v.shape[2]))
+    lse, lse_slack, lse_cut = np.full((S, heads), -np.inf), *np.zeros((2, S, heads))
     j = np.arange(first_key, first_key + n)
     for i in range(S):
         p = i + keys - S
         for h in range(heads):
             g = h // (heads // kv_heads)
             s = scores.scale * (k[:, g] @ q[i, h])
-            error = score_error * abs(scores.scale) * (np.abs(k[:, g]) @ np.abs(q[i, h]))
+            magnitude = abs(scores.scale) * (np.abs(k[:, g]) @ np.abs(q[i, h]))
+            error = score_error * magnitude
             if scores.softcap:
                 error = error + 2.0**-20 * np.minimum(np.abs(s), scores.softcap)
                 s = scores.softcap * np.tanh(s / scores.softcap)
@@ -104,18 +114,24 @@ def attend(
             lse[i, h] = top + np.log(total)
             out[i, h] = weight @ values
             off = error.max(initial=0.0)
+            lse_cut[i, h] = FOURTEEN * magnitude[seen].max(initial=0.0)
+            cut[i, h] = 2 * lse_cut[i, h] * weight @ np.abs(values)
             lse_slack[i, h] = off + 2.0**-22 * (abs(lse[i, h]) + abs(top) + 2)
             lost = (UNIT[p_dtype] + 2.0**-21 + 2 * off) * weight + LEAST[p_dtype] / total
             slack[i, h] = lost @ np.abs(values) + UNIT[out_dtype] * np.abs(out[i, h]) + LEAST[out_dtype] + 1e-9
-    return Rows(out, lse, slack, lse_slack)
+    return Rows(out, lse, slack, lse_slack, cut, lse_cut)
 
 
-def compare(got: Array, lse: Array | None, rows: Rows) -> None:
-    """AssertionError where a result is further from the definition than its rounding explains."""
+def compare(got: Array, lse: Array | None, rows: Rows, *, fourteen: bool = False) -> None:
+    """AssertionError where a result is further from the definition than its rounding explains.
+
+    fourteen : whether scores are sums of 14 digits.
+    """
     got = got.astype(np.float64)
+    slack, lse_slack = rows.slack + fourteen * rows.cut, rows.lse_slack + fourteen * rows.lse_cut
     assert got.shape == rows.out.shape, (got.shape, rows.out.shape)
     assert np.isfinite(got).all(), "not finite"
-    off = np.abs(got - rows.out) / rows.slack.clip(1e-9)
+    off = np.abs(got - rows.out) / slack.clip(1e-9)
     assert off.max(initial=0) <= 1, f"out is off by {off.max():.3g} times what rounding explains, at {_worst(off)}"
     empty = np.isneginf(rows.lse)
     nothing = empty | (rows.out == 0).all(-1)
@@ -124,7 +140,7 @@ def compare(got: Array, lse: Array | None, rows: Rows) -> None:
         return
     assert lse.shape == rows.lse.shape, (lse.shape, rows.lse.shape)
     assert (np.isneginf(lse) == empty).all(), "lse is -inf exactly where there is no key"
-    off = np.abs(lse[~empty] - rows.lse[~empty]) / rows.lse_slack[~empty]
+    off = np.abs(lse[~empty] - rows.lse[~empty]) / lse_slack[~empty]
     assert off.max(initial=0) <= 1, f"lse is off by {off.max():.3g} times what rounding explains"
 
 

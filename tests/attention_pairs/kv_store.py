@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from calls import Row, _backend, _converted, _on_gpu, random_scales, rows_of
+from calls import Row, _backend, _converted, _flat, _host, _on_gpu, random_scales, rows_of
 from covering import Rule, Table
 from operands import NOWHERE, Operand, page_table, placed, vectors
 
 import kvlab.attention
 from kvlab.attention import Rope
 from kvlab.cache import PagedKVCacheCollection
-from kvlab.cache.arrays import to_numpy
 from kvlab.memory import as_dtype, bfloat16
 
 Array = np.ndarray[Any, Any]
@@ -161,16 +160,16 @@ class Store:
         """Run it and look at every byte of what it may write to."""
         cuda = backend.startswith("cuda")
         before = {name: x.buffer.view(np.uint8).copy() for name, x in self.written.items()}
-        on = {id(x.array): _on_gpu(x.array) for x in self.written.values()} if cuda else {}
+        buffers = {x.buffer.ctypes.data: _flat(x.buffer) for x in self.written.values()} if cuda else {}
 
         def convert(x: Any) -> Any:
-            return on[id(x)] if id(x) in on else _on_gpu(x) if cuda else x
+            return _on_gpu(x, buffers) if cuda else x
 
         options = self.options | _backend(backend) | (self.emulated if backend == "emulator" else {})
         self.function(*(_given(x, convert) for x in self.arrays),
                       **{name: _given(x, convert) for name, x in options.items()})  # fmt: skip
         for x in self.written.values() if cuda else ():
-            _copy_back(on[id(x.array)], x)
+            x.buffer.reshape(-1)[...] = _host(buffers[x.buffer.ctypes.data])
         for part in self.parts:
             part.check()
         for part in self.parts:
@@ -190,11 +189,6 @@ def _given(x: Any, convert: Callable[[Any], Any]) -> Any:
             quantization_granularity=x.quantization_granularity,
         )  # fmt: skip
     return _converted(x, convert)
-
-
-def _copy_back(tensor: Any, x: Operand) -> None:
-    size = x.buffer.size
-    x.buffer.reshape(-1)[...] = to_numpy(tensor.as_strided((size,), (1,), 0).cpu())
 
 
 def _canaries(name: str, shape: tuple[int, ...], dtype: Any, unit: int, order: Any = None) -> Operand:

@@ -57,9 +57,8 @@ def call(row: Row) -> Call:
     reach = np.where(np.isfinite(lse), np.abs(lse), 0).max(0)
     kind = c.out or c.dtype
     off = 2.0**-22 * (2 * reach + 4)
-    expected = Rows(
-        out, merged, off[..., None] * size + UNIT[kind] * np.abs(out) + LEAST[kind] + 1e-9, off + 2.0**-22 * 4
-    )
+    slack = off[..., None] * size + UNIT[kind] * np.abs(out) + LEAST[kind] + 1e-9
+    expected = Rows(out, merged, slack, off + 2.0**-22 * 4, 0 * out, 0 * off)
     return Call(
         row, lambda: kvlab.attention.merge_states, [outs.array, given.array], {}, {"outs": outs, "lses": given},
         expected, ((*shape[1:], c.D), c.out, c.spread * 2) if c.out else None,

@@ -138,6 +138,7 @@ def call(row: Row) -> Call:
          **{f"{name}_scale": argument(s, view) for name, s in by.items()}},
         operands, expected.in_base2() if c.base2 else expected,
         ((*rows_q, q_heads, DV), out_dtype, c.spread * 2) if c.out == "given" else None, {"arch": c.arch},
+        e4m3=c.dtypes == (FP8, FP8),
     )  # fmt: skip
 
 

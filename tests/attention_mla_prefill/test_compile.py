@@ -75,8 +75,11 @@ MATRIX += TIGHT
 def test_attend(case: Case, target: str) -> None:
     made, config = compiled(case, target)
     assert made.shared <= shared_bytes(config, case.build().problem(), family(target))
-    newest = str(installed()).startswith("3.9.")  # its gfx950 code spills two registers of MAX's tile
-    assert made.spills <= (2 if newest and target == "gfx950" and case == PAGED else 0)
+    spilled = {  # two registers of MAX's tile; six of a tile of 256 + 128 columns that pages hold
+        ("3.9", "gfx950", PAGED): 2,
+        ("3.6", "sm_80", replace(PAGED, columns=WIDE.columns)): 24,
+    }
+    assert made.spills <= spilled.get((str(installed())[:3], target, case), 0)
     assert made.shared <= SHARED[target]
     assert fits_small_gpus(made)
     count = made.instructions

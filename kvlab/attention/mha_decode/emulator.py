@@ -141,6 +141,8 @@ def attend(
         o = cta.accumulate(p, v, o, active)
     #: normalise -> l, lse    rows without a sum have seen no key: 0 and -inf
     sees = l != 0
+    if features.sinks is None:
+        sees = sees & (first < limit)
     last = np.float32(scales.v.number) * head_scale(scales.v.heads, kv_head)[:, None]
     safe = np.where(sees, l, np.float32(1))
     lse = np.where(sees, (m + log2(safe)) * LN2, np.float32(-np.inf))

@@ -262,6 +262,8 @@ def attend(
                 o1 = add_values(p, v1, o1)
     #: normalise -> l, lse    rows without a sum have seen no key: 0 and -inf
     sees = l != 0
+    if not SINKS:
+        sees = sees & (first < limit)  # known before the loop: ptxas then spills nothing
     factor = v_factor * head_scale(v_scale_ptr, kv_head, v_scale_head, V_SCALE == "head")
     lse = tl.where(sees, (m + tl.math.log2(l)) * LN2, -float("inf"))
     l = tl.where(sees, factor / l, 0.0)  # what the sums of a row are multiplied by

@@ -121,6 +121,8 @@ def attend(
         o, o_rest = cta.accumulate(p, v, v_rest, o, o_rest, active)
     #: normalise -> o, o_rest, lse    rows without a sum have seen no key: 0 and -inf; with a sink, its logit
     sees = l != 0
+    if features.sinks is None:
+        sees = sees & (first < limit)
     l = np.where(sees, l, np.float32(1))
     factor = divide((np.float32(o_scale) * head_scale(scales.v.heads, kv_head))[:, None], l)
     o, o_rest = (

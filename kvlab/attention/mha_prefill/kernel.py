@@ -251,6 +251,8 @@ def attend(
         o, o_rest = pv(p, v, v_rest, o, o_rest, dtype, V1 > 0)
     #: normalise -> o, o_rest, lse    rows without a sum have seen no key: 0 and -inf; with a sink, its logit
     sees = l != 0
+    if not SINKS:
+        sees = sees & (first < limit)  # known before the loops: ptxas then spills nothing
     l = tl.where(sees, l, 1.0)
     factor = o_scale * head_scale(v_scale_ptr, kv_head, v_scale_head, V_SCALE == "head") / l
     o = tl.where(sees[:, None], o * factor[:, None], 0.0)

@@ -6,13 +6,15 @@ Interpreted programs are slow, so the cases are small.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from decode_cases import Case
 from yardsticks import assert_accurate, bits
 
-from kvlab.attention import mha_decode_paged
+from kvlab.attention import explain, mha_decode_paged
 from kvlab.cache.arrays import to_torch
 from kvlab.triton_support import child
 
@@ -100,3 +102,14 @@ def test_tiles_of_rows_do_not_cross_kv_heads(rows: int) -> None:
         mine = slice(head * rows, head * rows + rows)
         alone = x.with_(q=x.q[:, :, mine], k=x.k[:, :, head : head + 1], v=x.v[:, :, head : head + 1])
         assert bits(mha_decode_paged(*alone.torch())) == bits(both[:, :, mine])
+
+
+def test_the_order_of_programs_changes_nothing() -> None:
+    """Law: in whatever order the sequences are taken, each gives the same bits."""
+    x = Case((70, 3, 130, 0, 64, 128), heads=(2, 1), D=64).build()
+    config = explain(mha_decode_paged, *x.arrays, num_splits=1).config
+    launch, arrays = "kvlab.attention.mha_decode.kernel:launch", x.torch()
+    plain, ordered = (
+        child.run(launch, *arrays, scale=x.scale, config=replace(config, longest_first=n)) for n in (0, 8)
+    )
+    assert [bits(a) for a in ordered] == [bits(a) for a in plain]

@@ -22,7 +22,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "window": WINDOWS,
     "dtypes": (("float32", "float32"), ("float16", "float16"), ("bfloat16", "bfloat16"), ("bfloat16", FP8),
                ("float16", FP8), (FP8, FP8)),
-    "D": ((64, 64), (16, 32), (80, 48), (96, 128), (128, 128), (320, 64)),
+    "D": ((64, 64), (16, 32), (80, 48), (96, 128), (128, 128), (320, 64), (112, 176)),
     "lens": ((37, 0), (130, 3), (64, 1), (2, 0, 40)),
     "heads": ((3, 1), (2, 2), (6, 2), (9, 1)),
     "S": (1, 2, 4),
@@ -139,5 +139,11 @@ def call(row: Row, function: str) -> Call:
     )  # fmt: skip
 
 
-MHA_DECODE = cases(DECODE, "mha_decode_paged")
+MANY_TILES = Row(len(DECODE.rows()), DECODE.rows()[0] | {
+    "mask": "causal", "window": None, "dtypes": ("bfloat16", FP8), "D": (112, 176), "lens": (290, 3), "splits": 1,
+    "arch": "sm_90", "q_scale": "",
+})  # fmt: skip
+"""Three features at once: pieces of columns, pairs of e4m3, and tiles after one another."""
+
+MHA_DECODE = [*cases(DECODE, "mha_decode_paged"), (MANY_TILES, functools.partial(call, MANY_TILES, "mha_decode_paged"))]
 MHA_DECODE_STREAMING = cases(STREAMING, "mha_decode_streaming_paged")

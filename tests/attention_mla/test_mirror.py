@@ -24,8 +24,8 @@ def test_the_twins_mirror_each_other() -> None:
 FAULTS = {
     "a word of a marker": (
         "emulator",
-        "#: mask -> s, visible    keys that a row",
-        "#: mask -> s, visible    keys a row",
+        "#: mask -> s    keys that a row",
+        "#: mask -> s    keys a row",
     ),
     "an output left out": ("kernel", "#: load_k -> k, k_rope ", "#: load_k -> k "),
     "a bound name": ("emulator", "        v = cta.load_v(", "        values = cta.load_v("),

@@ -23,7 +23,7 @@ def test_the_twins_mirror_each_other() -> None:
 
 
 FAULTS = {
-    "an output left out": ("kernel", "#: mask -> s, visible ", "#: mask -> s "),
+    "an output left out": ("kernel", "#: setup -> q, q_rope, lo,", "#: setup -> q, lo,"),
     "a bound of the loop": ("emulator", "in ragged_range(full, hi, BN):", "in ragged_range(lo, hi, BN):"),
 }
 

@@ -33,7 +33,8 @@ def tile_bytes(
     biased: bool = False,
 ) -> int:  # fmt: skip
     """Bytes of shared memory that a loop over tiles of BN keys takes on ``arch`` at most: BM query rows, ``columns`` of
-    K and V, products of ``itemsize`` bytes. No compiled kernel takes more, and near a limit none takes much less.
+    K and V, products of ``itemsize`` bytes. No kernel that Triton 3.6 or 3.7 compiles takes more, and near a limit
+    none takes much less. (On AMD's GPUs 3.9 fetches further ahead.)
 
     With one stage, V comes where K was. With more, K and V stand side by side, a tile for each stage but the one at
     work; a load that waits for another, of its page's number, is a pipeline of half as many stages (``hops`` 2).

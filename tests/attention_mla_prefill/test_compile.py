@@ -11,7 +11,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from caught import FIVE, SHARED, Caught, as_launched, as_tensors, fits_small_gpus
+from caught import FIVE, SHARED, Caught, as_launched, as_tensors, fits_small_gpus, has_room
 from mla_prefill_cases import Case
 
 from kvlab.attention.backends import family
@@ -74,7 +74,7 @@ MATRIX += TIGHT
 @pytest.mark.parametrize("case, target", MATRIX, ids=[f"{case}-{target}" for case, target in MATRIX])
 def test_attend(case: Case, target: str) -> None:
     made, config = compiled(case, target)
-    assert made.shared <= shared_bytes(config, case.build().problem(), family(target))
+    assert has_room(made, shared_bytes(config, case.build().problem(), family(target)))
     spilled = {  # two registers of MAX's tile; six of a tile of 256 + 128 columns that pages hold
         ("3.9", "gfx950", PAGED): 2,
         ("3.6", "sm_80", replace(PAGED, columns=WIDE.columns)): 24,

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import triton
 from asked import ask, same_registers
-from caught import FIVE, SHARED, Caught, as_launched, fits_small_gpus
+from caught import FIVE, SHARED, Caught, as_launched, fits_small_gpus, has_room
 from prefill_cases import Case
 
 from kvlab.attention.backends import family
@@ -112,7 +112,7 @@ def test_attend(case: Case, target: str) -> None:
     made, config = compiled(case, target)
     assert made.spills <= SPILLS.get((case, target), 0)
     assert made.shared <= SHARED[target]
-    assert made.shared <= shared_bytes(config, case.build().plan(device="cpu").problem, family(target))
+    assert has_room(made, shared_bytes(config, case.build().plan(device="cpu").problem, family(target)))
     assert fits_small_gpus(made) or case in TWO_STAGES
     count = made.instructions
     if target.startswith("gfx"):

@@ -75,8 +75,8 @@ MATRIX += TIGHT
 def test_attend(case: Case, target: str) -> None:
     made, config = compiled(case, target)
     assert has_room(made, shared_bytes(config, case.build().problem(), family(target)))
-    spilled = {  # two registers of MAX's tile; six of a tile of 256 + 128 columns that pages hold
-        ("3.9", "gfx950", PAGED): 2,
+    spilled = {  # a register or two of MAX's tile; six of a tile of 256 + 128 columns that pages hold
+        ("3.9", "gfx950", PAGED): 2, ("3.9", "gfx942", PAGED): 1,
         ("3.6", "sm_80", replace(PAGED, columns=WIDE.columns)): 24,
     }
     assert made.spills <= spilled.get((str(installed())[:3], target, case), 0)

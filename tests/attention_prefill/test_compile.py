@@ -93,7 +93,7 @@ MATRIX += [(paged(256, dtype="fp16", kv="fp8", scales="token"), "sm_89")]
 WIDE_FP32 = [(paged(576, dtype="fp32"), target) for target in ("gfx942", "gfx950")]
 MATRIX += WIDE_FP32
 SPILLS = {
-    (paged(576, DV=576, dtype="fp8", scales="token"), "sm_90"): {"3.6": 32, "3.7": 8}.get(triton.__version__[:3], 0),
+    (paged(576, DV=576, dtype="fp8", scales="token"), "sm_90"): {"3.6": 80, "3.7": 8}.get(triton.__version__[:3], 0),
     (paged(576, DV=576, dtype="fp8", scales="head"), "sm_90"): 24 if triton.__version__.startswith("3.9") else 0,
     WIDE_FP32[1]: 5 if triton.__version__.startswith("3.9") else 0,
 }

@@ -14,7 +14,7 @@ from kvlab.mirror.comparison import Tolerance, apart
 from kvlab.mirror.lockstep_result import Lockstep, Row
 from kvlab.mirror.report import MirrorError, compare
 from kvlab.mirror.source import Side
-from kvlab.mirror.trace import Plan, Record, StaleSource, check_fresh, tracing
+from kvlab.mirror.trace import Plan, Record, StaleSource, check_fresh, members, tracing
 from kvlab.mirror.trace_triton import Key, Recorded, to_numpy
 from kvlab.mirror.twin import Operation, Twin, split_address
 
@@ -44,11 +44,12 @@ def lockstep(
     functions return is compared as well.
 
     Emulator values are arrays with a leading program axis ``[P, ...]`` (or ``[1, ...]`` where all programs have the
-    same), or objects whose ``.tile()`` gives such an array; a scalar of the kernel is ``[P]``. Shape and dtype must be
-    equal. Tolerance: by dtype (:class:`kvlab.mirror.comparison.Tolerance`), replaced for single outputs by the
-    operation's ``LOCKSTEP_TOLERANCE`` and by ``tolerance``, which is ``{output: (value, reason)}`` or one number for
-    all floats; values are relative to the largest magnitude of the program's tensor, and an output may be named with
-    its step, ``"accumulate.o"``.
+    same), or objects whose ``.tile()`` gives such an array; a scalar of the kernel is ``[P]``. The members of a tuple
+    are compared one by one, as ``q[1]``. Shape and dtype must be equal. Tolerance: by dtype
+    (:class:`kvlab.mirror.comparison.Tolerance`), replaced for single outputs by the operation's
+    ``LOCKSTEP_TOLERANCE`` and by ``tolerance``, which is ``{output: (value, reason)}`` or one number for all floats;
+    values are relative to the largest magnitude of the program's tensor, and an output may be named with its step,
+    ``"accumulate.o"``.
 
     Raises :class:`kvlab.mirror.MirrorError` if the twins do not mirror each other statically, ``ValueError`` for an
     unknown twin or program, and whatever either side raises.
@@ -184,24 +185,24 @@ class _Comparer:
 
         def record(step: int, iteration: tuple[int, ...], variables: dict[str, Any]) -> None:
             for output in self.plans[twin].outputs[step]:
-                key = (twin, number, step, iteration, output)
-                if key not in self.recorded.values:
-                    self.extra.append(key)
-                    continue
-                self.met.add(key)
-                self.rows.append(self.compare(key, variables))
+                for name, value in members(output, variables) or [(output, None)]:
+                    key = (twin, number, step, iteration, name)
+                    if key not in self.recorded.values:
+                        self.extra.append(key)
+                        continue
+                    self.met.add(key)
+                    self.rows.append(self.compare(key, value))
 
         return record
 
-    def compare(self, key: Key, variables: dict[str, Any]) -> Row:
+    def compare(self, key: Key, value: Any) -> Row:
         programs, kernel = self.recorded.values[key]
-        twin, number, *_, output = key
+        twin, number, *_ = key
         grid = self.recorded.grids[twin, number]
         if isinstance(kernel, str):
             return self.row(key, programs, f"kernel: {kernel}")
-        if output not in variables:
+        if value is None:
             return self.row(key, programs, "emulator: not bound at the end of the step")
-        value = variables[output]
         if not isinstance(value, np.ndarray) and hasattr(value, "tile"):
             value = value.tile()
         return self.measure(key, programs, kernel, np.asarray(value), int(np.prod(grid)))
@@ -224,7 +225,8 @@ class _Comparer:
 
     def tolerance(self, step: str, output: str, dtype: np.dtype[Any]) -> Tolerance:
         default = Tolerance.default(dtype)
-        named = self.named.get(f"{step}.{output}", self.named.get(output))
+        whole = output.partition("[")[0]
+        named = self.named.get(f"{step}.{whole}", self.named.get(whole))
         if named is not None:
             return Tolerance(named[0], 0, named[1])
         if self.general is not None and default.relative:
@@ -244,7 +246,9 @@ class _Comparer:
         way: list[int] = []
         for loop, count in zip(plan.loops_of[step], iteration, strict=True):
             way += [plan.loops[loop][0][0], count]
-        return (twin, number, (*way, plan.steps[step][1]), plan.outputs[step].index(output))
+        whole, _, member = output.partition("[")
+        place = plan.outputs[step].index(whole), int(member.rstrip("]") or 0)
+        return (twin, number, (*way, plan.steps[step][1]), place)
 
     def finish(self, all_programs: bool) -> None:
         """Steps that only one side has run."""
@@ -259,7 +263,7 @@ class _Comparer:
         """What the launch functions returned: their own row, after all steps."""
         left, right = _named(kernel), _named(emulator)
         for place, name in enumerate({**left, **right}):
-            order = (len(self.plans), 0, (0,), place)
+            order = (len(self.plans), 0, (0,), (place, 0))
             row = (order, "launch", 0, 0, (), name, np.arange(1))
             a, b = left.get(name), right.get(name)
             if a is None or b is None:

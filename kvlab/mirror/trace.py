@@ -19,7 +19,7 @@ from typing import Any
 
 from kvlab.mirror.source import Header, Side
 
-__all__ = ["Plan", "StaleSource", "check_fresh", "tracing"]
+__all__ = ["Plan", "StaleSource", "check_fresh", "members", "tracing"]
 
 #: Called at the end of a step with its index, its iteration and the function's local variables.
 Record = Callable[[int, tuple[int, ...], dict[str, Any]], None]
@@ -62,6 +62,20 @@ class Plan:
             tuple((header.lines, header.body) for header in headers),
             tuple(tuple(headers.index(h) for h in step.headers if h.is_loop) for step in steps),
         )
+
+
+def members(output: str, variables: dict[str, Any]) -> list[tuple[str, Any]]:
+    """What is compared of an output that is bound, each with its name: the value, or the members of a tuple.
+
+    >>> members("q", {"q": (1.5, 2.5)}), members("m", {"m": 3.5}), members("l", {})
+    ([('q[0]', 1.5), ('q[1]', 2.5)], [('m', 3.5)], [])
+    """
+    if output not in variables:
+        return []
+    value = variables[output]
+    if type(value).__name__ != "tuple":  # Python's, or Triton's class of the same name
+        return [(output, value)]
+    return [(f"{output}[{i}]", member) for i, member in enumerate(value)]
 
 
 class _Walk:

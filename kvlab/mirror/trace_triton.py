@@ -14,11 +14,11 @@ import ml_dtypes
 import numpy as np
 
 from kvlab.cache.arrays import torch_here
-from kvlab.mirror.trace import Plan, Record, check_fresh, tracing
+from kvlab.mirror.trace import Plan, Record, check_fresh, members, tracing
 
 __all__ = ["Key", "Recorded", "to_numpy", "trace"]
 
-#: (twin's index, number of the launch, step's index, iteration, output's name)
+#: (twin's index, number of the launch, step's index, iteration, output's name: of a member of a tuple ``q[1]``)
 Key = tuple[int, int, int, tuple[int, ...], str]
 
 _DTYPES = {
@@ -71,8 +71,9 @@ def trace(launch: str, plans: Sequence[Plan], case: dict[str, Any], programs: Se
 
         def record(step: int, iteration: tuple[int, ...], variables: dict[str, Any]) -> None:
             for output in plans[twin].outputs[step]:
-                value = _value(variables[output]) if output in variables else "not bound at the end of the step"
-                found[twin, number, step, iteration, output].append((program, value))
+                for name, value in members(output, variables) or [(output, None)]:
+                    said = "not bound at the end of the step" if value is None else _value(value)
+                    found[twin, number, step, iteration, name].append((program, said))
 
         return record
 

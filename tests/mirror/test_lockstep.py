@@ -163,6 +163,14 @@ def test_what_the_launches_return_is_compared(seeded: Any) -> None:
     assert (first.twin, first.step, first.output) == ("launch", "returned", "out")
 
 
+def test_the_members_of_a_tuple_are_compared_one_by_one(seeded: Any) -> None:
+    store = "    #: store\n"
+    kernel, emulator = ((store, f"    out = out, out * {n}\n{store}    out = out[0]\n") for n in (2, 3))
+    first = lockstep(seeded(kernel=kernel, emulator=emulator), make_case()).first_difference
+    assert first is not None
+    assert (first.twin, first.step, first.output) == ("normalise", "divide", "out[1]")
+
+
 def test_one_twin_and_some_programs() -> None:
     run = lockstep("mirror_toy", make_case(), twin="normalise", programs=[9, 23])
     assert {m.twin for m in run.maxima} == {"normalise", "launch"}

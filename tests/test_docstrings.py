@@ -22,7 +22,7 @@ NEED_TRITON = {"Difference", "Lockstep", "lockstep", "lockstep_pair", "draw_lock
 def public(room: str) -> list[tuple[str, object]]:
     module = importlib.import_module(f"kvlab.{room}")
     named = [(name, getattr(module, name)) for name in module.__all__]
-    return [(name, thing) for name, thing in named if inspect.isclass(thing) or inspect.isfunction(thing)]
+    return [(name, thing) for name, thing in named if inspect.isclass(thing) or inspect.isroutine(thing)]
 
 
 def shown(thing: object) -> bool:

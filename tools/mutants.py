@@ -342,7 +342,7 @@ def put_in_place(module: types.ModuleType, text: str, path: str) -> None:
     changed.__file__, changed.__package__ = path, module.__package__
     exec(compile(text, path, "exec"), changed.__dict__)
     for name, new in vars(changed).items():
-        old = vars(module).get(name)
+        new, old = inspect.unwrap(new), inspect.unwrap(vars(module).get(name))
         if isinstance(new, types.FunctionType) and new.__module__ == module.__name__:
             if isinstance(old, types.FunctionType):
                 old.__code__, old.__defaults__, old.__kwdefaults__ = new.__code__, new.__defaults__, new.__kwdefaults__

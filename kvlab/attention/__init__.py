@@ -1,7 +1,8 @@
 """Attention operations, each as reference, emulator and kernel.
 
-The functions have the names of the folders that hold them: ``kvlab.attention.mha_decode`` is the function, and the
-folder's modules are reached with ``from kvlab.attention.mha_decode import emulator``.
+The functions have the names of the folders that hold them: ``kvlab.attention.mha_decode`` is the function, and through
+it the folder's modules are reached: ``import kvlab.attention.mha_decode.emulator``, then
+``kvlab.attention.mha_decode.emulator``, or ``from kvlab.attention.mha_decode import emulator``.
 
 With ``backend="auto"`` NumPy arrays go to the emulator, tensors on a GPU to a compiled kernel, tensors in CPU memory to
 Triton's interpreter, or, where there is no Triton (macOS, Windows), to the emulator.

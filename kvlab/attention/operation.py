@@ -1,19 +1,24 @@
-"""What all public operations share: flags and names are looked at first, and torch.compile does not look in."""
+"""What all public operations share: flags and names are looked at first, torch.compile does not look in, and the
+modules of the folder are reached through the operation.
+"""
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from types import MethodType, ModuleType
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
 
 from kvlab.attention.inputs import require, shown
 from kvlab.cache.opaque import opaque
 
-__all__ = ["FLAGS", "NAMES", "checked_keywords", "operation"]
+__all__ = ["FLAGS", "NAMES", "Operation", "checked_keywords"]
 
-F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
 
 FLAGS = {"return_lse": False, "base2": False, "batch_invariant": False, "causal": True, "check": True}
 """The keywords that are True or False, and whether they may be None."""
@@ -24,17 +29,46 @@ MOST_BITS = 4096
 """Of an integer: longer ones Python does not write into messages."""
 
 
-def operation(function: F) -> F:
-    """The public operation ``function``: its flags and names are checked before it is called, and to torch.compile it
-    is one call that breaks the graph.
+class Operation(Generic[P, R]):
+    """A public operation: calls ``function`` when its flags and names are right. To torch.compile it is one call that
+    breaks the graph.
+
+    An operation that has the name of its folder hides the folder. Modules of the folder that are imported are its
+    attributes, so ``import kvlab.attention.mha_decode.kernel`` means what it says.
+
+    >>> import kvlab.attention.mha_decode.config
+    >>> kvlab.attention.mha_decode
+    <operation kvlab.attention.mha_decode>
+    >>> kvlab.attention.mha_decode.config.__name__
+    'kvlab.attention.mha_decode.config'
     """
 
-    @opaque
-    @functools.wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **checked_keywords(kwargs))
+    __name__: str
+    __wrapped__: Callable[P, R]
+    explain: Callable[..., Any]
+    """The plan of a call, with the arguments of the call."""
 
-    return checked  # type: ignore[return-value]
+    def __init__(self, function: Callable[P, R]) -> None:
+        functools.update_wrapper(self, function)
+
+    @opaque
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.__wrapped__(*args, **checked_keywords(kwargs))  # type: ignore[arg-type]
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:  # binds as a function does
+        return self if instance is None else MethodType(self, instance)
+
+    def __getattr__(self, name: str) -> ModuleType:
+        module = sys.modules.get(f"{self.__module__}.{name}")
+        if module is None:
+            raise AttributeError(f"{self!r} has no attribute {name!r}, and {self.__module__}.{name} is not imported")
+        return module
+
+    def __reduce__(self) -> str:  # pickled by name, as a function
+        return self.__name__
+
+    def __repr__(self) -> str:
+        return f"<operation kvlab.attention.{self.__name__}>"
 
 
 def checked_keywords(kwargs: dict[str, Any]) -> dict[str, Any]:

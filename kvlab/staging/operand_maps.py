@@ -112,7 +112,14 @@ def score_map(params: KVBufferParams, BM: int) -> FragmentMap:
 
 @functools.cache
 def output_map(params: KVBufferParams, BM: int) -> FragmentMap:
-    """The accumulator of O = P V, ``[BM, depth]``: a warp holds its share of the depth."""
+    """The accumulator of O = P V, ``[BM, depth]``: a warp holds its share of the depth.
+
+    >>> v = KVBufferParams("bf16", (16, 16, 32), None, BN=128, WN=32, BK=32, num_threads=256, depth=256, kv_num_heads=8,
+    ...                    transpose=False)
+    >>> o = output_map(v, BM=16)
+    >>> o.row[64 + 17, 1].tolist(), o.col[64 + 17, 1].tolist()  # warp 1, lane 17, the second 16 of its 64 columns
+    ([1, 1, 1, 1], [84, 85, 86, 87])
+    """
     return _accumulator(params, BM, params.depth, params.depth // params.num_warps_n)
 
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from kvlab.attention.backends import run
-from kvlab.attention.operation import operation
+from kvlab.attention.operation import Operation
 from kvlab.attention.rope import Rope
 from kvlab.cache import ContinuousBatchingKVCacheCollection, PagedKVCacheCollection
 from kvlab.staging import Traffic
 
 from .emulator import launch as emulate
 from .plan import StorePlan, collection_plan, mla_plan, paged_plan
-from .reference import reference
+from .reference import reference as refer
 
 __all__ = ["kv_store", "kv_store_paged", "mla_store_paged"]
 
 KERNEL = "kvlab.attention.kv_store.kernel:launch"
 
 
-@operation
+@Operation
 def kv_store_paged(
     k: Any,
     v: Any,
@@ -86,7 +86,7 @@ def kv_store_paged(
     _run(plan, traffic)
 
 
-@operation
+@Operation
 def kv_store(
     k: Any,
     v: Any,
@@ -144,7 +144,7 @@ def kv_store(
     _run(plan, traffic)
 
 
-@operation
+@Operation
 def mla_store_paged(
     latent: Any,
     k_rope: Any,
@@ -192,12 +192,12 @@ def mla_store_paged(
 def _run(plan: StorePlan, traffic: Traffic | None) -> None:
     x, explanation, again = plan
     run(
-        explanation, KERNEL, emulate, reference, x.k, x.v, x.k_cache, x.v_cache, x.where, lens=x.lens, table=x.table,
+        explanation, KERNEL, emulate, refer, x.k, x.v, x.k_cache, x.v_cache, x.where, lens=x.lens, table=x.table,
         positions=x.positions, cos=x.cos, sin=x.sin, k_scale=x.k_scale, v_scale=x.v_scale, config=explanation.config,
         pages=x.pages, traffic=traffic, again=again,
     )  # fmt: skip
 
 
-kv_store.explain = lambda *args, **options: collection_plan(*args, **options).explanation  # type: ignore[attr-defined]
-kv_store_paged.explain = lambda *args, **options: paged_plan(*args, **options).explanation  # type: ignore[attr-defined]
-mla_store_paged.explain = lambda *args, **options: mla_plan(*args, **options).explanation  # type: ignore[attr-defined]
+kv_store.explain = lambda *args, **options: collection_plan(*args, **options).explanation
+kv_store_paged.explain = lambda *args, **options: paged_plan(*args, **options).explanation
+mla_store_paged.explain = lambda *args, **options: mla_plan(*args, **options).explanation

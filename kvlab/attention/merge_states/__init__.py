@@ -8,20 +8,20 @@ from kvlab.attention.backends import check_arithmetic, choose_backend, rounded, 
 from kvlab.attention.explain import Explanation
 from kvlab.attention.inputs import check_arrays, check_dtype, check_strides, check_writeable, given, require
 from kvlab.attention.kinds import Kind, kind_of
-from kvlab.attention.operation import operation
+from kvlab.attention.operation import Operation
 from kvlab.cache.arrays import dtype_of, element_strides, overlaps
 from kvlab.hardware import chip
 
 from .config import merge_grid
 from .emulator import launch as emulate
-from .reference import reference
+from .reference import reference as refer
 
 __all__ = ["merge_states"]
 
 MAX_PARTS = 1024
 
 
-@operation
+@Operation
 def merge_states(
     outs: Any, lses: Any, *, out: Any = None, return_lse: bool = True, backend: str = "auto",
     arithmetic: str = "float32",
@@ -66,7 +66,7 @@ def merge_states(
 
 def _refer(outs: Any, lses: Any, *, out: Any) -> tuple[Any, Any]:
     """The reference, rounded to the dtypes of the operation."""
-    return rounded(*reference(outs, lses), outs.dtype, out)
+    return rounded(*refer(outs, lses), outs.dtype, out)
 
 
 def _checked(outs: Any, lses: Any, out: Any, backend: str) -> Kind[Explanation]:
@@ -110,4 +110,4 @@ def _explain(
     return plan
 
 
-merge_states.explain = _explain  # type: ignore[attr-defined]
+merge_states.explain = _explain

@@ -13,7 +13,7 @@ from kvlab.attention.hopper_choice import choose_with_hopper
 from kvlab.attention.inputs import check_lane_copies, require
 from kvlab.attention.online_softmax import MASK_VALUE
 from kvlab.attention.operands import result_dtype
-from kvlab.attention.operation import operation
+from kvlab.attention.operation import Operation
 from kvlab.attention.scales import is_fp8
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.staging import DECODE_ARCHS, Traffic
@@ -22,14 +22,14 @@ from .config import choose_config, problem_of
 from .emulator import launch as emulate
 from .hopper_config import SUPPORTED, HopperConfig, choose_hopper, hopper_declined, hopper_lacks
 from .hopper_emulator import launch as emulate_hopper
-from .reference import reference
+from .reference import reference as refer
 
 __all__ = ["mha_decode", "mha_decode_paged"]
 
 KERNELS = {"triton": "kvlab.attention.mha_decode.kernel:launch", "hopper": "kvlab.attention.mha_decode.hopper:launch"}
 
 
-@operation
+@Operation
 def mha_decode(
     q: Any,
     cache: PagedKVCacheCollection,
@@ -59,7 +59,7 @@ def mha_decode(
     return mha_decode_paged(*call_of_collection(q, cache, layer), **options)
 
 
-@operation
+@Operation
 def mha_decode_paged(
     q: Any,
     k_cache: Any,
@@ -170,7 +170,7 @@ def mha_decode_paged(
 
 def _refer(q: Any, *arrays: Any, scale: float, features: Features, out: Any, **_: Any) -> tuple[Any, Any]:
     """The reference, rounded to the dtypes of the operation."""
-    return rounded(*reference(q, *arrays, scale=scale, features=features), result_dtype(q), out)
+    return rounded(*refer(q, *arrays, scale=scale, features=features), result_dtype(q), out)
 
 
 def _plan(call: DecodeCall, backend: str, arch: str, num_splits: int | None, batch_invariant: bool) -> Explanation:
@@ -217,5 +217,5 @@ def _explain_collection(q: Any, cache: PagedKVCacheCollection, layer: int = 0, *
     return _explain_paged(*call_of_collection(q, cache, layer), **options)
 
 
-mha_decode.explain = _explain_collection  # type: ignore[attr-defined]
-mha_decode_paged.explain = _explain_paged  # type: ignore[attr-defined]
+mha_decode.explain = _explain_collection
+mha_decode_paged.explain = _explain_paged

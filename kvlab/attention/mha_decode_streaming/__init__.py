@@ -13,13 +13,13 @@ from kvlab.attention.inputs import check_lane_copies, require
 from kvlab.attention.mha_decode.config import problem_of
 from kvlab.attention.online_softmax import MASK_VALUE
 from kvlab.attention.operands import result_dtype
-from kvlab.attention.operation import operation
+from kvlab.attention.operation import Operation
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.staging import Traffic
 
 from .config import choose_config
 from .emulator import launch as emulate
-from .reference import reference
+from .reference import reference as refer
 
 __all__ = ["mha_decode_streaming", "mha_decode_streaming_paged"]
 
@@ -27,7 +27,7 @@ KERNEL = "kvlab.attention.mha_decode_streaming.kernel:launch"
 DEPTHS = (64, 128, 256, 512)
 
 
-@operation
+@Operation
 def mha_decode_streaming(q: Any, cache: PagedKVCacheCollection, layer: int = 0, **options: Any) -> Any:
     """Attention of the newest tokens over a cache collection, strip by strip: ``softmax(scale Q K^T) V``.
 
@@ -46,7 +46,7 @@ def mha_decode_streaming(q: Any, cache: PagedKVCacheCollection, layer: int = 0, 
     return mha_decode_streaming_paged(*call_of_collection(q, cache, layer), **options)
 
 
-@operation
+@Operation
 def mha_decode_streaming_paged(
     q: Any,
     k_cache: Any,
@@ -118,7 +118,7 @@ def mha_decode_streaming_paged(
 
 def _refer(q: Any, *arrays: Any, scale: float, features: Features, out: Any, **_: Any) -> tuple[Any, Any]:
     """The reference, rounded to the dtypes of the operation."""
-    return rounded(*reference(q, *arrays, scale=scale, features=features), result_dtype(q), out)
+    return rounded(*refer(q, *arrays, scale=scale, features=features), result_dtype(q), out)
 
 
 def _check_rows(call: DecodeCall) -> None:
@@ -153,5 +153,5 @@ def _explain_collection(q: Any, cache: PagedKVCacheCollection, layer: int = 0, *
     return _explain_paged(*call_of_collection(q, cache, layer), **options)
 
 
-mha_decode_streaming.explain = _explain_collection  # type: ignore[attr-defined]
-mha_decode_streaming_paged.explain = _explain_paged  # type: ignore[attr-defined]
+mha_decode_streaming.explain = _explain_collection
+mha_decode_streaming_paged.explain = _explain_paged

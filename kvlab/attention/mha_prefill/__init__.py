@@ -9,7 +9,7 @@ from kvlab.attention.backends import rounded, run
 from kvlab.attention.explain import Explanation
 from kvlab.attention.features import Features
 from kvlab.attention.operands import result_dtype
-from kvlab.attention.operation import operation
+from kvlab.attention.operation import Operation
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.staging import Traffic
 
@@ -18,14 +18,14 @@ from .hopper_config import HopperConfig
 from .hopper_emulator import launch as emulate_hopper
 from .inputs import Options
 from .plan import Plan, plan_cache, plan_dense, plan_paged
-from .reference import reference
+from .reference import reference as refer
 
 __all__ = ["mha_prefill", "mha_prefill_cache", "mha_prefill_paged"]
 
 KERNELS = {"triton": "kvlab.attention.mha_prefill.kernel:launch", "hopper": "kvlab.attention.mha_prefill.hopper:launch"}
 
 
-@operation
+@Operation
 def mha_prefill(
     q: Any,
     k: Any,
@@ -125,7 +125,7 @@ def mha_prefill(
     return _run(plan_dense(q, k, v, options, cu_seqlens_q, cu_seqlens_k))
 
 
-@operation
+@Operation
 def mha_prefill_paged(
     q: Any,
     k_cache: Any,
@@ -186,7 +186,7 @@ def mha_prefill_paged(
     return _run(plan_paged(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, options, kv_layout))
 
 
-@operation
+@Operation
 def mha_prefill_cache(
     q: Any, cache: PagedKVCacheCollection, layer: int = 0, *, cu_seqlens_q: Any, **options: Any
 ) -> Any:
@@ -225,7 +225,7 @@ def _run(plan: Plan) -> Any:
 
 def _refer(*arrays: Any, scale: float, features: Features, base2: bool, out: Any, **_: Any) -> Any:
     """The reference, rounded to the dtypes of the operation."""
-    exact, lse = reference(*arrays, scale=scale, features=features)
+    exact, lse = refer(*arrays, scale=scale, features=features)
     return rounded(exact, lse / math.log(2) if base2 else lse, result_dtype(arrays[0]), out)
 
 
@@ -249,6 +249,6 @@ def _explain_cache(
     return plan_cache(q, cache, layer, cu_seqlens_q, options).explanation
 
 
-mha_prefill.explain = _explain_dense  # type: ignore[attr-defined]
-mha_prefill_paged.explain = _explain_paged  # type: ignore[attr-defined]
-mha_prefill_cache.explain = _explain_cache  # type: ignore[attr-defined]
+mha_prefill.explain = _explain_dense
+mha_prefill_paged.explain = _explain_paged
+mha_prefill_cache.explain = _explain_cache

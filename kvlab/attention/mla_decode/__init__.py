@@ -20,7 +20,7 @@ from kvlab.attention.layers import layer_arrays
 from kvlab.attention.masks import resolve_mask, window_interval
 from kvlab.attention.online_softmax import MASK_VALUE
 from kvlab.attention.operands import result_dtype
-from kvlab.attention.operation import operation
+from kvlab.attention.operation import Operation
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.cache.arrays import dtype_of, element_strides
 from kvlab.staging import MLA_ARCHS, Traffic
@@ -31,14 +31,14 @@ from .emulator import launch as emulate
 from .hopper_config import SUPPORTED, HopperConfig, choose_hopper, hopper_lacks
 from .hopper_emulator import launch as emulate_hopper
 from .inputs import MLAInputs, check_mla_arrays, check_mla_memory, mla_inputs
-from .reference import reference
+from .reference import reference as refer
 
 __all__ = ["mla_decode", "mla_decode_paged"]
 
 KERNELS = {"triton": "kvlab.attention.mla_decode.kernel:launch", "hopper": "kvlab.attention.mla_decode.hopper:launch"}
 
 
-@operation
+@Operation
 def mla_decode(
     q: Any,
     cache: PagedKVCacheCollection,
@@ -67,7 +67,7 @@ def mla_decode(
     return mla_decode_paged(*_from_collection(q, cache, layer), **options)
 
 
-@operation
+@Operation
 def mla_decode_paged(
     q: Any,
     kv_cache: Any,
@@ -248,7 +248,7 @@ def _scale(scale: Any, latent: int, rope: int) -> Any:
 
 def _refer(*arrays: Any, scale: float, features: Features, out: Any, **_: Any) -> tuple[Any, Any]:
     """The reference, rounded to the dtypes of the operation."""
-    return rounded(*reference(*arrays, scale=scale, features=features), result_dtype(arrays[0]), out)
+    return rounded(*refer(*arrays, scale=scale, features=features), result_dtype(arrays[0]), out)
 
 
 def _from_collection(q: Any, cache: PagedKVCacheCollection, layer: int) -> tuple[Any, Any, Any, Any]:
@@ -309,5 +309,5 @@ def _explain_collection(q: Any, cache: PagedKVCacheCollection, layer: int = 0, *
     return _explain_paged(*_from_collection(q, cache, layer), **options)
 
 
-mla_decode.explain = _explain_collection  # type: ignore[attr-defined]
-mla_decode_paged.explain = _explain_paged  # type: ignore[attr-defined]
+mla_decode.explain = _explain_collection
+mla_decode_paged.explain = _explain_paged

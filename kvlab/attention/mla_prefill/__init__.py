@@ -17,7 +17,7 @@ from kvlab.attention.layers import layer_arrays
 from kvlab.attention.masks import resolve_mask, window_interval
 from kvlab.attention.mha_prefill.machine import check_arch
 from kvlab.attention.operands import result_dtype
-from kvlab.attention.operation import operation
+from kvlab.attention.operation import Operation
 from kvlab.attention.ragged import check_grid, check_starts_of_cache, keys_with_new, sequence_lengths
 from kvlab.attention.scales import is_fp8, resolve_scale
 from kvlab.cache import PagedKVCacheCollection
@@ -35,14 +35,14 @@ from .inputs import (
     paged_inputs,
     ragged_inputs,
 )
-from .reference import reference
+from .reference import reference as refer
 
 __all__ = ["mla_prefill", "mla_prefill_paged", "mla_prefill_ragged"]
 
 KERNEL = "kvlab.attention.mla_prefill.kernel:launch"
 
 
-@operation
+@Operation
 def mla_prefill(
     q: Any,
     k: Any,
@@ -75,7 +75,7 @@ def mla_prefill(
     return mla_prefill_paged(*_from_collection(q, k, v, cache, layer, cu_seqlens_q, cu_seqlens_k), **options)
 
 
-@operation
+@Operation
 def mla_prefill_paged(
     q: Any,
     k: Any,
@@ -197,7 +197,7 @@ def mla_prefill_paged(
     )  # fmt: skip
 
 
-@operation
+@Operation
 def mla_prefill_ragged(
     q: Any,
     k: Any,
@@ -320,7 +320,7 @@ def _run(
 
 def _refer(*arrays: Any, scale: float, features: Features, problem: Any, config: Any, out: Any) -> Any:
     """The reference, rounded to the dtypes of the operation."""
-    return rounded(*reference(*arrays, scale=scale, features=features), result_dtype(arrays[0]), out)
+    return rounded(*refer(*arrays, scale=scale, features=features), result_dtype(arrays[0]), out)
 
 
 def _features(inputs: MLAPrefillInputs, asked: dict[str, Any], kv_layout: str | None) -> Features:
@@ -413,6 +413,6 @@ def _explain(function: Callable[..., Any]) -> Callable[..., Explanation]:
     return plan
 
 
-mla_prefill.explain = _explain(mla_prefill)  # type: ignore[attr-defined]
-mla_prefill_paged.explain = _explain(mla_prefill_paged)  # type: ignore[attr-defined]
-mla_prefill_ragged.explain = _explain(mla_prefill_ragged)  # type: ignore[attr-defined]
+mla_prefill.explain = _explain(mla_prefill)
+mla_prefill_paged.explain = _explain(mla_prefill_paged)
+mla_prefill_ragged.explain = _explain(mla_prefill_ragged)

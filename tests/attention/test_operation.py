@@ -1,0 +1,145 @@
+"""Public operations as objects: functions to everybody who looks at them, and the way to the modules of their folder.
+
+Rests on Python's own rules: what an import binds, what pickle, inspect, doctest and pydoc do with a function, and on
+mypy's answer to a user's file.
+"""
+
+from __future__ import annotations
+
+import copy
+import doctest
+import importlib
+import inspect
+import pickle
+import pkgutil
+import pydoc
+import subprocess
+import sys
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import pytest
+
+import kvlab
+from kvlab import attention
+
+ROOT = Path(kvlab.__file__).parents[1]
+FOLDERS = [name for name in attention.__all__ if isinstance(sys.modules.get(f"kvlab.attention.{name}"), type(sys))
+           and hasattr(sys.modules[f"kvlab.attention.{name}"], "__path__")]  # fmt: skip
+OPERATIONS = [name for name in attention.__all__ if hasattr(getattr(attention, name), "explain")]
+NEEDS_TRITON = ("kernel", "hopper")  # and what begins so
+
+
+def modules_of(folder: str) -> list[str]:
+    return [module.name for module in pkgutil.iter_modules([str(ROOT / "kvlab" / "attention" / folder)])]
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_folders_are_the_operations() -> None:
+    assert FOLDERS == ["kv_store", "merge_states", "mha_decode", "mha_decode_streaming", "mha_prefill", "mla_decode",
+                       "mla_prefill"]  # fmt: skip
+    assert {"mha_decode_paged", "mla_store_paged", *FOLDERS} <= set(OPERATIONS)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_every_module_of_a_folder_by_every_form_of_import(folder: str) -> None:
+    """In a fresh process, where nothing but the import itself has brought the module."""
+    forms = []
+    for module in modules_of(folder):
+        name = f"kvlab.attention.{folder}.{module}"
+        forms += [
+            f"import {name}; assert {name}.__name__ == {name!r}",
+            f"import {name} as one; assert one is sys.modules[{name!r}], one",
+            f"from kvlab.attention.{folder} import {module} as two; assert two is one, two",
+            f"assert importlib.import_module({name!r}) is one",
+            f"from kvlab.attention import {folder} as operation; assert operation.{module} is one",
+            "assert callable(operation) and operation.__name__ == " + repr(folder),
+        ]
+    run("import importlib, sys\n" + "\n".join(forms))
+
+
+def test_a_module_is_there_when_it_is_imported_and_not_before() -> None:
+    """Naming an operation, or asking what it has, imports neither torch nor triton."""
+    told = run(
+        "import sys, kvlab.attention as a\n"
+        "print(hasattr(a.mha_decode, 'kernel'), hasattr(a.mha_decode, 'emulator'), hasattr(a.mha_decode, '__len__'))\n"
+        "print({'torch', 'triton'} & set(sys.modules))\n"
+        "try: a.mha_decode.kernel\n"
+        "except AttributeError as error: print(error)"
+    )
+    assert told.splitlines() == [
+        "False True False",
+        "set()",
+        f"{attention.mha_decode!r} has no attribute 'kernel', and kvlab.attention.mha_decode.kernel is not imported",
+    ]
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_is_looked_at_as_a_function(name: str) -> None:
+    operation: Any = getattr(attention, name)
+    function = inspect.unwrap(operation)
+    assert isinstance(function, FunctionType)
+    assert inspect.signature(operation) == inspect.signature(function)
+    assert inspect.getdoc(operation) == inspect.getdoc(function)
+    assert inspect.getsource(operation) == inspect.getsource(function)
+    assert (operation.__name__, operation.__module__) == (name, function.__module__)
+    assert inspect.isroutine(operation)
+    assert pickle.loads(pickle.dumps(operation)) is operation
+    assert copy.deepcopy([operation])[0] is copy.copy(operation) is operation
+    assert repr(operation) == f"<operation kvlab.attention.{name}>"
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_help_shows_the_signature_and_the_text_and_doctest_finds_it(name: str) -> None:
+    operation: Any = getattr(attention, name)
+    text = pydoc.plain(pydoc.render_doc(operation))
+    first = next(iter(inspect.signature(operation).parameters))
+    assert f"\n{name}({first}:" in text
+    assert inspect.getdoc(operation).splitlines()[0] in text  # type: ignore[union-attr]
+    home = importlib.import_module(operation.__module__)
+    found = {test.name: test for test in doctest.DocTestFinder().find(home)}
+    assert found[f"{home.__name__}.{name}"].examples
+
+
+def test_an_operation_in_a_class_is_bound_as_a_function() -> None:
+    class Model:
+        attend = attention.mha_decode
+
+    model = Model()
+    assert Model.attend is attention.mha_decode
+    assert model.attend.__self__ is model
+    assert model.attend.__func__ is attention.mha_decode
+
+
+def test_mypy_knows_operations_and_their_modules(tmp_path: Path) -> None:
+    """Of a user's file: right calls and imports pass, a wrong keyword and a missing argument do not."""
+    pytest.importorskip("mypy")
+    right = (
+        "import kvlab.attention.mha_decode.kernel\n"
+        "import kvlab.attention.mla_decode.config as config\n"
+        "from kvlab.attention import explain, merge_states, mha_decode_paged\n"
+        "from kvlab.attention.kv_store import emulator\n"
+        "launch = kvlab.attention.mha_decode.kernel.launch\n"
+        "chosen = config.choose_config\n"
+        "emulate = emulator.launch\n"
+        "def attend(q: object, k: object, table: object, lens: object) -> object:\n"
+        "    explain(mha_decode_paged, q, k, k, table, lens)\n"
+        "    return merge_states(*mha_decode_paged(q, k, k, table, lens, scale=0.5, return_lse=True))\n"
+    )
+    wrong = "def wrong(q: object, k: object, table: object, lens: object) -> None:\n"
+    wrong += "    mha_decode_paged(q, k, k, table, lens, scal=0.5)\n    mha_decode_paged(q, k, k, table)\n"
+    file = tmp_path / "user.py"
+    file.write_text(right + wrong)
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--config-file", "pyproject.toml"]
+    told = subprocess.run([*command, str(file)], cwd=ROOT, capture_output=True, text=True).stdout
+    errors = [line for line in told.splitlines() if ": error:" in line]
+    first = right.count("\n") + 1
+    assert [int(line.split(":")[1]) for line in errors] == [first + 1, first + 2], told
+    assert 'Unexpected keyword argument "scal"' in errors[0], told
+    assert "Missing positional argument" in errors[1], told

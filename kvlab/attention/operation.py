@@ -53,7 +53,7 @@ class Operation(Generic[P, R]):
 
     @opaque
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self.__wrapped__(*args, **checked_keywords(kwargs))  # type: ignore[arg-type]
+        return self.__wrapped__(*args, **checked_keywords(kwargs))
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:  # binds as a function does
         return self if instance is None else MethodType(self, instance)

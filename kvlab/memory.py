@@ -231,7 +231,7 @@ class Memory:
 
     @property
     def written(self) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
-        """Which bytes have been written, shaped as :attr:`bytes`; None for the memory of an array, which all are."""
+        """Which bytes have been written, shaped as :attr:`bytes`; None where all are, as in the memory of an array."""
         return None if self._known is None else self._known[..., : self.nbytes].view(np.bool_)
 
     def load(
@@ -289,6 +289,43 @@ class Memory:
         if self._known is not None:
             items, number = _items(self._known, flat, nbytes, unit, _SCATTER[unit])
             items[number] = np.ones(unit, np.uint8).view(items.dtype)
+
+    def elements(
+        self, first: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any], *, write: bool = False
+    ) -> np.ndarray[Any, Any] | None:
+        """Evenly spaced elements as an array ``shape`` that shares memory; ``first`` counts bytes from the first byte,
+        the strides, none negative, are in bytes. The leading axis is that of the programs (or 1, where all have the
+        same elements, with stride 0), if there are such. With
+        ``write`` for a caller that assigns all of them: they count as written. None where an element lies outside or is
+        not aligned; for reading where one has not been written, for writing where two overlap; also of ``unsafe``
+        memory.
+
+        >>> m = Memory(16)
+        >>> m.elements(0, (2, 2), (8, 2), np.dtype(np.int16), write=True)[...] = 7
+        >>> m.elements(0, (2,), (8,), np.dtype(np.int16)), m.elements(4, (2,), (2,), np.dtype(np.int16))
+        (array([7, 7], dtype=int16), None)
+        """
+        axes = list(zip(shape, strides, strict=True))
+        last = first + sum((n - 1) * step for n, step in axes) + dtype.itemsize
+        even = (first + self.base) % dtype.itemsize == 0 and all(step % dtype.itemsize == 0 for step in strides)
+        if self.unsafe or first < 0 or last > self.nbytes or not even or 0 in shape:
+            return None
+        span, inner = dtype.itemsize, axes if self.programs is None else axes[1:]
+        for step, n in sorted((step, n) for n, step in inner if n > 1) if write else ():
+            if step < span:
+                return None
+            span += (n - 1) * step
+        if self.programs is not None:
+            shape, strides = (self.programs, *shape[1:]), (self._pitch + strides[0], *strides[1:])
+        if self._known is not None:
+            known = np.ndarray((*shape, dtype.itemsize), np.uint8, self._known, first, (*strides, 1))
+            if write:
+                known[...] = 1
+                if self.space is AddressSpace.LOCAL and self._known[..., : self.nbytes].all():
+                    self._known = None  # registers that have all been loaded: from now on there is nothing to look for
+            elif not known.all():
+                return None
+        return np.ndarray(shape, dtype, self._storage, first, strides)
 
     def in_space(self, space: AddressSpace) -> Memory:
         """The same bytes (no copy) as a memory of another address space.

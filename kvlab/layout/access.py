@@ -15,7 +15,7 @@ from kvlab.layout.layout import Layout
 from kvlab.layout.swizzle import VECTOR_BYTES
 from kvlab.memory import Memory
 
-__all__ = ["bound_records", "copied", "fitting", "leading", "read", "write"]
+__all__ = ["alignment", "bound_records", "copied", "fitting", "leading", "read", "write"]
 
 
 def leading(value: Any, ndim: int) -> Any:
@@ -46,7 +46,7 @@ def read(memory: Memory, dtype: np.dtype[Any], index: IntArray, width: int, end:
     place, step, mask = _lanes(index, width, end, mask)
     address = place * dtype.itemsize
     address = address + memory.base if memory.base else address
-    value = memory.load(address, dtype, step, mask=mask, alignment=_alignment(step * dtype.itemsize))
+    value = memory.load(address, dtype, step, mask=mask, alignment=alignment(step * dtype.itemsize))
     return value if place is index else value[..., 0]
 
 
@@ -55,7 +55,7 @@ def write(memory: Memory, index: IntArray, value: NDArray[Any], end: Any, mask: 
     place, step, mask = _lanes(index, value.shape[-1], end, mask)
     address = place * value.itemsize + memory.base
     value = value if place is index else value[..., None]
-    memory.store(address, value, mask=mask, alignment=_alignment(step * value.itemsize))
+    memory.store(address, value, mask=mask, alignment=alignment(step * value.itemsize))
 
 
 def _lanes(index: IntArray, width: int, end: Any, on: Any) -> tuple[IntArray, int, Any]:
@@ -71,7 +71,7 @@ def _lanes(index: IntArray, width: int, end: Any, on: Any) -> tuple[IntArray, in
     return index, 1, mask if on is None else mask & on[..., None]
 
 
-def _alignment(nbytes: int) -> int:
+def alignment(nbytes: int) -> int:
     """A vector is aligned to its own size, at most to 16 bytes."""
     return min(nbytes & -nbytes, VECTOR_BYTES)
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlab.drawn import Drawn
-from kvlab.layout.access import bound_records, fitting, leading, read, write
+from kvlab.layout.access import alignment, bound_records, fitting, leading, read, write
 from kvlab.layout.int_tuple import IntArray, as_int, as_int_array, flatten
 from kvlab.layout.layout import Layout
 from kvlab.layout.of_layout import OfLayout
@@ -111,12 +111,17 @@ class TileBase(OfLayout, Drawn):
         Raises :class:`~kvlab.memory.OutOfBounds`, :class:`~kvlab.memory.UnwrittenRead`, and ValueError for a vector
         that is not aligned to its own size (at most 16 bytes).
         """
-        return self._read(self._indices(self.layout.offsets()))
+        even = self._elements()
+        return self._read(self._indices(self.layout.offsets())) if even is None else even.copy()
 
     def store(self, value: Any) -> None:
         """Write ``value``: of this tensor's dtype and of the shape that :meth:`load` gives (1s are stretched), or
         a scalar."""
-        self._write(self._indices(self.layout.offsets()), value)
+        even = self._elements(write=True) if self.mutable else None
+        if even is None:
+            self._write(self._indices(self.layout.offsets()), value)
+        else:
+            even[...] = fitting(value, self.dtype, even.shape, self)
 
     def load_at(self, *coord: Any) -> NDArray[Any]:
         """The elements at a coordinate (:class:`Layout` says which forms are accepted):
@@ -171,6 +176,24 @@ class TileBase(OfLayout, Drawn):
         """A new array of the logical elements: ``[*offset.shape, *shape]``, for vectors with a last axis of scalars."""
         value = self.load()
         return value[..., 0] if self.element_size == 1 else value
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """What :meth:`to_numpy` gives, for NumPy's functions; without a copy where the elements are evenly spaced, as
+        those of register tiles are: then it shows what is stored later, and is read-only.
+
+        >>> from kvlab.layout import TileTensor
+        >>> from kvlab.memory import AddressSpace
+        >>> registers = TileTensor.stack_allocation(Layout.row_major(2, 4), "int32", AddressSpace.LOCAL, threads=64)
+        >>> registers.store(np.arange(8, dtype=np.int32).reshape(1, 2, 4, 1))
+        >>> np.asarray(registers).shape, np.asarray(registers.tile((1, 4), (1, 0)))[63].tolist()
+        ((64, 2, 4), [[4, 5, 6, 7]])
+        """
+        even = None if copy else self._elements()
+        if even is None:
+            return self.to_numpy() if dtype is None else self.to_numpy().astype(dtype)
+        even.flags.writeable = False
+        value = even[..., 0] if self.element_size == 1 else even
+        return value if dtype is None else value.astype(dtype, copy=False)
 
     def __str__(self) -> str:
         """As MAX prints: nested rows for two flat static modes, otherwise all elements, the first mode fastest.
@@ -236,6 +259,27 @@ class TileBase(OfLayout, Drawn):
         if ndim:
             self.offset = np.broadcast_to(leading(self.offset, ndim), end.shape)
         self.end = end if ndim else int(end)
+
+    def _elements(self, write: bool = False) -> NDArray[Any] | None:
+        """The elements as an array that shares memory, shaped as :meth:`load` says; None where they are not evenly
+        spaced, or an access has to be looked at lane by lane."""
+        if self.end is not None or self.element_layout is not None or not self.layout.is_flat or not self.layout.size:
+            return None
+        lead, size = np.asarray(self.offset), self.dtype.itemsize
+        if not lead.size:
+            return None
+        first, steps = int(lead.flat[0]), []
+        for axis, n in enumerate(lead.shape):
+            steps.append(int(lead[(*(0,) * axis, 1, *(0,) * (lead.ndim - axis - 1))]) - first if n > 1 else 0)
+        axes = np.ogrid[tuple(slice(n) for n in lead.shape)] if lead.ndim else ()
+        if not np.array_equal(lead, first + sum((step * axis for step, axis in zip(steps, axes, strict=True)), 0)):
+            return None
+        strides = [step * size for step in (*steps, *flatten(self.layout.stride), 1)]
+        unit = alignment(self.element_size * size)
+        if min(strides) < 0 or (first * size + self.memory.base) % unit or any(step % unit for step in strides[:-1]):
+            return None
+        shape = (*lead.shape, *flatten(self.layout.shape), self.element_size)
+        return self.memory.elements(first * size, shape, tuple(strides), self.dtype, write=write)
 
     def _indices(self, places: int | IntArray) -> IntArray:
         """Scalars from the memory's first byte to each place of the layout: ``[*offset.shape, *places.shape]``."""

@@ -56,15 +56,21 @@ class TileTensor(TileViews, TileSlices, TileOps, TileStatic):
     __slots__ = ()
 
     @classmethod
-    def from_numpy(cls, array: NDArray[Any], *, name: str = "array", unsafe: bool = False) -> TileTensor:
+    def from_numpy(
+        cls, array: NDArray[Any], *, name: str = "array", space: AddressSpace = AddressSpace.GLOBAL,
+        unsafe: bool = False, batch: int = 0,
+    ) -> TileTensor:  # fmt: skip
         """A view of the array's own bytes (no copy), with its shape and strides, which must not be negative where they
-        address something; immutable where the array is read-only.
+        address something; immutable where the array is read-only. The first ``batch`` axes are those of many tiles: of
+        programs, of threads.
 
         >>> import numpy as np
         >>> a = np.zeros((2, 3), np.float32)
         >>> TileTensor.from_numpy(a).store_at(1, 2, value=7)
         >>> a[1, 2].item()
         7.0
+        >>> TileTensor.from_numpy(a, space=AddressSpace.LOCAL, batch=1)
+        TileTensor(float32, (3):(1), offset [2], local)
         """
         if not isinstance(array, np.ndarray):
             raise ValueError(f"{name} {type(array).__name__}: a NumPy array is accepted")
@@ -74,8 +80,12 @@ class TileTensor(TileViews, TileSlices, TileOps, TileStatic):
                 f"{name}: strides {array.strides} are not multiples of the element's {array.itemsize} bytes"
             )
         stride = tuple(stride // array.itemsize for stride in strides)
-        layout = Layout.row_major(*array.shape) if array.flags.c_contiguous else Layout(array.shape, stride)
-        tensor = cls(Memory.over(array, name=name, unsafe=unsafe), array.dtype, layout)
+        if not 0 <= as_int(batch, "batch") < max(array.ndim, 1):
+            raise ValueError(f"batch {batch} of {name} {array.shape}: fewer than its {array.ndim} axes are accepted")
+        shape, lead = array.shape[batch:], np.ogrid[tuple(slice(n) for n in array.shape[:batch])] if batch else ()
+        layout = Layout.row_major(*shape) if array.flags.c_contiguous else Layout(shape, stride[batch:])
+        offset = sum((axis * step for axis, step in zip(lead, stride, strict=False)), 0)
+        tensor = cls(Memory.over(array, space=space, name=name, unsafe=unsafe), array.dtype, layout, offset)
         tensor.mutable = array.flags.writeable
         return tensor
 
@@ -88,17 +98,21 @@ class TileTensor(TileViews, TileSlices, TileOps, TileStatic):
         programs: int | None = None,
         alignment: int = VECTOR_BYTES,
         *,
+        threads: int | None = None,
         base: int = 0,
         name: str | None = None,
         unsafe: bool = False,
         original: bool = False,
     ) -> TileTensor:
         """A fresh, poisoned memory of ``layout.cosize`` scalars (``layout.size`` where that is more), at byte address
-        ``base``, which must be a multiple of ``alignment`` bytes. ``original=True`` reserves ``layout.size`` scalars
-        as MAX does, too few for a padded layout, and warns then.
+        ``base``, which must be a multiple of ``alignment`` bytes. ``threads``: one such tile for each thread, side by
+        side, as registers. ``original=True`` reserves ``layout.size`` scalars as MAX does, too few for a padded layout,
+        and warns then.
 
         >>> TileTensor.stack_allocation(Layout.row_major(4, 8), "bf16", programs=2)
         TileTensor(bfloat16, (4,8):(8,1), offset [1], shared, 2 programs)
+        >>> TileTensor.stack_allocation(Layout.row_major(4, 8), "bf16", AddressSpace.LOCAL, programs=2, threads=256)
+        TileTensor(bfloat16, (4,8):(8,1), offset [1, 256], local, 2 programs)
         """
         if not isinstance(layout, Layout) or not isinstance(space, AddressSpace):
             raise ValueError(f"stack_allocation of {layout!r} in {space!r}: a Layout and an AddressSpace are accepted")
@@ -111,9 +125,13 @@ class TileTensor(TileViews, TileSlices, TileOps, TileStatic):
                 f"{layout} reaches {layout.cosize} scalars, but only {layout.size} are reserved", stacklevel=2
             )
             scalars = layout.size
-        nbytes = scalars * as_dtype(dtype).itemsize
-        name = name or f"{space.value} memory"
-        return cls(Memory(nbytes, space=space, name=name, programs=programs, base=base, unsafe=unsafe), dtype, layout)
+        nbytes = scalars * as_dtype(dtype).itemsize * (1 if threads is None else as_int(threads, "threads", 1))
+        name, offset = name or f"{space.value} memory", np.zeros((), np.int64)
+        if threads is not None:
+            offset = np.arange(threads) * scalars
+            offset = offset if programs is None else offset[None]
+        memory = Memory(nbytes, space=space, name=name, programs=programs, base=base, unsafe=unsafe)
+        return cls(memory, dtype, layout, offset if offset.ndim else 0)
 
     def to_layout_tensor(self) -> LayoutTensor:
         """The same view with the legacy rules of MAX's :class:`~kvlab.layout.LayoutTensor`."""

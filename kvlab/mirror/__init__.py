@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from kvlab.mirror.report import MirrorError, Report, Violation, check, check_sources, compare
 
 _HOME = {
+    "Coverage": "coverage",
+    "coverage": "coverage",
     "check": "report",
     "check_sources": "report",
     "compare": "report",
@@ -45,6 +47,7 @@ _HOME = {
 }
 
 __all__ = [
+    "Coverage",
     "Difference",
     "Lockstep",
     "MirrorError",
@@ -55,6 +58,7 @@ __all__ = [
     "check",
     "check_sources",
     "compare",
+    "coverage",
     "lockstep",
     "lockstep_pair",
 ]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from pathlib import Path
 
+from kvlab.mirror.lines import Line, Lines, lines_of
 from kvlab.mirror.source import Header, Problem, Side, Step, read_side
+from kvlab.mirror.statements import CLASSES
 from kvlab.mirror.twin import Operation, Twin, module_file
 
 __all__ = ["MirrorError", "Report", "Violation", "check", "check_sources", "compare"]
@@ -43,6 +44,7 @@ class Report:
 
     twins: tuple[tuple[str, Side, Side], ...]
     violations: tuple[Violation, ...] = field(default=())
+    lines: tuple[Lines, ...] = field(default=(), repr=False)
 
     @property
     def ok(self) -> bool:
@@ -101,6 +103,8 @@ def _compare_twin(operation: Operation, twin: Twin) -> Report:
         name=twin.name,
         kernel_path=kernel_file,
         emulator_path=emulator_file,
+        synonyms=twin.synonyms,
+        held=twin.held,
     )
 
 
@@ -109,10 +113,10 @@ def _merge(reports: Iterable[Report]) -> Report:
     return Report(
         tuple(twin for report in listed for twin in report.twins),
         tuple(violation for report in listed for violation in report.violations),
+        tuple(lines for report in listed for lines in report.lines),
     )
 
 
-@functools.lru_cache(maxsize=64)
 def check_sources(
     kernel_source: str,
     emulator_source: str,
@@ -122,6 +126,8 @@ def check_sources(
     name: str | None = None,
     kernel_path: str = "kernel.py",
     emulator_path: str = "emulator.py",
+    synonyms: Mapping[str, str] | None = None,
+    held: Mapping[str, str] | None = None,
 ) -> Report:
     """Compare two functions given as module text; never raises for a violation, see :attr:`Report.violations`.
 
@@ -137,7 +143,37 @@ def check_sources(
     found += [Violation(f.message, _counterpart(emulator, kernel, f), _here(emulator, f)) for f in emulator.problems]
     for role in dict.fromkeys(step.marker.role for step in (*kernel.steps, *emulator.steps)):
         found += _compare_order(kernel, emulator, role)
-    return Report(((name or kernel_name, kernel, emulator),), tuple(found))
+    lines = lines_of(name or kernel_name, kernel, emulator, synonyms or {}, held or {})
+    if synonyms is not None:
+        found += _unlike(lines)
+    return Report(((name or kernel_name, kernel, emulator),), tuple(found), (lines,))
+
+
+def _unlike(lines: Lines) -> list[Violation]:
+    """Counterparts that differ, and statements that stand on one side without a word why."""
+    found = []
+    for line, (here, there) in _places(lines):
+        named = ", ".join((line.kernel or line.emulator).binds)  # type: ignore[union-attr]
+        words = f"step '{line.step}'" + (f", '{named}'" if named else "")
+        found += [Violation(f"{words}: {difference}", here, there) for difference in line.differences]
+        if line.kernel is None or line.emulator is None:
+            side = "emulator" if line.kernel is None else "kernel"
+            if not line.kind:
+                found.append(Violation(f"{words}: in the {side} only; a comment '#- class' says why", here, there))
+            elif line.kind not in CLASSES:
+                known = ", ".join(CLASSES)
+                found.append(Violation(f"{words}: class '{line.kind}' is none of {known}", here, there))
+    return found
+
+
+def _places(lines: Lines) -> Iterator[tuple[Line, tuple[str, str]]]:
+    """Each line with the places of both its sides; of a statement that is missing, the place of the one before."""
+    at = [lines.kernel.first_line, lines.emulator.first_line]
+    for line in lines.lines:
+        for side, statement in enumerate((line.kernel, line.emulator)):
+            if statement is not None:
+                at[side] = statement.line
+        yield line, (f"{lines.kernel.path}:{at[0]}", f"{lines.emulator.path}:{at[1]}")
 
 
 def _here(side: Side, fault: Problem) -> str:

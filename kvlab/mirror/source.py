@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from kvlab.mirror.meetings import Meeting, meetings_of
+from kvlab.mirror.statements import Statement, statements_of
 
 __all__ = ["Header", "Marker", "Problem", "Side", "Step", "read_side"]
 
@@ -51,6 +52,7 @@ class Step:
     ranges: list[tuple[int, int]] = field(default_factory=list)
     bound: set[str] = field(default_factory=set)
     meetings: list[Meeting] = field(default_factory=list)
+    statements: list[Statement] = field(default_factory=list)
     headers: tuple[Header, ...] = ()
 
     @property
@@ -99,6 +101,8 @@ class Side:
     spans: list[tuple[int, int]]
     tree: list[Step | Header]
     problems: list[Problem]
+    parameters: dict[str, bool] = field(default_factory=dict)
+    """Names of the function's parameters, and whether each is a constexpr."""
 
     @property
     def steps(self) -> list[Step]:
@@ -143,6 +147,7 @@ def read_side(source: str, function: str, path: str = "<source>") -> Side:
     reader = _Reader(source)
     spans: list[tuple[int, int]] = []
     tree: list[Step | Header] = []
+    parameters: dict[str, bool] = {}
     for name in (part.strip() for part in function.split(",")):
         if name not in definitions:
             known = ", ".join(definitions) or "none"
@@ -151,10 +156,12 @@ def read_side(source: str, function: str, path: str = "<source>") -> Side:
         first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
         spans.append((first, reader.last_line(node)))
         tree += reader.read_function(node, spans[-1])
+        for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
+            parameters[one.arg] = one.annotation is not None and ast.unparse(one.annotation).endswith("constexpr")
     if not any(True for _ in _steps(tree)):
         reader.problems.append(Problem(spans[0][0], f"{function} has no marker (a comment '#: name -> outputs')"))
     problems = sorted(reader.problems, key=lambda problem: problem.line)
-    return Side(path, function, source.splitlines(), spans, tree, problems)
+    return Side(path, function, source.splitlines(), spans, tree, problems, parameters)
 
 
 class _Reader:
@@ -167,6 +174,7 @@ class _Reader:
         blank = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
         self.code = [token for token in tokens if token.type not in blank]
         self.comments = [token for token in tokens if token.type == tokenize.COMMENT]
+        self.trailing = {token.start[0]: token.string for token in self.comments}
 
     def _fault(self, line: int, message: str) -> None:
         self.problems.append(Problem(line, message))
@@ -233,6 +241,7 @@ class _Reader:
                 step.ranges.append((statement.lineno, statement.end_lineno or statement.lineno))
                 step.bound |= _bound_names(statement)
                 step.meetings += meetings_of(statement)
+                step.statements += statements_of(statement, self.trailing)
             else:
                 code = self.lines[statement.lineno - 1].strip()
                 self._fault(statement.lineno, f"statement outside a step: {code!r}; a marker must open it")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,10 @@ class Twin:
     A module without a dot belongs to the operation's package; a dotted one is absolute. A warp-specialised kernel
     whose partitions are several functions lists them: ``"hopper:produce,consume"`` (checked, not run in lockstep).
 
+    ``synonyms`` maps how one side spells a thing to how the other does: ``{"problem.batch": "batches"}``, expressions
+    as source text; with them, if only ``{}``, the twins are compared statement by statement. ``held`` maps a helper to
+    the names that one side passes to it and that the other side's machine holds: ``{"load_k": "key page slot"}``.
+
     >>> Twin("attend", kernel="kernel:attend", emulator="emulator:attend").name
     'attend'
     """
@@ -55,6 +60,8 @@ class Twin:
     name: str
     kernel: str
     emulator: str
+    synonyms: Mapping[str, str] | None = None
+    held: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         split_address(self.kernel)

@@ -1,0 +1,287 @@
+"""Twins line for line: each statement of a step beside its counterpart, and what the two do not share."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from kvlab.mirror.quantities import EXCHANGEABLE, Form, Reading
+from kvlab.mirror.source import Side, Step
+from kvlab.mirror.statements import Statement
+
+__all__ = ["Line", "Lines", "lines_of"]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A kernel's statement beside its counterpart; one of them is None where a statement stands alone.
+
+    ``kind``: the class of a statement that stands alone, "" where none is named. ``differences``: what counterparts do
+    not share, in words.
+    """
+
+    step: str
+    kernel: Statement | None
+    emulator: Statement | None
+    differences: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        alone = self.kernel if self.emulator is None else self.emulator if self.kernel is None else None
+        return alone.kind if alone else ""
+
+
+@dataclass(frozen=True)
+class Lines:
+    """All lines of a twin, step by step; ``steps[i]`` are those of step ``i`` of both sides."""
+
+    name: str
+    kernel: Side
+    emulator: Side
+    steps: tuple[tuple[Line, ...], ...]
+
+    @cached_property
+    def lines(self) -> list[Line]:
+        return [line for step in self.steps for line in step]
+
+    def count(self) -> tuple[int, int, int]:
+        """Statements of the kernel, those with a counterpart, and those that are equal to it."""
+        ours = [line for line in self.lines if line.kernel is not None]
+        paired = [line for line in ours if line.emulator is not None]
+        return len(ours), len(paired), sum(not line.differences for line in paired)
+
+    @property
+    def share(self) -> float:
+        """Share of the kernel's statements that have a counterpart, 0 to 1."""
+        total, paired, _ = self.count()
+        return paired / total if total else 1.0
+
+
+class _Reader:
+    """One side's statements as keys, conditions and facts.
+
+    A statement that gives a name to what has this name already (``group = problem.group``, ``batch = batch.to(..)``),
+    or, once and on this side only, to something by plumbing alone (``key_at = by_column(s, key)``), is none.
+    """
+
+    def __init__(self, side: Side, synonyms: Mapping[str, str], flags: Iterable[str], others: Side) -> None:
+        self.side = side
+        statements = _statements(side)
+        pointers = {name for name in side.parameters if name.endswith("_ptr")}
+        strides = {}
+        for name in side.parameters:
+            heads = [p for p in pointers if name.startswith(p.removesuffix("ptr")) and name not in pointers]
+            if heads and name not in synonyms:
+                strides[name] = max(heads, key=len)
+        addresses = {n for s in statements if s.kind == "address" for n in s.binds}
+        self.reading = Reading(synonyms, pointers | addresses, strides, set(flags))
+        self.addresses = {self.reading.name(name) for name in addresses}
+        self.forms: dict[int, Form] = {}
+        self.plumbing: set[int] = set()
+        bound = Counter(name for statement in statements for name in statement.binds)
+        there = {name for statement in _statements(others) for name in statement.binds} | set(others.parameters)
+        for statement in statements:
+            form = self.form(statement)
+            if len(statement.binds) != 1 or form.op != "leaf":
+                continue
+            (name,) = statement.binds
+            if self.reading.name(name) == form.text:
+                self.plumbing.add(id(statement))
+            elif bound[name] == 1 and name not in there and form.text.isidentifier():
+                self.plumbing.add(id(statement))
+                self.reading.aliases[name] = form
+        self.forms.clear()
+        self.names = {self.reading.name(name) for name in side.parameters}
+        self.made_of: dict[str, set[str]] = {}
+        for statement in self.kept(statements):
+            names = self.form(statement).all_names
+            binds = [self.reading.name(name) for name in statement.binds]
+            self.names |= {*names, *binds}
+            for condition in statement.conditions:
+                self.names |= self.reading.form(condition).all_names
+            for name in binds:
+                self.made_of.setdefault(name, set()).update(names)
+
+    def kept(self, statements: Iterable[Statement]) -> list[Statement]:
+        """Statements without those that are plumbing."""
+        return [statement for statement in statements if id(statement) not in self.plumbing]
+
+    def form(self, statement: Statement) -> Form:
+        """The plain form of a statement's value and, where it writes an element, of where."""
+        if id(statement) not in self.forms:
+            parts = [self.reading.form(statement.value)] if statement.value is not None else []
+            parts += [self.reading.form(t) for t in statement.targets if isinstance(t, ast.Subscript | ast.Attribute)]
+            self.forms[id(statement)] = parts[0] if len(parts) == 1 else Form("tuple", tuple(parts))
+        return self.forms[id(statement)]
+
+    def key(self, statement: Statement) -> tuple[str, ...]:
+        """What a statement is found by: the names that it binds, or what it writes, or calls."""
+        if statement.binds:
+            return tuple(self.reading.name(name) for name in statement.binds)
+        target = next((t for t in statement.targets if isinstance(t, ast.Subscript)), None)
+        if target is not None:
+            return ("store", *sorted(self.reading.form(target.value).names))
+        form = self.form(statement)
+        if form.op == "call" and "store" in form.text and form.parts:
+            first = form.parts[0]
+            return ("store", (first.parts[0] if first.op == "address" else first).text)
+        return ("call", form.text or form.op)
+
+    def conditions(self, statement: Statement) -> tuple[str, ...]:
+        return tuple(self.reading.condition(test) for test in statement.conditions)
+
+
+def lines_of(name: str, kernel: Side, emulator: Side, synonyms: Mapping[str, str], held: Mapping[str, str]) -> Lines:
+    """Put the statements of two sides beside each other; their steps must be the same (see ``check_sources``)."""
+    pairs = list(zip(kernel.steps, _in_order(kernel.steps, emulator.steps), strict=True))
+    flags = {name for name, constexpr in kernel.parameters.items() if constexpr}
+    ours, theirs = _Reader(kernel, synonyms, flags, emulator), _Reader(emulator, synonyms, flags, kernel)
+    compared = _Comparison(ours, theirs, held)
+    return Lines(name, kernel, emulator, tuple(tuple(compared.step(one, other)) for one, other in pairs))
+
+
+def _statements(side: Side) -> list[Statement]:
+    return [statement for step in side.steps for statement in step.statements]
+
+
+def _in_order(steps: list[Step], others: list[Step]) -> list[Step | None]:
+    """For each step the next one of the same text and role on the other side."""
+    found: list[Step | None] = []
+    used: set[int] = set()
+    for step in steps:
+        same = (
+            i for i, other in enumerate(others)
+            if i not in used and (other.marker.text, other.marker.role) == (step.marker.text, step.marker.role)
+        )  # fmt: skip
+        at = next(same, None)
+        if at is not None:
+            used.add(at)
+        found.append(others[at] if at is not None else None)
+    return found
+
+
+class _Comparison:
+    """Statements of two sides, compared."""
+
+    def __init__(self, kernel: _Reader, emulator: _Reader, held: Mapping[str, str]) -> None:
+        self.kernel, self.emulator = kernel, emulator
+        self.shared = kernel.names & emulator.names
+        self.flags = kernel.reading.flags
+        self.held = {helper: set(names.split()) for helper, names in held.items()}
+
+    def step(self, one: Step, other: Step | None) -> list[Line]:
+        a, b = self.kernel.kept(one.statements), self.emulator.kept(other.statements if other is not None else [])
+        name = one.marker.name
+        keys = [self.kernel.key(s) for s in a], [self.emulator.key(s) for s in b]
+        found: list[Line] = []
+        i = j = 0
+        for at, to in [*_align(keys[0], keys[1], lambda x, y: len(self.differences(a[x], b[y]))), (len(a), len(b))]:
+            found += [Line(name, statement, None) for statement in a[i:at]]
+            found += [Line(name, None, statement) for statement in b[j:to]]
+            if at < len(a):
+                found.append(Line(name, a[at], b[to], tuple(self.differences(a[at], b[to]))))
+            i, j = at + 1, to + 1
+        return found
+
+    def differences(self, a: Statement, b: Statement) -> list[str]:
+        """What two counterparts do not share, in words."""
+        found = []
+        conditions = self.kernel.conditions(a), self.emulator.conditions(b)
+        if conditions[0] != conditions[1]:
+            both = (" and ".join(f"'{c}'" for c in some) or "no condition" for some in conditions)
+            found.append("under {} in the kernel, {} in the emulator".format(*both))
+        ours, theirs = self.kernel.form(a), self.emulator.form(b)
+        found += self._names(ours, theirs)
+        left, right = self._facts(self.kernel, ours), self._facts(self.emulator, theirs)
+        only = [sorted((some - others).elements()) for some, others in ((left, right), (right, left))]
+        if any(only):
+            both = (", ".join(f"'{fact}'" for fact in some) or "nothing" for some in only)
+            found.append("{} in the kernel, {} in the emulator".format(*both))
+        return found
+
+    def _names(self, ours: Form, theirs: Form) -> list[str]:
+        """Names of one side that the other neither uses nor holds in what it uses."""
+        sides = (self.kernel, ours), (self.emulator, theirs)
+        used = [form.all_names for _, form in sides]
+        may = [
+            set().union(*(self._holds(reader, name) for name in names))
+            for (reader, _), names in zip(sides, used, strict=True)
+        ]
+        found = []
+        for (who, other), there in (((0, 1), "emulator"), ((1, 0), "kernel")):
+            lacking = {n for n in used[who] & self.shared - self.flags if _is_name(n)} - used[other] - may[other]
+            found += [f"'{name}' is not used in the {there}" for name in sorted(lacking)]
+        return found
+
+    def _holds(self, reader: _Reader, name: str) -> set[str]:
+        """What a name stands for that this side alone has, and what a helper is said to hold."""
+        if name.endswith("()"):
+            return self.held.get(name[:-2], set())
+        found: set[str] = set()
+        waiting = [name]
+        while waiting:
+            one = waiting.pop()
+            if one in found or (one in self.shared and one not in reader.addresses):
+                continue
+            found.add(one)
+            waiting += reader.made_of.get(one, ())
+            found |= reader.made_of.get(one, set())
+        return found
+
+    def _facts(self, reader: _Reader, form: Form) -> Counter[str]:
+        """Facts in words, without the names that one side alone has."""
+        found: Counter[str] = Counter()
+        for op, operands in reader.reading.facts(form):
+            text = self._fact(op, operands)
+            if text:
+                found[text] += 1
+        return found
+
+    def _fact(self, op: str, operands: Iterable[frozenset[str]]) -> str:
+        if op.endswith("()"):
+            return op
+        kept = [" ".join(sorted(n for n in operand if self._keeps(n))) for operand in operands]
+        kept = [one for one in kept if one]
+        if op in EXCHANGEABLE:
+            kept.sort()
+        if not op.isalnum():
+            return f" {op} ".join(kept) if len(kept) > 1 else ""
+        return f"{op}({', '.join(kept)})"
+
+    def _keeps(self, name: str) -> bool:
+        bare = name.lstrip("-/") if not _is_number(name) else name
+        return not _is_name(bare) or bare in self.shared
+
+
+def _is_name(text: str) -> bool:
+    return text.isidentifier() and text not in ("True", "False", "None", "INFINITY", "INFINITY_BELOW")
+
+
+def _is_number(text: str) -> bool:
+    return text.lstrip("-")[:1].isdigit()
+
+
+def _align(a: list[tuple[str, ...]], b: list[tuple[str, ...]], cost: object) -> list[tuple[int, int]]:
+    """The longest common subsequence of two lists of keys, that of the fewest differences among the longest."""
+    best = [[0.0] * (len(b) + 1) for _ in range(len(a) + 1)]
+    worth = {
+        (i, j): 100 - min(cost(i, j), 90)  # type: ignore[operator]
+        for i, one in enumerate(a) for j, other in enumerate(b) if one == other
+    }  # fmt: skip
+    for i in reversed(range(len(a))):
+        for j in reversed(range(len(b))):
+            here = worth[i, j] + best[i + 1][j + 1] if (i, j) in worth else 0.0
+            best[i][j] = max(here, best[i + 1][j], best[i][j + 1])
+    found, i, j = [], 0, 0
+    while i < len(a) and j < len(b):
+        if (i, j) in worth and best[i][j] == worth[i, j] + best[i + 1][j + 1]:
+            found.append((i, j))
+            i, j = i + 1, j + 1
+        elif best[i][j] == best[i + 1][j]:
+            i += 1
+        else:
+            j += 1
+    return found

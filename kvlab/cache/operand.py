@@ -85,7 +85,7 @@ class MHAOperand(Protocol):
 
     # Lengths and rows.
 
-    def cache_length(self, batch_idx: Any, /) -> Any:
+    def cache_length(self, batch_idx: Any) -> Any:
         """Tokens of a sequence."""
 
     def max_context_length(self) -> int:

@@ -56,7 +56,7 @@ class KVCacheT(Protocol):
     def cache_lengths_nd(self) -> TileTensor:
         """Tokens of each sequence before this step, ``[batch]`` of uint32."""
 
-    def cache_length(self, batch_idx: Any, /) -> Any:
+    def cache_length(self, batch_idx: Any) -> Any:
         """The same of one sequence."""
 
     def empty_cache(self) -> bool:

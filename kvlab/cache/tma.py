@@ -17,8 +17,8 @@ from kvlab.hardware import (
     TMATensorTile,
     create_kv_tile,
     create_tma_tile_gather4,
-    gather4_box_width,
 )
+from kvlab.hardware.tma_gather4 import _gather4_box_width
 from kvlab.memory import Memory, as_dtype, bfloat16
 
 __all__ = ["TmaTiles", "kv_rows", "padded_depth"]
@@ -126,9 +126,10 @@ class TmaTiles:
         """``tile_height`` rows by number (``get_tma_row``), the first ``tile_width`` columns of each.
 
         tma_dtype : what the columns count, the storage dtype by default.
+        tile_width : of a swizzled tile whole boxes, or ValueError: the descriptor's matrix is ``[num_kv_rows,
+            tile_width]``, and no box hangs over it.
         tile_stride : columns from a row to the next, ``tile_width`` by default; ValueError unless that is the cache's
-            own row (all heads). The matrix of the descriptor is ``[num_kv_rows, tile_stride]``: a last box that hangs
-            over ``tile_width`` brings what the row holds there, zeros only past the row.
+            own row (all heads).
         l2_promotion : a :class:`~kvlab.hardware.TensorMapL2Promotion` or its name.
         """
         dtype = self.storage.dtype if tma_dtype is None else as_dtype(tma_dtype)
@@ -142,7 +143,7 @@ class TmaTiles:
                 f"tile_stride {stride} of {dtype} is {stride * dtype.itemsize} bytes: must be a row of the cache, "
                 f"{flat.shape[1] * flat.itemsize} bytes"
             )
-        return create_tma_tile_gather4(flat.view(dtype), tile_width, swizzle_mode, tile_height, stride, l2_promotion)
+        return create_tma_tile_gather4(flat.view(dtype), tile_width, swizzle_mode, tile_height, l2_promotion)
 
     def create_rope_gather4_tma_tile(
         self, *, tile_height: int = 4, tile_width: int, padded_depth: int, swizzle_mode: Any = "SWIZZLE_NONE",
@@ -163,7 +164,7 @@ class TmaTiles:
                 f"tile_width {tile_width} bfloat16 values must be a row of {rows.shape[2]} bytes of one KV head; the "
                 f"cache has {rows.shape[1]}"
             )
-        width = gather4_box_width(bfloat16, tile_width, swizzle_mode)
+        width = _gather4_box_width(bfloat16, tile_width, swizzle_mode)
         descriptor = TmaDescriptor(
             Memory.over(rows, name=self.storage.name), bfloat16, (rows.shape[0], tile_width), (tile_width, 1),
             (1, width), swizzle_mode, base=padded_depth, l2_promotion=l2_promotion,

@@ -29,7 +29,7 @@ from .shared_mma import shared_mma, shared_mma_wavefronts
 from .smem_descriptor import SmemDescriptor, tile_to_descriptor
 from .swizzle_search import BestSwizzle, best_swizzle
 from .tensor_map import TensorMapL2Promotion, TensorMapSwizzle, TmaDescriptor
-from .tma_gather4 import TMAGather4Tile, create_tma_tile_gather4, gather4_box_width
+from .tma_gather4 import TMAGather4Tile, create_tma_tile_gather4
 from .tma_tile import (
     TMATensorTile,
     create_kv_tile,
@@ -100,7 +100,6 @@ __all__ = [
     "ex2_approx",
     "fma",
     "fold_kv_descriptor",
-    "gather4_box_width",
     "get_arch",
     "get_atom",
     "get_instruction",

@@ -7,57 +7,51 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.memory import Memory
+from kvlab.memory import Memory, as_dtype
 
 from . import tma
 from ._arrays import integers, whole
 from .mbarrier import SharedMemBarrier
 from .tensor_map import TensorMapSwizzle, TmaDescriptor
-from .tma_tile import TMATensorTile
+from .tma_tile import TMATensorTile, whole_boxes
 
-__all__ = ["TMAGather4Tile", "create_tma_tile_gather4", "gather4_box_width"]
+__all__ = ["TMAGather4Tile", "create_tma_tile_gather4"]
 
 
-def gather4_box_width(dtype: Any, tile_width: int, swizzle_mode: Any) -> int:
+def _gather4_box_width(dtype: Any, tile_width: int, swizzle_mode: Any) -> int:
     """Columns of the box of a gather: the swizzle's width in elements, ``tile_width`` without a swizzle.
 
-    >>> gather4_box_width("bf16", 576, "128B"), gather4_box_width("int64", 72, "none")
+    As with other tiles, the columns of a swizzled one are whole boxes, or ValueError.
+
+    >>> _gather4_box_width("bf16", 576, "128B"), _gather4_box_width("int64", 72, "none")
     (64, 72)
+    >>> _gather4_box_width("bf16", 72, "128B")
+    Traceback (most recent call last):
+        ...
+    ValueError: tile_width 72: rows of 72*2 = 144 B are not a multiple of 128 B, the span of swizzle 128B
     """
     mode = TensorMapSwizzle.of(swizzle_mode)
+    whole_boxes(f"tile_width {tile_width}", tile_width, as_dtype(dtype).itemsize, mode)
     return mode.granularity(dtype) if mode else tile_width
 
 
 def create_tma_tile_gather4(
-    array: Any,
-    tile_width: int,
-    swizzle: Any = "none",
-    tile_height: int = 4,
-    tile_stride: int | None = None,
-    l2_promotion: Any = "NONE",
+    array: Any, tile_width: int, swizzle: Any = "none", tile_height: int = 4, l2_promotion: Any = "NONE"
 ) -> TMAGather4Tile:
-    """Rows by number (sm_100): tiles of ``tile_height`` rows of a matrix and ``tile_width`` of its columns.
+    """Rows by number (sm_100): tiles of ``tile_height`` rows of a matrix and its first ``tile_width`` columns.
 
-    ``tile_stride``: columns of the tensor that exist for the copy, ``tile_width`` by default; a last group of columns
-    that hangs over ``tile_width`` brings real columns up to it.
-
-    >>> create_tma_tile_gather4(np.zeros((64, 128), np.float16), 72, "128B", tile_stride=128).column_groups
-    2
+    >>> create_tma_tile_gather4(np.zeros((64, 576), np.float16), 512, "128B").column_groups
+    8
     """
     array = np.asarray(array)
-    mode = TensorMapSwizzle.of(swizzle)
-    stride = tile_width if tile_stride is None else tile_stride
-    for name, value in (("tile_width", tile_width), ("tile_stride", stride), ("tile_height", tile_height)):
+    for name, value in (("tile_width", tile_width), ("tile_height", tile_height)):
         whole(value, name)
-    if array.ndim != 2 or tile_width < 1 or stride < tile_width or stride > array.shape[1]:
-        raise ValueError(
-            f"tile_width {tile_width} must be positive, tile_stride {stride} not less, and both fit the columns of "
-            f"a matrix, not {array.shape}"
-        )
+    if array.ndim != 2 or not 1 <= tile_width <= array.shape[1]:
+        raise ValueError(f"tile_width {tile_width} must be 1 to the columns of a matrix, not of {array.shape}")
     if tile_height < 4 or tile_height % 4:
         raise ValueError(f"tile_height {tile_height} is not a positive multiple of 4")
-    width = gather4_box_width(array.dtype, tile_width, mode)
-    descriptor = TmaDescriptor.of(array[:, :stride], (1, width), mode, l2_promotion=l2_promotion)
+    width = _gather4_box_width(array.dtype, tile_width, swizzle)
+    descriptor = TmaDescriptor.of(array[:, :tile_width], (1, width), swizzle, l2_promotion=l2_promotion)
     return TMAGather4Tile(descriptor, (tile_height, width), tile_width=tile_width)
 
 
@@ -76,6 +70,12 @@ class TMAGather4Tile(TMATensorTile):
 
     def __post_init__(self) -> None:
         """The shape is that of one group of columns; where its boxes stand is the gather's matter."""
+        four, copies = 4 * self.descriptor.pitch, self.column_groups * self.tile_height // 4
+        if copies > 1 and four % 128:
+            raise ValueError(
+                f"tile_width {self.tile_width}: four rows of a box take {four} bytes, not a multiple of 128: the "
+                f"second of {copies} copies could not be made"
+            )
 
     @property
     def tile_height(self) -> int:
@@ -85,11 +85,11 @@ class TMAGather4Tile(TMATensorTile):
     @property
     def column_groups(self) -> int:
         """Boxes side by side."""
-        return -(-self.tile_width // self.descriptor.box[1])
+        return self.tile_width // self.descriptor.box[1]
 
     @property
     def transaction_bytes(self) -> int:
-        """What arrives: the true bytes of the boxes, overhang included (MAX's ``gather4_tile_bytes`` leaves it out)."""
+        """What arrives: all boxes in full."""
         return self.tile_height * self.column_groups * self.descriptor.transaction_bytes
 
     def async_copy_gather4_tile(

@@ -143,13 +143,8 @@ def create_tensor_tile(
     """
     array, tile_shape = np.asarray(array), _sizes(tile_shape, "tile_shape")
     mode = TensorMapSwizzle.of(swizzle)
-    row_bytes = tile_shape[-1] * array.itemsize
-    if mode and row_bytes % mode.bytes:
-        raise ValueError(
-            f"tile_shape {tile_shape}: rows of {tile_shape[-1]}*{array.itemsize} = {row_bytes} B are not a multiple of "
-            f"{mode.bytes} B, the span of swizzle {mode.label}"
-        )
-    box = (*tile_shape[:-1], mode.bytes // array.itemsize)
+    whole_boxes(f"tile_shape {tile_shape}", tile_shape[-1], array.itemsize, mode)
+    box = _ragged_shape(len(tile_shape), array.dtype, tile_shape, mode)
     return TMATensorTile(TmaDescriptor.of(array, box, mode), tuple(tile_shape), k_major_tma)
 
 
@@ -170,10 +165,39 @@ def create_split_tma(array: Any, smem_shape: tuple[int, ...], swizzle: Any = "12
     (32, 128)
     """
     array, smem_shape = np.asarray(array), _sizes(smem_shape, "smem_shape")
-    mode = TensorMapSwizzle.of(swizzle)
-    wide = mode.bytes // array.itemsize
-    padded = (*smem_shape[:-1], -(-smem_shape[-1] // wide) * wide)
-    return TMATensorTile(TmaDescriptor.of(array, (*smem_shape[:-1], wide), mode), padded)
+    what = len(smem_shape), array.dtype, smem_shape, swizzle
+    return TMATensorTile(TmaDescriptor.of(array, _ragged_shape(*what), swizzle), _padded_shape(*what))
+
+
+def _padded_shape(rank: int, dtype: Any, smem_shape: tuple[int, ...], swizzle_mode: Any) -> tuple[int, ...]:
+    """The shape of a tile in shared memory: the last dimension rounded up to whole boxes.
+
+    >>> _padded_shape(3, "bf16", (32, 1, 80), "128B")
+    (32, 1, 128)
+    """
+    *outer, wide = _ragged_shape(rank, dtype, smem_shape, swizzle_mode)
+    return (*outer, -(-smem_shape[-1] // wide) * wide)
+
+
+def _ragged_shape(rank: int, dtype: Any, smem_shape: tuple[int, ...], swizzle_mode: Any) -> tuple[int, ...]:
+    """The shape of one of its boxes: as wide as the swizzle, 16 bytes without one.
+
+    >>> _ragged_shape(3, "bf16", (32, 1, 80), "128B")
+    (32, 1, 64)
+    """
+    shape = _sizes(smem_shape, "smem_shape")
+    if len(shape) != rank:
+        raise ValueError(f"smem_shape {shape} has {len(shape)} dimensions: must have rank {rank}")
+    return (*shape[:-1], TensorMapSwizzle.of(swizzle_mode).granularity(dtype))
+
+
+def whole_boxes(name: str, row: int, itemsize: int, mode: TensorMapSwizzle) -> None:
+    """ValueError unless a row of a swizzled tile, ``row`` elements, is whole boxes."""
+    if mode and row * itemsize % mode.bytes:
+        raise ValueError(
+            f"{name}: rows of {row}*{itemsize} = {row * itemsize} B are not a multiple of {mode.bytes} B, the span of "
+            f"swizzle {mode.label}"
+        )
 
 
 def create_kv_tile(array: Any, BN: int, BK: int, swizzle: Any = "128B") -> TMATensorTile:

@@ -137,12 +137,13 @@ class TestTheTrait:
         with pytest.raises(ValueError, match=r"pages of 4 tokens, not those of PagedKVCache\[8\]"):
             PagedKVCache[8](blocks, [0], [[0]], 1, 1)
 
-    def test_columns_that_hang_over_a_gather_come_from_the_row(self):
-        """96 of 576 columns in boxes of 64: columns 96 to 127 are what the row holds there."""
+    def test_a_gather_of_a_part_of_the_row(self):
+        """128 of 576 columns in boxes of 64, which come as they stand; of 96 the last box would hang over."""
         blocks = RNG.integers(-99, 99, (4, 4, 1, 576)).astype(bfloat16)
         cache = PagedKVCache(blocks, [9], [[0, 1, 2]], 1, 9)
-        tile = cache.create_gather4_tma_tile(tile_width=96, tile_stride=576, swizzle_mode="128B")
+        tile = cache.create_gather4_tma_tile(tile_width=128, tile_stride=576, swizzle_mode="128B")
         assert tile.tile_shape == (4, 64)
+        assert tile.descriptor.shape == (16, 128)  # [num_kv_rows, tile_width]
         smem = Memory(2 * 4 * 128)
         tile.async_copy_gather4_tile(smem, 0, [3, 0, 9, 5])
         second = smem.load(4 * 128 + np.arange(0, 512, 2), bfloat16, 1)[:, 0]
@@ -150,3 +151,7 @@ class TestTheTrait:
         chunk = np.arange(32).reshape(4, 8) ^ (4 + np.arange(4))[:, None]  # 128-byte swizzle, rows 4 to 7 of its atom
         got = second.reshape(32, 8)[chunk].reshape(4, 64)
         np.testing.assert_array_equal(got, want)
+        with pytest.raises(ValueError, match=r"tile_width 96: rows of 96\*2 = 192 B are not a multiple of 128 B"):
+            cache.create_gather4_tma_tile(tile_width=96, tile_stride=576, swizzle_mode="128B")
+        with pytest.raises(ValueError, match="tile_stride 128 of bfloat16 is 256 bytes: must be a row of the cache"):
+            cache.create_gather4_tma_tile(tile_width=128, swizzle_mode="128B")

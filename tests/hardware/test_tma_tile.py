@@ -136,21 +136,38 @@ def test_gathered_tiles_have_the_bulk_image(mode: TensorMapSwizzle) -> None:
     np.testing.assert_array_equal(read(memory, place, np.int16), tensor[rows])
 
 
-def test_gathered_columns_past_the_width_are_real() -> None:
-    """tile_width 72 of tile_stride 128 with S = 64: the second group brings columns 72..127 too; all are counted."""
-    tensor = np.random.default_rng(57).integers(1, 1000, (20, 128)).astype(np.int16)
-    rows = [3, 19, 0, 7]
-    tile = create_tma_tile_gather4(tensor, 72, "128B", tile_stride=128)
-    assert (tile.column_groups, tile.transaction_bytes) == (2, 4 * 2 * 64 * 2)
-    memory = Memory(1024)
+@MODES
+@pytest.mark.parametrize("width", [64, 128, 192])
+def test_a_gather_of_a_part_of_the_row_is_a_tensor_tile_of_it(mode: TensorMapSwizzle, width: int) -> None:
+    """The first columns of wider rows: as create_tensor_tile has them, byte for byte, where its boxes are the same."""
+    tensor = np.random.default_rng(57).integers(1, 1000, (20, 576)).astype(np.int16)
+    rows, image = np.array([3, 19, 0, 7, 7, 1, 18, 2]), Memory(8 * width * 2)
+    tile = create_tma_tile_gather4(tensor, width, mode, tile_height=8)
+    memory = Memory(tile.transaction_bytes)
     tile.async_copy_gather4_tile(memory, 0, rows)
-    place = k_major(4, 128, TensorMapSwizzle.SWIZZLE_128B, 2)
-    np.testing.assert_array_equal(read(memory, place, np.int16), tensor[rows])
-    clipped = create_tma_tile_gather4(tensor, 72, "128B")
-    clipped.async_copy_gather4_tile(memory, 0, rows)
-    found = read(memory, place, np.int16)
-    np.testing.assert_array_equal(found[:, :72], tensor[rows, :72])
-    assert not found[:, 72:].any()
+    if not mode:
+        np.testing.assert_array_equal(memory.image(np.int16).reshape(8, width), tensor[rows, :width])
+        return
+    bulk = create_tensor_tile(tensor[rows], (8, width), mode)
+    bulk.async_copy(image, 0, (0, 0))
+    assert memory.image(np.uint8).tobytes() == image.image(np.uint8).tobytes()
+    assert tile.transaction_bytes == bulk.transaction_bytes
+    past = Memory(4 * mode.bytes)  # the matrix ends with the width
+    tma.gather4(tile.descriptor, rows[:4], width, past, 0)
+    assert not past.image(np.uint8).any()
+
+
+def test_a_gather_refuses_what_a_tensor_tile_refuses() -> None:
+    tensor = np.zeros((20, 576), np.int16)
+    for width, mode in ((72, "128B"), (96, "128B"), (16, "64B"), (24, "32B")):
+        message = rf"rows of {width}\*2 = {2 * width} B are not a multiple of .* B, the span of swizzle {mode}"
+        with pytest.raises(ValueError, match=f"tile_width {width}: {message}"):
+            create_tma_tile_gather4(tensor, width, mode)
+        with pytest.raises(ValueError, match=rf"tile_shape \(4, {width}\): {message}"):
+            create_tensor_tile(tensor, (4, width), mode)
+    with pytest.raises(ValueError, match="tile_width 8: four rows of a box take 64 bytes, not a multiple of 128"):
+        create_tma_tile_gather4(tensor, 8, tile_height=8)
+    assert create_tma_tile_gather4(tensor, 8).transaction_bytes == 64  # one copy
 
 
 @MODES
@@ -241,8 +258,8 @@ def test_bad_tiles() -> None:
         create_split_tma(tensor, (16, 64)).async_copy(Memory(2048), 0, (0,))
     with pytest.raises(ValueError, match="tile_height 6 is not a positive multiple of 4"):
         create_tma_tile_gather4(tensor, 64, tile_height=6)
-    with pytest.raises(ValueError, match="tile_width 64 must be positive, tile_stride 32 not less"):
-        create_tma_tile_gather4(tensor, 64, tile_stride=32)
+    with pytest.raises(ValueError, match=r"tile_width 577 must be 1 to the columns of a matrix, not of \(64, 128\)"):
+        create_tma_tile_gather4(tensor, 577)
     with pytest.raises(ValueError, match=r"rows of shape \(3,\) are not \[\.\.\., 4\]"):
         create_tma_tile_gather4(tensor, 64).async_copy_gather4_tile(Memory(1024), 0, [1, 2, 3])
     ragged = RaggedTMA3DTile.of(np.zeros((8, 2, 64), np.float16), BM=8, BN=64)

@@ -60,12 +60,16 @@ OPERATIONS = {
     "kv_store": ("attention_kv_store",),
     "merge_states": ("attention_merge_states",),
 }
-"""The folders of tests that fit an operation besides the pairwise tables."""
+"""The folders of tests that fit an operation besides the pairwise tables and what attention_features has of it."""
 PAIRS = {"kv_store": ("kv_store", "mla_store")}
 """Tables of another name than the operation."""
-PARTS = {"fp8_pairs": ("mha_decode",), "scoring": ("mha_decode", "mha_prefill", "mla_prefill")}
+PARTS = {
+    "fp8_pairs": ("mha_decode",),
+    "merge_states": ("merge_states", "mha_decode"),
+    "scoring": ("mha_decode", "mha_prefill", "mla_prefill"),
+}
 """Files that operations share, and those whose tests are run."""
-LEFT_OUT = re.compile(r"compile|hopper|smollm2|error|gpu|far|high_page|all_pairs|untouched|mirror|lockstep|twins|chip")
+LEFT_OUT = re.compile(r"compile|hopper|smollm2|error|gpu|far|high_page|all_pairs|untouched|mirror|lockstep|seeded")
 """Tests that run neither the emulator nor the portable kernel, that read the files of both, or that take long."""
 SECONDS = 20.0
 """CPU time of one test: what takes longer does not end."""
@@ -453,7 +457,9 @@ def fitting(items: Sequence[Any], file: str) -> list[Any]:
         if "attention_pairs" in path:
             if name.startswith(tuple(pairs)):
                 first.append(item)
-        elif Path(path).parent.name in folders and not LEFT_OUT.search(item.nodeid):
+        elif not LEFT_OUT.search(item.nodeid) and (
+            Path(path).parent.name in folders or ("attention_features" in path and any(o in name for o in operations))
+        ):
             marked = item.get_closest_marker("interpreter") is not None
             if marked == (side == "kernel.py"):
                 then.append(item)

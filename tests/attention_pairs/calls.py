@@ -37,7 +37,7 @@ class Row:
 
 def rows_of(table: Table) -> list[Row]:
     """The rows of a table, numbered."""
-    return [Row(number, levels) for number, levels in enumerate(table.rows())]
+    return [Row(number, levels) for number, levels in enumerate(table.rows() + table.further_rows())]
 
 
 @dataclass

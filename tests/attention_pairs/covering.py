@@ -26,10 +26,13 @@ class Rule:
 
 @dataclass(frozen=True)
 class Table:
-    """Factors with their levels, and what may not meet."""
+    """Factors with their levels, and what may not meet; ``besides``: levels of a few further rows, in which three meet
+    that no pair makes meet. They may be none of a factor's.
+    """
 
     factors: Mapping[str, Sequence[Any]]
     rules: tuple[Rule, ...] = ()
+    besides: tuple[Row, ...] = ()
 
     def rows(self) -> list[Row]:
         """Rows that obey the rules and in which every pair of levels that some such row has occurs."""
@@ -54,6 +57,13 @@ class Table:
                 used[level] += 1
             rows.append(row)
         return [{name: self.factors[name][row[name]] for name in self.factors} for row in rows]
+
+    def further_rows(self) -> list[Row]:
+        """Those of ``besides``; a factor that one leaves out has its first level."""
+        first = {name: levels[0] for name, levels in self.factors.items()}
+        rows = [first | row for row in self.besides]
+        assert all(self.obeys(row) and row.keys() == first.keys() for row in rows)
+        return rows
 
     def pairs(self) -> set[tuple[Level, Level]]:
         """The pairs of levels that some row obeying the rules has."""

@@ -57,7 +57,13 @@ SCALES = (
     Rule(("k_scale", "dtypes"), lambda scale, dtypes: not scale or dtypes[1] == FP8),
     Rule(("v_scale", "dtypes"), lambda scale, dtypes: not scale or dtypes[1] == FP8),
 )
-DECODE = Table(FACTORS, (*SCALES, Rule(("arch", "dtypes", "D"), _emulated)))
+DECODE = Table(
+    FACTORS, (*SCALES, Rule(("arch", "dtypes", "D"), _emulated)),
+    besides=(  # the second piece of K ends past D, where the first of V would not
+        {"D": (112, 48), "lens": (130, 3), "heads": (6, 2), "page": 16, "splits": 2},
+        {"D": (48, 112), "lens": (130, 3), "heads": (2, 2), "page": 5, "layout": "HND"},
+    ),
+)  # fmt: skip
 STREAMING = Table(
     FACTORS | {"mask": (*MASKS, "own values", "or"), "D": ((64, 64), (128, 128)), "arch": ("gfx950",)}, SCALES
 )

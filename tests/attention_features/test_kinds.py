@@ -7,6 +7,7 @@ whatever good call came before. And a kernel that is launched again gets the arg
 from __future__ import annotations
 
 import gc
+import inspect
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -326,7 +327,7 @@ VARIANTS: dict[str, Arguments] = {
 
 
 def parameters(function: Any) -> set[str]:
-    return set(function.__code__.co_varnames[: function.__code__.co_argcount + function.__code__.co_kwonlyargcount])
+    return set(inspect.signature(function).parameters)
 
 
 HAVE = [

@@ -66,6 +66,20 @@ def test_the_kernel_writes_the_bytes_of_the_emulator(case: Store) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_columns_past_a_block_have_no_part_in_its_scale(backend: str) -> None:
+    """Values far below 1, in blocks of 12 columns, which threads hold as 16: the scale is that of the values."""
+    case = Store(tokens=6, D=(24, 36), source="fp32", cache="fp8", scale="own", granularity=12, skip=False)
+    x = case.build()
+    x.k, x.v = x.k / 1000, x.v / 3000
+    x.run(backend=backend)
+    token, page, slot = expected_slots(x)
+    for side, source in (("k", x.k), ("v", x.v)):
+        scale = x.more[f"{side}_scale"][page, slot]
+        want = scales_of(source[token], scale.shape[-1], 448.0, np.float32)
+        np.testing.assert_array_equal(scale, want)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_latent_rows_with_scales(backend: str) -> None:
     """656 bytes: 512 latents, four computed scales, 64 rope values in bfloat16, which keep what they are."""
     rng = np.random.default_rng(5)

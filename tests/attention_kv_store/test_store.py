@@ -186,7 +186,7 @@ def test_traffic_counts_what_moves() -> None:
     x, traffic = Store(tokens=16, heads=8, D=(128, 128), page=16, skip=False).build(), Traffic()
     x.run(traffic=traffic)
     assert dict(traffic.moved) == {"DRAM->registers": 2 * 16 * 8 * 256, "registers->DRAM": 2 * 16 * 8 * 256}
-    assert traffic.instructions["k load"] == 16 * 8 * 256 // 512
+    assert traffic.instructions["k load"] == traffic.instructions["v_cache store"] == 16 * 8 * 256 // 512
 
 
 def test_offsets_beyond_32_bits() -> None:

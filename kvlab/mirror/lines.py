@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -125,10 +125,15 @@ class _Reader:
         if target is not None:
             return ("store", *sorted(self.reading.form(target.value).names))
         form = self.form(statement)
-        if form.op == "call" and "store" in form.text and form.parts:
-            first = form.parts[0]
-            return ("store", (first.parts[0] if first.op == "address" else first).text)
+        if form.parts and "store" in (form.text or form.op):
+            return ("store", self._array(form.parts[0]))
         return ("call", form.text or form.op)
+
+    def _array(self, place: Form) -> str:
+        """The array that a place belongs to: the first of its names that is one, or that an offset is made of."""
+        names = [part.text for part in (place.parts or (place,)) if part.op == "leaf"]
+        names += [other for name in names for other in sorted(self.made_of.get(name, ()))]
+        return next((name for name in names if name.endswith("_ptr")), names[0] if names else "")
 
     def conditions(self, statement: Statement) -> tuple[str, ...]:
         return tuple(self.reading.condition(test) for test in statement.conditions)
@@ -136,7 +141,10 @@ class _Reader:
 
 def lines_of(name: str, kernel: Side, emulator: Side, synonyms: Mapping[str, str], held: Mapping[str, str]) -> Lines:
     """Put the statements of two sides beside each other; their steps must be the same (see ``check_sources``)."""
-    pairs = list(zip(kernel.steps, _in_order(kernel.steps, emulator.steps), strict=True))
+    others = (
+        emulator.steps if len(kernel.steps) == len(emulator.steps) == 1 else _in_order(kernel.steps, emulator.steps)
+    )
+    pairs = list(zip(kernel.steps, others, strict=True))
     flags = {name for name, constexpr in kernel.parameters.items() if constexpr}
     ours, theirs = _Reader(kernel, synonyms, flags, emulator), _Reader(emulator, synonyms, flags, kernel)
     compared = _Comparison(ours, theirs, held)
@@ -147,7 +155,7 @@ def _statements(side: Side) -> list[Statement]:
     return [statement for step in side.steps for statement in step.statements]
 
 
-def _in_order(steps: list[Step], others: list[Step]) -> list[Step | None]:
+def _in_order(steps: Sequence[Step], others: Sequence[Step]) -> Sequence[Step | None]:
     """For each step the next one of the same text and role on the other side."""
     found: list[Step | None] = []
     used: set[int] = set()
@@ -211,8 +219,9 @@ class _Comparison:
             for (reader, _), names in zip(sides, used, strict=True)
         ]
         found = []
+        plain = self.shared - self.flags - self.kernel.addresses - self.emulator.addresses
         for (who, other), there in (((0, 1), "emulator"), ((1, 0), "kernel")):
-            lacking = {n for n in used[who] & self.shared - self.flags if _is_name(n)} - used[other] - may[other]
+            lacking = {n for n in used[who] & plain if _is_name(n)} - used[other] - may[other]
             found += [f"'{name}' is not used in the {there}" for name in sorted(lacking)]
         return found
 

@@ -176,6 +176,8 @@ class Reading:
             return self.aliases.get(node.id) or _leaf(self.name(node.id))
         if isinstance(node, ast.Constant):
             return _leaf(_constant(node.value))
+        if isinstance(node, ast.Starred):
+            return self.form(node.value)
         if isinstance(node, ast.Attribute):
             return self._attribute(node)
         if isinstance(node, ast.Call):
@@ -255,10 +257,14 @@ class Reading:
     def _call(self, node: ast.Call) -> Form:
         function = ast.unparse(node.func).rpartition(".")[2].lstrip("_")
         owner = node.func.value if isinstance(node.func, ast.Attribute) else None
-        if owner is not None and (_text(owner) in _HOLDERS or _text(owner).startswith(("tl.", "np.", "gl."))):
-            owner = None
+        if isinstance(owner, ast.Name | ast.Attribute) and _text(owner).partition(".")[0] in _HOLDERS:
+            bare = _text(owner) in _HOLDERS or _text(owner).startswith(("tl.", "np.", "gl."))
+            owner = None if bare else owner
         function = _SPELLINGS.get(function, function)
-        arguments = [a.value if isinstance(a, ast.Starred) else a for a in node.args]
+        spelled = self._table.get(function)
+        if isinstance(spelled, ast.Name):
+            function = spelled.id
+        arguments = list(node.args)
         given = {keyword.arg: keyword.value for keyword in node.keywords}
         if function in _INNER and arguments:
             return self.form(arguments[-1])
@@ -266,6 +272,10 @@ class Reading:
             return self.form(owner if owner is not None and function != "by_row" else arguments[0])
         if function == "load" and owner is None:
             return self._load(arguments, given)
+        if function == "store" and owner is None and len(arguments) > 1:
+            mask = [Form("mask", (self.form(given["mask"]),))] if "mask" in given else []
+            where = self._load(arguments[:-1], {})
+            return Form("store", (where, self.form(arguments[-1]), *mask))
         if function in ("zeros", "zeros_like"):
             return _leaf("0.0")
         if function in ("ones", "ones_like"):
@@ -276,6 +286,8 @@ class Reading:
             return self._form(ast.BinOp(arguments[0], ast.Div(), arguments[1]))
         if function in ("multiply_add", "fma"):
             return self._form(ast.BinOp(ast.BinOp(arguments[0], ast.Mult(), arguments[1]), ast.Add(), arguments[2]))
+        if function in ("sum_products", "add_products"):
+            return Form("sum", (self._form(ast.BinOp(arguments[0], ast.Mult(), arguments[1])),))
         if function == "times" and owner is not None:
             return self._form(ast.BinOp(owner, ast.Mult(), arguments[0]))
         if function in ("min", "max") and len(arguments) > 1 and owner is None and isinstance(node.func, ast.Name):
@@ -301,10 +313,9 @@ class Reading:
         return Form(function, parts) if function in _FUNCTIONS else Form("call", parts, function)
 
     def _load(self, arguments: list[ast.expr], given: dict[str | None, ast.expr]) -> Form:
-        address = self.form(arguments[0])
-        mask = given.get("mask", arguments[1] if len(arguments) > 1 else None)
-        parts = address.parts if address.op == "address" else (address,)
-        return Form("address", (*parts, Form("mask", (self.form(mask),))) if mask is not None else parts)
+        """An element: of what a pointer with its offset says, or of an array with its index."""
+        parts = [part for form in self._all(arguments) for part in (form.parts if form.op == "address" else (form,))]
+        return Form("address", (*parts, Form("mask", (self.form(given["mask"]),))) if "mask" in given else tuple(parts))
 
     def facts(self, form: Form) -> list[Fact]:
         """What is said about operators, functions and helpers of a form, one fact for each, in the order of the text.
@@ -324,7 +335,7 @@ class Reading:
             return
         if form.op == "call":
             found.append((f"{form.text}()", tuple(part.names for part in form.parts)))
-        elif form.op not in ("address", "mask", "tuple", "minus", "inverse") and not (
+        elif form.op not in ("address", "mask", "tuple", "minus", "inverse", "store") and not (
             inside and form.op in ("+", "*", "&", "arange")
         ):
             found.append((form.op, tuple(_operand(part) for part in form.parts)))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from pathlib import Path
 
+from kvlab.mirror.helpers import Module, helper_pairs
 from kvlab.mirror.lines import Line, Lines, lines_of
 from kvlab.mirror.source import Header, Problem, Side, Step, read_side
 from kvlab.mirror.statements import CLASSES
@@ -143,10 +144,14 @@ def check_sources(
     found += [Violation(f.message, _counterpart(emulator, kernel, f), _here(emulator, f)) for f in emulator.problems]
     for role in dict.fromkeys(step.marker.role for step in (*kernel.steps, *emulator.steps)):
         found += _compare_order(kernel, emulator, role)
-    lines = lines_of(name or kernel_name, kernel, emulator, synonyms or {}, held or {})
+    name = name or kernel_name
+    pairs = [(name, kernel, emulator)]
+    modules = Module(kernel_source, kernel_path), Module(emulator_source, emulator_path)
+    pairs += [(f"{name}: {one}", *sides) for one, *sides in helper_pairs(*modules, (kernel_name, emulator_name))]
+    lines = [lines_of(one, *sides, synonyms or {}, held or {}) for one, *sides in pairs]
     if synonyms is not None:
-        found += _unlike(lines)
-    return Report(((name or kernel_name, kernel, emulator),), tuple(found), (lines,))
+        found += [violation for one in lines for violation in _unlike(one)]
+    return Report(((name, kernel, emulator),), tuple(found), tuple(lines))
 
 
 def _unlike(lines: Lines) -> list[Violation]:

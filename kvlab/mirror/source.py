@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from kvlab.mirror.meetings import Meeting, meetings_of
 from kvlab.mirror.statements import Statement, statements_of
 
-__all__ = ["Header", "Marker", "Problem", "Side", "Step", "read_side"]
+__all__ = ["Header", "Marker", "Problem", "Side", "Step", "read_helper", "read_side"]
 
 _NAME = r"[A-Za-z_]\w*"
 _MARKER = re.compile(
@@ -156,12 +156,29 @@ def read_side(source: str, function: str, path: str = "<source>") -> Side:
         first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
         spans.append((first, reader.last_line(node)))
         tree += reader.read_function(node, spans[-1])
-        for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
-            parameters[one.arg] = one.annotation is not None and ast.unparse(one.annotation).endswith("constexpr")
+        parameters |= _parameters(node)
     if not any(True for _ in _steps(tree)):
         reader.problems.append(Problem(spans[0][0], f"{function} has no marker (a comment '#: name -> outputs')"))
     problems = sorted(reader.problems, key=lambda problem: problem.line)
     return Side(path, function, source.splitlines(), spans, tree, problems, parameters)
+
+
+def read_helper(source: str, function: str, path: str = "<source>") -> Side:
+    """Read a function without markers as one step of its name."""
+    node = next(n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == function)
+    reader = _Reader(source)
+    span = min([node.lineno, *(d.lineno for d in node.decorator_list)]), reader.last_line(node)
+    step = Step(Marker(function, (), function, "", node.lineno, node.col_offset))
+    step.statements = [one for statement in node.body for one in statements_of(statement, reader.trailing)]
+    return Side(path, function, source.splitlines(), [span], [step], [], _parameters(node))
+
+
+def _parameters(node: ast.FunctionDef) -> dict[str, bool]:
+    """Names of parameters, and whether each is a constexpr."""
+    return {
+        one.arg: one.annotation is not None and ast.unparse(one.annotation).endswith("constexpr")
+        for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+    }
 
 
 class _Reader:

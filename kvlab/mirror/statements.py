@@ -23,7 +23,7 @@ CLASSES = {
 }
 """Why a statement may stand on one side only."""
 
-_CLASS = re.compile(r"#-\s*(\w+)\s*$|#-\s*(\w+)\s")
+_CLASS = re.compile(r"#\s?-\s*(\w+)\b")
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def _class_at(comments: dict[int, str], first: int, last: int) -> str:
     for line in range(first, last + 1):
         found = _CLASS.search(comments.get(line, ""))
         if found:
-            return found[1] or found[2]
+            return found[1]
     return ""
 
 

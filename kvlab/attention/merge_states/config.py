@@ -10,6 +10,7 @@ MERGE = Twin(
     "merge",
     kernel="kvlab.attention.merge_states.kernel:merge",
     emulator="kvlab.attention.merge_states.emulator:merge",
+    synonyms={"outs": "part_ptr", "lses": "part_lse_ptr", "lane_sum": "sum"},
 )
 TWINS = (MERGE,)
 LAUNCH = ("kernel:launch", "emulator:launch")

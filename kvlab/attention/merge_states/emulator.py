@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.attention.masked import load, store
 from kvlab.hardware.chip import add_products, current_arithmetic, divide, exp, log
 from kvlab.staging import Traffic, program_ids
 from kvlab.staging.rows_over_warps import butterfly, in_turn
@@ -15,56 +16,64 @@ from .config import chunk_of, merge_grid, piece_of
 Array = np.ndarray[Any, Any]
 
 
+@np.errstate(divide="ignore", invalid="ignore")  # of a program whose rows have no key at all
 def merge(
     outs: Array, lses: Array, o_array: Array, lse_array: Array, PARTS: int, BD: int, CHUNK: int, traffic: Traffic
 ) -> None:
     """Put BD columns of the parts of one head of one token together; parts without a key have no share in it."""
     #: setup -> lse_parts    each part's lse; +inf, as some write for no key, is -inf
-    num_parts, batches, tokens, heads, D = outs.shape
-    sequence_and_token, head, piece = program_ids(merge_grid(batches, tokens, heads, D))  # [P]
-    batch, token = sequence_and_token // tokens, sequence_and_token % tokens
-    lse_parts = np.full((len(batch), PARTS), -np.inf, np.float32)
-    lse_parts[:, :num_parts] = lses[:, batch, token, head].T
+    num_parts, batches, tokens, heads, D = outs.shape  #- launch
+    program, head, piece = program_ids(merge_grid(batches, tokens, heads, D))  # [P]
+    batch = program // tokens
+    token = program % tokens
+    row = batch[:, None], token[:, None], head[:, None]  #- address
+    every = np.arange(PARTS)
+    lse_parts = load(lses, (every, *row), mask=every < num_parts, other=-np.inf)
     lse_parts = np.where(lse_parts == np.inf, np.float32(-np.inf), lse_parts)
     #: total -> top, total    weights relative to the largest, so that nothing overflows
     top = lse_parts.max(axis=1)
     shift = np.where(top == -np.inf, np.float32(0), top)
-    weights = exp(lse_parts - shift[:, None]).reshape(len(batch), -(-PARTS // 32), min(PARTS, 32))  # of lanes
-    total = butterfly(np.add, in_turn(np.add, weights.swapaxes(1, 2)))
+    total = lane_sum(exp(lse_parts - shift[:, None]))
     d = piece[:, None] * BD + np.arange(BD)  # [P, BD]
-    lanes = min(CHUNK, 32 // min(32, BD // min(BD, 16 // outs.itemsize)))  # of a warp, that have one column's parts
     o = np.zeros((len(batch), BD), np.float32)
     lost = np.zeros((len(batch), BD), np.float32)
     for first in range(0, num_parts, CHUNK):
         #: weights -> w    of the next parts
-        n = np.arange(first, min(first + CHUNK, num_parts))
-        lse_chunk = np.full((len(batch), CHUNK), -np.inf, np.float32)
-        lse_chunk[:, : len(n)] = lses[n[:, None], batch, token, head].T
-        empty = lse_chunk == np.inf
-        w = np.where(empty, np.float32(0), exp(np.where(empty, np.float32(-np.inf), lse_chunk) - shift[:, None]))
+        n = first + np.arange(CHUNK)
+        lse_chunk = load(lses, (n, *row), mask=n < num_parts, other=-np.inf)
+        w = np.where(lse_chunk == np.inf, np.float32(0), exp(lse_chunk - shift[:, None]))
         #: load_parts -> parts    those that count; what a part without a key left behind is not read
-        parts = np.zeros((len(batch), CHUNK, BD), np.float32)
-        p, k, c = np.nonzero((w > 0)[:, :, None] & (d < D)[:, None])
-        parts[p, k, c] = outs[first + k, batch[p], token[p], head[p], d[p, c]]
-        traffic.move("DRAM->registers", len(p) * outs.itemsize + len(batch) * len(n) * 4)
+        has = (w > 0)[:, :, None] & (d < D)[:, None]
+        at = *(axis[..., None] for axis in row), d[:, None]  #- address
+        parts = load(outs, (n[:, None], *at), mask=has, other=0.0).astype(np.float32)
+        traffic.move(
+            "DRAM->registers", np.count_nonzero(has) * outs.itemsize + batch.size * int((n < num_parts).sum()) * 4
+        )
         #: add -> o, lost    compensated: what the sum could not hold is kept for the next
-        term = _sum(parts, w[:, :, None], lanes) - lost
+        term = sum_products(parts, w[:, :, None], lanes_of(CHUNK, BD, outs.itemsize)) - lost
         new = o + term
         lost = (new - o) - term
         o = new
     #: combine -> o, lse    weighted mean; no key at all gives 0 and -inf
-    some = np.where(total == 0, np.float32(1), total)
-    o = np.where((total == 0)[:, None], np.float32(0), divide(o, some[:, None]))
-    lse = np.where(total == 0, np.float32(-np.inf), top + log(some))
+    o = np.where((total == 0)[:, None], np.float32(0), divide(o, total[:, None]))
+    lse = np.where(total == 0, np.float32(-np.inf), top + log(total))
     #: store
-    p, c = np.nonzero(d < D)
-    o_array[batch[p], token[p], head[p], d[p, c]] = o[p, c].astype(o_array.dtype)
-    p = np.nonzero(piece == 0)[0]
-    lse_array[batch[p], token[p], head[p]] = lse[p]
+    store(o_array, (*row, d), o, mask=d < D)
+    store(lse_array, (batch, token, head), lse, mask=piece == 0)
     traffic.move("registers->DRAM", o_array.nbytes + lse_array.nbytes)
 
 
-def _sum(parts: Array, w: Array, lanes: int) -> Array:
+def lane_sum(x: Array) -> Array:
+    """Sums of the rows of ``x`` ``[P, n]``, n a power of two: in each lane one after the other, then over the lanes."""
+    return butterfly(np.add, in_turn(np.add, x.reshape(len(x), -(-x.shape[1] // 32), -1).swapaxes(1, 2)))
+
+
+def lanes_of(CHUNK: int, BD: int, itemsize: int) -> int:
+    """Lanes of a warp that have one column's parts."""
+    return min(CHUNK, 32 // min(32, BD // min(BD, 16 // itemsize)))
+
+
+def sum_products(parts: Array, w: Array, lanes: int) -> Array:
     """Columns ``[P, BD]`` of the parts times their weights: on the chip in each lane one after the other, then over the
     lanes. What is lost depends on the order; in float32 it is that of NumPy, as in the interpreter.
     """

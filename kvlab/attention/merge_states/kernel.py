@@ -20,10 +20,10 @@ def merge(
 ):  # fmt: skip
     """Put BD columns of the parts of one head of one token together; parts without a key have no share in it."""
     #: setup -> lse_parts    each part's lse; +inf, as some write for no key, is -inf
-    batch = (tl.program_id(0) // tokens).to(tl.int64)
-    token = (tl.program_id(0) % tokens).to(tl.int64)
-    head = tl.program_id(1).to(tl.int64)
-    at_lse = part_lse_ptr + batch * part_lse_batch + token * part_lse_token + head * part_lse_head
+    program, head, piece = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    batch = (program // tokens).to(tl.int64)
+    token = (program % tokens).to(tl.int64)
+    at_lse = part_lse_ptr + batch * part_lse_batch + token * part_lse_token + head * part_lse_head  #- address
     every = tl.arange(0, PARTS).to(tl.int64)
     lse_parts = tl.load(at_lse + every * part_lse_n, mask=every < num_parts, other=-float("inf"))
     lse_parts = tl.where(lse_parts == float("inf"), -float("inf"), lse_parts)
@@ -31,8 +31,8 @@ def merge(
     top = tl.max(lse_parts, 0)
     shift = tl.where(top == -float("inf"), 0.0, top)
     total = tl.sum(tl.exp(lse_parts - shift), 0)
-    d = tl.program_id(2) * BD + tl.arange(0, BD)
-    at = part_ptr + batch * part_batch + token * part_token + head * part_head
+    d = piece * BD + tl.arange(0, BD)
+    at = part_ptr + batch * part_batch + token * part_token + head * part_head  #- address
     o = tl.zeros([BD], tl.float32)
     lost = tl.zeros([BD], tl.float32)
     for first in range(0, num_parts, CHUNK):
@@ -52,10 +52,9 @@ def merge(
     o = tl.where(total == 0, 0.0, o / total)
     lse = tl.where(total == 0, -float("inf"), top + tl.log(total))
     #: store
-    o_at = batch * o_batch + token * o_token + head * o_head + d
+    o_at = batch * o_batch + token * o_token + head * o_head + d  #- address
     tl.store(o_ptr + o_at, o.to(o_ptr.dtype.element_ty), mask=d < D)
-    at_lse = lse_ptr + batch * lse_batch + token * lse_token + head * lse_head
-    tl.store(at_lse, lse, mask=tl.program_id(2) == 0)
+    tl.store(lse_ptr + batch * lse_batch + token * lse_token + head * lse_head, lse, mask=piece == 0)
 
 
 def launch(

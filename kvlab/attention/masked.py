@@ -1,0 +1,37 @@
+"""Elements of arrays under a mask, as ``tl.load`` and ``tl.store`` access them: for the emulators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = ["load", "store"]
+
+Array = np.ndarray[Any, Any]
+
+
+def load(array: Array, index: tuple[Any, ...], *, mask: Any, other: Any = 0) -> Array:
+    """``array[index]`` where ``mask`` is set and ``other`` elsewhere, whatever the index there. Index and mask are
+    broadcast.
+
+    >>> load(np.array([5, 6, 7]), (np.array([0, 2, 9]),), mask=np.array([True, True, False]), other=-1).tolist()
+    [5, 7, -1]
+    """
+    *index, mask = np.broadcast_arrays(*index, mask)
+    value = np.full(mask.shape, other, array.dtype)
+    value[mask] = array[tuple(one[mask] for one in index)]
+    return value
+
+
+def store(array: Array, index: tuple[Any, ...], value: Any, *, mask: Any) -> None:
+    """Write ``value``, rounded to the dtype of ``array``, to ``array[index]`` where ``mask`` is set; broadcast as
+    in :func:`load`.
+
+    >>> array = np.zeros(3, np.int32)
+    >>> store(array, (np.array([0, 2, 9]),), 4, mask=np.array([True, True, False]))
+    >>> array.tolist()
+    [4, 0, 4]
+    """
+    *index, value, mask = np.broadcast_arrays(*index, value, mask)
+    array[tuple(one[mask] for one in index)] = value[mask].astype(array.dtype)

@@ -1,0 +1,90 @@
+"""Helpers that both twins call by one name, found from the text: their statements are compared, too."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from kvlab.mirror.source import Side, read_helper
+
+__all__ = ["Module", "helper_pairs"]
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module's text, and the file that its imports are found from."""
+
+    source: str
+    path: str
+
+    @property
+    def tree(self) -> ast.Module:
+        return _parsed(self.source)
+
+    def calls(self, function: str) -> dict[str, str]:
+        """Names of functions that a function of this module calls, without leading underscores -> as they are written."""
+        found = {}
+        for node in self.tree.body:
+            if isinstance(node, ast.FunctionDef) and node.name == function:
+                for part in ast.walk(node):
+                    if isinstance(part, ast.Call) and isinstance(part.func, ast.Name):
+                        found[part.func.id.lstrip("_")] = part.func.id
+        return found
+
+    def find(self, name: str) -> tuple[Module, str] | None:
+        """Where a function that this module calls ``name`` is defined: its module and its name there."""
+        for node in self.tree.body:
+            if isinstance(node, ast.FunctionDef) and node.name == name:
+                return self, name
+            if isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    if (alias.asname or alias.name) == name:
+                        there = self._imported(node)
+                        return there.find(alias.name) if there is not None else None
+        return None
+
+    def _imported(self, node: ast.ImportFrom) -> Module | None:
+        folder = Path(self.path).parent
+        if node.level:
+            folder = Path(*folder.parts[: len(folder.parts) - node.level + 1])
+        else:
+            while (folder / "__init__.py").is_file():
+                folder = folder.parent
+        file = folder.joinpath(*(node.module or "").split("."))
+        for path in (file.with_suffix(".py"), file / "__init__.py"):
+            if path.is_file():
+                return Module(path.read_text(encoding="utf-8"), str(path))
+        return None
+
+
+@lru_cache(maxsize=128)
+def _parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
+def helper_pairs(kernel: Module, emulator: Module, functions: tuple[str, str]) -> Iterator[tuple[str, Side, Side]]:
+    """(name, kernel's helper, emulator's) of all that both twins call by one name, and that those call in turn."""
+    waiting = [
+        (kernel, name.strip(), emulator, other.strip())
+        for name in functions[0].split(",")
+        for other in functions[1].split(",")
+    ]
+    seen: set[str] = set()
+    while waiting:
+        ours, function, theirs, other = waiting.pop(0)
+        mine, its = ours.calls(function), theirs.calls(other)
+        for name in mine:
+            if name in its and name not in seen:
+                found, match = ours.find(mine[name]), theirs.find(its[name])
+                if found is None or match is None or found[0].path == match[0].path:
+                    continue
+                seen.add(name)
+                yield (
+                    name,
+                    read_helper(found[0].source, found[1], found[0].path),
+                    read_helper(match[0].source, match[1], match[0].path),
+                )
+                waiting.append((found[0], found[1], match[0], match[1]))

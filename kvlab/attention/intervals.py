@@ -105,7 +105,7 @@ def key_count(length: Array, most: int) -> Array:
     >>> key_count(np.array([65, 1, -3]), 64)
     array([64,  1,  0], dtype=int32)
     """
-    return np.clip(length.astype(np.int64), 0, most).astype(np.int32)
+    return np.maximum(np.minimum(length.astype(np.int64), most), 0).astype(np.int32)
 
 
 def keys_in_table(seq_lens: Any, block_table: Any, page_size: int) -> Array:

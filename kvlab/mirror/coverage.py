@@ -14,7 +14,11 @@ __all__ = ["Coverage", "coverage"]
 
 @dataclass(frozen=True)
 class Coverage:
-    """The lines of an operation's twins; as text the shares, then what differs and what stands on one side only."""
+    """The lines of an operation's twins; as text the shares, then what differs and what stands on one side only.
+
+    >>> coverage("merge_states").share("merge")
+    0.9
+    """
 
     twins: tuple[Lines, ...]
 
@@ -29,10 +33,12 @@ class Coverage:
 
 
 def coverage(op: str | Operation) -> Coverage:
-    """The statements of an operation's twins beside each other, read from their sources; nothing is run.
+    """The statements of an operation's twins, and of the helpers that both sides call by one name, beside each other.
 
-    >>> [lines.name for lines in coverage("mha_decode").twins]
-    ['attend', 'hopper', 'merge']
+    Read from the sources; nothing is run.
+
+    >>> print(str(coverage("merge_states")).splitlines()[0])
+    merge: 27 of 30 statements of the kernel have a counterpart (90 %), 27 are equal to it
     """
     return Coverage(compare(op).lines)
 

@@ -25,7 +25,7 @@ class Module:
         return _parsed(self.source)
 
     def calls(self, function: str) -> dict[str, str]:
-        """Names of functions that a function of this module calls, without leading underscores -> as they are written."""
+        """Functions that a function of this module calls: their names without leading underscores -> as written."""
         found = {}
         for node in self.tree.body:
             if isinstance(node, ast.FunctionDef) and node.name == function:

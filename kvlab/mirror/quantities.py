@@ -28,6 +28,10 @@ SHARED = {
     "features.slopes is not None": "ALIBI",
     "mask.bias is not None": "BIAS",
     "mask.valid is not None": "VALID",
+    "chunk > 0": "CHUNKED",
+    "mask.chunk > 0": "CHUNKED",
+    "valid_array is not None": "PRESENT",
+    "scale_array is not None": "PRESENT",
     "mask.bounded": "BOUNDED",
     "mask.windowed": "BOUNDED",
     "mask.chunk": "chunk",
@@ -280,13 +284,13 @@ class Reading:
             return _leaf("0.0")
         if function in ("ones", "ones_like"):
             return _leaf("1.0")
-        if function in ("full", "full_like"):
+        if function in ("full", "full_like") and len(arguments) > 1:
             return self.form(arguments[1])
-        if function in ("divide", "div_rn", "fdiv"):
+        if function in ("divide", "div_rn", "fdiv") and len(arguments) == 2:
             return self._form(ast.BinOp(arguments[0], ast.Div(), arguments[1]))
-        if function in ("multiply_add", "fma"):
+        if function in ("multiply_add", "fma") and len(arguments) == 3:
             return self._form(ast.BinOp(ast.BinOp(arguments[0], ast.Mult(), arguments[1]), ast.Add(), arguments[2]))
-        if function in ("sum_products", "add_products"):
+        if function in ("sum_products", "add_products") and len(arguments) > 1:
             return Form("sum", (self._form(ast.BinOp(arguments[0], ast.Mult(), arguments[1])),))
         if function == "times" and owner is not None:
             return self._form(ast.BinOp(owner, ast.Mult(), arguments[0]))

@@ -147,8 +147,8 @@ def check_sources(
     name = name or kernel_name
     pairs = [(name, kernel, emulator)]
     modules = Module(kernel_source, kernel_path), Module(emulator_source, emulator_path)
-    pairs += [(f"{name}: {one}", *sides) for one, *sides in helper_pairs(*modules, (kernel_name, emulator_name))]
-    lines = [lines_of(one, *sides, synonyms or {}, held or {}) for one, *sides in pairs]
+    pairs += [(f"{name}: {one}", a, b) for one, a, b in helper_pairs(*modules, (kernel_name, emulator_name))]
+    lines = [lines_of(one, a, b, synonyms or {}, held or {}) for one, a, b in pairs]
     if synonyms is not None:
         found += [violation for one in lines for violation in _unlike(one)]
     return Report(((name, kernel, emulator),), tuple(found), tuple(lines))

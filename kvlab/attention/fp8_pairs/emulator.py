@@ -19,6 +19,7 @@ def narrow(q: Array, top: Array) -> tuple[Array, Array]:
     >>> narrow(np.array([[3.0, -5.0]], np.float32), np.array([5.0], np.float32))
     (array([[ 0.75, -1.25]], dtype=float16), array([4.], dtype=float32))
     """
-    bits = np.clip(np.ascontiguousarray(top, np.float32).view(np.int32) & 0x7F800000, 0x00800000, 0x7E800000)
+    bits = np.ascontiguousarray(top, np.float32).view(np.int32) & 0x7F800000
+    bits = np.minimum(np.maximum(bits, 0x00800000), 0x7E800000)
     inverse = (np.int32(0x7F000000) - bits).view(np.float32)
     return (q.astype(np.float32) * inverse[..., None]).astype(np.float16), bits.view(np.float32)

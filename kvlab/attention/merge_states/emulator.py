@@ -65,7 +65,8 @@ def merge(
 
 def lane_sum(x: Array) -> Array:
     """Sums of the rows of ``x`` ``[P, n]``, n a power of two: in each lane one after the other, then over the lanes."""
-    return butterfly(np.add, in_turn(np.add, x.reshape(len(x), -(-x.shape[1] // 32), -1).swapaxes(1, 2)))
+    lanes = min(x.shape[1], 32)
+    return butterfly(np.add, in_turn(np.add, x.reshape(len(x), x.shape[1] // lanes, lanes).swapaxes(1, 2)))
 
 
 def lanes_of(CHUNK: int, BD: int, itemsize: int) -> int:

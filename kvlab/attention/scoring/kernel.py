@@ -55,20 +55,23 @@ def cap(s, softcap):
     less something near 1 has no digits of them left."""
     x = s * (2.0 / softcap)
     y = x * x * QUARTER_LN2_SQUARED
-    series = s * (1.0 + y * (-1.0 / 3.0 + y * (2.0 / 15.0 + y * (-17.0 / 315.0))))
-    return tl.where(tl.abs(x) < 0.5, series, softcap * LOG2E * (1.0 - 2.0 / (tl.math.exp2(x) + 1.0)))
+    inner = -1.0 / 3.0 + y * (2.0 / 15.0 + y * (-17.0 / 315.0))
+    series = s * (1.0 + y * inner)
+    bounded = softcap * LOG2E * (1.0 - 2.0 / (tl.math.exp2(x) + 1.0))
+    return tl.where(tl.abs(x) < 0.5, series, bounded)
 
 
 @triton.jit
 def distance(s, slope, position, key):
     """ALiBi: the rows' ``slope`` (natural units) times the distance of ``position`` and ``key``, subtracted."""
-    return s - (slope * LOG2E)[:, None] * tl.abs(position[:, None] - key[None, :]).to(tl.float32)
+    away = tl.abs(position[:, None] - key[None, :]).to(tl.float32)
+    return s - (slope * LOG2E)[:, None] * away
 
 
 @triton.jit
 def add_bias(s, visible, bias_ptr, bias_at, row, key, rows, keys, row_stride, key_stride):
     """(s, visible) with the bias at ``bias_ptr + bias_at`` ``[BM]``, an array of ``rows x keys``; outside it masks."""
-    at = bias_at[:, None] + row.to(tl.int64)[:, None] * row_stride + key.to(tl.int64)[None, :] * key_stride
+    at = bias_at[:, None] + row.to(tl.int64)[:, None] * row_stride + key.to(tl.int64)[None, :] * key_stride  #- address
     inside = visible & (row < rows)[:, None] & (key < keys)[None, :]
     bias = tl.load(bias_ptr + at, mask=inside, other=-float("inf")).to(tl.float32)
     visible = visible & ~(bias <= MASK_VALUE)  # NaN masks nothing
@@ -76,15 +79,15 @@ def add_bias(s, visible, bias_ptr, bias_at, row, key, rows, keys, row_stride, ke
 
 
 @triton.jit
-def head_scale(ptr, kv_head, stride, PRESENT: tl.constexpr):
+def head_scale(scale_ptr, kv_head, scale_head, PRESENT: tl.constexpr):
     """The scale of a KV head; 1 where there is none."""
     scale = 1.0
     if PRESENT:
-        scale = tl.load(ptr + kv_head * stride)
+        scale = tl.load(scale_ptr + kv_head * scale_head)
     return scale
 
 
 @triton.jit
-def token_scale(ptr, at, exists):
+def token_scale(scale_ptr, at, exists):
     """Scales ``[BN]`` of keys at offsets ``at``; 0 for those that do not exist."""
-    return tl.load(ptr + at, mask=exists, other=0.0)
+    return tl.load(scale_ptr + at, mask=exists, other=0.0)

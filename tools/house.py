@@ -140,8 +140,9 @@ def repeated(every: Iterable[Module]) -> list[tuple[int, str]]:
         while ((f, i + n), (g, j + n)) in starts:
             n += 1
         count, here, there = n + RUN - 1, files[f][1], files[g][1]
-        where = f"{files[f][0]}:{here[i][0]}-{here[i + count - 1][0]} ~ {files[g][0]}:{there[j][0]}-{there[j + count - 1][0]}"
-        longest[f, g] = max(longest.get((f, g), (0, "")), (count, where))
+        one = f"{files[f][0]}:{here[i][0]}-{here[i + count - 1][0]}"
+        other = f"{files[g][0]}:{there[j][0]}-{there[j + count - 1][0]}"
+        longest[f, g] = max(longest.get((f, g), (0, "")), (count, f"{one} ~ {other}"))
     return sorted(longest.values(), reverse=True)
 
 
@@ -193,9 +194,8 @@ def main() -> None:
     most = parser.parse_args().most
     every, tests = modules(), modules("tests")
     counts, folders = lines(every), rooms(every)
-    print(
-        f"lines          {sum(counts.values())}: {', '.join(f'{n} {kind}' for kind, n in counts.most_common())}; {len(every)} files"
-    )
+    kinds = ", ".join(f"{n} {kind}" for kind, n in counts.most_common())
+    print(f"lines          {sum(counts.values())}: {kinds}; {len(every)} files")
     crowded = [(n, room) for room, n in folders.most_common() if n > MOST_FILES]
     print(f"rooms          {len(folders)}, {len(crowded)} of more than {MOST_FILES} files")
     _rows((f"{n} {room}" for n, room in crowded), most)

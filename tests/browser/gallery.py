@@ -57,7 +57,6 @@ from kvlab.staging import (
     KVCacheIterator,
     NvidiaKVParams,
     SwizzledTile,
-    TiledTensorCore,
     Timeline,
     TmaKVBuffer,
     Traffic,
@@ -110,8 +109,7 @@ def streaming() -> DecodeStreamingKVBuffer:
 
 
 def decode_buffer() -> DecodeKVBuffer:
-    core = TiledTensorCore("fp32", "bf16", (16, 16, 32), 1, transpose_b=True)
-    params = DecodeKVBufferParams("bf16", Layout.row_major(128, 128), core, None, 128, 32, 32, 128, 256)
+    params = DecodeKVBufferParams("bf16", (16, 16, 32), None, 128, 32, 32, 256, 128, 1, True)
     buffer = DecodeKVBuffer(params, cache_of(128), 0, 0, end=100)
     buffer.load_from_dram()
     buffer.copy_to_shared()

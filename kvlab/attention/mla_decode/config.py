@@ -24,7 +24,19 @@ __all__ = [
 ]
 
 TWINS = (
-    Twin("attend", kernel="kernel:attend", emulator="emulator:attend"),
+    Twin(
+        "attend",
+        kernel="kernel:attend",
+        emulator="emulator:attend",
+        synonyms={
+            "kv_number": "scales.k.number",
+            "scales.k.heads": "scales_ptr",
+            "scales.k.tokens": "scales_ptr",
+            "cache.page_size_": "PAGE",
+            "problem.latent": "DV",
+        },
+        held={"place": "start", "load_k": "batch hi", "load_v": "k"},
+    ),
     Twin("hopper", kernel="hopper_roles:produce,lead,follow", emulator="hopper_emulator:produce,lead,follow"),
     MERGE,
 )

@@ -29,18 +29,71 @@ from kvlab.triton_support.launching import Again, first_launch, relaunched
 from .config import MLADecodeConfig, MLADecodeProblem
 
 LN2 = tl.constexpr(0.6931471805599453)
+LOG2_E = tl.constexpr(LOG2E)
+KV_HEAD = tl.constexpr(0)  # the only one
 
 
 @triton.jit
-def place(table_ptr, start, key, hi, PAGE: tl.constexpr, BN: tl.constexpr, ONE: tl.constexpr):
+def load_columns(rows_at, exists, D: tl.constexpr, BD: tl.constexpr):
+    """D columns of the rows at pointers ``rows_at``, padded to BD with 0; 0 for rows that do not exist."""
+    d = tl.arange(0, BD)[None, :]
+    inside = exists[:, None] if D == BD else exists[:, None] & (d < D)
+    return tl.load(rows_at[:, None] + d, mask=inside, other=0.0)
+
+
+@triton.jit
+def load_q(q_at, is_row, DV: tl.constexpr, DR: tl.constexpr, BV: tl.constexpr, BR: tl.constexpr):
+    """Latent and rope columns of query rows, ``[BM, BV]`` and ``[BM, BR]``; e4m3 as bfloat16."""
+    q, q_rope = load_columns(q_at, is_row, DV, BV), load_columns(q_at + DV, is_row, DR, BR)
+    if q.dtype == tl.float8e4nv:
+        q, q_rope = q.to(tl.bfloat16), q_rope.to(tl.bfloat16)
+    return q, q_rope
+
+
+@triton.jit
+def place(table_ptr, start, key, exists, PAGE: tl.constexpr, BN: tl.constexpr, ONE: tl.constexpr):
     """(page, slot) of the keys of a tile. ``ONE``: they are all in one page, whose number is read once."""
-    if ONE:
+    page = tl.load(table_ptr + key // PAGE, mask=exists, other=0).to(tl.int64)
+    slot = (key % PAGE).to(tl.int64)
+    if ONE:  #- address
         page = tl.load(table_ptr + start // PAGE).to(tl.int64)
         slot = (start % PAGE + tl.arange(0, BN)).to(tl.int64)
-    else:
-        page = tl.load(table_ptr + key // PAGE, mask=key < hi, other=0).to(tl.int64)
-        slot = (key % PAGE).to(tl.int64)
     return page, slot
+
+
+@triton.jit
+def load_k(
+    kv_ptr, rope_ptr, table_ptr, start, hi, kv_page, kv_token, rope_page, rope_token, dtype: tl.constexpr,
+    PAGE: tl.constexpr, ONE: tl.constexpr, BN: tl.constexpr, DV: tl.constexpr, DR: tl.constexpr, BV: tl.constexpr,
+    BR: tl.constexpr,
+):  # fmt: skip
+    """Latent and rope columns of the keys from ``start`` on, ``[BN, BV]`` and ``[BN, BR]`` in ``dtype``."""
+    key = start + tl.arange(0, BN)
+    page, slot = place(table_ptr, start, key, key < hi, PAGE, BN, ONE)
+    k = load_columns(kv_ptr + (page * kv_page + slot * kv_token), key < hi, DV, BV).to(dtype)
+    k_rope = load_columns(rope_ptr + (page * rope_page + slot * rope_token), key < hi, DR, BR).to(dtype)
+    return k, k_rope
+
+
+@triton.jit
+def scores(q, q_rope, k, k_rope, by_key):
+    """S = Q K^T in float32: the latent columns, times ``by_key`` unless that is None, then the rope columns."""
+    s = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if by_key is not None:
+        s = s * by_key
+    return tl.dot(q_rope, tl.trans(k_rope), s, input_precision="ieee")
+
+
+@triton.jit
+def load_v(k):
+    """V: the latent part of the K tile, where it stands."""
+    return k
+
+
+@triton.jit
+def accumulate(p, v, o):
+    """O += P V, P in V's dtype."""
+    return tl.dot(p.to(v.dtype), v, o, input_precision="ieee")
 
 
 @triton.jit
@@ -62,10 +115,10 @@ def attend(
     bfloat16 for e4m3.
     """
     #: setup -> q, q_rope, lo, hi, first, limit    this program's rows, its split of the keys, the query tile
+    tile, split = tl.program_id(0), tl.program_id(1)
     row_tiles = tl.cdiv(heads * tokens, BM)
-    batch = (tl.program_id(0) // row_tiles).to(tl.int64)
-    row = (tl.program_id(0) % row_tiles) * BM + tl.arange(0, BM)  # [BM], token-major
-    split = tl.program_id(1)
+    batch = (tile // row_tiles).to(tl.int64)
+    row = (tile % row_tiles) * BM + tl.arange(0, BM)  # [BM], token-major
     num_keys = key_count(tl.load(seq_lens_ptr + batch * lens_batch), max_keys)
     end = visible_end(num_keys, valid_ptr, batch, VALID)
     token = row // heads
@@ -81,45 +134,34 @@ def attend(
     lo = tl.minimum(seen + split * size, stop)
     hi = tl.minimum(lo + size, stop)
     limit = tl.minimum(limit, hi)  # [BM], first key after first that a row does not see
-    d = tl.arange(0, BV)
-    r = tl.arange(0, BR)
-    q_at = q_ptr + batch * q_batch + token.to(tl.int64) * q_token + head.to(tl.int64) * q_head
-    q = tl.load(q_at[:, None] + d[None, :], mask=is_row[:, None] & (d[None, :] < DV), other=0.0)  # [BM, BV]
-    q_rope = tl.load(q_at[:, None] + DV + r[None, :], mask=is_row[:, None] & (r[None, :] < DR), other=0.0)  # [BM, BR]
-    if q.dtype == tl.float8e4nv:
-        q, q_rope = q.to(tl.bfloat16), q_rope.to(tl.bfloat16)
-    scale_log2 = scale_log2 * head_scale(q_scale_ptr, 0, 1, Q_SCALE)
-    kv_scale = kv_number * head_scale(scales_ptr, 0, 1, SCALE == "head")
+    q_at = q_ptr + batch * q_batch + token.to(tl.int64) * q_token + head.to(tl.int64) * q_head  #- address
+    q, q_rope = load_q(q_at, is_row, DV, DR, BV, BR)  # [BM, BV], [BM, BR]
+    scale_log2 = scale_log2 * head_scale(q_scale_ptr, KV_HEAD, 1, Q_SCALE)
+    kv_scale = kv_number * head_scale(scales_ptr, KV_HEAD, 1, SCALE == "head")
     unit = scale_log2 * kv_scale if ROPE_SCALED and (SCALE == "number" or SCALE == "head") else scale_log2
-    slope = tl.zeros([BM], tl.float32)
-    if SLOPES:
-        slope = tl.load(slopes_ptr + batch * slopes_batch + head)
     m = tl.full([BM], LOWEST, tl.float32)
     l = tl.zeros([BM], tl.float32)
     if SINKS:
-        sink, one = sink_alone(tl.load(sinks_ptr + head).to(tl.float32) * 1.4426950408889634)
+        sink, one = sink_alone(tl.load(sinks_ptr + head).to(tl.float32) * LOG2_E)
         m = tl.where(split == 0, sink, m)
         l = tl.where(split == 0, one, l)
+    if SLOPES:
+        slope = tl.load(slopes_ptr + batch * slopes_batch + head)
     o = tl.zeros([BM, BV], tl.float32)
     for start in range(lo, hi, BN):
         #: load_k -> k, k_rope    the tile of these pages, latent and rope columns, DRAM -> shared memory
         key = start + tl.arange(0, BN)
-        in_tile = (key < hi)[:, None]
-        page, slot = place(table_ptr + batch * table_batch, start, key, hi, PAGE, BN, ONE)
-        k_at = kv_ptr + (page * kv_page + slot * kv_token)[:, None]
-        rope_at = rope_ptr + (page * rope_page + slot * rope_token)[:, None]
-        in_latent = in_tile if DV == BV else in_tile & (d[None, :] < DV)
-        in_rope = in_tile if DR == BR else in_tile & (r[None, :] < DR)
         by_key = kv_scale
         if SCALE == "token":
+            page, slot = place(table_ptr + batch * table_batch, start, key, key < hi, PAGE, BN, ONE)
             by_key = kv_scale * token_scale(scales_ptr, page * scales_page + slot * scales_token, key < hi)[None, :]
-        k = tl.load(k_at + d[None, :], mask=in_latent, other=0.0).to(q.dtype)  # [BN, BV]
-        k_rope = tl.load(rope_at + r[None, :], mask=in_rope, other=0.0).to(q.dtype)  # [BN, BR]
+        k, k_rope = load_k(
+            kv_ptr, rope_ptr, table_ptr + batch * table_batch, start, hi, kv_page, kv_token, rope_page, rope_token,
+            q.dtype, PAGE, ONE, BN, DV, DR, BV, BR,
+        )  # fmt: skip
         #: scores -> s    S = Q K^T in float32, in units of log2
-        s = tl.dot(q, tl.trans(k), input_precision="ieee")
-        if SCALE != "none" and not ROPE_SCALED:
-            s = s * by_key
-        s = tl.dot(q_rope, tl.trans(k_rope), s, input_precision="ieee") * unit  # [BM, BN]
+        s = scores(q, q_rope, k, k_rope, by_key if SCALE != "none" and not ROPE_SCALED else None)  # [BM, BN]
+        s = s * unit
         if SCALE == "token" and ROPE_SCALED:
             s = s * by_key
         if CAPPED:
@@ -131,7 +173,7 @@ def attend(
         if BOUNDED:
             visible = visible & (key[None, :] >= first[:, None])
         if BIAS:
-            bias_at = batch * bias_batch + head.to(tl.int64) * bias_head
+            bias_at = batch * bias_batch + head.to(tl.int64) * bias_head  #- address
             s, visible = add_bias(s, visible, bias_ptr, bias_at, token, key, bias_rows, bias_keys, bias_row, bias_key)
         s = tl.where(visible, s, -float("inf"))
         #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
@@ -144,9 +186,9 @@ def attend(
         if SCALE == "token":
             p = p * by_key
         #: load_v -> v    V is the latent part of the K tile: nothing moves from DRAM
-        v = k  # [BN, BV]
+        v = load_v(k)  # [BN, BV]
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product
-        o = tl.dot(p.to(v.dtype), v, o, input_precision="ieee")
+        o = accumulate(p, v, o)
     #: normalise -> o, lse    a row whose sum is empty saw no key: 0 and -inf
     sees = l != 0
     l = tl.where(sees, l, 1.0)
@@ -156,12 +198,17 @@ def attend(
     lse = tl.where(sees, (m + tl.math.log2(l)) * LN2, -float("inf"))
     #: store    an empty split leaves its partial output alone
     writes_o = is_row & (sees | (num_splits == 1))
+    d = tl.arange(0, BV)
     part = split.to(tl.int64)
-    o_at = part * o_split + batch * o_batch + token.to(tl.int64) * o_token + head.to(tl.int64) * o_head
     o_mask = writes_o[:, None] & (d[None, :] < DV)
-    tl.store(o_ptr + o_at[:, None] + d[None, :], o.to(o_ptr.dtype.element_ty), mask=o_mask)
-    lse_at = part * lse_split + batch * lse_batch + token.to(tl.int64) * lse_token + head.to(tl.int64) * lse_head
-    tl.store(lse_ptr + lse_at, lse, mask=is_row)
+    tl.store(
+        o_ptr + (part * o_split + batch * o_batch + token.to(tl.int64) * o_token + head.to(tl.int64) * o_head)[:, None]
+        + d[None, :], o.to(o_ptr.dtype.element_ty), mask=o_mask,
+    )  # fmt: skip
+    tl.store(
+        lse_ptr + part * lse_split + batch * lse_batch + token.to(tl.int64) * lse_token + head.to(tl.int64) * lse_head,
+        lse, mask=is_row,
+    )  # fmt: skip
 
 
 def launch(

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.hardware.arch import Arch, get_arch
-
+from ..arch import Arch, get_arch
 from . import functions
 from .products import SUMS, mma_sum
 

@@ -1,1 +1,0 @@
-"""Shared memory: banks, wavefronts, sectors, and the swizzle that is free of conflicts."""

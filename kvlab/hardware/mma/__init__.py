@@ -1,1 +1,0 @@
-"""Matrix instructions: atoms and their fragments, what loads them, descriptors, tensor memory."""

@@ -18,9 +18,9 @@ def load(array: Array, index: tuple[Any, ...], *, mask: Any, other: Any = 0) -> 
     >>> load(np.array([5, 6, 7]), (np.array([0, 2, 9]),), mask=np.array([True, True, False]), other=-1).tolist()
     [5, 7, -1]
     """
-    *index, mask = np.broadcast_arrays(*index, mask)
+    *at, mask = np.broadcast_arrays(*index, mask)
     value = np.full(mask.shape, other, array.dtype)
-    value[mask] = array[tuple(one[mask] for one in index)]
+    value[mask] = array[tuple(one[mask] for one in at)]
     return value
 
 
@@ -33,5 +33,5 @@ def store(array: Array, index: tuple[Any, ...], value: Any, *, mask: Any) -> Non
     >>> array.tolist()
     [4, 0, 4]
     """
-    *index, value, mask = np.broadcast_arrays(*index, value, mask)
-    array[tuple(one[mask] for one in index)] = value[mask].astype(array.dtype)
+    *at, value, mask = np.broadcast_arrays(*index, value, mask)
+    array[tuple(one[mask] for one in at)] = value[mask].astype(array.dtype)

@@ -82,7 +82,10 @@ _FUNCTIONS = {
 }  # fmt: skip
 _REDUCTIONS = {"max", "min", "sum", "cumsum", "abs"}
 EXCHANGEABLE = {"+", "*", "&", "|", "==", "!=", "maximum", "minimum", "^"}
-_SPELLINGS = {"row_max": "max", "row_sum": "sum", "ceildiv": "cdiv", "absolute": "abs", "fabs": "abs"}
+_SPELLINGS = {
+    "row_max": "max", "row_sum": "sum", "ceildiv": "cdiv", "absolute": "abs", "fabs": "abs", "static_range": "range",
+    "ragged_range": "range",
+}  # fmt: skip
 _BINARY: dict[type, str] = {
     ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**", ast.LShift: "<<", ast.RShift: ">>", ast.BitXor: "^",
     ast.MatMult: "@",

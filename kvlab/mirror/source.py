@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from kvlab.mirror.meetings import Meeting, meetings_of
-from kvlab.mirror.statements import Statement, statements_of
+from kvlab.mirror.statements import Statement, statements_of, statements_of_block
 
 __all__ = ["Header", "Marker", "Problem", "Side", "Step", "read_helper", "read_side"]
 
@@ -169,7 +169,7 @@ def read_helper(source: str, function: str, path: str = "<source>") -> Side:
     reader = _Reader(source)
     span = min([node.lineno, *(d.lineno for d in node.decorator_list)]), reader.last_line(node)
     step = Step(Marker(function, (), function, "", node.lineno, node.col_offset))
-    step.statements = [one for statement in node.body for one in statements_of(statement, reader.trailing)]
+    step.statements = statements_of_block(node.body, reader.trailing)
     return Side(path, function, source.splitlines(), [span], [step], [], _parameters(node))
 
 

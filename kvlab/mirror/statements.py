@@ -12,13 +12,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-__all__ = ["CLASSES", "Statement", "statements_of"]
+__all__ = ["CLASSES", "Statement", "statements_of", "statements_of_block"]
 
 CLASSES = {
     "address": "strides and offsets, which an array has of its own",
     "piece": "a second piece of columns",
     "wait": "what hardware waits for",
     "launch": "what a launch passes and the twin reads from an array",
+    "instruction": "what an instruction does by itself and NumPy has to say",
     "programs": "all programs of a launch at once: which of them still run, and their machine",
 }
 """Why a statement may stand on one side only."""
@@ -46,7 +47,12 @@ class Statement:
 
 def statements_of(node: ast.stmt, comments: dict[int, str]) -> list[Statement]:
     """The statements of a node, with ``comments`` (line -> trailing comment) for their classes."""
-    return list(_walk(node, (), "", comments))
+    return list(_walk([node], (), "", comments))
+
+
+def statements_of_block(nodes: list[ast.stmt], comments: dict[int, str]) -> list[Statement]:
+    """The statements of a function's body. What follows an ``if`` that returns is its ``else``."""
+    return list(_walk(nodes, (), "", comments))
 
 
 def _class_at(comments: dict[int, str], first: int, last: int) -> str:
@@ -58,28 +64,30 @@ def _class_at(comments: dict[int, str], first: int, last: int) -> str:
     return ""
 
 
-def _walk(node: ast.stmt, inside: tuple[ast.expr, ...], kind: str, comments: dict[int, str]) -> Iterator[Statement]:
-    if isinstance(node, ast.If):
-        kind = kind or _class_at(comments, node.lineno, node.test.end_lineno or node.lineno)
-        branches = [(node.test, node.body), (ast.UnaryOp(ast.Not(), node.test), node.orelse)]
-    elif isinstance(node, ast.For):
-        kind = kind or _class_at(comments, node.lineno, node.iter.end_lineno or node.lineno)
-        branches = [(ast.Call(ast.Name("each"), [node.target, node.iter], []), node.body)]
-    elif isinstance(node, ast.While):
-        branches = [(node.test, node.body)]
-    elif isinstance(node, ast.With):
-        for child in node.body:
-            yield from _walk(child, inside, kind, comments)
-        return
-    else:
-        last = node.end_lineno or node.lineno
-        kind = kind or _class_at(comments, node.lineno, last)
-        for one in _simple(node):
-            yield replace(one, conditions=inside, line=node.lineno, last_line=last, kind=kind)
-        return
-    for test, body in branches:
-        for child in body:
-            yield from _walk(child, (*inside, test), kind, comments)
+def _walk(
+    nodes: list[ast.stmt], inside: tuple[ast.expr, ...], kind: str, comments: dict[int, str]
+) -> Iterator[Statement]:
+    for node in nodes:
+        if isinstance(node, ast.If):
+            own = kind or _class_at(comments, node.lineno, node.test.end_lineno or node.lineno)
+            otherwise = ast.UnaryOp(ast.Not(), node.test)
+            yield from _walk(node.body, (*inside, node.test), own, comments)
+            yield from _walk(node.orelse, (*inside, otherwise), own, comments)
+            if isinstance(node.body[-1], ast.Return) and not node.orelse:
+                inside = (*inside, otherwise)
+        elif isinstance(node, ast.For):
+            own = kind or _class_at(comments, node.lineno, node.iter.end_lineno or node.lineno)
+            each = ast.Call(ast.Name("each"), [node.target, node.iter], [])
+            yield from _walk(node.body, (*inside, each), own, comments)
+        elif isinstance(node, ast.While):
+            yield from _walk(node.body, (*inside, node.test), kind, comments)
+        elif isinstance(node, ast.With):
+            yield from _walk(node.body, inside, kind, comments)
+        else:
+            last = node.end_lineno or node.lineno
+            own = kind or _class_at(comments, node.lineno, last)
+            for one in _simple(node):
+                yield replace(one, conditions=inside, line=node.lineno, last_line=last, kind=own)
 
 
 def _simple(node: ast.stmt) -> Iterator[Statement]:

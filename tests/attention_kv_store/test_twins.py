@@ -30,7 +30,7 @@ FAULTS = {
     "a word of a marker": ("emulator", "#: rope_v -> v    where V is the roped side", "#: rope_v -> v    where V is"),
     "a name of a marker": ("kernel", "#: load -> k, v, k_scale", "#: fetch -> k, v, k_scale"),
     "an output left out": ("kernel", "#: quantise_v -> v, v_scale ", "#: quantise_v -> v "),
-    "a step more": ("emulator", "    k_at, v_at = k_from", "    #: odd -> k_at\n    k_at, v_at = k_from"),
+    "a step more": ("emulator", "    k_from = source", "    #: odd -> k_from\n    k_from = source"),
     "a step left out": ("kernel", "    #: rope_k -> k    where K is the roped side\n", ""),
 }
 
@@ -98,7 +98,7 @@ def test_the_search_finds_each_tokens_sequence(batch: int) -> None:
     for lengths in (rng.integers(0, 3, batch), np.zeros(batch, np.int64), (rng.random(batch) < 0.01) * 7):
         where = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         token = np.arange(where[-1] + 3, dtype=np.int32)
-        found = sequence_of(token, where, config.BB, config.BITS)
+        found = sequence_of(token, where, batch, config.BB, config.BITS)
         assert found.tolist() == np.searchsorted(where[1:], token, side="right").tolist()
 
 

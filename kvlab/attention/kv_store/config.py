@@ -22,7 +22,35 @@ __all__ = [
     "widest_vector",
 ]
 
-TWINS = (Twin("append", kernel="kernel:append", emulator="emulator:append"),)
+_SIDES = {
+    "blocks": "NB",
+    "D": "D",
+    "G": "G",
+    "BG": "BG",
+    "BR": "BR",
+    "quant": "_QUANT",
+    "vec_in": "_IN",
+    "vec_out": "_OUT",
+}
+SYNONYMS = {
+    **{f"{x}.{name}": f"{x}{short}" for x in "KV" for name, short in _SIDES.items()},
+    **{f"{x}_cache": f"{x}_cache_ptr" for x in "kv"},
+    **{f"{x}c_{axis}": f"{x}_cache_ptr" for x in "kv" for axis in ("page", "slot", "head")},
+    **{f"{x}s_{axis}": f"{x}_scale_ptr" for x in "kv" for axis in ("page", "slot", "head", "block")},
+    **{f"{x}_inverse": f"{x}_scale_ptr" for x in "kv"},
+    **{x: f"{x}_ptr" for x in ("where", "lens", "table", "positions", "cos_array", "sin_array")},
+    "positions_array is not None": "POSITIONS",
+    "config.heads": "H",
+    "config.form": "FORM",
+    "config.page_size": "PAGE",
+    "config.rope": "ROPE",
+    "config.interleaved": "INTERLEAVED",
+    "side.quant": "QUANT",
+    "side.limit": "LIMIT",
+    "load_vectors": "load",
+    "store_vectors": "store",
+}
+TWINS = (Twin("append", kernel="kernel:append", emulator="emulator:append", synonyms=SYNONYMS),)
 LAUNCH = ("kernel:launch", "emulator:launch")
 
 SMALLEST = 2.0**-100

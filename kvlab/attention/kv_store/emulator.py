@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from kvlab.attention.masked import load
 from kvlab.hardware import get_arch
 from kvlab.memory import Memory
 from kvlab.staging import Traffic, program_ids
@@ -18,120 +20,158 @@ LARGEST_TOP = np.finfo(np.float32).max
 NO_TOKEN = 2**31 - 1
 
 
-def sequence_of(token: Array, where: Array, BB: int, BITS: int) -> Array:
+def source(array: Array, token: Array, head: Array, dim: Array, seq_tokens: int, FORM: str, VEC: int) -> Array:
+    """Element offset of each row's dim in k or v; steps in vectors."""
+    batch_step, token_step, head_step, _ = steps_of(array, VEC)  #- launch
+    at = head.astype(np.int64) * head_step
+    if FORM == "padded":
+        at = at + (token // seq_tokens).astype(np.int64) * batch_step
+        token = token % seq_tokens
+    return (at + token.astype(np.int64) * token_step) * VEC + dim
+
+
+def target(array: Array, page: Array, slot: Array, head: Array, last: Array, VEC: int) -> Array:
+    """Element offset of each row in the cache, ``last`` the dim, or in its scales, ``last`` the block; other steps in
+    vectors.
+    """
+    page_step, slot_step, head_step, last_step = steps_of(array, VEC)  #- launch
+    at = page * page_step + slot * slot_step + head.astype(np.int64) * head_step
+    return at * VEC + last.astype(np.int64) * last_step
+
+
+def steps_of(array: Array, VEC: int) -> list[int]:
+    """Strides of ``array`` in vectors of VEC elements, that of the last axis in elements."""
+    return [stride // array.itemsize // VEC for stride in array.strides[:-1]] + [array.strides[-1] // array.itemsize]
+
+
+def sequence_of(token: Array, where_array: Array, batch: int, BB: int, BITS: int) -> Array:
     """Each token's sequence, ``batch`` past the last: as many as end at it or before. First BB stretches of 2^BITS
     sequences at once, then one stretch by halves.
     """
-    batch, ends = where.size - 1, where.astype(np.int64)
     first = np.arange(BB) << BITS
-    first = first[first < batch]
-    over = np.searchsorted(ends[np.minimum(first + (1 << BITS), batch)], token, side="right")
+    last = np.minimum(first + (1 << BITS), batch)
+    end = load(where_array, (last,), mask=first < batch, other=NO_TOKEN)
+    over = (end.astype(np.int64) <= token[..., None]).sum(axis=-1)
     sequence = np.minimum(over << BITS, batch)
     for bit in range(BITS):
         later = sequence + (1 << (BITS - 1 - bit))
-        start = np.where(later <= batch, ends[np.minimum(later, batch)], NO_TOKEN)
-        sequence = np.where(start <= token, later, sequence)
+        start = load(where_array, (later,), mask=later <= batch, other=NO_TOKEN)
+        sequence = np.where(start.astype(np.int64) <= token, later, sequence)
     return sequence
 
 
 def place(
-    token: Array, where: Array, lens: Array | None, table: Array | None, positions: Array | None,
-    tokens: int, seq_tokens: int, pages: int, config: StoreConfig,
+    token: Array, where_array: Array, lens_array: Array | None, table_array: Array | None,
+    positions_array: Array | None, tokens: int, seq_tokens: int, pages: int, config: StoreConfig,
 ) -> tuple[Array, Array, Array, Array]:  # fmt: skip
     """Page, slot and position of each token, and whether it is stored (else the other three mean nothing)."""
-    FORM, PAGE = config.form, config.page_size
     live = token < tokens
-    position = None if positions is None else _pick(positions, token, live)
-    if FORM == "slots":
-        at = _pick(where, token, live)
+    if positions_array is not None:
+        position = load(positions_array, (token,), mask=live).astype(np.int64)
+    if config.form == "slots":
+        at = load(where_array, (token,), mask=live).astype(np.int64)
         live = live & (at >= 0)
         at = np.maximum(at, 0)
-        page = at // PAGE
+        page = at // config.page_size
     else:
-        assert lens is not None
-        assert table is not None
-        if FORM == "ragged":
-            sequence = sequence_of(token, where, config.BB, config.BITS)
-            live = live & (sequence < lens.size)
-            new = token - _pick(where, sequence, live)
+        assert lens_array is not None
+        assert table_array is not None
+        batch, columns = lens_array.size, table_array.shape[1]  #- launch
+        if config.form == "ragged":
+            sequence = sequence_of(token, where_array, batch, config.BB, config.BITS)
+            live = live & (sequence < batch)
+            start = load(where_array, (sequence,), mask=live).astype(np.int64)
+            new = token - start
         else:
             sequence = token // seq_tokens
             new = (token % seq_tokens).astype(np.int64)
-            live = live & (new < _pick(where, sequence, live))
-        at = new + _pick(lens, sequence, live)
+            valid = load(where_array, (sequence,), mask=live).astype(np.int64)
+            live = live & (new < valid)
+        at = new + load(lens_array, (sequence,), mask=live).astype(np.int64)
         live = live & (new >= 0) & (at >= 0)
         at = np.maximum(at, 0)
-        column = at // PAGE
-        live = live & (column < table.shape[1])
-        page = _pick(table, (sequence, column), live)
+        column = at // config.page_size
+        live = live & (column < columns)
+        page = load(table_array, (sequence, column), mask=live).astype(np.int64)
         live = live & (page >= 0)
     live = live & (page < pages)
-    return page, at % PAGE, at if position is None else position, live
+    return page, at % config.page_size, position if positions_array is not None else at, live
 
 
 def rotate(
-    x: Array, x_memory: Memory, x_at: Array, dim: Array, inside: Array, position: Array, new: Array,
-    cos: Array | None, sin: Array | None, side: Side, config: StoreConfig,
+    x: Array, x_array: Array, row: Array, dim: Array, inside: Array, position: Array, new: Array,
+    cos_array: Array | None, sin_array: Array | None, side: Side, config: StoreConfig,
 ) -> Array:  # fmt: skip
-    """``x`` [P, BR, BG] in float32, its roped dims rotated by the angles of the token's position."""
-    assert cos is not None
-    assert sin is not None
-    R = config.rope_dim
-    dtype, x = x.dtype, x.astype(np.float32)
-    known = (new & (position >= 0) & (position < len(cos)))[..., None]
-    start = dim[..., None] - config.rope_first
+    """``x`` [P, BR, BG] in float32, its dims FIRST .. FIRST + R rotated by the angles of the token's position."""
+    assert cos_array is not None
+    assert sin_array is not None
+    R, FIRST, BG, angles = config.rope_dim, config.rope_first, side.BG, len(cos_array)  #- launch
+    x = x.astype(np.float32)
+    known = (new & (position >= 0) & (position < angles))[..., None]
     if config.interleaved:
-        pair = start // 2 + np.arange(side.BG // 2)
+        one, two = split(x)
+        pair = (dim[..., None] - FIRST) // 2 + np.arange(BG // 2)
         roped = known & (pair >= 0) & (pair < R // 2)
     else:
-        j = start + np.arange(side.BG)
+        j = dim[..., None] - FIRST + np.arange(BG)
         pair = j % (R // 2)
         roped = known & (j >= 0) & (j < R)
-    at = np.where(known, position[..., None], 0), np.where(roped, pair, 0)
-    c = np.where(roped, cos[at].astype(np.float32), np.float32(1))
-    s = np.where(roped, sin[at].astype(np.float32), np.float32(0))
+    cos = load(cos_array, (position[..., None], pair), mask=roped, other=1.0).astype(np.float32)
+    sin = load(sin_array, (position[..., None], pair), mask=roped, other=0.0).astype(np.float32)
     if config.interleaved:
-        one, two = x[..., 0::2], x[..., 1::2]
-        turned_one = np.where(roped, one * c - two * s, one)
-        turned_two = np.where(roped, two * c + one * s, two)
-        return np.stack([turned_one, turned_two], -1).reshape(x.shape)
+        turned_one = np.where(roped, one * cos - two * sin, one)
+        turned_two = np.where(roped, two * cos + one * sin, two)
+        return join(turned_one, turned_two)
     near = j < R // 2
-    partner_at = (x_at + np.where(near, R // 2, -(R // 2))) * dtype.itemsize
-    partner = x_memory.load(partner_at, dtype, mask=roped & inside)[..., 0].astype(np.float32)
-    return np.where(roped & inside, x * c + partner * np.where(near, -s, s), x)
+    partner_at = row[..., None] + (FIRST - dim)[..., None] + (j + R // 2) % R
+    partner = load_vectors(x_array, partner_at, mask=roped & inside).astype(np.float32)
+    return np.where(roped & inside, x * cos + partner * np.where(near, -sin, sin), x)
 
 
-def given(scale: Array | float | None, head: Array, quant: str) -> Array:
+def split(x: Array) -> tuple[Array, Array]:
+    """The even and the odd columns."""
+    return x[..., 0::2], x[..., 1::2]
+
+
+def join(even: Array, odd: Array) -> Array:
+    """What :func:`split` took apart."""
+    return np.stack([even, odd], -1).reshape(*even.shape[:-1], -1)
+
+
+def given(scale_array: Array | float | None, head: Array, QUANT: str) -> Array:
     """The scale that is given for each row ``[P, rows]``, 1 where there is none; it waits for nothing."""
-    if quant == "tensor":
-        assert isinstance(scale, np.ndarray)
-        return np.asarray(scale.astype(np.float32)[head % scale.size])
-    return np.ones(head.shape, np.float32)
+    scale = np.ones(head.shape, np.float32)
+    if QUANT == "tensor":
+        assert isinstance(scale_array, np.ndarray)
+        head = head % scale_array.size  #- address
+        scale = scale_array[head].astype(np.float32)
+    return scale
 
 
 @np.errstate(over="ignore")  # what is too large for float32 is an infinity, which saturates
-def quantise(x: Array, scale: Array, stored: Array | float | None, side: Side) -> tuple[Array, Array]:
+def quantise(x: Array, scale: Array, scale_array: Array | float | None, side: Side) -> tuple[Array, Array]:
     """``x`` divided by its scale, and the scale, which is computed here for "block"."""
+    inverse = np.float32(reciprocal(scale_array))  #- launch
     if side.quant == "number":
-        x = x.astype(np.float32) * np.float32(reciprocal(stored))
+        x = x.astype(np.float32) * inverse
     elif side.quant == "tensor":
         x = x.astype(np.float32) * (np.float32(1) / scale)[..., None]
     elif side.quant == "block":
-        assert isinstance(stored, np.ndarray)
+        assert isinstance(scale_array, np.ndarray)
         x = x.astype(np.float32)
         magnitude = np.abs(x)
         finite = np.where(magnitude <= LARGEST_TOP, magnitude, np.float32(0))  # infinities and NaN: as in the kernel
         top = np.maximum(finite.max(axis=-1), SMALLEST_TOP)
-        scale = (top / np.float32(side.limit)).astype(stored.dtype).astype(np.float32)
+        scale = (top / np.float32(side.limit)).astype(scale_array.dtype).astype(np.float32)
         x = x * (np.float32(1) / scale)[..., None]
     return x, scale
 
 
 def convert(x: Array, dtype: np.dtype[Any], limit: float) -> Array:
     """Rounded once to ``dtype``; an 8-bit format saturates at ``limit``, as the hardware's conversion does."""
-    if x.dtype == dtype:
-        return x
-    return (np.clip(x.astype(np.float32), -limit, limit) if dtype.itemsize == 1 else x).astype(dtype)
+    if x.dtype != dtype and dtype.itemsize == 1:
+        x = np.clip(x.astype(np.float32), -limit, limit)  #- instruction
+    return x.astype(dtype)
 
 
 def append(
@@ -142,7 +182,7 @@ def append(
 ) -> None:  # fmt: skip
     """K and V of the rows of each program, to where their tokens belong. A row: one block of one head of one token."""
     #: setup -> k_token_idx, k_head_idx, k_dim, v_token_idx, v_head_idx, v_dim    the rows of this program
-    K, V, H = config.k, config.v, config.heads
+    K, V, H, form = config.k, config.v, config.heads, config.form
     (program,) = program_ids(config.grid())  # [P]
     k_row = program[:, None] * K.BR + np.arange(K.BR, dtype=np.int32)  # [P, BR]
     v_row = program[:, None] * V.BR + np.arange(V.BR, dtype=np.int32)
@@ -154,14 +194,17 @@ def append(
     #: load -> k, v, k_scale, v_scale    the new tokens and the scales that are given; no need to wait for their slots
     k_scale = given(k_scale_array, k_head_idx, K.quant)  # [P, BR]
     v_scale = given(v_scale_array, v_head_idx, V.quant)
-    tokens, seq_tokens = k_array.shape[0] * k_array.shape[1], max(1, k_array.shape[1])
+    tokens, seq_tokens = k_array.shape[0] * k_array.shape[1], max(1, k_array.shape[1])  #- launch
+    count = Counts(traffic, lanes)  #- programs
     k_new, v_new = k_token_idx < tokens, v_token_idx < tokens
-    k_memory, v_memory = Memory.over(k_array, name="k"), Memory.over(v_array, name="v")
-    k_from = _offset(k_array, k_token_idx // seq_tokens, k_token_idx % seq_tokens, k_head_idx) + k_dim
-    v_from = _offset(v_array, v_token_idx // seq_tokens, v_token_idx % seq_tokens, v_head_idx) + v_dim
-    k_at, v_at = k_from[..., None] + k_col, v_from[..., None] + v_col
-    k = _load(k_memory, k_at, k_array.dtype, k_new[..., None] & k_inside, K.vec_in, traffic, lanes)
-    v = _load(v_memory, v_at, v_array.dtype, v_new[..., None] & v_inside, V.vec_in, traffic, lanes)
+    k_from = source(k_array, k_token_idx, k_head_idx, k_dim, seq_tokens, form, K.vec_in)
+    v_from = source(v_array, v_token_idx, v_head_idx, v_dim, seq_tokens, form, V.vec_in)
+    k = load_vectors(
+        k_array, k_from[..., None] + k_col, mask=k_new[..., None] & k_inside, vec=K.vec_in, count=count("k")
+    )
+    v = load_vectors(
+        v_array, v_from[..., None] + v_col, mask=v_new[..., None] & v_inside, vec=V.vec_in, count=count("v")
+    )
     #: place -> k_page, k_slot, k_live, v_page, v_slot, v_live    where each row belongs, and whether anywhere
     k_page, k_slot, k_position, k_live = place(
         k_token_idx, where, lens, table, positions, tokens, seq_tokens, pages, config
@@ -171,30 +214,34 @@ def append(
     )
     #: rope_v -> v    where V is the roped side: in float32
     if config.rope == "v":
-        v = rotate(v, v_memory, v_at, v_dim, v_inside, v_position, v_new, cos, sin, V, config)
+        v = rotate(v, v_array, v_from, v_dim, v_inside, v_position, v_new, cos, sin, V, config)
     #: quantise_v -> v, v_scale    divided by the scale, rounded once to the cache's format
     v, v_scale = quantise(v, v_scale, v_scale_array, V)
     v = convert(v, v_cache.dtype, V.limit)
     #: store_v    registers -> DRAM, before K, which may wait for its angles; rows without a slot write nothing
-    v_to = _offset(v_cache, v_page, v_slot, v_head_idx) + v_dim
-    _store(v_cache, "v_cache", v_to[..., None] + v_col, v, v_live[..., None] & v_inside, V.vec_out, traffic, lanes)
-    if V.quant == "block" and isinstance(v_scale_array, np.ndarray):
-        v_scale_at = _offset(v_scale_array, v_page, v_slot, v_head_idx, v_row % V.blocks)
-        stored = v_scale.astype(v_scale_array.dtype)[..., None]
-        _store(v_scale_array, "v_scale", v_scale_at[..., None], stored, v_live[..., None], 1, traffic, lanes)
+    v_to = target(v_cache, v_page, v_slot, v_head_idx, v_dim, V.vec_out)
+    store_vectors(
+        v_cache, v_to[..., None] + v_col, v, mask=v_live[..., None] & v_inside, vec=V.vec_out, count=count("v_cache")
+    )
+    if V.quant == "block":
+        v_block = v_row % V.blocks
+        v_scale_at = target(v_scale_array, v_page, v_slot, v_head_idx, v_block, 1)
+        store_vectors(v_scale_array, v_scale_at, v_scale, mask=v_live, count=count("v_scale"))
     #: rope_k -> k    where K is the roped side
     if config.rope == "k":
-        k = rotate(k, k_memory, k_at, k_dim, k_inside, k_position, k_new, cos, sin, K, config)
+        k = rotate(k, k_array, k_from, k_dim, k_inside, k_position, k_new, cos, sin, K, config)
     #: quantise_k -> k, k_scale    as V
     k, k_scale = quantise(k, k_scale, k_scale_array, K)
     k = convert(k, k_cache.dtype, K.limit)
     #: store_k    as V
-    k_to = _offset(k_cache, k_page, k_slot, k_head_idx) + k_dim
-    _store(k_cache, "k_cache", k_to[..., None] + k_col, k, k_live[..., None] & k_inside, K.vec_out, traffic, lanes)
-    if K.quant == "block" and isinstance(k_scale_array, np.ndarray):
-        k_scale_at = _offset(k_scale_array, k_page, k_slot, k_head_idx, k_row % K.blocks)
-        stored = k_scale.astype(k_scale_array.dtype)[..., None]
-        _store(k_scale_array, "k_scale", k_scale_at[..., None], stored, k_live[..., None], 1, traffic, lanes)
+    k_to = target(k_cache, k_page, k_slot, k_head_idx, k_dim, K.vec_out)
+    store_vectors(
+        k_cache, k_to[..., None] + k_col, k, mask=k_live[..., None] & k_inside, vec=K.vec_out, count=count("k_cache")
+    )
+    if K.quant == "block":
+        k_block = k_row % K.blocks
+        k_scale_at = target(k_scale_array, k_page, k_slot, k_head_idx, k_block, 1)
+        store_vectors(k_scale_array, k_scale_at, k_scale, mask=k_live, count=count("k_scale"))
 
 
 def launch(
@@ -225,38 +272,37 @@ def launch(
         )  # fmt: skip
 
 
-def _pick(array: Array, index: Any, mask: Array) -> Array:
-    """``array[index]`` as int64; 0 where masked, whatever the index there."""
-    value = np.zeros(mask.shape, np.int64)
-    index = index if isinstance(index, tuple) else (index,)
-    value[mask] = array[tuple(i[mask] for i in index)]
-    return value
+@dataclass(frozen=True)
+class Counts:
+    """Counts an array's loads and stores: bytes, and instructions of warps of so many ``lanes``."""
+
+    traffic: Traffic
+    lanes: int
+    name: str = ""
+
+    def __call__(self, name: str) -> Counts:
+        """Those of the array called ``name``."""
+        return replace(self, name=name)
+
+    def add(self, direction: str, verb: str, on: Array, nbytes: int) -> None:
+        """Lanes ``on`` move ``nbytes`` each."""
+        self.traffic.move(direction, int(on.sum()) * nbytes)
+        self.traffic.issue(f"{self.name} {verb}", -(-on.size // self.lanes))
 
 
-def _offset(array: Array, *index: Array) -> Array:
-    """Element offset of ``array[index]`` by its strides, int64."""
-    strides = (stride // array.itemsize for stride in array.strides)
-    at = sum(i.astype(np.int64) * stride for i, stride in zip(index, strides, strict=False))
-    return np.asarray(at)
-
-
-def _load(
-    memory: Memory, at: Array, dtype: np.dtype[Any], mask: Array, vector: int, traffic: Traffic, lanes: int
-) -> Array:
-    """``[P, BR, BG]`` elements, a lane taking ``vector`` of them at a time; 0 where masked."""
-    address, on = at[..., ::vector] * dtype.itemsize, mask[..., ::vector]
-    value = memory.load(address, dtype, vector, mask=on, alignment=vector * dtype.itemsize)
-    traffic.move("DRAM->registers", int(on.sum()) * vector * dtype.itemsize)
-    traffic.issue(f"{memory.name} load", -(-on.size // lanes))
+def load_vectors(array: Array, at: Array, *, mask: Array, vec: int = 1, count: Counts | None = None) -> Array:
+    """The elements of ``array`` at the offsets ``at``, a lane taking ``vec`` of them at a time; 0 where masked."""
+    address, on = at[..., ::vec] * array.itemsize, mask[..., ::vec]
+    memory = Memory.over(array, name=count.name if count else "x")
+    value = memory.load(address, array.dtype, vec, mask=on, alignment=vec * array.itemsize)
+    if count:
+        count.add("DRAM->registers", "load", on, vec * array.itemsize)
     return value.reshape(at.shape)
 
 
-def _store(
-    array: Array, name: str, at: Array, value: Array, mask: Array, vector: int, traffic: Traffic, lanes: int
-) -> None:  # fmt: skip
+def store_vectors(array: Any, at: Array, value: Array, *, mask: Array, vec: int = 1, count: Counts) -> None:
     """The same in the other direction; nothing is written where masked."""
-    address, on = at[..., ::vector] * array.itemsize, mask[..., ::vector]
-    vectors = value.reshape(*address.shape, vector)
-    Memory.over(array, name=name).store(address, vectors, mask=on, alignment=vector * array.itemsize)
-    traffic.move("registers->DRAM", int(on.sum()) * vector * array.itemsize)
-    traffic.issue(f"{name} store", -(-on.size // lanes))
+    address, on = at[..., ::vec] * array.itemsize, mask[..., ::vec]
+    vectors = value.astype(array.dtype).reshape(*address.shape, vec)
+    Memory.over(array, name=count.name).store(address, vectors, mask=on, alignment=vec * array.itemsize)
+    count.add("registers->DRAM", "store", on, vec * array.itemsize)

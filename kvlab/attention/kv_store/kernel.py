@@ -16,13 +16,28 @@ NO_TOKEN = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
-def source(token, head, seq_tokens, batch_step, token_step, head_step, FORM: tl.constexpr, VEC: tl.constexpr):
-    """Element offset of each row's head in k or v; steps in vectors."""
+def source(token, head, dim, seq_tokens, batch_step, token_step, head_step, FORM: tl.constexpr, VEC: tl.constexpr):
+    """Element offset of each row's dim in k or v; steps in vectors."""
     at = head.to(tl.int64) * head_step
     if FORM == "padded":
-        at += (token // seq_tokens).to(tl.int64) * batch_step
+        at = at + (token // seq_tokens).to(tl.int64) * batch_step
         token = token % seq_tokens
-    return (at + token.to(tl.int64) * token_step) * VEC
+    return (at + token.to(tl.int64) * token_step) * VEC + dim
+
+
+@triton.jit
+def target(page, slot, head, last, page_step, slot_step, head_step, last_step, VEC: tl.constexpr):
+    """Element offset of each row in the cache, ``last`` the dim, or in its scales, ``last`` the block; other steps in
+    vectors.
+    """
+    at = page * page_step + slot * slot_step + head.to(tl.int64) * head_step
+    return at * VEC + last.to(tl.int64) * last_step
+
+
+@triton.jit
+def convert(x, dtype: tl.constexpr):
+    """Rounded once to ``dtype``; an 8-bit format saturates."""
+    return x.to(dtype)
 
 
 @triton.jit
@@ -81,7 +96,7 @@ def place(
 
 @triton.jit
 def rotate(
-    x, x_row, dim, inside, position, new, cos_ptr, sin_ptr, angles, cos_row, cos_col, sin_row, sin_col,
+    x, x_ptr, row, dim, inside, position, new, cos_ptr, sin_ptr, angles, cos_row, cos_col, sin_row, sin_col,
     R: tl.constexpr, FIRST: tl.constexpr, INTERLEAVED: tl.constexpr, BR: tl.constexpr, BG: tl.constexpr,
 ):  # fmt: skip
     """``x`` [BR, BG] in float32, its dims FIRST .. FIRST + R rotated by the angles of the token's position."""
@@ -103,8 +118,8 @@ def rotate(
         return tl.reshape(tl.join(turned_one, turned_two), [BR, BG])
     else:
         near = j < R // 2
-        partner_at = x_row + (FIRST - dim)[:, None] + (j + R // 2) % R
-        partner = tl.load(partner_at, mask=roped & inside, other=0.0).to(tl.float32)
+        partner_at = row[:, None] + (FIRST - dim)[:, None] + (j + R // 2) % R
+        partner = tl.load(x_ptr + partner_at, mask=roped & inside, other=0.0).to(tl.float32)
         return tl.where(roped & inside, x * cos + partner * tl.where(near, -sin, sin), x)
 
 
@@ -153,8 +168,9 @@ def append(
 ):  # fmt: skip
     """K and V of the rows of one program, to where their tokens belong. A row: one block of one head of one token."""
     #: setup -> k_token_idx, k_head_idx, k_dim, v_token_idx, v_head_idx, v_dim    the rows of this program
-    k_row = tl.program_id(0) * KBR + tl.arange(0, KBR)
-    v_row = tl.program_id(0) * VBR + tl.arange(0, VBR)
+    program = tl.program_id(0)
+    k_row = program * KBR + tl.arange(0, KBR)
+    v_row = program * VBR + tl.arange(0, VBR)
     k_token_idx, k_head_idx, k_dim = k_row // (H * KNB), k_row // KNB % H, k_row % KNB * KG
     v_token_idx, v_head_idx, v_dim = v_row // (H * VNB), v_row // VNB % H, v_row % VNB * VG
     k_col, v_col = tl.arange(0, KBG)[None, :], tl.arange(0, VBG)[None, :]
@@ -164,12 +180,10 @@ def append(
     k_scale = given(k_scale_ptr, ks_head, k_head_idx, K_QUANT, KBR)  # [KBR]
     v_scale = given(v_scale_ptr, vs_head, v_head_idx, V_QUANT, VBR)
     k_new, v_new = k_token_idx < tokens, v_token_idx < tokens
-    k_from = source(k_token_idx, k_head_idx, seq_tokens, k_batch, k_token, k_head, FORM, K_IN) + k_dim
-    v_from = source(v_token_idx, v_head_idx, seq_tokens, v_batch, v_token, v_head, FORM, V_IN) + v_dim
-    k_at = k_ptr + k_from[:, None] + k_col
-    v_at = v_ptr + v_from[:, None] + v_col
-    k = tl.load(k_at, mask=k_new[:, None] & k_inside, other=0.0)  # [KBR, KBG]
-    v = tl.load(v_at, mask=v_new[:, None] & v_inside, other=0.0)  # [VBR, VBG]
+    k_from = source(k_token_idx, k_head_idx, k_dim, seq_tokens, k_batch, k_token, k_head, FORM, K_IN)
+    v_from = source(v_token_idx, v_head_idx, v_dim, seq_tokens, v_batch, v_token, v_head, FORM, V_IN)
+    k = tl.load(k_ptr + k_from[:, None] + k_col, mask=k_new[:, None] & k_inside, other=0.0)  # [KBR, KBG]
+    v = tl.load(v_ptr + v_from[:, None] + v_col, mask=v_new[:, None] & v_inside, other=0.0)  # [VBR, VBG]
     #: place -> k_page, k_slot, k_live, v_page, v_slot, v_live    where each row belongs, and whether anywhere
     k_page, k_slot, k_position, k_live = place(
         k_token_idx, where_ptr, lens_ptr, table_ptr, positions_ptr,
@@ -184,34 +198,34 @@ def append(
     #: rope_v -> v    where V is the roped side: in float32
     if ROPE == "v":
         v = rotate(
-            v, v_ptr + v_from[:, None], v_dim, v_inside, v_position, v_new,
+            v, v_ptr, v_from, v_dim, v_inside, v_position, v_new,
             cos_ptr, sin_ptr, angles, cos_row, cos_col, sin_row, sin_col, R, FIRST, INTERLEAVED, VBR, VBG,
         )  # fmt: skip
     #: quantise_v -> v, v_scale    divided by the scale, rounded once to the cache's format
     v, v_scale = quantise(v, v_scale, v_scale_ptr, v_inverse, V_QUANT, V_LIMIT)
-    v = v.to(v_cache_ptr.dtype.element_ty)
+    v = convert(v, v_cache_ptr.dtype.element_ty)
     #: store_v    registers -> DRAM, before K, which may wait for its angles; rows without a slot write nothing
-    v_to = (v_page * vc_page + v_slot * vc_slot + v_head_idx.to(tl.int64) * vc_head) * V_OUT + v_dim
+    v_to = target(v_page, v_slot, v_head_idx, v_dim, vc_page, vc_slot, vc_head, 1, V_OUT)
     tl.store(v_cache_ptr + v_to[:, None] + v_col, v, mask=v_live[:, None] & v_inside)
     if V_QUANT == "block":
-        v_scale_at = v_page * vs_page + v_slot * vs_slot + v_head_idx.to(tl.int64) * vs_head
-        v_scale_at += (v_row % VNB).to(tl.int64) * vs_block
+        v_block = v_row % VNB
+        v_scale_at = target(v_page, v_slot, v_head_idx, v_block, vs_page, vs_slot, vs_head, vs_block, 1)
         tl.store(v_scale_ptr + v_scale_at, v_scale.to(v_scale_ptr.dtype.element_ty), mask=v_live)
     #: rope_k -> k    where K is the roped side
     if ROPE == "k":
         k = rotate(
-            k, k_ptr + k_from[:, None], k_dim, k_inside, k_position, k_new,
+            k, k_ptr, k_from, k_dim, k_inside, k_position, k_new,
             cos_ptr, sin_ptr, angles, cos_row, cos_col, sin_row, sin_col, R, FIRST, INTERLEAVED, KBR, KBG,
         )  # fmt: skip
     #: quantise_k -> k, k_scale    as V
     k, k_scale = quantise(k, k_scale, k_scale_ptr, k_inverse, K_QUANT, K_LIMIT)
-    k = k.to(k_cache_ptr.dtype.element_ty)
+    k = convert(k, k_cache_ptr.dtype.element_ty)
     #: store_k    as V
-    k_to = (k_page * kc_page + k_slot * kc_slot + k_head_idx.to(tl.int64) * kc_head) * K_OUT + k_dim
+    k_to = target(k_page, k_slot, k_head_idx, k_dim, kc_page, kc_slot, kc_head, 1, K_OUT)
     tl.store(k_cache_ptr + k_to[:, None] + k_col, k, mask=k_live[:, None] & k_inside)
     if K_QUANT == "block":
-        k_scale_at = k_page * ks_page + k_slot * ks_slot + k_head_idx.to(tl.int64) * ks_head
-        k_scale_at += (k_row % KNB).to(tl.int64) * ks_block
+        k_block = k_row % KNB
+        k_scale_at = target(k_page, k_slot, k_head_idx, k_block, ks_page, ks_slot, ks_head, ks_block, 1)
         tl.store(k_scale_ptr + k_scale_at, k_scale.to(k_scale_ptr.dtype.element_ty), mask=k_live)
 
 

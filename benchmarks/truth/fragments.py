@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.hardware import ATOMS, MmaAtom, tile_layout_k_major, tile_layout_mn_major, tile_to_descriptor
-from kvlab.hardware.tensor_map import TensorMapSwizzle
+from kvlab.hardware.copies.tensor_map import TensorMapSwizzle
 
 from . import chip, records
 from .cuda_source import MATRICES, mma_atoms, wgmma_atoms, wgmma_forms, wgmma_name

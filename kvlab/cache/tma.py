@@ -18,7 +18,7 @@ from kvlab.hardware import (
     create_kv_tile,
     create_tma_tile_gather4,
 )
-from kvlab.hardware.tma_gather4 import _gather4_box_width
+from kvlab.hardware.copies.tma_gather4 import _gather4_box_width
 from kvlab.memory import Memory, as_dtype, bfloat16
 
 __all__ = ["TmaTiles", "kv_rows", "padded_depth"]

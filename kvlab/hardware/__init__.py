@@ -1,36 +1,24 @@
 """What the chips do: architectures as data, shared-memory banks, MMA atoms and the data instructions. NumPy only."""
 
-from . import tma
 from .arch import Arch, LaneGroups, get_arch
 from .arch_table import ARCHS
-from .atoms import ATOMS, get_atom, round_tf32
-from .banks import count_wavefronts, wavefronts
-from .canonical import (
-    internal_k_major,
-    st_matrix_n_atom,
-    tile_layout_k_major,
-    tile_layout_mn_major,
-    tile_sf_layout_k_major,
-)
+from .banks.copy_wavefronts import COPIES, copy_unit_passes, copy_wavefronts
+from .banks.count import count_wavefronts, wavefronts
+from .banks.sectors import SECTOR_BYTES, Coalescing, coalescing, sectors
+from .banks.swizzle_search import BestSwizzle, best_swizzle
+from .banks.triton_conflicts import SharedTransfer, bank_conflicts, shared_transfer
+from .banks.wavefront import Collision, Phase, Wavefronts
 from .chip import Arithmetic, arithmetic, current_arithmetic, div_full, ex2_approx, fma, mma_sum, rcp_approx
-from .copy import buffer_load, buffer_load_lds, cp_async
-from .copy_wavefronts import COPIES, copy_unit_passes, copy_wavefronts
-from .ds_read_tr import ds_read_tr8_b64, ds_read_tr16_b64
-from .instructions import INSTRUCTIONS, Instruction, get_instruction
-from .ldmatrix import ldmatrix, stmatrix
-from .lds_dma import DmaPlan, SubTileLoaderLDS, SubTileLoaderLDS_st_8x32
-from .mbarrier import BarrierDeadlock, PipelineState, SharedMemBarrier
-from .mma import MmaAtom
-from .ragged import RaggedTensorMap, RaggedTMA3DTile
-from .reg_tile import RegTileLoader, RegTileWriterLDS
-from .sectors import SECTOR_BYTES, Coalescing, coalescing, sectors
-from .shared_access import ld_shared, st_shared
-from .shared_mma import shared_mma, shared_mma_wavefronts
-from .smem_descriptor import SmemDescriptor, tile_to_descriptor
-from .swizzle_search import BestSwizzle, best_swizzle
-from .tensor_map import TensorMapL2Promotion, TensorMapSwizzle, TmaDescriptor
-from .tma_gather4 import TMAGather4Tile, create_tma_tile_gather4
-from .tma_tile import (
+from .copies import tma
+from .copies.copy import buffer_load, buffer_load_lds, cp_async
+from .copies.lds_dma import DmaPlan, SubTileLoaderLDS, SubTileLoaderLDS_st_8x32
+from .copies.mbarrier import BarrierDeadlock, PipelineState, SharedMemBarrier
+from .copies.ragged import RaggedTensorMap, RaggedTMA3DTile
+from .copies.reg_tile import RegTileLoader, RegTileWriterLDS
+from .copies.shared_access import ld_shared, st_shared
+from .copies.tensor_map import TensorMapL2Promotion, TensorMapSwizzle, TmaDescriptor
+from .copies.tma_gather4 import TMAGather4Tile, create_tma_tile_gather4
+from .copies.tma_tile import (
     TMATensorTile,
     create_kv_tile,
     create_split_tma,
@@ -38,9 +26,21 @@ from .tma_tile import (
     create_tma_tile,
     fold_kv_descriptor,
 )
-from .tmem import TMEM_COLUMNS, TMEM_LANES, TensorMemory, tmem_address, tmem_layout
-from .triton_conflicts import SharedTransfer, bank_conflicts, shared_transfer
-from .wavefront import Collision, Phase, Wavefronts
+from .instructions import INSTRUCTIONS, Instruction, get_instruction
+from .mma.atom import MmaAtom
+from .mma.atoms import ATOMS, get_atom, round_tf32
+from .mma.canonical import (
+    internal_k_major,
+    st_matrix_n_atom,
+    tile_layout_k_major,
+    tile_layout_mn_major,
+    tile_sf_layout_k_major,
+)
+from .mma.ds_read_tr import ds_read_tr8_b64, ds_read_tr16_b64
+from .mma.ldmatrix import ldmatrix, stmatrix
+from .mma.shared_mma import shared_mma, shared_mma_wavefronts
+from .mma.smem_descriptor import SmemDescriptor, tile_to_descriptor
+from .mma.tmem import TMEM_COLUMNS, TMEM_LANES, TensorMemory, tmem_address, tmem_layout
 
 __all__ = [
     "ARCHS",

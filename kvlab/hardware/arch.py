@@ -121,7 +121,7 @@ class Arch:
         >>> [name for name in get_arch("sm_89").atoms if "f64" in name or "e4m3.e5m2" in name]
         ['mma.sync.m16n8k32.e4m3.e5m2', 'mma.sync.m8n8k4.f64']
         """
-        from .atoms import ATOMS
+        from .mma.atoms import ATOMS
 
         return tuple(atom.name for atom in ATOMS.values() if self.name in atom.archs)
 

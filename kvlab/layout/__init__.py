@@ -40,6 +40,7 @@ from kvlab.layout.recast import downcast, expand_modes_alike, upcast
 from kvlab.layout.slicing import slice_and_offset
 from kvlab.layout.swizzle import Swizzle
 from kvlab.layout.swizzles import make_ldmatrix_swizzle, make_swizzle, make_tma_swizzle
+from kvlab.layout.tensor_layout import TensorLayout
 from kvlab.layout.text import format_layout
 from kvlab.layout.tile_host_device import HostDeviceTileTensor
 from kvlab.layout.tile_io import (
@@ -53,6 +54,7 @@ from kvlab.layout.tile_io import (
 )
 from kvlab.layout.tile_nullable import NullableTileTensor
 from kvlab.layout.tile_tensor import TileTensor
+from kvlab.layout.tile_type import TileType
 
 __all__ = [
     "ComposedLayout",
@@ -69,8 +71,10 @@ __all__ = [
     "SharedToGenericTileCopier",
     "SharedToLocalTileCopier",
     "Swizzle",
+    "TensorLayout",
     "ThreadScope",
     "TileTensor",
+    "TileType",
     "blocked_product",
     "coalesce",
     "complement",

@@ -13,7 +13,7 @@ from kvlab.layout.int_tuple import IntArray, as_int, as_int_array, flatten
 from kvlab.layout.layout import Layout
 from kvlab.layout.of_layout import OfLayout
 from kvlab.layout.views import gathered
-from kvlab.memory import Memory, OutOfBounds, as_dtype
+from kvlab.memory import AddressSpace, Memory, OutOfBounds, as_dtype
 
 __all__ = ["Known", "TileBase"]
 
@@ -72,6 +72,11 @@ class TileBase(OfLayout, Drawn):
         bound = (", bounded" if self.end is not None else "") + (", runtime extents" if self.known else "")
         space = self.memory.space.value
         return f"{type(self).__name__}({self.dtype}{vector}, {self.layout}, offset {offset}, {space}{programs}{bound})"
+
+    @property
+    def address_space(self) -> AddressSpace:
+        """Where its memory lies."""
+        return self.memory.space
 
     @property
     def is_row_major(self) -> bool:

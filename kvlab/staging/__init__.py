@@ -14,7 +14,7 @@ from .hazard_words import Hazard, Side
 from .hazards import Hazards
 from .iterator import KVCacheIterator, KVTile
 from .kv_buffer import KVBuffer
-from .kv_mma_op import KVMmaOp, KVMmaOpParams, mfma_atom, mma_tiles
+from .kv_mma_op import KVMmaOp, KVMmaOpParams
 from .mla_cta import MLA_ARCHS, MLACTA, mla_cta
 from .mma_sync_cta import MmaSyncShape
 from .nvidia_cp_async import CpAsyncKVBuffer
@@ -29,6 +29,7 @@ from .smem_image import SmemImage
 from .smem_subtile import smem_mma_subtile, smem_mma_subtile_offset, smem_subtile
 from .swizzled_tile import SwizzledTile, ldmatrix_swizzle
 from .tiled_mma_loader import TiledMmaLoader
+from .tiled_mma_op import TiledMmaOp, TiledTensorCore, get_accum_type, mfma_atom
 from .timeline import Event, Timeline
 from .traffic import Traffic
 from .warp_slices import WarpSlices
@@ -71,6 +72,8 @@ __all__ = [
     "SwizzledTile",
     "TileCTA",
     "TiledMmaLoader",
+    "TiledMmaOp",
+    "TiledTensorCore",
     "Timeline",
     "TmaKVBuffer",
     "Traffic",
@@ -80,11 +83,11 @@ __all__ = [
     "cast_p",
     "ceildiv",
     "decode_cta",
+    "get_accum_type",
     "kv_buffer_operand_map",
     "ldmatrix_swizzle",
     "mfma_atom",
     "mla_cta",
-    "mma_tiles",
     "operand_map",
     "output_map",
     "program_ids",

@@ -33,8 +33,8 @@ class AsyncBarrier:
     >>> full.wait(1, warps=(0,))
     Traceback (most recent call last):
         ...
-    kvlab.hardware.mbarrier.BarrierDeadlock: full[0]: warps [0] wait for phase 1 for ever: 1 of 1 arrivals pending; \
-complete is phase 0
+    kvlab.hardware.copies.mbarrier.BarrierDeadlock: full[0]: warps [0] wait for phase 1 for ever: 1 of 1 arrivals \
+pending; complete is phase 0
     """
 
     def __init__(self, hazards: Hazards, name: str, agent: int, arrivals: int = 1) -> None:

@@ -39,14 +39,13 @@ def read_offsets(p: DecodeKVBufferParams, k_mma: int) -> IntArray:
 
     K: a fragment at once, at ``swizzle(fragment number)`` counted from the MMA tile; V: a column of keys, one by one.
     """
-    N, frag, config = p.MMA_N, p.input_frag_size, p.role_config
+    N, config = p.MMA_N, p.role_config
     warp, lane, i, e = np.ogrid[: p.num_warps, :WARP_SIZE, : p.num_mmas, : p.elements]
     row, col = config.get_wtile_coord(warp % p.num_warps_n)
     row, col, pitch = row * config.wtile_dim0, col * config.wtile_dim1, p.btile[1]
     if p.transpose:
-        number = (lane % N * pitch + lane // N * frag) // frag
-        inside = number if p.swizzle is None else p.swizzle(number)
-        offset = (row + i * N) * pitch + col + k_mma * p.MMA_K + inside * frag + e
+        inside, _ = p.tensor_core_mma.mma_op.b_offsets(p.num_mmas, pitch, k_mma, p.swizzle)
+        offset = row * pitch + col + inside + e
     else:
         key = row + k_mma * p.MMA_K * p.group_size + lane // N * p.simd_width + e
         offset = key * pitch + col + i * N + lane % N

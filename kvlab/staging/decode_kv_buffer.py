@@ -18,8 +18,7 @@ from .decode_kv_params import DecodeKVBufferParams
 from .footprint import Footprint
 from .fragments import FragmentMap
 from .hazards import Hazards
-from .iterator import buffer_walk
-from .kv_mma_op import mfma_atom, mma_tiles
+from .iterator import KVCacheIterator
 from .member import Member
 from .smem_image import SmemImage
 from .smem_place import own_or_given, placed
@@ -51,8 +50,10 @@ class DecodeKVBuffer(Drawn):
     are provisional: no chip has confirmed the AMD rule.
 
     >>> from kvlab.cache import PagedKVCache
-    >>> params = DecodeKVBufferParams("bf16", (16, 16, 32), None, BN=128, WN=32, BK=32, num_threads=256, depth=64,
-    ...                               kv_num_heads=1, transpose=True, num_stages=2)
+    >>> from kvlab.staging import TiledTensorCore
+    >>> core = TiledTensorCore("fp32", "bf16", (16, 16, 32), group_size=1, transpose_b=True)
+    >>> params = DecodeKVBufferParams("bf16", Layout.row_major(128, 64), core, None, BN=128, WN=32, BK=32, depth=64,
+    ...                               num_threads=256, num_stages=2)
     >>> keys = np.arange(128 * 64).reshape(1, 128, 1, 64).astype(params.dtype)
     >>> k = KBuffer(params, PagedKVCache(keys, [99], [[0]], 1, 100), batch_idx=0, head_idx=0, end=100)
     >>> k.load_from_dram()
@@ -94,15 +95,20 @@ class DecodeKVBuffer(Drawn):
     ) -> None:
         p = params
         operand = as_operand(cache)
-        if operand.kv_params.num_heads != p.kv_num_heads:
-            raise ValueError(f"kv_num_heads {p.kv_num_heads} differs from the cache's {operand.kv_params.num_heads}")
         if operand.dtype.itemsize != p.dtype.itemsize:
             raise ValueError(f"dtype {p.dtype} has another size than the cache's {operand.dtype}")
         if end is None:
             raise ValueError("end None: give the buffer the number of keys, the bound of its window")
         self.params, self.traffic, self.hazards = p, traffic, hazards
         self._footprints: dict[int | None, Footprint] = {}
-        walk = buffer_walk(p, cache, batch_idx, head_idx, end)
+        walk = KVCacheIterator(
+            operand, p.BN, batch_idx, head_idx, end, depth=p.depth, head_dim_offset=p.head_dim_offset
+        )
+        if walk.row_stride != p.kv_tile_layout.stride[0]:
+            raise ValueError(
+                f"kv_tile_layout {p.kv_tile_layout} has rows {p.kv_tile_layout.stride[0]} elements apart, the cache "
+                f"{walk.row_stride}"
+            )
         walk.tile_start_row = start
         self.gmem_tile = walk.next_tile()
         self.programs = self.gmem_tile.programs
@@ -261,11 +267,7 @@ class DecodeKVBuffer(Drawn):
 
         a : ``[programs, threads, num_m_mmas, group_size * frag]``: ``group_size`` instructions take their parts of it.
         """
-        p, atom = self.params, mfma_atom(self.params.mma_shape, self.params.dtype)
-        frag = p.input_frag_size
-        for g in range(p.group_size):
-            part = slice(g * frag, (g + 1) * frag)
-            c[...] = mma_tiles(atom, a[..., part], self.mma_tile[..., part], c, swap_a_b)
+        self.params.tensor_core_mma.mma(a, self.mma_tile, c, swap_a_b)
 
     def _footprint(self, k_mma: int | None) -> Footprint:
         """The bytes that each warp reads of a k group, or writes (None)."""
@@ -302,7 +304,7 @@ class KBuffer(DecodeKVBuffer):
 
     def __init__(self, params: DecodeKVBufferParams, *args: Any, **kwargs: Any) -> None:
         if not params.transpose:
-            raise ValueError("KBuffer: transpose False is V; use VBuffer")
+            raise ValueError("KBuffer: tensor_core_mma with transpose_b False is V; use VBuffer")
         super().__init__(params, *args, **kwargs)
 
 
@@ -315,7 +317,7 @@ class VBuffer(DecodeKVBuffer):
 
     def __init__(self, params: DecodeKVBufferParams, *args: Any, **kwargs: Any) -> None:
         if params.transpose:
-            raise ValueError("VBuffer: transpose True is K; use KBuffer")
+            raise ValueError("VBuffer: tensor_core_mma with transpose_b True is K; use KBuffer")
         super().__init__(params, *args, **kwargs)
 
 

@@ -3,51 +3,76 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from kvlab.hardware import RegTileLoader, RegTileWriterLDS
-from kvlab.layout import Layout
+from kvlab.layout import Layout, Swizzle, TensorLayout
 from kvlab.memory import as_dtype
 
 from .buffer_config import KBufferConfig, KVBufferConfig, VBufferConfig
 from .mma_geometry import MmaGeometry
 from .params import KVBufferParams, ceildiv
+from .tiled_mma_op import TiledTensorCore
 
 __all__ = ["DecodeKVBufferParams"]
 
 
 @dataclass(frozen=True)
 class DecodeKVBufferParams(MmaGeometry):
-    """What MAX gives ``DecodeKVBuffer`` at compile time; names as in :class:`KVBufferParams`, and:
+    """What MAX gives ``DecodeKVBuffer``, ``KBuffer`` and ``VBuffer`` at compile time; names as in
+    :class:`KVBufferParams`, and:
 
-    group_size   matrix instructions that share a fragment of 16 bytes
-    num_stages   stages of the register ring that DRAM tiles wait in
-    token_gen    whether the thread grid is as wide as a row of the block tile; else it is 4 vectors wide
-    config       what the role decides: :class:`KBufferConfig` or :class:`VBufferConfig`, unless given
+    kv_tile_layout   of the window in DRAM: ``BN x depth``, its rows as far apart as the cache has them
+    tensor_core_mma  the matrix instruction, how many of them share a fragment of 16 bytes, and the role:
+                     ``transpose_b`` True is K, False V
+    num_stages       stages of the register ring that DRAM tiles wait in
+    token_gen        whether the thread grid is as wide as a row of the block tile; else it is 4 vectors wide
+    config           what the role decides: :class:`KBufferConfig` or :class:`VBufferConfig`, unless given
+    head_dim_offset  first column of the window
 
-    >>> params = DecodeKVBufferParams("bf16", (16, 16, 32), None, BN=128, WN=32, BK=32, num_threads=256, depth=128,
-    ...                               kv_num_heads=2, transpose=False, token_gen=True)
+    >>> core = TiledTensorCore("fp32", "bf16", (16, 16, 32), group_size=1, transpose_b=False)
+    >>> params = DecodeKVBufferParams("bf16", Layout((128, 128), (256, 1)), core, None, BN=128, WN=32, BK=32, depth=128,
+    ...                               num_threads=256, token_gen=True)
     >>> params.thread_grid, params.num_mmas, params.num_k_tiles, params.load_rows, params.smem_layout
     ((16, 16), 2, 1, 2, Layout("(32,128):(128,1)"))
     """
 
-    group_size: int = 1
+    dtype: np.dtype[Any]
+    kv_tile_layout: TensorLayout
+    tensor_core_mma: TiledTensorCore
+    swizzle: Swizzle | None
+    BN: int
+    WN: int
+    BK: int
+    depth: int
+    num_threads: int
     num_stages: int = 1
     token_gen: bool = False
-    cache_depth: int = 0
-    head_dim_offset: int = 0
     config: KVBufferConfig | None = None
+    head_dim_offset: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "cache_depth", self.cache_depth or self.depth)
+        for name, value, kind in (
+            ("kv_tile_layout", self.kv_tile_layout, TensorLayout),
+            ("tensor_core_mma", self.tensor_core_mma, TiledTensorCore),
+            ("config", self.role_config, KVBufferConfig),
+        ):
+            if not isinstance(value, kind):
+                raise TypeError(f"{name} {value!r} must be a {kind.__name__}")
         same = KVBufferParams(
             as_dtype(self.dtype), self.mma_shape, self.swizzle, self.BN, self.WN, self.BK, self.num_threads, self.depth,
-            self.kv_num_heads, self.transpose, cache_depth=self.cache_depth, head_dim_offset=self.head_dim_offset,
+            1, self.transpose, head_dim_offset=self.head_dim_offset,
         )  # fmt: skip
+        in_type, layout = self.tensor_core_mma.in_type, self.kv_tile_layout
+        same.require(same.dtype == in_type, f"dtype {same.dtype}", f"in_type {in_type} of tensor_core_mma")
+        whole = layout.shape == (self.BN, self.depth) and layout.stride[1] == 1
+        same.require(whole, f"kv_tile_layout {layout}", f"BN {self.BN} x depth {self.depth} with columns side by side")
         same.require_whole_warp_rows()
-        for name in ("dtype", "mma_shape", "swizzle"):
+        for name in ("dtype", "swizzle"):
             object.__setattr__(self, name, getattr(same, name))
-        for name in ("group_size", "num_stages"):
-            same.require(getattr(self, name) >= 1, f"{name} {getattr(self, name)}", "at least 1")
+        same.require(self.num_stages >= 1, f"num_stages {self.num_stages}", "at least 1")
         b0, b1 = self.btile
         same.require(b1 % self.simd_width == 0, f"a row of {b1} columns", f"a multiple of {self.simd_width}")
         grid_cols = self.thread_grid[1]
@@ -62,6 +87,21 @@ class DecodeKVBufferParams(MmaGeometry):
             f"enough to move the {b0} x {b1} tile with {self.rows_per_stage} vectors each, "
             f"not {self.vectors_per_stage}",
         )
+
+    @property
+    def mma_shape(self) -> tuple[int, int, int]:
+        """(M, N, K) of the matrix instruction."""
+        return self.tensor_core_mma.shape
+
+    @property
+    def transpose(self) -> bool:
+        """Whether the operand is K."""
+        return self.tensor_core_mma.transpose_b
+
+    @property
+    def group_size(self) -> int:
+        """Matrix instructions that share a fragment of 16 bytes."""
+        return self.tensor_core_mma.group_size
 
     @property
     def role_config(self) -> KVBufferConfig:

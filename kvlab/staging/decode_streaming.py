@@ -11,7 +11,8 @@ import numpy as np
 from kvlab.cache import KVCacheT, MHAOperand, UnsafePointer, as_operand
 from kvlab.drawn import Drawn
 from kvlab.hardware import buffer_load_lds
-from kvlab.layout import Layout, TileTensor
+from kvlab.layout import Layout, TileTensor, TileType
+from kvlab.memory import AddressSpace
 
 from . import streaming_addresses as addresses
 from .fragments import FragmentMap
@@ -43,8 +44,6 @@ class DecodeStreamingKVBuffer(Drawn):
         exactly a strip is made if None.
     num_keys : ``[programs]`` or a scalar, keys of each sequence: the bound of :meth:`iterator`.
     warp_id : the warp whose registers :meth:`get_mma_tile` gives, an int; those of all warps if None. All warps load.
-    blocked : keep a V strip as ``depth // BK`` blocks of BK x BK, as older MAX documentation says, instead of the flat
-        BK x depth that MAX's kernels compile to. The registers are the same.
     traffic : counts what moves.
     hazards : checks the accesses; who owns the buffer states its waits and barriers. None: nothing is checked.
 
@@ -88,16 +87,15 @@ class DecodeStreamingKVBuffer(Drawn):
         num_keys: Any = None,
         warp_id: int | None = None,
         *,
-        blocked: bool = False,
         traffic: Traffic | None = None,
         hazards: Hazards | None = None,
     ) -> None:
-        addresses.check(params, blocked)
+        addresses.check(params)
         size = params.dtype.itemsize
         heads = as_operand(cache).kv_params.num_heads
         if heads != params.kv_num_heads:
             raise ValueError(f"kv_num_heads {params.kv_num_heads} differs from the cache's {heads}")
-        self.params, self.cache, self.traffic, self.blocked = params, cache, traffic, blocked
+        self.params, self.cache, self.traffic = params, cache, traffic
         self.batch_idx, self.head_idx = np.broadcast_arrays(np.atleast_1d(batch_idx), np.atleast_1d(head_idx))
         self.num_keys = num_keys
         self.programs = self.batch_idx.shape[0]
@@ -106,7 +104,7 @@ class DecodeStreamingKVBuffer(Drawn):
         self.smem = own_or_given(smem, self.strip_bytes, self.programs, "batch_idx and head_idx")
         self.smem_address = placed(self.smem, address, self.strip_bytes, "a strip")
         self.smem_ptr = UnsafePointer(self.smem, (self.smem_address - self.smem.base) // size, params.dtype)
-        self._accesses = None if hazards is None else StripAccesses(hazards, params, self.smem_address, blocked)
+        self._accesses = None if hazards is None else StripAccesses(hazards, params, self.smem_address)
         self.kv_mma_op = KVMmaOp(self.KVMmaOpType, programs=self.programs, num_threads=params.num_threads)
         self._active = np.zeros(self.programs, np.bool_)
         self._held: tuple[int, Array] | None = None
@@ -126,6 +124,11 @@ class DecodeStreamingKVBuffer(Drawn):
     def mma_layout(self) -> Layout:
         """Registers of a lane: row-major ``[num_mmas * num_k_mmas2, input_frag_size]``."""
         return Layout.row_major(self._mma_total_rows, self.input_frag_size)
+
+    @property
+    def MMATileType(self) -> TileType:
+        """The type of a lane's register tile."""
+        return TileType(self.params.dtype, self.mma_layout, AddressSpace.LOCAL)
 
     @property
     def k_smem_parent_layout(self) -> Layout:
@@ -225,7 +228,7 @@ class DecodeStreamingKVBuffer(Drawn):
             buffer_load_lds(self.smem, target, tile.memory, base, voffset, 16, records)
             issued = dma.by_warp(1, p.num_warps)
         else:
-            copy = addresses.register_plan(p, self.blocked)
+            copy = addresses.register_plan(p)
             issued = copy.by_warp(p.num_warps)
             registers = tile.load(first_row + copy.row, first_col + copy.col, p.simd_width)
             self.smem.store(self.smem_address + copy.offset[None] * size, registers)
@@ -245,7 +248,7 @@ class DecodeStreamingKVBuffer(Drawn):
         """
         if self._accesses is not None:
             self._accesses.read()
-        plan = addresses.read_plan(self.params, self.blocked)
+        plan = addresses.read_plan(self.params)
         address = self.smem_address + plan.offset[None] * self.params.dtype.itemsize
         registers = self.smem.load(address, self.params.dtype, plan.width)
         self.kv_mma_op.reg_tile = registers.reshape(*registers.shape[:3], -1)
@@ -268,19 +271,19 @@ class DecodeStreamingKVBuffer(Drawn):
 
     def read_addresses(self) -> tuple[str, np.ndarray[Any, np.dtype[np.int64]]]:
         """The instruction that reads shared memory and its byte addresses ``[instructions, warps, lanes]``."""
-        plan, size = addresses.read_plan(self.params, self.blocked), self.params.dtype.itemsize
+        plan, size = addresses.read_plan(self.params), self.params.dtype.itemsize
         return plan.instruction(size), self.smem_address + plan.by_instruction() * size
 
     def smem_image(self, program: int = 0) -> SmemImage:
         """What lies where in the strip of one program."""
         held = None if self._held is None else (self._held[0], int(self._held[1][program]))
-        return addresses.smem_image(self.params, self.smem_address, held, self.blocked)
+        return addresses.smem_image(self.params, self.smem_address, held)
 
     @functools.cached_property
     def _read_costs(self) -> tuple[tuple[Array, Array, Array], Array]:
         """Passes of a read with and without the swizzle."""
         p = self.params
-        return addresses.read_passes(p, self.blocked), addresses.read_passes(p.unswizzled(), self.blocked)[0]
+        return addresses.read_passes(p), addresses.read_passes(p.unswizzled())[0]
 
     def _count_read(self, active: Array) -> None:
         if self.traffic is None:

@@ -103,6 +103,9 @@ class KVBuffer(KVBufferMembers, Drawn):
         self.kv_mma_op = KVMmaOp(self.KVMmaOpType, programs=self.programs, num_threads=params.num_threads)
         self._active: Array = np.ones(self.programs, np.bool_)
         self.stage_keys: dict[int, tuple[Array, Array]] = {}
+        self._blocks: dict[int, int] = {}  # the block in each stage, of loads block by block
+        self._tile: Any = None  # which they bring
+        self._next_block = 0
         self._columns: int | None = None  # of the tiles, where those past them are zeros
         self.hazards = hazards
         self._warn(stacklevel=3)
@@ -110,10 +113,10 @@ class KVBuffer(KVBufferMembers, Drawn):
     def _warn(self, stacklevel: int) -> None:
         p = self.params
         what = f"{p.role.upper()} buffer with {p.mma_shape}, BN {p.BN}, BK {p.BK}, depth {p.depth}, {p.swizzle}"
-        if not p.full_kv and p.smem_depth > p.bk_smem:
+        if not p.full_kv and not p.block_by_block and p.smem_depth > p.bk_smem:
             warnings.warn(
                 f"{what}: as in MAX a stage of full_kv=False holds columns [0, {p.bk_smem}) only, of one key tile "
-                f"after the other; full_kv=True holds all, or take one buffer for each head_dim_offset",
+                f'after the other; full_kv=True holds all, follows="document" brings block after block',
                 stacklevel=stacklevel + 1,
             )
         if not self.matrix_order:
@@ -165,15 +168,20 @@ class KVBuffer(KVBufferMembers, Drawn):
     def load_from_dram(self, buffer_idx: int, active: Array | None = None) -> None:
         """Bring the next tile of ``kv_cache_iter`` into stage ``buffer_idx``. Rows past the last key become zeros.
 
+        Of ``params.block_by_block`` its next block, and the next tile after the last one.
+
         active : bool ``[programs]``, whose traffic is counted; those with a valid row unless given.
         """
         p, size = self.params, self.params.dtype.itemsize
         first = self.stage_address(buffer_idx)
         if self._accesses is not None:
             self._accesses.copy(buffer_idx)
-        first_key = self.kv_cache_iter.tile_start_row
-        tile, dma = self.kv_cache_iter.next_tile(), addresses.dma_plan(p)
-        base, voffset, records = tile.resource(dma.row, dma.col)
+        if not self._next_block:
+            self._tile = self.kv_cache_iter.tile_start_row, self.kv_cache_iter.next_tile()
+        (first_key, tile), block, dma = self._tile, self._next_block, addresses.dma_plan(p)
+        self._next_block = (block + 1) % p.num_repeats if p.block_by_block else 0
+        self._blocks[buffer_idx] = block
+        base, voffset, records = tile.resource(dma.row, block * p.bk_smem + dma.col)
         buffer_load_lds(self.smem, first + dma.offset[None] * size, tile.memory, base, voffset, 16, records)
         self._columns = tile.depth if tile.bounded else None
         self.stage_keys.pop(buffer_idx, None)  # the last load stands last
@@ -198,18 +206,32 @@ class KVBuffer(KVBufferMembers, Drawn):
                 f"load_from_shared of all {p.num_k_tiles} strips: the register tile holds {p.reg_num_k_tiles}, a stage "
                 f"{held}; load them one by one with bk_tile="
             )
-        if bk_tile is not None and not 0 <= bk_tile < held:
-            raise ValueError(f"bk_tile {bk_tile} is not one of the {held} strips in a stage")
+        place = None if bk_tile is None else self._place(buffer, bk_tile)
         if self._accesses is not None:
-            self._accesses.read(buffer, bk_tile)
-        for one in range(p.num_k_tiles) if bk_tile is None else (bk_tile,):
-            self._load_strip(one, (first - self.smem.base) // p.dtype.itemsize + np.array(self._window.shift))
+            self._accesses.read(buffer, place)
+        base = (first - self.smem.base) // p.dtype.itemsize + np.array(self._window.shift)
+        if bk_tile is not None and place is not None:
+            self._load_strip(bk_tile, place, base)
+        else:
+            for strip in range(p.num_k_tiles):
+                self._load_strip(strip, strip, base)
         if self.traffic is not None:
-            self._count_read(bk_tile, first, self._active if active is None else np.asarray(active, np.bool_))
+            self._count_read(place, first, self._active if active is None else np.asarray(active, np.bool_))
         return self.kv_mma_op.reg_tile
 
-    def _load_strip(self, strip: int, base: Array) -> None:
-        """``base``: element of the stage's first byte for each warp ``[warps]``."""
+    def _place(self, buffer: int, bk_tile: int) -> int:
+        """Which strip of a stage is strip ``bk_tile`` of the tile; ValueError if none."""
+        held = addresses.strips(self.params)
+        if self.params.block_by_block and self.params.transpose and held:
+            if self._blocks.get(buffer) != bk_tile:
+                raise ValueError(f"bk_tile {bk_tile} is not in stage {buffer}, which has {self._blocks.get(buffer)}")
+            return 0
+        if not 0 <= bk_tile < held:
+            raise ValueError(f"bk_tile {bk_tile} is not one of the {held} strips in a stage")
+        return bk_tile
+
+    def _load_strip(self, strip: int, place: int, base: Array) -> None:
+        """``place``: which strip of the stage it is; ``base``: element of the stage's first byte ``[warps]``."""
         p, op = self.params, self.kv_mma_op
         if not p.transpose:
             pointer = UnsafePointer(self.smem, base, p.dtype)
@@ -217,11 +239,11 @@ class KVBuffer(KVBufferMembers, Drawn):
             return
         block, rows = p.BN * p.bk_smem, base + p.warp_col() * p.WN * p.bk_smem
         if not addresses.is_split(p):
-            op.load_prefill(strip, self._warp_tile(rows + strip * block))
+            op.load_prefill(strip, self._warp_tile(rows + place * block))
             return
-        lo = self._warp_tile(rows + 2 * strip * block)
-        hi = self._warp_tile(rows + (2 * strip + 1) * block)
-        op.load_prefill_split(strip, lo, hi, not addresses.lacks_upper_half(p, strip))
+        lo = self._warp_tile(rows + 2 * place * block)
+        hi = self._warp_tile(rows + (2 * place + 1) * block)
+        op.load_prefill_split(strip, lo, hi, not addresses.lacks_upper_half(p, place))
 
     def _warp_tile(self, first: Array) -> TileTensor:
         """``WN x bk_smem`` of K from an element on, for each warp."""
@@ -278,13 +300,14 @@ class KVBuffer(KVBufferMembers, Drawn):
     def read_addresses(self, buffer: int, bk_tile: int) -> tuple[str, np.ndarray[Any, np.dtype[np.int64]]]:
         """The instruction that reads a strip of a stage, and its byte addresses ``[instructions, warps, lanes]``."""
         size, first = self.params.dtype.itemsize, self.stage_address(buffer)
-        parts = addresses.reads(self.params, bk_tile, self._window.shift)
+        parts = addresses.reads(self.params, self._place(buffer, bk_tile), self._window.shift)
         where = [first + (part.offset[:, None] + part.base[:, None]) * size for part in parts]
         return parts[0].instruction, np.concatenate(where)
 
     def smem_image(self, program: int = 0) -> SmemImage:
         """What lies where in the stages of one program, as far as this buffer has loaded them."""
-        return addresses.smem_image(self.params, self.smem_address, self.stage_keys, program, self._columns)
+        p, first = self.params, {stage: block * self.params.bk_smem for stage, block in self._blocks.items()}
+        return addresses.smem_image(p, self.smem_address, self.stage_keys, program, self._columns, first)
 
     def _count_read(self, strip: int | None, first: int, active: Array) -> None:
         assert self.traffic is not None

@@ -242,17 +242,18 @@ def read_passes(p: KVBufferParams, strip: int, base: Shift) -> tuple[IntArray, I
 
 
 def smem_image(
-    p: KVBufferParams, address: int, held: dict[int, tuple[Any, Any]], program: int, columns: int | None = None
-) -> SmemImage:
-    """What lies in the stages that begin at byte ``address``; ``held``: first key and valid rows of each, as loaded.
-    Columns past ``columns``, where it is given, are zeros.
+    p: KVBufferParams, address: int, held: dict[int, tuple[Any, Any]], program: int, columns: int | None,
+    first: dict[int, int],
+) -> SmemImage:  # fmt: skip
+    """What lies in the stages that begin at byte ``address``; ``held``: first key and valid rows of each, as loaded,
+    ``first``: its first column. Columns past ``columns``, unless it is None, are zeros.
     """
     size, stages = p.dtype.itemsize, p.num_smem_stages
     nbytes = p.smem_stage_size * size
-    areas = stage_areas(held, stages, nbytes, address, program, blocks=p.blocks_per_stage, width=p.bk_smem)
+    areas = stage_areas(held, stages, nbytes, address, program, blocks=p.blocks_per_stage, width=p.bk_smem, first=first)
     image, dma = SmemImage.empty(address, stages * nbytes, areas), dma_plan(p)
-    row = dma.row if columns is None else np.where(dma.col < columns, dma.row, p.BN)
     for stage, (_, valid) in held.items():
-        slot = dma_slots(dma.offset, size, stage * nbytes // 16)
-        image.put(slot, row, dma.col * size // 16, int(valid[program]))
+        slot, col = dma_slots(dma.offset, size, stage * nbytes // 16), first[stage] + dma.col
+        row = dma.row if columns is None else np.where(col < columns, dma.row, p.BN)
+        image.put(slot, row, col * size // 16, int(valid[program]))
     return image

@@ -25,13 +25,13 @@ from kvlab.memory import Memory
 from .fragments import Fragments
 from .iterator import GivenTile, KVCacheIterator, KVTile
 from .kv_buffer import KVBuffer
-from .kv_mma_op import mfma_atom
 from .launched_cta import LaunchedCTA
 from .mfma_product import mma_step_by_step
 from .operand_maps import kv_buffer_operand_map, output_map, score_map
 from .params import WARP_SIZE, KVBufferParams
 from .strips import Strips, eights, query_fragments
 from .tile_walk import TileWalk, expect_fetched
+from .tiled_mma_op import mfma_atom
 from .traffic import Traffic
 
 __all__ = ["KVBufferCTA", "KVBufferShape"]

@@ -26,7 +26,6 @@ from kvlab.memory import Memory
 from .fragments import FragmentMap, Fragments
 from .iterator import GivenTile, KVCacheIterator, KVTile
 from .kv_buffer import KVBuffer
-from .kv_mma_op import mfma_atom
 from .mfma_product import mma_step_by_step
 from .operand_maps import kv_buffer_operand_map, output_map, score_map
 from .p_exchange import PExchange
@@ -34,6 +33,7 @@ from .params import WARP_SIZE, KVBufferParams
 from .rows_over_warps import QuarterRows
 from .strips import Strips, eights, query_fragments
 from .tile_walk import TileWalk, expect_fetched
+from .tiled_mma_op import mfma_atom
 from .traffic import Traffic
 from .warp_slices import WarpSlices
 

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache import UnsafePointer
-from kvlab.hardware import MmaAtom, get_atom
 from kvlab.layout import Layout, TileTensor
-from kvlab.memory import AddressSpace, Memory, as_dtype
+from kvlab.memory import AddressSpace, Memory
 
 from . import mma_op_addresses as addresses
 from .member import Member
@@ -17,11 +16,9 @@ from .mma_op_addresses import KVMmaOpParams
 from .params import WARP_SIZE
 from .tiled_mma_loader import fp8_lanes
 
-__all__ = ["KVMmaOp", "KVMmaOpParams", "mfma_atom", "mma_tiles"]
+__all__ = ["KVMmaOp", "KVMmaOpParams"]
 
 Array = np.ndarray[Any, Any]
-
-_SUFFIX = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float8_e4m3fn": "fp8"}
 
 
 class KVMmaOp:
@@ -126,11 +123,7 @@ class KVMmaOp:
         swap_a_b : give the instruction B as its first operand, so that the accumulator tile is transposed and a lane
             owns one query row, as MAX's attention does. The order of C stays.
         """
-        if c.dtype != self.out_type:
-            raise ValueError(f"c has dtype {c.dtype}: must be out_type {self.out_type}")
-        atom = mfma_atom(self.params.mma_shape, self.params.in_type)
-        b = self.mma_tile_at(bk_tile, kg)
-        c[...] = mma_tiles(atom, a, b, c.astype(np.float32, copy=False), swap_a_b).astype(self.out_type, copy=False)
+        self.params.tiled_mma_op.mma(a, self.mma_tile_at(bk_tile, kg), c, swap_a_b)
 
     def _slot(self, strip: int) -> slice:
         rows = self.params.rows_per_strip
@@ -178,36 +171,3 @@ def _lanes(p: KVMmaOpParams, *given: Any) -> tuple[Array, ...] | None:
         if x.shape != (WARP_SIZE,) or x.dtype.kind not in "iu":
             raise ValueError(f"{name} of shape {x.shape} and {x.dtype} must be integers [{WARP_SIZE}], one for a lane")
     return out
-
-
-def mfma_atom(mma_shape: tuple[int, int, int], dtype: Any) -> MmaAtom:
-    """The matrix instruction for a shape and a storage dtype.
-
-    >>> mfma_atom((16, 16, 32), "bf16").name
-    'mfma.16x16x32.bf16'
-    """
-    name = as_dtype(dtype).name
-    return get_atom(f"mfma.{'x'.join(map(str, mma_shape))}.{_SUFFIX.get(name, name)}")
-
-
-def mma_tiles(atom: MmaAtom, a: Array, b: Array, c: Array, swap_a_b: bool = True) -> Array:
-    """One k group: ``c[m + n * num_m] + a[m] * b[n]`` for the fragments of every warp.
-
-    a ``[programs, threads, num_m, regs]``, b ``[programs, threads, num_n, regs]``, c ``[programs, threads,
-    num_m * num_n, regs_c]`` float32; a new c is returned. With ``swap_a_b`` the instruction computes the transposed
-    tile, B times A.
-
-    >>> atom = mfma_atom((16, 16, 32), "bf16")
-    >>> ones = np.ones((1, 64, 1, 8), atom.dtype)  # one warp, one tile each
-    >>> mma_tiles(atom, ones, ones, np.zeros((1, 64, 1, 4), np.float32))[0, 0, 0].tolist()
-    [32.0, 32.0, 32.0, 32.0]
-    """
-    num_m, num_n, lanes = a.shape[2], b.shape[2], atom.warp_size
-    if c.shape[2] != num_m * num_n:
-        raise ValueError(f"c has {c.shape[2]} registers, must have num_m * num_n = {num_m} * {num_n}")
-    by_warp_a = np.swapaxes(a.reshape(len(a), -1, lanes, *a.shape[2:]), 2, 3)[:, :, None]
-    by_warp_b = np.swapaxes(b.reshape(len(b), -1, lanes, *b.shape[2:]), 2, 3)[:, :, :, None]
-    tiles = c.reshape(len(c), -1, lanes, num_n, num_m, c.shape[-1]).transpose(0, 1, 3, 4, 2, 5)
-    # [programs, warps, num_n, num_m, lanes, regs]
-    out = atom.mma(by_warp_b, by_warp_a, tiles) if swap_a_b else atom.mma(by_warp_a, by_warp_b, tiles)
-    return out.transpose(0, 1, 4, 2, 3, 5).reshape(c.shape)

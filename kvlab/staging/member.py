@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Generic, TypeVar
 
-from kvlab.layout import Layout
+from kvlab.layout import Layout, TileType
 
 __all__ = ["KVBufferMembers", "Member"]
 
@@ -50,6 +50,8 @@ class KVBufferMembers:
     smem_stage_size = Member[int]()
     vm_instrs_per_load = Member[int]()
     mma_layout = Member[Layout]()
+    MMATileType = Member[TileType]()
+    SmemParentType = Member[TileType]()
     smem_parent_layout = Member[Layout]()
     smem_tile_strides = Member[tuple[int, int]]()
     wtile_dim0 = Member[int]()

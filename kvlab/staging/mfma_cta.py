@@ -22,13 +22,13 @@ from kvlab.memory import Memory
 from .decode_streaming import DecodeStreamingKVBuffer
 from .fragments import Fragments
 from .iterator import KVCacheIterator, KVTile
-from .kv_mma_op import mfma_atom
 from .mfma_product import mma_step_by_step
 from .operand_maps import operand_map, output_map, score_map
 from .p_buffer import PRegisterBuffer
 from .params import WARP_SIZE, KVBufferParams
 from .rows_over_warps import RowsOverWarps
 from .strips import Strips, query_fragments
+from .tiled_mma_op import mfma_atom
 from .traffic import Traffic
 
 __all__ = ["MfmaCTA", "MfmaShape", "Strips"]

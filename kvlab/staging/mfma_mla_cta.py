@@ -21,13 +21,13 @@ from kvlab.memory import Memory
 
 from .fragments import FragmentMap, Fragments
 from .kv_buffer import KVBuffer
-from .kv_mma_op import mfma_atom
 from .mfma_product import mma_step_by_step
 from .operand_maps import kv_buffer_operand_map, output_map, score_map
 from .p_exchange import PExchange
 from .params import WARP_SIZE, KVBufferParams
 from .rows_over_warps import QuarterRows
 from .strips import Strips, query_fragments
+from .tiled_mma_op import mfma_atom
 from .traffic import Traffic
 from .warp_slices import WarpSlices
 

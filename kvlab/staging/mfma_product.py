@@ -16,8 +16,8 @@ Array = np.ndarray[Any, Any]
 
 
 def mma_step_by_step(atom: MmaAtom, a: Array, b: Array, c: Array) -> Array:
-    """``c[m + n * num_m] + a[step, m] * b[step, n]``, a step after the other, issued swapped as by
-    :func:`~kvlab.staging.mma_tiles`: each step is added to the sum of those before it.
+    """``c[m + n * num_m] + a[step, m] * b[step, n]``, a step after the other, issued as by
+    :meth:`~kvlab.staging.TiledMmaOp.mma` with ``swap_a_b``: each step is added to the sum of those before it.
 
     a ``[programs, threads, steps, num_m, regs]``, b ``[programs, threads, steps, num_n, regs]``, c ``[programs,
     threads, num_m * num_n, regs_c]`` float32.

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from kvlab.hardware import get_arch
-from kvlab.layout import Swizzle
 
 __all__ = ["WARP_SIZE", "MmaGeometry"]
 
 WARP_SIZE = get_arch("gfx950").warp_size
 
 
-@dataclass(frozen=True)
 class MmaGeometry:
-    """The first parameters of :class:`KVBufferParams` and :class:`DecodeKVBufferParams`, and what follows from them."""
+    """What follows from the first parameters of :class:`KVBufferParams` and :class:`DecodeKVBufferParams`."""
 
-    dtype: np.dtype[Any]
-    mma_shape: tuple[int, int, int]
-    swizzle: Swizzle | None
-    BN: int
-    WN: int
-    BK: int
-    num_threads: int
-    depth: int
-    kv_num_heads: int
-    transpose: bool
+    if TYPE_CHECKING:  # the parameters' own
+
+        @property
+        def dtype(self) -> np.dtype[Any]: ...
+        @property
+        def mma_shape(self) -> tuple[int, int, int]: ...
+        @property
+        def transpose(self) -> bool: ...
+        @property
+        def BN(self) -> int: ...
+        @property
+        def WN(self) -> int: ...
+        @property
+        def num_threads(self) -> int: ...
 
     @property
     def role(self) -> str:
@@ -64,4 +66,4 @@ class MmaGeometry:
 
     def unswizzled(self) -> Self:
         """The same without the swizzle."""
-        return replace(self, swizzle=None)
+        return replace(self, swizzle=None)  # type: ignore[type-var]  # a dataclass

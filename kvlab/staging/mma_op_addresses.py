@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 
 from kvlab.layout import Swizzle
-from kvlab.memory import as_dtype, float32
+from kvlab.memory import as_dtype
 
 from .params import WARP_SIZE, KVBufferParams
 from .smem_subtile import smem_mma_subtile_offset
-from .tiled_mma_loader import TiledMmaLoader
+from .tiled_mma_loader import TiledMmaLoader, counted
+from .tiled_mma_op import TiledMmaOp, get_accum_type
 
 __all__ = [
     "KVMmaOpParams",
-    "get_accum_type",
     "prefill_offsets",
     "split_offsets",
     "v_bf16_offsets",
@@ -31,23 +31,14 @@ __all__ = [
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 
-def get_accum_type(dtype: Any) -> np.dtype[Any]:
-    """The dtype in which the matrix instructions for operands of ``dtype`` add up: float32.
-
-    >>> get_accum_type("bf16")
-    dtype('float32')
-    """
-    if as_dtype(dtype).itemsize > 4:
-        raise ValueError(f"dtype {dtype!r} must be of at most 4 bytes: no matrix instruction takes wider ones")
-    return float32
-
-
 @dataclass(frozen=True)
 class KVMmaOpParams:
     """What MAX gives ``KVMmaOp`` at compile time.
 
     in_type      of the operand's elements
-    mma_shape, swizzle, BN, BK : as in :class:`KVBufferParams`
+    mma_shape, BN, BK : as in :class:`KVBufferParams`
+    swizzle      of the shared memory, or None: on 16-byte vectors (*vector-space*, for prefill), or on elements if it
+                 moves less than that (*element-space*, for decode); see :class:`TiledMmaLoader`
     num_mmas     fragments of a k group
     num_k_mmas   k groups of a strip
     num_k_tiles  strips that the register tile holds
@@ -70,14 +61,12 @@ class KVMmaOpParams:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "in_type", as_dtype(self.in_type))
-        out_type = get_accum_type(self.in_type) if self.out_type is None else as_dtype(self.out_type)
-        object.__setattr__(self, "out_type", out_type)
-        if out_type.name not in ("float32", "bfloat16", "float16"):
-            raise ValueError(f"out_type {out_type} must be float32, bfloat16 or float16")
-        object.__setattr__(self, "mma_shape", tuple(self.mma_shape))
+        out_type = get_accum_type(self.in_type) if self.out_type is None else self.out_type
+        op = TiledMmaOp(out_type, self.in_type, self.mma_shape, self.transpose_b)
+        object.__setattr__(self, "out_type", op.out_type)
+        object.__setattr__(self, "mma_shape", op.shape)
         object.__setattr__(self, "bk_smem", self.bk_smem or self.BK)
-        if self.swizzle is not None:
-            object.__setattr__(self, "swizzle", self.swizzle.to("vector"))
+        object.__setattr__(self, "swizzle", counted(self.swizzle, self.in_type))
         for name in ("num_mmas", "num_k_mmas", "num_k_tiles", "BN", "BK", "bk_smem"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)} must be at least 1")
@@ -128,6 +117,11 @@ class KVMmaOpParams:
         return self.num_k_mmas * self.num_mmas
 
     @property
+    def tiled_mma_op(self) -> TiledMmaOp:
+        """The instruction that multiplies them."""
+        return TiledMmaOp(self.out_type, self.in_type, self.mma_shape, self.transpose_b)
+
+    @property
     def loader(self) -> TiledMmaLoader:
         """The loader of its fragments."""
         return TiledMmaLoader(self.in_type, self.mma_shape, self.swizzle)
@@ -141,16 +135,15 @@ class KVMmaOpParams:
 
 @functools.cache
 def prefill_offsets(p: KVMmaOpParams) -> IntArray:
-    """``load_prefill``: 16-byte vectors of the warp's WN x BK tile ``[lanes, registers, pieces]``."""
-    pieces = p.input_frag_size // p.simd_width
-    if not p.transpose_b or p.input_frag_size % p.simd_width or pieces not in (1, 2):
-        raise ValueError(f"load_prefill is for K with fragments of 16 or 32 bytes, not for {p}")
+    """``load_prefill``: the first elements of the reads of the warp's WN x BK tile ``[lanes, registers, reads]``."""
+    if not p.transpose_b:
+        raise ValueError(f"load_prefill is for K, not for {p}")
     return p.loader.b_offsets(p.num_mmas, p.BK)
 
 
 @functools.cache
 def split_offsets(p: KVMmaOpParams) -> IntArray:
-    """``load_prefill_split``: 16-byte vectors of a WN x bk_smem half ``[lanes, registers, 1]``."""
+    """``load_prefill_split``: the first elements of the reads of a WN x bk_smem half ``[lanes, registers, reads]``."""
     if not p.transpose_b or p.in_type.itemsize != 1 or p.mma_shape != (16, 16, 128) or p.BK != 128 or p.bk_smem != 64:
         raise ValueError(f"load_prefill_split is for 1-byte K, mma_shape (16, 16, 128), BK 128 and bk_smem 64, not {p}")
     return p.half_loader.b_offsets(p.num_mmas, p.bk_smem)
@@ -171,7 +164,7 @@ def v_bf16_tiles(p: KVMmaOpParams, strip: int) -> IntArray:
 @functools.cache
 def v_bf16_offsets(p: KVMmaOpParams, strip: int) -> IntArray:
     """``load_v_bf16``: what lanes address in two ``ds_read_tr16_b64`` a fragment ``[registers, halves, lanes]``."""
-    return p.loader.swizzled(v_bf16_tiles(p, strip)[:, None, None] + p.loader.b_tr_offsets(p.BK))
+    return p.loader.transposed(v_bf16_tiles(p, strip)[:, None, None] + p.loader.b_tr_offsets(p.BK))
 
 
 @functools.cache
@@ -188,5 +181,5 @@ def v_fp8_offsets(p: KVMmaOpParams, strip: int) -> IntArray:
     if p.bk_smem % M:
         raise ValueError(f"bk_smem {p.bk_smem} must be a multiple of MMA_M {M}")
     block, column = np.divmod(np.arange(p.num_mmas)[:, None, None], p.bk_smem // M)
-    offset = p.loader.swizzled(column * M + p.loader.fp8_strip_offsets(p.bk_smem, strip))
+    offset = p.loader.transposed(column * M + p.loader.fp8_strip_offsets(p.bk_smem, strip))
     return offset + block * p.BN * p.bk_smem

@@ -16,11 +16,11 @@ from .copy_plan import CopyPlan, copy_plan
 from .footprint import Footprint
 from .fragments import FragmentMap
 from .hazards import Hazards
-from .kv_mma_op import mma_tiles
 from .mma_sync_plan import WARPS, MmaSyncShape, SharedAccess
 from .nvidia_buffer import NvidiaKVBuffer
 from .nvidia_params import NvidiaKVParams
 from .smem_image import SmemImage, stage_areas
+from .tiled_mma_op import mma_tiles
 from .traffic import Traffic
 
 __all__ = ["CpAsyncKVBuffer"]

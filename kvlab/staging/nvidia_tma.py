@@ -70,8 +70,8 @@ class TmaKVBuffer(NvidiaKVBuffer):
     >>> k.wait(1)
     Traceback (most recent call last):
         ...
-    kvlab.hardware.mbarrier.BarrierDeadlock: k full[1]: warps [0, 1, 2, 3] wait for phase 0 for ever: 1 of 1 arrivals \
-pending; none has completed
+    kvlab.hardware.copies.mbarrier.BarrierDeadlock: k full[1]: warps [0, 1, 2, 3] wait for phase 0 for ever: 1 of 1 \
+arrivals pending; none has completed
     """
 
     def __init__(

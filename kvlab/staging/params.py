@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.layout import Layout, TileTensor
-from kvlab.memory import Memory, as_dtype
+from kvlab.layout import Layout, Swizzle, TileTensor, TileType
+from kvlab.memory import AddressSpace, Memory, as_dtype
 
 from .mma_geometry import WARP_SIZE, MmaGeometry
 
 __all__ = ["WARP_SIZE", "KVBufferParams", "ceildiv"]
+
+FOLLOWS = ("MAX 26.7", "document")
 
 
 def ceildiv(a: Any, b: Any) -> Any:
@@ -46,6 +48,12 @@ class KVBufferParams(MmaGeometry):
     reg_chunk_keys   keys whose strips of V the register tile holds, ``WN`` unless given
     bk_smem          columns of a block of shared memory, ``BK`` unless given (or ``BK / 2`` for 1-byte K of 16x16x128)
     num_smem_stages  stages of shared memory
+    follows          ``"MAX 26.7"``: what its kernels compile to; ``"document"``: what its documentation says, which
+                     differs in three things. (1) ``vm_instrs_per_load`` is 0 where the warp tiles of a load do not
+                     divide evenly over the warps; in the document as if they did. (2) With ``full_kv=False`` every load
+                     brings the first block of the next key tile; in the document all blocks of one, load after load.
+                     (3) A strip of V in the streaming buffer is flat, ``BK x depth``; in the document ``depth / BK``
+                     blocks of BK x BK
 
     The streaming buffer has neither stages nor register chunks: it ignores the parameters from ``reg_chunk_depth`` on.
 
@@ -58,6 +66,16 @@ class KVBufferParams(MmaGeometry):
     (16384, 4, 8, Layout("(8,8):(8,1)"))
     """
 
+    dtype: np.dtype[Any]
+    mma_shape: tuple[int, int, int]
+    swizzle: Swizzle | None
+    BN: int
+    WN: int
+    BK: int
+    num_threads: int
+    depth: int
+    kv_num_heads: int
+    transpose: bool
     full_kv: bool = True
     cache_depth: int = None  # type: ignore[assignment]  # filled in by __post_init__, as those below
     head_dim_offset: int = 0
@@ -66,6 +84,7 @@ class KVBufferParams(MmaGeometry):
     reg_chunk_keys: int = None  # type: ignore[assignment]
     bk_smem: int = None  # type: ignore[assignment]
     num_smem_stages: int = 2
+    follows: str = "MAX 26.7"
 
     def __post_init__(self) -> None:
         set_ = object.__setattr__
@@ -83,6 +102,7 @@ class KVBufferParams(MmaGeometry):
         for name in (*positive, "smem_depth", "reg_chunk_keys", "bk_smem", "num_smem_stages"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)} must be at least 1")
+        self.require(self.follows in FOLLOWS, f"follows {self.follows!r}", " or ".join(map(repr, FOLLOWS)))
         self.require(self.head_dim_offset >= 0, f"head_dim_offset {self.head_dim_offset}", "0 or more")
         self.require(16 % self.dtype.itemsize == 0, f"dtype {self.dtype}", "an element of 1, 2, 4, 8 or 16 bytes")
         self.require(self.MMA_K * self.MMA_N % WARP_SIZE == 0, f"MMA_K {self.MMA_K}", "a multiple of 64 / MMA_N")
@@ -193,6 +213,16 @@ class KVBufferParams(MmaGeometry):
         return self.num_smem_stages * self.blocks_per_stage * self.bk_smem
 
     @property
+    def block_by_block(self) -> bool:
+        """Whether loads bring the blocks of a key tile one after the other."""
+        return not self.full_kv and self.follows == "document"
+
+    @property
+    def blocked_strip(self) -> bool:
+        """Whether a strip of the streaming buffer is blocks of BK x BK."""
+        return not self.transpose and self.follows == "document"
+
+    @property
     def smem_parent_layout(self) -> Layout:
         """All blocks side by side. Only its tiles of whole blocks are meant; inside one the strides are
         :attr:`smem_tile_strides`."""
@@ -206,7 +236,17 @@ class KVBufferParams(MmaGeometry):
                 f"address {address} must be a multiple of 16 in [{memory.base}, {memory.base + memory.nbytes}) of "
                 f"{memory.name}"
             )
-        return TileTensor(memory, self.dtype, self.smem_parent_layout, first // self.dtype.itemsize)
+        return self.SmemParentType(memory, first // self.dtype.itemsize)
+
+    @property
+    def SmemParentType(self) -> TileType:
+        """The type of ``smem_tile``."""
+        return TileType(self.dtype, self.smem_parent_layout, AddressSpace.SHARED)
+
+    @property
+    def MMATileType(self) -> TileType:
+        """The type of a lane's register tile."""
+        return TileType(self.dtype, self.mma_layout, AddressSpace.LOCAL)
 
     @property
     def smem_tile_strides(self) -> tuple[int, int]:
@@ -242,6 +282,7 @@ class KVBufferParams(MmaGeometry):
 
     @property
     def vm_instrs_per_load(self) -> int:
-        """DMA instructions of a warp that a wait for one load counts: 2 a warp tile, or 0, which waits for all, where
-        the tiles do not divide evenly. The true number is 4 a warp tile of rows of 128 bytes."""
-        return 2 * self.tiles_per_warp if self.total_tiles % self.num_warps == 0 else 0
+        """DMA instructions of a warp that a wait for one load counts: 2 a warp tile, or 0, which waits for all. The
+        true number is 4 a warp tile of rows of 128 bytes."""
+        even = self.total_tiles % self.num_warps == 0
+        return 2 * self.tiles_per_warp if even or self.follows == "document" else 0

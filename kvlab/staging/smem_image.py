@@ -86,10 +86,11 @@ def stage_areas(
     blocks: int = 1,
     width: int = 0,
     name: str = "block",
+    first: dict[int, int] | None = None,
 ) -> list[Area]:
     """The stages from byte ``address`` on, each of ``blocks`` of ``width`` columns one after the other.
 
-    ``held``: first key and valid rows ``[programs]`` of each loaded stage.
+    ``held``: first key and valid rows ``[programs]`` of each loaded stage; ``first``: its first column, 0 unless given.
 
     >>> held = {0: (np.array([64]), np.array([36]))}
     >>> [area.words for area in stage_areas(held, 2, 4096, 0, 0, blocks=2, width=32)][1:3]
@@ -98,7 +99,8 @@ def stage_areas(
     areas = []
     for stage in range(stages):
         for b in range(blocks):
-            columns = f", {name} {b}: columns {b * width}–{(b + 1) * width - 1}" if width else ""
+            column = b * width + (first or {}).get(stage, 0)
+            columns = f", {name} {column // width}: columns {column}–{column + width - 1}" if width else ""
             where = address + stage * stage_bytes + b * stage_bytes // blocks
             areas.append(Area(where, stage, f"{_keys(held, stage, program)}{columns}"))
     return areas

@@ -37,15 +37,9 @@ def placed(smem: Memory, address: int | None, nbytes: int, what: str) -> int:
 
 
 def shared_tile(tile: TileTensor, params: Any, programs: int) -> tuple[Memory, int]:
-    """The memory of ``smem_tile`` and the byte address of its first element. TypeError or ValueError unless it is the
-    ``params.smem_tile`` of a memory with ``programs`` programs."""
-    if not isinstance(tile, TileTensor):
-        raise TypeError(f"smem_tile {tile!r} must be a TileTensor, such as params.smem_tile(memory)")
-    memory, wanted = tile.memory, params.smem_parent_layout
-    if memory.space is not AddressSpace.SHARED:
-        raise ValueError(f"smem_tile is in {memory.space.value} memory: must be in shared memory")
-    if tile.dtype.itemsize != params.dtype.itemsize or tile.layout != wanted:
-        raise ValueError(f"smem_tile {tile!r} must be {wanted} of {params.dtype}, params.smem_tile(memory)")
+    """The memory of ``smem_tile`` and the byte address of its first element. TypeError or ValueError unless it is of
+    ``params.SmemParentType`` in a memory with ``programs`` programs."""
+    memory = params.SmemParentType.checked("smem_tile", tile).memory
     if (1 if memory.programs is None else memory.programs) != programs:
         raise ValueError(f"smem_tile has {memory.programs} programs, batch_idx, head_idx and end {programs}")
     first = np.unique(tile.offset)

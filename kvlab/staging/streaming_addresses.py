@@ -18,6 +18,7 @@ from .dma_plan import DmaPlan, warp_tiles
 from .fragments import FragmentMap
 from .params import WARP_SIZE, KVBufferParams, ceildiv
 from .smem_image import Area, SmemImage, dma_slots
+from .tiled_mma_op import TiledMmaOp, get_accum_type
 
 __all__ = [
     "ReadPlan",
@@ -51,16 +52,15 @@ def strip_shape(p: KVBufferParams) -> tuple[int, int]:
     return (p.BN, p.BK) if p.transpose else (p.BK, p.depth)
 
 
-def check(p: KVBufferParams, blocked: bool = False) -> None:
+def check(p: KVBufferParams) -> None:
     """ValueError unless the streaming buffer can be built with these parameters."""
     p.require(
         p.num_warps >= p.num_warps_n,
         f"num_threads {p.num_threads}",
         f"at least {WARP_SIZE * p.num_warps_n}: BN // WN = {p.num_warps_n} warps along the keys",
     )
-    p.require(p.transpose or not blocked or p.depth % p.BK == 0, f"depth {p.depth}", f"a multiple of BK {p.BK}")
+    p.require(not p.blocked_strip or p.depth % p.BK == 0, f"depth {p.depth}", f"a multiple of BK {p.BK}")
     if p.transpose:
-        p.require(not blocked, "blocked=True", "False for K: only V strips have a blocked form")
         p.require(p.WN % p.MMA_N == 0, f"WN {p.WN}", f"a multiple of MMA_N {p.MMA_N}")
         one = p.dtype.itemsize == 1
         p.require(not one or p.BK == p.MMA_K, f"BK {p.BK} of a 1-byte K", f"MMA_K {p.MMA_K}")
@@ -103,10 +103,10 @@ class RegisterPlan:
 
 
 @functools.cache
-def register_plan(p: KVBufferParams, blocked: bool = False) -> RegisterPlan:
+def register_plan(p: KVBufferParams) -> RegisterPlan:
     """Threads form a grid as wide as a row of vectors; whole passes go down the rows, so that a grid whose rows do not
     divide those of the strip leaves the last ones. The swizzle acts on a thread's first vector, the passes are added. V
-    is not swizzled. ``blocked``: V as blocks of BK x BK."""
+    is not swizzled; it may be blocks of BK x BK (``blocked_strip``)."""
     rows, cols = strip_shape(p)
     p.require(cols % p.simd_width == 0, f"{'BK' if p.transpose else 'depth'} {cols}", f"a multiple of {p.simd_width}")
     grid_cols = cols // p.simd_width
@@ -117,15 +117,15 @@ def register_plan(p: KVBufferParams, blocked: bool = False) -> RegisterPlan:
     row = thread // grid_cols + step * grid_rows
     col = thread % grid_cols * p.simd_width + 0 * step
     offset = (first + step * grid_rows * grid_cols) * p.simd_width
-    return RegisterPlan(row, col, offset=_blocked(p, row, col) if blocked else offset)
+    return RegisterPlan(row, col, offset=_blocked(p, row, col) if p.blocked_strip else offset)
 
 
-def written_by_warp(p: KVBufferParams, first: int, blocked: bool = False) -> tuple[IntArray, int, IntArray]:
+def written_by_warp(p: KVBufferParams, first: int) -> tuple[IntArray, int, IntArray]:
     """Every vector of a strip at byte ``first``: its byte address, its bytes, and the warp that brings it."""
     if by_dma(p):
         dma, lane = dma_plan(p), np.arange(WARP_SIZE)
         return first + dma.offset[:, None] * p.dtype.itemsize + 16 * lane, 16, dma.wave[:, None]
-    plan = register_plan(p, blocked)
+    plan = register_plan(p)
     warp = np.arange(plan.row.shape[1]) // WARP_SIZE
     return first + plan.offset * p.dtype.itemsize, p.simd_width * p.dtype.itemsize, warp
 
@@ -155,10 +155,9 @@ def _blocked(p: KVBufferParams, row: IntArray, col: IntArray) -> IntArray:
 
 
 @functools.cache
-def read_plan(p: KVBufferParams, blocked: bool = False) -> ReadPlan:
+def read_plan(p: KVBufferParams) -> ReadPlan:
     """K: a fragment is read at once, at ``swizzle(fragment number)``, counted from the MMA tile (1-byte K: at the
-    ``swizzle(element)`` of the warp's tile). V: a fragment is a column of keys, read one by one; ``blocked`` as in
-    :func:`register_plan`."""
+    ``swizzle(element)`` of the warp's tile). V: a fragment is a column of keys, read one by one."""
     frag, N = p.input_frag_size, p.MMA_N
     warp, lane, kg, i = np.ogrid[: p.num_warps, :WARP_SIZE, : p.num_k_mmas2, : num_mmas(p)]
     wc = p.warp_col()[warp]
@@ -166,13 +165,13 @@ def read_plan(p: KVBufferParams, blocked: bool = False) -> ReadPlan:
         column = wc * (p.depth // p.num_warps_n) + i * N + lane % N
         key = (kg * p.MMA_K + lane // N * frag)[..., None] + np.arange(frag)
         column = column[..., None]
-        return _read_plan(_blocked(p, key, column) if blocked else key * p.depth + column, width=1)
+        return _read_plan(_blocked(p, key, column) if p.blocked_strip else key * p.depth + column, width=1)
     if p.dtype.itemsize > 1:
-        base = (wc * p.WN + i * N) * p.BK + kg * p.MMA_K
-        number = (lane % N * p.BK + lane // N * frag) // frag
-        inside = (number if p.swizzle is None else p.swizzle(number)) * frag
+        op = TiledMmaOp(get_accum_type(p.dtype), p.dtype, p.mma_shape, transpose_b=True)
+        groups = [op.b_offsets(num_mmas(p), p.BK, k_group, p.swizzle)[0] for k_group in range(p.num_k_mmas2)]
         pieces, width = _pieces(p)
-        return _read_plan((base + inside)[..., None] + np.arange(pieces) * width, width)
+        offset = np.stack(groups, axis=1) + np.arange(pieces) * width  # [lanes, kg, i, pieces]
+        return _read_plan((wc * p.WN * p.BK)[..., None] + offset, width)
     pieces, width = _pieces(p)
     half = np.arange(pieces) * (p.MMA_K // pieces)
     element = (i * N * p.BK + lane % N * p.BK + lane // N * width + 0 * kg)[..., None] + half
@@ -245,19 +244,19 @@ def what_works(p: KVBufferParams) -> str:
 
 
 @functools.cache
-def read_passes(p: KVBufferParams, blocked: bool = False) -> tuple[IntArray, IntArray, IntArray]:
+def read_passes(p: KVBufferParams) -> tuple[IntArray, IntArray, IntArray]:
     """Wavefronts, ideal and instructions ``[warps]`` of one ``load_from_shared``. Provisional, as all AMD wavefronts.
 
     Reads of less than 4 bytes are counted by the words they touch; unaligned ones as if they were aligned.
     """
-    plan = read_plan(p, blocked)
+    plan = read_plan(p)
     nbytes = max(plan.width * p.dtype.itemsize, 4)
     address = plan.by_instruction() * p.dtype.itemsize // nbytes * nbytes
     wavefronts, ideal, _ = count_wavefronts(f"ds_read_b{8 * nbytes}", address, arch=ARCH)
     return wavefronts.sum(axis=0), ideal.sum(axis=0), np.full(p.num_warps, len(address))
 
 
-def smem_image(p: KVBufferParams, address: int, held: tuple[int, int] | None, blocked: bool = False) -> SmemImage:
+def smem_image(p: KVBufferParams, address: int, held: tuple[int, int] | None) -> SmemImage:
     """What lies in the strip at byte ``address``; ``held``: which strip, and the valid rows of its tile."""
     (rows, cols), size = strip_shape(p), p.dtype.itemsize
     if held is None:
@@ -265,12 +264,12 @@ def smem_image(p: KVBufferParams, address: int, held: tuple[int, int] | None, bl
     strip, valid = held
     first_row, first_col = (0, strip * p.BK) if p.transpose else (strip * p.BK, 0)
     spans = [f"rows {first_row}–{first_row + rows - 1}, columns {first_col}–{first_col + cols - 1}"]
-    if blocked:
+    if p.blocked_strip:
         spans = [f"rows {first_row}–{first_row + rows - 1}, columns {c}–{c + p.BK - 1}" for c in range(0, cols, p.BK)]
     step = rows * cols * size // len(spans)
     areas = [Area(address + i * step, 0, f"strip {strip}: {span}") for i, span in enumerate(spans)]
     image = SmemImage.empty(address, rows * cols * size, areas)
-    plan = dma_plan(p) if by_dma(p) else register_plan(p, blocked)
+    plan = dma_plan(p) if by_dma(p) else register_plan(p)
     slot = dma_slots(plan.offset, size) if by_dma(p) else plan.offset * size // 16
     image.put(slot, first_row + plan.row, (first_col + plan.col) * size // 16, valid)
     return image

@@ -18,7 +18,7 @@ class StripAccesses:
     >>> from kvlab.memory import Memory
     >>> params = KVBufferParams("bf16", (16, 16, 32), None, BN=128, WN=32, BK=32, num_threads=256, depth=64,
     ...                         kv_num_heads=1, transpose=True)
-    >>> strip = StripAccesses(Hazards(Memory(8192), warps=4, arch="gfx950"), params, address=0, blocked=False)
+    >>> strip = StripAccesses(Hazards(Memory(8192), warps=4, arch="gfx950"), params, address=0)
     >>> strip.copy()
     >>> strip.read()
     Traceback (most recent call last):
@@ -27,8 +27,8 @@ class StripAccesses:
 stage 0, still brings; missing: s_waitcnt vmcnt in warp 0
     """
 
-    def __init__(self, hazards: Hazards, params: KVBufferParams, address: int, blocked: bool) -> None:
-        self.hazards, self.params, self.address, self.blocked = hazards, params, address, blocked
+    def __init__(self, hazards: Hazards, params: KVBufferParams, address: int) -> None:
+        self.hazards, self.params, self.address = hazards, params, address
 
     def copy(self) -> None:
         """DRAM -> strip: DMA that is in flight, or stores of what went through registers."""
@@ -45,9 +45,9 @@ stage 0, still brings; missing: s_waitcnt vmcnt in warp 0
 
     @functools.cached_property
     def _written(self) -> Footprint:
-        return self.hazards.footprint(*addresses.written_by_warp(self.params, self.address, self.blocked))
+        return self.hazards.footprint(*addresses.written_by_warp(self.params, self.address))
 
     @functools.cached_property
     def _read(self) -> Footprint:
-        plan, size = addresses.read_plan(self.params, self.blocked), self.params.dtype.itemsize
+        plan, size = addresses.read_plan(self.params), self.params.dtype.itemsize
         return self.hazards.footprint(self.address + plan.by_instruction() * size, plan.width * size)

@@ -10,11 +10,12 @@ import numpy as np
 
 from kvlab.hardware import ds_read_tr8_b64, ds_read_tr16_b64
 from kvlab.layout import Swizzle
+from kvlab.layout.swizzle import VECTOR_BYTES
 from kvlab.memory import Memory, as_dtype
 
 from .params import WARP_SIZE
 
-__all__ = ["TiledMmaLoader", "fp8_lanes"]
+__all__ = ["TiledMmaLoader", "counted", "fp8_lanes"]
 
 Array = np.ndarray[Any, Any]
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
@@ -27,6 +28,9 @@ class TiledMmaLoader:
     Offsets are in elements. In the loads ``base`` is an element offset from the first byte of ``smem``, an int or one
     for each warp; the swizzles count 16-byte vectors from what is said with each load. Registers are
     ``[programs, threads, registers, elements]`` with 64 threads for each warp of ``base``.
+
+    A swizzle that moves less than 16 bytes (MAX's *element-space*, for decode) counts elements, of K from the warp's
+    tile. A read takes as many elements as it keeps together; fragments may be smaller than 16 bytes.
 
     >>> loader = TiledMmaLoader("bf16", (16, 16, 32), Swizzle(3, 0, 3, "vector"))
     >>> keys = np.arange(32 * 32).reshape(32, 32) % 251  # two fragments of 16 keys
@@ -46,8 +50,7 @@ class TiledMmaLoader:
         object.__setattr__(self, "dtype", as_dtype(self.dtype))
         object.__setattr__(self, "mma_shape", tuple(self.mma_shape))
         for name in ("swizzle", "swizzle2"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, getattr(self, name).to("vector"))
+            object.__setattr__(self, name, counted(getattr(self, name), self.dtype))
 
     @property
     def simd_width(self) -> int:
@@ -59,17 +62,33 @@ class TiledMmaLoader:
         """Elements of a fragment in a lane."""
         return self.mma_shape[0] * self.mma_shape[2] // WARP_SIZE
 
+    @property
+    def kept_together(self) -> int:
+        """Neighbouring elements that the swizzles leave so, 16 bytes at most."""
+        in_elements = [s for s in (self.swizzle, self.swizzle2) if s is not None and s.unit == self.dtype]
+        return min([self.simd_width, *(1 << s.base for s in in_elements)])
+
     def swizzled(self, offset: IntArray) -> IntArray:
-        """An element offset after the swizzles of its 16-byte vector."""
-        vector, inside = np.divmod(offset, self.simd_width)
+        """An element offset after the swizzles, of its 16-byte vector or of itself."""
         for swizzle in (self.swizzle, self.swizzle2):
-            vector = vector if swizzle is None else swizzle(vector)
-        return vector * self.simd_width + inside
+            if swizzle is not None and swizzle.unit == self.dtype:
+                offset = swizzle(offset)
+            elif swizzle is not None:
+                vector, inside = np.divmod(offset, self.simd_width)
+                offset = swizzle(vector) * self.simd_width + inside
+        return offset
+
+    def transposed(self, offset: IntArray) -> IntArray:
+        """:meth:`swizzled`, of transposing reads. ValueError where the swizzles do not keep their 8 bytes together."""
+        nbytes = self.kept_together * self.dtype.itemsize
+        if nbytes < 8:
+            raise ValueError(f"swizzle {self.swizzle} moves pieces of {nbytes} bytes: a transposing read takes 8")
+        return self.swizzled(offset)
 
     # What is read: element offsets.
 
     def b_offsets(self, num_mmas: int, BK: int, row_stride: int | None = None) -> IntArray:
-        """``load_b``: the 16-byte vectors ``[lanes, registers, pieces]``, registers ordered k group, MMA tile."""
+        """``load_b``: the first element of each read ``[lanes, registers, reads]``, registers ordered k group, tile."""
         return _b_offsets(self, num_mmas, BK, BK if row_stride is None else row_stride)
 
     def b_tr_offsets(self, row_stride: int) -> IntArray:
@@ -90,8 +109,9 @@ class TiledMmaLoader:
         instructions. The swizzle counts from the first of the MMA_M rows of a fragment.
         """
         offset = self.b_offsets(num_mmas, BK, row_stride)
-        values = smem.load(_addresses(self, smem, base, offset), self.dtype, self.simd_width)
-        return values.reshape(len(values), -1, offset.shape[1], offset.shape[2] * self.simd_width)
+        width = self.input_frag_size // offset.shape[2]
+        values = smem.load(_addresses(self, smem, base, offset), self.dtype, width)
+        return values.reshape(len(values), -1, offset.shape[1], self.input_frag_size)
 
     def load_b_tr(self, smem: Memory, base: Any, row_stride: int, tile: Any = 0) -> Array:
         """V of 2 bytes: the fragments of ``MMA_K x MMA_M`` tiles, ``tile`` (an int or ``[registers]``) elements from
@@ -100,7 +120,7 @@ class TiledMmaLoader:
         Element e of lane l holds key ``e // 4 * (MMA_K / 2) + l // MMA_M * 4 + e % 4`` of column ``l % MMA_M``, in the
         order of the score accumulator.
         """
-        offset = self.swizzled(np.atleast_1d(tile)[:, None, None] + self.b_tr_offsets(row_stride))
+        offset = self.transposed(np.atleast_1d(tile)[:, None, None] + self.b_tr_offsets(row_stride))
         return _transposed(ds_read_tr16_b64(smem, _addresses(self, smem, base, offset), self.dtype))
 
     def load_v_fp8_strip(
@@ -115,7 +135,7 @@ class TiledMmaLoader:
             raise ValueError(f"BK {BK}, the width of a block, must be a multiple of MMA_M {M}")
         block, column = np.divmod(np.atleast_1d(dt)[:, None, None], BK // M)
         inside = self.fp8_strip_offsets(BK, bk_tile) if lanes is None else _strip32(self, BK, bk_tile, *lanes)
-        offset = self.swizzled(column * M + inside) + block * BN * BK
+        offset = self.transposed(column * M + inside) + block * BN * BK
         return _transposed(ds_read_tr8_b64(smem, _addresses(self, smem, base, offset), self.dtype))
 
 
@@ -129,6 +149,14 @@ def fp8_lanes() -> tuple[IntArray, IntArray, IntArray]:
     lane = np.arange(WARP_SIZE)
     pair, odd = lane % 16 // 2, lane % 2
     return pair % 4 + pair // 4 * 8, lane // 32 * 4, lane // 16 % 2 * 16 + odd * 8
+
+
+def counted(swizzle: Swizzle | None, dtype: np.dtype[Any]) -> Swizzle | None:
+    """``swizzle`` in what it counts: 16-byte vectors or, if it moves less than that, elements of ``dtype``."""
+    if swizzle is None:
+        return None
+    whole = not swizzle.bits or swizzle.unit_bytes << swizzle.base >= VECTOR_BYTES
+    return swizzle.to("vector" if whole else dtype)
 
 
 def _addresses(loader: TiledMmaLoader, smem: Memory, base: Any, offset: IntArray) -> IntArray:
@@ -148,14 +176,20 @@ def _transposed(values: Array) -> Array:
 
 @functools.cache
 def _b_offsets(loader: TiledMmaLoader, num_mmas: int, BK: int, row_stride: int) -> IntArray:
-    (M, _, K), frag, width = loader.mma_shape, loader.input_frag_size, loader.simd_width
-    pieces = frag // width
-    if frag % width or pieces not in (1, 2) or BK % K:
-        raise ValueError(f"load_b is for fragments of 16 or 32 bytes and BK a multiple of MMA_K, not {loader}, BK {BK}")
-    lane, kg, i, piece = np.ogrid[:WARP_SIZE, : BK // K, :num_mmas, :pieces]
-    column = kg * K + piece * (K // pieces) + lane // M * width
-    offset = loader.swizzled(lane % M * row_stride + column) + i * M * row_stride
-    return offset.reshape(WARP_SIZE, BK // K * num_mmas, pieces)
+    (M, _, K), frag, vector = loader.mma_shape, loader.input_frag_size, loader.simd_width
+    in_elements = any(s is not None and s.unit == loader.dtype for s in (loader.swizzle, loader.swizzle2))
+    halves = max(frag // vector, 1)
+    if (frag % vector and not in_elements) or halves > 2 or BK % K:
+        raise ValueError(
+            f"load_b is for fragments of 16 or 32 bytes (or less, of an element-space swizzle) and BK a multiple of "
+            f"MMA_K, not {loader}, BK {BK}"
+        )
+    part = frag // halves  # elements of a half
+    lane, kg, i, e = np.ogrid[:WARP_SIZE, : BK // K, :num_mmas, : frag : min(part, loader.kept_together)]
+    column = kg * K + e // part * (K // halves) + lane // M * part + e % part
+    offset, tile = lane % M * row_stride + column, i * M * row_stride
+    offset = loader.swizzled(offset + tile) if in_elements else loader.swizzled(offset) + tile
+    return offset.reshape(WARP_SIZE, BK // K * num_mmas, -1)
 
 
 @functools.cache

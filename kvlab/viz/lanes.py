@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvlab.hardware.explain import listed
+from kvlab.hardware.banks.explain import listed
 
 from .axis import Axis
 from .palette import ACCENT, BANKS, INK, text_on

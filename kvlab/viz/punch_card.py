@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvlab.hardware.explain import listed
+from kvlab.hardware.banks.explain import listed
 
 from .axis import QUIET, axis, label_columns
 from .palette import ALARM, INK

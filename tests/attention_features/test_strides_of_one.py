@@ -20,7 +20,7 @@ from kvlab.cache import PagedKVCacheCollection
 from kvlab.cache.arrays import element_strides, is_torch, to_numpy, to_torch, with_addressing_strides
 from kvlab.cache.storage import BlockStorage
 from kvlab.hardware import TmaDescriptor, create_kv_tile
-from kvlab.hardware.tma_tile import fold_kv_descriptor
+from kvlab.hardware.copies.tma_tile import fold_kv_descriptor
 from kvlab.layout import TileTensor
 from kvlab.memory import Memory, as_dtype, bfloat16, float8_e4m3fn
 

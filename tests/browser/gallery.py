@@ -57,6 +57,7 @@ from kvlab.staging import (
     KVCacheIterator,
     NvidiaKVParams,
     SwizzledTile,
+    TiledTensorCore,
     Timeline,
     TmaKVBuffer,
     Traffic,
@@ -109,7 +110,8 @@ def streaming() -> DecodeStreamingKVBuffer:
 
 
 def decode_buffer() -> DecodeKVBuffer:
-    params = DecodeKVBufferParams("bf16", (16, 16, 32), None, 128, 32, 32, 256, 128, 1, True)
+    core = TiledTensorCore("fp32", "bf16", (16, 16, 32), 1, transpose_b=True)
+    params = DecodeKVBufferParams("bf16", Layout.row_major(128, 128), core, None, 128, 32, 32, 128, 256)
     buffer = DecodeKVBuffer(params, cache_of(128), 0, 0, end=100)
     buffer.load_from_dram()
     buffer.copy_to_shared()

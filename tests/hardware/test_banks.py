@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from lds_groups import amd_phases
 
-from kvlab.hardware import ARCHS, INSTRUCTIONS, banks, count_wavefronts, get_arch, wavefronts
+from kvlab.hardware import ARCHS, INSTRUCTIONS, count_wavefronts, get_arch, wavefronts
+from kvlab.hardware.banks import rule
 
 MEASURED = json.loads((Path(__file__).parents[1] / "data" / "h100_wavefronts.json").read_text())["operations"]
 
@@ -38,8 +39,8 @@ def test_wavefronts_of_one_instruction_equal_the_chip(op: str) -> None:
 
 
 def test_the_module_names_as_many_instructions_as_the_record_holds() -> None:
-    assert banks.__doc__ is not None
-    assert f"{sum(len(cases['addr']) for cases in MEASURED.values())} instructions" in banks.__doc__
+    assert rule.__doc__ is not None
+    assert f"{sum(len(cases['addr']) for cases in MEASURED.values())} instructions" in rule.__doc__
 
 
 def test_every_measured_operation_is_an_instruction() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvlab.hardware.banks import count_wavefronts
-from kvlab.hardware.triton_conflicts import bank_conflicts, shared_transfer
+from kvlab.hardware.banks.count import count_wavefronts
+from kvlab.hardware.banks.triton_conflicts import bank_conflicts, shared_transfer
 from kvlab.layout.encodings import (
     BlockedLayout,
     NVMMASharedLayout,

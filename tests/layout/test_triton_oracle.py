@@ -22,7 +22,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvlab.hardware.triton_conflicts import bank_conflicts
+from kvlab.hardware.banks.triton_conflicts import bank_conflicts
 from kvlab.layout.encodings import from_gluon
 
 gluon = pytest.importorskip("triton.experimental.gluon.language")

@@ -13,9 +13,17 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from kvlab.cache import PagedKVCache
-from kvlab.layout import Swizzle
+from kvlab.layout import Layout, Swizzle
 from kvlab.memory import AddressSpace, Memory, UnwrittenRead, as_dtype
-from kvlab.staging import DecodeKVBuffer, DecodeKVBufferParams, DecodeStreamingKVBuffer, Hazards, KVBuffer, WarpSlices
+from kvlab.staging import (
+    DecodeKVBuffer,
+    DecodeKVBufferParams,
+    DecodeStreamingKVBuffer,
+    Hazards,
+    KVBuffer,
+    TiledTensorCore,
+    WarpSlices,
+)
 from kvlab.staging.operand_maps import kv_buffer_operand_map, output_map, score_map
 from kvlab.staging.params import KVBufferParams
 from kvlab.staging.smem_image import ZEROS
@@ -52,7 +60,7 @@ def whole_tiles(draw: Any) -> KVBufferParams:
 def rows_of(p: Any, rows: int) -> np.ndarray[Any, Any]:
     """Different small numbers ``[1, rows, heads, depth]``: the bytes of an element tell it from its neighbours."""
     rng = np.random.default_rng(0)
-    return (rng.standard_normal((1, rows, p.kv_num_heads, p.depth)) / 4).astype(p.dtype)
+    return (rng.standard_normal((1, rows, getattr(p, "kv_num_heads", 1), p.depth)) / 4).astype(p.dtype)
 
 
 def made(build: Any, *args: Any, **named: Any) -> tuple[Any, bool]:
@@ -146,12 +154,12 @@ def streams(draw: Any) -> KVBufferParams:
 
 
 @laws
-@given(streams(), st.booleans())
-def test_streams(p: KVBufferParams, blocked: bool) -> None:
+@given(streams(), st.sampled_from(["MAX 26.7", "document"]))
+def test_streams(p: KVBufferParams, follows: str) -> None:
+    p = replace(p, follows=follows)
     values = rows_of(p, 200)
     cache = PagedKVCache(values, [0], [[0]], 1, 200)
-    blocked = blocked and not p.transpose
-    buffer, warned = made(DecodeStreamingKVBuffer, p, cache, 0, 0, num_keys=200, blocked=blocked)
+    buffer, warned = made(DecodeStreamingKVBuffer, p, cache, 0, 0, num_keys=200)
     assert warned != buffer.matrix_order
     walk = buffer.iterator()
     walk.increment()
@@ -174,8 +182,9 @@ def test_streams(p: KVBufferParams, blocked: bool) -> None:
 def test_register_staged(
     shape: Any, swizzle: Any, transpose: bool, BK: int, threads: int, depth: int, token_gen: bool, stages: int
 ) -> None:
-    p = DecodeKVBufferParams("bf16", shape, swizzle, BN=128, WN=32, BK=BK, num_threads=threads, depth=depth,
-                             kv_num_heads=1, transpose=transpose, num_stages=stages, token_gen=token_gen)  # fmt: skip
+    core = TiledTensorCore("fp32", "bf16", shape, 1, transpose)
+    p = DecodeKVBufferParams("bf16", Layout.row_major(128, depth), core, swizzle, BN=128, WN=32, BK=BK, depth=depth,
+                             num_threads=threads, num_stages=stages, token_gen=token_gen)  # fmt: skip
     values = rows_of(p, 100)
     buffer, warned = made(DecodeKVBuffer, p, PagedKVCache(values, [0], [[0]], 1, 100), 0, 0, end=100)
     assert warned != buffer.matrix_order
@@ -228,10 +237,15 @@ def test_the_cache_knows_how_far_apart_its_rows_are() -> None:
     stream = DecodeStreamingKVBuffer(replace(p, mma_shape=(16, 16, 32)), cache, 0, 1, num_keys=100)
     stream.load_from_dram(1, stream.iterator().next_tile())
     assert stream.fragment_map().gather(stream.load_from_shared())[0].tobytes() == keys[:64, 32:].tobytes()
-    staged = DecodeKVBuffer(DecodeKVBufferParams("bf16", (32, 32, 16), None, **sizes, transpose=True), cache, 0, 1,
-                            end=100)  # fmt: skip
+    del sizes["kv_num_heads"]
+    core = TiledTensorCore("fp32", "bf16", (32, 32, 16), 1, transpose_b=True)
+    apart = DecodeKVBufferParams("bf16", Layout((64, 64), (256, 1)), core, None, **sizes)
+    staged = DecodeKVBuffer(apart, cache, 0, 1, end=100)
     staged.load_from_dram()
     assert staged.load_tile[0, 0, 0].tobytes() == keys[0, :8].tobytes()
+    close = replace(apart, kv_tile_layout=Layout((64, 64), (128, 1)))
+    with pytest.raises(ValueError, match=r"kv_tile_layout .* has rows 128 elements apart, the cache 256"):
+        DecodeKVBuffer(close, cache, 0, 1, end=100)
     assert KVBuffer(replace(p, cache_depth=128), cache, 0, 1, end=100).kv_cache_iter.row_stride == 256
     assert KVBuffer(replace(p, cache_depth=96), cache, 0, 1, end=100).kv_cache_iter.row_stride == 192
 

@@ -11,22 +11,33 @@ import numpy as np
 import pytest
 
 from kvlab.cache import PagedKVCache, from_dense
-from kvlab.layout import Swizzle
+from kvlab.layout import Layout, Swizzle
 from kvlab.memory import Memory, OutOfBounds, as_dtype
 from kvlab.staging.decode_kv_buffer import DecodeKVBuffer, KBuffer, VBuffer
 from kvlab.staging.decode_kv_params import DecodeKVBufferParams
 from kvlab.staging.operand_maps import operand_map, output_map, score_map
 from kvlab.staging.params import KVBufferParams
+from kvlab.staging.tiled_mma_op import TiledTensorCore
 from kvlab.staging.traffic import Traffic
 
 SIZES = ("BN", "WN", "BK", "num_threads", "depth", "group_size", "num_stages")
 
 
 def params_of(i: dict[str, Any], dtype: Any, swizzle: Swizzle | None) -> DecodeKVBufferParams:
-    return DecodeKVBufferParams(
+    return staged(
         dtype, i["mma_shape"], swizzle, **{name: i[name] for name in SIZES}, kv_num_heads=i.get("kv_num_heads", 1),
         transpose=i["role"] == "K", token_gen=bool(i["token_gen"]),
     )  # fmt: skip
+
+
+def staged(
+    dtype: Any, shape: Any, swizzle: Any, *, BN: int, depth: int, kv_num_heads: int, transpose: bool,
+    group_size: int = 1, **sizes: Any,
+) -> DecodeKVBufferParams:  # fmt: skip
+    """Parameters for the rows of a cache with so many heads of ``depth``."""
+    core = TiledTensorCore("fp32", dtype, shape, group_size, transpose)
+    layout = Layout((BN, depth), (kv_num_heads * depth, 1))
+    return DecodeKVBufferParams(dtype, layout, core, swizzle, BN=BN, depth=depth, **sizes)
 
 
 def quietly(*args: Any, **kwargs: Any) -> DecodeKVBuffer:
@@ -145,14 +156,12 @@ def test_q_k_and_p_v_are_matrix_products(
     common: dict[str, Any] = {"BN": 128, "WN": 32, "BK": BK, "num_threads": 256, "depth": depth, "kv_num_heads": 2}
     frag = KVBufferParams("bf16", (16, 16, 32), None, **common, transpose=True)
     if group_size == 1:
-        p = DecodeKVBufferParams("bf16", shape, swizzle, **common, transpose=True, num_stages=2, token_gen=token_gen)
+        p = staged("bf16", shape, swizzle, **common, transpose=True, num_stages=2, token_gen=token_gen)
         k = KBuffer(p, pool.get_key_cache(0), batch, head, end=ends)
         q = rng.standard_normal((8, 16, depth)).astype(p.dtype).astype(np.float64)
         got = product(k, q, operand_map(frag, 16), score_map(frag, 16))
         np.testing.assert_allclose(got, q @ K.mT, rtol=1e-5, atol=1e-6 * np.abs(q).sum(-1).max() * 4)
-    p = DecodeKVBufferParams(
-        "bf16", shape, None, **common, transpose=False, group_size=group_size, num_stages=2, token_gen=True
-    )
+    p = staged("bf16", shape, None, **common, transpose=False, group_size=group_size, num_stages=2, token_gen=True)
     v = VBuffer(p, pool.get_value_cache(0), batch, head, end=ends)
     weights = rng.random((8, 16, 128)).astype(p.dtype).astype(np.float64)
     as_v = KVBufferParams("bf16", (16, 16, 32), None, **common, transpose=False)
@@ -183,8 +192,8 @@ def product(buffer: DecodeKVBuffer, operand: Any, operand_layout: Any, c_layout:
     "change,says",
     [
         ({"BK": 64, "swizzle": Swizzle(3, 0, 3, "vector"), "token_gen": True}, "swizzle=None, or BK == MMA_K"),
-        ({"mma_shape": (16, 16, 16), "group_size": 2}, "K needs group_size 1"),
-        ({"mma_shape": (16, 16, 16)}, "1 fragments of 4 must be the 8 elements of 16 bytes"),
+        ({"shape": (16, 16, 16), "group_size": 2}, "K needs group_size 1"),
+        ({"shape": (16, 16, 16)}, "1 fragments of 4 must be the 8 elements of 16 bytes"),
         ({"transpose": False}, "token_gen=True, or BK at least num_threads // 4 = 64"),
         ({"transpose": False, "token_gen": True, "swizzle": Swizzle(2, 0, 2, "vector")}, "V needs swizzle=None"),
     ],
@@ -207,10 +216,10 @@ def test_the_swizzle_that_two_k_groups_agree_on() -> None:
 
 def buffer_of(end: Any = 128, **change: Any) -> DecodeKVBuffer:
     good: dict[str, Any] = {
-        "dtype": "bf16", "mma_shape": (16, 16, 32), "swizzle": None, "BN": 128, "WN": 32, "BK": 32, "num_threads": 256,
+        "dtype": "bf16", "shape": (16, 16, 32), "swizzle": None, "BN": 128, "WN": 32, "BK": 32, "num_threads": 256,
         "depth": 128, "kv_num_heads": 1, "transpose": True,
     }  # fmt: skip
-    p = DecodeKVBufferParams(**{**good, **change})
+    p = staged(**{**good, **change})
     keys = np.ones((1, 128, 1, p.depth), p.dtype)
     return DecodeKVBuffer(p, PagedKVCache(keys, [0], [[0]], 1, 128), 0, 0, end=end)
 
@@ -238,14 +247,14 @@ def test_bad_calls_are_refused() -> None:
         k.load_from_shared(1)
     with pytest.raises(ValueError, match="end None"):
         buffer_of(end=None)
-    with pytest.raises(ValueError, match="KBuffer: transpose False is V"):
+    with pytest.raises(ValueError, match="KBuffer: tensor_core_mma with transpose_b False is V"):
         KBuffer(buffer_of(transpose=False, token_gen=True).params, None, 0, 0)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="VBuffer: transpose True is K"):
+    with pytest.raises(ValueError, match="VBuffer: tensor_core_mma with transpose_b True is K"):
         VBuffer(k.params, None, 0, 0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="num_threads 192 must be a multiple of 256"):
         buffer_of(num_threads=192)
     with pytest.raises(ValueError, match="one with fragments of 16 bytes at most"):
-        buffer_of(mma_shape=(32, 32, 32))
+        buffer_of(shape=(32, 32, 32))
     with pytest.raises(ValueError, match="enough to move the 128 x 64 tile with 2 vectors each, not 4"):
         buffer_of(BK=64, group_size=2)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from kvlab.hardware import count_wavefronts
 from kvlab.layout import Swizzle
 from kvlab.memory import AddressSpace, Memory, OutOfBounds, as_dtype, bfloat16
 from kvlab.staging.decode_streaming import DecodeStreamingKVBuffer
-from kvlab.staging.kv_mma_op import mfma_atom, mma_tiles
 from kvlab.staging.operand_maps import operand_map, output_map, score_map
 from kvlab.staging.p_buffer import PRegisterBuffer
 from kvlab.staging.params import KVBufferParams
@@ -184,7 +184,6 @@ def test_q_k_and_p_v_through_the_fragments_are_matrix_products(dtype: str, depth
     in float32: the error is that of at most 256 additions."""
     k, v, keys, values = launch(dtype, depth, page_size)
     p, programs = k.params, k.programs
-    atom = mfma_atom(p.mma_shape, p.dtype)
     q = np.random.default_rng(1).standard_normal((programs, 16, depth)).astype(p.dtype)
     q_registers = operand_map(p, 16).spread(q)
     s = np.zeros((programs, *score_map(p, 16).row.shape), np.float32)
@@ -199,7 +198,8 @@ def test_q_k_and_p_v_through_the_fragments_are_matrix_products(dtype: str, depth
                 if strip == k.num_strips - 1:
                     k.kv_mma_op.mma(a, s, 0, kg, swap_a_b=True)
                 else:
-                    s[...] = mma_tiles(atom, a, registers[:, :, kg * k.num_mmas : (kg + 1) * k.num_mmas], s)
+                    group = registers[:, :, kg * k.num_mmas : (kg + 1) * k.num_mmas]
+                    k.kv_mma_op.params.tiled_mma_op.mma(a, group, s, swap_a_b=True)
         padded = np.zeros((2, programs, 128, depth))
         for b in range(programs):
             padded[0, b, : n[b]] = keys[b, first : first + n[b]]
@@ -392,12 +392,13 @@ def test_parameters_that_cannot_be_are_refused(change: dict[str, Any], says: str
 
 @pytest.mark.parametrize("dtype,depth,BK", [("bf16", 128, 32), ("bf16", 64, 64), ("fp8", 128, 32)])
 def test_blocked_v_has_other_bytes_in_shared_memory_and_the_same_registers(dtype: str, depth: int, BK: int) -> None:
-    """The optional form of older MAX documentation: a strip as depth // BK blocks of BK x BK."""
+    """What MAX's documentation says: a strip as depth // BK blocks of BK x BK."""
     shape = (16, 16, 32)
     p = KVBufferParams(dtype, shape, None, 128, 32, BK, 256, depth, 1, transpose=False)
     values = (np.random.default_rng(0).standard_normal((1, 128, 1, depth))).astype(p.dtype)
     cache = PagedKVCache(values, [0], [[0]], 1, 128)
-    flat, blocked = (DecodeStreamingKVBuffer(p, cache, 0, 0, num_keys=100, blocked=b) for b in (False, True))
+    both = p, replace(p, follows="document")
+    flat, blocked = (DecodeStreamingKVBuffer(params, cache, 0, 0, num_keys=100) for params in both)
     for strip in range(flat.num_strips):
         for buffer in (flat, blocked):
             buffer.load_from_dram(strip, buffer.iterator().next_tile())
@@ -405,10 +406,6 @@ def test_blocked_v_has_other_bytes_in_shared_memory_and_the_same_registers(dtype
         images = [buffer.smem.image(p.dtype)[0] for buffer in (flat, blocked)]
         blocks = np.ascontiguousarray(images[0].reshape(BK, depth // BK, BK).transpose(1, 0, 2))
         assert blocks.tobytes() == images[1].tobytes()
-    with pytest.raises(ValueError, match="blocked=True must be False for K"):
-        DecodeStreamingKVBuffer(
-            KVBufferParams("bf16", shape, None, 128, 32, 32, 256, 64, 1, True), cache, 0, 0, blocked=True
-        )
 
 
 def test_instructions_are_counted_by_warp() -> None:

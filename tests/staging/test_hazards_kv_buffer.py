@@ -15,9 +15,9 @@ from cta_tiles import drive
 from mutants import END, ORDER, READ, SOME, STUCK, WAR, WAW, Mutation, Patch, attribute, caught_as, drop
 
 from kvlab.cache import PagedKVCache
-from kvlab.layout import Swizzle
+from kvlab.layout import Layout, Swizzle
 from kvlab.memory import Memory, as_dtype
-from kvlab.staging import DecodeKVBuffer, DecodeKVBufferParams, Hazards, Timeline, Traffic, tile_walk
+from kvlab.staging import DecodeKVBuffer, DecodeKVBufferParams, Hazards, TiledTensorCore, Timeline, Traffic, tile_walk
 from kvlab.staging.kv_buffer_cta import KVBufferCTA, KVBufferShape
 from kvlab.staging.kv_buffer_decode_cta import KVBufferDecodeCTA, KVBufferDecodeShape
 from kvlab.staging.launched_cta import LaunchedCTA
@@ -126,8 +126,9 @@ def mla64(traffic: Any = None) -> None:
 
 def staged(traffic: Any = None) -> None:
     """DecodeKVBuffer: a strip of K through registers, then the next one into the same place."""
-    p = DecodeKVBufferParams("bf16", (16, 16, 32), Swizzle(2, 0, 3, "vector"), BN=128, WN=32, BK=32, num_threads=256,
-                             depth=64, kv_num_heads=1, transpose=True, num_stages=2)  # fmt: skip
+    core, layout = TiledTensorCore("fp32", "bf16", (16, 16, 32), 1, transpose_b=True), Layout.row_major(128, 64)
+    p = DecodeKVBufferParams("bf16", layout, core, Swizzle(2, 0, 3, "vector"), BN=128, WN=32, BK=32, depth=64,
+                             num_threads=256, num_stages=2)  # fmt: skip
     cache = PagedKVCache(np.ones((1, 128, 1, 64), BF16), [0], [[0]], 1, 128)
     line = None if traffic is None else traffic.timeline
     smem = Memory(8192, programs=1, name="LDS")

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from kvlab.cache import PagedKVCache, from_dense
-from kvlab.layout import Swizzle
-from kvlab.memory import AddressSpace, Memory, OutOfBounds, as_dtype
+from kvlab.layout import Swizzle, TileTensor
+from kvlab.memory import AddressSpace, Memory, OutOfBounds, as_dtype, bfloat16
 from kvlab.staging.kv_buffer import KVBuffer
 from kvlab.staging.kv_buffer_addresses import dma_plan
 from kvlab.staging.params import KVBufferParams
@@ -186,7 +186,7 @@ def test_slices_inside_a_swizzled_block_warn_and_what_they_name_works() -> None:
     [
         ({"swizzle": SW304, "mma_shape": (16, 16, 32), "WN": 32}, "repeats within the 64 vectors of 16 rows"),
         ({"transpose": False}, "2-byte V of 32x32x16 needs swizzle=None"),
-        ({"full_kv": False, "depth": 128}, "full_kv=True holds all, or take one buffer for each head_dim_offset"),
+        ({"full_kv": False, "depth": 128}, 'full_kv=True holds all, follows="document" brings block after block'),
     ],
 )
 def test_what_cannot_be_meant_warns(change: dict[str, Any], says: str) -> None:
@@ -207,6 +207,49 @@ def test_full_kv_false_moves_the_first_columns_of_tile_after_tile() -> None:
         k.load_from_shared(0, 1)
     with pytest.raises(ValueError, match="load them one by one"):
         k.load_from_shared(0)
+
+
+@pytest.mark.parametrize("num_smem_stages", [1, 2, 3])
+def test_the_document_brings_block_after_block(num_smem_stages: int) -> None:
+    """Of full_kv=False: all blocks of a key tile, then those of the next one; every strip of K is in its registers."""
+    what = {"full_kv": False, "depth": 128, "num_smem_stages": num_smem_stages, "follows": "document"}
+    p, traffic = KVBufferParams(**{**BASE, **what}), Traffic()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        k = buffer_of(p, end=100, traffic=traffic)
+    keys = np.zeros((128, 128), p.dtype)
+    keys[:100] = keys_of(p)[0, :100, 0]
+    for load in range(8):
+        (tile, block), stage = divmod(load, 4), load % num_smem_stages
+        k.load_from_dram(stage)
+        k.load_from_shared(stage, bk_tile=block)
+        part = keys[64 * tile :][:64, 32 * block :][:, :32]
+        assert k.fragment_map().gather(k.strip_tile(block))[0].tobytes() == part.tobytes()
+        image = k.smem_image().stage(stage)
+        rows, columns = image.slots[image.slots[:, 0] >= 0].T
+        assert set(columns) == set(range(4 * block, 4 * block + 4))  # vectors of 8 columns
+        assert np.unique(rows).size == min(64, 100 - 64 * tile)
+        assert f"block {block}: columns {32 * block}–{32 * block + 31}" in k.smem_image().areas[stage].words
+        with pytest.raises(ValueError, match=f"bk_tile {(block + 1) % 4} is not in stage {stage}, which has {block}"):
+            k.load_from_shared(stage, (block + 1) % 4)
+    assert traffic.moved["DRAM->SMEM"] == 100 * 128 * 2
+
+
+@pytest.mark.parametrize("warps", [4, 5, 8])
+@pytest.mark.parametrize("BN,depth", [(32, 128), (64, 576), (128, 576), (128, 128)])
+@pytest.mark.parametrize("full_kv", [True, False])
+def test_instructions_that_a_wait_counts(BN: int, depth: int, full_kv: bool, warps: int) -> None:
+    """The document's formula, and 0 of what compiled kernels do where tiles do not divide evenly."""
+    change = {"BN": BN, "WN": BN, "depth": depth, "num_threads": 64 * warps, "full_kv": full_kv}
+    p = KVBufferParams(**{**BASE, **change})
+    tiles = BN // 32 * (depth // 32 if full_kv else 1)
+    assert replace(p, follows="document").vm_instrs_per_load == -(-tiles // warps) * 2
+    assert p.vm_instrs_per_load == (-(-tiles // warps) * 2 if tiles % warps == 0 else 0)
+
+
+def test_what_parameters_may_follow() -> None:
+    with pytest.raises(ValueError, match=r"follows 'MAX' must be 'MAX 26.7' or 'document'"):
+        KVBufferParams(**{**BASE, "follows": "MAX"})
 
 
 def test_slices_of_five_waves() -> None:
@@ -287,7 +330,7 @@ def test_many_programs_at_once_over_any_pages(dtype: str, shape: Any, BK: int, p
         ({"BK": 64, "bk_smem": 32}, "load_prefill_split is for 1-byte K"),
         ({"BK": 64, "depth": 96, "smem_depth": 96, "bk_smem": 32}, "load_prefill_split is for 1-byte K"),
         ({"transpose": False, "swizzle": None, "depth": 48, "smem_depth": 64}, "depth 48 must be a multiple of MMA_N"),
-        ({"dtype": "fp32", "mma_shape": (16, 16, 4), "BK": 16}, "load_prefill is for K with fragments of 16 or 32"),
+        ({"dtype": "fp32", "mma_shape": (16, 16, 4), "BK": 16}, "load_b is for fragments of 16 or 32 bytes"),
         ({"num_smem_stages": 0}, "num_smem_stages 0 must be at least 1"),
         ({"head_dim_offset": -1}, "head_dim_offset -1 must be 0 or more"),
     ],
@@ -317,8 +360,17 @@ def test_bad_calls_are_refused_and_nothing_written() -> None:
         buffer_of(k.params, smem_tile=k.params.smem_tile(three))
     with pytest.raises(TypeError, match=r"smem_tile .* must be a TileTensor"):
         buffer_of(k.params, smem_tile=three)
-    with pytest.raises(ValueError, match="smem_tile is in generic memory: must be in shared memory"):
-        buffer_of(k.params, smem_tile=k.params.smem_tile(Memory(9000, programs=1)))
+    generic = Memory(9000, programs=1)
+    with pytest.raises(ValueError, match="memory 'memory' is in generic memory: must be in shared memory"):
+        k.params.smem_tile(generic)
+    for tile in (
+        TileTensor(generic, bfloat16, k.params.smem_parent_layout),
+        replace(k.params, dtype="fp16").smem_tile(Memory(9000, space=AddressSpace.SHARED, programs=1)),
+        replace(k.params, BN=32, WN=32).smem_tile(Memory(9000, space=AddressSpace.SHARED, programs=1)),
+    ):
+        assert not isinstance(tile, k.SmemParentType)
+        with pytest.raises(ValueError, match=r"smem_tile .* must be bfloat16, \(64,64\):\(32,64\), shared"):
+            buffer_of(k.params, smem_tile=tile)
     with pytest.raises(ValueError, match="warp_id 4 must be None or one of the 4 warps"):
         buffer_of(k.params, warp_id=4)
     with pytest.raises(ValueError, match="kv_num_heads 2 differs"):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,12 @@ import pytest
 from kvlab.cache import UnsafePointer
 from kvlab.layout import Layout, Swizzle, TileTensor
 from kvlab.memory import AddressSpace, Memory, as_dtype, bfloat16
-from kvlab.staging.kv_mma_op import KVMmaOp, KVMmaOpParams, mfma_atom, mma_tiles
+from kvlab.staging.kv_mma_op import KVMmaOp, KVMmaOpParams
 from kvlab.staging.mma_op_addresses import v_bf16_offsets, v_fp8_offsets
 from kvlab.staging.operand_maps import operand_map, output_map, score_map
 from kvlab.staging.p_buffer import PRegisterBuffer
 from kvlab.staging.params import KVBufferParams
+from kvlab.staging.tiled_mma_op import mfma_atom, mma_tiles
 from kvlab.staging.traffic import Traffic
 
 
@@ -229,6 +231,70 @@ def test_maps_hold_every_element_once_a_warp_group(mma_shape: tuple[int, int, in
     assert set(operand_map(p, 64).row[:128].reshape(-1)) == set(range(32))
     with pytest.raises(ValueError, match="BM 16 must be a multiple of"):
         score_map(p, 16)
+
+
+@pytest.mark.parametrize(
+    "dtype,mma_shape,BK,swizzle",
+    [
+        ("bf16", (16, 16, 32), 32, (3, 0, 3)),  # moves single elements: reads of 2 bytes
+        ("bf16", (32, 32, 16), 64, (2, 1, 7)),
+        ("bf16", (16, 16, 32), 64, (3, 2, 8)),  # over rows of the warp's tile beyond those of a fragment
+        ("fp8", (16, 16, 32), 32, (2, 3, 3)),  # fragments of 8 bytes, as of decode's K: one read
+        ("fp8", (16, 16, 128), 128, (3, 2, 5)),
+        ("fp8", (32, 32, 64), 64, (1, 0, 9)),
+        ("fp32", (16, 16, 4), 16, (2, 0, 4)),
+    ],
+)
+def test_an_element_space_swizzle_brings_the_matrix(dtype: str, mma_shape: Any, BK: int, swizzle: Any) -> None:
+    """Law: what was stored at the swizzle of its offset in the warp's tile is in the register in which it is without a
+    swizzle; two warps with tiles of their own."""
+    (M, _, K), WN = mma_shape, 64
+    unit = as_dtype(dtype)
+    with_it = Swizzle(*swizzle, unit)
+    plain = KVMmaOpParams(dtype, mma_shape, WN // M, BK // K, 2, 2 * WN, BK)
+    rows = (np.arange(2 * WN * BK) * 7 % (1 << 8 * min(unit.itemsize, 2))).astype(f"u{unit.itemsize}").view(unit)
+    place = np.arange(WN * BK)
+    scattered = np.empty_like(rows).reshape(2, -1)
+    scattered[:, with_it(place)] = rows.reshape(2, -1)
+    registers = []
+    for params, content in ((plain, rows), (replace(plain, swizzle=with_it), scattered)):
+        op = KVMmaOp(params, num_threads=128)
+        smem = Memory(rows.nbytes, space=AddressSpace.SHARED)
+        smem.store(0, content.reshape(-1))
+        tile = TileTensor(smem, dtype, Layout.row_major(WN, BK), WN * BK * np.arange(2)[None])
+        if op.input_frag_size * unit.itemsize >= 16 or params.swizzle is not None:
+            op.load_prefill(1, tile)
+        registers.append(np.array(op.strip_tile(1)[0]))
+    lane, kg, i, e = np.ogrid[:64, : BK // K, : WN // M, : plain.input_frag_size]
+    halves = max(plain.input_frag_size // plain.simd_width, 1)
+    part = plain.input_frag_size // halves
+    column = kg * K + e // part * (K // halves) + lane // M * part + e % part + 0 * i
+    wanted = rows.reshape(2, WN, BK)[:, i * M + lane % M + 0 * column, column]
+    assert registers[1].tobytes() == np.ascontiguousarray(wanted).tobytes()
+    if plain.input_frag_size * unit.itemsize >= 16:
+        assert registers[0].tobytes() == registers[1].tobytes()
+
+
+def test_transposing_reads_take_swizzles_of_their_pieces() -> None:
+    """V of 2 bytes: a read takes 8 bytes of a row; a swizzle that splits them is refused, and nothing is loaded."""
+    v = KVMmaOpParams("bf16", (16, 16, 32), 2, 1, 1, 32, 32, False)
+    rows = (np.arange(32 * 32) % 251).astype(np.uint16).view(bfloat16)
+    fours = Swizzle(2, 2, 5, bfloat16)
+    images = {None: rows, fours: np.empty_like(rows)}
+    images[fours][fours(np.arange(1024))] = rows
+    registers = []
+    for swizzle, image in images.items():
+        smem = Memory(2048, space=AddressSpace.SHARED)
+        smem.store(0, image)
+        op = KVMmaOp(replace(v, swizzle=swizzle), num_threads=64)
+        op.load_v_bf16(0, UnsafePointer(smem, 0, bfloat16))
+        registers.append(np.array(op.strip_tile(0)))
+    assert registers[0].tobytes() == registers[1].tobytes()
+    op = KVMmaOp(replace(v, swizzle=Swizzle(2, 1, 5, bfloat16)), num_threads=64)
+    before = np.array(op.strip_tile(0)).tobytes()
+    with pytest.raises(ValueError, match=r"swizzle Sw<2,1,5> \(bfloat16\) moves pieces of 4 bytes: a transposing read"):
+        op.load_v_bf16(0, UnsafePointer(smem, 0, bfloat16))
+    assert np.array(op.strip_tile(0)).tobytes() == before
 
 
 def test_a_swizzle_in_another_unit_is_the_same_swizzle() -> None:

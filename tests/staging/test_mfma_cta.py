@@ -46,7 +46,7 @@ def test_the_swizzle_of_k_strips_is_free_of_conflicts(depth: int) -> None:
     banks.
     """
     params = MfmaShape(16, 128, depth, np.dtype(bfloat16)).params(1, transpose=True)
-    plan = streaming_addresses.read_plan(params, False)
+    plan = streaming_addresses.read_plan(params)
     assert plan.width * params.dtype.itemsize == 16
     address = plan.by_instruction() * params.dtype.itemsize
     first = np.array([0, 1, 2, 3, 12, 13, 14, 15, 20, 21, 22, 23, 24, 25, 26, 27])

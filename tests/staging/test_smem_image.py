@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvlab.cache import PagedKVCache
-from kvlab.layout import Swizzle
+from kvlab.layout import Layout, Swizzle
 from kvlab.staging import (
     CpAsyncKVBuffer,
     DecodeKVBuffer,
@@ -19,6 +19,7 @@ from kvlab.staging import (
     KVBuffer,
     KVBufferParams,
     NvidiaKVParams,
+    TiledTensorCore,
     TmaKVBuffer,
     WarpSlices,
 )
@@ -114,14 +115,12 @@ def test_slices_show_what_their_source_loaded() -> None:
 
 @pytest.mark.parametrize("k", [True, False], ids=["k", "v"])
 @pytest.mark.parametrize(("dtype", "mma", "BK"), [("bf16", (16, 16, 32), 32), ("fp8", (16, 16, 32), 32)])
-@pytest.mark.parametrize("blocked", [False, True], ids=["flat", "blocked"])
-def test_streaming_strips(dtype: str, mma: Any, BK: int, k: bool, blocked: bool) -> None:
-    if k and blocked:
-        return
+@pytest.mark.parametrize("follows", ["MAX 26.7", "document"])
+def test_streaming_strips(dtype: str, mma: Any, BK: int, k: bool, follows: str) -> None:
     view, keys = cache(128, dtype)
     swizzle = SW33 if k and dtype == "bf16" else None
-    params = KVBufferParams(dtype, mma, swizzle, 128, 32, BK, 256, 128, 1, k)
-    buffer = DecodeStreamingKVBuffer(params, view, 0, 0, num_keys=KEYS, blocked=blocked)
+    params = KVBufferParams(dtype, mma, swizzle, 128, 32, BK, 256, 128, 1, k, follows=follows)
+    buffer = DecodeStreamingKVBuffer(params, view, 0, 0, num_keys=KEYS)
     walk = buffer.iterator()
     tile = keys[:0]
     for number, strip in ((0, 1), (1, 2)):
@@ -135,7 +134,8 @@ def test_streaming_strips(dtype: str, mma: Any, BK: int, k: bool, blocked: bool)
 @pytest.mark.parametrize("k", [True, False], ids=["k", "v"])
 def test_register_staged_tiles(k: bool) -> None:
     view, keys = cache(128, "bf16")
-    params = DecodeKVBufferParams("bf16", (16, 16, 32), SW33 if k else None, 128, 32, 32, 256, 128, 1, k,
+    core = TiledTensorCore("fp32", "bf16", (16, 16, 32), 1, k)
+    params = DecodeKVBufferParams("bf16", Layout.row_major(128, 128), core, SW33 if k else None, 128, 32, 32, 128, 256,
                                   num_stages=2, token_gen=True)  # fmt: skip
     buffer = DecodeKVBuffer(params, view, 0, 0, end=90)
     assert (buffer.smem_image().slots == -1).all()
@@ -161,7 +161,8 @@ def test_read_addresses_are_the_reads() -> None:
     registers = buffer.strip_tile(2)[0].reshape(4, 64, 2, 8)
     assert np.array_equal(np.moveaxis(read, 0, 2).view(np.uint16), registers.view(np.uint16))
 
-    staged = DecodeKVBufferParams("bf16", (16, 16, 32), None, 128, 32, 64, 256, 128, 1, True)
+    core = TiledTensorCore("fp32", "bf16", (16, 16, 32), 1, transpose_b=True)
+    staged = DecodeKVBufferParams("bf16", Layout.row_major(128, 128), core, None, 128, 32, 64, 128, 256)
     other = DecodeKVBuffer(staged, view, 0, 0, end=KEYS)
     other.load_from_dram()
     other.copy_to_shared()

@@ -49,6 +49,7 @@ from kvlab.staging import (
     KVCacheIterator,
     NvidiaKVParams,
     SwizzledTile,
+    TiledTensorCore,
     Timeline,
 )
 from kvlab.viz import BytePath, CopyPlan, draw, draw_shared_memory
@@ -105,8 +106,13 @@ def cache(keys: int, depth: int) -> PagedKVCache:
     return PagedKVCache(blocks, [keys - 1], [np.arange(keys // 128)], 1, keys)
 
 
-def kv_params(kind: type = KVBufferParams, **more: Any) -> Any:
-    return kind("bf16", (16, 16, 32), None, 128, 32, 32, 256, 256, 1, **more)
+def kv_params(**more: Any) -> KVBufferParams:
+    return KVBufferParams("bf16", (16, 16, 32), None, 128, 32, 32, 256, 256, 1, **more)
+
+
+def staged_params() -> DecodeKVBufferParams:
+    core = TiledTensorCore("fp32", "bf16", (16, 16, 32), 1, transpose_b=True)
+    return DecodeKVBufferParams("bf16", Layout.row_major(128, 256), core, None, 128, 32, 32, 256, 256)
 
 
 def path(size: int) -> BytePath:
@@ -174,9 +180,7 @@ HUGE: dict[str, Callable[[], Any]] = {
     "streaming buffer": lambda: DecodeStreamingKVBuffer(
         kv_params(transpose=False), cache(1 << 17, 256), 0, 0, num_keys=1 << 17
     ),
-    "decode buffer": lambda: DecodeKVBuffer(
-        kv_params(DecodeKVBufferParams, transpose=True), cache(1 << 17, 256), 0, 0, end=1 << 17
-    ),
+    "decode buffer": lambda: DecodeKVBuffer(staged_params(), cache(1 << 17, 256), 0, 0, end=1 << 17),
     "cp.async buffer": lambda: CpAsyncKVBuffer(
         NvidiaKVParams("bf16", 256, 128, 1, True), cache(1 << 17, 128), 0, 0, end=1 << 17
     ),

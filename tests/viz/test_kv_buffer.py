@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvlab.cache import PagedKVCache
-from kvlab.layout import Swizzle
+from kvlab.layout import Layout, Swizzle
 from kvlab.staging import (
     CpAsyncKVBuffer,
     DecodeKVBuffer,
@@ -19,6 +19,7 @@ from kvlab.staging import (
     KVBuffer,
     KVBufferParams,
     NvidiaKVParams,
+    TiledTensorCore,
     TmaKVBuffer,
     WarpSlices,
 )
@@ -111,7 +112,8 @@ def test_all_buffers_draw_themselves(sound, overlaps) -> None:
     strips = KVBufferParams("bf16", (16, 16, 32), None, 128, 32, 32, 256, 128, 1, False)
     streaming = DecodeStreamingKVBuffer(strips, cache(128), 0, 0, num_keys=100)
     streaming.load_from_dram(1, streaming.iterator().next_tile())
-    staged = DecodeKVBufferParams("bf16", (16, 16, 32), None, 128, 32, 32, 256, 128, 1, True)
+    core = TiledTensorCore("fp32", "bf16", (16, 16, 32), 1, transpose_b=True)
+    staged = DecodeKVBufferParams("bf16", Layout.row_major(128, 128), core, None, 128, 32, 32, 128, 256)
     ring = DecodeKVBuffer(staged, cache(128), 0, 0, end=100)
     ring.load_from_dram()
     ring.copy_to_shared()

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ..arch import Arch, get_arch
+from kvlab.hardware.arch import Arch, get_arch
+
 from . import functions
 from .products import SUMS, mma_sum
 

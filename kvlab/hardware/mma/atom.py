@@ -14,12 +14,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from kvlab.drawn import Drawn
+from kvlab.hardware._arrays import Array, IntArray, frozen
+from kvlab.hardware.arch import get_arch
+from kvlab.hardware.chip import SUMS, current_arithmetic, mma_sum
 from kvlab.memory import float32
 from kvlab.regroup import Regroup
-
-from ._arrays import Array, IntArray, frozen
-from .arch import get_arch
-from .chip import SUMS, current_arithmetic, mma_sum
 
 __all__ = ["Map", "MmaAtom"]
 

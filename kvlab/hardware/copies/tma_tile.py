@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from kvlab.drawn import Drawn
+from kvlab.hardware._arrays import IntArray, frozen, integers, whole
 from kvlab.layout.int_tuple import at_once
 from kvlab.memory import Memory
 
 from . import tma
-from ._arrays import IntArray, frozen, integers, whole
 from .mbarrier import SharedMemBarrier
 from .tensor_map import TensorMapSwizzle, TmaDescriptor, descriptor_strides
 

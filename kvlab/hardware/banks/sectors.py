@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from kvlab.drawn import Drawn
+from kvlab.hardware._arrays import Array, BoolArray, IntArray, mask_lanes, whole
 from kvlab.layout.int_tuple import at_once
-
-from ._arrays import Array, BoolArray, IntArray, mask_lanes, whole
 
 __all__ = ["SECTOR_BYTES", "Coalescing", "coalescing", "sectors"]
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.hardware._arrays import integers, whole
 from kvlab.memory import Memory
 
 from . import tma
-from ._arrays import integers, whole
 from .mbarrier import SharedMemBarrier
 from .tensor_map import TensorMapSwizzle, TmaDescriptor
 

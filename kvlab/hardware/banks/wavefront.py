@@ -9,10 +9,11 @@ from itertools import pairwise
 import numpy as np
 
 from kvlab.drawn import Drawn
+from kvlab.hardware._arrays import BoolArray, IntArray
+from kvlab.hardware.arch import Arch
+from kvlab.hardware.instructions import Instruction
 
-from ._arrays import BoolArray, IntArray
-from .arch import Arch
-from .instructions import Instruction
+from .rule import delivered, keys_of
 
 __all__ = ["Collision", "Phase", "Wavefronts"]
 
@@ -122,12 +123,12 @@ class Wavefronts(Drawn):
     @functools.cached_property
     def pass_in_phase(self) -> IntArray:
         """``[lanes, words]`` in which pass of its phase a word is delivered, if a bank delivers in ascending order."""
-        table, inverse = self._distinct
-        key = table[:, 0] * self.bank_count + table[:, 1]
-        rank = np.arange(len(key)) - np.searchsorted(key, key)
-        out = np.full(self.words.shape, -1, np.int64)
-        out[self.active] = rank[inverse].reshape(-1, self.words.shape[1])
-        return out
+        vectors = np.where(self.active, self.addresses // self.op.unit_bytes(self.arch), -1)
+        keys = keys_of(self.op, self.arch, vectors[self._served])
+        order = keys.argsort(axis=1, kind="stable")
+        out = np.empty(len(self.addresses), np.int64)
+        out[np.take_along_axis(self._served, order, 1)] = delivered(np.take_along_axis(keys, order, 1), self.op.shares)
+        return np.repeat(out[:, None], self.words.shape[1], axis=1)
 
     @functools.cached_property
     def phases(self) -> tuple[Phase, ...]:

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.hardware._arrays import Array, IntArray, frozen, integers, memory_of
 from kvlab.memory import Memory, as_dtype, bfloat16, shown
 from kvlab.regroup import Regroup
-
-from ._arrays import Array, IntArray, frozen, integers, memory_of
 
 __all__ = ["ldmatrix", "stmatrix"]
 

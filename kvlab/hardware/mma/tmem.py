@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.hardware._arrays import Array, integers, whole
 from kvlab.layout import Layout
 from kvlab.memory import AddressSpace, Memory, as_dtype, shown
-
-from ._arrays import Array, integers, whole
 
 __all__ = ["TMEM_COLUMNS", "TMEM_LANES", "TensorMemory", "tmem_address", "tmem_layout"]
 

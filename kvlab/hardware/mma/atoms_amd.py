@@ -11,7 +11,7 @@ import numpy as np
 
 from kvlab.memory import bfloat16, float8_e4m3fn, float8_e5m2, float16, float32
 
-from .mma import MmaAtom
+from .atom import MmaAtom
 
 __all__ = ["amd_atoms"]
 

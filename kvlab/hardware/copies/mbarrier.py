@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ._arrays import whole
+from kvlab.hardware._arrays import whole
 
 __all__ = ["BarrierDeadlock", "PipelineState", "SharedMemBarrier"]
 
@@ -33,7 +33,7 @@ class SharedMemBarrier:
     >>> barrier.wait(1)
     Traceback (most recent call last):
         ...
-    kvlab.hardware.mbarrier.BarrierDeadlock: wait(1): phase 1 has not completed: 1 of 1 arrivals pending
+    kvlab.hardware.copies.mbarrier.BarrierDeadlock: wait(1): phase 1 has not completed: 1 of 1 arrivals pending
     """
 
     def __init__(self, arrivals: int = 1) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.hardware._arrays import IntArray, integers
+from kvlab.hardware.arch import Arch, get_arch
+from kvlab.hardware.instructions import get_instruction
 from kvlab.layout import Layout, Swizzle
 from kvlab.memory import as_dtype
 
-from ._arrays import IntArray, integers
-from .arch import Arch, get_arch
-from .banks import count_wavefronts
-from .instructions import get_instruction
+from .count import count_wavefronts
 
 __all__ = ["BestSwizzle", "best_swizzle"]
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.hardware._arrays import Array, IntArray, frozen, integers, whole
 from kvlab.layout import Layout, Swizzle
 from kvlab.layout.int_tuple import at_once, flatten
 from kvlab.memory import Memory, as_dtype
 
-from ._arrays import Array, IntArray, frozen, integers, whole
 from .copy import buffer_load
 
 __all__ = ["RegTileLoader", "RegTileWriterLDS"]

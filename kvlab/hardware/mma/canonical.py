@@ -9,11 +9,10 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+from kvlab.hardware._arrays import whole
+from kvlab.hardware.copies.tensor_map import TensorMapSwizzle
 from kvlab.layout import Layout
 from kvlab.memory import as_dtype
-
-from ._arrays import whole
-from .tensor_map import TensorMapSwizzle
 
 __all__ = [
     "internal_k_major",

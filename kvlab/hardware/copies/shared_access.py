@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.hardware._arrays import Array, memory_of
 from kvlab.memory import Memory, as_dtype
-
-from ._arrays import Array, memory_of
 
 __all__ = ["ld_shared", "st_shared"]
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvlab.hardware._arrays import IntArray
 from kvlab.layout.encodings import NEWEST, Encoding, SharedEncoding
 from kvlab.layout.linear_f2 import Elimination
 from kvlab.layout.linear_layout import LinearLayout
 from kvlab.memory import shown
-
-from ._arrays import IntArray
 
 __all__ = ["SharedTransfer", "bank_conflicts", "shared_transfer"]
 

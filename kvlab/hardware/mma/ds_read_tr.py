@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.hardware._arrays import Array, integers, memory_of
 from kvlab.memory import Memory, as_dtype, bfloat16, float8_e4m3fn
 from kvlab.regroup import Regroup
-
-from ._arrays import Array, integers, memory_of
 
 __all__ = ["ds_read_tr8_b64", "ds_read_tr16_b64"]
 

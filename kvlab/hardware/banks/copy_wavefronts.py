@@ -28,9 +28,10 @@ from typing import Any
 
 import numpy as np
 
-from ._arrays import Array, BoolArray, IntArray, integers, mask_lanes
-from .arch import Arch, get_arch
-from .banks import count_wavefronts
+from kvlab.hardware._arrays import Array, BoolArray, IntArray, integers, mask_lanes
+from kvlab.hardware.arch import Arch, get_arch
+
+from .count import count_wavefronts
 
 __all__ = ["COPIES", "copy_unit_passes", "copy_wavefronts"]
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.hardware._arrays import Array
 from kvlab.memory import Memory
 
-from ._arrays import Array
-from .mma import MmaAtom
+from .atom import MmaAtom
 from .smem_descriptor import SmemDescriptor
 
 __all__ = ["shared_mma", "shared_mma_wavefronts"]

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.hardware._arrays import Array, IntArray, frozen, integers
 from kvlab.memory import Memory
 
-from ._arrays import Array, IntArray, frozen, integers
 from .mbarrier import SharedMemBarrier
 from .tensor_map import TmaDescriptor
 

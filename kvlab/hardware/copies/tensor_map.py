@@ -19,11 +19,10 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 from kvlab.drawn import Drawn
+from kvlab.hardware._arrays import IntArray, frozen, integers, whole
+from kvlab.hardware.arch import get_arch
 from kvlab.layout import Swizzle
 from kvlab.memory import Memory, as_dtype, shown
-
-from ._arrays import IntArray, frozen, integers, whole
-from .arch import get_arch
 
 __all__ = ["TensorMapL2Promotion", "TensorMapSwizzle", "TmaDescriptor"]
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.hardware._arrays import Array, integers, memory_of
 from kvlab.memory import Memory, as_dtype, shown
-
-from ._arrays import Array, integers, memory_of
 
 __all__ = ["buffer_load", "buffer_load_lds", "cp_async"]
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from kvlab.drawn import Drawn
+from kvlab.hardware._arrays import IntArray, frozen, integers, whole
 from kvlab.layout import Swizzle
 from kvlab.layout.int_tuple import at_once
 from kvlab.memory import Memory, as_dtype
 
-from ._arrays import IntArray, frozen, integers, whole
 from .copy import buffer_load_lds
 
 __all__ = ["DmaPlan", "SubTileLoaderLDS", "SubTileLoaderLDS_st_8x32"]

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.hardware._arrays import integers, whole
 from kvlab.memory import Memory, as_dtype
 
 from . import tma
-from ._arrays import integers, whole
 from .mbarrier import SharedMemBarrier
 from .tensor_map import TensorMapSwizzle, TmaDescriptor
 from .tma_tile import TMATensorTile, whole_boxes

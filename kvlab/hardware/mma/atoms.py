@@ -8,12 +8,12 @@ from types import MappingProxyType
 
 import numpy as np
 
+from kvlab.hardware._arrays import Array
 from kvlab.memory import float32, shown
 
-from ._arrays import Array
+from .atom import MmaAtom
 from .atoms_amd import amd_atoms
 from .atoms_nvidia import nvidia_atoms
-from .mma import MmaAtom
 
 __all__ = ["ATOMS", "get_atom", "round_tf32"]
 

@@ -1,21 +1,4 @@
-"""Wavefronts: how many passes of shared memory one warp instruction takes, and why.
-
-The rule was measured on an H100 with Nsight Compute (1112 instructions are in tests/data/h100_wavefronts.json):
-
-1. The active lanes are served in *phases*, in lane order, as many lanes at a time as fill all banks once: on NVIDIA 32,
-   16, 8 lanes for 4, 8, 16 bytes a lane; for ldmatrix and stmatrix the 8 rows of one 8x8 matrix.
-2. Loads of 8 and 16 bytes: if every active lane has the address of lane ^ 1, or every active lane that of lane ^ 2
-   (where that lane is active), neighbouring phases *merge* in pairs.
-3. The passes of a phase are the largest number of different words that one bank has to deliver in it.
-4. Wavefronts are the sum of the passes; the conflict counter is that less the number of phases with an active lane.
-5. 1 and 2 bytes a lane ask for the 4-byte word that holds them. Lanes of an atomic never share a word: a phase takes
-   as many passes as lanes want one bank. A compare and swap takes every pass twice; its conflicts are counted once.
-
-Rule 5 reproduces each of 2704 accesses (tests/data/hardware/accesses.json). cp.async: ``copy_wavefronts``. AMD follows
-the same arithmetic with its own phases (no merging): reads of 16 bytes on gfx942 and gfx950 are served in groups of
-lanes that others measured, writes of 8 bytes on gfx950 sixteen lanes at a time over 32 banks (one source), see
-``Arch.lane_groups``; all else in lane order. Only sm_90 was measured here; all else is provisional.
-"""
+"""Wavefronts of warp instructions, many at once or one with all that happens in it, by the rule of :mod:`.rule`."""
 
 from __future__ import annotations
 
@@ -23,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from ._arrays import Array, BoolArray, IntArray, mask_lanes
-from .arch import Arch, get_arch
-from .instructions import Instruction, get_instruction
+from kvlab.hardware._arrays import Array, BoolArray, IntArray, mask_lanes
+from kvlab.hardware.arch import Arch, get_arch
+from kvlab.hardware.instructions import Instruction, get_instruction
+
+from .rule import delivered, keys_of, merges
 from .wavefront import Wavefronts
 
 __all__ = ["count_wavefronts", "wavefronts"]
@@ -58,14 +43,15 @@ def count_wavefronts(
     op = get_instruction(instruction, arch)
     address, active = checked_lanes(op, arch, addresses, mask)
     lead, lanes = address.shape[:-1], address.shape[-1]
-    unit = op.unit_bytes(arch)
-    vectors = np.where(active, address // unit, -1).reshape(-1, lanes)
+    vectors = np.where(active, address // op.unit_bytes(arch), -1).reshape(-1, lanes)
     total = np.zeros(len(vectors), np.int64)
     ideal = np.zeros(len(vectors), np.int64)
     merged = merges(op, vectors)
-    phases, groups = op.phases(arch), op.banks(arch) * arch.bank_bytes // unit
+    phases = op.phases(arch)
+    keys = keys_of(op, arch, vectors[:, phases.ravel()])
     for which, width in ((merged, 2 * phases.shape[1]), (~merged, phases.shape[1])):
-        passes = _passes(vectors[which][:, phases.ravel()], width, groups, op.shares)
+        served = np.sort(keys[which].reshape(-1, width), axis=1)
+        passes = 1 + delivered(served, op.shares).max(axis=1).reshape(which.sum(), phases.size // width)
         total[which], ideal[which] = passes.sum(axis=1), (passes > 0).sum(axis=1)
     conflicts = (total - ideal).reshape(lead)
     return (total * op.repeats).reshape(lead), (ideal * op.repeats).reshape(lead), conflicts
@@ -113,31 +99,3 @@ def checked_lanes(op: Instruction, arch: Arch, addresses: Any, mask: Any) -> tup
         bad = int(used[used % op.nbytes != 0].flat[0])
         raise ValueError(f"{op.name}: address {bad} is not a multiple of {op.nbytes} bytes")
     return address, active
-
-
-def merges(op: Instruction, vectors: IntArray) -> BoolArray:
-    """Which instructions' phases merge: ``[n]``, from their vectors ``[n, lanes]`` (-1 = inactive lane)."""
-    if not op.merges:
-        return np.zeros(len(vectors), np.bool_)
-    result = np.zeros(len(vectors), np.bool_)
-    for distance in (1, 2):
-        partner = vectors[:, np.arange(vectors.shape[1]) ^ distance]
-        result |= ((vectors == partner) | (vectors < 0) | (partner < 0)).all(axis=1)
-    return result
-
-
-def _passes(vectors: IntArray, lanes_per_phase: int, groups: int, shares: bool) -> IntArray:
-    """Passes of each phase, ``[n, phases]``, for vectors ``[n, lanes]``, phase after phase (-1 = inactive).
-
-    Addresses are aligned, so the words of a lane fill one *group* of neighbouring banks: two lanes collide in all banks
-    of a group or in none, and it is enough to count vectors per group: different ones where lanes share a pass.
-    """
-    n, phases = len(vectors), vectors.shape[1] // lanes_per_phase
-    v = np.sort(vectors.reshape(n * phases, lanes_per_phase), axis=1)
-    first = v >= 0
-    if shares:
-        first[:, 1:] &= v[:, 1:] != v[:, :-1]
-    row, _ = np.nonzero(first)
-    counts = np.bincount(row * groups + v[first] % groups, minlength=n * phases * groups)
-    passes: IntArray = counts.reshape(n, phases, groups).max(axis=2, initial=0)
-    return passes

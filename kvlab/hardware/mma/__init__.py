@@ -1,0 +1,1 @@
+"""Matrix instructions: atoms and their fragments, what loads them, descriptors, tensor memory."""

@@ -26,12 +26,14 @@ def load(array: Array, index: tuple[Any, ...], *, mask: Any, other: Any = 0) -> 
 
 def store(array: Array, index: tuple[Any, ...], value: Any, *, mask: Any) -> None:
     """Write ``value``, rounded to the dtype of ``array``, to ``array[index]`` where ``mask`` is set; broadcast as
-    in :func:`load`.
+    in :func:`load`. Further axes of ``value`` are those of the rows ``array[index]``.
 
     >>> array = np.zeros(3, np.int32)
     >>> store(array, (np.array([0, 2, 9]),), 4, mask=np.array([True, True, False]))
     >>> array.tolist()
     [4, 0, 4]
     """
-    *at, value, mask = np.broadcast_arrays(*index, value, mask)
+    *at, mask = np.broadcast_arrays(*index, mask)
+    value = np.asarray(value)
+    value = np.broadcast_to(value, (*mask.shape, *value.shape[mask.ndim :]))
     array[tuple(one[mask] for one in at)] = value[mask].astype(array.dtype)

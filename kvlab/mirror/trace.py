@@ -65,7 +65,8 @@ class Plan:
 
 
 def members(output: str, variables: dict[str, Any]) -> list[tuple[str, Any]]:
-    """What is compared of an output that is bound, each with its name: the value, or the members of a tuple.
+    """What is compared of an output that is bound, each with its name: the value, or the members of a tuple or of what
+    has them by a method ``members``.
 
     >>> members("q", {"q": (1.5, 2.5)}), members("m", {"m": 3.5}), members("l", {})
     ([('q[0]', 1.5), ('q[1]', 2.5)], [('m', 3.5)], [])
@@ -73,6 +74,7 @@ def members(output: str, variables: dict[str, Any]) -> list[tuple[str, Any]]:
     if output not in variables:
         return []
     value = variables[output]
+    value = value.members() if hasattr(value, "members") else value
     if type(value).__name__ != "tuple":  # Python's, or Triton's class of the same name
         return [(output, value)]
     return [(f"{output}[{i}]", member) for i, member in enumerate(value)]

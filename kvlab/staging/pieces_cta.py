@@ -41,21 +41,28 @@ class Shown:
 
 @dataclass(frozen=True, eq=False)
 class Accumulator:
-    """O in parts, which hold these columns of it (-1: padding); the kernel's first part is every ``step``-th column of
-    the first.
+    """O in parts, which hold these columns of it (-1: padding); in place of each part the kernel has ``step`` tiles:
+    every ``step``-th column, from the first, the second and so on.
     """
 
     parts: tuple[Fragments, ...]
     columns: tuple[IntArray, ...]
     step: int = 1
 
-    def tile(self) -> Array:
-        """The first part ``[programs, BM, columns]`` as the kernel has it."""
-        return self.parts[0].tile()[..., :: self.step]
+    def members(self) -> tuple[Array, ...]:
+        """The tiles ``[programs, BM, columns]`` that the kernel has."""
+        return tuple(part.tile()[..., first :: self.step] for part in self.parts for first in range(self.step))
 
-    def times(self, factor: Array) -> Accumulator:
+    def rescale(self, factor: Array) -> Accumulator:
         """Rows multiplied by ``factor`` ``[programs, BM]``."""
         return self.with_parts(part.with_values(part.values * part.by_row(factor)) for part in self.parts)
+
+    def normalise(self, factor: Array, sees: Array) -> Accumulator:
+        """Rows multiplied by ``factor`` ``[programs, BM]``, 0 where not ``sees``."""
+        return self.with_parts(
+            part.with_values(np.where(part.by_row(sees), part.values * part.by_row(factor), np.float32(0)))
+            for part in self.parts
+        )
 
     def with_parts(self, parts: Any) -> Accumulator:
         """Other parts in the same columns."""
@@ -129,7 +136,7 @@ class PiecesCTA:
         parts = [piece.positions(half) for piece in self.k for half in range(self.each)]
         return np.concatenate([part[part >= 0] for part in parts])
 
-    def load_q(self, dram: Memory, offset: IntArray, valid: Array) -> Any:
+    def load_q(self, dram: Memory, offset: IntArray, valid: Array) -> tuple[Any, ...]:
         """Q rows, elements ``offset[programs, BM]`` of ``dram`` with their columns in the order of ``q_columns``; rows
         that are not valid are 0.
         """
@@ -139,23 +146,23 @@ class PiecesCTA:
                 role: Any = {} if half == 0 else {"role": "q_odd"}
                 loaded.append(cta.load_q(dram, offset + first, valid, **role))
                 first += piece.inside
-        return Pieces(tuple(loaded))
+        return tuple(loaded)
 
-    def load_k(self, active: Array) -> Any:
+    def load_k(self, active: Array) -> tuple[Any, ...]:
         """The next K tile into shared memory, then to the operands of S = Q K^T."""
         return self._load("k", active)
 
-    def load_v(self, active: Array) -> Any:
+    def load_v(self, active: Array) -> tuple[Any, ...]:
         """The next V tile into shared memory, then to the operands of O += P V."""
         return self._load("v", active)
 
-    def scores(self, q: Pieces, k: Pieces, active: Array) -> Fragments:
+    def scores(self, q: tuple[Any, ...], k: tuple[Any, ...], active: Array) -> Fragments:
         """S = Q K^T, float32, ``[BM, BN]``: piece after piece, even before odd columns."""
         s: Fragments | None = None
-        for i, (cta, operand) in enumerate(zip(self.ctas, k.parts, strict=False)):
+        for i, (cta, operand) in enumerate(zip(self.ctas, k, strict=False)):
             for half, factor in enumerate(self._factors(operand)):
                 role: Any = {} if half == 0 else {"role": "q_odd"}
-                s = cta.scores(q.parts[i * self.each + half], factor, active, s, **role)
+                s = cta.scores(q[i * self.each + half], factor, active, s, **role)
         assert s is not None
         return s
 
@@ -176,36 +183,24 @@ class PiecesCTA:
                 columns.append(piece.positions(half))
         return Accumulator(tuple(parts), tuple(columns))
 
-    def accumulate(self, p: Fragments, v: Pieces, o: Accumulator, active: Array) -> Accumulator:
+    def accumulate(self, p: Fragments, v: tuple[Any, ...], o: Accumulator, active: Array) -> Accumulator:
         """O += P V."""
         a = operand_p_of(self.ctas, self.ctas[0], p, active)
-        factors = [(cta, b) for cta, operand in zip(self.ctas, v.parts, strict=False) for b in self._factors(operand)]
+        factors = [(cta, b) for cta, operand in zip(self.ctas, v, strict=False) for b in self._factors(operand)]
         return o.with_parts(
             cta.add_values(a, factor, part) for (cta, factor), part in zip(factors, o.parts, strict=True)
         )
 
-    def _load(self, role: str, active: Array) -> Pieces:
+    def _load(self, role: str, active: Array) -> tuple[Any, ...]:
         loaded = []
         for cta, pair in zip(self.ctas, self.tiles, strict=True):
             tiles = pair[role == "v"]
             if tiles is not None:
                 loaded.append((cta.load_k if role == "k" else cta.load_v)(tiles.next_tile(), active))
-        return Pieces(tuple(loaded))
+        return tuple(loaded)
 
     def _factors(self, operand: Fragments) -> tuple[Fragments, ...]:
         """What the products take of an operand's registers: two of pairs."""
         if self.each == 1:
             return (operand,)
         return tuple(operand.with_values(half) for half in halves(operand.values))
-
-
-@dataclass(frozen=True, eq=False)
-class Pieces:
-    """The pieces of Q, K or V; the kernel's variable of that name is the first."""
-
-    parts: tuple[Any, ...]
-
-    def tile(self) -> Array:
-        """``[programs, rows, columns]`` of the first piece."""
-        tile: Array = self.parts[0].tile()
-        return tile

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -29,21 +30,22 @@ class WholeCTA:
         self.k_tiles, self.v_tiles = tiles
         cta.follow(*tiles)
 
-    def load_q(self, dram: Memory, offset: Array, valid: Array) -> Any:
+    def load_q(self, dram: Memory, offset: Array, valid: Array) -> tuple[Shown, ...]:
         """Q rows, elements ``offset[programs, BM]`` of ``dram``; rows that are not valid are 0."""
-        return Shown(self.cta.load_q(dram, offset, valid), lambda tile: tile[..., :: self.each])
+        q = self.cta.load_q(dram, offset, valid)
+        return tuple(Shown(q, functools.partial(self._every, first)) for first in range(self.each))
 
-    def load_k(self, active: Array) -> Any:
+    def load_k(self, active: Array) -> tuple[Shown]:
         """The next K tile."""
-        return Shown(self.cta.load_k(self.k_tiles.next_tile(), active), self._elements)
+        return (Shown(self.cta.load_k(self.k_tiles.next_tile(), active), self._elements),)
 
-    def load_v(self, active: Array) -> Any:
+    def load_v(self, active: Array) -> tuple[Shown]:
         """The next V tile."""
-        return Shown(self.cta.load_v(self.v_tiles.next_tile(), active), self._elements)
+        return (Shown(self.cta.load_v(self.v_tiles.next_tile(), active), self._elements),)
 
-    def scores(self, q: Shown, k: Shown, active: Array) -> Fragments:
+    def scores(self, q: tuple[Shown, ...], k: tuple[Shown], active: Array) -> Fragments:
         """S = Q K^T, float32, ``[BM, BN]``."""
-        s: Fragments = self.cta.scores(q.value, k.value, active)
+        s: Fragments = self.cta.scores(q[0].value, k[0].value, active)
         return s
 
     def row_max(self, s: Fragments) -> Array:
@@ -61,9 +63,12 @@ class WholeCTA:
         o = self.cta.zeros()
         return Accumulator((o,), (np.arange(o.map.shape[1]),), self.each)
 
-    def accumulate(self, p: Fragments, v: Shown, o: Accumulator, active: Array) -> Accumulator:
+    def accumulate(self, p: Fragments, v: tuple[Shown], o: Accumulator, active: Array) -> Accumulator:
         """O += P V."""
-        return o.with_parts([self.cta.accumulate(p, v.value, o.parts[0], active)])
+        return o.with_parts([self.cta.accumulate(p, v[0].value, o.parts[0], active)])
+
+    def _every(self, first: int, tile: Array) -> Array:
+        return tile[..., first :: self.each]
 
     def _elements(self, tile: Array) -> Array:
         return tile if self.each == 1 else np.ascontiguousarray(tile).view(np.int16)

@@ -18,7 +18,7 @@ from table_bounds import COLUMNS, HELD, LENGTHS, MOST, OPERATIONS, PAGE, TableCa
 from kvlab.attention import masks
 from kvlab.attention.intervals import UNLIMITED, key_count, most_keys
 from kvlab.attention.mha_decode.config import choose_config, problem_of
-from kvlab.attention.mha_decode.emulator import launch, longest_first
+from kvlab.attention.mha_decode.emulator import launch, nth_longest
 from kvlab.mirror import lockstep
 
 BACKENDS: dict[str, dict[str, Any]] = {
@@ -113,7 +113,7 @@ def test_a_count_has_32_bits() -> None:
 def test_the_longest_first_holds_every_sequence_once() -> None:
     """Law: the order is a permutation, whatever the lengths."""
     lengths = np.array([5, -(10**9), 10**9, 0, MOST + 1])
-    assert longest_first(lengths, MOST).tolist() == [2, 4, 0, 1, 3]
+    assert nth_longest(lengths, MOST, np.arange(5)).tolist() == [2, 4, 0, 1, 3]
 
 
 @pytest.mark.interpreter

@@ -26,7 +26,26 @@ __all__ = [
 ]
 
 TWINS = (
-    Twin("attend", kernel="kernel:attend", emulator="emulator:attend"),
+    Twin(
+        "attend",
+        kernel="kernel:attend",
+        emulator="emulator:attend",
+        synonyms={
+            "problem.pairs": "PAIRS",
+            "config.longest_first": "LONGEST_FIRST",
+            "seq_lens": "seq_lens_ptr",
+            "v_factor": "scales.v.number",
+            "cache.page_size_": "PAGE",
+            "bincount": "histogram",
+            "load_q": "load_rows",
+            "store_rows": "store",
+        },
+        held={
+            "load_k": "k_ptr kv_head page slot exists",
+            "load_v": "v_ptr kv_head page slot exists",
+            "in_pages": "k_ptr",
+        },
+    ),
     Twin("hopper", kernel="hopper_roles:produce,consume,join", emulator="hopper_emulator:produce,consume,join"),
     MERGE,
 )

@@ -20,7 +20,7 @@ from kvlab.hardware import TmaDescriptor
 from kvlab.hardware.chip import add_products, divide, exp2, log2, multiply_add
 from kvlab.staging import Fragments, Traffic, ceildiv
 
-from .emulator import LN2, longest_first
+from .emulator import LN2, nth_longest
 from .hopper_config import ROWS, HopperConfig
 from .hopper_cta import CONSUMERS, PRODUCER, HopperCTA
 
@@ -51,7 +51,7 @@ class Launch:
         C, groups, splits = self.config.constants, self.config.groups, self.config.num_splits
         group, split, batch = program % groups, program // groups % splits, program // (groups * splits)
         if C.LONGEST_FIRST:
-            batch = int(longest_first(self.lens, self.max_keys)[batch])
+            batch = int(nth_longest(self.lens, self.max_keys, np.array([batch]))[0])
         num_keys = int(key_count(self.lens[batch], self.max_keys))
         size = ceildiv(ceildiv(num_keys, splits), C.BT) * C.BT
         lo = min(split * size, num_keys)

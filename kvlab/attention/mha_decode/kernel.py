@@ -10,14 +10,16 @@ from kvlab.attention.features import Features
 from kvlab.attention.fp8_pairs.kernel import halves, narrow
 from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
-from kvlab.attention.online_softmax import LOG2E
+from kvlab.attention.online_softmax import LOG2E as _LOG2E
 from kvlab.attention.results import results
 from kvlab.attention.scoring.kernel import (
+    LOG2E,
     LOWEST,
     add_bias,
     cap,
     distance,
     head_scale,
+    in_pages,
     key_count,
     key_range,
     sink_alone,
@@ -37,21 +39,30 @@ CLASSES = tl.constexpr(_CLASSES)
 
 
 @triton.jit
-def nth_longest(seq_lens_ptr, lens_batch, batches, max_keys, n, BATCH: tl.constexpr):
+def nth_longest(seq_lens_ptr, seq_lens_batch, batches, max_keys, n, BATCH: tl.constexpr):
     """The sequence that is the ``n``-th of those ordered by the class of their length, the longest first, and in a
-    class by number. BATCH: a power of two that holds them all.
+    class by number; both 64 bits. BATCH: a power of two that holds them all.
     """
     at = tl.arange(0, BATCH)
-    there = at < batches
-    length = key_count(tl.load(seq_lens_ptr + at * lens_batch, mask=there, other=0), max_keys).to(tl.int64)
+    there = at < batches  #- launch
+    length = key_count(tl.load(seq_lens_ptr + at * seq_lens_batch, mask=there, other=0), max_keys).to(tl.int64)
     longest = tl.maximum(tl.max(length, 0), 1)
     kind = ((longest - length) * (CLASSES - 1) // longest).to(tl.int32)  # 0: the longest
     counts = tl.histogram(kind, CLASSES, mask=there)
-    found = tl.sum((tl.cumsum(counts, 0) <= n).to(tl.int32), 0)
+    found = tl.sum((tl.cumsum(counts, 0) <= n.to(tl.int32)).to(tl.int32), 0)
     before = tl.sum(tl.where(tl.arange(0, CLASSES) < found, counts, 0), 0)
     member = there & (kind == found)
     place = tl.cumsum(member.to(tl.int32), 0)
-    return tl.sum(tl.where(member & (place == n - before + 1), at, 0), 0)
+    return tl.sum(tl.where(member & (place == n - before + 1), at, 0), 0).to(tl.int64)
+
+
+@triton.jit
+def in_elements(strides, UNIT: tl.constexpr):
+    """Strides that count UNIT elements as one."""
+    each = strides[:0]
+    for i in tl.static_range(len(strides)):
+        each = each + (strides[i] * UNIT,)
+    return each
 
 
 @triton.jit
@@ -65,30 +76,86 @@ def load_columns(ptr, at, exists, first, columns, WIDTH: tl.constexpr, WHOLE: tl
 
 
 @triton.jit
-def load_q(ptr, at, exists, first, columns, WIDTH: tl.constexpr, PAIRS: tl.constexpr):
-    """(q, q_odd): a piece of the query rows; with ``PAIRS`` its even and its odd columns."""
-    column = tl.arange(0, WIDTH)
-    if PAIRS:
-        inside = exists[:, None] & (first + column < columns)[None, :]
-        even = ptr + at[:, None] + 2 * (first + column)[None, :]
-        q = tl.load(even, mask=inside, other=0.0)
-        q_odd = tl.load(even + 1, mask=inside, other=0.0)
+def load_tile(ptr, at, exists, COLUMNS: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr):
+    """Rows in pieces of FIRST and, unless it is 0, REST columns."""
+    first = load_columns(ptr, at, exists, 0, COLUMNS, FIRST, COLUMNS >= FIRST)
+    if REST:
+        return first, load_columns(ptr, at, exists, FIRST, COLUMNS, REST, COLUMNS >= FIRST + REST)
     else:
-        q = load_columns(ptr, at, exists, first, columns, WIDTH, False)
-        q_odd = q
-    return q, q_odd
+        return (first,)
+
+
+load_k = load_v = load_tile
 
 
 @triton.jit
-def add_scores(q, q_odd, k, s, PAIRS: tl.constexpr, PTX: tl.constexpr):
-    """S + Q K^T over the columns of a piece."""
+def load_halves(ptr, at, exists, first, columns, WIDTH: tl.constexpr):
+    """The even and the odd columns of a piece of pairs, which counts its columns in pairs."""
+    column = first + tl.arange(0, WIDTH)
+    inside = exists[:, None] & (column < columns)[None, :]
+    even = ptr + at[:, None] + 2 * column[None, :]
+    return tl.load(even, mask=inside, other=0.0), tl.load(even + 1, mask=inside, other=0.0)
+
+
+@triton.jit
+def load_q(ptr, at, is_row, COLUMNS: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, PAIRS: tl.constexpr):
+    """(q, unit): the query rows in pieces as those of K; with PAIRS the even and the odd columns of each, in float16
+    and divided by ``unit``, a power of two for each row.
+    """
     if PAIRS:
-        even, odd = halves(k, PTX)
-        s = tl.dot(q, tl.trans(even), s)
-        s = tl.dot(q_odd, tl.trans(odd), s)
+        q = load_halves(ptr, at, is_row, 0, COLUMNS, FIRST)
+        if REST:
+            q = q + load_halves(ptr, at, is_row, FIRST, COLUMNS, REST)
+        return narrow_all(q)
     else:
-        s = tl.dot(q, tl.trans(k), s, input_precision="ieee")
+        return load_tile(ptr, at, is_row, COLUMNS, FIRST, REST), 1.0
+
+
+@triton.jit
+def narrow_all(q):
+    """(q / unit in float16, unit): as of ``narrow``, all tiles of the rows by one ``unit``."""
+    top = tl.max(tl.abs(q[0].to(tl.float32)), 1)
+    for i in tl.static_range(1, len(q)):
+        top = tl.maximum(top, tl.max(tl.abs(q[i].to(tl.float32)), 1))
+    tiles = q[:0]
+    for i in tl.static_range(len(q)):
+        tile, unit = narrow(q[i], top)
+        tiles = tiles + (tile,)
+    return tiles, unit
+
+
+@triton.jit
+def scores(q, k, PAIRS: tl.constexpr, PTX: tl.constexpr):
+    """S = Q K^T in float32: the sum over the pieces."""
+    s = tl.zeros([q[0].shape[0], k[0].shape[0]], tl.float32)
+    for i in tl.static_range(len(k)):
+        if PAIRS:
+            even, odd = halves(k[i], PTX)
+            s = tl.dot(q[2 * i], tl.trans(even), s)
+            s = tl.dot(q[2 * i + 1], tl.trans(odd), s)
+        else:
+            s = tl.dot(q[i], tl.trans(k[i]), s, input_precision="ieee")
     return s
+
+
+@triton.jit
+def zeros(BM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, PAIRS: tl.constexpr):
+    """The output accumulators: of each piece of V's columns, with PAIRS of the even and of the odd ones."""
+    part = tl.zeros([BM, V0], tl.float32)
+    o = (part, part) if PAIRS else (part,)
+    if V1:
+        part = tl.zeros([BM, V1], tl.float32)
+        o = o + ((part, part) if PAIRS else (part,))
+    return o
+
+
+@triton.jit
+def rescale(o, factor):
+    """Rows multiplied by ``factor``."""
+    parts = o[:0]
+    for i in tl.static_range(len(o)):
+        parts = parts + (o[i] * factor[:, None],)
+    return parts
 
 
 @triton.jit
@@ -98,10 +165,25 @@ def add_values(p, v, o):
 
 
 @triton.jit
-def add_pairs(p, v, o, o_odd, PTX: tl.constexpr):
-    """:func:`add_values` of pairs, to the even and to the odd columns."""
-    even, odd = halves(v, PTX)
-    return add_values(p, even, o), add_values(p, odd, o_odd)
+def accumulate(p, v, o, PAIRS: tl.constexpr, PTX: tl.constexpr):
+    """O + P V, piece by piece."""
+    parts = o[:0]
+    for i in tl.static_range(len(v)):
+        if PAIRS:
+            even, odd = halves(v[i], PTX)
+            parts = parts + (add_values(p, even, o[2 * i]), add_values(p, odd, o[2 * i + 1]))
+        else:
+            parts = parts + (add_values(p, v[i], o[i]),)
+    return parts
+
+
+@triton.jit
+def normalise(o, factor, sees):
+    """Rows multiplied by ``factor``, 0 where not ``sees``."""
+    parts = o[:0]
+    for i in tl.static_range(len(o)):
+        parts = parts + (tl.where(sees[:, None], o[i] * factor[:, None], 0.0),)
+    return parts
 
 
 @triton.jit
@@ -113,11 +195,22 @@ def store_columns(ptr, at, exists, first, columns, o):
 
 
 @triton.jit
+def store_rows(ptr, at, exists, o, COLUMNS: tl.constexpr, PAIRS: tl.constexpr):
+    """The output rows; with PAIRS their columns are twice COLUMNS."""
+    if PAIRS:
+        for i in tl.static_range(len(o) // 2):
+            store_columns(ptr, at, exists, 2 * i * o[0].shape[1], 2 * COLUMNS, tl.interleave(o[2 * i], o[2 * i + 1]))
+    else:
+        for i in tl.static_range(len(o)):
+            store_columns(ptr, at, exists, i * o[0].shape[1], COLUMNS, o[i])
+
+
+@triton.jit
 def attend(
     q_ptr, k_ptr, v_ptr, table_ptr, seq_lens_ptr, valid_ptr, bias_ptr, sinks_ptr, slopes_ptr,
     q_scale_ptr, k_scale_ptr, v_scale_ptr, o_ptr, lse_ptr,
     scale_log2, v_factor, softcap, left, right, chunk, group, tokens, num_splits, batches, kv_heads,
-    max_keys, q_batch, q_token, q_head, k_page, k_token, k_head, v_page, v_token, v_head, table_batch, lens_batch,
+    max_keys, q_batch, q_token, q_head, k_page, k_token, k_head, v_page, v_token, v_head, table_batch, seq_lens_batch,
     bias_batch, bias_head, bias_row, bias_key, bias_rows, bias_keys, slopes_batch, q_scale_head,
     k_scale_page, k_scale_token, k_scale_head, v_scale_page, v_scale_token, v_scale_head,
     o_split, o_batch, o_token, o_head, lse_split, lse_batch, lse_token, lse_head,
@@ -134,21 +227,19 @@ def attend(
     K_SCALE and V_SCALE: "number", "head" or "token". PTX: compiled for NVIDIA.
     """
     #: setup -> q, lo, hi, first, limit    this program's rows, the keys they see, its split of them, the query tile
-    if UNIT > 1:
-        q_batch, q_token, q_head = q_batch * UNIT, q_token * UNIT, q_head * UNIT
-        k_page, k_token, k_head = k_page * UNIT, k_token * UNIT, k_head * UNIT
-        v_page, v_token, v_head = v_page * UNIT, v_token * UNIT, v_head * UNIT
-        o_split, o_batch, o_token, o_head = o_split * UNIT, o_batch * UNIT, o_token * UNIT, o_head * UNIT
+    if UNIT > 1:  #- address
+        q_batch, q_token, q_head = in_elements((q_batch, q_token, q_head), UNIT)
+        k_page, k_token, k_head = in_elements((k_page, k_token, k_head), UNIT)
+        v_page, v_token, v_head = in_elements((v_page, v_token, v_head), UNIT)
+        o_split, o_batch, o_token, o_head = in_elements((o_split, o_batch, o_token, o_head), UNIT)
+    program, split = tl.program_id(0), tl.program_id(1)
     row_tiles = tl.cdiv(group * tokens, BM)
-    tile = tl.program_id(0) % (kv_heads * row_tiles)
-    split = tl.program_id(1)
-    batch = tl.program_id(0) // (kv_heads * row_tiles)
+    tile, batch = program % (kv_heads * row_tiles), (program // (kv_heads * row_tiles)).to(tl.int64)
     if LONGEST_FIRST:
-        batch = nth_longest(seq_lens_ptr, lens_batch, batches, max_keys, batch, LONGEST_FIRST)
-    batch = batch.to(tl.int64)
+        batch = nth_longest(seq_lens_ptr, seq_lens_batch, batches, max_keys, batch, LONGEST_FIRST)
     kv_head = (tile // row_tiles).to(tl.int64)
     row = tile % row_tiles * BM + tl.arange(0, BM)  # [BM], token-major
-    num_keys = key_count(tl.load(seq_lens_ptr + batch * lens_batch), max_keys)
+    num_keys = key_count(tl.load(seq_lens_ptr + batch * seq_lens_batch), max_keys)
     token = row // group
     head = kv_head * group + row % group
     is_row = row < group * tokens
@@ -165,101 +256,66 @@ def attend(
     hi = tl.minimum(lo + size, stop)
     first = tl.maximum(first, lo)
     limit = tl.minimum(limit, hi)  # a row sees the keys from first to below limit
-    q_at = batch * q_batch + token.to(tl.int64) * q_token + head * q_head
-    q, q_odd = load_q(q_ptr, q_at, is_row, 0, D, W0, PAIRS)  # [BM, W0]
-    if W1:
-        q1, q1_odd = load_q(q_ptr, q_at, is_row, W0, D, W1, PAIRS)
+    q, unit = load_q(  # pieces [BM, W0] and [BM, W1]
+        q_ptr, batch * q_batch + token.to(tl.int64) * q_token + head * q_head, is_row, D, W0, W1, PAIRS
+    )
     factor = scale_log2 * head_scale(q_scale_ptr, kv_head, q_scale_head, Q_SCALE)
-    factor *= head_scale(k_scale_ptr, kv_head, k_scale_head, K_SCALE == "head")
+    factor = factor * head_scale(k_scale_ptr, kv_head, k_scale_head, K_SCALE == "head")
     if PAIRS:
-        top = tl.maximum(tl.max(tl.abs(q.to(tl.float32)), 1), tl.max(tl.abs(q_odd.to(tl.float32)), 1))
-        if W1:
-            top = tl.maximum(top, tl.max(tl.abs(q1.to(tl.float32)), 1))
-            top = tl.maximum(top, tl.max(tl.abs(q1_odd.to(tl.float32)), 1))
-            q1, _ = narrow(q1, top)
-            q1_odd, _ = narrow(q1_odd, top)
-        q, unit = narrow(q, top)
-        q_odd, _ = narrow(q_odd, top)
         factor = (factor * unit)[:, None]
-    k_base, v_base, pages = k_ptr + kv_head * k_head, v_ptr + kv_head * v_head, table_ptr + batch * table_batch
     m = tl.full([BM], LOWEST, tl.float32)
     l = tl.zeros([BM], tl.float32)
     if SINKS:  # counted once, by the first split
-        sink, one = sink_alone(tl.load(sinks_ptr + head, mask=is_row, other=0.0).to(tl.float32) * 1.4426950408889634)
+        sink, one = sink_alone(tl.load(sinks_ptr + head).to(tl.float32) * LOG2E)
         m = tl.where(split == 0, sink, m)
         l = tl.where(split == 0, one, l)
-    o = tl.zeros([BM, V0], tl.float32)
-    if PAIRS:
-        o_odd = tl.zeros([BM, V0], tl.float32)
-    if V1:
-        o1 = tl.zeros([BM, V1], tl.float32)
-        if PAIRS:
-            o1_odd = tl.zeros([BM, V1], tl.float32)
+    o = zeros(BM, V0, V1, PAIRS)
     for start in range(lo, hi, BN):
         #: load_k -> k    the K tile of these pages, DRAM -> shared memory
         key = start + tl.arange(0, BN)
         exists = key < hi
-        page = tl.load(pages + key // PAGE, mask=exists, other=0).to(tl.int64)
-        slot = (key % PAGE).to(tl.int64)
-        k_at = page * k_page + slot * k_token
-        k = load_columns(k_base, k_at, exists, 0, D, W0, D >= W0)  # [BN, W0]
-        if W1:
-            k1 = load_columns(k_base, k_at, exists, W0, D, W1, D >= W0 + W1)
+        page, slot = in_pages(table_ptr + batch * table_batch, key, exists, PAGE)
+        k = load_k(k_ptr + kv_head * k_head, page * k_page + slot * k_token, exists, D, W0, W1)
         #: scores -> s    S = Q K^T in float32, in units of log2; scales, softcap, ALiBi
-        s = add_scores(q, q_odd, k, tl.zeros([BM, BN], tl.float32), PAIRS, PTX)
-        if W1:
-            s = add_scores(q1, q1_odd, k1, s, PAIRS, PTX)
-        s = s * factor  # [BM, BN]
+        s = scores(q, k, PAIRS, PTX)  # [BM, BN]
+        s = s * factor
         if K_SCALE == "token":
-            scale_at = page * k_scale_page + slot * k_scale_token + kv_head * k_scale_head
-            s = s * token_scale(k_scale_ptr, scale_at, exists)[None, :]
+            scale = token_scale(
+                k_scale_ptr, page * k_scale_page + slot * k_scale_token + kv_head * k_scale_head, exists
+            )
+            s = s * scale[None, :]
         if CAPPED:
             s = cap(s, softcap)
         if SLOPES:
-            slope = tl.load(slopes_ptr + batch * slopes_batch + head, mask=is_row, other=0.0)
+            slope = tl.load(slopes_ptr + batch * slopes_batch + head)
             s = distance(s, slope, position, key)
         #: mask -> s    keys that a row does not see
         visible = key[None, :] < limit[:, None]
         if BOUNDED:
             visible = visible & (key[None, :] >= first[:, None])
         if BIAS:
-            bias_at = batch * bias_batch + head * bias_head
             visible = visible & is_row[:, None]
             s, visible = add_bias(
-                s, visible, bias_ptr, bias_at, token, key, bias_rows, bias_keys, bias_row, bias_key
-            )
+                s, visible, bias_ptr, batch * bias_batch + head * bias_head, token, key, bias_rows, bias_keys,
+                bias_row, bias_key,
+            )  # fmt: skip
         s = tl.where(visible, s, -float("inf"))
         #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
         m_new = tl.maximum(m, tl.max(s, 1))
         p = tl.math.exp2(s - m_new[:, None])
         alpha = tl.math.exp2(m - m_new)
         l = l * alpha + tl.sum(p, 1)
-        o = o * alpha[:, None]
-        if PAIRS:
-            o_odd = o_odd * alpha[:, None]
-        if V1:
-            o1 = o1 * alpha[:, None]
-            if PAIRS:
-                o1_odd = o1_odd * alpha[:, None]
+        o = rescale(o, alpha)
         m = m_new
         #: load_v -> v    the V tile of the same pages
-        v_at = page * v_page + slot * v_token
-        v = load_columns(v_base, v_at, exists, 0, DV, V0, DV >= V0)  # [BN, V0]
-        if V1:
-            v1 = load_columns(v_base, v_at, exists, V0, DV, V1, DV >= V0 + V1)
+        v = load_v(v_ptr + kv_head * v_head, page * v_page + slot * v_token, exists, DV, V0, V1)
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
         if V_SCALE == "token":
-            scale_at = page * v_scale_page + slot * v_scale_token + kv_head * v_scale_head
-            p = p * token_scale(v_scale_ptr, scale_at, exists)[None, :]
-        if PAIRS:
-            o, o_odd = add_pairs(p, v, o, o_odd, PTX)
-        else:
-            o = add_values(p, v, o)
-        if V1:
-            if PAIRS:
-                o1, o1_odd = add_pairs(p, v1, o1, o1_odd, PTX)
-            else:
-                o1 = add_values(p, v1, o1)
+            scale = token_scale(
+                v_scale_ptr, page * v_scale_page + slot * v_scale_token + kv_head * v_scale_head, exists
+            )
+            p = p * scale[None, :]
+        o = accumulate(p, v, o, PAIRS, PTX)
     #: normalise -> l, lse    rows without a sum have seen no key: 0 and -inf
     sees = l != 0
     if not SINKS:
@@ -269,22 +325,12 @@ def attend(
     l = tl.where(sees, factor / l, 0.0)  # what the sums of a row are multiplied by
     #: store    an empty split leaves its partial output alone
     writes_o = is_row & (sees | (num_splits == 1))
-    o_at = split.to(tl.int64) * o_split + batch * o_batch + token.to(tl.int64) * o_token + head * o_head
-    o = tl.where(sees[:, None], o * l[:, None], 0.0)
-    if PAIRS:
-        o_odd = tl.where(sees[:, None], o_odd * l[:, None], 0.0)
-        store_columns(o_ptr, o_at, writes_o, 0, 2 * DV, tl.interleave(o, o_odd))
-    else:
-        store_columns(o_ptr, o_at, writes_o, 0, DV, o)
-    if V1:
-        o1 = tl.where(sees[:, None], o1 * l[:, None], 0.0)
-        if PAIRS:
-            o1_odd = tl.where(sees[:, None], o1_odd * l[:, None], 0.0)
-            store_columns(o_ptr, o_at, writes_o, 2 * V0, 2 * DV, tl.interleave(o1, o1_odd))
-        else:
-            store_columns(o_ptr, o_at, writes_o, V0, DV, o1)
-    lse_at = split.to(tl.int64) * lse_split + batch * lse_batch + token * lse_token + head * lse_head
-    tl.store(lse_ptr + lse_at, lse, mask=is_row)
+    o = normalise(o, l, sees)
+    split = split.to(tl.int64)
+    store_rows(
+        o_ptr, split * o_split + batch * o_batch + token.to(tl.int64) * o_token + head * o_head, writes_o, o, DV, PAIRS
+    )
+    tl.store(lse_ptr + split * lse_split + batch * lse_batch + token * lse_token + head * lse_head, lse, mask=is_row)
 
 
 def launch(
@@ -323,7 +369,7 @@ def launch(
         steps, lse_steps = partial_strides(part, part_lse, splits)
         unit, (of_q, of_k, of_v, of_part) = in_units(*(x.stride()[:-1] for x in (q, k, v)), steps)
         first_launch(attend, config.grid(problem), pointers, again)(
-            scale * LOG2E * scales.q.number * scales.k.number, scales.v.number, f.softcap,
+            scale * _LOG2E * scales.q.number * scales.k.number, scales.v.number, f.softcap,
             mask.left, mask.right, mask.chunk, problem.group, tokens, splits, batch, problem.kv_heads,
             problem.max_keys,
             *of_q, *of_k, *of_v, block_table.stride(0), seq_lens.stride(0),

@@ -92,10 +92,9 @@ def head_scale(scale_array: Array | None, kv_head: Array) -> Array:
 
 
 def in_pages(cache: PagedKVCache, batch: Array, key: Array, exists: Array) -> tuple[Array, Array]:
-    """(page, slot) of keys of sequences ``batch``; (0, 0) of those that do not exist."""
-    key = np.where(exists, key, 0)
-    page = np.where(exists, np.asarray(cache.lookup_table)[batch, key // cache.page_size_], 0)
-    return page.astype(np.int64), key % cache.page_size_
+    """(page, slot) of keys of sequences ``batch``; page 0 of those that do not exist."""
+    page = load(np.asarray(cache.lookup_table), (batch, key // cache.page_size_), mask=exists, other=0).astype(np.int64)
+    return page, key % cache.page_size_
 
 
 def token_scale(scale_array: Array, at: tuple[Any, ...], exists: Array) -> Array:

@@ -88,6 +88,15 @@ def head_scale(scale_ptr, kv_head, scale_head, PRESENT: tl.constexpr):
 
 
 @triton.jit
+def in_pages(table_ptr, key, exists, PAGE: tl.constexpr):
+    """(page, slot) of the keys of a sequence, 64 bits; page 0 of those that do not exist. ``table_ptr``: its row of the
+    table.
+    """
+    page = tl.load(table_ptr + key // PAGE, mask=exists, other=0).to(tl.int64)
+    return page, (key % PAGE).to(tl.int64)
+
+
+@triton.jit
 def token_scale(scale_ptr, at, exists):
     """Scales ``[BN]`` of keys at offsets ``at``; 0 for those that do not exist."""
     return tl.load(scale_ptr + at, mask=exists, other=0.0)

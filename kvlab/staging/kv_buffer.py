@@ -1,4 +1,7 @@
-"""MAX's KVBuffer on gfx950: stages of whole tiles of K or V, DRAM -> shared memory by DMA -> registers."""
+"""MAX's KVBuffer on gfx950: stages of whole tiles of K or V, DRAM -> shared memory by DMA -> registers.
+
+MAX's module of this name has the other structures of its KV buffers, too.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,9 @@ from kvlab.hardware import buffer_load_lds
 from kvlab.layout import Layout, TileTensor
 
 from . import kv_buffer_addresses as addresses
+from .buffer_config import KBufferConfig, KVBufferConfig, VBufferConfig
+from .decode_kv_buffer import DecodeKVBuffer, KBuffer, VBuffer
+from .decode_streaming import DecodeStreamingKVBuffer
 from .fragments import FragmentMap
 from .hazards import Hazards
 from .iterator import GivenTile, KVCacheIterator, buffer_walk
@@ -26,7 +32,17 @@ from .smem_place import one_warp, own_or_given, shared_tile, threads_of
 from .stage_accesses import StageAccesses
 from .traffic import Traffic
 
-__all__ = ["KVBuffer"]
+__all__ = [
+    "DecodeKVBuffer",
+    "DecodeStreamingKVBuffer",
+    "KBuffer",
+    "KBufferConfig",
+    "KVBuffer",
+    "KVBufferConfig",
+    "KVCacheIterator",
+    "VBuffer",
+    "VBufferConfig",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -74,9 +90,9 @@ class KVBuffer(KVBufferMembers, Drawn):
         batch_idx: Any,
         head_idx: Any,
         smem_tile: TileTensor | None = None,
-        end: Any = None,
-        warp_id: int | None = None,
         *,
+        end: Any,
+        warp_id: int | None = None,
         traffic: Traffic | None = None,
         hazards: Hazards | None = None,
         bounded: bool = False,
@@ -89,8 +105,6 @@ class KVBuffer(KVBufferMembers, Drawn):
             raise ValueError(f"dtype {params.dtype} has another size than the cache's {cache.dtype}")
         self.params, self.cache, self.traffic = params, k_cache, traffic
         self.warp_id = one_warp(warp_id, params.num_warps)
-        if end is None:
-            raise ValueError("end None: give the buffer the number of keys, the bound of its walk")
         walk = buffer_walk(params, cache, batch_idx, head_idx, end, bounded)
         self.kv_cache_iter: KVCacheIterator | GivenTile = walk
         self.batch_idx, self.head_idx, self.end = walk.batch_idx, walk.kv_head_idx, walk.end

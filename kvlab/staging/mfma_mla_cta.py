@@ -71,7 +71,8 @@ class MfmaMLACTA(QuarterRows):
         )
         p_first = k.smem_stage_size * cache.dtype.itemsize
         super().__init__(p_first + PExchange.nbytes, WARPS, "gfx950", len(batch_idx), traffic)
-        self.k = KVBuffer(k, cache, batch_idx, 0, k.smem_tile(self.smem, 0), end, traffic=traffic, hazards=self.hazards)
+        first = k.smem_tile(self.smem, 0)
+        self.k = KVBuffer(k, cache, batch_idx, 0, first, end=end, traffic=traffic, hazards=self.hazards)
         self.v = WarpSlices(self.k, WARPS, latent)
         self.exchange = PExchange(kv_buffer_operand_map(self.v_params, BM), self.smem, p_first, traffic, self.hazards)
         self._fetched: Array | None = None  # first key of the tile in flight or in LDS

@@ -60,7 +60,7 @@ class WarpSlices(KVBuffer):
         )  # fmt: skip
         super().__init__(
             params, source.cache, source.batch_idx, source.head_idx,
-            params.smem_tile(source.smem, source.stage_address(stage)), source.end, traffic=source.traffic,
+            params.smem_tile(source.smem, source.stage_address(stage)), end=source.end, traffic=source.traffic,
             hazards=source.hazards,
         )  # fmt: skip
 

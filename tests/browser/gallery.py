@@ -136,7 +136,7 @@ def traced(careful: bool) -> tuple[KVBuffer, Traffic, Hazard | None]:
     smem = Memory(params.smem_stage_size * 2, space=AddressSpace.SHARED, programs=1)
     traffic = Traffic(timeline=Timeline())
     hazards = Hazards(smem, 4, arch="gfx950", timeline=traffic.timeline)
-    buffer = KVBuffer(params, cache_of(128), 0, 0, params.smem_tile(smem), 32, traffic=traffic, hazards=hazards)
+    buffer = KVBuffer(params, cache_of(128), 0, 0, params.smem_tile(smem), end=32, traffic=traffic, hazards=hazards)
     try:
         buffer.load_from_dram(0)
         if careful:

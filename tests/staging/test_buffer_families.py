@@ -85,7 +85,7 @@ def test_whole_tiles(p: KVBufferParams, ragged: int) -> None:
     smem = Memory(4 * p.num_smem_stages * p.smem_stage_size * p.dtype.itemsize, space=AddressSpace.SHARED, programs=1)
     hazards = Hazards(smem, p.num_warps, arch="gfx950")
     cache = PagedKVCache(values, [0], [[0]], 1, end)
-    buffer, warned = made(KVBuffer, p, cache, 0, head, p.smem_tile(smem), end, hazards=hazards)
+    buffer, warned = made(KVBuffer, p, cache, 0, head, p.smem_tile(smem), end=end, hazards=hazards)
     assert warned != buffer.matrix_order
     if not buffer.matrix_order:
         with pytest.raises(ValueError, match="does not bring the matrix to the lanes"):

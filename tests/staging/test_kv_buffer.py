@@ -48,7 +48,7 @@ def run(i: dict[str, Any], params: KVBufferParams, operand: Any) -> tuple[Any, .
     nbytes = params.num_smem_stages * params.smem_stage_size * params.dtype.itemsize
     smem, traffic = Memory(nbytes, space=AddressSpace.SHARED, programs=1, unsafe=True), Traffic()
     place = params.smem_tile(smem)
-    buffer = quietly(KVBuffer, params, cache, i["batch"], i["kv_head"], place, i["end"], traffic=traffic)
+    buffer = quietly(KVBuffer, params, cache, i["batch"], i["kv_head"], place, end=i["end"], traffic=traffic)
     dma = []
     for stage in range(params.num_smem_stages):
         dma += dma_of(buffer, stage)
@@ -112,7 +112,7 @@ def test_members_equal_compiled_max(golden: Callable[[str], list[dict[str, Any]]
         params = KVBufferParams(**i)
         cache = PagedKVCache(np.zeros((1, 1, 2, i["depth"]), params.dtype), [0], [[0]], 1, 1)
         smem = Memory(16, space=AddressSpace.SHARED, programs=1)
-        buffer = quietly(KVBuffer, params, cache, 0, 0, params.smem_tile(smem), 1)
+        buffer = quietly(KVBuffer, params, cache, 0, 0, params.smem_tile(smem), end=1)
         for name, wanted in case["expected"].items():
             for holder, attribute in ((buffer, name), (params, name.lstrip("_"))):
                 got = getattr(holder, attribute)
@@ -351,8 +351,10 @@ def test_bad_calls_are_refused_and_nothing_written() -> None:
         k.load_from_shared(0)
     with pytest.raises(ValueError, match="bk_tile 2 is not one of the 2 strips"):
         k.load_from_shared(0, 2)
-    with pytest.raises(ValueError, match="end None"):
+    with pytest.raises(ValueError, match="end None must be an integer"):
         buffer_of(k.params, end=None)
+    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'end'"):
+        KVBuffer(k.params, k.cache, 0, 0)  # type: ignore[call-arg]
     three = Memory(9000, space=AddressSpace.SHARED, programs=3)
     with pytest.raises(ValueError, match="address 8 must be a multiple of 16"):
         k.params.smem_tile(three, 8)

@@ -27,7 +27,7 @@ def filmed(steps: int, transpose: bool = True, **how: Any) -> Any:
     traffic = Traffic(timeline=Timeline())
     hazards = Hazards(smem, 4, arch="gfx950", timeline=traffic.timeline)
     cache = PagedKVCache(np.zeros((1, 32, 1, 128), p.dtype), [0], [[0]], 1, 32)
-    buffer = KVBuffer(p, cache, 0, 0, p.smem_tile(smem), 32, traffic=traffic, hazards=hazards)
+    buffer = KVBuffer(p, cache, 0, 0, p.smem_tile(smem), end=32, traffic=traffic, hazards=hazards)
     script = [
         lambda: buffer.load_from_dram(0), lambda: hazards.wait_group(0), hazards.barrier,
         lambda: buffer.load_from_shared(0),
@@ -80,7 +80,7 @@ def test_another_program_has_a_tile_of_its_own() -> None:
                        transpose=True, num_smem_stages=1)  # fmt: skip
     cache = PagedKVCache(np.zeros((1, 32, 1, 128), p.dtype), [0, 0], [[0], [0]], 1, 32)
     smem = Memory(p.smem_stage_size * 2, space=AddressSpace.SHARED, programs=2)
-    buffer = KVBuffer(p, cache, np.arange(2), 0, p.smem_tile(smem), np.array([32, 0]))
+    buffer = KVBuffer(p, cache, np.arange(2), 0, p.smem_tile(smem), end=np.array([32, 0]))
     buffer.load_from_dram(0)
     draw_tile_film(buffer, [])
     with pytest.raises(ValueError, match="stage 0 holds no tile"):

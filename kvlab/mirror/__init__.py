@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from kvlab.mirror.report import MirrorError, Report, Violation, check, check_sources, compare
 
 _HOME = {
-    "Coverage": "coverage",
-    "coverage": "coverage",
+    "Coverage": "covered",
+    "coverage": "covered",
     "check": "report",
     "check_sources": "report",
     "compare": "report",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from kvlab.mirror.coverage import coverage
+from kvlab.mirror.covered import coverage
 
 if __name__ == "__main__":
     folder = Path(__file__).parents[1] / "attention"

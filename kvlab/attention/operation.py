@@ -15,7 +15,7 @@ import numpy as np
 from kvlab.attention.inputs import require, shown
 from kvlab.cache.opaque import opaque
 
-__all__ = ["FLAGS", "NAMES", "Operation", "checked_keywords"]
+__all__ = ["FLAGS", "NAMES", "PublicOperation", "checked_keywords"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,7 +29,7 @@ MOST_BITS = 4096
 """Of an integer: longer ones Python does not write into messages."""
 
 
-class Operation(Generic[P, R]):
+class PublicOperation(Generic[P, R]):
     """A public operation: calls ``function`` when its flags and names are right. To torch.compile it is one call that
     breaks the graph.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvlab.attention.backends import run
-from kvlab.attention.operation import Operation
+from kvlab.attention.operation import PublicOperation
 from kvlab.attention.rope import Rope
 from kvlab.cache import ContinuousBatchingKVCacheCollection, PagedKVCacheCollection
 from kvlab.staging import Traffic
@@ -19,7 +19,7 @@ __all__ = ["kv_store", "kv_store_paged", "mla_store_paged"]
 KERNEL = "kvlab.attention.kv_store.kernel:launch"
 
 
-@Operation
+@PublicOperation
 def kv_store_paged(
     k: Any,
     v: Any,
@@ -86,7 +86,7 @@ def kv_store_paged(
     _run(plan, traffic)
 
 
-@Operation
+@PublicOperation
 def kv_store(
     k: Any,
     v: Any,
@@ -144,7 +144,7 @@ def kv_store(
     _run(plan, traffic)
 
 
-@Operation
+@PublicOperation
 def mla_store_paged(
     latent: Any,
     k_rope: Any,

@@ -8,7 +8,7 @@ from kvlab.attention.backends import check_arithmetic, choose_backend, rounded, 
 from kvlab.attention.explain import Explanation
 from kvlab.attention.inputs import check_arrays, check_dtype, check_strides, check_writeable, given, require
 from kvlab.attention.kinds import Kind, kind_of
-from kvlab.attention.operation import Operation
+from kvlab.attention.operation import PublicOperation
 from kvlab.cache.arrays import dtype_of, element_strides, overlaps
 from kvlab.hardware import chip
 
@@ -21,7 +21,7 @@ __all__ = ["merge_states"]
 MAX_PARTS = 1024
 
 
-@Operation
+@PublicOperation
 def merge_states(
     outs: Any, lses: Any, *, out: Any = None, return_lse: bool = True, backend: str = "auto",
     arithmetic: str = "float32",

@@ -13,7 +13,7 @@ from kvlab.attention.hopper_choice import choose_with_hopper
 from kvlab.attention.inputs import check_lane_copies, require
 from kvlab.attention.online_softmax import MASK_VALUE
 from kvlab.attention.operands import result_dtype
-from kvlab.attention.operation import Operation
+from kvlab.attention.operation import PublicOperation
 from kvlab.attention.scales import is_fp8
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.staging import DECODE_ARCHS, Traffic
@@ -29,7 +29,7 @@ __all__ = ["mha_decode", "mha_decode_paged"]
 KERNELS = {"triton": "kvlab.attention.mha_decode.kernel:launch", "hopper": "kvlab.attention.mha_decode.hopper:launch"}
 
 
-@Operation
+@PublicOperation
 def mha_decode(
     q: Any,
     cache: PagedKVCacheCollection,
@@ -59,7 +59,7 @@ def mha_decode(
     return mha_decode_paged(*call_of_collection(q, cache, layer), **options)
 
 
-@Operation
+@PublicOperation
 def mha_decode_paged(
     q: Any,
     k_cache: Any,

@@ -13,7 +13,7 @@ from kvlab.attention.inputs import check_lane_copies, require
 from kvlab.attention.mha_decode.config import problem_of
 from kvlab.attention.online_softmax import MASK_VALUE
 from kvlab.attention.operands import result_dtype
-from kvlab.attention.operation import Operation
+from kvlab.attention.operation import PublicOperation
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.staging import Traffic
 
@@ -27,7 +27,7 @@ KERNEL = "kvlab.attention.mha_decode_streaming.kernel:launch"
 DEPTHS = (64, 128, 256, 512)
 
 
-@Operation
+@PublicOperation
 def mha_decode_streaming(q: Any, cache: PagedKVCacheCollection, layer: int = 0, **options: Any) -> Any:
     """Attention of the newest tokens over a cache collection, strip by strip: ``softmax(scale Q K^T) V``.
 
@@ -46,7 +46,7 @@ def mha_decode_streaming(q: Any, cache: PagedKVCacheCollection, layer: int = 0, 
     return mha_decode_streaming_paged(*call_of_collection(q, cache, layer), **options)
 
 
-@Operation
+@PublicOperation
 def mha_decode_streaming_paged(
     q: Any,
     k_cache: Any,

@@ -9,7 +9,7 @@ from kvlab.attention.backends import rounded, run
 from kvlab.attention.explain import Explanation
 from kvlab.attention.features import Features
 from kvlab.attention.operands import result_dtype
-from kvlab.attention.operation import Operation
+from kvlab.attention.operation import PublicOperation
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.staging import Traffic
 
@@ -25,7 +25,7 @@ __all__ = ["mha_prefill", "mha_prefill_cache", "mha_prefill_paged"]
 KERNELS = {"triton": "kvlab.attention.mha_prefill.kernel:launch", "hopper": "kvlab.attention.mha_prefill.hopper:launch"}
 
 
-@Operation
+@PublicOperation
 def mha_prefill(
     q: Any,
     k: Any,
@@ -125,7 +125,7 @@ def mha_prefill(
     return _run(plan_dense(q, k, v, options, cu_seqlens_q, cu_seqlens_k))
 
 
-@Operation
+@PublicOperation
 def mha_prefill_paged(
     q: Any,
     k_cache: Any,
@@ -186,7 +186,7 @@ def mha_prefill_paged(
     return _run(plan_paged(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, options, kv_layout))
 
 
-@Operation
+@PublicOperation
 def mha_prefill_cache(
     q: Any, cache: PagedKVCacheCollection, layer: int = 0, *, cu_seqlens_q: Any, **options: Any
 ) -> Any:

@@ -20,7 +20,7 @@ from kvlab.attention.layers import layer_arrays
 from kvlab.attention.masks import resolve_mask, window_interval
 from kvlab.attention.online_softmax import MASK_VALUE
 from kvlab.attention.operands import result_dtype
-from kvlab.attention.operation import Operation
+from kvlab.attention.operation import PublicOperation
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.cache.arrays import dtype_of, element_strides
 from kvlab.staging import MLA_ARCHS, Traffic
@@ -38,7 +38,7 @@ __all__ = ["mla_decode", "mla_decode_paged"]
 KERNELS = {"triton": "kvlab.attention.mla_decode.kernel:launch", "hopper": "kvlab.attention.mla_decode.hopper:launch"}
 
 
-@Operation
+@PublicOperation
 def mla_decode(
     q: Any,
     cache: PagedKVCacheCollection,
@@ -67,7 +67,7 @@ def mla_decode(
     return mla_decode_paged(*_from_collection(q, cache, layer), **options)
 
 
-@Operation
+@PublicOperation
 def mla_decode_paged(
     q: Any,
     kv_cache: Any,

@@ -17,7 +17,7 @@ from kvlab.attention.layers import layer_arrays
 from kvlab.attention.masks import resolve_mask, window_interval
 from kvlab.attention.mha_prefill.machine import check_arch
 from kvlab.attention.operands import result_dtype
-from kvlab.attention.operation import Operation
+from kvlab.attention.operation import PublicOperation
 from kvlab.attention.ragged import check_grid, check_starts_of_cache, keys_with_new, sequence_lengths
 from kvlab.attention.scales import is_fp8, resolve_scale
 from kvlab.cache import PagedKVCacheCollection
@@ -42,7 +42,7 @@ __all__ = ["mla_prefill", "mla_prefill_paged", "mla_prefill_ragged"]
 KERNEL = "kvlab.attention.mla_prefill.kernel:launch"
 
 
-@Operation
+@PublicOperation
 def mla_prefill(
     q: Any,
     k: Any,
@@ -75,7 +75,7 @@ def mla_prefill(
     return mla_prefill_paged(*_from_collection(q, k, v, cache, layer, cu_seqlens_q, cu_seqlens_k), **options)
 
 
-@Operation
+@PublicOperation
 def mla_prefill_paged(
     q: Any,
     k: Any,
@@ -197,7 +197,7 @@ def mla_prefill_paged(
     )  # fmt: skip
 
 
-@Operation
+@PublicOperation
 def mla_prefill_ragged(
     q: Any,
     k: Any,

@@ -18,12 +18,13 @@ import select
 import signal
 from contextlib import suppress
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvlab.hardware.banks.triton_conflicts import bank_conflicts
-from kvlab.layout.encodings import from_gluon
+from kvlab.layout.encodings import from_gluon, from_ttgir
 
 gluon = pytest.importorskip("triton.experimental.gluon.language")
 
@@ -372,3 +373,63 @@ def test_bank_conflicts(case):
 @given(transfers(st.one_of(blocked_layouts(2, lanes=64, cga=False), mfma_layouts(False))))
 def test_bank_conflicts_of_amd(case):
     check_conflicts("gfx942", *case)
+
+
+def printed(target, layout, shape, bits):
+    """What the compiler prints of a layout, in the type of a tensor or of shared memory."""
+
+    def question():
+        context, module, made = builder(TARGETS[target], 1 << len(cga_of(layout)))
+        element = {8: made.get_int8_ty, 16: made.get_int16_ty, 32: made.get_int32_ty}[bits]()
+        if "Shared" in type(layout).__name__:
+            kind = made.get_shared_mem_desc_ty(element, list(shape), layout._to_ir(made), list(shape))
+        else:
+            kind = made.get_distributed_ty(element, list(shape), layout._to_ir(made))
+        text = str(kind)
+        del context, module
+        encoding = text[text.index("#ttg.") :]
+        return encoding.split(", #ttg.shared_memory")[0] if "Shared" in type(layout).__name__ else encoding[:-1]
+
+    return in_child(question)
+
+
+@st.composite
+def padded(draw):
+    shape = draw(shapes(2, 2, 6))
+    pairs = draw(st.dictionaries(powers(2, 6), powers(0, 4), min_size=1, max_size=2))
+    order = draw(st.permutations(range(2)))
+    return gluon.PaddedSharedLayout.with_identity_for([list(pair) for pair in pairs.items()], shape, order), shape
+
+
+@st.composite
+def linear_shared(draw):
+    shape = draw(shapes(2, 2, 5))
+    steps = [[(1 << bit) * (axis == other) for other in range(2)]
+             for axis in range(2) for bit in range(shape[axis].bit_length() - 1)]  # fmt: skip
+    return gluon.SharedLinearLayout(draw(st.permutations(steps)), [], draw(powers(4, 7))), shape
+
+
+PRINTED = st.one_of(
+    st.tuples(st.just("sm_90"), views(st.integers(2, 3).flatmap(blocked_layouts), k_width=None)),
+    st.tuples(st.just("sm_90"), views(mma_layouts(), k_width=(1, 3))),
+    st.tuples(st.just("gfx950"), views(mfma_layouts(), k_width=(2, 4))),
+    st.tuples(st.just("sm_90"), distributed_linear().map(lambda layout: (layout, layout.shape))),
+    st.tuples(st.just("sm_90"), st.integers(1, 3).flatmap(lambda rank: st.tuples(swizzled(rank), shapes(rank, 2, 7)))),
+    st.tuples(st.just("sm_90"), st.tuples(nvmma(2), shapes(2, 7, 9))),
+    st.tuples(st.just("sm_90"), padded()),
+    st.tuples(st.just("sm_90"), linear_shared()),
+)
+
+
+@settings(oracle, max_examples=150)
+@given(PRINTED)
+def test_what_the_compiler_prints_is_read_back(case):
+    """The same bases and the same offsets as of the Gluon layout that was printed."""
+    target, (layout, shape) = case
+    text = printed(target, layout, shape, getattr(layout, "element_bitwidth", None) or 16)
+    if text is None:
+        return
+    read, given = from_ttgir(text), from_gluon(layout)
+    assert read.to_linear_layout(shape, triton_version=VERSION) == given.to_linear_layout(shape, triton_version=VERSION)
+    if hasattr(given, "offsets") and not cga_of(layout):
+        assert np.array_equal(read.offsets(shape), given.offsets(shape))

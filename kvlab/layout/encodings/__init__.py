@@ -15,6 +15,7 @@ from kvlab.layout.encodings.nvmma_shared import NVMMASharedLayout
 from kvlab.layout.encodings.padded_shared import PaddedSharedLayout
 from kvlab.layout.encodings.shared import SharedEncoding, SharedLinearLayout
 from kvlab.layout.encodings.swizzled_shared import AMDRotatingSharedLayout, SwizzledSharedLayout
+from kvlab.layout.encodings.ttgir import from_ttgir, ttgir_aliases
 
 __all__ = [
     "NEWEST",
@@ -34,4 +35,6 @@ __all__ = [
     "SwizzledSharedLayout",
     "from_fields",
     "from_gluon",
+    "from_ttgir",
+    "ttgir_aliases",
 ]

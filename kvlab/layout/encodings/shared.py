@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -59,6 +60,25 @@ class SharedLinearLayout(SharedEncoding):
     offset_bases: Matrix
     block_bases: Matrix = ()
     alignment: int = 16
+
+    @classmethod
+    def from_offsets(cls, offsets: Any) -> SharedLinearLayout:
+        """The encoding that keeps each element of a tile at its offset: integers ``[rows, columns]``, or of another
+        rank, counted in elements from 0 on without gaps.
+
+        ValueError unless the offsets are those of a linear layout: XORs of where the powers of two lie.
+
+        >>> SharedLinearLayout.from_offsets([[0, 2], [1, 3], [6, 4], [7, 5]]).offset_bases
+        ((1, 0), (0, 1), (2, 1))
+        """
+        found = np.asarray(offsets)
+        order = np.argsort(found, axis=None)
+        steps = [1 << bit for bit in range((found.size - 1).bit_length())]
+        bases = np.stack(np.unravel_index(order[steps], found.shape), axis=-1)
+        layout = cls(tuple(tuple(basis) for basis in bases.tolist()))
+        if not np.array_equal(layout.offsets(found.shape), found):
+            raise ValueError(f"offsets of shape {found.shape} are not those of a linear layout")
+        return layout
 
     def verify(self) -> None:
         need(bool(self.offset_bases and self.offset_bases[0]), self, "offset_bases must not be empty")

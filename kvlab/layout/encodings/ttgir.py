@@ -1,0 +1,131 @@
+"""Encodings as Triton's compiler prints them in its TTGIR; read without importing Triton."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from kvlab.layout.encodings.base import Encoding
+from kvlab.layout.encodings.gluon import from_fields
+from kvlab.layout.encodings.padded_shared import PaddedSharedLayout
+
+__all__ = ["from_ttgir", "ttgir_aliases"]
+
+CLASSES = {
+    "amd_mfma": "AMDMFMALayout",
+    "amd_rotating_shared": "AMDRotatingSharedLayout",
+    "blocked": "BlockedLayout",
+    "dot_op": "DotOperandLayout",
+    "linear": "DistributedLinearLayout",
+    "nvidia_mma": "NVMMADistributedLayout",
+    "nvmma_shared": "NVMMASharedLayout",
+    "padded_shared": "PaddedSharedLayout",
+    "shared_linear": "SharedLinearLayout",
+    "slice": "SliceLayout",
+    "swizzled_shared": "SwizzledSharedLayout",
+}
+RENAMED = {
+    "CGALayout": "cga_layout",
+    "block": "block_bases",
+    "elementBitWidth": "element_bitwidth",
+    "fp4Padded": "fp4_padded",
+    "instrShape": "instr_shape",
+    "isTransposed": "transposed",
+    "kWidth": "k_width",
+    "lane": "lane_bases",
+    "maxPhase": "max_phase",
+    "offset": "offset_bases",
+    "opIdx": "operand_index",
+    "perPhase": "per_phase",
+    "register": "reg_bases",
+    "sizePerThread": "size_per_thread",
+    "swizzlingByteWidth": "swizzle_byte_width",
+    "threadsPerWarp": "threads_per_warp",
+    "tilesPerWarp": "tiles_per_warp",
+    "warp": "warp_bases",
+    "warpsPerCTA": "warps_per_cta",
+}
+"""What Gluon's classes call the fields that the compiler prints."""
+_INNERMOST = re.compile(r"#ttg\.(\w+)<([^<>]*)>")
+_FIELD = re.compile(r"(\w+) = (\[[^={}]*\]|[^,{}\[\]]+)")
+_ALIAS = re.compile(r"^#(\w+) = (#ttg\.(\w+)<.*>)$", re.M)
+
+
+def from_ttgir(text: str, aliases: Mapping[str, Encoding] | None = None) -> Encoding:
+    """The encoding that the compiler prints as ``text``: ``#ttg.swizzled_shared<...>``, or a name such as ``#shared``.
+
+    text      one encoding, others as parents inside; of blocked, linear, MMA, MFMA, operand, slice, swizzled, rotating,
+              NVMMA, padded and linear shared layouts of Triton 3.6.0 to 3.9.0
+    aliases   what the names in ``text`` stand for, as :func:`ttgir_aliases` gives them
+
+    ValueError for another encoding, and for a name that ``aliases`` does not have.
+
+    >>> from_ttgir("#ttg.swizzled_shared<{vec = 8, perPhase = 1, maxPhase = 8, order = [1, 0]}>")
+    SwizzledSharedLayout(vec=8, per_phase=1, max_phase=8, order=(1, 0), cga_layout=())
+    >>> from_ttgir("#ttg.padded_shared<[4:+2] {order = [1, 0], shape = [2, 4]}>").offsets((2, 4)).tolist()
+    [[0, 1, 2, 3], [6, 7, 8, 9]]
+    >>> from_ttgir("#ttg.dot_op<{opIdx = 1, parent = #mma, kWidth = 2}>")
+    Traceback (most recent call last):
+        ...
+    ValueError: '#mma' is no encoding: one that Triton prints, or one of the aliases [], is accepted
+    """
+    known = {f"#{name}": encoding for name, encoding in (aliases or {}).items()}
+    rest = text.strip()
+    while found := _INNERMOST.search(rest):  # parents first, each under a name of its own
+        name = f"#{len(known)}@"
+        known[name] = _encoding(found[1], found[2], known)
+        rest = rest[: found.start()] + name + rest[found.end() :]
+    return _named(rest, known)
+
+
+def ttgir_aliases(module: str) -> dict[str, Encoding]:
+    """The encodings that a module's first lines name, ``#name = #ttg...``; those that kvlab lacks are left out.
+
+    >>> ttgir_aliases("#mma = #ttg.nvidia_mma<{versionMajor = 2, versionMinor = 0, warpsPerCTA = [4, 1], "
+    ...               "instrShape = [16, 8]}>\\n#smem = #ttg.shared_memory\\n")
+    {'mma': NVMMADistributedLayout(version=(2, 0), warps_per_cta=(4, 1), instr_shape=(16, 8), cga_layout=())}
+    """
+    found: dict[str, Encoding] = {}
+    for name, text, kind in _ALIAS.findall(module):
+        if kind in CLASSES:
+            found[name] = from_ttgir(text, found)
+    return found
+
+
+def _named(name: str, known: Mapping[str, Encoding]) -> Encoding:
+    if name not in known:
+        names = sorted(alias for alias in known if not alias.endswith("@"))
+        raise ValueError(f"{name!r} is no encoding: one that Triton prints, or one of the aliases {names}, is accepted")
+    return known[name]
+
+
+def _encoding(kind: str, body: str, known: Mapping[str, Encoding]) -> Encoding:
+    if kind not in CLASSES:
+        raise ValueError(f"encoding #ttg.{kind}<{body}>: one of {', '.join(CLASSES)} is accepted")
+    fields: dict[str, Any] = {RENAMED.get(name, name): _value(value, known) for name, value in _FIELD.findall(body)}
+    if kind == "nvidia_mma":
+        fields["version"] = [fields.pop("versionMajor"), fields.pop("versionMinor")]
+    elif kind == "dot_op":
+        fields.setdefault("k_width", 0)
+    elif kind == "linear":
+        fields["shape"] = _reach([*fields["reg_bases"], *fields["lane_bases"], *fields["warp_bases"]])
+    elif kind == "padded_shared":
+        pairs = [[int(n) for n in pair] for pair in re.findall(r"(\d+):\+(\d+)", body)]
+        if "order" in fields:
+            return PaddedSharedLayout.with_identity_for(pairs, fields["shape"], fields["order"])
+        fields |= {"interval_padding_pairs": pairs, "shape": _reach(fields["offset_bases"])}
+    return from_fields({"class": CLASSES[kind], **fields})
+
+
+def _value(text: str, known: Mapping[str, Encoding]) -> Any:
+    text = text.strip()
+    if text.startswith("#"):
+        return _named(text, known)
+    return text == "true" if text in ("true", "false") else ast.literal_eval(text)
+
+
+def _reach(bases: list[list[int]]) -> list[int]:
+    """The shape that the bases of powers of two fill."""
+    return [1 << max(steps).bit_length() for steps in zip(*bases, strict=True)]

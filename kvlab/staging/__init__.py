@@ -25,7 +25,7 @@ from .p_buffer import PRegisterBuffer
 from .p_staging import FP8_P_SCALE, PStaging, PStagingParams, cast_p
 from .params import KVBufferParams, ceildiv
 from .programs import program_ids, ragged_range, row_offsets
-from .smem_image import SmemImage
+from .smem_image import SmemImage, slots_of
 from .smem_subtile import smem_mma_subtile, smem_mma_subtile_offset, smem_subtile
 from .swizzled_tile import SwizzledTile, ldmatrix_swizzle
 from .tiled_mma_loader import TiledMmaLoader
@@ -94,6 +94,7 @@ __all__ = [
     "ragged_range",
     "row_offsets",
     "score_map",
+    "slots_of",
     "smem_mma_subtile",
     "smem_mma_subtile_offset",
     "smem_subtile",

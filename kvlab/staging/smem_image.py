@@ -9,7 +9,7 @@ import numpy as np
 
 from .params import WARP_SIZE
 
-__all__ = ["NOBODY", "ZEROS", "Area", "SmemImage", "dma_slots", "stage_areas"]
+__all__ = ["NOBODY", "ZEROS", "Area", "SmemImage", "dma_slots", "slots_of", "stage_areas"]
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 NOBODY, ZEROS = -1, -3
@@ -56,6 +56,26 @@ class SmemImage:
         held = np.where((row < valid_rows)[..., None], np.stack([row, vector], axis=-1), ZEROS)
         self.slots[slot[inside]] = held[inside]
 
+    def addresses(self, itemsize: int) -> IntArray:
+        """Byte address of every element of the tile ``[rows, columns]``, behind the image's first byte.
+
+        ValueError if a vector of the tile lies nowhere.
+
+        >>> image = SmemImage.empty(256, 64, [Area(256, 0, "two rows of 32 bytes")])
+        >>> image.put(np.array([[3, 1], [2, 0]]), np.array([[0], [1]]), np.array([[0, 1]]), valid_rows=2)
+        >>> image.addresses(8).tolist()
+        [[48, 56, 16, 24], [32, 40, 0, 8]]
+        """
+        held = np.flatnonzero(self.slots[:, 0] >= 0)
+        row, vector = self.slots[held].T
+        first = np.full((row.max(initial=0) + 1, vector.max(initial=0) + 1), NOBODY)
+        first[row, vector] = 16 * held
+        if (first < 0).any():
+            missing = np.argwhere(first < 0)[0].tolist()
+            raise ValueError(f"vector {missing[1]} of row {missing[0]} is not in the image: load whole tiles")
+        n = 16 // itemsize
+        return (first[..., None] + itemsize * np.arange(n)).reshape(len(first), -1)
+
     def stage(self, number: int) -> SmemImage:
         """The image of one stage. ValueError if there is no such one."""
         stages = sorted({area.stage for area in self.areas})
@@ -69,6 +89,27 @@ class SmemImage:
     def owner(self) -> IntArray:
         """``slots``, by the name that pictures ask for."""
         return self.slots
+
+
+def slots_of(addresses: IntArray, itemsize: int, slot_bytes: int = 16) -> IntArray:
+    """What lies in each slot of shared memory, for pictures: ``[slots, 2]`` the row and the piece of ``slot_bytes`` of
+    that row, -1 where nothing does.
+
+    addresses   ``[rows, columns]``: bytes from the first slot to each element, of ``itemsize`` bytes
+
+    ValueError where a piece is not kept together.
+
+    >>> slots_of(4 * np.arange(16).reshape(2, 8)[::-1], itemsize=4).tolist()
+    [[1, 0], [1, 1], [0, 0], [0, 1]]
+    """
+    n = slot_bytes // itemsize
+    first = addresses[:, ::n]
+    whole = first.repeat(n, axis=1) + np.arange(addresses.shape[1]) % n * itemsize
+    if (first % slot_bytes).any() or not np.array_equal(addresses, whole):
+        raise ValueError(f"addresses do not keep pieces of {slot_bytes} bytes of a row together")
+    slots = np.full((int(first.max()) // slot_bytes + 1, 2), NOBODY, np.int64)
+    slots[first // slot_bytes] = np.moveaxis(np.indices(first.shape), 0, -1)
+    return slots
 
 
 def dma_slots(offset: IntArray, itemsize: int, first: int = 0) -> IntArray:

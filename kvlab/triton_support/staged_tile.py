@@ -64,6 +64,34 @@ class StagedTile:
         return FragmentMap(self.shape, row, column, warp_size=lanes)
 
 
+    def read_addresses(self) -> tuple[str, IntArray]:
+        """The instruction that brings the tile to the registers, and its byte addresses ``[instructions, warps,
+        lanes]``: ldmatrix.x4, or ds_read_b128 on gfx950; the transposing one where a register holds two rows. They
+        follow from what the lanes hold.
+
+        ValueError where no thread holds the tile, and for machines without these instructions.
+        """
+        if self.target not in ("sm_80", "sm_86", "sm_89", "sm_90", "gfx950"):
+            raise ValueError(f"{self}: reads are known of sm_80 to sm_90 and gfx950")
+        held, nvidia = self.fragment_map(), self.target.startswith("sm_")
+        transposed = bool(held.row[0, 0, 0] != held.row[0, 0, 1])
+        name = {(True, False): "ldmatrix.x4", (True, True): "ldmatrix.x4.trans", (False, False): "ds_read_b128",
+                (False, True): "ds_read_tr16_b64"}[nvidia, transposed]  # fmt: skip
+        elements = 2 if nvidia else 4 if transposed else 8  # that a lane gets of a matrix, or in all
+        shape = (WARPS, held.warp_size, -1, elements)
+        row, column = held.row.reshape(shape)[..., 0], held.col.reshape(shape)[..., 0]
+        lane, piece = np.arange(held.warp_size), np.arange(row.shape[2])[:, None]
+        if nvidia:  # lane l addresses row l % 8 of matrix l // 8; lane 4 r holds what row r begins with
+            piece = piece[::4] + lane // 8
+            whose, down, across = (0, lane % 8, 0) if transposed else (lane % 8 * 4, 0, 0)
+        elif transposed:  # 16 lanes address 4 rows of 16 columns
+            whose, down, across = lane // 16 * 16, lane % 16 // 4, lane % 4 * 4
+        else:
+            whose, down, across = lane, 0, 0
+        address = self.addresses()[row[:, whose, piece] + down, column[:, whose, piece] + across]
+        return name, np.moveaxis(address, 1, 0)
+
+
 def compiler_staging(target: str, *, BM: int, BN: int, D: int) -> tuple[StagedTile, StagedTile]:
     """K and V tiles ``[BN, D]`` of attention on BM query rows, four warps, as the installed Triton stages them.
 

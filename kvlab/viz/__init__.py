@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .swizzle import draw_swizzle
     from .tile_film import draw_tile_film
     from .tile_tensor import draw_tile_tensor
+    from .tiles_beside import draw_tiles_beside
     from .timeline import draw_timeline
     from .tma_box import draw_tma_box
 
@@ -71,6 +72,7 @@ _MODULES = {
     "draw_thread_values": "linear_layout",
     "draw_tile_film": "tile_film",
     "draw_tile_tensor": "tile_tensor",
+    "draw_tiles_beside": "tiles_beside",
     "draw_timeline": "timeline",
     "draw_tma_box": "tma_box",
     "save": "files",
@@ -107,6 +109,7 @@ __all__ = [
     "draw_thread_values",
     "draw_tile_film",
     "draw_tile_tensor",
+    "draw_tiles_beside",
     "draw_timeline",
     "draw_tma_box",
     "save",

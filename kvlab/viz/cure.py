@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from .axis import QUIET
 from .lanes import Image
@@ -15,7 +16,9 @@ from .punch_card import _bars, _Card, _ground, _lanes, _marks, _tops
 from .svg import Canvas
 from .text import text_width
 
-__all__ = ["draw_cure"]
+__all__ = ["APART", "CARD", "ROW", "draw_cure", "draw_rows"]
+
+Int64 = npt.NDArray[np.int64]
 
 GUTTER, APART, CARD = 34.0, 452.0, 376.0
 HEADER, ROW, ROWS = 40.0, 16.0, 8
@@ -26,6 +29,7 @@ def draw_cure(
     cure: Any,
     *,
     tiles: Sequence[Any] | None = None,
+    slot_bytes: int = 16,
     names: tuple[str, str] = ("as it is", "cured"),
     title: str | None = None,
     caption: str | None = None,
@@ -34,7 +38,7 @@ def draw_cure(
 
     conflict, cure   the :class:`kvlab.hardware.Wavefronts` of both, on one machine
     tiles            the two images of shared memory that they read, as :func:`draw_shared_memory` takes them, in slots
-                     of 16 bytes: the rows that the first phase reads are shown, a cell is the vector row,number
+                     of ``slot_bytes``: the rows that the first phase reads are shown, a cell is the vector row,number
     names            what the two are called
 
     Raises ValueError for accesses of two machines, or tiles that are not two.
@@ -57,7 +61,7 @@ def draw_cure(
         canvas.text(x, 12, f"{name}: {many}", size=12, weight=600)
         below = max(below, _card(canvas, _Card.of(access, None, 4, None, access.bank_count), x))
     for x, access, slots in zip((0.0, APART), (conflict, cure), tiles or (), strict=False):
-        _tile(canvas, slots, access, x, below + 14)
+        _tile(canvas, slots, slot_bytes, access, x, below + 14)
     canvas.extend(APART + CARD + 24, 0)
     note = ", provisional" if conflict.provisional else ""
     told = f"{conflict.wavefronts} wavefronts {names[0]}, {cure.wavefronts} {names[1]}, ideal {cure.ideal}{note}"
@@ -86,32 +90,37 @@ def _card(canvas: Canvas, card: _Card, x: float) -> float:
     return _bars(canvas, card, edges, cell, float(tops.max()) + height + 20, x)
 
 
-def _tile(canvas: Canvas, slots: Any, access: Any, x: float, y: float) -> None:
+def _tile(canvas: Canvas, slots: Any, slot_bytes: int, access: Any, x: float, y: float) -> None:
     """The rows of shared memory that the first phase reads, at most eight."""
-    image = Image.over(slots, 16, 0, 4 * access.arch.banks, access.arch.banks)
+    image = Image.over(slots, slot_bytes, 0, 4 * access.arch.banks, access.arch.banks)
     lanes = np.flatnonzero(access.active & (access.phase == 0))
     address = access.addresses[lanes]
     rows = np.unique((address - image.start) // image.row_bytes)[:ROWS]
     if not lanes.size or rows[0] < 0 or rows[-1] >= image.rows:
         raise ValueError(f"tile {slots!r:.200}: the access reads bytes {address.tolist()}, which lie outside")
+    wide = draw_rows(canvas, image, rows, x, y) / slot_bytes
+    for byte in address.tolist():
+        r, c = divmod(byte - image.start, image.row_bytes)
+        k = np.flatnonzero(rows == r)
+        if k.size:
+            top = y + ROW * int(k[0]) + 1
+            canvas.look_here(x + GUTTER + wide * c + 1, top, wide * access.op.nbytes - 2, ROW - 2, 1.6)
+
+
+def draw_rows(canvas: Canvas, image: Image, rows: Int64, x: float, y: float) -> float:
+    """Rows of shared memory, as wide as a punch card; returns the width of a slot."""
     row, vector = image.at(rows)
     left, wide = x + GUTTER, (CARD - GUTTER) / image.columns
     xs, ys = left + wide * np.arange(image.columns), y + ROW * np.arange(len(rows))
-    index = np.where(row >= 0, order_colours(np.maximum(vector, 0)), np.where(row == -1, -1, -2))
+    colour = order_colours(np.maximum(vector, 0) * image.slot_bytes // 16)
+    index = np.where(row >= 0, colour, np.where(row == -1, -1, -2))
     canvas.cells(xs, ys, wide, ROW, index, BANKS)
-    for at in rows.tolist():
-        canvas.text(
-            left - 6, y + ROW * int(np.searchsorted(rows, at)) + 11.5, str(image.start + image.row_bytes * at), size=10,
-            anchor="end", mono=True, opacity=QUIET,
-        )  # fmt: skip
+    for top, at in zip(ys.tolist(), rows.tolist(), strict=True):
+        byte = str(image.start + image.row_bytes * at)
+        canvas.text(left - 6, top + 11.5, byte, size=10, anchor="end", mono=True, opacity=QUIET)
     texts = [f"{r},{v}" if r >= 0 else "" for r, v in zip(row.ravel().tolist(), vector.ravel().tolist(), strict=True)]
     if wide >= max(text_width(text, 9, mono=True) for text in texts) + 2:
         across, down = (places.ravel() for places in np.meshgrid(xs + wide / 2, ys + 11.5))
         behind = [BANKS[i] if i >= 0 else None for i in index.ravel().tolist()]
         canvas.labels(across, down, texts, behind, size=9)
-    for byte in address.tolist():
-        r, c = divmod(byte - image.start, image.row_bytes)
-        k = np.flatnonzero(rows == r)
-        if k.size:
-            px = wide * c / 16
-            canvas.look_here(left + px + 1, float(ys[k[0]]) + 1, wide * access.op.nbytes / 16 - 2, ROW - 2, 1.6)
+    return wide

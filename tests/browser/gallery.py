@@ -303,6 +303,10 @@ GALLERY: dict[str, Callable[[], Any]] = {
         wavefronts("ds_read_b128", WAVE % 16 * 256 + WAVE // 16 * 16, arch="gfx950"),
         wavefronts("ds_read_b128", WAVE * 16, arch="gfx950"),
     ),
+    "tiles beside": lambda: viz.draw_tiles_beside(TILE, TILE.plain(), names=("swizzled", "plain"), rows=8),
+    "tiles beside, gfx950": lambda: viz.draw_tiles_beside(
+        TILE, np.stack(np.divmod(np.arange(1024), 16), -1)[: 8 * TILE.rows], names=("swizzled", "halves"), banks=64
+    ),
     "coalescing": lambda: coalescing(LANE * 4, 4),
     "coalescing, apart": lambda: viz.draw_coalescing(coalescing(LANE * 4096, 4)),
     "shared memory": lambda: viz.draw_shared_memory(TILE, access=wavefronts("ldmatrix.x4", READ)),

@@ -80,6 +80,9 @@ class StagedTile:
         elements = 2 if nvidia else 4 if transposed else 8  # that a lane gets of a matrix, or in all
         shape = (WARPS, held.warp_size, -1, elements)
         row, column = held.row.reshape(shape)[..., 0], held.col.reshape(shape)[..., 0]
+        whose: Any
+        down: Any
+        across: Any
         lane, piece = np.arange(held.warp_size), np.arange(row.shape[2])[:, None]
         if nvidia:  # lane l addresses row l % 8 of matrix l // 8; lane 4 r holds what row r begins with
             piece = piece[::4] + lane // 8

@@ -24,6 +24,10 @@ class Module:
     def tree(self) -> ast.Module:
         return _parsed(self.source)
 
+    @property
+    def functions(self) -> dict[str, ast.FunctionDef]:
+        return {node.name: node for node in self.tree.body if isinstance(node, ast.FunctionDef)}
+
     def calls(self, function: str) -> dict[str, str]:
         """Functions that a function of this module calls: their names without leading underscores -> as written."""
         found = {}

@@ -204,11 +204,29 @@ class _Comparison:
         ours, theirs = self.kernel.form(a), self.emulator.form(b)
         found += self._names(ours, theirs)
         left, right = self._facts(self.kernel, ours), self._facts(self.emulator, theirs)
+        if _tells_other(left) != _tells_other(right):
+            left, right = (Counter({f: n for f, n in some.items() if not _tells_other([f])}) for some in (left, right))
         only = [sorted((some - others).elements()) for some, others in ((left, right), (right, left))]
         if any(only):
             both = (", ".join(f"'{fact}'" for fact in some) or "nothing" for some in only)
             found.append("{} in the kernel, {} in the emulator".format(*both))
+        given = [self._given(reader, form) for reader, form in ((self.kernel, ours), (self.emulator, theirs))]
+        for helper in given[0].keys() & given[1].keys():
+            first, second = ([n for n in one[helper] if n in other[helper]] for one, other in (given, given[::-1]))
+            if first != second:
+                found.append(f"{helper} is given {', '.join(first)} in the kernel, {', '.join(second)} in the emulator")
         return found
+
+    def _given(self, reader: _Reader, form: Form) -> dict[str, list[str]]:
+        """Names that helpers are given by themselves, in order, without arrays: of helpers that are called once."""
+        calls = [(op, operands) for op, operands in reader.reading.facts(form) if op.endswith("()")]
+        once = Counter(op for op, _ in calls)
+        values = {name for name in self.shared - self.flags if _is_name(name) and not name.endswith("_ptr")}
+        return {
+            op: list(dict.fromkeys(name for names in operands if len(names) == 1 for name in names & values))
+            for op, operands in calls
+            if once[op] == 1
+        }
 
     def _names(self, ours: Form, theirs: Form) -> list[str]:
         """Names of one side that the other neither uses nor holds in what it uses."""
@@ -263,6 +281,11 @@ class _Comparison:
     def _keeps(self, name: str) -> bool:
         bare = name.lstrip("-/") if not _is_number(name) else name
         return not _is_name(bare) or bare in self.shared
+
+
+def _tells_other(facts: Iterable[str]) -> bool:
+    """Whether some fact is what stands outside a mask, which not every statement tells."""
+    return any(fact.startswith("other(") for fact in facts)
 
 
 def _is_name(text: str) -> bool:

@@ -78,7 +78,7 @@ _INNER = {"with_values", "by_column"}
 _FUNCTIONS = {
     "exp2", "exp", "log2", "log", "abs", "where", "maximum", "minimum", "max", "min", "sum", "sqrt", "rsqrt", "tanh",
     "dot", "arange", "cdiv", "cumsum", "histogram", "floor", "clip", "isneginf", "isnan", "split", "join", "interleave",
-    "nonzero", "argsort",
+    "nonzero", "argsort", "program_id",
 }  # fmt: skip
 _REDUCTIONS = {"max", "min", "sum", "cumsum", "abs"}
 EXCHANGEABLE = {"+", "*", "&", "|", "==", "!=", "maximum", "minimum", "^"}
@@ -119,7 +119,8 @@ class Form:
             return frozenset([self.text])
         if self.op == "call":
             return frozenset([f"{self.text}()"])
-        return frozenset().union(*(part.names for part in self.parts))
+        sign = {"minus": "-", "inverse": "/"}.get(self.op, "")
+        return frozenset(sign + name for part in self.parts if part.op != "other" for name in part.names)
 
     @property
     def all_names(self) -> frozenset[str]:
@@ -268,7 +269,7 @@ class Reading:
             bare = _text(owner) in _HOLDERS or _text(owner).startswith(("tl.", "np.", "gl."))
             owner = None if bare else owner
         function = _SPELLINGS.get(function, function)
-        spelled = self._table.get(function)
+        spelled = None if function in _FUNCTIONS else self._table.get(function)
         if isinstance(spelled, ast.Name):
             function = spelled.id
         arguments = list(node.args)
@@ -322,7 +323,8 @@ class Reading:
     def _load(self, arguments: list[ast.expr], given: dict[str | None, ast.expr]) -> Form:
         """An element: of what a pointer with its offset says, or of an array with its index."""
         parts = [part for form in self._all(arguments) for part in (form.parts if form.op == "address" else (form,))]
-        return Form("address", (*parts, Form("mask", (self.form(given["mask"]),))) if "mask" in given else tuple(parts))
+        parts += [Form(word, (self.form(given[word]),)) for word in ("mask", "other") if word in given]
+        return Form("address", tuple(parts))
 
     def facts(self, form: Form) -> list[Fact]:
         """What is said about operators, functions and helpers of a form, one fact for each, in the order of the text.
@@ -333,7 +335,7 @@ class Reading:
         exp2 ['m', 's']
         + ['s'] ['-m']
         """
-        found: list[Fact] = []
+        found: list[Fact] = [("is", (form.names,))] if form.op == "leaf" and not form.text.isidentifier() else []
         self._collect(form, found, False)
         return found
 
@@ -345,7 +347,7 @@ class Reading:
         elif form.op not in ("address", "mask", "tuple", "minus", "inverse", "store") and not (
             inside and form.op in ("+", "*", "&", "arange")
         ):
-            found.append((form.op, tuple(_operand(part) for part in form.parts)))
+            found.append((form.op, tuple(part.names for part in form.parts)))
         inside = form.op in ("address", "mask") or (inside and form.op != "call")
         for part in form.parts:
             if not (form.op == "call" and self._is_flag(part)):
@@ -354,11 +356,6 @@ class Reading:
     def _is_flag(self, form: Form) -> bool:
         """Whether an argument is made of constexprs alone."""
         return all(name in self.flags for name in form.all_names if name.isidentifier())
-
-
-def _operand(part: Form) -> frozenset[str]:
-    sign = {"minus": "-", "inverse": "/"}.get(part.op, "")
-    return frozenset(sign + name for name in part.names)
 
 
 def _leaf(text: str) -> Form:

@@ -8,6 +8,7 @@ import re
 import tokenize
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from kvlab.mirror.meetings import Meeting, meetings_of
 from kvlab.mirror.statements import Statement, statements_of, statements_of_block
@@ -163,6 +164,7 @@ def read_side(source: str, function: str, path: str = "<source>") -> Side:
     return Side(path, function, source.splitlines(), spans, tree, problems, parameters)
 
 
+@lru_cache(maxsize=256)
 def read_helper(source: str, function: str, path: str = "<source>") -> Side:
     """Read a function without markers as one step of its name."""
     node = next(n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == function)
@@ -187,10 +189,7 @@ class _Reader:
     def __init__(self, source: str) -> None:
         self.problems: list[Problem] = []
         self.lines = source.splitlines()
-        tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
-        blank = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
-        self.code = [token for token in tokens if token.type not in blank]
-        self.comments = [token for token in tokens if token.type == tokenize.COMMENT]
+        self.code, self.comments = _tokens(source)
         self.trailing = {token.start[0]: token.string for token in self.comments}
 
     def _fault(self, line: int, message: str) -> None:
@@ -298,6 +297,14 @@ class _Reader:
     def _header(self, kind: str, text: str, lines: tuple[int, int | None], body: list[ast.stmt]) -> Header:
         last = body[-1].end_lineno or body[-1].lineno
         return Header(kind, text, (lines[0], lines[1] or lines[0]), (body[0].lineno, last))
+
+
+@lru_cache(maxsize=64)
+def _tokens(source: str) -> tuple[list[tokenize.TokenInfo], list[tokenize.TokenInfo]]:
+    """A module's code and its comments."""
+    tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    blank = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+    return [t for t in tokens if t.type not in blank], [t for t in tokens if t.type == tokenize.COMMENT]
 
 
 def _normal(found: re.Match[str]) -> str:

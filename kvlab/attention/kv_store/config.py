@@ -38,7 +38,7 @@ SYNONYMS = {
     **{f"{x}c_{axis}": f"{x}_cache_ptr" for x in "kv" for axis in ("page", "slot", "head")},
     **{f"{x}s_{axis}": f"{x}_scale_ptr" for x in "kv" for axis in ("page", "slot", "head", "block")},
     **{f"{x}_inverse": f"{x}_scale_ptr" for x in "kv"},
-    **{x: f"{x}_ptr" for x in ("where", "lens", "table", "positions", "cos_array", "sin_array")},
+    **{x: f"{x}_ptr" for x in ("where", "lens", "table", "positions")},
     "positions_array is not None": "POSITIONS",
     "config.heads": "H",
     "config.form": "FORM",

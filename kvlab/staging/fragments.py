@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from kvlab.drawn import Drawn
+from kvlab.hardware.chip import multiply_add
 from kvlab.regroup import Regroup
 
 __all__ = ["FragmentMap", "Fragments"]
@@ -79,6 +80,10 @@ class FragmentMap(Drawn):
 class Fragments:
     """Registers of a tile: ``values[programs, threads, registers, elements]`` laid out by ``map``.
 
+    ``x * y`` and ``x - y`` are of values ``y`` as the registers have them. What is subtracted from a product, before
+    anything else is done to it, is subtracted in one operation with the multiplication, as in compiled kernels: its
+    ``factors`` are kept.
+
     >>> lane = np.arange(4)[:, None, None]
     >>> layout = FragmentMap((2, 4), lane // 2, 2 * (lane % 2) + np.arange(2))
     >>> f = Fragments(layout.spread(np.arange(8.0).reshape(1, 2, 4)), layout)
@@ -88,11 +93,17 @@ class Fragments:
 
     values: np.ndarray[Any, Any]
     map: FragmentMap
+    factors: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None = None
 
     @classmethod
     def zeros(cls, programs: int, layout: FragmentMap) -> Fragments:
         """An accumulator that nothing was added to: float32."""
         return cls(np.zeros((programs, *layout.row.shape), np.float32), layout)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(rows, columns) of the tile."""
+        return self.map.shape
 
     def tile(self) -> np.ndarray[Any, Any]:
         """Lanes and registers put back to ``[programs, rows, cols]``."""
@@ -100,7 +111,32 @@ class Fragments:
 
     def with_values(self, values: np.ndarray[Any, Any]) -> Fragments:
         """The same layout with other values."""
-        return replace(self, values=values)
+        return Fragments(values, self.map)
+
+    def __mul__(self, factor: np.ndarray[Any, Any]) -> Fragments:
+        return Fragments(self.values * factor, self.map, (self.values, factor))
+
+    def __sub__(self, other: np.ndarray[Any, Any]) -> Fragments:
+        difference = self.values - other if self.factors is None else multiply_add(*self.factors, -other)
+        return Fragments(difference, self.map)
+
+    def only(self, chosen: np.ndarray[Any, Any]) -> Fragments:
+        """-inf where not ``chosen``; of a product, too, whatever its factors are.
+
+        >>> x = Fragments(np.array([3.0, 4.0]), None) * np.array([2.0, -2.0])
+        >>> (x.only(np.array([True, False])) - np.array([1.0, 1.0])).values.tolist()
+        [5.0, -inf]
+        """
+        values = np.where(chosen, self.values, np.float32(-np.inf))
+        if self.factors is None:
+            return Fragments(values, self.map)
+        one, other = self.factors
+        factors = np.where(chosen, one, np.float32(-np.inf)), np.where(chosen, other, np.float32(1))
+        return Fragments(values, self.map, factors)
+
+    def times(self, vector: np.ndarray[Any, Any]) -> Fragments:
+        """Rows multiplied by ``vector[programs, rows]``."""
+        return self * self.by_row(vector)
 
     def by_row(self, vector: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """``vector[programs, rows]`` as each register element sees its row."""

@@ -19,7 +19,7 @@ TWINS = (
 )
 LAUNCH = ("kernel:launch", "emulator:launch")
 
-LOCKSTEP_TOLERANCE = {"o": P_TIE, "o_rest": P_TIE, "result 0": OUTPUT_TIE}
+LOCKSTEP_TOLERANCE = {"o": P_TIE, "result 0": OUTPUT_TIE}
 
 
 @dataclass(frozen=True)

@@ -47,69 +47,121 @@ def row_of(table_ptr, page, first, key, exists, PAGE: tl.constexpr, MASKED: tl.c
 
 
 @triton.jit
-def load_tile(
-    ptr, table_ptr, page, first, key, end, page_stride, token_stride,
-    PAGE: tl.constexpr, FROM: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    """Columns ``FROM .. FROM + WIDTH`` of the rows ``key`` of one KV head; past D they are 0."""
-    page, slot = row_of(table_ptr, page, first, key, key < end, PAGE, MASKED)
+def row_count(starts_ptr, batch, most, RAGGED: tl.constexpr):
+    """(first row, rows) of a sequence: those from its start to the next one's, or ``most`` of its own piece."""
+    first = tl.zeros([], tl.int64)
+    count = most
+    if RAGGED:
+        first = tl.load(starts_ptr + batch).to(tl.int64)
+        count = (tl.load(starts_ptr + batch + 1) - tl.load(starts_ptr + batch)).to(tl.int32)
+    return first, count
+
+
+@triton.jit
+def load_q(row_ptr, exists, D: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr):
+    """The rows at ``row_ptr``, columns in pieces of D0 and of D1 (or none); 0 past D and for rows that do not exist."""
+    d = tl.arange(0, D0)
+    q = tl.load(row_ptr[:, None] + d[None, :], mask=exists[:, None] & (d[None, :] < D), other=0.0)
+    if D1 == 0:
+        return (q,)
+    d = D0 + tl.arange(0, D1)
+    return q, tl.load(row_ptr[:, None] + d[None, :], mask=exists[:, None] & (d[None, :] < D), other=0.0)
+
+
+@triton.jit
+def load_columns(
+    at, key, end, FROM: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr
+):
+    """Columns ``FROM .. FROM + WIDTH`` of the keys of one KV head; past D they are 0."""
+    ptr, page_stride, token_stride, batch, first, pages = at
+    page, slot = row_of(pages, batch, first, key, key < end, PAGE, MASKED)
     d = FROM + tl.arange(0, WIDTH)
     if PAGE:
         page = page[:, None]
-    at = page * page_stride + slot[:, None] * token_stride + d[None, :]
+    offset = page * page_stride + slot[:, None] * token_stride + d[None, :]
     if MASKED:
-        return tl.load(ptr + at, mask=(key < end)[:, None] & (d[None, :] < D), other=0.0)
+        return tl.load(ptr + offset, mask=(key < end)[:, None] & (d[None, :] < D), other=0.0)
     if FROM + WIDTH <= D:
-        return tl.load(ptr + at)
-    return tl.load(ptr + at, mask=d[None, :] < D, other=0.0)
+        return tl.load(ptr + offset)
+    return tl.load(ptr + offset, mask=d[None, :] < D, other=0.0)
 
 
 @triton.jit
-def by_token(
-    x, scale_ptr, table_ptr, page, first, key, end, page_stride, token_stride,
-    PAGE: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    """Columns of ``x`` times the scales of their keys."""
-    page, slot = row_of(table_ptr, page, first, key, key < end, PAGE, MASKED)
-    return x * token_scale(scale_ptr, page * page_stride + slot * token_stride, key < end)[None, :]
+def load_tile(
+    at, key, end, D: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr
+):
+    """The keys of one KV head, columns in pieces of D0 and of D1 (or none)."""
+    tile = load_columns(at, key, end, 0, D0, D, PAGE, MASKED)
+    if D1 == 0:
+        return (tile,)
+    return tile, load_columns(at, key, end, D0, D1, D, PAGE, MASKED)
 
 
 @triton.jit
-def qk(q, q_rest, k, k_rest, scale_log2, REST: tl.constexpr):
-    """Scores in units of log2; K in q's dtype."""
-    s = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
-    if REST:
-        s = tl.dot(q_rest, tl.trans(k_rest.to(q.dtype)), s, input_precision="ieee")
-    return s * scale_log2
+def key_scales(scales, at, key, end, PAGE: tl.constexpr, MASKED: tl.constexpr):
+    """The scales of keys, which stand as the rows ``at`` do."""
+    ptr, page_stride, token_stride = scales  #- address
+    _, _, _, batch, first, pages = at  #- address
+    page, slot = row_of(pages, batch, first, key, key < end, PAGE, MASKED)
+    return token_scale(ptr, page * page_stride + slot * token_stride, key < end)
 
 
 @triton.jit
-def online(s, m, l, o, o_rest, REST: tl.constexpr):
-    """New row maximum, exponentials, row sum, rescale."""
-    m_new = tl.maximum(m, tl.max(s, 1))
-    p = tl.math.exp2(s - m_new[:, None])
-    alpha = tl.math.exp2(m - m_new)
-    l = l * alpha + tl.sum(p, 1)
-    o = o * alpha[:, None]
-    if REST:
-        o_rest = o_rest * alpha[:, None]
-    else:
-        o_rest = o
-    return p, m_new, l, o, o_rest
+def scores(q, k):
+    """Q K^T, the products of the pieces added up; K in q's dtype."""
+    s = tl.dot(q[0], tl.trans(k[0].to(q[0].dtype)), input_precision="ieee")
+    if len(q) > 1:
+        s = tl.dot(q[1], tl.trans(k[1].to(q[1].dtype)), s, input_precision="ieee")
+    return s
 
 
 @triton.jit
-def pv(p, v, v_rest, o, o_rest, dtype: tl.constexpr, REST: tl.constexpr):
-    """O += P V in ``dtype``: P rounded to it once, times 2^8 where it is e4m3."""
+def zeros(BM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr):
+    """The output accumulators."""
+    if V1 == 0:
+        return (tl.zeros([BM, V0], tl.float32),)
+    return tl.zeros([BM, V0], tl.float32), tl.zeros([BM, V1], tl.float32)
+
+
+@triton.jit
+def rescale(o, alpha):
+    """Rows of the pieces times ``alpha``."""
+    if len(o) == 1:
+        return (o[0] * alpha[:, None],)
+    return o[0] * alpha[:, None], o[1] * alpha[:, None]
+
+
+@triton.jit
+def accumulate(p, v, o, dtype: tl.constexpr):
+    """O + P V in ``dtype``: P rounded to it once, times 2^8 where it is e4m3."""
     if dtype == tl.float8e4nv:
         p = p * TO_FP8
     p = p.to(dtype)
-    o = tl.dot(p, v.to(dtype), o, input_precision="ieee")
-    if REST:
-        o_rest = tl.dot(p, v_rest.to(dtype), o_rest, input_precision="ieee")
-    else:
-        o_rest = o
-    return o, o_rest
+    added = tl.dot(p, v[0].to(dtype), o[0], input_precision="ieee")
+    if len(o) == 1:
+        return (added,)
+    return added, tl.dot(p, v[1].to(dtype), o[1], input_precision="ieee")
+
+
+@triton.jit
+def normalised(o, sees, factor):
+    """Rows of the pieces times ``factor``; 0 where a row sees nothing."""
+    final = tl.where(sees[:, None], o[0] * factor[:, None], 0.0)
+    if len(o) == 1:
+        return (final,)
+    return final, tl.where(sees[:, None], o[1] * factor[:, None], 0.0)
+
+
+@triton.jit
+def store_rows(row_ptr, o, exists, DV: tl.constexpr):
+    """The first DV columns of the pieces to the rows at ``row_ptr`` that exist."""
+    d = tl.arange(0, o[0].shape[1])
+    inside = exists[:, None] & (d[None, :] < DV)
+    tl.store(row_ptr[:, None] + d[None, :], o[0].to(row_ptr.dtype.element_ty), mask=inside)
+    if len(o) > 1:
+        d = o[0].shape[1] + tl.arange(0, o[1].shape[1])
+        inside = exists[:, None] & (d[None, :] < DV)
+        tl.store(row_ptr[:, None] + d[None, :], o[1].to(row_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -128,28 +180,16 @@ def attend(
     BM: tl.constexpr, BN: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """BM query rows of one head, or of the heads of one KV head, against the keys that they see."""
-    #: setup -> q, q_rest, lo, full, hi, first, limit    this program's rows, the keys they see, the query tile
-    if UNIT > 1:
-        q_batch, q_token, q_head = q_batch * UNIT, q_token * UNIT, q_head * UNIT
-        k_page, k_token, k_head = k_page * UNIT, k_token * UNIT, k_head * UNIT
-        v_page, v_token, v_head = v_page * UNIT, v_token * UNIT, v_head * UNIT
-        o_batch, o_token, o_head = o_batch * UNIT, o_token * UNIT, o_head * UNIT
-    tile = row_tiles - 1 - tl.program_id(0) // batches
-    batch = (tl.program_id(0) % batches).to(tl.int64)
+    #: setup -> q, lo, full, hi, first, limit    this program's rows, the keys they see, the query tile
+    tile_and_batch, heads = tl.program_id(0), tl.program_id(1)
+    tile = row_tiles - 1 - tile_and_batch // batches
+    batch = (tile_and_batch % batches).to(tl.int64)
     row = tile * BM + tl.arange(0, BM)  # [BM], token-major
     token = row // pack
-    head = (tl.program_id(1) * pack + row % pack).to(tl.int64)
-    kv_head = (tl.program_id(1) * pack // group).to(tl.int64)
-    q_first = tl.zeros([], tl.int64)
-    num_q = max_q
-    if RAGGED_Q:
-        q_first = tl.load(cu_q_ptr + batch).to(tl.int64)
-        num_q = (tl.load(cu_q_ptr + batch + 1) - tl.load(cu_q_ptr + batch)).to(tl.int32)
-    k_first = tl.zeros([], tl.int64)
-    num_keys = max_k
-    if RAGGED_K:
-        k_first = tl.load(cu_k_ptr + batch).to(tl.int64)
-        num_keys = (tl.load(cu_k_ptr + batch + 1) - tl.load(cu_k_ptr + batch)).to(tl.int32)
+    head = (heads * pack + row % pack).to(tl.int64)
+    kv_head = (heads * pack // group).to(tl.int64)
+    q_first, num_q = row_count(cu_q_ptr, batch, max_q, RAGGED_Q)
+    k_first, num_keys = row_count(cu_k_ptr, batch, max_k, RAGGED_K)
     if PAGE:
         num_keys = key_count(tl.load(lens_ptr + batch), max_k)
     end = visible_end(num_keys, valid_ptr, batch, VALID)
@@ -166,67 +206,57 @@ def attend(
     full = tl.maximum(tl.minimum(every // BN * BN, hi), lo)
     if BOUNDED:
         full = lo
-    d = tl.arange(0, D0)
-    q_row = q_ptr + (batch * q_batch + (q_first + token) * q_token + head * q_head)[:, None]
-    q = tl.load(q_row + d[None, :], mask=is_row[:, None] & (d[None, :] < D), other=0.0)  # [BM, D0]
-    q_rest = q
-    if D1:
-        d = D0 + tl.arange(0, D1)
-        q_rest = tl.load(q_row + d[None, :], mask=is_row[:, None] & (d[None, :] < D), other=0.0)  # [BM, D1]
-    k_base, v_base, pages = k_ptr + kv_head * k_head, v_ptr + kv_head * v_head, table_ptr + batch * table_batch
-    k_scales, v_scales = k_scale_ptr + kv_head * k_scale_head, v_scale_ptr + kv_head * v_scale_head
+    q_dtype: tl.constexpr = q_ptr.dtype.element_ty
+    dtype: tl.constexpr = tl.float8e4nv if P_FP8 else tl.bfloat16 if q_dtype == tl.float8e4nv else q_dtype
+    q_row = q_first + token
+    q = load_q(q_ptr + (batch * q_batch + q_row * q_token + head * q_head) * UNIT, is_row, D, D0, D1)
+    pages = table_ptr + batch * table_batch  #- address
+    k_at = k_ptr + kv_head * k_head * UNIT, k_page * UNIT, k_token * UNIT, batch, k_first, pages
+    v_at = v_ptr + kv_head * v_head * UNIT, v_page * UNIT, v_token * UNIT, batch, k_first, pages
+    k_scales = k_scale_ptr + kv_head * k_scale_head, k_scale_page, k_scale_token
+    v_scales = v_scale_ptr + kv_head * v_scale_head, v_scale_page, v_scale_token
     scale_log2 = scale_log2 * head_scale(q_scale_ptr, kv_head, q_scale_head, Q_SCALE == "head")
     scale_log2 = scale_log2 * head_scale(k_scale_ptr, kv_head, k_scale_head, K_SCALE == "head")
-    dtype: tl.constexpr = tl.float8e4nv if P_FP8 else tl.bfloat16 if q.dtype == tl.float8e4nv else q.dtype
-    slope = head
-    bias_at = head
     if ALIBI:
         slope = tl.load(slopes_ptr + batch * slopes_batch + head)
-    if BIAS:
-        bias_at = batch * bias_batch + head * bias_head
     m = tl.full([BM], LOWEST, tl.float32)
     l = tl.zeros([BM], tl.float32)
     if SINKS:
         m, l = sink_alone(tl.load(sinks_ptr + head).to(tl.float32) * LOG2_E)
-    o = tl.zeros([BM, V0], tl.float32)
-    o_rest = tl.zeros([BM, V1 if V1 else V0], tl.float32)
+    o = zeros(BM, V0, V1)
     for start in range(lo, full, BN):
-        #: load_k -> k, k_rest    a K tile that every row sees, DRAM -> shared memory
+        #: load_k -> k    a K tile that every row sees, DRAM -> shared memory
         key = start + tl.arange(0, BN)
-        k = load_tile(k_base, pages, batch, k_first, key, full, k_page, k_token, PAGE, 0, D0, D, False)
-        k_rest = k
-        if D1:
-            k_rest = load_tile(k_base, pages, batch, k_first, key, full, k_page, k_token, PAGE, D0, D1, D, False)
+        k = load_tile(k_at, key, full, D, D0, D1, PAGE, False)
         #: scores -> s    S = Q K^T in float32, in units of log2; scales of tokens, softcap, ALiBi
-        s = qk(q, q_rest, k, k_rest, scale_log2, D1 > 0)  # [BM, BN]
+        s = scores(q, k) * scale_log2  # [BM, BN]
         if K_SCALE == "token":
-            s = by_token(s, k_scales, pages, batch, k_first, key, full, k_scale_page, k_scale_token, PAGE, False)
+            s = s * key_scales(k_scales, k_at, key, full, PAGE, False)[None, :]
         if CAPPED:
             s = cap(s, softcap)
         if ALIBI:
             s = distance(s, slope, position, key)
-        #: softmax -> p, m, l, o, o_rest    online: new row maximum, exponentials, row sum, rescale
-        p, m, l, o, o_rest = online(s, m, l, o, o_rest, V1 > 0)
+        #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
+        m_new = tl.maximum(m, tl.max(s, 1))
+        p = tl.math.exp2(s - m_new[:, None])
+        alpha = tl.math.exp2(m - m_new)
+        l = l * alpha + tl.sum(p, 1)
+        o = rescale(o, alpha)
+        m = m_new
         if V_SCALE == "token":
-            p = by_token(p, v_scales, pages, batch, k_first, key, full, v_scale_page, v_scale_token, PAGE, False)
-        #: load_v -> v, v_rest    the V tile of the same keys
-        v = load_tile(v_base, pages, batch, k_first, key, full, v_page, v_token, PAGE, 0, V0, DV, False)
-        v_rest = v
-        if V1:
-            v_rest = load_tile(v_base, pages, batch, k_first, key, full, v_page, v_token, PAGE, V0, V1, DV, False)
-        #: accumulate -> o, o_rest    O += P V, P rounded once
-        o, o_rest = pv(p, v, v_rest, o, o_rest, dtype, V1 > 0)
+            p = p * key_scales(v_scales, v_at, key, full, PAGE, False)[None, :]
+        #: load_v -> v    the V tile of the same keys
+        v = load_tile(v_at, key, full, DV, V0, V1, PAGE, False)
+        #: accumulate -> o    O += P V, P rounded once
+        o = accumulate(p, v, o, dtype)
     for start in range(full, hi, BN):
-        #: load_k -> k, k_rest    a K tile that some rows see in part
+        #: load_k -> k    a K tile that some rows see in part
         key = start + tl.arange(0, BN)
-        k = load_tile(k_base, pages, batch, k_first, key, hi, k_page, k_token, PAGE, 0, D0, D, True)
-        k_rest = k
-        if D1:
-            k_rest = load_tile(k_base, pages, batch, k_first, key, hi, k_page, k_token, PAGE, D0, D1, D, True)
+        k = load_tile(k_at, key, hi, D, D0, D1, PAGE, True)
         #: scores -> s    S = Q K^T in float32, in units of log2; scales of tokens, softcap, ALiBi
-        s = qk(q, q_rest, k, k_rest, scale_log2, D1 > 0)  # [BM, BN]
+        s = scores(q, k) * scale_log2
         if K_SCALE == "token":
-            s = by_token(s, k_scales, pages, batch, k_first, key, hi, k_scale_page, k_scale_token, PAGE, True)
+            s = s * key_scales(k_scales, k_at, key, hi, PAGE, True)[None, :]
         if CAPPED:
             s = cap(s, softcap)
         if ALIBI:
@@ -235,43 +265,36 @@ def attend(
         visible = (key[None, :] >= first[:, None]) & (key[None, :] < limit[:, None])
         if BIAS:
             s, visible = add_bias(
-                s, visible, bias_ptr, bias_at, token, key, bias_rows, bias_keys, bias_row, bias_key
+                s, visible, bias_ptr, batch * bias_batch + head * bias_head, token, key, bias_rows, bias_keys,
+                bias_row, bias_key,
             )  # fmt: skip
         s = tl.where(visible, s, -float("inf"))
-        #: softmax -> p, m, l, o, o_rest    online: new row maximum, exponentials, row sum, rescale
-        p, m, l, o, o_rest = online(s, m, l, o, o_rest, V1 > 0)
+        #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
+        m_new = tl.maximum(m, tl.max(s, 1))
+        p = tl.math.exp2(s - m_new[:, None])
+        alpha = tl.math.exp2(m - m_new)
+        l = l * alpha + tl.sum(p, 1)
+        o = rescale(o, alpha)
+        m = m_new
         if V_SCALE == "token":
-            p = by_token(p, v_scales, pages, batch, k_first, key, hi, v_scale_page, v_scale_token, PAGE, True)
-        #: load_v -> v, v_rest    the V tile of the same keys
-        v = load_tile(v_base, pages, batch, k_first, key, hi, v_page, v_token, PAGE, 0, V0, DV, True)
-        v_rest = v
-        if V1:
-            v_rest = load_tile(v_base, pages, batch, k_first, key, hi, v_page, v_token, PAGE, V0, V1, DV, True)
-        #: accumulate -> o, o_rest    O += P V, P rounded once
-        o, o_rest = pv(p, v, v_rest, o, o_rest, dtype, V1 > 0)
-    #: normalise -> o, o_rest, lse    rows without a sum have seen no key: 0 and -inf; with a sink, its logit
+            p = p * key_scales(v_scales, v_at, key, hi, PAGE, True)[None, :]
+        #: load_v -> v    the V tile of the same keys
+        v = load_tile(v_at, key, hi, DV, V0, V1, PAGE, True)
+        #: accumulate -> o    O += P V, P rounded once
+        o = accumulate(p, v, o, dtype)
+    #: normalise -> o, lse    rows without a sum have seen no key: 0 and -inf; with a sink, its logit
     sees = l != 0
     if not SINKS:
         sees = sees & (first < limit)  # known before the loops: ptxas then spills nothing
     l = tl.where(sees, l, 1.0)
     factor = o_scale * head_scale(v_scale_ptr, kv_head, v_scale_head, V_SCALE == "head") / l
-    o = tl.where(sees[:, None], o * factor[:, None], 0.0)
-    if V1:
-        o_rest = tl.where(sees[:, None], o_rest * factor[:, None], 0.0)
-    else:
-        o_rest = o
+    o = normalised(o, sees, factor)
     lse = tl.where(sees, m + tl.math.log2(l), -float("inf"))
     if not BASE2:
         lse = lse * LN2
     #: store    the rows of this sequence
-    o_row = o_ptr + (batch * o_batch + (q_first + token) * o_token + head * o_head)[:, None]
-    d = tl.arange(0, V0)
-    tl.store(o_row + d[None, :], o.to(o_ptr.dtype.element_ty), mask=is_row[:, None] & (d[None, :] < DV))
-    if V1:
-        d = V0 + tl.arange(0, V1)
-        tl.store(o_row + d[None, :], o_rest.to(o_ptr.dtype.element_ty), mask=is_row[:, None] & (d[None, :] < DV))
-    lse_rows = lse_ptr + batch * lse_batch + q_first * lse_token
-    tl.store(lse_rows + token.to(tl.int64) * lse_token + head * lse_head, lse, mask=is_row)
+    store_rows(o_ptr + (batch * o_batch + q_row * o_token + head * o_head) * UNIT, o, is_row, DV)
+    tl.store(lse_ptr + batch * lse_batch + q_row * lse_token + head * lse_head, lse, mask=is_row)
 
 
 def launch(

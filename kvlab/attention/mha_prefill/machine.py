@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,8 @@ import numpy as np
 from kvlab.attention.inputs import require
 from kvlab.attention.scales import P_SCALE
 from kvlab.hardware import get_arch
-from kvlab.memory import Memory, bfloat16, float8_e4m3fn
-from kvlab.staging import Fragments, KVCacheIterator, KVTile, TileCTA, Traffic
+from kvlab.memory import Memory, float8_e4m3fn
+from kvlab.staging import Fragments, KVTile, TileCTA, Traffic, row_offsets
 from kvlab.staging.fma_cta import FmaCTA, FmaShape
 from kvlab.staging.kv_buffer_cta import KVBufferCTA, KVBufferShape
 from kvlab.staging.mfma_cta import MfmaCTA, MfmaShape
@@ -20,68 +20,77 @@ from kvlab.staging.nvidia_decode_cta import NvidiaDecodeCTA, operand_p_of
 from kvlab.staging.wgmma_cta import WgmmaCTA, WgmmaShape, end_tiles
 
 from .config import PrefillConfig, PrefillProblem
+from .rows import RowsAt, tile_walk
 
-__all__ = ["PREFILL_ARCHS", "PrefillCTA", "check_arch", "check_machine", "piece_cta", "prefill_cta"]
+__all__ = ["PREFILL_ARCHS", "Pieces", "PrefillCTA", "check_arch", "check_machine", "piece_cta", "prefill_cta"]
 
 PREFILL_ARCHS = ("sm_80", "sm_90", "gfx950")
 Array = np.ndarray[Any, Any]
-Tiles = tuple[KVTile, ...]
+Pieces = tuple[Fragments, ...]
 
 
 class PrefillCTA:
     """The CTAs of one launch, side by side: one model for the first columns of Q, K and V, one for the rest, if any.
 
-    Loads and accumulators come in pairs, first and rest; the second is the first again where there is no rest.
+    Loads and accumulators are tuples of these pieces. ``widths``: (first column, columns) of each piece of K and of V.
     """
 
-    def __init__(self, pieces: list[TileCTA], widths: dict[str, list[tuple[int, int]]], p_fp8: bool) -> None:
-        self.pieces, self.widths, self.p_fp8 = pieces, widths, p_fp8
+    def __init__(self, pieces: list[TileCTA], widths: dict[str, list[tuple[int, int]]], BN: int) -> None:
+        self.pieces, self.widths, self.BN = pieces, widths, BN
 
-    def follow(self, *walks: list[KVCacheIterator]) -> None:
-        """Fetch ahead along these iterators, of K's and V's pieces for one loop after the other, where there is one
-        piece.
-        """
+    def follow(self, k: RowsAt, v: RowsAt, lo: Array, full: Array, hi: Array) -> None:
+        """Fetch ahead along K's and V's tiles from ``lo`` to ``full`` and on to ``hi``, where there is one piece."""
         if len(self.pieces) == 1:
-            self.pieces[0].follow(*(walk[0] for walk in walks))
+            self._follow(self.pieces[0], 0, k, v, lo, full, hi)
 
-    def columns(self, k_rows: Any, v_rows: Any) -> list[tuple[Any, list[tuple[int, int]]]]:
-        """K's and V's rows, each with the (first column, columns) of its pieces."""
-        return [(k_rows, self.widths["k"]), (v_rows, self.widths["v"])]
+    def _follow(self, piece: Any, i: int, k: RowsAt, v: RowsAt, *bounds: Array) -> None:
+        """Let the ``i``-th piece fetch ahead, in one loop after the other."""
+        walks = [
+            tile_walk(at, self.BN, start, end, *self.widths[role][i]) if i < len(self.widths[role]) else None
+            for start, end in pairwise(bounds)
+            for role, at in (("k", k), ("v", v))
+        ]
+        piece.follow(*walks)
 
-    def load_q(self, dram: Memory, offset: Array, valid: Array) -> tuple[Any, Any]:
-        """The query rows, elements ``offset[programs, BM]`` of ``dram``."""
-        columns = self.widths["k"]
-        return _pair(p.load_q(dram, offset + at, valid) for p, (at, _) in zip(self.pieces, columns, strict=False))
+    def load_q(self, array: Array, index: tuple[Array, ...], valid: Array) -> tuple[Any, ...]:
+        """The query rows of ``array`` at ``index``, each ``[programs, BM]``."""
+        dram, offset = Memory.over(array, name="q"), row_offsets(array, index, valid)
+        both = zip(self.pieces, self.widths["k"], strict=False)
+        return tuple(piece.load_q(dram, offset + column, valid) for piece, (column, _) in both)
 
-    def load_k(self, tiles: Tiles, active: Array) -> tuple[Any, Any]:
-        """The K tile, its columns in pieces."""
-        return _pair(p.load_k(tile, active) for p, tile in zip(self.pieces, tiles, strict=False))
+    def load_k(self, at: RowsAt, key: Array, end: Array, active: Array) -> tuple[Any, ...]:
+        """The K tile of the keys ``[programs, BN]`` below ``end``."""
+        both = zip(self.pieces, self._tiles("k", at, key, end), strict=False)
+        return tuple(piece.load_k(tile, active) for piece, tile in both)
 
-    def load_v(self, tiles: Tiles, active: Array) -> tuple[Any, Any]:
-        """The V tile, its columns in pieces."""
-        return _pair(p.load_v(tile, active) for p, tile in zip(self.pieces, tiles, strict=False))
+    def load_v(self, at: RowsAt, key: Array, end: Array, active: Array) -> tuple[Any, ...]:
+        """The V tile of the keys ``[programs, BN]`` below ``end``."""
+        both = zip(self.pieces, self._tiles("v", at, key, end), strict=False)
+        return tuple(piece.load_v(tile, active) for piece, tile in both)
 
-    def scores(self, q: Any, q_rest: Any, k: Any, k_rest: Any, active: Array) -> Fragments:
-        """S = Q K^T, float32: the products of the pieces, added up."""
-        s = self.pieces[0].scores(q, k, active)
-        return self.pieces[1].scores(q_rest, k_rest, active, s) if len(self.widths["k"]) > 1 else s
+    def _tiles(self, role: str, at: RowsAt, key: Array, end: Array) -> list[KVTile]:
+        return [tile_walk(at, self.BN, key[:, 0], end, *columns).next_tile() for columns in self.widths[role]]
 
-    def accumulate(
-        self, p: Fragments, v: Any, v_rest: Any, o: Fragments, o_rest: Fragments, active: Array
-    ) -> tuple[Fragments, Fragments]:
-        """O += P V, piece by piece; P times 2^8 where it is e4m3."""
-        if self.p_fp8:
+    def scores(self, q: tuple[Any, ...], k: tuple[Any, ...], active: Array) -> Fragments:
+        """Q K^T, float32: the products of the pieces added up."""
+        s = self.pieces[0].scores(q[0], k[0], active)
+        if len(q) > 1:
+            s = self.pieces[1].scores(q[1], k[1], active, s)
+        return s
+
+    def accumulate(self, p: Fragments, v: tuple[Any, ...], o: Pieces, dtype: np.dtype[Any], active: Array) -> Pieces:
+        """O + P V in ``dtype``: P times 2^8 where it is e4m3."""
+        if dtype == float8_e4m3fn:
             p = p.with_values(p.values * np.float32(P_SCALE))
-        both = list(zip((v, v_rest), (o, o_rest), strict=True))
-        return _pair(iter(self._add_values(p, both[: len(self.widths["v"])], active)))
+        return tuple(self._add_values(p, list(zip(v, o, strict=True)), active))
 
     def _add_values(self, p: Fragments, pairs: list[tuple[Any, Fragments]], active: Array) -> list[Fragments]:
         """O + P V of each piece's (V, O)."""
         return [x.accumulate(p, v, o, active) for x, (v, o) in zip(self.pieces, pairs, strict=False)]
 
-    def zeros(self) -> tuple[Fragments, Fragments]:
+    def zeros(self) -> Pieces:
         """The output accumulators."""
-        return _pair(piece.zeros() for piece, _ in zip(self.pieces, self.widths["v"], strict=False))
+        return tuple(piece.zeros() for piece, _ in zip(self.pieces, self.widths["v"], strict=False))
 
     def row_max(self, s: Fragments) -> Array:
         """Largest score of each row ``[programs, BM]``."""
@@ -97,10 +106,10 @@ class PiecesAhead(PrefillCTA):
 
     pieces: list[Any]
 
-    def follow(self, *walks: list[KVCacheIterator]) -> None:
-        """Fetch ahead along these iterators, of K's and V's pieces for one loop after the other."""
+    def follow(self, k: RowsAt, v: RowsAt, lo: Array, full: Array, hi: Array) -> None:
+        """Fetch ahead along K's and V's tiles from ``lo`` to ``full`` and on to ``hi``."""
         for i, piece in enumerate(self.pieces):
-            piece.follow(*(walk[i] if i < len(walk) else None for walk in walks))
+            self._follow(piece, i, k, v, lo, full, hi)
 
 
 class WgmmaPieces(PiecesAhead):
@@ -127,13 +136,8 @@ class NvidiaPieces(PiecesAhead):
 class PiecesAtOnce(NvidiaPieces):
     """Pieces without wgmma whose tiles are converted on their way, or have one stage: none is fetched ahead."""
 
-    def follow(self, *walks: list[KVCacheIterator]) -> None:
+    def follow(self, k: RowsAt, v: RowsAt, lo: Array, full: Array, hi: Array) -> None:
         """Nothing: a tile comes when it is asked for."""
-
-
-def _pair(values: Iterator[Any]) -> tuple[Any, Any]:
-    found = list(values)
-    return found[0], found[-1]
 
 
 def check_arch(arch: str) -> None:
@@ -157,14 +161,14 @@ def stages_on_gfx950(row_bytes: int, BN: int) -> int:
 
 
 def prefill_cta(
-    arch: str, problem: PrefillProblem, config: PrefillConfig, q_dtype: np.dtype[Any], k_rows: Any, v_rows: Any,
-    batch_idx: Any, head_idx: Any, traffic: Traffic,
+    arch: str, problem: PrefillProblem, config: PrefillConfig, q_dtype: np.dtype[Any], weights: np.dtype[Any],
+    k_rows: Any, v_rows: Any, batch_idx: Any, head_idx: Any, traffic: Traffic,
 ) -> PrefillCTA:  # fmt: skip
-    """The CTA models of ``arch`` for the tiles of ``config``. ``k_rows`` and ``v_rows`` are the cache, or what stands
-    for one; ``batch_idx`` and ``head_idx`` ``[programs]`` each program's sequence and KV head.
+    """The CTA models of ``arch`` for the tiles of ``config``. ``weights``: the dtype of P and V where they are
+    multiplied. ``k_rows`` and ``v_rows`` are the cache, or what stands for one; ``batch_idx`` and ``head_idx``
+    ``[programs]`` each program's sequence and KV head.
     """
     stored = np.dtype(k_rows.dtype)
-    weights = float8_e4m3fn if problem.p_fp8 else bfloat16 if q_dtype == float8_e4m3fn else q_dtype
     k_widths = [(config.D0, min(config.D0, problem.head_dim)), (config.D1, problem.head_dim - config.D0)]
     v_widths = [(config.V0, min(config.V0, problem.value_dim)), (config.V1, problem.value_dim - config.V0)]
     columns = config.D0 + config.D1 + config.V0 + config.V1
@@ -188,7 +192,7 @@ def prefill_cta(
         made = PiecesAtOnce if at_once else NvidiaPieces
     elif isinstance(pieces[0], WgmmaCTA):
         made = WgmmaPieces
-    return made(pieces, widths, problem.p_fp8)
+    return made(pieces, widths, config.BN)
 
 
 def piece_cta(

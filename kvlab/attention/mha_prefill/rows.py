@@ -11,11 +11,15 @@ from kvlab.attention.scoring.emulator import by_column, in_pages, token_scale
 from kvlab.cache import KVCacheStaticParams, PagedKVCache
 from kvlab.cache.pointer import UnsafePointer
 from kvlab.cache.storage import BlockStorage
-from kvlab.staging import Fragments, KVCacheIterator, KVTile
+from kvlab.staging import Fragments, KVCacheIterator
 
-__all__ = ["SequenceRows", "by_token", "next_tiles", "place", "tile_walks", "token_scales"]
+__all__ = [
+    "RowsAt", "SequenceRows", "by_token", "key_scales", "per_sequence", "place", "tile_walk", "token_scales"
+]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
+RowsAt = tuple[Any, Array, Array, Array]
+"""Rows as the iterator sees a cache, and each program's sequence, its first row there, and its KV head ``[P]``."""
 
 
 class SequenceRows:
@@ -50,7 +54,8 @@ def place(rows: SequenceRows | PagedKVCache, batch: Any, key: Any, exists: Any) 
     if isinstance(rows, PagedKVCache):
         return in_pages(rows, batch, key, exists)
     if rows.starts is None:
-        return np.where(exists, batch, 0), np.where(exists, key, 0)
+        sequence = batch if rows.storage.strides[0] else 0 * batch  # 0: all sequences have the same rows
+        return np.where(exists, sequence, 0), np.where(exists, key, 0)
     return 0 * key, np.where(exists, rows.starts.astype(np.int64)[batch] + key, 0)
 
 
@@ -71,18 +76,28 @@ def by_token(
     return x.with_values(x.values * by_column(x, token_scales(scale, rows, batch, head, key, exists)))
 
 
-def tile_walks(
-    rows: Any, BN: int, batch: Any, kv_head: Any, end: Any, start: Any, columns: list[tuple[int, int]]
-) -> list[KVCacheIterator]:
-    """Walks over tiles of BN keys from ``start`` to ``end`` ``[programs]``, for each piece (first column, columns)."""
-    walks = [
-        KVCacheIterator(rows, BN, batch, kv_head, end, depth=n, head_dim_offset=at, bounded=True) for at, n in columns
-    ]
-    for walk in walks:
-        walk.tile_start_row = start
-    return walks
+def per_sequence(array: Array, starts: Array | None) -> Array:
+    """An array ``[B, n, ...]`` as it is; ragged rows ``[1, total, ...]`` as one in which every sequence has them all.
+
+    >>> per_sequence(np.arange(6).reshape(1, 3, 2), np.array([0, 1, 3])).tolist()
+    [[[0, 1], [2, 3], [4, 5]], [[0, 1], [2, 3], [4, 5]]]
+    """
+    if starts is None:
+        return array
+    shape, strides = (len(starts) - 1, *array.shape[1:]), (0, *array.strides[1:])
+    return np.lib.stride_tricks.as_strided(array, shape, strides)
 
 
-def next_tiles(walks: list[KVCacheIterator]) -> tuple[KVTile, ...]:
-    """The next tile of each walk."""
-    return tuple(walk.next_tile() for walk in walks)
+def key_scales(scales: tuple[Scale, Array], at: RowsAt, key: Array, end: Array) -> Array:
+    """The scales ``[P, BN]`` of keys, which stand as the rows ``at`` do."""
+    (scale, head), (rows, batch, first, _) = scales, at  #- address
+    page, slot = place(rows, batch[:, None], first[:, None] + key, key < end[:, None])
+    return token_scale(scale.tokens, (page, slot, np.broadcast_to(head[:, None], key.shape)), key < end[:, None])
+
+
+def tile_walk(at: RowsAt, BN: int, start: Array, end: Array, column: int, columns: int) -> KVCacheIterator:
+    """The walk over tiles of BN keys from ``start`` to ``end`` ``[P]``, of some columns."""
+    rows, batch, first, head = at
+    walk = KVCacheIterator(rows, BN, batch, head, first + end, depth=columns, head_dim_offset=column, bounded=True)
+    walk.tile_start_row = first + start
+    return walk

@@ -12,7 +12,13 @@ from kvlab.mirror.twin import Twin
 __all__ = ["LAUNCH", "LOCKSTEP_TOLERANCE", "TWINS", "PrefillConfig", "PrefillProblem", "choose_config", "shared_bytes"]
 
 TWINS = (
-    Twin("attend", kernel="kernel:attend", emulator="emulator:attend"),
+    Twin("attend", kernel="kernel:attend", emulator="emulator:attend", synonyms={
+        "problem.batch": "batches", "lens": "lens_ptr", "lens is not None": "PAGE", "base2": "BASE2",
+        "scales.k": "k_scale_ptr", "scales.v": "v_scale_ptr", "o_scale": "o_scale",
+        "load_k": "load_tile", "load_v": "load_tile",
+        "q_array.dtype": "q_ptr.dtype.element_ty", "float8_e4m3fn": "float8e4nv",
+        "starts_array is not None": "RAGGED",
+    }),
     Twin(
         "hopper", kernel="hopper_roles:produce,transpose,consume", emulator="hopper_emulator:produce,transpose,consume",
     ),

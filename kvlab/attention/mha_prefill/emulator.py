@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -175,17 +176,19 @@ def row_count(starts_array: Array | None, batch: Array, most: int) -> tuple[Arra
 
 def rescale(o: Pieces, alpha: Array) -> Pieces:
     """Rows of the pieces times ``alpha``."""
-    if len(o) == 1:
+    if len(o) > 1:
+        return o[0].times(alpha), o[1].times(alpha)
+    else:
         return (o[0].times(alpha),)
-    return o[0].times(alpha), o[1].times(alpha)
 
 
 def normalised(o: Pieces, sees: Array, factor: Array) -> Pieces:
     """Rows of the pieces times ``factor``; 0 where a row sees nothing."""
     final = o[0].with_values(np.where(o[0].by_row(sees), o[0].times(factor).values, np.float32(0)))
-    if len(o) == 1:
+    if len(o) > 1:
+        return final, o[1].with_values(np.where(o[1].by_row(sees), o[1].times(factor).values, np.float32(0)))
+    else:
         return (final,)
-    return final, o[1].with_values(np.where(o[1].by_row(sees), o[1].times(factor).values, np.float32(0)))
 
 
 def store_rows(row_array: Array, index: tuple[Array, ...], o: Pieces, exists: Array, DV: int) -> None:
@@ -237,6 +240,10 @@ def launch(
     else:
         k_rows, v_rows = (SequenceRows(per_sequence(x, cu_k)) for x in (k, v))
     traffic, scales = Traffic() if traffic is None else traffic, features.scales
+    k_scale, v_scale = (
+        x if x.tokens is None else replace(x, tokens=per_sequence(x.tokens, cu_k)) for x in (scales.k, scales.v)
+    )
+    features = replace(features, scales=replace(scales, k=k_scale, v=v_scale))
     o_array, lse_array = (per_sequence(x, cu_q) for x in (out, lse))
     with traffic.launch():
         attend(

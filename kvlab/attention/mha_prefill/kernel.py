@@ -37,7 +37,7 @@ TO_FP8 = tl.constexpr(P_SCALE)
 def row_of(table_ptr, page, first, key, exists, PAGE: tl.constexpr, MASKED: tl.constexpr):
     """(page, row in it) of keys: of the page that the table names, or of one piece whose first row is ``first``."""
     slot = first + key
-    if PAGE:
+    if PAGE:  #- address
         if MASKED:
             page = tl.load(table_ptr + key // PAGE, mask=exists, other=0).to(tl.int64)
         else:
@@ -62,10 +62,11 @@ def load_q(row_ptr, exists, D: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr)
     """The rows at ``row_ptr``, columns in pieces of D0 and of D1 (or none); 0 past D and for rows that do not exist."""
     d = tl.arange(0, D0)
     q = tl.load(row_ptr[:, None] + d[None, :], mask=exists[:, None] & (d[None, :] < D), other=0.0)
-    if D1 == 0:
+    if D1:
+        d = D0 + tl.arange(0, D1)
+        return q, tl.load(row_ptr[:, None] + d[None, :], mask=exists[:, None] & (d[None, :] < D), other=0.0)
+    else:
         return (q,)
-    d = D0 + tl.arange(0, D1)
-    return q, tl.load(row_ptr[:, None] + d[None, :], mask=exists[:, None] & (d[None, :] < D), other=0.0)
 
 
 @triton.jit
@@ -92,9 +93,10 @@ def load_tile(
 ):
     """The keys of one KV head, columns in pieces of D0 and of D1 (or none)."""
     tile = load_columns(at, key, end, 0, D0, D, PAGE, MASKED)
-    if D1 == 0:
+    if D1:
+        return tile, load_columns(at, key, end, D0, D1, D, PAGE, MASKED)
+    else:
         return (tile,)
-    return tile, load_columns(at, key, end, D0, D1, D, PAGE, MASKED)
 
 
 @triton.jit
@@ -118,17 +120,19 @@ def scores(q, k):
 @triton.jit
 def zeros(BM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr):
     """The output accumulators."""
-    if V1 == 0:
+    if V1:
+        return tl.zeros([BM, V0], tl.float32), tl.zeros([BM, V1], tl.float32)
+    else:
         return (tl.zeros([BM, V0], tl.float32),)
-    return tl.zeros([BM, V0], tl.float32), tl.zeros([BM, V1], tl.float32)
 
 
 @triton.jit
 def rescale(o, alpha):
     """Rows of the pieces times ``alpha``."""
-    if len(o) == 1:
+    if len(o) > 1:
+        return o[0] * alpha[:, None], o[1] * alpha[:, None]
+    else:
         return (o[0] * alpha[:, None],)
-    return o[0] * alpha[:, None], o[1] * alpha[:, None]
 
 
 @triton.jit
@@ -138,18 +142,20 @@ def accumulate(p, v, o, dtype: tl.constexpr):
         p = p * TO_FP8
     p = p.to(dtype)
     added = tl.dot(p, v[0].to(dtype), o[0], input_precision="ieee")
-    if len(o) == 1:
+    if len(o) > 1:
+        return added, tl.dot(p, v[1].to(dtype), o[1], input_precision="ieee")
+    else:
         return (added,)
-    return added, tl.dot(p, v[1].to(dtype), o[1], input_precision="ieee")
 
 
 @triton.jit
 def normalised(o, sees, factor):
     """Rows of the pieces times ``factor``; 0 where a row sees nothing."""
     final = tl.where(sees[:, None], o[0] * factor[:, None], 0.0)
-    if len(o) == 1:
+    if len(o) > 1:
+        return final, tl.where(sees[:, None], o[1] * factor[:, None], 0.0)
+    else:
         return (final,)
-    return final, tl.where(sees[:, None], o[1] * factor[:, None], 0.0)
 
 
 @triton.jit

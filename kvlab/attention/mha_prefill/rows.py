@@ -54,9 +54,18 @@ def place(rows: SequenceRows | PagedKVCache, batch: Any, key: Any, exists: Any) 
     if isinstance(rows, PagedKVCache):
         return in_pages(rows, batch, key, exists)
     if rows.starts is None:
-        sequence = batch if rows.storage.strides[0] else 0 * batch  # 0: all sequences have the same rows
-        return np.where(exists, sequence, 0), np.where(exists, key, 0)
+        return np.where(exists, batch, 0), np.where(exists, key, 0)
     return 0 * key, np.where(exists, rows.starts.astype(np.int64)[batch] + key, 0)
+
+
+def row_of(
+    rows: SequenceRows | PagedKVCache, page: Array, first: Array, key: Array, exists: Array
+) -> tuple[Array, Array]:
+    """(page, row in it) of keys: of the page that the table names, or of one piece whose first row is ``first``."""
+    slot = first + key
+    if isinstance(rows, PagedKVCache):  #- address
+        page, slot = in_pages(rows, page, key, exists)
+    return page, slot
 
 
 def token_scales(
@@ -91,8 +100,8 @@ def per_sequence(array: Array, starts: Array | None) -> Array:
 def key_scales(scales: tuple[Scale, Array], at: RowsAt, key: Array, end: Array) -> Array:
     """The scales ``[P, BN]`` of keys, which stand as the rows ``at`` do."""
     (scale, head), (rows, batch, first, _) = scales, at  #- address
-    page, slot = place(rows, batch[:, None], first[:, None] + key, key < end[:, None])
-    return token_scale(scale.tokens, (page, slot, np.broadcast_to(head[:, None], key.shape)), key < end[:, None])
+    page, slot = row_of(rows, batch[:, None], first[:, None], key, key < end[:, None])
+    return token_scale(scale.tokens, (page, slot, head[:, None]), key < end[:, None])
 
 
 def tile_walk(at: RowsAt, BN: int, start: Array, end: Array, column: int, columns: int) -> KVCacheIterator:

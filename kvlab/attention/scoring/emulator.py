@@ -56,8 +56,9 @@ def cap(s: Fragments, softcap: float) -> Fragments:
         y = x * x * QUARTER_LN2_SQUARED
         inner = multiply_add(y, multiply_add(y, np.float32(-17 / 315), np.float32(2 / 15)), np.float32(-1 / 3))
         series = s.values * multiply_add(y, inner, np.float32(1))
+        small = np.abs(x) < 0.5
         bounded = np.float32(softcap * LOG2E) * (np.float32(1) - divide(np.float32(2), exp2(x) + np.float32(1)))
-        return s.with_values(np.where(np.abs(x) < 0.5, series, bounded))
+        return s.with_values(np.where(small, series, bounded))
 
 
 def distance(s: Fragments, slope: Array, position: Array, key: Array) -> Fragments:

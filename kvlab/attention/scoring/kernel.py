@@ -57,8 +57,9 @@ def cap(s, softcap):
     y = x * x * QUARTER_LN2_SQUARED
     inner = -1.0 / 3.0 + y * (2.0 / 15.0 + y * (-17.0 / 315.0))
     series = s * (1.0 + y * inner)
+    small = tl.abs(x) < 0.5  # known before the exponentials: fewer registers
     bounded = softcap * LOG2E * (1.0 - 2.0 / (tl.math.exp2(x) + 1.0))
-    return tl.where(tl.abs(x) < 0.5, series, bounded)
+    return tl.where(small, series, bounded)
 
 
 @triton.jit

@@ -56,7 +56,9 @@ def count(name: str, value: Any, least: int = 0, bits: int | None = 48) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise ValueError(f"{name} {shown(value)} must be an integer of at least {least}") from None
+        number = None
+    if number is None or isinstance(value, bool):  # a bool is no number
+        raise ValueError(f"{name} {shown(value)} must be an integer of at least {least}")
     if number < least:
         raise ValueError(f"{name} {number} must be at least {least}")
     if bits is not None and number >> bits > 0:

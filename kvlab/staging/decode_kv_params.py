@@ -9,12 +9,13 @@ import numpy as np
 
 from kvlab.hardware import RegTileLoader, RegTileWriterLDS
 from kvlab.layout import Layout, Swizzle, TensorLayout
-from kvlab.memory import as_dtype
+from kvlab.memory import shown
 
 from .buffer_config import KBufferConfig, KVBufferConfig, VBufferConfig
 from .mma_geometry import MmaGeometry
 from .params import KVBufferParams, ceildiv
 from .tiled_mma_op import TiledTensorCore
+from .typed_fields import set_typed
 
 __all__ = ["DecodeKVBufferParams"]
 
@@ -57,12 +58,14 @@ class DecodeKVBufferParams(MmaGeometry):
         for name, value, kind in (
             ("kv_tile_layout", self.kv_tile_layout, TensorLayout),
             ("tensor_core_mma", self.tensor_core_mma, TiledTensorCore),
-            ("config", self.role_config, KVBufferConfig),
         ):
             if not isinstance(value, kind):
-                raise TypeError(f"{name} {value!r} must be a {kind.__name__}")
+                raise TypeError(f"{name} {shown(value)} must be a {kind.__name__}")
+        set_typed(self, head_dim_offset=0)
+        if not isinstance(self.role_config, KVBufferConfig):
+            raise TypeError(f"config {shown(self.config)} must be a KVBufferConfig or None")
         same = KVBufferParams(
-            as_dtype(self.dtype), self.mma_shape, self.swizzle, self.BN, self.WN, self.BK, self.num_threads, self.depth,
+            self.dtype, self.mma_shape, self.swizzle, self.BN, self.WN, self.BK, self.num_threads, self.depth,
             1, self.transpose, head_dim_offset=self.head_dim_offset,
         )  # fmt: skip
         in_type, layout = self.tensor_core_mma.in_type, self.kv_tile_layout
@@ -70,9 +73,7 @@ class DecodeKVBufferParams(MmaGeometry):
         whole = layout.shape == (self.BN, self.depth) and layout.stride[1] == 1
         same.require(whole, f"kv_tile_layout {layout}", f"BN {self.BN} x depth {self.depth} with columns side by side")
         same.require_whole_warp_rows()
-        for name in ("dtype", "swizzle"):
-            object.__setattr__(self, name, getattr(same, name))
-        same.require(self.num_stages >= 1, f"num_stages {self.num_stages}", "at least 1")
+        object.__setattr__(self, "swizzle", same.swizzle)
         b0, b1 = self.btile
         same.require(b1 % self.simd_width == 0, f"a row of {b1} columns", f"a multiple of {self.simd_width}")
         grid_cols = self.thread_grid[1]

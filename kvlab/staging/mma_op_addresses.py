@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from kvlab.layout import Swizzle
-from kvlab.memory import as_dtype
+from kvlab.memory import float32
 
 from .params import WARP_SIZE, KVBufferParams
 from .smem_subtile import smem_mma_subtile_offset
 from .tiled_mma_loader import TiledMmaLoader, counted
 from .tiled_mma_op import TiledMmaOp, get_accum_type
+from .typed_fields import set_typed
 
 __all__ = [
     "KVMmaOpParams",
@@ -60,16 +61,14 @@ class KVMmaOpParams:
     bk_smem: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "in_type", as_dtype(self.in_type))
-        out_type = get_accum_type(self.in_type) if self.out_type is None else self.out_type
-        op = TiledMmaOp(out_type, self.in_type, self.mma_shape, self.transpose_b)
-        object.__setattr__(self, "out_type", op.out_type)
-        object.__setattr__(self, "mma_shape", op.shape)
+        given: Any = self.out_type
+        object.__setattr__(self, "out_type", float32 if given is None else given)
         object.__setattr__(self, "bk_smem", self.bk_smem or self.BK)
+        set_typed(self)
+        if given is None:
+            object.__setattr__(self, "out_type", get_accum_type(self.in_type))
+        TiledMmaOp(self.out_type, self.in_type, self.mma_shape)  # refuses what no instruction adds up in
         object.__setattr__(self, "swizzle", counted(self.swizzle, self.in_type))
-        for name in ("num_mmas", "num_k_mmas", "num_k_tiles", "BN", "BK", "bk_smem"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} {getattr(self, name)} must be at least 1")
 
     @classmethod
     def of(

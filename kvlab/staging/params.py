@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from kvlab.layout import Layout, Swizzle, TileTensor, TileType
-from kvlab.memory import AddressSpace, Memory, as_dtype
+from kvlab.memory import AddressSpace, Memory
 
 from .mma_geometry import WARP_SIZE, MmaGeometry
+from .typed_fields import set_typed
 
 __all__ = ["WARP_SIZE", "KVBufferParams", "ceildiv"]
 
@@ -88,22 +89,19 @@ class KVBufferParams(MmaGeometry):
 
     def __post_init__(self) -> None:
         set_ = object.__setattr__
-        set_(self, "dtype", as_dtype(self.dtype))
-        set_(self, "mma_shape", tuple(self.mma_shape))
         like = {"cache_depth": "depth", "reg_chunk_depth": "depth", "smem_depth": "depth"}
         for name, other in {**like, "reg_chunk_keys": "WN", "bk_smem": "BK"}.items():
             if getattr(self, name) is None:
                 set_(self, name, getattr(self, other))
+        set_typed(self, head_dim_offset=0)
         if self.swizzle is not None:
-            set_(self, "swizzle", self.swizzle.to("vector"))
-        if len(self.mma_shape) != 3 or self.mma_shape[0] != self.mma_shape[1] or self.mma_shape[0] not in (16, 32):
+            try:
+                set_(self, "swizzle", self.swizzle.to("vector"))
+            except ValueError as error:
+                raise ValueError(f"swizzle {error}") from None
+        if self.mma_shape[0] != self.mma_shape[1] or self.mma_shape[0] not in (16, 32):
             raise ValueError(f"mma_shape {self.mma_shape} is not (16, 16, K) or (32, 32, K)")
-        positive = ("BN", "WN", "BK", "num_threads", "depth", "kv_num_heads", "cache_depth", "reg_chunk_depth")
-        for name in (*positive, "smem_depth", "reg_chunk_keys", "bk_smem", "num_smem_stages"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} {getattr(self, name)} must be at least 1")
         self.require(self.follows in FOLLOWS, f"follows {self.follows!r}", " or ".join(map(repr, FOLLOWS)))
-        self.require(self.head_dim_offset >= 0, f"head_dim_offset {self.head_dim_offset}", "0 or more")
         self.require(16 % self.dtype.itemsize == 0, f"dtype {self.dtype}", "an element of 1, 2, 4, 8 or 16 bytes")
         self.require(self.MMA_K * self.MMA_N % WARP_SIZE == 0, f"MMA_K {self.MMA_K}", "a multiple of 64 / MMA_N")
         self.require(self.BK % self.MMA_K == 0, f"BK {self.BK}", f"a multiple of MMA_K {self.MMA_K}")

@@ -14,6 +14,7 @@ from kvlab.layout.int_tuple import flatten
 from kvlab.memory import AddressSpace, as_dtype, float32
 
 from .mma_geometry import WARP_SIZE
+from .typed_fields import set_typed
 
 __all__ = ["TiledMmaOp", "TiledTensorCore", "get_accum_type", "mfma_atom", "mma_tiles"]
 
@@ -57,14 +58,9 @@ class TiledMmaOp:
     transpose_b: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("out_type", "in_type"):
-            object.__setattr__(self, name, as_dtype(getattr(self, name)))
+        set_typed(self)
         if self.out_type.name not in _OUT:
             raise ValueError(f"out_type {self.out_type} must be {', '.join(_OUT[:-1])} or {_OUT[-1]}")
-        shape = tuple(self.shape)
-        if len(shape) != 3 or any(not isinstance(n, int | np.integer) or n < 1 for n in shape):
-            raise ValueError(f"shape {self.shape!r} of a matrix instruction must be (M, N, K)")
-        object.__setattr__(self, "shape", shape)
 
     @property
     def a_frag_size(self) -> int:
@@ -180,11 +176,8 @@ class TiledTensorCore:
     transpose_b: bool = False
 
     def __post_init__(self) -> None:
-        op = self.mma_op
-        for name in ("out_type", "in_type", "shape"):
-            object.__setattr__(self, name, getattr(op, name))
-        if self.group_size < 1:
-            raise ValueError(f"group_size {self.group_size} must be at least 1")
+        set_typed(self)
+        TiledMmaOp(self.out_type, self.in_type, self.shape)  # refuses what no instruction adds up in
 
     @property
     def mma_op(self) -> TiledMmaOp:

@@ -332,7 +332,7 @@ def test_many_programs_at_once_over_any_pages(dtype: str, shape: Any, BK: int, p
         ({"transpose": False, "swizzle": None, "depth": 48, "smem_depth": 64}, "depth 48 must be a multiple of MMA_N"),
         ({"dtype": "fp32", "mma_shape": (16, 16, 4), "BK": 16}, "load_b is for fragments of 16 or 32 bytes"),
         ({"num_smem_stages": 0}, "num_smem_stages 0 must be at least 1"),
-        ({"head_dim_offset": -1}, "head_dim_offset -1 must be 0 or more"),
+        ({"head_dim_offset": -1}, "head_dim_offset -1 must be at least 0"),
     ],
 )
 def test_parameters_that_cannot_be_are_refused(change: dict[str, Any], says: str) -> None:

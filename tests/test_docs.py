@@ -1,0 +1,47 @@
+"""The pages of docs/: every file, function and page that they name exists. Rests on looking."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "CHANGELOG.md")
+ROW = re.compile(r"`(\w+)` (?:in|of) `(kvlab/[\w/]+\.py)`")
+
+
+def ids(path: Path) -> str:
+    return path.name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_files_that_a_page_names_are_there(page: Path) -> None:
+    named = re.findall(r"`((?:kvlab|tests|docs|tools|benchmarks|notebooks)/[^`*]*)`", page.read_text())
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_links_of_a_page_lead_somewhere(page: Path) -> None:
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", page.read_text())]
+    assert [link for link in links if link and "://" not in link and not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_functions_stand_where_a_page_says(page: Path) -> None:
+    for name, path in ROW.findall(page.read_text()):
+        assert re.search(rf"^\s*(def|class) {name}\b|^{name}\b", (ROOT / path).read_text(), re.MULTILINE), (name, path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_dotted_names_are_importable(page: Path) -> None:
+    for name in set(re.findall(r"`(kvlab(?:\.\w+)+)(?:\([^`]*\))?`", page.read_text())):
+        module, _, member = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), member), name
+
+
+def test_the_glossary_is_in_order() -> None:
+    words = re.findall(r"^\| (\S[^|]*?) \|", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)[1:]
+    assert words == sorted(words, key=str.lower)

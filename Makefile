@@ -46,7 +46,7 @@ pytest: $(VENV)/.dev
 	@echo "kvlab: [4/4] pytest: tests, doctests, notebooks; then the tests that compare times"
 	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not gpu and not timing" $(ARGS)
 	@$(BIN)/python -m pytest -m timing
-	@$(BIN)/python -c 'from kvlab.viz.files import browser; \
+	@$(BIN)/python -c 'from kvlab.viz.pen.files import browser; \
 	  browser() or print("kvlab: the browser tests were left out: no Chromium or Chrome is installed (Debian: apt-get install chromium)")'
 
 test-triton: $(ENVS)/triton-$(TRITON)/.ready

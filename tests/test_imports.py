@@ -18,7 +18,6 @@ import pytest
 import kvlab
 
 PACKAGE = Path(kvlab.__file__).parent
-HOOKS = {"_repr_svg_", "_repr_html_", "to_html"}
 
 
 def name_of(path: Path) -> str:
@@ -87,16 +86,42 @@ def test_rooms_need_numpy_and_ml_dtypes_only(numpy_modules: list[Path]) -> None:
     assert not foreign
 
 
-def test_pictures_are_reached_through_display_hooks_only() -> None:
-    """Outside viz and the demo, kvlab.viz is imported inside what shows an object (HOOKS) and nowhere else."""
-    wrong = {
-        f"{name_of(path)}: {function or 'top level'} imports {name}"
+def test_pictures_are_reached_by_name_only() -> None:
+    """Outside viz and the demo, nothing imports kvlab.viz but a view of the mirror: kvlab.drawn says its name."""
+    found = {
+        (name_of(path), function)
         for path in PACKAGE.rglob("*.py")
         if path.relative_to(PACKAGE).parts[0] not in {"viz", "demo"}
         for name, function in imports(path)
-        if (name + ".").startswith("kvlab.viz.") and function not in HOOKS
+        if f"{name}.".startswith("kvlab.viz.")
+    }
+    assert found <= {("kvlab.mirror.lockstep_result", "to_html")}
+
+
+def test_the_pen_knows_nothing_of_what_it_draws() -> None:
+    """pen/ uses itself and the display hooks; model/ uses no picture; a picture may use all of them."""
+    viz = PACKAGE / "viz"
+    lower = ("kvlab.memory", "kvlab.layout", "kvlab.hardware")
+    allowed = {
+        "pen": ("kvlab.drawn", "kvlab.viz.pen"),
+        "model": (*lower, "kvlab.viz.pen", "kvlab.viz.model"),
+    }
+    wrong = {
+        f"{name_of(path)} imports {name}"
+        for room, rooms in allowed.items()
+        for path in (viz / room).glob("*.py")
+        for name, _ in imports(path)
+        if name.startswith("kvlab") and not f"{name}.".startswith(tuple(f"{ours}." for ours in rooms))
     }
     assert not wrong
+
+
+def test_an_object_is_drawn_without_its_neighbours() -> None:
+    """One picture imports its own file and what that needs, not the other rooms whose objects have pictures."""
+    code = "import sys; from kvlab.layout import Layout; Layout((4, 8))._repr_svg_(); print(*sorted(sys.modules))"
+    loaded = set(run(code).split())
+    assert "kvlab.viz.grid" in loaded
+    assert not {"kvlab.staging", "kvlab.cache", "kvlab.mirror", "kvlab.hardware", "kvlab.viz.swizzle"} & loaded
 
 
 def test_rooms_are_found_by_name_and_listed() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.data import Capture
-from kvlab.viz.host import document
+from kvlab.viz.pen.host import document
 
 from . import pictures
 from .steps import ARCHS, Step

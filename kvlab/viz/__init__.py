@@ -1,7 +1,8 @@
 """Pictures of what kvlab computes: SVG text by a small writer of our own, one look for all.
 
 Every picture is a :class:`Picture`: it shows itself in a notebook, and :func:`save` writes it to a file. The module
-of a picture is imported when it is first drawn.
+of a picture is imported when it is first drawn. :data:`PICTURES` is the table of them all: a new picture is a file of
+this room and a line of the table. ``pen/`` is what all of them draw with, ``model/`` what they work out before.
 """
 
 from __future__ import annotations
@@ -9,118 +10,102 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from .atom import draw_atom
-    from .coalescing import draw_coalescing
-    from .copy_picture import draw_copy_plan
-    from .copy_plan import CopyPlan
-    from .cure import draw_cure
-    from .descriptor import draw_descriptor
-    from .dispatch import draw
-    from .encoding import draw_encoding
-    from .files import save
-    from .fragment_map import draw_fragment_map
-    from .gather4 import draw_gather4
-    from .grid import draw_composed_layout, draw_layout
-    from .kv_buffer import draw_kv_buffer
-    from .kv_tile import draw_kv_tile
-    from .linear_layout import draw_linear_layout, draw_thread_values
-    from .lockstep import draw_lockstep
-    from .page_table import draw_page_table
-    from .path import BytePath, draw_path_of_a_byte
-    from .picture import Picture
-    from .punch_card import draw_punch_card
-    from .quantised_page import draw_quantised_page
-    from .roofline import RooflinePoint, draw_roofline
-    from .shared_memory import draw_shared_memory
-    from .shares import draw_shares
-    from .swizzle import draw_swizzle
-    from .tile_film import draw_tile_film
-    from .tile_tensor import draw_tile_tensor
-    from .tiles_beside import draw_tiles_beside
-    from .timeline import draw_timeline
-    from .tma_box import draw_tma_box
+from kvlab.drawn import register as register
 
-_MODULES = {
+if TYPE_CHECKING:
+    from .atom import draw_atom as draw_atom
+    from .coalescing import draw_coalescing as draw_coalescing
+    from .copy_picture import draw_copy_plan as draw_copy_plan
+    from .descriptor import draw_descriptor as draw_descriptor
+    from .fragment_map import draw_fragment_map as draw_fragment_map
+    from .gather4 import draw_gather4 as draw_gather4
+    from .grid import draw_composed_layout as draw_composed_layout
+    from .grid import draw_layout as draw_layout
+    from .kv_buffer import draw_kv_buffer as draw_kv_buffer
+    from .kv_tile import draw_kv_tile as draw_kv_tile
+    from .linear_layout import draw_encoding as draw_encoding
+    from .linear_layout import draw_linear_layout as draw_linear_layout
+    from .linear_layout import draw_thread_values as draw_thread_values
+    from .lockstep import draw_lockstep as draw_lockstep
+    from .model.copy_plan import CopyPlan as CopyPlan
+    from .page_table import draw_page_table as draw_page_table
+    from .path import BytePath as BytePath
+    from .path import draw_path_of_a_byte as draw_path_of_a_byte
+    from .pen.dispatch import draw as draw
+    from .pen.dispatch import save as save
+    from .pen.picture import Picture as Picture
+    from .pen.svg import Canvas as Canvas
+    from .punch_card import draw_cure as draw_cure
+    from .punch_card import draw_punch_card as draw_punch_card
+    from .quantised_page import draw_quantised_page as draw_quantised_page
+    from .roofline import RooflinePoint as RooflinePoint
+    from .roofline import draw_roofline as draw_roofline
+    from .shared_memory import draw_shared_memory as draw_shared_memory
+    from .shared_memory import draw_tiles_beside as draw_tiles_beside
+    from .shares import draw_shares as draw_shares
+    from .swizzle import draw_swizzle as draw_swizzle
+    from .tile_film import draw_tile_film as draw_tile_film
+    from .tile_tensor import draw_tile_tensor as draw_tile_tensor
+    from .timeline import draw_timeline as draw_timeline
+    from .tma_box import draw_tma_box as draw_tma_box
+
+PICTURES: dict[str, tuple[str, str]] = {
+    "draw_layout": ("grid", "kvlab.layout:Layout numpy:ndarray"),
+    "draw_composed_layout": ("grid", "kvlab.layout:ComposedLayout"),
+    "draw_linear_layout": ("linear_layout", "kvlab.layout:LinearMap"),
+    "draw_encoding": ("linear_layout", "kvlab.layout:Encoding"),
+    "draw_thread_values": ("linear_layout", ""),
+    "draw_tile_tensor": ("tile_tensor", "kvlab.layout:TileBase"),
+    "draw_swizzle": ("swizzle", "kvlab.layout:Swizzle"),
+    "draw_punch_card": ("punch_card", "kvlab.hardware:Wavefronts"),
+    "draw_cure": ("punch_card", ""),
+    "draw_coalescing": ("coalescing", "kvlab.hardware:Coalescing"),
+    "draw_atom": ("atom", "kvlab.hardware:MmaAtom"),
+    "draw_tma_box": ("tma_box", "kvlab.hardware:TmaDescriptor kvlab.hardware:TMATensorTile"),
+    "draw_gather4": ("gather4", ""),
+    "draw_descriptor": ("descriptor", "kvlab.hardware:SmemDescriptor"),
+    "draw_copy_plan": ("copy_picture", "kvlab.hardware:SubTileLoaderLDS kvlab.hardware:SubTileLoaderLDS_st_8x32 "
+                       "kvlab.hardware:RegTileLoader kvlab.viz:CopyPlan"),
+    "draw_page_table": ("page_table", "kvlab.cache:PagedKVCache kvlab.cache:PagedKVCacheCollection"),
+    "draw_quantised_page": ("quantised_page", ""),
+    "draw_kv_tile": ("kv_tile", "kvlab.staging:KVTile"),
+    "draw_kv_buffer": ("kv_buffer", "kvlab.staging:KVBuffer kvlab.staging:DecodeKVBuffer "
+                       "kvlab.staging:DecodeStreamingKVBuffer kvlab.staging:NvidiaKVBuffer"),
+    "draw_shared_memory": ("shared_memory", "kvlab.staging:SwizzledTile"),
+    "draw_tiles_beside": ("shared_memory", ""),
+    "draw_fragment_map": ("fragment_map", "kvlab.staging:FragmentMap"),
+    "draw_timeline": ("timeline", "kvlab.staging:Timeline"),
+    "draw_tile_film": ("tile_film", ""),
+    "draw_path_of_a_byte": ("path", "kvlab.viz:BytePath"),
+    "draw_lockstep": ("lockstep", "kvlab.mirror:Lockstep"),
+    "draw_roofline": ("roofline", ""),
+    "draw_shares": ("shares", ""),
+}  # fmt: skip
+"""Function -> the file of this room that holds it, and the classes, ``package:Name``, whose objects :func:`draw` gives
+to it; none where a picture is of several objects."""
+
+_FILES = {name: file for name, (file, _) in PICTURES.items()} | {
     "BytePath": "path",
-    "CopyPlan": "copy_plan",
-    "Picture": "picture",
+    "Canvas": "pen.svg",
+    "CopyPlan": "model.copy_plan",
+    "Picture": "pen.picture",
     "RooflinePoint": "roofline",
-    "draw": "dispatch",
-    "draw_atom": "atom",
-    "draw_coalescing": "coalescing",
-    "draw_composed_layout": "grid",
-    "draw_copy_plan": "copy_picture",
-    "draw_cure": "cure",
-    "draw_descriptor": "descriptor",
-    "draw_encoding": "encoding",
-    "draw_fragment_map": "fragment_map",
-    "draw_gather4": "gather4",
-    "draw_kv_buffer": "kv_buffer",
-    "draw_kv_tile": "kv_tile",
-    "draw_layout": "grid",
-    "draw_linear_layout": "linear_layout",
-    "draw_lockstep": "lockstep",
-    "draw_page_table": "page_table",
-    "draw_path_of_a_byte": "path",
-    "draw_punch_card": "punch_card",
-    "draw_quantised_page": "quantised_page",
-    "draw_roofline": "roofline",
-    "draw_shared_memory": "shared_memory",
-    "draw_shares": "shares",
-    "draw_swizzle": "swizzle",
-    "draw_thread_values": "linear_layout",
-    "draw_tile_film": "tile_film",
-    "draw_tile_tensor": "tile_tensor",
-    "draw_tiles_beside": "tiles_beside",
-    "draw_timeline": "timeline",
-    "draw_tma_box": "tma_box",
-    "save": "files",
+    "draw": "pen.dispatch",
+    "save": "pen.dispatch",
 }
 
-__all__ = [
-    "BytePath",
-    "CopyPlan",
-    "Picture",
-    "RooflinePoint",
-    "draw",
-    "draw_atom",
-    "draw_coalescing",
-    "draw_composed_layout",
-    "draw_copy_plan",
-    "draw_cure",
-    "draw_descriptor",
-    "draw_encoding",
-    "draw_fragment_map",
-    "draw_gather4",
-    "draw_kv_buffer",
-    "draw_kv_tile",
-    "draw_layout",
-    "draw_linear_layout",
-    "draw_lockstep",
-    "draw_page_table",
-    "draw_path_of_a_byte",
-    "draw_punch_card",
-    "draw_quantised_page",
-    "draw_roofline",
-    "draw_shared_memory",
-    "draw_shares",
-    "draw_swizzle",
-    "draw_thread_values",
-    "draw_tile_film",
-    "draw_tile_tensor",
-    "draw_tiles_beside",
-    "draw_timeline",
-    "draw_tma_box",
-    "save",
-]
+__all__ = ["PICTURES", "register", *_FILES]
+
+for _function, (_file, _classes) in PICTURES.items():
+    for _class in _classes.split():
+        register(_class, f"{__name__}.{_file}:{_function}")
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(_MODULES)}")
+    if name in _FILES:
+        return getattr(importlib.import_module(f".{_FILES[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES})
+    return sorted({*globals(), *_FILES})

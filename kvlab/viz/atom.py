@@ -9,14 +9,12 @@ import numpy.typing as npt
 
 from kvlab.hardware import get_arch
 
-from .axis import QUIET, WIDTH, Axis, axis, axis_of, label_columns, label_rows, mark_gaps
-from .fragment import Fragment, draw_fragment
-from .palette import INK
-from .picture import Picture
-from .svg import Canvas
-from .text import wrap
-
-__all__ = ["draw_atom"]
+from .pen.axis import QUIET, WIDTH, Axis, axis, axis_of, label_columns, label_rows, mark_gaps
+from .pen.fragment import Fragment, draw_fragment
+from .pen.palette import INK
+from .pen.picture import Picture
+from .pen.svg import Canvas
+from .pen.text import wrap
 
 GUTTER = 26.0
 HEADER = 34.0

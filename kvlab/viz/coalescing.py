@@ -6,15 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from .axis import QUIET, WIDTH, axis, axis_of, label_rows, mark_gaps
-from .holders import lowest
-from .legend import keys
-from .palette import ACCENT, INK, LANES, lane_colours
-from .picture import Picture
-from .svg import HATCH, Canvas
-from .text import text_width, wrap
-
-__all__ = ["draw_coalescing"]
+from .model.holders import lowest
+from .pen.axis import QUIET, WIDTH, axis, axis_of, label_rows, mark_gaps
+from .pen.legend import keys
+from .pen.palette import ACCENT, INK, LANES, lane_colours
+from .pen.picture import Picture
+from .pen.svg import HATCH, Canvas
+from .pen.text import text_width, wrap
 
 GUTTER = 66.0
 HEADER = 40.0

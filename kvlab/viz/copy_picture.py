@@ -9,16 +9,14 @@ import numpy.typing as npt
 
 from kvlab.hardware import get_arch
 
-from .axis import GAP, QUIET, Axis, axis, axis_of, label_columns, label_rows, mark_gaps, some
-from .copy_plan import CopyPlan
-from .holders import lowest
-from .legend import keys
-from .palette import ACCENT, LANES, lane_colours
-from .picture import Picture
-from .svg import HATCH, Canvas
-from .text import number, text_width
-
-__all__ = ["draw_copy_plan"]
+from .model.copy_plan import CopyPlan
+from .model.holders import lowest
+from .pen.axis import GAP, QUIET, Axis, axis, axis_of, label_columns, label_rows, mark_gaps, some
+from .pen.legend import keys
+from .pen.palette import ACCENT, LANES, lane_colours
+from .pen.picture import Picture
+from .pen.svg import HATCH, Canvas
+from .pen.text import number, text_width
 
 GUTTER = 30.0
 HEADER = 44.0

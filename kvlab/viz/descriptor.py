@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from .axis import QUIET
-from .palette import INK
-from .picture import Picture
-from .svg import Canvas
-from .text import number, text_width, wrap
-
-__all__ = ["draw_descriptor"]
+from .pen.axis import QUIET
+from .pen.palette import INK
+from .pen.picture import Picture
+from .pen.svg import Canvas
+from .pen.text import number, text_width, wrap
 
 CELL = 26.0
 HIGH = 24.0

@@ -8,17 +8,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .axis import QUIET, WIDTH, Axis, axis_of, label_columns, label_rows, mark_gaps
-from .field import FEW
-from .fragment import Fragment, draw_fragment
-from .holders import lowest
-from .legend import keys
-from .palette import ACCENT, INK
-from .picture import Picture
-from .svg import Canvas
-from .text import text_width
-
-__all__ = ["draw_fragment_map"]
+from .model.field import FEW
+from .model.holders import lowest
+from .pen.axis import QUIET, WIDTH, Axis, axis_of, label_columns, label_rows, mark_gaps
+from .pen.fragment import Fragment, draw_fragment
+from .pen.legend import keys
+from .pen.palette import ACCENT, INK
+from .pen.picture import Picture
+from .pen.svg import Canvas
+from .pen.text import text_width
 
 GUTTER, HEADER = 44.0, 44.0
 Int64 = npt.NDArray[np.int64]

@@ -7,15 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from .axis import QUIET, WIDTH
-from .palette import BANKS, INK, order_colours, text_on
-from .picture import Picture
+from .model.tma_copy import TmaCopy
+from .pen.axis import QUIET, WIDTH
+from .pen.palette import BANKS, INK, order_colours, text_on
+from .pen.picture import Picture
+from .pen.svg import Canvas
+from .pen.text import number
 from .shared_memory import draw_image
-from .svg import Canvas
-from .text import number
-from .tma_copy import TmaCopy
-
-__all__ = ["draw_gather4"]
 
 LEFT, PAGE_GAP, SLOT_H, BOX_H = 70.0, 14.0, 22.0, 40.0
 

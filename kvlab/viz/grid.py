@@ -11,15 +11,13 @@ import numpy.typing as npt
 
 from kvlab.layout import Layout
 
-from .axis import GAP, QUIET, WIDTH, Axis, axis_of, bracket, label_columns, label_rows, mark_gaps, period, some
-from .field import FEW, Cells, Field
-from .legend import bank_legend, keys
-from .palette import BANKS, INK, LANES, PAPER, bank_colours, lane_colours
-from .picture import Picture
-from .svg import Canvas
-from .text import text_width
-
-__all__ = ["draw_composed_layout", "draw_layout"]
+from .model.field import FEW, Cells, Field
+from .pen.axis import GAP, QUIET, WIDTH, Axis, axis_of, bracket, label_columns, label_rows, mark_gaps, period, some
+from .pen.legend import bank_legend, keys
+from .pen.palette import BANKS, INK, LANES, PAPER, bank_colours, lane_colours
+from .pen.picture import Picture
+from .pen.svg import Canvas
+from .pen.text import text_width
 
 GUTTER = 34.0
 HEADER = 28.0

@@ -6,10 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from .picture import Picture
+from .pen.picture import Picture
 from .shared_memory import TOLD, draw_shared_memory
-
-__all__ = ["draw_kv_buffer"]
 
 
 def draw_kv_buffer(

@@ -6,13 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from .axis import QUIET, WIDTH, axis, axis_of, label_columns, label_rows, mark_gaps
-from .legend import keys
-from .palette import BANKS, INK, order_colours, text_on
-from .picture import Picture
-from .svg import Canvas
-
-__all__ = ["draw_kv_tile"]
+from .pen.axis import QUIET, WIDTH, axis, axis_of, label_columns, label_rows, mark_gaps
+from .pen.legend import keys
+from .pen.palette import BANKS, INK, order_colours, text_on
+from .pen.picture import Picture
+from .pen.svg import Canvas
 
 GUTTER, HEADER, ROW, RIGHT = 88.0, 48.0, 20.0, 200.0
 

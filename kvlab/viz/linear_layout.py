@@ -1,4 +1,5 @@
-"""Linear layouts: who holds which element, or what lies where in shared memory, and the basis vectors as a table."""
+"""Linear layouts, Triton's encodings among them: who holds which element, or what lies where in shared memory, and the
+basis vectors as a table."""
 
 from __future__ import annotations
 
@@ -9,27 +10,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .axis import QUIET, WIDTH, label_columns, label_rows, mark_gaps, period
-from .field import FEW, Cells
-from .fragment import Fragment, draw_fragment, fragment_axes
 from .grid import draw_layout
-from .holders import lowest
-from .legend import keys
-from .palette import INK
-from .picture import Picture
-from .preimage import Preimage, image
+from .model.field import FEW, Cells
+from .model.holders import Preimage, image, lowest
+from .pen.axis import QUIET, WIDTH, label_columns, label_rows, mark_gaps, period
+from .pen.fragment import Fragment, draw_fragment, fragment_axes
+from .pen.legend import keys
+from .pen.palette import INK
+from .pen.picture import Picture
+from .pen.svg import HATCH, Canvas
+from .pen.text import text_width
 from .shared_memory import draw_image, draw_shared_memory
-from .svg import HATCH, Canvas
-from .text import text_width
-
-__all__ = ["draw_linear_layout", "draw_thread_values"]
 
 GUTTER = 34.0
 HEADER = 34.0
 NAME = 66.0
 MOST = 1 << 18
 Int64 = npt.NDArray[np.int64]
-BELOW = "Below: the basis vectors, from which all others follow."
+_BELOW = "Below: the basis vectors, from which all others follow."
 
 
 def draw_linear_layout(
@@ -65,10 +63,10 @@ def draw_linear_layout(
         raise ValueError(f"cannot draw {layout!r} as a linear layout: a LinearLayout is accepted")
     names = set(layout.in_dims)
     if names & {"register", "lane", "warp"}:
-        top, found, told = held(layout, thread)
+        top, found, told = _held(layout, thread)
         found = f"{' x '.join(map(str, layout.shape))} elements: {found}"
     elif "offset" in names:
-        top, found, told = stored(layout, element_bytes, banks)
+        top, found, told = _stored(layout, element_bytes, banks)
     elif list(layout.out_dims) == ["offset"]:
         top, found, told = _offsets(layout)
     else:
@@ -76,10 +74,56 @@ def draw_linear_layout(
             f"cannot draw a linear layout from {', '.join(layout.in_dims)} to {', '.join(layout.out_dims)}: from "
             "register, lane, warp or offset to coordinates, or from coordinates to offset is accepted"
         )
-    return with_bases(top, layout, title or found, caption or f"{told} {BELOW}")
+    return _with_bases(top, layout, title or found, caption or f"{told} {_BELOW}")
 
 
-def with_bases(top: Picture, layout: Any, title: str, caption: str) -> Picture:
+def draw_encoding(
+    encoding: Any,
+    shape: Sequence[int] | None = None,
+    *,
+    triton_version: str | None = None,
+    element_bytes: int | None = None,
+    banks: int = 32,
+    thread: int | None = None,
+    title: str | None = None,
+    caption: str | None = None,
+) -> Picture:
+    """A Triton encoding on a tensor of ``shape``, by default the smallest that shows its pattern.
+
+    - of registers: which thread and register hold each element; ``thread`` (warp * lanes + lane) can be picked out
+    - of shared memory: what lies where, in elements of ``element_bytes`` (2, or what the encoding says), over ``banks``
+      of 4 bytes (32, or 64 on gfx950); places that no element has (padding) are hatched
+
+    Raises ValueError where the encoding does not fit the shape, and for a thread that it does not have.
+
+    >>> from kvlab.layout.encodings import BlockedLayout, PaddedSharedLayout
+    >>> draw_encoding(BlockedLayout([1, 4], [8, 4], [2, 1], [1, 0])).title
+    'BlockedLayout on 16 x 16: 64 threads hold 4 each, every element once'
+    >>> draw_encoding(PaddedSharedLayout.with_identity_for([[64, 8]], (8, 64), (1, 0))).title
+    'PaddedSharedLayout on 8 x 64: vector 0 of its first 8 rows lies in 8 bank groups'
+    """
+    if not isinstance(shape, tuple | list | None):
+        raise ValueError(f"shape {shape!r} of {encoding}: a tuple of ints is accepted")
+    shape = encoding.pattern_shape() if shape is None else tuple(shape)
+    version = {} if triton_version is None else {"triton_version": triton_version}
+    layout = encoding.to_linear_layout(shape, **version)
+    if hasattr(encoding, "offsets"):
+        size = element_bytes or getattr(encoding, "element_bitwidth", 16) // 8
+        if hasattr(encoding, "interval_padding_pairs") or getattr(encoding, "fp4_padded", False):
+            if math.prod(shape) > MOST:
+                raise ValueError(f"shape {shape} of {encoding}: up to {MOST} padded elements can be drawn")
+            top, found, told = _padded(shape, np.asarray(encoding.offsets(shape, **version)), size, banks)
+        else:
+            top, found, told = _stored(layout if "offset" in layout.in_dims else layout.invert(), size, banks)
+        found = f"{'its transpose, ' * ('transposed' in found)}{found.rpartition(': ')[2]}"
+    else:
+        top, found, told = _held(layout, thread)
+    below = _BELOW if not hasattr(encoding, "interval_padding_pairs") else f"{_BELOW[:-1]}, before the padding."
+    name = f"{type(encoding).__name__} on {' x '.join(map(str, shape))}"
+    return _with_bases(top, layout, title or f"{name}: {found}", caption or f"{told} {below}")
+
+
+def _with_bases(top: Picture, layout: Any, title: str, caption: str) -> Picture:
     """A picture of a linear layout with the table of its basis vectors below."""
     canvas = Canvas()
     canvas.embed(top, 0, 0)
@@ -126,7 +170,7 @@ def draw_thread_values(
     return canvas.picture(title or found, caption or _told("value"))
 
 
-def held(layout: Any, thread: int | None) -> tuple[Picture, str, str]:
+def _held(layout: Any, thread: int | None) -> tuple[Picture, str, str]:
     """The grid of threads and registers, what was found, and what is seen."""
     kept, (down, across) = _dims(layout.shape)
     names = ("register", "lane", "warp")
@@ -178,7 +222,7 @@ def _value(vector: Sequence[int], kept: list[int], shape: tuple[int, ...]) -> in
     return number
 
 
-def stored(layout: Any, element_bytes: int, banks: int) -> tuple[Picture, str, str]:
+def _stored(layout: Any, element_bytes: int, banks: int) -> tuple[Picture, str, str]:
     """The image of shared memory of a map from offsets to coordinates: slots of up to 16 bytes that hold neighbours
     along a row (or down a column)."""
     kept, (_, across) = _dims(layout.shape)
@@ -210,7 +254,7 @@ def _neighbours(vectors: list[int], step: int, most: int) -> int:
     return run
 
 
-def padded(shape: tuple[int, ...], place: Int64, element_bytes: int, banks: int) -> tuple[Picture, str, str]:
+def _padded(shape: tuple[int, ...], place: Int64, element_bytes: int, banks: int) -> tuple[Picture, str, str]:
     """The image of shared memory where elements lie at ``place`` [*shape] and nothing elsewhere: slots of up to 16
     bytes."""
     _, (_, across) = _dims(shape)

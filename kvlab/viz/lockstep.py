@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from .palette import ALARM
-from .picture import Picture
-from .svg import Canvas
+from .pen.palette import ALARM
+from .pen.picture import Picture
+from .pen.svg import Canvas
 
 if TYPE_CHECKING:
     from kvlab.mirror.lockstep_result import Difference, Lockstep, Maximum

@@ -8,8 +8,8 @@ import keyword
 import tokenize
 from typing import TYPE_CHECKING
 
-from .host import document, view
-from .text import MONO
+from .pen.host import document, view
+from .pen.text import MONO
 
 if TYPE_CHECKING:
     from kvlab.mirror.lockstep_result import Difference, Lockstep, Maximum

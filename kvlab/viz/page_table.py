@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .axis import QUIET, WIDTH, Axis, axis, axis_of, mark_gaps
-from .legend import keys
-from .palette import ACCENT, BANKS, INK, LANES
-from .picture import Picture
-from .svg import HATCH, Canvas
-from .text import text_width
-
-__all__ = ["draw_page_table"]
+from .pen.axis import QUIET, WIDTH, Axis, axis, axis_of, mark_gaps
+from .pen.legend import keys
+from .pen.palette import ACCENT, BANKS, INK, LANES
+from .pen.picture import Picture
+from .pen.svg import HATCH, Canvas
+from .pen.text import text_width
 
 GUTTER = 108.0
 BOX_W, BOX_H, STRIP, GAP = 60.0, 30.0, 9.0, 6.0

@@ -9,13 +9,11 @@ from typing import TypeAlias
 
 import numpy as np
 
-from .axis import QUIET
-from .palette import ACCENT, BANKS, INK, LANES, PAPER, lane_colours
-from .picture import Picture
-from .svg import Canvas
-from .text import text_width, wrap
-
-__all__ = ["BytePath", "draw_path_of_a_byte"]
+from .pen.axis import QUIET
+from .pen.palette import ACCENT, BANKS, INK, LANES, PAPER, lane_colours
+from .pen.picture import Picture
+from .pen.svg import Canvas
+from .pen.text import text_width, wrap
 
 PANEL, HIGH, APART = 123.0, 152.0, 22.8
 TOP = 24.0

@@ -1,8 +1,9 @@
-"""The punch card: which lane touches which bank, in which phase and which pass."""
+"""Punch cards: which lane touches which bank, in which phase and which pass; one, or a conflict beside its cure."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,18 +12,19 @@ import numpy.typing as npt
 
 from kvlab.hardware.banks.explain import listed
 
-from .axis import QUIET, axis, label_columns
-from .palette import ALARM, INK
-from .picture import Picture
-from .svg import Canvas
-from .text import number, wrap
-
-__all__ = ["draw_punch_card"]
+from .model.lanes import Image
+from .pen.axis import QUIET, axis, label_columns
+from .pen.palette import ALARM, INK
+from .pen.picture import Picture
+from .pen.svg import Canvas
+from .pen.text import number, wrap
+from .shared_memory import CARD, CARD_APART, CARD_GUTTER, CARD_ROW, draw_rows
 
 GUTTER = 40.0
 HEADER = 32.0
 BETWEEN = 8.0
 BARS = 36.0
+CARD_HEADER, TILE_ROWS = 40.0, 8
 
 
 def draw_punch_card(
@@ -88,6 +90,53 @@ def draw_punch_card(
             y += 16
             canvas.text(0, y, line, size=11)
     return canvas.picture(title or _title(access, card), caption or _caption(card))
+
+
+def draw_cure(
+    conflict: Any,
+    cure: Any,
+    *,
+    tiles: Sequence[Any] | None = None,
+    slot_bytes: int = 16,
+    names: tuple[str, str] = ("as it is", "cured"),
+    title: str | None = None,
+    caption: str | None = None,
+) -> Picture:
+    """One read twice: with conflicts (left), and as something else has cured it (right). It fits 900 x 720 px.
+
+    conflict, cure   the :class:`kvlab.hardware.Wavefronts` of both, on one machine
+    tiles            the two images of shared memory that they read, as :func:`draw_shared_memory` takes them, in slots
+                     of ``slot_bytes``: the rows that the first phase reads are shown, a cell is the vector row,number
+    names            what the two are called
+
+    Raises ValueError for accesses of two machines, or tiles that are not two.
+
+    >>> from kvlab.hardware import wavefronts
+    >>> from kvlab.staging import SwizzledTile
+    >>> tile, lane = SwizzledTile(rows=64, row_bytes=128), np.arange(32)
+    >>> both = [wavefronts("ldmatrix.x4", t.address(lane % 8, lane // 8)) for t in (tile.plain(), tile)]
+    >>> draw_cure(*both, tiles=(tile.plain(), tile)).title
+    'ldmatrix.x4 on sm_90: 32 wavefronts as it is, 4 cured, ideal 4'
+    """
+    if conflict.arch.name != cure.arch.name:
+        raise ValueError(f"conflict is of {conflict.arch.name}, cure of {cure.arch.name}: one machine is accepted")
+    if tiles is not None and len(tiles) != 2:
+        raise ValueError(f"tiles are {len(tiles)}: two are accepted, of the conflict and of the cure")
+    canvas = Canvas()
+    below = 0.0
+    for x, access, name in zip((0.0, CARD_APART), (conflict, cure), names, strict=True):
+        many = f"{access.wavefronts} wavefront{'s' * (access.wavefronts != 1)}"
+        canvas.text(x, 12, f"{name}: {many}", size=12, weight=600)
+        below = max(below, _card(canvas, _Card.of(access, None, 4, None, access.bank_count), x))
+    for x, access, slots in zip((0.0, CARD_APART), (conflict, cure), tiles or (), strict=False):
+        _tile(canvas, slots, slot_bytes, access, x, below + 14)
+    canvas.extend(CARD_APART + CARD + 24, 0)
+    note = ", provisional" if conflict.provisional else ""
+    told = f"{conflict.wavefronts} wavefronts {names[0]}, {cure.wavefronts} {names[1]}, ideal {cure.ideal}{note}"
+    where = conflict.instruction if conflict.instruction == cure.instruction else "the read"
+    seen = "Lane by bank; a mark's shape tells the phase, its tone the pass in which it is served."
+    seen += " Below: the tile, rows of all banks, what the first phase reads outlined." if tiles is not None else ""
+    return canvas.picture(title or f"{where} on {conflict.arch.name}: {told}", caption or seen)
 
 
 @dataclass(frozen=True)
@@ -265,6 +314,42 @@ def _bars(canvas: Canvas, card: _Card, left: npt.NDArray[np.float64], cell: floa
             canvas.text(x0, base + 14, "red: more than one in a phase, conflicts", size=10, opacity=QUIET)
             base += 8
     return base + 8
+
+
+def _card(canvas: Canvas, card: _Card, x: float) -> float:
+    """One punch card from ``x`` on; returns the y below it."""
+    left = x + CARD_GUTTER
+    cell = (CARD - CARD_GUTTER) / card.banks
+    edges = np.asarray(left + cell * np.arange(card.banks), np.float64)
+    height = 7.0 if len(card.phase) <= 32 else 4.5
+    tops = _tops(card, height, CARD_HEADER)
+    canvas.text(left, CARD_HEADER - 8, "lane ↓  bank of 4 bytes →", size=10, opacity=QUIET)
+    _ground(canvas, edges, np.sort(tops), cell, height)
+    _marks(canvas, card, edges + cell / 2, tops + height / 2, min(cell, height + 2))
+    _lanes(canvas, card, left - 6, tops, height)
+    for served in range(card.phases):
+        lanes = np.flatnonzero(card.phase == served)
+        if lanes.size:
+            middle = (float(tops[lanes].min()) + float(tops[lanes].max()) + height) / 2
+            canvas.text(x + CARD + 6, middle + 3.5, f"× {card.passes(served)}", size=10, opacity=QUIET)
+    return _bars(canvas, card, edges, cell, float(tops.max()) + height + 20, x)
+
+
+def _tile(canvas: Canvas, slots: Any, slot_bytes: int, access: Any, x: float, y: float) -> None:
+    """The rows of shared memory that the first phase reads, at most eight."""
+    image = Image.over(slots, slot_bytes, 0, 4 * access.arch.banks, access.arch.banks)
+    lanes = np.flatnonzero(access.active & (access.phase == 0))
+    address = access.addresses[lanes]
+    rows = np.unique((address - image.start) // image.row_bytes)[:TILE_ROWS]
+    if not lanes.size or rows[0] < 0 or rows[-1] >= image.rows:
+        raise ValueError(f"tile {slots!r:.200}: the access reads bytes {address.tolist()}, which lie outside")
+    wide = draw_rows(canvas, image, rows, x, y) / slot_bytes
+    for byte in address.tolist():
+        r, c = divmod(byte - image.start, image.row_bytes)
+        k = np.flatnonzero(rows == r)
+        if k.size:
+            top = y + CARD_ROW * int(k[0]) + 1
+            canvas.look_here(x + CARD_GUTTER + wide * c + 1, top, wide * access.op.nbytes - 2, CARD_ROW - 2, 1.6)
 
 
 def _title(access: Any, card: _Card) -> str:

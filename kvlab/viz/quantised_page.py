@@ -7,14 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .axis import QUIET, WIDTH, Axis, axis_of, label_rows, mark_gaps
-from .legend import keys
-from .palette import BANKS, LANES
-from .picture import Picture
-from .svg import HATCH, Canvas
-from .text import text_width
-
-__all__ = ["draw_quantised_page"]
+from .pen.axis import QUIET, WIDTH, Axis, axis_of, label_rows, mark_gaps
+from .pen.legend import keys
+from .pen.palette import BANKS, LANES
+from .pen.picture import Picture
+from .pen.svg import HATCH, Canvas
+from .pen.text import text_width
 
 GUTTER, HEADER, ROW = 44.0, 56.0, 20.0
 CELL, SCALE, BETWEEN = 47.0, 66.0, 44.0

@@ -7,14 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from .axis import LABEL, QUIET, WIDTH
-from .marks import dot, ring
-from .palette import BANKS, INK
-from .picture import Picture
-from .svg import Canvas
-from .text import text_width
-
-__all__ = ["RooflinePoint", "draw_roofline"]
+from .pen.axis import LABEL, QUIET, WIDTH
+from .pen.marks import dot, ring
+from .pen.palette import BANKS, INK
+from .pen.picture import Picture
+from .pen.svg import Canvas
+from .pen.text import text_width
 
 LEFT, TOP, HEIGHT = 54.0, 24.0, 330.0
 ROW = 17.0

@@ -1,4 +1,4 @@
-"""The image of shared memory: rows of all banks, what lies in each slot, and which of them one instruction reads."""
+"""Shared memory: rows of all banks, what lies in each slot, what one instruction reads; one image, or two compared."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .axis import QUIET, WIDTH, Axis, axis, axis_of, label_columns, label_rows, mark_gaps
-from .field import FEW
-from .lanes import ROOMY, Image, Lanes
-from .legend import keys
-from .palette import BANKS, INK, bank_colours, order_colours
-from .picture import Picture
-from .svg import HATCH, Canvas
-
-__all__ = ["draw_image", "draw_shared_memory"]
+from .model.field import FEW
+from .model.lanes import OUTSIDE, ROOMY, UNTOUCHED, ZEROS, Image, Lanes
+from .pen.axis import QUIET, WIDTH, Axis, axis, axis_of, label_columns, label_rows, mark_gaps
+from .pen.legend import keys
+from .pen.palette import BANKS, INK, bank_colours, order_colours
+from .pen.picture import Picture
+from .pen.svg import HATCH, Canvas
+from .pen.text import text_width
 
 GUTTER = 52.0
 HEADER = 44.0
 ROW = 22.0
-OUTSIDE, ZEROS = -2, -3
+CARD, CARD_APART, CARD_GUTTER, CARD_ROW, CARD_HEADER = 376.0, 452.0, 34.0, 16.0, 24.0
+"""Two cards beside each other: the width of one, from one to the next, of the names of its rows, and of a row."""
+COMPARED = 1 << 18
 Int64 = npt.NDArray[np.int64]
 TOLD = {"column": "its column of 16 bytes in the tile", "row": "its row in the tile", "bank": "its bank"}
 """What the colour of a byte can tell."""
@@ -81,6 +82,73 @@ def draw_shared_memory(
         raise ValueError(f"slots {slots!r:.200} are none: at least one is drawn")
     lanes = Lanes.of(access, addresses, lane_bytes, phase, image)
     return _draw(image, lanes, colour, rules or {}, fold, title, caption)
+
+
+def draw_tiles_beside(
+    left: Any,
+    right: Any,
+    *,
+    names: tuple[str, str],
+    banks: int = 32,
+    slot_bytes: int = 16,
+    rows: int = 16,
+    title: str | None = None,
+    caption: str | None = None,
+) -> Picture:
+    """One tile as two machines, compilers or buffers keep it in shared memory.
+
+    left, right   the images, as :func:`draw_shared_memory` takes them, in slots of ``slot_bytes``: a cell is the piece
+                  row,number of the tile
+    names         what the two are called
+    banks         of 4 bytes; a row of the picture is all banks once
+    rows          shown from the first byte on
+
+    Raises ValueError for slots that are no pairs, for more than 2^18 of them, and for fewer than one row.
+
+    >>> from kvlab.staging import SwizzledTile
+    >>> tile = SwizzledTile(rows=64, row_bytes=128)
+    >>> draw_tiles_beside(tile, tile.plain(), names=("swizzled", "plain")).title
+    'swizzled and plain: another piece of the tile in 448 of 512 slots'
+    >>> draw_tiles_beside(tile, tile, names=("one", "other")).title
+    'one and other: the same piece of the tile in all 512 slots'
+    """
+    if rows < 1:
+        raise ValueError(f"rows {rows}: at least 1 is drawn")
+    images = [Image.over(slots, slot_bytes, 0, 4 * banks, banks) for slots in (left, right)]
+    if (most := max(image.count for image in images)) > COMPARED:
+        raise ValueError(f"{most} slots: up to {COMPARED} can be compared")
+    canvas = Canvas()
+    for x, image, name in zip((0.0, CARD_APART), images, names, strict=True):
+        canvas.text(x, 12, name, size=12, weight=600)
+        draw_rows(canvas, image, np.arange(min(rows, image.rows)), x, CARD_HEADER)
+        if image.rows > rows:
+            below = f"{image.rows - rows} more rows"
+            canvas.text(x + CARD, CARD_HEADER + CARD_ROW * rows + 14, below, size=10, anchor="end", opacity=QUIET)
+    canvas.extend(CARD_APART + CARD + 24, 0)
+    told = (
+        f"Shared memory in rows of {4 * banks} bytes, all {banks} banks once; a cell is {slot_bytes} bytes of the "
+        "tile, row,number; the colour tells its column of 16 bytes."
+    )
+    return canvas.picture(title or f"{names[0]} and {names[1]}: {_compared(images)}", caption or told)
+
+
+def draw_rows(canvas: Canvas, image: Image, rows: Int64, x: float, y: float) -> float:
+    """Rows of shared memory, as wide as a punch card; returns the width of a slot."""
+    row, vector = image.at(rows)
+    left, wide = x + CARD_GUTTER, (CARD - CARD_GUTTER) / image.columns
+    xs, ys = left + wide * np.arange(image.columns), y + CARD_ROW * np.arange(len(rows))
+    colour = order_colours(np.maximum(vector, 0) * image.slot_bytes // 16)
+    index = np.where(row >= 0, colour, np.where(row == UNTOUCHED, -1, -2))
+    canvas.cells(xs, ys, wide, CARD_ROW, index, BANKS)
+    for top, at in zip(ys.tolist(), rows.tolist(), strict=True):
+        byte = str(image.start + image.row_bytes * at)
+        canvas.text(left - 6, top + 11.5, byte, size=10, anchor="end", mono=True, opacity=QUIET)
+    texts = [f"{r},{v}" if r >= 0 else "" for r, v in zip(row.ravel().tolist(), vector.ravel().tolist(), strict=True)]
+    if wide >= max(text_width(text, 9, mono=True) for text in texts) + 2:
+        across, down = (places.ravel() for places in np.meshgrid(xs + wide / 2, ys + 11.5))
+        behind = [BANKS[i] if i >= 0 else None for i in index.ravel().tolist()]
+        canvas.labels(across, down, texts, behind, size=9)
+    return wide
 
 
 def draw_image(
@@ -207,7 +275,7 @@ def _contents(
 
 def _what(row: int, vector: int, slot_bytes: int) -> str:
     if row < 0:
-        return {-1: "nobody wrote here", ZEROS: "zeros: outside the tensor"}.get(row, "outside the image")
+        return {UNTOUCHED: "nobody wrote here", ZEROS: "zeros: outside the tensor"}.get(row, "outside the image")
     return f"row {row} of the tile, {'vector' if slot_bytes == 16 else 'piece'} {vector}"
 
 
@@ -234,6 +302,17 @@ def _title(image: Image, lanes: Lanes) -> str:
         f"{size}: {name} {vector.min()} of its first {len(np.unique(row[column]))} rows lies in "
         f"{groups} bank group{'s' if groups > 1 else ''}"
     )
+
+
+def _compared(images: list[Image]) -> str:
+    count = max(image.count for image in images)
+    held = [np.stack(image.at(np.arange(image.rows)), axis=-1).reshape(-1, 2) for image in images]
+    size = max(map(len, held))
+    padded = [np.pad(one, ((0, size - len(one)), (0, 0)), constant_values=UNTOUCHED) for one in held]
+    apart = int((padded[0] != padded[1]).any(axis=1).sum())
+    if not apart:
+        return f"the same piece of the tile in all {count} slots"
+    return f"another piece of the tile in {apart} of {count} slots"
 
 
 def _caption(image: Image, lanes: Lanes, colour: str) -> str:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from .axis import LABEL, QUIET, WIDTH
-from .marks import dot, ring
-from .palette import ACCENT, BANKS
-from .picture import Picture
-from .svg import Canvas
-from .text import text_width
-
-__all__ = ["draw_shares"]
+from .pen.axis import LABEL, QUIET, WIDTH
+from .pen.marks import dot, ring
+from .pen.palette import ACCENT, BANKS
+from .pen.picture import Picture
+from .pen.svg import Canvas
+from .pen.text import text_width
 
 ROW, TOP = 18.0, 34.0
 RIGHT = 104.0  # of the columns of numbers

@@ -7,14 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .axis import QUIET, axis, label_columns, label_rows, mark_gaps
-from .legend import bank_legend
-from .palette import ACCENT, BANKS, INK, bank_colours
-from .picture import Picture
-from .svg import Canvas
-from .text import number
-
-__all__ = ["draw_swizzle"]
+from .pen.axis import QUIET, axis, label_columns, label_rows, mark_gaps
+from .pen.legend import bank_legend
+from .pen.palette import ACCENT, BANKS, INK, bank_colours
+from .pen.picture import Picture
+from .pen.svg import Canvas
+from .pen.text import number
 
 GUTTER = 34.0
 BETWEEN = 44.0

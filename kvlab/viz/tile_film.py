@@ -11,13 +11,11 @@ import numpy.typing as npt
 
 from kvlab.hardware import get_arch
 
-from .axis import QUIET, WIDTH
-from .palette import BANKS, INK
-from .picture import Picture
-from .svg import Canvas
-from .text import wrap
-
-__all__ = ["draw_tile_film"]
+from .pen.axis import QUIET, WIDTH
+from .pen.palette import BANKS, INK
+from .pen.picture import Picture
+from .pen.svg import Canvas
+from .pen.text import wrap
 
 PANEL, HEIGHT, APART, TOP = 146.0, 176.0, 30.5, 46.0
 Int64 = npt.NDArray[np.int64]

@@ -10,15 +10,13 @@ import numpy.typing as npt
 
 from kvlab.layout import Layout
 
-from .axis import QUIET, label_columns, label_rows, mark_gaps
-from .field import FEW, Cells, Field, Leaves
-from .fragment import Fragment, draw_fragment, fragment_axes
 from .grid import draw_layout
-from .legend import keys
-from .picture import Picture
-from .svg import HATCH, Canvas
-
-__all__ = ["draw_tile_tensor"]
+from .model.field import FEW, Cells, Field, Leaves
+from .pen.axis import QUIET, label_columns, label_rows, mark_gaps
+from .pen.fragment import Fragment, draw_fragment, fragment_axes
+from .pen.legend import keys
+from .pen.picture import Picture
+from .pen.svg import HATCH, Canvas
 
 GUTTER, HEADER = 34.0, 28.0
 Int64 = npt.NDArray[np.int64]

@@ -6,13 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from .axis import LABEL, QUIET, WIDTH
-from .palette import ALARM, BANKS, INK, PAPER
-from .picture import Picture
-from .svg import Canvas
-from .text import text_width, wrap
-
-__all__ = ["draw_timeline"]
+from .pen.axis import LABEL, QUIET, WIDTH
+from .pen.palette import ALARM, BANKS, INK, PAPER
+from .pen.picture import Picture
+from .pen.svg import Canvas
+from .pen.text import text_width, wrap
 
 GUTTER, TOP = 96.0, 62.0
 LANE, BAR, APART = 40.0, 22.0, 8.0

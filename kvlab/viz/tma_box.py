@@ -8,15 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from .axis import QUIET, WIDTH
-from .palette import ACCENT, BANKS, INK, PAPER, order_colours
-from .picture import Picture
+from .model.tma_copy import Box, TmaCopy
+from .pen.axis import QUIET, WIDTH
+from .pen.palette import ACCENT, BANKS, INK, PAPER, order_colours
+from .pen.picture import Picture
+from .pen.svg import HATCH, Canvas
+from .pen.text import wrap
 from .shared_memory import draw_image
-from .svg import HATCH, Canvas
-from .text import wrap
-from .tma_copy import Box, TmaCopy
-
-__all__ = ["draw_tma_box"]
 
 GUTTER = 52.0
 TOP = 44.0

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvlab.viz.files import browser
+from kvlab.viz.pen.files import browser
 
 HERE = Path(__file__).parent
 PATIENCE = 240_000  # ms for anything of a browser: as much as a loaded machine may need, for what otherwise never comes

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-import importlib
 from pathlib import Path
 from unittest import mock
 
 from gallery import GALLERY
 
 from kvlab import viz
-from kvlab.viz import dispatch
+from kvlab.drawn import _names
+from kvlab.viz.pen import dispatch
 
 
 def test_every_public_picture_is_drawn() -> None:
@@ -21,11 +21,10 @@ def test_every_public_picture_is_drawn() -> None:
 
 
 def test_every_kind_of_object_that_has_a_picture_shows_it() -> None:
-    """Rests on the table of ``viz.draw``, through which every object goes that draws itself."""
-    with mock.patch.object(dispatch, "_drawer", side_effect=dispatch._drawer) as drawer:
+    """Rests on the table of pictures and on what is asked of it, through which every object goes that draws itself."""
+    with mock.patch.object(dispatch, "drawer_of", side_effect=dispatch.drawer_of) as drawer_of:
         shown = [viz.draw(make()) for make in GALLERY.values()]
     assert len(shown) == len(GALLERY)
-    drawn = {call.args[0] for call in drawer.call_args_list}
-    kinds = [name.split(":") for name in dispatch._PICTURES]
-    classes = [getattr(importlib.import_module(module), name) for module, name in kinds]
-    assert [kind for kind in classes if not any(issubclass(cls, kind) for cls in drawn)] == []
+    bases = {base for call in drawer_of.call_args_list for base in call.args[0].__mro__}
+    names = [name for _, classes in viz.PICTURES.values() for name in classes.split()]
+    assert [name for name in names if not any(_names(name, base) for base in bases)] == []

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from kvlab import viz
-from kvlab.viz.host import document
+from kvlab.viz.pen.host import document
 
 pytestmark = pytest.mark.browser
 

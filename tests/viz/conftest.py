@@ -69,7 +69,7 @@ def hovers() -> Callable[[ElementTree.Element], list[str]]:
 
 def _overlaps(picture: Any) -> list[tuple[str, str]]:
     """Texts of one line that run into each other, by the writer's own estimate of widths."""
-    from kvlab.viz.text import text_width
+    from kvlab.viz.pen.text import text_width
 
     lines: dict[tuple[str, float], list[tuple[float, float, str]]] = {}
 
@@ -91,3 +91,12 @@ def _overlaps(picture: Any) -> list[tuple[str, str]]:
 def overlaps() -> Callable[[Any], list[tuple[str, str]]]:
     """Pairs of texts on one line that would overlap."""
     return _overlaps
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
+    """The registered pictures, a copy for one test."""
+    from kvlab import drawn
+
+    monkeypatch.setattr(drawn, "_DRAWERS", dict(drawn._DRAWERS))
+    return drawn._DRAWERS

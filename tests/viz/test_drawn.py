@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import re
+import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from kvlab.drawn import Drawn, Shown
+from kvlab.drawn import Drawn, Shown, drawer_of
 from kvlab.hardware import (
     SmemDescriptor,
     SubTileLoaderLDS_st_8x32,
@@ -24,8 +27,7 @@ from kvlab.hardware import (
 )
 from kvlab.layout import ComposedLayout, Layout, LinearLayout, Swizzle, TileTensor
 from kvlab.staging import Timeline
-from kvlab.viz import Picture, draw, draw_layout, save
-from kvlab.viz.dispatch import _PICTURES, _drawer
+from kvlab.viz import Picture, draw, draw_layout, register, save
 
 ARRAY = np.zeros((32, 64), np.float16)
 OBJECTS = [
@@ -86,7 +88,7 @@ def test_a_name_alone_draws_nothing(name: str) -> None:
     """Somebody else's class may have the name of one of ours, and even say that it comes from our module."""
     for module in (__name__, "kvlab.staging.timeline", "kvlab.layout.layout", "kvlab.cache.paged", "numpy"):
         other = type(name, (SimpleNamespace,), {"__module__": module})
-        with pytest.raises(ValueError, match=rf"cannot draw .*\({name}\); known are Layout, .*Timeline, .*ndarray"):
+        with pytest.raises(ValueError, match=rf"cannot draw .*\({name}\); known are Layout, .*Timeline, .*Lockstep"):
             draw(other(events=[], offsets=None))
 
 
@@ -96,18 +98,80 @@ def kinds(base: type) -> Iterator[type]:
         yield from kinds(kind)
 
 
-def test_the_table_names_classes_and_everything_that_shows_itself_is_in_it() -> None:
-    for entry in _PICTURES:
-        module, _, name = entry.partition(":")
-        cls = getattr(importlib.import_module(module), name)
-        assert isinstance(cls, type)
-        drawer = _drawer(cls)
-        assert drawer is not None
-        assert drawer.__name__ == _PICTURES[entry][1]
+def test_everything_that_shows_itself_has_a_picture() -> None:
     for cls in kinds(Drawn):
         module = importlib.import_module(cls.__module__)
         if module.__name__.startswith("kvlab.") and getattr(module, cls.__name__, None) is cls:
-            assert _drawer(cls) is not None, cls
+            assert drawer_of(cls) is not None, cls
+
+
+class Board:
+    """A class of a user, with the picture of its layout."""
+
+    def __init__(self, rows: int):
+        self.layout = Layout((rows, 8), (8, 1))
+
+
+class Wide(Board):
+    """One that is drawn as its base."""
+
+
+@pytest.mark.usefixtures("registry")
+class TestRegister:
+    """Rests on the registry's own words: by class, nearest base first, the newest function of a class."""
+
+    def test_a_class_of_a_user_and_its_subclasses(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"cannot draw .*\(Board\); known are Layout, .*; kvlab.viz.register"):
+            draw(Board(4))
+        register(Board, lambda board, **how: draw_layout(board.layout, **how))
+        for board in (Board(4), Wide(4)):
+            assert draw(board, mark=(3, 5)).svg == draw_layout(board.layout, mark=(3, 5)).svg
+        assert save(Board(4), tmp_path / "a.svg").read_text() == draw_layout(Layout((4, 8), (8, 1))).svg
+        with pytest.raises(ValueError, match=r"known are Layout, .*, Board;"):
+            draw(7)
+
+    def test_the_newest_function_and_the_nearest_base(self) -> None:
+        first, second = draw(Layout((2, 2), (2, 1))), draw(Layout((2, 4), (4, 1)))
+        register(Board, lambda board: first)
+        register(Wide, lambda board: second)
+        assert draw(Board(4)) is first
+        assert draw(Wide(4)) is second
+        register(Board, lambda board: second)
+        assert draw(Board(4)) is second
+        register(Layout, lambda layout: first)
+        assert draw(Layout((4, 8), (8, 1))) is first
+
+    def test_names_of_what_is_not_imported_yet(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+        register("colorsys:Colour", "colorsys:rgb_to_hsv")
+        assert drawer_of(Board) is None
+        assert "colorsys" not in sys.modules
+        register(f"{__name__}:Board", "kvlab.viz.grid:draw_layout")
+        assert drawer_of(Board) is draw_layout
+
+    def test_a_class_that_derives_from_drawn_shows_itself(self) -> None:
+        class Mine(Drawn):
+            layout = Layout((2, 2), (2, 1))
+
+        assert Mine()._repr_html_() is None
+        register(Mine, lambda mine: draw(mine.layout))
+        assert Mine()._repr_html_() == draw(Mine.layout).inline
+
+    @pytest.mark.parametrize("cls", [7, None, "Board", "a b:C", "mine:", ":Mine", "a:b:c"])
+    def test_what_is_no_class(self, cls: Any) -> None:
+        with pytest.raises(ValueError, match=f"cls is {re.escape(repr(cls))}: must be a class or the name of one"):
+            register(cls, draw_layout)
+
+    @pytest.mark.parametrize("drawer", [7, None, "draw_layout", "kvlab.viz.grid:"])
+    def test_what_cannot_draw(self, drawer: Any) -> None:
+        with pytest.raises(ValueError, match=f"drawer is {re.escape(repr(drawer))}: must be a function or the name"):
+            register(Board, drawer)
+        assert drawer_of(Board) is None
+
+    def test_what_gives_no_picture(self) -> None:
+        register(Board, lambda board: "<svg/>")
+        with pytest.raises(TypeError, match="registered for Board gave '<svg/>': must give a Picture"):
+            draw(Board(4))
 
 
 CELLS = [

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvlab.layout import ComposedLayout, Layout, Swizzle, TileTensor, zipped_divide
 from kvlab.viz import draw, draw_layout
-from kvlab.viz.field import Field
+from kvlab.viz.model.field import Field
 
 TILE = np.arange(128)[:, None] * 64 + np.arange(64)
 

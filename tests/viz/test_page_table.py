@@ -10,7 +10,7 @@ import pytest
 
 from kvlab.cache import from_dense
 from kvlab.viz import draw, draw_page_table
-from kvlab.viz.palette import ACCENT
+from kvlab.viz.pen.palette import ACCENT
 
 SVG = "{http://www.w3.org/2000/svg}"
 TABLE = np.array([[7, 2, 11, -1], [0, -1, -1, -1], [5, 9, 3, 6]])

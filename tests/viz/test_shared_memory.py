@@ -10,7 +10,7 @@ import pytest
 
 from kvlab.hardware import wavefronts
 from kvlab.viz import draw_shared_memory
-from kvlab.viz.palette import BANKS
+from kvlab.viz.pen.palette import BANKS
 
 SVG = "{http://www.w3.org/2000/svg}"
 LANE = np.arange(32)

@@ -13,7 +13,7 @@ from kvlab.memory import AddressSpace, Memory
 from kvlab.staging import Hazards, KVBuffer, Timeline, Traffic
 from kvlab.staging.params import KVBufferParams
 from kvlab.viz import draw_tile_film
-from kvlab.viz.palette import ACCENT
+from kvlab.viz.pen.palette import ACCENT
 
 SVG = "{http://www.w3.org/2000/svg}"
 NAMES = ["in DRAM", "in flight", "in shared memory", "in registers", "in the product"]

@@ -12,13 +12,14 @@ import numpy.typing as npt
 
 from kvlab.hardware.banks.explain import listed
 
-from .axis import Axis
-from .palette import ACCENT, BANKS, INK, text_on
-from .svg import Canvas
-
-__all__ = ["ROOMY", "Image", "Lanes"]
+from ..pen.axis import Axis
+from ..pen.palette import ACCENT, BANKS, INK, text_on
+from ..pen.svg import Canvas
 
 Int64 = npt.NDArray[np.int64]
+
+UNTOUCHED, OUTSIDE, ZEROS = -1, -2, -3
+"""Rows of a slot that holds none of the tile: nobody wrote it, it is outside the image, it was filled with zeros."""
 
 ROOMY = 84.0
 """From this width on, a slot holds its own name (left) and the lane that reads it (right)."""
@@ -80,10 +81,10 @@ class Image:
         return self.start + self.row_bytes * rows[:, None] + self.slot_bytes * np.arange(self.columns)
 
     def at(self, rows: Int64) -> tuple[Int64, Int64]:
-        """[rows, columns] row and vector of the tile; -2 is outside the image."""
+        """[rows, columns] row and vector of the tile; OUTSIDE where there is none."""
         slot = (self.address(rows) - self.base) // self.slot_bytes
         there = (slot >= 0) & (slot < self.count)
-        pair = np.full((*slot.shape, 2), -2, np.int64)
+        pair = np.full((*slot.shape, 2), OUTSIDE, np.int64)
         pair[there] = self.of(slot[there])
         return pair[..., 0], pair[..., 1]
 

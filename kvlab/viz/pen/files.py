@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,35 +20,13 @@ from .host import document
 if TYPE_CHECKING:
     from .picture import Picture
 
-__all__ = ["browser", "save", "save_picture"]
-
 MOST_SCALE = 100
 """Pixels for each px: beyond, pictures are larger than converters can hold."""
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 
 
-def save(obj: Any, path: str | PathLike[str], *, theme: str = "light", scale: float = 2.0, **how: Any) -> Path:
-    """Draw ``obj`` (a :class:`Picture`, or anything that :func:`kvlab.viz.draw` knows, to which ``how`` goes) into the
-    file ``path``.
-
-    The ending decides: ``.svg`` and ``.html`` follow the reader's light or dark preference; ``.png`` has one ``theme``
-    and ``scale`` pixels for each CSS px. A PNG needs CairoSVG, rsvg-convert or a Chromium browser. Returns the path.
-
-    Raises ValueError for another ending, for an object that cannot be drawn, or for a PNG without a converter.
-
-    >>> import tempfile
-    >>> from kvlab.viz import draw_layout
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save(draw_layout([[0, 1], [2, 3]]), f"{folder}/layout.svg").name
-    'layout.svg'
-    """
-    from . import draw
-
-    return save_picture(draw(obj, **how), path, theme=theme, scale=scale)
-
-
 def save_picture(picture: Picture, path: str | PathLike[str], *, theme: str = "light", scale: float = 2.0) -> Path:
-    """:func:`save` for a finished picture."""
+    """A finished picture in the file ``path``; see :func:`kvlab.viz.save`."""
     target = Path(path)
     whole = isinstance(scale, int | float | np.integer | np.floating) and not isinstance(scale, bool)
     if not (whole and 0 < scale <= MOST_SCALE):

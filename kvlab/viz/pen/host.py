@@ -14,8 +14,6 @@ import re
 from .palette import THEMES
 from .text import SANS
 
-__all__ = ["document", "scheme", "view", "words"]
-
 # Who tells a theme by an attribute or a class of the page, and not by CSS's own `color-scheme`. VS Code gives a light
 # page of high contrast both of its classes, so the light ones come last.
 _SAYS_DARK = ("[data-jp-theme-light=false]", ".vscode-dark", ".vscode-high-contrast", "html[theme=dark]")

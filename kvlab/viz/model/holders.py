@@ -1,14 +1,13 @@
-"""Who holds an element, of a map that is linear over F2: found from its basis vectors, not by trying all indices."""
+"""Who holds an element: the lowest of several, and of a map that is linear over F2 from its basis vectors alone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-__all__ = ["Preimage"]
 
 Int64 = npt.NDArray[np.int64]
 
@@ -79,3 +78,15 @@ def image(vectors: Sequence[int], index: npt.ArrayLike) -> Int64:
     for bit, value in enumerate(vectors):
         out ^= np.where(left >> bit & 1, value, 0)
     return out
+
+
+def lowest(shape: tuple[int, ...], place: tuple[Any, ...], number: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """[*shape] the lowest of the numbers at each place, -1 where there is none.
+
+    >>> lowest((2, 2), (np.array([0, 0, 1]), np.array([1, 1, 0])), [5, 3, 4]).tolist()
+    [[-1, 3], [4, -1]]
+    """
+    none = np.iinfo(np.int64).max
+    out = np.full(shape, none, np.int64)
+    np.minimum.at(out, place, np.asarray(number, np.int64))
+    return np.where(out == none, -1, out)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from .palette import PAPER
 from .svg import Canvas
 
-__all__ = ["dot", "ring"]
-
 
 def dot(canvas: Canvas, x: float, y: float, fill: str, title: str | None = None) -> None:
     """A dot around (x, y), set off from what lies under it."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvlab.viz import Picture, draw, draw_layout, save
-from kvlab.viz.files import _converters
+from kvlab.viz.pen.files import _converters
 
 LAYOUT = np.arange(16).reshape(4, 4)
 
@@ -34,7 +34,7 @@ def test_png_has_the_asked_size(tmp_path) -> None:
 
 
 def test_png_without_a_converter_says_what_to_install(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("kvlab.viz.files._converters", list)
+    monkeypatch.setattr("kvlab.viz.pen.files._converters", list)
     with pytest.raises(ValueError, match="pip install cairosvg"):
         save(LAYOUT, tmp_path / "a.png")
     assert not list(tmp_path.iterdir())

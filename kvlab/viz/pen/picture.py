@@ -15,8 +15,6 @@ from .host import scheme, words
 from .palette import THEMES
 from .text import SANS
 
-__all__ = ["Picture"]
-
 
 def _variables(theme: str) -> str:
     return "".join(f"--kvlab-{name}:{value};" for name, value in THEMES[theme].items())

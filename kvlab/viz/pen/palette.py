@@ -16,20 +16,6 @@ import functools
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "ACCENT",
-    "ALARM",
-    "BANKS",
-    "INK",
-    "LANES",
-    "PAPER",
-    "THEMES",
-    "bank_colours",
-    "lane_colours",
-    "order_colours",
-    "text_on",
-]
-
 BANKS: tuple[str, ...] = (
     "#5845a4", "#6252ad", "#6d5fb4", "#776db7",  # indigo
     "#d69468", "#e1a177", "#ebaf89", "#f2bd9c",  # apricot

@@ -10,8 +10,6 @@ import numpy.typing as npt
 from .svg import Canvas
 from .text import text_width
 
-__all__ = ["GAP", "WIDTH", "Axis", "axis", "axis_of", "label_columns", "label_rows", "mark_gaps", "period", "some"]
-
 WIDTH = 852.0
 """Width of the content of a picture that fills a 900-px notebook column."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from kvlab.viz.host import document, scheme, view
+from kvlab.viz.pen.host import document, scheme, view
 
 
 def test_every_rule_of_a_view_stays_inside_it_and_weighs_more_than_classes() -> None:

@@ -16,8 +16,6 @@ from .palette import ACCENT, INK, PAPER, text_on
 from .picture import Picture
 from .text import MONO, attributes, number, text_width, wrap
 
-__all__ = ["HATCH", "MIN_TEXT", "Canvas"]
-
 MARGIN = 24.0
 MIN_TEXT = 9.0
 HATCH = "url(#@hatch)"

@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .shared_memory import ZEROS
-
-__all__ = ["Box", "TmaCopy"]
+from .lanes import UNTOUCHED, ZEROS
 
 SLOT = 16
 MOST = 64
@@ -96,7 +94,7 @@ class TmaCopy:
         """[slots, 2] the (row, vector) of the tile in some of the 16-byte slots from ``address`` on; -1 untouched, -3
         zeros."""
         d = self.descriptor
-        out = np.full((*slot.shape, 2), -1, np.int64)
+        out = np.full((*slot.shape, 2), UNTOUCHED, np.int64)
         for box in self.boxes:
             place = SLOT * slot - box.offset
             here = (place >= 0) & (place < d.image_bytes)
@@ -105,10 +103,10 @@ class TmaCopy:
             where = d.image(self.address + box.offset).reshape(-1, d.box[-1])[:, :: SLOT // d.dtype.itemsize]
             vector = box.vector + np.arange(where.shape[1])
             pair = np.stack(np.broadcast_arrays(box.row[:, None], vector), axis=-1)
-            held = np.full((d.image_bytes // SLOT, 2), -1, np.int64)
+            held = np.full((d.image_bytes // SLOT, 2), UNTOUCHED, np.int64)
             held[(where - self.address - box.offset) // SLOT] = np.where(self.inside(box)[..., None], pair, ZEROS)
             found = held[place[here] // SLOT]
-            out[here] = np.where(found == -1, out[here], found)
+            out[here] = np.where(found == UNTOUCHED, out[here], found)
         return out
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvlab.viz.palette import BANKS, LANES, THEMES, bank_colours, lane_colours, luminance, order_colours, text_on
+from kvlab.viz.pen.palette import BANKS, LANES, THEMES, bank_colours, lane_colours, luminance, order_colours, text_on
 
 VISION = {
     "normal": np.eye(3),

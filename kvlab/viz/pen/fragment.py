@@ -12,8 +12,6 @@ from .palette import LANES, lane_colours
 from .svg import Canvas
 from .text import text_width
 
-__all__ = ["Fragment", "draw_fragment", "fragment_axes"]
-
 
 @dataclass(frozen=True)
 class Fragment:

@@ -9,8 +9,6 @@ from .palette import BANKS, INK
 from .svg import HATCH, Canvas
 from .text import text_width
 
-__all__ = ["bank_legend", "keys"]
-
 
 def bank_legend(canvas: Canvas, x: float, y: float, name: str = "bank", *, width: float = 352.0) -> float:
     """The 32 colours of the banks with their numbers; returns the y below it."""

@@ -18,8 +18,6 @@ import numpy.typing as npt
 from kvlab.layout import ComposedLayout, Layout
 from kvlab.layout.int_tuple import flatten
 
-__all__ = ["FEW", "Cells", "Field", "Leaves"]
-
 FEW = 1 << 16
 """So many offsets are looked at one by one."""
 

@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from kvlab.viz.palette import BANKS
-from kvlab.viz.svg import Canvas
-from kvlab.viz.text import number, text_width, wrap
+from kvlab.viz.pen.palette import BANKS
+from kvlab.viz.pen.svg import Canvas
+from kvlab.viz.pen.text import number, text_width, wrap
 
 
 def areas(svg: str) -> dict[str, float]:

@@ -13,8 +13,6 @@ import numpy.typing as npt
 from kvlab.hardware import get_arch
 from kvlab.memory import as_dtype
 
-__all__ = ["CopyPlan"]
-
 AMD = "gfx950"
 """Whose loaders to LDS are known."""
 MOST = 1 << 20

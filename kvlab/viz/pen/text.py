@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import html
 
-__all__ = ["MONO", "SANS", "attributes", "number", "text_width", "wrap"]
-
 SANS = "system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif"
 MONO = "ui-monospace,'SF Mono',Menlo,Consolas,'DejaVu Sans Mono',monospace"
 

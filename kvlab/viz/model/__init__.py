@@ -1,0 +1,1 @@
+"""What pictures show, worked out as arrays before anything is drawn."""

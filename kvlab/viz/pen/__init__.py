@@ -1,0 +1,1 @@
+"""What pictures are drawn with: a writer of SVG, axes, legends, colours, text, files. It knows no class of objects."""

@@ -1,0 +1,71 @@
+"""The table of pictures is true: its classes, its files, the page of the documents (rests on the package itself)."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import pkgutil
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from kvlab import viz
+from kvlab.drawn import drawer_of
+from kvlab.viz import PICTURES
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def modules(package: str) -> list[ModuleType]:
+    """A package and all that lies in it."""
+    top = importlib.import_module(package)
+    inside = pkgutil.walk_packages(getattr(top, "__path__", []), f"{package}.") if package.startswith("kvlab.") else ()
+    return [top, *(importlib.import_module(module.name) for module in inside)]
+
+
+def test_each_name_is_that_of_one_class_which_the_function_draws() -> None:
+    for function, (file, classes) in PICTURES.items():
+        module = importlib.import_module(f"kvlab.viz.{file}")
+        assert getattr(viz, function) is getattr(module, function)
+        for name in classes.split():
+            package, _, kind = name.partition(":")
+            found = {vars(m)[kind] for m in modules(package) if kind in vars(m)}
+            (cls,) = {c for c in found if f"{c.__module__}.".startswith(f"{package}.")}
+            assert drawer_of(cls) is getattr(module, function)
+
+
+def test_what_a_type_checker_sees_is_the_table() -> None:
+    """The imports under TYPE_CHECKING say the same as the table: each public name, and its file."""
+    tree = ast.parse(Path(viz.__file__).read_text(encoding="utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level]
+    seen = {alias.name: f"{viz.__name__}.{node.module}" for node in imports for alias in node.names}
+    assert set(seen) == set(viz.__all__) - {"PICTURES", "register"}
+    assert {name: getattr(viz, name).__module__ for name in seen} == seen
+
+
+def test_every_file_of_the_room_is_in_the_table() -> None:
+    files = {path.stem for path in Path(viz.__file__).parent.glob("*.py")} - {"__init__", "lockstep_page"}
+    assert files == {file for file, _ in PICTURES.values()}
+
+
+def test_the_page_of_the_documents_is_written_from_the_table() -> None:
+    spec = importlib.util.spec_from_file_location("pictures", ROOT / "tools" / "pictures.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tool: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    text = (ROOT / "docs" / "pictures.md").read_text(encoding="utf-8")
+    assert text == tool.page()
+    assert set(re.findall(r"`(draw_\w+)` in ", text)) == set(PICTURES)
+
+
+def test_what_the_page_says_of_an_own_class_works(registry: dict[Any, Any]) -> None:
+    text = (ROOT / "docs" / "pictures.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    before = len(registry)
+    names: dict[str, Any] = {}
+    exec(compile(block, "pictures.md", "exec"), names)
+    assert len(registry) == before + 1
+    assert viz.draw(names["Ring"](8)).title == "A ring of 8 slots"

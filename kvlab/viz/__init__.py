@@ -15,7 +15,7 @@ from kvlab.drawn import register as register
 if TYPE_CHECKING:
     from .atom import draw_atom as draw_atom
     from .coalescing import draw_coalescing as draw_coalescing
-    from .copy_picture import draw_copy_plan as draw_copy_plan
+    from .copy_plan import draw_copy_plan as draw_copy_plan
     from .descriptor import draw_descriptor as draw_descriptor
     from .fragment_map import draw_fragment_map as draw_fragment_map
     from .gather4 import draw_gather4 as draw_gather4
@@ -64,7 +64,7 @@ PICTURES: dict[str, tuple[str, str]] = {
     "draw_tma_box": ("tma_box", "kvlab.hardware:TmaDescriptor kvlab.hardware:TMATensorTile"),
     "draw_gather4": ("gather4", ""),
     "draw_descriptor": ("descriptor", "kvlab.hardware:SmemDescriptor"),
-    "draw_copy_plan": ("copy_picture", "kvlab.hardware:SubTileLoaderLDS kvlab.hardware:SubTileLoaderLDS_st_8x32 "
+    "draw_copy_plan": ("copy_plan", "kvlab.hardware:SubTileLoaderLDS kvlab.hardware:SubTileLoaderLDS_st_8x32 "
                        "kvlab.hardware:RegTileLoader kvlab.viz:CopyPlan"),
     "draw_page_table": ("page_table", "kvlab.cache:PagedKVCache kvlab.cache:PagedKVCacheCollection"),
     "draw_quantised_page": ("quantised_page", ""),

@@ -20,8 +20,8 @@ from .pen.text import text_width
 GUTTER = 52.0
 HEADER = 44.0
 ROW = 22.0
-CARD, CARD_APART, CARD_GUTTER, CARD_ROW, CARD_HEADER = 376.0, 452.0, 34.0, 16.0, 24.0
-"""Two cards beside each other: the width of one, from one to the next, of the names of its rows, and of a row."""
+CARD, CARD_APART, CARD_GUTTER, CARD_ROW, CARD_TOP = 376.0, 452.0, 34.0, 16.0, 24.0
+"""Two cards beside each other: the width of one, from one to the next, left of its rows, a row, above the first."""
 COMPARED = 1 << 18
 Int64 = npt.NDArray[np.int64]
 TOLD = {"column": "its column of 16 bytes in the tile", "row": "its row in the tile", "bank": "its bank"}
@@ -120,10 +120,10 @@ def draw_tiles_beside(
     canvas = Canvas()
     for x, image, name in zip((0.0, CARD_APART), images, names, strict=True):
         canvas.text(x, 12, name, size=12, weight=600)
-        draw_rows(canvas, image, np.arange(min(rows, image.rows)), x, CARD_HEADER)
+        draw_rows(canvas, image, np.arange(min(rows, image.rows)), x, CARD_TOP)
         if image.rows > rows:
             below = f"{image.rows - rows} more rows"
-            canvas.text(x + CARD, CARD_HEADER + CARD_ROW * rows + 14, below, size=10, anchor="end", opacity=QUIET)
+            canvas.text(x + CARD, CARD_TOP + CARD_ROW * rows + 14, below, size=10, anchor="end", opacity=QUIET)
     canvas.extend(CARD_APART + CARD + 24, 0)
     told = (
         f"Shared memory in rows of {4 * banks} bytes, all {banks} banks once; a cell is {slot_bytes} bytes of the "

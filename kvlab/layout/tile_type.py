@@ -9,7 +9,7 @@ import numpy as np
 
 from kvlab.layout.layout import Layout
 from kvlab.layout.tile_tensor import TileTensor
-from kvlab.memory import AddressSpace, Memory, as_dtype
+from kvlab.memory import AddressSpace, Memory, as_dtype, shown
 
 __all__ = ["TileType"]
 
@@ -51,7 +51,7 @@ class TileType:
     def checked(self, name: str, tile: Any) -> TileTensor:
         """``tile``; TypeError or ValueError, about the argument ``name``, unless it is of this type."""
         if not isinstance(tile, TileTensor):
-            raise TypeError(f"{name} {tile!r} must be a TileTensor: {self}")
+            raise TypeError(f"{name} {shown(tile)} must be a TileTensor: {self}")
         if self._of(tile) != self:
             raise ValueError(f"{name} {tile!r} must be {self}")
         return tile

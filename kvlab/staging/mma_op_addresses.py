@@ -118,7 +118,7 @@ class KVMmaOpParams:
     @property
     def tiled_mma_op(self) -> TiledMmaOp:
         """The instruction that multiplies them."""
-        return TiledMmaOp(self.out_type, self.in_type, self.mma_shape, self.transpose_b)
+        return _tiled_mma_op(self)
 
     @property
     def loader(self) -> TiledMmaLoader:
@@ -130,6 +130,11 @@ class KVMmaOpParams:
         """The loader of half fragments, from one of the two blocks that a split strip lies in."""
         M, N, K = self.mma_shape
         return TiledMmaLoader(self.in_type, (M, N, K // 2), self.swizzle)
+
+
+@functools.cache
+def _tiled_mma_op(p: KVMmaOpParams) -> TiledMmaOp:
+    return TiledMmaOp(p.out_type, p.in_type, p.mma_shape, p.transpose_b)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ import numpy as np
 from kvlab.hardware import MmaAtom, get_atom
 from kvlab.layout import Swizzle, TileTensor
 from kvlab.layout.int_tuple import flatten
-from kvlab.memory import AddressSpace, as_dtype, float32
+from kvlab.memory import AddressSpace, as_dtype, float32, shown
 
 from .mma_geometry import WARP_SIZE
 from .typed_fields import set_typed
@@ -120,7 +120,7 @@ class TiledMmaOp:
             ("warp_tile", warp_tile, AddressSpace.SHARED), ("reg_tile", reg_tile, AddressSpace.LOCAL)
         ):  # fmt: skip
             if not isinstance(tile, TileTensor):
-                raise TypeError(f"{name} {tile!r} must be a TileTensor")
+                raise TypeError(f"{name} {shown(tile)} must be a TileTensor")
             if tile.address_space is not space or tile.dtype != self.in_type:
                 raise ValueError(f"{name} {tile!r} must be of {self.in_type} in {space.value} memory")
         (fragments, frag), (stride, one) = flatten(reg_tile.layout.shape), flatten(warp_tile.layout.stride)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from kvlab.mirror.meetings import meeting_of
 from kvlab.mirror.quantities import EXCHANGEABLE, Form, Reading
 from kvlab.mirror.source import Side, Step
 from kvlab.mirror.statements import Statement
@@ -111,14 +112,24 @@ class _Reader:
 
     def form(self, statement: Statement) -> Form:
         """The plain form of a statement's value and, where it writes an element, of where."""
+        met = self.meeting(statement)
+        if met:
+            return Form("leaf", (), met)
         if id(statement) not in self.forms:
             parts = [self.reading.form(statement.value)] if statement.value is not None else []
             parts += [self.reading.form(t) for t in statement.targets if isinstance(t, ast.Subscript | ast.Attribute)]
             self.forms[id(statement)] = parts[0] if len(parts) == 1 else Form("tuple", tuple(parts))
         return self.forms[id(statement)]
 
+    def meeting(self, statement: Statement) -> str | None:
+        """The wait, arrival or fence that a statement is, in its comparable form."""
+        return meeting_of(statement.value) if isinstance(statement.value, ast.Call | ast.Yield) else None
+
     def key(self, statement: Statement) -> tuple[str, ...]:
-        """What a statement is found by: the names that it binds, or what it writes, or calls."""
+        """What a statement is found by: the names that it binds, what it writes, or calls, or where it meets others."""
+        met = self.meeting(statement)
+        if met:
+            return ("meeting", met)
         if statement.binds:
             return tuple(self.reading.name(name) for name in statement.binds)
         target = next((t for t in statement.targets if isinstance(t, ast.Subscript)), None)

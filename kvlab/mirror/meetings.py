@@ -25,7 +25,7 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Meeting", "meetings_of"]
+__all__ = ["Meeting", "meeting_of", "meetings_of"]
 
 
 ALONE = {
@@ -66,7 +66,7 @@ def _walk(node: ast.stmt, inside: str) -> Iterator[Meeting]:
         found = sorted(
             (part.lineno, part.col_offset, text)
             for part in ast.walk(node)
-            if isinstance(part, ast.Call | ast.Yield) and (text := _meeting(part))
+            if isinstance(part, ast.Call | ast.Yield) and (text := meeting_of(part))
         )
         yield from (Meeting(inside + text, line) for line, _, text in found)
         return
@@ -75,7 +75,7 @@ def _walk(node: ast.stmt, inside: str) -> Iterator[Meeting]:
             yield from _walk(statement, inside + header)
 
 
-def _meeting(node: ast.Call | ast.Yield) -> str | None:
+def meeting_of(node: ast.Call | ast.Yield) -> str | None:
     """The comparable form of what is in the table, None for anything else."""
     if isinstance(node, ast.Yield):
         if isinstance(node.value, ast.Call) and ast.unparse(node.value.func).endswith(".sync"):

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from kvlab.mirror import MirrorError, Operation, Report, Twin, check, check_sources, compare
+from kvlab.mirror.lines import lines_of
+from kvlab.mirror.source import read_side
 
 TOY = Path(__file__).parent / "fixtures" / "mirror_toy"
 KERNEL = (TOY / "kernel.py").read_text()
@@ -246,3 +248,14 @@ def test_the_check_imports_neither_triton_nor_torch_and_a_twin_not_even_numpy() 
         "assert not {'torch', 'triton', 'mirror_toy.kernel', 'mirror_toy.emulator'} & set(sys.modules), 'check'\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_waits_and_arrivals_are_counterparts() -> None:
+    """A wait has its counterpart where it waits for the same phase of the same barrier."""
+    kernel = "def f(q, full, b):\n    #: wait\n    mbarrier.wait(full.index(b), 1)\n"
+    kernel += "    x = hopper.warpgroup_mma_wait(0, deps=(q,))\n"
+    emulator = "def f(cta, b, me):\n    #: wait\n    yield cta.full[b], {}\n    cta.wait_mma(me, 0)\n"
+    for phase, paired in ((1, 2), (0, 1)):
+        sides = read_side(kernel, "f"), read_side(emulator.format(phase), "f")
+        lines = lines_of("f", *sides, {}, {})
+        assert lines.count() == (2, paired, paired)

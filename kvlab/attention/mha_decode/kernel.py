@@ -57,15 +57,6 @@ def nth_longest(seq_lens_ptr, seq_lens_batch, batches, max_keys, n, BATCH: tl.co
 
 
 @triton.jit
-def in_elements(strides, UNIT: tl.constexpr):
-    """Strides that count UNIT elements as one."""
-    each = strides[:0]
-    for i in tl.static_range(len(strides)):
-        each = each + (strides[i] * UNIT,)
-    return each
-
-
-@triton.jit
 def load_columns(ptr, at, exists, first, columns, WIDTH: tl.constexpr, WHOLE: tl.constexpr):
     """Columns ``[first, first + WIDTH)`` of the rows at ``ptr + at``, 0 for rows that do not exist and at or past
     ``columns`` (``WHOLE``: there are none).
@@ -224,14 +215,10 @@ def attend(
 
     Columns come in pieces of W0 and W1 (V0 and V1 of V) elements of 16 bits or more; with PAIRS an element is two
     neighbouring columns of fp8, and D and DV count such elements. BOUNDED: rows see no keys before some first one.
-    K_SCALE and V_SCALE: "number", "head" or "token". PTX: compiled for NVIDIA.
+    K_SCALE and V_SCALE: "number", "head" or "token". PTX: compiled for NVIDIA. Strides of q, K, V and the output count
+    UNIT elements as one.
     """
     #: setup -> q, lo, hi, first, limit    this program's rows, the keys they see, its split of them, the query tile
-    if UNIT > 1:  #- address
-        q_batch, q_token, q_head = in_elements((q_batch, q_token, q_head), UNIT)
-        k_page, k_token, k_head = in_elements((k_page, k_token, k_head), UNIT)
-        v_page, v_token, v_head = in_elements((v_page, v_token, v_head), UNIT)
-        o_split, o_batch, o_token, o_head = in_elements((o_split, o_batch, o_token, o_head), UNIT)
     program, split = tl.program_id(0), tl.program_id(1)
     row_tiles = tl.cdiv(group * tokens, BM)
     tile, batch = program % (kv_heads * row_tiles), (program // (kv_heads * row_tiles)).to(tl.int64)
@@ -256,9 +243,9 @@ def attend(
     hi = tl.minimum(lo + size, stop)
     first = tl.maximum(first, lo)
     limit = tl.minimum(limit, hi)  # a row sees the keys from first to below limit
-    q, unit = load_q(  # pieces [BM, W0] and [BM, W1]
-        q_ptr, batch * q_batch + token.to(tl.int64) * q_token + head * q_head, is_row, D, W0, W1, PAIRS
-    )
+    q, unit = load_q(
+        q_ptr, (batch * q_batch + token.to(tl.int64) * q_token + head * q_head) * UNIT, is_row, D, W0, W1, PAIRS
+    )  # pieces [BM, W0] and [BM, W1]
     factor = scale_log2 * head_scale(q_scale_ptr, kv_head, q_scale_head, Q_SCALE)
     factor = factor * head_scale(k_scale_ptr, kv_head, k_scale_head, K_SCALE == "head")
     if PAIRS:
@@ -275,7 +262,7 @@ def attend(
         key = start + tl.arange(0, BN)
         exists = key < hi
         page, slot = in_pages(table_ptr + batch * table_batch, key, exists, PAGE)
-        k = load_k(k_ptr + kv_head * k_head, page * k_page + slot * k_token, exists, D, W0, W1)
+        k = load_k(k_ptr + kv_head * k_head * UNIT, (page * k_page + slot * k_token) * UNIT, exists, D, W0, W1)
         #: scores -> s    S = Q K^T in float32, in units of log2; scales, softcap, ALiBi
         s = scores(q, k, PAIRS, PTX)  # [BM, BN]
         s = s * factor
@@ -308,7 +295,7 @@ def attend(
         o = rescale(o, alpha)
         m = m_new
         #: load_v -> v    the V tile of the same pages
-        v = load_v(v_ptr + kv_head * v_head, page * v_page + slot * v_token, exists, DV, V0, V1)
+        v = load_v(v_ptr + kv_head * v_head * UNIT, (page * v_page + slot * v_token) * UNIT, exists, DV, V0, V1)
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
         if V_SCALE == "token":
             scale = token_scale(
@@ -328,8 +315,9 @@ def attend(
     o = normalise(o, l, sees)
     split = split.to(tl.int64)
     store_rows(
-        o_ptr, split * o_split + batch * o_batch + token.to(tl.int64) * o_token + head * o_head, writes_o, o, DV, PAIRS
-    )
+        o_ptr, (split * o_split + batch * o_batch + token.to(tl.int64) * o_token + head * o_head) * UNIT, writes_o, o,
+        DV, PAIRS,
+    )  # fmt: skip
     tl.store(lse_ptr + split * lse_split + batch * lse_batch + token * lse_token + head * lse_head, lse, mask=is_row)
 
 

@@ -144,14 +144,20 @@ class MfmaCTA(RowsOverWarps):
         """The K tile, strip after strip: columns ``[strip * BK, + BK)`` of all keys."""
         return self._load(self.k, tile, active, axis=2)
 
-    def load_k_strip(self, strip: int, tile: KVTile, active: Array) -> Strips:
-        """One strip of the K tile."""
-        return Strips(self._load_strip(self.k, strip, tile, active)[:, :, None], self.k.fragment_map(), axis=2)
+    def load_k_strip(self, tile: KVTile, first: int, active: Array) -> Strips:
+        """The strip of the K tile whose columns begin at ``first``."""
+        strip = self._load_strip(self.k, first // self.shape.BK, tile, active)
+        return Strips(strip[:, :, None], self.k.fragment_map(), axis=2)
 
-    def add_scores(self, q: Fragments, k: Strips, strip: int, s: Fragments) -> Fragments:
+    def load_q_strip(self, rows: Fragments, first: int) -> Array:
+        """The registers of Q rows that meet the strip whose columns begin at ``first``."""
+        registers = rows.values.shape[2] // self.k.num_strips
+        strip = first // self.shape.BK
+        return rows.values[:, :, strip * registers : (strip + 1) * registers]
+
+    def add_scores(self, q: Array, k: Strips, s: Fragments) -> Fragments:
         """S + Q K^T over the columns of one strip."""
-        registers = q.values.shape[2] // self.k.num_strips
-        return self._multiply(q.values[:, :, strip * registers : (strip + 1) * registers], k, s)
+        return self._multiply(q, k, s)
 
     def zero_scores(self) -> Fragments:
         """The accumulator of S, ``[BM, BN]``."""

@@ -9,6 +9,7 @@ import numpy as np
 from kvlab.attention.features import Features
 from kvlab.attention.fp8_pairs.emulator import narrow
 from kvlab.attention.masked import load, store
+from kvlab.attention.masks import MaskPlan
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
 from kvlab.attention.online_softmax import LOG2E, LOWEST
@@ -58,6 +59,35 @@ def nth_longest(seq_lens_array: Array, max_keys: int, n: Array) -> Array:
     return np.sum(np.where(member & (place == n[:, None] - before + 1), at, 0), 1)
 
 
+def split_keys(
+    position: Array, num_keys: Array, tokens: int, end: Array, split: Array, num_splits: int, mask: MaskPlan, BN: int
+) -> tuple[Array, Array, Array, Array]:
+    """(lo, hi, first, limit): the keys ``lo ... hi`` of a split ``[P]``, whole tiles of those that the last ``tokens``
+    positions see; of these a row at ``position`` ``[P, BM]`` sees the keys from ``first`` to below ``limit``.
+    """
+    begin = np.zeros_like(num_keys)
+    if mask.windowed:
+        begin, _ = key_range(num_keys - tokens, end, mask.left, mask.right, mask.chunk)
+    _, stop = key_range(num_keys - 1, end, mask.left, mask.right, mask.chunk)
+    stop = np.maximum(stop, begin)
+    size = ceildiv(ceildiv(stop - begin, num_splits), BN) * BN
+    lo = np.minimum(begin + split * size, stop)
+    hi = np.minimum(lo + size, stop)
+    first, limit = key_range(position, end[:, None], mask.left, mask.right, mask.chunk)
+    return lo, hi, np.maximum(first, lo[:, None]), np.minimum(limit, hi[:, None])
+
+
+def start_rows(sinks_array: Array | None, head: Array, split: Array) -> tuple[Array, Array]:
+    """(m, l): maximum and sum ``[P, BM]`` of rows that see no key yet; a sink is counted once, by the first split."""
+    m = np.full(head.shape, LOWEST, np.float32)
+    l = np.zeros(head.shape, np.float32)
+    if sinks_array is not None:
+        sink, one = sink_alone(sinks_array[head].astype(np.float32) * np.float32(LOG2E))
+        m = np.where(split[:, None] == 0, sink, m)
+        l = np.where(split[:, None] == 0, one, l)
+    return m, l
+
+
 def load_rows(
     cta: DecodeCTA, q_array: Array, index: tuple[Array, ...], is_row: Array, pairs: bool
 ) -> tuple[tuple[Any, ...], Array]:
@@ -94,17 +124,7 @@ def attend(
     is_row = row < group * tokens
     position = num_keys[:, None] - tokens + token  # [P, BM]
     end = visible_end(num_keys, mask.valid, batch)
-    first, limit = key_range(position, end[:, None], mask.left, mask.right, mask.chunk)  # [P, BM]
-    begin = np.zeros_like(num_keys)
-    if mask.windowed:
-        begin, _ = key_range(num_keys - tokens, end, mask.left, mask.right, mask.chunk)
-    _, stop = key_range(num_keys - 1, end, mask.left, mask.right, mask.chunk)
-    stop = np.maximum(stop, begin)
-    size = ceildiv(ceildiv(stop - begin, config.num_splits), BN) * BN
-    lo = np.minimum(begin + split * size, stop)
-    hi = np.minimum(lo + size, stop)
-    first = np.maximum(first, lo[:, None])
-    limit = np.minimum(limit, hi[:, None])  # a row sees the keys from first to below limit
+    lo, hi, first, limit = split_keys(position, num_keys, tokens, end, split, config.num_splits, mask, BN)
     cta = decode_cta(  #- programs
         arch, config.BM, BN, config.columns, config.v_columns, k_cache, v_cache, batch, kv_head, (lo, hi), traffic,
         num_warps=config.num_warps, num_stages=config.num_stages,
@@ -114,12 +134,7 @@ def attend(
     factor = factor * head_scale(scales.k.heads, kv_head)[:, None]
     if problem.pairs:
         factor = factor * unit  # [P, BM]
-    m = np.full(row.shape, LOWEST, np.float32)
-    l = np.zeros(row.shape, np.float32)
-    if features.sinks is not None:  # counted once, by the first split
-        sink, one = sink_alone(features.sinks[head].astype(np.float32) * np.float32(LOG2E))
-        m = np.where(split[:, None] == 0, sink, m)
-        l = np.where(split[:, None] == 0, one, l)
+    m, l = start_rows(features.sinks, head, split)
     o = cta.zeros()
     for start in ragged_range(lo, hi, BN):
         #: load_k -> k    the K tile of these pages, DRAM -> shared memory

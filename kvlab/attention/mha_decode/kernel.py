@@ -57,6 +57,38 @@ def nth_longest(seq_lens_ptr, seq_lens_batch, batches, max_keys, n, BATCH: tl.co
 
 
 @triton.jit
+def split_keys(
+    position, num_keys, tokens, end, split, num_splits, left, right, chunk,
+    BN: tl.constexpr, BOUNDED: tl.constexpr, CHUNKED: tl.constexpr,
+):  # fmt: skip
+    """(lo, hi, first, limit): the keys ``lo ... hi`` of a split, whole tiles of those that the last ``tokens``
+    positions see; of these a row at ``position`` sees the keys from ``first`` to below ``limit``.
+    """
+    begin = 0
+    if BOUNDED:
+        begin, _ = key_range(num_keys - tokens, end, left, right, chunk, CHUNKED)
+    _, stop = key_range(num_keys - 1, end, left, right, chunk, CHUNKED)
+    stop = tl.maximum(stop, begin)
+    size = tl.cdiv(tl.cdiv(stop - begin, num_splits), BN) * BN
+    lo = tl.minimum(begin + split * size, stop)
+    hi = tl.minimum(lo + size, stop)
+    first, limit = key_range(position, end, left, right, chunk, CHUNKED)
+    return lo, hi, tl.maximum(first, lo), tl.minimum(limit, hi)
+
+
+@triton.jit
+def start_rows(sinks_ptr, head, split, BM: tl.constexpr, SINKS: tl.constexpr):
+    """(m, l): maximum and sum of rows that see no key yet; a sink is counted once, by the first split."""
+    m = tl.full([BM], LOWEST, tl.float32)
+    l = tl.zeros([BM], tl.float32)
+    if SINKS:
+        sink, one = sink_alone(tl.load(sinks_ptr + head).to(tl.float32) * LOG2E)
+        m = tl.where(split == 0, sink, m)
+        l = tl.where(split == 0, one, l)
+    return m, l
+
+
+@triton.jit
 def load_columns(ptr, at, exists, first, columns, WIDTH: tl.constexpr, WHOLE: tl.constexpr):
     """Columns ``[first, first + WIDTH)`` of the rows at ``ptr + at``, 0 for rows that do not exist and at or past
     ``columns`` (``WHOLE``: there are none).
@@ -232,17 +264,9 @@ def attend(
     is_row = row < group * tokens
     position = num_keys - tokens + token  # [BM]
     end = visible_end(num_keys, valid_ptr, batch, VALID)
-    first, limit = key_range(position, end, left, right, chunk, CHUNKED)  # [BM]
-    begin = 0
-    if BOUNDED:
-        begin, _ = key_range(num_keys - tokens, end, left, right, chunk, CHUNKED)
-    _, stop = key_range(num_keys - 1, end, left, right, chunk, CHUNKED)
-    stop = tl.maximum(stop, begin)
-    size = tl.cdiv(tl.cdiv(stop - begin, num_splits), BN) * BN
-    lo = tl.minimum(begin + split * size, stop)
-    hi = tl.minimum(lo + size, stop)
-    first = tl.maximum(first, lo)
-    limit = tl.minimum(limit, hi)  # a row sees the keys from first to below limit
+    lo, hi, first, limit = split_keys(
+        position, num_keys, tokens, end, split, num_splits, left, right, chunk, BN, BOUNDED, CHUNKED
+    )
     q, unit = load_q(
         q_ptr, (batch * q_batch + token.to(tl.int64) * q_token + head * q_head) * UNIT, is_row, D, W0, W1, PAIRS
     )  # pieces [BM, W0] and [BM, W1]
@@ -250,12 +274,7 @@ def attend(
     factor = factor * head_scale(k_scale_ptr, kv_head, k_scale_head, K_SCALE == "head")
     if PAIRS:
         factor = (factor * unit)[:, None]
-    m = tl.full([BM], LOWEST, tl.float32)
-    l = tl.zeros([BM], tl.float32)
-    if SINKS:  # counted once, by the first split
-        sink, one = sink_alone(tl.load(sinks_ptr + head).to(tl.float32) * LOG2E)
-        m = tl.where(split == 0, sink, m)
-        l = tl.where(split == 0, one, l)
+    m, l = start_rows(sinks_ptr, head, split, BM, SINKS)
     o = zeros(BM, V0, V1, PAIRS)
     for start in range(lo, hi, BN):
         #: load_k -> k    the K tile of these pages, DRAM -> shared memory

@@ -13,7 +13,28 @@ from kvlab.mirror.twin import Twin
 
 __all__ = ["LAUNCH", "LOCKSTEP_TOLERANCE", "TWINS", "StreamingConfig", "choose_config", "shared_bytes"]
 
-TWINS = (Twin("attend", kernel="kernel:attend", emulator="emulator:attend"), MERGE)
+TWINS = (
+    Twin(
+        "attend",
+        kernel="kernel:attend",
+        emulator="emulator:attend",
+        synonyms={
+            "seq_lens": "seq_lens_ptr",
+            "v_factor": "scales.v.number",
+            "cache.page_size_": "PAGE",
+            "sinks_array is not None": "SINKS",
+            "zero_scores": "zeros",
+            "store_columns": "store",
+        },
+        held={
+            "load_k_strip": "k_ptr kv_head page slot exists",
+            "load_q_strip": "q_ptr is_row",
+            "load_v": "v_ptr kv_head page slot exists",
+            "in_pages": "k_ptr",
+        },
+    ),
+    MERGE,
+)
 LAUNCH = ("kernel:launch", "emulator:launch")
 
 LOCKSTEP_TOLERANCE = {"o": P_TIE, "parts": P_TIE, "result 0": OUTPUT_TIE}

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.features import Features
+from kvlab.attention.masked import store
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
 from kvlab.attention.mha_decode.config import DecodeProblem, problem_of
-from kvlab.attention.online_softmax import LOG2E, LOWEST
+from kvlab.attention.mha_decode.emulator import LN2, split_keys, start_rows
+from kvlab.attention.online_softmax import LOG2E
 from kvlab.attention.operands import result_dtype
 from kvlab.attention.scoring.emulator import (
     add_bias,
@@ -23,8 +25,6 @@ from kvlab.attention.scoring.emulator import (
     head_scale,
     in_pages,
     key_count,
-    key_range,
-    sink_alone,
     token_scale,
     visible_end,
 )
@@ -36,7 +36,6 @@ from kvlab.staging.mfma_cta import MfmaCTA, MfmaShape
 from .config import StreamingConfig
 
 Array = np.ndarray[Any, Any]
-LN2 = np.float32(0.6931471805599453)
 
 
 def attend(
@@ -46,66 +45,53 @@ def attend(
 ) -> None:  # fmt: skip
     """BM query rows (tokens x heads of one KV head) against the keys of one split of one sequence, for each program."""
     #: setup -> lo, hi, first, limit    this program's rows, the keys they see, its split of them
-    group, tokens, mask, scales = problem.group, problem.tokens, features.mask, features.scales
-    D, BN, BK = problem.head_dim, config.BN, config.BK
-    batch, kv_head_and_tile, split = program_ids(config.grid(problem))  # [P]
-    kv_head = kv_head_and_tile // config.row_tiles
-    row = (kv_head_and_tile % config.row_tiles)[:, None] * config.BM + np.arange(config.BM, dtype=np.int32)  # [P, BM]
+    group, tokens, mask, scales = problem.group, problem.tokens, features.mask, features.scales  #- launch
+    D, BN, BK = problem.head_dim, config.BN, config.BK  #- launch
+    batch, program, split = program_ids(config.grid(problem))  # [P]
+    row_tiles = ceildiv(group * tokens, config.BM)
+    kv_head = program // row_tiles
+    row = (program % row_tiles)[:, None] * config.BM + np.arange(config.BM, dtype=np.int32)  # [P, BM], token-major
     num_keys = key_count(seq_lens[batch], problem.max_keys)
     token = row // group
     head = kv_head[:, None] * group + row % group
     is_row = row < group * tokens
-    safe_head = np.where(is_row, head, 0)
     position = num_keys[:, None] - tokens + token  # [P, BM]
     end = visible_end(num_keys, mask.valid, batch)
-    sides = mask.left, mask.right, mask.chunk
-    first, limit = key_range(position, end[:, None], *sides)  # [P, BM]
-    begin = key_range(num_keys - tokens, end, *sides)[0] if mask.windowed else np.zeros_like(num_keys)
-    stop = np.maximum(key_range(num_keys - 1, end, *sides)[1], begin)
-    size = ceildiv(ceildiv(stop - begin, config.num_splits), BN) * BN
-    lo = np.minimum(begin + split * size, stop)
-    hi = np.minimum(lo + size, stop)
-    first = np.maximum(first, lo[:, None])
-    limit = np.minimum(limit, hi[:, None])  # a row sees the keys from first to below limit
-    dtype = q_array.dtype if q_array.dtype.itemsize > 1 else bfloat16
-    shape = MfmaShape(config.BM, BN, D, dtype, BK, stored=k_cache.dtype)
-    cta = MfmaCTA(shape, k_cache, v_cache, batch, kv_head, traffic)
-    rows = q_array.astype(dtype, copy=False)
-    q = cta.load_q(Memory.over(rows, name="q"), row_offsets(rows, (batch[:, None], token, head), is_row), is_row)
-    factor = np.float32(scale_log2) * head_scale(scales.q.array, kv_head)
-    factor = (factor * head_scale(scales.k.heads, kv_head))[:, None, None, None]
-    k_tiles, v_tiles = (KVCacheIterator(cache, BN, batch, kv_head, hi) for cache in (k_cache, v_cache))
-    k_tiles.tile_start_row = v_tiles.tile_start_row = lo
-    m = np.full(row.shape, LOWEST, np.float32)
-    l = np.zeros(row.shape, np.float32)
-    if features.sinks is not None:  # counted once, by the first split
-        sinks = np.where(is_row, features.sinks[safe_head].astype(np.float32), np.float32(0))
-        sink, one = sink_alone(sinks * np.float32(LOG2E))
-        m = np.where(split[:, None] == 0, sink, m)
-        l = np.where(split[:, None] == 0, one, l)
+    lo, hi, first, limit = split_keys(position, num_keys, tokens, end, split, config.num_splits, mask, BN)
+    queries = q_array.astype(q_array.dtype if q_array.dtype.itemsize > 1 else bfloat16, copy=False)  #- launch
+    shape = MfmaShape(config.BM, BN, D, queries.dtype, BK, stored=k_cache.dtype)  #- programs
+    cta = MfmaCTA(shape, k_cache, v_cache, batch, kv_head, traffic)  #- programs
+    at = row_offsets(queries, (batch[:, None], token, head), is_row)  #- address
+    rows = cta.load_q(Memory.over(queries, name="q"), at, is_row)  #- programs
+    factor = np.float32(scale_log2) * head_scale(scales.q.array, kv_head)  # [P]
+    factor = factor * head_scale(scales.k.heads, kv_head)
+    k_tiles, v_tiles = (KVCacheIterator(cache, BN, batch, kv_head, hi) for cache in (k_cache, v_cache))  #- programs
+    k_tiles.tile_start_row = v_tiles.tile_start_row = lo  #- programs
+    m, l = start_rows(features.sinks, head, split)
     o = cta.zeros()
     for start in ragged_range(lo, hi, BN):
         #: tile -> s    the pages of these keys; no score yet
-        active = start < hi  # [P], programs whose range is not over
+        active = start < hi  #- programs
         key = start[:, None] + np.arange(BN, dtype=np.int32)  # [P, BN]
         exists = key < hi[:, None]
-        where = in_pages(k_cache, batch[:, None], key, exists)
-        tile = k_tiles.next_tile()
+        page, slot = in_pages(k_cache, batch[:, None], key, exists)
+        k_tile, v_tile = k_tiles.next_tile(), v_tiles.next_tile()  #- programs
         s = cta.zero_scores()
         for strip in range(0, D, BK):
             #: load_k -> k    BK columns of the keys, DRAM -> the one buffer of K
-            k = cta.load_k_strip(strip // BK, tile, active)
+            k = cta.load_k_strip(k_tile, strip, active)
             #: scores -> s    S += Q K^T over these columns, float32
-            s = cta.add_scores(q, k, strip // BK, s)
+            q = cta.load_q_strip(rows, strip)
+            s = cta.add_scores(q, k, s)
         #: scale -> s    in units of log2; scales, softcap, ALiBi
-        s = s.with_values(s.values * factor)
+        s = s.with_values(s.values * factor[:, None, None, None])
         if scales.k.tokens is not None:
-            s = s.with_values(s.values * by_column(s, token_scale(scales.k.tokens, (*where, kv_head[:, None]), exists)))
+            scale = token_scale(scales.k.tokens, (page, slot, kv_head[:, None]), exists)
+            s = s.with_values(s.values * by_column(s, scale))
         if features.softcap > 0:
             s = cap(s, features.softcap)
         if features.slopes is not None:
-            sequence = batch[:, None] if len(features.slopes) > 1 else 0
-            slope = np.where(is_row, features.slopes[sequence, safe_head], np.float32(0))
+            slope = np.broadcast_to(features.slopes, (problem.batch, problem.q_heads))[batch[:, None], head]
             s = distance(s, slope, position, key)
         #: mask -> s    keys that a row does not see
         visible = by_column(s, key) < s.by_row(limit)
@@ -113,7 +99,7 @@ def attend(
             visible = visible & (by_column(s, key) >= s.by_row(first))
         if mask.bias is not None:
             visible = visible & s.by_row(is_row)
-            s, visible = add_bias(s, visible, mask.bias, batch, safe_head, token, key)
+            s, visible = add_bias(s, visible, mask.bias, batch, head, token, key)
         s = s.with_values(np.where(visible, s.values, np.float32(-np.inf)))
         #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
         m_new = np.maximum(m, cta.row_max(s))
@@ -123,26 +109,23 @@ def attend(
         o = o.with_values(o.values * o.by_row(alpha))
         m = m_new
         #: load_v -> v    the V tile of the same pages; the machine brings BK keys at a time
-        v = cta.load_v(v_tiles.next_tile(), active)
+        v = cta.load_v(v_tile, active)
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
         if scales.v.tokens is not None:
-            p = p.with_values(p.values * by_column(p, token_scale(scales.v.tokens, (*where, kv_head[:, None]), exists)))
+            scale = token_scale(scales.v.tokens, (page, slot, kv_head[:, None]), exists)
+            p = p.with_values(p.values * by_column(p, scale))
         o = cta.accumulate(p, v, o, active)
     #: normalise -> o, lse    rows without a sum have seen no key: 0 and -inf
     sees = l != 0
-    l = np.where(sees, l, np.float32(1))
-    lse = np.where(sees, (m + np.log2(l)) * LN2, np.float32(-np.inf))
-    last = np.float32(scales.v.number) * head_scale(scales.v.heads, kv_head)[:, None]
-    o = o.with_values(np.where(o.by_row(sees), o.values * o.by_row(last / l), np.float32(0)))
+    factor = np.float32(scales.v.number) * head_scale(scales.v.heads, kv_head)[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):  # where the kernel has infinities, too
+        lse = np.where(sees, (m + np.log2(l)) * LN2, np.float32(-np.inf))
+        o = o.with_values(np.where(o.by_row(sees), o.values * o.by_row(factor / l), np.float32(0)))
     #: store    an empty split leaves its partial output alone
     writes_o = is_row & (sees | (config.num_splits == 1))
-    p_index, r_index = np.nonzero(writes_o)
-    rows = o.tile()[p_index, r_index].astype(o_array.dtype)  # [rows to write, D]
-    o_array[split[p_index], batch[p_index], token[p_index, r_index], head[p_index, r_index]] = rows
-    p_index, r_index = np.nonzero(is_row)
-    at = split[p_index], batch[p_index], token[p_index, r_index], head[p_index, r_index]
-    lse_array[at] = lse[p_index, r_index]
-    traffic.move("registers->DRAM", rows.nbytes + len(p_index) * lse.itemsize)
+    store(o_array, (split[:, None], batch[:, None], token, head), o.tile(), mask=writes_o)
+    store(lse_array, (split[:, None], batch[:, None], token, head), lse, mask=is_row)
+    traffic.move("registers->DRAM", int(writes_o.sum()) * o_array[0, 0, 0, 0].nbytes + int(is_row.sum()) * lse.itemsize)
 
 
 def launch(

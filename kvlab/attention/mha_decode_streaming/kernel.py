@@ -10,17 +10,16 @@ from kvlab.attention.features import Features
 from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
 from kvlab.attention.mha_decode.config import problem_of
+from kvlab.attention.mha_decode.kernel import LN2, load_columns, split_keys, start_rows, store_columns
 from kvlab.attention.online_softmax import LOG2E
 from kvlab.attention.results import results
 from kvlab.attention.scoring.kernel import (
-    LOWEST,
     add_bias,
     cap,
     distance,
     head_scale,
+    in_pages,
     key_count,
-    key_range,
-    sink_alone,
     token_scale,
     visible_end,
 )
@@ -29,7 +28,19 @@ from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .config import StreamingConfig
 
-LN2 = tl.constexpr(0.6931471805599453)
+load_q_strip = load_k_strip = load_v = load_columns
+
+
+@triton.jit
+def add_scores(q, k, s, dtype: tl.constexpr):
+    """S + Q K^T over the columns of a strip."""
+    return tl.dot(q.to(dtype), tl.trans(k.to(dtype)), s, input_precision="ieee")
+
+
+@triton.jit
+def accumulate(p, v, o, dtype: tl.constexpr):
+    """O + P V; P is rounded once to the dtype of the product."""
+    return tl.dot(p.to(dtype), v.to(dtype), o, input_precision="ieee")
 
 
 @triton.jit
@@ -37,7 +48,7 @@ def attend(
     q_ptr, k_ptr, v_ptr, table_ptr, seq_lens_ptr, valid_ptr, bias_ptr, sinks_ptr, slopes_ptr,
     q_scale_ptr, k_scale_ptr, v_scale_ptr, o_ptr, lse_ptr,
     scale_log2, v_factor, softcap, left, right, chunk, group, tokens, num_splits, max_keys,
-    q_batch, q_token, q_head, k_page, k_token, k_head, v_page, v_token, v_head, table_batch, lens_batch,
+    q_batch, q_token, q_head, k_page, k_token, k_head, v_page, v_token, v_head, table_batch, seq_lens_batch,
     bias_batch, bias_head, bias_row, bias_key, bias_rows, bias_keys, slopes_batch, q_scale_head,
     k_scale_page, k_scale_token, k_scale_head, v_scale_page, v_scale_token, v_scale_head,
     o_split, o_batch, o_token, o_head, lse_split, lse_batch, lse_token, lse_head,
@@ -49,74 +60,59 @@ def attend(
     dtype, in bfloat16 for e4m3; K_SCALE and V_SCALE: "number", "head" or "token".
     """
     #: setup -> lo, hi, first, limit    this program's rows, the keys they see, its split of them
-    batch = tl.program_id(0).to(tl.int64)
+    batch, program, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     row_tiles = tl.cdiv(group * tokens, BM)
-    kv_head = (tl.program_id(1) // row_tiles).to(tl.int64)
-    row = (tl.program_id(1) % row_tiles) * BM + tl.arange(0, BM)  # [BM], token-major
-    split = tl.program_id(2)
-    num_keys = key_count(tl.load(seq_lens_ptr + batch * lens_batch), max_keys)
+    kv_head = (program // row_tiles).to(tl.int64)
+    row = program % row_tiles * BM + tl.arange(0, BM)  # [BM], token-major
+    num_keys = key_count(tl.load(seq_lens_ptr + batch * seq_lens_batch), max_keys)
     token = row // group
     head = kv_head * group + row % group
     is_row = row < group * tokens
     position = num_keys - tokens + token  # [BM]
     end = visible_end(num_keys, valid_ptr, batch, VALID)
-    first, limit = key_range(position, end, left, right, chunk, CHUNKED)  # [BM]
-    begin = 0
-    if BOUNDED:
-        begin, _ = key_range(num_keys - tokens, end, left, right, chunk, CHUNKED)
-    _, stop = key_range(num_keys - 1, end, left, right, chunk, CHUNKED)
-    stop = tl.maximum(stop, begin)
-    size = tl.cdiv(tl.cdiv(stop - begin, num_splits), BN) * BN
-    lo = tl.minimum(begin + split * size, stop)
-    hi = tl.minimum(lo + size, stop)
-    first = tl.maximum(first, lo)
-    limit = tl.minimum(limit, hi)  # a row sees the keys from first to below limit
-    q_at = q_ptr + batch * q_batch + token.to(tl.int64) * q_token + head * q_head
-    dtype: tl.constexpr = tl.bfloat16 if q_ptr.dtype.element_ty == tl.float8e4nv else q_ptr.dtype.element_ty
+    lo, hi, first, limit = split_keys(
+        position, num_keys, tokens, end, split, num_splits, left, right, chunk, BN, BOUNDED, CHUNKED
+    )
+    q_at = batch * q_batch + token.to(tl.int64) * q_token + head * q_head  #- address
+    dtype: tl.constexpr = tl.bfloat16 if q_ptr.dtype.element_ty == tl.float8e4nv else q_ptr.dtype.element_ty  #- launch
     factor = scale_log2 * head_scale(q_scale_ptr, kv_head, q_scale_head, Q_SCALE)
-    factor *= head_scale(k_scale_ptr, kv_head, k_scale_head, K_SCALE == "head")
-    k_base, v_base, pages = k_ptr + kv_head * k_head, v_ptr + kv_head * v_head, table_ptr + batch * table_batch
-    column, d = tl.arange(0, BK), tl.arange(0, BD)
-    m = tl.full([BM], LOWEST, tl.float32)
-    l = tl.zeros([BM], tl.float32)
-    if SINKS:  # counted once, by the first split
-        sink, one = sink_alone(tl.load(sinks_ptr + head, mask=is_row, other=0.0).to(tl.float32) * 1.4426950408889634)
-        m = tl.where(split == 0, sink, m)
-        l = tl.where(split == 0, one, l)
+    factor = factor * head_scale(k_scale_ptr, kv_head, k_scale_head, K_SCALE == "head")
+    m, l = start_rows(sinks_ptr, head, split, BM, SINKS)
     o = tl.zeros([BM, BD], tl.float32)
     for start in range(lo, hi, BN):
         #: tile -> s    the pages of these keys; no score yet
         key = start + tl.arange(0, BN)
         exists = key < hi
-        page = tl.load(pages + key // PAGE, mask=exists, other=0).to(tl.int64)
-        slot = (key % PAGE).to(tl.int64)
-        k_at, v_at = page * k_page + slot * k_token, page * v_page + slot * v_token
+        page, slot = in_pages(table_ptr + batch * table_batch, key, exists, PAGE)
         s = tl.zeros([BM, BN], tl.float32)
         for strip in range(0, D, BK):
             #: load_k -> k    BK columns of the keys, DRAM -> the one buffer of K
-            inside = (strip + column < D)[None, :]
-            k = tl.load(k_base + k_at[:, None] + strip + column[None, :], mask=exists[:, None] & inside, other=0.0)
+            k = load_k_strip(k_ptr + kv_head * k_head, page * k_page + slot * k_token, exists, strip, D, BK, False)
             #: scores -> s    S += Q K^T over these columns, float32
-            q = tl.load(q_at[:, None] + strip + column[None, :], mask=is_row[:, None] & inside, other=0.0)
-            s = tl.dot(q.to(dtype), tl.trans(k.to(dtype)), s, input_precision="ieee")
+            q = load_q_strip(q_ptr, q_at, is_row, strip, D, BK, False)
+            s = add_scores(q, k, s, dtype)
         #: scale -> s    in units of log2; scales, softcap, ALiBi
         s = s * factor
         if K_SCALE == "token":
-            scale_at = page * k_scale_page + slot * k_scale_token + kv_head * k_scale_head
-            s = s * token_scale(k_scale_ptr, scale_at, exists)[None, :]
+            scale = token_scale(
+                k_scale_ptr, page * k_scale_page + slot * k_scale_token + kv_head * k_scale_head, exists
+            )
+            s = s * scale[None, :]
         if CAPPED:
             s = cap(s, softcap)
         if SLOPES:
-            slope = tl.load(slopes_ptr + batch * slopes_batch + head, mask=is_row, other=0.0)
+            slope = tl.load(slopes_ptr + batch * slopes_batch + head)
             s = distance(s, slope, position, key)
         #: mask -> s    keys that a row does not see
         visible = key[None, :] < limit[:, None]
         if BOUNDED:
             visible = visible & (key[None, :] >= first[:, None])
         if BIAS:
-            bias_at = batch * bias_batch + head * bias_head
             visible = visible & is_row[:, None]
-            s, visible = add_bias(s, visible, bias_ptr, bias_at, token, key, bias_rows, bias_keys, bias_row, bias_key)
+            s, visible = add_bias(
+                s, visible, bias_ptr, batch * bias_batch + head * bias_head, token, key, bias_rows, bias_keys,
+                bias_row, bias_key,
+            )  # fmt: skip
         s = tl.where(visible, s, -float("inf"))
         #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
         m_new = tl.maximum(m, tl.max(s, 1))
@@ -126,25 +122,26 @@ def attend(
         o = o * alpha[:, None]
         m = m_new
         #: load_v -> v    the V tile of the same pages; the machine brings BK keys at a time
-        v = tl.load(v_base + v_at[:, None] + d[None, :], mask=exists[:, None] & (d < D)[None, :], other=0.0)  # [BN, BD]
+        v = load_v(v_ptr + kv_head * v_head, page * v_page + slot * v_token, exists, 0, D, BD, False)  # [BN, BD]
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
         if V_SCALE == "token":
-            scale_at = page * v_scale_page + slot * v_scale_token + kv_head * v_scale_head
-            p = p * token_scale(v_scale_ptr, scale_at, exists)[None, :]
-        o = tl.dot(p.to(dtype), v.to(dtype), o, input_precision="ieee")
+            scale = token_scale(
+                v_scale_ptr, page * v_scale_page + slot * v_scale_token + kv_head * v_scale_head, exists
+            )
+            p = p * scale[None, :]
+        o = accumulate(p, v, o, dtype)
     #: normalise -> o, lse    rows without a sum have seen no key: 0 and -inf
     sees = l != 0
+    factor = v_factor * head_scale(v_scale_ptr, kv_head, v_scale_head, V_SCALE == "head")
     lse = tl.where(sees, (m + tl.math.log2(l)) * LN2, -float("inf"))
-    l = tl.where(sees, l, 1.0)
-    last = v_factor * head_scale(v_scale_ptr, kv_head, v_scale_head, V_SCALE == "head")
-    o = tl.where(sees[:, None], o * (last / l)[:, None], 0.0)
+    o = tl.where(sees[:, None], o * (factor / l)[:, None], 0.0)
     #: store    an empty split leaves its partial output alone
     writes_o = is_row & (sees | (num_splits == 1))
-    o_at = split.to(tl.int64) * o_split + batch * o_batch + token.to(tl.int64) * o_token + head * o_head
-    o_mask = writes_o[:, None] & (d < D)[None, :]
-    tl.store(o_ptr + o_at[:, None] + d[None, :], o.to(o_ptr.dtype.element_ty), mask=o_mask)
-    lse_at = split.to(tl.int64) * lse_split + batch * lse_batch + token * lse_token + head * lse_head
-    tl.store(lse_ptr + lse_at, lse, mask=is_row)
+    split = split.to(tl.int64)
+    store_columns(
+        o_ptr, split * o_split + batch * o_batch + token.to(tl.int64) * o_token + head * o_head, writes_o, 0, D, o
+    )
+    tl.store(lse_ptr + split * lse_split + batch * lse_batch + token * lse_token + head * lse_head, lse, mask=is_row)
 
 
 def launch(

@@ -23,6 +23,7 @@ from kvlab.layout.copiers import (
     ThreadScope,
 )
 from kvlab.layout.divide import flat_divide, local_tile, logical_divide, tiled_divide, zipped_divide
+from kvlab.layout.int_tuple import crd2idx, idx2crd, prefix_product
 from kvlab.layout.inverse import left_inverse, right_inverse
 from kvlab.layout.layout import Layout
 from kvlab.layout.layout_tensor import LayoutTensor
@@ -55,6 +56,7 @@ from kvlab.layout.tile_io import (
 from kvlab.layout.tile_nullable import NullableTileTensor
 from kvlab.layout.tile_tensor import TileTensor
 from kvlab.layout.tile_type import TileType
+from kvlab.layout.tree_ops import shape_div
 
 __all__ = [
     "ComposedLayout",
@@ -88,11 +90,13 @@ __all__ = [
     "copy_sram_to_dram",
     "copy_sram_to_local",
     "cosize",
+    "crd2idx",
     "downcast",
     "expand_modes_alike",
     "flat_divide",
     "flat_product",
     "format_layout",
+    "idx2crd",
     "left_inverse",
     "local_tile",
     "logical_divide",
@@ -102,8 +106,10 @@ __all__ = [
     "make_ordered_layout",
     "make_swizzle",
     "make_tma_swizzle",
+    "prefix_product",
     "raked_product",
     "right_inverse",
+    "shape_div",
     "size",
     "slice_and_offset",
     "sublayout",

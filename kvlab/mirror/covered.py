@@ -20,14 +20,19 @@ class Coverage:
     0.9
     """
 
-    twins: tuple[Lines, ...]
+    lines: tuple[Lines, ...]
+
+    @property
+    def of_twins(self) -> tuple[Lines, ...]:
+        """The twins themselves, without helpers."""
+        return tuple(lines for lines in self.lines if ":" not in lines.name)
 
     def share(self, twin: str) -> float:
         """Share of the statements of a twin's kernel that have a counterpart, 0 to 1."""
-        return next(lines.share for lines in self.twins if lines.name == twin)
+        return next(lines.share for lines in self.lines if lines.name == twin)
 
     def __str__(self) -> str:
-        return "\n".join(text for lines in self.twins for text in _twin(lines))
+        return "\n".join(text for lines in self.lines for text in _twin(lines))
 
     __repr__ = __str__
 

@@ -13,7 +13,7 @@ from kvlab.mirror.quantities import EXCHANGEABLE, Form, Reading
 from kvlab.mirror.source import Side, Step
 from kvlab.mirror.statements import Statement
 
-__all__ = ["Line", "Lines", "lines_of"]
+__all__ = ["Beside", "Line", "Lines", "beside", "lines_of"]
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,55 @@ class Lines:
         """Share of the kernel's statements that have a counterpart, 0 to 1."""
         total, paired, _ = self.count()
         return paired / total if total else 1.0
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Lines of both sources that stand beside each other in a picture; ``kinds`` of those of one side, () for both."""
+
+    kernel: range
+    emulator: range
+    kinds: tuple[str, ...] = ()
+
+
+def beside(lines: Iterable[Line], kernel: range, emulator: range) -> list[Beside]:
+    """The source lines of one step, counterparts beside each other; what stands on one side alone is put together.
+
+    A line without a statement (a comment, a header) stands with the statement after it.
+
+    >>> from kvlab.mirror.source import read_side
+    >>> text = "def f(x):\\n    #: a -> y, z\\n    y = x\\n    at = 2 * x\\n    z = y\\n"
+    >>> sides = read_side(text, "f"), read_side(text.replace("    at = 2 * x\\n", ""), "f")
+    >>> for row in beside(lines_of("f", *sides, {}, {}).steps[0], range(2, 6), range(2, 5)):
+    ...     print([*row.kernel], [*row.emulator], row.kinds)
+    [2, 3] [2, 3] ()
+    [4] [] ('no class',)
+    [5] [4] ()
+    """
+    at, ends = [kernel.start, emulator.start], (kernel.stop, emulator.stop)
+    found: list[Beside] = []
+    for line in lines:
+        places = [
+            at[i] if one is None else max(at[i], one.last_line + 1)
+            for i, one in enumerate((line.kernel, line.emulator))
+        ]
+        both = line.kernel is not None and line.emulator is not None
+        if places == at and found:
+            continue  # of a physical line that has been taken
+        new = range(at[0], places[0]), range(at[1], places[1])
+        last = found[-1] if found else None
+        if last is not None and ((both and not all(new)) or (not both and last.kinds)):
+            kinds = () if both else tuple(dict.fromkeys((*last.kinds, line.kind or "no class")))
+            found[-1] = Beside(range(last.kernel.start, places[0]), range(last.emulator.start, places[1]), kinds)
+        else:
+            found.append(Beside(*new, () if both else (line.kind or "no class",)))
+        at = places
+    if not found:
+        return [Beside(kernel, emulator)]
+    last = found[-1]
+    if at != [*ends]:
+        found[-1] = Beside(range(last.kernel.start, ends[0]), range(last.emulator.start, ends[1]), last.kinds)
+    return found
 
 
 class _Reader:

@@ -11,6 +11,7 @@ import numpy as np
 
 from kvlab.memory import as_dtype
 from kvlab.mirror.comparison import Apart, Tolerance
+from kvlab.mirror.lines import Lines
 from kvlab.mirror.source import Side
 
 __all__ = ["Difference", "Lockstep", "Maximum", "Row"]
@@ -130,8 +131,10 @@ class Lockstep:
         twins: tuple[tuple[str, Side, Side], ...],
         rows: list[Row],
         grids: dict[tuple[str, int], tuple[int, int, int]],
+        lines: tuple[Lines, ...] = (),
     ):
         self.twins = twins
+        self.lines = {one.name: one for one in lines}  # a twin's statements beside each other
         self.rows = rows
         self.grids = grids  # (twin, number of its launch) -> programs in x, y, z
         self._steps = {name: [step.marker.name for step in kernel.steps] for name, kernel, _ in twins}

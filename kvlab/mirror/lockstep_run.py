@@ -76,7 +76,7 @@ def lockstep(
     )
     comparer.finish(all_programs=wanted is None)
     comparer.compare_returned(recorded.returned, returned)
-    return Lockstep(report.twins, comparer.sorted_rows(), comparer.grids)
+    return Lockstep(report.twins, comparer.sorted_rows(), comparer.grids, report.lines)
 
 
 def lockstep_pair(

@@ -139,7 +139,7 @@ class Reading:
     >>> for text in ("tl.load(k_ptr + page * k_page)", "s.with_values(s.values - s.by_row(m))", "x is None"):
     ...     print(sorted(reading.form(ast.parse(text, mode="eval").body).names))
     ['k_ptr', 'page']
-    ['m', 's']
+    ['-m', 's']
     ['None', 'x']
 
     ``flags``: names of constexprs, which helpers are given in Triton alone. ``aliases``: names that one side gives to a
@@ -332,7 +332,7 @@ class Reading:
         >>> reading = Reading({})
         >>> for op, operands in reading.facts(reading.form(ast.parse("exp2(s - m[:, None])", mode="eval").body)):
         ...     print(op, *map(sorted, operands))
-        exp2 ['m', 's']
+        exp2 ['-m', 's']
         + ['s'] ['-m']
         """
         found: list[Fact] = [("is", (form.names,))] if form.op == "leaf" and not form.text.isidentifier() else []

@@ -8,6 +8,8 @@ import keyword
 import tokenize
 from typing import TYPE_CHECKING
 
+from kvlab.mirror.lines import Beside, beside
+
 from .pen.host import document, view
 from .pen.text import MONO
 
@@ -37,6 +39,12 @@ s{color:var(--kvlab-string);text-decoration:none}
 .m{background:var(--kvlab-band);font-weight:600}
 tr.bad>td.middle,tr.first>td{background:var(--kvlab-alarmed)}
 tr.first>td{border-top:2px solid var(--kvlab-alarm);border-bottom:2px solid var(--kvlab-alarm)}
+tr.more>td{border-top-color:transparent}
+tr.more.first>td{border-top:0}
+tr.first:has(+.more)>td:not(.middle){border-bottom:0}
+tr.more.first:has(+.more)>td{border-bottom:0}
+summary{font-size:11px;cursor:pointer}
+details:not([open])>:not(summary){display:none}
 tr.first .m{background:none;color:var(--kvlab-alarm)}
 .out{display:flex;flex-wrap:wrap;justify-content:space-between;column-gap:6px;font:11px/1.45 MONO}
 .out.bad{font-weight:700}
@@ -83,8 +91,19 @@ def _twin(run: Lockstep, name: str, kernel: Side, emulator: Side) -> str:
     for (lines, step), (others, _) in zip(left, right, strict=True):
         listed = kernel.steps[step].marker.outputs if step is not None else ()
         flags, middle = _errors(run, name, step, listed) if step is not None else ("", "")
-        cells = (_code(lines, colours[0], step is not None), middle, _code(others, colours[1], step is not None))
-        rows.append(f'<tr{flags}><td>{cells[0]}</td><td class="middle">{cells[1]}</td><td>{cells[2]}</td></tr>')
+        aligned = [Beside(lines, others)]
+        if step is not None and name in run.lines:
+            marker = Beside(lines[:1], others[:1])
+            aligned = [marker, *beside(run.lines[name].steps[step], lines[1:], others[1:])]
+        cell = f'<td class="middle" rowspan="{len(aligned)}">{middle}</td>'
+        for number, row in enumerate(aligned):
+            first = step is not None and not number
+            one, other = (
+                _code(there, colour, first, row.kinds)
+                for there, colour in zip((row.kernel, row.emulator), colours, strict=True)
+            )
+            kind = flags if not number else flags.replace('class="', 'class="more ') or ' class="more"'
+            rows.append(f"<tr{kind}><td>{one}</td>{cell if not number else ''}<td>{other}</td></tr>")
     return "".join([*rows, "</table>"])
 
 
@@ -138,7 +157,11 @@ def _returned(run: Lockstep) -> str:
     )
 
 
-def _code(lines: range, coloured: dict[int, str], step: bool) -> str:
+def _code(lines: range, coloured: dict[int, str], step: bool, alone: tuple[str, ...] = ()) -> str:
+    """Lines of a source; those that stand on this side ``alone``, for these reasons, are folded."""
+    if alone and lines:
+        head = f'<span class="quiet">{len(lines)} line{"s" * (len(lines) > 1)} here only: {", ".join(alone)}</span>'
+        return f"<details><summary>{head}</summary>{_code(lines, coloured, step)}</details>"
     shown = list(lines)
     while shown and not coloured.get(shown[-1], "").strip():
         shown.pop()

@@ -298,6 +298,16 @@ def test_the_picture_of_agreement(right: Lockstep) -> None:
     assert "or at most 1 value of bfloat16 apart (float32 sums in another order, rounded once to bfloat16)" in text
 
 
+def test_the_picture_puts_counterparts_beside_each_other_and_folds_the_rest(right: Lockstep) -> None:
+    rows = right.to_html().split("<tr")
+    texts = [re.sub(r"<[^>]+>", "", row) for row in rows]
+    (at,) = (i for i, text in enumerate(texts) if "m_new = tl.maximum" in text)
+    assert "m_new = np.where" in texts[at]
+    assert "<details>" not in rows[at]
+    assert any("<details>" in row and "live = " in text for row, text in zip(rows, texts, strict=True))
+    assert sum(text.count("#: softmax") for text in texts) == 2
+
+
 def test_the_picture_of_a_difference(seeded: Any) -> None:
     run = lockstep(seeded(emulator=("        o = o * rescale[..., None]", "        o = o * 1")), make_case())
     page = run.to_html()

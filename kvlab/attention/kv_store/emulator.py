@@ -224,6 +224,7 @@ def append(
         v_cache, v_to[..., None] + v_col, v, mask=v_live[..., None] & v_inside, vec=V.vec_out, count=count("v_cache")
     )
     if V.quant == "block":
+        assert isinstance(v_scale_array, np.ndarray)
         v_block = v_row % V.blocks
         v_scale_at = target(v_scale_array, v_page, v_slot, v_head_idx, v_block, 1)
         store_vectors(v_scale_array, v_scale_at, v_scale, mask=v_live, count=count("v_scale"))
@@ -239,6 +240,7 @@ def append(
         k_cache, k_to[..., None] + k_col, k, mask=k_live[..., None] & k_inside, vec=K.vec_out, count=count("k_cache")
     )
     if K.quant == "block":
+        assert isinstance(k_scale_array, np.ndarray)
         k_block = k_row % K.blocks
         k_scale_at = target(k_scale_array, k_page, k_slot, k_head_idx, k_block, 1)
         store_vectors(k_scale_array, k_scale_at, k_scale, mask=k_live, count=count("k_scale"))

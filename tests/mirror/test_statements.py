@@ -185,7 +185,7 @@ def test_source_lines_stand_beside_each_other_once() -> None:
     assert beside((), range(1, 3), range(4, 5)) == [Beside(range(1, 3), range(4, 5))]
 
 
-FINISHED = ("merge_states", "kv_store", "mha_decode", "mla_decode")
+FINISHED = ("merge_states", "kv_store", "mha_decode", "mha_decode_streaming", "mha_prefill", "mla_decode")
 
 
 @pytest.mark.parametrize("op", FINISHED)

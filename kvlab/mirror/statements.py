@@ -20,6 +20,7 @@ CLASSES = {
     "wait": "what hardware waits for",
     "launch": "what a launch passes and the twin reads from an array",
     "instruction": "what an instruction does by itself and NumPy has to say",
+    "layout": "which register holds what, which a fragment has of its own",
     "programs": "all programs of a launch at once: which of them still run, and their machine",
 }
 """Why a statement may stand on one side only."""

@@ -114,8 +114,8 @@ def test_capped_weights(most: float) -> None:
     y[0, :, 0, 5] = -np.inf
     y[0, 32:, 0, 5] = 0.25  # three warps have no hidden key
     s, scale = Fragments.zeros(1, accumulator(128)).with_values(y / np.float32(0.25)), np.float32(FIXED_MOST)
-    top = hopper_emulator._fixed_top(np.tanh(s.tile()[0].max(1) * np.float32(0.25)) * scale, scale)
-    weights = hopper_emulator._capped_weights(s, top, np.float32(0.25), scale).values
+    top = hopper_emulator.fixed_top(np.tanh(s.tile()[0].max(1) * np.float32(0.25)) * scale, scale)
+    weights = hopper_emulator.capped_weights(s, top, np.float32(0.25), scale).values
     power = np.where(np.isneginf(y), -np.inf, np.tanh(y.astype(np.float64)) * scale - s.by_row(top[None]))
     exact, error = np.exp2(power), 80 * 0.47 * 2.0**-15
     assert power.max() < 56 + error
@@ -161,14 +161,14 @@ def test_tiles_hold_each_row_once_and_blocks_without_a_mask_are_seen_by_all(case
     """Laws."""
     arrays, numbers = plan(case)
     q, k, _, cu_q, cu_k, table, lens = arrays
-    config, C = numbers["config"], numbers["config"].constants
+    config, C, mask = numbers["config"], numbers["config"].constants, numbers["features"].mask
     x: Any = SimpleNamespace(**numbers, cu_q=cu_q, cu_k=cu_k, table=table, lens=lens, max_k=k.shape[1])
     assert not C.MASKED
     seen = np.zeros((q.shape[0], q.shape[2], q.shape[1]), int)
     rows = C.BM if C.SKIP else C.NC * C.BM
     for t in range(config.tiles):
         batch, head, tile_row, q_first, num_q, _, num_keys = Launch.find_tile(x, t)
-        _, hi = Launch.key_blocks(x, tile_row, num_q, num_keys)
+        _, hi = Launch.key_blocks(x, tile_row, num_q, num_keys, mask.left, mask.right)
         for row in range(tile_row, tile_row + C.NC * C.BM, rows):
             some = slice(max(row, 0), min(row + rows, num_q))
             if some.start >= some.stop:

@@ -73,10 +73,8 @@ def attend(
     results = (out, lse, sinks, o_batch, o_token, o_head, lse_batch, lse_token, lse_head)
     scales = (inner, scale, unit, v_factor, q_scales, k_scales, v_scales, q_step, k_step, v_step, group)
     some = (max_q, max_k, left, right)
-    descs = (dq, dk, dv)
-    boxes = (q_box, k_box, v_box)
-    seqs = (cu_q, cu_k, table, lens, counter)
-    sizes = (tiles, row_tiles, together, batches, steps, heads, group, max_q, max_k, left, right, pages, table_batch)
+    seqs = (cu_q, cu_k, table, table_batch, pages, lens, counter)
+    sizes = (tiles, row_tiles, together, batches, steps, heads, group, max_q, max_k, left, right)
     if C.ITEM == 1:
         v_t = gl.allocate_shared_memory(dv.dtype, [C.NB, C.DV, C.BN], TILE8_LAYOUT)
         raw_pairs, v_pairs = in_pairs(v_box, C.NB, C.BN, C.DV), in_pairs(v_t, C.NB, C.DV, C.BN)
@@ -88,7 +86,7 @@ def attend(
                 (consume, (gl.constexpr(0), do, ours, words, bars, results, scales, some, gl.constexpr(C))),
                 (consume, (gl.constexpr(1), do, ours, words, bars, results, scales, some, gl.constexpr(C))),
                 (transpose, (raw_pairs, v_pairs, words, bars_of_transposer, some, gl.constexpr(C))),
-                (produce, (descs, boxes, words, bars_of_producer, seqs, sizes, gl.constexpr(C))),
+                (produce, (dq, dk, dv, q_box, k_box, v_box, words, bars_of_producer, seqs, sizes, gl.constexpr(C))),
             ],
             [4, 4, 1],
             [C.REGISTERS, C.TRANSPOSER, C.PRODUCER],
@@ -99,7 +97,7 @@ def attend(
             [
                 (consume, (gl.constexpr(0), do, ours, words, bars, results, scales, some, gl.constexpr(C))),
                 (consume, (gl.constexpr(1), do, ours, words, bars, results, scales, some, gl.constexpr(C))),
-                (produce, (descs, boxes, words, bars, seqs, sizes, gl.constexpr(C))),
+                (produce, (dq, dk, dv, q_box, k_box, v_box, words, bars, seqs, sizes, gl.constexpr(C))),
             ],
             [4, 1],
             [C.REGISTERS, C.PRODUCER],
@@ -111,7 +109,7 @@ def attend(
                 (consume, (gl.constexpr(0), do, ours, words, bars, results, scales, some, gl.constexpr(C))),
                 (consume, (gl.constexpr(1), do, ours, words, bars, results, scales, some, gl.constexpr(C))),
                 (consume, (gl.constexpr(2), do, ours, words, bars, results, scales, some, gl.constexpr(C))),
-                (produce, (descs, boxes, words, bars, seqs, sizes, gl.constexpr(C))),
+                (produce, (dq, dk, dv, q_box, k_box, v_box, words, bars, seqs, sizes, gl.constexpr(C))),
             ],
             [4, 4, 1],
             [C.REGISTERS, C.REGISTERS, C.PRODUCER],

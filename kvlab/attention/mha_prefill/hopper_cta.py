@@ -38,6 +38,10 @@ class HopperCTA(PartitionedCTA):
         if C.ITEM == 1:  # V's way from DRAM ends before the transposer
             self.loaded = "raw"
             self.raw_full, self.raw_free = self.barriers("raw full", C.NB), self.barriers("raw free", C.NB)
+        of_q, of_k, of_v = (self.q_full, self.q_free), (self.k_full, self.k_free), (self.v_full, self.v_free)
+        of_raw = self.raw_full, self.raw_free
+        self.bars, self.bars_of_producer = (*of_q, *of_k, *of_v), (*of_q, *of_k, *of_raw)
+        self.bars_of_transposer = *of_q, *of_raw, *of_v
 
     def send(self, slot: int, first: int, *values: int) -> None:
         """Numbers for the other partitions, from the one numbered ``first`` of ``slot`` on."""
@@ -45,24 +49,48 @@ class HopperCTA(PartitionedCTA):
         address = self.places.word(slot, first) + 4 * np.arange(len(values))
         self.smem.store(address, np.array(values, np.int32)[:, None])
 
-    def receive(self, me: Warps, slot: int, first: int, count: int = 1) -> list[int]:
-        """The numbers that were sent."""
+    def tell(self, slot: int, batch: int, head: int, row: int, q_first: int, num_q: int, num_keys: int) -> None:
+        """Which tile stands in ``slot``, for the other partitions; of ragged sequences where it is, too."""
+        self.send(slot, 0, batch, head, row, *((q_first, num_q, num_keys) if self.C.RAGGED_Q else ()))
+
+    def receive(self, me: Warps, slot: int, i: int) -> int:
+        """The number that was sent."""
+        return self._received(me, slot, i, 1)[0]
+
+    def hear(self, me: Warps, slot: int, max_q: int, max_k: int) -> list[int]:
+        """What was told of the tile in ``slot``: its head, its first row, and where its sequence is."""
+        if self.C.RAGGED_Q:
+            return self._received(me, slot, 1, 5)
+        return [*self._received(me, slot, 1, 2), 0, max_q, max_k]
+
+    def _received(self, me: Warps, slot: int, first: int, count: int) -> list[int]:
         self.hazards.read(self.places.words(slot, me), "words read", slot)
         address = self.places.word(slot, first) + 4 * np.arange(count)
         return [int(word) for word in self.smem.load(address, np.int32)[:, 0]]
 
+    def find_pages(self, table: Array | None, batch: int, key: int, num_keys: int) -> Array | int:
+        """The page of each box of a block of keys; of those past the end, which are not looked up, one that there is
+        not. ``batch`` without a table.
+        """
+        if table is None:
+            return batch
+        box = self.boxes["k"]
+        token = key + np.arange(0, self.C.BN, box.box[1])
+        named = table[np.minimum(token // self.C.PAGE, len(table) - 1)].astype(np.int64)
+        return np.where(token < num_keys, named, box.shape[0])
+
     def load_rows(
-        self, role: str, bar: AsyncBarrier, b: int, batch: int, first: int, head: int, key: int = 0,
-        num_keys: int = 0, table: Array | None = None,
+        self, role: str, bar: AsyncBarrier, b: int, pages: Array | int, first: int, head: int, key: int = 0
     ) -> None:  # fmt: skip
-        """A tile: boxes of some rows and one panel of columns, all on one mbarrier. Pages past the end read as 0."""
+        """A tile: boxes of some rows and one panel of columns, all on one mbarrier, from a page each, or from one
+        piece. What lies outside reads as 0.
+        """
         place, box = self.places.tiles[role][b], self.boxes[role]
         bar.expect_bytes(place.nbytes, self.places.producer[0])
         token = key + np.arange(0, place.rows, box.box[1])
-        page, row = np.full(len(token), batch), first + token
-        if table is not None:
-            named = table[np.minimum(token // self.C.PAGE, len(table) - 1)].astype(np.int64)
-            page, row = np.where(token < num_keys, named, box.shape[0]), token % self.C.PAGE
+        page, row = np.broadcast_to(pages, len(token)), first + token
+        if isinstance(pages, np.ndarray):
+            row = token % self.C.PAGE
         panel = np.arange(0, place.cols, box.box[3])[:, None]
         address = place.base + panel // box.box[3] * place.rows * 128 + (token - key) * 128  # [panels, boxes]
         nbytes = address.size * box.transaction_bytes
@@ -116,6 +144,18 @@ class HopperCTA(PartitionedCTA):
         self.traffic.move("SMEM->tensor cores", k_at.nbytes)
         return Fragments(s.reshape(1, 128, 1, -1), accumulator(C.BN))
 
+    def round_p(self, e: Fragments) -> Fragments:
+        """P as the loop carries it, in the dtype of the product."""
+        return e.with_values(e.values.astype(self.dtype))
+
+    def operand_p(self, p: Fragments) -> Fragments:
+        """P as wgmma takes it: of e4m3, four keys of a row to a register."""
+        if self.C.ITEM == 2:
+            return p
+        # [32 keys, 16 of them, 8 of them, row, two keys]
+        words = p.values.reshape(1, 1, 128, -1, 2, 2, 2, 2).swapaxes(5, 6).reshape(1, 1, 128, -1)
+        return Fragments(words, p.map)
+
     def accumulate(self, me: Warps, p: Fragments, b: int, o: Fragments) -> Fragments:
         """O += P V: P from registers, V from shared memory, transposed by the unit if of 16 bits. Started."""
         self.hazards.read_async(self.places.whole("v", b, me), "v wgmma", b)
@@ -123,15 +163,13 @@ class HopperCTA(PartitionedCTA):
         self.traffic.move("SMEM->tensor cores", v_at.nbytes)
         if self.C.ITEM == 2:
             return self.multiply_pv(p, v_at, o)
-        # [32 keys, 16 of them, 8 of them, row, two keys]: four keys of a row to a register
-        words = p.values.reshape(1, 1, 128, -1, 2, 2, 2, 2).swapaxes(5, 6).reshape(1, 1, 128, -1)
-        return self.multiply_pv_transposed(words, v_at, o)
+        return self.multiply_pv_transposed(p.values, v_at, o)
 
     def zeros(self) -> Fragments:
         """An output accumulator ``[BM, DV]``."""
         return Fragments.zeros(1, accumulator(self.C.DV))
 
-    def store_columns(self, me: Warps, w: int, values: Array, batch: int, row: int, head: int, col: int) -> None:
+    def store_columns(self, w: int, values: Array, batch: int, row: int, head: int, col: int, me: Warps) -> None:
         """``values``, the columns of O from ``col`` on, through buffer ``w``, which no copy reads any more."""
         place = self.places.tiles["o"][w]
         self.meet(me)

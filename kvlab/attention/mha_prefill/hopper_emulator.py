@@ -10,18 +10,20 @@ import numpy as np
 
 from kvlab.attention.features import Features
 from kvlab.attention.intervals import most_keys
+from kvlab.attention.masked import store
 from kvlab.attention.online_softmax import LOG2E
 from kvlab.attention.operands import result_dtype
 from kvlab.attention.scoring.emulator import key_count
 from kvlab.hardware import TmaDescriptor
 from kvlab.hardware.chip import divide, exp2, log2, multiply_add
-from kvlab.staging import Fragments, Traffic
+from kvlab.staging import Fragments, Traffic, ceildiv
 from kvlab.staging.rows_over_warps import butterfly, in_turn
 
 from .config import PrefillProblem
 from .hopper_config import FIXED_ABOVE, TANH, HopperConfig
 from .hopper_cta import HopperCTA
 from .hopper_turns import Role, Wait, run_roles
+from .rows import per_sequence
 
 Array = np.ndarray[Any, Any]
 NOTHING = np.float32(-(2.0**100))
@@ -70,18 +72,23 @@ class Launch:
         row = above * rows - (num_keys - num_q) % rows if C.ALIGNED else num_q - below_end * rows
         return batch, head % problem.q_heads, row, q_first, num_q, k_first, num_keys
 
-    def scale_of(self, role: str, head: int) -> np.float32:
-        """The scale of a query head's KV head, 1 where there is none."""
-        heads = getattr(self.features.scales, role).heads
-        return np.float32(1 if heads is None else heads[head // self.problem.group])
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Most query rows and keys of a sequence, and the sides of the window."""
+        return self.problem.max_q, self.max_k, self.features.mask.left, self.features.mask.right
 
-    def key_blocks(self, row: int, num_q: int, num_keys: int) -> tuple[int, int]:
+    def head_scale(self, role: str, head: int) -> np.float32:
+        """The scale of a KV head, 1 where there is none."""
+        heads = getattr(self.features.scales, role).heads
+        return np.float32(1 if heads is None else heads[head])
+
+    def key_blocks(self, row: int, num_q: int, num_keys: int, left: int, right: int) -> tuple[int, int]:
         """Blocks of BN keys that some row of the tile sees; at least one, which then is masked."""
         C = self.config.constants
         top = row + num_keys - num_q
         bottom = top + C.NC * C.BM - 1
-        hi = max(-(-min(bottom + self.features.mask.right + 1, num_keys) // C.BN), 1)
-        first = max(top, num_keys - num_q) - self.features.mask.left  # rows before the sequence see nothing
+        hi = max(-(-min(bottom + right + 1, num_keys) // C.BN), 1)
+        first = max(top, num_keys - num_q) - left  # rows before the sequence see nothing
         return min(max(first, 0) // C.BN, hi - 1), hi
 
 
@@ -89,240 +96,280 @@ def produce(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
     """One warp takes tile after tile, tells the consumers, and brings Q, K and V."""
     #@ producer
     #: begin -> t, it, j    the first tile is the program's own; none loaded yet
-    C, tiles, group = cta.C, x.config.tiles, x.problem.group
-    ROWS = C.NC * C.BM
-    it, j, t = 0, 0, program
+    C, me = cta.C, cta.places.producer  #- launch
+    q_full, q_free, k_full, k_free, raw_full, raw_free = cta.bars_of_producer
+    tiles, group, left, right = x.config.tiles, x.problem.group, *x.sizes[2:]  #- launch
+    NC = C.NC
+    ROWS = NC * C.BM
+    it = 0  # K/V blocks so far: stage it % NB, phase it // NB
+    j = 0  # tiles so far
+    t = program
     while t < tiles:
         #: find -> head, row, lo, hi    the rows of a tile, and the blocks of keys that they see
         batch, head, row, q_first, num_q, k_first, num_keys = x.find_tile(t)
-        lo, hi = x.key_blocks(row, num_q, num_keys)
-        q_batch, k_batch = 0 if C.RAGGED_Q else batch, 0 if C.RAGGED_K else batch
+        lo, hi = x.key_blocks(row, num_q, num_keys, left, right)
+        q_batch = batch * 0 if C.RAGGED_Q else batch
+        k_batch = batch * 0 if C.RAGGED_K else batch
         exists = row + ROWS > 0 and max(row, 0) < num_q
         pages_of = None if x.table is None else x.table[batch]
         if exists:
             #: tell -> slot    the consumers, who are done with the Q before in this buffer, which tile comes
             slot = j % C.NQ
-            for w in range(C.NC):
-                yield cta.q_free[slot * C.NC + w], ((j // C.NQ) & 1) ^ 1
-            cta.send(slot, 0, batch, head, row, q_first, num_q, num_keys)
-            cta.meet(cta.places.producer)
+            for w in range(NC):
+                yield q_free[slot * NC + w], ((j // C.NQ) & 1) ^ 1
+            cta.tell(slot, batch, head, row, q_first, num_q, num_keys)
+            cta.meet(me)
             #: load_q -> j    DRAM -> shared memory, 64 rows for each consumer
-            for w in range(C.NC):
-                u = slot * C.NC + w
+            for w in range(NC):
+                u = slot * NC + w
                 first = min(max(row + w * C.BM, 1 - C.BM), num_q - 1)  # a box touches the tensor
-                cta.load_rows("q", cta.q_full[u], u, q_batch, q_first + first, head)
+                cta.load_rows("q", q_full[u], u, q_batch, q_first + first, head)
             j += 1
             for i in range(hi - lo):
                 #: load_k -> b, key    from the last block to the first, as soon as the stage is free
-                b, key = it % C.NB, (hi - 1 - i) * C.BN
-                yield cta.k_free[b], ((it // C.NB) & 1) ^ 1
-                cta.load_rows("k", cta.k_full[b], b, k_batch, k_first, head // group, key, num_keys, pages_of)
+                b = it % C.NB
+                key = (hi - 1 - i) * C.BN
+                found = cta.find_pages(pages_of, k_batch, key, num_keys)  # before the wait
+                yield k_free[b], ((it // C.NB) & 1) ^ 1
+                cta.load_rows("k", k_full[b], b, found, k_first, head // group, key)
                 #: load_v -> it    the V tile of the same keys
-                yield cta.raw_free[b], ((it // C.NB) & 1) ^ 1
-                cta.load_rows(cta.loaded, cta.raw_full[b], b, k_batch, k_first, head // group, key, num_keys, pages_of)
+                yield raw_free[b], ((it // C.NB) & 1) ^ 1
+                cta.load_rows(cta.loaded, raw_full[b], b, found, k_first, head // group, key)
                 it += 1
         #: take -> t    the next tile that no program has taken; in turn where all tiles take the same time
-        x.taken.append(program)
-        t = t + x.programs if C.EQUAL else x.programs + len(x.taken) - 1
+        x.taken.append(program)  #- programs
+        if C.EQUAL:
+            t += x.programs
+        else:
+            t = x.programs + len(x.taken) - 1
     #: end    no more tiles
     slot = j % C.NQ
-    for w in range(C.NC):
-        yield cta.q_free[slot * C.NC + w], ((j // C.NQ) & 1) ^ 1
+    for w in range(NC):
+        yield q_free[slot * NC + w], ((j // C.NQ) & 1) ^ 1
     cta.send(slot, 0, -1)
-    for w in range(C.NC):
-        cta.q_full[slot * C.NC + w].arrive(cta.places.producer)
+    for w in range(NC):
+        q_full[slot * NC + w].arrive(me)
 
 
 def transpose(cta: HopperCTA, x: Launch) -> Iterator[Wait]:
     """One warpgroup transposes the V tiles of e4m3 on their way to the consumers."""
     #@ transposer
     #: begin -> it, j, batch    the first tile, -1: none
-    C, me = cta.C, cta.places.transposer
-    it, j = 0, 0
-    yield cta.q_full[0], 0
-    batch = cta.receive(me, 0, 0)[0]
+    C, me = cta.C, cta.places.transposer  #- launch
+    q_full, q_free, raw_full, raw_free, v_full, v_free = cta.bars_of_transposer
+    max_q, max_k, left, right = x.sizes
+    NC = C.NC
+    it = 0
+    j = 0
+    yield q_full[0], 0
+    batch = cta.receive(me, 0, 0)
     while batch >= 0:
         #: hear -> slot, lo, hi, first    the tile; its words have been read; the first key that a row sees
         slot = j % C.NQ
-        tile_row, _, num_q, num_keys = cta.receive(me, slot, 2, 4)
-        lo, hi = x.key_blocks(tile_row, num_q, num_keys)
-        for w in range(C.NC):
-            cta.arrive(me, cta.q_free[slot * C.NC + w])
-        first = num_keys - num_q - x.features.mask.left
+        _, tile_row, _, num_q, num_keys = cta.hear(me, slot, max_q, max_k)
+        lo, hi = x.key_blocks(tile_row, num_q, num_keys, left, right)
+        for w in range(NC):
+            cta.arrive(me, q_free[slot * NC + w])
+        first = num_keys - num_q - left
         for i in range(hi - lo):
             #: transpose -> b, it    keys along the rows, as soon as the stage is free; zeros where no row sees a key
             b = it % C.NB
-            yield cta.raw_full[b], (it // C.NB) & 1
-            yield cta.v_free[b], ((it // C.NB) & 1) ^ 1
+            yield raw_full[b], (it // C.NB) & 1
+            yield v_free[b], ((it // C.NB) & 1) ^ 1
             key = (hi - 1 - i) * C.BN
             if (C.WINDOW or C.CLEAN) and (first > key or num_keys < key + C.BN):
                 cta.clean_rows(me, "raw", b, first - key, num_keys - key)
             cta.transpose_tile(me, b)
-            cta.arrive(me, cta.raw_free[b])
-            cta.arrive(me, cta.v_full[b])
+            cta.arrive(me, raw_free[b])
+            cta.arrive(me, v_full[b])
             it += 1
         #: turn -> j, batch    the next tile
         j += 1
-        yield cta.q_full[j % C.NQ * C.NC], (j // C.NQ) & 1
-        batch = cta.receive(me, j % C.NQ, 0)[0]
+        yield q_full[j % C.NQ * C.NC], (j // C.NQ) & 1
+        batch = cta.receive(me, j % C.NQ, 0)
 
 
 def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
     """One warpgroup: BM rows of every tile. S = Q K^T of a block and O += P V of the one before it run together."""
     #@ consumer
     #: begin -> it, j, batch    the first tile, -1: none
-    C, scale, me = cta.C, x.scale, cta.places.consumers[W]
-    BM, BN = C.BM, C.BN
-    left, right = x.features.mask.left, x.features.mask.right
-    hidden = np.float32(-np.inf)
-    by_head = C.Q_SCALE or C.K_SCALE
-    shift = np.float32(8 if C.ITEM == 1 else 0)  # e4m3 has weights up to 2^8
-    it, j = 0, 0
-    yield cta.q_full[W], 0
-    batch = cta.receive(me, 0, 0)[0]
+    C, me = cta.C, cta.places.consumers[W]  #- launch
+    BM = C.BM
+    BN = C.BN
+    DV = C.DV
+    SHIFT = np.float32(8 if C.ITEM == 1 else 0)  # e4m3 has weights up to 2^8
+    q_full, q_free, k_full, k_free, v_full, v_free = cta.bars
+    inner, scale, unit, v_factor, group = x.inner, x.scale, x.unit, x.v_factor, x.problem.group  #- launch
+    max_q, max_k, left, right = x.sizes
+    BY_HEAD = C.Q_SCALE or C.K_SCALE
+    HIDDEN = np.float32(-np.inf)
+    it = 0
+    j = 0
+    yield q_full[W], 0
+    batch = cta.receive(me, 0, 0)
     while batch >= 0:
         #: hear -> slot, head, row, lo, hi, position, factor    the tile, where its rows stand, the scale of its head
         slot = j % C.NQ
         u = slot * C.NC + W
-        head, tile_row, q_first, num_q, num_keys = cta.receive(me, slot, 1, 5)
-        lo, hi = x.key_blocks(tile_row, num_q, num_keys)
+        head, tile_row, q_first, num_q, num_keys = cta.hear(me, slot, max_q, max_k)
+        lo, hi = x.key_blocks(tile_row, num_q, num_keys, left, right)
         row = tile_row + W * BM
         position = row + num_keys - num_q
-        factor = x.scale_of("q", head) * x.scale_of("k", head)
+        factor = x.head_scale("q", head // group)
+        factor *= x.head_scale("k", head // group)
         if C.SKIP:  # the last blocks, of which this warpgroup's rows see nothing
-            own = max(-(-min(position + BM + right, num_keys) // BN), lo + 1)
+            own = max(ceildiv(min(position + BM + right, num_keys), BN), lo + 1)
             for _ in range(hi - own):
                 b = it % C.NB
-                yield cta.k_full[b], (it // C.NB) & 1
-                cta.arrive(me, cta.k_free[b])
-                yield cta.v_full[b], (it // C.NB) & 1
-                cta.arrive(me, cta.v_free[b])
+                yield k_full[b], (it // C.NB) & 1
+                cta.arrive(me, k_free[b])
+                yield v_full[b], (it // C.NB) & 1
+                cta.arrive(me, v_free[b])
                 it += 1
             hi = own
         b = it % C.NB
         q = cta.query(me, u)
         #: scores -> s    S = Q K^T of the last block
-        yield cta.k_full[b], (it // C.NB) & 1
+        yield k_full[b], (it // C.NB) & 1
         s = cta.scores(me, q, u, b)
         cta.wait_mma(me, 0)
-        cta.arrive(me, cta.k_free[b])
+        cta.arrive(me, k_free[b])
         #: mask -> s    softcap, keys that a row does not see
-        s = s.with_values(s.values * factor) if by_head else s
-        s = _cap(s, x.inner) if C.CAPPED else s
-        s = _mask(s, hidden, position, (hi - 1) * BN, num_keys, left, right) if C.FIRST else s
+        if BY_HEAD:
+            s = s.with_values(s.values * factor)
+        if C.CAPPED:
+            s = cap(s, inner)
+        if C.FIRST:
+            s = mask_block(s, HIDDEN, position, (hi - 1) * BN, num_keys, left, right)
         #: softmax -> p, m, l, alpha, o    row maximum, exponentials, sums of each lane
         m = s.tile()[0].max(1)
         if C.FIXED:  # from here on m is in units of log2
-            m = _fixed_top(np.maximum(m, np.float32(-1)) * scale, scale)
+            m = fixed_top(np.maximum(m, np.float32(-1)) * scale, scale)
             e = s.with_values(exp2(multiply_add(s.values, scale, -s.by_row(m[None]))))
         else:
-            m = np.maximum(m, NOTHING) if C.FIRST else m  # a row may see nothing of this block
-            e = s.with_values(exp2(multiply_add(s.values, scale, -s.by_row(multiply_add(m, scale, -shift)[None]))))
+            if C.FIRST:
+                m = np.maximum(m, NOTHING)  # a row may see nothing of this block
+            e = s.with_values(exp2(multiply_add(s.values, scale, -s.by_row(multiply_add(m, scale, -SHIFT)[None]))))
         l = quad_sum(e)
-        p = e.with_values(e.values.astype(cta.dtype))
-        alpha, o = np.ones(BM, np.float32), cta.zeros()
+        p = cta.round_p(e)
+        alpha = np.ones(BM, np.float32)
+        o = cta.zeros()
         #: clean    V behind the end of the sequence; of an only block both ends together, below
         if C.ITEM == 2 and C.CLEAN and hi * BN > num_keys and (not C.WINDOW or hi - lo > 1):
-            yield cta.v_full[b], (it // C.NB) & 1
+            yield v_full[b], (it // C.NB) & 1
             cta.clean_rows(me, "v", b, 0, num_keys - (hi - 1) * BN)
         for i in range(1, hi - lo):
             #: scores -> s    S = Q K^T of the next block, started
+            weights = cta.operand_p(p)
             it += 1
-            b, key = it % C.NB, (hi - 1 - i) * BN
-            yield cta.k_full[b], (it // C.NB) & 1
+            b = it % C.NB
+            key = (hi - 1 - i) * BN
+            yield k_full[b], (it // C.NB) & 1
             s = cta.scores(me, q, u, b)
             #: accumulate -> o    O += P V of the block before, started
             vb = (it - 1) % C.NB
-            yield cta.v_full[vb], ((it - 1) // C.NB) & 1
+            yield v_full[vb], ((it - 1) // C.NB) & 1
             if C.EARLY:  # rescale while Q K^T runs
                 cta.wait_mma(me, 1)
-                o = o.with_values(o.values * o.by_row(alpha[None]))
-            o = cta.accumulate(me, p, vb, o)
+                o = o.times(alpha[None])
+            o = cta.accumulate(me, weights, vb, o)
             cta.wait_mma(me, 1)
-            cta.arrive(me, cta.k_free[b])
+            cta.arrive(me, k_free[b])
             #: mask -> s    softcap, keys that a row does not see
-            s = s.with_values(s.values * factor) if by_head else s
-            s = _cap(s, x.inner) if C.CAPPED and not C.FIXED else s
-            s = _mask(s, hidden, position, key, num_keys, left, right) if C.MASKED else s
+            if BY_HEAD:
+                s = s.with_values(s.values * factor)
+            if C.CAPPED and not C.FIXED:
+                s = cap(s, inner)
+            cut = key + BN > min(position + right + 1, num_keys) or key < position + BM - 1 - left
+            if C.MASKED and cut:
+                s = mask_block(s, HIDDEN, position, key, num_keys, left, right)
             #: softmax -> e, m, l, alpha    online: new row maximum, exponentials, sums of each lane
             if C.FIXED:
-                e = _capped_weights(s, m, x.inner, scale)
-                l = l + quad_sum(e)
+                e = capped_weights(s, m, inner, scale)
+                l += quad_sum(e)
             else:
                 m_new = np.maximum(m, s.tile()[0].max(1))
                 base = m_new * scale
                 alpha = exp2(multiply_add(m, scale, -base))
                 m = m_new
                 if C.HOLD == 1:
-                    yield cta.v_full[vb], ((it - 1) // C.NB) & 1
-                base = multiply_add(m, scale, -shift) if C.ITEM == 1 else base
+                    yield v_full[vb], ((it - 1) // C.NB) & 1
+                if C.ITEM == 1:  #- instruction
+                    base = multiply_add(m, scale, -SHIFT)
                 e = s.with_values(exp2(multiply_add(s.values, scale, -s.by_row(base[None]))))
-                l = multiply_add(l, alpha[:, None], quad_sum(e))
+                lanes = quad_sum(e)
+                l = multiply_add(l, alpha[:, None], lanes)
             #: rescale -> p, o    P rounded, O *= alpha; V's stage is free
             if C.HOLD == 2:
-                yield cta.v_full[vb], ((it - 1) // C.NB) & 1
+                yield v_full[vb], ((it - 1) // C.NB) & 1
             cta.wait_mma(me, 0)
-            p = e.with_values(e.values.astype(cta.dtype))
-            cta.arrive(me, cta.v_free[vb])
-            o = o if C.EARLY or C.FIXED else o.with_values(o.values * o.by_row(alpha[None]))
+            p = cta.round_p(e)
+            cta.arrive(me, v_free[vb])
+            if not (C.EARLY or C.FIXED):
+                o = o.times(alpha[None])
         #: clean -> b    V before the first key that a row of the sequence sees
         b = it % C.NB
         first = num_keys - num_q - left - lo * BN
         end = num_keys - lo * BN
         if C.ITEM == 2 and C.WINDOW and (first > 0 or end < BN):
-            yield cta.v_full[b], (it // C.NB) & 1
+            yield v_full[b], (it // C.NB) & 1
             cta.clean_rows(me, "v", b, first, end)
         #: accumulate -> o    O += P V of the first block
-        cta.arrive(me, cta.q_free[u])  # the producer may fetch the next Q
-        yield cta.v_full[b], (it // C.NB) & 1
+        weights = cta.operand_p(p)
+        cta.arrive(me, q_free[u])  # the producer may fetch the next Q
+        yield v_full[b], (it // C.NB) & 1
         if C.EARLY:
             cta.wait_mma(me, 0)
-            o = o.with_values(o.values * o.by_row(alpha[None]))
-        o = cta.accumulate(me, p, b, o)
+            o = o.times(alpha[None])
+        o = cta.accumulate(me, weights, b, o)
         #: normalise -> o, lse    rows without a visible key give 0 and -inf, or the sink's logit
-        sink = None if x.features.sinks is None else x.features.sinks[head]
-        by = None if C.FIXED or C.ITEM == 1 or sink is not None else (m, scale)
-        lse, inv = _row_results(m if C.FIXED else multiply_add(m, scale, -shift), l, sink, x.unit, by)
-        inv = inv * x.v_factor * x.scale_of("v", head) if C.ITEM == 1 else inv
+        sink = None if x.features.sinks is None else x.features.sinks[head]  #- launch
+        by = None if C.FIXED or C.ITEM == 1 or sink is not None else (m, scale)  #- instruction
+        lse, inv = row_results(m if C.FIXED else multiply_add(m, scale, -SHIFT), l, sink, unit, by)
+        if C.ITEM == 1:
+            inv = inv * v_factor * x.head_scale("v", head // group)
         cta.wait_mma(me, 0)
         cta.wait_store(me)  # the tile before has left its buffer; the warps meet behind it
-        cta.v_free[b].arrive(me[:1])
-        o = o.with_values(o.values * o.by_row(inv[None]))
+        v_free[b].arrive(me[:1])
+        o = o.times(inv[None])
         #: store    registers -> shared memory -> DRAM; where rows do not exist straight to DRAM
-        page, values = 0 if C.RAGGED_Q else batch, o.tile()[0].astype(x.out.dtype)
-        r = row + np.arange(BM)
-        real = (r >= 0) & (r < num_q)
-        x.lse[page, q_first + r[real], head] = lse[real]
+        values = o.tile()[0].astype(x.out.dtype)  #- layout
+        rows = row + np.arange(BM)
+        store(x.lse, (batch, q_first + rows, head), lse, mask=(rows >= 0) & (rows < num_q))
         if row < 0 or row + BM > num_q:  # TMA stores no part of a box, nor to negative coordinates
-            x.out[page, q_first + r[real], head] = values[real]
+            r = row + np.arange(BM)[:, None]
+            d = np.arange(DV)
+            store(x.out, (batch, q_first + r, head, d), values, mask=(r >= 0) & (r < num_q))
         else:
+            o_page = batch * 0 if C.RAGGED_Q else batch
             if C.ROUNDS == 1:
-                cta.store_columns(me, W, values, page, q_first + row, head, 0)
+                cta.store_columns(W, values, o_page, q_first + row, head, 0, me)
             else:
                 left_half, right_half = np.split(values, 2, axis=1)
-                cta.store_columns(me, W, left_half, page, q_first + row, head, 0)
+                cta.store_columns(W, left_half, o_page, q_first + row, head, 0, me)
                 cta.wait_store(me)
-                cta.store_columns(me, W, right_half, page, q_first + row, head, C.DV // 2)
+                cta.store_columns(W, right_half, o_page, q_first + row, head, DV // 2, me)
         #: turn -> it, j, batch    the next tile
-        it, j = it + 1, j + 1
-        yield cta.q_full[j % C.NQ * C.NC + W], (j // C.NQ) & 1
-        batch = cta.receive(me, j % C.NQ, 0)[0]
+        it += 1
+        j += 1
+        yield q_full[j % C.NQ * C.NC + W], (j // C.NQ) & 1
+        batch = cta.receive(me, j % C.NQ, 0)
     #: end    the last tile leaves
     cta.wait_store(me)
 
 
-def _cap(s: Fragments, inner: np.float32) -> Fragments:
+def cap(s: Fragments, inner: np.float32) -> Fragments:
     """``tanh(s * inner)``."""
     return s.with_values(np.tanh(s.values * inner))
 
 
-def _fixed_top(top: Array, scale: np.float32) -> Array:
+def fixed_top(top: Array, scale: np.float32) -> Array:
     """``top``, in units of log2, or so many whole units above it that no score weighs more than 2^56."""
     found: Array = top + np.maximum(np.ceil(scale - np.float32(FIXED_ABOVE) - top), 0)
     return found
 
 
-def _capped_weights(s: Fragments, top: Array, inner: np.float32, scale: np.float32) -> Fragments:
+def capped_weights(s: Fragments, top: Array, inner: np.float32, scale: np.float32) -> Fragments:
     """``2^(tanh(s * inner) * scale - top)``, by a polynomial where no score of a warp is beyond its limit; 0 of scores
     -inf.
     """
@@ -338,7 +385,7 @@ def _capped_weights(s: Fragments, top: Array, inner: np.float32, scale: np.float
     return s.with_values(exp2(np.where(np.isneginf(x), np.float32(-np.inf), power)))
 
 
-def _mask(
+def mask_block(
     s: Fragments, nothing: np.float32, position: int, key: int, num_keys: int, left: int, right: int
 ) -> Fragments:  # fmt: skip
     """``nothing`` for the keys that a row does not see; ``position`` of the first row."""
@@ -354,7 +401,7 @@ def quad_sum(e: Fragments) -> Array:
     return in_turn(np.add, pairs.swapaxes(1, 2))
 
 
-def _row_results(
+def row_results(
     top: Array, l: Array, sink: Any, unit: np.float32, by: tuple[Array, np.float32] | None
 ) -> tuple[Array, Array]:
     """LSE of each row in ``unit``, and what its O is multiplied by. ``top``: the row's maximum in units of log2, ``by``
@@ -404,7 +451,10 @@ def launch(
     programs = min(processors, config.tiles)
     numbers = np.float32(inner), np.float32(outer), np.float32(1 if base2 else 1 / LOG2E), np.float32(scales.v.number)
     max_k = k.shape[1] if table is None else most_keys(table.shape[1], k.shape[1])
-    x = Launch(problem, config, features, programs, out, lse, *numbers, max_k, cu_q, cu_k, table, seq_lens)
+    o_array, lse_array = (per_sequence(a, cu_q) for a in (out, lse))
+    x = Launch(
+        problem, config, features, programs, o_array, lse_array, *numbers, max_k, cu_q, cu_k, table, seq_lens
+    )  # fmt: skip
     traffic = Traffic() if traffic is None else traffic
     with traffic.launch():
         ctas = [HopperCTA(C, q.dtype, boxes, traffic, traced=program == 0) for program in range(programs)]

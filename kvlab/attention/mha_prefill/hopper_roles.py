@@ -9,11 +9,13 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from .hopper_capped import capped_weights, fixed_top
 from .hopper_steps import (
+    accumulator,
     cap,
     clean_rows,
     find_pages,
     find_tile,
     head_scale,
+    hear,
     key_blocks,
     load_rows,
     mask_block,
@@ -28,6 +30,7 @@ from .hopper_steps import (
     row_results,
     send,
     store_columns,
+    tell,
     transpose_tile,
 )
 
@@ -36,15 +39,13 @@ NOTHING = gl.constexpr(-(2.0**100))
 
 
 @gluon.jit
-def produce(descs, boxes, words, bars, seqs, sizes, C: gl.constexpr):
+def produce(dq, dk, dv, q_s, k_s, v_s, words, bars, seqs, sizes, C: gl.constexpr):
     """One warp takes tile after tile, tells the consumers, and brings Q, K and V."""
     #@ producer
     #: begin -> t, it, j    the first tile is the program's own; none loaded yet
-    dq, dk, dv = descs
-    q_s, k_s, v_s = boxes
     q_full, q_free, k_full, k_free, raw_full, raw_free = bars
-    cu_q, cu_k, table, lens, counter = seqs
-    tiles, row_tiles, together, batches, steps, heads, group, max_q, max_k, left, right, pages, table_batch = sizes
+    cu_q, cu_k, table, table_batch, pages, lens, counter = seqs  #- launch
+    tiles, row_tiles, together, batches, steps, heads, group, max_q, max_k, left, right = sizes  #- launch
     NC: gl.constexpr = C.NC
     ROWS: gl.constexpr = NC * C.BM
     it = 0  # K/V blocks so far: stage it % NB, phase it // NB
@@ -66,13 +67,7 @@ def produce(descs, boxes, words, bars, seqs, sizes, C: gl.constexpr):
             slot = j % C.NQ
             for w in gl.static_range(NC):
                 mbarrier.wait(q_free.index(slot * NC + w), ((j // C.NQ) & 1) ^ 1)
-            send(words, slot * 8, batch)
-            send(words, slot * 8 + 1, head)
-            send(words, slot * 8 + 2, row)
-            if C.RAGGED_Q:
-                send(words, slot * 8 + 3, q_first)
-                send(words, slot * 8 + 4, num_q)
-                send(words, slot * 8 + 5, num_keys)
+            tell(words, slot, batch, head, row, q_first, num_q, num_keys, C.RAGGED_Q)
             meet()  # every lane has stored before one of them arrives at the barriers
             #: load_q -> j    DRAM -> shared memory, 64 rows for each consumer
             for w in gl.static_range(NC):
@@ -124,12 +119,7 @@ def transpose(raw_s, v_s, words, bars, sizes, C: gl.constexpr):
     while batch >= 0:
         #: hear -> slot, lo, hi, first    the tile; its words have been read; the first key that a row sees
         slot = j % C.NQ
-        tile_row = receive(words, slot * 8 + 2)
-        num_q = max_q
-        num_keys = max_k
-        if C.RAGGED_Q:
-            num_q = receive(words, slot * 8 + 4)
-            num_keys = receive(words, slot * 8 + 5)
+        _, tile_row, _, num_q, num_keys = hear(words, slot, max_q, max_k, C.RAGGED_Q)
         lo, hi = key_blocks(tile_row, num_q, num_keys, left, right, C.NC * C.BM, C.BN)
         for w in gl.static_range(NC):
             mbarrier.arrive(q_free.index(slot * NC + w), count=1)
@@ -160,21 +150,15 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
     BM: gl.constexpr = C.BM
     BN: gl.constexpr = C.BN
     DV: gl.constexpr = C.DV
-    DEPTH: gl.constexpr = 32 // C.ITEM
-    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, DEPTH]
-    )  # fmt: skip
-    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, DV, DEPTH]
-    )  # fmt: skip
-    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=4 // C.ITEM)
+    S_LAYOUT: gl.constexpr = accumulator(BN, 32 // C.ITEM)  #- layout
+    O_LAYOUT: gl.constexpr = accumulator(DV, 32 // C.ITEM)  #- layout
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=4 // C.ITEM)  #- layout
     SHIFT: gl.constexpr = 8.0 if C.ITEM == 1 else 0.0  # e4m3 has weights up to 2^8
-    q_s, k_s, v_s, o_s, o_box = smem
+    q_s, k_s, v_s, o_s, o_box = smem  #- launch
     q_full, q_free, k_full, k_free, v_full, v_free = bars
-    out, lse_out, sinks, o_batch, o_token, o_head, lse_batch, lse_token, lse_head = results
-    inner, scale, unit, v_factor, q_scales, k_scales, v_scales, q_step, k_step, v_step, group = scales
+    out, lse_out, sinks, o_batch, o_token, o_head, lse_batch, lse_token, lse_head = results  #- launch
+    inner, scale, unit, v_factor, q_scales, k_scales, v_scales, q_step, k_step, v_step, group = scales  #- launch
     max_q, max_k, left, right = sizes
-    DTYPE: gl.constexpr = o_s.dtype
     BY_HEAD: gl.constexpr = C.Q_SCALE or C.K_SCALE
     HIDDEN: gl.constexpr = float("-inf")
     it = 0
@@ -185,15 +169,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
         #: hear -> slot, head, row, lo, hi, position, factor    the tile, where its rows stand, the scale of its head
         slot = j % C.NQ
         u = slot * C.NC + W
-        head = receive(words, slot * 8 + 1)
-        tile_row = receive(words, slot * 8 + 2)
-        q_first = head * 0
-        num_q = max_q
-        num_keys = max_k
-        if C.RAGGED_Q:
-            q_first = receive(words, slot * 8 + 3)
-            num_q = receive(words, slot * 8 + 4)
-            num_keys = receive(words, slot * 8 + 5)
+        head, tile_row, q_first, num_q, num_keys = hear(words, slot, max_q, max_k, C.RAGGED_Q)
         lo, hi = key_blocks(tile_row, num_q, num_keys, left, right, C.NC * BM, BN)
         row = tile_row + W * BM
         position = row + num_keys - num_q
@@ -210,7 +186,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
                 it += 1
             hi = own
         b = it % C.NB
-        zero = gl.zeros([BM, BN], gl.float32, layout=S_LAYOUT)  # never read (use_acc=False)
+        zero = gl.zeros([BM, BN], gl.float32, layout=S_LAYOUT)  #- layout; never read (use_acc=False)
         q = query(q_s, u, S_LAYOUT, C.Q_REGISTERS)
         #: scores -> s    S = Q K^T of the last block
         mbarrier.wait(k_full.index(b), (it // C.NB) & 1)
@@ -291,7 +267,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
             mbarrier.arrive(v_free.index(vb), count=1)
             if not (C.EARLY or C.FIXED):
                 o = o * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
-            o = hopper.warpgroup_mma_init(o)
+            o = hopper.warpgroup_mma_init(o)  #- wait
         #: clean -> b    V before the first key that a row of the sequence sees
         b = it % C.NB
         first = num_keys - num_q - left - lo * BN
@@ -318,24 +294,24 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
         o = o * inv[:, None]
         #: store    registers -> shared memory -> DRAM; where rows do not exist straight to DRAM
         rows = row + gl.arange(0, BM, layout=gl.SliceLayout(1, S_LAYOUT))
-        lse_at = lse_out + batch.to(gl.int64) * lse_batch * (1 - C.RAGGED_Q) + head * lse_head
+        lse_at = lse_out + batch.to(gl.int64) * lse_batch * (1 - C.RAGGED_Q) + head * lse_head  #- address
         # 32 bits hold these offsets: 2^31 rows of O take 256 GiB.
         gl.store(lse_at + (q_first + rows) * lse_token, lse, mask=(rows >= 0) & (rows < num_q))
         if (row < 0) | (row + BM > num_q):  # TMA stores no part of a box, nor to negative coordinates
             r = row + gl.arange(0, BM, layout=gl.SliceLayout(1, O_LAYOUT))
             d = gl.arange(0, DV, layout=gl.SliceLayout(0, O_LAYOUT))
-            o_at = out + batch.to(gl.int64) * o_batch * (1 - C.RAGGED_Q) + head * o_head
-            at = (q_first + r).to(gl.int64)[:, None] * o_token + d[None, :]
-            gl.store(o_at + at, o.to(DTYPE), mask=((r >= 0) & (r < num_q))[:, None])
+            o_at = out + batch.to(gl.int64) * o_batch * (1 - C.RAGGED_Q) + head * o_head  #- address
+            at = (q_first + r).to(gl.int64)[:, None] * o_token + d[None, :]  #- address
+            gl.store(o_at + at, o.to(o_s.dtype), mask=((r >= 0) & (r < num_q))[:, None])
         else:
             o_page = batch * 0 if C.RAGGED_Q else batch
             if C.ROUNDS == 1:
-                store_columns(do, o_s, o_box, W, o.to(DTYPE), o_page, q_first + row, head, 0, DV)
+                store_columns(W, o.to(o_s.dtype), o_page, q_first + row, head, 0, do, o_s, o_box, DV)
             else:
-                left_half, right_half = o.to(DTYPE).reshape([BM, 2, DV // 2]).permute((0, 2, 1)).split()
-                store_columns(do, o_s, o_box, W, left_half, o_page, q_first + row, head, 0, DV // 2)
+                left_half, right_half = o.to(o_s.dtype).reshape([BM, 2, DV // 2]).permute((0, 2, 1)).split()
+                store_columns(W, left_half, o_page, q_first + row, head, 0, do, o_s, o_box, DV // 2)
                 tma.store_wait(0)
-                store_columns(do, o_s, o_box, W, right_half, o_page, q_first + row, head, DV // 2, DV // 2)
+                store_columns(W, right_half, o_page, q_first + row, head, DV // 2, do, o_s, o_box, DV // 2)
         #: turn -> it, j, batch    the next tile
         it += 1
         j += 1

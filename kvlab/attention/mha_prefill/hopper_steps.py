@@ -20,6 +20,12 @@ meet = getattr(gl, "barrier", None) or gl.thread_barrier
 store_box = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 
+@gluon.constexpr_function
+def accumulator(columns, depth):
+    """The registers of a product of a warpgroup with ``columns`` columns, ``depth`` deep an instruction."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, depth])
+
+
 @gluon.jit
 def view_as(smem, dtype: gl.constexpr, shape: gl.constexpr, layout: gl.constexpr):
     """The same bytes of shared memory as elements of another type, with another shape and layout."""
@@ -61,6 +67,33 @@ def send(words, i, value):
 def receive(words, i):
     """The number that was sent, in every thread."""
     return gl.max(words.index(i).load(gl.BlockedLayout([1], [32], [gl.num_warps()], [0])), 0)
+
+
+@gluon.jit
+def tell(words, slot, batch, head, row, q_first, num_q, num_keys, RAGGED_Q: gl.constexpr):
+    """Which tile stands in ``slot``, for the other partitions; of ragged sequences where it is, too."""
+    send(words, slot * 8, batch)
+    send(words, slot * 8 + 1, head)
+    send(words, slot * 8 + 2, row)
+    if RAGGED_Q:
+        send(words, slot * 8 + 3, q_first)
+        send(words, slot * 8 + 4, num_q)
+        send(words, slot * 8 + 5, num_keys)
+
+
+@gluon.jit
+def hear(words, slot, max_q, max_k, RAGGED_Q: gl.constexpr):
+    """What was told of the tile in ``slot``: its head, its first row, and where its sequence is."""
+    head = receive(words, slot * 8 + 1)
+    tile_row = receive(words, slot * 8 + 2)
+    q_first = head * 0
+    num_q = max_q
+    num_keys = max_k
+    if RAGGED_Q:
+        q_first = receive(words, slot * 8 + 3)
+        num_q = receive(words, slot * 8 + 4)
+        num_keys = receive(words, slot * 8 + 5)
+    return head, tile_row, q_first, num_q, num_keys
 
 
 @gluon.jit
@@ -329,7 +362,7 @@ def row_results(top, l, sink_at, unit, BM: gl.constexpr, SINKS: gl.constexpr, S_
 
 
 @gluon.jit
-def store_columns(desc, o_s, o_box, w, values, page, row, head, col, COLS: gl.constexpr):
+def store_columns(w, values, page, row, head, col, desc, o_s, o_box, COLS: gl.constexpr):
     """Columns ``col`` to ``col + COLS`` of O through buffer w, which no copy reads any more, to DRAM."""
     meet()
     o_s.index(w).store(values)

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -92,6 +92,15 @@ def test_a_name_alone_draws_nothing(name: str) -> None:
             draw(other(events=[], offsets=None))
 
 
+@pytest.mark.parametrize("package", ["mine", "kvlab_staging", "kvlab.stagings", "kvlab"])
+def test_a_class_of_the_name_in_another_package_is_not_ours(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType(package)
+    vars(module)["Timeline"] = type("Timeline", (), {"__module__": package})
+    monkeypatch.setitem(sys.modules, package, module)
+    with pytest.raises(ValueError, match=r"cannot draw .*\(Timeline\); known are Layout"):
+        draw(module.Timeline())
+
+
 def kinds(base: type) -> Iterator[type]:
     for kind in base.__subclasses__():
         yield kind
@@ -148,6 +157,9 @@ class TestRegister:
         assert "colorsys" not in sys.modules
         register(f"{__name__}:Board", "kvlab.viz.grid:draw_layout")
         assert drawer_of(Board) is draw_layout
+        for cls, drawer in ((Board, draw), (f"{__name__}:Board", draw_layout), (Board, draw)):
+            register(cls, drawer)
+            assert drawer_of(Board) is drawer, "the newest, named or not"
 
     def test_a_class_that_derives_from_drawn_shows_itself(self) -> None:
         class Mine(Drawn):

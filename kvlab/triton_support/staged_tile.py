@@ -25,6 +25,12 @@ IntArray = np.ndarray[Any, np.dtype[np.int64]]
 BITS, WARPS = 16, 4
 _ALLOC = r"local_alloc : \(\) -> !ttg\.memdesc<(?:\d+x)?{}x{}xbf16, (#\w+)"
 _LOAD = r"local_load .* : !ttg\.memdesc<{}x{}xbf16, .* -> tensor<\d+x\d+xbf16, (#.*)>"
+_BRIEF = {
+    "NVMMASharedLayout": "nvmma_shared {swizzle_byte_width}",
+    "PaddedSharedLayout": "padded_shared {pairs}",
+    "SharedLinearLayout": "shared_linear",
+    "SwizzledSharedLayout": "swizzled_shared {vec}, {per_phase}, {max_phase}",
+}
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,8 @@ class StagedTile:
 
     >>> from kvlab.layout.encodings import SwizzledSharedLayout
     >>> tile = StagedTile("sm_80", (32, 128), SwizzledSharedLayout(8, 1, 8, [1, 0]), None)
+    >>> print(tile)
+    swizzled_shared 8, 1, 8
     >>> tile.addresses()[1, :64:8].tolist()
     [272, 256, 304, 288, 336, 320, 368, 352]
     """
@@ -49,13 +57,19 @@ class StagedTile:
         """Byte address of every element ``[rows, columns]``, counted from the first byte of the tile."""
         return self.shared.offsets(self.shape, triton_version=require()) * BITS // 8
 
+    def __str__(self) -> str:
+        kind, fields = type(self.shared).__name__, dict(vars(self.shared))
+        if kind == "PaddedSharedLayout":
+            fields["pairs"] = ", ".join(f"{n}:+{gap}" for n, gap in fields["interval_padding_pairs"])
+        return _BRIEF.get(kind, kind).format(**fields)
+
     def fragment_map(self) -> FragmentMap:
         """What each thread holds, in registers of 32 bits: two elements each.
 
         ValueError where no thread holds the tile.
         """
         if self.registers is None:
-            raise ValueError(f"{self}: no thread holds the tile, the tensor cores read shared memory")
+            raise ValueError(f"{self!r}: no thread holds the tile, the tensor cores read shared memory")
         layout = self.registers.to_linear_layout(self.shape, triton_version=require())
         lanes, warps = layout.in_dims["lane"], layout.in_dims["warp"]
         warp, lane = np.divmod(np.arange(warps * lanes)[:, None, None], lanes)
@@ -72,7 +86,7 @@ class StagedTile:
         ValueError where no thread holds the tile, and for machines without these instructions.
         """
         if self.target not in ("sm_80", "sm_86", "sm_89", "sm_90", "gfx950"):
-            raise ValueError(f"{self}: reads are known of sm_80 to sm_90 and gfx950")
+            raise ValueError(f"{self!r}: reads are known of sm_80 to sm_90 and gfx950")
         held, nvidia = self.fragment_map(), self.target.startswith("sm_")
         transposed = bool(held.row[0, 0, 0] != held.row[0, 0, 1])
         name = {(True, False): "ldmatrix.x4", (True, True): "ldmatrix.x4.trans", (False, False): "ds_read_b128",

@@ -98,7 +98,7 @@ def draw_tiles_beside(
     """One tile as two machines, compilers or buffers keep it in shared memory.
 
     left, right   the images, as :func:`draw_shared_memory` takes them, in slots of ``slot_bytes``: a cell is the piece
-                  row,number of the tile
+                  row,number of the tile, named on hover and where there is room
     names         what the two are called
     banks         of 4 bytes; a row of the picture is all banks once
     rows          shown from the first byte on
@@ -126,20 +126,25 @@ def draw_tiles_beside(
             canvas.text(x + CARD, CARD_TOP + CARD_ROW * rows + 14, below, size=10, anchor="end", opacity=QUIET)
     canvas.extend(CARD_APART + CARD + 24, 0)
     told = (
-        f"Shared memory in rows of {4 * banks} bytes, all {banks} banks once; a cell is {slot_bytes} bytes of the "
-        "tile, row,number; the colour tells its column of 16 bytes."
+        f"Shared memory in rows of {4 * banks} bytes, all {banks} banks once; a cell is {slot_bytes} bytes of a row of "
+        "the tile, the colour tells its column of 16 bytes. Hatched: nobody's."
     )
     return canvas.picture(title or f"{names[0]} and {names[1]}: {_compared(images)}", caption or told)
 
 
 def draw_rows(canvas: Canvas, image: Image, rows: Int64, x: float, y: float) -> float:
-    """Rows of shared memory, as wide as a punch card; returns the width of a slot."""
+    """Rows of shared memory, as wide as a punch card; returns the width of a slot. A slot is named on hover, and where
+    there is room.
+    """
     row, vector = image.at(rows)
     left, wide = x + CARD_GUTTER, (CARD - CARD_GUTTER) / image.columns
     xs, ys = left + wide * np.arange(image.columns), y + CARD_ROW * np.arange(len(rows))
     colour = order_colours(np.maximum(vector, 0) * image.slot_bytes // 16)
     index = np.where(row >= 0, colour, np.where(row == UNTOUCHED, -1, -2))
     canvas.cells(xs, ys, wide, CARD_ROW, index, BANKS)
+    places = zip(*(field.ravel().tolist() for field in (image.address(rows), row, vector)), strict=True)
+    words = [f"byte {a}, bank {a // 4 % image.banks}\n{_what(r, v, image.slot_bytes)}" for a, r, v in places]
+    canvas.hover(xs, ys, wide, CARD_ROW, "%s", np.array(words, object).reshape(row.shape))
     for top, at in zip(ys.tolist(), rows.tolist(), strict=True):
         byte = str(image.start + image.row_bytes * at)
         canvas.text(left - 6, top + 11.5, byte, size=10, anchor="end", mono=True, opacity=QUIET)

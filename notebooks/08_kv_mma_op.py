@@ -18,25 +18,41 @@
 #
 # A tensor core multiplies small matrices whose elements are spread over the registers of a whole warp. Shared memory holds
 # rows; lanes want *fragments*. This notebook follows K and V of MAX's kernels for AMD's gfx950 through that last step,
-# `KVMmaOp`, until $QK^T$ and $PV$ come out. A warp (AMD: wave) has 64 lanes. NumPy only.
+# `KVMmaOp`, until $QK^T$ and $PV$ come out. A warp (AMD: wave) has 64 lanes. NumPy only, but for one section, where
+# Triton compiles the same fragments.
 
 # %%
 from dataclasses import replace
 
 import numpy as np
+from IPython.display import Markdown
 
+from kvlab.attention import mha_decode
+from kvlab.attention.mha_decode.reference import reference
 from kvlab.cache import PagedKVCache, from_dense
 from kvlab.exercise import check
-from kvlab.layout import Swizzle
-from kvlab.memory import as_dtype
+from kvlab.layout import Layout, Swizzle
+from kvlab.memory import AddressSpace, Memory, as_dtype
 from kvlab.staging import (
+    CpAsyncKVBuffer,
+    DecodeKVBuffer,
+    DecodeKVBufferParams,
+    Hazard,
+    Hazards,
     KVBuffer,
     KVBufferParams,
+    NvidiaKVParams,
+    PRegisterBuffer,
+    TiledTensorCore,
+    WarpSlices,
     kv_buffer_operand_map,
     mfma_atom,
+    operand_map,
     output_map,
     score_map,
 )
+from kvlab.triton_support.staged_tile import compiler_staging
+from kvlab.triton_support.staging_match import match_staging
 from kvlab.viz import draw_atom, draw_fragment_map, draw_kv_buffer
 
 # %% [markdown]
@@ -233,6 +249,59 @@ print("largest error:", np.abs(o_map.gather(o)[0] - exact).max())
 values.kv_mma_op.reg_tile[...] = plain_v
 
 # %% [markdown]
+# ## The same fragments, compiled
+#
+# Triton's compiler knows nothing of MAX. What does it put into the registers? `compiler_staging` compiles a kernel with the
+# same two products for a GPU that is not there, and reads the layouts of K and V from its TTGIR; `match_staging` compares the
+# elements that each thread holds. Below gfx950 with 128 query rows, as here; with 16, as in decode; and sm_80 and sm_90,
+# whose emulated buffers have their own fragments.
+
+# %%
+nvidia = NvidiaKVParams("bf16", BN=32, depth=DEPTH, kv_num_heads=1, transpose=True, num_smem_stages=1)
+in_decode = replace(k_params, mma_shape=(16, 16, 32), BN=128, WN=32, swizzle=Swizzle(3, 0, 3, "vector"))
+longer = from_dense(*rng.standard_normal((2, 1, 1, 128, 1, DEPTH)).astype(as_dtype("bf16")), [128], page_size=128)
+caches = {"K": longer.get_key_cache(0), "V": longer.get_value_cache(0)}
+machines = {
+    "gfx950, 128 rows": (KVBuffer, k_params, compiler_staging("gfx950", BM=BM, BN=64, D=DEPTH)),
+    "gfx950, 16 rows": (KVBuffer, in_decode, compiler_staging("gfx950", BM=16, BN=128, D=DEPTH)),
+    "sm_80, 16 rows": (CpAsyncKVBuffer, nvidia, compiler_staging("sm_80", BM=16, BN=32, D=DEPTH)),
+    "sm_90, 16 rows": (CpAsyncKVBuffer, replace(nvidia, arch="sm_90"), compiler_staging("sm_90", BM=16, BN=32, D=DEPTH)),
+}
+
+
+def of_wave_1(held, role):
+    """The keys of K, or the columns of V, that the second wave (warp) holds, as runs of neighbours."""
+    found = np.unique((held.row if role == "K" else held.col)[held.warp_size : 2 * held.warp_size])
+    runs = np.split(found, np.flatnonzero(np.diff(found) > 1) + 1)
+    return ", ".join(f"{run[0]}–{run[-1]}" for run in runs)
+
+
+lines = ["| tile | warp 1 holds, emulated | warp 1 holds, compiled | the same in every thread |", "|-" * 4 + "|"]
+for machine, (kind, params, tiles) in machines.items():
+    for role, compiled in zip("KV", tiles, strict=True):
+        plain = {"swizzle": None} if kind is KVBuffer and role == "V" else {}
+        buffer = kind(replace(params, transpose=role == "K", **plain), caches[role], 0, 0, end=128)
+        buffer.load_from_dram(0)
+        buffer = WarpSlices(buffer, num_warps_n=4) if params is in_decode and role == "V" else buffer
+        ours, theirs = (of_wave_1(held.fragment_map(), role) for held in (buffer, compiled))
+        same = "yes" if match_staging(buffer, compiled).registers else "no"
+        what = {"K": "keys", "V": "columns"}[role]
+        lines.append(f"| {machine}: {role} | {what} {ours} | {what} {theirs} | {same} |")
+Markdown("\n".join(lines))
+
+# %% [markdown]
+# With 128 rows the compiler has come to MAX's fragments, element for element. V's keys, too: 4 and 4, so that P stays where
+# it is. Here is its V; compare it with the picture of a strip above.
+
+# %%
+draw_fragment_map(machines["gfx950, 128 rows"][2][1].fragment_map(), thread=37, axes=("key", "depth"))
+
+# %% [markdown]
+# With 16 rows they part. MAX's four waves share the keys of S and meet in shared memory for the row maxima and for P. The
+# compiler stands them along the rows, of which there are only 16: every wave holds all keys and computes all of S, and none
+# has to ask another for a maximum. Four times the reads of K for it; V's columns it shares out, too, in another order.
+
+# %% [markdown]
 # ## Half a strip
 #
 # fp8 doubles the fragment: `mfma.16x16x128.fp8` takes 128 columns, 32 bytes of each lane, in two halves of 64. DeepSeek's
@@ -283,6 +352,106 @@ warp_keys = None  # your answer: (first key, last key)
 # %%
 rows = latent.fragment_map().row[2 * 64 : 3 * 64]
 check(warp_keys, (rows.min(), rows.max()), "Warp w owns keys w * WN to (w + 1) * WN - 1.")
+
+# %% [markdown]
+# ## A decode step, end to end
+#
+# All of it together: the newest token of three sequences, 32 query heads over 2 KV heads. `DecodeKVBuffer` brings K and V
+# through registers: `load_from_dram` takes the next strip into one stage of a ring of registers while the other stage is
+# written to shared memory, read as fragments and multiplied. K is read swizzled, V in plain order, and so P, which crosses
+# shared memory between the products (`PRegisterBuffer`), in plain order. Six CTAs run side by side, one for each sequence
+# and KV head; one block of shared memory serves K and V in turn, and a record sees every access: a forgotten barrier would
+# raise a `Hazard`.
+#
+# (The newest public decode kernels of MAX bring tiles by DMA through `KVBuffer`, or strips through the streaming buffer, and
+# kvlab's operations follow them. Through registers goes what a GPU has no DMA for.)
+
+# %%
+GROUP, BN, LENGTHS = 16, 128, [300, 129, 70]
+dense = rng.standard_normal((2, 1, 3, 300, 2, DEPTH)).astype(as_dtype("bf16"))
+cache = from_dense(*dense, LENGTHS, page_size=128, new_tokens=1, shuffle=2)
+query = rng.standard_normal((3, 2 * GROUP, DEPTH)).astype(as_dtype("bf16"))
+
+batch, head = np.divmod(np.arange(6), 2)  # of each CTA
+ends = np.take(LENGTHS, batch)
+shape, common = (16, 16, 32), {"BN": BN, "WN": BN // 4, "BK": 32, "num_threads": 256, "depth": DEPTH}
+as_k, as_v = (
+    KVBufferParams("bf16", shape, None, **common, kv_num_heads=2, transpose=transpose) for transpose in (True, False)
+)
+
+
+def decode_params(transpose):
+    """Of K (transposed, swizzled) or V. A row of the cache is 2 heads wide."""
+    core = TiledTensorCore("fp32", "bf16", shape, group_size=1, transpose_b=transpose)
+    swizzle = Swizzle(2, 0, 2, "vector") if transpose else None
+    window = Layout((BN, DEPTH), (2 * DEPTH, 1))
+    return DecodeKVBufferParams("bf16", window, core, swizzle, **common, num_stages=2, token_gen=True)
+
+
+strip_bytes, p_bytes = 2 * BN * 32, 2 * GROUP * BN
+lds = Memory(strip_bytes + p_bytes, name="LDS", programs=6, space=AddressSpace.SHARED)
+record = Hazards(lds, 4, arch="gfx950")
+p_buffer = PRegisterBuffer(as_v, GROUP, 6, smem=lds, smem_address=lds.base + strip_bytes, hazards=record)
+
+
+def multiply(buffer, operand, c):
+    """C += operand x tile, strip after strip through the ring of registers."""
+    buffer.load_from_dram()
+    for strip in range(buffer.num_tiles):
+        if strip + 1 < buffer.num_tiles:
+            buffer.load_from_dram()  # into the other stage, while this one is used
+        record.barrier()  # every wave has read what stands there
+        buffer.copy_to_shared(strip % 2)
+        record.barrier()
+        for k_mma in range(buffer.num_k_tiles):
+            buffer.load_from_shared(k_mma)
+            kg = strip * buffer.num_k_tiles + k_mma
+            buffer.mma(operand[:, :, kg : kg + 1], c, swap_a_b=True)
+
+
+# %% [markdown]
+# Softmax is *online*: with each tile the row maximum may grow; what was summed before is rescaled. Rows past a sequence's end
+# arrive as zeros, their scores are hidden. Only the maxima and sums are taken of the whole tile at once.
+
+# %%
+layout_s, layout_o = score_map(as_k, GROUP), output_map(as_v, GROUP)
+q_operand = operand_map(as_k, GROUP).spread(query.reshape(6, GROUP, DEPTH))
+total = np.zeros((6, *layout_o.row.shape), np.float32)
+m, l = np.full((6, GROUP, 1), -np.inf, np.float32), np.zeros((6, GROUP, 1), np.float32)
+for first in range(0, max(LENGTHS), BN):
+    window = {"smem": lds, "smem_address": lds.base, "end": ends, "start": first, "hazards": record}
+    k_tile = DecodeKVBuffer(decode_params(True), cache.get_key_cache(0), batch, head, **window)
+    v_tile = DecodeKVBuffer(decode_params(False), cache.get_value_cache(0), batch, head, **window)
+    s = np.zeros((6, *layout_s.row.shape), np.float32)
+    multiply(k_tile, q_operand, s)
+    tile = layout_s.gather(s) / np.float32(np.sqrt(DEPTH))
+    tile = np.where(first + np.arange(BN) < ends[:, None, None], tile, -np.inf)
+    new = np.maximum(m, tile.max(axis=2, keepdims=True))
+    p, alpha = np.exp(tile - new), np.exp(m - new)
+    m, l = new, l * alpha + p.sum(axis=2, keepdims=True)
+    total *= layout_o.spread(np.broadcast_to(alpha, (6, GROUP, DEPTH)))
+    p_buffer.copy_to_shared(layout_s.spread(p))
+    record.barrier()
+    multiply(v_tile, p_buffer.load_from_shared(), total)
+
+decoded = (layout_o.gather(total) / l).reshape(3, 2 * GROUP, DEPTH)
+arrays = (cache.get_key_cache(0).blocks, cache.get_value_cache(0).blocks, cache.lookup_table, np.array(LENGTHS))
+exact, _ = reference(query[:, None], *arrays, scale=DEPTH**-0.5)
+operation = mha_decode(query, cache, backend="emulator", arch="gfx950")
+print("largest error against float64:", np.abs(decoded - exact[:, 0]).max())
+print("of mha_decode, emulated on gfx950 through KVBuffer, which rounds the result to bfloat16:",
+      np.abs(operation.astype(float) - exact[:, 0]).max())  # fmt: skip
+
+# %% [markdown]
+# The error is that of P, rounded to bfloat16. And what if the second barrier of `multiply` were forgotten?
+
+# %%
+record.barrier()
+k_tile.copy_to_shared(0)
+try:
+    k_tile.load_from_shared(0)
+except Hazard as hazard:
+    print(hazard)
 
 # %% [markdown]
 # [7. KVBuffer](07_kv_buffer.ipynb) shows how the tiles came into shared memory. Every register seen here was compared with the compiled MAX

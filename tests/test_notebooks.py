@@ -25,7 +25,7 @@ ANSWERS = {
     "04_fragments": ["holder = 10", "addresses = lane * 16", "element = (9, 12)", "base_offset = 5", "amd_holder = 19"],
     "05_tma": ["longest = 16", "zero_rows = 4", "byte = 2048 + 128", "expected = 2048"],
     "06_kv_caches": ["page_and_slot = (7, 8)", "distance = -20224", "nbytes = 272", "row = 101"],
-    "07_kv_buffer": ["byte = 5440", "saved = 12", "who = 1", "columns = (0, 31)", 'works = "None"'],
+    "07_kv_buffer": ["byte = 5440", "saved = 12", "who = 1", "columns = (0, 31)", 'works = "None"', "key = 17"],
     "08_kv_mma_op": [
         "key_and_depth = (50, 8)",
         "mmas = 16",

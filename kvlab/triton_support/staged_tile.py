@@ -115,8 +115,9 @@ def compiler_staging(target: str, *, BM: int, BN: int, D: int) -> tuple[StagedTi
     target   one of :data:`~kvlab.triton_support.compile.TARGETS`
     BM, BN, D   powers of two of at least 16
 
-    ValueError for another target; what the compiler says of sizes that it does not take passes.
+    ValueError for another target, ImportError without Triton; what the compiler says of other sizes passes.
     """
+    require()
     from kvlab.triton_support.stage_kernels import stage
 
     signature = {"q_ptr": "*bf16", "k_ptr": "*bf16", "v_ptr": "*bf16", "o_ptr": "*fp32", "tiles": "i32"}

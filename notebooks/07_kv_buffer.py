@@ -515,9 +515,10 @@ for (machine, role), match in matches.items():
     buffer, tile = buffers[machine]["KV".index(role)], compiled[machine]["KV".index(role)]
     held = {True: "yes", False: "no", None: "none hold it"}[match.registers]
     passes = [f"{n} ({least})" for n, least in zip(match.passes, match.ideal, strict=True)] or ["–", "–"]
+    where = f"all {match.same:,}" if match.same == match.emulated.size else f"{match.same} of {match.emulated.size:,}"
     swizzle = str(getattr(buffer.params, "swizzle", None) or "").split(" ")[0]
     lines.append(
-        f"| {machine}: {role} | {type(buffer).__name__} {swizzle} | {tile} | {match.same:,} of {match.emulated.size:,} | {held} "
+        f"| {machine}: {role} | {type(buffer).__name__} {swizzle} | {tile} | {where} | {held} "
         f"| {passes[0]} | {passes[1]} | {why[machine, role]} |"
     )
 Markdown("\n".join(lines))

@@ -117,18 +117,21 @@ def draw_tiles_beside(
     images = [Image.over(slots, slot_bytes, 0, 4 * banks, banks) for slots in (left, right)]
     if (most := max(image.count for image in images)) > COMPARED:
         raise ValueError(f"{most} slots: up to {COMPARED} can be compared")
-    canvas = Canvas()
+    canvas, gaps = Canvas(), False
     for x, image, name in zip((0.0, CARD_APART), images, names, strict=True):
+        shown = np.arange(min(rows, image.rows))
+        gaps |= bool((image.at(shown)[0] == UNTOUCHED).any())
         canvas.text(x, 12, name, size=12, weight=600)
-        draw_rows(canvas, image, np.arange(min(rows, image.rows)), x, CARD_TOP)
+        draw_rows(canvas, image, shown, x, CARD_TOP)
         if image.rows > rows:
             below = f"{image.rows - rows} more rows"
             canvas.text(x + CARD, CARD_TOP + CARD_ROW * rows + 14, below, size=10, anchor="end", opacity=QUIET)
     canvas.extend(CARD_APART + CARD + 24, 0)
     told = (
         f"Shared memory in rows of {4 * banks} bytes, all {banks} banks once; a cell is {slot_bytes} bytes of a row of "
-        "the tile, the colour tells its column of 16 bytes. Hatched: nobody's."
+        "the tile, the colour tells its column of 16 bytes."
     )
+    told += " Hatched: nobody's." * gaps
     return canvas.picture(title or f"{names[0]} and {names[1]}: {_compared(images)}", caption or told)
 
 

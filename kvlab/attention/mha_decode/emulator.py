@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -199,14 +201,31 @@ def launch(
     block_table: Array,
     seq_lens: Array,
     *,
-    scale: float,
     config: DecodeConfig,
+    arch: str = "sm_90",
+    **named: Any,
+) -> tuple[Array, Array]:
+    """Run the twins: out ``[B, S, Hq, Dv]`` and lse ``[B, S, Hq]`` float32. The arguments are valid; ``named``: those
+    of :func:`run`.
+    """
+    return run(functools.partial(attend, arch=arch), q, k_cache, v_cache, block_table, seq_lens, config=config, **named)
+
+
+def run(
+    attend: Callable[..., None],
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    block_table: Array,
+    seq_lens: Array,
+    *,
+    scale: float,
+    config: Any,
     features: Features | None = None,
     out: Array | None = None,
-    arch: str = "sm_90",
     traffic: Traffic | None = None,
 ) -> tuple[Array, Array]:
-    """Run the twins: out ``[B, S, Hq, Dv]`` and lse ``[B, S, Hq]`` float32. The arguments are valid."""
+    """Run the twin of a decode kernel, ``attend``, and merge its splits: out ``[B, S, Hq, Dv]``, lse ``[B, S, Hq]``."""
     features = Features() if features is None else features
     problem = problem_of(q, k_cache, v_cache, block_table)
     batch, tokens, q_heads = q.shape[:3]
@@ -222,7 +241,7 @@ def launch(
     scale_log2 = scale * LOG2E * features.scales.q.number * features.scales.k.number
     with traffic.launch():
         attend(
-            q, keys, values, seq_lens, part, part_lse, scale_log2, features, problem, config, arch, traffic
+            q, keys, values, seq_lens, part, part_lse, scale_log2, features, problem, config, traffic=traffic
         )  # fmt: skip
     if config.num_splits > 1:
         merge(part, part_lse, out=out, lse=lse, traffic=traffic)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -32,7 +34,7 @@ from kvlab.triton_support.interpreter import is_interpreted
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .config import CLASSES as _CLASSES
-from .config import DecodeConfig, problem_of
+from .config import DecodeConfig, DecodeProblem, problem_of
 
 LN2 = tl.constexpr(0.6931471805599453)
 CLASSES = tl.constexpr(_CLASSES)
@@ -232,11 +234,11 @@ def store_rows(ptr, at, exists, o, COLUMNS: tl.constexpr, PAIRS: tl.constexpr):
 def attend(
     q_ptr, k_ptr, v_ptr, table_ptr, seq_lens_ptr, valid_ptr, bias_ptr, sinks_ptr, slopes_ptr,
     q_scale_ptr, k_scale_ptr, v_scale_ptr, o_ptr, lse_ptr,
-    scale_log2, v_factor, softcap, left, right, chunk, group, tokens, num_splits, batches, kv_heads,
-    max_keys, q_batch, q_token, q_head, k_page, k_token, k_head, v_page, v_token, v_head, table_batch, seq_lens_batch,
+    scale_log2, v_factor, softcap, left, right, chunk, group, tokens, num_splits, max_keys,
+    q_batch, q_token, q_head, k_page, k_token, k_head, v_page, v_token, v_head, table_batch, seq_lens_batch,
     bias_batch, bias_head, bias_row, bias_key, bias_rows, bias_keys, slopes_batch, q_scale_head,
     k_scale_page, k_scale_token, k_scale_head, v_scale_page, v_scale_token, v_scale_head,
-    o_split, o_batch, o_token, o_head, lse_split, lse_batch, lse_token, lse_head,
+    o_split, o_batch, o_token, o_head, lse_split, lse_batch, lse_token, lse_head, batches, kv_heads,
     PAGE: tl.constexpr, PAIRS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, W0: tl.constexpr, W1: tl.constexpr,
     V0: tl.constexpr, V1: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PTX: tl.constexpr,
     BOUNDED: tl.constexpr, CHUNKED: tl.constexpr, VALID: tl.constexpr, BIAS: tl.constexpr, CAPPED: tl.constexpr,
@@ -340,6 +342,38 @@ def attend(
     tl.store(lse_ptr + split * lse_split + batch * lse_batch + token * lse_token + head * lse_head, lse, mask=is_row)
 
 
+def followed(f: Features, absent: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The arrays of a call's features, as decode kernels take them; ``absent`` stands for a pointer that is not
+    followed.
+    """
+    arrays = f.mask.valid, f.mask.bias, f.sinks, f.slopes, *(s.array for s in (f.scales.q, f.scales.k, f.scales.v))
+    return tuple(absent if x is None else x for x in arrays)
+
+
+def launch_first(
+    kernel: Any, pointers: tuple[torch.Tensor, ...], again: Again, problem: DecodeProblem, config: Any, f: Features,
+    scale: float, *own: int, **constants: Any,
+) -> None:  # fmt: skip
+    """Launch a decode kernel for the first time. ``own``: its numbers behind those of all decode kernels."""
+    (q, k, v, block_table, seq_lens), (part, part_lse) = pointers[:5], pointers[-2:]
+    mask, scales, splits = f.mask, f.scales, config.num_splits
+    bias_sizes, bias_strides = bias_arguments(mask.bias)
+    steps, lse_steps = partial_strides(part, part_lse, splits)
+    unit, (of_q, of_k, of_v, of_part) = in_units(*(x.stride()[:-1] for x in (q, k, v)), steps)
+    first_launch(kernel, config.grid(problem), pointers, again)(
+        scale * _LOG2E * scales.q.number * scales.k.number, scales.v.number, f.softcap,
+        mask.left, mask.right, mask.chunk, problem.group, problem.tokens, splits, problem.max_keys,
+        *of_q, *of_k, *of_v, block_table.stride(0), seq_lens.stride(0),
+        *bias_strides, *bias_sizes, slopes_batch(f.slopes),
+        *scale_strides(scales.q, 1), *scale_strides(scales.k, 3), *scale_strides(scales.v, 3), *of_part, *lse_steps,
+        *own, PAGE=problem.page_size, BM=config.BM, BN=config.BN, UNIT=unit,
+        BOUNDED=mask.windowed, CHUNKED=mask.chunk > 0, VALID=mask.valid is not None, BIAS=mask.bias is not None,
+        CAPPED=f.softcap > 0, SINKS=f.sinks is not None, SLOPES=f.slopes is not None,
+        Q_SCALE=scales.q.array is not None, K_SCALE=scales.k.kind, V_SCALE=scales.v.kind,
+        **constants, num_warps=config.num_warps, num_stages=config.num_stages,
+    )  # fmt: skip
+
+
 def launch(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -357,41 +391,21 @@ def launch(
     :mod:`kvlab.triton_support.launching`.
     """
     f = Features() if features is None else features
-    mask, scales = f.mask, f.scales
-    batch, tokens, q_heads = q.shape[:3]
-    out, lse = results(q, out, (batch, tokens, q_heads, v_cache.shape[3]))
+    out, lse = results(q, out, (*q.shape[:3], v_cache.shape[3]))
     if out.numel() == 0:
         return out, lse
-    splits = config.num_splits
-    part, part_lse = partial_results(out, lse, splits)
+    part, part_lse = partial_results(out, lse, config.num_splits)
     pairs = k_cache.element_size() == 1
     k, v = (with_addressing_strides(x).view(torch.int16) for x in (k_cache, v_cache)) if pairs else (k_cache, v_cache)
-    absent = q  # stands for a pointer that is not followed
-    arrays = mask.valid, mask.bias, f.sinks, f.slopes, *(s.array for s in (scales.q, scales.k, scales.v))
-    pointers = q, k, v, block_table, seq_lens, *(absent if x is None else x for x in arrays), part, part_lse
-
+    pointers = q, k, v, block_table, seq_lens, *followed(f, q), part, part_lse
     if not relaunched(attend, pointers, again):
         problem = problem_of(q, k_cache, v_cache, block_table)
-        bias_sizes, bias_strides = bias_arguments(mask.bias)
-        steps, lse_steps = partial_strides(part, part_lse, splits)
-        unit, (of_q, of_k, of_v, of_part) = in_units(*(x.stride()[:-1] for x in (q, k, v)), steps)
-        first_launch(attend, config.grid(problem), pointers, again)(
-            scale * _LOG2E * scales.q.number * scales.k.number, scales.v.number, f.softcap,
-            mask.left, mask.right, mask.chunk, problem.group, tokens, splits, batch, problem.kv_heads,
-            problem.max_keys,
-            *of_q, *of_k, *of_v, block_table.stride(0), seq_lens.stride(0),
-            *bias_strides, *bias_sizes, slopes_batch(f.slopes),
-            *scale_strides(scales.q, 1), *scale_strides(scales.k, 3), *scale_strides(scales.v, 3), *of_part,
-            *lse_steps,
-            PAGE=problem.page_size, PAIRS=problem.pairs, D=problem.widths[0], DV=problem.widths[1],
+        launch_first(
+            attend, pointers, again, problem, config, f, scale, problem.batch, problem.kv_heads,
+            PAIRS=problem.pairs, D=problem.widths[0], DV=problem.widths[1],
             W0=config.columns[0], W1=config.columns[1], V0=config.v_columns[0], V1=config.v_columns[1],
-            BM=config.BM, BN=config.BN, PTX=q.is_cuda and torch.version.hip is None and not is_interpreted(),
-            BOUNDED=mask.windowed, CHUNKED=mask.chunk > 0, VALID=mask.valid is not None, BIAS=mask.bias is not None,
-            CAPPED=f.softcap > 0, SINKS=f.sinks is not None, SLOPES=f.slopes is not None,
-            Q_SCALE=scales.q.array is not None, K_SCALE=scales.k.kind, V_SCALE=scales.v.kind,
-            LONGEST_FIRST=config.longest_first, UNIT=unit,
-            num_warps=config.num_warps, num_stages=config.num_stages,
+            PTX=q.is_cuda and torch.version.hip is None and not is_interpreted(), LONGEST_FIRST=config.longest_first,
         )  # fmt: skip
-    if splits > 1:
+    if config.num_splits > 1:
         merge(part, part_lse, out, lse, again)
     return out, lse

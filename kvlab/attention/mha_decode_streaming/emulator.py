@@ -11,12 +11,8 @@ import numpy as np
 
 from kvlab.attention.features import Features
 from kvlab.attention.masked import store
-from kvlab.attention.merge_states.emulator import launch as merge
-from kvlab.attention.merge_states.emulator import partial_results
-from kvlab.attention.mha_decode.config import DecodeProblem, problem_of
-from kvlab.attention.mha_decode.emulator import LN2, split_keys, start_rows
-from kvlab.attention.online_softmax import LOG2E
-from kvlab.attention.operands import result_dtype
+from kvlab.attention.mha_decode.config import DecodeProblem
+from kvlab.attention.mha_decode.emulator import LN2, run, split_keys, start_rows
 from kvlab.attention.scoring.emulator import (
     add_bias,
     by_column,
@@ -135,33 +131,11 @@ def launch(
     block_table: Array,
     seq_lens: Array,
     *,
-    scale: float,
     config: StreamingConfig,
-    features: Features | None = None,
-    out: Array | None = None,
     arch: str = "gfx950",
-    traffic: Traffic | None = None,
+    **named: Any,
 ) -> tuple[Array, Array]:
     """Run the twins: out of q's shape and dtype (bfloat16 for e4m3) and lse ``[B, S, Hq]`` float32. The arguments are
-    valid; ``arch`` is gfx950.
+    valid; ``arch`` is gfx950, ``named``: those of MHA decode's ``run``.
     """
-    features = Features() if features is None else features
-    problem = problem_of(q, k_cache, v_cache, block_table)
-    batch, tokens, q_heads, _ = q.shape
-    traffic = Traffic() if traffic is None else traffic
-    out = np.empty(q.shape, result_dtype(q)) if out is None else out
-    lse = np.empty((batch, tokens, q_heads), np.float32)
-    if q.size == 0:
-        return out, lse
-    before = key_count(seq_lens, problem.max_keys) - tokens
-    lengths = np.maximum(before, 0).astype(np.uint32), block_table, tokens, problem.max_keys
-    keys, values = PagedKVCache(k_cache, *lengths), PagedKVCache(v_cache, *lengths)
-    part, part_lse = partial_results(out, lse, config.num_splits)
-    with traffic.launch():
-        scale_log2 = scale * LOG2E * features.scales.q.number * features.scales.k.number
-        attend(
-            q, keys, values, seq_lens, part, part_lse, scale_log2, features, problem, config, traffic
-        )  # fmt: skip
-    if config.num_splits > 1:
-        merge(part, part_lse, out=out, lse=lse, traffic=traffic)
-    return out, lse
+    return run(attend, q, k_cache, v_cache, block_table, seq_lens, config=config, **named)

@@ -8,10 +8,17 @@ import triton.language as tl
 
 from kvlab.attention.features import Features
 from kvlab.attention.merge_states.kernel import merge_partial_results as merge
-from kvlab.attention.merge_states.kernel import partial_results, partial_strides
+from kvlab.attention.merge_states.kernel import partial_results
 from kvlab.attention.mha_decode.config import problem_of
-from kvlab.attention.mha_decode.kernel import LN2, load_columns, split_keys, start_rows, store_columns
-from kvlab.attention.online_softmax import LOG2E
+from kvlab.attention.mha_decode.kernel import (
+    LN2,
+    followed,
+    launch_first,
+    load_columns,
+    split_keys,
+    start_rows,
+    store_columns,
+)
 from kvlab.attention.results import results
 from kvlab.attention.scoring.kernel import (
     add_bias,
@@ -23,8 +30,7 @@ from kvlab.attention.scoring.kernel import (
     token_scale,
     visible_end,
 )
-from kvlab.attention.scoring.launch import bias_arguments, scale_strides, slopes_batch
-from kvlab.triton_support.launching import Again, first_launch, relaunched
+from kvlab.triton_support.launching import Again, relaunched
 
 from .config import StreamingConfig
 
@@ -55,9 +61,10 @@ def attend(
     PAGE: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     BOUNDED: tl.constexpr, CHUNKED: tl.constexpr, VALID: tl.constexpr, BIAS: tl.constexpr, CAPPED: tl.constexpr,
     SINKS: tl.constexpr, SLOPES: tl.constexpr, Q_SCALE: tl.constexpr, K_SCALE: tl.constexpr, V_SCALE: tl.constexpr,
+    UNIT: tl.constexpr,
 ):  # fmt: skip
     """BM query rows (tokens x heads of one KV head) against the keys of one split of one sequence. Products are in q's
-    dtype, in bfloat16 for e4m3; K_SCALE and V_SCALE: "number", "head" or "token".
+    dtype, in bfloat16 for e4m3; K_SCALE and V_SCALE: "number", "head" or "token". UNIT as of MHA decode.
     """
     #: setup -> lo, hi, first, limit    this program's rows, the keys they see, its split of them
     batch, program, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
@@ -73,7 +80,7 @@ def attend(
     lo, hi, first, limit = split_keys(
         position, num_keys, tokens, end, split, num_splits, left, right, chunk, BN, BOUNDED, CHUNKED
     )
-    q_at = batch * q_batch + token.to(tl.int64) * q_token + head * q_head  #- address
+    q_at = (batch * q_batch + token.to(tl.int64) * q_token + head * q_head) * UNIT  #- address
     dtype: tl.constexpr = tl.bfloat16 if q_ptr.dtype.element_ty == tl.float8e4nv else q_ptr.dtype.element_ty  #- launch
     factor = scale_log2 * head_scale(q_scale_ptr, kv_head, q_scale_head, Q_SCALE)
     factor = factor * head_scale(k_scale_ptr, kv_head, k_scale_head, K_SCALE == "head")
@@ -87,7 +94,9 @@ def attend(
         s = tl.zeros([BM, BN], tl.float32)
         for strip in range(0, D, BK):
             #: load_k -> k    BK columns of the keys, DRAM -> the one buffer of K
-            k = load_k_strip(k_ptr + kv_head * k_head, page * k_page + slot * k_token, exists, strip, D, BK, False)
+            k = load_k_strip(
+                k_ptr + kv_head * k_head * UNIT, (page * k_page + slot * k_token) * UNIT, exists, strip, D, BK, False
+            )
             #: scores -> s    S += Q K^T over these columns, float32
             q = load_q_strip(q_ptr, q_at, is_row, strip, D, BK, False)
             s = add_scores(q, k, s, dtype)
@@ -122,7 +131,9 @@ def attend(
         o = o * alpha[:, None]
         m = m_new
         #: load_v -> v    the V tile of the same pages; the machine brings BK keys at a time
-        v = load_v(v_ptr + kv_head * v_head, page * v_page + slot * v_token, exists, 0, D, BD, False)  # [BN, BD]
+        v = load_v(
+            v_ptr + kv_head * v_head * UNIT, (page * v_page + slot * v_token) * UNIT, exists, 0, D, BD, False
+        )  # [BN, BD]
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
         if V_SCALE == "token":
             scale = token_scale(
@@ -139,8 +150,9 @@ def attend(
     writes_o = is_row & (sees | (num_splits == 1))
     split = split.to(tl.int64)
     store_columns(
-        o_ptr, split * o_split + batch * o_batch + token.to(tl.int64) * o_token + head * o_head, writes_o, 0, D, o
-    )
+        o_ptr, (split * o_split + batch * o_batch + token.to(tl.int64) * o_token + head * o_head) * UNIT, writes_o, 0,
+        D, o,
+    )  # fmt: skip
     tl.store(lse_ptr + split * lse_split + batch * lse_batch + token * lse_token + head * lse_head, lse, mask=is_row)
 
 
@@ -161,33 +173,14 @@ def launch(
     valid.
     """
     f = Features() if features is None else features
-    mask, scales = f.mask, f.scales
-    _, tokens, _, head_dim = q.shape
     out, lse = results(q, out, q.shape)
     if q.numel() == 0:
         return out, lse
-    splits = config.num_splits
-    part, part_lse = partial_results(out, lse, splits)
-    given = mask.valid, mask.bias, f.sinks, f.slopes, *(s.array for s in (scales.q, scales.k, scales.v))
-    arrays = (q if x is None else x for x in given)  # q: not followed
-    pointers = q, k_cache, v_cache, block_table, seq_lens, *arrays, part, part_lse
+    part, part_lse = partial_results(out, lse, config.num_splits)
+    pointers = q, k_cache, v_cache, block_table, seq_lens, *followed(f, q), part, part_lse
     if not relaunched(attend, pointers, again):
         problem = problem_of(q, k_cache, v_cache, block_table)
-        bias_sizes, bias_strides = bias_arguments(mask.bias)
-        steps, lse_steps = partial_strides(part, part_lse, splits)
-        first_launch(attend, config.grid(problem), pointers, again)(
-            scale * LOG2E * scales.q.number * scales.k.number, scales.v.number, f.softcap,
-            mask.left, mask.right, mask.chunk, problem.group, tokens, splits, problem.max_keys,
-            *q.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3], block_table.stride(0), seq_lens.stride(0),
-            *bias_strides, *bias_sizes, slopes_batch(f.slopes),
-            *scale_strides(scales.q, 1), *scale_strides(scales.k, 3), *scale_strides(scales.v, 3),
-            *steps, *lse_steps,
-            PAGE=problem.page_size, D=head_dim, BD=config.BD, BM=config.BM, BN=config.BN, BK=config.BK,
-            BOUNDED=mask.windowed, CHUNKED=mask.chunk > 0, VALID=mask.valid is not None, BIAS=mask.bias is not None,
-            CAPPED=f.softcap > 0, SINKS=f.sinks is not None, SLOPES=f.slopes is not None,
-            Q_SCALE=scales.q.array is not None, K_SCALE=scales.k.kind, V_SCALE=scales.v.kind,
-            num_warps=config.num_warps, num_stages=config.num_stages,
-        )  # fmt: skip
-    if splits > 1:
+        launch_first(attend, pointers, again, problem, config, f, scale, D=problem.head_dim, BD=config.BD, BK=config.BK)
+    if config.num_splits > 1:
         merge(part, part_lse, out, lse, again)
     return out, lse

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from kvlab.attention.online_softmax import OUTPUT_TIE, P_TIE
 from kvlab.attention.tile_memory import shared_limit, tile_bytes
@@ -15,10 +16,33 @@ __all__ = [
     "MLAPrefillConfig",
     "MLAPrefillProblem",
     "choose_config",
+    "scale_kind",
     "shared_bytes",
 ]
 
-TWINS = (Twin("attend", kernel="kernel:attend", emulator="emulator:attend"),)
+TWINS = (
+    Twin(
+        "attend",
+        kernel="kernel:attend",
+        emulator="emulator:attend",
+        synonyms={
+            "problem.batch": "batches",
+            "problem.value": "DV",
+            "UNLIMITED": "NO_BOUND",
+            "config.one_loop": "ONE_LOOP",
+            "starts": "starts_ptr",
+            "starts is not None": "STARTS",
+            "starts_array is not None": "RAGGED",
+            "load_k": "load_rows",
+            "load_v": "load_rows",
+            "k_number": "scales.k.number",
+            "v_number": "scales.v.number",
+            "rope_number": "scales.rope.number",
+            "scales.rope.heads": "rope_scale_ptr",
+            "scales.rope.tokens": "rope_scale_ptr",
+        },
+    ),
+)
 LAUNCH = ("kernel:launch", "emulator:launch")
 
 LOCKSTEP_TOLERANCE = {"o": P_TIE, "result 0": OUTPUT_TIE}
@@ -115,6 +139,11 @@ def choose_config(
     while config.BN > 16 and shared_bytes(config, problem, arch) > (shared or shared_limit(arch)):
         config = replace(config, BN=config.BN // 2)
     return config
+
+
+def scale_kind(scale: Any) -> str:
+    """The kind of a :class:`~kvlab.attention.scales.Scale`; "none" for 1."""
+    return "none" if scale.array is None and scale.number == 1 else str(scale.kind)
 
 
 def shared_bytes(config: MLAPrefillConfig, problem: MLAPrefillProblem, arch: str) -> int:

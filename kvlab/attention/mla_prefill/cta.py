@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.mha_prefill.machine import piece_cta, stages_on_gfx950
+from kvlab.attention.mha_prefill.rows import RowsAt, tile_walk
 from kvlab.attention.scoring.emulator import by_column
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory
-from kvlab.staging import Fragments, KVCacheIterator, KVTile, TileCTA, Traffic
+from kvlab.staging import Fragments, KVCacheIterator, TileCTA, Traffic, row_offsets
 from kvlab.staging.nvidia_decode_cta import NvidiaDecodeCTA, operand_p_of
 from kvlab.staging.wgmma_cta import WgmmaCTA, end_tiles
 
@@ -54,7 +55,7 @@ class MLAPrefillCTA:
                 beside=beside,
             )  # fmt: skip
 
-        self.depth = problem.nope
+        self.BN, self.columns = config.BN, {"nope": problem.nope, "rope": problem.rope, "value": problem.value}
         none = 0, 0
         self.nope = machine(k, head_idx, (problem.nope, config.BD), none, False)
         self.rope = machine(rope, np.zeros_like(head_idx), (problem.rope, config.BR), none)
@@ -63,27 +64,29 @@ class MLAPrefillCTA:
         self._ahead: list[NvidiaDecodeCTA[Any]] = [x for x in machines if isinstance(x, NvidiaDecodeCTA)]
         self._wgmma = [x for x in machines if isinstance(x, WgmmaCTA)]
 
-    def follow(self, *walks: KVCacheIterator) -> None:
-        """Fetch ahead along these iterators, of K, V and the rope part for one loop after the other."""
-        roles: list[list[KVCacheIterator | None]] = [[], [], []]  # of the three machines, K and V of each loop
-        for k, v, rope in zip(walks[::3], walks[1::3], walks[2::3], strict=True):
-            for tiles, pair in zip(roles, ((k, None), (rope, None), (None, v)), strict=True):
-                tiles.extend(pair)
+    def follow(self, k: RowsAt, v: RowsAt, rope: RowsAt, lo: Array, full: Array, hi: Array) -> None:
+        """Fetch ahead along the tiles of K, V and the rope part from ``lo`` to ``full`` and on to ``hi``."""
         ahead: list[Any] = [*self._ahead, *self._wgmma]
-        for machine, tiles in zip(ahead, roles, strict=False):
-            machine.follow(*tiles)
+        roles = (k, "nope"), (rope, "rope"), (v, "value")
+        for machine, (at, part) in zip(ahead, roles, strict=False):
+            walks = [self._walk(part, at, *bounds) for bounds in ((lo, full), (full, hi))]
+            machine.follow(*(walk for tiles in walks for walk in ((None, tiles) if part == "value" else (tiles, None))))
 
-    def load_q(self, dram: Memory, offset: Array, valid: Array) -> tuple[Any, Any]:
-        """Q rows, elements ``offset[programs, BM]`` of ``dram``: their nope and their rope columns."""
-        return self.nope.load_q(dram, offset, valid), self.rope.load_q(dram, offset + self.depth, valid)
+    def _walk(self, part: str, at: RowsAt, start: Array, end: Array) -> KVCacheIterator:
+        return tile_walk(at, self.BN, start, end, 0, self.columns[part])
 
-    def load_k(self, tile: KVTile, active: Array) -> Any:
-        """The K tile of a head."""
-        return self.nope.load_k(tile, active)
+    def load_q(self, array: Array, index: tuple[Array, ...], valid: Array) -> tuple[Any, Any]:
+        """The query rows of ``array`` at ``index``, ``[programs, BM]``: their nope and their rope columns."""
+        dram, offset = Memory.over(array, name="q"), row_offsets(array, index, valid)
+        return self.nope.load_q(dram, offset, valid), self.rope.load_q(dram, offset + self.columns["nope"], valid)
 
-    def load_rope(self, tile: KVTile, active: Array) -> Any:
+    def load_k(self, at: RowsAt, key: Array, end: Array, active: Array) -> Any:
+        """The K tile of a head, of the keys ``[programs, BN]`` below ``end``."""
+        return self.nope.load_k(self._walk("nope", at, key[:, 0], end).next_tile(), active)
+
+    def load_rope(self, at: RowsAt, key: Array, end: Array, active: Array) -> Any:
         """The rope part of K, from the cache."""
-        return self.rope.load_k(tile, active)
+        return self.rope.load_k(self._walk("rope", at, key[:, 0], end).next_tile(), active)
 
     def scores(
         self, q: Any, q_rope: Any, k: Any, k_rope: Any, k_scale: Array | None, rope_scale: Array | None, active: Array
@@ -107,9 +110,9 @@ class MLAPrefillCTA:
         """Row sums ``[programs, BM]`` in the order of the hardware."""
         return self.nope.row_sum(p)
 
-    def load_v(self, tile: KVTile, active: Array) -> Any:
+    def load_v(self, at: RowsAt, key: Array, end: Array, active: Array) -> Any:
         """The V tile of a head."""
-        return self.value.load_v(tile, active)
+        return self.value.load_v(self._walk("value", at, key[:, 0], end).next_tile(), active)
 
     def zeros(self) -> Fragments:
         """The output accumulator ``[BM, BV]``."""

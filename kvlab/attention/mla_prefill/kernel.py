@@ -9,9 +9,9 @@ import triton.language as tl
 from kvlab.attention.features import Features
 from kvlab.attention.intervals import most_keys
 from kvlab.attention.masks import UNLIMITED
+from kvlab.attention.mha_prefill.kernel import row_count
 from kvlab.attention.online_softmax import LOG2E
 from kvlab.attention.results import results
-from kvlab.attention.scales import Scale
 from kvlab.attention.scoring.kernel import (
     LOWEST,
     add_bias,
@@ -27,71 +27,92 @@ from kvlab.attention.scoring.kernel import (
 from kvlab.attention.scoring.launch import bias_arguments, scale_strides, slopes_batch
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
-from .config import MLAPrefillConfig, MLAPrefillProblem
+from .config import MLAPrefillConfig, MLAPrefillProblem, scale_kind
 
 LN2 = tl.constexpr(0.6931471805599453)
+LOG2_E = tl.constexpr(LOG2E)
 NO_BOUND = tl.constexpr(UNLIMITED)
+ROPE_HEAD = tl.constexpr(0)  # the only one
 
 
 @triton.jit
-def load_rows(ptr, row, end, row_stride, D: tl.constexpr, BD: tl.constexpr, MASKED: tl.constexpr):
-    """Rows ``row`` of one head, those from ``end`` on as 0."""
+def load_q(row_ptr, is_row, D: tl.constexpr, DR: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr):
+    """Nope and rope columns of query rows, ``[BM, BD]`` and ``[BM, BR]``; e4m3 as bfloat16."""
+    d, r = tl.arange(0, BD), tl.arange(0, BR)
+    q = tl.load(row_ptr + d[None, :], mask=is_row[:, None] & (d[None, :] < D), other=0.0)
+    q_rope = tl.load(row_ptr + D + r[None, :], mask=is_row[:, None] & (r[None, :] < DR), other=0.0)
+    if q.dtype == tl.float8e4nv:
+        q, q_rope = q.to(tl.bfloat16), q_rope.to(tl.bfloat16)
+    return q, q_rope
+
+
+@triton.jit
+def load_columns(ptr, row_at, exists, D: tl.constexpr, BD: tl.constexpr, MASKED: tl.constexpr):
+    """D columns of the rows at offsets ``row_at`` ``[BN, 1]``, padded to BD with 0; ``MASKED``: 0 for rows that do not
+    exist.
+    """
     d = tl.arange(0, BD)
-    at = row.to(tl.int64)[:, None] * row_stride + d[None, :]
     if MASKED:
-        return tl.load(ptr + at, mask=(row < end)[:, None] & (d[None, :] < D), other=0.0)
+        return tl.load(ptr + (row_at + d[None, :]), mask=exists[:, None] & (d[None, :] < D), other=0.0)
     if D == BD:
-        return tl.load(ptr + at)
-    return tl.load(ptr + at, mask=d[None, :] < D, other=0.0)
+        return tl.load(ptr + (row_at + d[None, :]))
+    return tl.load(ptr + (row_at + d[None, :]), mask=d[None, :] < D, other=0.0)
 
 
 @triton.jit
-def place(table_ptr, key, base, end, PAGE: tl.constexpr, MASKED: tl.constexpr):
-    """Page and slot of the keys ``base + key`` of a sequence, as the table has it; ``base`` counts rows without one."""
+def load_rows(at, key, end, D: tl.constexpr, BD: tl.constexpr, MASKED: tl.constexpr):
+    """Rows ``key`` of one head of K or V, ``[BN, BD]``."""
+    ptr, row_stride = at
+    return load_columns(ptr, key.to(tl.int64)[:, None] * row_stride, key < end, D, BD, MASKED)
+
+
+@triton.jit
+def key_scales(scales, key, end):
+    """The scales of keys of one head of K or V, ``[BN]``."""
+    ptr, row_stride = scales  #- address
+    return token_scale(ptr, key.to(tl.int64) * row_stride, key < end)
+
+
+@triton.jit
+def place(table_ptr, row, exists, PAGE: tl.constexpr, MASKED: tl.constexpr):
+    """(page, slot) of rows of a sequence; without pages, all are in one."""
+    page, slot = tl.zeros_like(row), row
     if PAGE:
-        if MASKED:
-            page = tl.load(table_ptr + (base + key) // PAGE, mask=key < end, other=0).to(tl.int64)
-        else:
-            page = tl.load(table_ptr + (base + key) // PAGE).to(tl.int64)
-        return page, ((base + key) % PAGE).to(tl.int64)
-    else:
-        return tl.zeros_like(key).to(tl.int64), (base + key).to(tl.int64)
+        page = tl.load(table_ptr + row // PAGE, mask=exists, other=0)
+        if not MASKED:  #- address
+            page = tl.load(table_ptr + row // PAGE)
+        slot = row % PAGE
+    return page.to(tl.int64), slot.to(tl.int64)
 
 
 @triton.jit
-def load_rope(
-    ptr, page, slot, exists, page_stride, token_stride, DR: tl.constexpr, BR: tl.constexpr, MASKED: tl.constexpr
-):
-    """The rope columns of keys at ``slot`` of ``page``; 0 for those that do not exist."""
-    r = tl.arange(0, BR)
-    at = page[:, None] * page_stride + slot[:, None] * token_stride + r[None, :]
-    if MASKED:
-        return tl.load(ptr + at, mask=exists[:, None] & (r[None, :] < DR), other=0.0)
-    if DR == BR:
-        return tl.load(ptr + at)
-    return tl.load(ptr + at, mask=r[None, :] < DR, other=0.0)
+def load_rope(at, key, end, DR: tl.constexpr, BR: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr):
+    """The rope columns of keys, ``[BN, BR]``."""
+    ptr, table_ptr, first, page_stride, token_stride = at
+    page, slot = place(table_ptr, first + key, key < end, PAGE, MASKED)
+    return load_columns(ptr, page[:, None] * page_stride + slot[:, None] * token_stride, key < end, DR, BR, MASKED)
 
 
 @triton.jit
-def qk(
-    q, q_rope, k, k_rope, unit, k_scale, rope_scale, softcap,
-    CAPPED: tl.constexpr, K_SCALED: tl.constexpr, ROPE_SCALED: tl.constexpr,
-):  # fmt: skip
-    """Scores times ``unit`` of nope and rope columns, one sum, K in q's dtype; ``k_scale`` and ``rope_scale`` are those
-    of the stored columns.
+def scores(q, q_rope, k, k_rope, by_key, by_rope):
+    """S = Q K^T in float32, K in q's dtype: one sum over nope and rope columns. ``by_key`` and ``by_rope`` are scales
+    of the two parts of K, or None.
     """
     k_rope = k_rope.to(q_rope.dtype)
     s = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
-    if K_SCALED:
-        s = s * k_scale
-    if ROPE_SCALED:
-        s += tl.dot(q_rope, tl.trans(k_rope), input_precision="ieee") * rope_scale
+    if by_key is not None:
+        s = s * by_key
+    if by_rope is not None:
+        s += tl.dot(q_rope, tl.trans(k_rope), input_precision="ieee") * by_rope
     else:
         s = tl.dot(q_rope, tl.trans(k_rope), s, input_precision="ieee")
-    s = s * unit
-    if CAPPED:
-        s = cap(s, softcap)
     return s
+
+
+@triton.jit
+def accumulate(p, v, o, dtype: tl.constexpr):
+    """O += P V in ``dtype``."""
+    return tl.dot(p.to(dtype), v.to(dtype), o, input_precision="ieee")
 
 
 @triton.jit
@@ -113,13 +134,12 @@ def attend(
     Products are in q's dtype, in bfloat16 for e4m3.
     """
     #: setup -> q, q_rope, lo, full, hi, first, limit    this program's rows, the keys they see, the query tiles
-    tile = row_tiles - 1 - tl.program_id(0) // batches
-    batch = (tl.program_id(0) % batches).to(tl.int64)
-    head = tl.program_id(1).to(tl.int64)
+    tile_and_batch, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    tile = row_tiles - 1 - tile_and_batch // batches
+    batch = (tile_and_batch % batches).to(tl.int64)
     token = tile * BM + tl.arange(0, BM)  # [BM]
-    q_first, k_first = tl.load(cu_q_ptr + batch).to(tl.int64), tl.load(cu_k_ptr + batch).to(tl.int64)
-    num_q = (tl.load(cu_q_ptr + batch + 1) - tl.load(cu_q_ptr + batch)).to(tl.int32)
-    num_keys = (tl.load(cu_k_ptr + batch + 1) - tl.load(cu_k_ptr + batch)).to(tl.int32)
+    q_first, num_q = row_count(cu_q_ptr, batch, 0, True)
+    k_first, num_keys = row_count(cu_k_ptr, batch, 0, True)
     total = num_keys
     if PAGE:
         total = key_count(tl.load(lens_ptr + batch), max_keys)
@@ -142,48 +162,49 @@ def attend(
     if CHUNKED or BIAS or ONE_LOOP:
         full = lo
     full = tl.where((left < NO_BOUND) | (base < 0), lo, full)  # K may hold more keys than the sequence has
-    d, r = tl.arange(0, BD), tl.arange(0, BR)
-    q_at = q_ptr + (q_first + token)[:, None] * q_token + head * q_head
-    q = tl.load(q_at + d[None, :], mask=is_row[:, None] & (d[None, :] < D), other=0.0)  # [BM, BD]
-    q_rope = tl.load(q_at + D + r[None, :], mask=is_row[:, None] & (r[None, :] < DR), other=0.0)  # [BM, BR]
-    if q.dtype == tl.float8e4nv:
-        q, q_rope = q.to(tl.bfloat16), q_rope.to(tl.bfloat16)
-    k_base, v_base = k_ptr + k_first * k_token + head * k_head, v_ptr + k_first * v_token + head * v_head
-    rope_base, pages = rope_ptr + (0 if PAGE else k_first * rope_token), table_ptr + batch * table_batch
-    k_scales = k_scale_ptr + k_first * k_scale_token + head * k_scale_head
-    v_scales = v_scale_ptr + k_first * v_scale_token + head * v_scale_head
-    rope_scales = rope_scale_ptr + (0 if PAGE else k_first * rope_scale_token)
+    q_row = q_first + token
+    q, q_rope = load_q(q_ptr + q_row[:, None] * q_token + head * q_head, is_row, D, DR, BD, BR)  # [BM, BD], [BM, BR]
+    k_at = k_ptr + k_first * k_token + head * k_head, k_token
+    v_at = v_ptr + k_first * v_token + head * v_head, v_token
+    rope_base = rope_ptr + (0 if PAGE else k_first * rope_token)  #- address
+    rope_at = rope_base, table_ptr + batch * table_batch, base, rope_page, rope_token
+    k_scales = k_scale_ptr + k_first * k_scale_token + head * k_scale_head, k_scale_token
+    v_scales = v_scale_ptr + k_first * v_scale_token + head * v_scale_head, v_scale_token
+    rope_scales = rope_scale_ptr + (0 if PAGE else k_first * rope_scale_token)  #- address
     unit = scale_log2 * head_scale(q_scale_ptr, head, q_scale_head, Q_SCALE == "head")
-    k_scale = k_number * head_scale(k_scales, 0, 0, K_SCALE == "head")
-    v_scale = v_number * head_scale(v_scales, 0, 0, V_SCALE == "head")
-    rope_scale = rope_number * head_scale(rope_scales, 0, 0, ROPE_SCALE == "head")
-    K_SCALED: tl.constexpr = K_SCALE != "none"
-    ROPE_SCALED: tl.constexpr = ROPE_SCALE != "none"
+    k_scale = k_number * head_scale(k_scale_ptr, head, k_scale_head, K_SCALE == "head")
+    v_scale = v_number * head_scale(v_scale_ptr, head, v_scale_head, V_SCALE == "head")
+    rope_scale = rope_number * head_scale(rope_scale_ptr, ROPE_HEAD, 0, ROPE_SCALE == "head")
     m = tl.full([BM], LOWEST, tl.float32)
     l = tl.zeros([BM], tl.float32)
     if SINKS:
-        sinks = tl.load(sinks_ptr + head + tl.zeros([BM], tl.int32)).to(tl.float32)
-        m, l = sink_alone(sinks * 1.4426950408889634)
-    slope = tl.zeros([BM], tl.float32)
+        sink = tl.load(sinks_ptr + head + tl.zeros([BM], tl.int32)).to(tl.float32)
+        m, l = sink_alone(sink * LOG2_E)
     if SLOPES:
-        slope += tl.load(slopes_ptr + batch * slopes_batch + head)
+        slope = tl.broadcast_to(tl.load(slopes_ptr + batch * slopes_batch + head), [BM])
     o = tl.zeros([BM, BV], tl.float32)
     for start in range(lo, full, BN):
         #: load_k -> k    a K tile that every row sees, DRAM -> shared memory
         key = start + tl.arange(0, BN)
-        k = load_rows(k_base, key, full, k_token, D, BD, False)  # [BN, BD]
+        k = load_rows(k_at, key, full, D, BD, False)  # [BN, BD]
         #: load_rope -> k_rope    the rope part of the same keys, from their pages
-        page, slot = place(pages, key, base, full, PAGE, False)
-        k_rope = load_rope(rope_base, page, slot, key < full, rope_page, rope_token, DR, BR, False)
+        k_rope = load_rope(rope_at, key, full, DR, BR, PAGE, False)  # [BN, BR]
         by_key = k_scale
-        by_rope = rope_scale
         if K_SCALE == "token":
-            by_key = k_scale * token_scale(k_scales, key.to(tl.int64) * k_scale_token, key < full)[None, :]
+            by_key = k_scale * key_scales(k_scales, key, full)[None, :]
+        by_rope = rope_scale
         if ROPE_SCALE == "token":
-            rope_at = page * rope_scale_page + slot * rope_scale_token
-            by_rope = rope_scale * token_scale(rope_scales, rope_at, key < full)[None, :]
+            page, slot = place(table_ptr + batch * table_batch, base + key, key < full, PAGE, False)
+            by_rope = rope_scale * token_scale(
+                rope_scales, page * rope_scale_page + slot * rope_scale_token, key < full
+            )[None, :]  # fmt: skip
         #: scores -> s    S = Q K^T over nope and rope columns, in float32, in units of log2
-        s = qk(q, q_rope, k, k_rope, unit, by_key, by_rope, softcap, CAPPED, K_SCALED, ROPE_SCALED)  # [BM, BN]
+        s = scores(
+            q, q_rope, k, k_rope, by_key if K_SCALE != "none" else None, by_rope if ROPE_SCALE != "none" else None
+        )  # [BM, BN]
+        s = s * unit
+        if CAPPED:
+            s = cap(s, softcap)
         if SLOPES:
             s = distance(s, slope, position - base, key)
         #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
@@ -194,33 +215,39 @@ def attend(
         o = o * alpha[:, None]
         m = m_new
         if V_SCALE == "token":
-            p = p * (v_scale * token_scale(v_scales, key.to(tl.int64) * v_scale_token, key < full))[None, :]
+            p = p * (v_scale * key_scales(v_scales, key, full))[None, :]
         #: load_v -> v    the V tile of the same keys
-        v = load_rows(v_base, key, full, v_token, DV, BV, False)  # [BN, BV]
+        v = load_rows(v_at, key, full, DV, BV, False)  # [BN, BV]
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product
-        o = tl.dot(p.to(q.dtype), v.to(q.dtype), o, input_precision="ieee")
+        o = accumulate(p, v, o, q.dtype)
     for start in range(full, hi, BN):
         #: load_k -> k    a K tile that some rows see in part
         key = start + tl.arange(0, BN)
-        k = load_rows(k_base, key, hi, k_token, D, BD, True)  # [BN, BD]
+        k = load_rows(k_at, key, hi, D, BD, True)  # [BN, BD]
         #: load_rope -> k_rope    the rope part of the same keys, from their pages
-        page, slot = place(pages, key, base, hi, PAGE, True)
-        k_rope = load_rope(rope_base, page, slot, key < hi, rope_page, rope_token, DR, BR, True)
+        k_rope = load_rope(rope_at, key, hi, DR, BR, PAGE, True)  # [BN, BR]
         by_key = k_scale
-        by_rope = rope_scale
         if K_SCALE == "token":
-            by_key = k_scale * token_scale(k_scales, key.to(tl.int64) * k_scale_token, key < hi)[None, :]
+            by_key = k_scale * key_scales(k_scales, key, hi)[None, :]
+        by_rope = rope_scale
         if ROPE_SCALE == "token":
-            rope_at = page * rope_scale_page + slot * rope_scale_token
-            by_rope = rope_scale * token_scale(rope_scales, rope_at, key < hi)[None, :]
+            page, slot = place(table_ptr + batch * table_batch, base + key, key < hi, PAGE, True)
+            by_rope = rope_scale * token_scale(
+                rope_scales, page * rope_scale_page + slot * rope_scale_token, key < hi
+            )[None, :]  # fmt: skip
         #: scores -> s    S = Q K^T over nope and rope columns, in float32, in units of log2
-        s = qk(q, q_rope, k, k_rope, unit, by_key, by_rope, softcap, CAPPED, K_SCALED, ROPE_SCALED)  # [BM, BN]
+        s = scores(
+            q, q_rope, k, k_rope, by_key if K_SCALE != "none" else None, by_rope if ROPE_SCALE != "none" else None
+        )  # [BM, BN]
+        s = s * unit
+        if CAPPED:
+            s = cap(s, softcap)
         if SLOPES:
             s = distance(s, slope, position - base, key)
         #: mask -> s    keys that a row does not see
         visible = (key[None, :] >= first[:, None]) & (key[None, :] < limit[:, None])
         if BIAS:
-            bias_at = tl.zeros([BM], tl.int64) + batch * bias_batch + head * bias_head
+            bias_at = tl.zeros([BM], tl.int64) + batch * bias_batch + head * bias_head  #- address
             s, visible = add_bias(
                 s, visible, bias_ptr, bias_at, token, base + key, bias_rows, bias_keys, bias_row, bias_key
             )
@@ -233,23 +260,25 @@ def attend(
         o = o * alpha[:, None]
         m = m_new
         if V_SCALE == "token":
-            p = p * (v_scale * token_scale(v_scales, key.to(tl.int64) * v_scale_token, key < hi))[None, :]
+            p = p * (v_scale * key_scales(v_scales, key, hi))[None, :]
         #: load_v -> v    the V tile of the same keys
-        v = load_rows(v_base, key, hi, v_token, DV, BV, True)  # [BN, BV]
+        v = load_rows(v_at, key, hi, DV, BV, True)  # [BN, BV]
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product
-        o = tl.dot(p.to(q.dtype), v.to(q.dtype), o, input_precision="ieee")
+        o = accumulate(p, v, o, q.dtype)
     #: normalise -> o, lse    a row whose sum is empty saw no key: 0 and -inf
-    some = l != 0
-    l = tl.where(some, l, 1.0)
+    sees = l != 0
+    l = tl.where(sees, l, 1.0)
     o = o / l[:, None]
     if V_SCALE == "number" or V_SCALE == "head":
         o = o * v_scale
-    lse = tl.where(some, (m + tl.math.log2(l)) * LN2, -float("inf"))
+    lse = tl.where(sees, (m + tl.math.log2(l)) * LN2, -float("inf"))
     #: store    the rows of this sequence
-    e = tl.arange(0, BV)
-    o_at = (q_first + token)[:, None] * o_token + head * o_head + e[None, :]
-    tl.store(o_ptr + o_at, o.to(o_ptr.dtype.element_ty), mask=is_row[:, None] & (e[None, :] < DV))
-    tl.store(lse_ptr + (q_first + token) * lse_token + head * lse_head, lse, mask=is_row)
+    d = tl.arange(0, BV)
+    o_mask = is_row[:, None] & (d[None, :] < DV)
+    tl.store(
+        o_ptr + q_row[:, None] * o_token + head * o_head + d[None, :], o.to(o_ptr.dtype.element_ty), mask=o_mask
+    )  # fmt: skip
+    tl.store(lse_ptr + q_row * lse_token + head * lse_head, lse, mask=is_row)
 
 
 def launch(
@@ -300,14 +329,9 @@ def launch(
             *out.stride()[:2], *lse.stride(),
             PAGE=0 if table is None else k_rope.shape[1], STARTS=starts is not None, CAPPED=features.softcap > 0,
             SINKS=features.sinks is not None, SLOPES=features.slopes is not None, VALID=mask.valid is not None,
-            CHUNKED=mask.chunk > 0, BIAS=mask.bias is not None, Q_SCALE=scales.q.kind, K_SCALE=_kind(scales.k),
-            V_SCALE=_kind(scales.v), ROPE_SCALE=_kind(scales.rope),
+            CHUNKED=mask.chunk > 0, BIAS=mask.bias is not None, Q_SCALE=scales.q.kind, K_SCALE=scale_kind(scales.k),
+            V_SCALE=scale_kind(scales.v), ROPE_SCALE=scale_kind(scales.rope),
             D=problem.nope, DR=problem.rope, DV=problem.value, BD=config.BD, BR=config.BR, BV=config.BV, BM=config.BM,
             BN=config.BN, ONE_LOOP=config.one_loop, num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
     return out, lse
-
-
-def _kind(scale: Scale) -> str:
-    """The kind of a scale; "none" for 1."""
-    return "none" if scale.array is None and scale.number == 1 else scale.kind

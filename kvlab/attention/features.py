@@ -39,11 +39,9 @@ class Features:
             "slopes": slopes, "k_scale": q_scale * k_scale, "v_scale": self.scales.v.at(where),
         }  # fmt: skip
 
-    def with_leading_axis(self, *, rope: bool = False) -> Features:
-        """For K and V (and K's rope part) ``[total, Hkv, D]`` that launches take as ``[1, total, Hkv, D]``: scales of
-        tokens likewise.
-        """
-        scales = {name: getattr(self.scales, name) for name in ("k", "v", "rope")[: 3 if rope else 2]}
+    def with_leading_axis(self) -> Features:
+        """For K and V ``[total, Hkv, D]`` that launches take as ``[1, total, Hkv, D]``: scales of tokens likewise."""
+        scales = {name: getattr(self.scales, name) for name in ("k", "v")}
         some = {n: replace(one, tokens=one.tokens[None]) for n, one in scales.items() if one.tokens is not None}
         return replace(self, scales=replace(self.scales, **some))
 

@@ -7,19 +7,19 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.scales import Scale
-from kvlab.attention.scoring.emulator import by_column, in_pages, token_scale
+from kvlab.attention.scoring.emulator import in_pages, token_scale
 from kvlab.cache import KVCacheStaticParams, PagedKVCache
 from kvlab.cache.pointer import UnsafePointer
 from kvlab.cache.storage import BlockStorage
-from kvlab.staging import Fragments, KVCacheIterator
+from kvlab.staging import KVCacheIterator
 
-__all__ = [
-    "RowsAt", "SequenceRows", "by_token", "key_scales", "per_sequence", "place", "tile_walk", "token_scales"
-]  # fmt: skip
+__all__ = ["RowsAt", "SequenceRows", "key_scales", "per_sequence", "tile_walk"]
 
 Array = np.ndarray[Any, Any]
-RowsAt = tuple[Any, Array, Array, Array]
-"""Rows as the iterator sees a cache, and each program's sequence, its first row there, and its KV head ``[P]``."""
+RowsAt = tuple[Any, Any, Array, Any]
+"""Rows as the iterator sees a cache, and each program's sequence, its first row there, and its KV head: ``[P]``, or one
+sequence or head of all.
+"""
 
 
 class SequenceRows:
@@ -49,15 +49,6 @@ class SequenceRows:
         return UnsafePointer(self.storage.memory, np.where(some, offset, 0), self.dtype)
 
 
-def place(rows: SequenceRows | PagedKVCache, batch: Any, key: Any, exists: Any) -> tuple[Any, Any]:
-    """(page or sequence, row in it) of keys; 0 where they do not exist."""
-    if isinstance(rows, PagedKVCache):
-        return in_pages(rows, batch, key, exists)
-    if rows.starts is None:
-        return np.where(exists, batch, 0), np.where(exists, key, 0)
-    return 0 * key, np.where(exists, rows.starts.astype(np.int64)[batch] + key, 0)
-
-
 def row_of(
     rows: SequenceRows | PagedKVCache, page: Array, first: Array, key: Array, exists: Array
 ) -> tuple[Array, Array]:
@@ -66,23 +57,6 @@ def row_of(
     if isinstance(rows, PagedKVCache):  #- address
         page, slot = in_pages(rows, page, key, exists)
     return page, slot
-
-
-def token_scales(
-    scale: Scale, rows: SequenceRows | PagedKVCache, batch: Array, head: Array, key: Array, exists: Array
-) -> Array:
-    """The scales of tokens of the keys ``[P, BN]`` of ``rows``."""
-    page, slot = place(rows, batch[:, None], key, exists)
-    return token_scale(scale.tokens, (page, slot, np.broadcast_to(head[:, None], key.shape)), exists)
-
-
-def by_token(
-    x: Fragments, scale: Scale, rows: SequenceRows | PagedKVCache, batch: Array, head: Array, key: Array, exists: Array
-) -> Fragments:
-    """Columns of ``x`` times the scales of their keys, where those have some."""
-    if scale.tokens is None:
-        return x
-    return x.with_values(x.values * by_column(x, token_scales(scale, rows, batch, head, key, exists)))
 
 
 def per_sequence(array: Array, starts: Array | None) -> Array:

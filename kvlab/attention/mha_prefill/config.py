@@ -13,7 +13,7 @@ __all__ = ["LAUNCH", "LOCKSTEP_TOLERANCE", "TWINS", "PrefillConfig", "PrefillPro
 
 TWINS = (
     Twin("attend", kernel="kernel:attend", emulator="emulator:attend", synonyms={
-        "problem.batch": "batches", "lens": "lens_ptr", "lens is not None": "PAGE", "base2": "BASE2",
+        "problem.batch": "batches", "lens_array is not None": "PAGE", "base2": "BASE2",
         "scales.k": "k_scale_ptr", "scales.v": "v_scale_ptr", "o_scale": "o_scale",
         "load_k": "load_tile", "load_v": "load_tile",
         "q_array.dtype": "q_ptr.dtype.element_ty", "float8_e4m3fn": "float8e4nv",

@@ -38,8 +38,9 @@ LN2 = np.float32(0.6931471805599453)
 
 
 def attend(
-    q_array: Array, k_rows: Any, v_rows: Any, cu_q: Array | None, cu_k: Array | None, lens: Array | None, max_k: int,
-    o_array: Array, lse_array: Array, scale_log2: Any, o_scale: float, features: Features, base2: bool,
+    q_array: Array, k_rows: Any, v_rows: Any, cu_q_array: Array | None, cu_k_array: Array | None,
+    lens_array: Array | None, max_k: int, o_array: Array, lse_array: Array, scale_log2: Any, o_scale: float,
+    features: Features, base2: bool,
     problem: PrefillProblem, config: PrefillConfig, arch: str, traffic: Traffic,
 ) -> None:  # fmt: skip
     """BM query rows of one head, or of the heads of one KV head, against the keys that they see, for each program."""
@@ -52,10 +53,10 @@ def attend(
     token = row // config.pack
     head = heads[:, None] * config.pack + row % config.pack
     kv_head = heads * config.pack // problem.group
-    q_first, num_q = row_count(cu_q, batch, problem.max_q)
-    k_first, num_keys = row_count(cu_k, batch, max_k)
-    if lens is not None:
-        num_keys = key_count(lens[batch], max_k)
+    q_first, num_q = row_count(cu_q_array, batch, problem.max_q)
+    k_first, num_keys = row_count(cu_k_array, batch, max_k)
+    if lens_array is not None:
+        num_keys = key_count(lens_array[batch], max_k)
     end = visible_end(num_keys, mask.valid, batch)
     is_row = token < num_q[:, None]
     position = token + num_keys[:, None] - num_q[:, None]

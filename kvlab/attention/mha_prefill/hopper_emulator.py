@@ -37,8 +37,8 @@ class Launch:
     config: HopperConfig
     features: Features
     programs: int
-    out: Array
-    lse: Array
+    o_array: Array
+    lse_array: Array
     inner: np.float32
     scale: np.float32
     unit: np.float32
@@ -199,7 +199,8 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
     DV = C.DV
     SHIFT = np.float32(8 if C.ITEM == 1 else 0)  # e4m3 has weights up to 2^8
     q_full, q_free, k_full, k_free, v_full, v_free = cta.bars
-    inner, scale, unit, v_factor, group = x.inner, x.scale, x.unit, x.v_factor, x.problem.group  #- launch
+    o_array, lse_array, group = x.o_array, x.lse_array, x.problem.group  #- launch
+    inner, scale, unit, v_factor = x.inner, x.scale, x.unit, x.v_factor  #- launch
     max_q, max_k, left, right = x.sizes
     BY_HEAD = C.Q_SCALE or C.K_SCALE
     HIDDEN = np.float32(-np.inf)
@@ -333,13 +334,13 @@ def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
         v_free[b].arrive(me[:1])
         o = o.times(inv[None])
         #: store    registers -> shared memory -> DRAM; where rows do not exist straight to DRAM
-        values = o.tile()[0].astype(x.out.dtype)  #- layout
+        values = o.tile()[0].astype(o_array.dtype)  #- layout
         rows = row + np.arange(BM)
-        store(x.lse, (batch, q_first + rows, head), lse, mask=(rows >= 0) & (rows < num_q))
+        store(lse_array, (batch, q_first + rows, head), lse, mask=(rows >= 0) & (rows < num_q))
         if row < 0 or row + BM > num_q:  # TMA stores no part of a box, nor to negative coordinates
             r = row + np.arange(BM)[:, None]
             d = np.arange(DV)
-            store(x.out, (batch, q_first + r, head, d), values, mask=(r >= 0) & (r < num_q))
+            store(o_array, (batch, q_first + r, head, d), values, mask=(r >= 0) & (r < num_q))
         else:
             o_page = batch * 0 if C.RAGGED_Q else batch
             if C.ROUNDS == 1:

@@ -156,7 +156,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
     SHIFT: gl.constexpr = 8.0 if C.ITEM == 1 else 0.0  # e4m3 has weights up to 2^8
     q_s, k_s, v_s, o_s, o_box = smem  #- launch
     q_full, q_free, k_full, k_free, v_full, v_free = bars
-    out, lse_out, sinks, o_batch, o_token, o_head, lse_batch, lse_token, lse_head = results  #- launch
+    o_ptr, lse_ptr, sinks, o_batch, o_token, o_head, lse_batch, lse_token, lse_head = results  #- launch
     inner, scale, unit, v_factor, q_scales, k_scales, v_scales, q_step, k_step, v_step, group = scales  #- launch
     max_q, max_k, left, right = sizes
     BY_HEAD: gl.constexpr = C.Q_SCALE or C.K_SCALE
@@ -294,13 +294,13 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
         o = o * inv[:, None]
         #: store    registers -> shared memory -> DRAM; where rows do not exist straight to DRAM
         rows = row + gl.arange(0, BM, layout=gl.SliceLayout(1, S_LAYOUT))
-        lse_at = lse_out + batch.to(gl.int64) * lse_batch * (1 - C.RAGGED_Q) + head * lse_head  #- address
+        lse_at = lse_ptr + batch.to(gl.int64) * lse_batch * (1 - C.RAGGED_Q) + head * lse_head  #- address
         # 32 bits hold these offsets: 2^31 rows of O take 256 GiB.
         gl.store(lse_at + (q_first + rows) * lse_token, lse, mask=(rows >= 0) & (rows < num_q))
         if (row < 0) | (row + BM > num_q):  # TMA stores no part of a box, nor to negative coordinates
             r = row + gl.arange(0, BM, layout=gl.SliceLayout(1, O_LAYOUT))
             d = gl.arange(0, DV, layout=gl.SliceLayout(0, O_LAYOUT))
-            o_at = out + batch.to(gl.int64) * o_batch * (1 - C.RAGGED_Q) + head * o_head  #- address
+            o_at = o_ptr + batch.to(gl.int64) * o_batch * (1 - C.RAGGED_Q) + head * o_head  #- address
             at = (q_first + r).to(gl.int64)[:, None] * o_token + d[None, :]  #- address
             gl.store(o_at + at, o.to(o_s.dtype), mask=((r >= 0) & (r < num_q))[:, None])
         else:

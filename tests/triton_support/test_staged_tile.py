@@ -76,6 +76,11 @@ def streamed(role: str) -> DecodeStreamingKVBuffer:
     return buffer
 
 
+def by_lane(read: tuple[str, Any]) -> Any:
+    """The addresses of each lane ``[warps, lanes, instructions]``, sorted: compilers choose the order of reads."""
+    return np.sort(np.moveaxis(read[1], 0, -1))
+
+
 def found_in(buffer: Any, tile: StagedTile) -> np.ndarray[Any, Any]:
     """What lies in the emulated memory at the compiled addresses, as bits."""
     dtype, first = buffer.params.dtype, buffer.smem_image().base
@@ -104,6 +109,7 @@ def test_nvidia_keeps_each_element_where_the_emulator_does(arch, kind, BM, BN, e
     if match.registers:
         assert set(match.instructions) == {"ldmatrix.x4" if role == "k" else "ldmatrix.x4.trans"}
         assert len({*match.passes, *match.ideal}) == 1
+        assert (by_lane(tile.read_addresses()) == by_lane(buffer.read_addresses(0))).all()
 
 
 def test_gfx950_holds_maxs_fragments_of_k_and_v() -> None:
@@ -136,6 +142,7 @@ def test_strips_of_gfx950_lie_in_other_places_and_registers() -> None:
     assert match.registers is False
     assert match.instructions == ("ds_read_u16", "ds_read_tr16_b64")
     assert match.passes == (256, 32 if PADS else 128)
+    assert match.ideal == (64, 32)
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx950"])
@@ -152,6 +159,10 @@ def test_gluon_keeps_maxs_layout_where_it_is_told_so(target, role) -> None:
     assert isinstance(tile.shared, SharedLinearLayout)
     assert (tile.addresses() == emulated).all()
     assert (found_in(buffer, tile) == VALUES[0, :64, 0]).all()
+    if target == "gfx950":
+        reads = [buffer.read_addresses(0, strip) for strip in range(buffer.num_k_tiles)]
+        emulated_reads = "", np.concatenate([address for _, address in reads])
+        assert (by_lane(tile.read_addresses()) == by_lane(emulated_reads)).all()
 
 
 @pytest.mark.parametrize(

@@ -132,9 +132,11 @@ class Lockstep:
         rows: list[Row],
         grids: dict[tuple[str, int], tuple[int, int, int]],
         lines: tuple[Lines, ...] = (),
+        lines_run: dict[str, list[set[int]]] | None = None,
     ):
         self.twins = twins
         self.lines = {one.name: one for one in lines}  # a twin's statements beside each other
+        self.lines_run = lines_run or {}  # the lines of a twin that some program has run, of kernel and emulator
         self.rows = rows
         self.grids = grids  # (twin, number of its launch) -> programs in x, y, z
         self._steps = {name: [step.marker.name for step in kernel.steps] for name, kernel, _ in twins}

@@ -71,12 +71,13 @@ def lockstep(
     _check_programs(recorded, wanted)
     tolerances = operation.tolerance | (tolerance if isinstance(tolerance, dict) else {})
     comparer = _Comparer(recorded, kernels, tolerances, None if isinstance(tolerance, dict) else tolerance)
-    returned = _run_emulator(
+    returned, ran = _run_emulator(
         emulator_launch, operation, chosen, report.twins, emulators, case | (emulator or {}), comparer
     )
     comparer.finish(all_programs=wanted is None)
     comparer.compare_returned(recorded.returned, returned)
-    return Lockstep(report.twins, comparer.sorted_rows(), comparer.grids, report.lines)
+    lines_run = {name: both for (name, _, _), *both in zip(report.twins, recorded.ran, ran, strict=True)}
+    return Lockstep(report.twins, comparer.sorted_rows(), comparer.grids, report.lines, lines_run)
 
 
 def lockstep_pair(
@@ -143,7 +144,8 @@ def _run_emulator(
     plans: list[Plan],
     case: dict[str, Any],
     comparer: _Comparer,
-) -> Any:
+) -> tuple[Any, list[set[int]]]:
+    """What the emulator's launch returns, and the lines of each twin that were run."""
     module, name = split_address(launch)
     function = getattr(importlib.import_module(module), name)
     for twin, plan in zip(twins, plans, strict=True):
@@ -151,8 +153,8 @@ def _run_emulator(
         check_fresh(plan, getattr(importlib.import_module(module), name))
     arguments = to_numpy(copy.deepcopy(case))
     try:
-        with tracing(plans, comparer.begin):
-            return to_numpy(function(**arguments))
+        with tracing(plans, comparer.begin) as ran:
+            return to_numpy(function(**arguments)), ran
     except Exception as error:
         before = Lockstep(compared, comparer.sorted_rows(), comparer.grids).first_difference
         if before is not None:

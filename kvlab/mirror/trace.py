@@ -83,9 +83,10 @@ def members(output: str, variables: dict[str, Any]) -> list[tuple[str, Any]]:
 class _Walk:
     """The trace function of one call of a twin's function."""
 
-    def __init__(self, plan: Plan, record: Record) -> None:
+    def __init__(self, plan: Plan, record: Record, ran: set[int]) -> None:
         self.plan = plan
         self.record = record
+        self.ran = ran
         self.step: int | None = None
         self.line = plan.span[0]
         self.count = [-1] * len(plan.loops)
@@ -98,6 +99,7 @@ class _Walk:
         return self
 
     def move(self, frame: FrameType, line: int) -> None:
+        self.ran.add(line)
         step = self.plan.step_at.get(line)
         if self.step is not None and step != self.step:
             iteration = tuple(self.count[loop] for loop in self.plan.loops_of[self.step])
@@ -112,8 +114,11 @@ class _Walk:
 
 
 @contextmanager
-def tracing(plans: Sequence[Plan], begin: Callable[[int], Record | None]) -> Iterator[None]:
-    """Trace every call of the plans' functions; ``begin(plan's index)`` gives its recorder, or None to skip it."""
+def tracing(plans: Sequence[Plan], begin: Callable[[int], Record | None]) -> Iterator[list[set[int]]]:
+    """Trace every call of the plans' functions; ``begin(plan's index)`` gives its recorder, or None to skip it. Yields
+    the lines of each plan that have been run.
+    """
+    ran: list[set[int]] = [set() for _ in plans]
     known: dict[CodeType, int | None] = {}
     names = {plan.function for plan in plans}
 
@@ -125,12 +130,12 @@ def tracing(plans: Sequence[Plan], begin: Callable[[int], Record | None]) -> Ite
             known[code] = next((i for i, plan in enumerate(plans) if _is_code_of(plan, code)), None)
         index = known[code]
         record = begin(index) if index is not None else None
-        return _Walk(plans[index], record) if index is not None and record is not None else None
+        return _Walk(plans[index], record, ran[index]) if index is not None and record is not None else None
 
     previous = sys.gettrace()
     sys.settrace(enter)
     try:
-        yield
+        yield ran
     finally:
         sys.settrace(previous)
 

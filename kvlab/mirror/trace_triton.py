@@ -42,6 +42,8 @@ class Recorded:
     returned: Any
     grids: dict[tuple[int, int], tuple[int, int, int]]
     values: dict[Key, tuple[np.ndarray, np.ndarray | str]]
+    ran: list[set[int]] = dataclasses.field(default_factory=list)
+    """Lines of each planned kernel that some recorded program has run."""
 
 
 def trace(launch: str, plans: Sequence[Plan], case: dict[str, Any], programs: Sequence[int] | None) -> Recorded:
@@ -77,9 +79,9 @@ def trace(launch: str, plans: Sequence[Plan], case: dict[str, Any], programs: Se
 
         return record
 
-    with tracing(plans, begin):
+    with tracing(plans, begin) as ran:
         returned = function(**_to_torch(case))
-    return Recorded(to_numpy(returned), grids, {key: _stack(items) for key, items in found.items()})
+    return Recorded(to_numpy(returned), grids, {key: _stack(items) for key, items in found.items()}, ran)
 
 
 def _check_kernels(plans: Sequence[Plan]) -> None:

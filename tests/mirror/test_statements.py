@@ -185,10 +185,12 @@ def test_source_lines_stand_beside_each_other_once() -> None:
     assert beside((), range(1, 3), range(4, 5)) == [Beside(range(1, 3), range(4, 5))]
 
 
-FINISHED = ("merge_states", "kv_store", "mha_decode", "mha_decode_streaming", "mha_prefill", "mla_decode")
+OPERATIONS = (
+    "merge_states", "kv_store", "mha_decode", "mha_decode_streaming", "mha_prefill", "mla_decode", "mla_prefill",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("op", FINISHED)
+@pytest.mark.parametrize("op", OPERATIONS)
 def test_nine_of_ten_statements_have_a_counterpart_and_equal_it(op: str) -> None:
     assert check(op).ok
     for twin, lines in zip(Operation.load(op).twins, coverage(op).of_twins, strict=True):

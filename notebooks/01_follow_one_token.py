@@ -100,7 +100,7 @@ walk = KVCacheIterator(keys, BN, batch_idx=0, kv_head_idx=HEAD, end=capture.prom
 walk.tile_start_row = TOKEN // BN * BN
 tile = walk.next_tile()
 row = TOKEN % BN
-print(f"token {TOKEN} is row {row} of a tile of {BN} keys, from byte {2 * int(tile.row_offsets()[0, row])} as above")
+print(f"token {TOKEN} is row {row} of a tile of {BN} keys, from byte {tile.ptr_at_offset(row, 0)[0]} as above")
 
 # %% [markdown]
 # In shared memory the tile has rows of 128 bytes, which is one row of the 32 banks. The tensor core reads 8 keys at a time,

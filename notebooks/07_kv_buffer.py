@@ -55,7 +55,15 @@ from kvlab.staging import (
 )
 from kvlab.triton_support.staged_tile import compiler_staging, staging_as
 from kvlab.triton_support.staging_match import match_staging
-from kvlab.viz import draw_copy_plan, draw_cure, draw_kv_buffer, draw_tile_film, draw_tiles_beside, draw_timeline
+from kvlab.viz import (
+    draw_copy_plan,
+    draw_cure,
+    draw_kv_buffer,
+    draw_kv_tile,
+    draw_tile_film,
+    draw_tiles_beside,
+    draw_timeline,
+)
 
 # %% [markdown]
 # ## A tile in DRAM
@@ -71,7 +79,9 @@ pool = from_dense(k, v, [LENGTH], page_size=64, shuffle=1, spare_pages=1)
 
 walk = KVCacheIterator(pool.get_key_cache(0), 64, batch_idx=0, kv_head_idx=0, end=LENGTH)
 walk.increment()  # pass over the first tile
-walk.next_tile()
+tile = walk.next_tile()
+print(tile)  # a tile tensor in DRAM with `valid_rows`
+draw_kv_tile(tile)
 
 # %% [markdown]
 # ## The buffer
@@ -353,7 +363,7 @@ staged = DecodeKVBuffer(staged_params, pool128.get_value_cache(0), batch_idx=0, 
 staged.load_from_dram()  # tile 0 into registers, stage 0 of the ring
 staged.load_from_dram()  # tile 1, stage 1
 staged.copy_to_shared(1)
-print("in registers:", staged.load_tile.shape, "[programs, threads, vectors of both stages, elements]")
+print("of each thread, vectors of both stages x elements:", staged.load_tile)
 staged
 
 # %% [markdown]
@@ -425,7 +435,7 @@ with warnings.catch_warnings(record=True) as said:
 print(said[0].message)
 wrong.load_from_dram(0, wrong.iterator().next_tile())
 wrong.load_from_shared()
-got = wrong.get_mma_tile(1)[0, 0, 0]  # k group 1, lane 0, first fragment
+got = np.asarray(wrong.get_mma_tile(1))[0, 0, 0]  # k group 1, lane 0, first fragment
 row = k[0, 0, 0, 0, :64]
 column = int(np.flatnonzero(row == got[0])[0])
 print(f"lane 0 should hold columns 32..39 of key 0; it holds {column}..{column + 7}")

@@ -31,7 +31,7 @@ from kvlab.attention import mha_decode
 from kvlab.attention.mha_decode.reference import reference
 from kvlab.cache import PagedKVCache, from_dense
 from kvlab.exercise import check
-from kvlab.layout import Layout, Swizzle
+from kvlab.layout import Layout, Swizzle, TileTensor
 from kvlab.memory import AddressSpace, Memory, as_dtype
 from kvlab.staging import (
     CpAsyncKVBuffer,
@@ -94,7 +94,7 @@ keys = KVBuffer(k_params, pool.get_key_cache(0), batch_idx=0, head_idx=0, end=LE
 keys.load_from_dram(0)
 keys.load_from_shared(0)
 print(f"{keys.num_k_tiles} strips x {keys.num_k_mmas2} k groups x {keys.num_mmas} fragments")
-print("[programs, threads, registers, elements]:", keys.kv_mma_op.reg_tile.shape)
+print("of each thread, registers x elements:", keys.kv_mma_op.reg_tile)
 draw_fragment_map(keys.fragment_map(), thread=37, axes=("key", "depth"))
 
 # %% [markdown]
@@ -103,7 +103,7 @@ draw_fragment_map(keys.fragment_map(), thread=37, axes=("key", "depth"))
 
 # %%
 lane, strip, kg, i = 37, 2, 1, 1
-register = keys.get_mma_tile(kg, strip)[0, lane, i]
+register = np.asarray(keys.get_mma_tile(kg, strip))[0, lane, i]
 key, depth = i * 32 + lane % 32, strip * 32 + kg * 16 + lane // 32 * 8
 expected = k[0, 0, key, 0, depth : depth + 8]
 print(f"key {key}, depth {depth}..{depth + 7}:", bool((register == expected).all()))
@@ -133,14 +133,21 @@ check(
 # %%
 BM = 128
 q = rng.standard_normal((1, BM, DEPTH)).astype(as_dtype("bf16"))
-q_registers = kv_buffer_operand_map(k_params, BM).spread(q)
 s_map = score_map(k_params, BM)
-s = np.zeros((1, *s_map.row.shape), np.float32)
+
+
+def in_registers(values):
+    """An array [programs, threads, registers, elements] as a tile of each thread, which shows what is added to it."""
+    return TileTensor.from_numpy(values, space=AddressSpace.LOCAL, batch=2)
+
+
+q_registers = in_registers(kv_buffer_operand_map(k_params, BM).spread(q))
+s = in_registers(np.zeros((1, *s_map.row.shape), np.float32))
 instructions = 0
 for strip in range(keys.num_k_tiles):
     for kg in range(keys.num_k_mmas2):
         step = strip * keys.num_k_mmas2 + kg
-        keys.kv_mma_op.mma(q_registers[:, :, step : step + 1], s, strip, kg, swap_a_b=True)
+        keys.kv_mma_op.mma(q_registers[step : step + 1, :], s, strip, kg, swap_a_b=True)
         instructions += keys.num_mmas
 
 exact = q[0].astype(float) @ k[0, 0, :, 0].astype(float).T
@@ -216,14 +223,15 @@ print("the same for all lanes and all keys:", same)
 # %%
 scores = scores / np.sqrt(DEPTH)
 weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-p_registers = s_map.spread(weights[None]).astype(as_dtype("bf16")).reshape(1, 256, -1, 8)  # nothing moves
+p_values = s_map.spread(weights[None]).astype(as_dtype("bf16")).reshape(1, 256, -1, 8)  # nothing moves
+p_registers = in_registers(p_values)
 
 o_map = output_map(v_params, BM)
-o = np.zeros((1, *o_map.row.shape), np.float32)
+o = in_registers(np.zeros((1, *o_map.row.shape), np.float32))
 for strip in range(values.num_k_tiles):
     for kg in range(values.num_k_mmas2):
         step = strip * values.num_k_mmas2 + kg
-        values.kv_mma_op.mma(p_registers[:, :, step : step + 1], o, strip, kg, swap_a_b=True)
+        values.kv_mma_op.mma(p_registers[step : step + 1, :], o, strip, kg, swap_a_b=True)
 
 p = weights.astype(as_dtype("bf16")).astype(float)
 exact = p @ v[0, 0, :, 0].astype(float)
@@ -234,19 +242,19 @@ print("O:", output.shape, " largest error against float64:", np.abs(output - exa
 # And if V were read in the plain order, 8 keys in a row? Then the registers of P and V would speak of different keys:
 
 # %%
-plain_v = values.kv_mma_op.reg_tile.copy()
+plain_v = values.kv_mma_op.reg_tile.load()
 strip_map = values.fragment_map()
 lanes, e = np.arange(256)[:, None, None] % 64, np.arange(8)
 kg = np.arange(strip_map.row.shape[1])[None, :, None] // values.num_mmas
 wrong_rows = kg * 16 + lanes // 32 * 8 + e + 0 * strip_map.row
 for strip in range(values.num_k_tiles):
-    values.kv_mma_op.strip_tile(strip)[0] = v[0, 0, strip * 32 + wrong_rows, 0, strip_map.col]
-o = np.zeros((1, *o_map.row.shape), np.float32)
+    values.kv_mma_op.strip_tile(strip).store(v[0, 0, strip * 32 + wrong_rows, 0, strip_map.col][None, ..., None])
+o.fill(0)
 for step in range(values.num_k_tiles * values.num_k_mmas2):
     strip, kg = divmod(step, values.num_k_mmas2)
-    values.kv_mma_op.mma(p_registers[:, :, step : step + 1], o, strip, kg, swap_a_b=True)
+    values.kv_mma_op.mma(p_registers[step : step + 1, :], o, strip, kg, swap_a_b=True)
 print("largest error:", np.abs(o_map.gather(o)[0] - exact).max())
-values.kv_mma_op.reg_tile[...] = plain_v
+values.kv_mma_op.reg_tile.store(plain_v)
 
 # %% [markdown]
 # ## The same fragments, compiled
@@ -336,10 +344,10 @@ draw_fragment_map(latent.fragment_map(), thread=20, axes=("key", "depth"))
 # %%
 q8 = rng.standard_normal((1, 16, 576)).astype(split.dtype)
 q_map, s8_map = kv_buffer_operand_map(split, 16), score_map(split, 16)
-q8_registers = q_map.spread(np.pad(q8, ((0, 0), (0, 0), (0, 64))))
-s8 = np.zeros((1, *s8_map.row.shape), np.float32)
+q8_registers = in_registers(q_map.spread(np.pad(q8, ((0, 0), (0, 0), (0, 64)))))
+s8 = in_registers(np.zeros((1, *s8_map.row.shape), np.float32))
 for strip in range(latent.num_k_tiles):
-    latent.kv_mma_op.mma(q8_registers[:, :, strip : strip + 1], s8, strip, 0, swap_a_b=True)
+    latent.kv_mma_op.mma(q8_registers[strip : strip + 1, :], s8, strip, 0, swap_a_b=True)
 exact = q8[0].astype(float) @ wide[0, :, 0].astype(float).T
 print("largest error against float64:", np.abs(s8_map.gather(s8)[0] - exact).max())
 
@@ -406,7 +414,7 @@ def multiply(buffer, operand, c):
         for k_mma in range(buffer.num_k_tiles):
             buffer.load_from_shared(k_mma)
             kg = strip * buffer.num_k_tiles + k_mma
-            buffer.mma(operand[:, :, kg : kg + 1], c, swap_a_b=True)
+            buffer.mma(operand[kg : kg + 1, :], c, swap_a_b=True)
 
 
 # %% [markdown]
@@ -415,7 +423,7 @@ def multiply(buffer, operand, c):
 
 # %%
 layout_s, layout_o = score_map(as_k, GROUP), output_map(as_v, GROUP)
-q_operand = operand_map(as_k, GROUP).spread(query.reshape(6, GROUP, DEPTH))
+q_operand = in_registers(operand_map(as_k, GROUP).spread(query.reshape(6, GROUP, DEPTH)))
 total = np.zeros((6, *layout_o.row.shape), np.float32)
 m, l = np.full((6, GROUP, 1), -np.inf, np.float32), np.zeros((6, GROUP, 1), np.float32)
 for first in range(0, max(LENGTHS), BN):
@@ -423,7 +431,7 @@ for first in range(0, max(LENGTHS), BN):
     k_tile = DecodeKVBuffer(decode_params(True), cache.get_key_cache(0), batch, head, **window)
     v_tile = DecodeKVBuffer(decode_params(False), cache.get_value_cache(0), batch, head, **window)
     s = np.zeros((6, *layout_s.row.shape), np.float32)
-    multiply(k_tile, q_operand, s)
+    multiply(k_tile, q_operand, in_registers(s))
     tile = layout_s.gather(s) / np.float32(np.sqrt(DEPTH))
     tile = np.where(first + np.arange(BN) < ends[:, None, None], tile, -np.inf)
     new = np.maximum(m, tile.max(axis=2, keepdims=True))
@@ -432,7 +440,7 @@ for first in range(0, max(LENGTHS), BN):
     total *= layout_o.spread(np.broadcast_to(alpha, (6, GROUP, DEPTH)))
     p_buffer.copy_to_shared(layout_s.spread(p))
     record.barrier()
-    multiply(v_tile, p_buffer.load_from_shared(), total)
+    multiply(v_tile, p_buffer.load_from_shared(), in_registers(total))
 
 decoded = (layout_o.gather(total) / l).reshape(3, 2 * GROUP, DEPTH)
 arrays = (cache.get_key_cache(0).blocks, cache.get_value_cache(0).blocks, cache.lookup_table, np.array(LENGTHS))

@@ -17,6 +17,7 @@ from .copies.ragged import RaggedTensorMap, RaggedTMA3DTile
 from .copies.reg_tile import RegTileLoader, RegTileWriterLDS
 from .copies.shared_access import ld_shared, st_shared
 from .copies.tensor_map import TensorMapL2Promotion, TensorMapSwizzle, TmaDescriptor
+from .copies.tile_resource import buffer_resource
 from .copies.tma_gather4 import TMAGather4Tile, create_tma_tile_gather4
 from .copies.tma_tile import (
     TMATensorTile,
@@ -83,6 +84,7 @@ __all__ = [
     "best_swizzle",
     "buffer_load",
     "buffer_load_lds",
+    "buffer_resource",
     "coalescing",
     "copy_unit_passes",
     "copy_wavefronts",

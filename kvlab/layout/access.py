@@ -78,6 +78,8 @@ def alignment(nbytes: int) -> int:
 
 def fitting(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], where: object) -> NDArray[Any]:
     """``value`` stretched to ``shape``; ValueError where its dtype or shape is another."""
+    if type(value) is np.ndarray and value.dtype == dtype and value.shape == shape:
+        return value
     if not isinstance(value, np.ndarray | np.generic):
         value = np.asarray(value).astype(dtype)
     if value.dtype != dtype:

@@ -150,9 +150,7 @@ class Layout(Drawn):
     @property
     def is_row_major(self) -> bool:
         """Flat, dense and last mode fastest; modes of extent 1 may have any stride."""
-        extents, strides = flatten(self.shape), flatten(self.stride)
-        dense = flatten(Layout.row_major(*extents).stride)
-        return self.is_flat and all(n == 1 or d == c for n, d, c in zip(extents, strides, dense, strict=True))
+        return _is_row_major(self)
 
     @property
     def is_dense(self) -> bool:
@@ -256,6 +254,13 @@ def _flat_shape(shape: tuple[Any, ...]) -> tuple[int, ...]:
     if len(flat) != len(extents):
         raise ValueError(f"shape {extents} is nested; ints are accepted, Layout(shape, stride) takes trees")
     return flat
+
+
+@functools.cache
+def _is_row_major(layout: Layout) -> bool:
+    extents, strides = flatten(layout.shape), flatten(layout.stride)
+    dense = flatten(Layout.row_major(*extents).stride)
+    return layout.is_flat and all(n == 1 or d == c for n, d, c in zip(extents, strides, dense, strict=True))
 
 
 @functools.cache

@@ -18,6 +18,9 @@ from kvlab.memory import AddressSpace, Memory, OutOfBounds, as_dtype
 __all__ = ["Known", "TileBase"]
 
 T = TypeVar("T", bound="TileBase")
+Even: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...], int]
+"""Of evenly spaced elements: bytes from the memory's first to theirs, shape, strides in bytes, alignment."""
+UNEVEN: Even = 0, (), (), 1
 MOST_BITS = 58
 """Of an offset in scalars: its bytes have no more than 63."""
 Known: TypeAlias = tuple[tuple[bool, ...], tuple[bool, ...]]
@@ -28,7 +31,8 @@ class TileBase(OfLayout, Drawn):
     """Elements of ``memory`` at ``offset + layout(coordinate)``: construction and access (see ``TileTensor``)."""
 
     __slots__ = (
-        "dtype", "element_layout", "element_size", "end", "known", "layout", "memory", "mutable", "offset", "parent",
+        "dtype", "element_layout", "element_size", "end", "even", "known", "layout", "memory", "mutable", "offset",
+        "parent",
     )  # fmt: skip
 
     def __init__(
@@ -55,6 +59,7 @@ class TileBase(OfLayout, Drawn):
         self.mutable = True
         self.parent: Self | None = None  # the tensor that a view was taken from, for pictures
         self.end: int | IntArray | None = None
+        self.even: Even | None = None  # filled in where it is first asked for
         if memory.programs is not None:
             self.offset = np.atleast_1d(np.asarray(self.offset, np.int64))
             if self.offset.shape[0] not in (1, memory.programs):
@@ -106,6 +111,22 @@ class TileBase(OfLayout, Drawn):
         view.end = None
         if valid_rows is not None:
             view._bound(valid_rows)
+        return view
+
+    def select(self, *index: Any) -> Self:
+        """Some of many tiles: those that NumPy's ``index`` takes from the leading axes of the offset.
+
+        >>> from kvlab.layout import TileTensor
+        >>> t = TileTensor(Memory(1024), "fp32", Layout(8), np.arange(6).reshape(2, 3) * 8, valid_rows=5)
+        >>> t.select(slice(None), [2, 0]).offset.tolist()
+        [[16, 0], [40, 24]]
+        """
+        many = np.asarray(self.offset)
+        if not many.ndim:
+            raise ValueError(f"select{index} of {self!r}: many tiles are accepted, whose offset has axes")
+        view = self._view(self.layout, many[index], self.element_size)
+        if self.end is not None:
+            view.end = np.broadcast_to(leading(self.end, many.ndim), many.shape)[index]
         return view
 
     # Access
@@ -237,7 +258,7 @@ class TileBase(OfLayout, Drawn):
         view.element_size, view.end = element_size, self.end
         view.element_layout, view.mutable = self.element_layout, self.mutable
         view.parent = self if self.parent is None else self.parent
-        view.known = known or self.known
+        view.known, view.even = known or self.known, None
         if view.known is not None:
             leaves = len(flatten(layout.shape))
             if len(view.known[0]) != leaves:
@@ -268,23 +289,33 @@ class TileBase(OfLayout, Drawn):
     def _elements(self, write: bool = False) -> NDArray[Any] | None:
         """The elements as an array that shares memory, shaped as :meth:`load` says; None where they are not evenly
         spaced, or an access has to be looked at lane by lane."""
-        if self.end is not None or self.element_layout is not None or not self.layout.is_flat or not self.layout.size:
+        if self.end is not None:
             return None
+        if self.even is None:
+            self.even = self._evenly_spaced()
+        first, shape, strides, unit = self.even
+        if not shape or (first + self.memory.base) % unit:
+            return None
+        return self.memory.elements(first, shape, strides, self.dtype, write=write)
+
+    def _evenly_spaced(self) -> Even:
+        if self.element_layout is not None or not self.layout.is_flat or not self.layout.size:
+            return UNEVEN
         lead, size = np.asarray(self.offset), self.dtype.itemsize
         if not lead.size:
-            return None
+            return UNEVEN
         first, steps = int(lead.flat[0]), []
         for axis, n in enumerate(lead.shape):
             steps.append(int(lead[(*(0,) * axis, 1, *(0,) * (lead.ndim - axis - 1))]) - first if n > 1 else 0)
         axes = np.ogrid[tuple(slice(n) for n in lead.shape)] if lead.ndim else ()
         if not np.array_equal(lead, first + sum((step * axis for step, axis in zip(steps, axes, strict=True)), 0)):
-            return None
+            return UNEVEN
         strides = [step * size for step in (*steps, *flatten(self.layout.stride), 1)]
         unit = alignment(self.element_size * size)
-        if min(strides) < 0 or (first * size + self.memory.base) % unit or any(step % unit for step in strides[:-1]):
-            return None
+        if min(strides) < 0 or any(step % unit for step in strides[:-1]):
+            return UNEVEN
         shape = (*lead.shape, *flatten(self.layout.shape), self.element_size)
-        return self.memory.elements(first * size, shape, tuple(strides), self.dtype, write=write)
+        return first * size, shape, tuple(strides), unit
 
     def _indices(self, places: int | IntArray) -> IntArray:
         """Scalars from the memory's first byte to each place of the layout: ``[*offset.shape, *places.shape]``."""

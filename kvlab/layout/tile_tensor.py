@@ -126,12 +126,11 @@ class TileTensor(TileViews, TileSlices, TileOps, TileStatic):
             )
             scalars = layout.size
         nbytes = scalars * as_dtype(dtype).itemsize * (1 if threads is None else as_int(threads, "threads", 1))
-        name, offset = name or f"{space.value} memory", np.zeros((), np.int64)
-        if threads is not None:
-            offset = np.arange(threads) * scalars
-            offset = offset if programs is None else offset[None]
+        name, offset = name or f"{space.value} memory", 0 if threads is None else np.arange(threads) * scalars
+        if threads is not None and programs is not None:
+            offset = np.asarray(offset)[None]
         memory = Memory(nbytes, space=space, name=name, programs=programs, base=base, unsafe=unsafe)
-        return cls(memory, dtype, layout, offset if offset.ndim else 0)
+        return cls(memory, dtype, layout, offset)
 
     def to_layout_tensor(self) -> LayoutTensor:
         """The same view with the legacy rules of MAX's :class:`~kvlab.layout.LayoutTensor`."""

@@ -12,7 +12,7 @@ from .footprint import Footprint
 from .fragments import FragmentMap, Fragments
 from .hazard_words import Hazard, Side
 from .hazards import Hazards
-from .iterator import KVCacheIterator, KVTile
+from .iterator import KVCacheIterator
 from .kv_buffer import KVBuffer
 from .kv_mma_op import KVMmaOp, KVMmaOpParams
 from .mla_cta import MLA_ARCHS, MLACTA, mla_cta
@@ -58,7 +58,6 @@ __all__ = [
     "KVCacheIterator",
     "KVMmaOp",
     "KVMmaOpParams",
-    "KVTile",
     "MmaSyncShape",
     "NvidiaKVParams",
     "PRegisterBuffer",

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from kvlab.hardware import count_wavefronts
+from kvlab.layout import TileTensor
 
-from .iterator import KVTile
+from .iterator import key_offsets
 
 __all__ = ["CopyPlan", "copy_plan", "passes_by_warp"]
 
@@ -41,9 +42,9 @@ class CopyPlan:
         valid = (first >= 0) & self.inside
         return np.where(valid, first * size + self.byte, 0), valid
 
-    def source_of(self, tile: KVTile) -> tuple[IntArray, BoolArray]:
+    def source_of(self, tile: TileTensor) -> tuple[IntArray, BoolArray]:
         """:meth:`source` of a K or V tile."""
-        return self.source(tile.row_offsets(), tile.dtype.itemsize)
+        return self.source(key_offsets(tile), tile.dtype.itemsize)
 
     def bytes_by_warp(self, valid: BoolArray) -> IntArray:
         """Bytes that each warp brings of the vectors ``valid`` ``[programs, n]``: ``[warps]``."""

@@ -9,8 +9,8 @@ import numpy as np
 
 from kvlab.cache import KVCacheT, MHAOperand, as_operand
 from kvlab.drawn import Drawn
-from kvlab.layout import Layout
-from kvlab.memory import Memory
+from kvlab.layout import Layout, TileTensor
+from kvlab.memory import AddressSpace, Memory
 
 from . import decode_kv_addresses as addresses
 from .buffer_config import KVBufferConfig
@@ -18,7 +18,7 @@ from .decode_kv_params import DecodeKVBufferParams
 from .footprint import Footprint
 from .fragments import FragmentMap
 from .hazards import Hazards
-from .iterator import KVCacheIterator
+from .iterator import KVCacheIterator, sub_tiles, valid_keys
 from .member import Member
 from .smem_image import SmemImage
 from .smem_place import own_or_given, placed
@@ -44,10 +44,10 @@ class DecodeKVBuffer(Drawn):
     hazards : checks the accesses to shared memory; who owns the buffer states its barriers. None: nothing is checked.
 
     The window in DRAM, ``BN x depth`` keys from ``start`` on, is fixed. A load takes its next block tile, strips of BK
-    columns (K) or BK keys (V), into the next stage of the register ring ``load_tile`` ``[programs, threads, load_rows,
-    simd_width]``; what was never loaded is poison. Some configurations do not bring the matrix to the lanes
-    (``matrix_order`` is False): MAX's addresses are reproduced, and a UserWarning says what works instead. Wavefronts
-    are provisional: no chip has confirmed the AMD rule.
+    columns (K) or BK keys (V), into the next stage of the register ring ``load_tile``, ``load_rows x simd_width``
+    registers of each thread; what was never loaded cannot be read. Some configurations do not bring the matrix to the
+    lanes (``matrix_order`` is False): MAX's addresses are reproduced, and a UserWarning says what works instead.
+    Wavefronts are provisional: no chip has confirmed the AMD rule.
 
     >>> from kvlab.cache import PagedKVCache
     >>> from kvlab.staging import TiledTensorCore
@@ -59,8 +59,8 @@ class DecodeKVBuffer(Drawn):
     >>> k.load_from_dram()
     >>> k.load_from_dram()
     >>> k.copy_to_shared(1)
-    >>> k.load_from_shared(0).shape  # mma_tile
-    (1, 256, 2, 8)
+    >>> k.load_from_shared(0)  # mma_tile
+    TileTensor(bfloat16, (2,8):(8,1), offset [1, 256], local, 1 programs)
     >>> strip = k.fragment_map().gather(k.mma_tile)
     >>> bool((strip[0, :100] == keys[0, :100, 0, 32:]).all()), bool((strip[0, 100:] == 0).all())
     (True, True)
@@ -111,16 +111,21 @@ class DecodeKVBuffer(Drawn):
             )
         walk.tile_start_row = start
         self.gmem_tile = walk.next_tile()
-        self.programs = self.gmem_tile.programs
+        self._valid = valid_keys(self.gmem_tile)
+        self.programs = len(self._valid)
         nbytes = int(np.prod(p.btile)) * p.dtype.itemsize
         self.smem = own_or_given(smem, nbytes, self.programs, "batch_idx, head_idx and end")
         self.smem_address = placed(self.smem, smem_address, nbytes, "a tile")
-        self.load_tile = _poison((self.programs, p.num_threads, p.load_rows, p.simd_width), p.dtype)
-        self.mma_tile = _poison((self.programs, p.num_threads, p.num_mmas, p.simd_width), p.dtype)
+        first = (self.smem_address - self.smem.base) // p.dtype.itemsize
+        self.smem_tile = TileTensor(self.smem, p.dtype, p.smem_layout, first)
+        self.load_tile, self.mma_tile = (
+            TileTensor.stack_allocation(layout, p.dtype, AddressSpace.LOCAL, self.programs, threads=p.num_threads)
+            for layout in (p.load_layout, p.mma_layout)
+        )
         self.tile_idx = self.load_tile_id = 0
         self._ring: dict[int, int] = {}  # stage of the register ring -> block tile
         self._held: int | None = None  # block tile in shared memory
-        self._active = self.gmem_tile.valid_rows > 0
+        self._active = self._valid > 0
         if not self.matrix_order:
             warnings.warn(
                 f"{p.role.upper()} buffer with {p.mma_shape}, group_size {p.group_size}, BK {p.BK}, {p.swizzle}, "
@@ -196,23 +201,29 @@ class DecodeKVBuffer(Drawn):
 
         Keys that do not exist are zeros. Past the window V is zeros, K goes on into what follows in DRAM.
         """
-        p, tile = self.params, self.gmem_tile
-        where = p.loader.vectors(p.copied)  # [threads of the grid, vectors, 2]
-        step = self.tile_idx * p.BK
-        row, col = (0, step) if self.iterator_axis else (step, 0)
-        values = tile.load(row + where[..., 0], col + where[..., 1], p.simd_width) if p.vectors_per_stage else 0
-        first = self.load_tile_id * p.rows_per_stage
-        self.load_tile[:, : len(where), first : first + p.vectors_per_stage] = values
+        p = self.params
+        number = (0, self.tile_idx) if self.iterator_axis else (self.tile_idx, 0)
+        dst = self._copied_by_threads(self.load_tile_id)
+        if p.vectors_per_stage:
+            src = sub_tiles(self.gmem_tile, p.btile, *number, part=p.copied)
+            p.loader.load(dst, src)
         self._ring[self.load_tile_id] = self.tile_idx
         self.tile_idx += 1
         self.load_tile_id = (self.load_tile_id + 1) % p.num_stages
         if self.traffic is not None and p.vectors_per_stage:
-            _, voffset, records = tile.resource(row + where[..., 0], col + where[..., 1])
+            arrived = p.loader.arrives(dst, src)[self._active].sum(axis=(0, 2))  # [threads of the grid]
             fetched = np.zeros(p.num_threads, np.int64)
-            fetched[: len(where)] = 16 * (voffset + 16 <= records)[self._active].sum(axis=(0, 2))
+            fetched[: len(arrived)] = 16 * arrived
             self.traffic.move("DRAM->registers", fetched.reshape(p.num_warps, -1).sum(axis=1))
-            waves = np.arange(p.num_warps) * 64 < len(where)
+            waves = np.arange(p.num_warps) * 64 < len(arrived)
             self.traffic.issue(f"{p.role} load", waves * p.vectors_per_stage * int(self._active.sum()))
+
+    def _copied_by_threads(self, stage: int) -> TileTensor:
+        """The registers of a stage that a load fills, of the threads of the grid."""
+        p, first = self.params, stage * self.params.rows_per_stage
+        threads = self.load_tile.select(slice(None), slice(int(np.prod(p.thread_grid))))
+        registers: TileTensor = threads[first : first + p.vectors_per_stage, :]
+        return registers
 
     def copy_to_shared(self, stage: int = 0) -> None:
         """Write a stage of the register ring to the block tile in shared memory."""
@@ -220,21 +231,19 @@ class DecodeKVBuffer(Drawn):
         if not 0 <= stage < p.num_stages:
             raise ValueError(f"stage {stage} is not one of the {p.num_stages} stages of the register ring")
         if p.vectors_per_stage:
-            first, threads = stage * p.rows_per_stage, int(np.prod(p.thread_grid))
-            registers = self.load_tile[:, :threads, first : first + p.vectors_per_stage]
-            flat = registers.reshape(self.programs, threads, -1)
             if self.hazards is not None:
                 self.hazards.write(self._footprint(None), f"{p.role} write", 0)
-            p.writer.store(self.smem, np.array([self.smem_address]), flat, p.copied, p.btile[1])
+            rows, cols = p.copied
+            p.writer.store(self.smem_tile[:rows, :cols], self._copied_by_threads(stage))
         self._held = self._ring.get(stage)
         if self.traffic is not None:
             self._count("write", "registers->SMEM", addresses.write_passes, ())
             moved = addresses.written_offsets(p).size * 16
             self.traffic.move("registers->SMEM", moved * int(self._active.sum()))
 
-    def load_from_shared(self, k_mma_idx: int) -> Array:
-        """``mma_tile`` ``[programs, threads, num_mmas, simd_width]`` after loading a k group of the tile in shared
-        memory. The whole CTA has waited for the copy. Elements past a fragment of K keep what they held."""
+    def load_from_shared(self, k_mma_idx: int) -> TileTensor:
+        """``mma_tile`` after loading a k group of the tile in shared memory. The whole CTA has waited for the copy.
+        Elements past a fragment of K keep what they held."""
         p = self.params
         if not 0 <= k_mma_idx < p.num_k_tiles:
             raise ValueError(f"k_mma_idx {k_mma_idx} is not one of the {p.num_k_tiles} k groups of a strip")
@@ -243,7 +252,7 @@ class DecodeKVBuffer(Drawn):
         if self.hazards is not None:
             self.hazards.read(self._footprint(k_mma_idx), f"{p.role} read", 0)
         values = self.smem.load(address, p.dtype, width)
-        self.mma_tile[..., : p.elements] = values.reshape(*values.shape[:3], -1)
+        self.mma_tile[:, : p.elements].store(values.reshape(*values.shape[:3], -1, 1))
         if self.traffic is not None:
             self._count("read", "SMEM->registers", addresses.read_passes, (k_mma_idx,))
             self.traffic.move("SMEM->registers", offset.size * p.dtype.itemsize * int(self._active.sum()))
@@ -259,13 +268,13 @@ class DecodeKVBuffer(Drawn):
 
     def smem_image(self, program: int = 0) -> SmemImage:
         """What lies where in the block tile of one program."""
-        valid = int(self.gmem_tile.valid_rows[program])
+        valid = int(self._valid[program])
         return addresses.smem_image(self.params, self.smem_address, self._held, valid)
 
-    def mma(self, a: Array, c: Array, swap_a_b: bool = False) -> None:
+    def mma(self, a: TileTensor, c: TileTensor, swap_a_b: bool = False) -> None:
         """Add ``A[m] * B[n]`` to ``c[m + n * num_m_mmas]``, with B = ``mma_tile``, as :meth:`KVMmaOp.mma`.
 
-        a : ``[programs, threads, num_m_mmas, group_size * frag]``: ``group_size`` instructions take their parts of it.
+        a : ``num_m_mmas x (group_size * frag)`` in registers: ``group_size`` instructions take their parts of it.
         """
         self.params.tensor_core_mma.mma(a, self.mma_tile, c, swap_a_b)
 
@@ -319,7 +328,3 @@ class VBuffer(DecodeKVBuffer):
         if params.transpose:
             raise ValueError("VBuffer: tensor_core_mma with transpose_b True is K; use KBuffer")
         super().__init__(params, *args, **kwargs)
-
-
-def _poison(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    return np.full((*shape[:-1], shape[-1] * dtype.itemsize), 0xFF, np.uint8).view(dtype)

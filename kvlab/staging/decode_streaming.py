@@ -10,14 +10,13 @@ import numpy as np
 
 from kvlab.cache import KVCacheT, MHAOperand, UnsafePointer, as_operand
 from kvlab.drawn import Drawn
-from kvlab.hardware import buffer_load_lds
 from kvlab.layout import Layout, TileTensor, TileType
 from kvlab.memory import AddressSpace
 
 from . import streaming_addresses as addresses
 from .fragments import FragmentMap
 from .hazards import Hazards
-from .iterator import KVCacheIterator, KVTile, buffer_walk
+from .iterator import KVCacheIterator, buffer_walk, fitting_tile, sub_tiles, valid_keys
 from .kv_mma_op import KVMmaOp, KVMmaOpParams
 from .member import Member
 from .params import KVBufferParams, ceildiv
@@ -44,6 +43,7 @@ class DecodeStreamingKVBuffer(Drawn):
         exactly a strip is made if None.
     num_keys : ``[programs]`` or a scalar, keys of each sequence: the bound of :meth:`iterator`.
     warp_id : the warp whose registers :meth:`get_mma_tile` gives, an int; those of all warps if None. All warps load.
+    bounded : tiles may have fewer columns than ``depth``, the others are zeros, a kvlab extension.
     traffic : counts what moves.
     hazards : checks the accesses; who owns the buffer states its waits and barriers. None: nothing is checked.
 
@@ -60,8 +60,8 @@ class DecodeStreamingKVBuffer(Drawn):
     >>> k = DecodeStreamingKVBuffer(params, cache, batch_idx=0, head_idx=0, num_keys=200)
     >>> tile = k.iterator().next_tile()
     >>> k.load_from_dram(1, tile)
-    >>> k.load_from_shared().shape, k.get_mma_tile(0).shape
-    ((1, 256, 2, 8), (1, 256, 2, 8))
+    >>> k.load_from_shared().shape, k.get_mma_tile(0)
+    ((2, 8), TileTensor(bfloat16, (2,8):(8,1), offset [1, 256], local, 1 programs))
     >>> strip = k.fragment_map().gather(k.load_from_shared())
     >>> bool((strip[0] == keys[1, :, 0, 32:64]).all())
     True
@@ -87,6 +87,7 @@ class DecodeStreamingKVBuffer(Drawn):
         num_keys: Any = None,
         warp_id: int | None = None,
         *,
+        bounded: bool = False,
         traffic: Traffic | None = None,
         hazards: Hazards | None = None,
     ) -> None:
@@ -95,7 +96,7 @@ class DecodeStreamingKVBuffer(Drawn):
         heads = as_operand(cache).kv_params.num_heads
         if heads != params.kv_num_heads:
             raise ValueError(f"kv_num_heads {params.kv_num_heads} differs from the cache's {heads}")
-        self.params, self.cache, self.traffic = params, cache, traffic
+        self.params, self.cache, self.traffic, self.bounded = params, cache, traffic, bounded
         self.batch_idx, self.head_idx = np.broadcast_arrays(np.atleast_1d(batch_idx), np.atleast_1d(head_idx))
         self.num_keys = num_keys
         self.programs = self.batch_idx.shape[0]
@@ -201,47 +202,53 @@ class DecodeStreamingKVBuffer(Drawn):
 
     # Data.
 
-    def load_from_dram(self, strip_idx: int, gmem_tile: KVTile | TileTensor, active: Array | None = None) -> None:
+    def load_from_dram(self, strip_idx: int, gmem_tile: TileTensor, active: Array | None = None) -> None:
         """Bring a strip of ``gmem_tile`` into shared memory. Rows past its ``valid_rows`` become zeros.
 
-        gmem_tile : what the iterator gives, or a tile tensor ``[BN, depth]`` with rows in one piece.
+        gmem_tile : ``[programs]`` of ``BN x depth`` in DRAM, such as the iterator gives.
         active : bool ``[programs]``, whose traffic is counted; those with a valid row unless given.
         """
-        p, tile = self.params, KVTile.of(gmem_tile)
+        p = self.params
         if not 0 <= strip_idx < self.num_strips:
             raise ValueError(f"strip_idx {strip_idx} is not one of the {self.num_strips} strips of the tile")
-        keys, columns = tile.shape
-        fits = keys == p.BN and (columns == p.depth or (tile.bounded and columns < p.depth))
-        if not fits or tile.dtype.itemsize != p.dtype.itemsize or tile.programs != self.programs:
-            raise ValueError(
-                f"gmem_tile of {tile.programs} x {tile.shape} {tile.dtype} does not fit a buffer for "
-                f"{self.programs} x {(p.BN, p.depth)} {p.dtype}"
-            )
-        size = p.dtype.itemsize
+        gmem_tile = fitting_tile("gmem_tile", gmem_tile, p, self.programs, self.bounded)
         if self._accesses is not None:
             self._accesses.copy()
-        first_row, first_col = (0, strip_idx * p.BK) if p.transpose else (strip_idx * p.BK, 0)
+        columns = gmem_tile.shape[1] if gmem_tile.shape[1] < p.depth else None
         if addresses.by_dma(p):
             dma = addresses.dma_plan(p)
-            base, voffset, records = tile.resource(dma.row, first_col + dma.col)
-            target = self.smem_address + dma.offset[None] * size
-            buffer_load_lds(self.smem, target, tile.memory, base, voffset, 16, records)
+            src, known = dma.sources(gmem_tile, strip_idx, columns)
+            dma.loader.load(self._dma_places, src, columns=known)
             issued = dma.by_warp(1, p.num_warps)
         else:
-            copy = addresses.register_plan(p)
-            issued = copy.by_warp(p.num_warps)
-            registers = tile.load(first_row + copy.row, first_col + copy.col, p.simd_width)
-            self.smem.store(self.smem_address + copy.offset[None] * size, registers)
-        self._held = strip_idx, tile.valid_rows
-        self._active = tile.valid_rows > 0 if active is None else np.asarray(active, np.bool_)
+            issued = self._through_registers(strip_idx, gmem_tile, columns)
+        valid = valid_keys(gmem_tile)
+        self._held = strip_idx, valid
+        self._active = valid > 0 if active is None else np.asarray(active, np.bool_)
         if self.traffic is not None:
-            rows = np.clip(tile.valid_rows - first_row, 0, self._strip_rows)[self._active].sum()
-            self.traffic.move("DRAM->SMEM", int(rows) * self._strip_cols * size)
+            rows = np.clip(valid - (0 if p.transpose else strip_idx * p.BK), 0, self._strip_rows)[self._active].sum()
+            self.traffic.move("DRAM->SMEM", int(rows) * self._strip_cols * p.dtype.itemsize)
             kind = "dma" if addresses.by_dma(p) else "load"
             self.traffic.issue(f"{p.role} {kind}", issued * int(self._active.sum()))
 
-    def load_from_shared(self, active: Array | None = None) -> Array:
-        """Every lane's registers of the strip in shared memory: ``[programs, threads, num_k_mmas2 * num_mmas, frag]``.
+    def _through_registers(self, strip_idx: int, gmem_tile: TileTensor, columns: int | None) -> Array:
+        """A strip to shared memory by way of registers. Loads of each warp ``[warps]``."""
+        p, plan = self.params, addresses.register_plan(self.params)
+        passes, threads = plan.row.shape
+        rows, cols = self._strip_rows, self._strip_cols
+        number = (0, strip_idx) if p.transpose else (strip_idx, 0)
+        src = sub_tiles(gmem_tile, (rows, cols), *number, part=(int(plan.row.max()) + 1, cols))
+        registers = TileTensor.stack_allocation(
+            Layout.row_major(passes, p.simd_width), p.dtype, AddressSpace.LOCAL, self.programs, threads=threads
+        )
+        known = columns if columns is None or not p.transpose else columns - strip_idx * p.BK
+        plan.loader.load(registers, src, columns=known)
+        address = self.smem_address + plan.offset.T[None] * p.dtype.itemsize
+        self.smem.store(address, np.asarray(registers))
+        return plan.by_warp(p.num_warps)
+
+    def load_from_shared(self, active: Array | None = None) -> TileTensor:
+        """The registers of the strip in shared memory: of each thread ``(num_k_mmas2 * num_mmas) x frag``.
 
         The whole CTA has waited for the copy. active : as in :meth:`load_from_dram`, whose programs are counted unless
         given.
@@ -251,13 +258,14 @@ class DecodeStreamingKVBuffer(Drawn):
         plan = addresses.read_plan(self.params)
         address = self.smem_address + plan.offset[None] * self.params.dtype.itemsize
         registers = self.smem.load(address, self.params.dtype, plan.width)
-        self.kv_mma_op.reg_tile = registers.reshape(*registers.shape[:3], -1)
+        self.kv_mma_op.reg_tile.store(registers.reshape(*registers.shape[:3], -1, 1))
         self._count_read(self._active if active is None else np.asarray(active, np.bool_))
         return self.kv_mma_op.reg_tile
 
-    def get_mma_tile(self, k_mma_idx: int) -> Array:
-        """The fragments of a k group: ``[programs, threads, num_mmas, frag]``; of ``warp_id`` 64 threads."""
-        return self.kv_mma_op.mma_tile_at(0, k_mma_idx)[:, threads_of(self.warp_id)]
+    def get_mma_tile(self, k_mma_idx: int) -> TileTensor:
+        """The fragments of a k group, in registers: of each thread ``[programs, threads]`` ``num_mmas x frag``; of
+        ``warp_id`` 64 threads."""
+        return self.kv_mma_op.mma_tile_at(0, k_mma_idx).select(slice(None), threads_of(self.warp_id))
 
     def k_smem_block_tile(self, tile_rows: int, tile_row: int) -> TileTensor:
         """Rows ``[tile_row * tile_rows, + tile_rows)`` of the K strip in shared memory, row-major, BK wide."""
@@ -266,8 +274,17 @@ class DecodeStreamingKVBuffer(Drawn):
             raise ValueError("k_smem_block_tile of a V buffer: only the K strip is a BN x BK block")
         if tile_rows < 1 or tile_row < 0 or (tile_row + 1) * tile_rows > p.BN:
             raise ValueError(f"k_smem_block_tile({tile_rows}, {tile_row}) reaches past the {p.BN} rows of the strip")
-        offset = (self.smem_address - self.smem.base) // p.dtype.itemsize + tile_row * tile_rows * p.BK
-        return TileTensor(self.smem, p.dtype, Layout.row_major(tile_rows, p.BK), offset=offset)
+        return self._k_smem_tile.tile((tile_rows, p.BK), (tile_row, 0), stride_layout=(p.BK, 1))
+
+    @functools.cached_property
+    def _k_smem_tile(self) -> TileTensor:
+        """The K strip, whose tiles :meth:`k_smem_block_tile` gives."""
+        return self.smem_ptr.tile_tensor(self.k_smem_parent_layout)
+
+    @functools.cached_property
+    def _dma_places(self) -> TileTensor:
+        """What each warp tile of the DMA is copied to."""
+        return addresses.dma_plan(self.params).places(self._k_smem_tile)
 
     def read_addresses(self) -> tuple[str, np.ndarray[Any, np.dtype[np.int64]]]:
         """The instruction that reads shared memory and its byte addresses ``[instructions, warps, lanes]``."""

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from kvlab.hardware import current_arithmetic
+from kvlab.layout import TileTensor
 from kvlab.memory import Memory, float32
 
 from .copy_plan import CopyPlan, copy_plan, passes_by_warp
 from .footprint import Footprint
 from .fragments import FragmentMap, Fragments
-from .iterator import KVCacheIterator, KVTile
+from .iterator import KVCacheIterator
 from .nvidia_decode_cta import NvidiaDecodeCTA
 from .rows_over_warps import butterfly, in_turn
 
@@ -90,12 +91,12 @@ class FmaCTA(NvidiaDecodeCTA[FmaShape]):
         self.hazards.barrier()
         return self._read("q", np.asarray(valid.any(axis=1)))
 
-    def load_k(self, tile: KVTile, active: BoolArray) -> Fragments:
+    def load_k(self, tile: TileTensor, active: BoolArray) -> Fragments:
         """K tile of these pages into shared memory, then each lane's keys along the depth."""
         self.pipeline.load("k", tile)
         return self._read("k", active)
 
-    def load_v(self, tile: KVTile | None, active: BoolArray) -> Fragments:
+    def load_v(self, tile: TileTensor | None, active: BoolArray) -> Fragments:
         """V tile into shared memory (None: it stands there, with ``v_in_k``), then each lane's columns for all keys.
 
         In a pipeline the warps issue these reads after those of P: :meth:`accumulate` states them.

@@ -71,8 +71,9 @@ class FragmentMap(Drawn):
         """Registers ``[programs, threads, registers, elements]`` of a tile ``[programs, rows, cols]``."""
         return self._spread(tile.reshape(tile.shape[0], -1))
 
-    def gather(self, registers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The tile ``[programs, rows, cols]`` that the registers hold."""
+    def gather(self, registers: Any) -> np.ndarray[Any, Any]:
+        """The tile ``[programs, rows, cols]`` that the registers hold: an array, or a tile tensor of each thread."""
+        registers = np.asarray(registers)
         return self._gather(registers.reshape(registers.shape[0], -1)).reshape(-1, *self.shape)
 
 

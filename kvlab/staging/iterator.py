@@ -2,141 +2,105 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from kvlab.cache import KVCacheT, MHAOperand, as_operand
 from kvlab.cache.checks import count
-from kvlab.drawn import Drawn
-from kvlab.hardware import buffer_load
+from kvlab.hardware.copies.tile_resource import DRAM, check_tile
 from kvlab.layout import Layout, TileTensor
 from kvlab.layout.int_tuple import flatten
-from kvlab.memory import AddressSpace, Memory
 
-__all__ = ["GivenTile", "KVCacheIterator", "KVTile", "buffer_walk"]
+__all__ = [
+    "GivenTile", "KVCacheIterator", "buffer_walk", "fitting_tile", "key_offsets", "keys_and_columns", "sub_tiles",
+    "valid_keys",
+]  # fmt: skip
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
-DRAM = (AddressSpace.GLOBAL, AddressSpace.GENERIC)
-FAR = 1 << 32  # a byte offset past the bound of every resource
 
 
-@dataclass(frozen=True, eq=False)
-class KVTile(Drawn):
-    """``BN`` rows of ``depth`` columns in DRAM, one such tile for each program.
+def key_offsets(tile: TileTensor) -> IntArray:
+    """Element offset of column 0 of every key of the tile ``[programs, BN]``; -1 past the valid rows. The tile is what
+    :meth:`KVCacheIterator.next_tile` gives.
 
-    memory       the DRAM
-    dtype        of an element
-    run_base     ``[programs, runs]``: element offset of the first row of each run; void where a run has no valid row
-    run_rows     rows of a run; row r of the tile is row ``r % run_rows`` of run ``r // run_rows``
-    row_stride   elements between neighbouring rows of a run
-    depth        columns
-    bounded      whether columns past them read as 0
-    valid_rows   ``[programs]``: leading rows that exist; the others read as 0
-
-    A *run* lies in one page, so it is one strided window, reached through one buffer resource with its own LINEAR
-    bound: what ends past element ``(valid - 1) * row_stride + depth`` of the run reads as 0. A column at or past
-    ``depth`` of any earlier row is not caught, it reads the neighbour, unless the tile is ``bounded``: then its address
-    is made one past the bound, and it reads as 0. A tile inside one page (MAX's only case) is one
-    run; over smaller pages there are several, a kvlab extension.
-
+    >>> from kvlab.memory import Memory
     >>> dram = Memory.over(np.arange(12, dtype=np.float32))
-    >>> base, valid = np.array([[8, 0]]), np.array([3])  # two runs of two rows of two columns, three rows valid
-    >>> tile = KVTile(dram, np.dtype(np.float32), base, run_rows=2, row_stride=2, depth=2, valid_rows=valid)
-    >>> tile.load(np.arange(4), 0 * np.arange(4), 2).tolist()
-    [[[8.0, 9.0], [10.0, 11.0], [0.0, 1.0], [0.0, 0.0]]]
+    >>> key_offsets(TileTensor(dram, np.float32, Layout.row_major(2, 2), np.array([[8, 0]]), valid_rows=[[2, 1]]))
+    array([[ 8, 10,  0, -1]])
     """
+    first, row = _by_run(tile.offset), np.arange(tile.shape[0])
+    offset = first[..., None] + row * flatten(tile.layout.stride)[0]
+    return np.where(row < _by_run(_rows(tile))[..., None], offset, -1).reshape(len(first), -1)
 
-    memory: Memory
-    dtype: np.dtype[Any]
-    run_base: IntArray
-    run_rows: int
-    row_stride: int
-    depth: int
-    valid_rows: IntArray
-    bounded: bool = False
 
-    @classmethod
-    def of(cls, tile: KVTile | TileTensor) -> KVTile:
-        """``tile``, or a tile tensor in DRAM ``[rows, columns]`` with contiguous rows as one, a run."""
-        if isinstance(tile, cls):
-            return tile
-        if not isinstance(tile, TileTensor):
-            raise TypeError(f"gmem_tile {tile!r} must be a KVTile or a TileTensor in DRAM")
-        shape, stride = flatten(tile.layout.shape), flatten(tile.layout.stride)
-        if len(shape) != 2 or stride[1] != 1 or tile.element_size != 1 or tile.memory.space not in DRAM:
-            raise ValueError(f"gmem_tile {tile!r} must be rows x columns in DRAM, its columns contiguous")
-        base = np.atleast_1d(np.asarray(tile.offset, np.int64))[:, None]
-        valid = shape[0] if tile.valid_rows is None else tile.valid_rows
-        valid_rows = np.broadcast_to(valid, len(base)).astype(np.int64)
-        return cls(tile.memory, tile.dtype, base, shape[0], stride[0], shape[1], valid_rows)
+def keys_and_columns(tile: TileTensor) -> tuple[int, int]:
+    """(BN, depth) of a tile, all runs together."""
+    rows, columns = tile.shape
+    return rows * _by_run(tile.offset).shape[1], columns
 
-    def tile_tensor(self) -> TileTensor:
-        """The same as a tile tensor with ``valid_rows``; ValueError unless it is one run."""
-        layout = Layout(self.shape, self.stride)
-        return TileTensor(self.memory, self.dtype, layout, self.offset, valid_rows=self.valid_rows)
 
-    @property
-    def programs(self) -> int:
-        """Programs: tiles side by side."""
-        return self.run_base.shape[0]
+def valid_keys(tile: TileTensor) -> IntArray:
+    """How many of the tile's keys exist ``[programs]``."""
+    first = _by_run(tile.offset)
+    return np.broadcast_to(_by_run(_rows(tile)), first.shape).sum(axis=1)
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(BN, depth). Of the BN rows the leading ``valid_rows`` exist."""
-        return self.run_base.shape[1] * self.run_rows, self.depth
 
-    @property
-    def stride(self) -> tuple[int, int]:
-        """Elements from a row to the next of its run, and from a column to the next."""
-        return self.row_stride, 1
+def sub_tiles(
+    tile: TileTensor, shape: tuple[int, int], row: Any, col: Any, part: tuple[int, int] | None = None
+) -> TileTensor:
+    """Number ``(row, col)``, ints or int arrays ``[tiles]``, of the tiles of ``shape``: ``[programs, tiles]``. Of a
+    tile of several runs ``[programs, tiles, pieces]``: each as pieces of rows that no run ends in. Past the valid rows
+    there are none. ``part``: the first rows and columns of each, all unless given.
 
-    @property
-    def offset(self) -> IntArray:
-        """Element offset of the tile ``[programs]``, if it is one run."""
-        if self.run_base.shape[1] != 1:
-            runs = f"{self.run_base.shape[1]} runs of {self.run_rows} rows"
-            raise ValueError(f"the tile is {runs}: it has no single offset; use row_offsets")
-        return self.run_base[:, 0]
+    >>> from kvlab.memory import Memory
+    >>> dram = Memory.over(np.arange(32, dtype=np.float32))
+    >>> tile = TileTensor(dram, np.float32, Layout.row_major(2, 4), np.array([[16, 0]]), valid_rows=[[2, 1]])
+    >>> strips = sub_tiles(tile, (4, 2), 0, np.arange(2))
+    >>> strips.shape, strips.offset.tolist()
+    ((2, 2), [[[16, 0], [18, 2]]])
+    """
+    part, (row, col) = part or shape, np.broadcast_arrays(row, col)
+    if np.ndim(tile.offset) < 2:
+        whole = tile.tile(shape, (row[None], col[None]) if row.ndim else (row, col))
+        return whole if part == shape else whole.tile(part, (0, 0))
+    height, runs = tile.shape[0], np.shape(tile.offset)[1]
+    rows = math.gcd(height, shape[0], part[0])
+    piece = row[..., None] * (shape[0] // rows) + np.arange(part[0] // rows)
+    run = np.minimum(piece // (height // rows), runs - 1)
+    inside = piece - run * (height // rows)
+    pieces = tile.select(slice(None), run).tile((rows, shape[1]), (inside[None], (col[..., None] + 0 * piece)[None]))
+    return pieces.tile((rows, part[1]), (0, 0))
 
-    def row_offsets(self) -> IntArray:
-        """Element offset of column 0 of every row ``[programs, BN]``; -1 past the valid rows."""
-        row = np.arange(self.shape[0])
-        offset = self.run_base[:, row // self.run_rows] + row % self.run_rows * self.row_stride
-        return np.where(row < self.valid_rows[:, None], offset, -1)
 
-    def resource(self, row: Any, col: Any) -> tuple[IntArray, IntArray, IntArray]:
-        """How buffer loads reach the elements ``(row, col)`` (int arrays that broadcast), in bytes.
+def fitting_tile(name: str, tile: TileTensor, params: Any, programs: int, bounded: bool = False) -> TileTensor:
+    """``tile`` with ``valid_rows``. TypeError or ValueError, which begins with ``name``, unless it is in DRAM and fits
+    a buffer with these parameters and ``programs``; a ``bounded`` one takes tiles of fewer columns."""
+    check_tile(name, tile, DRAM, params.dtype)
+    BN, depth = keys_and_columns(tile)
+    if BN != params.BN or depth > params.depth or (depth < params.depth and not bounded):
+        raise ValueError(f"{name} is {BN} x {depth}: must be {params.BN} x {params.depth}")
+    if len(_by_run(tile.offset)) != programs:
+        raise ValueError(f"{name} is of {len(_by_run(tile.offset))} programs: must be of {programs}")
+    return tile if tile.end is not None else tile.with_valid_rows(tile.shape[0])
 
-        Returns the resource's base ``[programs, ...]``, voffset ``[...]`` and num_records ``[programs, ...]``.
-        """
-        row, col = np.asarray(row, np.int64), np.asarray(col, np.int64)
-        size, runs = self.dtype.itemsize, self.run_base.shape[1]
-        if runs == 1:  # one base and one bound for all
-            records = np.where(self.valid_rows > 0, (self.valid_rows - 1) * self.row_stride + self.depth, 0)
-            base, records = self.memory.base + self.run_base[:, 0] * size, records * size
-            voffset = self._inside(col, (row * self.row_stride + col) * size)
-            whole = (len(base), *voffset.shape)
-            ones = (-1, *(1,) * voffset.ndim)
-            return np.broadcast_to(base.reshape(ones), whole), voffset, np.broadcast_to(records.reshape(ones), whole)
-        run = np.minimum(row // self.run_rows, runs - 1)
-        voffset = self._inside(col, ((row - run * self.run_rows) * self.row_stride + col) * size)
-        rows = np.clip(self.valid_rows[:, None] - np.arange(runs) * self.run_rows, 0, self.run_rows)
-        records = np.where(rows > 0, (rows - 1) * self.row_stride + self.depth, 0) * size
-        return self.memory.base + self.run_base[:, run] * size, voffset, records[:, run]
 
-    def _inside(self, col: IntArray, voffset: IntArray) -> IntArray:
-        """``voffset``, or one past every bound."""
-        return np.where(col < self.depth, voffset, FAR) if self.bounded else voffset
+@functools.cache
+def _rows_of(rows: int, depth: int, pitch: int) -> Layout:
+    return Layout((rows, depth), (pitch, 1))
 
-    def load(self, row: Any, col: Any, width: int = 1) -> np.ndarray[Any, Any]:
-        """``width`` elements from ``(row, col)`` on, up to 16 bytes, as a buffer load delivers them: zeros where the
-        vector ends past the bound of its run. ``[programs, *shape of row and col, width]``.
-        """
-        base, voffset, records = self.resource(row, col)
-        return buffer_load(self.memory, base, voffset, width * self.dtype.itemsize, records, dtype=self.dtype)
+
+def _by_run(each: Any) -> IntArray:
+    """``[programs, runs]``"""
+    array = np.asarray(each, np.int64)
+    return array.reshape(*array.shape, *(1,) * (2 - array.ndim))
+
+
+def _rows(tile: TileTensor) -> Any:
+    rows = tile.valid_rows
+    return tile.shape[0] if rows is None else rows
 
 
 class KVCacheIterator:
@@ -151,11 +115,13 @@ class KVCacheIterator:
     cache_depth : columns of a head in DRAM, where rows are to be ``num_heads * cache_depth`` apart; the cache's own row
         pitch unless given.
     head_dim_offset : first column.
-    bounded : whether columns past ``depth`` are zeros, as in :class:`KVTile`.
 
-    ``tile_start_row`` ``[programs]`` starts at 0 and may be set. Where a page does not hold whole tiles the tile is
-    split into runs of ``gcd(page_size, tile_size, starts)`` rows, none of which crosses a page; a continuous cache
-    has no pages. Rows at or past ``end`` are never looked up in the page table.
+    A tile is a tile tensor in DRAM ``[programs]`` of ``tile_size x depth``, whose ``valid_rows`` exist; loads bring the
+    others as zeros. Its bound is that of a buffer resource, LINEAR: a column at or past ``depth`` of any row but the
+    last valid one reads the neighbour. Where a page does not hold whole tiles (a kvlab extension) a tile is
+    ``[programs, runs]`` of ``gcd(page_size, tile_size, starts)`` rows, none of which crosses a page; a continuous cache
+    has no pages. Rows at or past ``end`` are never looked up in the page table. ``tile_start_row`` ``[programs]``
+    starts at 0 and may be set.
 
     >>> from kvlab.cache import PagedKVCache
     >>> blocks = np.arange(3 * 4 * 1 * 8, dtype=np.float32).reshape(3, 4, 1, 8)
@@ -163,12 +129,12 @@ class KVCacheIterator:
     >>> iterator = KVCacheIterator(cache, 4, batch_idx=0, kv_head_idx=0, end=6)
     >>> for _ in range(3):
     ...     tile = iterator.next_tile()
-    ...     print(tile.valid_rows, tile.offset, tile.load(row=np.array([1, 2]), col=np.array([0, 0]))[0, :, 0])
+    ...     print(tile.valid_rows, tile.offset, tile.load()[0, 1:3, 0, 0])
     [4] [64] [72. 80.]
     [2] [0] [8. 0.]
     [0] [0] [0. 0.]
-    >>> KVCacheIterator(cache, 8, batch_idx=0, kv_head_idx=0, end=6).next_tile().row_offsets()
-    array([[64, 72, 80, 88,  0,  8, -1, -1]])
+    >>> KVCacheIterator(cache, 8, batch_idx=0, kv_head_idx=0, end=6).next_tile()  # a tile over two pages
+    TileTensor(float32, (4,8):(8,1), offset [1, 2], global, bounded)
     """
 
     def __init__(
@@ -182,14 +148,13 @@ class KVCacheIterator:
         depth: int | None = None,
         cache_depth: int | None = None,
         head_dim_offset: int = 0,
-        bounded: bool = False,
     ) -> None:
         tile_size = count("tile_size", tile_size, least=1)
         given = {"batch_idx": batch_idx, "kv_head_idx": kv_head_idx, "end": end}
         batch, head, stop = np.broadcast_arrays(*(_integers(name, value) for name, value in given.items()))
         if batch.ndim != 1:
             raise ValueError(f"{', '.join(given)} broadcast to {batch.shape}: expected [programs] or scalars")
-        self.cache, self.tile_size, self.bounded = as_operand(cache), tile_size, bounded
+        self.cache, self.tile_size = as_operand(cache), tile_size
         self.batch_idx, self.kv_head_idx, self.end = batch, head, stop
         head_size = self.cache.kv_params.head_size
         self.depth = head_size if depth is None else count("depth", depth, least=1)
@@ -214,7 +179,7 @@ class KVCacheIterator:
             raise ValueError(f"tile_start_row {row!r} must not be negative")
         self._tile_start_row = np.broadcast_to(start, self.batch_idx.shape)
 
-    def next_tile(self) -> KVTile:
+    def next_tile(self) -> TileTensor:
         """The tile at ``tile_start_row``, which then moves on by ``tile_size``."""
         start = self.tile_start_row
         valid = np.clip(self.end - start, 0, self.tile_size)
@@ -223,17 +188,19 @@ class KVCacheIterator:
         if page_size:
             run_rows = int(np.gcd.reduce(start[valid > 0], initial=math.gcd(run_rows, page_size)))
         first = np.arange(0, self.tile_size, run_rows)  # [runs]
+        rows = np.clip(valid[:, None] - first, 0, run_rows)
         pointer = self.cache.block_paged_ptr(
             self.batch_idx[:, None],
             start[:, None] + first,
             self.kv_head_idx[:, None],
             self.head_dim_offset,
             tile_size=run_rows,
-            valid=np.clip(valid[:, None] - first, 0, run_rows),
+            valid=rows,
         )
         self.increment()
-        where = pointer.memory, self.cache.dtype, pointer.offset, run_rows, self.row_stride, self.depth
-        return KVTile(*where, valid, self.bounded)
+        layout = _rows_of(run_rows, self.depth, self.row_stride)
+        offset, rows = (each[:, 0] if len(first) == 1 else each for each in (pointer.offset, rows))
+        return TileTensor(pointer.memory, self.cache.dtype, layout, offset, valid_rows=rows)
 
     def increment(self) -> None:
         """Pass over a tile."""
@@ -251,7 +218,7 @@ def buffer_walk(
         depth = min(depth, as_operand(cache).kv_params.head_size - params.head_dim_offset)
     p, own = params, (params.depth, as_operand(cache).kv_params.head_size)
     return KVCacheIterator(
-        cache, p.BN, batch_idx, head_idx, end, depth=depth, head_dim_offset=p.head_dim_offset, bounded=bounded,
+        cache, p.BN, batch_idx, head_idx, end, depth=depth, head_dim_offset=p.head_dim_offset,
         cache_depth=None if p.cache_depth in own else p.cache_depth,
     )  # fmt: skip
 
@@ -259,10 +226,10 @@ def buffer_walk(
 class GivenTile:
     """A walk of one tile, which the caller's iterator has already taken; its keys are counted from the tile's first."""
 
-    def __init__(self, tile: KVTile) -> None:
-        self.tile, self.tile_start_row = tile, np.zeros(tile.programs, np.int64)
+    def __init__(self, tile: TileTensor) -> None:
+        self.tile, self.tile_start_row = tile, np.zeros(len(_by_run(tile.offset)), np.int64)
 
-    def next_tile(self) -> KVTile:
+    def next_tile(self) -> TileTensor:
         """That tile."""
         return self.tile
 

@@ -13,8 +13,7 @@ import numpy as np
 
 from kvlab.cache import KVCacheT, MHAOperand, UnsafePointer, as_operand
 from kvlab.drawn import Drawn
-from kvlab.hardware import buffer_load_lds
-from kvlab.layout import Layout, TileTensor
+from kvlab.layout import TileTensor
 
 from . import kv_buffer_addresses as addresses
 from .buffer_config import KBufferConfig, KVBufferConfig, VBufferConfig
@@ -22,7 +21,7 @@ from .decode_kv_buffer import DecodeKVBuffer, KBuffer, VBuffer
 from .decode_streaming import DecodeStreamingKVBuffer
 from .fragments import FragmentMap
 from .hazards import Hazards
-from .iterator import GivenTile, KVCacheIterator, buffer_walk
+from .iterator import GivenTile, KVCacheIterator, buffer_walk, fitting_tile, valid_keys
 from .kv_buffer_addresses import Window
 from .kv_mma_op import KVMmaOp, KVMmaOpParams
 from .member import KVBufferMembers
@@ -76,8 +75,10 @@ class KVBuffer(KVBufferMembers, Drawn):
     >>> k = KVBuffer(params, cache, batch_idx=0, head_idx=0, end=100)
     >>> k.load_from_dram(0)
     >>> k.load_from_dram(1)
-    >>> k.load_from_shared(0).shape, k.get_mma_tile(1, bk_tile_idx=2).shape  # registers; of one k group
-    ((1, 256, 16, 8), (1, 256, 2, 8))
+    >>> k.load_from_shared(0)  # registers
+    TileTensor(bfloat16, (16,8):(8,1), offset [1, 256], local, 1 programs)
+    >>> k.get_mma_tile(1, bk_tile_idx=2)  # of one k group
+    TileTensor(bfloat16, (2,8):(8,1), offset [1, 256], local, 1 programs)
     >>> strip = k.fragment_map().gather(k.strip_tile(2))
     >>> bool((strip[0] == keys[1, :, 0, 64:96]).all())
     True
@@ -103,7 +104,7 @@ class KVBuffer(KVBufferMembers, Drawn):
             raise ValueError(f"kv_num_heads {params.kv_num_heads} differs from the cache's {cache.kv_params.num_heads}")
         if cache.dtype.itemsize != params.dtype.itemsize:
             raise ValueError(f"dtype {params.dtype} has another size than the cache's {cache.dtype}")
-        self.params, self.cache, self.traffic = params, k_cache, traffic
+        self.params, self.cache, self.traffic, self.bounded = params, k_cache, traffic, bounded
         self.warp_id = one_warp(warp_id, params.num_warps)
         walk = buffer_walk(params, cache, batch_idx, head_idx, end, bounded)
         self.kv_cache_iter: KVCacheIterator | GivenTile = walk
@@ -186,28 +187,31 @@ class KVBuffer(KVBufferMembers, Drawn):
 
         active : bool ``[programs]``, whose traffic is counted; those with a valid row unless given.
         """
-        p, size = self.params, self.params.dtype.itemsize
-        first = self.stage_address(buffer_idx)
-        if self._accesses is not None:
-            self._accesses.copy(buffer_idx)
+        p, dma = self.params, addresses.dma_plan(self.params)
+        self.stage_address(buffer_idx)  # refuses what is no stage
         if not self._next_block:
-            self._tile = self.kv_cache_iter.tile_start_row, self.kv_cache_iter.next_tile()
-        (first_key, tile), block, dma = self._tile, self._next_block, addresses.dma_plan(p)
+            first_key, tile = self.kv_cache_iter.tile_start_row, self.kv_cache_iter.next_tile()
+            tile = fitting_tile("the tile of kv_cache_iter", tile, p, self.programs, self.bounded)
+            self._tile = first_key, tile
+        (first_key, gmem_tile), block = self._tile, self._next_block
         self._next_block = (block + 1) % p.num_repeats if p.block_by_block else 0
         self._blocks[buffer_idx] = block
-        base, voffset, records = tile.resource(dma.row, block * p.bk_smem + dma.col)
-        buffer_load_lds(self.smem, first + dma.offset[None] * size, tile.memory, base, voffset, 16, records)
-        self._columns = tile.depth if tile.bounded else None
+        self._columns = gmem_tile.shape[1] if self.bounded else None
+        if self._accesses is not None:
+            self._accesses.copy(buffer_idx)
+        dst, (src, columns) = self._dma_places[buffer_idx], dma.sources(gmem_tile, block, self._columns)
+        dma.loader.load(dst, src, columns=columns)
         self.stage_keys.pop(buffer_idx, None)  # the last load stands last
-        self.stage_keys[buffer_idx] = first_key, tile.valid_rows
-        self._active = tile.valid_rows > 0 if active is None else np.asarray(active, np.bool_)
+        keys = valid_keys(gmem_tile)
+        self.stage_keys[buffer_idx] = first_key, keys
+        self._active = keys > 0 if active is None else np.asarray(active, np.bool_)
         if self.traffic is not None:
-            fetched = 16 * (voffset + 16 <= records)[self._active].sum(axis=(0, 2))
+            fetched = 16 * dma.loader.arrives(dst, src, columns=columns)[self._active].sum(axis=(0, 3)).reshape(-1)
             self.traffic.move("DRAM->SMEM", dma.by_warp(fetched, p.num_warps))
             self.traffic.issue(f"{p.role} dma", dma.by_warp(int(self._active.sum()), p.num_warps))
 
-    def load_from_shared(self, buffer: int, bk_tile: int | None = None, active: Array | None = None) -> Array:
-        """The register tile ``[programs, threads, mma_total_rows, frag]`` after loading from stage ``buffer``.
+    def load_from_shared(self, buffer: int, bk_tile: int | None = None, active: Array | None = None) -> TileTensor:
+        """The register tile, of each thread ``mma_total_rows x frag``, after loading from stage ``buffer``.
 
         All strips, which the register tile has to hold (ValueError); or one, ``bk_tile``, into slot
         ``bk_tile % reg_num_k_tiles``: the others keep what they held. The whole CTA has waited for the copy. active :
@@ -223,12 +227,11 @@ class KVBuffer(KVBufferMembers, Drawn):
         place = None if bk_tile is None else self._place(buffer, bk_tile)
         if self._accesses is not None:
             self._accesses.read(buffer, place)
-        base = (first - self.smem.base) // p.dtype.itemsize + np.array(self._window.shift)
         if bk_tile is not None and place is not None:
-            self._load_strip(bk_tile, place, base)
+            self._load_strip(buffer, bk_tile, place)
         else:
             for strip in range(p.num_k_tiles):
-                self._load_strip(strip, strip, base)
+                self._load_strip(buffer, strip, strip)
         if self.traffic is not None:
             self._count_read(place, first, self._active if active is None else np.asarray(active, np.bool_))
         return self.kv_mma_op.reg_tile
@@ -244,25 +247,20 @@ class KVBuffer(KVBufferMembers, Drawn):
             raise ValueError(f"bk_tile {bk_tile} is not one of the {held} strips in a stage")
         return bk_tile
 
-    def _load_strip(self, strip: int, place: int, base: Array) -> None:
-        """``place``: which strip of the stage it is; ``base``: element of the stage's first byte ``[warps]``."""
+    def _load_strip(self, buffer: int, bk_tile: int, place: int) -> None:
+        """``place``: which strip of the stage it is."""
         p, op = self.params, self.kv_mma_op
         if not p.transpose:
-            pointer = UnsafePointer(self.smem, base, p.dtype)
-            (op.load_v_bf16 if p.dtype.itemsize == 2 else op.load_v_fp8_strip)(strip, pointer)
+            stage = (self.stage_address(buffer) - self.smem.base) // p.dtype.itemsize
+            smem_base = UnsafePointer(self.smem, stage + np.array(self._window.shift), p.dtype)
+            (op.load_v_bf16 if p.dtype.itemsize == 2 else op.load_v_fp8_strip)(bk_tile, smem_base)
             return
-        block, rows = p.BN * p.bk_smem, base + p.warp_col() * p.WN * p.bk_smem
+        blocks = self._k_tiles[buffer * p.blocks_per_stage :]
         if not addresses.is_split(p):
-            op.load_prefill(strip, self._warp_tile(rows + place * block))
+            op.load_prefill(bk_tile, warp_smem=blocks[place])
             return
-        lo = self._warp_tile(rows + 2 * place * block)
-        hi = self._warp_tile(rows + (2 * place + 1) * block)
-        op.load_prefill_split(strip, lo, hi, not addresses.lacks_upper_half(p, place))
-
-    def _warp_tile(self, first: Array) -> TileTensor:
-        """``WN x bk_smem`` of K from an element on, for each warp."""
-        p = self.params
-        return TileTensor(self.smem, p.dtype, Layout.row_major(p.WN, p.bk_smem), first[None])
+        lo, has_hi = 2 * place, not addresses.lacks_upper_half(p, place)
+        op.load_prefill_split(bk_tile, blocks[lo], blocks[lo + 1 if has_hi else lo], has_hi)
 
     def zero_partial_tile_pad(self) -> None:
         """Zero the elements past ``depth`` in the last strip of K, in every lane, if ``BK`` does not divide it.
@@ -277,16 +275,21 @@ class KVBuffer(KVBufferMembers, Drawn):
         if valid_cols > p.BK // 2:
             raise ValueError(f"depth {p.depth} leaves {valid_cols} columns, must leave at most BK / 2 = {p.BK // 2}")
         if valid_cols:
-            self.kv_mma_op.strip_tile(p.num_k_tiles - 1)[:, self.fragment_map().col >= valid_cols] = 0
+            strip = self.kv_mma_op.strip_tile(p.num_k_tiles - 1)
+            registers = np.array(strip)
+            registers[:, self.fragment_map().col >= valid_cols] = 0
+            strip.store(registers[..., None])
 
-    def get_mma_tile(self, k_mma_tile_idx: int, bk_tile_idx: int) -> Array:
-        """The fragments of a k group of a strip: ``[programs, threads, num_mmas, frag]``; of ``warp_id`` 64 threads."""
-        return self.kv_mma_op.mma_tile_at(bk_tile_idx, k_mma_tile_idx)[:, threads_of(self.warp_id)]
+    def get_mma_tile(self, k_mma_tile_idx: int, bk_tile_idx: int) -> TileTensor:
+        """The fragments of a k group of a strip, in registers: of each thread ``[programs, threads]`` ``num_mmas x
+        frag``; of ``warp_id`` 64 threads."""
+        tile = self.kv_mma_op.mma_tile_at(bk_tile_idx, k_mma_tile_idx)
+        return tile.select(slice(None), threads_of(self.warp_id))
 
     mma_subtile = get_mma_tile
 
-    def strip_tile(self, bk_tile: int) -> Array:
-        """All fragments of a strip: ``[programs, threads, num_k_mmas2 * num_mmas, frag]``."""
+    def strip_tile(self, bk_tile: int) -> TileTensor:
+        """All fragments of a strip: of each thread ``(num_k_mmas2 * num_mmas) x frag``."""
         return self.kv_mma_op.strip_tile(bk_tile)
 
     def smem_block_tile(self, tile_rows: int, tile_row: int, block_col: int) -> TileTensor:
@@ -300,9 +303,25 @@ class KVBuffer(KVBufferMembers, Drawn):
             raise ValueError(
                 f"smem_block_tile({tile_rows}, {tile_row}, {block_col}) is not in the {blocks} blocks of {p.BN} rows"
             )
-        offset = (self.smem_address - self.smem.base) // p.dtype.itemsize
-        offset += tile_row * tile_rows * p.bk_smem + block_col * p.BN * p.bk_smem
-        return TileTensor(self.smem, p.dtype, Layout.row_major(tile_rows, p.bk_smem), offset=offset)
+        return self._block_tile(tile_rows, tile_row, block_col)
+
+    def _block_tile(self, tile_rows: int, tile_row: Any, block_col: Any) -> TileTensor:
+        """A view of ``smem_tile``; the coordinates are ints, or int arrays over the leading axes of the offset."""
+        p = self.params
+        strides = p.smem_tile_strides
+        return self.smem_tile.tile((tile_rows, p.bk_smem), (tile_row, block_col), stride_layout=strides)
+
+    @functools.cached_property
+    def _k_tiles(self) -> list[TileTensor]:
+        """Of each block of all stages what each warp reads of K, its WN keys: ``[1, warps]``."""
+        p, warp = self.params, self.params.warp_col()[None]
+        return [self._block_tile(p.WN, warp, block) for block in range(p.num_smem_stages * p.blocks_per_stage)]
+
+    @functools.cached_property
+    def _dma_places(self) -> list[TileTensor]:
+        """Of each stage what each warp tile of the DMA is copied to."""
+        p, dma = self.params, addresses.dma_plan(self.params)
+        return [dma.places(self.smem_tile, stage * p.blocks_per_stage) for stage in range(p.num_smem_stages)]
 
     def stage_address(self, stage: int) -> int:
         """Byte address of a stage."""

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.layout import Swizzle
+from kvlab.layout import Swizzle, TileTensor
 from kvlab.memory import Memory
 
 from .fragments import Fragments
-from .iterator import GivenTile, KVCacheIterator, KVTile
+from .iterator import GivenTile, KVCacheIterator
 from .kv_buffer import KVBuffer
 from .launched_cta import LaunchedCTA
 from .mfma_product import mma_step_by_step
@@ -47,7 +47,7 @@ class KVBufferShape:
 
     dtype : of Q, and of K where it is multiplied. stored : of K and V in DRAM. weights : of P, and of V where it is
     multiplied. Each as ``dtype`` if None. columns : of Q in DRAM, D if None; those of K and V are told by the tiles,
-    which are to be ``bounded`` where they have fewer than D or DV. stages : of K and V; with one nothing is fetched
+    which may have fewer than D or DV. stages : of K and V; with one nothing is fetched
     ahead.
     """
 
@@ -126,7 +126,7 @@ class KVBufferCTA(LaunchedCTA):
             )
         self._copied, self._read = ({"k": 0, "v": 0} for _ in range(2))  # tiles so far
         self._walk: TileWalk | None = None
-        self._flying: dict[str, list[KVTile]] = {"k": [], "v": []}
+        self._flying: dict[str, list[TileTensor]] = {"k": [], "v": []}
 
     def follow(self, *tiles: KVCacheIterator) -> None:
         """Fetch ahead along these iterators, of K and V for one loop after the other; the loads take their tiles in
@@ -143,12 +143,12 @@ class KVBufferCTA(LaunchedCTA):
         self.traffic.move("DRAM->registers", int(valid.sum()) * columns * dtype.itemsize)
         return query_fragments(dram, offset, valid, layout, dtype, self.k.params.simd_width, columns)
 
-    def load_k(self, tile: KVTile, active: Array) -> Strips:
+    def load_k(self, tile: TileTensor, active: Array) -> Strips:
         """The K tile in its stage, then all strips into registers."""
         ahead = self._walk is not None and self._walk.more
         return self._load(self.k, tile, active, self.v.vm_instrs_per_load if ahead else 0, axis=2)
 
-    def load_v(self, tile: KVTile, active: Array) -> Strips:
+    def load_v(self, tile: TileTensor, active: Array) -> Strips:
         """The V tile in its stage, then all strips by transposing reads."""
         newer = [0]
         if self._flying["k"]:  # of the next tile; 0 makes the wait one for all
@@ -204,13 +204,13 @@ class KVBufferCTA(LaunchedCTA):
         """Of the tile that so many came before."""
         return tiles % self.shape.stages
 
-    def _copy(self, buffer: KVBuffer, tile: KVTile, active: Array | None = None) -> None:
+    def _copy(self, buffer: KVBuffer, tile: TileTensor, active: Array | None = None) -> None:
         role = buffer.params.role
         buffer.kv_cache_iter = GivenTile(tile)
         buffer.load_from_dram(self._stage(self._copied[role]), active)
         self._copied[role] += 1
 
-    def _load(self, buffer: KVBuffer, tile: KVTile, active: Array, newer: int, axis: int) -> Strips:
+    def _load(self, buffer: KVBuffer, tile: TileTensor, active: Array, newer: int, axis: int) -> Strips:
         """``newer``: DMA instructions of a wave that were issued after those of the tile and may go on."""
         role = buffer.params.role
         if self._walk is None:

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.layout import Swizzle
+from kvlab.layout import Swizzle, TileTensor
 from kvlab.memory import Memory
 
 from .fragments import FragmentMap, Fragments
-from .iterator import GivenTile, KVCacheIterator, KVTile
+from .iterator import GivenTile, KVCacheIterator
 from .kv_buffer import KVBuffer
 from .mfma_product import mma_step_by_step
 from .operand_maps import kv_buffer_operand_map, output_map, score_map
@@ -102,7 +102,7 @@ class KVBufferDecodeCTA(QuarterRows):
         self._output = output_map(per_warp, BM)
         self.exchange = PExchange(kv_buffer_operand_map(per_warp, BM), self.smem, p_first, traffic, self.hazards)
         self._walk: TileWalk | None = None
-        self._flying: dict[str, list[KVTile]] = {"k": [], "v": []}
+        self._flying: dict[str, list[TileTensor]] = {"k": [], "v": []}
         self.atom = mfma_atom((16, 16, 32), shape.mma_dtype)
 
     def follow(self, *tiles: KVCacheIterator) -> None:
@@ -118,13 +118,13 @@ class KVBufferDecodeCTA(QuarterRows):
         self.traffic.move("DRAM->registers", int(valid.sum()) * self.shape.D * dtype.itemsize)
         return query_fragments(dram, offset, valid, layout, dtype)
 
-    def load_k(self, tile: KVTile, active: Array) -> Strips:
+    def load_k(self, tile: TileTensor, active: Array) -> Strips:
         """The K tile by DMA into LDS, then every warp its 32 keys."""
         self._land(self.k, tile, active)
         self.k.load_from_shared(0, active=active)
         return Strips.of(self.k, axis=2)
 
-    def load_v(self, tile: KVTile, active: Array) -> Strips:
+    def load_v(self, tile: TileTensor, active: Array) -> Strips:
         """The V tile by DMA into LDS, then every warp its columns by transposing reads."""
         self._land(self.v, tile, active)
         self.slices.load_from_shared(0, active=active)
@@ -156,11 +156,11 @@ class KVBufferDecodeCTA(QuarterRows):
             if buffer is self.k or not self.shape.shared_kv:
                 self._copy(buffer, tile)
 
-    def _copy(self, buffer: KVBuffer, tile: KVTile, active: Array | None = None) -> None:
+    def _copy(self, buffer: KVBuffer, tile: TileTensor, active: Array | None = None) -> None:
         buffer.kv_cache_iter = GivenTile(tile)
         buffer.load_from_dram(0, active)
 
-    def _land(self, buffer: KVBuffer, tile: KVTile, active: Array) -> None:
+    def _land(self, buffer: KVBuffer, tile: TileTensor, active: Array) -> None:
         """Make sure that all warps may read the tile."""
         if self._walk is not None:
             expect_fetched(self._flying[buffer.params.role], tile, buffer.params.role)

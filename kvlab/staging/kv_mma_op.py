@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,10 @@ Array = np.ndarray[Any, Any]
 class KVMmaOp:
     """The fragments of K or V that the warps of a CTA hold, for all CTAs of a launch.
 
-    ``reg_tile`` is ``[programs, threads, num_k_tiles * num_k_mmas * num_mmas, input_frag_size]``, ordered strip, k
-    group, fragment; strip s stands in slot ``s % num_k_tiles``. What was never loaded is poison. The loads take shared
-    memory as tiles and pointers: one for all warps, or with an offset ``[warps]`` one for each.
+    ``reg_tile`` is a tile tensor in registers, of each thread ``[programs, threads]`` the fragments ``(num_k_tiles *
+    num_k_mmas * num_mmas) x input_frag_size``, ordered strip, k group, fragment; strip s stands in slot ``s %
+    num_k_tiles``. ``numpy.asarray`` shows it without a copy; what was never loaded cannot be read. The loads take
+    shared memory as tiles and pointers: one for all warps, or with an offset ``[warps]`` one for each.
 
     >>> params = KVMmaOpParams("bf16", (16, 16, 32), num_mmas=2, num_k_mmas=1, num_k_tiles=1, BN=32, BK=32)
     >>> op = KVMmaOp(params, num_threads=64)
@@ -34,8 +36,10 @@ class KVMmaOp:
     >>> smem = Memory(32 * 32 * 2, space=AddressSpace.SHARED)
     >>> smem.store(0, keys.astype(params.in_type).reshape(-1))
     >>> op.load_prefill(0, warp_smem=TileTensor(smem, "bf16", Layout.row_major(32, 32)))
-    >>> op.reg_tile.shape, op.reg_tile[0, 17, 1, :3].astype(int).tolist(), keys[17, 8:11].tolist()
-    ((1, 64, 2, 8), [50, 51, 52], [50, 51, 52])
+    >>> op.reg_tile
+    TileTensor(bfloat16, (2,8):(8,1), offset [1, 64], local, 1 programs)
+    >>> np.asarray(op.reg_tile)[0, 17, 1, :3].astype(int).tolist(), keys[17, 8:11].tolist()
+    ([50, 51, 52], [50, 51, 52])
     """
 
     in_type = Member[np.dtype[Any]]()
@@ -49,21 +53,27 @@ class KVMmaOp:
         if num_threads < 1 or num_threads % WARP_SIZE:
             raise ValueError(f"num_threads {num_threads} must be a positive multiple of {WARP_SIZE}")
         self.params, self.programs, self.num_warps = params, programs, num_threads // WARP_SIZE
-        rows = params.num_k_tiles * params.rows_per_strip
-        nbytes = params.input_frag_size * params.in_type.itemsize
-        self.reg_tile: Array = np.full((programs, num_threads, rows, nbytes), 0xFF, np.uint8).view(params.in_type)
+        layout = Layout.row_major(params.num_k_tiles * params.rows_per_strip, params.input_frag_size)
+        self.reg_tile = TileTensor.stack_allocation(
+            layout, params.in_type, AddressSpace.LOCAL, programs, threads=num_threads, name="registers"
+        )
 
-    def mma_tile_at(self, bk_tile: int, kg: int) -> Array:
-        """The fragments of k group ``kg`` of a strip: ``[programs, threads, num_mmas, frag]``."""
+    @functools.cached_property
+    def _strips(self) -> list[TileTensor]:
+        shape = self.params.rows_per_strip, self.params.input_frag_size
+        return [self.reg_tile.tile(shape, (slot, 0)) for slot in range(self.params.num_k_tiles)]
+
+    def mma_tile_at(self, bk_tile: int, kg: int) -> TileTensor:
+        """The fragments of k group ``kg`` of a strip: of each thread ``num_mmas x frag``."""
         p = self.params
         if not 0 <= kg < p.num_k_mmas:
             raise ValueError(f"kg {kg} is not one of the {p.num_k_mmas} k groups of a strip")
-        first = self._slot(bk_tile).start + kg * p.num_mmas
-        return self.reg_tile[:, :, first : first + p.num_mmas]
+        slot = bk_tile % p.num_k_tiles
+        return self.reg_tile.tile((p.num_mmas, p.input_frag_size), (slot * p.num_k_mmas + kg, 0))
 
-    def strip_tile(self, bk_tile: int) -> Array:
-        """All fragments of a strip, k group after k group: ``[programs, threads, num_k_mmas * num_mmas, frag]``."""
-        return self.reg_tile[:, :, self._slot(bk_tile)]
+    def strip_tile(self, bk_tile: int) -> TileTensor:
+        """All fragments of a strip, k group after k group: of each thread ``(num_k_mmas * num_mmas) x frag``."""
+        return self._strips[bk_tile % self.params.num_k_tiles]
 
     def load_prefill(self, bk_tile: int, warp_smem: TileTensor) -> None:
         """K: the strip from the warp's ``WN x BK`` tile.
@@ -109,26 +119,21 @@ class KVMmaOp:
         addresses.v_fp8_offsets(self.params, bk_tile)
         p, tiles = self.params, np.arange(self.params.num_mmas)
         smem, base = self._pointer(smem_base)
-        lanes = _lanes(p, rel_key, hw_key_shift, depth_base)
+        lanes = _lanes(p, rel_key=rel_key, hw_key_shift=hw_key_shift, depth_base=depth_base)
         self._set(
             bk_tile,
             p.loader.load_v_fp8_strip(smem, base, BN=p.BN, BK=p.bk_smem, bk_tile=bk_tile, dt=tiles, lanes=lanes),
         )
 
-    def mma(self, a: Array, c: Array, bk_tile: int, kg: int, swap_a_b: bool = False) -> None:
+    def mma(self, a: TileTensor, c: TileTensor, bk_tile: int, kg: int, swap_a_b: bool = False) -> None:
         """Add ``A[m] * B[n]`` to ``c[m + n * num_m_mmas]``, with B = ``mma_tile_at(bk_tile, kg)``.
 
-        a : ``[programs, threads, num_m_mmas, frag]``.
-        c : ``[programs, threads, num_m_mmas * num_mmas, c_frag]`` of ``out_type``, writeable.
+        a : in registers, of each thread ``[programs, threads]`` ``num_m_mmas x frag``.
+        c : in registers, ``(num_m_mmas * num_mmas) x c_frag`` of ``out_type``.
         swap_a_b : give the instruction B as its first operand, so that the accumulator tile is transposed and a lane
             owns one query row, as MAX's attention does. The order of C stays.
         """
         self.params.tiled_mma_op.mma(a, self.mma_tile_at(bk_tile, kg), c, swap_a_b)
-
-    def _slot(self, strip: int) -> slice:
-        rows = self.params.rows_per_strip
-        first = strip % self.params.num_k_tiles * rows
-        return slice(first, first + rows)
 
     def _tile(self, name: str, tile: TileTensor, columns: int) -> tuple[Memory, Array]:
         """The memory of a warp's tile, and where it begins for each warp."""
@@ -136,7 +141,7 @@ class KVMmaOp:
             raise TypeError(f"{name} {tile!r} must be a TileTensor in shared memory")
         p = self.params
         rows = p.num_mmas * p.MMA_M
-        if tile.layout != Layout.row_major(rows, columns) or tile.dtype.itemsize != p.in_type.itemsize:
+        if not tile.layout.is_row_major or tile.shape != (rows, columns) or tile.dtype.itemsize != p.in_type.itemsize:
             raise ValueError(f"{name} {tile!r} must be {rows} x {columns} of {p.in_type}, row-major")
         return self._place(name, tile.memory, tile.offset)
 
@@ -156,18 +161,17 @@ class KVMmaOp:
         return memory, np.broadcast_to(first, (self.num_warps,))
 
     def _set(self, strip: int, registers: Array) -> None:
-        self.reg_tile[:, :, self._slot(strip)] = registers
+        self.strip_tile(strip).store(registers[..., None])
 
 
-def _lanes(p: KVMmaOpParams, *given: Any) -> tuple[Array, ...] | None:
+def _lanes(p: KVMmaOpParams, **given: Any) -> tuple[Array, ...] | None:
     """The lane constants of a strip of 1-byte V, where some are given."""
-    if all(x is None for x in given):
+    if all(x is None for x in given.values()):
         return None
     if p.MMA_M != 32:
-        raise ValueError(f"rel_key, hw_key_shift and depth_base are of mma_shape (32, 32, 64), not of {p.mma_shape}")
-    lanes = zip(("rel_key", "hw_key_shift", "depth_base"), given, fp8_lanes(), strict=True)
-    out = tuple(own if x is None else np.asarray(x) for _, x, own in lanes)
-    for name, x in zip(("rel_key", "hw_key_shift", "depth_base"), out, strict=True):
+        raise ValueError(f"{', '.join(given)} are of mma_shape (32, 32, 64), not of {p.mma_shape}")
+    out = tuple(own if x is None else np.asarray(x) for x, own in zip(given.values(), fp8_lanes(), strict=True))
+    for name, x in zip(given, out, strict=True):
         if x.shape != (WARP_SIZE,) or x.dtype.kind not in "iu":
             raise ValueError(f"{name} of shape {x.shape} and {x.dtype} must be integers [{WARP_SIZE}], one for a lane")
     return out

@@ -16,12 +16,12 @@ import numpy as np
 
 from kvlab.cache import PagedKVCache, UnsafePointer
 from kvlab.hardware import MmaAtom
-from kvlab.layout import Swizzle
+from kvlab.layout import Swizzle, TileTensor
 from kvlab.memory import Memory
 
 from .decode_streaming import DecodeStreamingKVBuffer
 from .fragments import Fragments
-from .iterator import KVCacheIterator, KVTile
+from .iterator import KVCacheIterator
 from .mfma_product import mma_step_by_step
 from .operand_maps import operand_map, output_map, score_map
 from .p_buffer import PRegisterBuffer
@@ -43,9 +43,9 @@ class MfmaShape:
     """Sizes of the tile: BM query rows, BN keys, D columns of K and DV of V (D if None; 0: no such part); strips of
     BK.
 
-    columns : of Q in DRAM, D if None; those of K and V are told by the tiles, which are to be ``bounded`` where they
-    have fewer than D or DV. dtype : of Q, of P, and of K and V where they are multiplied. stored : of K and V in DRAM
-    and shared memory, ``dtype`` if None; e4m3 is converted in registers.
+    columns : of Q in DRAM, D if None; those of K and V are told by the tiles, which may have fewer than D or DV.
+    dtype : of Q, of P, and of K and V where they are multiplied. stored : of K and V in DRAM and shared memory,
+    ``dtype`` if None; e4m3 is converted in registers.
     """
 
     BM: int
@@ -118,14 +118,15 @@ class MfmaCTA(RowsOverWarps):
         nbytes = 2 * strip + shape.BM * shape.BN * shape.dtype.itemsize
         super().__init__(nbytes, WARPS, "gfx950", len(batch_idx), traffic)
         where: dict[str, Any] = {"traffic": traffic, "hazards": self.hazards}
+        buffer: dict[str, Any] = {"bounded": True, **where}
         first = UnsafePointer(self.smem, 0, shape.kv_dtype)
         if shape.D:
             k_params = shape.params(heads, transpose=True)
-            self.k = DecodeStreamingKVBuffer(k_params, k_cache, batch_idx, head_idx, first, **where)
+            self.k = DecodeStreamingKVBuffer(k_params, k_cache, batch_idx, head_idx, first, **buffer)
         if shape.v_depth:
             v_params = shape.params(heads, transpose=False)
             self.v = DecodeStreamingKVBuffer(
-                v_params, v_cache, batch_idx, head_idx, first + strip // shape.kv_dtype.itemsize, **where
+                v_params, v_cache, batch_idx, head_idx, first + strip // shape.kv_dtype.itemsize, **buffer
             )
             p_params = shape.params(heads, transpose=False, dtype=shape.dtype)
             self.p = PRegisterBuffer(p_params, shape.BM, self.programs, smem=self.smem, smem_address=2 * strip, **where)
@@ -140,14 +141,14 @@ class MfmaCTA(RowsOverWarps):
         self.traffic.move("DRAM->registers", int(valid.sum()) * columns * dtype.itemsize)
         return query_fragments(dram, offset, valid, layout, dtype, columns=columns)
 
-    def load_k(self, tile: KVTile, active: Array) -> Strips:
+    def load_k(self, tile: TileTensor, active: Array) -> Strips:
         """The K tile, strip after strip: columns ``[strip * BK, + BK)`` of all keys."""
         return self._load(self.k, tile, active, axis=2)
 
-    def load_k_strip(self, tile: KVTile, first: int, active: Array) -> Strips:
+    def load_k_strip(self, tile: TileTensor, first: int, active: Array) -> Strips:
         """The strip of the K tile whose columns begin at ``first``."""
-        strip = self._load_strip(self.k, first // self.shape.BK, tile, active)
-        return Strips(strip[:, :, None], self.k.fragment_map(), axis=2)
+        registers = np.array(self._load_strip(self.k, first // self.shape.BK, tile, active))
+        return Strips(registers[:, :, None], self.k.fragment_map(), axis=2)
 
     def load_q_strip(self, rows: Fragments, first: int) -> Array:
         """The registers of Q rows that meet the strip whose columns begin at ``first``."""
@@ -163,7 +164,7 @@ class MfmaCTA(RowsOverWarps):
         """The accumulator of S, ``[BM, BN]``."""
         return Fragments.zeros(self.programs, score_map(self.k.params, self.shape.BM))
 
-    def load_v(self, tile: KVTile, active: Array) -> Strips:
+    def load_v(self, tile: TileTensor, active: Array) -> Strips:
         """The V tile, strip after strip: keys ``[strip * BK, + BK)`` of all columns."""
         return self._load(self.v, tile, active, axis=1)
 
@@ -175,7 +176,7 @@ class MfmaCTA(RowsOverWarps):
         """O += P V: P rounded to the storage dtype, through LDS to the operand that meets V."""
         self.p.copy_to_shared(p.values, active)
         self.hazards.barrier()
-        return self._multiply(self.p.load_from_shared(active), v, o)
+        return self._multiply(np.asarray(self.p.load_from_shared(active)), v, o)
 
     def zeros(self) -> Fragments:
         """The output accumulator ``[BM, DV]``."""
@@ -188,11 +189,14 @@ class MfmaCTA(RowsOverWarps):
         rows = combine.reduce(combine.reduce(lane, axis=2), axis=1)  # [programs, 16, BM/16]
         return rows.transpose(0, 2, 1).reshape(self.programs, self.shape.BM)
 
-    def _load(self, buffer: DecodeStreamingKVBuffer, tile: KVTile, active: Array, axis: int) -> Strips:
-        registers = [self._load_strip(buffer, strip, tile, active) for strip in range(buffer.num_strips)]
-        return Strips(np.stack(registers, axis=2), buffer.fragment_map(), axis)
+    def _load(self, buffer: DecodeStreamingKVBuffer, tile: TileTensor, active: Array, axis: int) -> Strips:
+        layout, dtype = buffer.mma_layout, buffer.params.dtype
+        registers = np.empty((self.programs, 64 * WARPS, buffer.num_strips, *layout.shape), dtype)  # type: ignore[misc]
+        for strip in range(buffer.num_strips):
+            registers[:, :, strip] = self._load_strip(buffer, strip, tile, active)
+        return Strips(registers, buffer.fragment_map(), axis)
 
-    def _load_strip(self, buffer: DecodeStreamingKVBuffer, strip: int, tile: KVTile, active: Array) -> Array:
+    def _load_strip(self, buffer: DecodeStreamingKVBuffer, strip: int, tile: TileTensor, active: Array) -> TileTensor:
         buffer.load_from_dram(strip, tile, active)
         self.hazards.wait_group(0)
         self.hazards.barrier()

@@ -115,17 +115,17 @@ class KVMmaOpParams:
         """Registers (fragments) of a strip."""
         return self.num_k_mmas * self.num_mmas
 
-    @property
+    @functools.cached_property
     def tiled_mma_op(self) -> TiledMmaOp:
         """The instruction that multiplies them."""
         return _tiled_mma_op(self)
 
-    @property
+    @functools.cached_property
     def loader(self) -> TiledMmaLoader:
         """The loader of its fragments."""
         return TiledMmaLoader(self.in_type, self.mma_shape, self.swizzle)
 
-    @property
+    @functools.cached_property
     def half_loader(self) -> TiledMmaLoader:
         """The loader of half fragments, from one of the two blocks that a split strip lies in."""
         M, N, K = self.mma_shape

@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 from kvlab.hardware import current_arithmetic, ldmatrix, stmatrix
+from kvlab.layout import TileTensor
 from kvlab.memory import Memory
 from kvlab.regroup import Regroup
 
 from .copy_plan import CopyPlan, copy_plan
 from .footprint import Footprint
 from .fragments import Fragments
-from .iterator import KVTile
 from .mma_sync_plan import MmaSyncShape
 from .nvidia_decode_cta import NvidiaDecodeCTA
 from .rows_over_warps import butterfly, in_turn
@@ -65,7 +65,7 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
         self.copies.by_registers(role, dram, np.where(valid, offset, -1), self.shape.dtype.itemsize)
         return SharedTile(self.smem, self.shape.place(role), self.shape.dtype)
 
-    def load_k(self, tile: KVTile, active: BoolArray) -> Fragments:
+    def load_k(self, tile: TileTensor, active: BoolArray) -> Fragments:
         """K tile of these pages into shared memory, then to the B fragments of S = Q K^T. Of a narrower dtype, it is
         converted on its way; of another of the same size, where it is multiplied.
         """
@@ -73,7 +73,7 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
         self._state_read("k")
         return self._read("k", active, own)
 
-    def load_v(self, tile: KVTile | None, active: BoolArray) -> Fragments:
+    def load_v(self, tile: TileTensor | None, active: BoolArray) -> Fragments:
         """V tile into shared memory (None: it stands there, with ``v_in_k``), then transposed to the B fragments of
         O += P V; converted as K.
 
@@ -85,7 +85,7 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
             self._state_read("v")
         return self._read("v", active)
 
-    def _load(self, role: str, tile: KVTile) -> bool:
+    def _load(self, role: str, tile: TileTensor) -> bool:
         """A tile into its place; whether it was converted on its way."""
         converted = not self.shape.pairs and tile.dtype.itemsize < self.shape.dtype.itemsize
         if converted:

@@ -16,6 +16,7 @@ from .copy_plan import CopyPlan, copy_plan
 from .footprint import Footprint
 from .fragments import FragmentMap
 from .hazards import Hazards
+from .iterator import valid_keys
 from .mma_sync_plan import WARPS, MmaSyncShape, SharedAccess
 from .nvidia_buffer import NvidiaKVBuffer
 from .nvidia_params import NvidiaKVParams
@@ -139,8 +140,9 @@ warp 0, stage 1, still brings; cp.async.wait_group in warp 0 leaves 1 in flight,
         self.hazards.copy_async(self._footprint("copy", stage), f"{p.role} copy", stage)
         cp_async(self.smem, address[None], tile.memory, source, 16, valid)
         self.hazards.commit_group()
-        self.stage_keys[stage] = first_key, tile.valid_rows
-        self._active = tile.valid_rows > 0 if active is None else np.asarray(active, np.bool_)
+        keys = valid_keys(tile)
+        self.stage_keys[stage] = first_key, keys
+        self._active = keys > 0 if active is None else np.asarray(active, np.bool_)
         self.traffic.move("DRAM->SMEM", plan.bytes_by_warp(valid[self._active]))
         self.traffic.issue(f"{p.role} copy", np.full(WARPS, len(plan.row) // p.num_threads * self._active.sum()))
 

@@ -7,10 +7,12 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from kvlab.layout import TileTensor
+
 from .copy_plan import CopyPlan
 from .footprint import Footprint
 from .fragments import Fragments
-from .iterator import KVCacheIterator, KVTile
+from .iterator import KVCacheIterator
 from .rows_over_warps import RowsOverWarps
 from .tile_copies import TileCopies
 from .tile_pipeline import TilePipeline
@@ -98,7 +100,7 @@ class NvidiaDecodeCTA(RowsOverWarps, Generic[S]):
         """O += P V of what the lanes hold."""
         raise NotImplementedError
 
-    def _copy_async(self, role: str, tile: KVTile, stage: int) -> None:
+    def _copy_async(self, role: str, tile: TileTensor, stage: int) -> None:
         self.copies.by_cp_async(role, tile, stage, f"{role}{stage}" if stage else role)
 
     def _copied_to(self, role: str) -> tuple[CopyPlan, Array]:

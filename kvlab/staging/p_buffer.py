@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.hardware import count_wavefronts
+from kvlab.layout import Layout, TileTensor
 from kvlab.memory import AddressSpace, Memory
 
 from .footprint import Footprint
@@ -45,7 +46,7 @@ class PRegisterBuffer:
     >>> p.copy_to_shared(p.score_map.spread(tile))
     >>> registers = p.load_from_shared()
     >>> registers.shape, bool((p.operand_map.gather(registers) == tile).all())
-    ((1, 256, 4, 8), True)
+    ((4, 8), True)
     """
 
     def __init__(
@@ -64,8 +65,10 @@ class PRegisterBuffer:
             smem = Memory(self.nbytes, space=AddressSpace.SHARED, name="shared memory", programs=programs)
         self.smem = smem
         self.smem_address = placed(smem, smem_address, self.nbytes, "P")
-        rows = self.operand_map.row.shape[1:]
-        self._tile: Array = np.zeros((programs, params.num_threads, *rows), params.dtype)
+        rows, frag = self.operand_map.row.shape[1:]
+        self.reg_tile = TileTensor.stack_allocation(
+            Layout.row_major(rows, frag), params.dtype, AddressSpace.LOCAL, programs, threads=params.num_threads
+        )
 
     @property
     def nbytes(self) -> int:
@@ -94,25 +97,24 @@ class PRegisterBuffer:
         self.smem.store(self._address(offset), values)
         self._count("write", offset, width, active, len(scores))
 
-    def load_from_shared(self, active: Array | None = None) -> Array:
-        """The operand of every strip: ``[programs, threads, strips * num_k_mmas2 * num_m, frag]``."""
+    def load_from_shared(self, active: Array | None = None) -> TileTensor:
+        """The operand of every strip, in registers: of each thread ``(strips * num_k_mmas2 * num_m) x frag``."""
         offset, width = _read_plan(self.params, self.BM)  # [threads, registers, pieces]
         if self.hazards is not None:
             self.hazards.read(self._footprints[1], "p read")
         values = self.smem.load(self._address(offset), self.params.dtype, width)
-        self._tile = values.reshape(*values.shape[:3], -1)
+        self.reg_tile.store(values.reshape(*values.shape[:3], -1, 1))
         self._count("read", offset, width, active, len(values))
-        return self._tile
+        return self.reg_tile
 
-    def mma_tile(self, strip: int, kg: int) -> Array:
-        """The fragments that meet ``get_mma_tile(kg)`` of V's strip: ``[programs, threads, num_m, frag]``."""
+    def mma_tile(self, strip: int, kg: int) -> TileTensor:
+        """The fragments that meet ``get_mma_tile(kg)`` of V's strip: of each thread ``num_m x frag``."""
         p = self.params
         groups = p.BN // p.BK * p.num_k_mmas2
         if not (0 <= strip < p.BN // p.BK and 0 <= kg < p.num_k_mmas2):
             raise ValueError(f"mma_tile({strip}, {kg}): P has {p.BN // p.BK} strips of {p.num_k_mmas2} k groups")
-        num_m = self._tile.shape[2] // groups
-        first = (strip * p.num_k_mmas2 + kg) * num_m
-        return self._tile[:, :, first : first + num_m]
+        rows, frag = self.reg_tile.shape
+        return self.reg_tile.tile((rows // groups, frag), (strip * p.num_k_mmas2 + kg, 0))
 
     def _address(self, offset: IntArray) -> IntArray:
         return self.smem_address + offset[None] * self.params.dtype.itemsize

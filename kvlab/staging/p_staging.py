@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.layout import Swizzle
+from kvlab.layout import Swizzle, TileTensor
 from kvlab.memory import AddressSpace, Memory, as_dtype
 
 from .fragments import FragmentMap
@@ -153,7 +153,7 @@ class PStaging:
     ('lane contiguous', 4096)
     >>> tile = (np.arange(32 * 128).reshape(1, 32, 128) % 250 / 256).astype(np.float32)
     >>> p.copy(params.score_map().spread(tile))
-    >>> operand = np.concatenate([p.mma_tile(block, 0) for block in range(2)], axis=2)
+    >>> operand = np.concatenate([np.asarray(p.mma_tile(block, 0)) for block in range(2)], axis=2)
     >>> bool((params.operand_map().gather(operand) == cast_p(tile, "fp8")).all())
     True
     """
@@ -179,18 +179,21 @@ class PStaging:
             values = self._held.reshape(len(scores), *offset.shape, width)
             self.smem.store(self.smem_address + offset[None] * p.dtype.itemsize, values)
 
-    def mma_tile(self, tile_idx: int, k_idx: int) -> Array:
-        """The operand of a k group of a block: ``[programs, threads, num_m, in_frag]``. ValueError before a copy."""
+    def mma_tile(self, tile_idx: int, k_idx: int) -> TileTensor:
+        """The operand of a k group of a block, in registers: of each thread ``num_m x in_frag``. ValueError before a
+        copy."""
         p = self.params
         if not (0 <= tile_idx < p.BN // p.BK and 0 <= k_idx < p.k_groups):
             raise ValueError(f"mma_tile({tile_idx}, {k_idx}): P has {p.BN // p.BK} blocks of {p.k_groups} k groups")
         if self._held is None:
             raise ValueError("mma_tile of nothing: copy P first")
         if p.form == "registers":
-            return _of_registers(p, self._held, tile_idx, k_idx)
-        offset, width = _read(p, tile_idx, k_idx)
-        values = self.smem.load(self.smem_address + offset[None] * p.dtype.itemsize, p.dtype, width)
-        return values.reshape(*values.shape[:3], -1)
+            registers = _of_registers(p, self._held, tile_idx, k_idx)
+        else:
+            offset, width = _read(p, tile_idx, k_idx)
+            values = self.smem.load(self.smem_address + offset[None] * p.dtype.itemsize, p.dtype, width)
+            registers = values.reshape(*values.shape[:3], -1)
+        return TileTensor.from_numpy(registers, name="registers", space=AddressSpace.LOCAL, batch=2)
 
 
 # Registers.

@@ -14,10 +14,12 @@ __all__ = ["one_warp", "own_or_given", "placed", "pointed", "shared_tile", "thre
 
 
 def own_or_given(smem: Memory | None, nbytes: int, programs: int, programs_of: str) -> Memory:
-    """``smem``, or memory of exactly ``nbytes`` if None. ValueError unless it has the ``programs`` that the arguments
-    named ``programs_of`` have."""
+    """``smem``, or memory of exactly ``nbytes`` if None. ValueError unless it is shared memory with the ``programs``
+    that the arguments named ``programs_of`` have."""
     if smem is None:
         smem = Memory(nbytes, space=AddressSpace.SHARED, name="shared memory", programs=programs)
+    if smem.space is not AddressSpace.SHARED:
+        raise ValueError(f"smem is {smem.space.value} memory: must be shared memory")
     if (1 if smem.programs is None else smem.programs) != programs:
         raise ValueError(f"smem has {smem.programs} programs, {programs_of} {programs}")
     return smem

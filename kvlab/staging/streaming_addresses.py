@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.hardware import count_wavefronts
+from kvlab.hardware import RegTileLoader, count_wavefronts
+from kvlab.layout import Layout
 
 from .dma_plan import DmaPlan, warp_tiles
 from .fragments import FragmentMap
@@ -92,6 +93,7 @@ class RegisterPlan:
     """A copy through registers, one 16-byte vector a thread and pass: the element of the tile's first strip, ``row``
     and ``col``, and where its vector goes, ``offset``; all ``[passes, threads that take part]``."""
 
+    loader: RegTileLoader
     row: IntArray
     col: IntArray
     offset: IntArray
@@ -117,7 +119,8 @@ def register_plan(p: KVBufferParams) -> RegisterPlan:
     row = thread // grid_cols + step * grid_rows
     col = thread % grid_cols * p.simd_width + 0 * step
     offset = (first + step * grid_rows * grid_cols) * p.simd_width
-    return RegisterPlan(row, col, offset=_blocked(p, row, col) if p.blocked_strip else offset)
+    loader = RegTileLoader(p.dtype, Layout.row_major(grid_rows, grid_cols))
+    return RegisterPlan(loader, row, col, offset=_blocked(p, row, col) if p.blocked_strip else offset)
 
 
 def written_by_warp(p: KVBufferParams, first: int) -> tuple[IntArray, int, IntArray]:

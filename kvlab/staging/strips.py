@@ -29,7 +29,7 @@ class Strips:
     @classmethod
     def of(cls, buffer: KVBuffer, axis: int) -> Strips:
         """What all strips of a buffer hold at this moment."""
-        held = buffer.kv_mma_op.reg_tile
+        held = np.asarray(buffer.kv_mma_op.reg_tile)
         shape = *held.shape[:2], buffer.params.num_k_tiles, -1, held.shape[-1]
         return cls(held.reshape(shape).copy(), buffer.fragment_map(), axis)
 

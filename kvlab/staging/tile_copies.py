@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from kvlab.hardware import cp_async
+from kvlab.layout import TileTensor
 from kvlab.memory import AddressSpace, Memory
 
 from .copy_plan import CopyPlan, copy_plan
 from .footprint import Footprint
 from .hazards import Hazards
-from .iterator import KVTile
+from .iterator import valid_keys
 from .traffic import Traffic
 
 __all__ = ["TileCopies"]
@@ -26,17 +27,17 @@ class PlainRows:
     made from them, ``columns`` elements a vector.
     """
 
-    def __init__(self, width: int, tile: KVTile, plan: CopyPlan, columns: int) -> None:
-        rows, size = int(plan.row.max()) + 1, tile.dtype.itemsize
-        self.plan = copy_plan(rows, width, tile.depth * size, plan.warps)
+    def __init__(self, width: int, tile: TileTensor, plan: CopyPlan, columns: int) -> None:
+        rows, size, programs = int(plan.row.max()) + 1, tile.dtype.itemsize, len(valid_keys(tile))
+        self.plan = copy_plan(rows, width, tile.shape[1] * size, plan.warps)
         self.address = self.plan.row * width + self.plan.byte
         self.read_address = plan.row * width + plan.byte // 16 * columns * size
-        self.smem = Memory(rows * width, space=AddressSpace.SHARED, name="plain rows", programs=len(tile.run_base))
+        self.smem = Memory(rows * width, space=AddressSpace.SHARED, name="plain rows", programs=programs)
         self.hazards = Hazards(self.smem, plan.warps)
         self.filled = self.hazards.footprint(self.address, 16, self.plan.warp)
         self.used = self.hazards.footprint(self.read_address, columns * size, plan.warp)
 
-    def copy(self, role: str, tile: KVTile) -> IntArray:
+    def copy(self, role: str, tile: TileTensor) -> IntArray:
         """A tile by cp.async; all warps have read the one before, and wait for this one. Bytes of each warp."""
         source, valid = self.plan.source_of(tile)
         self.hazards.barrier()
@@ -68,7 +69,7 @@ class TileCopies:
         self.hazards.write(self._footprint(role, plan, address), f"{role} write")
         self.traffic.move("DRAM->SMEM", plan.bytes_by_warp(valid))
 
-    def by_cp_async(self, role: str, tile: KVTile, stage: int = 0, at: str | None = None) -> None:
+    def by_cp_async(self, role: str, tile: TileTensor, stage: int = 0, at: str | None = None) -> None:
         """The rows of a K or V tile into a stage, whose place is ``at`` (None: the role's), in flight until its group
         has been waited for.
         """
@@ -81,7 +82,7 @@ class TileCopies:
         instructions = np.full(plan.warps, len(plan.row) // (32 * plan.warps))
         self.traffic.issue(f"{role} copy", instructions * len(source))
 
-    def by_store(self, role: str, tile: KVTile) -> None:
+    def by_store(self, role: str, tile: TileTensor) -> None:
         """The rows of a K or V tile through registers."""
         plan, address = self.place(role)
         source, valid = plan.source_of(tile)
@@ -89,7 +90,7 @@ class TileCopies:
         self.smem.store(address[None], tile.memory.load(source, np.uint8, 16, mask=valid))
         self.traffic.move("DRAM->SMEM", plan.bytes_by_warp(valid))
 
-    def by_conversion(self, role: str, tile: KVTile, dtype: np.dtype[Any]) -> None:
+    def by_conversion(self, role: str, tile: TileTensor, dtype: np.dtype[Any]) -> None:
         """The rows of a tile of another dtype: by cp.async into plain rows of their own, from there through
         registers, where they become ``dtype``, to their place.
         """

@@ -22,8 +22,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kvlab.layout import TileTensor
+
 from .hazards import Hazards
-from .iterator import KVCacheIterator, KVTile
+from .iterator import KVCacheIterator
 from .tile_walk import TileWalk, expect_fetched, is_same
 
 __all__ = ["TilePipeline"]
@@ -41,14 +43,14 @@ class TilePipeline:
     """
 
     def __init__(
-        self, copy_async: Callable[[str, KVTile, int], None], store: Callable[[str, KVTile], None], hazards: Hazards,
-        *, meets: str = "v", stages: int = 1,
+        self, copy_async: Callable[[str, TileTensor, int], None], store: Callable[[str, TileTensor], None],
+        hazards: Hazards, *, meets: str = "v", stages: int = 1,
     ) -> None:  # fmt: skip
         self.copy_async, self.store, self.hazards, self.meets, self.stages = copy_async, store, hazards, meets, stages
         self.stage = {"k": 0, "v": 0}  # where the tile stands that was loaded last
         self._fetched, self._loaded = ({"k": 0, "v": 0} for _ in range(2))  # tiles so far
         self._walk: TileWalk | None = None
-        self._flying: dict[str, list[KVTile]] = {"k": [], "v": []}
+        self._flying: dict[str, list[TileTensor]] = {"k": [], "v": []}
 
     @property
     def following(self) -> bool:
@@ -62,7 +64,7 @@ class TilePipeline:
         self._walk = TileWalk(*tiles)
         self._fetch_first()
 
-    def load(self, role: str, tile: KVTile) -> None:
+    def load(self, role: str, tile: TileTensor) -> None:
         """Make sure that the tile of ``"k"`` or ``"v"`` has landed. ValueError if another tile was fetched ahead."""
         if self._walk is None:
             self.hazards.barrier()

@@ -6,7 +6,9 @@ import copy
 
 import numpy as np
 
-from .iterator import KVCacheIterator, KVTile
+from kvlab.layout import TileTensor
+
+from .iterator import KVCacheIterator
 
 __all__ = ["TileWalk", "expect_fetched", "is_same"]
 
@@ -45,7 +47,7 @@ class TileWalk:
         """Whether no loop follows."""
         return self.loop + 1 == len(self._loops)
 
-    def next_pair(self) -> dict[str, KVTile] | None:
+    def next_pair(self) -> dict[str, TileTensor] | None:
         """The next tiles, of K (``"k"``) and of V; None past the last one."""
         if not self.more:
             return None
@@ -53,11 +55,11 @@ class TileWalk:
             self.loop += 1
         return self.next_of_loop()
 
-    def next_of_loop(self) -> dict[str, KVTile]:
+    def next_of_loop(self) -> dict[str, TileTensor]:
         """The next tiles of the same loop; past its end there are no valid rows."""
         return {role: self.next_of(role) for role in self.roles}
 
-    def next_of(self, role: str) -> KVTile:
+    def next_of(self, role: str) -> TileTensor:
         """The next of one role alone."""
         return self._loops[self.loop][role].next_tile()
 
@@ -67,17 +69,14 @@ def _left(loop: dict[str, KVCacheIterator]) -> bool:
     return any(bool((one.tile_start_row < one.end).any()) for one in loop.values())
 
 
-def expect_fetched(flying: list[KVTile], tile: KVTile, role: str) -> None:
+def expect_fetched(flying: list[TileTensor], tile: TileTensor, role: str) -> None:
     """Take the oldest of the tiles in flight; ValueError unless it is ``tile``."""
     if not flying or not is_same(flying[0], tile):
         raise ValueError(f"the {role.upper()} tile is not the one that was fetched ahead: the next of its iterator")
     del flying[0]
 
 
-def is_same(a: KVTile, b: KVTile) -> bool:
+def is_same(a: TileTensor, b: TileTensor) -> bool:
     """Whether both are the same rows."""
-    return bool(
-        (a.memory is b.memory and a.run_rows == b.run_rows)
-        and np.array_equal(a.valid_rows, b.valid_rows)
-        and np.array_equal(a.run_base, b.run_base)
-    )
+    same = (a.memory is b.memory, a.layout == b.layout, np.array_equal(a.offset, b.offset))
+    return all(same) and np.array_equal(np.asarray(a.end), np.asarray(b.end))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.hardware import MmaAtom, get_atom
+from kvlab.hardware.copies.tile_resource import REGISTERS, check_tile
 from kvlab.layout import Swizzle, TileTensor
 from kvlab.layout.int_tuple import flatten
 from kvlab.memory import AddressSpace, as_dtype, float32, shown
@@ -45,10 +46,14 @@ class TiledMmaOp:
     shape        (M, N, K) of the instruction
     transpose_b  True: B lies as N x K in shared memory, as K does; False: as K x N, as V does
 
+    >>> from kvlab.layout import Layout
     >>> op = TiledMmaOp("fp32", "bf16", (16, 16, 32), transpose_b=True)
-    >>> ones, c = np.ones((1, 64, 1, 8), op.in_type), np.zeros((1, 64, 1, 4), op.out_type)
-    >>> op.mma(ones, ones, c)
-    >>> op.a_frag_size, op.b_frag_size, op.c_frag_size, c[0, 0, 0].tolist()
+    >>> a, c = (
+    ...     TileTensor.stack_allocation(Layout.row_major(1, n), dtype, AddressSpace.LOCAL, programs=1, threads=64)
+    ...     for n, dtype in ((8, op.in_type), (4, op.out_type))
+    ... )
+    >>> op.mma(a.fill(1), a, c.fill(0))
+    >>> op.a_frag_size, op.b_frag_size, op.c_frag_size, np.asarray(c)[0, 0, 0].tolist()
     (8, 8, 4, [32.0, 32.0, 32.0, 32.0])
     """
 
@@ -82,19 +87,30 @@ class TiledMmaOp:
         """The instruction. ValueError where the chip has none."""
         return mfma_atom(self.shape, self.in_type)
 
-    def mma(self, a: Array, b: Array, c: Array, swap_a_b: bool = False) -> None:
-        """Add ``a[m] * b[n]`` to ``c[m + n * num_m]`` for the fragments of every warp.
+    def mma(self, a: TileTensor, b: TileTensor, c: TileTensor, swap_a_b: bool = False) -> None:
+        """Add ``a[m] * b[n]`` to ``c[m + n * num_m]`` for the fragments of every warp, where all are in registers: of
+        each thread, whose axes ``[programs, threads]`` lead the offsets.
 
-        a : ``[programs, threads, num_m, a_frag_size]``. b : ``[programs, threads, num_n, b_frag_size]``.
-        c : ``[programs, threads, num_m * num_n, c_frag_size]`` of ``out_type``, writeable.
+        a : ``num_m x a_frag_size`` of ``in_type``. b : ``num_n x b_frag_size``.
+        c : ``(num_m * num_n) x c_frag_size`` of ``out_type``.
         swap_a_b : give the instruction B as its first operand: each tile of the accumulator is transposed.
         """
-        if c.dtype != self.out_type:
-            raise ValueError(f"c has dtype {c.dtype}: must be out_type {self.out_type}")
-        for name, operand in (("a", a), ("b", b)):
-            if operand.dtype != self.in_type:
-                raise ValueError(f"{name} has dtype {operand.dtype}: must be in_type {self.in_type}")
-        c[...] = mma_tiles(self.atom, a, b, c.astype(np.float32, copy=False), swap_a_b).astype(c.dtype, copy=False)
+        self._check("a", a, self.in_type, None, self.a_frag_size)
+        self._check("b", b, self.in_type, None, self.b_frag_size)
+        self._check("c", c, self.out_type, a.shape[0] * b.shape[0], self.c_frag_size)
+        first, second, total = (np.asarray(tile) for tile in (a, b, c))
+        for name, values in (("b", second), ("c", total)):
+            if values.shape[:-2] != first.shape[:-2]:
+                raise ValueError(f"{name} is of {values.shape[:-2]} programs and threads, a of {first.shape[:-2]}")
+        out = mma_tiles(self.atom, first, second, total.astype(np.float32, copy=False), swap_a_b)
+        c.store(out.astype(self.out_type, copy=False)[..., None])
+
+    def _check(self, name: str, tile: TileTensor, dtype: np.dtype[Any], rows: int | None, frag: int) -> None:
+        if not isinstance(tile, TileTensor):
+            raise TypeError(f"{name} {tile!r} must be a TileTensor in local memory")
+        check_tile(name, tile, REGISTERS, dtype, (tile.shape[0] if rows is None else rows, frag))
+        if tile.dtype != dtype:
+            raise ValueError(f"{name} is of {tile.dtype}: must be of {dtype}")
 
     def load_b(
         self, warp_tile: TileTensor, reg_tile: TileTensor, k_group_idx: int = 0, swizzle: Swizzle | None = None
@@ -163,8 +179,9 @@ class TiledTensorCore:
     Other parameters as of :class:`TiledMmaOp`; ``shape`` is that of one instruction.
 
     >>> core = TiledTensorCore("fp32", "bf16", (16, 16, 16), group_size=2)
-    >>> ones, c = np.ones((1, 64, 1, 8), core.in_type), np.zeros((1, 64, 1, 4), core.out_type)
-    >>> core.mma(ones, ones, c)
+    >>> ones = TileTensor.from_numpy(np.ones((1, 64, 1, 8), core.in_type), space=AddressSpace.LOCAL, batch=2)
+    >>> c = np.zeros((1, 64, 1, 4), core.out_type)
+    >>> core.mma(ones, ones, TileTensor.from_numpy(c, space=AddressSpace.LOCAL, batch=2))
     >>> c[0, 0, 0].tolist()
     [32.0, 32.0, 32.0, 32.0]
     """
@@ -184,13 +201,18 @@ class TiledTensorCore:
         """One of the instructions."""
         return TiledMmaOp(self.out_type, self.in_type, self.shape, self.transpose_b)
 
-    def mma(self, a: Array, b: Array, c: Array, swap_a_b: bool = False) -> None:
+    def mma(self, a: TileTensor, b: TileTensor, c: TileTensor, swap_a_b: bool = False) -> None:
         """Add as :meth:`TiledMmaOp.mma`; fragments of A and B are ``group_size`` times as wide, an instruction takes
         its part of them."""
         op = self.mma_op
+        for name, tile, frag in (("a", a, op.a_frag_size), ("b", b, op.b_frag_size)):
+            if not isinstance(tile, TileTensor):
+                raise TypeError(f"{name} {tile!r} must be a TileTensor in local memory")
+            if tile.rank != 2 or tile.shape[1] < self.group_size * frag:
+                raise ValueError(f"{name} is {tile.layout}: must be fragments of {self.group_size} x {frag}")
         for g in range(self.group_size):
-            a_part, b_part = slice(g * op.a_frag_size, (g + 1) * op.a_frag_size), g * op.b_frag_size
-            op.mma(a[..., a_part], b[..., b_part : b_part + op.b_frag_size], c, swap_a_b)
+            a_part, b_part = (slice(g * frag, (g + 1) * frag) for frag in (op.a_frag_size, op.b_frag_size))
+            op.mma(a[:, a_part], b[:, b_part], c, swap_a_b)
 
 
 def mfma_atom(mma_shape: tuple[int, int, int], dtype: Any) -> MmaAtom:

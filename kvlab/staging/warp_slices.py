@@ -36,7 +36,7 @@ class WarpSlices(KVBuffer):
     >>> v = WarpSlices(whole, num_warps_n=4)
     >>> whole.load_from_dram(0)
     >>> v.load_from_shared(0).shape, v.params.depth
-    ((1, 256, 16, 8), 64)
+    ((16, 8), 64)
     >>> bool((v.fragment_map().gather(v.strip_tile(3))[0] == values[0, 96:, 0]).all())
     True
     """

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from kvlab.hardware import cp_async
+from kvlab.layout import TileTensor
 from kvlab.memory import Memory
 
 from .copy_plan import CopyPlan, copy_plan
-from .iterator import KVCacheIterator, KVTile
+from .iterator import KVCacheIterator
 from .launched_cta import LaunchedCTA
 from .pieces_cta import Shown
 from .shared_tile import SharedTile
@@ -39,7 +40,7 @@ class WgmmaTiles(LaunchedCTA):
         self._filled = {at: self.hazards.footprint(*self._copied_to(at)) for at in shape.places}
         self._copied, self._read = ({"k": 0, "v": 0} for _ in range(2))  # tiles so far
         self._walk: TileWalk | None = None
-        self._flying: dict[str, list[KVTile]] = {"k": [], "v": []}
+        self._flying: dict[str, list[TileTensor]] = {"k": [], "v": []}
 
     @property
     def holds_v(self) -> bool:
@@ -67,7 +68,7 @@ class WgmmaTiles(LaunchedCTA):
         self.traffic.move("DRAM->SMEM", int(valid.sum()) * self.shape.D * size)
         return SharedTile(self.smem, place, self.shape.dtype)
 
-    def load_k(self, tile: KVTile, active: Array) -> SharedTile:
+    def load_k(self, tile: TileTensor, active: Array) -> SharedTile:
         """The K tile in its panels, and V's tile as well if they are fetched ahead."""
         self._land("k", tile)
         if self.shape.converted["k"]:
@@ -76,7 +77,7 @@ class WgmmaTiles(LaunchedCTA):
             self.hazards.fence_async()
         return self._tile("k")
 
-    def load_v(self, tile: KVTile, active: Array) -> SharedTile | Shown:
+    def load_v(self, tile: TileTensor, active: Array) -> SharedTile | Shown:
         """The V tile in its panels."""
         if self.shape.v_transposed:
             return self._transpose(tile, active)
@@ -97,7 +98,7 @@ class WgmmaTiles(LaunchedCTA):
             self.hazards.wait_group(0)
             self.hazards.barrier()
 
-    def _land(self, role: str, tile: KVTile) -> None:
+    def _land(self, role: str, tile: TileTensor) -> None:
         """The copies of a tile have landed for all warps; those of K and V together, if they are fetched ahead."""
         if self._walk is None:
             self.hazards.barrier()
@@ -113,7 +114,7 @@ class WgmmaTiles(LaunchedCTA):
             self.hazards.wait_group((self.shape.ahead - 1) * len(self._walk.roles))
             self.hazards.barrier()
 
-    def _begin_loop(self, role: str, tile: KVTile) -> None:
+    def _begin_loop(self, role: str, tile: TileTensor) -> None:
         """Where a loop is over and the next one begins with ``tile``: drain, and fetch its first tiles."""
         if self._flying[role] and is_same(self._flying[role][0], tile):
             return
@@ -135,7 +136,7 @@ class WgmmaTiles(LaunchedCTA):
         if self._walk is not None:
             self._fetch(self._walk.next_of_loop())
 
-    def _fetch(self, tiles: dict[str, KVTile]) -> None:
+    def _fetch(self, tiles: dict[str, TileTensor]) -> None:
         for role, tile in tiles.items():
             self._copy_async(tile, role)
             self._flying[role].append(tile)
@@ -160,7 +161,7 @@ class WgmmaTiles(LaunchedCTA):
         self.traffic.move("SMEM->registers", programs * rows[0].nbytes)
         self.traffic.move("registers->SMEM", programs * values[0].nbytes)
 
-    def _transpose(self, tile: KVTile, active: Array) -> Shown:
+    def _transpose(self, tile: TileTensor, active: Array) -> Shown:
         """The V tile from DRAM through registers, a byte at a time, into panels of its columns."""
         place, plan = self.shape.panel("v0"), self._v_plan()
         source, valid = plan.source_of(tile)
@@ -202,7 +203,7 @@ class WgmmaTiles(LaunchedCTA):
         plan = self._copy_plan(at)
         return self.shape.places[at].address(plan.row, plan.byte // 16), 16, plan.warp
 
-    def _copy_async(self, tile: KVTile, role: str) -> None:
+    def _copy_async(self, tile: TileTensor, role: str) -> None:
         stage = self._stage_of(role, self._copied[role])
         self._copied[role] += 1
         at = self._landing(role, stage)

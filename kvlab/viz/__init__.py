@@ -68,7 +68,7 @@ PICTURES: dict[str, tuple[str, str]] = {
                        "kvlab.hardware:RegTileLoader kvlab.viz:CopyPlan"),
     "draw_page_table": ("page_table", "kvlab.cache:PagedKVCache kvlab.cache:PagedKVCacheCollection"),
     "draw_quantised_page": ("quantised_page", ""),
-    "draw_kv_tile": ("kv_tile", "kvlab.staging:KVTile"),
+    "draw_kv_tile": ("kv_tile", ""),
     "draw_kv_buffer": ("kv_buffer", "kvlab.staging:KVBuffer kvlab.staging:DecodeKVBuffer "
                        "kvlab.staging:DecodeStreamingKVBuffer kvlab.staging:NvidiaKVBuffer"),
     "draw_shared_memory": ("shared_memory", "kvlab.staging:SwizzledTile"),

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.staging.iterator import key_offsets, keys_and_columns, valid_keys
+
 from .pen.axis import QUIET, WIDTH, axis, axis_of, label_columns, label_rows, mark_gaps
 from .pen.legend import keys
 from .pen.palette import BANKS, INK, order_colours, text_on
@@ -18,7 +20,8 @@ GUTTER, HEADER, ROW, RIGHT = 88.0, 48.0, 20.0, 200.0
 def draw_kv_tile(
     tile: Any, *, program: int = 0, fold: bool = True, title: str | None = None, caption: str | None = None
 ) -> Picture:
-    """The rows of a :class:`kvlab.staging.KVTile` of one program, with their byte addresses in DRAM.
+    """The rows of a tile of keys of one program, with their byte addresses in DRAM: ``tile`` is what
+    :meth:`kvlab.staging.KVCacheIterator.next_tile` gives.
 
     fold    show the first rows of each run, and those around the last row that exists
 
@@ -31,15 +34,16 @@ def draw_kv_tile(
     >>> draw_kv_tile(walk.next_tile()).title
     'Tile of 64 keys x 64 float16: 40 exist in 2 runs, a key every 128 bytes'
     """
-    if not 0 <= program < tile.programs:
-        raise ValueError(f"program {program} is not one of the {tile.programs} programs of the tile")
-    rows_, depth = tile.shape
-    size, valid = tile.dtype.itemsize, int(tile.valid_rows[program])
-    offset = tile.row_offsets()[program]
+    offsets, run_rows = key_offsets(tile), tile.shape[0]
+    if not 0 <= program < len(offsets):
+        raise ValueError(f"program {program} is not one of the {len(offsets)} programs of the tile")
+    rows_, depth = keys_and_columns(tile)
+    size, valid = tile.dtype.itemsize, int(valid_keys(tile)[program])
+    offset = offsets[program]
     address = np.where(offset < 0, -1, tile.memory.base + offset * size)
     step = max(1, 16 // size)
     count = -(-depth // step)
-    starts = np.arange(0, rows_, tile.run_rows)
+    starts = np.arange(0, rows_, run_rows)
 
     canvas = Canvas()
     room = WIDTH - GUTTER - RIGHT * (len(starts) > 1)
@@ -69,7 +73,7 @@ def draw_kv_tile(
             y = float(rows.edge[kept == start][0])
             canvas.line(0, y - 1, columns.end + 8, y - 1, opacity=0.5)
             canvas.text(
-                columns.end + 14, y + 14, f"run {number}: {tile.run_rows} rows of one page", size=10, weight=600
+                columns.end + 14, y + 14, f"run {number}: {run_rows} rows of one page", size=10, weight=600
             )
     words = "row %d, columns %d..%d\n%s"
     where = np.array(
@@ -81,9 +85,9 @@ def draw_kv_tile(
     mark_gaps(canvas, columns, rows)
     if valid < rows_:
         keys(canvas, GUTTER, rows.end + 14, [("none", "", "no such key: a load delivers zeros")])
-    runs = -(-max(valid, 1) // tile.run_rows)
+    runs = -(-max(valid, 1) // run_rows)
     split = f" in {runs} run{'s' * (runs > 1)}" if len(starts) > 1 else ""
-    pitch = tile.row_stride * size
+    pitch = tile.layout.stride[0] * size
     found = f"Tile of {rows_} keys x {depth} {tile.dtype}: {valid} exist{split}, a key every {pitch} bytes"
     seen = "Each line is a key of the tile with the address of its first byte; cells are vectors of 16 bytes."
     seen += " A run lies in one page and is one window of memory." if len(starts) > 1 else ""

@@ -103,10 +103,10 @@ def test_iterator():
     )  # fmt: skip
     for expected in found["expected"]["tiles"]:
         tile = walk.next_tile()
-        got = [int(tile.valid_rows[0]), int(tile.offset[0]) + base, list(tile.stride), tile.depth]
+        got = [int(tile.valid_rows[0]), int(tile.offset[0]) + base, list(tile.layout.stride), tile.shape[1]]
         assert got == [expected["valid_rows"], expected["offset"], expected["stride"], expected["shape"][1]]
     anywhere = KVCacheIterator(cache, 5, 0, 1, 8)
     anywhere.tile_start_row = 3
     tile = anywhere.next_tile()
-    assert (tile.run_base.shape, tile.valid_rows.tolist()) == ((1, 1), [5])
-    assert tile.load(np.arange(5), 0)[0, :, 0].tolist() == cache.load(0, 1, np.arange(3, 8), 0)[:, 0].tolist()
+    assert (np.shape(tile.offset), tile.valid_rows.tolist()) == ((1,), [5])
+    assert tile.load()[0, :, 0, 0].tolist() == cache.load(0, 1, np.arange(3, 8), 0)[:, 0].tolist()

@@ -10,10 +10,24 @@ import numpy as np
 import pytest
 
 from kvlab.hardware import RegTileLoader, RegTileWriterLDS, SubTileLoaderLDS, SubTileLoaderLDS_st_8x32, get_atom
-from kvlab.layout import Layout, Swizzle
-from kvlab.memory import Memory
+from kvlab.layout import Layout, Swizzle, TileTensor
+from kvlab.memory import AddressSpace, Memory
 
 DMA = json.loads((Path(__file__).parents[1] / "data" / "gfx950_lds_dma.json").read_text())["cases"]
+
+
+def in_registers(values: np.ndarray) -> TileTensor:
+    return TileTensor.from_numpy(values, space=AddressSpace.LOCAL, batch=1)
+
+
+def loaded(loader: RegTileLoader, tile: np.ndarray) -> np.ndarray:
+    """The registers ``[workers, elements]`` of a whole tile."""
+    workers, number, _ = loader.vectors(tile.shape).shape
+    registers = TileTensor.stack_allocation(
+        Layout(number * loader.width), loader.dtype, AddressSpace.LOCAL, threads=workers
+    )
+    loader.load(registers, TileTensor.from_numpy(tile))
+    return np.asarray(registers)
 
 
 def vectors(swizzle: tuple[int, int, int] | None) -> Swizzle | None:
@@ -62,9 +76,10 @@ def test_reading_at_the_swizzled_slot_returns_the_vector(
     assert plan.row.shape == (instructions, 64)
     size = loader.dtype.itemsize
     dram = np.random.default_rng(30).integers(0, 256, (M + 3, 2 * N * size)).astype(np.uint8)
-    lds = Memory(M * N * size + 256, programs=2)
-    source, base = Memory.over(dram), np.array([0, N * size])
-    loader.load(lds, np.array([256, 0]), source, base, (M, N), 2 * N, num_records=(M - 5) * 2 * N * size)
+    lds = Memory(M * N * size + 256, space=AddressSpace.SHARED, programs=2)
+    src = TileTensor(Memory.over(dram), np_dtype, Layout((M, N), (2 * N, 1)), np.array([0, N]))
+    src.end = src.offset + (M - 5) * 2 * N  # a bound inside a row
+    loader.load(TileTensor(lds, np_dtype, Layout.row_major(M, N), np.array([256 // size, 0])), src)
     slots_per_block = 32 * N * size // 16
     for program in range(2):
         image = lds.bytes[program, 256 * (1 - program) :][: M * N * size].reshape(-1, 16)
@@ -93,10 +108,10 @@ def test_sub_tiles_of_8_rows(dtype: str, BK: int) -> None:
     loader = SubTileLoaderLDS_st_8x32(dtype, BN=64, depth=128, BK=BK, num_threads=256)
     size = loader.dtype.itemsize
     dram = np.random.default_rng(31).integers(0, 256, (64, 128 * size)).astype(np.uint8)
-    lds = Memory(64 * 128 * size)
-    loader.load(lds, 0, Memory.over(dram), 0, 128, num_records=dram.size)
+    lds = TileTensor.stack_allocation(Layout(64 * 128), dtype)
+    loader.load(lds, TileTensor(Memory.over(dram), dtype, Layout.row_major(64, 128)))
     expected = dram.reshape(8, 8, 128 // BK, 64).transpose(0, 2, 1, 3)
-    np.testing.assert_array_equal(lds.bytes, expected.ravel())
+    np.testing.assert_array_equal(lds.memory.bytes, expected.ravel())
 
 
 def test_reg_tile_loader_by_the_formula() -> None:
@@ -104,8 +119,11 @@ def test_reg_tile_loader_by_the_formula() -> None:
     tile = np.arange(1, 64 * 100 + 1, dtype=np.int32).reshape(64, 100)
     loader = RegTileLoader(np.int32, Layout.col_major(16, 4))
     bound = (40 * 100 + 20) * 4
-    found = loader.load(Memory.over(tile), 4 * 8, (64, 32), 100, bound, threads=80)
-    assert found.shape == (80, 4 * 2 * 4)
+    src = TileTensor(Memory.over(tile), np.int32, Layout((64, 32), (100, 1)), 8)
+    src.end = 8 + bound // 4
+    registers = TileTensor.stack_allocation(Layout(4 * 2 * 4), np.int32, AddressSpace.LOCAL, threads=80)
+    loader.load(registers, src)
+    found = registers.memory.image(np.int32).reshape(80, 4 * 2 * 4)
     flat = tile.ravel()
     for worker in range(64):
         row, col = worker % 16, worker // 16 * 4
@@ -114,7 +132,7 @@ def test_reg_tile_loader_by_the_formula() -> None:
                 at = (row + 16 * i) * 100 + col + 16 * j
                 expected = flat[8 + at : 12 + at] if (at + 4) * 4 <= bound else np.zeros(4)
                 assert found[worker, (i * 2 + j) * 4 : (i * 2 + j) * 4 + 4].tolist() == expected.tolist()
-    assert not found[64:].any()
+    assert (found[64:] == -1).all()  # poison: the threads past the workers do nothing
     assert (found == 0).any()
 
 
@@ -124,8 +142,7 @@ def test_q_by_16_byte_vectors_is_the_atom_s_a(name: str, grid: tuple[int, int]) 
     atom = get_atom(name)
     M, _, K = atom.shape
     q = np.random.default_rng(32).standard_normal((M, K)).astype(atom.dtype)
-    found = RegTileLoader("bf16", Layout.col_major(*grid)).load(Memory.over(q), 0, (M, K), K, q.nbytes)
-    np.testing.assert_array_equal(found, atom.fragment_a(q))
+    np.testing.assert_array_equal(loaded(RegTileLoader("bf16", Layout.col_major(*grid)), q), atom.fragment_a(q))
 
 
 @pytest.mark.parametrize(("name", "grid"), [("mfma.16x16x128.fp8", (16, 4)), ("mfma.32x32x64.fp8", (32, 2))])
@@ -133,8 +150,7 @@ def test_fp8_q_by_16_byte_vectors_is_in_two_halves(name: str, grid: tuple[int, i
     atom = get_atom(f"{name}.two_half")
     M, _, K = atom.shape
     q = np.random.default_rng(33).standard_normal((M, K)).astype(atom.dtype)
-    found = RegTileLoader("fp8", Layout.col_major(*grid)).load(Memory.over(q), 0, (M, K), K, q.nbytes)
-    np.testing.assert_array_equal(found, atom.fragment_a(q))
+    np.testing.assert_array_equal(loaded(RegTileLoader("fp8", Layout.col_major(*grid)), q), atom.fragment_a(q))
 
 
 @pytest.mark.parametrize("swizzle", [None, (2, 0, 2)])
@@ -142,20 +158,20 @@ def test_writer_puts_the_tile_back(swizzle: tuple[int, int, int] | None) -> None
     """Law: vector v of the tile stands at slot swizzle(v), where fragment distances are multiples of the period."""
     tile = np.arange(32 * 16, dtype=np.int32).reshape(32, 16)
     threads = Layout.row_major(16, 4)
-    registers = RegTileLoader(np.int32, threads).load(Memory.over(tile), 0, (32, 16), 16, tile.nbytes)
-    lds = Memory(tile.nbytes, programs=1)
-    RegTileWriterLDS(np.int32, threads, vectors(swizzle)).store(lds, np.array([0]), registers[None], (32, 16))
+    registers = in_registers(loaded(RegTileLoader(np.int32, threads), tile))
+    lds = TileTensor.stack_allocation(Layout.row_major(32, 16), np.int32)
+    RegTileWriterLDS(np.int32, threads, vectors(swizzle)).store(lds, registers)
     slot = np.arange(128) if swizzle is None else Swizzle(*swizzle, "vector")(np.arange(128))
-    np.testing.assert_array_equal(lds.image(np.int32).reshape(128, 4)[slot], tile.reshape(128, 4))
+    np.testing.assert_array_equal(lds.memory.image(np.int32).reshape(128, 4)[slot], tile.reshape(128, 4))
 
 
 def test_what_a_writer_and_a_loader_say_of_swizzles_and_threads_is_checked() -> None:
     """Law: a swizzled tile is read back by the swizzle of each vector; what is not written so is refused."""
     tall = RegTileWriterLDS(np.int32, Layout.row_major(4, 4), Swizzle(2, 0, 4, "vector"))
-    lds = Memory(8 * 64)
+    lds = TileTensor.stack_allocation(Layout.row_major(8, 16), np.int32)
     with pytest.raises(ValueError, match="puts the others elsewhere than behind these"):
-        tall.store(lds, 0, np.zeros((16, 8), np.int32), (8, 16))
-    assert not lds.written.any()
+        tall.store(lds, in_registers(np.zeros((16, 8), np.int32)))
+    assert not lds.memory.written.any()
     moved = dataclasses.replace(tall, original=True).offsets((8, 16))
     assert (moved[:, 0] == 4 * Swizzle(2, 0, 4, "vector")(np.arange(16))).all()
     assert (moved[:, 1] == moved[:, 0] + 64).all()
@@ -187,7 +203,6 @@ def test_bad_input() -> None:
     with pytest.raises(ValueError, match="a 32 x 24 tile is not a multiple of 32 x 2 workers of 8 elements each"):
         RegTileLoader("bf16", Layout.col_major(32, 2)).vectors((32, 24))
     loader = RegTileLoader(np.int32, Layout.col_major(32, 2))
-    with pytest.raises(ValueError, match="threads 32 are fewer than the 64 workers"):
-        loader.load(Memory.over(np.zeros((32, 8), np.int32)), 0, (32, 8), 8, 1024, threads=32)
-    with pytest.raises(ValueError, match=r"registers \(64, 4\) of float64 are not \[\.\.\., 64, 8\] of int32"):
-        RegTileWriterLDS(np.int32, Layout.row_major(16, 4)).store(Memory(2048), 0, np.zeros((64, 4)), (32, 16))
+    few = TileTensor.stack_allocation(Layout(4), np.int32, AddressSpace.LOCAL, threads=32)
+    with pytest.raises(ValueError, match=r"dst is of \(32,\) threads: must be of the 64 workers"):
+        loader.load(few, TileTensor.from_numpy(np.zeros((32, 8), np.int32)))

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache import PagedKVCache
+from kvlab.layout import TileTensor
 from kvlab.memory import Memory, as_dtype
-from kvlab.staging import KVCacheIterator, KVTile, Traffic
+from kvlab.staging import KVCacheIterator, Traffic
 from kvlab.staging.fma_cta import FmaCTA, FmaShape
 from kvlab.staging.kv_buffer_decode_cta import KVBufferDecodeCTA, KVBufferDecodeShape
 from kvlab.staging.mfma_cta import MfmaCTA, MfmaShape
@@ -30,8 +31,8 @@ class Tiles:
     k: Array
     v: Array
     q: Array  # [programs, BM, D], zeros in rows that do not exist
-    k_tile: KVTile
-    v_tile: KVTile
+    k_tile: TileTensor
+    v_tile: TileTensor
     q_memory: Memory
     q_offset: Array
     q_valid: Array

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from registers import held, in_registers
 
 from kvlab.cache import PagedKVCache
 from kvlab.layout import Layout, Swizzle
@@ -129,11 +130,11 @@ def check_product(buffer: KVBuffer, tile: np.ndarray[Any, Any]) -> None:
     c_map = score_map(p, BM) if p.transpose else output_map(p, BM)
     rng = np.random.default_rng(1)
     other = (rng.random((1, *operand_map.shape)) / 4).astype(p.dtype)
-    registers, c = operand_map.spread(other), np.zeros((1, *c_map.row.shape), np.float32)
+    registers, c = in_registers(operand_map.spread(other)), in_registers(np.zeros((1, *c_map.row.shape), np.float32))
     for strip in range(buffer.num_k_tiles):
         for kg in range(buffer.num_k_mmas2):
             at = strip * buffer.num_k_mmas2 + kg
-            buffer.kv_mma_op.mma(registers[:, :, at : at + 1], c, strip, kg, swap_a_b=True)
+            buffer.kv_mma_op.mma(registers[at : at + 1, :], c, strip, kg, swap_a_b=True)
     exact = tile.astype(np.float64)
     wanted = other[0].astype(np.float64) @ (exact.T if p.transpose else exact)
     np.testing.assert_allclose(c_map.gather(c)[0], wanted, rtol=1e-5, atol=1e-4)
@@ -195,7 +196,7 @@ def test_register_staged(
     for tile in range(buffer.num_tiles):
         buffer.load_from_dram()
         buffer.copy_to_shared(tile % stages)
-        groups = [buffer.load_from_shared(k_mma).copy() for k_mma in range(buffer.num_k_tiles)]
+        groups = [np.array(buffer.load_from_shared(k_mma)) for k_mma in range(buffer.num_k_tiles)]
         tiles.append(buffer.fragment_map().gather(np.concatenate(groups, axis=2))[0])
     assert np.concatenate(tiles, axis=1 if transpose else 0).tobytes() == wanted.tobytes()
 
@@ -242,7 +243,7 @@ def test_the_cache_knows_how_far_apart_its_rows_are() -> None:
     apart = DecodeKVBufferParams("bf16", Layout((64, 64), (256, 1)), core, None, **sizes)
     staged = DecodeKVBuffer(apart, cache, 0, 1, end=100)
     staged.load_from_dram()
-    assert staged.load_tile[0, 0, 0].tobytes() == keys[0, :8].tobytes()
+    assert held(staged.load_tile)[0, 0, 0].tobytes() == keys[0, :8].tobytes()
     close = replace(apart, kv_tile_layout=Layout((64, 64), (128, 1)))
     with pytest.raises(ValueError, match=r"kv_tile_layout .* has rows 128 elements apart, the cache 256"):
         DecodeKVBuffer(close, cache, 0, 1, end=100)
@@ -258,7 +259,7 @@ def test_streams_of_five_waves() -> None:
     p = KVBufferParams("bf16", (16, 16, 32), SWIZZLES[1], 128, 32, 32, 320, 128, 1, transpose=True)
     k = DecodeStreamingKVBuffer(p, cache, 0, 0, num_keys=128)
     k.load_from_dram(0, k.iterator().next_tile())
-    registers = k.load_from_shared()
+    registers = np.asarray(k.load_from_shared())
     assert registers.shape[1] == 320
     assert registers[0, 256:].tobytes() == registers[0, :64].tobytes()
     assert k.fragment_map().gather(registers)[0].tobytes() == values[0, :, 0, :32].tobytes()

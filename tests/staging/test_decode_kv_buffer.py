@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from registers import held, in_registers
 
 from kvlab.cache import PagedKVCache, from_dense
 from kvlab.layout import Layout, Swizzle
-from kvlab.memory import Memory, OutOfBounds, as_dtype
+from kvlab.memory import AddressSpace, Memory, OutOfBounds, as_dtype
 from kvlab.staging.decode_kv_buffer import DecodeKVBuffer, KBuffer, VBuffer
 from kvlab.staging.decode_kv_params import DecodeKVBufferParams
 from kvlab.staging.operand_maps import operand_map, output_map, score_map
@@ -52,10 +53,10 @@ def steps(buffer: DecodeKVBuffer, tiles: int) -> list[tuple[np.ndarray[Any, Any]
     for _ in range(stages):
         buffer.load_from_dram()
     for s in range(tiles):
-        ring = buffer.load_tile[0].copy()
+        ring = held(buffer.load_tile)[0]
         buffer.copy_to_shared(s % stages)
         image = buffer.smem.image(buffer.params.dtype)[0].copy()
-        fragments = [buffer.load_from_shared(k)[0].copy() for k in range(buffer.num_k_tiles)]
+        fragments = [held(buffer.load_from_shared(k))[0] for k in range(buffer.num_k_tiles)]
         out.append((ring, image, np.stack(fragments, axis=1)))
         if s + stages < tiles:
             buffer.load_from_dram()
@@ -70,7 +71,7 @@ def test_ring_lds_image_and_registers_equal_compiled_max(decode_trace: dict[str,
     nbytes = params.smem_layout.size * params.dtype.itemsize
     for operand in tag.operand(i["operand_shape"]):
         cache = PagedKVCache(operand, [0], [[0]], 1, i["end"])
-        smem = Memory(nbytes, programs=1, unsafe=True)
+        smem = Memory(nbytes, space=AddressSpace.SHARED, programs=1, unsafe=True)
         buffer = quietly(params, cache, i["batch"], i["kv_head"], smem, i["end"], traffic=traffic)
         pieces.append(steps(buffer, i["tiles"]))
     names = ("load_tile_per_thread", "lds_after_copy_to_shared", "regs_per_thread")
@@ -171,8 +172,8 @@ def test_q_k_and_p_v_are_matrix_products(
 
 def product(buffer: DecodeKVBuffer, operand: Any, operand_layout: Any, c_layout: Any) -> Any:
     """Tiles through the ring as a pipeline: the next load is issued before the product."""
-    registers = operand_layout.spread(operand.astype(buffer.params.dtype))
-    c = np.zeros((len(operand), *c_layout.row.shape), np.float32)
+    registers = in_registers(operand_layout.spread(operand.astype(buffer.params.dtype)))
+    c = in_registers(np.zeros((len(operand), *c_layout.row.shape), np.float32))
     buffer.load_from_dram()
     for tile in range(buffer.num_tiles):
         if tile + 1 < buffer.num_tiles:
@@ -180,9 +181,9 @@ def product(buffer: DecodeKVBuffer, operand: Any, operand_layout: Any, c_layout:
         buffer.copy_to_shared(tile % 2)
         fragments = []
         for k_mma in range(buffer.num_k_tiles):
-            fragments.append(buffer.load_from_shared(k_mma).copy())
+            fragments.append(np.array(buffer.load_from_shared(k_mma)))
             kg = tile * buffer.num_k_tiles + k_mma
-            buffer.mma(registers[:, :, kg : kg + 1], c, swap_a_b=True)
+            buffer.mma(registers[kg : kg + 1, :], c, swap_a_b=True)
         strip = buffer.fragment_map().gather(np.concatenate(fragments, axis=2))
         assert strip.shape[1:] == buffer.params.btile
     return c_layout.gather(c)

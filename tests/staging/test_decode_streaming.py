@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from registers import in_registers
 
 from kvlab.cache import PagedKVCache, UnsafePointer, from_dense
-from kvlab.hardware import count_wavefronts
-from kvlab.layout import Swizzle
+from kvlab.hardware import buffer_resource, count_wavefronts
+from kvlab.layout import Swizzle, TileTensor
 from kvlab.memory import AddressSpace, Memory, OutOfBounds, as_dtype, bfloat16
 from kvlab.staging.decode_streaming import DecodeStreamingKVBuffer
 from kvlab.staging.operand_maps import operand_map, output_map, score_map
@@ -54,7 +55,7 @@ def test_lds_image_and_registers_equal_compiled_max(streaming_trace: dict[str, A
         assert smem.written is not None
         assert smem.written.sum() == buffer.strip_bytes
         image.append(smem.image(tag.dtype)[0, : expected["lds_after_load_from_dram"].size])
-        registers.append(buffer.load_from_shared()[0])
+        registers.append(np.array(buffer.load_from_shared())[0])
     np.testing.assert_array_equal(tag.join(image), expected["lds_after_load_from_dram"])
     np.testing.assert_array_equal(tag.join(registers).reshape(i["num_threads"], -1), expected["regs_per_thread"])
     if expected["dma"]:
@@ -74,10 +75,8 @@ def golden_dma(dma: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 
 def dma_of(params: KVBufferParams, tile: Any, strip: int) -> list[tuple[Any, ...]]:
     plan, size = dma_plan(params), params.dtype.itemsize
-    base, voffset, records = tile.resource(plan.row, strip * params.BK + plan.col)
-    assert (base == base[..., :1]).all()
-    assert (records == records[..., :1]).all()
-    ends = (base + records)[0, :, 0]
+    base, voffset, records = buffer_resource(tile, plan.row, strip * params.BK + plan.col)
+    ends = np.broadcast_to((base + records)[0, :, 0], plan.wave.shape)
     rows = zip(plan.offset * size, plan.wave, base[0] + voffset, ends, strict=True)
     return sorted((int(o), int(w), 16, tuple(a.tolist()), int(e)) for o, w, a, e in rows)
 
@@ -172,7 +171,7 @@ def strips(buffer: DecodeStreamingKVBuffer, tile: Any) -> list[np.ndarray[Any, A
     out = []
     for strip in range(buffer.num_strips):
         buffer.load_from_dram(strip, tile)
-        out.append(buffer.load_from_shared())
+        out.append(np.array(buffer.load_from_shared()))
     return out
 
 
@@ -194,12 +193,12 @@ def test_q_k_and_p_v_through_the_fragments_are_matrix_products(dtype: str, depth
         k_tile, v_tile = (walk.next_tile() for walk in tiles)
         for strip, registers in enumerate(strips(k, k_tile)):
             for kg in range(k.num_k_mmas2):
-                a = q_registers[:, :, strip * k.num_k_mmas2 + kg, None]
+                a = in_registers(q_registers[:, :, strip * k.num_k_mmas2 + kg, None])
                 if strip == k.num_strips - 1:
-                    k.kv_mma_op.mma(a, s, 0, kg, swap_a_b=True)
+                    k.kv_mma_op.mma(a, in_registers(s), 0, kg, swap_a_b=True)
                 else:
-                    group = registers[:, :, kg * k.num_mmas : (kg + 1) * k.num_mmas]
-                    k.kv_mma_op.params.tiled_mma_op.mma(a, group, s, swap_a_b=True)
+                    group = in_registers(registers[:, :, kg * k.num_mmas : (kg + 1) * k.num_mmas])
+                    k.kv_mma_op.params.tiled_mma_op.mma(a, group, in_registers(s), swap_a_b=True)
         padded = np.zeros((2, programs, 128, depth))
         for b in range(programs):
             padded[0, b, : n[b]] = keys[b, first : first + n[b]]
@@ -215,7 +214,7 @@ def test_q_k_and_p_v_through_the_fragments_are_matrix_products(dtype: str, depth
             v.load_from_dram(strip, v_tile)
             v.load_from_shared()
             for kg in range(v.num_k_mmas2):
-                v.kv_mma_op.mma(staged.mma_tile(strip, kg), o, 0, kg, swap_a_b=True)
+                v.kv_mma_op.mma(staged.mma_tile(strip, kg), in_registers(o), 0, kg, swap_a_b=True)
         rounded = score_map(p, 16).gather(s).astype(p.dtype).astype(np.float64)
         tolerance = 1e-5 * (np.abs(rounded) @ np.abs(padded[1])).max()
         np.testing.assert_allclose(output_map(v.params, 16).gather(o), rounded @ padded[1], atol=tolerance, rtol=1e-5)
@@ -291,16 +290,17 @@ def shared(nbytes: int, programs: int) -> UnsafePointer:
     return UnsafePointer(Memory(nbytes, space=AddressSpace.SHARED, programs=programs), 0, bfloat16)
 
 
-def test_a_strip_of_a_tile_tensor_is_that_of_the_iterators_tile() -> None:
-    """Keys as a tile tensor with ``valid_rows``; a buffer of one warp shows that warp's registers."""
+def test_a_strip_of_any_tile_tensor_in_dram() -> None:
+    """Keys as a tile tensor of one's own; a buffer of one warp shows that warp's registers."""
     k, *_ = launch("bf16", 64, 128)
     tile = k.iterator().next_tile()
     whole = strips(k, tile)
+    mine = TileTensor(tile.memory, tile.dtype, tile.layout, tile.offset, valid_rows=tile.valid_rows)
     one = DecodeStreamingKVBuffer(k.params, k.cache, k.batch_idx, k.head_idx, num_keys=k.num_keys, warp_id=2)
     for strip, wanted in enumerate(whole):
-        one.load_from_dram(strip_idx=strip, gmem_tile=tile.tile_tensor())
-        assert one.load_from_shared().tobytes() == wanted.tobytes()
-        group = one.get_mma_tile(k_mma_idx=0)
+        one.load_from_dram(strip_idx=strip, gmem_tile=mine)
+        assert np.asarray(one.load_from_shared()).tobytes() == wanted.tobytes()
+        group = np.asarray(one.get_mma_tile(k_mma_idx=0))
         assert group.tobytes() == wanted[:, 128:192, : one.num_mmas].tobytes()
 
 
@@ -341,7 +341,7 @@ def test_bad_input_is_refused_and_nothing_written() -> None:
     tile = k.iterator().next_tile()
     with pytest.raises(ValueError, match="strip_idx 2 is not one of the 2 strips"):
         k.load_from_dram(2, tile)
-    with pytest.raises(ValueError, match="does not fit a buffer for"):
+    with pytest.raises(ValueError, match="gmem_tile is of bfloat16: must be of float32"):
         launch("fp32", 64, 128)[0].load_from_dram(0, tile)
     assert k.smem.written is not None
     assert not k.smem.written.any()
@@ -357,7 +357,7 @@ def test_bad_input_is_refused_and_nothing_written() -> None:
         DecodeStreamingKVBuffer(
             k.params, k.cache, k.batch_idx, k.head_idx, UnsafePointer(Memory(9000, programs=10), 0, bfloat16)
         )
-    with pytest.raises(TypeError, match="gmem_tile 3 must be a KVTile or a TileTensor"):
+    with pytest.raises(TypeError, match="gmem_tile 3 must be a TileTensor in global or generic memory"):
         k.load_from_dram(0, 3)
     with pytest.raises(ValueError, match="warp_id -1 must be None or one of the 4 warps"):
         DecodeStreamingKVBuffer(k.params, k.cache, k.batch_idx, k.head_idx, warp_id=-1)
@@ -402,7 +402,7 @@ def test_blocked_v_has_other_bytes_in_shared_memory_and_the_same_registers(dtype
     for strip in range(flat.num_strips):
         for buffer in (flat, blocked):
             buffer.load_from_dram(strip, buffer.iterator().next_tile())
-        assert flat.load_from_shared().tobytes() == blocked.load_from_shared().tobytes()
+        assert np.asarray(flat.load_from_shared()).tobytes() == np.asarray(blocked.load_from_shared()).tobytes()
         images = [buffer.smem.image(p.dtype)[0] for buffer in (flat, blocked)]
         blocks = np.ascontiguousarray(images[0].reshape(BK, depth // BK, BK).transpose(1, 0, 2))
         assert blocks.tobytes() == images[1].tobytes()

@@ -16,7 +16,7 @@ from mutants import END, ORDER, READ, SOME, STUCK, WAR, WAW, Mutation, Patch, at
 
 from kvlab.cache import PagedKVCache
 from kvlab.layout import Layout, Swizzle
-from kvlab.memory import Memory, as_dtype
+from kvlab.memory import AddressSpace, Memory, as_dtype
 from kvlab.staging import DecodeKVBuffer, DecodeKVBufferParams, Hazards, TiledTensorCore, Timeline, Traffic, tile_walk
 from kvlab.staging.kv_buffer_cta import KVBufferCTA, KVBufferShape
 from kvlab.staging.kv_buffer_decode_cta import KVBufferDecodeCTA, KVBufferDecodeShape
@@ -131,7 +131,7 @@ def staged(traffic: Any = None) -> None:
                              num_threads=256, num_stages=2)  # fmt: skip
     cache = PagedKVCache(np.ones((1, 128, 1, 64), BF16), [0], [[0]], 1, 128)
     line = None if traffic is None else traffic.timeline
-    smem = Memory(8192, programs=1, name="LDS")
+    smem = Memory(8192, space=AddressSpace.SHARED, programs=1, name="LDS")
     hazards = Hazards(smem, 4, arch="gfx950", timeline=line)
     k = DecodeKVBuffer(p, cache, 0, 0, smem, 128, hazards=hazards)
     k.load_from_dram()

@@ -1,5 +1,5 @@
-"""KVCacheIterator and KVTile. Rests on values printed by compiled MAX programs (tests/data/kvcache_iterator.json), and
-on the law that a tile reads what the page table names, row by row."""
+"""KVCacheIterator and its tiles. Rests on values printed by compiled MAX programs (tests/data/kvcache_iterator.json),
+and on the law that a tile reads what the page table names, row by row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from kvlab.cache import PagedKVCache, from_dense
-from kvlab.staging.iterator import KVCacheIterator
+from kvlab.memory import AddressSpace
+from kvlab.staging.iterator import KVCacheIterator, key_offsets, keys_and_columns, sub_tiles, valid_keys
 
 
 def cache_of(i: dict[str, Any]) -> tuple[PagedKVCache, int]:
@@ -37,8 +38,9 @@ def test_tiles_equal_compiled_max(golden: Callable[[str], list[dict[str, Any]]])
             tile = iterator.next_tile()
             got = {"valid_rows": tile.valid_rows.tolist(), "offset": (tile.offset + first).tolist()}
             assert got == {"valid_rows": [expected["valid_rows"]], "offset": [expected["offset"]]}, case["id"]
-            assert [int(tile.valid_rows[0]), tile.depth] == expected["shape"]
-            assert list(tile.stride) == expected["stride"]
+            assert [int(tile.valid_rows[0]), tile.shape[1]] == expected["shape"]
+            assert list(tile.layout.stride) == expected["stride"]
+            assert tile.memory.space is AddressSpace.GLOBAL
     assert len(cases) == 8
 
 
@@ -57,18 +59,18 @@ def test_a_tile_over_any_pages_reads_its_rows(page_size: int, start: int) -> Non
     cache, keys = dense_case(page_size, lengths)
     iterator = KVCacheIterator(cache, 128, np.arange(4), 1, lengths)
     iterator.tile_start_row = start
-    row, col = np.ogrid[:128, :16:4]
     for first in range(start, 384, 128):
         tile = iterator.next_tile()
-        got = tile.load(row, col, 4).reshape(4, 128, 16)
+        assert keys_and_columns(tile) == (128, 16)
+        got = tile.load().reshape(4, 128, 16)
         wanted = np.zeros((4, 128, 16), np.float32)
         for b, length in enumerate(lengths):
             n = max(min(128, length - first), 0)
             wanted[b, :n] = keys[b, first : first + n, 1]
         np.testing.assert_array_equal(got, wanted)
-        np.testing.assert_array_equal(tile.valid_rows, np.clip(np.subtract(lengths, first), 0, 128))
-        offsets = tile.row_offsets()
-        assert ((offsets >= 0) == (np.arange(128) < tile.valid_rows[:, None])).all()
+        np.testing.assert_array_equal(valid_keys(tile), np.clip(np.subtract(lengths, first), 0, 128))
+        offsets = key_offsets(tile)
+        assert ((offsets >= 0) == (np.arange(128) < valid_keys(tile)[:, None])).all()
         values = cache.memory.load(np.maximum(offsets, 0) * 4, np.float32, 16)
         np.testing.assert_array_equal(np.where((offsets >= 0)[..., None], values, 0), wanted)
 
@@ -76,23 +78,21 @@ def test_a_tile_over_any_pages_reads_its_rows(page_size: int, start: int) -> Non
 def test_a_page_that_holds_the_tile_is_one_run() -> None:
     cache, _ = dense_case(256, [300])
     tile = KVCacheIterator(cache, 128, 0, 0, 300).next_tile()
-    assert (tile.run_base.shape, tile.run_rows, tile.shape) == ((1, 1), 128, (128, 16))
+    assert (tile.offset.shape, tile.shape, tile.valid_rows.tolist()) == ((1,), (128, 16), [128])
 
 
 @pytest.mark.parametrize("page_size,run_rows", [(16, 16), (48, 16), (480, 32), (7, 1)])
 def test_runs_are_the_largest_that_cross_no_page(page_size: int, run_rows: int) -> None:
     cache, _ = dense_case(page_size, [300])
     tile = KVCacheIterator(cache, 128, 0, 0, 300).next_tile()
-    assert tile.run_rows == run_rows
-    with pytest.raises(ValueError, match=rf"{128 // run_rows} runs of {run_rows} rows: it has no single offset"):
-        _ = tile.offset
+    assert (tile.offset.shape, tile.shape) == ((1, 128 // run_rows), (run_rows, 16))
 
 
 def test_the_bound_is_linear() -> None:
     """A linear bound: a column past the depth of an earlier row reads the neighbour; of the last valid row, 0."""
     cache, keys = dense_case(128, [100])
     tile = KVCacheIterator(cache, 128, 0, 0, 100, depth=8).next_tile()
-    neighbour, last = tile.load(np.array([3, 99]), np.array([8, 8]), 4)[0]
+    neighbour, last = tile.raw_load(np.array([3, 99]) * tile.layout.stride[0] + 8, 4)[0]
     np.testing.assert_array_equal(neighbour, keys[0, 3, 0, 8:12])
     assert not last.any()
 
@@ -105,6 +105,24 @@ def test_rows_past_the_end_are_never_looked_up() -> None:
         iterator.next_tile()
     with pytest.raises(ValueError, match=r"lookup_table\[0, 3\]"):
         KVCacheIterator(cache, 128, 0, 0, 60).next_tile()
+
+
+@pytest.mark.parametrize("page_size", [128, 48, 16, 7])
+@pytest.mark.parametrize("shape,part", [((32, 8), None), ((64, 16), (48, 8)), ((24, 4), None)])
+def test_sub_tiles_are_those_of_the_whole(page_size: int, shape: tuple[int, int], part: Any) -> None:
+    """Law: wherever the pages end, tile (r, c) has the rows and columns that it has of the tile in one piece; past the
+    keys there are zeros."""
+    lengths, (rows, cols) = [300, 1, 205], shape
+    cache, keys = dense_case(page_size, lengths)
+    walk = KVCacheIterator(cache, 128, np.arange(3), 1, lengths)
+    walk.tile_start_row = 128
+    tile, whole = walk.next_tile(), np.zeros((3, 192, 16), np.float32)
+    whole[0, :128], whole[2, : 205 - 128] = keys[0, 128:256, 1], keys[2, 128:205, 1]
+    row, col = np.arange(5) % (192 // rows), np.arange(5) % (16 // cols)
+    found = sub_tiles(tile, shape, row, col, part).load().reshape(3, 5, *(part or shape))
+    for t, (r, c) in enumerate(zip(row, col, strict=True)):
+        wanted = whole[:, r * rows :, c * cols :][:, : (part or shape)[0], : (part or shape)[1]]
+        np.testing.assert_array_equal(found[:, t], wanted)
 
 
 def test_increment_passes_over_a_tile() -> None:

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from registers import held
 
 from kvlab.cache import PagedKVCache, from_dense
+from kvlab.hardware import buffer_resource
 from kvlab.layout import Swizzle, TileTensor
 from kvlab.memory import AddressSpace, Memory, OutOfBounds, as_dtype, bfloat16
 from kvlab.staging.kv_buffer import KVBuffer
@@ -57,10 +59,10 @@ def run(i: dict[str, Any], params: KVBufferParams, operand: Any) -> tuple[Any, .
     registers = []
     for stage in range(reader.params.num_smem_stages) if params.full_kv else ():
         for strip in range(reader.num_k_tiles) if i.get("strip_by_strip") else (None,):
-            registers.append(reader.load_from_shared(stage, strip)[0].copy())
+            registers.append(held(reader.load_from_shared(stage, strip))[0])
             if i.get("zero_partial_tile_pad"):
                 reader.zero_partial_tile_pad()
-                registers[-1] = reader.kv_mma_op.reg_tile[0].copy()
+                registers[-1] = np.array(reader.kv_mma_op.reg_tile)[0]
     image = smem.image(params.dtype)[0, : nbytes // params.dtype.itemsize]
     shape = (params.num_threads, -1)
     return image, np.stack(registers, axis=1).reshape(shape) if registers else np.zeros(0, params.dtype), dma, traffic
@@ -72,11 +74,10 @@ def dma_of(buffer: KVBuffer, stage: int) -> list[tuple[int, ...]]:
     start = walk.tile_start_row
     tile, plan = walk.next_tile(), dma_plan(p)
     walk.tile_start_row = start
-    base, voffset, records = tile.resource(plan.row, plan.col)
-    assert (base == base[..., :1]).all()
-    assert (records == records[..., :1]).all()
+    base, voffset, records = buffer_resource(tile, plan.row, plan.col)
     lds = plan.offset * p.dtype.itemsize + buffer.stage_address(stage)
-    columns = [plan.wave[:, None], lds[:, None], (base + records)[0, :, :1], base[0] + voffset]
+    ends = np.broadcast_to((base + records)[0, :, :1], (len(lds), 1))
+    columns = [plan.wave[:, None], lds[:, None], ends, base[0] + voffset]
     return list(map(tuple, np.concatenate(columns, axis=1).tolist()))
 
 
@@ -261,7 +262,7 @@ def test_slices_of_five_waves() -> None:
     whole = buffer_of(p)
     v = WarpSlices(whole, 4)
     whole.load_from_dram(0)
-    registers = v.load_from_shared(0)
+    registers = np.asarray(v.load_from_shared(0))
     assert registers[0, 256:].tobytes() == registers[0, :64].tobytes()
     np.testing.assert_array_equal(v.fragment_map().gather(v.strip_tile(1))[0], keys_of(p)[0, 32:64, 0])
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from registers import in_registers
 
 from kvlab.cache import PagedKVCache, from_dense
 from kvlab.layout import Swizzle
@@ -98,12 +99,12 @@ def second_tile(dense: Any, batch: Any, head: Any, BN: int) -> Any:
 
 def product(reader: KVBuffer, operand: Any, operand_map: Any, c_map: Any, num_m: int) -> Any:
     """``c_map`` tile of the operand times what the registers hold, strip after strip, k group after k group."""
-    registers = operand_map.spread(operand.astype(reader.params.dtype))
-    c = np.zeros((len(operand), *c_map.row.shape), np.float32)
+    registers = in_registers(operand_map.spread(operand.astype(reader.params.dtype)))
+    c = in_registers(np.zeros((len(operand), *c_map.row.shape), np.float32))
     for strip in range(reader.num_k_tiles):
         for kg in range(reader.num_k_mmas2):
             first = (strip * reader.num_k_mmas2 + kg) * num_m
-            reader.kv_mma_op.mma(registers[:, :, first : first + num_m], c, strip, kg, swap_a_b=True)
+            reader.kv_mma_op.mma(registers[first : first + num_m, :], c, strip, kg, swap_a_b=True)
     return c_map.gather(c)
 
 

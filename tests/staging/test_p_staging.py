@@ -53,7 +53,7 @@ def test_every_element_arrives_once(name: str) -> None:
     with pytest.raises(ValueError, match="copy P first"):
         staging.mma_tile(0, 0)
     staging.copy(p.score_map().spread(tile))
-    operand = np.concatenate([staging.mma_tile(*at) for at in groups(p)], axis=2)
+    operand = np.concatenate([np.asarray(staging.mma_tile(*at)) for at in groups(p)], axis=2)
     assert operand.shape[2] == p.num_m * p.k_groups * (p.BN // p.BK)
     assert p.operand_map().gather(operand).tobytes() == cast_p(tile, p.dtype).tobytes()
     if p.form == "registers":
@@ -133,8 +133,8 @@ def test_without_transposing_reads_an_accumulator_is_interleaved() -> None:
     p = params("registers-32", tr=False)
     staging = PStaging(p)
     staging.copy(np.broadcast_to(np.arange(16, dtype=np.float32), (1, 256, 2, 16)))
-    assert staging.mma_tile(1, 0)[0, 7, 0].astype(int).tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
-    assert staging.mma_tile(0, 1)[0, 9, 0].astype(int).tolist() == [8, 12, 9, 13, 10, 14, 11, 15]
+    assert np.asarray(staging.mma_tile(1, 0))[0, 7, 0].astype(int).tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
+    assert np.asarray(staging.mma_tile(0, 1))[0, 9, 0].astype(int).tolist() == [8, 12, 9, 13, 10, 14, 11, 15]
 
 
 def test_fp8_keeps_small_p() -> None:

@@ -98,7 +98,7 @@ def test_columns_past_the_head_are_zeros(dtype: str, mma: Any, BK: int, k: bool)
     buffer.load_from_dram(0)
     assert np.array_equal(said(buffer.smem_image(), [keys[:64]]).ravel(), buffer.smem.bytes[0])
     assert (buffer.smem_image().slots[:, 0] == -3).sum() == 64 * 48 * params.dtype.itemsize // 16
-    tile = [buffer.load_from_shared(0), *(buffer.strip_tile(s).copy() for s in range(params.num_k_tiles))][1:]
+    tile = [buffer.load_from_shared(0), *(np.array(buffer.strip_tile(s)) for s in range(params.num_k_tiles))][1:]
     found = np.concatenate([buffer.fragment_map().gather(strip)[0] for strip in tile], axis=1 if k else 0)
     assert (found[:, :80].view(np.uint8) == keys[:64]).all()
     assert (found[:, 80:].view(np.uint8) == 0).all()
@@ -158,7 +158,7 @@ def test_read_addresses_are_the_reads() -> None:
     assert (name, address.shape) == ("ds_read_b128", (2, 4, 64))
     read = buffer.smem.load(address[None], params.dtype, 8)[0]  # [instructions, warps, lanes, 8]
     buffer.load_from_shared(1, bk_tile=2)
-    registers = buffer.strip_tile(2)[0].reshape(4, 64, 2, 8)
+    registers = np.asarray(buffer.strip_tile(2))[0].reshape(4, 64, 2, 8)
     assert np.array_equal(np.moveaxis(read, 0, 2).view(np.uint16), registers.view(np.uint16))
 
     core = TiledTensorCore("fp32", "bf16", (16, 16, 32), 1, transpose_b=True)
@@ -169,7 +169,7 @@ def test_read_addresses_are_the_reads() -> None:
     name, address = other.read_addresses(1)
     assert name == "ds_read_b128"
     read = other.smem.load(address[None], staged.dtype, 8)[0]
-    registers = other.load_from_shared(1)[0].reshape(4, 64, 2, 8)
+    registers = np.asarray(other.load_from_shared(1))[0].reshape(4, 64, 2, 8)
     assert np.array_equal(np.moveaxis(read, 0, 2).view(np.uint16), registers.view(np.uint16))
 
 

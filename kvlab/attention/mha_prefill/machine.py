@@ -10,8 +10,9 @@ import numpy as np
 from kvlab.attention.inputs import require
 from kvlab.attention.scales import P_SCALE
 from kvlab.hardware import get_arch
+from kvlab.layout import TileTensor
 from kvlab.memory import Memory, float8_e4m3fn
-from kvlab.staging import Fragments, KVTile, TileCTA, Traffic, row_offsets
+from kvlab.staging import Fragments, TileCTA, Traffic, row_offsets
 from kvlab.staging.fma_cta import FmaCTA, FmaShape
 from kvlab.staging.kv_buffer_cta import KVBufferCTA, KVBufferShape
 from kvlab.staging.mfma_cta import MfmaCTA, MfmaShape
@@ -68,7 +69,7 @@ class PrefillCTA:
         both = zip(self.pieces, self._tiles("v", at, key, end), strict=False)
         return tuple(piece.load_v(tile, active) for piece, tile in both)
 
-    def _tiles(self, role: str, at: RowsAt, key: Array, end: Array) -> list[KVTile]:
+    def _tiles(self, role: str, at: RowsAt, key: Array, end: Array) -> list[TileTensor]:
         return [tile_walk(at, self.BN, key[:, 0], end, *columns).next_tile() for columns in self.widths[role]]
 
     def scores(self, q: tuple[Any, ...], k: tuple[Any, ...], active: Array) -> Fragments:

@@ -81,6 +81,6 @@ def key_scales(scales: tuple[Scale, Array], at: RowsAt, key: Array, end: Array) 
 def tile_walk(at: RowsAt, BN: int, start: Array, end: Array, column: int, columns: int) -> KVCacheIterator:
     """The walk over tiles of BN keys from ``start`` to ``end`` ``[P]``, of some columns."""
     rows, batch, first, head = at
-    walk = KVCacheIterator(rows, BN, batch, head, first + end, depth=columns, head_dim_offset=column, bounded=True)
+    walk = KVCacheIterator(rows, BN, batch, head, first + end, depth=columns, head_dim_offset=column)
     walk.tile_start_row = first + start
     return walk

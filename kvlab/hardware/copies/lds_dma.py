@@ -7,18 +7,20 @@ Whoever reads logical vector v at slot ``swizzle(v)`` gets it. What lies past th
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from kvlab.drawn import Drawn
-from kvlab.hardware._arrays import IntArray, frozen, integers, whole
-from kvlab.layout import Swizzle
+from kvlab.hardware._arrays import BoolArray, IntArray, frozen, integers, whole
+from kvlab.layout import Swizzle, TileTensor
 from kvlab.layout.int_tuple import at_once
-from kvlab.memory import Memory, as_dtype
+from kvlab.memory import as_dtype
 
 from .copy import buffer_load_lds
+from .tile_resource import DRAM, LDS, check_tile, resource_of
 
 __all__ = ["DmaPlan", "SubTileLoaderLDS", "SubTileLoaderLDS_st_8x32"]
 
@@ -80,30 +82,48 @@ class SubTileLoaderLDS:
         return _sub_tile_plan(self, M, N, worker_base)
 
     def load(
-        self, lds: Memory, lds_base: Any, memory: Memory, base: Any, shape: tuple[int, int], row_stride: int,
-        num_records: Any, scalar_offset: Any = 0, worker_base: int = 0,
-    ) -> None:  # fmt: skip
-        """Execute it: the tile of ``shape`` whose first element has the byte address ``base`` and whose rows are
-        ``row_stride`` elements apart goes to ``lds_base``.
+        self, dst: TileTensor, src: TileTensor, scalar_offset: Any = 0, worker_base: int = 0, *, columns: Any = None
+    ) -> None:
+        """Execute it: the tile ``src`` goes to ``dst``, or many at once, whose axes lead the offsets of both.
 
-        ``lds_base``, ``base`` and ``num_records`` (bytes) are ints or int arrays ``[...]`` that broadcast (``[P]`` or
-        ``[1]`` where LDS has programs); ``scalar_offset`` is in elements.
+        dst : in shared memory, ``M x N``, row-major without gaps.
+        src : in DRAM, ``M x N`` with contiguous columns; or pieces of fewer rows, along one more axis of its offset.
+            What lies past its ``valid_rows`` arrives as zeros, by the linear bound of a buffer resource.
+        scalar_offset : elements by which the fetched ones lie behind those of ``src``.
+        columns : of ``src`` that exist, an int or one for each tile; the others arrive as zeros. All unless given.
 
-        >>> dram = Memory.over(np.arange(32 * 64, dtype=np.int16).reshape(32, 64))
-        >>> lds = Memory(32 * 32 * 2)
-        >>> SubTileLoaderLDS(np.int16).load(lds, 0, dram, 64, (32, 32), 64, num_records=31 * 128)
-        >>> lds.image(np.int16).reshape(32, 32)[[0, 1, 30, 31], 0].tolist()
+        >>> from kvlab.layout import Layout
+        >>> src = TileTensor.from_numpy(np.arange(64 * 64, dtype=np.int16).reshape(64, 64)).with_valid_rows(31)
+        >>> dst = TileTensor.stack_allocation(Layout.row_major(32, 32), np.int16)
+        >>> SubTileLoaderLDS(np.int16).load(dst, src.tile((32, 32), (0, 1)))
+        >>> dst.to_numpy()[[0, 1, 30, 31], 0].tolist()
         [32, 96, 1952, 0]
         """
-        plan, row_stride = self.plan(*shape, worker_base), whole(row_stride, "row_stride")
+        plan, base, voffset, records = self._reach(dst, src, worker_base, columns)
         size = self.dtype.itemsize
-        voffset = (plan.row * row_stride + plan.col) * size
-        one = (Ellipsis, None, None)  # a value for all instructions and lanes
-        given = {"base": base, "num_records": num_records, "scalar_offset": scalar_offset}
-        base, num_records, scalar_offset = (integers(x, name)[one] for name, x in given.items())
-        target = integers(lds_base, "lds_base")[..., None] + plan.offset * size
-        voffset = voffset.reshape(*(1,) * (target.ndim - 1), *voffset.shape)
-        buffer_load_lds(lds, target, memory, base, voffset, plan.width * size, num_records, scalar_offset * size)
+        target = np.asarray(dst.offset)[..., None] * size + dst.memory.base + plan.offset * size
+        scalar = integers(scalar_offset, "scalar_offset")[..., None, None] * size
+        buffer_load_lds(dst.memory, target, src.memory, base, voffset, plan.width * size, records, scalar)
+
+    def arrives(self, dst: TileTensor, src: TileTensor, worker_base: int = 0, *, columns: Any = None) -> BoolArray:
+        """Which lanes :meth:`load` brings data from DRAM, and not zeros: ``[leading axes, instructions, 64]``."""
+        plan, _, voffset, records = self._reach(dst, src, worker_base, columns)
+        return np.asarray(voffset + plan.width * self.dtype.itemsize <= records)
+
+    def _reach(
+        self, dst: TileTensor, src: TileTensor, worker_base: int, columns: Any
+    ) -> tuple[DmaPlan, IntArray, IntArray, IntArray]:
+        """The instructions, and the resource that they reach; refuses what is not to be loaded."""
+        check_tile("dst", dst, LDS, self.dtype)
+        check_tile("src", src, DRAM, self.dtype)
+        if not dst.is_row_major or dst.rank != 2:
+            raise ValueError(f"dst is {dst.layout}: must be rows x columns, row-major without gaps")
+        (rows, cols), lead, pieces = dst.shape, np.ndim(dst.offset), np.shape(src.offset)[np.ndim(dst.offset) :]
+        if (math.prod(pieces) * src.shape[0], src.shape[1]) != (rows, cols) or len(pieces) > 1:
+            many = "".join(f"{n} pieces of " for n in pieces)
+            raise ValueError(f"src is {many}{src.shape[0]} x {src.shape[1]}: must be {rows} x {cols}")
+        plan = self.plan(rows, cols, worker_base)
+        return plan, *resource_of(src, plan.row, plan.col, lead, columns)
 
 
 @functools.cache
@@ -165,14 +185,17 @@ class SubTileLoaderLDS_st_8x32(Drawn):  # noqa: N801 - MAX's public name
         """The instructions of all waves, in LDS order: instruction j of wave w is number ``j * waves + w``."""
         return _st_8x32_plan(self)
 
-    def load(self, lds: Memory, lds_base: Any, memory: Memory, base: Any, row_stride: int, num_records: Any) -> None:
-        """Execute it; arguments as for :meth:`SubTileLoaderLDS.load`."""
-        plan, size, row_stride = self.plan, self.dtype.itemsize, whole(row_stride, "row_stride")
-        target = integers(lds_base, "lds_base")[..., None] + plan.offset * size
-        voffset = (plan.row * row_stride + plan.col) * size
-        voffset = voffset.reshape(*(1,) * (target.ndim - 1), *voffset.shape)
-        base, num_records = (integers(x, "base, num_records")[..., None, None] for x in (base, num_records))
-        buffer_load_lds(lds, target, memory, base, voffset, 16, num_records)
+    def load(self, dst: TileTensor, src: TileTensor) -> None:
+        """Execute it: as :meth:`SubTileLoaderLDS.load`; ``dst`` is ``BN x depth`` without gaps, its sub-tiles numbered
+        as the class says: a flat tile tensor of as many elements."""
+        size, plan = self.dtype.itemsize, self.plan
+        check_tile("dst", dst, LDS, self.dtype, (self.BN * self.depth,))
+        check_tile("src", src, DRAM, self.dtype, (self.BN, self.depth))
+        if not dst.is_row_major:
+            raise ValueError(f"dst is {dst.layout}: must be {self.BN * self.depth} elements without gaps")
+        base, voffset, records = resource_of(src, plan.row, plan.col, np.ndim(dst.offset))
+        target = np.asarray(dst.offset)[..., None] * size + dst.memory.base + plan.offset * size
+        buffer_load_lds(dst.memory, target, src.memory, base, voffset, 16, records)
 
 
 @functools.cache

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from kvlab.hardware._arrays import Array, IntArray, frozen, integers, whole
-from kvlab.layout import Layout, Swizzle
+from kvlab.hardware._arrays import BoolArray, IntArray, frozen, whole
+from kvlab.layout import Layout, Swizzle, TileTensor
+from kvlab.layout.access import leading
 from kvlab.layout.int_tuple import at_once, flatten
-from kvlab.memory import Memory, as_dtype
+from kvlab.memory import as_dtype
 
 from .copy import buffer_load
+from .tile_resource import DRAM, LDS, REGISTERS, check_tile, resource_of
 
 __all__ = ["RegTileLoader", "RegTileWriterLDS"]
 
@@ -43,34 +46,46 @@ class RegTileLoader:
         """``[workers, vectors, 2]``: row and first column of each vector, in the row-major order of the registers."""
         return _vectors(self.thread_layout, *_sizes(shape), self.width)
 
-    def load(
-        self, memory: Memory, base: Any, shape: tuple[int, int], row_stride: int, num_records: Any, *,
-        threads: int | None = None,
-    ) -> Array:  # fmt: skip
-        """Registers ``[..., workers, vectors * width]`` of the tile of ``shape`` that starts at byte ``base``.
+    def load(self, dst: TileTensor, src: TileTensor, *, columns: Any = None) -> None:
+        """Execute it: the tile ``src`` goes to the workers' registers ``dst``, or many at once, whose axes lead the
+        offsets of both; that of the workers is the last one of ``dst``.
 
-        Zeros where a vector ends past ``num_records`` (bytes from ``base``). ``base`` and ``num_records`` broadcast to
-        ``[...]``. With ``threads`` the result has that many rows; those past the layout's size do nothing (zeros).
+        dst : in registers, ``vectors x width`` row-major without gaps, or as many in one mode. With more threads than
+            workers those past them do nothing: their registers keep what they hold.
+        src : in DRAM, as for :meth:`SubTileLoaderLDS.load`: zeros where a vector ends past the bound.
+        columns : of ``src`` that exist, as there.
 
-        >>> tile = np.arange(4 * 16, dtype=np.int32).reshape(4, 16)
-        >>> loader = RegTileLoader(np.int32, Layout.row_major(2, 2))
-        >>> loader.load(Memory.over(tile), 0, (4, 16), 16, num_records=3 * 64)[1].tolist()
-        [4, 5, 6, 7, 12, 13, 14, 15, 36, 37, 38, 39, 44, 45, 46, 47]
+        >>> from kvlab.memory import AddressSpace
+        >>> src = TileTensor.from_numpy(np.arange(4 * 16, dtype=np.int32).reshape(4, 16)).with_valid_rows(3)
+        >>> dst = TileTensor.stack_allocation(Layout.row_major(4, 4), np.int32, AddressSpace.LOCAL, threads=4)
+        >>> RegTileLoader(np.int32, Layout.row_major(2, 2)).load(dst, src)
+        >>> dst.to_numpy()[1].tolist()
+        [[4, 5, 6, 7], [12, 13, 14, 15], [36, 37, 38, 39], [44, 45, 46, 47]]
         """
-        where, row_stride = self.vectors(shape), whole(row_stride, "row_stride")
-        size = self.dtype.itemsize
-        offset = (where[..., 0] * row_stride + where[..., 1]) * size
-        one = (Ellipsis, None, None)
-        base, num_records = (integers(x, "base, num_records")[one] for x in (base, num_records))
-        values = buffer_load(memory, base, offset, self.width * size, num_records, dtype=self.dtype)
-        registers = values.reshape(*values.shape[:-2], -1)
-        if threads is None:
-            return registers
-        if at_once(whole(threads, "threads"), "threads") < registers.shape[-2]:
-            raise ValueError(f"threads {threads} are fewer than the {registers.shape[-2]} workers of the thread layout")
-        out = np.zeros((*registers.shape[:-2], threads, registers.shape[-1]), self.dtype)
-        out[..., : registers.shape[-2], :] = registers
-        return out
+        where, base, voffset, records = self._reach(dst, src, columns)
+        values = buffer_load(src.memory, base, voffset, self.width * self.dtype.itemsize, records, dtype=src.dtype)
+        registers = values.reshape(*values.shape[:-2], *dst.shape, 1).view(dst.dtype)
+        dst.select(..., slice(len(where))).store(registers)
+
+    def arrives(self, dst: TileTensor, src: TileTensor, *, columns: Any = None) -> BoolArray:
+        """Which vectors :meth:`load` brings from DRAM, and not as zeros: ``[leading axes, workers, vectors]``."""
+        _, _, voffset, records = self._reach(dst, src, columns)
+        return np.asarray(voffset + self.width * self.dtype.itemsize <= records)
+
+    def _reach(
+        self, dst: TileTensor, src: TileTensor, columns: Any
+    ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+        """The vectors of each worker, and the resource that reaches them; refuses what is not to be loaded."""
+        check_tile("dst", dst, REGISTERS, self.dtype)
+        check_tile("src", src, DRAM, self.dtype)
+        lead = max(np.ndim(dst.offset) - 1, 0)
+        where = self.vectors((src.shape[0] * math.prod(np.shape(src.offset)[lead:]), src.shape[1]))
+        threads, size = np.shape(dst.offset)[-1:], where.shape[1] * self.width
+        if not dst.is_row_major or dst.num_elements() != size:
+            raise ValueError(f"dst is {dst.layout}: must be {size} elements without gaps, {where.shape[1]} vectors")
+        if threads < (len(where),):
+            raise ValueError(f"dst is of {threads} threads: must be of the {len(where)} workers of the thread layout")
+        return where, *resource_of(src, where[..., 0], where[..., 1], lead, columns)
 
 
 @dataclass(frozen=True)
@@ -81,10 +96,12 @@ class RegTileWriterLDS:
     ValueError where that is not where it puts them: their distances must be multiples of its period. ``original=True``
     puts them there all the same, as MAX does.
 
+    >>> from kvlab.memory import AddressSpace
     >>> writer = RegTileWriterLDS(np.int32, Layout.row_major(4, 2), Swizzle(1, 0, 1, "vector"))
-    >>> lds = Memory(4 * 32)
-    >>> writer.store(lds, 0, np.arange(32, dtype=np.int32).reshape(8, 4), (4, 8))
-    >>> lds.image(np.int32).reshape(4, 8)[:, [0, 4]].tolist()
+    >>> lds = TileTensor.stack_allocation(Layout.row_major(4, 8), np.int32)
+    >>> registers = np.arange(32, dtype=np.int32).reshape(8, 4)
+    >>> writer.store(lds, TileTensor.from_numpy(registers, space=AddressSpace.LOCAL, batch=1))
+    >>> lds.to_numpy()[:, [0, 4]].tolist()
     [[0, 4], [12, 8], [16, 20], [28, 24]]
     """
 
@@ -120,17 +137,28 @@ class RegTileWriterLDS:
                 )
         return vector * self.width
 
-    def store(
-        self, lds: Memory, lds_base: Any, registers: Any, shape: tuple[int, int], row_stride: int | None = None
-    ) -> None:
-        """Write ``registers`` ``[..., workers, vectors * width]`` as a row-major tile at byte ``lds_base``."""
-        offset, registers = self.offsets(shape, row_stride), np.asarray(registers)
-        expected = (offset.shape[0], offset.shape[1] * self.width)
-        if registers.dtype != self.dtype or registers.shape[-2:] != expected:
-            raise ValueError(f"registers {registers.shape} of {registers.dtype} are not [..., {expected[0]}, "
-                             f"{expected[1]}] of {self.dtype}")  # fmt: skip
-        address = integers(lds_base, "lds_base")[..., None, None] + offset * self.dtype.itemsize
-        lds.store(address, registers.reshape(*registers.shape[:-1], -1, self.width))
+    def store(self, dst: TileTensor, src: TileTensor) -> None:
+        """Write the workers' registers ``src`` to the tile ``dst``, or many at once, as :meth:`RegTileLoader.load`.
+
+        dst : in shared memory, rows x columns, the columns contiguous.
+        src : in registers, ``vectors x width`` or as many elements in one mode, row-major without gaps, of ``dtype``.
+        """
+        check_tile("dst", dst, LDS, self.dtype)
+        check_tile("src", src, REGISTERS, self.dtype)
+        if dst.rank != 2 or not dst.layout.is_flat or flatten(dst.layout.stride)[1] != 1:
+            raise ValueError(f"dst is {dst.layout}: must be rows x columns, the columns contiguous")
+        offset = self.offsets((dst.shape[0], dst.shape[1]), flatten(dst.layout.stride)[0])
+        workers, vectors = offset.shape
+        size, threads = vectors * self.width, np.shape(src.offset)[-1:]
+        if src.dtype != self.dtype or src.num_elements() != size or not src.is_row_major or threads != (workers,):
+            raise ValueError(
+                f"src is {src.layout} of {src.dtype} and {threads} threads: must be {size} elements without gaps of "
+                f"{self.dtype} and {workers}"
+            )
+        registers = np.asarray(src)
+        address = (leading(np.asarray(dst.offset), np.ndim(dst.offset) + 2) + offset) * self.dtype.itemsize
+        registers = registers.reshape(*registers.shape[: np.ndim(src.offset)], vectors, self.width)
+        dst.memory.store(address + dst.memory.base, registers)
 
 
 def _check_threads(layout: Layout) -> None:

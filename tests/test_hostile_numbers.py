@@ -19,7 +19,7 @@ from kvlab import attention, cache, hardware, layout
 from kvlab.attention import mha_decode_paged, mla_prefill_paged
 from kvlab.layout import ComposedLayout, Layout, LinearLayout, Swizzle, TileTensor, int_tuple, tree_ops
 from kvlab.layout.encodings import BlockedLayout, PaddedSharedLayout, SwizzledSharedLayout
-from kvlab.memory import Memory
+from kvlab.memory import AddressSpace, Memory
 
 
 def deep(levels: int) -> Any:
@@ -53,6 +53,10 @@ DMA = hardware.SubTileLoaderLDS("int16")
 POOL = cache.PagedKVCacheCollection(np.zeros((5, 2, 3, 16, 2, 64), np.float32), [20], [[3, 0]], 1, 21)
 KEYS, PARAMS = POOL.get_key_cache(0), cache.KVCacheStaticParams(2, 64)
 DENSE = np.zeros((2, 8, 1, 16), np.float32)
+
+
+def registers(threads: Any = 4) -> TileTensor:
+    return TileTensor.stack_allocation(Layout(16), "int32", AddressSpace.LOCAL, threads=threads)
 
 
 def tile() -> TileTensor:
@@ -227,9 +231,11 @@ HARDWARE: dict[str, Callable[[Any], Any]] = {
     "tmem, column": lambda x: hardware.TensorMemory(64).load(0, x, 1),
     "tmem, repeat": lambda x: hardware.TensorMemory(64).load(0, 0, x),
     "loader, shape": lambda x: LOADER.vectors((x, 32)),
-    "loader, base": lambda x: LOADER.load(Memory.over(ROWS), x, (4, 16), 16, 256),
-    "loader, row_stride": lambda x: LOADER.load(Memory.over(ROWS), 0, (4, 16), x, 256),
-    "loader, threads": lambda x: LOADER.load(Memory.over(ROWS), 0, (4, 16), 16, 256, threads=x),
+    "loader, columns": lambda x: LOADER.load(registers(), TileTensor.from_numpy(ROWS), columns=x),
+    "loader, threads": lambda x: registers(x),
+    "resource, row": lambda x: hardware.buffer_resource(tile(), x, 0),
+    "resource, col": lambda x: hardware.buffer_resource(tile(), 0, x),
+    "resource, columns": lambda x: hardware.buffer_resource(tile(), 0, 0, columns=x),
     "writer, row_stride": lambda x: WRITER.offsets((4, 8), x),
     "writer, shape": lambda x: WRITER.offsets((4, x)),
     "dma, M": lambda x: DMA.plan(x, 32),

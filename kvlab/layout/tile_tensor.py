@@ -126,11 +126,10 @@ class TileTensor(TileViews, TileSlices, TileOps, TileStatic):
             )
             scalars = layout.size
         nbytes = scalars * as_dtype(dtype).itemsize * (1 if threads is None else as_int(threads, "threads", 1))
-        name, offset = name or f"{space.value} memory", 0 if threads is None else np.arange(threads) * scalars
-        if threads is not None and programs is not None:
-            offset = np.asarray(offset)[None]
+        name = name or f"{space.value} memory"
         memory = Memory(nbytes, space=space, name=name, programs=programs, base=base, unsafe=unsafe)
-        return cls(memory, dtype, layout, offset)
+        offset = 0 if threads is None else np.arange(threads) * scalars
+        return cls(memory, dtype, layout, offset if threads is None or programs is None else np.asarray(offset)[None])
 
     def to_layout_tensor(self) -> LayoutTensor:
         """The same view with the legacy rules of MAX's :class:`~kvlab.layout.LayoutTensor`."""

@@ -20,8 +20,8 @@ GUTTER, HEADER, ROW, RIGHT = 88.0, 48.0, 20.0, 200.0
 def draw_kv_tile(
     tile: Any, *, program: int = 0, fold: bool = True, title: str | None = None, caption: str | None = None
 ) -> Picture:
-    """The rows of a tile of keys of one program, with their byte addresses in DRAM: ``tile`` is what
-    :meth:`kvlab.staging.KVCacheIterator.next_tile` gives.
+    """The rows of one program of a tile that a :class:`kvlab.staging.KVCacheIterator` gives, with their byte addresses
+    in DRAM.
 
     fold    show the first rows of each run, and those around the last row that exists
 

@@ -84,8 +84,8 @@ class HopperCTA(PartitionedCTA):
         return Fragments(np.moveaxis(words, 0, 2).reshape(1, *layout.row.shape), layout)
 
     def multiply_rows(self, q: Array, k: Fragments, s: Fragments) -> Fragments:
-        """S + Q K^T of every warp's keys; q ``[16, W]``."""
-        return self._add_products(q[None], self._of_warps(k).swapaxes(1, 2), s)  # of [4, 16, keys]
+        """S + Q K^T of every warp's keys; q ``[4, 16, W]``."""
+        return self._add_products(q, self._of_warps(k).swapaxes(1, 2), s)  # of [4, 16, keys]
 
     def accumulate(self, p: Fragments, v: Fragments, o: Fragments) -> Fragments:
         """O + P V of every warp's keys; P stays in the registers of its scores."""

@@ -11,11 +11,12 @@ import numpy as np
 from kvlab.attention.features import Features
 from kvlab.attention.fp8_pairs.emulator import halves, narrow
 from kvlab.attention.intervals import most_keys
+from kvlab.attention.masked import load, store
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
 from kvlab.attention.mha_prefill.hopper_turns import Role, Wait, run_roles
 from kvlab.attention.online_softmax import LOG2E, LOWEST
-from kvlab.attention.scoring.emulator import head_scale, key_count
+from kvlab.attention.scoring.emulator import key_count
 from kvlab.hardware import TmaDescriptor
 from kvlab.hardware.chip import add_products, divide, exp2, log2, multiply_add
 from kvlab.staging import Fragments, Traffic, ceildiv
@@ -57,18 +58,16 @@ class Launch:
         lo = min(split * size, num_keys)
         return batch, group * C.HEADS, split, lo, min(lo + size, num_keys), num_keys
 
-    def rows_of(self) -> tuple[Array, Array, Array]:
+    def rows_of(self, r: Array) -> tuple[Array, Array, Array]:
         """Row of the tile -> its KV head (counted from the first), new token, query head of the KV head."""
-        C, r = self.config.constants, np.arange(ROWS)
+        C = self.config.constants
         return r // (C.TOKENS * C.GROUP), r % (C.TOKENS * C.GROUP) // C.GROUP, r % C.GROUP
 
-    def load_rows(self, batch: int, kv_head: int) -> Array:
-        """Query rows ``[16, D]``; rows that do not exist are 0."""
-        C, (kv, token, head) = self.config.constants, self.rows_of()
-        there = kv < C.HEADS
-        rows = np.zeros((ROWS, self.q.shape[3]), self.q.dtype)
-        rows[there] = self.q[batch, token[there], ((kv_head + kv) * C.GROUP + head)[there]]
-        return rows
+    def load_rows(self, batch: int, kv_head: int, odd: int) -> Array:
+        """Query rows ``[16, W]``, of pairs the even or odd columns; rows that do not exist are 0."""
+        C, (kv, token, head) = self.config.constants, self.rows_of(np.arange(ROWS)[:, None])
+        cols = 2 * np.arange(C.W) + odd if C.PAIRS else np.arange(C.W)
+        return load(self.q, (batch, token, (kv_head + kv) * C.GROUP + head, cols), mask=kv < C.HEADS)
 
     def find_pages(self, batch: int, key: int, end: int) -> Array:
         """The pages of a block's boxes; those past the end are not looked up, none arrives as zeros."""
@@ -82,7 +81,8 @@ def produce(cta: HopperCTA, x: Launch, item: Item) -> Iterator[Wait]:
     """One warp brings block after block of K and V."""
     #@ producer
     #: begin -> blocks, found    how many; the pages of the first
-    C, (batch, kv_head, _, lo, hi, _) = cta.C, item
+    C = cta.C  #- launch
+    batch, kv_head, _, lo, hi, _ = item
     blocks = ceildiv(hi - lo, C.BT)
     found = x.find_pages(batch, lo, hi)
     for i in range(blocks):
@@ -90,7 +90,7 @@ def produce(cta: HopperCTA, x: Launch, item: Item) -> Iterator[Wait]:
         b = i % C.NB
         key = lo + i * C.BT
         following = x.find_pages(batch, key + C.BT, hi)
-        yield cta.free[b], ((i // C.NB) & 1) ^ 1
+        yield cta.free[b], ((i // C.NB) & 1) ^ 1  #- wait
         cta.load_block(b, found, key, kv_head)
         found = following
 
@@ -99,45 +99,60 @@ def consume(cta: HopperCTA, x: Launch, item: Item) -> Iterator[Wait]:
     """Four warps, each with 16 keys of a block of its own: scores, softmax, output."""
     #@ consumer
     #: begin -> blocks, limit    how many; the rows, the keys that they see, what their scores are multiplied by
-    C, scales, (batch, kv_head, split, lo, hi, num_keys) = cta.C, x.features.scales, item
+    C, scales, splits, out, lse_out = cta.C, x.features.scales, x.config.num_splits, x.out, x.lse  #- launch
+    batch, kv_head, split, lo, hi, num_keys = item
     blocks = ceildiv(hi - lo, C.BT)
-    q = x.load_rows(batch, kv_head)
-    kv, token, head = x.rows_of()
+    W = C.W
+    KEYS = C.BN // 4
+    q = x.load_rows(batch, kv_head, 0)
+    kv, token, head = x.rows_of(np.arange(ROWS))
     limit = num_keys - C.TOKENS + 1 + token  # keys from here on a row does not see
-    last_head = np.minimum(kv_head + kv, kv_head + C.HEADS - 1)
-    factor = np.full(ROWS, x.scale_log2) * head_scale(scales.k.heads, last_head)
-    q_odd = q
+    factor = np.full(ROWS, x.scale_log2)
+    if C.K_SCALE:
+        factor = factor * load(scales.k.heads, (kv_head + kv,), mask=kv < C.HEADS, other=0.0)
     if C.PAIRS:
-        q, unit = narrow(q, np.abs(q.astype(np.float32)).max(axis=1))
-        q, q_odd = q[:, ::2], q[:, 1::2]
+        odd = x.load_rows(batch, kv_head, 1)
+        top = np.maximum(np.max(np.abs(q.astype(np.float32)), 1), np.max(np.abs(odd.astype(np.float32)), 1))
+        q, unit = narrow(q, top)
+        odd, _ = narrow(odd, top)
+        q_odd = of_every_warp(odd)
         factor = factor * unit
+    q = of_every_warp(q)
+    scores = cta.zeros(KEYS).map  #- programs
+    col = scores.row // ROWS * KEYS + scores.col  # of the block
+    own = col % C.HEADS == kv[scores.row % ROWS]
+    limits = limit[scores.row % ROWS]
+    factor = factor[scores.row % ROWS].astype(np.float32)
     m = np.full((1, 4 * ROWS), LOWEST, np.float32)
     l = np.zeros((1, 4 * ROWS), np.float32)
-    o = cta.zeros(C.W)
+    o = cta.zeros(W)
     o_odd = o
     for i in range(blocks):
         #: load_k -> b, key    the block has arrived in its stage
         b = i % C.NB
         key = lo + i * C.BT
-        yield cta.full[b], (i // C.NB) & 1
+        yield cta.full[b], (i // C.NB) & 1  #- wait
         k = cta.read("k", b)
         #: scores -> s    S = Q K^T in float32, in units of log2
-        s = cta.zeros(C.BN // 4)
+        s = cta.zeros(KEYS)
         if C.PAIRS:
             k_even, k_odd = _halves(k)
-            s = cta.multiply_rows(q_odd, k_odd, cta.multiply_rows(q, k_even, s))
+            s = cta.multiply_rows(q, k_even, s)
+            s = cta.multiply_rows(q_odd, k_odd, s)
         else:
             s = cta.multiply_rows(q, k, s)
-        s = s.with_values(s.values * _of_rows(s, factor))
+        s = s.with_values(s.values * factor)
         #: load_v -> v    and the stage is free; rows that do not exist may be anything, and 0 * NaN is NaN
         v = cta.read("v", b)
         cta.arrive(CONSUMERS, cta.free[b])
-        v = v.with_values(np.where(key + v.map.row // C.HEADS < hi, v.values, v.values.dtype.type(0)))
+        if key + C.BT > hi:
+            there = key + v.map.row // C.HEADS < hi
+            v = v.with_values(np.where(there, v.values, np.zeros_like(v.values)))
         #: mask -> s    other heads' keys, and keys that a row does not see
-        col = s.map.row // ROWS * (C.BN // 4) + s.map.col  # of the block
-        own = (C.HEADS == 1) | (col % C.HEADS == kv[s.map.row % ROWS])
-        visible = own & (key + col // C.HEADS < limit[s.map.row % ROWS])
-        s = s.with_values(np.where(visible, s.values, np.float32(-np.inf)))
+        if C.HEADS > 1:
+            s = s.with_values(np.where(own, s.values, np.float32(-np.inf)))
+        if key + C.BT > num_keys - C.TOKENS + 1:
+            s = s.with_values(np.where(key + col // C.HEADS < limits, s.values, np.float32(-np.inf)))
         #: softmax -> p, m, l, o    online, every warp for itself: row maximum, exponentials, row sum, rescale
         m_new = np.maximum(m, s.tile().max(2))
         p = s.with_values(exp2(s.values - s.by_row(m_new)))
@@ -145,43 +160,50 @@ def consume(cta: HopperCTA, x: Launch, item: Item) -> Iterator[Wait]:
         l = multiply_add(l, alpha, cta.row_sum(p))
         m = m_new
         o = o.with_values(o.values * o.by_row(alpha))
-        o_odd = o_odd.with_values(o_odd.values * o_odd.by_row(alpha))
+        if C.PAIRS:
+            o_odd = o_odd.with_values(o_odd.values * o_odd.by_row(alpha))
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product
         if C.PAIRS:
+            weights = p.with_values(p.values.astype(np.float16))
             v_even, v_odd = _halves(v)
-            o, o_odd = cta.accumulate(p, v_even, o), cta.accumulate(p, v_odd, o_odd)
+            o = cta.accumulate(weights, v_even, o)
+            o_odd = cta.accumulate(weights, v_odd, o_odd)
         else:
             o = cta.accumulate(p, v, o)
     #: together -> top, total    the warps' maxima and sums, through the ring, which nobody reads any more
     cta.meet(CONSUMERS)
     cta.leave(o, m, l)
     cta.meet(CONSUMERS)
-    each, m, l = cta.left(2)
-    top = m.max(0)
-    weight = exp2(m - top)
-    total = add_products(weight, l)
-    sums = [add_products(weight[:, :, None], each)]
+    each, tops, totals = cta.left(2)
+    top = tops.max(0)
+    total, o = add_warps(each, tops, totals, top)
     #: normalise -> lse, l    rows without a sum have seen no key: 0 and -inf
-    sees = limit > lo
+    kv, token, head = x.rows_of(np.arange(ROWS))
+    sees = num_keys - C.TOKENS + 1 + token > lo
     some = total != 0
-    total = np.where(some, total, np.float32(1))
-    lse = np.where(some, (top + log2(total)) * LN2, np.float32(-np.inf))
-    last = np.float32(scales.v.number) * head_scale(scales.v.heads, last_head)
-    l = np.where(some, divide(last, total), np.float32(0))  # what the sums of a row are multiplied by
+    with np.errstate(divide="ignore", invalid="ignore"):  # where the kernel has infinities, too
+        lse = np.where(some, (top + log2(total)) * LN2, np.float32(-np.inf))
+        factor = np.full(ROWS, np.float32(scales.v.number))
+        if C.V_SCALE:
+            factor = factor * load(scales.v.heads, (kv_head + kv,), mask=kv < C.HEADS, other=0.0)
+        l = np.where(some, divide(factor, total), np.float32(0))  # what the sums of a row are multiplied by
     #: store    an empty split leaves its partial output alone
-    there = kv < C.HEADS
     heads = (kv_head + kv) * C.GROUP + head
-    x.lse[split, batch, token[there], heads[there]] = lse[there]
-    writes = there & (sees | (x.config.num_splits == 1))
+    store(lse_out, (split, batch, token, heads), lse, mask=kv < C.HEADS)
+    rows = split, batch, token[:, None], heads[:, None]
+    writes = (kv < C.HEADS) & (sees | (splits == 1))
+    cols = np.arange(W) * (2 if C.PAIRS else 1)
+    o = np.where(some[:, None], o * l[:, None], np.float32(0))
+    store(out, (*rows, cols), o, mask=writes[:, None])
     if C.PAIRS:
         cta.meet(CONSUMERS)
         cta.leave(o_odd)
         cta.meet(CONSUMERS)
-        sums.append(add_products(weight[:, :, None], cta.left()[0]))
-    for n, part in enumerate(sums):
-        rows = np.where(some[:, None], part * l[:, None], np.float32(0)).astype(x.out.dtype)
-        x.out[split, batch, token[writes], heads[writes], n :: len(sums)] = rows[writes]
-    cta.traffic.move("registers->DRAM", int(writes.sum()) * x.out.shape[-1] * x.out.itemsize + int(there.sum()) * 4)
+        _, o_odd = add_warps(cta.left()[0], tops, totals, top)
+        o_odd = np.where(some[:, None], o_odd * l[:, None], np.float32(0))
+        store(out, (*rows, cols + 1), o_odd, mask=writes[:, None])
+    written = int(writes.sum()) * out[0, 0, 0, 0].nbytes + int((kv < C.HEADS).sum()) * lse.itemsize
+    cta.traffic.move("registers->DRAM", written)
     if C.PARTS:
         #: join    the splits, where the program is the last to arrive
         join(cta, x, item)
@@ -191,7 +213,13 @@ def join(cta: HopperCTA, x: Launch, item: Item) -> None:
     """The last program to arrive of those that share a sequence's keys takes all parts, in the order of the keys."""
     #@ joiner
     #: arrive -> last    behind all that the program has stored; the counter is 0 for the next launch
-    C, splits, (batch, kv_head, _, _, _, num_keys) = cta.C, x.config.num_splits, item
+    C, splits, part, part_lse = cta.C, x.config.num_splits, x.out, x.lse  #- launch
+    out, lse_out = x.joined, x.joined_lse  #- launch
+    batch, kv_head, _, _, _, num_keys = item
+    PARTS = C.PARTS
+    SEEN = C.HEADS * C.TOKENS * C.GROUP
+    R = 4 if SEEN <= 4 else 8 if SEEN <= 8 else 16
+    D = 2 * C.W if C.PAIRS else C.W
     counter = batch, kv_head // C.HEADS
     cta.meet(CONSUMERS)
     last = x.counters[counter] == splits - 1
@@ -199,26 +227,25 @@ def join(cta: HopperCTA, x: Launch, item: Item) -> None:
     if last:
         #: begin -> limit, top, total, o    the rows, and the keys that they see
         x.counters[counter] = 0
-        R, D = max(4, 1 << (C.HEADS * C.TOKENS * C.GROUP - 1).bit_length()), x.joined.shape[3]
-        r = np.arange(R)
-        kv, token, head = r // (C.TOKENS * C.GROUP), r % (C.TOKENS * C.GROUP) // C.GROUP, r % C.GROUP
+        kv, token, head = x.rows_of(np.arange(R))
         there = kv < C.HEADS
-        heads = np.minimum((kv_head + kv) * C.GROUP + head, x.q.shape[2] - 1)
+        heads = (kv_head + kv) * C.GROUP + head
         limit = num_keys - C.TOKENS + 1 + token
         size = ceildiv(ceildiv(num_keys, splits), C.BT) * C.BT  # keys of a split
+        n = np.arange(PARTS)
+        cols = np.arange(D)
         top = np.full(R, -np.inf, np.float32)
         total = np.zeros(R, np.float32)
         o = np.zeros((R, D), np.float32)
         for first in range(0, splits, C.PARTS):
             #: load_parts -> w, parts    of rows that see a key of the split; what others left behind is not read
-            split = first + np.arange(C.PARTS)[:, None]
-            has = (split * size < limit) & (split < splits) & there  # [PARTS, R]
-            n, row = np.nonzero(has)
-            w = np.full((C.PARTS, R), -np.inf, np.float32)
-            w[n, row] = x.lse[first + n, batch, token[row], heads[row]]
-            parts = np.zeros((C.PARTS, R, D), np.float32)
-            parts[n, row] = x.out[first + n, batch, token[row], heads[row]]
-            cta.traffic.move("DRAM->registers", len(n) * (D + 1) * 4)
+            split = first + n
+            has = (split[:, None] * size < limit) & (split < splits)[:, None] & there  # [PARTS, R]
+            at = split[:, None]
+            w = load(part_lse, (at, batch, token, heads), mask=has, other=-np.inf)
+            rows = at[..., None], batch, token[:, None], heads[:, None]
+            parts = load(part, (*rows, cols), mask=has[..., None])
+            cta.traffic.move("DRAM->registers", int(has.sum()) * (D + 1) * 4)
             #: add -> top, total, o    weights relative to the largest so far
             new = np.maximum(top, w.max(0))
             shift = np.where(np.isneginf(new), np.float32(0), new)
@@ -229,18 +256,29 @@ def join(cta: HopperCTA, x: Launch, item: Item) -> None:
             top = new
         #: combine -> lse, o    weighted mean; rows without a sum have seen no key: 0 and -inf
         some = total != 0
-        total = np.where(some, total, np.float32(1))
-        lse = np.where(some, multiply_add(log2(total), LN2, top), np.float32(-np.inf))
-        o = np.where(some[:, None], o * divide(np.float32(1), total)[:, None], np.float32(0))
+        with np.errstate(divide="ignore", invalid="ignore"):  # where the kernel has infinities, too
+            lse = np.where(some, multiply_add(log2(total), LN2, top), np.float32(-np.inf))
+            factor = divide(np.float32(1), total)
+            o = np.where(some[:, None], o * factor[:, None], np.float32(0))
         #: store
-        x.joined_lse[batch, token[there], heads[there]] = lse[there]
-        x.joined[batch, token[there], heads[there]] = o[there].astype(x.joined.dtype)
-        cta.traffic.move("registers->DRAM", int(there.sum()) * (D * x.joined.itemsize + 4))
+        store(lse_out, (batch, token, heads), lse, mask=there)
+        rows = batch, token[:, None], heads[:, None]
+        writes = there
+        store(out, (*rows, cols), o, mask=writes[:, None])
+        cta.traffic.move("registers->DRAM", int(there.sum()) * (D * out.itemsize + 4))
 
 
-def _of_rows(s: Fragments, values: Array) -> Array:
-    """``values[16]`` as each register sees its row."""
-    return values[s.map.row % ROWS].astype(np.float32)
+def of_every_warp(q: Array) -> Array:
+    """The A operand ``[4, 16, W]`` that all warps have."""
+    return np.broadcast_to(q, (4, *q.shape))
+
+
+def add_warps(each: Array, tops: Array, totals: Array, top: Array) -> tuple[Array, Array]:
+    """The warps' row sums ``[16]`` and sums ``[16, W]``, put together relative to ``top``."""
+    weight = exp2(tops - top)
+    total = add_products(weight, totals)
+    o = add_products(weight[:, :, None], each)
+    return total, o
 
 
 def _halves(x: Fragments) -> tuple[Fragments, Fragments]:

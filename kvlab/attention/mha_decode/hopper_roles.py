@@ -38,8 +38,8 @@ def produce(item, descs, boxes, full, free, table, pages, C: gl.constexpr):
     #@ producer
     #: begin -> blocks, found    how many; the pages of the first
     _, kv_head, _, lo, hi, _ = item
-    dk, dv = descs
-    k_box, v_box = boxes
+    dk, dv = descs  #- launch
+    k_box, v_box = boxes  #- launch
     blocks = gl.cdiv(hi - lo, C.BT)
     found = find_pages(table, lo, hi, pages, C)
     for i in range(blocks):
@@ -47,7 +47,7 @@ def produce(item, descs, boxes, full, free, table, pages, C: gl.constexpr):
         b = i % C.NB
         key = lo + i * C.BT
         following = find_pages(table, key + C.BT, hi, pages, C)
-        mbarrier.wait(free.index(b), ((i // C.NB) & 1) ^ 1)
+        mbarrier.wait(free.index(b), ((i // C.NB) & 1) ^ 1)  #- wait
         load_block(dk, dv, k_box, v_box, full.index(b), b, found, key, kv_head, C)
         found = following
 
@@ -59,9 +59,9 @@ def consume(item, smem, full, free, queries, scales, results, joined, C: gl.cons
     #: begin -> blocks, limit    how many; the rows, the keys that they see, what their scores are multiplied by
     batch, kv_head, split, lo, hi, num_keys = item
     blocks = gl.cdiv(hi - lo, C.BT)
-    k_s, v_s = smem
-    q_ptr, q_batch, q_token, q_head = queries
-    k_scale, k_scale_head, v_scale, v_scale_head, scale_log2, v_factor = scales
+    k_s, v_s = smem  #- launch
+    q_ptr, q_batch, q_token, q_head = queries  #- launch
+    k_scale, k_scale_head, v_scale, v_scale_head, scale_log2, v_factor = scales  #- launch
     out, lse_out, splits, o_split, o_batch, o_token, o_head, lse_split, lse_batch, lse_token, lse_head = results
     W: gl.constexpr = C.W
     KEYS: gl.constexpr = C.BN // 4
@@ -91,7 +91,7 @@ def consume(item, smem, full, free, queries, scales, results, joined, C: gl.cons
         #: load_k -> b, key    the block has arrived in its stage
         b = i % C.NB
         key = lo + i * C.BT
-        mbarrier.wait(full.index(b), (i // C.NB) & 1)
+        mbarrier.wait(full.index(b), (i // C.NB) & 1)  #- wait
         k = k_s.index(b).permute((0, 2, 1)).load(B)
         #: scores -> s    S = Q K^T in float32, in units of log2
         s = gl.zeros([4, 16, KEYS], gl.float32, layout=MMA)

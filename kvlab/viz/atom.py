@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +16,18 @@ from .pen.picture import Picture
 from .pen.svg import Canvas
 from .pen.text import wrap
 
+if TYPE_CHECKING:
+    from kvlab.hardware import MmaAtom
+
 GUTTER = 26.0
 HEADER = 34.0
 APART = 30.0
 NAMES = {"a": ("m", "k"), "b": ("k", "n"), "c": ("m", "n")}
 
 
-def draw_atom(atom: Any, *, lane: int | None = None, title: str | None = None, caption: str | None = None) -> Picture:
+def draw_atom(
+    atom: MmaAtom, *, lane: int | None = None, title: str | None = None, caption: str | None = None
+) -> Picture:
     """The three operands of one MMA instruction, in the places of a matrix product.
 
     atom    a :class:`kvlab.hardware.MmaAtom`: ``name``, ``shape`` (M, N, K), ``warp_size`` and the maps ``a, b, c``

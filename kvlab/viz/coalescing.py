@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from .pen.picture import Picture
 from .pen.svg import HATCH, Canvas
 from .pen.text import text_width, wrap
 
+if TYPE_CHECKING:
+    from kvlab.hardware import Coalescing
+
 GUTTER = 66.0
 HEADER = 40.0
 ROW = 24.0
@@ -21,7 +24,7 @@ LINE = 128
 MOST = 16
 
 
-def draw_coalescing(access: Any, *, title: str | None = None, caption: str | None = None) -> Picture:
+def draw_coalescing(access: Coalescing, *, title: str | None = None, caption: str | None = None) -> Picture:
     """Who asks for what in global memory, in lines of 128 bytes, and the sectors that move.
 
     access    a :class:`kvlab.hardware.Coalescing`: ``addresses`` and ``active`` [lanes], ``nbytes`` of a lane

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,10 @@ from .pen.picture import Picture
 from .pen.svg import HATCH, Canvas
 from .pen.text import number, text_width
 
+if TYPE_CHECKING:
+    from kvlab.hardware import RegTileLoader, SubTileLoaderLDS, SubTileLoaderLDS_st_8x32
+    from kvlab.layout import LinearLayout
+
 GUTTER = 30.0
 HEADER = 44.0
 SOURCE, LANE, TARGET, BETWEEN = 316.0, 62.0, 330.0, 40.0
@@ -27,7 +31,11 @@ Int64 = npt.NDArray[np.int64]
 
 
 def draw_copy_plan(
-    loader: Any, shape: tuple[int, int] | None = None, *, title: str | None = None, caption: str | None = None
+    loader: CopyPlan | RegTileLoader | SubTileLoaderLDS | SubTileLoaderLDS_st_8x32 | LinearLayout,
+    shape: tuple[int, int] | None = None,
+    *,
+    title: str | None = None,
+    caption: str | None = None,
 ) -> Picture:
     """Source tile (left), the lanes of one instruction (middle), destination (right).
 

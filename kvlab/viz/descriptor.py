@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .pen.axis import QUIET
 from .pen.palette import INK
 from .pen.picture import Picture
 from .pen.svg import Canvas
 from .pen.text import number, text_width, wrap
+
+if TYPE_CHECKING:
+    from kvlab.hardware import SmemDescriptor
 
 CELL = 26.0
 HIGH = 24.0
@@ -28,7 +31,7 @@ _FIELDS = {
 
 
 def draw_descriptor(
-    descriptor: Any, *, major: str = "K", title: str | None = None, caption: str | None = None
+    descriptor: SmemDescriptor, *, major: str = "K", title: str | None = None, caption: str | None = None
 ) -> Picture:
     """The 64-bit word of a :class:`kvlab.hardware.SmemDescriptor`: its bits, the field that each belongs to, and what
     the fields mean for an operand whose contiguous dimension is ``major`` (``"K"`` or ``"MN"``).

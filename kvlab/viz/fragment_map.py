@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +18,15 @@ from .pen.picture import Picture
 from .pen.svg import Canvas
 from .pen.text import text_width
 
+if TYPE_CHECKING:
+    from kvlab.staging import FragmentMap
+
 GUTTER, HEADER = 44.0, 44.0
 Int64 = npt.NDArray[np.int64]
 
 
 def draw_fragment_map(
-    fragments: Any,
+    fragments: FragmentMap,
     *,
     thread: int | None = None,
     axes: tuple[str, str] = ("row", "column"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,12 +15,16 @@ from .pen.svg import Canvas
 from .pen.text import number
 from .shared_memory import draw_image
 
+if TYPE_CHECKING:
+    from kvlab.cache import PagedKVCache
+    from kvlab.hardware import TMAGather4Tile
+
 LEFT, PAGE_GAP, SLOT_H, BOX_H = 70.0, 14.0, 22.0, 40.0
 
 
 def draw_gather4(
-    cache: Any,
-    tile: Any,
+    cache: PagedKVCache,
+    tile: TMAGather4Tile,
     indices: Sequence[int],
     *,
     address: int = 0,

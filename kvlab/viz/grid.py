@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ from .pen.palette import BANKS, INK, LANES, PAPER, bank_colours, lane_colours
 from .pen.picture import Picture
 from .pen.svg import Canvas
 from .pen.text import text_width
+
+if TYPE_CHECKING:
+    from kvlab.layout import ComposedLayout
 
 GUTTER = 34.0
 HEADER = 28.0
@@ -143,7 +146,7 @@ def draw_layout(
     )
 
 
-def draw_composed_layout(composed: Any, **how: Any) -> Picture:
+def draw_composed_layout(composed: ComposedLayout, **how: Any) -> Picture:
     """The grid of a :class:`kvlab.layout.ComposedLayout`: in banks where a swizzle says what its unit is.
 
     ``how`` is as for :func:`draw_layout`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,11 +14,14 @@ from .pen.palette import BANKS, INK, order_colours, text_on
 from .pen.picture import Picture
 from .pen.svg import Canvas
 
+if TYPE_CHECKING:
+    from kvlab.staging import KVTile
+
 GUTTER, HEADER, ROW, RIGHT = 88.0, 48.0, 20.0, 200.0
 
 
 def draw_kv_tile(
-    tile: Any, *, program: int = 0, fold: bool = True, title: str | None = None, caption: str | None = None
+    tile: KVTile, *, program: int = 0, fold: bool = True, title: str | None = None, caption: str | None = None
 ) -> Picture:
     """The rows of one program of a tile that a :class:`kvlab.staging.KVCacheIterator` gives, with their byte addresses
     in DRAM.

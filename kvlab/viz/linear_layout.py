@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,10 @@ from .pen.svg import HATCH, Canvas
 from .pen.text import text_width
 from .shared_memory import draw_image, draw_shared_memory
 
+if TYPE_CHECKING:
+    from kvlab.layout import Layout, LinearLayout
+    from kvlab.layout.encodings import Encoding
+
 GUTTER = 34.0
 HEADER = 34.0
 NAME = 66.0
@@ -31,7 +35,7 @@ _BELOW = "Below: the basis vectors, from which all others follow."
 
 
 def draw_linear_layout(
-    layout: Any,
+    layout: LinearLayout,
     *,
     element_bytes: int = 2,
     banks: int = 32,
@@ -78,7 +82,7 @@ def draw_linear_layout(
 
 
 def draw_encoding(
-    encoding: Any,
+    encoding: Encoding,
     shape: Sequence[int] | None = None,
     *,
     triton_version: str | None = None,
@@ -132,7 +136,7 @@ def _with_bases(top: Picture, layout: Any, title: str, caption: str) -> Picture:
 
 
 def draw_thread_values(
-    layout: Any, shape: tuple[int, int], *, thread: int | None = None, warp_size: int = 32,
+    layout: Layout, shape: tuple[int, int], *, thread: int | None = None, warp_size: int = 32,
     title: str | None = None, caption: str | None = None,
 ) -> Picture:  # fmt: skip
     """A thread-value layout as the grid of the elements of a tile: which thread and value owns each.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ from .pen.svg import Canvas
 from .pen.text import number, wrap
 from .shared_memory import CARD, CARD_APART, CARD_GUTTER, CARD_ROW, draw_rows
 
+if TYPE_CHECKING:
+    from kvlab.hardware import Wavefronts
+
 GUTTER = 40.0
 HEADER = 32.0
 BETWEEN = 8.0
@@ -28,7 +31,7 @@ CARD_HEADER, TILE_ROWS = 40.0, 8
 
 
 def draw_punch_card(
-    access: Any = None,
+    access: Wavefronts | None = None,
     *,
     addresses: npt.ArrayLike | None = None,
     lane_bytes: int = 4,
@@ -93,8 +96,8 @@ def draw_punch_card(
 
 
 def draw_cure(
-    conflict: Any,
-    cure: Any,
+    conflict: Wavefronts,
+    cure: Wavefronts,
     *,
     tiles: Sequence[Any] | None = None,
     slot_bytes: int = 16,

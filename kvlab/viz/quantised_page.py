@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,12 +14,15 @@ from .pen.picture import Picture
 from .pen.svg import HATCH, Canvas
 from .pen.text import text_width
 
+if TYPE_CHECKING:
+    from kvlab.cache import PagedKVCache
+
 GUTTER, HEADER, ROW = 44.0, 56.0, 20.0
 CELL, SCALE, BETWEEN = 47.0, 66.0, 44.0
 
 
 def draw_quantised_page(
-    cache: Any,
+    cache: PagedKVCache,
     *,
     sequence: int = 0,
     page: int = 0,
@@ -48,6 +51,7 @@ def draw_quantised_page(
     if getattr(cache, "scales", None) is None:
         raise ValueError(f"{cache!r} has no scales: it is not quantised")
     view = cache.numpy()
+    assert view.scales is not None
     table, pages = np.asarray(view.lookup_table), view.blocks.shape[0]
     where = {
         "sequence": (sequence, table.shape[0]),

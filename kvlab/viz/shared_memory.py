@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ from .pen.palette import BANKS, INK, bank_colours, order_colours
 from .pen.picture import Picture
 from .pen.svg import HATCH, Canvas
 from .pen.text import text_width
+
+if TYPE_CHECKING:
+    from kvlab.hardware import Wavefronts
 
 GUTTER = 52.0
 HEADER = 44.0
@@ -34,7 +37,7 @@ def draw_shared_memory(
     slot_bytes: int = 16,
     base: int = 0,
     colour: str = "column",
-    access: Any = None,
+    access: Wavefronts | None = None,
     addresses: npt.ArrayLike | None = None,
     lane_bytes: int = 16,
     phase: npt.ArrayLike | None = None,

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from .pen.axis import QUIET, axis, label_columns, label_rows, mark_gaps
 from .pen.legend import bank_legend
-from .pen.palette import ACCENT, BANKS, INK, bank_colours
+from .pen.palette import ACCENT, BANKS, INK, PAPER, bank_colours
 from .pen.picture import Picture
 from .pen.svg import Canvas
 from .pen.text import number
@@ -128,7 +128,7 @@ def _bits(canvas: Canvas, swizzle: Any, unit: int, y: float) -> None:
             continue
         canvas.text(
             edge(bit) + cell / 2, y + 16, str(bit), size=10, mono=True, anchor="middle",
-            fill="var(--kvlab-paper,#ffffff)" if inside == "source" else None,
+            fill=PAPER if inside == "source" else None,
         )  # fmt: skip
     x0 = (edge(source) + cell + edge(source + swizzle.bits - 1)) / 2
     x1 = (edge(target) + cell + edge(target + swizzle.bits - 1)) / 2

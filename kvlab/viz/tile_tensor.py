@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +18,20 @@ from .pen.legend import keys
 from .pen.picture import Picture
 from .pen.svg import HATCH, Canvas
 
+if TYPE_CHECKING:
+    from kvlab.layout import TileTensor
+
 GUTTER, HEADER = 34.0, 28.0
 Int64 = npt.NDArray[np.int64]
 
 
 def draw_tile_tensor(
-    tensor: Any, *, inside: Any = None, banks: int = 32, title: str | None = None, caption: str | None = None
+    tensor: TileTensor,
+    *,
+    inside: TileTensor | None = None,
+    banks: int = 32,
+    title: str | None = None,
+    caption: str | None = None,
 ) -> Picture:
     """A :class:`kvlab.layout.TileTensor` as a grid, coloured by bank.
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .pen.axis import LABEL, QUIET, WIDTH
 from .pen.palette import ALARM, BANKS, INK, PAPER
 from .pen.picture import Picture
 from .pen.svg import Canvas
 from .pen.text import text_width, wrap
+
+if TYPE_CHECKING:
+    from kvlab.staging import Hazard
 
 GUTTER, TOP = 96.0, 62.0
 LANE, BAR, APART = 40.0, 22.0, 8.0
@@ -50,7 +53,7 @@ class _Flight:
 def draw_timeline(
     events: Iterable[Any],
     *,
-    hazard: Any = None,
+    hazard: Hazard | None = None,
     start: int | None = None,
     count: int = 90,
     title: str | None = None,

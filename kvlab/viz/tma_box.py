@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from .pen.svg import HATCH, Canvas
 from .pen.text import wrap
 from .shared_memory import draw_image
 
+if TYPE_CHECKING:
+    from kvlab.hardware import TmaDescriptor, TMATensorTile
+
 GUTTER = 52.0
 TOP = 44.0
 ACROSS, DOWN = 330.0, 220.0
@@ -23,7 +26,7 @@ WORDS = GUTTER + ACROSS + 60
 
 
 def draw_tma_box(
-    tile: Any,
+    tile: TmaDescriptor | TMATensorTile,
     coords: Sequence[int] | None = None,
     *,
     address: int = 0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -268,9 +269,9 @@ class Lockstep:
 
     def to_html(self, full: bool = False) -> str:
         """The two sources side by side with the errors between them; ``full`` makes the fragment a page of its own."""
-        from kvlab.viz.lockstep_page import fragment, page
-
-        return page(self) if full else fragment(self)
+        view = importlib.import_module("kvlab.viz.lockstep_page")
+        html: str = view.page(self) if full else view.fragment(self)
+        return html
 
     def _repr_html_(self) -> str:
         return self.to_html()

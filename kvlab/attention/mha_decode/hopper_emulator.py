@@ -125,8 +125,8 @@ def consume(cta: HopperCTA, x: Launch, item: Item) -> Iterator[Wait]:
     factor = factor[scores.row % ROWS].astype(np.float32)
     m = np.full((1, 4 * ROWS), LOWEST, np.float32)
     l = np.zeros((1, 4 * ROWS), np.float32)
-    o = cta.zeros(W)
-    o_odd = o
+    o: Any = cta.zeros(W)
+    o_odd: Any = o
     for i in range(blocks):
         #: load_k -> b, key    the block has arrived in its stage
         b = i % C.NB
@@ -243,7 +243,7 @@ def join(cta: HopperCTA, x: Launch, item: Item) -> None:
             has = (split[:, None] * size < limit) & (split < splits)[:, None] & there  # [PARTS, R]
             at = split[:, None]
             w = load(part_lse, (at, batch, token, heads), mask=has, other=-np.inf)
-            rows = at[..., None], batch, token[:, None], heads[:, None]
+            rows: tuple[Any, ...] = at[..., None], batch, token[:, None], heads[:, None]
             parts = load(part, (*rows, cols), mask=has[..., None])
             cta.traffic.move("DRAM->registers", int(has.sum()) * (D + 1) * 4)
             #: add -> top, total, o    weights relative to the largest so far

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import kvlab.attention
-from kvlab.mirror import check_sources
+from kvlab.mirror import Operation, check_sources
 
 HOPPER = "hopper_roles", "hopper_emulator"
 """The files of Hopper's twins."""
@@ -24,4 +24,8 @@ def is_found(
     sources = sources_of(op, files)
     assert sources[side].count(old) == 1, f"{old!r} occurs {sources[side].count(old)} times in the {side}"
     sources[side] = sources[side].replace(old, new)
-    return not check_sources(sources["kernel"], sources["emulator"], twin, twin).ok
+    declared = next(one for one in Operation.load(op).twins if one.kernel == f"{files[0]}:{twin}")
+    folder = Path(kvlab.attention.__file__).parent / op
+    paths = {f"{side}_path": str(folder / f"{file}.py") for side, file in zip(sources, files, strict=True)}
+    given = sources["kernel"], sources["emulator"], twin, twin
+    return not check_sources(*given, **paths, synonyms=declared.synonyms, held=declared.held).ok

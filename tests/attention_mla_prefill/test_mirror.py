@@ -27,6 +27,13 @@ def test_the_twins_mirror_each_other() -> None:
 FAULTS = {
     "an output left out": ("kernel", "#: setup -> q, q_rope, lo,", "#: setup -> q, lo,"),
     "a bound of the loop": ("emulator", "in ragged_range(full, hi, BN):", "in ragged_range(lo, hi, BN):"),
+    "a scale": ("kernel", "unit = scale_log2 * head_scale(", "unit = v_number * head_scale("),
+    "a comparison": ("emulator", "key) >= s.by_row(first)", "key) > s.by_row(first)"),
+    "a function": ("kernel", "lse = tl.where(sees, (m + tl.math.log2(l))", "lse = tl.where(sees, (m + tl.math.log(l))"),
+    "an operator": ("emulator", "position = token + total", "position = token - total"),
+    "a condition": ("kernel", 'if V_SCALE == "number" or', 'if K_SCALE == "number" or'),
+    "a constant": ("kernel", "num_q - 1) + total", "num_q - 2) + total"),
+    "an operand": ("emulator", "key_scales(v_scales, key, hi)", "key_scales(k_scales, key, hi)"),
 }
 
 

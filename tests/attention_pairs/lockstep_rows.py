@@ -99,7 +99,8 @@ def arguments_of(op: str, call: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     found: dict[str, Any] = {}
 
     def caught(*args: Any, **more: Any) -> Any:
-        found.update(inspect.signature(launch).bind(*args, **more).arguments)
+        bound = inspect.signature(launch).bind(*args)
+        found.update(bound.arguments | more)
         raise _Caught
 
     function = call.function if op == "kv_store" else call.function()

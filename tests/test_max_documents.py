@@ -16,7 +16,17 @@ import pytest
 
 from kvlab.cache import ContinuousBatchingKVCache, PagedKVCache, padded_depth
 from kvlab.memory import bfloat16
-from kvlab.staging import KVBufferParams, KVMmaOpParams, get_accum_type
+from kvlab.staging import (
+    DecodeStreamingKVBuffer,
+    KBufferConfig,
+    KVBuffer,
+    KVBufferConfig,
+    KVBufferParams,
+    KVMmaOp,
+    KVMmaOpParams,
+    VBufferConfig,
+    get_accum_type,
+)
 
 ROOT = Path(__file__).parents[1]
 
@@ -112,6 +122,32 @@ def test_a_wrong_row_is_seen(change: dict[str, str], says: str) -> None:
 def test_another_default_is_seen(name: str, default: str) -> None:
     row = next(row for row in PLACES if row.name.name == name and row.name.kind == "parameter")
     assert "has default" in m.wrong(replace(row, name=replace(row.name, default=default)))
+
+
+# Types that the documents name.
+
+
+@pytest.mark.parametrize("warp_id", [None, 2])
+def test_tiles_are_of_the_types_of_their_members(warp_id: int | None) -> None:
+    p = KVBufferParams("bf16", (16, 16, 32), None, 128, 32, 32, 256, 80, 1, transpose=True, smem_depth=96)
+    whole = KVBuffer(p, cache(), 0, 0, end=1, warp_id=warp_id)
+    strips = DecodeStreamingKVBuffer(p, cache(), 0, 0, num_keys=1, warp_id=warp_id)
+    assert isinstance(whole.smem_tile, whole.SmemParentType)
+    assert not isinstance(whole.smem_tile, whole.MMATileType)
+    for buffer, tile in ((whole, whole.get_mma_tile(0, 1)), (strips, strips.get_mma_tile(0))):
+        assert isinstance(buffer.kv_mma_op, KVMmaOp)
+        assert buffer.KVMmaOpType == buffer.kv_mma_op.params
+        assert isinstance(buffer.kv_mma_op.reg_tile, buffer.MMATileType)
+        assert tile.memory is buffer.kv_mma_op.reg_tile.memory
+        threads = slice(None) if warp_id is None else slice(128, 192)  # the registers of one warp, or of all
+        everyone = buffer.kv_mma_op.mma_tile_at(1 if buffer is whole else 0, 0)
+        np.testing.assert_array_equal(tile.addresses(), everyone.addresses()[:, threads])
+
+
+def test_roles_are_configurations() -> None:
+    assert isinstance(KBufferConfig(BN=128, BK=32, WN=32), KVBufferConfig)
+    assert isinstance(VBufferConfig(BN=128, BK=32, WN=32, depth=64), KVBufferConfig)
+    assert not isinstance(object(), KVBufferConfig)
 
 
 # Defaults that the documents work out from other arguments.

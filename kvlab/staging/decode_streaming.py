@@ -101,7 +101,7 @@ class DecodeStreamingKVBuffer(Drawn):
         self.num_keys = num_keys
         self.programs = self.batch_idx.shape[0]
         self.warp_id = one_warp(warp_id, params.num_warps)
-        smem, address = pointed(smem_ptr)
+        smem, address = pointed(smem_ptr, params.dtype)
         self.smem = own_or_given(smem, self.strip_bytes, self.programs, "batch_idx and head_idx")
         self.smem_address = placed(self.smem, address, self.strip_bytes, "a strip")
         self.smem_ptr = UnsafePointer(self.smem, (self.smem_address - self.smem.base) // size, params.dtype)

@@ -79,6 +79,8 @@ def fitting_tile(name: str, tile: TileTensor, params: Any, programs: int, bounde
     """``tile`` with ``valid_rows``. TypeError or ValueError, which begins with ``name``, unless it is in DRAM and fits
     a buffer with these parameters and ``programs``; a ``bounded`` one takes tiles of fewer columns."""
     check_tile(name, tile, DRAM, params.dtype)
+    if tile.dtype != params.dtype:
+        raise ValueError(f"{name} is of {tile.dtype}: must be of {params.dtype}")
     BN, depth = keys_and_columns(tile)
     if BN != params.BN or depth > params.depth or (depth < params.depth and not bounded):
         raise ValueError(f"{name} is {BN} x {depth}: must be {params.BN} x {params.depth}")

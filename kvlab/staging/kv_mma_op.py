@@ -9,7 +9,7 @@ import numpy as np
 
 from kvlab.cache import UnsafePointer
 from kvlab.layout import Layout, TileTensor
-from kvlab.memory import AddressSpace, Memory
+from kvlab.memory import AddressSpace, Memory, shown
 
 from . import mma_op_addresses as addresses
 from .member import Member
@@ -138,17 +138,17 @@ class KVMmaOp:
     def _tile(self, name: str, tile: TileTensor, columns: int) -> tuple[Memory, Array]:
         """The memory of a warp's tile, and where it begins for each warp."""
         if not isinstance(tile, TileTensor):
-            raise TypeError(f"{name} {tile!r} must be a TileTensor in shared memory")
-        p = self.params
+            raise TypeError(f"{name} {shown(tile)} must be a TileTensor in shared memory")
+        p, place = self.params, self._place(name, tile.memory, tile.offset)
         rows = p.num_mmas * p.MMA_M
-        if not tile.layout.is_row_major or tile.shape != (rows, columns) or tile.dtype.itemsize != p.in_type.itemsize:
+        if not tile.layout.is_row_major or tile.shape != (rows, columns) or tile.dtype != p.in_type:
             raise ValueError(f"{name} {tile!r} must be {rows} x {columns} of {p.in_type}, row-major")
-        return self._place(name, tile.memory, tile.offset)
+        return place
 
     def _pointer(self, pointer: UnsafePointer) -> tuple[Memory, Array]:
         if not isinstance(pointer, UnsafePointer):
-            raise TypeError(f"smem_base {pointer!r} must be an UnsafePointer into shared memory")
-        if pointer.dtype.itemsize != self.in_type.itemsize:
+            raise TypeError(f"smem_base {shown(pointer)} must be an UnsafePointer into shared memory")
+        if pointer.dtype != self.in_type:
             raise ValueError(f"smem_base points to {pointer.dtype}: must point to {self.in_type}")
         return self._place("smem_base", pointer.memory, pointer.offset)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvlab.cache import UnsafePointer
 from kvlab.layout import TileTensor
-from kvlab.memory import AddressSpace, Memory
+from kvlab.memory import AddressSpace, Memory, shown
 
 __all__ = ["one_warp", "own_or_given", "placed", "pointed", "shared_tile", "threads_of"]
 
@@ -50,14 +50,16 @@ def shared_tile(tile: TileTensor, params: Any, programs: int) -> tuple[Memory, i
     return memory, memory.base + int(first[0]) * tile.dtype.itemsize
 
 
-def pointed(smem_ptr: UnsafePointer | None) -> tuple[Memory | None, int | None]:
-    """The memory and the byte address of ``smem_ptr``, None of each without."""
+def pointed(smem_ptr: UnsafePointer | None, dtype: np.dtype[Any]) -> tuple[Memory | None, int | None]:
+    """The memory and the byte address of ``smem_ptr``, which points to ``dtype``; None of each without."""
     if smem_ptr is None:
         return None, None
     if not isinstance(smem_ptr, UnsafePointer):
-        raise TypeError(f"smem_ptr {smem_ptr!r} must be an UnsafePointer into shared memory")
+        raise TypeError(f"smem_ptr {shown(smem_ptr)} must be an UnsafePointer into shared memory")
     if smem_ptr.memory.space is not AddressSpace.SHARED:
         raise ValueError(f"smem_ptr points into {smem_ptr.memory.space.value} memory: must point into shared memory")
+    if smem_ptr.dtype != dtype:
+        raise ValueError(f"smem_ptr points to {smem_ptr.dtype}: must point to {dtype}")
     return smem_ptr.memory, int(smem_ptr.byte_address)
 
 

@@ -107,7 +107,7 @@ class TiledMmaOp:
 
     def _check(self, name: str, tile: TileTensor, dtype: np.dtype[Any], rows: int | None, frag: int) -> None:
         if not isinstance(tile, TileTensor):
-            raise TypeError(f"{name} {tile!r} must be a TileTensor in local memory")
+            raise TypeError(f"{name} {shown(tile)} must be a TileTensor in local memory")
         check_tile(name, tile, REGISTERS, dtype, (tile.shape[0] if rows is None else rows, frag))
         if tile.dtype != dtype:
             raise ValueError(f"{name} is of {tile.dtype}: must be of {dtype}")
@@ -207,7 +207,7 @@ class TiledTensorCore:
         op = self.mma_op
         for name, tile, frag in (("a", a, op.a_frag_size), ("b", b, op.b_frag_size)):
             if not isinstance(tile, TileTensor):
-                raise TypeError(f"{name} {tile!r} must be a TileTensor in local memory")
+                raise TypeError(f"{name} {shown(tile)} must be a TileTensor in local memory")
             if tile.rank != 2 or tile.shape[1] < self.group_size * frag:
                 raise ValueError(f"{name} is {tile.layout}: must be fragments of {self.group_size} x {frag}")
         for g in range(self.group_size):

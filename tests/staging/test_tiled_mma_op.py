@@ -103,6 +103,33 @@ def test_load_b_refuses_and_loads_nothing() -> None:
     assert reg_tile.load().shape == (1, 64, 2, 8, 1)
 
 
+def local(rows: int, columns: int, dtype: Any, threads: int = 64, space: AddressSpace = LOCAL) -> TileTensor:
+    """Ones in registers."""
+    ones = np.ones((1, threads, rows, columns), as_dtype(dtype))
+    return TileTensor.from_numpy(ones, space=space, batch=2)
+
+
+@pytest.mark.parametrize("kind", [TiledMmaOp, TiledTensorCore])
+def test_mma_refuses_and_adds_nothing(kind: Any) -> None:
+    op = kind("fp32", "bf16", (16, 16, 32), **({"group_size": 1} if kind is TiledTensorCore else {}))
+    c = np.full((1, 64, 6, 4), 7, np.float32)
+    good = {"a": local(2, 8, "bf16"), "b": local(3, 8, "bf16"),
+            "c": TileTensor.from_numpy(c, space=LOCAL, batch=2)}  # fmt: skip
+    for name, bad, error in (
+        ("a", 3, TypeError), ("b", None, TypeError), ("c", c, TypeError),
+        ("a", local(2, 8, "fp16"), ValueError), ("b", local(3, 8, "fp16"), ValueError),
+        ("c", local(6, 4, "int32"), ValueError), ("c", local(6, 4, "bf16"), ValueError),
+        ("a", local(2, 8, "bf16", space=SHARED), ValueError), ("c", local(6, 4, "fp32", space=SHARED), ValueError),
+        ("a", local(2, 4, "bf16"), ValueError), ("c", local(5, 4, "fp32"), ValueError),
+        ("b", local(3, 8, "bf16", threads=128), ValueError), ("c", local(6, 4, "fp32", threads=128), ValueError),
+    ):  # fmt: skip
+        with pytest.raises(error, match=f"(?s)^{name} "):
+            op.mma(**{**good, name: bad})
+    assert (c == 7).all()
+    op.mma(**good)
+    assert (c == 7 + 32).all()
+
+
 def test_what_adds_up_in_nothing_is_refused() -> None:
     for kind in (TiledMmaOp, TiledTensorCore):
         more = {"group_size": 1} if kind is TiledTensorCore else {}

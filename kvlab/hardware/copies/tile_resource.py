@@ -10,7 +10,7 @@ from kvlab.hardware._arrays import IntArray, integers
 from kvlab.layout import TileTensor
 from kvlab.layout.access import leading
 from kvlab.layout.int_tuple import flatten
-from kvlab.memory import AddressSpace, as_dtype
+from kvlab.memory import AddressSpace, as_dtype, shown
 
 __all__ = ["DRAM", "LDS", "REGISTERS", "buffer_resource", "check_tile", "resource_of"]
 
@@ -36,7 +36,7 @@ def check_tile(
     """
     where = " or ".join(space.value for space in spaces)
     if not isinstance(tile, TileTensor):
-        raise TypeError(f"{name} {tile!r} must be a TileTensor in {where} memory")
+        raise TypeError(f"{name} {shown(tile)} must be a TileTensor in {where} memory")
     if tile.memory.space not in spaces:
         raise ValueError(f"{name} is in {tile.memory.space.value} memory: must be in {where} memory")
     if tile.element_size != 1 or tile.dtype.itemsize != as_dtype(dtype).itemsize:

@@ -99,7 +99,7 @@ def arguments_of(op: str, call: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     found: dict[str, Any] = {}
 
     def caught(*args: Any, **more: Any) -> Any:
-        bound = inspect.signature(launch).bind(*args)
+        bound = inspect.signature(launch).bind_partial(*args)
         found.update(bound.arguments | more)
         raise _Caught
 

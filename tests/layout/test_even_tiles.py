@@ -65,6 +65,9 @@ def test_what_was_not_written_or_lies_outside_is_refused_as_ever() -> None:
         TileTensor(Memory.over(np.zeros(8)), "fp64", Layout.row_major(2, 4), 1).load()
     with pytest.raises(ValueError, match="multiple of 4"):
         TileTensor(Memory(64, base=2), "fp32", Layout(2)).store(np.float32(1))
+    for tile in (TileTensor(Memory(64), "fp32", Layout("2:3"), 0, 2), TileTensor(Memory(64), "fp32", Layout(2), 1, 2)):
+        with pytest.raises(ValueError, match="multiple of 8"):
+            tile.store(np.float32(1))
     registers.memory.poison()
     with pytest.raises(UnwrittenRead):
         half.load()
@@ -75,6 +78,9 @@ def test_elements_that_overlap_are_stored_one_after_the_other() -> None:
     tile = TileTensor(Memory(64), "int16", Layout("(3,4):(2,1)"))
     tile.store(np.arange(12, dtype=np.int16).reshape(3, 4, 1))
     assert tile.memory.image(np.int16)[:8].tolist() == [0, 1, 4, 5, 8, 9, 10, 11]
+    tile = TileTensor(Memory(64), "int16", Layout("(3,4):(1,2)"))  # whose smaller stride is not the inner loop's
+    tile.store(np.arange(12, dtype=np.int16).reshape(3, 4, 1))
+    assert tile.memory.image(np.int16)[:9].tolist() == [0, 4, 8, 5, 9, 6, 10, 7, 11]
 
 
 def test_arrays_are_many_tiles() -> None:

@@ -53,9 +53,13 @@ PREFILL = Table(
         Rule(("form", "most"), lambda form, most: form != "dense" or not most),
         Rule(("form", "ints"), lambda form, ints: form != "dense" or ints == "int32"),
     ),
-    besides=tuple(  # two pieces of K and of V in tiles of pages that every row sees
-        {"form": form, "dtypes": (dtype, dtype), "D": D, "lengths": ((1, 9), (33, 129)), "heads": (6, 2), "page": page}
-        for form, page, dtype, D in (("NHD", 16, "float32", (192, 112)), ("HND", 5, "bfloat16", (96, 80)))
+    besides=(
+        *(  # two pieces of K and of V in tiles of pages that every row sees
+            {"form": form, "dtypes": (d, d), "D": D, "lengths": ((1, 9), (33, 129)), "heads": (6, 2), "page": page}
+            for form, page, d, D in (("NHD", 16, "float32", (192, 112)), ("HND", 5, "bfloat16", (96, 80)))
+        ),
+        {"form": "ragged", "dtypes": ("float16", "float16"), "lengths": ((150, 150), (70, 90))},  # more rows than keys
+        {"form": "ragged", "D": (96, 128), "lengths": ((1, 9), (33, 129)), "slopes": "head"},  # fewer, all seen, ALiBi
     ),
 )
 

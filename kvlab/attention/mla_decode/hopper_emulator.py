@@ -101,7 +101,7 @@ def produce(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
     """One warp brings Q and the latent rows of item after item."""
     #@ producer
     #: begin -> it, turn    nothing loaded yet
-    C, items, programs = cta.C, x.config.items, x.config.programs
+    C, items, programs = cta.C, x.config.items, x.config.programs  #- launch
     it, turn = 0, 0
     for t in range(program, items, programs):
         #: find -> batch, split, token, head, length    the rows of an item; its length and pages are on their way
@@ -132,8 +132,9 @@ def lead(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
     """One warpgroup: scores, softmax, and the left half of the output."""
     #@ leader
     #: begin -> it, turn    the first item
-    C, items, programs, scale, tokens = cta.C, x.config.items, x.config.programs, x.scale, x.tokens
-    BN, me = C.BN, cta.places.leader
+    C, items, programs, scale, tokens = cta.C, x.config.items, x.config.programs, x.scale, x.tokens  #- launch
+    me = cta.places.leader  #- programs
+    BN = C.BN
     it, turn = 0, 0
     for t in range(program, items, programs):
         #: find -> batch, split, token, head, lo, blocks, limit    rows, keys, and how many keys the first token sees
@@ -142,17 +143,27 @@ def lead(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
         #: scores -> s    S = Q K^T of the first block
         yield cta.q_full, turn
         s = yield from cta.start_scores(me, it % C.NB, (it // C.NB) & 1)
-        m, l, o = np.full(C.BM, NOTHING), np.zeros((C.BM, 4), np.float32), cta.zeros()
+        m = np.full(C.BM, NOTHING)
+        l = np.zeros((C.BM, 4), np.float32)
+        o = cta.zeros()
         cta.wait_mma(me, 0)
         for i in range(blocks - 1):
             #: mask -> s    keys that a row does not see
             key = lo + i * BN
-            s = _mask(s, x, token, head, key, limit) if C.MASKED else s
+            if C.MASKED and key + BN > limit:
+                s = mask_rows(s, token, key, limit, tokens, C)
             #: softmax -> p, m, l, alpha    online: new row maximum, exponentials, sums of each lane
-            p, m, l, alpha = _softmax(s, m, l, scale, cta.dtype)
+            m_new = np.maximum(m, s.tile().max((0, 2)))
+            base = m_new * scale
+            alpha = exp2(multiply_add(m, scale, -base))
+            m = m_new
+            e = s.with_values(exp2(multiply_add(s.values, scale, -s.by_row(base[None]))))
+            lanes = quad_sum(e)
+            l = multiply_add(l, alpha[:, None], lanes)
+            p = e.with_values(e.values.astype(cta.dtype))
             #: accumulate -> o    O = alpha O + P V, started
-            b = it % C.NB
             o = o.with_values(o.values * o.by_row(alpha[None]))
+            b = it % C.NB
             o = cta.accumulate(me, p, b, "left", o)
             #: send    P and alpha to the follower, who is done with those of the block before
             before = it + C.NB - 1
@@ -170,15 +181,23 @@ def lead(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
         cta.arrive(me, cta.q_free)
         #: mask -> s    keys that a row does not see
         key = lo + (blocks - 1) * BN
-        s = _mask(s, x, token, head, key, limit)
+        if key + BN > limit:
+            s = mask_rows(s, token, key, limit, tokens, C)
         #: softmax -> p, m, l, alpha, total, inv    of the last block; a row that saw no key gives 0
-        p, m, l, alpha = _softmax(s, m, l, scale, cta.dtype)
+        m_new = np.maximum(m, s.tile().max((0, 2)))
+        base = m_new * scale
+        alpha = exp2(multiply_add(m, scale, -base))
+        m = m_new
+        e = s.with_values(exp2(multiply_add(s.values, scale, -s.by_row(base[None]))))
+        lanes = quad_sum(e)
+        l = multiply_add(l, alpha[:, None], lanes)
+        p = e.with_values(e.values.astype(cta.dtype))
         total = butterfly(np.add, l)
-        some = np.where(total == 0, np.float32(1), total)
-        inv = np.where(total == 0, np.float32(0), divide(np.float32(1), some))
+        with np.errstate(divide="ignore"):  # where the kernel has infinities, too
+            inv = np.where(total == 0, np.float32(0), divide(np.float32(1), total))
         #: accumulate -> o    O = alpha O + P V of the last block, started
-        b = it % C.NB
         o = o.with_values(o.values * o.by_row(alpha[None]))
+        b = it % C.NB
         if key + BN > num_keys:
             cta.clean_rows(me, b, "left", max(num_keys - key, 0))
         o = cta.accumulate(me, p, b, "left", o)
@@ -188,7 +207,8 @@ def lead(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
         cta.put(me, 1, inv)
         cta.send(me, p, alpha)
         #: normalise -> o, lse    natural logarithm
-        lse = np.where(total == 0, np.float32(-np.inf), multiply_add(m, scale, log2(some)) * LN2)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            lse = np.where(total == 0, np.float32(-np.inf), multiply_add(m, scale, log2(total)) * LN2)
         cta.wait_mma(me, 0)
         o = o.with_values(o.values * o.by_row(inv[None]))
         #: store    registers -> DRAM; an empty split leaves its partial output alone
@@ -205,7 +225,7 @@ def follow(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
     """The other warpgroup: the right half of the output, with P, alpha and 1 / l from the leader."""
     #@ follower
     #: begin -> it    the first item
-    C, items, programs, me = cta.C, x.config.items, x.config.programs, cta.places.follower
+    C, items, programs, me = cta.C, x.config.items, x.config.programs, cta.places.follower  #- launch
     it, late = 0, 0
     for t in range(program, items, programs):
         #: find -> batch, split, token, head, lo, blocks, o    rows and keys
@@ -229,7 +249,8 @@ def follow(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
         #: receive -> b, alpha, inv    of the last block, and 1 / l
         b = it % C.NB
         yield cta.sync(cta.p_full, it & 1)
-        alpha, inv = cta.get(me, 0), cta.get(me, 1)
+        alpha = cta.get(me, 0)
+        inv = cta.get(me, 1)
         #: accumulate -> o    O = alpha O + P V of the last block
         o = o.with_values(o.values * o.by_row(alpha[None]))
         yield cta.r_full[b], (it // C.NB) & 1
@@ -246,22 +267,11 @@ def follow(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
         it += 1
 
 
-def _mask(s: Fragments, x: Launch, token: int, head: int, key: int, limit: int) -> Fragments:
-    """-inf for the keys that a row does not see; token 0 sees ``limit``."""
-    sees = limit + np.minimum(x.rows(token, head)[0], x.tokens - 1)
-    visible = key + s.map.col < sees[s.map.row]
-    return s.with_values(np.where(visible, s.values, np.float32(-np.inf)))
-
-
-def _softmax(
-    s: Fragments, m: Array, l: Array, scale: np.float32, dtype: np.dtype[Any]
-) -> tuple[Fragments, Array, Array, Array]:
-    """P, row maximum, sums of each lane, and what O is multiplied by."""
-    m_new = np.maximum(m, s.tile()[0].max(1))
-    base = m_new * scale
-    alpha = exp2(multiply_add(m, scale, -base))
-    e = s.with_values(exp2(multiply_add(s.values, scale, -s.by_row(base[None]))))
-    return e.with_values(e.values.astype(dtype)), m_new, multiply_add(l, alpha[:, None], quad_sum(e)), alpha
+def mask_rows(s: Fragments, token: int, key: int, first_limit: int, tokens: int, C: Any) -> Fragments:
+    """-inf for the keys that a row does not see. Row r is token ``token + r // HB``; token 0 sees ``first_limit``."""
+    r = token + s.map.row // C.HB
+    c = key + s.map.col
+    return s.with_values(np.where(c < first_limit + np.minimum(r, tokens - 1), s.values, np.float32(-np.inf)))
 
 
 def launch(

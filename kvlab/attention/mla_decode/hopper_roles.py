@@ -40,20 +40,20 @@ def produce(descs, boxes, bars, kv, kv_page, entries, items, keys, C: gl.constex
     """One warp brings Q and the latent rows of item after item."""
     #@ producer
     #: begin -> it, turn    nothing loaded yet
-    program = gl.program_id(0)
-    programs = gl.num_programs(0)
-    dq, dk, dk_rope = descs
-    q_box, q_rope_box, k_box, k_rope_box = boxes
-    q_full, q_free, l_full, l_free, r_full, r_free = bars
-    HALF: gl.constexpr = C.DV // 2 // PANEL
-    table, table_batch, columns, pages = entries
+    program = gl.program_id(0)  #- launch
+    programs = gl.num_programs(0)  #- launch
+    dq, dk, dk_rope = descs  #- launch
+    q_box, q_rope_box, k_box, k_rope_box = boxes  #- launch
+    q_full, q_free, l_full, l_free, r_full, r_free = bars  #- launch
+    HALF: gl.constexpr = C.DV // 2 // PANEL  #- address
+    table, table_batch, columns, pages = entries  #- launch
     it = 0  # blocks so far: stage it % NB, phase it // NB
     turn = 0  # parity of the items so far
     for t in range(program, items, programs):
         #: find -> batch, split, token, head, length    the rows of an item; its length and pages are on their way
         batch, split, token, head, length = find_place(t, keys, C)
-        pages_of = table + batch.to(gl.int64) * table_batch
-        expect_pages(pages_of, columns)
+        pages_of = table + batch.to(gl.int64) * table_batch  #- address
+        expect_pages(pages_of, columns)  #- instruction
         #: load_q -> turn    DRAM -> shared memory
         mbarrier.wait(q_free, turn ^ 1)
         load_queries(dq, q_box, q_rope_box, q_full, batch, token, head, C)
@@ -75,7 +75,7 @@ def produce(descs, boxes, bars, kv, kv_page, entries, items, keys, C: gl.constex
             mbarrier.expect(r_full.index(b), C.BN * (C.DV // 2) * 2)
             load_keys(dk, k_box, r_full.index(b), (b * 2 + 1) * HALF, C.DV // 2, found, row, HALF, C)
             if C.LATE and i + 1 < blocks:
-                expect_keys(kv, kv_page, pages_of, key + C.BN, num_keys, C)
+                expect_keys(kv, kv_page, pages_of, key + C.BN, num_keys, C)  #- instruction
             it += 1
 
 
@@ -84,18 +84,22 @@ def lead(smem, bars, outputs, results, items, keys, C: gl.constexpr):
     """One warpgroup: scores, softmax, and the left half of the output."""
     #@ leader
     #: begin -> it, turn    the first item
-    program = gl.program_id(0)
-    programs = gl.num_programs(0)
+    program = gl.program_id(0)  #- launch
+    programs = gl.num_programs(0)  #- launch
     BM: gl.constexpr = C.BM
     BN: gl.constexpr = C.BN
-    COLS: gl.constexpr = C.DV // 2
-    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
-    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLS, 16])
-    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=2)
-    q_s, q_rope_s, k_s, k_rope_s, p_s, rows_s, k_box = smem
-    q_full, q_free, l_full, l_free, r_full, r_free = bars
-    lse_out, lse_split, lse_batch, lse_token, lse_head, heads, tokens, scale = results
-    DTYPE: gl.constexpr = q_s.dtype
+    COLS: gl.constexpr = C.DV // 2  #- layout
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(  #- layout
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16]
+    )
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(  #- layout
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLS, 16]
+    )
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=2)  #- layout
+    q_s, q_rope_s, k_s, k_rope_s, p_s, rows_s, k_box = smem  #- launch
+    q_full, q_free, l_full, l_free, r_full, r_free = bars  #- launch
+    lse_out, lse_split, lse_batch, lse_token, lse_head, heads, tokens, scale = results  #- launch
+    DTYPE: gl.constexpr = q_s.dtype  #- launch
     it = 0
     turn = 0
     for t in range(program, items, programs):
@@ -103,7 +107,7 @@ def lead(smem, bars, outputs, results, items, keys, C: gl.constexpr):
         batch, split, token, head, lo, num_keys, blocks = find_item(t, keys, C)
         limit = num_keys - tokens + 1
         #: scores -> s    S = Q K^T of the first block
-        zero = gl.zeros([BM, BN], gl.float32, layout=S_LAYOUT)  # never read (use_acc=False)
+        zero = gl.zeros([BM, BN], gl.float32, layout=S_LAYOUT)  # never read (use_acc=False)  #- instruction
         mbarrier.wait(q_full, turn)
         s = start_scores(q_s, q_rope_s, k_s, k_rope_s, l_full, r_full, it % C.NB, (it // C.NB) & 1, zero)
         m = gl.full([BM], NOTHING, gl.float32, layout=gl.SliceLayout(1, S_LAYOUT))
@@ -174,7 +178,7 @@ def lead(smem, bars, outputs, results, items, keys, C: gl.constexpr):
         o = o * gl.convert_layout(inv, gl.SliceLayout(1, O_LAYOUT))[:, None]
         #: store    registers -> DRAM; an empty split leaves its partial output alone
         r = gl.arange(0, BM, layout=gl.SliceLayout(1, S_LAYOUT))
-        at = lse_out + split.to(gl.int64) * lse_split + batch.to(gl.int64) * lse_batch
+        at = lse_out + split.to(gl.int64) * lse_split + batch.to(gl.int64) * lse_batch  #- address
         where = at + (token + r // C.HB) * lse_token + (head + r % C.HB) * lse_head
         gl.store(where, lse, mask=(token + r // C.HB < tokens) & (head + r % C.HB < heads))
         store_half(outputs, o, k_box, b, 0, split, batch, token, head, lo < num_keys, C)
@@ -189,12 +193,14 @@ def follow(smem, r_full, r_free, outputs, items, keys, C: gl.constexpr):
     """The other warpgroup: the right half of the output, with P, alpha and 1 / l from the leader."""
     #@ follower
     #: begin -> it    the first item
-    program = gl.program_id(0)
-    programs = gl.num_programs(0)
+    program = gl.program_id(0)  #- launch
+    programs = gl.num_programs(0)  #- launch
     BM: gl.constexpr = C.BM
-    COLS: gl.constexpr = C.DV // 2
-    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLS, 16])
-    k_s, p_s, rows_s, k_box = smem
+    COLS: gl.constexpr = C.DV // 2  #- layout
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(  #- layout
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLS, 16]
+    )
+    k_s, p_s, rows_s, k_box = smem  #- launch
     it = 0
     for t in range(program, items, programs):
         #: find -> batch, split, token, head, lo, blocks, o    rows and keys

@@ -342,12 +342,13 @@ def attend(
     tl.store(lse_ptr + split * lse_split + batch * lse_batch + token * lse_token + head * lse_head, lse, mask=is_row)
 
 
-def followed(f: Features, absent: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def followed(f: Features, absent: torch.Tensor) -> list[torch.Tensor]:
     """The arrays of a call's features, as decode kernels take them; ``absent`` stands for a pointer that is not
     followed.
     """
-    arrays = f.mask.valid, f.mask.bias, f.sinks, f.slopes, *(s.array for s in (f.scales.q, f.scales.k, f.scales.v))
-    return tuple(absent if x is None else x for x in arrays)
+    mask, scales = f.mask, f.scales
+    arrays = mask.valid, mask.bias, f.sinks, f.slopes, scales.q.array, scales.k.array, scales.v.array
+    return [absent if x is None else x for x in arrays]
 
 
 def launch_first(

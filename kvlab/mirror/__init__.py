@@ -1,10 +1,19 @@
-"""Twins, checked against each other step for step.
+"""Twins, checked against each other step for step and line for line.
 
 :func:`check` proves statically that a Triton kernel and its NumPy emulator have the same structure: the same steps in
-the same order, under the same loops and branches, with the same outputs, all of which a step binds. It does not look
-at what a step computes: a wrong operand, sign, bound or stride within a step passes. :func:`lockstep` runs both and
-compares all listed outputs at the end of every step, for the arguments that it is given. ``from kvlab.mirror import
-Twin`` needs neither NumPy nor Triton, so that an operation's ``config.py`` may declare its twins.
+the same order, under the same loops and branches, with the same outputs, all of which a step binds. Twins that declare
+``synonyms`` are compared statement by statement, too: counterparts bind the same names in the same order, under the
+same conditions, and use the same names, operators, comparisons, constants and mathematical functions
+(:mod:`kvlab.mirror.quantities` says what counts and what is plumbing). Helpers of one name on both sides are compared
+in the same way. A statement that one side alone has says why in a comment behind it, ``#- class``
+(:data:`kvlab.mirror.statements.CLASSES`). :func:`coverage` tells how many statements of a kernel have a counterpart.
+
+What the check does not see: which stride goes with which index, casts, axes and shapes, flags and constants that a
+helper is given, and what only one side has: pointers and walks over tiles, a machine's loads and products. These
+:func:`lockstep` sees, which runs both sides and compares all listed outputs at the end of every step, for the arguments
+that it is given. Hopper's kernels are compared by steps, waits and arrivals: their fragments, boxes and descriptors
+have no counterpart in an emulator of whole tiles; :func:`coverage` counts the statements that have one all the same.
+``from kvlab.mirror import Twin`` needs neither NumPy nor Triton: an operation's ``config.py`` may declare its twins.
 
 A step opens with a marker, a comment on its own line, with the same text in both twins, and runs to the next marker or
 dedent::
@@ -16,7 +25,7 @@ Every statement of the function stands in a step, except the loops and branches 
 the same in both twins (``range``, ``tl.range``, ``tl.static_range`` and ``ragged_range`` count as one, compiler hints
 as nothing). ``#@ role`` says to which partition of a warp-specialised kernel the markers after it belong; the order is
 then checked role by role. Partitions wait for each other: the waits and arrivals of a step are the same in both twins,
-too (:mod:`kvlab.mirror.meetings`).
+too (:mod:`kvlab.mirror.meetings`). ``python -m kvlab.mirror`` prints the coverage of all operations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The static check: two twins have the same steps, in the same order, under the same loops and branches."""
+"""The static check: two twins have the same steps, in the same order, under the same loops and branches, and the same
+statements with the same quantities."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ class MirrorError(ValueError):
 
 def check(op: str | Operation) -> Report:
     """Prove that the twins of an operation have the same steps in the same order, under the same loops and branches,
-    with the same outputs; nothing is run and Triton is not imported. What a step computes is not looked at.
+    with the same outputs, and those that declare ``synonyms`` the same statements with the same quantities; nothing is
+    run and Triton is not imported.
 
     ``op`` is a folder of ``kvlab.attention``, the dotted name of a package whose ``config.py`` has ``TWINS``, or an
     :class:`Operation`. Raises :class:`MirrorError` with every violation and its place in both files.
@@ -131,6 +133,8 @@ def check_sources(
     held: Mapping[str, str] | None = None,
 ) -> Report:
     """Compare two functions given as module text; never raises for a violation, see :attr:`Report.violations`.
+
+    ``synonyms`` and ``held`` are those of :class:`Twin`; with ``synonyms`` None only steps are compared.
 
     >>> text = "def f(x):\\n    #: setup -> y   one more\\n    y = x + 1\\n"
     >>> print(check_sources(text, text.replace("f(", "g("), "f", "g"))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from kvlab.mirror import Operation, check, check_sources, coverage
 from kvlab.mirror.lines import Beside, beside
 from kvlab.mirror.report import Report
+from kvlab.mirror.twin import module_file
 
 KERNEL = '''
 @triton.jit
@@ -197,3 +201,37 @@ def test_nine_of_ten_statements_have_a_counterpart_and_equal_it(op: str) -> None
         total, paired, equal = lines.count()
         if not twin.specialised:
             assert equal == paired >= 0.9 * total, str(coverage(op))
+
+
+SIDES = ("kernel", "emulator")
+#: a softcap, an exponential, a comparison of a mask and a scale of scores, as each side writes them
+FOUR = {
+    "softcap": (r"\n( *)if (?:CAPPED|features\.softcap > 0):\n +s = cap\(.*\)(?=\n)", ""),
+    "exp2": (r"\bexp2\((?=[^\n]*m_new|s\b)", "exp("),
+    "mask": (r"(key\)?|key\[None, :\]) < (?=limit|s\.by_row\(limit)", r"\1 > "),
+    "scale": (
+        r"(\n +s = [^\n#]*?) \* (?:s\.by_row\(np\.broadcast_to\(factor, row\.shape\)\)"
+        r"|(?:factor|unit|scale_log2)(?:\[[^\]]*\])?)",
+        r"\1",
+    ),
+}
+ATTENTION = tuple(op for op in OPERATIONS if op not in ("merge_states", "kv_store"))
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("name", FOUR)
+@pytest.mark.parametrize("op", ATTENTION)
+def test_what_makes_scores_and_weights_cannot_be_changed_on_one_side(op: str, name: str, side: str) -> None:
+    operation = Operation.load(op)
+    twin = operation.twins[0]
+    (kernel, of_kernel), (emulator, of_emulator) = operation.kernel(twin), operation.emulator(twin)
+    files = {"kernel": module_file(kernel), "emulator": module_file(emulator)}
+    texts = {one: Path(file).read_text() for one, file in files.items()}
+    old, new = FOUR[name]
+    changed, count = re.subn(old, new, texts[side])
+    assert count > 0, "nothing of the kind"
+    found = check_sources(
+        *(texts | {side: changed}).values(), of_kernel, of_emulator, kernel_path=files["kernel"],
+        emulator_path=files["emulator"], synonyms=twin.synonyms, held=twin.held,
+    )  # fmt: skip
+    assert not found.ok

@@ -31,9 +31,11 @@ def key_offsets(tile: TileTensor) -> IntArray:
     >>> key_offsets(TileTensor(dram, np.float32, Layout.row_major(2, 2), np.array([[8, 0]]), valid_rows=[[2, 1]]))
     array([[ 8, 10,  0, -1]])
     """
-    first, row = _by_run(tile.offset), np.arange(tile.shape[0])
-    offset = first[..., None] + row * flatten(tile.layout.stride)[0]
-    return np.where(row < _by_run(_rows(tile))[..., None], offset, -1).reshape(len(first), -1)
+    first = _by_run(tile.offset)
+    offset = first[..., None] + np.arange(tile.shape[0]) * flatten(tile.layout.stride)[0]
+    if tile.end is not None:
+        offset = np.where(offset < _by_run(tile.end)[..., None], offset, -1)
+    return offset.reshape(len(first), -1)
 
 
 def keys_and_columns(tile: TileTensor) -> tuple[int, int]:
@@ -44,8 +46,10 @@ def keys_and_columns(tile: TileTensor) -> tuple[int, int]:
 
 def valid_keys(tile: TileTensor) -> IntArray:
     """How many of the tile's keys exist ``[programs]``."""
-    first = _by_run(tile.offset)
-    return np.broadcast_to(_by_run(_rows(tile)), first.shape).sum(axis=1)
+    first, rows, pitch = _by_run(tile.offset), tile.shape[0], flatten(tile.layout.stride)[0]
+    if tile.end is None:
+        return np.full(len(first), rows * first.shape[1])
+    return np.minimum(np.maximum(-((first - _by_run(tile.end)) // max(pitch, 1)), 0), rows).sum(axis=1)
 
 
 def sub_tiles(
@@ -98,11 +102,6 @@ def _by_run(each: Any) -> IntArray:
     """``[programs, runs]``"""
     array = np.asarray(each, np.int64)
     return array.reshape(*array.shape, *(1,) * (2 - array.ndim))
-
-
-def _rows(tile: TileTensor) -> Any:
-    rows = tile.valid_rows
-    return tile.shape[0] if rows is None else rows
 
 
 class KVCacheIterator:
@@ -202,7 +201,9 @@ class KVCacheIterator:
         self.increment()
         layout = _rows_of(run_rows, self.depth, self.row_stride)
         offset, rows = (each[:, 0] if len(first) == 1 else each for each in (pointer.offset, rows))
-        return TileTensor(pointer.memory, self.cache.dtype, layout, offset, valid_rows=rows)
+        tile = TileTensor(pointer.memory, self.cache.dtype, layout, offset)
+        tile.end = offset + np.where(rows > 0, (rows - 1) * self.row_stride + self.depth, 0)  # as by valid_rows=rows
+        return tile
 
     def increment(self) -> None:
         """Pass over a tile."""

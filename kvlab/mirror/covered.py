@@ -54,6 +54,8 @@ def _twin(lines: Lines) -> Iterator[str]:
         f"{lines.name}: {paired} of {total} statements of the kernel have a counterpart ({100 * lines.share:.0f} %), "
         f"{equal} are equal to it"
     )
+    if lines.alone:
+        yield f"  helpers without a counterpart, which lockstep alone compares: {', '.join(lines.alone)}"
     for line in lines.lines:
         if line.differences:
             yield f"  {line.step}: {'; '.join(line.differences)}"

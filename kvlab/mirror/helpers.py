@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvlab.mirror.source import Side, read_helper
 
-__all__ = ["Module", "helper_pairs"]
+__all__ = ["Module", "helper_pairs", "helpers_alone"]
 
 
 @dataclass(frozen=True)
@@ -92,3 +92,9 @@ def helper_pairs(kernel: Module, emulator: Module, functions: tuple[str, str]) -
                     read_helper(match[0].source, match[1], match[0].path),
                 )
                 waiting.append((found[0], found[1], match[0], match[1]))
+
+
+def helpers_alone(kernel: Module, functions: str, paired: set[str]) -> tuple[str, ...]:
+    """Helpers that a kernel calls and that are not ``paired``: the emulator's machine does what they do, or NumPy."""
+    called = [name for function in functions.split(",") for name in kernel.calls(function.strip()).items()]
+    return tuple(dict.fromkeys(bare for bare, name in called if bare not in paired and kernel.find(name) is not None))

@@ -37,12 +37,15 @@ class Line:
 
 @dataclass(frozen=True)
 class Lines:
-    """All lines of a twin, step by step; ``steps[i]`` are those of step ``i`` of both sides."""
+    """All lines of a twin, step by step; ``steps[i]`` are those of step ``i`` of both sides. ``alone``: helpers of the
+    kernel that have no counterpart to be compared with.
+    """
 
     name: str
     kernel: Side
     emulator: Side
     steps: tuple[tuple[Line, ...], ...]
+    alone: tuple[str, ...] = ()
 
     @cached_property
     def lines(self) -> list[Line]:

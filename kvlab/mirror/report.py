@@ -4,11 +4,11 @@ statements with the same quantities."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from pathlib import Path
 
-from kvlab.mirror.helpers import Module, helper_pairs
+from kvlab.mirror.helpers import Module, helper_pairs, helpers_alone
 from kvlab.mirror.lines import Line, Lines, lines_of
 from kvlab.mirror.source import Header, Problem, Side, Step, read_side
 from kvlab.mirror.statements import CLASSES
@@ -153,6 +153,8 @@ def check_sources(
     modules = Module(kernel_source, kernel_path), Module(emulator_source, emulator_path)
     pairs += [(f"{name}: {one}", a, b) for one, a, b in helper_pairs(*modules, (kernel_name, emulator_name))]
     lines = [lines_of(one, a, b, synonyms or {}, held or {}) for one, a, b in pairs]
+    named = {one.rpartition(": ")[2] for one, _, _ in pairs[1:]}
+    lines[0] = replace(lines[0], alone=helpers_alone(modules[0], kernel_name, named))
     if synonyms is not None:
         found += [violation for one in lines for violation in _unlike(one)]
     return Report(((name, kernel, emulator),), tuple(found), tuple(lines))

@@ -97,10 +97,12 @@ PAIRS = Table(
 
 def pair(mask: Any, rope: tuple[str, str], kv: tuple[str, str], held: str, arch: str, **more: Any) -> tuple[Case, str]:
     (row, k_scale), (kind, scales) = rope, kv
-    more |= {
+    named: dict[str, dict[str, Any]] = {
         "full": {"causal": False}, "causal": {"causal": True}, "window": {"window": 33}
-    }[mask] if isinstance(mask, str) else {"mask": mask}  # fmt: skip
-    more |= {"last": {"held": (70, 20)}, "some": {"held": (50, 12), "starts": (20, 3)}}.get(held, {})
+    }  # fmt: skip
+    more |= named[mask] if isinstance(mask, str) else {"mask": mask}
+    some: dict[str, dict[str, Any]] = {"last": {"held": (70, 20)}, "some": {"held": (50, 12), "starts": (20, 3)}}
+    more |= some.get(held, {})
     return Case(((60, 100), (5, 20)), row=row, k_scale=k_scale, kv=kind, scales=scales, **more), arch
 
 

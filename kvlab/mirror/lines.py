@@ -147,7 +147,7 @@ class _Reader:
                 self.plumbing.add(id(statement))
                 self.reading.aliases[name] = form
         self.forms.clear()
-        self.names = {self.reading.name(name) for name in side.parameters}
+        self.names = {self.reading.name(name) for name in (*side.parameters, *side.constants)}
         self.made_of: dict[str, set[str]] = {}
         for statement in self.kept(statements):
             names = self.form(statement).all_names

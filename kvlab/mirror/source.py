@@ -104,6 +104,8 @@ class Side:
     problems: list[Problem]
     parameters: dict[str, bool] = field(default_factory=dict)
     """Names of the function's parameters, and whether each is a constexpr."""
+    constants: frozenset[str] = frozenset()
+    """Names in capitals that the module imports or assigns: a function may use them, whether or not it does."""
 
     @property
     def steps(self) -> list[Step]:
@@ -161,18 +163,19 @@ def read_side(source: str, function: str, path: str = "<source>") -> Side:
     if not any(True for _ in _steps(tree)):
         reader.problems.append(Problem(spans[0][0], f"{function} has no marker (a comment '#: name -> outputs')"))
     problems = sorted(reader.problems, key=lambda problem: problem.line)
-    return Side(path, function, source.splitlines(), spans, tree, problems, parameters)
+    return Side(path, function, source.splitlines(), spans, tree, problems, parameters, _constants(module))
 
 
 @lru_cache(maxsize=256)
 def read_helper(source: str, function: str, path: str = "<source>") -> Side:
     """Read a function without markers as one step of its name."""
-    node = next(n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == function)
+    module = ast.parse(source)
+    node = next(n for n in module.body if isinstance(n, ast.FunctionDef) and n.name == function)
     reader = _Reader(source)
     span = min([node.lineno, *(d.lineno for d in node.decorator_list)]), reader.last_line(node)
     step = Step(Marker(function, (), function, "", node.lineno, node.col_offset))
     step.statements = statements_of_block(node.body, reader.trailing)
-    return Side(path, function, source.splitlines(), [span], [step], [], _parameters(node))
+    return Side(path, function, source.splitlines(), [span], [step], [], _parameters(node), _constants(module))
 
 
 def _parameters(node: ast.FunctionDef) -> dict[str, bool]:
@@ -181,6 +184,20 @@ def _parameters(node: ast.FunctionDef) -> dict[str, bool]:
         one.arg: one.annotation is not None and ast.unparse(one.annotation).endswith("constexpr")
         for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
     }
+
+
+def _constants(module: ast.Module) -> frozenset[str]:
+    """Names in capitals that a module imports or assigns."""
+    imported = {
+        alias.asname or alias.name for node in module.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    targets = (
+        target for node in module.body if isinstance(node, ast.Assign | ast.AnnAssign)
+        for part in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        for target in ast.walk(part)
+    )  # fmt: skip
+    assigned = {target.id for target in targets if isinstance(target, ast.Name)}
+    return frozenset(name for name in imported | assigned if name.isupper())
 
 
 class _Reader:

@@ -175,6 +175,21 @@ def test_helpers_that_both_call_are_compared() -> None:
     assert [lines.name for lines in found.lines] == ["attend", "attend: scores", "attend: other"]
 
 
+def test_a_constant_that_a_helper_no_longer_uses_is_missed() -> None:
+    """Both modules have LN2 and LOG2E; one side's only use of one is exchanged for the other, or dropped."""
+    modules = [
+        f"from units import LN2, {log2e}\n\n\n" + HELPER.replace("x * 2", f"x * {log2e}")
+        for log2e in ("LOG2_E", "LOG2E")
+    ]
+    assert check_sources(*modules, "attend", "attend", synonyms={}).ok
+    for changed in ("x * LN2", "x"):
+        for side in (0, 1):
+            sources = [re.sub(r"x \* LOG2_?E", changed, text) if i == side else text for i, text in enumerate(modules)]
+            found = check_sources(*sources, "attend", "attend", synonyms={})
+            who = ("kernel", "emulator")[side]
+            assert f"'LOG2E' is not used in the {who}" in "".join(v.message for v in found.violations)
+
+
 def test_source_lines_stand_beside_each_other_once() -> None:
     """Of the side-by-side picture: every line of a step in its order, counterparts in one row."""
     found = report()

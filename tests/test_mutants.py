@@ -119,7 +119,7 @@ def test_a_run_kills_what_changes_results_and_tells_what_survives(tmp_path: Path
     none.write_text("")
     places = "part_head -> part_batch", "o_head -> o_token", "0.0 -> 1.0    in shift ="
     words = [sys.executable, "tools/mutants.py", "merge_states/kernel.py", *(f"--find={place}" for place in places)]
-    words += ["--equivalents", str(none), "--json", str(found)]
+    words += ["--equivalents", str(none), "--json", str(found), "--tests", "merge_states"]
     run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=900)
     states = [outcome["state"] for outcome in json.loads(found.read_text())]
     assert states == ["survived", "killed", "killed"], run.stdout + run.stderr

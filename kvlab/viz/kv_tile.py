@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,13 +15,13 @@ from .pen.picture import Picture
 from .pen.svg import Canvas
 
 if TYPE_CHECKING:
-    from kvlab.staging import KVTile
+    from kvlab.layout import TileTensor
 
 GUTTER, HEADER, ROW, RIGHT = 88.0, 48.0, 20.0, 200.0
 
 
 def draw_kv_tile(
-    tile: KVTile, *, program: int = 0, fold: bool = True, title: str | None = None, caption: str | None = None
+    tile: TileTensor, *, program: int = 0, fold: bool = True, title: str | None = None, caption: str | None = None
 ) -> Picture:
     """The rows of one program of a tile that a :class:`kvlab.staging.KVCacheIterator` gives, with their byte addresses
     in DRAM.
@@ -75,9 +75,7 @@ def draw_kv_tile(
                 continue
             y = float(rows.edge[kept == start][0])
             canvas.line(0, y - 1, columns.end + 8, y - 1, opacity=0.5)
-            canvas.text(
-                columns.end + 14, y + 14, f"run {number}: {run_rows} rows of one page", size=10, weight=600
-            )
+            canvas.text(columns.end + 14, y + 14, f"run {number}: {run_rows} rows of one page", size=10, weight=600)
     words = "row %d, columns %d..%d\n%s"
     where = np.array(
         [[f"byte {address[r] + 16 * c}" if r < valid else "does not exist: read as zeros" for c in range(count)]
@@ -90,7 +88,8 @@ def draw_kv_tile(
         keys(canvas, GUTTER, rows.end + 14, [("none", "", "no such key: a load delivers zeros")])
     runs = -(-max(valid, 1) // run_rows)
     split = f" in {runs} run{'s' * (runs > 1)}" if len(starts) > 1 else ""
-    pitch = tile.layout.stride[0] * size
+    strides: Any = tile.layout.stride
+    pitch = strides[0] * size
     found = f"Tile of {rows_} keys x {depth} {tile.dtype}: {valid} exist{split}, a key every {pitch} bytes"
     seen = "Each line is a key of the tile with the address of its first byte; cells are vectors of 16 bytes."
     seen += " A run lies in one page and is one window of memory." if len(starts) > 1 else ""

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from kvlab import attention, cache, hardware, layout
 from kvlab.attention import mha_decode_paged, mla_prefill_paged
-from kvlab.layout import ComposedLayout, Layout, LinearLayout, Swizzle, TileTensor, int_tuple, tree_ops
+from kvlab.layout import ComposedLayout, Layout, LinearLayout, Swizzle, TileTensor
+from kvlab.layout.algebra import int_tuple, tree_ops
 from kvlab.layout.encodings import BlockedLayout, PaddedSharedLayout, SwizzledSharedLayout
 from kvlab.memory import AddressSpace, Memory
 

@@ -12,7 +12,7 @@ import numpy as np
 from kvlab.cache.checks import Int64, count, index, integers
 from kvlab.cache.page_table import PageTable
 from kvlab.cache.storage import BlockStorage
-from kvlab.layout.int_tuple import at_once
+from kvlab.layout.algebra.int_tuple import at_once
 
 __all__ = ["FILL_ROW", "PagedRowIndices", "aligned_rows", "kv_num_sub_tiles", "kv_sub_tile_rows", "populate",
            "populate_rows"]  # fmt: skip

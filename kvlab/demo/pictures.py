@@ -12,7 +12,7 @@ from kvlab.data import Capture
 from kvlab.hardware import get_atom, wavefronts
 from kvlab.layout import Swizzle
 from kvlab.staging import DecodeStreamingKVBuffer, KVBufferParams, MmaSyncShape, SwizzledTile
-from kvlab.staging.mfma_cta import MfmaShape
+from kvlab.staging.gfx950.mfma_cta import MfmaShape
 from kvlab.viz import (
     BytePath,
     Picture,

@@ -1,6 +1,12 @@
 """Layouts, swizzles and views of memory through them. NumPy only."""
 
-from kvlab.layout.algebra import (
+from kvlab.layout.algebra.composed import ComposedLayout
+from kvlab.layout.algebra.compositions import compose, composition
+from kvlab.layout.algebra.divide import flat_divide, local_tile, logical_divide, tiled_divide, zipped_divide
+from kvlab.layout.algebra.int_tuple import crd2idx, idx2crd, prefix_product
+from kvlab.layout.algebra.inverse import left_inverse, right_inverse
+from kvlab.layout.algebra.layout import Layout
+from kvlab.layout.algebra.operations import (
     coalesce,
     complement,
     cosize,
@@ -10,9 +16,23 @@ from kvlab.layout.algebra import (
     sublayout,
     zip_modes,
 )
-from kvlab.layout.composed import ComposedLayout
-from kvlab.layout.compositions import compose, composition
-from kvlab.layout.copiers import (
+from kvlab.layout.algebra.product import (
+    blocked_product,
+    flat_product,
+    logical_product,
+    raked_product,
+    tile_to_shape,
+    tiled_product,
+    zipped_product,
+)
+from kvlab.layout.algebra.recast import downcast, expand_modes_alike, upcast
+from kvlab.layout.algebra.slicing import slice_and_offset
+from kvlab.layout.algebra.swizzle import Swizzle
+from kvlab.layout.algebra.swizzles import make_ldmatrix_swizzle, make_swizzle, make_tma_swizzle
+from kvlab.layout.algebra.text import format_layout
+from kvlab.layout.algebra.tree_ops import shape_div
+from kvlab.layout.linear.linear_layout import LinearLayout
+from kvlab.layout.tensor.copiers import (
     GenericToLocalTileCopier,
     GenericToSharedAsyncTileCopier,
     GenericToSharedTileCopier,
@@ -22,29 +42,10 @@ from kvlab.layout.copiers import (
     SharedToLocalTileCopier,
     ThreadScope,
 )
-from kvlab.layout.divide import flat_divide, local_tile, logical_divide, tiled_divide, zipped_divide
-from kvlab.layout.int_tuple import crd2idx, idx2crd, prefix_product
-from kvlab.layout.inverse import left_inverse, right_inverse
-from kvlab.layout.layout import Layout
-from kvlab.layout.layout_tensor import LayoutTensor
-from kvlab.layout.linear_layout import LinearLayout
-from kvlab.layout.product import (
-    blocked_product,
-    flat_product,
-    logical_product,
-    raked_product,
-    tile_to_shape,
-    tiled_product,
-    zipped_product,
-)
-from kvlab.layout.recast import downcast, expand_modes_alike, upcast
-from kvlab.layout.slicing import slice_and_offset
-from kvlab.layout.swizzle import Swizzle
-from kvlab.layout.swizzles import make_ldmatrix_swizzle, make_swizzle, make_tma_swizzle
-from kvlab.layout.tensor_layout import TensorLayout
-from kvlab.layout.text import format_layout
-from kvlab.layout.tile_host_device import HostDeviceTileTensor
-from kvlab.layout.tile_io import (
+from kvlab.layout.tensor.layout_tensor import LayoutTensor
+from kvlab.layout.tensor.tensor_layout import TensorLayout
+from kvlab.layout.tensor.tile_host_device import HostDeviceTileTensor
+from kvlab.layout.tensor.tile_io import (
     copy_dram_to_local,
     copy_dram_to_sram,
     copy_dram_to_sram_async,
@@ -53,10 +54,9 @@ from kvlab.layout.tile_io import (
     copy_sram_to_dram,
     copy_sram_to_local,
 )
-from kvlab.layout.tile_nullable import NullableTileTensor
-from kvlab.layout.tile_tensor import TileTensor
-from kvlab.layout.tile_type import TileType
-from kvlab.layout.tree_ops import shape_div
+from kvlab.layout.tensor.tile_nullable import NullableTileTensor
+from kvlab.layout.tensor.tile_tensor import TileTensor
+from kvlab.layout.tensor.tile_type import TileType
 
 __all__ = [
     "ComposedLayout",

@@ -2,37 +2,37 @@
 
 from kvlab.hardware import RegTileLoader, RegTileWriterLDS, SubTileLoaderLDS
 
-from .async_barrier import AsyncBarrier
-from .buffer_config import KBufferConfig, KVBufferConfig, VBufferConfig
 from .cta import DECODE_ARCHS, TileCTA, decode_cta
-from .decode_kv_buffer import DecodeKVBuffer, KBuffer, VBuffer
-from .decode_kv_params import DecodeKVBufferParams
-from .decode_streaming import DecodeStreamingKVBuffer
-from .footprint import Footprint
-from .fragments import FragmentMap, Fragments
-from .hazard_words import Hazard, Side
-from .hazards import Hazards
-from .iterator import KVCacheIterator
-from .kv_buffer import KVBuffer
-from .kv_mma_op import KVMmaOp, KVMmaOpParams
+from .gfx950.p_buffer import PRegisterBuffer
+from .gfx950.p_staging import FP8_P_SCALE, PStaging, PStagingParams, cast_p
+from .max.buffer_config import KBufferConfig, KVBufferConfig, VBufferConfig
+from .max.decode_kv_buffer import DecodeKVBuffer, KBuffer, VBuffer
+from .max.decode_kv_params import DecodeKVBufferParams
+from .max.decode_streaming import DecodeStreamingKVBuffer
+from .max.kv_buffer import KVBuffer
+from .max.kv_mma_op import KVMmaOp, KVMmaOpParams
+from .max.operand_maps import kv_buffer_operand_map, operand_map, output_map, score_map
+from .max.params import KVBufferParams, ceildiv
+from .max.smem_subtile import smem_mma_subtile, smem_mma_subtile_offset, smem_subtile
+from .max.tiled_mma_loader import TiledMmaLoader
+from .max.tiled_mma_op import TiledMmaOp, TiledTensorCore, get_accum_type, mfma_atom
+from .max.warp_slices import WarpSlices
 from .mla_cta import MLA_ARCHS, MLACTA, mla_cta
-from .mma_sync_cta import MmaSyncShape
-from .nvidia_cp_async import CpAsyncKVBuffer
-from .nvidia_params import NvidiaKVParams
-from .nvidia_tma import TmaKVBuffer
-from .operand_maps import kv_buffer_operand_map, operand_map, output_map, score_map
-from .p_buffer import PRegisterBuffer
-from .p_staging import FP8_P_SCALE, PStaging, PStagingParams, cast_p
-from .params import KVBufferParams, ceildiv
-from .programs import program_ids, ragged_range, row_offsets
-from .smem_image import SmemImage, slots_of
-from .smem_subtile import smem_mma_subtile, smem_mma_subtile_offset, smem_subtile
-from .swizzled_tile import SwizzledTile, ldmatrix_swizzle
-from .tiled_mma_loader import TiledMmaLoader
-from .tiled_mma_op import TiledMmaOp, TiledTensorCore, get_accum_type, mfma_atom
-from .timeline import Event, Timeline
-from .traffic import Traffic
-from .warp_slices import WarpSlices
+from .nvidia.cp_async import CpAsyncKVBuffer
+from .nvidia.mma_sync_cta import MmaSyncShape
+from .nvidia.params import NvidiaKVParams
+from .nvidia.swizzled_tile import SwizzledTile, ldmatrix_swizzle
+from .nvidia.tma import TmaKVBuffer
+from .record.async_barrier import AsyncBarrier
+from .record.footprint import Footprint
+from .record.hazard_words import Hazard, Side
+from .record.hazards import Hazards
+from .record.timeline import Event, Timeline
+from .record.traffic import Traffic
+from .tile.fragments import FragmentMap, Fragments
+from .tile.iterator import KVCacheIterator
+from .tile.programs import program_ids, ragged_range, row_offsets
+from .tile.smem_image import SmemImage, slots_of
 
 __all__ = [
     "DECODE_ARCHS",

@@ -9,16 +9,15 @@ import numpy as np
 from kvlab.cache import PagedKVCache
 from kvlab.layout import TileTensor
 from kvlab.memory import Memory
-
-from .fma_cta import FmaCTA, FmaShape
-from .fragments import Fragments
-from .iterator import KVCacheIterator
-from .kv_buffer_decode_cta import KVBufferDecodeCTA, KVBufferDecodeShape
-from .mfma_cta import MfmaCTA, MfmaShape
-from .mma_sync_cta import MmaSyncCTA, MmaSyncShape
-from .pieces_cta import Accumulator, PiecesCTA, piece_columns
-from .traffic import Traffic
-from .whole_cta import WholeCTA
+from kvlab.staging.gfx950.kv_buffer_decode_cta import KVBufferDecodeCTA, KVBufferDecodeShape
+from kvlab.staging.gfx950.mfma_cta import MfmaCTA, MfmaShape
+from kvlab.staging.gfx950.whole_cta import WholeCTA
+from kvlab.staging.nvidia.fma_cta import FmaCTA, FmaShape
+from kvlab.staging.nvidia.mma_sync_cta import MmaSyncCTA, MmaSyncShape
+from kvlab.staging.nvidia.pieces_cta import Accumulator, PiecesCTA, piece_columns
+from kvlab.staging.record.traffic import Traffic
+from kvlab.staging.tile.fragments import Fragments
+from kvlab.staging.tile.iterator import KVCacheIterator
 
 __all__ = ["DECODE_ARCHS", "TileCTA", "decode_cta"]
 

@@ -8,15 +8,14 @@ import numpy as np
 
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory
-
-from .fma_cta import FmaCTA, FmaShape
-from .fragments import Fragments
-from .iterator import KVCacheIterator
-from .mfma_mla_cta import MfmaMLACTA
-from .mma_sync_cta import MmaSyncCTA, MmaSyncShape
-from .nvidia_decode_cta import operand_p_of
-from .traffic import Traffic
-from .wgmma_mla_cta import ROWS, WgmmaMLACTA, WgmmaMLAShape
+from kvlab.staging.gfx950.mfma_mla_cta import MfmaMLACTA
+from kvlab.staging.nvidia.decode_cta import operand_p_of
+from kvlab.staging.nvidia.fma_cta import FmaCTA, FmaShape
+from kvlab.staging.nvidia.mma_sync_cta import MmaSyncCTA, MmaSyncShape
+from kvlab.staging.nvidia.wgmma_mla_cta import ROWS, WgmmaMLACTA, WgmmaMLAShape
+from kvlab.staging.record.traffic import Traffic
+from kvlab.staging.tile.fragments import Fragments
+from kvlab.staging.tile.iterator import KVCacheIterator
 
 __all__ = ["MLACTA", "MLA_ARCHS", "NvidiaMLACTA", "mla_cta"]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvlab.staging.iterator import key_offsets, keys_and_columns, valid_keys
+from kvlab.staging.tile.iterator import key_offsets, keys_and_columns, valid_keys
 
 from .pen.axis import QUIET, WIDTH, axis, axis_of, label_columns, label_rows, mark_gaps
 from .pen.legend import keys

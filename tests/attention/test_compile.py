@@ -24,8 +24,8 @@ from kvlab.cache import PagedKVCache
 from kvlab.hardware import get_arch
 from kvlab.memory import Memory, as_dtype
 from kvlab.staging import FragmentMap, KVCacheIterator, Timeline, Traffic
-from kvlab.staging.fma_cta import FmaCTA, FmaShape
-from kvlab.staging.mma_sync_cta import MmaSyncCTA, MmaSyncShape
+from kvlab.staging.nvidia.fma_cta import FmaCTA, FmaShape
+from kvlab.staging.nvidia.mma_sync_cta import MmaSyncCTA, MmaSyncShape
 from kvlab.triton_support.versions import installed
 
 pytestmark = pytest.mark.compile

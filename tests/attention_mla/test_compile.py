@@ -25,8 +25,8 @@ from kvlab.attention.mla_decode.config import MLADecodeConfig, MLADecodeProblem,
 from kvlab.cache.arrays import to_torch
 from kvlab.memory import as_dtype
 from kvlab.staging import Timeline, Traffic
-from kvlab.staging.mma_sync_plan import MmaSyncShape
-from kvlab.staging.wgmma_mla_cta import WgmmaMLAShape
+from kvlab.staging.nvidia.mma_sync_plan import MmaSyncShape
+from kvlab.staging.nvidia.wgmma_mla_cta import WgmmaMLAShape
 from kvlab.triton_support.compile import Compiled
 from kvlab.triton_support.versions import holds_wgmma_rows, installed
 

@@ -25,9 +25,9 @@ from kvlab.attention.mha_prefill import emulator, kernel
 from kvlab.attention.mha_prefill.config import PrefillConfig, PrefillProblem, choose_config, shared_bytes
 from kvlab.memory import as_dtype
 from kvlab.staging import Timeline, Traffic
-from kvlab.staging.mma_sync_cta import MmaSyncCTA, MmaSyncShape
-from kvlab.staging.wgmma_cta import WgmmaShape
-from kvlab.staging.wgmma_plan import K_BYTES
+from kvlab.staging.nvidia.mma_sync_cta import MmaSyncCTA, MmaSyncShape
+from kvlab.staging.nvidia.wgmma_cta import WgmmaShape
+from kvlab.staging.nvidia.wgmma_plan import K_BYTES
 from kvlab.triton_support.compile import Compiled
 
 pytestmark = pytest.mark.compile

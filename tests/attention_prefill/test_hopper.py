@@ -25,7 +25,7 @@ from kvlab.cache.arrays import to_numpy, to_torch
 from kvlab.hardware import BarrierDeadlock, TmaDescriptor, tma
 from kvlab.memory import Memory, bfloat16
 from kvlab.staging import Fragments, Hazards
-from kvlab.staging.partitioned_cta import accumulator
+from kvlab.staging.nvidia.partitioned_cta import accumulator
 from kvlab.triton_support.compile import Compiled
 from kvlab.triton_support.versions import gluon_lacks
 

@@ -14,7 +14,7 @@ from benchmarks.truth import records
 from benchmarks.truth.whole import KERNELS, opcode
 from kvlab.hardware import copy_wavefronts, count_wavefronts, cp_async, sectors, tma
 from kvlab.staging import Traffic
-from kvlab.staging.wgmma_plan import PanelTile
+from kvlab.staging.nvidia.wgmma_plan import PanelTile
 
 RECORD = records.read("kernels")
 SECTOR, LANE = 32, np.arange(32)

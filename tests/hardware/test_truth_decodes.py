@@ -11,9 +11,10 @@ from kernel_counts import SECTOR, CopyTrace, Counts, counted, emulated, of, vect
 from benchmarks.truth.whole import KERNELS, opcode
 from kvlab.hardware import count_wavefronts, shared_mma_wavefronts
 from kvlab.memory import bfloat16
-from kvlab.staging import Traffic, tile_copies
-from kvlab.staging.copy_plan import copy_plan
-from kvlab.staging.wgmma_mla_cta import WgmmaMLAShape
+from kvlab.staging import Traffic
+from kvlab.staging.nvidia.wgmma_mla_cta import WgmmaMLAShape
+from kvlab.staging.tile import tile_copies
+from kvlab.staging.tile.copy_plan import copy_plan
 
 Counted = tuple[Traffic, CopyTrace]
 

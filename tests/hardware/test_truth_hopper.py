@@ -15,7 +15,7 @@ from kvlab.attention.mha_prefill import hopper_cta as prefill_cta
 from kvlab.attention.mla_decode import hopper_cta as mla_cta
 from kvlab.hardware import get_atom, shared_mma_wavefronts
 from kvlab.staging import Traffic
-from kvlab.staging.wgmma_plan import PanelTile
+from kvlab.staging.nvidia.wgmma_plan import PanelTile
 
 PREFILL, MLA = KERNELS["prefill hopper"].problem, KERNELS["mla decode hopper"].problem
 TILES = PREFILL["tokens"] // 128 * PREFILL["q_heads"]  # a program each: 132 SMs would take more

@@ -15,10 +15,12 @@ from kernel_counts import LANE, RECORD, SECTOR, CopyTrace, Counts, counted, emul
 from benchmarks.truth.whole import DECODE, PREFILL
 from kvlab.hardware import copy_wavefronts, count_wavefronts, get_atom, shared_mma_wavefronts
 from kvlab.memory import bfloat16
-from kvlab.staging import Traffic, tile_copies, wgmma_tiles
-from kvlab.staging.copy_plan import copy_plan
-from kvlab.staging.mma_sync_plan import MmaSyncShape
-from kvlab.staging.wgmma_plan import PanelTile
+from kvlab.staging import Traffic
+from kvlab.staging.nvidia import wgmma_tiles
+from kvlab.staging.nvidia.mma_sync_plan import MmaSyncShape
+from kvlab.staging.nvidia.wgmma_plan import PanelTile
+from kvlab.staging.tile import tile_copies
+from kvlab.staging.tile.copy_plan import copy_plan
 
 D_PROGRAMS, D_WARPS, D_TILES = DECODE["batch"] * DECODE["kv_heads"], 4, DECODE["keys"] // 64
 D_SHAPE = MmaSyncShape(BM=16, BN=64, D=128, BD=128, dtype=bfloat16)

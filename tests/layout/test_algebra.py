@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from kvlab import layout as kl
 from kvlab.layout import ComposedLayout, Layout, Swizzle
-from kvlab.layout.algebra import is_exact
-from kvlab.layout.int_tuple import congruent, flatten, int_tuple
-from kvlab.layout.tree_ops import compatible, fill_like, unflatten
+from kvlab.layout.algebra.int_tuple import congruent, flatten, int_tuple
+from kvlab.layout.algebra.operations import is_exact
+from kvlab.layout.algebra.tree_ops import compatible, fill_like, unflatten
 
 
 def shapes(extents=(1, 2, 3, 4, 6, 8), leaves=4):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from kvlab.layout import Layout, Swizzle, TileTensor
-from kvlab.layout.int_tuple import crd2idx, idx2crd, int_tuple, prefix_product
+from kvlab.layout.algebra.int_tuple import crd2idx, idx2crd, int_tuple, prefix_product
 from kvlab.memory import AddressSpace, Memory
 
 CASES = json.loads((Path(__file__).parent.parent / "data" / "layout_mojo.json").read_text())["cases"]

@@ -11,8 +11,8 @@ import pytest
 
 from kvlab import layout as kl
 from kvlab.layout import ComposedLayout, Layout, Swizzle
-from kvlab.layout.int_tuple import int_tuple
-from kvlab.layout.tree_ops import shape_div
+from kvlab.layout.algebra.int_tuple import int_tuple
+from kvlab.layout.algebra.tree_ops import shape_div
 
 CASES = json.loads((Path(__file__).parent.parent / "data" / "layout_mojo.json").read_text())["cases"]
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvlab.layout import Layout
-from kvlab.layout.int_tuple import congruent, crd2idx, flatten, int_tuple, product
+from kvlab.layout.algebra.int_tuple import congruent, crd2idx, flatten, int_tuple, product
 
 
 def layouts(max_leaf=4):

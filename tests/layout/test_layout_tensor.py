@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kvlab.layout import Layout, LayoutTensor, Swizzle, TileTensor
-from kvlab.layout.int_tuple import int_tuple
+from kvlab.layout.algebra.int_tuple import int_tuple
 from kvlab.memory import Memory
 
 CASES = json.loads((Path(__file__).parent.parent / "data" / "layout_mojo.json").read_text())["cases"]

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvlab.layout import Layout, Swizzle, TileTensor
-from kvlab.layout.int_tuple import int_tuple
-from kvlab.layout.tile_ops import Fill
+from kvlab.layout.algebra.int_tuple import int_tuple
+from kvlab.layout.tensor.tile_ops import Fill
 from kvlab.memory import AddressSpace, Memory, OutOfBounds, bfloat16
 
 CASES = json.loads((Path(__file__).parent.parent / "data" / "layout_mojo.json").read_text())["cases"]

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvlab.layout import Layout
-from kvlab.layout.int_tuple import UNKNOWN, flatten, prefix_product, product
-from kvlab.layout.tree_ops import (
+from kvlab.layout.algebra.int_tuple import UNKNOWN, flatten, prefix_product, product
+from kvlab.layout.algebra.tree_ops import (
     compact_order,
     compatible,
     depth,

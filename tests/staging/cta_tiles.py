@@ -13,10 +13,10 @@ from kvlab.cache import PagedKVCache
 from kvlab.layout import TileTensor
 from kvlab.memory import Memory, as_dtype
 from kvlab.staging import KVCacheIterator, Traffic
-from kvlab.staging.fma_cta import FmaCTA, FmaShape
-from kvlab.staging.kv_buffer_decode_cta import KVBufferDecodeCTA, KVBufferDecodeShape
-from kvlab.staging.mfma_cta import MfmaCTA, MfmaShape
-from kvlab.staging.mma_sync_cta import MmaSyncCTA, MmaSyncShape
+from kvlab.staging.gfx950.kv_buffer_decode_cta import KVBufferDecodeCTA, KVBufferDecodeShape
+from kvlab.staging.gfx950.mfma_cta import MfmaCTA, MfmaShape
+from kvlab.staging.nvidia.fma_cta import FmaCTA, FmaShape
+from kvlab.staging.nvidia.mma_sync_cta import MmaSyncCTA, MmaSyncShape
 
 Array = np.ndarray[Any, Any]
 BATCH, HEAD = np.array([0, 1, 2]), np.array([1, 0, 1])

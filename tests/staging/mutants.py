@@ -10,7 +10,7 @@ import pytest
 
 from kvlab.hardware import BarrierDeadlock
 from kvlab.staging import AsyncBarrier, Hazard, Hazards, Timeline
-from kvlab.staging.partitioned_cta import PartitionedCTA
+from kvlab.staging.nvidia.partitioned_cta import PartitionedCTA
 
 Patch = pytest.MonkeyPatch
 Mutation = Callable[[Patch], None]

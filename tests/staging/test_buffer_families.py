@@ -25,9 +25,9 @@ from kvlab.staging import (
     TiledTensorCore,
     WarpSlices,
 )
-from kvlab.staging.operand_maps import kv_buffer_operand_map, output_map, score_map
-from kvlab.staging.params import KVBufferParams
-from kvlab.staging.smem_image import ZEROS
+from kvlab.staging.max.operand_maps import kv_buffer_operand_map, output_map, score_map
+from kvlab.staging.max.params import KVBufferParams
+from kvlab.staging.tile.smem_image import ZEROS
 
 SHAPES = {("bf16", 32): (32, 32, 16), ("bf16", 16): (16, 16, 32), ("fp8", 32): (32, 32, 64), ("fp8", 16): (16, 16, 128)}
 SWIZZLES = [None, Swizzle(3, 0, 3, "vector"), Swizzle(3, 0, 4, "vector"), Swizzle(2, 0, 3, "vector")]

@@ -14,12 +14,12 @@ from registers import held, in_registers
 from kvlab.cache import PagedKVCache, from_dense
 from kvlab.layout import Layout, Swizzle
 from kvlab.memory import AddressSpace, Memory, OutOfBounds, as_dtype
-from kvlab.staging.decode_kv_buffer import DecodeKVBuffer, KBuffer, VBuffer
-from kvlab.staging.decode_kv_params import DecodeKVBufferParams
-from kvlab.staging.operand_maps import operand_map, output_map, score_map
-from kvlab.staging.params import KVBufferParams
-from kvlab.staging.tiled_mma_op import TiledTensorCore
-from kvlab.staging.traffic import Traffic
+from kvlab.staging.max.decode_kv_buffer import DecodeKVBuffer, KBuffer, VBuffer
+from kvlab.staging.max.decode_kv_params import DecodeKVBufferParams
+from kvlab.staging.max.operand_maps import operand_map, output_map, score_map
+from kvlab.staging.max.params import KVBufferParams
+from kvlab.staging.max.tiled_mma_op import TiledTensorCore
+from kvlab.staging.record.traffic import Traffic
 
 SIZES = ("BN", "WN", "BK", "num_threads", "depth", "group_size", "num_stages")
 

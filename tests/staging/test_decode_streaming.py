@@ -16,12 +16,12 @@ from kvlab.cache import PagedKVCache, UnsafePointer, from_dense
 from kvlab.hardware import buffer_resource, count_wavefronts
 from kvlab.layout import Swizzle, TileTensor
 from kvlab.memory import AddressSpace, Memory, OutOfBounds, as_dtype, bfloat16
-from kvlab.staging.decode_streaming import DecodeStreamingKVBuffer
-from kvlab.staging.operand_maps import operand_map, output_map, score_map
-from kvlab.staging.p_buffer import PRegisterBuffer
-from kvlab.staging.params import KVBufferParams
-from kvlab.staging.streaming_addresses import dma_plan, register_plan
-from kvlab.staging.traffic import Traffic
+from kvlab.staging.gfx950.p_buffer import PRegisterBuffer
+from kvlab.staging.max.decode_streaming import DecodeStreamingKVBuffer
+from kvlab.staging.max.operand_maps import operand_map, output_map, score_map
+from kvlab.staging.max.params import KVBufferParams
+from kvlab.staging.max.streaming_addresses import dma_plan, register_plan
+from kvlab.staging.record.traffic import Traffic
 
 SIZES = ("BN", "WN", "BK", "num_threads", "depth", "kv_num_heads")
 SW303 = Swizzle(3, 0, 3, "vector")

@@ -14,7 +14,7 @@ import pytest
 from kvlab import attention
 from kvlab.memory import as_dtype
 from kvlab.staging import Hazards, Traffic
-from kvlab.staging.launched_cta import LaunchedCTA
+from kvlab.staging.tile.launched_cta import LaunchedCTA
 
 Array = np.ndarray[Any, Any]
 

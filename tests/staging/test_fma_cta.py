@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cta_tiles import check_conservation, check_pieces, tiles
 
-from kvlab.staging.fma_cta import FmaCTA, FmaShape
+from kvlab.staging.nvidia.fma_cta import FmaCTA, FmaShape
 
 SHAPES = [
     (16, 128, 64, 64),

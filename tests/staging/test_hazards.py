@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvlab.hardware import BarrierDeadlock
 from kvlab.memory import Memory
 from kvlab.staging import Hazard, Hazards, Timeline
-from kvlab.staging.footprint import Cells
+from kvlab.staging.record.footprint import Cells
 
 WARPS, BYTES = 3, 6
 

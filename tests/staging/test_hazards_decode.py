@@ -19,8 +19,8 @@ from kvlab.attention.mha_decode.config import DecodeConfig
 from kvlab.cache import PagedKVCache
 from kvlab.memory import as_dtype
 from kvlab.staging import Hazards, KVCacheIterator, Timeline, Traffic
-from kvlab.staging.mfma_cta import MfmaCTA, MfmaShape
-from kvlab.staging.tile_pipeline import TilePipeline
+from kvlab.staging.gfx950.mfma_cta import MfmaCTA, MfmaShape
+from kvlab.staging.tile.tile_pipeline import TilePipeline
 
 MACHINES = {
     "mma": ("sm_80", "bf16"),

@@ -17,17 +17,18 @@ from mutants import END, ORDER, READ, SOME, STUCK, WAR, WAW, Mutation, Patch, at
 from kvlab.cache import PagedKVCache
 from kvlab.layout import Layout, Swizzle
 from kvlab.memory import AddressSpace, Memory, as_dtype
-from kvlab.staging import DecodeKVBuffer, DecodeKVBufferParams, Hazards, TiledTensorCore, Timeline, Traffic, tile_walk
-from kvlab.staging.kv_buffer_cta import KVBufferCTA, KVBufferShape
-from kvlab.staging.kv_buffer_decode_cta import KVBufferDecodeCTA, KVBufferDecodeShape
-from kvlab.staging.launched_cta import LaunchedCTA
-from kvlab.staging.mfma_mla_cta import MfmaMLACTA
+from kvlab.staging import DecodeKVBuffer, DecodeKVBufferParams, Hazards, TiledTensorCore, Timeline, Traffic
+from kvlab.staging.gfx950.kv_buffer_cta import KVBufferCTA, KVBufferShape
+from kvlab.staging.gfx950.kv_buffer_decode_cta import KVBufferDecodeCTA, KVBufferDecodeShape
+from kvlab.staging.gfx950.mfma_mla_cta import MfmaMLACTA
 from kvlab.staging.mla_cta import mla_cta
-from kvlab.staging.mma_sync_cta import MmaSyncCTA, MmaSyncShape
-from kvlab.staging.tile_pipeline import TilePipeline
-from kvlab.staging.tile_walk import TileWalk
-from kvlab.staging.wgmma_cta import WgmmaCTA, WgmmaShape
-from kvlab.staging.wgmma_mla_cta import WgmmaMLACTA, WgmmaMLAShape
+from kvlab.staging.nvidia.mma_sync_cta import MmaSyncCTA, MmaSyncShape
+from kvlab.staging.nvidia.wgmma_cta import WgmmaCTA, WgmmaShape
+from kvlab.staging.nvidia.wgmma_mla_cta import WgmmaMLACTA, WgmmaMLAShape
+from kvlab.staging.tile import tile_walk
+from kvlab.staging.tile.launched_cta import LaunchedCTA
+from kvlab.staging.tile.tile_pipeline import TilePipeline
+from kvlab.staging.tile.tile_walk import TileWalk
 
 BF16 = as_dtype("bf16")
 

@@ -11,7 +11,7 @@ import pytest
 
 from kvlab.cache import PagedKVCache, from_dense
 from kvlab.memory import AddressSpace
-from kvlab.staging.iterator import KVCacheIterator, key_offsets, keys_and_columns, sub_tiles, valid_keys
+from kvlab.staging.tile.iterator import KVCacheIterator, key_offsets, keys_and_columns, sub_tiles, valid_keys
 
 
 def cache_of(i: dict[str, Any]) -> tuple[PagedKVCache, int]:

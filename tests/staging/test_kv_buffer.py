@@ -16,11 +16,11 @@ from kvlab.cache import PagedKVCache, from_dense
 from kvlab.hardware import buffer_resource
 from kvlab.layout import Swizzle, TileTensor
 from kvlab.memory import AddressSpace, Memory, OutOfBounds, as_dtype, bfloat16
-from kvlab.staging.kv_buffer import KVBuffer
-from kvlab.staging.kv_buffer_addresses import dma_plan
-from kvlab.staging.params import KVBufferParams
-from kvlab.staging.traffic import Traffic
-from kvlab.staging.warp_slices import WarpSlices
+from kvlab.staging.max.kv_buffer import KVBuffer
+from kvlab.staging.max.kv_buffer_addresses import dma_plan
+from kvlab.staging.max.params import KVBufferParams
+from kvlab.staging.max.warp_slices import WarpSlices
+from kvlab.staging.record.traffic import Traffic
 
 SW304, SW303 = Swizzle(3, 0, 4, "vector"), Swizzle(3, 0, 3, "vector")
 OPTIONAL = ("cache_depth", "head_dim_offset", "reg_chunk_depth", "smem_depth", "reg_chunk_keys", "bk_smem")

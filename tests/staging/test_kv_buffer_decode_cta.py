@@ -11,8 +11,8 @@ from cta_tiles import check_conservation, check_pieces, tiles
 
 from kvlab.memory import as_dtype
 from kvlab.staging import Traffic, decode_cta
-from kvlab.staging.kv_buffer_decode_cta import KVBufferDecodeCTA, KVBufferDecodeShape
-from kvlab.staging.pairs import halves
+from kvlab.staging.gfx950.kv_buffer_decode_cta import KVBufferDecodeCTA, KVBufferDecodeShape
+from kvlab.staging.tile.pairs import halves
 
 BF16, FP8 = as_dtype("bf16"), as_dtype("fp8")
 

@@ -13,10 +13,10 @@ from registers import in_registers
 from kvlab.cache import PagedKVCache, from_dense
 from kvlab.layout import Swizzle
 from kvlab.memory import as_dtype
-from kvlab.staging.kv_buffer import KVBuffer
-from kvlab.staging.operand_maps import kv_buffer_operand_map, output_map, score_map
-from kvlab.staging.params import KVBufferParams
-from kvlab.staging.warp_slices import WarpSlices
+from kvlab.staging.max.kv_buffer import KVBuffer
+from kvlab.staging.max.operand_maps import kv_buffer_operand_map, output_map, score_map
+from kvlab.staging.max.params import KVBufferParams
+from kvlab.staging.max.warp_slices import WarpSlices
 
 SW304, SW303 = Swizzle(3, 0, 4, "vector"), Swizzle(3, 0, 3, "vector")
 PREFILL, DECODE = {"num_threads": 256}, {"BN": 128, "WN": 32, "num_threads": 256}

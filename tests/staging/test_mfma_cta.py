@@ -10,8 +10,8 @@ import pytest
 from cta_tiles import check_conservation, check_pieces, tiles
 
 from kvlab.memory import bfloat16
-from kvlab.staging import streaming_addresses
-from kvlab.staging.mfma_cta import MfmaShape
+from kvlab.staging.gfx950.mfma_cta import MfmaShape
+from kvlab.staging.max import streaming_addresses
 
 SHAPES = [(16, 128, 64), (16, 64, 128), (32, 128, 128), (32, 64, 256)]
 ids = pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"BM{s[0]}-BN{s[1]}-D{s[2]}")

@@ -7,7 +7,7 @@ import pytest
 from cta_tiles import check_conservation, check_pieces, tiles
 
 from kvlab.staging import FragmentMap
-from kvlab.staging.mma_sync_cta import MmaSyncCTA, MmaSyncShape
+from kvlab.staging.nvidia.mma_sync_cta import MmaSyncCTA, MmaSyncShape
 
 SHAPES = [
     (16, 128, 64, 64),

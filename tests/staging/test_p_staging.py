@@ -12,9 +12,9 @@ import pytest
 from kvlab.layout import Swizzle
 from kvlab.memory import Memory
 from kvlab.staging import FP8_P_SCALE, KVBufferParams, PRegisterBuffer, PStaging, PStagingParams, cast_p
-from kvlab.staging.operand_maps import kv_buffer_operand_map, score_map
-from kvlab.staging.p_exchange import SWIZZLE, _write
-from kvlab.staging.p_staging import _read, _written
+from kvlab.staging.gfx950.p_exchange import SWIZZLE, _write
+from kvlab.staging.gfx950.p_staging import _read, _written
+from kvlab.staging.max.operand_maps import kv_buffer_operand_map, score_map
 
 SW = Swizzle(3, 0, 3, "vector")
 FORMS: dict[str, tuple[Any, ...]] = {  # dtype, mma_shape, BM, WM, BN, WN, BK, swizzle

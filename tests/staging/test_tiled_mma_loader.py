@@ -10,8 +10,8 @@ import pytest
 
 from kvlab.layout import Swizzle
 from kvlab.memory import Memory, as_dtype
-from kvlab.staging.smem_subtile import smem_mma_subtile, smem_mma_subtile_offset, smem_subtile
-from kvlab.staging.tiled_mma_loader import TiledMmaLoader, fp8_lanes
+from kvlab.staging.max.smem_subtile import smem_mma_subtile, smem_mma_subtile_offset, smem_subtile
+from kvlab.staging.max.tiled_mma_loader import TiledMmaLoader, fp8_lanes
 
 LANE = np.arange(64)[:, None]
 

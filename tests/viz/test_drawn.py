@@ -86,7 +86,7 @@ def list_of(line: Timeline) -> Timeline:
 @pytest.mark.parametrize("name", ["Timeline", "Layout", "PagedKVCache", "ndarray"])
 def test_a_name_alone_draws_nothing(name: str) -> None:
     """Somebody else's class may have the name of one of ours, and even say that it comes from our module."""
-    for module in (__name__, "kvlab.staging.timeline", "kvlab.layout.layout", "kvlab.cache.paged", "numpy"):
+    for module in (__name__, "kvlab.staging.record.timeline", "kvlab.layout.algebra.layout", "numpy"):
         other = type(name, (SimpleNamespace,), {"__module__": module})
         with pytest.raises(ValueError, match=rf"cannot draw .*\({name}\); known are Layout, .*Timeline, .*Lockstep"):
             draw(other(events=[], offsets=None))

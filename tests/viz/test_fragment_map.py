@@ -10,7 +10,7 @@ import pytest
 from kvlab.cache import PagedKVCache
 from kvlab.layout import Swizzle
 from kvlab.staging import FragmentMap, KVBuffer, KVBufferParams, KVCacheIterator
-from kvlab.staging.iterator import key_offsets, valid_keys
+from kvlab.staging.tile.iterator import key_offsets, valid_keys
 from kvlab.viz import draw, draw_fragment_map, draw_kv_tile
 
 HELD = re.compile(r"row (\d+), column (\d+)\nthread (\d+), its element (\d+)\nwarp (\d+), lane (\d+), register (\d+), ")

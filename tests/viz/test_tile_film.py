@@ -11,7 +11,7 @@ from kvlab.cache import PagedKVCache
 from kvlab.layout import Swizzle
 from kvlab.memory import AddressSpace, Memory
 from kvlab.staging import Hazards, KVBuffer, Timeline, Traffic
-from kvlab.staging.params import KVBufferParams
+from kvlab.staging.max.params import KVBufferParams
 from kvlab.viz import draw_tile_film
 from kvlab.viz.pen.palette import ACCENT
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvlab.staging.hazard_words import Hazard, Side
+from kvlab.staging.record.hazard_words import Hazard, Side
 from kvlab.viz import draw_timeline
 
 SVG = "{http://www.w3.org/2000/svg}"

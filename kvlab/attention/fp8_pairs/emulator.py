@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.staging.pairs import halves
+from kvlab.staging.tile.pairs import halves
 
 __all__ = ["halves", "narrow"]
 

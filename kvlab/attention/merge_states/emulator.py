@@ -9,7 +9,7 @@ import numpy as np
 from kvlab.attention.masked import load, store
 from kvlab.hardware.chip import add_products, current_arithmetic, divide, exp, log
 from kvlab.staging import Traffic, program_ids
-from kvlab.staging.rows_over_warps import butterfly, in_turn
+from kvlab.staging.tile.rows_over_warps import butterfly, in_turn
 
 from .config import chunk_of, merge_grid, piece_of
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from kvlab.hardware import TmaDescriptor, current_arithmetic, get_atom, ldmatrix, tma
 from kvlab.staging import Fragments, Traffic
-from kvlab.staging.fragments import FragmentMap
-from kvlab.staging.partitioned_cta import PartitionedCTA, Places
-from kvlab.staging.rows_over_warps import butterfly, in_turn
-from kvlab.staging.wgmma_plan import PanelTile
+from kvlab.staging.nvidia.partitioned_cta import PartitionedCTA, Places
+from kvlab.staging.nvidia.wgmma_plan import PanelTile
+from kvlab.staging.tile.fragments import FragmentMap
+from kvlab.staging.tile.rows_over_warps import butterfly, in_turn
 
 from .hopper_config import ROWS, Constants
 

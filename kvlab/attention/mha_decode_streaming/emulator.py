@@ -27,7 +27,7 @@ from kvlab.attention.scoring.emulator import (
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory, bfloat16
 from kvlab.staging import KVCacheIterator, Traffic, ceildiv, program_ids, ragged_range, row_offsets
-from kvlab.staging.mfma_cta import MfmaCTA, MfmaShape
+from kvlab.staging.gfx950.mfma_cta import MfmaCTA, MfmaShape
 
 from .config import StreamingConfig
 

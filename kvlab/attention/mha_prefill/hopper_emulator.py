@@ -17,7 +17,7 @@ from kvlab.attention.scoring.emulator import key_count
 from kvlab.hardware import TmaDescriptor
 from kvlab.hardware.chip import divide, exp2, log2, multiply_add
 from kvlab.staging import Fragments, Traffic, ceildiv
-from kvlab.staging.rows_over_warps import butterfly, in_turn
+from kvlab.staging.tile.rows_over_warps import butterfly, in_turn
 
 from .config import PrefillProblem
 from .hopper_config import FIXED_ABOVE, TANH, HopperConfig

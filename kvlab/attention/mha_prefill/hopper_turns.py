@@ -34,7 +34,7 @@ def run_roles(roles: list[Role]) -> None:
     >>> run_roles([((0,), waits(1))])
     Traceback (most recent call last):
         ...
-    kvlab.hardware.copies.mbarrier.BarrierDeadlock: all 1 roles wait: full[0]: warps [0] wait for phase 1 for ever: \
+    kvlab.hardware.BarrierDeadlock: all 1 roles wait: full[0]: warps [0] wait for phase 1 for ever: \
 1 of 1 arrivals pending; complete is phase 0
     """
     waiting: list[tuple[Role, Wait | None]] = [(role, None) for role in roles]

@@ -13,12 +13,12 @@ from kvlab.hardware import get_arch
 from kvlab.layout import TileTensor
 from kvlab.memory import Memory, float8_e4m3fn
 from kvlab.staging import Fragments, TileCTA, Traffic, row_offsets
-from kvlab.staging.fma_cta import FmaCTA, FmaShape
-from kvlab.staging.kv_buffer_cta import KVBufferCTA, KVBufferShape
-from kvlab.staging.mfma_cta import MfmaCTA, MfmaShape
-from kvlab.staging.mma_sync_cta import MmaSyncCTA, MmaSyncShape
-from kvlab.staging.nvidia_decode_cta import NvidiaDecodeCTA, operand_p_of
-from kvlab.staging.wgmma_cta import WgmmaCTA, WgmmaShape, end_tiles
+from kvlab.staging.gfx950.kv_buffer_cta import KVBufferCTA, KVBufferShape
+from kvlab.staging.gfx950.mfma_cta import MfmaCTA, MfmaShape
+from kvlab.staging.nvidia.decode_cta import NvidiaDecodeCTA, operand_p_of
+from kvlab.staging.nvidia.fma_cta import FmaCTA, FmaShape
+from kvlab.staging.nvidia.mma_sync_cta import MmaSyncCTA, MmaSyncShape
+from kvlab.staging.nvidia.wgmma_cta import WgmmaCTA, WgmmaShape, end_tiles
 
 from .config import PrefillConfig, PrefillProblem
 from .rows import RowsAt, tile_walk

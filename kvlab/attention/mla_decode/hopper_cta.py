@@ -10,8 +10,8 @@ import numpy as np
 from kvlab.attention.mha_prefill.hopper_turns import Wait
 from kvlab.hardware import TmaDescriptor, tma
 from kvlab.staging import AsyncBarrier, Fragments, Traffic
-from kvlab.staging.partitioned_cta import PartitionedCTA, accumulator
-from kvlab.staging.wgmma_plan import PanelTile
+from kvlab.staging.nvidia.partitioned_cta import PartitionedCTA, accumulator
+from kvlab.staging.nvidia.wgmma_plan import PanelTile
 
 from .hopper_config import Constants
 from .hopper_places import places_of

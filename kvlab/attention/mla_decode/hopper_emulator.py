@@ -19,7 +19,7 @@ from kvlab.attention.scoring.emulator import key_count
 from kvlab.hardware import TmaDescriptor
 from kvlab.hardware.chip import divide, exp2, log2, multiply_add
 from kvlab.staging import Fragments, Traffic, ceildiv
-from kvlab.staging.rows_over_warps import butterfly
+from kvlab.staging.tile.rows_over_warps import butterfly
 
 from .hopper_config import HopperConfig
 from .hopper_cta import HALVES, HopperCTA, Warps

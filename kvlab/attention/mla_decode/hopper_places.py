@@ -6,9 +6,9 @@ import functools
 
 import numpy as np
 
-from kvlab.staging.footprint import Footprint
-from kvlab.staging.partitioned_cta import Places
-from kvlab.staging.wgmma_plan import PanelTile
+from kvlab.staging.nvidia.partitioned_cta import Places
+from kvlab.staging.nvidia.wgmma_plan import PanelTile
+from kvlab.staging.record.footprint import Footprint
 
 from .hopper_config import Constants
 

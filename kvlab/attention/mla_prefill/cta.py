@@ -12,8 +12,8 @@ from kvlab.attention.scoring.emulator import by_column
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory
 from kvlab.staging import Fragments, KVCacheIterator, TileCTA, Traffic, row_offsets
-from kvlab.staging.nvidia_decode_cta import NvidiaDecodeCTA, operand_p_of
-from kvlab.staging.wgmma_cta import WgmmaCTA, end_tiles
+from kvlab.staging.nvidia.decode_cta import NvidiaDecodeCTA, operand_p_of
+from kvlab.staging.nvidia.wgmma_cta import WgmmaCTA, end_tiles
 
 from .config import MLAPrefillConfig, MLAPrefillProblem
 

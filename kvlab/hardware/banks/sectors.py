@@ -9,7 +9,7 @@ import numpy as np
 
 from kvlab.drawn import Drawn
 from kvlab.hardware._arrays import Array, BoolArray, IntArray, mask_lanes, whole
-from kvlab.layout.int_tuple import at_once
+from kvlab.layout.algebra.int_tuple import at_once
 
 __all__ = ["SECTOR_BYTES", "Coalescing", "coalescing", "sectors"]
 

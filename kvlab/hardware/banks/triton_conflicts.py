@@ -9,8 +9,8 @@ import numpy as np
 
 from kvlab.hardware._arrays import IntArray
 from kvlab.layout.encodings import NEWEST, Encoding, SharedEncoding
-from kvlab.layout.linear_f2 import Elimination
-from kvlab.layout.linear_layout import LinearLayout
+from kvlab.layout.linear.f2 import Elimination
+from kvlab.layout.linear.linear_layout import LinearLayout
 from kvlab.memory import shown
 
 __all__ = ["SharedTransfer", "bank_conflicts", "shared_transfer"]

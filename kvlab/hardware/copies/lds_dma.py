@@ -16,7 +16,7 @@ import numpy as np
 from kvlab.drawn import Drawn
 from kvlab.hardware._arrays import BoolArray, IntArray, frozen, integers, whole
 from kvlab.layout import Swizzle, TileTensor
-from kvlab.layout.int_tuple import at_once
+from kvlab.layout.algebra.int_tuple import at_once
 from kvlab.memory import as_dtype
 
 from .copy import buffer_load_lds

@@ -18,6 +18,8 @@ class BarrierDeadlock(RuntimeError):
     True
     """
 
+    __module__ = "kvlab.hardware"  # where users find it
+
 
 class SharedMemBarrier:
     """An mbarrier in shared memory. A phase completes when no arrival and no byte is pending; then the next begins.
@@ -33,7 +35,7 @@ class SharedMemBarrier:
     >>> barrier.wait(1)
     Traceback (most recent call last):
         ...
-    kvlab.hardware.copies.mbarrier.BarrierDeadlock: wait(1): phase 1 has not completed: 1 of 1 arrivals pending
+    kvlab.hardware.BarrierDeadlock: wait(1): phase 1 has not completed: 1 of 1 arrivals pending
     """
 
     def __init__(self, arrivals: int = 1) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 
 from kvlab.hardware._arrays import BoolArray, IntArray, frozen, whole
 from kvlab.layout import Layout, Swizzle, TileTensor
-from kvlab.layout.access import leading
-from kvlab.layout.int_tuple import at_once, flatten
+from kvlab.layout.algebra.int_tuple import at_once, flatten
+from kvlab.layout.tensor.access import leading
 from kvlab.memory import as_dtype
 
 from .copy import buffer_load

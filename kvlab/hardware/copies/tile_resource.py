@@ -8,8 +8,8 @@ import numpy as np
 
 from kvlab.hardware._arrays import IntArray, integers
 from kvlab.layout import TileTensor
-from kvlab.layout.access import leading
-from kvlab.layout.int_tuple import flatten
+from kvlab.layout.algebra.int_tuple import flatten
+from kvlab.layout.tensor.access import leading
 from kvlab.memory import AddressSpace, as_dtype, shown
 
 __all__ = ["DRAM", "LDS", "REGISTERS", "buffer_resource", "check_tile", "resource_of"]

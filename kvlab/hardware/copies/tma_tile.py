@@ -12,7 +12,7 @@ import numpy as np
 
 from kvlab.drawn import Drawn
 from kvlab.hardware._arrays import IntArray, frozen, integers, whole
-from kvlab.layout.int_tuple import at_once
+from kvlab.layout.algebra.int_tuple import at_once
 from kvlab.memory import Memory
 
 from . import tma

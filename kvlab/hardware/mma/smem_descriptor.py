@@ -17,7 +17,7 @@ from kvlab.drawn import Drawn
 from kvlab.hardware._arrays import IntArray, frozen, whole
 from kvlab.hardware.copies.tensor_map import TensorMapSwizzle
 from kvlab.layout import Layout
-from kvlab.layout.int_tuple import at_once, flatten
+from kvlab.layout.algebra.int_tuple import at_once, flatten
 from kvlab.memory import as_dtype, shown
 
 __all__ = ["SmemDescriptor", "tile_to_descriptor"]

@@ -16,7 +16,7 @@ from kvlab.layout.encodings.base import (
     need,
     operand_order,
 )
-from kvlab.layout.linear_layout import LinearLayout
+from kvlab.layout.linear.linear_layout import LinearLayout
 
 __all__ = ["AMDMFMALayout", "spread_tiles", "tile_of_warps"]
 

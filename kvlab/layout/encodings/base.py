@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 from kvlab.drawn import Drawn
-from kvlab.layout.int_tuple import MOST_NESTED, as_int, flatten, int_tuple
-from kvlab.layout.linear_layout import LinearLayout
+from kvlab.layout.algebra.int_tuple import MOST_NESTED, as_int, flatten, int_tuple
+from kvlab.layout.linear.linear_layout import LinearLayout
 
 __all__ = [
     "NEWEST",

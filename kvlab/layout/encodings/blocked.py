@@ -19,7 +19,7 @@ from kvlab.layout.encodings.base import (
     is_at_least,
     need,
 )
-from kvlab.layout.linear_layout import LinearLayout
+from kvlab.layout.linear.linear_layout import LinearLayout
 
 __all__ = ["BlockedLayout", "DistributedLinearLayout", "SliceLayout"]
 

@@ -18,7 +18,7 @@ from kvlab.layout.encodings.base import (
     operand_order,
 )
 from kvlab.layout.encodings.blocked import operand_cga
-from kvlab.layout.linear_layout import LinearLayout
+from kvlab.layout.linear.linear_layout import LinearLayout
 
 __all__ = ["NVMMADistributedLayout"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvlab.layout.encodings.base import Ints, Matrix, cover, dims, is_at_least, need, shape_per_cta
 from kvlab.layout.encodings.shared import SharedEncoding
-from kvlab.layout.linear_layout import LinearLayout
+from kvlab.layout.linear.linear_layout import LinearLayout
 
 __all__ = ["NVMMASharedLayout"]
 

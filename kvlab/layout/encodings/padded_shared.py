@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvlab.layout.algebra.int_tuple import IntArray, flatten, int_tuple
 from kvlab.layout.encodings.base import Ints, Matrix, need
 from kvlab.layout.encodings.shared import SharedEncoding
-from kvlab.layout.int_tuple import IntArray, flatten, int_tuple
-from kvlab.layout.linear_layout import LinearLayout
+from kvlab.layout.linear.linear_layout import LinearLayout
 
 __all__ = ["PaddedSharedLayout"]
 

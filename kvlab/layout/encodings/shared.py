@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.layout.algebra.int_tuple import IntArray, at_once
 from kvlab.layout.encodings.base import NEWEST, Encoding, Ints, Matrix, dims, need
-from kvlab.layout.int_tuple import IntArray, at_once
-from kvlab.layout.linear_layout import LinearLayout
+from kvlab.layout.linear.linear_layout import LinearLayout
 
 __all__ = ["SharedEncoding", "SharedLinearLayout"]
 

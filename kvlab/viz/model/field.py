@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvlab.layout import ComposedLayout, Layout
-from kvlab.layout.int_tuple import flatten
+from kvlab.layout.algebra.int_tuple import flatten
 
 FEW = 1 << 16
 """So many offsets are looked at one by one."""

@@ -1,0 +1,1 @@
+"""Shapes and strides: layouts, swizzles, and their algebra."""

@@ -1,0 +1,1 @@
+"""Linear layouts: matrices over bits."""

@@ -1,0 +1,1 @@
+"""Tile tensors: views of memory through layouts, and copies between them."""

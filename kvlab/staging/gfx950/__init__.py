@@ -1,0 +1,1 @@
+"""CTA models of gfx950 over MAX's structures."""

@@ -1,0 +1,187 @@
+"""One CTA of MAX's decode on gfx950: whole tiles of K and V through KVBuffer, MFMA 16x16, P through LDS.
+
+Four warps stand along the keys for S^T = K Q^T and along the depth for O^T = V^T P^T, where each reads its slice of
+V's tile by transposing reads. One stage of each; above a depth of 256 K and V share one memory, and V is fetched when
+the scores are done. K and V of fp8 are converted in registers to 16 bits, where their fragments of 32 elements feed
+four instructions. The order is that of MAX's decode, but for V's reads, which are stated before P's instead of after
+them; every access, wait and barrier is stated to ``hazards``::
+
+    copy K (and V)                                                              before the loop
+    loop: wait, barrier, K to registers, S = Q K^T, softmax (rows meet over the warps: two barriers each),
+          [shared: barrier, copy V, wait, barrier], V to registers, P to LDS, barrier, P from LDS,
+          barrier, copy the next K (and V), O += P V
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvlab.layout import Swizzle, TileTensor
+from kvlab.memory import Memory
+from kvlab.staging.max.kv_buffer import KVBuffer
+from kvlab.staging.max.operand_maps import kv_buffer_operand_map, output_map, score_map
+from kvlab.staging.max.params import WARP_SIZE, KVBufferParams
+from kvlab.staging.max.tiled_mma_op import mfma_atom
+from kvlab.staging.max.warp_slices import WarpSlices
+from kvlab.staging.record.traffic import Traffic
+from kvlab.staging.tile.fragments import FragmentMap, Fragments
+from kvlab.staging.tile.iterator import GivenTile, KVCacheIterator
+from kvlab.staging.tile.rows_over_warps import QuarterRows
+from kvlab.staging.tile.tile_walk import TileWalk, expect_fetched
+
+from .mfma_product import mma_step_by_step
+from .p_exchange import PExchange
+from .strips import Strips, eights, query_fragments
+
+__all__ = ["KVBufferDecodeCTA", "KVBufferDecodeShape"]
+
+WARPS, BM, BN = 4, 16, 128
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class KVBufferDecodeShape:
+    """A tile of 16 query rows and 128 keys of depth D, stored as ``dtype`` and multiplied as ``mma_dtype``."""
+
+    D: int
+    dtype: np.dtype[Any]
+    mma_dtype: np.dtype[Any]
+
+    def __post_init__(self) -> None:
+        accepted = (64, 128, 256, 512) if self.dtype.itemsize == 2 else (128, 256, 512)
+        if self.D not in accepted or self.mma_dtype.itemsize != 2 or self.dtype.itemsize > 2:
+            words = ", ".join(map(str, accepted[:-1])) + f" or {accepted[-1]}"
+            raise ValueError(f"{self}: D must be {words}, the products of 16 bits")
+
+    @property
+    def BK(self) -> int:
+        """Columns (K) or keys (V) of a strip: those of one instruction on the storage dtype."""
+        return 32 if self.dtype.itemsize == 2 else 128
+
+    @property
+    def shared_kv(self) -> bool:
+        """Whether V takes K's memory when the scores are done."""
+        return self.D > 256
+
+    def params(self, kv_num_heads: int, *, transpose: bool) -> KVBufferParams:
+        """The parameters of the K (``transpose``) or V buffer; K is swizzled."""
+        return KVBufferParams(
+            self.dtype, (16, 16, self.BK), Swizzle(3, 0, 3, "vector") if transpose else None, BN=BN,
+            WN=BN // WARPS if transpose else BN, BK=self.BK, num_threads=WARPS * WARP_SIZE, depth=self.D,
+            kv_num_heads=kv_num_heads, transpose=transpose, num_smem_stages=1,
+        )  # fmt: skip
+
+
+class KVBufferDecodeCTA(QuarterRows):
+    """The CTAs of one launch, side by side: ``programs`` copies of LDS and registers. Until :meth:`follow` is called
+    there is nothing to look ahead to: each load meets at a barrier, copies, waits and meets again.
+    """
+
+    def __init__(
+        self, shape: KVBufferDecodeShape, k_cache: Any, v_cache: Any, batch_idx: Any, head_idx: Any, traffic: Traffic
+    ) -> None:
+        self.shape = shape
+        heads = k_cache.kv_params.num_heads
+        k, v = (shape.params(heads, transpose=transpose) for transpose in (True, False))
+        nbytes = BN * shape.D * shape.dtype.itemsize
+        p_first = nbytes if shape.shared_kv else 2 * nbytes
+        super().__init__(p_first + PExchange.nbytes, WARPS, "gfx950", len(batch_idx), traffic)
+        where: dict[str, Any] = {"end": 0, "traffic": traffic, "hazards": self.hazards}
+        self.k = KVBuffer(k, k_cache, batch_idx, head_idx, k.smem_tile(self.smem, 0), **where)
+        v_first = 0 if shape.shared_kv else nbytes
+        self.v = KVBuffer(v, v_cache, batch_idx, head_idx, v.smem_tile(self.smem, v_first), **where)
+        self.slices = WarpSlices(self.v, WARPS)
+        per_warp = KVBufferParams(
+            shape.dtype, k.mma_shape, None, BN=BN, WN=BN // WARPS, BK=shape.BK, num_threads=WARPS * WARP_SIZE,
+            depth=shape.D, kv_num_heads=heads, transpose=False,
+        )  # fmt: skip
+        self._output = output_map(per_warp, BM)
+        self.exchange = PExchange(kv_buffer_operand_map(per_warp, BM), self.smem, p_first, traffic, self.hazards)
+        self._walk: TileWalk | None = None
+        self._flying: dict[str, list[TileTensor]] = {"k": [], "v": []}
+        self.atom = mfma_atom((16, 16, 32), shape.mma_dtype)
+
+    def follow(self, *tiles: KVCacheIterator) -> None:
+        """Fetch ahead along these iterators, of K and V for one loop after the other; the loads take their tiles in
+        turn.
+        """
+        self._walk = TileWalk(*tiles)
+        self._fetch()
+
+    def load_q(self, dram: Memory, offset: Array, valid: Array) -> Fragments:
+        """Q rows, elements ``offset[programs, BM]`` of ``dram``, straight into every warp's registers, or zeros."""
+        layout, dtype = _query_map(self.k.params), self.shape.mma_dtype
+        self.traffic.move("DRAM->registers", int(valid.sum()) * self.shape.D * dtype.itemsize)
+        return query_fragments(dram, offset, valid, layout, dtype)
+
+    def load_k(self, tile: TileTensor, active: Array) -> Strips:
+        """The K tile by DMA into LDS, then every warp its 32 keys."""
+        self._land(self.k, tile, active)
+        self.k.load_from_shared(0, active=active)
+        return Strips.of(self.k, axis=2)
+
+    def load_v(self, tile: TileTensor, active: Array) -> Strips:
+        """The V tile by DMA into LDS, then every warp its columns by transposing reads."""
+        self._land(self.v, tile, active)
+        self.slices.load_from_shared(0, active=active)
+        return Strips.of(self.slices, axis=1)
+
+    def scores(self, q: Fragments, k: Strips, active: Array, s: Fragments | None = None) -> Fragments:
+        """S = Q K^T, float32, ``[BM, BN]``; added to ``s`` if given."""
+        operand = q.values.reshape(*q.values.shape[:2], -1, self.k.params.input_frag_size)
+        zeros = Fragments.zeros(self.programs, score_map(self.k.params, BM))
+        return self._multiply(operand, k, zeros if s is None else s)
+
+    def accumulate(self, p: Fragments, v: Strips, o: Fragments, active: Array) -> Fragments:
+        """O += P V: P rounded to the dtype of the products, through LDS to the operand that meets V."""
+        operand = self.exchange(p.values.astype(self.shape.mma_dtype), active)
+        if self._walk is not None and self._walk.more:
+            self.hazards.barrier()
+            self._fetch()
+        return self._multiply(operand, v, o)
+
+    def zeros(self) -> Fragments:
+        """The output accumulator ``[BM, D]``."""
+        return Fragments.zeros(self.programs, self._output)
+
+    def _fetch(self) -> None:
+        """The next K tile, and V's unless it has to wait for K's memory."""
+        pair = None if self._walk is None else self._walk.next_pair()
+        for buffer, tile in zip((self.k, self.v), (pair or {}).values(), strict=False):
+            self._flying[buffer.params.role].append(tile)
+            if buffer is self.k or not self.shape.shared_kv:
+                self._copy(buffer, tile)
+
+    def _copy(self, buffer: KVBuffer, tile: TileTensor, active: Array | None = None) -> None:
+        buffer.kv_cache_iter = GivenTile(tile)
+        buffer.load_from_dram(0, active)
+
+    def _land(self, buffer: KVBuffer, tile: TileTensor, active: Array) -> None:
+        """Make sure that all warps may read the tile."""
+        if self._walk is not None:
+            expect_fetched(self._flying[buffer.params.role], tile, buffer.params.role)
+        waits = self._walk is None or buffer is self.k
+        if self._walk is None or (buffer is self.v and self.shape.shared_kv):
+            self.hazards.barrier()
+            self._copy(buffer, tile, active)
+            waits = True
+        if waits:
+            self.hazards.wait_group(0)
+            self.hazards.barrier()
+
+    def _multiply(self, operand: Array, strips: Strips, c: Fragments) -> Fragments:
+        """C += operand x strips, strip after strip; a fragment of 32 elements in four steps of eight."""
+        a, b = (eights(x.astype(self.shape.mma_dtype)) for x in strips.steps(operand, 1))
+        return c.with_values(mma_step_by_step(self.atom, a, b, c.values))
+
+
+@functools.cache
+def _query_map(k: KVBufferParams) -> FragmentMap:
+    """What the registers of Q hold, eight neighbouring columns each."""
+    layout = kv_buffer_operand_map(k, BM)
+    row, col = (x.reshape(len(x), -1, 8) for x in (layout.row, layout.col))
+    return FragmentMap(layout.shape, row, col)

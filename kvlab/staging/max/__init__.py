@@ -1,0 +1,1 @@
+"""MAX's structures for gfx950 under their public names."""

@@ -1,0 +1,1 @@
+"""Tiles on NVIDIA: cp.async, TMA, mma.sync, wgmma."""

@@ -1,0 +1,128 @@
+"""What NVIDIA's CTA models without wgmma share: K and V by cp.async a tile ahead, P through shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from kvlab.layout import TileTensor
+from kvlab.staging.record.footprint import Footprint
+from kvlab.staging.record.traffic import Traffic
+from kvlab.staging.tile.copy_plan import CopyPlan
+from kvlab.staging.tile.fragments import Fragments
+from kvlab.staging.tile.iterator import KVCacheIterator
+from kvlab.staging.tile.rows_over_warps import RowsOverWarps
+from kvlab.staging.tile.tile_copies import TileCopies
+from kvlab.staging.tile.tile_pipeline import TilePipeline
+
+__all__ = ["NvidiaDecodeCTA", "operand_p_of"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Shape(Protocol):
+    """Sizes of a tile."""
+
+    @property
+    def arch(self) -> str: ...
+    @property
+    def warps(self) -> int: ...
+    @property
+    def v_in_k(self) -> bool: ...
+    @property
+    def shared_bytes(self) -> int: ...
+    def columns(self, role: str) -> tuple[int, int]: ...
+
+
+S = TypeVar("S", bound=Shape)
+
+
+class NvidiaDecodeCTA(RowsOverWarps, Generic[S]):
+    """The CTAs of one launch, side by side: ``programs`` copies of shared memory and registers. A subclass says where
+    tiles stand, how they come to registers, and what is multiplied.
+    """
+
+    def __init__(self, shape: S, programs: int, traffic: Traffic, *, beside: bool = False) -> None:
+        self.shape = shape
+        super().__init__(shape.shared_bytes, shape.warps, shape.arch, programs, traffic, beside=beside)
+        self.copies = TileCopies(self.smem, self.hazards, traffic, self._copied_to)
+        meets = "k" if self.p_in_registers or shape.v_in_k else "" if self.v_before_p else "v"
+        ways = self._copy_async, self.copies.by_store
+        self.pipeline = TilePipeline(*ways, self.hazards, meets=meets, stages=self.stages)
+        self._footprints: dict[Any, Footprint] = {}
+
+    @property
+    def p_in_registers(self) -> bool:
+        """Whether P meets V in the registers where the scores stood."""
+        return False
+
+    @property
+    def v_before_p(self) -> bool:
+        """Whether V is read before P is written to shared memory."""
+        return False
+
+    @property
+    def stages(self) -> int:
+        """Tiles of K that shared memory holds."""
+        return 1
+
+    def follow(self, *tiles: KVCacheIterator | None) -> None:
+        """Fetch K and V (None: not of this CTA) ahead along these iterators, two for one loop after the other, whose
+        tiles the loads take in turn.
+        """
+        self.pipeline.follow(*tiles)
+
+    def accumulate(self, p: Fragments, v: Fragments, o: Fragments, active: Array) -> Fragments:
+        """O += P V, P through shared memory."""
+        return self.add_values(operand_p_of([self], self, p, active), v, o)
+
+    def drain(self) -> None:
+        """The copies that the last tile has issued ahead."""
+        self.pipeline.drain()
+
+    def operand_p(self, p: Fragments, active: Array) -> Fragments:
+        """P as the product takes it, after its way through shared memory."""
+        raise NotImplementedError
+
+    def meet_for_p(self) -> None:
+        """The barriers of :meth:`operand_p` where P goes through another CTA's model of the same threads."""
+        raise NotImplementedError
+
+    def read_v(self) -> None:
+        """States the reads of V that come behind those of P."""
+        if self.pipeline.following and self.shape.columns("v")[1] and not self.v_before_p:
+            self._state_read("v")
+
+    def add_values(self, p: Fragments, v: Fragments, o: Fragments) -> Fragments:
+        """O += P V of what the lanes hold."""
+        raise NotImplementedError
+
+    def _copy_async(self, role: str, tile: TileTensor, stage: int) -> None:
+        self.copies.by_cp_async(role, tile, stage, f"{role}{stage}" if stage else role)
+
+    def _copied_to(self, role: str) -> tuple[CopyPlan, Array]:
+        """The plan of a role's tile, and where each of its vectors lands."""
+        raise NotImplementedError
+
+    def _state_read(self, role: str) -> None:
+        raise NotImplementedError
+
+
+def operand_p_of(
+    ctas: Sequence[NvidiaDecodeCTA[Any]], through: NvidiaDecodeCTA[Any], p: Fragments, active: Array
+) -> Fragments:
+    """P as the products of ``ctas`` take it, models of the same threads with tiles of their own: it goes through the
+    shared memory of one of them. The tile ends in all: its last reads, then the copies of the next.
+    """
+    a = through.operand_p(p, active)
+    for cta in ctas:
+        if cta is not through:
+            cta.meet_for_p()
+    for cta in ctas:
+        cta.read_v()
+    for role in "kv":
+        for cta in ctas:
+            cta.pipeline.refill(role)
+    return a

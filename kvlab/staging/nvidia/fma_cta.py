@@ -1,0 +1,281 @@
+"""One CTA of the decode kernel on NVIDIA, float32 storage: cp.async, plain shared rows, fused multiply-add.
+
+No tensor cores (tf32 would round the inputs). Each lane owns a patch of the accumulator and reads the operands that
+it needs from unswizzled rows in shared memory, as Triton's blocked FMA dot does: K and Q along the depth, V along its
+columns. Eight lanes of a K read start in the same bank, which is what this path costs.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvlab.hardware import current_arithmetic
+from kvlab.layout import TileTensor
+from kvlab.memory import Memory, float32
+from kvlab.staging.record.footprint import Footprint
+from kvlab.staging.tile.copy_plan import CopyPlan, copy_plan, passes_by_warp
+from kvlab.staging.tile.fragments import FragmentMap, Fragments
+from kvlab.staging.tile.iterator import KVCacheIterator
+from kvlab.staging.tile.rows_over_warps import butterfly, in_turn
+
+from .decode_cta import NvidiaDecodeCTA
+
+__all__ = ["FmaCTA", "FmaShape"]
+
+IntArray = np.ndarray[Any, np.dtype[np.int64]]
+BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+@dataclass(frozen=True)
+class FmaShape:
+    """Sizes of the tile: BM query rows, BN keys, D columns in DRAM, padded to BD in shared memory.
+
+    ``v_in_k``: V has no place of its own, it is read from K's (MLA). ``ahead``: the loop fetches the next tile early.
+    ``v_columns``: (D, BD) of V where they differ from K's. Either may be (0, 0): a CTA for a piece of K's or of V's.
+    """
+
+    BM: int
+    BN: int
+    D: int
+    BD: int
+    arch: str = "sm_90"
+    warps: int = 4
+    v_in_k: bool = False
+    ahead: bool = True
+    v_columns: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        for D, BD in (self.columns("k"), self.columns("v")):
+            if self.BM % 16 or self.BN % 16 or (BD % 32 and BD != 16) or D > BD or D % 4:
+                raise ValueError(f"{self}: BM and BN must be multiples of 16, BD of 32 (or 16), D of 4 and at most BD")
+
+    def columns(self, role: str) -> tuple[int, int]:
+        """(in DRAM, in shared memory) of V, or of K and Q."""
+        return self.v_columns if role == "v" and self.v_columns is not None else (self.D, self.BD)
+
+    def place(self, role: str) -> tuple[int, int, int]:
+        """(first byte, rows, columns) of a role's tile in shared memory."""
+        v = self.columns("v")[1]
+        sizes = {"k": (self.BN, self.BD), "v": (self.BN, v), "q": (self.BM, self.BD), "p": (self.BM, self.BN)}
+        if self.v_in_k:
+            del sizes["v"]
+            role = "k" if role == "v" else role
+        names = list(sizes)
+        base = sum(4 * rows * cols for rows, cols in (sizes[n] for n in names[: names.index(role)]))
+        return base, *sizes[role]
+
+    @property
+    def shared_bytes(self) -> int:
+        base, rows, cols = self.place("p")
+        return base + 4 * rows * cols
+
+
+class FmaCTA(NvidiaDecodeCTA[FmaShape]):
+    """The CTAs of one launch, side by side: ``programs`` copies of shared memory and registers.
+
+    hazards : what is in flight, and who waited; checks every access.
+    """
+
+    def follow(self, *tiles: KVCacheIterator | None) -> None:
+        """Nothing unless ``shape.ahead``."""
+        if self.shape.ahead:
+            super().follow(*tiles)
+
+    def load_q(self, dram: Memory, offset: IntArray, valid: BoolArray) -> Fragments:
+        """Q rows (elements ``offset[programs, BM]`` of ``dram``) into shared memory and registers, or zeros."""
+        self.copies.by_registers("q", dram, np.where(valid, offset, -1), 4)
+        self.hazards.barrier()
+        return self._read("q", np.asarray(valid.any(axis=1)))
+
+    def load_k(self, tile: TileTensor, active: BoolArray) -> Fragments:
+        """K tile of these pages into shared memory, then each lane's keys along the depth."""
+        self.pipeline.load("k", tile)
+        return self._read("k", active)
+
+    def load_v(self, tile: TileTensor | None, active: BoolArray) -> Fragments:
+        """V tile into shared memory (None: it stands there, with ``v_in_k``), then each lane's columns for all keys.
+
+        In a pipeline the warps issue these reads after those of P: :meth:`accumulate` states them.
+        """
+        if tile is not None:
+            self.pipeline.load("v", tile)
+        return self._read("v", active, stated=not self.pipeline.following)
+
+    def scores(self, q: Fragments, k: Fragments, active: BoolArray, s: Fragments | None = None) -> Fragments:
+        """S = Q K^T, float32, ``[BM, BN]``; added to ``s`` if given."""
+        layout = _accumulator(self.shape, self.shape.BN)
+        s = Fragments.zeros(self.programs, layout) if s is None else s
+        return s.with_values(layout.spread(current_arithmetic().products(q.tile(), k.tile().swapaxes(1, 2), s.tile())))
+
+    def operand_p(self, p: Fragments, active: BoolArray) -> Fragments:
+        """Whole rows of P for each lane, through shared memory since a lane needs all of them."""
+        base, _, cols = self.shape.place("p")
+        address = base + 4 * (p.map.row[..., 0] * cols + p.map.col[..., 0])  # [threads, registers], vectors of a row
+        width = p.values.shape[-1]
+        self.hazards.write(self._accessed("p write", address, 4 * width), "p write")
+        self.smem.store(address[None], p.values)
+        self._count("p write", f"st.shared.b{32 * width}", address, active)
+        self.hazards.barrier()
+        return self._read("p", active)
+
+    def meet_for_p(self) -> None:
+        """The barrier of :meth:`operand_p` where P goes through another CTA's model of the same threads."""
+        self.hazards.barrier()
+
+    def add_values(self, p: Fragments, v: Fragments, o: Fragments) -> Fragments:
+        """O += P V of what the lanes hold."""
+        return o.with_values(o.map.spread(current_arithmetic().products(p.tile(), v.tile(), o.tile())))
+
+    def zeros(self) -> Fragments:
+        """The output accumulator ``[BM, BD]``."""
+        return Fragments.zeros(self.programs, _accumulator(self.shape, self.shape.columns("v")[1]))
+
+    def row_max(self, s: Fragments) -> np.ndarray[Any, Any]:
+        """Largest score of each row ``[programs, BM]``."""
+        self._meet_for_rows()
+        return s.tile().max(axis=2)
+
+    def row_sum(self, p: Fragments) -> np.ndarray[Any, Any]:
+        """Row sums ``[programs, BM]`` in the order of the hardware: in the lane, over the lanes, over the warps."""
+        self._meet_for_rows()
+        patch = _patch(self.shape, self.shape.BN)
+        parts = p.tile().reshape(self.programs, self.shape.BM, -1, patch.warps[1], patch.lanes[1], patch.side)
+        lanes = in_turn(np.add, parts.transpose(0, 1, 3, 4, 2, 5).reshape(*parts.shape[:2], *parts.shape[3:5], -1))
+        return butterfly(np.add, butterfly(np.add, lanes))
+
+    def _meet_for_rows(self) -> None:
+        """Warps that share rows exchange them through scratch memory: written, combined, read; two barriers."""
+        if _patch(self.shape, self.shape.BN).warps[1] > 1:
+            super()._meet_for_rows()
+
+    def _copied_to(self, role: str) -> tuple[CopyPlan, IntArray]:
+        """The plan of a role's tile, and where each of its vectors lands."""
+        base, rows, cols = self.shape.place(role)
+        plan = copy_plan(rows, 4 * cols, 4 * self.shape.columns(role)[0], self.shape.warps)
+        return plan, base + plan.row * 4 * cols + plan.byte
+
+    def _read(self, role: str, active: BoolArray, stated: bool = True) -> Fragments:
+        layout = self._read_map(role)
+        address, width = self._read_address(role), layout.row.shape[-1]
+        if stated:
+            self._state_read(role)
+        values = self.smem.load(address[None], float32, width)
+        self._count(f"{role} read", f"ld.shared.b{32 * width}", address, active)
+        nbytes = address.size // self.shape.warps * 4 * width
+        self.traffic.move("SMEM->registers", np.full(self.shape.warps, nbytes * int(active.sum())))
+        return Fragments(values, layout)
+
+    def _read_map(self, role: str) -> FragmentMap:
+        if role in "qp":
+            return _row_plan(self.shape, role)
+        return (_key_plan if role == "k" else _column_plan)(self.shape)
+
+    def _read_address(self, role: str) -> IntArray:
+        """Byte address of each vector that a thread reads: ``[threads, registers]``."""
+        base, _, cols = self.shape.place(role)
+        layout = self._read_map(role)
+        address: IntArray = base + 4 * (layout.row[..., 0] * cols + layout.col[..., 0])
+        return address
+
+    def _state_read(self, role: str) -> None:
+        width = self._read_map(role).row.shape[-1]
+        at = self._accessed(role, self._read_address(role), 4 * width)
+        self.hazards.read(at, f"{role} read", 0 if role in "kv" else None)
+
+    def _accessed(self, name: str, address: IntArray, nbytes: int) -> Footprint:
+        """The bytes at ``address`` ``[threads, registers]``, kept by name."""
+        if name not in self._footprints:
+            self._footprints[name] = self.hazards.footprint(self._by_instruction(address), nbytes)
+        return self._footprints[name]
+
+    def _by_instruction(self, address: IntArray) -> IntArray:
+        return address.reshape(self.shape.warps, 32, -1).transpose(2, 0, 1)
+
+    def _count(self, role: str, name: str, address: IntArray, active: BoolArray) -> None:
+        by_instruction = self._by_instruction(address)
+        got, ideal = _passes(name, by_instruction.tobytes(), self.shape.warps, self.shape.arch)
+        programs = int(active.sum())
+        self.traffic.access(
+            role, wavefronts=got * programs, ideal=ideal * programs, unswizzled=got * programs,
+            instructions=np.full(self.shape.warps, len(by_instruction) * programs),
+        )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=256)
+def _passes(name: str, address: bytes, warps: int, arch: str) -> tuple[IntArray, IntArray]:
+    return passes_by_warp(name, np.frombuffer(address, np.int64).reshape(-1, warps, 32), arch)
+
+
+@dataclass(frozen=True)
+class _Patch:
+    """How an accumulator ``BM x cols`` is dealt: patches of ``side x side``, lanes and warps along (rows, columns).
+
+    The rule is Triton's: the larger the share of a thread, the larger its patches; lanes, then warps fill the columns
+    first. ``rows`` and ``cols`` ``[warps, 32, repeats, side]`` are what a lane owns.
+    """
+
+    side: int
+    lanes: tuple[int, int]
+    warps: tuple[int, int]
+    rows: IntArray
+    cols: IntArray
+
+
+@functools.cache
+def _patch(shape: FmaShape, cols: int) -> _Patch:
+    share = shape.BM * cols // (32 * shape.warps)
+    side = 4 if share >= 16 else 2 if share >= 4 else 1
+    across = min(cols // side, 32 * shape.warps)
+    lanes = 32 // min(across, 32), min(across, 32)
+    warps_n = max(across // lanes[1], 1)
+    warps = shape.warps // warps_n, warps_n
+    warp, lane, _, step = np.ogrid[: shape.warps, :32, :1, :side]
+    owned = []
+    for axis, (warp_at, lane_at, extent) in enumerate(
+        [(warp // warps_n, lane // lanes[1], shape.BM), (warp % warps_n, lane % lanes[1], cols)]
+    ):
+        block = warps[axis] * lanes[axis] * side
+        repeat = np.arange(max(extent // block, 1))[:, None]
+        owned.append((repeat * block + (warp_at * lanes[axis] + lane_at) * side + step) % extent)
+    return _Patch(side, lanes, warps, *owned)
+
+
+def _map(shape: FmaShape, tile: tuple[int, int], row: IntArray, col: IntArray) -> FragmentMap:
+    """From ``[warps, 32, ..., elements]``."""
+    row, col = np.broadcast_arrays(row, col)
+    registers = (32 * shape.warps, -1, row.shape[-1])
+    return FragmentMap(tile, row.reshape(registers), col.reshape(registers), warp_size=32)
+
+
+@functools.cache
+def _accumulator(shape: FmaShape, cols: int) -> FragmentMap:
+    """Registers (row repeat, column repeat, row of the patch), each the columns of a patch."""
+    patch = _patch(shape, cols)
+    row = patch.rows[:, :, :, None, :, None]
+    return _map(shape, (shape.BM, cols), row, patch.cols[:, :, None, :, None, :])
+
+
+@functools.cache
+def _row_plan(shape: FmaShape, role: str) -> FragmentMap:
+    """Whole rows (of Q or P) for the rows of a lane's patches, four columns a read, the same for lanes in a row."""
+    _, rows, cols = shape.place(role)
+    patch = _patch(shape, shape.BN if role == "q" else shape.columns("v")[1])
+    return _map(shape, (rows, cols), patch.rows[..., None, None], np.arange(cols).reshape(-1, 4))
+
+
+@functools.cache
+def _key_plan(shape: FmaShape) -> FragmentMap:
+    """A lane's keys (its columns of S), four columns of the depth a read."""
+    patch = _patch(shape, shape.BN)
+    return _map(shape, (shape.BN, shape.BD), patch.cols[..., None, None], np.arange(shape.BD).reshape(-1, 4))
+
+
+@functools.cache
+def _column_plan(shape: FmaShape) -> FragmentMap:
+    """A lane's columns of V for every key, the columns of a patch a read."""
+    key, columns = np.arange(shape.BN)[:, None, None], shape.columns("v")[1]
+    return _map(shape, (shape.BN, columns), key, _patch(shape, columns).cols[:, :, None])

@@ -1,0 +1,310 @@
+"""Which element each lane of an mma.sync tile addresses and holds: index arrays, made once a shape."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvlab.hardware import MmaAtom, get_arch, get_atom
+from kvlab.staging.tile.copy_plan import passes_by_warp
+from kvlab.staging.tile.fragments import FragmentMap
+
+from .swizzled_tile import SwizzledTile
+
+__all__ = ["WARPS", "MmaSyncShape", "SharedAccess"]
+
+WARPS = 4
+IntArray = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class MmaSyncShape:
+    """Sizes of the tile: BM query rows, BN keys, D columns in DRAM, padded to BD in shared memory.
+
+    ``v_in_k``: V has no place of its own, it is read from K's (MLA). ``v_columns``: (D, BD) of V where they differ from
+    K's. Either may be (0, 0): a CTA for a piece of K's or of V's columns. ``pairs``: an element of K and V is two
+    columns of fp8, and Q stands in shared memory twice, its even and its odd columns.
+
+    ``stages`` of K: its second tile stands at ``"k1"``.
+
+    The warps stand along the keys (Q K^T) and the columns (P V), or with ``along_rows`` along the query rows: each
+    reads all of K and V, and P stays in its registers. Where there are more warps than there is to share, the last
+    ones do again what the first do.
+    """
+
+    BM: int
+    BN: int
+    D: int
+    BD: int
+    dtype: np.dtype[Any]
+    arch: str = "sm_90"
+    v_in_k: bool = False
+    v_columns: tuple[int, int] | None = None
+    pairs: bool = False
+    warps: int = WARPS
+    along_rows: bool = False
+    stages: int = 1
+
+    def __post_init__(self) -> None:
+        rows, keys = 16 * self.warps_m, 8 * self.warps_n
+        shared_out = (self.BM % rows == 0 or rows % self.BM == 0) and (self.BN % keys == 0 or keys % self.BN == 0)
+        for D, BD in (self.columns("k"), self.columns("v")):
+            if self.BM % 16 or self.BN % 32 or not shared_out or BD % 16 or D > BD:
+                raise ValueError(
+                    f"{self}: BM and BD must be multiples of 16, BN of 32, D at most BD; BM a multiple or a part of "
+                    f"{rows}, BN of {keys}"
+                )
+            if D * self.dtype.itemsize % 16:
+                raise ValueError(f"D {D}: a row of {self.dtype} must be a multiple of 16 bytes")
+
+    @property
+    def warps_m(self) -> int:
+        """Warps along the query rows."""
+        return self.warps if self.along_rows else 1
+
+    @property
+    def warps_n(self) -> int:
+        """Warps along the keys and the columns."""
+        return 1 if self.along_rows else self.warps
+
+    def place_of(self, warp: Any) -> tuple[Any, Any]:
+        """A warp's number along the rows and along the columns."""
+        return (warp, 0 * warp) if self.along_rows else (0 * warp, warp)
+
+    def columns(self, role: str) -> tuple[int, int]:
+        """(in DRAM, in shared memory) of V, or of K and Q."""
+        return self.v_columns if role == "v" and self.v_columns is not None else (self.D, self.BD)
+
+    def stored(self, role: str) -> np.dtype[Any]:
+        """The dtype of the elements that ``role`` brings to registers."""
+        return np.dtype(np.int16) if self.pairs and role in ("k", "v") else self.dtype
+
+    @property
+    def atom(self) -> MmaAtom:
+        return get_atom({"bfloat16": "mma.sync.m16n8k16.bf16", "float16": "mma.sync.m16n8k16.f16"}[self.dtype.name])
+
+    def place(self, role: str) -> SwizzledTile:
+        """Where the tile of ``"q"``, ``"k"``, ``"v"`` or ``"p"`` stands in shared memory."""
+        places, _ = _places(self)
+        if role not in places:
+            raise ValueError(f"role {role!r} is not one of {', '.join(places)}")
+        return places[role]
+
+    def fragment_map(self, role: str) -> FragmentMap:
+        """What the registers hold once ``role`` was read: elements of its tile ``[rows, columns]``."""
+        return self._plan(role).map
+
+    def read_addresses(self, role: str, *, swizzled: bool = True) -> tuple[str, IntArray]:
+        """The instruction that reads ``role`` and its byte addresses ``[instructions, warps, 32]``.
+
+        >>> from kvlab.memory import bfloat16
+        >>> shape = MmaSyncShape(BM=16, BN=64, D=64, BD=64, dtype=bfloat16)
+        >>> name, address = shape.read_addresses("k")
+        >>> name, address.shape, address[0, 0, :10].tolist()
+        ('ldmatrix.x4', (4, 4, 32), [0, 144, 288, 432, 576, 720, 864, 1008, 16, 128])
+        """
+        place, plan = self.place(role), self._plan(role)
+        place = place if swizzled else place.plain()
+        name = f"ldmatrix.x{plan.matrices}" + (".trans" if role == "v" else "")
+        return name, place.address(plan.row, plan.vector)
+
+    def output_map(self, cols: int) -> FragmentMap:
+        """The accumulator ``[BM, cols]`` of S (BN columns) or O: a warp holds columns ``8 (warps_n n + w) + 0..7``, w
+        its number along them, of rows ``16 (warps_m m + w) + 0..15``.
+        """
+        return _accumulator(self, cols)
+
+    def access(self, role: str) -> SharedAccess:
+        """What the CTA issues to read ``"q"``, ``"k"``, ``"v"``, ``"p"``, or for ``"p write"``, all of it."""
+        return _access(self, role)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of Q, K, V and P."""
+        return _places(self)[1]
+
+    def _plan(self, role: str) -> _Plan:
+        if role != "p":  # with ``along_rows`` in registers alone
+            self.place(role)
+        if role in ("k", "v"):
+            return _k_plan(self) if role == "k" else _v_plan(self)
+        return _a_plan(self, self.BN if role == "p" else self.BD)
+
+
+@dataclass(frozen=True, eq=False)
+class SharedAccess:
+    """The instructions of one access to shared memory: byte addresses ``[instructions, warps, 32]``, bytes of a lane,
+    and for each warp the passes taken, the fewest possible, and those without the swizzle: ``[warps]``.
+    """
+
+    name: str
+    address: IntArray
+    nbytes: int
+    wavefronts: IntArray
+    ideal: IntArray
+    unswizzled: IntArray
+
+    @property
+    def by_warp(self) -> IntArray:
+        """Instructions of each warp."""
+        return np.full(self.address.shape[1], self.address.shape[0], np.int64)
+
+
+@functools.cache
+def _access(shape: MmaSyncShape, role: str) -> SharedAccess:
+    if role == "p write":
+        place = shape.place("p")
+        stmatrix = "stmatrix" in get_arch(shape.arch).features
+        matrices = 4 if shape.BN >= 16 * shape.warps_n or shape.BM >= 32 else 2
+        name, nbytes = (f"stmatrix.x{matrices}", 4 * matrices) if stmatrix else ("st.shared.b32", 4)
+        address, plain = (
+            (_p_matrix_addresses if stmatrix else _p_pair_addresses)(shape, x) for x in (place, place.plain())
+        )
+    else:
+        nbytes = 4 * shape._plan(role).matrices
+        (name, address), (_, plain) = (shape.read_addresses(role, swizzled=x) for x in (True, False))
+    wavefronts, ideal = passes_by_warp(name, address, shape.arch)
+    unswizzled, _ = passes_by_warp(name, plain, shape.arch)
+    return SharedAccess(name, address, nbytes, wavefronts, ideal, unswizzled)
+
+
+@functools.cache
+def _places(shape: MmaSyncShape) -> tuple[dict[str, SwizzledTile], int]:
+    """Where Q, K, V and P stand in shared memory (P in its own place; the compiler may overlay it), and the
+    bytes in all.
+    """
+    size, base = shape.dtype.itemsize, 0
+    places: dict[str, SwizzledTile] = {}
+    for role, rows, cols in (
+        *((f"k{stage}" if stage else "k", shape.BN, shape.BD) for stage in range(shape.stages)),
+        ("v", shape.BN, shape.columns("v")[1]),
+        ("q", shape.BM, shape.BD),
+        ("q_odd", shape.BM, shape.BD if shape.pairs else 0),
+        ("p", shape.BM, 0 if shape.along_rows else shape.BN),
+    ):
+        if role == "v" and shape.v_in_k:
+            places[role] = places["k"]
+            continue
+        if not cols:
+            continue
+        places[role] = SwizzledTile(rows, cols * size, base)
+        base += places[role].nbytes
+    return places, base
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """Row and 16-byte vector that each lane addresses, ``[instructions, warps, 32]``, and what the registers
+    then hold. ``matrices`` of 8 rows of 16 bytes an instruction.
+    """
+
+    row: IntArray
+    vector: IntArray
+    map: FragmentMap
+    matrices: int = 4
+
+
+def _map(
+    shape: MmaSyncShape, operand: str, row0: IntArray, col0: IntArray, tile: tuple[int, int], swap: bool
+) -> FragmentMap:
+    """FragmentMap of an operand whose atom tile ``i, j`` of warp ``w`` starts at ``(row0, col0)[w, i, j]``."""
+    atom = shape.atom
+    regs = {"a": atom.regs_a, "b": atom.regs_b, "c": atom.regs_c}[operand]
+    row, col = np.broadcast_arrays(*getattr(atom, operand)(np.arange(32)[:, None], np.arange(regs)))  # [32, regs]
+    if swap:
+        row, col = col, row
+    row0, col0 = (x.reshape(shape.warps, 1, -1, 1) for x in np.broadcast_arrays(row0, col0))
+    rows = row0 + row[:, None, :]  # [warps, 32, tiles, regs]
+    cols = (col0 + col[:, None, :]) % tile[1]
+    threads = shape.warps * 32
+    return FragmentMap(tile, rows.reshape(threads, -1, regs) % tile[0], cols.reshape(threads, -1, regs), warp_size=32)
+
+
+def _plan(shape: MmaSyncShape, row: IntArray, vector: IntArray, layout: FragmentMap, matrices: int = 4) -> _Plan:
+    """From row and vector ``[.., .., warps, 32]``, to broadcast."""
+    row, vector = (x.reshape(-1, shape.warps, 32) for x in np.broadcast_arrays(row, vector))
+    return _Plan(row, vector, layout, matrices)
+
+
+@functools.cache
+def _k_plan(shape: MmaSyncShape) -> _Plan:
+    """A warp holds keys ``8 (warps_n n + w) + 0..7``; an ldmatrix.x4 brings 8 keys x 32 columns: two k steps. Where
+    there are 16 columns it brings two such n, or is an ldmatrix.x2.
+    """
+    tiles_n, tiles_k = _share(shape.BN, 8 * shape.warps_n), shape.BD // 16
+    across = 2 if tiles_k == 1 else 4  # 16-byte vectors of an instruction
+    two = 2 if tiles_k == 1 and tiles_n % 2 == 0 else 1  # its n
+    n, pair, warp, lane = np.ogrid[: tiles_n // two, : max(tiles_k // 2, 1), : shape.warps, :32]
+    row = 8 * (shape.warps_n * (two * n + lane // 8 // across % two) + shape.place_of(warp)[1]) + lane % 8
+    vector = 4 * pair + lane // 8 % across
+    w, n, k = np.ogrid[: shape.warps, :tiles_n, :tiles_k]
+    layout = _map(shape, "b", 8 * (shape.warps_n * n + shape.place_of(w)[1]), 16 * k, (shape.BN, shape.BD), swap=True)
+    return _plan(shape, row % shape.BN, vector, layout, matrices=two * across)
+
+
+@functools.cache
+def _v_plan(shape: MmaSyncShape) -> _Plan:
+    """A warp holds columns ``8 (warps_n n + w) + 0..7``; an ldmatrix.x4.trans brings 32 keys x 8 columns: two k
+    steps.
+    """
+    columns = shape.columns("v")[1]
+    tiles_n, tiles_k = _share(columns, 8 * shape.warps_n), shape.BN // 16
+    n, pair, warp, lane = np.ogrid[:tiles_n, : tiles_k // 2, : shape.warps, :32]
+    row, vector = 32 * pair + lane, (shape.warps_n * n + shape.place_of(warp)[1]) % (columns // 8)
+    w, n, k = np.ogrid[: shape.warps, :tiles_n, :tiles_k]
+    layout = _map(shape, "b", 16 * k, 8 * (shape.warps_n * n + shape.place_of(w)[1]), (shape.BN, columns), swap=False)
+    return _plan(shape, row, vector, layout)
+
+
+@functools.cache
+def _a_plan(shape: MmaSyncShape, cols: int) -> _Plan:
+    """Every warp holds its rows of Q or P, all of them unless the warps stand along the rows; one ldmatrix.x4 brings a
+    16 x 16 tile.
+    """
+    tiles_m, tiles_k = _share(shape.BM, 16 * shape.warps_m), cols // 16
+    m, k, warp, lane = np.ogrid[:tiles_m, :tiles_k, : shape.warps, :32]
+    row, vector = 16 * (shape.warps_m * m + shape.place_of(warp)[0]) + lane % 16, 2 * k + lane // 16 + 0 * warp
+    w, m, k = np.ogrid[: shape.warps, :tiles_m, :tiles_k]
+    layout = _map(shape, "a", 16 * (shape.warps_m * m + shape.place_of(w)[0]), 16 * k, (shape.BM, cols), swap=False)
+    return _plan(shape, row % shape.BM, vector, layout)
+
+
+@functools.cache
+def _accumulator(shape: MmaSyncShape, cols: int) -> FragmentMap:
+    """See ``output_map``."""
+    tiles_m, tiles_n = _share(shape.BM, 16 * shape.warps_m), _share(cols, 8 * shape.warps_n)
+    w, m, n = np.ogrid[: shape.warps, :tiles_m, :tiles_n]
+    at_row, at_column = shape.place_of(w)
+    row, column = 16 * (shape.warps_m * m + at_row), 8 * (shape.warps_n * n + at_column)
+    return _map(shape, "c", row, column, (shape.BM, cols), swap=False)
+
+
+def _share(extent: int, together: int) -> int:
+    """Tiles of each warp where all warps together cover ``together`` of ``extent`` with one each."""
+    return max(extent // together, 1)
+
+
+@functools.cache
+def _p_matrix_addresses(shape: MmaSyncShape, place: SwizzledTile) -> IntArray:
+    """stmatrix.x4 of P: two n-tiles of 16 rows an instruction; where a warp has one, 32 rows of it, or x2 of 16;
+    ``[instructions, warps, 32]``.
+    """
+    pairs, warps, two = max(shape.BN // (16 * shape.warps), 1), shape.warps, shape.BN >= 16 * shape.warps
+    rows = 16 if two else min(shape.BM, 32)  # of an instruction
+    m, pair, warp, lane = np.ogrid[: shape.BM // rows, :pairs, : shape.warps, :32]
+    row = rows * m + lane % rows + 0 * pair + 0 * warp
+    vector = 2 * warps * pair + warp + (warps if two else 0) * (lane // 16) + 0 * m
+    address: IntArray = place.address(row, vector % place.vectors)
+    return address.reshape(-1, shape.warps, 32)
+
+
+@functools.cache
+def _p_pair_addresses(shape: MmaSyncShape, place: SwizzledTile) -> IntArray:
+    """Plain stores of P: the two neighbouring columns of an accumulator row; ``[instructions, warps, 32]``."""
+    layout, size = _accumulator(shape, shape.BN), shape.dtype.itemsize
+    row, column = layout.row[..., ::2], layout.col[..., ::2]
+    address: IntArray = place.address(row, column * size // 16) + column * size % 16  # [threads, tiles, 2]
+    return np.moveaxis(address.reshape(shape.warps, 32, -1), 2, 0)

@@ -1,0 +1,1 @@
+"""What every machine shares: the walk over the keys, fragments, programs, tiles in shared memory."""

@@ -1,0 +1,72 @@
+"""What every CTA model of a launch has: shared memory, the record of what is in flight in it, and an end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvlab.hardware import get_arch
+from kvlab.memory import AddressSpace, Memory
+from kvlab.staging.record.footprint import Cells
+from kvlab.staging.record.hazard_record import Partitions
+from kvlab.staging.record.hazards import Hazards
+from kvlab.staging.record.timeline import Beside
+from kvlab.staging.record.traffic import Traffic
+
+__all__ = ["LaunchedCTA"]
+
+
+class LaunchedCTA:
+    """The CTAs of one launch, side by side: ``programs`` copies of shared memory (None: one CTA).
+
+    smem     : the shared memory.
+    hazards  : what is in flight, and who waited; checks every access.
+    programs : of the launch.
+    traced   : whether its events go to the traffic's timeline. beside : it is a second model of the same threads, whose
+               waits and barriers are those of the first.
+
+    It ends with the launch (:meth:`Traffic.launch`): after the waits of :meth:`drain` nothing may be in flight.
+
+    >>> traffic = Traffic()
+    >>> with traffic.launch():
+    ...     cta = LaunchedCTA(64, 2, "sm_90", None, traffic)
+    ...     cta.hazards.copy_async(cta.hazards.region(0, 64, (1,)), "k copy", stage=0)
+    ...     cta.hazards.commit_group()
+    Traceback (most recent call last):
+        ...
+    kvlab.staging.Hazard: shared memory, bytes [0, 64): k copy by warp 1, stage 0, is in flight at the \
+end of the CTA; missing: cp.async.wait_group in warp 1
+    """
+
+    def __init__(
+        self, nbytes: int, warps: int, arch: str, programs: int | None, traffic: Traffic, *,
+        traced: bool = True, beside: bool = False, cells: Cells | None = None,
+        partitions: Partitions = None,
+    ) -> None:  # fmt: skip
+        self.traffic, self.programs = traffic, 1 if programs is None else programs
+        name = "shared memory" if get_arch(arch).vendor == "nvidia" else "LDS"
+        self.smem = Memory(nbytes, space=AddressSpace.SHARED, name=name, programs=programs)
+        timeline = traffic.timeline if traced else None
+        if beside and timeline is not None:
+            timeline = Beside(timeline.events)
+        self.hazards = Hazards(self.smem, warps, arch=arch, timeline=timeline, cells=cells, partitions=partitions)
+        traffic.begin(self)
+
+    @contextmanager
+    def own(self) -> Iterator[None]:
+        """Waits and barriers that no other model of these threads states."""
+        timeline = self.hazards.timeline
+        if isinstance(timeline, Beside):
+            timeline.own = True
+            yield
+            timeline.own = False
+        else:
+            yield
+
+    def drain(self) -> None:
+        """What the kernel waits for behind its loops: nothing, unless a machine fetches ahead."""
+
+    def end(self) -> None:
+        """The end of the CTA: :class:`Hazard` if anything is in flight, BarrierDeadlock if a warp waits."""
+        self.drain()
+        self.hazards.finish()

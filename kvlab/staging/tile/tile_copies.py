@@ -1,0 +1,116 @@
+"""Whole tiles from DRAM into shared memory by a CTA's threads, 16 bytes each, every copy stated to ``hazards``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from kvlab.hardware import cp_async
+from kvlab.layout import TileTensor
+from kvlab.memory import AddressSpace, Memory
+from kvlab.staging.record.footprint import Footprint
+from kvlab.staging.record.hazards import Hazards
+from kvlab.staging.record.traffic import Traffic
+
+from .copy_plan import CopyPlan, copy_plan
+from .iterator import valid_keys
+
+__all__ = ["TileCopies"]
+
+IntArray = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class PlainRows:
+    """Rows of ``width`` bytes, as they stand in DRAM, with a record of their own; ``plan`` is that of the tile that is
+    made from them, ``columns`` elements a vector.
+    """
+
+    def __init__(self, width: int, tile: TileTensor, plan: CopyPlan, columns: int) -> None:
+        rows, size, programs = int(plan.row.max()) + 1, tile.dtype.itemsize, len(valid_keys(tile))
+        self.plan = copy_plan(rows, width, tile.shape[1] * size, plan.warps)
+        self.address = self.plan.row * width + self.plan.byte
+        self.read_address = plan.row * width + plan.byte // 16 * columns * size
+        self.smem = Memory(rows * width, space=AddressSpace.SHARED, name="plain rows", programs=programs)
+        self.hazards = Hazards(self.smem, plan.warps)
+        self.filled = self.hazards.footprint(self.address, 16, self.plan.warp)
+        self.used = self.hazards.footprint(self.read_address, columns * size, plan.warp)
+
+    def copy(self, role: str, tile: TileTensor) -> IntArray:
+        """A tile by cp.async; all warps have read the one before, and wait for this one. Bytes of each warp."""
+        source, valid = self.plan.source_of(tile)
+        self.hazards.barrier()
+        self.hazards.copy_async(self.filled, f"{role} copy")
+        cp_async(self.smem, self.address[None], tile.memory, source, 16, valid)
+        self.hazards.commit_group()
+        self.hazards.wait_group(0)
+        self.hazards.barrier()
+        return self.plan.bytes_by_warp(valid)
+
+
+class TileCopies:
+    """The copies of one launch; ``place(role)`` is the plan of a role's tile and the byte address of each vector
+    ``[n]`` in ``smem``, which has programs.
+    """
+
+    def __init__(
+        self, smem: Memory, hazards: Hazards, traffic: Traffic, place: Callable[[str], tuple[CopyPlan, IntArray]]
+    ) -> None:
+        self.smem, self.hazards, self.traffic, self.place = smem, hazards, traffic, place
+        self._footprints: dict[str, Footprint] = {}
+        self._plain: dict[str, PlainRows] = {}
+
+    def by_registers(self, role: str, dram: Memory, offset: IntArray, size: int) -> None:
+        """Rows at element ``offset`` ``[programs, rows]`` of ``dram``, negative where there is none: zeros."""
+        plan, address = self.place(role)
+        source, valid = plan.source(offset, size)
+        self.smem.store(address[None], dram.load(source, np.uint8, 16, mask=valid))
+        self.hazards.write(self._footprint(role, plan, address), f"{role} write")
+        self.traffic.move("DRAM->SMEM", plan.bytes_by_warp(valid))
+
+    def by_cp_async(self, role: str, tile: TileTensor, stage: int = 0, at: str | None = None) -> None:
+        """The rows of a K or V tile into a stage, whose place is ``at`` (None: the role's), in flight until its group
+        has been waited for.
+        """
+        place = role if at is None else at
+        plan, address = self.place(place)
+        source, valid = plan.source_of(tile)
+        self.hazards.copy_async(self._footprint(place, plan, address), f"{role} copy", stage)
+        cp_async(self.smem, address[None], tile.memory, source, 16, valid)
+        self.traffic.move("DRAM->SMEM", plan.bytes_by_warp(valid))
+        instructions = np.full(plan.warps, len(plan.row) // (32 * plan.warps))
+        self.traffic.issue(f"{role} copy", instructions * len(source))
+
+    def by_store(self, role: str, tile: TileTensor) -> None:
+        """The rows of a K or V tile through registers."""
+        plan, address = self.place(role)
+        source, valid = plan.source_of(tile)
+        self.hazards.write(self._footprint(role, plan, address), f"{role} write", 0)
+        self.smem.store(address[None], tile.memory.load(source, np.uint8, 16, mask=valid))
+        self.traffic.move("DRAM->SMEM", plan.bytes_by_warp(valid))
+
+    def by_conversion(self, role: str, tile: TileTensor, dtype: np.dtype[Any]) -> None:
+        """The rows of a tile of another dtype: by cp.async into plain rows of their own, from there through
+        registers, where they become ``dtype``, to their place.
+        """
+        plan, address = self.place(role)
+        columns, size = 16 // dtype.itemsize, tile.dtype.itemsize
+        width = -(-(int(plan.byte.max()) // dtype.itemsize + columns) * size // 16) * 16
+        if role not in self._plain:
+            self._plain[role] = PlainRows(width, tile, plan, columns)
+        plain = self._plain[role]
+        self.traffic.move("DRAM->SMEM", plain.copy(role, tile))
+        self.hazards.barrier()
+        plain.hazards.read(plain.used, f"{role} convert")
+        vectors = plain.smem.load(plain.read_address[None], tile.dtype, columns)
+        self.smem.store(address[None], vectors.astype(dtype))
+        self.hazards.write(self._footprint(role, plan, address), f"{role} write")
+        for edge, each in (("SMEM->registers", size), ("registers->SMEM", dtype.itemsize)):
+            self.traffic.move(edge, vectors.size * each)
+
+    def _footprint(self, role: str, plan: CopyPlan, address: IntArray) -> Footprint:
+        """The bytes that each warp brings of a role."""
+        if role not in self._footprints:
+            self._footprints[role] = self.hazards.footprint(address, 16, plan.warp)
+        return self._footprints[role]

@@ -1,0 +1,120 @@
+"""The order in which the compiled loops of mma.sync copy, wait and read: tile i + 1 is in flight while tile i ends.
+
+Read from the TTGIR and PTX of our Triton kernels for sm_80 and sm_90 (``num_stages`` 2 and 3: the additional stage of
+3 holds page numbers only). K and V have one buffer each::
+
+    copy K, commit, copy V, commit                                             before the loop
+    loop: wait_group(0), barrier, read K, ..., write P, barrier, read P, read V,
+          copy the next K, commit, barrier, copy the next V, commit
+    wait_group(0), barrier                                                     behind it
+
+With more stages so many tiles are fetched before the loop, and the wait leaves the groups of the later ones in flight.
+
+K's buffer is free before V is read, since the barriers around P lie between; V's needs one more, unless V is read
+before P is written (pairs of e4m3). Where P stays in registers, or V is K's tile (MLA), one barrier lets go of both::
+
+    loop: wait_group(0), barrier, read K, ..., read V, barrier, copy the next K, commit, copy the next V, commit
+
+After a loop that another follows: wait_group(0), barrier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvlab.layout import TileTensor
+from kvlab.staging.record.hazards import Hazards
+
+from .iterator import KVCacheIterator
+from .tile_walk import TileWalk, expect_fetched, is_same
+
+__all__ = ["TilePipeline"]
+
+
+class TilePipeline:
+    """Calls ``copy_async(role, tile, stage)`` and states commits, waits and barriers.
+
+    meets : before which of the next copies all warps meet, ``"k"`` (then both buffers are free), ``"v"`` or ``""``.
+    stages : of each role.
+    store : ``store(role, tile)`` brings a tile through registers.
+
+    Until :meth:`follow` is called there is nothing to look ahead to: each load meets at a barrier, stores and meets
+    again, as with one stage in all (``num_stages`` 1).
+    """
+
+    def __init__(
+        self, copy_async: Callable[[str, TileTensor, int], None], store: Callable[[str, TileTensor], None],
+        hazards: Hazards, *, meets: str = "v", stages: int = 1,
+    ) -> None:  # fmt: skip
+        self.copy_async, self.store, self.hazards, self.meets, self.stages = copy_async, store, hazards, meets, stages
+        self.stage = {"k": 0, "v": 0}  # where the tile stands that was loaded last
+        self._fetched, self._loaded = ({"k": 0, "v": 0} for _ in range(2))  # tiles so far
+        self._walk: TileWalk | None = None
+        self._flying: dict[str, list[TileTensor]] = {"k": [], "v": []}
+
+    @property
+    def following(self) -> bool:
+        """Whether tiles are fetched ahead."""
+        return self._walk is not None
+
+    def follow(self, *tiles: KVCacheIterator | None) -> None:
+        """Fetch ahead along these iterators, one of K and one of V (None: there are no such tiles) for one loop after
+        the other, beginning with the tiles that they give next; the iterators stay where they are.
+        """
+        self._walk = TileWalk(*tiles)
+        self._fetch_first()
+
+    def load(self, role: str, tile: TileTensor) -> None:
+        """Make sure that the tile of ``"k"`` or ``"v"`` has landed. ValueError if another tile was fetched ahead."""
+        if self._walk is None:
+            self.hazards.barrier()
+            self.store(role, tile)
+            self.hazards.barrier()
+            return
+        flying, roles = self._flying[role], self._walk.roles
+        if not self._walk.last and flying and not is_same(flying[0], tile):
+            self._next_loop()
+        expect_fetched(flying, tile, role)
+        self.stage[role] = self._loaded[role] % self.stages
+        self._loaded[role] += 1
+        if role == roles[0]:
+            self.hazards.wait_group((self.stages - 1) * len(roles))
+            self.hazards.barrier()
+
+    def refill(self, role: str) -> None:
+        """After the last reads of the tile: the next one of K, then that of V."""
+        if self._walk is not None:
+            if self.meets == role and (role == "k" or role in self._walk.roles):
+                self.hazards.barrier()
+            self._fetch(role)
+
+    def _next_loop(self) -> None:
+        """What was fetched past the end of a loop lands; the first tiles of the next are fetched."""
+        assert self._walk is not None
+        self.hazards.wait_group(0)
+        self.hazards.barrier()
+        for tiles in self._flying.values():
+            tiles.clear()
+        self._walk.loop += 1
+        self._fetched, self._loaded = ({"k": 0, "v": 0} for _ in range(2))
+        self._fetch_first()
+
+    def drain(self) -> None:
+        """Behind the loop: wait for the copies past its end, which bring zeros."""
+        if self.following:
+            self.hazards.wait_group(0)
+            self.hazards.barrier()
+
+    def _fetch_first(self) -> None:
+        for _ in range(self.stages):
+            self._fetch("k")
+            self._fetch("v")
+
+    def _fetch(self, role: str) -> None:
+        if self._walk is None or role not in self._walk.roles:
+            return
+        tile = self._walk.next_of(role)
+        self.copy_async(role, tile, self._fetched[role] % self.stages)
+        self._fetched[role] += 1
+        self.hazards.commit_group()
+        self._flying[role].append(tile)

@@ -3,13 +3,14 @@
 Plumbing has no part in them: casts, shapes (``[:, None]``, ``broadcast_to``, ``by_row``, ``with_values``), the names of
 modules and of the objects that a twin's arguments live in (``tl.``, ``np.``, ``config.``), what stands outside a mask.
 A load is the array and what it is indexed by: the strides and the pointer of an array are that array, and sums and
-products with them are addresses, which have no operators. What is left is a list of facts:
+products with them are addresses, which have no operators but a minus. What is left is a list of facts:
 
 ==================  ===========================================================================================
 ``("name", x)``     ``x`` is used
 ``(op, a, b ..)``   an operator and the names in each of its operands; chains of + and -, of * and / and of & are one,
                     ``a > b`` is ``b < a``, and the operands of what may be exchanged are in alphabetical order
 ``("f", a ..)``     a mathematical function and the names in each argument
+``("minus", a)``    ``a`` is subtracted within an address
 ``("f()", a ..)``   a helper is called, with these names
 ==================  ===========================================================================================
 """
@@ -344,8 +345,8 @@ class Reading:
             return
         if form.op == "call":
             found.append((f"{form.text}()", tuple(part.names for part in form.parts)))
-        elif form.op not in ("address", "mask", "tuple", "minus", "inverse", "store") and not (
-            inside and form.op in ("+", "*", "&", "arange")
+        elif form.op not in ("address", "mask", "tuple", "inverse", "store") and not (
+            form.op in ("+", "*", "&", "arange") if inside else form.op == "minus"
         ):
             found.append((form.op, tuple(part.names for part in form.parts)))
         inside = form.op in ("address", "mask") or (inside and form.op != "call")
@@ -395,7 +396,7 @@ def _inverse(form: Form) -> Form:
 def _address(parts: Iterable[Form]) -> Form:
     flat: list[Form] = []
     for part in parts:
-        part = part.parts[0] if part.op in ("minus", "inverse") else part
+        part = part.parts[0] if part.op == "inverse" else part
         flat += part.parts if part.op in ("address", "+", "*") else [part]
     return Form("address", tuple(flat), "offset")
 

@@ -117,6 +117,7 @@ CHANGES = {
     "what a masked score is": ('s, -float("inf")', "s, 0.0", "'where(visible, s, 0.0)' in the kernel"),
     "what stands outside a mask": ("limit, other=0.0", "limit, other=1.0", "'other(1.0)' in the kernel"),
     "another array": ("tl.load(k_ptr + k_at)", "tl.load(q_ptr + k_at)", "'q_ptr' is not used in the emulator"),
+    "a sign in an address": ("q_row + d", "q_row - d", "'minus(d)' in the kernel, nothing in the emulator"),
     "another operand": ("= dots(q, k)", "= dots(q, q)", "'k' is not used in the kernel"),
     "operands of a helper": ("cap(s, softcap)", "cap(softcap, s)", "cap() is given softcap, s in the kernel"),
     "another helper": ("= cap(s", "= bound(s", "'bound()' in the kernel, 'cap()' in the emulator"),

@@ -8,11 +8,12 @@ same conditions, and use the same names, operators, comparisons, constants and m
 in the same way. A statement that one side alone has says why in a comment behind it, ``#- class``
 (:data:`kvlab.mirror.statements.CLASSES`). :func:`coverage` tells how many statements of a kernel have a counterpart.
 
-What the check does not see: which stride goes with which index, casts, axes and shapes, flags and constants that a
-helper is given, and what only one side has: pointers and walks over tiles, a machine's loads and products. These
-:func:`lockstep` sees, which runs both sides and compares all listed outputs at the end of every step, for the arguments
-that it is given. Hopper's kernels are compared by steps, waits and arrivals: their fragments, boxes and descriptors
-have no counterpart in an emulator of whole tiles; :func:`coverage` counts the statements that have one all the same.
+What the check does not see: which stride or axis of programs goes with which index, what indexes an array of which the
+other side has the address in a line of its own, casts, axes and shapes, flags and constants that a helper is given, and
+what only one side has: pointers and walks over tiles, a machine's loads and products. These :func:`lockstep` sees,
+which runs both sides and compares all listed outputs at the end of every step, for the arguments that it is given.
+Hopper's kernels are compared by steps, waits and arrivals: their fragments, boxes and descriptors have no
+counterpart in an emulator of whole tiles; :func:`coverage` counts the statements that have one all the same.
 ``from kvlab.mirror import Twin`` needs neither NumPy nor Triton: an operation's ``config.py`` may declare its twins.
 
 A step opens with a marker, a comment on its own line, with the same text in both twins, and runs to the next marker or

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvlab.memory import shown
 
-__all__ = ["Int64", "count", "flag", "index", "integers", "plain"]
+__all__ = ["Int64", "count", "flag", "index", "integers", "one_of", "plain"]
 
 MOST_BITS = 56
 """Of an index: sums and products with what it indexes have no more than 63."""
@@ -63,6 +63,23 @@ def count(name: str, value: Any, least: int = 0, bits: int | None = 48) -> int:
         raise ValueError(f"{name} {number} must be at least {least}")
     if bits is not None and number >> bits > 0:
         raise ValueError(f"{name} {shown(number)} must have at most {bits} bits")
+    return number
+
+
+def one_of(name: str, value: Any, size: int, what: str) -> int:
+    """``value`` as an int. ValueError, naming the argument, unless it is one of ``size`` things, which are ``what``.
+
+    >>> one_of("stage", 2, 2, "stages")
+    Traceback (most recent call last):
+        ...
+    ValueError: stage 2 is not one of the 2 stages
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if isinstance(value, bool) or not 0 <= number < size:
+        raise ValueError(f"{name} {shown(value)} is not one of the {size} {what}")
     return number
 
 

@@ -15,12 +15,14 @@ from kvlab.staging import (
     DecodeKVBuffer,
     DecodeKVBufferParams,
     DecodeStreamingKVBuffer,
+    KBuffer,
     KVBuffer,
     KVBufferParams,
     KVCacheIterator,
     KVMmaOp,
     KVMmaOpParams,
     TiledTensorCore,
+    VBuffer,
 )
 
 SHARED, LOCAL = AddressSpace.SHARED, AddressSpace.LOCAL
@@ -153,3 +155,90 @@ def test_pointers_to_what_is_no_shared_memory(bad: Any, error: type[Exception], 
     assert registers(op) == before
     with pytest.raises(error, match=f"^smem_ptr .*{words}"):
         DecodeStreamingKVBuffer(K, cache(), 0, 0, smem_ptr=pointer, num_keys=99)
+
+
+# Numbers, parameters and room. None of the calls loads anything, nor moves the walk on.
+
+
+@pytest.mark.parametrize("number", [2, -1, 0.0, "0", None, True])
+def test_numbers_that_are_none(number: Any) -> None:
+    """Of stages and strips: refused by the argument's name before the walk moves on."""
+    k = KVBuffer(K, cache(), 0, 0, end=99)
+    with pytest.raises(ValueError, match=f"^buffer_idx {number!r} is not one of the 2 stages$"):
+        k.load_from_dram(buffer_idx=number)
+    assert k.kv_cache_iter.tile_start_row == 0
+    assert not k.stage_keys
+    k.load_from_dram(np.int64(0))  # NumPy's integers are taken
+    assert k.kv_cache_iter.tile_start_row == 128
+    with pytest.raises(ValueError, match=f"^buffer {number!r} is not one of the 2 stages$"):
+        k.load_from_shared(buffer=number)
+    if number is not None:  # all strips
+        with pytest.raises(ValueError, match=f"^bk_tile {number!r} is not one of the 2 strips in a stage$"):
+            k.load_from_shared(0, bk_tile=number)
+    with pytest.raises(ValueError, match=f"^kg {number!r} is not one of the 1 k groups of a strip$"):
+        k.get_mma_tile(k_mma_tile_idx=number, bk_tile_idx=0)
+    s = DecodeStreamingKVBuffer(K, cache(), 0, 0, num_keys=99)
+    with pytest.raises(ValueError, match=f"^strip_idx {number!r} is not one of the 2 strips of the tile$"):
+        s.load_from_dram(strip_idx=number, gmem_tile=s.iterator().next_tile())
+    d = staged(cache())
+    with pytest.raises(ValueError, match=f"^stage {number!r} is not one of the 1 stages of the register ring$"):
+        d.copy_to_shared(stage=number)
+    with pytest.raises(ValueError, match=f"^k_mma_idx {number!r} is not one of the 1 k groups of a strip$"):
+        d.load_from_shared(k_mma_idx=number)
+
+
+def test_parameters_of_another_structure() -> None:
+    d = staged(cache()).params
+    for make, bad, kind in (
+        (lambda p: KVBuffer(p, cache(), 0, 0, end=99), d, "KVBufferParams"),
+        (lambda p: DecodeStreamingKVBuffer(p, cache(), 0, 0, num_keys=99), d, "KVBufferParams"),
+        (lambda p: DecodeKVBuffer(p, cache(), 0, 0, end=99), K, "DecodeKVBufferParams"),
+        (lambda p: KBuffer(p, cache(), 0, 0, end=99), K, "DecodeKVBufferParams"),
+        (lambda p: VBuffer(p, cache(), 0, 0, end=99), K, "DecodeKVBufferParams"),
+        (KVMmaOp, K, "KVMmaOpParams"),
+    ):
+        for params in (bad, None, 3):
+            with pytest.raises(TypeError, match=rf"^params .* must be a {kind}$"):
+                make(params)
+
+
+def test_shared_memory_without_room() -> None:
+    """One stage is not both; nothing of the first is loaded."""
+    stage = K.smem_stage_size * 2
+    for nbytes, address in ((stage, 0), (2 * stage, 16)):
+        memory = Memory(nbytes, space=SHARED)
+        with pytest.raises(ValueError, match=rf"^smem_tile at {address}: all stages of {2 * stage} bytes .* not fit"):
+            KVBuffer(K, cache(), 0, 0, K.smem_tile(memory, address), end=99)
+    strip = UnsafePointer(Memory(128 * 32 * 2, space=SHARED), 8, bfloat16)
+    with pytest.raises(ValueError, match=r"^smem_ptr at 16: a strip of 8192 bytes .* does not fit"):
+        DecodeStreamingKVBuffer(K, cache(), 0, 0, strip, 99)
+    with pytest.raises(TypeError, match=r"^smem TileTensor\(.* must be a Memory in shared memory$"):
+        DecodeKVBuffer(staged(cache()).params, cache(), 0, 0, TileTensor(strip.memory, "bf16", K.mma_layout), 99)
+
+
+def test_programs_that_do_not_broadcast() -> None:
+    with pytest.raises(ValueError, match=r"^batch_idx \(2,\), kv_head_idx \(1,\), end \(3,\) do not broadcast"):
+        KVCacheIterator(cache(), 128, [0, 0], 0, [1, 2, 3])
+
+
+def test_which_operand_of_the_instruction_comes_first() -> None:
+    op = KVMmaOp(KVMmaOpParams("bf16", (16, 16, 32), 2, 1, 1, BN=32, BK=32), num_threads=64)
+    a, b, c = (
+        TileTensor.stack_allocation(Layout.row_major(*shape), dtype, LOCAL, 1, threads=64).fill(0)
+        for shape, dtype in (((1, 8), "bf16"), ((2, 8), "bf16"), ((2, 4), "fp32"))
+    )
+    op.reg_tile.store(b.load())
+    with pytest.raises(ValueError, match=r"^swap_a_b 'no': must be True or False$"):
+        op.mma(a=a, c=c, bk_tile=0, kg=0, swap_a_b="no")  # type: ignore[arg-type]
+    assert not np.asarray(c).any()
+
+
+def test_the_walk_of_a_bounded_strip_buffer() -> None:
+    """Of a head with fewer columns than the depth: tiles of its own columns. Rests on the stored keys."""
+    narrow = PagedKVCache(KEYS[..., :48].copy(), [99], [[0]], 1, 128)
+    s = DecodeStreamingKVBuffer(K, narrow, 0, 0, num_keys=99, bounded=True)
+    s.load_from_dram(1, s.iterator().next_tile())
+    strip = s.fragment_map().gather(s.load_from_shared())[0]
+    assert (strip[:99, :16] == KEYS[0, :99, 0, 32:48]).all()
+    assert not strip[:99, 16:].any()
+    assert not strip[99:].any()

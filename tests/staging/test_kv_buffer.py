@@ -112,8 +112,7 @@ def test_members_equal_compiled_max(golden: Callable[[str], list[dict[str, Any]]
         i["swizzle"] = None if i["swizzle"] is None else Swizzle(*i["swizzle"], "vector")
         params = KVBufferParams(**i)
         cache = PagedKVCache(np.zeros((1, 1, 2, i["depth"]), params.dtype), [0], [[0]], 1, 1)
-        smem = Memory(16, space=AddressSpace.SHARED, programs=1)
-        buffer = quietly(KVBuffer, params, cache, 0, 0, params.smem_tile(smem), end=1)
+        buffer = quietly(KVBuffer, params, cache, 0, 0, end=1)
         for name, wanted in case["expected"].items():
             for holder, attribute in ((buffer, name), (params, name.lstrip("_"))):
                 got = getattr(holder, attribute)
@@ -343,7 +342,7 @@ def test_parameters_that_cannot_be_are_refused(change: dict[str, Any], says: str
 
 def test_bad_calls_are_refused_and_nothing_written() -> None:
     k = buffer_of(KVBufferParams(**{**BASE, "reg_chunk_depth": 32}))
-    with pytest.raises(ValueError, match="stage 1 is not one of the 1 stages"):
+    with pytest.raises(ValueError, match="buffer_idx 1 is not one of the 1 stages"):
         k.load_from_dram(1)
     assert k.smem.written is not None
     assert not k.smem.written.any()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache import KVCacheT, MHAOperand, as_operand
+from kvlab.cache.checks import one_of
 from kvlab.drawn import Drawn
 from kvlab.layout import Layout, TileTensor
 from kvlab.memory import AddressSpace, Memory
@@ -23,6 +24,7 @@ from kvlab.staging.tile.smem_place import own_or_given, placed
 
 from .buffer_config import KVBufferConfig
 from .decode_kv_params import DecodeKVBufferParams
+from .typed_fields import of_type
 
 __all__ = ["DecodeKVBuffer", "KBuffer", "VBuffer"]
 
@@ -93,7 +95,7 @@ class DecodeKVBuffer(Drawn):
         traffic: Traffic | None = None,
         hazards: Hazards | None = None,
     ) -> None:
-        p = params
+        p = of_type("params", params, DecodeKVBufferParams)
         operand = as_operand(cache)
         if operand.dtype.itemsize != p.dtype.itemsize:
             raise ValueError(f"dtype {p.dtype} has another size than the cache's {operand.dtype}")
@@ -228,8 +230,7 @@ class DecodeKVBuffer(Drawn):
     def copy_to_shared(self, stage: int = 0) -> None:
         """Write a stage of the register ring to the block tile in shared memory."""
         p = self.params
-        if not 0 <= stage < p.num_stages:
-            raise ValueError(f"stage {stage} is not one of the {p.num_stages} stages of the register ring")
+        stage = one_of("stage", stage, p.num_stages, "stages of the register ring")
         if p.vectors_per_stage:
             if self.hazards is not None:
                 self.hazards.write(self._footprint(None), f"{p.role} write", 0)
@@ -245,8 +246,7 @@ class DecodeKVBuffer(Drawn):
         """``mma_tile`` after loading a k group of the tile in shared memory. The whole CTA has waited for the copy.
         Elements past a fragment of K keep what they held."""
         p = self.params
-        if not 0 <= k_mma_idx < p.num_k_tiles:
-            raise ValueError(f"k_mma_idx {k_mma_idx} is not one of the {p.num_k_tiles} k groups of a strip")
+        k_mma_idx = one_of("k_mma_idx", k_mma_idx, p.num_k_tiles, "k groups of a strip")
         offset, width = addresses.read_offsets(p, k_mma_idx), p.elements if p.transpose else 1
         address = self.smem_address + offset[None, ..., ::width] * p.dtype.itemsize
         if self.hazards is not None:
@@ -312,7 +312,7 @@ class KBuffer(DecodeKVBuffer):
     """
 
     def __init__(self, params: DecodeKVBufferParams, *args: Any, **kwargs: Any) -> None:
-        if not params.transpose:
+        if not of_type("params", params, DecodeKVBufferParams).transpose:
             raise ValueError("KBuffer: tensor_core_mma with transpose_b False is V; use VBuffer")
         super().__init__(params, *args, **kwargs)
 
@@ -325,6 +325,6 @@ class VBuffer(DecodeKVBuffer):
     """
 
     def __init__(self, params: DecodeKVBufferParams, *args: Any, **kwargs: Any) -> None:
-        if params.transpose:
+        if of_type("params", params, DecodeKVBufferParams).transpose:
             raise ValueError("VBuffer: tensor_core_mma with transpose_b True is K; use KBuffer")
         super().__init__(params, *args, **kwargs)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache import KVCacheT, MHAOperand, UnsafePointer, as_operand
+from kvlab.cache.checks import one_of
 from kvlab.drawn import Drawn
 from kvlab.layout import Layout, TileTensor, TileType
 from kvlab.memory import AddressSpace
@@ -24,6 +25,7 @@ from kvlab.staging.tile.smem_place import one_warp, own_or_given, placed, pointe
 from .kv_mma_op import KVMmaOp, KVMmaOpParams
 from .params import KVBufferParams, ceildiv
 from .strip_accesses import StripAccesses
+from .typed_fields import of_type
 
 __all__ = ["DecodeStreamingKVBuffer"]
 
@@ -91,7 +93,7 @@ class DecodeStreamingKVBuffer(Drawn):
         traffic: Traffic | None = None,
         hazards: Hazards | None = None,
     ) -> None:
-        addresses.check(params)
+        addresses.check(of_type("params", params, KVBufferParams))
         size = params.dtype.itemsize
         heads = as_operand(cache).kv_params.num_heads
         if heads != params.kv_num_heads:
@@ -103,7 +105,7 @@ class DecodeStreamingKVBuffer(Drawn):
         self.warp_id = one_warp(warp_id, params.num_warps)
         smem, address = pointed(smem_ptr, params.dtype)
         self.smem = own_or_given(smem, self.strip_bytes, self.programs, "batch_idx and head_idx")
-        self.smem_address = placed(self.smem, address, self.strip_bytes, "a strip")
+        self.smem_address = placed(self.smem, address, self.strip_bytes, "a strip", "smem_ptr at")
         self.smem_ptr = UnsafePointer(self.smem, (self.smem_address - self.smem.base) // size, params.dtype)
         self._accesses = None if hazards is None else StripAccesses(hazards, params, self.smem_address)
         self.kv_mma_op = KVMmaOp(self.KVMmaOpType, programs=self.programs, num_threads=params.num_threads)
@@ -198,7 +200,7 @@ class DecodeStreamingKVBuffer(Drawn):
         """The walk over the first ``num_keys`` keys, in tiles of BN rows that fit this buffer."""
         if self.num_keys is None:
             raise ValueError("num_keys None: give the buffer its number of keys to walk over them")
-        return buffer_walk(self.params, self.cache, self.batch_idx, self.head_idx, self.num_keys)
+        return buffer_walk(self.params, self.cache, self.batch_idx, self.head_idx, self.num_keys, self.bounded)
 
     # Data.
 
@@ -209,8 +211,7 @@ class DecodeStreamingKVBuffer(Drawn):
         active : bool ``[programs]``, whose traffic is counted; those with a valid row unless given.
         """
         p = self.params
-        if not 0 <= strip_idx < self.num_strips:
-            raise ValueError(f"strip_idx {strip_idx} is not one of the {self.num_strips} strips of the tile")
+        strip_idx = one_of("strip_idx", strip_idx, self.num_strips, "strips of the tile")
         gmem_tile = fitting_tile("gmem_tile", gmem_tile, p, self.programs, self.bounded)
         if self._accesses is not None:
             self._accesses.copy()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache import KVCacheT, MHAOperand, UnsafePointer, as_operand
+from kvlab.cache.checks import one_of
 from kvlab.drawn import Drawn
 from kvlab.layout import TileTensor
 from kvlab.staging.max import kv_buffer_addresses as addresses
@@ -30,6 +31,7 @@ from .kv_buffer_addresses import Window
 from .kv_mma_op import KVMmaOp, KVMmaOpParams
 from .params import KVBufferParams
 from .stage_accesses import StageAccesses
+from .typed_fields import of_type
 
 __all__ = [
     "DecodeKVBuffer",
@@ -98,7 +100,7 @@ class KVBuffer(KVBufferMembers, Drawn):
         hazards: Hazards | None = None,
         bounded: bool = False,
     ) -> None:
-        addresses.check(params)
+        addresses.check(of_type("params", params, KVBufferParams))
         cache = as_operand(k_cache)
         if cache.kv_params.num_heads != params.kv_num_heads:
             raise ValueError(f"kv_num_heads {params.kv_num_heads} differs from the cache's {cache.kv_params.num_heads}")
@@ -188,7 +190,7 @@ class KVBuffer(KVBufferMembers, Drawn):
         active : bool ``[programs]``, whose traffic is counted; those with a valid row unless given.
         """
         p, dma = self.params, addresses.dma_plan(self.params)
-        self.stage_address(buffer_idx)  # refuses what is no stage
+        buffer_idx = one_of("buffer_idx", buffer_idx, p.num_smem_stages, "stages")
         if not self._next_block:
             first_key, tile = self.kv_cache_iter.tile_start_row, self.kv_cache_iter.next_tile()
             tile = fitting_tile("the tile of kv_cache_iter", tile, p, self.programs, self.bounded)
@@ -218,6 +220,7 @@ class KVBuffer(KVBufferMembers, Drawn):
         as in :meth:`load_from_dram`, whose programs are counted unless given.
         """
         p, held = self.params, addresses.strips(self.params)
+        buffer = one_of("buffer", buffer, p.num_smem_stages, "stages")
         first = self.stage_address(buffer)
         if bk_tile is None and (p.reg_num_k_tiles != p.num_k_tiles or held != p.num_k_tiles):
             raise ValueError(
@@ -243,9 +246,7 @@ class KVBuffer(KVBufferMembers, Drawn):
             if self._blocks.get(buffer) != bk_tile:
                 raise ValueError(f"bk_tile {bk_tile} is not in stage {buffer}, which has {self._blocks.get(buffer)}")
             return 0
-        if not 0 <= bk_tile < held:
-            raise ValueError(f"bk_tile {bk_tile} is not one of the {held} strips in a stage")
-        return bk_tile
+        return one_of("bk_tile", bk_tile, held, "strips in a stage")
 
     def _load_strip(self, buffer: int, bk_tile: int, place: int) -> None:
         """``place``: which strip of the stage it is."""
@@ -326,8 +327,7 @@ class KVBuffer(KVBufferMembers, Drawn):
     def stage_address(self, stage: int) -> int:
         """Byte address of a stage."""
         p = self.params
-        if not 0 <= stage < p.num_smem_stages:
-            raise ValueError(f"stage {stage} is not one of the {p.num_smem_stages} stages")
+        stage = one_of("stage", stage, p.num_smem_stages, "stages")
         return self.smem_address + stage * p.smem_stage_size * p.dtype.itemsize
 
     def read_addresses(self, buffer: int, bk_tile: int) -> tuple[str, np.ndarray[Any, np.dtype[np.int64]]]:

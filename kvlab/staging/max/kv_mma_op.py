@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache import UnsafePointer
+from kvlab.cache.checks import one_of
 from kvlab.layout import Layout, TileTensor
 from kvlab.memory import AddressSpace, Memory, shown
 from kvlab.staging.max import mma_op_addresses as addresses
@@ -16,6 +17,7 @@ from kvlab.staging.tile.member import Member
 from .mma_op_addresses import KVMmaOpParams
 from .params import WARP_SIZE
 from .tiled_mma_loader import fp8_lanes
+from .typed_fields import of_type
 
 __all__ = ["KVMmaOp", "KVMmaOpParams"]
 
@@ -50,6 +52,7 @@ class KVMmaOp:
     MMA_K = Member[int]()
 
     def __init__(self, params: KVMmaOpParams, *, programs: int = 1, num_threads: int = 256) -> None:
+        of_type("params", params, KVMmaOpParams)
         if num_threads < 1 or num_threads % WARP_SIZE:
             raise ValueError(f"num_threads {num_threads} must be a positive multiple of {WARP_SIZE}")
         self.params, self.programs, self.num_warps = params, programs, num_threads // WARP_SIZE
@@ -66,8 +69,7 @@ class KVMmaOp:
     def mma_tile_at(self, bk_tile: int, kg: int) -> TileTensor:
         """The fragments of k group ``kg`` of a strip: of each thread ``num_mmas x frag``."""
         p = self.params
-        if not 0 <= kg < p.num_k_mmas:
-            raise ValueError(f"kg {kg} is not one of the {p.num_k_mmas} k groups of a strip")
+        kg = one_of("kg", kg, p.num_k_mmas, "k groups of a strip")
         slot = bk_tile % p.num_k_tiles
         return self.reg_tile.tile((p.num_mmas, p.input_frag_size), (slot * p.num_k_mmas + kg, 0))
 

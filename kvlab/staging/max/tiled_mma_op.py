@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.cache.checks import flag
 from kvlab.hardware import MmaAtom, get_atom
 from kvlab.hardware.copies.tile_resource import REGISTERS, check_tile
 from kvlab.layout import Swizzle, TileTensor
@@ -98,6 +99,7 @@ class TiledMmaOp:
         self._check("a", a, self.in_type, None, self.a_frag_size)
         self._check("b", b, self.in_type, None, self.b_frag_size)
         self._check("c", c, self.out_type, a.shape[0] * b.shape[0], self.c_frag_size)
+        swap_a_b = flag("swap_a_b", swap_a_b)
         first, second, total = (np.asarray(tile) for tile in (a, b, c))
         for name, values in (("b", second), ("c", total)):
             if values.shape[:-2] != first.shape[:-2]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -11,7 +11,9 @@ from kvlab.cache.checks import count, flag
 from kvlab.layout import Swizzle
 from kvlab.memory import as_dtype, shown
 
-__all__ = ["set_typed"]
+__all__ = ["of_type", "set_typed"]
+
+T = TypeVar("T")
 
 
 def set_typed(params: Any, **least: int) -> None:
@@ -46,6 +48,19 @@ def set_typed(params: Any, **least: int) -> None:
         elif field.type == "tuple[int, int, int]":
             value = _shape(name, value)
         object.__setattr__(params, name, value)
+
+
+def of_type(name: str, value: Any, kind: type[T]) -> T:
+    """``value``. TypeError, which begins with ``name``, unless it is of that type.
+
+    >>> of_type("swizzle", None, Swizzle)
+    Traceback (most recent call last):
+        ...
+    TypeError: swizzle None must be a Swizzle
+    """
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} {shown(value)} must be a {kind.__name__}")
+    return value
 
 
 def _dtype(name: str, value: Any) -> np.dtype[Any]:

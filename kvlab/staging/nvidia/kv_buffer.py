@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache import PagedKVCache
+from kvlab.cache.checks import one_of
 from kvlab.drawn import Drawn
 from kvlab.memory import AddressSpace, Memory
 from kvlab.staging.record.traffic import Traffic
@@ -56,6 +57,5 @@ class NvidiaKVBuffer(Drawn):
 
     def stage_address(self, stage: int) -> int:
         """Byte address of a stage."""
-        if not 0 <= stage < self.params.num_smem_stages:
-            raise ValueError(f"stage {stage} is not one of the {self.params.num_smem_stages} stages")
+        stage = one_of("stage", stage, self.params.num_smem_stages, "stages")
         return self.smem_address + stage * self.params.stage_bytes

@@ -152,7 +152,12 @@ class KVCacheIterator:
     ) -> None:
         tile_size = count("tile_size", tile_size, least=1)
         given = {"batch_idx": batch_idx, "kv_head_idx": kv_head_idx, "end": end}
-        batch, head, stop = np.broadcast_arrays(*(_integers(name, value) for name, value in given.items()))
+        arrays = {name: _integers(name, value) for name, value in given.items()}
+        try:
+            batch, head, stop = np.broadcast_arrays(*arrays.values())
+        except ValueError:
+            shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+            raise ValueError(f"{shapes} do not broadcast: expected [programs] or scalars") from None
         if batch.ndim != 1:
             raise ValueError(f"{', '.join(given)} broadcast to {batch.shape}: expected [programs] or scalars")
         self.cache, self.tile_size = as_operand(cache), tile_size

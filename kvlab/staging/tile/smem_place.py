@@ -18,6 +18,8 @@ def own_or_given(smem: Memory | None, nbytes: int, programs: int, programs_of: s
     that the arguments named ``programs_of`` have."""
     if smem is None:
         smem = Memory(nbytes, space=AddressSpace.SHARED, name="shared memory", programs=programs)
+    if not isinstance(smem, Memory):
+        raise TypeError(f"smem {shown(smem)} must be a Memory in shared memory")
     if smem.space is not AddressSpace.SHARED:
         raise ValueError(f"smem is {smem.space.value} memory: must be shared memory")
     if (1 if smem.programs is None else smem.programs) != programs:
@@ -25,14 +27,14 @@ def own_or_given(smem: Memory | None, nbytes: int, programs: int, programs_of: s
     return smem
 
 
-def placed(smem: Memory, address: int | None, nbytes: int, what: str) -> int:
-    """``address``, or the memory's first byte if None. ValueError unless ``what``, of ``nbytes``, fits there on a
-    multiple of 16."""
+def placed(smem: Memory, address: int | None, nbytes: int, what: str, name: str = "smem_address") -> int:
+    """``address``, or the memory's first byte if None. ValueError, which begins with ``name``, unless ``what``, of
+    ``nbytes``, fits there on a multiple of 16."""
     address = smem.base if address is None else address
     first = address - smem.base
     if address % 16 or first < 0 or first + nbytes > smem.nbytes:
         raise ValueError(
-            f"smem_address {address}: {what} of {nbytes} bytes on a multiple of 16 does not fit in "
+            f"{name} {address}: {what} of {nbytes} bytes on a multiple of 16 does not fit in "
             f"[{smem.base}, {smem.base + smem.nbytes}) of {smem.name}"
         )
     return address
@@ -47,7 +49,9 @@ def shared_tile(tile: TileTensor, params: Any, programs: int) -> tuple[Memory, i
     first = np.unique(tile.offset)
     if first.size != 1:
         raise ValueError(f"smem_tile begins at elements {first.tolist()}: must begin at one for all programs")
-    return memory, memory.base + int(first[0]) * tile.dtype.itemsize
+    nbytes = params.num_smem_stages * params.smem_stage_size * params.dtype.itemsize
+    address = memory.base + int(first[0]) * tile.dtype.itemsize
+    return memory, placed(memory, address, nbytes, "all stages", "smem_tile at")
 
 
 def pointed(smem_ptr: UnsafePointer | None, dtype: np.dtype[Any]) -> tuple[Memory | None, int | None]:

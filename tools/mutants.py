@@ -524,7 +524,7 @@ def files_of(asked: Sequence[str]) -> list[str]:
 
 def test_paths(files: Sequence[str]) -> Iterator[str]:
     """What pytest collects."""
-    yield "tests/attention_pairs/test_pairs.py"
+    yield from ("tests/attention_pairs/test_pairs.py", "tests/attention_features")
     operations = dict.fromkeys(op for file in files for op in PARTS.get(file.split("/")[0], (file.split("/")[0],)))
     for folder in dict.fromkeys(folder for operation in operations for folder in OPERATIONS[operation]):
         for path in sorted((ROOT / "tests" / folder).glob("test_*.py")):

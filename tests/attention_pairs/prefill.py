@@ -58,7 +58,7 @@ PREFILL = Table(
             {"form": form, "dtypes": (d, d), "D": D, "lengths": ((1, 9), (33, 129)), "heads": (6, 2), "page": page}
             for form, page, d, D in (("NHD", 16, "float32", (192, 112)), ("HND", 5, "bfloat16", (96, 80)))
         ),
-        {"form": "ragged", "dtypes": ("float16", "float16"), "lengths": ((150, 150), (70, 90))},  # more rows than keys
+        {"form": "ragged", "dtypes": ("float16", "float16"), "lengths": ((230, 230), (70, 90))},  # more rows than keys
         {"form": "ragged", "D": (96, 128), "lengths": ((1, 9), (33, 129)), "slopes": "head"},  # fewer, all seen, ALiBi
     ),
 )

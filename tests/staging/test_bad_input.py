@@ -242,3 +242,18 @@ def test_the_walk_of_a_bounded_strip_buffer() -> None:
     assert (strip[:99, :16] == KEYS[0, :99, 0, 32:48]).all()
     assert not strip[:99, 16:].any()
     assert not strip[99:].any()
+
+
+@pytest.mark.parametrize("more, words", [
+    ({"batch_idx": 0.5}, "batch_idx 0.5 must be an integer"), ({"num_keys": "x"}, "num_keys 'x' must be an integer"),
+    ({"head_idx": [[0]]}, "head_idx"), ({"batch_idx": [0, 0], "num_keys": [1, 2, 3]}, "batch_idx"),
+])  # fmt: skip
+def test_a_strip_buffer_of_no_sequence(more: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        DecodeStreamingKVBuffer(K, cache(), **{"batch_idx": 0, "head_idx": 0, "num_keys": 100} | more)
+
+
+def test_a_strip_buffer_of_another_size() -> None:
+    wide = PagedKVCache(KEYS.astype(np.float32), [100], [[0]], 1, 128)
+    with pytest.raises(ValueError, match="dtype bfloat16 has another size than the cache's float32"):
+        DecodeStreamingKVBuffer(K, wide, 0, 0)

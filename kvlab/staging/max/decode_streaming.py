@@ -17,7 +17,14 @@ from kvlab.staging.max import streaming_addresses as addresses
 from kvlab.staging.record.hazards import Hazards
 from kvlab.staging.record.traffic import Traffic
 from kvlab.staging.tile.fragments import FragmentMap
-from kvlab.staging.tile.iterator import KVCacheIterator, buffer_walk, fitting_tile, sub_tiles, valid_keys
+from kvlab.staging.tile.iterator import (
+    KVCacheIterator,
+    buffer_walk,
+    fitting_tile,
+    integers,
+    sub_tiles,
+    valid_keys,
+)
 from kvlab.staging.tile.member import Member
 from kvlab.staging.tile.smem_image import SmemImage
 from kvlab.staging.tile.smem_place import one_warp, own_or_given, placed, pointed, threads_of
@@ -98,9 +105,12 @@ class DecodeStreamingKVBuffer(Drawn):
         heads = as_operand(cache).kv_params.num_heads
         if heads != params.kv_num_heads:
             raise ValueError(f"kv_num_heads {params.kv_num_heads} differs from the cache's {heads}")
+        if cache.dtype.itemsize != size:
+            raise ValueError(f"dtype {params.dtype} has another size than the cache's {cache.dtype}")
         self.params, self.cache, self.traffic, self.bounded = params, cache, traffic, bounded
-        self.batch_idx, self.head_idx = np.broadcast_arrays(np.atleast_1d(batch_idx), np.atleast_1d(head_idx))
-        self.num_keys = num_keys
+        self.num_keys = None if num_keys is None else integers("num_keys", num_keys)
+        walk = buffer_walk(params, cache, batch_idx, head_idx, 0 if num_keys is None else self.num_keys, bounded)
+        self.batch_idx, self.head_idx = walk.batch_idx, walk.kv_head_idx
         self.programs = self.batch_idx.shape[0]
         self.warp_id = one_warp(warp_id, params.num_warps)
         smem, address = pointed(smem_ptr, params.dtype)

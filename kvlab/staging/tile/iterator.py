@@ -15,8 +15,8 @@ from kvlab.layout import Layout, TileTensor
 from kvlab.layout.algebra.int_tuple import flatten
 
 __all__ = [
-    "GivenTile", "KVCacheIterator", "buffer_walk", "fitting_tile", "key_offsets", "keys_and_columns", "sub_tiles",
-    "valid_keys",
+    "GivenTile", "KVCacheIterator", "buffer_walk", "fitting_tile", "integers", "key_offsets", "keys_and_columns",
+    "sub_tiles", "valid_keys",
 ]  # fmt: skip
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
@@ -152,7 +152,7 @@ class KVCacheIterator:
     ) -> None:
         tile_size = count("tile_size", tile_size, least=1)
         given = {"batch_idx": batch_idx, "kv_head_idx": kv_head_idx, "end": end}
-        arrays = {name: _integers(name, value) for name, value in given.items()}
+        arrays = {name: integers(name, value) for name, value in given.items()}
         try:
             batch, head, stop = np.broadcast_arrays(*arrays.values())
         except ValueError:
@@ -180,7 +180,7 @@ class KVCacheIterator:
 
     @tile_start_row.setter
     def tile_start_row(self, row: Any) -> None:
-        start = _integers("tile_start_row", row)
+        start = integers("tile_start_row", row)
         if (start < 0).any():
             raise ValueError(f"tile_start_row {row!r} must not be negative")
         self._tile_start_row = np.broadcast_to(start, self.batch_idx.shape)
@@ -242,7 +242,7 @@ class GivenTile:
         return self.tile
 
 
-def _integers(name: str, value: Any) -> IntArray:
+def integers(name: str, value: Any) -> IntArray:
     """``value`` as int64 with at least one axis."""
     array = np.atleast_1d(value)
     if array.dtype.kind not in "iu":

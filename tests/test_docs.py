@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "CHANGELOG.md")
+PAGES = sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "CHANGELOG.md") + [
+    ROOT / "CONTRIBUTING.md"
+]
 ROW = re.compile(r"`(\w+)` (?:in|of) `(kvlab/[\w/]+\.py)`")
 
 

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import inspect
-import sys
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -27,21 +23,8 @@ from kvlab.staging import (
     VBufferConfig,
     get_accum_type,
 )
+from tools import max_documents as m
 
-ROOT = Path(__file__).parents[1]
-
-
-def _tool() -> ModuleType:
-    """tools/max_documents.py under a name that no module of the tests has."""
-    spec = importlib.util.spec_from_file_location("tools_max_documents", ROOT / "tools" / "max_documents.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-m = _tool()
 TEXT = (m.DATA / "max_documents.txt").read_text()
 ROWS = m.table()
 PLACES = [row for row in ROWS if row.at]

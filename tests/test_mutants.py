@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -11,20 +10,9 @@ from types import ModuleType
 
 import pytest
 
+from tools import mutants as m
+
 ROOT = Path(__file__).parents[1]
-
-
-def _tool() -> ModuleType:
-    """tools/mutants.py under a name that no module of the tests has."""
-    spec = importlib.util.spec_from_file_location("tools_mutants", ROOT / "tools" / "mutants.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-m = _tool()
 
 SOURCE = '''"""A file."""
 

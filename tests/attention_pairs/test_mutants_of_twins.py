@@ -7,12 +7,8 @@ that are compared; no lines that count traffic), shuffled with seed 14, the firs
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 import traceback
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import lockstep_rows
@@ -20,6 +16,7 @@ import pytest
 
 import kvlab.attention
 from kvlab.mirror import MirrorError, check, lockstep
+from tools import mutants as m
 
 ATTENTION = Path(kvlab.attention.__file__).parent
 CHECK, LOCKSTEP = "check", "lockstep"
@@ -109,18 +106,6 @@ MUTANTS = [
 ]  # fmt: skip
 """File, which of the mutants of this line and change, the change, what catches it, the line. An entry whose line has
 changed is drawn anew."""
-
-
-def _tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("mutants_of_twins", ATTENTION.parents[1] / "tools" / "mutants.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-m = _tool()
 
 
 def package(mutant: tuple[str, int, str, str, str], folder: Path, name: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import pkgutil
 import re
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 from kvlab import viz
 from kvlab.drawn import drawer_of
 from kvlab.viz import PICTURES
+from tools import pictures
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,13 +51,8 @@ def test_every_file_of_the_room_is_in_the_table() -> None:
 
 
 def test_the_page_of_the_documents_is_written_from_the_table() -> None:
-    spec = importlib.util.spec_from_file_location("pictures", ROOT / "tools" / "pictures.py")
-    assert spec is not None
-    assert spec.loader is not None
-    tool: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
     text = (ROOT / "docs" / "pictures.md").read_text(encoding="utf-8")
-    assert text == tool.page()
+    assert text == pictures.page()
     assert set(re.findall(r"`(draw_\w+)` in ", text)) == set(PICTURES)
 
 

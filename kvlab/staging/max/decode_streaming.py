@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache import KVCacheT, MHAOperand, UnsafePointer, as_operand
+from kvlab.cache import KVCacheT, MHAOperand, UnsafePointer
 from kvlab.cache.checks import one_of
 from kvlab.drawn import Drawn
 from kvlab.layout import Layout, TileTensor, TileType
@@ -102,11 +102,6 @@ class DecodeStreamingKVBuffer(Drawn):
     ) -> None:
         addresses.check(of_type("params", params, KVBufferParams))
         size = params.dtype.itemsize
-        heads = as_operand(cache).kv_params.num_heads
-        if heads != params.kv_num_heads:
-            raise ValueError(f"kv_num_heads {params.kv_num_heads} differs from the cache's {heads}")
-        if cache.dtype.itemsize != size:
-            raise ValueError(f"dtype {params.dtype} has another size than the cache's {cache.dtype}")
         self.params, self.cache, self.traffic, self.bounded = params, cache, traffic, bounded
         self.num_keys = None if num_keys is None else integers("num_keys", num_keys)
         walk = buffer_walk(params, cache, batch_idx, head_idx, 0 if num_keys is None else self.num_keys, bounded)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache import KVCacheT, MHAOperand, UnsafePointer, as_operand
+from kvlab.cache import KVCacheT, MHAOperand, UnsafePointer
 from kvlab.cache.checks import one_of
 from kvlab.drawn import Drawn
 from kvlab.layout import TileTensor
@@ -101,14 +101,9 @@ class KVBuffer(KVBufferMembers, Drawn):
         bounded: bool = False,
     ) -> None:
         addresses.check(of_type("params", params, KVBufferParams))
-        cache = as_operand(k_cache)
-        if cache.kv_params.num_heads != params.kv_num_heads:
-            raise ValueError(f"kv_num_heads {params.kv_num_heads} differs from the cache's {cache.kv_params.num_heads}")
-        if cache.dtype.itemsize != params.dtype.itemsize:
-            raise ValueError(f"dtype {params.dtype} has another size than the cache's {cache.dtype}")
+        walk = buffer_walk(params, k_cache, batch_idx, head_idx, end, bounded)
         self.params, self.cache, self.traffic, self.bounded = params, k_cache, traffic, bounded
         self.warp_id = one_warp(warp_id, params.num_warps)
-        walk = buffer_walk(params, cache, batch_idx, head_idx, end, bounded)
         self.kv_cache_iter: KVCacheIterator | GivenTile = walk
         self.batch_idx, self.head_idx, self.end = walk.batch_idx, walk.kv_head_idx, walk.end
         self.programs = self.batch_idx.shape[0]

@@ -17,7 +17,7 @@ from kvlab.staging.record.hazards import Hazards
 from kvlab.staging.record.traffic import Traffic
 from kvlab.staging.tile.copy_plan import CopyPlan, copy_plan
 from kvlab.staging.tile.fragments import FragmentMap
-from kvlab.staging.tile.iterator import valid_keys
+from kvlab.staging.tile.iterator import fitting_operand, valid_keys
 from kvlab.staging.tile.smem_image import SmemImage, stage_areas
 
 from .kv_buffer import NvidiaKVBuffer
@@ -78,10 +78,7 @@ warp 0, stage 1, still brings; cp.async.wait_group in warp 0 leaves 1 in flight,
         traffic: Traffic | None = None,
         hazards: Hazards | None = None,
     ) -> None:
-        if cache.kv_params.num_heads != params.kv_num_heads:
-            raise ValueError(f"kv_num_heads {params.kv_num_heads} differs from the cache's {cache.kv_params.num_heads}")
-        if cache.dtype.itemsize != params.dtype.itemsize:
-            raise ValueError(f"dtype {params.dtype} has another size than the cache's {cache.dtype}")
+        fitting_operand(params, cache)
         super().__init__(params, cache, batch_idx, head_idx, end, smem, smem_address, traffic)
         nbytes = params.num_smem_stages * params.stage_bytes
         smem = self.smem

@@ -15,8 +15,8 @@ from kvlab.layout import Layout, TileTensor
 from kvlab.layout.algebra.int_tuple import flatten
 
 __all__ = [
-    "GivenTile", "KVCacheIterator", "buffer_walk", "fitting_tile", "integers", "key_offsets", "keys_and_columns",
-    "sub_tiles", "valid_keys",
+    "GivenTile", "KVCacheIterator", "buffer_walk", "fitting_operand", "fitting_tile", "integers", "key_offsets",
+    "keys_and_columns", "sub_tiles", "valid_keys",
 ]  # fmt: skip
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
@@ -215,18 +215,31 @@ class KVCacheIterator:
         self.tile_start_row = self.tile_start_row + self.tile_size
 
 
+def fitting_operand(params: Any, cache: KVCacheT | MHAOperand) -> MHAOperand:
+    """``cache`` as an operand. ValueError unless it has the parameters' heads, and elements of their size."""
+    operand = as_operand(cache)
+    heads = operand.kv_params.num_heads
+    if heads != params.kv_num_heads:
+        raise ValueError(f"kv_num_heads {params.kv_num_heads} differs from the cache's {heads}")
+    if operand.dtype.itemsize != params.dtype.itemsize:
+        raise ValueError(f"dtype {params.dtype} has another size than the cache's {operand.dtype}")
+    return operand
+
+
 def buffer_walk(
     params: Any, cache: KVCacheT | MHAOperand, batch_idx: Any, head_idx: Any, end: Any, bounded: bool = False
 ) -> KVCacheIterator:
     """The walk of a buffer with these parameters. Rows are as far apart as the cache has them; a ``cache_depth`` other
     than ``depth`` and the cache's head size sets their pitch, as in MAX. ``bounded``: the tiles end with the head.
+
+    ValueError as of :func:`fitting_operand`.
     """
-    depth = params.depth
-    if bounded:
-        depth = min(depth, as_operand(cache).kv_params.head_size - params.head_dim_offset)
-    p, own = params, (params.depth, as_operand(cache).kv_params.head_size)
+    p, operand = params, fitting_operand(params, cache)
+    head_size = operand.kv_params.head_size
+    depth = min(p.depth, head_size - p.head_dim_offset) if bounded else p.depth
+    own = p.depth, head_size
     return KVCacheIterator(
-        cache, p.BN, batch_idx, head_idx, end, depth=depth, head_dim_offset=p.head_dim_offset,
+        operand, p.BN, batch_idx, head_idx, end, depth=depth, head_dim_offset=p.head_dim_offset,
         cache_depth=None if p.cache_depth in own else p.cache_depth,
     )  # fmt: skip
 

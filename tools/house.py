@@ -66,8 +66,8 @@ class Module:
 
 def modules(folder: str = "kvlab") -> list[Module]:
     """All files of a folder of the repository."""
-    found = sorted((ROOT / folder).rglob("*.py"))
-    return [Module(path, path.read_text(), ast.parse(path.read_text())) for path in found]
+    texts = [(path, path.read_text()) for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [Module(path, text, ast.parse(text)) for path, text in texts]
 
 
 def lines(every: Iterable[Module]) -> Counter[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from kvlab.mirror.meetings import Meeting, meetings_of
-from kvlab.mirror.statements import Statement, statements_of, statements_of_block
+from kvlab.mirror.statements import Statement, statements_of
 
 __all__ = ["Header", "Marker", "Problem", "Side", "Step", "read_helper", "read_side"]
 
@@ -174,7 +174,7 @@ def read_helper(source: str, function: str, path: str = "<source>") -> Side:
     reader = _Reader(source)
     span = min([node.lineno, *(d.lineno for d in node.decorator_list)]), reader.last_line(node)
     step = Step(Marker(function, (), function, "", node.lineno, node.col_offset))
-    step.statements = statements_of_block(node.body, reader.trailing)
+    step.statements = statements_of(node.body, reader.trailing)
     return Side(path, function, source.splitlines(), [span], [step], [], _parameters(node), _constants(module))
 
 
@@ -274,7 +274,7 @@ class _Reader:
                 step.ranges.append((statement.lineno, statement.end_lineno or statement.lineno))
                 step.bound |= _bound_names(statement)
                 step.meetings += meetings_of(statement)
-                step.statements += statements_of(statement, self.trailing)
+                step.statements += statements_of([statement], self.trailing)
             else:
                 code = self.lines[statement.lineno - 1].strip()
                 self._fault(statement.lineno, f"statement outside a step: {code!r}; a marker must open it")

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-__all__ = ["CLASSES", "Statement", "statements_of", "statements_of_block"]
+__all__ = ["CLASSES", "Statement", "statements_of"]
 
 CLASSES = {
     "address": "strides and offsets, which an array has of its own",
@@ -32,7 +32,7 @@ _CLASS = re.compile(r"#\s?-\s*(\w+)\b")
 class Statement:
     """One statement: the names that it binds (or what it writes or calls), its value, and where it stands.
 
-    >>> (one,) = statements_of(ast.parse("if BIAS:\\n    s, visible = add_bias(s, visible, bias_ptr)").body[0], {})
+    >>> (one,) = statements_of(ast.parse("if BIAS:\\n    s, visible = add_bias(s, visible, bias_ptr)").body, {})
     >>> one.binds, [ast.unparse(test) for test in one.conditions], one.line
     (('s', 'visible'), ['BIAS'], 2)
     """
@@ -46,13 +46,10 @@ class Statement:
     kind: str = ""
 
 
-def statements_of(node: ast.stmt, comments: dict[int, str]) -> list[Statement]:
-    """The statements of a node, with ``comments`` (line -> trailing comment) for their classes."""
-    return list(_walk([node], (), "", comments))
-
-
-def statements_of_block(nodes: list[ast.stmt], comments: dict[int, str]) -> list[Statement]:
-    """The statements of a function's body. What follows an ``if`` that returns is its ``else``."""
+def statements_of(nodes: list[ast.stmt], comments: dict[int, str]) -> list[Statement]:
+    """The statements of a block, with ``comments`` (line -> trailing comment) for their classes. What follows an ``if``
+    that returns is its ``else``.
+    """
     return list(_walk(nodes, (), "", comments))
 
 

@@ -44,7 +44,6 @@ SHARED = {
     **{f"scales.{x}.tokens is not None": f"{x.upper()}_SCALE == 'token'" for x in "qkv"},
     **{f"scales.{x}.{kind}": f"{x}_scale_ptr" for x in "qkv" for kind in ("tokens", "heads", "array")},
     **{f"{x}_{kind}": f"{x}_ptr" for x in "kv" for kind in ("rows", "cache")},
-    "LOG2_E": "LOG2E",
     "-float('inf')": "INFINITY_BELOW",
     "float('-inf')": "INFINITY_BELOW",
     "-np.inf": "INFINITY_BELOW",

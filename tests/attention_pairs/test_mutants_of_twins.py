@@ -79,7 +79,7 @@ MUTANTS = [
     ('mha_prefill/kernel.py', 3, 'key -> batch', CHECK,
      'page, slot = row_of(pages, batch, first, key, key < end, PAGE, MASKED)'),
     ('mla_decode/kernel.py', 0, 'head -> token', CHECK,
-     'sink, one = sink_alone(tl.load(sinks_ptr + head).to(tl.float32) * LOG2_E)'),
+     'sink, one = sink_alone(tl.load(sinks_ptr + head).to(tl.float32) * LOG2E)'),
     ('mla_decode/kernel.py', 0, 'hi -> lo', CHECK,
      'for start in range(lo, hi, BN):'),
     ('mla_decode/kernel.py', 0, 'o -> k', CHECK,

@@ -8,10 +8,11 @@ import triton.language as tl
 
 from kvlab.attention.features import Features
 from kvlab.attention.intervals import most_keys
-from kvlab.attention.online_softmax import LOG2E
+from kvlab.attention.online_softmax import LOG2E as _LOG2E
 from kvlab.attention.results import results
 from kvlab.attention.scales import P_SCALE, Scale
 from kvlab.attention.scoring.kernel import (
+    LOG2E,
     LOWEST,
     add_bias,
     cap,
@@ -29,7 +30,6 @@ from kvlab.triton_support.launching import Again, first_launch, relaunched
 from .config import PrefillConfig, PrefillProblem
 
 LN2 = tl.constexpr(0.6931471805599453)
-LOG2_E = tl.constexpr(LOG2E)
 TO_FP8 = tl.constexpr(P_SCALE)
 
 
@@ -228,7 +228,7 @@ def attend(
     m = tl.full([BM], LOWEST, tl.float32)
     l = tl.zeros([BM], tl.float32)
     if SINKS:
-        m, l = sink_alone(tl.load(sinks_ptr + head).to(tl.float32) * LOG2_E)
+        m, l = sink_alone(tl.load(sinks_ptr + head).to(tl.float32) * LOG2E)
     o = zeros(BM, V0, V1)
     for start in range(lo, full, BN):
         #: load_k -> k    a K tile that every row sees, DRAM -> shared memory
@@ -339,7 +339,7 @@ def launch(
         both = (q, ragged_q), (k, ragged_k), (v, ragged_k), (out, ragged_q)
         unit, (of_q, of_k, of_v, of_out) = in_units(*(_strides(x, 3, ragged) for x, ragged in both))
         first_launch(attend, config.grid(problem), pointers, again)(
-            scale * scales.q.number * scales.k.number * LOG2E, scales.v.number / (P_SCALE if problem.p_fp8 else 1),
+            scale * scales.q.number * scales.k.number * _LOG2E, scales.v.number / (P_SCALE if problem.p_fp8 else 1),
             features.softcap, problem.batch, config.row_tiles, config.pack, problem.group, q.shape[1],
             max_k, mask.left, mask.right, mask.chunk, *bias_sizes,
             *of_q, *of_k, *of_v, *_strides(table, 1), *of_out, *_strides(lse, 3, ragged_q), *bias_strides,

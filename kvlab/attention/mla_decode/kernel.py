@@ -9,9 +9,10 @@ import triton.language as tl
 from kvlab.attention.features import Features
 from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
-from kvlab.attention.online_softmax import LOG2E
+from kvlab.attention.online_softmax import LOG2E as _LOG2E
 from kvlab.attention.results import results
 from kvlab.attention.scoring.kernel import (
+    LOG2E,
     LOWEST,
     add_bias,
     cap,
@@ -29,7 +30,6 @@ from kvlab.triton_support.launching import Again, first_launch, relaunched
 from .config import MLADecodeConfig, MLADecodeProblem
 
 LN2 = tl.constexpr(0.6931471805599453)
-LOG2_E = tl.constexpr(LOG2E)
 KV_HEAD = tl.constexpr(0)  # the only one
 
 
@@ -142,7 +142,7 @@ def attend(
     m = tl.full([BM], LOWEST, tl.float32)
     l = tl.zeros([BM], tl.float32)
     if SINKS:
-        sink, one = sink_alone(tl.load(sinks_ptr + head).to(tl.float32) * LOG2_E)
+        sink, one = sink_alone(tl.load(sinks_ptr + head).to(tl.float32) * LOG2E)
         m = tl.where(split == 0, sink, m)
         l = tl.where(split == 0, one, l)
     if SLOPES:
@@ -245,7 +245,7 @@ def launch(
         bias_sizes, bias_strides = bias_arguments(mask.bias)
         steps, lse_steps = partial_strides(part, part_lse, splits)
         first_launch(attend, config.grid(problem), pointers, again)(
-            scale * LOG2E * q_by.number, by.number, features.softcap, heads, tokens, splits,
+            scale * _LOG2E * q_by.number, by.number, features.softcap, heads, tokens, splits,
             problem.max_keys, mask.left, mask.right, mask.chunk, *bias_sizes,
             *q.stride()[:3], *kv_cache.stride()[:2], *k_rope.stride()[:2], block_table.stride(0), seq_lens.stride(0),
             slopes_batch(features.slopes), *bias_strides,

@@ -10,9 +10,10 @@ from kvlab.attention.features import Features
 from kvlab.attention.intervals import most_keys
 from kvlab.attention.masks import UNLIMITED
 from kvlab.attention.mha_prefill.kernel import row_count
-from kvlab.attention.online_softmax import LOG2E
+from kvlab.attention.online_softmax import LOG2E as _LOG2E
 from kvlab.attention.results import results
 from kvlab.attention.scoring.kernel import (
+    LOG2E,
     LOWEST,
     add_bias,
     cap,
@@ -30,7 +31,6 @@ from kvlab.triton_support.launching import Again, first_launch, relaunched
 from .config import MLAPrefillConfig, MLAPrefillProblem, scale_kind
 
 LN2 = tl.constexpr(0.6931471805599453)
-LOG2_E = tl.constexpr(LOG2E)
 NO_BOUND = tl.constexpr(UNLIMITED)
 ROPE_HEAD = tl.constexpr(0)  # the only one
 
@@ -179,7 +179,7 @@ def attend(
     l = tl.zeros([BM], tl.float32)
     if SINKS:
         sink = tl.load(sinks_ptr + head + tl.zeros([BM], tl.int32)).to(tl.float32)
-        m, l = sink_alone(sink * LOG2_E)
+        m, l = sink_alone(sink * LOG2E)
     if SLOPES:
         slope = tl.broadcast_to(tl.load(slopes_ptr + batch * slopes_batch + head), [BM])
     o = tl.zeros([BM, BV], tl.float32)
@@ -320,7 +320,7 @@ def launch(
         rope_scale = scales.rope.tokens
         by_rope = (0, 0) if rope_scale is None else rope_scale.stride()[:2] if paged else (0, rope_scale.stride(0))
         first_launch(attend, config.grid(problem), pointers, again)(
-            scale * scales.q.number * LOG2E, scales.k.number, scales.v.number, scales.rope.number, features.softcap,
+            scale * scales.q.number * _LOG2E, scales.k.number, scales.v.number, scales.rope.number, features.softcap,
             problem.batch, config.row_tiles, mask.left, mask.right, mask.chunk,
             0 if table is None else most_keys(table.shape[1], k_rope.shape[1]), *bias_sizes,
             *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], rope_page, rope_token,

@@ -77,7 +77,6 @@ class StagedTile:
         row, column = layout(register=register, lane=lane, warp=warp, block=0)
         return FragmentMap(self.shape, row, column, warp_size=lanes)
 
-
     def read_addresses(self) -> tuple[str, IntArray]:
         """The instruction that brings the tile to the registers, and its byte addresses ``[instructions, warps,
         lanes]``: ldmatrix.x4, or ds_read_b128 on gfx950; the transposing one where a register holds two rows. They

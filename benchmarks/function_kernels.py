@@ -10,7 +10,7 @@ import triton.language as tl
 def each(
     x_ptr, y_ptr, small_ptr, log2_ptr, log_ptr, lg2_ptr, divide_ptr, inverse_ptr, exp2_ptr, exp_ptr, tanh_ptr, n,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = at < n
     x, y = tl.load(x_ptr + at, mask=there), tl.load(y_ptr + at, mask=there)

@@ -79,4 +79,4 @@ def facts() -> dict[str, Any]:
             "python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__,
             "numpy": np.__version__,
         },
-    }  # fmt: skip
+    }

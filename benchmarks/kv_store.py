@@ -136,13 +136,13 @@ def measure(tokens: int, kind: str, sweep: bool) -> dict[str, Any]:
         "shape": f"T{tokens}-H{HEADS}-D{D}-page{PAGE}-{kind}", "wrong_bytes": wrong, "us": round(ms * 1e3, 3),
         "gbps": first.moved / ms / 1e6, "copy_us": round(copy * 1e3, 3), "copy_gbps": first.moved / copy / 1e6,
         "of_copy": copy / ms, "config": dataclasses.asdict(config),
-    }  # fmt: skip
+    }
     if kind == "copy":
         flat = [[x.flatten(0, 1) for x in (c.k_cache, c.v_cache)] for c in calls]
         result["index_copy_us"] = 1e3 * milliseconds(
             [lambda c=c, f=f: (f[0].index_copy_(0, c.slots, c.k), f[1].index_copy_(0, c.slots, c.v)) for c, f in
              zip(calls, flat, strict=True)]
-        )  # fmt: skip
+        )
     if sweep:
         result["sweep"] = _sweep(calls)
     return result

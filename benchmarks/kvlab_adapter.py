@@ -30,7 +30,7 @@ def prefill(q: Any, k: Any, v: Any, causal: bool = True, window: Any = None, sca
 def prefill_paged(
     q: Any, k_cache: Any, v_cache: Any, block_table: Any, cu_seqlens_q: Any, seq_lens: Any, max_seqlen_q: int,
     max_seqlen_k: int, causal: bool = True, window: Any = None, scale: float | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """Prefill of sequences of any lengths over a paged cache that already holds the new keys.  -> [T, Hq, D]"""
     arrays = q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q
     return _call(mha_prefill_paged, *arrays, max_seqlen_q=max_seqlen_q, causal=causal, window=window, scale=scale)
@@ -39,7 +39,7 @@ def prefill_paged(
 def decode_paged(
     q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, scale: float | None = None,
     max_seqlen_k: int | None = None, k_scale: Any = None, v_scale: Any = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """One query token a sequence, q [B, Hq, D]; the cache may be float8_e4m3fn.  -> [B, Hq, D]"""
     scales = {name: x for name, x in (("k_scale", k_scale), ("v_scale", v_scale)) if x is not None}
     return _call(mha_decode_paged, q, k_cache, v_cache, block_table, seq_lens, scale=scale, **scales)

@@ -119,7 +119,7 @@ def synthetic(
         "torch_bf16_max_error": plain.max().item(), "torch_bf16_mean_error": plain.mean().item(),
         "ms": ms, "gbps": moved / ms / 1e6, "read_gbps": read, "of_read": moved / ms / 1e6 / read,
         "backend": plan.backend, "config": dataclasses.asdict(plan.config),
-    }  # fmt: skip
+    }
     if sweep and kind != "fp8-token":
         portable = explain(mha_decode_paged, *arguments, backend="triton").config
         result["sweep"] = _sweep(arguments, portable, moved, read)
@@ -151,7 +151,7 @@ def stack(backend: str, layers: int = 32, context: int = 4096, page: int = 16) -
         "shape": f"B1-H32x8-D128-ctx{context}-page{page}-bf16", "layers": layers,
         "max_error": (out[-1].double() - exact).abs().max().item(), "ms_a_layer": ms / layers,
         "backend": explain(mha_decode_paged, q, *caches[0], table, lens, backend=backend).backend,
-    }  # fmt: skip
+    }
 
 
 def _sweep(arguments: tuple[torch.Tensor, ...], config: Any, moved: int, read: float) -> list[dict[str, Any]]:

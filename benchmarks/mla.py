@@ -30,7 +30,7 @@ DECODE = [(128, 128, 4096, "bf16"), (128, 16, 4096, "bf16"), (1, 128, 65536, "bf
 PREFILL = [(4, 4096), (1, 16384)]
 TILES = [  # BM, BN, warps, stages
     (16, 32, 4, 2), (16, 64, 8, 3), (16, 64, 8, 4), (32, 32, 8, 2), (32, 64, 8, 2), (64, 32, 8, 3),
-]  # fmt: skip
+]
 
 
 def gemm_rate() -> float:
@@ -67,7 +67,7 @@ def decode(B: int, H: int, context: int, kind: str, gemm: float, sweep: bool, ba
 
     def rates(ms: float) -> dict[str, float]:
         return {"ms": round(ms, 4), "of_read": round(moved / ms / 1e6 / read, 3),
-                "of_gemm": round(product / ms / 1e9 / gemm, 3)}  # fmt: skip
+                "of_gemm": round(product / ms / 1e9 / gemm, 3)}
 
     plan = explain(mla_decode_paged, q, cache, table, lens, backend=backend)
     result = {
@@ -76,7 +76,7 @@ def decode(B: int, H: int, context: int, kind: str, gemm: float, sweep: bool, ba
         "torch_bf16_max_error": (plain.double() - exact).abs().max().item(),
         **rates(milliseconds(lambda: mla_decode_paged(q, cache, table, lens, out=out, backend=backend))),
         "backend": plan.backend, "config": dataclasses.asdict(plan.config),
-    }  # fmt: skip
+    }
     if sweep:
         config = explain(mla_decode_paged, q, cache, table, lens, backend="triton").config
         windows, rows = latent_windows(cache, LATENT, ROPE), []
@@ -86,7 +86,7 @@ def decode(B: int, H: int, context: int, kind: str, gemm: float, sweep: bool, ba
                 tried = dataclasses.replace(
                     config, BM=BM, BN=BN, num_warps=warps, num_stages=stages, num_splits=num_splits,
                     row_tiles=-(-H // BM), one_page=BM < 64,
-                )  # fmt: skip
+                )
                 tile = f"{BM}x{BN}-warps{warps}-stages{stages}-splits{num_splits}"
                 try:
                     ms = milliseconds(
@@ -131,7 +131,7 @@ def prefill(B: int, S: int, gemm: float) -> dict[str, Any]:
         "of_torch": round(theirs / ms, 3), "of_gemm": round(product / ms / 1e9 / gemm, 3),
         "difference_to_torch": difference,
         "config": dataclasses.asdict(explain(mla_prefill_paged, *arrays, max_seqlen_q=S).config),
-    }  # fmt: skip
+    }
 
 
 def measurements(sweep: bool, backend: str) -> dict[str, Any]:

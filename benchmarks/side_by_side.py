@@ -43,7 +43,7 @@ def record(run: dict[str, Any], command: str) -> dict[str, Any]:
             }
             for task in run["tasks"]
         },
-    }  # fmt: skip
+    }
 
 
 def with_fp8_prefill(build: Callable[..., Any]) -> Callable[..., Any]:

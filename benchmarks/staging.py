@@ -71,7 +71,7 @@ def measure(arch: str, arguments: tuple[Any, ...], exact: np.ndarray[Any, Any], 
         "max_error": round(error, 6), "events_checked": len(traffic.trace()),
         "dram_to_smem_bytes": traffic.moved["DRAM->SMEM"], "smem_wavefronts": traffic.total("wavefronts"),
         "python": platform.python_version(), "numpy": np.__version__,
-    }  # fmt: skip
+    }
 
 
 def main() -> int:

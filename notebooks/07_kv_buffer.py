@@ -358,7 +358,7 @@ core = TiledTensorCore("fp32", "bf16", (16, 16, 32), group_size=1, transpose_b=F
 staged_params = DecodeKVBufferParams(
     "bf16", Layout.row_major(128, DEPTH), core, None, BN=128, WN=32, BK=32, depth=DEPTH, num_threads=256,
     num_stages=2, token_gen=True,
-)  # fmt: skip
+)
 staged = DecodeKVBuffer(staged_params, pool128.get_value_cache(0), batch_idx=0, head_idx=0, end=LENGTH)
 staged.load_from_dram()  # tile 0 into registers, stage 0 of the ring
 staged.load_from_dram()  # tile 1, stage 1

@@ -449,7 +449,7 @@ operation = mha_decode(query, cache, backend="emulator", arch="gfx950")
 error = np.abs(decoded - exact[:, 0]).max()
 print("largest error against float64:", error)
 print("of mha_decode, emulated on gfx950 through KVBuffer, which rounds the result to bfloat16:",
-      np.abs(operation.astype(float) - exact[:, 0]).max())  # fmt: skip
+      np.abs(operation.astype(float) - exact[:, 0]).max())
 
 # %% [markdown]
 # The error is that of P, which is rounded to the 8 bits of a bfloat16: at most $2^{-9}$ of the largest value in V, as the

@@ -125,7 +125,7 @@ chip = unpack(fragments["mma.sync"][atom.name]).reshape(32, atom.regs_c)
 print("lane 9, the chip:    ", chip[9].tolist())
 print("lane 9, the emulator:", atom.mma(a, b, c)[9].astype(int).tolist())
 print("on record:", len(fragments["matrices"]), "matrix loads and stores,", len(fragments["mma.sync"]), "mma.sync atoms,",
-      len(fragments["wgmma"]), "wgmma")  # fmt: skip
+      len(fragments["wgmma"]), "wgmma")
 
 # %% [markdown]
 # **Question 2.** Which (row, column) of the 16 x 8 result is register 2 of lane 9?
@@ -276,7 +276,7 @@ for name, kernel in every.items():
     found, bytes_once = kernel["counters"], operands(name, kernel["problem"]) + kernel["code_bytes"]
     beyond = found["dram_read_bytes"] / bytes_once - 1
     print(f"{name:21} {bytes_once:14,} {found['dram_read_bytes']:10,} {beyond:+8.2%} {found['l1_read_sectors']:9,}"
-          f" {found['l2_read_sectors']:8,} {found['coalesced_sectors']:8,}")  # fmt: skip
+          f" {found['l2_read_sectors']:8,} {found['coalesced_sectors']:8,}")
 
 # %% [markdown]
 # The passes of shared memory above are those that Nsight Compute makes out of the addresses of each instruction. The chip has
@@ -339,7 +339,7 @@ print("nothing to report; the rows are those of V:", bool(np.array_equal(out, v[
 NAMES = {
     "kvlab": "kvlab", "fa3": "FA3", "flashinfer_fa3": "FlashInfer", "flashinfer_fa2": "FlashInfer",
     "sdpa_cudnn": "cuDNN", "flashmla": "FlashMLA", "vllm_append": "vLLM",
-}  # fmt: skip
+}
 FAMILIES = {"decode_fp8": "decode, fp8", "decode": "decode", "mla": "MLA decode", "prefill_fp8": "prefill, fp8"}
 run = json.loads(Path("../benchmarks/results/attention_peers_h100.json").read_text())
 tasks = {}

@@ -39,7 +39,7 @@ NUMBERS: dict[str, Any] = {
     "uint64s": np.array([(1 << 63) + 5, 1], np.uint64), "int64s": np.array([1 << 62, (1 << 62) + 1]),
     "ends": np.array([(1 << 63) - 1, -(1 << 63)]), "objects": np.array([1 << 70]), "inf": float("inf"),
     "pair": (1 << 62, 1 << 62), "pairs": ((1 << 62, 3), (5, 1 << 70)),
-}  # fmt: skip
+}
 TILE, LANE, FOUR = Layout.row_major(4, 8), np.arange(32), np.arange(4)
 BLOCKED = BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
 SHARED = SwizzledSharedLayout(8, 1, 8, [1, 0])
@@ -357,7 +357,7 @@ def test_lengths_and_tables_of_attention(number: int, backend: str) -> None:
         mla_prefill_paged(
             *rows, np.zeros((8, 16, 576), np.float32), np.array([[5]]), np.array([4]), starts, starts, k_starts=bad,
             backend=backend,
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.parametrize("number", ["deep", "endless", "10^5000"])

@@ -61,7 +61,7 @@ def test_only_what_is_said_follows_max_26_7(capsys: pytest.CaptureFixture[str]) 
     assert said.startswith(f"{len(ROWS)} names: {exact} exact, {len(ROWS) - len(PLACES)} of Mojo alone, 3 as MAX 26.7")
     assert [line for line in said.splitlines() if line and not line.startswith(" ")][1:] == [
         "Mojo only", "Follows MAX 26.7"
-    ]  # fmt: skip
+    ]
 
 
 # What the table's tests can see.
@@ -82,7 +82,7 @@ def load[tile: Int](mut self, smem: Tile[a_t, space=Space.SHARED], end: Int = In
         N("Thing", "method", "", "load"), N("Thing", "parameter", "load", "tile"),
         N("Thing", "argument", "load", "smem"), N("Thing", "argument", "load", "end", "Int(0)"),
         N("types", "type", "", "Swizzle"), N("types", "type", "", "SHARED"), N("types", "type", "", "other"),
-    }  # fmt: skip
+    }
     assert not any(name.name in ("self", "space_", "Int(0)") for name in m.names(text))
 
 

@@ -41,7 +41,7 @@ def test_every_kind_of_change_is_made() -> None:
         "(key < limit) & (bias > 0) -> (key < limit)", "(key < limit) & (bias > 0) -> (bias > 0)",  # masks
         "bias and at -> (at)", "3 -> 4", "bias and at -> (not (bias and at))",
         "tl.where( visible, np.minimum(at, 3), v_token ) -> tl.where(visible, v_token, np.minimum(at, 3))",
-    }  # fmt: skip
+    }
     assert not any("1 + 1" in change for change in changes())
 
 
@@ -67,7 +67,7 @@ def test_who_has_imported_a_function_sees_the_change(tmp_path: Path) -> None:
 
 def listed(tmp_path: Path, **entry: object) -> Path:
     words = {"file": "mha_decode/kernel.py", "line": "if bias and at:", "changes": ["bias and at -> (at)"],
-             "reason": "so"} | entry  # fmt: skip
+             "reason": "so"} | entry
     path = tmp_path / "list.toml"
     path.write_text("[[equivalent]]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in words.items()))
     return path
@@ -85,7 +85,7 @@ def test_the_list_names_mutants(tmp_path: Path) -> None:
     ({"line": "if bias:"}, "entry 1 fits no mutant"), ({"file": "mha_decode/emulator.py"}, "entry 1 fits no mutant"),
     ({"changes": ["bias and at -> (at)", "at -> bias"]}, r"entry 1 fits no mutant.*'at -> bias'"),
     ({"reason": "  "}, "entry 1 .* has no reason"),
-])  # fmt: skip
+])
 def test_an_entry_that_fits_nothing_or_says_nothing_is_an_error(
     entry: dict[str, object], message: str, tmp_path: Path
 ) -> None:

@@ -60,7 +60,7 @@ def test_the_workers_kvlab_takes_fp8_prefill_and_the_record_keeps_what_was_run(t
     assert {name: row["out"] for name, row in rows.items()} == {
         "prefill False": own, "prefill True": "qkv, [('causal', True), ('scale', 0.5)]",
         "decode False": own, "decode True": own,
-    }  # fmt: skip
+    }
     record = json.loads(path.read_text())
     assert (record["card"], record["driver"], record["date"]) == ("card", "1.2", "2026-11-28")
     assert record["command"] == "python benchmarks/side_by_side.py --bench DIR --record record.json --tasks a"

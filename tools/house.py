@@ -131,7 +131,7 @@ def repeated(every: Iterable[Module]) -> list[tuple[int, str]]:
         for found in places.values() if 1 < len(found) <= COMMON
         for n, one in enumerate(found) for other in found[n + 1 :]
         if one[0] != other[0] or other[1] - one[1] >= RUN
-    }  # fmt: skip
+    }
     longest: dict[tuple[int, int], tuple[int, str]] = {}
     for (f, i), (g, j) in starts:
         if ((f, i - 1), (g, j - 1)) in starts:

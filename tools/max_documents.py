@@ -35,7 +35,7 @@ VALUES = {
     "True": True, "False": False, "None": None, "0": 0, "1": 1, "Int(0)": 0, "Int(1)": 1, "Int(4)": 4,
     "TensorMapSwizzle.SWIZZLE_NONE": "SWIZZLE_NONE", "TensorMapL2Promotion.NONE": "NONE", "DType.invalid": invalid,
     "": inspect.Parameter.empty,
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, order=True)
@@ -85,7 +85,7 @@ def names(text: str) -> set[Name]:
 _WORDS = {
     "document", "sentences", "implements", "field", "struct", "comptime", "def", "static", "module", "trait", "out",
     "mut", "self", "deinit", "if", "else", "mul", "True", "False", "None",
-}  # fmt: skip
+}
 
 
 def _declared(document: str, line: str) -> Iterator[Name]:
@@ -229,7 +229,7 @@ def _instances() -> dict[str, Any]:
         "kvlab.staging.KVBuffer": whole, "kvlab.staging.KVMmaOp": whole.kv_mma_op, "kvlab.cache.PagedKVCache": cache,
         "kvlab.staging.DecodeStreamingKVBuffer": DecodeStreamingKVBuffer(params, cache, 0, 0, num_keys=1),
         "kvlab.cache.ContinuousBatchingKVCache": ContinuousBatchingKVCache(cache.blocks, [0], [0], 1, 1),
-    }  # fmt: skip
+    }
 
 
 def main() -> int:

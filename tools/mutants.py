@@ -136,10 +136,10 @@ ALIKE = (
 OPERATORS: dict[type, str] = {
     ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.FloorDiv: "%", ast.Mod: "//", ast.Div: "*", ast.LShift: ">>",
     ast.RShift: "<<",
-}  # fmt: skip
+}
 COMPARISONS: dict[type, str] = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
-}  # fmt: skip
+}
 CALLS = {"minimum": "maximum", "maximum": "minimum", "max": "min", "fmax": "fmin", "fmin": "fmax", "zeros": "ones"}
 SKIPPED = {"num_warps", "num_stages", "input_precision"}
 """Arguments that say how, not what."""
@@ -163,7 +163,7 @@ class _Changes(ast.NodeVisitor):
         self.found.append(Mutant(
             self.file, node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, self.function, line,
             " ".join((text if old is None else old).split()), " ".join(new.split()), kind,
-        ))  # fmt: skip
+        ))
 
     def code(self, node: ast.AST) -> str:
         return ast.unparse(node)
@@ -556,7 +556,7 @@ def chosen_of(asked: argparse.Namespace, every: Sequence[Mutant]) -> list[Mutant
     if asked.again is not None:
         before = json.loads(asked.again.read_text())
         left = {(o["mutant"]["file"], o["mutant"]["line"], o["mutant"]["old"], o["mutant"]["new"])
-                for o in before if o["state"] in ("survived", "not run")}  # fmt: skip
+                for o in before if o["state"] in ("survived", "not run")}
         some = [m for m in some if (m.file, m.line, m.old, m.new) in left]
     if asked.sample is not None:
         some = sorted(random.Random(asked.seed).sample(some, min(asked.sample, len(some))))

@@ -16,7 +16,7 @@ from . import chip, profiler, records
 from .cuda_source import ACCESSES, SLOT_WORDS, SLOTS, WGMMA_ACCESSES, wgmma_name
 
 __all__ = ["SEEDS", "START", "Access", "TmaCopy", "accesses", "is_access", "launch", "play", "record", "tma_copies",
-           "took", "wgmma_reads"]  # fmt: skip
+           "took", "wgmma_reads"]
 
 Array = np.ndarray[Any, Any]
 LANE = np.arange(32)
@@ -111,7 +111,7 @@ def _sources(size: int) -> list[tuple[str, Array]]:
         ("source lines of 128 B", LANE * 128), ("source one address", LANE * 0), ("source stride 32 B", LANE * 32),
         ("source reversed", (31 - LANE) * size), ("source shuffled", LANE * 13 % 32 * size),
         ("source shifted by 16 B", LANE * size + 16), ("source lane // 2", LANE // 2 * size),
-    ]  # fmt: skip
+    ]
 
 
 def tma_copies() -> list[TmaCopy]:
@@ -189,7 +189,7 @@ def _count_lanes() -> dict[str, Any]:
             "mask": [x.mask for x in chosen],
             "address": records.pack(np.stack([x.address for x in chosen])),
             "source": records.pack(np.stack([x.source for x in chosen])),
-        }  # fmt: skip
+        }
     return out
 
 

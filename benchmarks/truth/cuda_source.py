@@ -10,7 +10,7 @@ from __future__ import annotations
 from kvlab.hardware import ATOMS, MmaAtom
 
 __all__ = ["ACCESSES", "MATRICES", "SLOTS", "SLOT_WORDS", "WGMMA_ACCESSES", "ZEROS", "mma_atoms", "source",
-           "wgmma_atoms", "wgmma_forms"]  # fmt: skip
+           "wgmma_atoms", "wgmma_forms"]
 
 MATRICES = [f"{verb}.x{n}{trans}" for verb in ("ldmatrix", "stmatrix") for n in (1, 2, 4) for trans in ("", ".trans")]
 WGMMA_WIDTHS = (8, 24, 64, 128, 256)
@@ -61,7 +61,7 @@ WGMMA_ACCESSES = [
     ("wgmma.m64n64k16.bf16", False, 1, 0), ("wgmma.m64n64k16.bf16", False, 1, 1),
     ("wgmma.m64n64k32.e4m3", False, 0, 0), ("wgmma.m64n128k32.e4m3", False, 0, 0), ("wgmma.m64n64k8.tf32", False, 0, 0),
     ("wgmma.m64n64k32.s8", False, 0, 0),
-]  # fmt: skip
+]
 
 _PROLOGUE = r"""
 #include <cstdint>
@@ -223,7 +223,7 @@ def _words(atom: MmaAtom, operand: str) -> int:
 def _kinds(atom: MmaAtom) -> tuple[str, str, str, str]:
     """PTX types of A, B, C, and whether C's registers are "r", "f" or "d"."""
     a, _, b = atom.name.split(".", 2)[2].partition(".") if atom.name.startswith("wgmma") else (
-        atom.name.split(".", 3)[3].partition("."))  # fmt: skip
+        atom.name.split(".", 3)[3].partition("."))
     c = {"i": "s32", "f": "f64" if a == "f64" else "f32"}[atom.dtype_c.kind]
     return a, b or a, c, {"s32": "r", "f32": "f", "f64": "d"}[c]
 
@@ -242,7 +242,7 @@ def _mma_kernel(atom: MmaAtom) -> str:
     lines.append(f"    memcpy(c, w + {offsets[2]} + lane * {counts[2]}, sizeof c);")
     at = iter(range(99))
     lists = {operand: ", ".join(f"%{next(at)}" for _ in range(count)) for operand, count in zip("cab", [
-        counts[2], counts[0], counts[1]], strict=True)}  # fmt: skip
+        counts[2], counts[0], counts[1]], strict=True)}
     m, n, k = atom.shape
     shape = f"m{m}n{n}k{k}"
     asm = f"mma.sync.aligned.{shape}.row.col.{c}.{a}.{b}.{c} {{{lists['c']}}}, {{{lists['a']}}}, {{{lists['b']}}}, "

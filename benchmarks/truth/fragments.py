@@ -138,7 +138,7 @@ def wgmma_cases() -> Iterator[WgmmaCase]:
 def record(step: records.Steps) -> dict[str, Any]:
     """Run everything on the chip."""
     return {"matrices": step("matrices", _matrices), "mma.sync": step("mma.sync", _products),
-            "wgmma": step("wgmma", _wgmma)}  # fmt: skip
+            "wgmma": step("wgmma", _wgmma)}
 
 
 def _matrices() -> dict[str, str]:

@@ -41,7 +41,7 @@ def _dump(raw, out, NBYTES: ttgl.constexpr, REG: ttgl.constexpr):
 def by_registers(
     x, out, M: ttgl.constexpr, N: ttgl.constexpr, NBYTES: ttgl.constexpr, FILL: ttgl.constexpr, BL: ttgl.constexpr,
     SH: ttgl.constexpr, REG: ttgl.constexpr, LINEAR: ttgl.constexpr, ASYNC: ttgl.constexpr,
-):  # fmt: skip
+):
     raw = _filled(FILL, NBYTES, REG, LINEAR)
     tile = raw._reinterpret(x.dtype.element_ty, [M, N], SH)
     row = ttgl.arange(0, M, layout=ttgl.SliceLayout(1, BL))

@@ -157,7 +157,7 @@ def _count(backend: str) -> dict[str, Any]:
             "listing": listing(row["instructions"]),
         }
         for name, row in zip(names, rows, strict=True)
-    }  # fmt: skip
+    }
 
 
 def opcode(sass: str) -> str | None:

@@ -110,7 +110,7 @@ def choose_backend(array: Any, backend: str) -> tuple[str, str]:
 def run(
     plan: Explanation, kernel: str, emulate: Callable[..., Any], refer: Callable[..., Any], *args: Any, traffic: Any,
     again: dict[Any, Any] | None, arithmetic: str = "float32", **kwargs: Any,
-) -> tuple[Any, ...]:  # fmt: skip
+) -> tuple[Any, ...]:
     """Call the sibling that ``plan`` names: ``kernel``, a ``"module:launch"``, or one of two functions of NumPy arrays.
 
     The emulator gets the plan's ``arch`` and ``traffic``, too, and computes in the ``arithmetic``; the kernel

@@ -99,7 +99,7 @@ def prepared(
     plan_of: Callable[..., Explanation], q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, *,
     asked: dict[str, Any], scale: Any, out: Any, kv_layout: str, batch_invariant: bool, backend: str, arch: str,
     num_splits: int | None, mask_value: Any, check: bool | None, traffic: Any,
-) -> tuple[DecodeCall, Kind[DecodePlan], dict[str, Any]]:  # fmt: skip
+) -> tuple[DecodeCall, Kind[DecodePlan], dict[str, Any]]:
     """A call, checked: its arrays, its kind, and the named arguments of the launch functions.
 
     ``plan_of(call, backend, arch, num_splits, batch_invariant)`` is the operation's choice of a configuration.
@@ -123,7 +123,7 @@ def prepared(
     arguments = {
         "scale": plan.scale, "config": plan.explanation.config, "features": call.features,
         "out": call.out,
-    }  # fmt: skip
+    }
     return call, kind, arguments
 
 
@@ -152,7 +152,7 @@ def _check_arrays(
 def _arranged(
     q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, out: Any, kv_layout: str,
     asked: dict[str, Any], features: Features | None,
-) -> DecodeCall:  # fmt: skip
+) -> DecodeCall:
     """The arguments in the form of the launch functions."""
     k_cache, v_cache = kv_view(k_cache, kv_layout), kv_view(v_cache, kv_layout)
     drop_tokens = q.ndim == 3

@@ -18,7 +18,7 @@ def attention(
     q: Array, k: Array, v: Array, *, scale: float, mask: MaskPlan | None = None, sequence: int = 0,
     softcap: float = 0.0, sinks: Array | None = None, slopes: Array | None = None, k_scale: Any = 1.0,
     v_scale: Any = 1.0,
-) -> tuple[Array, Array]:  # fmt: skip
+) -> tuple[Array, Array]:
     """q ``[S, Hq, D]``, k ``[n, Hkv, D]``, v ``[n, Hkv, Dv]``; out ``[S, Hq, Dv]`` and lse ``[S, Hq]``, float64.
 
     Query i stands at position ``i + n - S``. Scores are, in this order: ``scale q (k k_scale)``, softcap, ALiBi

@@ -37,7 +37,7 @@ class Features:
         return {
             "scale": scale, "mask": self.mask, "sequence": batch, "softcap": self.softcap, "sinks": self.sinks,
             "slopes": slopes, "k_scale": q_scale * k_scale, "v_scale": self.scales.v.at(where),
-        }  # fmt: skip
+        }
 
     def with_leading_axis(self) -> Features:
         """For K and V ``[total, Hkv, D]`` that launches take as ``[1, total, Hkv, D]``: scales of tokens likewise."""
@@ -51,7 +51,7 @@ class Features:
         found = (
             self.mask.valid, self.mask.bias, self.sinks, self.slopes,
             *(scale.array for scale in (self.scales.q, self.scales.k, self.scales.v, self.scales.rope)),
-        )  # fmt: skip
+        )
         return tuple(array for array in found if array is not None)
 
     @property
@@ -68,7 +68,7 @@ class Features:
 def resolve_features(
     q: Any, k: Any, v: Any, *, mask: MaskPlan, batch: int, softcap: Any = 0.0, sinks: Any = None,
     alibi_slopes: Any = None, q_scale: Any = None, k_scale: Any = None, v_scale: Any = None,
-) -> Features:  # fmt: skip
+) -> Features:
     """The features of a call on q ``[.., Hq, D]``, k and v ``[.., Hkv, D]``. ValueError that names the argument."""
     q_heads = int(q.shape[-2])
     softcap = finite_number(softcap, "softcap", "a finite number that float32 holds")

@@ -49,7 +49,7 @@ def decode_lacks(features: Features) -> str | None:
     if (mask.left, mask.right, mask.chunk) != (UNLIMITED, 0, 0) or mask.valid is not None or mask.bias is not None:
         return "a mask other than the causal one"
     for name, asked in (("softcap", features.softcap > 0), ("sinks", features.sinks is not None),
-                        ("alibi_slopes", features.slopes is not None)):  # fmt: skip
+                        ("alibi_slopes", features.slopes is not None)):
         if asked:
             return name
     return None

@@ -28,7 +28,7 @@ PLAIN = frozenset({bool, int, float, str})
 PLAIN_MASKS = frozenset({
     masks.NullMask, masks.CausalMask, masks.SlidingWindowCausalMask, masks.SlidingWindowNonCausalMask,
     masks.ChunkedMask, masks.ChunkedCausalMask,
-})  # fmt: skip
+})
 
 
 @dataclass(frozen=True, eq=False)

@@ -53,7 +53,7 @@ class Rope:
         require(
             self.first is not None or self.dim >= head_size, what,
             f"a Rope with first=0 (the first dims are turned) or first={head_size - self.dim} (the last)",
-        )  # fmt: skip
+        )
         return self.first or 0
 
     @classmethod

@@ -31,7 +31,7 @@ def tile_bytes(
     BM: int, BN: int, columns: tuple[int, int], itemsize: int, num_stages: int, *, arch: str = "sm_90",
     key_bytes: int | None = None, q_columns: tuple[int, int] | None = None, hops: int = 1, wgmma: bool = False,
     biased: bool = False,
-) -> int:  # fmt: skip
+) -> int:
     """Bytes of shared memory that a loop over tiles of BN keys takes on ``arch`` at most: BM query rows, ``columns`` of
     K and V, products of ``itemsize`` bytes. No kernel that Triton 3.6 or 3.7 compiles takes more, and near a limit
     none takes much less. (On AMD's GPUs 3.9 fetches further ahead.)

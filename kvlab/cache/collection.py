@@ -68,7 +68,7 @@ class PagedKVCacheCollection(KVCacheCollection[PagedKVCache]):
         super().__init__(
             blocks, cache_lengths, lookup_table, max_seq_length, max_cache_length, kv_params,
             strict=strict, axes="pages, KV, layers, page_size, heads, head_size",
-        )  # fmt: skip
+        )
         shape = tuple(self.blocks.shape)
         self.total_num_pages = shape[0] if total_num_pages is None else total_num_pages
         self.scales = None if scales is None else as_array(scales)
@@ -109,7 +109,7 @@ class PagedKVCacheCollection(KVCacheCollection[PagedKVCache]):
         pages_each = -(-count("max_length", max_length) // page_size)
         shape = (
             num_pages + 1, kv_params.kv_extent, num_layers, page_size, kv_params.num_heads, kv_params.head_size
-        )  # fmt: skip
+        )
         count("quantization_granularity", quantization_granularity, least=1)
         blocks = _poisoned(shape, dtype)
         scales = None
@@ -121,7 +121,7 @@ class PagedKVCacheCollection(KVCacheCollection[PagedKVCache]):
         return cls(
             blocks, lengths, table, 0, 0, kv_params, total_num_pages=num_pages, scales=scales,
             quantization_granularity=quantization_granularity,
-        )  # fmt: skip
+        )
 
     @property
     def page_size(self) -> int:

@@ -64,7 +64,7 @@ class ContinuousBatchingKVCache(TmaTiles, KVCacheView):
         super().__init__(
             blocks, cache_lengths, lookup_table, max_seq_length, max_cache_length,
             strict=strict, num_blocks=None, kv_params=kv_params,
-        )  # fmt: skip
+        )
         if self.lookup_table.ndim != 1:
             raise ValueError(f"lookup_table has shape {tuple(self.lookup_table.shape)}: expected [batch], a block each")
         check_tables(self.cache_lengths, self.lookup_table[:, None], self.max_seq_len)
@@ -105,7 +105,7 @@ class ContinuousBatchingKVCache(TmaTiles, KVCacheView):
         return populate_rows(
             lambda batch, first, active: self.storage.row(*self.page_table.find(batch, first, active)),
             batch_idx, base, BN=BN, page_size=0, valid=valid, pair_cta=pair_cta, is_leader=is_leader,
-        )  # fmt: skip
+        )
 
     def block_paged_ptr(
         self,
@@ -166,7 +166,7 @@ class ContinuousBatchingKVCache(TmaTiles, KVCacheView):
         return PagedKVCache(
             self.blocks, self.cache_lengths, self.lookup_table[:, None], self.max_seq_length, self.max_cache_length,
             strict=self.strict, kv_params=self.kv_params,
-        )  # fmt: skip
+        )
 
     def _entries(self) -> np.ndarray[Any, Any]:
         return to_numpy(self.lookup_table, "lookup_table")[:, None]

@@ -48,7 +48,7 @@ class ContinuousBatchingKVCacheCollection(KVCacheCollection[ContinuousBatchingKV
         super().__init__(
             blocks, cache_lengths, lookup_table, max_seq_length, max_cache_length, kv_params,
             strict=strict, axes="blocks, KV, layers, max_seq_len, heads, head_size",
-        )  # fmt: skip
+        )
         self.dtype = self.get_key_cache(0).dtype
 
     @property
@@ -61,7 +61,7 @@ class ContinuousBatchingKVCacheCollection(KVCacheCollection[ContinuousBatchingKV
         return PagedKVCacheCollection(
             self.blocks, self.cache_lengths, self.lookup_table[:, None], self.max_seq_length, self.max_cache_length,
             self.kv_params, strict=self.strict,
-        )  # fmt: skip
+        )
 
     def _extents(self) -> str:
         return f"{self.blocks.shape[0]} blocks of {self.max_seq_len} tokens"
@@ -70,4 +70,4 @@ class ContinuousBatchingKVCacheCollection(KVCacheCollection[ContinuousBatchingKV
         return ContinuousBatchingKVCache(
             self.blocks[:, kv, layer], self.cache_lengths, self.lookup_table, self.max_seq_length,
             self.max_cache_length, strict=self.strict, kv_params=self.kv_params,
-        )  # fmt: skip
+        )

@@ -61,13 +61,13 @@ class MHAOperand(Protocol):
     def block_paged_ptr(
         self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any = 0, tile_size: int = 1,
         valid: Any = None,
-    ) -> UnsafePointer:  # fmt: skip
+    ) -> UnsafePointer:
         """To an element at the start of ``tile_size`` rows, of which ``valid`` are in use."""
 
     def block_paged_tile(
         self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, layout_val: Layout, head_dim_idx: Any = 0,
         tile_size: int = 1,
-    ) -> TileTensor:  # fmt: skip
+    ) -> TileTensor:
         """The memory from there on as a tile of that layout."""
 
     def scales_block_paged_ptr(

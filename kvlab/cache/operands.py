@@ -30,14 +30,14 @@ class _Windows:
     def block_paged_ptr(
         self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any = 0, tile_size: int = 1,
         valid: Any = None,
-    ) -> UnsafePointer:  # fmt: skip
+    ) -> UnsafePointer:
         """Pointer to an element, at the start of ``tile_size`` rows, of which ``valid`` are in use."""
         raise NotImplementedError
 
     def block_paged_tile(
         self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, layout_val: Layout, head_dim_idx: Any = 0,
         tile_size: int = 1,
-    ) -> TileTensor:  # fmt: skip
+    ) -> TileTensor:
         """The memory from there on as a tile of that layout (strides in elements)."""
         return self.block_paged_ptr(batch_idx, start_tok_idx, head_idx, head_dim_idx, tile_size).tile_tensor(layout_val)
 
@@ -67,7 +67,7 @@ class KVCacheMHAOperand(_Windows):
     def block_paged_ptr(
         self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any = 0, tile_size: int = 1,
         valid: Any = None,
-    ) -> UnsafePointer:  # fmt: skip
+    ) -> UnsafePointer:
         """Pointer to an element, at the start of ``tile_size`` rows, of which ``valid`` are in use."""
         return self.cache.block_paged_ptr(batch_idx, start_tok_idx, head_idx, head_dim_idx, tile_size, valid)
 
@@ -164,7 +164,7 @@ class KVCacheScalesMHAOperand(_Untiled, _Unquantized, _Windows):
     def block_paged_ptr(
         self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any = 0, tile_size: int = 1,
         valid: Any = None,
-    ) -> UnsafePointer:  # fmt: skip
+    ) -> UnsafePointer:
         """Pointer to the scale of an element of the cache; the rules of a window are those of the cache."""
         return self.cache.scales_block_paged_ptr(batch_idx, start_tok_idx, head_idx, head_dim_idx, tile_size, valid)
 
@@ -232,7 +232,7 @@ class _Dense(_Untiled, _Unquantized, _Windows):
     def block_paged_ptr(
         self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any = 0, tile_size: int = 1,
         valid: Any = None,
-    ) -> UnsafePointer:  # fmt: skip
+    ) -> UnsafePointer:
         """Pointer to an element. Of ``tile_size`` rows ``valid``, or one, must be there: else IndexError. Where
         ``valid`` is 0 nothing is looked up and the pointer is the one to the first element, not to be followed."""
         count("tile_size", tile_size, least=1)
@@ -247,13 +247,13 @@ class _Dense(_Untiled, _Unquantized, _Windows):
     def populate(
         self, batch_idx: Any, base_kv_row: Any, *, BN: int, base_alignment: int = 1, pair_cta: bool = False,
         is_leader: bool = True,
-    ) -> PagedRowIndices:  # fmt: skip
+    ) -> PagedRowIndices:
         """One sub-tile: the row of key ``base_kv_row``."""
         base = integers("base_kv_row", base_kv_row)
         return populate_rows(
             lambda batch, first, _: self._row(batch, first), batch_idx, base, BN=BN, page_size=0, pair_cta=pair_cta,
             is_leader=is_leader,
-        )  # fmt: skip
+        )
 
     def create_tma_tile(self, swizzle_mode: Any, *, BN: int, BK: int | None = None) -> TMATensorTile:
         """``[BN, 1, BK]`` out of ``[rows, heads, depth]``; BK is the padded depth if None."""

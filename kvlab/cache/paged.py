@@ -95,7 +95,7 @@ class PagedKVCache(TmaTiles, KVCacheView):
         super().__init__(
             blocks, cache_lengths, lookup_table, max_seq_length, max_cache_length,
             strict=strict, num_blocks=total_num_pages, kv_params=kv_params,
-        )  # fmt: skip
+        )
         if self.page_size_ != self.storage.shape[1]:
             raise ValueError(f"blocks has pages of {self.storage.shape[1]} tokens, not those of {type(self).__name__}")
         check_tables(self.cache_lengths, self.lookup_table, self.page_size_)
@@ -155,7 +155,7 @@ class PagedKVCache(TmaTiles, KVCacheView):
         return populate(
             table, self.storage, batch_idx, base_kv_row, BN=BN, base_alignment=base_alignment, valid=valid,
             pair_cta=pair_cta, is_leader=is_leader,
-        )  # fmt: skip
+        )
 
     def block_paged_ptr(
         self,
@@ -257,7 +257,7 @@ class PagedKVCache(TmaTiles, KVCacheView):
     def scales_block_paged_ptr(
         self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any = 0, tile_size: int = 1,
         valid: Any = None,
-    ) -> UnsafePointer:  # fmt: skip
+    ) -> UnsafePointer:
         """Pointer to the scale of an element, from which on ``tile_size`` tokens' scales lie equally far apart.
 
         ``tile_size`` and ``valid`` as in :meth:`block_paged_ptr`. ValueError unless quantised.

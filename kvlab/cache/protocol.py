@@ -100,7 +100,7 @@ class KVCacheT(Protocol):
     def block_paged_ptr(
         self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any = 0,
         tile_size: int = 1, valid: Any = None,
-    ) -> UnsafePointer:  # fmt: skip
+    ) -> UnsafePointer:
         """To an element at the start of ``tile_size`` rows, of which ``valid`` are in use."""
 
     def scales_block_paged_ptr(
@@ -125,7 +125,7 @@ class KVCacheT(Protocol):
     def populate(
         self, batch_idx: Any, base_kv_row: Any, *, BN: int, base_alignment: int,
         pair_cta: bool = False, is_leader: bool = True,
-    ) -> PagedRowIndices:  # fmt: skip
+    ) -> PagedRowIndices:
         """Of the sub-tiles of a tile."""
 
     # TMA.
@@ -142,13 +142,13 @@ class KVCacheT(Protocol):
     def create_gather4_tma_tile(
         self, *, tile_height: int = 4, tile_width: int, tile_stride: int | None = None,
         swizzle_mode: Any = "SWIZZLE_NONE", tma_dtype: Any = None, l2_promotion: Any = "NONE",
-    ) -> TMAGather4Tile:  # fmt: skip
+    ) -> TMAGather4Tile:
         """One of rows by number."""
 
     def create_rope_gather4_tma_tile(
         self, *, tile_height: int = 4, tile_width: int, padded_depth: int, swizzle_mode: Any = "SWIZZLE_NONE",
         l2_promotion: Any = "NONE",
-    ) -> TMAGather4Tile:  # fmt: skip
+    ) -> TMAGather4Tile:
         """One of the rope part of rows by number."""
 
     # Itself.

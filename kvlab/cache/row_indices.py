@@ -15,7 +15,7 @@ from kvlab.cache.storage import BlockStorage
 from kvlab.layout.algebra.int_tuple import at_once
 
 __all__ = ["FILL_ROW", "PagedRowIndices", "aligned_rows", "kv_num_sub_tiles", "kv_sub_tile_rows", "populate",
-           "populate_rows"]  # fmt: skip
+           "populate_rows"]
 
 FILL_ROW = 1 << 30
 """The row of a sub-tile that is not there: outside every pool, so that a TMA load of it delivers zeros."""
@@ -188,7 +188,7 @@ def populate(
     return populate_rows(
         lambda batch, first, active: storage.row(*table.find(batch, first, active)),
         batch_idx, base, BN=BN, page_size=page_size, valid=valid, pair_cta=pair_cta, is_leader=is_leader,
-    )  # fmt: skip
+    )
 
 
 def _check_chunk(base: Int64, base_alignment: int, page_size: int, num_pages: int, columns: int) -> None:

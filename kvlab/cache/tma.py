@@ -61,7 +61,7 @@ def kv_rows(storage: BlockStorage) -> Array:
     return np.lib.stride_tricks.as_strided(
         blocks, (rows, heads, head_size), (heads * head_size * size, head_size * size, size),
         writeable=blocks.flags.writeable,
-    )  # fmt: skip
+    )
 
 
 class TmaTiles:
@@ -116,13 +116,13 @@ class TmaTiles:
         descriptor = TmaDescriptor(
             Memory.over(rows, name=self.storage.name), bfloat16, shape, (rows.shape[1] * width, width, 1), box,
             swizzle_mode, base=padded_depth,
-        )  # fmt: skip
+        )
         return TMATensorTile(descriptor, (BN, 1, BK))
 
     def create_gather4_tma_tile(
         self, *, tile_height: int = 4, tile_width: int, tile_stride: int | None = None,
         swizzle_mode: Any = "SWIZZLE_NONE", tma_dtype: Any = None, l2_promotion: Any = "NONE",
-    ) -> TMAGather4Tile:  # fmt: skip
+    ) -> TMAGather4Tile:
         """``tile_height`` rows by number (``get_tma_row``), the first ``tile_width`` columns of each.
 
         tma_dtype : what the columns count, the storage dtype by default.
@@ -148,7 +148,7 @@ class TmaTiles:
     def create_rope_gather4_tma_tile(
         self, *, tile_height: int = 4, tile_width: int, padded_depth: int, swizzle_mode: Any = "SWIZZLE_NONE",
         l2_promotion: Any = "NONE",
-    ) -> TMAGather4Tile:  # fmt: skip
+    ) -> TMAGather4Tile:
         """``tile_height`` rows by number, one box of each row's rope part, in bfloat16.
 
         tile_width : bfloat16 values from a row to the next, 320 for the row of 640 bytes. ValueError unless that is the
@@ -168,7 +168,7 @@ class TmaTiles:
         descriptor = TmaDescriptor(
             Memory.over(rows, name=self.storage.name), bfloat16, (rows.shape[0], tile_width), (tile_width, 1),
             (1, width), swizzle_mode, base=padded_depth, l2_promotion=l2_promotion,
-        )  # fmt: skip
+        )
         return TMAGather4Tile(descriptor, (tile_height, width), tile_width=width)
 
     def _box_rows(self, BN: int) -> int:

@@ -94,7 +94,7 @@ def byte_path(
         warp=thread // 32, lane=thread % 32, register=register, lanes=32, registers=shape.atom.regs_b,
         atom=shape.atom.name, shape=shape.atom.shape, operand="b",
         operand_at=(int(k), int(n)), packed=max(1, 4 // shape.atom.dtype_of("b").itemsize),
-    )  # fmt: skip
+    )
 
 
 def path(

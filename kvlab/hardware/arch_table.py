@@ -35,13 +35,13 @@ def _nvidia(name: str, sm_kib: int, *features: str, measured: bool = False) -> A
             "warp_size": _CUDA, "banks": banks, "bank_bytes": banks, "shared_bytes": _CUDA, "shared_bytes_sm": _CUDA,
             "registers": _CUDA, "registers_sm": _CUDA, "features": _PTX, "lane_groups": _MEASURED,
         }),
-    )  # fmt: skip
+    )
 
 
 def _amd(
     name: str, warp_size: int, banks: int, lds_kib: int, registers: int, registers_sm: int, *features: str,
     lds: str, sm_kib: int | None = None, provisional: frozenset[str] = frozenset(),
-) -> Arch:  # fmt: skip
+) -> Arch:
     lane_groups = _LANE_GROUPS.get(name, ())
     return Arch(
         name, "amd", warp_size=warp_size, banks=banks, bank_bytes=4,
@@ -53,7 +53,7 @@ def _amd(
             "registers": _LLVM_REGISTERS, "registers_sm": _LLVM_REGISTERS, "features": _AMD_ISA,
             "lane_groups": "; ".join(group.source for group in lane_groups) or _LANE_ORDER,
         }),
-    )  # fmt: skip
+    )
 
 
 def _both_halves(*groups: tuple[range, ...]) -> tuple[tuple[int, ...], ...]:
@@ -84,7 +84,7 @@ _LANE_GROUPS = {
             source="one source says that gfx950 serves writes of 8 bytes 16 lanes at a time over 32 banks",
         ),
     ),
-}  # fmt: skip
+}
 
 _CDNA_REGISTERS = 4 * 512 * 64  # SIMDs of a CU x registers of a lane (VGPR and AGPR) x lanes
 _RDNA_REGISTERS = 2 * 1536 * 32  # SIMDs of a CU x registers of a SIMD x lanes
@@ -107,4 +107,4 @@ ARCHS: Mapping[str, Arch] = MappingProxyType(
             _amd("gfx1201", 32, 32, 64, 256, _RDNA_REGISTERS, lds=_RDNA, sm_kib=128),
         )
     }
-)  # fmt: skip
+)

@@ -120,16 +120,16 @@ def _table() -> dict[str, Instruction]:
     nvidia = [
         Instruction(f"{verb}.shared.b{bits}", "nvidia", bits // 8, store=verb == "st")
         for verb in ("ld", "st") for bits in sizes
-    ]  # fmt: skip
+    ]
     matrices = [
         Instruction(f"{verb}.x{n}{trans}", "nvidia", 16, store=verb == "stmatrix", matrices=n, feature=verb)
         for verb in ("ldmatrix", "stmatrix") for n in (1, 2, 4) for trans in ("", ".trans")
-    ]  # fmt: skip
+    ]
     amd = [
         Instruction(f"ds_{verb}_{'u' if verb == 'read' and bits < 32 else 'b'}{bits}", "amd", bits // 8,
                     store=verb == "write")
         for verb in ("read", "write") for bits in sizes
-    ]  # fmt: skip
+    ]
     transposing = [Instruction(f"ds_read_tr{bits}_b64", "amd", 8, feature="ds_read_tr") for bits in (16, 8)]
     atomics = [
         Instruction(form, "nvidia", int(form[-2:]) // 8, store=True, shares=False, repeats=1 + ("cas" in form))

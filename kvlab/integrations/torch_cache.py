@@ -66,7 +66,7 @@ def from_torch(
         blocks, cache_lengths, block_table, max_seq_length, longest,
         KVCacheStaticParams(heads, head_size, is_mla=kv == 1), strict=strict, scales=six_scales,
         quantization_granularity=quantization_granularity,
-    )  # fmt: skip
+    )
 
 
 def _axes(layout: str) -> str:

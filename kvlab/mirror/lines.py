@@ -226,7 +226,7 @@ def _in_order(steps: Sequence[Step], others: Sequence[Step]) -> Sequence[Step | 
         same = (
             i for i, other in enumerate(others)
             if i not in used and (other.marker.text, other.marker.role) == (step.marker.text, step.marker.role)
-        )  # fmt: skip
+        )
         at = next(same, None)
         if at is not None:
             used.add(at)
@@ -365,7 +365,7 @@ def _align(a: list[tuple[str, ...]], b: list[tuple[str, ...]], cost: object) -> 
     worth = {
         (i, j): 100 - min(cost(i, j), 90)  # type: ignore[operator]
         for i, one in enumerate(a) for j, other in enumerate(b) if one == other
-    }  # fmt: skip
+    }
     for i in reversed(range(len(a))):
         for j in reversed(range(len(b))):
             here = worth[i, j] + best[i + 1][j + 1] if (i, j) in worth else 0.0

@@ -31,7 +31,7 @@ __all__ = ["Meeting", "meeting_of", "meetings_of"]
 ALONE = {
     "store_wait": "wait for stores", "wait_store": "wait for stores", "fence_async_shared": "fence",
     "fence_async": "fence", "meet": "meet",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

@@ -72,28 +72,28 @@ _CASTS = {
     "to", "astype", "float32", "float16", "int32", "int64", "uint32", "float", "int", "bool", "asarray", "reshape",
     "broadcast_to", "ascontiguousarray", "trans", "view", "copy", "by_row", "swapaxes", "expand_dims", "item", "tile",
     "rows", "cast", "permute", "ravel", "squeeze", "convert_layout", "max_contiguous", "multiple_of", "atleast_1d",
-}  # fmt: skip
+}
 _INNER = {"with_values", "by_column"}
 """Whose last argument is what they are about."""
 _FUNCTIONS = {
     "exp2", "exp", "log2", "log", "abs", "where", "maximum", "minimum", "max", "min", "sum", "sqrt", "rsqrt", "tanh",
     "dot", "arange", "cdiv", "cumsum", "histogram", "floor", "clip", "isneginf", "isnan", "split", "join", "interleave",
     "nonzero", "argsort", "program_id",
-}  # fmt: skip
+}
 _REDUCTIONS = {"max", "min", "sum", "cumsum", "abs"}
 EXCHANGEABLE = {"+", "*", "&", "|", "==", "!=", "maximum", "minimum", "^"}
 _SPELLINGS = {
     "row_max": "max", "row_sum": "sum", "ceildiv": "cdiv", "absolute": "abs", "fabs": "abs", "static_range": "range",
     "ragged_range": "range",
-}  # fmt: skip
+}
 _BINARY: dict[type, str] = {
     ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**", ast.LShift: "<<", ast.RShift: ">>", ast.BitXor: "^",
     ast.MatMult: "@",
-}  # fmt: skip
+}
 _COMPARED: dict[type, str] = {
     ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=", ast.Is: "==",
     ast.IsNot: "!=", ast.In: "in", ast.NotIn: "not in",
-}  # fmt: skip
+}
 
 
 Fact = tuple[str, tuple[frozenset[str], ...]]

@@ -195,7 +195,7 @@ def _constants(module: ast.Module) -> frozenset[str]:
         target for node in module.body if isinstance(node, ast.Assign | ast.AnnAssign)
         for part in (node.targets if isinstance(node, ast.Assign) else [node.target])
         for target in ast.walk(part)
-    )  # fmt: skip
+    )
     assigned = {target.id for target in targets if isinstance(target, ast.Name)}
     return frozenset(name for name in imported | assigned if name.isupper())
 

@@ -126,7 +126,7 @@ def decode_cta(
             mma = MmaSyncShape(
                 BM, BN, *sizes[0], product, arch, v_columns=sizes[1], pairs=pairs, warps=num_warps,
                 along_rows=BM >= v[-1].width,
-            )  # fmt: skip
+            )
             ctas.append(MmaSyncCTA(mma, programs, traffic, beside=i > 0))
         k_tiles, v_tiles = (
             walk(cache, p[i].first * each, p[i].inside * each) if i < len(p) else None
@@ -139,7 +139,7 @@ def decode_cta(
 def _on_gfx950(
     BM: int, BN: int, depths: tuple[int, int], k_cache: PagedKVCache, v_cache: PagedKVCache,
     tiles: tuple[KVCacheIterator, KVCacheIterator], batch_idx: Array, head_idx: Array, traffic: Traffic,
-) -> DecodeCTA:  # fmt: skip
+) -> DecodeCTA:
     dtype, D = k_cache.dtype, depths[0]
     cta: Any
     if depths[0] != depths[1]:

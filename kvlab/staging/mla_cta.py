@@ -52,7 +52,7 @@ class NvidiaMLACTA:
     def __init__(
         self, latent: MmaSyncCTA | FmaCTA, rope: MmaSyncCTA | FmaCTA, caches: tuple[PagedKVCache, PagedKVCache],
         batch_idx: Any, end: Any, dtype: np.dtype[Any],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.latent, self.rope, self.dtype = latent, rope, dtype
         self.tiles = tuple(KVCacheIterator(cache, latent.shape.BN, batch_idx, 0, end) for cache in caches)
 
@@ -166,4 +166,4 @@ def _whole_rows(latent: PagedKVCache, rope: PagedKVCache) -> PagedKVCache:
         rows = np.concatenate([first, second], -1)
     return PagedKVCache(
         rows, latent.cache_lengths, latent.lookup_table, latent.max_seq_length, latent.max_cache_length
-    )  # fmt: skip
+    )

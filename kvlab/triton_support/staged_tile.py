@@ -89,7 +89,7 @@ class StagedTile:
         held, nvidia = self.fragment_map(), self.target.startswith("sm_")
         transposed = bool(held.row[0, 0, 0] != held.row[0, 0, 1])
         name = {(True, False): "ldmatrix.x4", (True, True): "ldmatrix.x4.trans", (False, False): "ds_read_b128",
-                (False, True): "ds_read_tr16_b64"}[nvidia, transposed]  # fmt: skip
+                (False, True): "ds_read_tr16_b64"}[nvidia, transposed]
         elements = 2 if nvidia else 4 if transposed else 8  # that a lane gets of a matrix, or in all
         shape = (WARPS, held.warp_size, -1, elements)
         row, column = held.row.reshape(shape)[..., 0], held.col.reshape(shape)[..., 0]

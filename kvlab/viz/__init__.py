@@ -80,7 +80,7 @@ PICTURES: dict[str, tuple[str, str]] = {
     "draw_lockstep": ("lockstep", "kvlab.mirror:Lockstep"),
     "draw_roofline": ("roofline", ""),
     "draw_shares": ("shares", ""),
-}  # fmt: skip
+}
 """Function -> the file of this room that holds it, and the classes, ``package:Name``, whose objects :func:`draw` gives
 to it; none where a picture is of several objects."""
 

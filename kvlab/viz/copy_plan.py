@@ -84,7 +84,7 @@ def draw_copy_plan(
             canvas.arrow(
                 [(middle + 2, boxes[which]), (middle + room / 2, boxes[which]), (middle + room / 2, there),
                  (start - (36 if plan.destination is not None else 4), there)], width=0.9,
-            )  # fmt: skip
+            )
     entries = [("none", ACCENT, "the first instruction of warp 0")]
     entries += [(HATCH, "", "not part of this copy")] if canvas.hatched else []
     keys(canvas, GUTTER, canvas.bottom + 14, entries)
@@ -233,7 +233,7 @@ def _registers(
         f"lanes {lanes[0]}..{lanes[-1]}: {spans[i]}\n"
         f"row {plan.row[i, lanes[0]]}, columns {plan.col[i, lanes].min()}..{plan.col[i, lanes].max() + plan.width - 1}"
         for lanes in bundles for i in columns.index.tolist()
-    ]  # fmt: skip
+    ]
     canvas.hover(columns.edge, rows.edge, columns.cell, BOX, "%s", np.array(words, object).reshape(lane.shape))
     return dict(enumerate((rows.centre - 1).tolist()))
 

@@ -76,11 +76,11 @@ def _bit(
     canvas.rect(
         x, y, CELL, HIGH, stroke=INK, stroke_width=0.8, opacity=0.6 if inside else 0.25, title=title,
         dash=None if inside else "2 3",
-    )  # fmt: skip
+    )
     canvas.text(
         x + CELL / 2, y + 16, str(on), size=11, mono=True, anchor="middle", weight=700 if on else None,
         opacity=None if on else QUIET, inactive=not inside,
-    )  # fmt: skip
+    )
     if bit % 4 == 0 or bit % HALF == HALF - 1:
         canvas.text(x + CELL / 2, y - 5, str(bit), size=10, anchor="middle", opacity=QUIET)
 

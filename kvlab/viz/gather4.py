@@ -92,7 +92,7 @@ def draw_gather4(
         canvas.rect(bx, by, wide - 6, BOX_H, fill=colour, title=f"row {i} of the tile: page {page}, slot {slot}")
         for line, text in enumerate((f"index {e}", f"row {row}")):
             canvas.text(bx + wide / 2 - 3, by + 16 + 15 * line, text, size=10, mono=True, anchor="middle",
-                        fill=text_on(colour), weight=600 if line else None)  # fmt: skip
+                        fill=text_on(colour), weight=600 if line else None)
     canvas.text(0, top + 17, "get_", size=10, mono=True, opacity=QUIET)
     canvas.text(0, top + 31, "tma_row", size=10, mono=True, opacity=QUIET)
     y = canvas.bottom + 26

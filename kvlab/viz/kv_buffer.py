@@ -70,7 +70,7 @@ def draw_kv_buffer(
         rules=rules, row_bytes=row_bytes, banks=arch.banks, fold=fold,
         title=title or _title(buffer, image, access, row_bytes // 16),
         caption=caption or _caption(colour, row_bytes, access),
-    )  # fmt: skip
+    )
 
 
 def _shown(areas: tuple[Any, ...]) -> list[Any]:

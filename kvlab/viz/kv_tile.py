@@ -80,7 +80,7 @@ def draw_kv_tile(
     where = np.array(
         [[f"byte {address[r] + 16 * c}" if r < valid else "does not exist: read as zeros" for c in range(count)]
          for r in kept.tolist()], object,
-    )  # fmt: skip
+    )
     first = step * columns.index[None, :]
     canvas.hover(columns.edge, rows.edge, columns.cell, ROW, words, kept[:, None], first, first + step - 1, where)
     mark_gaps(canvas, columns, rows)

@@ -138,7 +138,7 @@ def _with_bases(top: Picture, layout: Any, title: str, caption: str) -> Picture:
 def draw_thread_values(
     layout: Layout, shape: tuple[int, int], *, thread: int | None = None, warp_size: int = 32,
     title: str | None = None, caption: str | None = None,
-) -> Picture:  # fmt: skip
+) -> Picture:
     """A thread-value layout as the grid of the elements of a tile: which thread and value owns each.
 
     layout    a :class:`kvlab.layout.Layout` of two modes (thread, value) -> number of the element, column-major in a

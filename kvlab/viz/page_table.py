@@ -161,7 +161,7 @@ class _Pool:
         seen = max(int(used[shown].max(initial=1)), int(known[-1]) + 1 if known.size else 1, 1)
         return cls(
             entries, length, page_size, total, shown, seen, sequence, column, page, whole, np.unique(page)
-        )  # fmt: skip
+        )
 
     def entry(self, sequence: int, column: int) -> int | None:
         """The page that an entry names; None for a sentinel."""
@@ -288,7 +288,7 @@ def _logical(
     canvas.text(
         GUTTER, 10, f"logical pages of {pool.page_size} tokens in order, each with its page of the pool", size=10,
         opacity=QUIET,
-    )  # fmt: skip
+    )
     for x, column in zip(columns.edge.tolist(), columns.index.tolist(), strict=True):
         canvas.text(x + BOX_W / 2, 26, str(column), size=10, anchor="middle", opacity=QUIET)
     for b, y in zip(rows.index.tolist(), rows.edge.tolist(), strict=True):
@@ -358,7 +358,7 @@ def _way(
     canvas.text(
         x1 + 6 if beside else x1 + 4, y1 - 4 if beside else y1 - 15, words, size=10, weight=600, fill=ACCENT,
         anchor="start" if beside else "end",
-    )  # fmt: skip
+    )
 
 
 def _title(pool: _Pool, names: _Names, token: tuple[int, int] | None, marked: tuple[int, int] | None) -> str:

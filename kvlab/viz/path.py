@@ -161,7 +161,7 @@ def _stages(path: BytePath) -> tuple[tuple[str, Stage, tuple[str, ...]], ...]:
             f"element {path.operand}{path.register} of {path.registers}: {_part(path)}",
         )),
         ("MMA", _mma, (f"{path.operand.upper()}[{row}, {column}] of", _breakable(path.atom))),
-    )  # fmt: skip
+    )
 
 
 def _mark(canvas: Canvas, x: float, y: float, width: float, height: float) -> tuple[float, float]:

@@ -275,7 +275,7 @@ def _shape(canvas: Canvas, phase: int, x: float, y: float, r: float, opacity: fl
     canvas.path(
         d, fill="none" if hollow else INK, stroke=INK if hollow else None, stroke_width=1.4 if hollow else None,
         opacity=opacity, title=title,
-    )  # fmt: skip
+    )
 
 
 def _lightness(canvas: Canvas, card: _Card, x: float, y: float) -> float:

@@ -77,7 +77,7 @@ class RooflinePoint:
 def draw_roofline(
     points: Sequence[RooflinePoint], *, bandwidth: float, compute: float, title: str | None = None,
     caption: str | None = None,
-) -> Picture:  # fmt: skip
+) -> Picture:
     """Operations a second over operations a byte, both logarithmic. Every point is numbered and listed below (points
     that lie together share a label), its peers are rings above or under it.
 

@@ -123,13 +123,13 @@ def _bits(canvas: Canvas, swizzle: Any, unit: int, y: float) -> None:
         canvas.rect(
             edge(bit), y, cell, 24, fill=INK if inside == "source" else "none", opacity=None if inside else 0.45,
             stroke=ACCENT if inside == "target" else INK, stroke_width=2 if inside == "target" else 1,
-        )  # fmt: skip
+        )
         if cell < 15 and bit % 4:
             continue
         canvas.text(
             edge(bit) + cell / 2, y + 16, str(bit), size=10, mono=True, anchor="middle",
             fill=PAPER if inside == "source" else None,
-        )  # fmt: skip
+        )
     x0 = (edge(source) + cell + edge(source + swizzle.bits - 1)) / 2
     x1 = (edge(target) + cell + edge(target + swizzle.bits - 1)) / 2
     canvas.path(f"M{number(x0)} {y + 24:g}v10", stroke=INK)

@@ -126,7 +126,7 @@ def _scene(buffer: Any, layout: Any, stage: int, strip: int, thread: int, progra
     return _Scene(
         p.BN, vectors, size, slots, across, row[mine].reshape(lanes, -1),
         col[mine].reshape(lanes, -1), block, int(row[thread, 0, 0]), int(col[thread, 0, 0]) * size // 16, warp, p.role,
-    )  # fmt: skip
+    )
 
 
 def _told(events: Iterable[Any], role: str, stage: int) -> dict[str, str]:
@@ -151,7 +151,7 @@ def _told(events: Iterable[Any], role: str, stage: int) -> dict[str, str]:
 _NAMES = {
     "DRAM": "in DRAM", "in flight": "in flight", "landed": "in shared memory", "registers": "in registers",
     "product": "in the product",
-}  # fmt: skip
+}
 
 
 def _grid(
@@ -232,7 +232,7 @@ def _product(canvas: Canvas, x: float, s: _Scene) -> None:
 
 _DRAW = {
     "DRAM": _dram, "in flight": _in_flight, "landed": _memory, "registers": _registers, "product": _product,
-}  # fmt: skip
+}
 
 
 def _title(s: _Scene, frames: list[str]) -> str:

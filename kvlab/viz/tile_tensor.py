@@ -57,7 +57,7 @@ def draw_tile_tensor(
         base = first * size + tensor.memory.base
         return draw_layout(
             tensor.layout, element_bytes=size, base=base, banks=banks, title=title, caption=caption
-        )  # fmt: skip
+        )
     if len(found.held.lanes) > 1:
         return _shared_out(tensor, parent, found, banks, title, caption)
     shape = found.field.shape
@@ -68,7 +68,7 @@ def draw_tile_tensor(
         parent.layout, element_bytes=size, base=found.start * size + tensor.memory.base, banks=banks,
         inside=None if count == found.field.size else kept, group=number if tensor.element_size > 1 else None,
         title=title or _tile(tensor, parent, found, count), caption=caption or TILE,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def _shared_out(
     columns_, rows_ = fragment_axes(
         part(rows[:32], np.arange(columns[0], min(columns[0] + 128, field.shape[1]))), field.shape, found.subject,
         gutter=GUTTER, header=HEADER, head=8,
-    )  # fmt: skip
+    )
     shown = part(rows_.index, columns_.index)
     offset = field.at(rows_.index, columns_.index)
     address = tensor.memory.base + (found.start + offset) * size
@@ -207,7 +207,7 @@ def _shared_out(
     words = "row %d, column %d\nlane %d, element %d\noffset %d\nbyte %d, bank %d"
     draw_fragment(
         canvas, shown, columns_, rows_, words=words, values=(offset, address, address // 4 % banks)
-    )  # fmt: skip
+    )
     mark_gaps(canvas, columns_, rows_)
     if (shown.lane < 0).any():
         keys(canvas, GUTTER, rows_.end + 14, [(HATCH, "", "no lane of the view holds it")])

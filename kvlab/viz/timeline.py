@@ -167,7 +167,7 @@ def _lanes(steps: list[_Step], hazard: Any) -> list[tuple[str, int | None]]:
         found |= {lane: None for lane in (_lane_of(hazard.later), _lane_of(hazard.earlier)) if lane is not None}
     order = list(found)
     return sorted(order, key=lambda lane: (next(i for i, other in enumerate(order) if other[0] == lane[0]),
-                                           -1 if lane[1] is None else lane[1]))  # fmt: skip
+                                           -1 if lane[1] is None else lane[1]))
 
 
 def _lane_of(side: Any) -> tuple[str, int | None] | None:
@@ -227,7 +227,7 @@ class _Drawing:
             self.canvas.rect(
                 x0, y, x1 - x0, BAR, stroke=ALARM if late else INK, stroke_width=2.4 if late else 1.3, dash="4 3",
                 title=f"{told}\nin flight",
-            )  # fmt: skip
+            )
         if flight.end is not None and x2 > x1:
             self.canvas.rect(x1, y, x2 - x1, BAR, fill=BANKS[colour + 2], title=f"{told}\nlanded")
 
@@ -285,7 +285,7 @@ class _Drawing:
         c, y, x = self.canvas, self.canvas.bottom + 14, 0.0
         entries: list[tuple[str, str]] = [("flight", "copy in flight"), ("landed", "landed")] if "copy" in kinds else []
         entries += [(k, w) for k, w in (("read", "read"), ("write", "write"), ("wait", "wait"), ("barrier", "barrier"))
-                    if k in kinds]  # fmt: skip
+                    if k in kinds]
         for kind, words in entries:
             if kind == "flight":
                 c.rect(x, y, 22, 12, fill=BANKS[1], opacity=0.28)

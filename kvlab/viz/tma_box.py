@@ -172,7 +172,7 @@ def _box(canvas: Canvas, copy: TmaCopy, view: _View, box: Box) -> None:
         told = np.where(there, "", ", zeros: outside the tensor")
         of_tile = box.row[which][:, None]
         canvas.hover(xs, ys, px, view.scale[0], words, row + step * np.arange(rows)[:, None], of_tile,
-                     box.vector + vectors, told)  # fmt: skip
+                     box.vector + vectors, told)
     canvas.rect(x, y, wide, high, stroke=ACCENT, stroke_width=2.0 if high > 8 else 1.2)
 
 

@@ -16,7 +16,7 @@ from kvlab.triton_support.versions import installed
 SHARED = {
     "sm_80": 166912, "sm_86": 101376, "sm_89": 101376, "sm_90": 232448, "sm_100": 232448, "sm_120": 101376,
     "gfx942": 65536, "gfx950": 163840,
-}  # fmt: skip
+}
 """Bytes of shared memory that a CTA may have."""
 FIVE = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950")
 """Targets whose tiles are not another's."""

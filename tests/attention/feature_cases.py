@@ -202,7 +202,7 @@ FEATURES = [
 ENDS = [
     FeatureCase((1, 0, 0, 1), heads=(4, 2), D=128, splits=splits, kv=kv, scales="head" if kv else "")
     for splits in (1, 3) for kv in (None, FP8)
-]  # fmt: skip
+]
 """One key at both ends of the batch, and between them sequences without keys."""
 FEATURES += ENDS
 DEPTHS = [

@@ -42,7 +42,7 @@ def compiled_features(case: FeatureCase, target: str, streaming: bool = False) -
     problem = decode_config.problem_of(*call.arrays[:4])
     options: dict[str, Any] = {} if streaming else {
         "heavy": call.features.heavy, "biased": call.features.mask.bias is not None, "shared": SHARED[target]
-    }  # fmt: skip
+    }
     chosen = config.choose_config(problem, num_splits=case.splits, arch=family(target), **options)
     caught = Caught(home.attend)
     with pytest.MonkeyPatch.context() as patch:

@@ -39,7 +39,7 @@ def empty_collection(make: Callable[[Any], Any], blocks: Callable[[Any], Any]) -
     pool = PagedKVCacheCollection.allocate(
         KVCacheStaticParams(2, D), num_pages=PAGES, page_size=PAGE, num_layers=1, batch_size=2, max_length=48,
         dtype="fp32",
-    )  # fmt: skip
+    )
     return PagedKVCacheCollection(blocks(pool.blocks), make(LENS - 4), make(TABLE), 4, 33)
 
 
@@ -63,9 +63,9 @@ def call_of(name: str, make: Callable[[Any], Any] = lambda array: array, *, fp8:
     projected = {"q": floats(5, 4, D + ROPE), "k": floats(53, 4, D), "v": floats(53, 4, D)}
     rows = {"q": floats(2, 4, LATENT + ROPE), **features, "out": floats(2, 4, LATENT), "v_dim": LATENT, "scale": 0.1}
     rope = {"rope": Rope(make(np.cos(floats(48, D // 2))), make(np.sin(floats(48, D // 2)))),
-            "positions": np.arange(5)}  # fmt: skip
+            "positions": np.arange(5)}
     latent_rope = {"rope": Rope(make(np.cos(floats(48, ROPE // 2))), make(np.sin(floats(48, ROPE // 2)))),
-                   "positions": np.arange(5)}  # fmt: skip
+                   "positions": np.arange(5)}
     kv, slots = {"k": floats(5, 2, D), "v": floats(5, 2, D)}, np.array([3, 90, -1, 17, 4])
     rows_of_cache = floats(PAGES, PAGE, LATENT + ROPE).astype(float8_e4m3fn if fp8 else np.float32)
     good: dict[str, Callable[[], dict[str, Any]]] = {
@@ -95,7 +95,7 @@ def call_of(name: str, make: Callable[[Any], Any] = lambda array: array, *, fp8:
             slot_mapping=slots, **latent_rope,
         ),
         "merge_states": lambda: on(outs=floats(3, 5, 4, D), lses=floats(3, 5, 4), out=floats(5, 4, D)),
-    }  # fmt: skip
+    }
     return good[name]()
 
 

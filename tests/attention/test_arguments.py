@@ -30,36 +30,36 @@ ARRAYS: Bad = {
     "objects": lambda a: a.astype(object), "long double": lambda a: a.astype(np.longdouble),
     "bytes swapped": lambda a: a.astype(a.dtype.newbyteorder()), "masked": np.ma.masked_array,
     "of another library": torch.from_numpy,
-}  # fmt: skip
+}
 TENSORS: Bad = {
     "a list": lambda t: t.tolist(), "no axis": lambda t: t.reshape(-1)[0], "complex": lambda t: t.to(torch.complex64),
     "bool": lambda t: t.bool(), "seven axes": lambda t: t.reshape((1,) * (7 - t.ndim) + tuple(t.shape)),
     "sparse": lambda t: t.to_sparse(), "on meta": lambda t: t.to("meta"), "of another library": to_numpy,
     "float64": lambda t: t.double(),
-}  # fmt: skip
+}
 NUMBERS: Bad = {
     "text": "x", "bytes": b"1", "NaN": float("nan"), "infinity": float("inf"), "huge": 10**400, "vast": 10**9999,
     "complex": 1j, "an object": object(), "a list": [1], "bool": True, "an array": np.ones(2),
-}  # fmt: skip
+}
 WHOLE: Bad = {
     "text": "2", "half": 1.5, "bool": True, "below": -1, "vast": 10**9999, "an array": np.arange(3), "a list": [1],
     "an object": object(), "NaN": float("nan"),
-}  # fmt: skip
+}
 OBJECTS: Bad = {"text": "x", "an object": object(), "an array": np.ones(2), "vast": 10**9999, "one half": 0.5}
 TEXTS: Bad = {
     "an array": np.array(["auto", "x"]), "three": 3, "none": None, "unknown": "unknown", "bytes": b"auto",
     "a list": ["auto"],
-}  # fmt: skip
+}
 SWITCHES: Bad = {
     "an array": np.ones(2), "no axis": np.array(True), "a tensor": torch.ones(1), "no": "no", "one": 1, "zero": 0.0,
     "a list": [],
-}  # fmt: skip
+}
 SCALES: Bad = NUMBERS | {
     "five axes": np.ones((3,) * 5, np.float32), "float64": np.ones(1), "of another library": torch.ones(1),
-}  # fmt: skip
+}
 COLLECTIONS = {"mha_decode": "mha_decode_paged", "mha_decode_streaming": "mha_decode_streaming_paged",
                "mla_decode": "mla_decode_paged", "mla_prefill": "mla_prefill_paged",
-               "mha_prefill_cache": "mha_prefill_paged"}  # fmt: skip
+               "mha_prefill_cache": "mha_prefill_paged"}
 """Operations that hand their options on."""
 WHOLE_NAMES = ("layer", "num_splits", "latent_dim", "v_dim", "k_granularity", "v_granularity", "max_seqlen_q")
 
@@ -165,7 +165,7 @@ LANES = (
     ("mha_prefill", "k", "k"), ("mha_prefill_paged", "k_cache", "k_cache"), ("mha_prefill_paged", "v_cache", "v_cache"),
     ("mla_decode_paged", "kv_cache", "kv_cache"), ("mla_prefill_paged", "v", "v"),
     ("mla_prefill_paged", "kv_cache", "the rope part of kv_cache"), ("mla_prefill_ragged", "k_rope", "k_rope"),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(("operation", "name", "said"), LANES)

@@ -59,7 +59,7 @@ def test_float32_has_others(call: Any, recorded: Any) -> None:
     ("log2", lambda x, y, small: log2f(x)), ("log", lambda x, y, small: logf(x)),
     ("divide", lambda x, y, small: div_full(x, y)), ("inverse", lambda x, y, small: div_full(np.float32(1), y)),
     ("exp2", lambda x, y, small: ex2_approx(small)), ("exp", lambda x, y, small: expf(small)),
-])  # fmt: skip
+])
 def test_functions_as_triton_compiles_them(name: str, function: Any) -> None:
     """All exponents, neighbours of 1, sums of a softmax, both ends; every 16th of those that were recorded."""
     given = {key: x[::16] for key, x in chip_bits.numbers().items()}
@@ -111,7 +111,7 @@ def _calls(dtype: Any) -> dict[str, tuple[Any, dict[str, Any]]]:
         "merge": (
             merge_states, {"args": (some(3, 5, 2, 64), rng.standard_normal((3, 5, 2)).astype(np.float32))}
         ),
-    }  # fmt: skip
+    }
 
 
 NAMES = sorted(_calls(np.float32))
@@ -177,7 +177,7 @@ def test_amds_is_not_known() -> None:
 FEATURES: list[dict[str, Any]] = [
     {"softcap": 5.0}, {"sinks": np.float32([0.5, 1, -1, 2])}, {"alibi_slopes": np.float32([0.5, 0.25, 0.1, 0.01])},
     {"window": 7}, {"arch": "sm_80"}, {"base2": True},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("options", FEATURES, ids=lambda o: next(iter(o)))

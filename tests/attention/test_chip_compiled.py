@@ -28,7 +28,7 @@ RECORDED = {
     "prefill-triton-bf16-float32": (206, 337, 92, 132, 3), "prefill-triton-e4m3-float32": (206, 465, 92, 132, 3),
     "decode-hopper-bf16": (24, 81, 34, 11, 6), "decode-hopper-e4m3": (28, 114, 34, 15, 6),
     "prefill-hopper-bf16": (264, 296, 316, 260, 8), "prefill-hopper-e4m3": (268, 424, 320, 260, 8),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", RECORDED)

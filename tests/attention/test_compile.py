@@ -120,7 +120,7 @@ STREAMING = [
     *((FeatureCase((5,), D=D, dtype=dtype, splits=2), target) for D, dtype in ((128, "bf16"), (512, "fp32"))
       for target in FIVE),
     *((FeatureCase((5,), D=512, kv=FP8, scales="token", splits=2), target) for target in FIVE[1:]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("case, target", STREAMING, ids=[f"{case}-{target}" for case, target in STREAMING])
@@ -275,7 +275,7 @@ def test_accumulators_without_tensor_cores_are_those_of_the_compiler(case: Case)
 PIPELINED = [
     FeatureCase((5,), D=96), FeatureCase((5,), D=80), FeatureCase((5,), D=96, S=4, heads=(24, 1)),
     FeatureCase((5,), D=128, kv=FP8), FeatureCase((5,), D=64, S=4, heads=(24, 1), kv=FP8),
-]  # fmt: skip
+]
 """Pieces of columns; warps along the rows, where the last product is as narrow as the rows are many; pairs of e4m3."""
 
 
@@ -295,9 +295,9 @@ def test_the_emulator_copies_waits_and_reads_in_the_order_of_the_compiled_loop(c
         r"cp\.async\.wait_group": "wait", r"bar\.sync": "barrier", r"ldmatrix\S+trans": "transpose",
         r"ldmatrix": "read", r"cp\.async\.cg": "copy", r"cp\.async\.ca": "page", r"cp\.async\.commit": "commit",
         "bra": "bra",
-    }  # fmt: skip
+    }
     found = [next(told for word, told in words.items() if re.match(word, one))
-             for one in re.findall("|".join(words), made.asm["ptx"])]  # fmt: skip
+             for one in re.findall("|".join(words), made.asm["ptx"])]
     pages = r"(barrier )?page (page )*commit " if case.kv else r"page (page )*commit "
     found = re.sub(pages, "", " ".join(found)).split()
     first = max(i for i, word in enumerate(found[: found.index("transpose")]) if word == "wait")

@@ -93,7 +93,7 @@ MUTANTS: dict[str, tuple[Mutation, Any, str]] = {
     ),
     "no-barriers-at-the-end": (method("leave", no_barriers_at_the_end), ORDER, "sums read by warp"),
     "one-stage": (one_stage, (WAW, WAR), "copy by warp 4"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -107,7 +107,7 @@ GRID = all_pairs(
     lambda row: row["heads"][0] // row["heads"][1] * row["S"] <= 16 and (row["D"] == 128 or row["kv"] is None),
     heads=((4, 4), (6, 2), (16, 1)), D=(64, 128), S=(1, 2, 4), page=(8, 16, 24, 64), dtype=("bf16", "fp16"),
     kv=(None, "fp8"), splits=(1, 2, 3), storage=("apart", "hnd"), order=tuple(ORDERS),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("row", GRID, ids=lambda row: "-".join(map(str, row.values())).replace(" ", ""))

@@ -15,7 +15,7 @@ from kvlab import attention
 from kvlab.cache import PagedKVCacheCollection
 
 INTEGERS = ("block_table", "seq_lens", "cu_seqlens_q", "cu_seqlens_k", "k_starts", "slot_mapping", "positions",
-            "cu_seqlens")  # fmt: skip
+            "cu_seqlens")
 
 
 def outcome(operation: str, dtype: str, backend: str) -> bytes:

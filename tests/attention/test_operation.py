@@ -26,7 +26,7 @@ from kvlab import attention
 
 ROOT = Path(kvlab.__file__).parents[1]
 FOLDERS = [name for name in attention.__all__ if isinstance(sys.modules.get(f"kvlab.attention.{name}"), type(sys))
-           and hasattr(sys.modules[f"kvlab.attention.{name}"], "__path__")]  # fmt: skip
+           and hasattr(sys.modules[f"kvlab.attention.{name}"], "__path__")]
 OPERATIONS = [name for name in attention.__all__ if hasattr(getattr(attention, name), "explain")]
 NEEDS_TRITON = ("kernel", "hopper")  # and what begins so
 
@@ -43,7 +43,7 @@ def run(code: str) -> str:
 
 def test_the_folders_are_the_operations() -> None:
     assert FOLDERS == ["kv_store", "merge_states", "mha_decode", "mha_decode_streaming", "mha_prefill", "mla_decode",
-                       "mla_prefill"]  # fmt: skip
+                       "mla_prefill"]
     assert {"mha_decode_paged", "mla_store_paged", *FOLDERS} <= set(OPERATIONS)
 
 

@@ -46,7 +46,7 @@ def written(arguments: dict[str, Any]) -> list[torch.Tensor]:
     cache = arguments.get("cache")
     given = [arguments.get(name) for name in ("out", "k_cache", "v_cache")]
     return [t for t in (*given, cache if isinstance(cache, torch.Tensor) else getattr(cache, "blocks", None))
-            if t is not None]  # fmt: skip
+            if t is not None]
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -98,7 +98,7 @@ def test_objects_made_inside() -> None:
         attention.kv_store_paged(
             k * 1.0, store["v"], store["k_cache"], store["v_cache"], store["slot_mapping"], rope=rope,
             positions=store["positions"], backend="emulator",
-        )  # fmt: skip
+        )
         return out + 1
 
     expected = step(decode["q"], store["k"]), store["k_cache"].clone()

@@ -58,7 +58,7 @@ def assert_accurate(x: Call, out: Any, lse: Any = None) -> None:
 def rounded_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, features: Features, *, scale: float, keys: int, first: int = 0,
     sequence: int = 0, p_fp8: bool = False,
-) -> Array:  # fmt: skip
+) -> Array:
     """``softmax(scores) v`` of one sequence as PyTorch has it in the dtype of q ``[S, Hq, D]``, every intermediate
     rounded: ``[S, Hq, Dv]`` float64. k ``[n, Hkv, D]`` and v are the keys from ``first`` on of the ``keys`` of the
     sequence, their scales applied. ``p_fp8``: P in e4m3 times 2^8.

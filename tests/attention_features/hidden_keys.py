@@ -25,7 +25,7 @@ SIGHTS = ("causal", "window", "bias")
 OPERATIONS = (
     "mha_decode_paged", "mha_decode_streaming_paged", "mla_decode_paged", "mha_prefill dense", "mha_prefill ragged",
     "mha_prefill_paged", "mla_prefill_ragged", "mla_prefill_paged",
-)  # fmt: skip
+)
 
 
 @dataclass

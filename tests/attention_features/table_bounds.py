@@ -27,7 +27,7 @@ LENGTHS = (MOST + 1, 1, -5, 10 * MOST, 37, 0)
 """As the caller gives them: a key and many keys too many, less than none."""
 HELD = tuple(min(max(n, 0), MOST) for n in LENGTHS)
 OPERATIONS = ("mha_decode_paged", "mha_decode_streaming_paged", "mha_prefill_paged", "mla_decode_paged",
-              "mla_prefill_paged")  # fmt: skip
+              "mla_prefill_paged")
 FUNCTIONS = {
     f.__name__: f
     for f in (mha_decode_paged, mha_decode_streaming_paged, mha_prefill_paged, mla_decode_paged, mla_prefill_paged)

@@ -59,7 +59,7 @@ CALLS = {
     "mha_prefill": mha("mha_prefill_paged", CU), "mha_decode": mha("mha_decode_paged"),
     "mla_decode": mla_decode, "mla_prefill": mla_prefill, "mla_prefill_of_e4m3": mla_prefill_of_e4m3,
     "mha_decode_streaming": mha("mha_decode_streaming_paged"),
-}  # fmt: skip
+}
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from hidden_keys import FAR, HEADS, OPERATIONS, SIGHTS, HiddenCall, assert_seen_
 BACKENDS: dict[str, dict[str, Any]] = {
     "reference": {"backend": "reference"}, "sm_90": {}, "sm_80": {"arch": "sm_80"}, "gfx950": {"arch": "gfx950"},
     "triton": {"backend": "triton"}, "hopper": {"backend": "hopper"},
-}  # fmt: skip
+}
 MASK_VALUES = (0.0, -5e4, 3e38, -np.inf)
 
 
@@ -32,7 +32,7 @@ CALLS = [
         id=f"{op}-{backend}-{sight}",
     )
     for op in OPERATIONS for backend in BACKENDS for sight in SIGHTS if has(op, backend, sight)
-]  # fmt: skip
+]
 DECODES = [call for call in CALLS if "decode" in str(call.id)]
 
 

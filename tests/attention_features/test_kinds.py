@@ -109,7 +109,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "on meta": lambda x: x.to("meta"), "sparse": lambda x: x.to_sparse(), "negated": lambda x: torch._neg_view(x),
     "with a gradient": lambda x: x.clone().requires_grad_(), "None": lambda x: None, "a list": lambda x: x.tolist(),
     "large": lambda x: x + 99, "negative": lambda x: x - 99,
-}  # fmt: skip
+}
 
 OPTIONS: dict[str, list[Any]] = {
     "scale": [True, 1, 1.0, -1.0, float("nan"), 1e39, "1", np.float64(1), torch.tensor(0.5)],
@@ -121,7 +121,7 @@ OPTIONS: dict[str, list[Any]] = {
     "k_scale": [1, True, 1.0, 0.0, -1.0, zeros(2, dtype=torch.float32), zeros(3, dtype=torch.float32)],
     "max_seqlen_q": [S, S - 1, True, 1.0], "v_dim": [512, 512.0, 496], "latent_dim": [512, 500],
     "traffic": [None, "bytes"], "out": [],
-}  # fmt: skip
+}
 """Values that are equal, or nearly, but not for the checks."""
 
 
@@ -220,7 +220,7 @@ def test_a_layer_is_checked_once_a_kind(monkeypatch: pytest.MonkeyPatch, nothing
     layers.layer_arrays(pool(cache_lengths=whole(3, 4)), 2)
     assert len(kinds._kinds) == known == 3
     bad = {"cache_lengths": [torch.ones(2), whole(1, 2, 3)], "lookup_table": [whole([1, 2]), whole(1, 2)],
-           "total_num_pages": [PAGES + 1], "blocks": [zeros(PAGES, 2, 3, PAGE, 2, 32)]}  # fmt: skip
+           "total_num_pages": [PAGES + 1], "blocks": [zeros(PAGES, 2, 3, PAGE, 2, 32)]}
     for name, values in bad.items():
         for value in values:
             with pytest.raises(ValueError, match=name.split("_")[-1]):
@@ -323,7 +323,7 @@ def memory(value: Any) -> Any:
 VARIANTS: dict[str, Arguments] = {
     "plain": {}, "split": {"num_splits": 3}, "portable": {"backend": "triton"}, "sinks": {"sinks": zeros(4)},
     "e4m3": {"k_scale": None, "v_scale": 0.5},
-}  # fmt: skip
+}
 
 
 def parameters(function: Any) -> set[str]:

@@ -21,14 +21,14 @@ Array = np.ndarray[Any, Any]
 B, HEADS, LENS, PAGE, CUT, D, SCALE = 2, 4, (41, 37), 16, 23, 64, 0.11
 LATENT, ROPE, HOPPER_LATENT, HOPPER_ROPE = 128, 32, 512, 64
 DECODES = ("mha_decode_paged", "mha_decode", "mha_decode_streaming_paged", "mha_decode_streaming", "mla_decode_paged",
-           "mla_decode")  # fmt: skip
+           "mla_decode")
 OPERATIONS = (*DECODES, "mha_prefill dense", "mha_prefill ragged", "mha_prefill_paged", "mha_prefill_cache",
-              "mla_prefill_paged", "mla_prefill", "mla_prefill_ragged")  # fmt: skip
+              "mla_prefill_paged", "mla_prefill", "mla_prefill_ragged")
 """All that return an lse, but ``merge_states`` itself."""
 BACKENDS: dict[str, dict[str, Any]] = {
     "reference": {"backend": "reference"}, "emulator": {}, "gfx950": {"arch": "gfx950"},
     "triton": {"backend": "triton"}, "hopper": {"backend": "hopper"},
-}  # fmt: skip
+}
 
 
 def has(op: str, backend: str) -> bool:
@@ -40,7 +40,7 @@ def has(op: str, backend: str) -> bool:
 PAIRS = [
     pytest.param(op, backend, marks=[pytest.mark.interpreter] if backend == "triton" else [], id=f"{op}-{backend}")
     for op in OPERATIONS for backend in BACKENDS if has(op, backend)
-]  # fmt: skip
+]
 
 
 class Call:

@@ -84,7 +84,7 @@ REFUSED = {
     "mha_prefill": ("sm_80 e4m3",), "mha_decode": ("sm_80 e4m3", "gfx950 not of 64, 128, 256, 512"),
     "mha_decode_streaming": ("sm_80", "sm_90"), "mla_prefill": ("sm_80 e4m3",), "mla_prefill_paged": ("sm_80 e4m3",),
     "mla_decode": ("sm_80 e4m3", "gfx950 e4m3", "gfx950 fp32"),
-}  # fmt: skip
+}
 """What is not emulated, as the functions' documentation says: sm_80 has no e4m3, gfx950 has MAX's machines."""
 
 

@@ -79,7 +79,7 @@ def test_chunks_of_mla_prefill(paged: bool, sibling: dict[str, Any]) -> None:
     options: dict[str, Any] = {
         "cu_seqlens_q": starts, "cu_seqlens_k": starts, "scale": 0.3, "mask": masks.ChunkedCausalMask(40),
         "return_lse": True,
-    }  # fmt: skip
+    }
     arguments: tuple[Any, ...] = (q, k, v, k_rope)
     function: Any = mla_prefill_ragged
     if paged:

@@ -32,7 +32,7 @@ BACKENDS: dict[str, dict[str, Any]] = {
     "reference": {"backend": "reference"}, "emulator": {"backend": "emulator"},
     "gfx950": {"backend": "emulator", "arch": "gfx950"}, "triton": {"backend": "triton"},
     "hopper": {"backend": "hopper"},
-}  # fmt: skip
+}
 
 
 def with_stride(stride: int) -> Callable[[Array], Array]:
@@ -189,11 +189,11 @@ PAIRS = {
     "kv_store_paged fp8": "reference emulator triton", "kv_store": "emulator triton",
     "mla_store_paged": "reference emulator triton", "mla_store_paged fp8": "emulator triton",
     "merge_states": "reference emulator triton",
-}  # fmt: skip
+}
 CASES = [
     pytest.param(op, backend, marks=[pytest.mark.interpreter] if backend == "triton" else [], id=f"{op}-{backend}")
     for op, backends in PAIRS.items() for backend in backends.split()
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("op", "backend"), CASES)

@@ -24,7 +24,7 @@ from kvlab.mirror import lockstep
 BACKENDS: dict[str, dict[str, Any]] = {
     "reference": {"backend": "reference"}, "sm_90": {}, "sm_80": {"arch": "sm_80"}, "gfx950": {"arch": "gfx950"},
     "triton": {"backend": "triton"}, "hopper": {"backend": "hopper"},
-}  # fmt: skip
+}
 
 
 def has(op: str, backend: str) -> bool:
@@ -38,7 +38,7 @@ def has(op: str, backend: str) -> bool:
 PAIRS = [
     pytest.param(op, backend, marks=[pytest.mark.interpreter] if backend == "triton" else [], id=f"{op}-{backend}")
     for op in OPERATIONS for backend in BACKENDS if has(op, backend)
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("new", [1, 3])

@@ -36,7 +36,7 @@ def special_rows(x: Array) -> None:
     for token, some in enumerate((
         {0: np.inf}, {-1: -np.inf}, {5: np.nan}, {0: np.inf, 3: np.nan, 20: -np.inf}, {0: most, 7: np.inf},
         {0: -most, 9: np.nan}, {33: np.inf, 40: np.nan},
-    )):  # fmt: skip
+    )):
         for column, value in some.items():
             x[token, ..., column] = value
     x[7], x[8], x[9, ..., ::2], x[10] = np.inf, np.nan, np.nan, 0

@@ -102,7 +102,7 @@ class Inputs:
         own = {name: own_copy(a, memo) if np.ndim(a) == 4 else a for name, a in self.more.items()}
         return replace(
             self, k_cache=own_copy(self.k_cache, memo), v_cache=own_copy(self.v_cache, memo), more=own
-        )  # fmt: skip
+        )
 
     def run(self, **options: Any) -> Inputs:
         kv_store_paged(self.k, self.v, self.k_cache, self.v_cache, self.slots, **self.more, **options)
@@ -297,7 +297,7 @@ class Step:
             KVCacheStaticParams(self.heads, self.D, is_mla=self.mla), num_pages=int(each.sum()) + 2,
             page_size=self.page, num_layers=self.layers, batch_size=len(each), max_length=int(lengths.max(initial=1)),
             dtype=self.dtype, scale_dtype=self.scale_dtype, quantization_granularity=self.granularity,
-        )  # fmt: skip
+        )
         pool.blocks.view(np.uint8)[...] = CANARY
         used = np.arange(pool.lookup_table.shape[1]) < each[:, None]
         pool.lookup_table[used] = rng.permutation(int(each.sum()) + 2)[: used.sum()]

@@ -184,7 +184,7 @@ def test_every_form_gives_the_bytes_of_the_slots(form: str, name: str, backend: 
     step = Step(
         (5, 0, 3), (3, 1, 4), D=32, dtype=dtype, padded=form.startswith("padded"), granularity=granularity or 16,
         scale_dtype="fp32" if granularity else None, source=source,
-    )  # fmt: skip
+    )
     one, other = (getattr(step, kind)() for _ in range(2))
     step.run(one, 1, **more, **backend)
     b, t = np.repeat(np.arange(3), step.new), np.array([5, 6, 7, 0, 3, 4, 5, 6])
@@ -195,7 +195,7 @@ def test_every_form_gives_the_bytes_of_the_slots(form: str, name: str, backend: 
     kv_store_paged(
         *packed(step), k.blocks, v.blocks, page * k.page_size_ + slot, **(scales if granularity else {}), **more,
         positions=t, **backend,
-    )  # fmt: skip
+    )
     assert bits(one.blocks) == bits(other.blocks)
     assert others_kept(one, step, 1)
     if granularity:

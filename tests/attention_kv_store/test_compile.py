@@ -55,7 +55,7 @@ def made_of(x: Any, config: Any, target: str = "sm_90") -> Any:
         kernel.launch(
             x.k, x.v, x.k_cache, x.v_cache, x.where, config=config, pages=x.pages,
             **{name: getattr(x, name) for name in names},
-        )  # fmt: skip
+        )
     return as_launched(caught.fn, caught.arguments, target)
 
 

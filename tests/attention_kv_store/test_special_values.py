@@ -22,7 +22,7 @@ from kvlab.memory import bfloat16, float8_e4m3fn
 
 BACKENDS = [
     "reference", "emulator", pytest.param("triton", marks=pytest.mark.interpreter)
-]  # fmt: skip
+]
 
 
 def built(case: Store) -> Inputs:

@@ -372,7 +372,7 @@ def test_a_token_without_an_angle_is_not_rotated(backend: str) -> None:
     kv_store_paged(
         k, v, k_cache, v_cache, np.arange(3), rope=Rope(cos, sin), positions=np.array([1, -1, 4]), backend=backend,
         check=False,
-    )  # fmt: skip
+    )
     assert [np.array_equal(k_cache[0, t], k[t]) for t in range(3)] == [False, True, True]
 
 

@@ -23,7 +23,7 @@ def test_the_twins_mirror_each_other() -> None:
     steps = [step.marker.name for step in kernel.steps]
     assert (name, steps) == ("append", [
         "setup", "load", "place", "rope_v", "quantise_v", "store_v", "rope_k", "quantise_k", "store_k",
-    ])  # fmt: skip
+    ])
 
 
 FAULTS = {
@@ -75,7 +75,7 @@ def test_lockstep_by_slots(case: Store) -> None:
     "step", [Step((5, 0, 3), (3, 1, 4)), Step((5, 2, 0), (3, 1, 4), padded=True), Step((2,) * 40, (1, 0) * 20, page=2),
              MANY],
     ids=["few", "padded", "40 sequences", "700 sequences"],
-)  # fmt: skip
+)
 def test_lockstep_by_tables(step: Step) -> None:
     k, v = step.tokens()
     k, v = (np.nan_to_num(x.astype(np.float32)).astype(x.dtype) for x in (k, v))
@@ -109,4 +109,4 @@ def test_checks_are_not_part_of_the_launch() -> None:
         store_inputs(
             x.k, x.v, x.k_cache, x.v_cache, x.slots[:-1], form="slots", rope=None, rope_on="k", k_scale=None,
             v_scale=None, granularity=(None, None),
-        )  # fmt: skip
+        )

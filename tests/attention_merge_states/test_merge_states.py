@@ -252,7 +252,7 @@ def test_strides_backwards(backend: str) -> None:
     back, room = outs[::-1, ::-1].copy()[::-1, ::-1], np.zeros((5, 4, 16), np.float32)
     if backend == "triton":
         for bad, name in (({"outs": back, "lses": lses}, "outs"), ({"outs": outs, "lses": lses[::-1]}, "lses"),
-                          ({"outs": outs, "lses": lses, "out": room[::-1]}, "out")):  # fmt: skip
+                          ({"outs": outs, "lses": lses, "out": room[::-1]}, "out")):
             with pytest.raises(ValueError, match=rf"{name} has strides .*: must be not negative"):
                 merge_states(**bad, backend=backend)
         return

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.compile
 def compiled(
     H: int, dtype: str, target: str, features: tuple[tuple[str, Any], ...] = (),
     columns: tuple[int, int] = (512, 64), page: int = 64, other: tuple[tuple[str, int], ...] = (),
-) -> tuple[Compiled, MLADecodeConfig]:  # fmt: skip
+) -> tuple[Compiled, MLADecodeConfig]:
     """The kernel as a call of one sequence, 512 + 64 columns and pages of 64 unless given, compiles it."""
     x = Case((5,), H=H, columns=columns, page=page, dtype=dtype, **dict(features)).build()
     tensors = [to_torch(a) for a in (x.q, *x.windows, x.table, x.lens)]
@@ -139,7 +139,7 @@ def test_the_emulator_works_as_the_compiled_loop_of_mma_sync(H: int, page: int, 
     assert re.findall(r"local_alloc : \(\) -> !ttg.memdesc<(\d+x\d+x\d+xbf16)", ttgir) == buffers
     assert re.findall(r"warpsPerCTA = (\[\d, \d\]), instrShape", ttgir) == [str([1, config.num_warps])]
     reads = {(part, role): len(shape.read_addresses(role)[1])
-             for part, shape in (("latent", latent), ("rope", rope)) for role in "qkp"}  # fmt: skip
+             for part, shape in (("latent", latent), ("rope", rope)) for role in "qkp"}
     plain = sum(reads[part, role] for part in ("latent", "rope") for role in "qk") + reads["latent", "p"]
     assert len(re.findall(r"ldmatrix\S*x4\.shared", ptx)) == plain
     last = ptx.rindex("mma.sync")  # what follows reorders the output for its store
@@ -177,7 +177,7 @@ def test_registers_of_mma_sync_are_those_of_the_compiler(H: int, page: int) -> N
         "q": {"shape": [BM, BV], "operand": 0}, "p": {"shape": [BM, BN], "operand": 0},
         "v": {"shape": [BN, BV], "operand": 1}, "k": {"shape": [BV, BN], "operand": 1},  # it multiplies by K^T
         "o": {"shape": [BM, BV]}, "s": {"shape": [BM, BN]},
-    }  # fmt: skip
+    }
     bases = ask(warps, {role: mma | one for role, one in asked.items()})
     maps = {role: shape.fragment_map(role) for role in "qpv"} | {"o": shape.output_map(BV), "s": shape.output_map(BN)}
     for role, layout in maps.items():
@@ -204,7 +204,7 @@ def test_the_emulator_works_as_the_compiled_loop_of_64_rows(columns: tuple[int, 
     widths = {str(place.width) for place in shape.places.values()}
     assert set(re.findall(r"nvmma_shared<\{swizzlingByteWidth = (\d+)", ttgir)) == widths
     words = r"wgmma\.wait_group|cp\.async\.wait_group|bar\.sync|fence\.proxy|(?:wgmma\.mma_async\S*m64n\d+)|" \
-            r"cp\.async\.cg|st\.shared|stmatrix|bra"  # fmt: skip
+            r"cp\.async\.cg|st\.shared|stmatrix|bra"
     found = [re.sub(r"wgmma\.mma_async\S*(m64n\d+)", r"\1", word) for word in re.findall(words, ptx)]
     last = len(found) - 1 - found[::-1].index(shape.output_atom.name.split(".")[1].split("k")[0])
     first = len(found[:last]) - 1 - found[:last][::-1].index("cp.async.wait_group")
@@ -225,7 +225,7 @@ def test_the_emulator_works_as_the_compiled_loop_of_64_rows(columns: tuple[int, 
                               if e.kind == "wait" else names_of(shape)[("P V" in e.what)]
                               if e.kind == "read in flight" else None)
         for e in traffic.trace()
-    ]  # fmt: skip
+    ]
     told = [word for word, _ in itertools.groupby(word for word in events if word is not None)]
     once = [word for word, _ in itertools.groupby(loop)]
     at = told.index("cp.async.wait_group")

@@ -80,7 +80,7 @@ PAIRS = Table(
         Rule(("rows", "arch"), lambda rows, arch: arch == "sm_90" or rows[0] == "plain"),
         Rule(("columns", "arch"), lambda columns, arch: arch != "gfx950" or columns == (128, 64)),
     ),
-)  # fmt: skip
+)
 """Every two features together, so that each line of the kernel runs in some case."""
 
 

@@ -153,7 +153,7 @@ MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
         "boxed", method("store_half", o_written_without_a_barrier), WAR, "a barrier after wgmma.wait_group in warp",
     ),
     "one-stage": ("long", one_stage, (WAW, WAR), "k copy by warp 8"),
-}  # fmt: skip
+}
 LIST = [(name, case) for name, (cases, *_) in MUTANTS.items() for case in cases.split()]
 
 
@@ -167,7 +167,7 @@ def test_mutants_are_caught(name: str, case: str, monkeypatch: Patch) -> None:
 GRID = all_pairs(
     H=(1, 16, 40, 128), S=(1, 2, 4), page=(16, 32, 64, 192), dtype=("bf16", "fp16"), splits=(1, 2, 3),
     storage=("dense", "wide"), programs=(1, 3), order=tuple(ORDERS),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("row", GRID, ids=lambda row: "-".join(map(str, row.values())))

@@ -121,7 +121,7 @@ class Case:
         cache = wide[:, 1] if self.strided else wide[:, 1].copy()
         _, window = latent_windows(cache, self.latent, rope)
         b, key = np.nonzero((np.arange(keys.max(initial=0)) >= first[:, None])
-                            & (np.arange(keys.max(initial=0)) < (first + held)[:, None]))  # fmt: skip
+                            & (np.arange(keys.max(initial=0)) < (first + held)[:, None]))
         window[...] = np.nan
         window[table[b, key // self.page], key % self.page] = rng.standard_normal((len(b), rope)).astype(window.dtype)
         more |= {"table": table, "seq_lens": keys.astype(np.int32)}
@@ -213,11 +213,11 @@ class Inputs:
         causal = case.mask is None if case.causal is None else case.causal
         keys = np.diff(self.cu_k).astype(np.int64) if self.seq_lens is None else self.seq_lens.astype(np.int64)
         plan = resolve_mask(case.mask, window_interval(causal, case.window), heads=case.H,
-                            lengths=lambda: (new, keys), like=self.q)  # fmt: skip
+                            lengths=lambda: (new, keys), like=self.q)
         rope = self.rope[..., None, :]
         by = dict(zip(("k_scale", "v_scale"), self.kv_scales, strict=True)) | {"q_scale": self.q_scale}
         found = resolve_features(self.q, self.k, self.v, mask=plan, batch=len(case.lens), softcap=case.softcap,
-                                 sinks=self.sinks, alibi_slopes=self.slopes, **by)  # fmt: skip
+                                 sinks=self.sinks, alibi_slopes=self.slopes, **by)
         by_rope = resolve_scale("k_scale", self.k_scale, rope, 1, rope.shape[:-1])
         return replace(found, scales=replace(found.scales, rope=by_rope))
 

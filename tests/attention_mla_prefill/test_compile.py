@@ -66,7 +66,7 @@ TIGHT = [
     *((replace(BIASED, columns=(128, R, 128)), "sm_90") for R in (48, 128)),
     *((replace(BIASED, columns=(D, 128, D)), "sm_86") for D in (128, 256)),
     (replace(BIASED, columns=(128, 128, 128), row="plain", page=64, latent=512), "sm_86"),
-]  # fmt: skip
+]
 """A bias beside tiles that fill the shared memory."""
 MATRIX += TIGHT
 
@@ -142,9 +142,9 @@ def test_the_emulator_copies_waits_and_multiplies_in_the_order_of_the_compiled_l
         r"cp\.async\.wait_group": "wait", r"bar\.sync": "barrier", r"fence\.proxy": "fence", r"wgmma\.mma_async":
         "product", r"wgmma\.wait_group": "wgmma.wait", r"cp\.async\.cg": "copy", r"cp\.async\.ca": "page",
         r"cp\.async\.commit": "commit", r"st\.shared": "write", r"ld\.shared": "read", "bra": "bra",
-    }  # fmt: skip
+    }
     found = [next(told for word, told in words.items() if re.match(word, one))
-             for one in re.findall("|".join(words), made.asm["ptx"])]  # fmt: skip
+             for one in re.findall("|".join(words), made.asm["ptx"])]
     last = found.index("product")
     first = last - found[last::-1].index("wait")
     loop = " ".join(word for word, _ in itertools.groupby(found[first : found.index("bra", first)]))
@@ -156,7 +156,7 @@ def test_the_emulator_copies_waits_and_multiplies_in_the_order_of_the_compiled_l
     x.call(traffic=traffic, arch="sm_90")
     kinds = {"read in flight": "product"}
     events = ["wgmma.wait" if "wgmma.wait" in e.what else kinds.get(e.kind, e.kind)
-              for e in traffic.trace() if e.kind != "landed"]  # fmt: skip
+              for e in traffic.trace() if e.kind != "landed"]
     told = [word for word, _ in itertools.groupby(events)]
     first = told.index("wait")
     assert told[first : first + 2 * len(loop)] == 2 * loop

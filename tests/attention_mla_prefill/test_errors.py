@@ -102,7 +102,7 @@ def test_bad_options(name: str) -> None:
 @pytest.mark.parametrize("arch, words", [
     ("sm_80", "the rope part of kv_cache in float8_e4m3fn on sm_80: must be on sm_90 or gfx950"),
     ("gfx950", "32 columns of the rope part of kv_cache in float8_e4m3fn on gfx950: must be more than 32"),
-])  # fmt: skip
+])
 def test_e4m3_rope_parts_that_a_machine_does_not_take(arch: str, words: str) -> None:
     refused(Case(((3, 5),), row="fp8", columns=(64, 32, 128)).build(), words, arch=arch)
 
@@ -116,7 +116,7 @@ def test_e4m3_keys_on_sm_80() -> None:
     ({"v_scale": np.ones((4, 2), np.float32)}, r"v_scale has shape \(4, 2\): .* \(23, 2\)"),
     ({"v_scale": np.ones(2)}, "v_scale has dtype float64: must be float32"),
     ({"k_scale": np.inf}, "k_scale inf: must be a finite number"),
-])  # fmt: skip
+])
 def test_bad_scales(options: dict[str, Any], words: str) -> None:
     refused(Case(((5, 20), (2, 3)), page=4, kv="fp8").build(), words, **options)
 

@@ -91,7 +91,7 @@ PAIRS = Table(
         Rule(("kv", "rope", "arch"), lambda kv, rope, arch: arch != "gfx950" or kv[0] or not rope[1]),  # of 32 columns
         Rule(("held", "rope"), lambda held, rope: held == "all" or rope[0]),
     ),
-)  # fmt: skip
+)
 """Every two features together, so that each line of the kernel runs in some case."""
 
 
@@ -99,7 +99,7 @@ def pair(mask: Any, rope: tuple[str, str], kv: tuple[str, str], held: str, arch:
     (row, k_scale), (kind, scales) = rope, kv
     named: dict[str, dict[str, Any]] = {
         "full": {"causal": False}, "causal": {"causal": True}, "window": {"window": 33}
-    }  # fmt: skip
+    }
     more |= named[mask] if isinstance(mask, str) else {"mask": mask}
     some: dict[str, dict[str, Any]] = {"last": {"held": (70, 20)}, "some": {"held": (50, 12), "starts": (20, 3)}}
     more |= some.get(held, {})

@@ -85,7 +85,7 @@ def test_the_emulator(case: Case, arch: str) -> None:
     Case(((20, 60),), kv="fp8", scales="number", row="", dtype="fp8"),
     Case(((20, 60),), kv="fp8", scales="head", row="", dtype="fp8"),
     Case(((20, 60), (9, 30)), kv="fp8", row="", k_scale="token", columns=(64, 32, 64)),
-], ids=str)  # fmt: skip
+], ids=str)
 def test_the_kernel(case: Case) -> None:
     x = case.build()
     assert_accurate(x, *x.call(return_lse=True, device="cpu"))

@@ -141,7 +141,7 @@ class Scale:
 def scale(
     name: str, kind: str, rng: np.random.Generator, heads: int, tokens: tuple[int, ...] = (),
     order: tuple[int, ...] | None = None,
-) -> Scale:  # fmt: skip
+) -> Scale:
     """The scale of operand ``name``; those of tokens are still to be filled in (with :func:`fill`)."""
     if kind == "number":
         return Scale(NUMBERS[name])

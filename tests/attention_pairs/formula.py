@@ -75,7 +75,7 @@ class Scores:
 def attend(
     q: Array, k: Array, v: Array, scores: Scores, *, keys: int, first_key: int = 0, p_dtype: str, out_dtype: str,
     score_error: float = 2.0**-21,
-) -> Rows:  # fmt: skip
+) -> Rows:
     """One sequence: q ``[S, Hq, D]``, k ``[n, Hkv, D]`` and v ``[n, Hkv, Dv]``, true values; the keys that are given
     are those from ``first_key`` on of ``keys``; query i stands at position ``i + keys - S``.
 

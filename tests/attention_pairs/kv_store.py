@@ -74,7 +74,7 @@ STORE = Table(
         Rule(("form", "rope", "positions"), lambda form, rope, positions: positions == "given"
              if rope and form in ("NHD", "HND") else positions == "cache" or rope > 0),
     ),
-)  # fmt: skip
+)
 LATENT = Table(
     {
         "row": ("plain", "aware", "scaled"),
@@ -97,7 +97,7 @@ LATENT = Table(
         Rule(("rope", "interleaved"), lambda rope, interleaved: rope or not interleaved),
         Rule(("rope", "angles"), lambda rope, angles: rope or angles == "float32"),
     ),
-)  # fmt: skip
+)
 
 
 @dataclass
@@ -167,7 +167,7 @@ class Store:
 
         options = self.options | _backend(backend) | (self.emulated if backend == "emulator" else {})
         self.function(*(_given(x, convert) for x in self.arrays),
-                      **{name: _given(x, convert) for name, x in options.items()})  # fmt: skip
+                      **{name: _given(x, convert) for name, x in options.items()})
         for x in self.written.values() if cuda else ():
             x.buffer.reshape(-1)[...] = _host(buffers[x.buffer.ctypes.data])
         for part in self.parts:
@@ -187,7 +187,7 @@ def _given(x: Any, convert: Callable[[Any], Any]) -> Any:
             convert(x.blocks), convert(x.cache_lengths), convert(x.lookup_table), x.max_seq_length,
             x.max_cache_length, total_num_pages=x.total_num_pages, scales=scales,
             quantization_granularity=x.quantization_granularity,
-        )  # fmt: skip
+        )
     return _converted(x, convert)
 
 
@@ -313,7 +313,7 @@ def store(row: Row) -> Store:
         where[1], where[-1] = -NOWHERE, -2
         function: Callable[..., Any] = kvlab.attention.kv_store_paged
         arrays = [data["k"].array, data["v"].array, windows["k"], windows["v"],
-                  placed("lens", where[:, None].astype(ints)).array[:, 0]]  # fmt: skip
+                  placed("lens", where[:, None].astype(ints)).array[:, 0]]
     else:
         clean = np.where(np.arange(table.shape[1]) < columns[:, None], table, NOWHERE)
         lookup = placed("table", clean.astype(ints))
@@ -322,7 +322,7 @@ def store(row: Row) -> Store:
             blocks.array, placed("lens", before[:, None].astype(ints)).array[:, 0], lookup.array, most,
             int((before + new).max()), scales=None if scales_array is None else scales_array.array,
             quantization_granularity=1 if scales_array is None else 16,
-        )  # fmt: skip
+        )
         function = kvlab.attention.kv_store
         arrays = [data["k"].array, data["v"].array, cache, 1]
         if c.form == "ragged":
@@ -375,11 +375,11 @@ def latent(row: Row) -> Store:
         Part(content[:, None].astype(np.float64), np.zeros((len(tokens), 1, L)),
              content if source == kept else None, window, at, by, own, 128),
         Part(part, off, copied, turned, at),
-    ]  # fmt: skip
+    ]
     where = np.full(T, -1, np.int64)
     where[tokens] = at[0] * c.page + at[1]
     arrays = [data["latent"].array, data["k_rope"].array, cache.array if c.axes == 4 else cache.array[:, :, 0],
-              placed("lens", where[:, None].astype(c.ints)).array[:, 0]]  # fmt: skip
+              placed("lens", where[:, None].astype(c.ints)).array[:, 0]]
     return Store(row, kvlab.attention.mla_store_paged, arrays, options, operands, {"k_cache": cache}, parts)
 
 

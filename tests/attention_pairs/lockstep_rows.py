@@ -29,11 +29,11 @@ SEEN: dict[str, tuple[Any, ...]] = {
     "mask": MASKS, "window": (None, 9), "heads": ((2, 1),), "page": (5,), "softcap": (0.0, 2.5),
     "sinks": ("", "float32"), "slopes": ("", "sequence"), "ints": ("int32",), "spread": (1, 4), "out": ("new",),
     "scale": (0.3,),
-}  # fmt: skip
+}
 DECODE = SEEN | {
     "dtypes": (("bfloat16", "bfloat16"), ("float16", FP8), (FP8, FP8)), "lens": ((37, 0),), "S": (1, 2),
     "splits": (1, 2), "mask_value": (None,), "layout": ("NHD", "HND"), "arch": ("sm_90",),
-}  # fmt: skip
+}
 LENGTHS = (((5, 37), (3, 0)), ((33, 129), (7, 70)))
 TABLES: dict[str, tuple[Table, dict[str, tuple[Any, ...]], Callable[..., Any]]] = {
     "mha_decode": (
@@ -77,7 +77,7 @@ TABLES: dict[str, tuple[Table, dict[str, tuple[Any, ...]], Callable[..., Any]]] 
          "spread": (1,), "arch": ("sm_90",)},
         kv_store.store,
     ),
-}  # fmt: skip
+}
 """A table, the levels of it that are kept, and what makes a call of a row."""
 FURTHER: dict[str, tuple[Row, ...]] = {
     "mha_prefill": ({"mask": "causal", "softcap": 2.5, "slopes": "sequence", "lengths": LENGTHS[1]},),
@@ -85,7 +85,7 @@ FURTHER: dict[str, tuple[Row, ...]] = {
         {"mask": "causal", "lengths": LENGTHS[1], "dtypes": ("float16", FP8, FP8), "k_scale": "token",
          "rope_scale": "token"},
     ),
-}  # fmt: skip
+}
 """Levels of further rows: features of tiles that every row sees."""
 
 

@@ -62,7 +62,7 @@ def call(row: Row) -> Call:
     return Call(
         row, lambda: kvlab.attention.merge_states, [outs.array, given.array], {}, {"outs": outs, "lses": given},
         expected, ((*shape[1:], c.D), c.out, c.spread * 2) if c.out else None,
-    )  # fmt: skip
+    )
 
 
 MERGE_STATES = [(row, functools.partial(call, row)) for row in rows_of(MERGE)]

@@ -43,7 +43,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "ints": ("int32", "int64"),
     "spread": (1, 4),
     "arch": ("sm_90", "sm_80", "gfx950"),
-}  # fmt: skip
+}
 
 
 def _emulated(arch: str, dtypes: tuple[str, str], columns: tuple[int, int]) -> bool:
@@ -75,7 +75,7 @@ def call(row: Row) -> Call:
     causal = c.mask == "causal" or isinstance(c.window, int)
     seen = sight(c.mask, c.window, causal, np.full(batch, S), lens, heads, rng)
     q = placed("q", rng.standard_normal((batch, S, heads, latent + rope)).astype(q_dtype),
-               unit=c.spread * vectors(q_dtype))  # fmt: skip
+               unit=c.spread * vectors(q_dtype))
     order = (0, 1, 2, 3) if c.layout == "NHD" else (0, 2, 1, 3) if c.layout == "HND" else (0, 1, 2, 3)
     width = latent + rope * (2 if aware else 1)
     unit = c.spread * vectors(kv_dtype)
@@ -108,14 +108,14 @@ def call(row: Row) -> Call:
             c.scale, seen.visible(b), c.softcap,
             None if slopes is None else np.broadcast_to(slopes.array, (batch, heads))[b].astype(np.float64),
             None if sinks is None else sinks.astype(np.float64), seen.added(b),
-        )  # fmt: skip
+        )
         parts.append(attend(
             q.array[b].astype(np.float64) * q_scale.at(None), true_k[:, None], true_v[:, None], scores, keys=int(n),
             first_key=first, p_dtype=out_dtype, out_dtype=out_dtype,
             score_error=2.0**-11 if aware and out_dtype == "float16" else 2.0**-21,  # bfloat16 rounded to float16
-        ))  # fmt: skip
+        ))
     operands = {"q": q, "k_cache": rows, "table": placed("table", table.astype(c.ints)),
-                "lens": placed("lens", lens.astype(c.ints)[:, None])}  # fmt: skip
+                "lens": placed("lens", lens.astype(c.ints)[:, None])}
     operands |= {f"{name}_scale": s.operand for name, s in (("q", q_scale), ("k", k_scale)) if s.operand is not None}
     operands |= {name: x for name, x in (("slopes", slopes), ("bias", seen.bias)) if x is not None}
     drop = S == 1 and c.out == "new"
@@ -136,7 +136,7 @@ def call(row: Row) -> Call:
          "q_scale": argument(q_scale), "k_scale": argument(k_scale, view)},
         operands, expected.in_base2() if c.base2 else expected,
         ((batch, S, heads, latent), out_dtype, c.spread * 2) if c.out == "given" else None, {"arch": c.arch},
-    )  # fmt: skip
+    )
 
 
 MLA_DECODE = [(row, functools.partial(call, row)) for row in rows_of(DECODE)]

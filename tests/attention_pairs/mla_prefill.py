@@ -47,7 +47,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "spread": (1, 4),
     "most": (False, True),
     "arch": ("sm_90", "sm_80", "gfx950"),
-}  # fmt: skip
+}
 
 
 def _rows(form: str) -> bool:
@@ -104,9 +104,9 @@ def call(row: Row) -> Call:
     cu_q, cu_k = (np.concatenate([[0], np.cumsum(x)]) for x in (queries, held))
     unit = c.spread * vectors(kv_dtype)
     q = placed("q", rng.standard_normal((int(cu_q[-1]), heads, nope + rope)).astype(q_dtype),
-               unit=c.spread * vectors(q_dtype))  # fmt: skip
+               unit=c.spread * vectors(q_dtype))
     k, v = (placed(name, np.full((int(cu_k[-1]), heads, n), poison(kv_dtype), kv_dtype), unit=unit)
-            for name, n in (("k", nope), ("v", value)))  # fmt: skip
+            for name, n in (("k", nope), ("v", value)))
     columns = -(-lens // c.page)
     pages = int(columns.sum()) + 2
     table = page_table(columns, pages, rng)
@@ -115,13 +115,13 @@ def call(row: Row) -> Call:
     order = (0, 2, 1, 3) if c.form == "HND" else tuple(range(len(slots) + 1))
     width = latent + rope * (2 if aware else 1)
     cache = placed("rope", np.full((*slots, width), poison(rope_dtype), rope_dtype), order=order,
-                   unit=c.spread * vectors(rope_dtype))  # fmt: skip
+                   unit=c.spread * vectors(rope_dtype))
     turned = cache.array[..., 0, latent:]
     if aware:
         turned = turned.view(bfloat16)
         turned[...] = np.nan
     by = {name: scale(name, kind, rng, heads, (int(cu_k[-1]), heads))
-          for name, kind in (("q", c.q_scale), ("k", c.k_scale), ("v", c.v_scale))}  # fmt: skip
+          for name, kind in (("q", c.q_scale), ("k", c.k_scale), ("v", c.v_scale))}
     by["rope"] = scale("rope", c.rope_scale, rng, 1, slots, order[:-1])
     sinks = rng.standard_normal(heads).astype(as_dtype(c.sinks)) if c.sinks else None
     slopes = None
@@ -141,20 +141,20 @@ def call(row: Row) -> Call:
             if its.tokens is not None:
                 its.tokens.array[place] = random_scales(rng, (len(key), of))
         true_k, true_v = (x.array[at].astype(np.float64) * np.broadcast_to(s.at(at), (len(key), heads))[..., None]
-                          for x, s in ((k, by["k"]), (v, by["v"])))  # fmt: skip
+                          for x, s in ((k, by["k"]), (v, by["v"])))
         true_rope = turned[where].astype(np.float64) * np.broadcast_to(by["rope"].at(where), (len(key), 1))
         true_k = np.concatenate([true_k, np.broadcast_to(true_rope[:, None], (len(key), heads, rope))], -1)
         scores = Scores(
             factor, seen.visible(b), c.softcap,
             None if slopes is None else np.broadcast_to(slopes.array, (batch, heads))[b].astype(np.float64),
             None if sinks is None else sinks.astype(np.float64), seen.added(b),
-        )  # fmt: skip
+        )
         its_q = q.array[cu_q[b] : cu_q[b + 1]].astype(np.float64)
         parts.append(attend(
             its_q * np.broadcast_to(by["q"].at(None), (heads,))[:, None], true_k, true_v, scores, keys=int(n),
             first_key=int(key[0]) if len(key) else 0, p_dtype=out_dtype, out_dtype=out_dtype,
             score_error=2.0**-11 if aware and out_dtype == "float16" else 2.0**-21,  # bfloat16 rounded to float16
-        ))  # fmt: skip
+        ))
     operands = {"q": q, "k": k, "v": v, "rope": cache}
     operands |= {f"{name}_scale": s.operand for name, s in by.items() if s.operand is not None}
     operands |= {name: x for name, x in (("slopes", slopes), ("bias", seen.bias)) if x is not None}
@@ -170,11 +170,11 @@ def call(row: Row) -> Call:
     by_rope = argument(by["rope"], view)
     if _rows(c.form):
         arrays = [q.array, k.array, v.array, cache.array if c.form == "rows of a head" else cache.array[:, 0],
-                  starts(cu_q), starts(cu_k)]  # fmt: skip
+                  starts(cu_q), starts(cu_k)]
     else:
         operands["table"] = placed("table", table.astype(c.ints))
         arrays = [q.array, k.array, v.array, cache.array[:, :, 0] if c.form == "pages" else view(cache.array),
-                  operands["table"].array, starts(lens), starts(cu_q), starts(cu_k)]  # fmt: skip
+                  operands["table"].array, starts(lens), starts(cu_q), starts(cu_k)]
         more |= {"latent_dim": latent, "kv_layout": "HND" if c.form == "HND" else "NHD"}
         if c.held == "chunk":
             more["k_starts"] = starts(begin)
@@ -185,7 +185,7 @@ def call(row: Row) -> Call:
          **{f"{name}_scale": argument(by[name]) for name in "qkv"}, "rope_scale": by_rope},
         operands, expected.in_base2() if c.base2 else expected,
         ((int(cu_q[-1]), heads, value), out_dtype, c.spread * 2) if c.out == "given" else None, {"arch": c.arch},
-    )  # fmt: skip
+    )
 
 
 MLA_PREFILL = [(row, functools.partial(call, row)) for row in rows_of(PREFILL)]

@@ -15,7 +15,7 @@ NUMBERS = {
     "q": 1, "k": 2, "v": 9, "out": 4, "k_scale": 5, "v_scale": 6, "rope": 7, "bias": 8, "slopes": 31, "rope_scale": 10,
     "q_scale": 11, "table": 70, "cos": 13, "sin": 14, "lens": 120, "lses": 16, "k_cache": 17, "v_cache": 24,
     "outs": 21, "latent": 19,
-}  # fmt: skip
+}
 """What is added to the extents of a buffer tells its operand: no two operands of a call have the same strides."""
 CANARY = 7
 NOWHERE = 2147480000

@@ -42,7 +42,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "ints": ("int32", "int64"),
     "spread": (1, 4),
     "arch": ("sm_90", "sm_80", "gfx950"),
-}  # fmt: skip
+}
 
 
 def _emulated(arch: str, dtypes: tuple[str, str], D: tuple[int, int]) -> bool:
@@ -63,7 +63,7 @@ DECODE = Table(
         {"D": (112, 48), "lens": (130, 3), "heads": (6, 2), "page": 16, "splits": 2},
         {"D": (48, 112), "lens": (130, 3), "heads": (2, 2), "page": 5, "layout": "HND"},
     ),
-)  # fmt: skip
+)
 STREAMING = Table(
     FACTORS | {"mask": (*MASKS, "own values", "or"), "D": ((64, 64), (128, 128)), "arch": ("gfx950",)}, SCALES
 )
@@ -89,9 +89,9 @@ def call(row: Row, function: str) -> Call:
     order, unit = ((0, 1, 2, 3) if c.layout == "NHD" else (0, 2, 1, 3)), c.spread * vectors(kv_dtype)
     slots = pages, c.page, kv_heads
     k, v = (placed(name, np.full((*slots, n), poison(kv_dtype), kv_dtype), unit=unit, order=order)
-            for name, n in (("k", D), ("v", DV)))  # fmt: skip
+            for name, n in (("k", D), ("v", DV)))
     by = {name: scale(name, kind, rng, kv_heads, slots, order[:3])
-          for name, kind in (("q", c.q_scale), ("k", c.k_scale), ("v", c.v_scale))}  # fmt: skip
+          for name, kind in (("q", c.q_scale), ("k", c.k_scale), ("v", c.v_scale))}
     sinks = rng.standard_normal(q_heads).astype(as_dtype(c.sinks)) if c.sinks else None
     slopes = None
     if c.slopes:
@@ -110,18 +110,18 @@ def call(row: Row, function: str) -> Call:
             if its.tokens is not None:
                 its.tokens.array[at] = random_scales(rng, (len(key), kv_heads))
         true_k, true_v = (x.array[at].astype(np.float64) * np.broadcast_to(s.at(at), (len(key), kv_heads))[..., None]
-                          for x, s in ((k, by["k"]), (v, by["v"])))  # fmt: skip
+                          for x, s in ((k, by["k"]), (v, by["v"])))
         scores = Scores(
             factor, seen.visible(b), c.softcap,
             None if slopes is None else np.broadcast_to(slopes.array, (batch, q_heads))[b].astype(np.float64),
             None if sinks is None else sinks.astype(np.float64), seen.added(b),
-        )  # fmt: skip
+        )
         parts.append(attend(
             q.array[b].astype(np.float64) * by_head[:, None], true_k, true_v, scores, keys=int(n), first_key=first,
             p_dtype=p_dtype, out_dtype=out_dtype,
-        ))  # fmt: skip
+        ))
     operands = {"q": q, "k": k, "v": v, "table": placed("table", table.astype(c.ints)),
-                "lens": placed("lens", lens.astype(c.ints)[:, None])}  # fmt: skip
+                "lens": placed("lens", lens.astype(c.ints)[:, None])}
     operands |= {f"{name}_scale": s.operand for name, s in by.items() if s.operand is not None}
     operands |= {name: x for name, x in (("slopes", slopes), ("bias", seen.bias)) if x is not None}
     drop = S == 1 and c.out == "new"
@@ -142,13 +142,13 @@ def call(row: Row, function: str) -> Call:
         operands, expected.in_base2() if c.base2 else expected,
         ((batch, S, q_heads, DV), out_dtype, c.spread * 2) if c.out == "given" else None,
         {"arch": c.arch},
-    )  # fmt: skip
+    )
 
 
 MANY_TILES = Row(len(DECODE.rows()), DECODE.rows()[0] | {
     "mask": "causal", "window": None, "dtypes": ("bfloat16", FP8), "D": (112, 176), "lens": (290, 3), "splits": 1,
     "arch": "sm_90", "q_scale": "",
-})  # fmt: skip
+})
 """Three features at once: pieces of columns, pairs of e4m3, and tiles after one another."""
 
 MHA_DECODE = [*cases(DECODE, "mha_decode_paged"), (MANY_TILES, functools.partial(call, MANY_TILES, "mha_decode_paged"))]

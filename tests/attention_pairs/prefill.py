@@ -42,7 +42,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "spread": (1, 4),
     "most": (False, True),
     "arch": ("sm_90", "sm_80", "gfx950"),
-}  # fmt: skip
+}
 
 PREFILL = Table(
     FACTORS,
@@ -86,9 +86,9 @@ def call(row: Row) -> Call:
     unit = c.spread * vectors(kv_dtype)
     q = placed("q", rng.standard_normal((*rows_q, q_heads, D)).astype(q_dtype), unit=c.spread * vectors(q_dtype))
     k, v = (placed(name, np.full((*slots, n), poison(kv_dtype), kv_dtype), unit=unit, order=order)
-            for name, n in (("k", D), ("v", DV)))  # fmt: skip
+            for name, n in (("k", D), ("v", DV)))
     by = {name: scale(name, kind, rng, kv_heads, slots, order[:-1])
-          for name, kind in (("q", c.q_scale), ("k", c.k_scale), ("v", c.v_scale))}  # fmt: skip
+          for name, kind in (("q", c.q_scale), ("k", c.k_scale), ("v", c.v_scale))}
     sinks = rng.standard_normal(q_heads).astype(as_dtype(c.sinks)) if c.sinks else None
     slopes = None
     if c.slopes:
@@ -109,17 +109,17 @@ def call(row: Row) -> Call:
             if its.tokens is not None:
                 its.tokens.array[at] = random_scales(rng, (len(key), kv_heads))
         true_k, true_v = (x.array[at].astype(np.float64) * np.broadcast_to(s.at(at), (len(key), kv_heads))[..., None]
-                          for x, s in ((k, by["k"]), (v, by["v"])))  # fmt: skip
+                          for x, s in ((k, by["k"]), (v, by["v"])))
         scores = Scores(
             factor, seen.visible(b), c.softcap,
             None if slopes is None else np.broadcast_to(slopes.array, (batch, q_heads))[b].astype(np.float64),
             None if sinks is None else sinks.astype(np.float64), seen.added(b),
-        )  # fmt: skip
+        )
         its_q = q.array[b] if c.form == "dense" else q.array[cu_q[b] : cu_q[b + 1]]
         parts.append(attend(
             its_q.astype(np.float64) * by_head[:, None], true_k, true_v, scores, keys=int(n), first_key=first,
             p_dtype=p_dtype, out_dtype=out_dtype,
-        ))  # fmt: skip
+        ))
     operands = {"q": q, "k": k, "v": v}
     operands |= {f"{name}_scale": s.operand for name, s in by.items() if s.operand is not None}
     operands |= {name: x for name, x in (("slopes", slopes), ("bias", seen.bias)) if x is not None}
@@ -147,7 +147,7 @@ def call(row: Row) -> Call:
         operands, expected.in_base2() if c.base2 else expected,
         ((*rows_q, q_heads, DV), out_dtype, c.spread * 2) if c.out == "given" else None, {"arch": c.arch},
         e4m3=c.dtypes == (FP8, FP8),
-    )  # fmt: skip
+    )
 
 
 MHA_PREFILL = [(row, functools.partial(call, row)) for row in rows_of(PREFILL)]

@@ -103,7 +103,7 @@ MUTANTS = [
      'o = o / l[:, None]'),
     ('mla_prefill/kernel.py', 0, 'batch -> token', CHECK,
      'page, slot = place(table_ptr + batch * table_batch, base + key, key < full, PAGE, False)'),
-]  # fmt: skip
+]
 """File, which of the mutants of this line and change, the change, what catches it, the line. An entry whose line has
 changed is drawn anew."""
 

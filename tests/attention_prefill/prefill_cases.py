@@ -167,7 +167,7 @@ class Inputs:
             "window": case.window, "softcap": case.softcap, "sinks": a["sinks"], "alibi_slopes": a["slopes"],
             "q_scale": a["q_scale"], "k_scale": a["k_scale"], "v_scale": a["v_scale"], "base2": case.base2,
             "causal": None if case.mask and case.causal else case.causal, "mask": mask,
-        }  # fmt: skip
+        }
         more |= options
         if case.form != "paged":
             return mha_prefill, (a["q"], a["k"], a["v"]), more | {"cu_seqlens_q": a["cu_q"], "cu_seqlens_k": a["cu_k"]}
@@ -287,7 +287,7 @@ ENDS = [
         (((1, 130), (0, 0), (0, 40), (1, 1)), "ragged"), (((1, 1), (0, 9), (70, 90), (0, 0), (1, 129)), "paged"),
     )
     for dtype in ("bf16", "fp8")
-]  # fmt: skip
+]
 """One row at both ends of the batch, and between them sequences without rows."""
 
 ODD_DEPTHS = [
@@ -297,5 +297,5 @@ ODD_DEPTHS = [
         (192, None, "fp32", None), (320, 24, "fp32", None), (80, None, "bf16", "fp8"), (112, 48, "fp8", None),
         (264, 264, "fp16", None), (320, 272, "bf16", "fp8"),
     )
-]  # fmt: skip
+]
 """Head dimensions in pieces, padded, with other dimensions of the values."""

@@ -82,11 +82,11 @@ def test_reference_agrees_with_torch() -> None:
     st.lists(st.tuples(st.integers(0, 140), st.integers(0, 140)), min_size=1, max_size=3),
     st.sampled_from(["ragged", "paged"]), st.sampled_from([(2, 1), (3, 3), (5, 1)]), st.sampled_from([3, 16, 64]),
     st.sampled_from([None, 1, 50]), st.booleans(), st.sampled_from(PREFILL_ARCHS), st.integers(0, 9),
-)  # fmt: skip
+)
 def test_drawn_cases(
     lens: list[tuple[int, int]], form: str, heads: tuple[int, int], page: int, window: int | None, sinks: bool,
     arch: str, seed: int,
-) -> None:  # fmt: skip
+) -> None:
     x = Case(tuple(lens), form=form, heads=heads, page=page, window=window, sinks=sinks, seed=seed).build()
     out, lse = x.call(arch=arch, return_lse=True)
     exact, exact_lse = x.exact()

@@ -86,7 +86,7 @@ MATRIX += [
 MATRIX += [(paged(D, DV=DV), target) for D, DV, target in (
     (192, 192, "sm_80"), (576, 512, "sm_80"), (576, 576, "sm_80"), (272, 272, "sm_80"), (576, 576, "sm_86"),
     (576, 512, "sm_120"), (256, 256, "sm_80"), (576, 576, "sm_100"), (576, 576, "gfx942"), (576, 576, "gfx950"),
-)]  # fmt: skip
+)]
 MATRIX += [(paged(576, mask="striped", softcap=9.0), "sm_80")]
 MATRIX += [(paged(136), "sm_80"), (paged(264), "sm_80"), (paged(200), "sm_90")]  # 16 bytes stand aligned, 32 do not
 MATRIX += [(paged(256, dtype="fp16", kv="fp8", scales="token"), "sm_89")]
@@ -343,9 +343,9 @@ def test_the_emulator_copies_waits_and_multiplies_in_the_order_of_the_compiled_l
         r"cp\.async\.wait_group": "wait", r"bar\.sync": "barrier", r"fence\.proxy": "fence", r"wgmma\.mma_async":
         "read in flight", r"wgmma\.wait_group": "wgmma.wait", r"cp\.async\.c[ag]": "copy", r"cp\.async\.commit":
         "commit", r"st\.shared": "write", r"ld\.shared": "read", "bra": "bra",
-    }  # fmt: skip
+    }
     found = [next(told for word, told in words.items() if re.match(word, one))
-             for one in re.findall("|".join(words), made.asm["ptx"])]  # fmt: skip
+             for one in re.findall("|".join(words), made.asm["ptx"])]
     first = found.index("wait")
     loop = [word for word, _ in itertools.groupby(found[first : found.index("bra", first)])]
     traffic, n, (D, DV) = Traffic(timeline=Timeline()), 2 * config.BN + config.BM, (case.D, case.DV or case.D)

@@ -290,7 +290,7 @@ def test_strides_that_tma_does_not_take() -> None:
 def test_when_auto_takes_it(
     monkeypatch: pytest.MonkeyPatch, arch: str, version: str, length: int, backend: str, reason: str,
     changes: dict[str, Any],
-) -> None:  # fmt: skip
+) -> None:
     as_if_on(monkeypatch, arch, version)
     options = dict(changes)
     D, dtype = options.pop("D", 64), options.pop("dtype", torch.bfloat16)
@@ -408,7 +408,7 @@ STATEMENTS = {
     "all meet": r"barrier\.sync", "meet": r"bar(?:\.warp)?\.sync", "fence": r"fence\.proxy\.async",
     "product": r"wgmma\.wait_group", "wait for store": r"cp\.async\.bulk\.wait_group\.read",
     "store": r"cp\.async\.bulk\.tensor\S*\.global\.shared", "write": r"stmatrix|st\.shared",
-}  # fmt: skip
+}
 
 
 def assert_order(ptx: str) -> None:

@@ -221,7 +221,7 @@ MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
     "a-block-that-nobody-waits-for": (
         "block", one_block_more, END, "a wait for k full[1], phase 0|a wait for v full[1], phase 0",
     ),
-}  # fmt: skip
+}
 LIST = [(name, case) for name, (cases, *_) in MUTANTS.items() for case in cases.split()]
 
 
@@ -244,7 +244,7 @@ GRID = all_pairs(
     window=(None, 1, 2, 7, (0, 3), (5, None), 130),
     softcap=(0.0, 20.0), sinks=(False, True), scales=("", "head"), causal=(True, False), order=tuple(ORDERS),
     processors=(1, 3),
-)  # fmt: skip
+)
 LENS = tuple(itertools.product((1, 2, 9, 64, 70), (1, 3, 23, 64, 65, 129)))
 
 

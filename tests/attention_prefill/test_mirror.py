@@ -68,7 +68,7 @@ def drawn(form: str, dtype: Any, size: Any, sight: str, alibi: str, **rest: Any)
     case = Case(
         lens, form=form, D=size[0], DV=size[1], dtype=dtype[0], kv=dtype[1], scales=dtype[2], alibi=alibi, page=48,
         **SIGHTS[sight], **rest,
-    )  # fmt: skip
+    )
     return case, arch
 
 
@@ -82,7 +82,7 @@ CASES += [drawn(**row) for row in all_pairs(
     fits, form=("paged", "ragged", "dense"), dtype=DTYPES, size=SIZES, sight=tuple(SIGHTS),
     alibi=("", "head", "sequence"), sinks=(False, True), softcap=(0.0, 9.0), base2=(False, True),
     arch=("sm_90", "sm_80", "gfx950"),
-)]  # fmt: skip
+)]
 """With rows in which every two of these features meet: no line of the twins is dead."""
 
 

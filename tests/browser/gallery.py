@@ -169,7 +169,7 @@ def quantised_page() -> viz.Picture:
     pool = PagedKVCacheCollection.allocate(
         KVCacheStaticParams(2, 128), num_pages=4, page_size=16, num_layers=1, batch_size=1, max_length=40,
         dtype="fp8", scale_dtype="float32", quantization_granularity=64,
-    )  # fmt: skip
+    )
     pool.lookup_table[0, :2] = [3, 0]
     cache = pool.with_lengths([27], 0).get_key_cache(0)
     rng, token, head = np.random.default_rng(0), np.arange(27)[:, None], np.arange(2)

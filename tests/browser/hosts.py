@@ -85,7 +85,7 @@ def nbconverted(notebook: Any, theme: str) -> str:
 def web(style: str, prefers: str, head: str = "", body: str = "", dark: bool = False) -> Any:
     def page(outputs: Mapping[str, dict[str, str]]) -> Host:
         shown = "".join(f'<div class="output_container"><div class="output">{o["text/html"]}</div></div>'
-                        for o in outputs.values() if "text/html" in o)  # fmt: skip
+                        for o in outputs.values() if "text/html" in o)
         text = (
             f"<!doctype html><html><head><meta charset=utf-8>{head}<style>{style}</style></head>"
             f'<body {body}><div id="container" class="content">{shown}</div></body></html>'
@@ -161,7 +161,7 @@ def jupyterlab(folder: Path) -> Iterator[str]:
         "JUPYTER_DATA_DIR": str(home / "data"), "JUPYTER_RUNTIME_DIR": str(runtime),
         "JUPYTERLAB_SETTINGS_DIR": str(home / "settings"), "JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"),
         "IPYTHONDIR": str(home / "ipython"),
-    }  # fmt: skip
+    }
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -171,7 +171,7 @@ def jupyterlab(folder: Path) -> Iterator[str]:
         "--LabApp.expose_app_in_browser=True", "--LabApp.news_url=",
         "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
         "--KernelManager.transport=ipc",  # of free ports, another process may take one first
-    ]  # fmt: skip
+    ]
     with (folder / "server.log").open("wb") as log:
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
     try:
@@ -189,7 +189,7 @@ def _settings(home: Path) -> None:
         settings / "apputils-extension" / "notification.jupyterlab-settings": {
             "fetchNews": "false", "checkForUpdates": False,
         },
-    }  # fmt: skip
+    }
     for path, values in files.items():
         path.parent.mkdir(parents=True)
         path.write_text(json.dumps(values))

@@ -75,7 +75,7 @@ def test_populate():
     )
     assert (tile.eff_page, tile.num_pages, tile.rows.tolist()) == (
         expected["eff_page"], expected["num_pages"], expected["rows"],
-    )  # fmt: skip
+    )
     assert tile.get_row(np.arange(BN)).tolist() == expected["get_row[0..BN-1]"]
 
 
@@ -100,7 +100,7 @@ def test_iterator():
     walk = KVCacheIterator(
         cache, i["tile_size"], i["batch"], i["head"], i["end"], depth=i["depth"], cache_depth=i["cache_depth"],
         head_dim_offset=i["head_dim_offset"],
-    )  # fmt: skip
+    )
     for expected in found["expected"]["tiles"]:
         tile = walk.next_tile()
         got = [int(tile.valid_rows[0]), int(tile.offset[0]) + base, list(tile.layout.stride), tile.shape[1]]

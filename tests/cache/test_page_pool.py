@@ -141,7 +141,7 @@ def test_copies_carry_values_and_scales():
     cache = PagedKVCacheCollection.allocate(
         KVCacheStaticParams(1, 16), num_pages=4, page_size=4, num_layers=2, batch_size=2, max_length=8, dtype="fp8",
         scale_dtype="fp32", quantization_granularity=16,
-    )  # fmt: skip
+    )
     pool = PagePool(4, 4)
     one, _ = pool.allocate(3)
     cache.blocks[0, ..., :3, :, :], cache.scales[0, ..., :3, :, :] = 2, 5

@@ -26,7 +26,7 @@ def quantised(granularity=64, D=128, scale_dtype="fp32"):
     pool = PagedKVCacheCollection.allocate(
         KVCacheStaticParams(2, D), num_pages=4, page_size=8, num_layers=3, batch_size=2, max_length=16, dtype="fp8",
         scale_dtype=scale_dtype, quantization_granularity=granularity,
-    )  # fmt: skip
+    )
     rng = np.random.default_rng(0)
     pool.blocks[...] = rng.standard_normal(pool.blocks.shape).astype(float8_e4m3fn)
     pool.scales[...] = rng.uniform(0.5, 2, pool.scales.shape).astype(pool.scales.dtype)
@@ -43,7 +43,7 @@ def test_every_method_and_member_of_the_trait_is_there():
         "create_ragged_tma_tile", "create_rope_tma_tile", "create_gather4_tma_tile", "create_rope_gather4_tma_tile",
         "get_type_name", "populate", "copy", "dtype", "kv_params", "page_size_", "quantization_enabled",
         "quantization_granularity", "scale_dtype", "device_type",
-    }  # fmt: skip
+    }
     assert names == expected
     for kind in (PagedKVCache, ContinuousBatchingKVCache):
         for name in names:
@@ -101,7 +101,7 @@ def test_bytes_of_a_token():
     pool = PagedKVCacheCollection.allocate(
         KVCacheStaticParams(8, 128), num_pages=1, page_size=1, num_layers=1, batch_size=1, max_length=1, dtype="fp8",
         scale_dtype="fp32", quantization_granularity=64,
-    )  # fmt: skip
+    )
     assert (pool.blocks[0, 0].nbytes, pool.scales[0, 0].nbytes) == (1024, 64)
 
 
@@ -128,7 +128,7 @@ class TestErrors:
         for act in (
             lambda: cache.load_scale(0, 0, 0, 0), lambda: cache.store_scale(0, 0, 0, 0, np.float32(1)),
             lambda: cache.load_quantized(0, 0, 0, 0), lambda: cache.scales_block_paged_ptr(0, 0, 0),
-        ):  # fmt: skip
+        ):
             with pytest.raises(ValueError, match="has no scales"):
                 act()
         assert (cache.quantization_enabled, cache.quantization_granularity, cache.scale_dtype) == (False, 1, invalid)
@@ -141,7 +141,7 @@ class TestErrors:
             PagedKVCache(
                 np.zeros((2, 4, 1, 8), np.float32), [0], [[0]], 1, 1, scales=np.ones((2, 4, 1, 1), np.float32),
                 quantization_granularity=4,
-            )  # fmt: skip
+            )
 
 
 def test_continuous_answers_without_scales():

@@ -8,5 +8,5 @@ from pathlib import Path
 for folder in (
     "gpu", "attention", "attention_features", "attention_pairs", "attention_kv_store", "attention_mla",
     "attention_mla_prefill", "attention_prefill",
-):  # fmt: skip
+):
     sys.path.insert(0, str(Path(__file__).parents[1] / folder))

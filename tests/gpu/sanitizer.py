@@ -95,7 +95,7 @@ CASES = (
     "mha_decode", "mha_decode_hopper", "mha_decode_streaming", "mha_decode_fp8", "mha_prefill", "mha_prefill_paged",
     "mha_prefill_hopper", "mha_prefill_hopper_fp8", "mha_prefill_hopper_tiles", "mha_prefill_hopper_paged",
     "mla_decode", "mla_decode_hopper", "mla_prefill", "kv_store",
-)  # fmt: skip
+)
 
 
 def checked(program: str, case: tuple[str, str]) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def checked(program: str, case: tuple[str, str]) -> dict[str, Any]:
     return {
         "kernel": name, "tool": tool, "exit": done.returncode, "said": said, "races": races[:200],
         "error": done.stderr[-300:].strip(),
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
@@ -134,7 +134,7 @@ def main() -> None:
             "compute-sanitizer": version.split("Version ")[1].split()[0],
         },
         "runs": found,
-    }  # fmt: skip
+    }
     if options.output:
         options.output.write_text(json.dumps(record, indent=1) + "\n")
     if any(line["exit"] for line in found):

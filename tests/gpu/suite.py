@@ -31,7 +31,7 @@ def summary(junit: Path) -> dict[str, Any]:
     return {
         "tests": len(cases), "passed": len(cases) - sum(wrong) - skipped, "failed": sum(wrong), "skipped": skipped,
         "failures": [f"{c.get('classname')}::{c.get('name')}" for c, bad in zip(cases, wrong, strict=True) if bad],
-    }  # fmt: skip
+    }
 
 
 def main() -> NoReturn:

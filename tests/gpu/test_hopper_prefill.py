@@ -129,7 +129,7 @@ def test_the_emulator_gives_what_the_chip_gives(case: Case) -> None:
     ("form", "D", "DV"),
     [("dense", 128, 128), ("ragged", 128, 128), ("paged", 128, 128), ("dense", 64, 64), ("ragged", 192, 128),
      ("dense", 256, 256)],
-)  # fmt: skip
+)
 def test_nothing_waits_repeats_and_writes_beside_out(form: str, D: int, DV: int) -> None:
     """Stores by TMA end with whole chunks of 16 bytes: those of a head do."""
     x = Case(((150, 200), (150, 200)), heads=(6, 2), D=D, DV=DV, form=form).build()

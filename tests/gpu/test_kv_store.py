@@ -139,11 +139,11 @@ def test_mla_rows(width: int) -> None:
     there = to_torch(here.copy()).cuda()
     scale = 0.5 if width == 640 else None
     mla_store_paged(latent, rope_part, to_torch(here), slots, scale=scale, backend="emulator",
-                    rope=Rope(to_torch(rope.cos), to_torch(rope.sin), True), positions=slots)  # fmt: skip
+                    rope=Rope(to_torch(rope.cos), to_torch(rope.sin), True), positions=slots)
     mla_store_paged(
         latent.cuda(), rope_part.cuda(), there, slots.cuda(), scale=scale,
         rope=Rope(to_torch(rope.cos).cuda(), to_torch(rope.sin).cuda(), True), positions=slots.cuda(),
-    )  # fmt: skip
+    )
     assert bits(there.cpu()) == bits(here)
 
 

@@ -57,7 +57,7 @@ LONGER = [
         {"dtype": "fp8", "scales": "head"}, {"dtype": "fp8", "scales": "token", "hnd": True},
         {"mask": "striped", "alibi": "head"}, {"mask": "chunked", "sinks": True, "softcap": 9.0}, {"DV": 64},
     )
-]  # fmt: skip
+]
 
 
 CONVERTED = [
@@ -68,7 +68,7 @@ CONVERTED = [
 ] + [
     Case(((20, 90), (9, 70), (300, 700)), form="paged", heads=(6, 2), D=D, kv="fp8", scales="head", page=16)
     for D in (80, 96, 192)
-]  # fmt: skip
+]
 """K and V of e4m3 beside a q of 16 bits: head dimensions in pieces and padded, several tiles."""
 
 TOKENS = [
@@ -76,7 +76,7 @@ TOKENS = [
          sinks=bool(mask))
     for D, DV in (*((D, None) for D in range(16, 257, 16)), (16, 80), (80, 144), (256, 96))
     for mask in ("sliding", "")
-]  # fmt: skip
+]
 """V of e4m3 that is converted beside a q of e4m3, as it has scales of tokens."""
 
 

@@ -9,7 +9,7 @@ READS_OF_16_BYTES = {  # lanes 0-31 as others measured them, pair by pair; lanes
                [8, 9, 10, 11, 28, 29, 30, 31], [12, 13, 14, 15, 24, 25, 26, 27]],
     "gfx950": [[0, 1, 2, 3, 12, 13, 14, 15, 20, 21, 22, 23, 24, 25, 26, 27],
                [4, 5, 6, 7, 8, 9, 10, 11, 16, 17, 18, 19, 28, 29, 30, 31]],
-}  # fmt: skip
+}
 
 
 def amd_phases(name: str, arch: str) -> tuple[list[list[int]], int]:

@@ -67,7 +67,7 @@ def test_worked_lanes() -> None:
 )
 def test_reading_at_the_swizzled_slot_returns_the_vector(
     dtype: str, M: int, N: int, instructions: int, swizzles: tuple
-) -> None:  # fmt: skip
+) -> None:
     """Law: logical vector v of a 32-row block stands at the slot whose swizzles, undone one by one, give v; zeros past
     the bound."""
     np_dtype = np.dtype(np.float32) if dtype == "f4" else dtype

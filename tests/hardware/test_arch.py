@@ -20,7 +20,7 @@ from kvlab.hardware import ARCHS, INSTRUCTIONS, get_arch, get_instruction
         ("gfx90a", 64, 32, 64), ("gfx942", 64, 32, 64), ("gfx950", 64, 64, 160),
         ("gfx1100", 32, 32, 64), ("gfx1201", 32, 32, 64),
     ],
-)  # fmt: skip
+)
 def test_numbers(name: str, warp_size: int, banks: int, shared_kib: int) -> None:
     arch = get_arch(name)
     assert (arch.warp_size, arch.banks, arch.bank_bytes) == (warp_size, banks, 4)

@@ -120,7 +120,7 @@ def test_infinities_and_nan_are_those_of_float32() -> None:
     (lambda a, b, c: (a, b[:16], c), r"a \(4, 32\), b \(16, 3\), c \(4, 3\): must be"),
     (lambda a, b, c: (a, b, c[0]), r"c \(3,\): must be"),
     (lambda a, b, c: (a[:, :24], b[:24], c), "a has 24 columns: must be a multiple of 16"),
-])  # fmt: skip
+])
 def test_operands_that_no_instruction_has(wrong: Any, words: str) -> None:
     good = np.ones((4, 32), bfloat16), np.ones((32, 3), bfloat16), np.zeros((4, 3), np.float32)
     with pytest.raises(ValueError, match=words):
@@ -130,7 +130,7 @@ def test_operands_that_no_instruction_has(wrong: Any, words: str) -> None:
 @pytest.mark.parametrize("name, digest", [
     ("ex2", "5c2be537e7156bebabf28d5b3dfbab242a80051b2d95a43701e91e3d3b9cc293"),
     ("rcp", "862bea101da795bf5fd46df9dfe5142a79c29edd831e2da30aa84385d885e8fe"),
-])  # fmt: skip
+])
 def test_tables_are_the_records(name: str, digest: str) -> None:
     """The bytes that were recorded on an H100 80GB HBM3, driver 580.159.04, 2026-11-28."""
     packed = (files("kvlab.hardware.chip") / "tables" / f"{name}.i8.xz").read_bytes()
@@ -182,7 +182,7 @@ def test_ends() -> None:
 
 @pytest.mark.parametrize("function, exact, ulps", [
     (log2f, np.log2, 2), (logf, np.log, 2), (expf, np.exp, 90), (ex2_wide, np.exp2, 2),
-])  # fmt: skip
+])
 def test_sequences_stay_near_what_they_compute(function: Any, exact: Any, ulps: int) -> None:
     """Within libdevice's bounds, and 2 units of ex2; exp's rounded exponent, up to 115, moves it by 115 ln 2 units."""
     rng = np.random.default_rng(3)
@@ -274,7 +274,7 @@ def test_atoms_whose_sums_are_unknown_are_refused() -> None:
     unknown = [
         atom for atom in ATOMS.values()
         if atom.dtype not in SUMS or get_arch(atom.arch).vendor == "amd" or atom.dtype_of("b") != atom.dtype
-    ]  # fmt: skip
+    ]
     assert {"mfma.16x16x16.bf16", "mma.sync.m16n8k8.tf32"} <= {atom.name for atom in unknown}
     for atom in unknown[:: max(1, len(unknown) // 12)]:
         held = {x: (atom.warp_size, getattr(atom, f"regs_{x}")) for x in "abc"}

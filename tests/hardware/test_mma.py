@@ -180,7 +180,7 @@ def test_m16n8_accumulator_as_an_offset() -> None:
         ("m16n8k16.u8", "g,4*t g,4*t+1 g,4*t+2 g,4*t+3 g+8,4*t g+8,4*t+1 g+8,4*t+2 g+8,4*t+3",
          "4*t,g 4*t+1,g 4*t+2,g 4*t+3,g"),
     ],
-)  # fmt: skip
+)
 def test_mma_sync_by_the_table(name: str, a: str, b: str) -> None:
     """The PTX ISA's table of fragments, spelled out: g = lane // 4, t = lane % 4."""
     atom = get_atom(f"mma.sync.{name}")

@@ -82,7 +82,7 @@ def test_mla_every_instruction(mla: Counted) -> None:
     named = {
         "output write": (16 * warps, 4 * 16 * warps), "output read": (16 * warps, 4 * 16 * warps),
         "lse write": (warps, 2 * warps), "lse read": (2 * M_PROGRAMS, 2 * M_PROGRAMS),  # by two warps
-    }  # fmt: skip
+    }
     assert {**predicted, **named} == counted(of("mla decode"), mla_role, output)
 
 
@@ -117,7 +117,7 @@ def test_mla_16_every_instruction(mla_16: Counted) -> None:
         "rows over warps": (2 * 6 * N_WARPS * rows, 2 * (2 * 4 + 2 + 2 + 2 * 4) * rows),
         "output write": (8 * N_PROGRAMS * N_WARPS, 4 * 8 * N_PROGRAMS * N_WARPS),
         "output read": (8 * N_PROGRAMS * N_WARPS, 4 * 8 * N_PROGRAMS * N_WARPS),
-    }  # fmt: skip
+    }
     assert {**predicted, **named} == counted(of("mla decode, 16 heads"), mla_16_role, output)
 
 
@@ -164,7 +164,7 @@ def test_fp8_every_instruction(fp8: Counted) -> None:
         # The largest of the even and of the odd columns, likewise; 16 rows at once, of 16 bytes each: two passes.
         "before the loop": (2 * 4 * warps, 2 * (2 * 4 + 2 + 2 + 2 * 4) * F_PROGRAMS),
         "output write": (2 * warps, 4 * 2 * warps), "output read": (2 * warps, 4 * 2 * warps),
-    }  # fmt: skip
+    }
     assert {**predicted, **named} == counted(of("decode fp8"), fp8_role, output)
 
 
@@ -211,7 +211,7 @@ def test_what_l2_is_asked_for(name: str) -> None:
 ZEROS = {
     "decode": 512, "prefill": 64 * 2 * 2 * 64, "decode fp8": 256, "decode streaming": 0,
     "mla decode": 576, "mla decode, 16 heads": 144, "prefill hopper": 0, "mla decode hopper": 0, "decode hopper": 0,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ZEROS)

@@ -61,12 +61,12 @@ def test_prefill_every_instruction(prefill: tuple[Traffic, TmaTrace]) -> None:
         "products": (blocks * 2 * steps * 4, blocks * block),  # an instruction of a warpgroup counts for 4 warps
         "boxes loaded": (trace.loaded, 0), "boxes stored": (4 * trace.stored, 0),  # one thread of 4 warps
         "o write": (2 * TILES * written, 2 * TILES * passes),
-    }  # fmt: skip
+    }
     named = {  # all lanes have the same address. Batch, head and row of a tile; -1 at the end, for 2 x 4 warps
         "numbers write": (4 * TILES, 4 * TILES), "numbers read": (8 * 4 * TILES, 8 * 4 * TILES),
         "next tile write": (TILES, TILES), "next tile read": (TILES, TILES),  # of an atomic, to the whole warp
         "partitions": (PARTITIONS[0] * TILES, PARTITIONS[1] * TILES),
-    }  # fmt: skip
+    }
     assert {**predicted, **named} == counted(of("prefill hopper"), prefill_role)
 
 
@@ -131,7 +131,7 @@ def test_mla_every_instruction(mla: tuple[Traffic, TmaTrace]) -> None:
     named = {
         "factors write": (factors, factors), "factors read": (factors, factors), "clean": (0, 0),
         "partitions": (PARTITIONS[0] * ITEMS, PARTITIONS[1] * ITEMS),
-    }  # fmt: skip
+    }
     assert {**predicted, **named} == counted(of("mla decode hopper"), mla_role)
 
 

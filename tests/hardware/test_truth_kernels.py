@@ -72,7 +72,7 @@ def named_of_decode() -> Counts:
         "page numbers read": (8 * warps * (1 + D_TILES), int(read.sum()) * D_PROGRAMS * (1 + D_TILES)),
         "rows over warps": (rows_executed * D_PROGRAMS * D_TILES, rows_passes * D_PROGRAMS * D_TILES),
         "output write": (out, 4 * out), "output read": (out, 4 * out),
-    }  # fmt: skip
+    }
 
 
 def test_decode_every_instruction(decode: tuple[Traffic, CopyTrace]) -> None:
@@ -145,7 +145,7 @@ def test_prefill_every_instruction(prefill: tuple[Traffic, CopyTrace]) -> None:
     named = {  # O of 128 x 128 through shared memory, 16 bytes a lane; lse as float64 pairs of 16 rows a warp
         "output write": (8 * warps, 4 * 8 * warps), "output read": (8 * warps, 4 * 8 * warps),
         "lse write": (warps, 2 * warps), "lse read": (warps // 2, warps // 2),
-    }  # fmt: skip
+    }
     assert {**stated, **named} == counted(of("prefill"), prefill_role)
 
 

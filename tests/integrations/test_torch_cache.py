@@ -24,7 +24,7 @@ FORMS = {
     "[pages, 2, heads, page, D]": (
         numbered(PAGES, 2, HEADS, PAGE, D), {"layout": "HND"}, lambda t: t.transpose(0, 1).transpose(2, 3),
     ),
-}  # fmt: skip
+}
 
 
 def tokens(cache: torch.Tensor, b: int, n: int) -> torch.Tensor:

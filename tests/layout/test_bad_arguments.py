@@ -48,7 +48,7 @@ def tensor():
         lambda a: TileTensor(Memory(64), "int32", a), lambda a: TileTensor.stack_allocation(a, "int32"),
         lambda a: tensor().distribute(a, 0),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_layout(operation, bad):
     with pytest.raises(ValueError, match="accepted"):
         operation(bad)
@@ -67,7 +67,7 @@ def test_what_is_no_layout(operation, bad):
         lambda n: create_tensor_tile(np.zeros((64, 64), np.float16), (n, 64)), lambda n: SliceLayout(n, BLOCKED),
         lambda n: SwizzledSharedLayout(n, 1, 8, [1, 0]),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_int(operation, bad):
     with pytest.raises(ValueError):
         operation(bad)
@@ -104,7 +104,7 @@ def test_addresses_are_integers_and_never_cut_to_them(operation, bad):
         lambda: wavefronts([1], LANE),
         lambda: LinearLayout([[1]], (2,)), lambda: LinearLayout({"lane": [[1]]}, 2),
     ],
-)  # fmt: skip
+)
 def test_other_kinds_of_things(operation):
     with pytest.raises(ValueError, match=r"accepted|is not one of"):
         operation()

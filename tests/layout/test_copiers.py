@@ -260,7 +260,7 @@ def test_one_warp_of_several_and_programs():
 
 COPIERS = (GenericToLocalTileCopier, GenericToSharedAsyncTileCopier, GenericToSharedTileCopier,
            LocalToGenericTileCopier, LocalToSharedTileCopier, SharedToGenericTileCopier,
-           SharedToLocalTileCopier)  # fmt: skip
+           SharedToLocalTileCopier)
 
 
 @pytest.mark.parametrize("copier", COPIERS)
@@ -326,7 +326,7 @@ THREADS = Layout.row_major(4, 4)
             "it moves pieces of 4 bytes",
         ),
     ],
-)  # fmt: skip
+)
 def test_errors(copy, message):
     with pytest.raises(ValueError, match=message):
         copy()

@@ -82,7 +82,7 @@ def test_inverse(layout):
     assert layout.is_invertible
     assert layout.compose(inverse) == LinearLayout(
         {name: [[0] * axis + [1 << bit] + [0] * (1 - axis) for bit in range(size.bit_length() - 1)]
-         for axis, (name, size) in enumerate(layout.out_dims.items())}, layout.out_dims)  # fmt: skip
+         for axis, (name, size) in enumerate(layout.out_dims.items())}, layout.out_dims)
     assert inverse.invert().bases == layout.bases
 
 
@@ -107,7 +107,7 @@ def test_compose(data):
     outer = data.draw(linear_layouts(in_dims=(), out_dims={"offset": 16}))
     vector = st.tuples(st.integers(0, 15))
     outer = LinearLayout({"dim0": data.draw(st.lists(vector, min_size=3, max_size=3)),
-                          "dim1": data.draw(st.lists(vector, min_size=2, max_size=2))}, {"offset": 16})  # fmt: skip
+                          "dim1": data.draw(st.lists(vector, min_size=2, max_size=2))}, {"offset": 16})
     grid = index_grid(inner)
     expected = outer(**dict(zip(("dim0", "dim1"), inner(**grid), strict=True)))[0]
     np.testing.assert_array_equal(outer.compose(inner)(**grid)[0], expected)
@@ -138,7 +138,7 @@ def test_product_and_quotients(data):
     assert product.divide(places, side="right") == tile
     inner, outer = index_grid(tile), index_grid(places)
     both = {name: (inner[name].ravel()[:, None] + len(inner[name].ravel()) * outer[name].ravel()).T.ravel()
-            for name in product.in_dims}  # fmt: skip
+            for name in product.in_dims}
     whole = product.coordinates()[np.ix_(*both.values())]
     shapes = [(places.in_dims[name], tile.in_dims[name]) for name in product.in_dims]
     whole = whole.reshape(*itertools.chain(*shapes), 2)[0, :, 0, :, 0, :]

@@ -405,7 +405,7 @@ def padded(draw):
 def linear_shared(draw):
     shape = draw(shapes(2, 2, 5))
     steps = [[(1 << bit) * (axis == other) for other in range(2)]
-             for axis in range(2) for bit in range(shape[axis].bit_length() - 1)]  # fmt: skip
+             for axis in range(2) for bit in range(shape[axis].bit_length() - 1)]
     return gluon.SharedLinearLayout(draw(st.permutations(steps)), [], draw(powers(4, 7))), shape
 
 

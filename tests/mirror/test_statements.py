@@ -206,7 +206,7 @@ def test_source_lines_stand_beside_each_other_once() -> None:
 
 OPERATIONS = (
     "merge_states", "kv_store", "mha_decode", "mha_decode_streaming", "mha_prefill", "mla_decode", "mla_prefill",
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("op", OPERATIONS)
@@ -249,5 +249,5 @@ def test_what_makes_scores_and_weights_cannot_be_changed_on_one_side(op: str, na
     found = check_sources(
         texts["kernel"], texts["emulator"], of_kernel, of_emulator, kernel_path=files["kernel"],
         emulator_path=files["emulator"], synonyms=twin.synonyms, held=twin.held,
-    )  # fmt: skip
+    )
     assert not found.ok

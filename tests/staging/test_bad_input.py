@@ -106,7 +106,7 @@ LOADS: dict[str, tuple[KVMmaOpParams, Any]] = {
                      lambda op, bad, good: op.load_prefill_split(0, warp_smem_lo=bad, warp_smem_hi=good)),
     "warp_smem_hi": (KVMmaOpParams("fp8", (16, 16, 128), 2, 1, 1, 32, 128, bk_smem=64),
                      lambda op, bad, good: op.load_prefill_split(0, warp_smem_lo=good, warp_smem_hi=bad)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", BAD)
@@ -247,7 +247,7 @@ def test_the_walk_of_a_bounded_strip_buffer() -> None:
 @pytest.mark.parametrize("more, words", [
     ({"batch_idx": 0.5}, "batch_idx 0.5 must be an integer"), ({"num_keys": "x"}, "num_keys 'x' must be an integer"),
     ({"head_idx": [[0]]}, "head_idx"), ({"batch_idx": [0, 0], "num_keys": [1, 2, 3]}, "batch_idx"),
-])  # fmt: skip
+])
 def test_a_strip_buffer_of_no_sequence(more: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         DecodeStreamingKVBuffer(K, cache(), **{"batch_idx": 0, "head_idx": 0, "num_keys": 100} | more)

@@ -22,7 +22,7 @@ GOOD: dict[type, dict[str, Any]] = {
                     "BN": 128, "BK": 32},
     TiledMmaOp: CORE,
     TiledTensorCore: {**CORE, "group_size": 1},
-}  # fmt: skip
+}
 NONE = {"swizzle", "cache_depth", "reg_chunk_depth", "smem_depth", "reg_chunk_keys", "bk_smem", "config", "out_type"}
 BAD = ["x", 1.5, [1], None, object, True, -1, np.float32(3), Swizzle(3, 0, 3, "fp64"), (16, 16), (16, 16.0, 32)]
 CASES = [(kind, field.name) for kind in GOOD for field in fields(kind)]

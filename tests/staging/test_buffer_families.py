@@ -55,7 +55,7 @@ def whole_tiles(draw: Any) -> KVBufferParams:
         dtype, SHAPES[dtype, M], draw(st.sampled_from(SWIZZLES)) if transpose else None, BN=BN, WN=WN, BK=BK,
         num_threads=64 * draw(st.sampled_from([4, 5, 8])), depth=depth, kv_num_heads=draw(st.integers(1, 2)),
         transpose=transpose, bk_smem=bk_smem, smem_depth=smem_depth, num_smem_stages=draw(st.integers(1, 2)),
-    )  # fmt: skip
+    )
 
 
 def rows_of(p: Any, rows: int) -> np.ndarray[Any, Any]:
@@ -151,7 +151,7 @@ def streams(draw: Any) -> KVBufferParams:
         BK=draw(st.sampled_from([32, 64] if dtype == "bf16" else [32])),
         num_threads=64 * draw(st.integers(waves_n, 8)), depth=draw(st.sampled_from([128, 256, 512])),
         kv_num_heads=1, transpose=transpose,
-    )  # fmt: skip
+    )
 
 
 @laws
@@ -179,13 +179,13 @@ def test_streams(p: KVBufferParams, follows: str) -> None:
 @given(
     st.sampled_from([(16, 16, 32), (32, 32, 16)]), st.sampled_from(SWIZZLES), st.booleans(), st.sampled_from([32, 64]),
     st.sampled_from([256, 512]), st.sampled_from([64, 128, 256]), st.booleans(), st.integers(1, 3),
-)  # fmt: skip
+)
 def test_register_staged(
     shape: Any, swizzle: Any, transpose: bool, BK: int, threads: int, depth: int, token_gen: bool, stages: int
 ) -> None:
     core = TiledTensorCore("fp32", "bf16", shape, 1, transpose)
     p = DecodeKVBufferParams("bf16", Layout.row_major(128, depth), core, swizzle, BN=128, WN=32, BK=BK, depth=depth,
-                             num_threads=threads, num_stages=stages, token_gen=token_gen)  # fmt: skip
+                             num_threads=threads, num_stages=stages, token_gen=token_gen)
     values = rows_of(p, 100)
     buffer, warned = made(DecodeKVBuffer, p, PagedKVCache(values, [0], [[0]], 1, 100), 0, 0, end=100)
     assert warned != buffer.matrix_order
@@ -204,7 +204,7 @@ def test_register_staged(
 @pytest.mark.parametrize("depth,warps", [(64, 2), (128, 4), (512, 4), (256, 2), (512, 8)])
 def test_slices_of_warps(depth: int, warps: int) -> None:
     p = KVBufferParams("bf16", (16, 16, 32), None, BN=64, WN=64, BK=32, num_threads=64 * max(warps, 4), depth=depth,
-                       kv_num_heads=1, transpose=False, num_smem_stages=2)  # fmt: skip
+                       kv_num_heads=1, transpose=False, num_smem_stages=2)
     values = rows_of(p, 100)
     whole = KVBuffer(p, PagedKVCache(values, [0], [[0]], 1, 100), 0, 0, end=100)
     whole.load_from_dram(0)

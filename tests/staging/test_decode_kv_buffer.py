@@ -28,13 +28,13 @@ def params_of(i: dict[str, Any], dtype: Any, swizzle: Swizzle | None) -> DecodeK
     return staged(
         dtype, i["mma_shape"], swizzle, **{name: i[name] for name in SIZES}, kv_num_heads=i.get("kv_num_heads", 1),
         transpose=i["role"] == "K", token_gen=bool(i["token_gen"]),
-    )  # fmt: skip
+    )
 
 
 def staged(
     dtype: Any, shape: Any, swizzle: Any, *, BN: int, depth: int, kv_num_heads: int, transpose: bool,
     group_size: int = 1, **sizes: Any,
-) -> DecodeKVBufferParams:  # fmt: skip
+) -> DecodeKVBufferParams:
     """Parameters for the rows of a cache with so many heads of ``depth``."""
     core = TiledTensorCore("fp32", dtype, shape, group_size, transpose)
     layout = Layout((BN, depth), (kv_num_heads * depth, 1))
@@ -219,7 +219,7 @@ def buffer_of(end: Any = 128, **change: Any) -> DecodeKVBuffer:
     good: dict[str, Any] = {
         "dtype": "bf16", "shape": (16, 16, 32), "swizzle": None, "BN": 128, "WN": 32, "BK": 32, "num_threads": 256,
         "depth": 128, "kv_num_heads": 1, "transpose": True,
-    }  # fmt: skip
+    }
     p = staged(**{**good, **change})
     keys = np.ones((1, 128, 1, p.depth), p.dtype)
     return DecodeKVBuffer(p, PagedKVCache(keys, [0], [[0]], 1, 128), 0, 0, end=end)

@@ -70,7 +70,7 @@ def golden_dma(dma: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
         (d["lds_base"], d["wave"], d["bytes_per_lane"],
          tuple(d["resource_base"] + d["soffset"] + v for v in d["voffset"]), d["resource_base"] + d["num_records"])
         for d in dma
-    )  # fmt: skip
+    )
 
 
 def dma_of(params: KVBufferParams, tile: Any, strip: int) -> list[tuple[Any, ...]]:
@@ -163,7 +163,7 @@ def launch(dtype: str, depth: int, page_size: int, *, BK: int = 32, programs: An
             cache, batch, head, num_keys=np.take(LENGTHS, batch),
         )
         for role, cache in ((True, pool.get_key_cache(0)), (False, pool.get_value_cache(0)))
-    ]  # fmt: skip
+    ]
     return *buffers, keys[0][batch, :, head], values[0][batch, :, head]
 
 
@@ -383,7 +383,7 @@ def test_parameters_that_cannot_be_are_refused(change: dict[str, Any], says: str
     good = {
         "dtype": "bf16", "mma_shape": (16, 16, 32), "swizzle": SW303, "BN": 128, "WN": 32, "BK": 32, "num_threads": 256,
         "depth": 64, "kv_num_heads": 1, "transpose": True,
-    }  # fmt: skip
+    }
     cache = PagedKVCache(np.zeros((1, 1, 1, 64), bfloat16), [0], [[0]], 1, 1)
     DecodeStreamingKVBuffer(KVBufferParams(**good), cache, 0, 0)
     with pytest.raises(ValueError, match=says):

@@ -67,7 +67,7 @@ CALLS: dict[str, Callable[[], None]] = {
     "mla-decode-hopper-bf16": lambda: mla_decode("sm_90", "bf16", latent=512, backend="hopper"),
     **{f"mla-prefill-{arch}-bf16": lambda arch=arch: mla_prefill(arch, "bf16")  # type: ignore[misc]
        for arch in ("sm_80", "sm_90", "gfx950")},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("call", CALLS)

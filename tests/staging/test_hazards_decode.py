@@ -65,7 +65,7 @@ def test_order_of_the_compiled_loop() -> None:
     assert loop == [
         "k read", "q read", *rows, "barrier", "p write", "barrier", "p read", "v read",
         "k copy", "barrier", "v copy", "wait", "barrier",
-    ]  # fmt: skip
+    ]
 
 
 def refill_before_it_is_read(refilled: str) -> Callable[[Patch], None]:
@@ -192,7 +192,7 @@ MUTANTS: dict[str, tuple[str, Callable[[Patch], None], Any, str]] = {
     ),
     "a-strip-in-flight-at-the-end": ("gfx", a_strip_more, END, "s_waitcnt vmcnt in warp 0"),
     "strip-loaded-while-another-is-in-flight": ("gfx", strip_loaded_while_another_is_in_flight, WAW, "vmcnt"),
-}  # fmt: skip
+}
 CASES = [(name, machine) for name, (machines, *_) in MUTANTS.items() for machine in machines.split()]
 
 

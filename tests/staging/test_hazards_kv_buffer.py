@@ -100,7 +100,7 @@ def latents(traffic: Any = None) -> None:
     rng, end = np.random.default_rng(0), np.array([320, 130])
     rows = (rng.standard_normal((5, 64, 1, 192)) / 8).astype(BF16)
     windows = [PagedKVCache(x, [0, 0], [[0, 1, 2, 3, 4], [4, 0, 1, 2, 3]], 1, 320) for x in (rows[..., :128],
-                                                                                          rows[..., 128:])]  # fmt: skip
+                                                                                          rows[..., 128:])]
     traffic = Traffic() if traffic is None else traffic
     with traffic.launch():
         cta = mla_cta("sm_90", 16, 64, (128, 64), *windows, np.arange(2), end, traffic, num_warps=8, num_stages=5)
@@ -129,7 +129,7 @@ def staged(traffic: Any = None) -> None:
     """DecodeKVBuffer: a strip of K through registers, then the next one into the same place."""
     core, layout = TiledTensorCore("fp32", "bf16", (16, 16, 32), 1, transpose_b=True), Layout.row_major(128, 64)
     p = DecodeKVBufferParams("bf16", layout, core, Swizzle(2, 0, 3, "vector"), BN=128, WN=32, BK=32, depth=64,
-                             num_threads=256, num_stages=2)  # fmt: skip
+                             num_threads=256, num_stages=2)
     cache = PagedKVCache(np.ones((1, 128, 1, 64), BF16), [0], [[0]], 1, 128)
     line = None if traffic is None else traffic.timeline
     smem = Memory(8192, space=AddressSpace.SHARED, programs=1, name="LDS")
@@ -148,7 +148,7 @@ MACHINES: dict[str, Any] = {
     "prefill": prefill, "decode": decode, "shared": shared, "mla": mla, "wgmma": wgmma, "mla64": mla64,
     "rows": mma_rows, "staged": staged, "converted": converted, "turned": turned, "far_ahead": far_ahead,
     "latents": latents,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -221,7 +221,7 @@ def fetched_before_v(patch: Patch) -> None:
     patch.setattr(
         MfmaMLACTA, "scores",
         lambda cta, *args: (scores(cta, *args), cta._fetch(cta.k.kv_cache_iter.tile_start_row))[0],
-    )  # fmt: skip
+    )
 
 
 def wgmma_loops_are_not_drained(patch: Patch) -> None:
@@ -343,7 +343,7 @@ MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
     ),
     "latents-refilled-while-v-is-read": ("latents", drop("barrier", "v read"), WAR, "k copy by warp"),
     "loops-not-drained": ("wgmma", wgmma_loops_are_not_drained, WAW, "cp.async.wait_group in warp"),
-}  # fmt: skip
+}
 CASES = [(name, machine) for name, (machines, *_) in MUTANTS.items() for machine in machines.split()]
 
 

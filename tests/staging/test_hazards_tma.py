@@ -173,7 +173,7 @@ TMA: dict[str, Mutant] = {
             Hazards, "barrier", lambda h, w, e, name, meet=Hazards.barrier: meet(h, PARTIAL, e, name)
         ), BarrierDeadlock, "warps [0, 1, 3] wait at barrier 1 for ever",
     ),
-}  # fmt: skip
+}
 
 
 def check(caught: Any, kind: Any, words: str) -> None:

@@ -33,7 +33,7 @@ def test_tiles_equal_compiled_max(golden: Callable[[str], list[dict[str, Any]]])
         iterator = KVCacheIterator(
             cache, i["tile_size"], i["batch"], i["head"], i["end"],
             depth=i["depth"], cache_depth=i["cache_depth"], head_dim_offset=i["head_dim_offset"],
-        )  # fmt: skip
+        )
         for expected in case["expected"]["tiles"]:
             tile = iterator.next_tile()
             got = {"valid_rows": tile.valid_rows.tolist(), "offset": (tile.offset + first).tolist()}

@@ -125,7 +125,7 @@ def test_members_equal_compiled_max(golden: Callable[[str], list[dict[str, Any]]
 BASE: dict[str, Any] = {
     "dtype": "bf16", "mma_shape": (32, 32, 16), "swizzle": SW304, "BN": 64, "WN": 64, "BK": 32, "num_threads": 256,
     "depth": 64, "kv_num_heads": 1, "transpose": True, "num_smem_stages": 1,
-}  # fmt: skip
+}
 
 
 def keys_of(p: KVBufferParams, rows: int = 256) -> np.ndarray[Any, Any]:
@@ -257,7 +257,7 @@ def test_slices_of_five_waves() -> None:
     p = KVBufferParams(
         **{**BASE, "mma_shape": (16, 16, 32), "swizzle": None, "BN": 128, "WN": 128, "depth": 128, "transpose": False,
            "num_threads": 320}
-    )  # fmt: skip
+    )
     whole = buffer_of(p)
     v = WarpSlices(whole, 4)
     whole.load_from_dram(0)
@@ -312,7 +312,7 @@ def test_many_programs_at_once_over_any_pages(dtype: str, shape: Any, BK: int, p
     size = as_dtype(dtype).itemsize
     assert traffic.moved == {
         "DRAM->SMEM": int(ends.sum()) * 128 * size, "SMEM->registers": live * 128 * 128 * size
-    }  # fmt: skip
+    }
     assert traffic.ideal["k read"] == live * 128 * 128 * size // 256
     assert traffic.wavefronts["k read"] == traffic.per_warp("wavefronts", "k read").sum()
     assert traffic.ideal["k read"] <= traffic.wavefronts["k read"] < traffic.unswizzled["k read"]

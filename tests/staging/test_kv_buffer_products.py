@@ -49,7 +49,7 @@ class Row:
             self.dtype, SHAPES[self.dtype, self.M], (SW303 if self.M == 16 else SW304) if self.role == "K" else None,
             BN=self.BN, WN=32 if decode else self.BN, BK=self.BK, num_threads=256, depth=self.depth,
             kv_num_heads=heads, transpose=self.role == "K", bk_smem=self.bk_smem or self.BK, num_smem_stages=1,
-        )  # fmt: skip
+        )
 
     def __str__(self) -> str:
         return f"{self.role}-{self.dtype}-M{self.M}-D{self.depth}-BN{self.BN}-BK{self.BK}"
@@ -121,7 +121,7 @@ def test_every_configuration_of_the_table(row: Row) -> None:
     ragged sequences, the first of them past its end."""
     p = row.params(heads=2)
     for name in ("num_mmas", "num_k_mmas2", "input_frag_size", "num_k_tiles", "num_repeats", "smem_stage_size",
-                 "vm_instrs_per_load"):  # fmt: skip
+                 "vm_instrs_per_load"):
         assert getattr(p, name) == getattr(row, name), name
     assert p.mma_total_rows == row.reg_rows
     pool, dense = tensors(row.dtype, 2, row.depth)
@@ -164,7 +164,7 @@ def test_p_v_through_the_slices_of_warps(
     p = KVBufferParams(
         dtype, SHAPES[dtype, M], (SW303 if M == 16 else SW304) if in_k else None, BN=128, WN=32 if in_k else 128, BK=BK,
         num_threads=256, depth=depth, kv_num_heads=2, transpose=in_k, bk_smem=bk_smem, num_smem_stages=1,
-    )  # fmt: skip
+    )
     pool, dense = tensors(dtype, 2, depth)
     whole = KVBuffer(p, pool.get_value_cache(0), BATCH, HEAD, end=np.take(LENGTHS, BATCH))
     v = WarpSlices(whole, 4, output_depth)
@@ -189,7 +189,7 @@ def test_576_columns_in_blocks_as_wide_as_strips_need_the_zero_pad() -> None:
     p = KVBufferParams(
         "fp8", (16, 16, 128), SW303, BN=128, WN=32, BK=128, num_threads=256, depth=576, kv_num_heads=1, transpose=True,
         smem_depth=640, num_smem_stages=1,
-    )  # fmt: skip
+    )
     rng = np.random.default_rng(0)
     keys = rng.standard_normal((1, 128, 1, 576)).astype(p.dtype)
     k = KVBuffer(p, PagedKVCache(keys, [127], [[0]], 1, 128), 0, 0, end=128)
@@ -209,7 +209,7 @@ def test_rope_columns_of_a_latent_row() -> None:
     p = KVBufferParams(
         "bf16", (32, 32, 16), SW304, BN=64, WN=64, BK=32, num_threads=256, depth=64, kv_num_heads=1, transpose=True,
         cache_depth=576, head_dim_offset=512,
-    )  # fmt: skip
+    )
     keys = np.random.default_rng(0).standard_normal((1, 128, 1, 576)).astype(p.dtype)
     k = KVBuffer(p, PagedKVCache(keys, [99], [[0]], 1, 100), 0, 0, end=100)
     for stage in (0, 1):

@@ -44,7 +44,7 @@ class Case:
         params = KVMmaOpParams(
             dtype, i["mma_shape"], self.num_mmas, i["BK"] // i["mma_shape"][2], self.slots, i["BN"], i["BK"], self.K,
             i["swizzle"], bk_smem=i["bk_smem"],
-        )  # fmt: skip
+        )
         return KVMmaOp(params, num_threads=i["num_threads"])
 
     def load(self, op: KVMmaOp, smem: Memory, stage: int, strip: int) -> None:
@@ -148,7 +148,7 @@ def test_mma_tile_at_is_a_window_of_the_register_tile() -> None:
     op = KVMmaOp(params, programs=2, num_threads=64)
     assert (op.reg_tile.memory.space, op.reg_tile.shape, held(op.reg_tile).shape) == (
         AddressSpace.LOCAL, (12, 8), (2, 64, 12, 8),
-    )  # fmt: skip
+    )
     assert np.isnan(held(op.reg_tile).astype(np.float32)).all()
     with pytest.raises(UnwrittenRead):
         np.asarray(op.reg_tile)

@@ -33,7 +33,7 @@ OF_PREFILL = [
     ("rows", (128, 64, 64, 64)), ("rows", (128, 32, 80, 128)), ("rows", (128, 64, 16, 16)),
     ("rows", (64, 32, 128, 128)), ("columns", (64, 64, 96, 128)), ("columns", (64, 32, 256, 256)),
     ("columns", (64, 32, 64, 64)),
-]  # fmt: skip
+]
 """Of 64 rows along the rows, and of 32 keys along the columns, four warps do again what the others do."""
 of_prefill = pytest.mark.parametrize("kind, shape", OF_PREFILL, ids=str)
 

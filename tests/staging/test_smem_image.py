@@ -136,7 +136,7 @@ def test_register_staged_tiles(k: bool) -> None:
     view, keys = cache(128, "bf16")
     core = TiledTensorCore("fp32", "bf16", (16, 16, 32), 1, k)
     params = DecodeKVBufferParams("bf16", Layout.row_major(128, 128), core, SW33 if k else None, 128, 32, 32, 128, 256,
-                                  num_stages=2, token_gen=True)  # fmt: skip
+                                  num_stages=2, token_gen=True)
     buffer = DecodeKVBuffer(params, view, 0, 0, end=90)
     assert (buffer.smem_image().slots == -1).all()
     for _ in range(3):

@@ -27,7 +27,7 @@ def tagged(rows: int, cols: int, dtype: Any) -> tuple[np.ndarray[Any, Any], np.n
 @pytest.mark.parametrize(
     "dtype,shape,BK", [("bf16", (16, 16, 32), 64), ("bf16", (32, 32, 16), 32), ("fp8", (16, 16, 128), 128),
                        ("fp8", (32, 32, 64), 64)]
-)  # fmt: skip
+)
 def test_load_b_holds_rows_of_k(dtype: str, shape: tuple[int, int, int], BK: int, swizzles: Any) -> None:
     """7.3: lane l has row l % M and, of each half, 16 bytes at column 16 bytes * (l // M); the swizzles cancel."""
     M, _, K = shape

@@ -13,7 +13,7 @@ from kvlab.memory import AddressSpace, Memory, as_dtype, bfloat16
 from kvlab.staging import KVMmaOp, KVMmaOpParams, TiledMmaOp, TiledTensorCore, mfma_atom
 
 SHAPES = [("bf16", (16, 16, 32)), ("bf16", (32, 32, 16)), ("fp16", (16, 16, 16)), ("fp8", (16, 16, 32)),
-          ("fp32", (16, 16, 4))]  # fmt: skip
+          ("fp32", (16, 16, 4))]
 LOCAL, SHARED = AddressSpace.LOCAL, AddressSpace.SHARED
 
 
@@ -22,7 +22,7 @@ def numbered(rows: int, columns: int, dtype: Any) -> np.ndarray[Any, Any]:
     size = as_dtype(dtype).itemsize
     return (np.arange(rows * columns) * 7 % (1 << 8 * min(size, 2))).astype(f"u{size}").view(as_dtype(dtype)).reshape(
         rows, columns
-    )  # fmt: skip
+    )
 
 
 def warp_tiles(matrix: np.ndarray[Any, Any], first: Any, rows: int, columns: int) -> TileTensor:
@@ -114,7 +114,7 @@ def test_mma_refuses_and_adds_nothing(kind: Any) -> None:
     op = kind("fp32", "bf16", (16, 16, 32), **({"group_size": 1} if kind is TiledTensorCore else {}))
     c = np.full((1, 64, 6, 4), 7, np.float32)
     good = {"a": local(2, 8, "bf16"), "b": local(3, 8, "bf16"),
-            "c": TileTensor.from_numpy(c, space=LOCAL, batch=2)}  # fmt: skip
+            "c": TileTensor.from_numpy(c, space=LOCAL, batch=2)}
     for name, bad, error in (
         ("a", 3, TypeError), ("b", None, TypeError), ("c", c, TypeError),
         ("a", local(2, 8, "fp16"), ValueError), ("b", local(3, 8, "fp16"), ValueError),
@@ -122,7 +122,7 @@ def test_mma_refuses_and_adds_nothing(kind: Any) -> None:
         ("a", local(2, 8, "bf16", space=SHARED), ValueError), ("c", local(6, 4, "fp32", space=SHARED), ValueError),
         ("a", local(2, 4, "bf16"), ValueError), ("c", local(5, 4, "fp32"), ValueError),
         ("b", local(3, 8, "bf16", threads=128), ValueError), ("c", local(6, 4, "fp32", threads=128), ValueError),
-    ):  # fmt: skip
+    ):
         with pytest.raises(error, match=f"(?s)^{name} "):
             op.mma(**{**good, name: bad})
     assert (c == 7).all()

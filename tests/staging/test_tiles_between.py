@@ -87,7 +87,7 @@ def multiplies(which: Any, a: Any = (1, 8), c: Any = (2, 4), **of: Any) -> tuple
         name: tensor(of.get(f"{name}_space", LOCAL), Layout.row_major(*shape), of.get(f"{name}_dtype", dtype),
                      threads=of.get(f"{name}_threads", 64), programs=1)
         for name, shape, dtype in (("a", a, "bf16"), ("b", (2, 8), "bf16"), ("c", c, "fp32"))
-    }  # fmt: skip
+    }
     return lambda: which.mma(**tiles), tiles["c"]
 
 
@@ -141,7 +141,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
            ("c too long", {"c": (3, 4)}, "c is 3 x 4: must be 2 x 4"),
            ("a of other threads", {"a_threads": 128}, "b is of .* programs and threads"),
        )},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BAD)

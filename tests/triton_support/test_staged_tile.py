@@ -44,9 +44,9 @@ PADS = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 9)
 """Triton 3.9 pads V on gfx950, where older ones swizzle it."""
 VALUES = np.arange(ROWS * DEPTH, dtype=np.uint16).reshape(1, ROWS, 1, DEPTH)
 MAX = KVBufferParams("bf16", (32, 32, 16), Swizzle(3, 0, 4, "vector"), BN=64, WN=64, BK=32, num_threads=256,
-                     depth=DEPTH, kv_num_heads=1, transpose=True, num_smem_stages=1)  # fmt: skip
+                     depth=DEPTH, kv_num_heads=1, transpose=True, num_smem_stages=1)
 STREAMED = KVBufferParams("bf16", (16, 16, 32), Swizzle(3, 0, 3, "vector"), BN=128, WN=32, BK=32, num_threads=256,
-                          depth=DEPTH, kv_num_heads=1, transpose=True)  # fmt: skip
+                          depth=DEPTH, kv_num_heads=1, transpose=True)
 compiled = functools.cache(compiler_staging)
 
 

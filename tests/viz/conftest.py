@@ -58,7 +58,7 @@ def sound() -> Callable[[Any], ElementTree.Element]:
 
 def _hovers(root: ElementTree.Element) -> list[str]:
     return [title.text or "" for group in root.iter(f"{SVG}g") if group.get("class") == "hover"
-            for title in group.iter(f"{SVG}title")]  # fmt: skip
+            for title in group.iter(f"{SVG}title")]
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def test_source_and_destination_name_lane_and_instruction(name: str, sound, hove
         target = [tuple(map(int, match.groups())) for title in titles if (match := pattern.fullmatch(title))]
         assert len(target) >= plan.lanes
         where = {int(d): (int(r), int(c)) for d, r, c in
-                 zip(plan.destination.flat, plan.row.flat, plan.col.flat, strict=True)}  # fmt: skip
+                 zip(plan.destination.flat, plan.row.flat, plan.col.flat, strict=True)}
         assert all(
             where[byte] == (r, c) and bank == byte // 4 % get_arch(plan.arch).banks for byte, bank, r, c in target
         )

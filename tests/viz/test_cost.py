@@ -120,7 +120,7 @@ def path(size: int) -> BytePath:
         page_size=size, depth=size, dram_byte=4230, tile=(size, size), tile_at=(17, 3), shared_byte=2198,
         plain_byte=2182, warp=2, lane=5, register=1, lanes=size, registers=size, atom="mma", shape=(size, size, size),
         operand="b", operand_at=(3, 1),
-    )  # fmt: skip
+    )
 
 
 def half(tile: TileTensor) -> TileTensor:
@@ -187,7 +187,7 @@ HUGE: dict[str, Callable[[], Any]] = {
     "kv tile": lambda: KVCacheIterator(cache(1 << 19, 64), 1 << 18, 0, 0, 1 << 19).next_tile(),
     "timeline": timeline,
     "swizzled tile": lambda: SwizzledTile(1 << 40, 1 << 10),
-}  # fmt: skip
+}
 HOW: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "layout with a mark": (lambda: Layout((1 << 30, 1 << 30)), {"mark": (1 << 29, 12345), "element_bytes": 2}),
     "tiles": (lambda: zipped_divide(Layout.row_major(1 << 15, 1 << 15), (1 << 10, 1 << 10)), {"tiles": True}),

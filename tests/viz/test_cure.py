@@ -17,7 +17,7 @@ TILES = TILE.plain(), TILE
 READS = [wavefronts("ldmatrix.x4", tile.address(LANE % 8, LANE // 8)) for tile in TILES]
 AMD = [
     wavefronts("ds_read_b128", at, arch="gfx950") for at in (WAVE % 16 * 256 + WAVE // 16 * 16, WAVE * 16)
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def test_every_bit_and_field(descriptor: SmemDescriptor, major: str, sound, over
     fields = dict(re.findall(r"<title>bit (\d+) = \d\n([^<]*)", picture.body))
     assert (fields["13"], fields["14"], fields["29"], fields["45"]) == (
         "start address", "no field: must be 0", "LBO", "SBO",
-    )  # fmt: skip
+    )
     assert fields["62"] == "swizzle"
     assert fields["46"] == ("constant" if descriptor.arch == "sm_100" else "no field: must be 0")
     assert f"start address = {descriptor.start_address >> 4} x 16 = {descriptor.start_address} bytes" in picture.svg

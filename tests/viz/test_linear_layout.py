@@ -99,7 +99,7 @@ def test_a_tall_tensor_folds_and_keeps_the_thread_that_is_asked_for(sound, hover
     rows = {row for row, _ in found}
     assert len(rows) < 128
     assert {row for (row, _), (thread, _) in held(hovers(sound(draw_linear_layout(layout, thread=3)))).items()
-            if thread == 3} <= {0, 32, 64, 96}  # fmt: skip
+            if thread == 3} <= {0, 32, 64, 96}
     assert any(thread == 127 for thread, _ in found.values())
     assert not overlaps(picture)
 

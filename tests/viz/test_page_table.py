@@ -102,7 +102,7 @@ def test_the_way_of_a_token_crosses_no_page(token: tuple[int, int], pages: int, 
     boxes = [
         tuple(float(rect.get(name)) for name in ("x", "y", "width", "height"))
         for rect in root.iter(f"{SVG}rect") if rect.find(f"{SVG}title") is not None
-    ]  # fmt: skip
+    ]
     lines = [path.get("d") for path in root.iter(f"{SVG}path") if path.get("stroke") == ACCENT]
     assert lines
     for line in lines:

@@ -30,7 +30,7 @@ def example(token: int = 250, element: int = 37) -> BytePath:
         tile_at=(row, element), shared_byte=Swizzle(3, 4, 3, "byte")(plain), plain_byte=plain, warp=row // 8 % 4,
         lane=lane, register=register, lanes=32, registers=ATOM.regs_b, atom=ATOM.name, shape=ATOM.shape, operand="b",
         operand_at=(k, n),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(("token", "element"), [(0, 0), (250, 37), (319, 63), (128, 8)])
@@ -47,7 +47,7 @@ def test_every_stage_is_named_and_marked(token: int, element: int, sound, overla
     marks = [
         rect for rect in root.iter("{http://www.w3.org/2000/svg}rect")
         if rect.get("fill", "").startswith("var(--kvlab-accent") and rect.get("stroke") is not None
-    ]  # fmt: skip
+    ]
     assert len(marks) == 5  # the page table outlines the whole entry instead
     assert not overlaps(picture)
 

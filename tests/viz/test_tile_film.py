@@ -22,7 +22,7 @@ NAMES = ["in DRAM", "in flight", "in shared memory", "in registers", "in the pro
 def filmed(steps: int, transpose: bool = True, **how: Any) -> Any:
     """A tile of 32 keys, as far as ``steps`` statements bring it; with what it holds in register 0 of lane 5."""
     p = KVBufferParams("bf16", (32, 32, 16), Swizzle(3, 0, 4, "vector") if transpose else None, BN=32, WN=32, BK=32,
-                       num_threads=256, depth=128, kv_num_heads=1, transpose=transpose, num_smem_stages=1)  # fmt: skip
+                       num_threads=256, depth=128, kv_num_heads=1, transpose=transpose, num_smem_stages=1)
     smem = Memory(p.smem_stage_size * 2, space=AddressSpace.SHARED, programs=1)
     traffic = Traffic(timeline=Timeline())
     hazards = Hazards(smem, 4, arch="gfx950", timeline=traffic.timeline)
@@ -31,7 +31,7 @@ def filmed(steps: int, transpose: bool = True, **how: Any) -> Any:
     script = [
         lambda: buffer.load_from_dram(0), lambda: hazards.wait_group(0), hazards.barrier,
         lambda: buffer.load_from_shared(0),
-    ]  # fmt: skip
+    ]
     for step in script[:steps]:
         step()
     return draw_tile_film(buffer, traffic.trace(), **how), buffer
@@ -47,7 +47,7 @@ def outlines(picture: Any, sound: Any) -> list[tuple[float, float]]:
     return [
         (float(rect.get("x")), float(rect.get("width")))
         for rect in sound(picture).iter(f"{SVG}rect") if rect.get("stroke") == ACCENT
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("steps, frames", [(1, 2), (2, 3), (3, 3), (4, 5)])
@@ -77,7 +77,7 @@ def test_events_of_another_stage_or_operand_tell_nothing(what: str, stage: int, 
 
 def test_another_program_has_a_tile_of_its_own() -> None:
     p = KVBufferParams("bf16", (32, 32, 16), None, BN=32, WN=32, BK=32, num_threads=256, depth=128, kv_num_heads=1,
-                       transpose=True, num_smem_stages=1)  # fmt: skip
+                       transpose=True, num_smem_stages=1)
     cache = PagedKVCache(np.zeros((1, 32, 1, 128), p.dtype), [0, 0], [[0], [0]], 1, 32)
     smem = Memory(p.smem_stage_size * 2, space=AddressSpace.SHARED, programs=2)
     buffer = KVBuffer(p, cache, np.arange(2), 0, p.smem_tile(smem), end=np.array([32, 0]))

@@ -48,7 +48,7 @@ def test_a_longer_image_differs_where_the_other_ends() -> None:
 def test_small_slots_have_the_colour_of_their_column_of_16_bytes() -> None:
     """Law: an image in slots of 8 bytes has the colours of the same image in slots of 16."""
     pictures = [draw_tiles_beside(image, image, names=NAMES, slot_bytes=size).resolved()
-                for image, size in ((pairs(8, 8), 16), (pairs(8, 16), 8))]  # fmt: skip
+                for image, size in ((pairs(8, 8), 16), (pairs(8, 16), 8))]
     fills = [set(re.findall(r'<path[^>]*fill="(#\w+)"', picture)) for picture in pictures]
     assert fills[0] == fills[1]
     assert len(fills[0]) == 8

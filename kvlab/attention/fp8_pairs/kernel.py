@@ -16,7 +16,7 @@ def halves(pairs, PTX: tl.constexpr):
             "{ .reg .b32 t; .reg .b16 x, y; prmt.b32 t, $2, 0, 0x3120; mov.b32 {x, y}, t; "
             "cvt.rn.f16x2.e4m3x2 $0, x; cvt.rn.f16x2.e4m3x2 $1, y; }",
             "=r,=r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=True, pack=2,
-        )  # fmt: skip
+        )
     else:
         even = pairs.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
         odd = (pairs >> 8).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)

@@ -82,7 +82,7 @@ def kv_store_paged(
         v_granularity=v_granularity, rope=rope, positions=positions, kv_layout=kv_layout, backend=backend, arch=arch,
         check=check,
         traffic=traffic,
-    )  # fmt: skip
+    )
     _run(plan, traffic)
 
 
@@ -140,7 +140,7 @@ def kv_store(
         k, v, cache, layer, cu_seqlens=cu_seqlens, valid_lengths=valid_lengths, slot_mapping=slot_mapping,
         k_scale=k_scale, v_scale=v_scale, rope=rope, positions=positions, backend=backend, arch=arch, check=check,
         traffic=traffic,
-    )  # fmt: skip
+    )
     _run(plan, traffic)
 
 
@@ -185,7 +185,7 @@ def mla_store_paged(
         latent, k_rope, cache, slot_mapping, scale=scale, rope=rope, positions=positions, kv_layout=kv_layout,
         backend=backend, arch=arch,
         check=check, traffic=traffic,
-    )  # fmt: skip
+    )
     _run(plan, traffic)
 
 
@@ -195,7 +195,7 @@ def _run(plan: StorePlan, traffic: Traffic | None) -> None:
         explanation, KERNEL, emulate, refer, x.k, x.v, x.k_cache, x.v_cache, x.where, lens=x.lens, table=x.table,
         positions=x.positions, cos=x.cos, sin=x.sin, k_scale=x.k_scale, v_scale=x.v_scale, config=explanation.config,
         pages=x.pages, traffic=traffic, again=again,
-    )  # fmt: skip
+    )
 
 
 kv_store.explain = lambda *args, **options: collection_plan(*args, **options).explanation

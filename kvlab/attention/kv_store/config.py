@@ -186,4 +186,4 @@ def choose_config(
     return StoreConfig(
         form, problem.heads, page_size, sides[0], sides[1], programs, BB=BB, BITS=max(0, all_bits - MOST_BITS),
         num_warps=1 << (num_warps.bit_length() - 1), **rope,  # type: ignore[arg-type]
-    )  # fmt: skip
+    )

@@ -63,7 +63,7 @@ def sequence_of(token: Array, where_array: Array, batch: int, BB: int, BITS: int
 def place(
     token: Array, where_array: Array, lens_array: Array | None, table_array: Array | None,
     positions_array: Array | None, tokens: int, seq_tokens: int, pages: int, config: StoreConfig,
-) -> tuple[Array, Array, Array, Array]:  # fmt: skip
+) -> tuple[Array, Array, Array, Array]:
     """Page, slot and position of each token, and whether it is stored (else the other three mean nothing)."""
     live = token < tokens
     if positions_array is not None:
@@ -101,7 +101,7 @@ def place(
 def rotate(
     x: Array, x_array: Array, row: Array, dim: Array, inside: Array, position: Array, new: Array,
     cos_array: Array | None, sin_array: Array | None, side: Side, config: StoreConfig,
-) -> Array:  # fmt: skip
+) -> Array:
     """``x`` [P, BR, BG] in float32, its dims FIRST .. FIRST + R rotated by the angles of the token's position."""
     assert cos_array is not None
     assert sin_array is not None
@@ -179,7 +179,7 @@ def append(
     table: Array | None, positions: Array | None, cos: Array | None, sin: Array | None,
     k_scale_array: Array | float | None, v_scale_array: Array | float | None, config: StoreConfig, pages: int,
     traffic: Traffic, lanes: int,
-) -> None:  # fmt: skip
+) -> None:
     """K and V of the rows of each program, to where their tokens belong. A row: one block of one head of one token."""
     #: setup -> k_token_idx, k_head_idx, k_dim, v_token_idx, v_head_idx, v_dim    the rows of this program
     K, V, H, form = config.k, config.v, config.heads, config.form
@@ -271,7 +271,7 @@ def launch(
         append(
             k, v, k_cache, v_cache, where, lens, table, positions, cos, sin, k_scale, v_scale, config, pages, traffic,
             get_arch(arch).warp_size,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)

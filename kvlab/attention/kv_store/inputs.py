@@ -110,7 +110,7 @@ class StoreFacts(NamedTuple):
     def inputs(
         self, k: Any, v: Any, k_cache: Any, v_cache: Any, where: Any, lens: Any, table: Any, positions: Any, *,
         cos: Any, sin: Any, k_scale: Any, v_scale: Any,
-    ) -> StoreInputs:  # fmt: skip
+    ) -> StoreInputs:
         """The arguments of another call of the kind, as ``store_inputs`` puts them."""
         if self.no_v:
             v, v_cache, v_scale = k, k_cache, None
@@ -120,7 +120,7 @@ class StoreFacts(NamedTuple):
         return StoreInputs(
             k, v, k_cache, v_cache, where, lens=lens, table=table, positions=positions, cos=cos, sin=sin,
             k_scale=k_scale, v_scale=v_scale, **self._asdict(),
-        )  # fmt: skip
+        )
 
 
 def store_inputs(
@@ -128,7 +128,7 @@ def store_inputs(
     k_scale: Any, v_scale: Any, granularity: tuple[int | None, int | None],
     pages: int | None = None, lens: Any = None, table: Any = None, positions: Any = None, strict: bool = True,
     names: Names = USUAL,
-) -> StoreInputs:  # fmt: skip
+) -> StoreInputs:
     """Check the arguments of a store, all but their values. ValueError that names argument, value and rule."""
     no_v = v is None
     if no_v:
@@ -154,13 +154,13 @@ def store_inputs(
     x = StoreInputs(
         k, v, k_cache, v_cache, where, form, shape[0] if pages is None else pages, lens, table, positions,
         k_scale=k_scale, v_scale=v_scale, no_v=no_v, strict=strict, names=names,
-    )  # fmt: skip
+    )
     if rope is not None:
         side = k if rope_on == "k" else v
         first = rope.first_dim(side.shape[3])
         x = replace(
             x, cos=rope.cos, sin=rope.sin, rope=rope_on, rope_first=first, interleaved=rope.interleaved
-        )  # fmt: skip
+        )
     check_arrays({getattr(names, name): array for name, array in x.arrays().items()})
     _check_side(names.k, names.k_cache, k, k_cache, f"as many pages as {names.k_cache}, {shape}", shape)
     _check_side(names.v, names.v_cache, v, v_cache, f"as many pages as {names.k_cache}, {shape}", shape)
@@ -185,7 +185,7 @@ def _check_side(
     kind, stored = dtype_of(source, name), dtype_of(cache, cache_name)
     require(
         kind in (*DTYPES, *LIMITS), f"{name} has dtype {kind}", "bfloat16, float16, float32 or an fp8 format"
-    )  # fmt: skip
+    )
     require(
         stored in (*DTYPES, *LIMITS),
         f"{cache_name} has dtype {stored}",
@@ -275,15 +275,15 @@ def _check_rope(x: StoreInputs, rope: Rope, source: Any) -> None:
         check_dtype(name, array)
     require(
         0 <= first and first + rope.dim <= D, f"rope of {rope.dim} dims from {first} on", f"inside the head of {D}"
-    )  # fmt: skip
+    )
     require(
         not rope.interleaved or first % 2 == 0, f"interleaved rope from dim {first} on", "from an even one: pairs"
-    )  # fmt: skip
+    )
     require(x.form != "slots" or x.positions is not None, "rope with slot_mapping", "given with positions= [T]")
     G = x.granularity[0 if x.rope == "k" else 1]
     require(
         not rope.interleaved or G % 2 == 0, f"interleaved rope and scales of {G} dims", "scales of an even number"
-    )  # fmt: skip
+    )
     name = x.names.k if x.rope == "k" else x.names.v
     kind = dtype_of(source, name)
     require(kind in DTYPES, f"{name} has dtype {kind}", "bfloat16, float16 or float32 to be rotated")

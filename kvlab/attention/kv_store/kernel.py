@@ -62,7 +62,7 @@ def place(
     token, where_ptr, lens_ptr, table_ptr, positions_ptr,
     tokens, seq_tokens, batch, pages, columns, where_step, lens_step, table_batch, positions_step,
     FORM: tl.constexpr, PAGE: tl.constexpr, POSITIONS: tl.constexpr, BB: tl.constexpr, BITS: tl.constexpr,
-):  # fmt: skip
+):
     """Page, slot and position of each token, and whether it is stored (else the other three mean nothing)."""
     live = token < tokens
     if POSITIONS:
@@ -98,7 +98,7 @@ def place(
 def rotate(
     x, x_ptr, row, dim, inside, position, new, cos_ptr, sin_ptr, angles, cos_row, cos_col, sin_row, sin_col,
     R: tl.constexpr, FIRST: tl.constexpr, INTERLEAVED: tl.constexpr, BR: tl.constexpr, BG: tl.constexpr,
-):  # fmt: skip
+):
     """``x`` [BR, BG] in float32, its dims FIRST .. FIRST + R rotated by the angles of the token's position."""
     x = x.to(tl.float32)
     known = (new & (position >= 0) & (position < angles))[:, None]
@@ -165,7 +165,7 @@ def append(
     K_QUANT: tl.constexpr, V_QUANT: tl.constexpr, K_LIMIT: tl.constexpr, V_LIMIT: tl.constexpr,
     K_IN: tl.constexpr, V_IN: tl.constexpr, K_OUT: tl.constexpr, V_OUT: tl.constexpr,
     ROPE: tl.constexpr, R: tl.constexpr, FIRST: tl.constexpr, INTERLEAVED: tl.constexpr,
-):  # fmt: skip
+):
     """K and V of the rows of one program, to where their tokens belong. A row: one block of one head of one token."""
     #: setup -> k_token_idx, k_head_idx, k_dim, v_token_idx, v_head_idx, v_dim    the rows of this program
     program = tl.program_id(0)
@@ -189,18 +189,18 @@ def append(
         k_token_idx, where_ptr, lens_ptr, table_ptr, positions_ptr,
         tokens, seq_tokens, batch, pages, columns, where_step, lens_step, table_batch, positions_step,
         FORM, PAGE, POSITIONS, BB, BITS,
-    )  # fmt: skip
+    )
     v_page, v_slot, v_position, v_live = place(
         v_token_idx, where_ptr, lens_ptr, table_ptr, positions_ptr,
         tokens, seq_tokens, batch, pages, columns, where_step, lens_step, table_batch, positions_step,
         FORM, PAGE, POSITIONS, BB, BITS,
-    )  # fmt: skip
+    )
     #: rope_v -> v    where V is the roped side: in float32
     if ROPE == "v":
         v = rotate(
             v, v_ptr, v_from, v_dim, v_inside, v_position, v_new,
             cos_ptr, sin_ptr, angles, cos_row, cos_col, sin_row, sin_col, R, FIRST, INTERLEAVED, VBR, VBG,
-        )  # fmt: skip
+        )
     #: quantise_v -> v, v_scale    divided by the scale, rounded once to the cache's format
     v, v_scale = quantise(v, v_scale, v_scale_ptr, v_inverse, V_QUANT, V_LIMIT)
     v = convert(v, v_cache_ptr.dtype.element_ty)
@@ -216,7 +216,7 @@ def append(
         k = rotate(
             k, k_ptr, k_from, k_dim, k_inside, k_position, k_new,
             cos_ptr, sin_ptr, angles, cos_row, cos_col, sin_row, sin_col, R, FIRST, INTERLEAVED, KBR, KBG,
-        )  # fmt: skip
+        )
     #: quantise_k -> k, k_scale    as V
     k, k_scale = quantise(k, k_scale, k_scale_ptr, k_inverse, K_QUANT, K_LIMIT)
     k = convert(k, k_cache_ptr.dtype.element_ty)
@@ -255,7 +255,7 @@ def launch(
     pointers = (
         k, v, k_cache, v_cache, *scales, *(k if x is None else x for x in angles), where,
         *(where if x is None else x for x in tables),
-    )  # fmt: skip
+    )
     if relaunched(append, pointers, again):
         return
     c, sides = config, (config.k, config.v)
@@ -276,7 +276,7 @@ def launch(
         K_IN=c.k.vec_in, V_IN=c.v.vec_in, K_OUT=c.k.vec_out, V_OUT=c.v.vec_out,
         ROPE=c.rope, R=c.rope_dim, FIRST=c.rope_first, INTERLEAVED=c.interleaved,
         num_warps=c.num_warps, enable_fp_fusion=False,
-    )  # fmt: skip
+    )
 
 
 def _scale_strides(scale: torch.Tensor, side: Side) -> tuple[int, ...]:

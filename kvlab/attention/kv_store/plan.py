@@ -43,7 +43,7 @@ def mla_plan(
     latent: Any, k_rope: Any, cache: Any, slot_mapping: Any, *, scale: Any = None, rope: Rope | None = None,
     positions: Any = None, kv_layout: str = "NHD", backend: str = "auto", arch: str = "sm_90",
     check: bool | None = None, traffic: Traffic | None = None,
-) -> StorePlan:  # fmt: skip
+) -> StorePlan:
     check_traffic(traffic)
     check_arrays({"latent": latent, "k_rope": k_rope, "cache": cache})
     k, v, k_cache, v_cache, k_scale = mla_windows(latent, k_rope, cache, scale, kv_layout)
@@ -51,7 +51,7 @@ def mla_plan(
         "mla_store", k, v, k_cache, v_cache, slot_mapping, k_scale, None, form="slots", rope=rope, rope_on="v",
         positions=positions, backend=backend, arch=arch, check=check,
         names=Names(k="latent", v="k_rope", k_cache="cache", v_cache="cache", k_scale="scale"),
-    )  # fmt: skip
+    )
 
 
 def paged_plan(
@@ -59,13 +59,13 @@ def paged_plan(
     k_granularity: int | None = None, v_granularity: int | None = None, rope: Rope | None = None,
     positions: Any = None, kv_layout: str = "NHD", backend: str = "auto", arch: str = "sm_90",
     check: bool | None = None, traffic: Traffic | None = None,
-) -> StorePlan:  # fmt: skip
+) -> StorePlan:
     check_traffic(traffic)
     k_cache, v_cache, k_scale, v_scale = (kv_view(x, kv_layout) for x in (k_cache, v_cache, k_scale, v_scale))
     return _planned(
         "kv_store", k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, form="slots", rope=rope, rope_on="k",
         granularity=(k_granularity, v_granularity), positions=positions, backend=backend, arch=arch, check=check,
-    )  # fmt: skip
+    )
 
 
 def collection_plan(
@@ -73,7 +73,7 @@ def collection_plan(
     slot_mapping: Any = None, k_scale: Any = None, v_scale: Any = None, rope: Rope | None = None,
     positions: Any = None, backend: str = "auto", arch: str = "sm_90", check: bool | None = None,
     traffic: Traffic | None = None,
-) -> StorePlan:  # fmt: skip
+) -> StorePlan:
     """The array form of a call over a collection."""
     check_traffic(traffic)
     if isinstance(cache, ContinuousBatchingKVCacheCollection):
@@ -116,7 +116,7 @@ def collection_plan(
         granularity=(None if k_scales is None else n, None if v_scales is None else n),
         pages=cache.total_num_pages, positions=positions, strict=cache.strict, backend=backend, arch=arch, check=check,
         names=Names(k_cache="cache", v_cache="cache", where=WHERE[form]), **tables,
-    )  # fmt: skip
+    )
 
 
 def _mla_parts(k: Any, v: Any, cache: Any, scales: Any) -> tuple[Any, Any, Any, Any, Any]:
@@ -133,7 +133,7 @@ def _planned(
     rope: Rope | None, rope_on: str, granularity: tuple[int | None, int | None] = (None, None),
     pages: int | None = None, lens: Any = None, table: Any = None, positions: Any = None, strict: bool = True,
     backend: str, arch: str, check: bool | None, names: Names = USUAL,
-) -> StorePlan:  # fmt: skip
+) -> StorePlan:
     """A call, checked. Values are looked at where nothing waits for it."""
     inputs = None
 
@@ -143,7 +143,7 @@ def _planned(
             k, v, k_cache, v_cache, where, form=form, rope=rope, rope_on=rope_on, k_scale=k_scale, v_scale=v_scale,
             granularity=granularity, pages=pages, lens=lens, table=table, positions=positions, strict=strict,
             names=names,
-        )  # fmt: skip
+        )
         if looks_at_values(check, inputs.k):
             check_values(inputs)
         return StoreFacts.of(inputs), _plan(operation, inputs, backend, arch)
@@ -172,10 +172,10 @@ def _plan(operation: str, x: StoreInputs, backend: str, arch: str) -> Explanatio
     problem = StoreProblem(
         int(x.k.shape[0] * x.k.shape[1]), int(x.k.shape[2]), (widths[0], widths[1]), (blocks[0], blocks[1]),
         (dtype_of(x.k, "k").itemsize, dtype_of(x.v, "v").itemsize),
-    )  # fmt: skip
+    )
     rope = {} if x.cos is None else {
         "rope": x.rope, "rope_dim": 2 * int(x.cos.shape[1]), "rope_first": x.rope_first, "interleaved": x.interleaved
-    }  # fmt: skip
+    }
     config = choose_config(
         problem, form=x.form, page_size=int(x.k_cache.shape[1]),
         quant=[_quant(scale) for *_, scale in sides],
@@ -184,7 +184,7 @@ def _plan(operation: str, x: StoreInputs, backend: str, arch: str) -> Explanatio
         vec_out=[_vector(a, D, G) for (_, a, _), D, G in zip(sides, widths, blocks, strict=True)],
         batch=0 if x.lens is None else int(x.lens.shape[0]),
         processors=machine(x.k.device)[1] if on_gpu(x.k) else 132, **rope,
-    )  # fmt: skip
+    )
     return Explanation(operation, chosen, reason, config, config.grid(), arch if chosen == "emulator" else None)
 
 

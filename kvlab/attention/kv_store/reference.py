@@ -58,7 +58,7 @@ def reference(
 def _places(
     shape: tuple[int, ...], where: Array, config: StoreConfig, lens: Array | None, table: Array | None,
     positions: Array | None,
-) -> tuple[Array, Array, Array, Array]:  # fmt: skip
+) -> tuple[Array, Array, Array, Array]:
     """Token, page, slot and position of all tokens that go anywhere."""
     where = where.astype(np.int64)
     if config.form == "slots":

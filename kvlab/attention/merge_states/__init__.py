@@ -25,7 +25,7 @@ MAX_PARTS = 1024
 def merge_states(
     outs: Any, lses: Any, *, out: Any = None, return_lse: bool = True, backend: str = "auto",
     arithmetic: str = "float32",
-) -> Any:  # fmt: skip
+) -> Any:
     """The attention over all keys, from N outputs over disjoint sets of them (split keys, cascade, context
     parallelism).
 

@@ -17,7 +17,7 @@ def merge(
     part_n, part_batch, part_token, part_head, part_lse_n, part_lse_batch, part_lse_token, part_lse_head,
     o_batch, o_token, o_head, lse_batch, lse_token, lse_head,
     D: tl.constexpr, BD: tl.constexpr, PARTS: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
+):
     """Put BD columns of the parts of one head of one token together; parts without a key have no share in it."""
     #: setup -> lse_parts    each part's lse; +inf, as some write for no key, is -inf
     program, head, piece = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
@@ -60,7 +60,7 @@ def merge(
 def launch(
     outs: torch.Tensor, lses: torch.Tensor, *, out: torch.Tensor | None = None, lse: torch.Tensor | None = None,
     again: Again = None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernel on outs ``[N, B, S, H, D]`` and lses ``[N, B, S, H]``: out ``[B, S, H, D]``, lse ``[B, S, H]``.
 
     The arguments are valid; ``again`` as of :mod:`kvlab.triton_support.launching`.
@@ -76,7 +76,7 @@ def launch(
             tokens, num_parts, *outs.stride()[:4], *lses.stride(), *out.stride()[:3], *lse.stride(),
             D=head_dim, BD=piece_of(head_dim), PARTS=triton.next_power_of_2(max(num_parts, 1)),
             CHUNK=chunk_of(num_parts), num_warps=1,
-        )  # fmt: skip
+        )
     return out, lse
 
 

@@ -152,19 +152,19 @@ def mha_decode_paged(
     ValueError: seq_lens[1] is 33: must be 0 to 32, what the 2 columns of block_table hold in pages of 16
     """
     asked = {"mask": mask, "window": window, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes,
-             "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}  # fmt: skip
+             "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
     call, kind, arguments = prepared(
         _plan, q, k_cache, v_cache, block_table, seq_lens, asked=asked, scale=scale, out=out, kv_layout=kv_layout,
         batch_invariant=batch_invariant, backend=backend, arch=arch, num_splits=num_splits, mask_value=mask_value,
         check=check, traffic=traffic,
-    )  # fmt: skip
+    )
     plan = kind.plan.explanation
     emulator = emulate_hopper if isinstance(plan.config, HopperConfig) else emulate
     kernel = KERNELS.get(plan.backend, "")
     result, lse = run(
         plan, kernel, emulator, _refer, *call.arrays, **arguments, traffic=traffic, again=kind.launches,
         arithmetic=arithmetic,
-    )  # fmt: skip
+    )
     return decode_results(result, lse, out, drop_tokens=call.drop_tokens, return_lse=return_lse, base2=base2)
 
 
@@ -194,7 +194,7 @@ def _plan(call: DecodeCall, backend: str, arch: str, num_splits: int | None, bat
     config = choose_config(
         problem, processors=target.processors, num_splits=num_splits, arch=target.arch, shared=target.shared,
         heavy=call.features.heavy, biased=call.features.mask.bias is not None, batch_invariant=batch_invariant,
-    )  # fmt: skip
+    )
     return Explanation("mha_decode", chosen, reason, config, config.grid(problem), emulated)
 
 

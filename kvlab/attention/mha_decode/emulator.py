@@ -108,7 +108,7 @@ def attend(
     q_array: Array, k_cache: PagedKVCache, v_cache: PagedKVCache, seq_lens: Array, o_array: Array, lse_array: Array,
     scale_log2: float, features: Features, problem: DecodeProblem, config: DecodeConfig, arch: str,
     traffic: Traffic,
-) -> None:  # fmt: skip
+) -> None:
     """BM query rows (tokens x heads of one KV head) against the keys of one split of one sequence, for each program."""
     #: setup -> q, lo, hi, first, limit    this program's rows, the keys they see, its split of them, the query tile
     group, tokens, BN = problem.group, problem.tokens, config.BN  #- launch
@@ -130,7 +130,7 @@ def attend(
     cta = decode_cta(  #- programs
         arch, config.BM, BN, config.columns, config.v_columns, k_cache, v_cache, batch, kv_head, (lo, hi), traffic,
         num_warps=config.num_warps, num_stages=config.num_stages,
-    )  # fmt: skip
+    )
     q, unit = load_rows(cta, q_array, (batch[:, None], token, head), is_row, problem.pairs)
     factor = np.float32(scale_log2) * head_scale(scales.q.array, kv_head)[:, None]  # [P, 1]
     factor = factor * head_scale(scales.k.heads, kv_head)[:, None]
@@ -242,7 +242,7 @@ def run(
     with traffic.launch():
         attend(
             q, keys, values, seq_lens, part, part_lse, scale_log2, features, problem, config, traffic=traffic
-        )  # fmt: skip
+        )
     if config.num_splits > 1:
         merge(part, part_lse, out=out, lse=lse, traffic=traffic)
     return out, lse

@@ -31,7 +31,7 @@ from .hopper_steps import BOX_LAYOUT, TILE_LAYOUT, find_item
 
 SIZES = [
     "batches", "groups", "splits", "pages", "max_keys", "table_batch", "lens_stride", "k_scale_head", "v_scale_head",
-]  # fmt: skip
+]
 
 
 @gluon.jit(do_not_specialize=SIZES)
@@ -41,7 +41,7 @@ def attend(
     q_batch, q_token, q_head, table_batch, lens_stride, k_scale_head, v_scale_head,
     o_split, o_batch, o_token, o_head, lse_split, lse_batch, lse_token, lse_head,
     j_batch, j_token, j_head, C: gl.constexpr,
-):  # fmt: skip
+):
     """The query rows of HEADS KV heads of one sequence against the keys of one split; the last to arrive joins them."""
     PANELS: gl.constexpr = C.W // PANEL
     BOXES: gl.constexpr = C.BT // C.BOX
@@ -61,7 +61,7 @@ def attend(
     scales = (k_scale, k_scale_head, v_scale, v_scale_head, scale_log2, v_factor)
     results = (
         out, lse_out, splits, o_split, o_batch, o_token, o_head, lse_split, lse_batch, lse_token, lse_head
-    )  # fmt: skip
+    )
     join = (groups, counters, joined, j_batch, j_token, j_head, joined_lse)
     gl.warp_specialize(
         [
@@ -100,7 +100,7 @@ def launch(
         *(box_descriptor(x, (C.BOX, C.HEADS), BOX_LAYOUT, name, again) for name, x in boxes.items()), q, block_table,
         seq_lens, *(q if x.array is None else x.array for x in (scales.k, scales.v)), part, part_lse, counters, out,
         lse,
-    )  # fmt: skip
+    )
     if not relaunched(attend, pointers, again):
         steps, lse_steps = partial_strides(part, part_lse, splits)
         first_launch(attend, config.grid(), pointers, again)(
@@ -110,7 +110,7 @@ def launch(
             *scale_strides(scales.k, 1), *scale_strides(scales.v, 1), *steps,
             *lse_steps, *out.stride()[:3], C=C, num_warps=4,
             maxnreg=C.REGISTERS,
-        )  # fmt: skip
+        )
     if splits > 1 and not C.PARTS:
         merge(part, part_lse, out, lse, again)
     return out, lse

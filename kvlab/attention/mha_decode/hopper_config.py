@@ -111,7 +111,7 @@ def hopper_declined(problem: DecodeProblem) -> str | None:
 def choose_hopper(
     problem: DecodeProblem, features: Features, *, processors: int = 132, num_splits: int | None = None,
     batch_invariant: bool = False,
-) -> HopperConfig:  # fmt: skip
+) -> HopperConfig:
     """The configuration of a call that the kernel can do, on ``processors`` SMs.
 
     Two heads a block, whose rows in a page are neighbours; one where the programs then fit the device at once, since
@@ -144,7 +144,7 @@ def choose_hopper(
         K_SCALE=scales.k.array is not None, V_SCALE=scales.v.array is not None,
         LONGEST_FIRST=longest_first(problem.batch, programs, places) if splits == 1 else 0,
         PARTS=0 if batch_invariant else parts_of(heads * rows, splits),
-    )  # fmt: skip
+    )
     return HopperConfig(constants, groups, splits, problem.batch)
 
 

@@ -53,7 +53,7 @@ class HopperCTA(PartitionedCTA):
     def __init__(
         self, C: Constants, dtype: np.dtype[Any], boxes: dict[str, TmaDescriptor], traffic: Traffic,
         *, traced: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.C, self.places, self.keys = C, places_of(C), C.BN // 4
         super().__init__(self.places, dtype, boxes, traffic, traced=traced)
         self.full, self.free = self.barriers("full", C.NB), self.barriers("free", C.NB)

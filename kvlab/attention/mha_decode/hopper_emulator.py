@@ -318,7 +318,7 @@ def launch(
     x = Launch(
         config, len(k_cache), max_keys, q, block_table, seq_lens, features, part, part_lse, counters, out, lse,
         scale_log2,
-    )  # fmt: skip
+    )
     dtype = np.dtype(np.float16) if C.PAIRS else q.dtype
     with traffic.launch():
         roles: list[Role] = []

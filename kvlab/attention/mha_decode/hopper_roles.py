@@ -172,7 +172,7 @@ def consume(item, smem, full, free, queries, scales, results, joined, C: gl.cons
         join(
             item, groups, splits, counters, (j_out, j_batch, j_token, j_head, j_lse),
             (out, o_split, o_batch, o_token, o_head, lse_out, lse_split, lse_batch, lse_token, lse_head), C,
-        )  # fmt: skip
+        )
 
 
 @gluon.jit

@@ -101,7 +101,7 @@ def halves(pairs):
         "{ .reg .b32 t; .reg .b16 x, y; prmt.b32 t, $2, 0, 0x3120; mov.b32 {x, y}, t; "
         "cvt.rn.f16x2.e4m3x2 $0, x; cvt.rn.f16x2.e4m3x2 $1, y; }",
         "=r,=r,r", [pairs], dtype=(gl.float16, gl.float16), is_pure=True, pack=2,
-    )  # fmt: skip
+    )
     return even, odd
 
 

@@ -62,7 +62,7 @@ def nth_longest(seq_lens_ptr, seq_lens_batch, batches, max_keys, n, BATCH: tl.co
 def split_keys(
     position, num_keys, tokens, end, split, num_splits, left, right, chunk,
     BN: tl.constexpr, BOUNDED: tl.constexpr, CHUNKED: tl.constexpr,
-):  # fmt: skip
+):
     """(lo, hi, first, limit): the keys ``lo ... hi`` of a split, whole tiles of those that the last ``tokens``
     positions see; of these a row at ``position`` sees the keys from ``first`` to below ``limit``.
     """
@@ -244,7 +244,7 @@ def attend(
     BOUNDED: tl.constexpr, CHUNKED: tl.constexpr, VALID: tl.constexpr, BIAS: tl.constexpr, CAPPED: tl.constexpr,
     SINKS: tl.constexpr, SLOPES: tl.constexpr, Q_SCALE: tl.constexpr, K_SCALE: tl.constexpr, V_SCALE: tl.constexpr,
     LONGEST_FIRST: tl.constexpr, UNIT: tl.constexpr,
-):  # fmt: skip
+):
     """BM query rows (tokens x heads of one KV head) against the keys of one split of one sequence.
 
     Columns come in pieces of W0 and W1 (V0 and V1 of V) elements of 16 bits or more; with PAIRS an element is two
@@ -306,7 +306,7 @@ def attend(
             s, visible = add_bias(
                 s, visible, bias_ptr, batch * bias_batch + head * bias_head, token, key, bias_rows, bias_keys,
                 bias_row, bias_key,
-            )  # fmt: skip
+            )
         s = tl.where(visible, s, -float("inf"))
         #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
         m_new = tl.maximum(m, tl.max(s, 1))
@@ -338,7 +338,7 @@ def attend(
     store_rows(
         o_ptr, (split * o_split + batch * o_batch + token.to(tl.int64) * o_token + head * o_head) * UNIT, writes_o, o,
         DV, PAIRS,
-    )  # fmt: skip
+    )
     tl.store(lse_ptr + split * lse_split + batch * lse_batch + token * lse_token + head * lse_head, lse, mask=is_row)
 
 
@@ -354,7 +354,7 @@ def followed(f: Features, absent: torch.Tensor) -> list[torch.Tensor]:
 def launch_first(
     kernel: Any, pointers: tuple[torch.Tensor, ...], again: Again, problem: DecodeProblem, config: Any, f: Features,
     scale: float, *own: int, **constants: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Launch a decode kernel for the first time. ``own``: its numbers behind those of all decode kernels."""
     (q, k, v, block_table, seq_lens), (part, part_lse) = pointers[:5], pointers[-2:]
     mask, scales, splits = f.mask, f.scales, config.num_splits
@@ -372,7 +372,7 @@ def launch_first(
         CAPPED=f.softcap > 0, SINKS=f.sinks is not None, SLOPES=f.slopes is not None,
         Q_SCALE=scales.q.array is not None, K_SCALE=scales.k.kind, V_SCALE=scales.v.kind,
         **constants, num_warps=config.num_warps, num_stages=config.num_stages,
-    )  # fmt: skip
+    )
 
 
 def launch(
@@ -406,7 +406,7 @@ def launch(
             PAIRS=problem.pairs, D=problem.widths[0], DV=problem.widths[1],
             W0=config.columns[0], W1=config.columns[1], V0=config.v_columns[0], V1=config.v_columns[1],
             PTX=q.is_cuda and torch.version.hip is None and not is_interpreted(), LONGEST_FIRST=config.longest_first,
-        )  # fmt: skip
+        )
     if config.num_splits > 1:
         merge(part, part_lse, out, lse, again)
     return out, lse

@@ -103,12 +103,12 @@ def mha_decode_streaming_paged(
     ValueError: head dimensions 32 and 32: must be both 64, 128, 256 or 512
     """
     asked = {"mask": mask, "window": window, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes,
-             "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}  # fmt: skip
+             "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
     call, kind, arguments = prepared(
         _plan, q, k_cache, v_cache, block_table, seq_lens, asked=asked, scale=scale, out=out, kv_layout=kv_layout,
         batch_invariant=batch_invariant, backend=backend, arch=arch, num_splits=num_splits, mask_value=mask_value,
         check=check, traffic=traffic,
-    )  # fmt: skip
+    )
     plan, again = kind.plan.explanation, kind.launches
     result, lse = run(
         plan, KERNEL, emulate, _refer, *call.arrays, **arguments, traffic=traffic, again=again, arithmetic=arithmetic

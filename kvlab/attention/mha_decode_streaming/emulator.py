@@ -38,7 +38,7 @@ def attend(
     q_array: Array, k_cache: PagedKVCache, v_cache: PagedKVCache, seq_lens: Array, o_array: Array, lse_array: Array,
     scale_log2: float, features: Features, problem: DecodeProblem, config: StreamingConfig,
     traffic: Traffic,
-) -> None:  # fmt: skip
+) -> None:
     """BM query rows (tokens x heads of one KV head) against the keys of one split of one sequence, for each program."""
     #: setup -> lo, hi, first, limit    this program's rows, the keys they see, its split of them
     group, tokens, mask, scales = problem.group, problem.tokens, features.mask, features.scales  #- launch

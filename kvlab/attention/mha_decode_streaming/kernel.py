@@ -62,7 +62,7 @@ def attend(
     BOUNDED: tl.constexpr, CHUNKED: tl.constexpr, VALID: tl.constexpr, BIAS: tl.constexpr, CAPPED: tl.constexpr,
     SINKS: tl.constexpr, SLOPES: tl.constexpr, Q_SCALE: tl.constexpr, K_SCALE: tl.constexpr, V_SCALE: tl.constexpr,
     UNIT: tl.constexpr,
-):  # fmt: skip
+):
     """BM query rows (tokens x heads of one KV head) against the keys of one split of one sequence. Products are in q's
     dtype, in bfloat16 for e4m3; K_SCALE and V_SCALE: "number", "head" or "token". UNIT as of MHA decode.
     """
@@ -121,7 +121,7 @@ def attend(
             s, visible = add_bias(
                 s, visible, bias_ptr, batch * bias_batch + head * bias_head, token, key, bias_rows, bias_keys,
                 bias_row, bias_key,
-            )  # fmt: skip
+            )
         s = tl.where(visible, s, -float("inf"))
         #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
         m_new = tl.maximum(m, tl.max(s, 1))
@@ -152,7 +152,7 @@ def attend(
     store_columns(
         o_ptr, (split * o_split + batch * o_batch + token.to(tl.int64) * o_token + head * o_head) * UNIT, writes_o, 0,
         D, o,
-    )  # fmt: skip
+    )
     tl.store(lse_ptr + split * lse_split + batch * lse_batch + token * lse_token + head * lse_head, lse, mask=is_row)
 
 

@@ -121,7 +121,7 @@ def mha_prefill(
         alibi_slopes=alibi_slopes, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse,
         base2=base2, out=out, batch_invariant=batch_invariant, backend=backend, arch=arch, arithmetic=arithmetic,
         check=check, traffic=traffic,
-    )  # fmt: skip
+    )
     return _run(plan_dense(q, k, v, options, cu_seqlens_q, cu_seqlens_k))
 
 
@@ -182,7 +182,7 @@ def mha_prefill_paged(
         alibi_slopes=alibi_slopes, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse,
         base2=base2, out=out, batch_invariant=batch_invariant, backend=backend, arch=arch, arithmetic=arithmetic,
         check=check, traffic=traffic,
-    )  # fmt: skip
+    )
     return _run(plan_paged(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, options, kv_layout))
 
 
@@ -216,7 +216,7 @@ def _run(plan: Plan) -> Any:
         explanation, kernel, emulator, _refer, *inputs.arrays, scale=plan.scale, problem=plan.problem,
         config=explanation.config, features=inputs.features, base2=bool(options.base2), out=inputs.out,
         traffic=options.traffic, again=plan.again, arithmetic=options.arithmetic,
-    )  # fmt: skip
+    )
     if inputs.ragged:
         result, lse = result[0], lse[0]
     result = result if options.out is None else options.out
@@ -238,7 +238,7 @@ def _explain_dense(
 def _explain_paged(
     q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, cu_seqlens_q: Any, *, kv_layout: str = "NHD",
     **options: Any,
-) -> Explanation:  # fmt: skip
+) -> Explanation:
     arrays = q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q
     return plan_paged(*arrays, Options(**options), kv_layout).explanation
 

@@ -108,7 +108,7 @@ class PrefillConfig:
 def choose_config(
     problem: PrefillProblem, *, arch: str = "sm_90", shared: int | None = None, batch_invariant: bool = False,
     emulated: bool = False,
-) -> PrefillConfig:  # fmt: skip
+) -> PrefillConfig:
     """The configuration of a call; ``shared`` are the bytes of shared memory that a CTA may have (None: as on
     ``arch``).
 
@@ -165,7 +165,7 @@ def shared_bytes(config: PrefillConfig, problem: PrefillProblem, arch: str) -> i
         config.BM, config.BN, (k, v), max(problem.itemsize, 2 * of_v), config.num_stages, arch=arch,
         key_bytes=(k + v) * problem.kv_itemsize, biased=problem.biased,
         wgmma=arch in ("sm_90", "sm_100") and config.BM >= 64 and problem.itemsize <= 2,
-    )  # fmt: skip
+    )
 
 
 def _amd_tile(depth: int, itemsize: int, arch: str, emulated: bool) -> tuple[int, int, int]:

@@ -42,7 +42,7 @@ def attend(
     lens_array: Array | None, max_k: int, o_array: Array, lse_array: Array, scale_log2: Any, o_scale: float,
     features: Features, base2: bool,
     problem: PrefillProblem, config: PrefillConfig, arch: str, traffic: Traffic,
-) -> None:  # fmt: skip
+) -> None:
     """BM query rows of one head, or of the heads of one KV head, against the keys that they see, for each program."""
     #: setup -> q, lo, full, hi, first, limit    this program's rows, the keys they see, the query tile
     BM, BN, mask, scales = config.BM, config.BN, features.mask, features.scales  #- launch
@@ -251,5 +251,5 @@ def launch(
             per_sequence(q, cu_q), k_rows, v_rows, cu_q, cu_k, seq_lens, max_k, o_array, lse_array,
             scale * scales.q.number * scales.k.number * LOG2E, scales.v.number / (P_SCALE if problem.p_fp8 else 1),
             features, base2, problem, config, arch, traffic,
-        )  # fmt: skip
+        )
     return out, lse

@@ -37,7 +37,7 @@ def barriers(n: gl.constexpr, count: gl.constexpr):
 SIZES = [
     "tiles", "row_tiles", "together", "batches", "steps", "heads", "group", "max_q", "max_k", "left", "right", "pages",
     "table_batch", "q_step", "k_step", "v_step", "lse_batch", "lse_token",
-]  # fmt: skip
+]
 
 
 @gluon.jit(do_not_specialize=SIZES)
@@ -45,7 +45,7 @@ def attend(
     dq, dk, dv, do, out, lse, cu_q, cu_k, table, lens, sinks, q_scales, k_scales, v_scales, counter, inner, scale, unit,
     v_factor, tiles, row_tiles, together, batches, steps, heads, group, max_q, max_k, left, right, pages, table_batch,
     q_step, k_step, v_step, o_batch, o_token, o_head, lse_batch, lse_token, lse_head, C: gl.constexpr,
-):  # fmt: skip
+):
     """The program of one SM: shared memory, barriers, and its partitions."""
     COLS: gl.constexpr = 128 // C.ITEM
     LAYOUT: gl.constexpr = BOX8_LAYOUT if C.ITEM == 1 else BOX_LAYOUT
@@ -146,7 +146,7 @@ def launch(
         box_descriptor(q, (C.BM, 1), layout, "q", again), box_descriptor(k, (C.BOX, 1), layout, "k", again),
         box_descriptor(v, (C.BOX, 1), layout, "v", again), box_descriptor(out, (C.BM, 1), BOX_LAYOUT, "out", again),
         out, lse, *(absent if x is None else x for x in arrays), taken,
-    )  # fmt: skip
+    )
     if not relaunched(attend, pointers, again):
         _, processors = machine(q.device)
         max_k = k.shape[1] if table is None else most_keys(table.shape[1], k.shape[1])
@@ -157,7 +157,7 @@ def launch(
             config.together, problem.batch, problem.batch.bit_length(), problem.q_heads, problem.group, q.shape[1],
             max_k, mask.left, mask.right, k.shape[0], 0 if table is None else table.stride(0),
             *(0 if x is None else x.stride(0) for x in by_head), *out.stride()[:3], *lse.stride(), C=C, num_warps=4,
-        )  # fmt: skip
+        )
     return out, lse
 
 

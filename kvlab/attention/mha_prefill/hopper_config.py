@@ -214,7 +214,7 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperConfi
         REGISTERS=160 if three else eight[0] if item == 1 else 240 if not page else 224 if many else 232,
         PRODUCER=eight[1] if item == 1 else 32 if three or not page else 64 if many else 48,
         TRANSPOSER=eight[2] if item == 1 else 0,
-    )  # fmt: skip
+    )
     together = 1
     if bounded or problem.ragged:
         longest = num_keys if inputs.table is None else inputs.table.shape[1] * page

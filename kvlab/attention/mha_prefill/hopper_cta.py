@@ -27,7 +27,7 @@ class HopperCTA(PartitionedCTA):
     def __init__(
         self, C: Constants, dtype: np.dtype[Any], boxes: dict[str, TmaDescriptor], traffic: Traffic,
         *, traced: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.C, self.places = C, places_of(C)
         super().__init__(self.places, dtype, boxes, traffic, traced=traced)
         self.q_full = self.barriers("q full", C.NQ * C.NC)
@@ -81,7 +81,7 @@ class HopperCTA(PartitionedCTA):
 
     def load_rows(
         self, role: str, bar: AsyncBarrier, b: int, pages: Array | int, first: int, head: int, key: int = 0
-    ) -> None:  # fmt: skip
+    ) -> None:
         """A tile: boxes of some rows and one panel of columns, all on one mbarrier, from a page each, or from one
         piece. What lies outside reads as 0.
         """

@@ -388,7 +388,7 @@ def capped_weights(s: Fragments, top: Array, inner: np.float32, scale: np.float3
 
 def mask_block(
     s: Fragments, nothing: np.float32, position: int, key: int, num_keys: int, left: int, right: int
-) -> Fragments:  # fmt: skip
+) -> Fragments:
     """``nothing`` for the keys that a row does not see; ``position`` of the first row."""
     p, c = position + s.map.row, key + s.map.col
     visible = (c < np.minimum(p + right + 1, num_keys)) & (c >= p - left)
@@ -455,7 +455,7 @@ def launch(
     o_array, lse_array = (per_sequence(a, cu_q) for a in (out, lse))
     x = Launch(
         problem, config, features, programs, o_array, lse_array, *numbers, max_k, cu_q, cu_k, table, seq_lens
-    )  # fmt: skip
+    )
     traffic = Traffic() if traffic is None else traffic
     with traffic.launch():
         ctas = [HopperCTA(C, q.dtype, boxes, traffic, traced=program == 0) for program in range(programs)]

@@ -40,7 +40,7 @@ class HopperPlaces(Places):
             "q": (C.NQ * C.NC, C.BM, C.D, C.ITEM), "k": (C.NB, C.BN, C.D, C.ITEM),
             "v": (C.NB, C.DV, C.BN, 1) if C.ITEM == 1 else (C.NB, C.BN, C.DV, 2),
             "o": (C.NC, C.BM, C.DV // C.ROUNDS, 2), "raw": (C.NB if C.ITEM == 1 else 0, C.BN, C.DV, 1),
-        }  # fmt: skip
+        }
         self.tiles: dict[str, list[PanelTile]] = {}
         end = 0
         for role, (n, rows, cols, size) in sizes.items():

@@ -56,7 +56,7 @@ def produce(dq, dk, dv, q_s, k_s, v_s, words, bars, seqs, sizes, C: gl.constexpr
         batch, head, row, q_first, num_q, k_first, num_keys = find_tile(
             t, row_tiles, together, cu_q, cu_k, lens, batches, steps, heads, max_q, max_k,
             ROWS, C.RAGGED_Q, C.RAGGED_K, C.PAGE, C.ALIGNED,
-        )  # fmt: skip
+        )
         lo, hi = key_blocks(row, num_q, num_keys, left, right, ROWS, C.BN)
         q_batch = batch * 0 if C.RAGGED_Q else batch
         k_batch = batch * 0 if C.RAGGED_K else batch
@@ -83,12 +83,12 @@ def produce(dq, dk, dv, q_s, k_s, v_s, words, bars, seqs, sizes, C: gl.constexpr
                 mbarrier.wait(k_free.index(b), ((it // C.NB) & 1) ^ 1)
                 load_rows(
                     dk, k_s, k_full.index(b), b, found, k_first, head // group, key, C.BN, C.BOX, C.D, C.PAGE, C.ITEM
-                )  # fmt: skip
+                )
                 #: load_v -> it    the V tile of the same keys
                 mbarrier.wait(raw_free.index(b), ((it // C.NB) & 1) ^ 1)
                 load_rows(
                     dv, v_s, raw_full.index(b), b, found, k_first, head // group, key, C.BN, C.BOX, C.DV, C.PAGE, C.ITEM
-                )  # fmt: skip
+                )
                 it += 1
         #: take -> t    the next tile that no program has taken; in turn where all tiles take the same time
         if C.EQUAL:

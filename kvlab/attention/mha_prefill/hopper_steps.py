@@ -106,7 +106,7 @@ def key_count(length, most):
 def find_tile(
     t, row_tiles, together, cu_q, cu_k, lens, batches, steps, heads, max_q, max_k,
     ROWS: gl.constexpr, RAGGED_Q: gl.constexpr, RAGGED_K: gl.constexpr, PAGE: gl.constexpr, ALIGNED: gl.constexpr,
-):  # fmt: skip
+):
     """Tile number -> its sequence, query head and first row, and the sequence's offsets and lengths.
 
     Groups of ``together`` heads one after the other; in a group the last rows first, since they see most keys, heads
@@ -163,7 +163,7 @@ def key_blocks(row, num_q, num_keys, left, right, ROWS: gl.constexpr, BN: gl.con
 @gluon.jit
 def find_pages(
     table, batch, key, num_keys, pages, BN: gl.constexpr, BOX: gl.constexpr, PAGE: gl.constexpr
-):  # fmt: skip
+):
     """The page of each box of a block of keys; of those past the end, which are not looked up, ``pages``: none."""
     found = ()
     first = table + key // PAGE if PAGE else table
@@ -179,7 +179,7 @@ def find_pages(
 def load_rows(
     desc, smem, bar, b, pages, first, head, key, ROWS: gl.constexpr, BOX: gl.constexpr, D: gl.constexpr,
     PAGE: gl.constexpr, ITEM: gl.constexpr,
-):  # fmt: skip
+):
     """A tile of ROWS into buffer b: boxes of BOX rows and one panel of columns, all on one mbarrier. What lies outside
     the tensor arrives as zeros.
     """
@@ -235,7 +235,7 @@ def transpose_tile(raw_s, v_s, b, BN: gl.constexpr, D: gl.constexpr):
     x = gl.inline_asm_elementwise(  # [key, pair of columns] -> the same registers as [pair of keys, column]
         "prmt.b32 $0, $2, $3, 0x6420; prmt.b32 $1, $2, $3, 0x7531;", "=r,=r,r,r",
         [raw_s.index(b).load(PAIRS)], dtype=gl.int16, is_pure=True, pack=4,
-    )  # fmt: skip
+    )
     x = x.reshape([BN // 16, 2, 4, 2, D // 2]).permute((4, 1, 0, 2, 3))  # [pair, column of it, 16 keys, t, half]
     v_s.index(b).store(x.reshape([D, BN // 2]))
     fence_async_shared()
@@ -294,7 +294,7 @@ def cap(s, inner):
 def mask_block(
     s, nothing: gl.constexpr, position, key, num_keys, left, right, BM: gl.constexpr, BN: gl.constexpr,
     WINDOW: gl.constexpr, S_LAYOUT: gl.constexpr,
-):  # fmt: skip
+):
     """``nothing`` for the keys that a row does not see; ``position`` of the first row."""
     p = position + gl.arange(0, BM, layout=gl.SliceLayout(1, S_LAYOUT))
     c = key + gl.arange(0, BN, layout=gl.SliceLayout(0, S_LAYOUT))
@@ -332,7 +332,7 @@ def round_p(e, dtype: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, LAYOUT: 
             mov.b32 $0, {low, high};
             }
             """, "=r,f,f,f,f", [x0, x1, x2, x3], dtype=gl.int32, is_pure=True, pack=1,
-        )  # fmt: skip
+        )
     return p
 
 

@@ -119,7 +119,7 @@ def check_dense(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, options: Options) 
         batch = check_both_starts(cu_q, cu_k)
         return batch, longest(options.max_seqlen_q, q, cu_q)
     require(options.max_seqlen_q is None, f"max_seqlen_q {options.max_seqlen_q!r} without cu_seqlens_q",
-            "None; q tells the length")  # fmt: skip
+            "None; q tells the length")
     return int(q.shape[0]), int(q.shape[1])
 
 
@@ -184,7 +184,7 @@ def check_paged_memory(
 def paged_inputs(
     q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, cu_q: Any, options: Options, batch: int,
     most: int, features: Features | None,
-) -> PrefillInputs:  # fmt: skip
+) -> PrefillInputs:
     """The same for ``mha_prefill_paged``."""
 
     def lengths() -> tuple[Any, Any]:
@@ -200,7 +200,7 @@ def _features(q: Any, k: Any, v: Any, batch: int, lengths: Any, options: Options
     return resolve_features(
         q, k, v, mask=mask, batch=batch, softcap=options.softcap, sinks=options.sinks,
         alibi_slopes=options.alibi_slopes, q_scale=options.q_scale, k_scale=options.k_scale, v_scale=options.v_scale,
-    )  # fmt: skip
+    )
 
 
 def _check_rows(q: Any, kv: dict[str, Any], out: Any) -> None:

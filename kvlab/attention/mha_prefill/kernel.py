@@ -184,7 +184,7 @@ def attend(
     Q_SCALE: tl.constexpr, K_SCALE: tl.constexpr, V_SCALE: tl.constexpr, P_FP8: tl.constexpr, BASE2: tl.constexpr,
     D: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, DV: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, UNIT: tl.constexpr,
-):  # fmt: skip
+):
     """BM query rows of one head, or of the heads of one KV head, against the keys that they see."""
     #: setup -> q, lo, full, hi, first, limit    this program's rows, the keys they see, the query tile
     tile_and_batch, heads = tl.program_id(0), tl.program_id(1)
@@ -273,7 +273,7 @@ def attend(
             s, visible = add_bias(
                 s, visible, bias_ptr, batch * bias_batch + head * bias_head, token, key, bias_rows, bias_keys,
                 bias_row, bias_key,
-            )  # fmt: skip
+            )
         s = tl.where(visible, s, -float("inf"))
         #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
         m_new = tl.maximum(m, tl.max(s, 1))
@@ -351,7 +351,7 @@ def launch(
             Q_SCALE=scales.q.kind, K_SCALE=scales.k.kind, V_SCALE=scales.v.kind, P_FP8=problem.p_fp8, BASE2=base2,
             D=q.shape[3], D0=config.D0, D1=config.D1, DV=v.shape[3], V0=config.V0, V1=config.V1,
             BM=config.BM, BN=config.BN, UNIT=unit, num_warps=config.num_warps, num_stages=config.num_stages,
-        )  # fmt: skip
+        )
     return out, lse
 
 

@@ -164,7 +164,7 @@ def stages_on_gfx950(row_bytes: int, BN: int) -> int:
 def prefill_cta(
     arch: str, problem: PrefillProblem, config: PrefillConfig, q_dtype: np.dtype[Any], weights: np.dtype[Any],
     k_rows: Any, v_rows: Any, batch_idx: Any, head_idx: Any, traffic: Traffic,
-) -> PrefillCTA:  # fmt: skip
+) -> PrefillCTA:
     """The CTA models of ``arch`` for the tiles of ``config``. ``weights``: the dtype of P and V where they are
     multiplied. ``k_rows`` and ``v_rows`` are the cache, or what stands for one; ``batch_idx`` and ``head_idx``
     ``[programs]`` each program's sequence and KV head.
@@ -200,7 +200,7 @@ def piece_cta(
     arch: str, sizes: tuple[int, int, int], k: tuple[int, int], v: tuple[int, int], dtype: np.dtype[Any],
     stored: np.dtype[Any], weights: np.dtype[Any], k_rows: Any, v_rows: Any, batch_idx: Any, head_idx: Any,
     traffic: Traffic, *, last: int, stages: int, ahead: int = 1, beside: bool = False,
-) -> TileCTA:  # fmt: skip
+) -> TileCTA:
     """The CTA model of ``arch`` for a piece of the columns: ``sizes`` are query rows, keys and warps, ``k`` and ``v``
     columns in DRAM and padded. Dtypes of Q, of K and V in DRAM, of P and V where they are multiplied. ``last``: columns
     of the last product. ``stages``: of K and V on gfx950. ``ahead``: tiles in flight on sm_90. ``beside``: another

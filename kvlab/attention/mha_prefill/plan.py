@@ -77,7 +77,7 @@ def plan_dense(q: Any, k: Any, v: Any, options: Options, cu_seqlens_q: Any = Non
 def plan_paged(
     q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, cu_seqlens_q: Any, options: Options,
     kv_layout: str = "NHD",
-) -> Plan:  # fmt: skip
+) -> Plan:
     """Of ``mha_prefill_paged``."""
     caches = kv_view(k_cache, kv_layout), kv_view(v_cache, kv_layout)
     if kv_layout != "NHD":
@@ -134,7 +134,7 @@ def _common(inputs: PrefillInputs, options: Options) -> _Common:
         dtype_of(inputs.q, "q").itemsize, dtype_of(inputs.k, "k").itemsize, features.heavy,
         features.mask.bias is not None, inputs.ragged,
         p_fp8=fp8 and features.scales.v.kind != "token",
-    )  # fmt: skip
+    )
     lacks, invariant = hopper_lacks(inputs, scale), bool(options.batch_invariant)
     declined = hopper_declined(problem, features.mask.left, batch_invariant=invariant)
     chosen, reason, hopper = choose_with_hopper(inputs.q, options.backend, lacks, declined, SUPPORTED)
@@ -151,7 +151,7 @@ def _common(inputs: PrefillInputs, options: Options) -> _Common:
     target = target_of(inputs.q, emulated)
     config = choose_config(
         problem, arch=target.arch, shared=target.shared, batch_invariant=invariant, emulated=emulated is not None
-    )  # fmt: skip
+    )
     check_grid(config.grid(problem), problem.batch, problem.max_q)
     explanation = Explanation("mha_prefill", chosen, reason, config, config.grid(problem), emulated)
     check_arithmetic(explanation, options.arithmetic)

@@ -18,7 +18,7 @@ Array = np.ndarray[Any, Any]
 def reference(
     q: Array, k: Array, v: Array, cu_q: Array | None, cu_k: Array | None, table: Array | None, seq_lens: Array | None,
     *, scale: float, features: Features,
-) -> tuple[Array, Array]:  # fmt: skip
+) -> tuple[Array, Array]:
     """All sequences. q ``[B, S, Hq, D]``, or ``[1, total, Hq, D]`` with cu_q; k, v ``[B, n, Hkv, D or Dv]``, ``[1,
     total, ..]`` with cu_k, or pages with table and seq_lens. out ``[.., Hq, Dv]`` of q's rows, lse ``[..,
     Hq]``, float64.

@@ -40,7 +40,7 @@ class SequenceRows:
     def block_paged_ptr(
         self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any = 0, tile_size: int = 1,
         valid: Any = 1,
-    ) -> UnsafePointer:  # fmt: skip
+    ) -> UnsafePointer:
         """Pointer to the first of ``tile_size`` rows; where ``valid`` is 0 one that must not be followed."""
         batch, start, head, some = np.broadcast_arrays(batch_idx, start_tok_idx, head_idx, np.asarray(valid) > 0)
         sequence, first = (batch, 0) if self.starts is None else (0 * batch, self.starts.astype(np.int64)[batch])

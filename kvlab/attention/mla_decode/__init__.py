@@ -169,14 +169,14 @@ def mla_decode_paged(
         q, kv_cache, block_table, seq_lens, v_dim=v_dim, scale=scale, mask=mask, window=window, asked=asked, out=out,
         kv_layout=kv_layout, batch_invariant=batch_invariant, backend=backend, arch=arch, num_splits=num_splits,
         mask_value=mask_value, check=check, traffic=traffic,
-    )  # fmt: skip
+    )
     plan = kind.plan.explanation
     kernel = KERNELS.get(plan.backend, "")
     emulator = emulate_hopper if isinstance(plan.config, HopperConfig) else emulate
     result, lse = run(
         plan, kernel, emulator, _refer, *inputs.arrays, **arguments, traffic=traffic, again=kind.launches,
         arithmetic=arithmetic,
-    )  # fmt: skip
+    )
     return decode_results(result, lse, out, drop_tokens=inputs.drop_tokens, return_lse=return_lse, base2=base2)
 
 
@@ -193,7 +193,7 @@ def _prepared(
     q: Any, kv_cache: Any, block_table: Any, seq_lens: Any, *, v_dim: int, scale: Any, mask: Any, window: Any,
     asked: dict[str, Any], out: Any, kv_layout: str, batch_invariant: bool, backend: str, arch: str, num_splits: Any,
     mask_value: Any, check: bool | None, traffic: Any,
-) -> tuple[MLAInputs, Kind[_MLAPlan], dict[str, Any]]:  # fmt: skip
+) -> tuple[MLAInputs, Kind[_MLAPlan], dict[str, Any]]:
     """A call, checked: its arrays, its kind, and the named arguments of the launch functions."""
     arrays = q, kv_cache, block_table, seq_lens, out
     first = None
@@ -221,7 +221,7 @@ def _prepared(
     arguments = {
         "scale": plan.scale, "features": features, "config": plan.explanation.config,
         "out": inputs.out,
-    }  # fmt: skip
+    }
     return inputs, kind, arguments
 
 
@@ -263,7 +263,7 @@ def _from_collection(q: Any, cache: PagedKVCacheCollection, layer: int) -> tuple
 def _plan(
     inputs: MLAInputs, features: Features, scale: float, backend: str, arch: str, num_splits: int | None,
     batch_invariant: bool,
-) -> Explanation:  # fmt: skip
+) -> Explanation:
     """Which backend and configuration a call gets, and why."""
     problem = MLADecodeProblem.of(inputs.q, inputs.kv_cache, inputs.k_rope, inputs.block_table)
     lacks = hopper_lacks(inputs, problem, features, scale)
@@ -284,7 +284,7 @@ def _plan(
     config = choose_config(
         problem, processors=target.processors, num_splits=num_splits, arch=target.arch, emulated=emulated,
         heavy=features.heavy or problem.fp8, batch_invariant=batch_invariant, wgmma=holds_wgmma_rows(),
-    )  # fmt: skip
+    )
     return Explanation("mla_decode", chosen, reason, config, config.grid(problem), arch if emulated else None)
 
 

@@ -168,4 +168,4 @@ def _bytes(
     return tile_bytes(
         BM, BN, (BV + BR, 0), itemsize, num_stages, arch=arch, q_columns=(BV + BR, BV), hops=2,
         wgmma=arch == "sm_90" and BM == 64, biased=biased,
-    )  # fmt: skip
+    )

@@ -47,7 +47,7 @@ def attend(
     q_array: Array, cache: PagedKVCache, rope: PagedKVCache, seq_lens: Array, o_array: Array, lse_array: Array,
     scale_log2: Any, SCALE: str, ROPE_SCALED: bool, features: Features, problem: MLADecodeProblem,
     config: MLADecodeConfig, arch: str, traffic: Traffic,
-) -> None:  # fmt: skip
+) -> None:
     """BM query rows (tokens x heads) against the keys of one split of one sequence, for each program. ``SCALE``: the
     kind of the cache's scale, "none" where it has none; ``ROPE_SCALED``: whether the rope part has it, too.
     """
@@ -75,7 +75,7 @@ def attend(
     cta = mla_cta(  #- programs
         arch, config.BM, BN, (config.BV, config.BR), cache, rope, batch, hi, traffic, dtype=q_array.dtype,
         num_warps=config.num_warps, num_stages=config.num_stages,
-    )  # fmt: skip
+    )
     dram = Memory.over(q_array, name="q")  #- address
     rows_at = row_offsets(q_array, (batch[:, None], token, head), is_row)  #- address
     q, q_rope = cta.load_q(dram, rows_at, is_row)
@@ -182,7 +182,7 @@ def launch(
         attend(
             q if q.dtype.itemsize > 1 else q.astype(bfloat16), cache, rope, seq_lens, part, part_lse, scale_log2, kind,
             k_rope.dtype == kv_cache.dtype, features, problem, config, arch, traffic,
-        )  # fmt: skip
+        )
     if config.num_splits > 1:
         merge(part, part_lse, out=out, lse=lse, traffic=traffic)
     return out, lse

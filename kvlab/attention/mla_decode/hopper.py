@@ -29,7 +29,7 @@ from .hopper_steps import K_LAYOUT, Q_LAYOUT, ROWS_LAYOUT
 SIZES = [
     "items", "row_tiles", "head_tiles", "splits", "batches", "heads", "tokens", "pages", "max_keys", "table_batch",
     "columns", "lens_stride", "lse_split", "lse_batch", "lse_token", "lse_head",
-]  # fmt: skip
+]
 
 
 @gluon.jit(do_not_specialize=SIZES)
@@ -38,7 +38,7 @@ def attend(
     heads, tokens, pages, max_keys, table_batch, columns, lens_stride, o_split, o_batch, o_token, o_head, lse_split,
     lse_batch, lse_token, lse_head,
     C: gl.constexpr,
-):  # fmt: skip
+):
     """A program: shared memory, barriers, and its partitions."""
     BOXES: gl.constexpr = C.BN // C.BOX
     PANELS: gl.constexpr = C.DV // PANEL
@@ -103,7 +103,7 @@ def launch(
         box_descriptor(kv_cache, (C.BOX,), K_LAYOUT, "kv_cache", again),
         box_descriptor(k_rope, (C.BOX,), K_LAYOUT, "k_rope", again),
         _output_boxes(part, (C.TB, C.HB), again) if C.BOXED else part, kv_cache, part, part_lse, block_table, seq_lens,
-    )  # fmt: skip
+    )
     if not relaunched(attend, pointers, again):
         steps, lse_steps = partial_strides(part, part_lse, splits)
         first_launch(attend, config.grid(), pointers, again)(
@@ -111,7 +111,7 @@ def launch(
             config.head_tiles, splits, batch, heads, tokens, kv_cache.shape[0],
             most_keys(block_table.shape[1], kv_cache.shape[1]), block_table.stride(0),
             block_table.shape[1], seq_lens.stride(0), *steps, *lse_steps, C=C, num_warps=4,
-        )  # fmt: skip
+        )
     if splits > 1:
         merge(part, part_lse, out, lse, again)
     return out, lse

@@ -91,7 +91,7 @@ def hopper_lacks(inputs: MLAInputs, problem: MLADecodeProblem, features: Feature
 def choose_hopper(
     problem: MLADecodeProblem, *, processors: int = 132, num_splits: int | None = None, batch_invariant: bool = False,
     adjacent: bool = True,
-) -> HopperConfig:  # fmt: skip
+) -> HopperConfig:
     """The configuration of a call that the kernel can do, on ``processors`` SMs, one program on each at most. Splits:
     ``num_splits``, those of ``invariant_splits``, or as few as make the time shortest, counted in what an SM takes for
     a block of 64 keys (1.9 us on an H100): for its own blocks and two for the beginning and the end of an item, but no

@@ -29,7 +29,7 @@ class HopperCTA(PartitionedCTA):
     def __init__(
         self, C: Constants, dtype: np.dtype[Any], boxes: dict[str, TmaDescriptor], traffic: Traffic,
         *, traced: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.C, self.places = C, places_of(C)
         super().__init__(self.places, dtype, boxes, traffic, traced=traced)
         self.q_full, self.q_free = self.hazards.mbarrier("q full"), self.hazards.mbarrier("q free")
@@ -119,7 +119,7 @@ class HopperCTA(PartitionedCTA):
 
     def store_half(
         self, me: Warps, o: Array, b: int, half: str, page: int, token: int, head: int, some: bool
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Half the columns of the output, ``some`` or none of them, registers -> shared memory -> DRAM. They pass
         through the place of that half of V in stage b, float32 in two pieces. TMA leaves absent rows alone.
         """

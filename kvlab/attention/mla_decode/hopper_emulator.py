@@ -83,7 +83,7 @@ class Launch:
     def store_half(
         self, cta: HopperCTA, me: Warps, o: Fragments, b: int, half: str, split: int, batch: int, token: int, head: int,
         some: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Half the columns of the output, registers -> DRAM: rows that exist, of a split with some keys or the only
         one. BOXED: as whole rows through shared memory.
         """

@@ -27,7 +27,7 @@ def named_barrier(verb: gl.constexpr, number: gl.constexpr, threads: gl.constexp
     gl.inline_asm_elementwise(
         f"bar.{verb} {number}, {threads}; mov.b32 $0, $1;", "=r,r,~{memory}", [thread], dtype=gl.int32, is_pure=False,
         pack=1,
-    )  # fmt: skip
+    )
 
 
 @gluon.jit
@@ -75,7 +75,7 @@ def expect_pages(table, columns):
     gl.inline_asm_elementwise(
         "{.reg .pred p; setp.gt.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.b32 $0, 0;}", "=r,l,r,~{memory}",
         [at, lane * 0 + columns], dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
+    )
 
 
 @gluon.jit
@@ -119,7 +119,7 @@ def expect_keys(kv, kv_page, table, key, num_keys, C: gl.constexpr):
         "{.reg .pred p; setp.ne.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $3; mov.b32 $0, 0;}",
         "=r,l,r,r", [at, there.to(gl.int32), gl.full_like(lane, C.BOX * (C.DV + C.DR) * 2)], dtype=gl.int32,
         is_pure=False, pack=1,
-    )  # fmt: skip
+    )
 
 
 @gluon.jit

@@ -66,12 +66,12 @@ def check_mla_arrays(
     require(whole, f"v_dim {v_dim!r}", "a multiple of 16 from 32 to 512")
     rope = D - v_dim
     require(rope % 16 == 0 and 16 <= rope <= 128, f"{D} columns of which {v_dim} are v_dim leave {rope} for rope",
-            "a multiple of 16 from 16 to 128")  # fmt: skip
+            "a multiple of 16 from 16 to 128")
     check_latent_rows(kv_cache, v_dim, rope, kv_layout)
     fp8 = is_fp8(kv_cache)
     require(fp8 or kv_cache.dtype == q.dtype, f"kv_cache has dtype {kv_cache.dtype}", f"that of q, {q.dtype}")
     require(not fp8 or dtype_of(q, "q").itemsize <= 2, f"q has dtype {q.dtype} with a cache of {kv_cache.dtype}",
-            "bfloat16, float16 or float8_e4m3fn")  # fmt: skip
+            "bfloat16, float16 or float8_e4m3fn")
     check_table(block_table, seq_lens, batch)
     check_strides("q", q)
     check_strides("kv_cache", kv_cache)

@@ -66,7 +66,7 @@ def load_k(
     kv_ptr, rope_ptr, table_ptr, start, hi, kv_page, kv_token, rope_page, rope_token, dtype: tl.constexpr,
     PAGE: tl.constexpr, ONE: tl.constexpr, BN: tl.constexpr, DV: tl.constexpr, DR: tl.constexpr, BV: tl.constexpr,
     BR: tl.constexpr,
-):  # fmt: skip
+):
     """Latent and rope columns of the keys from ``start`` on, ``[BN, BV]`` and ``[BN, BR]`` in ``dtype``."""
     key = start + tl.arange(0, BN)
     page, slot = place(table_ptr, start, key, key < hi, PAGE, BN, ONE)
@@ -110,7 +110,7 @@ def attend(
     BM: tl.constexpr, BN: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr, SLOPES: tl.constexpr,
     VALID: tl.constexpr, BOUNDED: tl.constexpr, CHUNKED: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr,
     ROPE_SCALED: tl.constexpr, Q_SCALE: tl.constexpr,
-):  # fmt: skip
+):
     """BM query rows (tokens x heads) against the keys of one split of one sequence. Products are in q's dtype, in
     bfloat16 for e4m3.
     """
@@ -158,7 +158,7 @@ def attend(
         k, k_rope = load_k(
             kv_ptr, rope_ptr, table_ptr + batch * table_batch, start, hi, kv_page, kv_token, rope_page, rope_token,
             q.dtype, PAGE, ONE, BN, DV, DR, BV, BR,
-        )  # fmt: skip
+        )
         #: scores -> s    S = Q K^T in float32, in units of log2
         s = scores(q, q_rope, k, k_rope, by_key if SCALE != "none" and not ROPE_SCALED else None)  # [BM, BN]
         s = s * unit
@@ -204,11 +204,11 @@ def attend(
     tl.store(
         o_ptr + (part * o_split + batch * o_batch + token.to(tl.int64) * o_token + head.to(tl.int64) * o_head)[:, None]
         + d[None, :], o.to(o_ptr.dtype.element_ty), mask=o_mask,
-    )  # fmt: skip
+    )
     tl.store(
         lse_ptr + part * lse_split + batch * lse_batch + token.to(tl.int64) * lse_token + head.to(tl.int64) * lse_head,
         lse, mask=is_row,
-    )  # fmt: skip
+    )
 
 
 def launch(
@@ -257,7 +257,7 @@ def launch(
             BOUNDED=mask.windowed, CHUNKED=mask.chunk > 0, BIAS=mask.bias is not None, SCALE=kind,
             ROPE_SCALED=k_rope.dtype == kv_cache.dtype, Q_SCALE=q_by.array is not None,
             num_warps=config.num_warps, num_stages=config.num_stages,
-        )  # fmt: skip
+        )
     if splits > 1:
         merge(part, part_lse, out, lse, again)
     return out, lse

@@ -189,12 +189,12 @@ def mla_prefill_paged(
     arrays = q, k, v, kv_cache, block_table, seq_lens, cu_seqlens_q, cu_seqlens_k, k_starts
     asked = {"mask": mask, "window": window, "causal": causal, "softcap": softcap, "sinks": sinks,
              "alibi_slopes": alibi_slopes, "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale,
-             "rope_scale": rope_scale}  # fmt: skip
+             "rope_scale": rope_scale}
     form = {"latent_dim": latent_dim, "kv_layout": kv_layout}
     return _run(
         _PAGED, arrays, form, asked, max_seqlen_q, backend, arch, arithmetic, scale, return_lse, base2, out, check,
         traffic,
-    )  # fmt: skip
+    )
 
 
 @PublicOperation
@@ -243,11 +243,11 @@ def mla_prefill_ragged(
     arrays = q, k, v, k_rope, cu_seqlens_q, cu_seqlens_k
     asked = {"mask": mask, "window": window, "causal": causal, "softcap": softcap, "sinks": sinks,
              "alibi_slopes": alibi_slopes, "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale,
-             "rope_scale": rope_scale}  # fmt: skip
+             "rope_scale": rope_scale}
     return _run(
         _RAGGED, arrays, {}, asked, max_seqlen_q, backend, arch, arithmetic, scale, return_lse, base2, out, check,
         traffic,
-    )  # fmt: skip
+    )
 
 
 class _Form(NamedTuple):
@@ -275,7 +275,7 @@ class _Plan:
 def _run(
     form: _Form, arrays: tuple[Any, ...], more: dict[str, Any], asked: dict[str, Any], max_q: Any, backend: Any,
     arch: str, arithmetic: str, scale: Any, return_lse: bool, base2: bool, out: Any, check: bool | None, traffic: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     """The call, checked; its plan where that is asked for."""
     explains, first = isinstance(backend, _Explain), None
     backend = str(backend)
@@ -313,7 +313,7 @@ def _run(
         plan.explanation, KERNEL, emulate, _refer, *inputs.arrays, scale=plan.scale, features=features,
         problem=plan.problem, config=plan.explanation.config, out=inputs.out, traffic=traffic, again=kind.launches,
         arithmetic=arithmetic,
-    )  # fmt: skip
+    )
     result = result if out is None else out
     return (result, in_base(lse, base2)) if return_lse else result
 
@@ -350,7 +350,7 @@ def _plan(
         inputs.batch, inputs.max_q, heads, nope, int(q.shape[2]) - nope, value,
         max(dtype_of(q, "q").itemsize, 2), features.heavy, is_fp8(inputs.k), features.mask.bias is not None,
         inputs.table is not None,
-    )  # fmt: skip
+    )
     emulated = arch if chosen == "emulator" else None
     if emulated is not None:
         _check_emulated(inputs, problem, emulated)

@@ -154,7 +154,7 @@ def shared_bytes(config: MLAPrefillConfig, problem: MLAPrefillProblem, arch: str
         BM, config.BN, (k, BV), item, config.num_stages, arch=arch, hops=2 if problem.paged else 1,
         key_bytes=(BD + BV) * (1 if problem.converted else item) + BR * item,
         wgmma=arch in ("sm_90", "sm_100") and BM >= 64 and item == 2, biased=problem.biased,
-    )  # fmt: skip
+    )
 
 
 def _keys(most: int, BM: int, threads: int, columns: tuple[int, int, int], heavy: bool, scaled: bool) -> int:

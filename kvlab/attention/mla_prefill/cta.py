@@ -34,7 +34,7 @@ class MLAPrefillCTA:
     def __init__(
         self, arch: str, config: MLAPrefillConfig, problem: MLAPrefillProblem, dtype: np.dtype[Any], k: Any,
         v: Any, rope: Any, batch_idx: Array, head_idx: Array, traffic: Traffic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``dtype`` of the products; ``k``, ``v`` and ``rope`` are what the iterators walk over; ``batch_idx`` and
         ``head_idx`` ``[programs]``.
         """
@@ -53,7 +53,7 @@ class MLAPrefillCTA:
             return piece_cta(
                 arch, sizes, *columns, dtype, stored, dtype, *where, last=last, stages=stages, ahead=ahead,
                 beside=beside,
-            )  # fmt: skip
+            )
 
         self.BN, self.columns = config.BN, {"nope": problem.nope, "rope": problem.rope, "value": problem.value}
         none = 0, 0

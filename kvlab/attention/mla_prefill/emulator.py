@@ -62,7 +62,7 @@ def attend(
     lens_array: Any, starts: Array | None, o_array: Array, lse_array: Array, scale_log2: Any,
     max_keys: int, PAGE: int, K_SCALE: str, V_SCALE: str, ROPE_SCALE: str, features: Features,
     problem: MLAPrefillProblem, config: MLAPrefillConfig, arch: str, traffic: Traffic,
-) -> None:  # fmt: skip
+) -> None:
     """BM query rows of one head against the keys that they see, for each program. Keys count from ``base``, the first
     that K holds. ``K_SCALE``, ``V_SCALE``, ``ROPE_SCALE``: kinds of scales.
     """
@@ -141,7 +141,7 @@ def attend(
         s = cta.scores(
             q, q_rope, k, k_rope, by_key if K_SCALE != "none" else None, by_rope if ROPE_SCALE != "none" else None,
             active,
-        )  # fmt: skip
+        )
         s = s * unit[:, None, None, None]
         if features.softcap > 0:
             s = cap(s, features.softcap)
@@ -181,7 +181,7 @@ def attend(
         s = cta.scores(
             q, q_rope, k, k_rope, by_key if K_SCALE != "none" else None, by_rope if ROPE_SCALE != "none" else None,
             active,
-        )  # fmt: skip
+        )
         s = s * unit[:, None, None, None]
         if features.softcap > 0:
             s = cap(s, features.softcap)
@@ -273,5 +273,5 @@ def launch(
             q, k_rows, v_rows, rope_rows, cu_q, cu_k, seq_lens, starts, out, lse, scale * scales.q.number * LOG2E,
             max_keys, page_size, scale_kind(scales.k), scale_kind(scales.v), scale_kind(scales.rope), features, problem,
             config, arch, traffic,
-        )  # fmt: skip
+        )
     return out, lse

@@ -60,7 +60,7 @@ class MLAPrefillInputs:
         """The positional arguments of the launch functions."""
         return (
             self.q, self.k, self.v, self.k_rope, self.cu_q, self.cu_k, self.table, self.seq_lens, self.starts
-        )  # fmt: skip
+        )
 
 
 def check_ragged(
@@ -108,7 +108,7 @@ def ragged_inputs(
 def check_paged(
     q: Any, k: Any, v: Any, kv_cache: Any, block_table: Any, seq_lens: Any, cu_q: Any, cu_k: Any, k_starts: Any, *,
     latent_dim: int, kv_layout: str, max_q: int | None, out: Any,
-) -> tuple[int, int]:  # fmt: skip
+) -> tuple[int, int]:
     """The same for ``mla_prefill_paged``."""
     arrays = {"q": q, "k": k, "v": v, "kv_cache": kv_cache, "block_table": block_table, "seq_lens": seq_lens}
     check_arrays(arrays | given(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, k_starts=k_starts, out=out))
@@ -134,7 +134,7 @@ def check_paged(
 def check_paged_memory(
     q: Any, k: Any, v: Any, kv_cache: Any, block_table: Any, seq_lens: Any, cu_q: Any, cu_k: Any, k_starts: Any, *,
     out: Any, check: bool | None, inputs: MLAPrefillInputs,
-) -> None:  # fmt: skip
+) -> None:
     """The same for ``mla_prefill_paged``."""
     if out is not None:
         arrays = {"q": q, "k": k, "v": v, "kv_cache": kv_cache, "block_table": block_table, "seq_lens": seq_lens}
@@ -149,7 +149,7 @@ def check_paged_memory(
 def paged_inputs(
     q: Any, k: Any, v: Any, kv_cache: Any, block_table: Any, seq_lens: Any, cu_q: Any, cu_k: Any, k_starts: Any, *,
     latent_dim: int, kv_layout: str, out: Any, batch: int, max_q: int,
-) -> MLAPrefillInputs:  # fmt: skip
+) -> MLAPrefillInputs:
     """The same for ``mla_prefill_paged``."""
     _, k_rope = latent_windows(kv_cache, latent_dim, q.shape[2] - k.shape[2], kv_layout)
     return MLAPrefillInputs(q, k, v, k_rope, cu_q, cu_k, block_table, seq_lens, k_starts, out, batch, max_q)

@@ -129,7 +129,7 @@ def attend(
     Q_SCALE: tl.constexpr, K_SCALE: tl.constexpr, V_SCALE: tl.constexpr, ROPE_SCALE: tl.constexpr,
     D: tl.constexpr, DR: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, BV: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, ONE_LOOP: tl.constexpr,
-):  # fmt: skip
+):
     """BM query rows of one head against the keys that they see. Keys count from ``base``, the first that K holds.
     Products are in q's dtype, in bfloat16 for e4m3.
     """
@@ -197,7 +197,7 @@ def attend(
             page, slot = place(table_ptr + batch * table_batch, base + key, key < full, PAGE, False)
             by_rope = rope_scale * token_scale(
                 rope_scales, page * rope_scale_page + slot * rope_scale_token, key < full
-            )[None, :]  # fmt: skip
+            )[None, :]
         #: scores -> s    S = Q K^T over nope and rope columns, in float32, in units of log2
         s = scores(
             q, q_rope, k, k_rope, by_key if K_SCALE != "none" else None, by_rope if ROPE_SCALE != "none" else None
@@ -234,7 +234,7 @@ def attend(
             page, slot = place(table_ptr + batch * table_batch, base + key, key < hi, PAGE, True)
             by_rope = rope_scale * token_scale(
                 rope_scales, page * rope_scale_page + slot * rope_scale_token, key < hi
-            )[None, :]  # fmt: skip
+            )[None, :]
         #: scores -> s    S = Q K^T over nope and rope columns, in float32, in units of log2
         s = scores(
             q, q_rope, k, k_rope, by_key if K_SCALE != "none" else None, by_rope if ROPE_SCALE != "none" else None
@@ -277,7 +277,7 @@ def attend(
     o_mask = is_row[:, None] & (d[None, :] < DV)
     tl.store(
         o_ptr + q_row[:, None] * o_token + head * o_head + d[None, :], o.to(o_ptr.dtype.element_ty), mask=o_mask
-    )  # fmt: skip
+    )
     tl.store(lse_ptr + q_row * lse_token + head * lse_head, lse, mask=is_row)
 
 
@@ -311,7 +311,7 @@ def launch(
     given = (
         table, seq_lens, starts, features.sinks, features.slopes, mask.valid, mask.bias, scales.q.array, scales.k.array,
         scales.v.array, scales.rope.array,
-    )  # fmt: skip
+    )
     pointers = q, k, v, k_rope, cu_q, cu_k, *(absent if x is None else x for x in given), out, lse
     if not relaunched(attend, pointers, again):
         bias_sizes, bias_strides = bias_arguments(mask.bias)
@@ -333,5 +333,5 @@ def launch(
             V_SCALE=scale_kind(scales.v), ROPE_SCALE=scale_kind(scales.rope),
             D=problem.nope, DR=problem.rope, DV=problem.value, BD=config.BD, BR=config.BR, BV=config.BV, BM=config.BM,
             BN=config.BN, ONE_LOOP=config.one_loop, num_warps=config.num_warps, num_stages=config.num_stages,
-        )  # fmt: skip
+        )
     return out, lse

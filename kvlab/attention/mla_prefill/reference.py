@@ -23,7 +23,7 @@ Array = np.ndarray[Any, Any]
 def reference(
     q: Array, k: Array, v: Array, k_rope: Array, cu_q: Array, cu_k: Array, table: Array | None = None,
     seq_lens: Array | None = None, starts: Array | None = None, *, scale: float, features: Features,
-) -> tuple[Array, Array]:  # fmt: skip
+) -> tuple[Array, Array]:
     """``softmax(scale (Q_nope K^T + Q_rope K_rope^T)) V`` of all sequences, float64.
 
     q ``[total, H, nope + rope]``, k ``[total_k, H, nope]``, v ``[total_k, H, value]``; k_rope ``[pages, page_size,
@@ -56,7 +56,7 @@ def reference(
         out[rows], lse[rows] = attention(
             q[rows].astype(np.float64) * by_query, whole[0, ..., : q.shape[2]], whole[1, ..., : v.shape[2]],
             **plain.of_sequence(b, None, scale) | {"mask": mask},
-        )  # fmt: skip
+        )
     return out, lse
 
 

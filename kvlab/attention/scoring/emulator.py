@@ -17,7 +17,7 @@ from kvlab.hardware.chip import divide, exp2, multiply_add
 from kvlab.staging import Fragments
 
 __all__ = ["add_bias", "by_column", "cap", "distance", "head_scale", "in_pages", "key_count", "key_range",
-           "sink_alone", "token_scale", "visible_end"]  # fmt: skip
+           "sink_alone", "token_scale", "visible_end"]
 
 Array = np.ndarray[Any, Any]
 QUARTER_LN2_SQUARED = np.float32(0.25 / LOG2E**2)

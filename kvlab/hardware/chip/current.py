@@ -20,7 +20,7 @@ from . import functions
 from .products import SUMS, mma_sum
 
 __all__ = ["ARITHMETICS", "Arithmetic", "add_products", "arithmetic", "check_arithmetic", "current_arithmetic",
-           "divide", "exp", "exp2", "log", "log2", "multiply_add"]  # fmt: skip
+           "divide", "exp", "exp2", "log", "log2", "multiply_add"]
 
 Array = np.ndarray[Any, Any]
 
@@ -77,7 +77,7 @@ ARITHMETICS = {
             functions.fma, exact=True,
         ),
     )
-}  # fmt: skip
+}
 _current: ContextVar[Arithmetic] = ContextVar("arithmetic", default=ARITHMETICS["float32"])
 
 

@@ -134,9 +134,9 @@ def ex2_wide(x: Any) -> Array:
 
 
 _LOG2_SERIES = (0x3DC6B27F, 0xBE2C7F30, 0x3E2FCF2A, 0xBE374E43, 0x3E520BF4, 0xBE763C8B, 0x3E93BF99, 0xBEB8AA49,
-                0x3EF6384A, 0xBF38AA3B)  # fmt: skip
+                0x3EF6384A, 0xBF38AA3B)
 _LOG_SERIES = (0xBE055027, 0x3E1039F6, 0xBDF8CDCC, 0x3E0F2955, 0xBE2AD8B9, 0x3E4CED0B, 0xBE7FFF22, 0x3EAAAA78,
-               0xBF000000)  # fmt: skip
+               0xBF000000)
 """Coefficients of the polynomials, the highest first, as float32 bits."""
 _LN2, _LOG2E = np.float32(0.6931471805599453), np.float32(1.4426950408889634)
 

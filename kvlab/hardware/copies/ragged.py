@@ -95,7 +95,7 @@ class RaggedTMA3DTile:
     def async_copy_to_col(
         self, col: int, memory: Memory, address: Any, ragged_idx: Any, dynamic_dim: Any, middle_idx: Any,
         barrier: SharedMemBarrier | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """DRAM -> shared memory, arguments as for :meth:`async_copy_from_col`; rows past ``dynamic_dim`` are zeros."""
         coords, where = self._place(col, address, ragged_idx, dynamic_dim, middle_idx)
         tma.load(self.descriptor, coords, memory, where, barrier)
@@ -144,7 +144,7 @@ class RaggedTensorMap:
         descriptor = TmaDescriptor(
             Memory.over(array), array.dtype, (rows + 1, max_length, cols), (cols, cols, 1), (1, d_len, width), swizzle,
             base=-max_length * cols * array.itemsize,
-        )  # fmt: skip
+        )
         return cls(descriptor, max_length)
 
     def store_ragged_tile(

@@ -29,7 +29,7 @@ __all__ = ["gather4", "load", "store"]
 def load(
     descriptor: TmaDescriptor, coords: Sequence[Any], memory: Memory, address: Any,
     barrier: SharedMemBarrier | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """``cp.async.bulk.tensor`` to shared memory: the box that starts at ``coords`` goes to ``address`` of ``memory``.
 
     coords    one for each dimension, slowest first (PTX counts from the innermost), in elements; may be negative. The
@@ -97,7 +97,7 @@ def store(descriptor: TmaDescriptor, coords: Sequence[Any], memory: Memory, addr
 def gather4(
     descriptor: TmaDescriptor, rows: Any, column: Any, memory: Memory, address: Any,
     barrier: SharedMemBarrier | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """``cp.async.bulk.tensor...tile::gather4`` (sm_100): four ``rows`` ``[..., 4]`` of a matrix, from ``column`` on.
 
     The descriptor has rank 2 and a box of one row; the four rows stand one under the other as those of one box. A row

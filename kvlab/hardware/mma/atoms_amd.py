@@ -20,7 +20,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "fp8": float8_e4m3fn, "bf8": float8_e5m2,
     "fp8fnuz": np.dtype(ml_dtypes.float8_e4m3fnuz), "bf8fnuz": np.dtype(ml_dtypes.float8_e5m2fnuz),
     "i8": np.dtype(np.int8), "u8": np.dtype(np.uint8),
-}  # fmt: skip
+}
 _CDNA = ("gfx90a", "gfx942", "gfx950")
 _OCP = tuple(product(("fp8", "bf8"), repeat=2))
 _FNUZ = tuple(product(("fp8fnuz", "bf8fnuz"), repeat=2))
@@ -49,7 +49,7 @@ def _mfma(archs: tuple[str, ...], m: int, k: int, a: str, b: str) -> MmaAtom:
         a=lambda lane, r: (lane % m, lane // m * w + r),
         b=lambda lane, r: (lane // m * w + r, lane % m),
         c=lambda lane, r: (4 * (lane // m) + r // 4 * 4 * (64 // m) + r % 4, lane % m),
-    )  # fmt: skip
+    )
 
 
 def _mfma_two_half(m: int, k: int, a: str, b: str) -> MmaAtom:
@@ -60,7 +60,7 @@ def _mfma_two_half(m: int, k: int, a: str, b: str) -> MmaAtom:
         a=lambda lane, r: (lane % m, k // 2 * (r // 16) + 16 * (lane // m) + r % 16),
         b=lambda lane, r: (k // 2 * (r // 16) + 16 * (lane // m) + r % 16, lane % m),
         c=lambda lane, r: (4 * (lane // m) + r // 4 * 4 * (64 // m) + r % 4, lane % m),
-    )  # fmt: skip
+    )
 
 
 def _mfma_f64() -> MmaAtom:
@@ -70,7 +70,7 @@ def _mfma_f64() -> MmaAtom:
         a=lambda lane, r: (lane % 16, lane // 16 + r),
         b=lambda lane, r: (lane // 16 + r, lane % 16),
         c=lambda lane, r: (lane // 16 + 4 * r, lane % 16),
-    )  # fmt: skip
+    )
 
 
 def _wmma_gfx11(a: str, b: str) -> MmaAtom:
@@ -81,7 +81,7 @@ def _wmma_gfx11(a: str, b: str) -> MmaAtom:
         a=lambda lane, r: (lane % 16, r),
         b=lambda lane, r: (r, lane % 16),
         c=lambda lane, r: (2 * r + lane // 16, lane % 16),
-    )  # fmt: skip
+    )
 
 
 def _wmma_gfx12(a: str, b: str) -> MmaAtom:
@@ -91,7 +91,7 @@ def _wmma_gfx12(a: str, b: str) -> MmaAtom:
         a=lambda lane, r: (lane % 16, 8 * (lane // 16) + r),
         b=lambda lane, r: (8 * (lane // 16) + r, lane % 16),
         c=lambda lane, r: (8 * (lane // 16) + r, lane % 16),
-    )  # fmt: skip
+    )
 
 
 def amd_atoms() -> Iterator[MmaAtom]:
@@ -106,7 +106,7 @@ def amd_atoms() -> Iterator[MmaAtom]:
     for m, k, archs in (
         (16, 16, ("gfx90a",)), (32, 8, ("gfx90a",)), (16, 32, ("gfx942", "gfx950")), (32, 16, ("gfx942", "gfx950")),
         (16, 64, ("gfx950",)), (32, 32, ("gfx950",)),
-    ):  # fmt: skip
+    ):
         yield _mfma(archs, m, k, "i8", "i8")
     for m, k in ((16, 32), (32, 16)):
         for a, b in _FNUZ:

@@ -17,7 +17,7 @@ __all__ = ["nvidia_atoms"]
 _DTYPES: dict[str, np.dtype[Any]] = {
     "bf16": bfloat16, "f16": float16, "tf32": float32, "e4m3": float8_e4m3fn, "e5m2": float8_e5m2,
     "s8": np.dtype(np.int8), "u8": np.dtype(np.uint8), "f64": np.dtype(np.float64),
-}  # fmt: skip
+}
 _TF32_IGNORED = 13  # a float32 has 23 bits of mantissa, a tf32 the upper 10
 _ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 _FP8 = tuple(product(("e4m3", "e5m2"), repeat=2))
@@ -52,7 +52,7 @@ def _mma_sync(m: int, k: int, a: str, b: str, arch: str) -> MmaAtom:
         a=lambda lane, r: (lane // 4 + 8 * (r // w % blocks), lane % 4 * w + 4 * w * (r // w // blocks) + r % w),
         b=lambda lane, r: (lane % 4 * w + 4 * w * (r // w) + r % w, lane // 4),
         c=lambda lane, r: (lane // 4 + 8 * (r // 2), 2 * (lane % 4) + r % 2),
-    )  # fmt: skip
+    )
 
 
 def _wgmma(n: int, a: str, b: str) -> MmaAtom:
@@ -64,7 +64,7 @@ def _wgmma(n: int, a: str, b: str) -> MmaAtom:
         a=lambda t, r: (t // 32 * 16 + t % 32 // 4 + 8 * (r // w % 2), t % 4 * w + 4 * w * (r // w // 2) + r % w),
         b=None,
         c=lambda t, r: (t // 32 * 16 + t % 32 // 4 + 8 * (r // 2 % 2), 8 * (r // 4) + 2 * (t % 4) + r % 2),
-    )  # fmt: skip
+    )
 
 
 def _tcgen05(n: int, a: str, b: str) -> MmaAtom:
@@ -74,7 +74,7 @@ def _tcgen05(n: int, a: str, b: str) -> MmaAtom:
     return MmaAtom(
         f"tcgen05.m128n{n}k{k}.{_suffix(a, b)}", "sm_100", (128, n, k), 128, archs=("sm_100",), **_kinds(a, b),
         a=None, b=None, c=lambda lane, column: (lane, column),
-    )  # fmt: skip
+    )
 
 
 def nvidia_atoms() -> Iterator[MmaAtom]:

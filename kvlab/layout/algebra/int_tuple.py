@@ -184,7 +184,7 @@ def as_int_array(value: Any, what: str, bits: int = 63) -> int | IntArray:
     number = int_tuple(value, what)
     if not isinstance(number, int):
         raise ValueError(f"{what} {shown(value)} must be an int or an int array; a coordinate with several modes is a "
-                         "tuple")  # fmt: skip
+                         "tuple")
     if not 0 <= number < 1 << bits:
         raise ValueError(f"{what} {shown(number)} is {'negative' if number < 0 else f'more than {bits} bits'}")
     return number
@@ -221,7 +221,7 @@ def _offset(crd: Coord, shape: IntTuple, stride: IntTuple) -> tuple[int | IntArr
     if isinstance(crd, tuple):
         if isinstance(shape, int) or isinstance(stride, int) or len(crd) != len(shape):
             raise ValueError(f"coordinate {shown(crd)} does not fit shape {shown(shape)}: one item for each mode is "
-                             "accepted")  # fmt: skip
+                             "accepted")
         total: int | IntArray = 0
         reach = 0
         for c, s, d in zip(crd, shape, stride, strict=True):

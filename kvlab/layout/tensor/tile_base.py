@@ -33,7 +33,7 @@ class TileBase(OfLayout, Drawn):
     __slots__ = (
         "dtype", "element_layout", "element_size", "end", "even", "known", "layout", "memory", "mutable", "offset",
         "parent",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,

@@ -59,7 +59,7 @@ class TileTensor(TileViews, TileSlices, TileOps, TileStatic):
     def from_numpy(
         cls, array: NDArray[Any], *, name: str = "array", space: AddressSpace = AddressSpace.GLOBAL,
         unsafe: bool = False, batch: int = 0,
-    ) -> TileTensor:  # fmt: skip
+    ) -> TileTensor:
         """A view of the array's own bytes (no copy), with its shape and strides, which must not be negative where they
         address something; immutable where the array is read-only. The first ``batch`` axes are those of many tiles: of
         programs, of threads.

@@ -98,7 +98,7 @@ class KVBufferShape:
             self.dram_dtype, self.mma_shape, Swizzle(3, 0, 4, "vector") if transpose else None, BN=self.BN, WN=self.BN,
             BK=self.BK, num_threads=WARPS * WARP_SIZE, depth=self.D if transpose else self.v_depth,
             kv_num_heads=kv_num_heads, transpose=transpose, num_smem_stages=self.stages,
-        )  # fmt: skip
+        )
 
 
 class KVBufferCTA(LaunchedCTA):

@@ -73,7 +73,7 @@ class KVBufferDecodeShape:
             self.dtype, (16, 16, self.BK), Swizzle(3, 0, 3, "vector") if transpose else None, BN=BN,
             WN=BN // WARPS if transpose else BN, BK=self.BK, num_threads=WARPS * WARP_SIZE, depth=self.D,
             kv_num_heads=kv_num_heads, transpose=transpose, num_smem_stages=1,
-        )  # fmt: skip
+        )
 
 
 class KVBufferDecodeCTA(QuarterRows):
@@ -98,7 +98,7 @@ class KVBufferDecodeCTA(QuarterRows):
         per_warp = KVBufferParams(
             shape.dtype, k.mma_shape, None, BN=BN, WN=BN // WARPS, BK=shape.BK, num_threads=WARPS * WARP_SIZE,
             depth=shape.D, kv_num_heads=heads, transpose=False,
-        )  # fmt: skip
+        )
         self._output = output_map(per_warp, BM)
         self.exchange = PExchange(kv_buffer_operand_map(per_warp, BM), self.smem, p_first, traffic, self.hazards)
         self._walk: TileWalk | None = None

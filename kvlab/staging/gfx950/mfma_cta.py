@@ -97,7 +97,7 @@ class MfmaShape:
             dtype, self.mma_shape, swizzle, BN=self.BN, WN=self.BN // WARPS, BK=self.BK,
             num_threads=WARPS * WARP_SIZE, depth=self.D if transpose else self.v_depth, kv_num_heads=kv_num_heads,
             transpose=transpose,
-        )  # fmt: skip
+        )
 
 
 class MfmaCTA(RowsOverWarps):

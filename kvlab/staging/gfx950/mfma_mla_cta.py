@@ -65,7 +65,7 @@ class MfmaMLACTA(QuarterRows):
         k = KVBufferParams(
             cache.dtype, MMA, swizzle, **common, depth=sum(columns), kv_num_heads=1, transpose=True,
             num_smem_stages=1,
-        )  # fmt: skip
+        )
         self.v_params = KVBufferParams(
             cache.dtype, MMA, swizzle, **common, depth=latent, kv_num_heads=1, transpose=False
         )

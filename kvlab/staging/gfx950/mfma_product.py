@@ -61,4 +61,4 @@ def _orders(atom: MmaAtom, steps: int, num_m: int, num_n: int) -> tuple[Regroup,
     return (
         Regroup(first), Regroup(second), Regroup(home.reshape(num_m * cols, -1)),
         Regroup(registers.reshape(-1, registers.shape[-1])),
-    )  # fmt: skip
+    )

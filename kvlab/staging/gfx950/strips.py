@@ -58,7 +58,7 @@ def eights(fragments: Array) -> Array:
 def query_fragments(
     dram: Memory, offset: Array, valid: Array, layout: FragmentMap, dtype: np.dtype[Any], run: int | None = None,
     columns: int | None = None,
-) -> Fragments:  # fmt: skip
+) -> Fragments:
     """Q rows, elements ``offset[programs, BM]`` of ``dram``, straight into registers; invalid rows are 0, and so are
     columns past ``columns``, where that is given.
 

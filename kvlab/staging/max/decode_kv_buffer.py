@@ -301,7 +301,7 @@ class DecodeKVBuffer(Drawn):
         self.traffic.access(
             f"{p.role} {what}", wavefronts=wavefronts * programs, ideal=ideal * programs,
             unswizzled=unswizzled * programs, instructions=instructions * programs,
-        )  # fmt: skip
+        )
 
 
 class KBuffer(DecodeKVBuffer):

@@ -67,7 +67,7 @@ class DecodeKVBufferParams(MmaGeometry):
         same = KVBufferParams(
             self.dtype, self.mma_shape, self.swizzle, self.BN, self.WN, self.BK, self.num_threads, self.depth,
             1, self.transpose, head_dim_offset=self.head_dim_offset,
-        )  # fmt: skip
+        )
         in_type, layout = self.tensor_core_mma.in_type, self.kv_tile_layout
         same.require(same.dtype == in_type, f"dtype {same.dtype}", f"in_type {in_type} of tensor_core_mma")
         whole = layout.shape == (self.BN, self.depth) and layout.stride[1] == 1

@@ -316,6 +316,6 @@ class DecodeStreamingKVBuffer(Drawn):
         self.traffic.access(
             f"{p.role} read", wavefronts=wavefronts * programs, ideal=ideal * programs,
             unswizzled=unswizzled * programs, instructions=instructions * programs,
-        )  # fmt: skip
+        )
         nbytes = p.num_threads * self._mma_total_rows * p.input_frag_size * p.dtype.itemsize
         self.traffic.move("SMEM->registers", programs * nbytes)

@@ -244,7 +244,7 @@ def read_passes(p: KVBufferParams, strip: int, base: Shift) -> tuple[IntArray, I
 def smem_image(
     p: KVBufferParams, address: int, held: dict[int, tuple[Any, Any]], program: int, columns: int | None,
     first: dict[int, int],
-) -> SmemImage:  # fmt: skip
+) -> SmemImage:
     """What lies in the stages that begin at byte ``address``; ``held``: first key and valid rows of each, as loaded,
     ``first``: its first column. Columns past ``columns``, unless it is None, are zeros.
     """

@@ -112,7 +112,7 @@ class KVMmaOp:
     def load_v_fp8_strip(
         self, bk_tile: int, smem_base: UnsafePointer, rel_key: Any = None, hw_key_shift: Any = None,
         depth_base: Any = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """V of 1 byte: MMA_K keys from the stage at ``smem_base``, by transposing reads.
 
         rel_key, hw_key_shift, depth_base : what MAX's caller works out once for its lane, of 32x32x64; here for all

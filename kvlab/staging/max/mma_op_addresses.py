@@ -86,7 +86,7 @@ class KVMmaOpParams:
             params.dtype, params.mma_shape, params.num_mmas if num_mmas is None else num_mmas, params.num_k_mmas2,
             params.reg_num_k_tiles if num_k_tiles is None else num_k_tiles, params.BN, params.BK, params.transpose,
             params.swizzle, bk_smem=params.bk_smem,
-        )  # fmt: skip
+        )
 
     @property
     def MMA_M(self) -> int:

@@ -136,7 +136,7 @@ class TiledMmaOp:
         """
         for name, tile, space in (
             ("warp_tile", warp_tile, AddressSpace.SHARED), ("reg_tile", reg_tile, AddressSpace.LOCAL)
-        ):  # fmt: skip
+        ):
             if not isinstance(tile, TileTensor):
                 raise TypeError(f"{name} {shown(tile)} must be a TileTensor")
             if tile.address_space is not space or tile.dtype != self.in_type:

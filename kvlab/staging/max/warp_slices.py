@@ -58,12 +58,12 @@ class WarpSlices(KVBuffer):
             p.dtype, p.mma_shape, p.swizzle, p.BN, p.BN, p.BK, p.num_threads, share, p.kv_num_heads, transpose=False,
             cache_depth=p.cache_depth, head_dim_offset=p.head_dim_offset, smem_depth=ceildiv(share, p.BK) * p.BK,
             bk_smem=p.bk_smem, num_smem_stages=1,
-        )  # fmt: skip
+        )
         super().__init__(
             params, source.cache, source.batch_idx, source.head_idx,
             params.smem_tile(source.smem, source.stage_address(stage)), end=source.end, traffic=source.traffic,
             hazards=source.hazards,
-        )  # fmt: skip
+        )
 
     @property
     def _window(self) -> Window:

@@ -163,7 +163,7 @@ warp 0, stage 1, still brings; cp.async.wait_group in warp 0 leaves 1 in flight,
         self.traffic.access(
             f"{p.role} read", wavefronts=access.wavefronts * programs, ideal=access.ideal * programs,
             unswizzled=access.unswizzled * programs, instructions=access.by_warp * programs,
-        )  # fmt: skip
+        )
         self.traffic.move("SMEM->registers", access.by_warp * 512 * programs)
         return self.reg_tile
 

@@ -202,7 +202,7 @@ class FmaCTA(NvidiaDecodeCTA[FmaShape]):
         self.traffic.access(
             role, wavefronts=got * programs, ideal=ideal * programs, unswizzled=got * programs,
             instructions=np.full(self.shape.warps, len(by_instruction) * programs),
-        )  # fmt: skip
+        )
 
 
 @functools.lru_cache(maxsize=256)

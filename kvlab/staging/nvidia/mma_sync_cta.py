@@ -176,7 +176,7 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
         words = ldmatrix(
             self.smem, access.address[None] + self._shift(role), access.nbytes // 4,
             trans=access.name.endswith("trans"), dtype=dtype or self.shape.stored(role),
-        )  # fmt: skip
+        )
         registers = np.moveaxis(words, 1, 3)  # [programs, warps, 32, instructions, 8]
         self._count(role, active)
         return Fragments(registers.reshape(self.programs, *layout.row.shape), layout)
@@ -187,7 +187,7 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
             role if role == "p write" else f"{role} read",
             wavefronts=access.wavefronts * programs, ideal=access.ideal * programs,
             unswizzled=access.unswizzled * programs, instructions=access.by_warp * programs,
-        )  # fmt: skip
+        )
         edge = "registers->SMEM" if role == "p write" else "SMEM->registers"
         self.traffic.move(edge, access.by_warp * 32 * access.nbytes * programs)
 

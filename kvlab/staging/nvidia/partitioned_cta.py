@@ -50,7 +50,7 @@ class Places:
 
     def shared(
         self, place: PanelTile, warps: Warps, together: int, first: int = 0, stop: int | None = None
-    ) -> Footprint:  # fmt: skip
+    ) -> Footprint:
         """The rows of a tile from ``first`` to ``stop - 1``, which four warps share out, ``together`` rows in turn."""
 
         def make() -> Footprint:
@@ -85,12 +85,12 @@ class PartitionedCTA(LaunchedCTA):
     def __init__(
         self, places: Places, dtype: np.dtype[Any], boxes: dict[str, TmaDescriptor], traffic: Traffic,
         *, traced: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.dtype, self.boxes = dtype, boxes
         super().__init__(
             places.nbytes, places.warps, "sm_90", None, traffic, traced=traced, cells=places.cells,
             partitions=places.partitions,
-        )  # fmt: skip
+        )
 
     def barriers(self, name: str, n: int, arrivals: int = 1) -> list[AsyncBarrier]:
         """mbarriers called ``name[0]``, ``name[1]``, ..."""

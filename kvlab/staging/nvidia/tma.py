@@ -258,7 +258,7 @@ arrivals pending; none has completed
         areas = stage_areas(
             self.stage_keys, p.num_smem_stages, p.stage_bytes, self.smem_address, program,
             blocks=chunks, width=64, name="chunk",
-        )  # fmt: skip
+        )
         image = SmemImage.empty(self.smem_address, p.num_smem_stages * p.stage_bytes, areas)
         row, chunk, vector = np.ogrid[: p.BN, :chunks, :8]
         inside = (8 * chunk + vector) * 16 < p.depth * p.dtype.itemsize

@@ -136,7 +136,7 @@ class WgmmaMLACTA(LaunchedCTA):
     def __init__(
         self, shape: WgmmaMLAShape, latent: PagedKVCache, rope: PagedKVCache, batch_idx: Array, end: Array,
         traffic: Traffic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.shape = shape
         super().__init__(shape.shared_bytes, WARPS, "sm_90", len(batch_idx), traffic)
         self.copies = TileCopies(self.smem, self.hazards, traffic, self._copied_to)

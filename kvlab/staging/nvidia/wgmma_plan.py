@@ -12,7 +12,7 @@ from kvlab.hardware import MmaAtom, SmemDescriptor, TensorMapSwizzle, get_atom
 from kvlab.staging.tile.fragments import FragmentMap
 
 __all__ = ["K_BYTES", "SUFFIX", "PanelTile", "PlainRows", "WgmmaShape", "accumulator_map", "along_columns",
-           "along_rows", "k_addresses", "q_addresses", "scores_map", "v_addresses"]  # fmt: skip
+           "along_rows", "k_addresses", "q_addresses", "scores_map", "v_addresses"]
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 K_BYTES = 32  # of a row that one wgmma contracts
@@ -232,7 +232,7 @@ def along_columns(place: PanelTile, rows: int, dtype: np.dtype[Any]) -> IntArray
              for row in range(0, place.rows, rows)]
             for column in range(0, place.cols, k)
         ]
-    )  # fmt: skip
+    )
 
 
 @functools.cache
@@ -247,7 +247,7 @@ def along_rows(place: PanelTile, columns: int, dtype: np.dtype[Any]) -> IntArray
              for column in range(0, place.cols, columns)]
             for row in range(0, place.rows, k)
         ]
-    )  # fmt: skip
+    )
 
 
 @functools.cache

@@ -109,7 +109,7 @@ pending; complete is phase 0
             raise Hazard(
                 "barrier", self.hazards.name, None, Side(f"{self.name}: {what}: {reason}"), None,
                 "as many arrivals and bytes as the phase expects",
-            ) from None  # fmt: skip
+            ) from None
         if self.phases > before:
             told = self._coming.copy()
             told[self.agent] = self.phases

@@ -153,7 +153,7 @@ class AccessRecord:
     def _stamp_write(
         self, at: Footprint, first: int, time: Array, what: str, stage: int | None, values: Hashable = None,
         *, single: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Agents ``first + warp`` (``single``: ``first`` alone) have written the cells of ``at``, and nobody read."""
         cells, agents = at.cells, slice(first, first + 1 if single else first + self.warps)
         stamps = np.where(at.touches, time, NEVER)
@@ -182,7 +182,7 @@ class AccessRecord:
         raise Hazard(
             name, self.name, earlier, Side(later.what, warp, later.stage, self._partition.get(warp)),
             self.cells.byte_range(both), missing, self._too_weak(agent, time),
-        )  # fmt: skip
+        )
 
     def _too_weak(self, agent: int, time: int) -> str:
         """In words: the agent's warp has waited since, but let too much be in flight. "" where it has not, or where the

@@ -59,7 +59,7 @@ still brings; missing: wait_group in warp 2, then a barrier
     def __init__(
         self, kind: str, memory: str, earlier: Side | None, later: Side | None, byte_range: tuple[int, int] | None,
         missing: str, too_weak: str = "",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.kind, self.earlier, self.later, self.byte_range = kind, earlier, later, byte_range
         self.missing, self.too_weak = missing, too_weak
         where = memory if byte_range is None else f"{memory}, bytes [{byte_range[0]}, {byte_range[1]})"

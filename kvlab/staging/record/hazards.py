@@ -65,7 +65,7 @@ brings; missing: a barrier after cp.async.wait_group in warp 0
     def __init__(
         self, memory: Memory, warps: int, *, arch: str = "sm_90", timeline: Timeline | None = None,
         cells: Cells | None = None, partitions: Partitions = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(memory, warps, arch, cells, partitions)
         self.timeline = timeline
         self._all = tuple(range(warps))
@@ -250,7 +250,7 @@ done; missing: a barrier between warp 1 and warp 0
             raise Hazard(
                 "barrier", self.name, None, Side(f"barrier {name}: arrival of warps {extra}"), None,
                 f"a barrier that counts them: this one expects warps {list(expected)}",
-            )  # fmt: skip
+            )
         arrived = self._arrived.setdefault(name, set())
         arrived |= set(warps)
         self._event("barrier", f"barrier {name}", None, warps)

@@ -17,7 +17,7 @@ from kvlab.layout.algebra.int_tuple import flatten
 __all__ = [
     "GivenTile", "KVCacheIterator", "buffer_walk", "fitting_operand", "fitting_tile", "integers", "key_offsets",
     "keys_and_columns", "sub_tiles", "valid_keys",
-]  # fmt: skip
+]
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -241,7 +241,7 @@ def buffer_walk(
     return KVCacheIterator(
         operand, p.BN, batch_idx, head_idx, end, depth=depth, head_dim_offset=p.head_dim_offset,
         cache_depth=None if p.cache_depth in own else p.cache_depth,
-    )  # fmt: skip
+    )
 
 
 class GivenTile:

@@ -42,7 +42,7 @@ end of the CTA; missing: cp.async.wait_group in warp 1
         self, nbytes: int, warps: int, arch: str, programs: int | None, traffic: Traffic, *,
         traced: bool = True, beside: bool = False, cells: Cells | None = None,
         partitions: Partitions = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.traffic, self.programs = traffic, 1 if programs is None else programs
         name = "shared memory" if get_arch(arch).vendor == "nvidia" else "LDS"
         self.smem = Memory(nbytes, space=AddressSpace.SHARED, name=name, programs=programs)

@@ -45,7 +45,7 @@ class TilePipeline:
     def __init__(
         self, copy_async: Callable[[str, TileTensor, int], None], store: Callable[[str, TileTensor], None],
         hazards: Hazards, *, meets: str = "v", stages: int = 1,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.copy_async, self.store, self.hazards, self.meets, self.stages = copy_async, store, hazards, meets, stages
         self.stage = {"k": 0, "v": 0}  # where the tile stands that was loaded last
         self._fetched, self._loaded = ({"k": 0, "v": 0} for _ in range(2))  # tiles so far

@@ -70,7 +70,7 @@ class TmaCopy:
                 _rows(corner, descriptor.smem_box, tile.tile_shape), corner[-1] * size // SLOT,
             )
             for corner, offset in ((tile.corners[k].tolist(), int(tile.offsets[k])) for k in _some(len(tile.corners)))
-        )  # fmt: skip
+        )
         end = int(tile.offsets.max()) * size + int(descriptor.image_bytes)
         return cls(descriptor, boxes, address, tile.tile_shape, len(tile.corners), end)
 
@@ -132,4 +132,4 @@ def _gathered(tile: Any, rows: Sequence[int] | None) -> tuple[Box, ...]:
         Box((numbers[i], group * wide), (group * tile.tile_height + i) * d.pitch, np.array([i]),
             group * wide * d.dtype.itemsize // SLOT)
         for group, i in which
-    )  # fmt: skip
+    )

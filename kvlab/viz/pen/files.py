@@ -84,7 +84,7 @@ def _with_browser(svg: str, width: float, height: float, scale: float) -> bytes:
             "--disable-component-update", "--disable-sync", "--hide-scrollbars", f"--user-data-dir={folder}/profile",
             f"--force-device-scale-factor={scale:g}", f"--window-size={-int(-width // 1)},{-int(-height // 1)}",
             f"--screenshot={target}", source.as_uri(),
-        ]  # fmt: skip
+        ]
         if hasattr(os, "geteuid") and os.geteuid() == 0:
             command.insert(1, "--no-sandbox")
         subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False, timeout=120)

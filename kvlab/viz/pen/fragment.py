@@ -67,7 +67,7 @@ def draw_fragment(
     canvas.hover(
         columns.edge, rows.edge, cell, height, words,
         rows.index[:, None], columns.index[None, :], part.lane, part.register, *values,
-    )  # fmt: skip
+    )
 
 
 def fragment_axes(

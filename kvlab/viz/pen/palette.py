@@ -25,12 +25,12 @@ BANKS: tuple[str, ...] = (
     "#d6a3d0", "#e1b1dc", "#ecbfe6", "#f5cdf0",  # pink
     "#955303", "#9f6021", "#a86d37", "#af7b4e",  # brown
     "#5f93e1", "#6da0eb", "#7eadf2", "#90b9f7",  # blue
-)  # fmt: skip
+)
 """The colour of each of 32 banks: ``BANKS[4 * group + bank_in_group]``."""
 
 LANES: tuple[str, ...] = (
     "#d5d2f2", "#fbe0cf", "#e6d3e6", "#eaf3c9", "#cfe6d8", "#f6dff3", "#ead8c6", "#d3e4fb",
-)  # fmt: skip
+)
 """A light hue for each quad of lanes (four lanes), the hues of :data:`BANKS` in the same order."""
 
 THEMES: dict[str, dict[str, str]] = {

@@ -66,7 +66,7 @@ class Canvas:
             x=float(x), y=float(y), width=float(width), height=float(height), fill=fill, stroke=stroke,
             stroke_width=stroke_width, stroke_dasharray=dash, rx=radius, opacity=opacity,
             pointer_events="all" if title is not None else None,
-        )  # fmt: skip
+        )
         self._element("rect", marks, title)
         self.extend(x + width, y + height)
 
@@ -92,18 +92,18 @@ class Canvas:
             d=d, fill=fill, stroke=stroke, stroke_width=stroke_width, stroke_dasharray=dash, opacity=opacity,
             shape_rendering="crispEdges" if crisp else None,
             pointer_events="all" if title is not None else None,
-        )  # fmt: skip
+        )
         self._element("path", marks, title)
 
     def line(
         self, x1: float, y1: float, x2: float, y2: float, *, stroke: str = INK, width: float = 1.0,
         opacity: float | None = None, dash: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """A straight line."""
         self.path(
             f"M{number(x1)} {number(y1)}L{number(x2)} {number(y2)}",
             stroke=stroke, stroke_width=width, opacity=opacity, dash=dash,
-        )  # fmt: skip
+        )
         self.extend(max(x1, x2), max(y1, y2))
 
     def arrow(self, points: Sequence[tuple[float, float]], *, stroke: str = INK, width: float = 1.25) -> None:
@@ -145,7 +145,7 @@ class Canvas:
         common = attributes(
             x=float(x), y=float(y), font_size=float(size), text_anchor=None if anchor == "start" else anchor,
             font_family=MONO if mono else None, font_weight=weight,
-        )  # fmt: skip
+        )
         escaped = html.escape(text, quote=False)
         quiet = ' class="inactive"' if inactive else ""
         opacity = 0.3 if inactive else opacity
@@ -208,7 +208,7 @@ class Canvas:
     def borders(
         self, xs: npt.ArrayLike, ys: npt.ArrayLike, width: float, height: float, key: npt.ArrayLike,
         *, stroke: str = "#000000", stroke_width: float = 2.4, opacity: float | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Lines around every region of cells with equal ``key`` [rows, columns]; black, as cells are pale."""
         left, top, k = np.asarray(xs, float), np.asarray(ys, float), np.asarray(key)
         lines: list[str] = []
@@ -252,7 +252,7 @@ class Canvas:
             common = attributes(
                 fill=fill, font_size=float(size), font_family=MONO, font_weight=weight,
                 text_anchor=None if anchor == "start" else anchor,
-            )  # fmt: skip
+            )
             self._parts.append(f"<g{common}>{''.join(parts)}</g>")
 
     def hover(

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["check"]
-
 
 def check(answer: Any, right: Any, hint: str) -> None:
     """Tell whether an answer is right, without giving it away.

@@ -17,22 +17,6 @@ from typing import Any, TypeAlias
 import ml_dtypes
 import numpy as np
 
-__all__ = [
-    "AddressSpace",
-    "Memory",
-    "OutOfBounds",
-    "UnwrittenRead",
-    "addressing_strides",
-    "as_dtype",
-    "bfloat16",
-    "float8_e4m3fn",
-    "float8_e5m2",
-    "float16",
-    "float32",
-    "invalid",
-    "shown",
-]
-
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
 float8_e4m3fn = np.dtype(ml_dtypes.float8_e4m3fn)
 float8_e5m2 = np.dtype(ml_dtypes.float8_e5m2)

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Regroup"]
-
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 PIECE = 32  # bytes that move at once, at most
 

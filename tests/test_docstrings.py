@@ -1,7 +1,7 @@
 """Every public class and function says what it is, and shows it: a law of the library.
 
-A name is public if a room's ``__init__`` lists it in ``__all__``. Doctests run with the other tests; here only their
-presence is looked at.
+A name is public if a room's ``__init__`` lists it in ``__all__``; ``kvlab.memory``, a file, has public names where they
+are made. Doctests run with the other tests; here only their presence is looked at.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ NEED_TRITON = {"Difference", "Lockstep", "lockstep", "lockstep_pair", "draw_lock
 
 def public(room: str) -> list[tuple[str, object]]:
     module = importlib.import_module(f"kvlab.{room}")
-    named = [(name, getattr(module, name)) for name in module.__all__]
+    if hasattr(module, "__path__"):
+        named = [(name, getattr(module, name)) for name in module.__all__]
+    else:
+        own = (pair for pair in vars(module).items() if getattr(pair[1], "__module__", None) == module.__name__)
+        named = [(name, thing) for name, thing in own if not name.startswith("_")]
     return [(name, thing) for name, thing in named if inspect.isclass(thing) or inspect.isroutine(thing)]
 
 

@@ -124,6 +124,12 @@ def test_an_object_is_drawn_without_its_neighbours() -> None:
     assert not {"kvlab.staging", "kvlab.cache", "kvlab.mirror", "kvlab.hardware", "kvlab.viz.swizzle"} & loaded
 
 
+def test_rooms_alone_list_their_names() -> None:
+    """What is public is said once, in the room's ``__init__``."""
+    files = (path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
+    assert not [name_of(path) for path in files if "__all__" in path.read_text(encoding="utf-8")]
+
+
 def test_rooms_are_found_by_name_and_listed() -> None:
     assert kvlab.memory is sys.modules["kvlab.memory"]
     assert {"memory", "layout", "hardware", "cache", "staging", "attention", "data", "viz"} <= set(dir(kvlab))

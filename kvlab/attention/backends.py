@@ -18,22 +18,6 @@ from kvlab.cache.arrays import is_torch, on_gpu, to_numpy, to_torch
 from kvlab.hardware import chip
 from kvlab.triton_support.versions import hint, missing
 
-__all__ = [
-    "BACKENDS",
-    "Target",
-    "check_arithmetic",
-    "check_fp8_gpu",
-    "choose_backend",
-    "family",
-    "machine",
-    "on_gpu",
-    "rounded",
-    "run",
-    "run_kernel",
-    "run_on_numpy",
-    "target_of",
-]
-
 BACKENDS = ("auto", "reference", "emulator", "triton")
 
 

@@ -25,16 +25,14 @@ from kvlab.attention.inputs import (
     looks_at_values,
     require,
 )
-from kvlab.attention.intervals import host, keys_in_table
+from kvlab.attention.intervals import host, keys_in_table, window_interval
 from kvlab.attention.kinds import Kind, kind_of
 from kvlab.attention.layers import layer_arrays
-from kvlab.attention.masks import Interval, resolve_mask, window_interval
+from kvlab.attention.masks import Interval, resolve_mask
 from kvlab.attention.operands import check_operands, check_result
 from kvlab.attention.scales import is_fp8
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.cache.arrays import element_strides, is_torch, overlaps
-
-__all__ = ["DecodeCall", "call_of_collection", "decode_call", "decode_results", "explained", "prepared"]
 
 ASKED = ("mask", "window", "softcap", "sinks", "alibi_slopes", "q_scale", "k_scale", "v_scale")
 """The arguments that change scores and values, by name."""

@@ -9,8 +9,6 @@ import numpy as np
 from kvlab.attention.masks import MaskPlan
 from kvlab.attention.online_softmax import MASK_VALUE
 
-__all__ = ["attention"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from kvlab.attention.operation import checked_keywords
 
-__all__ = ["Explanation", "arguments_of", "explain"]
-
 
 @dataclass(frozen=True)
 class Explanation:

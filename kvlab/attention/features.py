@@ -17,8 +17,6 @@ from kvlab.attention.scales import Scales, resolve_scales
 from kvlab.cache.arrays import dtype_of, element_strides, is_torch, same_place
 from kvlab.memory import float32
 
-__all__ = ["Features", "in_base", "kv_view", "resolve_features"]
-
 
 @dataclass(frozen=True, eq=False)
 class Features:

@@ -9,8 +9,6 @@ from kvlab.attention.features import Features
 from kvlab.attention.masks import UNLIMITED
 from kvlab.triton_support.versions import gluon_lacks
 
-__all__ = ["choose_with_hopper", "decode_lacks"]
-
 
 def choose_with_hopper(
     array: Any, backend: str, lacks: str | None, declined: str | None, supported: str

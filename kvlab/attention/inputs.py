@@ -24,32 +24,6 @@ from kvlab.memory import bfloat16, float16, float32
 from kvlab.memory import shown as printed
 from kvlab.staging import Traffic
 
-__all__ = [
-    "DTYPES",
-    "check_apart",
-    "check_array",
-    "check_arrays",
-    "check_dtype",
-    "check_integers",
-    "check_lane_copies",
-    "check_lengths_and_pages",
-    "check_paged_collection",
-    "check_pages",
-    "check_strides",
-    "check_table",
-    "check_traffic",
-    "check_writeable",
-    "countable",
-    "decode_scale",
-    "finite_number",
-    "given",
-    "known_dtype",
-    "lengths_with_new",
-    "looks_at_values",
-    "require",
-    "shown",
-]
-
 DTYPES = (bfloat16, float16, float32)
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 

@@ -10,8 +10,6 @@ import numpy as np
 from kvlab.cache.arrays import is_torch, to_numpy
 from kvlab.memory import shown
 
-__all__ = ["UNLIMITED", "Interval", "host", "key_count", "keys_in_table", "most_keys", "window_interval"]
-
 Array = np.ndarray[Any, Any]
 
 UNLIMITED = 1 << 30

@@ -17,8 +17,6 @@ import numpy as np
 from kvlab.attention import masks
 from kvlab.cache.arrays import torch_here, wants_grad
 
-__all__ = ["ALIGNMENT", "Kind", "kind_of"]
-
 T = TypeVar("T")
 
 ALIGNMENT = 16

@@ -12,8 +12,6 @@ from kvlab.attention.scales import is_fp8
 from kvlab.cache.arrays import dtype_of, element_strides, is_torch, with_addressing_strides
 from kvlab.memory import bfloat16
 
-__all__ = ["check_latent_rows", "latent_windows", "viewed"]
-
 
 def latent_windows(cache: Any, latent: int, rope: int, kv_layout: str = "NHD") -> tuple[Any, Any]:
     """``([pages, page_size, latent], [pages, page_size, rope])``, views of ``cache``, which ``check_latent_rows`` lets

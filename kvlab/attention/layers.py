@@ -11,8 +11,6 @@ from kvlab.attention.kinds import kind_of
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.cache.arrays import on_gpu
 
-__all__ = ["LayerArrays", "layer_arrays"]
-
 
 class LayerArrays(NamedTuple):
     """Pages of K and V ``[pages, page_size, heads, head_size]`` and their scales; V's are None for MLA, the scales

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["load", "store"]
-
 Array = np.ndarray[Any, Any]
 
 

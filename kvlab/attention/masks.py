@@ -18,29 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.intervals import UNLIMITED, Interval, host, window_interval
+from kvlab.attention.intervals import UNLIMITED, Interval, host
 from kvlab.attention.online_softmax import MASK_VALUE
 from kvlab.cache.arrays import is_torch
-
-__all__ = [
-    "UNLIMITED",
-    "AndMask",
-    "CausalMask",
-    "CausalPaddingMask",
-    "ChunkedCausalMask",
-    "ChunkedMask",
-    "Interval",
-    "Mask",
-    "MaskPlan",
-    "MaterializedMask",
-    "NullMask",
-    "OrMask",
-    "SlidingWindowCausalMask",
-    "SlidingWindowNonCausalMask",
-    "TileStatus",
-    "resolve_mask",
-    "window_interval",
-]
 
 Array = np.ndarray[Any, Any]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["LOG2E", "LOWEST", "MASK_VALUE", "OUTPUT_TIE", "P_TIE"]
-
 LOG2E = math.log2(math.e)
 """Scores are kept in units of log2: multiplied by this."""
 

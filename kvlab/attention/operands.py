@@ -16,8 +16,6 @@ from kvlab.attention.pieces import MAX_DEPTH
 from kvlab.cache.arrays import dtype_of
 from kvlab.memory import bfloat16, float8_e4m3fn, float16
 
-__all__ = ["check_dtypes", "check_operands", "check_result", "result_dtype"]
-
 
 def check_dtypes(q: Any, k_name: str, k: Any) -> tuple[Any, Any]:
     """The dtypes of q and K. ValueError unless q is bfloat16, float16 or float32 and K the same, or q is bfloat16,

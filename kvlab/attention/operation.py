@@ -15,8 +15,6 @@ import numpy as np
 from kvlab.attention.inputs import require, shown
 from kvlab.cache.opaque import opaque
 
-__all__ = ["FLAGS", "NAMES", "PublicOperation", "checked_keywords"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["MAX_DEPTH", "pieces"]
-
 MAX_DEPTH = 576
 
 

@@ -10,17 +10,6 @@ from kvlab.attention.inputs import check_array, check_integers, check_strides, c
 from kvlab.attention.intervals import host
 from kvlab.cache.arrays import is_torch, on_gpu, same_place
 
-__all__ = [
-    "check_both_starts",
-    "check_grid",
-    "check_offsets",
-    "check_starts",
-    "check_starts_of_cache",
-    "keys_with_new",
-    "longest",
-    "sequence_lengths",
-]
-
 
 def check_starts(name: str, starts: Any) -> int:
     """The sequences that ``cu_seqlens`` tells of. ValueError unless it is a vector of integers."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["results"]
-
 
 def results(
     q: torch.Tensor, out: torch.Tensor | None, shape: tuple[int, ...]

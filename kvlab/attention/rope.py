@@ -12,8 +12,6 @@ from kvlab.cache.arrays import is_torch
 from kvlab.cache.checks import count, flag
 from kvlab.cache.opaque import opaque_methods
 
-__all__ = ["Rope"]
-
 
 @opaque_methods
 @dataclass(frozen=True, eq=False)

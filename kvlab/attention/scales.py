@@ -18,8 +18,6 @@ from kvlab.attention.inputs import check_array, finite_number, known_dtype, requ
 from kvlab.cache.arrays import dtype_of, is_torch, same_place
 from kvlab.memory import float8_e4m3fn, float32
 
-__all__ = ["P_SCALE", "Scale", "Scales", "is_fp8", "resolve_scale", "resolve_scales"]
-
 P_SCALE = 2.0**8
 """P times this is rounded to e4m3 where P V runs in fp8; its inverse is in the epilogue."""
 

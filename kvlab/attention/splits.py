@@ -6,8 +6,6 @@ import operator
 
 from kvlab.memory import shown
 
-__all__ = ["MAX_SPLITS", "check_splits", "choose_splits", "decode_splits", "fitting_splits", "invariant_splits"]
-
 MIN_SPLIT_KEYS = 256
 MAX_SPLITS = 64
 INVARIANT_SPLIT_KEYS = 2048

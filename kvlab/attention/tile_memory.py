@@ -5,8 +5,6 @@ from __future__ import annotations
 from kvlab.hardware import get_arch
 from kvlab.hardware.arch_table import ARCHS
 
-__all__ = ["BARRIER_BYTES", "shared_limit", "tile_bytes"]
-
 BARRIER_BYTES = 1024
 """Of mbarriers, and of the words by which warps tell each other of tiles, at most: Hopper's kernels, beside tiles."""
 

@@ -11,9 +11,6 @@ import numpy as np
 
 from kvlab.memory import addressing_strides, as_dtype
 
-__all__ = ["INFERENCE", "as_array", "dtype_of", "element_strides", "is_torch", "on_gpu", "overlaps", "same_place",
-           "to_numpy", "to_torch", "torch_here", "wants_grad", "with_addressing_strides"]
-
 INFERENCE = "detached, or the call under torch.no_grad(); kvlab is for inference"
 
 # torch has dtypes that NumPy lacks, and the other way round: those cross as integers of the same size.

@@ -9,8 +9,6 @@ import numpy as np
 
 from kvlab.memory import shown
 
-__all__ = ["Int64", "count", "flag", "index", "integers", "one_of", "plain"]
-
 MOST_BITS = 56
 """Of an index: sums and products with what it indexes have no more than 63."""
 Int64 = np.ndarray[Any, np.dtype[np.int64]]

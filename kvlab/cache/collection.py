@@ -15,8 +15,6 @@ from kvlab.cache.paged import PagedKVCache
 from kvlab.cache.params import KVCacheStaticParams
 from kvlab.memory import POISON, as_dtype
 
-__all__ = ["PagedKVCacheCollection"]
-
 
 @opaque_methods
 class PagedKVCacheCollection(KVCacheCollection[PagedKVCache]):

@@ -13,8 +13,6 @@ from kvlab.cache.over_arrays import OverArrays
 from kvlab.cache.params import KVCacheStaticParams
 from kvlab.cache.view import KVCacheView
 
-__all__ = ["KVCacheCollection"]
-
 View = TypeVar("View", bound=KVCacheView)
 
 

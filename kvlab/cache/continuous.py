@@ -18,8 +18,6 @@ from kvlab.cache.tma import TmaTiles
 from kvlab.cache.view import KVCacheView
 from kvlab.memory import float32, invalid
 
-__all__ = ["ContinuousBatchingKVCache"]
-
 
 class ContinuousBatchingKVCache(TmaTiles, KVCacheView):
     """K or V of one layer, a whole block for each sequence; a view: it owns no memory.

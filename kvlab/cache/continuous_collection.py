@@ -10,8 +10,6 @@ from kvlab.cache.continuous import ContinuousBatchingKVCache
 from kvlab.cache.opaque import opaque_methods
 from kvlab.cache.params import KVCacheStaticParams
 
-__all__ = ["ContinuousBatchingKVCacheCollection"]
-
 
 @opaque_methods
 class ContinuousBatchingKVCacheCollection(KVCacheCollection[ContinuousBatchingKVCache]):

@@ -12,8 +12,6 @@ from kvlab.cache.checks import count, flag, integers
 from kvlab.cache.collection import PagedKVCacheCollection
 from kvlab.cache.params import KVCacheStaticParams
 
-__all__ = ["from_dense"]
-
 
 def from_dense(
     k: Sequence[Any],

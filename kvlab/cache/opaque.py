@@ -12,8 +12,6 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any, TypeVar
 
-__all__ = ["opaque", "opaque_methods"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type)
 

@@ -12,8 +12,6 @@ from kvlab.cache.row_indices import PagedRowIndices
 from kvlab.hardware import RaggedTMA3DTile, TMAGather4Tile, TMATensorTile
 from kvlab.layout import Layout, TileTensor
 
-__all__ = ["MHAOperand"]
-
 
 @runtime_checkable
 class MHAOperand(Protocol):

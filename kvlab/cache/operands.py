@@ -21,8 +21,6 @@ from kvlab.hardware import RaggedTMA3DTile, TmaDescriptor, TMAGather4Tile, TMATe
 from kvlab.layout import Layout, TileTensor
 from kvlab.memory import Memory, float32, invalid
 
-__all__ = ["KVCacheMHAOperand", "KVCacheScalesMHAOperand", "RaggedMHAOperand", "TileTensorMHAOperand", "as_operand"]
-
 
 class _Windows:
     """What all operands do with a pointer."""

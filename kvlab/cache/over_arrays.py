@@ -7,8 +7,6 @@ from typing import Any, ClassVar, Self
 
 from kvlab.cache.arrays import to_numpy, to_torch
 
-__all__ = ["OverArrays"]
-
 
 class OverArrays:
     """A cache or a collection, which its constructor's arguments, kept as attributes of the same names, make again.

@@ -10,8 +10,6 @@ from kvlab.cache.arrays import to_numpy
 from kvlab.cache.checks import Int64, count, integers
 from kvlab.cache.page_table import lookup_table_columns
 
-__all__ = ["table_of_page_lists"]
-
 
 def table_of_page_lists(
     indptr: Any, indices: Any, last_page_len: Any, *, page_size: int, num_pages: int

@@ -11,8 +11,6 @@ import numpy as np
 from kvlab.cache.checks import Int64, count
 from kvlab.cache.page_table import lookup_table_columns
 
-__all__ = ["OutOfPages", "PageCopy", "PagePool", "copy_pages"]
-
 
 class OutOfPages(RuntimeError):
     """No free page is left for what was asked; nothing has changed."""

@@ -9,8 +9,6 @@ import numpy as np
 from kvlab.cache.arrays import dtype_of, is_torch, to_numpy
 from kvlab.cache.checks import Int64, count, index, integers
 
-__all__ = ["PageTable", "check_tables", "lookup_table_columns"]
-
 COLUMN_GROUP, COLUMN_TAIL = 8, 16
 
 

@@ -19,8 +19,6 @@ from kvlab.cache.tma import TmaTiles
 from kvlab.cache.view import KVCacheView
 from kvlab.memory import as_dtype, float32, invalid
 
-__all__ = ["PagedKVCache"]
-
 
 class _MaxTileSize:
     """Most rows of a tile that is one strided window: a page. Static, where the class knows its page size."""

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from .checks import count
 
-__all__ = ["KVCacheStaticParams"]
-
 
 @dataclass(frozen=True)
 class KVCacheStaticParams:

@@ -11,8 +11,6 @@ import numpy as np
 from kvlab.layout import Layout, TileTensor
 from kvlab.memory import Memory, OutOfBounds, as_dtype
 
-__all__ = ["UnsafePointer", "null"]
-
 
 @dataclass(frozen=True, eq=False)
 class UnsafePointer:

@@ -13,8 +13,6 @@ from kvlab.cache.row_indices import PagedRowIndices
 from kvlab.hardware import RaggedTMA3DTile, TMAGather4Tile, TMATensorTile
 from kvlab.layout import TileTensor
 
-__all__ = ["KVCacheT"]
-
 
 @runtime_checkable
 class KVCacheT(Protocol):

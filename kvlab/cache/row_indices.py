@@ -14,9 +14,6 @@ from kvlab.cache.page_table import PageTable
 from kvlab.cache.storage import BlockStorage
 from kvlab.layout.algebra.int_tuple import at_once
 
-__all__ = ["FILL_ROW", "PagedRowIndices", "aligned_rows", "kv_num_sub_tiles", "kv_sub_tile_rows", "populate",
-           "populate_rows"]
-
 FILL_ROW = 1 << 30
 """The row of a sub-tile that is not there: outside every pool, so that a TMA load of it delivers zeros."""
 

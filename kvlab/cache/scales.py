@@ -9,8 +9,6 @@ import numpy as np
 from kvlab.cache.checks import Int64, count, integers
 from kvlab.cache.storage import BlockStorage
 
-__all__ = ["ScaleStorage", "zeros_at"]
-
 
 class ScaleStorage(BlockStorage):
     """``scales[page, slot, head, ceil(head_size / granularity)]`` of blocks of the given shape, of any strides.

@@ -11,8 +11,6 @@ from kvlab.cache.arrays import INFERENCE, as_array, dtype_of, element_strides, t
 from kvlab.cache.checks import Int64, count, index, integers
 from kvlab.memory import Memory
 
-__all__ = ["BlockStorage"]
-
 
 class BlockStorage:
     """``blocks[page, slot, head, dim]``, a NumPy array or torch tensor of any strides whose last axis is contiguous.

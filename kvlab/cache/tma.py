@@ -21,8 +21,6 @@ from kvlab.hardware import (
 from kvlab.hardware.copies.tma_gather4 import _gather4_box_width
 from kvlab.memory import Memory, as_dtype, bfloat16
 
-__all__ = ["TmaTiles", "kv_rows", "padded_depth"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -17,8 +17,6 @@ from kvlab.cache.storage import BlockStorage
 from kvlab.layout import Layout, TileTensor
 from kvlab.memory import Memory, as_dtype
 
-__all__ = ["KVCacheView"]
-
 
 class KVCacheView(OverArrays):
     """K or V of one layer, a view that owns no memory: the part that paged and continuous caches have in common.

@@ -20,8 +20,6 @@ from typing import IO, Any
 import ml_dtypes
 import numpy as np
 
-__all__ = ["SCHEMA", "Capture", "load_capture", "load_smollm2"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 SCHEMA = """\

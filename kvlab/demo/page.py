@@ -13,8 +13,6 @@ from . import pictures
 from .steps import ARCHS, Step
 from .table import notes
 
-__all__ = ["write_page"]
-
 _STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:1060px;margin:2.5rem auto;padding:0 1rem}
 h1{font-size:1.9rem;line-height:1.2;margin:0 0 .3rem}h2{font-size:1.25rem;margin:3rem 0 .5rem}

@@ -23,8 +23,6 @@ from kvlab.viz import (
     draw_shared_memory,
 )
 
-__all__ = ["Chapter", "byte_path", "gfx950", "pages", "path", "shown_config", "shown_token", "sm_90"]
-
 
 def shown_token(capture: Capture) -> int:
     """The token whose key the page follows."""

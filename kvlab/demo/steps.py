@@ -18,8 +18,6 @@ from kvlab.data import Capture
 from kvlab.mirror import Lockstep, lockstep
 from kvlab.staging import Traffic
 
-__all__ = ["ARCHS", "Step", "decode", "grow", "paged_cache"]
-
 Array = np.ndarray[Any, Any]
 ARCHS = ("sm_90", "gfx950")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from .steps import ARCHS, Step
 
-__all__ = ["head", "line", "notes"]
-
 _ERRORS = (*ARCHS, "triton", "gpu", "model")
 _NAMES = {"triton": "Triton", "gpu": "GPU"}
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from kvlab.memory import shown
 
-__all__ = ["Arch", "LaneGroups", "get_arch"]
-
 _COPIES = ("cp.async", "tma", "tma.gather4", "buffer_load_lds", "buffer_load_lds_b128")
 
 

@@ -7,8 +7,6 @@ from types import MappingProxyType
 
 from .arch import Arch, LaneGroups
 
-__all__ = ["ARCHS"]
-
 _KIB = 1024
 _CUDA = "CUDA Programming Guide, compute capabilities, memory information per compute capability"
 _PTX = "PTX ISA: target notes of each instruction"

@@ -12,8 +12,6 @@ import numpy as np
 from ._arrays import IntArray, frozen
 from .arch import Arch, LaneGroups
 
-__all__ = ["INSTRUCTIONS", "Instruction", "get_instruction"]
-
 
 @dataclass(frozen=True)
 class Instruction:

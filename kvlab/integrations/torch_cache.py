@@ -9,8 +9,6 @@ import torch
 from kvlab.cache import KVCacheStaticParams, PagedKVCacheCollection
 from kvlab.cache.arrays import element_strides
 
-__all__ = ["from_torch"]
-
 _ORDERS = {"NHD": ("page_size", "heads"), "HND": ("heads", "page_size")}
 
 

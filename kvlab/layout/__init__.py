@@ -32,6 +32,7 @@ from kvlab.layout.algebra.swizzles import make_ldmatrix_swizzle, make_swizzle, m
 from kvlab.layout.algebra.text import format_layout
 from kvlab.layout.algebra.tree_ops import shape_div
 from kvlab.layout.linear.linear_layout import LinearLayout
+from kvlab.layout.tensor.copier import ThreadScope
 from kvlab.layout.tensor.copiers import (
     GenericToLocalTileCopier,
     GenericToSharedAsyncTileCopier,
@@ -40,7 +41,6 @@ from kvlab.layout.tensor.copiers import (
     LocalToSharedTileCopier,
     SharedToGenericTileCopier,
     SharedToLocalTileCopier,
-    ThreadScope,
 )
 from kvlab.layout.tensor.layout_tensor import LayoutTensor
 from kvlab.layout.tensor.tensor_layout import TensorLayout

@@ -13,8 +13,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-__all__ = ["Apart", "Tolerance", "apart", "ulp_distance", "ulp_of"]
-
 #: A value that is identical on both sides, at least this large, and this many times larger than any that differs is a
 #: mask's constant (-2**100, -10000): no measure of how far the others may be apart.
 _MASK_MAGNITUDE, _MASK_RATIO = 4096.0, 100.0

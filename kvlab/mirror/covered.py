@@ -9,8 +9,6 @@ from kvlab.mirror.lines import Line, Lines
 from kvlab.mirror.report import compare
 from kvlab.mirror.twin import Operation
 
-__all__ = ["Coverage", "coverage"]
-
 
 @dataclass(frozen=True)
 class Coverage:

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from kvlab.mirror.source import Side, read_helper
 
-__all__ = ["Module", "helper_pairs", "helpers_alone"]
-
 
 @dataclass(frozen=True)
 class Module:

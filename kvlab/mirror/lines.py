@@ -13,8 +13,6 @@ from kvlab.mirror.quantities import EXCHANGEABLE, Form, Reading
 from kvlab.mirror.source import Side, Step
 from kvlab.mirror.statements import Statement
 
-__all__ = ["Beside", "Line", "Lines", "beside", "lines_of"]
-
 
 @dataclass(frozen=True)
 class Line:

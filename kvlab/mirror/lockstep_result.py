@@ -15,8 +15,6 @@ from kvlab.mirror.comparison import Apart, Tolerance
 from kvlab.mirror.lines import Lines
 from kvlab.mirror.source import Side
 
-__all__ = ["Difference", "Lockstep", "Maximum", "Row"]
-
 
 @dataclass
 class Row:

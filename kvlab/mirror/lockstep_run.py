@@ -18,8 +18,6 @@ from kvlab.mirror.trace import Plan, Record, StaleSource, check_fresh, members, 
 from kvlab.mirror.trace_triton import Key, Recorded, to_numpy
 from kvlab.mirror.twin import Operation, Twin, split_address
 
-__all__ = ["lockstep", "lockstep_pair"]
-
 Compared = tuple[tuple[str, Side, Side], ...]
 Tolerances = float | dict[str, tuple[float, str]] | None
 

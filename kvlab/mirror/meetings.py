@@ -25,9 +25,6 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Meeting", "meeting_of", "meetings_of"]
-
-
 ALONE = {
     "store_wait": "wait for stores", "wait_store": "wait for stores", "fence_async_shared": "fence",
     "fence_async": "fence", "meet": "meet",

@@ -21,8 +21,6 @@ import ast
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["EXCHANGEABLE", "SHARED", "Form", "Reading"]
-
 SHARED = {
     "features.sinks is not None": "SINKS",
     "features.softcap > 0": "CAPPED",

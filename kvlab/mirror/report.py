@@ -14,8 +14,6 @@ from kvlab.mirror.source import Header, Problem, Side, Step, read_side
 from kvlab.mirror.statements import CLASSES
 from kvlab.mirror.twin import Operation, Twin, module_file
 
-__all__ = ["MirrorError", "Report", "Violation", "check", "check_sources", "compare"]
-
 
 @dataclass(frozen=True)
 class Violation:

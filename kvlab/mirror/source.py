@@ -13,8 +13,6 @@ from functools import lru_cache
 from kvlab.mirror.meetings import Meeting, meetings_of
 from kvlab.mirror.statements import Statement, statements_of
 
-__all__ = ["Header", "Marker", "Problem", "Side", "Step", "read_helper", "read_side"]
-
 _NAME = r"[A-Za-z_]\w*"
 _MARKER = re.compile(
     rf"#:\s*(?P<name>{_NAME})(?:\s*->\s*(?P<outputs>{_NAME}(?:\s*,\s*{_NAME})*))?(?:\s+(?P<words>(?!->).*))?$"

@@ -12,8 +12,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-__all__ = ["CLASSES", "Statement", "statements_of"]
-
 CLASSES = {
     "address": "strides and offsets, which an array has of its own",
     "piece": "a second piece of columns",

@@ -19,8 +19,6 @@ from typing import Any
 
 from kvlab.mirror.source import Header, Side
 
-__all__ = ["Plan", "StaleSource", "check_fresh", "members", "tracing"]
-
 #: Called at the end of a step with its index, its iteration and the function's local variables.
 Record = Callable[[int, tuple[int, ...], dict[str, Any]], None]
 

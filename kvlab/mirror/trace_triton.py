@@ -16,8 +16,6 @@ import numpy as np
 from kvlab.cache.arrays import torch_here
 from kvlab.mirror.trace import Plan, Record, check_fresh, members, tracing
 
-__all__ = ["Key", "Recorded", "to_numpy", "trace"]
-
 #: (twin's index, number of the launch, step's index, iteration, output's name: of a member of a tuple ``q[1]``)
 Key = tuple[int, int, int, tuple[int, ...], str]
 

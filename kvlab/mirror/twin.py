@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Operation", "Twin", "module_file", "split_address"]
-
 
 def split_address(address: str, package: str | None = None) -> tuple[str, str]:
     """``("pkg.kernel", "attend")`` for ``"kernel:attend"`` in package ``pkg``; a dotted module is taken as absolute.

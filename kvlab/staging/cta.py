@@ -19,8 +19,6 @@ from kvlab.staging.record.traffic import Traffic
 from kvlab.staging.tile.fragments import Fragments
 from kvlab.staging.tile.iterator import KVCacheIterator
 
-__all__ = ["DECODE_ARCHS", "TileCTA", "decode_cta"]
-
 Array = np.ndarray[Any, Any]
 
 DECODE_ARCHS = ("sm_80", "sm_90", "gfx950")

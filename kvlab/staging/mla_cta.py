@@ -17,8 +17,6 @@ from kvlab.staging.record.traffic import Traffic
 from kvlab.staging.tile.fragments import Fragments
 from kvlab.staging.tile.iterator import KVCacheIterator
 
-__all__ = ["MLACTA", "MLA_ARCHS", "NvidiaMLACTA", "mla_cta"]
-
 Array = np.ndarray[Any, Any]
 
 MLA_ARCHS = ("sm_80", "sm_90", "gfx950")

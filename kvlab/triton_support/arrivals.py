@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["arrivals"]
-
 CHUNK = 1 << 18
 OF_STREAMS: dict[tuple[int, int], torch.Tensor] = {}
 """The counters of launches on each stream of each device, which come one after the other."""

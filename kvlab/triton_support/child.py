@@ -34,8 +34,6 @@ from typing import Any
 from kvlab.triton_support.interpreter import install, is_interpreted
 from kvlab.triton_support.packet import Packet, pack, unpack
 
-__all__ = ["ChildDied", "ChildTraceback", "close", "is_interpreted", "pickled", "run"]
-
 
 class ChildDied(RuntimeError):
     """The interpreter's process ended in the middle of a call (an access outside memory, no memory left, a kill)."""

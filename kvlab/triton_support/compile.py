@@ -27,8 +27,6 @@ from kvlab.triton_support.interpreter import is_interpreted
 from kvlab.triton_support.sass import jump_tables, unwritten
 from kvlab.triton_support.versions import require, shares_amd_casts
 
-__all__ = ["TARGETS", "Compiled", "compile_kernel", "signature_of"]
-
 #: our name of a target -> Triton's backend, architecture and warp size
 TARGETS: dict[str, tuple[str, int | str, int]] = {
     "sm_80": ("cuda", 80, 32),

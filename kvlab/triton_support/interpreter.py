@@ -34,8 +34,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-__all__ = ["NotInterpreted", "install", "is_interpreted"]
-
 #: Triton's names of the formats that NumPy lacks; fp8e4b15 has no counterpart and stays as Triton has it
 _DTYPES: dict[str, np.dtype[Any]] = {
     "bf16": np.dtype(ml_dtypes.bfloat16),

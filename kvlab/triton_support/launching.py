@@ -17,8 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["Again", "first_launch", "relaunched"]
-
 Again = dict[Any, Any] | None
 """Function of a kernel -> its compiled form with a grid, and the arguments behind the pointers. None: all are first."""
 

@@ -22,8 +22,6 @@ import numpy as np
 
 from kvlab.cache.arrays import torch_here
 
-__all__ = ["Packet", "pack", "unpack"]
-
 _ALIGN = 256
 
 

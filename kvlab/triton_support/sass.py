@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-__all__ = ["jump_tables", "unwritten"]
-
 _LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;", re.M)
 _PARTS = re.compile(r"(@!?U?P\w+\s+)?(\S+)\s*(.*)")
 _MOVE = re.compile(r"UMOV UR\d+, UR\d+$")

@@ -7,8 +7,6 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-__all__ = ["stage", "stage_as"]
-
 
 @triton.jit
 def stage(q_ptr, k_ptr, v_ptr, o_ptr, tiles, BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr):

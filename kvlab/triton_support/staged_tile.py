@@ -19,8 +19,6 @@ from kvlab.staging import FragmentMap
 from kvlab.triton_support.compile import TARGETS, Compiled, compile_kernel
 from kvlab.triton_support.versions import require
 
-__all__ = ["StagedTile", "compiler_staging", "staging_as"]
-
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 BITS, WARPS = 16, 4
 _ALLOC = r"local_alloc : \(\) -> !ttg\.memdesc<(?:\d+x)?{}x{}xbf16, (#\w+)"

@@ -11,8 +11,6 @@ from kvlab.hardware import count_wavefronts
 from kvlab.staging import DecodeStreamingKVBuffer, FragmentMap, KVBuffer
 from kvlab.triton_support.staged_tile import StagedTile
 
-__all__ = ["StagingMatch", "match_staging"]
-
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 

@@ -11,19 +11,6 @@ import importlib.metadata
 import importlib.util
 import platform
 
-__all__ = [
-    "OLDEST",
-    "TESTED",
-    "gluon_lacks",
-    "has_smem_reinterpret",
-    "hint",
-    "holds_wgmma_rows",
-    "installed",
-    "missing",
-    "require",
-    "shares_amd_casts",
-]
-
 #: the releases that the tests run with: the oldest, the one that torch 2.13 names, the newest
 TESTED = ("3.6.0", "3.7.1", "3.9.0")
 OLDEST = TESTED[0]

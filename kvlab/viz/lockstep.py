@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from kvlab.mirror.lockstep_result import Difference, Lockstep, Maximum
     from kvlab.mirror.source import Side
 
-__all__ = ["draw_lockstep"]
-
 _CHARACTERS, _SIZE, _HEIGHT = 58, 9.0, 12.0
 _ADVANCE = 0.602 * _SIZE
 _NUMBERS = 4 * _ADVANCE

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from kvlab.mirror.lockstep_result import Difference, Lockstep, Maximum
     from kvlab.mirror.source import Side
 
-__all__ = ["fragment", "page"]
-
 _RULES = """
 .finding{padding:8px 10px;font-weight:600;overflow-wrap:anywhere}
 .finding.bad{color:var(--kvlab-alarm)}

@@ -20,7 +20,7 @@ from kvlab.attention.mla_prefill import kernel
 from kvlab.attention.mla_prefill.config import MLAPrefillConfig, choose_config, shared_bytes
 from kvlab.memory import as_dtype
 from kvlab.staging import Timeline, Traffic
-from kvlab.staging.nvidia.wgmma_cta import WgmmaShape
+from kvlab.staging.nvidia.wgmma_plan import WgmmaShape
 from kvlab.triton_support.compile import Compiled
 from kvlab.triton_support.versions import installed
 

@@ -26,8 +26,7 @@ from kvlab.attention.mha_prefill.config import PrefillConfig, PrefillProblem, ch
 from kvlab.memory import as_dtype
 from kvlab.staging import Timeline, Traffic
 from kvlab.staging.nvidia.mma_sync_cta import MmaSyncCTA, MmaSyncShape
-from kvlab.staging.nvidia.wgmma_cta import WgmmaShape
-from kvlab.staging.nvidia.wgmma_plan import K_BYTES
+from kvlab.staging.nvidia.wgmma_plan import K_BYTES, WgmmaShape
 from kvlab.triton_support.compile import Compiled
 
 pytestmark = pytest.mark.compile

@@ -23,8 +23,9 @@ from kvlab.staging.gfx950.kv_buffer_decode_cta import KVBufferDecodeCTA, KVBuffe
 from kvlab.staging.gfx950.mfma_mla_cta import MfmaMLACTA
 from kvlab.staging.mla_cta import mla_cta
 from kvlab.staging.nvidia.mma_sync_cta import MmaSyncCTA, MmaSyncShape
-from kvlab.staging.nvidia.wgmma_cta import WgmmaCTA, WgmmaShape
+from kvlab.staging.nvidia.wgmma_cta import WgmmaCTA
 from kvlab.staging.nvidia.wgmma_mla_cta import WgmmaMLACTA, WgmmaMLAShape
+from kvlab.staging.nvidia.wgmma_plan import WgmmaShape
 from kvlab.staging.tile import tile_walk
 from kvlab.staging.tile.launched_cta import LaunchedCTA
 from kvlab.staging.tile.tile_pipeline import TilePipeline

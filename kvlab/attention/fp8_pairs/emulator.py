@@ -6,10 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.staging.tile.pairs import halves
-
-__all__ = ["halves", "narrow"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -10,18 +10,6 @@ import numpy as np
 
 from kvlab.mirror.twin import Twin
 
-__all__ = [
-    "LAUNCH",
-    "SMALLEST",
-    "TWINS",
-    "Side",
-    "StoreConfig",
-    "StoreProblem",
-    "choose_config",
-    "reciprocal",
-    "widest_vector",
-]
-
 _SIDES = {
     "blocks": "NB",
     "D": "D",

@@ -22,8 +22,6 @@ from kvlab.cache.arrays import dtype_of, element_strides, is_torch
 from kvlab.cache.checks import count
 from kvlab.memory import bfloat16, float8_e4m3fn, float8_e5m2, float32
 
-__all__ = ["LIMITS", "NORMAL", "SMALLEST_SCALE", "Names", "StoreFacts", "StoreInputs", "store_inputs"]
-
 LIMITS = {float8_e4m3fn: 448.0, float8_e5m2: 57344.0}
 SCALES = (float32, bfloat16)
 SMALLEST_SCALE = 2.0**-126  # 1 / scale is what is multiplied by: of a smaller one float32 does not hold it

@@ -12,8 +12,6 @@ from kvlab.memory import bfloat16, float32
 
 from .inputs import LIMITS
 
-__all__ = ["BLOCK", "mla_windows"]
-
 BLOCK = 128
 """Latents that share a scale in a row with scales."""
 

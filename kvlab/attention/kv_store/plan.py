@@ -24,9 +24,6 @@ from .inputs import LIMITS, USUAL, Names, StoreFacts, StoreInputs, store_inputs
 from .mla_rows import mla_windows
 from .values import check_values
 
-__all__ = ["collection_plan", "mla_plan", "paged_plan"]
-
-
 WHERE = {"slots": "slot_mapping", "ragged": "cu_seqlens", "padded": "valid_lengths"}
 """The argument that says where the tokens of each form go."""
 

@@ -8,8 +8,6 @@ import numpy as np
 
 from .config import SMALLEST, Side, StoreConfig
 
-__all__ = ["reference"]
-
 Array = np.ndarray[Any, Any]
 LARGEST = float(np.finfo(np.float32).max)
 

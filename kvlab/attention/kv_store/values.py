@@ -12,8 +12,6 @@ from kvlab.cache.arrays import is_torch, overlaps, to_numpy
 
 from .inputs import NORMAL, SMALLEST_SCALE, StoreInputs
 
-__all__ = ["check_values"]
-
 _WRITTEN = ("k_cache", "v_cache", "k_scale", "v_scale")
 _VALUES = ("where", "lens", "table", "positions")
 _SCALES = ("k_scale", "v_scale")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from kvlab.mirror.twin import Twin
 
-__all__ = ["LAUNCH", "MERGE", "TWINS", "chunk_of", "merge_grid", "piece_of"]
-
 MERGE = Twin(
     "merge",
     kernel="kvlab.attention.merge_states.kernel:merge",

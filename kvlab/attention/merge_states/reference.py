@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["reference"]
-
 
 def reference(
     outs: np.ndarray[Any, Any], lses: np.ndarray[Any, Any]

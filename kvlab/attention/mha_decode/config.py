@@ -14,17 +14,6 @@ from kvlab.attention.tile_memory import shared_limit, tile_bytes
 from kvlab.cache.arrays import dtype_of
 from kvlab.mirror.twin import Twin
 
-__all__ = [
-    "LAUNCH",
-    "LOCKSTEP_TOLERANCE",
-    "TWINS",
-    "DecodeConfig",
-    "DecodeProblem",
-    "choose_config",
-    "problem_of",
-    "shared_bytes",
-]
-
 TWINS = (
     Twin(
         "attend",

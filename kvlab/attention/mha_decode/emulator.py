@@ -10,6 +10,7 @@ import numpy as np
 
 from kvlab.attention.features import Features
 from kvlab.attention.fp8_pairs.emulator import narrow
+from kvlab.attention.intervals import key_count
 from kvlab.attention.masked import load, store
 from kvlab.attention.masks import MaskPlan
 from kvlab.attention.merge_states.emulator import launch as merge
@@ -23,7 +24,6 @@ from kvlab.attention.scoring.emulator import (
     distance,
     head_scale,
     in_pages,
-    key_count,
     key_range,
     sink_alone,
     token_scale,

@@ -15,16 +15,6 @@ from kvlab.cache.arrays import dtype_of
 
 from .config import DecodeProblem, longest_first
 
-__all__ = [
-    "SUPPORTED",
-    "Constants",
-    "HopperConfig",
-    "choose_hopper",
-    "hopper_declined",
-    "hopper_lacks",
-    "shared_bytes",
-]
-
 SUPPORTED = (
     "bf16 or fp16 with a cache of that dtype and D = Dv of 64 or 128, or of float8_e4m3fn and 128 with scales that are "
     "numbers or of heads, at most 16 query rows of a KV head, no mask but the causal one, no softcap, sinks or ALiBi, "

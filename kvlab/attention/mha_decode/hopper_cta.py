@@ -16,8 +16,6 @@ from kvlab.staging.tile.rows_over_warps import butterfly, in_turn
 
 from .hopper_config import ROWS, Constants
 
-__all__ = ["CONSUMERS", "PRODUCER", "HopperCTA"]
-
 Array = np.ndarray[Any, Any]
 CONSUMERS, PRODUCER = (0, 1, 2, 3), (4,)
 

@@ -10,8 +10,6 @@ from kvlab.attention.exact import attention
 from kvlab.attention.features import Features
 from kvlab.attention.intervals import keys_in_table
 
-__all__ = ["reference"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -11,8 +11,6 @@ from kvlab.attention.splits import decode_splits
 from kvlab.attention.tile_memory import tile_bytes
 from kvlab.mirror.twin import Twin
 
-__all__ = ["LAUNCH", "LOCKSTEP_TOLERANCE", "TWINS", "StreamingConfig", "choose_config", "shared_bytes"]
-
 TWINS = (
     Twin(
         "attend",

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.features import Features
+from kvlab.attention.intervals import key_count
 from kvlab.attention.masked import store
 from kvlab.attention.mha_decode.config import DecodeProblem
 from kvlab.attention.mha_decode.emulator import LN2, run, split_keys, start_rows
@@ -20,7 +21,6 @@ from kvlab.attention.scoring.emulator import (
     distance,
     head_scale,
     in_pages,
-    key_count,
     token_scale,
     visible_end,
 )

@@ -2,6 +2,4 @@
 
 from __future__ import annotations
 
-from kvlab.attention.mha_decode.reference import reference
-
-__all__ = ["reference"]
+from kvlab.attention.mha_decode.reference import reference as reference

@@ -9,8 +9,6 @@ from kvlab.attention.pieces import pieces
 from kvlab.attention.tile_memory import shared_limit, tile_bytes
 from kvlab.mirror.twin import Twin
 
-__all__ = ["LAUNCH", "LOCKSTEP_TOLERANCE", "TWINS", "PrefillConfig", "PrefillProblem", "choose_config", "shared_bytes"]
-
 TWINS = (
     Twin("attend", kernel="kernel:attend", emulator="emulator:attend", synonyms={
         "problem.batch": "batches", "lens_array is not None": "PAGE", "base2": "BASE2",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.features import Features
-from kvlab.attention.intervals import most_keys
+from kvlab.attention.intervals import key_count, most_keys
 from kvlab.attention.masked import store
 from kvlab.attention.online_softmax import LOG2E, LOWEST
 from kvlab.attention.operands import result_dtype
@@ -19,7 +19,6 @@ from kvlab.attention.scoring.emulator import (
     cap,
     distance,
     head_scale,
-    key_count,
     key_range,
     sink_alone,
     visible_end,

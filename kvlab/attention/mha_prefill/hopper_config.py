@@ -16,17 +16,6 @@ from kvlab.triton_support.versions import gluon_lacks
 from .config import PrefillProblem
 from .inputs import PrefillInputs
 
-__all__ = [
-    "SUPPORTED",
-    "Constants",
-    "HopperConfig",
-    "choose_hopper",
-    "hopper_declined",
-    "hopper_lacks",
-    "shared_bytes",
-    "tma_takes",
-]
-
 HEAD_DIMS = ((64, 64), (128, 128), (192, 128), (256, 256))
 """Head dimensions of q and k, and of v."""
 FP8_DIMS = ((128, 128),)

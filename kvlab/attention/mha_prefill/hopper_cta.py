@@ -10,12 +10,10 @@ import numpy as np
 from kvlab.hardware import TmaDescriptor, tma
 from kvlab.staging import AsyncBarrier, Fragments, Traffic
 from kvlab.staging.nvidia.partitioned_cta import PartitionedCTA, accumulator
-from kvlab.staging.nvidia.wgmma_cta import PanelTile
+from kvlab.staging.nvidia.wgmma_plan import PanelTile
 
 from .hopper_config import Constants
 from .hopper_places import places_of
-
-__all__ = ["HopperCTA"]
 
 Array = np.ndarray[Any, Any]
 Warps = tuple[int, ...]

@@ -7,12 +7,10 @@ import functools
 import numpy as np
 
 from kvlab.staging.nvidia.partitioned_cta import Places
-from kvlab.staging.nvidia.wgmma_cta import PanelTile
+from kvlab.staging.nvidia.wgmma_plan import PanelTile
 from kvlab.staging.record.footprint import Footprint
 
 from .hopper_config import Constants
-
-__all__ = ["HopperPlaces", "places_of"]
 
 Warps = tuple[int, ...]
 WORDS = 8  # numbers of a slot

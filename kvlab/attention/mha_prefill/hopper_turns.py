@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from kvlab.hardware import BarrierDeadlock
 from kvlab.staging import AsyncBarrier
 
-__all__ = ["Role", "Wait", "run_roles"]
-
 Wait = tuple[AsyncBarrier, int]
 """A barrier and the parity of the phase that a role waits for."""
 Role = tuple[tuple[int, ...], Iterator[Wait]]

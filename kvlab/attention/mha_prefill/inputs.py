@@ -19,22 +19,11 @@ from kvlab.attention.inputs import (
     looks_at_values,
     require,
 )
-from kvlab.attention.intervals import keys_in_table
-from kvlab.attention.masks import Interval, resolve_mask, window_interval
+from kvlab.attention.intervals import keys_in_table, window_interval
+from kvlab.attention.masks import Interval, resolve_mask
 from kvlab.attention.operands import check_operands, check_result
 from kvlab.attention.ragged import check_both_starts, check_offsets, check_starts, longest, sequence_lengths
 from kvlab.staging import Traffic
-
-__all__ = [
-    "Options",
-    "PrefillInputs",
-    "check_dense",
-    "check_dense_memory",
-    "check_paged",
-    "check_paged_memory",
-    "dense_inputs",
-    "paged_inputs",
-]
 
 
 @dataclass(frozen=True, eq=False)

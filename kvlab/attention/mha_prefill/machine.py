@@ -18,12 +18,11 @@ from kvlab.staging.gfx950.mfma_cta import MfmaCTA, MfmaShape
 from kvlab.staging.nvidia.decode_cta import NvidiaDecodeCTA, operand_p_of
 from kvlab.staging.nvidia.fma_cta import FmaCTA, FmaShape
 from kvlab.staging.nvidia.mma_sync_cta import MmaSyncCTA, MmaSyncShape
-from kvlab.staging.nvidia.wgmma_cta import WgmmaCTA, WgmmaShape, end_tiles
+from kvlab.staging.nvidia.wgmma_cta import WgmmaCTA, end_tiles
+from kvlab.staging.nvidia.wgmma_plan import WgmmaShape
 
 from .config import PrefillConfig, PrefillProblem
 from .rows import RowsAt, tile_walk
-
-__all__ = ["PREFILL_ARCHS", "Pieces", "PrefillCTA", "check_arch", "check_machine", "piece_cta", "prefill_cta"]
 
 PREFILL_ARCHS = ("sm_80", "sm_90", "gfx950")
 Array = np.ndarray[Any, Any]

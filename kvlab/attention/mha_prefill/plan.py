@@ -32,8 +32,6 @@ from .inputs import (
 )
 from .machine import check_arch, check_machine
 
-__all__ = ["Plan", "plan_cache", "plan_dense", "plan_paged"]
-
 
 @dataclass(frozen=True, eq=False)
 class Plan:

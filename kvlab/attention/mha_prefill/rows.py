@@ -13,8 +13,6 @@ from kvlab.cache.pointer import UnsafePointer
 from kvlab.cache.storage import BlockStorage
 from kvlab.staging import KVCacheIterator
 
-__all__ = ["RowsAt", "SequenceRows", "key_scales", "per_sequence", "tile_walk"]
-
 Array = np.ndarray[Any, Any]
 RowsAt = tuple[Any, Any, Array, Any]
 """Rows as the iterator sees a cache, and each program's sequence, its first row there, and its KV head: ``[P]``, or one

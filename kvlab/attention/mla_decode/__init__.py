@@ -14,10 +14,10 @@ from kvlab.attention.explain import Explanation
 from kvlab.attention.features import Features, resolve_features
 from kvlab.attention.hopper_choice import choose_with_hopper
 from kvlab.attention.inputs import check_lane_copies, check_paged_collection, decode_scale, lengths_with_new, require
-from kvlab.attention.intervals import keys_in_table
+from kvlab.attention.intervals import keys_in_table, window_interval
 from kvlab.attention.kinds import Kind, kind_of
 from kvlab.attention.layers import layer_arrays
-from kvlab.attention.masks import resolve_mask, window_interval
+from kvlab.attention.masks import resolve_mask
 from kvlab.attention.online_softmax import MASK_VALUE
 from kvlab.attention.operands import result_dtype
 from kvlab.attention.operation import PublicOperation

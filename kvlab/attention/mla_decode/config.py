@@ -13,16 +13,6 @@ from kvlab.attention.tile_memory import shared_limit, tile_bytes
 from kvlab.cache.arrays import dtype_of
 from kvlab.mirror.twin import Twin
 
-__all__ = [
-    "LAUNCH",
-    "LOCKSTEP_TOLERANCE",
-    "TWINS",
-    "MLADecodeConfig",
-    "MLADecodeProblem",
-    "choose_config",
-    "shared_bytes",
-]
-
 TWINS = (
     Twin(
         "attend",

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.features import Features
+from kvlab.attention.intervals import key_count
 from kvlab.attention.masked import load, store
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
@@ -18,7 +19,6 @@ from kvlab.attention.scoring.emulator import (
     cap,
     distance,
     head_scale,
-    key_count,
     key_range,
     sink_alone,
     token_scale,

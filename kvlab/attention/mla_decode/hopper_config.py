@@ -14,8 +14,6 @@ from kvlab.attention.tile_memory import BARRIER_BYTES
 from .config import MLADecodeProblem
 from .inputs import MLAInputs
 
-__all__ = ["SUPPORTED", "Constants", "HopperConfig", "choose_hopper", "hopper_lacks", "shared_bytes"]
-
 SUPPORTED = (
     "bf16 or fp16 with a cache of that dtype, 512 + 64 columns, no mask but the causal one, no softcap, sinks or "
     "ALiBi, scale > 0, pages of 16, 32 or multiples of 64 tokens, arrays that start at 16 bytes and whose strides are "

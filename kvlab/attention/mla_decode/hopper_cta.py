@@ -16,8 +16,6 @@ from kvlab.staging.nvidia.wgmma_plan import PanelTile
 from .hopper_config import Constants
 from .hopper_places import places_of
 
-__all__ = ["HopperCTA"]
-
 Array = np.ndarray[Any, Any]
 Warps = tuple[int, ...]
 HALVES = ("left", "right")

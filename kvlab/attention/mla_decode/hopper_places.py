@@ -12,8 +12,6 @@ from kvlab.staging.record.footprint import Footprint
 
 from .hopper_config import Constants
 
-__all__ = ["HopperPlaces", "places_of"]
-
 Warps = tuple[int, ...]
 
 

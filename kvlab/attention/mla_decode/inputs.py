@@ -21,8 +21,6 @@ from kvlab.attention.operands import check_result
 from kvlab.attention.scales import is_fp8
 from kvlab.cache.arrays import dtype_of
 
-__all__ = ["MAX_HEADS", "MAX_TOKENS", "MLAInputs", "check_mla_arrays", "check_mla_memory", "mla_inputs"]
-
 MAX_TOKENS = 4
 MAX_HEADS = 128
 

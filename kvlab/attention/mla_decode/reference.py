@@ -12,8 +12,6 @@ from kvlab.attention.features import Features
 from kvlab.attention.intervals import keys_in_table
 from kvlab.attention.scales import Scales
 
-__all__ = ["reference"]
-
 Array = np.ndarray[Any, Any]
 
 

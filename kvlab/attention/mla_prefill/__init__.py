@@ -11,10 +11,10 @@ from kvlab.attention.backends import check_arithmetic, check_fp8_gpu, choose_bac
 from kvlab.attention.explain import Explanation
 from kvlab.attention.features import Features, in_base, resolve_features
 from kvlab.attention.inputs import check_lane_copies, check_paged_collection, check_traffic, finite_number, require
-from kvlab.attention.intervals import keys_in_table
+from kvlab.attention.intervals import keys_in_table, window_interval
 from kvlab.attention.kinds import Kind, kind_of
 from kvlab.attention.layers import layer_arrays
-from kvlab.attention.masks import resolve_mask, window_interval
+from kvlab.attention.masks import resolve_mask
 from kvlab.attention.mha_prefill.machine import check_arch
 from kvlab.attention.operands import result_dtype
 from kvlab.attention.operation import PublicOperation

@@ -9,17 +9,6 @@ from kvlab.attention.online_softmax import OUTPUT_TIE, P_TIE
 from kvlab.attention.tile_memory import shared_limit, tile_bytes
 from kvlab.mirror.twin import Twin
 
-__all__ = [
-    "LAUNCH",
-    "LOCKSTEP_TOLERANCE",
-    "TWINS",
-    "MLAPrefillConfig",
-    "MLAPrefillProblem",
-    "choose_config",
-    "scale_kind",
-    "shared_bytes",
-]
-
 TWINS = (
     Twin(
         "attend",

@@ -17,8 +17,6 @@ from kvlab.staging.nvidia.wgmma_cta import WgmmaCTA, end_tiles
 
 from .config import MLAPrefillConfig, MLAPrefillProblem
 
-__all__ = ["MLAPrefillCTA"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvlab.attention.intervals import UNLIMITED, most_keys
+from kvlab.attention.intervals import UNLIMITED, key_count, most_keys
 from kvlab.attention.masked import load, store
 from kvlab.attention.mha_prefill.emulator import row_count
 from kvlab.attention.mha_prefill.rows import SequenceRows
@@ -19,7 +19,6 @@ from kvlab.attention.scoring.emulator import (
     cap,
     distance,
     head_scale,
-    key_count,
     key_range,
     sink_alone,
     token_scale,

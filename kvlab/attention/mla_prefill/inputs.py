@@ -27,16 +27,6 @@ from kvlab.attention.scales import is_fp8
 from kvlab.cache.arrays import dtype_of
 from kvlab.memory import bfloat16, float8_e4m3fn
 
-__all__ = [
-    "MLAPrefillInputs",
-    "check_paged",
-    "check_paged_memory",
-    "check_ragged",
-    "check_ragged_memory",
-    "paged_inputs",
-    "ragged_inputs",
-]
-
 
 @dataclass(frozen=True)
 class MLAPrefillInputs:

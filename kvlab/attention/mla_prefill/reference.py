@@ -12,8 +12,6 @@ from kvlab.attention.intervals import keys_in_table
 from kvlab.attention.masks import MaskPlan
 from kvlab.attention.scales import Scales
 
-__all__ = ["reference"]
-
 if TYPE_CHECKING:
     from kvlab.attention.features import Features
 

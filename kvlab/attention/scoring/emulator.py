@@ -9,15 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.intervals import key_count
 from kvlab.attention.masked import load
 from kvlab.attention.online_softmax import LOG2E, LOWEST, MASK_VALUE
 from kvlab.cache import PagedKVCache
 from kvlab.hardware.chip import divide, exp2, multiply_add
 from kvlab.staging import Fragments
-
-__all__ = ["add_bias", "by_column", "cap", "distance", "head_scale", "in_pages", "key_count", "key_range",
-           "sink_alone", "token_scale", "visible_end"]
 
 Array = np.ndarray[Any, Any]
 QUARTER_LN2_SQUARED = np.float32(0.25 / LOG2E**2)

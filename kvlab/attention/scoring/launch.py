@@ -8,8 +8,6 @@ from typing import Any
 
 from kvlab.attention.scales import Scale
 
-__all__ = ["bias_arguments", "in_units", "scale_strides", "slopes_batch"]
-
 
 def slopes_batch(slopes: Any) -> int:
     """Elements from a sequence's ALiBi slopes to the next one's, of a torch tensor ``[B or 1, H]`` or None."""

@@ -33,8 +33,6 @@ from kvlab.hardware.arch import Arch, get_arch
 
 from .count import count_wavefronts
 
-__all__ = ["COPIES", "copy_unit_passes", "copy_wavefronts"]
-
 #: instruction -> bytes a lane
 COPIES = {"cp.async.ca.4": 4, "cp.async.ca.8": 8, "cp.async.ca.16": 16, "cp.async.cg.16": 16}
 

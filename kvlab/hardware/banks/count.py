@@ -13,8 +13,6 @@ from kvlab.hardware.instructions import Instruction, get_instruction
 from .rule import delivered, keys_of, merges
 from .wavefront import Wavefronts
 
-__all__ = ["count_wavefronts", "wavefronts"]
-
 
 def count_wavefronts(
     instruction: str, addresses: Any, mask: Any = None, arch: str | Arch = "sm_90"

@@ -9,8 +9,6 @@ import numpy as np
 
 from .wavefront import Collision, Wavefronts
 
-__all__ = ["explain", "listed"]
-
 
 def explain(w: Wavefronts) -> str:
     """The text of :meth:`Wavefronts.explain`."""

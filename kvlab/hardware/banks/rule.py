@@ -25,8 +25,6 @@ from kvlab.hardware._arrays import BoolArray, IntArray
 from kvlab.hardware.arch import Arch
 from kvlab.hardware.instructions import Instruction
 
-__all__ = ["delivered", "keys_of", "merges"]
-
 GROUP = 48  #: where the group of banks stands in a key
 
 

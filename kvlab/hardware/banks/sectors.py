@@ -11,8 +11,6 @@ from kvlab.drawn import Drawn
 from kvlab.hardware._arrays import Array, BoolArray, IntArray, mask_lanes, whole
 from kvlab.layout.algebra.int_tuple import at_once
 
-__all__ = ["SECTOR_BYTES", "Coalescing", "coalescing", "sectors"]
-
 SECTOR_BYTES = 32
 
 

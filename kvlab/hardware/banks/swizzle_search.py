@@ -16,8 +16,6 @@ from kvlab.memory import as_dtype
 
 from .count import count_wavefronts
 
-__all__ = ["BestSwizzle", "best_swizzle"]
-
 
 @dataclass(frozen=True)
 class BestSwizzle:

@@ -13,8 +13,6 @@ from kvlab.layout.linear.f2 import Elimination
 from kvlab.layout.linear.linear_layout import LinearLayout
 from kvlab.memory import shown
 
-__all__ = ["SharedTransfer", "bank_conflicts", "shared_transfer"]
-
 BANK_BITS = 32
 INSTRUCTION_BITS = 128  # the widest ld.shared and st.shared
 BLOCK = "block"

@@ -15,8 +15,6 @@ from kvlab.hardware.instructions import Instruction
 
 from .rule import delivered, keys_of
 
-__all__ = ["Collision", "Phase", "Wavefronts"]
-
 
 @dataclass(frozen=True)
 class Phase:

@@ -19,9 +19,6 @@ from kvlab.hardware.arch import Arch, get_arch
 from . import functions
 from .products import SUMS, mma_sum
 
-__all__ = ["ARITHMETICS", "Arithmetic", "add_products", "arithmetic", "check_arithmetic", "current_arithmetic",
-           "divide", "exp", "exp2", "log", "log2", "multiply_add"]
-
 Array = np.ndarray[Any, Any]
 
 

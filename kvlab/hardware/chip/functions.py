@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["div_full", "ex2_approx", "ex2_wide", "expf", "fma", "log2f", "logf", "rcp_approx"]
-
 Array = np.ndarray[Any, Any]
 Table = np.ndarray[Any, np.dtype[np.int8]]
 

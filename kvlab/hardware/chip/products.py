@@ -15,8 +15,6 @@ import numpy as np
 
 from kvlab.memory import bfloat16, float8_e4m3fn, float8_e5m2, float16
 
-__all__ = ["SUMS", "SumRule", "mma_sum"]
-
 Array = np.ndarray[Any, Any]
 FloatArray = np.ndarray[Any, np.dtype[np.float64]]
 

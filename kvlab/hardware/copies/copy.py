@@ -9,8 +9,6 @@ import numpy as np
 from kvlab.hardware._arrays import Array, integers, memory_of
 from kvlab.memory import Memory, as_dtype, shown
 
-__all__ = ["buffer_load", "buffer_load_lds", "cp_async"]
-
 
 def cp_async(
     dst_memory: Memory, dst_address: Any, src_memory: Memory, src_address: Any, nbytes: int, valid: Any = None

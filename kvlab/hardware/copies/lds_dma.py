@@ -22,8 +22,6 @@ from kvlab.memory import as_dtype
 from .copy import buffer_load_lds
 from .tile_resource import DRAM, LDS, check_tile, resource_of
 
-__all__ = ["DmaPlan", "SubTileLoaderLDS", "SubTileLoaderLDS_st_8x32"]
-
 _LANES = 64
 
 

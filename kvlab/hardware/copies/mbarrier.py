@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from kvlab.hardware._arrays import whole
 
-__all__ = ["BarrierDeadlock", "PipelineState", "SharedMemBarrier"]
-
 _MOST = (1 << 20) - 1  # arrivals, and bytes, that one phase can count (PTX ISA, mbarrier)
 
 

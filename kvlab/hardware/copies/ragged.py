@@ -19,8 +19,6 @@ from . import tma
 from .mbarrier import SharedMemBarrier
 from .tensor_map import TensorMapSwizzle, TmaDescriptor
 
-__all__ = ["RaggedTMA3DTile", "RaggedTensorMap"]
-
 
 @dataclass(frozen=True, eq=False)
 class RaggedTMA3DTile:

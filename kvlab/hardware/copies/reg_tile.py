@@ -18,8 +18,6 @@ from kvlab.memory import as_dtype
 from .copy import buffer_load
 from .tile_resource import DRAM, LDS, REGISTERS, check_tile, resource_of
 
-__all__ = ["RegTileLoader", "RegTileWriterLDS"]
-
 
 @dataclass(frozen=True)
 class RegTileLoader:

@@ -9,8 +9,6 @@ import numpy as np
 from kvlab.hardware._arrays import Array, memory_of
 from kvlab.memory import Memory, as_dtype
 
-__all__ = ["ld_shared", "st_shared"]
-
 _SIZES = (1, 2, 4, 8, 16)
 
 

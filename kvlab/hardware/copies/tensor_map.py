@@ -24,8 +24,6 @@ from kvlab.hardware.arch import get_arch
 from kvlab.layout import Swizzle
 from kvlab.memory import Memory, as_dtype, shown
 
-__all__ = ["TensorMapL2Promotion", "TensorMapSwizzle", "TmaDescriptor"]
-
 
 class TensorMapSwizzle(enum.IntEnum):
     """The four swizzle modes of TMA and wgmma: 16-byte chunk bits ``[4, 4 + mode)`` are XORed with address bits

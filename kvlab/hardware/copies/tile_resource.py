@@ -12,8 +12,6 @@ from kvlab.layout.algebra.int_tuple import flatten
 from kvlab.layout.tensor.access import leading
 from kvlab.memory import AddressSpace, as_dtype, shown
 
-__all__ = ["DRAM", "LDS", "REGISTERS", "buffer_resource", "check_tile", "resource_of"]
-
 DRAM = (AddressSpace.GLOBAL, AddressSpace.GENERIC)
 LDS = (AddressSpace.SHARED,)
 REGISTERS = (AddressSpace.LOCAL,)

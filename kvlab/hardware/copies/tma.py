@@ -23,8 +23,6 @@ from kvlab.memory import Memory
 from .mbarrier import SharedMemBarrier
 from .tensor_map import TmaDescriptor
 
-__all__ = ["gather4", "load", "store"]
-
 
 def load(
     descriptor: TmaDescriptor, coords: Sequence[Any], memory: Memory, address: Any,

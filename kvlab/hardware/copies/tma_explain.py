@@ -6,8 +6,6 @@ import numpy as np
 
 from .tensor_map import TmaDescriptor
 
-__all__ = ["explain"]
-
 
 def explain(d: TmaDescriptor, address: int) -> str:
     """The text of :meth:`TmaDescriptor.explain`."""

@@ -15,8 +15,6 @@ from .mbarrier import SharedMemBarrier
 from .tensor_map import TensorMapSwizzle, TmaDescriptor
 from .tma_tile import TMATensorTile, whole_boxes
 
-__all__ = ["TMAGather4Tile", "create_tma_tile_gather4"]
-
 
 def _gather4_box_width(dtype: Any, tile_width: int, swizzle_mode: Any) -> int:
     """Columns of the box of a gather: the swizzle's width in elements, ``tile_width`` without a swizzle.

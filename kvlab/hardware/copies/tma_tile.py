@@ -19,15 +19,6 @@ from . import tma
 from .mbarrier import SharedMemBarrier
 from .tensor_map import TensorMapSwizzle, TmaDescriptor, descriptor_strides
 
-__all__ = [
-    "TMATensorTile",
-    "create_kv_tile",
-    "create_split_tma",
-    "create_tensor_tile",
-    "create_tma_tile",
-    "fold_kv_descriptor",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class TMATensorTile(Drawn):

@@ -20,8 +20,6 @@ from kvlab.hardware.chip import SUMS, current_arithmetic, mma_sum
 from kvlab.memory import float32
 from kvlab.regroup import Regroup
 
-__all__ = ["Map", "MmaAtom"]
-
 Map: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
 
 

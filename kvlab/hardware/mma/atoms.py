@@ -15,8 +15,6 @@ from .atom import MmaAtom
 from .atoms_amd import amd_atoms
 from .atoms_nvidia import nvidia_atoms
 
-__all__ = ["ATOMS", "get_atom", "round_tf32"]
-
 ATOMS: Mapping[str, MmaAtom] = MappingProxyType({atom.name: atom for atom in (*nvidia_atoms(), *amd_atoms())})
 
 

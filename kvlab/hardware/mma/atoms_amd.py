@@ -13,8 +13,6 @@ from kvlab.memory import bfloat16, float8_e4m3fn, float8_e5m2, float16, float32
 
 from .atom import MmaAtom
 
-__all__ = ["amd_atoms"]
-
 _DTYPES: dict[str, np.dtype[Any]] = {
     "bf16": bfloat16, "f16": float16, "f32": float32, "f64": np.dtype(np.float64),
     "fp8": float8_e4m3fn, "bf8": float8_e5m2,

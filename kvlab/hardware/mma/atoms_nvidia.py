@@ -12,8 +12,6 @@ from kvlab.memory import bfloat16, float8_e4m3fn, float8_e5m2, float16, float32
 
 from .atom import MmaAtom
 
-__all__ = ["nvidia_atoms"]
-
 _DTYPES: dict[str, np.dtype[Any]] = {
     "bf16": bfloat16, "f16": float16, "tf32": float32, "e4m3": float8_e4m3fn, "e5m2": float8_e5m2,
     "s8": np.dtype(np.int8), "u8": np.dtype(np.uint8), "f64": np.dtype(np.float64),

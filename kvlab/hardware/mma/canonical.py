@@ -14,14 +14,6 @@ from kvlab.hardware.copies.tensor_map import TensorMapSwizzle
 from kvlab.layout import Layout
 from kvlab.memory import as_dtype
 
-__all__ = [
-    "internal_k_major",
-    "st_matrix_n_atom",
-    "tile_layout_k_major",
-    "tile_layout_mn_major",
-    "tile_sf_layout_k_major",
-]
-
 
 def tile_layout_k_major(dtype: Any, BM: int, BK: int, swizzle: Any = "none", page_dense: bool = False) -> Layout:
     """``[BM, BK]`` with K contiguous: column chunks of S elements, each ``BM`` dense rows (what TMA boxes deliver).

@@ -17,8 +17,6 @@ from kvlab.hardware._arrays import Array, integers, memory_of
 from kvlab.memory import Memory, as_dtype, bfloat16, float8_e4m3fn
 from kvlab.regroup import Regroup
 
-__all__ = ["ds_read_tr8_b64", "ds_read_tr16_b64"]
-
 
 def ds_read_tr16_b64(memory: Memory, address: Any, dtype: Any = bfloat16) -> Array:
     """8 bytes at each lane's ``address`` ``[..., 64]``, transposed inside rows of 16 lanes: ``[..., 64, 4]``.

@@ -16,8 +16,6 @@ from kvlab.hardware._arrays import Array, IntArray, frozen, integers, memory_of
 from kvlab.memory import Memory, as_dtype, bfloat16, shown
 from kvlab.regroup import Regroup
 
-__all__ = ["ldmatrix", "stmatrix"]
-
 
 def ldmatrix(memory: Memory, row_address: Any, num: int, trans: bool = False, dtype: Any = bfloat16) -> Array:
     """Load ``num`` (1, 2 or 4) 8x8 matrices: registers ``[..., 32, 2*num]`` of a 16-bit ``dtype``.

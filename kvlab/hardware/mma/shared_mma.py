@@ -12,8 +12,6 @@ from kvlab.memory import Memory
 from .atom import MmaAtom
 from .smem_descriptor import SmemDescriptor
 
-__all__ = ["shared_mma", "shared_mma_wavefronts"]
-
 PASS_BYTES = 128
 
 

@@ -20,8 +20,6 @@ from kvlab.layout import Layout
 from kvlab.layout.algebra.int_tuple import at_once, flatten
 from kvlab.memory import as_dtype, shown
 
-__all__ = ["SmemDescriptor", "tile_to_descriptor"]
-
 _NONE, _32B, _64B, _128B = TensorMapSwizzle
 _MODES = {
     "sm_90": {_NONE: 0, _128B: 1, _64B: 2, _32B: 3},

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from .smem_descriptor import SmemDescriptor
 
-__all__ = ["explain"]
-
 
 def explain(d: SmemDescriptor, major: str) -> str:
     """The text of :meth:`SmemDescriptor.explain`."""

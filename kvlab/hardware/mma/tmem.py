@@ -13,8 +13,6 @@ from kvlab.hardware._arrays import Array, integers, whole
 from kvlab.layout import Layout
 from kvlab.memory import AddressSpace, Memory, as_dtype, shown
 
-__all__ = ["TMEM_COLUMNS", "TMEM_LANES", "TensorMemory", "tmem_address", "tmem_layout"]
-
 TMEM_LANES, TMEM_COLUMNS = 128, 512
 
 

@@ -8,8 +8,6 @@ from kvlab.layout.algebra.composed import ComposedLayout
 from kvlab.layout.algebra.layout import Layout
 from kvlab.memory import shown
 
-__all__ = ["need_layouts"]
-
 
 def need_layouts(operation: str, *values: Any, composed: bool = False) -> None:
     """ValueError unless all values are layouts (``composed``: or composed ones).

@@ -13,8 +13,6 @@ from kvlab.layout.algebra.layout import Layout
 from kvlab.layout.algebra.slicing import is_point, slice_and_offset
 from kvlab.layout.algebra.swizzle import Swizzle
 
-__all__ = ["ComposedLayout"]
-
 
 @dataclass(frozen=True, init=False, repr=False, slots=True)
 class ComposedLayout(Drawn):

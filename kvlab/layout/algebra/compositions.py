@@ -11,8 +11,6 @@ from kvlab.layout.algebra.operations import as_layout, make_layout, merged, unwr
 from kvlab.layout.algebra.rule import Rule, check_rule
 from kvlab.layout.algebra.swizzle import Swizzle
 
-__all__ = ["compose", "composition"]
-
 
 def compose(a: Any, b: Any, *, rule: Rule = "cute") -> Any:
     """``a`` after ``b``: ``R(i) == A(B(i))``, with the nesting of ``b``.

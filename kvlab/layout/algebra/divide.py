@@ -25,8 +25,6 @@ from kvlab.layout.algebra.operations import AnyLayout, Tiler, as_layout, complem
 from kvlab.layout.algebra.rule import Rule, check_rule
 from kvlab.memory import shown
 
-__all__ = ["flat_divide", "local_tile", "logical_divide", "tiled_divide", "zipped_divide"]
-
 
 def logical_divide(layout: AnyLayout, tiler: Tiler, *, rule: Rule = "cute") -> AnyLayout:
     """The layout seen as (tile, which tile): ``compose(A, (T, complement(T, size(A))))``, by mode for a tuple.

@@ -17,26 +17,6 @@ from numpy.typing import NDArray
 from kvlab.layout.algebra.rule import Rule, check_rule
 from kvlab.memory import shown
 
-__all__ = [
-    "UNKNOWN",
-    "Coord",
-    "IntArray",
-    "IntTuple",
-    "as_int",
-    "as_int_array",
-    "at_once",
-    "check_nesting",
-    "congruent",
-    "crd2idx",
-    "flatten",
-    "format_tree",
-    "idx2crd",
-    "int_tuple",
-    "parse_tree",
-    "prefix_product",
-    "product",
-]
-
 IntTuple: TypeAlias = "int | tuple[IntTuple, ...]"
 IntArray: TypeAlias = NDArray[np.int64]
 Coord: TypeAlias = "int | IntArray | tuple[Coord, ...]"

@@ -8,8 +8,6 @@ from kvlab.layout.algebra.layout import Layout, unchecked
 from kvlab.layout.algebra.operations import merged
 from kvlab.layout.algebra.rule import Rule, check_rule
 
-__all__ = ["left_inverse", "right_inverse"]
-
 
 def right_inverse(layout: Layout, *, rule: Rule = "cute") -> Layout:
     """The longest R with ``layout(R(i)) == i``: at which coordinate an offset is found, as far as the offsets from 0 on

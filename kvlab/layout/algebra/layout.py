@@ -26,8 +26,6 @@ from kvlab.layout.algebra.int_tuple import (
 )
 from kvlab.memory import shown
 
-__all__ = ["Layout", "unchecked"]
-
 
 @dataclass(frozen=True, init=False, repr=False, slots=True)
 class Layout(Drawn):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from kvlab.layout.algebra.int_tuple import as_int, flatten
 from kvlab.layout.algebra.layout import Layout
 
-__all__ = ["OfLayout"]
-
 
 class OfLayout:
     """The questions about ``layout`` that a tensor answers, whether its memory is there or not."""

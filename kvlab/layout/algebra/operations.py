@@ -17,19 +17,6 @@ from kvlab.layout.algebra.swizzle import Swizzle
 from kvlab.layout.algebra.tree_ops import compact_order
 from kvlab.memory import shown
 
-__all__ = [
-    "AnyLayout",
-    "Tiler",
-    "coalesce",
-    "complement",
-    "cosize",
-    "make_layout",
-    "make_ordered_layout",
-    "size",
-    "sublayout",
-    "zip_modes",
-]
-
 AnyLayout = TypeVar("AnyLayout", Layout, ComposedLayout)
 Tiler: TypeAlias = "Layout | int | tuple[Tiler, ...] | list[Tiler] | None"
 """What layouts are composed with or divided by: a layout, an int (n:1), None (the whole mode), or one for each mode."""

@@ -21,16 +21,6 @@ from kvlab.layout.algebra.operations import AnyLayout, Tiler, as_layout, coalesc
 from kvlab.layout.algebra.rule import Rule, check_rule
 from kvlab.layout.algebra.tree_ops import compact_order
 
-__all__ = [
-    "blocked_product",
-    "flat_product",
-    "logical_product",
-    "raked_product",
-    "tile_to_shape",
-    "tiled_product",
-    "zipped_product",
-]
-
 
 def logical_product(block: AnyLayout, tiler: Tiler) -> AnyLayout:
     """``block`` as mode 0, its copies as mode 1: ``R((i, j)) == A(i) + A'(B(j))``, A' the complement of the block, so

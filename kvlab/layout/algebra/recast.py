@@ -11,8 +11,6 @@ from kvlab.layout.algebra.operations import make_layout
 from kvlab.layout.algebra.rule import Rule, check_rule
 from kvlab.layout.algebra.tree_ops import shape_div
 
-__all__ = ["downcast", "expand_modes_alike", "upcast"]
-
 
 def upcast(layout: Layout, factor: int) -> Layout:
     """The layout counted in elements ``factor`` times as large: the mode that is contiguous gets shorter, the strides

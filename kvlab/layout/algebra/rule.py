@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-__all__ = ["Rule", "check_rule"]
-
 Rule: TypeAlias = Literal["cute", "legacy", "new"]
 
 

@@ -8,8 +8,6 @@ from kvlab.layout.algebra.int_tuple import MOST_NESTED, IntTuple, as_int, crd2id
 from kvlab.layout.algebra.layout import Layout, unchecked
 from kvlab.memory import shown
 
-__all__ = ["is_point", "slice_and_offset"]
-
 
 def is_point(coord: Any) -> bool:
     """Does a coordinate fix everything?

@@ -16,8 +16,6 @@ from kvlab.drawn import Drawn
 from kvlab.layout.algebra.int_tuple import IntArray, as_int, int_tuple
 from kvlab.memory import as_dtype, shown
 
-__all__ = ["VECTOR_BYTES", "Swizzle", "Unit"]
-
 VECTOR_BYTES = 16
 _BITS = 62  # of an address, counted in any unit
 Unit: TypeAlias = "str | np.dtype[Any]"

@@ -8,8 +8,6 @@ from kvlab.layout.algebra.int_tuple import as_int
 from kvlab.layout.algebra.swizzle import VECTOR_BYTES, Swizzle
 from kvlab.memory import as_dtype, shown
 
-__all__ = ["make_ldmatrix_swizzle", "make_swizzle", "make_tma_swizzle"]
-
 TMA_MODES = {"NONE": 0, "32B": 1, "64B": 2, "128B": 3}
 
 

@@ -6,8 +6,6 @@ from kvlab.layout.algebra.checked import need_layouts
 from kvlab.layout.algebra.composed import ComposedLayout
 from kvlab.layout.algebra.layout import Layout
 
-__all__ = ["format_layout"]
-
 
 def format_layout(layout: Layout | ComposedLayout) -> str:
     """The layout and the table of its offsets, mode 0 downwards and mode 1 to the right (CuTe's ``print_layout``).

@@ -22,23 +22,6 @@ from kvlab.layout.algebra.int_tuple import (
 )
 from kvlab.layout.algebra.rule import Rule, check_rule
 
-__all__ = [
-    "UNKNOWN",
-    "compact_order",
-    "compatible",
-    "depth",
-    "fill_like",
-    "inner_product",
-    "mul",
-    "product_each",
-    "propagate_unknown",
-    "reverse",
-    "shape_div",
-    "weakly_compatible",
-    "weakly_congruent",
-]
-
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -17,20 +17,6 @@ from kvlab.layout.algebra.layout import Layout
 from kvlab.layout.algebra.operations import coalesce
 from kvlab.layout.algebra.swizzle import Swizzle
 
-__all__ = [
-    "check_linear",
-    "clipped",
-    "contiguous_vectors",
-    "dealt_out",
-    "distributed",
-    "gathered",
-    "gathering",
-    "strides_of",
-    "thread_offsets",
-    "tiled",
-    "vectorized",
-]
-
 
 def strides_of(layout: Layout) -> tuple[IntTuple, ...]:
     """The stride of each top-level mode, as a tuple also where the layout has an int shape."""

@@ -18,8 +18,6 @@ from kvlab.layout.encodings.base import (
 )
 from kvlab.layout.linear.linear_layout import LinearLayout
 
-__all__ = ["AMDMFMALayout", "spread_tiles", "tile_of_warps"]
-
 MFMA_TILES = ((32, 32), (16, 16), (64, 4), (4, 64))
 
 

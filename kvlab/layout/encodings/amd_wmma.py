@@ -23,8 +23,6 @@ from kvlab.layout.encodings.base import (
 from kvlab.layout.encodings.blocked import operand_cga
 from kvlab.layout.linear.linear_layout import LinearLayout
 
-__all__ = ["AMDWMMALayout"]
-
 
 @dataclass(frozen=True)
 class AMDWMMALayout(Encoding):

@@ -11,23 +11,6 @@ from kvlab.drawn import Drawn
 from kvlab.layout.algebra.int_tuple import MOST_NESTED, as_int, flatten, int_tuple
 from kvlab.layout.linear.linear_layout import LinearLayout
 
-__all__ = [
-    "NEWEST",
-    "Encoding",
-    "Ints",
-    "Matrix",
-    "broadcast_nd",
-    "cover",
-    "dims",
-    "drop_broadcast_registers",
-    "identity_nd",
-    "is_at_least",
-    "matrix_order",
-    "need",
-    "operand_order",
-    "shape_per_cta",
-]
-
 NEWEST = "3.9.0"
 Ints: TypeAlias = tuple[int, ...]
 Matrix: TypeAlias = tuple[Ints, ...]

@@ -21,8 +21,6 @@ from kvlab.layout.encodings.base import (
 )
 from kvlab.layout.linear.linear_layout import LinearLayout
 
-__all__ = ["BlockedLayout", "DistributedLinearLayout", "SliceLayout"]
-
 
 @dataclass(frozen=True)
 class BlockedLayout(Encoding):

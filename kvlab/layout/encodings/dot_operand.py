@@ -9,8 +9,6 @@ from typing import Protocol
 from kvlab.layout.encodings.base import NEWEST, Encoding, Ints, need
 from kvlab.layout.linear.linear_layout import LinearLayout
 
-__all__ = ["DotOperandLayout"]
-
 
 class Parent(Protocol):
     """An encoding of an accumulator that knows the encodings of its operands."""

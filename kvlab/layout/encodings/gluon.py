@@ -17,8 +17,6 @@ from kvlab.layout.encodings.padded_shared import PaddedSharedLayout
 from kvlab.layout.encodings.shared import SharedLinearLayout
 from kvlab.layout.encodings.swizzled_shared import AMDRotatingSharedLayout, SwizzledSharedLayout
 
-__all__ = ["from_fields", "from_gluon"]
-
 CLASSES: dict[str, type[Encoding]] = {
     cls.__name__: cls
     for cls in (

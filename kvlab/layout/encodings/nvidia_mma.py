@@ -20,8 +20,6 @@ from kvlab.layout.encodings.base import (
 from kvlab.layout.encodings.blocked import operand_cga
 from kvlab.layout.linear.linear_layout import LinearLayout
 
-__all__ = ["NVMMADistributedLayout"]
-
 
 @dataclass(frozen=True)
 class NVMMADistributedLayout(Encoding):

@@ -9,8 +9,6 @@ from kvlab.layout.encodings.base import Ints, Matrix, cover, dims, is_at_least, 
 from kvlab.layout.encodings.shared import SharedEncoding
 from kvlab.layout.linear.linear_layout import LinearLayout
 
-__all__ = ["NVMMASharedLayout"]
-
 TMA_BOX = 256  # the longest side of a TMA box, in elements
 
 

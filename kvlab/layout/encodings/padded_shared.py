@@ -12,8 +12,6 @@ from kvlab.layout.encodings.base import Ints, Matrix, need
 from kvlab.layout.encodings.shared import SharedEncoding
 from kvlab.layout.linear.linear_layout import LinearLayout
 
-__all__ = ["PaddedSharedLayout"]
-
 
 @dataclass(frozen=True)
 class PaddedSharedLayout(SharedEncoding):

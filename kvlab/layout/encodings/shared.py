@@ -14,8 +14,6 @@ from kvlab.layout.algebra.int_tuple import IntArray, at_once
 from kvlab.layout.encodings.base import NEWEST, Encoding, Ints, Matrix, dims, need
 from kvlab.layout.linear.linear_layout import LinearLayout
 
-__all__ = ["SharedEncoding", "SharedLinearLayout"]
-
 
 @dataclass(frozen=True)
 class SharedEncoding(Encoding):

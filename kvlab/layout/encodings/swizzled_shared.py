@@ -8,8 +8,6 @@ from kvlab.layout.encodings.base import Ints, Matrix, cover, need, shape_per_cta
 from kvlab.layout.encodings.shared import SharedEncoding
 from kvlab.layout.linear.linear_layout import LinearLayout
 
-__all__ = ["AMDRotatingSharedLayout", "SwizzledSharedLayout"]
-
 
 @dataclass(frozen=True)
 class SwizzledSharedLayout(SharedEncoding):

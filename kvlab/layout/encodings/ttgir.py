@@ -11,8 +11,6 @@ from kvlab.layout.encodings.base import Encoding
 from kvlab.layout.encodings.gluon import from_fields
 from kvlab.layout.encodings.padded_shared import PaddedSharedLayout
 
-__all__ = ["from_ttgir", "ttgir_aliases"]
-
 CLASSES = {
     "amd_mfma": "AMDMFMALayout",
     "amd_rotating_shared": "AMDRotatingSharedLayout",

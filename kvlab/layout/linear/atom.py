@@ -8,8 +8,6 @@ import numpy as np
 
 from kvlab.layout.linear.f2 import xor_table
 
-__all__ = ["Atom", "atom_bases"]
-
 LANES_OF_A_WARP = (32, 64)
 WARPGROUP = 128
 

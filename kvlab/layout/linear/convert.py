@@ -9,8 +9,6 @@ from kvlab.layout.algebra.int_tuple import flatten
 from kvlab.layout.algebra.layout import Layout
 from kvlab.layout.algebra.swizzle import Swizzle
 
-__all__ = ["bases_of_layout", "layout_of_bases", "swizzled_layout_of_bases"]
-
 
 def bases_of_layout(layout: Layout, swizzle: Swizzle | None) -> dict[str, list[int]]:
     """The offsets of the indices 1, 2, 4, ... of each top-level mode, colexicographic within the mode.

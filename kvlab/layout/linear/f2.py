@@ -8,8 +8,6 @@ import numpy as np
 
 from kvlab.layout.algebra.int_tuple import IntArray
 
-__all__ = ["Elimination", "rank", "xor_table"]
-
 
 class Elimination:
     """Gaussian elimination of the columns of a matrix, in their order: every column is a pivot or the sum of earlier

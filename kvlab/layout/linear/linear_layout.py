@@ -18,8 +18,6 @@ from kvlab.layout.linear import convert as linear_convert
 from kvlab.layout.linear.atom import Atom, atom_bases
 from kvlab.layout.linear.linear_map import LinearMap, Vector
 
-__all__ = ["LinearLayout"]
-
 
 @dataclass(frozen=True, init=False, repr=False, slots=True)
 class LinearLayout(LinearMap):

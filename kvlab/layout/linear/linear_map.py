@@ -15,8 +15,6 @@ from kvlab.layout.algebra.int_tuple import IntArray, as_int, at_once, flatten, i
 from kvlab.layout.linear.f2 import Elimination, xor_table
 from kvlab.memory import shown
 
-__all__ = ["Bases", "LinearMap", "OutDims", "Vector"]
-
 Vector: TypeAlias = tuple[int, ...]
 Bases: TypeAlias = Mapping[str, Sequence[Sequence[int]]]
 OutDims: TypeAlias = Mapping[str, int] | Sequence[int] | Sequence[str]

@@ -15,8 +15,6 @@ from kvlab.layout.algebra.layout import Layout
 from kvlab.layout.algebra.swizzle import VECTOR_BYTES
 from kvlab.memory import Memory
 
-__all__ = ["alignment", "bound_records", "copied", "fitting", "leading", "read", "write"]
-
 
 def leading(value: Any, ndim: int) -> Any:
     """An array with axes of 1 appended up to ``ndim``; an int stays.

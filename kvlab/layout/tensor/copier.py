@@ -23,8 +23,6 @@ from kvlab.layout.tensor.access import read, write
 from kvlab.layout.tensor.tile_tensor import TileTensor
 from kvlab.memory import AddressSpace
 
-__all__ = ["DRAM", "LOCAL", "SHARED", "ThreadScope", "TileCopier"]
-
 DRAM = (AddressSpace.GENERIC, AddressSpace.GLOBAL)
 SHARED = (AddressSpace.SHARED,)
 LOCAL = (AddressSpace.LOCAL,)

@@ -16,17 +16,6 @@ from kvlab.layout.tensor.tile_ops import Fill
 from kvlab.layout.tensor.tile_tensor import TileTensor
 from kvlab.memory import AddressSpace
 
-__all__ = [
-    "GenericToLocalTileCopier",
-    "GenericToSharedAsyncTileCopier",
-    "GenericToSharedTileCopier",
-    "LocalToGenericTileCopier",
-    "LocalToSharedTileCopier",
-    "SharedToGenericTileCopier",
-    "SharedToLocalTileCopier",
-    "ThreadScope",
-]
-
 
 @dataclass(frozen=True)
 class GenericToSharedTileCopier(TileCopier):

@@ -9,8 +9,6 @@ from kvlab.layout.algebra.swizzle import Swizzle
 from kvlab.layout.tensor.tile_base import TileBase
 from kvlab.layout.tensor.tile_tensor import TileTensor
 
-__all__ = ["LayoutTensor"]
-
 
 class LayoutTensor(TileTensor):
     """A TileTensor whose views follow MAX's legacy rules unless ``legacy=False`` is given: a tile that the mode does

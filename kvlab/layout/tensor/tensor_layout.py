@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["TensorLayout"]
-
 
 @runtime_checkable
 class TensorLayout(Protocol):

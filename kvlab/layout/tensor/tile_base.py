@@ -15,8 +15,6 @@ from kvlab.layout.algebra.views import gathered
 from kvlab.layout.tensor.access import alignment, bound_records, fitting, leading, read, write
 from kvlab.memory import AddressSpace, Memory, OutOfBounds, as_dtype
 
-__all__ = ["Known", "TileBase"]
-
 T = TypeVar("T", bound="TileBase")
 Even: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...], int]
 """Of evenly spaced elements: bytes from the memory's first to theirs, shape, strides in bytes, alignment."""

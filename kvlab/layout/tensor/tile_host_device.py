@@ -8,8 +8,6 @@ from kvlab.layout.algebra.layout import Layout
 from kvlab.layout.tensor.tile_tensor import TileTensor
 from kvlab.memory import AddressSpace, Memory, as_dtype
 
-__all__ = ["HostDeviceTileTensor"]
-
 
 class HostDeviceTileTensor:
     """Two allocations of ``layout.cosize`` scalars, both poisoned: the host's and, with a context, the device's.

@@ -7,18 +7,8 @@ from typing import Any
 from kvlab.layout.algebra.layout import Layout
 from kvlab.layout.algebra.swizzle import Swizzle
 from kvlab.layout.tensor import copiers
-from kvlab.layout.tensor.copiers import ThreadScope
+from kvlab.layout.tensor.copier import ThreadScope
 from kvlab.layout.tensor.tile_tensor import TileTensor
-
-__all__ = [
-    "copy_dram_to_local",
-    "copy_dram_to_sram",
-    "copy_dram_to_sram_async",
-    "copy_local_to_dram",
-    "copy_local_to_shared",
-    "copy_sram_to_dram",
-    "copy_sram_to_local",
-]
 
 
 def copy_dram_to_sram(

@@ -11,8 +11,6 @@ from kvlab.layout.algebra.of_layout import OfLayout
 from kvlab.layout.tensor.tile_tensor import TileTensor
 from kvlab.memory import AddressSpace, as_dtype
 
-__all__ = ["NullableTileTensor"]
-
 
 class NullableTileTensor(OfLayout):
     """The layout and dtype of a tensor, and the tensor itself where it is given. Only questions about the layout are

@@ -16,8 +16,6 @@ from kvlab.layout.tensor.access import copied, leading
 from kvlab.layout.tensor.tile_base import MOST_BITS, TileBase
 from kvlab.memory import AddressSpace, shown
 
-__all__ = ["Fill", "TileOps"]
-
 
 class Fill(enum.Enum):
     """What a masked asynchronous copy writes for elements out of bounds: nothing, zeros, or NaNs."""

@@ -13,8 +13,6 @@ from kvlab.layout.tensor.access import leading
 from kvlab.layout.tensor.tile_base import Known, TileBase
 from kvlab.memory import AddressSpace, as_dtype, shown
 
-__all__ = ["TileSlices"]
-
 
 class TileSlices(TileBase):
     """Parts of the same memory, or all of it in another shape (see ``TileTensor``)."""

@@ -10,8 +10,6 @@ from kvlab.layout.algebra.int_tuple import flatten
 from kvlab.layout.tensor.tile_base import TileBase
 from kvlab.memory import AddressSpace
 
-__all__ = ["TileStatic"]
-
 INT32_LIMIT = 1 << 31
 
 

@@ -20,8 +20,6 @@ from kvlab.memory import AddressSpace, Memory, addressing_strides, as_dtype
 if TYPE_CHECKING:
     from kvlab.layout.tensor.layout_tensor import LayoutTensor
 
-__all__ = ["TileTensor"]
-
 
 class TileTensor(TileViews, TileSlices, TileOps, TileStatic):
     """Elements of ``memory`` at ``offset + layout(coordinate)``, counted in scalars from the memory's first byte.

@@ -11,8 +11,6 @@ from kvlab.layout.algebra.layout import Layout
 from kvlab.layout.tensor.tile_tensor import TileTensor
 from kvlab.memory import AddressSpace, Memory, as_dtype, shown
 
-__all__ = ["TileType"]
-
 
 @dataclass(frozen=True)
 class TileType:

@@ -16,8 +16,6 @@ from kvlab.layout.tensor.access import leading
 from kvlab.layout.tensor.tile_base import MOST_BITS, TileBase
 from kvlab.memory import shown
 
-__all__ = ["TileViews"]
-
 
 class TileViews(TileBase):
     """Views: another layout and offset over the same memory (see ``TileTensor``)."""

@@ -34,8 +34,6 @@ from kvlab.staging.tile.tile_walk import TileWalk, expect_fetched
 from .mfma_product import mma_step_by_step
 from .strips import Strips, eights, query_fragments
 
-__all__ = ["KVBufferCTA", "KVBufferShape"]
-
 WARPS, STAGES = 4, 2
 Array = np.ndarray[Any, Any]
 IntArray = np.ndarray[Any, np.dtype[np.int64]]

@@ -37,8 +37,6 @@ from .mfma_product import mma_step_by_step
 from .p_exchange import PExchange
 from .strips import Strips, eights, query_fragments
 
-__all__ = ["KVBufferDecodeCTA", "KVBufferDecodeShape"]
-
 WARPS, BM, BN = 4, 16, 128
 Array = np.ndarray[Any, Any]
 

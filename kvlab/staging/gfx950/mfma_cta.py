@@ -31,8 +31,6 @@ from .mfma_product import mma_step_by_step
 from .p_buffer import PRegisterBuffer
 from .strips import Strips, query_fragments
 
-__all__ = ["MfmaCTA", "MfmaShape", "Strips"]
-
 WARPS = 4
 Array = np.ndarray[Any, Any]
 IntArray = np.ndarray[Any, np.dtype[np.int64]]

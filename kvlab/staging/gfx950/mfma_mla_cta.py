@@ -31,8 +31,6 @@ from .mfma_product import mma_step_by_step
 from .p_exchange import PExchange
 from .strips import Strips, query_fragments
 
-__all__ = ["MfmaMLACTA"]
-
 WARPS, BK, MMA = 4, 32, (16, 16, 32)
 Array = np.ndarray[Any, Any]
 

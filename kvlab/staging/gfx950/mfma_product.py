@@ -10,8 +10,6 @@ import numpy as np
 from kvlab.hardware import MmaAtom
 from kvlab.regroup import Regroup
 
-__all__ = ["mma_step_by_step"]
-
 Array = np.ndarray[Any, Any]
 
 

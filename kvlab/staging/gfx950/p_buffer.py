@@ -18,8 +18,6 @@ from kvlab.staging.record.traffic import Traffic
 from kvlab.staging.tile.fragments import FragmentMap
 from kvlab.staging.tile.smem_place import placed
 
-__all__ = ["PRegisterBuffer"]
-
 Array = np.ndarray[Any, Any]
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 

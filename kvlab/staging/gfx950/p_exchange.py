@@ -15,8 +15,6 @@ from kvlab.staging.record.hazards import Hazards
 from kvlab.staging.record.traffic import Traffic
 from kvlab.staging.tile.fragments import FragmentMap
 
-__all__ = ["PExchange"]
-
 WARPS, BLOCK, ITEMSIZE = 4, 32, 2
 SWIZZLE = Swizzle(3, 0, 3, unit="vector")
 Array = np.ndarray[Any, Any]

@@ -18,8 +18,6 @@ from kvlab.memory import AddressSpace, Memory, as_dtype
 from kvlab.staging.max.params import WARP_SIZE
 from kvlab.staging.tile.fragments import FragmentMap
 
-__all__ = ["FP8_P_SCALE", "PStaging", "PStagingParams", "cast_p"]
-
 Array = np.ndarray[Any, Any]
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 FP8_P_SCALE = 256.0

@@ -11,8 +11,6 @@ from kvlab.memory import Memory
 from kvlab.staging.max.kv_buffer import KVBuffer
 from kvlab.staging.tile.fragments import FragmentMap, Fragments
 
-__all__ = ["Strips", "eights", "query_fragments"]
-
 Array = np.ndarray[Any, Any]
 
 

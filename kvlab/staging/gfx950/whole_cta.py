@@ -12,8 +12,6 @@ from kvlab.staging.nvidia.pieces_cta import Accumulator, Shown
 from kvlab.staging.tile.fragments import Fragments
 from kvlab.staging.tile.iterator import KVCacheIterator
 
-__all__ = ["WholeCTA"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -17,17 +17,6 @@ from kvlab.staging.tile.smem_image import Area, SmemImage
 from .decode_kv_params import DecodeKVBufferParams
 from .params import WARP_SIZE
 
-__all__ = [
-    "fragment_map",
-    "in_matrix_order",
-    "read_offsets",
-    "read_passes",
-    "smem_image",
-    "what_works",
-    "write_passes",
-    "written_offsets",
-]
-
 Array = np.ndarray[Any, Any]
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 ARCH = "gfx950"

@@ -26,8 +26,6 @@ from .buffer_config import KVBufferConfig
 from .decode_kv_params import DecodeKVBufferParams
 from .typed_fields import of_type
 
-__all__ = ["DecodeKVBuffer", "KBuffer", "VBuffer"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -17,8 +17,6 @@ from .params import KVBufferParams, ceildiv
 from .tiled_mma_op import TiledTensorCore
 from .typed_fields import set_typed
 
-__all__ = ["DecodeKVBufferParams"]
-
 
 @dataclass(frozen=True)
 class DecodeKVBufferParams(MmaGeometry):

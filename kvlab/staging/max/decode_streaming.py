@@ -34,8 +34,6 @@ from .params import KVBufferParams, ceildiv
 from .strip_accesses import StripAccesses
 from .typed_fields import of_type
 
-__all__ = ["DecodeStreamingKVBuffer"]
-
 Array = np.ndarray[Any, Any]
 
 

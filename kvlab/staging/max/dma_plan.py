@@ -15,8 +15,6 @@ from kvlab.staging.tile.iterator import sub_tiles
 
 from .params import KVBufferParams
 
-__all__ = ["DmaPlan", "warp_tiles"]
-
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 

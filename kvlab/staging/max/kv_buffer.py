@@ -24,26 +24,11 @@ from kvlab.staging.tile.member import KVBufferMembers
 from kvlab.staging.tile.smem_image import SmemImage
 from kvlab.staging.tile.smem_place import one_warp, own_or_given, shared_tile, threads_of
 
-from .buffer_config import KBufferConfig, KVBufferConfig, VBufferConfig
-from .decode_kv_buffer import DecodeKVBuffer, KBuffer, VBuffer
-from .decode_streaming import DecodeStreamingKVBuffer
 from .kv_buffer_addresses import Window
 from .kv_mma_op import KVMmaOp, KVMmaOpParams
 from .params import KVBufferParams
 from .stage_accesses import StageAccesses
 from .typed_fields import of_type
-
-__all__ = [
-    "DecodeKVBuffer",
-    "DecodeStreamingKVBuffer",
-    "KBuffer",
-    "KBufferConfig",
-    "KVBuffer",
-    "KVBufferConfig",
-    "KVCacheIterator",
-    "VBuffer",
-    "VBufferConfig",
-]
 
 Array = np.ndarray[Any, Any]
 

@@ -21,22 +21,6 @@ from .mma_op_addresses import KVMmaOpParams, prefill_offsets, split_offsets, v_b
 from .operand_maps import v_keys
 from .params import WARP_SIZE, KVBufferParams, ceildiv
 
-__all__ = [
-    "Reads",
-    "Window",
-    "check",
-    "dma_plan",
-    "fragment_map",
-    "in_matrix_order",
-    "is_split",
-    "lacks_upper_half",
-    "read_passes",
-    "reads",
-    "smem_image",
-    "strips",
-    "what_works",
-]
-
 Array = np.ndarray[Any, Any]
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 Shift = tuple[int, ...]  # one number for each warp

@@ -19,8 +19,6 @@ from .params import WARP_SIZE
 from .tiled_mma_loader import fp8_lanes
 from .typed_fields import of_type
 
-__all__ = ["KVMmaOp", "KVMmaOpParams"]
-
 Array = np.ndarray[Any, Any]
 
 

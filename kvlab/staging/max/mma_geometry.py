@@ -9,8 +9,6 @@ import numpy as np
 
 from kvlab.hardware import get_arch
 
-__all__ = ["WARP_SIZE", "MmaGeometry"]
-
 WARP_SIZE = get_arch("gfx950").warp_size
 
 

@@ -20,15 +20,6 @@ from .tiled_mma_loader import TiledMmaLoader, counted
 from .tiled_mma_op import TiledMmaOp, get_accum_type
 from .typed_fields import set_typed
 
-__all__ = [
-    "KVMmaOpParams",
-    "prefill_offsets",
-    "split_offsets",
-    "v_bf16_offsets",
-    "v_bf16_tiles",
-    "v_fp8_offsets",
-]
-
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 

@@ -15,8 +15,6 @@ from kvlab.staging.tile.fragments import FragmentMap
 
 from .params import WARP_SIZE, KVBufferParams
 
-__all__ = ["kv_buffer_operand_map", "operand_map", "output_map", "score_map", "v_keys"]
-
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 

@@ -13,8 +13,6 @@ from kvlab.memory import AddressSpace, Memory
 from .mma_geometry import WARP_SIZE, MmaGeometry
 from .typed_fields import set_typed
 
-__all__ = ["WARP_SIZE", "KVBufferParams", "ceildiv"]
-
 FOLLOWS = ("MAX 26.7", "document")
 
 

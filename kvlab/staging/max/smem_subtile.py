@@ -8,8 +8,6 @@ from typing import Any
 from kvlab.layout import Layout, TileTensor
 from kvlab.memory import Memory
 
-__all__ = ["smem_mma_subtile", "smem_mma_subtile_offset", "smem_subtile"]
-
 
 def smem_mma_subtile_offset(mr: int, mc: int, BN: int, BK: int, bk_tile: Any, k_sub: Any, mma: Any) -> Any:
     """Elements from a stage's first to an ``mr x mc`` MMA tile of V; int or int array.

@@ -11,8 +11,6 @@ from kvlab.staging.record.hazards import Hazards
 from .kv_buffer_addresses import Window
 from .params import WARP_SIZE, KVBufferParams
 
-__all__ = ["StageAccesses"]
-
 
 class StageAccesses:
     """The copies and reads of stages, with the bytes that each warp touches; ``first`` is the byte address of stage 0,

@@ -21,24 +21,6 @@ from .dma_plan import DmaPlan, warp_tiles
 from .params import WARP_SIZE, KVBufferParams, ceildiv
 from .tiled_mma_op import TiledMmaOp, get_accum_type
 
-__all__ = [
-    "ReadPlan",
-    "RegisterPlan",
-    "by_dma",
-    "check",
-    "dma_plan",
-    "fragment_map",
-    "in_matrix_order",
-    "num_mmas",
-    "read_passes",
-    "read_plan",
-    "register_plan",
-    "smem_image",
-    "strip_shape",
-    "what_works",
-    "written_by_warp",
-]
-
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 ARCH = "gfx950"
 

@@ -10,8 +10,6 @@ from kvlab.staging.record.hazards import Hazards
 
 from .params import KVBufferParams
 
-__all__ = ["StripAccesses"]
-
 
 class StripAccesses:
     """The copies and reads of a strip at byte ``address``, with the bytes that each warp touches.

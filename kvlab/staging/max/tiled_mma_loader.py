@@ -15,8 +15,6 @@ from kvlab.memory import Memory, as_dtype
 
 from .params import WARP_SIZE
 
-__all__ = ["TiledMmaLoader", "counted", "fp8_lanes"]
-
 Array = np.ndarray[Any, Any]
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -18,8 +18,6 @@ from kvlab.memory import AddressSpace, as_dtype, float32, shown
 from .mma_geometry import WARP_SIZE
 from .typed_fields import set_typed
 
-__all__ = ["TiledMmaOp", "TiledTensorCore", "get_accum_type", "mfma_atom", "mma_tiles"]
-
 Array = np.ndarray[Any, Any]
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -11,8 +11,6 @@ from kvlab.cache.checks import count, flag
 from kvlab.layout import Swizzle
 from kvlab.memory import as_dtype, shown
 
-__all__ = ["of_type", "set_typed"]
-
 T = TypeVar("T")
 
 

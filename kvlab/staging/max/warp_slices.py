@@ -12,8 +12,6 @@ from .kv_buffer import KVBuffer
 from .kv_buffer_addresses import Window
 from .params import KVBufferParams, ceildiv
 
-__all__ = ["WarpSlices"]
-
 
 class WarpSlices(KVBuffer):
     """V for decode: warp w reads columns ``[c, c + share)`` of all BN keys of the stage, ``share

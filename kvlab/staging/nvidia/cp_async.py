@@ -24,8 +24,6 @@ from .kv_buffer import NvidiaKVBuffer
 from .mma_sync_plan import WARPS, MmaSyncShape, SharedAccess
 from .params import NvidiaKVParams
 
-__all__ = ["CpAsyncKVBuffer"]
-
 Array = np.ndarray[Any, Any]
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -17,8 +17,6 @@ from kvlab.staging.tile.rows_over_warps import RowsOverWarps
 from kvlab.staging.tile.tile_copies import TileCopies
 from kvlab.staging.tile.tile_pipeline import TilePipeline
 
-__all__ = ["NvidiaDecodeCTA", "operand_p_of"]
-
 Array = np.ndarray[Any, Any]
 
 

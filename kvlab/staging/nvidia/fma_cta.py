@@ -24,8 +24,6 @@ from kvlab.staging.tile.rows_over_warps import butterfly, in_turn
 
 from .decode_cta import NvidiaDecodeCTA
 
-__all__ = ["FmaCTA", "FmaShape"]
-
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 

@@ -16,8 +16,6 @@ from kvlab.staging.tile.member import Member
 
 from .params import NvidiaKVParams
 
-__all__ = ["NvidiaKVBuffer"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -31,8 +31,6 @@ from kvlab.staging.tile.shared_tile import SharedTile
 from .decode_cta import NvidiaDecodeCTA
 from .mma_sync_plan import MmaSyncShape
 
-__all__ = ["MmaSyncCTA", "MmaSyncShape", "SharedTile"]
-
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 

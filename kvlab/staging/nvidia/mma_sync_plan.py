@@ -14,8 +14,6 @@ from kvlab.staging.tile.fragments import FragmentMap
 
 from .swizzled_tile import SwizzledTile
 
-__all__ = ["WARPS", "MmaSyncShape", "SharedAccess"]
-
 WARPS = 4
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -10,8 +10,6 @@ import numpy as np
 from kvlab.hardware import get_arch
 from kvlab.memory import as_dtype
 
-__all__ = ["NvidiaKVParams"]
-
 WARPS, WARP_SIZE = 4, 32
 
 

@@ -17,8 +17,6 @@ from kvlab.staging.tile.launched_cta import LaunchedCTA
 
 from .wgmma_plan import K_BYTES, SUFFIX, PanelTile
 
-__all__ = ["PartitionedCTA", "Places", "accumulator"]
-
 Array = np.ndarray[Any, Any]
 Warps = tuple[int, ...]
 UNIT = 16  # bytes: what is known of shared memory is known by vectors

@@ -21,8 +21,6 @@ from .decode_cta import operand_p_of
 from .fma_cta import FmaCTA
 from .mma_sync_cta import MmaSyncCTA
 
-__all__ = ["Accumulator", "PiecesCTA", "Shown", "piece_columns"]
-
 Array = np.ndarray[Any, Any]
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 

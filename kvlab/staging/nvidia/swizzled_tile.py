@@ -15,8 +15,6 @@ import numpy as np
 
 from kvlab.layout import Swizzle
 
-__all__ = ["SwizzledTile", "ldmatrix_swizzle"]
-
 
 def ldmatrix_swizzle(row_bytes: int) -> Swizzle:
     """The swizzle, on 16-byte vectors, that lets ldmatrix read 8 rows of one column without a bank conflict.

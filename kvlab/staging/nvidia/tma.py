@@ -28,8 +28,6 @@ from kvlab.staging.tile.smem_image import SmemImage, stage_areas
 from .kv_buffer import NvidiaKVBuffer
 from .params import WARPS, NvidiaKVParams
 
-__all__ = ["TmaKVBuffer"]
-
 Array = np.ndarray[Any, Any]
 SWIZZLE = "128B"
 CONSUMERS, PRODUCER = tuple(range(WARPS)), WARPS

@@ -40,8 +40,6 @@ from kvlab.staging.tile.shared_tile import SharedTile
 
 from .wgmma_plan import (
     K_BYTES,
-    PanelTile,
-    WgmmaShape,
     accumulator_map,
     k_addresses,
     q_addresses,
@@ -49,8 +47,6 @@ from .wgmma_plan import (
     v_addresses,
 )
 from .wgmma_tiles import WgmmaTiles, end_tiles
-
-__all__ = ["PanelTile", "WgmmaCTA", "WgmmaShape", "end_tiles"]
 
 Array = np.ndarray[Any, Any]
 

@@ -37,8 +37,6 @@ from kvlab.staging.tile.tile_copies import TileCopies
 
 from .wgmma_plan import PanelTile, along_columns, along_rows
 
-__all__ = ["WgmmaMLACTA", "WgmmaMLAShape"]
-
 Array = np.ndarray[Any, Any]
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 ROWS, WARPS, GROUPS = 64, 8, 2

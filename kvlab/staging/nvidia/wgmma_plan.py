@@ -11,9 +11,6 @@ import numpy as np
 from kvlab.hardware import MmaAtom, SmemDescriptor, TensorMapSwizzle, get_atom
 from kvlab.staging.tile.fragments import FragmentMap
 
-__all__ = ["K_BYTES", "SUFFIX", "PanelTile", "PlainRows", "WgmmaShape", "accumulator_map", "along_columns",
-           "along_rows", "k_addresses", "q_addresses", "scores_map", "v_addresses"]
-
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 K_BYTES = 32  # of a row that one wgmma contracts
 SUFFIX = {"bfloat16": "bf16", "float16": "f16", "float8_e4m3fn": "e4m3"}

@@ -20,8 +20,6 @@ from kvlab.staging.tile.tile_walk import TileWalk, expect_fetched, is_same
 from .pieces_cta import Shown
 from .wgmma_plan import PanelTile, WgmmaShape
 
-__all__ = ["WgmmaTiles", "end_tiles"]
-
 Array = np.ndarray[Any, Any]
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -13,8 +13,6 @@ from .hazard_words import Hazard, Side
 if TYPE_CHECKING:
     from .hazards import Hazards
 
-__all__ = ["AsyncBarrier"]
-
 
 class AsyncBarrier:
     """Made by :meth:`~kvlab.staging.Hazards.mbarrier`. The arithmetic is that of

@@ -9,8 +9,6 @@ import numpy as np
 from .hazard_record import NEVER
 from .timeline import Timeline
 
-__all__ = ["Flights"]
-
 Array = np.ndarray[Any, Any]
 
 

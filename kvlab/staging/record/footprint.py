@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Cells", "Footprint"]
-
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 

@@ -13,8 +13,6 @@ from kvlab.memory import Memory
 from .footprint import Cells, Footprint
 from .hazard_words import Hazard, Side
 
-__all__ = ["AccessRecord"]
-
 Array = np.ndarray[Any, Any]
 Partitions = Mapping[str, tuple[int, ...]] | None
 NEVER, KINDS = -1, 6

@@ -26,8 +26,6 @@ from .hazard_record import AccessRecord, Partitions
 from .hazard_words import Hazard, Side
 from .timeline import Timeline
 
-__all__ = ["Hazards"]
-
 Array = np.ndarray[Any, Any]
 
 

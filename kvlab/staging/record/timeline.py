@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from kvlab.drawn import Drawn
 
-__all__ = ["Beside", "Event", "Timeline"]
-
 
 class Event(NamedTuple):
     """One event.

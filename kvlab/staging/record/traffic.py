@@ -12,8 +12,6 @@ import numpy as np
 
 from .timeline import Event, Timeline
 
-__all__ = ["Traffic"]
-
 
 class Ending(Protocol):
     """What ends with the launch."""

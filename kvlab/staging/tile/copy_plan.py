@@ -13,8 +13,6 @@ from kvlab.layout import TileTensor
 
 from .iterator import key_offsets
 
-__all__ = ["CopyPlan", "copy_plan", "passes_by_warp"]
-
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 

@@ -12,8 +12,6 @@ from kvlab.drawn import Drawn
 from kvlab.hardware.chip import multiply_add
 from kvlab.regroup import Regroup
 
-__all__ = ["FragmentMap", "Fragments"]
-
 
 @dataclass(frozen=True, eq=False)
 class FragmentMap(Drawn):

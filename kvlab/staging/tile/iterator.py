@@ -14,11 +14,6 @@ from kvlab.hardware.copies.tile_resource import DRAM, check_tile
 from kvlab.layout import Layout, TileTensor
 from kvlab.layout.algebra.int_tuple import flatten
 
-__all__ = [
-    "GivenTile", "KVCacheIterator", "buffer_walk", "fitting_operand", "fitting_tile", "integers", "key_offsets",
-    "keys_and_columns", "sub_tiles", "valid_keys",
-]
-
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 

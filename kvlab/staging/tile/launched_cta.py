@@ -13,8 +13,6 @@ from kvlab.staging.record.hazards import Hazards
 from kvlab.staging.record.timeline import Beside
 from kvlab.staging.record.traffic import Traffic
 
-__all__ = ["LaunchedCTA"]
-
 
 class LaunchedCTA:
     """The CTAs of one launch, side by side: ``programs`` copies of shared memory (None: one CTA).

@@ -6,8 +6,6 @@ from typing import Any, Generic, TypeVar
 
 from kvlab.layout import Layout, TileType
 
-__all__ = ["KVBufferMembers", "Member"]
-
 T = TypeVar("T")
 
 

@@ -8,8 +8,6 @@ import numpy as np
 
 from kvlab.memory import float8_e4m3fn
 
-__all__ = ["halves"]
-
 Array = np.ndarray[Any, Any]
 
 _FLOAT16 = np.arange(256, dtype=np.uint8).view(float8_e4m3fn).astype(np.float16)

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["program_ids", "ragged_range", "row_offsets"]
-
 
 def program_ids(grid: tuple[int, ...]) -> tuple[np.ndarray[Any, np.dtype[np.int32]], ...]:
     """``tl.program_id(axis)`` of every program of a grid, int32 ``[programs]`` an axis; axis 0 runs fastest.

@@ -9,8 +9,6 @@ import numpy as np
 from .fragments import Fragments
 from .launched_cta import LaunchedCTA
 
-__all__ = ["QuarterRows", "RowsOverWarps", "butterfly", "in_turn"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -9,8 +9,6 @@ import numpy as np
 
 from kvlab.memory import Memory
 
-__all__ = ["SharedTile"]
-
 
 class Place(Protocol):
     """Where a tile stands: its rows, the 16-byte vectors of a row, and the byte address of each."""

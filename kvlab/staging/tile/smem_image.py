@@ -9,8 +9,6 @@ import numpy as np
 
 from kvlab.hardware import get_arch
 
-__all__ = ["NOBODY", "ZEROS", "Area", "SmemImage", "dma_slots", "slots_of", "stage_areas"]
-
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 NOBODY, ZEROS = -1, -3
 

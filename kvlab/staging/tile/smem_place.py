@@ -10,8 +10,6 @@ from kvlab.cache import UnsafePointer
 from kvlab.layout import TileTensor
 from kvlab.memory import AddressSpace, Memory, shown
 
-__all__ = ["one_warp", "own_or_given", "placed", "pointed", "shared_tile", "threads_of"]
-
 
 def own_or_given(smem: Memory | None, nbytes: int, programs: int, programs_of: str) -> Memory:
     """``smem``, or memory of exactly ``nbytes`` if None. ValueError unless it is shared memory with the ``programs``

@@ -17,8 +17,6 @@ from kvlab.staging.record.traffic import Traffic
 from .copy_plan import CopyPlan, copy_plan
 from .iterator import valid_keys
 
-__all__ = ["TileCopies"]
-
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 

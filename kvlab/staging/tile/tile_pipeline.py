@@ -28,8 +28,6 @@ from kvlab.staging.record.hazards import Hazards
 from .iterator import KVCacheIterator
 from .tile_walk import TileWalk, expect_fetched, is_same
 
-__all__ = ["TilePipeline"]
-
 
 class TilePipeline:
     """Calls ``copy_async(role, tile, stage)`` and states commits, waits and barriers.

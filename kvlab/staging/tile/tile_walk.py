@@ -10,8 +10,6 @@ from kvlab.layout import TileTensor
 
 from .iterator import KVCacheIterator
 
-__all__ = ["TileWalk", "expect_fetched", "is_same"]
-
 
 class TileWalk:
     """K and V tiles in turn, beginning with those that the iterators give next; the iterators stay where they are.

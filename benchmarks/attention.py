@@ -28,7 +28,7 @@ import triton
 
 from kvlab import attention
 from kvlab.attention import explain, merge_states
-from kvlab.cache.arrays import to_numpy, to_torch
+from kvlab.common.arrays import to_numpy, to_torch
 
 GPU = torch.cuda.is_available()
 PAGE = 16

@@ -24,7 +24,7 @@ from kvlab.attention.mha_decode import hopper_config as decode_hopper
 from kvlab.attention.mha_prefill.config import choose_config as choose_prefill
 from kvlab.attention.mha_prefill.inputs import Options
 from kvlab.attention.mha_prefill.plan import plan_dense
-from kvlab.cache.arrays import to_numpy, to_torch
+from kvlab.common.arrays import to_numpy, to_torch
 from kvlab.hardware import arithmetic
 from kvlab.memory import as_dtype, bfloat16, float8_e4m3fn
 

@@ -23,7 +23,7 @@ import triton.language as tl
 from kvlab.attention import explain, mha_decode, mha_decode_paged
 from kvlab.attention.mha_decode.kernel import launch
 from kvlab.attention.mha_decode.reference import reference
-from kvlab.cache.arrays import to_torch
+from kvlab.common.arrays import to_torch
 from kvlab.data import load_smollm2
 from kvlab.demo.steps import grow, paged_cache
 

@@ -24,7 +24,7 @@ import numpy as np
 from kvlab.attention.mha_decode import emulator
 from kvlab.attention.mha_decode.config import DecodeProblem, choose_config
 from kvlab.attention.mha_decode.reference import reference
-from kvlab.cache.arrays import to_numpy, to_torch
+from kvlab.common.arrays import to_numpy, to_torch
 from kvlab.memory import bfloat16
 from kvlab.staging import Timeline, Traffic
 from kvlab.triton_support.child import run

@@ -14,33 +14,16 @@ import copy
 import enum
 from typing import Any, TypeAlias
 
-import ml_dtypes
 import numpy as np
 
-bfloat16 = np.dtype(ml_dtypes.bfloat16)
-float8_e4m3fn = np.dtype(ml_dtypes.float8_e4m3fn)
-float8_e5m2 = np.dtype(ml_dtypes.float8_e5m2)
-float16 = np.dtype(np.float16)
-float32 = np.dtype(np.float32)
-invalid = np.dtype("V0")
-"""The dtype of what does not exist: no bytes."""
-
-_NAMES: dict[str, np.dtype[Any]] = {
-    "bf16": bfloat16,
-    "bfloat16": bfloat16,
-    "fp16": float16,
-    "float16": float16,
-    "fp32": float32,
-    "float32": float32,
-    "fp64": np.dtype(np.float64),
-    "float64": np.dtype(np.float64),
-    "fp8": float8_e4m3fn,
-    "fp8e4m3": float8_e4m3fn,
-    "float8_e4m3fn": float8_e4m3fn,
-    "fp8e5m2": float8_e5m2,
-    "float8_e5m2": float8_e5m2,
-    **{name: np.dtype(name) for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")},
-}
+from kvlab.common.checks import shown
+from kvlab.common.dtypes import as_dtype as as_dtype
+from kvlab.common.dtypes import bfloat16 as bfloat16
+from kvlab.common.dtypes import float8_e4m3fn as float8_e4m3fn
+from kvlab.common.dtypes import float8_e5m2 as float8_e5m2
+from kvlab.common.dtypes import float16 as float16
+from kvlab.common.dtypes import float32 as float32
+from kvlab.common.dtypes import invalid as invalid
 
 POISON = 0xFF
 MOST_BYTES = 1 << 36
@@ -51,52 +34,6 @@ MOST_BITS = 60
 _Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 _Index: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 _Mask: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
-
-
-def as_dtype(dtype: Any) -> np.dtype[Any]:
-    """The NumPy dtype for a name (``"bf16"``, ``"float8_e4m3fn"``, ...), a NumPy dtype or a torch dtype.
-
-    >>> as_dtype("bf16")
-    dtype(bfloat16)
-    >>> as_dtype(np.float32)
-    dtype('float32')
-    """
-    if isinstance(dtype, np.dtype):
-        return dtype
-    name = dtype.__name__ if isinstance(dtype, type) else shown(dtype).strip("'").removeprefix("torch.")
-    if name in _NAMES:
-        return _NAMES[name]
-    raise ValueError(f"dtype {shown(dtype)} is not one of {', '.join(sorted(_NAMES))}")
-
-
-def addressing_strides(shape: tuple[int, ...], strides: tuple[int, ...], unit: int = 1) -> tuple[int, ...]:
-    """``strides``, with those of a contiguous array for axes of extent 1, whose strides address nothing.
-
-    unit : the stride of neighbours in a contiguous last axis.
-
-    >>> addressing_strides((4, 1, 8), (24, -3, 1))
-    (24, 8, 1)
-    """
-    if 1 not in shape:
-        return tuple(strides)
-    addressing, span = [], unit
-    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
-        addressing.append(span if extent == 1 else stride)
-        span = extent * addressing[-1]
-    return tuple(reversed(addressing))
-
-
-def shown(value: Any) -> str:
-    """The repr of a value for a message, without its middle where it is long, and where Python has none.
-
-    >>> shown((4, "a")), len(shown(10**4000)), shown(10**9999)
-    ("(4, 'a')", 205, 'an integer of 33216 bits')
-    """
-    try:
-        text = repr(value)
-    except (RecursionError, ValueError):  # tuples without end; an integer of more than 4300 digits
-        text = f"an integer of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
-    return text if len(text) <= 1000 else f"{text[:100]} ... {text[-100:]}"
 
 
 class AddressSpace(enum.Enum):

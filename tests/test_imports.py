@@ -103,7 +103,7 @@ def test_the_pen_knows_nothing_of_what_it_draws() -> None:
     viz = PACKAGE / "viz"
     lower = ("kvlab.memory", "kvlab.layout", "kvlab.hardware")
     allowed = {
-        "pen": ("kvlab.drawn", "kvlab.viz.pen"),
+        "pen": ("kvlab.common.drawn", "kvlab.viz.pen"),
         "model": (*lower, "kvlab.viz.pen", "kvlab.viz.model"),
     }
     wrong = {

@@ -56,7 +56,7 @@ register(Ring, draw_ring)
 draw(Ring(8), mark=3)
 ```
 
-A class that derives from `kvlab.drawn.Drawn` shows its picture in notebooks. Subclasses are drawn as their base.
+A class that derives from `kvlab.common.drawn.Drawn` shows its picture in notebooks. Subclasses are drawn as their base.
 
 ## A picture of kvlab
 

@@ -99,7 +99,7 @@ class Kernel:
 
     def launch(self) -> None:
         """On the GPU."""
-        from kvlab.cache.arrays import to_torch
+        from kvlab.common.arrays import to_torch
 
         operation = getattr(attention, self.operation)
         operation(*(to_torch(x).cuda() for x in self.inputs()), **self.options, backend=self.backend)

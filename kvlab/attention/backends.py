@@ -14,7 +14,7 @@ import numpy as np
 from kvlab.attention.explain import Explanation
 from kvlab.attention.inputs import require
 from kvlab.attention.tile_memory import shared_limit
-from kvlab.cache.arrays import is_torch, on_gpu, to_numpy, to_torch
+from kvlab.common.arrays import is_torch, on_gpu, to_numpy, to_torch
 from kvlab.hardware import chip
 from kvlab.triton_support.versions import hint, missing
 

@@ -32,7 +32,7 @@ from kvlab.attention.masks import Interval, resolve_mask
 from kvlab.attention.operands import check_operands, check_result
 from kvlab.attention.scales import is_fp8
 from kvlab.cache import PagedKVCacheCollection
-from kvlab.cache.arrays import element_strides, is_torch, overlaps
+from kvlab.common.arrays import element_strides, is_torch, overlaps
 
 ASKED = ("mask", "window", "softcap", "sinks", "alibi_slopes", "q_scale", "k_scale", "v_scale")
 """The arguments that change scores and values, by name."""

@@ -14,7 +14,7 @@ from kvlab.attention.inputs import check_array, check_dtype, finite_number, requ
 from kvlab.attention.masks import MaskPlan
 from kvlab.attention.online_softmax import LOG2E
 from kvlab.attention.scales import Scales, resolve_scales
-from kvlab.cache.arrays import dtype_of, element_strides, is_torch, same_place
+from kvlab.common.arrays import dtype_of, element_strides, is_torch, same_place
 from kvlab.memory import float32
 
 

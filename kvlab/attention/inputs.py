@@ -9,7 +9,7 @@ import numpy as np
 
 from kvlab.attention.intervals import UNLIMITED, host
 from kvlab.cache import PagedKVCacheCollection
-from kvlab.cache.arrays import (
+from kvlab.common.arrays import (
     INFERENCE,
     dtype_of,
     element_strides,
@@ -20,8 +20,8 @@ from kvlab.cache.arrays import (
     to_numpy,
     wants_grad,
 )
+from kvlab.common.checks import shown as printed
 from kvlab.memory import bfloat16, float16, float32
-from kvlab.memory import shown as printed
 from kvlab.staging import Traffic
 
 DTYPES = (bfloat16, float16, float32)
@@ -198,7 +198,7 @@ def check_traffic(traffic: Any) -> None:
 
 
 def shown(value: Any) -> str:
-    """:func:`kvlab.memory.shown`; of a tensor, whose values may be on a GPU, the shape."""
+    """:func:`kvlab.common.checks.shown`; of a tensor, whose values may be on a GPU, the shape."""
     return f"a tensor {tuple(value.shape)}" if is_torch(value) else printed(value)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache.arrays import is_torch, to_numpy
-from kvlab.memory import shown
+from kvlab.common.arrays import is_torch, to_numpy
+from kvlab.common.checks import shown
 
 Array = np.ndarray[Any, Any]
 

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar, cast
 import numpy as np
 
 from kvlab.attention import masks
-from kvlab.cache.arrays import torch_here, wants_grad
+from kvlab.common.arrays import torch_here, wants_grad
 
 T = TypeVar("T")
 

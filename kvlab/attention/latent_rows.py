@@ -9,7 +9,7 @@ import numpy as np
 
 from kvlab.attention.inputs import DTYPES, require
 from kvlab.attention.scales import is_fp8
-from kvlab.cache.arrays import dtype_of, element_strides, is_torch, with_addressing_strides
+from kvlab.common.arrays import dtype_of, element_strides, is_torch, with_addressing_strides
 from kvlab.memory import bfloat16
 
 

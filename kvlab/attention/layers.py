@@ -9,7 +9,7 @@ import numpy as np
 from kvlab.attention.inputs import require, shown
 from kvlab.attention.kinds import kind_of
 from kvlab.cache import PagedKVCacheCollection
-from kvlab.cache.arrays import on_gpu
+from kvlab.common.arrays import on_gpu
 
 
 class LayerArrays(NamedTuple):

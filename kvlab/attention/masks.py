@@ -20,7 +20,7 @@ import numpy as np
 
 from kvlab.attention.intervals import UNLIMITED, Interval, host
 from kvlab.attention.online_softmax import MASK_VALUE
-from kvlab.cache.arrays import is_torch
+from kvlab.common.arrays import is_torch
 
 Array = np.ndarray[Any, Any]
 
@@ -325,7 +325,7 @@ def _materialise(mask: Mask, heads: int, new: Array, keys: Array, like: Any) -> 
         got = f"shape {values.shape}" if isinstance(values, np.ndarray) else repr(values)
         raise ValueError(f"{mask!r} gives {got}: must be numbers [{len(new)} or 1, {heads} or 1, {S}, {n}]") from None
     if is_torch(like):
-        from kvlab.cache.arrays import to_torch
+        from kvlab.common.arrays import to_torch
 
         bias = to_torch(bias).to(like.device)
     return bias

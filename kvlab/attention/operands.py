@@ -13,7 +13,7 @@ import numpy as np
 from kvlab.attention.inputs import DTYPES, check_strides, check_writeable, known_dtype, require
 from kvlab.attention.intervals import UNLIMITED
 from kvlab.attention.pieces import MAX_DEPTH
-from kvlab.cache.arrays import dtype_of
+from kvlab.common.arrays import dtype_of
 from kvlab.memory import bfloat16, float8_e4m3fn, float16
 
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import numpy as np
 
 from kvlab.attention.inputs import require, shown
-from kvlab.cache.opaque import opaque
+from kvlab.common.opaque import opaque
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvlab.attention.inputs import check_array, check_integers, check_strides, countable, require
 from kvlab.attention.intervals import host
-from kvlab.cache.arrays import is_torch, on_gpu, same_place
+from kvlab.common.arrays import is_torch, on_gpu, same_place
 
 
 def check_starts(name: str, starts: Any) -> int:

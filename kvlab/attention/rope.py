@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.inputs import require
-from kvlab.cache.arrays import is_torch
 from kvlab.cache.checks import count, flag
-from kvlab.cache.opaque import opaque_methods
+from kvlab.common.arrays import is_torch
+from kvlab.common.opaque import opaque_methods
 
 
 @opaque_methods

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.inputs import check_array, finite_number, known_dtype, require
-from kvlab.cache.arrays import dtype_of, is_torch, same_place
+from kvlab.common.arrays import dtype_of, is_torch, same_place
 from kvlab.memory import float8_e4m3fn, float32
 
 P_SCALE = 2.0**8

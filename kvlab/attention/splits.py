@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 
-from kvlab.memory import shown
+from kvlab.common.checks import shown
 
 MIN_SPLIT_KEYS = 256
 MAX_SPLITS = 64

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.memory import shown
+from kvlab.common.checks import shown
 
 MOST_BITS = 56
 """Of an index: sums and products with what it indexes have no more than 63."""

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache.arrays import to_numpy
 from kvlab.cache.checks import Int64, count, integers
 from kvlab.cache.page_table import check_tables
 from kvlab.cache.paged import PagedKVCache
@@ -16,6 +15,7 @@ from kvlab.cache.row_indices import PagedRowIndices, aligned_rows, populate_rows
 from kvlab.cache.scales import zeros_at
 from kvlab.cache.tma import TmaTiles
 from kvlab.cache.view import KVCacheView
+from kvlab.common.arrays import to_numpy
 from kvlab.memory import float32, invalid
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from kvlab.cache.collection import PagedKVCacheCollection
 from kvlab.cache.collection_base import KVCacheCollection
 from kvlab.cache.continuous import ContinuousBatchingKVCache
-from kvlab.cache.opaque import opaque_methods
 from kvlab.cache.params import KVCacheStaticParams
+from kvlab.common.opaque import opaque_methods
 
 
 @opaque_methods

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache.arrays import to_numpy
 from kvlab.cache.checks import count, flag, integers
 from kvlab.cache.collection import PagedKVCacheCollection
 from kvlab.cache.params import KVCacheStaticParams
+from kvlab.common.arrays import to_numpy
 
 
 def from_dense(

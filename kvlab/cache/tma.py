@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache.arrays import to_numpy
 from kvlab.cache.checks import count
 from kvlab.cache.storage import BlockStorage
+from kvlab.common.arrays import to_numpy
 from kvlab.hardware import (
     RaggedTMA3DTile,
     TensorMapSwizzle,

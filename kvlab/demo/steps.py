@@ -13,7 +13,7 @@ from kvlab.attention import explain, mha_decode
 from kvlab.attention.mha_decode.config import DecodeConfig
 from kvlab.attention.mha_decode.reference import reference
 from kvlab.cache import KVCacheStaticParams, PagedKVCacheCollection
-from kvlab.cache.arrays import to_torch
+from kvlab.common.arrays import to_torch
 from kvlab.data import Capture
 from kvlab.mirror import Lockstep, lockstep
 from kvlab.staging import Traffic

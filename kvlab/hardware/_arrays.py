@@ -6,7 +6,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from kvlab.memory import Memory, shown
+from kvlab.common.checks import shown
+from kvlab.memory import Memory
 
 MOST_BITS = 56
 Array: TypeAlias = np.ndarray[Any, Any]

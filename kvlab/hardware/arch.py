@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvlab.memory import shown
+from kvlab.common.checks import shown
 
 _COPIES = ("cp.async", "tma", "tma.gather4", "buffer_load_lds", "buffer_load_lds_b128")
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from kvlab.cache import KVCacheStaticParams, PagedKVCacheCollection
-from kvlab.cache.arrays import element_strides
+from kvlab.common.arrays import element_strides
 
 _ORDERS = {"NHD": ("page_size", "heads"), "HND": ("heads", "page_size")}
 

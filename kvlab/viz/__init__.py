@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from kvlab.drawn import register as register
+from kvlab.common.drawn import register as register
 
 if TYPE_CHECKING:
     from .atom import draw_atom as draw_atom

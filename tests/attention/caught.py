@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvlab.attention import hopper_choice, kinds
-from kvlab.cache.arrays import to_torch
+from kvlab.common.arrays import to_torch
 from kvlab.triton_support.compile import Compiled, compile_kernel, signature_of
 from kvlab.triton_support.versions import installed
 

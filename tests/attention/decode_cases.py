@@ -11,7 +11,7 @@ from yardsticks import far_stride, on, page_table, rounded_attention, sparse
 
 from kvlab.attention.features import Features
 from kvlab.attention.mha_decode.reference import reference
-from kvlab.cache.arrays import to_torch
+from kvlab.common.arrays import to_torch
 from kvlab.memory import as_dtype
 
 Array = np.ndarray[Any, Any]

@@ -13,7 +13,7 @@ from yardsticks import mask_on, on, page_table, rounded_attention
 from kvlab.attention import masks as M
 from kvlab.attention.decode_call import decode_call
 from kvlab.attention.mha_decode.reference import reference
-from kvlab.cache.arrays import to_torch
+from kvlab.common.arrays import to_torch
 from kvlab.memory import as_dtype
 
 Array = np.ndarray[Any, Any]

@@ -14,7 +14,7 @@ from yardsticks import bits
 
 from kvlab.attention import explain, mha_decode, mha_decode_paged
 from kvlab.cache import from_dense
-from kvlab.cache.arrays import to_torch
+from kvlab.common.arrays import to_torch
 
 NAMES = ("q", "k_cache", "v_cache", "block_table", "seq_lens")
 

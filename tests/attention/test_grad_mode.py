@@ -14,7 +14,7 @@ from operation_calls import OPERATIONS, call_of
 from kvlab import attention
 from kvlab.attention import Rope
 from kvlab.cache import PagedKVCacheCollection
-from kvlab.cache.arrays import to_torch
+from kvlab.common.arrays import to_torch
 
 MODES = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
 WRITTEN = ("out", "k_cache", "v_cache", "cache")

@@ -15,7 +15,7 @@ from decode_cases import Case
 from yardsticks import assert_accurate, bits
 
 from kvlab.attention import explain, mha_decode_paged
-from kvlab.cache.arrays import to_torch
+from kvlab.common.arrays import to_torch
 from kvlab.triton_support import child
 
 pytestmark = pytest.mark.interpreter

@@ -170,7 +170,7 @@ def test_collection(library: str) -> None:
     if library == "numpy":
         assert bits(mha_decode(q, cache, layer)) == bits(expected)
     else:
-        from kvlab.cache.arrays import to_torch
+        from kvlab.common.arrays import to_torch
 
         assert bits(mha_decode(to_torch(q), cache.torch(), layer, backend="emulator")) == bits(expected)
 

@@ -16,7 +16,7 @@ from operation_calls import OPERATIONS, call_of
 from kvlab import attention
 from kvlab.attention import Rope
 from kvlab.cache import PagedKVCacheCollection
-from kvlab.cache.arrays import to_torch
+from kvlab.common.arrays import to_torch
 
 
 class Around(torch.nn.Module):

@@ -27,7 +27,7 @@ import torch
 from operation_calls import OPERATIONS, call_of
 from kvlab import attention, mirror
 from kvlab.attention import explain
-from kvlab.cache.arrays import to_torch
+from kvlab.common.arrays import to_torch
 
 import platform
 platform.system = lambda: {platform!r}

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from kvlab.attention.features import Features
-from kvlab.cache.arrays import to_numpy, to_torch
+from kvlab.common.arrays import to_numpy, to_torch
 from kvlab.memory import as_dtype
 
 HUGE = 2147480000

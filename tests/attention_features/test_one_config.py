@@ -25,7 +25,7 @@ from kvlab.attention import (
     mla_prefill_ragged,
 )
 from kvlab.attention.backends import target_of
-from kvlab.cache.arrays import to_torch
+from kvlab.common.arrays import to_torch
 from kvlab.memory import as_dtype
 
 ARCHS = ("sm_80", "sm_90", "gfx950")

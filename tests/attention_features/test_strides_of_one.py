@@ -17,8 +17,8 @@ from numpy.lib.stride_tricks import as_strided
 from kvlab import attention
 from kvlab.attention import explain, masks
 from kvlab.cache import PagedKVCacheCollection
-from kvlab.cache.arrays import element_strides, is_torch, to_numpy, to_torch, with_addressing_strides
 from kvlab.cache.storage import BlockStorage
+from kvlab.common.arrays import element_strides, is_torch, to_numpy, to_torch, with_addressing_strides
 from kvlab.hardware import TmaDescriptor, create_kv_tile
 from kvlab.hardware.copies.tma_tile import fold_kv_descriptor
 from kvlab.layout import TileTensor

@@ -11,7 +11,7 @@ from yardsticks import bits, sparse
 
 from kvlab.attention import Rope, kv_store, kv_store_paged
 from kvlab.cache import ContinuousBatchingKVCacheCollection, KVCacheStaticParams, PagedKVCacheCollection
-from kvlab.cache.arrays import to_torch
+from kvlab.common.arrays import to_torch
 from kvlab.memory import as_dtype
 
 Array = np.ndarray[Any, Any]

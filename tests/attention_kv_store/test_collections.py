@@ -16,7 +16,7 @@ from yardsticks import bits
 
 from kvlab.attention import Rope, explain, kv_store, kv_store_paged, mla_store_paged
 from kvlab.cache import ContinuousBatchingKVCacheCollection, KVCacheStaticParams, PagedKVCacheCollection
-from kvlab.cache.arrays import to_torch
+from kvlab.common.arrays import to_torch
 from kvlab.memory import bfloat16, float8_e4m3fn, float32
 
 STEPS = [

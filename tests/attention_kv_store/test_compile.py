@@ -78,7 +78,7 @@ def test_tables_of_a_collection(name: str, rope: str | None) -> None:
 
     from kvlab.attention import Rope
     from kvlab.attention.kv_store.plan import collection_plan
-    from kvlab.cache.arrays import to_torch
+    from kvlab.common.arrays import to_torch
 
     step = STEPS[name]
     k, v = (to_torch(x) for x in step.tokens())

@@ -30,7 +30,7 @@ from yardsticks import bits, sparse
 from kvlab.attention import Rope, kv_store_paged, mla_store_paged
 from kvlab.attention.kv_store.plan import collection_plan
 from kvlab.cache import PagedKVCacheCollection
-from kvlab.cache.arrays import to_torch
+from kvlab.common.arrays import to_torch
 from kvlab.memory import bfloat16, float8_e4m3fn
 from kvlab.staging import Traffic
 

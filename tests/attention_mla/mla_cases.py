@@ -14,7 +14,7 @@ from kvlab.attention.intervals import window_interval
 from kvlab.attention.latent_rows import latent_windows
 from kvlab.attention.masks import Mask, resolve_mask
 from kvlab.attention.mla_decode.reference import reference
-from kvlab.cache.arrays import to_torch
+from kvlab.common.arrays import to_torch
 from kvlab.memory import as_dtype, float8_e4m3fn
 
 Array = np.ndarray[Any, Any]

@@ -22,7 +22,7 @@ from kvlab.attention import explain, mla_decode_paged
 from kvlab.attention.masks import ChunkedMask, MaterializedMask
 from kvlab.attention.mla_decode import kernel
 from kvlab.attention.mla_decode.config import MLADecodeConfig, MLADecodeProblem, choose_config, shared_bytes
-from kvlab.cache.arrays import to_torch
+from kvlab.common.arrays import to_torch
 from kvlab.memory import as_dtype
 from kvlab.staging import Timeline, Traffic
 from kvlab.staging.nvidia.mma_sync_plan import MmaSyncShape

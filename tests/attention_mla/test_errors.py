@@ -12,7 +12,7 @@ from mla_cases import Case
 
 from kvlab.attention import explain, mla_decode, mla_decode_paged
 from kvlab.cache import from_dense
-from kvlab.cache.arrays import to_torch
+from kvlab.common.arrays import to_torch
 from kvlab.memory import float8_e4m3fn
 from kvlab.triton_support.versions import holds_wgmma_rows
 

@@ -16,7 +16,7 @@ from yardsticks import assert_accurate, bits
 
 from kvlab.attention import explain, mla_decode_paged
 from kvlab.attention.masks import CausalPaddingMask, ChunkedMask, MaterializedMask
-from kvlab.cache.arrays import to_torch
+from kvlab.common.arrays import to_torch
 from kvlab.triton_support import child
 
 pytestmark = pytest.mark.interpreter

@@ -18,7 +18,7 @@ from kvlab.attention.masks import CausalPaddingMask, ChunkedMask
 from kvlab.attention.mla_decode import hopper_emulator
 from kvlab.attention.mla_decode.config import MLADecodeProblem
 from kvlab.attention.mla_decode.hopper_config import HopperConfig, choose_hopper, shared_bytes
-from kvlab.cache.arrays import to_torch
+from kvlab.common.arrays import to_torch
 from kvlab.hardware import TmaDescriptor, tma
 from kvlab.staging import Traffic
 from kvlab.triton_support.compile import Compiled

@@ -18,7 +18,7 @@ from kvlab.attention.mla_prefill.config import MLAPrefillProblem
 from kvlab.attention.mla_prefill.reference import reference
 from kvlab.attention.operands import result_dtype
 from kvlab.attention.scales import resolve_scale
-from kvlab.cache.arrays import to_torch
+from kvlab.common.arrays import to_torch
 from kvlab.memory import as_dtype, float8_e4m3fn
 
 Array = np.ndarray[Any, Any]

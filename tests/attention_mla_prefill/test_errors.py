@@ -152,7 +152,7 @@ def test_the_plan_of_a_call_on_a_gpu(minor: int, monkeypatch: pytest.MonkeyPatch
     import torch
 
     from kvlab.attention import backends, kinds
-    from kvlab.cache.arrays import to_torch
+    from kvlab.common.arrays import to_torch
 
     monkeypatch.setattr(kinds, "_kinds", {})  # nothing is known from this machine
     here = SimpleNamespace(major=8, minor=minor, multi_processor_count=108)

@@ -12,7 +12,7 @@ from covering import Table
 from formula import Rows, compare
 from operands import Operand, only_within, placed, result
 
-from kvlab.cache.arrays import to_numpy, to_torch
+from kvlab.common.arrays import to_numpy, to_torch
 
 Array = np.ndarray[Any, Any]
 NUMBERS = {"q": 0.75, "k": 0.625, "v": 1.375, "rope": 0.875}

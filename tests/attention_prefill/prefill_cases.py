@@ -14,7 +14,7 @@ from kvlab.attention.mha_prefill import mha_prefill, mha_prefill_paged
 from kvlab.attention.mha_prefill.inputs import Options
 from kvlab.attention.mha_prefill.plan import plan_dense, plan_paged
 from kvlab.attention.mha_prefill.reference import reference
-from kvlab.cache.arrays import to_torch
+from kvlab.common.arrays import to_torch
 from kvlab.memory import as_dtype
 
 Array = np.ndarray[Any, Any]

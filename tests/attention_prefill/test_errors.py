@@ -13,7 +13,7 @@ from kvlab.attention import explain
 from kvlab.attention.masks import CausalPaddingMask, MaterializedMask, NullMask
 from kvlab.attention.mha_prefill import mha_prefill, mha_prefill_cache, mha_prefill_paged
 from kvlab.cache import PagedKVCacheCollection, from_dense
-from kvlab.cache.arrays import to_torch
+from kvlab.common.arrays import to_torch
 from kvlab.memory import bfloat16, float8_e4m3fn
 from kvlab.staging import Traffic
 

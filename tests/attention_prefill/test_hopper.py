@@ -21,7 +21,7 @@ from kvlab.attention.mha_prefill import hopper_emulator
 from kvlab.attention.mha_prefill.hopper_config import FIXED_MOST, FP8_DIMS, HEAD_DIMS, TANH, choose_hopper, shared_bytes
 from kvlab.attention.mha_prefill.hopper_emulator import Launch
 from kvlab.attention.mha_prefill.hopper_turns import run_roles
-from kvlab.cache.arrays import to_numpy, to_torch
+from kvlab.common.arrays import to_numpy, to_torch
 from kvlab.hardware import BarrierDeadlock, TmaDescriptor, tma
 from kvlab.memory import Memory, bfloat16
 from kvlab.staging import Fragments, Hazards

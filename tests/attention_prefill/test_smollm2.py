@@ -15,7 +15,7 @@ from kvlab.attention.exact import attention
 from kvlab.attention.masks import MaskPlan
 from kvlab.attention.mha_prefill import mha_prefill, mha_prefill_cache
 from kvlab.cache import from_dense
-from kvlab.cache.arrays import to_numpy, to_torch
+from kvlab.common.arrays import to_numpy, to_torch
 from kvlab.data import load_smollm2
 
 CAPTURE = load_smollm2()

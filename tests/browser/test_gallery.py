@@ -9,7 +9,7 @@ from unittest import mock
 from gallery import GALLERY
 
 from kvlab import viz
-from kvlab.drawn import _names
+from kvlab.common.drawn import _names
 from kvlab.viz.pen import dispatch
 
 

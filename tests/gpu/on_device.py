@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from prefill_cases import Inputs
 
-from kvlab.cache.arrays import to_torch
+from kvlab.common.arrays import to_torch
 
 
 def on_device(x: Inputs) -> Inputs:

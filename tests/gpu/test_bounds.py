@@ -15,7 +15,7 @@ from hopper_chip import ON_HOPPER
 from table_bounds import OPERATIONS, TableCall, assert_held
 
 from kvlab.attention import masks
-from kvlab.cache.arrays import to_torch
+from kvlab.common.arrays import to_torch
 
 pytestmark = pytest.mark.gpu
 HOPPER = pytest.param("hopper", marks=ON_HOPPER)

@@ -17,7 +17,7 @@ from store_cases import CASTS, COPIES, ROPED, SCALED, Step, Store, expected_slot
 from yardsticks import bits, nothing_waits
 
 from kvlab.attention import Rope, kv_store, kv_store_paged, mla_store_paged
-from kvlab.cache.arrays import to_torch
+from kvlab.common.arrays import to_torch
 from kvlab.memory import float8_e4m3fn
 
 pytestmark = pytest.mark.gpu

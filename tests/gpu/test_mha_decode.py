@@ -19,7 +19,7 @@ from yardsticks import HUGE, assert_accurate, bits, nothing_waits
 
 from kvlab.attention import explain, mha_decode, mha_decode_paged, mha_decode_streaming_paged
 from kvlab.cache import from_dense
-from kvlab.cache.arrays import to_torch
+from kvlab.common.arrays import to_torch
 from kvlab.data import load_smollm2
 
 pytestmark = pytest.mark.gpu

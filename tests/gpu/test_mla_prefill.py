@@ -16,7 +16,7 @@ from yardsticks import assert_accurate, bits, nothing_waits
 
 from kvlab.attention import mla_prefill_paged
 from kvlab.attention.masks import AndMask, ChunkedCausalMask, ChunkedMask, MaterializedMask, SlidingWindowCausalMask
-from kvlab.cache.arrays import to_torch
+from kvlab.common.arrays import to_torch
 
 pytestmark = pytest.mark.gpu
 

@@ -96,7 +96,7 @@ def overlaps() -> Callable[[Any], list[tuple[str, str]]]:
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
     """The registered pictures, a copy for one test."""
-    from kvlab import drawn
+    from kvlab.common import drawn
 
     monkeypatch.setattr(drawn, "_DRAWERS", dict(drawn._DRAWERS))
     return drawn._DRAWERS

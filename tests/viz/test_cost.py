@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab.cache import PagedKVCache, PagedKVCacheCollection
-from kvlab.drawn import _names
+from kvlab.common.drawn import _names
 from kvlab.hardware import (
     RegTileLoader,
     SmemDescriptor,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvlab.drawn import Drawn, Shown, drawer_of
+from kvlab.common.drawn import Drawn, Shown, drawer_of
 from kvlab.hardware import (
     SmemDescriptor,
     SubTileLoaderLDS_st_8x32,

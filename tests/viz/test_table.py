@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from kvlab import viz
-from kvlab.drawn import drawer_of
+from kvlab.common.drawn import drawer_of
 from kvlab.viz import PICTURES
 from tools import pictures
 

@@ -18,8 +18,8 @@ from kvlab.attention.inputs import (
     require,
 )
 from kvlab.attention.rope import Rope
-from kvlab.cache.arrays import dtype_of, element_strides, is_torch
 from kvlab.cache.checks import count
+from kvlab.common.arrays import dtype_of, element_strides, is_torch
 from kvlab.memory import bfloat16, float8_e4m3fn, float8_e5m2, float32
 
 LIMITS = {float8_e4m3fn: 448.0, float8_e5m2: 57344.0}

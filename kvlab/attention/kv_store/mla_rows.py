@@ -7,7 +7,7 @@ from typing import Any
 from kvlab.attention.features import kv_view
 from kvlab.attention.inputs import require
 from kvlab.attention.latent_rows import viewed
-from kvlab.cache.arrays import dtype_of
+from kvlab.common.arrays import dtype_of
 from kvlab.memory import bfloat16, float32
 
 from .inputs import LIMITS

@@ -15,7 +15,7 @@ from kvlab.attention.kinds import kind_of
 from kvlab.attention.layers import layer_arrays
 from kvlab.attention.rope import Rope
 from kvlab.cache import ContinuousBatchingKVCacheCollection, PagedKVCacheCollection
-from kvlab.cache.arrays import dtype_of, element_strides, is_torch
+from kvlab.common.arrays import dtype_of, element_strides, is_torch
 from kvlab.hardware import get_arch
 from kvlab.staging import Traffic
 

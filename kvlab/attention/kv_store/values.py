@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.inputs import require
-from kvlab.cache.arrays import is_torch, overlaps, to_numpy
+from kvlab.common.arrays import is_torch, overlaps, to_numpy
 
 from .inputs import NORMAL, SMALLEST_SCALE, StoreInputs
 

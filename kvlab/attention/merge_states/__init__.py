@@ -9,7 +9,7 @@ from kvlab.attention.explain import Explanation
 from kvlab.attention.inputs import check_arrays, check_dtype, check_strides, check_writeable, given, require
 from kvlab.attention.kinds import Kind, kind_of
 from kvlab.attention.operation import PublicOperation
-from kvlab.cache.arrays import dtype_of, element_strides, overlaps
+from kvlab.common.arrays import dtype_of, element_strides, overlaps
 from kvlab.hardware import chip
 
 from .config import merge_grid

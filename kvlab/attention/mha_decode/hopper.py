@@ -21,7 +21,7 @@ from kvlab.attention.mha_prefill.hopper_steps import PANEL, view
 from kvlab.attention.online_softmax import LOG2E
 from kvlab.attention.results import results
 from kvlab.attention.scoring.launch import scale_strides
-from kvlab.cache.arrays import with_addressing_strides
+from kvlab.common.arrays import with_addressing_strides
 from kvlab.triton_support.arrivals import arrivals
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 

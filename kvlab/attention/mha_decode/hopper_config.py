@@ -11,7 +11,7 @@ from kvlab.attention.hopper_choice import decode_lacks
 from kvlab.attention.mha_prefill.hopper_config import tma_takes
 from kvlab.attention.splits import decode_splits, fitting_splits
 from kvlab.attention.tile_memory import BARRIER_BYTES
-from kvlab.cache.arrays import dtype_of
+from kvlab.common.arrays import dtype_of
 
 from .config import DecodeProblem, longest_first
 

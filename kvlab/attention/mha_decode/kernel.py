@@ -29,7 +29,7 @@ from kvlab.attention.scoring.kernel import (
     visible_end,
 )
 from kvlab.attention.scoring.launch import bias_arguments, in_units, scale_strides, slopes_batch
-from kvlab.cache.arrays import with_addressing_strides
+from kvlab.common.arrays import with_addressing_strides
 from kvlab.triton_support.interpreter import is_interpreted
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 

@@ -9,7 +9,7 @@ from kvlab.attention.masks import UNLIMITED
 from kvlab.attention.online_softmax import LOG2E
 from kvlab.attention.scales import is_fp8
 from kvlab.attention.tile_memory import BARRIER_BYTES
-from kvlab.cache.arrays import dtype_of, element_strides
+from kvlab.common.arrays import dtype_of, element_strides
 from kvlab.memory import bfloat16
 from kvlab.triton_support.versions import gluon_lacks
 

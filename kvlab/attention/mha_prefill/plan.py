@@ -16,7 +16,7 @@ from kvlab.attention.kinds import Kind, kind_of
 from kvlab.attention.layers import layer_arrays
 from kvlab.attention.ragged import check_grid, check_starts_of_cache, keys_with_new
 from kvlab.attention.scales import is_fp8
-from kvlab.cache.arrays import dtype_of, on_gpu
+from kvlab.common.arrays import dtype_of, on_gpu
 
 from .config import PrefillProblem, choose_config
 from .hopper_config import SUPPORTED, choose_hopper, hopper_declined, hopper_lacks

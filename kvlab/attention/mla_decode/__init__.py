@@ -22,7 +22,7 @@ from kvlab.attention.online_softmax import MASK_VALUE
 from kvlab.attention.operands import result_dtype
 from kvlab.attention.operation import PublicOperation
 from kvlab.cache import PagedKVCacheCollection
-from kvlab.cache.arrays import dtype_of, element_strides
+from kvlab.common.arrays import dtype_of, element_strides
 from kvlab.staging import MLA_ARCHS, Traffic
 from kvlab.triton_support.versions import holds_wgmma_rows
 

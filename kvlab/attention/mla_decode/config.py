@@ -10,7 +10,7 @@ from kvlab.attention.merge_states.config import MERGE
 from kvlab.attention.online_softmax import OUTPUT_TIE, P_TIE
 from kvlab.attention.splits import decode_splits
 from kvlab.attention.tile_memory import shared_limit, tile_bytes
-from kvlab.cache.arrays import dtype_of
+from kvlab.common.arrays import dtype_of
 from kvlab.mirror.twin import Twin
 
 TWINS = (

@@ -19,7 +19,7 @@ from kvlab.attention.inputs import (
 from kvlab.attention.latent_rows import check_latent_rows, latent_windows
 from kvlab.attention.operands import check_result
 from kvlab.attention.scales import is_fp8
-from kvlab.cache.arrays import dtype_of
+from kvlab.common.arrays import dtype_of
 
 MAX_TOKENS = 4
 MAX_HEADS = 128

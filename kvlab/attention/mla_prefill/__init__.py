@@ -21,7 +21,7 @@ from kvlab.attention.operation import PublicOperation
 from kvlab.attention.ragged import check_grid, check_starts_of_cache, keys_with_new, sequence_lengths
 from kvlab.attention.scales import is_fp8, resolve_scale
 from kvlab.cache import PagedKVCacheCollection
-from kvlab.cache.arrays import dtype_of
+from kvlab.common.arrays import dtype_of
 from kvlab.staging import Traffic
 
 from .config import MLAPrefillProblem, choose_config

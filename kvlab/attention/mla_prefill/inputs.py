@@ -24,7 +24,7 @@ from kvlab.attention.latent_rows import check_latent_rows, latent_windows
 from kvlab.attention.operands import check_dtypes, check_result
 from kvlab.attention.ragged import check_both_starts, check_offsets, longest, sequence_lengths
 from kvlab.attention.scales import is_fp8
-from kvlab.cache.arrays import dtype_of
+from kvlab.common.arrays import dtype_of
 from kvlab.memory import bfloat16, float8_e4m3fn
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.drawn import Drawn
+from kvlab.common.drawn import Drawn
 from kvlab.hardware._arrays import Array, BoolArray, IntArray, mask_lanes, whole
 from kvlab.layout.algebra.int_tuple import at_once
 

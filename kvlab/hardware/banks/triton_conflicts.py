@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvlab.common.checks import shown
 from kvlab.hardware._arrays import IntArray
 from kvlab.layout.encodings import NEWEST, Encoding, SharedEncoding
 from kvlab.layout.linear.f2 import Elimination
 from kvlab.layout.linear.linear_layout import LinearLayout
-from kvlab.memory import shown
 
 BANK_BITS = 32
 INSTRUCTION_BITS = 128  # the widest ld.shared and st.shared

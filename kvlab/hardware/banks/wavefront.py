@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from kvlab.drawn import Drawn
+from kvlab.common.drawn import Drawn
 from kvlab.hardware._arrays import BoolArray, IntArray
 from kvlab.hardware.arch import Arch
 from kvlab.hardware.instructions import Instruction

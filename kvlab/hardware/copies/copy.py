@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.common.checks import shown
 from kvlab.hardware._arrays import Array, integers, memory_of
-from kvlab.memory import Memory, as_dtype, shown
+from kvlab.memory import Memory, as_dtype
 
 
 def cp_async(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.drawn import Drawn
+from kvlab.common.drawn import Drawn
 from kvlab.hardware._arrays import BoolArray, IntArray, frozen, integers, whole
 from kvlab.layout import Swizzle, TileTensor
 from kvlab.layout.algebra.int_tuple import at_once

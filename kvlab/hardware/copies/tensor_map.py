@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from kvlab.drawn import Drawn
+from kvlab.common.checks import shown
+from kvlab.common.drawn import Drawn
 from kvlab.hardware._arrays import IntArray, frozen, integers, whole
 from kvlab.hardware.arch import get_arch
 from kvlab.layout import Swizzle
-from kvlab.memory import Memory, as_dtype, shown
+from kvlab.memory import Memory, as_dtype
 
 
 class TensorMapSwizzle(enum.IntEnum):

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.common.checks import shown
 from kvlab.hardware._arrays import IntArray, integers
 from kvlab.layout import TileTensor
 from kvlab.layout.algebra.int_tuple import flatten
 from kvlab.layout.tensor.access import leading
-from kvlab.memory import AddressSpace, as_dtype, shown
+from kvlab.memory import AddressSpace, as_dtype
 
 DRAM = (AddressSpace.GLOBAL, AddressSpace.GENERIC)
 LDS = (AddressSpace.SHARED,)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.drawn import Drawn
+from kvlab.common.drawn import Drawn
 from kvlab.hardware._arrays import IntArray, frozen, integers, whole
 from kvlab.layout.algebra.int_tuple import at_once
 from kvlab.memory import Memory

@@ -13,12 +13,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from kvlab.drawn import Drawn
+from kvlab.common.drawn import Drawn
+from kvlab.common.regroup import Regroup
 from kvlab.hardware._arrays import Array, IntArray, frozen
 from kvlab.hardware.arch import get_arch
 from kvlab.hardware.chip import SUMS, current_arithmetic, mma_sum
 from kvlab.memory import float32
-from kvlab.regroup import Regroup
 
 Map: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
 

@@ -8,8 +8,9 @@ from types import MappingProxyType
 
 import numpy as np
 
+from kvlab.common.checks import shown
 from kvlab.hardware._arrays import Array
-from kvlab.memory import float32, shown
+from kvlab.memory import float32
 
 from .atom import MmaAtom
 from .atoms_amd import amd_atoms

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.common.regroup import Regroup
 from kvlab.hardware._arrays import Array, integers, memory_of
 from kvlab.memory import Memory, as_dtype, bfloat16, float8_e4m3fn
-from kvlab.regroup import Regroup
 
 
 def ds_read_tr16_b64(memory: Memory, address: Any, dtype: Any = bfloat16) -> Array:

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.common.checks import shown
+from kvlab.common.regroup import Regroup
 from kvlab.hardware._arrays import Array, IntArray, frozen, integers, memory_of
-from kvlab.memory import Memory, as_dtype, bfloat16, shown
-from kvlab.regroup import Regroup
+from kvlab.memory import Memory, as_dtype, bfloat16
 
 
 def ldmatrix(memory: Memory, row_address: Any, num: int, trans: bool = False, dtype: Any = bfloat16) -> Array:

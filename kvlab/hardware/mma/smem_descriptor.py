@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.drawn import Drawn
+from kvlab.common.checks import shown
+from kvlab.common.drawn import Drawn
 from kvlab.hardware._arrays import IntArray, frozen, whole
 from kvlab.hardware.copies.tensor_map import TensorMapSwizzle
 from kvlab.layout import Layout
 from kvlab.layout.algebra.int_tuple import at_once, flatten
-from kvlab.memory import as_dtype, shown
+from kvlab.memory import as_dtype
 
 _NONE, _32B, _64B, _128B = TensorMapSwizzle
 _MODES = {

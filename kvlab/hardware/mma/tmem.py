@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.common.checks import shown
 from kvlab.hardware._arrays import Array, integers, whole
 from kvlab.layout import Layout
-from kvlab.memory import AddressSpace, Memory, as_dtype, shown
+from kvlab.memory import AddressSpace, Memory, as_dtype
 
 TMEM_LANES, TMEM_COLUMNS = 128, 512
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvlab.common.checks import shown
 from kvlab.layout.algebra.composed import ComposedLayout
 from kvlab.layout.algebra.layout import Layout
-from kvlab.memory import shown
 
 
 def need_layouts(operation: str, *values: Any, composed: bool = False) -> None:

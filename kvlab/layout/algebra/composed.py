@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.drawn import Drawn
+from kvlab.common.drawn import Drawn
 from kvlab.layout.algebra.int_tuple import IntArray, as_int_array
 from kvlab.layout.algebra.layout import Layout
 from kvlab.layout.algebra.slicing import is_point, slice_and_offset

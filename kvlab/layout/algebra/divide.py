@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvlab.common.checks import shown
 from kvlab.layout.algebra.checked import need_layouts
 from kvlab.layout.algebra.composed import ComposedLayout
 from kvlab.layout.algebra.compositions import compose
@@ -23,7 +24,6 @@ from kvlab.layout.algebra.int_tuple import check_nesting, flatten, int_tuple
 from kvlab.layout.algebra.layout import Layout, unchecked
 from kvlab.layout.algebra.operations import AnyLayout, Tiler, as_layout, complement, is_exact, make_layout, unwrapped
 from kvlab.layout.algebra.rule import Rule, check_rule
-from kvlab.memory import shown
 
 
 def logical_divide(layout: AnyLayout, tiler: Tiler, *, rule: Rule = "cute") -> AnyLayout:

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from kvlab.common.checks import shown
 from kvlab.layout.algebra.rule import Rule, check_rule
-from kvlab.memory import shown
 
 IntTuple: TypeAlias = "int | tuple[IntTuple, ...]"
 IntArray: TypeAlias = NDArray[np.int64]

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.drawn import Drawn
+from kvlab.common.checks import shown
+from kvlab.common.drawn import Drawn
 from kvlab.layout.algebra.int_tuple import (
     Coord,
     IntArray,
@@ -24,7 +25,6 @@ from kvlab.layout.algebra.int_tuple import (
     prefix_product,
     product,
 )
-from kvlab.memory import shown
 
 
 @dataclass(frozen=True, init=False, repr=False, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TypeAlias, TypeVar
 
+from kvlab.common.checks import shown
 from kvlab.layout.algebra.checked import need_layouts
 from kvlab.layout.algebra.composed import ComposedLayout
 from kvlab.layout.algebra.int_tuple import IntTuple, as_int, flatten
@@ -15,7 +16,6 @@ from kvlab.layout.algebra.layout import Layout, unchecked
 from kvlab.layout.algebra.rule import Rule, check_rule
 from kvlab.layout.algebra.swizzle import Swizzle
 from kvlab.layout.algebra.tree_ops import compact_order
-from kvlab.memory import shown
 
 AnyLayout = TypeVar("AnyLayout", Layout, ComposedLayout)
 Tiler: TypeAlias = "Layout | int | tuple[Tiler, ...] | list[Tiler] | None"

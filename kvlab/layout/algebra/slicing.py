@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvlab.common.checks import shown
 from kvlab.layout.algebra.int_tuple import MOST_NESTED, IntTuple, as_int, crd2idx, format_tree
 from kvlab.layout.algebra.layout import Layout, unchecked
-from kvlab.memory import shown
 
 
 def is_point(coord: Any) -> bool:

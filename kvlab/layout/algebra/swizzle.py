@@ -12,9 +12,10 @@ from typing import Any, TypeAlias, overload
 
 import numpy as np
 
-from kvlab.drawn import Drawn
+from kvlab.common.checks import shown
+from kvlab.common.drawn import Drawn
 from kvlab.layout.algebra.int_tuple import IntArray, as_int, int_tuple
-from kvlab.memory import as_dtype, shown
+from kvlab.memory import as_dtype
 
 VECTOR_BYTES = 16
 _BITS = 62  # of an address, counted in any unit

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvlab.common.checks import shown
 from kvlab.layout.algebra.int_tuple import as_int
 from kvlab.layout.algebra.swizzle import VECTOR_BYTES, Swizzle
-from kvlab.memory import as_dtype, shown
+from kvlab.memory import as_dtype
 
 TMA_MODES = {"NONE": 0, "32B": 1, "64B": 2, "128B": 3}
 

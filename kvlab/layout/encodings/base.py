@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
-from kvlab.drawn import Drawn
+from kvlab.common.drawn import Drawn
 from kvlab.layout.algebra.int_tuple import MOST_NESTED, as_int, flatten, int_tuple
 from kvlab.layout.linear.linear_layout import LinearLayout
 

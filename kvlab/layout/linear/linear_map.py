@@ -10,10 +10,10 @@ from typing import Any, Self, TypeAlias
 
 import numpy as np
 
-from kvlab.drawn import Drawn
+from kvlab.common.checks import shown
+from kvlab.common.drawn import Drawn
 from kvlab.layout.algebra.int_tuple import IntArray, as_int, at_once, flatten, int_tuple
 from kvlab.layout.linear.f2 import Elimination, xor_table
-from kvlab.memory import shown
 
 Vector: TypeAlias = tuple[int, ...]
 Bases: TypeAlias = Mapping[str, Sequence[Sequence[int]]]

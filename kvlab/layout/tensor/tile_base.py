@@ -7,7 +7,7 @@ from typing import Any, Self, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlab.drawn import Drawn
+from kvlab.common.drawn import Drawn
 from kvlab.layout.algebra.int_tuple import IntArray, as_int, as_int_array, flatten
 from kvlab.layout.algebra.layout import Layout
 from kvlab.layout.algebra.of_layout import OfLayout

@@ -10,11 +10,12 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from kvlab.common.checks import shown
 from kvlab.layout.algebra.int_tuple import at_once
 from kvlab.layout.algebra.swizzle import VECTOR_BYTES, Swizzle
 from kvlab.layout.tensor.access import copied, leading
 from kvlab.layout.tensor.tile_base import MOST_BITS, TileBase
-from kvlab.memory import AddressSpace, shown
+from kvlab.memory import AddressSpace
 
 
 class Fill(enum.Enum):

@@ -7,11 +7,12 @@ from typing import Any, Self
 
 import numpy as np
 
+from kvlab.common.checks import shown
 from kvlab.layout.algebra.int_tuple import as_int, as_int_array, flatten
 from kvlab.layout.algebra.layout import Layout
 from kvlab.layout.tensor.access import leading
 from kvlab.layout.tensor.tile_base import Known, TileBase
-from kvlab.memory import AddressSpace, as_dtype, shown
+from kvlab.memory import AddressSpace, as_dtype
 
 
 class TileSlices(TileBase):

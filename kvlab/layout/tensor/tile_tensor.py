@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvlab.common.arrays import addressing_strides
 from kvlab.layout.algebra.int_tuple import as_int
 from kvlab.layout.algebra.layout import Layout
 from kvlab.layout.algebra.swizzle import VECTOR_BYTES
@@ -15,7 +16,7 @@ from kvlab.layout.tensor.tile_ops import TileOps
 from kvlab.layout.tensor.tile_slices import TileSlices
 from kvlab.layout.tensor.tile_static import TileStatic
 from kvlab.layout.tensor.tile_views import TileViews
-from kvlab.memory import AddressSpace, Memory, addressing_strides, as_dtype
+from kvlab.memory import AddressSpace, Memory, as_dtype
 
 if TYPE_CHECKING:
     from kvlab.layout.tensor.layout_tensor import LayoutTensor

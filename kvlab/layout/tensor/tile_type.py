@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.common.checks import shown
 from kvlab.layout.algebra.layout import Layout
 from kvlab.layout.tensor.tile_tensor import TileTensor
-from kvlab.memory import AddressSpace, Memory, as_dtype, shown
+from kvlab.memory import AddressSpace, Memory, as_dtype
 
 
 @dataclass(frozen=True)

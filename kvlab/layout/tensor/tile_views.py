@@ -8,13 +8,13 @@ from typing import Any, Self
 
 import numpy as np
 
+from kvlab.common.checks import shown
 from kvlab.layout.algebra import views
 from kvlab.layout.algebra.int_tuple import IntArray, IntTuple, as_int_array, flatten, int_tuple
 from kvlab.layout.algebra.layout import Layout
 from kvlab.layout.algebra.swizzle import VECTOR_BYTES, Swizzle
 from kvlab.layout.tensor.access import leading
 from kvlab.layout.tensor.tile_base import MOST_BITS, TileBase
-from kvlab.memory import shown
 
 
 class TileViews(TileBase):
@@ -31,7 +31,8 @@ class TileViews(TileBase):
         are ints then.
 
         >>> from kvlab.layout import TileTensor
-        >>> from kvlab.memory import Memory, shown
+        >>> from kvlab.memory import Memory
+        >>> from kvlab.common.checks import shown
         >>> t = TileTensor(Memory(512), "fp32", Layout.row_major(8, 16))
         >>> t.tile((4, 8), (1, 1))
         TileTensor(float32, (4,8):(16,1), offset 72, generic)

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.common.regroup import Regroup
 from kvlab.hardware import MmaAtom
-from kvlab.regroup import Regroup
 
 Array = np.ndarray[Any, Any]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvlab.cache import KVCacheT, MHAOperand, as_operand
 from kvlab.cache.checks import one_of
-from kvlab.drawn import Drawn
+from kvlab.common.drawn import Drawn
 from kvlab.layout import Layout, TileTensor
 from kvlab.memory import AddressSpace, Memory
 from kvlab.staging.max import decode_kv_addresses as addresses

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.common.checks import shown
 from kvlab.hardware import RegTileLoader, RegTileWriterLDS
 from kvlab.layout import Layout, Swizzle, TensorLayout
-from kvlab.memory import shown
 
 from .buffer_config import KBufferConfig, KVBufferConfig, VBufferConfig
 from .mma_geometry import MmaGeometry

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvlab.cache import KVCacheT, MHAOperand, UnsafePointer
 from kvlab.cache.checks import one_of
-from kvlab.drawn import Drawn
+from kvlab.common.drawn import Drawn
 from kvlab.layout import Layout, TileTensor, TileType
 from kvlab.memory import AddressSpace
 from kvlab.staging.max import streaming_addresses as addresses

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvlab.cache import KVCacheT, MHAOperand, UnsafePointer
 from kvlab.cache.checks import one_of
-from kvlab.drawn import Drawn
+from kvlab.common.drawn import Drawn
 from kvlab.layout import TileTensor
 from kvlab.staging.max import kv_buffer_addresses as addresses
 from kvlab.staging.record.hazards import Hazards

@@ -9,8 +9,9 @@ import numpy as np
 
 from kvlab.cache import UnsafePointer
 from kvlab.cache.checks import one_of
+from kvlab.common.checks import shown
 from kvlab.layout import Layout, TileTensor
-from kvlab.memory import AddressSpace, Memory, shown
+from kvlab.memory import AddressSpace, Memory
 from kvlab.staging.max import mma_op_addresses as addresses
 from kvlab.staging.tile.member import Member
 

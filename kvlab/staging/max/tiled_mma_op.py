@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache.checks import flag
+from kvlab.common.checks import shown
 from kvlab.hardware import MmaAtom, get_atom
 from kvlab.hardware.copies.tile_resource import REGISTERS, check_tile
 from kvlab.layout import Swizzle, TileTensor
 from kvlab.layout.algebra.int_tuple import flatten
-from kvlab.memory import AddressSpace, as_dtype, float32, shown
+from kvlab.memory import AddressSpace, as_dtype, float32
 
 from .mma_geometry import WARP_SIZE
 from .typed_fields import set_typed

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvlab.cache import PagedKVCache
 from kvlab.cache.checks import one_of
-from kvlab.drawn import Drawn
+from kvlab.common.drawn import Drawn
 from kvlab.memory import AddressSpace, Memory
 from kvlab.staging.record.traffic import Traffic
 from kvlab.staging.tile.iterator import KVCacheIterator

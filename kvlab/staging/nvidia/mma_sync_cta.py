@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.common.regroup import Regroup
 from kvlab.hardware import current_arithmetic, ldmatrix, stmatrix
 from kvlab.layout import TileTensor
 from kvlab.memory import Memory
-from kvlab.regroup import Regroup
 from kvlab.staging.record.footprint import Footprint
 from kvlab.staging.tile.copy_plan import CopyPlan, copy_plan
 from kvlab.staging.tile.fragments import Fragments

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvlab.drawn import Drawn
+from kvlab.common.drawn import Drawn
 
 
 class Event(NamedTuple):

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.drawn import Drawn
+from kvlab.common.drawn import Drawn
+from kvlab.common.regroup import Regroup
 from kvlab.hardware.chip import multiply_add
-from kvlab.regroup import Regroup
 
 
 @dataclass(frozen=True, eq=False)

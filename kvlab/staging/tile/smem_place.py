@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache import UnsafePointer
+from kvlab.common.checks import shown
 from kvlab.layout import TileTensor
-from kvlab.memory import AddressSpace, Memory, shown
+from kvlab.memory import AddressSpace, Memory
 
 
 def own_or_given(smem: Memory | None, nbytes: int, programs: int, programs_of: str) -> Memory:

@@ -6,7 +6,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from kvlab.drawn import drawer_of, known
+from kvlab.common.drawn import drawer_of, known
 
 from .files import save_picture
 from .picture import Picture

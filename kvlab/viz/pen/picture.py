@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
-from kvlab.drawn import Shown
+from kvlab.common.drawn import Shown
 
 from .host import scheme, words
 from .palette import THEMES

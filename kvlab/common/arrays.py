@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.memory import addressing_strides, as_dtype
+from kvlab.common.dtypes import as_dtype
 
 INFERENCE = "detached, or the call under torch.no_grad(); kvlab is for inference"
 
@@ -58,6 +58,23 @@ def dtype_of(array: Any, name: str) -> np.dtype[Any]:
         return as_dtype(array.dtype if is_torch(array) else array.dtype.name)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
+
+
+def addressing_strides(shape: tuple[int, ...], strides: tuple[int, ...], unit: int = 1) -> tuple[int, ...]:
+    """``strides``, with those of a contiguous array for axes of extent 1, whose strides address nothing.
+
+    unit : the stride of neighbours in a contiguous last axis.
+
+    >>> addressing_strides((4, 1, 8), (24, -3, 1))
+    (24, 8, 1)
+    """
+    if 1 not in shape:
+        return tuple(strides)
+    addressing, span = [], unit
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        addressing.append(span if extent == 1 else stride)
+        span = extent * addressing[-1]
+    return tuple(reversed(addressing))
 
 
 def element_strides(array: Any, name: str = "array") -> tuple[int, ...]:

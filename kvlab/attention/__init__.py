@@ -8,7 +8,7 @@ With ``backend="auto"`` NumPy arrays go to the emulator, tensors on a GPU to a c
 Triton's interpreter, or, where there is no Triton (macOS, Windows), to the emulator.
 """
 
-from .explain import Explanation, explain
+from .call.explain import Explanation, explain
 from .kv_store import kv_store, kv_store_paged, mla_store_paged
 from .merge_states import merge_states
 from .mha_decode import mha_decode, mha_decode_paged

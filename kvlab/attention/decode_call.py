@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.backends import check_arithmetic
-from kvlab.attention.explain import Explanation, arguments_of
-from kvlab.attention.features import Features, in_base, kv_view, resolve_features
-from kvlab.attention.inputs import (
+from kvlab.attention.call.backends import check_arithmetic
+from kvlab.attention.call.checks import (
     check_arrays,
     check_lengths_and_pages,
     check_paged_collection,
@@ -25,11 +23,13 @@ from kvlab.attention.inputs import (
     looks_at_values,
     require,
 )
+from kvlab.attention.call.explain import Explanation, arguments_of
+from kvlab.attention.call.kinds import Kind, kind_of
+from kvlab.attention.call.layers import layer_arrays
+from kvlab.attention.call.operands import check_operands, check_result
+from kvlab.attention.features import Features, in_base, kv_view, resolve_features
 from kvlab.attention.intervals import host, keys_in_table, window_interval
-from kvlab.attention.kinds import Kind, kind_of
-from kvlab.attention.layers import layer_arrays
 from kvlab.attention.masks import Interval, resolve_mask
-from kvlab.attention.operands import check_operands, check_result
 from kvlab.attention.scales import is_fp8
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.common.arrays import element_strides, is_torch, overlaps

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kvlab.attention.inputs import check_array, check_dtype, finite_number, require
+from kvlab.attention.call.checks import check_array, check_dtype, finite_number, require
 from kvlab.attention.masks import MaskPlan
 from kvlab.attention.online_softmax import LOG2E
 from kvlab.attention.scales import Scales, resolve_scales

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvlab.attention.backends import BACKENDS, choose_backend, machine, on_gpu
+from kvlab.attention.call.backends import BACKENDS, choose_backend, machine, on_gpu
 from kvlab.attention.features import Features
 from kvlab.attention.masks import UNLIMITED
 from kvlab.triton_support.versions import gluon_lacks

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.inputs import check_array, finite_number, known_dtype, require
+from kvlab.attention.call.checks import check_array, finite_number, known_dtype, require
 from kvlab.common.arrays import dtype_of, is_torch, same_place
 from kvlab.memory import float8_e4m3fn, float32
 

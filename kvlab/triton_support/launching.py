@@ -2,8 +2,8 @@
 
 What Triton does for each launch (it binds the arguments by name, works out the type and the alignment of each, and
 looks the compiled kernel up) takes longer on the host than the launch. A launcher that is given ``again``, what is kept
-for calls of one kind (:class:`kvlab.attention.kinds.Kind`), launches ``kernel[grid](*pointers, *numbers, **constants)``
-as
+for calls of one kind (:class:`~kvlab.attention.call.kinds.Kind`), launches ``kernel[grid](*pointers, *numbers,
+**constants)`` as
 
     if not relaunched(kernel, pointers, again):
         first_launch(kernel, grid, pointers, again)(*numbers, **constants)

@@ -17,7 +17,7 @@ from operation_calls import OPERATIONS, call_of, floats
 
 from kvlab import attention
 from kvlab.attention import Rope, explain
-from kvlab.attention.operation import FLAGS, NAMES
+from kvlab.attention.call.operation import FLAGS, NAMES
 from kvlab.common.arrays import is_torch, to_numpy, to_torch
 
 Bad = dict[str, Any]

@@ -14,7 +14,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kvlab.attention import backends, explain, kinds  # noqa: E402
+from kvlab.attention import explain  # noqa: E402
+from kvlab.attention.call import backends, kinds  # noqa: E402
 from kvlab.attention.mha_prefill.config import PrefillProblem, choose_config  # noqa: E402
 from kvlab.attention.tile_memory import shared_limit, tile_bytes  # noqa: E402
 

@@ -16,7 +16,6 @@ import pytest
 
 from kvlab.attention import (
     explain,
-    kinds,
     mha_decode_paged,
     mha_decode_streaming_paged,
     mha_prefill,
@@ -24,7 +23,8 @@ from kvlab.attention import (
     mla_prefill_paged,
     mla_prefill_ragged,
 )
-from kvlab.attention.backends import target_of
+from kvlab.attention.call import kinds
+from kvlab.attention.call.backends import target_of
 from kvlab.common.arrays import to_torch
 from kvlab.memory import as_dtype
 

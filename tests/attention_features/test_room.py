@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from kvlab.attention.backends import family
+from kvlab.attention.call.backends import family
 from kvlab.attention.mha_decode import config as decode
 from kvlab.attention.mha_decode_streaming import DEPTHS
 from kvlab.attention.mha_decode_streaming import config as streaming

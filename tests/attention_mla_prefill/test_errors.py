@@ -151,7 +151,7 @@ def test_the_plan_of_a_call_on_a_gpu(minor: int, monkeypatch: pytest.MonkeyPatch
     """
     import torch
 
-    from kvlab.attention import backends, kinds
+    from kvlab.attention.call import backends, kinds
     from kvlab.common.arrays import to_torch
 
     monkeypatch.setattr(kinds, "_kinds", {})  # nothing is known from this machine

@@ -9,7 +9,7 @@ import numpy as np
 from yardsticks import mask_on, on, page_table, rounded_attention
 
 from kvlab.attention import masks
-from kvlab.attention.explain import explain
+from kvlab.attention.call.explain import explain
 from kvlab.attention.mha_prefill import mha_prefill, mha_prefill_paged
 from kvlab.attention.mha_prefill.inputs import Options
 from kvlab.attention.mha_prefill.plan import plan_dense, plan_paged

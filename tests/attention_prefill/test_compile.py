@@ -18,7 +18,7 @@ from asked import ask, same_registers
 from caught import FIVE, SHARED, Caught, as_launched, fits_small_gpus, has_room
 from prefill_cases import Case
 
-from kvlab.attention.backends import family
+from kvlab.attention.call.backends import family
 from kvlab.attention.features import Features
 from kvlab.attention.masks import MaskPlan
 from kvlab.attention.mha_prefill import emulator, kernel

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvlab.attention.backends import run
-from kvlab.attention.operation import PublicOperation
+from kvlab.attention.call.backends import run
+from kvlab.attention.call.operation import PublicOperation
 from kvlab.attention.rope import Rope
 from kvlab.cache import ContinuousBatchingKVCacheCollection, PagedKVCacheCollection
 from kvlab.staging import Traffic

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvlab.attention.inputs import (
+from kvlab.attention.call.checks import (
     DTYPES,
     check_array,
     check_arrays,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvlab.attention.call.checks import require
+from kvlab.attention.call.latent_rows import viewed
 from kvlab.attention.features import kv_view
-from kvlab.attention.inputs import require
-from kvlab.attention.latent_rows import viewed
 from kvlab.common.arrays import dtype_of
 from kvlab.memory import bfloat16, float32
 

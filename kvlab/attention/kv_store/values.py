@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.inputs import require
+from kvlab.attention.call.checks import require
 from kvlab.common.arrays import is_torch, overlaps, to_numpy
 
 from .inputs import NORMAL, SMALLEST_SCALE, StoreInputs

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvlab.attention.backends import check_arithmetic, choose_backend, rounded, run_kernel, run_on_numpy
-from kvlab.attention.explain import Explanation
-from kvlab.attention.inputs import check_arrays, check_dtype, check_strides, check_writeable, given, require
-from kvlab.attention.kinds import Kind, kind_of
-from kvlab.attention.operation import PublicOperation
+from kvlab.attention.call.backends import check_arithmetic, choose_backend, rounded, run_kernel, run_on_numpy
+from kvlab.attention.call.checks import check_arrays, check_dtype, check_strides, check_writeable, given, require
+from kvlab.attention.call.explain import Explanation
+from kvlab.attention.call.kinds import Kind, kind_of
+from kvlab.attention.call.operation import PublicOperation
 from kvlab.common.arrays import dtype_of, element_strides, overlaps
 from kvlab.hardware import chip
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.attention.call.operands import result_dtype
 from kvlab.attention.features import Features
 from kvlab.attention.fp8_pairs.emulator import narrow
 from kvlab.attention.intervals import key_count
@@ -16,7 +17,6 @@ from kvlab.attention.masks import MaskPlan
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
 from kvlab.attention.online_softmax import LOG2E, LOWEST
-from kvlab.attention.operands import result_dtype
 from kvlab.attention.scoring.emulator import (
     add_bias,
     by_column,

@@ -8,12 +8,12 @@ import torch
 import triton
 import triton.language as tl
 
+from kvlab.attention.call.results import results
 from kvlab.attention.features import Features
 from kvlab.attention.fp8_pairs.kernel import halves, narrow
 from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
 from kvlab.attention.online_softmax import LOG2E as _LOG2E
-from kvlab.attention.results import results
 from kvlab.attention.scoring.kernel import (
     LOG2E,
     LOWEST,

@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from kvlab.attention.backends import check_fp8_gpu, choose_backend, rounded, run, target_of
+from kvlab.attention.call.backends import check_fp8_gpu, choose_backend, rounded, run, target_of
+from kvlab.attention.call.checks import check_lane_copies, require
+from kvlab.attention.call.explain import Explanation
+from kvlab.attention.call.operands import result_dtype
+from kvlab.attention.call.operation import PublicOperation
 from kvlab.attention.decode_call import DecodeCall, call_of_collection, decode_results, explained, prepared
-from kvlab.attention.explain import Explanation
 from kvlab.attention.features import Features
-from kvlab.attention.inputs import check_lane_copies, require
 from kvlab.attention.mha_decode.config import problem_of
 from kvlab.attention.online_softmax import MASK_VALUE
-from kvlab.attention.operands import result_dtype
-from kvlab.attention.operation import PublicOperation
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.staging import Traffic
 

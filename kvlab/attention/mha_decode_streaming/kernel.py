@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kvlab.attention.call.results import results
 from kvlab.attention.features import Features
 from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results
@@ -19,7 +20,6 @@ from kvlab.attention.mha_decode.kernel import (
     start_rows,
     store_columns,
 )
-from kvlab.attention.results import results
 from kvlab.attention.scoring.kernel import (
     add_bias,
     cap,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from kvlab.attention.backends import rounded, run
-from kvlab.attention.explain import Explanation
+from kvlab.attention.call.backends import rounded, run
+from kvlab.attention.call.explain import Explanation
+from kvlab.attention.call.operands import result_dtype
+from kvlab.attention.call.operation import PublicOperation
 from kvlab.attention.features import Features
-from kvlab.attention.operands import result_dtype
-from kvlab.attention.operation import PublicOperation
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.staging import Traffic
 

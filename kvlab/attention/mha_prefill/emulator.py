@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.attention.call.operands import result_dtype
 from kvlab.attention.features import Features
 from kvlab.attention.intervals import key_count, most_keys
 from kvlab.attention.masked import store
 from kvlab.attention.online_softmax import LOG2E, LOWEST
-from kvlab.attention.operands import result_dtype
 from kvlab.attention.scales import P_SCALE
 from kvlab.attention.scoring.emulator import (
     add_bias,

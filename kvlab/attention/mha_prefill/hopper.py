@@ -13,11 +13,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from kvlab.attention.backends import machine
+from kvlab.attention.call.backends import machine
+from kvlab.attention.call.results import results
 from kvlab.attention.features import Features
 from kvlab.attention.intervals import most_keys
 from kvlab.attention.online_softmax import LOG2E
-from kvlab.attention.results import results
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .config import PrefillProblem

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.features import Features, resolve_features
-from kvlab.attention.inputs import (
+from kvlab.attention.call.checks import (
     check_apart,
     check_arrays,
     check_lengths_and_pages,
@@ -19,10 +18,11 @@ from kvlab.attention.inputs import (
     looks_at_values,
     require,
 )
+from kvlab.attention.call.operands import check_operands, check_result
+from kvlab.attention.call.ragged import check_both_starts, check_offsets, check_starts, longest, sequence_lengths
+from kvlab.attention.features import Features, resolve_features
 from kvlab.attention.intervals import keys_in_table, window_interval
 from kvlab.attention.masks import Interval, resolve_mask
-from kvlab.attention.operands import check_operands, check_result
-from kvlab.attention.ragged import check_both_starts, check_offsets, check_starts, longest, sequence_lengths
 from kvlab.staging import Traffic
 
 

@@ -6,10 +6,10 @@ import torch
 import triton
 import triton.language as tl
 
+from kvlab.attention.call.results import results
 from kvlab.attention.features import Features
 from kvlab.attention.intervals import most_keys
 from kvlab.attention.online_softmax import LOG2E as _LOG2E
-from kvlab.attention.results import results
 from kvlab.attention.scales import P_SCALE, Scale
 from kvlab.attention.scoring.kernel import (
     LOG2E,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.inputs import require
+from kvlab.attention.call.checks import require
 from kvlab.attention.scales import P_SCALE
 from kvlab.hardware import get_arch
 from kvlab.layout import TileTensor

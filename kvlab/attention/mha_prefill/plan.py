@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from kvlab.attention.backends import check_arithmetic, check_fp8_gpu, target_of
-from kvlab.attention.explain import Explanation
+from kvlab.attention.call.backends import check_arithmetic, check_fp8_gpu, target_of
+from kvlab.attention.call.checks import check_lane_copies, check_paged_collection, check_traffic, finite_number, require
+from kvlab.attention.call.explain import Explanation
+from kvlab.attention.call.kinds import Kind, kind_of
+from kvlab.attention.call.layers import layer_arrays
+from kvlab.attention.call.ragged import check_grid, check_starts_of_cache, keys_with_new
 from kvlab.attention.features import Features, kv_view
 from kvlab.attention.hopper_choice import choose_with_hopper
-from kvlab.attention.inputs import check_lane_copies, check_paged_collection, check_traffic, finite_number, require
-from kvlab.attention.kinds import Kind, kind_of
-from kvlab.attention.layers import layer_arrays
-from kvlab.attention.ragged import check_grid, check_starts_of_cache, keys_with_new
 from kvlab.attention.scales import is_fp8
 from kvlab.common.arrays import dtype_of, on_gpu
 

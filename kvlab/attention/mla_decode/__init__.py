@@ -8,19 +8,25 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.backends import check_fp8_gpu, rounded, run, target_of
+from kvlab.attention.call.backends import check_fp8_gpu, rounded, run, target_of
+from kvlab.attention.call.checks import (
+    check_lane_copies,
+    check_paged_collection,
+    decode_scale,
+    lengths_with_new,
+    require,
+)
+from kvlab.attention.call.explain import Explanation
+from kvlab.attention.call.kinds import Kind, kind_of
+from kvlab.attention.call.layers import layer_arrays
+from kvlab.attention.call.operands import result_dtype
+from kvlab.attention.call.operation import PublicOperation
 from kvlab.attention.decode_call import decode_results, explained
-from kvlab.attention.explain import Explanation
 from kvlab.attention.features import Features, resolve_features
 from kvlab.attention.hopper_choice import choose_with_hopper
-from kvlab.attention.inputs import check_lane_copies, check_paged_collection, decode_scale, lengths_with_new, require
 from kvlab.attention.intervals import keys_in_table, window_interval
-from kvlab.attention.kinds import Kind, kind_of
-from kvlab.attention.layers import layer_arrays
 from kvlab.attention.masks import resolve_mask
 from kvlab.attention.online_softmax import MASK_VALUE
-from kvlab.attention.operands import result_dtype
-from kvlab.attention.operation import PublicOperation
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.common.arrays import dtype_of, element_strides
 from kvlab.staging import MLA_ARCHS, Traffic

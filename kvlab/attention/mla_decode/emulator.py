@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.attention.call.operands import result_dtype
 from kvlab.attention.features import Features
 from kvlab.attention.intervals import key_count
 from kvlab.attention.masked import load, store
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
 from kvlab.attention.online_softmax import LOG2E, LOWEST
-from kvlab.attention.operands import result_dtype
 from kvlab.attention.scoring.emulator import (
     add_bias,
     by_column,

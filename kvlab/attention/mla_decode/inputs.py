@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvlab.attention.inputs import (
+from kvlab.attention.call.checks import (
     check_apart,
     check_arrays,
     check_dtype,
@@ -16,8 +16,8 @@ from kvlab.attention.inputs import (
     looks_at_values,
     require,
 )
-from kvlab.attention.latent_rows import check_latent_rows, latent_windows
-from kvlab.attention.operands import check_result
+from kvlab.attention.call.latent_rows import check_latent_rows, latent_windows
+from kvlab.attention.call.operands import check_result
 from kvlab.attention.scales import is_fp8
 from kvlab.common.arrays import dtype_of
 

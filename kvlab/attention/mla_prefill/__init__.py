@@ -7,18 +7,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from kvlab.attention.backends import check_arithmetic, check_fp8_gpu, choose_backend, on_gpu, rounded, run, target_of
-from kvlab.attention.explain import Explanation
+from kvlab.attention.call.backends import (
+    check_arithmetic,
+    check_fp8_gpu,
+    choose_backend,
+    on_gpu,
+    rounded,
+    run,
+    target_of,
+)
+from kvlab.attention.call.checks import check_lane_copies, check_paged_collection, check_traffic, finite_number, require
+from kvlab.attention.call.explain import Explanation
+from kvlab.attention.call.kinds import Kind, kind_of
+from kvlab.attention.call.layers import layer_arrays
+from kvlab.attention.call.operands import result_dtype
+from kvlab.attention.call.operation import PublicOperation
+from kvlab.attention.call.ragged import check_grid, check_starts_of_cache, keys_with_new, sequence_lengths
 from kvlab.attention.features import Features, in_base, resolve_features
-from kvlab.attention.inputs import check_lane_copies, check_paged_collection, check_traffic, finite_number, require
 from kvlab.attention.intervals import keys_in_table, window_interval
-from kvlab.attention.kinds import Kind, kind_of
-from kvlab.attention.layers import layer_arrays
 from kvlab.attention.masks import resolve_mask
 from kvlab.attention.mha_prefill.machine import check_arch
-from kvlab.attention.operands import result_dtype
-from kvlab.attention.operation import PublicOperation
-from kvlab.attention.ragged import check_grid, check_starts_of_cache, keys_with_new, sequence_lengths
 from kvlab.attention.scales import is_fp8, resolve_scale
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.common.arrays import dtype_of

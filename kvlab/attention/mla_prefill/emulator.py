@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvlab.attention.call.operands import result_dtype
 from kvlab.attention.intervals import UNLIMITED, key_count, most_keys
 from kvlab.attention.masked import load, store
 from kvlab.attention.mha_prefill.emulator import row_count
 from kvlab.attention.mha_prefill.rows import SequenceRows
 from kvlab.attention.online_softmax import LOG2E, LOWEST
-from kvlab.attention.operands import result_dtype
 from kvlab.attention.scoring.emulator import (
     add_bias,
     by_column,

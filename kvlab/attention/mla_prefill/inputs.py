@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.inputs import (
+from kvlab.attention.call.checks import (
     check_apart,
     check_arrays,
     check_integers,
@@ -19,10 +19,10 @@ from kvlab.attention.inputs import (
     looks_at_values,
     require,
 )
+from kvlab.attention.call.latent_rows import check_latent_rows, latent_windows
+from kvlab.attention.call.operands import check_dtypes, check_result
+from kvlab.attention.call.ragged import check_both_starts, check_offsets, longest, sequence_lengths
 from kvlab.attention.intervals import host
-from kvlab.attention.latent_rows import check_latent_rows, latent_windows
-from kvlab.attention.operands import check_dtypes, check_result
-from kvlab.attention.ragged import check_both_starts, check_offsets, longest, sequence_lengths
 from kvlab.attention.scales import is_fp8
 from kvlab.common.arrays import dtype_of
 from kvlab.memory import bfloat16, float8_e4m3fn

@@ -6,12 +6,12 @@ import torch
 import triton
 import triton.language as tl
 
+from kvlab.attention.call.results import results
 from kvlab.attention.features import Features
 from kvlab.attention.intervals import most_keys
 from kvlab.attention.masks import UNLIMITED
 from kvlab.attention.mha_prefill.kernel import row_count
 from kvlab.attention.online_softmax import LOG2E as _LOG2E
-from kvlab.attention.results import results
 from kvlab.attention.scoring.kernel import (
     LOG2E,
     LOWEST,

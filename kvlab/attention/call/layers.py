@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvlab.attention.inputs import require, shown
-from kvlab.attention.kinds import kind_of
+from kvlab.attention.call.checks import require, shown
+from kvlab.attention.call.kinds import kind_of
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.common.arrays import on_gpu
 

@@ -1,7 +1,7 @@
 """What attention asks of q, k, v and out: dtypes that go together, heads and depths that fit.
 
 ``check_operands(q, kv)`` for the inputs (``check_dtypes`` for q and K alone) and ``check_result(out, ...)`` for a
-caller's out; strides and what shares memory are in :mod:`kvlab.attention.inputs`.
+caller's out; strides and what shares memory are in :mod:`kvlab.attention.call.checks`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.inputs import DTYPES, check_strides, check_writeable, known_dtype, require
+from kvlab.attention.call.checks import DTYPES, check_strides, check_writeable, known_dtype, require
 from kvlab.attention.intervals import UNLIMITED
 from kvlab.attention.pieces import MAX_DEPTH
 from kvlab.common.arrays import dtype_of

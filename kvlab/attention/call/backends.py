@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvlab.attention.explain import Explanation
-from kvlab.attention.inputs import require
+from kvlab.attention.call.checks import require
+from kvlab.attention.call.explain import Explanation
 from kvlab.attention.tile_memory import shared_limit
 from kvlab.common.arrays import is_torch, on_gpu, to_numpy, to_torch
 from kvlab.hardware import chip

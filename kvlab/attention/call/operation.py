@@ -12,7 +12,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
 
-from kvlab.attention.inputs import require, shown
+from kvlab.attention.call.checks import require, shown
 from kvlab.common.opaque import opaque
 
 P = ParamSpec("P")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kvlab.attention.operation import checked_keywords
+from kvlab.attention.call.operation import checked_keywords
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ parameters     kernels above 32, other functions above 12
 repeated       pairs of places that share six lines or more of one shape: the same tokens, whatever the names, numbers
                and strings. Imports, docstrings and lone brackets do not count; a shape that stands in more than eight
                places is a habit of the language
+names          classes of one name in two modules
 back up        imports from a lower room of a higher one, those inside functions, too. Rooms by the order of the
                contract "the arrows point one way" of pyproject.toml
 features       files that name one, in kvlab/ and in tests/: what a change of it would touch
@@ -146,6 +147,16 @@ def repeated(every: Iterable[Module]) -> list[tuple[int, str]]:
     return sorted(longest.values(), reverse=True)
 
 
+def of_one_name(every: Iterable[Module]) -> list[str]:
+    """Names that several modules give to a class of their own, and these modules."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for module in every:
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(module.name)
+    return sorted(f"{name} {', '.join(where)}" for name, where in places.items() if len(where) > 1)
+
+
 def _levels() -> dict[str, int]:
     """The height of each room, from the contract in pyproject.toml."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
@@ -207,6 +218,9 @@ def main() -> None:
     pairs = repeated(every)
     print(f"repeated       {len(pairs)} pairs of {RUN} lines or more")
     _rows((f"{n} lines {where}" for n, where in pairs), most)
+    same = of_one_name(every)
+    print(f"names          {len(same)} of several classes")
+    _rows(same, most)
     up = back_up(every)
     print(f"back up        {len(up)} imports")
     _rows(up, most)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from kvlab.mirror.source import Side, read_helper
+from kvlab.mirror.source import TwinSide, read_helper
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,9 @@ def _parsed(source: str) -> ast.Module:
     return ast.parse(source)
 
 
-def helper_pairs(kernel: Module, emulator: Module, functions: tuple[str, str]) -> Iterator[tuple[str, Side, Side]]:
+def helper_pairs(
+    kernel: Module, emulator: Module, functions: tuple[str, str]
+) -> Iterator[tuple[str, TwinSide, TwinSide]]:
     """(name, kernel's helper, emulator's) of all that both twins call by one name, and that those call in turn."""
     waiting = [
         (kernel, name.strip(), emulator, other.strip())

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from kvlab.mirror.meetings import meeting_of
 from kvlab.mirror.quantities import EXCHANGEABLE, Form, Reading
-from kvlab.mirror.source import Side, Step
+from kvlab.mirror.source import MirrorStep, TwinSide
 from kvlab.mirror.statements import Statement
 
 
@@ -40,8 +40,8 @@ class Lines:
     """
 
     name: str
-    kernel: Side
-    emulator: Side
+    kernel: TwinSide
+    emulator: TwinSide
     steps: tuple[tuple[Line, ...], ...]
     alone: tuple[str, ...] = ()
 
@@ -111,14 +111,14 @@ def beside(lines: Iterable[Line], kernel: range, emulator: range) -> list[Beside
     return found
 
 
-class _Reader:
+class _StatementReader:
     """One side's statements as keys, conditions and facts.
 
     A statement that gives a name to what has this name already (``group = problem.group``, ``batch = batch.to(..)``),
     or, once and on this side only, to something by plumbing alone (``key_at = by_column(s, key)``), is none.
     """
 
-    def __init__(self, side: Side, synonyms: Mapping[str, str], flags: Iterable[str], others: Side) -> None:
+    def __init__(self, side: TwinSide, synonyms: Mapping[str, str], flags: Iterable[str], others: TwinSide) -> None:
         self.side = side
         statements = _statements(side)
         pointers = {name for name in side.parameters if name.endswith("_ptr")}
@@ -200,25 +200,28 @@ class _Reader:
         return tuple(self.reading.condition(test) for test in statement.conditions)
 
 
-def lines_of(name: str, kernel: Side, emulator: Side, synonyms: Mapping[str, str], held: Mapping[str, str]) -> Lines:
+def lines_of(
+    name: str, kernel: TwinSide, emulator: TwinSide, synonyms: Mapping[str, str], held: Mapping[str, str]
+) -> Lines:
     """Put the statements of two sides beside each other; their steps must be the same (see ``check_sources``)."""
     others = (
         emulator.steps if len(kernel.steps) == len(emulator.steps) == 1 else _in_order(kernel.steps, emulator.steps)
     )
     pairs = list(zip(kernel.steps, others, strict=True))
     flags = {name for name, constexpr in kernel.parameters.items() if constexpr}
-    ours, theirs = _Reader(kernel, synonyms, flags, emulator), _Reader(emulator, synonyms, flags, kernel)
+    ours = _StatementReader(kernel, synonyms, flags, emulator)
+    theirs = _StatementReader(emulator, synonyms, flags, kernel)
     compared = _Comparison(ours, theirs, held)
     return Lines(name, kernel, emulator, tuple(tuple(compared.step(one, other)) for one, other in pairs))
 
 
-def _statements(side: Side) -> list[Statement]:
+def _statements(side: TwinSide) -> list[Statement]:
     return [statement for step in side.steps for statement in step.statements]
 
 
-def _in_order(steps: Sequence[Step], others: Sequence[Step]) -> Sequence[Step | None]:
+def _in_order(steps: Sequence[MirrorStep], others: Sequence[MirrorStep]) -> Sequence[MirrorStep | None]:
     """For each step the next one of the same text and role on the other side."""
-    found: list[Step | None] = []
+    found: list[MirrorStep | None] = []
     used: set[int] = set()
     for step in steps:
         same = (
@@ -235,13 +238,13 @@ def _in_order(steps: Sequence[Step], others: Sequence[Step]) -> Sequence[Step | 
 class _Comparison:
     """Statements of two sides, compared."""
 
-    def __init__(self, kernel: _Reader, emulator: _Reader, held: Mapping[str, str]) -> None:
+    def __init__(self, kernel: _StatementReader, emulator: _StatementReader, held: Mapping[str, str]) -> None:
         self.kernel, self.emulator = kernel, emulator
         self.shared = kernel.names & emulator.names
         self.flags = kernel.reading.flags
         self.held = {helper: set(names.split()) for helper, names in held.items()}
 
-    def step(self, one: Step, other: Step | None) -> list[Line]:
+    def step(self, one: MirrorStep, other: MirrorStep | None) -> list[Line]:
         a, b = self.kernel.kept(one.statements), self.emulator.kept(other.statements if other is not None else [])
         name = one.marker.name
         keys = [self.kernel.key(s) for s in a], [self.emulator.key(s) for s in b]
@@ -278,7 +281,7 @@ class _Comparison:
                 found.append(f"{helper} is given {', '.join(first)} in the kernel, {', '.join(second)} in the emulator")
         return found
 
-    def _given(self, reader: _Reader, form: Form) -> dict[str, list[str]]:
+    def _given(self, reader: _StatementReader, form: Form) -> dict[str, list[str]]:
         """Names that helpers are given by themselves, in order, without arrays: of helpers that are called once."""
         calls = [(op, operands) for op, operands in reader.reading.facts(form) if op.endswith("()")]
         once = Counter(op for op, _ in calls)
@@ -304,7 +307,7 @@ class _Comparison:
             found += [f"'{name}' is not used in the {there}" for name in sorted(lacking)]
         return found
 
-    def _holds(self, reader: _Reader, name: str) -> set[str]:
+    def _holds(self, reader: _StatementReader, name: str) -> set[str]:
         """What a name stands for that this side alone has, and what a helper is said to hold."""
         if name.endswith("()"):
             return self.held.get(name[:-2], set())
@@ -319,7 +322,7 @@ class _Comparison:
             found |= reader.made_of.get(one, set())
         return found
 
-    def _facts(self, reader: _Reader, form: Form) -> Counter[str]:
+    def _facts(self, reader: _StatementReader, form: Form) -> Counter[str]:
         """Facts in words, without the names that one side alone has."""
         found: Counter[str] = Counter()
         for op, operands in reader.reading.facts(form):

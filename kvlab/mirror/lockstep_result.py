@@ -13,7 +13,7 @@ import numpy as np
 from kvlab.memory import as_dtype
 from kvlab.mirror.comparison import Apart, Tolerance
 from kvlab.mirror.lines import Lines
-from kvlab.mirror.source import Side
+from kvlab.mirror.source import TwinSide
 
 
 @dataclass
@@ -127,7 +127,7 @@ class Lockstep:
 
     def __init__(
         self,
-        twins: tuple[tuple[str, Side, Side], ...],
+        twins: tuple[tuple[str, TwinSide, TwinSide], ...],
         rows: list[Row],
         grids: dict[tuple[str, int], tuple[int, int, int]],
         lines: tuple[Lines, ...] = (),
@@ -146,7 +146,7 @@ class Lockstep:
         return self.first_difference is None
 
     @property
-    def ran(self) -> tuple[tuple[str, Side, Side], ...]:
+    def ran(self) -> tuple[tuple[str, TwinSide, TwinSide], ...]:
         """The twins that were launched."""
         return tuple(twin for twin in self.twins if any(row.twin == twin[0] for row in self.rows))
 

@@ -13,12 +13,12 @@ import numpy as np
 from kvlab.mirror.comparison import Tolerance, apart
 from kvlab.mirror.lockstep_result import Lockstep, Row
 from kvlab.mirror.report import MirrorError, compare
-from kvlab.mirror.source import Side
-from kvlab.mirror.trace import Plan, Record, StaleSource, check_fresh, members, tracing
+from kvlab.mirror.source import TwinSide
+from kvlab.mirror.trace import Record, StaleSource, TracePlan, check_fresh, members, tracing
 from kvlab.mirror.trace_triton import Key, Recorded, to_numpy
 from kvlab.mirror.twin import Operation, Twin, split_address
 
-Compared = tuple[tuple[str, Side, Side], ...]
+Compared = tuple[tuple[str, TwinSide, TwinSide], ...]
 Tolerances = float | dict[str, tuple[float, str]] | None
 
 
@@ -62,8 +62,8 @@ def lockstep(
     report = compare(Operation(chosen, operation.launch, operation.package))
     if not report.ok:
         raise MirrorError(report)
-    kernels = [Plan.of(name, side) for name, side, _ in report.twins]
-    emulators = [Plan.of(name, side) for name, _, side in report.twins]
+    kernels = [TracePlan.of(name, side) for name, side, _ in report.twins]
+    emulators = [TracePlan.of(name, side) for name, _, side in report.twins]
     kernel_launch, emulator_launch = (":".join(split_address(a, operation.package)) for a in operation.launch)
     recorded = _run_kernel(kernel_launch, kernels, copy.deepcopy(case), wanted)
     _check_programs(recorded, wanted)
@@ -121,7 +121,7 @@ def _check_programs(recorded: Recorded, wanted: list[int] | None) -> None:
         raise ValueError(f"programs={wanted}: {wanted[-1]} is not in any grid; they have {sizes} programs")
 
 
-def _run_kernel(launch: str, plans: list[Plan], case: dict[str, Any], programs: list[int] | None) -> Recorded:
+def _run_kernel(launch: str, plans: list[TracePlan], case: dict[str, Any], programs: list[int] | None) -> Recorded:
     from kvlab.triton_support import child, versions
 
     versions.require()
@@ -139,7 +139,7 @@ def _run_emulator(
     operation: Operation,
     twins: Sequence[Twin],
     compared: Compared,
-    plans: list[Plan],
+    plans: list[TracePlan],
     case: dict[str, Any],
     comparer: _Comparer,
 ) -> tuple[Any, list[set[int]]]:
@@ -164,7 +164,7 @@ class _Comparer:
     """Takes the emulator's values as its steps end and compares them with the recorded ones of the kernel."""
 
     def __init__(
-        self, recorded: Recorded, plans: list[Plan], named: dict[str, tuple[float, str]], general: float | None
+        self, recorded: Recorded, plans: list[TracePlan], named: dict[str, tuple[float, str]], general: float | None
     ):
         self.recorded = recorded
         self.plans = plans

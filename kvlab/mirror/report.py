@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvlab.mirror.helpers import Module, helper_pairs, helpers_alone
 from kvlab.mirror.lines import Line, Lines, lines_of
-from kvlab.mirror.source import Header, Problem, Side, Step, read_side
+from kvlab.mirror.source import Header, MirrorStep, Problem, TwinSide, read_side
 from kvlab.mirror.statements import CLASSES
 from kvlab.mirror.twin import Operation, Twin, module_file
 
@@ -42,7 +42,7 @@ class Report:
     (True, ['attend', 'hopper', 'merge'])
     """
 
-    twins: tuple[tuple[str, Side, Side], ...]
+    twins: tuple[tuple[str, TwinSide, TwinSide], ...]
     violations: tuple[Violation, ...] = field(default=())
     lines: tuple[Lines, ...] = field(default=(), repr=False)
 
@@ -185,11 +185,11 @@ def _places(lines: Lines) -> Iterator[tuple[Line, tuple[str, str]]]:
         yield line, (f"{lines.kernel.path}:{at[0]}", f"{lines.emulator.path}:{at[1]}")
 
 
-def _here(side: Side, fault: Problem) -> str:
+def _here(side: TwinSide, fault: Problem) -> str:
     return f"{side.path}:{fault.line}"
 
 
-def _counterpart(side: Side, other: Side, fault: Problem) -> str:
+def _counterpart(side: TwinSide, other: TwinSide, fault: Problem) -> str:
     """The place on the other side of a fault of one side: the step of the same name, or the function."""
     name = next((step.marker.name for step in reversed(side.steps) if step.line <= fault.line), None)
     line = next((step.line for step in other.steps if step.marker.name == name), other.first_line)
@@ -202,18 +202,18 @@ class _Item:
 
     key: tuple[str, str]
     line: int
-    step: Step | None = None
+    step: MirrorStep | None = None
 
     def __str__(self) -> str:
         kind, text = self.key
         return {"open": f"header '{text}'", "close": f"end of '{text}'", "marker": f"marker '{text}'"}[kind]
 
 
-def _flatten(nodes: list[Step | Header], role: str) -> list[_Item]:
+def _flatten(nodes: list[MirrorStep | Header], role: str) -> list[_Item]:
     """The part of the tree that belongs to one role; headers without a marker of that role vanish."""
     items: list[_Item] = []
     for node in nodes:
-        if isinstance(node, Step):
+        if isinstance(node, MirrorStep):
             if node.marker.role == role:
                 items.append(_Item(("marker", node.marker.text), node.line, node))
             continue
@@ -223,7 +223,7 @@ def _flatten(nodes: list[Step | Header], role: str) -> list[_Item]:
     return items
 
 
-def _compare_order(kernel: Side, emulator: Side, role: str) -> list[Violation]:
+def _compare_order(kernel: TwinSide, emulator: TwinSide, role: str) -> list[Violation]:
     left, right = _flatten(kernel.tree, role), _flatten(emulator.tree, role)
     where = f" (role {role})" if role else ""
     found: list[Violation] = []
@@ -251,7 +251,7 @@ def _header_reported(a: _Item | None, b: _Item | None, left: list[_Item], right:
     return (a is None or a.key[1] not in opened[1]) and (b is None or b.key[1] not in opened[0])
 
 
-def _unbound(kernel: Side, emulator: Side, a: _Item, b: _Item) -> list[Violation]:
+def _unbound(kernel: TwinSide, emulator: TwinSide, a: _Item, b: _Item) -> list[Violation]:
     if a.step is None or b.step is None:
         return []
     found = []
@@ -264,7 +264,7 @@ def _unbound(kernel: Side, emulator: Side, a: _Item, b: _Item) -> list[Violation
     return found
 
 
-def _unmet(kernel: Side, emulator: Side, a: _Item, b: _Item) -> list[Violation]:
+def _unmet(kernel: TwinSide, emulator: TwinSide, a: _Item, b: _Item) -> list[Violation]:
     """Waits and arrivals of a step that the other side has not, or elsewhere."""
     if a.step is None or b.step is None:
         return []
@@ -289,5 +289,5 @@ def _at(items: list[_Item], index: int) -> _Item | None:
     return items[min(index, len(items) - 1)] if items else None
 
 
-def _place(side: Side, item: _Item | None) -> str:
+def _place(side: TwinSide, item: _Item | None) -> str:
     return f"{side.path}:{item.line if item else side.first_line}"

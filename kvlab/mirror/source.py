@@ -44,7 +44,7 @@ class Marker:
 
 
 @dataclass
-class Step:
+class MirrorStep:
     """The statements from a marker to the next marker or dedent, as (first line, last line) pairs."""
 
     marker: Marker
@@ -71,7 +71,7 @@ class Header:
     text: str
     lines: tuple[int, int]
     body: tuple[int, int]
-    children: list[Step | Header] = field(default_factory=list)
+    children: list[MirrorStep | Header] = field(default_factory=list)
 
     @property
     def line(self) -> int:
@@ -91,14 +91,14 @@ class Problem:
 
 
 @dataclass
-class Side:
+class TwinSide:
     """One side of a twin: its source, the tree of its steps and what is wrong with it."""
 
     path: str
     function: str
     lines: list[str]
     spans: list[tuple[int, int]]
-    tree: list[Step | Header]
+    tree: list[MirrorStep | Header]
     problems: list[Problem]
     parameters: dict[str, bool] = field(default_factory=dict)
     """Names of the function's parameters, and whether each is a constexpr."""
@@ -106,7 +106,7 @@ class Side:
     """Names in capitals that the module imports or assigns: a function may use them, whether or not it does."""
 
     @property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[MirrorStep]:
         return list(_steps(self.tree))
 
     @property
@@ -119,11 +119,11 @@ class Side:
         starts: list[tuple[int, int | None]] = [(self.first_line, None)]
         number = 0
 
-        def walk(nodes: list[Step | Header]) -> None:
+        def walk(nodes: list[MirrorStep | Header]) -> None:
             nonlocal number
             for node in nodes:
-                starts.append((node.line, number if isinstance(node, Step) else None))
-                if isinstance(node, Step):
+                starts.append((node.line, number if isinstance(node, MirrorStep) else None))
+                if isinstance(node, MirrorStep):
                     number += 1
                 else:
                     walk(node.children)
@@ -133,21 +133,21 @@ class Side:
         return [(range(line, end), step) for (line, step), end in zip(starts, ends, strict=True)]
 
 
-def _steps(nodes: Iterable[Step | Header]) -> Iterator[Step]:
+def _steps(nodes: Iterable[MirrorStep | Header]) -> Iterator[MirrorStep]:
     for node in nodes:
-        if isinstance(node, Step):
+        if isinstance(node, MirrorStep):
             yield node
         else:
             yield from _steps(node.children)
 
 
-def read_side(source: str, function: str, path: str = "<source>") -> Side:
+def read_side(source: str, function: str, path: str = "<source>") -> TwinSide:
     """Read the function (or the comma-separated functions) ``function`` of a module's text into its steps."""
     module = ast.parse(source, filename=path)
     definitions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
-    reader = _Reader(source)
+    reader = _SourceReader(source)
     spans: list[tuple[int, int]] = []
-    tree: list[Step | Header] = []
+    tree: list[MirrorStep | Header] = []
     parameters: dict[str, bool] = {}
     for name in (part.strip() for part in function.split(",")):
         if name not in definitions:
@@ -161,19 +161,19 @@ def read_side(source: str, function: str, path: str = "<source>") -> Side:
     if not any(True for _ in _steps(tree)):
         reader.problems.append(Problem(spans[0][0], f"{function} has no marker (a comment '#: name -> outputs')"))
     problems = sorted(reader.problems, key=lambda problem: problem.line)
-    return Side(path, function, source.splitlines(), spans, tree, problems, parameters, _constants(module))
+    return TwinSide(path, function, source.splitlines(), spans, tree, problems, parameters, _constants(module))
 
 
 @lru_cache(maxsize=256)
-def read_helper(source: str, function: str, path: str = "<source>") -> Side:
+def read_helper(source: str, function: str, path: str = "<source>") -> TwinSide:
     """Read a function without markers as one step of its name."""
     module = ast.parse(source)
     node = next(n for n in module.body if isinstance(n, ast.FunctionDef) and n.name == function)
-    reader = _Reader(source)
+    reader = _SourceReader(source)
     span = min([node.lineno, *(d.lineno for d in node.decorator_list)]), reader.last_line(node)
-    step = Step(Marker(function, (), function, "", node.lineno, node.col_offset))
+    step = MirrorStep(Marker(function, (), function, "", node.lineno, node.col_offset))
     step.statements = statements_of(node.body, reader.trailing)
-    return Side(path, function, source.splitlines(), [span], [step], [], _parameters(node), _constants(module))
+    return TwinSide(path, function, source.splitlines(), [span], [step], [], _parameters(node), _constants(module))
 
 
 def _parameters(node: ast.FunctionDef) -> dict[str, bool]:
@@ -198,7 +198,7 @@ def _constants(module: ast.Module) -> frozenset[str]:
     return frozenset(name for name in imported | assigned if name.isupper())
 
 
-class _Reader:
+class _SourceReader:
     """Reads one module; collects problems."""
 
     def __init__(self, source: str) -> None:
@@ -217,7 +217,7 @@ class _Reader:
         trailing = [c.start[0] for c in self.comments if last < c.start[0] < following and c.start[1] > node.col_offset]
         return max([last, *trailing])
 
-    def read_function(self, node: ast.FunctionDef, span: tuple[int, int]) -> list[Step | Header]:
+    def read_function(self, node: ast.FunctionDef, span: tuple[int, int]) -> list[MirrorStep | Header]:
         starts = {(s.lineno, s.col_offset): s for s in ast.walk(node) if isinstance(s, ast.stmt) and s is not node}
         self.markers: dict[tuple[int, int], Marker] = {}
         role = ""
@@ -254,13 +254,13 @@ class _Reader:
         else:
             self.markers[token.start] = marker
 
-    def _block(self, statements: list[ast.stmt], headers: tuple[Header, ...]) -> list[Step | Header]:
-        nodes: list[Step | Header] = []
-        step: Step | None = None
+    def _block(self, statements: list[ast.stmt], headers: tuple[Header, ...]) -> list[MirrorStep | Header]:
+        nodes: list[MirrorStep | Header] = []
+        step: MirrorStep | None = None
         for statement in statements:
             marker = self.markers.get((statement.lineno, statement.col_offset))
             if marker is not None:
-                step = Step(marker, headers=headers)
+                step = MirrorStep(marker, headers=headers)
                 nodes.append(step)
             if self._encloses_markers(statement):
                 if marker is not None:
@@ -282,7 +282,7 @@ class _Reader:
         last = statement.end_lineno or statement.lineno
         return any(statement.lineno < line <= last for line, _ in self.markers)
 
-    def _structure(self, statement: ast.stmt, headers: tuple[Header, ...]) -> list[Step | Header]:
+    def _structure(self, statement: ast.stmt, headers: tuple[Header, ...]) -> list[MirrorStep | Header]:
         if isinstance(statement, ast.For):
             lines = (statement.lineno, statement.iter.end_lineno)
             head = self._header("for", _for_text(statement), lines, statement.body)

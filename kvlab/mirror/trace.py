@@ -17,7 +17,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from kvlab.mirror.source import Header, Side
+from kvlab.mirror.source import Header, TwinSide
 
 #: Called at the end of a step with its index, its iteration and the function's local variables.
 Record = Callable[[int, tuple[int, ...], dict[str, Any]], None]
@@ -28,7 +28,7 @@ class StaleSource(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Plan:
+class TracePlan:
     """What the tracer must know of one side of a twin; plain data, so that it can be sent to another process."""
 
     twin: str
@@ -42,7 +42,7 @@ class Plan:
     loops_of: tuple[tuple[int, ...], ...]  # step -> enclosing loops, outermost first
 
     @classmethod
-    def of(cls, twin: str, side: Side) -> Plan:
+    def of(cls, twin: str, side: TwinSide) -> TracePlan:
         if len(side.spans) != 1:
             raise ValueError(
                 f"twin {twin!r}: {side.function!r} is several functions; they are checked, but a lockstep run needs one"
@@ -81,7 +81,7 @@ def members(output: str, variables: dict[str, Any]) -> list[tuple[str, Any]]:
 class _Walk:
     """The trace function of one call of a twin's function."""
 
-    def __init__(self, plan: Plan, record: Record, ran: set[int]) -> None:
+    def __init__(self, plan: TracePlan, record: Record, ran: set[int]) -> None:
         self.plan = plan
         self.record = record
         self.ran = ran
@@ -112,7 +112,7 @@ class _Walk:
 
 
 @contextmanager
-def tracing(plans: Sequence[Plan], begin: Callable[[int], Record | None]) -> Iterator[list[set[int]]]:
+def tracing(plans: Sequence[TracePlan], begin: Callable[[int], Record | None]) -> Iterator[list[set[int]]]:
     """Trace every call of the plans' functions; ``begin(plan's index)`` gives its recorder, or None to skip it. Yields
     the lines of each plan that have been run.
     """
@@ -138,7 +138,7 @@ def tracing(plans: Sequence[Plan], begin: Callable[[int], Record | None]) -> Ite
         sys.settrace(previous)
 
 
-def _is_code_of(plan: Plan, code: CodeType) -> bool:
+def _is_code_of(plan: TracePlan, code: CodeType) -> bool:
     first, last = plan.span
     return (
         code.co_name == plan.function
@@ -154,7 +154,7 @@ def _compiled(source: str, path: str, function: str) -> CodeType | None:
     return next((c for c in module.co_consts if isinstance(c, CodeType) and c.co_name == function), None)
 
 
-def check_fresh(plan: Plan, function: Any) -> None:
+def check_fresh(plan: TracePlan, function: Any) -> None:
     """Raise :class:`StaleSource` if ``function`` was imported from another text than the plan's file now has."""
     while hasattr(function, "fn"):  # @triton.jit, @triton.heuristics, ...
         function = function.fn

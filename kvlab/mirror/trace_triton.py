@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from kvlab.common.arrays import torch_here
-from kvlab.mirror.trace import Plan, Record, check_fresh, members, tracing
+from kvlab.mirror.trace import Record, TracePlan, check_fresh, members, tracing
 
 #: (twin's index, number of the launch, step's index, iteration, output's name: of a member of a tuple ``q[1]``)
 Key = tuple[int, int, int, tuple[int, ...], str]
@@ -44,7 +44,7 @@ class Recorded:
     """Lines of each planned kernel that some recorded program has run."""
 
 
-def trace(launch: str, plans: Sequence[Plan], case: dict[str, Any], programs: Sequence[int] | None) -> Recorded:
+def trace(launch: str, plans: Sequence[TracePlan], case: dict[str, Any], programs: Sequence[int] | None) -> Recorded:
     """Run ``launch(**case)`` and record every listed output at the end of every step of the planned kernels.
 
     NumPy arrays in ``case`` become torch tensors. ``programs`` are program indices, pid0 + grid0*(pid1 + grid1*pid2);
@@ -82,7 +82,7 @@ def trace(launch: str, plans: Sequence[Plan], case: dict[str, Any], programs: Se
     return Recorded(to_numpy(returned), grids, {key: _stack(items) for key, items in found.items()}, ran)
 
 
-def _check_kernels(plans: Sequence[Plan]) -> None:
+def _check_kernels(plans: Sequence[TracePlan]) -> None:
     modules = {getattr(module, "__file__", None): module for module in list(sys.modules.values())}
     for plan in plans:
         if plan.path not in modules:

@@ -10,10 +10,13 @@ from .max.decode_kv_buffer import DecodeKVBuffer, KBuffer, VBuffer
 from .max.decode_kv_params import DecodeKVBufferParams
 from .max.decode_streaming import DecodeStreamingKVBuffer
 from .max.kv_buffer import KVBuffer
+from .max.kv_buffer_addresses import kv_buffer_dma_plan
 from .max.kv_mma_op import KVMmaOp, KVMmaOpParams
+from .max.mma_op_addresses import v_bf16_offsets, v_fp8_offsets
 from .max.operand_maps import kv_buffer_operand_map, operand_map, output_map, score_map
 from .max.params import KVBufferParams, ceildiv
 from .max.smem_subtile import smem_mma_subtile, smem_mma_subtile_offset, smem_subtile
+from .max.streaming_addresses import streaming_dma_plan
 from .max.tiled_mma_loader import TiledMmaLoader
 from .max.tiled_mma_op import TiledMmaOp, TiledTensorCore, get_accum_type, mfma_atom
 from .max.warp_slices import WarpSlices
@@ -83,6 +86,7 @@ __all__ = [
     "ceildiv",
     "decode_cta",
     "get_accum_type",
+    "kv_buffer_dma_plan",
     "kv_buffer_operand_map",
     "ldmatrix_swizzle",
     "mfma_atom",
@@ -97,4 +101,7 @@ __all__ = [
     "smem_mma_subtile",
     "smem_mma_subtile_offset",
     "smem_subtile",
+    "streaming_dma_plan",
+    "v_bf16_offsets",
+    "v_fp8_offsets",
 ]

@@ -11,7 +11,7 @@ from .pen.svg import Canvas
 
 if TYPE_CHECKING:
     from kvlab.mirror.lockstep_result import Difference, Lockstep, Maximum
-    from kvlab.mirror.source import Side
+    from kvlab.mirror.source import TwinSide
 
 _CHARACTERS, _SIZE, _HEIGHT = 58, 9.0, 12.0
 _ADVANCE = 0.602 * _SIZE
@@ -57,11 +57,11 @@ def draw_lockstep(run: Lockstep) -> Picture:
     )
 
 
-def _title(side: Side) -> str:
+def _title(side: TwinSide) -> str:
     return f"{side.path.rsplit('/', 1)[-1]}: {side.function}"
 
 
-def _wrapped(side: Side, lines: range) -> list[tuple[str, int, str]]:
+def _wrapped(side: TwinSide, lines: range) -> list[tuple[str, int, str]]:
     """Rows of (line number, indent, text); what follows a line's first row is indented and has no number."""
     rows: list[tuple[str, int, str]] = []
     for line in lines:

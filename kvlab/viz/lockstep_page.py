@@ -15,7 +15,7 @@ from .pen.text import MONO
 
 if TYPE_CHECKING:
     from kvlab.mirror.lockstep_result import Difference, Lockstep, Maximum
-    from kvlab.mirror.source import Side
+    from kvlab.mirror.source import TwinSide
 
 _RULES = """
 .finding{padding:8px 10px;font-weight:600;overflow-wrap:anywhere}
@@ -77,7 +77,7 @@ def _mark(ok: bool) -> str:
     return "&#10003;" if ok else "&#10007;"
 
 
-def _twin(run: Lockstep, name: str, kernel: Side, emulator: Side) -> str:
+def _twin(run: Lockstep, name: str, kernel: TwinSide, emulator: TwinSide) -> str:
     """One table: a row for the function's head, for each header, and for each step."""
     left, right = kernel.bands, emulator.bands
     colours = _colour(kernel), _colour(emulator)
@@ -172,7 +172,7 @@ def _code(lines: range, coloured: dict[int, str], step: bool, alone: tuple[str, 
     return f"<pre>{''.join(out)}</pre>"
 
 
-def _colour(side: Side) -> dict[int, str]:
+def _colour(side: TwinSide) -> dict[int, str]:
     """Each line of the function as HTML: keywords bold, comments soft, strings tinted."""
     first, last = side.spans[0]
     text = "\n".join(side.lines[first - 1 : last]) + "\n"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvlab.mirror.source import read_side
-from kvlab.mirror.trace import Plan, StaleSource, check_fresh, tracing
+from kvlab.mirror.trace import StaleSource, TracePlan, check_fresh, tracing
 
 TEXT = """
 def walk(log, rows):
@@ -62,7 +62,7 @@ def test_steps_and_iterations(tmp_path: Path, rows: int) -> None:
     exec(compile(TEXT, str(path), "exec", dont_inherit=True), space)
     side = read_side(TEXT, "walk", str(path))
     assert not side.problems
-    plan = Plan.of("walk", side)
+    plan = TracePlan.of("walk", side)
     names = [step.marker.name for step in side.steps]
     seen, expected = [], []
 
@@ -83,7 +83,7 @@ def test_stale_source(tmp_path: Path) -> None:
     path.write_text(TEXT)
     space: dict[str, Any] = {}
     exec(compile(TEXT, str(path), "exec", dont_inherit=True), space)
-    plan = Plan.of("walk", read_side(TEXT, "walk", str(path)))
+    plan = TracePlan.of("walk", read_side(TEXT, "walk", str(path)))
     check_fresh(plan, space["walk"])
     path.write_text(TEXT.replace("total += 1", "total += 2"))
     with pytest.raises(StaleSource, match="has changed since 'walk' was imported"):
@@ -93,4 +93,4 @@ def test_stale_source(tmp_path: Path) -> None:
 def test_a_twin_of_several_functions_is_not_run(tmp_path: Path) -> None:
     text = "def a():\n    #: x -> y\n    y = 1\n\ndef b():\n    #: z -> y\n    y = 2\n"
     with pytest.raises(ValueError, match="'a,b' is several functions"):
-        Plan.of("pair", read_side(text, "a,b"))
+        TracePlan.of("pair", read_side(text, "a,b"))

@@ -20,7 +20,7 @@ from kvlab.staging.gfx950.p_buffer import PRegisterBuffer
 from kvlab.staging.max.decode_streaming import DecodeStreamingKVBuffer
 from kvlab.staging.max.operand_maps import operand_map, output_map, score_map
 from kvlab.staging.max.params import KVBufferParams
-from kvlab.staging.max.streaming_addresses import dma_plan, register_plan
+from kvlab.staging.max.streaming_addresses import register_plan, streaming_dma_plan
 from kvlab.staging.record.traffic import Traffic
 
 SIZES = ("BN", "WN", "BK", "num_threads", "depth", "kv_num_heads")
@@ -74,7 +74,7 @@ def golden_dma(dma: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 
 
 def dma_of(params: KVBufferParams, tile: Any, strip: int) -> list[tuple[Any, ...]]:
-    plan, size = dma_plan(params), params.dtype.itemsize
+    plan, size = streaming_dma_plan(params), params.dtype.itemsize
     base, voffset, records = buffer_resource(tile, plan.row, strip * params.BK + plan.col)
     ends = np.broadcast_to((base + records)[0, :, 0], plan.wave.shape)
     rows = zip(plan.offset * size, plan.wave, base[0] + voffset, ends, strict=True)

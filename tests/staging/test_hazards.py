@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvlab.hardware import BarrierDeadlock
 from kvlab.memory import Memory
 from kvlab.staging import Hazard, Hazards, Timeline
-from kvlab.staging.record.footprint import Cells
+from kvlab.staging.record.footprint import ByteCells
 
 WARPS, BYTES = 3, 6
 
@@ -235,7 +235,7 @@ BAD = {
     r"instructions \[1\]: must be a number for each of 2 warps": lambda h: h.copy_async(h.region(0, 64), "k", 0, [1]),
     r"warps \(0, 1\) of a bulk copy: must be one": lambda h: h.store_bulk(h.region(0, 64), "o store"),
     r"in other cells than those of memory": lambda h: h.read(Hazards(Memory(64), warps=2).region(0, 64), "k read"),
-    r"cells of 32 bytes from 0 on and 2 warps: must be of 64": lambda h: Hazards(Memory(64), 2, cells=Cells(32, 2)),
+    r"cells of 32 bytes from 0 on and 2 warps: must be of 64": lambda h: Hazards(Memory(64), 2, cells=ByteCells(32, 2)),
 }
 
 

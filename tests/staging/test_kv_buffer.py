@@ -17,7 +17,7 @@ from kvlab.hardware import buffer_resource
 from kvlab.layout import Swizzle, TileTensor
 from kvlab.memory import AddressSpace, Memory, OutOfBounds, as_dtype, bfloat16
 from kvlab.staging.max.kv_buffer import KVBuffer
-from kvlab.staging.max.kv_buffer_addresses import dma_plan
+from kvlab.staging.max.kv_buffer_addresses import kv_buffer_dma_plan
 from kvlab.staging.max.params import KVBufferParams
 from kvlab.staging.max.warp_slices import WarpSlices
 from kvlab.staging.record.traffic import Traffic
@@ -72,7 +72,7 @@ def dma_of(buffer: KVBuffer, stage: int) -> list[tuple[int, ...]]:
     """Wave, LDS base, end of the resource and address of every lane of each instruction of the next load."""
     p, walk = buffer.params, buffer.kv_cache_iter
     start = walk.tile_start_row
-    tile, plan = walk.next_tile(), dma_plan(p)
+    tile, plan = walk.next_tile(), kv_buffer_dma_plan(p)
     walk.tile_start_row = start
     base, voffset, records = buffer_resource(tile, plan.row, plan.col)
     lds = plan.offset * p.dtype.itemsize + buffer.stage_address(stage)

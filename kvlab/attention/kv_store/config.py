@@ -52,7 +52,7 @@ MOST_BITS = 8
 
 
 @dataclass(frozen=True)
-class Side:
+class StoreSide:
     """K or V: how a program cuts it. A *row* is one block of G dims of one head of one token.
 
     D dims of a head, G of a block, ``blocks`` of a head, BR rows of a program, BG = G rounded up to a power of two.
@@ -95,8 +95,8 @@ class StoreConfig:
     form: str
     heads: int
     page_size: int
-    k: Side
-    v: Side
+    k: StoreSide
+    v: StoreSide
     programs: int
     rope: str = "none"
     rope_dim: int = 0
@@ -162,7 +162,7 @@ def choose_config(
         elements //= 2
     tile = [max(1, elements // BG) if D else 1 for BG, D in zip(widths, problem.D, strict=True)]
     sides = [
-        Side(D, G, BG, max(1, -(-D // G)), BR, *more)
+        StoreSide(D, G, BG, max(1, -(-D // G)), BR, *more)
         for D, G, BG, BR, *more in zip(problem.D, problem.G, widths, tile, quant, limit, vec_in, vec_out, strict=True)
     ]
     programs = max(-(-n // BR) if D else 0 for n, BR, D in zip(rows, tile, problem.D, strict=True))

@@ -12,7 +12,7 @@ from kvlab.hardware import get_arch
 from kvlab.memory import Memory
 from kvlab.staging import Traffic, program_ids
 
-from .config import SMALLEST, Side, StoreConfig, reciprocal
+from .config import SMALLEST, StoreConfig, StoreSide, reciprocal
 
 Array = np.ndarray[Any, Any]
 SMALLEST_TOP = np.float32(SMALLEST)
@@ -100,7 +100,7 @@ def place(
 
 def rotate(
     x: Array, x_array: Array, row: Array, dim: Array, inside: Array, position: Array, new: Array,
-    cos_array: Array | None, sin_array: Array | None, side: Side, config: StoreConfig,
+    cos_array: Array | None, sin_array: Array | None, side: StoreSide, config: StoreConfig,
 ) -> Array:
     """``x`` [P, BR, BG] in float32, its dims FIRST .. FIRST + R rotated by the angles of the token's position."""
     assert cos_array is not None
@@ -149,7 +149,7 @@ def given(scale_array: Array | float | None, head: Array, QUANT: str) -> Array:
 
 
 @np.errstate(over="ignore")  # what is too large for float32 is an infinity, which saturates
-def quantise(x: Array, scale: Array, scale_array: Array | float | None, side: Side) -> tuple[Array, Array]:
+def quantise(x: Array, scale: Array, scale_array: Array | float | None, side: StoreSide) -> tuple[Array, Array]:
     """``x`` divided by its scale, and the scale, which is computed here for "block"."""
     inverse = np.float32(reciprocal(scale_array))  #- launch
     if side.quant == "number":

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
-from .config import SMALLEST, Side, StoreConfig, reciprocal
+from .config import SMALLEST, StoreConfig, StoreSide, reciprocal
 
 SMALLEST_TOP = tl.constexpr(SMALLEST)
 LARGEST_TOP = tl.constexpr(3.4028234663852886e38)
@@ -279,7 +279,7 @@ def launch(
     )
 
 
-def _scale_strides(scale: torch.Tensor, side: Side) -> tuple[int, ...]:
+def _scale_strides(scale: torch.Tensor, side: StoreSide) -> tuple[int, ...]:
     """Of page, slot, head and block."""
     if side.quant == "block":
         return tuple(scale.stride())

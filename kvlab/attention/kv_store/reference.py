@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .config import SMALLEST, Side, StoreConfig
+from .config import SMALLEST, StoreConfig, StoreSide
 
 Array = np.ndarray[Any, Any]
 LARGEST = float(np.finfo(np.float32).max)
@@ -87,7 +87,7 @@ def _rotated(x: Array, cos: Array, sin: Array, config: StoreConfig) -> Array:
     return out
 
 
-def _quantised(x: Array, side: Side, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+def _quantised(x: Array, side: StoreSide, dtype: np.dtype[Any]) -> tuple[Array, Array]:
     """``[n, H, D]`` divided by a scale for each G dims, and the scales ``[n, H, blocks]``, those of the values that are
     finite in float32.
     """

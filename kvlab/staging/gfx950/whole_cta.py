@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.memory import Memory
-from kvlab.staging.nvidia.pieces_cta import Accumulator, Shown
+from kvlab.staging.nvidia.pieces_cta import Accumulator, TileView
 from kvlab.staging.tile.fragments import Fragments
 from kvlab.staging.tile.iterator import KVCacheIterator
 
@@ -27,20 +27,20 @@ class WholeCTA:
         self.k_tiles, self.v_tiles = tiles
         cta.follow(*tiles)
 
-    def load_q(self, dram: Memory, offset: Array, valid: Array) -> tuple[Shown, ...]:
+    def load_q(self, dram: Memory, offset: Array, valid: Array) -> tuple[TileView, ...]:
         """Q rows, elements ``offset[programs, BM]`` of ``dram``; rows that are not valid are 0."""
         q = self.cta.load_q(dram, offset, valid)
-        return tuple(Shown(q, functools.partial(self._every, first)) for first in range(self.each))
+        return tuple(TileView(q, functools.partial(self._every, first)) for first in range(self.each))
 
-    def load_k(self, active: Array) -> tuple[Shown]:
+    def load_k(self, active: Array) -> tuple[TileView]:
         """The next K tile."""
-        return (Shown(self.cta.load_k(self.k_tiles.next_tile(), active), self._elements),)
+        return (TileView(self.cta.load_k(self.k_tiles.next_tile(), active), self._elements),)
 
-    def load_v(self, active: Array) -> tuple[Shown]:
+    def load_v(self, active: Array) -> tuple[TileView]:
         """The next V tile."""
-        return (Shown(self.cta.load_v(self.v_tiles.next_tile(), active), self._elements),)
+        return (TileView(self.cta.load_v(self.v_tiles.next_tile(), active), self._elements),)
 
-    def scores(self, q: tuple[Shown, ...], k: tuple[Shown], active: Array) -> Fragments:
+    def scores(self, q: tuple[TileView, ...], k: tuple[TileView], active: Array) -> Fragments:
         """S = Q K^T, float32, ``[BM, BN]``."""
         s: Fragments = self.cta.scores(q[0].value, k[0].value, active)
         return s
@@ -60,7 +60,7 @@ class WholeCTA:
         o = self.cta.zeros()
         return Accumulator((o,), (np.arange(o.map.shape[1]),), self.each)
 
-    def accumulate(self, p: Fragments, v: tuple[Shown], o: Accumulator, active: Array) -> Accumulator:
+    def accumulate(self, p: Fragments, v: tuple[TileView], o: Accumulator, active: Array) -> Accumulator:
         """O += P V."""
         return o.with_parts([self.cta.accumulate(p, v[0].value, o.parts[0], active)])
 

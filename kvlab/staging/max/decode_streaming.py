@@ -220,7 +220,7 @@ class DecodeStreamingKVBuffer(Drawn):
             self._accesses.copy()
         columns = gmem_tile.shape[1] if gmem_tile.shape[1] < p.depth else None
         if addresses.by_dma(p):
-            dma = addresses.dma_plan(p)
+            dma = addresses.streaming_dma_plan(p)
             src, known = dma.sources(gmem_tile, strip_idx, columns)
             dma.loader.load(self._dma_places, src, columns=known)
             issued = dma.by_warp(1, p.num_warps)
@@ -288,7 +288,7 @@ class DecodeStreamingKVBuffer(Drawn):
     @functools.cached_property
     def _dma_places(self) -> TileTensor:
         """What each warp tile of the DMA is copied to."""
-        return addresses.dma_plan(self.params).places(self._k_smem_tile)
+        return addresses.streaming_dma_plan(self.params).places(self._k_smem_tile)
 
     def read_addresses(self) -> tuple[str, np.ndarray[Any, np.dtype[np.int64]]]:
         """The instruction that reads shared memory and its byte addresses ``[instructions, warps, lanes]``."""

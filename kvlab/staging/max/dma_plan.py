@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.hardware import DmaPlan as LanePlan
-from kvlab.hardware import SubTileLoaderLDS
+from kvlab.hardware import DmaPlan, SubTileLoaderLDS
 from kvlab.layout import Layout, TileTensor
 from kvlab.staging.tile.iterator import sub_tiles
 
@@ -19,7 +18,7 @@ IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, eq=False)
-class DmaPlan:
+class CTADmaPlan:
     """The warp tiles of a load, ``shape`` 32 rows x columns: of each its wave, its group of 32 rows and its block,
     ``[tiles]``. The loader moves them by ``buffer_load ... lds`` instructions, 16 bytes a lane, those of a tile one
     after the other; of all instructions ``[n]``: ``wave``, the LDS ``offset`` in elements, and the element of the tile
@@ -34,7 +33,7 @@ class DmaPlan:
     block: IntArray
 
     @functools.cached_property
-    def _lanes(self) -> LanePlan:
+    def _lanes(self) -> DmaPlan:
         return self.loader.plan(*self.shape)
 
     @functools.cached_property
@@ -81,7 +80,7 @@ class DmaPlan:
         return np.bincount(self.wave, weights, minlength=num_warps).astype(np.int64)
 
 
-def warp_tiles(p: KVBufferParams, wave: IntArray, tile_row: IntArray, block: IntArray, width: int) -> DmaPlan:
+def warp_tiles(p: KVBufferParams, wave: IntArray, tile_row: IntArray, block: IntArray, width: int) -> CTADmaPlan:
     """The plan of warp tiles: of each its wave, its group of 32 rows and its block, ``[tiles]``.
 
     Block b of shared memory is ``BN x width``, row-major, and holds columns ``[b * width, (b + 1) * width)``; a row of
@@ -89,4 +88,4 @@ def warp_tiles(p: KVBufferParams, wave: IntArray, tile_row: IntArray, block: Int
     """
     loader = SubTileLoaderLDS(p.dtype, p.swizzle)
     loader.plan(p.warp_tile_rows, width)  # which refuses what it cannot move
-    return DmaPlan(loader, (p.warp_tile_rows, width), p.BN, wave, tile_row, block)
+    return CTADmaPlan(loader, (p.warp_tile_rows, width), p.BN, wave, tile_row, block)

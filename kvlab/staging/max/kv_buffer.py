@@ -169,7 +169,7 @@ class KVBuffer(KVBufferMembers, Drawn):
 
         active : bool ``[programs]``, whose traffic is counted; those with a valid row unless given.
         """
-        p, dma = self.params, addresses.dma_plan(self.params)
+        p, dma = self.params, addresses.kv_buffer_dma_plan(self.params)
         buffer_idx = one_of("buffer_idx", buffer_idx, p.num_smem_stages, "stages")
         if not self._next_block:
             first_key, tile = self.kv_cache_iter.tile_start_row, self.kv_cache_iter.next_tile()
@@ -301,7 +301,7 @@ class KVBuffer(KVBufferMembers, Drawn):
     @functools.cached_property
     def _dma_places(self) -> list[TileTensor]:
         """Of each stage what each warp tile of the DMA is copied to."""
-        p, dma = self.params, addresses.dma_plan(self.params)
+        p, dma = self.params, addresses.kv_buffer_dma_plan(self.params)
         return [dma.places(self.smem_tile, stage * p.blocks_per_stage) for stage in range(p.num_smem_stages)]
 
     def stage_address(self, stage: int) -> int:

@@ -16,7 +16,7 @@ from kvlab.memory import Memory
 from kvlab.staging.tile.fragments import FragmentMap
 from kvlab.staging.tile.smem_image import SmemImage, dma_slots, stage_areas
 
-from .dma_plan import DmaPlan, warp_tiles
+from .dma_plan import CTADmaPlan, warp_tiles
 from .mma_op_addresses import KVMmaOpParams, prefill_offsets, split_offsets, v_bf16_offsets, v_fp8_offsets
 from .operand_maps import v_keys
 from .params import WARP_SIZE, KVBufferParams, ceildiv
@@ -75,8 +75,17 @@ def one_tile_a_warp(p: KVBufferParams) -> bool:
 
 
 @functools.cache
-def dma_plan(p: KVBufferParams) -> DmaPlan:
-    """The DMA of one stage, step after step; in a step warp after warp."""
+def kv_buffer_dma_plan(p: KVBufferParams) -> CTADmaPlan:
+    """The DMA instructions that load a stage of ``KVBuffer``, step after step; in a step warp after warp.
+
+    Fields ``wave`` ``[n]``, ``offset`` ``[n]`` (elements of the stage), ``row`` and ``col`` ``[n, 64]`` (of the tile).
+
+    >>> k = KVBufferParams("bf16", (32, 32, 16), None, BN=64, WN=64, BK=32, num_threads=256, depth=128, kv_num_heads=1,
+    ...                    transpose=True)
+    >>> plan = kv_buffer_dma_plan(k)
+    >>> plan.row.shape, plan.wave[:4].tolist(), plan.offset[:4].tolist(), plan.col[2, :5].tolist()
+    ((16, 64), [0, 0, 1, 1], [0, 512, 2048, 2560], [32, 40, 48, 56, 32])
+    """
     wave = np.arange(p.num_warps)
     if one_tile_a_warp(p):
         return warp_tiles(p, wave, wave // 2, wave % 2, p.bk_smem)
@@ -172,7 +181,7 @@ def in_matrix_order(p: KVBufferParams, window: Window) -> bool:
     ``depth`` do not count."""
     source = window.source
     image = np.full(source.smem_stage_size, -1)
-    dma, inside = dma_plan(source), np.arange(source.simd_width)
+    dma, inside = kv_buffer_dma_plan(source), np.arange(source.simd_width)
     tile = np.where(dma.row < source.BN, dma.row * source.smem_cols + dma.col, -1)[..., None]
     target = (dma.offset[:, None] + np.arange(WARP_SIZE) * source.simd_width)[..., None] + inside
     kept = target < image.size
@@ -235,7 +244,7 @@ def smem_image(
     size, stages = p.dtype.itemsize, p.num_smem_stages
     nbytes = p.smem_stage_size * size
     areas = stage_areas(held, stages, nbytes, address, program, blocks=p.blocks_per_stage, width=p.bk_smem, first=first)
-    image, dma = SmemImage.empty(address, stages * nbytes, areas), dma_plan(p)
+    image, dma = SmemImage.empty(address, stages * nbytes, areas), kv_buffer_dma_plan(p)
     for stage, (_, valid) in held.items():
         slot, col = dma_slots(dma.offset, size, stage * nbytes // 16), first[stage] + dma.col
         row = dma.row if columns is None else np.where(col < columns, dma.row, p.BN)

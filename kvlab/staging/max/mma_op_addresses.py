@@ -158,7 +158,13 @@ def v_bf16_tiles(p: KVMmaOpParams, strip: int) -> IntArray:
 
 @functools.cache
 def v_bf16_offsets(p: KVMmaOpParams, strip: int) -> IntArray:
-    """``load_v_bf16``: what lanes address in two ``ds_read_tr16_b64`` a fragment ``[registers, halves, lanes]``."""
+    """``load_v_bf16``: what lanes address in two ``ds_read_tr16_b64`` a fragment ``[registers, halves, lanes]``, in
+    elements of the stage. ValueError for parameters that ``load_v_bf16`` does not take.
+
+    >>> v = KVMmaOpParams("bf16", (32, 32, 16), 2, 2, 1, BN=64, BK=32, transpose_b=False)
+    >>> v_bf16_offsets(v, 0).shape
+    (4, 2, 64)
+    """
     return p.loader.transposed(v_bf16_tiles(p, strip)[:, None, None] + p.loader.b_tr_offsets(p.BK))
 
 
@@ -166,7 +172,12 @@ def v_bf16_offsets(p: KVMmaOpParams, strip: int) -> IntArray:
 def v_fp8_offsets(p: KVMmaOpParams, strip: int) -> IntArray:
     """``load_v_fp8_strip``: what each lane addresses in four ``ds_read_tr8_b64`` a fragment ``[registers, 4, lanes]``.
 
-    The swizzle counts from the block. 32x32x64 is ``load_v_fp8_strip``, 16x16x128 ``load_v_fp8_strip_16``.
+    In elements of the stage; the swizzle counts from the block. 32x32x64 is ``load_v_fp8_strip``, 16x16x128
+    ``load_v_fp8_strip_16``; ValueError for other parameters.
+
+    >>> v = KVMmaOpParams("fp8", (32, 32, 64), 2, 1, 1, BN=64, BK=64, transpose_b=False)
+    >>> v_fp8_offsets(v, 0).shape
+    (2, 4, 64)
     """
     M, _, K = p.mma_shape
     if p.transpose_b or p.in_type.itemsize != 1 or p.num_k_mmas != 1 or (M, K) not in ((32, 64), (16, 128)):

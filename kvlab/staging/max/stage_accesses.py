@@ -38,7 +38,7 @@ warp 0, stage 1, still brings; missing: a barrier after s_waitcnt vmcnt in warp 
     def copy(self, stage: int) -> None:
         """DRAM -> stage: DMA, in flight until each warp has waited."""
         p = self.params
-        issued = addresses.dma_plan(p).by_warp(1, p.num_warps)
+        issued = addresses.kv_buffer_dma_plan(p).by_warp(1, p.num_warps)
         self.hazards.copy_async(self._of("copy", stage), f"{p.role} copy", stage + self.number, instructions=issued)
 
     def read(self, stage: int, strip: int | None) -> None:
@@ -53,7 +53,7 @@ warp 0, stage 1, still brings; missing: a barrier after s_waitcnt vmcnt in warp 
         return self._footprints[key]
 
     def _copied(self, first: int) -> Footprint:
-        p, dma = self.params, addresses.dma_plan(self.params)
+        p, dma = self.params, addresses.kv_buffer_dma_plan(self.params)
         lanes = dma.offset[:, None] + np.arange(WARP_SIZE) * p.simd_width
         return self.hazards.footprint_inside(first + lanes * p.dtype.itemsize, 16, dma.wave[:, None])
 

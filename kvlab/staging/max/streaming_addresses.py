@@ -17,7 +17,7 @@ from kvlab.layout import Layout
 from kvlab.staging.tile.fragments import FragmentMap
 from kvlab.staging.tile.smem_image import Area, SmemImage, dma_slots
 
-from .dma_plan import DmaPlan, warp_tiles
+from .dma_plan import CTADmaPlan, warp_tiles
 from .params import WARP_SIZE, KVBufferParams, ceildiv
 from .tiled_mma_op import TiledMmaOp, get_accum_type
 
@@ -53,7 +53,7 @@ def check(p: KVBufferParams) -> None:
         whole = p.num_warps_n * p.MMA_N
         p.require(p.depth % whole == 0, f"depth {p.depth}", f"a multiple of {whole}: MMA_N for each warp of a tile")
         p.require(p.BN % p.BK == 0, f"BN {p.BN}", f"a multiple of BK {p.BK}")
-    dma_plan(p) if by_dma(p) else register_plan(p)
+    streaming_dma_plan(p) if by_dma(p) else register_plan(p)
 
 
 def by_dma(p: KVBufferParams) -> bool:
@@ -62,8 +62,17 @@ def by_dma(p: KVBufferParams) -> bool:
 
 
 @functools.cache
-def dma_plan(p: KVBufferParams) -> DmaPlan:
-    """Warp w moves the 32-row groups ``t * num_warps + w`` of a K strip."""
+def streaming_dma_plan(p: KVBufferParams) -> CTADmaPlan:
+    """The DMA instructions that load a strip of K: warp w has the 32-row groups ``t * num_warps + w``.
+
+    Fields as of :func:`kv_buffer_dma_plan`. ValueError for strips that no DMA loads.
+
+    >>> k = KVBufferParams("bf16", (16, 16, 32), None, BN=128, WN=32, BK=32, num_threads=256, depth=128, kv_num_heads=1,
+    ...                    transpose=True)
+    >>> plan = streaming_dma_plan(k)
+    >>> plan.wave.tolist(), plan.offset[:4].tolist(), plan.row[2, ::16].tolist()
+    ([0, 0, 1, 1, 2, 2, 3, 3], [0, 512, 1024, 1536], [32, 36, 40, 44])
+    """
     p.require(p.BK * p.dtype.itemsize in (64, 128), f"BK {p.BK}", f"64 or 128 bytes of {p.dtype}: a row of a DMA")
     p.require(p.BN % p.warp_tile_rows == 0, f"BN {p.BN}", f"a multiple of {p.warp_tile_rows}")
     group = np.arange(p.BN // p.warp_tile_rows)
@@ -108,7 +117,7 @@ def register_plan(p: KVBufferParams) -> RegisterPlan:
 def written_by_warp(p: KVBufferParams, first: int) -> tuple[IntArray, int, IntArray]:
     """Every vector of a strip at byte ``first``: its byte address, its bytes, and the warp that brings it."""
     if by_dma(p):
-        dma, lane = dma_plan(p), np.arange(WARP_SIZE)
+        dma, lane = streaming_dma_plan(p), np.arange(WARP_SIZE)
         return first + dma.offset[:, None] * p.dtype.itemsize + 16 * lane, 16, dma.wave[:, None]
     plan = register_plan(p)
     warp = np.arange(plan.row.shape[1]) // WARP_SIZE
@@ -198,7 +207,7 @@ def in_matrix_order(p: KVBufferParams) -> bool:
     """Whether the reads, composed with the writes, bring every register the element that it should hold."""
     rows, cols = strip_shape(p)
     image = np.full(rows * cols, -1)
-    write = dma_plan(p) if by_dma(p) else register_plan(p)
+    write = streaming_dma_plan(p) if by_dma(p) else register_plan(p)
     target = write.offset[:, None] + np.arange(WARP_SIZE) * p.simd_width if by_dma(p) else write.offset
     inside = np.arange(p.simd_width)
     image[target[..., None] + inside] = (write.row * cols + write.col)[..., None] + inside
@@ -254,7 +263,7 @@ def smem_image(p: KVBufferParams, address: int, held: tuple[int, int] | None) ->
     step = rows * cols * size // len(spans)
     areas = [Area(address + i * step, 0, f"strip {strip}: {span}") for i, span in enumerate(spans)]
     image = SmemImage.empty(address, rows * cols * size, areas)
-    plan = dma_plan(p) if by_dma(p) else register_plan(p)
+    plan = streaming_dma_plan(p) if by_dma(p) else register_plan(p)
     slot = dma_slots(plan.offset, size) if by_dma(p) else plan.offset * size // 16
     image.put(slot, first_row + plan.row, (first_col + plan.col) * size // 16, valid)
     return image

@@ -33,7 +33,7 @@ stage 0, still brings; missing: s_waitcnt vmcnt in warp 0
         """DRAM -> strip: DMA that is in flight, or stores of what went through registers."""
         p = self.params
         if addresses.by_dma(p):
-            issued = addresses.dma_plan(p).by_warp(1, p.num_warps)
+            issued = addresses.streaming_dma_plan(p).by_warp(1, p.num_warps)
             self.hazards.copy_async(self._written, f"{p.role} copy", 0, instructions=issued)
         else:
             self.hazards.write(self._written, f"{p.role} copy", 0)

@@ -15,7 +15,7 @@ from kvlab.staging.max.tiled_mma_op import mma_tiles
 from kvlab.staging.record.footprint import Footprint
 from kvlab.staging.record.hazards import Hazards
 from kvlab.staging.record.traffic import Traffic
-from kvlab.staging.tile.copy_plan import CopyPlan, copy_plan
+from kvlab.staging.tile.copy_plan import TileCopyPlan, copy_plan
 from kvlab.staging.tile.fragments import FragmentMap
 from kvlab.staging.tile.iterator import fitting_operand, valid_keys
 from kvlab.staging.tile.smem_image import SmemImage, stage_areas
@@ -198,7 +198,7 @@ warp 0, stage 1, still brings; cp.async.wait_group in warp 0 leaves 1 in flight,
         return image
 
     @property
-    def _plan(self) -> CopyPlan:
+    def _plan(self) -> TileCopyPlan:
         p, size = self.params, self.params.dtype.itemsize
         return copy_plan(p.BN, p.smem_cols * size, p.depth * size, WARPS)
 

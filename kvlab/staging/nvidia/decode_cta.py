@@ -10,7 +10,7 @@ import numpy as np
 from kvlab.layout import TileTensor
 from kvlab.staging.record.footprint import Footprint
 from kvlab.staging.record.traffic import Traffic
-from kvlab.staging.tile.copy_plan import CopyPlan
+from kvlab.staging.tile.copy_plan import TileCopyPlan
 from kvlab.staging.tile.fragments import Fragments
 from kvlab.staging.tile.iterator import KVCacheIterator
 from kvlab.staging.tile.rows_over_warps import RowsOverWarps
@@ -46,14 +46,14 @@ class NvidiaDecodeCTA(RowsOverWarps, Generic[S]):
         self.shape = shape
         super().__init__(shape.shared_bytes, shape.warps, shape.arch, programs, traffic, beside=beside)
         self.copies = TileCopies(self.smem, self.hazards, traffic, self._copied_to)
-        meets = "k" if self.p_in_registers or shape.v_in_k else "" if self.v_before_p else "v"
+        barrier_before = "k" if self.p_in_registers or shape.v_in_k else "" if self.v_before_p else "v"
         ways = self._copy_async, self.copies.by_store
-        self.pipeline = TilePipeline(*ways, self.hazards, meets=meets, stages=self.stages)
+        self.pipeline = TilePipeline(*ways, self.hazards, barrier_before=barrier_before, stages=self.stages)
         self._footprints: dict[Any, Footprint] = {}
 
     @property
     def p_in_registers(self) -> bool:
-        """Whether P meets V in the registers where the scores stood."""
+        """Whether P is multiplied by V in the registers where the scores stood."""
         return False
 
     @property
@@ -84,7 +84,7 @@ class NvidiaDecodeCTA(RowsOverWarps, Generic[S]):
         """P as the product takes it, after its way through shared memory."""
         raise NotImplementedError
 
-    def meet_for_p(self) -> None:
+    def p_barriers(self) -> None:
         """The barriers of :meth:`operand_p` where P goes through another CTA's model of the same threads."""
         raise NotImplementedError
 
@@ -100,7 +100,7 @@ class NvidiaDecodeCTA(RowsOverWarps, Generic[S]):
     def _copy_async(self, role: str, tile: TileTensor, stage: int) -> None:
         self.copies.by_cp_async(role, tile, stage, f"{role}{stage}" if stage else role)
 
-    def _copied_to(self, role: str) -> tuple[CopyPlan, Array]:
+    def _copied_to(self, role: str) -> tuple[TileCopyPlan, Array]:
         """The plan of a role's tile, and where each of its vectors lands."""
         raise NotImplementedError
 
@@ -117,7 +117,7 @@ def operand_p_of(
     a = through.operand_p(p, active)
     for cta in ctas:
         if cta is not through:
-            cta.meet_for_p()
+            cta.p_barriers()
     for cta in ctas:
         cta.read_v()
     for role in "kv":

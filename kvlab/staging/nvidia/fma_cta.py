@@ -17,7 +17,7 @@ from kvlab.hardware import current_arithmetic
 from kvlab.layout import TileTensor
 from kvlab.memory import Memory, float32
 from kvlab.staging.record.footprint import Footprint
-from kvlab.staging.tile.copy_plan import CopyPlan, copy_plan, passes_by_warp
+from kvlab.staging.tile.copy_plan import TileCopyPlan, copy_plan, passes_by_warp
 from kvlab.staging.tile.fragments import FragmentMap, Fragments
 from kvlab.staging.tile.iterator import KVCacheIterator
 from kvlab.staging.tile.rows_over_warps import butterfly, in_turn
@@ -120,7 +120,7 @@ class FmaCTA(NvidiaDecodeCTA[FmaShape]):
         self.hazards.barrier()
         return self._read("p", active)
 
-    def meet_for_p(self) -> None:
+    def p_barriers(self) -> None:
         """The barrier of :meth:`operand_p` where P goes through another CTA's model of the same threads."""
         self.hazards.barrier()
 
@@ -134,23 +134,23 @@ class FmaCTA(NvidiaDecodeCTA[FmaShape]):
 
     def row_max(self, s: Fragments) -> np.ndarray[Any, Any]:
         """Largest score of each row ``[programs, BM]``."""
-        self._meet_for_rows()
+        self._row_barriers()
         return s.tile().max(axis=2)
 
     def row_sum(self, p: Fragments) -> np.ndarray[Any, Any]:
         """Row sums ``[programs, BM]`` in the order of the hardware: in the lane, over the lanes, over the warps."""
-        self._meet_for_rows()
+        self._row_barriers()
         patch = _patch(self.shape, self.shape.BN)
         parts = p.tile().reshape(self.programs, self.shape.BM, -1, patch.warps[1], patch.lanes[1], patch.side)
         lanes = in_turn(np.add, parts.transpose(0, 1, 3, 4, 2, 5).reshape(*parts.shape[:2], *parts.shape[3:5], -1))
         return butterfly(np.add, butterfly(np.add, lanes))
 
-    def _meet_for_rows(self) -> None:
+    def _row_barriers(self) -> None:
         """Warps that share rows exchange them through scratch memory: written, combined, read; two barriers."""
         if _patch(self.shape, self.shape.BN).warps[1] > 1:
-            super()._meet_for_rows()
+            super()._row_barriers()
 
-    def _copied_to(self, role: str) -> tuple[CopyPlan, IntArray]:
+    def _copied_to(self, role: str) -> tuple[TileCopyPlan, IntArray]:
         """The plan of a role's tile, and where each of its vectors lands."""
         base, rows, cols = self.shape.place(role)
         plan = copy_plan(rows, 4 * cols, 4 * self.shape.columns(role)[0], self.shape.warps)

@@ -23,7 +23,7 @@ from kvlab.hardware import current_arithmetic, ldmatrix, stmatrix
 from kvlab.layout import TileTensor
 from kvlab.memory import Memory
 from kvlab.staging.record.footprint import Footprint
-from kvlab.staging.tile.copy_plan import CopyPlan, copy_plan
+from kvlab.staging.tile.copy_plan import TileCopyPlan, copy_plan
 from kvlab.staging.tile.fragments import Fragments
 from kvlab.staging.tile.rows_over_warps import butterfly, in_turn
 from kvlab.staging.tile.shared_tile import SharedTile
@@ -115,7 +115,7 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
         self._state_read("p")
         return self._read("p", active)
 
-    def meet_for_p(self) -> None:
+    def p_barriers(self) -> None:
         """The barriers of :meth:`operand_p` where P goes through another CTA's model of the same threads."""
         if not self.shape.along_rows:
             self.hazards.barrier()
@@ -129,9 +129,9 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
         """The output accumulator ``[BM, BD]``."""
         return self._zeros(self.shape.columns("v")[1])
 
-    def _meet_for_rows(self) -> None:
+    def _row_barriers(self) -> None:
         if not self.shape.along_rows:
-            super()._meet_for_rows()
+            super()._row_barriers()
 
     def _by_row(self, x: Fragments, combine: np.ufunc) -> np.ndarray[Any, Any]:
         shape, (rows, columns) = self.shape, x.map.shape
@@ -147,7 +147,7 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
     def _zeros(self, cols: int) -> Fragments:
         return Fragments.zeros(self.programs, self.shape.output_map(cols))
 
-    def _copied_to(self, role: str) -> tuple[CopyPlan, IntArray]:
+    def _copied_to(self, role: str) -> tuple[TileCopyPlan, IntArray]:
         """The plan of a role's tile, and where each of its vectors lands."""
         place = self.shape.place(role)
         columns, _ = self.shape.columns(role)

@@ -124,7 +124,7 @@ class MmaSyncShape:
         """Of Q, K, V and P."""
         return _places(self)[1]
 
-    def _plan(self, role: str) -> _Plan:
+    def _plan(self, role: str) -> _LanePlan:
         if role != "p":  # with ``along_rows`` in registers alone
             self.place(role)
         if role in ("k", "v"):
@@ -194,7 +194,7 @@ def _places(shape: MmaSyncShape) -> tuple[dict[str, SwizzledTile], int]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Plan:
+class _LanePlan:
     """Row and 16-byte vector that each lane addresses, ``[instructions, warps, 32]``, and what the registers
     then hold. ``matrices`` of 8 rows of 16 bytes an instruction.
     """
@@ -221,14 +221,14 @@ def _map(
     return FragmentMap(tile, rows.reshape(threads, -1, regs) % tile[0], cols.reshape(threads, -1, regs), warp_size=32)
 
 
-def _plan(shape: MmaSyncShape, row: IntArray, vector: IntArray, layout: FragmentMap, matrices: int = 4) -> _Plan:
+def _plan(shape: MmaSyncShape, row: IntArray, vector: IntArray, layout: FragmentMap, matrices: int = 4) -> _LanePlan:
     """From row and vector ``[.., .., warps, 32]``, to broadcast."""
     row, vector = (x.reshape(-1, shape.warps, 32) for x in np.broadcast_arrays(row, vector))
-    return _Plan(row, vector, layout, matrices)
+    return _LanePlan(row, vector, layout, matrices)
 
 
 @functools.cache
-def _k_plan(shape: MmaSyncShape) -> _Plan:
+def _k_plan(shape: MmaSyncShape) -> _LanePlan:
     """A warp holds keys ``8 (warps_n n + w) + 0..7``; an ldmatrix.x4 brings 8 keys x 32 columns: two k steps. Where
     there are 16 columns it brings two such n, or is an ldmatrix.x2.
     """
@@ -244,7 +244,7 @@ def _k_plan(shape: MmaSyncShape) -> _Plan:
 
 
 @functools.cache
-def _v_plan(shape: MmaSyncShape) -> _Plan:
+def _v_plan(shape: MmaSyncShape) -> _LanePlan:
     """A warp holds columns ``8 (warps_n n + w) + 0..7``; an ldmatrix.x4.trans brings 32 keys x 8 columns: two k
     steps.
     """
@@ -258,7 +258,7 @@ def _v_plan(shape: MmaSyncShape) -> _Plan:
 
 
 @functools.cache
-def _a_plan(shape: MmaSyncShape, cols: int) -> _Plan:
+def _a_plan(shape: MmaSyncShape, cols: int) -> _LanePlan:
     """Every warp holds its rows of Q or P, all of them unless the warps stand along the rows; one ldmatrix.x4 brings a
     16 x 16 tile.
     """

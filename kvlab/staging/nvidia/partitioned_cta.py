@@ -10,7 +10,7 @@ import numpy as np
 
 from kvlab.hardware import TmaDescriptor, get_atom
 from kvlab.staging.record.async_barrier import AsyncBarrier
-from kvlab.staging.record.footprint import Cells, Footprint
+from kvlab.staging.record.footprint import ByteCells, Footprint
 from kvlab.staging.record.traffic import Traffic
 from kvlab.staging.tile.fragments import FragmentMap, Fragments
 from kvlab.staging.tile.launched_cta import LaunchedCTA
@@ -39,7 +39,7 @@ class Places:
     def __init__(self, nbytes: int, partitions: dict[str, Warps]) -> None:
         self.nbytes, self.partitions = nbytes, partitions
         self.warps = sum(map(len, partitions.values()))
-        self.cells = Cells(nbytes, self.warps, unit=UNIT)
+        self.cells = ByteCells(nbytes, self.warps, unit=UNIT)
         self._made: dict[Hashable, Footprint] = {}
 
     def region(self, start: int, nbytes: int, warps: Warps) -> Footprint:

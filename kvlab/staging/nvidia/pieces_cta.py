@@ -26,7 +26,7 @@ IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, eq=False)
-class Shown:
+class TileView:
     """A value of a CTA, and what the kernel has in its place: ``view`` of its tile."""
 
     value: Any

@@ -27,7 +27,7 @@ from kvlab.cache import PagedKVCache
 from kvlab.hardware import MmaAtom, get_atom
 from kvlab.memory import Memory
 from kvlab.staging.record.traffic import Traffic
-from kvlab.staging.tile.copy_plan import CopyPlan, copy_plan
+from kvlab.staging.tile.copy_plan import TileCopyPlan, copy_plan
 from kvlab.staging.tile.fragments import FragmentMap, Fragments
 from kvlab.staging.tile.iterator import KVCacheIterator
 from kvlab.staging.tile.launched_cta import LaunchedCTA
@@ -249,7 +249,7 @@ class WgmmaMLACTA(LaunchedCTA):
     def _tile(self, at: str) -> SharedTile:
         return SharedTile(self.smem, self.shape.places[at], self.shape.dtype)
 
-    def _copied_to(self, at: str) -> tuple[CopyPlan, IntArray]:
+    def _copied_to(self, at: str) -> tuple[TileCopyPlan, IntArray]:
         """The plan of a place, and the address of each of its vectors."""
         place, (columns, _) = self.shape.places[at], self.shape.columns(at)
         plan = copy_plan(place.rows, 16 * place.vectors, columns * place.itemsize, WARPS)

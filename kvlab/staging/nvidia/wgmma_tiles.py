@@ -11,13 +11,13 @@ from kvlab.hardware import cp_async
 from kvlab.layout import TileTensor
 from kvlab.memory import Memory
 from kvlab.staging.record.traffic import Traffic
-from kvlab.staging.tile.copy_plan import CopyPlan, copy_plan
+from kvlab.staging.tile.copy_plan import TileCopyPlan, copy_plan
 from kvlab.staging.tile.iterator import KVCacheIterator
 from kvlab.staging.tile.launched_cta import LaunchedCTA
 from kvlab.staging.tile.shared_tile import SharedTile
 from kvlab.staging.tile.tile_walk import TileWalk, expect_fetched, is_same
 
-from .pieces_cta import Shown
+from .pieces_cta import TileView
 from .wgmma_plan import PanelTile, WgmmaShape
 
 Array = np.ndarray[Any, Any]
@@ -75,7 +75,7 @@ class WgmmaTiles(LaunchedCTA):
             self.hazards.fence_async()
         return self._tile("k")
 
-    def load_v(self, tile: TileTensor, active: Array) -> SharedTile | Shown:
+    def load_v(self, tile: TileTensor, active: Array) -> SharedTile | TileView:
         """The V tile in its panels."""
         if self.shape.v_transposed:
             return self._transpose(tile, active)
@@ -159,7 +159,7 @@ class WgmmaTiles(LaunchedCTA):
         self.traffic.move("SMEM->registers", programs * rows[0].nbytes)
         self.traffic.move("registers->SMEM", programs * values[0].nbytes)
 
-    def _transpose(self, tile: TileTensor, active: Array) -> Shown:
+    def _transpose(self, tile: TileTensor, active: Array) -> TileView:
         """The V tile from DRAM through registers, a byte at a time, into panels of its columns."""
         place, plan = self.shape.panel("v0"), self._v_plan()
         source, valid = plan.source_of(tile)
@@ -173,9 +173,9 @@ class WgmmaTiles(LaunchedCTA):
         self._read["v"] += 1
         self.traffic.move("DRAM->registers", int(valid.sum()) * 16)
         self.traffic.move("registers->SMEM", int(active.sum()) * place.nbytes)
-        return Shown(SharedTile(self.smem, place, self.shape.p_dtype), lambda keys: keys.swapaxes(1, 2))
+        return TileView(SharedTile(self.smem, place, self.shape.p_dtype), lambda keys: keys.swapaxes(1, 2))
 
-    def _v_plan(self) -> CopyPlan:
+    def _v_plan(self) -> TileCopyPlan:
         """Of V's rows, whatever stands in shared memory."""
         shape = self.shape
         return copy_plan(shape.BN, shape.v_width, shape.v_depth, shape.warps)
@@ -184,7 +184,7 @@ class WgmmaTiles(LaunchedCTA):
         vectors = np.ascontiguousarray(values).reshape(self.programs, place.rows, place.vectors, -1)
         self.smem.store(place.address(np.arange(place.rows)[:, None], np.arange(place.vectors))[None], vectors)
 
-    def _copy_plan(self, at: str) -> CopyPlan:
+    def _copy_plan(self, at: str) -> TileCopyPlan:
         place, shape = self.shape.places[at], self.shape
         depth = shape.v_depth if at.startswith("v") else shape.D
         return copy_plan(place.rows, 16 * place.vectors, place.itemsize * depth, shape.warps)

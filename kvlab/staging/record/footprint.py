@@ -14,19 +14,19 @@ MOST_WARPS = 31
 
 
 class Footprint:
-    """The bytes of one access, warp by warp. Made by :meth:`Cells.footprint` and :meth:`Cells.region`.
+    """The bytes of one access, warp by warp. Made by :meth:`ByteCells.footprint` and :meth:`ByteCells.region`.
 
     of      the partition whose cells it covers
     bits    ``[units of the memory]``: bit w is set where warp w touches the unit
     moved   ``[warps]``: bytes that each warp moves; bytes that several lanes touch count for each
     warps   those that touch anything
 
-    >>> at = Cells(64, warps=2).footprint(np.array([[[0, 16], [16, 48]]]), 16)
+    >>> at = ByteCells(64, warps=2).footprint(np.array([[[0, 16], [16, 48]]]), 16)
     >>> at.warps, at.moved.tolist(), at.cells.tolist(), at.touches.tolist()
     ((0, 1), [32, 32], [1, 2, 3], [[True, False], [False, True], [True, True]])
     """
 
-    def __init__(self, of: Cells, bits: IntArray, moved: IntArray) -> None:
+    def __init__(self, of: ByteCells, bits: IntArray, moved: IntArray) -> None:
         self.of, self.bits, self.moved = of, bits, moved.astype(np.int64)
         union = int(np.bitwise_or.reduce(bits))
         self.warps = tuple(warp for warp in range(of.warps) if union >> warp & 1)
@@ -54,18 +54,18 @@ class Footprint:
         return self._placed
 
 
-class Cells:
+class ByteCells:
     """A partition of ``nbytes`` bytes, in units of ``unit`` bytes, refined by every footprint that is added. Several
     records of equal memories may share one.
 
-    >>> cells = Cells(64, warps=2)
+    >>> cells = ByteCells(64, warps=2)
     >>> rows = np.array([[[0, 16], [32, 48]]])          # [instructions, warps, lanes]: warp 0 the first half
     >>> halves, all_of_it = cells.footprint(rows, 16), cells.region(0, 64, warps=(0, 1))
     >>> len(cells), all_of_it.cells.tolist(), halves.touches.tolist(), all_of_it.touches.tolist()
     (2, [0, 1], [[True, False], [False, True]], [[True, True], [True, True]])
     >>> cells.byte_range(halves.cells[1:])
     (32, 64)
-    >>> Cells(64, warps=2, unit=16).region(8, 16, warps=(0,))
+    >>> ByteCells(64, warps=2, unit=16).region(8, 16, warps=(0,))
     Traceback (most recent call last):
         ...
     ValueError: 16 bytes at byte 8: must be whole units of 16 bytes from byte 0 on

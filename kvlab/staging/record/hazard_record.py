@@ -10,7 +10,7 @@ import numpy as np
 from kvlab.hardware import get_arch
 from kvlab.memory import Memory
 
-from .footprint import Cells, Footprint
+from .footprint import ByteCells, Footprint
 from .hazard_words import Hazard, Side
 
 Array = np.ndarray[Any, Any]
@@ -30,9 +30,9 @@ class AccessRecord:
 
     FIELDS = ("_written", "_read", "_write_label", "_read_label", "_under")
 
-    def __init__(self, memory: Memory, warps: int, arch: str, cells: Cells | None, partitions: Partitions) -> None:
+    def __init__(self, memory: Memory, warps: int, arch: str, cells: ByteCells | None, partitions: Partitions) -> None:
         self.name, self.warps = memory.name, warps
-        self.cells = Cells(memory.nbytes, warps, memory.base) if cells is None else cells
+        self.cells = ByteCells(memory.nbytes, warps, memory.base) if cells is None else cells
         if (self.cells.nbytes, self.cells.warps, self.cells.base) != (memory.nbytes, warps, memory.base):
             raise ValueError(
                 f"cells of {self.cells.nbytes} bytes from {self.cells.base} on and {self.cells.warps} warps: must be "

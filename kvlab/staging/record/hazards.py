@@ -21,7 +21,7 @@ from kvlab.memory import Memory
 
 from .async_barrier import AsyncBarrier
 from .flights import Flights
-from .footprint import Cells, Footprint
+from .footprint import ByteCells, Footprint
 from .hazard_record import AccessRecord, Partitions
 from .hazard_words import Hazard, Side
 from .timeline import Timeline
@@ -62,7 +62,7 @@ brings; missing: a barrier after cp.async.wait_group in warp 0
 
     def __init__(
         self, memory: Memory, warps: int, *, arch: str = "sm_90", timeline: Timeline | None = None,
-        cells: Cells | None = None, partitions: Partitions = None,
+        cells: ByteCells | None = None, partitions: Partitions = None,
     ) -> None:
         super().__init__(memory, warps, arch, cells, partitions)
         self.timeline = timeline

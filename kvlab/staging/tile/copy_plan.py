@@ -18,7 +18,7 @@ BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 @dataclass(frozen=True, eq=False)
-class CopyPlan:
+class TileCopyPlan:
     """The 16-byte vectors of a tile in row-major order, all ``[n]``: vector i is that of thread ``i % threads``.
 
     row     of the tile
@@ -51,7 +51,7 @@ class CopyPlan:
 
 
 @functools.cache
-def copy_plan(rows: int, row_bytes: int, valid_bytes: int, warps: int) -> CopyPlan:
+def copy_plan(rows: int, row_bytes: int, valid_bytes: int, warps: int) -> TileCopyPlan:
     """The plan of a tile of ``rows`` rows of ``row_bytes``, of which ``valid_bytes`` are data.
 
     >>> plan = copy_plan(rows=16, row_bytes=256, valid_bytes=192, warps=4)
@@ -61,7 +61,7 @@ def copy_plan(rows: int, row_bytes: int, valid_bytes: int, warps: int) -> CopyPl
     vectors = row_bytes // 16
     index = np.arange(rows * vectors)
     row, vector = np.divmod(index, vectors)
-    return CopyPlan(row, 16 * vector, 16 * vector < valid_bytes, index % (32 * warps) // 32, warps)
+    return TileCopyPlan(row, 16 * vector, 16 * vector < valid_bytes, index % (32 * warps) // 32, warps)
 
 
 def passes_by_warp(instruction: str, address: IntArray, arch: str) -> tuple[IntArray, IntArray]:

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 from kvlab.hardware import get_arch
 from kvlab.memory import AddressSpace, Memory
-from kvlab.staging.record.footprint import Cells
+from kvlab.staging.record.footprint import ByteCells
 from kvlab.staging.record.hazard_record import Partitions
 from kvlab.staging.record.hazards import Hazards
-from kvlab.staging.record.timeline import Beside
+from kvlab.staging.record.timeline import BesideTimeline
 from kvlab.staging.record.traffic import Traffic
 
 
@@ -38,7 +38,7 @@ end of the CTA; missing: cp.async.wait_group in warp 1
 
     def __init__(
         self, nbytes: int, warps: int, arch: str, programs: int | None, traffic: Traffic, *,
-        traced: bool = True, beside: bool = False, cells: Cells | None = None,
+        traced: bool = True, beside: bool = False, cells: ByteCells | None = None,
         partitions: Partitions = None,
     ) -> None:
         self.traffic, self.programs = traffic, 1 if programs is None else programs
@@ -46,7 +46,7 @@ end of the CTA; missing: cp.async.wait_group in warp 1
         self.smem = Memory(nbytes, space=AddressSpace.SHARED, name=name, programs=programs)
         timeline = traffic.timeline if traced else None
         if beside and timeline is not None:
-            timeline = Beside(timeline.events)
+            timeline = BesideTimeline(timeline.events)
         self.hazards = Hazards(self.smem, warps, arch=arch, timeline=timeline, cells=cells, partitions=partitions)
         traffic.begin(self)
 
@@ -54,7 +54,7 @@ end of the CTA; missing: cp.async.wait_group in warp 1
     def own(self) -> Iterator[None]:
         """Waits and barriers that no other model of these threads states."""
         timeline = self.hazards.timeline
-        if isinstance(timeline, Beside):
+        if isinstance(timeline, BesideTimeline):
             timeline.own = True
             yield
             timeline.own = False

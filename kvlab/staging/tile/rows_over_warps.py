@@ -39,15 +39,15 @@ class RowsOverWarps(LaunchedCTA):
 
     def row_max(self, s: Fragments) -> Array:
         """Largest score of each row ``[programs, BM]``: in the lane, over the row's four lanes, over the warps."""
-        self._meet_for_rows()
+        self._row_barriers()
         return self._by_row(s, np.maximum)
 
     def row_sum(self, p: Fragments) -> Array:
         """Row sums ``[programs, BM]`` in the order of the hardware: in the lane, over four lanes, over the warps."""
-        self._meet_for_rows()
+        self._row_barriers()
         return self._by_row(p, np.add)
 
-    def _meet_for_rows(self) -> None:
+    def _row_barriers(self) -> None:
         """Warps exchange rows through scratch memory: written, combined, read; two barriers."""
         self.hazards.barrier()
         self.hazards.barrier()

@@ -14,18 +14,18 @@ from kvlab.staging.record.footprint import Footprint
 from kvlab.staging.record.hazards import Hazards
 from kvlab.staging.record.traffic import Traffic
 
-from .copy_plan import CopyPlan, copy_plan
+from .copy_plan import TileCopyPlan, copy_plan
 from .iterator import valid_keys
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 
-class PlainRows:
+class ConversionRows:
     """Rows of ``width`` bytes, as they stand in DRAM, with a record of their own; ``plan`` is that of the tile that is
     made from them, ``columns`` elements a vector.
     """
 
-    def __init__(self, width: int, tile: TileTensor, plan: CopyPlan, columns: int) -> None:
+    def __init__(self, width: int, tile: TileTensor, plan: TileCopyPlan, columns: int) -> None:
         rows, size, programs = int(plan.row.max()) + 1, tile.dtype.itemsize, len(valid_keys(tile))
         self.plan = copy_plan(rows, width, tile.shape[1] * size, plan.warps)
         self.address = self.plan.row * width + self.plan.byte
@@ -53,11 +53,11 @@ class TileCopies:
     """
 
     def __init__(
-        self, smem: Memory, hazards: Hazards, traffic: Traffic, place: Callable[[str], tuple[CopyPlan, IntArray]]
+        self, smem: Memory, hazards: Hazards, traffic: Traffic, place: Callable[[str], tuple[TileCopyPlan, IntArray]]
     ) -> None:
         self.smem, self.hazards, self.traffic, self.place = smem, hazards, traffic, place
         self._footprints: dict[str, Footprint] = {}
-        self._plain: dict[str, PlainRows] = {}
+        self._plain: dict[str, ConversionRows] = {}
 
     def by_registers(self, role: str, dram: Memory, offset: IntArray, size: int) -> None:
         """Rows at element ``offset`` ``[programs, rows]`` of ``dram``, negative where there is none: zeros."""
@@ -96,7 +96,7 @@ class TileCopies:
         columns, size = 16 // dtype.itemsize, tile.dtype.itemsize
         width = -(-(int(plan.byte.max()) // dtype.itemsize + columns) * size // 16) * 16
         if role not in self._plain:
-            self._plain[role] = PlainRows(width, tile, plan, columns)
+            self._plain[role] = ConversionRows(width, tile, plan, columns)
         plain = self._plain[role]
         self.traffic.move("DRAM->SMEM", plain.copy(role, tile))
         self.hazards.barrier()
@@ -107,7 +107,7 @@ class TileCopies:
         for edge, each in (("SMEM->registers", size), ("registers->SMEM", dtype.itemsize)):
             self.traffic.move(edge, vectors.size * each)
 
-    def _footprint(self, role: str, plan: CopyPlan, address: IntArray) -> Footprint:
+    def _footprint(self, role: str, plan: TileCopyPlan, address: IntArray) -> Footprint:
         """The bytes that each warp brings of a role."""
         if role not in self._footprints:
             self._footprints[role] = self.hazards.footprint(address, 16, plan.warp)

@@ -32,19 +32,21 @@ from .tile_walk import TileWalk, expect_fetched, is_same
 class TilePipeline:
     """Calls ``copy_async(role, tile, stage)`` and states commits, waits and barriers.
 
-    meets : before which of the next copies all warps meet, ``"k"`` (then both buffers are free), ``"v"`` or ``""``.
+    barrier_before : the copy of a next tile that a barrier of all warps precedes: ``"k"`` (both buffers are free then),
+        ``"v"`` or ``""``.
     stages : of each role.
     store : ``store(role, tile)`` brings a tile through registers.
 
-    Until :meth:`follow` is called there is nothing to look ahead to: each load meets at a barrier, stores and meets
-    again, as with one stage in all (``num_stages`` 1).
+    Until :meth:`follow` is called there is nothing to look ahead to: each load is a barrier, a
+    store and a barrier, as with one stage in all (``num_stages`` 1).
     """
 
     def __init__(
         self, copy_async: Callable[[str, TileTensor, int], None], store: Callable[[str, TileTensor], None],
-        hazards: Hazards, *, meets: str = "v", stages: int = 1,
+        hazards: Hazards, *, barrier_before: str = "v", stages: int = 1,
     ) -> None:
-        self.copy_async, self.store, self.hazards, self.meets, self.stages = copy_async, store, hazards, meets, stages
+        self.copy_async, self.store, self.hazards = copy_async, store, hazards
+        self.barrier_before, self.stages = barrier_before, stages
         self.stage = {"k": 0, "v": 0}  # where the tile stands that was loaded last
         self._fetched, self._loaded = ({"k": 0, "v": 0} for _ in range(2))  # tiles so far
         self._walk: TileWalk | None = None
@@ -82,7 +84,7 @@ class TilePipeline:
     def refill(self, role: str) -> None:
         """After the last reads of the tile: the next one of K, then that of V."""
         if self._walk is not None:
-            if self.meets == role and (role == "k" or role in self._walk.roles):
+            if self.barrier_before == role and (role == "k" or role in self._walk.roles):
                 self.hazards.barrier()
             self._fetch(role)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.features import Features
+from kvlab.attention.features.resolve import Features
 from kvlab.attention.mha_decode import config as decode_config
 from kvlab.attention.mha_decode import hopper_config as decode_hopper
 from kvlab.attention.mha_prefill.config import choose_config as choose_prefill

@@ -21,7 +21,7 @@ from mha_decode import milliseconds, read_bandwidth
 
 from kvlab.attention import explain, mla_decode_paged, mla_prefill_paged, mla_store_paged
 from kvlab.attention.call.latent_rows import latent_windows
-from kvlab.attention.features import Features
+from kvlab.attention.features.resolve import Features
 from kvlab.attention.mla_decode.kernel import launch as launch_decode
 
 PAGE, LATENT, ROPE = 64, 512, 64

@@ -26,7 +26,7 @@
 import numpy as np
 
 from kvlab.attention import explain, mla_decode_paged, mla_prefill_paged
-from kvlab.attention.features import Features
+from kvlab.attention.features.resolve import Features
 from kvlab.data import load_smollm2
 from kvlab.exercise import check
 from kvlab.mirror import lockstep

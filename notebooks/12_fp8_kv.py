@@ -26,7 +26,7 @@ import ml_dtypes
 import numpy as np
 
 from kvlab.attention import explain, mha_decode_paged, mha_prefill
-from kvlab.attention.features import resolve_features
+from kvlab.attention.features.resolve import resolve_features
 from kvlab.attention.masks import MaskPlan
 from kvlab.cache import KVCacheStaticParams, PagedKVCacheCollection
 from kvlab.data import load_smollm2

@@ -64,7 +64,7 @@ OPERATIONS = {
 PAIRS = {"kv_store": ("kv_store", "mla_store")}
 """Tables of another name than the operation."""
 PARTS = {
-    "fp8_pairs": ("mha_decode",),
+    "tiles/fp8_pairs": ("mha_decode",),
     "merge_states": ("merge_states", "mha_decode"),
     "scoring": ("mha_decode", "mha_prefill", "mla_prefill"),
 }
@@ -445,7 +445,7 @@ class Runner:
 
 def fitting(items: Sequence[Any], file: str) -> list[Any]:
     """The tests that fit a file, pairwise tables first."""
-    folder, side = file.split("/")
+    folder, _, side = file.rpartition("/")
     operations = PARTS.get(folder, (folder,))
     tables = [name for operation in operations for name in PAIRS.get(operation, (operation,))]
     test = "test_kernel" if side == "kernel.py" else "test_emulator"
@@ -515,7 +515,7 @@ def tally(outcomes: Sequence[Outcome]) -> str:
 def files_of(asked: Sequence[str]) -> list[str]:
     """``mha_decode`` -> its kernel and its emulator; all of them for nothing."""
     every = [f"{name}/{side}" for name in {**OPERATIONS, **PARTS} for side in ("emulator.py", "kernel.py")]
-    found = [file for file in every if not asked or file in asked or file.split("/")[0] in asked]
+    found = [file for file in every if not asked or file in asked or file.rpartition("/")[0] in asked]
     unknown = [a for a in asked if a not in every and a not in (*OPERATIONS, *PARTS)]
     if unknown:
         raise SystemExit(f"{', '.join(unknown)}: must be one of {', '.join((*OPERATIONS, *PARTS))}, or a file of them")
@@ -525,7 +525,8 @@ def files_of(asked: Sequence[str]) -> list[str]:
 def test_paths(files: Sequence[str]) -> Iterator[str]:
     """What pytest collects."""
     yield from ("tests/attention_pairs/test_pairs.py", "tests/attention_features")
-    operations = dict.fromkeys(op for file in files for op in PARTS.get(file.split("/")[0], (file.split("/")[0],)))
+    folders = (file.rpartition("/")[0] for file in files)
+    operations = dict.fromkeys(op for folder in folders for op in PARTS.get(folder, (folder,)))
     for folder in dict.fromkeys(folder for operation in operations for folder in OPERATIONS[operation]):
         for path in sorted((ROOT / "tests" / folder).glob("test_*.py")):
             if not LEFT_OUT.search(path.name):

@@ -9,6 +9,7 @@ Triton's interpreter, or, where there is no Triton (macOS, Windows), to the emul
 """
 
 from .call.explain import Explanation, explain
+from .features.rope import Rope
 from .kv_store import kv_store, kv_store_paged, mla_store_paged
 from .merge_states import merge_states
 from .mha_decode import mha_decode, mha_decode_paged
@@ -16,7 +17,6 @@ from .mha_decode_streaming import mha_decode_streaming, mha_decode_streaming_pag
 from .mha_prefill import mha_prefill, mha_prefill_cache, mha_prefill_paged
 from .mla_decode import mla_decode, mla_decode_paged
 from .mla_prefill import mla_prefill, mla_prefill_paged, mla_prefill_ragged
-from .rope import Rope
 
 __all__ = [
     "Explanation",

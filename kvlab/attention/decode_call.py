@@ -27,10 +27,10 @@ from kvlab.attention.call.explain import Explanation, arguments_of
 from kvlab.attention.call.kinds import Kind, kind_of
 from kvlab.attention.call.layers import layer_arrays
 from kvlab.attention.call.operands import check_operands, check_result
-from kvlab.attention.features import Features, in_base, kv_view, resolve_features
-from kvlab.attention.intervals import host, keys_in_table, window_interval
-from kvlab.attention.masks import Interval, resolve_mask
-from kvlab.attention.scales import is_fp8
+from kvlab.attention.features.intervals import host, keys_in_table, window_interval
+from kvlab.attention.features.masks import Interval, resolve_mask
+from kvlab.attention.features.resolve import Features, in_base, kv_view, resolve_features
+from kvlab.attention.features.scales import is_fp8
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.common.arrays import element_strides, is_torch, overlaps
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kvlab.attention.call.backends import BACKENDS, choose_backend, machine, on_gpu
-from kvlab.attention.features import Features
-from kvlab.attention.masks import UNLIMITED
+from kvlab.attention.features.masks import UNLIMITED
+from kvlab.attention.features.resolve import Features
 from kvlab.triton_support.versions import gluon_lacks
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from yardsticks import far_stride, on, page_table, rounded_attention, sparse
 
-from kvlab.attention.features import Features
+from kvlab.attention.features.resolve import Features
 from kvlab.attention.mha_decode.reference import reference
 from kvlab.common.arrays import to_torch
 from kvlab.memory import as_dtype

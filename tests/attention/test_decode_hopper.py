@@ -14,7 +14,7 @@ from seeded_faults import HOPPER, is_found
 from yardsticks import assert_accurate, bits
 
 from kvlab.attention import explain, mha_decode_paged
-from kvlab.attention.features import Features
+from kvlab.attention.features.resolve import Features
 from kvlab.attention.mha_decode import hopper_emulator
 from kvlab.attention.mha_decode.config import DecodeProblem, problem_of
 from kvlab.attention.mha_decode.hopper_config import HopperConfig, choose_hopper, shared_bytes

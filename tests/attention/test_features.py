@@ -20,7 +20,7 @@ from yardsticks import assert_accurate, bits
 
 from kvlab.attention import masks as M
 from kvlab.attention import mha_decode_paged, mha_decode_streaming_paged
-from kvlab.attention.scales import resolve_scales
+from kvlab.attention.features.scales import resolve_scales
 
 FILE = Path(__file__).parents[1] / "data" / "attention_cases_decode.json"
 INPUT = {case["id"]: case["input"] for case in json.loads(FILE.read_text())["cases"]}

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from kvlab.attention.features import Features
+from kvlab.attention.features.resolve import Features
 from kvlab.common.arrays import to_numpy, to_torch
 from kvlab.memory import as_dtype
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvlab.attention.exact import attention
+from kvlab.attention.features.exact import attention
 from kvlab.attention.masks import MaskPlan
 
 RNG = np.random.default_rng(0)

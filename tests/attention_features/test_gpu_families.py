@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 from kvlab.attention import explain  # noqa: E402
 from kvlab.attention.call import backends, kinds  # noqa: E402
 from kvlab.attention.mha_prefill.config import PrefillProblem, choose_config  # noqa: E402
-from kvlab.attention.tile_memory import shared_limit, tile_bytes  # noqa: E402
+from kvlab.attention.tiles.memory import shared_limit, tile_bytes  # noqa: E402
 
 PREFIX = "kvlab.attention."
 TABLE, LENS, CU = torch.tensor([[1, 0]]), torch.tensor([20]), torch.tensor([0, 20])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvlab.attention.exact import attention
+from kvlab.attention.features.exact import attention
 from kvlab.attention.masks import (
     AndMask,
     CausalMask,

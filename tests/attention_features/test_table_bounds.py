@@ -16,7 +16,7 @@ import pytest
 from table_bounds import COLUMNS, HELD, LENGTHS, MOST, OPERATIONS, PAGE, TableCall, assert_held
 
 from kvlab.attention import masks
-from kvlab.attention.intervals import UNLIMITED, key_count, most_keys
+from kvlab.attention.features.intervals import UNLIMITED, key_count, most_keys
 from kvlab.attention.mha_decode.config import choose_config, problem_of
 from kvlab.attention.mha_decode.emulator import launch, nth_longest
 from kvlab.mirror import lockstep

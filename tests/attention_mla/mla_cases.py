@@ -10,8 +10,8 @@ import torch
 from yardsticks import far_stride, mask_on, on, page_table, rounded_attention, sparse
 
 from kvlab.attention.call.latent_rows import latent_windows
-from kvlab.attention.features import Features, resolve_features
-from kvlab.attention.intervals import window_interval
+from kvlab.attention.features.intervals import window_interval
+from kvlab.attention.features.resolve import Features, resolve_features
 from kvlab.attention.masks import Mask, resolve_mask
 from kvlab.attention.mla_decode.reference import reference
 from kvlab.common.arrays import to_torch

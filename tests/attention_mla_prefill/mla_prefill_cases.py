@@ -12,12 +12,12 @@ from yardsticks import mask_on, on, page_table, rounded_attention
 from kvlab.attention import mla_prefill_paged, mla_prefill_ragged
 from kvlab.attention.call.latent_rows import latent_windows
 from kvlab.attention.call.operands import result_dtype
-from kvlab.attention.features import resolve_features
-from kvlab.attention.intervals import window_interval
+from kvlab.attention.features.intervals import window_interval
+from kvlab.attention.features.resolve import resolve_features
+from kvlab.attention.features.scales import resolve_scale
 from kvlab.attention.masks import Mask, resolve_mask
 from kvlab.attention.mla_prefill.config import MLAPrefillProblem
 from kvlab.attention.mla_prefill.reference import reference
-from kvlab.attention.scales import resolve_scale
 from kvlab.common.arrays import to_torch
 from kvlab.memory import as_dtype, float8_e4m3fn
 

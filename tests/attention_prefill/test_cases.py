@@ -14,7 +14,7 @@ from prefill_cases import Case, Inputs
 from yardsticks import assert_accurate, bits
 
 from kvlab.attention import merge_states, mha_prefill
-from kvlab.attention.exact import attention
+from kvlab.attention.features.exact import attention
 from kvlab.attention.masks import MaskPlan
 from kvlab.attention.mha_prefill.machine import PREFILL_ARCHS
 from kvlab.memory import bfloat16, float8_e4m3fn

@@ -19,7 +19,7 @@ from caught import FIVE, SHARED, Caught, as_launched, fits_small_gpus, has_room
 from prefill_cases import Case
 
 from kvlab.attention.call.backends import family
-from kvlab.attention.features import Features
+from kvlab.attention.features.resolve import Features
 from kvlab.attention.masks import MaskPlan
 from kvlab.attention.mha_prefill import emulator, kernel
 from kvlab.attention.mha_prefill.config import PrefillConfig, PrefillProblem, choose_config, shared_bytes

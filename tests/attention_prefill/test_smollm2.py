@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvlab.attention.exact import attention
+from kvlab.attention.features.exact import attention
 from kvlab.attention.masks import MaskPlan
 from kvlab.attention.mha_prefill import mha_prefill, mha_prefill_cache
 from kvlab.cache import from_dense

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvlab.attention.online_softmax import OUTPUT_TIE
+from kvlab.attention.tiles.online_softmax import OUTPUT_TIE
 
 NO_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0)
 ON_HOPPER = [pytest.mark.gpu, pytest.mark.skipif(NO_HOPPER, reason="a kernel for sm_90")]

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvlab.attention.call.checks import require
 from kvlab.attention.call.explain import Explanation
-from kvlab.attention.tile_memory import shared_limit
+from kvlab.attention.tiles.memory import shared_limit
 from kvlab.common.arrays import is_torch, on_gpu, to_numpy, to_torch
 from kvlab.hardware import chip
 from kvlab.triton_support.versions import hint, missing

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.intervals import UNLIMITED, host
+from kvlab.attention.features.intervals import UNLIMITED, host
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.common.arrays import (
     INFERENCE,

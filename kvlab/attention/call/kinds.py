@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 
-from kvlab.attention import masks
+from kvlab.attention.features import masks
 from kvlab.common.arrays import torch_here, wants_grad
 
 T = TypeVar("T")

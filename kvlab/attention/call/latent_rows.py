@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.call.checks import DTYPES, require
-from kvlab.attention.scales import is_fp8
+from kvlab.attention.features.scales import is_fp8
 from kvlab.common.arrays import dtype_of, element_strides, is_torch, with_addressing_strides
 from kvlab.memory import bfloat16
 

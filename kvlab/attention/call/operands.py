@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.call.checks import DTYPES, check_strides, check_writeable, known_dtype, require
-from kvlab.attention.intervals import UNLIMITED
-from kvlab.attention.pieces import MAX_DEPTH
+from kvlab.attention.features.intervals import UNLIMITED
+from kvlab.attention.tiles.pieces import MAX_DEPTH
 from kvlab.common.arrays import dtype_of
 from kvlab.memory import bfloat16, float8_e4m3fn, float16
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.call.checks import check_array, check_integers, check_strides, countable, require
-from kvlab.attention.intervals import host
+from kvlab.attention.features.intervals import host
 from kvlab.common.arrays import is_torch, on_gpu, same_place
 
 

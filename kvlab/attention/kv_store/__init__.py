@@ -6,7 +6,7 @@ from typing import Any
 
 from kvlab.attention.call.backends import run
 from kvlab.attention.call.operation import PublicOperation
-from kvlab.attention.rope import Rope
+from kvlab.attention.features.rope import Rope
 from kvlab.cache import ContinuousBatchingKVCacheCollection, PagedKVCacheCollection
 from kvlab.staging import Traffic
 
@@ -53,7 +53,7 @@ def kv_store_paged(
                   format, and written with the token. n = 1: a scale for each token and head. NaN stays NaN, infinities
                   become the largest of the format, with every kind of scale and without
     k_granularity, v_granularity  dims of a block, ``ceil(D / n)`` if None
-    rope          :class:`~kvlab.attention.rope.Rope` that turns K on its way, in float32; with ``positions`` ``[T]``
+    rope          :class:`~kvlab.attention.Rope` that turns K on its way, in float32; with ``positions`` ``[T]``
     kv_layout     "NHD", or "HND": pages (and scales of tokens) have the heads before the tokens of a page
     backend       "auto": the emulator for NumPy arrays, the Triton kernel for torch tensors (interpreted on the CPU);
                   "reference" (float64), "emulator", "triton"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.masked import load
+from kvlab.attention.tiles.masked import load
 from kvlab.hardware import get_arch
 from kvlab.memory import Memory
 from kvlab.staging import Traffic, program_ids

@@ -17,7 +17,7 @@ from kvlab.attention.call.checks import (
     finite_number,
     require,
 )
-from kvlab.attention.rope import Rope
+from kvlab.attention.features.rope import Rope
 from kvlab.cache.checks import count
 from kvlab.common.arrays import dtype_of, element_strides, is_torch
 from kvlab.memory import bfloat16, float8_e4m3fn, float8_e5m2, float32

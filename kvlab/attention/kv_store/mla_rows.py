@@ -6,7 +6,7 @@ from typing import Any
 
 from kvlab.attention.call.checks import require
 from kvlab.attention.call.latent_rows import viewed
-from kvlab.attention.features import kv_view
+from kvlab.attention.features.resolve import kv_view
 from kvlab.common.arrays import dtype_of
 from kvlab.memory import bfloat16, float32
 

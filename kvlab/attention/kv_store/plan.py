@@ -12,8 +12,8 @@ from kvlab.attention.call.checks import check_array, check_arrays, check_traffic
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.kinds import kind_of
 from kvlab.attention.call.layers import layer_arrays
-from kvlab.attention.features import kv_view
-from kvlab.attention.rope import Rope
+from kvlab.attention.features.resolve import kv_view
+from kvlab.attention.features.rope import Rope
 from kvlab.cache import ContinuousBatchingKVCacheCollection, PagedKVCacheCollection
 from kvlab.common.arrays import dtype_of, element_strides, is_torch
 from kvlab.hardware import get_arch

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.masked import load, store
+from kvlab.attention.tiles.masked import load, store
 from kvlab.hardware.chip import add_products, current_arithmetic, divide, exp, log
 from kvlab.staging import Traffic, program_ids
 from kvlab.staging.tile.rows_over_warps import butterfly, in_turn

@@ -11,10 +11,10 @@ from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.operands import result_dtype
 from kvlab.attention.call.operation import PublicOperation
 from kvlab.attention.decode_call import DecodeCall, call_of_collection, decode_results, explained, prepared
-from kvlab.attention.features import Features
+from kvlab.attention.features.resolve import Features
+from kvlab.attention.features.scales import is_fp8
 from kvlab.attention.hopper_choice import choose_with_hopper
-from kvlab.attention.online_softmax import MASK_VALUE
-from kvlab.attention.scales import is_fp8
+from kvlab.attention.tiles.online_softmax import MASK_VALUE
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.staging import DECODE_ARCHS, Traffic
 

@@ -13,14 +13,14 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from kvlab.attention.call.results import results
-from kvlab.attention.features import Features
-from kvlab.attention.intervals import most_keys
+from kvlab.attention.features.intervals import most_keys
+from kvlab.attention.features.resolve import Features
 from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
 from kvlab.attention.mha_prefill.hopper import barriers, box_descriptor
 from kvlab.attention.mha_prefill.hopper_steps import PANEL, view
-from kvlab.attention.online_softmax import LOG2E
 from kvlab.attention.scoring.launch import scale_strides
+from kvlab.attention.tiles.online_softmax import LOG2E
 from kvlab.common.arrays import with_addressing_strides
 from kvlab.triton_support.arrivals import arrivals
 from kvlab.triton_support.launching import Again, first_launch, relaunched

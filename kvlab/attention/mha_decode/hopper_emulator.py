@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.features import Features
-from kvlab.attention.fp8_pairs.emulator import narrow
-from kvlab.attention.intervals import key_count, most_keys
-from kvlab.attention.masked import load, store
+from kvlab.attention.features.intervals import key_count, most_keys
+from kvlab.attention.features.resolve import Features
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
 from kvlab.attention.mha_prefill.hopper_turns import Role, Wait, run_roles
-from kvlab.attention.online_softmax import LOG2E, LOWEST
+from kvlab.attention.tiles.fp8_pairs.emulator import narrow
+from kvlab.attention.tiles.masked import load, store
+from kvlab.attention.tiles.online_softmax import LOG2E, LOWEST
 from kvlab.hardware import TmaDescriptor
 from kvlab.hardware.chip import add_products, divide, exp2, log2, multiply_add
 from kvlab.staging import Fragments, Traffic, ceildiv

@@ -7,7 +7,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, mma_v2
 
 from kvlab.attention.mha_prefill.hopper_steps import meet
-from kvlab.attention.online_softmax import LOWEST as _LOWEST
+from kvlab.attention.tiles.online_softmax import LOWEST as _LOWEST
 
 from .hopper_steps import (
     MMA,

@@ -9,11 +9,9 @@ import triton
 import triton.language as tl
 
 from kvlab.attention.call.results import results
-from kvlab.attention.features import Features
-from kvlab.attention.fp8_pairs.kernel import halves, narrow
+from kvlab.attention.features.resolve import Features
 from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
-from kvlab.attention.online_softmax import LOG2E as _LOG2E
 from kvlab.attention.scoring.kernel import (
     LOG2E,
     LOWEST,
@@ -29,6 +27,8 @@ from kvlab.attention.scoring.kernel import (
     visible_end,
 )
 from kvlab.attention.scoring.launch import bias_arguments, in_units, scale_strides, slopes_batch
+from kvlab.attention.tiles.fp8_pairs.kernel import halves, narrow
+from kvlab.attention.tiles.online_softmax import LOG2E as _LOG2E
 from kvlab.common.arrays import with_addressing_strides
 from kvlab.triton_support.interpreter import is_interpreted
 from kvlab.triton_support.launching import Again, first_launch, relaunched

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.features import Features
-from kvlab.attention.intervals import key_count
-from kvlab.attention.masked import store
+from kvlab.attention.features.intervals import key_count
+from kvlab.attention.features.resolve import Features
 from kvlab.attention.mha_decode.config import DecodeProblem
 from kvlab.attention.mha_decode.emulator import LN2, run, split_keys, start_rows
 from kvlab.attention.scoring.emulator import (
@@ -24,6 +23,7 @@ from kvlab.attention.scoring.emulator import (
     token_scale,
     visible_end,
 )
+from kvlab.attention.tiles.masked import store
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory, bfloat16
 from kvlab.staging import KVCacheIterator, Traffic, ceildiv, program_ids, ragged_range, row_offsets

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from kvlab.attention.call.results import results
-from kvlab.attention.features import Features
+from kvlab.attention.features.resolve import Features
 from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results
 from kvlab.attention.mha_decode.config import problem_of

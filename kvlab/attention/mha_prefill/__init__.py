@@ -9,7 +9,7 @@ from kvlab.attention.call.backends import rounded, run
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.operands import result_dtype
 from kvlab.attention.call.operation import PublicOperation
-from kvlab.attention.features import Features
+from kvlab.attention.features.resolve import Features
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.staging import Traffic
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvlab.attention.online_softmax import OUTPUT_TIE, P_TIE
-from kvlab.attention.pieces import pieces
-from kvlab.attention.tile_memory import shared_limit, tile_bytes
+from kvlab.attention.tiles.memory import shared_limit, tile_bytes
+from kvlab.attention.tiles.online_softmax import OUTPUT_TIE, P_TIE
+from kvlab.attention.tiles.pieces import pieces
 from kvlab.mirror.twin import Twin
 
 TWINS = (

@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.call.operands import result_dtype
-from kvlab.attention.features import Features
-from kvlab.attention.intervals import key_count, most_keys
-from kvlab.attention.masked import store
-from kvlab.attention.online_softmax import LOG2E, LOWEST
-from kvlab.attention.scales import P_SCALE
+from kvlab.attention.features.intervals import key_count, most_keys
+from kvlab.attention.features.resolve import Features
+from kvlab.attention.features.scales import P_SCALE
 from kvlab.attention.scoring.emulator import (
     add_bias,
     by_column,
@@ -23,6 +21,8 @@ from kvlab.attention.scoring.emulator import (
     sink_alone,
     visible_end,
 )
+from kvlab.attention.tiles.masked import store
+from kvlab.attention.tiles.online_softmax import LOG2E, LOWEST
 from kvlab.cache import PagedKVCache
 from kvlab.hardware.chip import divide, exp2, log2, multiply_add
 from kvlab.memory import bfloat16, float8_e4m3fn

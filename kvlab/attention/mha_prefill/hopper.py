@@ -15,9 +15,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kvlab.attention.call.backends import machine
 from kvlab.attention.call.results import results
-from kvlab.attention.features import Features
-from kvlab.attention.intervals import most_keys
-from kvlab.attention.online_softmax import LOG2E
+from kvlab.attention.features.intervals import most_keys
+from kvlab.attention.features.resolve import Features
+from kvlab.attention.tiles.online_softmax import LOG2E
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .config import PrefillProblem

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kvlab.attention.masks import UNLIMITED
-from kvlab.attention.online_softmax import LOG2E
-from kvlab.attention.scales import is_fp8
-from kvlab.attention.tile_memory import BARRIER_BYTES
+from kvlab.attention.features.masks import UNLIMITED
+from kvlab.attention.features.scales import is_fp8
+from kvlab.attention.tiles.memory import BARRIER_BYTES
+from kvlab.attention.tiles.online_softmax import LOG2E
 from kvlab.common.arrays import dtype_of, element_strides
 from kvlab.memory import bfloat16
 from kvlab.triton_support.versions import gluon_lacks

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.call.operands import result_dtype
-from kvlab.attention.features import Features
-from kvlab.attention.intervals import key_count, most_keys
-from kvlab.attention.masked import store
-from kvlab.attention.online_softmax import LOG2E
+from kvlab.attention.features.intervals import key_count, most_keys
+from kvlab.attention.features.resolve import Features
+from kvlab.attention.tiles.masked import store
+from kvlab.attention.tiles.online_softmax import LOG2E
 from kvlab.hardware import TmaDescriptor
 from kvlab.hardware.chip import divide, exp2, log2, multiply_add
 from kvlab.staging import Fragments, Traffic, ceildiv

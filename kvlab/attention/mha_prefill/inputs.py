@@ -20,9 +20,9 @@ from kvlab.attention.call.checks import (
 )
 from kvlab.attention.call.operands import check_operands, check_result
 from kvlab.attention.call.ragged import check_both_starts, check_offsets, check_starts, longest, sequence_lengths
-from kvlab.attention.features import Features, resolve_features
-from kvlab.attention.intervals import keys_in_table, window_interval
-from kvlab.attention.masks import Interval, resolve_mask
+from kvlab.attention.features.intervals import keys_in_table, window_interval
+from kvlab.attention.features.masks import Interval, resolve_mask
+from kvlab.attention.features.resolve import Features, resolve_features
 from kvlab.staging import Traffic
 
 

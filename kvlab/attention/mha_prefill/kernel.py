@@ -7,10 +7,9 @@ import triton
 import triton.language as tl
 
 from kvlab.attention.call.results import results
-from kvlab.attention.features import Features
-from kvlab.attention.intervals import most_keys
-from kvlab.attention.online_softmax import LOG2E as _LOG2E
-from kvlab.attention.scales import P_SCALE, Scale
+from kvlab.attention.features.intervals import most_keys
+from kvlab.attention.features.resolve import Features
+from kvlab.attention.features.scales import P_SCALE, Scale
 from kvlab.attention.scoring.kernel import (
     LOG2E,
     LOWEST,
@@ -25,6 +24,7 @@ from kvlab.attention.scoring.kernel import (
     visible_end,
 )
 from kvlab.attention.scoring.launch import bias_arguments, in_units, scale_strides, slopes_batch
+from kvlab.attention.tiles.online_softmax import LOG2E as _LOG2E
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .config import PrefillConfig, PrefillProblem

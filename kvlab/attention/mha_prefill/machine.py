@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.call.checks import require
-from kvlab.attention.scales import P_SCALE
+from kvlab.attention.features.scales import P_SCALE
 from kvlab.hardware import get_arch
 from kvlab.layout import TileTensor
 from kvlab.memory import Memory, float8_e4m3fn

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.exact import attention
-from kvlab.attention.features import Features
-from kvlab.attention.intervals import keys_in_table
+from kvlab.attention.features.exact import attention
+from kvlab.attention.features.intervals import keys_in_table
+from kvlab.attention.features.resolve import Features
 
 Array = np.ndarray[Any, Any]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.scales import Scale
+from kvlab.attention.features.scales import Scale
 from kvlab.attention.scoring.emulator import in_pages, token_scale
 from kvlab.cache import KVCacheStaticParams, PagedKVCache
 from kvlab.cache.pointer import UnsafePointer

@@ -22,11 +22,11 @@ from kvlab.attention.call.layers import layer_arrays
 from kvlab.attention.call.operands import result_dtype
 from kvlab.attention.call.operation import PublicOperation
 from kvlab.attention.decode_call import decode_results, explained
-from kvlab.attention.features import Features, resolve_features
+from kvlab.attention.features.intervals import keys_in_table, window_interval
+from kvlab.attention.features.masks import resolve_mask
+from kvlab.attention.features.resolve import Features, resolve_features
 from kvlab.attention.hopper_choice import choose_with_hopper
-from kvlab.attention.intervals import keys_in_table, window_interval
-from kvlab.attention.masks import resolve_mask
-from kvlab.attention.online_softmax import MASK_VALUE
+from kvlab.attention.tiles.online_softmax import MASK_VALUE
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.common.arrays import dtype_of, element_strides
 from kvlab.staging import MLA_ARCHS, Traffic

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvlab.attention.intervals import most_keys
+from kvlab.attention.features.intervals import most_keys
 from kvlab.attention.merge_states.config import MERGE
-from kvlab.attention.online_softmax import OUTPUT_TIE, P_TIE
-from kvlab.attention.splits import decode_splits
-from kvlab.attention.tile_memory import shared_limit, tile_bytes
+from kvlab.attention.tiles.memory import shared_limit, tile_bytes
+from kvlab.attention.tiles.online_softmax import OUTPUT_TIE, P_TIE
+from kvlab.attention.tiles.splits import decode_splits
 from kvlab.common.arrays import dtype_of
 from kvlab.mirror.twin import Twin
 

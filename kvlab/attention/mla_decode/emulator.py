@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.call.operands import result_dtype
-from kvlab.attention.features import Features
-from kvlab.attention.intervals import key_count
-from kvlab.attention.masked import load, store
+from kvlab.attention.features.intervals import key_count
+from kvlab.attention.features.resolve import Features
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
-from kvlab.attention.online_softmax import LOG2E, LOWEST
 from kvlab.attention.scoring.emulator import (
     add_bias,
     by_column,
@@ -24,6 +22,8 @@ from kvlab.attention.scoring.emulator import (
     token_scale,
     visible_end,
 )
+from kvlab.attention.tiles.masked import load, store
+from kvlab.attention.tiles.online_softmax import LOG2E, LOWEST
 from kvlab.cache import PagedKVCache
 from kvlab.hardware.chip import divide, exp2, log2, multiply_add
 from kvlab.memory import Memory, bfloat16

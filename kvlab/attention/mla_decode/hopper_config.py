@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvlab.attention.features import Features
+from kvlab.attention.features.resolve import Features
 from kvlab.attention.hopper_choice import decode_lacks
 from kvlab.attention.mha_prefill.hopper_config import tma_takes
-from kvlab.attention.splits import MAX_SPLITS, check_splits, invariant_splits
-from kvlab.attention.tile_memory import BARRIER_BYTES
+from kvlab.attention.tiles.memory import BARRIER_BYTES
+from kvlab.attention.tiles.splits import MAX_SPLITS, check_splits, invariant_splits
 
 from .config import MLADecodeProblem
 from .inputs import MLAInputs

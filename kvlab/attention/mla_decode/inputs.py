@@ -18,7 +18,7 @@ from kvlab.attention.call.checks import (
 )
 from kvlab.attention.call.latent_rows import check_latent_rows, latent_windows
 from kvlab.attention.call.operands import check_result
-from kvlab.attention.scales import is_fp8
+from kvlab.attention.features.scales import is_fp8
 from kvlab.common.arrays import dtype_of
 
 MAX_TOKENS = 4

@@ -7,10 +7,9 @@ import triton
 import triton.language as tl
 
 from kvlab.attention.call.results import results
-from kvlab.attention.features import Features
+from kvlab.attention.features.resolve import Features
 from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
-from kvlab.attention.online_softmax import LOG2E as _LOG2E
 from kvlab.attention.scoring.kernel import (
     LOG2E,
     LOWEST,
@@ -25,6 +24,7 @@ from kvlab.attention.scoring.kernel import (
     visible_end,
 )
 from kvlab.attention.scoring.launch import bias_arguments, slopes_batch
+from kvlab.attention.tiles.online_softmax import LOG2E as _LOG2E
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .config import MLADecodeConfig, MLADecodeProblem

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.exact import attention
-from kvlab.attention.features import Features
-from kvlab.attention.intervals import keys_in_table
-from kvlab.attention.scales import Scales
+from kvlab.attention.features.exact import attention
+from kvlab.attention.features.intervals import keys_in_table
+from kvlab.attention.features.resolve import Features
+from kvlab.attention.features.scales import Scales
 
 Array = np.ndarray[Any, Any]
 

@@ -23,11 +23,11 @@ from kvlab.attention.call.layers import layer_arrays
 from kvlab.attention.call.operands import result_dtype
 from kvlab.attention.call.operation import PublicOperation
 from kvlab.attention.call.ragged import check_grid, check_starts_of_cache, keys_with_new, sequence_lengths
-from kvlab.attention.features import Features, in_base, resolve_features
-from kvlab.attention.intervals import keys_in_table, window_interval
-from kvlab.attention.masks import resolve_mask
+from kvlab.attention.features.intervals import keys_in_table, window_interval
+from kvlab.attention.features.masks import resolve_mask
+from kvlab.attention.features.resolve import Features, in_base, resolve_features
+from kvlab.attention.features.scales import is_fp8, resolve_scale
 from kvlab.attention.mha_prefill.machine import check_arch
-from kvlab.attention.scales import is_fp8, resolve_scale
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.common.arrays import dtype_of
 from kvlab.staging import Traffic

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvlab.attention.online_softmax import OUTPUT_TIE, P_TIE
-from kvlab.attention.tile_memory import shared_limit, tile_bytes
+from kvlab.attention.tiles.memory import shared_limit, tile_bytes
+from kvlab.attention.tiles.online_softmax import OUTPUT_TIE, P_TIE
 from kvlab.mirror.twin import Twin
 
 TWINS = (
@@ -131,7 +131,7 @@ def choose_config(
 
 
 def scale_kind(scale: Any) -> str:
-    """The kind of a :class:`~kvlab.attention.scales.Scale`; "none" for 1."""
+    """The kind of a :class:`~kvlab.attention.features.scales.Scale`; "none" for 1."""
     return "none" if scale.array is None and scale.number == 1 else str(scale.kind)
 
 

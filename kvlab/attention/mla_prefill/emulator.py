@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvlab.attention.call.operands import result_dtype
-from kvlab.attention.intervals import UNLIMITED, key_count, most_keys
-from kvlab.attention.masked import load, store
+from kvlab.attention.features.intervals import UNLIMITED, key_count, most_keys
 from kvlab.attention.mha_prefill.emulator import row_count
 from kvlab.attention.mha_prefill.rows import SequenceRows
-from kvlab.attention.online_softmax import LOG2E, LOWEST
 from kvlab.attention.scoring.emulator import (
     add_bias,
     by_column,
@@ -24,6 +22,8 @@ from kvlab.attention.scoring.emulator import (
     token_scale,
     visible_end,
 )
+from kvlab.attention.tiles.masked import load, store
+from kvlab.attention.tiles.online_softmax import LOG2E, LOWEST
 from kvlab.cache import PagedKVCache
 from kvlab.hardware.chip import divide, exp2, log2, multiply_add
 from kvlab.memory import bfloat16
@@ -33,7 +33,7 @@ from .config import MLAPrefillConfig, MLAPrefillProblem, scale_kind
 from .cta import MLAPrefillCTA
 
 if TYPE_CHECKING:
-    from kvlab.attention.features import Features
+    from kvlab.attention.features.resolve import Features
 
 Array = np.ndarray[Any, Any]
 LN2 = np.float32(0.6931471805599453)

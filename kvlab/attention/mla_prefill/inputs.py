@@ -22,8 +22,8 @@ from kvlab.attention.call.checks import (
 from kvlab.attention.call.latent_rows import check_latent_rows, latent_windows
 from kvlab.attention.call.operands import check_dtypes, check_result
 from kvlab.attention.call.ragged import check_both_starts, check_offsets, longest, sequence_lengths
-from kvlab.attention.intervals import host
-from kvlab.attention.scales import is_fp8
+from kvlab.attention.features.intervals import host
+from kvlab.attention.features.scales import is_fp8
 from kvlab.common.arrays import dtype_of
 from kvlab.memory import bfloat16, float8_e4m3fn
 

@@ -7,11 +7,10 @@ import triton
 import triton.language as tl
 
 from kvlab.attention.call.results import results
-from kvlab.attention.features import Features
-from kvlab.attention.intervals import most_keys
-from kvlab.attention.masks import UNLIMITED
+from kvlab.attention.features.intervals import most_keys
+from kvlab.attention.features.masks import UNLIMITED
+from kvlab.attention.features.resolve import Features
 from kvlab.attention.mha_prefill.kernel import row_count
-from kvlab.attention.online_softmax import LOG2E as _LOG2E
 from kvlab.attention.scoring.kernel import (
     LOG2E,
     LOWEST,
@@ -26,6 +25,7 @@ from kvlab.attention.scoring.kernel import (
     visible_end,
 )
 from kvlab.attention.scoring.launch import bias_arguments, scale_strides, slopes_batch
+from kvlab.attention.tiles.online_softmax import LOG2E as _LOG2E
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .config import MLAPrefillConfig, MLAPrefillProblem, scale_kind

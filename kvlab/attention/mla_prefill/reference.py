@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvlab.attention.exact import attention
-from kvlab.attention.intervals import keys_in_table
-from kvlab.attention.masks import MaskPlan
-from kvlab.attention.scales import Scales
+from kvlab.attention.features.exact import attention
+from kvlab.attention.features.intervals import keys_in_table
+from kvlab.attention.features.masks import MaskPlan
+from kvlab.attention.features.scales import Scales
 
 if TYPE_CHECKING:
-    from kvlab.attention.features import Features
+    from kvlab.attention.features.resolve import Features
 
 Array = np.ndarray[Any, Any]
 

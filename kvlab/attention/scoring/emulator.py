@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.masked import load
-from kvlab.attention.online_softmax import LOG2E, LOWEST, MASK_VALUE
+from kvlab.attention.tiles.masked import load
+from kvlab.attention.tiles.online_softmax import LOG2E, LOWEST, MASK_VALUE
 from kvlab.cache import PagedKVCache
 from kvlab.hardware.chip import divide, exp2, multiply_add
 from kvlab.staging import Fragments

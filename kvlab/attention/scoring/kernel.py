@@ -5,9 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kvlab.attention.online_softmax import LOG2E as _LOG2E
-from kvlab.attention.online_softmax import LOWEST as _LOWEST
-from kvlab.attention.online_softmax import MASK_VALUE as _MASK_VALUE
+from kvlab.attention.tiles.online_softmax import LOG2E as _LOG2E
+from kvlab.attention.tiles.online_softmax import LOWEST as _LOWEST
+from kvlab.attention.tiles.online_softmax import MASK_VALUE as _MASK_VALUE
 
 LOG2E = tl.constexpr(_LOG2E)
 LOWEST = tl.constexpr(_LOWEST)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from kvlab.attention.scales import Scale
+from kvlab.attention.features.scales import Scale
 
 
 def slopes_batch(slopes: Any) -> int:

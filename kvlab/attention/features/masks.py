@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.intervals import UNLIMITED, Interval, host
-from kvlab.attention.online_softmax import MASK_VALUE
+from kvlab.attention.features.intervals import UNLIMITED, Interval, host
+from kvlab.attention.tiles.online_softmax import MASK_VALUE
 from kvlab.common.arrays import is_torch
 
 Array = np.ndarray[Any, Any]

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.masks import MaskPlan
-from kvlab.attention.online_softmax import MASK_VALUE
+from kvlab.attention.features.masks import MaskPlan
+from kvlab.attention.tiles.online_softmax import MASK_VALUE
 
 Array = np.ndarray[Any, Any]
 

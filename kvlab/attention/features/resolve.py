@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvlab.attention.call.checks import check_array, check_dtype, finite_number, require
-from kvlab.attention.masks import MaskPlan
-from kvlab.attention.online_softmax import LOG2E
-from kvlab.attention.scales import Scales, resolve_scales
+from kvlab.attention.features.masks import MaskPlan
+from kvlab.attention.features.scales import Scales, resolve_scales
+from kvlab.attention.tiles.online_softmax import LOG2E
 from kvlab.common.arrays import dtype_of, element_strides, is_torch, same_place
 from kvlab.memory import float32
 
@@ -29,7 +29,7 @@ class Features:
     scales: Scales = field(default_factory=Scales)
 
     def of_sequence(self, batch: int, where: Any, scale: float) -> dict[str, Any]:
-        """Keywords of :func:`kvlab.attention.exact.attention` for one sequence whose K and V are at ``where``."""
+        """Keywords of :func:`.exact.attention` for one sequence whose K and V are at ``where``."""
         slopes = None if self.slopes is None else self.slopes[batch if len(self.slopes) > 1 else 0]
         q_scale, k_scale = self.scales.q.at(None), self.scales.k.at(where)
         return {

@@ -52,15 +52,16 @@ ATTENTION = ROOT / "kvlab" / "attention"
 LIST = Path(__file__).parent / "equivalent_mutants.toml"
 
 OPERATIONS = {
-    "mha_decode": ("attention",),
-    "mha_decode_streaming": ("attention",),
-    "mha_prefill": ("attention_prefill",),
-    "mla_decode": ("attention_mla",),
-    "mla_prefill": ("attention_mla_prefill",),
-    "kv_store": ("attention_kv_store",),
-    "merge_states": ("attention_merge_states",),
+    "mha_decode": ("mha_decode",),
+    "mha_decode_streaming": ("mha_decode",),
+    "mha_prefill": ("mha_prefill",),
+    "mla_decode": ("mla_decode",),
+    "mla_prefill": ("mla_prefill",),
+    "kv_store": ("kv_store",),
+    "merge_states": ("merge_states",),
 }
-"""The folders of tests that fit an operation besides the pairwise tables and what attention_features has of it."""
+"""The folders of tests/attention that fit an operation besides the pairwise tables and what SHARED have of it."""
+SHARED = ("features", "call", "machines")
 PAIRS = {"kv_store": ("kv_store", "mla_store")}
 """Tables of another name than the operation."""
 PARTS = {
@@ -454,11 +455,12 @@ def fitting(items: Sequence[Any], file: str) -> list[Any]:
     first, then = [], []
     for item in items:
         path, _, name = item.nodeid.partition("::")
-        if "attention_pairs" in path:
+        if "attention/pairs" in path:
             if name.startswith(tuple(pairs)):
                 first.append(item)
         elif not LEFT_OUT.search(item.nodeid) and (
-            Path(path).parent.name in folders or ("attention_features" in path and any(o in name for o in operations))
+            Path(path).parent.name in folders
+            or (Path(path).parent.name in SHARED and any(o in name for o in operations))
         ):
             marked = item.get_closest_marker("interpreter") is not None
             if marked == (side == "kernel.py"):
@@ -524,11 +526,11 @@ def files_of(asked: Sequence[str]) -> list[str]:
 
 def test_paths(files: Sequence[str]) -> Iterator[str]:
     """What pytest collects."""
-    yield from ("tests/attention_pairs/test_pairs.py", "tests/attention_features")
+    yield from ("tests/attention/pairs/test_pairs.py", *(f"tests/attention/{folder}" for folder in SHARED))
     folders = (file.rpartition("/")[0] for file in files)
     operations = dict.fromkeys(op for folder in folders for op in PARTS.get(folder, (folder,)))
     for folder in dict.fromkeys(folder for operation in operations for folder in OPERATIONS[operation]):
-        for path in sorted((ROOT / "tests" / folder).glob("test_*.py")):
+        for path in sorted((ROOT / "tests" / "attention" / folder).glob("test_*.py")):
             if not LEFT_OUT.search(path.name):
                 yield str(path.relative_to(ROOT))
 

@@ -1,11 +1,11 @@
-"""The pairwise cases of tests/attention_pairs on the GPU: the kernel that a call gets, and the portable one."""
+"""The pairwise cases of tests/attention/pairs on the GPU: the kernel that a call gets, and the portable one."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from operations import CASES
+from pairs.operations import CASES
 
 pytestmark = pytest.mark.gpu
 EVERY = [pytest.param(build, id=f"{op}-{row}") for op, cases in CASES.items() for row, build in cases]

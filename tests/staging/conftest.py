@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import pytest
 from kvlab.layout import Swizzle
 
 DATA = Path(__file__).parents[1] / "data"
-sys.path.insert(0, str(Path(__file__).parent))  # for cta_tiles
 ZERO_FILLED, NEVER_WRITTEN, UNDEFINED, PAST_END = -1, -2, -3, -5
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cta_tiles import drive, machine
-from mutants import END, ORDER, READ, SOME, STUCK, WAR, WAW, Patch, attribute, caught_as, drop
+from hazard_mutations import END, ORDER, READ, SOME, STUCK, WAR, WAW, Patch, attribute, caught_as, drop
 
 from kvlab.attention.mha_decode import emulator
 from kvlab.attention.mha_decode.config import DecodeConfig

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cta_tiles import drive
-from mutants import END, ORDER, READ, SOME, STUCK, WAR, WAW, Mutation, Patch, attribute, caught_as, drop
+from hazard_mutations import END, ORDER, READ, SOME, STUCK, WAR, WAW, Mutation, Patch, attribute, caught_as, drop
 
 from kvlab.cache import PagedKVCache
 from kvlab.layout import Layout, Swizzle

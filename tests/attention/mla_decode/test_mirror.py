@@ -1,0 +1,107 @@
+"""The twins of MLA decode: the static check on the real sources, with faults seeded in them, and the lockstep run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from mla_cases import Case, EvenKeys
+from pairs.covering import Rule, Table
+from seeded_faults import is_found
+
+from kvlab.attention import explain, mla_decode_paged
+from kvlab.attention.masks import CausalPaddingMask, ChunkedMask
+from kvlab.mirror import check, lockstep
+
+
+def test_the_twins_mirror_each_other() -> None:
+    report = check("mla_decode")
+    assert report.ok
+    names = {name: [step.marker.name for step in kernel.steps] for name, kernel, _ in report.twins}
+    inner = ["load_k", "scores", "mask", "softmax", "load_v", "accumulate"]
+    assert names["attend"] == ["setup", *inner, "normalise", "store"]
+
+
+FAULTS = {
+    "a word of a marker": (
+        "emulator",
+        "#: mask -> s    keys that a row",
+        "#: mask -> s    keys a row",
+    ),
+    "an output left out": ("kernel", "#: load_k -> k, k_rope ", "#: load_k -> k "),
+    "a bound name": ("emulator", "        v = cta.load_v(", "        values = cta.load_v("),
+    "a bound of the loop": ("kernel", "for start in range(lo, hi, BN):", "for start in range(0, hi, BN):"),
+    "a scale": ("emulator", "s.values * unit)", "s.values * scale_log2)"),
+    "a comparison": ("kernel", "visible = key[None, :] < limit", "visible = key[None, :] <= limit"),
+    "a function": ("kernel", "p = tl.math.exp2(", "p = tl.math.exp("),
+    "an operator": ("kernel", "(m + tl.math.log2(l)) * LN2", "(m - tl.math.log2(l)) * LN2"),
+    "a condition": ("emulator", "if features.softcap > 0:", "if features.sinks is not None:"),
+    "a constant": ("emulator", "key_range(num_keys - 1,", "key_range(num_keys - 2,"),
+    "an operand": ("kernel", "o = accumulate(p, v, o)", "o = accumulate(s, v, o)"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_seeded_fault_is_found(fault: str) -> None:
+    assert is_found("mla_decode", "attend", *FAULTS[fault])
+
+
+CASES = [
+    (Case((70, 0), H=4, columns=(512, 64)), "sm_90"),
+    (Case((130, 0), H=64, columns=(512, 64), page=64), "sm_90"),
+    (Case((70, 3), H=9, S=4, columns=(96, 16), page=5, dtype="fp16", splits=2, sinks=True), "sm_90"),
+    (Case((50,), H=9, S=2, page=5, dtype="fp16", splits=2), "sm_80"),
+    (Case((40, 2), H=3, columns=(96, 16), S=4, page=48), "sm_90"),
+    (Case((66,), H=3, columns=(256, 32), dtype="fp32", storage="layers"), "sm_90"),
+    (Case((200,), H=16, columns=(512, 64), splits=2), "gfx950"),
+    (Case((140, 3), H=7, S=3, page=64, dtype="fp16", storage="wide"), "gfx950"),
+    (Case((90, 3), H=5, row="rope-aware", k_scale="token", softcap=4.0, splits=2, sinks=True), "sm_90"),
+    (Case((70,), H=3, S=2, row="fp8", k_scale="number", dtype="fp16", window=33, slopes=True), "sm_90"),
+    (Case((70, 3), H=3, row="fp8", k_scale="head", dtype="fp8", splits=2), "sm_90"),
+    (Case((150,), H=3, S=2, mask=ChunkedMask(70), sinks=True, splits=2), "gfx950"),
+]
+
+PAIRS = Table(
+    {
+        "mask": (None, "window", ChunkedMask(40), EvenKeys(), CausalPaddingMask(np.array([60, 9]))),
+        "rows": (("plain", "", "bf16"), ("fp8", "number", "fp16"), ("fp8", "head", "fp8"), ("fp8", "token", "bf16"),
+                 ("rope-aware", "head", "fp16"), ("rope-aware", "token", "fp8")),
+        "softcap": (0.0, 4.0),
+        "sinks": (False, True),
+        "slopes": (False, True),
+        "S": (1, 3),
+        "splits": (1, 2),
+        "page": (16, 64),
+        "columns": ((128, 64), (80, 16)),
+        "arch": ("sm_90", "sm_80", "gfx950"),
+    },
+    (
+        Rule(("rows", "arch"), lambda rows, arch: arch == "sm_90" or rows[0] == "plain"),
+        Rule(("columns", "arch"), lambda columns, arch: arch != "gfx950" or columns == (128, 64)),
+    ),
+)
+"""Every two features together, so that each line of the kernel runs in some case."""
+
+
+def pair(mask: Any, rows: tuple[str, str, str], arch: str, **more: Any) -> tuple[Case, str]:
+    row, k_scale, dtype = rows
+    more |= {"window": 33} if mask == "window" else {"mask": mask}
+    return Case((90, 20), H=3, row=row, k_scale=k_scale, dtype=dtype, **more), arch
+
+
+CASES += [pair(**row) for row in PAIRS.rows()]
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("case, arch", CASES, ids=[f"{case}-{arch}" for case, arch in CASES])
+def test_lockstep(case: Case, arch: str) -> None:
+    """Every output of every step agrees between the interpreted kernel and the emulator."""
+    x = case.build()
+    config = explain(mla_decode_paged, *x.arrays, arch=arch, num_splits=case.splits or 1, **x.options).config
+    names = ("q", "kv_cache", "k_rope", "block_table", "seq_lens")
+    arguments: dict[str, Any] = dict(
+        zip(names, (x.q, *x.windows, x.table, x.lens), strict=True), config=config, features=x.features, scale=x.scale
+    )
+    result = lockstep("mla_decode", arguments, emulator={"arch": arch})
+    assert result.ok, str(result.first_difference)

@@ -1,0 +1,123 @@
+"""The twins of MLA prefill: the static check, and the lockstep run of the interpreted kernel and the emulator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from mla_prefill_cases import Case
+from pairs.covering import Rule, Table
+from seeded_faults import is_found
+
+from kvlab.attention.masks import CausalPaddingMask, ChunkedMask, MaterializedMask
+from kvlab.attention.mla_prefill.config import choose_config
+from kvlab.mirror import check, lockstep
+
+
+def test_the_twins_mirror_each_other() -> None:
+    report = check("mla_prefill")
+    assert report.ok
+    (_, kernel, _), *_ = report.twins
+    full = ["load_k", "load_rope", "scores", "softmax", "load_v", "accumulate"]
+    masked = ["load_k", "load_rope", "scores", "mask", "softmax", "load_v", "accumulate"]
+    assert [step.marker.name for step in kernel.steps] == ["setup", *full, *masked, "normalise", "store"]
+
+
+FAULTS = {
+    "an output left out": ("kernel", "#: setup -> q, q_rope, lo,", "#: setup -> q, lo,"),
+    "a bound of the loop": ("emulator", "in ragged_range(full, hi, BN):", "in ragged_range(lo, hi, BN):"),
+    "a scale": ("kernel", "unit = scale_log2 * head_scale(", "unit = v_number * head_scale("),
+    "a comparison": ("emulator", "key) >= s.by_row(first)", "key) > s.by_row(first)"),
+    "a function": ("kernel", "lse = tl.where(sees, (m + tl.math.log2(l))", "lse = tl.where(sees, (m + tl.math.log(l))"),
+    "an operator": ("emulator", "position = token + total", "position = token - total"),
+    "a condition": ("kernel", 'if V_SCALE == "number" or', 'if K_SCALE == "number" or'),
+    "a constant": ("kernel", "num_q - 1) + total", "num_q - 2) + total"),
+    "an operand": ("emulator", "key_scales(v_scales, key, hi)", "key_scales(k_scales, key, hi)"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_seeded_fault_is_found(fault: str) -> None:
+    assert is_found("mla_prefill", "attend", *FAULTS[fault])
+
+
+CASES = [
+    (Case(((150, 200),)), "sm_90"),
+    (Case(((40, 140), (3, 70)), page=48, row="rope-aware", columns=(80, 32, 96)), "sm_90"),
+    (Case(((70, 90), (0, 3), (5, 2)), row="", dtype="fp16", H=1), "sm_90"),
+    (Case(((30, 90),), dtype="fp32", columns=(64, 32, 64), H=1, sinks=True), "sm_90"),
+    (Case(((60, 200),), starts=(70,), held=(100,), softcap=5.0, slopes=True, H=1), "sm_90"),
+    (Case(((30, 90),), row="fp8", k_scale="token", H=1), "sm_90"),
+    (Case(((30, 90), (3, 20)), kv="fp8", scales="token", row="rope-aware", page=48), "sm_90"),
+    (
+        Case(((30, 90),), kv="fp8", scales="head", row="fp8", k_scale="token", dtype="fp8", columns=(64, 32, 64)),
+        "sm_90",
+    ),
+    (Case(((30, 60),), kv="fp8", scales="token", row="", columns=(192, 64, 144), H=1), "sm_90"),
+    (Case(((70, 200), (9, 0)), H=1, window=90), "sm_80"),
+    (Case(((40, 60),), page=48, row="rope-aware", columns=(80, 32, 64), dtype="fp16", H=1, softcap=5.0), "sm_80"),
+    (Case(((30, 60),), dtype="fp32", columns=(64, 32, 64), H=1, slopes=True), "sm_80"),
+    (Case(((40, 60),), row="", columns=(192, 64, 256), H=1, sinks=True), "sm_80"),
+    (Case(((150, 200), (9, 0)), H=1), "gfx950"),
+    (Case(((20, 150),), page=48, window=40, mask=ChunkedMask(64), causal=True, strided=True), "gfx950"),
+    (Case(((70, 90),), dtype="fp32", columns=(64, 64, 128), H=1, page=64), "gfx950"),
+    (Case(((40, 140), (3, 70)), page=48, row="rope-aware", columns=(80, 32, 96), H=1), "gfx950"),
+    (Case(((30, 90),), row="fp8", k_scale="head", columns=(112, 48, 40), H=1), "gfx950"),
+    (Case(((30, 90),), kv="fp8", scales="token", dtype="fp16", columns=(112, 32, 48)), "gfx950"),
+]
+
+BIAS = np.random.default_rng(5).standard_normal((2, 1, 60, 100)).astype(np.float32)
+PAIRS = Table(
+    {
+        "mask": ("full", "causal", "window", ChunkedMask(40), MaterializedMask(BIAS),
+                 CausalPaddingMask(np.array([60, 9]))),
+        "rope": (("plain", ""), ("", ""), ("", "head"), ("fp8", "number"), ("fp8", "token"), ("", "token"),
+                 ("rope-aware", "")),
+        "kv": (("", ""), ("fp8", "number"), ("fp8", "head"), ("fp8", "token")),
+        "dtype": ("bf16", "fp16", "fp32", "fp8"),
+        "softcap": (0.0, 4.0),
+        "sinks": (False, True),
+        "slopes": (False, True),
+        "held": ("all", "last", "some"),
+        "columns": ((64, 32, 64), (80, 32, 48)),
+        "arch": ("sm_90", "sm_80", "gfx950"),
+    },
+    (
+        Rule(("rope", "arch"), lambda rope, arch: arch != "sm_80" or not (rope[0] == "fp8" or rope[1])),
+        Rule(("kv", "arch"), lambda kv, arch: arch != "sm_80" or not kv[0]),
+        Rule(("kv", "dtype"), lambda kv, dtype: (kv[0] or dtype != "fp8") and (kv[1] != "token" or dtype != "fp8")),
+        Rule(("kv", "rope", "dtype"), lambda kv, rope, dtype: dtype != "fp32" or (rope[0] == "plain" and not kv[0])),
+        Rule(("kv", "rope", "arch"), lambda kv, rope, arch: arch != "gfx950" or kv[0] or not rope[1]),  # of 32 columns
+        Rule(("held", "rope"), lambda held, rope: held == "all" or rope[0]),
+    ),
+)
+"""Every two features together, so that each line of the kernel runs in some case."""
+
+
+def pair(mask: Any, rope: tuple[str, str], kv: tuple[str, str], held: str, arch: str, **more: Any) -> tuple[Case, str]:
+    (row, k_scale), (kind, scales) = rope, kv
+    named: dict[str, dict[str, Any]] = {
+        "full": {"causal": False}, "causal": {"causal": True}, "window": {"window": 33}
+    }
+    more |= named[mask] if isinstance(mask, str) else {"mask": mask}
+    some: dict[str, dict[str, Any]] = {"last": {"held": (70, 20)}, "some": {"held": (50, 12), "starts": (20, 3)}}
+    more |= some.get(held, {})
+    return Case(((60, 100), (5, 20)), row=row, k_scale=k_scale, kv=kind, scales=scales, **more), arch
+
+
+CASES += [pair(**row) for row in PAIRS.rows()]
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("case, arch", CASES, ids=[f"{case}-{arch}" for case, arch in CASES])
+def test_lockstep(case: Case, arch: str) -> None:
+    """Every output of every step agrees between the interpreted kernel and the emulator."""
+    x = case.build()
+    names = ("q", "k", "v", "k_rope", "cu_q", "cu_k", "table", "seq_lens", "starts")
+    arguments: dict[str, Any] = {n: a for n, a in zip(names, x.launch_form(), strict=True) if a is not None}
+    problem = x.problem()
+    arguments |= {"scale": sum(case.columns[:2]) ** -0.5, "features": x.features(), "problem": problem}
+    arguments["config"] = choose_config(problem, arch=arch, emulated=True)
+    result = lockstep("mla_prefill", arguments, emulator={"arch": arch})
+    assert result.ok, str(result.first_difference)

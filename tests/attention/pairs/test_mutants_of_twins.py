@@ -1,0 +1,150 @@
+"""Forty mutants of operands, comparisons and constants of the twins, drawn at random: each is caught.
+
+Rests on changes of the real sources: the static check sees a mutant, or a row of the operation's lockstep differs. The
+mutants are those of ``tools/mutants.py`` (kinds operand, bound and constant; the functions of the twins and the helpers
+that are compared; no lines that count traffic), shuffled with seed 14, the first five or six of each operation.
+"""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pairs import lockstep_rows
+
+import kvlab.attention
+from kvlab.mirror import MirrorError, check, lockstep
+from tools import mutants as m
+
+ATTENTION = Path(kvlab.attention.__file__).parent
+CHECK, LOCKSTEP = "check", "lockstep"
+MUTANTS = [
+    ('merge_states/emulator.py', 0, 'row -> batch', LOCKSTEP,
+     'store(o_array, (*row, d), o, mask=d < D)'),
+    ('merge_states/kernel.py', 0, 'd[None, :] < D -> ((d[None, :]) <= (D))', CHECK,
+     'has = (w > 0)[:, None] & (d[None, :] < D)'),
+    ('merge_states/emulator.py', 0, 'head -> batch', CHECK,
+     'store(lse_array, (batch, token, head), lse, mask=piece == 0)'),
+    ('merge_states/emulator.py', 0, 'total == 0 -> ((total) != (0))', CHECK,
+     'lse = np.where(total == 0, np.float32(-np.inf), top + log(total))'),
+    ('merge_states/kernel.py', 0, '0 -> 1', CHECK,
+     'd = piece * BD + tl.arange(0, BD)'),
+    ('kv_store/emulator.py', 0, 'k_inside -> v_inside', CHECK,
+     'k_cache, k_to[..., None] + k_col, k, mask=k_live[..., None] & k_inside, vec=K.vec_out, count=count("k_cache")'),
+    ('kv_store/emulator.py', 0, 'v_inside -> k_inside', CHECK,
+     'v_array, v_from[..., None] + v_col, mask=v_new[..., None] & v_inside, vec=V.vec_in, count=count("v")'),
+    ('kv_store/kernel.py', 0, 'k_scale_ptr -> v_scale_ptr', CHECK,
+     'k_scale = given(k_scale_ptr, ks_head, k_head_idx, K_QUANT, KBR)  # [KBR]'),
+    ('kv_store/emulator.py', 0, 'k_slot -> v_slot', CHECK,
+     'k_to = target(k_cache, k_page, k_slot, k_head_idx, k_dim, K.vec_out)'),
+    ('kv_store/emulator.py', 0, 'token -> page', CHECK,
+     'new = (token % seq_tokens).astype(np.int64)'),
+    ('mha_decode/kernel.py', 0, '0 -> 1', CHECK,
+     'l = tl.where(split == 0, one, l)'),
+    ('mha_decode/emulator.py', 0, 'row -> key', CHECK,
+     'is_row = row < group * tokens'),
+    ('mha_decode/kernel.py', 1, 'lo -> hi', CHECK,
+     'return lo, hi, tl.maximum(first, lo), tl.minimum(limit, hi)'),
+    ('mha_decode/emulator.py', 0, 'token -> slot', CHECK,
+     'store(lse_array, (split[:, None], batch[:, None], token, head), lse, mask=is_row)'),
+    ('mha_decode/kernel.py', 0, 'q_token -> v_token', LOCKSTEP,
+     'q_ptr, (batch * q_batch + token.to(tl.int64) * q_token + head * q_head) * UNIT, is_row, D, W0, W1, PAIRS'),
+    ('mha_decode/kernel.py', 0, 'left -> right', LOCKSTEP,
+     'position, num_keys, tokens, end, split, num_splits, left, right, chunk, BN, BOUNDED, CHUNKED'),
+    ('mha_decode_streaming/kernel.py', 0, 'v -> k', CHECK,
+     'o = accumulate(p, v, o, dtype)'),
+    ('mha_decode_streaming/kernel.py', 0, 'v_ptr -> o_ptr', CHECK,
+     'v_ptr + kv_head * v_head * UNIT, (page * v_page + slot * v_token) * UNIT, exists, 0, D, BD, False'),
+    ('mha_decode_streaming/kernel.py', 0, '2 -> 3', LOCKSTEP,
+     'batch, program, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)'),
+    ('mha_decode_streaming/emulator.py', 0, 'hi -> lo', CHECK,
+     'for start in ragged_range(lo, hi, BN):'),
+    ('mha_decode_streaming/kernel.py', 0, 'page -> token', CHECK,
+     'v_scale_ptr, page * v_scale_page + slot * v_scale_token + kv_head * v_scale_head, exists'),
+    ('mha_decode_streaming/emulator.py', 0, 'scales.k.heads -> scales.k.tokens', LOCKSTEP,
+     'factor = factor * head_scale(scales.k.heads, kv_head)'),
+    ('mha_prefill/kernel.py', 0, 'k_scale_ptr -> v_scale_ptr', CHECK,
+     'k_scales = k_scale_ptr + kv_head * k_scale_head, k_scale_page, k_scale_token'),
+    ('mha_prefill/kernel.py', 0, 'batch -> head', CHECK,
+     'q = load_q(q_ptr + (batch * q_batch + q_row * q_token + head * q_head) * UNIT, is_row, D, D0, D1)'),
+    ('mha_prefill/emulator.py', 0,
+     'by_column(s, key) < s.by_row(limit) -> ((by_column(s, key)) <= (s.by_row(limit)))', CHECK,
+     'visible = (by_column(s, key) >= s.by_row(first)) & (by_column(s, key) < s.by_row(limit))'),
+    ('mha_prefill/kernel.py', 0, 'hi -> lo', CHECK,
+     's = s * key_scales(k_scales, k_at, key, hi, PAGE, True)[None, :]'),
+    ('mha_prefill/emulator.py', 0, 'hi -> full', CHECK,
+     'for start in ragged_range(full, hi, BN):'),
+    ('mha_prefill/kernel.py', 3, 'key -> batch', CHECK,
+     'page, slot = row_of(pages, batch, first, key, key < end, PAGE, MASKED)'),
+    ('mla_decode/kernel.py', 0, 'head -> token', CHECK,
+     'sink, one = sink_alone(tl.load(sinks_ptr + head).to(tl.float32) * LOG2E)'),
+    ('mla_decode/kernel.py', 0, 'hi -> lo', CHECK,
+     'for start in range(lo, hi, BN):'),
+    ('mla_decode/kernel.py', 0, 'o -> k', CHECK,
+     'o = o / l[:, None]'),
+    ('mla_decode/kernel.py', 0, 'batch -> head', CHECK,
+     'num_keys = key_count(tl.load(seq_lens_ptr + batch * lens_batch), max_keys)'),
+    ('mla_decode/emulator.py', 0, 'split == 0 -> ((split) != (0))', CHECK,
+     'm = np.where((split == 0)[:, None], sink, m)'),
+    ('mla_decode/kernel.py', 0, 'hi -> lo', CHECK,
+     'limit = tl.minimum(limit, hi)  # [BM], first key after first that a row does not see'),
+    ('mla_prefill/emulator.py', 0, 'lo -> full', CHECK,
+     'full = np.where((mask.left < UNLIMITED) | (base < 0), lo, full)  # K may hold more keys than the sequence has'),
+    ('mla_prefill/kernel.py', 1, 'o -> v', CHECK,
+     'o = o * alpha[:, None]'),
+    ('mla_prefill/kernel.py', 0, 'k_scale -> v_scale', CHECK,
+     'by_key = k_scale * key_scales(k_scales, key, hi)[None, :]'),
+    ('mla_prefill/emulator.py', 0,
+     'by_column(s, key) >= s.by_row(first) -> ((by_column(s, key)) > (s.by_row(first)))', CHECK,
+     'visible = (by_column(s, key) >= s.by_row(first)) & (by_column(s, key) < s.by_row(limit))'),
+    ('mla_prefill/kernel.py', 0, 'o -> k', CHECK,
+     'o = o / l[:, None]'),
+    ('mla_prefill/kernel.py', 0, 'batch -> token', CHECK,
+     'page, slot = place(table_ptr + batch * table_batch, base + key, key < full, PAGE, False)'),
+]
+"""File, which of the mutants of this line and change, the change, what catches it, the line. An entry whose line has
+changed is drawn anew."""
+
+
+def package(mutant: tuple[str, int, str, str, str], folder: Path, name: str) -> None:
+    """A copy of an operation as package ``name`` in ``folder``, with this mutant."""
+    file, number, change, _, line = mutant
+    operation = ATTENTION / file.split("/")[0]
+    text = (ATTENTION / file).read_text()
+    fitting = [x for x in m.mutants_of(file, text) if (x.line, x.change) == (line, change)]
+    assert len(fitting) > number, f"{file} has no mutant {change!r} of {line!r}"
+    (folder / name).mkdir()
+    for path in operation.glob("*.py"):
+        copied = path.read_text().replace(f"kvlab.attention.{operation.name}.", f"{name}.")
+        (folder / name / path.name).write_text(copied)
+    (folder / name / "__init__.py").write_text("")
+    (folder / name / file.split("/")[1]).write_text(fitting[number].source(text))
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("number", range(len(MUTANTS)), ids=lambda n: f"{n}-{MUTANTS[n][0]}")
+def test_a_mutant_is_caught(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, _, _, by, _ = MUTANTS[number]
+    name = f"mutant_of_twins_{number}"
+    package(MUTANTS[number], tmp_path, name)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    if by == CHECK:
+        with pytest.raises(MirrorError):
+            check(name)
+        return
+    assert check(name).ok, "the check sees it: say so"
+    assert any(differs(name, case, more) for _, case, more in lockstep_rows.cases(file.split("/")[0]))
+
+
+def differs(name: str, case: dict[str, Any], more: dict[str, Any]) -> bool:
+    """Whether a step differs, or the changed side raises an error in its own lines."""
+    try:
+        return not lockstep(name, case, emulator=more).ok
+    except Exception as error:
+        return f"{name}/" in "".join(traceback.format_exception(error))
+
+
+def test_there_are_forty() -> None:
+    assert len(set(MUTANTS)) == 40

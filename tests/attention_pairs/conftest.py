@@ -1,9 +1,0 @@
-"""The modules of these tests are importable by name, here and in the child process."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-if str(Path(__file__).parent) not in sys.path:
-    sys.path.insert(0, str(Path(__file__).parent))

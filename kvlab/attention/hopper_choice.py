@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvlab.attention.call.backends import BACKENDS, choose_backend, machine, on_gpu
+from kvlab.attention.call.backends import BACKENDS, choose_backend, on_gpu
 from kvlab.attention.features.masks import UNLIMITED
 from kvlab.attention.features.resolve import Features
+from kvlab.attention.machines.gpu import machine
 from kvlab.triton_support.versions import gluon_lacks
 
 

@@ -11,8 +11,8 @@ from decode_cases import Case
 from feature_cases import FeatureCase
 
 from kvlab.attention import mha_decode_paged
-from kvlab.attention.call.backends import family
 from kvlab.attention.call.explain import explain
+from kvlab.attention.machines.gpu import family
 from kvlab.attention.merge_states import kernel as merge_kernel
 from kvlab.attention.mha_decode import config as decode_config
 from kvlab.attention.mha_decode import kernel

@@ -7,68 +7,17 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from kvlab.attention.call.checks import require
 from kvlab.attention.call.explain import Explanation
-from kvlab.attention.tiles.memory import shared_limit
 from kvlab.common.arrays import is_torch, on_gpu, to_numpy, to_torch
 from kvlab.hardware import chip
 from kvlab.triton_support.versions import hint, missing
 
 BACKENDS = ("auto", "reference", "emulator", "triton")
-
-
-@functools.cache
-def machine(device: Any) -> tuple[str, int]:
-    """Architecture ("sm_90", "gfx950") and number of processors of a GPU."""
-    properties = importlib.import_module("torch").cuda.get_device_properties(device)
-    arch = getattr(properties, "gcnArchName", "").partition(":")[0]
-    if not arch.startswith("gfx"):
-        arch = f"sm_{properties.major}{properties.minor}"
-    return arch, properties.multi_processor_count
-
-
-class Target(NamedTuple):
-    """What a configuration is for: the architecture whose tiles are taken (see ``family``), processors, and bytes of
-    shared memory that a CTA may have.
-    """
-
-    arch: str
-    processors: int
-    shared: int
-
-
-def target_of(array: Any, emulated: str | None) -> Target:
-    """The GPU of ``array``, else the emulated architecture, else an H100."""
-    if not on_gpu(array):
-        arch = emulated or "sm_90"
-        return Target(arch, 132, shared_limit(arch))
-    arch, processors = machine(array.device)
-    return Target(family(arch), processors, shared_limit(arch))
-
-
-def family(arch: str) -> str:
-    """The architecture whose tiles a GPU of ``arch`` takes: that of Ampere where products are mma.sync's, before Hopper
-    and on GeForce's and workstations' Blackwell, whose CTAs have less shared memory, too; otherwise its own.
-
-    >>> [family(arch) for arch in ("sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx950")]
-    ['sm_80', 'sm_80', 'sm_90', 'sm_100', 'sm_80', 'gfx950']
-    """
-    ampere = arch.startswith("sm_") and not 90 <= int(arch[3:]) < 120
-    return "sm_80" if ampere else arch
-
-
-def check_fp8_gpu(array: Any, *, products: bool = False) -> None:
-    """ValueError where ``array`` is on a GPU that does not convert e4m3, or (``products``) does not multiply it."""
-    if not on_gpu(array):
-        return
-    arch, _ = machine(array.device)
-    amd = ("gfx950",) if products else ("gfx942", "gfx950")
-    fits = int(arch[3:]) >= 89 if arch.startswith("sm_") else arch in amd
-    require(fits, f"float8_e4m3fn on {arch}", f"on sm_89 or later, or {' or '.join(amd)}")
 
 
 def choose_backend(array: Any, backend: str) -> tuple[str, str]:

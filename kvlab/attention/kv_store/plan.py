@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvlab.attention.call.backends import choose_backend, machine, on_gpu
+from kvlab.attention.call.backends import choose_backend, on_gpu
 from kvlab.attention.call.checks import check_array, check_arrays, check_traffic, looks_at_values, require
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.kinds import kind_of
 from kvlab.attention.call.layers import layer_arrays
 from kvlab.attention.features.resolve import kv_view
 from kvlab.attention.features.rope import Rope
+from kvlab.attention.machines.gpu import machine
 from kvlab.cache import ContinuousBatchingKVCacheCollection, PagedKVCacheCollection
 from kvlab.common.arrays import dtype_of, element_strides, is_torch
 from kvlab.hardware import get_arch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from kvlab.attention.call.backends import check_fp8_gpu, rounded, run, target_of
+from kvlab.attention.call.backends import rounded, run
 from kvlab.attention.call.checks import check_lane_copies, require
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.operands import result_dtype
@@ -14,6 +14,7 @@ from kvlab.attention.decode_call import DecodeCall, call_of_collection, decode_r
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.features.scales import is_fp8
 from kvlab.attention.hopper_choice import choose_with_hopper
+from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
 from kvlab.attention.tiles.online_softmax import MASK_VALUE
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.staging import DECODE_ARCHS, Traffic

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from kvlab.attention.call.backends import check_fp8_gpu, choose_backend, rounded, run, target_of
+from kvlab.attention.call.backends import choose_backend, rounded, run
 from kvlab.attention.call.checks import check_lane_copies, require
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.operands import result_dtype
 from kvlab.attention.call.operation import PublicOperation
 from kvlab.attention.decode_call import DecodeCall, call_of_collection, decode_results, explained, prepared
 from kvlab.attention.features.resolve import Features
+from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
 from kvlab.attention.mha_decode.config import problem_of
 from kvlab.attention.tiles.online_softmax import MASK_VALUE
 from kvlab.cache import PagedKVCacheCollection

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvlab.attention.tiles.memory import shared_limit, tile_bytes
+from kvlab.attention.machines.gpu import shared_limit
+from kvlab.attention.tiles.memory import tile_bytes
 from kvlab.attention.tiles.online_softmax import OUTPUT_TIE, P_TIE
 from kvlab.attention.tiles.pieces import pieces
 from kvlab.mirror.twin import Twin

@@ -13,10 +13,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from kvlab.attention.call.backends import machine
 from kvlab.attention.call.results import results
 from kvlab.attention.features.intervals import most_keys
 from kvlab.attention.features.resolve import Features
+from kvlab.attention.machines.gpu import machine
 from kvlab.attention.tiles.online_softmax import LOG2E
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 

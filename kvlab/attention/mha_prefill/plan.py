@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from kvlab.attention.call.backends import check_arithmetic, check_fp8_gpu, target_of
+from kvlab.attention.call.backends import check_arithmetic
 from kvlab.attention.call.checks import check_lane_copies, check_paged_collection, check_traffic, finite_number, require
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.kinds import Kind, kind_of
@@ -16,6 +16,7 @@ from kvlab.attention.call.ragged import check_grid, check_starts_of_cache, keys_
 from kvlab.attention.features.resolve import Features, kv_view
 from kvlab.attention.features.scales import is_fp8
 from kvlab.attention.hopper_choice import choose_with_hopper
+from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
 from kvlab.common.arrays import dtype_of, on_gpu
 
 from .config import PrefillProblem, choose_config

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.call.backends import check_fp8_gpu, rounded, run, target_of
+from kvlab.attention.call.backends import rounded, run
 from kvlab.attention.call.checks import (
     check_lane_copies,
     check_paged_collection,
@@ -26,6 +26,7 @@ from kvlab.attention.features.intervals import keys_in_table, window_interval
 from kvlab.attention.features.masks import resolve_mask
 from kvlab.attention.features.resolve import Features, resolve_features
 from kvlab.attention.hopper_choice import choose_with_hopper
+from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
 from kvlab.attention.tiles.online_softmax import MASK_VALUE
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.common.arrays import dtype_of, element_strides

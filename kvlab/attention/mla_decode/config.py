@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvlab.attention.features.intervals import most_keys
+from kvlab.attention.machines.gpu import shared_limit
 from kvlab.attention.merge_states.config import MERGE
-from kvlab.attention.tiles.memory import shared_limit, tile_bytes
+from kvlab.attention.tiles.memory import tile_bytes
 from kvlab.attention.tiles.online_softmax import OUTPUT_TIE, P_TIE
 from kvlab.attention.tiles.splits import decode_splits
 from kvlab.common.arrays import dtype_of

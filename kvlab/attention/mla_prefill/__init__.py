@@ -7,15 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from kvlab.attention.call.backends import (
-    check_arithmetic,
-    check_fp8_gpu,
-    choose_backend,
-    on_gpu,
-    rounded,
-    run,
-    target_of,
-)
+from kvlab.attention.call.backends import check_arithmetic, choose_backend, on_gpu, rounded, run
 from kvlab.attention.call.checks import check_lane_copies, check_paged_collection, check_traffic, finite_number, require
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.kinds import Kind, kind_of
@@ -27,6 +19,7 @@ from kvlab.attention.features.intervals import keys_in_table, window_interval
 from kvlab.attention.features.masks import resolve_mask
 from kvlab.attention.features.resolve import Features, in_base, resolve_features
 from kvlab.attention.features.scales import is_fp8, resolve_scale
+from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
 from kvlab.attention.mha_prefill.machine import check_arch
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.common.arrays import dtype_of

@@ -1,28 +1,12 @@
-"""Shared memory of a tile, and how much of it a CTA may have on each GPU."""
+"""Shared memory of a tile."""
 
 from __future__ import annotations
-
-from kvlab.hardware import get_arch
-from kvlab.hardware.arch_table import ARCHS
 
 BARRIER_BYTES = 1024
 """Of mbarriers, and of the words by which warps tell each other of tiles, at most: Hopper's kernels, beside tiles."""
 
 NUMBER_BYTES = 16
 """Of what a key has beside its columns: the number of its page, scales, and what aligns a buffer more."""
-
-
-def shared_limit(arch: str) -> int:
-    """Bytes of shared memory that a CTA may have on a GPU of ``arch``; on one that no table has, those of its like that
-    have least.
-
-    >>> [shared_limit(arch) // 1024 for arch in ("sm_80", "sm_86", "sm_90", "sm_103", "sm_121", "gfx942", "gfx950")]
-    [163, 99, 227, 227, 99, 64, 160]
-    """
-    if arch not in ARCHS:
-        alike = "gfx942" if arch.startswith("gfx") else "sm_100" if 90 <= int(arch[3:]) < 120 else "sm_86"
-        return get_arch(alike).shared_bytes
-    return get_arch(arch).shared_bytes
 
 
 def tile_bytes(

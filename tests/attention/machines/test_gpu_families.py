@@ -16,8 +16,10 @@ torch = pytest.importorskip("torch")
 
 from kvlab.attention import explain  # noqa: E402
 from kvlab.attention.call import backends, kinds  # noqa: E402
+from kvlab.attention.machines import gpu as gpu_facts  # noqa: E402
+from kvlab.attention.machines.gpu import shared_limit  # noqa: E402
 from kvlab.attention.mha_prefill.config import PrefillProblem, choose_config  # noqa: E402
-from kvlab.attention.tiles.memory import shared_limit, tile_bytes  # noqa: E402
+from kvlab.attention.tiles.memory import tile_bytes  # noqa: E402
 
 PREFIX = "kvlab.attention."
 TABLE, LENS, CU = torch.tensor([[1, 0]]), torch.tensor([20]), torch.tensor([0, 20])
@@ -68,10 +70,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Makes every tensor one of a GPU of an architecture, for plans."""
 
     def become(arch: str) -> None:
-        monkeypatch.setattr(backends, "machine", lambda device: (arch, 100))
+        monkeypatch.setattr(gpu_facts, "machine", lambda device: (arch, 100))
         monkeypatch.setattr(kinds, "_kinds", {})  # nothing is known from the one before
 
-    monkeypatch.setattr(backends, "on_gpu", lambda array: True)
+    for module in (backends, gpu_facts):
+        monkeypatch.setattr(module, "on_gpu", lambda array: True)
     return become
 
 

@@ -24,7 +24,7 @@ from kvlab.attention import (
     mla_prefill_ragged,
 )
 from kvlab.attention.call import kinds
-from kvlab.attention.call.backends import target_of
+from kvlab.attention.machines.gpu import target_of
 from kvlab.common.arrays import to_torch
 from kvlab.memory import as_dtype
 

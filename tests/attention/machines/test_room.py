@@ -14,14 +14,13 @@ from typing import Any
 
 import pytest
 
-from kvlab.attention.call.backends import family
+from kvlab.attention.machines.gpu import family, shared_limit
 from kvlab.attention.mha_decode import config as decode
 from kvlab.attention.mha_decode_streaming import DEPTHS
 from kvlab.attention.mha_decode_streaming import config as streaming
 from kvlab.attention.mha_prefill import config as prefill
 from kvlab.attention.mla_decode import config as latent_decode
 from kvlab.attention.mla_prefill import config as latent_prefill
-from kvlab.attention.tiles.memory import shared_limit
 from kvlab.attention.tiles.pieces import pieces
 
 GPUS = ("sm_80", "sm_86", "sm_90", "sm_100", "gfx942", "gfx950")

@@ -18,8 +18,8 @@ from asked import ask, same_registers
 from caught import FIVE, SHARED, Caught, as_launched, fits_small_gpus, has_room
 from prefill_cases import Case
 
-from kvlab.attention.call.backends import family
 from kvlab.attention.features.resolve import Features
+from kvlab.attention.machines.gpu import family
 from kvlab.attention.masks import MaskPlan
 from kvlab.attention.mha_prefill import emulator, kernel
 from kvlab.attention.mha_prefill.config import PrefillConfig, PrefillProblem, choose_config, shared_bytes

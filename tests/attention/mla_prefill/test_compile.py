@@ -14,7 +14,7 @@ import pytest
 from caught import FIVE, SHARED, Caught, as_launched, as_tensors, fits_small_gpus, has_room
 from mla_prefill_cases import Case
 
-from kvlab.attention.call.backends import family
+from kvlab.attention.machines.gpu import family
 from kvlab.attention.masks import AndMask, ChunkedCausalMask, ChunkedMask, SlidingWindowCausalMask
 from kvlab.attention.mla_prefill import kernel
 from kvlab.attention.mla_prefill.config import MLAPrefillConfig, choose_config, shared_bytes

@@ -152,13 +152,15 @@ def test_the_plan_of_a_call_on_a_gpu(minor: int, monkeypatch: pytest.MonkeyPatch
     import torch
 
     from kvlab.attention.call import backends, kinds
+    from kvlab.attention.machines import gpu
     from kvlab.common.arrays import to_torch
 
     monkeypatch.setattr(kinds, "_kinds", {})  # nothing is known from this machine
     here = SimpleNamespace(major=8, minor=minor, multi_processor_count=108)
-    backends.machine.cache_clear()
+    gpu.machine.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: here)
-    monkeypatch.setattr(backends, "on_gpu", lambda array: True)
+    for module in (backends, gpu):
+        monkeypatch.setattr(module, "on_gpu", lambda array: True)
     x = CASE.build()
     arrays = [to_torch(a) for a in (x.q, x.k, x.v, x.cache, x.table, x.seq_lens, x.cu_q, x.cu_k)]
     assert explain(mla_prefill_paged, *arrays, latent_dim=64).config.BM == 64
@@ -168,4 +170,4 @@ def test_the_plan_of_a_call_on_a_gpu(minor: int, monkeypatch: pytest.MonkeyPatch
             explain(mla_prefill_paged, *arrays, latent_dim=64)
     else:
         assert explain(mla_prefill_paged, *arrays, latent_dim=64).config.BM == 64
-    backends.machine.cache_clear()
+    gpu.machine.cache_clear()

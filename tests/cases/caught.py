@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvlab.attention import hopper_choice
 from kvlab.attention.call import kinds
+from kvlab.attention.hopper import choice as hopper_choice
 from kvlab.common.arrays import to_torch
 from kvlab.triton_support.compile import Compiled, compile_kernel, signature_of
 from kvlab.triton_support.versions import installed

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from kvlab.attention.mha_prefill.hopper_turns import Role, Wait, run_roles
+from kvlab.attention.hopper.turns import Role, Wait, run_roles
 
 
 def backwards(roles: list[Role]) -> None:

@@ -13,7 +13,7 @@ from kvlab.attention.call.operation import PublicOperation
 from kvlab.attention.decode_call import DecodeCall, call_of_collection, decode_results, explained, prepared
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.features.scales import is_fp8
-from kvlab.attention.hopper_choice import choose_with_hopper
+from kvlab.attention.hopper.choice import choose_with_hopper
 from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
 from kvlab.attention.tiles.online_softmax import MASK_VALUE
 from kvlab.cache import PagedKVCacheCollection

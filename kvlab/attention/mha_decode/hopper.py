@@ -15,10 +15,9 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from kvlab.attention.call.results import results
 from kvlab.attention.features.intervals import most_keys
 from kvlab.attention.features.resolve import Features
+from kvlab.attention.hopper.kernel import BOX_LAYOUT, PANEL, barriers, box_descriptor, view
 from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
-from kvlab.attention.mha_prefill.hopper import barriers, box_descriptor
-from kvlab.attention.mha_prefill.hopper_steps import PANEL, view
 from kvlab.attention.scoring.launch import scale_strides
 from kvlab.attention.tiles.online_softmax import LOG2E
 from kvlab.common.arrays import with_addressing_strides
@@ -27,7 +26,7 @@ from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .hopper_config import HopperConfig
 from .hopper_roles import consume, produce
-from .hopper_steps import BOX_LAYOUT, TILE_LAYOUT, find_item
+from .hopper_steps import TILE_LAYOUT, find_item
 
 SIZES = [
     "batches", "groups", "splits", "pages", "max_keys", "table_batch", "lens_stride", "k_scale_head", "v_scale_head",

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kvlab.attention.features.resolve import Features
-from kvlab.attention.hopper_choice import decode_lacks
-from kvlab.attention.mha_prefill.hopper_config import tma_takes
+from kvlab.attention.hopper.choice import decode_lacks, tma_takes
 from kvlab.attention.tiles.memory import BARRIER_BYTES
 from kvlab.attention.tiles.splits import decode_splits, fitting_splits
 from kvlab.common.arrays import dtype_of

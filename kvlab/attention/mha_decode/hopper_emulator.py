@@ -10,9 +10,9 @@ import numpy as np
 
 from kvlab.attention.features.intervals import key_count, most_keys
 from kvlab.attention.features.resolve import Features
+from kvlab.attention.hopper.turns import Role, Wait, run_roles
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
-from kvlab.attention.mha_prefill.hopper_turns import Role, Wait, run_roles
 from kvlab.attention.tiles.fp8_pairs.emulator import narrow
 from kvlab.attention.tiles.masked import load, store
 from kvlab.attention.tiles.online_softmax import LOG2E, LOWEST

@@ -6,7 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, mma_v2
 
-from kvlab.attention.mha_prefill.hopper_steps import meet
+from kvlab.attention.hopper.kernel import meet
 from kvlab.attention.tiles.online_softmax import LOWEST as _LOWEST
 
 from .hopper_steps import (

@@ -6,11 +6,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from kvlab.attention.mha_prefill.hopper_steps import PANEL, REINTERPRETS, key_count, load_box
+from kvlab.attention.hopper.kernel import PANEL, key_count, load_box, view_as
 
 from .config import CLASSES as _CLASSES
 
-BOX_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=4))
 TILE_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
 MMA = gl.constexpr(gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[4, 1, 1], instr_shape=[1, 16, 8]))
 A = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=MMA.value, k_width=2))
@@ -135,7 +134,7 @@ def as_sums(ring, W: gl.constexpr):
     """The beginning of K's ring as sums ``[4, 16, W]`` float32: of all warps at once, and of each."""
     LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 8, [2, 1, 0])
     EACH: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 8, [1, 0])
-    return as_float32(ring, [4, 16, W], LAYOUT), as_float32(ring, [4, 16, W], EACH)
+    return view_as(ring, gl.float32, [4, 16, W], LAYOUT), view_as(ring, gl.float32, [4, 16, W], EACH)
 
 
 @gluon.jit
@@ -143,16 +142,7 @@ def as_tops(ring):
     """The beginning of V's ring as maxima and sums of rows: of all warps at once ``[2, 4, 16]``, and of each."""
     LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     EACH: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    return as_float32(ring, [2, 4, 16], LAYOUT), as_float32(ring, [8, 16], EACH)
-
-
-@gluon.jit
-def as_float32(ring, shape: gl.constexpr, layout: gl.constexpr):
-    if REINTERPRETS:
-        seen = ring.reinterpret(gl.float32, shape, layout)
-    else:
-        seen = ring._reinterpret(gl.float32, shape, layout)
-    return seen
+    return view_as(ring, gl.float32, [2, 4, 16], LAYOUT), view_as(ring, gl.float32, [8, 16], EACH)
 
 
 @gluon.jit

@@ -10,12 +10,12 @@ from __future__ import annotations
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from kvlab.attention.call.results import results
 from kvlab.attention.features.intervals import most_keys
 from kvlab.attention.features.resolve import Features
+from kvlab.attention.hopper.kernel import BOX8_LAYOUT, BOX_LAYOUT, TILE8_LAYOUT, barriers, box_descriptor, operand
 from kvlab.attention.machines.gpu import machine
 from kvlab.attention.tiles.online_softmax import LOG2E
 from kvlab.triton_support.launching import Again, first_launch, relaunched
@@ -23,16 +23,7 @@ from kvlab.triton_support.launching import Again, first_launch, relaunched
 from .config import PrefillProblem
 from .hopper_config import HopperConfig
 from .hopper_roles import consume, produce, transpose
-from .hopper_steps import BOX8_LAYOUT, BOX_LAYOUT, TILE8_LAYOUT, in_pairs, operand
-
-
-@gluon.jit
-def barriers(n: gl.constexpr, count: gl.constexpr):
-    bars = gl.allocate_shared_memory(gl.int64, [n, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(n):
-        mbarrier.init(bars.index(i), count=count)
-    return bars
-
+from .hopper_steps import in_pairs
 
 SIZES = [
     "tiles", "row_tiles", "together", "batches", "steps", "heads", "group", "max_q", "max_k", "left", "right", "pages",
@@ -159,23 +150,3 @@ def launch(
             *(0 if x is None else x.stride(0) for x in by_head), *out.stride()[:3], *lse.stride(), C=C, num_warps=4,
         )
     return out, lse
-
-
-def box_descriptor(
-    x: torch.Tensor, rows: tuple[int, ...], layout: gl.constexpr, name: str = "", again: Again = None
-) -> TensorDescriptor:
-    """A TMA descriptor of ``[pages, *of rows, columns]`` for boxes of ``rows`` and one panel of columns.
-
-    again : where the descriptor is kept for calls of one kind, without its memory, by the ``name`` of x.
-    """
-    kept = None if again is None else again.get(name)
-    if kept is None:
-        size = x.element_size()
-        strides = [s if n > 1 else 16 // size for s, n in zip(x.stride()[:-1], x.shape[:-1], strict=True)]
-        made = TensorDescriptor(x, list(x.shape), [*strides, 1], [1, *rows, 128 // size], layout.value)
-        if again is not None:
-            again[name] = {**vars(made), "base": None}
-        return made
-    same = object.__new__(TensorDescriptor)
-    vars(same).update(kept, base=x)
-    return same

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kvlab.attention.features.masks import UNLIMITED
 from kvlab.attention.features.scales import is_fp8
+from kvlab.attention.hopper.choice import tma_takes
 from kvlab.attention.tiles.memory import BARRIER_BYTES
 from kvlab.attention.tiles.online_softmax import LOG2E
-from kvlab.common.arrays import dtype_of, element_strides
+from kvlab.common.arrays import dtype_of
 from kvlab.memory import bfloat16
 from kvlab.triton_support.versions import gluon_lacks
 
@@ -149,15 +150,6 @@ def hopper_declined(problem: PrefillProblem, left: int, *, batch_invariant: bool
     if not batch_invariant and problem.group > 1 and problem.max_q * problem.group <= 128:
         return "the heads of a KV head fit one tile together"
     return gluon_lacks(wide=True) if problem.head_dim > 192 else None
-
-
-def tma_takes(array: Any, name: str) -> bool:
-    """Whether an array ``[., ., ., D]`` can be read as boxes."""
-    vector = 16 // dtype_of(array, name).itemsize
-    strides = element_strides(array, name)
-    outer = [s for s, n in zip(strides[:-1], array.shape[:-1], strict=True) if n > 1]
-    address = array.data_ptr() if hasattr(array, "data_ptr") else array.ctypes.data
-    return address % 16 == 0 and all(s > 0 and s % vector == 0 and s < 1 << 39 for s in outer)
 
 
 def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperConfig:

@@ -11,21 +11,21 @@ import numpy as np
 from kvlab.attention.call.operands import result_dtype
 from kvlab.attention.features.intervals import key_count, most_keys
 from kvlab.attention.features.resolve import Features
+from kvlab.attention.hopper.emulator import NOTHING, quad_sum
+from kvlab.attention.hopper.turns import Role, Wait, run_roles
 from kvlab.attention.tiles.masked import store
 from kvlab.attention.tiles.online_softmax import LOG2E
 from kvlab.hardware import TmaDescriptor
 from kvlab.hardware.chip import divide, exp2, log2, multiply_add
 from kvlab.staging import Fragments, Traffic, ceildiv
-from kvlab.staging.tile.rows_over_warps import butterfly, in_turn
+from kvlab.staging.tile.rows_over_warps import butterfly
 
 from .config import PrefillProblem
 from .hopper_config import FIXED_ABOVE, TANH, HopperConfig
 from .hopper_cta import HopperCTA
-from .hopper_turns import Role, Wait, run_roles
 from .rows import per_sequence
 
 Array = np.ndarray[Any, Any]
-NOTHING = np.float32(-(2.0**100))
 
 
 @dataclass
@@ -392,13 +392,6 @@ def mask_block(
     p, c = position + s.map.row, key + s.map.col
     visible = (c < np.minimum(p + right + 1, num_keys)) & (c >= p - left)
     return s.with_values(np.where(visible, s.values, nothing))
-
-
-def quad_sum(e: Fragments) -> Array:
-    """Row sums ``[BM, 4]``, one for each lane of the quad that holds a row."""
-    tile = e.tile()[0]
-    pairs = tile.reshape(len(tile), -1, 4, 2).sum(3)
-    return in_turn(np.add, pairs.swapaxes(1, 2))
 
 
 def row_results(

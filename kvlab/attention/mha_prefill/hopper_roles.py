@@ -7,9 +7,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+from kvlab.attention.hopper.kernel import NOTHING, accumulator, meet, quad_sum
+
 from .hopper_capped import capped_weights, fixed_top
 from .hopper_steps import (
-    accumulator,
     cap,
     clean_rows,
     find_pages,
@@ -19,11 +20,9 @@ from .hopper_steps import (
     key_blocks,
     load_rows,
     mask_block,
-    meet,
     multiply_pv,
     multiply_qk,
     operand_p,
-    quad_sum,
     query,
     receive,
     round_p,
@@ -33,9 +32,6 @@ from .hopper_steps import (
     tell,
     transpose_tile,
 )
-
-# A power of two: times the scale it is exact, so that m * scale - m * scale is 0 in a fused multiply-add, too.
-NOTHING = gl.constexpr(-(2.0**100))
 
 
 @gluon.jit

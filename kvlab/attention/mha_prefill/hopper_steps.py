@@ -5,50 +5,9 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from kvlab.triton_support.versions import has_smem_reinterpret
-
-BOX_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=4))
-BOX8_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 8, rank=4))  # e4m3
-TILE_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=2))
-TILE8_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 8, rank=2))
-REINTERPRETS = gl.constexpr(has_smem_reinterpret())
-PANEL = gl.constexpr(64)  # columns of 16 bits in a row of 128 bytes, the widest swizzle; 128 of 8 bits
-load_box = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-meet = getattr(gl, "barrier", None) or gl.thread_barrier
-store_box = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
-
-
-@gluon.constexpr_function
-def accumulator(columns, depth):
-    """The registers of a product of a warpgroup with ``columns`` columns, ``depth`` deep an instruction."""
-    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, depth])
-
-
-@gluon.jit
-def view_as(smem, dtype: gl.constexpr, shape: gl.constexpr, layout: gl.constexpr):
-    """The same bytes of shared memory as elements of another type, with another shape and layout."""
-    if REINTERPRETS:
-        seen = smem.reinterpret(dtype, shape, layout)
-    else:
-        seen = smem._reinterpret(dtype, shape, layout)
-    return seen
-
-
-@gluon.jit
-def view(smem, shape: gl.constexpr, layout: gl.constexpr):
-    """The same bytes of shared memory with another shape and layout."""
-    return view_as(smem, smem.dtype, shape, layout)
-
-
-@gluon.jit
-def operand(boxes, rows: gl.constexpr, depth: gl.constexpr, panels: gl.constexpr):
-    """Buffers as operands of wgmma: ``[rows, depth]`` each, or panels of it where depth is no power of two."""
-    EIGHT: gl.constexpr = boxes.dtype.primitive_bitwidth == 8
-    WIDTH: gl.constexpr = 2 * PANEL if EIGHT else PANEL
-    COLS: gl.constexpr = depth if depth & (depth - 1) == 0 else WIDTH
-    return view(boxes, [panels * WIDTH // COLS, rows, COLS], TILE8_LAYOUT if EIGHT else TILE_LAYOUT)
+from kvlab.attention.hopper.kernel import PANEL, TILE_LAYOUT, key_count, load_box, meet, store_box, view, view_as
 
 
 @gluon.jit
@@ -94,12 +53,6 @@ def hear(words, slot, max_q, max_k, RAGGED_Q: gl.constexpr):
         num_q = receive(words, slot * 8 + 4)
         num_keys = receive(words, slot * 8 + 5)
     return head, tile_row, q_first, num_q, num_keys
-
-
-@gluon.jit
-def key_count(length, most):
-    """As in ``kernel``: keys of a sequence of this length, none below 0, and none beyond ``most``."""
-    return gl.maximum(gl.minimum(length.to(gl.int64), most), 0).to(gl.int32)
 
 
 @gluon.jit
@@ -302,12 +255,6 @@ def mask_block(
     if WINDOW:
         s = gl.where(c[None, :] >= (p - left)[:, None], s, nothing)
     return s
-
-
-@gluon.jit
-def quad_sum(p, BM: gl.constexpr, BN: gl.constexpr):
-    """Row sums [BM, 4], one for each lane of the quad that holds a row: additions inside a thread, no shuffles."""
-    return gl.sum(gl.sum(p.reshape([BM, BN // 8, 4, 2]), 3), 1)
 
 
 @gluon.jit

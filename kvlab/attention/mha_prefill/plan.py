@@ -15,7 +15,7 @@ from kvlab.attention.call.layers import layer_arrays
 from kvlab.attention.call.ragged import check_grid, check_starts_of_cache, keys_with_new
 from kvlab.attention.features.resolve import Features, kv_view
 from kvlab.attention.features.scales import is_fp8
-from kvlab.attention.hopper_choice import choose_with_hopper
+from kvlab.attention.hopper.choice import choose_with_hopper
 from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
 from kvlab.common.arrays import dtype_of, on_gpu
 

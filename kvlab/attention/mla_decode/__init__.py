@@ -25,7 +25,7 @@ from kvlab.attention.decode_call import decode_results, explained
 from kvlab.attention.features.intervals import keys_in_table, window_interval
 from kvlab.attention.features.masks import resolve_mask
 from kvlab.attention.features.resolve import Features, resolve_features
-from kvlab.attention.hopper_choice import choose_with_hopper
+from kvlab.attention.hopper.choice import choose_with_hopper
 from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
 from kvlab.attention.tiles.online_softmax import MASK_VALUE
 from kvlab.cache import PagedKVCacheCollection

@@ -15,16 +15,15 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from kvlab.attention.call.results import results
 from kvlab.attention.features.intervals import most_keys
 from kvlab.attention.features.resolve import Features
+from kvlab.attention.hopper.kernel import BOX_LAYOUT, PANEL, TILE_LAYOUT, barriers, box_descriptor, operand
 from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
-from kvlab.attention.mha_prefill.hopper import barriers, box_descriptor
-from kvlab.attention.mha_prefill.hopper_steps import PANEL, TILE_LAYOUT, operand
 from kvlab.attention.tiles.online_softmax import LOG2E
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .hopper_config import HopperConfig
 from .hopper_roles import follow, lead, produce
-from .hopper_steps import K_LAYOUT, Q_LAYOUT, ROWS_LAYOUT
+from .hopper_steps import K_LAYOUT, ROWS_LAYOUT
 
 SIZES = [
     "items", "row_tiles", "head_tiles", "splits", "batches", "heads", "tokens", "pages", "max_keys", "table_batch",
@@ -42,8 +41,8 @@ def attend(
     """A program: shared memory, barriers, and its partitions."""
     BOXES: gl.constexpr = C.BN // C.BOX
     PANELS: gl.constexpr = C.DV // PANEL
-    q_box = gl.allocate_shared_memory(dq.dtype, [PANELS, 1, C.TB, C.HB, PANEL], Q_LAYOUT)
-    q_rope_box = gl.allocate_shared_memory(dq.dtype, [1, 1, C.TB, C.HB, PANEL], Q_LAYOUT)
+    q_box = gl.allocate_shared_memory(dq.dtype, [PANELS, 1, C.TB, C.HB, PANEL], BOX_LAYOUT)
+    q_rope_box = gl.allocate_shared_memory(dq.dtype, [1, 1, C.TB, C.HB, PANEL], BOX_LAYOUT)
     k_box = gl.allocate_shared_memory(dq.dtype, [C.NB * PANELS * BOXES, 1, C.BOX, PANEL], K_LAYOUT)
     k_rope_box = gl.allocate_shared_memory(dq.dtype, [C.NB * BOXES, 1, C.BOX, PANEL], K_LAYOUT)
     p_s = gl.allocate_shared_memory(dq.dtype, [C.BM, C.BN], TILE_LAYOUT)
@@ -99,7 +98,7 @@ def launch(
     out, lse = results(q, out, (batch, tokens, heads, C.DV))
     part, part_lse = partial_results(out, lse, splits)
     pointers = (
-        box_descriptor(q, (C.TB, C.HB), Q_LAYOUT, "q", again),
+        box_descriptor(q, (C.TB, C.HB), BOX_LAYOUT, "q", again),
         box_descriptor(kv_cache, (C.BOX,), K_LAYOUT, "kv_cache", again),
         box_descriptor(k_rope, (C.BOX,), K_LAYOUT, "k_rope", again),
         _output_boxes(part, (C.TB, C.HB), again) if C.BOXED else part, kv_cache, part, part_lse, block_table, seq_lens,

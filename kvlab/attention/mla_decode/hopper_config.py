@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvlab.attention.features.resolve import Features
-from kvlab.attention.hopper_choice import decode_lacks
-from kvlab.attention.mha_prefill.hopper_config import tma_takes
+from kvlab.attention.hopper.choice import decode_lacks, tma_takes
 from kvlab.attention.tiles.memory import BARRIER_BYTES
 from kvlab.attention.tiles.splits import MAX_SPLITS, check_splits, invariant_splits
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.mha_prefill.hopper_turns import Wait
+from kvlab.attention.hopper.turns import Wait
 from kvlab.hardware import TmaDescriptor, tma
 from kvlab.staging import AsyncBarrier, Fragments, Traffic
 from kvlab.staging.nvidia.partitioned_cta import PartitionedCTA, accumulator

@@ -10,10 +10,10 @@ import numpy as np
 
 from kvlab.attention.features.intervals import key_count, most_keys
 from kvlab.attention.features.resolve import Features
+from kvlab.attention.hopper.emulator import NOTHING, quad_sum
+from kvlab.attention.hopper.turns import Role, Wait, run_roles
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
-from kvlab.attention.mha_prefill.hopper_emulator import NOTHING, quad_sum
-from kvlab.attention.mha_prefill.hopper_turns import Role, Wait, run_roles
 from kvlab.attention.tiles.online_softmax import LOG2E
 from kvlab.hardware import TmaDescriptor
 from kvlab.hardware.chip import divide, exp2, log2, multiply_add

@@ -11,8 +11,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from kvlab.attention.mha_prefill.hopper_roles import NOTHING
-from kvlab.attention.mha_prefill.hopper_steps import PANEL, quad_sum
+from kvlab.attention.hopper.kernel import NOTHING, PANEL, quad_sum
 
 from .hopper_steps import (
     P_FULL,

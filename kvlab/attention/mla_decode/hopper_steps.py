@@ -7,9 +7,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from kvlab.attention.mha_prefill.hopper_steps import PANEL, key_count, load_box, meet, operand, store_box, view_as
+from kvlab.attention.hopper.kernel import PANEL, key_count, load_box, meet, operand, store_box, view_as
 
-Q_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=4))
 K_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
 PARTS = gl.constexpr(3)  # products of Q K^T
 S_DONE = gl.constexpr(9)  # that at which it waits for the end of the next Q K^T, where it is late

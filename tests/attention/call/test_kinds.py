@@ -19,8 +19,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from kvlab import attention  # noqa: E402
-from kvlab.attention import hopper_choice, masks  # noqa: E402
+from kvlab.attention import masks  # noqa: E402
 from kvlab.attention.call import backends, checks, kinds, layers, ragged  # noqa: E402
+from kvlab.attention.hopper import choice as hopper_choice  # noqa: E402
 from kvlab.attention.kv_store import plan as store_plan  # noqa: E402
 from kvlab.attention.machines import gpu  # noqa: E402
 from kvlab.attention.mha_prefill import plan as prefill_plan  # noqa: E402

@@ -18,10 +18,10 @@ from prefill_cases import ENDS, Case, Inputs
 from yardsticks import assert_accurate, bits
 
 from kvlab.attention import explain, mha_prefill
+from kvlab.attention.hopper.turns import run_roles
 from kvlab.attention.mha_prefill import hopper_emulator
 from kvlab.attention.mha_prefill.hopper_config import FIXED_MOST, FP8_DIMS, HEAD_DIMS, TANH, shared_bytes
 from kvlab.attention.mha_prefill.hopper_emulator import Launch
-from kvlab.attention.mha_prefill.hopper_turns import run_roles
 from kvlab.common.arrays import to_torch
 from kvlab.hardware import BarrierDeadlock, TmaDescriptor, tma
 from kvlab.memory import Memory, bfloat16

@@ -1,0 +1,95 @@
+"""What Hopper's Gluon kernels share: boxes of TMA in shared memory, barriers, operands of wgmma, sums of rows."""
+
+from __future__ import annotations
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from kvlab.triton_support.launching import Again
+from kvlab.triton_support.versions import has_smem_reinterpret
+
+BOX_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=4))
+BOX8_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 8, rank=4))  # e4m3
+TILE_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=2))
+TILE8_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 8, rank=2))
+REINTERPRETS = gl.constexpr(has_smem_reinterpret())
+PANEL = gl.constexpr(64)  # columns of 16 bits in a row of 128 bytes, the widest swizzle; 128 of 8 bits
+load_box = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+meet = getattr(gl, "barrier", None) or gl.thread_barrier
+store_box = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+# A power of two: times the scale it is exact, so that m * scale - m * scale is 0 in a fused multiply-add, too.
+NOTHING = gl.constexpr(-(2.0**100))
+
+
+@gluon.jit
+def barriers(n: gl.constexpr, count: gl.constexpr):
+    bars = gl.allocate_shared_memory(gl.int64, [n, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(n):
+        mbarrier.init(bars.index(i), count=count)
+    return bars
+
+
+@gluon.constexpr_function
+def accumulator(columns, depth):
+    """The registers of a product of a warpgroup with ``columns`` columns, ``depth`` deep an instruction."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, depth])
+
+
+@gluon.jit
+def view_as(smem, dtype: gl.constexpr, shape: gl.constexpr, layout: gl.constexpr):
+    """The same bytes of shared memory as elements of another type, with another shape and layout."""
+    if REINTERPRETS:
+        seen = smem.reinterpret(dtype, shape, layout)
+    else:
+        seen = smem._reinterpret(dtype, shape, layout)
+    return seen
+
+
+@gluon.jit
+def view(smem, shape: gl.constexpr, layout: gl.constexpr):
+    """The same bytes of shared memory with another shape and layout."""
+    return view_as(smem, smem.dtype, shape, layout)
+
+
+@gluon.jit
+def operand(boxes, rows: gl.constexpr, depth: gl.constexpr, panels: gl.constexpr):
+    """Buffers as operands of wgmma: ``[rows, depth]`` each, or panels of it where depth is no power of two."""
+    EIGHT: gl.constexpr = boxes.dtype.primitive_bitwidth == 8
+    WIDTH: gl.constexpr = 2 * PANEL if EIGHT else PANEL
+    COLS: gl.constexpr = depth if depth & (depth - 1) == 0 else WIDTH
+    return view(boxes, [panels * WIDTH // COLS, rows, COLS], TILE8_LAYOUT if EIGHT else TILE_LAYOUT)
+
+
+@gluon.jit
+def key_count(length, most):
+    """As in ``kernel``: keys of a sequence of this length, none below 0, and none beyond ``most``."""
+    return gl.maximum(gl.minimum(length.to(gl.int64), most), 0).to(gl.int32)
+
+
+@gluon.jit
+def quad_sum(p, BM: gl.constexpr, BN: gl.constexpr):
+    """Row sums [BM, 4], one for each lane of the quad that holds a row: additions inside a thread, no shuffles."""
+    return gl.sum(gl.sum(p.reshape([BM, BN // 8, 4, 2]), 3), 1)
+
+
+def box_descriptor(
+    x: torch.Tensor, rows: tuple[int, ...], layout: gl.constexpr, name: str = "", again: Again = None
+) -> TensorDescriptor:
+    """A TMA descriptor of ``[pages, *of rows, columns]`` for boxes of ``rows`` and one panel of columns.
+
+    again : where the descriptor is kept for calls of one kind, without its memory, by the ``name`` of x.
+    """
+    kept = None if again is None else again.get(name)
+    if kept is None:
+        size = x.element_size()
+        strides = [s if n > 1 else 16 // size for s, n in zip(x.stride()[:-1], x.shape[:-1], strict=True)]
+        made = TensorDescriptor(x, list(x.shape), [*strides, 1], [1, *rows, 128 // size], layout.value)
+        if again is not None:
+            again[name] = {**vars(made), "base": None}
+        return made
+    same = object.__new__(TensorDescriptor)
+    vars(same).update(kept, base=x)
+    return same

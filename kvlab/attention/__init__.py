@@ -17,10 +17,12 @@ from .mha_decode_streaming import mha_decode_streaming, mha_decode_streaming_pag
 from .mha_prefill import mha_prefill, mha_prefill_cache, mha_prefill_paged
 from .mla_decode import mla_decode, mla_decode_paged
 from .mla_prefill import mla_prefill, mla_prefill_paged, mla_prefill_ragged
+from .schedule import Schedule, plan
 
 __all__ = [
     "Explanation",
     "Rope",
+    "Schedule",
     "explain",
     "kv_store",
     "kv_store_paged",
@@ -38,4 +40,5 @@ __all__ = [
     "mla_prefill_paged",
     "mla_prefill_ragged",
     "mla_store_paged",
+    "plan",
 ]

@@ -1,0 +1,178 @@
+"""Work lists: how units are cut, where things lie in a list, and the twins that make one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvlab.attention.features.intervals import UNLIMITED
+from kvlab.mirror.twin import Twin
+
+TWINS = (
+    Twin(
+        "work_list",
+        kernel="kernel:work_list",
+        emulator="emulator:work_list",
+        synonyms={
+            "seq_lens": "seq_lens_ptr",
+            "cu_seqlens": "cu_seqlens_ptr",
+            "cu_seqlens is not None": "CUMULATIVE",
+            "config.block": "BLOCK",
+            "config.overhead": "OVERHEAD",
+            "config.unit": "UNIT",
+            "config.fewest": "fewest",
+            "config.most": "most",
+            "fields": "list_ptr",
+            "starts": "starts_ptr",
+            "sequences": "sequences_ptr",
+            "tiles": "tiles_ptr",
+            "firsts": "firsts_ptr",
+        },
+    ),
+)
+
+HEAD = 4
+"""Numbers before the arrays of a list: the share of a team, the cost of all items, their number, and 0."""
+MOST_UNITS = 64
+"""Units of an item at most, where they are cut by the item's own length."""
+MOST_COST = 2**31 - 1
+INVARIANT_KEYS = 2048
+"""Keys of a unit that is the same in every batch."""
+CTAS_PER_PROCESSOR = 3
+LEAST_BLOCKS = 8
+WIDE = 1024
+"""Sequences, items or teams that a list is made of at a time."""
+
+
+@dataclass(frozen=True)
+class ScheduleProblem:
+    """Sizes of one call: B sequences with ``group`` query heads to each of ``kv_heads``.
+
+    tokens : new tokens of every sequence; with ``cumulative``, of all sequences together. max_keys : keys that a row of
+    the page table holds. left, right : keys that a query sees before and behind its own.
+
+    >>> ScheduleProblem(batch=3, tokens=1, group=4, kv_heads=8, max_keys=4096).right
+    0
+    """
+
+    batch: int
+    tokens: int
+    group: int
+    kv_heads: int
+    max_keys: int = UNLIMITED
+    cumulative: bool = False
+    left: int = UNLIMITED
+    right: int = 0
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """How units are cut, and how many programs share them.
+
+    programs  that run at once
+    BM        rows of a tile: new tokens times the query heads of a KV head
+    together  tiles of one sequence that programs of a team walk side by side, as they read the same keys
+    block     keys of a key block, the grain of every cut
+    overhead  key blocks that the beginning of a unit takes as long as
+    least     key blocks, overhead among them, that a team takes at least
+    unit      key blocks of a unit, counted from the item's first; 0: units end where a team has its share
+    fewest, most  new tokens of the sequences that are in the list
+
+    >>> config = ScheduleConfig(programs=396)
+    >>> config.lanes(8), config.teams(8), config.grid(8)
+    (8, 49, (392,))
+    """
+
+    programs: int
+    BM: int = 16
+    together: int = 1
+    block: int = 16
+    overhead: int = 4
+    least: int = 12
+    unit: int = 0
+    fewest: int = 1
+    most: int = UNLIMITED
+    num_warps: int = 4
+
+    @property
+    def rows(self) -> int:
+        """Rows of an item."""
+        return self.BM * self.together
+
+    def lanes(self, kv_heads: int) -> int:
+        """Programs of a team: one for each KV head of each tile."""
+        return kv_heads * self.together
+
+    def teams(self, kv_heads: int) -> int:
+        """Teams that have a place; at least one."""
+        return max(1, self.programs // self.lanes(kv_heads))
+
+    def grid(self, kv_heads: int) -> tuple[int]:
+        """Programs. The lengths have no part in it: a CUDA graph may be replayed."""
+        return (self.teams(kv_heads) * self.lanes(kv_heads),)
+
+    def most_items(self, problem: ScheduleProblem) -> int:
+        """Items that a list must have room for, whatever the lengths.
+
+        >>> config = ScheduleConfig(programs=132, BM=128)
+        >>> config.most_items(ScheduleProblem(batch=4, tokens=512, group=4, kv_heads=8))
+        64
+        >>> config.most_items(ScheduleProblem(batch=4, tokens=512, group=4, kv_heads=8, cumulative=True))
+        20
+        """
+        rows = problem.tokens * problem.group
+        if problem.cumulative:
+            return min(problem.tokens, problem.batch + rows // self.rows)
+        return problem.batch * -(-rows // self.rows)
+
+    def list_size(self, problem: ScheduleProblem) -> int:
+        """Integers of a list: its head, the first unit of each item and the end of the last, each item's sequence and
+        first tile, and each team's first item.
+        """
+        return HEAD + 3 * self.most_items(problem) + 1 + self.teams(problem.kv_heads)
+
+
+def list_parts(most_items: int) -> tuple[int, int, int, int]:
+    """Where the parts of a list begin: the items' starts, their sequences, their tiles, and the teams' first items.
+
+    >>> list_parts(10)
+    (4, 15, 25, 35)
+    """
+    starts = HEAD
+    sequences = starts + most_items + 1
+    return starts, sequences, sequences + most_items, sequences + 2 * most_items
+
+
+def wide(batch: int) -> int:
+    """Sequences, items or teams that are looked at together: a power of two.
+
+    >>> wide(5), wide(4096)
+    (16, 1024)
+    """
+    return min(WIDE, max(16, 1 << (batch - 1).bit_length())) if batch else 16
+
+
+def choose_config(
+    tokens: int, problem: ScheduleProblem, key_bytes: int, *, unit: int = 0, programs: int | None = None,
+    processors: int = 132,
+) -> ScheduleConfig:
+    """The configuration for sequences of at most so many new tokens, and rows of K of ``key_bytes``.
+
+    A tile holds all rows of a sequence, up to 128; beyond that up to four tiles are walked together, so that each key
+    is read from DRAM once for them. Tiles of up to 32 rows leave room for three programs on an SM, larger ones for one.
+    The beginning of a unit takes as long as 64 keys of 256 bytes.
+
+    >>> problem = ScheduleProblem(batch=64, tokens=4, group=4, kv_heads=8)
+    >>> choose_config(4, problem, 256)
+    ScheduleConfig(programs=396, BM=16, together=1, block=16, overhead=4, least=12, unit=0, fewest=1, \
+most=1073741824, num_warps=4)
+    >>> chunks = choose_config(128, problem, 256)
+    >>> chunks.programs, chunks.BM, chunks.together
+    (132, 128, 4)
+    """
+    rows = tokens * problem.group
+    BM = min(128, max(16, 1 << (rows - 1).bit_length())) if rows else 16
+    together = min(4, -(-rows // BM)) if rows else 1
+    if programs is None:
+        programs = processors * (CTAS_PER_PROCESSOR if BM <= 32 and key_bytes <= 256 else 1)
+    overhead = max(1, round(4 * 256 / key_bytes))
+    return ScheduleConfig(programs, BM, together, 16, overhead, overhead + LEAST_BLOCKS, unit)

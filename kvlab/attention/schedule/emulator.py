@@ -1,0 +1,123 @@
+"""The work list in NumPy: the kernel's twin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvlab.attention.features.intervals import key_count
+from kvlab.attention.scoring.emulator import key_range
+from kvlab.attention.tiles.masked import load, store
+from kvlab.staging import ceildiv
+
+from .config import HEAD, MOST_UNITS, ScheduleConfig, ScheduleProblem, list_parts, wide
+
+Array = np.ndarray[Any, Any]
+
+
+def item_blocks(
+    num_keys: Array, tokens: Array, item: Any, group: int, left: int, right: int, ROWS: int, BLOCK: int
+) -> tuple[Array, Array]:
+    """(first, last): the key blocks ``first ... last`` that the rows of the ``item``-th item of each sequence see."""
+    row = item * ROWS
+    last_row = np.minimum(row + ROWS, tokens * group) - 1
+    begin, _ = key_range(num_keys - tokens + row // group, num_keys, left, right, 0)
+    _, end = key_range(num_keys - tokens + last_row // group, num_keys, left, right, 0)
+    first = begin // BLOCK
+    last = np.maximum(ceildiv(end, BLOCK), first)
+    return first, last
+
+
+def units_of(blocks: Array, UNIT: int) -> Array:
+    """Units of items of so many key blocks: one, or with UNIT as many as the item's own length says, at most 64."""
+    units = np.minimum(blocks, 1)
+    if UNIT:
+        size = np.maximum(ceildiv(blocks, MOST_UNITS), UNIT)
+        units = ceildiv(blocks, size)
+    return units
+
+
+def new_tokens_of(cu_seqlens: Array | None, batch: Array, tokens: int, inside: Array) -> Array:
+    """New tokens of each sequence."""
+    count = np.zeros_like(batch) + np.int32(tokens)
+    if cu_seqlens is not None:
+        begin = load(cu_seqlens, (batch,), mask=inside, other=0)
+        end = load(cu_seqlens, (batch + 1,), mask=inside, other=0)
+        count = np.maximum(end - begin, 0).astype(np.int32)
+    return count
+
+
+def work_list(
+    seq_lens: Array, cu_seqlens: Array | None, list_array: Array, problem: ScheduleProblem, config: ScheduleConfig
+) -> None:
+    """Write the work list of a step: which items there are, what they cost, and where each team begins."""
+    #: setup -> items    where the parts of the list lie; no item yet
+    batches, tokens, group = problem.batch, problem.tokens, problem.group  #- launch
+    WIDE, ROWS = wide(batches), config.rows  #- launch
+    left, right, max_keys = problem.left, problem.right, problem.max_keys  #- launch
+    teams, least = config.teams(problem.kv_heads), config.least  #- launch
+    parts = list_parts(config.most_items(problem))  #- address
+    fields, starts, sequences, tiles, firsts = (list_array[at:] for at in (0, *parts))  #- address
+    items = np.int32(0)
+    for at in range(0, batches, WIDE):
+        #: sequences -> count, place, items, longest    the items of these sequences and their places in the list
+        batch = at + np.arange(WIDE, dtype=np.int32)
+        inside = batch < batches
+        num_keys = key_count(load(seq_lens, (batch,), mask=inside, other=0), max_keys)
+        new = new_tokens_of(cu_seqlens, batch, tokens, inside)
+        wanted = inside & (new >= config.fewest) & (new <= config.most)
+        count = np.where(wanted, ceildiv(new * group, ROWS), 0)
+        place = np.cumsum(count) - count + items
+        items = items + np.sum(count)
+        longest = np.max(count)
+        for item in range(longest):
+            #: cost    of the item-th item of each: its key blocks, and what the beginnings of its units cost
+            exists = item < count
+            first, last = item_blocks(num_keys, new, item, group, left, right, ROWS, config.block)
+            cost = last - first + config.overhead * units_of(last - first, config.unit)
+            store(starts, (place + item,), cost, mask=exists)
+            store(sequences, (place + item,), batch, mask=exists)
+            store(tiles, (place + item,), item, mask=exists)
+    #: zero -> total
+    total = np.int32(0)
+    for at in range(0, items, WIDE):
+        #: sums -> total    costs become the places of the items' first units
+        index = at + np.arange(WIDE, dtype=np.int32)
+        there = index < items
+        cost = load(starts, (index,), mask=there, other=0)
+        store(starts, (index,), np.cumsum(cost) - cost + total, mask=there)
+        total = total + np.sum(cost)
+    #: share -> share    what a team takes
+    share = np.maximum(ceildiv(total, teams), least)
+    field = np.arange(HEAD)
+    value = np.where(field == 0, share, np.where(field == 1, total, np.where(field == 2, items, 0)))
+    store(fields, (field,), value, mask=field < HEAD)
+    store(starts, (items,), total, mask=items >= 0)
+    for at in range(0, items, WIDE):
+        #: teams -> team, end, longest    the teams that begin within these items
+        index = at + np.arange(WIDE, dtype=np.int32)
+        there = index < items
+        team = ceildiv(load(starts, (index,), mask=there, other=0), share)
+        end = np.minimum(ceildiv(load(starts, (index + 1,), mask=there, other=0), share), teams)
+        longest = np.max(end - team)
+        for more in range(longest):
+            #: first_item    of each
+            store(firsts, (team + more,), index, mask=there & (team + more < end))
+    for at in range(0, teams, WIDE):
+        #: idle    teams that no unit is left for
+        team = at + np.arange(WIDE, dtype=np.int32)
+        store(firsts, (team,), items, mask=(team < teams) & (team * share >= total))
+
+
+def launch(
+    seq_lens: Array, cu_seqlens: Array | None = None, *, problem: ScheduleProblem, config: ScheduleConfig,
+    out: Array | None = None,
+) -> tuple[Array]:
+    """Run the twin on lengths ``[B]`` and ``cu_seqlens [B + 1]`` or None: the list, int32. The arguments are valid."""
+    size = config.list_size(problem)
+    out = np.zeros(size, np.int32) if out is None else out
+    work_list(seq_lens, cu_seqlens, out, problem, config)
+    return (out,)
+
+

@@ -1,0 +1,136 @@
+"""The work list as a portable Triton kernel: one program makes it from the lengths, which the host never sees."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kvlab.attention.scoring.kernel import key_count, key_range
+from kvlab.triton_support.launching import Again, first_launch, relaunched
+
+from .config import HEAD as _HEAD
+from .config import MOST_UNITS as _MOST_UNITS
+from .config import ScheduleConfig, ScheduleProblem, wide
+
+HEAD = tl.constexpr(_HEAD)
+MOST_UNITS = tl.constexpr(_MOST_UNITS)
+
+
+@triton.jit
+def item_blocks(num_keys, tokens, item, group, left, right, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """(first, last): the key blocks ``first ... last`` that the rows of the ``item``-th item of each sequence see."""
+    row = item * ROWS
+    last_row = tl.minimum(row + ROWS, tokens * group) - 1
+    begin, _ = key_range(num_keys - tokens + row // group, num_keys, left, right, 0, False)
+    _, end = key_range(num_keys - tokens + last_row // group, num_keys, left, right, 0, False)
+    first = begin // BLOCK
+    last = tl.maximum(tl.cdiv(end, BLOCK), first)
+    return first, last
+
+
+@triton.jit
+def units_of(blocks, UNIT: tl.constexpr):
+    """Units of items of so many key blocks: one, or with UNIT as many as the item's own length says, at most 64."""
+    units = tl.minimum(blocks, 1)
+    if UNIT:
+        size = tl.maximum(tl.cdiv(blocks, MOST_UNITS), UNIT)
+        units = tl.cdiv(blocks, size)
+    return units
+
+
+@triton.jit
+def new_tokens_of(cu_seqlens_ptr, batch, tokens, inside, CUMULATIVE: tl.constexpr):
+    """New tokens of each sequence."""
+    count = tl.zeros_like(batch) + tokens
+    if CUMULATIVE:
+        begin = tl.load(cu_seqlens_ptr + batch, mask=inside, other=0)
+        end = tl.load(cu_seqlens_ptr + batch + 1, mask=inside, other=0)
+        count = tl.maximum(end - begin, 0).to(tl.int32)
+    return count
+
+
+@triton.jit
+def work_list(
+    seq_lens_ptr, cu_seqlens_ptr, list_ptr, seq_lens_batch, batches, most_items, max_keys, tokens, fewest, most, group,
+    left, right, teams, least,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, OVERHEAD: tl.constexpr, UNIT: tl.constexpr, CUMULATIVE: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Write the work list of a step: which items there are, what they cost, and where each team begins."""
+    #: setup -> items    where the parts of the list lie; no item yet
+    starts_ptr = list_ptr + HEAD  #- address
+    sequences_ptr = starts_ptr + most_items + 1  #- address
+    tiles_ptr = sequences_ptr + most_items  #- address
+    firsts_ptr = tiles_ptr + most_items  #- address
+    items = 0
+    for at in range(0, batches, WIDE):
+        #: sequences -> count, place, items, longest    the items of these sequences and their places in the list
+        batch = at + tl.arange(0, WIDE)
+        inside = batch < batches
+        num_keys = key_count(tl.load(seq_lens_ptr + batch * seq_lens_batch, mask=inside, other=0), max_keys)
+        new = new_tokens_of(cu_seqlens_ptr, batch, tokens, inside, CUMULATIVE)
+        wanted = inside & (new >= fewest) & (new <= most)
+        count = tl.where(wanted, tl.cdiv(new * group, ROWS), 0)
+        place = tl.cumsum(count, 0) - count + items
+        items = items + tl.sum(count, 0)
+        longest = tl.max(count, 0)
+        for item in range(longest):
+            #: cost    of the item-th item of each: its key blocks, and what the beginnings of its units cost
+            exists = item < count
+            first, last = item_blocks(num_keys, new, item, group, left, right, ROWS, BLOCK)
+            cost = last - first + OVERHEAD * units_of(last - first, UNIT)
+            tl.store(starts_ptr + place + item, cost, mask=exists)
+            tl.store(sequences_ptr + place + item, batch, mask=exists)
+            tl.store(tiles_ptr + place + item, item, mask=exists)
+    #: zero -> total
+    tl.debug_barrier()  #- wait
+    total = 0
+    for at in range(0, items, WIDE):
+        #: sums -> total    costs become the places of the items' first units
+        index = at + tl.arange(0, WIDE)
+        there = index < items
+        cost = tl.load(starts_ptr + index, mask=there, other=0)
+        tl.store(starts_ptr + index, tl.cumsum(cost, 0) - cost + total, mask=there)
+        total = total + tl.sum(cost, 0)
+    #: share -> share    what a team takes
+    share = tl.maximum(tl.cdiv(total, teams), least)
+    field = tl.arange(0, HEAD)
+    value = tl.where(field == 0, share, tl.where(field == 1, total, tl.where(field == 2, items, 0)))
+    tl.store(list_ptr + field, value, mask=field < HEAD)
+    tl.store(starts_ptr + items, total, mask=items >= 0)
+    tl.debug_barrier()  #- wait
+    for at in range(0, items, WIDE):
+        #: teams -> team, end, longest    the teams that begin within these items
+        index = at + tl.arange(0, WIDE)
+        there = index < items
+        team = tl.cdiv(tl.load(starts_ptr + index, mask=there, other=0), share)
+        end = tl.minimum(tl.cdiv(tl.load(starts_ptr + index + 1, mask=there, other=0), share), teams)
+        longest = tl.max(end - team, 0)
+        for more in range(longest):
+            #: first_item    of each
+            tl.store(firsts_ptr + team + more, index, mask=there & (team + more < end))
+    for at in range(0, teams, WIDE):
+        #: idle    teams that no unit is left for
+        team = at + tl.arange(0, WIDE)
+        tl.store(firsts_ptr + team, items, mask=(team < teams) & (team * share >= total))
+
+
+def launch(
+    seq_lens: torch.Tensor, cu_seqlens: torch.Tensor | None = None, *, problem: ScheduleProblem,
+    config: ScheduleConfig, out: torch.Tensor | None = None, again: Again = None,
+) -> tuple[torch.Tensor]:
+    """Run the kernel on lengths ``[B]`` and, or None, ``cu_seqlens [B + 1]``: the list, int32. The arguments are valid;
+    ``again`` as of :mod:`kvlab.triton_support.launching`. Nothing waits for the GPU.
+    """
+    size = config.list_size(problem)
+    out = torch.empty(size, dtype=torch.int32, device=seq_lens.device) if out is None else out
+    pointers = seq_lens, seq_lens if cu_seqlens is None else cu_seqlens, out
+    if not relaunched(work_list, pointers, again):
+        first_launch(work_list, (1,), pointers, again)(
+            seq_lens.stride(0), problem.batch, config.most_items(problem), problem.max_keys, problem.tokens,
+            config.fewest, config.most, problem.group, problem.left, problem.right, config.teams(problem.kv_heads),
+            config.least, ROWS=config.rows, BLOCK=config.block, OVERHEAD=config.overhead, UNIT=config.unit,
+            CUMULATIVE=cu_seqlens is not None, WIDE=wide(problem.batch), num_warps=config.num_warps,
+        )
+    return (out,)

@@ -1,0 +1,110 @@
+"""The work list that a kernel makes. Rests on its NumPy twin, to the bit, which the laws of ``test_plan`` hold; on the
+compilers' artefacts; on the mirror.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from caught import Caught, as_launched
+from seeded_faults import is_found
+
+from kvlab.attention.features.intervals import UNLIMITED
+from kvlab.attention.schedule import ScheduleConfig, ScheduleProblem, emulator, plan
+from kvlab.common.arrays import to_torch
+from kvlab.mirror import check
+from kvlab.triton_support import child
+
+
+def test_the_twins_mirror_each_other() -> None:
+    report = check("schedule")
+    assert report.ok
+    ((_, kernel, _),) = report.twins
+    steps = ["setup", "sequences", "cost", "zero", "sums", "share", "teams", "first_item", "idle"]
+    assert [step.marker.name for step in kernel.steps] == steps
+
+
+@pytest.mark.parametrize("fault", [
+    ("kernel", "tl.maximum(tl.cdiv(total, teams), least)", "tl.maximum(tl.cdiv(total, least), teams)"),
+    ("emulator", "np.cumsum(count) - count + items", "np.cumsum(count) - items + count"),
+    ("kernel", "mask=exists & (team + more < end)", "mask=exists & (team <= end + more)"),
+    ("emulator", "row + ROWS, tokens * group) - 1", "row + ROWS, tokens * group)"),
+], ids=["share", "place", "end", "last row"])
+def test_a_seeded_fault_is_found(fault: tuple[str, str, str]) -> None:
+    assert is_found("schedule", "work_list", *fault)
+
+
+def case(seed: int) -> tuple[np.ndarray, np.ndarray | None, ScheduleProblem, ScheduleConfig]:
+    """Lengths, new tokens of each sequence or None, and sizes of one call."""
+    rnd = random.Random(seed)
+    batch = rnd.choice([1, 5, 30, 200, 1100])
+    lens = np.array([rnd.choice([0, 1, 15, 16, 17, rnd.randint(0, 500), rnd.randint(0, 9000)]) for _ in range(batch)])
+    new = np.array([rnd.choice([0, 1, 1, rnd.randint(0, 60), rnd.randint(0, 200)]) for _ in lens])
+    cumulative, kv_heads = rnd.random() < 0.5, rnd.choice([1, 2])
+    tokens = int(np.minimum(new, lens).sum()) if cumulative else rnd.randint(1, 40)
+    cu_seqlens = np.concatenate([[0], np.cumsum(np.minimum(new, lens))]).astype(np.int32) if cumulative else None
+    most, left, right = rnd.choice([4096, UNLIMITED]), rnd.choice([UNLIMITED, 100]), rnd.choice([0, 7])
+    problem = ScheduleProblem(batch, tokens, rnd.choice([1, 3, 8]), kv_heads, most, cumulative, left, right)
+    config = ScheduleConfig(
+        rnd.randint(1, 3000), rnd.choice([16, 128]), rnd.choice([1, 3]), rnd.choice([16, 64]), rnd.randint(0, 5),
+        rnd.randint(1, 30), rnd.choice([0, 2, 50]), *rnd.choice([(1, UNLIMITED), (2, 40)]),
+    )
+    return lens.astype(rnd.choice([np.int32, np.int64])), cu_seqlens, problem, config
+
+
+KERNEL = "kvlab.attention.schedule.kernel:launch"
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("seed", range(24))
+def test_the_kernel_makes_the_list_of_its_twin(seed: int) -> None:
+    """Every number of it, into memory that held others: of a list for other lengths nothing is left."""
+    lens, cu_seqlens, problem, config = case(seed)
+    (expected,) = emulator.launch(lens, cu_seqlens, problem=problem, config=config)
+    before = to_torch(np.full(config.list_size(problem), 7, np.int32))
+    tensors = [None if array is None else to_torch(array) for array in (lens, cu_seqlens)]
+    (made,) = child.run(KERNEL, *tensors, problem=problem, config=config, out=before)
+    items, most, teams = int(expected[2]), config.most_items(problem), config.teams(problem.kv_heads)
+    assert items <= most
+    parts = np.split(np.arange(len(expected)), [4, 5 + most, 5 + 2 * most, 5 + 3 * most])
+    used = [*parts[0], *parts[1][: items + 1], *parts[2][:items], *parts[3][:items], *parts[4]]
+    assert len(parts[4]) == teams
+    assert np.array_equal(made.numpy()[used], expected[used])
+    assert (np.delete(made.numpy(), used) == 7).all()
+
+
+def test_each_team_begins_where_its_first_unit_is() -> None:
+    """Law: the first item of a team is the one in which its share begins."""
+    made = plan([3000, 0, 17, 900, 4, 4, 4], q_heads=4, kv_heads=1, programs=23)
+    first = made.list[-made.teams :]
+    units = made.units
+    for team in range(made.teams):
+        own = units[units["program"] == team]
+        if len(own):
+            assert made.sequences[first[team]] <= own["sequence"][0]
+            assert made.starts[first[team]] <= team * made.share < made.starts[first[team] + 1]
+        else:
+            assert first[team] == len(made.item)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx950"])
+@pytest.mark.parametrize("seed", [1, 3])
+def test_compiled(seed: int, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One program, without spills; it writes 32-bit numbers alone."""
+    from kvlab.attention.schedule import kernel
+
+    lens, cu_seqlens, problem, config = case(seed)
+    caught = Caught(kernel.work_list)
+    monkeypatch.setattr(kernel, "work_list", caught)
+    tensors: list[Any] = [None if array is None else to_torch(array) for array in (lens, cu_seqlens)]
+    kernel.launch(*tensors, problem=problem, config=replace(config, num_warps=4))
+    ((grid, arguments),) = caught.calls
+    made = as_launched(caught.fn, arguments, target)
+    assert grid == (1,)
+    assert made.spills == 0
+    assert made.shared <= 1024

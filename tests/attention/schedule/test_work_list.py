@@ -31,7 +31,7 @@ def test_the_twins_mirror_each_other() -> None:
 @pytest.mark.parametrize("fault", [
     ("kernel", "tl.maximum(tl.cdiv(total, teams), least)", "tl.maximum(tl.cdiv(total, least), teams)"),
     ("emulator", "np.cumsum(count) - count + items", "np.cumsum(count) - items + count"),
-    ("kernel", "mask=exists & (team + more < end)", "mask=exists & (team <= end + more)"),
+    ("kernel", "mask=there & (team + more < end)", "mask=there & (team + more <= end)"),
     ("emulator", "row + ROWS, tokens * group) - 1", "row + ROWS, tokens * group)"),
 ], ids=["share", "place", "end", "last row"])
 def test_a_seeded_fault_is_found(fault: tuple[str, str, str]) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from kvlab.attention.hopper.cta import PartitionedCTA
 from kvlab.hardware import BarrierDeadlock
 from kvlab.staging import AsyncBarrier, Hazard, Hazards, Timeline
-from kvlab.staging.nvidia.partitioned_cta import PartitionedCTA
 
 Patch = pytest.MonkeyPatch
 Mutation = Callable[[Patch], None]

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.attention.hopper.cta import PartitionedCTA, Places
 from kvlab.hardware import TmaDescriptor, current_arithmetic, get_atom, ldmatrix, tma
 from kvlab.staging import Fragments, Traffic
-from kvlab.staging.nvidia.partitioned_cta import PartitionedCTA, Places
 from kvlab.staging.nvidia.wgmma_plan import PanelTile
 from kvlab.staging.tile.fragments import FragmentMap
 from kvlab.staging.tile.rows_over_warps import butterfly, in_turn

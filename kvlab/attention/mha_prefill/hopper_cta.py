@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.attention.hopper.cta import PartitionedCTA, accumulator
 from kvlab.hardware import TmaDescriptor, tma
 from kvlab.staging import AsyncBarrier, Fragments, Traffic
-from kvlab.staging.nvidia.partitioned_cta import PartitionedCTA, accumulator
 from kvlab.staging.nvidia.wgmma_plan import PanelTile
 
 from .hopper_config import Constants

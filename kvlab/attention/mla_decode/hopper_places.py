@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 
-from kvlab.staging.nvidia.partitioned_cta import Places
+from kvlab.attention.hopper.cta import Places
 from kvlab.staging.nvidia.wgmma_plan import PanelTile
 from kvlab.staging.record.footprint import Footprint
 

@@ -18,6 +18,7 @@ from prefill_cases import ENDS, Case, Inputs
 from yardsticks import assert_accurate, bits
 
 from kvlab.attention import explain, mha_prefill
+from kvlab.attention.hopper.cta import accumulator
 from kvlab.attention.hopper.turns import run_roles
 from kvlab.attention.mha_prefill import hopper_emulator
 from kvlab.attention.mha_prefill.hopper_config import FIXED_MOST, FP8_DIMS, HEAD_DIMS, TANH, shared_bytes
@@ -26,7 +27,6 @@ from kvlab.common.arrays import to_torch
 from kvlab.hardware import BarrierDeadlock, TmaDescriptor, tma
 from kvlab.memory import Memory, bfloat16
 from kvlab.staging import Fragments, Hazards
-from kvlab.staging.nvidia.partitioned_cta import accumulator
 from kvlab.triton_support.compile import Compiled
 from kvlab.triton_support.versions import gluon_lacks
 

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from kvlab.hardware import TmaDescriptor, get_atom
+from kvlab.staging.nvidia.wgmma_plan import K_BYTES, SUFFIX, PanelTile
 from kvlab.staging.record.async_barrier import AsyncBarrier
 from kvlab.staging.record.footprint import ByteCells, Footprint
 from kvlab.staging.record.traffic import Traffic
 from kvlab.staging.tile.fragments import FragmentMap, Fragments
 from kvlab.staging.tile.launched_cta import LaunchedCTA
-
-from .wgmma_plan import K_BYTES, SUFFIX, PanelTile
 
 Array = np.ndarray[Any, Any]
 Warps = tuple[int, ...]

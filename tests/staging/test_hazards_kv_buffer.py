@@ -26,7 +26,6 @@ from kvlab.staging.nvidia.mma_sync_cta import MmaSyncCTA, MmaSyncShape
 from kvlab.staging.nvidia.wgmma_cta import WgmmaCTA
 from kvlab.staging.nvidia.wgmma_mla_cta import WgmmaMLACTA, WgmmaMLAShape
 from kvlab.staging.nvidia.wgmma_plan import WgmmaShape
-from kvlab.staging.tile import tile_walk
 from kvlab.staging.tile.launched_cta import LaunchedCTA
 from kvlab.staging.tile.tile_pipeline import TilePipeline
 from kvlab.staging.tile.tile_walk import TileWalk
@@ -225,36 +224,22 @@ def fetched_before_v(patch: Patch) -> None:
     )
 
 
-def wgmma_loops_are_not_drained(patch: Patch) -> None:
-    """The first copies of the second loop are issued without a wait or barrier, into stage 0."""
-
-    def begin(cta: WgmmaCTA, role: str, tile: Any) -> None:
-        if not cta._flying["k"] or not tile_walk.is_same(cta._flying["k"][0], tile):
-            for role in "kv":
-                cta._flying[role].clear()
-                cta._copied[role] = cta._read[role] = 0
-            cta._fetch(cta._walk.next_pair())  # type: ignore[union-attr]
-
-    patch.setattr(WgmmaCTA, "_begin_loop", begin)
-
-
 def a_tile_more(cta: Any) -> None:
     """A tile is copied ahead that no loop takes."""
     cta.hazards.barrier()
     cta.k._accesses.copy(0)
 
 
-def rows_are_not_drained(patch: Patch) -> None:
-    """The first copies of the second loop are issued without a wait or barrier."""
+def loops_are_not_drained(patch: Patch) -> None:
+    """The first copies of the second loop are issued without a wait or barrier, into stage 0."""
+    begin = TilePipeline._next_loop
 
-    def begin(pipeline: TilePipeline) -> None:
-        for tiles in pipeline._flying.values():
-            tiles.clear()
-        pipeline._walk.loop += 1  # type: ignore[union-attr]
-        pipeline._fetch("k")
-        pipeline._fetch("v")
+    def undrained(pipeline: TilePipeline) -> None:
+        with patch.context() as local:
+            local.setattr(type(pipeline), "drain", lambda pipeline: None)
+            begin(pipeline)
 
-    patch.setattr(TilePipeline, "_next_loop", begin)
+    patch.setattr(TilePipeline, "_next_loop", undrained)
 
 
 VMCNT = "missing: s_waitcnt vmcnt in warp"
@@ -310,10 +295,10 @@ MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
     "cp-async-without-a-wait": ("rows", drop("wait_group"), READ, "missing: cp.async.wait_group in warp"),
     "cp-async-without-a-barrier": ("rows", drop("barrier", "wait"), READ, "k read by warp"),
     "k-refilled-while-it-is-read": ("rows", drop("barrier", "v read"), WAR, "k copy by warp"),
-    "next-loop-without-a-drain": ("rows", rows_are_not_drained, WAW, "cp.async.wait_group in warp"),
+    "next-loop-without-a-drain": ("rows", loops_are_not_drained, WAW, "cp.async.wait_group in warp"),
     "one-stage-of-mla64": ("mla64", attribute(WgmmaMLACTA, "_stage", property(lambda cta: 0)), WAR, "k copy by warp"),
     "one-stage-of-wgmma": (
-        "wgmma", attribute(WgmmaCTA, "_stage_of", lambda cta, role, tiles: 0), WAR, "v copy by warp",
+        "wgmma", attribute(WgmmaShape, "stages", lambda shape, role: 1), WAR, "v copy by warp",
     ),
     "not-drained": (
         "wgmma", attribute(WgmmaCTA, "end", lambda cta: cta.hazards.finish()), END,
@@ -343,7 +328,7 @@ MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
         "latents", drop("wait_group", instead=lambda h, wait: wait(h, 2)), READ, "k read by warp",
     ),
     "latents-refilled-while-v-is-read": ("latents", drop("barrier", "v read"), WAR, "k copy by warp"),
-    "loops-not-drained": ("wgmma", wgmma_loops_are_not_drained, WAW, "cp.async.wait_group in warp"),
+    "loops-not-drained": ("wgmma", loops_are_not_drained, WAW, "cp.async.wait_group in warp"),
 }
 CASES = [(name, machine) for name, (machines, *_) in MUTANTS.items() for machine in machines.split()]
 

@@ -7,7 +7,6 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from kvlab.layout import TileTensor
 from kvlab.staging.record.footprint import Footprint
 from kvlab.staging.record.traffic import Traffic
 from kvlab.staging.tile.copy_plan import TileCopyPlan
@@ -47,8 +46,11 @@ class NvidiaDecodeCTA(RowsOverWarps, Generic[S]):
         super().__init__(shape.shared_bytes, shape.warps, shape.arch, programs, traffic, beside=beside)
         self.copies = TileCopies(self.smem, self.hazards, traffic, self._copied_to)
         barrier_before = "k" if self.p_in_registers or shape.v_in_k else "" if self.v_before_p else "v"
-        ways = self._copy_async, self.copies.by_store
-        self.pipeline = TilePipeline(*ways, self.hazards, barrier_before=barrier_before, stages=self.stages)
+        self.pipeline = TilePipeline(
+            lambda role, tile, stage: self.copies.by_cp_async(role, tile, stage, f"{role}{stage or ''}"),
+            lambda role, tile, stage: self.copies.by_store(role, tile, stage, f"{role}{stage or ''}"),
+            self.hazards, barrier_before=barrier_before, ahead=self.stages,
+        )
         self._footprints: dict[Any, Footprint] = {}
 
     @property
@@ -96,9 +98,6 @@ class NvidiaDecodeCTA(RowsOverWarps, Generic[S]):
     def add_values(self, p: Fragments, v: Fragments, o: Fragments) -> Fragments:
         """O += P V of what the lanes hold."""
         raise NotImplementedError
-
-    def _copy_async(self, role: str, tile: TileTensor, stage: int) -> None:
-        self.copies.by_cp_async(role, tile, stage, f"{role}{stage}" if stage else role)
 
     def _copied_to(self, role: str) -> tuple[TileCopyPlan, Array]:
         """The plan of a role's tile, and where each of its vectors lands."""

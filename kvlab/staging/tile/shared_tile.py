@@ -30,6 +30,13 @@ class SharedTile:
 
     def tile(self) -> np.ndarray[Any, Any]:
         """``[programs, rows, cols]``."""
-        address = self.place.address(np.arange(self.place.rows)[:, None], np.arange(self.place.vectors))
-        values = self.memory.load(address[None], self.dtype, 16 // self.dtype.itemsize)
+        values = self.memory.load(self._address()[None], self.dtype, 16 // self.dtype.itemsize)
         return values.reshape(len(values), self.place.rows, -1)
+
+    def store(self, values: np.ndarray[Any, Any]) -> None:
+        """Put ``[programs, rows, cols]`` there, of the tile's dtype."""
+        vectors = np.ascontiguousarray(values).reshape(len(values), self.place.rows, self.place.vectors, -1)
+        self.memory.store(self._address()[None], vectors)
+
+    def _address(self) -> Any:
+        return self.place.address(np.arange(self.place.rows)[:, None], np.arange(self.place.vectors))

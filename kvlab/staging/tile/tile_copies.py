@@ -48,8 +48,10 @@ class ConversionRows:
 
 
 class TileCopies:
-    """The copies of one launch; ``place(role)`` is the plan of a role's tile and the byte address of each vector
-    ``[n]`` in ``smem``, which has programs.
+    """The copies of one launch, each of which is stated to ``hazards`` and counted by ``traffic``.
+
+    place : ``place(at)`` is the plan of the tile that comes to the place ``at``, a role or one of its stages, and the
+        byte address of each of its vectors ``[n]`` in ``smem``, which has programs.
     """
 
     def __init__(
@@ -64,27 +66,30 @@ class TileCopies:
         plan, address = self.place(role)
         source, valid = plan.source(offset, size)
         self.smem.store(address[None], dram.load(source, np.uint8, 16, mask=valid))
-        self.hazards.write(self._footprint(role, plan, address), f"{role} write")
+        self.hazards.write(self.filled(role), f"{role} write")
         self.traffic.move("DRAM->SMEM", plan.bytes_by_warp(valid))
 
-    def by_cp_async(self, role: str, tile: TileTensor, stage: int = 0, at: str | None = None) -> None:
+    def by_cp_async(
+        self, role: str, tile: TileTensor, stage: int = 0, at: str | None = None, active: Any = slice(None)
+    ) -> None:
         """The rows of a K or V tile into a stage, whose place is ``at`` (None: the role's), in flight until its group
-        has been waited for.
+        has been waited for. ``active`` ``[programs]``: whose traffic is counted.
         """
         place = role if at is None else at
         plan, address = self.place(place)
         source, valid = plan.source_of(tile)
-        self.hazards.copy_async(self._footprint(place, plan, address), f"{role} copy", stage)
+        self.hazards.copy_async(self.filled(place), f"{role} copy", stage)
         cp_async(self.smem, address[None], tile.memory, source, 16, valid)
-        self.traffic.move("DRAM->SMEM", plan.bytes_by_warp(valid))
-        instructions = np.full(plan.warps, len(plan.row) // (32 * plan.warps))
-        self.traffic.issue(f"{role} copy", instructions * len(source))
+        counted = valid[active]
+        self.traffic.move("DRAM->SMEM", plan.bytes_by_warp(counted))
+        self.traffic.issue(f"{role} copy", np.full(plan.warps, len(plan.row) // (32 * plan.warps) * len(counted)))
 
-    def by_store(self, role: str, tile: TileTensor) -> None:
-        """The rows of a K or V tile through registers."""
-        plan, address = self.place(role)
+    def by_store(self, role: str, tile: TileTensor, stage: int = 0, at: str | None = None) -> None:
+        """The rows of a K or V tile through registers into a stage, whose place is ``at`` (None: the role's)."""
+        place = role if at is None else at
+        plan, address = self.place(place)
         source, valid = plan.source_of(tile)
-        self.hazards.write(self._footprint(role, plan, address), f"{role} write", 0)
+        self.hazards.write(self.filled(place), f"{role} write", stage)
         self.smem.store(address[None], tile.memory.load(source, np.uint8, 16, mask=valid))
         self.traffic.move("DRAM->SMEM", plan.bytes_by_warp(valid))
 
@@ -103,12 +108,17 @@ class TileCopies:
         plain.hazards.read(plain.used, f"{role} convert")
         vectors = plain.smem.load(plain.read_address[None], tile.dtype, columns)
         self.smem.store(address[None], vectors.astype(dtype))
-        self.hazards.write(self._footprint(role, plan, address), f"{role} write")
+        self.hazards.write(self.filled(role), f"{role} write")
         for edge, each in (("SMEM->registers", size), ("registers->SMEM", dtype.itemsize)):
             self.traffic.move(edge, vectors.size * each)
 
-    def _footprint(self, role: str, plan: TileCopyPlan, address: IntArray) -> Footprint:
-        """The bytes that each warp brings of a role."""
-        if role not in self._footprints:
-            self._footprints[role] = self.hazards.footprint(address, 16, plan.warp)
-        return self._footprints[role]
+    def filled(self, at: str) -> Footprint:
+        """The bytes of a place that each warp brings."""
+        plan, address = self.place(at)
+        return self.once(at, address, 16, plan.warp)
+
+    def once(self, at: str, address: IntArray, nbytes: int, warp: IntArray) -> Footprint:
+        """The footprint of a place: ``nbytes`` at each address, by ``warp``; the same whenever it is asked for."""
+        if at not in self._footprints:
+            self._footprints[at] = self.hazards.footprint(address, nbytes, warp)
+        return self._footprints[at]

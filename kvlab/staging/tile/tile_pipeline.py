@@ -32,25 +32,26 @@ from .tile_walk import TileWalk, expect_fetched, is_same
 class TilePipeline:
     """Calls ``copy_async(role, tile, stage)`` and states commits, waits and barriers.
 
+    store : ``store(role, tile, stage)`` brings a tile that nothing was fetched ahead of.
     barrier_before : the copy of a next tile that a barrier of all warps precedes: ``"k"`` (both buffers are free then),
         ``"v"`` or ``""``.
-    stages : of each role.
-    store : ``store(role, tile)`` brings a tile through registers.
+    ahead : tiles of each role in flight before the loop. stages : buffers of each role, ``ahead`` unless given.
 
-    Until :meth:`follow` is called there is nothing to look ahead to: each load is a barrier, a
-    store and a barrier, as with one stage in all (``num_stages`` 1).
+    Until :meth:`follow` is called there is nothing to look ahead to: each load is a barrier, a store and a barrier, as
+    with one stage in all (``num_stages`` 1).
     """
 
     def __init__(
-        self, copy_async: Callable[[str, TileTensor, int], None], store: Callable[[str, TileTensor], None],
-        hazards: Hazards, *, barrier_before: str = "v", stages: int = 1,
+        self, copy_async: Callable[[str, TileTensor, int], None], store: Callable[[str, TileTensor, int], None],
+        hazards: Hazards, *, barrier_before: str = "v", ahead: int = 1, stages: dict[str, int] | None = None,
     ) -> None:
         self.copy_async, self.store, self.hazards = copy_async, store, hazards
-        self.barrier_before, self.stages = barrier_before, stages
+        self.barrier_before, self.ahead = barrier_before, ahead
+        self.stages = stages or {"k": ahead, "v": ahead}
         self.stage = {"k": 0, "v": 0}  # where the tile stands that was loaded last
-        self._fetched, self._loaded = ({"k": 0, "v": 0} for _ in range(2))  # tiles so far
         self._walk: TileWalk | None = None
         self._flying: dict[str, list[TileTensor]] = {"k": [], "v": []}
+        self._fetched, self._loaded = ({"k": 0, "v": 0} for _ in range(2))  # tiles so far
 
     @property
     def following(self) -> bool:
@@ -68,17 +69,16 @@ class TilePipeline:
         """Make sure that the tile of ``"k"`` or ``"v"`` has landed. ValueError if another tile was fetched ahead."""
         if self._walk is None:
             self.hazards.barrier()
-            self.store(role, tile)
+            self.store(role, tile, self._next_stage(role))
             self.hazards.barrier()
             return
         flying, roles = self._flying[role], self._walk.roles
-        if not self._walk.last and flying and not is_same(flying[0], tile):
+        if role == roles[0] and not self._walk.last and flying and not is_same(flying[0], tile):
             self._next_loop()
         expect_fetched(flying, tile, role)
-        self.stage[role] = self._loaded[role] % self.stages
-        self._loaded[role] += 1
+        self._next_stage(role)
         if role == roles[0]:
-            self.hazards.wait_group((self.stages - 1) * len(roles))
+            self.hazards.wait_group((self.ahead - 1) * len(roles))
             self.hazards.barrier()
 
     def refill(self, role: str) -> None:
@@ -88,25 +88,30 @@ class TilePipeline:
                 self.hazards.barrier()
             self._fetch(role)
 
-    def _next_loop(self) -> None:
-        """What was fetched past the end of a loop lands; the first tiles of the next are fetched."""
-        assert self._walk is not None
-        self.hazards.wait_group(0)
-        self.hazards.barrier()
-        for tiles in self._flying.values():
-            tiles.clear()
-        self._walk.loop += 1
-        self._fetched, self._loaded = ({"k": 0, "v": 0} for _ in range(2))
-        self._fetch_first()
-
     def drain(self) -> None:
         """Behind the loop: wait for the copies past its end, which bring zeros."""
         if self.following:
             self.hazards.wait_group(0)
             self.hazards.barrier()
 
+    def _next_stage(self, role: str) -> int:
+        """Of the tile that is loaded now."""
+        self.stage[role] = self._loaded[role] % self.stages[role]
+        self._loaded[role] += 1
+        return self.stage[role]
+
+    def _next_loop(self) -> None:
+        """What was fetched past the end of a loop lands; the first tiles of the next are fetched."""
+        assert self._walk is not None
+        self.drain()
+        for role in "kv":
+            self._flying[role].clear()
+            self._fetched[role] = self._loaded[role] = 0
+        self._walk.loop += 1
+        self._fetch_first()
+
     def _fetch_first(self) -> None:
-        for _ in range(self.stages):
+        for _ in range(self.ahead):
             self._fetch("k")
             self._fetch("v")
 
@@ -114,7 +119,7 @@ class TilePipeline:
         if self._walk is None or role not in self._walk.roles:
             return
         tile = self._walk.next_of(role)
-        self.copy_async(role, tile, self._fetched[role] % self.stages)
+        self.copy_async(role, tile, self._fetched[role] % self.stages[role])
         self._fetched[role] += 1
         self.hazards.commit_group()
         self._flying[role].append(tile)

@@ -45,20 +45,18 @@ class TileWalk:
         """Whether no loop follows."""
         return self.loop + 1 == len(self._loops)
 
+    def to_next_key(self) -> bool:
+        """Pass over loops without a key left in any program; False if there is no other."""
+        while self.more and not _left(self._loops[self.loop]):
+            self.loop += 1
+        return self.more
+
     def next_pair(self) -> dict[str, TileTensor] | None:
         """The next tiles, of K (``"k"``) and of V; None past the last one."""
-        if not self.more:
-            return None
-        while not _left(self._loops[self.loop]):
-            self.loop += 1
-        return self.next_of_loop()
-
-    def next_of_loop(self) -> dict[str, TileTensor]:
-        """The next tiles of the same loop; past its end there are no valid rows."""
-        return {role: self.next_of(role) for role in self.roles}
+        return {role: self.next_of(role) for role in self.roles} if self.to_next_key() else None
 
     def next_of(self, role: str) -> TileTensor:
-        """The next of one role alone."""
+        """The next of one role alone in the same loop; past its end there are no valid rows."""
         return self._loops[self.loop][role].next_tile()
 
 

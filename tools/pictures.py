@@ -60,10 +60,10 @@ A class that derives from `kvlab.common.drawn.Drawn` shows its picture in notebo
 
 ## A picture of kvlab
 
-A file in `kvlab/viz/` with its function, a line in `PICTURES` and an import for type checkers
-(`kvlab/viz/__init__.py`), a test in `tests/viz/`, an entry in `tests/browser/gallery.py`. It draws with
-`kvlab/viz/pen/` (`Canvas`, axes, legends, colours), which knows no class of objects; what takes working out as arrays
-lies in `kvlab/viz/model/`.
+A file in `kvlab/viz/`, or in `kvlab/viz/charts/` for numbers on axes, with its function; a line in `PICTURES` and an
+import for type checkers (`kvlab/viz/__init__.py`), a test in `tests/viz/`, an entry in `tests/browser/gallery.py`. It
+draws with `kvlab/viz/pen/` (`Canvas`, axes, legends, colours), which knows no class of objects; what takes working out
+as arrays lies in `kvlab/viz/model/`.
 """
 
 
@@ -74,7 +74,8 @@ def page() -> str:
     for name, (file, classes) in viz.PICTURES.items():
         kinds = ", ".join(f"`{one.partition(':')[2]}`" for one in classes.split())
         given = ", ".join(f"`{one}`" for one in _arguments(name)[bool(kinds) :])
-        row = f"`{name}` in [{file}.py](../kvlab/viz/{file}.py) | {given or 'none'} | {_shows(name)} |"
+        path = file.replace(".", "/")
+        row = f"`{name}` in [{path}.py](../kvlab/viz/{path}.py) | {given or 'none'} | {_shows(name)} |"
         (single if kinds else several).append(f"| {kinds} | {row}" if kinds else f"| {row}")
     return "\n".join([HEAD, *single, MIDDLE, *several, FOOT])
 

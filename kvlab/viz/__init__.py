@@ -2,7 +2,8 @@
 
 Every picture is a :class:`Picture`: it shows itself in a notebook, and :func:`save` writes it to a file. The module
 of a picture is imported when it is first drawn. :data:`PICTURES` is the table of them all: a new picture is a file of
-this room and a line of the table. ``pen/`` is what all of them draw with, ``model/`` what they work out before.
+this room, or of ``charts/`` for numbers on axes, and a line of the table. ``pen/`` is what all of them draw with,
+``model/`` what they work out before.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from kvlab.common.drawn import register as register
 
 if TYPE_CHECKING:
     from .atom import draw_atom as draw_atom
+    from .charts.roofline import RooflinePoint as RooflinePoint
+    from .charts.roofline import draw_roofline as draw_roofline
+    from .charts.shares import draw_shares as draw_shares
     from .coalescing import draw_coalescing as draw_coalescing
     from .copy_plan import draw_copy_plan as draw_copy_plan
     from .descriptor import draw_descriptor as draw_descriptor
@@ -38,11 +42,8 @@ if TYPE_CHECKING:
     from .punch_card import draw_cure as draw_cure
     from .punch_card import draw_punch_card as draw_punch_card
     from .quantised_page import draw_quantised_page as draw_quantised_page
-    from .roofline import RooflinePoint as RooflinePoint
-    from .roofline import draw_roofline as draw_roofline
     from .shared_memory import draw_shared_memory as draw_shared_memory
     from .shared_memory import draw_tiles_beside as draw_tiles_beside
-    from .shares import draw_shares as draw_shares
     from .swizzle import draw_swizzle as draw_swizzle
     from .tile_film import draw_tile_film as draw_tile_film
     from .tile_tensor import draw_tile_tensor as draw_tile_tensor
@@ -78,18 +79,18 @@ PICTURES: dict[str, tuple[str, str]] = {
     "draw_tile_film": ("tile_film", ""),
     "draw_path_of_a_byte": ("path", "kvlab.viz:BytePath"),
     "draw_lockstep": ("lockstep", "kvlab.mirror:Lockstep"),
-    "draw_roofline": ("roofline", ""),
-    "draw_shares": ("shares", ""),
+    "draw_roofline": ("charts.roofline", ""),
+    "draw_shares": ("charts.shares", ""),
 }
-"""Function -> the file of this room that holds it, and the classes, ``package:Name``, whose objects :func:`draw` gives
-to it; none where a picture is of several objects."""
+"""Function -> the file of this room that holds it, dotted where it lies in a folder, and the classes,
+``package:Name``, whose objects :func:`draw` gives to it; none where a picture is of several objects."""
 
 _FILES = {name: file for name, (file, _) in PICTURES.items()} | {
     "BytePath": "path",
     "Canvas": "pen.svg",
     "CopyPlan": "model.copy_plan",
     "Picture": "pen.picture",
-    "RooflinePoint": "roofline",
+    "RooflinePoint": "charts.roofline",
     "draw": "pen.dispatch",
     "save": "pen.dispatch",
 }

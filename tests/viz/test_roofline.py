@@ -8,9 +8,9 @@ from itertools import combinations, pairwise
 import pytest
 
 from kvlab.viz import RooflinePoint, draw_roofline
+from kvlab.viz.charts.roofline import HEIGHT, TOP
 from kvlab.viz.pen.axis import LABEL
 from kvlab.viz.pen.text import text_width
-from kvlab.viz.roofline import HEIGHT, TOP
 
 POINTS = [
     RooflinePoint("decode, page 16", 4e9, 1e9, 3.6e-4, "decode"),

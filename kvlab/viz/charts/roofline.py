@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from .pen.axis import LABEL, QUIET, WIDTH
-from .pen.marks import dot, ring
-from .pen.palette import BANKS, INK
-from .pen.picture import Picture
-from .pen.svg import Canvas
-from .pen.text import text_width
+from kvlab.viz.pen.axis import LABEL, QUIET, WIDTH
+from kvlab.viz.pen.marks import dot, ring
+from kvlab.viz.pen.palette import BANKS, INK
+from kvlab.viz.pen.picture import Picture
+from kvlab.viz.pen.svg import Canvas
+from kvlab.viz.pen.text import text_width
 
 LEFT, TOP, HEIGHT = 54.0, 24.0, 330.0
 ROW = 17.0

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from .pen.axis import LABEL, QUIET, WIDTH
-from .pen.marks import dot, ring
-from .pen.palette import ACCENT, BANKS
-from .pen.picture import Picture
-from .pen.svg import Canvas
-from .pen.text import text_width
+from kvlab.viz.pen.axis import LABEL, QUIET, WIDTH
+from kvlab.viz.pen.marks import dot, ring
+from kvlab.viz.pen.palette import ACCENT, BANKS
+from kvlab.viz.pen.picture import Picture
+from kvlab.viz.pen.svg import Canvas
+from kvlab.viz.pen.text import text_width
 
 ROW, TOP = 18.0, 34.0
 RIGHT = 104.0  # of the columns of numbers

@@ -1,0 +1,1 @@
+"""Charts: what is measured or worked out, on an axis of numbers."""

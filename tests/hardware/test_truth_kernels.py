@@ -16,7 +16,6 @@ from benchmarks.truth.whole import DECODE, PREFILL
 from kvlab.hardware import copy_wavefronts, count_wavefronts, get_atom, shared_mma_wavefronts
 from kvlab.memory import bfloat16
 from kvlab.staging import Traffic
-from kvlab.staging.nvidia import wgmma_tiles
 from kvlab.staging.nvidia.mma_sync_plan import MmaSyncShape
 from kvlab.staging.nvidia.wgmma_plan import PanelTile
 from kvlab.staging.tile import tile_copies
@@ -36,7 +35,7 @@ def decode() -> tuple[Traffic, CopyTrace]:
 @pytest.fixture(scope="module")
 def prefill() -> tuple[Traffic, CopyTrace]:
     trace = CopyTrace()
-    return emulated("prefill", wgmma_tiles, "cp_async", trace), trace
+    return emulated("prefill", tile_copies, "cp_async", trace), trace
 
 
 def decode_role(op: str, offset: int, _: str) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.common.regroup import Regroup
-from kvlab.hardware import current_arithmetic, ldmatrix, stmatrix
+from kvlab.hardware import current_arithmetic, stmatrix
 from kvlab.layout import TileTensor
 from kvlab.memory import Memory
 from kvlab.staging.record.footprint import Footprint
@@ -166,28 +166,14 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
             stmatrix(self.smem, address.swapaxes(1, 2), np.moveaxis(pairs, 3, 2), access.nbytes // 4)
         else:
             self.smem.store(address, np.moveaxis(pairs, 3, 1))
-        self._count("p write", active)
+        access.count(self.traffic, "p write", int(active.sum()))
 
     def _read(self, role: str, active: BoolArray, dtype: np.dtype[Any] | None = None) -> Fragments:
         """ldmatrix.x4 of every warp: elements of ``dtype``, of the role's if None."""
         access, layout = self.shape.access(role), self.shape.fragment_map(role)
-        words = ldmatrix(
-            self.smem, access.address[None] + self._shift(role), access.nbytes // 4,
-            trans=access.name.endswith("trans"), dtype=dtype or self.shape.stored(role),
-        )
-        registers = np.moveaxis(words, 1, 3)  # [programs, warps, 32, instructions, 8]
-        self._count(role, active)
+        registers = access.load(self.smem, dtype or self.shape.stored(role), self._shift(role))
+        access.count(self.traffic, f"{role} read", int(active.sum()))
         return Fragments(registers.reshape(self.programs, *layout.row.shape), layout)
-
-    def _count(self, role: str, active: BoolArray) -> None:
-        access, programs = self.shape.access(role), int(active.sum())
-        self.traffic.access(
-            role if role == "p write" else f"{role} read",
-            wavefronts=access.wavefronts * programs, ideal=access.ideal * programs,
-            unswizzled=access.unswizzled * programs, instructions=access.by_warp * programs,
-        )
-        edge = "registers->SMEM" if role == "p write" else "SMEM->registers"
-        self.traffic.move(edge, access.by_warp * 32 * access.nbytes * programs)
 
     def _state_read(self, role: str) -> None:
         self.hazards.read(self._accessed(role), f"{role} read", self._stage(role))
@@ -205,9 +191,7 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
         """The bytes that each warp reads of a role, or writes of ``"p write"``."""
         at = role, self._stage(role)
         if at not in self._footprints:
-            access = self.shape.access(role)
-            nbytes = 16 if "matrix" in access.name else access.nbytes  # every lane names a row of a matrix
-            self._footprints[at] = self.hazards.footprint(access.address + self._shift(role), nbytes)
+            self._footprints[at] = self.shape.access(role).footprint(self.hazards, self._shift(role))
         return self._footprints[at]
 
     def _multiply(self, roles: str, a: Fragments, b: Fragments, c: Fragments) -> Fragments:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache import PagedKVCache
+from kvlab.cache.checks import one_of
 from kvlab.hardware import (
     MmaAtom,
     PipelineState,
@@ -16,17 +16,14 @@ from kvlab.hardware import (
     shared_mma,
     tile_layout_k_major,
     tile_layout_mn_major,
-    tile_to_descriptor,
-    tma,
 )
 from kvlab.layout import Layout, TileTensor
-from kvlab.memory import Memory
-from kvlab.staging.record.hazards import Hazards
-from kvlab.staging.record.traffic import Traffic
 from kvlab.staging.tile.smem_image import SmemImage, stage_areas
+from kvlab.staging.tile.tile_copies import copy_boxes
 
 from .kv_buffer import NvidiaKVBuffer
-from .params import WARPS, NvidiaKVParams
+from .params import WARPS
+from .wgmma_plan import PanelTile
 
 Array = np.ndarray[Any, Any]
 SWIZZLE = "128B"
@@ -72,48 +69,29 @@ class TmaKVBuffer(NvidiaKVBuffer):
 arrivals pending; none has completed
     """
 
-    def __init__(
-        self,
-        params: NvidiaKVParams,
-        cache: PagedKVCache,
-        batch_idx: Any,
-        head_idx: Any,
-        end: Any,
-        smem: Memory | None = None,
-        *,
-        smem_address: int | None = None,
-        traffic: Traffic | None = None,
-        hazards: Hazards | None = None,
-    ) -> None:
-        p = params
+    ALIGNMENT, NUM_WARPS = 1024, WARPS + 1
+
+    def _begin(self) -> None:
+        p, cache = self.params, self.cache
         if p.arch != "sm_90":
             raise ValueError(f"arch {p.arch!r}: TMA and wgmma need sm_90")
-        if cache.kv_params.num_heads != p.kv_num_heads or cache.dtype != p.dtype:
-            raise ValueError(
-                f"cache of {cache.kv_params.num_heads} heads of {cache.dtype}: must have {p.kv_num_heads} of {p.dtype}"
-            )
-        super().__init__(params, cache, batch_idx, head_idx, end, smem, smem_address, traffic)
+        if cache.dtype != p.dtype:
+            raise ValueError(f"cache of {cache.dtype}: must be of {p.dtype}")
         self.box_rows = min(p.BN, cache.page_size_)
         if max(p.BN, cache.page_size_) % self.box_rows or self.box_rows % 8:
             raise ValueError(
                 f"page_size {cache.page_size_} and BN {p.BN}: one must divide the other, the smaller a multiple of 8"
             )
-        nbytes = p.num_smem_stages * p.stage_bytes
-        smem = self.smem
-        if self.smem_address % 1024 or self.smem_address + nbytes > smem.base + smem.nbytes:
-            raise ValueError(
-                f"smem_address {self.smem_address}: {nbytes} bytes of stages on a multiple of 1024 do not fit in "
-                f"[{smem.base}, {smem.base + smem.nbytes}) of {smem.name}"
-            )
         self.descriptor: TmaDescriptor = cache.create_tma_tile(SWIZZLE, BN=self.box_rows, BK=p.padded_depth).descriptor
-        self.hazards = hazards or Hazards(smem, WARPS + 1, arch=p.arch, timeline=self.traffic.timeline)
         stages = range(p.num_smem_stages)
         self.full = [self.hazards.mbarrier(f"{p.role} full[{stage}]") for stage in stages]
         self.empty = [self.hazards.mbarrier(f"{p.role} empty[{stage}]", arrivals=WARPS) for stage in stages]
         self.producer, self.consumer = PipelineState(p.num_smem_stages), PipelineState(p.num_smem_stages)
-        self._valid: list[Array] = [np.zeros(self.programs, np.int64) for _ in stages]
-        self._filled = [self.hazards.region(self.stage_address(s), p.stage_bytes, (PRODUCER,)) for s in stages]
-        self._used = [self.hazards.region(self.stage_address(s), p.stage_bytes, CONSUMERS) for s in stages]
+        self.panels = [PanelTile(p.BN, p.padded_depth, self.stage_address(stage)) for stage in stages]
+        self._filled, self._used = (
+            [self.hazards.region(panel.base, panel.nbytes, warps) for panel in self.panels]
+            for warps in ((PRODUCER,), CONSUMERS)
+        )
 
     @property
     def atom(self) -> MmaAtom:
@@ -137,16 +115,7 @@ arrivals pending; none has completed
 
         Chunks are counted over all stages.
         """
-        p = self.params
-        blocks = p.num_smem_stages * p.padded_depth // 64
-        if tile_rows < 1 or tile_row < 0 or (tile_row + 1) * tile_rows > p.BN or not 0 <= block_col < blocks:
-            raise ValueError(
-                f"smem_block_tile({tile_rows}, {tile_row}, {block_col}) is not in the {blocks} chunks of {p.BN} rows"
-            )
-        offset = (self.smem_address - self.smem.base) // p.dtype.itemsize + (
-            block_col * p.BN + tile_row * tile_rows
-        ) * 64
-        return TileTensor(self.smem, p.dtype, Layout.row_major(tile_rows, 64), offset=offset)
+        return self._block_tile(tile_rows, tile_row, block_col, 64)
 
     def load_from_dram(self, stage: int) -> None:
         """The producer: wait until the stage is empty, announce its bytes, issue the boxes of the next tile.
@@ -157,21 +126,19 @@ arrivals pending; none has completed
         self._expect("producer", state, stage)
         first_key = self.kv_cache_iter.tile_start_row
         rows, valid = self._next_rows()
-        chunk = 64 * np.arange(p.padded_depth // 64)
-        run = self.box_rows * np.arange(rows.shape[1])[:, None]
-        address = self.stage_address(stage) + (chunk * p.BN + run * 64) * p.dtype.itemsize
+        panel, run = 64 * np.arange(p.padded_depth // 64), self.box_rows * np.arange(rows.shape[1])[:, None]
+        address = self.stage_address(stage) + (panel * p.BN + run * 64) * p.dtype.itemsize
         self.empty[stage].wait(state.phase ^ 1, warps=(PRODUCER,))
         self.full[stage].expect_bytes(p.stage_bytes, warp=PRODUCER)
-        self.hazards.copy_bulk(self._filled[stage], self.full[stage], p.stage_bytes, f"{p.role} copy", stage)
-        head = self.kv_cache_iter.kv_head_idx[:, None, None]
-        tma.load(self.descriptor, (rows[..., None], head, chunk), self.smem, address[None])
-        self._valid[stage] = valid
+        at = rows[..., None], self.kv_cache_iter.kv_head_idx[:, None, None], panel
+        into, bar = self._filled[stage], self.full[stage]
+        copy_boxes(self.smem, self.hazards, self.descriptor, at, address[None], into, bar, f"{p.role} copy", stage)
         self.stage_keys[stage] = first_key, valid
         state.step()
         boxes = np.zeros(WARPS + 1, np.int64)
-        boxes[PRODUCER] = len(chunk) * int((rows < self.descriptor.shape[0]).sum())
+        boxes[PRODUCER] = len(panel) * int((rows < self.descriptor.shape[0]).sum())
         row_bytes = self.box_rows * p.depth * p.dtype.itemsize
-        self.traffic.move("DRAM->SMEM", boxes // len(chunk) * row_bytes)
+        self.traffic.move("DRAM->SMEM", boxes // len(panel) * row_bytes)
         self.traffic.issue(f"{p.role} tma", boxes)
 
     def wait(self, stage: int) -> None:
@@ -183,29 +150,26 @@ arrivals pending; none has completed
         """The consumers write zeros over the rows past the last key, which P = 0 does not mask if they are infinite or
         NaN; then a fence, since wgmma reads through the async proxy, and a barrier of the warpgroup.
         """
-        p, valid = self.params, self._valid[stage]
-        row, chunk, vector = np.ogrid[: p.BN, : p.padded_depth // 64, :8]
-        past = (row >= valid[:, None, None, None]) & (valid[:, None, None, None] > 0)
+        p, place, (_, valid) = self.params, self.panels[stage], self.stage_keys[stage]
+        row, vector = np.ogrid[: p.BN, : place.vectors]
+        past = (row >= valid[:, None, None]) & (valid[:, None, None] > 0)
         if past.any():
-            linear = self.stage_address(stage) + (chunk * p.BN + row) * 128 + 16 * vector
             self.hazards.write(self._used[stage], f"{p.role} zeros", stage)
-            address = self.descriptor.swizzle.swizzle()(linear)
+            address = place.address(row, vector)
             self.smem.store(address[None], np.zeros((1, *address.shape, 16), np.uint8), mask=past)
             self.hazards.fence_async(CONSUMERS)
             self.hazards.barrier(CONSUMERS, CONSUMERS, name=1)
 
     def load_from_shared(self, stage: int) -> list[SmemDescriptor]:
         """The descriptor of every k step: wgmma reads the stage itself, no register holds it."""
-        p, layout = self.params, self.tile_layout
-        first = tile_to_descriptor(layout, p.dtype, SWIZZLE, self.stage_address(stage), "K" if p.transpose else "MN")
-        steps = [layout(0, p.MMA_K * k) for k in range(p.num_k_mmas2)]
-        return [first.advance(int(step) * p.dtype.itemsize) for step in steps]
+        p, place = self.params, self.panels[one_of("stage", stage, len(self.panels), "stages")]
+        first = [p.MMA_K * step for step in range(p.num_k_mmas2)]  # column of K, row of V
+        at = [(0, n) if p.transpose else (n, 0) for n in first]
+        return [place.descriptor(*each, along_rows=not p.transpose) for each in at]
 
     def get_mma_tile(self, k_mma: int, stage: int) -> SmemDescriptor:
         """The descriptor of a k step."""
-        if not 0 <= k_mma < self.params.num_k_mmas2:
-            raise ValueError(f"k_mma {k_mma} is not one of the {self.params.num_k_mmas2} k steps")
-        return self.load_from_shared(stage)[k_mma]
+        return self.load_from_shared(stage)[self._step(k_mma)]
 
     mma_subtile = get_mma_tile
 
@@ -233,7 +197,7 @@ arrivals pending; none has completed
         for k, descriptor in enumerate(self.load_from_shared(stage)):
             step = a[k] if isinstance(a[0], SmemDescriptor | int) else a[:, k]
             c = shared_mma(atom, self.smem, step, descriptor, c, b_major="K" if p.transpose else "MN")
-        programs = int((self._valid[stage] > 0).sum())
+        programs = int((self.stage_keys[stage][1] > 0).sum())
         self.traffic.move("SMEM->tensor cores", p.stage_bytes * programs)
         self.traffic.issue(f"{p.role} wgmma", np.array([p.num_k_mmas2 * programs] * WARPS + [0]))
         return c
@@ -252,19 +216,17 @@ arrivals pending; none has completed
         """What lies where in the stages of one program, as TMA has brought it: rows past the last key are those that
         follow in their page, zeros where the page does not exist."""
         p = self.params
-        chunks = p.padded_depth // 64
         areas = stage_areas(
             self.stage_keys, p.num_smem_stages, p.stage_bytes, self.smem_address, program,
-            blocks=chunks, width=64, name="chunk",
+            blocks=p.padded_depth // 64, width=64, name="chunk",
         )
         image = SmemImage.empty(self.smem_address, p.num_smem_stages * p.stage_bytes, areas)
-        row, chunk, vector = np.ogrid[: p.BN, :chunks, :8]
-        inside = (8 * chunk + vector) * 16 < p.depth * p.dtype.itemsize
         for stage, (_, valid) in self.stage_keys.items():
-            linear = self.stage_address(stage) + (chunk * p.BN + row) * 128 + 16 * vector
-            slot = (self.descriptor.swizzle.swizzle()(linear) - self.smem_address) // 16
+            place = self.panels[stage]
+            row, vector = np.ogrid[: p.BN, : place.vectors]
             arrived = -(-int(valid[program]) // self.box_rows) * self.box_rows
-            image.put(slot, np.where(inside, row, p.BN), 8 * chunk + vector, arrived)
+            row_or_none = np.where(16 * vector < p.depth * p.dtype.itemsize, row, p.BN)
+            image.put((place.address(row, vector) - self.smem_address) // 16, row_or_none, vector, arrived)
         return image
 
     def _expect(self, who: str, state: PipelineState, stage: int) -> None:

@@ -49,7 +49,8 @@ class PanelTile:
         """The operand that starts at ``(row, col)``; ``along_rows``: the rows are contracted (V), else the columns."""
         panel, byte = divmod(self.itemsize * col, self.width)
         start = self.base + panel * self.rows * self.width + row * self.width + byte
-        leading = self.rows * self.width if along_rows else 16
+        more = self.itemsize * self.cols > self.width  # panels: what leads from one to the next
+        leading = (self.rows * self.width if more else 0) if along_rows else 16
         return SmemDescriptor(start, leading, 8 * self.width, TensorMapSwizzle.of(f"{self.width}B"))
 
     def address(self, row: IntArray, vector: IntArray) -> IntArray:

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.hardware import cp_async
+from kvlab.hardware import TmaDescriptor, cp_async, tma
 from kvlab.layout import TileTensor
 from kvlab.memory import AddressSpace, Memory
+from kvlab.staging.record.async_barrier import AsyncBarrier
 from kvlab.staging.record.footprint import Footprint
 from kvlab.staging.record.hazards import Hazards
 from kvlab.staging.record.traffic import Traffic
@@ -45,6 +46,18 @@ class ConversionRows:
         self.hazards.wait_group(0)
         self.hazards.barrier()
         return self.plan.bytes_by_warp(valid)
+
+
+def copy_boxes(
+    smem: Memory, hazards: Hazards, box: TmaDescriptor, at: tuple[Any, ...], address: IntArray, into: Footprint,
+    bar: AsyncBarrier, what: str, stage: int | None = None,
+) -> None:
+    """Boxes of TMA at the coordinates ``at`` into shared memory, in flight until ``bar``, which expects their bytes.
+
+    address : where each box lands, ``[1, ...]`` where ``smem`` has programs. into : the bytes, and the issuing warp.
+    """
+    hazards.copy_bulk(into, bar, address.size * box.transaction_bytes, what, stage)
+    tma.load(box, at, smem, address)
 
 
 class TileCopies:

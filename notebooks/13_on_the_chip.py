@@ -32,7 +32,7 @@ from unittest import mock
 import numpy as np
 
 from kvlab.attention import mha_decode_paged, mha_prefill
-from kvlab.attention.mha_prefill.hopper_cta import HopperCTA
+from kvlab.attention.mha_prefill.hopper_cta import HopperPrefillCTA
 from kvlab.exercise import check
 from kvlab.hardware import COPIES, TmaDescriptor, copy_wavefronts, count_wavefronts, get_atom, wavefronts
 from kvlab.memory import bfloat16
@@ -306,10 +306,10 @@ def one_end_after_the_other(cta, me, role, b, first, end):
     clean_rows(cta, me, role, b, first, cta.C.BN)
 
 
-clean_rows = HopperCTA.clean_rows
+clean_rows = HopperPrefillCTA.clean_rows
 q, k, v = (rng.standard_normal((n, 1, 64), np.float32).astype(bfloat16) for n in (3, 23, 23))
 ragged = {"cu_seqlens_q": np.array([0, 3]), "cu_seqlens_k": np.array([0, 23]), "window": 1, "backend": "hopper"}
-with mock.patch.object(HopperCTA, "clean_rows", one_end_after_the_other):
+with mock.patch.object(HopperPrefillCTA, "clean_rows", one_end_after_the_other):
     try:
         mha_prefill(q, k, v, **ragged)
     except Hazard as hazard:

@@ -10,9 +10,7 @@ import pytest
 from kernel_counts import SECTOR, Counts, TmaTrace, counted, emulated, of, stmatrix
 
 from benchmarks.truth.whole import KERNELS
-from kvlab.attention.mha_decode import hopper_cta as decode_cta
-from kvlab.attention.mha_prefill import hopper_cta as prefill_cta
-from kvlab.attention.mla_decode import hopper_cta as mla_cta
+from kvlab.attention.hopper import cta
 from kvlab.hardware import get_atom, shared_mma_wavefronts
 from kvlab.staging import Traffic
 from kvlab.staging.nvidia.wgmma_plan import PanelTile
@@ -27,13 +25,13 @@ ITEMS, BLOCKS = MLA["batch"] * MLA["q_heads"] // 64, MLA["keys"] // 64
 @pytest.fixture(scope="module")
 def prefill() -> tuple[Traffic, TmaTrace]:
     trace = TmaTrace()
-    return emulated("prefill hopper", prefill_cta, "tma", trace), trace
+    return emulated("prefill hopper", cta, "tma", trace), trace
 
 
 @pytest.fixture(scope="module")
 def mla() -> tuple[Traffic, TmaTrace]:
     trace = TmaTrace()
-    return emulated("mla decode hopper", mla_cta, "tma", trace), trace
+    return emulated("mla decode hopper", cta, "tma", trace), trace
 
 
 def prefill_role(op: str, offset: int, sass: str) -> str:
@@ -163,7 +161,7 @@ def decode_role(op: str, offset: int, sass: str) -> str:
 
 def test_decode_every_read_and_copy() -> None:
     trace, record = TmaTrace(), of("decode hopper")
-    traffic = emulated("decode hopper", decode_cta, "tma", trace)
+    traffic = emulated("decode hopper", cta, "tma", trace)
     reads = traffic.moved["SMEM->registers"] // 512  # ldmatrix.x4 of a warp
     found = counted(record, decode_role)
     assert {role: found[role] for role in ("k read", "v read")} == dict.fromkeys(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from kvlab.hardware import TmaDescriptor, get_atom
+from kvlab.hardware import TmaDescriptor, get_atom, tma
 from kvlab.staging.nvidia.wgmma_plan import K_BYTES, SUFFIX, PanelTile
 from kvlab.staging.record.async_barrier import AsyncBarrier
 from kvlab.staging.record.footprint import ByteCells, Footprint
@@ -22,24 +23,43 @@ UNIT = 16  # bytes: what is known of shared memory is known by vectors
 
 
 class Places:
-    """Which bytes of shared memory each warp touches. All CTAs of all launches share the footprints.
+    """Where tiles stand in shared memory, one after the other as panels of 128 bytes a row, swizzled, then ``more``
+    bytes; and which bytes each warp touches. All CTAs of all launches share the footprints.
 
+    sizes       role -> how many buffers, their rows and columns, and the bytes of an element (2)
+    partitions  how many warps each has
+    tiles       role -> its buffers
+    behind      where the bytes behind the tiles begin
     nbytes      of shared memory
-    partitions  the warps of each
-    warps       their number
 
-    >>> places = Places(8192, {"a warpgroup": (0, 1, 2, 3), "the producer": (4,)})
-    >>> places.warps, places.region(0, 128, (4,)).moved.tolist()
-    (5, [0, 0, 0, 0, 128])
-    >>> places.shared(PanelTile(64, 64, 0), (0, 1, 2, 3), together=16, first=16).moved.tolist()
+    >>> places = Places({"k": (2, 64, 64)}, {"a warpgroup": 4, "the producer": 1}, more=256)
+    >>> places.partitions, places.tiles["k"][1].base, places.behind, places.nbytes
+    ({'a warpgroup': (0, 1, 2, 3), 'the producer': (4,)}, 8192, 16384, 16640)
+    >>> places.whole("k", 0, (4,)).moved.tolist()
+    [0, 0, 0, 0, 8192]
+    >>> places.shared(places.tiles["k"][0], (0, 1, 2, 3), together=16, first=16).moved.tolist()
     [0, 2048, 2048, 2048, 0]
     """
 
-    def __init__(self, nbytes: int, partitions: dict[str, Warps]) -> None:
-        self.nbytes, self.partitions = nbytes, partitions
-        self.warps = sum(map(len, partitions.values()))
-        self.cells = ByteCells(nbytes, self.warps, unit=UNIT)
+    def __init__(self, sizes: Mapping[str, tuple[int, ...]], partitions: Mapping[str, int], more: int = 0) -> None:
+        self.tiles: dict[str, list[PanelTile]] = {}
+        self.partitions: dict[str, Warps] = {}
+        self.behind = self.warps = 0
+        for role, (n, *size) in sizes.items():
+            one = PanelTile(size[0], size[1], self.behind, *size[2:])
+            self.tiles[role] = [replace(one, base=self.behind + i * one.nbytes) for i in range(n)]
+            self.behind += n * one.nbytes
+        for name, n in partitions.items():
+            self.partitions[name] = tuple(range(self.warps, self.warps + n))
+            self.warps += n
+        self.nbytes = self.behind + more
+        self.cells = ByteCells(self.nbytes, self.warps, unit=UNIT)
         self._made: dict[Hashable, Footprint] = {}
+
+    def whole(self, role: str, i: int, warps: Warps) -> Footprint:
+        """A buffer, all of which each of ``warps`` touches: as TMA or wgmma do."""
+        place = self.tiles[role][i]
+        return self.region(place.base, place.nbytes, warps)
 
     def region(self, start: int, nbytes: int, warps: Warps) -> Footprint:
         """Bytes that each of ``warps`` touches."""
@@ -72,7 +92,7 @@ class PartitionedCTA(LaunchedCTA):
     dtype   of the operands of wgmma
     boxes   what TMA copies
 
-    >>> cta = PartitionedCTA(Places(64, {"all": (0, 1, 2, 3)}), np.dtype(np.float16), {}, Traffic())
+    >>> cta = PartitionedCTA(Places({}, {"all": 4}, more=64), np.dtype(np.float16), {}, Traffic())
     >>> bar, = cta.barriers("k free", 1)
     >>> cta.arrive((0, 1, 2, 3), bar)
     >>> bar.try_wait(0), bar.try_wait(1)
@@ -83,7 +103,7 @@ class PartitionedCTA(LaunchedCTA):
         self, places: Places, dtype: np.dtype[Any], boxes: dict[str, TmaDescriptor], traffic: Traffic,
         *, traced: bool = True,
     ) -> None:
-        self.dtype, self.boxes = dtype, boxes
+        self.places, self.dtype, self.boxes = places, dtype, boxes
         super().__init__(
             places.nbytes, places.warps, "sm_90", None, traffic, traced=traced, cells=places.cells,
             partitions=places.partitions,
@@ -109,6 +129,31 @@ class PartitionedCTA(LaunchedCTA):
     def wait_mma(self, me: Warps, n: int) -> None:
         """At most ``n`` products go on."""
         self.hazards.wait_mma(n, me)
+
+    def load(
+        self, me: Warps, box: str, role: str, i: int, bar: AsyncBarrier, at: tuple[Any, ...], offset: Array
+    ) -> None:
+        """Boxes of TMA to buffer ``i`` of a role, byte ``offset`` of it each, whose bytes an mbarrier expects."""
+        place = self.places.tiles[role][i]
+        nbytes = offset.size * self.boxes[box].transaction_bytes
+        self.hazards.copy_bulk(self.places.whole(role, i, me), bar, nbytes, f"{role.split()[0]} copy", i)
+        tma.load(self.boxes[box], at, self.smem, place.base + offset)
+        self.traffic.move("DRAM->SMEM", place.nbytes)
+
+    def store(self, box: str, at: tuple[Any, ...], address: Array | int) -> None:
+        """Boxes of TMA from shared memory at ``address`` to ``at``."""
+        tma.store(self.boxes[box], at, self.smem, address)
+
+    def write(self, me: Warps, place: PanelTile, values: Array, what: str, i: int | None = None) -> None:
+        """``values`` of a tile, 16 rows a warp."""
+        self.hazards.write(self.places.shared(place, me, 16), f"{what} write", i)
+        address = place.address(np.arange(place.rows)[:, None], np.arange(place.vectors))
+        self.smem.store(address, values.reshape(*address.shape, -1))
+
+    def zero_rows(self, place: PanelTile, row: Array) -> None:
+        """Zeros to some rows of a tile."""
+        address = place.address(row[:, None], np.arange(place.vectors))
+        self.smem.store(address, np.zeros((*address.shape, 16), np.uint8))
 
     def load_a(self, at: PanelTile) -> Array:
         """wgmma's first operand in registers, ``[1, 1, threads, elements]``: step after step along its columns."""

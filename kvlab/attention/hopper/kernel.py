@@ -70,9 +70,44 @@ def key_count(length, most):
 
 
 @gluon.jit
+def split_keys(split, splits, num_keys, BLOCK: gl.constexpr):
+    """The first key of a split and its end. A split is a number of whole blocks."""
+    size = gl.cdiv(gl.cdiv(num_keys, splits), BLOCK) * BLOCK
+    lo = gl.minimum(split * size, num_keys)
+    return lo, gl.minimum(lo + size, num_keys)
+
+
+@gluon.jit
+def find_pages(table, key, end, none, KEYS: gl.constexpr, BOX: gl.constexpr, PAGE: gl.constexpr):
+    """The pages of the boxes of KEYS keys from ``key`` on; those past ``end`` are not looked up: ``none``, which TMA
+    reads as zeros.
+    """
+    found = ()
+    for j in gl.static_range(KEYS // BOX):
+        token = key + j * BOX
+        page = gl.load(table + token // PAGE, mask=token < end, other=none).to(gl.int32)
+        found = found + (page,)  # type: ignore[assignment]
+    return found
+
+
+@gluon.jit
 def quad_sum(p, BM: gl.constexpr, BN: gl.constexpr):
     """Row sums [BM, 4], one for each lane of the quad that holds a row: additions inside a thread, no shuffles."""
     return gl.sum(gl.sum(p.reshape([BM, BN // 8, 4, 2]), 3), 1)
+
+
+@gluon.jit
+def softmax(s, m, l, scale, BM: gl.constexpr, BN: gl.constexpr):
+    """(exponentials of scores, row maxima, sums of each lane, what comes before them is multiplied by), from the maxima
+    and sums before; ``scale`` is above 0 and holds log2(e).
+    """
+    m_new = gl.maximum(m, gl.max(s, 1))
+    base = m_new * scale
+    alpha = gl.exp2(m * scale - base)
+    e = gl.exp2(s * scale - base[:, None])
+    lanes = quad_sum(e, BM, BN)
+    l = l * gl.convert_layout(alpha, gl.SliceLayout(1, lanes.type.layout))[:, None] + lanes
+    return e, m_new, l, alpha
 
 
 def box_descriptor(

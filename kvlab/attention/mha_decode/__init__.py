@@ -21,7 +21,7 @@ from kvlab.staging import DECODE_ARCHS, Traffic
 
 from .config import choose_config, problem_of
 from .emulator import launch as emulate
-from .hopper_config import SUPPORTED, HopperConfig, choose_hopper, hopper_declined, hopper_lacks
+from .hopper_config import SUPPORTED, HopperDecodeConfig, choose_hopper, hopper_declined, hopper_lacks
 from .hopper_emulator import launch as emulate_hopper
 from .reference import reference as refer
 
@@ -160,7 +160,7 @@ def mha_decode_paged(
         check=check, traffic=traffic,
     )
     plan = kind.plan.explanation
-    emulator = emulate_hopper if isinstance(plan.config, HopperConfig) else emulate
+    emulator = emulate_hopper if isinstance(plan.config, HopperDecodeConfig) else emulate
     kernel = KERNELS.get(plan.backend, "")
     result, lse = run(
         plan, kernel, emulator, _refer, *call.arrays, **arguments, traffic=traffic, again=kind.launches,

@@ -24,7 +24,7 @@ from kvlab.common.arrays import with_addressing_strides
 from kvlab.triton_support.arrivals import arrivals
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
-from .hopper_config import HopperConfig
+from .hopper_config import HopperDecodeConfig
 from .hopper_roles import consume, produce
 from .hopper_steps import TILE_LAYOUT, find_item
 
@@ -80,7 +80,7 @@ def launch(
     seq_lens: torch.Tensor,
     *,
     scale: float,
-    config: HopperConfig,
+    config: HopperDecodeConfig,
     features: Features,
     out: torch.Tensor | None = None,
     again: Again = None,

@@ -24,7 +24,7 @@ BLOCK = 64
 CTAS_PER_PROCESSOR = 2
 
 
-class Constants(NamedTuple):
+class HopperDecodeConstants(NamedTuple):
     """Compile-time constants of the Hopper kernel: a ring of NB stages of BN rows of K and of V, HEADS KV heads of BT
     tokens, in boxes of BOX tokens of pages of PAGE; GROUP query heads of each, TOKENS new tokens.
 
@@ -53,12 +53,12 @@ class Constants(NamedTuple):
 
 
 @dataclass(frozen=True)
-class HopperConfig:
-    """Constants, and the programs: ``groups`` of HEADS KV heads x ``num_splits`` x sequences. The lengths have no part
-    in it.
+class HopperDecodeConfig:
+    """The constants, and the programs: ``groups`` of HEADS KV heads x ``num_splits`` x sequences. The lengths have no
+    part in it.
     """
 
-    constants: Constants
+    constants: HopperDecodeConstants
     groups: int
     num_splits: int
     batch: int
@@ -100,7 +100,7 @@ def hopper_declined(problem: DecodeProblem) -> str | None:
 def choose_hopper(
     problem: DecodeProblem, features: Features, *, processors: int = 132, num_splits: int | None = None,
     batch_invariant: bool = False,
-) -> HopperConfig:
+) -> HopperDecodeConfig:
     """The configuration of a call that the kernel can do, on ``processors`` SMs.
 
     Two heads a block, whose rows in a page are neighbours; one where the programs then fit the device at once, since
@@ -127,14 +127,14 @@ def choose_hopper(
         splits = decode_splits(num_splits, programs, problem.max_keys, places, batch_invariant=batch_invariant)
     stages = 4 if problem.pairs and programs * splits <= processors else 2
     bt, scales = BLOCK // heads, features.scales
-    constants = Constants(
+    constants = HopperDecodeConstants(
         HEADS=heads, GROUP=problem.group, TOKENS=problem.tokens, W=problem.widths[0], PAGE=problem.page_size, BT=bt,
         BOX=math.gcd(problem.page_size, bt), NB=stages, PAIRS=problem.pairs,
         K_SCALE=scales.k.array is not None, V_SCALE=scales.v.array is not None,
         LONGEST_FIRST=longest_first(problem.batch, programs, places) if splits == 1 else 0,
         PARTS=0 if batch_invariant else parts_of(heads * rows, splits),
     )
-    return HopperConfig(constants, groups, splits, problem.batch)
+    return HopperDecodeConfig(constants, groups, splits, problem.batch)
 
 
 def parts_of(rows: int, splits: int) -> int:
@@ -148,6 +148,6 @@ def parts_of(rows: int, splits: int) -> int:
     return parts if 1 < splits <= 2 * parts else 0
 
 
-def shared_bytes(C: Constants) -> int:
+def shared_bytes(C: HopperDecodeConstants) -> int:
     """Bytes of shared memory that the kernel takes at most: stages of K and V."""
     return 2 * C.NB * C.BN * C.W * 2 + BARRIER_BYTES

@@ -8,52 +8,41 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.hopper.cta import PartitionedCTA, Places
-from kvlab.hardware import TmaDescriptor, current_arithmetic, get_atom, ldmatrix, tma
+from kvlab.hardware import TmaDescriptor, current_arithmetic, get_atom, ldmatrix
 from kvlab.staging import Fragments, Traffic
-from kvlab.staging.nvidia.wgmma_plan import PanelTile
 from kvlab.staging.tile.fragments import FragmentMap
 from kvlab.staging.tile.rows_over_warps import butterfly, in_turn
 
-from .hopper_config import ROWS, Constants
+from .hopper_config import ROWS, HopperDecodeConstants
 
 Array = np.ndarray[Any, Any]
 CONSUMERS, PRODUCER = (0, 1, 2, 3), (4,)
 
 
-class HopperPlaces(Places):
-    """NB stages of K, then of V, as panels of 128 bytes a row, swizzled: ``tiles["k 0"]``, ... The sums of the warps
-    come to stand in those of K.
+@functools.cache
+def places_of(C: HopperDecodeConstants) -> Places:
+    """NB stages of K, then of V. The sums of the warps come to stand in those of K.
 
-    >>> places = places_of(Constants(4, 4, 1, 128, 16, 16, 16, 2, False, False, False, 0, 0))
-    >>> places.tiles["k 1"].base, places.tiles["v 0"].base, places.nbytes
+    >>> places = places_of(HopperDecodeConstants(4, 4, 1, 128, 16, 16, 16, 2, False, False, False, 0, 0))
+    >>> places.tiles["k"][1].base, places.tiles["v"][0].base, places.nbytes
     (16384, 32768, 65536)
     """
-
-    def __init__(self, C: Constants) -> None:
-        self.tiles: dict[str, PanelTile] = {}
-        for n, name in enumerate(f"{role} {b}" for role in "kv" for b in range(C.NB)):
-            self.tiles[name] = PanelTile(C.BN, C.W, n * C.BN * C.W * 2)
-        super().__init__(2 * C.NB * C.BN * C.W * 2, {"the consumers": CONSUMERS, "the producer": PRODUCER})
+    ring = C.NB, C.BN, C.W
+    return Places({"k": ring, "v": ring}, {"the consumers": 4, "the producer": 1})
 
 
-@functools.cache
-def places_of(C: Constants) -> HopperPlaces:
-    """The places that the constants give."""
-    return HopperPlaces(C)
-
-
-class HopperCTA(PartitionedCTA):
+class HopperDecodeCTA(PartitionedCTA):
     """Shared memory as the kernel lays it out, and what is done to it.
 
     dtype : of the products.
     """
 
     def __init__(
-        self, C: Constants, dtype: np.dtype[Any], boxes: dict[str, TmaDescriptor], traffic: Traffic,
+        self, C: HopperDecodeConstants, dtype: np.dtype[Any], boxes: dict[str, TmaDescriptor], traffic: Traffic,
         *, traced: bool = True,
     ) -> None:
-        self.C, self.places, self.keys = C, places_of(C), C.BN // 4
-        super().__init__(self.places, dtype, boxes, traffic, traced=traced)
+        self.C, self.keys = C, C.BN // 4
+        super().__init__(places_of(C), dtype, boxes, traffic, traced=traced)
         self.full, self.free = self.barriers("full", C.NB), self.barriers("free", C.NB)
 
     def load_block(self, b: int, pages: Array, key: int, kv_head: int) -> None:
@@ -64,16 +53,11 @@ class HopperCTA(PartitionedCTA):
         row = (key + box * C.BOX) % C.PAGE
         offset = panel * C.BN * 128 + box * (C.BOX * C.HEADS * 128)
         for role in "kv":
-            place = self.places.tiles[f"{role} {b}"]
-            whole = self.places.region(place.base, place.nbytes, PRODUCER)
-            self.hazards.copy_bulk(whole, bar, offset.size * self.boxes[role].transaction_bytes, f"{role} copy", b)
-            tma.load(self.boxes[role], (pages, row, kv_head, panel * 64), self.smem, place.base + offset)
-            self.traffic.move("DRAM->SMEM", place.nbytes)
+            self.load(PRODUCER, role, role, b, bar, (pages, row, kv_head, panel * 64), offset)
 
     def read(self, role: str, b: int) -> Fragments:
         """The B operand of every warp, its keys of K or of V: ``[BN, W]``, pairs as int16."""
-        name, trans = f"{role} {b}", role == "v"
-        place = self.places.tiles[name]
+        place, trans = self.places.tiles[role][b], role == "v"
         self.hazards.read(self.places.shared(place, CONSUMERS, self.keys), f"{role} read", b)
         row, vector, layout = _operand(self.C, trans)
         kind = np.dtype(np.int16) if self.C.PAIRS else self.dtype
@@ -118,7 +102,7 @@ class HopperCTA(PartitionedCTA):
         """Byte addresses ``[4, 16, W / 4]`` of 16 bytes, and ``[of_rows, 4]`` of 16 floats."""
         warp, row, vector = np.ogrid[:4, :ROWS, : self.C.W // 4]
         address = ((warp * ROWS + row) * (self.C.W // 4) + (vector ^ row % 8)) * 16
-        return address, self.places.tiles["v 0"].base + np.arange(4 * of_rows).reshape(-1, 4) * ROWS * 4
+        return address, self.places.tiles["v"][0].base + np.arange(4 * of_rows).reshape(-1, 4) * ROWS * 4
 
     def _write(self, name: str, address: Array, nbytes: int, warp: Array) -> None:
         """``nbytes`` at each address, written by a warp."""
@@ -154,7 +138,7 @@ def accumulator(columns: int) -> FragmentMap:
 
 
 @functools.cache
-def _operand(C: Constants, trans: bool) -> tuple[Array, Array, FragmentMap]:
+def _operand(C: HopperDecodeConstants, trans: bool) -> tuple[Array, Array, FragmentMap]:
     """Row and vector ``[instructions, 4 warps, 32]`` that ldmatrix.x4 reads, and what the registers then hold.
 
     K: 8 keys x 32 columns an instruction; V, transposed: 16 keys x 16 columns.

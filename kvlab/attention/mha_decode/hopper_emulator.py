@@ -10,6 +10,7 @@ import numpy as np
 
 from kvlab.attention.features.intervals import key_count, most_keys
 from kvlab.attention.features.resolve import Features
+from kvlab.attention.hopper.emulator import find_pages, split_keys
 from kvlab.attention.hopper.turns import Role, Wait, run_roles
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
@@ -22,18 +23,18 @@ from kvlab.staging import Fragments, Traffic, ceildiv
 from kvlab.staging.tile.pairs import halves
 
 from .emulator import LN2, nth_longest
-from .hopper_config import ROWS, HopperConfig
-from .hopper_cta import CONSUMERS, PRODUCER, HopperCTA
+from .hopper_config import ROWS, HopperDecodeConfig
+from .hopper_cta import CONSUMERS, PRODUCER, HopperDecodeCTA
 
 Array = np.ndarray[Any, Any]
 Item = tuple[int, int, int, int, int, int]
 
 
 @dataclass
-class Launch:
+class HopperDecodeLaunch:
     """What all programs share: sizes, where sequences stand, and the results."""
 
-    config: HopperConfig
+    config: HopperDecodeConfig
     pages: int
     max_keys: int
     q: Array
@@ -54,9 +55,8 @@ class Launch:
         if C.LONGEST_FIRST:
             batch = int(nth_longest(self.lens, self.max_keys, np.array([batch]))[0])
         num_keys = int(key_count(self.lens[batch], self.max_keys))
-        size = ceildiv(ceildiv(num_keys, splits), C.BT) * C.BT
-        lo = min(split * size, num_keys)
-        return batch, group * C.HEADS, split, lo, min(lo + size, num_keys), num_keys
+        lo, hi = split_keys(split, splits, num_keys, C.BT)
+        return batch, group * C.HEADS, split, lo, hi, num_keys
 
     def rows_of(self, r: Array) -> tuple[Array, Array, Array]:
         """Row of the tile -> its KV head (counted from the first), new token, query head of the KV head."""
@@ -72,12 +72,10 @@ class Launch:
     def find_pages(self, batch: int, key: int, end: int) -> Array:
         """The pages of a block's boxes; those past the end are not looked up, none arrives as zeros."""
         C = self.config.constants
-        token = key + np.arange(0, C.BT, C.BOX)
-        named = self.table[batch, np.minimum(token // C.PAGE, self.table.shape[1] - 1)].astype(np.int64)
-        return np.where(token < end, named, self.pages)
+        return find_pages(self.table[batch], key, end, self.pages, C.BT, C.BOX, C.PAGE)
 
 
-def produce(cta: HopperCTA, x: Launch, item: Item) -> Iterator[Wait]:
+def produce(cta: HopperDecodeCTA, x: HopperDecodeLaunch, item: Item) -> Iterator[Wait]:
     """One warp brings block after block of K and V."""
     #@ producer
     #: begin -> blocks, found    how many; the pages of the first
@@ -95,7 +93,7 @@ def produce(cta: HopperCTA, x: Launch, item: Item) -> Iterator[Wait]:
         found = following
 
 
-def consume(cta: HopperCTA, x: Launch, item: Item) -> Iterator[Wait]:
+def consume(cta: HopperDecodeCTA, x: HopperDecodeLaunch, item: Item) -> Iterator[Wait]:
     """Four warps, each with 16 keys of a block of its own: scores, softmax, output."""
     #@ consumer
     #: begin -> blocks, limit    how many; the rows, the keys that they see, what their scores are multiplied by
@@ -209,7 +207,7 @@ def consume(cta: HopperCTA, x: Launch, item: Item) -> Iterator[Wait]:
         join(cta, x, item)
 
 
-def join(cta: HopperCTA, x: Launch, item: Item) -> None:
+def join(cta: HopperDecodeCTA, x: HopperDecodeLaunch, item: Item) -> None:
     """The last program to arrive of those that share a sequence's keys takes all parts, in the order of the keys."""
     #@ joiner
     #: arrive -> last    behind all that the program has stored; the counter is 0 for the next launch
@@ -295,7 +293,7 @@ def launch(
     seq_lens: Array,
     *,
     scale: float,
-    config: HopperConfig,
+    config: HopperDecodeConfig,
     features: Features,
     out: Array | None = None,
     arch: str = "sm_90",
@@ -315,7 +313,7 @@ def launch(
     counters = np.zeros((batch, config.groups), np.int32)
     scale_log2 = np.float32(scale * LOG2E * scales.k.number)
     max_keys = most_keys(block_table.shape[1], k_cache.shape[1])
-    x = Launch(
+    x = HopperDecodeLaunch(
         config, len(k_cache), max_keys, q, block_table, seq_lens, features, part, part_lse, counters, out, lse,
         scale_log2,
     )
@@ -323,7 +321,7 @@ def launch(
     with traffic.launch():
         roles: list[Role] = []
         for program in range(*config.grid()):
-            cta, item = HopperCTA(C, dtype, boxes, traffic, traced=program == 0), x.find_item(program)
+            cta, item = HopperDecodeCTA(C, dtype, boxes, traffic, traced=program == 0), x.find_item(program)
             roles += [(PRODUCER, produce(cta, x, item)), (CONSUMERS, consume(cta, x, item))]
         run_roles(roles)
     if config.num_splits > 1 and not C.PARTS:

@@ -6,7 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, mma_v2
 
-from kvlab.attention.hopper.kernel import meet
+from kvlab.attention.hopper.kernel import find_pages, meet
 from kvlab.attention.tiles.online_softmax import LOWEST as _LOWEST
 
 from .hopper_steps import (
@@ -18,7 +18,6 @@ from .hopper_steps import (
     as_sums,
     as_tops,
     column,
-    find_pages,
     halves,
     largest,
     load_block,
@@ -41,12 +40,12 @@ def produce(item, descs, boxes, full, free, table, pages, C: gl.constexpr):
     dk, dv = descs  #- launch
     k_box, v_box = boxes  #- launch
     blocks = gl.cdiv(hi - lo, C.BT)
-    found = find_pages(table, lo, hi, pages, C)
+    found = find_pages(table, lo, hi, pages, C.BT, C.BOX, C.PAGE)
     for i in range(blocks):
         #: load -> b, key, found    a block, once its stage is free; the pages of the next
         b = i % C.NB
         key = lo + i * C.BT
-        following = find_pages(table, key + C.BT, hi, pages, C)
+        following = find_pages(table, key + C.BT, hi, pages, C.BT, C.BOX, C.PAGE)
         mbarrier.wait(free.index(b), ((i // C.NB) & 1) ^ 1)  #- wait
         load_block(dk, dv, k_box, v_box, full.index(b), b, found, key, kv_head, C)
         found = following

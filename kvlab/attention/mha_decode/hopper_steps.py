@@ -6,7 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from kvlab.attention.hopper.kernel import PANEL, key_count, load_box, view_as
+from kvlab.attention.hopper.kernel import PANEL, key_count, load_box, split_keys, view_as
 
 from .config import CLASSES as _CLASSES
 
@@ -55,9 +55,8 @@ def find_item(program, lens, lens_stride, batches, groups, splits, max_keys, C: 
     if C.LONGEST_FIRST:
         batch = nth_longest(lens, lens_stride, batches, max_keys, batch, C.LONGEST_FIRST)
     num_keys = key_count(gl.load(lens + batch * lens_stride), max_keys)
-    size = gl.cdiv(gl.cdiv(num_keys, splits), C.BT) * C.BT
-    lo = gl.minimum(split * size, num_keys)
-    return batch.to(gl.int64), group * C.HEADS, split, lo, gl.minimum(lo + size, num_keys), num_keys
+    lo, hi = split_keys(split, splits, num_keys, C.BT)
+    return batch.to(gl.int64), group * C.HEADS, split, lo, hi, num_keys
 
 
 @gluon.jit
@@ -102,17 +101,6 @@ def halves(pairs):
         "=r,=r,r", [pairs], dtype=(gl.float16, gl.float16), is_pure=True, pack=2,
     )
     return even, odd
-
-
-@gluon.jit
-def find_pages(table, key, end, pages, C: gl.constexpr):
-    """The pages of a block's boxes; those past the end are not looked up, ``pages`` is none, and arrives as zeros."""
-    found = ()
-    for j in gl.static_range(C.BT // C.BOX):
-        token = key + j * C.BOX
-        page = gl.load(table + token // C.PAGE, mask=token < end, other=pages).to(gl.int32)
-        found = found + (page,)  # type: ignore[assignment]
-    return found
 
 
 @gluon.jit

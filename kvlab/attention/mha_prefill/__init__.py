@@ -14,7 +14,7 @@ from kvlab.cache import PagedKVCacheCollection
 from kvlab.staging import Traffic
 
 from .emulator import launch as emulate
-from .hopper_config import HopperConfig
+from .hopper_config import HopperPrefillConfig
 from .hopper_emulator import launch as emulate_hopper
 from .inputs import Options
 from .plan import Plan, plan_cache, plan_dense, plan_paged
@@ -211,7 +211,7 @@ def mha_prefill_cache(
 def _run(plan: Plan) -> Any:
     inputs, options, explanation = plan.inputs, plan.options, plan.explanation
     kernel = KERNELS.get(explanation.backend, "")
-    emulator = emulate_hopper if isinstance(explanation.config, HopperConfig) else emulate
+    emulator = emulate_hopper if isinstance(explanation.config, HopperPrefillConfig) else emulate
     result, lse = run(
         explanation, kernel, emulator, _refer, *inputs.arrays, scale=plan.scale, problem=plan.problem,
         config=explanation.config, features=inputs.features, base2=bool(options.base2), out=inputs.out,

@@ -21,7 +21,7 @@ from kvlab.attention.tiles.online_softmax import LOG2E
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .config import PrefillProblem
-from .hopper_config import HopperConfig
+from .hopper_config import HopperPrefillConfig
 from .hopper_roles import consume, produce, transpose
 from .hopper_steps import in_pairs
 
@@ -118,7 +118,7 @@ def launch(
     *,
     scale: float,
     problem: PrefillProblem,
-    config: HopperConfig,
+    config: HopperPrefillConfig,
     features: Features,
     base2: bool = False,
     out: torch.Tensor | None = None,

@@ -40,7 +40,7 @@ SMS = 132  # of an H100
 L2_SHARE = 16_000_000  # bytes of K and V that stay in L2 beside what else passes through
 
 
-class Constants(NamedTuple):
+class HopperPrefillConstants(NamedTuple):
     """Compile-time constants of the Hopper kernel. NC consumer warpgroups have BM query rows each, in NQ buffers; NB
     stages hold BN keys of D and values of DV, in boxes of BOX keys.
 
@@ -89,12 +89,12 @@ class Constants(NamedTuple):
 
 
 @dataclass(frozen=True)
-class HopperConfig:
-    """Constants, and the order of the tiles: ``row_tiles`` tiles of each of ``heads`` heads, ``together`` heads
+class HopperPrefillConfig:
+    """The constants, and the order of the tiles: ``row_tiles`` tiles of each of ``heads`` heads, ``together`` heads
     alternating. The lengths of ragged sequences have no part in it.
     """
 
-    constants: Constants
+    constants: HopperPrefillConstants
     row_tiles: int
     heads: int
     together: int
@@ -152,7 +152,7 @@ def hopper_declined(problem: PrefillProblem, left: int, *, batch_invariant: bool
     return gluon_lacks(wide=True) if problem.head_dim > 192 else None
 
 
-def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperConfig:
+def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperPrefillConfig:
     """The configuration of a call that the kernel can do."""
     D, DV, item, features = problem.head_dim, problem.value_dim, problem.itemsize, inputs.features
     small, mask, scales = D == 64, features.mask, features.scales
@@ -183,7 +183,7 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperConfi
     total = inputs.q.shape[1] if problem.ragged else problem.max_q + before * aligned
     row_tiles = total // rows + (1 + aligned) * problem.batch if problem.ragged else -(-total // rows)
     heads = problem.q_heads * (1 if problem.ragged else problem.batch)
-    constants = Constants(
+    constants = HopperPrefillConstants(
         D=D, DV=DV, NC=NC, NQ=2 if D <= 128 else 1, NB=NB, BN=BN, BOX=min(page, BN) if page else BN, PAGE=page,
         RAGGED_Q=problem.ragged, RAGGED_K=ragged_k, FIRST=bounded or window or not whole,
         MASKED=window or (bounded and not aligned), ALIGNED=aligned, SKIP=skip, WINDOW=window,
@@ -207,10 +207,10 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperConfi
             # The tiles at work read more heads than fit in any case, and a last group that is shorter than a round
             # begins its long tiles when it is too late to even them out.
             together = next((g for g in groups if g * row_tiles >= SMS), heads)
-    return HopperConfig(constants, row_tiles, heads, together)
+    return HopperPrefillConfig(constants, row_tiles, heads, together)
 
 
-def shared_bytes(C: Constants) -> int:
+def shared_bytes(C: HopperPrefillConstants) -> int:
     """Bytes of shared memory that the kernel takes at most: buffers of Q, stages of K and V (of e4m3 V once more,
     transposed), and what of the output leaves at a time, in 16 bits.
     """

@@ -7,27 +7,30 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.hopper.cta import PartitionedCTA, accumulator
-from kvlab.hardware import TmaDescriptor, tma
+from kvlab.attention.hopper.cta import PartitionedCTA, Places, accumulator
+from kvlab.attention.hopper.emulator import find_pages
+from kvlab.hardware import TmaDescriptor
 from kvlab.staging import AsyncBarrier, Fragments, Traffic
 from kvlab.staging.nvidia.wgmma_plan import PanelTile
+from kvlab.staging.record.footprint import Footprint
 
-from .hopper_config import Constants
-from .hopper_places import places_of
+from .hopper_config import HopperPrefillConstants
 
 Array = np.ndarray[Any, Any]
 Warps = tuple[int, ...]
+WORDS = 8  # numbers of a slot
 
 
-class HopperCTA(PartitionedCTA):
+class HopperPrefillCTA(PartitionedCTA):
     """Shared memory as the kernel lays it out, and what is done to it."""
 
     def __init__(
-        self, C: Constants, dtype: np.dtype[Any], boxes: dict[str, TmaDescriptor], traffic: Traffic,
+        self, C: HopperPrefillConstants, dtype: np.dtype[Any], boxes: dict[str, TmaDescriptor], traffic: Traffic,
         *, traced: bool = True,
     ) -> None:
-        self.C, self.places = C, places_of(C)
-        super().__init__(self.places, dtype, boxes, traffic, traced=traced)
+        self.C = C
+        super().__init__(places_of(C), dtype, boxes, traffic, traced=traced)
+        *self.consumers, self.transposer, self.producer = self.places.partitions.values()
         self.q_full = self.barriers("q full", C.NQ * C.NC)
         self.q_free = self.barriers("q free", C.NQ * C.NC, 2 if C.ITEM == 1 else 1)
         self.k_full, self.k_free = self.barriers("k full", C.NB), self.barriers("k free", C.NB, C.NC)
@@ -43,8 +46,8 @@ class HopperCTA(PartitionedCTA):
 
     def send(self, slot: int, first: int, *values: int) -> None:
         """Numbers for the other partitions, from the one numbered ``first`` of ``slot`` on."""
-        self.hazards.write(self.places.words(slot, self.places.producer), "words write", slot)
-        address = self.places.word(slot, first) + 4 * np.arange(len(values))
+        self.hazards.write(self._words(slot, self.producer), "words write", slot)
+        address = self._word(slot, first) + 4 * np.arange(len(values))
         self.smem.store(address, np.array(values, np.int32)[:, None])
 
     def tell(self, slot: int, batch: int, head: int, row: int, q_first: int, num_q: int, num_keys: int) -> None:
@@ -62,9 +65,17 @@ class HopperCTA(PartitionedCTA):
         return [*self._received(me, slot, 1, 2), 0, max_q, max_k]
 
     def _received(self, me: Warps, slot: int, first: int, count: int) -> list[int]:
-        self.hazards.read(self.places.words(slot, me), "words read", slot)
-        address = self.places.word(slot, first) + 4 * np.arange(count)
+        self.hazards.read(self._words(slot, me), "words read", slot)
+        address = self._word(slot, first) + 4 * np.arange(count)
         return [int(word) for word in self.smem.load(address, np.int32)[:, 0]]
+
+    def _word(self, slot: int, i: int) -> int:
+        """The address of number ``i`` of a slot."""
+        return self.places.behind + 4 * (WORDS * slot + i)
+
+    def _words(self, slot: int, warps: Warps) -> Footprint:
+        """The numbers of a slot."""
+        return self.places.region(self._word(slot, 0), 4 * WORDS, warps)
 
     def find_pages(self, table: Array | None, batch: int, key: int, num_keys: int) -> Array | int:
         """The page of each box of a block of keys; of those past the end, which are not looked up, one that there is
@@ -72,10 +83,7 @@ class HopperCTA(PartitionedCTA):
         """
         if table is None:
             return batch
-        box = self.boxes["k"]
-        token = key + np.arange(0, self.C.BN, box.box[1])
-        named = table[np.minimum(token // self.C.PAGE, len(table) - 1)].astype(np.int64)
-        return np.where(token < num_keys, named, box.shape[0])
+        return find_pages(table, key, num_keys, self.boxes["k"].shape[0], self.C.BN, self.C.BOX, self.C.PAGE)
 
     def load_rows(
         self, role: str, bar: AsyncBarrier, b: int, pages: Array | int, first: int, head: int, key: int = 0
@@ -84,17 +92,14 @@ class HopperCTA(PartitionedCTA):
         piece. What lies outside reads as 0.
         """
         place, box = self.places.tiles[role][b], self.boxes[role]
-        bar.expect_bytes(place.nbytes, self.places.producer[0])
+        bar.expect_bytes(place.nbytes, self.producer[0])
         token = key + np.arange(0, place.rows, box.box[1])
         page, row = np.broadcast_to(pages, len(token)), first + token
         if isinstance(pages, np.ndarray):
             row = token % self.C.PAGE
         panel = np.arange(0, place.cols, box.box[3])[:, None]
-        address = place.base + panel // box.box[3] * place.rows * 128 + (token - key) * 128  # [panels, boxes]
-        nbytes = address.size * box.transaction_bytes
-        self.hazards.copy_bulk(self.places.whole(role, b, self.places.producer), bar, nbytes, f"{role} copy", b)
-        tma.load(box, (page, row, head, panel), self.smem, address)
-        self.traffic.move("DRAM->SMEM", place.nbytes)
+        offset = panel // box.box[3] * place.rows * 128 + (token - key) * 128  # [panels, boxes]
+        self.load(self.producer, role, role, b, bar, (page, row, head, panel), offset)
 
     def clean_rows(self, me: Warps, role: str, b: int, first: int, end: int) -> None:
         """Zero the rows of a V tile but ``first`` to ``end - 1``: what no row sees may be anything. Eight rows are read
@@ -102,10 +107,9 @@ class HopperCTA(PartitionedCTA):
         """
         place = self.places.tiles[role][b]
         first, end = (min(max(bound, 0), place.rows) for bound in (first, end))
-        self.hazards.write_equal(self.places.atoms(place, me, first, end), "v zeros", b, values=(first, end))
+        self.hazards.write_equal(atoms(self.places, place, me, first, end), "v zeros", b, values=(first, end))
         row = np.arange(place.rows)
-        address = place.address(row[(row < first) | (row >= end), None], np.arange(place.vectors))
-        self.smem.store(address, np.zeros((*address.shape, 16), np.uint8))
+        self.zero_rows(place, row[(row < first) | (row >= end)])
         self.hazards.fence_async(me)
         self.meet(me)
 
@@ -113,7 +117,7 @@ class HopperCTA(PartitionedCTA):
         """V of buffer b with its keys along the rows, in the order in which a lane has them in P."""
         raw, v = self.places.tiles["raw"][b], self.places.tiles["v"][b]
         row, vector = np.ogrid[: raw.rows, : raw.vectors]
-        self.hazards.read(self.places.columns(raw, me), "raw read", b)
+        self.hazards.read(columns(self.places, raw, me), "raw read", b)
         values = self.smem.load(raw.address(row, vector), self.dtype, 16).reshape(raw.rows, raw.cols)
         row, vector = np.ogrid[: v.rows, : v.vectors]
         self.hazards.write(self.places.shared(v, me, v.rows // 4), "v write", b)
@@ -171,19 +175,61 @@ class HopperCTA(PartitionedCTA):
         """``values``, the columns of O from ``col`` on, through buffer ``w``, which no copy reads any more."""
         place = self.places.tiles["o"][w]
         self.meet(me)
-        self.hazards.write(self.places.shared(place, me, 16), "o write", w)
-        address = place.address(np.arange(place.rows)[:, None], np.arange(place.vectors))
-        self.smem.store(address, values.reshape(*address.shape, 8))
+        self.write(me, place, values, "o", w)
         self.hazards.fence_async(me)
         self.hazards.store_bulk(self.places.whole("o", w, self.elect(me)), "o store", w)
         panel = np.arange(0, place.cols, 64)
-        tma.store(self.boxes["o"], (batch, row, head, col + panel), self.smem, place.base + panel * place.rows * 2)
+        self.store("o", (batch, row, head, col + panel), place.base + panel * place.rows * 2)
         self.traffic.move("registers->DRAM", values.nbytes)
 
     def wait_store(self, me: Warps) -> None:
         """O's buffer has been read; the warps meet, so that those that stored nothing know it, too."""
         self.hazards.wait_store(0, me)
         self.meet(me)
+
+
+@functools.cache
+def places_of(C: HopperPrefillConstants) -> Places:
+    """Buffers of Q (NQ) and O for each consumer, of K and V for each stage, of V of e4m3 as it comes, too (``"raw"``);
+    then slots of numbers.
+
+    >>> flags = *11 * [False], True, True, 1, 0, 0, 2
+    >>> C = HopperPrefillConstants(64, 64, 3, 2, 3, 128, 128, 0, *flags, 0, 0, 0, 160, 32, 0)
+    >>> places = places_of(C)
+    >>> places.partitions["consumer 1"], places.partitions["the producer"]
+    ((4, 5, 6, 7), (12,))
+    >>> len(places.tiles["q"]), places.tiles["k"][1].base
+    (6, 65536)
+    """
+    sizes = {
+        "q": (C.NQ * C.NC, C.BM, C.D, C.ITEM), "k": (C.NB, C.BN, C.D, C.ITEM),
+        "v": (C.NB, C.DV, C.BN, 1) if C.ITEM == 1 else (C.NB, C.BN, C.DV, 2),
+        "o": (C.NC, C.BM, C.DV // C.ROUNDS, 2), "raw": (C.NB if C.ITEM == 1 else 0, C.BN, C.DV, 1),
+    }
+    consumers = {f"consumer {w}": 4 for w in range(C.NC)}
+    partitions = consumers | {"the transposer": 4 if C.ITEM == 1 else 0, "the producer": 1}
+    return Places(sizes, partitions, more=4 * WORDS * C.NQ)
+
+
+def atoms(places: Places, place: PanelTile, warps: Warps, first: int, end: int) -> Footprint:
+    """The groups of eight rows, two for each warp, that hold others than ``first`` to ``end - 1``."""
+
+    def make() -> Footprint:
+        row, vector = np.arange(place.rows)[:, None], np.arange(place.vectors)
+        row = row[(row // 8 * 8 < first) | (row // 8 * 8 + 8 > end), None]
+        return places.cells.footprint(place.address(row, vector), 16, warps[0] + row // 2 % 4)
+
+    return places.once(("atoms", place, warps, first, end), make)
+
+
+def columns(places: Places, place: PanelTile, warps: Warps) -> Footprint:
+    """A tile, a quarter of whose columns each of four warps touches."""
+
+    def make() -> Footprint:
+        row, vector = np.ogrid[: place.rows, : place.vectors]
+        return places.cells.footprint(place.address(row, vector), 16, warps[0] + vector // (place.vectors // 4))
+
+    return places.once(("columns", place, warps), make)
 
 
 @functools.cache

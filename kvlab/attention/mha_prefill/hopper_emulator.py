@@ -21,19 +21,19 @@ from kvlab.staging import Fragments, Traffic, ceildiv
 from kvlab.staging.tile.rows_over_warps import butterfly
 
 from .config import PrefillProblem
-from .hopper_config import FIXED_ABOVE, TANH, HopperConfig
-from .hopper_cta import HopperCTA
+from .hopper_config import FIXED_ABOVE, TANH, HopperPrefillConfig
+from .hopper_cta import HopperPrefillCTA
 from .rows import per_sequence
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass
-class Launch:
+class HopperPrefillLaunch:
     """What all programs share: sizes, where sequences stand, results, and the number of tiles taken."""
 
     problem: PrefillProblem
-    config: HopperConfig
+    config: HopperPrefillConfig
     features: Features
     programs: int
     o_array: Array
@@ -91,11 +91,11 @@ class Launch:
         return min(max(first, 0) // C.BN, hi - 1), hi
 
 
-def produce(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
+def produce(cta: HopperPrefillCTA, x: HopperPrefillLaunch, program: int) -> Iterator[Wait]:
     """One warp takes tile after tile, tells the consumers, and brings Q, K and V."""
     #@ producer
     #: begin -> t, it, j    the first tile is the program's own; none loaded yet
-    C, me = cta.C, cta.places.producer  #- launch
+    C, me = cta.C, cta.producer  #- launch
     q_full, q_free, k_full, k_free, raw_full, raw_free = cta.bars_of_producer
     tiles, group, left, right = x.config.tiles, x.problem.group, *x.sizes[2:]  #- launch
     NC = C.NC
@@ -150,11 +150,11 @@ def produce(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
         q_full[slot * NC + w].arrive(me)
 
 
-def transpose(cta: HopperCTA, x: Launch) -> Iterator[Wait]:
+def transpose(cta: HopperPrefillCTA, x: HopperPrefillLaunch) -> Iterator[Wait]:
     """One warpgroup transposes the V tiles of e4m3 on their way to the consumers."""
     #@ transposer
     #: begin -> it, j, batch    the first tile, -1: none
-    C, me = cta.C, cta.places.transposer  #- launch
+    C, me = cta.C, cta.transposer  #- launch
     q_full, q_free, raw_full, raw_free, v_full, v_free = cta.bars_of_transposer
     max_q, max_k, left, right = x.sizes
     NC = C.NC
@@ -188,11 +188,11 @@ def transpose(cta: HopperCTA, x: Launch) -> Iterator[Wait]:
         batch = cta.receive(me, j % C.NQ, 0)
 
 
-def consume(cta: HopperCTA, x: Launch, W: int) -> Iterator[Wait]:
+def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[Wait]:
     """One warpgroup: BM rows of every tile. S = Q K^T of a block and O += P V of the one before it run together."""
     #@ consumer
     #: begin -> it, j, batch    the first tile, -1: none
-    C, me = cta.C, cta.places.consumers[W]  #- launch
+    C, me = cta.C, cta.consumers[W]  #- launch
     BM = C.BM
     BN = C.BN
     DV = C.DV
@@ -422,7 +422,7 @@ def launch(
     *,
     scale: float,
     problem: PrefillProblem,
-    config: HopperConfig,
+    config: HopperPrefillConfig,
     features: Features,
     base2: bool = False,
     out: Array | None = None,
@@ -445,14 +445,14 @@ def launch(
     numbers = np.float32(inner), np.float32(outer), np.float32(1 if base2 else 1 / LOG2E), np.float32(scales.v.number)
     max_k = k.shape[1] if table is None else most_keys(table.shape[1], k.shape[1])
     o_array, lse_array = (per_sequence(a, cu_q) for a in (out, lse))
-    x = Launch(
+    x = HopperPrefillLaunch(
         problem, config, features, programs, o_array, lse_array, *numbers, max_k, cu_q, cu_k, table, seq_lens
     )
     traffic = Traffic() if traffic is None else traffic
     with traffic.launch():
-        ctas = [HopperCTA(C, q.dtype, boxes, traffic, traced=program == 0) for program in range(programs)]
-        roles: list[Role] = [(cta.places.producer, produce(cta, x, program)) for program, cta in enumerate(ctas)]
-        roles += [(cta.places.transposer, transpose(cta, x)) for cta in ctas if C.ITEM == 1]
-        roles += [(me, consume(cta, x, w)) for cta in ctas for w, me in enumerate(cta.places.consumers)]
+        ctas = [HopperPrefillCTA(C, q.dtype, boxes, traffic, traced=program == 0) for program in range(programs)]
+        roles: list[Role] = [(cta.producer, produce(cta, x, program)) for program, cta in enumerate(ctas)]
+        roles += [(cta.transposer, transpose(cta, x)) for cta in ctas if C.ITEM == 1]
+        roles += [(me, consume(cta, x, w)) for cta in ctas for w, me in enumerate(cta.consumers)]
         run_roles(roles)
     return out, lse

@@ -35,7 +35,7 @@ from kvlab.triton_support.versions import holds_wgmma_rows
 
 from .config import MLADecodeProblem, choose_config
 from .emulator import launch as emulate
-from .hopper_config import SUPPORTED, HopperConfig, choose_hopper, hopper_lacks
+from .hopper_config import SUPPORTED, HopperMLAConfig, choose_hopper, hopper_lacks
 from .hopper_emulator import launch as emulate_hopper
 from .inputs import MLAInputs, check_mla_arrays, check_mla_memory, mla_inputs
 from .reference import reference as refer
@@ -179,7 +179,7 @@ def mla_decode_paged(
     )
     plan = kind.plan.explanation
     kernel = KERNELS.get(plan.backend, "")
-    emulator = emulate_hopper if isinstance(plan.config, HopperConfig) else emulate
+    emulator = emulate_hopper if isinstance(plan.config, HopperMLAConfig) else emulate
     result, lse = run(
         plan, kernel, emulator, _refer, *inputs.arrays, **arguments, traffic=traffic, again=kind.launches,
         arithmetic=arithmetic,

@@ -21,7 +21,7 @@ from kvlab.attention.merge_states.kernel import partial_results, partial_strides
 from kvlab.attention.tiles.online_softmax import LOG2E
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
-from .hopper_config import HopperConfig
+from .hopper_config import HopperMLAConfig
 from .hopper_roles import follow, lead, produce
 from .hopper_steps import K_LAYOUT, ROWS_LAYOUT
 
@@ -86,7 +86,7 @@ def launch(
     *,
     scale: float,
     features: Features,
-    config: HopperConfig,
+    config: HopperMLAConfig,
     out: torch.Tensor | None = None,
     again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -20,7 +20,7 @@ SUPPORTED = (
 )
 
 
-class Constants(NamedTuple):
+class HopperMLAConstants(NamedTuple):
     """Compile-time constants of the Hopper kernel: a tile of BM = TB tokens x HB heads, NB stages of BN keys of DV
     latent and DR rope columns, in boxes of BOX keys of pages of PAGE.
 
@@ -47,12 +47,12 @@ class Constants(NamedTuple):
 
 
 @dataclass(frozen=True)
-class HopperConfig:
-    """Constants, and the items: ``row_tiles`` of each sequence, of which ``head_tiles`` belong to the same tokens,
+class HopperMLAConfig:
+    """The constants, and the items: ``row_tiles`` of each sequence, of which ``head_tiles`` belong to the same tokens,
     times ``num_splits``. ``programs`` take them in turn. The lengths have no part in it.
     """
 
-    constants: Constants
+    constants: HopperMLAConstants
     row_tiles: int
     head_tiles: int
     num_splits: int
@@ -88,7 +88,7 @@ def hopper_lacks(inputs: MLAInputs, problem: MLADecodeProblem, features: Feature
 def choose_hopper(
     problem: MLADecodeProblem, *, processors: int = 132, num_splits: int | None = None, batch_invariant: bool = False,
     adjacent: bool = True,
-) -> HopperConfig:
+) -> HopperMLAConfig:
     """The configuration of a call that the kernel can do, on ``processors`` SMs, one program on each at most. Splits:
     ``num_splits``, those of ``invariant_splits``, or as few as make the time shortest, counted in what an SM takes for
     a block of 64 keys (1.9 us on an H100): for its own blocks and two for the beginning and the end of an item, but no
@@ -107,7 +107,9 @@ def choose_hopper(
     masked, producer = problem.tokens > 1, 32 if box == 64 else 64
     boxed = problem.rows > 32  # with fewer rows DRAM decides, and they leave sooner without the detour
     late = adjacent and box == 64 and boxed
-    constants = Constants(64 // HB, HB, BOX=box, PAGE=page, MASKED=masked, LATE=late, BOXED=boxed, PRODUCER=producer)
+    constants = HopperMLAConstants(
+        64 // HB, HB, BOX=box, PAGE=page, MASKED=masked, LATE=late, BOXED=boxed, PRODUCER=producer
+    )
     head_tiles = -(-problem.heads // HB)
     row_tiles = head_tiles * -(-problem.tokens // constants.TB)
     programs, blocks = problem.batch * row_tiles, max(-(-problem.max_keys // constants.BN), 1)
@@ -123,10 +125,10 @@ def choose_hopper(
     if splits is None:
         splits = min(range(1, min(blocks, MAX_SPLITS) + 1), key=cost)
     items = programs * splits
-    return HopperConfig(constants, row_tiles, head_tiles, splits, items, min(items, processors))
+    return HopperMLAConfig(constants, row_tiles, head_tiles, splits, items, min(items, processors))
 
 
-def shared_bytes(C: Constants) -> int:
+def shared_bytes(C: HopperMLAConstants) -> int:
     """Bytes of shared memory that the kernel takes at most: Q, stages of keys, P, and two numbers of each row. The
     output leaves from where keys were.
     """

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Generator
 from typing import Any
 
 import numpy as np
 
-from kvlab.attention.hopper.cta import PartitionedCTA, accumulator
+from kvlab.attention.hopper.cta import PartitionedCTA, Places, accumulator
 from kvlab.attention.hopper.turns import Wait
-from kvlab.hardware import TmaDescriptor, tma
+from kvlab.hardware import TmaDescriptor
 from kvlab.staging import AsyncBarrier, Fragments, Traffic
 from kvlab.staging.nvidia.wgmma_plan import PanelTile
+from kvlab.staging.record.footprint import Footprint
 
-from .hopper_config import Constants
-from .hopper_places import places_of
+from .hopper_config import HopperMLAConstants
 
 Array = np.ndarray[Any, Any]
 Warps = tuple[int, ...]
 HALVES = ("left", "right")
 
 
-class HopperCTA(PartitionedCTA):
+class HopperMLACTA(PartitionedCTA):
     """Shared memory as the kernel lays it out, and what is done to it."""
 
     def __init__(
-        self, C: Constants, dtype: np.dtype[Any], boxes: dict[str, TmaDescriptor], traffic: Traffic,
+        self, C: HopperMLAConstants, dtype: np.dtype[Any], boxes: dict[str, TmaDescriptor], traffic: Traffic,
         *, traced: bool = True,
     ) -> None:
-        self.C, self.places = C, places_of(C)
-        super().__init__(self.places, dtype, boxes, traffic, traced=traced)
+        self.C = C
+        super().__init__(places_of(C), dtype, boxes, traffic, traced=traced)
+        self.leader, self.follower, self.producer = self.places.partitions.values()
         self.q_full, self.q_free = self.hazards.mbarrier("q full"), self.hazards.mbarrier("q free")
         # Barriers of bar.arrive and bar.sync: every warp arrives.
         self.p_full, self.s_done = self.hazards.mbarrier("p full", 4), self.hazards.mbarrier("s done", 4)
@@ -40,17 +42,19 @@ class HopperCTA(PartitionedCTA):
     def load_queries(self, batch: int, token: int, head: int) -> None:
         """TB tokens x HB heads, panel by panel, all on one mbarrier."""
         C = self.C
-        self.q_full.expect_bytes(C.BM * (C.DV + C.DR) * 2, self.places.producer[0])
+        self.q_full.expect_bytes(C.BM * (C.DV + C.DR) * 2, self.producer[0])
         for part, first in (("left", 0), ("right", C.DV // 2), ("rope", C.DV)):
-            panel = np.arange(0, self.places.tiles[f"q {part}"].cols, 64)
-            self._load("q", f"q {part}", self.q_full, (batch, token, head, first + panel), panel * C.BM * 2, None)
+            panel = np.arange(0, self.places.tiles[f"q {part}"][0].cols, 64)
+            at = batch, token, head, first + panel
+            self.load(self.producer, "q", f"q {part}", 0, self.q_full, at, panel * C.BM * 2)
 
     def load_keys(self, part: str, b: int, bar: AsyncBarrier, pages: Array, row: int) -> None:
         """Columns of a block's keys into stage b: boxes of BOX keys and one panel."""
-        C, name = self.C, f"k {part} {b}"
-        panel, box_row = np.arange(0, self.places.tiles[name].cols, 64)[:, None], np.arange(0, C.BN, C.BOX)
+        C, role = self.C, f"k {part}"
+        panel, box_row = np.arange(0, self.places.tiles[role][b].cols, 64)[:, None], np.arange(0, C.BN, C.BOX)
         box, first = ("rope", 0) if part == "rope" else ("k", HALVES.index(part) * C.DV // 2)
-        self._load(box, name, bar, (pages, row, first + panel), panel * C.BN * 2 + box_row * 128, b)
+        offset = panel * C.BN * 2 + box_row * 128
+        self.load(self.producer, box, role, b, bar, (pages, row, first + panel), offset)
 
     def start_scores(self, me: Warps, b: int, phase: int) -> Generator[Wait, None, Fragments]:
         """S = Q K^T of stage b, ``[BM, BN]`` float32, started in parts as they arrive: left half, rope, right half."""
@@ -64,16 +68,16 @@ class HopperCTA(PartitionedCTA):
 
     def _add_scores(self, me: Warps, part: str, b: int, s: Array) -> Array:
         """S plus the product of some columns of Q and of stage b."""
-        self.hazards.read_async(self.places.whole(f"q {part}", me), "q wgmma", last=False)
-        self.hazards.read_async(self.places.whole(f"k {part} {b}", me), f"k {part} wgmma", b)
-        return self.multiply_qk(self.places.tiles[f"q {part}"], self.places.tiles[f"k {part} {b}"], s)
+        self.hazards.read_async(self.places.whole(f"q {part}", 0, me), "q wgmma", last=False)
+        self.hazards.read_async(self.places.whole(f"k {part}", b, me), f"k {part} wgmma", b)
+        return self.multiply_qk(self.places.tiles[f"q {part}"][0], self.places.tiles[f"k {part}"][b], s)
 
     def accumulate(self, me: Warps, p: Fragments | None, b: int, half: str, o: Fragments) -> Fragments:
         """O += P V with half the columns of stage b; P in registers, or None: from shared memory. Started."""
-        v_at, p_at = self.places.tiles[f"k {half} {b}"], self.places.tiles["p"]
+        v_at, p_at = self.places.tiles[f"k {half}"][b], self.places.tiles["p"][0]
         if p is None:
-            self.hazards.read_async(self.places.whole("p", me), "p wgmma", last=False)
-        self.hazards.read_async(self.places.whole(f"k {half} {b}", me), f"v {half} wgmma", b)
+            self.hazards.read_async(self.places.whole("p", 0, me), "p wgmma", last=False)
+        self.hazards.read_async(self.places.whole(f"k {half}", b, me), f"v {half} wgmma", b)
         self.traffic.move("SMEM->tensor cores", v_at.nbytes + (p_at.nbytes if p is None else 0))
         return self.multiply_pv(p_at if p is None else p, v_at, o)
 
@@ -83,10 +87,7 @@ class HopperCTA(PartitionedCTA):
 
     def send(self, me: Warps, p: Fragments, alpha: Array) -> None:
         """P and what O is multiplied by, for the other warpgroup: ordinary stores that its wgmma may then read."""
-        place = self.places.tiles["p"]
-        self.hazards.write(self.places.shared(place, me, 16), "p write")
-        address = place.address(np.arange(place.rows)[:, None], np.arange(place.vectors))
-        self.smem.store(address, p.tile()[0].reshape(*address.shape, 8))
+        self.write(me, self.places.tiles["p"][0], p.tile()[0], "p")
         self.put(me, 0, alpha)
         self.hazards.fence_async(me)
         self.p_full.arrive(me)
@@ -97,21 +98,20 @@ class HopperCTA(PartitionedCTA):
 
     def put(self, me: Warps, which: int, values: Array) -> None:
         """The factor ``which`` of each row, for the other warpgroup."""
-        self.hazards.write(self.places.of_rows(which, me), "rows write", which)
-        self.smem.store(self.places.rows + 256 * which + 4 * np.arange(self.C.BM), values[:, None])
+        self.hazards.write(self._of_rows(which, me), "rows write", which)
+        self.smem.store(self.places.behind + 256 * which + 4 * np.arange(self.C.BM), values[:, None])
 
     def get(self, me: Warps, which: int) -> Array:
         """The factor ``which`` of each row."""
-        self.hazards.read(self.places.of_rows(which, me), "rows read", which)
-        return self.smem.load(self.places.rows + 256 * which + 4 * np.arange(self.C.BM), np.float32)[:, 0]
+        self.hazards.read(self._of_rows(which, me), "rows read", which)
+        return self.smem.load(self.places.behind + 256 * which + 4 * np.arange(self.C.BM), np.float32)[:, 0]
 
     def clean_rows(self, me: Warps, b: int, half: str, end: int) -> None:
         """Zero the rows of half a V tile from ``end`` on; the others are stored as they are."""
-        place = self.places.tiles[f"k {half} {b}"]
+        place = self.places.tiles[f"k {half}"][b]
         self.hazards.read(self.places.shared(place, me, 4), "v clean", b)
         self.hazards.write(self.places.shared(place, me, 4), "v clean", b)
-        address = place.address(np.arange(end, place.rows)[:, None], np.arange(place.vectors))
-        self.smem.store(address, np.zeros((*address.shape, 16), np.uint8))
+        self.zero_rows(place, np.arange(end, place.rows))
         self.hazards.fence_async(me)
         self.meet(me)
 
@@ -122,27 +122,36 @@ class HopperCTA(PartitionedCTA):
         through the place of that half of V in stage b, float32 in two pieces. TMA leaves absent rows alone.
         """
         size, box = o.itemsize, self.boxes["o"]
-        at = self.places.tiles[f"k {half} {b}"]
+        at = self.places.tiles[f"k {half}"][b]
         place = PanelTile(at.rows, at.nbytes // size // at.rows, at.base, size)
         panels, col = HALVES.index(half) * at.cols // box.box[4], 0 if some else box.box[4]
         for c, piece in enumerate(np.split(o, size // 2, axis=1)):
             self.meet(me)
-            self.hazards.write(self.places.shared(place, me, 16), "o write", b)
-            address = place.address(np.arange(place.rows)[:, None], np.arange(place.vectors))
-            self.smem.store(address, piece.reshape(*address.shape, 16 // size))
+            self.write(me, place, piece, "o", b)
             self.hazards.fence_async(me)
-            self.hazards.store_bulk(self.places.whole(f"k {half} {b}", self.elect(me)), "o store", b)
-            tma.store(box, (page, panels + c * box.box[1], token, head, col), self.smem, place.base)
+            self.hazards.store_bulk(self.places.whole(f"k {half}", b, self.elect(me)), "o store", b)
+            self.store("o", (page, panels + c * box.box[1], token, head, col), place.base)
             self.hazards.wait_store(0, me)
             self.meet(me)
         self.traffic.move("registers->DRAM", o.nbytes)
 
-    def _load(
-        self, box: str, name: str, bar: AsyncBarrier, at: tuple[Any, ...], offset: Array, stage: int | None
-    ) -> None:
-        """Boxes to a tile, byte ``offset`` of it each, whose bytes an mbarrier expects."""
-        place: PanelTile = self.places.tiles[name]
-        copied = offset.size * self.boxes[box].transaction_bytes
-        self.hazards.copy_bulk(self.places.whole(name, self.places.producer), bar, copied, f"{name[0]} copy", stage)
-        tma.load(self.boxes[box], at, self.smem, place.base + offset)
-        self.traffic.move("DRAM->SMEM", place.nbytes)
+    def _of_rows(self, which: int, warps: Warps) -> Footprint:
+        """The factor ``which`` of each row: 16 rows for each of the four warps."""
+        start, cells, piece = self.places.behind + 256 * which, self.places.cells, np.arange(16)
+        return self.places.once(
+            (start, warps), lambda: cells.footprint(start + 16 * piece, 16, warps[0] + piece // 4)
+        )
+
+
+@functools.cache
+def places_of(C: HopperMLAConstants) -> Places:
+    """Q, NB stages of latent rows and P, then alpha and 1 / l of each row.
+
+    >>> places = places_of(HopperMLAConstants(1, 64, 64, 64, False))
+    >>> places.partitions["the leader"], places.tiles["k right"][1].base, places.tiles["p"][0].base, places.nbytes
+    ((0, 1, 2, 3), 172032, 221184, 229888)
+    """
+    cols = {"left": C.DV // 2, "right": C.DV // 2, "rope": C.DR}
+    sizes = {f"{what} {part}": (n, 64, m) for what, n in (("q", 1), ("k", C.NB)) for part, m in cols.items()}
+    partitions = {"the leader": 4, "the follower": 4, "the producer": 1}
+    return Places(sizes | {"p": (1, C.BM, C.BN)}, partitions, more=2 * 4 * C.BM)

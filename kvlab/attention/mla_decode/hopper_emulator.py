@@ -10,18 +10,18 @@ import numpy as np
 
 from kvlab.attention.features.intervals import key_count, most_keys
 from kvlab.attention.features.resolve import Features
-from kvlab.attention.hopper.emulator import NOTHING, quad_sum
+from kvlab.attention.hopper.emulator import NOTHING, find_pages, softmax, split_keys
 from kvlab.attention.hopper.turns import Role, Wait, run_roles
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
 from kvlab.attention.tiles.online_softmax import LOG2E
 from kvlab.hardware import TmaDescriptor
-from kvlab.hardware.chip import divide, exp2, log2, multiply_add
+from kvlab.hardware.chip import divide, log2, multiply_add
 from kvlab.staging import Fragments, Traffic, ceildiv
 from kvlab.staging.tile.rows_over_warps import butterfly
 
-from .hopper_config import HopperConfig
-from .hopper_cta import HALVES, HopperCTA, Warps
+from .hopper_config import HopperMLAConfig
+from .hopper_cta import HALVES, HopperMLACTA, Warps
 
 Array = np.ndarray[Any, Any]
 LN2 = np.float32(0.6931471805599453)
@@ -29,10 +29,10 @@ PARTS = 3  # products of Q K^T
 
 
 @dataclass
-class Launch:
+class HopperMLALaunch:
     """What all programs share: sizes, where sequences stand, and the results."""
 
-    config: HopperConfig
+    config: HopperMLAConfig
     heads: int
     tokens: int
     pages: int
@@ -60,17 +60,13 @@ class Launch:
         """First key of a split, all keys, and blocks of keys."""
         config, C = self.config, self.config.constants
         num_keys = int(key_count(np.asarray(length), self.max_keys))
-        size = ceildiv(ceildiv(num_keys, config.num_splits), C.BN) * C.BN
-        lo = min(split * size, num_keys)
-        blocks = max(ceildiv(min(lo + size, num_keys) - lo, C.BN), 1)
-        return lo, num_keys, blocks
+        lo, hi = split_keys(split, config.num_splits, num_keys, C.BN)
+        return lo, num_keys, max(ceildiv(hi - lo, C.BN), 1)
 
     def find_pages(self, batch: int, key: int, num_keys: int) -> Array:
         """The pages of a block's boxes; past the end none."""
         C = self.config.constants
-        token = key + np.arange(0, C.BN, C.BOX)
-        named = self.table[batch, np.minimum(token // C.PAGE, self.table.shape[1] - 1)].astype(np.int64)
-        return np.where(token < num_keys, named, self.pages)
+        return find_pages(self.table[batch], key, num_keys, self.pages, C.BN, C.BOX, C.PAGE)
 
     def rows(self, token: int, head: int) -> tuple[Array, Array, Array]:
         """Token and head of each row of a tile, and whether they exist."""
@@ -80,8 +76,8 @@ class Launch:
         return t, h, (t < self.tokens) & (h < self.heads)
 
     def store_half(
-        self, cta: HopperCTA, me: Warps, o: Fragments, b: int, half: str, split: int, batch: int, token: int, head: int,
-        some: bool,
+        self, cta: HopperMLACTA, me: Warps, o: Fragments, b: int, half: str, split: int, batch: int, token: int,
+        head: int, some: bool,
     ) -> None:
         """Half the columns of the output, registers -> DRAM: rows that exist, of a split with some keys or the only
         one. BOXED: as whole rows through shared memory.
@@ -96,7 +92,7 @@ class Launch:
             self.out[split, batch, t[r], h[r], first : first + C.DV // 2] = values[r]
 
 
-def produce(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
+def produce(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wait]:
     """One warp brings Q and the latent rows of item after item."""
     #@ producer
     #: begin -> it, turn    nothing loaded yet
@@ -117,22 +113,22 @@ def produce(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
             row = key % C.PAGE if C.BOX == C.BN else 0
             found = x.find_pages(batch, key, num_keys)
             yield cta.l_free[b], ((it // C.NB) & 1) ^ 1
-            cta.l_full[b].expect_bytes(C.BN * (C.DV // 2 + C.DR) * 2, cta.places.producer[0])
+            cta.l_full[b].expect_bytes(C.BN * (C.DV // 2 + C.DR) * 2, cta.producer[0])
             cta.load_keys("left", b, cta.l_full[b], found, row)
             cta.load_keys("rope", b, cta.l_full[b], found, row)
             #: load_right -> it    columns of the follower's half
             yield cta.r_free[b], ((it // C.NB) & 1) ^ 1
-            cta.r_full[b].expect_bytes(C.BN * (C.DV // 2) * 2, cta.places.producer[0])
+            cta.r_full[b].expect_bytes(C.BN * (C.DV // 2) * 2, cta.producer[0])
             cta.load_keys("right", b, cta.r_full[b], found, row)
             it += 1
 
 
-def lead(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
+def lead(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wait]:
     """One warpgroup: scores, softmax, and the left half of the output."""
     #@ leader
     #: begin -> it, turn    the first item
     C, items, programs, scale, tokens = cta.C, x.config.items, x.config.programs, x.scale, x.tokens  #- launch
-    me = cta.places.leader  #- programs
+    me = cta.leader  #- programs
     BN = C.BN
     it, turn = 0, 0
     for t in range(program, items, programs):
@@ -152,13 +148,7 @@ def lead(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
             if C.MASKED and key + BN > limit:
                 s = mask_rows(s, token, key, limit, tokens, C)
             #: softmax -> p, m, l, alpha    online: new row maximum, exponentials, sums of each lane
-            m_new = np.maximum(m, s.tile().max((0, 2)))
-            base = m_new * scale
-            alpha = exp2(multiply_add(m, scale, -base))
-            m = m_new
-            e = s.with_values(exp2(multiply_add(s.values, scale, -s.by_row(base[None]))))
-            lanes = quad_sum(e)
-            l = multiply_add(l, alpha[:, None], lanes)
+            e, m, l, alpha = softmax(s, m, l, scale)
             p = e.with_values(e.values.astype(cta.dtype))
             #: accumulate -> o    O = alpha O + P V, started
             o = o.with_values(o.values * o.by_row(alpha[None]))
@@ -183,13 +173,7 @@ def lead(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
         if key + BN > limit:
             s = mask_rows(s, token, key, limit, tokens, C)
         #: softmax -> p, m, l, alpha, total, inv    of the last block; a row that saw no key gives 0
-        m_new = np.maximum(m, s.tile().max((0, 2)))
-        base = m_new * scale
-        alpha = exp2(multiply_add(m, scale, -base))
-        m = m_new
-        e = s.with_values(exp2(multiply_add(s.values, scale, -s.by_row(base[None]))))
-        lanes = quad_sum(e)
-        l = multiply_add(l, alpha[:, None], lanes)
+        e, m, l, alpha = softmax(s, m, l, scale)
         p = e.with_values(e.values.astype(cta.dtype))
         total = butterfly(np.add, l)
         with np.errstate(divide="ignore"):  # where the kernel has infinities, too
@@ -220,11 +204,11 @@ def lead(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
         turn ^= 1
 
 
-def follow(cta: HopperCTA, x: Launch, program: int) -> Iterator[Wait]:
+def follow(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wait]:
     """The other warpgroup: the right half of the output, with P, alpha and 1 / l from the leader."""
     #@ follower
     #: begin -> it    the first item
-    C, items, programs, me = cta.C, x.config.items, x.config.programs, cta.places.follower  #- launch
+    C, items, programs, me = cta.C, x.config.items, x.config.programs, cta.follower  #- launch
     it, late = 0, 0
     for t in range(program, items, programs):
         #: find -> batch, split, token, head, lo, blocks, o    rows and keys
@@ -282,7 +266,7 @@ def launch(
     *,
     scale: float,
     features: Features,
-    config: HopperConfig,
+    config: HopperMLAConfig,
     out: Array | None = None,
     arch: str = "sm_90",
     traffic: Traffic | None = None,
@@ -301,13 +285,15 @@ def launch(
     boxes["o"] = TmaDescriptor.of(by_panels, (1, 4, C.TB, C.HB, width), "128B")
     max_keys = most_keys(block_table.shape[1], kv_cache.shape[1])
     scale_log2 = np.float32(scale * LOG2E)
-    x = Launch(config, heads, tokens, len(kv_cache), max_keys, block_table, seq_lens, part, part_lse, scale_log2)
+    x = HopperMLALaunch(
+        config, heads, tokens, len(kv_cache), max_keys, block_table, seq_lens, part, part_lse, scale_log2
+    )
     with traffic.launch():
-        ctas = [HopperCTA(C, q.dtype, boxes, traffic, traced=n == 0) for n in range(config.programs)]
+        ctas = [HopperMLACTA(C, q.dtype, boxes, traffic, traced=n == 0) for n in range(config.programs)]
         roles: list[Role] = []
         for n, cta in enumerate(ctas):
-            roles.append((cta.places.producer, produce(cta, x, n)))
-            roles += [(cta.places.leader, lead(cta, x, n)), (cta.places.follower, follow(cta, x, n))]
+            roles.append((cta.producer, produce(cta, x, n)))
+            roles += [(cta.leader, lead(cta, x, n)), (cta.follower, follow(cta, x, n))]
         run_roles(roles)
     if splits > 1:
         merge(part, part_lse, out=out, lse=lse, traffic=traffic)

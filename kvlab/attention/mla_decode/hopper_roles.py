@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from kvlab.attention.hopper.kernel import NOTHING, PANEL, quad_sum
+from kvlab.attention.hopper.kernel import NOTHING, PANEL, accumulator, find_pages, quad_sum, softmax
 
 from .hopper_steps import (
     P_FULL,
@@ -22,7 +22,6 @@ from .hopper_steps import (
     expect_pages,
     find_item,
     find_keys,
-    find_pages,
     find_place,
     load_keys,
     load_queries,
@@ -64,7 +63,7 @@ def produce(descs, boxes, bars, kv, kv_page, entries, items, keys, C: gl.constex
             b = it % C.NB
             key = lo + i * C.BN
             row = key % C.PAGE if C.BOX == C.BN else 0
-            found = find_pages(pages_of, key, num_keys, pages, C)
+            found = find_pages(pages_of, key, num_keys, pages, C.BN, C.BOX, C.PAGE)
             mbarrier.wait(l_free.index(b), ((it // C.NB) & 1) ^ 1)
             mbarrier.expect(l_full.index(b), C.BN * (C.DV // 2 + C.DR) * 2)
             load_keys(dk, k_box, l_full.index(b), b * 2 * HALF, 0, found, row, HALF, C)
@@ -88,12 +87,8 @@ def lead(smem, bars, outputs, results, items, keys, C: gl.constexpr):
     BM: gl.constexpr = C.BM
     BN: gl.constexpr = C.BN
     COLS: gl.constexpr = C.DV // 2  #- layout
-    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(  #- layout
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16]
-    )
-    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(  #- layout
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLS, 16]
-    )
+    S_LAYOUT: gl.constexpr = accumulator(BN, 16)  #- layout
+    O_LAYOUT: gl.constexpr = accumulator(COLS, 16)  #- layout
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=2)  #- layout
     q_s, q_rope_s, k_s, k_rope_s, p_s, rows_s, k_box = smem  #- launch
     q_full, q_free, l_full, l_free, r_full, r_free = bars  #- launch
@@ -119,13 +114,7 @@ def lead(smem, bars, outputs, results, items, keys, C: gl.constexpr):
             if C.MASKED and key + BN > limit:
                 s = mask_rows(s, token, key, limit, tokens, C, S_LAYOUT)
             #: softmax -> p, m, l, alpha    online: new row maximum, exponentials, sums of each lane
-            m_new = gl.maximum(m, gl.max(s, 1))
-            base = m_new * scale  # scale holds log2(e)
-            alpha = gl.exp2(m * scale - base)
-            m = m_new
-            e = gl.exp2(s * scale - base[:, None])
-            lanes = quad_sum(e, BM, BN)
-            l = l * gl.convert_layout(alpha, gl.SliceLayout(1, lanes.type.layout))[:, None] + lanes
+            e, m, l, alpha = softmax(s, m, l, scale, BM, BN)
             p = e.to(DTYPE)
             #: accumulate -> o    O = alpha O + P V, started
             o = o * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
@@ -150,13 +139,7 @@ def lead(smem, bars, outputs, results, items, keys, C: gl.constexpr):
         if key + BN > limit:
             s = mask_rows(s, token, key, limit, tokens, C, S_LAYOUT)
         #: softmax -> p, m, l, alpha, total, inv    of the last block; a row that saw no key gives 0
-        m_new = gl.maximum(m, gl.max(s, 1))
-        base = m_new * scale
-        alpha = gl.exp2(m * scale - base)
-        m = m_new
-        e = gl.exp2(s * scale - base[:, None])
-        lanes = quad_sum(e, BM, BN)
-        l = l * gl.convert_layout(alpha, gl.SliceLayout(1, lanes.type.layout))[:, None] + lanes
+        e, m, l, alpha = softmax(s, m, l, scale, BM, BN)
         p = e.to(DTYPE)
         total = gl.convert_layout(gl.sum(l, 1), gl.SliceLayout(1, S_LAYOUT))
         inv = gl.where(total == 0, 0.0, 1.0 / total)
@@ -196,9 +179,7 @@ def follow(smem, r_full, r_free, outputs, items, keys, C: gl.constexpr):
     programs = gl.num_programs(0)  #- launch
     BM: gl.constexpr = C.BM
     COLS: gl.constexpr = C.DV // 2  #- layout
-    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(  #- layout
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLS, 16]
-    )
+    O_LAYOUT: gl.constexpr = accumulator(COLS, 16)  #- layout
     k_s, p_s, rows_s, k_box = smem  #- launch
     it = 0
     for t in range(program, items, programs):

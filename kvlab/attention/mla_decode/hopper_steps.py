@@ -7,7 +7,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from kvlab.attention.hopper.kernel import PANEL, key_count, load_box, meet, operand, store_box, view_as
+from kvlab.attention.hopper.kernel import PANEL, key_count, load_box, meet, operand, split_keys, store_box, view_as
 
 K_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
 PARTS = gl.constexpr(3)  # products of Q K^T
@@ -59,10 +59,8 @@ def find_keys(split, length, keys, C: gl.constexpr):
     """
     _, _, _, _, splits, max_keys = keys
     num_keys = key_count(length, max_keys)
-    size = gl.cdiv(gl.cdiv(num_keys, splits), C.BN) * C.BN
-    lo = gl.minimum(split * size, num_keys)
-    blocks = gl.maximum(gl.cdiv(gl.minimum(lo + size, num_keys) - lo, C.BN), 1)
-    return lo, num_keys, blocks
+    lo, hi = split_keys(split, splits, num_keys, C.BN)
+    return lo, num_keys, gl.maximum(gl.cdiv(hi - lo, C.BN), 1)
 
 
 @gluon.jit
@@ -84,17 +82,6 @@ def load_queries(dq, q_box, q_rope_box, bar, batch, token, head, C: gl.constexpr
     for c in gl.static_range(C.DV // PANEL):
         load_box(dq, [batch, token, head, c * PANEL], bar, q_box.index(c))
     load_box(dq, [batch, token, head, C.DV], bar, q_rope_box.index(0))
-
-
-@gluon.jit
-def find_pages(table, key, num_keys, pages, C: gl.constexpr):
-    """The pages of a block's boxes; those past the end are not looked up, ``pages`` is none."""
-    found = ()
-    for j in gl.static_range(C.BN // C.BOX):
-        token = key + j * C.BOX
-        page = gl.load(table + token // C.PAGE, mask=token < num_keys, other=pages).to(gl.int32)
-        found = found + (page,)  # type: ignore[assignment]
-    return found
 
 
 @gluon.jit

@@ -18,7 +18,7 @@ from kvlab.attention import explain, mha_decode_paged
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.mha_decode import hopper_emulator
 from kvlab.attention.mha_decode.config import DecodeProblem
-from kvlab.attention.mha_decode.hopper_config import HopperConfig, choose_hopper, shared_bytes
+from kvlab.attention.mha_decode.hopper_config import HopperDecodeConfig, choose_hopper, shared_bytes
 from kvlab.staging import Traffic
 from kvlab.triton_support.versions import gluon_lacks
 
@@ -68,7 +68,7 @@ def test_bytes_of_an_item() -> None:
 
 
 
-def with_constants(config: HopperConfig, **changes: Any) -> HopperConfig:
+def with_constants(config: HopperDecodeConfig, **changes: Any) -> HopperDecodeConfig:
     return dataclasses.replace(config, constants=config.constants._replace(**changes))
 
 
@@ -94,13 +94,13 @@ def test_who_comes_last_does_not_matter(case: Case | FeatureCase, monkeypatch: p
     writes are NaN.
     """
     arrays, named = decode_arguments(case)
-    made, launch = [], hopper_emulator.Launch
+    made, launch = [], hopper_emulator.HopperDecodeLaunch
 
-    def noted(*args: Any) -> hopper_emulator.Launch:
+    def noted(*args: Any) -> hopper_emulator.HopperDecodeLaunch:
         made.append(launch(*args))
         return made[-1]
 
-    monkeypatch.setattr(hopper_emulator, "Launch", noted)
+    monkeypatch.setattr(hopper_emulator, "HopperDecodeLaunch", noted)
     before = tuple(map(bits, hopper_emulator.launch(*arrays, **named)))
     run_roles = hopper_emulator.run_roles
     monkeypatch.setattr(hopper_emulator, "run_roles", lambda roles: run_roles(roles[::-1]))
@@ -201,8 +201,8 @@ def test_the_grid_does_not_depend_on_lengths_and_splits_are_those_asked_for() ->
     x = Case((300, 4096), heads=(32, 8), D=128).build()
     short = x.with_(lens=np.array([1, 0], np.int32))
 
-    def plan(x: Any, **options: Any) -> HopperConfig:
-        found: HopperConfig = explain(mha_decode_paged, *x.arrays, backend="hopper", **options).config
+    def plan(x: Any, **options: Any) -> HopperDecodeConfig:
+        found: HopperDecodeConfig = explain(mha_decode_paged, *x.arrays, backend="hopper", **options).config
         return found
 
     assert plan(x) == plan(short)

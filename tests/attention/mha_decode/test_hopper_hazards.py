@@ -33,14 +33,15 @@ from hazard_mutations import (
 from hopper_launches import decode_arguments
 from turns import ORDERS
 
+from kvlab.attention.hopper.cta import Places
 from kvlab.attention.mha_decode import hopper_emulator
-from kvlab.attention.mha_decode.hopper_cta import HopperCTA, HopperPlaces
+from kvlab.attention.mha_decode.hopper_cta import HopperDecodeCTA
 from kvlab.staging import Timeline, Traffic
 
 LONG = Case((130, 20), heads=(16, 4), splits=1)  # nine blocks, then two
 SPLIT = Case((100,), heads=(8, 8), S=2, page=8, splits=2)
 
-method = functools.partial(method_of, HopperCTA)
+method = functools.partial(method_of, HopperDecodeCTA)
 
 
 def run(case: Case, traffic: Traffic | None = None) -> None:
@@ -58,19 +59,19 @@ def test_nothing_is_reported(case: Case) -> None:
 
 def one_stage(patch: Patch) -> None:
     """All stages stand in one place; each has an mbarrier of its own."""
-    original = HopperPlaces.region
+    original = Places.region
 
-    def region(places: HopperPlaces, start: int, nbytes: int, warps: Any) -> Any:
+    def region(places: Places, start: int, nbytes: int, warps: Any) -> Any:
         return original(places, start // (2 * nbytes) * 2 * nbytes, nbytes, warps)
 
-    patch.setattr(HopperPlaces, "region", region)
+    patch.setattr(Places, "region", region)
 
 
-def given_back_without_a_barrier(cta: HopperCTA, arrive: Any, me: Any, bar: Any) -> None:
+def given_back_without_a_barrier(cta: HopperDecodeCTA, arrive: Any, me: Any, bar: Any) -> None:
     bar.arrive(me[:1])
 
 
-def no_barriers_at_the_end(cta: HopperCTA, leave: Any, *parts: Any) -> Any:
+def no_barriers_at_the_end(cta: HopperDecodeCTA, leave: Any, *parts: Any) -> Any:
     leave(*parts)
     meet = cta.meet
 

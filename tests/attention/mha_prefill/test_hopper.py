@@ -22,7 +22,7 @@ from kvlab.attention.hopper.cta import accumulator
 from kvlab.attention.hopper.turns import run_roles
 from kvlab.attention.mha_prefill import hopper_emulator
 from kvlab.attention.mha_prefill.hopper_config import FIXED_MOST, FP8_DIMS, HEAD_DIMS, TANH, shared_bytes
-from kvlab.attention.mha_prefill.hopper_emulator import Launch
+from kvlab.attention.mha_prefill.hopper_emulator import HopperPrefillLaunch
 from kvlab.common.arrays import to_torch
 from kvlab.hardware import BarrierDeadlock, TmaDescriptor, tma
 from kvlab.memory import Memory, bfloat16
@@ -157,8 +157,8 @@ def test_tiles_hold_each_row_once_and_blocks_without_a_mask_are_seen_by_all(case
     seen = np.zeros((q.shape[0], q.shape[2], q.shape[1]), int)
     rows = C.BM if C.SKIP else C.NC * C.BM
     for t in range(config.tiles):
-        batch, head, tile_row, q_first, num_q, _, num_keys = Launch.find_tile(x, t)
-        _, hi = Launch.key_blocks(x, tile_row, num_q, num_keys, mask.left, mask.right)
+        batch, head, tile_row, q_first, num_q, _, num_keys = HopperPrefillLaunch.find_tile(x, t)
+        _, hi = HopperPrefillLaunch.key_blocks(x, tile_row, num_q, num_keys, mask.left, mask.right)
         for row in range(tile_row, tile_row + C.NC * C.BM, rows):
             some = slice(max(row, 0), min(row + rows, num_q))
             if some.start >= some.stop:

@@ -36,13 +36,13 @@ from hopper_launches import prefill_arguments
 from prefill_cases import Case
 from turns import ORDERS
 
+from kvlab.attention.hopper.cta import Places
 from kvlab.attention.mha_prefill import hopper_emulator
-from kvlab.attention.mha_prefill.hopper_cta import HopperCTA
-from kvlab.attention.mha_prefill.hopper_emulator import Launch
-from kvlab.attention.mha_prefill.hopper_places import HopperPlaces
+from kvlab.attention.mha_prefill.hopper_cta import HopperPrefillCTA
+from kvlab.attention.mha_prefill.hopper_emulator import HopperPrefillLaunch
 from kvlab.staging import Timeline, Traffic
 
-method = functools.partial(method_of, HopperCTA)
+method = functools.partial(method_of, HopperPrefillCTA)
 CASES = {
     "two": Case(((256, 384),), heads=(4, 2), D=128),  # two consumers, two buffers of Q, tiles of two or three blocks
     "three": Case(((200, 500),), heads=(3, 1), D=64, causal=False),  # three consumers, three stages, EARLY and HOLD
@@ -81,7 +81,7 @@ def test_nothing_is_reported(case: Case) -> None:
 def released_before_the_product() -> Mutation:
     """V is given back when P V starts instead of when it is done."""
 
-    def early(cta: HopperCTA, accumulate: Any, me: Any, p: Any, b: int, o: Any) -> Any:
+    def early(cta: HopperPrefillCTA, accumulate: Any, me: Any, p: Any, b: int, o: Any) -> Any:
         o = accumulate(me, p, b, o)
         cta.meet(me)
         cta.v_free[b].arrive(me[:1], 1)
@@ -95,36 +95,36 @@ def one_buffer(role: str) -> Mutation:
     """All stages of K or V, or all buffers of Q of a consumer, stand in one place; each has mbarriers of its own."""
 
     def mutate(patch: Patch) -> None:
-        original = HopperPlaces.whole
+        original = Places.whole
 
-        def whole(places: HopperPlaces, which: str, i: int, warps: Any) -> Any:
-            different = len(places.consumers) if role == "q" else 1
+        def whole(places: Places, which: str, i: int, warps: Any) -> Any:
+            different = sum("consumer" in name for name in places.partitions) if role == "q" else 1
             return original(places, which, i % different if which == role else i, warps)
 
-        patch.setattr(HopperPlaces, "whole", whole)
+        patch.setattr(Places, "whole", whole)
 
     return mutate
 
 
-def other_stage(cta: HopperCTA, scores: Any, me: Any, q: Any, u: int, b: int) -> Any:
+def other_stage(cta: HopperPrefillCTA, scores: Any, me: Any, q: Any, u: int, b: int) -> Any:
     return scores(me, q, u, (b + 1) % cta.C.NB)
 
 
-def only_consumer_0_cleans(cta: HopperCTA, clean: Any, me: Any, *args: Any) -> None:
+def only_consumer_0_cleans(cta: HopperPrefillCTA, clean: Any, me: Any, *args: Any) -> None:
     if me[0] == 0:
         clean(me, *args)
 
 
 def one_block_more(patch: Patch) -> None:
     """The producer brings a block of K and V that nobody waits for."""
-    blocks, made = Launch.key_blocks, []
+    blocks, made = HopperPrefillLaunch.key_blocks, []
 
-    def key_blocks(x: Launch, *args: Any) -> tuple[int, int]:
+    def key_blocks(x: HopperPrefillLaunch, *args: Any) -> tuple[int, int]:
         lo, hi = blocks(x, *args)
         made.append(0)
         return (lo, hi + 1) if len(made) == 1 else (lo, hi)  # the producer asks first
 
-    patch.setattr(Launch, "key_blocks", key_blocks)
+    patch.setattr(HopperPrefillLaunch, "key_blocks", key_blocks)
 
 
 BYTES = "cp.async.bulk.wait_group.read in warp 0"
@@ -262,7 +262,9 @@ def test_a_grid_of_small_calls(row: dict[str, Any], monkeypatch: Patch) -> None:
         assert not np.isnan(out.astype(np.float32)).any()
 
 
-def one_end_after_the_other(cta: HopperCTA, clean: Any, me: Any, role: str, b: int, first: int, end: int) -> None:
+def one_end_after_the_other(
+    cta: HopperPrefillCTA, clean: Any, me: Any, role: str, b: int, first: int, end: int
+) -> None:
     """What a second consumer reads before the first has cleaned the other end, it stores again behind it."""
     clean(me, role, b, 0, end)
     clean(me, role, b, first, cta.C.BN)

@@ -17,7 +17,7 @@ from yardsticks import assert_accurate, bits
 from kvlab.attention import explain, mla_decode_paged
 from kvlab.attention.masks import CausalPaddingMask, ChunkedMask
 from kvlab.attention.mla_decode import hopper_emulator
-from kvlab.attention.mla_decode.hopper_config import HopperConfig, shared_bytes
+from kvlab.attention.mla_decode.hopper_config import HopperMLAConfig, shared_bytes
 from kvlab.common.arrays import to_torch
 from kvlab.hardware import TmaDescriptor, tma
 from kvlab.staging import Traffic
@@ -179,8 +179,8 @@ def test_the_grid_does_not_depend_on_lengths_and_splits_are_those_asked_for() ->
     x = Case((300, 4096), H=128, columns=FULL, page=64).build()
     short = x.with_(lens=np.array([1, 0], np.int32))
 
-    def plan(x: Any, **options: Any) -> HopperConfig:
-        found: HopperConfig = explain(mla_decode_paged, *x.arrays, backend="hopper", **x.options, **options).config
+    def plan(x: Any, **options: Any) -> HopperMLAConfig:
+        found: HopperMLAConfig = explain(mla_decode_paged, *x.arrays, backend="hopper", **x.options, **options).config
         return found
 
     assert plan(x) == plan(short)

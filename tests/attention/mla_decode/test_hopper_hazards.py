@@ -36,12 +36,12 @@ from hopper_launches import mla_arguments
 from mla_cases import FULL, Case
 from turns import ORDERS
 
+from kvlab.attention.hopper.cta import Places
 from kvlab.attention.mla_decode import hopper_emulator
-from kvlab.attention.mla_decode.hopper_cta import HopperCTA
-from kvlab.attention.mla_decode.hopper_places import HopperPlaces
+from kvlab.attention.mla_decode.hopper_cta import HopperMLACTA
 from kvlab.staging import Timeline, Traffic
 
-method = functools.partial(method_of, HopperCTA)
+method = functools.partial(method_of, HopperMLACTA)
 LONG = Case((330, 70), H=16, S=2, columns=FULL, page=64, splits=1)  # six blocks, then two, whose last are cleaned
 LATE = replace(LONG, H=80, S=1)
 BLOCK = Case((50, 64), H=3, columns=FULL, page=16, splits=1)  # two items of one block
@@ -66,7 +66,7 @@ def test_nothing_is_reported(case: Case) -> None:
 def freed_before_the_product(which: str, half: str) -> Mutation:
     """V is given back when P V starts instead of when it is done."""
 
-    def early(cta: HopperCTA, accumulate: Any, me: Any, p: Any, b: int, which_half: str, o: Any) -> Any:
+    def early(cta: HopperMLACTA, accumulate: Any, me: Any, p: Any, b: int, which_half: str, o: Any) -> Any:
         o = accumulate(me, p, b, which_half, o)
         if which_half == half:
             cta.meet(me)
@@ -79,27 +79,27 @@ def freed_before_the_product(which: str, half: str) -> Mutation:
 
 def one_stage(patch: Patch) -> None:
     """Both stages stand in one place; each has mbarriers of its own."""
-    original = HopperPlaces.whole
+    original = Places.whole
 
-    def whole(places: HopperPlaces, name: str, warps: Any) -> Any:
-        return original(places, name.replace("1", "0"), warps)
+    def whole(places: Places, role: str, i: int, warps: Any) -> Any:
+        return original(places, role, 0, warps)
 
-    patch.setattr(HopperPlaces, "whole", whole)
+    patch.setattr(Places, "whole", whole)
 
 
-def leader_fences_nothing(cta: HopperCTA, send: Any, me: Any, p: Any, alpha: Any) -> None:
+def leader_fences_nothing(cta: HopperMLACTA, send: Any, me: Any, p: Any, alpha: Any) -> None:
     fence, cta.hazards.fence_async = cta.hazards.fence_async, lambda *_: None  # type: ignore[method-assign]
     send(me, p, alpha)
     cta.hazards.fence_async = fence  # type: ignore[method-assign]
 
 
-def cleaned_without_a_barrier(cta: HopperCTA, clean: Any, *args: Any) -> None:
+def cleaned_without_a_barrier(cta: HopperMLACTA, clean: Any, *args: Any) -> None:
     cta.meet = lambda me: None  # type: ignore[method-assign]
     clean(*args)
     del cta.meet
 
 
-def o_written_without_a_barrier(cta: HopperCTA, store: Any, *args: Any) -> None:
+def o_written_without_a_barrier(cta: HopperMLACTA, store: Any, *args: Any) -> None:
     meet = cta.meet
     cta.meet = lambda me: setattr(cta, "meet", meet)  # type: ignore[method-assign]
     store(*args)

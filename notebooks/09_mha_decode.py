@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -22,7 +24,7 @@
 # %%
 import numpy as np
 
-from kvlab.attention import explain, mha_decode, mha_decode_paged, mha_decode_streaming
+from kvlab.attention import explain, mha_decode, mha_decode_paged, mha_decode_streaming, plan
 from kvlab.data import load_smollm2
 from kvlab.demo.steps import grow, paged_cache
 from kvlab.exercise import check
@@ -45,9 +47,9 @@ print(f"q {q.shape} [B, Hq, D], {q.dtype}; {TOKEN + 1} keys of {capture.kv_heads
 # keys come in tiles of `BN`; a long sequence is split between several programs, and `merge_states` joins their results.
 
 # %%
-plan = explain(mha_decode, q, cache, LAYER, num_splits=1)
-config = plan.config
-print(plan)
+chosen = explain(mha_decode, q, cache, LAYER, num_splits=1)
+config = chosen.config
+print(chosen)
 draw_page_table(pool.lookup_table, [TOKEN + 1], 16, pages=pool.total_num_pages, names=["the sequence"])
 
 # %% [markdown]
@@ -137,6 +139,30 @@ working = None  # your answer, a number
 # %%
 size = ceildiv(ceildiv(300, 4), config.BN) * config.BN
 check(working, ceildiv(300, size), f"A split has {size} keys.")
+
+# %% [markdown]
+# ## Uneven lengths
+#
+# A server's batch has sequences of every length. With one long conversation among 63 short ones, a program for each keeps
+# the whole chip waiting for one. `plan` lays all sequences end to end, each as long as its key blocks and a little for the
+# beginning, and cuts the line into equal shares; each team of programs (one for every KV head) takes one share. A sequence
+# that was cut has partial results, merged in the order of its keys: the lengths alone say how sums are ordered.
+
+# %%
+lengths = [100_000] + 63 * [500]
+schedule = plan(lengths, q_heads=32, kv_heads=8)
+blocks = [ceildiv(length, schedule.config.block) + schedule.config.overhead for length in lengths]
+print(f"{schedule.teams} teams of 8 programs; the sequences take {blocks[0]}, {blocks[1]}, ... key blocks")
+schedule
+
+# %% [markdown]
+# **Question 4.** How many teams share the long sequence? (A share is the sum of `blocks` over the teams, rounded up.)
+
+# %% tags=["question"]
+sharing = None  # your answer, a number
+
+# %%
+check(sharing, len(schedule.order_of(0)), f"A share is {ceildiv(sum(blocks), schedule.teams)} key blocks.")
 
 # %% [markdown]
 # ## A window reads only its pages

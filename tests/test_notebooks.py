@@ -32,7 +32,7 @@ ANSWERS = {
         "v_keys = [0, 1, 2, 3, 8, 9, 10, 11]",
         "warp_keys = (64, 95)",
     ],
-    "09_mha_decode": ["rows = 3", "nbytes = 230_400", "working = 3"],
+    "09_mha_decode": ["rows = 3", "nbytes = 230_400", "working = 3", "sharing = 36"],
     "10_mha_prefill": ["loaded = 11", "k_rows = 683", "empty = 3"],
     "11_mla": ["factor = 71", "nbytes = 267_904", "more = 384"],
     "12_fp8_kv": ["stored = 18", "nbytes = 136", "x = -18"],

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .atom import draw_atom as draw_atom
     from .charts.roofline import RooflinePoint as RooflinePoint
     from .charts.roofline import draw_roofline as draw_roofline
+    from .charts.schedule import draw_schedule as draw_schedule
     from .charts.shares import draw_shares as draw_shares
     from .coalescing import draw_coalescing as draw_coalescing
     from .copy_plan import draw_copy_plan as draw_copy_plan
@@ -79,6 +80,7 @@ PICTURES: dict[str, tuple[str, str]] = {
     "draw_tile_film": ("tile_film", ""),
     "draw_path_of_a_byte": ("path", "kvlab.viz:BytePath"),
     "draw_lockstep": ("lockstep", "kvlab.mirror:Lockstep"),
+    "draw_schedule": ("charts.schedule", "kvlab.attention:Schedule"),
     "draw_roofline": ("charts.roofline", ""),
     "draw_shares": ("charts.shares", ""),
 }

@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from kvlab import viz
+from kvlab.attention import plan
 from kvlab.attention.mha_decode.config import DecodeConfig
 from kvlab.cache import KVCacheStaticParams, PagedKVCache, PagedKVCacheCollection
 from kvlab.data import load_smollm2
@@ -355,6 +356,8 @@ GALLERY: dict[str, Callable[[], Any]] = {
     "path of a byte, drawn": lambda: viz.draw_path_of_a_byte(followed()),
     "roofline": roofline,
     "shares": shares,
+    "schedule": lambda: viz.draw_schedule(plan([9000, 300, 0, 700, 1500], q_heads=8, kv_heads=2, programs=40)),
+    "schedule of many": lambda: plan(range(1, 5000, 3), q_heads=16, kv_heads=1),
     # views of HTML, and a run as a picture
     **{name: partial(run, name) for name in ("lockstep", "lockstep, two twins", "lockstep that differs")},
     "lockstep, drawn": lambda: viz.draw_lockstep(run("lockstep that differs")),

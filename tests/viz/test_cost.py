@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvlab.attention import plan
 from kvlab.cache import PagedKVCache, PagedKVCacheCollection
 from kvlab.common.drawn import _names
 from kvlab.hardware import (
@@ -187,6 +188,7 @@ HUGE: dict[str, Callable[[], Any]] = {
     "kv tile": lambda: KVCacheIterator(cache(1 << 19, 64), 1 << 18, 0, 0, 1 << 19).next_tile(),
     "timeline": timeline,
     "swizzled tile": lambda: SwizzledTile(1 << 40, 1 << 10),
+    "schedule": lambda: plan(np.arange(4096) * 250, q_heads=64, kv_heads=8, programs=4096),
 }
 HOW: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "layout with a mark": (lambda: Layout((1 << 30, 1 << 30)), {"mark": (1 << 29, 12345), "element_bytes": 2}),

@@ -10,6 +10,7 @@ import numpy as np
 from kvlab.attention.call.checks import require
 from kvlab.attention.features.intervals import window_interval
 from kvlab.common.checks import shown
+from kvlab.common.drawn import Drawn
 from kvlab.staging import ceildiv
 
 from .config import INVARIANT_KEYS, MOST_COST, MOST_UNITS, ScheduleConfig, ScheduleProblem, choose_config, list_parts
@@ -23,7 +24,7 @@ UNIT = np.dtype([(name, np.int32) for name in ("program", "sequence", "kv_head",
 goes, -1 for one that is a tile's whole result."""
 
 
-class Schedule:
+class Schedule(Drawn):
     """What the programs of a persistent attention kernel do in a step.
 
     A *tile* is BM rows (new tokens x query heads of one KV head) of a sequence; an *item* the tiles of a sequence that

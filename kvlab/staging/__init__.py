@@ -2,7 +2,6 @@
 
 from kvlab.hardware import RegTileLoader, RegTileWriterLDS, SubTileLoaderLDS
 
-from .cta import DECODE_ARCHS, TileCTA, decode_cta
 from .gfx950.p_buffer import PRegisterBuffer
 from .gfx950.p_staging import FP8_P_SCALE, PStaging, PStagingParams, cast_p
 from .max.buffer_config import KBufferConfig, KVBufferConfig, VBufferConfig
@@ -20,7 +19,6 @@ from .max.streaming_addresses import streaming_dma_plan
 from .max.tiled_mma_loader import TiledMmaLoader
 from .max.tiled_mma_op import TiledMmaOp, TiledTensorCore, get_accum_type, mfma_atom
 from .max.warp_slices import WarpSlices
-from .mla_cta import MLA_ARCHS, MLACTA, mla_cta
 from .nvidia.cp_async import CpAsyncKVBuffer
 from .nvidia.mma_sync_cta import MmaSyncShape
 from .nvidia.params import NvidiaKVParams
@@ -36,12 +34,10 @@ from .tile.fragments import FragmentMap, Fragments
 from .tile.iterator import KVCacheIterator
 from .tile.programs import program_ids, ragged_range, row_offsets
 from .tile.smem_image import SmemImage, slots_of
+from .tile.tile_spec import TileCTA
 
 __all__ = [
-    "DECODE_ARCHS",
     "FP8_P_SCALE",
-    "MLACTA",
-    "MLA_ARCHS",
     "AsyncBarrier",
     "CpAsyncKVBuffer",
     "DecodeKVBuffer",
@@ -84,13 +80,11 @@ __all__ = [
     "WarpSlices",
     "cast_p",
     "ceildiv",
-    "decode_cta",
     "get_accum_type",
     "kv_buffer_dma_plan",
     "kv_buffer_operand_map",
     "ldmatrix_swizzle",
     "mfma_atom",
-    "mla_cta",
     "operand_map",
     "output_map",
     "program_ids",

@@ -14,6 +14,7 @@ import pytest
 from cta_tiles import drive
 from hazard_mutations import END, ORDER, READ, SOME, STUCK, WAR, WAW, Mutation, Patch, attribute, caught_as, drop
 
+from kvlab.attention.machines.mla_decode import mla_cta
 from kvlab.cache import PagedKVCache
 from kvlab.layout import Layout, Swizzle
 from kvlab.memory import AddressSpace, Memory, as_dtype
@@ -21,7 +22,6 @@ from kvlab.staging import DecodeKVBuffer, DecodeKVBufferParams, Hazards, TiledTe
 from kvlab.staging.gfx950.kv_buffer_cta import KVBufferCTA, KVBufferShape
 from kvlab.staging.gfx950.kv_buffer_decode_cta import KVBufferDecodeCTA, KVBufferDecodeShape
 from kvlab.staging.gfx950.mfma_mla_cta import MfmaMLACTA
-from kvlab.staging.mla_cta import mla_cta
 from kvlab.staging.nvidia.mma_sync_cta import MmaSyncCTA, MmaSyncShape
 from kvlab.staging.nvidia.wgmma_cta import WgmmaCTA
 from kvlab.staging.nvidia.wgmma_mla_cta import WgmmaMLACTA, WgmmaMLAShape

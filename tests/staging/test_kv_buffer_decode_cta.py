@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from cta_tiles import check_conservation, check_pieces, tiles
 
+from kvlab.attention.machines.decode import decode_cta
 from kvlab.memory import as_dtype
-from kvlab.staging import Traffic, decode_cta
+from kvlab.staging import Traffic
 from kvlab.staging.gfx950.kv_buffer_decode_cta import KVBufferDecodeCTA, KVBufferDecodeShape
 from kvlab.staging.tile.pairs import halves
 
@@ -43,7 +44,7 @@ def test_is_what_decode_asks_for() -> None:
     t = tiles("decode", "bf16", 16, 128, 64)
     cache, one = t.cta.k.cache, np.zeros(1, np.int64)
     cta = decode_cta("gfx950", 16, 128, (64, 0), (64, 0), cache, cache, one, one, (one, one + 9), Traffic())
-    assert isinstance(cta.cta, KVBufferDecodeCTA)  # type: ignore[attr-defined]
+    assert isinstance(cta.ctas[0], KVBufferDecodeCTA)
 
 
 def test_every_byte_of_fp8_in_float16() -> None:

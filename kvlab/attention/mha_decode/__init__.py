@@ -6,18 +6,17 @@ import functools
 from typing import Any
 
 from kvlab.attention.call.backends import rounded, run
-from kvlab.attention.call.checks import check_lane_copies, require
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.operands import result_dtype
 from kvlab.attention.call.operation import PublicOperation
 from kvlab.attention.decode_call import DecodeCall, call_of_collection, decode_results, explained, prepared
 from kvlab.attention.features.resolve import Features
-from kvlab.attention.features.scales import is_fp8
 from kvlab.attention.hopper.choice import choose_with_hopper
+from kvlab.attention.machines import check_emulated
 from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
 from kvlab.attention.tiles.online_softmax import MASK_VALUE
 from kvlab.cache import PagedKVCacheCollection
-from kvlab.staging import DECODE_ARCHS, Traffic
+from kvlab.staging import Traffic
 
 from .config import choose_config, problem_of
 from .emulator import launch as emulate
@@ -187,7 +186,9 @@ def _plan(call: DecodeCall, backend: str, arch: str, num_splits: int | None, bat
         machine = "sm_90" if chosen == "emulator" else None
         return Explanation("mha_decode", chosen, reason, tiles, tiles.grid(), machine)
     if chosen == "emulator":
-        _check_emulated(call, arch)
+        arrays = {"k_cache": call.k_cache, "v_cache": call.v_cache}
+        depths = int(call.q.shape[-1]), int(call.v_cache.shape[-1])
+        check_emulated("mha_decode", arch, call.q, arrays, {"k_cache": depths})
     emulated = arch if chosen == "emulator" else None
     if problem.pairs:
         check_fp8_gpu(call.q)
@@ -197,18 +198,6 @@ def _plan(call: DecodeCall, backend: str, arch: str, num_splits: int | None, bat
         heavy=call.features.heavy, biased=call.features.mask.bias is not None, batch_invariant=batch_invariant,
     )
     return Explanation("mha_decode", chosen, reason, config, config.grid(problem), emulated)
-
-
-def _check_emulated(call: DecodeCall, arch: str) -> None:
-    require(arch in DECODE_ARCHS, f"arch {arch!r}", f"one of {', '.join(DECODE_ARCHS)}")
-    fp8, depths = is_fp8(call.k_cache), (call.q.shape[-1], call.v_cache.shape[-1])
-    require(not fp8 or arch != "sm_80", f"float8_e4m3fn on {arch}", "on sm_90 or gfx950")
-    if arch == "gfx950":
-        accepted = (128, 256, 512) if fp8 else (64, 128, 256, 512)
-        fits = depths[0] == depths[1] and depths[0] in accepted
-        words = ", ".join(map(str, accepted[:-1])) + f" or {accepted[-1]}"
-        require(fits, f"head dimensions {depths[0]} and {depths[1]} on gfx950", f"both {words}, as MAX's decode")
-    check_lane_copies({"q": call.q, "k_cache": call.k_cache, "v_cache": call.v_cache})
 
 
 _explain_paged = explained(mha_decode_paged, functools.partial(prepared, _plan))

@@ -6,12 +6,13 @@ import functools
 from typing import Any
 
 from kvlab.attention.call.backends import choose_backend, rounded, run
-from kvlab.attention.call.checks import check_lane_copies, require
+from kvlab.attention.call.checks import require
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.operands import result_dtype
 from kvlab.attention.call.operation import PublicOperation
 from kvlab.attention.decode_call import DecodeCall, call_of_collection, decode_results, explained, prepared
 from kvlab.attention.features.resolve import Features
+from kvlab.attention.machines import check_emulated
 from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
 from kvlab.attention.mha_decode.config import problem_of
 from kvlab.attention.tiles.online_softmax import MASK_VALUE
@@ -135,8 +136,8 @@ def _plan(call: DecodeCall, backend: str, arch: str, num_splits: int | None, bat
     chosen, reason = choose_backend(call.q, backend)
     problem = problem_of(*call.arrays[:4])
     if chosen == "emulator":
-        require(arch == "gfx950", f"arch {arch!r}", "'gfx950', whose streaming decode this is")
-        check_lane_copies({"q": call.q, "k_cache": call.k_cache, "v_cache": call.v_cache})
+        arrays = {"k_cache": call.k_cache, "v_cache": call.v_cache}
+        check_emulated("mha_decode_streaming", arch, call.q, arrays)
     emulated = arch if chosen == "emulator" else None
     if problem.pairs:
         check_fp8_gpu(call.q)

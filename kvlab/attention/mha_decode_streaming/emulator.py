@@ -5,12 +5,14 @@ MAX's streaming decode: K strip by strip and V strip by strip through one buffer
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 
 from kvlab.attention.features.intervals import key_count
 from kvlab.attention.features.resolve import Features
+from kvlab.attention.machines import choose
 from kvlab.attention.mha_decode.config import DecodeProblem
 from kvlab.attention.mha_decode.emulator import LN2, run, split_keys, start_rows
 from kvlab.attention.scoring.emulator import (
@@ -27,7 +29,7 @@ from kvlab.attention.tiles.masked import store
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory, bfloat16
 from kvlab.staging import KVCacheIterator, Traffic, ceildiv, program_ids, ragged_range, row_offsets
-from kvlab.staging.gfx950.mfma_cta import MfmaCTA, MfmaShape
+from kvlab.staging.tile.tile_spec import KVRows, TileSpec
 
 from .config import StreamingConfig
 
@@ -36,7 +38,7 @@ Array = np.ndarray[Any, Any]
 
 def attend(
     q_array: Array, k_cache: PagedKVCache, v_cache: PagedKVCache, seq_lens: Array, o_array: Array, lse_array: Array,
-    scale_log2: float, features: Features, problem: DecodeProblem, config: StreamingConfig,
+    scale_log2: float, features: Features, problem: DecodeProblem, config: StreamingConfig, arch: str,
     traffic: Traffic,
 ) -> None:
     """BM query rows (tokens x heads of one KV head) against the keys of one split of one sequence, for each program."""
@@ -55,8 +57,12 @@ def attend(
     end = visible_end(num_keys, mask.valid, batch)
     lo, hi, first, limit = split_keys(position, num_keys, tokens, end, split, config.num_splits, mask, BN)
     queries = q_array.astype(q_array.dtype if q_array.dtype.itemsize > 1 else bfloat16, copy=False)  #- launch
-    shape = MfmaShape(config.BM, BN, D, queries.dtype, BK, stored=k_cache.dtype)  #- programs
-    cta = MfmaCTA(shape, k_cache, v_cache, batch, kv_head, traffic)  #- programs
+    sizes = TileSpec(  #- programs
+        arch=arch, BM=config.BM, BN=BN, k=(D, D), v=(D, D), dtype=queries.dtype, stored=k_cache.dtype,
+        weights=queries.dtype,
+    )
+    model = choose(arch, k_cache.dtype, "mha_decode_streaming").cta  #- programs
+    cta = model.of(sizes, KVRows(k_cache, v_cache, batch, kv_head), traffic)  #- programs
     at = row_offsets(queries, (batch[:, None], token, head), is_row)  #- address
     rows = cta.load_q(Memory.over(queries, name="q"), at, is_row)  #- programs
     factor = np.float32(scale_log2) * head_scale(scales.q.array, kv_head)  # [P]
@@ -138,4 +144,4 @@ def launch(
     """Run the twins: out of q's shape and dtype (bfloat16 for e4m3) and lse ``[B, S, Hq]`` float32. The arguments are
     valid; ``arch`` is gfx950, ``named``: those of MHA decode's ``run``.
     """
-    return run(attend, q, k_cache, v_cache, block_table, seq_lens, config=config, **named)
+    return run(functools.partial(attend, arch=arch), q, k_cache, v_cache, block_table, seq_lens, config=config, **named)

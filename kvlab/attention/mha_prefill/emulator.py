@@ -11,6 +11,7 @@ from kvlab.attention.call.operands import result_dtype
 from kvlab.attention.features.intervals import key_count, most_keys
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.features.scales import P_SCALE
+from kvlab.attention.machines.prefill import Pieces, prefill_cta
 from kvlab.attention.scoring.emulator import (
     add_bias,
     by_column,
@@ -29,7 +30,6 @@ from kvlab.memory import bfloat16, float8_e4m3fn
 from kvlab.staging import Traffic, program_ids, ragged_range
 
 from .config import PrefillConfig, PrefillProblem
-from .machine import Pieces, prefill_cta
 from .rows import SequenceRows, key_scales, per_sequence
 
 Array = np.ndarray[Any, Any]

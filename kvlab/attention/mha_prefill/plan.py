@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from kvlab.attention.call.backends import check_arithmetic
-from kvlab.attention.call.checks import check_lane_copies, check_paged_collection, check_traffic, finite_number, require
+from kvlab.attention.call.checks import check_paged_collection, check_traffic, finite_number, require
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.kinds import Kind, kind_of
 from kvlab.attention.call.layers import layer_arrays
@@ -16,6 +16,7 @@ from kvlab.attention.call.ragged import check_grid, check_starts_of_cache, keys_
 from kvlab.attention.features.resolve import Features, kv_view
 from kvlab.attention.features.scales import is_fp8
 from kvlab.attention.hopper.choice import choose_with_hopper
+from kvlab.attention.machines import check_emulated
 from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
 from kvlab.common.arrays import dtype_of, on_gpu
 
@@ -31,7 +32,6 @@ from .inputs import (
     dense_inputs,
     paged_inputs,
 )
-from .machine import check_arch, check_machine
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +146,8 @@ def _common(inputs: PrefillInputs, options: Options) -> _Common:
         check_fp8_gpu(inputs.q, products=fp8)
     emulated = options.arch if chosen == "emulator" else None
     if emulated is not None:
-        _check_emulated(inputs, problem, emulated)
+        k, v = ("k", "v") if inputs.table is None else ("k_cache", "v_cache")
+        check_emulated("mha_prefill", emulated, inputs.q, {k: inputs.k, v: inputs.v})
     target = target_of(inputs.q, emulated)
     config = choose_config(
         problem, arch=target.arch, shared=target.shared, batch_invariant=invariant, emulated=emulated is not None
@@ -155,11 +156,3 @@ def _common(inputs: PrefillInputs, options: Options) -> _Common:
     explanation = Explanation("mha_prefill", chosen, reason, config, config.grid(problem), emulated)
     check_arithmetic(explanation, options.arithmetic)
     return _Common(explanation, problem, scale, kept)
-
-
-def _check_emulated(inputs: PrefillInputs, problem: PrefillProblem, arch: str) -> None:
-    check_arch(arch)
-    check_machine(arch, problem)
-    k, v = ("k", "v") if inputs.table is None else ("k_cache", "v_cache")
-    arrays = {"q": inputs.q, k: inputs.k, v: inputs.v}
-    check_lane_copies({name: array for name, array in arrays.items() if 0 not in array.shape})

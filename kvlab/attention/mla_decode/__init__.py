@@ -10,7 +10,6 @@ import numpy as np
 
 from kvlab.attention.call.backends import rounded, run
 from kvlab.attention.call.checks import (
-    check_lane_copies,
     check_paged_collection,
     decode_scale,
     lengths_with_new,
@@ -26,11 +25,12 @@ from kvlab.attention.features.intervals import keys_in_table, window_interval
 from kvlab.attention.features.masks import resolve_mask
 from kvlab.attention.features.resolve import Features, resolve_features
 from kvlab.attention.hopper.choice import choose_with_hopper
+from kvlab.attention.machines import check_emulated
 from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
 from kvlab.attention.tiles.online_softmax import MASK_VALUE
 from kvlab.cache import PagedKVCacheCollection
-from kvlab.common.arrays import dtype_of, element_strides
-from kvlab.staging import MLA_ARCHS, Traffic
+from kvlab.common.arrays import element_strides
+from kvlab.staging import Traffic
 from kvlab.triton_support.versions import holds_wgmma_rows
 
 from .config import MLADecodeProblem, choose_config
@@ -284,7 +284,8 @@ def _plan(
         )
         return Explanation("mla_decode", chosen, reason, tiles, tiles.grid(), "sm_90" if emulated else None)
     if emulated:
-        _check_emulated(inputs, problem, arch)
+        arrays = {"kv_cache": inputs.kv_cache, "the rope part of kv_cache": inputs.k_rope}
+        check_emulated("mla_decode", arch, inputs.q, arrays, {"kv_cache": (problem.latent, problem.rope)})
     if problem.fp8:
         check_fp8_gpu(inputs.q)
     target = target_of(inputs.q, arch if emulated else None)
@@ -293,20 +294,6 @@ def _plan(
         heavy=features.heavy or problem.fp8, batch_invariant=batch_invariant, wgmma=holds_wgmma_rows(),
     )
     return Explanation("mla_decode", chosen, reason, config, config.grid(problem), arch if emulated else None)
-
-
-def _check_emulated(inputs: MLAInputs, problem: MLADecodeProblem, arch: str) -> None:
-    require(arch in MLA_ARCHS, f"arch {arch!r}", f"one of {', '.join(MLA_ARCHS)}")
-    latent, rope, dtype = problem.latent, problem.rope, dtype_of(inputs.q, "q")
-    fits = latent in (128, 256, 512) and rope in (32, 64) and dtype.itemsize == 2
-    require(
-        arch != "gfx950" or fits,
-        f"{latent} + {rope} columns of {dtype} on gfx950",
-        "128, 256 or 512 + 32 or 64 of 16 bits; a tile of 128 keys in float32 does not fit into LDS; sm_80 and sm_90 "
-        "take the others",
-    )
-    require(not problem.fp8 or arch == "sm_90", f"float8_e4m3fn on {arch}", "on sm_90")
-    check_lane_copies({"q": inputs.q, "kv_cache": inputs.kv_cache, "the rope part of kv_cache": inputs.k_rope})
 
 
 _explain_paged = explained(mla_decode_paged, _prepared, ("softcap", "sinks", "alibi_slopes", "q_scale", "k_scale"))

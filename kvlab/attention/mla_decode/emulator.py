@@ -9,6 +9,7 @@ import numpy as np
 from kvlab.attention.call.operands import result_dtype
 from kvlab.attention.features.intervals import key_count
 from kvlab.attention.features.resolve import Features
+from kvlab.attention.machines.mla_decode import mla_cta
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
 from kvlab.attention.scoring.emulator import (
@@ -27,7 +28,7 @@ from kvlab.attention.tiles.online_softmax import LOG2E, LOWEST
 from kvlab.cache import PagedKVCache
 from kvlab.hardware.chip import divide, exp2, log2, multiply_add
 from kvlab.memory import Memory, bfloat16
-from kvlab.staging import Traffic, ceildiv, mla_cta, program_ids, ragged_range, row_offsets
+from kvlab.staging import Traffic, ceildiv, program_ids, ragged_range, row_offsets
 
 from .config import MLADecodeConfig, MLADecodeProblem
 

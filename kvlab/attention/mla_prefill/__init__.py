@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from kvlab.attention.call.backends import check_arithmetic, choose_backend, on_gpu, rounded, run
-from kvlab.attention.call.checks import check_lane_copies, check_paged_collection, check_traffic, finite_number, require
+from kvlab.attention.call.checks import check_paged_collection, check_traffic, finite_number, require
 from kvlab.attention.call.explain import Explanation
 from kvlab.attention.call.kinds import Kind, kind_of
 from kvlab.attention.call.layers import layer_arrays
@@ -19,8 +19,8 @@ from kvlab.attention.features.intervals import keys_in_table, window_interval
 from kvlab.attention.features.masks import resolve_mask
 from kvlab.attention.features.resolve import Features, in_base, resolve_features
 from kvlab.attention.features.scales import is_fp8, resolve_scale
+from kvlab.attention.machines import check_emulated
 from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
-from kvlab.attention.mha_prefill.machine import check_arch
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.common.arrays import dtype_of
 from kvlab.staging import Traffic
@@ -354,7 +354,9 @@ def _plan(
     )
     emulated = arch if chosen == "emulator" else None
     if emulated is not None:
-        _check_emulated(inputs, problem, emulated)
+        rope = "k_rope" if inputs.table is None else "the rope part of kv_cache"
+        arrays = {"k": inputs.k, "v": inputs.v, rope: inputs.k_rope}
+        check_emulated("mla_prefill", emulated, q, arrays, {} if problem.converted else {rope: (problem.rope,)})
     if is_fp8(inputs.k_rope) or is_fp8(inputs.k):
         check_fp8_gpu(q)
     target = target_of(q, emulated)
@@ -368,22 +370,6 @@ def _lengths(inputs: MLAPrefillInputs) -> tuple[Any, Any]:
     if inputs.table is None:
         return sequence_lengths(inputs.cu_q), sequence_lengths(inputs.cu_k)
     return sequence_lengths(inputs.cu_q), keys_in_table(inputs.seq_lens, inputs.table, int(inputs.k_rope.shape[1]))
-
-
-def _check_emulated(inputs: MLAPrefillInputs, problem: MLAPrefillProblem, arch: str) -> None:
-    check_arch(arch)
-    rope = "k_rope" if inputs.table is None else "the rope part of kv_cache"
-    for what, array in (("k", inputs.k), (rope, inputs.k_rope)):
-        has = arch != "sm_80" or not is_fp8(array)
-        require(has, f"{what} in float8_e4m3fn on {arch}", "on sm_90 or gfx950: sm_80 has no e4m3")
-    wide = problem.rope > 32 or problem.converted or not is_fp8(inputs.k_rope)
-    require(
-        arch != "gfx950" or wide,
-        f"{problem.rope} columns of {rope} in float8_e4m3fn on {arch}",
-        "more than 32: strips of KVBuffer have 64",
-    )
-    arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, rope: inputs.k_rope}
-    check_lane_copies({name: array for name, array in arrays.items() if 0 not in array.shape})
 
 
 def _from_collection(

@@ -9,6 +9,7 @@ import numpy as np
 
 from kvlab.attention.call.operands import result_dtype
 from kvlab.attention.features.intervals import UNLIMITED, key_count, most_keys
+from kvlab.attention.machines.mla_prefill import MLAPrefillCTA
 from kvlab.attention.mha_prefill.emulator import row_count
 from kvlab.attention.mha_prefill.rows import SequenceRows
 from kvlab.attention.scoring.emulator import (
@@ -30,7 +31,6 @@ from kvlab.memory import bfloat16
 from kvlab.staging import Traffic, program_ids, ragged_range
 
 from .config import MLAPrefillConfig, MLAPrefillProblem, scale_kind
-from .cta import MLAPrefillCTA
 
 if TYPE_CHECKING:
     from kvlab.attention.features.resolve import Features

@@ -15,10 +15,11 @@ e4m3 K and V that meet a 16-bit operand (a kvlab extension) are read as MAX read
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
+from kvlab.hardware import get_arch
 from kvlab.layout import Swizzle, TileTensor
 from kvlab.memory import Memory
 from kvlab.staging.max.kv_buffer import KVBuffer
@@ -29,6 +30,7 @@ from kvlab.staging.record.traffic import Traffic
 from kvlab.staging.tile.fragments import Fragments
 from kvlab.staging.tile.iterator import GivenTile, KVCacheIterator
 from kvlab.staging.tile.launched_cta import LaunchedCTA
+from kvlab.staging.tile.tile_spec import KVRows, TileSpec
 from kvlab.staging.tile.tile_walk import TileWalk, expect_fetched
 
 from .mfma_product import mma_step_by_step
@@ -105,6 +107,17 @@ class KVBufferCTA(LaunchedCTA):
     Keys and values come with the tiles; ``k_rows`` and ``v_rows`` are what the iterators walk over. Until
     :meth:`follow` is called there is nothing to look ahead to: each load copies, waits and meets at a barrier.
     """
+
+    buffer = "KVBuffer, two stages or one"
+    p_path = "registers"
+
+    @classmethod
+    def of(cls, tile: TileSpec, rows: KVRows, traffic: Traffic, *, beside: bool = False) -> Self:
+        """The model for a tile, or for a part of one; MAX's two stages where LDS holds two tiles of all parts."""
+        stages = 2 if 2 * tile.key_bytes * tile.BN <= get_arch(tile.arch).shared_bytes else 1
+        (D, BD), (_, BDV) = tile.k, tile.v
+        shape = KVBufferShape(tile.BM, tile.BN, BD, tile.dtype, BDV, tile.stored, tile.weights, D, stages)
+        return cls(shape, *rows, traffic)
 
     def __init__(
         self, shape: KVBufferShape, k_rows: Any, v_rows: Any, batch_idx: Any, head_idx: Any, traffic: Traffic

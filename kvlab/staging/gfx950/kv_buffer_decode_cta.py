@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from kvlab.staging.record.traffic import Traffic
 from kvlab.staging.tile.fragments import FragmentMap, Fragments
 from kvlab.staging.tile.iterator import GivenTile, KVCacheIterator
 from kvlab.staging.tile.rows_over_warps import QuarterRows
+from kvlab.staging.tile.tile_spec import KVRows, TileSpec
 from kvlab.staging.tile.tile_walk import TileWalk, expect_fetched
 
 from .mfma_product import mma_step_by_step
@@ -78,6 +79,20 @@ class KVBufferDecodeCTA(QuarterRows):
     """The CTAs of one launch, side by side: ``programs`` copies of LDS and registers. Until :meth:`follow` is called
     there is nothing to look ahead to: each load meets at a barrier, copies, waits and meets again.
     """
+
+    buffer = "KVBuffer, one stage"
+    p_path = "shared memory"
+
+    @classmethod
+    def of(cls, tile: TileSpec, rows: KVRows, traffic: Traffic, *, beside: bool = False) -> Self:
+        """The model for a tile; ValueError for another than it has."""
+        sizes = tile.BM, tile.BN, tile.warps
+        if sizes != (BM, BN, WARPS) or tile.k != tile.v:
+            raise ValueError(
+                f"BM, BN, warps {sizes}, columns {tile.k} of K and {tile.v} of V: must be {(BM, BN, WARPS)}, columns "
+                "the same"
+            )
+        return cls(KVBufferDecodeShape(tile.k[0], tile.stored, tile.dtype), *rows, traffic)
 
     def __init__(
         self, shape: KVBufferDecodeShape, k_cache: Any, v_cache: Any, batch_idx: Any, head_idx: Any, traffic: Traffic

@@ -10,7 +10,7 @@ barrier is stated to ``hazards``: load, wait, barrier, registers, barrier for ea
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from kvlab.staging.record.traffic import Traffic
 from kvlab.staging.tile.fragments import Fragments
 from kvlab.staging.tile.iterator import KVCacheIterator
 from kvlab.staging.tile.rows_over_warps import RowsOverWarps
+from kvlab.staging.tile.tile_spec import KVRows, TileSpec
 
 from .mfma_product import mma_step_by_step
 from .p_buffer import PRegisterBuffer
@@ -100,6 +101,16 @@ class MfmaShape:
 
 class MfmaCTA(RowsOverWarps):
     """The CTAs of one launch, side by side: ``programs`` copies of LDS and registers."""
+
+    buffer = "DecodeStreamingKVBuffer, a strip at a time"
+    p_path = "shared memory"
+
+    @classmethod
+    def of(cls, tile: TileSpec, rows: KVRows, traffic: Traffic, *, beside: bool = False) -> Self:
+        """The model for a tile, or for a part of one."""
+        (D, BD), (_, BDV) = tile.k, tile.v
+        shape = MfmaShape(tile.BM, tile.BN, BD, tile.dtype, DV=BDV, columns=D, stored=tile.stored)
+        return cls(shape, *rows, traffic)
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ Every access, wait and barrier is stated to ``hazards``::
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from kvlab.staging.max.warp_slices import WarpSlices
 from kvlab.staging.record.traffic import Traffic
 from kvlab.staging.tile.fragments import FragmentMap, Fragments
 from kvlab.staging.tile.rows_over_warps import QuarterRows
+from kvlab.staging.tile.tile_spec import LatentRows, TileSpec
 
 from .mfma_product import mma_step_by_step
 from .p_exchange import PExchange
@@ -40,6 +41,18 @@ class MfmaMLACTA(QuarterRows):
 
     ValueError unless 16-bit storage, BM 16, BN 128, latent columns a multiple of 128 and rope columns of 32.
     """
+
+    buffer = "KVBuffer, one stage; V is read from K's"
+    p_path = "shared memory"
+    of_latents = True
+
+    @classmethod
+    def of_windows(cls, tile: TileSpec, rope: tuple[int, int], rows: LatentRows, traffic: Traffic) -> Self:
+        """The model for a tile of latent columns and those of ``rope``; windows are copied side by side unless they
+        lie so.
+        """
+        columns, cache = (tile.k[0], rope[0]), _whole_rows(rows.latent, rows.rope)
+        return cls(tile.BM, tile.BN, columns, cache, rows.batch_idx, rows.end, traffic)
 
     def __init__(
         self,
@@ -147,4 +160,17 @@ def _query_maps(k: KVBufferParams, BM: int, latent: int, rope: int) -> tuple[Fra
     return (
         FragmentMap((BM, latent), whole.row[:, :strips], whole.col[:, :strips]),
         FragmentMap((BM, rope), whole.row[:, strips:], whole.col[:, strips:] - latent),
+    )
+
+
+def _whole_rows(latent: PagedKVCache, rope: PagedKVCache) -> PagedKVCache:
+    """The cache of which these are windows, side by side in memory or brought there."""
+    first, second = np.asarray(latent.blocks), np.asarray(rope.blocks)
+    D = first.shape[3]
+    if second.ctypes.data - first.ctypes.data == D * first.itemsize and first.strides == second.strides:
+        rows = np.lib.stride_tricks.as_strided(first, (*first.shape[:3], D + second.shape[3]), first.strides)
+    else:
+        rows = np.concatenate([first, second], -1)
+    return PagedKVCache(
+        rows, latent.cache_lengths, latent.lookup_table, latent.max_seq_length, latent.max_cache_length
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from kvlab.staging.tile.iterator import KVCacheIterator
 from kvlab.staging.tile.rows_over_warps import RowsOverWarps
 from kvlab.staging.tile.tile_copies import TileCopies
 from kvlab.staging.tile.tile_pipeline import TilePipeline
+from kvlab.staging.tile.tile_spec import KVRows, TileSpec
 
 Array = np.ndarray[Any, Any]
 
@@ -38,11 +39,15 @@ S = TypeVar("S", bound=Shape)
 
 class NvidiaDecodeCTA(RowsOverWarps, Generic[S]):
     """The CTAs of one launch, side by side: ``programs`` copies of shared memory and registers. A subclass says where
-    tiles stand, how they come to registers, and what is multiplied.
+    tiles stand, how they come to registers, and what is multiplied. ``ahead``: :meth:`follow` fetches tiles ahead.
     """
 
-    def __init__(self, shape: S, programs: int, traffic: Traffic, *, beside: bool = False) -> None:
-        self.shape = shape
+    follows_beside = True
+
+    def __init__(
+        self, shape: S, programs: int, traffic: Traffic, *, beside: bool = False, ahead: bool = True
+    ) -> None:
+        self.shape, self.ahead = shape, ahead
         super().__init__(shape.shared_bytes, shape.warps, shape.arch, programs, traffic, beside=beside)
         self.copies = TileCopies(self.smem, self.hazards, traffic, self._copied_to)
         barrier_before = "k" if self.p_in_registers or shape.v_in_k else "" if self.v_before_p else "v"
@@ -52,6 +57,19 @@ class NvidiaDecodeCTA(RowsOverWarps, Generic[S]):
             self.hazards, barrier_before=barrier_before, ahead=self.stages,
         )
         self._footprints: dict[Any, Footprint] = {}
+
+    @classmethod
+    def of(cls, tile: TileSpec, rows: KVRows, traffic: Traffic, *, beside: bool = False) -> Self:
+        """The model for a tile, or for a part of one ``beside`` another's; what is converted on its way is not
+        fetched ahead.
+        """
+        ahead = tile.ahead > 0 and (tile.pairs or tile.stored == tile.dtype)
+        return cls(cls.shape_of(tile), len(rows.batch_idx), traffic, beside=beside, ahead=ahead)
+
+    @classmethod
+    def shape_of(cls, tile: TileSpec) -> S:
+        """The sizes of the model for a tile."""
+        raise NotImplementedError
 
     @property
     def p_in_registers(self) -> bool:
@@ -70,13 +88,35 @@ class NvidiaDecodeCTA(RowsOverWarps, Generic[S]):
 
     def follow(self, *tiles: KVCacheIterator | None) -> None:
         """Fetch K and V (None: not of this CTA) ahead along these iterators, two for one loop after the other, whose
-        tiles the loads take in turn.
+        tiles the loads take in turn; nothing unless ``ahead``.
         """
-        self.pipeline.follow(*tiles)
+        if self.ahead:
+            self.pipeline.follow(*tiles)
 
     def accumulate(self, p: Fragments, v: Fragments, o: Fragments, active: Array) -> Fragments:
         """O += P V, P through shared memory."""
-        return self.add_values(operand_p_of([self], self, p, active), v, o)
+        (o,) = self.accumulate_parts([self], p, [(self, v, o)], active)
+        return o
+
+    @classmethod
+    def accumulate_parts(
+        cls, ctas: Sequence[NvidiaDecodeCTA[Any]], p: Fragments,
+        values: Sequence[tuple[NvidiaDecodeCTA[Any], Fragments, Fragments]], active: Array,
+    ) -> list[Fragments]:
+        """See :meth:`LaunchedCTA.accumulate_parts`: P goes through the shared memory of the first model with V; the
+        last reads of the tile, then the copies of the next.
+        """
+        through = values[0][0]
+        a = through.operand_p(p, active)
+        for cta in ctas:
+            if cta is not through:
+                cta.p_barriers()
+        for cta in ctas:
+            cta.read_v()
+        for role in "kv":
+            for cta in ctas:
+                cta.pipeline.refill(role)
+        return [cta.add_values(a, v, o) for cta, v, o in values]
 
     def drain(self) -> None:
         """The copies that the last tile has issued ahead."""
@@ -105,21 +145,3 @@ class NvidiaDecodeCTA(RowsOverWarps, Generic[S]):
 
     def _state_read(self, role: str) -> None:
         raise NotImplementedError
-
-
-def operand_p_of(
-    ctas: Sequence[NvidiaDecodeCTA[Any]], through: NvidiaDecodeCTA[Any], p: Fragments, active: Array
-) -> Fragments:
-    """P as the products of ``ctas`` take it, models of the same threads with tiles of their own: it goes through the
-    shared memory of one of them. The tile ends in all: its last reads, then the copies of the next.
-    """
-    a = through.operand_p(p, active)
-    for cta in ctas:
-        if cta is not through:
-            cta.p_barriers()
-    for cta in ctas:
-        cta.read_v()
-    for role in "kv":
-        for cta in ctas:
-            cta.pipeline.refill(role)
-    return a

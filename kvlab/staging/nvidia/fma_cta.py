@@ -19,8 +19,8 @@ from kvlab.memory import Memory, float32
 from kvlab.staging.record.footprint import Footprint
 from kvlab.staging.tile.copy_plan import TileCopyPlan, copy_plan, passes_by_warp
 from kvlab.staging.tile.fragments import FragmentMap, Fragments
-from kvlab.staging.tile.iterator import KVCacheIterator
 from kvlab.staging.tile.rows_over_warps import butterfly, in_turn
+from kvlab.staging.tile.tile_spec import TileSpec
 
 from .decode_cta import NvidiaDecodeCTA
 
@@ -32,8 +32,8 @@ BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 class FmaShape:
     """Sizes of the tile: BM query rows, BN keys, D columns in DRAM, padded to BD in shared memory.
 
-    ``v_in_k``: V has no place of its own, it is read from K's (MLA). ``ahead``: the loop fetches the next tile early.
-    ``v_columns``: (D, BD) of V where they differ from K's. Either may be (0, 0): a CTA for a piece of K's or of V's.
+    ``v_in_k``: V has no place of its own, it is read from K's (MLA). ``v_columns``: (D, BD) of V where they differ from
+    K's. Either may be (0, 0): a CTA for a piece of K's or of V's columns.
     """
 
     BM: int
@@ -43,7 +43,6 @@ class FmaShape:
     arch: str = "sm_90"
     warps: int = 4
     v_in_k: bool = False
-    ahead: bool = True
     v_columns: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
@@ -78,10 +77,13 @@ class FmaCTA(NvidiaDecodeCTA[FmaShape]):
     hazards : what is in flight, and who waited; checks every access.
     """
 
-    def follow(self, *tiles: KVCacheIterator | None) -> None:
-        """Nothing unless ``shape.ahead``."""
-        if self.shape.ahead:
-            super().follow(*tiles)
+    buffer = "cp.async into plain rows"
+    p_path = "shared memory"
+
+    @classmethod
+    def shape_of(cls, tile: TileSpec) -> FmaShape:
+        """The sizes of the model for a tile."""
+        return FmaShape(tile.BM, tile.BN, *tile.k, tile.arch, tile.warps, tile.v_in_k, tile.v)
 
     def load_q(self, dram: Memory, offset: IntArray, valid: BoolArray) -> Fragments:
         """Q rows (elements ``offset[programs, BM]`` of ``dram``) into shared memory and registers, or zeros."""

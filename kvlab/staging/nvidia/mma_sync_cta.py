@@ -27,6 +27,7 @@ from kvlab.staging.tile.copy_plan import TileCopyPlan, copy_plan
 from kvlab.staging.tile.fragments import Fragments
 from kvlab.staging.tile.rows_over_warps import butterfly, in_turn
 from kvlab.staging.tile.shared_tile import SharedTile
+from kvlab.staging.tile.tile_spec import TileSpec
 
 from .decode_cta import NvidiaDecodeCTA
 from .mma_sync_plan import MmaSyncShape
@@ -40,6 +41,18 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
 
     hazards : what is in flight, and who waited; checks every access.
     """
+
+    buffer = "cp.async into swizzled rows; ldmatrix"
+    p_path = "shared memory; registers if the last product is no wider than the rows"
+    of_pairs = True
+
+    @classmethod
+    def shape_of(cls, tile: TileSpec) -> MmaSyncShape:
+        """The sizes of the model for a tile."""
+        return MmaSyncShape(
+            tile.BM, tile.BN, *tile.k, tile.dtype, tile.arch, tile.v_in_k, tile.v, tile.pairs, tile.warps,
+            tile.along_rows, max(tile.ahead, 1),
+        )
 
     @property
     def p_in_registers(self) -> bool:

@@ -29,30 +29,45 @@ barrier of its own; K is copied ahead as ever.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Self
 
 import numpy as np
 
 from kvlab.hardware import MmaAtom
+from kvlab.staging.record.traffic import Traffic
 from kvlab.staging.tile.fragments import Fragments
 from kvlab.staging.tile.rows_over_warps import butterfly, in_turn
 from kvlab.staging.tile.shared_tile import SharedTile
+from kvlab.staging.tile.tile_spec import KVRows, TileSpec
 
 from .wgmma_plan import (
     K_BYTES,
+    WgmmaShape,
     accumulator_map,
     k_addresses,
     q_addresses,
     scores_map,
     v_addresses,
 )
-from .wgmma_tiles import WgmmaTiles, end_tiles
+from .wgmma_tiles import WgmmaTiles
 
 Array = np.ndarray[Any, Any]
 
 
 class WgmmaCTA(WgmmaTiles):
     """The CTAs of one launch, side by side: ``programs`` copies of shared memory and registers."""
+
+    buffer = "cp.async into swizzled panels; matrix descriptors"
+    p_path = "registers"
+
+    @classmethod
+    def of(cls, tile: TileSpec, rows: KVRows, traffic: Traffic, *, beside: bool = False) -> Self:
+        """The model for a tile, or for a part of one ``beside`` another's."""
+        shape = WgmmaShape(
+            tile.BM, tile.BN, *tile.k, tile.dtype, tile.warps, *tile.v, tile.stored, tile.weights, max(tile.ahead, 1)
+        )
+        return cls(shape, len(rows.batch_idx), traffic, beside=beside)
 
     def scores(self, q: SharedTile, k: SharedTile, active: Array, s: Fragments | None = None) -> Fragments:
         """S = Q K^T, float32, ``[BM, BN]``: both operands from shared memory; added to ``s`` if given."""
@@ -73,9 +88,22 @@ class WgmmaCTA(WgmmaTiles):
 
     def accumulate(self, p: Fragments, v: SharedTile, o: Fragments, active: Array) -> Fragments:
         """O += P V, and the end of the tile."""
-        o = self.add_values(p, v, o, active)
-        end_tiles([self])
+        (o,) = self.accumulate_parts([self], p, [(self, v, o)], active)
         return o
+
+    @classmethod
+    def accumulate_parts(
+        cls, ctas: Sequence[WgmmaTiles], p: Fragments, values: Sequence[tuple[WgmmaCTA, Any, Fragments]], active: Array
+    ) -> list[Fragments]:
+        """See :meth:`LaunchedCTA.accumulate_parts`: the next tiles come behind the products of all."""
+        found = [cta.add_values(p, v, o, active) for cta, v, o in values]
+        if any(cta.holds_v for cta in ctas):
+            for cta in ctas:
+                cta.hazards.barrier()
+        for cta in ctas:
+            for role in "kv":
+                cta.pipeline.refill(role)
+        return found
 
     def add_values(self, p: Fragments, v: SharedTile, o: Fragments, active: Array) -> Fragments:
         """O += P V: P rounded to its dtype in registers; V from shared memory, transposed by the unit if of 16 bits."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from kvlab.staging.tile.launched_cta import LaunchedCTA
 from kvlab.staging.tile.rows_over_warps import butterfly, in_turn
 from kvlab.staging.tile.shared_tile import SharedTile
 from kvlab.staging.tile.tile_copies import TileCopies
+from kvlab.staging.tile.tile_spec import LatentRows, TileSpec
 
 from .wgmma_plan import PanelTile, along_columns, along_rows
 
@@ -130,6 +131,15 @@ class WgmmaMLACTA(LaunchedCTA):
     latent, rope : the windows of a cache with one head. batch_idx, end ``[programs]``: sequence, and the exclusive
     bound of its keys.
     """
+
+    buffer = "cp.async into swizzled panels, two stages; V is read from K's"
+    p_path = "registers"
+    of_latents = True
+
+    @classmethod
+    def of_windows(cls, tile: TileSpec, rope: tuple[int, int], rows: LatentRows, traffic: Traffic) -> Self:
+        """The model for a tile of 64 rows of latent columns and those of ``rope``."""
+        return cls(WgmmaMLAShape(tile.BN, tile.k, rope, tile.dtype), *rows, traffic)
 
     def __init__(
         self, shape: WgmmaMLAShape, latent: PagedKVCache, rope: PagedKVCache, batch_idx: Array, end: Array,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,10 @@ from kvlab.staging.record.traffic import Traffic
 from kvlab.staging.tile.copy_plan import TileCopyPlan, copy_plan
 from kvlab.staging.tile.iterator import KVCacheIterator
 from kvlab.staging.tile.launched_cta import LaunchedCTA
-from kvlab.staging.tile.shared_tile import SharedTile
+from kvlab.staging.tile.shared_tile import SharedTile, TileView
 from kvlab.staging.tile.tile_copies import TileCopies
 from kvlab.staging.tile.tile_pipeline import TilePipeline
 
-from .pieces_cta import TileView
 from .wgmma_plan import WgmmaShape
 
 Array = np.ndarray[Any, Any]
@@ -46,6 +44,8 @@ class WgmmaTiles(LaunchedCTA):
     """Shared memory of the CTAs of one launch, and what is in flight there. Until :meth:`follow` is called there is
     nothing to look ahead to: each load is a barrier, a copy, a wait and a barrier.
     """
+
+    follows_beside = True
 
     def __init__(self, shape: WgmmaShape, programs: int, traffic: Traffic, *, beside: bool = False) -> None:
         self.shape = shape
@@ -170,13 +170,3 @@ class WgmmaTiles(LaunchedCTA):
     def _panel(self, role: str) -> int:
         """Which panels hold the tile that was loaded last."""
         return 0 if self.shape.converted[role] else self.pipeline.stage[role]
-
-
-def end_tiles(ctas: Sequence[WgmmaTiles]) -> None:
-    """After the last product of a tile: the next ones, for models of the same threads with operands of their own."""
-    if any(cta.holds_v for cta in ctas):
-        for cta in ctas:
-            cta.hazards.barrier()
-    for cta in ctas:
-        for role in "kv":
-            cta.pipeline.refill(role)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from kvlab.hardware import get_arch
 from kvlab.memory import AddressSpace, Memory
@@ -36,6 +37,17 @@ class LaunchedCTA:
 end of the CTA; missing: cp.async.wait_group in warp 1
     """
 
+    buffer = ""
+    """How K and V come to shared memory."""
+    p_path = ""
+    """The way of P from the first product to the second."""
+    of_pairs = False
+    """Whether e4m3 of decode comes as elements of 16 bits, two columns each, of which it makes two products."""
+    of_latents = False
+    """Whether it takes the latent and the rope columns of MLA decode at once."""
+    follows_beside = False
+    """Whether it fetches ahead beside others of the same threads, too, which have the other columns of K or V."""
+
     def __init__(
         self, nbytes: int, warps: int, arch: str, programs: int | None, traffic: Traffic, *,
         traced: bool = True, beside: bool = False, cells: ByteCells | None = None,
@@ -60,6 +72,13 @@ end of the CTA; missing: cp.async.wait_group in warp 1
             timeline.own = False
         else:
             yield
+
+    @classmethod
+    def accumulate_parts(cls, ctas: Sequence[Any], p: Any, values: Sequence[tuple[Any, Any, Any]], active: Any) -> Any:
+        """O += P V of models of the same threads, ``ctas``, and the end of the tile: the list of O; ``values`` are
+        (model, V, O), each of columns of its own.
+        """
+        return [cta.accumulate(p, v, o, active) for cta, v, o in values]
 
     def drain(self) -> None:
         """What the kernel waits for behind its loops: nothing, unless a machine fetches ahead."""

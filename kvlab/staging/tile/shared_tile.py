@@ -1,7 +1,8 @@
-"""A tile that stands in shared memory."""
+"""A tile that stands in shared memory, and a value that a kernel has in another form."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -40,3 +41,15 @@ class SharedTile:
 
     def _address(self) -> Any:
         return self.place.address(np.arange(self.place.rows)[:, None], np.arange(self.place.vectors))
+
+
+@dataclass(frozen=True, eq=False)
+class TileView:
+    """A value of a CTA, and what the kernel has in its place: ``view`` of its tile."""
+
+    value: Any
+    view: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]
+
+    def tile(self) -> np.ndarray[Any, Any]:
+        """``[programs, rows, columns]`` as the kernel has it."""
+        return self.view(self.value.tile())

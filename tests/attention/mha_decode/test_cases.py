@@ -15,13 +15,13 @@ from decode_cases import Case
 from yardsticks import HUGE, assert_accurate, bits
 
 from kvlab.attention import mha_decode_paged
-from kvlab.staging import DECODE_ARCHS
+from kvlab.attention.machines import ARCHS
 
 FILE = Path(__file__).parents[2] / "data" / "attention_cases_decode.json"
 INPUT = {case["id"]: case["input"] for case in json.loads(FILE.read_text())["cases"]}
 
 kernel = pytest.param({"backend": "triton"}, id="triton", marks=pytest.mark.interpreter)
-emulated = [pytest.param({"arch": arch}, id=arch) for arch in DECODE_ARCHS]
+emulated = [pytest.param({"arch": arch}, id=arch) for arch in ARCHS]
 every_backend = pytest.mark.parametrize("backend", [*emulated, kernel])
 on_nvidia = pytest.mark.parametrize("backend", emulated[:2])
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from yardsticks import assert_accurate, bits
 
 from kvlab.attention import explain, mha_decode_paged
+from kvlab.attention.machines import ARCHS
 from kvlab.attention.mha_decode import emulator
-from kvlab.staging import DECODE_ARCHS
 
 GRID = [
     Case((1,)),
@@ -55,7 +55,7 @@ ODD_DEPTHS = [
 ]
 
 
-@pytest.mark.parametrize("arch", DECODE_ARCHS)
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("case", GRID, ids=str)
 def test_grid(case: Case, arch: str) -> None:
     x = case.build()
@@ -91,7 +91,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
-@given(case=cases(), arch=st.sampled_from(DECODE_ARCHS))
+@given(case=cases(), arch=st.sampled_from(ARCHS))
 @example(case=Case((0, 0), S=4, splits=3), arch="sm_90")
 @example(case=Case((2,), S=4, splits=2), arch="gfx950")
 def test_drawn(case: Case, arch: str) -> None:
@@ -102,7 +102,7 @@ def test_drawn(case: Case, arch: str) -> None:
     assert_accurate(x, out, lse)
 
 
-@pytest.mark.parametrize("arch", DECODE_ARCHS)
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_splits_agree_with_one_split(arch: str, dtype: str) -> None:
     """Rests on a law: the split of the keys changes nothing but rounding, empty splits nothing at all."""
@@ -122,7 +122,7 @@ def test_archs_of_one_vendor_agree_bit_for_bit() -> None:
     assert bits(one) == bits(other)
 
 
-@pytest.mark.parametrize("arch", DECODE_ARCHS)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_large_scores_do_not_overflow(arch: str) -> None:
     """Rests on the float64 reference: scores of thousands, where exp2 without the row maximum would be infinite."""
     x = Case((300,), heads=(4, 2), D=64, dtype="fp32", splits=2).build()

@@ -10,11 +10,11 @@ from decode_cases import Case, spread_out
 from yardsticks import HUGE, assert_accurate, bits, sparse
 
 from kvlab.attention import mha_decode, mha_decode_paged
+from kvlab.attention.machines import ARCHS
 from kvlab.cache import from_dense
 from kvlab.memory import bfloat16
-from kvlab.staging import DECODE_ARCHS
 
-BACKENDS = [{"arch": arch} for arch in DECODE_ARCHS] + [{"backend": "reference"}]
+BACKENDS = [{"arch": arch} for arch in ARCHS] + [{"backend": "reference"}]
 every_backend = pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: next(iter(b.values())))
 CASE = Case((150, 0, 17, 2), heads=(6, 2), D=64, S=2, splits=2)
 
@@ -136,7 +136,7 @@ def test_nothing_to_do(backend: dict[str, str], shape: tuple[int, int]) -> None:
     assert lse.shape == (batch, 4)
 
 
-@pytest.mark.parametrize("arch", DECODE_ARCHS)
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("axis", ["page", "slot", "head"])
 def test_offsets_beyond_32_bits(axis: str, arch: str) -> None:
     """K, V, q and out each span more than 2^31 elements of memory, almost none of it real."""

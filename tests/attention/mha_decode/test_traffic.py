@@ -7,7 +7,8 @@ import pytest
 from decode_cases import Case
 
 from kvlab.attention import explain, mha_decode_paged
-from kvlab.staging import DECODE_ARCHS, Traffic
+from kvlab.attention.machines import ARCHS
+from kvlab.staging import Traffic
 
 CASES = [
     Case((150, 0, 17, 1), heads=(6, 2), D=64),
@@ -25,7 +26,7 @@ def count(case: Case, arch: str, **options: int) -> tuple[Traffic, int]:
     return traffic, int(x.lens.sum()) * case.heads[1] * case.D * x.k.itemsize * row_tiles
 
 
-@pytest.mark.parametrize("arch", DECODE_ARCHS)
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_dram_is_read_once(case: Case, arch: str) -> None:
     """Q goes to shared memory on NVIDIA, once for each split, and to registers on gfx950."""
@@ -40,7 +41,7 @@ def test_dram_is_read_once(case: Case, arch: str) -> None:
         assert from_dram["DRAM->SMEM"] == 2 * cache + splits * query
 
 
-@pytest.mark.parametrize("arch", DECODE_ARCHS)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_the_output_is_written_once(arch: str) -> None:
     case = Case((150, 0, 17, 1), heads=(6, 2), D=64)
     traffic, _ = count(case, arch)
@@ -75,7 +76,7 @@ def test_counters_add_up_over_calls() -> None:
     assert traffic.total("wavefronts") == 2 * once.total("wavefronts")
 
 
-@pytest.mark.parametrize("arch", DECODE_ARCHS)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_traffic_of_a_call_does_not_depend_on_garbage(arch: str) -> None:
     x = CASES[0].build()
     counts = []

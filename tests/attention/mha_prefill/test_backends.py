@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from prefill_cases import ENDS, FEATURES, ODD_DEPTHS, Case
 from yardsticks import assert_accurate, bits
 
-from kvlab.attention.mha_prefill.machine import PREFILL_ARCHS
+from kvlab.attention.machines import ARCHS
 
 GRID = [
     Case(((150, 200), (150, 200)), heads=(4, 2)),
@@ -36,8 +36,8 @@ GRID = [
     Case((), form="ragged"),
 ]
 every = pytest.mark.parametrize("case", GRID, ids=str)
-RUNS = [(case, arch) for case in [*GRID, *FEATURES, *ENDS] for arch in PREFILL_ARCHS if case.fits(arch)]
-PIECES = [(case, arch) for case in ODD_DEPTHS for arch in PREFILL_ARCHS if case.fits(arch)]
+RUNS = [(case, arch) for case in [*GRID, *FEATURES, *ENDS] for arch in ARCHS if case.fits(arch)]
+PIECES = [(case, arch) for case in ODD_DEPTHS for arch in ARCHS if case.fits(arch)]
 PIECES += [(Case(((40, 70),), D=40, heads=(2, 2), strided=True), arch) for arch in ("sm_80", "gfx950")]
 """NaN stands between the rows."""
 PIECES += [(Case(((70, 90),), D=D, DV=DV, heads=(2, 1)), "sm_80") for D, DV in ((192, 192), (64, 256), (256, 80))]
@@ -81,7 +81,7 @@ def test_reference_agrees_with_torch() -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 140), st.integers(0, 140)), min_size=1, max_size=3),
     st.sampled_from(["ragged", "paged"]), st.sampled_from([(2, 1), (3, 3), (5, 1)]), st.sampled_from([3, 16, 64]),
-    st.sampled_from([None, 1, 50]), st.booleans(), st.sampled_from(PREFILL_ARCHS), st.integers(0, 9),
+    st.sampled_from([None, 1, 50]), st.booleans(), st.sampled_from(ARCHS), st.integers(0, 9),
 )
 def test_drawn_cases(
     lens: list[tuple[int, int]], form: str, heads: tuple[int, int], page: int, window: int | None, sinks: bool,

@@ -15,12 +15,12 @@ from yardsticks import assert_accurate, bits
 
 from kvlab.attention import merge_states, mha_prefill
 from kvlab.attention.features.exact import attention
+from kvlab.attention.machines import ARCHS
 from kvlab.attention.masks import MaskPlan
-from kvlab.attention.mha_prefill.machine import PREFILL_ARCHS
 from kvlab.memory import bfloat16, float8_e4m3fn
 
 kernel = pytest.param({"device": "cpu"}, id="triton", marks=pytest.mark.interpreter)
-emulators = [pytest.param({"arch": a}, id=a) for a in PREFILL_ARCHS]
+emulators = [pytest.param({"arch": a}, id=a) for a in ARCHS]
 every_backend = pytest.mark.parametrize("backend", [*emulators, kernel])
 with_e4m3 = pytest.mark.parametrize("backend", [*emulators[1:], kernel])
 
@@ -40,7 +40,7 @@ def test_causal_mask_alignment(queries: int, keys: int, backend: dict[str, Any])
         np.testing.assert_allclose(lse[0, :, 0], np.log(seen), rtol=1e-6)
 
 
-@pytest.mark.parametrize("arch", PREFILL_ARCHS)
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("queries, keys", [(5, 2), (799, 3), (239, 1), (1024, 1023)])
 def test_causal_more_queries_than_keys(queries: int, keys: int, arch: str) -> None:
     """causal-more-queries-than-keys: the top rows are zero."""
@@ -99,7 +99,7 @@ def test_padded_head_lanes_are_not_stored(D: int) -> None:
     assert (buffer == 7).all()
 
 
-@pytest.mark.parametrize("arch", PREFILL_ARCHS)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_pages_whose_offsets_need_64_bits(arch: str) -> None:
     """page-offset-int32-first-page, with strides: a cache whose second page starts past 2^31 elements."""
     x = Case(((3, 40),), heads=(1, 1), form="paged", page=32, dtype="bf16").build()

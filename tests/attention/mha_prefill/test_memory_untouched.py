@@ -9,13 +9,13 @@ import pytest
 from prefill_cases import Case
 from yardsticks import HUGE, assert_accurate, bits
 
+from kvlab.attention.machines import ARCHS
 from kvlab.attention.masks import CausalPaddingMask, ChunkedCausalMask, ChunkedMask, SlidingWindowCausalMask
 from kvlab.attention.mha_prefill import mha_prefill
-from kvlab.attention.mha_prefill.machine import PREFILL_ARCHS
 from kvlab.memory import bfloat16
 from kvlab.staging import Traffic
 
-BACKENDS = [{"arch": arch} for arch in PREFILL_ARCHS] + [{"backend": "reference"}]
+BACKENDS = [{"arch": arch} for arch in ARCHS] + [{"backend": "reference"}]
 every_backend = pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: next(iter(b.values())))
 CASE = Case(((130, 150), (0, 9), (5, 3), (20, 200)), form="paged", heads=(3, 1))
 
@@ -91,7 +91,7 @@ def test_the_kernel_writes_nothing_beside_out_and_repeats() -> None:
     assert bool((buffer == 7).all())
 
 
-every_arch = pytest.mark.parametrize("arch", PREFILL_ARCHS)
+every_arch = pytest.mark.parametrize("arch", ARCHS)
 
 
 @every_arch

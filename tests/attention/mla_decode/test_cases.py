@@ -14,13 +14,13 @@ from mla_cases import Case
 from yardsticks import assert_accurate, bits
 
 from kvlab.attention import mla_decode_paged
-from kvlab.staging import MLA_ARCHS
+from kvlab.attention.machines import ARCHS
 
 FILE = Path(__file__).parents[2] / "data" / "attention_cases_mla.json"
 INPUT = {case["id"]: case["input"] for case in json.loads(FILE.read_text())["cases"]}
 
 kernel = pytest.param({"backend": "triton"}, id="triton", marks=pytest.mark.interpreter)
-every_backend = pytest.mark.parametrize("backend", [*(pytest.param({"arch": a}, id=a) for a in MLA_ARCHS), kernel])
+every_backend = pytest.mark.parametrize("backend", [*(pytest.param({"arch": a}, id=a) for a in ARCHS), kernel])
 
 
 @every_backend

@@ -12,9 +12,10 @@ from mla_cases import Case, EvenKeys
 from yardsticks import assert_accurate, bits
 
 from kvlab.attention import explain, mla_decode, mla_decode_paged
+from kvlab.attention.machines import ARCHS
 from kvlab.attention.masks import CausalPaddingMask, ChunkedMask
 from kvlab.cache import from_dense
-from kvlab.staging import MLA_ARCHS, Traffic
+from kvlab.staging import Traffic
 
 GRID = [
     Case((150, 0, 17, 1), H=6, columns=(512, 64)),
@@ -44,7 +45,7 @@ OF_FP8 = [
     Case((70,), H=3, row="fp8", columns=(96, 16), storage="head"),
 ]
 GRID += FEATURES
-ALL = [(case, arch) for case in GRID for arch in MLA_ARCHS] + [(c, a) for c in ON_NVIDIA for a in MLA_ARCHS[:2]]
+ALL = [(case, arch) for case in GRID for arch in ARCHS] + [(c, a) for c in ON_NVIDIA for a in ARCHS[:2]]
 ALL += [(case, "sm_90") for case in OF_FP8]
 SIXTY_FOUR_ROWS = [
     Case((150, 0, 64), H=64, columns=(512, 64), page=64, sinks=True),
@@ -82,7 +83,7 @@ def test_bytes_of_a_tile_of_64_rows() -> None:
     assert "SMEM->registers" not in traffic.moved
 
 
-@pytest.mark.parametrize("arch", MLA_ARCHS)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_nothing_is_written_beside_out_and_repeats_agree(arch: str) -> None:
     """Canaries around ``out``, a view; inputs stay; the same bits again, with other garbage in unused slots and other
     pages (a law: what is not read, and where a page lies, do not matter)."""
@@ -106,7 +107,7 @@ def test_nothing_is_written_beside_out_and_repeats_agree(arch: str) -> None:
     assert (buffer == 7).all()
 
 
-@pytest.mark.parametrize("arch", MLA_ARCHS)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_dram_is_read_once(arch: str) -> None:
     """Rests on conservation: every byte of a row leaves DRAM once for each tile of query rows, V with it: 20 are two
     of MAX's tiles, one of ours."""
@@ -121,7 +122,7 @@ def test_dram_is_read_once(arch: str) -> None:
     assert moved["registers->DRAM"] == 3 * 20 * (512 * 2 + 4)
 
 
-@pytest.mark.parametrize("arch", MLA_ARCHS[:2])
+@pytest.mark.parametrize("arch", ARCHS[:2])
 def test_ldmatrix_has_no_conflict_with_the_swizzle(arch: str) -> None:
     x, traffic = Case((70,), H=16, columns=(512, 64)).build(), Traffic()
     mla_decode_paged(*x.arrays, arch=arch, traffic=traffic, **x.options)
@@ -131,7 +132,7 @@ def test_ldmatrix_has_no_conflict_with_the_swizzle(arch: str) -> None:
     assert traffic.total("unswizzled") > traffic.total("wavefronts")
 
 
-@pytest.mark.parametrize("arch", MLA_ARCHS)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_keys_outside_the_window_are_not_read(arch: str) -> None:
     """Known failure window-skips-poisoned-pages; the splits share what is left."""
     x = Case((600,), H=2, S=2, window=128, splits=2).build()

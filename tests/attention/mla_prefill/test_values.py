@@ -13,12 +13,12 @@ from mla_prefill_cases import Case
 from yardsticks import assert_accurate, bits, far_stride, sparse
 
 from kvlab.attention import merge_states, mla_decode_paged, mla_prefill, mla_prefill_paged
+from kvlab.attention.machines import ARCHS
 from kvlab.attention.masks import CausalPaddingMask, ChunkedMask, Mask, MaterializedMask
-from kvlab.attention.mha_prefill.machine import PREFILL_ARCHS
 from kvlab.cache import PagedKVCacheCollection
 
 Array = np.ndarray[Any, Any]
-every_arch = pytest.mark.parametrize("arch", PREFILL_ARCHS)
+every_arch = pytest.mark.parametrize("arch", ARCHS)
 
 CASES = [
     Case(((150, 200), (0, 9), (5, 3), (4, 0))),
@@ -61,7 +61,7 @@ class EverySecond(Mask):
         return (k_pos <= q_pos) & ((k_pos + batch) % 2 == 0)
 
 
-RUNS = [(case, arch) for case in [*CASES, MASKED] for arch in PREFILL_ARCHS if case.fits(arch)]
+RUNS = [(case, arch) for case in [*CASES, MASKED] for arch in ARCHS if case.fits(arch)]
 
 
 @pytest.mark.parametrize("case, arch", RUNS, ids=[f"{case}-{arch}" for case, arch in RUNS])
@@ -127,7 +127,7 @@ def test_absorbed_decode_of_the_same_weights_agrees() -> None:
     k, v = (np.einsum("nl,lhd->nhd", latents, w).astype(np.float32) for w in (w_k, w_v))
     x = x.with_(k=k, v=v)
     exact, exact_lse = absorbed(x, w_k, w_v, latents)
-    for backend in ({"backend": "reference"}, *({"arch": arch} for arch in PREFILL_ARCHS)):
+    for backend in ({"backend": "reference"}, *({"arch": arch} for arch in ARCHS)):
         out, lse = x.call(return_lse=True, **backend)
         np.testing.assert_allclose(out, exact, rtol=0, atol=1e-5)
         np.testing.assert_allclose(lse, exact_lse, rtol=1e-5, atol=1e-5)

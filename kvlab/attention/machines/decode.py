@@ -1,0 +1,263 @@
+"""The CTA models of a decode tile: one or two of K's and of V's columns, powers of two.
+
+Each piece is a CTA model of its own with its own shared memory; they are the same threads, and P goes through the
+first. S is the sum over K's pieces, O has V's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvlab.cache import PagedKVCache
+from kvlab.memory import Memory, float16
+from kvlab.staging import Fragments, KVCacheIterator, Traffic
+from kvlab.staging.tile.pairs import halves
+from kvlab.staging.tile.shared_tile import TileView
+from kvlab.staging.tile.tile_spec import KVRows, TileSpec
+
+from .parts import Parts
+from .table import choose
+
+Array = np.ndarray[Any, Any]
+IntArray = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, eq=False)
+class Accumulator:
+    """O in parts, which hold these columns of it (-1: padding); in place of each part the kernel has ``step`` tiles:
+    every ``step``-th column, from the first, the second and so on.
+    """
+
+    parts: tuple[Fragments, ...]
+    columns: tuple[IntArray, ...]
+    step: int = 1
+
+    def members(self) -> tuple[Array, ...]:
+        """The tiles ``[programs, BM, columns]`` that the kernel has."""
+        return tuple(part.tile()[..., first :: self.step] for part in self.parts for first in range(self.step))
+
+    def rescale(self, factor: Array) -> Accumulator:
+        """Rows multiplied by ``factor`` ``[programs, BM]``."""
+        return self.with_parts(part.with_values(part.values * part.by_row(factor)) for part in self.parts)
+
+    def normalise(self, factor: Array, sees: Array) -> Accumulator:
+        """Rows multiplied by ``factor`` ``[programs, BM]``, 0 where not ``sees``."""
+        return self.with_parts(
+            part.with_values(np.where(part.by_row(sees), part.values * part.by_row(factor), np.float32(0)))
+            for part in self.parts
+        )
+
+    def with_parts(self, parts: Any) -> Accumulator:
+        """Other parts in the same columns."""
+        return Accumulator(tuple(parts), self.columns, self.step)
+
+    def rows(self) -> Array:
+        """All columns ``[programs, BM, D]``."""
+        tiles = [part.tile()[..., at >= 0] for part, at in zip(self.parts, self.columns, strict=True)]
+        order = np.argsort(np.concatenate([at[at >= 0] for at in self.columns]))
+        return np.concatenate(tiles, axis=2)[..., order]
+
+
+@dataclass(frozen=True)
+class PieceColumns:
+    """A piece of a row: its first element, elements in DRAM and in shared memory, and columns an element."""
+
+    first: int
+    inside: int
+    width: int
+    each: int
+
+    def positions(self, half: int) -> IntArray:
+        """The column of each element's ``half``, -1 in the padding."""
+        element = np.arange(self.width)
+        return np.where(element < self.inside, (self.first + element) * self.each + half, -1)
+
+
+def piece_columns(widths: tuple[int, int], columns: int, each: int) -> list[PieceColumns]:
+    """The pieces of rows of ``columns``, in elements of ``each`` columns.
+
+    >>> [(p.first, p.inside, p.width) for p in piece_columns((64, 32), 88, 1)]
+    [(0, 64, 64), (64, 24, 32)]
+    """
+    firsts = 0, widths[0]
+    return [
+        PieceColumns(first, min(columns // each - first, width), width, each)
+        for first, width in zip(firsts, widths, strict=True)
+        if width
+    ]
+
+
+class DecodeCTA(Parts):
+    """The CTAs of one launch, side by side. It walks over its tiles of K and V itself, from the key where the programs'
+    ranges start. Q, K and V are tuples of pieces, as in the kernel.
+
+    ctas : of each piece. k, v : the pieces of K's and V's columns. tiles : (K, V) iterators of each CTA, None where it
+    has none.
+    """
+
+    def __init__(
+        self, ctas: list[Any], k: list[PieceColumns], v: list[PieceColumns],
+        tiles: list[tuple[KVCacheIterator | None, KVCacheIterator | None]],
+    ) -> None:
+        super().__init__(ctas, ctas[: len(v)])
+        self.k, self.v, self.tiles = k, v, tiles
+        self.each = k[0].each
+        for cta, pair in zip(ctas, tiles, strict=True):
+            cta.follow(*pair)
+
+    @property
+    def q_columns(self) -> IntArray | None:
+        """The order in which it takes the columns of Q, None for their own: with pairs the even, then the odd ones of
+        each piece.
+        """
+        if self.each == 1:
+            return None
+        parts = [piece.positions(half) for piece in self.k for half in range(self.each)]
+        return np.concatenate([part[part >= 0] for part in parts])
+
+    def load_q(self, dram: Memory, offset: IntArray, valid: Array) -> tuple[Any, ...]:
+        """Q rows, elements ``offset[programs, BM]`` of ``dram`` with their columns in the order of ``q_columns``; rows
+        that are not valid are 0.
+        """
+        loaded, first = [], 0
+        for cta, piece in zip(self.ctas, self.k, strict=False):
+            for half in range(self.each):
+                loaded.append(cta.load_q(dram, offset + first, valid, **_role(half)))
+                first += piece.inside
+        return tuple(loaded)
+
+    def load_k(self, active: Array) -> tuple[Any, ...]:
+        """The next K tile into shared memory, then to the operands of S = Q K^T."""
+        both = zip(self.ctas, self.tiles, strict=True)
+        return tuple(cta.load_k(tiles.next_tile(), active) for cta, (tiles, _) in both if tiles is not None)
+
+    def load_v(self, active: Array) -> tuple[Any, ...]:
+        """The next V tile into shared memory, then to the operands of O += P V."""
+        both = zip(self.ctas, self.tiles, strict=True)
+        return tuple(cta.load_v(tiles.next_tile(), active) for cta, (_, tiles) in both if tiles is not None)
+
+    def scores(self, q: tuple[Any, ...], k: tuple[Any, ...], active: Array) -> Fragments:
+        """S = Q K^T, float32, ``[BM, BN]``: piece after piece, even before odd columns."""
+        s: Fragments | None = None
+        for i, (cta, operand) in enumerate(zip(self.ctas, k, strict=False)):
+            for half, factor in enumerate(self._factors(operand)):
+                s = cta.scores(q[i * self.each + half], factor, active, s, **_role(half))
+        assert s is not None
+        return s
+
+    def zeros(self) -> Accumulator:
+        """The output accumulator."""
+        parts, columns = [], []
+        for cta, piece in zip(self.of_v, self.v, strict=True):
+            for half in range(self.each):
+                parts.append(cta.zeros())
+                columns.append(piece.positions(half))
+        return Accumulator(tuple(parts), tuple(columns))
+
+    def accumulate(self, p: Fragments, v: tuple[Any, ...], o: Accumulator, active: Array) -> Accumulator:
+        """O += P V."""
+        factors = [(cta, b) for cta, operand in zip(self.of_v, v, strict=True) for b in self._factors(operand)]
+        values = [(*both, part) for both, part in zip(factors, o.parts, strict=True)]
+        return o.with_parts(self.add_values(p, values, active))
+
+    def _factors(self, operand: Any) -> tuple[Any, ...]:
+        """What the products take of an operand's registers: two of pairs."""
+        if self.each == 1:
+            return (operand,)
+        return tuple(operand.with_values(half) for half in halves(operand.values))
+
+
+class WholeRowsCTA(DecodeCTA):
+    """A model that takes rows of e4m3 as they are, where the kernel has the even columns of Q and O apart, and those of
+    K and V in pairs.
+    """
+
+    def load_q(self, dram: Memory, offset: IntArray, valid: Array) -> tuple[TileView, ...]:
+        """See :meth:`DecodeCTA.load_q`: once, and its even and its odd columns."""
+        (q,) = super().load_q(dram, offset, valid)
+        return TileView(q, _even), TileView(q, _odd)
+
+    def load_k(self, active: Array) -> tuple[TileView]:
+        """See :meth:`DecodeCTA.load_k`."""
+        (k,) = super().load_k(active)
+        return (TileView(k, _pairs),)
+
+    def load_v(self, active: Array) -> tuple[TileView]:
+        """See :meth:`DecodeCTA.load_v`."""
+        (v,) = super().load_v(active)
+        return (TileView(v, _pairs),)
+
+    def scores(self, q: tuple[TileView, ...], k: tuple[TileView, ...], active: Array) -> Fragments:
+        """See :meth:`DecodeCTA.scores`."""
+        return super().scores((q[0].value,), (k[0].value,), active)
+
+    def zeros(self) -> Accumulator:
+        """See :meth:`DecodeCTA.zeros`."""
+        o = super().zeros()
+        return Accumulator(o.parts, o.columns, 2)
+
+    def accumulate(self, p: Fragments, v: tuple[TileView, ...], o: Accumulator, active: Array) -> Accumulator:
+        """See :meth:`DecodeCTA.accumulate`."""
+        return super().accumulate(p, (v[0].value,), o, active)
+
+
+def _role(half: int) -> dict[str, str]:
+    return {"role": "q_odd"} if half else {}
+
+
+def _even(tile: Array) -> Array:
+    return tile[..., ::2]
+
+
+def _odd(tile: Array) -> Array:
+    return tile[..., 1::2]
+
+
+def _pairs(tile: Array) -> Array:
+    return np.ascontiguousarray(tile).view(np.int16)
+
+
+def decode_cta(
+    arch: str, BM: int, BN: int, columns: tuple[int, int], v_columns: tuple[int, int], k_cache: PagedKVCache,
+    v_cache: PagedKVCache, batch_idx: Array, head_idx: Array, keys: tuple[Array, Array], traffic: Traffic, *,
+    num_warps: int = 4, num_stages: int = 2,
+) -> DecodeCTA:
+    """The CTA models of ``arch`` for tiles of BM query rows and BN keys.
+
+    ``columns`` and ``v_columns``: the pieces of K's and V's columns, in elements (pairs of fp8). ``batch_idx`` and
+    ``head_idx`` ``[programs]`` are each program's sequence and KV head, ``keys`` the first and the end of its keys.
+    gfx950: MAX's decode through KVBuffer; float32, which that buffer does not take, strip by strip. sm_80, sm_90: what
+    our Triton kernel compiles to; float32 without tensor cores. There ``num_warps`` may be other than 4; the warps
+    stand along the rows where these are as many as the last piece of V is wide; K and V come ahead unless
+    ``num_stages`` is 1.
+    """
+    stored, model = k_cache.dtype, choose(arch, k_cache.dtype, "mha_decode", rows=BM).cta
+    pairs = stored.itemsize == 1
+    each, whole = (2 if pairs and model.of_pairs else 1), pairs and not model.of_pairs
+    depths = k_cache.kv_params.head_size, v_cache.kv_params.head_size
+    k, v = (
+        piece_columns((w[0] << whole, w[1] << whole), depth, each)
+        for w, depth in zip((columns, v_columns), depths, strict=True)
+    )
+    rows, product = KVRows(k_cache, v_cache, batch_idx, head_idx), np.dtype(float16) if pairs else stored
+
+    def walk(cache: PagedKVCache, piece: PieceColumns) -> KVCacheIterator:
+        first, depth = piece.first * each, piece.inside * each
+        tiles = KVCacheIterator(cache, BN, batch_idx, head_idx, keys[1], depth=depth, head_dim_offset=first)
+        tiles.tile_start_row = keys[0]
+        return tiles
+
+    ctas: list[Any] = []
+    tiles: list[tuple[KVCacheIterator | None, KVCacheIterator | None]] = []
+    for i in range(max(len(k), len(v))):
+        of_k, of_v = ((p[i].inside, p[i].width) if i < len(p) else (0, 0) for p in (k, v))
+        tile = TileSpec(
+            arch=arch, BM=BM, BN=BN, k=of_k, v=of_v, dtype=product, stored=stored, weights=product, warps=num_warps,
+            ahead=min(num_stages - 1, 1), pairs=each == 2, along_rows=v[-1].width <= BM,
+        )
+        ctas.append(model.of(tile, rows, traffic, beside=i > 0))
+        tiles.append((walk(k_cache, k[i]) if i < len(k) else None, walk(v_cache, v[i]) if i < len(v) else None))
+    return (WholeRowsCTA if whole else DecodeCTA)(ctas, k, v, tiles)

@@ -1,0 +1,121 @@
+"""The CTA models of an MLA decode tile: latent and rope columns of K, V in the memory of the latent part."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from kvlab.cache import PagedKVCache
+from kvlab.memory import Memory
+from kvlab.staging import Fragments, KVCacheIterator, Traffic
+from kvlab.staging.tile.tile_spec import KVRows, LatentRows, TileSpec
+
+from .parts import Parts
+from .table import choose
+
+Array = np.ndarray[Any, Any]
+
+
+class MLACTA(Protocol):
+    """What the MLA decode emulator asks of CTA models, for all programs of a launch at once.
+
+    Pairs are (latent, rope). ``start`` ``[programs]`` is the first key of the tile; ``active`` ``[programs]`` tells
+    which programs still have keys; only their traffic counts.
+    """
+
+    def load_q(self, dram: Memory, offset: Array, valid: Array) -> tuple[Any, Any]: ...
+    def load_k(self, start: Array, active: Array) -> tuple[Any, Any]: ...
+    def scores(
+        self, q: tuple[Any, Any], k: tuple[Any, Any], active: Array, by_key: Array | None = None
+    ) -> Fragments: ...
+    def row_max(self, s: Fragments) -> Array: ...
+    def row_sum(self, p: Fragments) -> Array: ...
+    def load_v(self, active: Array) -> Any: ...
+    def zeros(self) -> Fragments: ...
+    def accumulate(self, p: Fragments, v: Any, o: Fragments, active: Array) -> Fragments: ...
+
+
+class LatentAndRopeCTA(Parts):
+    """The latent and the rope tile stand apart in shared memory, both products are one accumulator's, and V is the
+    latent tile. Tiles that no conversion passes come ahead, as many as there are stages.
+    """
+
+    def __init__(self, latent: Any, rope: Any, rows: LatentRows, BN: int, dtype: np.dtype[Any]) -> None:
+        super().__init__((latent, rope), (latent,))
+        self.latent, self.rope, self.dtype, self.tiles = latent, rope, dtype, [
+            KVCacheIterator(cache, BN, rows.batch_idx, 0, rows.end) for cache in (rows.latent, rows.rope)
+        ]
+        self._columns = rows.latent.kv_params.head_size
+        self._followed = False
+
+    def load_q(self, dram: Memory, offset: Array, valid: Array) -> tuple[Any, Any]:
+        """Q rows, elements ``offset[programs, BM]`` of ``dram``; invalid rows are 0."""
+        return self.latent.load_q(dram, offset, valid), self.rope.load_q(dram, offset + self._columns, valid)
+
+    def load_k(self, start: Array, active: Array) -> tuple[Any, Any]:
+        """The tile of these pages into shared memory, then to the operands of S = Q K^T."""
+        for cta, tiles in zip(self.ctas, self.tiles, strict=True):
+            tiles.tile_start_row = start
+            if not self._followed:
+                cta.follow(tiles, None)
+        self._followed = True
+        latent, rope = (cta.load_k(tiles.next_tile(), active) for cta, tiles in zip(self.ctas, self.tiles, strict=True))
+        return tuple(part.with_values(part.values.astype(self.dtype, copy=False)) for part in (latent, rope))
+
+    def scores(self, q: tuple[Any, Any], k: tuple[Any, Any], active: Array, by_key: Array | None = None) -> Fragments:
+        """S = Q K^T, float32, ``[BM, BN]``: first the latent columns, times ``by_key`` ``[programs, BN]`` if given,
+        then the rope columns.
+        """
+        s: Fragments = self.latent.scores(q[0], k[0], active)
+        if by_key is not None:
+            s = s.with_values(s.values * np.take(by_key, s.map.col, axis=1))
+        s = self.rope.scores(q[1], k[1], active, s)
+        return s
+
+    def load_v(self, active: Array) -> Any:
+        """V from the memory of the latent tile."""
+        return self.latent.load_v(None, active)
+
+    def zeros(self) -> Fragments:
+        """The output accumulator ``[BM, BV]``."""
+        o: Fragments = self.latent.zeros()
+        return o
+
+    def accumulate(self, p: Fragments, v: Any, o: Fragments, active: Array) -> Fragments:
+        """O += P V."""
+        (o,) = self.add_values(p, [(self.latent, v, o)], active)
+        return o
+
+
+def mla_cta(
+    arch: str, BM: int, BN: int, padded: tuple[int, int], latent: PagedKVCache, rope: PagedKVCache, batch_idx: Array,
+    end: Array, traffic: Traffic, *, dtype: Any = None, num_warps: int = 4, num_stages: int = 1,
+) -> MLACTA:
+    """The CTA models of ``arch`` for tiles of BM query rows and BN keys; ``latent`` and ``rope`` are the windows of a
+    cache with one head, whose columns are ``padded`` in shared memory.
+
+    ``batch_idx`` and ``end`` ``[programs]`` are each program's sequence and the exclusive bound of its keys. ``dtype``
+    is that of Q and of the products, the cache's if None; e4m3 latents are converted on their way. gfx950: MAX's decode
+    with V in K's memory. sm_80, sm_90: what our Triton kernel compiles to with ``num_warps`` and ``num_stages``, of
+    which the numbers of the pages take every second; float32 without tensor cores.
+    """
+    dtype, stored = np.dtype(latent.dtype if dtype is None else dtype), (latent.dtype, rope.dtype)
+    rows = LatentRows(latent, rope, batch_idx, end)
+    columns = list(zip((latent.kv_params.head_size, rope.kv_params.head_size), padded, strict=True))
+    model = choose(arch, latent.dtype, "mla_decode", rows=BM).cta
+
+    def part(i: int, v: tuple[int, int]) -> TileSpec:
+        ahead = max((num_stages - 1) // 2, 1) if num_stages > 1 else 0
+        return TileSpec(
+            arch=arch, BM=BM, BN=BN, k=columns[i], v=v, dtype=dtype, stored=stored[i], weights=dtype, warps=num_warps,
+            ahead=ahead, v_in_k=i == 0,
+        )
+
+    if model.of_latents:
+        whole: MLACTA = model.of_windows(part(0, columns[0]), columns[1], rows, traffic)
+        return whole
+    head = np.zeros_like(batch_idx)
+    first = model.of(part(0, columns[0]), KVRows(latent, latent, batch_idx, head), traffic)
+    other = model.of(part(1, (0, 0)), KVRows(rope, rope, batch_idx, head), traffic, beside=True)
+    return LatentAndRopeCTA(first, other, rows, BN, dtype)

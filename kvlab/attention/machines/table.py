@@ -1,0 +1,156 @@
+"""Which CTA model emulates an operation on an architecture, and what it takes: one table, one question, one check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from kvlab.attention.call.checks import check_lane_copies, require
+from kvlab.common.arrays import dtype_of
+from kvlab.hardware import get_arch, get_atom
+from kvlab.staging.gfx950.kv_buffer_cta import KVBufferCTA
+from kvlab.staging.gfx950.kv_buffer_decode_cta import KVBufferDecodeCTA
+from kvlab.staging.gfx950.mfma_cta import MfmaCTA
+from kvlab.staging.gfx950.mfma_mla_cta import MfmaMLACTA
+from kvlab.staging.nvidia.fma_cta import FmaCTA
+from kvlab.staging.nvidia.mma_sync_cta import MmaSyncCTA
+from kvlab.staging.nvidia.wgmma_cta import WgmmaCTA
+from kvlab.staging.nvidia.wgmma_mla_cta import WgmmaMLACTA
+
+ARCHS = ("sm_80", "sm_90", "gfx950")
+"""Those that are emulated."""
+
+KINDS = {1: "e4m3", 2: "16 bits", 4: "float32"}
+"""What rows call a dtype of K and V, by its bytes."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns that a row takes: ``fits`` tells of their numbers, ``words`` says it behind "must be"; ``asked``
+    holds places for the numbers and for ``name`` and ``dtype`` of the operand.
+    """
+
+    asked: str
+    fits: Callable[..., bool]
+    words: str
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A row: operations on architectures, with K and V of some dtypes and at least ``rows`` query rows in a tile, and
+    the CTA model that emulates them.
+    """
+
+    operations: tuple[str, ...]
+    archs: tuple[str, ...]
+    kinds: tuple[str, ...]
+    cta: type[Any]
+    rows: int = 0
+    columns: Columns | None = None
+
+    @property
+    def buffer(self) -> str:
+        """How K and V come to shared memory, and from there to where they are multiplied."""
+        return str(self.cta.buffer)
+
+    @property
+    def p_path(self) -> str:
+        """The way of P from the first product to the second."""
+        return str(self.cta.p_path)
+
+
+def _both(*depths: int) -> Columns:
+    words = f"both {', '.join(map(str, depths[:-1]))} or {depths[-1]}, as MAX's decode"
+    return Columns("head dimensions {} and {} on", lambda k, v: k == v and k in depths, words)
+
+
+_LATENTS = Columns(
+    "{} + {} columns of {dtype} on", lambda latent, rope: latent in (128, 256, 512) and rope in (32, 64),
+    "128, 256 or 512 + 32 or 64 of 16 bits; a tile of 128 keys in float32 does not fit into LDS; sm_80 and sm_90 take "
+    "the others",
+)
+_STRIPS = Columns(
+    "{} columns of {name} in {dtype} on", lambda columns: columns > 32, "more than 32: strips of KVBuffer have 64"
+)
+_PREFILLS = ("mha_prefill", "mla_prefill")
+_DECODES = ("mha_decode", "mla_decode")
+
+MACHINES = (
+    Machine(_PREFILLS, ("sm_90",), ("16 bits", "e4m3"), WgmmaCTA, rows=64),
+    Machine(("mla_decode",), ("sm_90",), ("16 bits",), WgmmaMLACTA, rows=64),
+    Machine((*_DECODES, *_PREFILLS), ("sm_80", "sm_90"), ("16 bits",), MmaSyncCTA),
+    Machine((*_DECODES, *_PREFILLS), ("sm_90",), ("e4m3",), MmaSyncCTA),
+    Machine((*_DECODES, *_PREFILLS), ("sm_80", "sm_90"), ("float32",), FmaCTA),
+    Machine(("mha_decode",), ("gfx950",), ("16 bits",), KVBufferDecodeCTA, columns=_both(64, 128, 256, 512)),
+    Machine(("mha_decode",), ("gfx950",), ("e4m3",), KVBufferDecodeCTA, columns=_both(128, 256, 512)),
+    Machine(("mha_decode",), ("gfx950",), ("float32",), MfmaCTA, columns=_both(64, 128, 256, 512)),
+    Machine(("mha_decode_streaming",), ("gfx950",), ("16 bits", "e4m3", "float32"), MfmaCTA),
+    Machine(("mla_decode",), ("gfx950",), ("16 bits",), MfmaMLACTA, columns=_LATENTS),
+    Machine(_PREFILLS, ("gfx950",), ("16 bits",), KVBufferCTA),
+    Machine(_PREFILLS, ("gfx950",), ("e4m3",), KVBufferCTA, columns=_STRIPS),
+    Machine(_PREFILLS, ("gfx950",), ("float32",), MfmaCTA),
+)
+"""Of two rows that take a tile, the first is its."""
+
+
+def choose(arch: str, dtype: Any, operation: str, *, rows: int = 0) -> Machine:
+    """The row of an operation on ``arch`` with K and V of ``dtype``, for tiles of ``rows`` query rows. ValueError where
+    there is none.
+
+    >>> from kvlab.memory import bfloat16, float8_e4m3fn
+    >>> choose("sm_90", bfloat16, "mha_prefill", rows=128).cta.__name__
+    'WgmmaCTA'
+    >>> row = choose("gfx950", bfloat16, "mha_prefill")
+    >>> row.cta.__name__, row.buffer, row.p_path
+    ('KVBufferCTA', 'KVBuffer, two stages or one', 'registers')
+    >>> choose("sm_70", bfloat16, "mha_decode")
+    Traceback (most recent call last):
+        ...
+    ValueError: arch 'sm_70': must be one of sm_80, sm_90, gfx950
+    >>> choose("sm_80", float8_e4m3fn, "mha_decode")
+    Traceback (most recent call last):
+        ...
+    ValueError: K and V in float8_e4m3fn on sm_80: must be on sm_90 or gfx950: sm_80 has no e4m3
+    """
+    found = [row for row in _of(operation, arch) if KINDS[dtype.itemsize] in row.kinds and rows >= row.rows]
+    if not found:
+        _refuse_dtype(operation, arch, "K and V", dtype)
+    return found[0]
+
+
+def check_emulated(
+    operation: str, arch: str, q: Any, arrays: Mapping[str, Any], columns: Mapping[str, tuple[int, ...]] | None = None
+) -> None:
+    """ValueError for a call that no row takes: ``q``, and K and V by their names, whose rows lanes copy; ``columns``
+    are the numbers of columns of some of these, where rows tell them apart.
+    """
+    mine = _of(operation, arch)
+    for name, array in arrays.items():
+        dtype, numbers = dtype_of(array, name), (columns or {}).get(name)
+        row = next((row for row in mine if KINDS[dtype.itemsize] in row.kinds), None)
+        told = (row or mine[0]).columns if numbers else None
+        if row is None and (told is None or KINDS[dtype.itemsize] == "e4m3"):
+            _refuse_dtype(operation, arch, name, dtype)
+        if told is not None and numbers is not None:
+            asked = told.asked.format(*numbers, name=name, dtype=dtype)
+            require(row is not None and told.fits(*numbers), f"{asked} {arch}", told.words)
+    copied = {"q": q, **arrays}
+    check_lane_copies({name: array for name, array in copied.items() if 0 not in array.shape})
+
+
+def _of(operation: str, arch: str) -> list[Machine]:
+    """The rows of an operation on ``arch``; ValueError where it is not emulated."""
+    rows = [row for row in MACHINES if operation in row.operations]
+    archs = [one for one in ARCHS if any(one in row.archs for row in rows)]
+    require(arch in archs, f"arch {arch!r}", f"one of {', '.join(archs)}" if archs[1:] else repr(archs[0]))
+    return [row for row in rows if arch in row.archs]
+
+
+def _refuse_dtype(operation: str, arch: str, name: str, dtype: Any) -> NoReturn:
+    """ValueError that names the architectures which take the dtype."""
+    rows = [row for row in MACHINES if operation in row.operations and KINDS[dtype.itemsize] in row.kinds]
+    archs = [one for one in ARCHS if any(one in row.archs for row in rows)]
+    multiplied = any(get_atom(atom).dtype == dtype for atom in get_arch(arch).atoms)
+    why = f": {arch} has no e4m3" if KINDS[dtype.itemsize] == "e4m3" and not multiplied else ""
+    raise ValueError(f"{name} in {dtype} on {arch}: must be on {' or '.join(archs)}{why}")

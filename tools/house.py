@@ -16,7 +16,8 @@ names          classes of one name in two modules
 back up        imports from a lower room of a higher one, those inside functions, too. Rooms by the order of the
                contract "the arrows point one way" of pyproject.toml
 features       files that name one, in kvlab/ and in tests/: what a change of it would touch
-architectures  files of kvlab/ that name one
+architectures  files of kvlab/ that name one: all, those outside of the rooms that know them, and of these those that
+               decide by it: the name, or the beginning of names, is compared with something
 =============  ========================================================================================================
 """
 
@@ -40,6 +41,8 @@ RUN, COMMON = 6, 8
 MOST_FILES, MOST_OF_A_KERNEL, MOST_PARAMETERS = 25, 32, 12
 FEATURES = ("softcap", "sinks", "alibi_slopes", "window", "rope")
 ARCHITECTURES = ("sm_80", "sm_90", "gfx942", "gfx950")
+KNOW_THEM = ("kvlab/hardware/", "kvlab/attention/machines/")
+PREFIX = re.compile(r"(sm_|gfx)\w*")
 
 
 @dataclass(frozen=True)
@@ -194,6 +197,20 @@ def naming(every: Iterable[Module], word: str) -> int:
     return sum(re.search(rf"(?<![A-Za-z0-9]){word}(?![A-Za-z0-9])", module.text) is not None for module in every)
 
 
+def decides(module: Module) -> bool:
+    """Whether a file compares something with the name of an architecture, or asks how one begins."""
+    for node in ast.walk(module.tree):
+        asked: list[ast.AST] = []
+        if isinstance(node, ast.Compare):
+            asked = [node.left, *node.comparators]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            asked = list(node.args) if node.func.attr in ("startswith", "removeprefix") else []
+        words = (word.value for one in asked for word in ast.walk(one) if isinstance(word, ast.Constant))
+        if any(isinstance(word, str) and PREFIX.fullmatch(word) for word in words):
+            return True
+    return False
+
+
 def _rows(rows: Iterable[object], most: int) -> None:
     for row in list(rows)[:most]:
         print(f"    {row}")
@@ -225,7 +242,11 @@ def main() -> None:
     print(f"back up        {len(up)} imports")
     _rows(up, most)
     print("features       " + ", ".join(f"{word} {naming(every, word)}+{naming(tests, word)}" for word in FEATURES))
-    print("architectures  " + ", ".join(f"{word} {naming(every, word)}" for word in ARCHITECTURES))
+    outside = [module for module in every if not module.name.startswith(KNOW_THEM)]
+    print("architectures  " + ", ".join(f"{w} {naming(every, w)}, {naming(outside, w)} outside" for w in ARCHITECTURES))
+    deciding = [module.name for module in outside if decides(module)]
+    print(f"               {len(deciding)} decide by one outside")
+    _rows(deciding, most)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,9 @@ from kvlab.common.arrays import on_gpu
 from kvlab.hardware import get_arch
 from kvlab.hardware.arch_table import ARCHS
 
+AMD_E4M3 = ("gfx942", "gfx950")
+"""AMD's that convert float8_e4m3fn; the first multiplies another e4m3."""
+
 
 @functools.cache
 def machine(device: Any) -> tuple[str, int]:
@@ -52,13 +55,26 @@ def family(arch: str) -> str:
     return "sm_80" if ampere else arch
 
 
+def converts_e4m3(arch: str) -> bool:
+    """Whether kernels for ``arch`` convert float8_e4m3fn.
+
+    >>> [arch for arch in ("sm_86", "sm_89", "sm_90", "gfx90a", "gfx942", "gfx950") if converts_e4m3(arch)]
+    ['sm_89', 'sm_90', 'gfx942', 'gfx950']
+    """
+    return int(arch[3:]) >= 89 if arch.startswith("sm_") else arch in AMD_E4M3
+
+
+def multiplies_e4m3(arch: str) -> bool:
+    """Whether they multiply it, too."""
+    return converts_e4m3(arch) and arch not in AMD_E4M3[:1]
+
+
 def check_fp8_gpu(array: Any, *, products: bool = False) -> None:
     """ValueError where ``array`` is on a GPU that does not convert e4m3, or (``products``) does not multiply it."""
     if not on_gpu(array):
         return
     arch, _ = machine(array.device)
-    amd = ("gfx950",) if products else ("gfx942", "gfx950")
-    fits = int(arch[3:]) >= 89 if arch.startswith("sm_") else arch in amd
+    fits, amd = (multiplies_e4m3(arch), AMD_E4M3[1:]) if products else (converts_e4m3(arch), AMD_E4M3)
     require(fits, f"float8_e4m3fn on {arch}", f"on sm_89 or later, or {' or '.join(amd)}")
 
 

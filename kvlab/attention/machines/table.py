@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from kvlab.attention.call.checks import check_lane_copies, require
 from kvlab.common.arrays import dtype_of
-from kvlab.hardware import get_arch, get_atom
+from kvlab.hardware import arch_table, get_arch, get_atom
 from kvlab.staging.gfx950.kv_buffer_cta import KVBufferCTA
 from kvlab.staging.gfx950.kv_buffer_decode_cta import KVBufferDecodeCTA
 from kvlab.staging.gfx950.mfma_cta import MfmaCTA
@@ -18,22 +18,21 @@ from kvlab.staging.nvidia.mma_sync_cta import MmaSyncCTA
 from kvlab.staging.nvidia.wgmma_cta import WgmmaCTA
 from kvlab.staging.nvidia.wgmma_mla_cta import WgmmaMLACTA
 
-ARCHS = ("sm_80", "sm_90", "gfx950")
-"""Those that are emulated."""
-
 KINDS = {1: "e4m3", 2: "16 bits", 4: "float32"}
 """What rows call a dtype of K and V, by its bytes."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns that a row takes: ``fits`` tells of their numbers, ``words`` says it behind "must be"; ``asked``
-    holds places for the numbers and for ``name`` and ``dtype`` of the operand.
+    """The columns that a row takes: ``what`` they are, ``fits`` tells of their numbers, ``words`` says it behind "must
+    be", ``why`` behind that; ``asked`` holds places for the numbers and for ``name`` and ``dtype`` of the operand.
     """
 
+    what: str
     asked: str
     fits: Callable[..., bool]
     words: str
+    why: str
 
 
 @dataclass(frozen=True)
@@ -61,18 +60,31 @@ class Machine:
 
 
 def _both(*depths: int) -> Columns:
-    words = f"both {', '.join(map(str, depths[:-1]))} or {depths[-1]}, as MAX's decode"
-    return Columns("head dimensions {} and {} on", lambda k, v: k == v and k in depths, words)
+    fits, asked = lambda k, v: k == v and k in depths, "head dimensions {} and {} on"
+    return Columns("head dimensions", asked, fits, f"both {_either(depths)}", ", as MAX's decode")
+
+
+def _either(words: Iterable[Any]) -> str:
+    """``a, b or c``."""
+    *first, last = map(str, words)
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 _LATENTS = Columns(
-    "{} + {} columns of {dtype} on", lambda latent, rope: latent in (128, 256, 512) and rope in (32, 64),
-    "128, 256 or 512 + 32 or 64 of 16 bits; a tile of 128 keys in float32 does not fit into LDS; sm_80 and sm_90 take "
-    "the others",
+    "latent and rope columns", "{} + {} columns of {dtype} on",
+    lambda latent, rope: latent in (128, 256, 512) and rope in (32, 64), "128, 256 or 512 + 32 or 64 of 16 bits",
+    "; a tile of 128 keys in float32 does not fit into LDS; sm_80 and sm_90 take the others",
 )
 _STRIPS = Columns(
-    "{} columns of {name} in {dtype} on", lambda columns: columns > 32, "more than 32: strips of KVBuffer have 64"
+    "columns of the rope part", "{} columns of {name} in {dtype} on", lambda columns: columns > 32, "more than 32",
+    ": strips of KVBuffer have 64",
 )
+def _archs(rows: Iterable[Machine]) -> tuple[str, ...]:
+    """The architectures of rows, in the order of the table of hardware."""
+    named = {arch for row in rows for arch in row.archs}
+    return tuple(arch for arch in arch_table.ARCHS if arch in named)
+
+
 _PREFILLS = ("mha_prefill", "mla_prefill")
 _DECODES = ("mha_decode", "mla_decode")
 
@@ -92,6 +104,9 @@ MACHINES = (
     Machine(_PREFILLS, ("gfx950",), ("float32",), MfmaCTA),
 )
 """Of two rows that take a tile, the first is its."""
+
+ARCHS = _archs(MACHINES)
+"""Those that are emulated."""
 
 
 def choose(arch: str, dtype: Any, operation: str, *, rows: int = 0) -> Machine:
@@ -134,7 +149,7 @@ def check_emulated(
             _refuse_dtype(operation, arch, name, dtype)
         if told is not None and numbers is not None:
             asked = told.asked.format(*numbers, name=name, dtype=dtype)
-            require(row is not None and told.fits(*numbers), f"{asked} {arch}", told.words)
+            require(row is not None and told.fits(*numbers), f"{asked} {arch}", told.words + told.why)
     copied = {"q": q, **arrays}
     check_lane_copies({name: array for name, array in copied.items() if 0 not in array.shape})
 
@@ -142,15 +157,14 @@ def check_emulated(
 def _of(operation: str, arch: str) -> list[Machine]:
     """The rows of an operation on ``arch``; ValueError where it is not emulated."""
     rows = [row for row in MACHINES if operation in row.operations]
-    archs = [one for one in ARCHS if any(one in row.archs for row in rows)]
+    archs = _archs(rows)
     require(arch in archs, f"arch {arch!r}", f"one of {', '.join(archs)}" if archs[1:] else repr(archs[0]))
     return [row for row in rows if arch in row.archs]
 
 
 def _refuse_dtype(operation: str, arch: str, name: str, dtype: Any) -> NoReturn:
     """ValueError that names the architectures which take the dtype."""
-    rows = [row for row in MACHINES if operation in row.operations and KINDS[dtype.itemsize] in row.kinds]
-    archs = [one for one in ARCHS if any(one in row.archs for row in rows)]
+    archs = _archs(row for row in MACHINES if operation in row.operations and KINDS[dtype.itemsize] in row.kinds)
     multiplied = any(get_atom(atom).dtype == dtype for atom in get_arch(arch).atoms)
     why = f": {arch} has no e4m3" if KINDS[dtype.itemsize] == "e4m3" and not multiplied else ""
-    raise ValueError(f"{name} in {dtype} on {arch}: must be on {' or '.join(archs)}{why}")
+    raise ValueError(f"{name} in {dtype} on {arch}: must be on {_either(archs)}{why}")

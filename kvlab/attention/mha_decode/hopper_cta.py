@@ -37,6 +37,9 @@ class HopperDecodeCTA(PartitionedCTA):
     dtype : of the products.
     """
 
+    buffer = "TMA boxes into a ring of swizzled rows; ldmatrix"
+    p_path = "registers"
+
     def __init__(
         self, C: HopperDecodeConstants, dtype: np.dtype[Any], boxes: dict[str, TmaDescriptor], traffic: Traffic,
         *, traced: bool = True,

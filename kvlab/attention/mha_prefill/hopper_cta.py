@@ -24,6 +24,9 @@ WORDS = 8  # numbers of a slot
 class HopperPrefillCTA(PartitionedCTA):
     """Shared memory as the kernel lays it out, and what is done to it."""
 
+    buffer = "TMA boxes into a ring of swizzled panels; matrix descriptors"
+    p_path = "registers"
+
     def __init__(
         self, C: HopperPrefillConstants, dtype: np.dtype[Any], boxes: dict[str, TmaDescriptor], traffic: Traffic,
         *, traced: bool = True,

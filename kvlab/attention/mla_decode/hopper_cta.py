@@ -25,6 +25,9 @@ HALVES = ("left", "right")
 class HopperMLACTA(PartitionedCTA):
     """Shared memory as the kernel lays it out, and what is done to it."""
 
+    buffer = "TMA boxes into a ring of swizzled panels; matrix descriptors; V is read from K's"
+    p_path = "registers of the leader, shared memory for the follower"
+
     def __init__(
         self, C: HopperMLAConstants, dtype: np.dtype[Any], boxes: dict[str, TmaDescriptor], traffic: Traffic,
         *, traced: bool = True,

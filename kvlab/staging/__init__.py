@@ -2,8 +2,6 @@
 
 from kvlab.hardware import RegTileLoader, RegTileWriterLDS, SubTileLoaderLDS
 
-from .gfx950.p_buffer import PRegisterBuffer
-from .gfx950.p_staging import FP8_P_SCALE, PStaging, PStagingParams, cast_p
 from .max.buffer_config import KBufferConfig, KVBufferConfig, VBufferConfig
 from .max.decode_kv_buffer import DecodeKVBuffer, KBuffer, VBuffer
 from .max.decode_kv_params import DecodeKVBufferParams
@@ -13,6 +11,8 @@ from .max.kv_buffer_addresses import kv_buffer_dma_plan
 from .max.kv_mma_op import KVMmaOp, KVMmaOpParams
 from .max.mma_op_addresses import v_bf16_offsets, v_fp8_offsets
 from .max.operand_maps import kv_buffer_operand_map, operand_map, output_map, score_map
+from .max.p_buffer import PRegisterBuffer
+from .max.p_staging import FP8_P_SCALE, PStaging, PStagingParams, cast_p
 from .max.params import KVBufferParams, ceildiv
 from .max.smem_subtile import smem_mma_subtile, smem_mma_subtile_offset, smem_subtile
 from .max.streaming_addresses import streaming_dma_plan

@@ -16,9 +16,9 @@ from kvlab.cache import PagedKVCache, UnsafePointer, from_dense
 from kvlab.hardware import buffer_resource, count_wavefronts
 from kvlab.layout import Swizzle, TileTensor
 from kvlab.memory import AddressSpace, Memory, OutOfBounds, as_dtype, bfloat16
-from kvlab.staging.gfx950.p_buffer import PRegisterBuffer
 from kvlab.staging.max.decode_streaming import DecodeStreamingKVBuffer
 from kvlab.staging.max.operand_maps import operand_map, output_map, score_map
+from kvlab.staging.max.p_buffer import PRegisterBuffer
 from kvlab.staging.max.params import KVBufferParams
 from kvlab.staging.max.streaming_addresses import register_plan, streaming_dma_plan
 from kvlab.staging.record.traffic import Traffic

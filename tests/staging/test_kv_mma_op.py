@@ -13,10 +13,10 @@ from registers import held, in_registers
 from kvlab.cache import UnsafePointer
 from kvlab.layout import Layout, Swizzle, TileTensor
 from kvlab.memory import AddressSpace, Memory, UnwrittenRead, as_dtype, bfloat16
-from kvlab.staging.gfx950.p_buffer import PRegisterBuffer
 from kvlab.staging.max.kv_mma_op import KVMmaOp, KVMmaOpParams
 from kvlab.staging.max.mma_op_addresses import v_bf16_offsets, v_fp8_offsets
 from kvlab.staging.max.operand_maps import operand_map, output_map, score_map
+from kvlab.staging.max.p_buffer import PRegisterBuffer
 from kvlab.staging.max.params import KVBufferParams
 from kvlab.staging.max.tiled_mma_op import mfma_atom, mma_tiles
 from kvlab.staging.record.traffic import Traffic

@@ -12,9 +12,8 @@ import pytest
 from kvlab.layout import Swizzle
 from kvlab.memory import Memory
 from kvlab.staging import FP8_P_SCALE, KVBufferParams, PRegisterBuffer, PStaging, PStagingParams, cast_p
-from kvlab.staging.gfx950.p_exchange import SWIZZLE, _write
-from kvlab.staging.gfx950.p_staging import _read, _written
 from kvlab.staging.max.operand_maps import kv_buffer_operand_map, score_map
+from kvlab.staging.max.p_staging import _read, _written, lds_accesses
 
 SW = Swizzle(3, 0, 3, "vector")
 FORMS: dict[str, tuple[Any, ...]] = {  # dtype, mma_shape, BM, WM, BN, WN, BK, swizzle
@@ -76,12 +75,14 @@ def test_keys_stand_as_in_the_fragments_of_v(name: str) -> None:
 
 
 def test_two_forms_that_stand_elsewhere_too() -> None:
-    """The decode CTA's exchange is the pairs; blocks row by row are those of streaming."""
+    """The decode CTA's exchange is the pairs, 16 bytes at once; blocks row by row are those of streaming."""
     p = params("pairs")
     offset, width = _written(p)
-    assert (offset[:, ::2, 0] * 2 == _write(True)).all()  # its 16 bytes begin with key tile 0
+    write, read = lds_accesses(p, p.operand_map())
+    assert (write.name, read.name) == ("ds_write_b128", "ds_read_b128")
+    assert (offset[:, ::2, 0].ravel() * 2 == write.address.ravel()).all()  # its 16 bytes begin with key tile 0
     assert (offset[:, 1::2] == offset[:, ::2] + 4).all()
-    assert (p.BN, width, SWIZZLE) == (128, 4, SW)
+    assert (p.BN, width, p.swizzle) == (128, 4, SW)
     plain = params("tiles")
     v = KVBufferParams("bf16", (16, 16, 32), None, 128, 32, 32, 256, 128, 1, transpose=False)
     tile = np.random.default_rng(0).random((1, 32, 128), np.float32)

@@ -24,18 +24,20 @@ from kvlab.layout import Swizzle, TileTensor
 from kvlab.memory import Memory
 from kvlab.staging.max.kv_buffer import KVBuffer
 from kvlab.staging.max.operand_maps import kv_buffer_operand_map, output_map, score_map
+from kvlab.staging.max.p_staging import PStagingParams, lds_accesses
 from kvlab.staging.max.params import WARP_SIZE, KVBufferParams
 from kvlab.staging.max.tiled_mma_op import mfma_atom
 from kvlab.staging.max.warp_slices import WarpSlices
 from kvlab.staging.record.traffic import Traffic
 from kvlab.staging.tile.fragments import FragmentMap, Fragments
 from kvlab.staging.tile.iterator import GivenTile, KVCacheIterator
+from kvlab.staging.tile.launched_cta import LaunchedCTA
+from kvlab.staging.tile.p_exchange import PExchange
 from kvlab.staging.tile.rows_over_warps import QuarterRows
 from kvlab.staging.tile.tile_spec import KVRows, TileSpec
 from kvlab.staging.tile.tile_walk import TileWalk, expect_fetched
 
 from .mfma_product import mma_step_by_step
-from .p_exchange import PExchange
 from .strips import Strips, eights, query_fragments
 
 WARPS, BM, BN = 4, 16, 128
@@ -102,7 +104,7 @@ class KVBufferDecodeCTA(QuarterRows):
         k, v = (shape.params(heads, transpose=transpose) for transpose in (True, False))
         nbytes = BN * shape.D * shape.dtype.itemsize
         p_first = nbytes if shape.shared_kv else 2 * nbytes
-        super().__init__(p_first + PExchange.nbytes, WARPS, "gfx950", len(batch_idx), traffic)
+        super().__init__(p_first + BM * BN * shape.mma_dtype.itemsize, WARPS, "gfx950", len(batch_idx), traffic)
         where: dict[str, Any] = {"end": 0, "traffic": traffic, "hazards": self.hazards}
         self.k = KVBuffer(k, k_cache, batch_idx, head_idx, k.smem_tile(self.smem, 0), **where)
         v_first = 0 if shape.shared_kv else nbytes
@@ -113,7 +115,7 @@ class KVBufferDecodeCTA(QuarterRows):
             depth=shape.D, kv_num_heads=heads, transpose=False,
         )
         self._output = output_map(per_warp, BM)
-        self.exchange = PExchange(kv_buffer_operand_map(per_warp, BM), self.smem, p_first, traffic, self.hazards)
+        self.exchange = p_through_lds(self, shape.mma_dtype, kv_buffer_operand_map(per_warp, BM), p_first)
         self._walk: TileWalk | None = None
         self._flying: dict[str, list[TileTensor]] = {"k": [], "v": []}
         self.atom = mfma_atom((16, 16, 32), shape.mma_dtype)
@@ -151,7 +153,7 @@ class KVBufferDecodeCTA(QuarterRows):
 
     def accumulate(self, p: Fragments, v: Strips, o: Fragments, active: Array) -> Fragments:
         """O += P V: P rounded to the dtype of the products, through LDS to the operand that meets V."""
-        operand = self.exchange(p.values.astype(self.shape.mma_dtype), active)
+        operand = self.exchange(p.values, active)
         if self._walk is not None and self._walk.more:
             self.hazards.barrier()
             self._fetch()
@@ -190,6 +192,17 @@ class KVBufferDecodeCTA(QuarterRows):
         """C += operand x strips, strip after strip; a fragment of 32 elements in four steps of eight."""
         a, b = (eights(x.astype(self.shape.mma_dtype)) for x in strips.steps(operand, 1))
         return c.with_values(mma_step_by_step(self.atom, a, b, c.values))
+
+
+def p_through_lds(cta: LaunchedCTA, dtype: np.dtype[Any], operand: FragmentMap, first: int) -> PExchange:
+    """P of 16 rows and 128 keys, in blocks of 32 keys: a warp writes the block of its keys, every warp reads all blocks
+    (MAX's P staging of 16x16 instructions, swizzled). The 16 bytes of a lane are four keys of each of its two score
+    tiles: V's fragments of 16 bits hold the keys in that order. Those of 8 bits hold consecutive keys and take 8 bytes
+    at a time.
+    """
+    params = PStagingParams(dtype, (16, 16, 32), BM, BM, BN, BN // WARPS, 32, Swizzle(3, 0, 3, "vector"))
+    accesses = lds_accesses(params, operand)
+    return PExchange(cta.smem, accesses, dtype, first=first, hazards=cta.hazards, traffic=cta.traffic)
 
 
 @functools.cache

@@ -20,6 +20,7 @@ from kvlab.layout import Swizzle, TileTensor
 from kvlab.memory import Memory
 from kvlab.staging.max.decode_streaming import DecodeStreamingKVBuffer
 from kvlab.staging.max.operand_maps import operand_map, output_map, score_map
+from kvlab.staging.max.p_buffer import PRegisterBuffer
 from kvlab.staging.max.params import WARP_SIZE, KVBufferParams
 from kvlab.staging.max.tiled_mma_op import mfma_atom
 from kvlab.staging.record.traffic import Traffic
@@ -29,7 +30,6 @@ from kvlab.staging.tile.rows_over_warps import RowsOverWarps
 from kvlab.staging.tile.tile_spec import KVRows, TileSpec
 
 from .mfma_product import mma_step_by_step
-from .p_buffer import PRegisterBuffer
 from .strips import Strips, query_fragments
 
 WARPS = 4

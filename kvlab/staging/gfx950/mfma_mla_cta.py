@@ -28,8 +28,8 @@ from kvlab.staging.tile.fragments import FragmentMap, Fragments
 from kvlab.staging.tile.rows_over_warps import QuarterRows
 from kvlab.staging.tile.tile_spec import LatentRows, TileSpec
 
+from .kv_buffer_decode_cta import p_through_lds
 from .mfma_product import mma_step_by_step
-from .p_exchange import PExchange
 from .strips import Strips, query_fragments
 
 WARPS, BK, MMA = 4, 32, (16, 16, 32)
@@ -81,11 +81,11 @@ class MfmaMLACTA(QuarterRows):
             cache.dtype, MMA, swizzle, **common, depth=latent, kv_num_heads=1, transpose=False
         )
         p_first = k.smem_stage_size * cache.dtype.itemsize
-        super().__init__(p_first + PExchange.nbytes, WARPS, "gfx950", len(batch_idx), traffic)
+        super().__init__(p_first + BM * BN * cache.dtype.itemsize, WARPS, "gfx950", len(batch_idx), traffic)
         first = k.smem_tile(self.smem, 0)
         self.k = KVBuffer(k, cache, batch_idx, 0, first, end=end, traffic=traffic, hazards=self.hazards)
         self.v = WarpSlices(self.k, WARPS, latent)
-        self.exchange = PExchange(kv_buffer_operand_map(self.v_params, BM), self.smem, p_first, traffic, self.hazards)
+        self.exchange = p_through_lds(self, cache.dtype, kv_buffer_operand_map(self.v_params, BM), p_first)
         self._fetched: Array | None = None  # first key of the tile in flight or in LDS
         self.atom = mfma_atom(MMA, cache.dtype)
 
@@ -130,7 +130,7 @@ class MfmaMLACTA(QuarterRows):
 
     def accumulate(self, p: Fragments, v: Strips, o: Fragments, active: Array) -> Fragments:
         """O += P V: P rounded to the storage dtype, through LDS to the operand that meets V."""
-        operand = self.exchange(p.values.astype(self.k.params.dtype), active)
+        operand = self.exchange(p.values, active)
         after = self.k.kv_cache_iter.tile_start_row
         if (after < self.k.end).any():
             self._fetch(after)

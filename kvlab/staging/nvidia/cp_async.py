@@ -11,11 +11,12 @@ from kvlab.staging.max.tiled_mma_op import mma_tiles
 from kvlab.staging.tile.copy_plan import TileCopyPlan, copy_plan
 from kvlab.staging.tile.fragments import FragmentMap
 from kvlab.staging.tile.iterator import valid_keys
+from kvlab.staging.tile.shared_access import SharedAccess
 from kvlab.staging.tile.smem_image import SmemImage, stage_areas
 from kvlab.staging.tile.tile_copies import TileCopies
 
 from .kv_buffer import NvidiaKVBuffer
-from .mma_sync_plan import MmaSyncShape, SharedAccess
+from .mma_sync_plan import MmaSyncShape
 from .params import WARPS
 
 Array = np.ndarray[Any, Any]
@@ -39,6 +40,8 @@ class CpAsyncKVBuffer(NvidiaKVBuffer):
     traffic : counts what moves.
     hazards : checks the accesses; one of its own if None. Give one that K and V share where they share memory.
 
+    >>> from kvlab.cache import PagedKVCache
+    >>> from kvlab.staging import NvidiaKVParams
     >>> params = NvidiaKVParams("bf16", BN=32, depth=64, kv_num_heads=1, transpose=True)
     >>> keys = np.arange(64 * 64).reshape(2, 32, 1, 64).astype(params.dtype)
     >>> cache = PagedKVCache(keys, [63], [[1, 0]], max_seq_length=1, max_cache_length=64)

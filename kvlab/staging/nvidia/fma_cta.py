@@ -17,9 +17,11 @@ from kvlab.hardware import current_arithmetic
 from kvlab.layout import TileTensor
 from kvlab.memory import Memory, float32
 from kvlab.staging.record.footprint import Footprint
-from kvlab.staging.tile.copy_plan import TileCopyPlan, copy_plan, passes_by_warp
+from kvlab.staging.tile.copy_plan import TileCopyPlan, copy_plan
 from kvlab.staging.tile.fragments import FragmentMap, Fragments
+from kvlab.staging.tile.p_exchange import PExchange
 from kvlab.staging.tile.rows_over_warps import butterfly, in_turn
+from kvlab.staging.tile.shared_access import SharedAccess, passes_by_warp
 from kvlab.staging.tile.tile_spec import TileSpec
 
 from .decode_cta import NvidiaDecodeCTA
@@ -113,14 +115,13 @@ class FmaCTA(NvidiaDecodeCTA[FmaShape]):
 
     def operand_p(self, p: Fragments, active: BoolArray) -> Fragments:
         """Whole rows of P for each lane, through shared memory since a lane needs all of them."""
-        base, _, cols = self.shape.place("p")
-        address = base + 4 * (p.map.row[..., 0] * cols + p.map.col[..., 0])  # [threads, registers], vectors of a row
-        width = p.values.shape[-1]
-        self.hazards.write(self._accessed("p write", address, 4 * width), "p write")
-        self.smem.store(address[None], p.values)
-        self._count("p write", f"st.shared.b{32 * width}", address, active)
-        self.hazards.barrier()
-        return self._read("p", active)
+        layout = _row_plan(self.shape, "p")
+        return Fragments(self._exchange(p.values, active).reshape(self.programs, *layout.row.shape), layout)
+
+    @functools.cached_property
+    def _exchange(self) -> PExchange:
+        how: dict[str, Any] = {"first": self.shape.place("p")[0], "hazards": self.hazards, "traffic": self.traffic}
+        return PExchange(self.smem, _p_accesses(self.shape), float32, **how)
 
     def p_barriers(self) -> None:
         """The barrier of :meth:`operand_p` where P goes through another CTA's model of the same threads."""
@@ -170,7 +171,7 @@ class FmaCTA(NvidiaDecodeCTA[FmaShape]):
         return Fragments(values, layout)
 
     def _read_map(self, role: str) -> FragmentMap:
-        if role in "qp":
+        if role == "q":
             return _row_plan(self.shape, role)
         return (_key_plan if role == "k" else _column_plan)(self.shape)
 
@@ -265,6 +266,16 @@ def _row_plan(shape: FmaShape, role: str) -> FragmentMap:
     _, rows, cols = shape.place(role)
     patch = _patch(shape, shape.BN if role == "q" else shape.columns("v")[1])
     return _map(shape, (rows, cols), patch.rows[..., None, None], np.arange(cols).reshape(-1, 4))
+
+
+@functools.cache
+def _p_accesses(shape: FmaShape) -> tuple[SharedAccess, SharedAccess]:
+    """How the lanes write their patches of P and read whole rows of it."""
+    write, read = (
+        SharedAccess.of_elements(f"{kind}.shared.b", 4 * (m.row * shape.BN + m.col), 4, shape.arch)
+        for kind, m in (("st", _accumulator(shape, shape.BN)), ("ld", _row_plan(shape, "p")))
+    )
+    return write, read
 
 
 @functools.cache

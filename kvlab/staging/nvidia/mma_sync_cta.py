@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 
 from kvlab.common.regroup import Regroup
-from kvlab.hardware import current_arithmetic, stmatrix
+from kvlab.hardware import current_arithmetic
 from kvlab.layout import TileTensor
 from kvlab.memory import Memory
 from kvlab.staging.record.footprint import Footprint
 from kvlab.staging.tile.copy_plan import TileCopyPlan, copy_plan
 from kvlab.staging.tile.fragments import Fragments
+from kvlab.staging.tile.p_exchange import PExchange
 from kvlab.staging.tile.rows_over_warps import butterfly, in_turn
 from kvlab.staging.tile.shared_tile import SharedTile
 from kvlab.staging.tile.tile_spec import TileSpec
@@ -123,10 +124,8 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
             layout = self.shape.fragment_map("p")
             return Fragments(p.values.astype(self.shape.dtype).reshape(-1, *layout.row.shape), layout)
         self.hazards.barrier()
-        self._store_p(p.values.astype(self.shape.dtype), active)
-        self.hazards.barrier()
-        self._state_read("p")
-        return self._read("p", active)
+        layout = self.shape.fragment_map("p")
+        return Fragments(self._exchange(p.values, active).reshape(self.programs, *layout.row.shape), layout)
 
     def p_barriers(self) -> None:
         """The barriers of :meth:`operand_p` where P goes through another CTA's model of the same threads."""
@@ -167,19 +166,11 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
         plan = copy_plan(place.rows, place.row_bytes, columns * self.shape.dtype.itemsize, self.shape.warps)
         return plan, place.address(plan.row, plan.byte // 16)
 
-    def _store_p(self, p: np.ndarray[Any, Any], active: BoolArray) -> None:
-        """P ``[programs, threads, (BM/16) * n-tiles, 4]`` by stmatrix; before sm_90 two elements a store."""
-        access = self.shape.access("p write")
-        self.hazards.write(self._accessed("p write"), "p write")
-        pairs = p.reshape(
-            self.programs, self.shape.warps, 32, len(access.address), access.nbytes // self.shape.dtype.itemsize
-        )
-        address = access.address[None]
-        if access.name.startswith("stmatrix"):
-            stmatrix(self.smem, address.swapaxes(1, 2), np.moveaxis(pairs, 3, 2), access.nbytes // 4)
-        else:
-            self.smem.store(address, np.moveaxis(pairs, 3, 1))
-        access.count(self.traffic, "p write", int(active.sum()))
+    @functools.cached_property
+    def _exchange(self) -> PExchange:
+        """P by stmatrix, before sm_90 two elements a store, and by ldmatrix."""
+        accesses = self.shape.access("p write"), self.shape.access("p")
+        return PExchange(self.smem, accesses, self.shape.dtype, hazards=self.hazards, traffic=self.traffic)
 
     def _read(self, role: str, active: BoolArray, dtype: np.dtype[Any] | None = None) -> Fragments:
         """ldmatrix.x4 of every warp: elements of ``dtype``, of the role's if None."""
@@ -201,7 +192,7 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
         return self.shape.place(f"k{stage}").base - self.shape.place("k").base if stage else 0
 
     def _accessed(self, role: str) -> Footprint:
-        """The bytes that each warp reads of a role, or writes of ``"p write"``."""
+        """The bytes that each warp reads of a role."""
         at = role, self._stage(role)
         if at not in self._footprints:
             self._footprints[at] = self.shape.access(role).footprint(self.hazards, self._shift(role))

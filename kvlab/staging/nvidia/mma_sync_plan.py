@@ -8,13 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.hardware import MmaAtom, get_arch, get_atom, ldmatrix
-from kvlab.memory import Memory
-from kvlab.staging.record.footprint import Footprint
-from kvlab.staging.record.hazards import Hazards
-from kvlab.staging.record.traffic import Traffic
-from kvlab.staging.tile.copy_plan import passes_by_warp
+from kvlab.hardware import MmaAtom, get_arch, get_atom
 from kvlab.staging.tile.fragments import FragmentMap
+from kvlab.staging.tile.shared_access import SharedAccess
 
 from .swizzled_tile import SwizzledTile
 
@@ -136,44 +132,6 @@ class MmaSyncShape:
         return _a_plan(self, self.BN if role == "p" else self.BD)
 
 
-@dataclass(frozen=True, eq=False)
-class SharedAccess:
-    """The instructions of one access to shared memory: byte addresses ``[instructions, warps, 32]``, bytes of a lane,
-    and for each warp the passes taken, the fewest possible, and those without the swizzle: ``[warps]``.
-    """
-
-    name: str
-    address: IntArray
-    nbytes: int
-    wavefronts: IntArray
-    ideal: IntArray
-    unswizzled: IntArray
-
-    @property
-    def by_warp(self) -> IntArray:
-        """Instructions of each warp."""
-        return np.full(self.address.shape[1], self.address.shape[0], np.int64)
-
-    def footprint(self, hazards: Hazards, shift: int = 0) -> Footprint:
-        """The bytes that each warp touches, ``shift`` bytes further on; of matrices every lane names a row."""
-        return hazards.footprint(self.address + shift, 16 if "matrix" in self.name else self.nbytes)
-
-    def load(self, smem: Memory, dtype: np.dtype[Any], shift: int = 0) -> np.ndarray[Any, Any]:
-        """What ldmatrix brings to the registers: ``[programs, warps, 32, instructions, elements]``."""
-        trans = self.name.endswith("trans")
-        words = ldmatrix(smem, self.address[None] + shift, self.nbytes // 4, trans=trans, dtype=dtype)
-        return np.moveaxis(words, 1, 3)
-
-    def count(self, traffic: Traffic, what: str, programs: int) -> None:
-        """Its passes, instructions and bytes in so many programs."""
-        traffic.access(
-            what, wavefronts=self.wavefronts * programs, ideal=self.ideal * programs,
-            unswizzled=self.unswizzled * programs, instructions=self.by_warp * programs,
-        )
-        edge = "registers->SMEM" if what.endswith("write") else "SMEM->registers"
-        traffic.move(edge, self.by_warp * 32 * self.nbytes * programs)
-
-
 @functools.cache
 def _access(shape: MmaSyncShape, role: str) -> SharedAccess:
     if role == "p write":
@@ -187,9 +145,7 @@ def _access(shape: MmaSyncShape, role: str) -> SharedAccess:
     else:
         nbytes = 4 * shape._plan(role).matrices
         (name, address), (_, plain) = (shape.read_addresses(role, swizzled=x) for x in (True, False))
-    wavefronts, ideal = passes_by_warp(name, address, shape.arch)
-    unswizzled, _ = passes_by_warp(name, plain, shape.arch)
-    return SharedAccess(name, address, nbytes, wavefronts, ideal, unswizzled)
+    return SharedAccess.of(name, address, nbytes, shape.arch, plain)
 
 
 @functools.cache

@@ -50,6 +50,8 @@ class TmaKVBuffer(NvidiaKVBuffer):
 
     Rows past the last key hold what follows in their page: mask S; for V see :meth:`zero_rows_past_end`.
 
+    >>> from kvlab.cache import PagedKVCache
+    >>> from kvlab.staging import NvidiaKVParams
     >>> params = NvidiaKVParams("bf16", BN=32, depth=64, kv_num_heads=1, transpose=True, arch="sm_90")
     >>> keys = (np.arange(64 * 64) % 7).reshape(2, 32, 1, 64).astype(params.dtype)
     >>> cache = PagedKVCache(keys, [63], [[1, 0]], max_seq_length=1, max_cache_length=64)

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.hardware import count_wavefronts
 from kvlab.layout import TileTensor
 
 from .iterator import key_offsets
@@ -62,9 +61,3 @@ def copy_plan(rows: int, row_bytes: int, valid_bytes: int, warps: int) -> TileCo
     index = np.arange(rows * vectors)
     row, vector = np.divmod(index, vectors)
     return TileCopyPlan(row, 16 * vector, 16 * vector < valid_bytes, index % (32 * warps) // 32, warps)
-
-
-def passes_by_warp(instruction: str, address: IntArray, arch: str) -> tuple[IntArray, IntArray]:
-    """(wavefronts, ideal) of the accesses at byte addresses ``[instructions, warps, lanes]``: ``[warps]`` each."""
-    wavefronts, ideal, _ = count_wavefronts(instruction, address, arch=arch)
-    return wavefronts.sum(axis=0), np.broadcast_to(ideal, wavefronts.shape).sum(axis=0)

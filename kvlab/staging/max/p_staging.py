@@ -8,15 +8,18 @@ blocks of ``BM x BK`` in LDS, where the warps along the keys exchange what they 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from kvlab.layout import Swizzle, TileTensor
 from kvlab.memory import AddressSpace, Memory, as_dtype
-from kvlab.staging.max.params import WARP_SIZE
 from kvlab.staging.tile.fragments import FragmentMap
+from kvlab.staging.tile.p_exchange import PExchange
+from kvlab.staging.tile.shared_access import SharedAccess
+
+from .params import WARP_SIZE
 
 Array = np.ndarray[Any, Any]
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
@@ -129,6 +132,10 @@ class PStagingParams:
         """The accumulators ``[BM, BN]``, registers ``n * num_m + m``."""
         return _scores(self)
 
+    def places(self) -> IntArray:
+        """Where in LDS each element of P stands, in elements: ``[BM, BN]``."""
+        return _places(self)
+
     def operand_map(self) -> FragmentMap:
         """What :meth:`PStaging.mma_tile` gives, registers (block, k group, m): every element is followed from the
         accumulators to the operand."""
@@ -167,14 +174,17 @@ class PStaging:
         self.smem, self.smem_address = smem, smem_address
         self._held: Array | None = None
 
+    @functools.cached_property
+    def _exchange(self) -> PExchange:
+        accesses = lds_accesses(self.params, self.params.operand_map())
+        return PExchange(self.smem, accesses, self.params.dtype, first=self.smem_address)
+
     def copy(self, scores: Array) -> None:
         """Cast P ``[programs, threads, num_n * num_m, c_frag]``, float32, and write it to LDS, or keep it."""
         p = self.params
         self._held = cast_p(scores, p.dtype)
         if p.form != "registers":
-            offset, width = _written(p)
-            values = self._held.reshape(len(scores), *offset.shape, width)
-            self.smem.store(self.smem_address + offset[None] * p.dtype.itemsize, values)
+            self._exchange.write(self._held)
 
     def mma_tile(self, tile_idx: int, k_idx: int) -> TileTensor:
         """The operand of a k group of a block, in registers: of each thread ``num_m x in_frag``. ValueError before a
@@ -187,9 +197,9 @@ class PStaging:
         if p.form == "registers":
             registers = _of_registers(p, self._held, tile_idx, k_idx)
         else:
-            offset, width = _read(p, tile_idx, k_idx)
-            values = self.smem.load(self.smem_address + offset[None] * p.dtype.itemsize, p.dtype, width)
-            registers = values.reshape(*values.shape[:3], -1)
+            values = self._exchange.read()
+            groups = values.reshape(*values.shape[:2], -1, p.num_m, p.in_frag)
+            registers = groups[:, :, tile_idx * p.k_groups + k_idx]
         return TileTensor.from_numpy(registers, name="registers", space=AddressSpace.LOCAL, batch=2)
 
 
@@ -284,6 +294,28 @@ def _scores(p: PStagingParams) -> FragmentMap:
     key = warp % columns * p.WN + n * N + e // 4 * (4 * WARP_SIZE // N) + c * 4 + e % 4 + 0 * m
     shape = p.num_warps * WARP_SIZE, -1, p.c_frag
     return FragmentMap((p.BM, p.BN), (row + 0 * key).reshape(shape), (key + 0 * row).reshape(shape))
+
+
+@functools.cache
+def _places(p: PStagingParams) -> IntArray:
+    offset, width = _written(p)
+    places = np.full(p.BM * p.BN, -1)
+    places[_scores(p).flat.reshape(*offset.shape, width)] = offset[..., None] + np.arange(width)
+    return places.reshape(p.BM, p.BN)
+
+
+@functools.cache
+def lds_accesses(p: PStagingParams, operand: FragmentMap) -> tuple[SharedAccess, SharedAccess]:
+    """How the warps write P where ``p`` has it, and read it as ``operand``, ``[BM, BN]``; neighbours in LDS at once."""
+    plain = p if p.swizzle is None else replace(p, swizzle=Swizzle.identity("vector"))
+    size = p.dtype.itemsize
+    at, without = (size * x.places() for x in (p, plain))
+    maps = ("write", _scores(p)), ("read", operand)
+    write, read = (
+        SharedAccess.of_elements(f"ds_{kind}_b", at[m.row, m.col], size, "gfx950", without[m.row, m.col])
+        for kind, m in maps
+    )
+    return write, read
 
 
 @functools.cache

@@ -32,10 +32,13 @@ def run(code: str) -> str:
 
 
 def imports(path: Path) -> Iterator[tuple[str, str | None]]:
-    """Every imported name of a file, at any depth, with the innermost function that holds the import."""
+    """Every imported name of a file, at any depth, with the innermost function that holds the import; but not those of
+    type checkers alone."""
 
     def walk(node: ast.AST, function: str | None) -> Iterator[tuple[str, str | None]]:
         for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+                continue
             if isinstance(child, ast.Import):
                 yield from ((alias.name, function) for alias in child.names)
             elif isinstance(child, ast.ImportFrom):

@@ -27,13 +27,15 @@ class Module:
         return {node.name: node for node in self.tree.body if isinstance(node, ast.FunctionDef)}
 
     def calls(self, function: str) -> dict[str, str]:
-        """Functions that a function of this module calls: their names without leading underscores -> as written."""
+        """Functions that a function of this module calls: their names, without leading underscores and a kernel twin's
+        ending, -> as written.
+        """
         found = {}
         for node in self.tree.body:
             if isinstance(node, ast.FunctionDef) and node.name == function:
                 for part in ast.walk(node):
                     if isinstance(part, ast.Call) and isinstance(part.func, ast.Name):
-                        found[part.func.id.lstrip("_")] = part.func.id
+                        found[bare(part.func.id)] = part.func.id
         return found
 
     def find(self, name: str) -> tuple[Module, str] | None:
@@ -62,6 +64,11 @@ class Module:
         return None
 
 
+def bare(name: str) -> str:
+    """What a helper is called on both sides."""
+    return name.lstrip("_").removesuffix("_kernel")
+
+
 @lru_cache(maxsize=128)
 def _parsed(source: str) -> ast.Module:
     return ast.parse(source)
@@ -83,7 +90,7 @@ def helper_pairs(
         for name in mine:
             if name in its and name not in seen:
                 found, match = ours.find(mine[name]), theirs.find(its[name])
-                if found is None or match is None or found[0].path == match[0].path:
+                if found is None or match is None or (found[0].path, found[1]) == (match[0].path, match[1]):
                     continue
                 seen.add(name)
                 yield (
@@ -97,4 +104,4 @@ def helper_pairs(
 def helpers_alone(kernel: Module, functions: str, paired: set[str]) -> tuple[str, ...]:
     """Helpers that a kernel calls and that are not ``paired``: the emulator's machine does what they do, or NumPy."""
     called = [name for function in functions.split(",") for name in kernel.calls(function.strip()).items()]
-    return tuple(dict.fromkeys(bare for bare, name in called if bare not in paired and kernel.find(name) is not None))
+    return tuple(dict.fromkeys(one for one, name in called if one not in paired and kernel.find(name) is not None))

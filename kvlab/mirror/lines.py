@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -209,6 +209,7 @@ def lines_of(
     )
     pairs = list(zip(kernel.steps, others, strict=True))
     flags = {name for name, constexpr in kernel.parameters.items() if constexpr}
+    flags |= {name for statement in _statements(kernel) for name in _constants(statement, flags)}
     ours = _StatementReader(kernel, synonyms, flags, emulator)
     theirs = _StatementReader(emulator, synonyms, flags, kernel)
     compared = _Comparison(ours, theirs, held)
@@ -217,6 +218,13 @@ def lines_of(
 
 def _statements(side: TwinSide) -> list[Statement]:
     return [statement for step in side.steps for statement in step.statements]
+
+
+def _constants(statement: Statement, flags: Iterable[str]) -> Iterator[str]:
+    """Fields of a constexpr that a statement, or a condition of it, uses: ``C.BN``."""
+    for node in (part for one in (statement.value, *statement.conditions) if one is not None for part in ast.walk(one)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in flags:
+            yield node.attr
 
 
 def _in_order(steps: Sequence[MirrorStep], others: Sequence[MirrorStep]) -> Sequence[MirrorStep | None]:

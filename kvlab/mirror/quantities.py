@@ -24,12 +24,16 @@ from dataclasses import dataclass, field
 SHARED = {
     "features.sinks is not None": "SINKS",
     "features.softcap > 0": "CAPPED",
+    "numbers.softcap is not None": "CAPPED",
     "features.slopes is not None": "ALIBI",
     "mask.bias is not None": "BIAS",
     "mask.valid is not None": "VALID",
     "chunk > 0": "CHUNKED",
     "mask.chunk > 0": "CHUNKED",
     "valid_array is not None": "PRESENT",
+    "valid_ptr is not None": "PRESENT",
+    "scale_ptr is not None": "PRESENT",
+    "chunk is not None": "CHUNKED",
     "scale_array is not None": "PRESENT",
     "mask.bounded": "BOUNDED",
     "mask.windowed": "BOUNDED",
@@ -39,7 +43,9 @@ SHARED = {
     "mask.bias": "bias_ptr",
     "mask.valid": "valid_ptr",
     "SLOPES": "ALIBI",
-    **{f"scales.{x}.tokens is not None": f"{x.upper()}_SCALE == 'token'" for x in "qkv"},
+    **{f"{of}scales.{x}.tokens is not None": f"{x.upper()}_SCALE == 'token'"
+       for of in ("", "features.") for x in "qkv"},
+    **{f"features.{x}_tokens is not None": f"{x.upper()}_SCALE == 'token'" for x in "kv"},
     **{f"scales.{x}.{kind}": f"{x}_scale_ptr" for x in "qkv" for kind in ("tokens", "heads", "array")},
     **{f"{x}_{kind}": f"{x}_ptr" for x in "kv" for kind in ("rows", "cache")},
     "-float('inf')": "INFINITY_BELOW",
@@ -63,6 +69,7 @@ _HOLDERS = {
     "C",
     "hopper",
     "gl",
+    "numbers",
     "libdevice",
 }
 _AS_IS = {"values", "T", "rows", "offset"}
@@ -214,6 +221,8 @@ class Reading:
         if node.attr in _AS_IS:
             return self.form(node.value)
         root = node.value
+        if isinstance(root, ast.Name) and root.id.endswith("_strides"):
+            return _leaf(self.name(f"{root.id.removesuffix('_strides')}_ptr"))
         if isinstance(root, ast.Attribute) and isinstance(root.value, ast.Name) and root.value.id in _HOLDERS:
             root = ast.Name(root.attr) if root.attr in _HOLDERS else root
         if isinstance(root, ast.Name) and root.id in _HOLDERS:
@@ -261,7 +270,7 @@ class Reading:
         return pairs[0] if len(pairs) == 1 else _chain("&", tuple(pairs))
 
     def _call(self, node: ast.Call) -> Form:
-        function = ast.unparse(node.func).rpartition(".")[2].lstrip("_")
+        function = ast.unparse(node.func).rpartition(".")[2].lstrip("_").removesuffix("_kernel")
         owner = node.func.value if isinstance(node.func, ast.Attribute) else None
         if isinstance(owner, ast.Name | ast.Attribute) and _text(owner).partition(".")[0] in _HOLDERS:
             bare = _text(owner) in _HOLDERS or _text(owner).startswith(("tl.", "np.", "gl."))

@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,7 +147,7 @@ class Compiled:
 
 def compile_kernel(
     fn: Any,
-    signature: Mapping[str, str],
+    signature: Mapping[str, Any],
     constexprs: Mapping[str, Any] | None = None,
     target: str = "sm_90",
     *,
@@ -158,9 +158,11 @@ def compile_kernel(
 ) -> Compiled:
     """Compile the ``@triton.jit`` function ``fn`` for ``target`` (one of :data:`TARGETS`), without a GPU.
 
-    ``signature`` gives the type of every run-time argument (``"*bf16"``, ``"i32"``, ``"fp32"``), ``constexprs`` the
-    value of the others. ``divisible`` names the arguments that are multiples of 16 (in bytes for pointers); all
-    pointers if not given. Without it the compiler finds no wide or asynchronous loads. ``options`` are the backend's
+    ``signature`` gives the type of every run-time argument (``"*bf16"``, ``"i32"``, ``"fp32"``, of a tuple a tuple of
+    them), ``constexprs`` the value of the others. An element of a tuple is called by the argument's name and its place,
+    ``("features", 3)``; one of type ``"constexpr"`` has its value in ``constexprs``. ``divisible`` names the arguments
+    that are multiples of 16 (in bytes for pointers); all pointers if not given. Without it the compiler finds no wide
+    or asynchronous loads. ``options`` are the backend's
     (``waves_per_eu=2``, ...). :func:`signature_of` derives all three from example arguments.
 
     A bad target or argument name raises ValueError, an interpreted process RuntimeError; the compiler's errors pass.
@@ -177,21 +179,23 @@ def compile_kernel(
     while not hasattr(fn, "arg_names") or not hasattr(fn, "params"):  # autotuned, heuristics
         fn = fn.fn
     names, constants = list(fn.arg_names), dict(constexprs or {})
-    divisible = [n for n, kind in signature.items() if kind.startswith("*")] if divisible is None else list(divisible)
-    given, twice = set(signature) | set(constants), sorted(set(signature) & set(constants))
+    pointers = [path for name in signature for path, kind in _leaves(name, signature[name]) if kind.startswith("*")]
+    divisible = pointers if divisible is None else list(divisible)
+    given = set(signature) | {name for name in constants if isinstance(name, str)}
+    twice = sorted(set(signature) & set(constants))
     missing, unknown = sorted(set(names) - given), sorted(given - set(names))
     if missing or unknown or twice:
         raise ValueError(
             f"{fn.__name__} takes {names}; missing: {missing}, unknown: {unknown}, as value and as type: {twice}"
         )
-    stray = sorted(set(divisible) - set(signature))
+    stray = sorted(str(name) for name in divisible if (name if isinstance(name, str) else name[0]) not in signature)
     if stray:
         raise ValueError(f"divisible {stray} are no run-time arguments of {fn.__name__}; those are {sorted(signature)}")
     source = _source_class(fn, ASTSource)(
         fn,
         {name: signature.get(name, "constexpr") for name in names},
-        {(names.index(name),): value for name, value in constants.items()},
-        {(names.index(name),): [["tt.divisibility", 16]] for name in divisible},
+        {_place(names, name): value for name, value in constants.items()},
+        {_place(names, name): [["tt.divisibility", 16]] for name in divisible},
     )
     wanted = {"num_warps": num_warps, "num_stages": num_stages, **options}
     with triton.knobs.cache.scope():
@@ -202,6 +206,22 @@ def compile_kernel(
         kernel = build()
         asm = {key: kernel.asm[key] for key in kernel.asm}
     return Compiled(fn.__name__, target, asm, kernel.metadata.shared, kernel.metadata.num_warps)
+
+
+def _leaves(path: Any, value: Any) -> Iterator[tuple[Any, Any]]:
+    """(path, leaf) of a value that may be a tuple: of such a one its name and the places in it."""
+    if isinstance(value, tuple):
+        head = path if isinstance(path, tuple) else (path,)
+        for place, inner in enumerate(value):
+            yield from _leaves((*head, place), inner)
+    else:
+        yield path, value
+
+
+def _place(names: Sequence[str], path: Any) -> tuple[int, ...]:
+    """Where an argument, or an element of it, stands among ``names``."""
+    name, *rest = path if isinstance(path, tuple) else (path,)
+    return (names.index(name), *rest)
 
 
 def _in_fork(build: Callable[[], Any]) -> None:
@@ -241,36 +261,46 @@ def signature_of(fn: Any, **arguments: Any) -> dict[str, Any]:
     """``signature``, ``constexprs`` and ``divisible`` for :func:`compile_kernel`, as a launch with ``arguments``
     would have them.
 
-    An argument is an array or tensor (of any device), a TMA descriptor, a number, or a value of a ``tl.constexpr``
-    parameter. As at a launch, None and the integer 1 become constants and multiples of 16 are noted, except where the
-    kernel says that it is not to be specialised.
+    An argument is an array or tensor (of any device), a TMA descriptor, a number, a tuple of such, or a value of a
+    ``tl.constexpr`` parameter. As at a launch, None and the integer 1 become constants and multiples of 16 are noted,
+    except where the kernel says that it is not to be specialised.
     """
-    signature: dict[str, str] = {}
-    constants: dict[str, Any] = {}
-    divisible: list[str] = []
+    constants: dict[Any, Any] = {}
+    divisible: list[Any] = []
     constexprs = {p.name for p in fn.params if p.is_constexpr}
     general = {p.name for p in fn.params if p.do_not_specialize}
-    for name, value in arguments.items():
-        if name in constexprs or value is None or (type(value) is int and value == 1 and name not in general):
-            constants[name] = value
-        elif hasattr(value, "block_shape"):
+
+    def kind_of(path: Any, value: Any) -> Any:
+        name = path[0] if isinstance(path, tuple) else path
+        if isinstance(value, tuple):
+            head = path if isinstance(path, tuple) else (path,)
+            kinds = [kind_of((*head, place), inner) for place, inner in enumerate(value)]
+            return type(value)(*kinds) if hasattr(value, "_fields") else tuple(kinds)
+        if value is None or (type(value) is int and value == 1 and name not in general):
+            constants[path] = value
+            return "constexpr"
+        if hasattr(value, "block_shape"):
             element, block = _TYPES[str(value.base.dtype).removeprefix("torch.")], list(value.block_shape)
-            signature[name] = f"tensordesc<{element}{block},{value.layout!r}>"
-        elif hasattr(value, "dtype"):
-            signature[name] = "*" + _TYPES[str(value.dtype).removeprefix("torch.")]
+            return f"tensordesc<{element}{block},{value.layout!r}>"
+        if hasattr(value, "dtype"):
             address = value.data_ptr() if hasattr(value, "data_ptr") else value.ctypes.data
             if address % 16 == 0:
-                divisible.append(name)
-        elif isinstance(value, bool):
-            signature[name] = "i1"
-        elif isinstance(value, int):
-            signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+                divisible.append(path)
+            return "*" + _TYPES[str(value.dtype).removeprefix("torch.")]
+        if isinstance(value, bool):
+            return "i1"
+        if isinstance(value, int):
             if value % 16 == 0 and name not in general:
-                divisible.append(name)
-        elif isinstance(value, float):
-            signature[name] = "fp32"
-        else:
-            raise ValueError(f"{name}={value!r}: an array, a number, None or the value of a constexpr is wanted")
+                divisible.append(path)
+            return "i32" if -(2**31) <= value < 2**31 else "i64"
+        if isinstance(value, float):
+            return "fp32"
+        where = name if path == name else f"{name}{list(path[1:])}"
+        raise ValueError(f"{where}={value!r}: must be an array, a number, None or the value of a constexpr")
+
+    constants.update({name: value for name, value in arguments.items() if name in constexprs})
+    signature = {name: kind_of(name, value) for name, value in arguments.items() if name not in constexprs}
+    signature = {name: kind for name, kind in signature.items() if kind != "constexpr"}
     return {"signature": signature, "constexprs": constants, "divisible": divisible}
 
 

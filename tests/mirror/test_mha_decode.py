@@ -39,7 +39,7 @@ def swap(text: str, first: str, second: str) -> str:
     [
         lambda text: text.replace("#: load_v ", "#: fetch_v ", 1),
         lambda text: swap(text, "load_k", "load_v"),
-        lambda text: text.replace("        m = m_new\n", "        m_old = m_new\n", 1),
+        lambda text: text.replace("p, alpha, m, l = weigh", "p, alpha, m_new, l = weigh", 1),
         lambda text: text.replace("range(lo, hi, BN)", "range(lo, hi, 2 * BN)", 1),
     ],
     ids=["marker", "order", "name", "header"],

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+import kvlab
 from kvlab.mirror import Operation, check, check_sources, coverage
-from kvlab.mirror.lines import Beside, beside
+from kvlab.mirror.lines import Beside, beside, lines_of
 from kvlab.mirror.report import Report
+from kvlab.mirror.source import read_helper
 from kvlab.mirror.twin import module_file
 
 KERNEL = '''
@@ -230,7 +232,38 @@ FOUR = {
         r"\1",
     ),
 }
-ATTENTION = tuple(op for op in OPERATIONS if op not in ("merge_states", "kv_store"))
+ATTENTION = ("mha_prefill", "mla_decode", "mla_prefill")
+SHARED = {
+    "softcap": ("features/scores.py", "adjust", r"\n( *)if (?:numbers|features)\.softcap[^\n]*\n +s = cap[^\n]*", ""),
+    "exp2": ("tiles/online_softmax.py", "weigh", r"\bexp2\(s", "exp(s"),
+    "mask": ("features/scores.py", "hide", *FOUR["mask"]),
+    "scale": ("features/scores.py", "adjust", r"(\n +s = [^\n#]*?) \* (?:s\.by_row\(factor\)|factor)", r"\1"),
+}
+"""The same four in the helpers that the twins of an operation call: file, helper, text, what it becomes."""
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("op", ["mha_decode", "mha_decode_streaming"])
+def test_what_helpers_make_of_scores_cannot_be_changed_on_one_side(op: str, name: str, side: str) -> None:
+    file, helper, old, new = SHARED[name]
+    assert f" {helper}: " in str(coverage(op)), "the twins call it"
+    path = str(Path(kvlab.__file__).parent / "attention" / file)
+    text = Path(path).read_text(encoding="utf-8")
+    functions = {"kernel": f"{helper}_kernel", "emulator": helper}
+    body = re.search(rf"\ndef {functions[side]}\(.*?(?=\n\n\n|\Z)", text, re.S)
+    assert body is not None
+    changed, count = re.subn(old, new, body[0])
+    assert count > 0, "nothing of the kind"
+    texts = dict.fromkeys(functions, text) | {side: text.replace(body[0], changed)}
+
+    def differences(of: dict[str, str]) -> list[str]:
+        kernel, emulator = (read_helper(of[one], function, path) for one, function in functions.items())
+        lines = lines_of(helper, kernel, emulator, {}, {}).lines
+        return [words for line in lines for words in line.differences or (() if line.kernel and line.emulator else "-")]
+
+    assert not differences(dict.fromkeys(functions, text))
+    assert differences(texts)
 
 
 @pytest.mark.parametrize("side", SIDES)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvlab.common.arrays import is_torch, to_numpy
 from kvlab.common.checks import shown
+from kvlab.staging import ceildiv
+
+if TYPE_CHECKING:
+    import triton.language as tl
 
 Array = np.ndarray[Any, Any]
 
@@ -118,3 +122,79 @@ def keys_in_table(seq_lens: Any, block_table: Any, page_size: int) -> Array:
 def host(array: Any) -> Array:
     """In CPU memory, as NumPy."""
     return to_numpy(array.cpu() if is_torch(array) else np.asarray(array))
+
+
+def key_range(position: Array, end: Array, left: int, right: int, chunk: int) -> tuple[Array, Array]:
+    """(first, limit): the rows at ``position`` see ``first <= key < limit``; ``end`` keys may be seen at most."""
+    first = np.maximum(position - np.int32(left), 0)
+    limit = np.minimum(position + np.int32(right) + 1, end)
+    if chunk > 0:
+        start = np.maximum(position, 0) // np.int32(chunk) * np.int32(chunk)
+        first = np.maximum(first, start)
+        limit = np.minimum(limit, np.where(position < 0, 0, start + np.int32(chunk)))
+    return first, limit
+
+
+def visible_end(num_keys: Array, valid_array: Array | None, batch: Array) -> Array:
+    """Keys of sequences that may be seen: all, or the first of them that ``valid_array`` counts, any integers."""
+    end = num_keys
+    if valid_array is not None:
+        end = np.maximum(np.minimum(valid_array[batch].astype(np.int64), num_keys), 0).astype(np.int32)
+    return end
+
+
+def split_keys(
+    position: Array, num_keys: Array, tokens: int, end: Array, split: Array, num_splits: int, mask: Any, BN: int
+) -> tuple[Array, Array, Array, Array]:
+    """(lo, hi, first, limit): the keys ``lo ... hi`` of a split ``[P]``, whole tiles of those that the last ``tokens``
+    positions see; of these a row at ``position`` ``[P, BM]`` sees the keys from ``first`` to below ``limit``. ``mask``:
+    MaskPlan.
+    """
+    begin = np.zeros_like(num_keys)
+    if mask.windowed:
+        begin, _ = key_range(num_keys - tokens, end, mask.left, mask.right, mask.chunk)
+    _, stop = key_range(num_keys - 1, end, mask.left, mask.right, mask.chunk)
+    stop = np.maximum(stop, begin)
+    size = ceildiv(ceildiv(stop - begin, num_splits), BN) * BN
+    lo = np.minimum(begin + split * size, stop)
+    hi = np.minimum(lo + size, stop)
+    first, limit = key_range(position, end[:, None], mask.left, mask.right, mask.chunk)
+    return lo, hi, np.maximum(first, lo[:, None]), np.minimum(limit, hi[:, None])
+
+
+def key_range_kernel(position, end, left, right, chunk):
+    """(first, limit) as of ``key_range``; ``chunk`` None: no chunks."""
+    first = tl.maximum(position - left, 0)
+    limit = tl.minimum(position + right + 1, end)
+    if chunk is not None:
+        start = tl.maximum(position, 0) // chunk * chunk
+        first = tl.maximum(first, start)
+        limit = tl.minimum(limit, tl.where(position < 0, 0, start + chunk))
+    return first, limit
+
+
+def key_count_kernel(length, most):
+    """Keys of a sequence of this length, as of ``key_count``."""
+    return tl.maximum(tl.minimum(length.to(tl.int64), most), 0).to(tl.int32)
+
+
+def visible_end_kernel(num_keys, valid_ptr, batch):
+    """Keys of a sequence that may be seen, as of ``visible_end``."""
+    end = num_keys
+    if valid_ptr is not None:
+        end = tl.maximum(tl.minimum(tl.load(valid_ptr + batch).to(tl.int64), num_keys), 0).to(tl.int32)
+    return end
+
+
+def split_keys_kernel(position, num_keys, tokens, end, split, num_splits, mask, BN, BOUNDED):
+    """(lo, hi, first, limit) as of ``split_keys``; ``mask``: FeatureNumbers."""
+    begin = 0
+    if BOUNDED:
+        begin, _ = key_range_kernel(num_keys - tokens, end, mask.left, mask.right, mask.chunk)
+    _, stop = key_range_kernel(num_keys - 1, end, mask.left, mask.right, mask.chunk)
+    stop = tl.maximum(stop, begin)
+    size = tl.cdiv(tl.cdiv(stop - begin, num_splits), BN) * BN
+    lo = tl.minimum(begin + split * size, stop)
+    hi = tl.minimum(lo + size, stop)
+    first, limit = key_range_kernel(position, end, mask.left, mask.right, mask.chunk)
+    return lo, hi, tl.maximum(first, lo), tl.minimum(limit, hi)

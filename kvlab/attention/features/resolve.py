@@ -10,31 +10,37 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kvlab.attention.call.checks import check_array, check_dtype, finite_number, require
+from kvlab.attention.call.checks import check_array, require
+from kvlab.attention.features.alibi import resolve_slopes
+from kvlab.attention.features.bias import check_bias
 from kvlab.attention.features.masks import MaskPlan
 from kvlab.attention.features.scales import Scales, resolve_scales
+from kvlab.attention.features.sinks import resolve_sinks
+from kvlab.attention.features.softcap import resolve_softcap
+from kvlab.attention.features.temperature import resolve_temperature
 from kvlab.attention.tiles.online_softmax import LOG2E
 from kvlab.common.arrays import dtype_of, element_strides, is_torch, same_place
-from kvlab.memory import float32
 
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """The features of a call, checked. sinks ``[Hq]``; slopes ``[B or 1, Hq]`` float32; None where there are none."""
+    """The features of a call, checked. sinks ``[Hq]``; slopes ``[B or 1, Hq]``, temperature ``[Hq]`` float32;
+    None where there are none.
+    """
 
     mask: MaskPlan = field(default_factory=lambda: MaskPlan(right=0))
     softcap: float = 0.0
     sinks: Any = None
     slopes: Any = None
+    temperature: Any = None
     scales: Scales = field(default_factory=Scales)
 
     def of_sequence(self, batch: int, where: Any, scale: float) -> dict[str, Any]:
         """Keywords of :func:`.exact.attention` for one sequence whose K and V are at ``where``."""
-        slopes = None if self.slopes is None else self.slopes[batch if len(self.slopes) > 1 else 0]
-        q_scale, k_scale = self.scales.q.at(None), self.scales.k.at(where)
+        scales = self.scales
         return {
-            "scale": scale, "mask": self.mask, "sequence": batch, "softcap": self.softcap, "sinks": self.sinks,
-            "slopes": slopes, "k_scale": q_scale * k_scale, "v_scale": self.scales.v.at(where),
+            "scale": scale, "features": self, "sequence": batch, "k_scale": scales.q.at(None) * scales.k.at(where),
+            "v_scale": scales.v.at(where),
         }
 
     def with_leading_axis(self) -> Features:
@@ -47,7 +53,7 @@ class Features:
     def arrays(self) -> tuple[Any, ...]:
         """Those among them."""
         found = (
-            self.mask.valid, self.mask.bias, self.sinks, self.slopes,
+            self.mask.valid, self.mask.bias, self.sinks, self.slopes, self.temperature,
             *(scale.array for scale in (self.scales.q, self.scales.k, self.scales.v, self.scales.rope)),
         )
         return tuple(array for array in found if array is not None)
@@ -65,38 +71,23 @@ class Features:
 
 def resolve_features(
     q: Any, k: Any, v: Any, *, mask: MaskPlan, batch: int, softcap: Any = 0.0, sinks: Any = None,
-    alibi_slopes: Any = None, q_scale: Any = None, k_scale: Any = None, v_scale: Any = None,
+    alibi_slopes: Any = None, temperature: Any = None, q_scale: Any = None, k_scale: Any = None, v_scale: Any = None,
 ) -> Features:
     """The features of a call on q ``[.., Hq, D]``, k and v ``[.., Hkv, D]``. ValueError that names the argument."""
-    q_heads = int(q.shape[-2])
-    softcap = finite_number(softcap, "softcap", "a finite number that float32 holds")
-    require(softcap >= 0, f"softcap {softcap}", "0 or more")
-    require(softcap == 0 or 2**-126 <= softcap <= 2**126, f"softcap {softcap}", "0, or 2^-126 to 2^126")
-    if sinks is not None:
-        _check_heads_array("sinks", sinks, q, ((q_heads,),), f"[Hq = {q_heads}]")
-        check_dtype("sinks", sinks)
-    slopes = alibi_slopes
-    if slopes is not None:
-        forms = f"[Hq = {q_heads}] or [B = {batch}, {q_heads}]"
-        _check_heads_array("alibi_slopes", slopes, q, ((q_heads,), (batch, q_heads)), forms)
-        require(dtype_of(slopes, "alibi_slopes") == float32, f"alibi_slopes has dtype {slopes.dtype}", "float32")
-        slopes = slopes[None] if slopes.ndim == 1 else slopes
-    for name, array, size in (("mask.valid_lengths", mask.valid, 1), ("mask", mask.bias, 4)):
-        if array is not None:
-            check_array(name, array)
-            same_place(**{name: array, "q": q})
-            require(array.ndim == size, f"{name} has shape {tuple(array.shape)}", "[B]" if size == 1 else "4 axes")
+    number = resolve_softcap(softcap)
+    sinks, slopes = resolve_sinks(sinks, q), resolve_slopes(alibi_slopes, q, batch)
+    temperature = resolve_temperature(temperature, q)
     if mask.valid is not None:
+        check_array("mask.valid_lengths", mask.valid)
+        same_place(**{"mask.valid_lengths": mask.valid, "q": q})
+        require(mask.valid.ndim == 1, f"mask.valid_lengths has shape {tuple(mask.valid.shape)}", "[B]")
         given, kind = int(mask.valid.shape[0]), dtype_of(mask.valid, "valid_lengths")
         require(given == batch, f"valid_lengths of {given} sequences", f"those of the call, {batch}")
         require(kind.kind in "iu", f"valid_lengths has dtype {mask.valid.dtype}", "an integer")
         require(batch < 2 or element_strides(mask.valid) == (1,), "valid_lengths is strided", "contiguous")
-    if mask.bias is not None:
-        lead = tuple(int(n) for n in mask.bias.shape[:2])
-        fits = lead[0] in (1, batch) and lead[1] in (1, q_heads)
-        require(fits, f"mask has shape {tuple(mask.bias.shape)}", f"[{batch} or 1, {q_heads} or 1, S, keys]")
-        require(dtype_of(mask.bias, "mask").kind in "fV", f"mask has dtype {mask.bias.dtype}", "a float or bool")
-    return Features(mask, softcap, sinks, slopes, resolve_scales(q, k, v, q_scale, k_scale, v_scale))
+    check_bias(mask.bias, q, batch)
+    scales = resolve_scales(q, k, v, q_scale, k_scale, v_scale)
+    return Features(mask, number, sinks, slopes, temperature, scales)
 
 
 def in_base(lse: Any, base2: bool) -> Any:
@@ -116,11 +107,3 @@ def kv_view(array: Any, kv_layout: str) -> Any:
         return array
     return array.transpose(1, 2) if is_torch(array) else array.swapaxes(1, 2)
 
-
-def _check_heads_array(name: str, array: Any, q: Any, shapes: tuple[tuple[int, ...], ...], forms: str) -> None:
-    check_array(name, array)
-    same_place(**{name: array, "q": q})
-    shape = tuple(int(n) for n in array.shape)
-    require(shape in shapes, f"{name} has shape {shape}", forms)
-    strides = element_strides(array, name)
-    require(0 in shape or shape[-1] < 2 or strides[-1] == 1, f"{name} is strided", "contiguous in its last dimension")

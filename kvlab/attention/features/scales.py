@@ -10,14 +10,24 @@ Operations call :func:`resolve_scales` and hand the :class:`Scales` to all sibli
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvlab.attention.call.checks import check_array, finite_number, known_dtype, require
+from kvlab.attention.tiles.masked import load
+from kvlab.attention.tiles.strides import PageStrides
 from kvlab.common.arrays import dtype_of, is_torch, same_place
 from kvlab.memory import float8_e4m3fn, float32
 
+if TYPE_CHECKING:
+    import triton.language as tl
+
+Array = np.ndarray[Any, Any]
+DOCUMENTATION = (
+    "of e4m3 arrays: a number, float32 ``[Hkv]``, or, for K and V, of each token and head ``[pages, page_size, Hkv]``; "
+    "the true K is ``k_cache * k_scale``. Ignored for other dtypes"
+)
 P_SCALE = 2.0**8
 """P times this is rounded to e4m3 where P V runs in fp8; its inverse is in the epilogue."""
 
@@ -103,3 +113,47 @@ def resolve_scale(name: str, scale: Any, of: Any, heads: int, tokens: tuple[int,
     fits = shape == (heads,) or (len(shape) > 1 and shape == tokens)
     require(fits, f"{name} has shape {shape}", f"a number, [Hkv = {heads}]{per_token}")
     return Scale(heads=scale) if len(shape) == 1 else Scale(tokens=scale)
+
+
+def scale_strides(scale: Scale, *, ragged: bool = False) -> PageStrides:
+    """Strides of the scales of tokens, torch tensors, or of heads; 0 for the axes that they do not have, and for the
+    first where rows are ``ragged``.
+
+    >>> scale_strides(Scale(0.5))
+    PageStrides(page=0, token=0, head=0)
+    """
+    strides = () if scale.array is None else tuple(scale.array.stride())
+    page, token, head = (0,) * (3 - len(strides)) + strides
+    return PageStrides(0 if ragged else page, token, head)
+
+
+def head_scale(factor: Any, scale_array: Array | None, kv_head: Array) -> Array:
+    """``factor``, a number or ``[P]``, times the scale of each program's KV head ``[P]``."""
+    factor = np.broadcast_to(np.float32(factor), kv_head.shape)
+    if scale_array is not None:
+        factor = factor * scale_array[kv_head]
+    return factor
+
+
+def token_scale(scale_array: Array | None, at: tuple[Any, ...], exists: Array) -> Array:
+    """Scales ``[P, BN]`` of keys at the index ``at``, 0 for those that do not exist; 1 where there are none."""
+    scale = np.ones(1, np.float32)
+    if scale_array is not None:
+        scale = load(scale_array, at, mask=exists, other=0.0)
+    return scale
+
+
+def head_scale_kernel(factor, scale_ptr, kv_head, scale_strides):
+    """``factor`` times the scale of a KV head."""
+    if scale_ptr is not None:
+        factor = factor * tl.load(scale_ptr + kv_head * scale_strides.head)
+    return factor
+
+
+def token_scale_kernel(scale_ptr, scale_strides, page, slot, kv_head, exists):
+    """Scales ``[BN]`` of the keys in ``slot`` of ``page``, as of ``token_scale``."""
+    scale = 1.0
+    if scale_ptr is not None:
+        at = page * scale_strides.page + slot * scale_strides.token + kv_head * scale_strides.head  #- address
+        scale = tl.load(scale_ptr + at, mask=exists, other=0.0)
+    return scale

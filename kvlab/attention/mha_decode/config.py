@@ -26,7 +26,6 @@ TWINS = (
             "seq_lens": "seq_lens_ptr",
             "v_factor": "scales.v.number",
             "cache.page_size_": "PAGE",
-            "sinks_array is not None": "SINKS",
             "bincount": "histogram",
             "load_q": "load_rows",
             "store_rows": "store",

@@ -9,29 +9,20 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.call.operands import result_dtype
-from kvlab.attention.features.intervals import key_count
-from kvlab.attention.features.masks import MaskPlan
+from kvlab.attention.features.intervals import key_count, split_keys, visible_end
 from kvlab.attention.features.resolve import Features
+from kvlab.attention.features.scales import head_scale, token_scale
+from kvlab.attention.features.scores import adjust, hide, row_terms
+from kvlab.attention.features.sinks import start_rows
 from kvlab.attention.machines.decode import DecodeCTA, decode_cta
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
-from kvlab.attention.scoring.emulator import (
-    add_bias,
-    by_column,
-    cap,
-    distance,
-    head_scale,
-    in_pages,
-    key_range,
-    sink_alone,
-    token_scale,
-    visible_end,
-)
 from kvlab.attention.tiles.fp8_pairs.emulator import narrow
 from kvlab.attention.tiles.masked import load, store
-from kvlab.attention.tiles.online_softmax import LOG2E, LOWEST
+from kvlab.attention.tiles.online_softmax import LOG2E, weigh
+from kvlab.attention.tiles.pages import in_pages
 from kvlab.cache import PagedKVCache
-from kvlab.hardware.chip import divide, exp2, log2, multiply_add
+from kvlab.hardware.chip import divide, log2
 from kvlab.memory import Memory
 from kvlab.staging import Traffic, ceildiv, program_ids, ragged_range, row_offsets
 
@@ -59,35 +50,6 @@ def nth_longest(seq_lens_array: Array, max_keys: int, n: Array) -> Array:
     member = kind == found  # [P, B]
     place = np.cumsum(member, 1)
     return np.sum(np.where(member & (place == n[:, None] - before + 1), at, 0), 1)
-
-
-def split_keys(
-    position: Array, num_keys: Array, tokens: int, end: Array, split: Array, num_splits: int, mask: MaskPlan, BN: int
-) -> tuple[Array, Array, Array, Array]:
-    """(lo, hi, first, limit): the keys ``lo ... hi`` of a split ``[P]``, whole tiles of those that the last ``tokens``
-    positions see; of these a row at ``position`` ``[P, BM]`` sees the keys from ``first`` to below ``limit``.
-    """
-    begin = np.zeros_like(num_keys)
-    if mask.windowed:
-        begin, _ = key_range(num_keys - tokens, end, mask.left, mask.right, mask.chunk)
-    _, stop = key_range(num_keys - 1, end, mask.left, mask.right, mask.chunk)
-    stop = np.maximum(stop, begin)
-    size = ceildiv(ceildiv(stop - begin, num_splits), BN) * BN
-    lo = np.minimum(begin + split * size, stop)
-    hi = np.minimum(lo + size, stop)
-    first, limit = key_range(position, end[:, None], mask.left, mask.right, mask.chunk)
-    return lo, hi, np.maximum(first, lo[:, None]), np.minimum(limit, hi[:, None])
-
-
-def start_rows(sinks_array: Array | None, head: Array, split: Array) -> tuple[Array, Array]:
-    """(m, l): maximum and sum ``[P, BM]`` of rows that see no key yet; a sink is counted once, by the first split."""
-    m = np.full(head.shape, LOWEST, np.float32)
-    l = np.zeros(head.shape, np.float32)
-    if sinks_array is not None:
-        sink, one = sink_alone(sinks_array[head].astype(np.float32) * np.float32(LOG2E))
-        m = np.where(split[:, None] == 0, sink, m)
-        l = np.where(split[:, None] == 0, one, l)
-    return m, l
 
 
 def load_rows(
@@ -127,16 +89,16 @@ def attend(
     position = num_keys[:, None] - tokens + token  # [P, BM]
     end = visible_end(num_keys, mask.valid, batch)
     lo, hi, first, limit = split_keys(position, num_keys, tokens, end, split, config.num_splits, mask, BN)
+    rows = batch, head, token, is_row, first, limit
     cta = decode_cta(  #- programs
         arch, config.BM, BN, config.columns, config.v_columns, k_cache, v_cache, batch, kv_head, (lo, hi), traffic,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )
     q, unit = load_rows(cta, q_array, (batch[:, None], token, head), is_row, problem.pairs)
-    factor = np.float32(scale_log2) * head_scale(scales.q.array, kv_head)[:, None]  # [P, 1]
-    factor = factor * head_scale(scales.k.heads, kv_head)[:, None]
+    factor, slope = row_terms(scale_log2, features, batch, kv_head, head)
     if problem.pairs:
         factor = factor * unit  # [P, BM]
-    m, l = start_rows(features.sinks, head, split)
+    m, l = start_rows(features.sinks, head, split == 0)
     o = cta.zeros()
     for start in ragged_range(lo, hi, BN):
         #: load_k -> k    the K tile of these pages, DRAM -> shared memory
@@ -145,44 +107,27 @@ def attend(
         exists = key < hi[:, None]
         page, slot = in_pages(k_cache, batch[:, None], key, exists)
         k = cta.load_k(active)
-        #: scores -> s    S = Q K^T in float32, in units of log2; scales, softcap, ALiBi
+        #: scores -> s    S = Q K^T in float32, in units of log2; scales, temperature, softcap, ALiBi
         s = cta.scores(q, k, active)
-        s = s.with_values(s.values * s.by_row(np.broadcast_to(factor, row.shape)))
-        if scales.k.tokens is not None:
-            scale = token_scale(scales.k.tokens, (page, slot, kv_head[:, None]), exists)
-            s = s.with_values(s.values * by_column(s, scale))
-        if features.softcap > 0:
-            s = cap(s, features.softcap)
-        if features.slopes is not None:
-            slope = np.broadcast_to(features.slopes, (problem.batch, problem.q_heads))[batch[:, None], head]
-            s = distance(s, slope, position, key)
+        scale = token_scale(scales.k.tokens, (page, slot, kv_head[:, None]), exists)
+        s = adjust(s, factor, slope, scale, features, position, key)
         #: mask -> s    keys that a row does not see
-        visible = by_column(s, key) < s.by_row(limit)
-        if mask.windowed:
-            visible = visible & (by_column(s, key) >= s.by_row(first))
-        if mask.bias is not None:
-            visible = visible & s.by_row(is_row)
-            s, visible = add_bias(s, visible, mask.bias, batch, head, token, key)
-        s = s.with_values(np.where(visible, s.values, np.float32(-np.inf)))
+        s = hide(s, rows, key, features, mask.windowed)
         #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
-        m_new = np.maximum(m, cta.row_max(s))
-        p = s.with_values(exp2(s.values - s.by_row(m_new)))
-        alpha = exp2(m - m_new)
-        l = multiply_add(l, alpha, cta.row_sum(p))
+        p, alpha, m, l = weigh(cta, s, m, l)
         o = o.rescale(alpha)
-        m = m_new
         #: load_v -> v    the V tile of the same pages
         v = cta.load_v(active)
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
+        scale = token_scale(scales.v.tokens, (page, slot, kv_head[:, None]), exists)
         if scales.v.tokens is not None:
-            scale = token_scale(scales.v.tokens, (page, slot, kv_head[:, None]), exists)
-            p = p.with_values(p.values * by_column(p, scale))
+            p = p.with_values(p.values * p.by_column(scale))
         o = cta.accumulate(p, v, o, active)
     #: normalise -> l, lse    rows without a sum have seen no key: 0 and -inf
     sees = l != 0
     if features.sinks is None:
         sees = sees & (first < limit)
-    factor = np.float32(scales.v.number) * head_scale(scales.v.heads, kv_head)[:, None]
+    factor = head_scale(scales.v.number, scales.v.heads, kv_head)[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):  # where the kernel has infinities, too
         lse = np.where(sees, (m + log2(l)) * LN2, np.float32(-np.inf))
         l = np.where(sees, divide(factor, l), np.float32(0))  # what the sums of a row are multiplied by

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 from kvlab.attention.call.results import results
+from kvlab.attention.features.arguments import feature_arrays, feature_numbers
+from kvlab.attention.features.kernel import (
+    adjust,
+    head_scale,
+    hide,
+    in_pages,
+    key_count,
+    row_terms,
+    split_keys,
+    start_rows,
+    token_scale,
+    visible_end,
+    weigh,
+)
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
-from kvlab.attention.scoring.kernel import (
-    LOG2E,
-    LOWEST,
-    add_bias,
-    cap,
-    distance,
-    head_scale,
-    in_pages,
-    key_count,
-    key_range,
-    sink_alone,
-    token_scale,
-    visible_end,
-)
-from kvlab.attention.scoring.launch import bias_arguments, in_units, scale_strides, slopes_batch
 from kvlab.attention.tiles.fp8_pairs.kernel import halves, narrow
-from kvlab.attention.tiles.online_softmax import LOG2E as _LOG2E
+from kvlab.attention.tiles.online_softmax import LOG2E
+from kvlab.attention.tiles.strides import PageStrides, PartStrides, RowStrides, in_units
 from kvlab.common.arrays import with_addressing_strides
 from kvlab.triton_support.interpreter import is_interpreted
 from kvlab.triton_support.launching import Again, first_launch, relaunched
@@ -38,6 +40,45 @@ from .config import DecodeConfig, DecodeProblem, problem_of
 
 LN2 = tl.constexpr(0.6931471805599453)
 CLASSES = tl.constexpr(_CLASSES)
+
+
+class Sizes(NamedTuple):
+    """What the kernel counts: heads of a KV head, new tokens, splits, most keys, sequences, KV heads; strides of the
+    table's rows and of the lengths.
+    """
+
+    group: int
+    tokens: int
+    num_splits: int
+    max_keys: int
+    batches: int
+    kv_heads: int
+    table_batch: int
+    seq_lens_batch: int
+
+
+class Constants(NamedTuple):
+    """What the kernel is compiled for.
+
+    Columns come in pieces of W0 and W1 (V0 and V1 of V) elements of 16 bits or more; with PAIRS an element is two
+    neighbouring columns of fp8, and D and DV count such elements. BOUNDED: rows see no keys before some first one. PTX:
+    compiled for NVIDIA. Strides of q, K, V and the output count UNIT elements as one.
+    """
+
+    PAGE: int
+    PAIRS: bool
+    D: int
+    DV: int
+    W0: int
+    W1: int
+    V0: int
+    V1: int
+    BM: int
+    BN: int
+    PTX: bool
+    BOUNDED: bool
+    LONGEST_FIRST: int
+    UNIT: int
 
 
 @triton.jit
@@ -56,38 +97,6 @@ def nth_longest(seq_lens_ptr, seq_lens_batch, batches, max_keys, n, BATCH: tl.co
     member = there & (kind == found)
     place = tl.cumsum(member.to(tl.int32), 0)
     return tl.sum(tl.where(member & (place == n - before + 1), at, 0), 0).to(tl.int64)
-
-
-@triton.jit
-def split_keys(
-    position, num_keys, tokens, end, split, num_splits, left, right, chunk,
-    BN: tl.constexpr, BOUNDED: tl.constexpr, CHUNKED: tl.constexpr,
-):
-    """(lo, hi, first, limit): the keys ``lo ... hi`` of a split, whole tiles of those that the last ``tokens``
-    positions see; of these a row at ``position`` sees the keys from ``first`` to below ``limit``.
-    """
-    begin = 0
-    if BOUNDED:
-        begin, _ = key_range(num_keys - tokens, end, left, right, chunk, CHUNKED)
-    _, stop = key_range(num_keys - 1, end, left, right, chunk, CHUNKED)
-    stop = tl.maximum(stop, begin)
-    size = tl.cdiv(tl.cdiv(stop - begin, num_splits), BN) * BN
-    lo = tl.minimum(begin + split * size, stop)
-    hi = tl.minimum(lo + size, stop)
-    first, limit = key_range(position, end, left, right, chunk, CHUNKED)
-    return lo, hi, tl.maximum(first, lo), tl.minimum(limit, hi)
-
-
-@triton.jit
-def start_rows(sinks_ptr, head, split, BM: tl.constexpr, SINKS: tl.constexpr):
-    """(m, l): maximum and sum of rows that see no key yet; a sink is counted once, by the first split."""
-    m = tl.full([BM], LOWEST, tl.float32)
-    l = tl.zeros([BM], tl.float32)
-    if SINKS:
-        sink, one = sink_alone(tl.load(sinks_ptr + head).to(tl.float32) * LOG2E)
-        m = tl.where(split == 0, sink, m)
-        l = tl.where(split == 0, one, l)
-    return m, l
 
 
 @triton.jit
@@ -232,160 +241,112 @@ def store_rows(ptr, at, exists, o, COLUMNS: tl.constexpr, PAIRS: tl.constexpr):
 
 @triton.jit
 def attend(
-    q_ptr, k_ptr, v_ptr, table_ptr, seq_lens_ptr, valid_ptr, bias_ptr, sinks_ptr, slopes_ptr,
-    q_scale_ptr, k_scale_ptr, v_scale_ptr, o_ptr, lse_ptr,
-    scale_log2, v_factor, softcap, left, right, chunk, group, tokens, num_splits, max_keys,
-    q_batch, q_token, q_head, k_page, k_token, k_head, v_page, v_token, v_head, table_batch, seq_lens_batch,
-    bias_batch, bias_head, bias_row, bias_key, bias_rows, bias_keys, slopes_batch, q_scale_head,
-    k_scale_page, k_scale_token, k_scale_head, v_scale_page, v_scale_token, v_scale_head,
-    o_split, o_batch, o_token, o_head, lse_split, lse_batch, lse_token, lse_head, batches, kv_heads,
-    PAGE: tl.constexpr, PAIRS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, W0: tl.constexpr, W1: tl.constexpr,
-    V0: tl.constexpr, V1: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PTX: tl.constexpr,
-    BOUNDED: tl.constexpr, CHUNKED: tl.constexpr, VALID: tl.constexpr, BIAS: tl.constexpr, CAPPED: tl.constexpr,
-    SINKS: tl.constexpr, SLOPES: tl.constexpr, Q_SCALE: tl.constexpr, K_SCALE: tl.constexpr, V_SCALE: tl.constexpr,
-    LONGEST_FIRST: tl.constexpr, UNIT: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, table_ptr, seq_lens_ptr, features, o_ptr, lse_ptr, scale_log2, v_factor, numbers, problem,
+    q_strides, k_strides, v_strides, o_strides, lse_strides, C: tl.constexpr,
 ):
-    """BM query rows (tokens x heads of one KV head) against the keys of one split of one sequence.
-
-    Columns come in pieces of W0 and W1 (V0 and V1 of V) elements of 16 bits or more; with PAIRS an element is two
-    neighbouring columns of fp8, and D and DV count such elements. BOUNDED: rows see no keys before some first one.
-    K_SCALE and V_SCALE: "number", "head" or "token". PTX: compiled for NVIDIA. Strides of q, K, V and the output count
-    UNIT elements as one.
-    """
+    """BM query rows (tokens x heads of one KV head) against the keys of one split of one sequence."""
     #: setup -> q, lo, hi, first, limit    this program's rows, the keys they see, its split of them, the query tile
+    BM: tl.constexpr = C.BM
+    BN: tl.constexpr = C.BN
     program, split = tl.program_id(0), tl.program_id(1)
-    row_tiles = tl.cdiv(group * tokens, BM)
-    tile, batch = program % (kv_heads * row_tiles), (program // (kv_heads * row_tiles)).to(tl.int64)
-    if LONGEST_FIRST:
-        batch = nth_longest(seq_lens_ptr, seq_lens_batch, batches, max_keys, batch, LONGEST_FIRST)
+    row_tiles = tl.cdiv(problem.group * problem.tokens, BM)
+    tile, batch = program % (problem.kv_heads * row_tiles), (program // (problem.kv_heads * row_tiles)).to(tl.int64)
+    if C.LONGEST_FIRST:
+        batch = nth_longest(
+            seq_lens_ptr, problem.seq_lens_batch, problem.batches, problem.max_keys, batch, C.LONGEST_FIRST
+        )
     kv_head = (tile // row_tiles).to(tl.int64)
     row = tile % row_tiles * BM + tl.arange(0, BM)  # [BM], token-major
-    num_keys = key_count(tl.load(seq_lens_ptr + batch * seq_lens_batch), max_keys)
-    token = row // group
-    head = kv_head * group + row % group
-    is_row = row < group * tokens
-    position = num_keys - tokens + token  # [BM]
-    end = visible_end(num_keys, valid_ptr, batch, VALID)
+    num_keys = key_count(tl.load(seq_lens_ptr + batch * problem.seq_lens_batch), problem.max_keys)
+    token = row // problem.group
+    head = kv_head * problem.group + row % problem.group
+    is_row = row < problem.group * problem.tokens
+    position = num_keys - problem.tokens + token  # [BM]
+    end = visible_end(num_keys, features.valid, batch)
     lo, hi, first, limit = split_keys(
-        position, num_keys, tokens, end, split, num_splits, left, right, chunk, BN, BOUNDED, CHUNKED
+        position, num_keys, problem.tokens, end, split, problem.num_splits, numbers, BN, C.BOUNDED
     )
+    rows = batch, head, token, is_row, first, limit
     q, unit = load_q(
-        q_ptr, (batch * q_batch + token.to(tl.int64) * q_token + head * q_head) * UNIT, is_row, D, W0, W1, PAIRS
+        q_ptr, (batch * q_strides.batch + token.to(tl.int64) * q_strides.token + head * q_strides.head) * C.UNIT,
+        is_row, C.D, C.W0, C.W1, C.PAIRS,
     )  # pieces [BM, W0] and [BM, W1]
-    factor = scale_log2 * head_scale(q_scale_ptr, kv_head, q_scale_head, Q_SCALE)
-    factor = factor * head_scale(k_scale_ptr, kv_head, k_scale_head, K_SCALE == "head")
-    if PAIRS:
-        factor = (factor * unit)[:, None]
-    m, l = start_rows(sinks_ptr, head, split, BM, SINKS)
-    o = zeros(BM, V0, V1, PAIRS)
+    factor, slope = row_terms(scale_log2, features, numbers, batch, kv_head, head)
+    if C.PAIRS:
+        factor = factor * unit[:, None]
+    m, l = start_rows(features.sinks, head, split == 0)
+    o = zeros(BM, C.V0, C.V1, C.PAIRS)
     for start in range(lo, hi, BN):
         #: load_k -> k    the K tile of these pages, DRAM -> shared memory
         key = start + tl.arange(0, BN)
         exists = key < hi
-        page, slot = in_pages(table_ptr + batch * table_batch, key, exists, PAGE)
-        k = load_k(k_ptr + kv_head * k_head * UNIT, (page * k_page + slot * k_token) * UNIT, exists, D, W0, W1)
-        #: scores -> s    S = Q K^T in float32, in units of log2; scales, softcap, ALiBi
-        s = scores(q, k, PAIRS, PTX)  # [BM, BN]
-        s = s * factor
-        if K_SCALE == "token":
-            scale = token_scale(
-                k_scale_ptr, page * k_scale_page + slot * k_scale_token + kv_head * k_scale_head, exists
-            )
-            s = s * scale[None, :]
-        if CAPPED:
-            s = cap(s, softcap)
-        if SLOPES:
-            slope = tl.load(slopes_ptr + batch * slopes_batch + head)
-            s = distance(s, slope, position, key)
+        page, slot = in_pages(table_ptr + batch * problem.table_batch, key, exists, C.PAGE)
+        k = load_k(
+            k_ptr + kv_head * k_strides.head * C.UNIT, (page * k_strides.page + slot * k_strides.token) * C.UNIT,
+            exists, C.D, C.W0, C.W1,
+        )
+        #: scores -> s    S = Q K^T in float32, in units of log2; scales, temperature, softcap, ALiBi
+        s = scores(q, k, C.PAIRS, C.PTX)  # [BM, BN]
+        scale = token_scale(features.k_tokens, numbers.k_scales, page, slot, kv_head, exists)
+        s = adjust(s, factor, slope, scale, features, numbers, position, key)
         #: mask -> s    keys that a row does not see
-        visible = key[None, :] < limit[:, None]
-        if BOUNDED:
-            visible = visible & (key[None, :] >= first[:, None])
-        if BIAS:
-            visible = visible & is_row[:, None]
-            s, visible = add_bias(
-                s, visible, bias_ptr, batch * bias_batch + head * bias_head, token, key, bias_rows, bias_keys,
-                bias_row, bias_key,
-            )
-        s = tl.where(visible, s, -float("inf"))
+        s = hide(s, rows, key, features, numbers, C.BOUNDED)
         #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
-        m_new = tl.maximum(m, tl.max(s, 1))
-        p = tl.math.exp2(s - m_new[:, None])
-        alpha = tl.math.exp2(m - m_new)
-        l = l * alpha + tl.sum(p, 1)
+        p, alpha, m, l = weigh(s, m, l)
         o = rescale(o, alpha)
-        m = m_new
         #: load_v -> v    the V tile of the same pages
-        v = load_v(v_ptr + kv_head * v_head * UNIT, (page * v_page + slot * v_token) * UNIT, exists, DV, V0, V1)
+        v = load_v(
+            v_ptr + kv_head * v_strides.head * C.UNIT, (page * v_strides.page + slot * v_strides.token) * C.UNIT,
+            exists, C.DV, C.V0, C.V1,
+        )
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
-        if V_SCALE == "token":
-            scale = token_scale(
-                v_scale_ptr, page * v_scale_page + slot * v_scale_token + kv_head * v_scale_head, exists
-            )
+        scale = token_scale(features.v_tokens, numbers.v_scales, page, slot, kv_head, exists)
+        if features.v_tokens is not None:
             p = p * scale[None, :]
-        o = accumulate(p, v, o, PAIRS, PTX)
+        o = accumulate(p, v, o, C.PAIRS, C.PTX)
     #: normalise -> l, lse    rows without a sum have seen no key: 0 and -inf
     sees = l != 0
-    if not SINKS:
+    if features.sinks is None:
         sees = sees & (first < limit)  # known before the loop: ptxas then spills nothing
-    factor = v_factor * head_scale(v_scale_ptr, kv_head, v_scale_head, V_SCALE == "head")
+    factor = head_scale(v_factor, features.v_heads, kv_head, numbers.v_scales)
     lse = tl.where(sees, (m + tl.math.log2(l)) * LN2, -float("inf"))
     l = tl.where(sees, factor / l, 0.0)  # what the sums of a row are multiplied by
     #: store    an empty split leaves its partial output alone
-    writes_o = is_row & (sees | (num_splits == 1))
+    writes_o = is_row & (sees | (problem.num_splits == 1))
     o = normalise(o, l, sees)
     split = split.to(tl.int64)
     store_rows(
-        o_ptr, (split * o_split + batch * o_batch + token.to(tl.int64) * o_token + head * o_head) * UNIT, writes_o, o,
-        DV, PAIRS,
+        o_ptr, (split * o_strides.split + batch * o_strides.batch + token.to(tl.int64) * o_strides.token
+        + head * o_strides.head) * C.UNIT, writes_o, o, C.DV, C.PAIRS,
     )
-    tl.store(lse_ptr + split * lse_split + batch * lse_batch + token * lse_token + head * lse_head, lse, mask=is_row)
-
-
-def followed(f: Features, absent: torch.Tensor) -> list[torch.Tensor]:
-    """The arrays of a call's features, as decode kernels take them; ``absent`` stands for a pointer that is not
-    followed.
-    """
-    mask, scales = f.mask, f.scales
-    arrays = mask.valid, mask.bias, f.sinks, f.slopes, scales.q.array, scales.k.array, scales.v.array
-    return [absent if x is None else x for x in arrays]
+    lse_at = split * lse_strides.split + batch * lse_strides.batch + token * lse_strides.token  #- address
+    tl.store(lse_ptr + lse_at + head * lse_strides.head, lse, mask=is_row)
 
 
 def launch_first(
-    kernel: Any, pointers: tuple[torch.Tensor, ...], again: Again, problem: DecodeProblem, config: Any, f: Features,
-    scale: float, *own: int, **constants: Any,
+    kernel: Any, pointers: tuple[Any, ...], again: Again, problem: DecodeProblem, config: Any, f: Features,
+    scale: float, constants: Callable[[int], Any],
 ) -> None:
-    """Launch a decode kernel for the first time. ``own``: its numbers behind those of all decode kernels."""
-    (q, k, v, block_table, seq_lens), (part, part_lse) = pointers[:5], pointers[-2:]
-    mask, scales, splits = f.mask, f.scales, config.num_splits
-    bias_sizes, bias_strides = bias_arguments(mask.bias)
-    steps, lse_steps = partial_strides(part, part_lse, splits)
+    """Launch a decode kernel for the first time. ``constants(unit)``: what it is compiled for, where strides count
+    ``unit`` elements as one.
+    """
+    (q, k, v, block_table, seq_lens), (part, part_lse), scales = pointers[:5], pointers[-2:], f.scales
+    steps, lse_steps = partial_strides(part, part_lse, config.num_splits)
     unit, (of_q, of_k, of_v, of_part) = in_units(*(x.stride()[:-1] for x in (q, k, v)), steps)
+    sizes = Sizes(
+        problem.group, problem.tokens, config.num_splits, problem.max_keys, problem.batch, problem.kv_heads,
+        block_table.stride(0), seq_lens.stride(0),
+    )
     first_launch(kernel, config.grid(problem), pointers, again)(
-        scale * _LOG2E * scales.q.number * scales.k.number, scales.v.number, f.softcap,
-        mask.left, mask.right, mask.chunk, problem.group, problem.tokens, splits, problem.max_keys,
-        *of_q, *of_k, *of_v, block_table.stride(0), seq_lens.stride(0),
-        *bias_strides, *bias_sizes, slopes_batch(f.slopes),
-        *scale_strides(scales.q, 1), *scale_strides(scales.k, 3), *scale_strides(scales.v, 3), *of_part, *lse_steps,
-        *own, PAGE=problem.page_size, BM=config.BM, BN=config.BN, UNIT=unit,
-        BOUNDED=mask.windowed, CHUNKED=mask.chunk > 0, VALID=mask.valid is not None, BIAS=mask.bias is not None,
-        CAPPED=f.softcap > 0, SINKS=f.sinks is not None, SLOPES=f.slopes is not None,
-        Q_SCALE=scales.q.array is not None, K_SCALE=scales.k.kind, V_SCALE=scales.v.kind,
-        **constants, num_warps=config.num_warps, num_stages=config.num_stages,
+        scale * LOG2E * scales.q.number * scales.k.number, scales.v.number, feature_numbers(f), sizes,
+        RowStrides(*of_q), PageStrides(*of_k), PageStrides(*of_v), PartStrides(*of_part), PartStrides(*lse_steps),
+        C=constants(unit), num_warps=config.num_warps, num_stages=config.num_stages,
     )
 
 
 def launch(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    *,
-    scale: float,
-    config: DecodeConfig,
-    features: Features | None = None,
-    out: torch.Tensor | None = None,
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, seq_lens: torch.Tensor,
+    *, scale: float, config: DecodeConfig, features: Features | None = None, out: torch.Tensor | None = None,
     again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernels: out ``[B, S, Hq, Dv]`` and lse ``[B, S, Hq]`` float32. The arguments are valid; ``again`` as of
@@ -398,15 +359,15 @@ def launch(
     part, part_lse = partial_results(out, lse, config.num_splits)
     pairs = k_cache.element_size() == 1
     k, v = (with_addressing_strides(x).view(torch.int16) for x in (k_cache, v_cache)) if pairs else (k_cache, v_cache)
-    pointers = q, k, v, block_table, seq_lens, *followed(f, q), part, part_lse
+    pointers = q, k, v, block_table, seq_lens, feature_arrays(f), part, part_lse
     if not relaunched(attend, pointers, again):
         problem = problem_of(q, k_cache, v_cache, block_table)
-        launch_first(
-            attend, pointers, again, problem, config, f, scale, problem.batch, problem.kv_heads,
-            PAIRS=problem.pairs, D=problem.widths[0], DV=problem.widths[1],
-            W0=config.columns[0], W1=config.columns[1], V0=config.v_columns[0], V1=config.v_columns[1],
-            PTX=q.is_cuda and torch.version.hip is None and not is_interpreted(), LONGEST_FIRST=config.longest_first,
+        ptx = q.is_cuda and torch.version.hip is None and not is_interpreted()
+        constants = functools.partial(
+            Constants, problem.page_size, problem.pairs, *problem.widths, *config.columns, *config.v_columns,
+            config.BM, config.BN, ptx, f.mask.windowed, config.longest_first,
         )
+        launch_first(attend, pointers, again, problem, config, f, scale, constants)
     if config.num_splits > 1:
         merge(part, part_lse, out, lse, again)
     return out, lse

@@ -20,7 +20,6 @@ TWINS = (
             "seq_lens": "seq_lens_ptr",
             "v_factor": "scales.v.number",
             "cache.page_size_": "PAGE",
-            "sinks_array is not None": "SINKS",
             "zero_scores": "zeros",
             "store_columns": "store",
         },

@@ -10,22 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.features.intervals import key_count
+from kvlab.attention.features.intervals import key_count, split_keys, visible_end
 from kvlab.attention.features.resolve import Features
+from kvlab.attention.features.scales import head_scale, token_scale
+from kvlab.attention.features.scores import adjust, hide, row_terms
+from kvlab.attention.features.sinks import start_rows
 from kvlab.attention.machines import choose
 from kvlab.attention.mha_decode.config import DecodeProblem
-from kvlab.attention.mha_decode.emulator import LN2, run, split_keys, start_rows
-from kvlab.attention.scoring.emulator import (
-    add_bias,
-    by_column,
-    cap,
-    distance,
-    head_scale,
-    in_pages,
-    token_scale,
-    visible_end,
-)
+from kvlab.attention.mha_decode.emulator import LN2, run
 from kvlab.attention.tiles.masked import store
+from kvlab.attention.tiles.online_softmax import weigh
+from kvlab.attention.tiles.pages import in_pages
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory, bfloat16
 from kvlab.staging import KVCacheIterator, Traffic, ceildiv, program_ids, ragged_range, row_offsets
@@ -56,6 +51,7 @@ def attend(
     position = num_keys[:, None] - tokens + token  # [P, BM]
     end = visible_end(num_keys, mask.valid, batch)
     lo, hi, first, limit = split_keys(position, num_keys, tokens, end, split, config.num_splits, mask, BN)
+    rows = batch, head, token, is_row, first, limit
     queries = q_array.astype(q_array.dtype if q_array.dtype.itemsize > 1 else bfloat16, copy=False)  #- launch
     sizes = TileSpec(  #- programs
         arch=arch, BM=config.BM, BN=BN, k=(D, D), v=(D, D), dtype=queries.dtype, stored=k_cache.dtype,
@@ -64,12 +60,11 @@ def attend(
     model = choose(arch, k_cache.dtype, "mha_decode_streaming").cta  #- programs
     cta = model.of(sizes, KVRows(k_cache, v_cache, batch, kv_head), traffic)  #- programs
     at = row_offsets(queries, (batch[:, None], token, head), is_row)  #- address
-    rows = cta.load_q(Memory.over(queries, name="q"), at, is_row)  #- programs
-    factor = np.float32(scale_log2) * head_scale(scales.q.array, kv_head)  # [P]
-    factor = factor * head_scale(scales.k.heads, kv_head)
+    tile = cta.load_q(Memory.over(queries, name="q"), at, is_row)  #- programs
+    factor, slope = row_terms(scale_log2, features, batch, kv_head, head)
     k_tiles, v_tiles = (KVCacheIterator(cache, BN, batch, kv_head, hi) for cache in (k_cache, v_cache))  #- programs
     k_tiles.tile_start_row = v_tiles.tile_start_row = lo  #- programs
-    m, l = start_rows(features.sinks, head, split)
+    m, l = start_rows(features.sinks, head, split == 0)
     o = cta.zeros()
     for start in ragged_range(lo, hi, BN):
         #: tile -> s    the pages of these keys; no score yet
@@ -83,43 +78,26 @@ def attend(
             #: load_k -> k    BK columns of the keys, DRAM -> the one buffer of K
             k = cta.load_k_strip(k_tile, strip, active)
             #: scores -> s    S += Q K^T over these columns, float32
-            q = cta.load_q_strip(rows, strip)
+            q = cta.load_q_strip(tile, strip)
             s = cta.add_scores(q, k, s)
-        #: scale -> s    in units of log2; scales, softcap, ALiBi
-        s = s.with_values(s.values * factor[:, None, None, None])
-        if scales.k.tokens is not None:
-            scale = token_scale(scales.k.tokens, (page, slot, kv_head[:, None]), exists)
-            s = s.with_values(s.values * by_column(s, scale))
-        if features.softcap > 0:
-            s = cap(s, features.softcap)
-        if features.slopes is not None:
-            slope = np.broadcast_to(features.slopes, (problem.batch, problem.q_heads))[batch[:, None], head]
-            s = distance(s, slope, position, key)
+        #: scale -> s    in units of log2; scales, temperature, softcap, ALiBi
+        scale = token_scale(scales.k.tokens, (page, slot, kv_head[:, None]), exists)
+        s = adjust(s, factor, slope, scale, features, position, key)
         #: mask -> s    keys that a row does not see
-        visible = by_column(s, key) < s.by_row(limit)
-        if mask.windowed:
-            visible = visible & (by_column(s, key) >= s.by_row(first))
-        if mask.bias is not None:
-            visible = visible & s.by_row(is_row)
-            s, visible = add_bias(s, visible, mask.bias, batch, head, token, key)
-        s = s.with_values(np.where(visible, s.values, np.float32(-np.inf)))
+        s = hide(s, rows, key, features, mask.windowed)
         #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
-        m_new = np.maximum(m, cta.row_max(s))
-        p = s.with_values(np.exp2(s.values - s.by_row(m_new)))
-        alpha = np.exp2(m - m_new)
-        l = l * alpha + cta.row_sum(p)
+        p, alpha, m, l = weigh(cta, s, m, l)
         o = o.with_values(o.values * o.by_row(alpha))
-        m = m_new
         #: load_v -> v    the V tile of the same pages; the machine brings BK keys at a time
         v = cta.load_v(v_tile, active)
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
+        scale = token_scale(scales.v.tokens, (page, slot, kv_head[:, None]), exists)
         if scales.v.tokens is not None:
-            scale = token_scale(scales.v.tokens, (page, slot, kv_head[:, None]), exists)
-            p = p.with_values(p.values * by_column(p, scale))
+            p = p.with_values(p.values * p.by_column(scale))
         o = cta.accumulate(p, v, o, active)
     #: normalise -> o, lse    rows without a sum have seen no key: 0 and -inf
     sees = l != 0
-    factor = np.float32(scales.v.number) * head_scale(scales.v.heads, kv_head)[:, None]
+    factor = head_scale(scales.v.number, scales.v.heads, kv_head)[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):  # where the kernel has infinities, too
         lse = np.where(sees, (m + np.log2(l)) * LN2, np.float32(-np.inf))
         o = o.with_values(np.where(o.by_row(sees), o.values * o.by_row(factor / l), np.float32(0)))

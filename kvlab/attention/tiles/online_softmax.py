@@ -1,8 +1,19 @@
-"""Numbers that every attention kernel and its emulator share: base two, masks, and where P is rounded."""
+"""The online softmax of attention kernels and their emulators: base two, masks, weights, and where P is rounded."""
 
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvlab.hardware.chip import exp2, multiply_add
+from kvlab.staging import Fragments
+
+if TYPE_CHECKING:
+    import triton.language as tl
+
+Array = np.ndarray[Any, Any]
 
 LOG2E = math.log2(math.e)
 """Scores are kept in units of log2: multiplied by this."""
@@ -20,3 +31,23 @@ P_TIE = (2.0**-8, "P is rounded once to the storage dtype; a tie may fall on eit
 
 OUTPUT_TIE = (2.0**-7, P_TIE[1] + ", and the output is rounded again")
 """Lockstep tolerance of the output."""
+
+
+def weigh(cta: Any, s: Fragments, m: Array, l: Array) -> tuple[Fragments, Array, Array, Array]:
+    """(p, alpha, m, l): the weights of scores relative to the new row maxima, what sums until now are multiplied by,
+    the new maxima and row sums ``[P, BM]``.
+    """
+    m_new = np.maximum(m, cta.row_max(s))
+    p = s.with_values(exp2(s.values - s.by_row(m_new)))
+    alpha = exp2(m - m_new)
+    l = multiply_add(l, alpha, cta.row_sum(p))
+    return p, alpha, m_new, l
+
+
+def weigh_kernel(s, m, l):
+    """(p, alpha, m, l) of scores ``[BM, BN]``, as of ``weigh``."""
+    m_new = tl.maximum(m, tl.max(s, 1))
+    p = tl.math.exp2(s - m_new[:, None])
+    alpha = tl.math.exp2(m - m_new)
+    l = l * alpha + tl.sum(p, 1)
+    return p, alpha, m_new, l

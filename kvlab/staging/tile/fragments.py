@@ -140,3 +140,7 @@ class Fragments:
     def by_row(self, vector: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """``vector[programs, rows]`` as each register element sees its row."""
         return np.take(vector, self.map.row, axis=1)
+
+    def by_column(self, vector: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """``vector[programs, columns]`` as each register element sees its column."""
+        return np.take(vector, self.map.col, axis=1)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kvlab.attention.features.exact import attention
+from kvlab.attention.features.resolve import Features
 from kvlab.attention.masks import (
     AndMask,
     CausalMask,
@@ -77,7 +78,7 @@ def test_a_plan_sees_what_the_mask_shows(mask: Mask, formula: Any, new: list[int
     plan = resolve_mask(mask, Interval(), heads=1, lengths=lambda: (np.array(new), np.array(keys)), like=K)
     for b, (S, n) in enumerate(zip(new, keys, strict=True)):
         q, k, v = np.zeros((S, 1, 16)), np.zeros((n, 1, 16)), np.eye(n)[:, None]
-        out, lse = attention(q, k, v, scale=1.0, mask=plan, sequence=b)
+        out, lse = attention(q, k, v, scale=1.0, features=Features(mask=plan), sequence=b)
         want = np.broadcast_to(formula(b, Q[:S] + n - S, K[:n]), (S, n))
         np.testing.assert_array_equal(out[:, 0] > 0, want)
         np.testing.assert_array_equal(np.isneginf(lse[:, 0]), ~want.any(axis=1))
@@ -119,7 +120,7 @@ def test_a_materialized_mask_is_taken_as_it_is() -> None:
     plan = resolve_mask(MaterializedMask(array), Interval(), heads=1, lengths=lambda: None, like=K)  # type: ignore[arg-type,return-value]
     assert np.shares_memory(plan.bias, array)
     q, k = RNG.standard_normal((2, 5, 1, 16))
-    _, lse = attention(q[:4], k, k, scale=1.0, mask=plan)
+    _, lse = attention(q[:4], k, k, scale=1.0, features=Features(mask=plan))
     s = q[:3, 0] @ k[:, 0].T + array
     np.testing.assert_allclose(lse[:3, 0], np.log(np.exp(s).sum(1)), rtol=1e-12)
     assert np.isneginf(lse[3, 0]), "row 3 lies outside the array"
@@ -132,7 +133,8 @@ def test_bool_and_the_lowest_values_mask() -> None:
     lowest = np.array([[0, np.finfo(np.float32).min], [-np.inf, -(2.0**100)]], np.float32)
     for given in (array, lowest):
         plan = resolve_mask(MaterializedMask(given), Interval(), heads=1, lengths=lambda: None, like=K)  # type: ignore[arg-type,return-value]
-        out, lse = attention(np.zeros((2, 1, 16)), np.zeros((2, 1, 16)), np.eye(2)[:, None], scale=1.0, mask=plan)
+        q, k, v = np.zeros((2, 1, 16)), np.zeros((2, 1, 16)), np.eye(2)[:, None]
+        out, lse = attention(q, k, v, scale=1.0, features=Features(mask=plan))
         assert out[:, 0].tolist() == [[1, 0], [0, 0]]
         assert lse.tolist() == [[0], [-np.inf]]
     assert not Odd(-(2.0**100)).visible(0, 0, 0, 0)

@@ -155,8 +155,8 @@ def test_attend_of_other_sizes_on_sm_90(case: Case) -> None:
 
 def emulated(case: Case, arch: str) -> tuple[MmaSyncShape, MmaSyncCTA]:
     _, _, arguments = launches(case)["attend"]
-    BM, BN, D, BD = (arguments[name] for name in ("BM", "BN", "D", "W0"))
-    shape = MmaSyncShape(BM, BN, D, BD, as_dtype(case.dtype), arch)
+    C = arguments["C"]
+    shape = MmaSyncShape(C.BM, C.BN, C.D, C.W0, as_dtype(case.dtype), arch)
     return shape, MmaSyncCTA(shape, 1, Traffic())
 
 
@@ -252,7 +252,8 @@ def scores_map(case: Case, shape: MmaSyncShape | FmaShape) -> FragmentMap:
 def test_accumulators_without_tensor_cores_are_those_of_the_compiler(case: Case) -> None:
     """S and O of float32: which thread holds which element, in Triton's order."""
     _, _, arguments = launches(case)["attend"]
-    shape = FmaShape(*(arguments[name] for name in ("BM", "BN", "D", "W0")), "sm_90", arguments["num_warps"])
+    C = arguments["C"]
+    shape = FmaShape(C.BM, C.BN, C.D, C.W0, "sm_90", arguments["num_warps"])
     ttgir = compiled(case, "attend", "sm_90").asm["ttgir"]
     blocked = {
         name: [json.loads(part) for part in re.findall(r"= (\[[\d, ]+\])", text)]

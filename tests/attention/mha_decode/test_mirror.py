@@ -36,7 +36,7 @@ FAULTS = {
     "a marker left out": ("emulator", "        #: load_v -> v    the V tile of the same pages\n", ""),
     "an output left out": ("kernel", "#: softmax -> p, m, l, o ", "#: softmax -> p, m, l "),
     "a bound name": ("emulator", "        v = cta.load_v(", "        values = cta.load_v("),
-    "a bound name of the kernel": ("kernel", "        m = m_new\n", "        m_old = m_new\n"),
+    "a bound name of the kernel": ("kernel", "p, alpha, m, l = weigh", "p, alpha, m_new, l = weigh"),
     "a loop": ("emulator", "in ragged_range(lo, hi, BN):", "in ragged_range(lo, hi, config.BN):"),
     "a bound of the loop": ("kernel", "for start in range(lo, hi, BN):", "for start in range(0, hi, BN):"),
     "code between steps": (

@@ -15,6 +15,7 @@ from yardsticks import assert_accurate, bits
 
 from kvlab.attention import merge_states, mha_prefill
 from kvlab.attention.features.exact import attention
+from kvlab.attention.features.resolve import Features
 from kvlab.attention.machines import ARCHS
 from kvlab.attention.masks import MaskPlan
 from kvlab.memory import bfloat16, float8_e4m3fn
@@ -152,7 +153,7 @@ def test_an_fp8_prefix_is_extended_by_bf16_tokens(arch: str) -> None:
     rounded = [
         np.concatenate([a.astype(np.float32) * 0.02, b[:, 30:]], axis=1) for a, b in zip(stored, (k, v), strict=True)
     ]
-    exact, _ = attention(q[0], rounded[0][0], rounded[1][0], scale=0.125, mask=MaskPlan(right=0))
+    exact, _ = attention(q[0], rounded[0][0], rounded[1][0], scale=0.125, features=Features(mask=MaskPlan(right=0)))
     assert np.abs(out[0] - exact).max() < 0.02
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from kvlab.attention.features.exact import attention
+from kvlab.attention.features.resolve import Features
 from kvlab.attention.masks import MaskPlan
 from kvlab.attention.mha_prefill import mha_prefill, mha_prefill_cache
 from kvlab.cache import from_dense
@@ -29,7 +30,7 @@ every_backend = pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: next(
 def exact(layer: int) -> np.ndarray[Any, Any]:
     """What float64 makes of the rounded q, k and v of the prompt."""
     q, k, v = (a[layer, :N] for a in (CAPTURE.q, CAPTURE.k, CAPTURE.v))
-    return attention(q, k, v, scale=CAPTURE.scale, mask=MaskPlan(right=0))[0]
+    return attention(q, k, v, scale=CAPTURE.scale, features=Features(mask=MaskPlan(right=0)))[0]
 
 
 def assert_the_models_own(layer: int, out: Any, first: int = 0, heads: int | None = None) -> None:

@@ -1,0 +1,60 @@
+"""Features as kernels take them: pointers that a launch gives anew, and numbers that all launches of a kind share."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from kvlab.attention.tiles.strides import PageStrides
+
+from .alibi import slopes_stride
+from .bias import BiasNumbers, bias_numbers
+from .resolve import Features
+from .scales import scale_strides
+
+
+class FeatureArrays(NamedTuple):
+    """Arrays of a call's features; None where it has none."""
+
+    valid: Any = None
+    bias: Any = None
+    sinks: Any = None
+    slopes: Any = None
+    temperature: Any = None
+    q_heads: Any = None
+    k_heads: Any = None
+    k_tokens: Any = None
+    v_heads: Any = None
+    v_tokens: Any = None
+
+
+class FeatureNumbers(NamedTuple):
+    """Bounds of the mask's interval, the softcap, and strides of the arrays; None or 0 where there are none."""
+
+    left: int
+    right: int
+    chunk: int | None
+    softcap: float | None
+    bias: BiasNumbers | None
+    slopes: int | None
+    q_scales: PageStrides
+    k_scales: PageStrides
+    v_scales: PageStrides
+
+
+def feature_arrays(features: Features) -> FeatureArrays:
+    """The arrays of ``features``."""
+    mask, scales = features.mask, features.scales
+    return FeatureArrays(
+        mask.valid, mask.bias, features.sinks, features.slopes, features.temperature, scales.q.heads, scales.k.heads,
+        scales.k.tokens, scales.v.heads, scales.v.tokens,
+    )
+
+
+def feature_numbers(features: Features, *, ragged: bool = False) -> FeatureNumbers:
+    """The numbers of ``features``. ragged : K and V are rows one after the other; scales of tokens likewise."""
+    mask, scales = features.mask, features.scales
+    return FeatureNumbers(
+        mask.left, mask.right, mask.chunk or None, features.softcap or None, bias_numbers(mask.bias),
+        slopes_stride(features.slopes), scale_strides(scales.q), scale_strides(scales.k, ragged=ragged),
+        scale_strides(scales.v, ragged=ragged),
+    )

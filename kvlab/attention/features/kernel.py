@@ -1,0 +1,32 @@
+"""Features of attention calls in Triton: the kernel twins of their modules, compiled."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kvlab.attention.tiles.online_softmax import weigh_kernel as weigh
+from kvlab.attention.tiles.pages import in_pages_kernel as in_pages
+from kvlab.triton_support.twins import compiled
+
+from .alibi import lower_kernel as lower
+from .alibi import slope_of_kernel as slope_of
+from .bias import add_bias_kernel as add_bias
+from .intervals import key_count_kernel as key_count
+from .intervals import key_range_kernel as key_range
+from .intervals import split_keys_kernel as split_keys
+from .intervals import visible_end_kernel as visible_end
+from .scales import head_scale_kernel as head_scale
+from .scales import token_scale_kernel as token_scale
+from .scores import adjust_kernel as adjust
+from .scores import hide_kernel as hide
+from .scores import row_terms_kernel as row_terms
+from .sinks import sink_alone_kernel as sink_alone
+from .sinks import start_rows_kernel as start_rows
+from .softcap import cap_kernel as cap
+from .temperature import heat_kernel as heat
+
+globals().update(compiled(
+    triton.jit, tl, add_bias, adjust, cap, head_scale, heat, hide, in_pages, key_count, key_range, lower, row_terms,
+    sink_alone, slope_of, split_keys, start_rows, token_scale, visible_end, weigh,
+))

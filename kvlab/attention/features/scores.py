@@ -1,0 +1,116 @@
+"""Scores of a tile as the softmax takes them: every feature in its turn, in float64, in NumPy and in Triton.
+
+Scores are in units of log2, but in float64. The order: softmax scale, scales of q and k, temperature, softcap, ALiBi,
+bias, mask. Two twins are called for each tile, ``adjust`` and ``hide``; ``row_terms`` before the first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvlab.staging import Fragments
+
+from .alibi import lower, lower_exactly, lower_kernel, slope_of, slope_of_kernel
+from .bias import add_bias, add_bias_exactly, add_bias_kernel
+from .resolve import Features
+from .scales import head_scale, head_scale_kernel
+from .softcap import cap, cap_exactly, cap_kernel
+from .temperature import heat, heat_exactly, heat_kernel
+
+if TYPE_CHECKING:
+    import triton.language as tl
+
+Array = np.ndarray[Any, Any]
+
+
+def scores_exactly(
+    s: Array, features: Features, sequence: int, position: Array, key: Array, visible: Array
+) -> tuple[Array, Array]:
+    """(scores, visible) ``[Hq, S, n]`` in float64 of the queries of a sequence at ``position`` ``[S, 1]``; -inf where
+    hidden.
+
+    s : scale Q K^T, scales of fp8 included. visible : what the mask's interval shows.
+    """
+    s = heat_exactly(s, features.temperature)
+    s = cap_exactly(s, features.softcap)
+    s = lower_exactly(s, features.slopes, sequence, position, key)
+    s, visible = add_bias_exactly(s, np.broadcast_to(visible, s.shape), features.mask.bias, sequence)
+    return np.where(visible, s, -np.inf), visible
+
+
+def row_terms(
+    scale_log2: Any, features: Features, batch: Array, kv_head: Array, head: Array
+) -> tuple[Array, Array]:
+    """(factor, slope) ``[P, BM]`` of rows of query heads ``head``: what their scores are multiplied by, and ALiBi's."""
+    factor = head_scale(scale_log2, features.scales.q.heads, kv_head)
+    factor = head_scale(factor, features.scales.k.heads, kv_head)
+    factor = heat(np.broadcast_to(factor[:, None], head.shape), features.temperature, head)
+    slope = slope_of(features.slopes, batch, head)
+    return factor, slope
+
+
+def adjust(
+    s: Fragments, factor: Array, slope: Array, scale: Array, features: Features, position: Array, key: Array
+) -> Fragments:
+    """Products of rows at ``position`` ``[P, BM]`` and keys ``[P, BN]`` as scores; ``scale``: that of the keys' tokens
+    ``[P, BN]``.
+    """
+    s = s.with_values(s.values * s.by_row(factor))
+    if features.scales.k.tokens is not None:
+        s = s.with_values(s.values * s.by_column(scale))
+    if features.softcap > 0:
+        s = cap(s, features.softcap)
+    if features.slopes is not None:
+        s = lower(s, slope, position, key)
+    return s
+
+
+def hide(
+    s: Fragments, rows: tuple[Array, ...], key: Array, features: Features, bounded: bool
+) -> Fragments:
+    """Scores, -inf where a row does not see the key. ``rows``: batch ``[P]``, head, token, whether there is such a row,
+    the first key that it sees, and the one after the last, ``[P, BM]``. bounded : some row may not see the first keys.
+    """
+    batch, head, token, is_row, first, limit = rows
+    visible = s.by_column(key) < s.by_row(limit)
+    if bounded:
+        visible = visible & (s.by_column(key) >= s.by_row(first))
+    if features.mask.bias is not None:
+        visible = visible & s.by_row(is_row)
+        s, visible = add_bias(s, visible, features.mask.bias, batch, head, token, key)
+    return s.with_values(np.where(visible, s.values, np.float32(-np.inf)))
+
+
+def row_terms_kernel(scale_log2, features, numbers, batch, kv_head, head):
+    """(factor, slope) of rows as of ``row_terms``: a factor of all rows, or ``[BM, 1]``; a slope ``[BM]``."""
+    factor = head_scale_kernel(scale_log2, features.q_heads, kv_head, numbers.q_scales)
+    factor = head_scale_kernel(factor, features.k_heads, kv_head, numbers.k_scales)
+    factor = heat_kernel(factor, features.temperature, head)
+    slope = slope_of_kernel(features.slopes, numbers.slopes, batch, head)
+    return factor, slope
+
+
+def adjust_kernel(s, factor, slope, scale, features, numbers, position, key):
+    """Products of rows at ``position`` ``[BM]`` and keys ``[BN]`` as scores, as of ``adjust``."""
+    s = s * factor
+    if features.k_tokens is not None:
+        s = s * scale[None, :]
+    if numbers.softcap is not None:
+        s = cap_kernel(s, numbers.softcap)
+    if features.slopes is not None:
+        s = lower_kernel(s, slope, position, key)
+    return s
+
+
+def hide_kernel(s, rows, key, features, numbers, bounded):
+    """Scores, -inf where a row does not see the key, as of ``hide``."""
+    batch, head, token, is_row, first, limit = rows
+    visible = key[None, :] < limit[:, None]
+    if bounded:
+        visible = visible & (key[None, :] >= first[:, None])
+    if features.bias is not None:
+        visible = visible & is_row[:, None]
+        s, visible = add_bias_kernel(s, visible, features.bias, numbers.bias, batch, head, token, key)
+    return tl.where(visible, s, -float("inf"))

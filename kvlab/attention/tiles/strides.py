@@ -1,0 +1,45 @@
+"""Strides as kernels take them, one argument an array: in elements, of the axes but the last."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class RowStrides(NamedTuple):
+    """Of q, outputs and lse ``[B, S, H, ..]``."""
+
+    batch: int
+    token: int
+    head: int
+
+
+class PageStrides(NamedTuple):
+    """Of K and V ``[pages, page_size, H, ..]``."""
+
+    page: int
+    token: int
+    head: int
+
+
+class PartStrides(NamedTuple):
+    """Of the partial results of splits ``[splits, B, S, H, ..]``."""
+
+    split: int
+    batch: int
+    token: int
+    head: int
+
+
+def in_units(*strides: Sequence[int]) -> tuple[int, list[list[int]]]:
+    """How many elements a kernel counts strides in, and these so counted: the largest power of two up to 8 that divides
+    them all, so that the compiler knows how many bytes stand aligned; 1 where all are multiples of 16, which it sees.
+
+    >>> in_units([528, 264], [0, 4096]), in_units([36], [72]), in_units([33]), in_units([128]), in_units([264, 1 << 31])
+    ((8, [[66, 33], [0, 512]]), (4, [[9], [18]]), (1, [[33]]), (1, [[128]]), (1, [[264, 2147483648]]))
+    """
+    common = math.gcd(*(step for steps in strides for step in steps))
+    small = max((step for steps in strides for step in steps), default=0) < 1 << 31  # a unit more has 32 bits, too
+    unit = 1 if common % 16 == 0 or not small else math.gcd(common, 8)
+    return unit, [[step // unit for step in steps] for steps in strides]

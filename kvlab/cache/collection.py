@@ -50,18 +50,9 @@ class PagedKVCacheCollection(KVCacheCollection[PagedKVCache]):
     _settings = (*KVCacheCollection._settings, "total_num_pages", "quantization_granularity")
 
     def __init__(
-        self,
-        blocks: Any,
-        cache_lengths: Any,
-        lookup_table: Any,
-        max_seq_length: int,
-        max_cache_length: int,
-        kv_params: KVCacheStaticParams | None = None,
-        *,
-        strict: bool = True,
-        total_num_pages: int | None = None,
-        scales: Any = None,
-        quantization_granularity: int = 1,
+        self, blocks: Any, cache_lengths: Any, lookup_table: Any, max_seq_length: int, max_cache_length: int,
+        kv_params: KVCacheStaticParams | None = None, *, strict: bool = True, total_num_pages: int | None = None,
+        scales: Any = None, quantization_granularity: int = 1,
     ) -> None:
         super().__init__(
             blocks, cache_lengths, lookup_table, max_seq_length, max_cache_length, kv_params,
@@ -77,17 +68,8 @@ class PagedKVCacheCollection(KVCacheCollection[PagedKVCache]):
 
     @classmethod
     def allocate(
-        cls,
-        kv_params: KVCacheStaticParams,
-        *,
-        num_pages: int,
-        page_size: int,
-        num_layers: int,
-        batch_size: int,
-        max_length: int,
-        dtype: Any = "bf16",
-        scale_dtype: Any = None,
-        quantization_granularity: int = 1,
+        cls, kv_params: KVCacheStaticParams, *, num_pages: int, page_size: int, num_layers: int, batch_size: int,
+        max_length: int, dtype: Any = "bf16", scale_dtype: Any = None, quantization_granularity: int = 1,
     ) -> PagedKVCacheCollection:
         """A pool of NumPy memory in which no sequence has a token yet.
 
@@ -131,14 +113,8 @@ class PagedKVCacheCollection(KVCacheCollection[PagedKVCache]):
 
     def _view(self, kv: int, layer: int) -> PagedKVCache:
         return PagedKVCache(
-            self.blocks[:, kv, layer],
-            self.cache_lengths,
-            self.lookup_table,
-            self.max_seq_length,
-            self.max_cache_length,
-            strict=self.strict,
-            total_num_pages=self.total_num_pages,
-            kv_params=self.kv_params,
+            self.blocks[:, kv, layer], self.cache_lengths, self.lookup_table, self.max_seq_length,
+            self.max_cache_length, strict=self.strict, total_num_pages=self.total_num_pages, kv_params=self.kv_params,
             scales=None if self.scales is None else self.scales[:, kv, layer],
             quantization_granularity=self.quantization_granularity,
         )

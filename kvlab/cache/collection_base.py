@@ -26,16 +26,8 @@ class KVCacheCollection(OverArrays, Generic[View]):
     dtype: np.dtype[Any]
 
     def __init__(
-        self,
-        blocks: Any,
-        cache_lengths: Any,
-        lookup_table: Any,
-        max_seq_length: int,
-        max_cache_length: int,
-        kv_params: KVCacheStaticParams | None,
-        *,
-        strict: bool,
-        axes: str,
+        self, blocks: Any, cache_lengths: Any, lookup_table: Any, max_seq_length: int, max_cache_length: int,
+        kv_params: KVCacheStaticParams | None, *, strict: bool, axes: str,
     ) -> None:
         self.blocks, self.cache_lengths, self.lookup_table = map(as_array, (blocks, cache_lengths, lookup_table))
         shape = tuple(self.blocks.shape)

@@ -49,15 +49,8 @@ class ContinuousBatchingKVCache(TmaTiles, KVCacheView):
     scale_dtype = invalid
 
     def __init__(
-        self,
-        blocks: Any,
-        cache_lengths: Any,
-        lookup_table: Any,
-        max_seq_length: int,
-        max_cache_length: int,
-        *,
-        strict: bool = True,
-        kv_params: KVCacheStaticParams | None = None,
+        self, blocks: Any, cache_lengths: Any, lookup_table: Any, max_seq_length: int, max_cache_length: int, *,
+        strict: bool = True, kv_params: KVCacheStaticParams | None = None,
     ) -> None:
         super().__init__(
             blocks, cache_lengths, lookup_table, max_seq_length, max_cache_length,
@@ -87,15 +80,8 @@ class ContinuousBatchingKVCache(TmaTiles, KVCacheView):
         return encoded_index
 
     def populate(
-        self,
-        batch_idx: Any,
-        base_kv_row: Any,
-        *,
-        BN: int,
-        base_alignment: int = 1,
-        pair_cta: bool = False,
-        is_leader: bool = True,
-        valid: Any = None,
+        self, batch_idx: Any, base_kv_row: Any, *, BN: int, base_alignment: int = 1, pair_cta: bool = False,
+        is_leader: bool = True, valid: Any = None,
     ) -> PagedRowIndices:
         """The row of key ``base_kv_row``: the tile of ``BN`` keys is one window. Arguments: see
         ``PagedKVCache.populate``; ``valid`` 0 gives row 2**30."""
@@ -106,12 +92,7 @@ class ContinuousBatchingKVCache(TmaTiles, KVCacheView):
         )
 
     def block_paged_ptr(
-        self,
-        batch_idx: Any,
-        start_tok_idx: Any,
-        head_idx: Any,
-        head_dim_idx: Any = 0,
-        tile_size: int = 1,
+        self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any = 0, tile_size: int = 1,
         valid: Any = None,
     ) -> UnsafePointer:
         """Pointer to an element, from which on ``tile_size`` tokens lie ``token_stride`` elements apart.

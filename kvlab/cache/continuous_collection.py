@@ -33,15 +33,8 @@ class ContinuousBatchingKVCacheCollection(KVCacheCollection[ContinuousBatchingKV
     """
 
     def __init__(
-        self,
-        blocks: Any,
-        cache_lengths: Any,
-        lookup_table: Any,
-        max_seq_length: int,
-        max_cache_length: int,
-        kv_params: KVCacheStaticParams | None = None,
-        *,
-        strict: bool = True,
+        self, blocks: Any, cache_lengths: Any, lookup_table: Any, max_seq_length: int, max_cache_length: int,
+        kv_params: KVCacheStaticParams | None = None, *, strict: bool = True,
     ) -> None:
         super().__init__(
             blocks, cache_lengths, lookup_table, max_seq_length, max_cache_length, kv_params,

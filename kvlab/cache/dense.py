@@ -14,15 +14,8 @@ from kvlab.common.arrays import to_numpy
 
 
 def from_dense(
-    k: Sequence[Any],
-    v: Sequence[Any] | None,
-    lengths: Any,
-    page_size: int,
-    *,
-    new_tokens: int = 0,
-    shuffle: int | None = None,
-    spare_pages: int = 0,
-    poison: bool = True,
+    k: Sequence[Any], v: Sequence[Any] | None, lengths: Any, page_size: int, *, new_tokens: int = 0,
+    shuffle: int | None = None, spare_pages: int = 0, poison: bool = True,
 ) -> PagedKVCacheCollection:
     """A :class:`PagedKVCacheCollection` of NumPy memory that holds the first ``lengths[b]`` tokens of every sequence.
 
@@ -62,13 +55,8 @@ def from_dense(
     pages_each = -(-lengths // page_size)
     used = int(pages_each.sum())
     pool = PagedKVCacheCollection.allocate(
-        KVCacheStaticParams(heads, head_size, is_mla=values is None),
-        num_pages=used + spare_pages,
-        page_size=page_size,
-        num_layers=len(keys),
-        batch_size=batch,
-        max_length=tokens,
-        dtype=keys[0].dtype,
+        KVCacheStaticParams(heads, head_size, is_mla=values is None), num_pages=used + spare_pages, page_size=page_size,
+        num_layers=len(keys), batch_size=batch, max_length=tokens, dtype=keys[0].dtype,
     )
     if not poison:
         pool.blocks[...] = 0

@@ -77,18 +77,9 @@ class PagedKVCache(TmaTiles, KVCacheView):
     _settings = (*KVCacheView._settings, "total_num_pages", "quantization_granularity")
 
     def __init__(
-        self,
-        blocks: Any,
-        cache_lengths: Any,
-        lookup_table: Any,
-        max_seq_length: int,
-        max_cache_length: int,
-        *,
-        strict: bool = True,
-        total_num_pages: int | None = None,
-        kv_params: KVCacheStaticParams | None = None,
-        scales: Any = None,
-        quantization_granularity: int = 1,
+        self, blocks: Any, cache_lengths: Any, lookup_table: Any, max_seq_length: int, max_cache_length: int, *,
+        strict: bool = True, total_num_pages: int | None = None, kv_params: KVCacheStaticParams | None = None,
+        scales: Any = None, quantization_granularity: int = 1,
     ) -> None:
         super().__init__(
             blocks, cache_lengths, lookup_table, max_seq_length, max_cache_length,
@@ -130,15 +121,8 @@ class PagedKVCache(TmaTiles, KVCacheView):
         return plain(self.storage.row(*np.divmod(encoded, self.page_size_)))
 
     def populate(
-        self,
-        batch_idx: Any,
-        base_kv_row: Any,
-        *,
-        BN: int,
-        base_alignment: int,
-        pair_cta: bool = False,
-        is_leader: bool = True,
-        valid: Any = None,
+        self, batch_idx: Any, base_kv_row: Any, *, BN: int, base_alignment: int, pair_cta: bool = False,
+        is_leader: bool = True, valid: Any = None,
     ) -> PagedRowIndices:
         """The rows of keys ``[base_kv_row, base_kv_row + BN)``, one tile for each program.
 
@@ -156,12 +140,7 @@ class PagedKVCache(TmaTiles, KVCacheView):
         )
 
     def block_paged_ptr(
-        self,
-        batch_idx: Any,
-        start_tok_idx: Any,
-        head_idx: Any,
-        head_dim_idx: Any = 0,
-        tile_size: int = 1,
+        self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any = 0, tile_size: int = 1,
         valid: Any = None,
     ) -> UnsafePointer:
         """Pointer to an element, from which on ``tile_size`` tokens lie ``token_stride`` elements apart.

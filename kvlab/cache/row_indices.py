@@ -143,15 +143,8 @@ def aligned_rows(base_kv_row: Any, base_alignment: int) -> Int64:
 
 
 def populate_rows(
-    row_of: Callable[[Any, Int64, Any], Int64],
-    batch_idx: Any,
-    base: Int64,
-    *,
-    BN: int,
-    page_size: int,
-    valid: Any = None,
-    pair_cta: bool = False,
-    is_leader: bool = True,
+    row_of: Callable[[Any, Int64, Any], Int64], batch_idx: Any, base: Int64, *, BN: int, page_size: int,
+    valid: Any = None, pair_cta: bool = False, is_leader: bool = True,
 ) -> PagedRowIndices:
     """``rows[i] = row_of(batch_idx, base + i * eff_page, active)``: what every operand without pages does.
 
@@ -165,16 +158,8 @@ def populate_rows(
 
 
 def populate(
-    table: PageTable,
-    storage: BlockStorage,
-    batch_idx: Any,
-    base_kv_row: Any,
-    *,
-    BN: int,
-    base_alignment: int,
-    valid: Any,
-    pair_cta: bool,
-    is_leader: bool,
+    table: PageTable, storage: BlockStorage, batch_idx: Any, base_kv_row: Any, *, BN: int, base_alignment: int,
+    valid: Any, pair_cta: bool, is_leader: bool,
 ) -> PagedRowIndices:
     """See :meth:`PagedKVCache.populate`. ``table`` counts every page of ``storage``, the null page included."""
     page_size = storage.shape[1]

@@ -28,16 +28,8 @@ class KVCacheView(OverArrays):
     """
 
     def __init__(
-        self,
-        blocks: Any,
-        cache_lengths: Any,
-        lookup_table: Any,
-        max_seq_length: int,
-        max_cache_length: int,
-        *,
-        strict: bool,
-        num_blocks: int | None,
-        kv_params: KVCacheStaticParams | None,
+        self, blocks: Any, cache_lengths: Any, lookup_table: Any, max_seq_length: int, max_cache_length: int, *,
+        strict: bool, num_blocks: int | None, kv_params: KVCacheStaticParams | None,
     ) -> None:
         self.storage = BlockStorage(blocks, "blocks")
         pages, _, heads, head_size = self.storage.shape

@@ -59,12 +59,8 @@ class SharedTransfer:
 
 
 def shared_transfer(
-    register_layout: Encoding | LinearLayout,
-    shared_layout: SharedEncoding | LinearLayout,
-    shape: Sequence[int],
-    elem_bits: int,
-    *,
-    triton_version: str = NEWEST,
+    register_layout: Encoding | LinearLayout, shared_layout: SharedEncoding | LinearLayout, shape: Sequence[int],
+    elem_bits: int, *, triton_version: str = NEWEST,
 ) -> SharedTransfer:
     """The instructions: registers that only repeat others are skipped, and the widest pieces (up to 128 bits) are
     moved whose elements are consecutive in both layouts, as ``triton_version`` defines these.
@@ -106,14 +102,8 @@ def shared_transfer(
 
 
 def bank_conflicts(
-    register_layout: Encoding | LinearLayout,
-    shared_layout: SharedEncoding | LinearLayout,
-    shape: Sequence[int],
-    elem_bits: int,
-    *,
-    banks: int = 32,
-    counted: str = "triton",
-    triton_version: str = NEWEST,
+    register_layout: Encoding | LinearLayout, shared_layout: SharedEncoding | LinearLayout, shape: Sequence[int],
+    elem_bits: int, *, banks: int = 32, counted: str = "triton", triton_version: str = NEWEST,
 ) -> int:
     """Excess wavefronts for each wavefront of the ld.shared or st.shared between two layouts; 0 is conflict free.
 

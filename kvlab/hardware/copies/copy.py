@@ -34,12 +34,7 @@ def cp_async(
 
 
 def buffer_load(
-    memory: Memory,
-    resource_base: Any,
-    voffset: Any,
-    nbytes: int,
-    num_records: Any,
-    soffset: Any = 0,
+    memory: Memory, resource_base: Any, voffset: Any, nbytes: int, num_records: Any, soffset: Any = 0,
     dtype: Any = np.uint8,
 ) -> Array:
     """``buffer_load``: every lane loads ``nbytes`` (1, 2, 4, 8, 12 or 16) at ``resource_base + voffset + soffset``.
@@ -66,13 +61,7 @@ def buffer_load(
 
 
 def buffer_load_lds(
-    lds_memory: Memory,
-    lds_base: Any,
-    memory: Memory,
-    resource_base: Any,
-    voffset: Any,
-    nbytes: int,
-    num_records: Any,
+    lds_memory: Memory, lds_base: Any, memory: Memory, resource_base: Any, voffset: Any, nbytes: int, num_records: Any,
     soffset: Any = 0,
 ) -> None:
     """``buffer_load ... lds``: lane l's ``nbytes`` (1, 2, 4, 12 or 16) go to LDS address ``lds_base + l * nbytes``.

@@ -44,8 +44,7 @@ def _mfma(archs: tuple[str, ...], m: int, k: int, a: str, b: str) -> MmaAtom:
     w = m * k // 64
     return MmaAtom(
         f"mfma.{m}x{m}x{k}.{_suffix(a, b)}", archs[0], (m, m, k), 64, archs=archs, **_kinds(a, b),
-        a=lambda lane, r: (lane % m, lane // m * w + r),
-        b=lambda lane, r: (lane // m * w + r, lane % m),
+        a=lambda lane, r: (lane % m, lane // m * w + r), b=lambda lane, r: (lane // m * w + r, lane % m),
         c=lambda lane, r: (4 * (lane // m) + r // 4 * 4 * (64 // m) + r % 4, lane % m),
     )
 
@@ -65,8 +64,7 @@ def _mfma_f64() -> MmaAtom:
     """``v_mfma_f64_16x16x4_f64``: a register of C holds 4 rows, one for each group of 16 lanes."""
     return MmaAtom(
         "mfma.16x16x4.f64", "gfx90a", (16, 16, 4), 64, archs=_CDNA, **_kinds("f64", "f64"),
-        a=lambda lane, r: (lane % 16, lane // 16 + r),
-        b=lambda lane, r: (lane // 16 + r, lane % 16),
+        a=lambda lane, r: (lane % 16, lane // 16 + r), b=lambda lane, r: (lane // 16 + r, lane % 16),
         c=lambda lane, r: (lane // 16 + 4 * r, lane % 16),
     )
 
@@ -75,9 +73,7 @@ def _wmma_gfx11(a: str, b: str) -> MmaAtom:
     """RDNA3 ``v_wmma_*_16x16x16``: a lane holds a whole row of A (column of B), lanes 16..31 what lanes 0..15 hold."""
     return MmaAtom(
         f"wmma.gfx11.16x16x16.{_suffix(a, b)}", "gfx1100", (16, 16, 16), 32, archs=("gfx1100",), **_kinds(a, b),
-        holders=2,
-        a=lambda lane, r: (lane % 16, r),
-        b=lambda lane, r: (r, lane % 16),
+        holders=2, a=lambda lane, r: (lane % 16, r), b=lambda lane, r: (r, lane % 16),
         c=lambda lane, r: (2 * r + lane // 16, lane % 16),
     )
 
@@ -86,8 +82,7 @@ def _wmma_gfx12(a: str, b: str) -> MmaAtom:
     """RDNA4 ``v_wmma_*_16x16x16``: each half-wave holds 8 of the 16 k, and 8 consecutive rows of C."""
     return MmaAtom(
         f"wmma.gfx12.16x16x16.{_suffix(a, b)}", "gfx1201", (16, 16, 16), 32, archs=("gfx1201",), **_kinds(a, b),
-        a=lambda lane, r: (lane % 16, 8 * (lane // 16) + r),
-        b=lambda lane, r: (8 * (lane // 16) + r, lane % 16),
+        a=lambda lane, r: (lane % 16, 8 * (lane // 16) + r), b=lambda lane, r: (8 * (lane // 16) + r, lane % 16),
         c=lambda lane, r: (8 * (lane // 16) + r, lane % 16),
     )
 

@@ -60,8 +60,7 @@ def _wgmma(n: int, a: str, b: str) -> MmaAtom:
     return MmaAtom(
         f"wgmma.m64n{n}k{k}.{_suffix(a, b)}", "sm_90", (64, n, k), 128, archs=("sm_90",), **_kinds(a, b),
         a=lambda t, r: (t // 32 * 16 + t % 32 // 4 + 8 * (r // w % 2), t % 4 * w + 4 * w * (r // w // 2) + r % w),
-        b=None,
-        c=lambda t, r: (t // 32 * 16 + t % 32 // 4 + 8 * (r // 2 % 2), 8 * (r // 4) + 2 * (t % 4) + r % 2),
+        b=None, c=lambda t, r: (t // 32 * 16 + t % 32 // 4 + 8 * (r // 2 % 2), 8 * (r // 4) + 2 * (t % 4) + r % 2),
     )
 
 

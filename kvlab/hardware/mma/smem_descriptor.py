@@ -167,13 +167,7 @@ def _addresses(d: SmemDescriptor, mn: int, k: int, size: int, major: str) -> Int
 
 
 def tile_to_descriptor(
-    layout: Layout,
-    dtype: Any,
-    swizzle: Any = "none",
-    start_address: int = 0,
-    major: str = "K",
-    arch: str = "sm_90",
-    *,
+    layout: Layout, dtype: Any, swizzle: Any = "none", start_address: int = 0, major: str = "K", arch: str = "sm_90", *,
     pattern_start: int = 0,
 ) -> SmemDescriptor:
     """The descriptor of a canonical tile (:func:`tile_layout_k_major`, :func:`tile_layout_mn_major`).

@@ -132,11 +132,7 @@ def distributed(layout: Layout, threads: Layout, exact: bool) -> Layout:
 
 @functools.cache
 def thread_offsets(
-    strides: tuple[int, ...],
-    threads: Layout,
-    swizzle: Swizzle | None,
-    element_size: int,
-    scalar_bytes: int,
+    strides: tuple[int, ...], threads: Layout, swizzle: Swizzle | None, element_size: int, scalar_bytes: int,
     exact: bool,
 ) -> IntArray:
     """Scalars from the tile's first to the first element of each thread; threads past the end wrap around.

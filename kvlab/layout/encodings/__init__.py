@@ -18,23 +18,8 @@ from kvlab.layout.encodings.swizzled_shared import AMDRotatingSharedLayout, Swiz
 from kvlab.layout.encodings.ttgir import from_ttgir, ttgir_aliases
 
 __all__ = [
-    "NEWEST",
-    "AMDMFMALayout",
-    "AMDRotatingSharedLayout",
-    "AMDWMMALayout",
-    "BlockedLayout",
-    "DistributedLinearLayout",
-    "DotOperandLayout",
-    "Encoding",
-    "NVMMADistributedLayout",
-    "NVMMASharedLayout",
-    "PaddedSharedLayout",
-    "SharedEncoding",
-    "SharedLinearLayout",
-    "SliceLayout",
-    "SwizzledSharedLayout",
-    "from_fields",
-    "from_gluon",
-    "from_ttgir",
-    "ttgir_aliases",
+    "NEWEST", "AMDMFMALayout", "AMDRotatingSharedLayout", "AMDWMMALayout", "BlockedLayout", "DistributedLinearLayout",
+    "DotOperandLayout", "Encoding", "NVMMADistributedLayout", "NVMMASharedLayout", "PaddedSharedLayout",
+    "SharedEncoding", "SharedLinearLayout", "SliceLayout", "SwizzledSharedLayout", "from_fields", "from_gluon",
+    "from_ttgir", "ttgir_aliases",
 ]

@@ -86,11 +86,7 @@ class GenericToSharedAsyncTileCopier(TileCopier):
         if src_num_valid_rows is not None:
             rows = np.minimum(as_int_array(src_num_valid_rows, "src_num_valid_rows"), rows)
         to.copy_from_async(
-            from_,
-            swizzle=self.swizzle,
-            base_offset=first_to.reshape(*ones, -1),
-            is_masked=self.masked,
-            fill=Fill.ZERO,
+            from_, swizzle=self.swizzle, base_offset=first_to.reshape(*ones, -1), is_masked=self.masked, fill=Fill.ZERO,
             src_idx_bound=(rows * flatten(src.layout.stride)[0] - first_from).reshape(*ones, -1),
         )
 

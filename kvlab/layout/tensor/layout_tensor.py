@@ -44,14 +44,8 @@ class LayoutTensor(TileTensor):
         return super().vectorize(*vector, legacy=legacy)
 
     def distribute(
-        self,
-        threads: Layout,
-        lane: Any,
-        swizzle: Swizzle | None = None,
-        *,
-        legacy: bool = True,
-        axis: int | None = None,
-        submode_axis: int | None = None,
+        self, threads: Layout, lane: Any, swizzle: Swizzle | None = None, *, legacy: bool = True,
+        axis: int | None = None, submode_axis: int | None = None,
     ) -> Self:
         """The elements that thread ``lane`` owns, the threads dealt out over the modes or along one."""
         return super().distribute(threads, lane, swizzle, legacy=legacy, axis=axis, submode_axis=submode_axis)

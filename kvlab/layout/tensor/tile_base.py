@@ -34,12 +34,7 @@ class TileBase(OfLayout, Drawn):
     )
 
     def __init__(
-        self,
-        memory: Memory,
-        dtype: Any,
-        layout: Layout,
-        offset: Any = 0,
-        element_size: int = 1,
+        self, memory: Memory, dtype: Any, layout: Layout, offset: Any = 0, element_size: int = 1,
         valid_rows: Any = None,
     ) -> None:
         if not isinstance(memory, Memory) or not isinstance(layout, Layout):

@@ -12,13 +12,8 @@ from kvlab.layout.tensor.tile_tensor import TileTensor
 
 
 def copy_dram_to_sram(
-    dst: TileTensor,
-    src: TileTensor,
-    thread_layout: Layout,
-    *,
-    swizzle: Swizzle | None = None,
-    num_threads: int | None = None,
-    thread_scope: ThreadScope = ThreadScope.BLOCK,
+    dst: TileTensor, src: TileTensor, thread_layout: Layout, *, swizzle: Swizzle | None = None,
+    num_threads: int | None = None, thread_scope: ThreadScope = ThreadScope.BLOCK,
 ) -> None:
     """:class:`~kvlab.layout.tensor.copiers.GenericToSharedTileCopier`.
 
@@ -32,14 +27,8 @@ def copy_dram_to_sram(
 
 
 def copy_dram_to_sram_async(
-    dst: TileTensor,
-    src: TileTensor,
-    thread_layout: Layout,
-    *,
-    swizzle: Swizzle | None = None,
-    masked: bool = False,
-    num_threads: int | None = None,
-    thread_scope: ThreadScope = ThreadScope.BLOCK,
+    dst: TileTensor, src: TileTensor, thread_layout: Layout, *, swizzle: Swizzle | None = None, masked: bool = False,
+    num_threads: int | None = None, thread_scope: ThreadScope = ThreadScope.BLOCK,
     src_num_valid_rows: int | None = None,
 ) -> None:
     """:class:`~kvlab.layout.tensor.copiers.GenericToSharedAsyncTileCopier`.
@@ -56,11 +45,7 @@ def copy_dram_to_sram_async(
 
 
 def copy_sram_to_dram(
-    dst: TileTensor,
-    src: TileTensor,
-    thread_layout: Layout,
-    *,
-    swizzle: Swizzle | None = None,
+    dst: TileTensor, src: TileTensor, thread_layout: Layout, *, swizzle: Swizzle | None = None,
     num_threads: int | None = None,
 ) -> None:
     """:class:`~kvlab.layout.tensor.copiers.SharedToGenericTileCopier`.
@@ -76,13 +61,8 @@ def copy_sram_to_dram(
 
 
 def copy_dram_to_local(
-    dst: TileTensor,
-    src: TileTensor,
-    thread_layout: Layout,
-    *,
-    num_threads: int | None = None,
-    thread_scope: ThreadScope = ThreadScope.BLOCK,
-    worker: Any = None,
+    dst: TileTensor, src: TileTensor, thread_layout: Layout, *, num_threads: int | None = None,
+    thread_scope: ThreadScope = ThreadScope.BLOCK, worker: Any = None,
 ) -> None:
     """:class:`~kvlab.layout.tensor.copiers.GenericToLocalTileCopier`.
 
@@ -97,13 +77,8 @@ def copy_dram_to_local(
 
 
 def copy_local_to_dram(
-    dst: TileTensor,
-    src: TileTensor,
-    thread_layout: Layout,
-    *,
-    num_threads: int | None = None,
-    thread_scope: ThreadScope = ThreadScope.BLOCK,
-    worker: Any = None,
+    dst: TileTensor, src: TileTensor, thread_layout: Layout, *, num_threads: int | None = None,
+    thread_scope: ThreadScope = ThreadScope.BLOCK, worker: Any = None,
 ) -> None:
     """:class:`~kvlab.layout.tensor.copiers.LocalToGenericTileCopier`.
 
@@ -120,13 +95,8 @@ def copy_local_to_dram(
 
 
 def copy_sram_to_local(
-    dst: TileTensor,
-    src: TileTensor,
-    thread_layout: Layout,
-    *,
-    num_threads: int | None = None,
-    thread_scope: ThreadScope = ThreadScope.BLOCK,
-    worker: Any = None,
+    dst: TileTensor, src: TileTensor, thread_layout: Layout, *, num_threads: int | None = None,
+    thread_scope: ThreadScope = ThreadScope.BLOCK, worker: Any = None,
 ) -> None:
     """:class:`~kvlab.layout.tensor.copiers.SharedToLocalTileCopier`.
 
@@ -141,14 +111,8 @@ def copy_sram_to_local(
 
 
 def copy_local_to_shared(
-    dst: TileTensor,
-    src: TileTensor,
-    thread_layout: Layout,
-    *,
-    swizzle: Swizzle | None = None,
-    num_threads: int | None = None,
-    thread_scope: ThreadScope = ThreadScope.BLOCK,
-    worker: Any = None,
+    dst: TileTensor, src: TileTensor, thread_layout: Layout, *, swizzle: Swizzle | None = None,
+    num_threads: int | None = None, thread_scope: ThreadScope = ThreadScope.BLOCK, worker: Any = None,
 ) -> None:
     """:class:`~kvlab.layout.tensor.copiers.LocalToSharedTileCopier`.
 

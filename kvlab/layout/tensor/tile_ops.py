@@ -76,14 +76,8 @@ class TileOps(TileBase):
         return self
 
     def copy_from_async(
-        self,
-        source: TileBase,
-        *,
-        is_masked: bool = False,
-        swizzle: Swizzle | None = None,
-        fill: Fill = Fill.NONE,
-        src_idx_bound: Any = 0,
-        base_offset: Any = 0,
+        self, source: TileBase, *, is_masked: bool = False, swizzle: Swizzle | None = None, fill: Fill = Fill.NONE,
+        src_idx_bound: Any = 0, base_offset: Any = 0,
     ) -> None:
         """Copy DRAM to shared memory as cp.async does, element i (of 4, 8 or 16 bytes) to element i.
 

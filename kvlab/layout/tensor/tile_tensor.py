@@ -90,18 +90,9 @@ class TileTensor(TileViews, TileSlices, TileOps, TileStatic):
 
     @classmethod
     def stack_allocation(
-        cls,
-        layout: Layout,
-        dtype: Any,
-        space: AddressSpace = AddressSpace.SHARED,
-        programs: int | None = None,
-        alignment: int = VECTOR_BYTES,
-        *,
-        threads: int | None = None,
-        base: int = 0,
-        name: str | None = None,
-        unsafe: bool = False,
-        original: bool = False,
+        cls, layout: Layout, dtype: Any, space: AddressSpace = AddressSpace.SHARED, programs: int | None = None,
+        alignment: int = VECTOR_BYTES, *, threads: int | None = None, base: int = 0, name: str | None = None,
+        unsafe: bool = False, original: bool = False,
     ) -> TileTensor:
         """A fresh, poisoned memory of ``layout.cosize`` scalars (``layout.size`` where that is more), at byte address
         ``base``, which must be a multiple of ``alignment`` bytes. ``threads``: one such tile for each thread, side by

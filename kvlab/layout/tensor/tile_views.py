@@ -120,14 +120,8 @@ class TileViews(TileBase):
         return self._view(layout, self.offset, math.prod(sizes))
 
     def distribute(
-        self,
-        threads: Layout,
-        lane: Any,
-        swizzle: Swizzle | None = None,
-        *,
-        legacy: bool = False,
-        axis: int | None = None,
-        submode_axis: int | None = None,
+        self, threads: Layout, lane: Any, swizzle: Swizzle | None = None, *, legacy: bool = False,
+        axis: int | None = None, submode_axis: int | None = None,
     ) -> Self:
         """The elements that thread ``lane`` owns when ``threads`` are dealt out cyclically over each mode.
 
@@ -169,12 +163,7 @@ class TileViews(TileBase):
         return fragment, tuple(lane // d % s if d else lane * 0 for s, d in grid), first
 
     def _distribute(
-        self,
-        threads: Layout,
-        lane: Any,
-        swizzle: Swizzle | None,
-        legacy: bool,
-        axis: int | None,
+        self, threads: Layout, lane: Any, swizzle: Swizzle | None, legacy: bool, axis: int | None,
         submode_axis: int | None,
     ) -> tuple[Self, int | IntArray]:
         if not isinstance(threads, Layout) or not isinstance(swizzle, Swizzle | None):

@@ -113,12 +113,7 @@ class MfmaCTA(RowsOverWarps):
         return cls(shape, *rows, traffic)
 
     def __init__(
-        self,
-        shape: MfmaShape,
-        k_cache: PagedKVCache,
-        v_cache: PagedKVCache,
-        batch_idx: Any,
-        head_idx: Any,
+        self, shape: MfmaShape, k_cache: PagedKVCache, v_cache: PagedKVCache, batch_idx: Any, head_idx: Any,
         traffic: Traffic,
     ) -> None:
         self.shape = shape

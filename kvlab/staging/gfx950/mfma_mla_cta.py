@@ -55,13 +55,7 @@ class MfmaMLACTA(QuarterRows):
         return cls(tile.BM, tile.BN, columns, cache, rows.batch_idx, rows.end, traffic)
 
     def __init__(
-        self,
-        BM: int,
-        BN: int,
-        columns: tuple[int, int],
-        cache: PagedKVCache,
-        batch_idx: Any,
-        end: Any,
+        self, BM: int, BN: int, columns: tuple[int, int], cache: PagedKVCache, batch_idx: Any, end: Any,
         traffic: Traffic,
     ) -> None:
         latent, rope = columns
@@ -74,8 +68,7 @@ class MfmaMLACTA(QuarterRows):
         common: dict[str, Any] = {"BN": BN, "WN": BN // WARPS, "BK": BK, "num_threads": WARPS * WARP_SIZE}
         swizzle = Swizzle(3, 0, 3, unit="vector")
         k = KVBufferParams(
-            cache.dtype, MMA, swizzle, **common, depth=sum(columns), kv_num_heads=1, transpose=True,
-            num_smem_stages=1,
+            cache.dtype, MMA, swizzle, **common, depth=sum(columns), kv_num_heads=1, transpose=True, num_smem_stages=1,
         )
         self.v_params = KVBufferParams(
             cache.dtype, MMA, swizzle, **common, depth=latent, kv_num_heads=1, transpose=False

@@ -80,18 +80,9 @@ class DecodeKVBuffer(Drawn):
     smem_layout = Member[Layout]()
 
     def __init__(
-        self,
-        params: DecodeKVBufferParams,
-        cache: KVCacheT | MHAOperand,
-        batch_idx: Any,
-        head_idx: Any,
-        smem: Memory | None = None,
-        end: Any = None,
-        *,
-        start: Any = 0,
-        smem_address: int | None = None,
-        traffic: Traffic | None = None,
-        hazards: Hazards | None = None,
+        self, params: DecodeKVBufferParams, cache: KVCacheT | MHAOperand, batch_idx: Any, head_idx: Any,
+        smem: Memory | None = None, end: Any = None, *, start: Any = 0, smem_address: int | None = None,
+        traffic: Traffic | None = None, hazards: Hazards | None = None,
     ) -> None:
         p = of_type("params", params, DecodeKVBufferParams)
         operand = as_operand(cache)

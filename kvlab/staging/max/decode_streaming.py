@@ -85,18 +85,9 @@ class DecodeStreamingKVBuffer(Drawn):
     _num_warps_n = Member[int]()
 
     def __init__(
-        self,
-        params: KVBufferParams,
-        cache: KVCacheT | MHAOperand,
-        batch_idx: Any,
-        head_idx: Any,
-        smem_ptr: UnsafePointer | None = None,
-        num_keys: Any = None,
-        warp_id: int | None = None,
-        *,
-        bounded: bool = False,
-        traffic: Traffic | None = None,
-        hazards: Hazards | None = None,
+        self, params: KVBufferParams, cache: KVCacheT | MHAOperand, batch_idx: Any, head_idx: Any,
+        smem_ptr: UnsafePointer | None = None, num_keys: Any = None, warp_id: int | None = None, *,
+        bounded: bool = False, traffic: Traffic | None = None, hazards: Hazards | None = None,
     ) -> None:
         addresses.check(of_type("params", params, KVBufferParams))
         size = params.dtype.itemsize

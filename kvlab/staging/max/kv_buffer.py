@@ -72,18 +72,9 @@ class KVBuffer(KVBufferMembers, Drawn):
     """
 
     def __init__(
-        self,
-        params: KVBufferParams,
-        k_cache: KVCacheT | MHAOperand,
-        batch_idx: Any,
-        head_idx: Any,
-        smem_tile: TileTensor | None = None,
-        *,
-        end: Any,
-        warp_id: int | None = None,
-        traffic: Traffic | None = None,
-        hazards: Hazards | None = None,
-        bounded: bool = False,
+        self, params: KVBufferParams, k_cache: KVCacheT | MHAOperand, batch_idx: Any, head_idx: Any,
+        smem_tile: TileTensor | None = None, *, end: Any, warp_id: int | None = None, traffic: Traffic | None = None,
+        hazards: Hazards | None = None, bounded: bool = False,
     ) -> None:
         addresses.check(of_type("params", params, KVBufferParams))
         walk = buffer_walk(params, k_cache, batch_idx, head_idx, end, bounded)

@@ -115,8 +115,7 @@ class KVBufferParams(MmaGeometry):
     def require_whole_warp_rows(self) -> None:
         """ValueError unless every row of warps along the keys is complete."""
         self.require(
-            self.num_warps % self.num_warps_n == 0,
-            f"num_threads {self.num_threads}",
+            self.num_warps % self.num_warps_n == 0, f"num_threads {self.num_threads}",
             f"a multiple of {WARP_SIZE * self.num_warps_n}: BN // WN = {self.num_warps_n} warps along the keys",
         )
 

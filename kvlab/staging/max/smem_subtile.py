@@ -26,18 +26,8 @@ def smem_mma_subtile_offset(mr: int, mc: int, BN: int, BK: int, bk_tile: Any, k_
 
 
 def smem_mma_subtile(
-    memory: Memory,
-    dtype: Any,
-    mr: int,
-    mc: int,
-    BN: int,
-    BK: int,
-    bk_tile: int,
-    k_sub: int,
-    mma: int,
-    *,
-    base: int = 0,
-    original: bool = False,
+    memory: Memory, dtype: Any, mr: int, mc: int, BN: int, BK: int, bk_tile: int, k_sub: int, mma: int, *,
+    base: int = 0, original: bool = False,
 ) -> TileTensor:
     """The ``mr x mc`` MMA tile at :func:`smem_mma_subtile_offset`, ``base`` elements into ``memory``.
 

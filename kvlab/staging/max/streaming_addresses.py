@@ -38,8 +38,7 @@ def strip_shape(p: KVBufferParams) -> tuple[int, int]:
 def check(p: KVBufferParams) -> None:
     """ValueError unless the streaming buffer can be built with these parameters."""
     p.require(
-        p.num_warps >= p.num_warps_n,
-        f"num_threads {p.num_threads}",
+        p.num_warps >= p.num_warps_n, f"num_threads {p.num_threads}",
         f"at least {WARP_SIZE * p.num_warps_n}: BN // WN = {p.num_warps_n} warps along the keys",
     )
     p.require(not p.blocked_strip or p.depth % p.BK == 0, f"depth {p.depth}", f"a multiple of BK {p.BK}")

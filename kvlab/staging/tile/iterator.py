@@ -134,16 +134,8 @@ class KVCacheIterator:
     """
 
     def __init__(
-        self,
-        cache: KVCacheT | MHAOperand,
-        tile_size: int,
-        batch_idx: Any,
-        kv_head_idx: Any,
-        end: Any,
-        *,
-        depth: int | None = None,
-        cache_depth: int | None = None,
-        head_dim_offset: int = 0,
+        self, cache: KVCacheT | MHAOperand, tile_size: int, batch_idx: Any, kv_head_idx: Any, end: Any, *,
+        depth: int | None = None, cache_depth: int | None = None, head_dim_offset: int = 0,
     ) -> None:
         tile_size = count("tile_size", tile_size, least=1)
         given = {"batch_idx": batch_idx, "kv_head_idx": kv_head_idx, "end": end}
@@ -191,12 +183,8 @@ class KVCacheIterator:
         first = np.arange(0, self.tile_size, run_rows)  # [runs]
         rows = np.clip(valid[:, None] - first, 0, run_rows)
         pointer = self.cache.block_paged_ptr(
-            self.batch_idx[:, None],
-            start[:, None] + first,
-            self.kv_head_idx[:, None],
-            self.head_dim_offset,
-            tile_size=run_rows,
-            valid=rows,
+            self.batch_idx[:, None], start[:, None] + first, self.kv_head_idx[:, None], self.head_dim_offset,
+            tile_size=run_rows, valid=rows,
         )
         self.increment()
         layout = _rows_of(run_rows, self.depth, self.row_stride)

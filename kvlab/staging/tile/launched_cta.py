@@ -50,8 +50,7 @@ end of the CTA; missing: cp.async.wait_group in warp 1
 
     def __init__(
         self, nbytes: int, warps: int, arch: str, programs: int | None, traffic: Traffic, *,
-        traced: bool = True, beside: bool = False, cells: ByteCells | None = None,
-        partitions: Partitions = None,
+        traced: bool = True, beside: bool = False, cells: ByteCells | None = None, partitions: Partitions = None,
     ) -> None:
         self.traffic, self.programs = traffic, 1 if programs is None else programs
         name = "shared memory" if get_arch(arch).vendor == "nvidia" else "LDS"

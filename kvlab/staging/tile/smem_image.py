@@ -116,16 +116,8 @@ def dma_slots(offset: IntArray, itemsize: int, first: int = 0) -> IntArray:
 
 
 def stage_areas(
-    held: dict[int, tuple[Any, Any]],
-    stages: int,
-    stage_bytes: int,
-    address: int,
-    program: int,
-    *,
-    blocks: int = 1,
-    width: int = 0,
-    name: str = "block",
-    first: dict[int, int] | None = None,
+    held: dict[int, tuple[Any, Any]], stages: int, stage_bytes: int, address: int, program: int, *, blocks: int = 1,
+    width: int = 0, name: str = "block", first: dict[int, int] | None = None,
 ) -> list[Area]:
     """The stages from byte ``address`` on, each of ``blocks`` of ``width`` columns one after the other.
 

@@ -85,14 +85,8 @@ class Memory:
     """
 
     def __init__(
-        self,
-        nbytes: int,
-        *,
-        space: AddressSpace = AddressSpace.GENERIC,
-        name: str = "memory",
-        programs: int | None = None,
-        base: int = 0,
-        unsafe: bool = False,
+        self, nbytes: int, *, space: AddressSpace = AddressSpace.GENERIC, name: str = "memory",
+        programs: int | None = None, base: int = 0, unsafe: bool = False,
     ) -> None:
         given = {"nbytes": nbytes, "base": base, "programs": 0 if programs is None else programs}
         if any(not isinstance(size, int | np.integer) or size < 0 for size in given.values()):
@@ -113,11 +107,7 @@ class Memory:
 
     @classmethod
     def over(
-        cls,
-        array: np.ndarray[Any, Any],
-        *,
-        space: AddressSpace = AddressSpace.GLOBAL,
-        name: str = "array",
+        cls, array: np.ndarray[Any, Any], *, space: AddressSpace = AddressSpace.GLOBAL, name: str = "array",
         unsafe: bool = False,
     ) -> Memory:
         """The memory from the first to the last byte of ``array``, shared with it (no copy). All of it counts as

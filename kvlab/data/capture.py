@@ -233,15 +233,8 @@ def _capture(arrays: dict[str, Array], metadata: Mapping[str, Any]) -> Capture:
     if numbers.shape != (layers,) or numbers.dtype.kind not in "iu":
         raise ValueError(f"layers is {numbers.dtype} {numbers.shape}; must be {layers} integers, one a layer of q")
     return Capture(
-        q=q,
-        k=k,
-        v=values["v"],
-        o=values.get("o"),
-        prompt_tokens=prompt,
-        decode_steps=tokens - prompt,
-        layers=tuple(int(number) for number in numbers),
-        scale=scale,
-        metadata=metadata,
+        q=q, k=k, v=values["v"], o=values.get("o"), prompt_tokens=prompt, decode_steps=tokens - prompt,
+        layers=tuple(int(number) for number in numbers), scale=scale, metadata=metadata,
     )
 
 

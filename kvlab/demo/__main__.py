@@ -35,8 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m kvlab.demo",
         description="Follow a KV cache from DRAM through shared memory into registers, next to the production kernel.",
-        epilog=f"FILE.npz holds\n\n{SCHEMA}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"FILE.npz holds\n\n{SCHEMA}", formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--input", metavar="FILE.npz", help="your own q, k, v instead of the embedded SmolLM2 capture")
     parser.add_argument(

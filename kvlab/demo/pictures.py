@@ -47,11 +47,7 @@ class Chapter:
 def pages(pool: PagedKVCacheCollection, tokens: int, token: int) -> Chapter:
     """The page table and where the followed token lies."""
     picture = draw_page_table(
-        pool.lookup_table,
-        [tokens],
-        pool.page_size,
-        pages=pool.total_num_pages,
-        token=(0, token),
+        pool.lookup_table, [tokens], pool.page_size, pages=pool.total_num_pages, token=(0, token),
         names=["one sequence"],
     )
     words = (
@@ -63,12 +59,7 @@ def pages(pool: PagedKVCacheCollection, tokens: int, token: int) -> Chapter:
 
 
 def byte_path(
-    capture: Capture,
-    pool: PagedKVCacheCollection,
-    config: DecodeConfig,
-    layer: int,
-    head: int,
-    token: int,
+    capture: Capture, pool: PagedKVCacheCollection, config: DecodeConfig, layer: int, head: int, token: int,
     element: int,
 ) -> BytePath:
     """Where one element of a key is at every stage, on sm_90 in 16-bit storage."""
@@ -86,8 +77,7 @@ def byte_path(
         page_table=tuple(pool.lookup_table[0, : -(-capture.tokens // pool.page_size)].tolist()),
         page_size=pool.page_size, depth=capture.head_dim,
         dram_byte=view + int(keys.block_paged_ptr(0, token, head, element).byte_address),
-        tile=(config.BN, config.BD), tile_at=(row, element),
-        shared_byte=int(place.address(row, vector)) + inside,
+        tile=(config.BN, config.BD), tile_at=(row, element), shared_byte=int(place.address(row, vector)) + inside,
         plain_byte=int(place.plain().address(row, vector)) + inside,
         warp=thread // 32, lane=thread % 32, register=register, lanes=32, registers=shape.atom.regs_b,
         atom=shape.atom.name, shape=shape.atom.shape, operand="b",

@@ -66,12 +66,8 @@ def paged_cache(capture: Capture, page_size: int, seed: int = 0) -> PagedKVCache
     """
     pages = -(-capture.tokens // page_size)
     pool = PagedKVCacheCollection.allocate(
-        KVCacheStaticParams(capture.kv_heads, capture.head_dim),
-        num_pages=pages + max(4, pages // 4),
-        page_size=page_size,
-        num_layers=len(capture.layers),
-        batch_size=1,
-        max_length=capture.tokens,
+        KVCacheStaticParams(capture.kv_heads, capture.head_dim), num_pages=pages + max(4, pages // 4),
+        page_size=page_size, num_layers=len(capture.layers), batch_size=1, max_length=capture.tokens,
         dtype=capture.dtype,
     )
     order = np.random.default_rng(seed).permutation(pages + max(4, pages // 4))

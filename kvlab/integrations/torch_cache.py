@@ -13,17 +13,9 @@ _ORDERS = {"NHD": ("page_size", "heads"), "HND": ("heads", "page_size")}
 
 
 def from_torch(
-    kv_cache: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
-    cache_lengths: torch.Tensor,
-    block_table: torch.Tensor,
-    *,
-    max_seq_length: int = 1,
-    max_cache_length: int | None = None,
-    layout: str = "NHD",
-    kv_axis: int | None = None,
-    scales: torch.Tensor | None = None,
-    quantization_granularity: int = 1,
-    strict: bool = True,
+    kv_cache: torch.Tensor | tuple[torch.Tensor, torch.Tensor], cache_lengths: torch.Tensor, block_table: torch.Tensor,
+    *, max_seq_length: int = 1, max_cache_length: int | None = None, layout: str = "NHD", kv_axis: int | None = None,
+    scales: torch.Tensor | None = None, quantization_granularity: int = 1, strict: bool = True,
 ) -> PagedKVCacheCollection:
     """One layer's cache as a :class:`~kvlab.cache.PagedKVCacheCollection` of one layer: no byte is copied.
 

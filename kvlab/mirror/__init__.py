@@ -57,20 +57,8 @@ _HOME = {
 }
 
 __all__ = [
-    "Coverage",
-    "Difference",
-    "Lockstep",
-    "MirrorError",
-    "Operation",
-    "Report",
-    "Twin",
-    "Violation",
-    "check",
-    "check_sources",
-    "compare",
-    "coverage",
-    "lockstep",
-    "lockstep_pair",
+    "Coverage", "Difference", "Lockstep", "MirrorError", "Operation", "Report", "Twin", "Violation", "check",
+    "check_sources", "compare", "coverage", "lockstep", "lockstep_pair",
 ]
 
 

@@ -119,9 +119,7 @@ def apart(kernel: np.ndarray, emulator: np.ndarray, tolerance: Tolerance) -> Apa
     decisive = np.where(within, relative, 2 + difference)
     worst = decisive.argmax(axis=1) if decisive.size else np.zeros(programs, np.intp)
     return Apart(
-        difference.max(axis=1, initial=0),
-        relative.max(axis=1, initial=0),
-        ulps.max(axis=1, initial=0),
+        difference.max(axis=1, initial=0), relative.max(axis=1, initial=0), ulps.max(axis=1, initial=0),
         within.all(axis=1),
         [tuple(int(i) for i in np.unravel_index(w, shape)) if shape and decisive.size else () for w in worst],
     )

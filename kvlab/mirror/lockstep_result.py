@@ -126,11 +126,8 @@ class Lockstep:
     """The result of :func:`kvlab.mirror.lockstep`; it draws itself in a notebook, :meth:`to_html` makes a page."""
 
     def __init__(
-        self,
-        twins: tuple[tuple[str, TwinSide, TwinSide], ...],
-        rows: list[Row],
-        grids: dict[tuple[str, int], tuple[int, int, int]],
-        lines: tuple[Lines, ...] = (),
+        self, twins: tuple[tuple[str, TwinSide, TwinSide], ...], rows: list[Row],
+        grids: dict[tuple[str, int], tuple[int, int, int]], lines: tuple[Lines, ...] = (),
         lines_run: dict[str, list[set[int]]] | None = None,
     ):
         self.twins = twins
@@ -197,19 +194,12 @@ class Lockstep:
         measured = [row for row in rows if row.distance is not None]
         shape, dtype, tolerance = next(((r.shape, r.dtype, r.tolerance) for r in measured), ((), "", None))
         return Maximum(
-            rows[0].twin,
-            self.step_name(rows[0]),
-            rows[0].output,
-            shape,
-            dtype,
+            rows[0].twin, self.step_name(rows[0]), rows[0].output, shape, dtype,
             sum(len(row.programs) for row in measured),
             _largest(row.distance.absolute for row in measured if row.distance),
             _largest(row.distance.relative for row in measured if row.distance),
-            _largest(row.distance.ulps for row in measured if row.distance),
-            all(row.ok for row in rows),
-            next((row.problem for row in rows if row.problem), None),
-            tolerance,
-            rows[0].step,
+            _largest(row.distance.ulps for row in measured if row.distance), all(row.ok for row in rows),
+            next((row.problem for row in rows if row.problem), None), tolerance, rows[0].step,
         )
 
     def at(self, twin: str, step: int) -> tuple[tuple[Maximum, ...], Difference | None]:

@@ -23,13 +23,8 @@ Tolerances = float | dict[str, tuple[float, str]] | None
 
 
 def lockstep(
-    op: str | Operation,
-    case: dict[str, Any],
-    *,
-    twin: str | None = None,
-    programs: int | Sequence[int] | None = None,
-    tolerance: Tolerances = None,
-    emulator: dict[str, Any] | None = None,
+    op: str | Operation, case: dict[str, Any], *, twin: str | None = None, programs: int | Sequence[int] | None = None,
+    tolerance: Tolerances = None, emulator: dict[str, Any] | None = None,
 ) -> Lockstep:
     """Run both sides of an operation on ``case`` and compare every listed output at the end of every step.
 
@@ -79,13 +74,8 @@ def lockstep(
 
 
 def lockstep_pair(
-    twins: Twin | Sequence[Twin],
-    launch: tuple[str, str],
-    case: dict[str, Any],
-    *,
-    programs: int | Sequence[int] | None = None,
-    tolerance: Tolerances = None,
-    emulator: dict[str, Any] | None = None,
+    twins: Twin | Sequence[Twin], launch: tuple[str, str], case: dict[str, Any], *,
+    programs: int | Sequence[int] | None = None, tolerance: Tolerances = None, emulator: dict[str, Any] | None = None,
 ) -> Lockstep:
     """As :func:`lockstep`, for any importable Triton kernel and NumPy twin, without an operation's folder.
 
@@ -135,13 +125,8 @@ def _run_kernel(launch: str, plans: list[TracePlan], case: dict[str, Any], progr
 
 
 def _run_emulator(
-    launch: str,
-    operation: Operation,
-    twins: Sequence[Twin],
-    compared: Compared,
-    plans: list[TracePlan],
-    case: dict[str, Any],
-    comparer: _Comparer,
+    launch: str, operation: Operation, twins: Sequence[Twin], compared: Compared, plans: list[TracePlan],
+    case: dict[str, Any], comparer: _Comparer,
 ) -> tuple[Any, list[set[int]]]:
     """What the emulator's launch returns, and the lines of each twin that were run."""
     module, name = split_address(launch)

@@ -97,14 +97,8 @@ def _compare_twin(operation: Operation, twin: Twin) -> Report:
     (kernel_module, kernel), (emulator_module, emulator) = operation.kernel(twin), operation.emulator(twin)
     kernel_file, emulator_file = module_file(kernel_module), module_file(emulator_module)
     return check_sources(
-        Path(kernel_file).read_text(encoding="utf-8"),
-        Path(emulator_file).read_text(encoding="utf-8"),
-        kernel,
-        emulator,
-        name=twin.name,
-        kernel_path=kernel_file,
-        emulator_path=emulator_file,
-        synonyms=twin.synonyms,
+        Path(kernel_file).read_text(encoding="utf-8"), Path(emulator_file).read_text(encoding="utf-8"), kernel,
+        emulator, name=twin.name, kernel_path=kernel_file, emulator_path=emulator_file, synonyms=twin.synonyms,
         held=twin.held,
     )
 
@@ -119,15 +113,8 @@ def _merge(reports: Iterable[Report]) -> Report:
 
 
 def check_sources(
-    kernel_source: str,
-    emulator_source: str,
-    kernel_name: str,
-    emulator_name: str,
-    *,
-    name: str | None = None,
-    kernel_path: str = "kernel.py",
-    emulator_path: str = "emulator.py",
-    synonyms: Mapping[str, str] | None = None,
+    kernel_source: str, emulator_source: str, kernel_name: str, emulator_name: str, *, name: str | None = None,
+    kernel_path: str = "kernel.py", emulator_path: str = "emulator.py", synonyms: Mapping[str, str] | None = None,
     held: Mapping[str, str] | None = None,
 ) -> Report:
     """Compare two functions given as module text; never raises for a violation, see :attr:`Report.violations`.

@@ -50,11 +50,7 @@ class TracePlan:
         steps = side.steps
         headers: list[Header] = list(dict.fromkeys(h for step in steps for h in step.headers if h.is_loop))
         return cls(
-            twin,
-            side.path,
-            side.function,
-            side.spans[0],
-            tuple((step.marker.name, step.line) for step in steps),
+            twin, side.path, side.function, side.spans[0], tuple((step.marker.name, step.line) for step in steps),
             tuple(step.marker.outputs for step in steps),
             {line: i for i, step in enumerate(steps) for a, b in step.ranges for line in range(a, b + 1)},
             tuple((header.lines, header.body) for header in headers),

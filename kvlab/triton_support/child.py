@@ -158,9 +158,7 @@ class _Child:
                 f"from kvlab.triton_support.child import serve; serve({theirs.fileno()})"
             )
             self.process = subprocess.Popen(
-                [sys.executable, "-c", boot],
-                env={**os.environ, "TRITON_INTERPRET": "1"},
-                stdin=subprocess.DEVNULL,
+                [sys.executable, "-c", boot], env={**os.environ, "TRITON_INTERPRET": "1"}, stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
         self.pipe = _Pipe(ours.detach())

@@ -146,15 +146,8 @@ class Compiled:
 
 
 def compile_kernel(
-    fn: Any,
-    signature: Mapping[str, Any],
-    constexprs: Mapping[str, Any] | None = None,
-    target: str = "sm_90",
-    *,
-    divisible: Iterable[str] | None = None,
-    num_warps: int = 4,
-    num_stages: int = 2,
-    **options: Any,
+    fn: Any, signature: Mapping[str, Any], constexprs: Mapping[str, Any] | None = None, target: str = "sm_90", *,
+    divisible: Iterable[str] | None = None, num_warps: int = 4, num_stages: int = 2, **options: Any,
 ) -> Compiled:
     """Compile the ``@triton.jit`` function ``fn`` for ``target`` (one of :data:`TARGETS`), without a GPU.
 
@@ -192,8 +185,7 @@ def compile_kernel(
     if stray:
         raise ValueError(f"divisible {stray} are no run-time arguments of {fn.__name__}; those are {sorted(signature)}")
     source = _source_class(fn, ASTSource)(
-        fn,
-        {name: signature.get(name, "constexpr") for name in names},
+        fn, {name: signature.get(name, "constexpr") for name in names},
         {_place(names, name): value for name, value in constants.items()},
         {_place(names, name): [["tt.divisibility", 16]] for name in divisible},
     )

@@ -25,12 +25,7 @@ def stage(q_ptr, k_ptr, v_ptr, o_ptr, tiles, BM: tl.constexpr, BN: tl.constexpr,
 
 @gluon.jit
 def stage_as(
-    tile_ptr,
-    o_ptr,
-    ROWS: gl.constexpr,
-    COLUMNS: gl.constexpr,
-    COPY: gl.constexpr,
-    SHARED: gl.constexpr,
+    tile_ptr, o_ptr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, COPY: gl.constexpr, SHARED: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):
     """A tile through shared memory that is laid out as ``SHARED`` says, and into registers as ``REGISTERS`` says."""

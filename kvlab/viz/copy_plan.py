@@ -32,10 +32,7 @@ Int64 = npt.NDArray[np.int64]
 
 def draw_copy_plan(
     loader: CopyPlan | RegTileLoader | SubTileLoaderLDS | SubTileLoaderLDS_st_8x32 | LinearLayout,
-    shape: tuple[int, int] | None = None,
-    *,
-    title: str | None = None,
-    caption: str | None = None,
+    shape: tuple[int, int] | None = None, *, title: str | None = None, caption: str | None = None,
 ) -> Picture:
     """Source tile (left), the lanes of one instruction (middle), destination (right).
 
@@ -135,11 +132,7 @@ def _fetched(plan: CopyPlan, instruction: int, lane: int) -> str:
 
 
 def _cells(
-    canvas: Canvas,
-    columns: Axis,
-    rows: Axis,
-    lane: npt.NDArray[np.int64],
-    mine: npt.NDArray[np.bool_],
+    canvas: Canvas, columns: Axis, rows: Axis, lane: npt.NDArray[np.int64], mine: npt.NDArray[np.bool_],
     words: list[str],
 ) -> None:
     """Cells coloured and named by lane; those of the first instruction bright."""

@@ -26,13 +26,8 @@ Int64 = npt.NDArray[np.int64]
 
 
 def draw_fragment_map(
-    fragments: FragmentMap,
-    *,
-    thread: int | None = None,
-    axes: tuple[str, str] = ("row", "column"),
-    fold: bool = True,
-    title: str | None = None,
-    caption: str | None = None,
+    fragments: FragmentMap, *, thread: int | None = None, axes: tuple[str, str] = ("row", "column"), fold: bool = True,
+    title: str | None = None, caption: str | None = None,
 ) -> Picture:
     """The registers of a CTA laid over the tile that they hold.
 

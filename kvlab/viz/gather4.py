@@ -23,12 +23,7 @@ LEFT, PAGE_GAP, SLOT_H, BOX_H = 70.0, 14.0, 22.0, 40.0
 
 
 def draw_gather4(
-    cache: PagedKVCache,
-    tile: TMAGather4Tile,
-    indices: Sequence[int],
-    *,
-    address: int = 0,
-    title: str | None = None,
+    cache: PagedKVCache, tile: TMAGather4Tile, indices: Sequence[int], *, address: int = 0, title: str | None = None,
     caption: str | None = None,
 ) -> Picture:
     """Which tokens a gather fetches, and where their rows lie in shared memory.

@@ -31,22 +31,11 @@ Int64 = npt.NDArray[np.int64]
 
 
 def draw_layout(
-    layout: Any,
-    *,
-    element_bytes: int | None = None,
-    base: int = 0,
-    banks: int = 32,
-    owner: npt.ArrayLike | None = None,
-    register: npt.ArrayLike | None = None,
-    warp_size: int = 32,
-    inside: npt.ArrayLike | Cells | None = None,
-    group: npt.ArrayLike | Cells | None = None,
-    mark: tuple[int, int] | None = None,
-    axes: tuple[str, str] = ("row", "column"),
-    tiles: bool = False,
-    fold: bool = True,
-    title: str | None = None,
-    caption: str | None = None,
+    layout: Any, *, element_bytes: int | None = None, base: int = 0, banks: int = 32,
+    owner: npt.ArrayLike | None = None, register: npt.ArrayLike | None = None, warp_size: int = 32,
+    inside: npt.ArrayLike | Cells | None = None, group: npt.ArrayLike | Cells | None = None,
+    mark: tuple[int, int] | None = None, axes: tuple[str, str] = ("row", "column"), tiles: bool = False,
+    fold: bool = True, title: str | None = None, caption: str | None = None,
 ) -> Picture:
     """A layout as a grid: each cell shows its offset, its colour is the bank or the owner.
 
@@ -200,10 +189,7 @@ def _subject(given: dict[str, Any]) -> tuple[Int64, Int64] | None:
 
 
 def _shown(
-    shape: tuple[int, int],
-    fold: bool,
-    repeat: int | None,
-    mark: tuple[int, int] | None,
+    shape: tuple[int, int], fold: bool, repeat: int | None, mark: tuple[int, int] | None,
     subject: tuple[Int64, Int64] | None,
 ) -> tuple[Int64, Int64]:
     """Which rows and columns are shown."""
@@ -258,14 +244,9 @@ def _mark(canvas: Canvas, columns: Axis, rows: Axis, mark: tuple[int, int]) -> N
 
 
 def _details(
-    axes: tuple[str, str],
-    grid: tuple[npt.NDArray[np.int64], ...],
-    offset: npt.NDArray[np.int64],
-    address: npt.NDArray[np.int64] | None,
-    bank: npt.NDArray[np.int64],
-    who: npt.NDArray[np.int64] | None,
-    reg: npt.NDArray[np.int64] | None,
-    warp_size: int,
+    axes: tuple[str, str], grid: tuple[npt.NDArray[np.int64], ...], offset: npt.NDArray[np.int64],
+    address: npt.NDArray[np.int64] | None, bank: npt.NDArray[np.int64], who: npt.NDArray[np.int64] | None,
+    reg: npt.NDArray[np.int64] | None, warp_size: int,
 ) -> tuple[str, list[npt.NDArray[np.int64]]]:
     """What hovering over a cell tells: a %-format and its arguments."""
     words, values = f"{axes[0]} %d, {axes[1]} %d\noffset %d", [*grid, offset]

@@ -11,16 +11,8 @@ from .shared_memory import TOLD, draw_shared_memory
 
 
 def draw_kv_buffer(
-    buffer: Any,
-    *,
-    read: tuple[int, ...] | None = None,
-    instruction: int = 0,
-    warp: int = 0,
-    program: int = 0,
-    stage: int | None = None,
-    colour: str = "column",
-    fold: bool = True,
-    title: str | None = None,
+    buffer: Any, *, read: tuple[int, ...] | None = None, instruction: int = 0, warp: int = 0, program: int = 0,
+    stage: int | None = None, colour: str = "column", fold: bool = True, title: str | None = None,
     caption: str | None = None,
 ) -> Picture:
     """What lies in the shared memory of a KV buffer, of gfx950 or NVIDIA.

@@ -35,13 +35,8 @@ _BELOW = "Below: the basis vectors, from which all others follow."
 
 
 def draw_linear_layout(
-    layout: LinearLayout,
-    *,
-    element_bytes: int = 2,
-    banks: int = 32,
-    thread: int | None = None,
-    title: str | None = None,
-    caption: str | None = None,
+    layout: LinearLayout, *, element_bytes: int = 2, banks: int = 32, thread: int | None = None,
+    title: str | None = None, caption: str | None = None,
 ) -> Picture:
     """A :class:`kvlab.layout.LinearLayout` as what it describes, and below it the table of its basis vectors.
 
@@ -82,14 +77,8 @@ def draw_linear_layout(
 
 
 def draw_encoding(
-    encoding: Encoding,
-    shape: Sequence[int] | None = None,
-    *,
-    triton_version: str | None = None,
-    element_bytes: int | None = None,
-    banks: int = 32,
-    thread: int | None = None,
-    title: str | None = None,
+    encoding: Encoding, shape: Sequence[int] | None = None, *, triton_version: str | None = None,
+    element_bytes: int | None = None, banks: int = 32, thread: int | None = None, title: str | None = None,
     caption: str | None = None,
 ) -> Picture:
     """A Triton encoding on a tensor of ``shape``, by default the smallest that shows its pattern.
@@ -311,12 +300,8 @@ def _owners(
 
 
 def _grid(
-    part: Callable[[Int64, Int64], Fragment],
-    shape: tuple[int, int],
-    gaps: bool,
-    thread: int | None,
-    subject: tuple[Int64, Int64] | None,
-    words: str,
+    part: Callable[[Int64, Int64], Fragment], shape: tuple[int, int], gaps: bool, thread: int | None,
+    subject: tuple[Int64, Int64] | None, words: str,
 ) -> Picture:
     """The elements with who holds them; ``part`` gives those of some rows and columns, ``gaps``: nobody holds some."""
     sample = part(np.arange(min(shape[0], 64)), np.arange(min(shape[1], 256)))

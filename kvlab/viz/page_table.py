@@ -27,14 +27,8 @@ Int64 = npt.NDArray[np.int64]
 
 
 def draw_page_table(
-    lookup_table: Any,
-    lengths: npt.ArrayLike | None = None,
-    page_size: int | None = None,
-    *,
-    pages: int | None = None,
-    token: tuple[int, int] | None = None,
-    names: Sequence[str] | None = None,
-    title: str | None = None,
+    lookup_table: Any, lengths: npt.ArrayLike | None = None, page_size: int | None = None, *, pages: int | None = None,
+    token: tuple[int, int] | None = None, names: Sequence[str] | None = None, title: str | None = None,
     caption: str | None = None,
 ) -> Picture:
     """The logical pages of each sequence, the physical pages of the pool, and the way of one token between them.
@@ -307,12 +301,7 @@ def _logical(
 
 
 def _physical(
-    canvas: Canvas,
-    pool: _Pool,
-    shelf: _Shelf,
-    owner: dict[int, _Users],
-    names: _Names,
-    marked: tuple[int, int] | None,
+    canvas: Canvas, pool: _Pool, shelf: _Shelf, owner: dict[int, _Users], names: _Names, marked: tuple[int, int] | None,
 ) -> None:
     for row in shelf.rows.index.tolist():
         pages = range(row * shelf.in_a_row, min((row + 1) * shelf.in_a_row, pool.pages))

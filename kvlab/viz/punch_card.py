@@ -31,14 +31,8 @@ CARD_HEADER, TILE_ROWS = 40.0, 8
 
 
 def draw_punch_card(
-    access: Wavefronts | None = None,
-    *,
-    addresses: npt.ArrayLike | None = None,
-    lane_bytes: int = 4,
-    phase: npt.ArrayLike | None = None,
-    banks: int = 32,
-    title: str | None = None,
-    words: str | None = None,
+    access: Wavefronts | None = None, *, addresses: npt.ArrayLike | None = None, lane_bytes: int = 4,
+    phase: npt.ArrayLike | None = None, banks: int = 32, title: str | None = None, words: str | None = None,
     caption: str | None = None,
 ) -> Picture:
     """Lanes x banks of one shared-memory instruction, with the passes that each bank needs as bars below.
@@ -96,14 +90,8 @@ def draw_punch_card(
 
 
 def draw_cure(
-    conflict: Wavefronts,
-    cure: Wavefronts,
-    *,
-    tiles: Sequence[Any] | None = None,
-    slot_bytes: int = 16,
-    names: tuple[str, str] = ("as it is", "cured"),
-    title: str | None = None,
-    caption: str | None = None,
+    conflict: Wavefronts, cure: Wavefronts, *, tiles: Sequence[Any] | None = None, slot_bytes: int = 16,
+    names: tuple[str, str] = ("as it is", "cured"), title: str | None = None, caption: str | None = None,
 ) -> Picture:
     """One read twice: with conflicts (left), and as something else has cured it (right). It fits 900 x 720 px.
 

@@ -22,14 +22,8 @@ CELL, SCALE, BETWEEN = 47.0, 66.0, 44.0
 
 
 def draw_quantised_page(
-    cache: PagedKVCache,
-    *,
-    sequence: int = 0,
-    page: int = 0,
-    head: int = 0,
-    mark: tuple[int, int] | None = None,
-    title: str | None = None,
-    caption: str | None = None,
+    cache: PagedKVCache, *, sequence: int = 0, page: int = 0, head: int = 0, mark: tuple[int, int] | None = None,
+    title: str | None = None, caption: str | None = None,
 ) -> Picture:
     """The stored values (left) and the scales (right) of one page and head of a quantised ``PagedKVCache``.
 
@@ -140,15 +134,8 @@ def _header(canvas: Canvas, values: Axis, scale: Axis, wide: int) -> None:
 
 
 def _numbers(
-    canvas: Canvas,
-    columns: Axis,
-    rows: Axis,
-    numbers: npt.NDArray[np.float32],
-    group: npt.NDArray[np.int64],
-    empty: npt.NDArray[np.bool_],
-    words: str,
-    *,
-    strong: bool = False,
+    canvas: Canvas, columns: Axis, rows: Axis, numbers: npt.NDArray[np.float32], group: npt.NDArray[np.int64],
+    empty: npt.NDArray[np.bool_], words: str, *, strong: bool = False,
 ) -> None:
     """Cells with their numbers, hued by group."""
     colours = [BANKS[4 * g + 2] for g in range(8)] if strong else list(LANES)

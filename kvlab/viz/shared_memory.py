@@ -32,21 +32,10 @@ TOLD = {"column": "its column of 16 bytes in the tile", "row": "its row in the t
 
 
 def draw_shared_memory(
-    slots: Any,
-    *,
-    slot_bytes: int = 16,
-    base: int = 0,
-    colour: str = "column",
-    access: Wavefronts | None = None,
-    addresses: npt.ArrayLike | None = None,
-    lane_bytes: int = 16,
-    phase: npt.ArrayLike | None = None,
-    rules: Mapping[int, str] | None = None,
-    row_bytes: int | None = None,
-    banks: int | None = None,
-    fold: bool = True,
-    title: str | None = None,
-    caption: str | None = None,
+    slots: Any, *, slot_bytes: int = 16, base: int = 0, colour: str = "column", access: Wavefronts | None = None,
+    addresses: npt.ArrayLike | None = None, lane_bytes: int = 16, phase: npt.ArrayLike | None = None,
+    rules: Mapping[int, str] | None = None, row_bytes: int | None = None, banks: int | None = None, fold: bool = True,
+    title: str | None = None, caption: str | None = None,
 ) -> Picture:
     """What lies where in shared memory, and which bytes one instruction reads.
 
@@ -88,15 +77,8 @@ def draw_shared_memory(
 
 
 def draw_tiles_beside(
-    left: Any,
-    right: Any,
-    *,
-    names: tuple[str, str],
-    banks: int = 32,
-    slot_bytes: int = 16,
-    rows: int = 16,
-    title: str | None = None,
-    caption: str | None = None,
+    left: Any, right: Any, *, names: tuple[str, str], banks: int = 32, slot_bytes: int = 16, rows: int = 16,
+    title: str | None = None, caption: str | None = None,
 ) -> Picture:
     """One tile as two machines, compilers or buffers keep it in shared memory.
 
@@ -163,13 +145,7 @@ def draw_rows(canvas: Canvas, image: Image, rows: Int64, x: float, y: float) -> 
 
 
 def draw_image(
-    of: Callable[[Int64], Int64],
-    count: int,
-    slot_bytes: int,
-    banks: int,
-    *,
-    base: int = 0,
-    colour: str = "column",
+    of: Callable[[Int64], Int64], count: int, slot_bytes: int, banks: int, *, base: int = 0, colour: str = "column",
     rules: Mapping[int, str] | None = None,
 ) -> Picture:
     """:func:`draw_shared_memory` of ``count`` slots that are computed where they are looked at: slots [n] -> [n, 2]."""
@@ -178,12 +154,7 @@ def draw_image(
 
 
 def _draw(
-    image: Image,
-    lanes: Lanes,
-    colour: str,
-    rules: Mapping[int, str],
-    fold: bool,
-    title: str | None,
+    image: Image, lanes: Lanes, colour: str, rules: Mapping[int, str], fold: bool, title: str | None,
     caption: str | None,
 ) -> Picture:
     slot_bytes, row_bytes, banks = image.slot_bytes, image.row_bytes, image.banks
@@ -261,14 +232,8 @@ def _rules(canvas: Canvas, columns: Axis, rows: Axis, rules: Mapping[int, str], 
 
 
 def _contents(
-    canvas: Canvas,
-    columns: Axis,
-    rows: Axis,
-    row: npt.NDArray[np.int64],
-    vector: npt.NDArray[np.int64],
-    index: npt.NDArray[np.int64],
-    taken: npt.NDArray[np.bool_],
-    slot_bytes: int,
+    canvas: Canvas, columns: Axis, rows: Axis, row: npt.NDArray[np.int64], vector: npt.NDArray[np.int64],
+    index: npt.NDArray[np.int64], taken: npt.NDArray[np.bool_], slot_bytes: int,
 ) -> None:
     """What lies in each slot, where there is room beside the lane's name."""
     texts, xs, ys, behind = [], [], [], []

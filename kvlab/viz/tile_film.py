@@ -22,15 +22,8 @@ Int64 = npt.NDArray[np.int64]
 
 
 def draw_tile_film(
-    buffer: Any,
-    events: Iterable[Any],
-    *,
-    stage: int = 0,
-    strip: int = 0,
-    thread: int = 5,
-    program: int = 0,
-    title: str | None = None,
-    caption: str | None = None,
+    buffer: Any, events: Iterable[Any], *, stage: int = 0, strip: int = 0, thread: int = 5, program: int = 0,
+    title: str | None = None, caption: str | None = None,
 ) -> Picture:
     """The tile in a stage of a buffer, frame after frame: DRAM, copy in flight, landed, registers, product.
 

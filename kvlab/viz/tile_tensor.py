@@ -26,11 +26,7 @@ Int64 = npt.NDArray[np.int64]
 
 
 def draw_tile_tensor(
-    tensor: TileTensor,
-    *,
-    inside: TileTensor | None = None,
-    banks: int = 32,
-    title: str | None = None,
+    tensor: TileTensor, *, inside: TileTensor | None = None, banks: int = 32, title: str | None = None,
     caption: str | None = None,
 ) -> Picture:
     """A :class:`kvlab.layout.TileTensor` as a grid, coloured by bank.

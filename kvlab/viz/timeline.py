@@ -51,13 +51,8 @@ class _Flight:
 
 
 def draw_timeline(
-    events: Iterable[Any],
-    *,
-    hazard: Hazard | None = None,
-    start: int | None = None,
-    count: int = 90,
-    title: str | None = None,
-    caption: str | None = None,
+    events: Iterable[Any], *, hazard: Hazard | None = None, start: int | None = None, count: int = 90,
+    title: str | None = None, caption: str | None = None,
 ) -> Picture:
     """What happened to the stages of shared memory, in order from left to right.
 

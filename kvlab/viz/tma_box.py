@@ -26,13 +26,8 @@ WORDS = GUTTER + ACROSS + 60
 
 
 def draw_tma_box(
-    tile: TmaDescriptor | TMATensorTile,
-    coords: Sequence[int] | None = None,
-    *,
-    address: int = 0,
-    rows: Sequence[int] | None = None,
-    title: str | None = None,
-    caption: str | None = None,
+    tile: TmaDescriptor | TMATensorTile, coords: Sequence[int] | None = None, *, address: int = 0,
+    rows: Sequence[int] | None = None, title: str | None = None, caption: str | None = None,
 ) -> Picture:
     """One TMA copy: the box over the tensor, and below it the shared memory that it fills.
 

@@ -143,13 +143,7 @@ def _of_registers(cls: type[CopyPlan], loader: Any, shape: tuple[int, int]) -> C
     per_warp = where.reshape(workers // lanes, lanes, vectors, 2).transpose(0, 2, 1, 3).reshape(-1, lanes, 2)
     warp = np.repeat(np.arange(workers // lanes), vectors)
     return cls(
-        type(loader).__name__,
-        shape,
-        loader.dtype,
-        per_warp[..., 0],
-        per_warp[..., 1],
-        loader.width,
-        warp=warp,
+        type(loader).__name__, shape, loader.dtype, per_warp[..., 0], per_warp[..., 1], loader.width, warp=warp,
         arch=AMD,
     )
 

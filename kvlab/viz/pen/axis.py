@@ -59,14 +59,8 @@ def axis(
 
 
 def some(
-    count: int,
-    limit: int,
-    head: int,
-    tail: int,
-    keep: int | None = None,
-    subject: npt.NDArray[np.int64] | None = None,
-    *,
-    most: int,
+    count: int, limit: int, head: int, tail: int, keep: int | None = None, subject: npt.NDArray[np.int64] | None = None,
+    *, most: int,
 ) -> npt.NDArray[np.int64]:
     """Which of ``count`` are shown: all up to ``limit``, else the first ``head``, the last ``tail`` and ``keep``.
 
@@ -135,11 +129,7 @@ def mark_gaps(canvas: Canvas, columns: Axis, rows: Axis, *, what: str = "row") -
     middle = (float(columns.edge[0]) + columns.end) / 2
     for y, hidden in rows.gaps:
         canvas.text(
-            middle,
-            y + 3.5,
-            f"⋮  {hidden} more {what}{'s' if hidden > 1 else ''}",
-            size=LABEL,
-            anchor="middle",
+            middle, y + 3.5, f"⋮  {hidden} more {what}{'s' if hidden > 1 else ''}", size=LABEL, anchor="middle",
             opacity=QUIET,
         )
     for x, _ in columns.gaps:

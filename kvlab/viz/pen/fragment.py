@@ -39,13 +39,7 @@ class Fragment:
 
 
 def draw_fragment(
-    canvas: Canvas,
-    part: Fragment,
-    columns: Axis,
-    rows: Axis,
-    lane: int | None = None,
-    *,
-    words: str,
+    canvas: Canvas, part: Fragment, columns: Axis, rows: Axis, lane: int | None = None, *, words: str,
     values: tuple[npt.NDArray[np.int64], ...] = (),
 ) -> None:
     """The cells, boxes, names and hover titles of ``part``, which is shown at ``rows`` and ``columns``; the elements of
@@ -71,12 +65,8 @@ def draw_fragment(
 
 
 def fragment_axes(
-    sample: Fragment,
-    shape: tuple[int, int],
-    subject: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None,
-    *,
-    gutter: float,
-    header: float,
+    sample: Fragment, shape: tuple[int, int],
+    subject: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None, *, gutter: float, header: float,
     head: int = 16,
 ) -> tuple[Axis, Axis]:
     """Columns and rows of a fragment of ``shape``, wide enough for the names of its boxes; what is too large folds.
@@ -108,12 +98,7 @@ def fragment_axes(
 
 
 def _names(
-    canvas: Canvas,
-    part: Fragment,
-    number: npt.NDArray[np.int64],
-    columns: Axis,
-    rows: Axis,
-    lane: int | None,
+    canvas: Canvas, part: Fragment, number: npt.NDArray[np.int64], columns: Axis, rows: Axis, lane: int | None,
     colour: npt.NDArray[np.int64],
 ) -> None:
     """``T5 a2–3`` in every box where it fits; the boxes of ``lane`` are outlined."""

@@ -47,19 +47,9 @@ class Canvas:
         self.right, self.bottom = max(self.right, right), max(self.bottom, bottom)
 
     def rect(
-        self,
-        x: float,
-        y: float,
-        width: float,
-        height: float,
-        *,
-        fill: str = "none",
-        stroke: str | None = None,
-        stroke_width: float | None = None,
-        dash: str | None = None,
-        radius: float | None = None,
-        opacity: float | None = None,
-        title: str | None = None,
+        self, x: float, y: float, width: float, height: float, *, fill: str = "none", stroke: str | None = None,
+        stroke_width: float | None = None, dash: str | None = None, radius: float | None = None,
+        opacity: float | None = None, title: str | None = None,
     ) -> None:
         """A rectangle; ``title`` appears when the pointer rests on it."""
         marks = attributes(
@@ -76,22 +66,13 @@ class Canvas:
         self.rect(x, y, width, height, stroke=ACCENT, stroke_width=stroke_width)
 
     def path(
-        self,
-        d: str,
-        *,
-        fill: str = "none",
-        stroke: str | None = None,
-        stroke_width: float | None = None,
-        dash: str | None = None,
-        opacity: float | None = None,
-        crisp: bool = False,
-        title: str | None = None,
+        self, d: str, *, fill: str = "none", stroke: str | None = None, stroke_width: float | None = None,
+        dash: str | None = None, opacity: float | None = None, crisp: bool = False, title: str | None = None,
     ) -> None:
         """A path in SVG's own words; it does not move the extent."""
         marks = attributes(
             d=d, fill=fill, stroke=stroke, stroke_width=stroke_width, stroke_dasharray=dash, opacity=opacity,
-            shape_rendering="crispEdges" if crisp else None,
-            pointer_events="all" if title is not None else None,
+            shape_rendering="crispEdges" if crisp else None, pointer_events="all" if title is not None else None,
         )
         self._element("path", marks, title)
 
@@ -122,18 +103,8 @@ class Canvas:
         self.extend(max(x for x, _ in points), max(y for _, y in points))
 
     def text(
-        self,
-        x: float,
-        y: float,
-        text: str,
-        *,
-        size: float = 11.0,
-        anchor: str = "start",
-        mono: bool = False,
-        weight: int | None = None,
-        fill: str | None = None,
-        opacity: float | None = None,
-        halo: bool = False,
+        self, x: float, y: float, text: str, *, size: float = 11.0, anchor: str = "start", mono: bool = False,
+        weight: int | None = None, fill: str | None = None, opacity: float | None = None, halo: bool = False,
         inactive: bool = False,
     ) -> None:
         """A line of text with its baseline at ``y``; ``halo`` keeps it readable over lines.
@@ -157,16 +128,8 @@ class Canvas:
         self.extend(x + width * {"start": 1.0, "middle": 0.5, "end": 0.0}[anchor], y + 0.25 * size)
 
     def cells(
-        self,
-        xs: npt.ArrayLike,
-        ys: npt.ArrayLike,
-        width: float,
-        height: float,
-        index: npt.ArrayLike,
-        colours: Sequence[str],
-        *,
-        opacity: float | None = None,
-        rules: bool = True,
+        self, xs: npt.ArrayLike, ys: npt.ArrayLike, width: float, height: float, index: npt.ArrayLike,
+        colours: Sequence[str], *, opacity: float | None = None, rules: bool = True,
     ) -> None:
         """A grid of filled cells: one path for a colour, runs of equal neighbours merged.
 
@@ -229,15 +192,8 @@ class Canvas:
         self.path("".join(lines), stroke=stroke, stroke_width=stroke_width, opacity=opacity)
 
     def labels(
-        self,
-        xs: Iterable[float],
-        ys: Iterable[float],
-        texts: Iterable[str],
-        backgrounds: Iterable[str | None],
-        *,
-        size: float = 10.0,
-        weight: int | None = None,
-        anchor: str = "middle",
+        self, xs: Iterable[float], ys: Iterable[float], texts: Iterable[str], backgrounds: Iterable[str | None], *,
+        size: float = 10.0, weight: int | None = None, anchor: str = "middle",
     ) -> None:
         """Many short monospaced texts, each readable on its own background (None: the page)."""
         if size < MIN_TEXT:
@@ -310,11 +266,6 @@ class Canvas:
         inside = "".join(self._parts)
         content = f'<g transform="translate({number(MARGIN)} {number(y)})">{inside}</g>'
         return Picture(
-            title=title,
-            caption=caption,
-            width=round(width + 2 * MARGIN, 2),
-            height=round(y + self.bottom + MARGIN, 2),
-            body="".join(frame._parts) + content,
-            content=inside,
-            extent=(self.right, self.bottom),
+            title=title, caption=caption, width=round(width + 2 * MARGIN, 2), height=round(y + self.bottom + MARGIN, 2),
+            body="".join(frame._parts) + content, content=inside, extent=(self.right, self.bottom),
         )

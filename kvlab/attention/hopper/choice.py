@@ -7,7 +7,7 @@ from typing import Any
 from kvlab.attention.call.backends import BACKENDS, choose_backend, on_gpu
 from kvlab.attention.features.masks import UNLIMITED
 from kvlab.attention.features.resolve import Features
-from kvlab.attention.machines.gpu import machine
+from kvlab.attention.machines.gpu import machine, traits
 from kvlab.common.arrays import dtype_of, element_strides
 from kvlab.triton_support.versions import gluon_lacks
 
@@ -67,6 +67,6 @@ def tma_takes(array: Any, name: str) -> bool:
 def _machine_lacks(array: Any) -> str | None:
     """What keeps Hopper's kernels from running on the GPU of ``array``."""
     arch, _ = machine(array.device)
-    if arch != "sm_90":
+    if traits(arch).products != "wgmma":
         return f"a GPU of {arch}"
     return gluon_lacks()

@@ -44,15 +44,39 @@ def target_of(array: Any, emulated: str | None) -> Target:
     return Target(family(arch), processors, shared_limit(arch))
 
 
+class Traits(NamedTuple):
+    """What the choice of tiles asks of an architecture.
+
+    amd : its vendor is AMD. products : of tiles, by "mma.sync", "wgmma", "tcgen05" or "mfma". of_max : MAX has tiles
+    for it.
+    """
+
+    amd: bool
+    products: str
+    of_max: bool
+
+
+@functools.cache
+def traits(arch: str) -> Traits:
+    """The traits of ``arch``. Products are mma.sync's before Hopper, and on GeForce's and workstations' Blackwell.
+
+    >>> [traits(arch).products for arch in ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")]
+    ['mma.sync', 'mma.sync', 'wgmma', 'tcgen05', 'mma.sync', 'mfma']
+    """
+    if arch.startswith("gfx"):
+        return Traits(True, "mfma", arch == "gfx950")
+    number = int(arch.removeprefix("sm_"))
+    return Traits(False, "wgmma" if 90 <= number < 100 else "tcgen05" if 100 <= number < 120 else "mma.sync", False)
+
+
 def family(arch: str) -> str:
-    """The architecture whose tiles a GPU of ``arch`` takes: that of Ampere where products are mma.sync's, before Hopper
-    and on GeForce's and workstations' Blackwell, whose CTAs have less shared memory, too; otherwise its own.
+    """The architecture whose tiles a GPU of ``arch`` takes: that of Ampere where products are mma.sync's, whose CTAs
+    have less shared memory, too; otherwise its own.
 
     >>> [family(arch) for arch in ("sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx950")]
     ['sm_80', 'sm_80', 'sm_90', 'sm_100', 'sm_80', 'gfx950']
     """
-    ampere = arch.startswith("sm_") and not 90 <= int(arch[3:]) < 120
-    return "sm_80" if ampere else arch
+    return "sm_80" if traits(arch).products == "mma.sync" else arch
 
 
 def converts_e4m3(arch: str) -> bool:
@@ -86,6 +110,6 @@ def shared_limit(arch: str) -> int:
     [163, 99, 227, 227, 99, 64, 160]
     """
     if arch not in ARCHS:
-        alike = "gfx942" if arch.startswith("gfx") else "sm_100" if 90 <= int(arch[3:]) < 120 else "sm_86"
+        alike = {"mfma": "gfx942", "mma.sync": "sm_86"}.get(traits(arch).products, "sm_100")
         return get_arch(alike).shared_bytes
     return get_arch(arch).shared_bytes

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvlab.attention.features.intervals import most_keys
-from kvlab.attention.machines.gpu import shared_limit
+from kvlab.attention.machines.gpu import shared_limit, traits
 from kvlab.attention.merge_states.config import MERGE
 from kvlab.attention.tiles.memory import tile_bytes
 from kvlab.attention.tiles.online_softmax import OUTPUT_TIE, P_TIE
@@ -154,7 +154,7 @@ num_warps=4, num_stages=3)
     rows = problem.tokens * problem.group
     columns, v_columns = (pieces(width) for width in problem.widths)
     widths = sum(columns), sum(v_columns)
-    if v_columns[1] and max(widths) > 256 and problem.itemsize <= 2 and arch.startswith("sm_"):
+    if v_columns[1] and max(widths) > 256 and problem.itemsize <= 2 and not traits(arch).amd:
         v_columns = v_columns[::-1]
     one = columns[1] == v_columns[1] == 0
     itemsize = max(problem.itemsize, 2)
@@ -179,26 +179,18 @@ def longest_first(batch: int, programs: int, places: int) -> int:
     return 1 << (batch - 1).bit_length() if 1 < batch <= ORDERED and programs > places else 0
 
 
-def arch_number(arch: str) -> int:
-    """Of an NVIDIA architecture.
-
-    >>> arch_number("sm_90")
-    90
-    """
-    return int(arch.removeprefix("sm_"))
-
-
 def _tile(widths: tuple[int, int], itemsize: int, arch: str, heavy: bool, rows: int) -> tuple[int, int, int, int]:
     """(query rows, keys, warps, stages) of a tile of K and V of so many elements of ``itemsize`` bytes."""
     depth, BM = max(widths), 16 if rows <= 16 else MAX_ROWS
-    if arch == "gfx950" and itemsize == 2:
+    amd, products, of_max = traits(arch)
+    if of_max and itemsize == 2:
         return (16, 128, 4, 2 if depth <= 128 else 1) if depth <= 256 or depth == 512 else (16, 32, 4, 1)
-    if arch == "gfx950":
+    if of_max:
         return (BM, 128, 4, 2) if depth <= 128 else (16, 64, 4, 1)
-    if arch.startswith("gfx"):
+    if amd:
         return 16, 64 if depth <= 128 else 32 if depth <= 256 else 16, 4, 1
     if itemsize == 4 and depth > 256:
-        return 16, 32 if arch_number(arch) >= 90 else 16, 16, 2
+        return 16, 16 if products == "mma.sync" else 32, 16, 2
     if itemsize == 4:
         return (16, 32, 8, 2) if depth >= 128 else (BM, 64, BM // 4, 2)
     if depth > 256:

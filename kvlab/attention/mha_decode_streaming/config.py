@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvlab.attention.machines.gpu import traits
 from kvlab.attention.merge_states.config import MERGE
 from kvlab.attention.mha_decode.config import DecodeProblem
 from kvlab.attention.tiles.memory import tile_bytes
@@ -79,7 +80,7 @@ def choose_config(
     """
     BD = max(32, 1 << (problem.head_dim - 1).bit_length())
     row = BD * max(problem.itemsize, 2)  # e4m3 is converted to 16 bits
-    BN = (128 if row <= 1024 else 64) if arch == "gfx950" else 64 if row <= 512 else 32 if row <= 1024 else 16
+    BN = (128 if row <= 1024 else 64) if traits(arch).of_max else 64 if row <= 512 else 32 if row <= 1024 else 16
     row_tiles = -(-problem.tokens * problem.group // 16)
     programs, places = problem.batch * problem.kv_heads * row_tiles, CTAS_PER_PROCESSOR * processors
     num_splits = decode_splits(num_splits, programs, problem.max_keys, places, batch_invariant=batch_invariant)

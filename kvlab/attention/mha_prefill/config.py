@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvlab.attention.machines.gpu import shared_limit
+from kvlab.attention.machines.gpu import shared_limit, traits
 from kvlab.attention.tiles.memory import tile_bytes
 from kvlab.attention.tiles.online_softmax import OUTPUT_TIE, P_TIE
 from kvlab.attention.tiles.pieces import pieces
@@ -71,9 +71,9 @@ class PrefillProblem:
         return 64 if self.converted else least, 64 if self.kv_itemsize == 1 and not self.p_fp8 else least
 
     @property
-    def smallest_on_gfx950(self) -> int:
-        """Columns of the least piece there: MFMA 32x32 has 32 columns of V, e4m3 contracts 64 at a time, and four warps
-        share out 64 columns of float32.
+    def smallest_of_max(self) -> int:
+        """Columns of the least piece on gfx950, whose tiles are MAX's: MFMA 32x32 has 32 columns of V, e4m3 contracts
+        64 at a time, and four warps share out 64 columns of float32.
         """
         return 32 if self.itemsize == self.kv_itemsize == 2 else 64
 
@@ -128,26 +128,26 @@ def choose_config(
     >>> choose_config(problem).grid(problem)
     (16, 32)
     """
-    of_k, of_v = (problem.smallest_on_gfx950,) * 2 if arch == "gfx950" else problem.smallest_pieces
+    amd, products, of_max = traits(arch)
+    of_k, of_v = (problem.smallest_of_max,) * 2 if of_max else problem.smallest_pieces
     (D0, D1), (V0, V1) = pieces(problem.head_dim, of_k), pieces(problem.value_dim, of_v)
     depth = max(D0 + D1, V0 + V1)
     tight = problem.ragged or problem.heavy or D1 > 0 or V1 > 0
-    amd = arch.startswith("gfx")
     num_warps, num_stages = 8, 2
     if amd:
-        (BM, BN, num_warps), num_stages = _amd_tile(depth, problem.itemsize, arch, emulated), 1
+        (BM, BN, num_warps), num_stages = _amd_tile(depth, problem.itemsize, of_max, emulated), 1
         if problem.itemsize == 4 and depth > 256 and D1:
             D0, D1 = D1, D0
     elif problem.itemsize == 4:
         BM, BN, num_stages = 64 if depth < 128 else 16, 32 if depth <= 128 else 16, 1
-    elif arch == "sm_80":
+    elif products == "mma.sync":
         few = depth > 128 or (depth == 128 and tight)
         BM, BN = 128 if depth <= 128 else 64 if depth <= 256 else _wide_rows(problem), 32 if few else 64
     else:
         few = problem.max_q * problem.group <= 128  # rows for one tile: half the keys need no spills
         padded = D0 + D1 > problem.head_dim or V0 + V1 > problem.value_dim
         BM, BN = _hopper_tile(depth, tight or few or padded, problem)
-    if not amd and problem.itemsize < 4 and (BM < 64 or (arch == "sm_80" and depth > 128)):
+    if not amd and problem.itemsize < 4 and (BM < 64 or (products == "mma.sync" and depth > 128)):
         V0, V1 = (V1, V0) if V1 else (V0, V1)
         columns, limit = (D0 + D1, V0 + V1), shared or shared_limit(arch)
         num_stages = 2 if tile_bytes(BM, BN, columns, problem.itemsize, 2, biased=problem.biased) <= limit else 1
@@ -157,23 +157,24 @@ def choose_config(
 
 def shared_bytes(config: PrefillConfig, problem: PrefillProblem, arch: str) -> int:
     """Bytes of shared memory that the kernel takes on ``arch`` at most."""
-    widest = max if arch.startswith("gfx") else sum
+    amd, products, _ = traits(arch)
+    widest = max if amd else sum
     k, v = widest((config.D0, config.D1)), widest((config.V0, config.V1))
     of_v = problem.kv_itemsize == 1 and not problem.p_fp8  # products of 16 bits
     return tile_bytes(
         config.BM, config.BN, (k, v), max(problem.itemsize, 2 * of_v), config.num_stages, arch=arch,
         key_bytes=(k + v) * problem.kv_itemsize, biased=problem.biased,
-        wgmma=arch in ("sm_90", "sm_100") and config.BM >= 64 and problem.itemsize <= 2,
+        wgmma=products in ("wgmma", "tcgen05") and config.BM >= 64 and problem.itemsize <= 2,
     )
 
 
-def _amd_tile(depth: int, itemsize: int, arch: str, emulated: bool) -> tuple[int, int, int]:
+def _amd_tile(depth: int, itemsize: int, of_max: bool, emulated: bool) -> tuple[int, int, int]:
     """Rows, keys and warps of a tile with MFMA."""
     if itemsize == 4:
         if depth < 128 or emulated:
             return 64 if depth < 128 else 16, 64, 8
         return (16, 32, 8) if depth <= 256 else (16, 16, 4)
-    few = depth > 128 and arch != "gfx950"
+    few = depth > 128 and not of_max
     if depth <= 256 or emulated:
         return 128, 32 if few else 64, 4
     return 32, 16 if few else 32, 4

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvlab.attention.features.intervals import most_keys
-from kvlab.attention.machines.gpu import shared_limit
+from kvlab.attention.machines.gpu import shared_limit, traits
 from kvlab.attention.merge_states.config import MERGE
 from kvlab.attention.tiles.memory import tile_bytes
 from kvlab.attention.tiles.online_softmax import OUTPUT_TIE, P_TIE
@@ -121,22 +121,23 @@ one_page=True)
     ((4, 1), 16)
     """
     BV, BR = (max(32, 1 << (n - 1).bit_length()) for n in (problem.latent, problem.rope))
-    amd, places, whole_pages = arch.startswith("gfx"), 2 * processors, problem.page_size % 64 == 0
-    if emulated and arch == "gfx950":
+    amd, products, of_max = traits(arch)
+    places, whole_pages = 2 * processors, problem.page_size % 64 == 0
+    if emulated and of_max:
         BM, BN, num_warps, num_stages = 16, 128, 4, 1
     elif problem.itemsize == 4:
         BM, BN, num_warps, num_stages = (16, 16, 4, 1) if amd else (16, 32, 8, 1)
-        if not amd and int(arch[3:]) < 90:
+        if products == "mma.sync":
             BN = 16
     elif amd:
         BM, BN, num_warps, num_stages = min(32, 16 * -(-problem.rows // 16)), 32, 4, 1
-    elif wgmma and arch == "sm_90" and problem.rows > 32 and not heavy:
+    elif wgmma and products == "wgmma" and problem.rows > 32 and not heavy:
         fits = whole_pages and _bytes(64, 64, BV, BR, 2, 2, arch) <= shared_limit(arch)
         BM, BN, num_warps, num_stages, places = 64, *((64, 8, 2) if fits else (32, 8, 3)), processors
-    elif whole_pages and not heavy and int(arch[3:]) >= 90:
+    elif whole_pages and not heavy and products != "mma.sync":
         BM, BN, num_warps, num_stages, places = *((16, 64, 8, 5) if problem.rows <= 16 else (32, 64, 8, 2)), processors
     elif problem.rows <= 16:
-        BM, BN, num_warps, num_stages = 16, 32, 8 if problem.fp8 and int(arch[3:]) >= 100 else 4, 2
+        BM, BN, num_warps, num_stages = 16, 32, 8 if problem.fp8 and products == "tcgen05" else 4, 2
     else:
         BM, BN, num_warps, num_stages = 32, 32, 8, 2
     row_tiles = -(-problem.rows // BM)
@@ -158,5 +159,5 @@ def _bytes(
     """As of ``shared_bytes``. A tile of K holds V, too; e4m3 is converted in place."""
     return tile_bytes(
         BM, BN, (BV + BR, 0), itemsize, num_stages, arch=arch, q_columns=(BV + BR, BV), hops=2,
-        wgmma=arch == "sm_90" and BM == 64, biased=biased,
+        wgmma=traits(arch).products == "wgmma" and BM == 64, biased=biased,
     )

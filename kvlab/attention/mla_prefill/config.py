@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvlab.attention.machines.gpu import shared_limit
+from kvlab.attention.machines.gpu import shared_limit, traits
 from kvlab.attention.tiles.memory import tile_bytes
 from kvlab.attention.tiles.online_softmax import OUTPUT_TIE, P_TIE
 from kvlab.mirror.twin import Twin
@@ -105,26 +105,27 @@ def choose_config(
     >>> choose_config(problem).grid(problem)
     (16, 128)
     """
-    wider = problem.converted or (arch == "gfx950" and problem.itemsize == 4)  # as of PrefillProblem.smallest_pieces
+    amd, products, of_max = traits(arch)
+    wider = problem.converted or (of_max and problem.itemsize == 4)  # as of PrefillProblem.smallest_pieces
     least = 64 if wider else 32
     BD, BR, BV = (max(least, 1 << (n - 1).bit_length()) for n in (problem.nope, problem.rope, problem.value))
     wide = max(BD, BV)
     scaled = problem.converted and problem.heavy
     if problem.itemsize == 4:
-        BM, BN, num_warps, num_stages = 16, 64 if arch.startswith("gfx") else 16 if wide > 128 else 32, 8, 1
-    elif arch == "gfx950":
+        BM, BN, num_warps, num_stages = 16, 64 if amd else 16 if wide > 128 else 32, 8, 1
+    elif of_max:
         BM, BN, num_warps, num_stages = *((64, 32) if wide > 128 and scaled and not emulated else (128, 64)), 4, 1
-    elif arch.startswith("gfx"):
+    elif amd:
         BM, BN = (64, 16) if wide > 128 and scaled else (128, 64 >> (wide > 128 or scaled))
         num_warps, num_stages = 4, 1
-    elif arch == "sm_80":
+    elif products == "mma.sync":
         BM, BN, num_warps, num_stages = 64, 32 if wide > 128 else 64, 8, 2
     elif wide > 128 and problem.converted:
         BM, BN, num_warps, num_stages = 64, 16, 4 if problem.heavy else 8, 2
     else:
         BM, num_warps, num_stages = 128, 8, 3
         BN = _keys(64 if wide <= 128 else 32, BM, 32 * num_warps, (BD, BR, BV), problem.heavy, scaled)
-    one_loop = arch == "sm_90" and wide > 128 and problem.converted and problem.heavy
+    one_loop = products == "wgmma" and wide > 128 and problem.converted and problem.heavy
     config = MLAPrefillConfig(BM, BN, BD, BR, BV, -(-problem.max_q // BM), num_warps, num_stages, one_loop)
     while config.BN > 16 and shared_bytes(config, problem, arch) > (shared or shared_limit(arch)):
         config = replace(config, BN=config.BN // 2)
@@ -139,11 +140,12 @@ def scale_kind(scale: Any) -> str:
 def shared_bytes(config: MLAPrefillConfig, problem: MLAPrefillProblem, arch: str) -> int:
     """Bytes of shared memory that the kernel takes on ``arch`` at most."""
     BM, BD, BR, BV, item = config.BM, config.BD, config.BR, config.BV, problem.itemsize
-    k = max(BD, BR) if arch.startswith("gfx") else BD + BR
+    amd, products, _ = traits(arch)
+    k = max(BD, BR) if amd else BD + BR
     return tile_bytes(
         BM, config.BN, (k, BV), item, config.num_stages, arch=arch, hops=2 if problem.paged else 1,
         key_bytes=(BD + BV) * (1 if problem.converted else item) + BR * item,
-        wgmma=arch in ("sm_90", "sm_100") and BM >= 64 and item == 2, biased=problem.biased,
+        wgmma=products in ("wgmma", "tcgen05") and BM >= 64 and item == 2, biased=problem.biased,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from kvlab.attention.machines.gpu import traits
+
 BARRIER_BYTES = 1024
 """Of mbarriers, and of the words by which warps tell each other of tiles, at most: Hopper's kernels, beside tiles."""
 
@@ -32,7 +34,7 @@ def tile_bytes(
     >>> [tile_bytes(128, 64, (192, 128), 2, stages, wgmma=True, biased=True) for stages in (3, 2)]
     [240640, 165888]
     """
-    amd, (k, v), (q_k, q_v) = arch.startswith("gfx"), columns, q_columns or columns
+    (amd, products, _), (k, v), (q_k, q_v) = traits(arch), columns, q_columns or columns
     row = (k + v) * itemsize
     given = row if key_bytes is None else key_bytes
     ahead = max((num_stages - 1) // hops, 1) if num_stages > 1 else 0
@@ -40,7 +42,7 @@ def tile_bytes(
         tiles = BN * max(k, v) * itemsize
     else:
         tiles = BN * (ahead + wgmma) * given + BN * row * (wgmma and given < row)
-    blackwell = wgmma and arch != "sm_90"
+    blackwell = wgmma and products != "wgmma"
     p = BM * BN * itemsize if not wgmma or (blackwell and itemsize == 1) else 0
     q, out = BM * q_k * itemsize, BM * q_v * max(itemsize, 2)
     if amd:

@@ -160,6 +160,14 @@ def test_what_no_row_takes_is_refused(operation: str, arch: str, dtype: Any, wor
         call(operation, dtype, 0, None, arch=arch)
 
 
+@pytest.mark.parametrize("D, Dv", [(64, 128), (96, 96)])
+def test_head_dimensions_that_no_row_takes_are_refused(D: int, Dv: int) -> None:
+    words = f"head dimensions {D} and {Dv} on gfx950: must be both 64, 128, 256 or 512, as MAX's decode"
+    caches = rows(bfloat16, 4, 32, 2, D), rows(bfloat16, 4, 32, 2, Dv)
+    with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
+        mha_decode_paged(rows(bfloat16, 2, 4, D), *caches, TABLE, LENS, arch="gfx950")
+
+
 def test_archs_are_those_of_the_rows() -> None:
     assert ARCHS == ("sm_80", "sm_90", "gfx950")
 

@@ -91,11 +91,11 @@ class Memory:
         given = {"nbytes": nbytes, "base": base, "programs": 0 if programs is None else programs}
         if any(not isinstance(size, int | np.integer) or size < 0 for size in given.values()):
             said = ", ".join(f"{what} {shown(size)}" for what, size in given.items())
-            raise ValueError(f"{name}: {said}; integers from 0 are accepted")
+            raise ValueError(f"{name}: {said}: must be integers from 0")
         nbytes, base, programs = int(nbytes), int(base), None if programs is None else int(programs)
         if nbytes * (1 if programs is None else programs) > MOST_BYTES or base >> MOST_BITS:
             raise ValueError(
-                f"{name}: at most {MOST_BYTES} bytes in all, at a base of at most {MOST_BITS} bits, are accepted"
+                f"{name}: must be at most {MOST_BYTES} bytes in all, at a base of at most {MOST_BITS} bits"
             )
         self.nbytes, self.space, self.name, self.programs = nbytes, space, name, programs
         self.base, self.unsafe = base, unsafe
@@ -122,7 +122,7 @@ class Memory:
         (12, 2)
         """
         if array.dtype.kind in "OUSMm":
-            raise ValueError(f"{name}: an array of {array.dtype}; numbers are accepted")
+            raise ValueError(f"{name}: an array of {array.dtype}: must be numbers")
         if any(s < 0 and n > 1 for n, s in zip(array.shape, array.strides, strict=True)):
             raise ValueError(f"{name}: strides {array.strides} must not be negative")
         span = sum((n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)) + array.itemsize
@@ -156,7 +156,7 @@ class Memory:
         """
         dtype = as_dtype(dtype)
         if not isinstance(width, int | np.integer) or width >> MOST_BITS > 0:
-            raise ValueError(f"{self.name}: width {shown(width)}; an integer of {MOST_BITS} bits is accepted")
+            raise ValueError(f"{self.name}: width {shown(width)}: must be an integer of {MOST_BITS} bits")
         nbytes = int(width) * dtype.itemsize
         index, on, outside = self._lanes(address, mask, nbytes)
         if on is not None:
@@ -187,7 +187,7 @@ class Memory:
         """
         value = np.asarray(value)
         if value.ndim == 0:
-            raise ValueError(f"{self.name}: a value without axes; value[..., width] is accepted")
+            raise ValueError(f"{self.name}: a value without axes: must be value[..., width]")
         nbytes = value.shape[-1] * value.itemsize
         index, on, _ = self._lanes(address, mask, nbytes)
         value = np.broadcast_to(value, (*index.shape, value.shape[-1]))
@@ -276,7 +276,7 @@ class Memory:
         in an unsafe memory which of the others fall outside."""
         index = np.asarray(address)
         if index.dtype.kind not in "iu" and index.size:
-            raise ValueError(f"{self.name}: addresses of {index.dtype}; integers are accepted")
+            raise ValueError(f"{self.name}: addresses of {index.dtype}: must be integers")
         if index.dtype == np.uint64 and index.size and index.max() >> 63:
             raise OutOfBounds(f"{self.name}: address {index.max()} is outside [{self.base}, {self.base + self.nbytes})")
         index = index.astype(np.int64, copy=False)
@@ -306,7 +306,7 @@ class Memory:
         if nbytes < 1:
             raise ValueError(f"{self.name}: an access of {nbytes} bytes")
         if not isinstance(alignment, int | np.integer) or alignment < 1 or alignment & (alignment - 1):
-            raise ValueError(f"{self.name}: alignment {shown(alignment)}; a power of two is accepted")
+            raise ValueError(f"{self.name}: alignment {shown(alignment)}: must be a power of two")
         if not index.size:
             return 1
         if index.ndim and not index.strides[0]:

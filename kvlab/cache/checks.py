@@ -20,17 +20,17 @@ def integers(name: str, value: Any) -> Int64:
     >>> integers("head_idx", [0.5])
     Traceback (most recent call last):
         ...
-    ValueError: head_idx has dtype float64: expected integers
+    ValueError: head_idx has dtype float64: must be integers
     """
     try:
         array = np.asarray(value)
     except ValueError:  # lists that are nested too deeply, or ragged
-        raise ValueError(f"{name} {shown(value)}: expected integers") from None
+        raise ValueError(f"{name} is {shown(value)}: must be integers") from None
     if array.dtype.kind not in "iu" and array.size:
-        raise ValueError(f"{name} has dtype {array.dtype}: expected integers")
+        raise ValueError(f"{name} has dtype {array.dtype}: must be integers")
     if array.size and (array.max() >> MOST_BITS > 0 or array.min() < -(1 << MOST_BITS)):
         most = array.max() if array.max() >> MOST_BITS > 0 else array.min()
-        raise ValueError(f"{name} {most}: expected integers of {MOST_BITS} bits")
+        raise ValueError(f"{name} is {most}: must be integers of {MOST_BITS} bits")
     return array.astype(np.int64, copy=False)
 
 
@@ -40,12 +40,12 @@ def index(name: str, value: Any, size: int) -> Int64:
     >>> index("head_idx", [0, 8], 8)
     Traceback (most recent call last):
         ...
-    IndexError: head_idx 8 is outside [0, 8)
+    IndexError: head_idx is 8: must be in [0, 8)
     """
     array = integers(name, value)
     bad = (array < 0) | (array >= size)
     if bad.any():
-        raise IndexError(f"{name} {array[bad].flat[0]} is outside [0, {size})")
+        raise IndexError(f"{name} is {array[bad].flat[0]}: must be in [0, {size})")
     return array
 
 
@@ -70,14 +70,14 @@ def one_of(name: str, value: Any, size: int, what: str) -> int:
     >>> one_of("stage", 2, 2, "stages")
     Traceback (most recent call last):
         ...
-    ValueError: stage 2 is not one of the 2 stages
+    ValueError: stage is 2: must be one of the 2 stages
     """
     try:
         number = operator.index(value)
     except TypeError:
         number = -1
     if isinstance(value, bool) or not 0 <= number < size:
-        raise ValueError(f"{name} {shown(value)} is not one of the {size} {what}")
+        raise ValueError(f"{name} is {shown(value)}: must be one of the {size} {what}")
     return number
 
 
@@ -87,10 +87,10 @@ def flag(name: str, value: Any) -> bool:
     >>> flag("strict", "no")
     Traceback (most recent call last):
         ...
-    ValueError: strict 'no': must be True or False
+    ValueError: strict is 'no': must be True or False
     """
     if not isinstance(value, bool | np.bool_):
-        raise ValueError(f"{name} {value!r}: must be True or False")
+        raise ValueError(f"{name} is {value!r}: must be True or False")
     return bool(value)
 
 

@@ -43,7 +43,7 @@ class PagedKVCacheCollection(KVCacheCollection[PagedKVCache]):
     >>> pool.get_key_cache(3)
     Traceback (most recent call last):
         ...
-    IndexError: layer_idx 3 is outside [0, 3)
+    IndexError: layer_idx is 3: must be in [0, 3)
     """
 
     _arrays = (*KVCacheCollection._arrays, "scales")
@@ -63,7 +63,7 @@ class PagedKVCacheCollection(KVCacheCollection[PagedKVCache]):
         self.scales = None if scales is None else as_array(scales)
         self.quantization_granularity = quantization_granularity
         if self.scales is not None and tuple(self.scales.shape[:3]) != shape[:3]:
-            raise ValueError(f"scales has shape {tuple(self.scales.shape)}: expected {shape[:-1]} and the scales")
+            raise ValueError(f"scales has shape {tuple(self.scales.shape)}: must be {shape[:-1]} and the scales")
         self.dtype = self.get_key_cache(0).dtype
 
     @classmethod

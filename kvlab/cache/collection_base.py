@@ -32,7 +32,7 @@ class KVCacheCollection(OverArrays, Generic[View]):
         self.blocks, self.cache_lengths, self.lookup_table = map(as_array, (blocks, cache_lengths, lookup_table))
         shape = tuple(self.blocks.shape)
         if len(shape) != 6 or min(shape) < 1 or shape[1] > 2:
-            raise ValueError(f"blocks has shape {shape}: expected 6 axes [{axes}], KV 1 or 2, none of them empty")
+            raise ValueError(f"blocks has shape {shape}: must be 6 axes [{axes}], KV 1 or 2, none of them empty")
         self.kv_params = KVCacheStaticParams(*shape[4:], is_mla=shape[1] == 1) if kv_params is None else kv_params
         if (self.kv_params.kv_extent, self.kv_params.num_heads, self.kv_params.head_size) != (shape[1], *shape[4:]):
             raise ValueError(f"kv_params {self.kv_params} does not fit blocks of shape {shape}")
@@ -94,7 +94,7 @@ class KVCacheCollection(OverArrays, Generic[View]):
     def _layer(self, layer_idx: Any) -> int:
         """IndexError unless it is one of the layers, ValueError unless it is one number."""
         if np.ndim(layer_idx):
-            raise ValueError(f"layer_idx has shape {np.shape(layer_idx)}: expected one integer")
+            raise ValueError(f"layer_idx has shape {np.shape(layer_idx)}: must be one integer")
         return int(index("layer_idx", layer_idx, self.num_layers))
 
     def _view(self, kv: int, layer: int) -> View:

@@ -38,7 +38,7 @@ class ContinuousBatchingKVCache(TmaTiles, KVCacheView):
     >>> cache.load(0, 0, 8, 0)
     Traceback (most recent call last):
         ...
-    IndexError: tok_idx 8 is outside [0, 8): the lookup table has 1 columns of 8 tokens
+    IndexError: tok_idx is 8: must be in [0, 8), as the lookup table has 1 columns of 8 tokens
     """
 
     page_size_ = 0
@@ -57,7 +57,7 @@ class ContinuousBatchingKVCache(TmaTiles, KVCacheView):
             strict=strict, num_blocks=None, kv_params=kv_params,
         )
         if self.lookup_table.ndim != 1:
-            raise ValueError(f"lookup_table has shape {tuple(self.lookup_table.shape)}: expected [batch], a block each")
+            raise ValueError(f"lookup_table has shape {tuple(self.lookup_table.shape)}: must be [batch], a block each")
         check_tables(self.cache_lengths, self.lookup_table[:, None], self.max_seq_len)
 
     @property
@@ -105,7 +105,7 @@ class ContinuousBatchingKVCache(TmaTiles, KVCacheView):
         end: Int64 = np.asarray(start + rows)
         past = (rows > 0) & (end > self.max_seq_len)
         if past.any():
-            raise IndexError(f"tok_idx {int(end[past].flat[0]) - 1} is outside [0, {self.max_seq_len}), the block")
+            raise IndexError(f"tok_idx is {int(end[past].flat[0]) - 1}: must be in [0, {self.max_seq_len}), the block")
         return self._pointer(batch_idx, start, head_idx, head_dim_idx, rows)
 
     # The parts of the trait that are about scales.

@@ -82,7 +82,7 @@ def _layers(name: str, arrays: Any) -> list[np.ndarray[Any, Any]]:
         layers = list(arrays)
     except TypeError:
         what = type(arrays).__name__ + (" without axes" if np.ndim(arrays) == 0 and hasattr(arrays, "shape") else "")
-        raise ValueError(f"{name} is a {what}: expected [batch, tokens, heads, head_size] for each layer") from None
+        raise ValueError(f"{name} is a {what}: must be [batch, tokens, heads, head_size] for each layer") from None
     return [to_numpy(layer, name) for layer in layers]
 
 
@@ -95,11 +95,11 @@ def _ragged(counts: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndar
 def _check(keys: list[Any], values: list[Any] | None) -> tuple[int, ...]:
     if not keys or keys[0].ndim != 4:
         raise ValueError(
-            f"k has {len(keys)} layers{f' of shape {keys[0].shape}' if keys else ''}: expected at least one of "
+            f"k has {len(keys)} layers{f' of shape {keys[0].shape}' if keys else ''}: must be at least one of "
             "[batch, tokens, heads, head_size]"
         )
     if values is not None and len(values) != len(keys):
-        raise ValueError(f"v has {len(values)} layers, k {len(keys)}: expected as many")
+        raise ValueError(f"v has {len(values)} layers, k {len(keys)}: must be as many")
     for name, layers in (("k", keys), ("v", values or [])):
         for number, layer in enumerate(layers):
             if (layer.shape, layer.dtype) != (keys[0].shape, keys[0].dtype):

@@ -153,7 +153,7 @@ class KVCacheScalesMHAOperand(_Untiled, _Unquantized, _Windows):
 
     def __init__(self, cache: PagedKVCache) -> None:
         if not isinstance(cache, PagedKVCache) or cache.scale_storage is None:
-            raise ValueError(f"cache {cache!r} has no scales: a PagedKVCache with scales is accepted")
+            raise ValueError(f"cache {cache!r} has no scales: must be a PagedKVCache with scales")
         self.cache = cache
         self.dtype, self.page_size = cache.scale_dtype, cache.page_size_
         self.kv_params = KVCacheStaticParams(*cache.scale_storage.shape[2:])
@@ -272,14 +272,14 @@ class TileTensorMHAOperand(_Dense):
     def __init__(self, buffer: Any, scales: Any = None) -> None:
         buffer = as_array(buffer)
         if buffer.ndim != 4:
-            raise ValueError(f"buffer has shape {tuple(buffer.shape)}: expected [B, S, H, D]")
+            raise ValueError(f"buffer has shape {tuple(buffer.shape)}: must be [B, S, H, D]")
         self.batch_size, self.tokens, _, depth = map(int, buffer.shape)
         self.rows = BlockStorage(_merged(to_numpy(buffer, "buffer"))[None], "buffer")
         self.scales: ScaleStorage | None = None
         if scales is not None and as_array(scales).ndim > 0:
             scales = to_numpy(as_array(scales), "scales")
             if scales.ndim != 4:
-                raise ValueError(f"scales has shape {scales.shape}: expected [B, S, H, n] for buffer {buffer.shape}")
+                raise ValueError(f"scales has shape {scales.shape}: must be [B, S, H, n] for buffer {buffer.shape}")
             self.quantization_enabled, self.quantization_granularity = True, -(-depth // scales.shape[3])
             self.scales = ScaleStorage(_merged(scales)[None], self.rows.shape, self.quantization_granularity)
             self.scale_dtype = self.scales.dtype
@@ -332,7 +332,7 @@ class RaggedMHAOperand(_Dense):
     def __init__(self, buffer: Any, cache_row_offsets: Any, scales: Any = None) -> None:
         buffer = as_array(buffer)
         if buffer.ndim != 3:
-            raise ValueError(f"buffer has shape {tuple(buffer.shape)}: expected [total tokens, H, D]")
+            raise ValueError(f"buffer has shape {tuple(buffer.shape)}: must be [total tokens, H, D]")
         self.rows = BlockStorage(to_numpy(buffer, "buffer")[None], "buffer")
         self.offsets = integers("cache_row_offsets", to_numpy(as_array(cache_row_offsets)))
         o = self.offsets
@@ -381,7 +381,7 @@ class RaggedMHAOperand(_Dense):
         bad = (token < 0) | (token >= length)
         if bad.any():
             token, length = np.broadcast_arrays(token, length)
-            raise IndexError(f"start_tok_idx {token[bad].flat[0]} is outside [0, {length[bad].flat[0]}), the sequence")
+            raise IndexError(f"start_tok_idx is {token[bad].flat[0]}: must be in [0, {length[bad].flat[0]})")
         return np.asarray(self.offsets[batch] + token)
 
 

@@ -37,7 +37,7 @@ def table_of_page_lists(
     first, pages, last = (integers(name, to_numpy(array, name)) for name, array in names.items())
     if first.ndim != 1 or pages.ndim != 1 or last.shape != (first.size - 1,):
         raise ValueError(
-            f"indptr has shape {first.shape}, indices {pages.shape}, last_page_len {last.shape}: expected [B + 1], "
+            f"indptr has shape {first.shape}, indices {pages.shape}, last_page_len {last.shape}: must be [B + 1], "
             "[pages] and [B]"
         )
     held = np.diff(first)

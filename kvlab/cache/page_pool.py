@@ -50,7 +50,7 @@ class PagePool:
     >>> pool.free(prompt)
     Traceback (most recent call last):
         ...
-    ValueError: sequence 0 is not in the pool: it was freed, or never allocated
+    ValueError: sequence is 0: must be in the pool; it was freed, or never allocated
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
@@ -181,7 +181,7 @@ class PagePool:
 
     def _known(self, sequence: int) -> None:
         if sequence not in self._pages:
-            raise ValueError(f"sequence {sequence} is not in the pool: it was freed, or never allocated")
+            raise ValueError(f"sequence is {sequence}: must be in the pool; it was freed, or never allocated")
 
     def _pages_of(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
@@ -221,7 +221,7 @@ def copy_pages(cache: Any, copies: Iterable[PageCopy]) -> None:
     for copy in copies:
         pages, most = int(cache.blocks.shape[0]), cache.page_size
         if not (0 <= copy.source < pages and 0 <= copy.target < pages and 0 <= copy.tokens <= most):
-            raise ValueError(f"{copy}: pages 0 to {pages - 1} and at most {most} tokens are accepted")
+            raise ValueError(f"{copy}: must be pages 0 to {pages - 1} and at most {most} tokens")
     for copy in copies:
         for array in (cache.blocks, cache.scales):
             if array is not None:

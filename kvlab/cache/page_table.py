@@ -67,7 +67,7 @@ class PageTable:
         outside = active & ((token < 0) | (token >= room))
         if outside.any():
             raise IndexError(
-                f"tok_idx {token[outside][0]} is outside [0, {room}): the lookup table has "
+                f"tok_idx is {token[outside][0]}: must be in [0, {room}), as the lookup table has "
                 f"{self.entries.shape[1]} columns of {self.page_size} tokens"
             )
         return batch, token, active
@@ -87,9 +87,9 @@ def check_tables(cache_lengths: Any, lookup_table: Any, page_size: int) -> None:
     for name, array, axes in (("cache_lengths", cache_lengths, 1), ("lookup_table", lookup_table, 2)):
         if array.ndim != axes:
             expected = ("[batch]", "[batch, columns]")[axes - 1]
-            raise ValueError(f"{name} has shape {tuple(array.shape)}: expected {expected}")
+            raise ValueError(f"{name} has shape {tuple(array.shape)}: must be {expected}")
         if dtype_of(array, name).kind not in "iu":
-            raise ValueError(f"{name} has dtype {array.dtype}: expected integers")
+            raise ValueError(f"{name} has dtype {array.dtype}: must be integers")
     batch, columns = lookup_table.shape
     if cache_lengths.shape[0] != batch:
         raise ValueError(
@@ -101,6 +101,6 @@ def check_tables(cache_lengths: Any, lookup_table: Any, page_size: int) -> None:
     bad = (lengths < 0) | (lengths > room)
     if bad.any():
         raise ValueError(
-            f"cache_lengths[{int(bad.argmax())}] is {lengths[bad][0]}: expected [0, {room}], as the lookup table has "
+            f"cache_lengths[{int(bad.argmax())}] is {lengths[bad][0]}: must be in [0, {room}], as the lookup table has "
             f"{columns} columns of {page_size} tokens"
         )

@@ -28,18 +28,18 @@ class ScaleStorage(BlockStorage):
         expected = (*blocks[:3], -(-blocks[3] // granularity))
         if self.shape != expected:
             raise ValueError(
-                f"scales has shape {self.shape}: expected {expected}, one for {granularity} of the {blocks[3]} dims of "
+                f"scales has shape {self.shape}: must be {expected}, one for {granularity} of the {blocks[3]} dims of "
                 f"each head of blocks {blocks}"
             )
         if self.dtype.kind in "iu":
-            raise ValueError(f"scales has dtype {self.dtype}: expected a floating-point one")
+            raise ValueError(f"scales has dtype {self.dtype}: must be a floating-point one")
 
     def slot(self, head_dim_idx: Any) -> Int64:
         """The scale of an element: ``head_dim_idx // granularity``. IndexError outside the head."""
         dim = integers("head_dim_idx", head_dim_idx)
         if dim.size and not 0 <= dim.min() <= dim.max() < self.head_size:
             bad = int(dim.min() if dim.min() < 0 else dim.max())
-            raise IndexError(f"head_dim_idx {bad} is outside [0, {self.head_size})")
+            raise IndexError(f"head_dim_idx is {bad}: must be in [0, {self.head_size})")
         return dim // self.granularity
 
     def check_one_scale(self, head_dim_idx: Any, width: int) -> None:

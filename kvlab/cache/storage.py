@@ -28,7 +28,7 @@ class BlockStorage:
         shape = tuple(int(extent) for extent in blocks.shape)
         if len(shape) != 4 or min(shape) < 1:
             raise ValueError(
-                f"{name} has shape {shape}: expected 4 axes [pages, page_size, heads, head_size], none of them empty"
+                f"{name} has shape {shape}: must be 4 axes [pages, page_size, heads, head_size], none of them empty"
             )
         if wants_grad(blocks):
             raise ValueError(f"{name} requires grad: must be {INFERENCE}")

@@ -144,7 +144,7 @@ class KVCacheView(OverArrays):
         """
         tokens = integers("tokens", tokens)
         if not tokens.ndim:
-            raise ValueError(f"tokens {tokens} has no axis: expected [..., rows]")
+            raise ValueError(f"tokens {tokens} has no axis: must be [..., rows]")
         row = np.arange(tokens.shape[-1])
         active = row < (row.size if valid is None else integers("valid", valid)[..., None])
         names = {"batch_idx": batch_idx, "head_idx": head_idx, "head_dim_idx": head_dim_idx}

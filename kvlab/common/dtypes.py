@@ -48,4 +48,4 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
     name = dtype.__name__ if isinstance(dtype, type) else shown(dtype).strip("'").removeprefix("torch.")
     if name in _NAMES:
         return _NAMES[name]
-    raise ValueError(f"dtype {shown(dtype)} is not one of {', '.join(sorted(_NAMES))}")
+    raise ValueError(f"dtype is {shown(dtype)}: must be one of {', '.join(sorted(_NAMES))}")

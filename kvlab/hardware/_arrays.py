@@ -29,11 +29,11 @@ def integers(value: Any, what: str) -> IntArray:
     try:
         array = np.asarray(value)
     except ValueError:  # lists that are nested too deeply, or ragged
-        raise ValueError(f"{what} {shown(value)}: integers are accepted") from None
+        raise ValueError(f"{what} is {shown(value)}: must be integers") from None
     if array.dtype.kind not in "iu" and array.size:
-        raise ValueError(f"{what} {shown(value)}: integers are accepted")
+        raise ValueError(f"{what} is {shown(value)}: must be integers")
     if array.size and (array.max() >> MOST_BITS > 0 or array.min() < -(1 << MOST_BITS)):
-        raise ValueError(f"{what} {shown(value)}: integers of {MOST_BITS} bits are accepted")
+        raise ValueError(f"{what} is {shown(value)}: must be integers of {MOST_BITS} bits")
     return array.astype(np.int64, copy=False)
 
 
@@ -41,14 +41,14 @@ def whole(value: Any, what: str, least: int = 0) -> int:
     """``value`` as a Python int of at least ``least`` and at most 48 bits, or ValueError."""
     number = int(value) if isinstance(value, int | np.integer) and not isinstance(value, bool) else least - 1
     if not least <= number < 1 << 48:
-        raise ValueError(f"{what} {shown(value)}: an integer of {least} or more is accepted, of 48 bits at most")
+        raise ValueError(f"{what} is {shown(value)}: must be an integer of {least} or more, of 48 bits at most")
     return number
 
 
 def memory_of(value: Any, what: str) -> Memory:
     """``value``, which must be a :class:`~kvlab.memory.Memory`, or ValueError."""
     if not isinstance(value, Memory):
-        raise ValueError(f"{what} {value!r}: a kvlab.memory.Memory is accepted")
+        raise ValueError(f"{what} is {value!r}: must be a kvlab.memory.Memory")
     return value
 
 

@@ -132,7 +132,7 @@ def get_arch(name: str | Arch | Any) -> Arch:
     >>> get_arch("sm_70")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    ValueError: arch 'sm_70' is not one of sm_80, sm_86, sm_89, sm_90, ..., gfx1201
+    ValueError: arch is 'sm_70': must be one of sm_80, sm_86, sm_89, sm_90, ..., gfx1201
     """
     from .arch_table import ARCHS
 
@@ -140,4 +140,4 @@ def get_arch(name: str | Arch | Any) -> Arch:
         return name
     if isinstance(name, str) and name in ARCHS:
         return ARCHS[name]
-    raise ValueError(f"arch {shown(name)} is not one of {', '.join(ARCHS)}")
+    raise ValueError(f"arch is {shown(name)}: must be one of {', '.join(ARCHS)}")

@@ -152,7 +152,7 @@ def get_instruction(name: str, arch: Arch) -> Instruction:
     if isinstance(name, str) and name.startswith("cp.async"):
         raise ValueError(f"instruction {name!r} has two addresses a lane: copy_wavefronts counts its passes")
     if instruction is None or instruction.vendor != arch.vendor:
-        raise ValueError(f"instruction {name!r} on {arch.name} is not one of {', '.join(arch.instructions)}")
+        raise ValueError(f"instruction is {name!r}: must be, on {arch.name}, one of {', '.join(arch.instructions)}")
     if not instruction.exists_on(arch):
         raise ValueError(f"instruction {name!r} does not exist on {arch.name}, which has no {instruction.feature}")
     return instruction

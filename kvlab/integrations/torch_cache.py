@@ -42,12 +42,12 @@ def from_torch(
     ((32768, 1024, 128, 1), True)
     """
     if layout not in _ORDERS:
-        raise ValueError(f"layout {layout!r}: must be NHD ({_axes('NHD')}) or HND ({_axes('HND')})")
+        raise ValueError(f"layout is {layout!r}: must be NHD ({_axes('NHD')}) or HND ({_axes('HND')})")
     for name, array in (("cache_lengths", cache_lengths), ("block_table", block_table)):
         if not isinstance(array, torch.Tensor):
             raise ValueError(f"{name} is a {type(array).__name__}: must be a torch tensor, as kv_cache is")
     if kv_axis not in (None, 0, 1) or isinstance(kv_axis, bool):
-        raise ValueError(f"kv_axis {kv_axis!r}: must be 0, 1 or None")
+        raise ValueError(f"kv_axis is {kv_axis!r}: must be 0, 1 or None")
     blocks = _six(kv_cache, layout, kv_axis, "kv_cache")
     six_scales = None if scales is None else _six(scales, layout, kv_axis, "scales")
     _, kv, _, page_size, heads, head_size = blocks.shape

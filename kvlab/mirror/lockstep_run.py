@@ -108,7 +108,7 @@ def _check_programs(recorded: Recorded, wanted: list[int] | None) -> None:
     if not sizes:
         raise ValueError("the launch function launched none of the twins' kernels")
     if wanted is not None and wanted[-1] >= max(sizes):
-        raise ValueError(f"programs={wanted}: {wanted[-1]} is not in any grid; they have {sizes} programs")
+        raise ValueError(f"programs={wanted}: {wanted[-1]} must be in a grid; they have {sizes} programs")
 
 
 def _run_kernel(launch: str, plans: list[TracePlan], case: dict[str, Any], programs: list[int] | None) -> Recorded:

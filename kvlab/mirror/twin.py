@@ -100,7 +100,7 @@ class Operation:
         config: Any = importlib.import_module(module)
         twins = getattr(config, "TWINS", None)
         if not twins or not all(isinstance(twin, Twin) for twin in twins):
-            raise ValueError(f"{module} declares no twins: TWINS is {twins!r}, a non-empty tuple of Twin is needed")
+            raise ValueError(f"{module} declares no twins: TWINS is {twins!r}, must be a non-empty tuple of Twin")
         launch = getattr(config, "LAUNCH", None)
         return cls(tuple(twins), launch, package, dict(getattr(config, "LOCKSTEP_TOLERANCE", {})))
 

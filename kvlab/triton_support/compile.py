@@ -161,7 +161,7 @@ def compile_kernel(
     A bad target or argument name raises ValueError, an interpreted process RuntimeError; the compiler's errors pass.
     """
     if target not in TARGETS:
-        raise ValueError(f"target {target!r} is not one of {', '.join(TARGETS)}")
+        raise ValueError(f"target is {target!r}: must be one of {', '.join(TARGETS)}")
     if is_interpreted():
         raise RuntimeError("Triton is interpreted in this process (TRITON_INTERPRET=1) and cannot compile here")
     require()

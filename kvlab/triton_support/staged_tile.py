@@ -131,7 +131,7 @@ def staging_as(target: str, shape: tuple[int, int], shared: SharedEncoding, regi
     shared, registers   encodings of :mod:`kvlab.layout.encodings`; registers of four warps
     """
     if target not in TARGETS:
-        raise ValueError(f"target {target!r} is not one of {', '.join(TARGETS)}")
+        raise ValueError(f"target is {target!r}: must be one of {', '.join(TARGETS)}")
     for encoding in (shared, registers):
         encoding.to_linear_layout(shape, triton_version=require())
     from triton.experimental.gluon import language as gl

@@ -65,7 +65,7 @@ def match_staging(buffer: Any, tile: StagedTile) -> StagingMatch:
     """
     emulated, compiled = buffer.smem_image().stage(0).addresses(2), tile.addresses()
     if emulated.shape != compiled.shape:
-        raise ValueError(f"tile of shape {tile.shape}: {emulated.shape} is accepted, what the buffer holds")
+        raise ValueError(f"tile of shape {tile.shape}: must be {emulated.shape}, what the buffer holds")
     if tile.registers is None:
         return StagingMatch(emulated, compiled, None)
     ours, theirs = _held(buffer.fragment_map(), tile.shape), _held(tile.fragment_map(), tile.shape)

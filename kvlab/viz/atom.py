@@ -46,7 +46,7 @@ def draw_atom(
     'wgmma.m64n16k16.bf16: lane 5 of warp 1 (thread 37) holds 8 elements of A, 8 of C'
     """
     if lane is not None and not 0 <= lane < atom.warp_size:
-        raise ValueError(f"lane {lane} is not a lane of {atom.name}, 0..{atom.warp_size - 1}")
+        raise ValueError(f"lane is {lane}: must be a lane of {atom.name}, 0..{atom.warp_size - 1}")
     m, n, k = atom.shape
     a, b, c = (_of(atom, name, extent, lane) for name, extent in (("a", (m, k)), ("b", (k, n)), ("c", (m, n))))
 

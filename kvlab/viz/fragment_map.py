@@ -47,7 +47,7 @@ def draw_fragment_map(
     """
     threads, per_register, warp_size = fragments.row.shape[0], fragments.row.shape[2], fragments.warp_size
     if thread is not None and not 0 <= thread < threads:
-        raise ValueError(f"thread {thread} is not one of the {threads} threads")
+        raise ValueError(f"thread is {thread}: must be one of the {threads} threads")
     mine = np.zeros((0, 2), np.int64)
     if thread is not None:
         mine = np.unique(np.stack([fragments.row[thread].ravel(), fragments.col[thread].ravel()], axis=1), axis=0)

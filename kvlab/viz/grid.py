@@ -76,7 +76,7 @@ def draw_layout(
         if values is not None
     }
     if mark is not None and not (0 <= mark[0] < field.shape[0] and 0 <= mark[1] < field.shape[1]):
-        raise ValueError(f"mark {mark} is not a cell of the grid of shape {field.shape}")
+        raise ValueError(f"mark is {mark}: must be a cell of the grid of shape {field.shape}")
     repeat = _period(field, base, element_bytes, banks) if owner is None else _repeats(given["owner"])
     rows_shown, columns_shown = _shown(field.shape, fold, repeat, mark, _subject(given))
     offset = field.at(rows_shown, columns_shown)
@@ -154,7 +154,7 @@ def _tiles(layout: Any) -> tuple[Layout, Callable[[Int64, Int64], Int64], str]:
     inner = [mode.modes for mode in modes]
     if len(modes) != 2 or len(inner[0]) != len(inner[1]) or len(inner[0]) > 2 or not layout.size:
         raise ValueError(
-            f"tiles of {layout!r}: two modes, (tile, rest), of the same one or two modes each are accepted"
+            f"tiles of {layout!r}: must be two modes, (tile, rest), of the same one or two modes each"
         )
     (rows, columns), (down, across) = ([*(part.size for part in parts), 1][:2] for parts in inner)
     pairs = list(zip(*inner, strict=True))

@@ -75,7 +75,7 @@ def _shown(areas: tuple[Any, ...]) -> list[Any]:
 
 def _check(value: int, count: int, what: str) -> None:
     if not 0 <= value < count:
-        raise ValueError(f"{what} {value} is not one of the {count} that read")
+        raise ValueError(f"{what} is {value}: must be one of the {count} that read")
 
 
 def _title(buffer: Any, image: Any, access: Any, groups: int) -> str:

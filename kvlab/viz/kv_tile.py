@@ -39,7 +39,7 @@ def draw_kv_tile(
     """
     offsets, run_rows = key_offsets(tile), tile.shape[0]
     if not 0 <= program < len(offsets):
-        raise ValueError(f"program {program} is not one of the {len(offsets)} programs of the tile")
+        raise ValueError(f"program is {program}: must be one of the {len(offsets)} programs of the tile")
     rows_, depth = keys_and_columns(tile)
     size, valid = tile.dtype.itemsize, int(valid_keys(tile)[program])
     offset = offsets[program]

@@ -59,7 +59,7 @@ def draw_linear_layout(
     '16 x 8 elements: 32 threads hold 4 each, every element once'
     """
     if not hasattr(layout, "in_dims"):
-        raise ValueError(f"cannot draw {layout!r} as a linear layout: a LinearLayout is accepted")
+        raise ValueError(f"cannot draw {layout!r} as a linear layout: must be a LinearLayout")
     names = set(layout.in_dims)
     if names & {"register", "lane", "warp"}:
         top, found, told = _held(layout, thread)
@@ -70,8 +70,8 @@ def draw_linear_layout(
         top, found, told = _offsets(layout)
     else:
         raise ValueError(
-            f"cannot draw a linear layout from {', '.join(layout.in_dims)} to {', '.join(layout.out_dims)}: from "
-            "register, lane, warp or offset to coordinates, or from coordinates to offset is accepted"
+            f"cannot draw a linear layout from {', '.join(layout.in_dims)} to {', '.join(layout.out_dims)}: must be "
+            "from register, lane, warp or offset to coordinates, or from coordinates to offset"
         )
     return _with_bases(top, layout, title or found, caption or f"{told} {_BELOW}")
 
@@ -96,7 +96,7 @@ def draw_encoding(
     'PaddedSharedLayout on 8 x 64: vector 0 of its first 8 rows lies in 8 bank groups'
     """
     if not isinstance(shape, tuple | list | None):
-        raise ValueError(f"shape {shape!r} of {encoding}: a tuple of ints is accepted")
+        raise ValueError(f"shape {shape!r} of {encoding}: must be a tuple of ints")
     shape = encoding.pattern_shape() if shape is None else tuple(shape)
     version = {} if triton_version is None else {"triton_version": triton_version}
     layout = encoding.to_linear_layout(shape, **version)
@@ -142,13 +142,13 @@ def draw_thread_values(
     '((4,8),(2,2)):((32,1),(16,8)): 32 threads hold 4 each, every element once'
     """
     if not hasattr(layout, "offsets") or not isinstance(shape, tuple | list) or len(shape) != 2:
-        raise ValueError(f"cannot draw {layout!r} on {shape!r}: a Layout on (rows, columns) is accepted")
+        raise ValueError(f"cannot draw {layout!r} on {shape!r}: must be a Layout on (rows, columns)")
     rows, columns = shape
     if max(layout.size, rows * columns) > MOST:
         raise ValueError(f"layout {layout} on {rows} x {columns}: up to {MOST} elements can be drawn")
     place = np.asarray(layout.offsets())
     if place.ndim != 2:
-        raise ValueError(f"layout {layout} has {place.ndim} modes, two are accepted: (thread, value)")
+        raise ValueError(f"layout {layout} has {place.ndim} modes: must be two, (thread, value)")
     if place.min() < 0 or place.max() >= rows * columns:
         raise ValueError(f"layout {layout} reaches element {place.max()}, a tile of {rows} x {columns} has fewer")
     row, column = place % rows, place // rows
@@ -171,7 +171,7 @@ def _held(layout: Any, thread: int | None) -> tuple[Picture, str, str]:
     sizes = {name: layout.in_dims.get(name, 1) for name in names}
     registers, threads = sizes["register"], sizes["lane"] * sizes["warp"]
     if thread is not None and not 0 <= thread < threads:
-        raise ValueError(f"thread {thread} is not one of the {threads} threads, 0..{threads - 1}")
+        raise ValueError(f"thread is {thread}: must be one of the {threads} threads, 0..{threads - 1}")
     everyone = Preimage(tuple(vectors))
     own = Preimage(tuple(vectors[: registers.bit_length() - 1]))
     start = 0 if thread is None else int(everyone.to(thread * registers))
@@ -287,7 +287,7 @@ def _owners(
     nobody does."""
     threads, registers = row.shape
     if thread is not None and not 0 <= thread < threads:
-        raise ValueError(f"thread {thread} is not one of the {threads} threads, 0..{threads - 1}")
+        raise ValueError(f"thread is {thread}: must be one of the {threads} threads, 0..{threads - 1}")
     copies = np.zeros(shape, np.int64)
     np.add.at(copies, (row, column), 1)
     number = np.arange(row.size).reshape(row.shape)

@@ -131,7 +131,7 @@ class _Pool:
         if not entries.size:
             raise ValueError(f"lookup_table of shape {entries.shape}: at least one sequence and one column are drawn")
         if page_size is None or page_size < 1:
-            raise ValueError(f"page_size {page_size} is not a positive number of tokens")
+            raise ValueError(f"page_size is {page_size}: must be a positive number of tokens")
         if length.dtype.kind not in "iu" or (length < 0).any():
             raise ValueError(f"lengths {length[:20].tolist()} are not numbers of tokens")
         used = -(-length.astype(np.int64) // page_size)
@@ -175,7 +175,7 @@ class _Pool:
     def find(self, sequence: int, position: int) -> tuple[int, int]:
         """(page, slot) of a token."""
         if not (0 <= sequence < len(self.length) and 0 <= position < self.length[sequence]):
-            raise ValueError(f"token {(sequence, position)} is not there: lengths are {self.length[:20].tolist()}")
+            raise ValueError(f"token is {(sequence, position)}: must be one of {self.length[:20].tolist()} tokens")
         return int(self.table[sequence, position // self.page_size]), position % self.page_size
 
     def owners(self, shelf: _Shelf) -> dict[int, _Users]:

@@ -72,7 +72,7 @@ class BytePath:
 
     def __post_init__(self) -> None:
         if self.operand not in ("a", "b"):
-            raise ValueError(f"operand {self.operand!r} is not 'a' or 'b'")
+            raise ValueError(f"operand is {self.operand!r}: must be 'a' or 'b'")
         for what, value, limit in (
             ("token", self.token, len(self.page_table) * self.page_size),
             ("element", self.element, self.depth),
@@ -84,7 +84,7 @@ class BytePath:
             ("operand_at[1]", self.operand_at[1], self.extent[1]),
         ):
             if not 0 <= value < limit:
-                raise ValueError(f"{what} {value} is not in 0..{limit - 1}")
+                raise ValueError(f"{what} is {value}: must be in 0..{limit - 1}")
 
     @property
     def logical_page(self) -> int:

@@ -110,9 +110,9 @@ def draw_cure(
     'ldmatrix.x4 on sm_90: 32 wavefronts as it is, 4 cured, ideal 4'
     """
     if conflict.arch.name != cure.arch.name:
-        raise ValueError(f"conflict is of {conflict.arch.name}, cure of {cure.arch.name}: one machine is accepted")
+        raise ValueError(f"conflict is of {conflict.arch.name}, cure of {cure.arch.name}: must be one machine")
     if tiles is not None and len(tiles) != 2:
-        raise ValueError(f"tiles are {len(tiles)}: two are accepted, of the conflict and of the cure")
+        raise ValueError(f"tiles are {len(tiles)}: must be two, of the conflict and of the cure")
     canvas = Canvas()
     below = 0.0
     for x, access, name in zip((0.0, CARD_APART), (conflict, cure), names, strict=True):
@@ -145,7 +145,7 @@ class _Card:
             return cls(access.phase, access.words, access.pass_in_phase, access.bank_count)
         address = np.asarray([] if addresses is None else addresses, np.int64)
         if address.ndim != 1 or address.size == 0:
-            raise ValueError(f"addresses of shape {address.shape} are not [lanes], one byte address each")
+            raise ValueError(f"addresses has shape {address.shape}: must be [lanes], one byte address each")
         if nbytes < 4 or nbytes % 4 or (address[address >= 0] % 4).any():
             raise ValueError(f"lane_bytes {nbytes} and every address must be multiples of 4, the width of a bank")
         served = np.zeros(len(address), np.int64) if phase is None else np.asarray(phase, np.int64)

@@ -54,7 +54,7 @@ def draw_quantised_page(
     }
     for name, (value, count) in where.items():
         if not 0 <= value < count:
-            raise ValueError(f"{name} {value} is outside [0, {count})")
+            raise ValueError(f"{name} is {value}: must be in [0, {count})")
     physical = int(table[sequence, page])
     if not 0 <= physical < pages:
         raise ValueError(f"lookup_table[{sequence}, {page}] is {physical}, none of the {pages} pages")
@@ -62,7 +62,7 @@ def draw_quantised_page(
     scales = view.scales[physical, :, head].astype(np.float32)  # [slots, groups]
     slots, dims = stored.shape
     if mark is not None and not (0 <= mark[0] < slots and 0 <= mark[1] < dims):
-        raise ValueError(f"mark {mark} is not an element of {slots} slots x {dims} dims")
+        raise ValueError(f"mark is {mark}: must be an element of {slots} slots x {dims} dims")
     wide = view.quantization_granularity
     empty = np.isnan(stored).all(axis=1)
 

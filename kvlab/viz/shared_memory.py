@@ -68,7 +68,7 @@ def draw_shared_memory(
     if slot_bytes <= 0 or row_bytes % slot_bytes or base % slot_bytes:
         raise ValueError(f"slot_bytes {slot_bytes} must divide row_bytes {row_bytes} and the base address {base}")
     if colour not in TOLD:
-        raise ValueError(f"colour {colour!r} is not one of {', '.join(map(repr, TOLD))}")
+        raise ValueError(f"colour is {colour!r}: must be one of {', '.join(map(repr, TOLD))}")
     image = Image.over(slots, slot_bytes, base, row_bytes, banks)
     if not image.count:
         raise ValueError(f"slots {slots!r:.200} are none: at least one is drawn")

@@ -44,7 +44,7 @@ def draw_swizzle(
         row_bytes = max(at_once, unit << (swizzle.base + abs(swizzle.shift))) if swizzle.bits else at_once
     if row_bytes < piece or row_bytes % piece:
         raise ValueError(
-            f"row_bytes {row_bytes} is not a multiple of the {piece} bytes that {swizzle} moves as a whole"
+            f"row_bytes is {row_bytes}: must be a multiple of the {piece} bytes that {swizzle} moves as a whole"
         )
     lanes = at_once // max(piece, 4)
     count = max(1 << swizzle.bits, lanes)

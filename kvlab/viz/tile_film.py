@@ -53,7 +53,7 @@ def draw_tile_film(
     """
     p, layout = buffer.params, buffer.fragment_map()
     if not 0 <= thread < layout.row.shape[0]:
-        raise ValueError(f"thread {thread} is not one of the {layout.row.shape[0]} threads")
+        raise ValueError(f"thread is {thread}: must be one of the {layout.row.shape[0]} threads")
     scene = _scene(buffer, layout, stage, strip, thread, program)
     told = _told(events, p.role, stage)
     frames = ["DRAM", *(name for name in ("in flight", "landed", "registers", "product") if name in told)]

@@ -117,10 +117,10 @@ def _order(events: Iterable[Any]) -> tuple[list[_Step], list[_Flight], dict[int,
         try:
             kind, what, stage, warps, *rest = event
         except (TypeError, ValueError):
-            raise ValueError(f"event {event!r} is not (kind, what, stage, warps[, nbytes])") from None
+            raise ValueError(f"event is {event!r}: must be (kind, what, stage, warps[, nbytes])") from None
         known = ("copy", "landed", "write", "read", "read in flight", *ORDERING)
         if kind not in known:
-            raise ValueError(f"event {event!r}: kind {kind!r} is not one of {', '.join(known)}")
+            raise ValueError(f"event {event!r}: kind is {kind!r}: must be one of {', '.join(known)}")
         lane = None if kind in ORDERING else (str(what).split()[0], stage)
         if kind == "landed":
             flying = [f for f in flights if f.lane == lane and f.end is None and f.step.what == what]

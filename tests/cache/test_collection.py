@@ -53,7 +53,7 @@ class TestViews:
 
     @pytest.mark.parametrize("layer", [-1, 3])
     def test_layer_out_of_range(self, layer):
-        with pytest.raises(IndexError, match=rf"layer_idx {layer} is outside \[0, 3\)"):
+        with pytest.raises(IndexError, match=rf"layer_idx is {layer}: must be in \[0, 3\)"):
             small_pool().get_key_cache(layer)
 
     def test_empty_cache_is_about_the_batch(self):
@@ -132,7 +132,7 @@ class TestFromDense:
             ({"page_size": 0}, "page_size 0 must be at least 1"),
             ({"v": np.zeros((1, 2, 9, 1, 8), np.float16)}, r"v\[0\] is .* float16"),
             ({"v": np.zeros((2, 2, 9, 1, 8), np.float32)}, "v has 2 layers, k 1"),
-            ({"k": np.zeros((1, 2, 9, 8), np.float32)}, "expected at least one of"),
+            ({"k": np.zeros((1, 2, 9, 8), np.float32)}, "must be at least one of"),
             ({"k": []}, "k has 0 layers"),
         ],
     )

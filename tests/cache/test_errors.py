@@ -23,18 +23,18 @@ GOOD = {
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"blocks": np.zeros((3, 4, 8), np.float32)}, r"blocks has shape \(3, 4, 8\): expected 4 axes"),
+        ({"blocks": np.zeros((3, 4, 8), np.float32)}, r"blocks has shape \(3, 4, 8\): must be 4 axes"),
         ({"blocks": np.zeros((3, 0, 2, 8), np.float32)}, "none of them empty"),
         ({"blocks": np.zeros((3, 4, 2, 16), np.float32)[..., ::2]}, r"blocks has strides .* last axis must be contig"),
         ({"blocks": np.zeros((3, 4, 2, 8), np.float32)[::-1]}, "none negative"),
-        ({"blocks": np.zeros((3, 4, 2, 8), complex)}, "blocks: dtype 'complex128' is not one of"),
-        ({"cache_lengths": np.zeros((2, 1), int)}, r"cache_lengths has shape \(2, 1\): expected \[batch\]"),
-        ({"cache_lengths": np.zeros(2)}, "cache_lengths has dtype float64: expected integers"),
+        ({"blocks": np.zeros((3, 4, 2, 8), complex)}, "blocks: dtype is 'complex128': must be one of"),
+        ({"cache_lengths": np.zeros((2, 1), int)}, r"cache_lengths has shape \(2, 1\): must be \[batch\]"),
+        ({"cache_lengths": np.zeros(2)}, "cache_lengths has dtype float64: must be integers"),
         ({"cache_lengths": [5, 0, 0]}, "lookup_table has 2 rows, cache_lengths 3 entries"),
-        ({"cache_lengths": [5, 9]}, r"cache_lengths\[1\] is 9: expected \[0, 8\]"),
-        ({"cache_lengths": [5, -1]}, r"cache_lengths\[1\] is -1: expected \[0, 8\]"),
-        ({"lookup_table": np.array([2, 0])}, r"lookup_table has shape \(2,\): expected \[batch, columns\]"),
-        ({"lookup_table": np.zeros((2, 2))}, "lookup_table has dtype float64: expected integers"),
+        ({"cache_lengths": [5, 9]}, r"cache_lengths\[1\] is 9: must be in \[0, 8\]"),
+        ({"cache_lengths": [5, -1]}, r"cache_lengths\[1\] is -1: must be in \[0, 8\]"),
+        ({"lookup_table": np.array([2, 0])}, r"lookup_table has shape \(2,\): must be \[batch, columns\]"),
+        ({"lookup_table": np.zeros((2, 2))}, "lookup_table has dtype float64: must be integers"),
         ({"max_seq_length": 1.0}, r"max_seq_length 1\.0 must be an integer of at least 0"),
         ({"blocks": np.zeros((3, 4, 2, 8), ">f4")}, "blocks has dtype >f4, another byte order than this machine's"),
         ({"blocks": np.ma.zeros((3, 4, 2, 8), "f4")}, "blocks is a MaskedArray: must be a plain array"),
@@ -54,7 +54,7 @@ def test_cache_refuses(change, message):
 @pytest.mark.parametrize(
     "blocks, kv_params, message",
     [
-        (np.zeros((3, 4, 2, 8), np.float32), None, "expected 6 axes"),
+        (np.zeros((3, 4, 2, 8), np.float32), None, "must be 6 axes"),
         (np.zeros((3, 3, 1, 4, 2, 8), np.float32), None, "KV 1 or 2"),
         (np.zeros((3, 2, 1, 4, 2, 8), np.float32), KVCacheStaticParams(2, 8, is_mla=True), "does not fit blocks"),
         (np.zeros((3, 2, 1, 4, 2, 8), np.float32), KVCacheStaticParams(2, 16), "does not fit blocks"),
@@ -69,11 +69,11 @@ def test_collection_refuses(blocks, kv_params, message):
 @pytest.mark.parametrize(
     "name, change, message",
     [
-        ("bs", {"bs": 2}, r"batch_idx 2 is outside \[0, 2\)"),
-        ("bs", {"bs": -1}, r"batch_idx -1 is outside"),
-        ("head", {"head_idx": [0, 2]}, r"head_idx 2 is outside \[0, 2\)"),
+        ("bs", {"bs": 2}, r"batch_idx is 2: must be in \[0, 2\)"),
+        ("bs", {"bs": -1}, r"batch_idx is -1: must be in"),
+        ("head", {"head_idx": [0, 2]}, r"head_idx is 2: must be in \[0, 2\)"),
         ("dim", {"head_dim_idx": 8}, "must end inside the head of 8"),
-        ("dim", {"head_dim_idx": -1}, r"head_dim_idx -1 is outside \[0, 8\)"),
+        ("dim", {"head_dim_idx": -1}, r"head_dim_idx is -1: must be in \[0, 8\)"),
         ("width", {"head_dim_idx": 6, "width": 4}, "width 4 from head_dim_idx 6 must end inside the head of 8"),
         ("width", {"width": 0}, "width 0"),
     ],
@@ -92,7 +92,7 @@ def test_indices_out_of_range(name, change, message):
 
 
 def test_indices_must_be_integers():
-    with pytest.raises(ValueError, match="tok_idx has dtype float64: expected integers"):
+    with pytest.raises(ValueError, match="tok_idx has dtype float64: must be integers"):
         PagedKVCache(**GOOD).load(0, 0, 1.5, 0)
 
 
@@ -124,10 +124,10 @@ def test_sizes_are_positive(name):
 def test_other_indices():
     cache = PagedKVCache(**GOOD)
     for look, message in (
-        (lambda: cache.get_tma_row(12), r"encoded_index 12 is outside \[0, 12\)"),
-        (lambda: cache.get_tma_row(-1), r"encoded_index -1"),
-        (lambda: cache.cache_length(2), r"batch_idx 2 is outside"),
-        (lambda: cache.populate(0, 0, BN=4, base_alignment=4).get_row(4), r"offset 4 is outside \[0, 4\)"),
+        (lambda: cache.get_tma_row(12), r"encoded_index is 12: must be in \[0, 12\)"),
+        (lambda: cache.get_tma_row(-1), r"encoded_index is -1"),
+        (lambda: cache.cache_length(2), r"batch_idx is 2: must be in"),
+        (lambda: cache.populate(0, 0, BN=4, base_alignment=4).get_row(4), r"offset is 4: must be in \[0, 4\)"),
     ):
         with pytest.raises(IndexError, match=message):
             look()
@@ -216,7 +216,7 @@ def test_params_take_integers(heads):
 @pytest.mark.parametrize("name", ["k", "v"])
 def test_from_dense_of_what_has_no_layers(name: str, bad: Any) -> None:
     good = np.zeros((1, 1, 5, 1, 16), np.float32)
-    with pytest.raises(ValueError, match=rf"^{name} is a .*: expected \[batch, tokens, heads, head_size\] for each"):
+    with pytest.raises(ValueError, match=rf"^{name} is a .*: must be \[batch, tokens, heads, head_size\] for each"):
         from_dense(**{"k": good, "v": good, name: bad}, lengths=[5], page_size=4)
 
 

@@ -30,7 +30,7 @@ def test_lists_of_a_pool_give_its_own_table():
         ({"indptr": [0, 3]}, "must rise from 0 to at most 2"),
         ({"indptr": [1, 2]}, "must rise from 0"),
         ({"indptr": [0, 2, 1], "last_page_len": [3, 3]}, "never fall"),
-        ({"indptr": [0]}, r"expected \[B \+ 1\], \[pages\] and \[B\]"),
+        ({"indptr": [0]}, r"must be \[B \+ 1\], \[pages\] and \[B\]"),
         ({"indices": [7, 8]}, r"indices\[1\] is 8: must be 0 to 7"),
         ({"indices": [-1, 0]}, r"indices\[0\] is -1: must be 0 to 7"),
         ({"indices": [0.5, 0]}, "indices has dtype float64"),

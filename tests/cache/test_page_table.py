@@ -91,7 +91,7 @@ def test_tokens_past_the_columns():
             lambda t: cache.row_idx(0, t),
             lambda t: cache.block_paged_ptr(0, t, 0),
         ):
-            with pytest.raises(IndexError, match=rf"tok_idx {token} is outside \[0, 64\)"):
+            with pytest.raises(IndexError, match=rf"tok_idx is {token}: must be in \[0, 64\)"):
                 look(token)
     assert cache.row_offsets(0, [16, 64, -1], 0, valid=1).tolist() == [1024, -1, -1]
 

@@ -87,5 +87,5 @@ def test_partial_tiles():
         tile.k_copies(5)
     with pytest.raises(ValueError, match="num_v_sub_tiles 3 must divide BN 64"):
         tile.v_copies(0, 3)
-    with pytest.raises(IndexError, match=r"slot 2 is outside \[0, 2\)"):
+    with pytest.raises(IndexError, match=r"slot is 2: must be in \[0, 2\)"):
         tile.v_copies(2, 2)

@@ -112,9 +112,9 @@ class TestErrors:
             (lambda c: c.load(0, 0, 0, 0), ValueError, "output_dtype None of a cache quantised"),
             (lambda c: c.load(0, 0, 0, 0, output_dtype="fp8"), ValueError, "output_dtype fp8"),
             (lambda c: c.load(0, 0, 0, 60, width=8, output_dtype="fp32"), ValueError, "crosses a multiple of"),
-            (lambda c: c.load_scale(0, 0, 0, 128), IndexError, r"head_dim_idx 128 is outside \[0, 128\)"),
+            (lambda c: c.load_scale(0, 0, 0, 128), IndexError, r"head_dim_idx is 128: must be in \[0, 128\)"),
             (lambda c: c.load_scale(0, 0, 0, 64, width=2), IndexError, "must end inside the head of 2"),
-            (lambda c: c.load_scale(0, 2, 0, 0), IndexError, r"head_idx 2 is outside"),
+            (lambda c: c.load_scale(0, 2, 0, 0), IndexError, r"head_idx is 2: must be in"),
             (lambda c: c.load_scale(0, 0, 16, 0), ValueError, "which is none of the pages"),
             (lambda c: c.store_scale(0, 0, 0, 0, np.float64(1)), ValueError, "val has dtype float64, the scales"),
         ],
@@ -137,7 +137,7 @@ class TestErrors:
             cache.scales_raw_ptr().load()
 
     def test_shape_of_the_scales(self):
-        with pytest.raises(ValueError, match=r"scales has shape \(2, 4, 1, 1\): expected \(2, 4, 1, 2\)"):
+        with pytest.raises(ValueError, match=r"scales has shape \(2, 4, 1, 1\): must be \(2, 4, 1, 2\)"):
             PagedKVCache(
                 np.zeros((2, 4, 1, 8), np.float32), [0], [[0]], 1, 1, scales=np.ones((2, 4, 1, 1), np.float32),
                 quantization_granularity=4,
@@ -208,7 +208,7 @@ class TestOperands:
         assert [keys.cache_length(b) for b in range(3)] == [3, 0, 5]
         assert keys.block_paged_ptr(2, 4, 1, 3).load()[0] == values[7, 1, 3]
         assert (keys.row_idx(2, 0), keys.num_kv_rows(), keys.load_scale(0, 0, 0, 0)[0]) == (3, 8, 0)
-        with pytest.raises(IndexError, match=r"start_tok_idx 0 is outside \[0, 0\), the sequence"):
+        with pytest.raises(IndexError, match=r"start_tok_idx is 0: must be in \[0, 0\)"):
             keys.row_idx(1, 0)
         with pytest.raises(ValueError, match="does not know its longest sequence"):
             keys.max_context_length()

@@ -164,7 +164,7 @@ def test_continuous():
         (lambda c: c.create_ragged_tma_tile("64B", BN=16, BK=48), "BK 48 must be a multiple of 32"),
         (lambda c: c.create_rope_tma_tile("128B", BN=16, BK=64, padded_depth=128), "rows of 8-bit content and"),
         (lambda c: c.create_gather4_tma_tile(tile_width=128), "tile_stride 128 of bfloat16 is 256 bytes: must be a"),
-        (lambda c: c.create_gather4_tma_tile(tile_width=256, tile_height=6), "tile_height 6"),
+        (lambda c: c.create_gather4_tma_tile(tile_width=256, tile_height=6), "tile_height is 6"),
     ],
 )
 def test_errors(act, message):

@@ -133,5 +133,5 @@ def test_batch_invariance() -> None:
 def test_auto_takes_it() -> None:
     x = Case((300,), H=128, columns=FULL, page=64).build()
     assert explain(mla_decode_paged, *x.torch("cuda"), **x.options).backend == "hopper"
-    with pytest.raises(ValueError, match="backend 'hopper' with softcap"):
+    with pytest.raises(ValueError, match="backend is 'hopper' with softcap"):
         mla_decode_paged(*x.torch("cuda"), backend="hopper", **x.options | {"softcap": 1.0})

@@ -160,5 +160,5 @@ def test_auto_takes_it_where_it_applies() -> None:
     assert explain(mha_prefill, q.float(), q.float(), q.float()).backend == "triton"
     odd = torch.zeros((1, 300, 4, 132), dtype=torch.bfloat16, device="cuda")[..., 4:]
     assert "strides or the alignment of q" in explain(mha_prefill, odd, q, q).reason
-    with pytest.raises(ValueError, match="backend 'hopper' with scale 0"):
+    with pytest.raises(ValueError, match="backend is 'hopper' with scale 0"):
         mha_prefill(q, q, q, scale=0, backend="hopper")

@@ -181,7 +181,7 @@ def test_what_a_writer_and_a_loader_say_of_swizzles_and_threads_is_checked() -> 
             plain.offsets((8, 16), pitch)
     for threads in (Layout("(4,2):(3,1)"), Layout("(4,2):(0,1)"), Layout("(4,2):(1,1)")):
         for made in (RegTileLoader, RegTileWriterLDS):
-            with pytest.raises(ValueError, match="does not give each of the workers 0 to 7 a place of its own"):
+            with pytest.raises(ValueError, match="must give each of the workers 0 to 7 a place of its own"):
                 made(np.int32, threads)
     for name in ("swizzle", "swizzle2"):
         with pytest.raises(ValueError, match=f"{name} .* changes bits of a vector's number from 6 on"):
@@ -192,15 +192,15 @@ def test_what_a_writer_and_a_loader_say_of_swizzles_and_threads_is_checked() -> 
 def test_bad_input() -> None:
     with pytest.raises(ValueError, match="N 40 of bfloat16 gives each of 8 lanes a row 10 bytes, must be 1"):
         SubTileLoaderLDS("bf16").plan(32, 40)
-    with pytest.raises(ValueError, match="M 24 is not a multiple of 16 rows"):
+    with pytest.raises(ValueError, match="M is 24: must be a multiple of 16 rows"):
         SubTileLoaderLDS("bf16").plan(24, 32)
     with pytest.raises(ValueError, match="BK 64 of bfloat16 must be 64 bytes"):
         SubTileLoaderLDS_st_8x32("bf16", 64, 128, 64, 256)
     with pytest.raises(ValueError, match="must be a multiple of 16 bytes for each of num_threads 1024"):
         SubTileLoaderLDS_st_8x32("bf16", 8, 64, 32, 1024)
-    with pytest.raises(ValueError, match=r"thread_layout Layout\(.*\) is not a flat layout of two modes"):
+    with pytest.raises(ValueError, match=r"thread_layout is Layout\(.*\): must be flat, of two modes"):
         RegTileLoader("bf16", Layout("64:1"))
-    with pytest.raises(ValueError, match="a 32 x 24 tile is not a multiple of 32 x 2 workers of 8 elements each"):
+    with pytest.raises(ValueError, match="shape is 32 x 24: must be a multiple of 32 x 2 workers of 8 elements"):
         RegTileLoader("bf16", Layout.col_major(32, 2)).vectors((32, 24))
     loader = RegTileLoader(np.int32, Layout.col_major(32, 2))
     few = TileTensor.stack_allocation(Layout(4), np.int32, AddressSpace.LOCAL, threads=32)

@@ -46,9 +46,9 @@ def test_only_the_measured_chip_is_not_provisional() -> None:
 
 
 def test_unknown_names() -> None:
-    with pytest.raises(ValueError, match=re.escape(f"arch 'hopper' is not one of {', '.join(ARCHS)}")):
+    with pytest.raises(ValueError, match=re.escape(f"arch is 'hopper': must be one of {', '.join(ARCHS)}")):
         get_arch("hopper")
-    with pytest.raises(ValueError, match="arch None is not one of"):
+    with pytest.raises(ValueError, match="arch is None: must be one of"):
         get_arch(None)
 
 

@@ -260,16 +260,16 @@ def test_leading_axes_are_kept() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("ld.shared.b96", LANE), "instruction 'ld.shared.b96' on sm_90 is not one of ld.shared.b8, ld.shared.b16, "),
-        (("ds_read_b32", LANE), "instruction 'ds_read_b32' on sm_90 is not one of"),
-        (("ld.shared.b64", LANE * 4), "address 4 is not a multiple of 8 bytes"),
+        (("ld.shared.b96", LANE), "instruction is 'ld.shared.b96': must be, on sm_90, one of ld.shared.b8, "),
+        (("ds_read_b32", LANE), "instruction is 'ds_read_b32': must be, on sm_90, one of"),
+        (("ld.shared.b64", LANE * 4), "address is 4: must be a multiple of 8 bytes"),
         (("ld.shared.b32", -4 * LANE), "address -124 is negative"),
         (("ld.shared.b32", LANE[:16]), r"not integers \[..., 32\]"),
-        (("ld.shared.b32", LANE * 4.0), r"float64 are not integers"),
+        (("ld.shared.b32", LANE * 4.0), r"float64: must be int"),
         (("ld.shared.b32", LANE * 4, 1 << 32), "bits past lane 31"),
         (("ld.shared.b32", LANE * 4, [True, False]), "does not fit"),
         (("ldmatrix.x1", LANE * 16, 0xFF), "every lane takes part"),
-        (("ld.shared.b32", LANE * 4, None, "sm_70"), "arch 'sm_70' is not one of sm_80"),
+        (("ld.shared.b32", LANE * 4, None, "sm_70"), "arch is 'sm_70': must be one of sm_80"),
         (("ld.shared.b32", np.zeros((2, 32), int)), "use count_wavefronts"),
     ],
 )

@@ -241,7 +241,7 @@ def test_the_context_nests_and_ends() -> None:
         with arithmetic("float32"):
             assert not current_arithmetic().exact
         assert current_arithmetic().exact
-        with pytest.raises(ValueError, match="arithmetic 'ieee': must be one of float32, chip"), arithmetic("ieee"):
+        with pytest.raises(ValueError, match="arithmetic is 'ieee': must be one of float32, chip"), arithmetic("ieee"):
             pass
         assert current_arithmetic().exact
     assert not current_arithmetic().exact

@@ -52,7 +52,7 @@ def test_cp_async_into_the_memories_of_programs() -> None:
 def test_cp_async_bad_input_writes_nothing() -> None:
     memory, _ = dram()
     smem = Memory(64)
-    with pytest.raises(ValueError, match="nbytes 12 is not 4, 8 or 16"):
+    with pytest.raises(ValueError, match="nbytes is 12: must be 4, 8 or 16"):
         cp_async(smem, 0, memory, 0, 12)
     with pytest.raises(ValueError, match="array: address 8 of 16 bytes is not a multiple of 16"):
         cp_async(smem, [0, 16], memory, [0, 8], 16)
@@ -118,9 +118,9 @@ def test_buffer_load_lds_rebuilds_the_image_of_compiled_kernels(case: dict) -> N
 
 def test_bad_sizes() -> None:
     memory, _ = dram()
-    with pytest.raises(ValueError, match="buffer_load: nbytes 3 is not 1, 2, 4, 8, 12 or 16"):
+    with pytest.raises(ValueError, match="buffer_load: nbytes is 3: must be 1, 2, 4, 8, 12 or 16"):
         buffer_load(memory, 0, [0], 3, 64)
-    with pytest.raises(ValueError, match="buffer_load_lds: nbytes 8 is not 1, 2, 4, 12 or 16"):
+    with pytest.raises(ValueError, match="buffer_load_lds: nbytes is 8: must be 1, 2, 4, 12 or 16"):
         buffer_load_lds(Memory(64), 0, memory, 0, [0], 8, 64)
     with pytest.raises(ValueError, match=r"voffset is a scalar, must be \[\.\.\., lanes\]"):
         buffer_load_lds(Memory(64), 0, memory, 0, 0, 4, 64)

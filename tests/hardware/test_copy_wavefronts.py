@@ -138,13 +138,13 @@ def test_copies_from_a_row_in_order_cost_what_the_stores_cost_without_sharing(op
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("cp.async.cg.8", LANE, LANE), "'cp.async.cg.8' is not one of cp.async.ca.4"),
-        (("cp.async.ca.4", LANE * 2, LANE * 4), "cp.async.ca.4: address 2 is not a multiple of 4"),
-        ((CG, LANE * 16, LANE * 16 - 32), "source -32 is not a multiple"),
+        (("cp.async.cg.8", LANE, LANE), "'cp.async.cg.8': must be one of cp.async.ca.4"),
+        (("cp.async.ca.4", LANE * 2, LANE * 4), "cp.async.ca.4: address is 2: must be a multiple of 4"),
+        ((CG, LANE * 16, LANE * 16 - 32), "source is -32: must be a multiple"),
         ((CG, LANE[:16] * 16, LANE[:16] * 16), r"must be \[..., 32\]"),
         ((CG, LANE * 16, 0), r"must be \[..., 32\]"),
         ((CG, np.zeros((2, 32), int), np.zeros((3, 32), int)), "do not broadcast"),
-        ((CG, LANE * 16.0, LANE * 16), "integers are accepted"),
+        ((CG, LANE * 16.0, LANE * 16), "must be integers"),
         ((CG, LANE * 16, LANE * 16, None, "gfx950"), "cp.async.cg.16: gfx950 has no cp.async"),
     ],
 )

@@ -139,11 +139,11 @@ def test_ds_read_tr_by_the_rule(read, n: int, dtype: type) -> None:  # type: ign
 
 def test_bad_input() -> None:
     memory, _ = tile_memory(32, 8)
-    with pytest.raises(ValueError, match="ldmatrix: num 3 is not 1, 2 or 4"):
+    with pytest.raises(ValueError, match="ldmatrix: num is 3: must be 1, 2 or 4"):
         ldmatrix(memory, 16 * LANE, 3)
     with pytest.raises(ValueError, match="address 8 of 16 bytes is not a multiple of 16"):
         ldmatrix(memory, 8 * LANE, 4)
-    with pytest.raises(ValueError, match=r"row_address of shape \(8,\) is not \[\.\.\., 32\]"):
+    with pytest.raises(ValueError, match=r"row_address has shape \(8,\): must be \[\.\.\., 32\]"):
         ldmatrix(memory, 16 * LANE[:8], 1)
     with pytest.raises(ValueError, match=r"stmatrix.x2: registers .* are not \[\.\.\., 32, 4\]"):
         stmatrix(memory, 16 * LANE, np.zeros((32, 2), np.int16), 2)
@@ -151,5 +151,5 @@ def test_bad_input() -> None:
         ds_read_tr16_b64(memory, 8 * np.arange(64), np.float32)
     with pytest.raises(ValueError, match="address 4 of 8 bytes is not a multiple of 8"):
         ds_read_tr16_b64(memory, 4 * np.arange(64))
-    with pytest.raises(ValueError, match=r"address of shape \(32,\) is not \[\.\.\., 64\]"):
+    with pytest.raises(ValueError, match=r"address has shape \(32,\): must be \[\.\.\., 64\]"):
         ds_read_tr16_b64(memory, 8 * LANE)

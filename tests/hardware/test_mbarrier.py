@@ -54,7 +54,7 @@ def test_too_much_of_anything() -> None:
     assert most.pending_tx == (1 << 20) - 1
     with pytest.raises(ValueError, match="arrivals 0 must be 1 to 1048575"):
         SharedMemBarrier(0)
-    with pytest.raises(ValueError, match="phase 2 is not a parity"):
+    with pytest.raises(ValueError, match="phase is 2: must be a parity"):
         SharedMemBarrier().try_wait(2)
     early = SharedMemBarrier()
     early.complete_tx(10)

@@ -334,16 +334,16 @@ def test_int32_sums_wrap_around() -> None:
 
 def test_bad_input() -> None:
     atom = get_atom("mma.sync.m16n8k16.bf16")
-    with pytest.raises(ValueError, match=r"bf16: a of shape \(16, 8\) is not \[\.\.\., 16, 16\]"):
+    with pytest.raises(ValueError, match=r"bf16: a has shape \(16, 8\): must be \[\.\.\., 16, 16\]"):
         atom.fragment_a(np.zeros((16, 8)))
-    with pytest.raises(ValueError, match=r"bf16: c of shape \(64, 4\) is not \[\.\.\., 32, 4\]"):
+    with pytest.raises(ValueError, match=r"bf16: c has shape \(64, 4\): must be \[\.\.\., 32, 4\]"):
         atom.tile_c(np.zeros((64, 4)))
     a, b = np.zeros((32, 8), atom.dtype), np.zeros((32, 4), atom.dtype)
     with pytest.raises(ValueError, match="a is float32, must be bfloat16"):
         atom.mma(a.astype(np.float32), b, np.zeros((32, 4), np.float32))
     with pytest.raises(ValueError, match="c is float64, must be float32"):
         atom.mma(a, b, np.zeros((32, 4)))
-    with pytest.raises(ValueError, match=r"atom 'mma' is not one of mma\.sync\.m16n8k16\.bf16"):
+    with pytest.raises(ValueError, match=r"atom is 'mma': must be one of mma\.sync\.m16n8k16\.bf16"):
         get_atom("mma")
     with pytest.raises(ValueError, match=r"close to it: .*mfma\.16x16x32\.bf16"):
         get_atom("mfma.16x16x32bf16")

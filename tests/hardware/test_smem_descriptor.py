@@ -211,11 +211,11 @@ def test_explanations() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((8, 16, 1024), "start_address 8 is not a multiple of 16 below 262144"),
-        ((1 << 18, 16, 1024), "start_address 262144 is not"),
-        ((0, 24, 1024), "leading_bytes 24 is not"),
-        ((0, 16, -16), "stride_bytes -16 is not"),
-        ((0, 16, 1024, "128B", 8), "base_offset 8 is not 0 to 7"),
+        ((8, 16, 1024), "start_address is 8: must be a multiple of 16 below 262144"),
+        ((1 << 18, 16, 1024), "start_address is 262144: must be"),
+        ((0, 24, 1024), "leading_bytes is 24: must be"),
+        ((0, 16, -16), "stride_bytes is -16: must be"),
+        ((0, 16, 1024, "128B", 8), "base_offset is 8: must be 0 to 7"),
         ((0, 16, 1024, "128B", 0, "sm_80"), "arch 'sm_80' has no matrix descriptors; sm_90 and sm_100 have"),
     ],
 )
@@ -229,17 +229,17 @@ def test_bad_words_and_uses() -> None:
         SmemDescriptor.decode(1 << 61 | 1 << 46, "sm_100")
     with pytest.raises(ValueError, match="are not those of a sm_90 descriptor"):
         SmemDescriptor.decode(1 << 62 | 1 << 46)
-    with pytest.raises(ValueError, match="word -1 is not an unsigned 64-bit integer"):
+    with pytest.raises(ValueError, match="word is -1: must be an unsigned 64-bit integer"):
         SmemDescriptor.decode(-1)
     descriptor = SmemDescriptor(0, 16, 1024, "128B")
     with pytest.raises(ValueError, match="float32 must be K-major: wgmma transposes 16-bit elements only"):
         descriptor.addresses(64, 8, "float32", "MN")
     with pytest.raises(ValueError, match="an operand of 60 x 16 bfloat16 is not whole core matrices"):
         descriptor.addresses(60, 16, "bf16")
-    with pytest.raises(ValueError, match="major 'N' is not 'K' or 'MN'"):
+    with pytest.raises(ValueError, match="major is 'N': must be 'K' or 'MN'"):
         descriptor.addresses(64, 16, "bf16", "N")
     own = tile_layout_k_major("bf16", 64, 64, "128B")
-    with pytest.raises(ValueError, match="pattern_start 64 is not a multiple of 128"):
+    with pytest.raises(ValueError, match="pattern_start is 64: must be a multiple of 128"):
         tile_to_descriptor(own, "bf16", "128B", pattern_start=64)
     layout = tile_layout_k_major("bf16", 64, 64, "64B")
     with pytest.raises(ValueError, match="is not canonical K-major for swizzle 128B"):
@@ -275,17 +275,17 @@ def test_bad_tensor_memory() -> None:
     tmem = TensorMemory(32)
     for arguments, message in (
         ((4, 0, 1), "warp 4 of the warpgroup is not 0 to 3"),
-        ((0, 0, 3), "repeat 3 is not a power of two"),
+        ((0, 0, 3), "repeat is 3: must be a power of two"),
         ((0, 30, 4), "columns 30 to 33 are not 0 to 31"),
         ((0, 0, 1, np.float16), "tensor memory holds 32-bit cells, not float16"),
     ):
         with pytest.raises(ValueError, match=message):
             tmem.load(*arguments)
-    with pytest.raises(ValueError, match=r"value of shape \(64, 1\) is not \[32, repeat\]"):
+    with pytest.raises(ValueError, match=r"value has shape \(64, 1\): must be \[32, repeat\]"):
         tmem.store(0, 0, np.zeros((64, 1), np.float32))
     with pytest.raises(ValueError, match="columns 48 of tensor memory"):
         TensorMemory(48)
-    with pytest.raises(ValueError, match="lane 128 is not 0 to 127"):
+    with pytest.raises(ValueError, match="lane is 128: must be 0 to 127"):
         tmem_address(128, 0)
     with pytest.raises(ValueError, match="column 512 is not 0 to 511"):
         tmem_address(0, 512)

@@ -336,7 +336,7 @@ def test_the_mode_as_a_swizzle_of_elements(mode: TensorMapSwizzle, dtype: str, b
         ({"element_strides": (9, 1)}, "element_strides (9, 1) are not 1 to 8"),
         ({"element_strides": (1, 2)}, "with 1 innermost"),
         ({"box": (256, 256), "dtype": np.dtype(np.float64)}, "524288 bytes of shared memory, more than the 232448"),
-        ({"swizzle": "256B"}, "swizzle '256B' is not none, 32B, 64B or 128B"),
+        ({"swizzle": "256B"}, "swizzle is '256B': must be none, 32B, 64B or 128B"),
         ({"base": 8, "strides": (100, 1)}, "not a multiple of 16 bytes; stride 100*2"),
     ],
 )
@@ -365,5 +365,5 @@ def test_bad_copies() -> None:
         tma.load(descriptor, (0.0, 0), memory, 0)
     with pytest.raises(ValueError, match="must have rank 2 and a box of one row"):
         tma.gather4(descriptor, [0, 1, 2, 3], 0, memory, 0)
-    with pytest.raises(ValueError, match=r"rows of shape \(3,\) are not \[\.\.\., 4\]"):
+    with pytest.raises(ValueError, match=r"rows has shape \(3,\): must be \[\.\.\., 4\]"):
         tma.gather4(TmaDescriptor.of(WORDS, (1, 8)), [0, 1, 2], 0, memory, 0)

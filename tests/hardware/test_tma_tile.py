@@ -248,7 +248,7 @@ def test_bad_tiles() -> None:
         create_tensor_tile(tensor, (4, 16), "none")
     with pytest.raises(ValueError, match=r"64\*2 = 128 B > 64 B"):
         create_tma_tile(tensor, (16, 64), "64B")
-    with pytest.raises(ValueError, match="not \\[rows, heads, head_size\\]"):
+    with pytest.raises(ValueError, match="must be \\[rows, heads, head_size\\]"):
         create_kv_tile(tensor, 16, 64)
     with pytest.raises(ValueError, match="BK 96 must be at least 2 times and a multiple of 64"):
         fold_kv_descriptor(np.zeros((64, 2, 192), np.float16), 16, 96)
@@ -256,11 +256,11 @@ def test_bad_tiles() -> None:
         TMATensorTile(TmaDescriptor.of(tensor, (16, 8)), (16, 8, 8))
     with pytest.raises(ValueError, match="1 coordinates"):
         create_split_tma(tensor, (16, 64)).async_copy(Memory(2048), 0, (0,))
-    with pytest.raises(ValueError, match="tile_height 6 is not a positive multiple of 4"):
+    with pytest.raises(ValueError, match="tile_height is 6: must be a positive multiple of 4"):
         create_tma_tile_gather4(tensor, 64, tile_height=6)
     with pytest.raises(ValueError, match=r"tile_width 577 must be 1 to the columns of a matrix, not of \(64, 128\)"):
         create_tma_tile_gather4(tensor, 577)
-    with pytest.raises(ValueError, match=r"rows of shape \(3,\) are not \[\.\.\., 4\]"):
+    with pytest.raises(ValueError, match=r"rows has shape \(3,\): must be \[\.\.\., 4\]"):
         create_tma_tile_gather4(tensor, 64).async_copy_gather4_tile(Memory(1024), 0, [1, 2, 3])
     ragged = RaggedTMA3DTile.of(np.zeros((8, 2, 64), np.float16), BM=8, BN=64)
     for arguments, message in (
@@ -269,7 +269,7 @@ def test_bad_tiles() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             ragged.async_copy_from_col(0, Memory(1024), 0, *arguments)
-    with pytest.raises(ValueError, match="col 1 is not one of the 1 column chunks"):
+    with pytest.raises(ValueError, match="col is 1: must be one of the 1 column chunks"):
         ragged.async_copy_from_col(1, Memory(1024), 0, 0, 1, 0)
     with pytest.raises(ValueError, match="is not a contiguous \\[rows, middle_dim, group, depth\\] for group 4"):
         RaggedTMA3DTile.of(np.zeros((8, 2, 64), np.float16), BM=8, BN=64, group=4)

@@ -104,7 +104,7 @@ def test_the_version_decides_what_an_encoding_is():
 
 def test_errors():
     rows, swizzled = BlockedLayout([1, 8], [8, 4], [4, 1], [1, 0]), SwizzledSharedLayout(4, 2, 4, [1, 0])
-    with pytest.raises(ValueError, match="elem_bits 12; 8, 16"):
+    with pytest.raises(ValueError, match="elem_bits is 12: must be 8, 16"):
         bank_conflicts(rows, swizzled, (64, 64), 12)
     with pytest.raises(ValueError, match="'triton' or 'words'"):
         bank_conflicts(rows, swizzled, (64, 64), 16, counted="bytes")

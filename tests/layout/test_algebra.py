@@ -393,7 +393,7 @@ class TestCases:
         assert str(kl.coalesce(Layout("(4,8):(1,4)"), rule="new")) == "(32):(1)"
         with pytest.raises(ValueError, match="this operation knows 'cute', 'legacy'"):
             kl.logical_divide(a, (2, 3), rule="new")
-        with pytest.raises(ValueError, match="one int for each flat mode is accepted"):
+        with pytest.raises(ValueError, match="must be one int for each flat mode"):
             kl.zipped_divide(Layout("(5,6):(6,1)"), (2, 0), rule="new")  # law: a tile has at least one element
         one = Layout(int_tuple([[2, 4]]), int_tuple([[1, 8]]))
         expected = kl.logical_divide(Layout(64), Layout("(2,4):(1,8)"))

@@ -50,7 +50,7 @@ def tensor():
     ],
 )
 def test_what_is_no_layout(operation, bad):
-    with pytest.raises(ValueError, match="accepted"):
+    with pytest.raises(ValueError, match="must be"):
         operation(bad)
 
 
@@ -106,7 +106,7 @@ def test_addresses_are_integers_and_never_cut_to_them(operation, bad):
     ],
 )
 def test_other_kinds_of_things(operation):
-    with pytest.raises(ValueError, match=r"accepted|is not one of"):
+    with pytest.raises(ValueError, match="must be"):
         operation()
 
 
@@ -128,7 +128,7 @@ def test_a_read_only_array_is_immutable_and_text_is_no_memory():
     with pytest.raises(ValueError, match="which is immutable: as_immut\\(\\) or a read-only array made it"):
         TileTensor.from_numpy(numbers).fill(1)
     for array in (np.array(["a"]), np.array([None])):
-        with pytest.raises(ValueError, match="numbers are accepted"):
+        with pytest.raises(ValueError, match="must be numbers"):
             TileTensor.from_numpy(array)
 
 
@@ -139,6 +139,6 @@ def test_layouts_are_no_sequences():
 
 
 def test_an_empty_layout_leaves_nothing_out():
-    with pytest.raises(ValueError, match="complement of 0:1: a layout with elements is accepted"):
+    with pytest.raises(ValueError, match="complement of 0:1: must be a layout with elements"):
         kl.complement(Layout(0))
     assert AddressSpace.SHARED.value == "shared"

@@ -92,7 +92,7 @@ def test_generic_to_shared(problem):
         copy_dram_to_sram(*views, threads, swizzle=swizzle)
         np.testing.assert_array_equal(image, expected)
     else:
-        with pytest.raises(ValueError, match=r"multiples of its period, \d+ scalars, are accepted"):
+        with pytest.raises(ValueError, match=r"must be multiples of its period, \d+ scalars"):
             copy_dram_to_sram(*views, threads, swizzle=swizzle)
         assert (image == -1).all()
 
@@ -275,7 +275,7 @@ def test_rows_of_a_masked_copy_follow_one_another():
     """Valid rows are told by the distance from the tile's first scalar: not those of a column-major source."""
     columns = TileTensor.from_numpy(np.zeros((8, 8), np.int32).T)
     smem = TileTensor.stack_allocation(Layout.row_major(8, 8), "int32")
-    with pytest.raises(ValueError, match="masked, rows that follow one another are accepted"):
+    with pytest.raises(ValueError, match="must be masked, rows that follow one another"):
         copy_dram_to_sram_async(smem, columns, THREADS, masked=True, src_num_valid_rows=8)
     assert not smem.memory.written.any()
     copy_dram_to_sram_async(smem, columns, THREADS)
@@ -306,18 +306,18 @@ THREADS = Layout.row_major(4, 4)
         (lambda: copy_dram_to_sram(SMEM.as_immut(), DRAM, THREADS), "immutable"),
         (lambda: copy_dram_to_sram(SMEM, DRAM, Layout.row_major(3, 4)), "do not divide 8"),
         (lambda: copy_dram_to_sram(SMEM, DRAM, Layout(16)), "one for each of the 2 modes"),
-        (lambda: copy_dram_to_sram(SMEM, DRAM, Layout("((2,2),4)")), "a flat Layout is accepted"),
+        (lambda: copy_dram_to_sram(SMEM, DRAM, Layout("((2,2),4)")), "must be a flat Layout"),
         (lambda: copy_dram_to_sram(SMEM, DRAM, THREADS, num_threads=8), "8 threads are fewer than the 16"),
         (lambda: copy_dram_to_sram(SMEM.tile((4, 8), (0, 0)), DRAM, THREADS), "fragments of 4 and 2 elements"),
         (lambda: copy_dram_to_local(LOCAL, DRAM, Layout.row_major(2, 4)), "registers of 16 threads"),
         (lambda: copy_dram_to_local(LOCAL, DRAM, THREADS, worker=[0, 1]), "those of the 2 that copy"),
-        (lambda: GenericToSharedTileCopier(THREADS).copy(SMEM, DRAM, 16), "an array of 0 to 15 is accepted"),
+        (lambda: GenericToSharedTileCopier(THREADS).copy(SMEM, DRAM, 16), "must be an array of 0 to 15"),
         (
             lambda: GenericToSharedTileCopier(Layout.row_major(32, 4), thread_scope=ThreadScope.WARP),
             "a warp has no 128 lanes",
         ),
         (lambda: SharedToGenericTileCopier(THREADS, thread_scope=ThreadScope.WARP), "the threads of a block"),
-        (lambda: copy_dram_to_sram_async(SMEM, DRAM, THREADS, src_num_valid_rows=3), "with masked=True only"),
+        (lambda: copy_dram_to_sram_async(SMEM, DRAM, THREADS, src_num_valid_rows=3), "must be None if not masked"),
         (lambda: copy_dram_to_sram_async(SMEM, DRAM.make_dynamic(), THREADS), "a static stride of mode 0"),
         (
             lambda: copy_dram_to_sram_async(

@@ -203,10 +203,10 @@ def test_identity_text_and_hash():
     [
         (lambda: LinearLayout({"lane": [[4]]}, (4,)), r"basis \[4\] of 'lane' does not fit .*from 0 to its size - 1"),
         (lambda: LinearLayout({"lane": [[1, 0]]}, (4,)), "one coordinate for each"),
-        (lambda: LinearLayout({"lane": [[1]]}, (3,)), "dim0 of size 3; a power of two"),
+        (lambda: LinearLayout({"lane": [[1]]}, (3,)), "dim0 of size 3: must be a power of two"),
         (lambda: LinearLayout({"lane": [[1]]}, (2,))(lane=2), "integers from 0 to 1"),
         (lambda: LinearLayout({"lane": [[1]]}, (2,))(lane=np.array([0.5])), "integers from 0 to 1"),
-        (lambda: LinearLayout({"lane": [[1]]}, (2,))(thread=1), r"\['thread'\]; \{'lane': 2\} are accepted"),
+        (lambda: LinearLayout({"lane": [[1]]}, (2,))(thread=1), r"\['thread'\]: must be \{'lane': 2\}"),
         (lambda: LinearLayout({"a": [[1]]}, (2,)).compose(LinearLayout({"b": [[2]]}, {"a": 4})), "does not fit"),
         (lambda: LinearLayout({"a": []}, (2,)).invert_and_compose(LinearLayout({"a": []}, (4,))), "differ"),
         (lambda: LinearLayout.identity1d(6, "lane", "dim0"), "power of two"),

@@ -76,7 +76,7 @@ class TestPrograms:
         assert (smem.memory.image(bfloat16).reshape(3, 8, 8, 8) == chunks).all()
 
     def test_wrong_leading_axis(self):
-        with pytest.raises(ValueError, match=r"offset of shape \(2,\) .* leading axis of 1 or 3 programs"):
+        with pytest.raises(ValueError, match=r"offset has shape \(2,\) .* leading axis of 1 or 3 programs"):
             TileTensor(Memory(64, programs=3), "fp32", Layout(4), np.zeros(2, np.int64))
 
 

@@ -86,14 +86,14 @@ def test_which_leaves_are_known():
     ],
 )
 def test_what_needs_static_extents(refused):
-    with pytest.raises(ValueError, match="with runtime extents: a static shape is accepted"):
+    with pytest.raises(ValueError, match="with runtime extents: must be a static shape"):
         refused(numbered(4, 8).make_dynamic(1))
     refused(numbered(4, 8))
 
 
 def test_make_dynamic_refuses_modes_that_are_not_there():
     for modes in ((2,), (-1,), ("0",)):
-        with pytest.raises(ValueError, match="modes 0 to 1 are accepted"):
+        with pytest.raises(ValueError, match="must be modes 0 to 1"):
             numbered(4, 8).make_dynamic(*modes)
 
 
@@ -140,9 +140,9 @@ def test_address_space_cast_shares_the_bytes():
 
 def test_address_space_cast_refuses_what_is_a_copy():
     t = TileTensor.from_numpy(np.zeros((2, 4)))
-    with pytest.raises(ValueError, match="from or to generic is accepted; data moves from global to local by a copy"):
+    with pytest.raises(ValueError, match="must be from or to generic; data moves from global to local by a copy"):
         t.address_space_cast(AddressSpace.LOCAL)
-    with pytest.raises(ValueError, match=r"'local': a kvlab\.memory\.AddressSpace"):
+    with pytest.raises(ValueError, match=r"'local': must be a kvlab\.memory\.AddressSpace"):
         t.address_space_cast("local")
     unsafe = TileTensor(Memory(64, space=AddressSpace.SHARED, unsafe=True), "int32", Layout(4))
     assert unsafe.address_space_cast(AddressSpace.LOCAL).memory.space is AddressSpace.LOCAL
@@ -156,7 +156,7 @@ def test_nullable():
     given = NullableTileTensor.of(numbered(2, 3))
     assert (given.value().load()[..., 0] == numbered(2, 3).to_numpy()).all()
     assert (given.dtype, given.space, bool(given)) == (np.float64, AddressSpace.GLOBAL, True)
-    for arguments, message in ((("bf17", Layout(4)), "dtype 'bf17'"), (("bf16", "4:1"), "a Layout is accepted")):
+    for arguments, message in ((("bf17", Layout(4)), "dtype is 'bf17'"), (("bf16", "4:1"), "must be a Layout")):
         with pytest.raises(ValueError, match=message):
             NullableTileTensor(*arguments)
 
@@ -186,5 +186,5 @@ def test_no_device():
     for use in (pair.device_tensor, pair.to_device, pair.to_host):
         with pytest.raises(ValueError, match="made without ctx=, it has no device"):
             use()
-    with pytest.raises(ValueError, match="a Layout is accepted"):
+    with pytest.raises(ValueError, match="must be a Layout"):
         HostDeviceTileTensor((4,), "fp32")

@@ -164,26 +164,26 @@ def test_pointers_to_what_is_no_shared_memory(bad: Any, error: type[Exception], 
 def test_numbers_that_are_none(number: Any) -> None:
     """Of stages and strips: refused by the argument's name before the walk moves on."""
     k = KVBuffer(K, cache(), 0, 0, end=99)
-    with pytest.raises(ValueError, match=f"^buffer_idx {number!r} is not one of the 2 stages$"):
+    with pytest.raises(ValueError, match=f"^buffer_idx is {number!r}: must be one of the 2 stages$"):
         k.load_from_dram(buffer_idx=number)
     assert k.kv_cache_iter.tile_start_row == 0
     assert not k.stage_keys
     k.load_from_dram(np.int64(0))  # NumPy's integers are taken
     assert k.kv_cache_iter.tile_start_row == 128
-    with pytest.raises(ValueError, match=f"^buffer {number!r} is not one of the 2 stages$"):
+    with pytest.raises(ValueError, match=f"^buffer is {number!r}: must be one of the 2 stages$"):
         k.load_from_shared(buffer=number)
     if number is not None:  # all strips
-        with pytest.raises(ValueError, match=f"^bk_tile {number!r} is not one of the 2 strips in a stage$"):
+        with pytest.raises(ValueError, match=f"^bk_tile is {number!r}: must be one of the 2 strips in a stage$"):
             k.load_from_shared(0, bk_tile=number)
-    with pytest.raises(ValueError, match=f"^kg {number!r} is not one of the 1 k groups of a strip$"):
+    with pytest.raises(ValueError, match=f"^kg is {number!r}: must be one of the 1 k groups of a strip$"):
         k.get_mma_tile(k_mma_tile_idx=number, bk_tile_idx=0)
     s = DecodeStreamingKVBuffer(K, cache(), 0, 0, num_keys=99)
-    with pytest.raises(ValueError, match=f"^strip_idx {number!r} is not one of the 2 strips of the tile$"):
+    with pytest.raises(ValueError, match=f"^strip_idx is {number!r}: must be one of the 2 strips of the tile$"):
         s.load_from_dram(strip_idx=number, gmem_tile=s.iterator().next_tile())
     d = staged(cache())
-    with pytest.raises(ValueError, match=f"^stage {number!r} is not one of the 1 stages of the register ring$"):
+    with pytest.raises(ValueError, match=f"^stage is {number!r}: must be one of the 1 stages of the register ring$"):
         d.copy_to_shared(stage=number)
-    with pytest.raises(ValueError, match=f"^k_mma_idx {number!r} is not one of the 1 k groups of a strip$"):
+    with pytest.raises(ValueError, match=f"^k_mma_idx is {number!r}: must be one of the 1 k groups of a strip$"):
         d.load_from_shared(k_mma_idx=number)
 
 
@@ -228,7 +228,7 @@ def test_which_operand_of_the_instruction_comes_first() -> None:
         for shape, dtype in (((1, 8), "bf16"), ((2, 8), "bf16"), ((2, 4), "fp32"))
     )
     op.reg_tile.store(b.load())
-    with pytest.raises(ValueError, match=r"^swap_a_b 'no': must be True or False$"):
+    with pytest.raises(ValueError, match=r"^swap_a_b is 'no': must be True or False$"):
         op.mma(a=a, c=c, bk_tile=0, kg=0, swap_a_b="no")  # type: ignore[arg-type]
     assert not np.asarray(c).any()
 

@@ -242,9 +242,9 @@ def test_traffic_conserves_bytes() -> None:
 
 def test_bad_calls_are_refused() -> None:
     k = buffer_of()
-    with pytest.raises(ValueError, match="stage 1 is not one of the 1 stages of the register ring"):
+    with pytest.raises(ValueError, match="stage is 1: must be one of the 1 stages of the register ring"):
         k.copy_to_shared(1)
-    with pytest.raises(ValueError, match="k_mma_idx 1 is not one of the 1 k groups"):
+    with pytest.raises(ValueError, match="k_mma_idx is 1: must be one of the 1 k groups"):
         k.load_from_shared(1)
     with pytest.raises(ValueError, match="end None"):
         buffer_of(end=None)

@@ -339,7 +339,7 @@ def test_k_smem_block_tile_is_the_strip_by_rows() -> None:
 def test_bad_input_is_refused_and_nothing_written() -> None:
     k, *_ = launch("bf16", 64, 128)
     tile = k.iterator().next_tile()
-    with pytest.raises(ValueError, match="strip_idx 2 is not one of the 2 strips"):
+    with pytest.raises(ValueError, match="strip_idx is 2: must be one of the 2 strips"):
         k.load_from_dram(2, tile)
     with pytest.raises(ValueError, match="gmem_tile is of bfloat16: must be of float32"):
         launch("fp32", 64, 128)[0].load_from_dram(0, tile)
@@ -368,7 +368,7 @@ def test_bad_input_is_refused_and_nothing_written() -> None:
 @pytest.mark.parametrize(
     "change,says",
     [
-        ({"mma_shape": (16, 8, 16)}, r"mma_shape \(16, 8, 16\) is not"),
+        ({"mma_shape": (16, 8, 16)}, r"mma_shape is \(16, 8, 16\): must be"),
         ({"BK": 48}, "BK 48 must be a multiple of MMA_K 32"),
         ({"BK": 128}, "BK 128 must be 64 or 128 bytes of bfloat16"),
         ({"WN": 48}, "BN 128 must be a multiple of WN 48"),

@@ -218,7 +218,7 @@ def test_bad_footprints() -> None:
     hazards = Hazards(Memory(64, base=128), warps=2)
     with pytest.raises(ValueError, match=r"bytes \[120, 136\) are not inside \[128, 192\)"):
         hazards.region(120, 16)
-    with pytest.raises(ValueError, match=r"warps 0 to 1 are needed"):
+    with pytest.raises(ValueError, match=r"must be bytes and warps 0 to 1"):
         hazards.region(128, 16, (2,))
     with pytest.raises(ValueError, match=r"addresses of shape \(3, 4\) are not \[..., 2 warps, lanes\]"):
         hazards.footprint(np.zeros((3, 4), np.int64), 4)
@@ -227,8 +227,8 @@ def test_bad_footprints() -> None:
 
 
 BAD = {
-    r"warps \(7,\): must be different ones of 0 to 1": lambda h: h.commit_group((7,)),
-    r"warps \(0, 0\): must be different": lambda h: h.mbarrier("full[0]").arrive((0, 0)),
+    r"warps is \(7,\): must be different ones of 0 to 1": lambda h: h.commit_group((7,)),
+    r"warps is \(0, 0\): must be different": lambda h: h.mbarrier("full[0]").arrive((0, 0)),
     r"a wait for all but -1: must be 0 or more": lambda h: h.wait_group(-1),
     r"a wait for all but -2: must be 0 or more": lambda h: h.wait_mma(-2),
     r"a wait for all but -3: must be 0 or more": lambda h: h.wait_store(-3),

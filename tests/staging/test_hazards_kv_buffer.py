@@ -341,5 +341,5 @@ def test_mutants_are_caught(name: str, machine: str, monkeypatch: Patch) -> None
 
 
 def test_the_walk_of_a_machine_is_the_callers() -> None:
-    with pytest.raises(ValueError, match="1 iterators: one of K and one of V are needed for each loop"):
+    with pytest.raises(ValueError, match="1 iterators: must be one of K and one of V for each loop"):
         TileWalk(*[None])  # type: ignore[list-item]

@@ -141,7 +141,7 @@ def test_bad_input_is_refused() -> None:
         KVCacheIterator(cache, 64, 0, 0, 3.5)
     with pytest.raises(ValueError, match="tile_start_row -1 must not be negative"):
         KVCacheIterator(cache, 64, 0, 0, 300).tile_start_row = -1
-    with pytest.raises(ValueError, match=r"expected \[programs\] or scalars"):
+    with pytest.raises(ValueError, match=r"must be \[programs\] or scalars"):
         KVCacheIterator(cache, 64, np.zeros((1, 2), int), 0, 300)
 
 

@@ -203,7 +203,7 @@ def test_full_kv_false_moves_the_first_columns_of_tile_after_tile() -> None:
         k.load_from_shared(stage, 0)
         got = k.fragment_map().gather(k.strip_tile(0))[0]
         np.testing.assert_array_equal(got, keys_of(p)[0, stage * 64 :][:64, 0, :32])
-    with pytest.raises(ValueError, match="bk_tile 1 is not one of the 1 strips in a stage"):
+    with pytest.raises(ValueError, match="bk_tile is 1: must be one of the 1 strips in a stage"):
         k.load_from_shared(0, 1)
     with pytest.raises(ValueError, match="load them one by one"):
         k.load_from_shared(0)
@@ -230,7 +230,7 @@ def test_the_document_brings_block_after_block(num_smem_stages: int) -> None:
         assert set(columns) == set(range(4 * block, 4 * block + 4))  # vectors of 8 columns
         assert np.unique(rows).size == min(64, 100 - 64 * tile)
         assert f"block {block}: columns {32 * block}–{32 * block + 31}" in k.smem_image().areas[stage].words
-        with pytest.raises(ValueError, match=f"bk_tile {(block + 1) % 4} is not in stage {stage}, which has {block}"):
+        with pytest.raises(ValueError, match=f"bk_tile is {(block + 1) % 4}: must be in stage {stage}: {block}"):
             k.load_from_shared(stage, (block + 1) % 4)
     assert traffic.moved["DRAM->SMEM"] == 100 * 128 * 2
 
@@ -271,7 +271,7 @@ def test_full_kv_false_of_v_is_one_block_too() -> None:
     v = quietly(buffer_of, p)
     v.load_from_dram(0)
     np.testing.assert_array_equal(v.smem_block_tile(64, 0, 0).load()[0, ..., 0], keys_of(p)[0, :64, 0, :32])
-    with pytest.raises(ValueError, match="bk_tile 0 is not one of the 0 strips in a stage"):
+    with pytest.raises(ValueError, match="bk_tile is 0: must be one of the 0 strips in a stage"):
         v.load_from_shared(0, 0)
 
 
@@ -342,14 +342,14 @@ def test_parameters_that_cannot_be_are_refused(change: dict[str, Any], says: str
 
 def test_bad_calls_are_refused_and_nothing_written() -> None:
     k = buffer_of(KVBufferParams(**{**BASE, "reg_chunk_depth": 32}))
-    with pytest.raises(ValueError, match="buffer_idx 1 is not one of the 1 stages"):
+    with pytest.raises(ValueError, match="buffer_idx is 1: must be one of the 1 stages"):
         k.load_from_dram(1)
     assert k.smem.written is not None
     assert not k.smem.written.any()
     assert (k.kv_cache_iter.tile_start_row == 0).all()
     with pytest.raises(ValueError, match="the register tile holds 1, a stage 2"):
         k.load_from_shared(0)
-    with pytest.raises(ValueError, match="bk_tile 2 is not one of the 2 strips"):
+    with pytest.raises(ValueError, match="bk_tile is 2: must be one of the 2 strips"):
         k.load_from_shared(0, 2)
     with pytest.raises(ValueError, match="end None must be an integer"):
         buffer_of(k.params, end=None)

@@ -157,7 +157,7 @@ def test_mma_tile_at_is_a_window_of_the_register_tile() -> None:
     assert np.asarray(op.mma_tile_at(4, 0))[0, 0, :, 0].tolist() == [4, 5]  # strip 4 stands in slot 4 % 3
     op.strip_tile(4).store(bfloat16.type(7))  # a view
     assert np.asarray(op.reg_tile)[1, 63, :, 7].tolist() == [0, 1, 2, 3, 7, 7, 7, 7, 8, 9, 10, 11]
-    with pytest.raises(ValueError, match="kg 2 is not one of the 2 k groups"):
+    with pytest.raises(ValueError, match="kg is 2: must be one of the 2 k groups"):
         op.mma_tile_at(0, 2)
 
 

@@ -163,7 +163,7 @@ def test_what_moves() -> None:
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"dtype": "float32"}, "dtype float32: must be bfloat16 or float16"),
+        ({"dtype": "float32"}, "dtype is float32: must be bfloat16 or float16"),
         ({"BN": 48}, "BN 48 must be a multiple of 32"),
         ({"depth": 60}, "depth 60 must be a multiple of 8"),
         ({"depth": 512}, "depth 512 must be a multiple of 8 from 16 to 256"),
@@ -182,7 +182,7 @@ def test_bad_calls() -> None:
     cp, _ = buffer(CpAsyncKVBuffer, "bf16", 32, 64, 32, transpose=True)
     tma, _ = buffer(TmaKVBuffer, "bf16", 32, 64, 32, transpose=True)
     for b in (cp, tma):
-        with pytest.raises(ValueError, match="stage 2 is not one of the 2 stages"):
+        with pytest.raises(ValueError, match="stage is 2: must be one of the 2 stages"):
             b.stage_address(2)
         with pytest.raises(ValueError, match=r"smem_block_tile\(8, 4, 0\) is not in the"):
             b.smem_block_tile(8, 4, 0)
@@ -190,7 +190,7 @@ def test_bad_calls() -> None:
         tma.load_from_dram(1)
     with pytest.raises(ValueError, match="page_size 12 and BN 32: one must divide the other"):
         buffer(TmaKVBuffer, "bf16", 32, 64, 12, transpose=True)
-    with pytest.raises(ValueError, match="k_mma 4 is not one of the 4 k steps"):
+    with pytest.raises(ValueError, match="k_mma is 4: must be one of the 4 k steps"):
         cp.get_mma_tile(4)
     small = Memory(4096, programs=3)
     with pytest.raises(ValueError, match="do not fit in"):

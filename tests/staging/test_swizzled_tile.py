@@ -46,19 +46,19 @@ def test_every_vector_has_its_own_slot(row_bytes: int) -> None:
 
 @pytest.mark.parametrize("row_bytes", [0, 8, 48, 160])
 def test_rows_that_have_no_swizzle(row_bytes: int) -> None:
-    with pytest.raises(ValueError, match=f"row_bytes {row_bytes} is not a power of two of at least 16"):
+    with pytest.raises(ValueError, match=f"row_bytes is {row_bytes}: must be a power of two of at least 16"):
         ldmatrix_swizzle(row_bytes)
 
 
 @pytest.mark.parametrize(
     ("row", "vector", "message"),
     [
-        (64, 0, "row 64 is outside the tile; integers from 0 to 63"),
-        (-1, 0, "row -1 is outside the tile"),
-        (0, 8, "vector 8 is outside the tile; integers from 0 to 7"),
-        (np.arange(3), [0, 1, -2], "vector -2 is outside the tile"),
-        (0.5, 0, "row of float64; integers from 0 to 63"),
-        (0, "a", "vector of <U1; integers from 0 to 7"),
+        (64, 0, "row is 64: must be 0 to 63"),
+        (-1, 0, "row is -1: must be 0 to 63, in the tile"),
+        (0, 8, "vector is 8: must be 0 to 7"),
+        (np.arange(3), [0, 1, -2], "vector is -2: must be 0 to 7"),
+        (0.5, 0, "row of float64: must be integers from 0 to 63"),
+        (0, "a", "vector of <U1: must be integers from 0 to 7"),
     ],
 )
 def test_addresses_outside_the_tile(row: object, vector: object, message: str) -> None:
@@ -69,12 +69,12 @@ def test_addresses_outside_the_tile(row: object, vector: object, message: str) -
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"rows": -1}, "rows -1 is not an integer of at least 0"),
-        ({"rows": 6.5}, r"rows 6\.5 is not an integer"),
-        ({"rows": "64"}, "rows '64' is not an integer"),
-        ({"row_bytes": 100}, "row_bytes 100 is not a multiple of 16"),
-        ({"row_bytes": 96}, "row_bytes 96 is not a power of two"),
-        ({"base": 8}, "base 8 is not a multiple of 16"),
+        ({"rows": -1}, "rows is -1: must be an integer of at least 0"),
+        ({"rows": 6.5}, r"rows is 6\.5: must be an integer"),
+        ({"rows": "64"}, "rows is '64': must be an integer"),
+        ({"row_bytes": 100}, "row_bytes is 100: must be a multiple of 16"),
+        ({"row_bytes": 96}, "row_bytes is 96: must be a power of two"),
+        ({"base": 8}, "base is 8: must be a multiple of 16"),
         ({"rows": 9, "row_bytes": 32, "swizzle": Swizzle(2, 0, 3, "vector")}, "moves vectors out of the tile of 9 x"),
     ],
 )

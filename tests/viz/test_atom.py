@@ -86,5 +86,5 @@ def test_operands_in_shared_memory_and_large_ones_that_fold(sound, hovers, overl
 
 @pytest.mark.parametrize("lane", [-1, 32])
 def test_a_lane_that_is_none_is_refused(lane: int) -> None:
-    with pytest.raises(ValueError, match=rf"lane {lane} is not a lane of mma.sync.m16n8k16.bf16, 0\.\.31"):
+    with pytest.raises(ValueError, match=rf"lane is {lane}: must be a lane of mma.sync.m16n8k16.bf16, 0\.\.31"):
         draw_atom(get_atom("mma.sync.m16n8k16.bf16"), lane=lane)

@@ -56,10 +56,10 @@ def test_the_marked_element_is_the_cache_s_own_value(mark: tuple[int, int], gran
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"page": 24}, r"page 24 is outside \[0, 24\)"),
+        ({"page": 24}, r"page is 24: must be in \[0, 24\)"),
         ({"page": 2}, r"lookup_table\[0, 2\] is 4"),
-        ({"head": 2}, r"head 2 is outside \[0, 2\)"),
-        ({"mark": (16, 0)}, r"mark \(16, 0\) is not an element"),
+        ({"head": 2}, r"head is 2: must be in \[0, 2\)"),
+        ({"mark": (16, 0)}, r"mark is \(16, 0\): must be an element"),
     ],
 )
 def test_bad_input_is_refused(kwargs: dict, message: str) -> None:

@@ -61,7 +61,7 @@ def test_no_bank_of_another_machine() -> None:
     amd = draw(SubTileLoaderLDS("bf16"), shape=(32, 32)).svg
     assert "byte 128, bank 32" in amd
     assert "byte 128, bank 0" in draw(PLANS["cp.async"]).svg
-    with pytest.raises(ValueError, match="arch 'sm_1' is not one of"):
+    with pytest.raises(ValueError, match="arch is 'sm_1': must be one of"):
         CopyPlan("copy", (4, 8), "bf16", np.arange(4), np.zeros(4, int), 8, arch="sm_1")
 
 
@@ -93,7 +93,7 @@ def test_titles_state_the_finding() -> None:
 
 
 def test_bad_input_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"shape None is not \(rows, columns\) of the tile"):
+    with pytest.raises(ValueError, match=r"shape is None: must be \(rows, columns\) of the tile"):
         draw_copy_plan(SubTileLoaderLDS("bf16"))
     with pytest.raises(ValueError, match="is no loader with a plan"):
         draw_copy_plan(7)

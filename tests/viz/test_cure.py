@@ -52,7 +52,7 @@ def test_the_tiles_name_what_lies_there(sound) -> None:
     ("reads", "tiles", "message"),
     [
         ((READS[0], AMD[0]), None, "conflict is of sm_90, cure of gfx950"),
-        (READS, TILES[:1], "tiles are 1: two are accepted"),
+        (READS, TILES[:1], "tiles are 1: must be two"),
         (READS, [np.stack(np.divmod(np.arange(8), 8), -1)] * 2, "which lie outside"),
     ],
 )

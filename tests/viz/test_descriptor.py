@@ -39,5 +39,5 @@ def test_every_bit_and_field(descriptor: SmemDescriptor, major: str, sound, over
 
 def test_it_draws_itself() -> None:
     assert DESCRIPTORS[0]._repr_svg_() == draw(DESCRIPTORS[0]).svg
-    with pytest.raises(ValueError, match="major 'N' is not 'K' or 'MN'"):
+    with pytest.raises(ValueError, match="major is 'N': must be 'K' or 'MN'"):
         draw_descriptor(DESCRIPTORS[0], major="N")

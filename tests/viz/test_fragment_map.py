@@ -59,7 +59,7 @@ def test_a_fold_keeps_the_thread(thread: int, sound, hovers) -> None:
 
 
 def test_a_thread_that_is_not_there() -> None:
-    with pytest.raises(ValueError, match="thread 256 is not one of the 256 threads"):
+    with pytest.raises(ValueError, match="thread is 256: must be one of the 256 threads"):
         draw_fragment_map(fragments(True), thread=256)
 
 
@@ -79,5 +79,5 @@ def test_a_tile_tells_its_addresses(page: int, end: int, sound, hovers, overlaps
     folded = draw_kv_tile(tile)
     sound(folded)
     assert not overlaps(folded)
-    with pytest.raises(ValueError, match="program 1 is not one of the 1 programs"):
+    with pytest.raises(ValueError, match="program is 1: must be one of the 1 programs"):
         draw_kv_tile(tile, program=1)

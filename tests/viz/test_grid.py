@@ -170,7 +170,7 @@ def test_a_view_is_never_folded_away(sound, hovers) -> None:
         ({"layout": np.zeros((0, 4), int)}, "non-empty integer array"),
         ({"layout": np.zeros((2, 2))}, "not float64"),
         ({"layout": np.zeros((2, 2), int), "owner": [1, 2]}, r"owner of shape \(2,\) does not fit"),
-        ({"layout": np.zeros((2, 2), int), "mark": (2, 0)}, r"mark \(2, 0\) is not a cell"),
+        ({"layout": np.zeros((2, 2), int), "mark": (2, 0)}, r"mark is \(2, 0\): must be a cell"),
     ],
 )
 def test_bad_input_is_refused(kwargs: dict, message: str) -> None:

@@ -71,7 +71,7 @@ def test_stages_and_blocks_have_their_rules(sound, overlaps) -> None:
     assert not overlaps(picture)
     one = texts(sound(draw_kv_buffer(buffer, stage=1)))
     assert not any(word and word.startswith("stage 0") for word in one)
-    with pytest.raises(ValueError, match=r"stage 2 is not one of \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"stage is 2: must be one of \[0, 1\]"):
         draw_kv_buffer(buffer, stage=2)
 
 
@@ -101,7 +101,7 @@ def test_lanes_of_a_read(sound, hovers) -> None:
     assert name in picture.title
     assert "wavefronts" in picture.title
     for wrong in ({"instruction": 99}, {"warp": 4}):
-        with pytest.raises(ValueError, match="is not one of the"):
+        with pytest.raises(ValueError, match="must be one of the"):
             draw_kv_buffer(buffer, read=(0, 0), **wrong)
 
 

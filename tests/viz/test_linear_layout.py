@@ -143,13 +143,13 @@ def test_thread_value_layouts(sound, hovers, overlaps) -> None:
 
 
 def test_bad_input_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"thread 128 is not one of the 128 threads, 0\.\.127"):
+    with pytest.raises(ValueError, match=r"thread is 128: must be one of the 128 threads, 0\.\.127"):
         draw_linear_layout(HELD["blocked"], thread=128)
     with pytest.raises(ValueError, match="cannot draw a linear layout from block to dim0"):
         draw(LinearLayout({"block": [[1]]}, (2,)))
     with pytest.raises(ValueError, match="reaches element 127, a tile of 8 x 8 has fewer"):
         draw_thread_values(Layout("(32,4):(4,1)"), (8, 8))
-    with pytest.raises(ValueError, match="has 1 modes, two are accepted"):
+    with pytest.raises(ValueError, match="has 1 modes: must be two"):
         draw_thread_values(Layout("32:1"), (8, 8))
 
 

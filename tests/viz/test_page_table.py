@@ -132,10 +132,10 @@ def test_a_table_of_many_sequences_shows_the_first_and_the_last(sound, overlaps)
         ({"lookup_table": np.zeros((1, 0), int), "lengths": [0], "page_size": 4}, r"shape \(1, 0\): at least one"),
         ({"lookup_table": [[1]], "lengths": [1.5], "page_size": 4}, r"lengths \[1.5\] are not numbers of tokens"),
         ({"lookup_table": [[1]], "lengths": [-1], "page_size": 4}, r"lengths \[-1\] are not numbers of tokens"),
-        ({"lookup_table": [[1]], "lengths": [3]}, "page_size None"),
+        ({"lookup_table": [[1]], "lengths": [3]}, "page_size is None"),
         ({"lookup_table": [[1]], "lengths": [5], "page_size": 4}, "sequence 0 has 5 tokens"),
         ({"lookup_table": [[1, -1]], "lengths": [5], "page_size": 4}, r"pages \[1, -1\]"),
-        ({"lookup_table": [[1]], "lengths": [3], "page_size": 4, "token": (0, 3)}, r"token \(0, 3\) is not there"),
+        ({"lookup_table": [[1]], "lengths": [3], "page_size": 4, "token": (0, 3)}, r"token is \(0, 3\): must be one"),
         ({"lookup_table": [[1]], "lengths": [3], "page_size": 4, "names": []}, r"names \[\] are not one for each"),
     ],
 )

@@ -61,11 +61,11 @@ def test_the_unswizzled_place_is_dashed_only_where_it_differs() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"token": 320}, r"token 320 is not in 0\.\.319"),
-        ({"lane": 32}, r"lane 32 is not in 0\.\.31"),
-        ({"operand": "c"}, "operand 'c' is not 'a' or 'b'"),
-        ({"operand_at": (16, 0)}, r"operand_at\[0\] 16 is not in 0\.\.15"),
-        ({"tile_at": (0, 64)}, r"tile_at\[1\] 64 is not in 0\.\.63"),
+        ({"token": 320}, r"token is 320: must be in 0\.\.319"),
+        ({"lane": 32}, r"lane is 32: must be in 0\.\.31"),
+        ({"operand": "c"}, "operand is 'c': must be 'a' or 'b'"),
+        ({"operand_at": (16, 0)}, r"operand_at\[0\] is 16: must be in 0\.\.15"),
+        ({"tile_at": (0, 64)}, r"tile_at\[1\] is 64: must be in 0\.\.63"),
     ],
 )
 def test_numbers_that_contradict_are_refused(change: dict, message: str) -> None:

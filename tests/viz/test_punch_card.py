@@ -104,7 +104,7 @@ def test_colliding_lanes_are_named_in_words() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({}, r"addresses of shape \(0,\)"),
+        ({}, r"addresses has shape \(0,\)"),
         ({"addresses": [0, 2]}, "multiples of 4"),
         ({"addresses": [0, 4], "lane_bytes": 6}, "lane_bytes 6"),
         ({"addresses": [0, 4], "phase": [0]}, r"phase of shape \(1,\) does not fit"),

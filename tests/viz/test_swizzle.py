@@ -41,7 +41,7 @@ def test_title_counts_bank_groups() -> None:
 
 
 def test_a_row_that_splits_a_piece_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"row_bytes 40 is not a multiple of the 16 bytes"):
+    with pytest.raises(ValueError, match=r"row_bytes is 40: must be a multiple of the 16 bytes"):
         draw_swizzle(Swizzle(3, 4, 3, "byte"), row_bytes=40)
 
 

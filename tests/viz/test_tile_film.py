@@ -90,5 +90,5 @@ def test_another_program_has_a_tile_of_its_own() -> None:
 def test_what_cannot_be_filmed() -> None:
     with pytest.raises(ValueError, match="stage 0 holds no tile: load it first"):
         filmed(0)
-    with pytest.raises(ValueError, match="thread 256 is not one of the 256 threads"):
+    with pytest.raises(ValueError, match="thread is 256: must be one of the 256 threads"):
         filmed(4, thread=256)

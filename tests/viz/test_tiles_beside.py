@@ -58,7 +58,7 @@ def test_small_slots_have_the_colour_of_their_column_of_16_bytes() -> None:
     ("slots", "rows", "message"),
     [
         (pairs(8, 8), 0, "rows 0: at least 1 is drawn"),
-        (np.zeros((8, 3), np.int64), 8, r"slots of shape \(8, 3\)"),
+        (np.zeros((8, 3), np.int64), 8, r"slots has shape \(8, 3\)"),
         (SwizzledTile(rows=1 << 16, row_bytes=128), 8, "524288 slots: up to 262144 can be compared"),
     ],
 )

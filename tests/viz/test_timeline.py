@@ -76,7 +76,7 @@ def test_long_timelines_show_a_part(sound, overlaps) -> None:
     assert not overlaps(picture)
 
 
-@pytest.mark.parametrize(("event", "message"), [(("copy",), "is not"), (("jump", "k", 0, W), "kind 'jump' is not one")])
+@pytest.mark.parametrize(("event", "message"), [(("copy",), "must be"), (("jump", "k", 0, W), "kind is 'jump'")])
 def test_bad_events_are_refused(event: tuple, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         draw_timeline([event])

@@ -99,7 +99,7 @@ def test_more_dimensions(sound, overlaps) -> None:
 def test_bad_input_is_refused() -> None:
     descriptor = TmaDescriptor.of(TENSOR, (8, 8))
     for how, message in (
-        ({"address": 64}, "address 64 is not a multiple of 128 bytes"),
+        ({"address": 64}, "address is 64: must be a multiple of 128 bytes"),
         ({"coords": (0, 1)}, "the last times 4 bytes a multiple of 16"),
         ({"coords": (0, 0, 0)}, "must be 2, slowest first"),
     ):

@@ -23,7 +23,7 @@ BACKENDS = ("auto", "reference", "emulator", "triton")
 def choose_backend(array: Any, backend: str) -> tuple[str, str]:
     """(backend, reason) for a call whose first argument is ``array``. ValueError for one that cannot be had."""
     if backend not in BACKENDS:
-        raise ValueError(f"backend {backend!r}: must be one of {', '.join(BACKENDS)}")
+        raise ValueError(f"backend is {backend!r}: must be one of {', '.join(BACKENDS)}")
     chosen, reason = backend, "asked for"
     if backend == "auto" and not is_torch(array):
         chosen, reason = "emulator", "NumPy arrays"
@@ -33,10 +33,10 @@ def choose_backend(array: Any, backend: str) -> tuple[str, str]:
         chosen, reason = "triton", "torch tensors"
     if chosen == "triton":
         if missing():
-            raise ValueError(f"backend {backend!r}: must have {' and '.join(missing())}: {hint()}")
+            raise ValueError(f"backend is {backend!r}: must have {' and '.join(missing())}: {hint()}")
         reason += ", compiled for the GPU" if on_gpu(array) else ", interpreted on the CPU in a process of its own"
     elif on_gpu(array):
-        raise ValueError(f"backend {chosen!r} with tensors on {array.device}: must be CPU memory; use .cpu()")
+        raise ValueError(f"backend is {chosen!r} with tensors on {array.device}: must be CPU memory; use .cpu()")
     return chosen, reason
 
 
@@ -62,7 +62,7 @@ def check_arithmetic(plan: Explanation, name: Any) -> None:
     """ValueError unless ``name`` is an arithmetic that the plan's backend, or its emulated machine, has."""
     exact = chip.check_arithmetic(name, plan.arch).exact
     accepted = "'float32'; the emulator alone computes as the chip does"
-    require(not exact or plan.backend == "emulator", f"arithmetic {name!r} with backend {plan.backend!r}", accepted)
+    require(not exact or plan.backend == "emulator", f"arithmetic is {name!r} with backend {plan.backend!r}", accepted)
 
 
 def run_kernel(path: str, *args: Any, again: dict[Any, Any] | None, **kwargs: Any) -> tuple[Any, ...]:

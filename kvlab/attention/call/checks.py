@@ -178,7 +178,7 @@ def finite_number(value: Any, name: str, accepted: str, *, lowest: float = -FLOA
         number = math.nan if isinstance(value, str | bytes | bool | np.bool_) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    require(lowest <= number <= FLOAT32_MAX, f"{name} {shown(value)}", accepted)
+    require(lowest <= number <= FLOAT32_MAX, f"{name} is {shown(value)}", accepted)
     return number
 
 
@@ -194,7 +194,7 @@ def decode_scale(scale: Any, mask_value: Any, traffic: Any) -> float:
 
 def check_traffic(traffic: Any) -> None:
     """ValueError for a traffic that counts nothing."""
-    require(isinstance(traffic, Traffic | None), f"traffic {shown(traffic)}", "a kvlab.staging.Traffic or None")
+    require(isinstance(traffic, Traffic | None), f"traffic is {shown(traffic)}", "a kvlab.staging.Traffic or None")
 
 
 def shown(value: Any) -> str:

@@ -43,7 +43,7 @@ def check_latent_rows(cache: Any, latent: int, rope: int, kv_layout: str) -> Non
     ValueError: kv_cache has rows of 640 float16: must be 576, or 640 bytes of float8_e4m3fn whose rope part is bfloat16
     """
     shape = tuple(cache.shape)
-    require(kv_layout in ("NHD", "HND"), f"kv_layout {kv_layout!r}", "'NHD' or 'HND'")
+    require(kv_layout in ("NHD", "HND"), f"kv_layout is {kv_layout!r}", "'NHD' or 'HND'")
     require(cache.ndim in (3, 4), f"kv_cache has shape {shape}", "[pages, page_size, D] or [pages, page_size, 1, D]")
     tokens = 1
     if cache.ndim == 4:

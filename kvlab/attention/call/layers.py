@@ -33,9 +33,9 @@ def layer_arrays(cache: PagedKVCacheCollection, layer: int) -> LayerArrays:
     (5, 16, 2, 64)
     """
     whole = isinstance(layer, int | np.integer) and not isinstance(layer, bool)
-    require(whole, f"layer {shown(layer)}", "the number of a layer")
+    require(whole, f"layer is {shown(layer)}", "the number of a layer")
     if not 0 <= layer < cache.num_layers:
-        raise IndexError(f"layer {shown(layer)} is outside [0, {cache.num_layers})")
+        raise IndexError(f"layer is {shown(layer)}: must be in [0, {cache.num_layers})")
     mla = cache.kv_params.is_mla
 
     def views() -> None:

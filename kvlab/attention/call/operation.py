@@ -77,7 +77,7 @@ def checked_keywords(kwargs: dict[str, Any]) -> dict[str, Any]:
     >>> checked_keywords({"return_lse": "no"})
     Traceback (most recent call last):
         ...
-    ValueError: return_lse 'no': must be True or False
+    ValueError: return_lse is 'no': must be True or False
     """
     for name, value in kwargs.items():
         expected, given = KINDS.get(name), type(value)
@@ -85,10 +85,10 @@ def checked_keywords(kwargs: dict[str, Any]) -> dict[str, Any]:
             continue
         if expected is bool and not (value is None and FLAGS[name]):
             accepted = "True, False or None" if FLAGS[name] else "True or False"
-            require(isinstance(value, np.bool_), f"{name} {shown(value)}", accepted)
+            require(isinstance(value, np.bool_), f"{name} is {shown(value)}", accepted)
             kwargs[name] = bool(value)
         elif expected is str:
-            require(isinstance(value, str), f"{name} {shown(value)}", "text, one of the names it knows")
+            require(isinstance(value, str), f"{name} is {shown(value)}", "text, one of the names it knows")
         elif given is int:
-            require(value.bit_length() <= MOST_BITS, f"{name} {shown(value)}", f"of at most {MOST_BITS} bits")
+            require(value.bit_length() <= MOST_BITS, f"{name} is {shown(value)}", f"of at most {MOST_BITS} bits")
     return kwargs

@@ -41,10 +41,10 @@ def check_offsets(name: str, starts: Any, rows: Any, most: int | None) -> None:
     o = host(starts).astype(np.int64)
     total, lengths = int(rows.shape[0]), np.diff(o)
     good = o[0] == 0 and (lengths >= 0).all() and o[-1] == total
-    require(good, f"{name} {o.tolist()}", f"numbers from 0 to {total}, the rows, none less than the one before")
+    require(good, f"{name} is {o.tolist()}", f"numbers from 0 to {total}, the rows, none less than the one before")
     if most is not None and lengths.size:
         found = int(lengths.max())
-        require(found <= most, f"max_seqlen_q {most}", f"at least {found}, the longest sequence of {name}")
+        require(found <= most, f"max_seqlen_q is {most}", f"at least {found}, the longest sequence of {name}")
 
 
 def sequence_lengths(starts: Any) -> np.ndarray[Any, Any]:
@@ -73,5 +73,5 @@ def longest(max_seqlen: int | None, q: Any, starts: Any) -> int:
         rows = int(q.shape[0])
         return rows if on_gpu(q) else min(int(sequence_lengths(starts).max(initial=0)), rows)
     whole = isinstance(max_seqlen, int | np.integer) and not isinstance(max_seqlen, bool) and max_seqlen >= 0
-    require(whole, f"max_seqlen_q {max_seqlen!r}", "a number of tokens")
+    require(whole, f"max_seqlen_q is {max_seqlen!r}", "a number of tokens")
     return min(int(max_seqlen), int(q.shape[0]))

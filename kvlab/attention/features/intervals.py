@@ -76,7 +76,7 @@ def window_interval(causal: bool, window: Any) -> Interval:
     left = right = UNLIMITED
     if isinstance(window, int | np.integer) and not isinstance(window, bool):
         if window < 1:
-            raise ValueError(f"window {window}: must be at least 1, the keys that a query sees, itself among them")
+            raise ValueError(f"window is {window}: must be at least 1, the keys that a query sees, itself among them")
         if not causal:
             raise ValueError(f"window {window} with causal=False: must be a pair (left, right)")
         left = min(int(window) - 1, UNLIMITED)
@@ -86,7 +86,7 @@ def window_interval(causal: bool, window: Any) -> Interval:
         number = [isinstance(side, int | np.integer) and not isinstance(side, bool) for side in sides]
         if not all(number) or min(sides) < 0:
             raise ValueError(
-                f"window {shown(window)}: must be None, a number of keys, or a pair (left, right) of numbers or None"
+                f"window is {shown(window)}: must be None, a number of keys, or a pair (left, right) of numbers or None"
             )
         left, right = (min(int(side), UNLIMITED) for side in sides)
     return Interval(left, 0 if causal else right)

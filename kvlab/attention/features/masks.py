@@ -298,7 +298,7 @@ def resolve_mask(
     (0, 4, None)
     """
     if mask is not None and not isinstance(mask, Mask):
-        raise ValueError(f"mask {mask!r}: must be a kvlab.attention.masks.Mask, as CausalMask() or a class of your own")
+        raise ValueError(f"mask is {mask!r}: must be a kvlab.attention.masks.Mask, as CausalMask() or one's own class")
     if mask is None:
         return MaskPlan.of(interval)
     own = mask.interval()
@@ -333,7 +333,7 @@ def _materialise(mask: Mask, heads: int, new: Array, keys: Array, like: Any) -> 
 
 def _positive(mask: Any, name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(f"{name} {value!r} of {type(mask).__name__}: must be a number of keys, at least 1")
+        raise ValueError(f"{name} is {value!r} of {type(mask).__name__}: must be a number of keys, at least 1")
 
 
 def _two_masks(mask: Mask, *parts: Any) -> None:

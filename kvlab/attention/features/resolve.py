@@ -102,7 +102,7 @@ def kv_view(array: Any, kv_layout: str) -> Any:
     >>> kv_view(np.zeros((4, 2, 16, 64)), "HND").shape
     (4, 16, 2, 64)
     """
-    require(kv_layout in ("NHD", "HND"), f"kv_layout {kv_layout!r}", "'NHD' or 'HND'")
+    require(kv_layout in ("NHD", "HND"), f"kv_layout is {kv_layout!r}", "'NHD' or 'HND'")
     if kv_layout == "NHD" or array is None or getattr(array, "ndim", 0) < 3:
         return array
     return array.transpose(1, 2) if is_torch(array) else array.swapaxes(1, 2)

@@ -22,8 +22,8 @@ QUARTER_LN2_SQUARED = 0.25 / LOG2E**2
 def resolve_softcap(softcap: Any) -> float:
     """``softcap`` as a float. ValueError for what bounds nothing."""
     number = finite_number(softcap, "softcap", "a finite number that float32 holds")
-    require(number >= 0, f"softcap {number}", "0 or more")
-    require(number == 0 or 2**-126 <= number <= 2**126, f"softcap {number}", "0, or 2^-126 to 2^126")
+    require(number >= 0, f"softcap is {number}", "0 or more")
+    require(number == 0 or 2**-126 <= number <= 2**126, f"softcap is {number}", "0, or 2^-126 to 2^126")
     return number
 
 

@@ -23,12 +23,12 @@ def choose_with_hopper(
     """
     known = (*BACKENDS, "hopper")
     if backend not in known:
-        raise ValueError(f"backend {backend!r}: must be one of {', '.join(known)}")
+        raise ValueError(f"backend is {backend!r}: must be one of {', '.join(known)}")
     gpu = on_gpu(array)
     if backend == "hopper":
         lacks = lacks or (_machine_lacks(array) if gpu else None)
         if lacks:
-            raise ValueError(f"backend 'hopper' with {lacks}: must be {supported}")
+            raise ValueError(f"backend is 'hopper' with {lacks}: must be {supported}")
         return ("hopper", "asked for", True) if gpu else ("emulator", "asked for; it needs no GPU", True)
     chosen, reason = choose_backend(array, backend)
     if backend != "auto" or not gpu:

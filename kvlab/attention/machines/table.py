@@ -61,7 +61,7 @@ class Machine:
 
 def _both(*depths: int) -> Columns:
     fits, asked = lambda k, v: k == v and k in depths, "head dimensions {} and {} on"
-    return Columns("head dimensions", asked, fits, f"both {_either(depths)}", ", as MAX's decode")
+    return Columns("head dimensions", asked, fits, f"both is {_either(depths)}", ", as MAX's decode")
 
 
 def _either(words: Iterable[Any]) -> str:
@@ -122,7 +122,7 @@ def choose(arch: str, dtype: Any, operation: str, *, rows: int = 0) -> Machine:
     >>> choose("sm_70", bfloat16, "mha_decode")
     Traceback (most recent call last):
         ...
-    ValueError: arch 'sm_70': must be one of sm_80, sm_90, gfx950
+    ValueError: arch is 'sm_70': must be one of sm_80, sm_90, gfx950
     >>> choose("sm_80", float8_e4m3fn, "mha_decode")
     Traceback (most recent call last):
         ...
@@ -158,7 +158,7 @@ def _of(operation: str, arch: str) -> list[Machine]:
     """The rows of an operation on ``arch``; ValueError where it is not emulated."""
     rows = [row for row in MACHINES if operation in row.operations]
     archs = _archs(rows)
-    require(arch in archs, f"arch {arch!r}", f"one of {', '.join(archs)}" if archs[1:] else repr(archs[0]))
+    require(arch in archs, f"arch is {arch!r}", f"one of {', '.join(archs)}" if archs[1:] else repr(archs[0]))
     return [row for row in rows if arch in row.archs]
 
 

@@ -61,7 +61,7 @@ def check_mla_arrays(
     if not (is_fp8(q) and is_fp8(kv_cache)):
         check_dtype("q", q)
     whole = isinstance(v_dim, int) and v_dim % 16 == 0 and 32 <= v_dim <= 512
-    require(whole, f"v_dim {v_dim!r}", "a multiple of 16 from 32 to 512")
+    require(whole, f"v_dim is {v_dim!r}", "a multiple of 16 from 32 to 512")
     rope = D - v_dim
     require(rope % 16 == 0 and 16 <= rope <= 128, f"{D} columns of which {v_dim} are v_dim leave {rope} for rope",
             "a multiple of 16 from 16 to 128")

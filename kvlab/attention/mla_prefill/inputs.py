@@ -104,7 +104,7 @@ def check_paged(
     check_arrays(arrays | given(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, k_starts=k_starts, out=out))
     batch = _check_rows(q, k, v, cu_q, cu_k, out)
     whole = isinstance(latent_dim, int) and not isinstance(latent_dim, bool) and 1 <= latent_dim < 1 << 31
-    require(whole, f"latent_dim {latent_dim!r}", "a number of columns")
+    require(whole, f"latent_dim is {latent_dim!r}", "a number of columns")
     check_latent_rows(kv_cache, latent_dim, q.shape[2] - k.shape[2], kv_layout)
     same = is_fp8(kv_cache) or kv_cache.dtype == q.dtype
     other = "" if is_fp8(q) else ", or float8_e4m3fn"

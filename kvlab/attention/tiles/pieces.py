@@ -15,7 +15,7 @@ def pieces(depth: int, smallest: int = 16) -> tuple[int, int]:
     ((32, 16), (128, 0), (64, 32))
     """
     if not 1 <= depth <= MAX_DEPTH:
-        raise ValueError(f"depth {depth}: must be 1 to {MAX_DEPTH}")
+        raise ValueError(f"depth is {depth}: must be 1 to {MAX_DEPTH}")
     first = 1 << (depth.bit_length() - 1)
     rest = max(1 << (depth - first - 1).bit_length(), smallest) if depth > first else 0
     if rest >= first:

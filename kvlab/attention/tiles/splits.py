@@ -19,7 +19,7 @@ def check_splits(num_splits: object) -> int | None:
     >>> check_splits(2.0)
     Traceback (most recent call last):
         ...
-    ValueError: num_splits 2.0: must be an integer from 1 to 64
+    ValueError: num_splits is 2.0: must be an integer from 1 to 64
     """
     if num_splits is None:
         return None
@@ -28,7 +28,7 @@ def check_splits(num_splits: object) -> int | None:
     except TypeError:
         number = 0
     if not 1 <= number <= MAX_SPLITS:
-        raise ValueError(f"num_splits {shown(num_splits)}: must be an integer from 1 to {MAX_SPLITS}")
+        raise ValueError(f"num_splits is {shown(num_splits)}: must be an integer from 1 to {MAX_SPLITS}")
     return number
 
 

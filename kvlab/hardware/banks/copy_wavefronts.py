@@ -110,14 +110,14 @@ def _operands(
 ) -> tuple[IntArray, IntArray, BoolArray, bool, Arch]:
     """Addresses, source and active lanes ``[..., 32]``, whether past L1, the machine; ValueError for what is wrong."""
     if instruction not in COPIES:
-        raise ValueError(f"{instruction!r} is not one of {', '.join(COPIES)}")
+        raise ValueError(f"instruction is {instruction!r}: must be one of {', '.join(COPIES)}")
     machine, size = get_arch(arch), COPIES[instruction]
     if "cp.async" not in machine.features:
         raise ValueError(f"{instruction}: {machine.name} has no cp.async")
     to, fro = (integers(x, f"{instruction}: {what}") for x, what in ((addresses, "addresses"), (source, "source")))
     if {to.shape[-1:], fro.shape[-1:]} != {(machine.warp_size,)}:
         raise ValueError(
-            f"{instruction}: addresses of shape {to.shape} and source of shape {fro.shape} must be [..., "
+            f"{instruction}: addresses has shape {to.shape}, source {fro.shape}: must be [..., "
             f"{machine.warp_size}], one of each for every lane"
         )
     try:
@@ -129,7 +129,7 @@ def _operands(
         wrong = active & ((address < 0) | (address % size != 0))
         if wrong.any():
             bad = int(address[wrong][0])
-            raise ValueError(f"{instruction}: {what} {bad} is not a multiple of {size} bytes from 0 on")
+            raise ValueError(f"{instruction}: {what} is {bad}: must be a multiple of {size} bytes from 0 on")
     return to, fro, active, instruction.startswith("cp.async.cg"), machine
 
 

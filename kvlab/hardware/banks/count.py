@@ -95,5 +95,5 @@ def checked_lanes(op: Instruction, arch: Arch, addresses: Any, mask: Any) -> tup
         raise ValueError(f"{op.name}: address {int(used.min())} is negative")
     if (used % op.nbytes).any():
         bad = int(used[used % op.nbytes != 0].flat[0])
-        raise ValueError(f"{op.name}: address {bad} is not a multiple of {op.nbytes} bytes")
+        raise ValueError(f"{op.name}: address is {bad}: must be a multiple of {op.nbytes} bytes")
     return address, active

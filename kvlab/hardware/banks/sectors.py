@@ -147,7 +147,7 @@ def coalescing(addresses: Any, nbytes: int, mask: Any = None) -> Coalescing:
 def _checked(addresses: Any, nbytes: int, mask: Any) -> tuple[IntArray, BoolArray]:
     address = np.asarray(addresses)
     if address.dtype.kind not in "iu" or address.ndim < 1:
-        raise ValueError(f"addresses of shape {address.shape} and type {address.dtype} are not integers [..., lanes]")
+        raise ValueError(f"addresses has shape {address.shape} and dtype {address.dtype}: must be int [..., lanes]")
     at_once(whole(nbytes, "nbytes", 1), "bytes of a lane")
     return address.astype(np.int64), mask_lanes(mask, address.shape)
 

@@ -77,16 +77,16 @@ def best_swizzle(tile: Any, dtype: Any, access: Any, *, arch: str | Arch = "sm_9
     """
     arch, dtype = get_arch(arch), as_dtype(dtype)
     if not isinstance(tile, Layout | tuple | list):
-        raise ValueError(f"best_swizzle of {tile!r}: a Layout or (rows, columns) is accepted")
+        raise ValueError(f"best_swizzle of {tile!r}: must be a Layout or (rows, columns)")
     layout = tile if isinstance(tile, Layout) else Layout.row_major(*tile)
     if layout.rank != 2:
-        raise ValueError(f"best_swizzle of {layout}: a tile of two modes, rows and columns, is accepted")
+        raise ValueError(f"best_swizzle of {layout}: must be a tile of two modes, rows and columns")
     size = dtype.itemsize
     whole = np.unique(layout.offsets()) * size + base
     plans = [_plan(one, layout, size, base, arch) for one in (access if isinstance(access, list) else [access])]
     piece = max((width for _, _, width in plans), default=1)
     if not plans or not whole.size:
-        raise ValueError(f"best_swizzle of {layout} for {access!r}: at least one access and one element are needed")
+        raise ValueError(f"best_swizzle of {layout} for {access!r}: must be at least one access and one element")
 
     best: tuple[int, Swizzle] | None = None
     unswizzled = ideal = tried = 0
@@ -126,7 +126,7 @@ def _plan(access: Any, layout: Layout, size: int, base: int, arch: Arch) -> tupl
     elif isinstance(access, Sequence) and len(access) == 3:
         name, (row, column) = access[0], np.broadcast_arrays(*(integers(part, "access") for part in access[1:]))
     else:
-        raise ValueError(f"access {access!r}: a matrix instruction or (instruction, rows, columns) is accepted")
+        raise ValueError(f"access is {access!r}: must be a matrix instruction or (instruction, rows, columns)")
     rows, columns = (mode.size for mode in layout.modes)
     if row.size and (min(row.min(), column.min()) < 0 or row.max() >= rows or column.max() >= columns):
         raise ValueError(f"access {name}: rows or columns outside the tile {layout}")

@@ -51,7 +51,7 @@ class SharedTransfer:
             units = (start[..., None] * self.elem_bits // BANK_BITS + words).reshape(len(start), -1)
             slots = banks
         else:
-            raise ValueError(f"counted={counted!r}; 'triton' or 'words' is accepted")
+            raise ValueError(f"counted={counted!r}: must be 'triton' or 'words'")
         span = int(units.max()) + 1
         distinct = np.unique(units + np.arange(len(units))[:, None] * span)
         phase, unit = np.divmod(distinct, span)
@@ -76,13 +76,13 @@ def shared_transfer(
         ("shared_layout", shared_layout, SharedEncoding | LinearLayout),
     ):
         if not isinstance(given, kinds):
-            raise ValueError(f"{name} {given!r}: an encoding or a LinearLayout is accepted")
+            raise ValueError(f"{name} is {given!r}: must be an encoding or a LinearLayout")
     registers, shared = (
         layout.to_linear_layout(shape, triton_version=triton_version) if isinstance(layout, Encoding) else layout
         for layout in (register_layout, shared_layout)
     )
     if elem_bits not in (8, 16, 32, 64, 128):
-        raise ValueError(f"elem_bits {shown(elem_bits)}; 8, 16, 32, 64 or 128 is accepted")
+        raise ValueError(f"elem_bits is {shown(elem_bits)}: must be 8, 16, 32, 64 or 128")
     names = list(registers.out_dims)
     way = registers.invert_and_compose(shared.transpose(*names))
     axis = list(way.out_dims).index("offset")

@@ -180,14 +180,14 @@ def check_arithmetic(name: Any, arch: str | Arch | None = None) -> Arithmetic:
     >>> check_arithmetic("exact")
     Traceback (most recent call last):
         ...
-    ValueError: arithmetic 'exact': must be one of float32, chip
+    ValueError: arithmetic is 'exact': must be one of float32, chip
     >>> check_arithmetic("chip", "gfx950")
     Traceback (most recent call last):
         ...
     ValueError: arithmetic 'chip' on gfx950: must be 'float32'; the chip's is known of sm_90
     """
     if not isinstance(name, str) or name not in ARITHMETICS:
-        raise ValueError(f"arithmetic {name!r}: must be one of {', '.join(ARITHMETICS)}")
+        raise ValueError(f"arithmetic is {name!r}: must be one of {', '.join(ARITHMETICS)}")
     found = ARITHMETICS[name]
     if found.exact and arch is not None and get_arch(arch).vendor != "nvidia":
         where = get_arch(arch).name

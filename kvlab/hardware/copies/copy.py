@@ -26,7 +26,7 @@ def cp_async(
     [4, 5, 6, 7, 0, 0, 0, 0]
     """
     if nbytes not in (4, 8, 16):
-        raise ValueError(f"cp_async: nbytes {shown(nbytes)} is not 4, 8 or 16")
+        raise ValueError(f"cp_async: nbytes is {shown(nbytes)}: must be 4, 8 or 16")
     memory_of(dst_memory, "cp_async: dst_memory")
     memory_of(src_memory, "cp_async: src_memory")
     value = src_memory.load(src_address, np.uint8, nbytes, mask=valid, alignment=nbytes)
@@ -48,7 +48,7 @@ def buffer_load(
     [[2.0, 3.0], [4.0, 5.0], [0.0, 0.0]]
     """
     if nbytes not in (1, 2, 4, 8, 12, 16):
-        raise ValueError(f"buffer_load: nbytes {shown(nbytes)} is not 1, 2, 4, 8, 12 or 16")
+        raise ValueError(f"buffer_load: nbytes is {shown(nbytes)}: must be 1, 2, 4, 8, 12 or 16")
     offset = integers(voffset, "buffer_load: voffset") + integers(soffset, "buffer_load: soffset")
     records = integers(num_records, "buffer_load: num_records")
     valid = None
@@ -75,7 +75,7 @@ def buffer_load_lds(
     [0, 0, 31, 0]
     """
     if nbytes not in (1, 2, 4, 12, 16):
-        raise ValueError(f"buffer_load_lds: nbytes {nbytes!r} is not 1, 2, 4, 12 or 16")
+        raise ValueError(f"buffer_load_lds: nbytes is {nbytes!r}: must be 1, 2, 4, 12 or 16")
     offset = integers(voffset, "buffer_load_lds: voffset")
     if offset.ndim < 1:
         raise ValueError("buffer_load_lds: voffset is a scalar, must be [..., lanes]")

@@ -67,8 +67,8 @@ class SubTileLoaderLDS:
                 continue
             if swizzle.to("vector").zzz_mask >= _LANES:
                 raise ValueError(
-                    f"SubTileLoaderLDS: {name} {swizzle} changes bits of a vector's number from 6 on; bits 0 to 5, the "
-                    "lane, are accepted"
+                    f"SubTileLoaderLDS: {name} {swizzle} changes bits of a vector's number from 6 on: must be bits 0 "
+                    "to 5, the lane"
                 )
             object.__setattr__(self, name, swizzle.to("vector"))
 
@@ -135,7 +135,7 @@ def _sub_tile_plan(loader: SubTileLoaderLDS, M: int, N: int, worker_base: int) -
             f"must be 1, 2, 4, 12 or 16"
         )
     if M % rows or M % block:
-        raise ValueError(f"SubTileLoaderLDS: M {M} is not a multiple of {rows} rows and, above 32, of 32")
+        raise ValueError(f"SubTileLoaderLDS: M is {M}: must be a multiple of {rows} rows and, above 32, of 32")
     group, sub, lane = np.ogrid[: M // block, : block // rows, :_LANES]
     worker = lane + _LANES * (sub + worker_base)
     for swizzle in (loader.swizzle, loader.swizzle2):

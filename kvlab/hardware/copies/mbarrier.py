@@ -83,7 +83,7 @@ class SharedMemBarrier:
     def try_wait(self, phase: int) -> bool:
         """Whether the phase of parity ``phase`` has completed: whether the other one is running."""
         if phase not in (0, 1):
-            raise ValueError(f"phase {phase!r} is not a parity, 0 or 1")
+            raise ValueError(f"phase is {phase!r}: must be a parity, 0 or 1")
         return self.phase != phase
 
     def wait(self, phase: int) -> None:

@@ -102,11 +102,11 @@ class RaggedTMA3DTile:
         ragged, dynamic, middle = (integers(x, "ragged, dynamic, middle") for x in (ragged, dynamic, middle))
         most = self.BM // self.group
         if (dynamic < 0).any() or (dynamic > most).any():
-            raise ValueError(f"dynamic_dim {dynamic.tolist()} is not 0 to {most}, the rows of the tile")
+            raise ValueError(f"dynamic_dim is {dynamic.tolist()}: must be 0 to {most}, the rows of the tile")
         if (middle < 0).any() or (middle >= self.middle_dim).any():
-            raise ValueError(f"middle_idx {middle.tolist()} is not 0 to {self.middle_dim - 1}")
+            raise ValueError(f"middle_idx is {middle.tolist()}: must be 0 to {self.middle_dim - 1}")
         if not 0 <= whole(col, "col") < self.BN // self.column_elements:
-            raise ValueError(f"col {col} is not one of the {self.BN // self.column_elements} column chunks")
+            raise ValueError(f"col is {col}: must be one of the {self.BN // self.column_elements} column chunks")
         merged = (ragged + dynamic) * self.middle_dim + middle
         inner: tuple[Any, ...] = (most - dynamic, *(0,) * (self.group > 1))
         blocks = self.descriptor.rank - len(inner) - 2
@@ -135,7 +135,7 @@ class RaggedTensorMap:
         """``d_len`` x ``width``: the box; ``max_length``: the longest sequence."""
         array = np.asarray(array)
         if array.ndim != 2 or not array.flags.c_contiguous:
-            raise ValueError(f"array of shape {array.shape} is not a contiguous [total rows, columns]")
+            raise ValueError(f"array has shape {array.shape}: must be a contiguous [total rows, columns]")
         rows, cols = array.shape
         given = {"d_len": d_len, "width": width, "max_length": max_length}
         d_len, width, max_length = (whole(value, name, 1) for name, value in given.items())
@@ -153,7 +153,7 @@ class RaggedTensorMap:
         length = whole(store_length, "store_length")
         before = integers(preceding_cumulative_length, "preceding_cumulative_length")
         if not 0 <= length <= self.max_length:
-            raise ValueError(f"store_length {length} is not 0 to {self.max_length}, the longest sequence")
+            raise ValueError(f"store_length is {length}: must be 0 to {self.max_length}, the longest sequence")
         d_len = self.descriptor.box[1]
         box = np.arange(-(-length // d_len))
         where = integers(address, "address") + box * self.descriptor.image_bytes

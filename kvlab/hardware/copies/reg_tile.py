@@ -131,7 +131,7 @@ class RegTileWriterLDS:
             if not self.original and (vector != alone).any():
                 raise ValueError(
                     f"{self.swizzle} of the first vectors of workers {self.thread_layout} in rows of {pitch} elements: "
-                    "it puts the others elsewhere than behind these; distances of whole periods are accepted"
+                    "it puts the others elsewhere than behind these: must be distances of whole periods"
                 )
         return vector * self.width
 
@@ -161,10 +161,10 @@ class RegTileWriterLDS:
 
 def _check_threads(layout: Layout) -> None:
     if not isinstance(layout, Layout) or layout.rank != 2 or not layout.is_flat:
-        raise ValueError(f"thread_layout {layout!r} is not a flat layout of two modes, such as Layout.col_major(32, 2)")
+        raise ValueError(f"thread_layout is {layout!r}: must be flat, of two modes, as Layout.col_major(32, 2)")
     if not layout.is_dense:
         raise ValueError(
-            f"thread_layout {layout} does not give each of the workers 0 to {layout.size - 1} a place of its own"
+            f"thread_layout is {layout}: must give each of the workers 0 to {layout.size - 1} a place of its own"
         )
 
 
@@ -179,7 +179,7 @@ def _vectors(threads: Layout, rows: int, cols: int, width: int) -> IntArray:
     grid_rows, grid_cols = flatten(threads.shape)
     if rows % grid_rows or cols % (grid_cols * width):
         raise ValueError(
-            f"a {rows} x {cols} tile is not a multiple of {grid_rows} x {grid_cols} workers of {width} elements each"
+            f"shape is {rows} x {cols}: must be a multiple of {grid_rows} x {grid_cols} workers of {width} elements"
         )
     stride_rows, stride_cols = flatten(threads.stride)
     worker, i, j = np.ogrid[: threads.size, : rows // grid_rows, : cols // (grid_cols * width)]

@@ -49,7 +49,7 @@ class TensorMapSwizzle(enum.IntEnum):
         >>> TensorMapSwizzle.of("96B")
         Traceback (most recent call last):
             ...
-        ValueError: swizzle '96B' is not none, 32B, 64B or 128B
+        ValueError: swizzle is '96B': must be none, 32B, 64B or 128B
         """
         if isinstance(mode, str):
             name = f"SWIZZLE_{mode.upper().removeprefix('SWIZZLE_')}"
@@ -59,7 +59,7 @@ class TensorMapSwizzle(enum.IntEnum):
             return cls.SWIZZLE_NONE
         elif not isinstance(mode, bool) and mode in tuple(cls):
             return cls(mode)
-        raise ValueError(f"swizzle {shown(mode)} is not none, 32B, 64B or 128B")
+        raise ValueError(f"swizzle is {shown(mode)}: must be none, 32B, 64B or 128B")
 
     @property
     def label(self) -> str:
@@ -109,7 +109,7 @@ class TensorMapL2Promotion(enum.IntEnum):
         >>> TensorMapL2Promotion.of("512B")
         Traceback (most recent call last):
             ...
-        ValueError: l2_promotion '512B' is not NONE, L2_64B, L2_128B or L2_256B
+        ValueError: l2_promotion is '512B': must be NONE, L2_64B, L2_128B or L2_256B
         """
         if isinstance(promotion, str):
             name = promotion.upper()
@@ -118,7 +118,7 @@ class TensorMapL2Promotion(enum.IntEnum):
                     return cls[known]
         elif not isinstance(promotion, bool) and promotion in tuple(cls):
             return cls(promotion)
-        raise ValueError(f"l2_promotion {promotion!r} is not NONE, L2_64B, L2_128B or L2_256B")
+        raise ValueError(f"l2_promotion is {promotion!r}: must be NONE, L2_64B, L2_128B or L2_256B")
 
     @property
     def bytes(self) -> int:
@@ -171,7 +171,7 @@ class TmaDescriptor(Drawn):
             object.__setattr__(self, name, tuple(sizes.reshape(-1).tolist()))
         base = integers(self.base, "TMA descriptor: base")
         if base.ndim:
-            raise ValueError(f"TMA descriptor: base {shown(self.base)}: an integer is accepted")
+            raise ValueError(f"TMA descriptor: base is {shown(self.base)}: must be an integer")
         object.__setattr__(self, "base", int(base))
         object.__setattr__(self, "element_strides", self.element_strides or (1,) * self.rank)
         problems = list(_problems(self))
@@ -189,7 +189,7 @@ class TmaDescriptor(Drawn):
         """
         array = np.asarray(array)
         if array.dtype.kind in "OUS":
-            raise ValueError(f"TMA descriptor of an array of {array.dtype}: numbers of 1, 2, 4 or 8 bytes are accepted")
+            raise ValueError(f"TMA descriptor of an array of {array.dtype}: must be numbers of 1, 2, 4 or 8 bytes")
         strides = descriptor_strides(array)
         return cls(Memory.over(_with_row_ends(array)), array.dtype, array.shape, strides, box, swizzle, **more)
 

@@ -79,7 +79,7 @@ def resource_of(
     first = np.asarray(tile.offset)
     first = first.reshape((*first.shape, *(1,) * (lead - first.ndim)))
     if first.ndim > lead + 1:
-        raise ValueError(f"tile {tile!r}: an offset of at most {lead + 1} axes is accepted")
+        raise ValueError(f"tile is {tile!r}: must be an offset of at most {lead + 1} axes")
     records = (rows - 1) * pitch + cols + 0 * first
     if tile.end is not None:
         records = np.maximum(leading(np.asarray(tile.end), first.ndim) - first, 0)

@@ -111,7 +111,7 @@ def gather4(
         raise ValueError(f"gather4: {descriptor} must have rank 2 and a box of one row")
     four = integers(rows, "gather4: rows")
     if four.ndim < 1 or four.shape[-1] != 4:
-        raise ValueError(f"gather4: rows of shape {four.shape} are not [..., 4]")
+        raise ValueError(f"gather4: rows has shape {four.shape}: must be [..., 4]")
     (_, at), where = _place(descriptor, (four[..., 0], column), memory, address)
     _to_shared(descriptor, [np.broadcast_to(four, (*where.shape, 4))], at, memory, where, 4)
     if barrier is not None:

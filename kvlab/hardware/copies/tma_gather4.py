@@ -47,7 +47,7 @@ def create_tma_tile_gather4(
     if array.ndim != 2 or not 1 <= tile_width <= array.shape[1]:
         raise ValueError(f"tile_width {tile_width} must be 1 to the columns of a matrix, not of {array.shape}")
     if tile_height < 4 or tile_height % 4:
-        raise ValueError(f"tile_height {tile_height} is not a positive multiple of 4")
+        raise ValueError(f"tile_height is {tile_height}: must be a positive multiple of 4")
     width = _gather4_box_width(array.dtype, tile_width, swizzle)
     descriptor = TmaDescriptor.of(array[:, :tile_width], (1, width), swizzle, l2_promotion=l2_promotion)
     return TMAGather4Tile(descriptor, (tile_height, width), tile_width=tile_width)
@@ -96,7 +96,7 @@ class TMAGather4Tile(TMATensorTile):
         """``rows`` ``[..., tile_height]`` to ``address``: column group after column group, four rows at a time."""
         index = integers(rows, "gather4: rows")
         if index.ndim < 1 or index.shape[-1] != self.tile_height:
-            raise ValueError(f"rows of shape {index.shape} are not [..., {self.tile_height}]")
+            raise ValueError(f"rows has shape {index.shape}: must be [..., {self.tile_height}]")
         pitch = self.descriptor.pitch
         groups, quads = np.ogrid[: self.column_groups, : self.tile_height // 4]
         where = integers(address, "gather4: address")[..., None, None] + (groups * self.tile_height + 4 * quads) * pitch

@@ -118,7 +118,7 @@ def _boxes(tile: tuple[int, ...], box: tuple[int, ...], is_k_major: bool) -> tup
 def _sizes(shape: Any, what: str) -> tuple[int, ...]:
     """A tuple of positive ints, or ValueError."""
     if not isinstance(shape, tuple | list) or not shape:
-        raise ValueError(f"{what} {shape!r}: a tuple of sizes, slowest first, is accepted")
+        raise ValueError(f"{what} is {shape!r}: must be a tuple of sizes, slowest first")
     return tuple(whole(size, what, 1) for size in shape)
 
 
@@ -202,7 +202,7 @@ def create_kv_tile(array: Any, BN: int, BK: int, swizzle: Any = "128B") -> TMATe
     """
     array = np.asarray(array)
     if array.ndim != 3:
-        raise ValueError(f"array of shape {array.shape} is not [rows, heads, head_size]")
+        raise ValueError(f"array has shape {array.shape}: must be [rows, heads, head_size]")
     return create_split_tma(array, (BN, 1, BK), swizzle)
 
 

@@ -222,7 +222,7 @@ def _together(atom: MmaAtom, operand: str) -> Regroup:
 
 def _check(atom: MmaAtom, operand: str, array: Array, shape: tuple[int, int]) -> None:
     if array.shape[-2:] != shape:
-        raise ValueError(f"{atom.name}: {operand} of shape {array.shape} is not [..., {shape[0]}, {shape[1]}]")
+        raise ValueError(f"{atom.name}: {operand} has shape {array.shape}: must be [..., {shape[0]}, {shape[1]}]")
 
 
 def _take_apart(atom: MmaAtom, operand: str, matrix: Any) -> Array:

@@ -28,13 +28,13 @@ def get_atom(name: str) -> MmaAtom:
     >>> get_atom("wgmma.m64n20k16.f16")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    ValueError: atom 'wgmma.m64n20k16.f16' is not one of mma.sync.m16n8k16.bf16, ..., wgmma.m64n<8 to 256>k16.bf16, ...
+    ValueError: atom is 'wgmma.m64n20k16.f16': must be one of mma.sync.m16n8k16.bf16, ...
     """
     if isinstance(name, str) and name in ATOMS:
         return ATOMS[name]
     close = get_close_matches(shown(name), ATOMS, n=3)
     hint = f"; close to it: {', '.join(close)}" if close else ""
-    raise ValueError(f"atom {shown(name)} is not one of {', '.join(_names())}{hint}")
+    raise ValueError(f"atom is {shown(name)}: must be one of {', '.join(_names())}{hint}")
 
 
 def _names() -> list[str]:
@@ -56,7 +56,7 @@ def round_tf32(values: object) -> Array:
     try:
         x = np.array(values, float32)
     except OverflowError:
-        raise ValueError(f"values {shown(values)}: numbers that float32 rounds are accepted") from None
+        raise ValueError(f"values is {shown(values)}: must be numbers that float32 rounds") from None
     bits = x.view(np.uint32)
     finite = np.isfinite(x)
     rounded = ((bits + np.uint32(1 << 12)) >> np.uint32(13) << np.uint32(13)).view(float32)

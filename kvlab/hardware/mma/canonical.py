@@ -55,7 +55,7 @@ def internal_k_major(dtype: Any, BM: int, BK: int, swizzle_bytes: int) -> Layout
     """
     dtype = as_dtype(dtype)
     if swizzle_bytes not in (16, 32, 64, 128):
-        raise ValueError(f"swizzle_bytes {swizzle_bytes!r} is not 16, 32, 64 or 128")
+        raise ValueError(f"swizzle_bytes is {swizzle_bytes!r}: must be 16, 32, 64 or 128")
     S = swizzle_bytes // dtype.itemsize
     whole(BM, "BM")
     whole(BK, "BK")

@@ -50,7 +50,7 @@ def _read(name: str, memory: Memory, address: Any, dtype: Any, itemsize: int) ->
         raise ValueError(f"{name}: dtype {dtype} has {dtype.itemsize} bytes, must have {itemsize}")
     where = integers(address, f"{name}: address")
     if where.ndim < 1 or where.shape[-1] != 64:
-        raise ValueError(f"{name}: address of shape {where.shape} is not [..., 64], one for each lane")
+        raise ValueError(f"{name}: address has shape {where.shape}: must be [..., 64], one for each lane")
     n = 8 // itemsize
     value = memory_of(memory, f"{name}: memory").load(where, dtype, n, alignment=8)  # [..., 64, n]
     return _source(n)(value.reshape(*value.shape[:-2], 64 * n))

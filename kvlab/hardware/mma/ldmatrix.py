@@ -61,10 +61,10 @@ def stmatrix(memory: Memory, row_address: Any, registers: Any, num: int, trans: 
 
 def _row_addresses(name: str, row_address: Any, num: int) -> IntArray:
     if num not in (1, 2, 4) or not isinstance(num, int | np.integer):
-        raise ValueError(f"{name}: num {shown(num)} is not 1, 2 or 4")
+        raise ValueError(f"{name}: num is {shown(num)}: must be 1, 2 or 4")
     rows = integers(row_address, f"{name}: row_address")
     if rows.ndim < 1 or rows.shape[-1] != 32:
-        raise ValueError(f"{name}: row_address of shape {rows.shape} is not [..., 32], one for each lane")
+        raise ValueError(f"{name}: row_address has shape {rows.shape}: must be [..., 32], one for each lane")
     return rows[..., : 8 * num]
 
 

@@ -54,7 +54,7 @@ class SmemDescriptor(Drawn):
     >>> SmemDescriptor(0x4008, 16, 1024, "128B")
     Traceback (most recent call last):
         ...
-    ValueError: start_address 16392 is not a multiple of 16 below 262144
+    ValueError: start_address is 16392: must be a multiple of 16 below 262144
     """
 
     start_address: int
@@ -70,13 +70,13 @@ class SmemDescriptor(Drawn):
             raise ValueError(f"arch {self.arch!r} has no matrix descriptors; {' and '.join(_MODES)} have")
         for name in (*_FIELDS, "base_offset"):
             if not isinstance(getattr(self, name), int | np.integer):
-                raise ValueError(f"{name} {shown(getattr(self, name))} is not an integer")
+                raise ValueError(f"{name} is {shown(getattr(self, name))}: must be an integer")
         for name in _FIELDS:
             value = getattr(self, name)
             if value % 16 or not 0 <= value < _LIMIT:
-                raise ValueError(f"{name} {value} is not a multiple of 16 below {_LIMIT}")
+                raise ValueError(f"{name} is {value}: must be a multiple of 16 below {_LIMIT}")
         if not 0 <= self.base_offset < 8:
-            raise ValueError(f"base_offset {self.base_offset} is not 0 to 7")
+            raise ValueError(f"base_offset is {self.base_offset}: must be 0 to 7")
 
     def encode(self) -> int:
         """The 64-bit word: addresses in units of 16 bytes, 14 bits each."""
@@ -90,7 +90,7 @@ class SmemDescriptor(Drawn):
         if not isinstance(arch, str) or arch not in _MODES:
             raise ValueError(f"arch {arch!r} has no matrix descriptors; {' and '.join(_MODES)} have")
         if not isinstance(word, int | np.integer) or not 0 <= word < 1 << 64:
-            raise ValueError(f"word {shown(word)} is not an unsigned 64-bit integer")
+            raise ValueError(f"word is {shown(word)}: must be an unsigned 64-bit integer")
         fields = {name: (word >> bit & 0x3FFF) << 4 for name, bit in _FIELDS.items()}
         code = word >> _MODE_BIT[arch]
         modes = {number: mode for mode, number in _MODES[arch].items()}
@@ -125,7 +125,7 @@ class SmemDescriptor(Drawn):
 
     def _check(self, mn: int, k: int, dtype: np.dtype[Any], major: str) -> None:
         if major not in ("K", "MN"):
-            raise ValueError(f"major {major!r} is not 'K' or 'MN'")
+            raise ValueError(f"major is {major!r}: must be 'K' or 'MN'")
         if major == "MN" and self.arch == "sm_90" and dtype.itemsize != 2:
             raise ValueError(f"{dtype} must be K-major: wgmma transposes 16-bit elements only")
         whole(mn, "mn")
@@ -186,11 +186,11 @@ def tile_to_descriptor(
     """
     mode, size = TensorMapSwizzle.of(swizzle), as_dtype(dtype).itemsize
     if not isinstance(layout, Layout):
-        raise ValueError(f"tile_to_descriptor of {layout!r}: a Layout is accepted")
+        raise ValueError(f"tile_to_descriptor of {layout!r}: must be a Layout")
     if major not in ("K", "MN"):
-        raise ValueError(f"major {major!r} is not 'K' or 'MN'")
+        raise ValueError(f"major is {major!r}: must be 'K' or 'MN'")
     if whole(pattern_start, "pattern_start") % 128:
-        raise ValueError(f"pattern_start {pattern_start} is not a multiple of 128: patterns consist of 128-byte rows")
+        raise ValueError(f"pattern_start is {pattern_start}: must be a multiple of 128, the rows of patterns")
     base_offset = pattern_start >> 7 & 7 if pattern_start % mode.alignment else 0
     (inner, outer), (inner_stride, outer_stride) = _two_by_two(layout)
     S = mode.bytes // size
@@ -213,5 +213,5 @@ def tile_to_descriptor(
 def _two_by_two(layout: Layout) -> tuple[tuple[list[int], list[int]], tuple[list[int], list[int]]]:
     shape, stride = flatten(layout.shape), flatten(layout.stride)
     if layout.rank != 2 or len(shape) != 4:
-        raise ValueError(f"layout {layout} is not of the form ((8,m),(S,c)) or ((S,m),(8,c))")
+        raise ValueError(f"layout is {layout}: must be of the form ((8,m),(S,c)) or ((S,m),(8,c))")
     return ([shape[0], shape[2]], [shape[1], shape[3]]), ([stride[0], stride[2]], [stride[1], stride[3]])

@@ -8,7 +8,7 @@ from .smem_descriptor import SmemDescriptor
 def explain(d: SmemDescriptor, major: str) -> str:
     """The text of :meth:`SmemDescriptor.explain`."""
     if major not in ("K", "MN"):
-        raise ValueError(f"major {major!r} is not 'K' or 'MN'")
+        raise ValueError(f"major is {major!r}: must be 'K' or 'MN'")
     return "\n".join(
         [
             f"{d.arch} descriptor {d.encode():#018x}: {major}-major, swizzle {d.swizzle.label}.",

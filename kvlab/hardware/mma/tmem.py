@@ -25,11 +25,11 @@ def tmem_address(lane: Any, column: Any) -> Any:
     """
     for name, value in (("lane", lane), ("column", column)):
         if not np.size(integers(value, name)):
-            raise ValueError(f"{name} {value!r}: at least one is accepted")
+            raise ValueError(f"{name} is {value!r}: must be at least one")
     if np.any((np.asarray(lane) < 0) | (np.asarray(lane) >= TMEM_LANES)):
-        raise ValueError(f"lane {lane} is not 0 to {TMEM_LANES - 1}")
+        raise ValueError(f"lane is {lane}: must be 0 to {TMEM_LANES - 1}")
     if np.any((np.asarray(column) < 0) | (np.asarray(column) >= TMEM_COLUMNS)):
-        raise ValueError(f"column {column} is not 0 to {TMEM_COLUMNS - 1}")
+        raise ValueError(f"column is {column}: must be 0 to {TMEM_COLUMNS - 1}")
     return lane << 16 | column
 
 
@@ -67,7 +67,7 @@ class TensorMemory:
         """``tcgen05.st.32x32b``: the inverse of :meth:`load`; ``value`` ``[32, repeat]`` of a 32-bit dtype."""
         value = np.asarray(value)
         if value.ndim != 2 or value.shape[0] != 32:
-            raise ValueError(f"value of shape {value.shape} is not [32, repeat], one row for each thread of the warp")
+            raise ValueError(f"value has shape {value.shape}: must be [32, repeat], a row for each thread of the warp")
         cells = self._cells(warp, column, value.shape[1])
         self.memory.store(cells, value.astype(_word(value.dtype))[..., None])
 
@@ -75,7 +75,7 @@ class TensorMemory:
         if warp not in (0, 1, 2, 3):
             raise ValueError(f"warp {shown(warp)} of the warpgroup is not 0 to 3; each reaches its own 32 lanes only")
         if repeat not in (1, 2, 4, 8, 16, 32, 64, 128):
-            raise ValueError(f"repeat {shown(repeat)} is not a power of two from 1 to 128")
+            raise ValueError(f"repeat is {shown(repeat)}: must be a power of two from 1 to 128")
         if not 0 <= whole(column, "column") <= self.columns - repeat:
             raise ValueError(f"columns {column} to {column + repeat - 1} are not 0 to {self.columns - 1}")
         return 4 * self.layout(32 * warp + np.arange(32)[:, None], column + np.arange(repeat))

@@ -15,9 +15,9 @@ def need_layouts(operation: str, *values: Any, composed: bool = False) -> None:
     >>> need_layouts("coalesce", "(4,8):(8,1)")
     Traceback (most recent call last):
         ...
-    ValueError: coalesce of '(4,8):(8,1)': a Layout is accepted (Layout.parse reads text)
+    ValueError: coalesce of '(4,8):(8,1)': must be a Layout (Layout.parse reads text)
     """
     for value in values:
         if not isinstance(value, (Layout, ComposedLayout) if composed else Layout):
             kinds = " or a ComposedLayout" if composed else ""
-            raise ValueError(f"{operation} of {shown(value)}: a Layout{kinds} is accepted (Layout.parse reads text)")
+            raise ValueError(f"{operation} of {shown(value)}: must be a Layout{kinds} (Layout.parse reads text)")

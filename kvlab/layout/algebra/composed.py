@@ -44,7 +44,7 @@ class ComposedLayout(Drawn):
             raise ValueError(f"ComposedLayout({layout!r}, {outer!r}): a Layout, then a Swizzle, Layout or None")
         start = as_int_array(offset, "offset")
         if not isinstance(start, int):
-            raise ValueError(f"offset {offset!r}: an int is accepted")
+            raise ValueError(f"offset is {offset!r}: must be an int")
         object.__setattr__(self, "layout", layout)
         object.__setattr__(self, "outer", outer)
         object.__setattr__(self, "offset", start)
@@ -140,5 +140,5 @@ class ComposedLayout(Drawn):
 def _room(offsets: Any, start: int) -> Any:
     """The offsets. ValueError where an array has no room for what is ``start`` further."""
     if isinstance(offsets, np.ndarray) and (int(offsets.max(initial=0)) + start) >> 63:
-        raise ValueError(f"offset {start} before offsets up to {offsets.max()} of an array: 63 bits are accepted")
+        raise ValueError(f"offset {start} before offsets up to {offsets.max()} of an array: must have at most 63 bits")
     return offsets

@@ -41,7 +41,7 @@ def compose(a: Any, b: Any, *, rule: Rule = "cute") -> Any:
     if isinstance(b, ComposedLayout):
         raise ValueError(f"composition of {a} with {b}: the second is swizzled; use ComposedLayout(layout, {a!r})")
     if not isinstance(a, Layout):
-        raise ValueError(f"composition of {a!r}: a Layout, a ComposedLayout or a Swizzle is accepted")
+        raise ValueError(f"composition of {a!r}: must be a Layout, a ComposedLayout or a Swizzle")
     check_rule(rule, "legacy")
     if isinstance(b, tuple | list):
         if len(b) > a.rank:

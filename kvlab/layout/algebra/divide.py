@@ -142,7 +142,7 @@ def _strided_divide(layout: Layout, tiler: Tiler) -> Layout:
     sizes = flatten(shape)
     whole = (shape,) if isinstance(shape, int) else shape
     if not layout.is_flat or whole != sizes or len(sizes) != layout.rank or min(sizes) < 1:
-        raise ValueError(f"zipped_divide of {layout} by {tiler!r}, rule 'new': one int for each flat mode is accepted")
+        raise ValueError(f"zipped_divide of {layout} by {tiler!r}, rule 'new': must be one int for each flat mode")
     extents, strides = tuple(mode.size for mode in layout.modes), flatten(layout.stride)
     outer = tuple(extent // n for extent, n in zip(extents, sizes, strict=True))
     steps = tuple(d * n for d, n in zip(strides, sizes, strict=True))

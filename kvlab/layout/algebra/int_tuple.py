@@ -44,21 +44,21 @@ def int_tuple(tree: Any, what: str = "tree") -> IntTuple:
 def _int_tuple(tree: Any, what: str, depth: int) -> IntTuple:
     if isinstance(tree, tuple | list):
         if depth == MOST_NESTED:
-            raise ValueError(f"{what} is nested too deeply: {MOST_NESTED} tuples in one another are accepted at most")
+            raise ValueError(f"{what} is nested too deeply: must be at most {MOST_NESTED} tuples in one another")
         return tuple(_int_tuple(item, what, depth + 1) for item in tree)
     if not isinstance(tree, bool):
         try:
             return operator.index(tree)
         except TypeError:
             pass
-    raise ValueError(f"{what} {shown(tree)} is not an int or a tuple of ints")
+    raise ValueError(f"{what} is {shown(tree)}: must be an int or a tuple of ints")
 
 
 def check_nesting(tree: Any, what: str, depth: int = 0) -> None:
     """ValueError for more than 64 tuples or lists in one another, whatever is in them."""
     if isinstance(tree, tuple | list):
         if depth == MOST_NESTED:
-            raise ValueError(f"{what} is nested too deeply: {MOST_NESTED} tuples in one another are accepted at most")
+            raise ValueError(f"{what} is nested too deeply: must be at most {MOST_NESTED} tuples in one another")
         for item in tree:
             check_nesting(item, what, depth + 1)
 
@@ -69,10 +69,10 @@ def at_once(count: int, what: str) -> int:
     >>> at_once(1 << 40, "offsets")
     Traceback (most recent call last):
         ...
-    ValueError: 1099511627776 offsets at once: 1073741824 at most are accepted
+    ValueError: 1099511627776 offsets at once: must be at most 1073741824
     """
     if count > MOST_AT_ONCE:
-        raise ValueError(f"{shown(count)} {what} at once: {MOST_AT_ONCE} at most are accepted")
+        raise ValueError(f"{shown(count)} {what} at once: must be at most {MOST_AT_ONCE}")
     return count
 
 
@@ -85,7 +85,7 @@ def as_int(value: Any, what: str, least: int | None = None) -> int:
     number = int_tuple(value, what) if not isinstance(value, tuple | list) else value
     if not isinstance(number, int) or (least is not None and number < least):
         accepted = "an int" if least is None else f"an int of {least} or more"
-        raise ValueError(f"{what} {shown(value)}: {accepted} is accepted")
+        raise ValueError(f"{what} is {shown(value)}: must be {accepted}")
     return number
 
 
@@ -103,7 +103,7 @@ def flatten(tree: IntTuple) -> tuple[int, ...]:
 def _items(tree: Any) -> tuple[IntTuple, ...]:
     """Those of a tree that is no int. ValueError for what is no tree, and for one that is nested too deeply."""
     if not isinstance(tree, tuple):
-        raise ValueError(f"tree {shown(tree)} is not an int or a tuple of ints")
+        raise ValueError(f"tree is {shown(tree)}: must be an int or a tuple of ints")
     inner = tree
     for _ in range(MOST_NESTED):
         if not inner or not isinstance(inner := inner[0], tuple):
@@ -156,7 +156,7 @@ def as_int_array(value: Any, what: str, bits: int = 63) -> int | IntArray:
     """An int, or an int64 array of them; ValueError for anything else, for negative numbers and those of more bits."""
     if isinstance(value, np.ndarray) and value.ndim:
         if value.dtype.kind not in "iu":
-            raise ValueError(f"{what} has dtype {value.dtype}; integers are accepted")
+            raise ValueError(f"{what} has dtype {value.dtype}: must be integers")
         if value.size and (value.min() < 0 or value.max() >> bits):
             bad = int(value.min() if value.min() < 0 else value.max())
             raise ValueError(f"{what} {bad} is {'negative' if bad < 0 else f'more than {bits} bits'}")
@@ -192,7 +192,7 @@ def crd2idx(crd: Coord, shape: IntTuple, stride: IntTuple, *, rule: Rule = "cute
         crd, shape, stride = _as_max_does(crd, shape, stride, rule)
     offset, reach = _offset(crd, shape, stride)
     if reach >> 63 and isinstance(offset, np.ndarray):
-        raise ValueError(f"offsets up to {shown(reach)} of an array of coordinates: 63 bits are accepted")
+        raise ValueError(f"offsets up to {shown(reach)} of an array of coordinates: must have at most 63 bits")
     return offset
 
 
@@ -200,8 +200,8 @@ def _offset(crd: Coord, shape: IntTuple, stride: IntTuple) -> tuple[int | IntArr
     """The offset, and what no absolute value in it exceeds; where that has more than 63 bits, arrays have wrapped."""
     if isinstance(crd, tuple):
         if isinstance(shape, int) or isinstance(stride, int) or len(crd) != len(shape):
-            raise ValueError(f"coordinate {shown(crd)} does not fit shape {shown(shape)}: one item for each mode is "
-                             "accepted")
+            raise ValueError(f"coordinate {shown(crd)} does not fit shape {shown(shape)}: must be "
+                             "one item for each mode")
         total: int | IntArray = 0
         reach = 0
         for c, s, d in zip(crd, shape, stride, strict=True):
@@ -211,7 +211,7 @@ def _offset(crd: Coord, shape: IntTuple, stride: IntTuple) -> tuple[int | IntArr
     crd = as_int_array(crd, "coordinate")
     if isinstance(shape, int) or isinstance(stride, int):
         if not isinstance(shape, int) or not isinstance(stride, int):
-            raise ValueError(f"stride {shown(stride)} does not fit shape {shown(shape)}: the same nesting is accepted")
+            raise ValueError(f"stride {shown(stride)} does not fit shape {shown(shape)}: must be the same nesting")
         reach = int(np.max(crd, initial=0)) * abs(stride)
         return crd * (stride if isinstance(crd, int) or not abs(stride) >> 63 else 0), reach  # or all are 0
     total, reach = crd * 0, 0
@@ -263,7 +263,7 @@ def idx2crd(idx: int | IntArray, shape: IntTuple, stride: IntTuple | None = None
     """
     stride = prefix_product(shape) if stride is None else stride
     if not congruent(shape, stride):
-        raise ValueError(f"stride {shown(stride)} does not fit shape {shown(shape)}: the same nesting is accepted")
+        raise ValueError(f"stride {shown(stride)} does not fit shape {shown(shape)}: must be the same nesting")
     if isinstance(shape, tuple) and isinstance(stride, tuple):
         return tuple(idx2crd(idx, s, d) for s, d in zip(shape, stride, strict=True))
     assert isinstance(shape, int)
@@ -278,7 +278,7 @@ def idx2crd(idx: int | IntArray, shape: IntTuple, stride: IntTuple | None = None
     if not isinstance(idx, np.ndarray) or not abs(shape) >> 63:
         return idx % shape
     if idx.size and idx.min() < 0:
-        raise ValueError(f"coordinates up to {shown(abs(shape))} of an array of offsets: 63 bits are accepted")
+        raise ValueError(f"coordinates up to {shown(abs(shape))} of an array of offsets: must have at most 63 bits")
     return idx
 
 
@@ -319,7 +319,7 @@ def _parse(token: str, tokens: Iterator[str], text: str, depth: int = 0) -> IntT
             raise ValueError(f"{text!r}: {token or 'the end'!r} where an int or '(' is expected")
         return int(digits)
     if depth == MOST_NESTED:
-        raise ValueError(f"{text[:80]!r}..: {MOST_NESTED} tuples in one another are accepted at most")
+        raise ValueError(f"{text[:80]!r}..: must be at most {MOST_NESTED} tuples in one another")
     items: list[IntTuple] = []
     token = next(tokens, "")
     while token != ")":

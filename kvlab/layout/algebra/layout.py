@@ -51,7 +51,7 @@ class Layout(Drawn):
     >>> Layout((4, 8), (1,))
     Traceback (most recent call last):
         ...
-    ValueError: stride (1,) is not congruent with shape (4, 8): one stride for each int of the shape is accepted
+    ValueError: stride (1,) is not congruent with shape (4, 8): must be one stride for each int of the shape
     """
 
     shape: IntTuple
@@ -60,17 +60,17 @@ class Layout(Drawn):
     def __init__(self, shape: IntTuple | str, stride: IntTuple | None = None) -> None:
         if isinstance(shape, str):
             if stride is not None:
-                raise ValueError(f"Layout({shape!r}, {stride!r}): text holds both, no stride is accepted")
+                raise ValueError(f"Layout({shape!r}, {stride!r}): text holds both: stride must be None")
             shape, _, stride_text = shape.partition(":")
             shape, stride = parse_tree(shape), parse_tree(stride_text) if stride_text else None
         shape = int_tuple(shape, "shape")
         stride = prefix_product(shape) if stride is None else int_tuple(stride, "stride")
         if not congruent(shape, stride):
             raise ValueError(
-                f"stride {stride} is not congruent with shape {shape}: one stride for each int of the shape is accepted"
+                f"stride {stride} is not congruent with shape {shape}: must be one stride for each int of the shape"
             )
         if any(extent < 0 for extent in flatten(shape)):
-            raise ValueError(f"shape {shape} has a negative extent; 0 and more are accepted")
+            raise ValueError(f"shape {shape} has a negative extent: must be 0 and more")
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "stride", stride)
 
@@ -250,7 +250,7 @@ def _flat_shape(shape: tuple[Any, ...]) -> tuple[int, ...]:
     assert isinstance(extents, tuple)
     flat = tuple(extent for extent in extents if isinstance(extent, int))
     if len(flat) != len(extents):
-        raise ValueError(f"shape {extents} is nested; ints are accepted, Layout(shape, stride) takes trees")
+        raise ValueError(f"shape {extents} is nested: must be ints; Layout(shape, stride) takes trees")
     return flat
 
 
@@ -266,7 +266,7 @@ def _offsets(layout: Layout) -> IntArray:
     at_once(layout.size, "offsets")
     total = np.zeros((1,) * layout.rank, np.int64)
     if layout.cosize >> 63:
-        raise ValueError(f"offsets up to {shown(layout.cosize - 1)} of {layout}: 63 bits are accepted")
+        raise ValueError(f"offsets up to {shown(layout.cosize - 1)} of {layout}: must have at most 63 bits")
     for axis, mode in enumerate(layout.modes):
         steps = np.asarray(mode(np.arange(mode.size)), np.int64)
         total = total + steps.reshape(-1, *(1,) * (layout.rank - 1 - axis))

@@ -57,7 +57,7 @@ def make_layout(*layouts: Layout) -> Layout:
     Layout("((2,3),4):((3,1),6)")
     """
     if not all(isinstance(a, Layout) for a in layouts):
-        raise ValueError(f"make_layout of {shown(layouts)}: layouts are accepted")
+        raise ValueError(f"make_layout of {shown(layouts)}: must be layouts")
     return unchecked(tuple(a.shape for a in layouts), tuple(a.stride for a in layouts))
 
 
@@ -78,7 +78,7 @@ def sublayout(layout: Layout, *modes: int) -> Layout:
     """
     need_layouts("sublayout", layout)
     if any(not 0 <= as_int(mode, "mode") < layout.rank for mode in modes):
-        raise ValueError(f"sublayout{modes} of {layout}: modes 0 to {layout.rank - 1} are accepted")
+        raise ValueError(f"sublayout{modes} of {layout}: must be modes 0 to {layout.rank - 1}")
     return make_layout(*(layout.modes[mode] for mode in modes))
 
 
@@ -90,7 +90,7 @@ def zip_modes(a: Layout, b: Layout) -> Layout:
     """
     need_layouts("zip_modes", a, b)
     if a.rank != b.rank:
-        raise ValueError(f"zip_modes of {a} and {b}: layouts with equally many modes are accepted")
+        raise ValueError(f"zip_modes of {a} and {b}: must be layouts with equally many modes")
     return make_layout(*(make_layout(x, y) for x, y in zip(a.modes, b.modes, strict=True)))
 
 
@@ -178,7 +178,7 @@ def complement(layout: Layout, size: int = 1) -> Layout:
     need_layouts("complement", layout)
     size = as_int(size, "size", 0)
     if not layout.size:
-        raise ValueError(f"complement of {layout}: a layout with elements is accepted, there is nothing to leave out")
+        raise ValueError(f"complement of {layout}: must be a layout with elements, there is nothing to leave out")
     shapes, strides, reach = [], [], 1
     for d, s in sorted(zip(flatten(layout.stride), flatten(layout.shape), strict=True)):
         if s == 1 or d == 0:

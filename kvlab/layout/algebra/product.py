@@ -141,7 +141,7 @@ def tile_to_shape(
     targets = Layout(shape).modes
     extents = [mode.size for mode in block.modes] + [1] * (len(targets) - block.rank)
     if len(targets) < block.rank:
-        raise ValueError(f"tile_to_shape of {block} to {shape}: one extent for each mode is accepted")
+        raise ValueError(f"tile_to_shape of {block} to {shape}: must be one extent for each mode")
     for mode, (extent, target) in enumerate(zip(extents, targets, strict=True)):
         if not extent or target.size % extent:
             raise ValueError(
@@ -174,7 +174,7 @@ def _padded(block: Layout, tiler: Layout) -> tuple[Layout, Layout]:
 
 def _strided_product(block: Layout, tiler: Layout, coalesce_output: bool) -> Layout:
     if block.rank != tiler.rank or not (block.is_flat and tiler.is_flat):
-        raise ValueError(f"blocked_product of {block} and {tiler}, rule 'new': flat layouts of one rank are accepted")
+        raise ValueError(f"blocked_product of {block} and {tiler}, rule 'new': must be flat layouts of one rank")
     modes = []
     leaves = (zip(flatten(a.shape), flatten(a.stride), strict=True) for a in (block, tiler))
     for (s, d), (t, e) in zip(*leaves, strict=True):

@@ -21,7 +21,7 @@ def is_point(coord: Any) -> bool:
 def _is_point(coord: Any, depth: int) -> bool:
     if isinstance(coord, tuple):
         if depth == MOST_NESTED:
-            raise ValueError(f"nested too deeply: {MOST_NESTED} tuples in one another are accepted at most")
+            raise ValueError(f"nested too deeply: must be at most {MOST_NESTED} tuples in one another")
         return all(_is_point(item, depth + 1) for item in coord)
     return coord is not None and not isinstance(coord, slice)
 
@@ -40,10 +40,10 @@ def slice_and_offset(coord: Any, layout: Layout) -> tuple[Layout, int]:
     >>> slice_and_offset((4, None), Layout("(4,8):(8,1)"))
     Traceback (most recent call last):
         ...
-    ValueError: slice (4, None) of (4,8):(8,1): 4 is outside 0:4
+    ValueError: slice (4, None) of (4,8):(8,1): index is 4: must be in 0:4
     """
     if not isinstance(layout, Layout):
-        raise ValueError(f"slice of {layout!r}: a Layout is accepted")
+        raise ValueError(f"slice of {layout!r}: must be a Layout")
     if not isinstance(coord, tuple) and isinstance(layout.shape, tuple):
         coord = (coord,)
     shapes: list[IntTuple] = []
@@ -64,21 +64,21 @@ def _slice(coord: Any, shape: IntTuple, stride: IntTuple, shapes: list[IntTuple]
         return 0
     if isinstance(coord, tuple):
         if isinstance(shape, int) or isinstance(stride, int) or len(coord) != len(shape):
-            raise ValueError(f"one item for each mode of {format_tree(shape)} is accepted")
+            raise ValueError(f"must be one item for each mode of {format_tree(shape)}")
         return sum(_slice(c, s, d, shapes, strides) for c, s, d in zip(coord, shape, stride, strict=True))
     if isinstance(coord, slice):
         if isinstance(shape, tuple) or isinstance(stride, tuple):
             raise ValueError(f"a part {coord.start}:{coord.stop} of the nested mode {format_tree(shape)}")
         if coord.step not in (None, 1):
-            raise ValueError(f"a step of 1 is accepted, not {coord.step}")
+            raise ValueError(f"step is {coord.step}: must be 1")
         start = 0 if coord.start is None else as_int(coord.start, "start")
         stop = shape if coord.stop is None else as_int(coord.stop, "stop")
         if not 0 <= start <= stop <= shape:
-            raise ValueError(f"{start}:{stop} is outside 0:{shape}")
+            raise ValueError(f"{start}:{stop} must be in 0:{shape}")
         shapes.append(stop - start)
         strides.append(stride)
         return int(start * stride)
     extent = Layout(shape, stride).size
     if not 0 <= as_int(coord, "index") < extent:
-        raise ValueError(f"{coord} is outside 0:{extent}")
+        raise ValueError(f"index is {coord}: must be in 0:{extent}")
     return int(crd2idx(coord, shape, stride))

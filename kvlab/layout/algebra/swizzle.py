@@ -88,7 +88,7 @@ class Swizzle(Drawn):
             r"\s*Sw<\s*(\d+)\s*,\s*(\d+)\s*,\s*(-?\d+)\s*>\s*(?:\((.+)\))?\s*", text
         )
         if not match:
-            raise ValueError(f"{shown(text)} is not a swizzle; 'Sw<3,4,3>' or 'Sw<3,4,3> (unit)' is accepted")
+            raise ValueError(f"{shown(text)} is not a swizzle: must be 'Sw<3,4,3>' or 'Sw<3,4,3> (unit)'")
         printed = match[4] and match[4].removeprefix(f"{VECTOR_BYTES}-byte ")
         if unit is None and printed is None:
             raise ValueError(f"{text!r} names no unit; give unit='byte', 'vector' or a dtype")
@@ -111,14 +111,14 @@ class Swizzle(Drawn):
         """The permuted address, in this swizzle's unit: int to int, int array to int64 array."""
         if isinstance(x, np.ndarray):
             if x.dtype.kind not in "iu":
-                raise ValueError(f"{self} of an array of {x.dtype}; integers are accepted")
+                raise ValueError(f"{self} of an array of {x.dtype}: must be integers")
             if x.size and x.max() >> 63 > 0:
-                raise ValueError(f"{self} of {x.max()}: 63 bits are accepted in an array")
+                raise ValueError(f"{self} of {x.max()}: must have at most 63 bits in an array")
             x = x.astype(np.int64, copy=False)
         else:
             number = int_tuple(x, "address")
             if not isinstance(number, int):
-                raise ValueError(f"{self} of {shown(x)}; an int or an int array is accepted")
+                raise ValueError(f"{self} of {shown(x)}: must be an int or an int array")
             x = number
         moved = x & self.yyy_mask
         if self.shift > 0:
@@ -182,7 +182,7 @@ class Swizzle(Drawn):
         unit_bytes = as_int(unit_bytes, "unit_bytes")
         base = self.base + self.unit_bytes.bit_length() - unit_bytes.bit_length()
         if unit_bytes < 1 or unit_bytes & (unit_bytes - 1):
-            raise ValueError(f"{self} has no form in units of {unit_bytes} bytes: a power of two is accepted")
+            raise ValueError(f"{self} has no form in units of {unit_bytes} bytes: must be a power of two")
         if base < 0 and self.bits:
             moved = self.unit_bytes << self.base
             raise ValueError(
@@ -198,9 +198,9 @@ def _as_unit(unit: Any) -> Unit:
     try:
         dtype = as_dtype(unit)
     except ValueError:
-        raise ValueError(f"unit {shown(unit)} is not 'byte', 'vector' (16 bytes) or a dtype") from None
+        raise ValueError(f"unit is {shown(unit)}: must be 'byte', 'vector' (16 bytes) or a dtype") from None
     if dtype.itemsize & (dtype.itemsize - 1):
-        raise ValueError(f"unit {shown(unit)} has {dtype.itemsize} bytes; a power of two is accepted")
+        raise ValueError(f"unit {shown(unit)} has {dtype.itemsize} bytes: must be a power of two")
     return dtype
 
 

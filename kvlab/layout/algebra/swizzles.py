@@ -63,7 +63,7 @@ def make_tma_swizzle(mode: int | str, unit: Any = "byte") -> Swizzle:
     """
     bits = TMA_MODES.get(mode.upper().removeprefix("SWIZZLE_"), -1) if isinstance(mode, str) else mode
     if bits not in TMA_MODES.values():
-        raise ValueError(f"swizzle mode {shown(mode)} is not one of {', '.join(TMA_MODES)} or 0..3")
+        raise ValueError(f"mode is {shown(mode)}: must be one of {', '.join(TMA_MODES)} or 0..3")
     return Swizzle(bits, 4, 3, "byte").to(unit)
 
 

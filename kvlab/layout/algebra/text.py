@@ -21,7 +21,7 @@ def format_layout(layout: Layout | ComposedLayout) -> str:
     """
     need_layouts("format_layout", layout, composed=True)
     if layout.rank != 2:
-        raise ValueError(f"format_layout of {layout}: two modes are accepted; coalesce or slice it first")
+        raise ValueError(f"format_layout of {layout}: must be two modes; coalesce or slice it first")
     table = layout.offsets()
     width = max(len(str(layout.cosize - 1)), len(str(table.shape[1] - 1)), len(str(table.shape[0] - 1)))
     margin = " " * (width + 3)

@@ -167,7 +167,7 @@ def shape_div(a: IntTuple, b: IntTuple) -> IntTuple:
     if isinstance(a, tuple):
         if isinstance(b, tuple):
             if len(a) != len(b):
-                raise ValueError(f"shape_div({a}, {b}): one divisor for each mode is accepted")
+                raise ValueError(f"shape_div({a}, {b}): must be one divisor for each mode")
             return tuple(shape_div(x, y) for x, y in zip(a, b, strict=True))
         quotients = []
         for item in a:
@@ -228,4 +228,4 @@ def _spread(order: IntTuple, shape: IntTuple) -> list[int]:
 
 def _require_congruent(what: str, a: IntTuple, b: IntTuple) -> None:
     if not congruent(a, b):
-        raise ValueError(f"{what}({format_tree(a)}, {format_tree(b)}): trees of the same nesting are accepted")
+        raise ValueError(f"{what}({format_tree(a)}, {format_tree(b)}): must be trees of the same nesting")

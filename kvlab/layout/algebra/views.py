@@ -29,15 +29,15 @@ def _shapes(layout: Layout) -> tuple[IntTuple, ...]:
 
 def _flat(layout: Layout, view: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if not layout.is_flat:
-        raise ValueError(f"{view} of {layout}: nested modes; a layout with one int for each mode is accepted")
+        raise ValueError(f"{view} of {layout}: nested modes: must be a layout with one int for each mode")
     return flatten(layout.shape), flatten(layout.stride)
 
 
 def _one_for_each_mode(layout: Layout, view: str, sizes: tuple[int, ...]) -> None:
     if len(sizes) != layout.rank:
-        raise ValueError(f"{view} of {layout}: {len(sizes)} sizes; one for each of the {layout.rank} modes is accepted")
+        raise ValueError(f"{view} of {layout}: {len(sizes)} sizes: must be one for each of the {layout.rank} modes")
     if any(size < 1 for size in sizes):
-        raise ValueError(f"{view} of {layout}: sizes of 1 and more are accepted")
+        raise ValueError(f"{view} of {layout}: must be sizes of 1 and more")
 
 
 @functools.cache
@@ -170,7 +170,7 @@ def check_linear(
     Traceback (most recent call last):
         ...
     ValueError: Sw<1,0,2> (float32) of the first elements of threads 4:1: it puts the others elsewhere than 4 scalars \
-behind; multiples of its period, 8 scalars, are accepted
+behind: must be multiples of its period, 8 scalars
     """
     period = swizzle.period * swizzle.unit_bytes // scalar_bytes  # of scalars
     apart = tuple(d for n, d in zip(flatten(fragment.shape), flatten(fragment.stride), strict=True) if n > 1)
@@ -184,7 +184,7 @@ behind; multiples of its period, 8 scalars, are accepted
     if (moved + rest != alone).any():
         raise ValueError(
             f"{swizzle} of the first elements of threads {threads}: it puts the others elsewhere than "
-            f"{' and '.join(map(str, apart))} scalars behind; multiples of its period, {period} scalars, are accepted"
+            f"{' and '.join(map(str, apart))} scalars behind: must be multiples of its period, {period} scalars"
         )
 
 
@@ -237,11 +237,11 @@ def dealt_out(layout: Layout, threads: Layout, axis: int | None, exact: bool) ->
     """
     view = f"distribute over {threads}"
     if axis is not None and not 0 <= as_int(axis, "axis") < threads.rank:
-        raise ValueError(f"{view} along axis {axis}: 0 to {threads.rank - 1} is accepted")
+        raise ValueError(f"{view} along axis {axis}: must be 0 to {threads.rank - 1}")
     modes = threads.modes if axis is None else threads.modes[axis : axis + 1]
     wholes = layout.modes if axis is None else (layout,)
     if len(modes) != len(wholes):
-        raise ValueError(f"{view} of {layout}: one mode of threads for each of the {layout.rank} modes is accepted")
+        raise ValueError(f"{view} of {layout}: must be one mode of threads for each of the {layout.rank} modes")
     for mode, (whole, part) in enumerate(zip(wholes, modes, strict=True)):
         if not part.size or (exact and whole.size % part.size):
             raise ValueError(f"{view} of {layout}: {part.size} threads do not divide {whole.size}, mode {mode}")

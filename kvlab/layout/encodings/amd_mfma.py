@@ -45,11 +45,11 @@ class AMDMFMALayout(Encoding):
     cga_layout: Matrix = ()
 
     def verify(self) -> None:
-        need(self.version in (1, 2, 3, 4), self, "version 1 (gfx908) to 4 (gfx950) is accepted")
+        need(self.version in (1, 2, 3, 4), self, "version must be 1 (gfx908) to 4 (gfx950)")
         need(len(self.instr_shape) == 3, self, "instr_shape is (M, N, K)")
         need(self.instr_shape[:2] in MFMA_TILES, self, f"(M, N) must be one of {MFMA_TILES}")
-        need(self.element_bitwidth in (None, 32, 64), self, "element_bitwidth 32 or 64 is accepted")
-        need(self.rank in (2, 3), self, "tensors of rank 2 and 3 are accepted")
+        need(self.element_bitwidth in (None, 32, 64), self, "element_bitwidth must be 32 or 64")
+        need(self.rank in (2, 3), self, "must be of rank 2 or 3")
         need(self.instr_shape[:2] != (64, 4) or self.transposed, self, "64 x 4 tiles must be transposed")
 
     @property
@@ -61,7 +61,7 @@ class AMDMFMALayout(Encoding):
         return tile_of_warps(self.instr_shape, self._tiles_per_warp(), self.warps_per_cta)
 
     def _on(self, shape: Ints, triton_version: str) -> LinearLayout:
-        need(len(shape) == self.rank, self, f"a tensor of rank {self.rank} is accepted, not {tuple(shape)}")
+        need(len(shape) == self.rank, self, f"shape is {tuple(shape)}: must be of rank {self.rank}")
         step, rank = LinearLayout.identity1d, self.rank
         m, n = self.instr_shape[:2]
         dim_m, dim_n = f"dim{rank - 2}", f"dim{rank - 1}"

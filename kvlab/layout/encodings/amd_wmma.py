@@ -50,14 +50,14 @@ class AMDWMMALayout(Encoding):
     rank: int | None = None
 
     def verify(self) -> None:
-        need(self.version in (1, 2, 3), self, "version 1 (gfx11), 2 (gfx12) or 3 (gfx1250) is accepted")
+        need(self.version in (1, 2, 3), self, "version must be 1 (gfx11), 2 (gfx12) or 3 (gfx1250)")
         given = (self.warps_per_cta, self.warp_bases)
         need(given.count(None) == 1, self, "either warps_per_cta or warp_bases must be given")
         object.__setattr__(self, "instr_shape", self.instr_shape or (16, 16, 16))
         object.__setattr__(self, "rank", self.rank or len(self.warps_per_cta or (self.warp_bases or ((0, 0),))[0]))
-        need(self.rank in (2, 3), self, "tensors of rank 2 and 3 are accepted")
+        need(self.rank in (2, 3), self, "must be of rank 2 or 3")
         tiles = ((16, 16), (32, 16)) if self.version > 1 else ((16, 16),)
-        need((self.instr_shape or ())[:2] in tiles, self, f"instr_shape (M, N, K) with (M, N) in {tiles} is accepted")
+        need((self.instr_shape or ())[:2] in tiles, self, f"instr_shape must be (M, N, K) with (M, N) in {tiles}")
 
     def pattern_shape(self) -> Ints:
         assert self.instr_shape is not None
@@ -96,7 +96,7 @@ class AMDWMMALayout(Encoding):
         the accumulator's grid split the operand.
         """
         rank, (m, n, k) = self._rank_and_shape(shape)
-        need(self.version > 1 or k_width in (8, 16), self, f"k_width 8 or 16 is accepted, not {k_width}")
+        need(self.version > 1 or k_width in (8, 16), self, f"k_width is {k_width}: must be 8 or 16")
         step = LinearLayout.identity1d
         order = operand_order(operand_index, rank)
         dim_k, dim_mn = f"dim{order[0]}", f"dim{order[1]}"
@@ -121,7 +121,7 @@ class AMDWMMALayout(Encoding):
     def _rank_and_shape(self, shape: Sequence[int]) -> tuple[int, tuple[int, int, int]]:
         assert self.rank is not None
         assert self.instr_shape is not None
-        need(len(shape) == self.rank, self, f"a tensor of rank {self.rank} is accepted, not {tuple(shape)}")
+        need(len(shape) == self.rank, self, f"shape is {tuple(shape)}: must be of rank {self.rank}")
         m, n, k = self.instr_shape
         return self.rank, (m, n, k)
 

@@ -40,7 +40,7 @@ class Encoding(Drawn):
                 continue
             rank = kind.startswith("Ints") + 2 * kind.startswith("Matrix")
             if rank and not _is_nested(value, rank):
-                raise ValueError(f"{type(self).__name__}: {field.name} {value!r}; {_NESTED[rank]} is accepted")
+                raise ValueError(f"{type(self).__name__}: {field.name} {value!r}: must be {_NESTED[rank]}")
             if kind.startswith("int"):
                 object.__setattr__(self, field.name, as_int(value, f"{type(self).__name__}: {field.name}"))
         self.verify()
@@ -59,7 +59,7 @@ class Encoding(Drawn):
         """``shape`` as a tuple of positive ints, or ValueError."""
         sizes = int_tuple(tuple(shape), "shape") if isinstance(shape, Sequence) else None
         if sizes is None or not _is_nested(sizes, 1) or any(n < 1 for n in flatten(sizes)):
-            raise ValueError(f"{self}: shape {shape!r}; a tuple of ints of 1 and more is accepted")
+            raise ValueError(f"{self}: shape {shape!r}: must be a tuple of ints of 1 and more")
         return flatten(sizes)
 
     def _on(self, shape: Ints, triton_version: str) -> LinearLayout:
@@ -85,7 +85,7 @@ def is_at_least(triton_version: str, major: int, minor: int) -> bool:
     """
     match = re.match(r"(\d+)\.(\d+)", triton_version)
     if match is None:
-        raise ValueError(f"triton_version {triton_version!r}; text such as '3.6.0' is accepted")
+        raise ValueError(f"triton_version is {triton_version!r}: must be text such as '3.6.0'")
     return (int(match[1]), int(match[2])) >= (major, minor)
 
 
@@ -169,5 +169,5 @@ def _is_nested(value: Any, rank: int) -> bool:
 
 def _tuples(value: Iterable[Any], depth: int = 0) -> Iterable[Any]:
     if depth == MOST_NESTED:
-        raise ValueError(f"nested too deeply: {MOST_NESTED} lists in one another are accepted at most")
+        raise ValueError(f"nested too deeply: must be at most {MOST_NESTED} lists in one another")
     return (tuple(_tuples(item, depth + 1)) if isinstance(item, list | tuple) else item for item in value)

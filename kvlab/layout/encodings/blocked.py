@@ -70,7 +70,7 @@ class BlockedLayout(Encoding):
         return tuple(math.prod(sizes) for sizes in boxes)
 
     def _on(self, shape: Ints, triton_version: str) -> LinearLayout:
-        need(len(shape) == self.rank, self, f"a tensor of rank {self.rank} is accepted, not {tuple(shape)}")
+        need(len(shape) == self.rank, self, f"shape is {tuple(shape)}: must be of rank {self.rank}")
         tile = (
             identity_nd("register", self.size_per_thread, self.order)
             * identity_nd("lane", self.threads_per_warp, self.order)
@@ -120,7 +120,7 @@ class SliceLayout(Encoding):
         return (*shape[: self.dim], *shape[self.dim + 1 :])
 
     def _on(self, shape: Ints, triton_version: str) -> LinearLayout:
-        need(len(shape) == self.rank, self, f"a tensor of rank {self.rank} is accepted, not {tuple(shape)}")
+        need(len(shape) == self.rank, self, f"shape is {tuple(shape)}: must be of rank {self.rank}")
         whole = self.parent.to_linear_layout((*shape[: self.dim], 1, *shape[self.dim :]))
         bases = {
             name: [vector[: self.dim] + vector[self.dim + 1 :] for vector in vectors]
@@ -163,7 +163,7 @@ class DistributedLinearLayout(Encoding):
         return self.shape
 
     def _on(self, shape: Ints, triton_version: str) -> LinearLayout:
-        need(len(shape) == self.rank, self, f"a tensor of rank {self.rank} is accepted, not {tuple(shape)}")
+        need(len(shape) == self.rank, self, f"shape is {tuple(shape)}: must be of rank {self.rank}")
         sizes = dict(zip(dims(self.rank), shape, strict=True))
         kept = [v for v in self.reg_bases if not any(v) or any(x % n for x, n in zip(v, shape, strict=True))]
         first = [next(axis for axis, x in enumerate(vector) if x) for vector in self.reg_bases if any(vector)]

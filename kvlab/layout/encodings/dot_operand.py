@@ -41,7 +41,7 @@ class DotOperandLayout(Encoding):
     k_width: int
 
     def verify(self) -> None:
-        need(self.operand_index in (0, 1), self, "operand_index 0 or 1 is accepted")
+        need(self.operand_index in (0, 1), self, "operand_index must be 0 or 1")
         need(hasattr(self.parent, "dot_operand"), self, "parent must be an accumulator: blocked, NVMMA, MFMA or WMMA")
 
     @property
@@ -58,5 +58,5 @@ class DotOperandLayout(Encoding):
         return tuple(shape)
 
     def _on(self, shape: Ints, triton_version: str) -> LinearLayout:
-        need(len(shape) == self.rank, self, f"a tensor of rank {self.rank} is accepted, not {tuple(shape)}")
+        need(len(shape) == self.rank, self, f"shape is {tuple(shape)}: must be of rank {self.rank}")
         return self.parent.dot_operand(self.operand_index, self.k_width, shape, triton_version=triton_version)

@@ -45,12 +45,12 @@ def from_fields(fields: Mapping[str, Any]) -> Encoding:
     arguments = dict(fields)
     name = arguments.pop("class", None)
     if name not in CLASSES:
-        raise ValueError(f"class {name!r}; one of {sorted(CLASSES)} is accepted")
+        raise ValueError(f"class is {name!r}: must be one of {sorted(CLASSES)}")
     if isinstance(arguments.get("parent"), Mapping):
         arguments["parent"] = from_fields(arguments["parent"])
     known = {field.name for field in dataclasses.fields(CLASSES[name])}
     if unknown := arguments.keys() - known:
-        raise ValueError(f"fields {sorted(unknown)} of {name}; {sorted(known)} are accepted")
+        raise ValueError(f"fields {sorted(unknown)} of {name}: must be {sorted(known)}")
     return CLASSES[name](**arguments)
 
 

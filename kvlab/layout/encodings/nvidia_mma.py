@@ -40,8 +40,8 @@ class NVMMADistributedLayout(Encoding):
     cga_layout: Matrix = ()
 
     def verify(self) -> None:
-        need(len(self.version) == 2 and self.version[0] in (2, 3), self, "version (2, 0) or (3, 0) is accepted")
-        need(self.rank in (2, 3), self, "tensors of rank 2 and 3 are accepted")
+        need(len(self.version) == 2 and self.version[0] in (2, 3), self, "version must be (2, 0) or (3, 0)")
+        need(self.rank in (2, 3), self, "must be of rank 2 or 3")
         rows, cols = self._tile()
         need(rows == 16 and cols >= 8 and cols & (cols - 1) == 0, self, "tiles of 16 rows and 8, 16, 32, ... columns")
 
@@ -65,7 +65,7 @@ class NVMMADistributedLayout(Encoding):
         return (*self.warps_per_cta[:-2], rows * self.warps_per_cta[-2], cols * self.warps_per_cta[-1])
 
     def _on(self, shape: Ints, triton_version: str) -> LinearLayout:
-        need(len(shape) == self.rank, self, f"a tensor of rank {self.rank} is accepted, not {tuple(shape)}")
+        need(len(shape) == self.rank, self, f"shape is {tuple(shape)}: must be of rank {self.rank}")
         rows, cols = self._tile()
         order = matrix_order(self.rank)
         tile = _warp_tile(rows, cols, 2, order)

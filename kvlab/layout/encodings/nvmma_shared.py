@@ -35,7 +35,7 @@ class NVMMASharedLayout(SharedEncoding):
         ...
     ValueError: NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=16, rank=2, transposed=False, \
 fp4_padded=False, cga_layout=()): block shape (8, 16) along the contiguous dimension 1 is too small for the swizzle \
-byte size 64, got 16 but expected at least 32
+byte size 64, got 16: must be at least 32
     """
 
     swizzle_byte_width: int
@@ -46,8 +46,8 @@ byte size 64, got 16 but expected at least 32
     cga_layout: Matrix = ()
 
     def verify(self) -> None:
-        need(self.swizzle_byte_width in (0, 32, 64, 128), self, "swizzle_byte_width 0, 32, 64 or 128 is accepted")
-        need(self.element_bitwidth in (8, 16, 32, 64), self, "element_bitwidth 8, 16, 32 or 64 is accepted")
+        need(self.swizzle_byte_width in (0, 32, 64, 128), self, "swizzle_byte_width must be 0, 32, 64 or 128")
+        need(self.element_bitwidth in (8, 16, 32, 64), self, "element_bitwidth must be 8, 16, 32 or 64")
         padded = not self.fp4_padded or (self.swizzle_byte_width, self.element_bitwidth) == (128, 8)
         need(padded, self, "fp4_padded needs a swizzle of 128 bytes and elements of 8 bits")
 
@@ -64,7 +64,7 @@ byte size 64, got 16 but expected at least 32
 
     def _on(self, shape: Ints, triton_version: str) -> LinearLayout:
         rank = len(shape)
-        need(rank == self.rank, self, f"a tensor of rank {self.rank} is accepted, not {tuple(shape)}")
+        need(rank == self.rank, self, f"shape is {tuple(shape)}: must be of rank {self.rank}")
         sizes = shape_per_cta(self.cga_layout, shape)
         if self.swizzle_byte_width == 0:
             tile = self._dense([min(size, TMA_BOX) for size in sizes], is_at_least(triton_version, 3, 9))
@@ -93,14 +93,14 @@ byte size 64, got 16 but expected at least 32
             min(stored, TMA_BOX) >= needed,
             self,
             f"block shape {sizes} along the contiguous dimension {contiguous} is too small for the swizzle byte size "
-            f"{width}, got {stored} but expected at least {needed}",
+            f"{width}, got {stored}: must be at least {needed}",
         )
         box = {name: min(size, TMA_BOX) for name, size in zip(dims(rank), sizes, strict=True)}
         box[f"dim{contiguous}"] = needed // 2 if self.fp4_padded else needed
         last = box[f"dim{rank - 1}"]
         rest = math.prod(box.values()) // last
         rows, cols = (last, rest) if self.transposed else (rest, last)
-        need(rows >= 8, self, f"block shape {sizes} has panels of {rows} rows; 8 or more are needed")
+        need(rows >= 8, self, f"block shape {sizes} has panels of {rows} rows: must be 8 or more")
         turned = {**dict(list(box.items())[1:]), "dim0": box["dim0"]} if self.transposed else box
         return self._core(needed).fit({"dim0": rows, "dim1": cols}).reshape(turned).transpose(*dims(rank))
 

@@ -33,7 +33,7 @@ class PaddedSharedLayout(SharedEncoding):
 
     def verify(self) -> None:
         pairs = self.interval_padding_pairs
-        need(bool(pairs) and all(len(pair) == 2 for pair in pairs), self, "pairs of (interval, padding) are accepted")
+        need(bool(pairs) and all(len(pair) == 2 for pair in pairs), self, "must be pairs of (interval, padding)")
         need(len({interval for interval, _ in pairs}) == len(pairs), self, "intervals must differ")
         power = all(n > 0 and n & (n - 1) == 0 for pair in pairs for n in pair)
         need(power, self, "intervals and paddings must be powers of two")

@@ -46,7 +46,7 @@ class SwizzledSharedLayout(SharedEncoding):
         return max(8, self.per_phase * self.max_phase)
 
     def _on(self, shape: Ints, triton_version: str) -> LinearLayout:
-        need(len(shape) == len(self.order), self, f"a tensor of rank {len(self.order)} is accepted, not {tuple(shape)}")
+        need(len(shape) == len(self.order), self, f"shape is {tuple(shape)}: must be of rank {len(self.order)}")
         sizes = shape_per_cta(self.cga_layout, shape)
         if len(shape) == 1:
             tile = LinearLayout.identity1d(sizes[0], "offset", "dim0")

@@ -67,7 +67,7 @@ def from_ttgir(text: str, aliases: Mapping[str, Encoding] | None = None) -> Enco
     >>> from_ttgir("#ttg.dot_op<{opIdx = 1, parent = #mma, kWidth = 2}>")
     Traceback (most recent call last):
         ...
-    ValueError: '#mma' is no encoding: one that Triton prints, or one of the aliases [], is accepted
+    ValueError: '#mma' is no encoding: must be one that Triton prints, or one of the aliases []
     """
     known = {f"#{name}": encoding for name, encoding in (aliases or {}).items()}
     rest = text.strip()
@@ -95,13 +95,13 @@ def ttgir_aliases(module: str) -> dict[str, Encoding]:
 def _named(name: str, known: Mapping[str, Encoding]) -> Encoding:
     if name not in known:
         names = sorted(alias for alias in known if not alias.endswith("@"))
-        raise ValueError(f"{name!r} is no encoding: one that Triton prints, or one of the aliases {names}, is accepted")
+        raise ValueError(f"{name!r} is no encoding: must be one that Triton prints, or one of the aliases {names}")
     return known[name]
 
 
 def _encoding(kind: str, body: str, known: Mapping[str, Encoding]) -> Encoding:
     if kind not in CLASSES:
-        raise ValueError(f"encoding #ttg.{kind}<{body}>: one of {', '.join(CLASSES)} is accepted")
+        raise ValueError(f"encoding #ttg.{kind}<{body}>: must be one of {', '.join(CLASSES)}")
     fields: dict[str, Any] = {RENAMED.get(name, name): _value(value, known) for name, value in _FIELD.findall(body)}
     if kind == "nvidia_mma":
         fields["version"] = [fields.pop("versionMajor"), fields.pop("versionMinor")]

@@ -51,12 +51,12 @@ def atom_bases(atom: Atom, operand: str) -> tuple[dict[str, list[list[int]]], tu
     shapes = {"a": (m, k), "b": (k, n), "c": (m, n)}
     name = getattr(atom, "name", repr(atom))
     if operand not in shapes:
-        raise ValueError(f"operand {operand!r}; 'a', 'b' or 'c' is accepted")
+        raise ValueError(f"operand is {operand!r}: must be 'a', 'b' or 'c'")
     place, shape = getattr(atom, operand), shapes[operand]
     if place is None:
         raise ValueError(f"{operand} of {name} is read from shared memory: it has no fragment")
     if atom.warp_size not in (*LANES_OF_A_WARP, WARPGROUP):
-        raise ValueError(f"{name} has {atom.warp_size} lanes; 32, 64 or a warpgroup of 128 is accepted")
+        raise ValueError(f"{name} has {atom.warp_size} lanes: must be 32, 64 or a warpgroup of 128")
 
     def code(lane: Any, register: Any) -> Any:
         row, col = np.broadcast_arrays(*(np.asarray(x, np.int64) for x in place(lane, register)))

@@ -17,7 +17,7 @@ def bases_of_layout(layout: Layout, swizzle: Swizzle | None) -> dict[str, list[i
     {'dim0': [8, 1], 'dim1': [2, 4]}
     """
     if not isinstance(layout, Layout):
-        raise ValueError(f"from_layout of {layout!r}: a Layout is accepted")
+        raise ValueError(f"from_layout of {layout!r}: must be a Layout")
     bases: dict[str, list[int]] = {}
     for axis, mode in enumerate(layout.modes):
         bases[f"dim{axis}"] = steps = []

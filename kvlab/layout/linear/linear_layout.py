@@ -110,7 +110,7 @@ class LinearLayout(LinearMap):
         {'lane': [[2], [1]]}
         """
         if self._outs != other._outs:
-            raise ValueError(f"output dimensions {self.out_dims} and {other.out_dims} differ; equal ones are accepted")
+            raise ValueError(f"output dimensions {self.out_dims} and {other.out_dims} differ: must be equal ones")
         solver = other.elimination
         bases: dict[str, list[list[int]]] = {}
         for name, vectors in self._bases:
@@ -195,7 +195,7 @@ class LinearLayout(LinearMap):
         current = list(self.out_dims)
         order = list(names) or current[::-1]
         if sorted(order) != sorted(current):
-            raise ValueError(f"transpose to {order}; a permutation of {current} is accepted")
+            raise ValueError(f"transpose to {order}: must be a permutation of {current}")
         axes = [current.index(name) for name in order]
         return LinearLayout(
             {name: [[vector[axis] for axis in axes] for vector in vectors] for name, vectors in self._bases},
@@ -270,7 +270,7 @@ def _product(left: LinearLayout, right: LinearLayout) -> LinearLayout:
 
 def _quotient(whole: LinearLayout, tile: LinearLayout, side: str) -> LinearLayout:
     if side not in ("left", "right"):
-        raise ValueError(f"side {side!r}; 'left' or 'right' is accepted")
+        raise ValueError(f"side is {side!r}: must be 'left' or 'right'")
     left, bases, tile_bases = side == "left", {}, tile.bases
     outs = {name: size // tile.out_dims.get(name, 1) for name, size in whole.out_dims.items()}
     unit = [tile.out_dims.get(name, 1) if left else 1 for name in outs]

@@ -51,18 +51,18 @@ class LinearMap(Drawn):
 
     def __init__(self, bases: Bases, out_dims: OutDims) -> None:
         if not isinstance(bases, Mapping):
-            raise ValueError(f"bases {bases!r}: a mapping from names to lists of basis vectors is accepted")
+            raise ValueError(f"bases is {bases!r}: must be a mapping from names to lists of basis vectors")
         for name, vectors in bases.items():
             if not isinstance(vectors, Iterable):
-                raise ValueError(f"bases {shown(vectors)} of {name!r}: a list of basis vectors is accepted")
+                raise ValueError(f"bases {shown(vectors)} of {name!r}: must be a list of basis vectors")
         frozen = tuple((str(name), tuple(_vector(v) for v in vectors)) for name, vectors in bases.items())
         outs = _out_dims(out_dims, [v for _, vectors in frozen for v in vectors])
         for name, vectors in frozen:
             for vector in vectors:
                 if len(vector) != len(outs) or any(not 0 <= x < n for x, (_, n) in zip(vector, outs, strict=False)):
                     raise ValueError(
-                        f"basis {list(vector)} of {name!r} does not fit the output dimensions {dict(outs)}: one "
-                        "coordinate for each of them, from 0 to its size - 1, is accepted"
+                        f"basis {list(vector)} of {name!r} does not fit the output dimensions {dict(outs)}: must be "
+                        "one coordinate for each of them, from 0 to its size - 1"
                     )
         object.__setattr__(self, "_bases", frozen)
         object.__setattr__(self, "_outs", outs)
@@ -131,12 +131,12 @@ class LinearMap(Drawn):
         """
         tables = _tables(self)
         if unknown := indices.keys() - tables.keys():
-            raise ValueError(f"indices of {sorted(unknown)}; {self.in_dims} are accepted")
+            raise ValueError(f"indices of {sorted(unknown)}: must be {self.in_dims}")
         code: Any = np.int64(0)
         for name, index in indices.items():
             table, index = tables[name], np.asarray(index)
             if index.dtype.kind not in "iu" or (index.size and not (0 <= index.min() and index.max() < table.size)):
-                raise ValueError(f"{name}={index!r} is not accepted: integers from 0 to {table.size - 1}")
+                raise ValueError(f"{name} is {index!r}: must be integers from 0 to {table.size - 1}")
             code = code ^ table[index]
         return code
 
@@ -211,21 +211,21 @@ class LinearMap(Drawn):
 def _vector(vector: Iterable[int]) -> Vector:
     coords = int_tuple(tuple(vector) if isinstance(vector, Iterable) else vector, "basis")
     if not isinstance(coords, tuple) or not all(isinstance(x, int) for x in coords):
-        raise ValueError(f"basis {vector!r}: one int for each output dimension is accepted")
+        raise ValueError(f"basis is {vector!r}: must be one int for each output dimension")
     return flatten(coords)
 
 
 def _log2(size: int, what: str) -> int:
     size = as_int(size, what)
     if size < 1 or size & (size - 1):
-        raise ValueError(f"{what} of size {shown(size)}; a power of two is accepted")
+        raise ValueError(f"{what} of size {shown(size)}: must be a power of two")
     return size.bit_length() - 1
 
 
 def _out_dims(out_dims: OutDims, vectors: list[Vector]) -> tuple[tuple[str, int], ...]:
     named: list[tuple[str, int]] = []
     if not isinstance(out_dims, Mapping | list | tuple):
-        raise ValueError(f"out_dims {out_dims!r}: names, sizes, or a mapping from names to sizes are accepted")
+        raise ValueError(f"out_dims is {out_dims!r}: must be names, sizes, or a mapping from names to sizes")
     items: Iterable[Any] = out_dims.items() if isinstance(out_dims, Mapping) else out_dims
     for axis, item in enumerate(items):
         if isinstance(item, str):

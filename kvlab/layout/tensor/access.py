@@ -83,7 +83,7 @@ def fitting(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], where: obj
     if value.dtype != dtype:
         raise ValueError(f"a value of {value.dtype} stored into {where!r}: cast it to {dtype} first")
     if value.ndim not in (0, len(shape)) or any(n not in (1, m) for n, m in zip(value.shape, shape, strict=False)):
-        raise ValueError(f"a value of shape {value.shape} stored into {where!r}: {shape} is accepted")
+        raise ValueError(f"a value of shape {value.shape} stored into {where!r}: must be {shape}")
     return np.broadcast_to(value, shape)
 
 
@@ -99,7 +99,7 @@ def copied(value: NDArray[Any], source: Layout, target: Layout, width: int, orde
     if value.shape[len(lead) : -1] == shape:
         return value
     if order not in (None, "colex", "memory"):
-        raise ValueError(f"order {order!r} is not 'colex', 'memory' or None")
+        raise ValueError(f"order is {order!r}: must be 'colex', 'memory' or None")
     dense = element == 1 and source.is_row_major and target.is_row_major and target.size % width == 0
     if order == "memory" or (order is None and dense):
         return value.reshape(*lead, *shape, element)

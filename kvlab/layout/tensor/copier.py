@@ -55,7 +55,7 @@ class TileCopier:
     def __post_init__(self) -> None:
         if not isinstance(self.thread_layout, Layout) or not self.thread_layout.is_flat:
             raise ValueError(
-                f"thread_layout {self.thread_layout!r}: a flat Layout is accepted, such as row_major(8, 4)"
+                f"thread_layout is {self.thread_layout!r}: must be a flat Layout, such as row_major(8, 4)"
             )
         if not self.thread_layout.is_dense:
             raise ValueError(
@@ -71,7 +71,7 @@ class TileCopier:
                 f"{self.thread_layout}; some elements would belong to nobody"
             )
         if self.thread_scope is ThreadScope.WARP and self._threads > _LANES:
-            raise ValueError(f"{self._name}: a warp has no {self.num_threads} lanes; {_LANES} at most are accepted")
+            raise ValueError(f"{self._name}: a warp has no {self.num_threads} lanes: must be at most {_LANES}")
 
     def copy(self, dst: TileTensor, src: TileTensor, worker: Any = None) -> None:
         """Copy the whole tile; or only what the threads ``worker`` move (an int array ``[W]``, by default all).
@@ -113,8 +113,8 @@ class TileCopier:
             lanes = tensor._full(places.shape)[:-1]
             if lanes[-1:] != worker.shape:
                 raise ValueError(
-                    f"{self._name}: registers of {lanes[-1] if lanes else 'no'} threads in {tensor!r}; those of the "
-                    f"{worker.size} that copy are accepted"
+                    f"{self._name}: registers of {lanes[-1] if lanes else 'no'} threads in {tensor!r}: must be those "
+                    f"of the {worker.size} that copy"
                 )
             return places
         fragment, _, first = tensor.distribute_with_offset(self.thread_layout, worker)
@@ -132,20 +132,20 @@ class TileCopier:
     def _check(self, dst: TileTensor, src: TileTensor, worker: Any) -> IntArray:
         what = f"{self._name} of {src!r} to {dst!r}"
         if not isinstance(src, TileTensor) or not isinstance(dst, TileTensor):
-            raise ValueError(f"{what}: tensors are accepted")
+            raise ValueError(f"{what}: must be tensors")
         for tensor, spaces, side in ((src, self.spaces[0], "source"), (dst, self.spaces[1], "destination")):
             if tensor.memory.space not in spaces:
                 names = " or ".join(space.value for space in spaces)
-                raise ValueError(f"{what}: a {side} in {names} memory is accepted")
+                raise ValueError(f"{what}: must be a {side} in {names} memory")
             if tensor.element_layout is not None:
-                raise ValueError(f"{what}: vectors of contiguous scalars are accepted")
+                raise ValueError(f"{what}: must be vectors of contiguous scalars")
         if (src.dtype, src.element_size) != (dst.dtype, dst.element_size):
-            raise ValueError(f"{what}: equal dtypes and element sizes are accepted")
+            raise ValueError(f"{what}: must be equal dtypes and element sizes")
         dst._check_mutable()
         chosen = np.arange(at_once(self._threads, "threads")) if worker is None else np.asarray(worker)
         numbers: IntArray = np.atleast_1d(as_int_array(chosen, "worker"))
         if numbers.ndim != 1 or (numbers.size and numbers.max() >= self._threads):
-            raise ValueError(f"{what}: workers {numbers.tolist()}; an array of 0 to {self._threads - 1} is accepted")
+            raise ValueError(f"{what}: workers {numbers.tolist()}: must be an array of 0 to {self._threads - 1}")
         return numbers
 
 
@@ -156,7 +156,7 @@ def _move(
     what = f"{name} of {src!r} to {dst!r}"
     if read_at.shape[-1] != write_at.shape[-1]:
         raise ValueError(
-            f"{what}: fragments of {read_at.shape[-1]} and {write_at.shape[-1]} elements; equal counts are accepted"
+            f"{what}: fragments of {read_at.shape[-1]} and {write_at.shape[-1]} elements: must be equal counts"
         )
     ndim = max(read_at.ndim, write_at.ndim)  # leading axes count from the front, the threads are the last one
     read_at, write_at = (

@@ -71,11 +71,11 @@ class GenericToSharedAsyncTileCopier(TileCopier):
         """
         worker = self._check(dst, src, worker)
         if src_num_valid_rows is not None and not self.masked:
-            raise ValueError(f"{self._name}: src_num_valid_rows={src_num_valid_rows} is accepted with masked=True only")
+            raise ValueError(f"{self._name}: src_num_valid_rows is {src_num_valid_rows}: must be None if not masked")
         if src.known is not None and not src.known[1][0]:
-            raise ValueError(f"{self._name} of {src!r}: a static stride of mode 0 is accepted")
+            raise ValueError(f"{self._name} of {src!r}: must be a static stride of mode 0")
         if self.masked and not _rows_follow(src):
-            raise ValueError(f"{self._name} of {src!r}: masked, rows that follow one another are accepted")
+            raise ValueError(f"{self._name} of {src!r}: must be masked, rows that follow one another")
         busy = self._busy(worker)
         worker = worker if busy is None else worker[busy]
         ndim = max(np.ndim(src.offset), np.ndim(dst.offset))
@@ -126,7 +126,7 @@ class SharedToGenericTileCopier(_Swizzled):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.thread_scope is not ThreadScope.BLOCK:
-            raise ValueError(f"{self._name}: the threads of a block are accepted, not those of a warp")
+            raise ValueError(f"{self._name}: must be the threads of a block, not those of a warp")
 
 
 @dataclass(frozen=True)

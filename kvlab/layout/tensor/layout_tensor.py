@@ -53,5 +53,5 @@ class LayoutTensor(TileTensor):
     def copy_from(self, source: TileBase, *, order: Literal["colex", "memory"] | None = None) -> Self:
         """As a TileTensor's, for tensors of one dtype."""
         if source.dtype != self.dtype:
-            raise ValueError(f"copy of {source!r} to {self!r}: a LayoutTensor does not cast; equal dtypes are accepted")
+            raise ValueError(f"copy of {source!r} to {self!r}: a LayoutTensor does not cast: must be equal dtypes")
         return super().copy_from(source, order=order)

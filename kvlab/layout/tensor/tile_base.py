@@ -38,13 +38,13 @@ class TileBase(OfLayout, Drawn):
         valid_rows: Any = None,
     ) -> None:
         if not isinstance(memory, Memory) or not isinstance(layout, Layout):
-            raise ValueError(f"{type(self).__name__} of {memory!r} with {layout!r}: a Memory and a Layout are accepted")
+            raise ValueError(f"{type(self).__name__} of {memory!r} with {layout!r}: must be a Memory and a Layout")
         as_int(element_size, "element_size", 1)
         self.memory = memory
         self.dtype = as_dtype(dtype)
         self.layout = layout
         if layout.cosize >> MOST_BITS:
-            raise ValueError(f"{type(self).__name__} of {layout}: offsets of {MOST_BITS} bits are accepted")
+            raise ValueError(f"{type(self).__name__} of {layout}: must be offsets of {MOST_BITS} bits")
         self.offset: int | IntArray = as_int_array(offset, "offset", MOST_BITS)
         self.element_size = element_size
         self.element_layout: Layout | None = None
@@ -57,8 +57,8 @@ class TileBase(OfLayout, Drawn):
             self.offset = np.atleast_1d(np.asarray(self.offset, np.int64))
             if self.offset.shape[0] not in (1, memory.programs):
                 raise ValueError(
-                    f"offset of shape {self.offset.shape} on {memory.name}: a leading axis of 1 or "
-                    f"{memory.programs} programs is accepted"
+                    f"offset has shape {self.offset.shape} on {memory.name}: must be a leading axis of 1 or "
+                    f"{memory.programs} programs"
                 )
         if valid_rows is not None:
             self._bound(valid_rows)
@@ -116,7 +116,7 @@ class TileBase(OfLayout, Drawn):
         """
         many = np.asarray(self.offset)
         if not many.ndim:
-            raise ValueError(f"select{index} of {self!r}: many tiles are accepted, whose offset has axes")
+            raise ValueError(f"select{index} of {self!r}: must be many tiles, whose offset has axes")
         view = self._view(self.layout, many[index], self.element_size)
         if self.end is not None:
             view.end = np.broadcast_to(leading(self.end, many.ndim), many.shape)[index]
@@ -265,7 +265,7 @@ class TileBase(OfLayout, Drawn):
 
     def _require_static(self, what: str) -> None:
         if self.known is not None and not all(self.known[0]):
-            raise ValueError(f"{what} of {self.layout} with runtime extents: a static shape is accepted")
+            raise ValueError(f"{what} of {self.layout} with runtime extents: must be a static shape")
 
     def _bound(self, valid_rows: Any) -> None:
         rows = np.asarray(valid_rows)
@@ -339,4 +339,4 @@ class TileBase(OfLayout, Drawn):
 
     def _require_flat(self, what: str) -> None:
         if not self.layout.is_flat:
-            raise ValueError(f"{what} of {self.layout}: nested modes; a layout with one int for each mode is accepted")
+            raise ValueError(f"{what} of {self.layout}: nested modes: must be a layout with one int for each mode")

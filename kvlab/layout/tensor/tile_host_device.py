@@ -33,7 +33,7 @@ class HostDeviceTileTensor:
 
     def __init__(self, layout: Layout, dtype: Any, ctx: Any = None) -> None:
         if not isinstance(layout, Layout):
-            raise ValueError(f"layout {layout!r} of a HostDeviceTileTensor; a Layout is accepted")
+            raise ValueError(f"layout {layout!r} of a HostDeviceTileTensor: must be a Layout")
         self.layout, self.dtype, self.ctx = layout, as_dtype(dtype), ctx
         nbytes = layout.cosize * self.dtype.itemsize
         self._host = Memory(nbytes, space=AddressSpace.GENERIC, name="host memory")

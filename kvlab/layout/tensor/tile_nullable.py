@@ -33,7 +33,7 @@ class NullableTileTensor(OfLayout):
     def __init__(self, dtype: Any, layout: Layout, space: AddressSpace = AddressSpace.GENERIC) -> None:
         self.dtype: np.dtype[Any] = as_dtype(dtype)
         if not isinstance(layout, Layout):
-            raise ValueError(f"layout {layout!r} of a NullableTileTensor; a Layout is accepted")
+            raise ValueError(f"layout {layout!r} of a NullableTileTensor: must be a Layout")
         self.layout, self.space = layout, space
         self._tensor: TileTensor | None = None
 

@@ -37,7 +37,7 @@ class TileOps(TileBase):
         try:
             scalar = np.asarray(value).astype(self.dtype)
         except (OverflowError, TypeError):
-            raise ValueError(f"fill of {self!r} with {shown(value)}: a number of {self.dtype} is accepted") from None
+            raise ValueError(f"fill of {self!r} with {shown(value)}: must be a number of {self.dtype}") from None
         if original and self.element_size > 1:
             warnings.warn(f"fill writes the first of the {self.element_size} scalars of each vector only", stacklevel=2)
             first = self._view(self.layout, self.offset, 1)
@@ -60,11 +60,11 @@ class TileOps(TileBase):
         [[0, 1, 2, 3], [0, 7, 3, 10]]
         """
         if not isinstance(source, TileBase):
-            raise ValueError(f"copy of {source!r} to {self!r}: a tensor is accepted")
+            raise ValueError(f"copy of {source!r} to {self!r}: must be a tensor")
         self._require_static("copy_from")
         source._require_static("copy_from")
         if source.element_size != self.element_size or source.layout.size != self.layout.size:
-            raise ValueError(f"copy of {source!r} to {self!r}: equal element sizes and element counts are accepted")
+            raise ValueError(f"copy of {source!r} to {self!r}: must be equal element sizes and element counts")
         value = source.load().astype(self.dtype, copy=False)
         lead = value.shape[: value.ndim - source.rank - 1]
         if len(lead) > np.ndim(self.offset):
@@ -96,12 +96,12 @@ class TileOps(TileBase):
         [[4.0, 5.0, 6.0, 7.0], [0.0, 0.0, 0.0, 0.0]]
         """
         if not isinstance(source, TileBase):
-            raise ValueError(f"copy_from_async of {source!r} to {self!r}: a tensor is accepted")
+            raise ValueError(f"copy_from_async of {source!r} to {self!r}: must be a tensor")
         for name, value in (("src_idx_bound", src_idx_bound), ("base_offset", base_offset)):
             array = np.asarray(value)
             if array.dtype.kind not in "iu" or (array.size and max(array.max(), -array.min()) >> MOST_BITS > 0):
                 raise ValueError(
-                    f"{name} {shown(value)} of copy_from_async: an int or an int array of {MOST_BITS} bits is accepted"
+                    f"{name} {shown(value)} of copy_from_async: must be an int or an int array of {MOST_BITS} bits"
                 )
         nbytes = self._async_bytes(source, fill, swizzle)
         element = np.arange(at_once(self.layout.size, "elements"))
@@ -130,13 +130,13 @@ class TileOps(TileBase):
             AddressSpace.SHARED,
             AddressSpace.LOCAL,
         ):
-            raise ValueError(f"{what}: from generic or global to shared memory is accepted")
+            raise ValueError(f"{what}: must be from generic or global to shared memory")
         if (source.dtype, source.element_size, source.layout.size) != (self.dtype, self.element_size, self.layout.size):
-            raise ValueError(f"{what}: equal dtypes, element sizes and element counts are accepted")
+            raise ValueError(f"{what}: must be equal dtypes, element sizes and element counts")
         if nbytes not in (4, 8, 16) or self.element_layout is not None or source.element_layout is not None:
-            raise ValueError(f"{what}: elements of 4, 8 or 16 contiguous bytes are accepted, not {nbytes}")
+            raise ValueError(f"{what}: must be elements of 4, 8 or 16 contiguous bytes, not {nbytes}")
         if self.end is not None or source.end is not None:
-            raise ValueError(f"{what}: no valid_rows are accepted; use is_masked and src_idx_bound")
+            raise ValueError(f"{what}: must be without valid_rows: use is_masked and src_idx_bound")
         if swizzle is not None:
             swizzle.apply(0, nbytes)  # which raises where it would tear an element
         if fill is Fill.NAN and (nbytes != 16 or self.dtype.kind in "iub"):
@@ -210,4 +210,4 @@ class TileOps(TileBase):
 
     def _require_float(self, what: str) -> None:
         if self.dtype.kind in "iub":
-            raise ValueError(f"{what} of {self!r}: floats are accepted")
+            raise ValueError(f"{what} of {self!r}: must be floats")

@@ -31,19 +31,19 @@ class TileSlices(TileBase):
         TileTensor(float32, (3,2):(8,1), offset 28, generic)
         """
         if not self.layout.is_flat or len(parts) != self.rank:
-            accepted = "one part for each mode of a flat layout is accepted"
+            accepted = "must be one part for each mode of a flat layout"
             raise ValueError(f"slice{shown(parts)} of {self.layout}: {accepted}")
         shape, strides, kept, offset = [], [], [], self.offset
         extents = zip(parts, flatten(self.layout.shape), flatten(self.layout.stride), strict=True)
         for mode, (part, extent, stride) in enumerate(extents):
             if isinstance(part, slice):
                 if part.step not in (None, 1):
-                    raise ValueError(f"slice{parts} of {self.layout}: a step of 1 is accepted, not {part.step}")
+                    raise ValueError(f"slice{parts} of {self.layout}: must be a step of 1, not {part.step}")
                 part = (0 if part.start is None else part.start, extent if part.stop is None else part.stop)
             if isinstance(part, tuple):
                 start, stop = (as_int_array(bound, "slice bound") for bound in part)
                 if not (isinstance(start, int) and isinstance(stop, int) and start <= stop <= extent):
-                    raise ValueError(f"slice{parts} of {self.layout}: {start}:{stop} is outside 0:{extent}")
+                    raise ValueError(f"slice{parts} of {self.layout}: {start}:{stop} must be in 0:{extent}")
                 offset = offset + start * stride
                 shape.append(stop - start)
                 strides.append(stride)
@@ -51,7 +51,7 @@ class TileSlices(TileBase):
                 continue
             number = as_int_array(part, "slice index")
             if np.size(number) and (last := int(np.max(number))) >= extent and not self.memory.unsafe:
-                raise ValueError(f"slice{parts} of {self.layout}: {last}:{last + 1} is outside 0:{extent}")
+                raise ValueError(f"slice{parts} of {self.layout}: {last}:{last + 1} must be in 0:{extent}")
             ndim = max(np.ndim(offset), np.ndim(number))
             offset = leading(offset, ndim) + leading(number * stride, ndim)
         return self._view(Layout(tuple(shape), tuple(strides)), offset, self.element_size, self._known_of(kept))
@@ -68,7 +68,7 @@ class TileSlices(TileBase):
         parts = parts if isinstance(parts, tuple) else (parts,)
         if any(isinstance(part, slice) for part in parts):
             if len(parts) != self.rank:
-                raise ValueError(f"[{parts}] of {self.layout}: one part for each mode is accepted")
+                raise ValueError(f"[{parts}] of {self.layout}: must be one part for each mode")
             return self.slice(*(_python_bounds(part, n) for part, n in zip(parts, self.shape, strict=True)))
         value = self.load_at(*parts)
         return value[..., 0] if self.element_size == 1 else value
@@ -85,7 +85,7 @@ class TileSlices(TileBase):
             return
         if len(parts) != self.flat_rank:
             raise ValueError(
-                f"[{parts}] of {self.layout}: one index for each of the {self.flat_rank} leaves is accepted"
+                f"[{parts}] of {self.layout}: must be one index for each of the {self.flat_rank} leaves"
             )
         value = np.asarray(value, self.dtype)
         self.store_at(*parts, value=value[..., None] if self.element_size == 1 and value.ndim else value)
@@ -106,12 +106,12 @@ class TileSlices(TileBase):
         as_int(count, "split: count", 1)
         as_int(alignment, "split: alignment", 1)
         if not 0 <= as_int(axis, "split: axis") < self.rank:
-            raise ValueError(f"split of {self.layout} along axis {axis}: 0 to {self.rank - 1} is accepted")
+            raise ValueError(f"split of {self.layout} along axis {axis}: must be 0 to {self.rank - 1}")
         if index is None:
             self._require_static("split without an index")
         extent = self.shape[axis]
         if index is not None and not 0 <= as_int(index, "split: index") < count:
-            raise ValueError(f"split({count}, index={index}): an index in 0:{count} is accepted")
+            raise ValueError(f"split({count}, index={index}): must be an index in 0:{count}")
         if index is None:
             if extent % count or alignment != 1:
                 raise ValueError(
@@ -137,7 +137,7 @@ class TileSlices(TileBase):
             return self._view(shape[0], self.offset, self.element_size)
         layout = Layout.row_major(*shape)
         if not self.layout.is_row_major or layout.size != self.layout.size or self.element_size != 1:
-            raise ValueError(f"reshape{shape} of {self!r}: {layout.size} dense row-major scalars are accepted")
+            raise ValueError(f"reshape{shape} of {self!r}: must be {layout.size} dense row-major scalars")
         return self._view(layout, self.offset, 1, ((True,) * layout.rank, (True,) * layout.rank))
 
     def transpose(self) -> Self:
@@ -156,7 +156,7 @@ class TileSlices(TileBase):
         """
         self._require_static("coalesce")
         if not self.layout.is_row_major:
-            raise ValueError(f"coalesce of {self!r}: a dense row-major layout is accepted")
+            raise ValueError(f"coalesce of {self!r}: must be a dense row-major layout")
         return self._view(Layout(self.layout.size, 1), self.offset, self.element_size)
 
     as_span = coalesce
@@ -171,7 +171,7 @@ class TileSlices(TileBase):
         Layout("(6,4):(4,1)")
         """
         if self.rank != 3 or not (self.layout.is_row_major or self.memory.unsafe):
-            raise ValueError(f"flatten_leading of {self!r}: three dense row-major modes are accepted")
+            raise ValueError(f"flatten_leading of {self!r}: must be three dense row-major modes")
         a, b, c = self.shape
         return self._view(Layout.row_major(a * b, c), self.offset, self.element_size)
 
@@ -207,14 +207,14 @@ class TileSlices(TileBase):
         Traceback (most recent call last):
             ...
         ValueError: address_space_cast of TileTensor(float32, (2,4):(4,1), offset 0, shared) to local: \
-from or to generic is accepted; data moves from shared to local by a copy
+must be from or to generic; data moves from shared to local by a copy
         """
         if not isinstance(space, AddressSpace):
-            raise ValueError(f"address_space_cast of {self!r} to {space!r}: a kvlab.memory.AddressSpace is accepted")
+            raise ValueError(f"address_space_cast of {self!r} to {space!r}: must be a kvlab.memory.AddressSpace")
         old = self.memory.space
         if space is not old and AddressSpace.GENERIC not in (space, old) and not self.memory.unsafe:
             raise ValueError(
-                f"address_space_cast of {self!r} to {space.value}: from or to generic is accepted; data moves from "
+                f"address_space_cast of {self!r} to {space.value}: must be from or to generic; data moves from "
                 f"{old.value} to {space.value} by a copy"
             )
         view = self._view(self.layout, self.offset, self.element_size)

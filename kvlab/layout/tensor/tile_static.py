@@ -34,10 +34,10 @@ class TileStatic(TileBase):
         >>> t += 1
         Traceback (most recent call last):
             ...
-        ValueError: arithmetic in place of (4,8):(8,1) with runtime extents: a static shape is accepted
+        ValueError: arithmetic in place of (4,8):(8,1) with runtime extents: must be a static shape
         """
         if any(not isinstance(mode, int) or not 0 <= mode < self.rank for mode in modes):
-            raise ValueError(f"make_dynamic{modes} of {self.layout}: modes 0 to {self.rank - 1} are accepted")
+            raise ValueError(f"make_dynamic{modes} of {self.layout}: must be modes 0 to {self.rank - 1}")
         shape, stride = self._leaves_known()
         if modes:
             leaf_modes = [m for m, mode in enumerate(self.layout.modes) for _ in flatten(mode.shape)]

@@ -72,7 +72,7 @@ class TileTensor(TileViews, TileSlices, TileOps, TileStatic):
         TileTensor(float32, (3):(1), offset [2], local)
         """
         if not isinstance(array, np.ndarray):
-            raise ValueError(f"{name} {type(array).__name__}: a NumPy array is accepted")
+            raise ValueError(f"{name} is a {type(array).__name__}: must be a NumPy array")
         strides = addressing_strides(array.shape, array.strides, array.itemsize)
         if any(stride % array.itemsize for stride in strides):
             raise ValueError(
@@ -80,7 +80,7 @@ class TileTensor(TileViews, TileSlices, TileOps, TileStatic):
             )
         stride = tuple(stride // array.itemsize for stride in strides)
         if not 0 <= as_int(batch, "batch") < max(array.ndim, 1):
-            raise ValueError(f"batch {batch} of {name} {array.shape}: fewer than its {array.ndim} axes are accepted")
+            raise ValueError(f"batch {batch} of {name} {array.shape}: must be fewer than its {array.ndim} axes")
         shape, lead = array.shape[batch:], np.ogrid[tuple(slice(n) for n in array.shape[:batch])] if batch else ()
         layout = Layout.row_major(*shape) if array.flags.c_contiguous else Layout(shape, stride[batch:])
         offset = sum((axis * step for axis, step in zip(lead, stride, strict=False)), 0)
@@ -105,10 +105,10 @@ class TileTensor(TileViews, TileSlices, TileOps, TileStatic):
         TileTensor(bfloat16, (4,8):(8,1), offset [1, 256], local, 2 programs)
         """
         if not isinstance(layout, Layout) or not isinstance(space, AddressSpace):
-            raise ValueError(f"stack_allocation of {layout!r} in {space!r}: a Layout and an AddressSpace are accepted")
+            raise ValueError(f"stack_allocation of {layout!r} in {space!r}: must be a Layout and an AddressSpace")
         as_int(base, "base", 0)
         if as_int(alignment, "alignment") < 1 or alignment & (alignment - 1) or base % alignment:
-            raise ValueError(f"base {base} with alignment {alignment}: a power of two that divides base is accepted")
+            raise ValueError(f"base {base} with alignment {alignment}: must be a power of two that divides base")
         scalars = max(layout.size, layout.cosize)
         if original and scalars > layout.size:
             warnings.warn(

@@ -50,7 +50,7 @@ class TileViews(TileBase):
         coord = tuple(coord) if isinstance(coord, tuple | list) else (coord,)
         layout, steps, counts = views.tiled(self.layout, tile, strides, strict and not legacy)
         if len(coord) != self.rank:
-            given, accepted = shown(coord), "one coordinate for each mode is accepted"
+            given, accepted = shown(coord), "must be one coordinate for each mode"
             raise ValueError(f"tile{tile} number {given} of {self.layout}: {accepted}")
         if legacy:
             layout = views.clipped(self.layout, layout, _extents(coord, "tile coordinate"))
@@ -104,7 +104,7 @@ class TileViews(TileBase):
             vector = (*(1,) * (self.rank - 1), max(VECTOR_BYTES // self.dtype.itemsize, 1))
         sizes = _extents(vector, "vector")
         if self.element_size != 1:
-            raise ValueError(f"vectorize{sizes} of vectors of {self.element_size}: a tensor of scalars is accepted")
+            raise ValueError(f"vectorize{sizes} of vectors of {self.element_size}: must be a tensor of scalars")
         if legacy:
             layout, element = views.gathering(self.layout, sizes, not self.memory.unsafe)
             view = self._view(layout, self.offset, element.size)
@@ -168,7 +168,7 @@ class TileViews(TileBase):
     ) -> tuple[Self, int | IntArray]:
         if not isinstance(threads, Layout) or not isinstance(swizzle, Swizzle | None):
             raise ValueError(
-                f"distribute over {threads!r} with {swizzle!r}: a Layout, and a Swizzle or None, are accepted"
+                f"distribute over {threads!r} with {swizzle!r}: must be a Layout, and a Swizzle or None"
             )
         unchecked = self.memory.unsafe
         strides, grid = flatten(self.layout.stride), threads
@@ -177,7 +177,7 @@ class TileViews(TileBase):
                 warnings.warn(f"submode_axis={submode_axis} has no effect, as in the original", stacklevel=3)
             layout, strides, grid = views.dealt_out(self.layout, threads, axis, not unchecked)
         elif axis is not None or submode_axis is not None:
-            raise ValueError(f"axis={axis}, submode_axis={submode_axis}: accepted with legacy=True only")
+            raise ValueError(f"axis is {axis}, submode_axis {submode_axis}: must be None unless legacy=True")
         else:
             layout = views.distributed(self.layout, threads, not unchecked)
         table = views.thread_offsets(strides, grid, swizzle, self.element_size, self.dtype.itemsize, not unchecked)
@@ -193,5 +193,5 @@ def _extents(sizes: Any, what: str) -> tuple[int, ...]:
     if isinstance(tree, int):
         return (tree,)
     if any(not isinstance(item, int) for item in tree):
-        raise ValueError(f"{what} {sizes!r} is nested; one int for each mode is accepted")
+        raise ValueError(f"{what} {sizes!r} is nested: must be one int for each mode")
     return flatten(tree)

@@ -215,7 +215,7 @@ class KVBuffer(KVBufferMembers, Drawn):
         held = addresses.strips(self.params)
         if self.params.block_by_block and self.params.transpose and held:
             if self._blocks.get(buffer) != bk_tile:
-                raise ValueError(f"bk_tile {bk_tile} is not in stage {buffer}, which has {self._blocks.get(buffer)}")
+                raise ValueError(f"bk_tile is {bk_tile}: must be in stage {buffer}: {self._blocks.get(buffer)}")
             return 0
         return one_of("bk_tile", bk_tile, held, "strips in a stage")
 

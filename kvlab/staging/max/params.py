@@ -98,7 +98,7 @@ class KVBufferParams(MmaGeometry):
             except ValueError as error:
                 raise ValueError(f"swizzle {error}") from None
         if self.mma_shape[0] != self.mma_shape[1] or self.mma_shape[0] not in (16, 32):
-            raise ValueError(f"mma_shape {self.mma_shape} is not (16, 16, K) or (32, 32, K)")
+            raise ValueError(f"mma_shape is {self.mma_shape}: must be (16, 16, K) or (32, 32, K)")
         self.require(self.follows in FOLLOWS, f"follows {self.follows!r}", " or ".join(map(repr, FOLLOWS)))
         self.require(16 % self.dtype.itemsize == 0, f"dtype {self.dtype}", "an element of 1, 2, 4, 8 or 16 bytes")
         self.require(self.MMA_K * self.MMA_N % WARP_SIZE == 0, f"MMA_K {self.MMA_K}", "a multiple of 64 / MMA_N")

@@ -88,7 +88,7 @@ class MmaSyncShape:
         """Where the tile of ``"q"``, ``"k"``, ``"v"`` or ``"p"`` stands in shared memory."""
         places, _ = _places(self)
         if role not in places:
-            raise ValueError(f"role {role!r} is not one of {', '.join(places)}")
+            raise ValueError(f"role is {role!r}: must be one of {', '.join(places)}")
         return places[role]
 
     def fragment_map(self, role: str) -> FragmentMap:

@@ -38,7 +38,7 @@ class NvidiaKVParams:
         object.__setattr__(self, "dtype", as_dtype(self.dtype))
         if self.dtype.name not in ("bfloat16", "float16"):
             raise ValueError(
-                f"dtype {self.dtype}: must be bfloat16 or float16, what ldmatrix.trans and wgmma transpose"
+                f"dtype is {self.dtype}: must be bfloat16 or float16, what ldmatrix.trans and wgmma transpose"
             )
         if self.BN % 32 or not 32 <= self.BN <= 256:
             raise ValueError(f"BN {self.BN} must be a multiple of 32 from 32 to 256")

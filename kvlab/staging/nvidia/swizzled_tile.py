@@ -25,7 +25,7 @@ def ldmatrix_swizzle(row_bytes: int) -> Swizzle:
     (Swizzle(3, 0, 3, unit='vector'), Swizzle(3, 0, 4, unit='vector'), Swizzle(2, 0, 3, unit='vector'))
     """
     if row_bytes < 16 or row_bytes & (row_bytes - 1):
-        raise ValueError(f"row_bytes {row_bytes} is not a power of two of at least 16")
+        raise ValueError(f"row_bytes is {row_bytes}: must be a power of two of at least 16")
     bits = (min(8 * row_bytes // 128, 8)).bit_length() - 1
     return Swizzle(bits, 0, max((row_bytes // 16).bit_length() - 1, 3), unit="vector")
 
@@ -52,15 +52,15 @@ class SwizzledTile:
             value = getattr(self, name)
             if not hasattr(value, "__index__") or value < 0 or value % unit:
                 what = "an integer of at least 0" if unit == 1 else f"a multiple of {unit} of at least 0"
-                raise ValueError(f"{name} {value!r} is not {what}")
+                raise ValueError(f"{name} is {value!r}: must be {what}")
         if self.swizzle is None:
             object.__setattr__(self, "swizzle", ldmatrix_swizzle(self.row_bytes))
         assert self.swizzle is not None
         vectors, group = self.rows * self.vectors, 1 << self.swizzle.zzz_mask.bit_length()
         if (self.swizzle(np.arange(vectors // group * group, vectors)) >= vectors).any():
             raise ValueError(
-                f"swizzle {self.swizzle} moves vectors out of the tile of {self.rows} x {self.row_bytes} bytes; "
-                f"multiples of {group} vectors are accepted"
+                f"swizzle {self.swizzle} moves vectors out of the tile of {self.rows} x {self.row_bytes} bytes: "
+                f"must be multiples of {group} vectors"
             )
 
     @property
@@ -101,10 +101,10 @@ class SwizzledTile:
 def _inside(name: str, value: Any, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     array = np.asarray(value)
     if array.size and array.dtype.kind not in "iu":
-        raise ValueError(f"{name} of {array.dtype}; integers from 0 to {count - 1} are accepted")
+        raise ValueError(f"{name} of {array.dtype}: must be integers from 0 to {count - 1}")
     if array.size and not (0 <= array.min() and array.max() < count):
         bad = array.min() if array.min() < 0 else array.max()
-        raise ValueError(f"{name} {bad} is outside the tile; integers from 0 to {count - 1} are accepted")
+        raise ValueError(f"{name} is {bad}: must be 0 to {count - 1}, in the tile")
     return array.astype(np.int64, copy=False)
 
 

@@ -89,7 +89,7 @@ class ByteCells:
         at = np.asarray(address, np.int64)
         if warp is None:
             if at.ndim < 2 or at.shape[-2] != self.warps:
-                raise ValueError(f"addresses of shape {at.shape} are not [..., {self.warps} warps, lanes]")
+                raise ValueError(f"addresses has shape {at.shape}: must be [..., {self.warps} warps, lanes]")
             warp = np.arange(self.warps)[:, None]
         at, by = np.broadcast_arrays(at, np.asarray(warp, np.int64))
         self._check(int(at.min()), int(at.max()) + nbytes)
@@ -102,7 +102,7 @@ class ByteCells:
     def region(self, start: int, nbytes: int, warps: tuple[int, ...]) -> Footprint:
         """Of ``nbytes`` bytes from ``start`` on, all of which each of ``warps`` touches."""
         if nbytes < 1 or not warps or min(warps) < 0 or max(warps) >= self.warps:
-            raise ValueError(f"region({start}, {nbytes}, {warps}): bytes and warps 0 to {self.warps - 1} are needed")
+            raise ValueError(f"region({start}, {nbytes}, {warps}): must be bytes and warps 0 to {self.warps - 1}")
         self._check(start, start + nbytes)
         first = int(self._units(np.array(start), nbytes))
         bits = np.zeros(len(self.of_unit), np.int64)

@@ -151,7 +151,7 @@ done; missing: a barrier between warp 1 and warp 0
             time = self._issued + 1
         else:
             if np.shape(instructions) != (self.warps,) or np.min(instructions) < 0:
-                raise ValueError(f"instructions {instructions}: must be a number for each of {self.warps} warps")
+                raise ValueError(f"instructions is {instructions}: must be a number for each of {self.warps} warps")
             self._issued += np.asarray(instructions, np.int64)
             time = self._issued.copy()
         self._stamp_write(at, 2 * self.warps, time, what, stage)
@@ -307,7 +307,7 @@ done; missing: a barrier between warp 1 and warp 0
 
     def _expect_running(self, warps: tuple[int, ...]) -> None:
         if not self._every.issuperset(warps) or len(set(warps)) < len(warps):
-            raise ValueError(f"warps {warps}: must be different ones of 0 to {self.warps - 1}")
+            raise ValueError(f"warps is {warps}: must be different ones of 0 to {self.warps - 1}")
         for name, arrived in self._arrived.items():
             stuck = arrived & set(warps)
             if stuck:

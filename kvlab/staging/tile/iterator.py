@@ -144,9 +144,9 @@ class KVCacheIterator:
             batch, head, stop = np.broadcast_arrays(*arrays.values())
         except ValueError:
             shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
-            raise ValueError(f"{shapes} do not broadcast: expected [programs] or scalars") from None
+            raise ValueError(f"{shapes} do not broadcast: must be [programs] or scalars") from None
         if batch.ndim != 1:
-            raise ValueError(f"{', '.join(given)} broadcast to {batch.shape}: expected [programs] or scalars")
+            raise ValueError(f"{', '.join(given)} broadcast to {batch.shape}: must be [programs] or scalars")
         self.cache, self.tile_size = as_operand(cache), tile_size
         self.batch_idx, self.kv_head_idx, self.end = batch, head, stop
         head_size = self.cache.kv_params.head_size

@@ -78,7 +78,7 @@ class SmemImage:
         """The image of one stage. ValueError if there is no such one."""
         stages = sorted({area.stage for area in self.areas})
         if number not in stages:
-            raise ValueError(f"stage {number} is not one of {stages}")
+            raise ValueError(f"stage is {number}: must be one of {stages}")
         areas = tuple(area for area in self.areas if area.stage == number)
         size = len(self.slots) // len(stages)
         first = (areas[0].address - self.base) // 16

@@ -27,7 +27,7 @@ class TileWalk:
 
     def __init__(self, *iterators: KVCacheIterator | None) -> None:
         if not iterators or len(iterators) % 2:
-            raise ValueError(f"{len(iterators)} iterators: one of K and one of V are needed for each loop")
+            raise ValueError(f"{len(iterators)} iterators: must be one of K and one of V for each loop")
         self._loops = [
             {role: copy.copy(one) for role, one in zip("kv", pair, strict=True) if one is not None}
             for pair in zip(iterators[::2], iterators[1::2], strict=True)

@@ -30,7 +30,7 @@ def draw_shares(
     'kvlab is as fast as its fastest peer, or faster, in 2 of 2 tasks'
     """
     if not tasks or not all(shares for _, shares in tasks):
-        raise ValueError("tasks is empty, or one of them has no share: at least one share each is needed")
+        raise ValueError("tasks is empty, or one of them has no share: must be at least one share each")
     for task, shares in tasks:
         for who, share in shares.items():
             if not (math.isfinite(share) and 0 < share <= 1.1):

@@ -92,8 +92,8 @@ class CopyPlan:
         if hasattr(loader, "plan"):
             return _of_dma(cls, loader, shape)
         raise ValueError(
-            f"{loader!r} is no loader with a plan: RegTileLoader, SubTileLoaderLDS, SubTileLoaderLDS_st_8x32 or a "
-            "LinearLayout of registers is accepted"
+            f"{loader!r} is no loader with a plan: must be RegTileLoader, SubTileLoaderLDS, SubTileLoaderLDS_st_8x32 "
+            "or a LinearLayout of registers"
         )
 
     @classmethod
@@ -132,7 +132,7 @@ class CopyPlan:
 
 def _needed(loader: Any, shape: Sequence[int] | None) -> tuple[int, int]:
     if shape is None or len(shape) != 2:
-        raise ValueError(f"shape {shape!r} is not (rows, columns) of the tile that {loader!r} loads")
+        raise ValueError(f"shape is {shape!r}: must be (rows, columns) of the tile that {loader!r} loads")
     return int(shape[0]), int(shape[1])
 
 

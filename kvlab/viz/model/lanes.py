@@ -49,7 +49,7 @@ class Image:
         tile = np.asarray(slots.owner() if hasattr(slots, "owner") else slots)
         if tile.ndim < 2 or tile.shape[-1] != 2 or not np.issubdtype(tile.dtype, np.integer):
             raise ValueError(
-                f"slots of shape {tile.shape} and type {tile.dtype} are not integers [..., 2]: (row, vector)"
+                f"slots has shape {tile.shape} and dtype {tile.dtype}: must be integers [..., 2]: (row, vector)"
             )
         shape = tile.shape[:-1]
 
@@ -109,7 +109,7 @@ class Lanes:
             raise ValueError(f"phase of shape {served.shape} does not fit addresses of shape {address.shape}")
         outside = address[(address >= 0) & ((address < image.base) | (address + nbytes > image.end))]
         if outside.size:
-            raise ValueError(f"address {outside[0]} is outside the image, bytes {image.base}..{image.end - 1}")
+            raise ValueError(f"address is {outside[0]}: must be in the image, bytes {image.base}..{image.end - 1}")
         return cls(address, served, nbytes, access)
 
     def groups(self) -> list[tuple[int, list[int], int]]:

@@ -49,7 +49,7 @@ class TmaCopy:
         descriptor = getattr(tile, "descriptor", tile)
         size = descriptor.dtype.itemsize
         if address % 128 or address < 0:
-            raise ValueError(f"address {address} is not a multiple of 128 bytes: the copy would fault")
+            raise ValueError(f"address is {address}: must be a multiple of 128 bytes, or the copy faults")
         if hasattr(tile, "column_groups"):
             count = tile.column_groups * tile.tile_height
             size_of_all = count * descriptor.pitch

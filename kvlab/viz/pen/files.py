@@ -30,7 +30,7 @@ def save_picture(picture: Picture, path: str | PathLike[str], *, theme: str = "l
     target = Path(path)
     whole = isinstance(scale, int | float | np.integer | np.floating) and not isinstance(scale, bool)
     if not (whole and 0 < scale <= MOST_SCALE):
-        raise ValueError(f"scale {scale!r}: must be a number greater than 0, at most {MOST_SCALE}: pixels for each px")
+        raise ValueError(f"scale is {scale!r}: must be a number greater than 0, at most {MOST_SCALE}, of pixels a px")
     ending = target.suffix.lower()
     if ending not in (".svg", ".html", ".png"):
         raise ValueError(f"path {str(path)!r} must end in .svg, .html or .png")

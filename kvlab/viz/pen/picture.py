@@ -72,7 +72,7 @@ class Picture(Shown):
         for name in ("title", "caption"):
             text = getattr(self, name)
             if not isinstance(text, str):
-                raise ValueError(f"{name} {text!r}: must be text")
+                raise ValueError(f"{name} is {text!r}: must be text")
             if lone := _LONE.search(text):
                 raise ValueError(f"{name} {text!r} has half a character, {lone[0]!r}: must be text that UTF-8 holds")
 
@@ -93,7 +93,7 @@ class Picture(Shown):
     def resolved(self, theme: str = "light") -> str:
         """The picture in one theme, ``"light"`` or ``"dark"``, with plain colours: for programs that know no CSS."""
         if theme not in THEMES:
-            raise ValueError(f"theme {theme!r} is not one of {', '.join(THEMES)}")
+            raise ValueError(f"theme is {theme!r}: must be one of {', '.join(THEMES)}")
         words = THEMES[theme]
         text = self._element("", f'<rect width="100%" height="100%" fill="{words["paper"]}"/>')
         text = re.sub(r"var\(--kvlab-(\w+),[^)]*\)", lambda match: words[match[1]], text)

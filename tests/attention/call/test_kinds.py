@@ -228,7 +228,7 @@ def test_a_layer_is_checked_once_a_kind(monkeypatch: pytest.MonkeyPatch, nothing
         for value in values:
             with pytest.raises(ValueError, match=name.split("_")[-1]):
                 layers.layer_arrays(pool(**{name: value}), 2)
-    with pytest.raises(IndexError, match="layer 3 is outside"):
+    with pytest.raises(IndexError, match="layer is 3: must be in"):
         layers.layer_arrays(good, 3)
 
 

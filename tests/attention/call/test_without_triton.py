@@ -53,7 +53,7 @@ for name in OPERATIONS:
     result = function(**tensors)
     assert result is None or all(isinstance(p, torch.Tensor) for p in (result if type(result) is tuple else [result]))
     assert outcome(tensors, result) == outcome(arrays, function(**arrays)), name
-    fails(ValueError, lambda: function(**tensors, backend="triton"), "backend 'triton': must have triton: ", HINT)
+    fails(ValueError, lambda: function(**tensors, backend="triton"), "backend is 'triton': must have triton: ", HINT)
 
 from kvlab.demo.__main__ import main
 from kvlab.triton_support import versions

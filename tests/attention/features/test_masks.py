@@ -164,16 +164,16 @@ def lengths() -> tuple[Any, Any]:
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: ChunkedMask(0), "chunk 0 of ChunkedMask: must be a number of keys, at least 1"),
-        (lambda: SlidingWindowCausalMask(2.5), "window 2.5 of SlidingWindowCausalMask"),  # type: ignore[arg-type]
-        (lambda: resolve_mask("causal", Interval(), heads=1, lengths=lambda: None, like=K), "mask 'causal': must be"),  # type: ignore[arg-type,return-value]
+        (lambda: ChunkedMask(0), "chunk is 0 of ChunkedMask: must be a number of keys, at least 1"),
+        (lambda: SlidingWindowCausalMask(2.5), "window is 2.5 of SlidingWindowCausalMask"),  # type: ignore[arg-type]
+        (lambda: resolve_mask("causal", Interval(), heads=1, lengths=lambda: None, like=K), "mask is 'causal'"),  # type: ignore[arg-type,return-value]
         (lambda: Mask().value(0, 0, 0, 0), "has neither visible nor value"),
         (lambda: MaterializedMask(np.zeros(3)).bias(), r"MaterializedMask of shape \(3,\)"),
         (lambda: MaterializedMask([[1]]).bias(), r"MaterializedMask of \[\[1\]\]: must be a NumPy array"),
         (lambda: OrMask("a", NullMask()), "OrMask of 'a': must be two masks"),  # type: ignore[arg-type]
         (lambda: AndMask(NullMask(), None), "AndMask of None: must be two masks"),  # type: ignore[arg-type]
         (lambda: resolve_mask(Odd("x"), Interval(), heads=1, lengths=lengths, like=K), "gives 'x': must be numbers"),
-        (lambda: resolve_mask(Odd(None), Interval(), heads=1, lengths=lengths, like=K), "gives None: must be numbers"),
+        (lambda: resolve_mask(Odd(None), Interval(), heads=1, lengths=lengths, like=K), "gives None: must be num"),
         (lambda: resolve_mask(Mute(), Interval(), heads=1, lengths=lengths, like=K), "visible of .* gives None"),
         (
             lambda: resolve_mask(Odd(np.ones((3, 1, 1, 1, 1))), Interval(), heads=1, lengths=lengths, like=K),

@@ -285,7 +285,7 @@ def test_a_number_that_float32_cannot_divide_by(scale: float) -> None:
     """As above: 1 / scale would be infinity, or 0."""
     x = Store(cache="fp8").build()
     before = x.bytes()
-    with pytest.raises(ValueError, match=rf"v_scale {re.escape(str(scale))}: must be positive and finite, a normal"):
+    with pytest.raises(ValueError, match=rf"v_scale is {re.escape(str(scale))}: must be positive and finite, a normal"):
         kv_store_paged(x.k, x.v, x.k_cache, x.v_cache, x.slots, v_scale=scale)
     assert x.bytes() == before
 
@@ -351,7 +351,7 @@ def test_what_is_stored_is_what_decode_reads(paged: bool, poison: int) -> None:
 def test_traffic_that_counts_nothing() -> None:
     x = Store().build()
     before = x.bytes()
-    with pytest.raises(ValueError, match=r"traffic 3: must be a kvlab\.staging\.Traffic or None"):
+    with pytest.raises(ValueError, match=r"traffic is 3: must be a kvlab\.staging\.Traffic or None"):
         kv_store_paged(x.k, x.v, x.k_cache, x.v_cache, x.slots, traffic=3)  # type: ignore[arg-type]
     assert x.bytes() == before
 
@@ -387,7 +387,7 @@ def test_hnd_is_nhd_with_two_axes_swapped(scale: str | None, backend: str) -> No
     caches = other.k_cache.swapaxes(1, 2), other.v_cache.swapaxes(1, 2)
     kv_store_paged(other.k, other.v, *caches, other.slots, **more, kv_layout="HND", backend=backend)
     assert one.bytes() == other.bytes()
-    with pytest.raises(ValueError, match="kv_layout 'HDN': must be 'NHD' or 'HND'"):
+    with pytest.raises(ValueError, match="kv_layout is 'HDN': must be 'NHD' or 'HND'"):
         kv_store_paged(other.k, other.v, *caches, other.slots, **more, kv_layout="HDN", backend=backend)
 
 

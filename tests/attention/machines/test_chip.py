@@ -154,7 +154,7 @@ def test_other_names_are_refused_before_anything_is_written(name: str, bad: Any)
 def test_only_the_emulator_has_it(name: str) -> None:
     function, named = _calls(np.float32)[name]
     args = named.pop("args")
-    words = "arithmetic 'chip' with backend 'reference': must be 'float32'; the emulator alone"
+    words = "arithmetic is 'chip' with backend 'reference': must be 'float32'; the emulator alone"
     with pytest.raises(ValueError, match=words):
         function(*args, **named, arithmetic="chip", backend="reference")
     with pytest.raises(ValueError, match=words):

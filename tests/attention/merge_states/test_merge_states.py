@@ -170,7 +170,7 @@ def test_the_twins_mirror_each_other() -> None:
         ({"outs": [[1.0]]}, "outs is a list"),
         ({"out": np.zeros((3, 2, 4), np.float32)}, "out has shape (3, 2, 4)"),
         ({"outs": np.zeros((2, 3, 2, 16), np.float32)[..., ::2]}, "contiguous in the last dimension"),
-        ({"backend": "cuda"}, "backend 'cuda'"),
+        ({"backend": "cuda"}, "backend is 'cuda'"),
     ],
 )
 def test_bad_input_is_told(change: dict[str, Any], said: str) -> None:

@@ -104,22 +104,22 @@ CASES: dict[str, tuple[Change, str]] = {
     ),
     "q backwards": (change("q", lambda q: q[::-1]), "q has strides .*: must be not negative"),
     "lengths backwards": (change("seq_lens", lambda t: t[::-1]), r"seq_lens has strides \(-1,\): must be not negative"),
-    "scale": (option("scale", float("nan")), "scale nan: must be finite"),
-    "mask_value": (option("mask_value", float("nan")), "mask_value nan: must be less than infinity"),
-    "backend": (option("backend", "cuda"), "backend 'cuda': must be one of auto, reference, emulator, triton"),
-    "arch": (option("arch", "sm_70"), "arch 'sm_70': must be one of sm_80, sm_90, gfx950"),
-    "0 splits": (option("num_splits", 0), "num_splits 0: must be an integer from 1 to 64"),
-    "65 splits": (option("num_splits", 65), "num_splits 65: must be an integer from 1 to 64"),
-    "half a split": (option("num_splits", 1.5), "num_splits 1.5: must be an integer from 1 to 64"),
-    "a split that is a bool": (option("num_splits", True), "num_splits True: must be an integer from 1 to 64"),
-    "a split that is a float": (option("num_splits", 2.0), r"num_splits 2\.0: must be an integer from 1 to 64"),
-    "scale beyond float32": (option("scale", 1e39), r"scale 1e\+39: must be finite in float32"),
-    "scales": (option("scale", np.ones(2)), r"scale array\(\[1\., 1\.\]\): must be finite in float32"),
-    "scale of text": (option("scale", "0.1"), "scale '0.1': must be finite in float32"),
-    "scale beyond float64": (option("scale", 10**400), "scale 10{400}: must be finite in float32"),
-    "no mask_value": (option("mask_value", None), "mask_value None: must be less than infinity"),
-    "mask_value beyond float32": (option("mask_value", 1e39), r"mask_value 1e\+39: must be less than infinity"),
-    "traffic": (option("traffic", 3), r"traffic 3: must be a kvlab\.staging\.Traffic or None"),
+    "scale": (option("scale", float("nan")), "scale is nan: must be finite"),
+    "mask_value": (option("mask_value", float("nan")), "mask_value is nan: must be less than infinity"),
+    "backend": (option("backend", "cuda"), "backend is 'cuda': must be one of auto, reference, emulator, triton"),
+    "arch": (option("arch", "sm_70"), "arch is 'sm_70': must be one of sm_80, sm_90, gfx950"),
+    "0 splits": (option("num_splits", 0), "num_splits is 0: must be an integer from 1 to 64"),
+    "65 splits": (option("num_splits", 65), "num_splits is 65: must be an integer from 1 to 64"),
+    "half a split": (option("num_splits", 1.5), "num_splits is 1.5: must be an integer from 1 to 64"),
+    "a split that is a bool": (option("num_splits", True), "num_splits is True: must be an integer from 1 to 64"),
+    "a split that is a float": (option("num_splits", 2.0), r"num_splits is 2\.0: must be an integer from 1 to 64"),
+    "scale beyond float32": (option("scale", 1e39), r"scale is 1e\+39: must be finite in float32"),
+    "scales": (option("scale", np.ones(2)), r"scale is array\(\[1\., 1\.\]\): must be finite in float32"),
+    "scale of text": (option("scale", "0.1"), "scale is '0.1': must be finite in float32"),
+    "scale beyond float64": (option("scale", 10**400), "scale is 10{400}: must be finite in float32"),
+    "no mask_value": (option("mask_value", None), "mask_value is None: must be less than infinity"),
+    "mask_value beyond float32": (option("mask_value", 1e39), r"mask_value is 1e\+39: must be less than infinity"),
+    "traffic": (option("traffic", 3), r"traffic is 3: must be a kvlab\.staging\.Traffic or None"),
     "complex": (change("q", lambda q: q.astype(complex)), "q has dtype complex128: must be bfloat16, float16, float32"),
     "bool table": (change("block_table", lambda t: t > 0), "block_table has dtype bool: must be a 32- or 64-bit int"),
     "other byte order": (all_of(">f4"), "q has dtype >f4, another byte order than this machine's: convert it with"),
@@ -208,7 +208,7 @@ TENSORS: dict[str, tuple[Change, str]] = {
         change("out", lambda o: o[:1].expand(2, 1, 4, 64)),
         "out has strides .*: must be without elements",
     ),
-    "backend": (option("backend", "emulate"), "backend 'emulate': must be one of"),
+    "backend": (option("backend", "emulate"), "backend is 'emulate': must be one of"),
 }
 
 
@@ -288,7 +288,7 @@ def test_cache_of_another_kind() -> None:
 def test_layer_that_is_not_there() -> None:
     k = np.zeros((2, 1, 5, 1, 16), np.float32)
     cache = from_dense(k, k, [5], page_size=4, new_tokens=1)
-    with pytest.raises(IndexError, match=r"layer 2 is outside \[0, 2\)"):
+    with pytest.raises(IndexError, match=r"layer is 2: must be in \[0, 2\)"):
         mha_decode(np.zeros((1, 1, 16), np.float32), cache, layer=2)
 
 

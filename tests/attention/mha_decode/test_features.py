@@ -291,14 +291,14 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"kv": FP8}, {"arch": "gfx950"}, "head dimensions 64 and 64 on gfx950: must be both 128, 256 or 512"),
     ({"kv": FP8, "D": 24}, {}, "head dimension 24: must be a multiple of 16 from 16 to 576"),
     ({"kv": FP8, "dtype": "fp32"}, {}, "k_cache has dtype float8_e4m3fn: must be that of q, float32"),
-    ({}, {"window": 0}, "window 0: must be at least 1"),
-    ({}, {"mask": "causal"}, "mask 'causal': must be a kvlab.attention.masks.Mask"),
-    ({}, {"softcap": -1.0}, "softcap -1.0: must be 0 or more"),
-    ({}, {"softcap": 1e-39}, r"softcap 1e-39: must be 0, or 2\^-126 to 2\^126"),
+    ({}, {"window": 0}, "window is 0: must be at least 1"),
+    ({}, {"mask": "causal"}, "mask is 'causal': must be a kvlab.attention.masks.Mask"),
+    ({}, {"softcap": -1.0}, "softcap is -1.0: must be 0 or more"),
+    ({}, {"softcap": 1e-39}, r"softcap is 1e-39: must be 0, or 2\^-126 to 2\^126"),
     ({}, {"sinks": np.zeros(5, np.float32)}, r"sinks has shape \(5,\): must be \[Hq = 6\]"),
     ({}, {"alibi_slopes": np.zeros(5, np.float32)}, r"alibi_slopes has shape \(5,\): must be \[Hq = 6\]"),
     ({"kv": FP8}, {"k_scale": np.zeros(3, np.float32)}, r"k_scale has shape \(3,\): must be a number, \[Hkv = 2\]"),
-    ({}, {"kv_layout": "DHN"}, "kv_layout 'DHN': must be 'NHD' or 'HND'"),
+    ({}, {"kv_layout": "DHN"}, "kv_layout is 'DHN': must be 'NHD' or 'HND'"),
     (
         {},
         {"mask": M.CausalPaddingMask(np.zeros(3, np.int32))},
@@ -325,5 +325,5 @@ def test_streaming_of_a_sequence_alone_and_in_a_batch() -> None:
 
 
 def test_streaming_on_another_machine() -> None:
-    with pytest.raises(ValueError, match="arch 'sm_90': must be 'gfx950'"):
+    with pytest.raises(ValueError, match="arch is 'sm_90': must be 'gfx950'"):
         mha_decode_streaming_paged(*FeatureCase().build().arrays, arch="sm_90")

@@ -163,7 +163,7 @@ def test_a_seeded_fault_is_found(side: str, before: str, after: str) -> None:
 )
 def test_hopper_says_what_it_supports(changes: dict[str, Any], message: str) -> None:
     x = FeatureCase(**changes).build()
-    with pytest.raises(ValueError, match=f"backend 'hopper' with {message}.*: must be bf16 or fp16 with a cache"):
+    with pytest.raises(ValueError, match=f"backend is 'hopper' with {message}.*: must be bf16 or fp16 with a cache"):
         mha_decode_paged(*x.arrays, backend="hopper", **x.options)
 
 
@@ -174,7 +174,7 @@ def test_arrays_that_it_does_not_take() -> None:
         mha_decode_paged(x.q, k, x.v, x.table, x.lens, backend="hopper")
     with pytest.raises(ValueError, match="no sequences or no pages: must be"):
         mha_decode_paged(x.q[:0], x.k, x.v, x.table[:0], x.lens[:0], backend="hopper")
-    with pytest.raises(ValueError, match="num_splits 65: must be an integer from 1 to 64"):
+    with pytest.raises(ValueError, match="num_splits is 65: must be an integer from 1 to 64"):
         mha_decode_paged(*x.arrays, backend="hopper", num_splits=65)
 
 

@@ -35,7 +35,7 @@ DENSE: dict[str, tuple[dict[str, Any], str]] = {
         r"alibi_slopes has shape \(3,\): must be \[Hq = 4\]",
     ),
     "alibi dtype": ({"alibi_slopes": np.ones(4)}, "alibi_slopes has dtype float64: must be float32"),
-    "mask": ({"mask": "causal"}, "mask 'causal': must be a kvlab.attention.masks.Mask"),
+    "mask": ({"mask": "causal"}, "mask is 'causal': must be a kvlab.attention.masks.Mask"),
     "mask of other heads": (
         {"mask": MaterializedMask(np.zeros((3, 4, 6)))},
         r"mask has shape \(3, 1, 4, 6\): must be \[2 or 1",
@@ -47,26 +47,26 @@ DENSE: dict[str, tuple[dict[str, Any], str]] = {
         r"k_scale has shape \(3,\): must be a number",
     ),
     "scale of queries and tokens": (E8 | {"q_scale": np.ones((2, 4, 2), np.float32)}, "q_scale has shape"),
-    "scale nan": (E8 | {"v_scale": float("nan")}, "v_scale nan: must be a finite number"),
+    "scale nan": (E8 | {"v_scale": float("nan")}, "v_scale is nan: must be a finite number"),
     "out of e4m3": (E8 | {"out": np.zeros((2, 4, 4, 64), E4M3)}, "out has dtype float8_e4m3fn: must be bfloat16"),
     "float64": ({"q": q.astype(np.float64)}, "q"),
     "heads": ({"q": q[:, :, :3]}, "q has 3 heads: must be a multiple of the 2 heads of k"),
     "depth 20": ({"q": q[..., :20], "k": kv[..., :20], "v": kv[..., :20]}, "head dimension 20: must be a multiple"),
     "one of cu_seqlens": ({"cu_seqlens_q": np.array([0, 4])}, "only one of cu_seqlens_q and cu_seqlens_k"),
     "max_seqlen_q of dense": ({"max_seqlen_q": 4}, "max_seqlen_q 4 without cu_seqlens_q"),
-    "window 0": ({"window": 0}, "window 0: must be at least 1"),
+    "window 0": ({"window": 0}, "window is 0: must be at least 1"),
     "window of full": ({"window": 5, "causal": False}, "window 5 with causal=False"),
-    "window words": ({"window": "all"}, "window 'all': must be None"),
-    "softcap": ({"softcap": -1.0}, "softcap -1.0: must be 0 or more"),
-    "scale": ({"scale": float("nan")}, "scale nan: must be a finite number"),
-    "scale that is a bool": ({"scale": True}, "scale True: must be a finite number"),
-    "traffic": ({"traffic": 3}, r"traffic 3: must be a kvlab\.staging\.Traffic or None"),
+    "window words": ({"window": "all"}, "window is 'all': must be None"),
+    "softcap": ({"softcap": -1.0}, "softcap is -1.0: must be 0 or more"),
+    "scale": ({"scale": float("nan")}, "scale is nan: must be a finite number"),
+    "scale that is a bool": ({"scale": True}, "scale is True: must be a finite number"),
+    "traffic": ({"traffic": 3}, r"traffic is 3: must be a kvlab\.staging\.Traffic or None"),
     "no k": ({"k": None}, "k is a NoneType: must be a NumPy array or torch tensor"),
     "sinks": ({"sinks": np.zeros(3, np.float32)}, r"sinks has shape \(3,\): must be \[Hq = 4\]"),
     "out shape": ({"out": np.zeros((2, 4, 4, 32), np.float32)}, "out has shape"),
     "out over an input": ({"out": q[:]}, "out shares memory with q: must be memory of its own"),
-    "backend": ({"backend": "cuda"}, "backend 'cuda': must be one of"),
-    "arch": ({"arch": "sm_70"}, "arch 'sm_70': must be one of sm_80, sm_90, gfx950"),
+    "backend": ({"backend": "cuda"}, "backend is 'cuda': must be one of"),
+    "arch": ({"arch": "sm_70"}, "arch is 'sm_70': must be one of sm_80, sm_90, gfx950"),
     "e4m3 on sm_80": (
         {"k": kv.astype(float8_e4m3fn), "v": kv.astype(float8_e4m3fn), "q": q.astype(bfloat16), "arch": "sm_80"},
         "float8_e4m3fn on sm_80: must be on sm_90 or gfx950",
@@ -87,8 +87,8 @@ def test_dense(name: str) -> None:
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"cu_q": np.array([0, 5, 4])}, r"cu_seqlens_q \[0, 5, 4\]: must be numbers from 0 to 7"),
-        ({"cu_q": np.array([0, 3, 6])}, r"cu_seqlens_q \[0, 3, 6\]"),
+        ({"cu_q": np.array([0, 5, 4])}, r"cu_seqlens_q is \[0, 5, 4\]: must be numbers from 0 to 7"),
+        ({"cu_q": np.array([0, 3, 6])}, r"cu_seqlens_q is \[0, 3, 6\]"),
         ({"cu_k": np.array([0, 9])}, r"cu_seqlens_k has shape \(2,\)"),
         ({"cu_q": np.array([0.0, 3, 7])}, "cu_seqlens_q has dtype float64"),
     ],
@@ -101,7 +101,7 @@ def test_ragged(changes: dict[str, Any], message: str) -> None:
 
 def test_a_longest_sequence_that_is_not() -> None:
     x = Case(((3, 4), (4, 5)), form="ragged").build()
-    with pytest.raises(ValueError, match="max_seqlen_q 3: must be at least 4"):
+    with pytest.raises(ValueError, match="max_seqlen_q is 3: must be at least 4"):
         x.call(max_seqlen_q=3)
     assert np.isfinite(x.call(max_seqlen_q=4).astype(float)).all()
     assert x.explain().grid == x.explain(max_seqlen_q=4).grid
@@ -135,7 +135,7 @@ def test_paged(changes: dict[str, Any], message: str) -> None:
 
 def test_nothing_is_written_before_the_checks_pass() -> None:
     out = np.full(q.shape, 7, np.float32)
-    with pytest.raises(ValueError, match="window 0"):
+    with pytest.raises(ValueError, match="window is 0"):
         mha_prefill(q, kv, kv, out=out, window=0)
     assert (out == 7).all()
 
@@ -148,7 +148,7 @@ def test_explain_takes_what_the_call_takes() -> None:
     found = x.explain(**options)
     assert (found.backend, found.config.pack) == ("emulator", 1)
     assert not traffic.moved
-    with pytest.raises(ValueError, match="scale inf"):
+    with pytest.raises(ValueError, match="scale is inf"):
         x.explain(scale=float("inf"))
     with pytest.raises(TypeError, match="sclae"):
         x.explain(sclae=0.1)

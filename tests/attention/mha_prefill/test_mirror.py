@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from all_pairs import all_pairs
 from prefill_cases import Case
 
 from kvlab.mirror import check, lockstep
@@ -47,43 +46,6 @@ CASES = [
     (Case(((70, 90),), dtype="fp8", scales="token", mask="chunked causal"), "gfx950"),
 ]
 
-
-SIGHTS: dict[str, dict[str, Any]] = {
-    "causal": {},
-    "full": {"causal": False},
-    "window": {"window": 40},
-    **{name: {"mask": name} for name in ("chunked", "padding", "striped")},
-}
-SIZES = (64, None), (80, 48), (192, 128)
-DTYPES = (
-    *((dtype, None, "") for dtype in ("bf16", "fp16", "fp32")),
-    *((dtype, "fp8", scales) for dtype in ("bf16", "fp8") for scales in ("token", "head")),
-)
-
-
-def drawn(form: str, dtype: Any, size: Any, sight: str, alibi: str, **rest: Any) -> tuple[Case, str]:
-    """A case with these features, and its machine."""
-    lens = ((70, 90),) * 2 if form == "dense" else ((70, 90), (9, 20))
-    arch = rest.pop("arch")
-    case = Case(
-        lens, form=form, D=size[0], DV=size[1], dtype=dtype[0], kv=dtype[1], scales=dtype[2], alibi=alibi, page=48,
-        **SIGHTS[sight], **rest,
-    )
-    return case, arch
-
-
-def fits(row: dict[str, Any]) -> bool:
-    """Whether the machine has the dtypes."""
-    case, arch = drawn(**row)
-    return case.fits(arch)
-
-
-CASES += [drawn(**row) for row in all_pairs(
-    fits, form=("paged", "ragged", "dense"), dtype=DTYPES, size=SIZES, sight=tuple(SIGHTS),
-    alibi=("", "head", "sequence"), sinks=(False, True), softcap=(0.0, 9.0), base2=(False, True),
-    arch=("sm_90", "sm_80", "gfx950"),
-)]
-"""With rows in which every two of these features meet: no line of the twins is dead."""
 
 
 @pytest.mark.interpreter

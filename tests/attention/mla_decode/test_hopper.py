@@ -136,7 +136,7 @@ def test_nothing_is_written_beside_out(monkeypatch: pytest.MonkeyPatch, H: int, 
 )
 def test_hopper_says_what_it_supports(changes: dict[str, Any], message: str) -> None:
     x = Case(**{"lens": (5,), "columns": FULL, **changes}).build()
-    with pytest.raises(ValueError, match=f"backend 'hopper' with {message}.*: must be bf16 or fp16 with a cache"):
+    with pytest.raises(ValueError, match=f"backend is 'hopper' with {message}.*: must be bf16 or fp16 with a cache"):
         mla_decode_paged(*x.arrays, backend="hopper", **x.options)
 
 
@@ -153,7 +153,7 @@ def test_numbers_and_strides_that_it_does_not_take() -> None:
     out = np.zeros((*x.q.shape[:-1], 516), x.q.dtype)[..., 4:]
     with pytest.raises(ValueError, match="the strides or the alignment of out: must be"):
         mla_decode_paged(*x.arrays, backend="hopper", out=out, **x.options)
-    with pytest.raises(ValueError, match="num_splits 65: must be an integer from 1 to 64"):
+    with pytest.raises(ValueError, match="num_splits is 65: must be an integer from 1 to 64"):
         mla_decode_paged(*x.arrays, backend="hopper", num_splits=65, **x.options)
 
 

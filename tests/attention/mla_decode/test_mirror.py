@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
-from mla_cases import Case, EvenKeys
-from pairs.covering import Rule, Table
+from mla_cases import Case
 from seeded_faults import is_found
 
 from kvlab.attention import explain, mla_decode_paged
-from kvlab.attention.masks import CausalPaddingMask, ChunkedMask
+from kvlab.attention.masks import ChunkedMask
 from kvlab.mirror import check, lockstep
 
 
@@ -61,36 +59,6 @@ CASES = [
     (Case((70, 3), H=3, row="fp8", k_scale="head", dtype="fp8", splits=2), "sm_90"),
     (Case((150,), H=3, S=2, mask=ChunkedMask(70), sinks=True, splits=2), "gfx950"),
 ]
-
-PAIRS = Table(
-    {
-        "mask": (None, "window", ChunkedMask(40), EvenKeys(), CausalPaddingMask(np.array([60, 9]))),
-        "rows": (("plain", "", "bf16"), ("fp8", "number", "fp16"), ("fp8", "head", "fp8"), ("fp8", "token", "bf16"),
-                 ("rope-aware", "head", "fp16"), ("rope-aware", "token", "fp8")),
-        "softcap": (0.0, 4.0),
-        "sinks": (False, True),
-        "slopes": (False, True),
-        "S": (1, 3),
-        "splits": (1, 2),
-        "page": (16, 64),
-        "columns": ((128, 64), (80, 16)),
-        "arch": ("sm_90", "sm_80", "gfx950"),
-    },
-    (
-        Rule(("rows", "arch"), lambda rows, arch: arch == "sm_90" or rows[0] == "plain"),
-        Rule(("columns", "arch"), lambda columns, arch: arch != "gfx950" or columns == (128, 64)),
-    ),
-)
-"""Every two features together, so that each line of the kernel runs in some case."""
-
-
-def pair(mask: Any, rows: tuple[str, str, str], arch: str, **more: Any) -> tuple[Case, str]:
-    row, k_scale, dtype = rows
-    more |= {"window": 33} if mask == "window" else {"mask": mask}
-    return Case((90, 20), H=3, row=row, k_scale=k_scale, dtype=dtype, **more), arch
-
-
-CASES += [pair(**row) for row in PAIRS.rows()]
 
 
 @pytest.mark.interpreter

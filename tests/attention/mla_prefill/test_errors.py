@@ -22,7 +22,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "columns": (lambda x: x.with_(k=x.k[..., :120]), r"kv_cache has rows of 128 bfloat16: must be 136"),
     "rope": (lambda x: x.with_(k=x.k[..., :60]), "60 columns of k: must be a multiple of 8 from 16 to 256"),
     "starts of q": (lambda x: x.with_(cu_q=x.cu_q[:2]), r"cu_seqlens_k has shape \(3,\): must be that of cu_seqlens_q"),
-    "the end of k": (lambda x: x.with_(cu_k=x.cu_k - 1), r"cu_seqlens_k \[-1, 19, 22\]: must be numbers from 0 to 23"),
+    "the end of k": (lambda x: x.with_(cu_k=x.cu_k - 1), r"cu_seqlens_k is \[-1, 19, 22\]: must be numbers"),
     "keys held": (lambda x: x.with_(seq_lens=x.seq_lens - 1), "k and v hold 20 keys of sequence 0 from key -1 on"),
     "keys held, unsigned": (
         lambda x: x.with_(seq_lens=x.seq_lens.astype("u4") - 1, cu_k=x.cu_k.astype("u4")),
@@ -64,16 +64,16 @@ BAD: dict[str, tuple[Any, str]] = {
 }
 OPTIONS = {
     "latent": ({"latent_dim": 65}, "kv_cache has rows of 128"),
-    "layout": ({"kv_layout": "DHN"}, "kv_layout 'DHN': must be 'NHD' or 'HND'"),
-    "arch": ({"arch": "sm_70"}, "arch 'sm_70': must be one of sm_80, sm_90, gfx950"),
-    "backend": ({"backend": "fast"}, "backend 'fast': must be one of"),
-    "scale": ({"scale": np.inf}, "scale inf: must be finite"),
-    "softcap": ({"softcap": -1.0}, "softcap -1.0: must be 0 or more"),
-    "window": ({"window": 0}, "window 0: must be at least 1"),
-    "mask": ({"mask": "causal"}, "mask 'causal': must be a"),
+    "layout": ({"kv_layout": "DHN"}, "kv_layout is 'DHN': must be 'NHD' or 'HND'"),
+    "arch": ({"arch": "sm_70"}, "arch is 'sm_70': must be one of sm_80, sm_90, gfx950"),
+    "backend": ({"backend": "fast"}, "backend is 'fast': must be one of"),
+    "scale": ({"scale": np.inf}, "scale is inf: must be finite"),
+    "softcap": ({"softcap": -1.0}, "softcap is -1.0: must be 0 or more"),
+    "window": ({"window": 0}, "window is 0: must be at least 1"),
+    "mask": ({"mask": "causal"}, "mask is 'causal': must be a"),
     "sinks": ({"sinks": np.zeros(3, np.float32)}, r"sinks has shape \(3,\): must be \[Hq = 2\]"),
-    "longest": ({"max_seqlen_q": 4}, "max_seqlen_q 4: must be at least 5"),
-    "traffic": ({"traffic": 3}, "traffic 3: must be a"),
+    "longest": ({"max_seqlen_q": 4}, "max_seqlen_q is 4: must be at least 5"),
+    "traffic": ({"traffic": 3}, "traffic is 3: must be a"),
 }
 
 
@@ -115,7 +115,7 @@ def test_e4m3_keys_on_sm_80() -> None:
     ({"k_scale": np.ones(3, np.float32)}, r"k_scale has shape \(3,\): must be a number, \[Hkv = 2\]"),
     ({"v_scale": np.ones((4, 2), np.float32)}, r"v_scale has shape \(4, 2\): .* \(23, 2\)"),
     ({"v_scale": np.ones(2)}, "v_scale has dtype float64: must be float32"),
-    ({"k_scale": np.inf}, "k_scale inf: must be a finite number"),
+    ({"k_scale": np.inf}, "k_scale is inf: must be a finite number"),
 ])
 def test_bad_scales(options: dict[str, Any], words: str) -> None:
     refused(Case(((5, 20), (2, 3)), page=4, kv="fp8").build(), words, **options)

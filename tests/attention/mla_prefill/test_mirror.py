@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from mla_prefill_cases import Case
-from pairs.covering import Rule, Table
 from seeded_faults import is_found
 
-from kvlab.attention.masks import CausalPaddingMask, ChunkedMask, MaterializedMask
+from kvlab.attention.masks import ChunkedMask
 from kvlab.attention.mla_prefill.config import choose_config
 from kvlab.mirror import check, lockstep
 
@@ -66,47 +64,6 @@ CASES = [
     (Case(((30, 90),), row="fp8", k_scale="head", columns=(112, 48, 40), H=1), "gfx950"),
     (Case(((30, 90),), kv="fp8", scales="token", dtype="fp16", columns=(112, 32, 48)), "gfx950"),
 ]
-
-BIAS = np.random.default_rng(5).standard_normal((2, 1, 60, 100)).astype(np.float32)
-PAIRS = Table(
-    {
-        "mask": ("full", "causal", "window", ChunkedMask(40), MaterializedMask(BIAS),
-                 CausalPaddingMask(np.array([60, 9]))),
-        "rope": (("plain", ""), ("", ""), ("", "head"), ("fp8", "number"), ("fp8", "token"), ("", "token"),
-                 ("rope-aware", "")),
-        "kv": (("", ""), ("fp8", "number"), ("fp8", "head"), ("fp8", "token")),
-        "dtype": ("bf16", "fp16", "fp32", "fp8"),
-        "softcap": (0.0, 4.0),
-        "sinks": (False, True),
-        "slopes": (False, True),
-        "held": ("all", "last", "some"),
-        "columns": ((64, 32, 64), (80, 32, 48)),
-        "arch": ("sm_90", "sm_80", "gfx950"),
-    },
-    (
-        Rule(("rope", "arch"), lambda rope, arch: arch != "sm_80" or not (rope[0] == "fp8" or rope[1])),
-        Rule(("kv", "arch"), lambda kv, arch: arch != "sm_80" or not kv[0]),
-        Rule(("kv", "dtype"), lambda kv, dtype: (kv[0] or dtype != "fp8") and (kv[1] != "token" or dtype != "fp8")),
-        Rule(("kv", "rope", "dtype"), lambda kv, rope, dtype: dtype != "fp32" or (rope[0] == "plain" and not kv[0])),
-        Rule(("kv", "rope", "arch"), lambda kv, rope, arch: arch != "gfx950" or kv[0] or not rope[1]),  # of 32 columns
-        Rule(("held", "rope"), lambda held, rope: held == "all" or rope[0]),
-    ),
-)
-"""Every two features together, so that each line of the kernel runs in some case."""
-
-
-def pair(mask: Any, rope: tuple[str, str], kv: tuple[str, str], held: str, arch: str, **more: Any) -> tuple[Case, str]:
-    (row, k_scale), (kind, scales) = rope, kv
-    named: dict[str, dict[str, Any]] = {
-        "full": {"causal": False}, "causal": {"causal": True}, "window": {"window": 33}
-    }
-    more |= named[mask] if isinstance(mask, str) else {"mask": mask}
-    some: dict[str, dict[str, Any]] = {"last": {"held": (70, 20)}, "some": {"held": (50, 12), "starts": (20, 3)}}
-    more |= some.get(held, {})
-    return Case(((60, 100), (5, 20)), row=row, k_scale=k_scale, kv=kind, scales=scales, **more), arch
-
-
-CASES += [pair(**row) for row in PAIRS.rows()]
 
 
 @pytest.mark.interpreter

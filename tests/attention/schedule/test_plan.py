@@ -163,7 +163,7 @@ def test_batch_invariant_units_have_2048_keys_and_a_sequence_at_most_64() -> Non
     ({"head_dim": True}, "head_dim is True"),
     ({"programs": 0}, "programs is 0"),
     ({"unit": -3}, "unit is -3"),
-    ({"window": 0}, "window 0"),
+    ({"window": 0}, "window is 0"),
     ({"unit": 4, "config": ScheduleConfig(4)}, "unit beside config"),
     ({"seq_lens": [10**9] * 40}, "the cost of seq_lens is"),
 ])

@@ -27,7 +27,7 @@ SEEN: dict[str, tuple[Any, ...]] = {
 }
 DECODE = SEEN | {
     "dtypes": (("bfloat16", "bfloat16"), ("float16", FP8), (FP8, FP8)), "lens": ((37, 0),), "S": (1, 2),
-    "splits": (1, 2), "mask_value": (None,), "layout": ("NHD", "HND"), "arch": ("sm_90",),
+    "splits": (1, 2), "mask_value": (None,), "layout": ("NHD", "HND"),
 }
 LENGTHS = (((5, 37), (3, 0)), ((33, 129), (7, 70)))
 TABLES: dict[str, tuple[Table, dict[str, tuple[Any, ...]], Callable[..., Any]]] = {
@@ -36,13 +36,13 @@ TABLES: dict[str, tuple[Table, dict[str, tuple[Any, ...]], Callable[..., Any]]] 
         functools.partial(paged_decode.call, function="mha_decode_paged"),
     ),
     "mha_decode_streaming": (
-        paged_decode.STREAMING, DECODE | {"D": ((64, 64),), "arch": ("gfx950",)},
+        paged_decode.STREAMING, DECODE | {"D": ((64, 64),)},
         functools.partial(paged_decode.call, function="mha_decode_streaming_paged"),
     ),
     "mha_prefill": (
         prefill.PREFILL,
         SEEN | {"dtypes": DECODE["dtypes"], "D": ((16, 32), (96, 80)), "lengths": LENGTHS, "most": (False,),
-                "page": (1, 5), "arch": ("sm_90",)},
+                "page": (1, 5)},
         prefill.call,
     ),
     "mla_decode": (
@@ -54,8 +54,7 @@ TABLES: dict[str, tuple[Table, dict[str, tuple[Any, ...]], Callable[..., Any]]] 
     "mla_prefill": (
         mla_prefill.PREFILL,
         SEEN | {"dtypes": (("bfloat16",) * 3, ("float16", FP8, FP8), (FP8, FP8, mla_prefill.AWARE)), "heads": (1,),
-                "columns": ((16, 16, 32),), "latent": (32,), "lengths": LENGTHS, "most": (False,), "page": (1, 5),
-                "arch": ("sm_90",)},
+                "columns": ((16, 16, 32),), "latent": (32,), "lengths": LENGTHS, "most": (False,), "page": (1, 5)},
         mla_prefill.call,
     ),
     "merge_states": (
@@ -69,7 +68,7 @@ TABLES: dict[str, tuple[Table, dict[str, tuple[Any, ...]], Callable[..., Any]]] 
         {"form": ("NHD", "ragged", "padded"), "dtypes": (("bfloat16", "bfloat16"), ("float32", FP8)), "heads": (2,),
          "D": ((24, 24),), "page": (4,), "k_scale": ("", "number", "tensor", "own"), "rope": (0, 8), "ints": ("int32",),
          "v_scale": ("", "number", "tensor", "own"), "scale_dtype": ("float32",), "angles": ("float32",),
-         "spread": (1,), "arch": ("sm_90",)},
+         "spread": (1,)},
         kv_store.store,
     ),
 }
@@ -77,6 +76,7 @@ TABLES: dict[str, tuple[Table, dict[str, tuple[Any, ...]], Callable[..., Any]]] 
 FURTHER: dict[str, tuple[Row, ...]] = {
     "mha_prefill": ({"mask": "causal", "softcap": 2.5, "slopes": "sequence", "lengths": LENGTHS[1]},),
     "mla_prefill": (
+        {"mask": "causal", "softcap": 2.5, "slopes": "sequence", "lengths": LENGTHS[1]},
         {"mask": "causal", "lengths": LENGTHS[1], "dtypes": ("float16", FP8, FP8), "k_scale": "token",
          "rope_scale": "token"},
     ),

@@ -45,7 +45,7 @@ def test_bad_endings_and_objects_write_nothing(tmp_path) -> None:
         save(LAYOUT, tmp_path / "a.pdf")
     with pytest.raises(ValueError, match="cannot draw"):
         save(object(), tmp_path / "a.svg")
-    with pytest.raises(ValueError, match="theme 'sepia' is not one of light, dark"):
+    with pytest.raises(ValueError, match="theme is 'sepia': must be one of light, dark"):
         draw(LAYOUT).resolved("sepia")
     assert not list(tmp_path.iterdir())
 

@@ -102,5 +102,5 @@ def call_of(name: str, make: Callable[[Any], Any] = lambda array: array, *, fp8:
 OPERATIONS = tuple(
     name
     for name in attention.__all__
-    if callable(getattr(attention, name)) and name not in ("Explanation", "Rope", "explain")
+    if callable(getattr(attention, name)) and name not in ("Explanation", "Rope", "Schedule", "explain", "plan")
 )

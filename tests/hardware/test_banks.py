@@ -265,7 +265,7 @@ def test_leading_axes_are_kept() -> None:
         (("ld.shared.b64", LANE * 4), "address is 4: must be a multiple of 8 bytes"),
         (("ld.shared.b32", -4 * LANE), "address -124 is negative"),
         (("ld.shared.b32", LANE[:16]), r"not integers \[..., 32\]"),
-        (("ld.shared.b32", LANE * 4.0), r"float64: must be int"),
+        (("ld.shared.b32", LANE * 4.0), r"float64 are not integers"),
         (("ld.shared.b32", LANE * 4, 1 << 32), "bits past lane 31"),
         (("ld.shared.b32", LANE * 4, [True, False]), "does not fit"),
         (("ldmatrix.x1", LANE * 16, 0xFF), "every lane takes part"),

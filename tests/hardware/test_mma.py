@@ -350,5 +350,5 @@ def test_bad_input() -> None:
     wide = get_atom("wgmma.m64n16k16.bf16")
     with pytest.raises(ValueError, match="B is read from shared memory, no register holds it"):
         wide.fragment_b(np.zeros((16, 16)))
-    with pytest.raises(ValueError, match=r"b of shape \(8, 16\) is not \[\.\.\., 16, 16\]"):
+    with pytest.raises(ValueError, match=r"b has shape \(8, 16\): must be \[\.\.\., 16, 16\]"):
         wide.mma(np.zeros((128, 8), wide.dtype), np.zeros((8, 16), wide.dtype), np.zeros((128, 8), np.float32))

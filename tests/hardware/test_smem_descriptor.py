@@ -287,5 +287,5 @@ def test_bad_tensor_memory() -> None:
         TensorMemory(48)
     with pytest.raises(ValueError, match="lane is 128: must be 0 to 127"):
         tmem_address(128, 0)
-    with pytest.raises(ValueError, match="column 512 is not 0 to 511"):
+    with pytest.raises(ValueError, match="column is 512: must be 0 to 511"):
         tmem_address(0, 512)

@@ -265,7 +265,7 @@ def test_bad_tiles() -> None:
     ragged = RaggedTMA3DTile.of(np.zeros((8, 2, 64), np.float16), BM=8, BN=64)
     for arguments, message in (
         ((0, 9, 0), "dynamic_dim is 9: must be 0 to 8"),
-        ((0, 1, 2), "middle_idx 2 is not 0 to 1"),
+        ((0, 1, 2), "middle_idx is 2: must be 0 to 1"),
     ):
         with pytest.raises(ValueError, match=message):
             ragged.async_copy_from_col(0, Memory(1024), 0, *arguments)

@@ -61,7 +61,7 @@ class Machine:
 
 def _both(*depths: int) -> Columns:
     fits, asked = lambda k, v: k == v and k in depths, "head dimensions {} and {} on"
-    return Columns("head dimensions", asked, fits, f"both is {_either(depths)}", ", as MAX's decode")
+    return Columns("head dimensions", asked, fits, f"both {_either(depths)}", ", as MAX's decode")
 
 
 def _either(words: Iterable[Any]) -> str:

@@ -124,7 +124,7 @@ def test_a_row_and_a_class_are_a_machine(monkeypatch: pytest.MonkeyPatch) -> Non
         """Another machine's."""
 
     q, k, v = rows(np.float32, 2, 4, 64), rows(np.float32, 4, 32, 2, 64), rows(np.float32, 4, 32, 2, 64)
-    with pytest.raises(ValueError, match="arch 'gfx942': must be one of sm_80, sm_90, gfx950"):
+    with pytest.raises(ValueError, match="arch is 'gfx942': must be one of sm_80, sm_90, gfx950"):
         mha_decode_paged(q, k, v, TABLE, LENS, arch="gfx942")
     row = Machine(("mha_decode",), ("gfx942",), ("float32",), Strips)
     monkeypatch.setattr(table, "MACHINES", (*MACHINES, row))
@@ -136,7 +136,7 @@ def test_a_row_and_a_class_are_a_machine(monkeypatch: pytest.MonkeyPatch) -> Non
     k, v = (x.astype(bfloat16) for x in (k, v))
     with pytest.raises(ValueError, match="k_cache in bfloat16 on gfx942: must be on sm_80, sm_90 or gfx950"):
         mha_decode_paged(q.astype(bfloat16), k, v, TABLE, LENS, arch="gfx942")
-    with pytest.raises(ValueError, match="arch 'sm_70': must be one of sm_80, sm_90, gfx942, gfx950"):
+    with pytest.raises(ValueError, match="arch is 'sm_70': must be one of sm_80, sm_90, gfx942, gfx950"):
         mha_decode_paged(q, k.astype(np.float32), v.astype(np.float32), TABLE, LENS, arch="sm_70")
 
 
@@ -150,7 +150,7 @@ REFUSED = [
     ("mla_decode", "gfx950", DTYPES["float32"],
      "512 + 64 columns of float32 on gfx950: must be 128, 256 or 512 + 32 or 64 of 16 bits; a tile of 128 keys in "
      "float32 does not fit into LDS; sm_80 and sm_90 take the others"),
-    ("mha_decode_streaming", "sm_90", bfloat16, "arch 'sm_90': must be 'gfx950'"),
+    ("mha_decode_streaming", "sm_90", bfloat16, "arch is 'sm_90': must be 'gfx950'"),
 ]
 
 

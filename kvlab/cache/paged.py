@@ -53,7 +53,8 @@ class PagedKVCache(TmaTiles, KVCacheView):
         page is the null page of its sentinel has one less.
     kv_params : must fit ``blocks``; made from them if None.
     scales : ``[pages, page_size, heads, ceil(head_size / quantization_granularity)]`` for a quantised cache: one scale
-        for so many dims of each head and token. Its dtype is the scale dtype.
+        for so many dims of each head and token. Its dtype is the scale dtype. Without them, what is about scales is a
+        ValueError: MAX does not compile it (a continuous cache gives zeros, as MAX's does).
     quantization_granularity : dims that share a scale.
 
     Indices are ints or integer arrays that broadcast against each other; ``tok_idx`` counts from the start of the

@@ -24,6 +24,14 @@ from kvlab.staging.tile.member import KVBufferMembers
 from kvlab.staging.tile.smem_image import SmemImage
 from kvlab.staging.tile.smem_place import one_warp, own_or_given, shared_tile, threads_of
 
+# What MAX's module of this name holds besides, under its names.
+from .buffer_config import KBufferConfig as KBufferConfig
+from .buffer_config import KVBufferConfig as KVBufferConfig
+from .buffer_config import VBufferConfig as VBufferConfig
+from .decode_kv_buffer import DecodeKVBuffer as DecodeKVBuffer
+from .decode_kv_buffer import KBuffer as KBuffer
+from .decode_kv_buffer import VBuffer as VBuffer
+from .decode_streaming import DecodeStreamingKVBuffer as DecodeStreamingKVBuffer
 from .kv_buffer_addresses import Window
 from .kv_mma_op import KVMmaOp, KVMmaOpParams
 from .params import KVBufferParams
@@ -254,8 +262,9 @@ class KVBuffer(KVBufferMembers, Drawn):
 
     def get_mma_tile(self, k_mma_tile_idx: int, bk_tile_idx: int) -> TileTensor:
         """The fragments of a k group of a strip, in registers: of each thread ``[programs, threads]`` ``num_mmas x
-        frag``; of ``warp_id`` 64 threads."""
-        tile = self.kv_mma_op.mma_tile_at(bk_tile_idx, k_mma_tile_idx)
+        frag``; of ``warp_id`` 64 threads. ValueError for a strip or a k group that the tile has not."""
+        strip = one_of("bk_tile_idx", bk_tile_idx, self.params.num_k_tiles, "strips of the tile")
+        tile = self.kv_mma_op.mma_tile_at(strip, k_mma_tile_idx)
         return tile.select(slice(None), threads_of(self.warp_id))
 
     mma_subtile = get_mma_tile

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache import UnsafePointer
-from kvlab.cache.checks import one_of
+from kvlab.cache.checks import count, one_of
 from kvlab.common.checks import shown
 from kvlab.layout import Layout, TileTensor
 from kvlab.memory import AddressSpace, Memory
@@ -69,12 +69,15 @@ class KVMmaOp:
         """The fragments of k group ``kg`` of a strip: of each thread ``num_mmas x frag``."""
         p = self.params
         kg = one_of("kg", kg, p.num_k_mmas, "k groups of a strip")
-        slot = bk_tile % p.num_k_tiles
-        return self.reg_tile.tile((p.num_mmas, p.input_frag_size), (slot * p.num_k_mmas + kg, 0))
+        return self.reg_tile.tile((p.num_mmas, p.input_frag_size), (self._slot(bk_tile) * p.num_k_mmas + kg, 0))
 
     def strip_tile(self, bk_tile: int) -> TileTensor:
         """All fragments of a strip, k group after k group: of each thread ``(num_k_mmas * num_mmas) x frag``."""
-        return self._strips[bk_tile % self.params.num_k_tiles]
+        return self._strips[self._slot(bk_tile)]
+
+    def _slot(self, bk_tile: int) -> int:
+        """Where the register tile holds a strip. ValueError unless it is an integer from 0 on."""
+        return count("bk_tile", bk_tile) % self.params.num_k_tiles
 
     def load_prefill(self, bk_tile: int, warp_smem: TileTensor) -> None:
         """K: the strip from the warp's ``WN x BK`` tile.

@@ -179,8 +179,8 @@ def test_numbers_that_are_none(number: Any) -> None:
         k.get_mma_tile(k_mma_tile_idx=number, bk_tile_idx=0)
     with pytest.raises(ValueError, match=f"^bk_tile_idx {number!r} is not one of the 2 strips of the tile$"):
         k.get_mma_tile(k_mma_tile_idx=0, bk_tile_idx=number)
-    if number not in (2, 0.0) or number is True:  # a strip past the registers stands in the slot of one before
-        with pytest.raises(ValueError, match="^bk_tile "):
+    if number != 2:  # a strip past the registers stands in the slot of one before
+        with pytest.raises(ValueError, match=r"^bk_tile "):
             k.strip_tile(number)
     s = DecodeStreamingKVBuffer(K, cache(), 0, 0, num_keys=99)
     with pytest.raises(ValueError, match=f"^strip_idx is {number!r}: must be one of the 2 strips of the tile$"):

@@ -27,9 +27,9 @@ def resolve_slopes(alibi_slopes: Any, q: Any, batch: int) -> Any:
     return alibi_slopes[None] if alibi_slopes.ndim == 1 else alibi_slopes
 
 
-def slopes_stride(slopes: Any) -> int | None:
+def slopes_stride(slopes: Any) -> int:
     """Elements from a sequence's slopes to the next one's, of a torch tensor ``[B or 1, Hq]`` or None."""
-    return None if slopes is None else 0 if slopes.shape[0] == 1 else int(slopes.stride(0))
+    return 0 if slopes is None or slopes.shape[0] == 1 else int(slopes.stride(0))
 
 
 def lower_exactly(s: Array, slopes: Array | None, sequence: int, position: Array, key: Array) -> Array:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from kvlab.attention.tiles.strides import PageStrides
-
 from .alibi import slopes_stride
-from .bias import BiasNumbers, bias_numbers
+from .bias import bias_numbers
 from .resolve import Features
 from .scales import scale_strides
 
@@ -28,17 +26,28 @@ class FeatureArrays(NamedTuple):
 
 
 class FeatureNumbers(NamedTuple):
-    """Bounds of the mask's interval, the softcap, and strides of the arrays; None or 0 where there are none."""
+    """Bounds of the mask's interval, the softcap, sizes of the bias, and strides of the arrays; None or 0 where there
+    are none. Not nested: Triton 3.6 loses constants of tuples within tuples.
+    """
 
     left: int
     right: int
     chunk: int | None
     softcap: float | None
-    bias: BiasNumbers | None
-    slopes: int | None
-    q_scales: PageStrides
-    k_scales: PageStrides
-    v_scales: PageStrides
+    bias_batch: int
+    bias_head: int
+    bias_row: int
+    bias_key: int
+    bias_rows: int
+    bias_keys: int
+    slopes_batch: int
+    q_scale_head: int
+    k_scale_page: int
+    k_scale_token: int
+    k_scale_head: int
+    v_scale_page: int
+    v_scale_token: int
+    v_scale_head: int
 
 
 def feature_arrays(features: Features) -> FeatureArrays:
@@ -54,7 +63,7 @@ def feature_numbers(features: Features, *, ragged: bool = False) -> FeatureNumbe
     """The numbers of ``features``. ragged : K and V are rows one after the other; scales of tokens likewise."""
     mask, scales = features.mask, features.scales
     return FeatureNumbers(
-        mask.left, mask.right, mask.chunk or None, features.softcap or None, bias_numbers(mask.bias),
-        slopes_stride(features.slopes), scale_strides(scales.q), scale_strides(scales.k, ragged=ragged),
-        scale_strides(scales.v, ragged=ragged),
+        mask.left, mask.right, mask.chunk or None, features.softcap or None, *bias_numbers(mask.bias),
+        slopes_stride(features.slopes), scale_strides(scales.q).head, *scale_strides(scales.k, ragged=ragged),
+        *scale_strides(scales.v, ragged=ragged),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,17 +18,6 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 
-class BiasNumbers(NamedTuple):
-    """Strides and sizes of a bias as kernels take them."""
-
-    batch: int
-    head: int
-    row: int
-    key: int
-    rows: int
-    keys: int
-
-
 def check_bias(bias: Any, q: Any, batch: int) -> None:
     """ValueError unless ``bias`` is None or ``[B or 1, Hq or 1, rows, keys]`` beside q ``[.., Hq, D]``."""
     if bias is None:
@@ -42,12 +31,17 @@ def check_bias(bias: Any, q: Any, batch: int) -> None:
     require(dtype_of(bias, "mask").kind in "fV", f"mask has dtype {bias.dtype}", "a float or bool")
 
 
-def bias_numbers(bias: Any) -> BiasNumbers | None:
-    """Strides and sizes of a torch tensor ``[B or 1, H or 1, rows, keys]`` or None; stride 0 along an axis of one."""
+def bias_numbers(bias: Any) -> tuple[int, ...]:
+    """Strides of a torch tensor ``[B or 1, H or 1, rows, keys]``, 0 along an axis of one, then rows and keys; 0 for
+    None.
+
+    >>> bias_numbers(None)
+    (0, 0, 0, 0, 0, 0)
+    """
     if bias is None:
-        return None
+        return (0,) * 6
     lead = (0 if n == 1 else step for n, step in zip(bias.shape[:2], bias.stride()[:2], strict=True))
-    return BiasNumbers(*lead, *bias.stride()[2:], *bias.shape[2:])
+    return (*lead, *bias.stride()[2:], *bias.shape[2:])
 
 
 def add_bias_exactly(s: Array, visible: Array, bias: Array | None, sequence: int) -> tuple[Array, Array]:
@@ -79,10 +73,10 @@ def add_bias(
 
 
 def add_bias_kernel(s, visible, bias_ptr, numbers, batch, head, row, key):
-    """(s, visible) with a bias of rows ``row`` of ``head``; outside it masks. ``numbers``: BiasNumbers."""
-    at = (batch * numbers.batch + head * numbers.head + row.to(tl.int64) * numbers.row)[:, None]  #- address
-    at = at + key.to(tl.int64)[None, :] * numbers.key  #- address
-    inside = visible & (row < numbers.rows)[:, None] & (key < numbers.keys)[None, :]
+    """(s, visible) with a bias of rows ``row`` of ``head``, as of ``add_bias``."""
+    at = batch * numbers.bias_batch + head * numbers.bias_head + row.to(tl.int64) * numbers.bias_row  #- address
+    at = at[:, None] + key.to(tl.int64)[None, :] * numbers.bias_key  #- address
+    inside = visible & (row < numbers.bias_rows)[:, None] & (key < numbers.bias_keys)[None, :]
     bias = tl.load(bias_ptr + at, mask=inside, other=-float("inf")).to(tl.float32)
     visible = visible & ~(bias <= MASK_VALUE)  # NaN masks nothing
     return s + tl.where(visible, bias, 0.0) * LOG2E, visible

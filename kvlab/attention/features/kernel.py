@@ -17,7 +17,9 @@ from .intervals import key_range_kernel as key_range
 from .intervals import split_keys_kernel as split_keys
 from .intervals import visible_end_kernel as visible_end
 from .scales import head_scale_kernel as head_scale
+from .scales import key_scales_kernel as key_scales
 from .scales import token_scale_kernel as token_scale
+from .scales import value_scales_kernel as value_scales
 from .scores import adjust_kernel as adjust
 from .scores import hide_kernel as hide
 from .scores import row_terms_kernel as row_terms
@@ -27,6 +29,6 @@ from .softcap import cap_kernel as cap
 from .temperature import heat_kernel as heat
 
 globals().update(compiled(
-    triton.jit, tl, add_bias, adjust, cap, head_scale, heat, hide, in_pages, key_count, key_range, lower, row_terms,
-    sink_alone, slope_of, split_keys, start_rows, token_scale, visible_end, weigh,
+    triton.jit, tl, add_bias, adjust, cap, head_scale, heat, hide, in_pages, key_count, key_range, key_scales, lower,
+    row_terms, sink_alone, slope_of, split_keys, start_rows, token_scale, value_scales, visible_end, weigh,
 ))

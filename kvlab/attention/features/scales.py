@@ -143,17 +143,38 @@ def token_scale(scale_array: Array | None, at: tuple[Any, ...], exists: Array) -
     return scale
 
 
-def head_scale_kernel(factor, scale_ptr, kv_head, scale_strides):
+def key_scales(features: Any, page: Array, slot: Array, kv_head: Array, exists: Array) -> Array:
+    """Scales ``[P, BN]`` of K's tokens in ``slot`` of ``page``; ``features``: Features."""
+    return token_scale(features.scales.k.tokens, (page, slot, kv_head[:, None]), exists)
+
+
+def value_scales(features: Any, page: Array, slot: Array, kv_head: Array, exists: Array) -> Array:
+    """Scales ``[P, BN]`` of V's tokens in ``slot`` of ``page``; ``features``: Features."""
+    return token_scale(features.scales.v.tokens, (page, slot, kv_head[:, None]), exists)
+
+
+def head_scale_kernel(factor, scale_ptr, kv_head, scale_head):
     """``factor`` times the scale of a KV head."""
     if scale_ptr is not None:
-        factor = factor * tl.load(scale_ptr + kv_head * scale_strides.head)
+        factor = factor * tl.load(scale_ptr + kv_head * scale_head)
     return factor
 
 
-def token_scale_kernel(scale_ptr, scale_strides, page, slot, kv_head, exists):
-    """Scales ``[BN]`` of the keys in ``slot`` of ``page``, as of ``token_scale``."""
+def token_scale_kernel(scale_ptr, at, exists):
+    """Scales ``[BN]`` of keys at the offsets ``at``, as of ``token_scale``."""
     scale = 1.0
     if scale_ptr is not None:
-        at = page * scale_strides.page + slot * scale_strides.token + kv_head * scale_strides.head  #- address
         scale = tl.load(scale_ptr + at, mask=exists, other=0.0)
     return scale
+
+
+def key_scales_kernel(features, numbers, page, slot, kv_head, exists):
+    """Scales ``[BN]`` of K's tokens, as of ``key_scales``."""
+    at = page * numbers.k_scale_page + slot * numbers.k_scale_token + kv_head * numbers.k_scale_head  #- address
+    return token_scale_kernel(features.k_tokens, at, exists)
+
+
+def value_scales_kernel(features, numbers, page, slot, kv_head, exists):
+    """Scales ``[BN]`` of V's tokens, as of ``value_scales``."""
+    at = page * numbers.v_scale_page + slot * numbers.v_scale_token + kv_head * numbers.v_scale_head  #- address
+    return token_scale_kernel(features.v_tokens, at, exists)

@@ -85,10 +85,10 @@ def hide(
 
 def row_terms_kernel(scale_log2, features, numbers, batch, kv_head, head):
     """(factor, slope) of rows as of ``row_terms``: a factor of all rows, or ``[BM, 1]``; a slope ``[BM]``."""
-    factor = head_scale_kernel(scale_log2, features.q_heads, kv_head, numbers.q_scales)
-    factor = head_scale_kernel(factor, features.k_heads, kv_head, numbers.k_scales)
+    factor = head_scale_kernel(scale_log2, features.q_heads, kv_head, numbers.q_scale_head)
+    factor = head_scale_kernel(factor, features.k_heads, kv_head, numbers.k_scale_head)
     factor = heat_kernel(factor, features.temperature, head)
-    slope = slope_of_kernel(features.slopes, numbers.slopes, batch, head)
+    slope = slope_of_kernel(features.slopes, numbers.slopes_batch, batch, head)
     return factor, slope
 
 
@@ -112,5 +112,5 @@ def hide_kernel(s, rows, key, features, numbers, bounded):
         visible = visible & (key[None, :] >= first[:, None])
     if features.bias is not None:
         visible = visible & is_row[:, None]
-        s, visible = add_bias_kernel(s, visible, features.bias, numbers.bias, batch, head, token, key)
+        s, visible = add_bias_kernel(s, visible, features.bias, numbers, batch, head, token, key)
     return tl.where(visible, s, -float("inf"))

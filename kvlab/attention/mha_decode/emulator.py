@@ -11,7 +11,7 @@ import numpy as np
 from kvlab.attention.call.operands import result_dtype
 from kvlab.attention.features.intervals import key_count, split_keys, visible_end
 from kvlab.attention.features.resolve import Features
-from kvlab.attention.features.scales import head_scale, token_scale
+from kvlab.attention.features.scales import head_scale, key_scales, value_scales
 from kvlab.attention.features.scores import adjust, hide, row_terms
 from kvlab.attention.features.sinks import start_rows
 from kvlab.attention.machines.decode import DecodeCTA, decode_cta
@@ -109,7 +109,7 @@ def attend(
         k = cta.load_k(active)
         #: scores -> s    S = Q K^T in float32, in units of log2; scales, temperature, softcap, ALiBi
         s = cta.scores(q, k, active)
-        scale = token_scale(scales.k.tokens, (page, slot, kv_head[:, None]), exists)
+        scale = key_scales(features, page, slot, kv_head, exists)
         s = adjust(s, factor, slope, scale, features, position, key)
         #: mask -> s    keys that a row does not see
         s = hide(s, rows, key, features, mask.windowed)
@@ -119,7 +119,7 @@ def attend(
         #: load_v -> v    the V tile of the same pages
         v = cta.load_v(active)
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
-        scale = token_scale(scales.v.tokens, (page, slot, kv_head[:, None]), exists)
+        scale = value_scales(features, page, slot, kv_head, exists)
         if scales.v.tokens is not None:
             p = p.with_values(p.values * p.by_column(scale))
         o = cta.accumulate(p, v, o, active)

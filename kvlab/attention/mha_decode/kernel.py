@@ -18,10 +18,11 @@ from kvlab.attention.features.kernel import (
     hide,
     in_pages,
     key_count,
+    key_scales,
     row_terms,
     split_keys,
     start_rows,
-    token_scale,
+    value_scales,
     visible_end,
     weigh,
 )
@@ -287,7 +288,7 @@ def attend(
         )
         #: scores -> s    S = Q K^T in float32, in units of log2; scales, temperature, softcap, ALiBi
         s = scores(q, k, C.PAIRS, C.PTX)  # [BM, BN]
-        scale = token_scale(features.k_tokens, numbers.k_scales, page, slot, kv_head, exists)
+        scale = key_scales(features, numbers, page, slot, kv_head, exists)
         s = adjust(s, factor, slope, scale, features, numbers, position, key)
         #: mask -> s    keys that a row does not see
         s = hide(s, rows, key, features, numbers, C.BOUNDED)
@@ -300,7 +301,7 @@ def attend(
             exists, C.DV, C.V0, C.V1,
         )
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
-        scale = token_scale(features.v_tokens, numbers.v_scales, page, slot, kv_head, exists)
+        scale = value_scales(features, numbers, page, slot, kv_head, exists)
         if features.v_tokens is not None:
             p = p * scale[None, :]
         o = accumulate(p, v, o, C.PAIRS, C.PTX)
@@ -308,7 +309,7 @@ def attend(
     sees = l != 0
     if features.sinks is None:
         sees = sees & (first < limit)  # known before the loop: ptxas then spills nothing
-    factor = head_scale(v_factor, features.v_heads, kv_head, numbers.v_scales)
+    factor = head_scale(v_factor, features.v_heads, kv_head, numbers.v_scale_head)
     lse = tl.where(sees, (m + tl.math.log2(l)) * LN2, -float("inf"))
     l = tl.where(sees, factor / l, 0.0)  # what the sums of a row are multiplied by
     #: store    an empty split leaves its partial output alone

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvlab.attention.features.intervals import key_count, split_keys, visible_end
 from kvlab.attention.features.resolve import Features
-from kvlab.attention.features.scales import head_scale, token_scale
+from kvlab.attention.features.scales import head_scale, key_scales, value_scales
 from kvlab.attention.features.scores import adjust, hide, row_terms
 from kvlab.attention.features.sinks import start_rows
 from kvlab.attention.machines import choose
@@ -81,7 +81,7 @@ def attend(
             q = cta.load_q_strip(tile, strip)
             s = cta.add_scores(q, k, s)
         #: scale -> s    in units of log2; scales, temperature, softcap, ALiBi
-        scale = token_scale(scales.k.tokens, (page, slot, kv_head[:, None]), exists)
+        scale = key_scales(features, page, slot, kv_head, exists)
         s = adjust(s, factor, slope, scale, features, position, key)
         #: mask -> s    keys that a row does not see
         s = hide(s, rows, key, features, mask.windowed)
@@ -91,7 +91,7 @@ def attend(
         #: load_v -> v    the V tile of the same pages; the machine brings BK keys at a time
         v = cta.load_v(v_tile, active)
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
-        scale = token_scale(scales.v.tokens, (page, slot, kv_head[:, None]), exists)
+        scale = value_scales(features, page, slot, kv_head, exists)
         if scales.v.tokens is not None:
             p = p.with_values(p.values * p.by_column(scale))
         o = cta.accumulate(p, v, o, active)

@@ -17,10 +17,11 @@ from kvlab.attention.features.kernel import (
     hide,
     in_pages,
     key_count,
+    key_scales,
     row_terms,
     split_keys,
     start_rows,
-    token_scale,
+    value_scales,
     visible_end,
     weigh,
 )
@@ -110,7 +111,7 @@ def attend(
             q = load_q_strip(q_ptr, q_at * C.UNIT, is_row, strip, D, BK, False)
             s = add_scores(q, k, s, dtype)
         #: scale -> s    in units of log2; scales, temperature, softcap, ALiBi
-        scale = token_scale(features.k_tokens, numbers.k_scales, page, slot, kv_head, exists)
+        scale = key_scales(features, numbers, page, slot, kv_head, exists)
         s = adjust(s, factor, slope, scale, features, numbers, position, key)
         #: mask -> s    keys that a row does not see
         s = hide(s, rows, key, features, numbers, C.BOUNDED)
@@ -123,13 +124,13 @@ def attend(
             exists, 0, D, BD, False,
         )  # [BN, BD]
         #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
-        scale = token_scale(features.v_tokens, numbers.v_scales, page, slot, kv_head, exists)
+        scale = value_scales(features, numbers, page, slot, kv_head, exists)
         if features.v_tokens is not None:
             p = p * scale[None, :]
         o = accumulate(p, v, o, dtype)
     #: normalise -> o, lse    rows without a sum have seen no key: 0 and -inf
     sees = l != 0
-    factor = head_scale(v_factor, features.v_heads, kv_head, numbers.v_scales)
+    factor = head_scale(v_factor, features.v_heads, kv_head, numbers.v_scale_head)
     lse = tl.where(sees, (m + tl.math.log2(l)) * LN2, -float("inf"))
     o = tl.where(sees[:, None], o * (factor / l)[:, None], 0.0)
     #: store    an empty split leaves its partial output alone

@@ -1,4 +1,4 @@
-"""What the questions of the notebooks are marked with."""
+"""Marks of the notebooks' questions."""
 
 from __future__ import annotations
 

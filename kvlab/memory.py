@@ -37,7 +37,7 @@ _Mask: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class AddressSpace(enum.Enum):
-    """Where bytes live. GENERIC stands for DRAM in copies, LOCAL for the registers of a thread."""
+    """Memory in which bytes live. GENERIC stands for DRAM in copies, LOCAL for the registers of a thread."""
 
     GENERIC = "generic"
     GLOBAL = "global"
@@ -142,7 +142,9 @@ class Memory:
 
     @property
     def written(self) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
-        """Which bytes have been written, shaped as :attr:`bytes`; None where all are, as in the memory of an array."""
+        """Mask of the bytes that have been written, shaped as :attr:`bytes`; None where all are, as in the memory of an
+        array.
+        """
         return None if self._known is None else self._known[..., : self.nbytes].view(np.bool_)
 
     def load(

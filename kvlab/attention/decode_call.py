@@ -61,7 +61,7 @@ class DecodeCall:
 
 @dataclass(frozen=True, eq=False)
 class DecodePlan:
-    """What all calls of a kind have in common. features: None where they hold arrays."""
+    """Plan of all calls of one kind. features: None where they hold arrays."""
 
     explanation: Explanation
     features: Features | None
@@ -128,7 +128,7 @@ def prepared(
 def _check_arrays(
     q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, out: Any, kv_layout: str, max_tokens: int
 ) -> None:
-    """What is asked of the arrays whatever their values and where they lie."""
+    """Checks the arrays, whatever their values and places."""
     arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
     check_arrays(arrays | given(out=out))
     k_cache, v_cache = (kv_view(cache, kv_layout) for cache in (k_cache, v_cache))
@@ -162,7 +162,7 @@ def _arranged(
 
 
 def _check_memory(call: DecodeCall, arrays: tuple[Any, ...], out: Any, check: bool | None) -> None:
-    """What each call is asked, others of its kind or not: where its arrays lie, and the values in them."""
+    """Checks of each call: places and values of its arrays."""
     if out is not None:
         _check_apart(out, dict(zip(("q", "k_cache", "v_cache", "block_table", "seq_lens"), arrays, strict=True)))
     if looks_at_values(check, call.q):
@@ -174,8 +174,8 @@ def _check_memory(call: DecodeCall, arrays: tuple[Any, ...], out: Any, check: bo
 def explained(
     function: Callable[..., Any], prepare: Callable[..., tuple[Any, Kind[Any], Any]], names: tuple[str, ...] = ASKED
 ) -> Callable[..., Explanation]:
-    """What :func:`kvlab.attention.explain` calls for ``function``, a paged decode: the same call, up to its plan.
-    ``prepare`` takes the call's arguments, those of ``names`` as ``asked``.
+    """Function that :func:`kvlab.attention.explain` calls for a paged decode ``function``: the same call, up to its
+    plan. ``prepare`` takes the call's arguments, those of ``names`` as ``asked``.
     """
 
     def plan(*args: Any, **kwargs: Any) -> Explanation:
@@ -191,7 +191,8 @@ def explained(
 
 
 def decode_results(result: Any, lse: Any, out: Any, *, drop_tokens: bool, return_lse: bool, base2: bool) -> Any:
-    """What a decode returns, of results ``[B, S, ..]`` and lse ``[B, S, H]`` of a sibling; ``out`` is the caller's."""
+    """Results of a decode, made of results ``[B, S, ..]`` and lse ``[B, S, H]`` of a sibling; ``out`` is the caller's.
+    """
     result = out if out is not None else result[:, 0] if drop_tokens else result
     return (result, in_base(lse[:, 0] if drop_tokens else lse, base2)) if return_lse else result
 
@@ -243,7 +244,7 @@ def _check_apart(out: Any, arrays: dict[str, Any]) -> None:
 
 
 def _same_view(a: Any, b: Any) -> bool:
-    """Whether two arrays are the same elements."""
+    """Tells whether two arrays are the same elements."""
     if tuple(a.shape) != tuple(b.shape) or a.dtype != b.dtype:
         return False
     first, second = (x.data_ptr() if is_torch(x) else x.ctypes.data for x in (a, b))

@@ -1,4 +1,4 @@
-"""What the collections share: all layers of a model in one array, and the views of each."""
+"""Common part of the collections: all layers of a model in one array, and the views of each."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class ContinuousBatchingKVCache(TmaTiles, KVCacheView):
         return zeros_at(float32, width, bs, head_idx, tok_idx, head_dim_idx)
 
     def store_scale(self, bs: Any, head_idx: Any, tok_idx: Any, head_dim_idx: Any, scales: Any) -> None:
-        """Nothing."""
+        """Stores nothing: a continuous cache has no scales."""
 
     def scales_block_paged_ptr(
         self, batch_idx: Any, start_tok_idx: Any, head_idx: Any, head_dim_idx: Any = 0

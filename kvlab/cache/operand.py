@@ -1,4 +1,4 @@
-"""What attention kernels ask of keys or values: MAX's trait ``MHAOperand``."""
+"""Protocol of keys or values for attention kernels: MAX's trait ``MHAOperand``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class MHAOperand(Protocol):
 
     @property
     def quantization_enabled(self) -> bool:
-        """Whether there are scales."""
+        """Tells whether there are scales."""
 
     @property
     def quantization_granularity(self) -> int:

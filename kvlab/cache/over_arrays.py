@@ -1,4 +1,4 @@
-"""What caches and collections share: made over arrays of one library, made again over those of the other."""
+"""Common part of caches and collections: made over arrays of one library, made again over those of the other."""
 
 from __future__ import annotations
 

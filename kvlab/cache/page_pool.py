@@ -1,4 +1,4 @@
-"""Who owns which page: sequences that grow, end, and share their beginnings (copy on write)."""
+"""Owners of the pages: sequences that grow, end, and share their beginnings (copy on write)."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class PagePool:
         return tuple(self._pages)
 
     def references(self, page: int) -> int:
-        """How many sequences hold the page. ValueError unless the pool has it."""
+        """Number of sequences that hold the page. ValueError unless the pool has it."""
         if count("page", page) >= self.num_pages:
             raise ValueError(f"page {page}: the pool has pages 0 to {self.num_pages - 1}")
         return int(self._references[page])
@@ -86,7 +86,7 @@ class PagePool:
         return self._lengths[sequence]
 
     def pages(self, sequence: int) -> tuple[int, ...]:
-        """Its pages, in the order of its tokens."""
+        """Pages of a sequence, in the order of its tokens."""
         self._known(sequence)
         return tuple(self._pages[sequence])
 

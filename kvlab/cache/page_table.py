@@ -56,7 +56,7 @@ class PageTable:
         return page, slot
 
     def has_page(self, batch_idx: Any, tok_idx: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Whether each token's entry is a page. IndexError for a token past the columns."""
+        """Tells whether each token's entry is a page. IndexError for a token past the columns."""
         page, _ = self._entry(*self._ask(batch_idx, tok_idx, True))
         return np.asarray((page >= 0) & (page < self.pages))
 

@@ -176,7 +176,7 @@ class PagedKVCache(TmaTiles, KVCacheView):
 
     @property
     def quantization_enabled(self) -> bool:
-        """Whether the cache has scales."""
+        """Tells whether the cache has scales."""
         return self.scale_storage is not None
 
     @property

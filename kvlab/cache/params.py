@@ -1,4 +1,4 @@
-"""What is known about a KV cache before any token is."""
+"""Facts about a KV cache before any token is stored."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class UnsafePointer:
             raise OutOfBounds(f"{self.memory.name}: pointer to element {bad} ({self.dtype}) is outside [0, {elements}]")
 
     def __bool__(self) -> bool:
-        """Whether it points into memory: False for the null pointer."""
+        """Tells whether it points into memory: False for the null pointer."""
         return self.memory.nbytes > 0
 
     @property

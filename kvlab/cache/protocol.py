@@ -1,4 +1,4 @@
-"""What a kernel asks of a KV cache: MAX's trait ``KVCacheT``."""
+"""Protocol of a KV cache for kernels: MAX's trait ``KVCacheT``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class KVCacheT(Protocol):
 
     @property
     def quantization_enabled(self) -> bool:
-        """Whether there are scales."""
+        """Tells whether there are scales."""
 
     quantization_granularity: int
 
@@ -58,7 +58,7 @@ class KVCacheT(Protocol):
         """The same of one sequence."""
 
     def empty_cache(self) -> bool:
-        """Whether all cache lengths are 0."""
+        """Tells whether all cache lengths are 0."""
 
     def max_prompt_length(self) -> int:
         """Most new tokens."""

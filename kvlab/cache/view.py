@@ -1,4 +1,4 @@
-"""What the cache views share: fields, sizes and elements."""
+"""Common part of the cache views: fields, sizes and elements."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class KVCacheView(OverArrays):
 
     @cached_property
     def page_table(self) -> PageTable:
-        """Which block holds which tokens, over the lookup table's own memory."""
+        """Blocks of the tokens, over the lookup table's own memory."""
         return PageTable(self._entries(), self.storage.shape[1], self.total_num_pages)
 
     def cache_lengths_nd(self) -> TileTensor:
@@ -92,7 +92,7 @@ class KVCacheView(OverArrays):
         return plain(lengths[index("batch_idx", batch_idx, self.batch_size)].astype(np.int64))
 
     def empty_cache(self) -> bool:
-        """Whether no sequence of the batch had a token before this step: all cache lengths are 0."""
+        """Tells whether no sequence of the batch had a token before this step: all cache lengths are 0."""
         return not to_numpy(self.cache_lengths, "cache_lengths").any()
 
     def max_prompt_length(self) -> int:

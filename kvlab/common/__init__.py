@@ -1,1 +1,1 @@
-"""What every room uses and knows nothing of attention: arrays of two libraries, checks, pictures by class."""
+"""Tools of every room, without attention: arrays of two libraries, checks, pictures by class."""

@@ -24,7 +24,7 @@ def torch_here() -> Any:
 
 
 def is_torch(array: Any) -> bool:
-    """Whether ``array`` is a torch tensor. Nobody who has one has not imported torch."""
+    """Tells whether ``array`` is a torch tensor. Nobody who has one has not imported torch."""
     if isinstance(array, np.ndarray):
         return False
     torch = torch_here()
@@ -32,14 +32,14 @@ def is_torch(array: Any) -> bool:
 
 
 def wants_grad(array: Any) -> bool:
-    """Whether a gradient would have to flow through ``array``: it requires grad, and grad mode is on (which it is not
-    under ``torch.no_grad()`` and ``torch.inference_mode()``).
+    """Tells whether a gradient would have to flow through ``array``: it requires grad, and grad mode is on (which it is
+    not under ``torch.no_grad()`` and ``torch.inference_mode()``).
     """
     return bool(getattr(array, "requires_grad", False)) and bool(sys.modules["torch"].is_grad_enabled())
 
 
 def on_gpu(array: Any) -> bool:
-    """Whether ``array`` is a tensor in the memory of a GPU."""
+    """Tells whether ``array`` is a tensor in the memory of a GPU."""
     return is_torch(array) and array.device.type == "cuda"
 
 
@@ -142,7 +142,7 @@ def _check_byte_order(array: Any, name: str) -> None:
 
 
 def overlaps(a: Any, b: Any) -> bool:
-    """Whether two arrays of one library and device have a byte in common.
+    """Tells whether two arrays of one library and device have a byte in common.
 
     >>> x = np.zeros((4, 8), np.float32)
     >>> overlaps(x[:, :4], x[:, 4:]), overlaps(x[:2], x[1:])

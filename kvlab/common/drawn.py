@@ -1,4 +1,4 @@
-"""Who draws what: pictures registered by class, and how an object shows itself in a notebook."""
+"""Drawers of objects: pictures registered by class, and how an object shows itself in a notebook."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def register(cls: type | str, drawer: Callable[..., Any] | str) -> None:
 
 
 def drawer_of(cls: type) -> Callable[..., Any] | None:
-    """What draws the objects of a class: the function of the nearest of its bases that has one."""
+    """Drawer of the objects of a class: the function of the nearest of its bases that has one."""
     for base in cls.__mro__:
         for key, drawer in reversed(_DRAWERS.items()):
             if key is base or (isinstance(key, str) and _names(key, base)):
@@ -63,7 +63,7 @@ def _is_name(text: object) -> bool:
 
 
 def _names(name: str, cls: type) -> bool:
-    """Whether ``cls`` is the class of this name: nothing is imported, as an object's class has been."""
+    """Tells whether ``cls`` is the class of this name: nothing is imported, as an object's class has been."""
     package, _, qualname = name.partition(":")
     inside = f"{cls.__module__}.".startswith(f"{package}.")
     return inside and cls.__qualname__ == qualname and getattr(sys.modules.get(cls.__module__), qualname, None) is cls

@@ -1,4 +1,4 @@
-"""What torch.compile does not look into: each call breaks the graph and runs as it is.
+"""Functions that torch.compile does not look into: each call breaks the graph and runs as it is.
 
 torch is not imported for it. Its compiler is there, as ``torch._dynamo``, from the first ``torch.compile`` on.
 """

@@ -62,7 +62,7 @@ def byte_path(
     capture: Capture, pool: PagedKVCacheCollection, config: DecodeConfig, layer: int, head: int, token: int,
     element: int,
 ) -> BytePath:
-    """Where one element of a key is at every stage, on sm_90 in 16-bit storage."""
+    """Places of one element of a key at every stage, on sm_90 in 16-bit storage."""
     shape = MmaSyncShape(config.BM, config.BN, capture.head_dim, config.BD, capture.dtype)
     keys, place, size = pool.get_key_cache(layer), shape.place("k"), capture.dtype.itemsize
     view = keys.blocks.ctypes.data - pool.blocks.ctypes.data

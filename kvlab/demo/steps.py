@@ -24,7 +24,7 @@ ARCHS = ("sm_90", "gfx950")
 
 @dataclass(frozen=True)
 class Step:
-    """What one decode step of one layer gave.
+    """Results of one decode step of one layer.
 
     config     tile sizes, the same for the kernel and the emulator of sm_90
     errors     largest difference from the float64 reference: an emulated architecture, "triton", "gpu", "model"
@@ -46,7 +46,7 @@ class Step:
 
     @property
     def ok(self) -> bool:
-        """Whether every sibling is within what is allowed and no step differs in lockstep."""
+        """Tells whether every sibling is within what is allowed and no step differs in lockstep."""
         within = all(self.errors[name] <= self.allowed for name in self.errors if name != "model")
         return within and self.difference == "none"
 

@@ -33,7 +33,7 @@ def line(step: Step, gpu: bool) -> str:
 
 
 def notes(steps: list[Step], gpu: str | None) -> list[str]:
-    """What the table's columns mean, and what was left out."""
+    """Notes on the table's columns and its omissions."""
     said = [
         "allowed: 1e-5 for float32 storage, otherwise 1e-5 + 2x the error of softmax(q k^T scale) v by PyTorch in it",
         "model: the model's own output, computed before q, k and v were rounded to storage, so not held to the bound",

@@ -1,4 +1,4 @@
-"""What the chips do: architectures as data, shared-memory banks, MMA atoms and the data instructions. NumPy only."""
+"""Model of the chips: architectures as data, shared-memory banks, MMA atoms and the data instructions. NumPy only."""
 
 from .arch import Arch, LaneGroups, get_arch
 from .arch_table import ARCHS

@@ -16,7 +16,7 @@ _COPIES = ("cp.async", "tma", "tma.gather4", "buffer_load_lds", "buffer_load_lds
 
 @dataclass(frozen=True)
 class LaneGroups:
-    """How shared memory serves some instructions, where that is not in lane order over all banks.
+    """Order in which shared memory serves some instructions, other than lane order over all banks.
 
     instructions   their names
     groups         the lanes of each phase, in the order in which the phases are counted; each lane once
@@ -94,7 +94,7 @@ class Arch:
 
     @property
     def copies(self) -> tuple[str, ...]:
-        """Which of its features bring DRAM to shared memory without passing through registers.
+        """Features that bring DRAM to shared memory without passing through registers.
 
         >>> get_arch("sm_90").copies, get_arch("gfx1100").copies
         (('cp.async', 'tma'), ())

@@ -40,7 +40,7 @@ class Instruction:
     repeats: int = 1
 
     def exists_on(self, arch: Arch) -> bool:
-        """Whether ``arch`` has it.
+        """Tells whether ``arch`` has it.
 
         >>> from kvlab.hardware import get_arch
         >>> INSTRUCTIONS["stmatrix.x4"].exists_on(get_arch("sm_89"))
@@ -49,11 +49,11 @@ class Instruction:
         return self.vendor == arch.vendor and self.feature in (None, *arch.features)
 
     def lanes(self, arch: Arch) -> int:
-        """How many lanes give an address: all, or the first ``8 * matrices``."""
+        """Number of lanes that give an address: all, or the first ``8 * matrices``."""
         return 8 * self.matrices or arch.warp_size
 
     def unit_bytes(self, arch: Arch) -> int:
-        """What a lane asks the banks for: its bytes, at least one bank's word."""
+        """Bytes that a lane asks of the banks: its own, at least one bank's word."""
         return max(self.nbytes, arch.bank_bytes)
 
     def lane_groups(self, arch: Arch) -> LaneGroups | None:
@@ -91,12 +91,12 @@ class Instruction:
 
     @property
     def measured(self) -> bool:
-        """Whether the H100 records behind the rule have such instructions."""
+        """Tells whether the H100 records behind the rule have such instructions."""
         return self.vendor == "nvidia"
 
     @property
     def merges(self) -> bool:
-        """Whether phases of neighbours with equal addresses may merge (NVIDIA loads of 8 and 16 bytes a lane)."""
+        """Tells whether phases of neighbours with equal addresses may merge (NVIDIA loads of 8 and 16 bytes a lane)."""
         return self.vendor == "nvidia" and not self.store and not self.matrices and self.nbytes > 4
 
 

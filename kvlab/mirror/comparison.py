@@ -1,4 +1,4 @@
-"""How far two tensors are apart: absolute, relative to the tensor's largest magnitude, and in ULPs of that.
+"""Distance of two tensors: absolute, relative to the tensor's largest magnitude, and in ULPs of that.
 
 An ULP here is one of the whole tensor: the distance between neighbouring values of its dtype at its largest magnitude
 (:func:`ulp_of`). A sum that cancels to nearly zero then differs by a few ULPs of what was summed, not by the millions
@@ -58,12 +58,12 @@ class Apart:
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
-    """Whether a dtype is a float, the ml-dtypes ones included."""
+    """Tells whether a dtype is a float, the ml-dtypes ones included."""
     return dtype.kind == "f" or (dtype.kind == "V" and hasattr(ml_dtypes, dtype.name))
 
 
 def ulp_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """How many representable values the elements of two float arrays of one dtype are apart; +0 and -0 are one place.
+    """Distance of the elements of two float arrays of one dtype, in representable values; +0 and -0 are one place.
 
     >>> ulp_distance(np.float32([1, -1e-45]), np.float32([1 + 2**-22, 1e-45]))
     array([2., 2.])

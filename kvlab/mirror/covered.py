@@ -1,4 +1,4 @@
-"""How much of a kernel stands in its emulator line for line."""
+"""Share of a kernel's lines with a counterpart in its emulator."""
 
 from __future__ import annotations
 

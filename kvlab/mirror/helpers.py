@@ -39,7 +39,7 @@ class Module:
         return found
 
     def find(self, name: str) -> tuple[Module, str] | None:
-        """Where a function that this module calls ``name`` is defined: its module and its name there."""
+        """Place of the definition of a function that this module calls ``name``: its module and its name there."""
         for node in self.tree.body:
             if isinstance(node, ast.FunctionDef) and node.name == name:
                 return self, name
@@ -65,7 +65,7 @@ class Module:
 
 
 def bare(name: str) -> str:
-    """What a helper is called on both sides."""
+    """Name of a helper on both sides."""
     return name.lstrip("_").removesuffix("_kernel")
 
 

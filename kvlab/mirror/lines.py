@@ -176,7 +176,7 @@ class _StatementReader:
         return meeting_of(statement.value) if isinstance(statement.value, ast.Call | ast.Yield) else None
 
     def key(self, statement: Statement) -> tuple[str, ...]:
-        """What a statement is found by: the names that it binds, what it writes, or calls, or where it meets others."""
+        """Key of a statement: the names that it binds, what it writes, or calls, or where it meets others."""
         met = self.meeting(statement)
         if met:
             return ("meeting", met)
@@ -267,7 +267,7 @@ class _Comparison:
         return found
 
     def differences(self, a: Statement, b: Statement) -> list[str]:
-        """What two counterparts do not share, in words."""
+        """Differences of two counterparts, in words."""
         found = []
         conditions = self.kernel.conditions(a), self.emulator.conditions(b)
         if conditions[0] != conditions[1]:
@@ -356,7 +356,7 @@ class _Comparison:
 
 
 def _tells_other(facts: Iterable[str]) -> bool:
-    """Whether some fact is what stands outside a mask, which not every statement tells."""
+    """Tells whether some fact is what stands outside a mask, which not every statement tells."""
     return any(fact.startswith("other(") for fact in facts)
 
 

@@ -1,4 +1,4 @@
-"""What a lockstep run found: every comparison, the first difference, a table, and the two sources side by side."""
+"""Result of a lockstep run: every comparison, the first difference, a table, and the two sources side by side."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where the two sides first differ; ``kernel`` and ``emulator`` are the tiles of that program, if comparable."""
+    """First difference of the two sides; ``kernel`` and ``emulator`` are the tiles of that program, if comparable."""
 
     twin: str
     step: str
@@ -103,7 +103,7 @@ class Maximum:
 
     @property
     def rule(self) -> str:
-        """What agreement means for this output, ``""`` where it means equality."""
+        """Meaning of agreement for this output, ``""`` where it means equality."""
         tolerance = self.tolerance
         if tolerance is None or not tolerance.relative:
             return ""
@@ -115,7 +115,7 @@ class Maximum:
 
     @property
     def shade(self) -> float:
-        """How strongly to tint the number, 0 to 1: by the distance in ULPs, faint where it is allowed."""
+        """Strength of the number's tint, 0 to 1: by the distance in ULPs, faint where it is allowed."""
         if self.problem:
             return 1.0
         steps = min(self.ulps, 1e9)
@@ -139,7 +139,7 @@ class Lockstep:
 
     @property
     def ok(self) -> bool:
-        """Whether no output of any step differs."""
+        """Tells whether no output of any step differs."""
         return self.first_difference is None
 
     @property
@@ -203,7 +203,7 @@ class Lockstep:
         )
 
     def at(self, twin: str, step: int) -> tuple[tuple[Maximum, ...], Difference | None]:
-        """What one step of a twin shows: its outputs' maxima, and the first difference if it is here."""
+        """View of one step of a twin: its outputs' maxima, and the first difference if it is here."""
         first = self.first_difference
         here = first if first is not None and (first.twin, first.index) == (twin, step) else None
         return tuple(m for m in self.maxima if (m.twin, m.index) == (twin, step)), here
@@ -224,7 +224,7 @@ class Lockstep:
 
     @property
     def legend(self) -> str:
-        """What the numbers between the sources are, and what agreement means."""
+        """Legend of the numbers between the sources, and the meaning of agreement."""
         rules = "; ".join(dict.fromkeys(m.rule for m in self.maxima if m.rule))
         ran = [name for name, _, _ in self.ran]
         idle = ", ".join(name for name, _, _ in self.twins if name not in ran)

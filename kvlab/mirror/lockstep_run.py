@@ -77,7 +77,7 @@ def lockstep_pair(
     twins: Twin | Sequence[Twin], launch: tuple[str, str], case: dict[str, Any], *,
     programs: int | Sequence[int] | None = None, tolerance: Tolerances = None, emulator: dict[str, Any] | None = None,
 ) -> Lockstep:
-    """As :func:`lockstep`, for any importable Triton kernel and NumPy twin, without an operation's folder.
+    """Runs :func:`lockstep` for any importable Triton kernel and NumPy twin, without an operation's folder.
 
     With ``my/kernels.py`` and ``my/twins.py`` importable, both with the same markers::
 
@@ -225,7 +225,7 @@ class _Comparer:
         )
 
     def order(self, key: Key) -> tuple[Any, ...]:
-        """Where a step's end stands in time: launches, then the way through the nested loops."""
+        """Position of a step's end in time: launches, then the way through the nested loops."""
         twin, number, step, iteration, output = key
         plan = self.plans[twin]
         way: list[int] = []
@@ -245,7 +245,7 @@ class _Comparer:
                     self.rows.append(self.row(key, np.arange(0), "no program of the kernel ran this step"))
 
     def compare_returned(self, kernel: Any, emulator: Any) -> None:
-        """What the launch functions returned: their own row, after all steps."""
+        """Compares the results of the launch functions: their own row, after all steps."""
         left, right = _named(kernel), _named(emulator)
         for place, name in enumerate({**left, **right}):
             order = (len(self.plans), 0, (0,), (place, 0))

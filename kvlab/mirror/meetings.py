@@ -1,4 +1,4 @@
-"""Where warps and partitions meet: waits, arrivals and fences, read from the text of either twin.
+"""Meeting points of warps and partitions: waits, arrivals and fences, read from the text of either twin.
 
 =======================================  =====================================  ================
 Gluon                                    emulator                               as it is compared
@@ -40,7 +40,7 @@ class Meeting:
 
 
 def meetings_of(statement: ast.stmt) -> list[Meeting]:
-    """Those of a statement, in the order of the text.
+    """Meetings of a statement, in the order of the text.
 
     >>> kernel = "if C.HOLD == 1:\\n    mbarrier.wait(full.index(b), (it // NB) & 1)"
     >>> emulator = "if C.HOLD == 1:\\n    yield cta.full[b], (it // C.NB) & 1"

@@ -129,7 +129,7 @@ class Form:
 
     @property
     def all_names(self) -> frozenset[str]:
-        """As ``names``, with what helpers are given."""
+        """Names as of ``names``, with the arguments of helpers."""
         if self.op == "leaf":
             return frozenset([self.text])
         own = [f"{self.text}()"] if self.op == "call" else []
@@ -138,7 +138,7 @@ class Form:
 
 @dataclass
 class Reading:
-    """How one side is read: synonyms of expressions, its pointers, which pointer a stride belongs to.
+    """Reading of one side: synonyms of expressions, its pointers, which pointer a stride belongs to.
 
     >>> reading = Reading({"features.softcap": "softcap"}, {"k_ptr"}, {"k_page": "k_ptr"})
     >>> for text in ("tl.load(k_ptr + page * k_page)", "s.with_values(s.values - s.by_row(m))", "x is None"):
@@ -334,7 +334,7 @@ class Reading:
         return Form("address", tuple(parts))
 
     def facts(self, form: Form) -> list[Fact]:
-        """What is said about operators, functions and helpers of a form, one fact for each, in the order of the text.
+        """Facts about operators, functions and helpers of a form, one fact for each, in the order of the text.
 
         >>> reading = Reading({})
         >>> for op, operands in reading.facts(reading.form(ast.parse("exp2(s - m[:, None])", mode="eval").body)):
@@ -361,7 +361,7 @@ class Reading:
                 self._collect(part, found, inside)
 
     def _is_flag(self, form: Form) -> bool:
-        """Whether an argument is made of constexprs alone."""
+        """Tells whether an argument is made of constexprs alone."""
         return all(name in self.flags for name in form.all_names if name.isidentifier())
 
 

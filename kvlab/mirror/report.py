@@ -35,7 +35,7 @@ class Violation:
 
 @dataclass(frozen=True)
 class Report:
-    """What the check found: the two sides of every twin, and the violations (none when the twins mirror each other).
+    """Result of the check: the two sides of every twin, and the violations (none when the twins mirror each other).
 
     >>> report = compare("mha_decode")
     >>> report.ok, [name for name, kernel, emulator in report.twins]
@@ -84,7 +84,7 @@ def check(op: str | Operation) -> Report:
 
 
 def compare(op: str | Operation) -> Report:
-    """As :func:`check`, but violations are returned, not raised.
+    """Compares as :func:`check`, but returns violations.
 
     >>> compare("merge_states").violations
     ()
@@ -233,7 +233,7 @@ def _compare_order(kernel: TwinSide, emulator: TwinSide, role: str) -> list[Viol
 
 
 def _header_reported(a: _Item | None, b: _Item | None, left: list[_Item], right: list[_Item]) -> bool:
-    """Whether the header that closes here differs by its text, which its opening has already reported."""
+    """Tells whether the header that closes here differs by its text, which its opening has already reported."""
     opened = {item.key[1] for item in left if item.key[0] == "open"}, {i.key[1] for i in right if i.key[0] == "open"}
     return (a is None or a.key[1] not in opened[1]) and (b is None or b.key[1] not in opened[0])
 

@@ -29,7 +29,7 @@ class StaleSource(RuntimeError):
 
 @dataclass(frozen=True)
 class TracePlan:
-    """What the tracer must know of one side of a twin; plain data, so that it can be sent to another process."""
+    """Plan of the tracer for one side of a twin; plain data, so that it can be sent to another process."""
 
     twin: str
     path: str
@@ -59,8 +59,8 @@ class TracePlan:
 
 
 def members(output: str, variables: dict[str, Any]) -> list[tuple[str, Any]]:
-    """What is compared of an output that is bound, each with its name: the value, or the members of a tuple or of what
-    has them by a method ``members``.
+    """Compared members of a bound output, each with its name: the value, or the members of a tuple or of what has them
+    by a method ``members``.
 
     >>> members("q", {"q": (1.5, 2.5)}), members("m", {"m": 3.5}), members("l", {})
     ([('q[0]', 1.5), ('q[1]', 2.5)], [('m', 3.5)], [])

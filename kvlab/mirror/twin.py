@@ -1,4 +1,4 @@
-"""What an operation declares about its twins: which kernel function mirrors which emulator function.
+"""Declaration of an operation's twins: kernel functions and the emulator functions that mirror them.
 
 Standard library only, so that an operation's ``config.py`` may import it.
 """
@@ -67,7 +67,7 @@ class Twin:
 
     @property
     def specialised(self) -> bool:
-        """Whether the kernel's partitions are functions of their own."""
+        """Tells whether the kernel's partitions are functions of their own."""
         return "," in self.kernel
 
 

@@ -105,7 +105,7 @@ class _Pipe:
 
 
 class _Child:
-    """This process's side: the child, the pipe to it, and whose turn it is."""
+    """Side of this process: the child, the pipe to it, and whose turn it is."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -192,7 +192,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class _Stream(io.TextIOBase):
-    """What the child prints appears where the parent prints."""
+    """Prints the child's output where the parent prints."""
 
     def __init__(self, pipe: _Pipe, kind: str) -> None:
         self.pipe, self.kind = pipe, kind

@@ -74,7 +74,7 @@ class Compiled:
 
     @functools.cached_property
     def instructions(self) -> Counter[str]:
-        """How often each instruction stands in the code: SASS names without modifiers, or whole AMD mnemonics."""
+        """Count of each instruction in the code: SASS names without modifiers, or whole AMD mnemonics."""
         if "cubin" in self.asm:
             return Counter(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][A-Z0-9_]*)", self.sass, re.M))
         return Counter(re.findall(r"^\s+((?:v|s|ds|buffer|global|flat|scratch)_\w+)", self.asm["amdgcn"], re.M))
@@ -93,7 +93,7 @@ class Compiled:
 
     @functools.cached_property
     def jump_tables(self) -> dict[int, list[int]]:
-        """Where the branches through tables may go, by their addresses in the SASS."""
+        """Targets of the branches through tables, by their addresses in the SASS."""
         return jump_tables(self._cuobjdump("--dump-elf"))
 
     @functools.cached_property
@@ -211,7 +211,7 @@ def _leaves(path: Any, value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _place(names: Sequence[str], path: Any) -> tuple[int, ...]:
-    """Where an argument, or an element of it, stands among ``names``."""
+    """Place of an argument, or of an element of it, among ``names``."""
     name, *rest = path if isinstance(path, tuple) else (path,)
     return (names.index(name), *rest)
 
@@ -241,7 +241,7 @@ def _in_fork(build: Callable[[], Any]) -> None:
 
 
 def _source_class(fn: Any, portable: Any) -> Any:
-    """What describes a kernel to the compiler: Gluon has a class of its own."""
+    """Class that describes a kernel to the compiler: Gluon has a class of its own."""
     if not fn.is_gluon():
         return portable
     from triton.experimental.gluon._runtime import GluonASTSource
@@ -298,7 +298,7 @@ def signature_of(fn: Any, **arguments: Any) -> dict[str, Any]:
 
 @functools.cache
 def _cache_folder() -> str:
-    """This process's own compiler cache."""
+    """Compiler cache of this process."""
     folder = tempfile.mkdtemp(prefix="kvlab-compile-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

@@ -51,7 +51,7 @@ class NotInterpreted(RuntimeError):
 
 
 def is_interpreted() -> bool:
-    """Whether kernels of this process are interpreted (an import of Triton decides it for the whole process).
+    """Tells whether kernels of this process are interpreted (an import of Triton decides it for the whole process).
 
     Before Triton is imported the answer is what an import would do: the environment variable TRITON_INTERPRET.
     """

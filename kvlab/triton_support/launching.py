@@ -32,7 +32,9 @@ def relaunched(kernel: Any, pointers: Sequence[Any], again: Again) -> bool:
 
 
 def first_launch(kernel: Any, grid: tuple[int, ...], pointers: Sequence[Any], again: Again) -> Callable[..., None]:
-    """What launches a kernel with the arguments behind the pointers, constants and options by name, and keeps it."""
+    """Function that launches a kernel with the arguments behind the pointers, constants and options by name, and keeps
+    it.
+    """
 
     def launch(*numbers: Any, **constants: Any) -> None:
         compiled = kernel[grid](*pointers, *numbers, **constants)

@@ -106,7 +106,7 @@ class Packet:
     origins: list[int] = field(default_factory=list)
 
     def header(self) -> tuple[bytes, list[_Spec], int]:
-        """What must travel besides the descriptor."""
+        """Data that must travel besides the descriptor."""
         return self.payload, self.specs, self.nbytes
 
     def copy_back(self) -> None:

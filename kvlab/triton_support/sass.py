@@ -1,4 +1,4 @@
-"""What a kernel's disassembly reads: uniform registers whose value nobody wrote, a fault of the assembler.
+"""Reads in a kernel's disassembly: uniform registers whose value nobody wrote, a fault of the assembler.
 
 The ptxas of Triton 3.6 and 3.7 (CUDA 12.8) loses the first write of one where the descriptors of two wgmma operands at
 one address, swizzled by 128 and by 64 or 32 bytes, are made before a loop; an H100 multiplies what lies elsewhere then.
@@ -20,7 +20,7 @@ _TABLE = re.compile(
 
 
 def jump_tables(elf: str) -> dict[int, list[int]]:
-    """Where each branch through a table may go, by its address, from what ``cuobjdump --dump-elf`` prints.
+    """Targets of each branch through a table, by its address, from what ``cuobjdump --dump-elf`` prints.
 
     >>> jump_tables("Offset of Indirect Branch: 0x180\\t Number of targets: 2\\n\\tTargets: 0x190 0x4e90")
     {384: [400, 20112]}

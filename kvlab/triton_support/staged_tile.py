@@ -1,4 +1,4 @@
-"""Where a compiled kernel keeps a tile of K or V on its way from DRAM to registers, read from its TTGIR.
+"""Places of a compiled kernel's tile of K or V on its way from DRAM to registers, read from its TTGIR.
 
 No GPU is needed. :func:`compiler_staging` compiles a kernel whose shared memory Triton lays out as it sees fit,
 :func:`staging_as` one that is told the layout. What comes back are encodings of :mod:`kvlab.layout.encodings`, so that
@@ -62,7 +62,7 @@ class StagedTile:
         return _BRIEF.get(kind, kind).format(**fields)
 
     def fragment_map(self) -> FragmentMap:
-        """What each thread holds, in registers of 32 bits: two elements each.
+        """Elements that each thread holds, in registers of 32 bits: two elements each.
 
         ValueError where no thread holds the tile.
         """

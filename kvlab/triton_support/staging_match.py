@@ -16,7 +16,7 @@ IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class StagingMatch:
-    """What :func:`match_staging` found.
+    """Result of :func:`match_staging`.
 
     emulated, compiled   byte address of every element ``[rows, columns]``, from the tile's first byte
     registers            whether each thread holds the same elements; None where no thread holds the tile

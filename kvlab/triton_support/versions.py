@@ -1,4 +1,4 @@
-"""Which Triton is here, and which ones are tested.
+"""Version of the installed Triton, and the tested ones.
 
 Names that differ between the releases are looked up where they are needed by asking for the name; what a release is
 asked for by number stands here.
@@ -39,12 +39,12 @@ def installed() -> str | None:
 
 @functools.cache  # every call of an operation asks
 def missing() -> tuple[str, ...]:
-    """Which of torch and triton an import would not find. Imports neither."""
+    """Names of torch and triton that an import would not find. Imports neither."""
     return tuple(name for name in ("torch", "triton") if importlib.util.find_spec(name) is None)
 
 
 def hint() -> str:
-    """What can be done about a Triton that is not there, on this system.
+    """Remedy for a Triton that is not there, on this system.
 
     >>> hint()
     "pip install 'kvlab[kernels]'"
@@ -66,31 +66,31 @@ def require() -> str:
 
 
 def has_smem_reinterpret() -> bool:
-    """Whether Gluon's view of shared memory is called ``reinterpret`` (3.9.0), not ``_reinterpret``."""
+    """Tells whether Gluon's view of shared memory is called ``reinterpret`` (3.9.0), not ``_reinterpret``."""
     from triton.experimental.gluon import language as gl
 
     return hasattr(gl.shared_memory_descriptor, "reinterpret")
 
 
 def holds_wgmma_rows() -> bool:
-    """Whether the installed Triton keeps 64 rows of 512 columns in registers without spills: those before 3.9 (True
-    without one).
+    """Tells whether the installed Triton keeps 64 rows of 512 columns in registers without spills: those before 3.9
+    (True without one).
     """
     version = installed()
     return version is None or _number(version) < (3, 9)
 
 
 def shares_amd_casts() -> bool:
-    """Whether the installed Triton casts from e4m3, for the life of a process, as the first AMD GPU that it compiled
-    for wants it: 3.6 does, and then gives gfx942 instructions that only gfx950 has.
+    """Tells whether the installed Triton casts from e4m3, for the life of a process, as the first AMD GPU that it
+    compiled for wants it: 3.6 does, and then gives gfx942 instructions that only gfx950 has.
     """
     version = installed()
     return version is not None and _number(version) < (3, 7)
 
 
 def gluon_lacks(*, wide: bool = False) -> str | None:
-    """Why Hopper's Gluon kernels are not used with the installed Triton: its names are not settled, and with 3.9.0 the
-    tiles of three consumers spill registers. None with the releases of :data:`GLUON`; ``wide`` asks for
+    """Reason why Hopper's Gluon kernels are not used with the installed Triton: its names are not settled, and with
+    3.9.0 the tiles of three consumers spill registers. None with the releases of :data:`GLUON`; ``wide`` asks for
     :data:`GLUON_WIDE`.
     """
     version, releases = installed(), GLUON_WIDE if wide else GLUON

@@ -78,7 +78,7 @@ def draw_atom(
 
 
 def _of(atom: Any, name: str, extent: tuple[int, int], first: int | None) -> Fragment:
-    """Where several lanes hold an element, lane ``first`` or else the lowest is named."""
+    """Names lane ``first`` of several that hold an element, or else the lowest."""
     held = np.full((2, *extent), -1, np.int64)
     to_element = getattr(atom, name)
     if to_element is None:

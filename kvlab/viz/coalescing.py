@@ -25,7 +25,7 @@ MOST = 16
 
 
 def draw_coalescing(access: Coalescing, *, title: str | None = None, caption: str | None = None) -> Picture:
-    """Who asks for what in global memory, in lines of 128 bytes, and the sectors that move.
+    """Draws the requests of lanes in global memory, in lines of 128 bytes, and the sectors that move.
 
     access    a :class:`kvlab.hardware.Coalescing`: ``addresses`` and ``active`` [lanes], ``nbytes`` of a lane
 

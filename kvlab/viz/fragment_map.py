@@ -1,4 +1,4 @@
-"""Which lane holds what: a tile whose elements name the thread and the register element that hold them."""
+"""Lanes and their elements: a tile whose elements name the thread and the register element that hold them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def draw_fragment_map(
 
 
 def _owners(fragments: Any, thread: int | None, rows: Int64, columns: Int64) -> tuple[Fragment, Int64]:
-    """Who holds each of the elements [rows, columns] (``thread`` where it does, else the first), and how many do."""
+    """Holders of the elements [rows, columns] (``thread`` where it does, else the first), and how many do."""
     count, shape = fragments.row[0].size, (len(rows), len(columns))
     row, col = (a.reshape(len(a), -1) for a in (fragments.row, fragments.col))
     who, element = np.nonzero(np.isin(row, rows) & np.isin(col, columns))

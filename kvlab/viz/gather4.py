@@ -26,7 +26,7 @@ def draw_gather4(
     cache: PagedKVCache, tile: TMAGather4Tile, indices: Sequence[int], *, address: int = 0, title: str | None = None,
     caption: str | None = None,
 ) -> Picture:
-    """Which tokens a gather fetches, and where their rows lie in shared memory.
+    """Draws the tokens that a gather fetches, and the places of their rows in shared memory.
 
     cache      a paged cache: ``page_size_``, ``get_tma_row``, ``blocks``
     tile       its :class:`kvlab.hardware.TMAGather4Tile`

@@ -192,7 +192,7 @@ def _shown(
     shape: tuple[int, int], fold: bool, repeat: int | None, mark: tuple[int, int] | None,
     subject: tuple[Int64, Int64] | None,
 ) -> tuple[Int64, Int64]:
-    """Which rows and columns are shown."""
+    """Rows and columns that are shown."""
     head = repeat if repeat is not None and 8 < repeat <= 16 else 8
     at, about = mark or (None, None), subject or (None, None)
     rows = some(shape[0], 24 if fold else shape[0], head, 1, at[0], about[0], most=16)
@@ -200,7 +200,7 @@ def _shown(
 
 
 def _run(index: Int64) -> int:
-    """How many are shown from the first on without a gap."""
+    """Number of those shown from the first on without a gap."""
     return int(np.argmin(np.append(np.diff(index) == 1, False))) + 1
 
 
@@ -248,7 +248,7 @@ def _details(
     address: npt.NDArray[np.int64] | None, bank: npt.NDArray[np.int64], who: npt.NDArray[np.int64] | None,
     reg: npt.NDArray[np.int64] | None, warp_size: int,
 ) -> tuple[str, list[npt.NDArray[np.int64]]]:
-    """What hovering over a cell tells: a %-format and its arguments."""
+    """Hover text of a cell: a %-format and its arguments."""
     words, values = f"{axes[0]} %d, {axes[1]} %d\noffset %d", [*grid, offset]
     if address is not None:
         words += "\nbyte %d, bank %d"

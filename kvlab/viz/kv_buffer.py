@@ -15,7 +15,7 @@ def draw_kv_buffer(
     stage: int | None = None, colour: str = "column", fold: bool = True, title: str | None = None,
     caption: str | None = None,
 ) -> Picture:
-    """What lies in the shared memory of a KV buffer, of gfx950 or NVIDIA.
+    """Draws the contents of the shared memory of a KV buffer, of gfx950 or NVIDIA.
 
     buffer       has ``params``, ``smem_image(program)`` and ``read_addresses(...)``; what it has not loaded is hatched
     read         the arguments of its ``read_addresses``, such as (stage, strip): the lanes of one

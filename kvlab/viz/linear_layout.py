@@ -196,8 +196,9 @@ def _held(layout: Any, thread: int | None) -> tuple[Picture, str, str]:
 
 
 def _dims(shape: tuple[int, ...]) -> tuple[list[int], tuple[int, int]]:
-    """Which dimensions count, and the rows and columns of their grid: the first one, then all others, row-major; where
-    there are more than two, those of extent 1 do not count."""
+    """Dimensions that count, and the rows and columns of their grid: the first one, then all others, row-major; where
+    there are more than two, those of extent 1 do not count.
+    """
     kept = list(range(len(shape)))
     if len(shape) > 2:
         kept = [axis for axis in kept if shape[axis] > 1] or [0]
@@ -238,7 +239,7 @@ def _named(picture: Picture, shape: tuple[int, ...], turned: bool) -> tuple[Pict
 
 
 def _neighbours(vectors: list[int], step: int, most: int) -> int:
-    """How many offsets, up to ``most``, go to places that are ``step`` apart, wherever they begin."""
+    """Number of offsets, up to ``most``, that go to places that are ``step`` apart, wherever they begin."""
     run, bits = 1, 0
     while 2 * run <= most and bits < len(vectors) and vectors[bits] == step * run:
         if any(value // step & run for value in vectors[bits + 1 :]):
@@ -281,7 +282,7 @@ def _offsets(layout: Any) -> tuple[Picture, str, str]:
 def _owners(
     name: str, row: Int64, column: Int64, shape: tuple[int, int], warp: int, thread: int | None
 ) -> tuple[Fragment, Int64]:
-    """Who holds each element, and how many do; ``row`` and ``column`` are [threads, registers].
+    """Holders of each element, and their number; ``row`` and ``column`` are [threads, registers].
 
     Named are ``thread`` where it holds the element, else the lowest thread, with the lowest of its registers; -1 where
     nobody does."""

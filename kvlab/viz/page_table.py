@@ -76,7 +76,7 @@ def draw_page_table(
 
 
 class _Names:
-    """What the sequences are called."""
+    """Names of the sequences."""
 
     def __init__(self, names: Sequence[str] | None, count: int) -> None:
         self.names, self.count = None if names is None else list(names), count
@@ -229,7 +229,7 @@ def _refuse(entries: npt.NDArray[Any], length: npt.NDArray[Any], sequence: int, 
 
 @dataclass(frozen=True)
 class _Shelf:
-    """Where the pages of the pool lie: ``in_a_row`` boxes of ``width`` px; ``rows`` of boxes."""
+    """Places of the pool's pages: ``in_a_row`` boxes of ``width`` px; ``rows`` of boxes."""
 
     in_a_row: int
     width: float

@@ -24,7 +24,7 @@ Stage: TypeAlias = "Callable[[Canvas, BytePath, float], tuple[float, float]]"
 
 @dataclass(frozen=True)
 class BytePath:
-    """Where one element of a K or V cache is at every stage of its way into a matrix instruction.
+    """Places of one element of a K or V cache at every stage of its way into a matrix instruction.
 
     name                  what is followed: ``"K"``, ``"V"``
     sequence, token, head, element    which element: position in the sequence, KV head, index along the depth
@@ -88,7 +88,7 @@ class BytePath:
 
     @property
     def logical_page(self) -> int:
-        """Which of the sequence's pages holds the token."""
+        """Number of the sequence's page that holds the token."""
         return self.token // self.page_size
 
     @property

@@ -172,7 +172,7 @@ class _Card:
 
     @property
     def apart(self) -> bool:
-        """Whether the lanes of a phase are no neighbours."""
+        """Tells whether the lanes of a phase are no neighbours."""
         return bool((np.diff(self.order) < 0).any())
 
     def passes(self, phase: int) -> int:
@@ -267,7 +267,7 @@ def _shape(canvas: Canvas, phase: int, x: float, y: float, r: float, opacity: fl
 
 
 def _lightness(canvas: Canvas, card: _Card, x: float, y: float) -> float:
-    """What the lightness of a mark means; returns how far it reaches."""
+    """Draws the meaning of a mark's lightness; returns its reach."""
     most = int(card.turn.max()) + 1
     if most < 2:
         return x

@@ -37,7 +37,7 @@ def draw_shared_memory(
     rules: Mapping[int, str] | None = None, row_bytes: int | None = None, banks: int | None = None, fold: bool = True,
     title: str | None = None, caption: str | None = None,
 ) -> Picture:
-    """What lies where in shared memory, and which bytes one instruction reads.
+    """Draws the contents of shared memory, and the bytes that one instruction reads.
 
     slots        a :class:`kvlab.staging.SwizzledTile`; or ``[..., 2]`` integers, one pair for each slot in the order of
                  addresses: the (row, vector) of the tile that lies there, -1 for a slot that nobody wrote (hatched),
@@ -235,7 +235,7 @@ def _contents(
     canvas: Canvas, columns: Axis, rows: Axis, row: npt.NDArray[np.int64], vector: npt.NDArray[np.int64],
     index: npt.NDArray[np.int64], taken: npt.NDArray[np.bool_], slot_bytes: int,
 ) -> None:
-    """What lies in each slot, where there is room beside the lane's name."""
+    """Contents of each slot, where there is room beside the lane's name."""
     texts, xs, ys, behind = [], [], [], []
     roomy = columns.cell >= ROOMY
     for (k, c), r in np.ndenumerate(row):

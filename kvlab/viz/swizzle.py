@@ -21,7 +21,7 @@ BETWEEN = 44.0
 def draw_swizzle(
     swizzle: Any, *, row_bytes: int | None = None, banks: int = 32, title: str | None = None, caption: str | None = None
 ) -> Picture:
-    """What ``swizzle`` does to rows of shared memory, before (left) and after (right).
+    """Draws the effect of ``swizzle`` on rows of shared memory, before (left) and after (right).
 
     ``swizzle`` has ``bits, base, shift`` and, if it is a :class:`kvlab.layout.Swizzle`, a unit; it is called with int
     arrays in that unit. A cell is the piece that it moves as a whole (at most 16 bytes); its colour is the bank where

@@ -95,11 +95,11 @@ class _Scene:
 
     @property
     def slot(self) -> int:
-        """Where the followed vector lies in the stage."""
+        """Place of the followed vector in the stage."""
         return int(np.flatnonzero((self.slots == (self.key, self.vector)).all(axis=1))[0])
 
     def followed(self, row: Int64, col: Int64) -> npt.NDArray[np.bool_]:
-        """Which elements belong to the followed vector."""
+        """Elements of the followed vector."""
         return (row == self.key) & (col * self.size // 16 == self.vector)
 
 

@@ -107,7 +107,7 @@ class _Held:
 
     @property
     def known(self) -> bool:
-        """Whether a scalar's place tells who holds it."""
+        """Tells whether a scalar's place tells who holds it."""
         return self.ordered is not None or (self.leaves.ordered is not None and len(self.lanes) <= 256)
 
     @property

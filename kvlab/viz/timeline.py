@@ -45,7 +45,7 @@ class _Flight:
     until: int | None = None
 
     def in_flight(self, at: int) -> bool:
-        """Whether the copy is on its way at place ``at``."""
+        """Tells whether the copy is on its way at place ``at``."""
         end = self.end if self.end is not None else at + 1
         return self.step.kind == "copy" and self.step.at < at <= end and (self.until is None or at < self.until)
 
@@ -54,7 +54,7 @@ def draw_timeline(
     events: Iterable[Any], *, hazard: Hazard | None = None, start: int | None = None, count: int = 90,
     title: str | None = None, caption: str | None = None,
 ) -> Picture:
-    """What happened to the stages of shared memory, in order from left to right.
+    """Draws the events of the stages of shared memory, in order from left to right.
 
     events    rows of (kind, what, stage, warps[, nbytes]), such as those of :class:`kvlab.staging.Timeline`. Kinds:
               ``"copy"`` (in flight from now on), ``"landed"``, ``"write"``, ``"read"``, ``"read in flight"``, and in
@@ -172,7 +172,7 @@ def _lane_of(side: Any) -> tuple[str, int | None] | None:
 
 
 class _Drawing:
-    """Where things are: a line for each stage, a column for each event."""
+    """Places of the parts: a line for each stage, a column for each event."""
 
     def __init__(self, canvas: Canvas, lanes: list[Any], first: int, end: int, px: float) -> None:
         self.canvas, self.lanes, self.first, self.end, self.px = canvas, lanes, first, end, px

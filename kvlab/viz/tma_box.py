@@ -172,7 +172,7 @@ def _box(canvas: Canvas, copy: TmaCopy, view: _View, box: Box) -> None:
 
 
 def _numbers(canvas: Canvas, copy: TmaCopy, view: _View, extent: tuple[int, int]) -> None:
-    """Where the tensor and the boxes begin and end, along both edges, as far as there is room."""
+    """Bounds of the tensor and of the boxes, along both edges, as far as there is room."""
     d = copy.descriptor
     starts = [(0 if view.down is None else box.coords[view.down], box.coords[-1]) for box in copy.boxes]
     rows = 1 if view.down is None else d.box[view.down]

@@ -232,7 +232,7 @@ BAD = {
     r"a wait for all but -1: must be 0 or more": lambda h: h.wait_group(-1),
     r"a wait for all but -2: must be 0 or more": lambda h: h.wait_mma(-2),
     r"a wait for all but -3: must be 0 or more": lambda h: h.wait_store(-3),
-    r"instructions is \[1\]: must be a number for each of 2 warps": lambda h: h.copy_async(h.region(0, 64), "k", 0, [1]),
+    r"instructions is \[1\]: must be a number for each": lambda h: h.copy_async(h.region(0, 64), "k", 0, [1]),
     r"warps \(0, 1\) of a bulk copy: must be one": lambda h: h.store_bulk(h.region(0, 64), "o store"),
     r"in other cells than those of memory": lambda h: h.read(Hazards(Memory(64), warps=2).region(0, 64), "k read"),
     r"cells of 32 bytes from 0 on and 2 warps: must be of 64": lambda h: Hazards(Memory(64), 2, cells=ByteCells(32, 2)),

@@ -1,4 +1,4 @@
-"""Where a call runs: the reference and the emulator on NumPy views, the kernel on its GPU or in the interpreter."""
+"""Backends of a call: the reference and the emulator on NumPy views, the kernel on its GPU or in the interpreter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every attention operation asks of its arrays: one library, shapes that fit, lengths and pages that exist."""
+"""Checks of the arrays of every attention operation: one library, shapes that fit, lengths and pages that exist."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 def given(**optional: Any) -> dict[str, Any]:
-    """Those of the arguments that are not None."""
+    """The arguments that are not None."""
     return {name: value for name, value in optional.items() if value is not None}
 
 
@@ -103,7 +103,8 @@ def check_table(block_table: Any, seq_lens: Any, batch: int) -> None:
 
 
 def looks_at_values(check: bool | None, array: Any) -> bool:
-    """Whether a call looks at the values of its arguments. None: where that needs no synchronisation with a GPU."""
+    """Tells whether a call looks at the values of its arguments. None: where that needs no synchronisation with a GPU.
+    """
     return bool(check) or (check is None and not on_gpu(array))
 
 
@@ -173,7 +174,7 @@ def known_dtype(array: Any, name: str) -> np.dtype[Any] | None:
 
 
 def finite_number(value: Any, name: str, accepted: str, *, lowest: float = -FLOAT32_MAX) -> float:
-    """What ``float`` makes of ``value``, no text or bool, from ``lowest`` to the largest float32; or ValueError."""
+    """``float(value)`` of a number, no text or bool, from ``lowest`` to the largest float32; or ValueError."""
     try:
         number = math.nan if isinstance(value, str | bytes | bool | np.bool_) else float(value)
     except (TypeError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""Which backend, configuration and reason a call would get."""
+"""Backend, configuration and reason of a call, without the call."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Explanation:
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
-    """What ``function(*args, **kwargs)`` would do: its backend, the reason, the configuration and the grid.
+    """Plan of ``function(*args, **kwargs)``, which is not run: its backend, the reason, the configuration and the grid.
 
     function : a public function of ``kvlab.attention``. Raises what the call would raise for its arguments.
 

@@ -1,4 +1,4 @@
-"""What is known of a call from the first of its kind: that its arguments pass the checks, its plan, its launches.
+"""Cache of call plans: calls that differ only in pointers and values reuse the first call's checks, plan and launch.
 
 Two calls are of one kind if they differ in nothing but the addresses of their arrays, by multiples of 16 bytes, and the
 values in them. All checks but those of values and of shared memory, and the choice of a configuration, have the same

@@ -24,8 +24,9 @@ class LayerArrays(NamedTuple):
 
 
 def layer_arrays(cache: PagedKVCacheCollection, layer: int) -> LayerArrays:
-    """What ``cache.get_key_cache(layer)`` and ``cache.get_value_cache(layer)`` are views of. Raises what these do: in
-    CPU memory, where they look at values, for each call, on a GPU for the first of a kind.
+    """The arrays of K and V of a layer, as ``cache.get_key_cache(layer)`` and ``cache.get_value_cache(layer)`` view
+    them. Raises what these do: in CPU memory, where they look at values, for each call, on a GPU for the first of a
+    kind.
 
     >>> import numpy as np
     >>> pool = PagedKVCacheCollection(np.zeros((5, 2, 3, 16, 2, 64), np.float32), [20], [[3, 0]], 1, 21)

@@ -1,4 +1,4 @@
-"""What attention asks of q, k, v and out: dtypes that go together, heads and depths that fit.
+"""Checks of q, k, v and out: dtypes that go together, heads and depths that fit.
 
 ``check_operands(q, kv)`` for the inputs (``check_dtypes`` for q and K alone) and ``check_result(out, ...)`` for a
 caller's out; strides and what shares memory are in :mod:`kvlab.attention.call.checks`.

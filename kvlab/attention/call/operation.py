@@ -1,4 +1,4 @@
-"""What all public operations share: flags and names are looked at first, torch.compile does not look in, and the
+"""Common part of the public operations: flags and names are looked at first, torch.compile does not look in, and the
 modules of the folder are reached through the operation.
 """
 

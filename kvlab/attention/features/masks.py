@@ -1,4 +1,4 @@
-"""Which keys a query sees: MAX's masks by name, the protocol for masks of one's own, and what kernels get of them.
+"""Keys that a query sees: MAX's masks by name, the protocol for masks of one's own, and what kernels get of them.
 
 A mask tells, for positions in the sequence, ``visible(batch, head, q_pos, k_pos)`` (bool) or ``value(...)`` (what is
 added to the score, -inf where it masks); arguments are integer arrays that broadcast. The new token i of S stands at
@@ -26,7 +26,7 @@ Array = np.ndarray[Any, Any]
 
 
 class TileStatus(enum.IntFlag):
-    """What a mask does to a tile of queries and keys (numbers as MAX's)."""
+    """Effect of a mask on a tile of queries and keys (numbers as MAX's)."""
 
     NO_MASK = 0
     PARTIAL_MASK = 1
@@ -45,20 +45,20 @@ class Mask:
     """
 
     def visible(self, batch: Any, head: Any, q_pos: Any, k_pos: Any) -> Any:
-        """Whether the query sees the key."""
+        """Tells whether the query sees the key."""
         if type(self).value is Mask.value:
             raise ValueError(f"{self!r} has neither visible nor value: a mask must have one of the two methods")
         return np.logical_not(self.value(batch, head, q_pos, k_pos) <= MASK_VALUE)
 
     def value(self, batch: Any, head: Any, q_pos: Any, k_pos: Any) -> Any:
-        """What is added to the score, natural units; MASK_VALUE or less masks the key, NaN makes the row NaN."""
+        """Summand of the score, natural units; MASK_VALUE or less masks the key, NaN makes the row NaN."""
         seen = self.visible(batch, head, q_pos, k_pos)
         if seen is None:
             raise ValueError(f"visible of {self!r} gives None: must be true or false for each query and key")
         return np.where(seen, np.float32(0), np.float32(-np.inf))
 
     def status(self, q0: int, k0: int, BM: int, BN: int) -> TileStatus:
-        """What the mask does to queries ``q0 ... q0 + BM`` and keys ``k0 ... k0 + BN``."""
+        """Effect of the mask on queries ``q0 ... q0 + BM`` and keys ``k0 ... k0 + BN``."""
         return TileStatus.UNKNOWN_MASK
 
     def interval(self) -> Interval | None:
@@ -254,8 +254,8 @@ class OrMask(Mask):
 
 @dataclass(frozen=True, eq=False)
 class MaskPlan:
-    """What a kernel gets of a mask. A key is seen if it is in the interval (see :class:`Interval`) and, where there is
-    a ``bias`` ``[B or 1, Hq or 1, S, keys]``, inside it with a value greater than MASK_VALUE.
+    """Arguments of a kernel for a mask. A key is seen if it is in the interval (see :class:`Interval`) and, where there
+    is a ``bias`` ``[B or 1, Hq or 1, S, keys]``, inside it with a value greater than MASK_VALUE.
     """
 
     left: int = UNLIMITED
@@ -276,12 +276,13 @@ class MaskPlan:
 
     @property
     def windowed(self) -> bool:
-        """Whether rows see no keys before some first one (a left bound or chunks), where their tiles may start."""
+        """Tells whether rows see no keys before some first one (a left bound or chunks), where their tiles may start.
+        """
         return self.left < UNLIMITED or self.chunk > 0
 
     @property
     def bounded(self) -> bool:
-        """Whether rows of a tile see other keys than its last: they are windowed, or a bias is added."""
+        """Tells whether rows of a tile see other keys than its last: they are windowed, or a bias is added."""
         return self.windowed or self.bias is not None
 
 

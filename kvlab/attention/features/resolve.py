@@ -1,4 +1,4 @@
-"""What an attention call may ask for besides q, k, v and scale; the same keywords for every operation.
+"""Features of an attention call, besides q, k, v and scale; the same keywords for every operation.
 
 ``resolve_features`` checks the keywords ``softcap, sinks, alibi_slopes, q_scale, k_scale, v_scale`` and puts them with
 the plan of the mask (:func:`kvlab.attention.masks.resolve_mask`) into one :class:`Features`, which the launch functions
@@ -51,7 +51,7 @@ class Features:
 
     @property
     def arrays(self) -> tuple[Any, ...]:
-        """Those among them."""
+        """The arrays among the features."""
         found = (
             self.mask.valid, self.mask.bias, self.sinks, self.slopes, self.temperature,
             *(scale.array for scale in (self.scales.q, self.scales.k, self.scales.v, self.scales.rope)),
@@ -60,7 +60,7 @@ class Features:
 
     @property
     def heavy(self) -> bool:
-        """Whether scores are changed in a way that takes registers: tiles are smaller then."""
+        """Tells whether scores are changed in a way that takes registers: tiles are smaller then."""
         return (
             self.mask.bounded
             or self.softcap > 0

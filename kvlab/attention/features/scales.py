@@ -73,7 +73,7 @@ class Scales:
 
 
 def is_fp8(array: Any) -> bool:
-    """Whether the elements are e4m3."""
+    """Tells whether the elements are e4m3."""
     return known_dtype(array, "array") == float8_e4m3fn
 
 

@@ -134,7 +134,7 @@ def split(x: Array) -> tuple[Array, Array]:
 
 
 def join(even: Array, odd: Array) -> Array:
-    """What :func:`split` took apart."""
+    """Joins the parts of :func:`split`."""
     return np.stack([even, odd], -1).reshape(*even.shape[:-1], -1)
 
 
@@ -283,7 +283,7 @@ class Counts:
     name: str = ""
 
     def __call__(self, name: str) -> Counts:
-        """Those of the array called ``name``."""
+        """Strides of the array called ``name``."""
         return replace(self, name=name)
 
     def add(self, direction: str, verb: str, on: Array, nbytes: int) -> None:

@@ -1,4 +1,4 @@
-"""What KV store asks of its arguments; nothing is written before it is satisfied."""
+"""Checks of KV store's arguments; nothing is written before it is satisfied."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MOST_ROWS = 2**31 - 2**16
 
 
 class Names(NamedTuple):
-    """What the caller calls the arguments, for messages."""
+    """The caller's names of the arguments, for messages."""
 
     k: str = "k"
     v: str = "v"
@@ -89,7 +89,7 @@ class StoreInputs:
 
 
 class StoreFacts(NamedTuple):
-    """What the arguments of all calls of a kind have in common; see ``StoreInputs``."""
+    """Facts about the arguments that all calls of a kind share; see ``StoreInputs``."""
 
     form: str
     pages: int

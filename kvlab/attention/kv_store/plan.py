@@ -1,4 +1,4 @@
-"""Which backend and configuration a store gets, and why."""
+"""Backend and configuration of a store, with the reason."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def _planned(
 
 
 def _plan(operation: str, x: StoreInputs, backend: str, arch: str) -> Explanation:
-    """Which backend and configuration a call gets, and why."""
+    """Backend and configuration of a call, with the reason."""
     chosen, reason = choose_backend(x.k, backend)
     if chosen == "emulator":
         get_arch(arch)

@@ -1,4 +1,4 @@
-"""What KV store asks of the values of its arguments: slots, lengths, tables, positions."""
+"""Checks of the values of KV store's arguments: slots, lengths, tables, positions."""
 
 from __future__ import annotations
 

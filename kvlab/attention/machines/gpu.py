@@ -1,4 +1,4 @@
-"""What a GPU has: its architecture and processors, whose tiles it takes, shared memory, e4m3."""
+"""Facts about a GPU: its architecture and processors, whose tiles it takes, shared memory, e4m3."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def machine(device: Any) -> tuple[str, int]:
 
 
 class Target(NamedTuple):
-    """What a configuration is for: the architecture whose tiles are taken (see ``family``), processors, and bytes of
+    """Target of a configuration: the architecture whose tiles are taken (see ``family``), processors, and bytes of
     shared memory that a CTA may have.
     """
 
@@ -45,7 +45,7 @@ def target_of(array: Any, emulated: str | None) -> Target:
 
 
 class Traits(NamedTuple):
-    """What the choice of tiles asks of an architecture.
+    """Facts about an architecture that choose the tiles.
 
     amd : its vendor is AMD. products : of tiles, by "mma.sync", "wgmma", "tcgen05" or "mfma". of_max : MAX has tiles
     for it.
@@ -80,7 +80,7 @@ def family(arch: str) -> str:
 
 
 def converts_e4m3(arch: str) -> bool:
-    """Whether kernels for ``arch`` convert float8_e4m3fn.
+    """Tells whether kernels for ``arch`` convert float8_e4m3fn.
 
     >>> [arch for arch in ("sm_86", "sm_89", "sm_90", "gfx90a", "gfx942", "gfx950") if converts_e4m3(arch)]
     ['sm_89', 'sm_90', 'gfx942', 'gfx950']
@@ -89,7 +89,7 @@ def converts_e4m3(arch: str) -> bool:
 
 
 def multiplies_e4m3(arch: str) -> bool:
-    """Whether they multiply it, too."""
+    """Tells whether they multiply it, too."""
     return converts_e4m3(arch) and arch not in AMD_E4M3[:1]
 
 

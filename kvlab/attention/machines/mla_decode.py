@@ -18,7 +18,7 @@ Array = np.ndarray[Any, Any]
 
 
 class MLACTA(Protocol):
-    """What the MLA decode emulator asks of CTA models, for all programs of a launch at once.
+    """Protocol of the MLA decode emulator's CTA models, for all programs of a launch at once.
 
     Pairs are (latent, rope). ``start`` ``[programs]`` is the first key of the tile; ``active`` ``[programs]`` tells
     which programs still have keys; only their traffic counts.

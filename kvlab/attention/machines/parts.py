@@ -20,7 +20,7 @@ class Parts:
 
     @property
     def fetches(self) -> bool:
-        """Whether the models may fetch ahead."""
+        """Tells whether the models may fetch ahead."""
         return len(self.ctas) == 1 or self.ctas[0].follows_beside
 
     def row_max(self, s: Fragments) -> Array:

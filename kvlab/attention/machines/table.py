@@ -1,4 +1,4 @@
-"""Which CTA model emulates an operation on an architecture, and what it takes: one table, one question, one check."""
+"""CTA models of the operations by architecture, with the inputs that each takes: one table, one question, one check."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Machine:
 
     @property
     def buffer(self) -> str:
-        """How K and V come to shared memory, and from there to where they are multiplied."""
+        """Path of K and V to shared memory and on to the products."""
         return str(self.cta.buffer)
 
     @property

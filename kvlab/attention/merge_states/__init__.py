@@ -79,7 +79,7 @@ def _checked(outs: Any, lses: Any, out: Any, backend: str) -> Kind[Explanation]:
 
 
 def _plan(outs: Any, lses: Any, out: Any, backend: str) -> Explanation:
-    """Which backend a call gets, whose arrays are as they must be, whatever is in them and where they lie."""
+    """Backend of a call, whose arrays are as they must be, whatever is in them and where they lie."""
     check_arrays({"outs": outs, "lses": lses, **given(out=out)})
     shape = tuple(int(n) for n in outs.shape)
     require(len(shape) in (4, 5), f"outs has shape {shape}", "[N, T, H, D] or [N, B, S, H, D]")

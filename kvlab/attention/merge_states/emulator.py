@@ -101,8 +101,8 @@ def launch(
 
 
 def partial_results(out: Array, lse: Array, splits: int) -> tuple[Array, Array]:
-    """Where that many splits of the keys write: out ``[1, B, S, H, D]`` and lse ``[1, B, S, H]`` themselves for one,
-    else float32 arrays ``[splits, ..]`` of their own, NaN, to be merged.
+    """Arrays for the results of so many splits of the keys: out ``[1, B, S, H, D]`` and lse ``[1, B, S, H]`` themselves
+    for one, else float32 arrays ``[splits, ..]`` of their own, NaN, to be merged.
     """
     if splits == 1:
         return out[None], lse[None]

@@ -174,7 +174,7 @@ def _refer(q: Any, *arrays: Any, scale: float, features: Features, out: Any, **_
 
 
 def _plan(call: DecodeCall, backend: str, arch: str, num_splits: int | None, batch_invariant: bool) -> Explanation:
-    """Which backend and configuration a call gets, and why."""
+    """Backend and configuration of a call, with the reason."""
     problem = problem_of(*call.arrays[:4])
     lacks = hopper_lacks(*call.arrays[:3], problem, call.features)
     chosen, reason, hopper = choose_with_hopper(call.q, backend, lacks, hopper_declined(problem), SUPPORTED)

@@ -72,7 +72,7 @@ class DecodeProblem:
 
     @property
     def pairs(self) -> bool:
-        """Whether K and V are fp8, whose columns move in pairs: elements of 16 bits."""
+        """Tells whether K and V are fp8, whose columns move in pairs: elements of 16 bits."""
         return self.itemsize == 1
 
     @property
@@ -209,7 +209,7 @@ def shared_bytes(config: DecodeConfig, problem: DecodeProblem, arch: str, *, bia
 def _bytes(
     BM: int, BN: int, widths: tuple[int, int], pairs: bool, itemsize: int, num_stages: int, arch: str, biased: bool
 ) -> int:
-    """As of ``shared_bytes``. Of pairs, Q and the output have both halves."""
+    """Bytes as of ``shared_bytes``. Of pairs, Q and the output have both halves."""
     both = tuple(2 * n for n in widths) if pairs else widths
     return tile_bytes(
         BM, BN, widths, itemsize, num_stages, arch=arch, q_columns=(both[0], both[1]), hops=2, biased=biased

@@ -78,8 +78,8 @@ def mha_decode_streaming_paged(
     check: bool | None = None,
     traffic: Traffic | None = None,
 ) -> Any:
-    """What :func:`~kvlab.attention.mha_decode_paged` computes, by MAX's streaming decode: shared memory holds one strip
-    of K (32 columns of a tile) and one of V (32 keys), however deep the heads are, and nothing is fetched ahead.
+    """Computes :func:`~kvlab.attention.mha_decode_paged` by MAX's streaming decode: shared memory holds one strip of K
+    (32 columns of a tile) and one of V (32 keys), however deep the heads are, and nothing is fetched ahead.
 
     q            ``[B, Hq, D]``, or ``[B, S, Hq, D]`` with S of 1 to 4; bfloat16, float16 or float32; e4m3 with K and V
                  of e4m3. D of 64, 128, 256 or 512
@@ -131,7 +131,7 @@ def _check_rows(call: DecodeCall) -> None:
 
 
 def _plan(call: DecodeCall, backend: str, arch: str, num_splits: int | None, batch_invariant: bool) -> Explanation:
-    """Which backend and configuration a call gets, and why."""
+    """Backend and configuration of a call, with the reason."""
     _check_rows(call)
     chosen, reason = choose_backend(call.q, backend)
     problem = problem_of(*call.arrays[:4])

@@ -57,7 +57,7 @@ class PrefillProblem:
 
     @property
     def converted(self) -> bool:
-        """Whether K and V are e4m3 and q is not."""
+        """Tells whether K and V are e4m3 and q is not."""
         return self.kv_itemsize < self.itemsize
 
     @property

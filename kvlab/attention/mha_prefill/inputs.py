@@ -1,4 +1,4 @@
-"""What prefill asks of its arrays, and the one form in which the three siblings take them."""
+"""Checks of prefill's arrays, and the one form in which the three siblings take them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Options:
 
     @property
     def interval(self) -> Interval:
-        """What ``causal`` and ``window`` let a query see. A mask stands alone unless they are given with it."""
+        """Keys that ``causal`` and ``window`` let a query see. A mask stands alone unless they are given with it."""
         causal = self.mask is None if self.causal is None else bool(self.causal)
         return window_interval(causal, self.window)
 
@@ -91,8 +91,8 @@ class PrefillInputs:
 
 
 def check_dense(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, options: Options) -> tuple[int, int]:
-    """What is asked of the arguments of ``mha_prefill`` whatever the values of the arrays and where they lie; the
-    sequences and the longest of them. ValueError that names argument, value and rule.
+    """Checks the arguments of ``mha_prefill``, whatever the arrays' values and places; the sequences and the longest of
+    them. ValueError that names argument, value and rule.
     """
     require((cu_q is None) == (cu_k is None), "only one of cu_seqlens_q and cu_seqlens_k is given", "both or neither")
     ragged = cu_q is not None
@@ -113,7 +113,7 @@ def check_dense(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, options: Options) 
 
 
 def check_dense_memory(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, options: Options, most: int) -> None:
-    """What each call of ``mha_prefill`` is asked, others of its kind or not: where its arrays lie, and their values."""
+    """Checks of each call of ``mha_prefill``: places and values of its arrays."""
     if options.out is not None:
         starts = given(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
         check_apart({"q": q, "k": k, "v": v, **starts, **options.arrays})

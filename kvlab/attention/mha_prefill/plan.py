@@ -1,4 +1,4 @@
-"""What a call of prefill gets: its arguments checked, a backend, a configuration, and why."""
+"""Plan of a call of prefill: its arguments checked, a backend, a configuration, and why."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Plan:
 
 @dataclass(frozen=True, eq=False)
 class _Common:
-    """What all calls of a kind have in common. features: None where they hold arrays."""
+    """Plan of all calls of one kind. features: None where they hold arrays."""
 
     explanation: Explanation
     problem: PrefillProblem

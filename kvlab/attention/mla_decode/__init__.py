@@ -189,7 +189,7 @@ def mla_decode_paged(
 
 @dataclass(frozen=True, eq=False)
 class _MLAPlan:
-    """What all calls of a kind have in common. features: None where they hold arrays."""
+    """Plan of all calls of one kind. features: None where they hold arrays."""
 
     explanation: Explanation
     features: Features | None
@@ -271,7 +271,7 @@ def _plan(
     inputs: MLAInputs, features: Features, scale: float, backend: str, arch: str, num_splits: int | None,
     batch_invariant: bool,
 ) -> Explanation:
-    """Which backend and configuration a call gets, and why."""
+    """Backend and configuration of a call, with the reason."""
     problem = MLADecodeProblem.of(inputs.q, inputs.kv_cache, inputs.k_rope, inputs.block_table)
     lacks = hopper_lacks(inputs, problem, features, scale)
     chosen, reason, hopper = choose_with_hopper(inputs.q, backend, lacks, None, SUPPORTED)

@@ -1,4 +1,4 @@
-"""What MLA decode asks of its arrays: one library, rows of latent and rope columns, lengths and pages that exist."""
+"""Checks of MLA decode's arrays: one library, rows of latent and rope columns, lengths and pages that exist."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class MLAInputs:
 def check_mla_arrays(
     q: Any, kv_cache: Any, block_table: Any, seq_lens: Any, out: Any, *, v_dim: int, kv_layout: str
 ) -> None:
-    """What is asked of the arguments of ``mla_decode_paged`` whatever the values of the arrays and where they lie.
-    ValueError that names argument, value and rule.
+    """Checks the arguments of ``mla_decode_paged``, whatever the arrays' values and places. ValueError that names
+    argument, value and rule.
     """
     arrays = {"q": q, "kv_cache": kv_cache, "block_table": block_table, "seq_lens": seq_lens}
     check_arrays(arrays | given(out=out))
@@ -91,7 +91,7 @@ def mla_inputs(
 def check_mla_memory(
     q: Any, kv_cache: Any, block_table: Any, seq_lens: Any, out: Any, inputs: MLAInputs, check: bool | None
 ) -> None:
-    """What each call is asked, others of its kind or not: where its arrays lie, and the values in them.
+    """Checks of each call: places and values of its arrays.
 
     check : look at the values of seq_lens and block_table. None: where that needs no synchronisation with a GPU.
     """

@@ -265,7 +265,7 @@ _RAGGED = _Form(check_ragged, check_ragged_memory, ragged_inputs)
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """What all calls of a kind have in common. features: None where they hold arrays."""
+    """Plan of all calls of one kind. features: None where they hold arrays."""
 
     explanation: Explanation
     problem: MLAPrefillProblem
@@ -344,7 +344,7 @@ def _features(inputs: MLAPrefillInputs, asked: dict[str, Any], kv_layout: str | 
 def _plan(
     inputs: MLAPrefillInputs, features: Features, backend: str, arch: str
 ) -> tuple[Explanation, MLAPrefillProblem]:
-    """Which backend and configuration a call gets, and its sizes."""
+    """Backend and configuration of a call, and its sizes."""
     chosen, reason = choose_backend(inputs.q, backend)
     q, heads, nope, value = inputs.q, int(inputs.q.shape[1]), int(inputs.k.shape[2]), int(inputs.v.shape[2])
     problem = MLAPrefillProblem(
@@ -391,7 +391,9 @@ class _Explain(str):
 
 
 def _explain(function: Callable[..., Any]) -> Callable[..., Explanation]:
-    """What :func:`kvlab.attention.explain` calls for ``function``: the same call, checked alike, up to its plan."""
+    """Function that :func:`kvlab.attention.explain` calls for ``function``: the same call, checked alike, up to its
+    plan.
+    """
 
     def plan(*args: Any, backend: str = "auto", **kwargs: Any) -> Explanation:
         result: Explanation = function(*args, backend=_Explain(backend), **kwargs)

@@ -1,4 +1,4 @@
-"""What MLA prefill asks of its arrays, and the one form in which the three siblings take them."""
+"""Checks of MLA prefill's arrays, and the one form in which the three siblings take them."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class MLAPrefillInputs:
 def check_ragged(
     q: Any, k: Any, v: Any, k_rope: Any, cu_q: Any, cu_k: Any, *, max_q: int | None, out: Any
 ) -> tuple[int, int]:
-    """What is asked of the arguments of ``mla_prefill_ragged`` whatever the values of the arrays and where they lie;
-    the sequences and the longest of them. ValueError that names argument, value and rule.
+    """Checks the arguments of ``mla_prefill_ragged``, whatever the arrays' values and places; the sequences and the
+    longest of them. ValueError that names argument, value and rule.
     """
     check_arrays({"q": q, "k": k, "v": v, "k_rope": k_rope, **given(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, out=out)})
     batch = _check_rows(q, k, v, cu_q, cu_k, out)
@@ -77,9 +77,7 @@ def check_ragged(
 def check_ragged_memory(
     q: Any, k: Any, v: Any, k_rope: Any, cu_q: Any, cu_k: Any, *, out: Any, check: bool | None, inputs: MLAPrefillInputs
 ) -> None:
-    """What each call of ``mla_prefill_ragged`` is asked, others of its kind or not: where its arrays lie, and their
-    values.
-    """
+    """Checks of each call of ``mla_prefill_ragged``: places and values of its arrays."""
     if out is not None:
         check_apart({"q": q, "k": k, "v": v, "k_rope": k_rope, "cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "out": out})
     if looks_at_values(check, q):

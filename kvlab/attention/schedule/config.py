@@ -66,7 +66,7 @@ class ScheduleProblem:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """How units are cut, and how many programs share them.
+    """Cut of the units, and the number of programs that share them.
 
     programs  that run at once
     BM        rows of a tile: new tokens times the query heads of a KV head
@@ -132,7 +132,7 @@ class ScheduleConfig:
 
 
 def list_parts(most_items: int) -> tuple[int, int, int, int]:
-    """Where the parts of a list begin: the items' starts, their sequences, their tiles, and the teams' first items.
+    """Begins of the parts of a list: the items' starts, their sequences, their tiles, and the teams' first items.
 
     >>> list_parts(10)
     (4, 15, 25, 35)

@@ -25,7 +25,7 @@ goes, -1 for one that is a tile's whole result."""
 
 
 class Schedule(Drawn):
-    """What the programs of a persistent attention kernel do in a step.
+    """Work of the programs of a persistent attention kernel in a step.
 
     A *tile* is BM rows (new tokens x query heads of one KV head) of a sequence; an *item* the tiles of a sequence that
     a *team* of programs walks side by side. A *unit* is a range of key blocks of a tile: what one program does before
@@ -131,14 +131,14 @@ class Schedule(Drawn):
 
     @cached_property
     def costs(self) -> Array:
-        """What each program does ``[programs]``, in key blocks: those of its units, and the beginning of each."""
+        """Work of each program ``[programs]``, in key blocks: those of its units, and the beginning of each."""
         units = self.units
         cost = units["last"] - units["first"] + self.config.overhead
         return np.bincount(units["program"], cost, minlength=self.programs).astype(np.int64)
 
     @property
     def busiest(self) -> float:
-        """What the busiest program does, over the mean of all; 1 where there is nothing to do."""
+        """Work of the busiest program, over the mean of all; 1 where there is nothing to do."""
         mean = self.costs.mean()
         return float(self.costs.max() / mean) if mean else 1.0
 

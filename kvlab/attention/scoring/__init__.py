@@ -1,4 +1,4 @@
-"""What the attention kernels do to scores: helpers in Triton (``kernel``) and their twins in NumPy (``emulator``).
+"""Steps of the attention kernels on scores: helpers in Triton (``kernel``) and their twins in NumPy (``emulator``).
 
 Both modules have the same functions with the same arguments, called in the same steps of a kernel and its emulator.
 Scores are in units of log2. Positions, keys and bounds are 32-bit, offsets 64-bit.

@@ -1,4 +1,4 @@
-"""What attention kernels do to scores, in NumPy: the twins of ``kernel``'s helpers, on the registers of all programs.
+"""Steps of attention kernels on scores, in NumPy: the twins of ``kernel``'s helpers, on the registers of all programs.
 
 ``s`` is :class:`~kvlab.staging.Fragments`; vectors of rows are ``[P, BM]``, of keys ``[P, BN]``, of programs ``[P]``.
 """

@@ -1,4 +1,4 @@
-"""What launchers hand to kernels of a call's features: strides and sizes of arrays that may be absent."""
+"""Arguments of kernels for a call's features: strides and sizes of arrays that may be absent."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def scale_strides(scale: Scale, axes: int) -> tuple[int, ...]:
 
 
 def in_units(*strides: Sequence[int]) -> tuple[int, list[list[int]]]:
-    """How many elements a kernel counts strides in, and these so counted: the largest power of two up to 8 that divides
-    them all, so that the compiler knows how many bytes stand aligned; 1 where all are multiples of 16, which it sees.
+    """Unit in elements of a kernel's strides, and the strides in it: the largest power of two up to 8 that divides them
+    all, so that the compiler knows how many bytes stand aligned; 1 where all are multiples of 16, which it sees.
 
     >>> in_units([528, 264], [0, 4096]), in_units([36], [72]), in_units([33]), in_units([128]), in_units([264, 1 << 31])
     ((8, [[66, 33], [0, 512]]), (4, [[9], [18]]), (1, [[33]]), (1, [[128]]), (1, [[264, 2147483648]]))

@@ -33,7 +33,7 @@ def check_splits(num_splits: object) -> int | None:
 
 
 def choose_splits(programs: int, max_keys: int, places: int) -> int:
-    """How many share the keys of a sequence, where unsplit ``programs`` meet a device with ``places`` for them.
+    """Number of splits of a sequence's keys, where unsplit ``programs`` meet a device with ``places`` for them.
 
     One where the programs fill 0.6 of the places; otherwise the fewest within 0.95 of the best use of them, each of at
     least 256 keys.
@@ -49,7 +49,7 @@ def choose_splits(programs: int, max_keys: int, places: int) -> int:
 
 
 def fitting_splits(programs: int, max_keys: int, places: int) -> int:
-    """How many may share the keys of a sequence so that all programs have a place at once; each has at least 256 keys.
+    """Number of splits of a sequence's keys for which all programs have a place at once; each has at least 256 keys.
 
     >>> fitting_splits(8, 32768, 132), fitting_splits(8, 1024, 132), fitting_splits(300, 32768, 132)
     (16, 4, 1)
@@ -62,7 +62,7 @@ def _most(max_keys: int) -> int:
 
 
 def invariant_splits(max_keys: int) -> int:
-    """How many share the keys of a sequence whatever the batch and the device: one for 2048 that its table holds.
+    """Number of splits of a sequence's keys, whatever the batch and the device: one for 2048 that its table holds.
 
     >>> invariant_splits(1000), invariant_splits(32768), invariant_splits(1 << 20)
     (1, 16, 64)
@@ -71,7 +71,7 @@ def invariant_splits(max_keys: int) -> int:
 
 
 def decode_splits(num_splits: object, programs: int, max_keys: int, places: int, *, batch_invariant: bool) -> int:
-    """How many share the keys of a sequence: ``num_splits``, which ``check_splits`` checks, or, where that is None, as
+    """Number of splits of a sequence's keys: ``num_splits``, which ``check_splits`` checks, or, where that is None, as
     ``invariant_splits`` or ``choose_splits`` say.
 
     >>> [decode_splits(n, 8, 32768, 396, batch_invariant=invariant) for n, invariant in ((3, True), (None, True))]

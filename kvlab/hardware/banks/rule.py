@@ -29,7 +29,7 @@ GROUP = 48  #: where the group of banks stands in a key
 
 
 def merges(op: Instruction, vectors: IntArray) -> BoolArray:
-    """Which instructions' phases merge: ``[n]``, from their vectors ``[n, lanes]`` (-1 = inactive lane)."""
+    """Tells which instructions' phases merge: ``[n]``, from their vectors ``[n, lanes]`` (-1 = inactive lane)."""
     if not op.merges:
         return np.zeros(len(vectors), np.bool_)
     result = np.zeros(len(vectors), np.bool_)
@@ -40,8 +40,8 @@ def merges(op: Instruction, vectors: IntArray) -> BoolArray:
 
 
 def keys_of(op: Instruction, arch: Arch, vectors: IntArray) -> IntArray:
-    """What orders the vectors of a phase: first the group of neighbouring banks that a vector fills, then the vector;
-    -1 = inactive. Addresses are aligned: two lanes collide in all banks of a group or in none.
+    """Keys that order the vectors of a phase: first the group of neighbouring banks that a vector fills, then the
+    vector; -1 = inactive. Addresses are aligned: two lanes collide in all banks of a group or in none.
     """
     groups = op.banks(arch) * arch.bank_bytes // op.unit_bytes(arch)
     return np.where(vectors < 0, -1, vectors % groups << GROUP | vectors)

@@ -15,7 +15,7 @@ SECTOR_BYTES = 32
 
 
 def sectors(addresses: Any, nbytes: int, mask: Any = None) -> Array:
-    """How many different 32-byte sectors of DRAM or L2 one warp access touches: ``[...]``.
+    """Number of different 32-byte sectors of DRAM or L2 that one warp access touches: ``[...]``.
 
     ``addresses`` ``[..., lanes]`` in bytes, absolute: an access that starts off a sector touches one more. ``nbytes``
     a lane moves. ``mask`` as in :func:`~kvlab.hardware.count_wavefronts`. The least possible for a full warp is
@@ -31,7 +31,7 @@ def sectors(addresses: Any, nbytes: int, mask: Any = None) -> Array:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Coalescing(Drawn):
-    """What :func:`coalescing` found out about one warp access to global memory.
+    """Result of :func:`coalescing` for one warp access to global memory.
 
     addresses    ``[lanes]`` bytes;  ``active`` ``[lanes]`` bool;  ``nbytes`` a lane
     sectors      32-byte sectors that move

@@ -1,4 +1,4 @@
-"""Which swizzle for my tile? The smallest one without bank conflicts, found by trying them all in order."""
+"""Search of a tile's swizzle: the smallest one without bank conflicts, found by trying them all in order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .count import count_wavefronts
 
 @dataclass(frozen=True)
 class BestSwizzle:
-    """What :func:`best_swizzle` found, with the counts that prove it. ``str`` tells it in words.
+    """Result of :func:`best_swizzle`, with the counts that prove it. ``str`` tells it in words.
 
     ``swizzle`` counts elements of the tile's dtype. ``wavefronts`` and ``ideal`` are those of all instructions of all
     accesses under it, ``unswizzled`` without one; ``tried`` is how many smaller swizzles have conflicts.

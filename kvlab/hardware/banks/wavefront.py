@@ -48,7 +48,7 @@ class Collision:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Wavefronts(Drawn):
-    """What :func:`kvlab.hardware.wavefronts` found out about one warp instruction.
+    """Result of :func:`kvlab.hardware.wavefronts` for one warp instruction.
 
     op, arch     the :class:`Instruction` and the :class:`Arch`
     addresses    ``[lanes]`` byte address of each lane that gives one (ldmatrix.x2: of the first 16)
@@ -86,7 +86,7 @@ class Wavefronts(Drawn):
 
     @property
     def conflicts(self) -> int:
-        """What the hardware's conflict counter shows: ``wavefronts - ideal``, half of it for a compare and swap."""
+        """Count of the hardware's conflict counter: ``wavefronts - ideal``, half of it for a compare and swap."""
         return (self.wavefronts - self.ideal) // self.op.repeats
 
     @property

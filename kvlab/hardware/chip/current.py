@@ -1,4 +1,4 @@
-"""Which arithmetic float32 operations of an emulator have: NumPy's, or that of an H100.
+"""Arithmetic of an emulator's float32 operations: NumPy's, or that of an H100.
 
 The choice is a context, as a decimal context or ``np.errstate`` is: what runs inside ``with arithmetic("chip")`` takes
 the operations below from there, however deep it is called.

@@ -24,7 +24,7 @@ _AT_ONCE = 1 << 21  # products
 
 @dataclass(frozen=True)
 class SumRule:
-    """How one instruction sums products of a dtype.
+    """Rule by which one instruction sums products of a dtype.
 
     k         products of an output in one step
     fraction  F: addends are cut to multiples of ``2^(e - F)``, e the largest exponent among them

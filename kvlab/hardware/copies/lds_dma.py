@@ -104,7 +104,7 @@ class SubTileLoaderLDS:
         buffer_load_lds(dst.memory, target, src.memory, base, voffset, plan.width * size, records, scalar)
 
     def arrives(self, dst: TileTensor, src: TileTensor, worker_base: int = 0, *, columns: Any = None) -> BoolArray:
-        """Which lanes :meth:`load` brings data from DRAM, and not zeros: ``[leading axes, instructions, 64]``."""
+        """Lanes to which :meth:`load` brings data from DRAM, and not zeros: ``[leading axes, instructions, 64]``."""
         plan, _, voffset, records = self._reach(dst, src, worker_base, columns)
         return np.asarray(voffset + plan.width * self.dtype.itemsize <= records)
 

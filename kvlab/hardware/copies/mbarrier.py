@@ -81,7 +81,7 @@ class SharedMemBarrier:
         self._settle()
 
     def try_wait(self, phase: int) -> bool:
-        """Whether the phase of parity ``phase`` has completed: whether the other one is running."""
+        """Tells whether the phase of parity ``phase`` has completed: whether the other one is running."""
         if phase not in (0, 1):
             raise ValueError(f"phase is {phase!r}: must be a parity, 0 or 1")
         return self.phase != phase
@@ -94,7 +94,7 @@ class SharedMemBarrier:
 
     @property
     def pending(self) -> str:
-        """What the phase that is running still needs, in words."""
+        """Needs of the running phase, in words."""
         missing = [f"{self.pending_arrivals} of {self.arrivals} arrivals"] * bool(self.pending_arrivals)
         missing += [f"{self.pending_tx} bytes"] * bool(self.pending_tx)
         return f"{' and '.join(missing)} pending"
@@ -117,7 +117,7 @@ class SharedMemBarrier:
 
 @dataclass
 class PipelineState:
-    """Which stage of a ring of ``num_stages`` buffers comes next, and the parity to wait for.
+    """Next stage of a ring of ``num_stages`` buffers, and the parity to wait for.
 
     >>> state = PipelineState(2)
     >>> for _ in range(3):

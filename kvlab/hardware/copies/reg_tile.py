@@ -66,7 +66,7 @@ class RegTileLoader:
         dst.select(..., slice(len(where))).store(registers)
 
     def arrives(self, dst: TileTensor, src: TileTensor, *, columns: Any = None) -> BoolArray:
-        """Which vectors :meth:`load` brings from DRAM, and not as zeros: ``[leading axes, workers, vectors]``."""
+        """Vectors that :meth:`load` brings from DRAM, and not as zeros: ``[leading axes, workers, vectors]``."""
         _, _, voffset, records = self._reach(dst, src, columns)
         return np.asarray(voffset + self.width * self.dtype.itemsize <= records)
 
@@ -115,7 +115,7 @@ class RegTileWriterLDS:
         _check_threads(self.thread_layout)
 
     def offsets(self, shape: tuple[int, int], row_stride: int | None = None) -> IntArray:
-        """Where the vectors of a worker go, in elements from the tile's first ``[workers, vectors]``.
+        """Places of a worker's vectors, in elements from the tile's first ``[workers, vectors]``.
 
         ``row_stride``: elements between rows, as many as the tile is wide unless given; at least that, whole vectors.
         """

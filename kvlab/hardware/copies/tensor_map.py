@@ -91,7 +91,7 @@ class TensorMapSwizzle(enum.IntEnum):
 
 
 class TensorMapL2Promotion(enum.IntEnum):
-    """How many bytes L2 fetches at least where a copy misses it; what arrives in shared memory is the same.
+    """Least number of bytes that L2 fetches on a miss; what arrives in shared memory is the same.
 
     >>> TensorMapL2Promotion.of("L2_128B").bytes, TensorMapL2Promotion.of("none").bytes
     (128, 32)
@@ -224,7 +224,7 @@ class TmaDescriptor(Drawn):
 
     @property
     def transaction_bytes(self) -> int:
-        """What one copy adds to the mbarrier's count: the full box, even where it lies outside (measured)."""
+        """Summand of one copy in the mbarrier's count: the full box, even where it lies outside (measured)."""
         return math.prod(self.smem_box) * self.dtype.itemsize
 
     @property

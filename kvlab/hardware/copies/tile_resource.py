@@ -50,7 +50,8 @@ def check_tile(
 def buffer_resource(
     tile: TileTensor, row: Any, col: Any, lead: int = 1, columns: Any = None
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """How buffer loads reach the elements ``(row, col)``, int arrays ``[...]``, of tiles in DRAM, in bytes.
+    """Byte offsets by which buffer loads reach the elements ``(row, col)``, int arrays ``[...]``, of tiles in DRAM, in
+    bytes.
 
     tile : rows x columns, the columns contiguous. ``lead`` leading axes of its offset are those of many tiles; one more
         is that of the pieces, all of so many rows, that the tile consists of. The bound, ``valid_rows``, is LINEAR:

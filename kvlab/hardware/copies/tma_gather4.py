@@ -87,7 +87,7 @@ class TMAGather4Tile(TMATensorTile):
 
     @property
     def transaction_bytes(self) -> int:
-        """What arrives: all boxes in full."""
+        """Bytes that arrive: all boxes in full."""
         return self.tile_height * self.column_groups * self.descriptor.transaction_bytes
 
     def async_copy_gather4_tile(

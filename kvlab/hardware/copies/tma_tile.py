@@ -22,7 +22,7 @@ from .tensor_map import TensorMapSwizzle, TmaDescriptor, descriptor_strides
 
 @dataclass(frozen=True, eq=False)
 class TMATensorTile(Drawn):
-    """What one ``async_copy`` fills: a tile of shared memory, box after box.
+    """Destination of one ``async_copy``: a tile of shared memory, box after box.
 
     descriptor   of one hardware copy; its box is MAX's ``desc_shape``
     tile_shape   slowest first
@@ -64,7 +64,7 @@ class TMATensorTile(Drawn):
 
     @property
     def transaction_bytes(self) -> int:
-        """What ``async_copy`` adds to the barrier: all boxes in full."""
+        """Summand of ``async_copy`` in the barrier's count: all boxes in full."""
         return len(self.offsets) * self.descriptor.transaction_bytes
 
     def async_copy(

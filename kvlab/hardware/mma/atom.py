@@ -201,7 +201,7 @@ def _register_of_element(atom: MmaAtom, operand: str) -> IntArray:
 
 @functools.cache
 def _by_columns(atom: MmaAtom, operand: str) -> bool:
-    """Whether the neighbours in a lane's registers are neighbours in a column of the matrix, not in a row."""
+    """Tells whether the neighbours in a lane's registers are neighbours in a column of the matrix, not in a row."""
     element, cols = _element_of_register(atom, operand), atom.extent(operand)[1]
     return element.shape[1] > 1 and bool((element[:, 1] - element[:, 0] == cols).all())
 

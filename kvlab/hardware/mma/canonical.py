@@ -84,8 +84,8 @@ def tile_sf_layout_k_major(BM: int, BK: int, SF: int) -> Layout:
 
 
 def st_matrix_n_atom(num_stmatrix: int) -> Layout:
-    """Which 16-byte vector of an output tile each thread of a warpgroup gives ``stmatrix``: row ``t % 16 + 16 * (t //
-    32)``, column ``t // 16 % 2``, of rows of ``2 * num_stmatrix`` vectors.
+    """Vector of 16 bytes of an output tile that each thread of a warpgroup gives ``stmatrix``: row ``t % 16 + 16 * (t
+    // 32)``, column ``t // 16 % 2``, of rows of ``2 * num_stmatrix`` vectors.
 
     >>> st_matrix_n_atom(2)
     Layout("(16,2,4):(4,1,64)")

@@ -1,4 +1,4 @@
-"""What a tensor's layout alone answers."""
+"""Queries that a tensor's layout alone answers."""
 
 from __future__ import annotations
 

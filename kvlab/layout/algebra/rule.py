@@ -1,4 +1,4 @@
-"""Which layout system's rule an operation follows, where they differ.
+"""Rules of the layout systems, where they differ.
 
 ``"cute"``
     CuTe's law, the default everywhere.

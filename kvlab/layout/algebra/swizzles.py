@@ -55,8 +55,8 @@ def make_ldmatrix_swizzle(dtype: Any, row_size: int, log2_vector_width: int = 0)
 
 
 def make_tma_swizzle(mode: int | str, unit: Any = "byte") -> Swizzle:
-    """What the TMA does to shared memory in a mode: 0..3, "NONE", "32B", "64B" or "128B" (also ``SWIZZLE_128B``). It is
-    ``Sw<mode,4,3>`` on bytes, whatever the dtype; ``unit`` counts it in elements.
+    """Swizzle of the TMA's writes to shared memory in a mode: 0..3, "NONE", "32B", "64B" or "128B" (also
+    ``SWIZZLE_128B``). It is ``Sw<mode,4,3>`` on bytes, whatever the dtype; ``unit`` counts it in elements.
 
     >>> print(make_tma_swizzle("128B"), make_tma_swizzle(3, "bf16"), make_tma_swizzle("64B", "float32"))
     Sw<3,4,3> (byte) Sw<3,3,3> (bfloat16) Sw<2,2,3> (float32)

@@ -1,4 +1,4 @@
-"""What else trees of ints can do: parts, relations between shapes, division, and the order of strides.
+"""Further operations on trees of ints: parts, relations between shapes, division, and the order of strides.
 
 Names are those of CuTe and of the MAX layout package. ``UNKNOWN`` (-1) stands for an extent that only the running
 program knows; it spreads through products as it does there.
@@ -57,7 +57,7 @@ def reverse(tree: IntTuple) -> IntTuple:
 
 @of_trees
 def depth(tree: IntTuple, *, rule: Rule = "cute") -> int:
-    """How deep the nesting goes, 0 for an int; ``rule="legacy"`` adds up the depths of the children, as MAX does.
+    """Depth of the nesting, 0 for an int; ``rule="legacy"`` adds up the depths of the children, as MAX does.
 
     >>> depth(((1, 2), (3, 4))), depth(((1, 2), (3, 4)), rule="legacy")
     (2, 3)

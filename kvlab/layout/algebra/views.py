@@ -1,4 +1,4 @@
-"""What the views of a TileTensor do to its layout: tiling, vectors, distribution over threads.
+"""Layouts of a TileTensor's views: tiling, vectors, distribution over threads.
 
 Each function answers for a layout alone and once (results are cached); a TileTensor adds its own offset.
 ``exact=False`` gives what an unchecked kernel would do where the pieces do not divide the whole.

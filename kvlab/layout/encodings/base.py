@@ -1,4 +1,4 @@
-"""What the encodings share: names of dimensions, versions, and how a tile of one CTA covers a tensor."""
+"""Common part of the encodings: names of dimensions, versions, and how a tile of one CTA covers a tensor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Matrix: TypeAlias = tuple[Ints, ...]
 
 @dataclass(frozen=True)
 class Encoding(Drawn):
-    """How Triton spreads a tensor over registers, lanes and warps, or over shared memory.
+    """Spread of a tensor by Triton over registers, lanes and warps, or over shared memory.
 
     The subclasses have the names and the fields of Gluon's layout classes. ``cga_layout`` lists, one basis vector for
     each bit of the CTA's number in its cluster, where the CTAs stand; empty for one CTA.
@@ -119,7 +119,7 @@ def identity_nd(in_dim: str, shape: Sequence[int], order: Sequence[int]) -> Line
 
 
 def broadcast_nd(in_dim: str, shape: Sequence[int], order: Sequence[int], free: int | None) -> LinearLayout:
-    """As :func:`identity_nd`, without moving along the dimension ``free``."""
+    """Map of :func:`identity_nd`, without moving along the dimension ``free``."""
     layout = LinearLayout({in_dim: []}, {f"dim{axis}": 1 for axis in order})
     for axis in order:
         step = LinearLayout.zeros1d if axis == free else LinearLayout.identity1d

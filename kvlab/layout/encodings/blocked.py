@@ -95,7 +95,7 @@ class BlockedLayout(Encoding):
 
 @dataclass(frozen=True)
 class SliceLayout(Encoding):
-    """What is left of ``parent`` on a tensor without the dimension ``dim``: where a reduction leaves its result.
+    """Rest of ``parent`` on a tensor without the dimension ``dim``: a reduction leaves its result there.
 
     >>> b = BlockedLayout([1, 8], [8, 4], [4, 1], [1, 0])
     >>> SliceLayout(1, b).to_linear_layout((32,)).bases

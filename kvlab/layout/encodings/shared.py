@@ -17,7 +17,7 @@ from kvlab.layout.linear.linear_layout import LinearLayout
 
 @dataclass(frozen=True)
 class SharedEncoding(Encoding):
-    """How Triton places a tensor in the shared memory of each CTA.
+    """Placement of a tensor by Triton in the shared memory of each CTA.
 
     The linear layout maps ``offset`` (counted in elements) and ``block`` to coordinates; :meth:`offsets` is its
     inverse.
@@ -37,7 +37,7 @@ class SharedEncoding(Encoding):
         return _offsets(self, self.sizes(shape), triton_version)
 
     def physical(self, offset: IntArray) -> IntArray:
-        """Where the element of a linear offset stands: the offset itself, except in padded encodings."""
+        """Physical place of the element of a linear offset: the offset itself, except in padded encodings."""
         return offset
 
 

@@ -62,8 +62,8 @@ class SwizzledSharedLayout(SharedEncoding):
 
 @dataclass(frozen=True)
 class AMDRotatingSharedLayout(SwizzledSharedLayout):
-    """As the swizzled one, and the phase is XORed with the number of its period: rows ``max_phase * per_phase`` apart
-    start elsewhere, so that reads down a column spread too (gfx942, the V operand). Gluon has no class for it.
+    """Swizzled layout whose phase is XORed with the number of its period: rows ``max_phase * per_phase`` apart start
+    elsewhere, so that reads down a column spread too (gfx942, the V operand). Gluon has no class for it.
 
     >>> AMDRotatingSharedLayout(vec=1, per_phase=1, max_phase=2, order=[1, 0]).offsets((4, 2)).tolist()
     [[0, 1], [3, 2], [5, 4], [6, 7]]

@@ -13,7 +13,7 @@ WARPGROUP = 128
 
 
 class Atom(Protocol):
-    """What a matrix instruction must tell: ``kvlab.hardware.MmaAtom`` does.
+    """Protocol of a matrix instruction: ``kvlab.hardware.MmaAtom`` does.
 
     A map takes (lane, register), ints or int arrays, to (row, column); None where the operand is not in registers.
     """

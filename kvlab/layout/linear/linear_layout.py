@@ -165,7 +165,7 @@ class LinearLayout(LinearMap):
         return _quotient(self, tile, side)
 
     def fit(self, sizes: Mapping[str, int]) -> LinearLayout:
-        """This layout as a tile that covers output dimensions of the given sizes.
+        """Tile of this layout that covers output dimensions of the given sizes.
 
         Where it is smaller it is repeated along the first input dimension, the output dimensions in their order; where
         it is larger coordinates wrap around, so that steps past the end become broadcasts (zero bases).

@@ -1,4 +1,4 @@
-"""How a TileTensor reads and writes: scalar indices to byte addresses, the linear bound, the order of copied elements.
+"""Accesses of a TileTensor: scalar indices to byte addresses, the linear bound, the order of copied elements.
 
 Leading axes (programs, lanes) align from the front: ``[P]`` meets ``[P, lanes, rows, columns]`` as ``[P, 1, 1, 1]``.
 """

@@ -1,4 +1,4 @@
-"""What MAX's tile copiers share: how the threads of a block or a warp move a tile between two address spaces.
+"""Common part of MAX's tile copiers: how the threads of a block or a warp move a tile between two address spaces.
 
 A copier is the ``thread_layout`` that deals a tile out and what it does to addresses; ``copy(dst, src)`` moves the
 bytes of all its threads at once. Element i of a thread's source fragment goes to element i of its destination fragment,
@@ -38,7 +38,7 @@ class ThreadScope(enum.Enum):
 
 @dataclass(frozen=True)
 class TileCopier:
-    """What the seven copiers share.
+    """Common part of the seven copiers.
 
     thread_layout   a flat layout, one mode for each mode of the tiles: which thread starts at which element; its
                     threads are 0 to its size less 1, each once

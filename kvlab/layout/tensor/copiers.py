@@ -66,8 +66,8 @@ class GenericToSharedAsyncTileCopier(TileCopier):
     def copy(
         self, dst: TileTensor, src: TileTensor, worker: Any = None, *, src_num_valid_rows: int | None = None
     ) -> None:
-        """As every copier; ``src_num_valid_rows`` counts the rows that exist, by default all of mode 0, as are those of
-        more.
+        """Copies as every copier; ``src_num_valid_rows`` counts the rows that exist, by default all of mode 0, as are
+        those of more.
         """
         worker = self._check(dst, src, worker)
         if src_num_valid_rows is not None and not self.masked:
@@ -198,7 +198,7 @@ class LocalToSharedTileCopier(_Swizzled):
 
 
 def _rows_follow(tensor: TileTensor) -> bool:
-    """Whether each row (of mode 0) starts past the last element of the one before."""
+    """Tells whether each row (of mode 0) starts past the last element of the one before."""
     first, *others = tensor.layout.modes
     return first.size < 2 or flatten(first.stride)[0] > sum(mode.cosize - 1 for mode in others)
 

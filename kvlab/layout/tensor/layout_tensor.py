@@ -51,7 +51,7 @@ class LayoutTensor(TileTensor):
         return super().distribute(threads, lane, swizzle, legacy=legacy, axis=axis, submode_axis=submode_axis)
 
     def copy_from(self, source: TileBase, *, order: Literal["colex", "memory"] | None = None) -> Self:
-        """As a TileTensor's, for tensors of one dtype."""
+        """Copies as a TileTensor does, for tensors of one dtype."""
         if source.dtype != self.dtype:
             raise ValueError(f"copy of {source!r} to {self!r}: a LayoutTensor does not cast: must be equal dtypes")
         return super().copy_from(source, order=order)

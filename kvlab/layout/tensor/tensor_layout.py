@@ -1,4 +1,4 @@
-"""What a tile tensor asks of its layout."""
+"""Protocol of a tile tensor's layout."""
 
 from __future__ import annotations
 

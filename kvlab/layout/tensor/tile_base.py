@@ -1,4 +1,4 @@
-"""What every TileTensor has: a memory, a layout, an offset, and the accesses through them."""
+"""Base of every TileTensor: a memory, a layout, an offset, and the accesses through them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class TileBase(OfLayout, Drawn):
 
     @property
     def address_space(self) -> AddressSpace:
-        """Where its memory lies."""
+        """Address space of the tensor's memory."""
         return self.memory.space
 
     @property
@@ -99,7 +99,7 @@ class TileBase(OfLayout, Drawn):
         return int(rows) if np.ndim(rows) == 0 else rows
 
     def with_valid_rows(self, valid_rows: Any) -> Self:
-        """This view with a bound of its own (see the class); ``None`` removes it."""
+        """View with a bound of its own (see the class); ``None`` removes it."""
         view = self._view(self.layout, self.offset, self.element_size)
         view.end = None
         if valid_rows is not None:

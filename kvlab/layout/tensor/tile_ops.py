@@ -1,4 +1,4 @@
-"""What changes a TileTensor's elements as a whole: fills, copies, arithmetic in place."""
+"""Operations that change a TileTensor's elements as a whole: fills, copies, arithmetic in place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvlab.memory import AddressSpace
 
 
 class Fill(enum.Enum):
-    """What a masked asynchronous copy writes for elements out of bounds: nothing, zeros, or NaNs."""
+    """Value that a masked asynchronous copy writes for elements out of bounds: nothing, zeros, or NaNs."""
 
     NONE = "none"
     ZERO = "zero"

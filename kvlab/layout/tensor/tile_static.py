@@ -1,4 +1,4 @@
-"""Which extents and strides of a TileTensor a kernel's compiler knows, and the type of its linear indices."""
+"""Extents and strides of a TileTensor that a kernel's compiler knows, and the type of its linear indices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INT32_LIMIT = 1 << 31
 
 
 class TileStatic(TileBase):
-    """What is static of a layout (see ``TileTensor``): everything, until :meth:`make_dynamic` says otherwise."""
+    """Static part of a layout (see ``TileTensor``): everything, until :meth:`make_dynamic` says otherwise."""
 
     __slots__ = ()
 
@@ -89,7 +89,7 @@ class TileStatic(TileBase):
         return np.dtype(np.int32 if fits else np.int64)
 
     def check_linear_idx(self) -> Self:
-        """This tensor; ValueError where an offset from its first scalar does not fit :attr:`linear_idx_type`."""
+        """Returns the tensor; ValueError where an offset from its first scalar does not fit :attr:`linear_idx_type`."""
         farthest = self.layout.cosize + self.element_size - 2
         if farthest > np.iinfo(self.linear_idx_type).max:
             raise ValueError(

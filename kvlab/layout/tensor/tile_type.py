@@ -1,4 +1,4 @@
-"""What is known of a tile tensor when a kernel is compiled."""
+"""Type of a tile tensor when a kernel is compiled."""
 
 from __future__ import annotations
 

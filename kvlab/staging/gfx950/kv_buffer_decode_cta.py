@@ -65,7 +65,7 @@ class KVBufferDecodeShape:
 
     @property
     def shared_kv(self) -> bool:
-        """Whether V takes K's memory when the scores are done."""
+        """Tells whether V takes K's memory when the scores are done."""
         return self.D > 256
 
     def params(self, kv_num_heads: int, *, transpose: bool) -> KVBufferParams:

@@ -136,7 +136,7 @@ class MfmaCTA(RowsOverWarps):
             self.p = PRegisterBuffer(p_params, shape.BM, self.programs, smem=self.smem, smem_address=2 * strip, **where)
 
     def follow(self, *tiles: KVCacheIterator) -> None:
-        """Nothing: strips share one buffer, so none is fetched ahead."""
+        """Fetches nothing: strips share one buffer, so none is fetched ahead."""
 
     def load_q(self, dram: Memory, offset: IntArray, valid: Array) -> Fragments:
         """Q rows (elements ``offset[programs, BM]`` of ``dram``) straight into every warp's registers, or zeros."""

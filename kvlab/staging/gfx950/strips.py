@@ -1,4 +1,4 @@
-"""What the CTAs of gfx950 keep in registers: rows of Q from DRAM, and the strips of a K or V tile."""
+"""Registers of the CTAs of gfx950: rows of Q from DRAM, and the strips of a K or V tile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Strips:
 
     @classmethod
     def of(cls, buffer: KVBuffer, axis: int) -> Strips:
-        """What all strips of a buffer hold at this moment."""
+        """Contents of all strips of a buffer at this moment."""
         held = np.asarray(buffer.kv_mma_op.reg_tile)
         shape = *held.shape[:2], buffer.params.num_k_tiles, -1, held.shape[-1]
         return cls(held.reshape(shape).copy(), buffer.fragment_map(), axis)

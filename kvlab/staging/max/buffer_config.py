@@ -8,8 +8,10 @@ from typing import Any, Protocol, runtime_checkable
 
 @runtime_checkable
 class KVBufferConfig(Protocol):
-    """What a role decides: the block tile that is moved at a time, the part of it that a warp reads, and which way the
-    tiles walk over the ``BN x depth`` window in DRAM (``iterator_axis`` 0: down the rows, 1: along the columns)."""
+    """Sizes that a role decides: the block tile that is moved at a time, the part of it that a warp reads, and which
+    way the tiles walk over the ``BN x depth`` window in DRAM (``iterator_axis`` 0: down the rows, 1: along the
+    columns).
+    """
 
     @property
     def wtile_dim0(self) -> int: ...
@@ -25,7 +27,7 @@ class KVBufferConfig(Protocol):
     def iterator_axis(self) -> int: ...
 
     def get_wtile_coord(self, warp_col: Any) -> tuple[Any, Any]:
-        """Where the tile of a warp stands in the block tile, in warp tiles; ``warp_col`` is an int or an int array."""
+        """Place of a warp's tile in the block tile, in warp tiles; ``warp_col`` is an int or an int array."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Which bytes the threads of MAX's register-staged decode buffer move: index arrays, made once.
+"""Bytes that the threads of MAX's register-staged decode buffer move: index arrays, made once.
 
 Offsets are in elements of the block tile, row-major.
 """
@@ -24,7 +24,7 @@ ARCH = "gfx950"
 
 @functools.cache
 def read_offsets(p: DecodeKVBufferParams, k_mma: int) -> IntArray:
-    """What ``load_from_shared`` reads, in elements of the tile ``[threads, num_mmas, elements]``.
+    """Elements that ``load_from_shared`` reads, in elements of the tile ``[threads, num_mmas, elements]``.
 
     K: a fragment at once, at ``swizzle(fragment number)`` counted from the MMA tile; V: a column of keys, one by one.
     """
@@ -51,7 +51,7 @@ def _intended(p: DecodeKVBufferParams) -> tuple[IntArray, IntArray]:
 
 @functools.cache
 def in_matrix_order(p: DecodeKVBufferParams) -> bool:
-    """Whether the registers of all k groups hold the whole strip, every one the element that it should."""
+    """Tells whether the registers of all k groups hold the whole strip, every one the element that it should."""
     b0, b1 = p.btile
     if p.copied != p.btile or p.input_frag_size * p.group_size != p.simd_width:
         return False
@@ -73,12 +73,12 @@ def in_matrix_order(p: DecodeKVBufferParams) -> bool:
 
 @functools.cache
 def written_offsets(p: DecodeKVBufferParams) -> IntArray:
-    """Where ``copy_to_shared`` puts the vectors of a thread ``[threads of the grid, vectors]``, in elements."""
+    """Places where ``copy_to_shared`` puts the vectors of a thread ``[threads of the grid, vectors]``, in elements."""
     return p.writer.offsets(p.copied, p.btile[1])
 
 
 def fragment_map(p: DecodeKVBufferParams) -> FragmentMap:
-    """What ``mma_tile`` holds after each k group, in sequence: K ``[BN, BK]``, V ``[BK, depth]``."""
+    """Contents of ``mma_tile`` after each k group, in sequence: K ``[BN, BK]``, V ``[BK, depth]``."""
     return FragmentMap(p.btile, *_intended(p))
 
 
@@ -129,7 +129,7 @@ def _passes(verb: str, address: IntArray, nbytes: int) -> tuple[IntArray, IntArr
 
 
 def smem_image(p: DecodeKVBufferParams, address: int, tile: int | None, valid: int) -> SmemImage:
-    """What lies in the block tile at byte ``address``: number ``tile`` of a window with ``valid`` keys."""
+    """Contents of the block tile at byte ``address``: number ``tile`` of a window with ``valid`` keys."""
     (rows, cols), size = p.btile, p.dtype.itemsize
     if tile is None:
         return SmemImage.empty(address, rows * cols * size, [Area(address, 0, "not loaded")])

@@ -127,7 +127,7 @@ class DecodeKVBuffer(Drawn):
 
     @property
     def config(self) -> KVBufferConfig:
-        """What the role decides."""
+        """Sizes that the role decides."""
         return self.params.role_config
 
     @property
@@ -172,12 +172,12 @@ class DecodeKVBuffer(Drawn):
 
     @property
     def matrix_order(self) -> bool:
-        """Whether every register gets the element that the matrix product needs there."""
+        """Tells whether every register gets the element that the matrix product needs there."""
         return addresses.in_matrix_order(self.params)
 
     def fragment_map(self) -> FragmentMap:
-        """What ``mma_tile`` holds after each k group, one after the other along the registers: elements of ``[BN, BK]``
-        (K) or ``[BK, depth]`` (V). ValueError unless ``matrix_order``.
+        """Contents of ``mma_tile`` after each k group, one after the other along the registers: elements of ``[BN,
+        BK]`` (K) or ``[BK, depth]`` (V). ValueError unless ``matrix_order``.
         """
         if not self.matrix_order:
             raise ValueError(
@@ -256,7 +256,7 @@ class DecodeKVBuffer(Drawn):
         return name, self.smem_address + np.moveaxis(offset, 2, 0) * p.dtype.itemsize
 
     def smem_image(self, program: int = 0) -> SmemImage:
-        """What lies where in the block tile of one program."""
+        """Contents of the block tile of one program."""
         valid = int(self._valid[program])
         return addresses.smem_image(self.params, self.smem_address, self._held, valid)
 

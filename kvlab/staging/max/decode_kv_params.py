@@ -20,7 +20,7 @@ from .typed_fields import set_typed
 
 @dataclass(frozen=True)
 class DecodeKVBufferParams(MmaGeometry):
-    """What MAX gives ``DecodeKVBuffer``, ``KBuffer`` and ``VBuffer`` at compile time; names as in
+    """Compile-time parameters of MAX's ``DecodeKVBuffer``, ``KBuffer`` and ``VBuffer``; names as in
     :class:`KVBufferParams`, and:
 
     kv_tile_layout   of the window in DRAM: ``BN x depth``, its rows as far apart as the cache has them
@@ -94,7 +94,7 @@ class DecodeKVBufferParams(MmaGeometry):
 
     @property
     def transpose(self) -> bool:
-        """Whether the operand is K."""
+        """Tells whether the operand is K."""
         return self.tensor_core_mma.transpose_b
 
     @property

@@ -180,11 +180,11 @@ class DecodeStreamingKVBuffer(Drawn):
 
     @property
     def matrix_order(self) -> bool:
-        """Whether every register gets the element that the matrix product needs there."""
+        """Tells whether every register gets the element that the matrix product needs there."""
         return addresses.in_matrix_order(self.params)
 
     def fragment_map(self) -> FragmentMap:
-        """What the registers of a strip hold: elements of ``[BN, BK]`` (K) or ``[BK, depth]`` (V).
+        """Contents of a strip's registers: elements of ``[BN, BK]`` (K) or ``[BK, depth]`` (V).
 
         ValueError unless ``matrix_order``.
         """
@@ -287,7 +287,7 @@ class DecodeStreamingKVBuffer(Drawn):
         return plan.instruction(size), self.smem_address + plan.by_instruction() * size
 
     def smem_image(self, program: int = 0) -> SmemImage:
-        """What lies where in the strip of one program."""
+        """Contents of the strip of one program."""
         held = None if self._held is None else (self._held[0], int(self._held[1][program]))
         return addresses.smem_image(self.params, self.smem_address, held)
 

@@ -55,8 +55,9 @@ class CTADmaPlan:
         return (self.block[:, None, None] * self.shape[1] + self._lanes.col).reshape(len(self.wave), -1)
 
     def places(self, parent: TileTensor, block: int = 0) -> TileTensor:
-        """Where the loader puts the warp tiles ``[1, tiles]``: in ``parent``, blocks of ``BN x columns`` side by side,
-        from ``block`` on."""
+        """Places where the loader puts the warp tiles ``[1, tiles]``: in ``parent``, blocks of ``BN x columns`` side by
+        side, from ``block`` on.
+        """
         rows, width = self.shape
         over, row = np.divmod(self.tile_row, self.BN // rows)
         to = block + self.block + over  # rows past a block are those of the next, as for MAX's warps without a guard
@@ -68,8 +69,9 @@ class CTADmaPlan:
     def sources(
         self, gmem_tile: TileTensor, strip: int = 0, columns: int | None = None
     ) -> tuple[TileTensor, IntArray | None]:
-        """What it loads there: sub-tiles of ``gmem_tile``, ``strip`` blocks further right; and how many columns of each
-        exist, where ``gmem_tile`` ends after ``columns``."""
+        """Sources of the loader: sub-tiles of ``gmem_tile``, ``strip`` blocks further right; and how many columns of
+        each exist, where ``gmem_tile`` ends after ``columns``.
+        """
         block = strip + self.block
         src = sub_tiles(gmem_tile, self.shape, self.tile_row, block)
         return src, None if columns is None else (columns - block * self.shape[1])[None]

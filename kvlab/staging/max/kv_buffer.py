@@ -131,12 +131,13 @@ class KVBuffer(KVBufferMembers, Drawn):
 
     @property
     def matrix_order(self) -> bool:
-        """Whether every register gets the element that the matrix product needs there. Elements past ``depth`` in the
-        last strip of K do not count: :meth:`zero_partial_tile_pad` makes them zeros."""
+        """Tells whether every register gets the element that the matrix product needs there. Elements past ``depth`` in
+        the last strip of K do not count: :meth:`zero_partial_tile_pad` makes them zeros.
+        """
         return addresses.in_matrix_order(self.params, self._window)
 
     def fragment_map(self) -> FragmentMap:
-        """What the registers of any strip hold: elements of ``[BN, BK]`` (K) or ``[BK, depth]`` (V).
+        """Contents of any strip's registers: elements of ``[BN, BK]`` (K) or ``[BK, depth]`` (V).
 
         ValueError unless ``matrix_order``.
         """
@@ -318,7 +319,7 @@ class KVBuffer(KVBufferMembers, Drawn):
         return parts[0].instruction, np.concatenate(where)
 
     def smem_image(self, program: int = 0) -> SmemImage:
-        """What lies where in the stages of one program, as far as this buffer has loaded them."""
+        """Contents of the stages of one program, as far as this buffer has loaded them."""
         p, first = self.params, {stage: block * self.params.bk_smem for stage, block in self._blocks.items()}
         return addresses.smem_image(p, self.smem_address, self.stage_keys, program, self._columns, first)
 

@@ -1,4 +1,4 @@
-"""Which byte each lane of MAX's KVBuffer moves: index arrays, made once.
+"""Bytes that each lane of MAX's KVBuffer moves: index arrays, made once.
 
 Offsets are in elements; a stage is ``num_repeats`` blocks of ``BN x bk_smem``, row-major, one after the other.
 """
@@ -29,8 +29,9 @@ ARCH = "gfx950"
 
 @dataclass(frozen=True)
 class Window:
-    """What the warps read of a stage: the parameters of the buffer whose DMA wrote it, and for each warp how many
-    elements its base is shifted and which column of the tile that is."""
+    """Part of a stage that the warps read: the parameters of the buffer whose DMA wrote it, and for each warp how many
+    elements its base is shifted and which column of the tile that is.
+    """
 
     source: KVBufferParams
     shift: Shift
@@ -56,7 +57,7 @@ def check(p: KVBufferParams) -> None:
 
 
 def is_split(p: KVBufferParams) -> bool:
-    """Whether a strip of K lies in two blocks."""
+    """Tells whether a strip of K lies in two blocks."""
     return p.transpose and p.bk_smem != p.BK
 
 
@@ -70,7 +71,7 @@ def strips(p: KVBufferParams) -> int:
 
 
 def one_tile_a_warp(p: KVBufferParams) -> bool:
-    """Whether MAX gives every warp the one tile ``(warp // 2, warp % 2)``, without any guard."""
+    """Tells whether MAX gives every warp the one tile ``(warp // 2, warp % 2)``, without any guard."""
     return p.full_kv and p.smem_depth == 64 and p.BN <= 64 and p.num_repeats >= 2
 
 
@@ -109,7 +110,7 @@ class Reads:
 
 @functools.cache
 def reads(p: KVBufferParams, strip: int, shift: Shift) -> tuple[Reads, ...]:
-    """Those of one strip of a stage."""
+    """Reads of one strip of a stage."""
     op, base = KVMmaOpParams.of(p), np.array(shift)
     if not p.transpose:
         two = p.dtype.itemsize == 2
@@ -125,7 +126,7 @@ def reads(p: KVBufferParams, strip: int, shift: Shift) -> tuple[Reads, ...]:
 
 
 def lacks_upper_half(p: KVBufferParams, strip: int) -> bool:
-    """Whether a split strip ends in its lower half: the upper one is zeros."""
+    """Tells whether a split strip ends in its lower half: the upper one is zeros."""
     return strip >= p.depth // p.BK
 
 
@@ -177,8 +178,9 @@ def _intended(p: KVBufferParams, strip: int, columns: Shift) -> tuple[IntArray, 
 
 @functools.cache
 def in_matrix_order(p: KVBufferParams, window: Window) -> bool:
-    """Whether the reads of ``p`` bring every register the element of the tile that it should hold. Columns past
-    ``depth`` do not count."""
+    """Tells whether the reads of ``p`` bring every register the element of the tile that it should hold. Columns past
+    ``depth`` do not count.
+    """
     source = window.source
     image = np.full(source.smem_stage_size, -1)
     dma, inside = kv_buffer_dma_plan(source), np.arange(source.simd_width)
@@ -200,7 +202,7 @@ def in_matrix_order(p: KVBufferParams, window: Window) -> bool:
 
 @functools.cache
 def fragment_map(p: KVBufferParams, window: Window) -> FragmentMap:
-    """What the registers of any strip hold: K ``[BN, BK]``, V ``[BK, columns of all warps]``."""
+    """Contents of any strip's registers: K ``[BN, BK]``, V ``[BK, columns of all warps]``."""
     row, col = _intended(p, 0, window.columns)
     return FragmentMap((p.BN, p.BK) if p.transpose else (p.BK, max(window.columns) + p.depth), row, col)
 
@@ -238,7 +240,7 @@ def smem_image(
     p: KVBufferParams, address: int, held: dict[int, tuple[Any, Any]], program: int, columns: int | None,
     first: dict[int, int],
 ) -> SmemImage:
-    """What lies in the stages that begin at byte ``address``; ``held``: first key and valid rows of each, as loaded,
+    """Contents of the stages that begin at byte ``address``; ``held``: first key and valid rows of each, as loaded,
     ``first``: its first column. Columns past ``columns``, unless it is None, are zeros.
     """
     size, stages = p.dtype.itemsize, p.num_smem_stages

@@ -13,7 +13,7 @@ WARP_SIZE = get_arch("gfx950").warp_size
 
 
 class MmaGeometry:
-    """What follows from the first parameters of :class:`KVBufferParams` and :class:`DecodeKVBufferParams`."""
+    """Consequences of the first parameters of :class:`KVBufferParams` and :class:`DecodeKVBufferParams`."""
 
     if TYPE_CHECKING:  # the parameters' own
 

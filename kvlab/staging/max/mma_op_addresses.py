@@ -1,4 +1,4 @@
-"""Which elements of shared memory the loads of KVMmaOp read: index arrays, made once.
+"""Elements of shared memory that the loads of KVMmaOp read: index arrays, made once.
 
 Offsets are in elements from the base that a load is given. The rules are those of :class:`TiledMmaLoader`.
 """
@@ -25,7 +25,7 @@ IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class KVMmaOpParams:
-    """What MAX gives ``KVMmaOp`` at compile time.
+    """Compile-time parameters of MAX's ``KVMmaOp``.
 
     in_type      of the operand's elements
     mma_shape, BN, BK : as in :class:`KVBufferParams`
@@ -65,7 +65,7 @@ class KVMmaOpParams:
     def of(
         cls, params: KVBufferParams, *, num_mmas: int | None = None, num_k_tiles: int | None = None
     ) -> KVMmaOpParams:
-        """Those of a buffer; by default with the register tile of MAX's ``KVBuffer``.
+        """Parameters of a buffer; by default with the register tile of MAX's ``KVBuffer``.
 
         >>> params = KVBufferParams("bf16", (32, 32, 16), None, BN=64, WN=64, BK=32, num_threads=256, depth=128,
         ...                         kv_num_heads=8, transpose=False)

@@ -1,4 +1,4 @@
-"""Which element of Q, S, P and O each register of a gfx950 warp holds.
+"""Elements of Q, S, P and O in each register of a gfx950 warp.
 
 The products are issued swapped, so that a lane owns one query row: S^T = K Q^T and O^T = V^T P^T. Warps stand
 ``num_warps_n`` along the keys (S, P) or the depth (O); where there are more, they share out the query rows.

@@ -69,12 +69,12 @@ class PRegisterBuffer:
 
     @property
     def score_map(self) -> FragmentMap:
-        """What :meth:`copy_to_shared` takes: the accumulator of S, ``[BM, BN]``."""
+        """Map of the argument of :meth:`copy_to_shared`: the accumulator of S, ``[BM, BN]``."""
         return score_map(self.params, self.BM)
 
     @property
     def operand_map(self) -> FragmentMap:
-        """What :meth:`load_from_shared` returns: the operand of O += P V, ``[BM, BN]``."""
+        """Map of the result of :meth:`load_from_shared`: the operand of O += P V, ``[BM, BN]``."""
         return operand_map(self.params, self.BM)
 
     def copy_to_shared(self, scores: Array, active: Array | None = None) -> None:

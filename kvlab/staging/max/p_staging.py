@@ -41,7 +41,7 @@ def cast_p(p: Array, dtype: Any) -> Array:
 
 @dataclass(frozen=True)
 class PStagingParams:
-    """What decides the form, by MAX's names.
+    """Parameters that decide the form, by MAX's names.
 
     dtype      storage dtype of P: 2 bytes, or fp8 e4m3
     mma_shape  (M, N, K), M = N
@@ -133,12 +133,13 @@ class PStagingParams:
         return _scores(self)
 
     def places(self) -> IntArray:
-        """Where in LDS each element of P stands, in elements: ``[BM, BN]``."""
+        """Place of each element of P in LDS, in elements: ``[BM, BN]``."""
         return _places(self)
 
     def operand_map(self) -> FragmentMap:
-        """What :meth:`PStaging.mma_tile` gives, registers (block, k group, m): every element is followed from the
-        accumulators to the operand."""
+        """Map of :meth:`PStaging.mma_tile`, registers (block, k group, m): every element is followed from the
+        accumulators to the operand.
+        """
         return _operand(self)
 
 
@@ -306,7 +307,9 @@ def _places(p: PStagingParams) -> IntArray:
 
 @functools.cache
 def lds_accesses(p: PStagingParams, operand: FragmentMap) -> tuple[SharedAccess, SharedAccess]:
-    """How the warps write P where ``p`` has it, and read it as ``operand``, ``[BM, BN]``; neighbours in LDS at once."""
+    """Accesses by which the warps write P where ``p`` has it, and read it as ``operand``, ``[BM, BN]``; neighbours in
+    LDS at once.
+    """
     plain = p if p.swizzle is None else replace(p, swizzle=Swizzle.identity("vector"))
     size = p.dtype.itemsize
     at, without = (size * x.places() for x in (p, plain))

@@ -27,7 +27,7 @@ def ceildiv(a: Any, b: Any) -> Any:
 
 @dataclass(frozen=True)
 class KVBufferParams(MmaGeometry):
-    """What MAX gives its KV buffers at compile time; the names are MAX's.
+    """Compile-time parameters of MAX's KV buffers; the names are MAX's.
 
     dtype            of the keys and values. Buffers move bytes: any dtype of the same size takes the same path
     mma_shape        (M, N, K) of the matrix instruction; M = N
@@ -178,7 +178,7 @@ class KVBufferParams(MmaGeometry):
         return self.BK
 
     def warp_col(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Which of the warps along the keys each warp is: ``[warps]``."""
+        """Number of each warp along the keys: ``[warps]``."""
         return np.arange(self.num_warps) % self.num_warps_n
 
     # Shared memory: stages of blocks of BN x bk_smem, row-major.
@@ -209,12 +209,12 @@ class KVBufferParams(MmaGeometry):
 
     @property
     def block_by_block(self) -> bool:
-        """Whether loads bring the blocks of a key tile one after the other."""
+        """Tells whether loads bring the blocks of a key tile one after the other."""
         return not self.full_kv and self.follows == "document"
 
     @property
     def blocked_strip(self) -> bool:
-        """Whether a strip of the streaming buffer is blocks of BK x BK."""
+        """Tells whether a strip of the streaming buffer is blocks of BK x BK."""
         return not self.transpose and self.follows == "document"
 
     @property

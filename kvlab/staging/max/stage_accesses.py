@@ -1,4 +1,4 @@
-"""What the warps do to the stages of a KVBuffer, stated to the record of hazards."""
+"""Accesses of the warps to the stages of a KVBuffer, stated to the record of hazards."""
 
 from __future__ import annotations
 

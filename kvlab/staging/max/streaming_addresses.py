@@ -1,4 +1,4 @@
-"""Which byte each lane of the streaming decode buffer moves: index arrays, made once.
+"""Bytes that each lane of the streaming decode buffer moves: index arrays, made once.
 
 K of 2 or 4 bytes goes to shared memory by DMA, a strip of BN x BK; K of 1 byte and V go through registers, V as
 BK x depth. Offsets are in elements from the strip's first.
@@ -56,7 +56,7 @@ def check(p: KVBufferParams) -> None:
 
 
 def by_dma(p: KVBufferParams) -> bool:
-    """Whether the strip goes to shared memory by DMA (K of 2 bytes and more); else it goes through registers."""
+    """Tells whether the strip goes to shared memory by DMA (K of 2 bytes and more); else it goes through registers."""
     return p.transpose and p.dtype.itemsize > 1
 
 
@@ -203,7 +203,7 @@ def intended(p: KVBufferParams) -> FragmentMap:
 
 @functools.cache
 def in_matrix_order(p: KVBufferParams) -> bool:
-    """Whether the reads, composed with the writes, bring every register the element that it should hold."""
+    """Tells whether the reads, composed with the writes, bring every register the element that it should hold."""
     rows, cols = strip_shape(p)
     image = np.full(rows * cols, -1)
     write = streaming_dma_plan(p) if by_dma(p) else register_plan(p)
@@ -218,7 +218,7 @@ def in_matrix_order(p: KVBufferParams) -> bool:
 
 
 def fragment_map(p: KVBufferParams) -> FragmentMap:
-    """What the registers hold: K ``[BN, BK]``, V ``[BK, depth]``. ValueError where that is not the matrix."""
+    """Contents of the registers: K ``[BN, BK]``, V ``[BK, depth]``. ValueError where that is not the matrix."""
     if not in_matrix_order(p):
         raise ValueError(f"{p} does not bring the matrix to the lanes; {what_works(p)}")
     return intended(p)
@@ -250,7 +250,7 @@ def read_passes(p: KVBufferParams) -> tuple[IntArray, IntArray, IntArray]:
 
 
 def smem_image(p: KVBufferParams, address: int, held: tuple[int, int] | None) -> SmemImage:
-    """What lies in the strip at byte ``address``; ``held``: which strip, and the valid rows of its tile."""
+    """Contents of the strip at byte ``address``; ``held``: which strip, and the valid rows of its tile."""
     (rows, cols), size = strip_shape(p), p.dtype.itemsize
     if held is None:
         return SmemImage.empty(address, rows * cols * size, [Area(address, 0, "not loaded")])

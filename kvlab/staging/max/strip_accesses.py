@@ -1,4 +1,4 @@
-"""What the warps do to the strip of a streaming buffer, stated to the record of hazards."""
+"""Accesses of the warps to the strip of a streaming buffer, stated to the record of hazards."""
 
 from __future__ import annotations
 

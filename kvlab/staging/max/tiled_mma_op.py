@@ -153,8 +153,9 @@ class TiledMmaOp:
     def b_offsets(
         self, fragments: int, row_stride: int, k_group_idx: int = 0, swizzle: Swizzle | None = None
     ) -> tuple[IntArray, int]:
-        """What the lanes read of B, in elements from the warp's tile, ``[64, fragments, reads]``, and the elements of a
-        read: a fragment is read at once, or column by column unless ``transpose_b``."""
+        """Elements of B that the lanes read, in elements from the warp's tile, ``[64, fragments, reads]``, and the
+        elements of a read: a fragment is read at once, or column by column unless ``transpose_b``.
+        """
         return _b_offsets(self, fragments, row_stride, k_group_idx, swizzle)
 
 

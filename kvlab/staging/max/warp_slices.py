@@ -72,5 +72,5 @@ class WarpSlices(KVBuffer):
         raise ValueError(f"load_from_dram({buffer_idx}) of slices: the buffer that they are cut from moves the tile")
 
     def smem_image(self, program: int = 0) -> SmemImage:
-        """What the source has loaded."""
+        """Contents that the source has loaded."""
         return self.source.smem_image(program)

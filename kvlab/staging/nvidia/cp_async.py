@@ -80,7 +80,7 @@ warp 0, stage 1, still brings; cp.async.wait_group in warp 0 leaves 1 in flight,
         return (self.params.BN if self.params.transpose else self.params.padded_depth) // (8 * WARPS)
 
     def fragment_map(self) -> FragmentMap:
-        """What the registers hold: elements of ``[BN, padded_depth]``."""
+        """Contents of the registers: elements of ``[BN, padded_depth]``."""
         return self._shape.fragment_map(self.params.role)
 
     def operand_map(self, BM: int) -> FragmentMap:
@@ -146,7 +146,7 @@ warp 0, stage 1, still brings; cp.async.wait_group in warp 0 leaves 1 in flight,
         return self._access.name, self._moved(stage) + self._access.address
 
     def smem_image(self, program: int = 0) -> SmemImage:
-        """What lies where in the stages of one program, as far as this buffer has loaded them."""
+        """Contents of the stages of one program, as far as this buffer has loaded them."""
         p = self.params
         areas = stage_areas(self.stage_keys, p.num_smem_stages, p.stage_bytes, self.smem_address, program)
         image = SmemImage.empty(self.smem_address, p.num_smem_stages * p.stage_bytes, areas)

@@ -1,4 +1,4 @@
-"""What NVIDIA's CTA models without wgmma share: K and V by cp.async a tile ahead, P through shared memory."""
+"""Common part of NVIDIA's CTA models without wgmma: K and V by cp.async a tile ahead, P through shared memory."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ class NvidiaDecodeCTA(RowsOverWarps, Generic[S]):
 
     @property
     def p_in_registers(self) -> bool:
-        """Whether P is multiplied by V in the registers where the scores stood."""
+        """Tells whether P is multiplied by V in the registers where the scores stood."""
         return False
 
     @property
     def v_before_p(self) -> bool:
-        """Whether V is read before P is written to shared memory."""
+        """Tells whether V is read before P is written to shared memory."""
         return False
 
     @property

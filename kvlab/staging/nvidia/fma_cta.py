@@ -270,7 +270,7 @@ def _row_plan(shape: FmaShape, role: str) -> FragmentMap:
 
 @functools.cache
 def _p_accesses(shape: FmaShape) -> tuple[SharedAccess, SharedAccess]:
-    """How the lanes write their patches of P and read whole rows of it."""
+    """Accesses by which the lanes write their patches of P and read whole rows of it."""
     write, read = (
         SharedAccess.of_elements(f"{kind}.shared.b", 4 * (m.row * shape.BN + m.col), 4, shape.arch)
         for kind, m in (("st", _accumulator(shape, shape.BN)), ("ld", _row_plan(shape, "p")))

@@ -1,4 +1,4 @@
-"""What the buffers of K and V on NVIDIA share: the walk over the keys, and the stages in shared memory."""
+"""Common part of NVIDIA's buffers of K and V: the walk over the keys, and the stages in shared memory."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class NvidiaKVBuffer(Drawn):
         self._begin()
 
     def _begin(self) -> None:
-        """What a kind of buffer has besides."""
+        """Begins the parts that a kind of buffer has besides."""
         raise NotImplementedError
 
     def stage_address(self, stage: int) -> int:

@@ -57,12 +57,12 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
 
     @property
     def p_in_registers(self) -> bool:
-        """Whether the warps stand along the rows."""
+        """Tells whether the warps stand along the rows."""
         return self.shape.along_rows
 
     @property
     def v_before_p(self) -> bool:
-        """Whether V is read before P is written: it is converted in its registers."""
+        """Tells whether V is read before P is written: it is converted in its registers."""
         return self.shape.pairs and not self.shape.along_rows
 
     @property
@@ -183,7 +183,7 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
         self.hazards.read(self._accessed(role), f"{role} read", self._stage(role))
 
     def _stage(self, role: str) -> int | None:
-        """Where the tile of K or V stands that was loaded last."""
+        """Place of the tile of K or V that was loaded last."""
         return self.pipeline.stage["k" if self.shape.v_in_k else role] if role in ("k", "v") else None
 
     def _shift(self, role: str) -> int:

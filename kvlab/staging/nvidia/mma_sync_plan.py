@@ -1,4 +1,4 @@
-"""Which element each lane of an mma.sync tile addresses and holds: index arrays, made once a shape."""
+"""Elements that each lane of an mma.sync tile addresses and holds: index arrays, made once a shape."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ class MmaSyncShape:
         return get_atom({"bfloat16": "mma.sync.m16n8k16.bf16", "float16": "mma.sync.m16n8k16.f16"}[self.dtype.name])
 
     def place(self, role: str) -> SwizzledTile:
-        """Where the tile of ``"q"``, ``"k"``, ``"v"`` or ``"p"`` stands in shared memory."""
+        """Place of the tile of ``"q"``, ``"k"``, ``"v"`` or ``"p"`` in shared memory."""
         places, _ = _places(self)
         if role not in places:
             raise ValueError(f"role is {role!r}: must be one of {', '.join(places)}")
         return places[role]
 
     def fragment_map(self, role: str) -> FragmentMap:
-        """What the registers hold once ``role`` was read: elements of its tile ``[rows, columns]``."""
+        """Contents of the registers once ``role`` was read: elements of its tile ``[rows, columns]``."""
         return self._plan(role).map
 
     def read_addresses(self, role: str, *, swizzled: bool = True) -> tuple[str, IntArray]:
@@ -116,7 +116,7 @@ class MmaSyncShape:
         return _accumulator(self, cols)
 
     def access(self, role: str) -> SharedAccess:
-        """What the CTA issues to read ``"q"``, ``"k"``, ``"v"``, ``"p"``, or for ``"p write"``, all of it."""
+        """Accesses of the CTA to read ``"q"``, ``"k"``, ``"v"``, ``"p"``, or for ``"p write"``, all of it."""
         return _access(self, role)
 
     @property
@@ -150,8 +150,7 @@ def _access(shape: MmaSyncShape, role: str) -> SharedAccess:
 
 @functools.cache
 def _places(shape: MmaSyncShape) -> tuple[dict[str, SwizzledTile], int]:
-    """Where Q, K, V and P stand in shared memory (P in its own place; the compiler may overlay it), and the
-    bytes in all.
+    """Places of Q, K, V and P in shared memory (P in its own place; the compiler may overlay it), and the bytes in all.
     """
     size, base = shape.dtype.itemsize, 0
     places: dict[str, SwizzledTile] = {}

@@ -76,7 +76,7 @@ class NvidiaKVParams:
 
     @property
     def num_threads(self) -> int:
-        """That hold the fragments."""
+        """Number of threads that hold the fragments."""
         return WARPS * WARP_SIZE
 
     @property

@@ -215,8 +215,9 @@ arrivals pending; none has completed
         self.consumer.step()
 
     def smem_image(self, program: int = 0) -> SmemImage:
-        """What lies where in the stages of one program, as TMA has brought it: rows past the last key are those that
-        follow in their page, zeros where the page does not exist."""
+        """Contents of the stages of one program, as TMA has brought it: rows past the last key are those that follow in
+        their page, zeros where the page does not exist.
+        """
         p = self.params
         areas = stage_areas(
             self.stage_keys, p.num_smem_stages, p.stage_bytes, self.smem_address, program,

@@ -216,7 +216,7 @@ class WgmmaMLACTA(LaunchedCTA):
 
     @property
     def _stage(self) -> int:
-        """Where the tile stands that was fetched last."""
+        """Place of the tile that was fetched last."""
         return (len(self._fetched) - 1) % STAGES
 
     def _fetch(self, start: Array) -> None:

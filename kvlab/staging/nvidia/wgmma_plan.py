@@ -147,7 +147,7 @@ class WgmmaShape:
 
     @property
     def v_transposed(self) -> bool:
-        """Whether V stands in shared memory with its keys along the rows of the panels."""
+        """Tells whether V stands in shared memory with its keys along the rows of the panels."""
         return self.p_dtype.itemsize == 1
 
     def atom(self, columns: int, dtype: np.dtype[Any] | None = None) -> MmaAtom:
@@ -158,7 +158,7 @@ class WgmmaShape:
 
     @property
     def converted(self) -> dict[str, bool]:
-        """Whether K (``"k"``) and V pass from plain rows through registers, to be converted."""
+        """Tells whether K (``"k"``) and V pass from plain rows through registers, to be converted."""
         return {"k": self.dtype != self.dram_dtype, "v": self.p_dtype != self.dram_dtype}
 
     def stages(self, role: str) -> int:
@@ -169,7 +169,7 @@ class WgmmaShape:
 
     @property
     def places(self) -> dict[str, PanelTile | PlainRows]:
-        """Where Q stands (``"q"``) and the stages of K and V (``"k0"``, ``"k1"``, ``"v0"``, ``"v1"``) when they are
+        """Places of Q (``"q"``) and of the stages of K and V (``"k0"``, ``"k1"``, ``"v0"``, ``"v1"``) when they are
         multiplied; K and V before they are converted (``"k plain0"``, ``"v plain0"``).
         """
         return _places(self)

@@ -1,4 +1,4 @@
-"""How Q, K and V of a prefill tile on sm_90 come to where wgmma reads them: see :mod:`.wgmma_cta`."""
+"""Way of a prefill tile's Q, K and V to wgmma on sm_90: see :mod:`.wgmma_cta`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class WgmmaTiles(LaunchedCTA):
 
     @property
     def holds_v(self) -> bool:
-        """Whether P V reads a stage of V until it is waited for, with the next tile."""
+        """Tells whether P V reads a stage of V until it is waited for, with the next tile."""
         return self.pipeline.following and self.pipeline.holds_v
 
     def follow(self, *tiles: KVCacheIterator | None) -> None:
@@ -161,12 +161,12 @@ class WgmmaTiles(LaunchedCTA):
         return SharedTile(self.smem, self.shape.places[self._landing(role)], self.shape.dram_dtype)
 
     def _landing(self, role: str, stage: int | None = None) -> str:
-        """Where the tile of a stage, or the one that was loaded last, lands: in panels, or in plain rows before it is
+        """Landing place of a stage's tile, or of the one that was loaded last: in panels, or in plain rows before it is
         converted.
         """
         stage = self.pipeline.stage[role] if stage is None else stage
         return f"{role} plain{stage}" if self.shape.converted[role] else f"{role}{stage}"
 
     def _panel(self, role: str) -> int:
-        """Which panels hold the tile that was loaded last."""
+        """Panels that hold the tile that was loaded last."""
         return 0 if self.shape.converted[role] else self.pipeline.stage[role]

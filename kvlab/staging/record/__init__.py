@@ -1,1 +1,1 @@
-"""What happened to each byte of shared memory: copies in flight, reads, waits, barriers, and what was moved."""
+"""Record of each byte of shared memory: copies in flight, reads, waits, barriers, and what was moved."""

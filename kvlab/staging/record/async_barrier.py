@@ -69,11 +69,11 @@ pending; complete is phase 0
         self._change(lambda: self.state.complete_tx(nbytes), f"{nbytes} bytes of a copy")
 
     def try_wait(self, phase: int) -> bool:
-        """Whether a wait for the phase of parity ``phase`` would end at once."""
+        """Tells whether a wait for the phase of parity ``phase`` would end at once."""
         return self.state.try_wait(phase)
 
     def why(self, phase: int, warps: tuple[int, ...]) -> str:
-        """What ``warps`` wait for that wait for that phase."""
+        """Reason of ``warps`` that wait for that phase."""
         done = f"complete is phase {(self.phases - 1) % 2}" if self.phases else "none has completed"
         return f"{self.name}: warps {list(warps)} wait for phase {phase} for ever: {self.state.pending}; {done}"
 
@@ -94,7 +94,7 @@ pending; complete is phase 0
         h._flights.land(h.known)
 
     def _join(self, warps: tuple[int, ...]) -> None:
-        """What the arriving warps know goes with the phase that is running."""
+        """Joins the knowledge of the arriving warps to the running phase."""
         chosen = list(warps)
         self._coming = np.maximum(self._coming, self.hazards.known[chosen].max(axis=0))
         self.hazards._tick(chosen)

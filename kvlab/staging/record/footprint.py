@@ -1,5 +1,6 @@
-"""Which bytes of shared memory each warp touches in one access, and the partition of the bytes that a set of accesses
-makes: bytes that always occur together share a cell, so that what is known of them is kept once."""
+"""Bytes of shared memory that each warp touches in one access, and the partition of the bytes that a set of accesses
+makes: bytes that always occur together share a cell, so that what is known of them is kept once.
+"""
 
 from __future__ import annotations
 

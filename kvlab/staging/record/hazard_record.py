@@ -1,4 +1,4 @@
-"""What is known of every byte of a shared memory: who wrote and who read it last, and when, on whose clock."""
+"""State of every byte of a shared memory: who wrote and who read it last, and when, on whose clock."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class AccessRecord:
         return "cp.async.wait_group" if self._nvidia else "s_waitcnt vmcnt"
 
     def _proxy_view(self) -> Array:
-        """What the warps know, with ordinary writes and copies as the async proxy sees them."""
+        """Knowledge of the warps, with ordinary writes and copies as the async proxy sees them."""
         view, W = self.known.copy(), self.warps
         view[:, :W] = view[:, W : 2 * W]
         view[:, 2 * W : 3 * W] = view[:, 4 * W : 5 * W]
@@ -109,8 +109,8 @@ class AccessRecord:
             self._raise(at, late, known, self._write_label, "overwritten while written", Side(what, None, stage))
 
     def _check_equal(self, at: Footprint, what: str, stage: int | None, values: Hashable) -> bool:
-        """Whether ordinary stores of that name and ``values`` have just written all cells of ``at``. Then the warps
-        need to know only of what was written before, and know of those from now on.
+        """Tells whether ordinary stores of that name and ``values`` have just written all cells of ``at``. Then the
+        warps need to know only of what was written before, and know of those from now on.
         """
         self._follow(at)
         W, cells = self.warps, at.cells
@@ -125,7 +125,7 @@ class AccessRecord:
         return True
 
     def _check_end(self) -> None:
-        """Nothing is in flight: some warp knows of all that works beside the warps that it is done."""
+        """Checks that nothing is in flight: some warp knows of all that works beside the warps that it is done."""
         self._follow()
         W, best = self.warps, self.known.max(axis=0)
         beside = np.arange(self.agents) >= KINDS * W
@@ -143,7 +143,7 @@ class AccessRecord:
                 raise Hazard("in flight at the end", self.name, earlier, end, both, missing, weak)
 
     def _earlier(self, agent: int, label: int) -> Side:
-        """What an agent did."""
+        """Acts of an agent."""
         what, stage, _ = list(self._labels)[label]
         owner = agent % self.warps if agent < KINDS * self.warps else self._issuer.get(agent)
         return Side(what, owner, stage, None if owner is None else self._partition.get(owner))
@@ -192,7 +192,7 @@ class AccessRecord:
         return f"{wait} in warp {agent % self.warps} leaves {left} in flight, <= {issued - time} needed"
 
     def _missing(self, agent: int, owner: int | None, warp: int | None, time: int, known: Array) -> str:
-        """What would let ``warp`` know that the agent was done."""
+        """Means that would let ``warp`` know that the agent was done."""
         W = self.warps
         if agent >= KINDS * W or owner is None or warp is None:
             name = self._barrier_names[agent - KINDS * W]

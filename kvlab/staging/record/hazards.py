@@ -77,8 +77,8 @@ brings; missing: a barrier after cp.async.wait_group in warp 0
     # Footprints.
 
     def footprint(self, address: Any, nbytes: int, warp: Any = None) -> Footprint:
-        """Who touches what: byte addresses ``[..., warps, lanes]``, ``nbytes`` at each; or addresses ``[...]`` of the
-        warps ``warp`` ``[...]``. Make it once and keep it.
+        """Footprint of an access: byte addresses ``[..., warps, lanes]``, ``nbytes`` at each; or addresses ``[...]`` of
+        the warps ``warp`` ``[...]``. Make it once and keep it.
         """
         return self.cells.footprint(address, nbytes, warp)
 
@@ -222,7 +222,7 @@ done; missing: a barrier between warp 1 and warp 0
         self._wait(chosen, 5, self._stores, "cp.async.bulk.wait_group.read", n)
 
     def fence_async(self, warps: tuple[int, ...] | None = None) -> None:
-        """What the warps know to be written becomes visible to TMA and wgmma (fence.proxy.async)."""
+        """Makes writes that the warps know of visible to TMA and wgmma (fence.proxy.async)."""
         warps = self._all if warps is None else warps
         self._expect_running(warps)
         chosen, W = list(warps), self.warps

@@ -1,4 +1,4 @@
-"""What happened in a CTA, in order: copies issued and landed, reads, waits, barriers; for drawing."""
+"""Events of a CTA, in order: copies issued and landed, reads, waits, barriers; for drawing."""
 
 from __future__ import annotations
 

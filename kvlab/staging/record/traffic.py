@@ -14,14 +14,14 @@ from .timeline import Event, Timeline
 
 
 class Ending(Protocol):
-    """What ends with the launch."""
+    """Mixin of objects that end with the launch."""
 
     def end(self) -> None: ...
 
 
 @dataclass
 class Traffic:
-    """What one launch moved.
+    """Counts of the data that one launch moved.
 
     ``moved[edge]`` is in bytes, with edges such as ``"DRAM->SMEM"`` and ``"SMEM->registers"``; ``wavefronts``,
     ``ideal`` and ``unswizzled`` count, for each reading or writing role, the passes that shared memory took, the fewest
@@ -86,7 +86,7 @@ class Traffic:
         return sum(getattr(self, kind).values())
 
     def per_warp(self, kind: str, key: str) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """What each warp contributed to ``kind[key]``: ``[warps]``; empty where only sums were given."""
+        """Contribution of each warp to ``kind[key]``: ``[warps]``; empty where only sums were given."""
         return self._warps.get((kind, key), np.zeros(0, np.int64)).copy()
 
     def trace(self) -> list[Event]:

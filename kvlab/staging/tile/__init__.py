@@ -1,1 +1,1 @@
-"""What every machine shares: the walk over the keys, fragments, programs, tiles in shared memory."""
+"""Common part of every machine: the walk over the keys, fragments, programs, tiles in shared memory."""

@@ -1,4 +1,4 @@
-"""How the threads of a CTA share out a tile that they copy to shared memory, 16 bytes each, row after row."""
+"""Plan by which the threads of a CTA copy a tile to shared memory, 16 bytes each, row after row."""
 
 from __future__ import annotations
 

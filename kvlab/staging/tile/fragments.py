@@ -15,7 +15,7 @@ from kvlab.hardware.chip import multiply_add
 
 @dataclass(frozen=True, eq=False)
 class FragmentMap(Drawn):
-    """Which element of a ``rows x cols`` tile each register holds.
+    """Elements of a ``rows x cols`` tile in each register.
 
     ``row`` and ``col`` are int64 ``[threads, registers, elements]`` with ``thread = warp * warp_size + lane``. Several
     registers may hold the same element (a broadcast). Build one per configuration and keep it: the index arrays that

@@ -40,7 +40,7 @@ def keys_and_columns(tile: TileTensor) -> tuple[int, int]:
 
 
 def valid_keys(tile: TileTensor) -> IntArray:
-    """How many of the tile's keys exist ``[programs]``."""
+    """Number of the tile's keys that exist ``[programs]``."""
     first, rows, pitch = _by_run(tile.offset), tile.shape[0], flatten(tile.layout.stride)[0]
     if tile.end is None:
         return np.full(len(first), rows * first.shape[1])
@@ -234,7 +234,7 @@ class GivenTile:
         self.tile, self.tile_start_row = tile, np.zeros(len(_by_run(tile.offset)), np.int64)
 
     def next_tile(self) -> TileTensor:
-        """That tile."""
+        """Returns that tile."""
         return self.tile
 
 

@@ -1,4 +1,4 @@
-"""What every CTA model of a launch has: shared memory, the record of what is in flight in it, and an end."""
+"""Base of every CTA model of a launch: shared memory, the record of what is in flight in it, and an end."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ end of the CTA; missing: cp.async.wait_group in warp 1
         return [cta.accumulate(p, v, o, active) for cta, v, o in values]
 
     def drain(self) -> None:
-        """What the kernel waits for behind its loops: nothing, unless a machine fetches ahead."""
+        """Waits of the kernel behind its loops: nothing, unless a machine fetches ahead."""
 
     def end(self) -> None:
         """The end of the CTA: :class:`Hazard` if anything is in flight, BarrierDeadlock if a warp waits."""

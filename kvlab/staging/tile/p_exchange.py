@@ -16,7 +16,7 @@ Array = np.ndarray[Any, Any]
 
 
 class PExchange:
-    """What the warps of a CTA do with P where one needs what another has. A machine is told by its two accesses.
+    """Exchange of P between the warps of a CTA. A machine is told by its two accesses.
 
     accesses  how the lanes of each warp write P and read it: bytes of ``smem``, counted from ``first``
     dtype     of P there

@@ -78,7 +78,7 @@ class SharedAccess:
         return hazards.footprint(self.address + shift, 16 if "matrix" in self.name else self.nbytes)
 
     def load(self, smem: Memory, dtype: np.dtype[Any], shift: int = 0) -> Array:
-        """What it brings to the registers: ``[programs, warps, lanes, instructions, elements]``."""
+        """Values that the access brings to the registers: ``[programs, warps, lanes, instructions, elements]``."""
         address = self.address[None] + shift
         if "matrix" in self.name:
             words = ldmatrix(smem, address, self.nbytes // 4, trans=self.name.endswith("trans"), dtype=dtype)
@@ -97,7 +97,7 @@ class SharedAccess:
             smem.store(address, np.moveaxis(registers, 3, 1))
 
     def count(self, traffic: Traffic, what: str, programs: int) -> None:
-        """Its passes, instructions and bytes in so many programs; ``what`` ends with ``"read"`` or ``"write"``."""
+        """Counts passes, instructions and bytes in so many programs; ``what`` ends with ``"read"`` or ``"write"``."""
         traffic.access(
             what, wavefronts=self.wavefronts * programs, ideal=self.ideal * programs,
             unswizzled=self.unswizzled * programs, instructions=self.by_warp * programs,
@@ -107,7 +107,7 @@ class SharedAccess:
 
 
 def _apart(address: IntArray, n: int, itemsize: int) -> bool:
-    """Whether some ``n`` elements do not stand side by side, the first on a multiple of their bytes."""
+    """Tells whether some ``n`` elements do not stand side by side, the first on a multiple of their bytes."""
     first = address[:, ::n]
     together = first[..., None] + itemsize * np.arange(n)
     return bool((first % (n * itemsize)).any() or (together.reshape(address.shape) != address).any())

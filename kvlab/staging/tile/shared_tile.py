@@ -12,7 +12,7 @@ from kvlab.memory import Memory
 
 
 class Place(Protocol):
-    """Where a tile stands: its rows, the 16-byte vectors of a row, and the byte address of each."""
+    """Place of a tile: its rows, the 16-byte vectors of a row, and the byte address of each."""
 
     @property
     def rows(self) -> int: ...

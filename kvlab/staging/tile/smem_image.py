@@ -1,4 +1,4 @@
-"""What lies in every 16 bytes of a buffer's shared memory: a vector of a key, zeros, or nothing; for pictures."""
+"""Contents of every 16 bytes of a buffer's shared memory: a vector of a key, zeros, or nothing; for pictures."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SmemImage:
 
     @classmethod
     def empty(cls, base: int, nbytes: int, areas: list[Area]) -> SmemImage:
-        """Where nothing was loaded."""
+        """Mask of the slots where nothing was loaded."""
         return cls(base, np.full((nbytes // 16, 2), NOBODY, np.int64), tuple(areas))
 
     def put(self, slot: IntArray, row: IntArray, vector: IntArray, valid_rows: int) -> None:
@@ -90,7 +90,7 @@ class SmemImage:
 
 
 def slots_of(addresses: IntArray, itemsize: int, slot_bytes: int = 16) -> IntArray:
-    """What lies in each slot of shared memory, for pictures: ``[slots, 2]`` the row and the piece of ``slot_bytes`` of
+    """Contents of each slot of shared memory, for pictures: ``[slots, 2]`` the row and the piece of ``slot_bytes`` of
     that row, -1 where nothing does.
 
     addresses   ``[rows, columns]``: bytes from the first slot to each element, of ``itemsize`` bytes

@@ -1,4 +1,4 @@
-"""Where a buffer stands in shared memory: in memory of its own, or at an address in what it is given."""
+"""Place of a buffer in shared memory: in memory of its own, or at an address in what it is given."""
 
 from __future__ import annotations
 

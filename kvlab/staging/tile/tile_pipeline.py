@@ -55,7 +55,7 @@ class TilePipeline:
 
     @property
     def following(self) -> bool:
-        """Whether tiles are fetched ahead."""
+        """Tells whether tiles are fetched ahead."""
         return self._walk is not None
 
     def follow(self, *tiles: KVCacheIterator | None) -> None:
@@ -101,7 +101,7 @@ class TilePipeline:
         return self.stage[role]
 
     def _next_loop(self) -> None:
-        """What was fetched past the end of a loop lands; the first tiles of the next are fetched."""
+        """Lands the tiles that were fetched past the end of a loop, and fetches the first tiles of the next."""
         assert self._walk is not None
         self.drain()
         for role in "kv":

@@ -1,4 +1,4 @@
-"""What a CTA model is made for, the same for every machine: a tile or a part of one, and where K and V come from."""
+"""Problem of a CTA model, the same for every machine: a tile or a part of one, and where K and V come from."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TileSpec:
 
 
 class KVRows(NamedTuple):
-    """What the iterators of K and of V walk over, and each program's sequence and KV head, ``[programs]``."""
+    """Rows that the iterators of K and of V walk over, and each program's sequence and KV head, ``[programs]``."""
 
     k: Any
     v: Any
@@ -66,7 +66,7 @@ class LatentRows(NamedTuple):
 
 
 class TileCTA(Protocol):
-    """What an attention emulator asks of a CTA model, for all programs of a launch at once.
+    """Protocol of an attention emulator's CTA model, for all programs of a launch at once.
 
     ``active`` ``[programs]`` tells which programs still have keys; only their traffic counts. A program past its range
     gets a tile without valid rows, which changes neither its row state nor its output. After ``follow`` the loads take

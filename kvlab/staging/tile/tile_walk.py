@@ -37,12 +37,12 @@ class TileWalk:
 
     @property
     def more(self) -> bool:
-        """Whether any program has a key left in any of the loops."""
+        """Tells whether any program has a key left in any of the loops."""
         return any(_left(loop) for loop in self._loops[self.loop :])
 
     @property
     def last(self) -> bool:
-        """Whether no loop follows."""
+        """Tells whether no loop follows."""
         return self.loop + 1 == len(self._loops)
 
     def to_next_key(self) -> bool:
@@ -61,7 +61,7 @@ class TileWalk:
 
 
 def _left(loop: dict[str, KVCacheIterator]) -> bool:
-    """Whether any program has a key left."""
+    """Tells whether any program has a key left."""
     return any(bool((one.tile_start_row < one.end).any()) for one in loop.values())
 
 
@@ -73,6 +73,6 @@ def expect_fetched(flying: list[TileTensor], tile: TileTensor, role: str) -> Non
 
 
 def is_same(a: TileTensor, b: TileTensor) -> bool:
-    """Whether both are the same rows."""
+    """Tells whether both are the same rows."""
     same = (a.memory is b.memory, a.layout == b.layout, np.array_equal(a.offset, b.offset))
     return all(same) and np.array_equal(np.asarray(a.end), np.asarray(b.end))

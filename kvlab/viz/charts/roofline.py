@@ -70,7 +70,7 @@ class RooflinePoint:
         return min(self.intensity * bandwidth, self.level(compute))
 
     def level(self, compute: float) -> float:
-        """What the tensor cores do a second with its numbers: ``compute``, unless it has its own."""
+        """Rate of the tensor cores with the point's numbers: ``compute``, unless it has its own."""
         return compute if self.compute is None else self.compute
 
 
@@ -179,7 +179,7 @@ _CAPTION = (
 
 
 def _share(point: RooflinePoint, rate: float, bandwidth: float, compute: float) -> float:
-    """What a rate, the point's or a peer's, is of the point's ceiling."""
+    """Share of the point's ceiling that a rate, the point's or a peer's, reaches."""
     return rate / point.ceiling(bandwidth, compute)
 
 

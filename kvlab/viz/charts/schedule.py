@@ -1,4 +1,4 @@
-"""What each program of a persistent attention kernel does, before and after the work is shared equally."""
+"""Work of each program of a persistent attention kernel, before and after the work is shared equally."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What kernels reach of their ceilings, task by task, beside their peers: a dot for each on a line from 0 to 100 %."""
+"""Shares of their ceilings that kernels reach, task by task, beside their peers: a dot for each on a line from 0 to 100
+%.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,7 @@ def _mark(canvas: Canvas, x: float, y: float, peer: str | None, title: str | Non
 
 
 def _lead(shares: Mapping[str, float], ours: str) -> float | None:
-    """How many times as fast as the fastest peer; None without one."""
+    """Ratio to the fastest peer; None without one."""
     rest = [share for who, share in shares.items() if who != ours]
     return shares[ours] / max(rest) if rest else None
 

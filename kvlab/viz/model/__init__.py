@@ -1,1 +1,1 @@
-"""What pictures show, worked out as arrays before anything is drawn."""
+"""Models of pictures, worked out as arrays before anything is drawn."""

@@ -20,7 +20,7 @@ MOST = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class CopyPlan:
-    """What every lane of every instruction of a copy moves.
+    """Moves of every lane of every instruction of a copy.
 
     name            of the instruction or the loader
     shape           rows and columns of the source tile, in elements

@@ -1,4 +1,4 @@
-"""Who holds an element: the lowest of several, and of a map that is linear over F2 from its basis vectors alone."""
+"""Holders of an element: the lowest of several, and of a map that is linear over F2 from its basis vectors alone."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ class Preimage:
         return np.where(rest == 0, index, -1)
 
     def to(self, index: npt.ArrayLike) -> Int64:
-        """Where each index goes."""
+        """Image of each index."""
         return image(self.vectors, index)
 
 
 def image(vectors: Sequence[int], index: npt.ArrayLike) -> Int64:
-    """Where each index goes, of the vectors of 1, 2, 4, ...
+    """Image of each index, of the vectors of 1, 2, 4, ...
 
     >>> image((1, 2, 2), [3, 5]).tolist()
     [3, 3]

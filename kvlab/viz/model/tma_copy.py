@@ -1,4 +1,4 @@
-"""What one TMA copy does, for its picture: every box in the tensor, and what lies in each slot of shared memory."""
+"""Model of one TMA copy for its picture: every box in the tensor, and the contents of each slot of shared memory."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class TmaCopy:
 
     @property
     def whole(self) -> bool:
-        """Whether all boxes are known."""
+        """Tells whether all boxes are known."""
         return len(self.boxes) == self.count
 
     def inside(self, box: Box) -> npt.NDArray[np.bool_]:

@@ -35,7 +35,7 @@ class Axis:
 
     @property
     def end(self) -> float:
-        """Where the last cell ends."""
+        """End of the last cell."""
         return float(self.edge[-1]) + self.cell
 
     @property
@@ -62,7 +62,8 @@ def some(
     count: int, limit: int, head: int, tail: int, keep: int | None = None, subject: npt.NDArray[np.int64] | None = None,
     *, most: int,
 ) -> npt.NDArray[np.int64]:
-    """Which of ``count`` are shown: all up to ``limit``, else the first ``head``, the last ``tail`` and ``keep``.
+    """Numbers of the shown ones of ``count``: all up to ``limit``, else the first ``head``, the last ``tail`` and
+    ``keep``.
 
     subject    those that the picture is about, ascending: if they are not all, the first ``most`` of them, the last
                two and their neighbours are shown, and only the ends of the others

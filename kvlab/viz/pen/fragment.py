@@ -15,7 +15,7 @@ from .text import text_width
 
 @dataclass(frozen=True)
 class Fragment:
-    """Who holds each element: ``lane`` and ``register`` [rows, columns], -1 for nobody.
+    """Holder of each element: ``lane`` and ``register`` [rows, columns], -1 for nobody.
 
     name        of a register: ``a`` gives ``a3``
     registers   of a lane; 0 where the operand is in shared memory
@@ -127,7 +127,9 @@ def _names(
 
 
 def _joined(part: Fragment) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Whether an element and the next one, along a row and down a column, are of one lane in consecutive registers."""
+    """Tells whether an element and the next one, along a row and down a column, are of one lane in consecutive
+    registers.
+    """
     lane, register = part.lane, part.register
     along = (lane[:, 1:] == lane[:, :-1]) & (register[:, 1:] == register[:, :-1] + 1)
     return along, (lane[1:] == lane[:-1]) & (register[1:] == register[:-1] + 1)

@@ -1,4 +1,4 @@
-"""What a colour means: banks, rows, lanes, and the few words of light and dark.
+"""Meanings of colours: banks, rows, lanes, and the few words of light and dark.
 
 A bank's colour is a hue for its 16-byte group (8 groups in a row of 128 bytes) and a lightness for the 4-byte bank
 inside the group. Neighbouring groups have hues far apart; the eight hues differ in lightness as well, and all 32 greys

@@ -39,7 +39,7 @@ class Canvas:
 
     @property
     def hatched(self) -> bool:
-        """Whether something is drawn hatched."""
+        """Tells whether something is drawn hatched."""
         return any(HATCH in part for part in self._parts)
 
     def extend(self, right: float, bottom: float) -> None:

@@ -177,7 +177,7 @@ def test_numbers_that_are_none(number: Any) -> None:
             k.load_from_shared(0, bk_tile=number)
     with pytest.raises(ValueError, match=f"^kg is {number!r}: must be one of the 1 k groups of a strip$"):
         k.get_mma_tile(k_mma_tile_idx=number, bk_tile_idx=0)
-    with pytest.raises(ValueError, match=f"^bk_tile_idx {number!r} is not one of the 2 strips of the tile$"):
+    with pytest.raises(ValueError, match=f"^bk_tile_idx is {number!r}: must be one of the 2 strips of the tile$"):
         k.get_mma_tile(k_mma_tile_idx=0, bk_tile_idx=number)
     if number != 2:  # a strip past the registers stands in the slot of one before
         with pytest.raises(ValueError, match=r"^bk_tile "):

@@ -62,8 +62,9 @@ def feature_arrays(features: Features) -> FeatureArrays:
 def feature_numbers(features: Features, *, ragged: bool = False) -> FeatureNumbers:
     """The numbers of ``features``. ragged : K and V are rows one after the other; scales of tokens likewise."""
     mask, scales = features.mask, features.scales
-    return FeatureNumbers(
+    numbers: tuple[Any, ...] = (
         mask.left, mask.right, mask.chunk or None, features.softcap or None, *bias_numbers(mask.bias),
         slopes_stride(features.slopes), scale_strides(scales.q).head, *scale_strides(scales.k, ragged=ragged),
         *scale_strides(scales.v, ragged=ragged),
     )
+    return FeatureNumbers(*numbers)

@@ -6,11 +6,17 @@ are made. Doctests run with the other tests; here only their presence is looked 
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
+import re
+from collections.abc import Iterator
 from enum import Enum
+from pathlib import Path
 
 import pytest
+
+import kvlab
 
 ROOMS = ("memory", "layout", "layout.encodings", "hardware", "cache", "staging", "attention", "mirror", "viz", "data")
 
@@ -58,3 +64,35 @@ def test_every_public_name_has_a_docstring(room: str) -> None:
 @pytest.mark.parametrize("room", ROOMS)
 def test_every_public_name_has_a_doctest(room: str) -> None:
     assert not [name for name, thing in public(room) if name not in NEED_TRITON and not shown(thing)]
+
+
+FIRST = {"what", "whether", "which", "who", "where", "how", "why", "when", "that", "those", "these", "this", "it", "its"}
+"""Words that begin neither a noun nor a verb in the third person; a docstring begins with either."""
+STILTED = re.compile(r"\bof no kind\b|\bstands? (in|at|where|side|along|behind|together|as)\b|\bmeets (in|V|K|Q)\b")
+LONGEST = 45
+"""Words of a sentence in the first paragraph."""
+WRITTEN_BESIDE_A_TWIN = re.compile(r"hopper|/kernel\.py$")
+"""Files of kernels, whose lines are those of their emulators."""
+
+
+def own_words() -> Iterator[tuple[str, str]]:
+    """(place, docstring) of every module and every public class and function of the package, methods among them."""
+    for path in sorted(Path(kvlab.__file__).parent.rglob("*.py")):
+        if WRITTEN_BESIDE_A_TWIN.search(str(path)):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
+                name = getattr(node, "name", "")
+                if not name.startswith("_"):
+                    yield f"{path}:{node.body[0].lineno} {name}", text
+
+
+def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
+    """A law of style, as far as a program sees it: the first word, turns of phrase, the length of a sentence."""
+    first = [place for place, text in own_words() if re.split(r"\W", text.lower(), maxsplit=1)[0] in FIRST]
+    assert not first
+    prose = {place: re.sub(r">>> .*(\n.+)*", "", text) for place, text in own_words()}
+    assert not [place for place, text in prose.items() if STILTED.search(text)]
+    sentences = {place: re.split(r"(?<=[.;])\s", text.partition("\n\n")[0]) for place, text in prose.items()}
+    long = {place: [s for s in said if len(s.split()) > LONGEST] for place, said in sentences.items()}
+    assert not {place: said for place, said in long.items() if said}

@@ -22,7 +22,7 @@ dedent::
     #: softmax -> p, m, l, o    what the step binds, then a few words
     #: store                    a step may list nothing
 
-Every statement of the function stands in a step, except the loops and branches that enclose markers; their headers are
+Every statement of the function belongs to a step, except the loops and branches that enclose markers; their headers are
 the same in both twins (``range``, ``tl.range``, ``tl.static_range`` and ``ragged_range`` count as one, compiler hints
 as nothing). ``#@ role`` says to which partition of a warp-specialised kernel the markers after it belong; the order is
 then checked role by role. Partitions wait for each other: the waits and arrivals of a step are the same in both twins,

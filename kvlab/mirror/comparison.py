@@ -92,7 +92,7 @@ def _place(a: np.ndarray) -> np.ndarray:
 def apart(kernel: np.ndarray, emulator: np.ndarray, tolerance: Tolerance) -> Apart:
     """Compare two arrays ``[n, ...]`` of the same shape and dtype, program by program.
 
-    NaN and infinity must stand in the same places on both sides; where they do not, the distance is infinite.
+    NaN and infinity must lie in the same places on both sides; where they do not, the distance is infinite.
     """
     programs, shape = len(kernel), kernel.shape[1:]
     floating = is_float(kernel.dtype)

@@ -12,7 +12,7 @@ from kvlab.mirror.twin import Operation
 
 @dataclass(frozen=True)
 class Coverage:
-    """The lines of an operation's twins; as text the shares, then what differs and what stands on one side only.
+    """The lines of an operation's twins; as text the shares, then what differs and what is on one side only.
 
     >>> coverage("merge_states").share("merge")
     0.9

@@ -64,7 +64,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class Beside:
-    """Lines of both sources that stand beside each other in a picture; ``kinds`` of those of one side, () for both."""
+    """Lines of both sources that are beside each other in a picture; ``kinds`` of those of one side, () for both."""
 
     kernel: range
     emulator: range
@@ -72,9 +72,9 @@ class Beside:
 
 
 def beside(lines: Iterable[Line], kernel: range, emulator: range) -> list[Beside]:
-    """The source lines of one step, counterparts beside each other; what stands on one side alone is put together.
+    """The source lines of one step, counterparts beside each other; what is on one side alone is put together.
 
-    A line without a statement (a comment, a header) stands with the statement after it.
+    A line without a statement (a comment, a header) lies with the statement after it.
 
     >>> from kvlab.mirror.source import read_side
     >>> text = "def f(x):\\n    #: a -> y, z\\n    y = x\\n    at = 2 * x\\n    z = y\\n"
@@ -176,7 +176,7 @@ class _StatementReader:
         return meeting_of(statement.value) if isinstance(statement.value, ast.Call | ast.Yield) else None
 
     def key(self, statement: Statement) -> tuple[str, ...]:
-        """Key of a statement: the names that it binds, what it writes, or calls, or where it meets others."""
+        """Key of a statement: the names that it binds, what it writes, or calls, or where it waits."""
         met = self.meeting(statement)
         if met:
             return ("meeting", met)
@@ -356,7 +356,7 @@ class _Comparison:
 
 
 def _tells_other(facts: Iterable[str]) -> bool:
-    """Tells whether some fact is what stands outside a mask, which not every statement tells."""
+    """Tells whether some fact is what lies outside a mask, which not every statement tells."""
     return any(fact.startswith("other(") for fact in facts)
 
 

@@ -1,7 +1,7 @@
 """The quantities of an expression, freed of what differs between Triton and NumPy: what twins' statements must share.
 
 Plumbing has no part in them: casts, shapes (``[:, None]``, ``broadcast_to``, ``by_row``, ``with_values``), the names of
-modules and of the objects that a twin's arguments live in (``tl.``, ``np.``, ``config.``), what stands outside a mask.
+modules and of the objects that a twin's arguments live in (``tl.``, ``np.``, ``config.``), what lies outside a mask.
 A load is the array and what it is indexed by: the strides and the pointer of an array are that array, and sums and
 products with them are addresses, which have no operators but a minus. What is left is a list of facts:
 

@@ -146,7 +146,7 @@ def check_sources(
 
 
 def _unlike(lines: Lines) -> list[Violation]:
-    """Counterparts that differ, and statements that stand on one side without a word why."""
+    """Counterparts that differ, and statements that are on one side without a word why."""
     found = []
     for line, (here, there) in _places(lines):
         named = ", ".join((line.kernel or line.emulator).binds)  # type: ignore[union-attr]

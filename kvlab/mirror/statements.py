@@ -1,4 +1,4 @@
-"""Statements of a step: what each binds, under which conditions, and the class of one that stands on one side only.
+"""Statements of a step: what each binds, under which conditions, and the class of one that is on one side only.
 
 A *statement* is an assignment or a call. ``a, b = x, y`` is two of them; a docstring, an ``assert`` (which tells a type
 checker what is there) and what counts traffic are none. A trailing comment ``#- address`` says why a statement has no
@@ -28,7 +28,7 @@ _CLASS = re.compile(r"#\s?-\s*(\w+)\b")
 
 @dataclass(frozen=True)
 class Statement:
-    """One statement: the names that it binds (or what it writes or calls), its value, and where it stands.
+    """One statement: the names that it binds (or what it writes or calls), its value, and where it lies.
 
     >>> (one,) = statements_of(ast.parse("if BIAS:\\n    s, visible = add_bias(s, visible, bias_ptr)").body, {})
     >>> one.binds, [ast.unparse(test) for test in one.conditions], one.line

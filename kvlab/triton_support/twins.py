@@ -1,4 +1,4 @@
-"""Functions of Triton's language that stand beside their NumPy twins, in modules that do without Triton, compiled here.
+"""Functions of Triton's language that lie beside their NumPy twins, in modules that do without Triton, compiled here.
 
 Such a function has a name that ends in ``_kernel``; ``tl`` and numbers of its module are constants to it.
 """

@@ -1,7 +1,7 @@
 """Version of the installed Triton, and the tested ones.
 
 Names that differ between the releases are looked up where they are needed by asking for the name; what a release is
-asked for by number stands here.
+asked for by number lies here.
 """
 
 from __future__ import annotations

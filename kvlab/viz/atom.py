@@ -32,7 +32,7 @@ def draw_atom(
 
     atom    a :class:`kvlab.hardware.MmaAtom`: ``name``, ``shape`` (M, N, K), ``warp_size`` and the maps ``a, b, c``
             from (lane, register) to (row, column); None for an operand that stays in shared memory
-    lane    the one lane to look at (of a warpgroup: the thread, 0 to 127): its elements are outlined, the others stand
+    lane    the one lane to look at (of a warpgroup: the thread, 0 to 127): its elements are outlined, the others lie
             back
 
     Consecutive elements of a lane that lie side by side are one box: ``T5 a2–3`` means elements 2 and 3 of A's fragment

@@ -156,7 +156,7 @@ def _returned(run: Lockstep) -> str:
 
 
 def _code(lines: range, coloured: dict[int, str], step: bool, alone: tuple[str, ...] = ()) -> str:
-    """Lines of a source; those that stand on this side ``alone``, for these reasons, are folded."""
+    """Lines of a source; those that are on this side ``alone``, for these reasons, are folded."""
     if alone and lines:
         head = f'<span class="quiet">{len(lines)} line{"s" * (len(lines) > 1)} here only: {", ".join(alone)}</span>'
         return f"<details><summary>{head}</summary>{_code(lines, coloured, step)}</details>"

@@ -44,7 +44,7 @@ def draw_punch_card(
     banks        of 4 bytes: 32, or 64 on gfx950
     words        the text below the card (with ``access``: its ``explain()`` without the headline)
 
-    The lanes of a phase stand together, also where they are no neighbours (16-byte reads of gfx942 and gfx950). A
+    The lanes of a phase lie together, also where they are no neighbours (16-byte reads of gfx942 and gfx950). A
     mark's shape tells its phase; a stronger mark is served in a later pass. Raises ValueError for an address that is
     not a multiple of 4 or a phase that does not fit.
 

@@ -3,7 +3,7 @@
 Two calls are of one kind if they differ in nothing but the addresses of their arrays, by multiples of 16 bytes, and the
 values in them. All checks but those of values and of shared memory, and the choice of a configuration, have the same
 outcome for calls of one kind, so that they run for the first one alone. Calls with other arguments than plain torch
-tensors, numbers, names, tuples of these and masks without arrays are of no kind: they are checked each time.
+tensors, numbers, names, tuples of these and masks without arrays are without a kind: they are checked each time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PLAIN_MASKS = frozenset({
 @dataclass(frozen=True, eq=False)
 class Kind(Generic[T]):
     """``plan``: what ``prepare`` found; it holds no array. ``launches``: what the launchers keep of the first launch
-    (see :mod:`kvlab.triton_support.launching`); None for a call of no kind.
+    (see :mod:`kvlab.triton_support.launching`); None for a call without a kind.
     """
 
     plan: T

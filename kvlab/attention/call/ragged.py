@@ -53,7 +53,7 @@ def sequence_lengths(starts: Any) -> np.ndarray[Any, Any]:
 
 
 def keys_with_new(cache_lengths: Any, starts: Any) -> Any:
-    """Keys of each sequence of a cache, the new tokens that stand between ``starts`` among them."""
+    """Keys of each sequence of a cache, the new tokens that lie between ``starts`` among them."""
     starts = countable(starts)
     new = starts.diff() if is_torch(starts) else np.diff(starts)
     return countable(cache_lengths) + new

@@ -19,7 +19,7 @@ def attention(
 ) -> tuple[Array, Array]:
     """q ``[S, Hq, D]``, k ``[n, Hkv, D]``, v ``[n, Hkv, Dv]``; out ``[S, Hq, Dv]`` and lse ``[S, Hq]``, float64.
 
-    Query i stands at position ``i + n - S``. Scores are ``scale q (k k_scale)``, and what the features of ``sequence``
+    Query i is at position ``i + n - S``. Scores are ``scale q (k k_scale)``, and what the features of ``sequence``
     make of them. ``k_scale`` and ``v_scale`` are numbers, ``[Hkv]`` or ``[n, Hkv]``. A row without a key gives 0 and
     -inf, or the sink's logit where there are sinks.
 

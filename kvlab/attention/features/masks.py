@@ -1,7 +1,7 @@
 """Keys that a query sees: MAX's masks by name, the protocol for masks of one's own, and what kernels get of them.
 
 A mask tells, for positions in the sequence, ``visible(batch, head, q_pos, k_pos)`` (bool) or ``value(...)`` (what is
-added to the score, -inf where it masks); arguments are integer arrays that broadcast. The new token i of S stands at
+added to the score, -inf where it masks); arguments are integer arrays that broadcast. The new token i of S lies at
 position ``i + n - S`` of n keys. A mask of one's own is a :class:`Mask` with one of the two methods.
 
 Where the keys that a query sees are one run, the mask is an :class:`Interval` (four numbers), and tiles outside it are

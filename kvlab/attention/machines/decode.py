@@ -231,7 +231,7 @@ def decode_cta(
     ``head_idx`` ``[programs]`` are each program's sequence and KV head, ``keys`` the first and the end of its keys.
     gfx950: MAX's decode through KVBuffer; float32, which that buffer does not take, strip by strip. sm_80, sm_90: what
     our Triton kernel compiles to; float32 without tensor cores. There ``num_warps`` may be other than 4; the warps
-    stand along the rows where these are as many as the last piece of V is wide; K and V come ahead unless
+    lie along the rows where these are as many as the last piece of V is wide; K and V come ahead unless
     ``num_stages`` is 1.
     """
     stored, model = k_cache.dtype, choose(arch, k_cache.dtype, "mha_decode", rows=BM).cta

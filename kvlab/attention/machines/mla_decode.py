@@ -37,7 +37,7 @@ class MLACTA(Protocol):
 
 
 class LatentAndRopeCTA(Parts):
-    """The latent and the rope tile stand apart in shared memory, both products are one accumulator's, and V is the
+    """The latent and the rope tile lie apart in shared memory, both products are one accumulator's, and V is the
     latent tile. Tiles that no conversion passes come ahead, as many as there are stages.
     """
 

@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 
 class MLAPrefillCTA(Parts):
     """The CTAs of one launch, side by side, with a model for each part: ``nope`` holds Q and K, ``rope`` their rope
-    columns, ``value`` V; scores and P stand in the same registers of all three.
+    columns, ``value`` V; scores and P lie in the same registers of all three.
 
     On gfx950 K, its rope part and V have KVBuffers of their own. NVIDIA's fetch ahead, after :meth:`follow`: one tile,
     or ``num_stages - 1`` where no numbers of pages have to come first.

@@ -91,7 +91,7 @@ def prefill_cta(
     ``[programs]`` each program's sequence and KV head.
 
     On NVIDIA they are what our Triton kernel compiles to, float32 without tensor cores. e4m3 that is converted beside
-    mma.sync stands in shared memory as 16 bits, where the compiled kernel converts what it has read. gfx950: MAX's
+    mma.sync lies in shared memory as 16 bits, where the compiled kernel converts what it has read. gfx950: MAX's
     prefill through KVBuffer; float32, which that buffer does not take, strip by strip with the fp32 MFMA.
     """
     stored = np.dtype(k_rows.dtype)

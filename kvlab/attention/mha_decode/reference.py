@@ -27,7 +27,7 @@ def reference(
 
     q ``[B, S, Hq, D]``; caches ``[pages, page_size, Hkv, D]`` (V: Dv); block_table ``[B, columns]``; seq_lens ``[B]``,
     with the new tokens. Returns out ``[B, S, Hq, Dv]`` and lse (natural log) ``[B, S, Hq]``, float64. Token i of S
-    stands at position ``seq_len - S + i`` and sees the keys up to its own, or those of the mask of ``features``; a row
+    is at position ``seq_len - S + i`` and sees the keys up to its own, or those of the mask of ``features``; a row
     without a key gives 0 and -inf, or the sink's logit.
     """
     features = Features() if features is None else features

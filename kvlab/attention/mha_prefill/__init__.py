@@ -60,7 +60,7 @@ def mha_prefill(
             float32 or float8_e4m3fn; D a multiple of 8 from 16 to 576, any strides with a contiguous last dimension
     k, v    ``[B, n, Hkv, D]`` and ``[B, n, Hkv, Dv]``, or ``[total_k, Hkv, ..]``; Hq is a multiple of Hkv. q's dtype,
             or float8_e4m3fn where q is bfloat16 or float16: converted in registers. Dimensions are multiples of 16 then
-    causal  query i of S stands at position ``p = i + n - S`` and sees the keys up to p (aligned at the end, bottom
+    causal  query i of S is at position ``p = i + n - S`` and sees the keys up to p (aligned at the end, bottom
             right). True unless there is a ``mask``
     scale   of the scores, ``1 / sqrt(D)`` by default
     cu_seqlens_q, cu_seqlens_k  integers ``[B + 1]``: where each sequence starts, and the total

@@ -117,7 +117,7 @@ def choose_config(
 
     The products of 64 rows and more are wgmma's on Hopper. Beyond 256 columns the output of 64 rows takes half of the
     registers, and what else a thread holds does not fit: 32 rows, products by mma.sync, whose warps share out the
-    columns of the last piece; it is the wide one, so that none stands along the rows, where each would hold all
+    columns of the last piece; it is the wide one, so that none lies along the rows, where each would hold all
     columns. sm_80 multiplies so beyond 128 columns. Beyond 256, float32 with MFMA begins with the narrow piece of K,
     whose registers are free early. A bias, with an address for each score, and e4m3 with scales of tokens halve the
     rows. There is one stage where two have no room.

@@ -37,7 +37,7 @@ def per_sequence(array: Array, starts: Array | None) -> Array:
 
 
 def key_scales(scales: tuple[Scale, Array], at: RowsAt, key: Array, end: Array) -> Array:
-    """The scales ``[P, BN]`` of keys, which stand as the rows ``at`` do."""
+    """The scales ``[P, BN]`` of keys, which lie as the rows ``at`` do."""
     (scale, head), (rows, batch, first, _) = scales, at  #- address
     page, slot = row_of(rows, batch[:, None], first[:, None], key, key < end[:, None])
     return token_scale(scale.tokens, (page, slot, head[:, None]), key < end[:, None])

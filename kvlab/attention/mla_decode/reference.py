@@ -24,7 +24,7 @@ def reference(
     block_table ``[B, columns]``; seq_lens ``[B]`` with the new tokens. The scale of K multiplies the latent
     columns, and those of rope where they are e4m3 too. Returns out ``[B, S, H, v_dim]`` and lse (natural log)
     ``[B, S, H]``, float64.
-    Token i of S stands at position ``seq_len - S + i``; a row without a key gives 0 and -inf, or the sink's logit.
+    Token i of S is at position ``seq_len - S + i``; a row without a key gives 0 and -inf, or the sink's logit.
     """
     (batch, tokens, heads, _), (_, page_size, v_dim) = q.shape, kv_cache.shape
     plain, q_scale = replace(features, scales=Scales()), np.ravel(features.scales.q.at(None))[0]

@@ -130,7 +130,7 @@ def mla_prefill_paged(
                  integers ``[B]``, the first key that they hold: a chunk of a long prefix, to be merged with the others
                  by :func:`kvlab.attention.merge_states` (give sinks to one of the chunks only)
     latent_dim   latent columns of a cache row, in front of those of rope
-    causal       query i of S stands at position ``i + n - S`` of n keys and sees those up to it (aligned at the end,
+    causal       query i of S is at position ``i + n - S`` of n keys and sees those up to it (aligned at the end,
                  bottom right). True unless there is a ``mask``
     scale        of the scores, ``1 / sqrt(nope + rope)`` by default
     max_seqlen_q the longest sequence of q, for a smaller grid; None is that of ``cu_seqlens_q``, on a GPU the total

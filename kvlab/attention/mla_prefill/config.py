@@ -96,7 +96,7 @@ def choose_config(
 
     128 rows and as many keys as need no spills; float32, which has no tensor cores on NVIDIA: small tiles. gfx950 takes
     MAX's 128 x 64, but 64 x 32 where wide e4m3 has scales, unless it is ``emulated``, as MAX has no others. Wide e4m3
-    with scales on Hopper: 64 rows with four warps, which stand along the rows, so that P stays in its registers. What a
+    with scales on Hopper: 64 rows with four warps, which lie along the rows, so that P stays in its registers. What a
     bias takes of the shared memory may leave room for half as many keys.
 
     >>> problem = MLAPrefillProblem(batch=2, max_q=1000, heads=128, nope=128, rope=64, value=128, itemsize=2)

@@ -20,7 +20,7 @@ def tile_bytes(
     K and V, products of ``itemsize`` bytes. No kernel that Triton 3.6 or 3.7 compiles takes more, and near a limit
     none takes much less. (On AMD's GPUs 3.9 fetches further ahead.)
 
-    With one stage, V comes where K was. With more, K and V stand side by side, a tile for each stage but the one at
+    With one stage, V comes where K was. With more, K and V lie side by side, a tile for each stage but the one at
     work; a load that waits for another, of its page's number, is a pipeline of half as many stages (``hops`` 2).
     ``key_bytes``: of a key's K and V as they come, where products are of another dtype. ``q_columns``: of a row of Q
     and of the output, where they are not those of K and V. ``wgmma`` reads K and V while the next tile comes: one tile

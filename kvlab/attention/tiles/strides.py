@@ -34,7 +34,7 @@ class PartStrides(NamedTuple):
 
 def in_units(*strides: Sequence[int]) -> tuple[int, list[list[int]]]:
     """Unit in elements of a kernel's strides, and the strides in it: the largest power of two up to 8 that divides them
-    all, so that the compiler knows how many bytes stand aligned; 1 where all are multiples of 16, which it sees.
+    all, so that the compiler knows how many bytes lie aligned; 1 where all are multiples of 16, which it sees.
 
     >>> in_units([528, 264], [0, 4096]), in_units([36], [72]), in_units([33]), in_units([128]), in_units([264, 1 << 31])
     ((8, [[66, 33], [0, 512]]), (4, [[9], [18]]), (1, [[33]]), (1, [[128]]), (1, [[264, 2147483648]]))

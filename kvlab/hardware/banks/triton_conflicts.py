@@ -139,7 +139,7 @@ def _without_repeats(registers: LinearLayout, offsets: list[int]) -> list[int]:
 
 
 def _vectorisation(registers: list[int], others: list[int], limit: int) -> int:
-    """The most consecutive elements, a power of two, that one lane holds at aligned offsets wherever it stands."""
+    """The most consecutive elements, a power of two, that one lane holds at aligned offsets wherever it lies."""
     vec = 1
     while vec * 2 <= limit and vec in registers:
         inner = [1 << bit for bit in range(vec.bit_length())]

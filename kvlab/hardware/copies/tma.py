@@ -59,7 +59,7 @@ def store(descriptor: TmaDescriptor, coords: Sequence[Any], memory: Memory, addr
     """``cp.async.bulk.tensor`` from shared memory: the image at ``address`` goes to the box that starts at ``coords``.
 
     Arguments as for :func:`load`, but no coordinate may be negative. What lies past the tensor's end is neither read
-    nor written, except that rows end with whole chunks of 16 bytes (``descriptor.stored_extent`` elements): what stands
+    nor written, except that rows end with whole chunks of 16 bytes (``descriptor.stored_extent`` elements): what lies
     behind a shorter row is overwritten. :class:`~kvlab.memory.OutOfBounds` where that is no byte of ``source``.
 
     >>> tensor = np.zeros((8, 8), np.int32)
@@ -98,7 +98,7 @@ def gather4(
 ) -> None:
     """``cp.async.bulk.tensor...tile::gather4`` (sm_100): four ``rows`` ``[..., 4]`` of a matrix, from ``column`` on.
 
-    The descriptor has rank 2 and a box of one row; the four rows stand one under the other as those of one box. A row
+    The descriptor has rank 2 and a box of one row; the four rows lie one under the other as those of one box. A row
     outside the tensor arrives as zeros (not measured).
 
     >>> tensor = np.arange(8 * 8, dtype=np.int32).reshape(8, 8)

@@ -67,7 +67,7 @@ class TMAGather4Tile(TMATensorTile):
     tile_width: int = field(kw_only=True)
 
     def __post_init__(self) -> None:
-        """The shape is that of one group of columns; where its boxes stand is the gather's matter."""
+        """The shape is that of one group of columns; where its boxes lie is the gather's matter."""
         four, copies = 4 * self.descriptor.pitch, self.column_groups * self.tile_height // 4
         if copies > 1 and four % 128:
             raise ValueError(

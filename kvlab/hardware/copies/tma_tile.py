@@ -210,7 +210,7 @@ def fold_kv_descriptor(array: Any, BN: int, BK: int, swizzle: Any = "128B", row_
     """The same tile in ONE copy (MAX's ``fold_chunks``, sm_100), S being the swizzle's width: a box of rank 4,
     ``(1, chunks, BN, S)``, over the dimensions heads, head_size / S, rows, S. It starts at (head, depth / S, row, 0).
 
-    ``row_major``: rank 5, ``(1, BN / 8, chunks, 8, S)``: the chunks of 8 rows stand together (a page-dense image);
+    ``row_major``: rank 5, ``(1, BN / 8, chunks, 8, S)``: the chunks of 8 rows lie together (a page-dense image);
     it starts at (head, row / 8, depth / S, 0, 0).
 
     >>> fold_kv_descriptor(np.zeros((64, 2, 128), np.float16), 32, 128)

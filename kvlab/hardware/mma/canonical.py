@@ -18,7 +18,7 @@ from kvlab.memory import as_dtype
 def tile_layout_k_major(dtype: Any, BM: int, BK: int, swizzle: Any = "none", page_dense: bool = False) -> Layout:
     """``[BM, BK]`` with K contiguous: column chunks of S elements, each ``BM`` dense rows (what TMA boxes deliver).
 
-    An outer stride is 0 where its extent is 1. ``page_dense`` (128B only): the chunks of 8 rows stand together.
+    An outer stride is 0 where its extent is 1. ``page_dense`` (128B only): the chunks of 8 rows lie together.
 
     >>> tile_layout_k_major("bf16", 64, 128, "128B")
     Layout("((8,8),(64,2)):((64,512),(1,4096))")

@@ -100,7 +100,7 @@ def coalesce(
     """The same function on ints with as few modes as possible: ``R(i) == A(i)``.
 
     ``keep_rank`` keeps the top-level modes and coalesces each; ``profile``, a tree, keeps its nesting and coalesces
-    what stands at its leaves (modes past its end stay as they are). ``rule="new"`` gives a tuple also where one mode is
+    what lies at its leaves (modes past its end stay as they are). ``rule="new"`` gives a tuple also where one mode is
     left.
 
     >>> coalesce(Layout("(2,(1,4)):(1,(4,2))")), coalesce(Layout("(1,1):(3,5)"))

@@ -24,7 +24,7 @@ Unit: TypeAlias = "str | np.dtype[Any]"
 
 @dataclass(frozen=True, init=False, repr=False, slots=True)
 class Swizzle(Drawn):
-    """``f(x) = x ^ ((x & yyy) >> shift)``: bits ``[base, base + bits)`` of x are XORed with the bits that stand
+    """``f(x) = x ^ ((x & yyy) >> shift)``: bits ``[base, base + bits)`` of x are XORed with the bits that lie
     ``shift`` higher (``[base + |shift|, ...)`` with the bits ``|shift|`` lower where the shift is negative).
 
     Parameters

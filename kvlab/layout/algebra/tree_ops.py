@@ -140,7 +140,7 @@ def compatible(a: IntTuple, b: IntTuple) -> bool:
 
 @of_trees
 def weakly_compatible(a: IntTuple, b: IntTuple) -> bool:
-    """Does shape ``a`` tile shape ``b``: does each int of ``a`` divide the size of what stands there in ``b``?
+    """Does shape ``a`` tile shape ``b``: does each int of ``a`` divide the size of what lies there in ``b``?
 
     >>> weakly_compatible(12, (4, 6)), weakly_compatible((2, 3), (4, (3, 2))), weakly_compatible(5, (4, 6))
     (True, True, False)

@@ -93,7 +93,7 @@ def vectorized(layout: Layout, vector: tuple[int, ...], exact: bool) -> Layout:
 
 @functools.cache
 def contiguous_vectors(layout: Layout, vector: tuple[int, ...]) -> bool:
-    """Do the scalars of a logical vector stand side by side in memory? A load reads contiguous scalars in any case.
+    """Do the scalars of a logical vector lie side by side in memory? A load reads contiguous scalars in any case.
 
     >>> a = Layout("(8,16):(16,1)")
     >>> contiguous_vectors(a, (1, 4)), contiguous_vectors(a, (4, 1))

@@ -21,7 +21,7 @@ class Encoding(Drawn):
     """Spread of a tensor by Triton over registers, lanes and warps, or over shared memory.
 
     The subclasses have the names and the fields of Gluon's layout classes. ``cga_layout`` lists, one basis vector for
-    each bit of the CTA's number in its cluster, where the CTAs stand; empty for one CTA.
+    each bit of the CTA's number in its cluster, where the CTAs lie; empty for one CTA.
 
     >>> from kvlab.layout.encodings import BlockedLayout
     >>> blocked = BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
@@ -128,7 +128,7 @@ def broadcast_nd(in_dim: str, shape: Sequence[int], order: Sequence[int], free: 
 
 
 def _cga(cga_layout: Matrix, shape: Sequence[int]) -> LinearLayout:
-    """Where the CTAs stand: bits of ``block`` -> coordinates, counted in pieces of the tensor."""
+    """Where the CTAs lie: bits of ``block`` -> coordinates, counted in pieces of the tensor."""
     cga = LinearLayout({"block": cga_layout}, dims(len(shape)))
     return cga.fit({name: min(n, size) for (name, n), size in zip(cga.out_dims.items(), shape, strict=True)})
 

@@ -63,7 +63,7 @@ def swizzled_layout_of_bases(bases: Mapping[str, Sequence[int]], unit: Any) -> t
 
 
 def _shared_bits(steps: Iterable[int]) -> int:
-    """The bits that stand in more than one of the steps."""
+    """The bits that lie in more than one of the steps."""
     seen = shared = 0
     for step in steps:
         shared |= seen & step

@@ -64,7 +64,7 @@ class LinearLayout(LinearMap):
         atom : any object with ``shape`` (M, N, K), ``warp_size`` and the maps ``a``, ``b``, ``c`` of (lane, register)
             to (row, column), as in ``kvlab.hardware``. The 128 threads of a warpgroup are 4 warps of 32 lanes.
         operand : ``"a"``, ``"b"`` or ``"c"``.
-        warps : how many warps stand along M and N; warps that differ only along the dimension which an operand lacks
+        warps : how many warps lie along M and N; warps that differ only along the dimension which an operand lacks
             hold the same elements of it.
         warp_order : the dimension in which warps are counted first: (1, 0) along N, (0, 1) along M.
 
@@ -144,7 +144,7 @@ class LinearLayout(LinearMap):
         )
 
     def __mul__(self, other: LinearLayout) -> LinearLayout:
-        """The product: this layout is the tile, ``other`` says where the tiles stand.
+        """The product: this layout is the tile, ``other`` says where the tiles lie.
 
         Bases of a common input dimension are appended; coordinates of a common output dimension are counted in tiles.
 

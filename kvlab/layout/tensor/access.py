@@ -1,6 +1,6 @@
 """Accesses of a TileTensor: scalar indices to byte addresses, the linear bound, the order of copied elements.
 
-Leading axes (programs, lanes) align from the front: ``[P]`` meets ``[P, lanes, rows, columns]`` as ``[P, 1, 1, 1]``.
+Leading axes (programs, lanes) align from the front: ``[P]`` fits ``[P, lanes, rows, columns]`` as ``[P, 1, 1, 1]``.
 """
 
 from __future__ import annotations

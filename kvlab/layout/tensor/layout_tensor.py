@@ -11,9 +11,10 @@ from kvlab.layout.tensor.tile_tensor import TileTensor
 
 
 class LayoutTensor(TileTensor):
-    """A TileTensor whose views follow MAX's legacy rules unless ``legacy=False`` is given: a tile that the mode does
-    not hold whole is clipped, a vector gathers the scalars that its shape names, threads may be nested and dealt out
-    along an ``axis``, and copies do not cast.
+    """A TileTensor whose views follow MAX's legacy rules unless ``legacy=False`` is given.
+
+    A tile that the mode does not hold whole is clipped. A vector gathers the scalars that its shape names. Threads may
+    be nested and dealt out along an ``axis``. Copies do not cast.
 
     ``t.to_layout_tensor()`` makes one of a :class:`TileTensor`, ``to_tile_tensor()`` goes back; both share the bytes.
 

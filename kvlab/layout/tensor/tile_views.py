@@ -89,7 +89,7 @@ class TileViews(TileBase):
         """The same elements as vectors of ``vector`` scalars; without arguments 16 bytes of the last mode.
 
         An access moves contiguous scalars from a vector's first one whatever the vector's shape is; where its scalars
-        do not stand side by side that is rarely meant, and a warning says so. ``legacy=True`` (MAX's LayoutTensor)
+        do not lie side by side that is rarely meant, and a warning says so. ``legacy=True`` (MAX's LayoutTensor)
         gathers the scalars that the vector's shape names: the mode that is contiguous in memory fastest, or mode 0.
 
         >>> from kvlab.layout import TileTensor

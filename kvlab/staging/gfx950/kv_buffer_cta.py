@@ -2,14 +2,14 @@
 or, for e4m3, 32x32x64.
 
 Four warps of 32 query rows and all keys of a tile each, so P never leaves the registers: V's fragments come in the
-order of the keys in which the scores stand. All products are issued swapped, a lane owns one query row. The order of
+order of the keys in which the scores lie. All products are issued swapped, a lane owns one query row. The order of
 MAX's prefill, every access, wait and barrier of which is stated to ``hazards``::
 
     copy K and V into stage 0                                                   before the loop
     loop: wait for K, barrier, K to registers, S = Q K^T, copy the next K and V into the other stage,
           softmax, wait for V, barrier, V to registers, O += P V
 
-e4m3 K and V that meet a 16-bit operand (a kvlab extension) are read as MAX reads e4m3 and converted in registers.
+e4m3 K and V beside a 16-bit operand (a kvlab extension) are read as MAX reads e4m3 and converted in registers.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class KVBufferCTA(LaunchedCTA):
     """The CTAs of one launch, side by side: ``programs`` copies of LDS and registers.
 
     Keys and values come with the tiles; ``k_rows`` and ``v_rows`` are what the iterators walk over. Until
-    :meth:`follow` is called there is nothing to look ahead to: each load copies, waits and meets at a barrier.
+    :meth:`follow` is called there is nothing to look ahead to: each load copies, waits and ends with a barrier.
     """
 
     buffer = "KVBuffer, two stages or one"
@@ -174,7 +174,7 @@ class KVBufferCTA(LaunchedCTA):
         return s
 
     def accumulate(self, p: Fragments, v: Strips, o: Fragments, active: Array) -> Fragments:
-        """O += P V: P rounded to its dtype where it stands."""
+        """O += P V: P rounded to its dtype where it lies."""
         P, threads, _, regs = p.values.shape
         tiles = p.values.astype(self.shape.p_dtype).reshape(P, threads, self.shape.BN // 32, -1, regs)
         if self.shape.dram_dtype.itemsize == 1:  # a fragment has the keys of two score tiles

@@ -1,6 +1,6 @@
 """One CTA of MAX's decode on gfx950: whole tiles of K and V through KVBuffer, MFMA 16x16, P through LDS.
 
-Four warps stand along the keys for S^T = K Q^T and along the depth for O^T = V^T P^T, where each reads its slice of
+Four warps lie along the keys for S^T = K Q^T and along the depth for O^T = V^T P^T, where each reads its slice of
 V's tile by transposing reads. One stage of each; above a depth of 256 K and V share one memory, and V is fetched when
 the scores are done. K and V of fp8 are converted in registers to 16 bits, where their fragments of 32 elements feed
 four instructions. The order is that of MAX's decode, but for V's reads, which are stated before P's instead of after
@@ -79,7 +79,7 @@ class KVBufferDecodeShape:
 
 class KVBufferDecodeCTA(QuarterRows):
     """The CTAs of one launch, side by side: ``programs`` copies of LDS and registers. Until :meth:`follow` is called
-    there is nothing to look ahead to: each load meets at a barrier, copies, waits and meets again.
+    there is nothing to look ahead to: each load has a barrier, copies, waits and has one more.
     """
 
     buffer = "KVBuffer, one stage"
@@ -152,7 +152,7 @@ class KVBufferDecodeCTA(QuarterRows):
         return self._multiply(operand, k, zeros if s is None else s)
 
     def accumulate(self, p: Fragments, v: Strips, o: Fragments, active: Array) -> Fragments:
-        """O += P V: P rounded to the dtype of the products, through LDS to the operand that meets V."""
+        """O += P V: P rounded to the dtype of the products, through LDS to the operand that multiplies V."""
         operand = self.exchange(p.values, active)
         if self._walk is not None and self._walk.more:
             self.hazards.barrier()

@@ -177,7 +177,7 @@ class MfmaCTA(RowsOverWarps):
         return self._multiply(q.values, k, self.zero_scores() if s is None else s)
 
     def accumulate(self, p: Fragments, v: Strips, o: Fragments, active: Array) -> Fragments:
-        """O += P V: P rounded to the storage dtype, through LDS to the operand that meets V."""
+        """O += P V: P rounded to the storage dtype, through LDS to the operand that multiplies V."""
         self.p.copy_to_shared(p.values, active)
         self.hazards.barrier()
         return self._multiply(np.asarray(self.p.load_from_shared(active)), v, o)

@@ -1,6 +1,6 @@
 """One CTA of MAX's MLA decode on gfx950: K of all columns through KVBuffer, V read from K's memory.
 
-Four warps stand along the keys for S^T = K Q^T and along the latent columns for O^T = V^T P^T, where each reads its
+Four warps lie along the keys for S^T = K Q^T and along the latent columns for O^T = V^T P^T, where each reads its
 slice of K's tile by transposing reads. P goes through LDS in the order of the keys that V's fragments have (5.9, 7.4).
 Every access, wait and barrier is stated to ``hazards``::
 
@@ -122,7 +122,7 @@ class MfmaMLACTA(QuarterRows):
         return Strips.of(self.v, axis=1)
 
     def accumulate(self, p: Fragments, v: Strips, o: Fragments, active: Array) -> Fragments:
-        """O += P V: P rounded to the storage dtype, through LDS to the operand that meets V."""
+        """O += P V: P rounded to the storage dtype, through LDS to the operand that multiplies V."""
         operand = self.exchange(p.values, active)
         after = self.k.kv_cache_iter.tile_start_row
         if (after < self.k.end).any():

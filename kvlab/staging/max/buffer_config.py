@@ -8,9 +8,9 @@ from typing import Any, Protocol, runtime_checkable
 
 @runtime_checkable
 class KVBufferConfig(Protocol):
-    """Sizes that a role decides: the block tile that is moved at a time, the part of it that a warp reads, and which
-    way the tiles walk over the ``BN x depth`` window in DRAM (``iterator_axis`` 0: down the rows, 1: along the
-    columns).
+    """Sizes that a role decides: the block tile that is moved at a time, and the part of it that a warp reads.
+
+    The tiles walk over the ``BN x depth`` window in DRAM down the rows (``iterator_axis`` 0) or along the columns (1).
     """
 
     @property

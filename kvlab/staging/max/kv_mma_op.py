@@ -27,7 +27,7 @@ class KVMmaOp:
     """The fragments of K or V that the warps of a CTA hold, for all CTAs of a launch.
 
     ``reg_tile`` is a tile tensor in registers, of each thread ``[programs, threads]`` the fragments ``(num_k_tiles *
-    num_k_mmas * num_mmas) x input_frag_size``, ordered strip, k group, fragment; strip s stands in slot ``s %
+    num_k_mmas * num_mmas) x input_frag_size``, ordered strip, k group, fragment; strip s lies in slot ``s %
     num_k_tiles``. ``numpy.asarray`` shows it without a copy; what was never loaded cannot be read. The loads take
     shared memory as tiles and pointers: one for all warps, or with an offset ``[warps]`` one for each.
 

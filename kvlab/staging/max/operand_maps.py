@@ -1,6 +1,6 @@
 """Elements of Q, S, P and O in each register of a gfx950 warp.
 
-The products are issued swapped, so that a lane owns one query row: S^T = K Q^T and O^T = V^T P^T. Warps stand
+The products are issued swapped, so that a lane owns one query row: S^T = K Q^T and O^T = V^T P^T. Warps lie
 ``num_warps_n`` along the keys (S, P) or the depth (O); where there are more, they share out the query rows.
 """
 
@@ -20,7 +20,7 @@ IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 @functools.cache
 def operand_map(params: KVBufferParams, BM: int) -> FragmentMap:
-    """The operand that meets K (Q, ``[BM, depth]``) or V (P, ``[BM, BN]``): registers in the order strip, k group, m.
+    """The operand beside K (Q, ``[BM, depth]``) or V (P, ``[BM, BN]``): registers in the order strip, k group, m.
 
     Its k order is that of the streaming buffer's K or V, so that lane groups meet.
 
@@ -40,7 +40,7 @@ def operand_map(params: KVBufferParams, BM: int) -> FragmentMap:
 
 @functools.cache
 def kv_buffer_operand_map(params: KVBufferParams, BM: int) -> FragmentMap:
-    """The operand that meets the K (Q) or V (P) of ``KVBuffer``: registers in the order strip, k group, m.
+    """The operand that multiplies the K (Q) or V (P) of ``KVBuffer``: registers in the order strip, k group, m.
 
     Q is ``[BM, num_k_tiles * BK]``: where the depth ends inside a strip, the columns past it are to be zeros. P is
     ``[BM, BN]``; its keys are in the order of :func:`v_keys`, which needs no exchange between lanes if all keys are of

@@ -33,7 +33,7 @@ class PRegisterBuffer:
     params : those of the V buffer.
     BM : query rows.
     programs : CTAs of the launch.
-    smem, smem_address : where the blocks stand; a memory of their own if None.
+    smem, smem_address : where the blocks lie; a memory of their own if None.
     hazards : checks the accesses; who owns the buffer states the barrier. None: nothing is checked.
 
     >>> v = KVBufferParams("bf16", (16, 16, 32), None, BN=128, WN=32, BK=32, num_threads=256, depth=128, kv_num_heads=8,
@@ -91,7 +91,7 @@ class PRegisterBuffer:
         return self.reg_tile
 
     def mma_tile(self, strip: int, kg: int) -> TileTensor:
-        """The fragments that meet ``get_mma_tile(kg)`` of V's strip: of each thread ``num_m x frag``."""
+        """The fragments that multiply ``get_mma_tile(kg)`` of V's strip: of each thread ``num_m x frag``."""
         p = self.params
         groups = p.BN // p.BK * p.num_k_mmas2
         if not (0 <= strip < p.BN // p.BK and 0 <= kg < p.num_k_mmas2):

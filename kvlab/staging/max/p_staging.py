@@ -49,7 +49,7 @@ class PStagingParams:
     BN, WN     keys of the tile and of a warp
     BK         keys of a block
     swizzle    of LDS, on vectors of a form's own size, or None
-    tr         whether V comes by transposing reads: its keys then stand in the order of the accumulators
+    tr         whether V comes by transposing reads: its keys then lie in the order of the accumulators
 
     ``form`` is ``"registers"`` (all keys of a tile are one warp's), ``"lane contiguous"`` (32x32 without a swizzle, one
     byte), ``"narrow"`` (swizzled, a block is several warps'), ``"pairs"`` (swizzled, a block is two key tiles of one
@@ -150,7 +150,7 @@ class PStaging:
     ----------
     params : the form and its sizes.
     programs : CTAs.
-    smem, smem_address : where the blocks stand, memory of their own if None. The form ``"registers"`` needs none.
+    smem, smem_address : where the blocks lie, memory of their own if None. The form ``"registers"`` needs none.
 
     >>> params = PStagingParams("fp8", (32, 32, 64), BM=32, WM=32, BN=128, WN=32, BK=64)
     >>> p = PStaging(params)

@@ -142,7 +142,7 @@ class KVBufferParams(MmaGeometry):
 
     @property
     def reg_num_k_tiles(self) -> int:
-        """Strips that the register tile holds; strip s stands in slot ``s % reg_num_k_tiles``."""
+        """Strips that the register tile holds; strip s lies in slot ``s % reg_num_k_tiles``."""
         return ceildiv(self.reg_chunk_depth if self.transpose else self.reg_chunk_keys, self.BK)
 
     @property

@@ -21,7 +21,7 @@ IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class TiledMmaLoader:
-    """Fragments of the operand that meets Q or P: K as it stands, V by transposing reads.
+    """Fragments of the operand that multiplies Q or P: K as it lies, V by transposing reads.
 
     Offsets are in elements. In the loads ``base`` is an element offset from the first byte of ``smem``, an int or one
     for each warp; the swizzles count 16-byte vectors from what is said with each load. Registers are

@@ -39,7 +39,7 @@ S = TypeVar("S", bound=Shape)
 
 class NvidiaDecodeCTA(RowsOverWarps, Generic[S]):
     """The CTAs of one launch, side by side: ``programs`` copies of shared memory and registers. A subclass says where
-    tiles stand, how they come to registers, and what is multiplied. ``ahead``: :meth:`follow` fetches tiles ahead.
+    tiles lie, how they come to registers, and what is multiplied. ``ahead``: :meth:`follow` fetches tiles ahead.
     """
 
     follows_beside = True

@@ -99,7 +99,7 @@ class FmaCTA(NvidiaDecodeCTA[FmaShape]):
         return self._read("k", active)
 
     def load_v(self, tile: TileTensor | None, active: BoolArray) -> Fragments:
-        """V tile into shared memory (None: it stands there, with ``v_in_k``), then each lane's columns for all keys.
+        """V tile into shared memory (None: it lies there, with ``v_in_k``), then each lane's columns for all keys.
 
         In a pipeline the warps issue these reads after those of P: :meth:`accumulate` states them.
         """

@@ -57,7 +57,7 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
 
     @property
     def p_in_registers(self) -> bool:
-        """Tells whether the warps stand along the rows."""
+        """Tells whether the warps lie along the rows."""
         return self.shape.along_rows
 
     @property
@@ -86,7 +86,7 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
         return self._read("k", active, own)
 
     def load_v(self, tile: TileTensor | None, active: BoolArray) -> Fragments:
-        """V tile into shared memory (None: it stands there, with ``v_in_k``), then transposed to the B fragments of
+        """V tile into shared memory (None: it lies there, with ``v_in_k``), then transposed to the B fragments of
         O += P V; converted as K.
 
         In a pipeline the warps issue these reads after those of P: :meth:`accumulate` states them; of pairs, here.
@@ -118,7 +118,7 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
 
     def operand_p(self, p: Fragments, active: BoolArray) -> Fragments:
         """The A fragments of P: rounded to the dtype of the product, through shared memory and ldmatrix; or where they
-        stand: two neighbouring accumulators are one operand.
+        lie: two neighbouring accumulators are one operand.
         """
         if self.shape.along_rows:
             layout = self.shape.fragment_map("p")

@@ -24,11 +24,11 @@ class MmaSyncShape:
 
     ``v_in_k``: V has no place of its own, it is read from K's (MLA). ``v_columns``: (D, BD) of V where they differ from
     K's. Either may be (0, 0): a CTA for a piece of K's or of V's columns. ``pairs``: an element of K and V is two
-    columns of fp8, and Q stands in shared memory twice, its even and its odd columns.
+    columns of fp8, and Q lies in shared memory twice, its even and its odd columns.
 
-    ``stages`` of K: its second tile stands at ``"k1"``.
+    ``stages`` of K: its second tile lies at ``"k1"``.
 
-    The warps stand along the keys (Q K^T) and the columns (P V), or with ``along_rows`` along the query rows: each
+    The warps lie along the keys (Q K^T) and the columns (P V), or with ``along_rows`` along the query rows: each
     reads all of K and V, and P stays in its registers. Where there are more warps than there is to share, the last
     ones do again what the first do.
     """
@@ -237,7 +237,7 @@ def _v_plan(shape: MmaSyncShape) -> _LanePlan:
 
 @functools.cache
 def _a_plan(shape: MmaSyncShape, cols: int) -> _LanePlan:
-    """Every warp holds its rows of Q or P, all of them unless the warps stand along the rows; one ldmatrix.x4 brings a
+    """Every warp holds its rows of Q or P, all of them unless the warps lie along the rows; one ldmatrix.x4 brings a
     16 x 16 tile.
     """
     tiles_m, tiles_k = _share(shape.BM, 16 * shape.warps_m), cols // 16

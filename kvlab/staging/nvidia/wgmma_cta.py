@@ -1,6 +1,6 @@
 """One CTA of the prefill kernel on sm_90, storage of 16 or 8 bits: cp.async, swizzled panels, wgmma.
 
-What Triton compiles our prefill tile to (read from its TTGIR): Q, K and V stand in shared memory as panels of at most
+What Triton compiles our prefill tile to (read from its TTGIR): Q, K and V lie in shared memory as panels of at most
 128 bytes a row, swizzled as TMA would (``NVMMASharedLayout``). Both products are wgmma of 64 rows a warpgroup: Q K^T
 takes both operands from shared memory, through descriptors; P V takes P from the registers where the scores stood, and
 V along its contiguous dimension (MN-major). Warp w owns the rows ``16 w ...`` of every ``16 * warps``. Where two
@@ -15,15 +15,15 @@ in the order of the PTX::
           barrier, copy the next K, commit, copy the next V, commit             (P V is still in flight)
     wgmma.wait_group(0), wait_group(0), barrier                                 after each
 
-e4m3 K and V that meet a 16-bit operand are converted in registers on their way from plain rows, which have one stage
+e4m3 K and V beside a 16-bit operand are converted in registers on their way from plain rows, which have one stage
 less, to the panels, of which there is one::
 
     loop: wait_group(0), barrier, read K, write its panels, fence.proxy.async, barrier, wgmma S = Q K^T,
           wgmma.wait_group(0), softmax, read V, barrier, write its panels, fence.proxy.async, barrier, wgmma O += P V,
           wgmma.wait_group(0), copy the next K, commit, copy the next V, commit
 
-wgmma takes 8-bit operands only along the contracted dimension: V of e4m3 that meets e4m3 comes from DRAM to registers,
-16 bytes a thread, and goes byte by byte to the panels, in which its keys stand along the rows, between a fence and a
+wgmma takes 8-bit operands only along the contracted dimension: V of e4m3 beside e4m3 comes from DRAM to registers,
+16 bytes a thread, and goes byte by byte to the panels, in which its keys lie along the rows, between a fence and a
 barrier of its own; K is copied ahead as ever.
 """
 

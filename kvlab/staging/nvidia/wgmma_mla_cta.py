@@ -1,10 +1,10 @@
 """One CTA of MLA decode on sm_90 with 64 query rows: cp.async, swizzled panels, wgmma, the K tile again as V.
 
 What Triton compiles our decode tile of many heads to (read from its TTGIR and PTX): Q and the latent and rope columns
-of K stand in shared memory as panels of at most 128 bytes a row, swizzled as TMA would. Eight warps are two warpgroups,
+of K lie in shared memory as panels of at most 128 bytes a row, swizzled as TMA would. Eight warps are two warpgroups,
 and 64 rows are one's: for S = Q K^T both do all of it, two instructions of BN / 2 keys a step, so that each has all of
 P in its registers where the next product takes it; for O += P V each has half of the latent columns, read from K's
-stage along its contiguous dimension (MN-major). Nothing but Q and K ever stands in shared memory.
+stage along its contiguous dimension (MN-major). Nothing but Q and K ever lies in shared memory.
 
 K has two stages. Every access, wait and barrier is stated to ``hazards``, in the order of the PTX::
 
@@ -194,7 +194,7 @@ class WgmmaMLACTA(LaunchedCTA):
         return Fragments.zeros(self.programs, _output_map(self.shape))
 
     def accumulate(self, p: Fragments, v: SharedTile, o: Fragments, active: Array) -> Fragments:
-        """O += P V: P rounded where it stands, each warpgroup its half of V's columns; the copies of the next tile."""
+        """O += P V: P rounded where it lies, each warpgroup its half of V's columns; the copies of the next tile."""
         shape, atom, stage = self.shape, self.shape.output_atom, self._stage
         a = p.values.astype(shape.dtype).reshape(self.programs, GROUPS, 128, -1)
         self.hazards.read_async(self._used[f"k{stage}"], "k wgmma of P V", stage)

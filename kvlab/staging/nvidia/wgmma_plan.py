@@ -1,4 +1,4 @@
-"""The plan of a prefill tile on sm_90: where its operands stand in shared memory, and what the descriptors find."""
+"""The plan of a prefill tile on sm_90: where its operands lie in shared memory, and what the descriptors find."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class WgmmaShape:
 
     @property
     def v_transposed(self) -> bool:
-        """Tells whether V stands in shared memory with its keys along the rows of the panels."""
+        """Tells whether V lies in shared memory with its keys along the rows of the panels."""
         return self.p_dtype.itemsize == 1
 
     def atom(self, columns: int, dtype: np.dtype[Any] | None = None) -> MmaAtom:

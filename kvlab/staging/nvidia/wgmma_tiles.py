@@ -114,7 +114,7 @@ class WgmmaTiles(LaunchedCTA):
 
     def _convert(self, role: str, active: Array) -> None:
         """A tile from its plain rows through registers into the panels, in the dtype of the product. The panels of V
-        stand where K's were.
+        lie where K's were.
         """
         shape, at = self.shape, f"{role}0"
         self.hazards.read(self._used[self._landing(role)], f"{role} convert", self.pipeline.stage[role])

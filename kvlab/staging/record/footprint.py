@@ -1,5 +1,5 @@
 """Bytes of shared memory that each warp touches in one access, and the partition of the bytes that a set of accesses
-makes: bytes that always occur together share a cell, so that what is known of them is kept once.
+makes. Bytes that always occur together share a cell, whose state is kept once.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class ByteCells:
 
 
 def _numbered(keys: IntArray, bound: int) -> tuple[IntArray, IntArray]:
-    """The different keys in order, each less than ``bound``, and which of them stands at each place."""
+    """The different keys in order, each less than ``bound``, and which of them lies at each place."""
     if bound > 1 << 20:
         different, number = np.unique(keys, return_inverse=True)
         return different, number

@@ -270,7 +270,7 @@ done; missing: a barrier between warp 1 and warp 0
 
     def finish(self) -> None:
         """The end of the CTA: BarrierDeadlock if a warp still waits at a barrier, Hazard if a copy, a bulk store or a
-        wgmma is in flight. One that writes or reads shared memory behind the end meets what the next CTA has there.
+        wgmma is in flight. One that writes or reads shared memory behind the end touches the bytes of the next CTA.
         """
         self._expect_running(self._all)
         self._check_end()

@@ -35,7 +35,7 @@ def butterfly(combine: np.ufunc, x: Array) -> Array:
 
 
 class RowsOverWarps(LaunchedCTA):
-    """A subclass reduces the registers in ``_by_row``; what its warps have found meets in scratch memory."""
+    """A subclass reduces the registers in ``_by_row``; the results of its warps come together in scratch memory."""
 
     def row_max(self, s: Fragments) -> Array:
         """Largest score of each row ``[programs, BM]``: in the lane, over the row's four lanes, over the warps."""

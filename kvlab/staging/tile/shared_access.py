@@ -49,7 +49,7 @@ class SharedAccess:
     def of_elements(
         cls, name: str, address: IntArray, itemsize: int, arch: str, plain: IntArray | None = None
     ) -> SharedAccess:
-        """Of elements at bytes ``[threads, ...]``, as many at once as stand side by side, up to 16 bytes. ``name``, as
+        """Of elements at bytes ``[threads, ...]``, as many at once as lie side by side, up to 16 bytes. ``name``, as
         ``"ds_read_b"``, has the bits behind it. What is narrower than a word is counted by the words it touches.
 
         >>> rows = 64 * np.arange(64)[:, None] + 2 * np.arange(4)
@@ -107,7 +107,7 @@ class SharedAccess:
 
 
 def _apart(address: IntArray, n: int, itemsize: int) -> bool:
-    """Tells whether some ``n`` elements do not stand side by side, the first on a multiple of their bytes."""
+    """Tells whether some ``n`` elements do not lie side by side, the first on a multiple of their bytes."""
     first = address[:, ::n]
     together = first[..., None] + itemsize * np.arange(n)
     return bool((first % (n * itemsize)).any() or (together.reshape(address.shape) != address).any())

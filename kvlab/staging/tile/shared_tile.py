@@ -1,4 +1,4 @@
-"""A tile that stands in shared memory, and a value that a kernel has in another form."""
+"""A tile that lies in shared memory, and a value that a kernel has in another form."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Place(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class SharedTile:
-    """A tile that stands in shared memory: its image is its value."""
+    """A tile that lies in shared memory: its image is its value."""
 
     memory: Memory
     place: Place

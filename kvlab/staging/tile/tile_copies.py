@@ -22,7 +22,7 @@ IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class ConversionRows:
-    """Rows of ``width`` bytes, as they stand in DRAM, with a record of their own; ``plan`` is that of the tile that is
+    """Rows of ``width`` bytes, as they lie in DRAM, with a record of their own; ``plan`` is that of the tile that is
     made from them, ``columns`` elements a vector.
     """
 

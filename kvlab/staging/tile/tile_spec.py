@@ -24,7 +24,7 @@ class TileSpec:
     dtype       of Q, and of K where it is multiplied. weights : of P, and of V where it is multiplied
     stored      of K and V in DRAM. pairs : an element of ``k`` and ``v`` is two columns of e4m3
     ahead       tiles in flight while one is worked on; 0 : none
-    along_rows  the last product is no wider than the query rows, along which warps of mma.sync then stand
+    along_rows  the last product is no wider than the query rows, along which warps of mma.sync then lie
     v_in_k      V is read from K's tile
     key_bytes   of a key in shared memory, columns of K and V of all parts
     """

@@ -1,7 +1,7 @@
 """HTML that stays itself inside a page of somebody else: JupyterLab, nbconvert, VS Code, any web page.
 
 A host styles what it shows: Jupyter aligns table cells right and stripes their rows, VS Code draws no borders, a blog's
-style sheet does what it likes. All HTML of the package therefore stands in one scope, :func:`view`: the host's rules
+style sheet does what it likes. All HTML of the package therefore lies in one scope, :func:`view`: the host's rules
 are taken back for every element in it, and ours weigh more than any rule made of classes. Light or dark is one decision
 for views and pictures, :func:`scheme`: the host's theme where the host says it, else the page's own colour scheme.
 """

@@ -27,6 +27,7 @@ class CopyTrace:
     def __init__(self) -> None:
         self.passes: list[np.ndarray] = []  # of copies that bring something
         self.places: list[np.ndarray] = []  # where a copy goes, the lowest address
+        self.memories: list[int] = []  # the bytes of the memory to which it goes
         self.sectors, self.empty = 0, 0
 
     def __call__(self, to: Any, address: Any, dram: Any, source: Any, nbytes: int, valid: Any) -> None:
@@ -37,6 +38,7 @@ class CopyTrace:
         passes, _ = copy_wavefronts(f"cp.async.cg.{nbytes}", where[brings], fro[brings])
         self.passes.append(passes)
         self.places.append(where[brings].min(axis=1))
+        self.memories.append(to.nbytes)
         self.sectors += int(sectors(fro[brings], nbytes).sum())
         self.empty += int((~brings).sum())
 
@@ -45,6 +47,11 @@ class CopyTrace:
         places, passes = np.concatenate(self.places), np.concatenate(self.passes)
         chosen = (low <= places) & (places < high)
         return int(chosen.sum()), int(passes[chosen].sum())
+
+    def into(self, nbytes: int) -> tuple[int, int]:
+        """Copies to the memory of so many bytes: how many warps made, and their passes."""
+        chosen = [passes for passes, size in zip(self.passes, self.memories, strict=True) if size == nbytes]
+        return sum(map(len, chosen)), int(sum(passes.sum() for passes in chosen))
 
 
 class TmaTrace:

@@ -12,7 +12,7 @@ from benchmarks.truth.whole import KERNELS, opcode
 from kvlab.hardware import count_wavefronts, shared_mma_wavefronts
 from kvlab.memory import bfloat16
 from kvlab.staging import Traffic
-from kvlab.staging.nvidia.wgmma_mla_cta import WgmmaMLAShape
+from kvlab.staging.nvidia.wgmma_plan import WgmmaShape
 from kvlab.staging.tile import tile_copies
 from kvlab.staging.tile.copy_plan import copy_plan
 
@@ -61,20 +61,20 @@ def mla_role(op: str, offset: int, _: str) -> str:
 
 def test_mla_every_instruction(mla: Counted) -> None:
     traffic, trace = mla
-    shape = WgmmaMLAShape(64, (512, 512), (64, 64), bfloat16)
-    q = [(shape.places[at], copy_plan(64, nbytes, nbytes, M_WARPS)) for at, nbytes in (("q", 1024), ("q_rope", 128))]
+    shape = WgmmaShape(64, 64, 512, 512, bfloat16, v_in_k=True)
+    rope = WgmmaShape(64, 64, 64, 64, bfloat16, DV=0, BDV=0)
+    q = [(part.places["q"], copy_plan(64, 2 * part.BD, 2 * part.BD, M_WARPS)) for part in (shape, rope)]
     stores = [count_wavefronts("st.shared.b128", vectors(at.address(p.row, p.byte // 16)))[0] for at, p in q]
     predicted: Counts = {"q write": (M_PROGRAMS * sum(x.size for x in stores), M_PROGRAMS * sum(map(sum, stores)))}
-    scores, values = shape.scores_atom, shape.output_atom
+    scores, values = shape.atom(shape.BN), shape.atom(shape.v_width)
     qk, pv = shared_mma_wavefronts(scores), shared_mma_wavefronts(values, a_in_registers=True)
     for role, counter, each in (("q k products", "qk wgmma", qk), ("p v products", "pv wgmma", pv)):
         made = traffic.instructions[counter]
         predicted[role] = made, made // 4 * each  # an instruction of a warpgroup counts for 4 warps
     assert 128 * sum(passes for _, passes in list(predicted.values())[1:]) == traffic.moved["SMEM->tensor cores"]
     # The tile after the last is zeros: no bytes come, but the copies take their 4 passes, 512 bytes each.
-    ends = shape.places["rope0"].base
-    for role, low, high, ahead in (("k copy", 0, ends, 16), ("rope copy", ends, shape.shared_bytes, 2)):
-        made, passes = trace.of(low, high)
+    for role, part, ahead in (("k copy", shape, 16), ("rope copy", rope, 2)):
+        made, passes = trace.into(sum(place.nbytes for place in part.places.values()))
         ahead *= M_PROGRAMS * M_WARPS
         assert made + ahead == traffic.instructions[role]
         predicted[role] = made + ahead, passes + 4 * ahead

@@ -24,7 +24,6 @@ from kvlab.staging.gfx950.kv_buffer_decode_cta import KVBufferDecodeCTA, KVBuffe
 from kvlab.staging.gfx950.mfma_mla_cta import MfmaMLACTA
 from kvlab.staging.nvidia.mma_sync_cta import MmaSyncCTA, MmaSyncShape
 from kvlab.staging.nvidia.wgmma_cta import WgmmaCTA
-from kvlab.staging.nvidia.wgmma_mla_cta import WgmmaMLACTA, WgmmaMLAShape
 from kvlab.staging.nvidia.wgmma_plan import WgmmaShape
 from kvlab.staging.tile.launched_cta import LaunchedCTA
 from kvlab.staging.tile.tile_pipeline import TilePipeline
@@ -119,10 +118,10 @@ def mla64(traffic: Any = None) -> None:
     rows = (rng.standard_normal((10, 32, 1, 160)) / 8).astype(BF16)
     table = rng.permutation(10).reshape(2, 5)
     windows = [PagedKVCache(x, [0, 0], table, 1, 160) for x in (rows[..., :128], rows[..., 128:])]
-    shape = WgmmaMLAShape(32, (128, 128), (32, 32), BF16)
     traffic = Traffic() if traffic is None else traffic
     with traffic.launch():
-        decode_latents(WgmmaMLACTA(shape, *windows, np.arange(2), end, traffic), 64, 32, 160, end, rng)
+        cta = mla_cta("sm_90", 64, 32, (128, 32), *windows, np.arange(2), end, traffic, num_warps=8, num_stages=3)
+        decode_latents(cta, 64, 32, 160, end, rng)
 
 
 def staged(traffic: Any = None) -> None:
@@ -296,7 +295,7 @@ MUTANTS: dict[str, tuple[str, Mutation, Any, str]] = {
     "cp-async-without-a-barrier": ("rows", drop("barrier", "wait"), READ, "k read by warp"),
     "k-refilled-while-it-is-read": ("rows", drop("barrier", "v read"), WAR, "k copy by warp"),
     "next-loop-without-a-drain": ("rows", loops_are_not_drained, WAW, "cp.async.wait_group in warp"),
-    "one-stage-of-mla64": ("mla64", attribute(WgmmaMLACTA, "_stage", property(lambda cta: 0)), WAR, "k copy by warp"),
+    "one-stage-of-mla64": ("mla64", attribute(WgmmaShape, "stages", lambda shape, role: 1), WAR, "k copy by warp"),
     "one-stage-of-wgmma": (
         "wgmma", attribute(WgmmaShape, "stages", lambda shape, role: 1), WAR, "v copy by warp",
     ),

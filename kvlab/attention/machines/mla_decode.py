@@ -41,11 +41,10 @@ class LatentAndRopeCTA(Parts):
     latent tile. Tiles that no conversion passes come ahead, as many as there are stages.
     """
 
-    def __init__(self, latent: Any, rope: Any, rows: LatentRows, BN: int, dtype: np.dtype[Any]) -> None:
+    def __init__(self, latent: Any, rope: Any, rows: LatentRows, BN: int) -> None:
         super().__init__((latent, rope), (latent,))
-        self.latent, self.rope, self.dtype, self.tiles = latent, rope, dtype, [
-            KVCacheIterator(cache, BN, rows.batch_idx, 0, rows.end) for cache in (rows.latent, rows.rope)
-        ]
+        self.latent, self.rope = latent, rope
+        self.tiles = [KVCacheIterator(cache, BN, rows.batch_idx, 0, rows.end) for cache in (rows.latent, rows.rope)]
         self._columns = rows.latent.kv_params.head_size
         self._followed = False
 
@@ -61,7 +60,7 @@ class LatentAndRopeCTA(Parts):
                 cta.follow(tiles, None)
         self._followed = True
         latent, rope = (cta.load_k(tiles.next_tile(), active) for cta, tiles in zip(self.ctas, self.tiles, strict=True))
-        return tuple(part.with_values(part.values.astype(self.dtype, copy=False)) for part in (latent, rope))
+        return latent, rope
 
     def scores(self, q: tuple[Any, Any], k: tuple[Any, Any], active: Array, by_key: Array | None = None) -> Fragments:
         """S = Q K^T, float32, ``[BM, BN]``: first the latent columns, times ``by_key`` ``[programs, BN]`` if given,
@@ -109,7 +108,7 @@ def mla_cta(
         ahead = max((num_stages - 1) // 2, 1) if num_stages > 1 else 0
         return TileSpec(
             arch=arch, BM=BM, BN=BN, k=columns[i], v=v, dtype=dtype, stored=stored[i], weights=dtype, warps=num_warps,
-            ahead=ahead, v_in_k=i == 0,
+            ahead=ahead, v_in_k=i == 0, rope=i == 1,
         )
 
     if model.of_latents:
@@ -118,4 +117,4 @@ def mla_cta(
     head = np.zeros_like(batch_idx)
     first = model.of(part(0, columns[0]), KVRows(latent, latent, batch_idx, head), traffic)
     other = model.of(part(1, (0, 0)), KVRows(rope, rope, batch_idx, head), traffic, beside=True)
-    return LatentAndRopeCTA(first, other, rows, BN, dtype)
+    return LatentAndRopeCTA(first, other, rows, BN)

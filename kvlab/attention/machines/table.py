@@ -16,7 +16,6 @@ from kvlab.staging.gfx950.mfma_mla_cta import MfmaMLACTA
 from kvlab.staging.nvidia.fma_cta import FmaCTA
 from kvlab.staging.nvidia.mma_sync_cta import MmaSyncCTA
 from kvlab.staging.nvidia.wgmma_cta import WgmmaCTA
-from kvlab.staging.nvidia.wgmma_mla_cta import WgmmaMLACTA
 
 KINDS = {1: "e4m3", 2: "16 bits", 4: "float32"}
 """What rows call a dtype of K and V, by its bytes."""
@@ -89,8 +88,8 @@ _PREFILLS = ("mha_prefill", "mla_prefill")
 _DECODES = ("mha_decode", "mla_decode")
 
 MACHINES = (
-    Machine(_PREFILLS, ("sm_90",), ("16 bits", "e4m3"), WgmmaCTA, rows=64),
-    Machine(("mla_decode",), ("sm_90",), ("16 bits",), WgmmaMLACTA, rows=64),
+    Machine((*_PREFILLS, "mla_decode"), ("sm_90",), ("16 bits",), WgmmaCTA, rows=64),
+    Machine(_PREFILLS, ("sm_90",), ("e4m3",), WgmmaCTA, rows=64),
     Machine((*_DECODES, *_PREFILLS), ("sm_80", "sm_90"), ("16 bits",), MmaSyncCTA),
     Machine((*_DECODES, *_PREFILLS), ("sm_90",), ("e4m3",), MmaSyncCTA),
     Machine((*_DECODES, *_PREFILLS), ("sm_80", "sm_90"), ("float32",), FmaCTA),

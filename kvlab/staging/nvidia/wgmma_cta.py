@@ -1,4 +1,4 @@
-"""One CTA of the prefill kernel on sm_90, storage of 16 or 8 bits: cp.async, swizzled panels, wgmma.
+"""One CTA of prefill, or of MLA decode with 64 rows, on sm_90, 16 or 8 bits: cp.async, swizzled panels, wgmma.
 
 What Triton compiles our prefill tile to (read from its TTGIR): Q, K and V lie in shared memory as panels of at most
 128 bytes a row, swizzled as TMA would (``NVMMASharedLayout``). Both products are wgmma of 64 rows a warpgroup: Q K^T
@@ -25,6 +25,13 @@ less, to the panels, of which there is one::
 wgmma takes 8-bit operands only along the contracted dimension: V of e4m3 beside e4m3 comes from DRAM to registers,
 16 bytes a thread, and goes byte by byte to the panels, in which its keys lie along the rows, between a fence and a
 barrier of its own; K is copied ahead as ever.
+
+MLA decode with 64 query rows has a model for the latent columns, whose K tile is read again as V (``v_in_k``), and one
+for the rope columns beside it::
+
+    loop: wait_group(0), barrier, fence.proxy.async, wgmma of the latents, wgmma.wait_group(0), wgmma of the rope part,
+          wgmma.wait_group(0), softmax, wgmma O += P V, barrier, copy the next latents, commit, copy the next rope,
+          commit                                                                (P V is still in flight)
 """
 
 from __future__ import annotations
@@ -65,15 +72,16 @@ class WgmmaCTA(WgmmaTiles):
     def of(cls, tile: TileSpec, rows: KVRows, traffic: Traffic, *, beside: bool = False) -> Self:
         """The model for a tile, or for a part of one ``beside`` another's."""
         shape = WgmmaShape(
-            tile.BM, tile.BN, *tile.k, tile.dtype, tile.warps, *tile.v, tile.stored, tile.weights, max(tile.ahead, 1)
+            tile.BM, tile.BN, *tile.k, tile.dtype, tile.warps, *tile.v, tile.stored, tile.weights, max(tile.ahead, 1),
+            tile.v_in_k,
         )
-        return cls(shape, len(rows.batch_idx), traffic, beside=beside)
+        return cls(shape, len(rows.batch_idx), traffic, beside=beside, rope=tile.rope)
 
     def scores(self, q: SharedTile, k: SharedTile, active: Array, s: Fragments | None = None) -> Fragments:
         """S = Q K^T, float32, ``[BM, BN]``: both operands from shared memory; added to ``s`` if given."""
         shape, atom, stage = self.shape, self.shape.atom(self.shape.BN), self._panel("k")
-        self.hazards.read_async(self._used["q"], "q wgmma", last=False)
-        self.hazards.read_async(self._used[f"k{stage}"], "k wgmma", stage)
+        self.hazards.read_async(self._used["q"], f"{self.words['q']} wgmma", last=False)
+        self.hazards.read_async(self._used[f"k{stage}"], f"{self.words['k']} wgmma", stage)
         a, b = q_addresses(shape), k_addresses(shape, stage)
         start = Fragments.zeros(self.programs, scores_map(shape)) if s is None else s
         c = self._scores_blocks(start.values)
@@ -83,7 +91,7 @@ class WgmmaCTA(WgmmaTiles):
             c = atom.mma(atom.fragment_a(q_step)[:, :, None], k_step.swapaxes(2, 3)[:, None], c)
         self.hazards.wait_mma(0)
         blocks, n = shape.BM // 64, shape.groups_n
-        self._count(active, blocks * n * (n * 64 + shape.BN) * shape.BD * shape.dtype.itemsize)
+        self._count("qk", n * len(a), blocks * n * (n * 64 + shape.BN) * shape.BD * shape.dtype.itemsize, active)
         return start.with_values(self._scores_registers(c))
 
     def accumulate(self, p: Fragments, v: SharedTile, o: Fragments, active: Array) -> Fragments:
@@ -107,9 +115,11 @@ class WgmmaCTA(WgmmaTiles):
 
     def add_values(self, p: Fragments, v: SharedTile, o: Fragments, active: Array) -> Fragments:
         """O += P V: P rounded to its dtype in registers; V from shared memory, transposed by the unit if of 16 bits."""
-        shape, atom, stage = self.shape, self.shape.atom(self.shape.v_width, self.shape.p_dtype), self._panel("v")
+        shape, atom = self.shape, self.shape.atom(self.shape.v_width, self.shape.p_dtype)
+        role, what = ("k", "k wgmma of P V") if shape.v_in_k else ("v", "v wgmma")
+        stage = self._panel(role)
         a = self._p_fragments(p, atom)
-        self.hazards.read_async(self._used[f"v{stage}"], "v wgmma", stage)
+        self.hazards.read_async(self._used[f"{role}{stage}"], what, stage)
         b = v_addresses(shape, stage)
         c, regs = self._blocks(o.values), a.shape[-1] // len(b)
         for step in range(len(b)):
@@ -117,7 +127,7 @@ class WgmmaCTA(WgmmaTiles):
             c = atom.mma(a[..., regs * step : regs * (step + 1)], v_step.swapaxes(2, 3)[:, None], c)
         if not self.holds_v:
             self.hazards.wait_mma(0)
-        self._count(active, shape.BM // 64 * shape.BN * shape.v_width * shape.p_dtype.itemsize)
+        self._count("pv", len(b), shape.BM // 64 * shape.BN * shape.v_width * shape.p_dtype.itemsize, active)
         return self._fragments(c, shape.v_width)
 
     def zeros(self) -> Fragments:
@@ -153,8 +163,12 @@ class WgmmaCTA(WgmmaTiles):
         fragments = atom.fragment_a(steps)  # [P, blocks, steps, 128, registers]
         return np.moveaxis(fragments, 2, 3).reshape(self.programs, shape.BM // 64, 1, 128, -1)
 
-    def _count(self, active: Array, nbytes: int) -> None:
-        self.traffic.move("SMEM->tensor cores", int(active.sum()) * nbytes)
+    def _count(self, product: str, instructions: int, nbytes: int, active: Array) -> None:
+        """Instructions of a warp for each of its blocks of rows; bytes of shared memory that all of them take."""
+        shape, programs = self.shape, int(active.sum())
+        repeats = shape.BM * shape.groups_n // (16 * shape.warps)
+        self.traffic.issue(f"{product} wgmma", np.full(shape.warps, instructions * repeats * programs))
+        self.traffic.move("SMEM->tensor cores", programs * nbytes)
 
     def _scores_blocks(self, values: Array) -> Array:
         """S as its instructions have it, ``[P, row blocks, of a block, 128, registers]``; where two warpgroups find the

@@ -90,7 +90,8 @@ class WgmmaShape:
     padded to BDV (as those of K if None; 0: no such part); ``warps`` 4 or 8.
 
     dtype : of Q, and of K where it is multiplied. stored : of K and V in DRAM. weights : of P, and of V where it is
-    multiplied. Each as ``dtype`` if None. ahead : tiles of K and V in flight while one is worked on.
+    multiplied. Each as ``dtype`` if None. ahead : tiles of K and V in flight while one is worked on. v_in_k : V has no
+    place of its own, it is read from K's (MLA).
     """
 
     BM: int
@@ -104,6 +105,7 @@ class WgmmaShape:
     stored: np.dtype[Any] | None = None
     weights: np.dtype[Any] | None = None
     ahead: int = 1
+    v_in_k: bool = False
 
     def __post_init__(self) -> None:
         for name, value in (("DV", self.D), ("BDV", self.BD), ("stored", self.dtype), ("weights", self.dtype)):
@@ -188,7 +190,7 @@ def _places(shape: WgmmaShape) -> dict[str, PanelTile | PlainRows]:
     tiles = [("q", (shape.BM, shape.BD), size)]
     panels = {role: 1 if shape.converted[role] else shape.stages(role) for role in "kv"}
     tiles += [(f"k{stage}", (shape.BN, shape.BD), size) for stage in range(panels["k"])]
-    tiles += [(f"v{stage}", v, p_size) for stage in range(panels["v"])]
+    tiles += [(f"v{stage}", v, p_size) for stage in range(0 if shape.v_in_k else panels["v"])]
     base, places = 0, dict[str, PanelTile | PlainRows]()
     for at, (rows, cols), itemsize in tiles:
         if rows * cols:
@@ -215,7 +217,7 @@ def k_addresses(shape: WgmmaShape, stage: int) -> IntArray:
 def v_addresses(shape: WgmmaShape, stage: int) -> IntArray:
     """Elements that each step's descriptors of V find: ``[steps, groups, BDV / groups, k]``; MN-major if of 16 bits."""
     find = along_columns if shape.v_transposed else along_rows
-    return find(shape.panel(f"v{stage}"), shape.v_width // shape.groups_n, shape.p_dtype)
+    return find(shape.panel(f"{'k' if shape.v_in_k else 'v'}{stage}"), shape.v_width // shape.groups_n, shape.p_dtype)
 
 
 @functools.cache

@@ -42,13 +42,16 @@ class PanelPipeline(TilePipeline):
 
 class WgmmaTiles(LaunchedCTA):
     """Shared memory of the CTAs of one launch, and what is in flight there. Until :meth:`follow` is called there is
-    nothing to look ahead to: each load is a barrier, a copy, a wait and a barrier.
+    nothing to look ahead to: each load is a barrier, a copy, a wait and a barrier. ``rope``: Q and K are the rope
+    columns beside others, and are called so.
     """
 
     follows_beside = True
 
-    def __init__(self, shape: WgmmaShape, programs: int, traffic: Traffic, *, beside: bool = False) -> None:
-        self.shape = shape
+    def __init__(
+        self, shape: WgmmaShape, programs: int, traffic: Traffic, *, beside: bool = False, rope: bool = False
+    ) -> None:
+        self.shape, self.words = shape, {"q": "q_rope", "k": "rope"} if rope else {"q": "q", "k": "k"}
         nbytes = sum(place.nbytes for place in shape.places.values())
         super().__init__(nbytes, shape.warps, "sm_90", programs, traffic, beside=beside)
         everyone = tuple(range(shape.warps))
@@ -75,7 +78,7 @@ class WgmmaTiles(LaunchedCTA):
         """Q rows, elements ``offset[programs, BM]`` of ``dram``, through registers into shared memory; invalid rows
         are 0.
         """
-        self.copies.by_registers("q", dram, np.where(valid, offset, -1), self.shape.dtype.itemsize)
+        self.copies.by_registers(self.words["q"], dram, np.where(valid, offset, -1), self.shape.dtype.itemsize, "q")
         return SharedTile(self.smem, self.shape.places["q"], self.shape.dtype)
 
     def load_k(self, tile: TileTensor, active: Array) -> SharedTile:
@@ -87,8 +90,10 @@ class WgmmaTiles(LaunchedCTA):
             self.hazards.fence_async()
         return self._landed("k")
 
-    def load_v(self, tile: TileTensor, active: Array) -> SharedTile | TileView:
-        """The V tile in its panels."""
+    def load_v(self, tile: TileTensor | None, active: Array) -> SharedTile | TileView:
+        """The V tile in its panels (None: it is K's, with ``v_in_k``)."""
+        if tile is None:
+            return self._landed("k")
         if self.shape.v_transposed:
             return self._transpose(tile, active)
         if self.holds_v and self.shape.BD == 0:  # the wait for S, of another model of these threads
@@ -105,7 +110,7 @@ class WgmmaTiles(LaunchedCTA):
         self.pipeline.drain()
 
     def _copy_async(self, role: str, tile: TileTensor, stage: int) -> None:
-        self.copies.by_cp_async(role, tile, stage, self._landing(role, stage))
+        self.copies.by_cp_async(self.words.get(role, role), tile, stage, self._landing(role, stage))
 
     def _copy(self, role: str, tile: TileTensor, stage: int) -> None:
         self._copy_async(role, tile, stage)

@@ -74,12 +74,15 @@ class TileCopies:
         self._footprints: dict[str, Footprint] = {}
         self._plain: dict[str, ConversionRows] = {}
 
-    def by_registers(self, role: str, dram: Memory, offset: IntArray, size: int) -> None:
-        """Rows at element ``offset`` ``[programs, rows]`` of ``dram``, negative where there is none: zeros."""
-        plan, address = self.place(role)
+    def by_registers(self, role: str, dram: Memory, offset: IntArray, size: int, at: str | None = None) -> None:
+        """Rows at element ``offset`` ``[programs, rows]`` of ``dram``, negative where there is none: zeros. To the
+        place ``at`` (None: the role's).
+        """
+        place = role if at is None else at
+        plan, address = self.place(place)
         source, valid = plan.source(offset, size)
         self.smem.store(address[None], dram.load(source, np.uint8, 16, mask=valid))
-        self.hazards.write(self.filled(role), f"{role} write")
+        self.hazards.write(self.filled(place), f"{role} write")
         self.traffic.move("DRAM->SMEM", plan.bytes_by_warp(valid))
 
     def by_cp_async(

@@ -25,7 +25,7 @@ class TileSpec:
     stored      of K and V in DRAM. pairs : an element of ``k`` and ``v`` is two columns of e4m3
     ahead       tiles in flight while one is worked on; 0 : none
     along_rows  the last product is no wider than the query rows, along which warps of mma.sync then lie
-    v_in_k      V is read from K's tile
+    v_in_k      V is read from K's tile. rope : Q and K are the rope columns beside others, and are called so
     key_bytes   of a key in shared memory, columns of K and V of all parts
     """
 
@@ -42,6 +42,7 @@ class TileSpec:
     pairs: bool = False
     along_rows: bool = False
     v_in_k: bool = False
+    rope: bool = False
     key_bytes: int = 0
 
 

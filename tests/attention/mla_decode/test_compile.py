@@ -26,7 +26,7 @@ from kvlab.common.arrays import to_torch
 from kvlab.memory import as_dtype
 from kvlab.staging import Timeline, Traffic
 from kvlab.staging.nvidia.mma_sync_plan import MmaSyncShape
-from kvlab.staging.nvidia.wgmma_mla_cta import WgmmaMLAShape
+from kvlab.staging.nvidia.wgmma_plan import WgmmaShape
 from kvlab.triton_support.compile import Compiled
 from kvlab.triton_support.versions import holds_wgmma_rows, installed
 
@@ -197,16 +197,18 @@ def test_the_emulator_works_as_the_compiled_loop_of_64_rows(columns: tuple[int, 
     """
     others = {} if (columns, page) == SIXTY_FOUR[0] else {"columns": columns, "page": page}
     made, config = compiled(128, "bf16", "sm_90", **others)
-    shape = WgmmaMLAShape(config.BN, (columns[0], config.BV), (columns[1], config.BR), as_dtype("bf16"))
+    sizes = (64, config.BN), as_dtype("bf16")
+    shape = WgmmaShape(*sizes[0], columns[0], config.BV, sizes[1], v_in_k=True)
+    rope = WgmmaShape(*sizes[0], columns[1], config.BR, sizes[1], DV=0, BDV=0)
     ttgir, ptx = made.asm["ttgir"], made.asm["ptx"]
     layouts = re.findall(r"versionMajor = 3.*?warpsPerCTA = \[(\d, \d)\], instrShape = \[16, (\d+)", ttgir)
     assert layouts == [("8, 1", str(shape.BN // 2)), ("4, 2", str(config.BV // 2))]
-    widths = {str(place.width) for place in shape.places.values()}
+    widths = {str(place.width) for part in (shape, rope) for place in part.places.values()}
     assert set(re.findall(r"nvmma_shared<\{swizzlingByteWidth = (\d+)", ttgir)) == widths
     words = r"wgmma\.wait_group|cp\.async\.wait_group|bar\.sync|fence\.proxy|(?:wgmma\.mma_async\S*m64n\d+)|" \
             r"cp\.async\.cg|st\.shared|stmatrix|bra"
     found = [re.sub(r"wgmma\.mma_async\S*(m64n\d+)", r"\1", word) for word in re.findall(words, ptx)]
-    last = len(found) - 1 - found[::-1].index(shape.output_atom.name.split(".")[1].split("k")[0])
+    last = len(found) - 1 - found[::-1].index(names_of(shape)[1])
     first = len(found[:last]) - 1 - found[:last][::-1].index("cp.async.wait_group")
     loop = found[first : found.index("bra", last)]
     assert not {"st.shared", "stmatrix"} & set(loop)
@@ -232,9 +234,9 @@ def test_the_emulator_works_as_the_compiled_loop_of_64_rows(columns: tuple[int, 
     assert told[at : at + 2 * len(once)] == 2 * once
 
 
-def names_of(shape: WgmmaMLAShape) -> tuple[str, str]:
+def names_of(shape: WgmmaShape) -> tuple[str, str]:
     """The instructions of Q K^T and P V as PTX writes their sizes."""
-    scores, output = (atom.name.split(".")[1].split("k")[0] for atom in (shape.scores_atom, shape.output_atom))
+    scores, output = (shape.atom(n).name.split(".")[1].split("k")[0] for n in (shape.BN, shape.v_width))
     return scores, output
 
 

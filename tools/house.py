@@ -12,7 +12,8 @@ parameters     kernels above 32, other functions above 12
 repeated       pairs of places that share six lines or more of one shape: the same tokens, whatever the names, numbers
                and strings. Imports, docstrings and lone brackets do not count; a shape that stands in more than eight
                places is a habit of the language
-names          classes of one name in two modules
+names          classes of one name in two modules; files of one name that are not siblings: the operations' folders share
+               the names of their files, and a picture's file has the name of what it draws
 back up        imports from a lower room of a higher one, those inside functions, too. Rooms by the order of the
                contract "the arrows point one way" of pyproject.toml
 features       files that name one, in kvlab/ and in tests/: what a change of it would touch
@@ -160,6 +161,17 @@ def of_one_name(every: Iterable[Module]) -> list[str]:
     return sorted(f"{name} {', '.join(where)}" for name, where in places.items() if len(where) > 1)
 
 
+def files_of_one_name(every: Iterable[Module]) -> list[str]:
+    """Names of files in several rooms, and these files, siblings and pictures aside."""
+    places: dict[str, dict[str, str]] = defaultdict(dict)
+    for module in every:
+        *folders, file = module.name.removesuffix(".py").split("/")
+        if not file.startswith("__") and folders[1:2] != ["viz"]:
+            room = "kvlab/attention" if folders[:2] == ["kvlab", "attention"] else "/".join(folders)
+            places[file].setdefault(room, module.name)
+    return sorted(f"{name}.py {', '.join(where.values())}" for name, where in places.items() if len(where) > 1)
+
+
 def _levels() -> dict[str, int]:
     """The height of each room, from the contract in pyproject.toml."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
@@ -235,9 +247,9 @@ def main() -> None:
     pairs = repeated(every)
     print(f"repeated       {len(pairs)} pairs of {RUN} lines or more")
     _rows((f"{n} lines {where}" for n, where in pairs), most)
-    same = of_one_name(every)
-    print(f"names          {len(same)} of several classes")
-    _rows(same, most)
+    same, files = of_one_name(every), files_of_one_name(every)
+    print(f"names          {len(same)} of several classes, {len(files)} of files that are not siblings")
+    _rows([*same, *files], most)
     up = back_up(every)
     print(f"back up        {len(up)} imports")
     _rows(up, most)

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache.checks import Int64, count, integers
+from kvlab.cache.indices import Int64, count, integers
 from kvlab.cache.page_table import check_tables
 from kvlab.cache.paged import PagedKVCache
-from kvlab.cache.params import KVCacheStaticParams
 from kvlab.cache.pointer import UnsafePointer, null
 from kvlab.cache.row_indices import PagedRowIndices, aligned_rows, populate_rows
-from kvlab.cache.scales import zeros_at
-from kvlab.cache.tma import TmaTiles
+from kvlab.cache.static_params import KVCacheStaticParams
+from kvlab.cache.stored_scales import zeros_at
+from kvlab.cache.tma_descriptors import TmaTiles
 from kvlab.cache.view import KVCacheView
 from kvlab.common.arrays import to_numpy
 from kvlab.memory import float32, invalid

@@ -7,7 +7,7 @@ from typing import Any
 from kvlab.cache.collection import PagedKVCacheCollection
 from kvlab.cache.collection_base import KVCacheCollection
 from kvlab.cache.continuous import ContinuousBatchingKVCache
-from kvlab.cache.params import KVCacheStaticParams
+from kvlab.cache.static_params import KVCacheStaticParams
 from kvlab.common.opaque import opaque_methods
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache.checks import count, flag, integers
 from kvlab.cache.collection import PagedKVCacheCollection
-from kvlab.cache.params import KVCacheStaticParams
+from kvlab.cache.indices import count, flag, integers
+from kvlab.cache.static_params import KVCacheStaticParams
 from kvlab.common.arrays import to_numpy
 
 

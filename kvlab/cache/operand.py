@@ -6,9 +6,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from kvlab.cache.params import KVCacheStaticParams
 from kvlab.cache.pointer import UnsafePointer
 from kvlab.cache.row_indices import PagedRowIndices
+from kvlab.cache.static_params import KVCacheStaticParams
 from kvlab.hardware import RaggedTMA3DTile, TMAGather4Tile, TMATensorTile
 from kvlab.layout import Layout, TileTensor
 

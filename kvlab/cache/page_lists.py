@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache.checks import Int64, count, integers
+from kvlab.cache.indices import Int64, count, integers
 from kvlab.cache.page_table import lookup_table_columns
 from kvlab.common.arrays import to_numpy
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache.checks import Int64, count
+from kvlab.cache.indices import Int64, count
 from kvlab.cache.page_table import lookup_table_columns
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache.checks import Int64, count, index, integers
+from kvlab.cache.indices import Int64, count, index, integers
 from kvlab.common.arrays import dtype_of, is_torch, to_numpy
 
 COLUMN_GROUP, COLUMN_TAIL = 8, 16

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache.checks import Int64, count, index, integers, plain
+from kvlab.cache.indices import Int64, count, index, integers, plain
 from kvlab.cache.page_table import PageTable, check_tables
-from kvlab.cache.params import KVCacheStaticParams
 from kvlab.cache.pointer import UnsafePointer, null
 from kvlab.cache.row_indices import PagedRowIndices, populate
-from kvlab.cache.scales import ScaleStorage
-from kvlab.cache.tma import TmaTiles
+from kvlab.cache.static_params import KVCacheStaticParams
+from kvlab.cache.stored_scales import ScaleStorage
+from kvlab.cache.tma_descriptors import TmaTiles
 from kvlab.cache.view import KVCacheView
 from kvlab.common.arrays import as_array, same_place, to_numpy
 from kvlab.memory import as_dtype, float32, invalid

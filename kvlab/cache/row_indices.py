@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache.checks import Int64, count, index, integers
+from kvlab.cache.indices import Int64, count, index, integers
 from kvlab.cache.page_table import PageTable
 from kvlab.cache.storage import BlockStorage
 from kvlab.layout.algebra.int_tuple import at_once

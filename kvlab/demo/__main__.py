@@ -9,9 +9,9 @@ from pathlib import Path
 
 from kvlab.data import Capture, load_capture, load_smollm2
 from kvlab.data.capture import SCHEMA
+from kvlab.demo import summary as table
 from kvlab.triton_support.versions import hint, missing
 
-from . import table
 from .page import write_page
 from .steps import Step, decode, gpu_name, paged_cache
 

@@ -11,7 +11,7 @@ from kvlab.viz.pen.host import document
 
 from . import pictures
 from .steps import ARCHS, Step
-from .table import notes
+from .summary import notes
 
 _STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:1060px;margin:2.5rem auto;padding:0 1rem}

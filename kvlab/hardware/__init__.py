@@ -11,11 +11,11 @@ from .banks.wavefront import Collision, Phase, Wavefronts
 from .chip import Arithmetic, arithmetic, current_arithmetic, div_full, ex2_approx, fma, mma_sum, rcp_approx
 from .copies import tma
 from .copies.copy import buffer_load, buffer_load_lds, cp_async
+from .copies.ld_st_shared import ld_shared, st_shared
 from .copies.lds_dma import DmaPlan, SubTileLoaderLDS, SubTileLoaderLDS_st_8x32
 from .copies.mbarrier import BarrierDeadlock, PipelineState, SharedMemBarrier
-from .copies.ragged import RaggedTensorMap, RaggedTMA3DTile
+from .copies.ragged_tma import RaggedTensorMap, RaggedTMA3DTile
 from .copies.reg_tile import RegTileLoader, RegTileWriterLDS
-from .copies.shared_access import ld_shared, st_shared
 from .copies.tensor_map import TensorMapL2Promotion, TensorMapSwizzle, TmaDescriptor
 from .copies.tile_resource import buffer_resource
 from .copies.tma_gather4 import TMAGather4Tile, create_tma_tile_gather4

@@ -3,6 +3,7 @@
 from kvlab.layout.algebra.composed import ComposedLayout
 from kvlab.layout.algebra.compositions import compose, composition
 from kvlab.layout.algebra.divide import flat_divide, local_tile, logical_divide, tiled_divide, zipped_divide
+from kvlab.layout.algebra.grid_text import format_layout
 from kvlab.layout.algebra.int_tuple import crd2idx, idx2crd, prefix_product
 from kvlab.layout.algebra.inverse import left_inverse, right_inverse
 from kvlab.layout.algebra.layout import Layout
@@ -29,7 +30,6 @@ from kvlab.layout.algebra.recast import downcast, expand_modes_alike, upcast
 from kvlab.layout.algebra.slicing import slice_and_offset
 from kvlab.layout.algebra.swizzle import Swizzle
 from kvlab.layout.algebra.swizzles import make_ldmatrix_swizzle, make_swizzle, make_tma_swizzle
-from kvlab.layout.algebra.text import format_layout
 from kvlab.layout.algebra.tree_ops import shape_div
 from kvlab.layout.linear.linear_layout import LinearLayout
 from kvlab.layout.tensor.copier import ThreadScope

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from kvlab.hardware.banks.explain import listed
+from kvlab.hardware.banks.wavefront_explain import listed
 
 from .model.lanes import Image
 from .pen.axis import QUIET, axis, label_columns

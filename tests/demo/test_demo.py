@@ -17,7 +17,8 @@ import pytest
 from kvlab.attention.mha_decode import emulator
 from kvlab.attention.mha_decode.config import DecodeConfig
 from kvlab.data import load_capture, load_smollm2
-from kvlab.demo import pictures, table
+from kvlab.demo import pictures
+from kvlab.demo import summary as table
 from kvlab.demo.__main__ import main
 from kvlab.demo.steps import Step, decode, grow, paged_cache
 from kvlab.memory import UnwrittenRead

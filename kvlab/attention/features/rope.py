@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.call.checks import require
-from kvlab.cache.checks import count, flag
+from kvlab.cache.indices import count, flag
 from kvlab.common.arrays import is_torch
 from kvlab.common.opaque import opaque_methods
 

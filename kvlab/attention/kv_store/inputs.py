@@ -18,7 +18,7 @@ from kvlab.attention.call.checks import (
     require,
 )
 from kvlab.attention.features.rope import Rope
-from kvlab.cache.checks import count
+from kvlab.cache.indices import count
 from kvlab.common.arrays import dtype_of, element_strides, is_torch
 from kvlab.memory import bfloat16, float8_e4m3fn, float8_e5m2, float32
 

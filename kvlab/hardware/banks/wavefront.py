@@ -182,7 +182,7 @@ class Wavefronts(Drawn):
 bytes 0 (lane 0), 128 (lane 2), 256 (lane 4), 384 (lane 6).
         Addresses that differ by a multiple of 128 bytes lie in the same bank; a bank delivers one word a pass.
         """
-        from .explain import explain
+        from .wavefront_explain import explain
 
         return explain(self)
 

@@ -8,8 +8,8 @@ from kvlab.layout.algebra.composed import ComposedLayout
 from kvlab.layout.algebra.int_tuple import IntTuple, flatten
 from kvlab.layout.algebra.layout import Layout, unchecked
 from kvlab.layout.algebra.operations import as_layout, make_layout, merged, unwrapped
-from kvlab.layout.algebra.rule import Rule, check_rule
 from kvlab.layout.algebra.swizzle import Swizzle
+from kvlab.layout.algebra.systems import Rule, check_rule
 
 
 def compose(a: Any, b: Any, *, rule: Rule = "cute") -> Any:

@@ -23,7 +23,7 @@ from kvlab.layout.algebra.compositions import compose
 from kvlab.layout.algebra.int_tuple import check_nesting, flatten, int_tuple
 from kvlab.layout.algebra.layout import Layout, unchecked
 from kvlab.layout.algebra.operations import AnyLayout, Tiler, as_layout, complement, is_exact, make_layout, unwrapped
-from kvlab.layout.algebra.rule import Rule, check_rule
+from kvlab.layout.algebra.systems import Rule, check_rule
 
 
 def logical_divide(layout: AnyLayout, tiler: Tiler, *, rule: Rule = "cute") -> AnyLayout:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlab.common.checks import shown
-from kvlab.layout.algebra.rule import Rule, check_rule
+from kvlab.layout.algebra.systems import Rule, check_rule
 
 IntTuple: TypeAlias = "int | tuple[IntTuple, ...]"
 IntArray: TypeAlias = NDArray[np.int64]

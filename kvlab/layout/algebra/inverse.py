@@ -6,7 +6,7 @@ from kvlab.layout.algebra.checked import need_layouts
 from kvlab.layout.algebra.int_tuple import flatten
 from kvlab.layout.algebra.layout import Layout, unchecked
 from kvlab.layout.algebra.operations import merged
-from kvlab.layout.algebra.rule import Rule, check_rule
+from kvlab.layout.algebra.systems import Rule, check_rule
 
 
 def right_inverse(layout: Layout, *, rule: Rule = "cute") -> Layout:

@@ -13,8 +13,8 @@ from kvlab.layout.algebra.checked import need_layouts
 from kvlab.layout.algebra.composed import ComposedLayout
 from kvlab.layout.algebra.int_tuple import IntTuple, as_int, flatten
 from kvlab.layout.algebra.layout import Layout, unchecked
-from kvlab.layout.algebra.rule import Rule, check_rule
 from kvlab.layout.algebra.swizzle import Swizzle
+from kvlab.layout.algebra.systems import Rule, check_rule
 from kvlab.layout.algebra.tree_ops import compact_order
 
 AnyLayout = TypeVar("AnyLayout", Layout, ComposedLayout)

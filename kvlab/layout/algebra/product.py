@@ -18,7 +18,7 @@ from kvlab.layout.algebra.compositions import compose
 from kvlab.layout.algebra.int_tuple import IntTuple, check_nesting, flatten
 from kvlab.layout.algebra.layout import Layout, unchecked
 from kvlab.layout.algebra.operations import AnyLayout, Tiler, as_layout, coalesce, complement, make_layout
-from kvlab.layout.algebra.rule import Rule, check_rule
+from kvlab.layout.algebra.systems import Rule, check_rule
 from kvlab.layout.algebra.tree_ops import compact_order
 
 

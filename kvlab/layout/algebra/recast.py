@@ -8,7 +8,7 @@ from kvlab.layout.algebra.checked import need_layouts
 from kvlab.layout.algebra.int_tuple import IntTuple, as_int, product
 from kvlab.layout.algebra.layout import Layout, unchecked
 from kvlab.layout.algebra.operations import make_layout
-from kvlab.layout.algebra.rule import Rule, check_rule
+from kvlab.layout.algebra.systems import Rule, check_rule
 from kvlab.layout.algebra.tree_ops import shape_div
 
 

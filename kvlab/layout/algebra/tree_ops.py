@@ -20,7 +20,7 @@ from kvlab.layout.algebra.int_tuple import (
     prefix_product,
     product,
 )
-from kvlab.layout.algebra.rule import Rule, check_rule
+from kvlab.layout.algebra.systems import Rule, check_rule
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -15,7 +15,7 @@ import numpy as np
 from kvlab.layout.algebra.layout import Layout
 from kvlab.layout.algebra.swizzle import Swizzle
 from kvlab.layout.linear import convert as linear_convert
-from kvlab.layout.linear.atom import Atom, atom_bases
+from kvlab.layout.linear.from_atom import Atom, atom_bases
 from kvlab.layout.linear.linear_map import LinearMap, Vector
 
 

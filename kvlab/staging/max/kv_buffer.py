@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache import KVCacheT, MHAOperand, UnsafePointer
-from kvlab.cache.checks import one_of
+from kvlab.cache.indices import one_of
 from kvlab.common.drawn import Drawn
 from kvlab.layout import TileTensor
 from kvlab.staging.max import kv_buffer_addresses as addresses

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache import UnsafePointer
-from kvlab.cache.checks import count, one_of
+from kvlab.cache.indices import count, one_of
 from kvlab.common.checks import shown
 from kvlab.layout import Layout, TileTensor
 from kvlab.memory import AddressSpace, Memory

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache.checks import flag
+from kvlab.cache.indices import flag
 from kvlab.common.checks import shown
 from kvlab.hardware import MmaAtom, get_atom
 from kvlab.hardware.copies.tile_resource import REGISTERS, check_tile

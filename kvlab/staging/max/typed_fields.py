@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from kvlab.cache.checks import count, flag
+from kvlab.cache.indices import count, flag
 from kvlab.common.checks import shown
 from kvlab.layout import Swizzle
 from kvlab.memory import as_dtype

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.cache import KVCacheT, MHAOperand, as_operand
-from kvlab.cache.checks import count
+from kvlab.cache.indices import count
 from kvlab.hardware.copies.tile_resource import DRAM, check_tile
 from kvlab.layout import Layout, TileTensor
 from kvlab.layout.algebra.int_tuple import flatten

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvlab.hardware.banks.explain import listed
+from kvlab.hardware.banks.wavefront_explain import listed
 
 from ..pen.axis import Axis
 from ..pen.palette import ACCENT, BANKS, INK, text_on

@@ -6,16 +6,16 @@ from typing import Any, cast
 
 import numpy as np
 
-from kvlab.cache.checks import Int64, count, index, integers, plain
+from kvlab.cache.indices import Int64, count, index, integers, plain
 from kvlab.cache.operand import MHAOperand
 from kvlab.cache.paged import PagedKVCache
-from kvlab.cache.params import KVCacheStaticParams
 from kvlab.cache.pointer import UnsafePointer, null
 from kvlab.cache.protocol import KVCacheT
 from kvlab.cache.row_indices import PagedRowIndices, populate_rows
-from kvlab.cache.scales import ScaleStorage, zeros_at
+from kvlab.cache.static_params import KVCacheStaticParams
 from kvlab.cache.storage import BlockStorage
-from kvlab.cache.tma import depth_strip
+from kvlab.cache.stored_scales import ScaleStorage, zeros_at
+from kvlab.cache.tma_descriptors import depth_strip
 from kvlab.common.arrays import as_array, to_numpy
 from kvlab.hardware import RaggedTMA3DTile, TmaDescriptor, TMAGather4Tile, TMATensorTile, create_kv_tile
 from kvlab.layout import Layout, TileTensor

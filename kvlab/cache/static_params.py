@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .checks import count
+from .indices import count
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.cache.checks import count
+from kvlab.cache.indices import count
 from kvlab.cache.storage import BlockStorage
 from kvlab.common.arrays import to_numpy
 from kvlab.hardware import (

@@ -23,17 +23,23 @@ class FeatureArrays(NamedTuple):
     k_tokens: Any = None
     v_heads: Any = None
     v_tokens: Any = None
+    nope_heads: Any = None
+    nope_tokens: Any = None
+    rope_heads: Any = None
+    rope_tokens: Any = None
 
 
 class FeatureNumbers(NamedTuple):
-    """Bounds of the mask's interval, the softcap, sizes of the bias, and strides of the arrays; None or 0 where there
-    are none. Not nested: Triton 3.6 loses constants of tuples within tuples.
+    """Bounds of the mask's interval, the softcap, scales of the parts of K, sizes of the bias, and strides of the
+    arrays; None or 0 where there are none. Not nested: Triton 3.6 loses constants of tuples within tuples.
     """
 
     left: int
     right: int
     chunk: int | None
     softcap: float | None
+    nope: float | None
+    rope: float | None
     bias_batch: int
     bias_head: int
     bias_row: int
@@ -48,6 +54,12 @@ class FeatureNumbers(NamedTuple):
     v_scale_page: int
     v_scale_token: int
     v_scale_head: int
+    nope_scale_page: int
+    nope_scale_token: int
+    nope_scale_head: int
+    rope_scale_page: int
+    rope_scale_token: int
+    rope_scale_head: int
 
 
 def feature_arrays(features: Features) -> FeatureArrays:
@@ -55,16 +67,19 @@ def feature_arrays(features: Features) -> FeatureArrays:
     mask, scales = features.mask, features.scales
     return FeatureArrays(
         mask.valid, mask.bias, features.sinks, features.slopes, features.temperature, scales.q.heads, scales.k.heads,
-        scales.k.tokens, scales.v.heads, scales.v.tokens,
+        scales.k.tokens, scales.v.heads, scales.v.tokens, scales.nope.heads, scales.nope.tokens, scales.rope.heads,
+        scales.rope.tokens,
     )
 
 
 def feature_numbers(features: Features, *, ragged: bool = False) -> FeatureNumbers:
     """The numbers of ``features``. ragged : K and V are rows one after the other; scales of tokens likewise."""
     mask, scales = features.mask, features.scales
+    parts = scales.nope, scales.rope
     numbers: tuple[Any, ...] = (
-        mask.left, mask.right, mask.chunk or None, features.softcap or None, *bias_numbers(mask.bias),
-        slopes_stride(features.slopes), scale_strides(scales.q).head, *scale_strides(scales.k, ragged=ragged),
-        *scale_strides(scales.v, ragged=ragged),
+        mask.left, mask.right, mask.chunk or None, features.softcap or None,
+        *(one.number if one.scaled else None for one in parts), *bias_numbers(mask.bias),
+        slopes_stride(features.slopes), scale_strides(scales.q).head,
+        *(step for one in (scales.k, scales.v, *parts) for step in scale_strides(one, ragged=ragged)),
     )
     return FeatureNumbers(*numbers)

@@ -144,22 +144,29 @@ def visible_end(num_keys: Array, valid_array: Array | None, batch: Array) -> Arr
 
 
 def split_keys(
-    position: Array, num_keys: Array, tokens: int, end: Array, split: Array, num_splits: int, mask: Any, BN: int
-) -> tuple[Array, Array, Array, Array]:
-    """(lo, hi, first, limit): the keys ``lo ... hi`` of a split ``[P]``, whole tiles of those that the last ``tokens``
-    positions see; of these a row at ``position`` ``[P, BM]`` sees the keys from ``first`` to below ``limit``. ``mask``:
-    MaskPlan.
+    seq_lens_array: Array, mask: Any, batch: Array, token: Array, split: Array, problem: Any, config: Any
+) -> tuple[Array, Array, Array, Array, Array]:
+    """(position, lo, hi, first, limit): positions of new tokens ``token`` ``[P, BM]`` of sequences ``batch`` ``[P]``;
+    the keys ``lo ... hi`` of a split ``[P]``, whole tiles of those that some new token sees; of these a row ``[P, BM]``
+    sees the keys from ``first`` to below ``limit``.
+
+    mask : MaskPlan.
+    problem : has ``tokens`` and ``max_keys``.
+    config : has ``num_splits`` and ``BN``.
     """
+    num_keys = key_count(seq_lens_array[batch], problem.max_keys)
+    position = num_keys[:, None] - problem.tokens + token
+    end = visible_end(num_keys, mask.valid, batch)
     begin = np.zeros_like(num_keys)
     if mask.windowed:
-        begin, _ = key_range(num_keys - tokens, end, mask.left, mask.right, mask.chunk)
+        begin, _ = key_range(num_keys - problem.tokens, end, mask.left, mask.right, mask.chunk)
     _, stop = key_range(num_keys - 1, end, mask.left, mask.right, mask.chunk)
     stop = np.maximum(stop, begin)
-    size = ceildiv(ceildiv(stop - begin, num_splits), BN) * BN
+    size = ceildiv(ceildiv(stop - begin, config.num_splits), config.BN) * config.BN
     lo = np.minimum(begin + split * size, stop)
     hi = np.minimum(lo + size, stop)
     first, limit = key_range(position, end[:, None], mask.left, mask.right, mask.chunk)
-    return lo, hi, np.maximum(first, lo[:, None]), np.minimum(limit, hi[:, None])
+    return position, lo, hi, np.maximum(first, lo[:, None]), np.minimum(limit, hi[:, None])
 
 
 def key_range_kernel(position, end, left, right, chunk):
@@ -186,15 +193,18 @@ def visible_end_kernel(num_keys, valid_ptr, batch):
     return end
 
 
-def split_keys_kernel(position, num_keys, tokens, end, split, num_splits, mask, BN, BOUNDED):
-    """(lo, hi, first, limit) as of ``split_keys``; ``mask``: FeatureNumbers."""
+def split_keys_kernel(seq_lens_ptr, valid_ptr, mask, batch, token, split, problem, BN, BOUNDED):
+    """(position, lo, hi, first, limit) as of ``split_keys``. ``mask``: FeatureNumbers. ``problem``: DecodeSizes."""
+    num_keys = key_count_kernel(tl.load(seq_lens_ptr + batch * problem.seq_lens_batch), problem.max_keys)
+    position = num_keys - problem.tokens + token
+    end = visible_end_kernel(num_keys, valid_ptr, batch)
     begin = 0
     if BOUNDED:
-        begin, _ = key_range_kernel(num_keys - tokens, end, mask.left, mask.right, mask.chunk)
+        begin, _ = key_range_kernel(num_keys - problem.tokens, end, mask.left, mask.right, mask.chunk)
     _, stop = key_range_kernel(num_keys - 1, end, mask.left, mask.right, mask.chunk)
     stop = tl.maximum(stop, begin)
-    size = tl.cdiv(tl.cdiv(stop - begin, num_splits), BN) * BN
+    size = tl.cdiv(tl.cdiv(stop - begin, problem.num_splits), BN) * BN
     lo = tl.minimum(begin + split * size, stop)
     hi = tl.minimum(lo + size, stop)
     first, limit = key_range_kernel(position, end, mask.left, mask.right, mask.chunk)
-    return lo, hi, tl.maximum(first, lo), tl.minimum(limit, hi)
+    return position, lo, hi, tl.maximum(first, lo), tl.minimum(limit, hi)

@@ -14,7 +14,7 @@ from kvlab.attention.call.checks import check_array, require
 from kvlab.attention.features.alibi import resolve_slopes
 from kvlab.attention.features.bias import check_bias
 from kvlab.attention.features.masks import MaskPlan
-from kvlab.attention.features.scales import Scales, resolve_scales
+from kvlab.attention.features.scales import Scales, latent_scales, resolve_scales
 from kvlab.attention.features.sinks import resolve_sinks
 from kvlab.attention.features.softcap import resolve_softcap
 from kvlab.attention.features.temperature import resolve_temperature
@@ -49,12 +49,16 @@ class Features:
         some = {n: replace(one, tokens=one.tokens[None]) for n, one in scales.items() if one.tokens is not None}
         return replace(self, scales=replace(self.scales, **some))
 
+    def of_latents(self, whole: bool) -> Features:
+        """With the scales of MLA's latent rows (see ``latent_scales``)."""
+        return replace(self, scales=latent_scales(self.scales, whole)) if self.scales.k.scaled else self
+
     @property
     def arrays(self) -> tuple[Any, ...]:
         """The arrays among the features."""
         found = (
             self.mask.valid, self.mask.bias, self.sinks, self.slopes, self.temperature,
-            *(scale.array for scale in (self.scales.q, self.scales.k, self.scales.v, self.scales.rope)),
+            *(scale.array for scale in vars(self.scales).values()),
         )
         return tuple(array for array in found if array is not None)
 

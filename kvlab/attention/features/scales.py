@@ -9,7 +9,7 @@ Operations call :func:`resolve_scales` and hand the :class:`Scales` to all sibli
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,6 +50,11 @@ class Scale:
         """The array of the scale, None where there is none."""
         return self.heads if self.tokens is None else self.tokens
 
+    @property
+    def scaled(self) -> bool:
+        """Whether it is another than 1."""
+        return self.array is not None or self.number != 1
+
     def at(self, where: Any) -> Any:
         """The scales ``[Hkv]`` or ``[n, Hkv]`` of the rows ``where`` of K or V, float64, NumPy."""
         if self.array is None:
@@ -59,11 +64,14 @@ class Scale:
 
 @dataclass(frozen=True, eq=False)
 class Scales:
-    """The scales of a call; ``rope`` is that of a rope part of K that lies in an array of its own."""
+    """The scales of a call. Where parts of K have scales of their own, ``nope`` is that of its columns before those of
+    rope, ``rope`` that of those, and ``k`` that of both.
+    """
 
     q: Scale = field(default_factory=Scale)
     k: Scale = field(default_factory=Scale)
     v: Scale = field(default_factory=Scale)
+    nope: Scale = field(default_factory=Scale)
     rope: Scale = field(default_factory=Scale)
 
     @property
@@ -125,6 +133,16 @@ def scale_strides(scale: Scale, *, ragged: bool = False) -> PageStrides:
     strides = () if scale.array is None else tuple(scale.array.stride())
     page, token, head = (0,) * (3 - len(strides)) + strides
     return PageStrides(0 if ragged else page, token, head)
+
+
+def latent_scales(scales: Scales, whole: bool) -> Scales:
+    """Scales of MLA over latent rows, whose latents are V, too: those of K. whole : the rope part has them as well.
+
+    >>> scales = latent_scales(Scales(k=Scale(0.5)), whole=False)
+    >>> scales.k.number, scales.nope.number, scales.v.number
+    (1.0, 0.5, 0.5)
+    """
+    return replace(scales, v=scales.k) if whole else replace(scales, k=Scale(), nope=scales.k, v=scales.k)
 
 
 def head_scale(factor: Any, scale_array: Array | None, kv_head: Array) -> Array:

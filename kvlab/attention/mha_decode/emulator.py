@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.call.operands import result_dtype
-from kvlab.attention.features.intervals import key_count, split_keys, visible_end
+from kvlab.attention.features.intervals import key_count, split_keys
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.features.scales import head_scale, key_scales, value_scales
 from kvlab.attention.features.scores import adjust, hide, row_terms
@@ -19,17 +19,17 @@ from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
 from kvlab.attention.tiles.fp8_pairs.emulator import narrow
 from kvlab.attention.tiles.masked import load, store
-from kvlab.attention.tiles.online_softmax import LOG2E, weigh
+from kvlab.attention.tiles.online_softmax import LOG2E, log_sum, weigh
 from kvlab.attention.tiles.pages import in_pages
+from kvlab.attention.tiles.rows import packed_rows
 from kvlab.cache import PagedKVCache
-from kvlab.hardware.chip import divide, log2
+from kvlab.hardware.chip import divide
 from kvlab.memory import Memory
-from kvlab.staging import Traffic, ceildiv, program_ids, ragged_range, row_offsets
+from kvlab.staging import Traffic, program_ids, ragged_range, row_offsets
 
 from .config import CLASSES, DecodeConfig, DecodeProblem, problem_of
 
 Array = np.ndarray[Any, Any]
-LN2 = np.float32(0.6931471805599453)
 
 
 def nth_longest(seq_lens_array: Array, max_keys: int, n: Array) -> Array:
@@ -73,22 +73,12 @@ def attend(
 ) -> None:
     """BM query rows (tokens x heads of one KV head) against the keys of one split of one sequence, for each program."""
     #: setup -> q, lo, hi, first, limit    this program's rows, the keys they see, its split of them, the query tile
-    group, tokens, BN = problem.group, problem.tokens, config.BN  #- launch
-    mask, scales = features.mask, features.scales  #- launch
+    BN, mask, scales = config.BN, features.mask, features.scales  #- launch
     program, split = program_ids(config.grid(problem))  # [P]
-    row_tiles = ceildiv(group * tokens, config.BM)
-    tile, batch = program % (problem.kv_heads * row_tiles), program // (problem.kv_heads * row_tiles)
+    batch, kv_head, token, head, is_row = packed_rows(program, problem, config.BM)
     if config.longest_first:
         batch = nth_longest(seq_lens, problem.max_keys, batch)
-    kv_head = tile // row_tiles
-    row = (tile % row_tiles)[:, None] * config.BM + np.arange(config.BM, dtype=np.int32)  # [P, BM], token-major
-    num_keys = key_count(seq_lens[batch], problem.max_keys)
-    token = row // group
-    head = kv_head[:, None] * group + row % group
-    is_row = row < group * tokens
-    position = num_keys[:, None] - tokens + token  # [P, BM]
-    end = visible_end(num_keys, mask.valid, batch)
-    lo, hi, first, limit = split_keys(position, num_keys, tokens, end, split, config.num_splits, mask, BN)
+    position, lo, hi, first, limit = split_keys(seq_lens, mask, batch, token, split, problem, config)
     rows = batch, head, token, is_row, first, limit
     cta = decode_cta(  #- programs
         arch, config.BM, BN, config.columns, config.v_columns, k_cache, v_cache, batch, kv_head, (lo, hi), traffic,
@@ -128,8 +118,8 @@ def attend(
     if features.sinks is None:
         sees = sees & (first < limit)
     factor = head_scale(scales.v.number, scales.v.heads, kv_head)[:, None]
+    lse = log_sum(m, l, sees)
     with np.errstate(divide="ignore", invalid="ignore"):  # where the kernel has infinities, too
-        lse = np.where(sees, (m + log2(l)) * LN2, np.float32(-np.inf))
         l = np.where(sees, divide(factor, l), np.float32(0))  # what the sums of a row are multiplied by
     #: store    an empty split leaves its partial output alone
     writes_o = is_row & (sees | (config.num_splits == 1))

@@ -16,13 +16,13 @@ from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
 from kvlab.attention.tiles.fp8_pairs.emulator import narrow
 from kvlab.attention.tiles.masked import load, store
-from kvlab.attention.tiles.online_softmax import LOG2E, LOWEST
+from kvlab.attention.tiles.online_softmax import LN2, LOG2E, LOWEST
 from kvlab.hardware import TmaDescriptor
 from kvlab.hardware.chip import add_products, divide, exp2, log2, multiply_add
 from kvlab.staging import Fragments, Traffic, ceildiv
 from kvlab.staging.tile.pairs import halves
 
-from .emulator import LN2, nth_longest
+from .emulator import nth_longest
 from .hopper_config import ROWS, HopperDecodeConfig
 from .hopper_cta import CONSUMERS, PRODUCER, HopperDecodeCTA
 
@@ -180,7 +180,7 @@ def consume(cta: HopperDecodeCTA, x: HopperDecodeLaunch, item: Item) -> Iterator
     sees = num_keys - C.TOKENS + 1 + token > lo
     some = total != 0
     with np.errstate(divide="ignore", invalid="ignore"):  # where the kernel has infinities, too
-        lse = np.where(some, (top + log2(total)) * LN2, np.float32(-np.inf))
+        lse = np.where(some, (top + log2(total)) * np.float32(LN2), np.float32(-np.inf))
         factor = np.full(ROWS, np.float32(scales.v.number))
         if C.V_SCALE:
             factor = factor * load(scales.v.heads, (kv_head + kv,), mask=kv < C.HEADS, other=0.0)
@@ -255,7 +255,7 @@ def join(cta: HopperDecodeCTA, x: HopperDecodeLaunch, item: Item) -> None:
         #: combine -> lse, o    weighted mean; rows without a sum have seen no key: 0 and -inf
         some = total != 0
         with np.errstate(divide="ignore", invalid="ignore"):  # where the kernel has infinities, too
-            lse = np.where(some, multiply_add(log2(total), LN2, top), np.float32(-np.inf))
+            lse = np.where(some, multiply_add(log2(total), np.float32(LN2), top), np.float32(-np.inf))
             factor = divide(np.float32(1), total)
             o = np.where(some[:, None], o * factor[:, None], np.float32(0))
         #: store

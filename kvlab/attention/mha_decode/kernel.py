@@ -19,18 +19,21 @@ from kvlab.attention.features.kernel import (
     in_pages,
     key_count,
     key_scales,
+    log_sum,
+    packed_rows,
     row_terms,
     split_keys,
     start_rows,
     value_scales,
-    visible_end,
     weigh,
 )
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
 from kvlab.attention.tiles.fp8_pairs.kernel import halves, narrow
+from kvlab.attention.tiles.kernel import load_columns, store_columns
 from kvlab.attention.tiles.online_softmax import LOG2E
+from kvlab.attention.tiles.rows import DecodeSizes
 from kvlab.attention.tiles.strides import PageStrides, PartStrides, RowStrides, in_units
 from kvlab.common.arrays import with_addressing_strides
 from kvlab.triton_support.interpreter import is_interpreted
@@ -39,23 +42,7 @@ from kvlab.triton_support.launching import Again, first_launch, relaunched
 from .config import CLASSES as _CLASSES
 from .config import DecodeConfig, DecodeProblem, problem_of
 
-LN2 = tl.constexpr(0.6931471805599453)
 CLASSES = tl.constexpr(_CLASSES)
-
-
-class Sizes(NamedTuple):
-    """What the kernel counts: heads of a KV head, new tokens, splits, most keys, sequences, KV heads; strides of the
-    table's rows and of the lengths.
-    """
-
-    group: int
-    tokens: int
-    num_splits: int
-    max_keys: int
-    batches: int
-    kv_heads: int
-    table_batch: int
-    seq_lens_batch: int
 
 
 class Constants(NamedTuple):
@@ -98,16 +85,6 @@ def nth_longest(seq_lens_ptr, seq_lens_batch, batches, max_keys, n, BATCH: tl.co
     member = there & (kind == found)
     place = tl.cumsum(member.to(tl.int32), 0)
     return tl.sum(tl.where(member & (place == n - before + 1), at, 0), 0).to(tl.int64)
-
-
-@triton.jit
-def load_columns(ptr, at, exists, first, columns, WIDTH: tl.constexpr, WHOLE: tl.constexpr):
-    """Columns ``[first, first + WIDTH)`` of the rows at ``ptr + at``, 0 for rows that do not exist and at or past
-    ``columns`` (``WHOLE``: there are none).
-    """
-    column = first + tl.arange(0, WIDTH)
-    mask = exists[:, None] if WHOLE else exists[:, None] & (column < columns)[None, :]
-    return tl.load(ptr + at[:, None] + column[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
@@ -222,14 +199,6 @@ def normalise(o, factor, sees):
 
 
 @triton.jit
-def store_columns(ptr, at, exists, first, columns, o):
-    """A piece of the output rows."""
-    column = first + tl.arange(0, o.shape[1])
-    mask = exists[:, None] & (column < columns)[None, :]
-    tl.store(ptr + at[:, None] + column[None, :], o.to(ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
 def store_rows(ptr, at, exists, o, COLUMNS: tl.constexpr, PAIRS: tl.constexpr):
     """The output rows; with PAIRS their columns are twice COLUMNS."""
     if PAIRS:
@@ -250,22 +219,13 @@ def attend(
     BM: tl.constexpr = C.BM
     BN: tl.constexpr = C.BN
     program, split = tl.program_id(0), tl.program_id(1)
-    row_tiles = tl.cdiv(problem.group * problem.tokens, BM)
-    tile, batch = program % (problem.kv_heads * row_tiles), (program // (problem.kv_heads * row_tiles)).to(tl.int64)
+    batch, kv_head, token, head, is_row = packed_rows(program, problem, BM)
     if C.LONGEST_FIRST:
         batch = nth_longest(
             seq_lens_ptr, problem.seq_lens_batch, problem.batches, problem.max_keys, batch, C.LONGEST_FIRST
         )
-    kv_head = (tile // row_tiles).to(tl.int64)
-    row = tile % row_tiles * BM + tl.arange(0, BM)  # [BM], token-major
-    num_keys = key_count(tl.load(seq_lens_ptr + batch * problem.seq_lens_batch), problem.max_keys)
-    token = row // problem.group
-    head = kv_head * problem.group + row % problem.group
-    is_row = row < problem.group * problem.tokens
-    position = num_keys - problem.tokens + token  # [BM]
-    end = visible_end(num_keys, features.valid, batch)
-    lo, hi, first, limit = split_keys(
-        position, num_keys, problem.tokens, end, split, problem.num_splits, numbers, BN, C.BOUNDED
+    position, lo, hi, first, limit = split_keys(
+        seq_lens_ptr, features.valid, numbers, batch, token, split, problem, BN, C.BOUNDED
     )
     rows = batch, head, token, is_row, first, limit
     q, unit = load_q(
@@ -310,7 +270,7 @@ def attend(
     if features.sinks is None:
         sees = sees & (first < limit)  # known before the loop: ptxas then spills nothing
     factor = head_scale(v_factor, features.v_heads, kv_head, numbers.v_scale_head)
-    lse = tl.where(sees, (m + tl.math.log2(l)) * LN2, -float("inf"))
+    lse = log_sum(m, l, sees)
     l = tl.where(sees, factor / l, 0.0)  # what the sums of a row are multiplied by
     #: store    an empty split leaves its partial output alone
     writes_o = is_row & (sees | (problem.num_splits == 1))
@@ -334,7 +294,7 @@ def launch_first(
     (q, k, v, block_table, seq_lens), (part, part_lse), scales = pointers[:5], pointers[-2:], f.scales
     steps, lse_steps = partial_strides(part, part_lse, config.num_splits)
     unit, (of_q, of_k, of_v, of_part) = in_units(*(x.stride()[:-1] for x in (q, k, v)), steps)
-    sizes = Sizes(
+    sizes = DecodeSizes(
         problem.group, problem.tokens, config.num_splits, problem.max_keys, problem.batch, problem.kv_heads,
         block_table.stride(0), seq_lens.stride(0),
     )

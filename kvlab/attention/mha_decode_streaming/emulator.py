@@ -10,20 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.features.intervals import key_count, split_keys, visible_end
+from kvlab.attention.features.intervals import split_keys
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.features.scales import head_scale, key_scales, value_scales
 from kvlab.attention.features.scores import adjust, hide, row_terms
 from kvlab.attention.features.sinks import start_rows
 from kvlab.attention.machines import choose
 from kvlab.attention.mha_decode.config import DecodeProblem
-from kvlab.attention.mha_decode.emulator import LN2, run
+from kvlab.attention.mha_decode.emulator import run
 from kvlab.attention.tiles.masked import store
-from kvlab.attention.tiles.online_softmax import weigh
+from kvlab.attention.tiles.online_softmax import log_sum, weigh
 from kvlab.attention.tiles.pages import in_pages
+from kvlab.attention.tiles.rows import packed_rows
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory, bfloat16
-from kvlab.staging import KVCacheIterator, Traffic, ceildiv, program_ids, ragged_range, row_offsets
+from kvlab.staging import KVCacheIterator, Traffic, program_ids, ragged_range, row_offsets
 from kvlab.staging.tile.tile_spec import KVRows, TileSpec
 
 from .config import StreamingConfig
@@ -38,19 +39,11 @@ def attend(
 ) -> None:
     """BM query rows (tokens x heads of one KV head) against the keys of one split of one sequence, for each program."""
     #: setup -> lo, hi, first, limit    this program's rows, the keys they see, its split of them
-    group, tokens, mask, scales = problem.group, problem.tokens, features.mask, features.scales  #- launch
+    mask, scales = features.mask, features.scales  #- launch
     D, BN, BK = problem.head_dim, config.BN, config.BK  #- launch
     batch, program, split = program_ids(config.grid(problem))  # [P]
-    row_tiles = ceildiv(group * tokens, config.BM)
-    kv_head = program // row_tiles
-    row = (program % row_tiles)[:, None] * config.BM + np.arange(config.BM, dtype=np.int32)  # [P, BM], token-major
-    num_keys = key_count(seq_lens[batch], problem.max_keys)
-    token = row // group
-    head = kv_head[:, None] * group + row % group
-    is_row = row < group * tokens
-    position = num_keys[:, None] - tokens + token  # [P, BM]
-    end = visible_end(num_keys, mask.valid, batch)
-    lo, hi, first, limit = split_keys(position, num_keys, tokens, end, split, config.num_splits, mask, BN)
+    _, kv_head, token, head, is_row = packed_rows(program, problem, config.BM)
+    position, lo, hi, first, limit = split_keys(seq_lens, mask, batch, token, split, problem, config)
     rows = batch, head, token, is_row, first, limit
     queries = q_array.astype(q_array.dtype if q_array.dtype.itemsize > 1 else bfloat16, copy=False)  #- launch
     sizes = TileSpec(  #- programs
@@ -98,8 +91,8 @@ def attend(
     #: normalise -> o, lse    rows without a sum have seen no key: 0 and -inf
     sees = l != 0
     factor = head_scale(scales.v.number, scales.v.heads, kv_head)[:, None]
+    lse = log_sum(m, l, sees)
     with np.errstate(divide="ignore", invalid="ignore"):  # where the kernel has infinities, too
-        lse = np.where(sees, (m + np.log2(l)) * LN2, np.float32(-np.inf))
         o = o.with_values(np.where(o.by_row(sees), o.values * o.by_row(factor / l), np.float32(0)))
     #: store    an empty split leaves its partial output alone
     writes_o = is_row & (sees | (config.num_splits == 1))

@@ -16,20 +16,21 @@ from kvlab.attention.features.kernel import (
     head_scale,
     hide,
     in_pages,
-    key_count,
     key_scales,
+    log_sum,
+    packed_rows,
     row_terms,
     split_keys,
     start_rows,
     value_scales,
-    visible_end,
     weigh,
 )
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results
 from kvlab.attention.mha_decode.config import problem_of
-from kvlab.attention.mha_decode.kernel import LN2, launch_first, load_columns, store_columns
+from kvlab.attention.mha_decode.kernel import launch_first
+from kvlab.attention.tiles.kernel import load_columns, store_columns
 from kvlab.triton_support.launching import Again, relaunched
 
 from .config import StreamingConfig
@@ -77,17 +78,9 @@ def attend(
     D: tl.constexpr = C.D
     BD: tl.constexpr = C.BD
     batch, program, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
-    row_tiles = tl.cdiv(problem.group * problem.tokens, BM)
-    kv_head = (program // row_tiles).to(tl.int64)
-    row = program % row_tiles * BM + tl.arange(0, BM)  # [BM], token-major
-    num_keys = key_count(tl.load(seq_lens_ptr + batch * problem.seq_lens_batch), problem.max_keys)
-    token = row // problem.group
-    head = kv_head * problem.group + row % problem.group
-    is_row = row < problem.group * problem.tokens
-    position = num_keys - problem.tokens + token  # [BM]
-    end = visible_end(num_keys, features.valid, batch)
-    lo, hi, first, limit = split_keys(
-        position, num_keys, problem.tokens, end, split, problem.num_splits, numbers, BN, C.BOUNDED
+    _, kv_head, token, head, is_row = packed_rows(program, problem, BM)
+    position, lo, hi, first, limit = split_keys(
+        seq_lens_ptr, features.valid, numbers, batch, token, split, problem, BN, C.BOUNDED
     )
     rows = batch, head, token, is_row, first, limit
     q_at = batch * q_strides.batch + token.to(tl.int64) * q_strides.token + head * q_strides.head  #- address
@@ -131,7 +124,7 @@ def attend(
     #: normalise -> o, lse    rows without a sum have seen no key: 0 and -inf
     sees = l != 0
     factor = head_scale(v_factor, features.v_heads, kv_head, numbers.v_scale_head)
-    lse = tl.where(sees, (m + tl.math.log2(l)) * LN2, -float("inf"))
+    lse = log_sum(m, l, sees)
     o = tl.where(sees[:, None], o * (factor / l)[:, None], 0.0)
     #: store    an empty split leaves its partial output alone
     writes_o = is_row & (sees | (problem.num_splits == 1))

@@ -20,13 +20,13 @@ TWINS = (
         kernel="kernel:attend",
         emulator="emulator:attend",
         synonyms={
-            "kv_number": "scales.k.number",
-            "scales.k.heads": "scales_ptr",
-            "scales.k.tokens": "scales_ptr",
+            "seq_lens": "seq_lens_ptr",
+            "v_factor": "scales.v.number",
+            "place": "in_pages",
             "cache.page_size_": "PAGE",
-            "problem.latent": "DV",
+            "store_columns": "store",
         },
-        held={"place": "start", "load_k": "batch hi", "load_v": "k"},
+        held={"in_pages": "cache start", "load_k": "start page slot exists", "load_v": "k"},
     ),
     Twin("hopper", kernel="hopper_roles:produce,lead,follow", emulator="hopper_emulator:produce,lead,follow"),
     MERGE,
@@ -51,6 +51,7 @@ class MLADecodeProblem:
     max_keys: int
     fp8: bool = False
     """Whether the latent columns are e4m3."""
+    kv_heads: int = 1
 
     @classmethod
     def of(cls, q: Any, kv_cache: Any, k_rope: Any, block_table: Any) -> MLADecodeProblem:
@@ -59,6 +60,11 @@ class MLADecodeProblem:
         kind, max_keys = dtype_of(kv_cache, "kv_cache").itemsize, most_keys(int(block_table.shape[1]), page_size)
         itemsize = dtype_of(q, "q").itemsize
         return cls(batch, tokens, heads, latent, int(k_rope.shape[2]), itemsize, page_size, max_keys, kind == 1)
+
+    @property
+    def group(self) -> int:
+        """Query heads of the one KV head."""
+        return self.heads
 
     @property
     def rows(self) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvlab.hardware.chip import exp2, multiply_add
+from kvlab.hardware.chip import exp2, log2, multiply_add
 from kvlab.staging import Fragments
 
 if TYPE_CHECKING:
@@ -17,6 +17,9 @@ Array = np.ndarray[Any, Any]
 
 LOG2E = math.log2(math.e)
 """Scores are kept in units of log2: multiplied by this."""
+
+LN2 = math.log(2)
+"""An lse is in natural units: that in units of log2 times this."""
 
 LOWEST = -(2.0 - 2.0**-23) * 2.0**127
 """Maximum of no scores, the lowest float32. Finite: hidden scores are -inf, and beside it they weigh exactly 0."""
@@ -51,3 +54,14 @@ def weigh_kernel(s, m, l):
     alpha = tl.math.exp2(m - m_new)
     l = l * alpha + tl.sum(p, 1)
     return p, alpha, m_new, l
+
+
+def log_sum(m: Array, l: Array, sees: Array) -> Array:
+    """The lse ``[P, BM]`` of rows of these maxima and sums, natural; -inf where not ``sees``."""
+    with np.errstate(divide="ignore", invalid="ignore"):  # where the kernel has infinities, too
+        return np.where(sees, (m + log2(l)) * np.float32(LN2), np.float32(-np.inf))
+
+
+def log_sum_kernel(m, l, sees):
+    """The lse of rows ``[BM]``, as of ``log_sum``."""
+    return tl.where(sees, (m + tl.math.log2(l)) * LN2, -float("inf"))

@@ -30,12 +30,12 @@ FAULTS = {
     "an output left out": ("kernel", "#: load_k -> k, k_rope ", "#: load_k -> k "),
     "a bound name": ("emulator", "        v = cta.load_v(", "        values = cta.load_v("),
     "a bound of the loop": ("kernel", "for start in range(lo, hi, BN):", "for start in range(0, hi, BN):"),
-    "a scale": ("emulator", "s.values * unit)", "s.values * scale_log2)"),
-    "a comparison": ("kernel", "visible = key[None, :] < limit", "visible = key[None, :] <= limit"),
-    "a function": ("kernel", "p = tl.math.exp2(", "p = tl.math.exp("),
-    "an operator": ("kernel", "(m + tl.math.log2(l)) * LN2", "(m - tl.math.log2(l)) * LN2"),
-    "a condition": ("emulator", "if features.softcap > 0:", "if features.sinks is not None:"),
-    "a constant": ("emulator", "key_range(num_keys - 1,", "key_range(num_keys - 2,"),
+    "a scale": ("emulator", "latent * scale, key.shape", "latent, key.shape"),
+    "a comparison": ("kernel", "exists = key < hi", "exists = key <= hi"),
+    "a helper": ("kernel", "s = hide(s,", "s = adjust(s,"),
+    "an operator": ("kernel", "o * (latent / l)", "o * (latent * l)"),
+    "a condition": ("emulator", "if scales.v.tokens is not None:", "if scales.v.heads is not None:"),
+    "a constant": ("kernel", "sees = l != 0", "sees = l != 1"),
     "an operand": ("kernel", "o = accumulate(p, v, o)", "o = accumulate(s, v, o)"),
 }
 

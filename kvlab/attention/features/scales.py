@@ -52,7 +52,7 @@ class Scale:
 
     @property
     def scaled(self) -> bool:
-        """Whether it is another than 1."""
+        """The scale is another than 1."""
         return self.array is not None or self.number != 1
 
     def at(self, where: Any) -> Any:

@@ -15,7 +15,7 @@ Array = np.ndarray[Any, Any]
 
 
 class DecodeSizes(NamedTuple):
-    """What a decode kernel counts: heads of a KV head, new tokens, splits, most keys, sequences, KV heads; strides of
+    """Numbers that a decode kernel counts by: heads of a KV head, new tokens, splits, most keys, sequences, KV heads; strides of
     the table's rows and of the lengths.
     """
 

@@ -15,8 +15,8 @@ Array = np.ndarray[Any, Any]
 
 
 class DecodeSizes(NamedTuple):
-    """Numbers that a decode kernel counts by: heads of a KV head, new tokens, splits, most keys, sequences, KV heads; strides of
-    the table's rows and of the lengths.
+    """Numbers that a decode kernel counts by: heads of a KV head, new tokens, splits, most keys, sequences, KV heads;
+    strides of the table's rows and of the lengths.
     """
 
     group: int

@@ -21,7 +21,6 @@ from kvlab.memory import AddressSpace, Memory, as_dtype
 from kvlab.staging import DecodeKVBuffer, DecodeKVBufferParams, Hazards, TiledTensorCore, Timeline, Traffic
 from kvlab.staging.gfx950.kv_buffer_cta import KVBufferCTA, KVBufferShape
 from kvlab.staging.gfx950.kv_buffer_decode_cta import KVBufferDecodeCTA, KVBufferDecodeShape
-from kvlab.staging.gfx950.mfma_mla_cta import MfmaMLACTA
 from kvlab.staging.nvidia.mma_sync_cta import MmaSyncCTA, MmaSyncShape
 from kvlab.staging.nvidia.wgmma_cta import WgmmaCTA
 from kvlab.staging.nvidia.wgmma_plan import WgmmaShape
@@ -50,10 +49,11 @@ def shared(traffic: Any = None) -> None:
 def mla(traffic: Any = None) -> None:
     rng, end = np.random.default_rng(0), np.array([320, 130])
     rows = (rng.standard_normal((6, 64, 1, 192)) / 8).astype(BF16)
-    cache = PagedKVCache(rows, [0, 0], rng.permutation(6)[[[0, 1, 2, 3, 4], [5, 0, 1, 2, 3]]], 1, 320)
+    table = rng.permutation(6)[[[0, 1, 2, 3, 4], [5, 0, 1, 2, 3]]]
+    windows = [PagedKVCache(x, [0, 0], table, 1, 320) for x in (rows[..., :128], rows[..., 128:])]
     traffic = Traffic() if traffic is None else traffic
     with traffic.launch():
-        cta = MfmaMLACTA(16, 128, (128, 64), cache, np.arange(2), end, traffic)
+        cta = mla_cta("gfx950", 16, 128, (128, 64), *windows, np.arange(2), end, traffic)
         decode_latents(cta, 16, 128, 192, end, rng)
 
 
@@ -215,12 +215,17 @@ def fetched_before_p(patch: Patch) -> None:
 
 
 def fetched_before_v(patch: Patch) -> None:
-    """The next K is copied over the latent columns that V is to be read from."""
-    scores = MfmaMLACTA.scores
-    patch.setattr(
-        MfmaMLACTA, "scores",
-        lambda cta, *args: (scores(cta, *args), cta._fetch(cta.k.kv_cache_iter.tile_start_row))[0],
-    )
+    """The next K is copied over the latent columns that V is to be read from, when all warps have read K."""
+    scores = KVBufferDecodeCTA.scores
+
+    def early(cta: KVBufferDecodeCTA, q: Any, k: Any, active: Any, s: Any = None) -> Any:
+        found = scores(cta, q, k, active, s)
+        if s is not None:  # of the rope columns, the last
+            cta.hazards.barrier()
+            cta._fetch()
+        return found
+
+    patch.setattr(KVBufferDecodeCTA, "scores", early)
 
 
 def a_tile_more(cta: Any) -> None:

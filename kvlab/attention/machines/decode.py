@@ -236,7 +236,8 @@ def decode_cta(
     """
     stored, model = k_cache.dtype, choose(arch, k_cache.dtype, "mha_decode", rows=BM).cta
     pairs = stored.itemsize == 1
-    each, whole = (2 if pairs and model.of_pairs else 1), pairs and not model.of_pairs
+    whole = pairs and model.whole_rows
+    each = 2 if pairs and not whole else 1
     depths = k_cache.kv_params.head_size, v_cache.kv_params.head_size
     k, v = (
         piece_columns((w[0] << whole, w[1] << whole), depth, each)

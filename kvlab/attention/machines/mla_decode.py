@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory
 from kvlab.staging import Fragments, KVCacheIterator, Traffic
-from kvlab.staging.tile.tile_spec import KVRows, LatentRows, TileSpec
+from kvlab.staging.tile.tile_spec import KVRows, TileSpec
 
 from .parts import Parts
 from .table import choose
 
 Array = np.ndarray[Any, Any]
+
+
+class LatentRows(NamedTuple):
+    """The windows of a cache with one head, and each program's sequence and exclusive bound of its keys,
+    ``[programs]``.
+    """
+
+    latent: PagedKVCache
+    rope: PagedKVCache
+    batch_idx: Array
+    end: Array
 
 
 class MLACTA(Protocol):
@@ -54,13 +66,17 @@ class LatentAndRopeCTA(Parts):
 
     def load_k(self, start: Array, active: Array) -> tuple[Any, Any]:
         """The tile of these pages into shared memory, then to the operands of S = Q K^T."""
+        self._walk_from(start)
+        latent, rope = (cta.load_k(tiles.next_tile(), active) for cta, tiles in zip(self.ctas, self.tiles, strict=True))
+        return latent, rope
+
+    def _walk_from(self, start: Array) -> None:
+        """The tile at ``start`` is the next; from the first on they are fetched ahead."""
         for cta, tiles in zip(self.ctas, self.tiles, strict=True):
             tiles.tile_start_row = start
             if not self._followed:
                 cta.follow(tiles, None)
         self._followed = True
-        latent, rope = (cta.load_k(tiles.next_tile(), active) for cta, tiles in zip(self.ctas, self.tiles, strict=True))
-        return latent, rope
 
     def scores(self, q: tuple[Any, Any], k: tuple[Any, Any], active: Array, by_key: Array | None = None) -> Fragments:
         """S = Q K^T, float32, ``[BM, BN]``: first the latent columns, times ``by_key`` ``[programs, BN]`` if given,
@@ -87,6 +103,40 @@ class LatentAndRopeCTA(Parts):
         return o
 
 
+class WholeLatentsCTA(LatentAndRopeCTA):
+    """One model of all columns, whose windows are copied side by side unless they lie so."""
+
+    def __init__(self, cta: Any, cache: PagedKVCache, rows: LatentRows, BN: int) -> None:
+        Parts.__init__(self, (cta,), (cta,))
+        self.latent = self.rope = cta
+        self.tiles = [KVCacheIterator(cache, BN, rows.batch_idx, 0, rows.end)]
+        self._followed = False
+
+    def load_q(self, dram: Memory, offset: Array, valid: Array) -> tuple[Any, Any]:
+        """Q rows, elements ``offset[programs, BM]`` of ``dram``; invalid rows are 0."""
+        q: tuple[Any, Any] = self.latent.split_q(self.latent.load_q(dram, offset, valid))
+        return q
+
+    def load_k(self, start: Array, active: Array) -> tuple[Any, Any]:
+        """The tile of these pages into shared memory, then to the operands of S = Q K^T."""
+        self._walk_from(start)
+        k: tuple[Any, Any] = self.latent.split_k(self.latent.load_k(self.tiles[0].next_tile(), active))
+        return k
+
+
+def _whole_rows(latent: PagedKVCache, rope: PagedKVCache) -> PagedKVCache:
+    """The cache of which these are windows, side by side in memory or brought there."""
+    first, second = np.asarray(latent.blocks), np.asarray(rope.blocks)
+    D = first.shape[3]
+    if second.ctypes.data - first.ctypes.data == D * first.itemsize and first.strides == second.strides:
+        rows = np.lib.stride_tricks.as_strided(first, (*first.shape[:3], D + second.shape[3]), first.strides)
+    else:
+        rows = np.concatenate([first, second], -1)
+    return PagedKVCache(
+        rows, latent.cache_lengths, latent.lookup_table, latent.max_seq_length, latent.max_cache_length
+    )
+
+
 def mla_cta(
     arch: str, BM: int, BN: int, padded: tuple[int, int], latent: PagedKVCache, rope: PagedKVCache, batch_idx: Array,
     end: Array, traffic: Traffic, *, dtype: Any = None, num_warps: int = 4, num_stages: int = 1,
@@ -111,10 +161,11 @@ def mla_cta(
             ahead=ahead, v_in_k=i == 0, rope=i == 1,
         )
 
-    if model.of_latents:
-        whole: MLACTA = model.of_windows(part(0, columns[0]), columns[1], rows, traffic)
-        return whole
     head = np.zeros_like(batch_idx)
+    if model.whole_rows:
+        cache, D = _whole_rows(latent, rope), columns[0][0] + columns[1][0]
+        tile = replace(part(0, columns[0]), k=(D, D), v=(columns[0][0],) * 2)
+        return WholeLatentsCTA(model.of(tile, KVRows(cache, cache, batch_idx, head), traffic), cache, rows, BN)
     first = model.of(part(0, columns[0]), KVRows(latent, latent, batch_idx, head), traffic)
     other = model.of(part(1, (0, 0)), KVRows(rope, rope, batch_idx, head), traffic, beside=True)
     return LatentAndRopeCTA(first, other, rows, BN)

@@ -12,7 +12,6 @@ from kvlab.hardware import arch_table, get_arch, get_atom
 from kvlab.staging.gfx950.kv_buffer_cta import KVBufferCTA
 from kvlab.staging.gfx950.kv_buffer_decode_cta import KVBufferDecodeCTA
 from kvlab.staging.gfx950.mfma_cta import MfmaCTA
-from kvlab.staging.gfx950.mfma_mla_cta import MfmaMLACTA
 from kvlab.staging.nvidia.fma_cta import FmaCTA
 from kvlab.staging.nvidia.mma_sync_cta import MmaSyncCTA
 from kvlab.staging.nvidia.wgmma_cta import WgmmaCTA
@@ -97,7 +96,7 @@ MACHINES = (
     Machine(("mha_decode",), ("gfx950",), ("e4m3",), KVBufferDecodeCTA, columns=_both(128, 256, 512)),
     Machine(("mha_decode",), ("gfx950",), ("float32",), MfmaCTA, columns=_both(64, 128, 256, 512)),
     Machine(("mha_decode_streaming",), ("gfx950",), ("16 bits", "e4m3", "float32"), MfmaCTA),
-    Machine(("mla_decode",), ("gfx950",), ("16 bits",), MfmaMLACTA, columns=_LATENTS),
+    Machine(("mla_decode",), ("gfx950",), ("16 bits",), KVBufferDecodeCTA, columns=_LATENTS),
     Machine(_PREFILLS, ("gfx950",), ("16 bits",), KVBufferCTA),
     Machine(_PREFILLS, ("gfx950",), ("e4m3",), KVBufferCTA, columns=_STRIPS),
     Machine(_PREFILLS, ("gfx950",), ("float32",), MfmaCTA),

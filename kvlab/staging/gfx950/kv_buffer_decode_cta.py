@@ -10,6 +10,8 @@ them; every access, wait and barrier is stated to ``hazards``::
     loop: wait, barrier, K to registers, S = Q K^T, softmax (rows meet over the warps: two barriers each),
           [shared: barrier, copy V, wait, barrier], V to registers, P to LDS, barrier, P from LDS,
           barrier, copy the next K (and V), O += P V
+
+MLA decode is the same with K of the latent and the rope columns, whose latent columns are V: nothing is copied for it.
 """
 
 from __future__ import annotations
@@ -46,13 +48,21 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class KVBufferDecodeShape:
-    """A tile of 16 query rows and 128 keys of depth D, stored as ``dtype`` and multiplied as ``mma_dtype``."""
+    """A tile of 16 query rows and 128 keys of depth D, stored as ``dtype`` and multiplied as ``mma_dtype``. MLA: V is
+    the first ``latent`` columns of K, read from K's memory.
+    """
 
     D: int
     dtype: np.dtype[Any]
     mma_dtype: np.dtype[Any]
+    latent: int = 0
 
     def __post_init__(self) -> None:
+        rope = self.D - self.latent
+        if self.latent and (self.latent % (32 * WARPS) or rope % 32 or rope <= 0 or self.dtype.itemsize != 2):
+            raise ValueError(f"{self}: must have latent columns a multiple of 128, rope columns of 32, in 16 bits")
+        if self.latent:
+            return
         accepted = (64, 128, 256, 512) if self.dtype.itemsize == 2 else (128, 256, 512)
         if self.D not in accepted or self.mma_dtype.itemsize != 2 or self.dtype.itemsize > 2:
             words = ", ".join(map(str, accepted[:-1])) + f" or {accepted[-1]}"
@@ -62,6 +72,11 @@ class KVBufferDecodeShape:
     def BK(self) -> int:
         """Columns (K) or keys (V) of a strip: those of one instruction on the storage dtype."""
         return 32 if self.dtype.itemsize == 2 else 128
+
+    @property
+    def v_depth(self) -> int:
+        """Columns of V."""
+        return self.latent or self.D
 
     @property
     def shared_kv(self) -> bool:
@@ -82,19 +97,21 @@ class KVBufferDecodeCTA(QuarterRows):
     there is nothing to look ahead to: each load has a barrier, copies, waits and has one more.
     """
 
-    buffer = "KVBuffer, one stage"
+    buffer = "KVBuffer, one stage; V of MLA is read from K's"
     p_path = "shared memory"
+    whole_rows = True
 
     @classmethod
     def of(cls, tile: TileSpec, rows: KVRows, traffic: Traffic, *, beside: bool = False) -> Self:
         """The model for a tile; ValueError for another than it has."""
         sizes = tile.BM, tile.BN, tile.warps
-        if sizes != (BM, BN, WARPS) or tile.k != tile.v:
+        if sizes != (BM, BN, WARPS) or (tile.k != tile.v and not tile.v_in_k):
             raise ValueError(
                 f"BM, BN, warps {sizes}, columns {tile.k} of K and {tile.v} of V: must be {(BM, BN, WARPS)}, columns "
                 "the same"
             )
-        return cls(KVBufferDecodeShape(tile.k[0], tile.stored, tile.dtype), *rows, traffic)
+        shape = KVBufferDecodeShape(tile.k[0], tile.stored, tile.dtype, tile.v[0] if tile.v_in_k else 0)
+        return cls(shape, *rows, traffic)
 
     def __init__(
         self, shape: KVBufferDecodeShape, k_cache: Any, v_cache: Any, batch_idx: Any, head_idx: Any, traffic: Traffic
@@ -103,16 +120,18 @@ class KVBufferDecodeCTA(QuarterRows):
         heads = k_cache.kv_params.num_heads
         k, v = (shape.params(heads, transpose=transpose) for transpose in (True, False))
         nbytes = BN * shape.D * shape.dtype.itemsize
-        p_first = nbytes if shape.shared_kv else 2 * nbytes
+        p_first = nbytes if shape.shared_kv or shape.latent else 2 * nbytes
         super().__init__(p_first + BM * BN * shape.mma_dtype.itemsize, WARPS, "gfx950", len(batch_idx), traffic)
         where: dict[str, Any] = {"end": 0, "traffic": traffic, "hazards": self.hazards}
         self.k = KVBuffer(k, k_cache, batch_idx, head_idx, k.smem_tile(self.smem, 0), **where)
-        v_first = 0 if shape.shared_kv else nbytes
-        self.v = KVBuffer(v, v_cache, batch_idx, head_idx, v.smem_tile(self.smem, v_first), **where)
-        self.slices = WarpSlices(self.v, WARPS)
+        self.buffers = [self.k]
+        if not shape.latent:
+            first = v.smem_tile(self.smem, 0 if shape.shared_kv else nbytes)
+            self.buffers.append(KVBuffer(v, v_cache, batch_idx, head_idx, first, **where))
+        self.slices = WarpSlices(self.buffers[-1], WARPS, shape.v_depth)
         per_warp = KVBufferParams(
             shape.dtype, k.mma_shape, None, BN=BN, WN=BN // WARPS, BK=shape.BK, num_threads=WARPS * WARP_SIZE,
-            depth=shape.D, kv_num_heads=heads, transpose=False,
+            depth=shape.v_depth, kv_num_heads=heads, transpose=False,
         )
         self._output = output_map(per_warp, BM)
         self.exchange = p_through_lds(self, shape.mma_dtype, kv_buffer_operand_map(per_warp, BM), p_first)
@@ -139,11 +158,27 @@ class KVBufferDecodeCTA(QuarterRows):
         self.k.load_from_shared(0, active=active)
         return Strips.of(self.k, axis=2)
 
-    def load_v(self, tile: TileTensor, active: Array) -> Strips:
-        """The V tile by DMA into LDS, then every warp its columns by transposing reads."""
-        self._land(self.v, tile, active)
+    def load_v(self, tile: TileTensor | None, active: Array) -> Strips:
+        """The V tile by DMA into LDS (None: it is K's), then every warp its columns by transposing reads."""
+        if tile is not None:
+            self._land(self.buffers[-1], tile, active)
         self.slices.load_from_shared(0, active=active)
         return Strips.of(self.slices, axis=1)
+
+    def split_q(self, q: Fragments) -> tuple[Fragments, Fragments]:
+        """Registers of Q, those of the latent and those of the rope columns."""
+        latent, layout = self.shape.latent, q.map
+        at, n = latent // self.shape.BK, layout.shape[0]
+        first = FragmentMap((n, latent), layout.row[:, :at], layout.col[:, :at])
+        rest = FragmentMap((n, self.shape.D - latent), layout.row[:, at:], layout.col[:, at:] - latent)
+        return Fragments(q.values[:, :, :at], first), Fragments(q.values[:, :, at:], rest)
+
+    def split_k(self, k: Strips) -> tuple[Strips, Strips]:
+        """The strips of the latent and those of the rope columns."""
+        at = self.shape.latent // self.shape.BK
+        return (
+            Strips(k.registers[:, :, :at], k.map, k.axis), Strips(k.registers[:, :, at:], k.map, k.axis),
+        )
 
     def scores(self, q: Fragments, k: Strips, active: Array, s: Fragments | None = None) -> Fragments:
         """S = Q K^T, float32, ``[BM, BN]``; added to ``s`` if given."""
@@ -160,13 +195,13 @@ class KVBufferDecodeCTA(QuarterRows):
         return self._multiply(operand, v, o)
 
     def zeros(self) -> Fragments:
-        """The output accumulator ``[BM, D]``."""
+        """The output accumulator ``[BM, columns of V]``."""
         return Fragments.zeros(self.programs, self._output)
 
     def _fetch(self) -> None:
         """The next K tile, and V's unless it has to wait for K's memory."""
         pair = None if self._walk is None else self._walk.next_pair()
-        for buffer, tile in zip((self.k, self.v), (pair or {}).values(), strict=False):
+        for buffer, tile in zip(self.buffers, (pair or {}).values(), strict=False):
             self._flying[buffer.params.role].append(tile)
             if buffer is self.k or not self.shape.shared_kv:
                 self._copy(buffer, tile)
@@ -180,7 +215,7 @@ class KVBufferDecodeCTA(QuarterRows):
         if self._walk is not None:
             expect_fetched(self._flying[buffer.params.role], tile, buffer.params.role)
         waits = self._walk is None or buffer is self.k
-        if self._walk is None or (buffer is self.v and self.shape.shared_kv):
+        if self._walk is None or (buffer is not self.k and self.shape.shared_kv):
             self.hazards.barrier()
             self._copy(buffer, tile, active)
             waits = True

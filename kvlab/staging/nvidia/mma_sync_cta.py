@@ -45,7 +45,6 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
 
     buffer = "cp.async into swizzled rows; ldmatrix"
     p_path = "shared memory; registers if the last product is no wider than the rows"
-    of_pairs = True
 
     @classmethod
     def shape_of(cls, tile: TileSpec) -> MmaSyncShape:

@@ -41,12 +41,10 @@ end of the CTA; missing: cp.async.wait_group in warp 1
     """How K and V come to shared memory."""
     p_path = ""
     """The way of P from the first product to the second."""
-    of_pairs = False
-    """Whether e4m3 of decode comes as elements of 16 bits, two columns each, of which it makes two products."""
-    of_latents = False
-    """Whether it takes the latent and the rope columns of MLA decode at once."""
+    whole_rows = False
+    """True where decode's rows come whole: e4m3 not as pairs in elements of 16 bits, latents with the rope columns."""
     follows_beside = False
-    """Whether it fetches ahead beside others of the same threads, too, which have the other columns of K or V."""
+    """True where it fetches ahead beside others of the same threads, too, which have the other columns of K or V."""
 
     def __init__(
         self, nbytes: int, warps: int, arch: str, programs: int | None, traffic: Traffic, *,

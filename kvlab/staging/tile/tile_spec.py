@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from kvlab.cache import PagedKVCache
 from kvlab.layout import TileTensor
 from kvlab.memory import Memory
 from kvlab.staging.tile.fragments import Fragments
@@ -53,17 +52,6 @@ class KVRows(NamedTuple):
     v: Any
     batch_idx: Array
     head_idx: Array
-
-
-class LatentRows(NamedTuple):
-    """The windows of a cache with one head, and each program's sequence and exclusive bound of its keys,
-    ``[programs]``.
-    """
-
-    latent: PagedKVCache
-    rope: PagedKVCache
-    batch_idx: Array
-    end: Array
 
 
 class TileCTA(Protocol):

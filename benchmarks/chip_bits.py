@@ -18,12 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.attention import mha_prefill
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.mha_decode import config as decode_config
 from kvlab.attention.mha_decode import hopper_config as decode_hopper
 from kvlab.attention.mha_prefill.config import choose_config as choose_prefill
-from kvlab.attention.mha_prefill.inputs import Options
-from kvlab.attention.mha_prefill.plan import plan_dense
 from kvlab.common.arrays import to_numpy, to_torch
 from kvlab.hardware import arithmetic
 from kvlab.memory import as_dtype, bfloat16, float8_e4m3fn
@@ -77,11 +76,12 @@ class Call:
             choose: Any = decode_hopper.choose_hopper if hopper else decode_config.choose_config
             config: Any = choose(problem, *[features] * hopper, processors=132, num_splits=self.splits)
             return home, arrays, {"scale": D**-0.5, "config": config, "features": features}
-        options = Options(causal=True, backend="hopper" if hopper else "emulator", check=False)
-        plan = plan_dense(arrays[0], arrays[1], arrays[2], options)
+        backend = "hopper" if hopper else "emulator"
+        call = mha_prefill.planned(*arrays, causal=True, backend=backend, check=False)
+        plan = call.plan
         config = plan.explanation.config if hopper else choose_prefill(plan.problem, arch="sm_90")
-        named = {"scale": plan.scale, "problem": plan.problem, "config": config, "features": plan.inputs.features}
-        return home, plan.inputs.arrays, named
+        named = {"scale": plan.scale, "problem": plan.problem, "config": config, "features": call.features}
+        return home, call.arrays, named
 
     def output(self, arrays: tuple[Array, ...]) -> Array:
         """Where the output goes."""

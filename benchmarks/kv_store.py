@@ -21,7 +21,6 @@ import torch
 
 from kvlab.attention import Rope, explain, kv_store_paged
 from kvlab.attention.kv_store.kernel import launch
-from kvlab.attention.kv_store.plan import paged_plan
 
 HEADS, D, PAGE = 8, 128, 16
 L2_BYTES = 50 << 20
@@ -154,10 +153,11 @@ def _sweep(calls: list[Call]) -> list[dict[str, Any]]:
         for warps in (1, 2, 4, 8):
             runs = []
             for call in calls:
-                x, plan, _ = paged_plan(*call.positional, **call.more)
-                k, v = (dataclasses.replace(s, BR=max(1, elements // s.BG)) for s in (plan.config.k, plan.config.v))
+                planned = kv_store_paged.planned(*call.positional, **call.more)
+                x, chosen = planned.inputs, planned.plan.explanation.config
+                k, v = (dataclasses.replace(s, BR=max(1, elements // s.BG)) for s in (chosen.k, chosen.v))
                 programs = -(-len(call.k) * HEADS * k.blocks // k.BR)
-                config = dataclasses.replace(plan.config, k=k, v=v, programs=programs, num_warps=warps)
+                config = dataclasses.replace(chosen, k=k, v=v, programs=programs, num_warps=warps)
                 names = ("positions", "cos", "sin", "k_scale", "v_scale")
                 more = {name: getattr(x, name) for name in names}
                 runs.append(

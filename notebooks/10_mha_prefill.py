@@ -26,8 +26,6 @@ import numpy as np
 
 from kvlab.attention import explain, mha_prefill, mha_prefill_cache
 from kvlab.attention.masks import CausalMask, ChunkedCausalMask, SlidingWindowCausalMask
-from kvlab.attention.mha_prefill.inputs import Options
-from kvlab.attention.mha_prefill.plan import plan_dense
 from kvlab.data import load_smollm2
 from kvlab.demo.steps import paged_cache
 from kvlab.exercise import check
@@ -92,10 +90,10 @@ for mask in (CausalMask(), SlidingWindowCausalMask(64), ChunkedCausalMask(128)):
 
 # %%
 head = [x[:, :, :1] for x in (q, k, v)]
-call = plan_dense(*head, Options(scale=capture.scale, backend="emulator"))
+call = mha_prefill.planned(*head, scale=capture.scale, backend="emulator")
 case = dict(zip(("q", "k", "v"), head, strict=True))
-case |= {"scale": capture.scale, "problem": call.problem, "config": call.explanation.config}
-run = lockstep("mha_prefill", case | {"features": call.inputs.features}, programs=0)
+case |= {"scale": capture.scale, "problem": call.plan.problem, "config": call.plan.explanation.config}
+run = lockstep("mha_prefill", case | {"features": call.features}, programs=0)
 print(run.finding)
 run
 

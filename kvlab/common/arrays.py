@@ -148,8 +148,19 @@ def overlaps(a: Any, b: Any) -> bool:
     >>> overlaps(x[:, :4], x[:, 4:]), overlaps(x[:2], x[1:])
     (False, True)
     """
-    first, second = (_extent(array) if is_torch(array) else array for array in (a, b))
-    return np.shares_memory(first, second)
+    if not is_torch(a):
+        return np.shares_memory(a, b)
+    ((first, end), (other_first, other_end)) = _span(a), _span(b)
+    return first < other_end and other_first < end and np.shares_memory(_extent(a), _extent(b))
+
+
+def _span(tensor: Any) -> tuple[int, int]:
+    """The addresses of a tensor's first byte and of the one behind its last; tensors have no negative strides."""
+    first, size = tensor.data_ptr(), tensor.element_size()
+    if not tensor.numel():
+        return first, first
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return first, first + (last + 1) * size
 
 
 def _extent(tensor: Any) -> np.ndarray[Any, Any]:

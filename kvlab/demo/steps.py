@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention import explain, mha_decode
+from kvlab.attention.call.options import Arch
 from kvlab.attention.mha_decode.config import DecodeConfig
 from kvlab.attention.mha_decode.reference import reference
 from kvlab.cache import KVCacheStaticParams, PagedKVCacheCollection
@@ -19,7 +20,7 @@ from kvlab.mirror import Lockstep, lockstep
 from kvlab.staging import Traffic
 
 Array = np.ndarray[Any, Any]
-ARCHS = ("sm_90", "gfx950")
+ARCHS: tuple[Arch, ...] = ("sm_90", "gfx950")
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,9 @@ def _decode_layer(capture: Capture, pool: PagedKVCacheCollection, layer: int, st
         "seq_lens": np.array([token + 1], np.int32),
     }
     exact = reference(*arrays.values(), scale=capture.scale)[0][:, 0]
-    errors, traffic, notes = {}, {}, {}
+    errors: dict[str, float] = {}
+    traffic: dict[str, Traffic] = {}
+    notes: dict[str, str] = {}
     configs: dict[str, Any] = {}
     for arch in ARCHS:
         try:
@@ -118,7 +121,7 @@ def _decode_layer(capture: Capture, pool: PagedKVCacheCollection, layer: int, st
         errors[arch] = _distance(out, exact)
     config: Any = explain(mha_decode, q, pool, layer).config
     case = {**arrays, "scale": capture.scale}
-    runs = {
+    runs: dict[str, Lockstep] = {
         arch: lockstep("mha_decode", {**case, "config": configs[arch]}, emulator={"arch": arch})
         for arch in (ARCHS if step == 0 else ARCHS[:1])
         if arch in configs

@@ -11,7 +11,7 @@ from decode_cases import storage
 from yardsticks import mask_on, on, page_table, rounded_attention
 
 from kvlab.attention import masks as M
-from kvlab.attention.decode_call import decode_call
+from kvlab.attention.mha_decode import mha_decode_paged
 from kvlab.attention.mha_decode.reference import reference
 from kvlab.common.arrays import to_torch
 from kvlab.memory import as_dtype
@@ -140,8 +140,7 @@ class FeatureInputs:
     @property
     def resolved(self) -> Any:
         """The call as the launch functions get it."""
-        asked = dict.fromkeys(("sinks", "alibi_slopes", "q_scale", "k_scale", "v_scale")) | self.options
-        return decode_call(*self.arrays, None, "NHD", asked, max_tokens=4, check=None)
+        return mha_decode_paged.planned(*self.arrays, backend="reference", **self.options)
 
     @property
     def scale(self) -> float:

@@ -40,9 +40,9 @@ def prefill_arguments(case: prefill_cases.Case | prefill_cases.Inputs) -> tuple[
     """Those of the operation in the name."""
     x = case.build() if isinstance(case, prefill_cases.Case) else case
     found = x.plan(backend="triton", device="cpu")
-    arrays = tuple(a if a is None else to_numpy(a) for a in found.inputs.arrays)
-    config = prefill_config.choose_hopper(found.problem, found.inputs)
-    features = found.inputs.features
+    arrays = tuple(a if a is None else to_numpy(a) for a in found.arrays)
+    plan, features = found.plan, found.features
+    config = prefill_config.choose_hopper(plan.problem, found.inputs)
     if features.sinks is not None:
         features = dataclasses.replace(features, sinks=to_numpy(features.sinks))
-    return arrays, {"scale": found.scale, "problem": found.problem, "config": config, "features": features}
+    return arrays, {"scale": plan.scale, "problem": plan.problem, "config": config, "features": features}

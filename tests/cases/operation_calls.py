@@ -9,6 +9,7 @@ import numpy as np
 
 from kvlab import attention
 from kvlab.attention import Rope
+from kvlab.attention.call.operation import PublicOperation
 from kvlab.cache import KVCacheStaticParams, PagedKVCacheCollection
 from kvlab.memory import bfloat16, float8_e4m3fn
 
@@ -99,8 +100,4 @@ def call_of(name: str, make: Callable[[Any], Any] = lambda array: array, *, fp8:
     return good[name]()
 
 
-OPERATIONS = tuple(
-    name
-    for name in attention.__all__
-    if callable(getattr(attention, name)) and name not in ("Explanation", "Rope", "Schedule", "explain", "plan")
-)
+OPERATIONS = tuple(name for name in attention.__all__ if isinstance(getattr(attention, name), PublicOperation))

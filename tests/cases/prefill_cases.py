@@ -11,8 +11,6 @@ from yardsticks import mask_on, on, page_table, rounded_attention
 from kvlab.attention import masks
 from kvlab.attention.call.explain import explain
 from kvlab.attention.mha_prefill import mha_prefill, mha_prefill_paged
-from kvlab.attention.mha_prefill.inputs import Options
-from kvlab.attention.mha_prefill.plan import plan_dense, plan_paged
 from kvlab.attention.mha_prefill.reference import reference
 from kvlab.common.arrays import to_torch
 from kvlab.memory import as_dtype
@@ -189,24 +187,23 @@ class Inputs:
 
     def plan(self, device: str | None = None, **options: Any) -> Any:
         """The checked call: what the launch functions are given."""
-        _, arrays, more = self.arguments(device, **options)
-        layout = {n: more.pop(n) for n in ("kv_layout", "cu_seqlens_q", "cu_seqlens_k") if n in more}
-        return (plan_paged if self.case.form == "paged" else plan_dense)(*arrays, Options(**more), **layout)
+        function, arrays, more = self.arguments(device, **options)
+        return function.planned(*arrays, **more)
 
     def launch_form(self) -> tuple[Any, ...]:
         """The positional arguments of the launch functions and the reference."""
-        return tuple(self.plan().inputs.arrays)
+        return tuple(self.plan().arrays)
 
     def exact(self) -> tuple[Array, Array]:
         """The float64 reference."""
-        plan = self.plan()
-        out, lse = reference(*plan.inputs.arrays, scale=plan.scale, features=plan.inputs.features)
+        call = self.plan()
+        out, lse = reference(*call.arrays, scale=call.plan.scale, features=call.features)
         lse = lse / np.log(2) if self.case.base2 else lse
         return (out, lse) if self.cu_q is None else (out[0], lse[0])
 
     def poison_before_window(self) -> None:
         """NaN in every K and V row before the first key that a row of its sequence sees."""
-        left = self.plan().inputs.features.mask.left
+        left = self.plan().features.mask.left
         for b, (new, keys) in enumerate(self.case.lens):
             first = max(keys - new - left, 0)
             for array in (self.k, self.v):
@@ -248,7 +245,7 @@ class Inputs:
         rounded; P of e4m3 where both are.
         """
         case = self.case
-        DV, features = case.DV or case.D, self.plan().inputs.features
+        DV, features = case.DV or case.D, self.plan().features
         out = np.zeros((*self.q.shape[:-1], DV))
         dtype = as_dtype("bf16") if self.q.dtype.itemsize == 1 else self.q.dtype
         for b, (at, *arrays) in enumerate(self.sequences()):

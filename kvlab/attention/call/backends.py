@@ -40,24 +40,6 @@ def choose_backend(array: Any, backend: str) -> tuple[str, str]:
     return chosen, reason
 
 
-def run(
-    plan: Explanation, kernel: str, emulate: Callable[..., Any], refer: Callable[..., Any], *args: Any, traffic: Any,
-    again: dict[Any, Any] | None, arithmetic: str = "float32", **kwargs: Any,
-) -> tuple[Any, ...]:
-    """Call the sibling that ``plan`` names: ``kernel``, a ``"module:launch"``, or one of two functions of NumPy arrays.
-
-    The emulator gets the plan's ``arch`` and ``traffic``, too, and computes in the ``arithmetic``; the kernel
-    what is kept of the launches of its kind, ``again``.
-    """
-    check_arithmetic(plan, arithmetic)
-    if plan.backend in ("triton", "hopper"):
-        return run_kernel(kernel, *args, again=again, **kwargs)
-    if plan.backend == "emulator":
-        with chip.arithmetic(arithmetic):
-            return run_on_numpy(emulate, *args, **kwargs, arch=plan.arch, traffic=traffic)
-    return run_on_numpy(refer, *args, **kwargs)
-
-
 def check_arithmetic(plan: Explanation, name: Any) -> None:
     """ValueError unless ``name`` is an arithmetic that the plan's backend, or its emulated machine, has."""
     exact = chip.check_arithmetic(name, plan.arch).exact
@@ -68,7 +50,7 @@ def check_arithmetic(plan: Explanation, name: Any) -> None:
 def run_kernel(path: str, *args: Any, again: dict[Any, Any] | None, **kwargs: Any) -> tuple[Any, ...]:
     """Call ``"module:launch"`` with torch tensors, here on a GPU, otherwise interpreted; results in args' library."""
     if on_gpu(args[0]):
-        launch, device, cuda = _launcher(path), args[0].device, sys.modules["torch"].cuda
+        launch, device, cuda = function_at(path), args[0].device, sys.modules["torch"].cuda
         if cuda.current_device() == device.index:
             return tuple(launch(*args, again=again, **kwargs) or ())
         with cuda.device(device):
@@ -81,7 +63,7 @@ def run_kernel(path: str, *args: Any, again: dict[Any, Any] | None, **kwargs: An
 
 
 @functools.cache
-def _launcher(path: str) -> Callable[..., Any]:
+def function_at(path: str) -> Callable[..., Any]:
     """The function ``"module:launch"``."""
     module, _, name = path.partition(":")
     launch: Callable[..., Any] = getattr(importlib.import_module(module), name)

@@ -91,17 +91,6 @@ def check_pages(caches: dict[str, Any]) -> None:
         require(min(shape[:3]) > 0, f"{name} has shape {shape}", "at least one page, one token a page and one head")
 
 
-def check_table(block_table: Any, seq_lens: Any, batch: int) -> None:
-    """ValueError unless these are integers, a row of pages and a length for each sequence."""
-    shape = tuple(block_table.shape)
-    require(block_table.ndim == 2 and shape[0] == batch, f"block_table has shape {shape}", f"[B = {batch}, columns]")
-    require(tuple(seq_lens.shape) == (batch,), f"seq_lens has shape {tuple(seq_lens.shape)}", f"[B = {batch}]")
-    check_integers("block_table", block_table)
-    check_integers("seq_lens", seq_lens)
-    check_strides("block_table", block_table)
-    check_strides("seq_lens", seq_lens, contiguous=False)
-
-
 def looks_at_values(check: bool | None, array: Any) -> bool:
     """Tells whether a call looks at the values of its arguments. None: where that needs no synchronisation with a GPU.
     """
@@ -127,12 +116,20 @@ def check_lengths_and_pages(seq_lens: Any, block_table: Any, pages: int, page_si
         raise ValueError(f"block_table[{b}, {column}] is {table[b, column]}: a page in use must be 0 to {pages - 1}")
 
 
-def check_apart(arrays: dict[str, Any]) -> None:
-    """ValueError where ``arrays["out"]`` shares memory with another of them."""
-    out = arrays.get("out")
+def check_apart(out: Any, arrays: dict[str, Any], *, unless: str = "") -> None:
+    """ValueError where ``out`` shares memory with another array; it may be the one called ``unless`` itself."""
+    accepted = f"memory of its own, or {unless} itself" if unless else "memory of its own"
     for name, array in arrays.items():
-        apart = out is None or name == "out" or not overlaps(out, array)
-        require(apart, f"out shares memory with {name}", "memory of its own")
+        apart = (name == unless and _same_view(out, array)) or not overlaps(out, array)
+        require(apart, f"out shares memory with {name}", accepted)
+
+
+def _same_view(a: Any, b: Any) -> bool:
+    """Whether two arrays are the same elements."""
+    if tuple(a.shape) != tuple(b.shape) or a.dtype != b.dtype:
+        return False
+    first, second = (x.data_ptr() if is_torch(x) else x.ctypes.data for x in (a, b))
+    return bool(first == second and element_strides(a) == element_strides(b))
 
 
 def check_lane_copies(arrays: dict[str, Any]) -> None:
@@ -180,16 +177,6 @@ def finite_number(value: Any, name: str, accepted: str, *, lowest: float = -FLOA
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     require(lowest <= number <= FLOAT32_MAX, f"{name} is {shown(value)}", accepted)
-    return number
-
-
-def decode_scale(scale: Any, mask_value: Any, traffic: Any) -> float:
-    """scale as a float. ValueError for what is none, for a mask_value that is none, and for a traffic that counts
-    nothing.
-    """
-    check_traffic(traffic)
-    number = finite_number(scale, "scale", "finite in float32")
-    finite_number(mask_value, "mask_value", "less than infinity, in float32", lowest=-math.inf)
     return number
 
 

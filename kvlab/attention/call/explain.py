@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-
-from kvlab.attention.call.operation import checked_keywords
 
 
 @dataclass(frozen=True)
@@ -45,16 +42,5 @@ v_columns=(64, 0), row_tiles=1, num_splits=1, num_warps=4, num_stages=2); grid (
     plan = getattr(function, "explain", None)
     if plan is None:
         raise ValueError(f"{function!r} cannot be explained: must be a public function of kvlab.attention")
-    result: Explanation = plan(*args, **checked_keywords(kwargs))
+    result: Explanation = plan(*args, **kwargs)
     return result
-
-
-def arguments_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """The arguments of the call ``function(*args, **kwargs)`` by name, its defaults among them.
-
-    >>> arguments_of(explain, print)
-    {'function': <built-in function print>, 'args': (), 'kwargs': {}}
-    """
-    call = inspect.signature(function).bind(*args, **kwargs)
-    call.apply_defaults()
-    return dict(call.arguments)

@@ -1,9 +1,9 @@
 """Cache of call plans: calls that differ only in pointers and values reuse the first call's checks, plan and launch.
 
-Two calls are of one kind if they differ in nothing but the addresses of their arrays, by multiples of 16 bytes, and the
-values in them. All checks but those of values and of shared memory, and the choice of a configuration, have the same
-outcome for calls of one kind, so that they run for the first one alone. Calls with other arguments than plain torch
-tensors, numbers, names, tuples of these and masks without arrays are without a kind: they are checked each time.
+Calls share a plan that differ in nothing but the addresses of their arrays, by multiples of 16 bytes, and the values in
+them. Checks of values and of shared memory run for each call; all others, and the choice of a configuration, for the
+first of a kind alone. A call has a kind if its arguments are plain torch tensors, numbers, names, tuples of these and
+masks without arrays; others are checked each time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PLAIN_MASKS = frozenset({
 @dataclass(frozen=True, eq=False)
 class Kind(Generic[T]):
     """``plan``: what ``prepare`` found; it holds no array. ``launches``: what the launchers keep of the first launch
-    (see :mod:`kvlab.triton_support.launching`); None for a call without a kind.
+    (see :mod:`kvlab.triton_support.launching`); None where calls have no kind.
     """
 
     plan: T
@@ -43,8 +43,8 @@ _kinds: dict[Hashable, Kind[Any]] = {}
 
 
 def kind_of(operation: Hashable, arguments: tuple[Any, ...], prepare: Callable[[], T]) -> Kind[T]:
-    """The kind of a call of ``operation`` (a name or a function), by all the ``arguments`` that ``prepare``, and what
-    is launched, depend on. ``prepare`` is called unless that was done for the kind; what it raises is raised each time.
+    """The kind of a call of ``operation`` (a name, or names), by all the ``arguments`` that ``prepare``, and what is
+    launched, depend on. ``prepare`` is called for the first of a kind; what it raises is raised each time.
 
     >>> import torch
     >>> def columns(x, how): return kind_of("columns", (x, how), lambda: [x.shape[1]])

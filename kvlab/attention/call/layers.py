@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvlab.attention.call.checks import require, shown
+from kvlab.attention.call.checks import check_paged_collection, require, shown
 from kvlab.attention.call.kinds import kind_of
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.common.arrays import on_gpu
@@ -54,3 +54,18 @@ def layer_arrays(cache: PagedKVCacheCollection, layer: int) -> LayerArrays:
     k_scales, v_scales = (None if cache.scales is None else cache.scales[:, kv, layer] for kv in (0, int(not mla)))
     values = None if mla else cache.blocks[:, 1, layer]
     return LayerArrays(cache.blocks[:, 0, layer], values, k_scales, None if mla else v_scales)
+
+
+def kv_pages(cache: Any, layer: int, other: str) -> LayerArrays:
+    """The arrays of a layer of a paged collection of K and V. ValueError for another one; ``other`` takes MLA's."""
+    check_paged_collection(cache)
+    require(not cache.kv_params.is_mla, "cache is one of MLA, without V", f"one of K and V; {other} takes it")
+    return layer_arrays(cache, layer)
+
+
+def latent_pages(cache: Any, layer: int) -> Any:
+    """The rows of a layer of a paged collection of MLA. ValueError for another one."""
+    check_paged_collection(cache)
+    mla = cache.kv_params.is_mla
+    require(mla, f"cache stores K and V ({cache.kv_params})", "one for MLA, blocks [pages, 1, layers, ...]")
+    return layer_arrays(cache, layer).keys

@@ -1,20 +1,125 @@
-"""Checks of q, k, v and out: dtypes that go together, heads and depths that fit.
+"""Checks of the arrays of a call: declared for each operand, and functions for what goes together.
 
-``check_operands(q, kv)`` for the inputs (``check_dtypes`` for q and K alone) and ``check_result(out, ...)`` for a
-caller's out; strides and what shares memory are in :mod:`kvlab.attention.call.checks`.
+An :class:`Operand` states what holds of one array: its axes, dtypes, strides. ``check_heads(q, kv)`` asks whether q, K
+and V go together (``check_dtypes``: q and K alone) and ``check_result(out, ...)`` whether a caller's out fits.
 """
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from kvlab.attention.call.checks import DTYPES, check_strides, check_writeable, known_dtype, require
+from kvlab.attention.call.checks import (
+    DTYPES,
+    check_arrays,
+    check_integers,
+    check_strides,
+    check_writeable,
+    known_dtype,
+    require,
+)
 from kvlab.attention.features.intervals import UNLIMITED
 from kvlab.attention.tiles.pieces import MAX_DEPTH
 from kvlab.common.arrays import dtype_of
 from kvlab.memory import bfloat16, float8_e4m3fn, float16
+
+Sizes = dict[str, int]
+"""Axes by name."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Rules for one array of an operation.
+
+    axes : forms of its shape, ``"[B, Hq, D] or [B, S, Hq, D]"``: the form of as many axes names their sizes. An axis
+        ``B = {B}`` is as long as the one that an operand before it named; ``B + 1`` names what is one less.
+    like : the operand, named before it, whose shape it has. integers : of 32 or 64 bits; dtypes : one of these. Neither: what other checks say.
+    strides : "row", contiguous in the last dimension; "any", not negative; "": what other checks say.
+    paged : laid out as ``kv_layout`` says. optional : may be None.
+
+    >>> operands = Operand("q", "[B, D]"), Operand("block_table", "[B = {B}, columns]", integers=True)
+    >>> check_declared(operands, {"q": np.zeros((2, 8)), "block_table": np.zeros((2, 5), int)})["columns"]
+    5
+    >>> check_declared(operands, {"q": np.zeros((2, 8)), "block_table": np.zeros((3, 5), int)})
+    Traceback (most recent call last):
+        ...
+    ValueError: block_table has shape (3, 5): must be [B = 2, columns]
+    """
+
+    name: str
+    axes: str = ""
+    like: str = ""
+    integers: bool = False
+    dtypes: tuple[np.dtype[Any], ...] = ()
+    strides: str = "row"
+    paged: bool = False
+    optional: bool = False
+
+    def sizes(self, array: Any, known: Sizes) -> Sizes:
+        """Sizes that its shape tells. ValueError for a shape of another form."""
+        shape = tuple(int(n) for n in array.shape)
+        for form in re.findall(r"\[([^\]]*)\]", self.axes):
+            axes = form.split(", ")
+            found = dict(map(_size, axes, shape))
+            bound = all(known[name] == found[name] for name in found if f"{{{name}}}" in form)
+            if len(axes) == len(shape) and bound and min(found.values(), default=0) >= 0:
+                return found
+        require(not self.axes, f"{self.name} has shape {shape}", self.axes.format(**known))
+        return {}
+
+
+STARTS = Operand("cu_seqlens_q", "[B + 1]", integers=True)
+"""Where each of B sequences starts in q, and the total."""
+STARTS_OF_K = Operand("cu_seqlens_k", like="cu_seqlens_q", integers=True)
+"""The same of k."""
+TABLE = Operand("block_table", "[B = {B}, columns]", integers=True)
+"""The pages of each sequence."""
+
+
+def _size(axis: str, n: int) -> tuple[str, int]:
+    """The name of an axis of n, and its size."""
+    name, _, more = axis.partition(" = ")[0].partition(" + ")
+    return name, n - int(more or 0)
+
+
+def check_declared(operands: tuple[Operand, ...], arrays: dict[str, Any]) -> Sizes:
+    """The sizes that the shapes tell. ValueError unless these are arrays of one library in one memory, without
+    gradients, of shapes and dtypes as declared.
+    """
+    if arrays:
+        check_arrays(arrays)
+    sizes: Sizes = {}
+    for operand in operands:
+        if (array := arrays.get(operand.name)) is not None:
+            sizes = operand.sizes(array, sizes) | sizes
+            if (other := arrays.get(operand.like)) is not None:
+                shape, expected = tuple(array.shape), tuple(other.shape)
+                require(shape == expected, f"{operand.name} has shape {shape}", f"that of {operand.like}, {expected}")
+            if operand.integers:
+                check_integers(operand.name, array)
+            if operand.dtypes:
+                fits = known_dtype(array, operand.name) in operand.dtypes
+                require(fits, f"{operand.name} has dtype {array.dtype}", listed(operand.dtypes))
+    return sizes
+
+
+def check_laid_out(operands: tuple[Operand, ...], arrays: dict[str, Any]) -> None:
+    """ValueError for strides that are not as declared."""
+    for operand in operands:
+        if operand.strides and operand.name in arrays:
+            check_strides(operand.name, arrays[operand.name], contiguous=operand.strides == "row")
+
+
+def listed(dtypes: tuple[np.dtype[Any], ...]) -> str:
+    """
+    >>> listed(DTYPES)
+    'bfloat16, float16 or float32'
+    """
+    *first, last = (dtype.name for dtype in dtypes)
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def check_dtypes(q: Any, k_name: str, k: Any) -> tuple[Any, Any]:
@@ -30,7 +135,7 @@ def check_dtypes(q: Any, k_name: str, k: Any) -> tuple[Any, Any]:
     return of_q, of_k
 
 
-def check_operands(q: Any, kv: dict[str, Any]) -> None:
+def check_heads(q: Any, kv: dict[str, Any]) -> None:
     """ValueError unless q ``[.., Hq, D]`` fits K ``[.., Hkv, D]`` and V ``[.., Hkv, Dv]``, in this order in ``kv``.
 
     q is bfloat16, float16 or float32 and K and V the same, or q is bfloat16, float16 or e4m3 and K and V are e4m3. D

@@ -1,18 +1,24 @@
-"""Common part of the public operations: flags and names are looked at first, torch.compile does not look in, and the
-modules of the folder are reached through the operation.
+"""Public operations: a function that makes a call, which the operation runs or explains.
+
+Flags and names are looked at first, torch.compile does not look in, help and completion show the keywords of
+``**options`` by name, and the modules of the operation's folder are reached through it.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
+import typing
 from collections.abc import Callable
 from types import MethodType, ModuleType
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
 
+from kvlab.attention.call.call import Call
 from kvlab.attention.call.checks import require, shown
+from kvlab.attention.call.explain import Explanation
 from kvlab.common.opaque import opaque
 
 P = ParamSpec("P")
@@ -28,8 +34,8 @@ MOST_BITS = 4096
 
 
 class PublicOperation(Generic[P, R]):
-    """A public operation: calls ``function`` when its flags and names are right. To torch.compile it is one call that
-    breaks the graph.
+    """A public operation. ``function`` makes a :class:`~kvlab.attention.call.call.Call` of its arguments; the operation
+    runs it, or explains it, when flags and names are right. To torch.compile it is one call that breaks the graph.
 
     An operation that has the name of its folder hides the folder. Modules of the folder that are imported are its
     attributes, so ``import kvlab.attention.mha_decode.kernel`` means what it says.
@@ -42,15 +48,31 @@ class PublicOperation(Generic[P, R]):
     """
 
     __name__: str
-    __wrapped__: Callable[P, R]
-    explain: Callable[..., Any]
-    """The plan of a call, with the arguments of the call."""
+    __wrapped__: Callable[P, Call[R]]
+    __signature__: inspect.Signature
 
-    def __init__(self, function: Callable[P, R]) -> None:
+    def __init__(self, function: Callable[P, Call[R]]) -> None:
+        function.__signature__ = shown_signature(function)  # type: ignore[attr-defined]
         functools.update_wrapper(self, function)
+        self.keywords = frozenset(self.__signature__.parameters)
 
     @opaque
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.made(*args, **kwargs).run()
+
+    def planned(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        """The call, checked and with its plan: nothing has run. Raises what the call would raise."""
+        return self.made(*args, **kwargs).planned()
+
+    def explain(self, *args: P.args, **kwargs: P.kwargs) -> Explanation:
+        """What :func:`kvlab.attention.explain` shows: the plan of the call."""
+        return self.planned(*args, **kwargs).plan.explanation
+
+    def made(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        """The call of these arguments, unchecked but for flags and names."""
+        if not self.keywords.issuperset(kwargs):
+            unknown = next(name for name in kwargs if name not in self.keywords)
+            raise TypeError(f"{self.__name__}() got an unexpected keyword argument {unknown!r}")
         return self.__wrapped__(*args, **checked_keywords(kwargs))
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:  # binds as a function does
@@ -67,6 +89,26 @@ class PublicOperation(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<operation kvlab.attention.{self.__name__}>"
+
+
+def shown_signature(function: Callable[..., Any]) -> inspect.Signature:
+    """The signature of a function that makes a call: the keywords of ``**options`` by name, with the call's defaults,
+    and what the call gives back.
+    """
+    home: Any = function
+    signature = inspect.signature(function)
+    call = eval(home.__annotations__["return"], home.__globals__)
+    parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    if "options" in home.__annotations__:
+        (options,) = typing.get_args(eval(home.__annotations__["options"], home.__globals__))
+        for name, hint in options.__annotations__.items():
+            if name not in signature.parameters:
+                default = getattr(call, name, None)
+                words = getattr(hint, "__forward_arg__", hint)
+                parameters.append(
+                    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=words)
+                )
+    return signature.replace(parameters=parameters, return_annotation=call.returns)
 
 
 def checked_keywords(kwargs: dict[str, Any]) -> dict[str, Any]:

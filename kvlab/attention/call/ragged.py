@@ -20,14 +20,6 @@ def check_starts(name: str, starts: Any) -> int:
     return int(starts.shape[0]) - 1
 
 
-def check_both_starts(cu_q: Any, cu_k: Any) -> int:
-    """The sequences, for ``cu_seqlens_q`` and ``cu_seqlens_k``, which must tell of as many."""
-    batch = check_starts("cu_seqlens_q", cu_q)
-    fits = check_starts("cu_seqlens_k", cu_k) == batch
-    require(fits, f"cu_seqlens_k has shape {tuple(cu_k.shape)}", f"that of cu_seqlens_q, {tuple(cu_q.shape)}")
-    return batch
-
-
 def check_starts_of_cache(starts: Any, cache: Any) -> None:
     """ValueError unless ``cu_seqlens_q`` can be added to the lengths of a cache of as many sequences."""
     check_array("cu_seqlens_q", starts)
@@ -75,3 +67,8 @@ def longest(max_seqlen: int | None, q: Any, starts: Any) -> int:
     whole = isinstance(max_seqlen, int | np.integer) and not isinstance(max_seqlen, bool) and max_seqlen >= 0
     require(whole, f"max_seqlen_q is {max_seqlen!r}", "a number of tokens")
     return min(int(max_seqlen), int(q.shape[0]))
+
+
+def tells_longest(max_seqlen: int | None, q: Any) -> bool:
+    """True where the values of ``cu_seqlens_q`` decide the longest sequence: a plan holds for them alone."""
+    return max_seqlen is None and not on_gpu(q)

@@ -47,7 +47,7 @@ class Features:
         """For K and V ``[total, Hkv, D]`` that launches take as ``[1, total, Hkv, D]``: scales of tokens likewise."""
         scales = {name: getattr(self.scales, name) for name in ("k", "v")}
         some = {n: replace(one, tokens=one.tokens[None]) for n, one in scales.items() if one.tokens is not None}
-        return replace(self, scales=replace(self.scales, **some))
+        return replace(self, scales=replace(self.scales, **some)) if some else self
 
     def of_latents(self, whole: bool) -> Features:
         """With the scales of MLA's latent rows (see ``latent_scales``)."""

@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
-from kvlab.attention.call.backends import run
 from kvlab.attention.call.operation import PublicOperation
-from kvlab.attention.features.rope import Rope
+from kvlab.attention.call.options import KVLayout, StoreOptions
 from kvlab.cache import ContinuousBatchingKVCacheCollection, PagedKVCacheCollection
-from kvlab.staging import Traffic
 
-from .emulator import launch as emulate
-from .plan import StorePlan, collection_plan, mla_plan, paged_plan
-from .reference import reference as refer
+from .call import Store, store_of_collection, store_of_pages, store_of_rows
 
 __all__ = ["kv_store", "kv_store_paged", "mla_store_paged"]
-
-KERNEL = "kvlab.attention.kv_store.kernel:launch"
 
 
 @PublicOperation
 def kv_store_paged(
-    k: Any,
-    v: Any,
-    k_cache: Any,
-    v_cache: Any,
-    slot_mapping: Any,
-    *,
-    k_scale: Any = None,
-    v_scale: Any = None,
-    k_granularity: int | None = None,
-    v_granularity: int | None = None,
-    rope: Rope | None = None,
-    positions: Any = None,
-    kv_layout: str = "NHD",
-    backend: str = "auto",
-    arch: str = "sm_90",
-    check: bool | None = None,
-    traffic: Traffic | None = None,
-) -> None:
+    k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, *, k_scale: Any = None, v_scale: Any = None,
+    k_granularity: int | None = None, v_granularity: int | None = None, kv_layout: KVLayout = "NHD",
+    **options: Unpack[StoreOptions],
+) -> Store:
     """Write K and V of T tokens into the slots of a paged cache, in place, in one launch.
 
     k, v          ``[T, H, D]`` (D may differ between them), bfloat16, float16 or float32, any strides with a contiguous
@@ -77,34 +57,18 @@ def kv_store_paged(
         ...
     ValueError: slot_mapping[1] is 8: must be below 8, the slots of 2 pages of 4, or negative to skip the token
     """
-    plan = paged_plan(
-        k, v, k_cache, v_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale, k_granularity=k_granularity,
-        v_granularity=v_granularity, rope=rope, positions=positions, kv_layout=kv_layout, backend=backend, arch=arch,
-        check=check,
-        traffic=traffic,
+    return store_of_pages(
+        k, v, k_cache, v_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale, kv_layout=kv_layout,
+        granularity=(k_granularity, v_granularity), **options,
     )
-    _run(plan, traffic)
 
 
 @PublicOperation
 def kv_store(
-    k: Any,
-    v: Any,
-    cache: PagedKVCacheCollection | ContinuousBatchingKVCacheCollection,
-    layer: int = 0,
-    *,
-    cu_seqlens: Any = None,
-    valid_lengths: Any = None,
-    slot_mapping: Any = None,
-    k_scale: Any = None,
-    v_scale: Any = None,
-    rope: Rope | None = None,
-    positions: Any = None,
-    backend: str = "auto",
-    arch: str = "sm_90",
-    check: bool | None = None,
-    traffic: Traffic | None = None,
-) -> None:
+    k: Any, v: Any, cache: PagedKVCacheCollection | ContinuousBatchingKVCacheCollection, layer: int = 0, *,
+    cu_seqlens: Any = None, valid_lengths: Any = None, slot_mapping: Any = None, k_scale: Any = None,
+    v_scale: Any = None, **options: Unpack[StoreOptions],
+) -> Store:
     """Write K and V of the new tokens of every sequence into one layer of a cache, in place, in one launch.
 
     k, v    ``[T, H, D]`` with ``cu_seqlens`` ``[B + 1]``: the tokens of sequence b are ``cu_seqlens[b]`` to
@@ -136,30 +100,17 @@ def kv_store(
     >>> step.get_value_cache(0).load(1, 0, 0, 0, width=2).tolist()
     [-4.0, -5.0]
     """
-    plan = collection_plan(
+    return store_of_collection(
         k, v, cache, layer, cu_seqlens=cu_seqlens, valid_lengths=valid_lengths, slot_mapping=slot_mapping,
-        k_scale=k_scale, v_scale=v_scale, rope=rope, positions=positions, backend=backend, arch=arch, check=check,
-        traffic=traffic,
+        k_scale=k_scale, v_scale=v_scale, **options,
     )
-    _run(plan, traffic)
 
 
 @PublicOperation
 def mla_store_paged(
-    latent: Any,
-    k_rope: Any,
-    cache: Any,
-    slot_mapping: Any,
-    *,
-    scale: Any = None,
-    rope: Rope | None = None,
-    positions: Any = None,
-    kv_layout: str = "NHD",
-    backend: str = "auto",
-    arch: str = "sm_90",
-    check: bool | None = None,
-    traffic: Traffic | None = None,
-) -> None:
+    latent: Any, k_rope: Any, cache: Any, slot_mapping: Any, *, scale: Any = None, kv_layout: KVLayout = "NHD",
+    **options: Unpack[StoreOptions],
+) -> Store:
     """Write the MLA rows of T tokens, latent and rope part, into the slots of a paged cache, in place, in one launch.
 
     latent   ``[T, L]``; k_rope ``[T, R]``; bfloat16, float16 or float32
@@ -181,23 +132,4 @@ def mla_store_paged(
     >>> float(cache[0, 2, 0]), cache[0, 2, 512:].view(bfloat16)[:2].tolist(), int(cache.view("u1").any(-1).sum())
     (1.0, [3.0, 3.0], 1)
     """
-    plan = mla_plan(
-        latent, k_rope, cache, slot_mapping, scale=scale, rope=rope, positions=positions, kv_layout=kv_layout,
-        backend=backend, arch=arch,
-        check=check, traffic=traffic,
-    )
-    _run(plan, traffic)
-
-
-def _run(plan: StorePlan, traffic: Traffic | None) -> None:
-    x, explanation, again = plan
-    run(
-        explanation, KERNEL, emulate, refer, x.k, x.v, x.k_cache, x.v_cache, x.where, lens=x.lens, table=x.table,
-        positions=x.positions, cos=x.cos, sin=x.sin, k_scale=x.k_scale, v_scale=x.v_scale, config=explanation.config,
-        pages=x.pages, traffic=traffic, again=again,
-    )
-
-
-kv_store.explain = lambda *args, **options: collection_plan(*args, **options).explanation
-kv_store_paged.explain = lambda *args, **options: paged_plan(*args, **options).explanation
-mla_store_paged.explain = lambda *args, **options: mla_plan(*args, **options).explanation
+    return store_of_rows(latent, k_rope, cache, slot_mapping, scale=scale, kv_layout=kv_layout, **options)

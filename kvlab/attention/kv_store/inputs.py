@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -89,7 +89,7 @@ class StoreInputs:
 
 
 class StoreFacts(NamedTuple):
-    """Facts about the arguments that all calls of a kind share; see ``StoreInputs``."""
+    """The fields of ``StoreInputs`` without arrays: calls share them that differ in addresses and values alone."""
 
     form: str
     pages: int
@@ -103,39 +103,57 @@ class StoreFacts(NamedTuple):
 
     @classmethod
     def of(cls, x: StoreInputs) -> StoreFacts:
+        """Those of a call that has passed the checks."""
         return cls(*(getattr(x, name) for name in cls._fields))
 
-    def inputs(
-        self, k: Any, v: Any, k_cache: Any, v_cache: Any, where: Any, lens: Any, table: Any, positions: Any, *,
-        cos: Any, sin: Any, k_scale: Any, v_scale: Any,
-    ) -> StoreInputs:
-        """The arguments of another call of the kind, as ``store_inputs`` puts them."""
+    def inputs(self, call: StoreArguments) -> StoreInputs:
+        """The arguments of another such call, as ``store_inputs`` puts them."""
+        k, v, k_cache, v_cache, v_scale = call.k, call.v, call.k_cache, call.v_cache, call.v_scale
         if self.no_v:
             v, v_cache, v_scale = k, k_cache, None
         if self.form != "padded":
             k, v = k[None], v[None]
-        k_scale, v_scale = _scale("", k_scale, k.shape[2])[0], _scale("", v_scale, k.shape[2])[0]
+        cos, sin = (None, None) if call.rope is None else (call.rope.cos, call.rope.sin)
         return StoreInputs(
-            k, v, k_cache, v_cache, where, lens=lens, table=table, positions=positions, cos=cos, sin=sin,
-            k_scale=k_scale, v_scale=v_scale, **self._asdict(),
+            k, v, k_cache, v_cache, call.where, lens=call.lens, table=call.table, positions=call.positions, cos=cos,
+            sin=sin, k_scale=_scale("", call.k_scale, k.shape[2])[0], v_scale=_scale("", v_scale, k.shape[2])[0],
+            **self._asdict(),
         )
 
 
-def store_inputs(
-    k: Any, v: Any, k_cache: Any, v_cache: Any, where: Any, *, form: str, rope: Rope | None, rope_on: str,
-    k_scale: Any, v_scale: Any, granularity: tuple[int | None, int | None],
-    pages: int | None = None, lens: Any = None, table: Any = None, positions: Any = None, strict: bool = True,
-    names: Names = USUAL,
-) -> StoreInputs:
+class StoreArguments(Protocol):
+    """The arguments of a store, fields as in :class:`StoreInputs`; ``rope_on``: the side that is turned."""
+
+    k: Any
+    v: Any
+    k_cache: Any
+    v_cache: Any
+    where: Any
+    form: str
+    rope: Rope | None
+    rope_on: str
+    k_scale: Any
+    v_scale: Any
+    granularity: tuple[int | None, int | None]
+    pages: int | None
+    lens: Any
+    table: Any
+    positions: Any
+    strict: bool
+    names: Names
+
+
+def store_inputs(call: StoreArguments) -> StoreInputs:
     """Check the arguments of a store, all but their values. ValueError that names argument, value and rule."""
-    no_v = v is None
-    if no_v:
+    k, v, k_cache, v_cache, v_scale, rope = call.k, call.v, call.k_cache, call.v_cache, call.v_scale, call.rope
+    names, form, on_k = call.names, call.form, call.rope_on == "k"
+    if v is None:
         v, v_cache, v_scale = k, k_cache, None
     require(rope is None or isinstance(rope, Rope), f"rope is a {type(rope).__name__}", "a kvlab.attention.Rope")
-    for name, array in ((names.k_cache, k_cache), (names.v_cache, v_cache), (names.where, where)):
+    for name, array in ((names.k_cache, k_cache), (names.v_cache, v_cache), (names.where, call.where)):
         check_array(name, array)
-    if positions is not None:
-        check_array(names.positions, positions)
+    if call.positions is not None:
+        check_array(names.positions, call.positions)
     axes = "[B, S, H, D]" if form == "padded" else "[T, H, D]"
     for name, array in ((names.k, k), (names.v, v)):
         check_array(name, array)
@@ -147,27 +165,26 @@ def store_inputs(
     (B, S, H), shape = k.shape[:3], tuple(k_cache.shape)
     alike = f"of as many tokens and heads as {names.k}, {tuple(k.shape)}"
     require(v.shape[:3] == k.shape[:3], f"{names.v} has shape {tuple(v.shape)}", alike)
-    k_scale, k_given = _scale(names.k_scale, k_scale, H)
+    k_scale, k_given = _scale(names.k_scale, call.k_scale, H)
     v_scale, v_given = _scale(names.v_scale, v_scale, H)
     x = StoreInputs(
-        k, v, k_cache, v_cache, where, form, shape[0] if pages is None else pages, lens, table, positions,
-        k_scale=k_scale, v_scale=v_scale, no_v=no_v, strict=strict, names=names,
+        k, v, k_cache, v_cache, call.where, form, shape[0] if call.pages is None else call.pages, call.lens, call.table,
+        call.positions, k_scale=k_scale, v_scale=v_scale, no_v=call.v is None, strict=call.strict, names=names,
     )
     if rope is not None:
-        side = k if rope_on == "k" else v
-        first = rope.first_dim(side.shape[3])
+        first = rope.first_dim((k if on_k else v).shape[3])
         x = replace(
-            x, cos=rope.cos, sin=rope.sin, rope=rope_on, rope_first=first, interleaved=rope.interleaved
+            x, cos=rope.cos, sin=rope.sin, rope=call.rope_on, rope_first=first, interleaved=rope.interleaved
         )
     check_arrays({getattr(names, name): array for name, array in x.arrays().items()})
     _check_side(names.k, names.k_cache, k, k_cache, f"as many pages as {names.k_cache}, {shape}", shape)
     _check_side(names.v, names.v_cache, v, v_cache, f"as many pages as {names.k_cache}, {shape}", shape)
-    n_k = _granularity(names.k_scale, "k_granularity", k_scale, k_given, k_cache, granularity[0])
-    n_v = _granularity(names.v_scale, "v_granularity", v_scale, v_given, v_cache, granularity[1])
+    n_k = _granularity(names.k_scale, "k_granularity", k_scale, k_given, k_cache, call.granularity[0])
+    n_v = _granularity(names.v_scale, "v_granularity", v_scale, v_given, v_cache, call.granularity[1])
     x = replace(x, granularity=(n_k, n_v))
     _check_where(x, B, S)
     if rope is not None:
-        _check_rope(x, rope, k if rope_on == "k" else v)
+        _check_rope(x, rope, k if on_k else v)
     rows = B * S * H * max(-(-side.shape[3] // n) for side, n in ((k, n_k), (v, n_v)))
     require(rows < MOST_ROWS, f"{names.k} has {B * S} tokens: {rows} rows", f"fewer than {MOST_ROWS} rows in one call")
     return x

@@ -2,40 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any
+from typing import Any, Unpack
 
-from kvlab.attention.call.backends import rounded, run
-from kvlab.attention.call.explain import Explanation
-from kvlab.attention.call.operands import result_dtype
 from kvlab.attention.call.operation import PublicOperation
-from kvlab.attention.decode_call import DecodeCall, call_of_collection, decode_results, explained, prepared
-from kvlab.attention.features.resolve import Features
-from kvlab.attention.hopper.choice import choose_with_hopper
-from kvlab.attention.machines import check_emulated
-from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
-from kvlab.attention.tiles.online_softmax import MASK_VALUE
+from kvlab.attention.call.options import DecodeOptions
 from kvlab.cache import PagedKVCacheCollection
-from kvlab.staging import Traffic
 
-from .config import choose_config, problem_of
-from .emulator import launch as emulate
-from .hopper_config import SUPPORTED, HopperDecodeConfig, choose_hopper, hopper_declined, hopper_lacks
-from .hopper_emulator import launch as emulate_hopper
-from .reference import reference as refer
+from .call import MHADecode, arrays_of_collection
 
 __all__ = ["mha_decode", "mha_decode_paged"]
 
-KERNELS = {"triton": "kvlab.attention.mha_decode.kernel:launch", "hopper": "kvlab.attention.mha_decode.hopper:launch"}
-
 
 @PublicOperation
-def mha_decode(
-    q: Any,
-    cache: PagedKVCacheCollection,
-    layer: int = 0,
-    **options: Any,
-) -> Any:
+def mha_decode(q: Any, cache: PagedKVCacheCollection, layer: int = 0, **options: Unpack[DecodeOptions]) -> MHADecode:
     """Attention of the newest tokens over a cache collection: ``softmax(scale Q K^T) V``.
 
     q      ``[B, Hq, D]``, or ``[B, S, Hq, D]`` with S of 1 to 4 new tokens
@@ -56,39 +35,13 @@ def mha_decode(
     array([[7., 7., 7.],
            [7., 7., 7.]], dtype=float32)
     """
-    return mha_decode_paged(*call_of_collection(q, cache, layer), **options)
+    return MHADecode(**arrays_of_collection(q, cache, layer), **options)
 
 
 @PublicOperation
 def mha_decode_paged(
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
-    block_table: Any,
-    seq_lens: Any,
-    *,
-    scale: float | None = None,
-    mask: Any = None,
-    window: Any = None,
-    softcap: float = 0.0,
-    sinks: Any = None,
-    alibi_slopes: Any = None,
-    q_scale: Any = None,
-    k_scale: Any = None,
-    v_scale: Any = None,
-    return_lse: bool = False,
-    base2: bool = False,
-    out: Any = None,
-    kv_layout: str = "NHD",
-    batch_invariant: bool = False,
-    backend: str = "auto",
-    arch: str = "sm_90",
-    arithmetic: str = "float32",
-    num_splits: int | None = None,
-    mask_value: float = MASK_VALUE,
-    check: bool | None = None,
-    traffic: Traffic | None = None,
-) -> Any:
+    q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, **options: Unpack[DecodeOptions]
+) -> MHADecode:
     """Attention of the newest tokens over paged K and V: ``softmax(scale Q K^T) V``.
 
     q            ``[B, Hq, D]``, or ``[B, S, Hq, D]`` with S of 1 to 4; bfloat16, float16 or float32; e4m3 with K and V
@@ -151,61 +104,5 @@ def mha_decode_paged(
         ...
     ValueError: seq_lens[1] is 33: must be 0 to 32, what the 2 columns of block_table hold in pages of 16
     """
-    asked = {"mask": mask, "window": window, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes,
-             "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
-    call, kind, arguments = prepared(
-        _plan, q, k_cache, v_cache, block_table, seq_lens, asked=asked, scale=scale, out=out, kv_layout=kv_layout,
-        batch_invariant=batch_invariant, backend=backend, arch=arch, num_splits=num_splits, mask_value=mask_value,
-        check=check, traffic=traffic,
-    )
-    plan = kind.plan.explanation
-    emulator = emulate_hopper if isinstance(plan.config, HopperDecodeConfig) else emulate
-    kernel = KERNELS.get(plan.backend, "")
-    result, lse = run(
-        plan, kernel, emulator, _refer, *call.arrays, **arguments, traffic=traffic, again=kind.launches,
-        arithmetic=arithmetic,
-    )
-    return decode_results(result, lse, out, drop_tokens=call.drop_tokens, return_lse=return_lse, base2=base2)
-
-
-def _refer(q: Any, *arrays: Any, scale: float, features: Features, out: Any, **_: Any) -> tuple[Any, Any]:
-    """The reference, rounded to the dtypes of the operation."""
-    return rounded(*refer(q, *arrays, scale=scale, features=features), result_dtype(q), out)
-
-
-def _plan(call: DecodeCall, backend: str, arch: str, num_splits: int | None, batch_invariant: bool) -> Explanation:
-    """Backend and configuration of a call, with the reason."""
-    problem = problem_of(*call.arrays[:4])
-    lacks = hopper_lacks(*call.arrays[:3], problem, call.features)
-    chosen, reason, hopper = choose_with_hopper(call.q, backend, lacks, hopper_declined(problem), SUPPORTED)
-    if hopper:
-        processors = target_of(call.q, None).processors
-        tiles = choose_hopper(
-            problem, call.features, processors=processors, num_splits=num_splits, batch_invariant=batch_invariant
-        )
-        machine = "sm_90" if chosen == "emulator" else None
-        return Explanation("mha_decode", chosen, reason, tiles, tiles.grid(), machine)
-    if chosen == "emulator":
-        arrays = {"k_cache": call.k_cache, "v_cache": call.v_cache}
-        depths = int(call.q.shape[-1]), int(call.v_cache.shape[-1])
-        check_emulated("mha_decode", arch, call.q, arrays, {"k_cache": depths})
-    emulated = arch if chosen == "emulator" else None
-    if problem.pairs:
-        check_fp8_gpu(call.q)
-    target = target_of(call.q, emulated)
-    config = choose_config(
-        problem, processors=target.processors, num_splits=num_splits, arch=target.arch, shared=target.shared,
-        heavy=call.features.heavy, biased=call.features.mask.bias is not None, batch_invariant=batch_invariant,
-    )
-    return Explanation("mha_decode", chosen, reason, config, config.grid(problem), emulated)
-
-
-_explain_paged = explained(mha_decode_paged, functools.partial(prepared, _plan))
-
-
-def _explain_collection(q: Any, cache: PagedKVCacheCollection, layer: int = 0, **options: Any) -> Explanation:
-    return _explain_paged(*call_of_collection(q, cache, layer), **options)
-
-
-mha_decode.explain = _explain_collection
-mha_decode_paged.explain = _explain_paged
+    arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
+    return MHADecode(**arrays, **options)

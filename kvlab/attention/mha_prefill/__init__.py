@@ -2,58 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from typing import Any, Unpack
 
-from kvlab.attention.call.backends import rounded, run
-from kvlab.attention.call.explain import Explanation
-from kvlab.attention.call.operands import result_dtype
 from kvlab.attention.call.operation import PublicOperation
-from kvlab.attention.features.resolve import Features
+from kvlab.attention.call.options import PagedPrefillOptions, PrefillOptions
 from kvlab.cache import PagedKVCacheCollection
-from kvlab.staging import Traffic
 
-from .emulator import launch as emulate
-from .hopper_config import HopperPrefillConfig
-from .hopper_emulator import launch as emulate_hopper
-from .inputs import Options
-from .plan import Plan, plan_cache, plan_dense, plan_paged
-from .reference import reference as refer
+from .call import DensePrefill, PagedPrefill, arrays_of_collection
 
 __all__ = ["mha_prefill", "mha_prefill_cache", "mha_prefill_paged"]
-
-KERNELS = {"triton": "kvlab.attention.mha_prefill.kernel:launch", "hopper": "kvlab.attention.mha_prefill.hopper:launch"}
 
 
 @PublicOperation
 def mha_prefill(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    causal: bool | None = None,
-    scale: float | None = None,
-    cu_seqlens_q: Any = None,
-    cu_seqlens_k: Any = None,
-    max_seqlen_q: int | None = None,
-    window: Any = None,
-    mask: Any = None,
-    softcap: float = 0.0,
-    sinks: Any = None,
-    alibi_slopes: Any = None,
-    q_scale: Any = None,
-    k_scale: Any = None,
-    v_scale: Any = None,
-    return_lse: bool = False,
-    base2: bool = False,
-    out: Any = None,
-    batch_invariant: bool = False,
-    backend: str = "auto",
-    arch: str = "sm_90",
-    arithmetic: str = "float32",
-    check: bool | None = None,
-    traffic: Traffic | None = None,
-) -> Any:
+    q: Any, k: Any, v: Any, *, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, **options: Unpack[PrefillOptions]
+) -> DensePrefill:
     """Attention of all queries: ``softmax(scale Q K^T) V``.
 
     q       ``[B, S, Hq, D]``, or ``[total, Hq, D]`` of sequences of any lengths one after the other; bfloat16, float16,
@@ -116,46 +79,14 @@ def mha_prefill(
         ...
     ValueError: k has head dimension 32: must be that of q, 64
     """
-    options = Options(
-        causal=causal, scale=scale, max_seqlen_q=max_seqlen_q, window=window, mask=mask, softcap=softcap, sinks=sinks,
-        alibi_slopes=alibi_slopes, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse,
-        base2=base2, out=out, batch_invariant=batch_invariant, backend=backend, arch=arch, arithmetic=arithmetic,
-        check=check, traffic=traffic,
-    )
-    return _run(plan_dense(q, k, v, options, cu_seqlens_q, cu_seqlens_k))
+    return DensePrefill(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, **options)
 
 
 @PublicOperation
 def mha_prefill_paged(
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
-    block_table: Any,
-    seq_lens: Any,
-    cu_seqlens_q: Any,
-    *,
-    causal: bool | None = None,
-    scale: float | None = None,
-    max_seqlen_q: int | None = None,
-    window: Any = None,
-    mask: Any = None,
-    softcap: float = 0.0,
-    sinks: Any = None,
-    alibi_slopes: Any = None,
-    q_scale: Any = None,
-    k_scale: Any = None,
-    v_scale: Any = None,
-    return_lse: bool = False,
-    base2: bool = False,
-    out: Any = None,
-    batch_invariant: bool = False,
-    kv_layout: str = "NHD",
-    backend: str = "auto",
-    arch: str = "sm_90",
-    arithmetic: str = "float32",
-    check: bool | None = None,
-    traffic: Traffic | None = None,
-) -> Any:
+    q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, cu_seqlens_q: Any,
+    **options: Unpack[PagedPrefillOptions],
+) -> PagedPrefill:
     """Attention of the new tokens over a paged cache that already holds them: chunked prefill, prefix hits.
 
     q            ``[total, Hq, D]``: the new tokens of all sequences
@@ -177,19 +108,14 @@ def mha_prefill_paged(
     >>> out[:, 0, 0].tolist(), np.exp(lse[:, 0]).round(3).tolist()
     ([1.0, 1.0, 1.0], [18.0, 19.0, 20.0])
     """
-    options = Options(
-        causal=causal, scale=scale, max_seqlen_q=max_seqlen_q, window=window, mask=mask, softcap=softcap, sinks=sinks,
-        alibi_slopes=alibi_slopes, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse,
-        base2=base2, out=out, batch_invariant=batch_invariant, backend=backend, arch=arch, arithmetic=arithmetic,
-        check=check, traffic=traffic,
-    )
-    return _run(plan_paged(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, options, kv_layout))
+    arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
+    return PagedPrefill(**arrays, cu_seqlens_q=cu_seqlens_q, **options)
 
 
 @PublicOperation
 def mha_prefill_cache(
-    q: Any, cache: PagedKVCacheCollection, layer: int = 0, *, cu_seqlens_q: Any, **options: Any
-) -> Any:
+    q: Any, cache: PagedKVCacheCollection, layer: int = 0, *, cu_seqlens_q: Any, **options: Unpack[PrefillOptions]
+) -> PagedPrefill:
     """:func:`mha_prefill_paged` over one layer of a collection, in which the new tokens are already stored.
 
     q            ``[total, Hq, D]``: the new tokens of all sequences
@@ -205,50 +131,4 @@ def mha_prefill_cache(
     >>> mha_prefill_cache(np.ones((3, 2, 64), np.float32), cache, cu_seqlens_q=np.array([0, 3])).shape
     (3, 2, 64)
     """
-    return _run(plan_cache(q, cache, layer, cu_seqlens_q, options))
-
-
-def _run(plan: Plan) -> Any:
-    inputs, options, explanation = plan.inputs, plan.options, plan.explanation
-    kernel = KERNELS.get(explanation.backend, "")
-    emulator = emulate_hopper if isinstance(explanation.config, HopperPrefillConfig) else emulate
-    result, lse = run(
-        explanation, kernel, emulator, _refer, *inputs.arrays, scale=plan.scale, problem=plan.problem,
-        config=explanation.config, features=inputs.features, base2=bool(options.base2), out=inputs.out,
-        traffic=options.traffic, again=plan.again, arithmetic=options.arithmetic,
-    )
-    if inputs.ragged:
-        result, lse = result[0], lse[0]
-    result = result if options.out is None else options.out
-    return (result, lse) if options.return_lse else result
-
-
-def _refer(*arrays: Any, scale: float, features: Features, base2: bool, out: Any, **_: Any) -> Any:
-    """The reference, rounded to the dtypes of the operation."""
-    exact, lse = refer(*arrays, scale=scale, features=features)
-    return rounded(exact, lse / math.log(2) if base2 else lse, result_dtype(arrays[0]), out)
-
-
-def _explain_dense(
-    q: Any, k: Any, v: Any, *, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, **options: Any
-) -> Explanation:
-    return plan_dense(q, k, v, Options(**options), cu_seqlens_q, cu_seqlens_k).explanation
-
-
-def _explain_paged(
-    q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, cu_seqlens_q: Any, *, kv_layout: str = "NHD",
-    **options: Any,
-) -> Explanation:
-    arrays = q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q
-    return plan_paged(*arrays, Options(**options), kv_layout).explanation
-
-
-def _explain_cache(
-    q: Any, cache: PagedKVCacheCollection, layer: int = 0, *, cu_seqlens_q: Any, **options: Any
-) -> Explanation:
-    return plan_cache(q, cache, layer, cu_seqlens_q, options).explanation
-
-
-mha_prefill.explain = _explain_dense
-mha_prefill_paged.explain = _explain_paged
-mha_prefill_cache.explain = _explain_cache
+    return PagedPrefill(**arrays_of_collection(q, cache, layer, cu_seqlens_q) | options)

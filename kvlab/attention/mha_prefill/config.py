@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from kvlab.attention.machines.gpu import shared_limit, traits
 from kvlab.attention.tiles.memory import tile_bytes
@@ -25,6 +26,22 @@ TWINS = (
 LAUNCH = ("kernel:launch", "emulator:launch")
 
 LOCKSTEP_TOLERANCE = {"o": P_TIE, "result 0": OUTPUT_TIE}
+
+
+class PrefillInputs(NamedTuple):
+    """What siblings are launched with: q and out ``[B, S, Hq, ..]`` or ``[1, total, Hq, ..]``; k and v alike, or pages.
+    None: no offsets, no table, a new out.
+    """
+
+    q: Any
+    k: Any
+    v: Any
+    cu_q: Any
+    cu_k: Any
+    table: Any
+    seq_lens: Any
+    out: Any
+    features: Any
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from kvlab.common.arrays import dtype_of
 from kvlab.memory import bfloat16
 from kvlab.triton_support.versions import gluon_lacks
 
-from .config import PrefillProblem
-from .inputs import PrefillInputs
+from .config import PrefillInputs, PrefillProblem
 
 HEAD_DIMS = ((64, 64), (128, 128), (192, 128), (256, 256))
 """Head dimensions of q and k, and of v."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvlab.attention.features.intervals import most_keys
 from kvlab.attention.machines.gpu import shared_limit, traits
@@ -34,6 +34,19 @@ TWINS = (
 LAUNCH = ("kernel:launch", "emulator:launch")
 
 LOCKSTEP_TOLERANCE = {"o": P_TIE, "parts": P_TIE, "result 0": OUTPUT_TIE}
+
+
+class MLAInputs(NamedTuple):
+    """What siblings are launched with: q and out ``[B, S, H, ..]``, the latent and the rope window of the cache
+    ``[pages, page_size, ..]``. None: a new out.
+    """
+
+    q: Any
+    kv_cache: Any
+    k_rope: Any
+    block_table: Any
+    seq_lens: Any
+    out: Any
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from kvlab.attention.hopper.choice import decode_lacks, tma_takes
 from kvlab.attention.tiles.memory import BARRIER_BYTES
 from kvlab.attention.tiles.splits import MAX_SPLITS, check_splits, invariant_splits
 
-from .config import MLADecodeProblem
-from .inputs import MLAInputs
+from .config import MLADecodeProblem, MLAInputs
 
 SUPPORTED = (
     "bf16 or fp16 with a cache of that dtype, 512 + 64 columns, no mask but the causal one, no softcap, sinks or "

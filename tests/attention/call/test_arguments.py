@@ -57,21 +57,11 @@ SWITCHES: Bad = {
 SCALES: Bad = NUMBERS | {
     "five axes": np.ones((3,) * 5, np.float32), "float64": np.ones(1), "of another library": torch.ones(1),
 }
-COLLECTIONS = {"mha_decode": "mha_decode_paged", "mha_decode_streaming": "mha_decode_streaming_paged",
-               "mla_decode": "mla_decode_paged", "mla_prefill": "mla_prefill_paged",
-               "mha_prefill_cache": "mha_prefill_paged"}
-"""Operations that hand their options on."""
 WHOLE_NAMES = ("layer", "num_splits", "latent_dim", "v_dim", "k_granularity", "v_granularity", "max_seqlen_q")
 
 
 def parameters(name: str) -> dict[str, inspect.Parameter]:
-    found = dict(inspect.signature(getattr(attention, name)).parameters)
-    if found.pop("options", None):
-        more = inspect.signature(getattr(attention, COLLECTIONS[name])).parameters.items()
-        found = {n: p for n, p in more if p.kind is p.KEYWORD_ONLY} | found
-        if name == "mha_prefill_cache":
-            del found["kv_layout"]  # the collection tells it
-    return found
+    return dict(inspect.signature(getattr(attention, name)).parameters)
 
 
 def bad_values(name: str, good: Any, parameter: inspect.Parameter) -> Bad:

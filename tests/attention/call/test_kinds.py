@@ -22,9 +22,8 @@ from kvlab import attention  # noqa: E402
 from kvlab.attention import masks  # noqa: E402
 from kvlab.attention.call import backends, checks, kinds, layers, ragged  # noqa: E402
 from kvlab.attention.hopper import choice as hopper_choice  # noqa: E402
-from kvlab.attention.kv_store import plan as store_plan  # noqa: E402
+from kvlab.attention.kv_store import call as store_call  # noqa: E402
 from kvlab.attention.machines import gpu  # noqa: E402
-from kvlab.attention.mha_prefill import plan as prefill_plan  # noqa: E402
 from kvlab.cache import PagedKVCacheCollection  # noqa: E402
 from kvlab.memory import bfloat16  # noqa: E402
 
@@ -299,9 +298,9 @@ def noted(monkeypatch: pytest.MonkeyPatch, nothing_known: Callable[[], None]) ->
         monkeypatch.setattr(module, "attend", Stub(module.attend, launches))
     monkeypatch.setattr(kv_store, "append", Stub(kv_store.append, launches))
     monkeypatch.setattr(merge_states, "merge", Stub(merge_states.merge, launches))
-    for user in (backends, gpu, checks, hopper_choice, ragged, store_plan, prefill_plan):
+    for user in (backends, gpu, checks, hopper_choice, ragged, store_call):
         monkeypatch.setattr(user, "on_gpu", lambda array: True)
-    for user in (gpu, hopper_choice, store_plan, prefill_hopper):
+    for user in (gpu, hopper_choice, store_call, prefill_hopper):
         monkeypatch.setattr(user, "machine", lambda device: ("sm_90", 132))
     monkeypatch.setattr("kvlab.triton_support.versions.installed", lambda: "3.6.0")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)

@@ -22,8 +22,7 @@ def compiled(name: str) -> tuple[Any, Counter[str], Any]:
     """The kernel as a call of :data:`CALLS` would launch it, its memory instructions, and the configuration."""
     import torch
 
-    from kvlab.attention import Rope
-    from kvlab.attention.kv_store.plan import paged_plan
+    from kvlab.attention import Rope, kv_store_paged
 
     tokens, D, cache, more = {
         "copy": (4096, 128, torch.bfloat16, {}),
@@ -39,9 +38,10 @@ def compiled(name: str) -> tuple[Any, Counter[str], Any]:
         more["rope"] = Rope(torch.ones(4096, 64), torch.ones(4096, 64), name == "rope-pairs")
     k, v = torch.zeros(2, tokens, 8, D, dtype=torch.bfloat16)
     pages = torch.zeros(256, 2, 16, 8, D, dtype=cache)
-    x, plan, _ = paged_plan(k, v, pages[:, 0], pages[:, 1], torch.arange(tokens), **more)
-    made = made_of(x, plan.config)
-    return made, Counter(re.findall(r"\b((?:LDG|STG|FFMA)[.\w]*)", made.sass)), plan.config
+    call = kv_store_paged.planned(k, v, pages[:, 0], pages[:, 1], torch.arange(tokens), **more)
+    config = call.plan.explanation.config
+    made = made_of(call.inputs, config)
+    return made, Counter(re.findall(r"\b((?:LDG|STG|FFMA)[.\w]*)", made.sass)), config
 
 
 def made_of(x: Any, config: Any, target: str = "sm_90") -> Any:
@@ -76,18 +76,18 @@ def test_tables_of_a_collection(name: str, rope: str | None) -> None:
     """
     import torch
 
-    from kvlab.attention import Rope
-    from kvlab.attention.kv_store.plan import collection_plan
+    from kvlab.attention import Rope, kv_store
     from kvlab.common.arrays import to_torch
 
     step = STEPS[name]
     k, v = (to_torch(x) for x in step.tokens())
     where = {name: to_torch(a.astype("int32")) for name, a in step.where().items()}
     turn = rope and Rope(torch.ones(512, step.D // 2), torch.ones(512, step.D // 2), rope == "pairs")
-    x, plan, _ = collection_plan(k, v, step.paged().torch(), 1, **where, rope=turn)
-    assert made_of(x, plan.config).spills <= (8 if str(installed()).startswith("3.9.") else 0)
+    call = kv_store.planned(k, v, step.paged().torch(), 1, **where, rope=turn)
+    x, config = call.inputs, call.plan.explanation.config
+    assert made_of(x, config).spills <= (8 if str(installed()).startswith("3.9.") else 0)
     if rope is None and step.dtype != "fp8":
-        made_of(x, plan.config, "gfx942")
+        made_of(x, config, "gfx942")
 
 
 NAMES = ["copy", "copy-T64", "copy-D80", "number", "tensor", "own", "rope-halves", "rope-pairs"]

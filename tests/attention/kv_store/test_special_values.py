@@ -6,7 +6,6 @@ Rests on that meaning, written out in float64 beside this file.
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from store_cases import CANARY, Inputs, Step, Store, assert_only_slots_changed, 
 from yardsticks import bits
 
 from kvlab.attention import kv_store, mla_store_paged
-from kvlab.attention.kv_store.plan import collection_plan
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.memory import bfloat16, float8_e4m3fn
 
@@ -129,9 +127,9 @@ def test_tokens_without_a_column_are_left_out(first: int, padded: bool, backend:
     step = Step((4, 4), (4, 4), padded=padded)
     cache, right = pool(step), pool(step)
     k, v = step.tokens()
-    plan = collection_plan(k, v, cache, 1, **step.where(), backend=backend)
+    call = kv_store.planned(k, v, cache, 1, **step.where(), backend=backend)
     cache.cache_lengths[0] = first  # after all that looks at it
-    sys.modules["kvlab.attention.kv_store"]._run(plan, None)  # type: ignore[attr-defined]
+    call.launch()
     position = cache.cache_lengths[:, None] + np.arange(4)
     stored = (position >= 0) & (position < 8)
     assert stored[1].all()

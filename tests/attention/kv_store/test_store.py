@@ -6,7 +6,6 @@ Rests on NumPy's own indexing (copies), on the float64 reference, and on laws: n
 
 from __future__ import annotations
 
-import importlib
 import re
 from typing import Any
 
@@ -27,8 +26,7 @@ from store_cases import (
 )
 from yardsticks import bits, sparse
 
-from kvlab.attention import Rope, kv_store_paged, mla_store_paged
-from kvlab.attention.kv_store.plan import collection_plan
+from kvlab.attention import Rope, kv_store, kv_store_paged, mla_store_paged
 from kvlab.cache import PagedKVCacheCollection
 from kvlab.common.arrays import to_torch
 from kvlab.memory import bfloat16, float8_e4m3fn
@@ -465,9 +463,9 @@ def test_tokens_without_a_place_go_nowhere_unchecked(form: str, backend: str) ->
     expected = blocks.copy()
     for b, i, p, slot in placed:
         expected[p, 0, 0, slot], expected[p, 1, 0, slot] = k[token[b, i]], v[token[b, i]]
-    plan = collection_plan(k, v, cache, **where, backend=backend, arch="sm_90", check=False)
+    call = kv_store.planned(k, v, cache, **where, backend=backend, arch="sm_90", check=False)
     lengths[...] = before
-    importlib.import_module("kvlab.attention.kv_store")._run(plan, None)
+    call.launch()
     assert bits(blocks) == bits(expected)
 
 

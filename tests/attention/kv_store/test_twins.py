@@ -9,10 +9,9 @@ import pytest
 from seeded_faults import is_found
 from store_cases import Step, Store
 
+from kvlab.attention import kv_store, kv_store_paged
 from kvlab.attention.kv_store.config import StoreProblem, choose_config
 from kvlab.attention.kv_store.emulator import sequence_of
-from kvlab.attention.kv_store.inputs import store_inputs
-from kvlab.attention.kv_store.plan import collection_plan, paged_plan
 from kvlab.mirror import check, lockstep
 
 
@@ -64,8 +63,8 @@ def arguments(x: Any, config: Any) -> dict[str, Any]:
 def test_lockstep_by_slots(case: Store) -> None:
     """Every output of every step is the same, bit for bit, between the interpreted kernel and the emulator."""
     x = case.build()
-    inputs, plan, _ = paged_plan(x.k, x.v, x.k_cache, x.v_cache, x.slots, **x.more)
-    result = lockstep("kv_store", arguments(inputs, plan.config))
+    call = kv_store_paged.planned(x.k, x.v, x.k_cache, x.v_cache, x.slots, **x.more)
+    result = lockstep("kv_store", arguments(call.inputs, call.plan.explanation.config))
     assert result.ok, str(result)
     assert max(row.distance.absolute.max() for row in result.rows if row.distance is not None) == 0
 
@@ -79,10 +78,11 @@ def test_lockstep_by_slots(case: Store) -> None:
 def test_lockstep_by_tables(step: Step) -> None:
     k, v = step.tokens()
     k, v = (np.nan_to_num(x.astype(np.float32)).astype(x.dtype) for x in (k, v))
-    inputs, plan, _ = collection_plan(k, v, step.paged(), 1, **step.where())
-    result = lockstep("kv_store", arguments(inputs, plan.config))
+    call = kv_store.planned(k, v, step.paged(), 1, **step.where())
+    config = call.plan.explanation.config
+    result = lockstep("kv_store", arguments(call.inputs, config))
     assert result.ok, str(result)
-    assert (plan.config.BITS > 0) == (step is MANY)
+    assert (config.BITS > 0) == (step is MANY)
 
 
 @pytest.mark.parametrize("batch", [0, 1, 2, 16, 17, 255, 256, 257, 512, 513, 1000, 4096, 100_000])
@@ -106,7 +106,4 @@ def test_checks_are_not_part_of_the_launch() -> None:
     """What the twins are run on went through the same checks as a call of a user."""
     x = CASES[0].build()
     with pytest.raises(ValueError, match="slot_mapping"):
-        store_inputs(
-            x.k, x.v, x.k_cache, x.v_cache, x.slots[:-1], form="slots", rope=None, rope_on="k", k_scale=None,
-            v_scale=None, granularity=(None, None),
-        )
+        kv_store_paged.planned(x.k, x.v, x.k_cache, x.v_cache, x.slots[:-1])

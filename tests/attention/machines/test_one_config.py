@@ -31,8 +31,8 @@ from kvlab.memory import as_dtype
 ARCHS = ("sm_80", "sm_90", "gfx950")
 KINDS = {"bf16": ("bf16", "bf16"), "fp32": ("fp32", "fp32"), "e4m3 keys": ("bf16", "fp8"), "e4m3": ("fp8", "fp8")}
 """dtypes of q, and of K and V."""
-PLANS = {"mha_prefill": "mha_prefill.plan", "mla_prefill_paged": "mla_prefill"}
-"""Modules that ask for the machine, where it is not the operation itself."""
+FOLDERS = {"mla_prefill_paged": "mla_prefill"}
+"""Those of operations that are not called so."""
 
 
 def random(rng: np.random.Generator, dtype: str, *shape: int) -> Any:
@@ -114,7 +114,7 @@ def test_the_emulator_takes_the_configuration_of_the_kernel(
     rounded once, to the dtype of the product, and the output once.
     """
     function, build, dimensions, rows = OPERATIONS[operation]
-    home = importlib.import_module(f"kvlab.attention.{PLANS.get(operation, operation)}")
+    home = importlib.import_module(f"kvlab.attention.{FOLDERS.get(operation, operation)}.call")
     half = {"bf16": 2.0**-9, "fp32": 2.0**-24, "e4m3 keys": 2.0**-9, "e4m3": 2.0**-4}[kind]  # of a last place
     for D, n, arch in itertools.product(dimensions, rows, ARCHS):
         arrays = build(kind, D, n)

@@ -35,13 +35,13 @@ pytestmark = pytest.mark.compile
 @functools.cache
 def compiled(case: Case, target: str, **other: int) -> tuple[Compiled, PrefillConfig]:
     """The kernel as a call on ``target`` compiles it: the same types, constants and alignments."""
-    plan = case.build().plan(device="cpu")
-    config = replace(choose_config(plan.problem, arch=family(target), shared=SHARED[target]), **other)
+    call = case.build().plan(device="cpu")
+    config = replace(choose_config(call.plan.problem, arch=family(target), shared=SHARED[target]), **other)
     caught = Caught(kernel.attend)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel, "attend", caught)
-        options = {"scale": plan.scale, "problem": plan.problem, "features": plan.inputs.features}
-        kernel.launch(*plan.inputs.arrays, config=config, **options)
+        options = {"scale": call.plan.scale, "problem": call.plan.problem, "features": call.features}
+        kernel.launch(*call.arrays, config=config, **options)
     return as_launched(caught.fn, caught.arguments, target), config
 
 
@@ -111,7 +111,7 @@ def test_attend(case: Case, target: str) -> None:
     made, config = compiled(case, target)
     assert made.spills <= SPILLS.get((case, target), 0)
     assert made.shared <= SHARED[target]
-    assert has_room(made, shared_bytes(config, case.build().plan(device="cpu").problem, family(target)))
+    assert has_room(made, shared_bytes(config, case.build().plan(device="cpu").plan.problem, family(target)))
     assert fits_small_gpus(made) or case in TWO_STAGES
     count = made.instructions
     if target.startswith("gfx"):
@@ -240,7 +240,7 @@ def in_shared(shape: MmaSyncShape, role: str) -> bool:
 @pytest.mark.parametrize("name", ON_SM_80)
 def test_registers_on_sm_80_are_those_of_the_compiler(name: str) -> None:
     """Every register of K, V, Q, P, S and O, in Triton's order, from the linear layouts of the compiled kernel."""
-    config = choose_config(ON_SM_80[name].build().plan(device="cpu").problem, arch="sm_80")
+    config = choose_config(ON_SM_80[name].build().plan(device="cpu").plan.problem, arch="sm_80")
     shape = shapes_on_sm_80(config)[0]
     mma = {"mma": [shape.warps_m, shape.warps_n, 16, 8]}
     BM, BN, BV = shape.BM, shape.BN, shape.columns("v")[1]

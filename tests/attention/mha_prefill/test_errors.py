@@ -58,8 +58,8 @@ DENSE: dict[str, tuple[dict[str, Any], str]] = {
     "window of full": ({"window": 5, "causal": False}, "window 5 with causal=False"),
     "window words": ({"window": "all"}, "window is 'all': must be None"),
     "softcap": ({"softcap": -1.0}, "softcap is -1.0: must be 0 or more"),
-    "scale": ({"scale": float("nan")}, "scale is nan: must be a finite number"),
-    "scale that is a bool": ({"scale": True}, "scale is True: must be a finite number"),
+    "scale": ({"scale": float("nan")}, "scale is nan: must be finite in float32"),
+    "scale that is a bool": ({"scale": True}, "scale is True: must be finite in float32"),
     "traffic": ({"traffic": 3}, r"traffic is 3: must be a kvlab\.staging\.Traffic or None"),
     "no k": ({"k": None}, "k is a NoneType: must be a NumPy array or torch tensor"),
     "sinks": ({"sinks": np.zeros(3, np.float32)}, r"sinks has shape \(3,\): must be \[Hq = 4\]"),
@@ -123,7 +123,7 @@ def test_more_programs_than_a_grid_holds() -> None:
         ({"seq_lens": np.array([4], np.int32)}, r"seq_lens has shape \(1,\)"),
         ({"table": np.full((2, 3), -1)}, r"block_table\[0, 0\] is -1"),
         ({"table": np.zeros((1, 3), np.int32)}, r"block_table has shape \(1, 3\)"),
-        ({"cu_q": None}, "cu_seqlens_q has shape None"),
+        ({"cu_q": None}, "cu_seqlens_q is a NoneType"),
     ],
 )
 def test_paged(changes: dict[str, Any], message: str) -> None:

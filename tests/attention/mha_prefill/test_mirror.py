@@ -52,10 +52,11 @@ CASES = [
 @pytest.mark.parametrize("case, arch", CASES, ids=[f"{case}-{arch}" for case, arch in CASES])
 def test_lockstep(case: Case, arch: str) -> None:
     """Every output of every step agrees between the interpreted kernel and the emulator."""
-    plan = case.build().plan(backend="emulator", arch=arch)
+    call = case.build().plan(backend="emulator", arch=arch)
+    plan = call.plan
     names = ("q", "k", "v", "cu_q", "cu_k", "table", "seq_lens")
-    arguments: dict[str, Any] = {n: a for n, a in zip(names, plan.inputs.arrays, strict=True) if a is not None}
+    arguments: dict[str, Any] = {n: a for n, a in zip(names, call.arrays, strict=True) if a is not None}
     arguments |= {"scale": plan.scale, "problem": plan.problem, "config": plan.explanation.config}
-    arguments |= {"features": plan.inputs.features, "base2": case.base2}
+    arguments |= {"features": call.features, "base2": case.base2}
     result = lockstep("mha_prefill", arguments, emulator={"arch": arch})
     assert result.ok, str(result.first_difference)

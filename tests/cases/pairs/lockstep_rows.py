@@ -19,6 +19,8 @@ from pairs.calls import rows_of
 from pairs.covering import Row, Table
 from pairs.paged_decode import FP8
 
+from kvlab.attention.call.backends import function_at
+
 MASKS = ("causal", "chunked", "sliding", "padding", "bias")
 SEEN: dict[str, tuple[Any, ...]] = {
     "mask": MASKS, "window": (None, 9), "heads": ((2, 1),), "page": (5,), "softcap": (0.0, 2.5),
@@ -98,8 +100,10 @@ def arguments_of(op: str, call: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         found.update(bound.arguments | more)
         raise _Caught
 
-    function = call.function if op == "kv_store" else call.function()
-    with mock.patch.dict(getattr(function, "__wrapped__", function).__globals__, emulate=caught), suppress(_Caught):
+    def launcher(path: str) -> Any:
+        return caught if path.endswith(".emulator:launch") else function_at(path)
+
+    with mock.patch("kvlab.attention.call.call.function_at", launcher), suppress(_Caught):
         call.check("emulator")
     for name in ("traffic", "out"):
         found.pop(name, None)

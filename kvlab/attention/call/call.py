@@ -1,0 +1,238 @@
+"""One call of an operation, from its arguments to its results: check, arrange, plan, launch, results.
+
+An operation derives its :class:`Call` and states what is its own: the ``operands`` it takes, what else is asked of them
+(``check_arguments``, ``check_values``), the form in which its siblings take them (``arrange``), and which configuration
+it gets (``choose``). The order of the stages, the cache of plans and the launch are here, once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+import numpy as np
+
+from kvlab.attention.call.backends import check_arithmetic, function_at, rounded, run_kernel, run_on_numpy
+from kvlab.attention.call.checks import check_apart, check_traffic, finite_number, given, looks_at_values
+from kvlab.attention.call.explain import Explanation
+from kvlab.attention.call.kinds import Kind, kind_of
+from kvlab.attention.call.operands import Operand, Sizes, check_declared, check_laid_out, result_dtype
+from kvlab.attention.call.options import Arch, Arithmetic, FeatureOptions
+from kvlab.attention.features.intervals import window_interval
+from kvlab.attention.features.masks import resolve_mask
+from kvlab.attention.features.resolve import Features, in_base, kv_view, resolve_features
+from kvlab.common.arrays import is_torch
+from kvlab.hardware import chip
+from kvlab.staging import Traffic
+
+R = TypeVar("R")
+
+FEATURES = FeatureOptions.__annotations__.keys()
+SIBLINGS = {"triton": "kernel:launch", "reference": "reference:reference"}
+"""Backend -> module and function in an operation's folder, where it is not the launch function of a module so called.
+"""
+TOKEN = (slice(None), 0)
+"""The index that takes away the axis of tokens where there is one for each sequence."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Plan that calls share which differ in nothing but the addresses and values of their arrays; it holds no array.
+
+    problem: the sizes that the operation's configuration was chosen for. sibling: where the function is that runs,
+    ``"module:function"``. features: None where they hold arrays.
+    """
+
+    explanation: Explanation
+    problem: Any
+    scale: float
+    sibling: str
+    features: Features | None
+
+
+class Call(Generic[R]):
+    """One call. Its arguments are attributes, those that are left out by their defaults here, and never change.
+
+    arrays : the positional arguments of the siblings' launch functions, and ``into`` their ``out``: set by ``arrange``,
+    as is what the operation needs besides.
+    """
+
+    operation: ClassVar[str]
+    returns: ClassVar[str] = "Any"
+    operands: ClassVar[tuple[Operand, ...]] = ()
+    paged_scales: ClassVar[tuple[str, ...]] = ()
+    """The scales that may lie as the pages of a cache do."""
+
+    scale: float | None = None
+    softcap: float = 0.0
+    return_lse: bool = False
+    base2: bool = False
+    out: Any = None
+    batch_invariant: bool = False
+    kv_layout: str = "NHD"
+    backend: str = "auto"
+    arch: Arch = "sm_90"
+    arithmetic: Arithmetic = "float32"
+    check: bool | None = None
+    causal: bool | None = None
+    max_seqlen_q: int | None = None
+    traffic: Traffic | None = None
+
+    plan: Plan
+    launches: dict[Any, Any] | None
+    arrays: tuple[Any, ...]
+    into: Any = None
+    features: Features = Features()
+    dropped: Any = None
+    """The index that takes away an axis of the results which the siblings have and the caller does not."""
+    base2_by_siblings: ClassVar[bool] = False
+    """Whether siblings take ``base2``."""
+    out_may_be: ClassVar[str] = ""
+    """The operand that ``out`` may be, element for element."""
+
+    def __init__(self, **arguments: Any) -> None:
+        vars(self).update(arguments)
+        self.arguments = arguments
+
+    def run(self) -> R:
+        """The results. Raises, before anything is written, for arguments that are not right."""
+        self.planned()
+        return self.results(*self.launch())
+
+    def planned(self) -> Self:
+        """The call itself, checked, arranged and with its plan."""
+        decisive = self.decisive()
+        if decisive is None:
+            kind: Kind[Plan] = Kind(self.prepare(), None)
+        else:
+            kind = kind_of((type(self), *self.arguments), decisive, self.prepare)
+        self.launches = kind.launches
+        if vars(self).get("plan") is not kind.plan:  # another call was the first of the kind
+            self.plan = kind.plan
+            self.arrange()
+        if self.out is not None:
+            self.check_memory()
+        self.look(self.arrays[0])
+        return self
+
+    def prepare(self) -> Plan:
+        """Checks and plan, which depend on no address and no value."""
+        operands = self.given_operands()
+        sizes = check_declared(self.operands, operands)
+        self.check_arguments(sizes)
+        check_laid_out(self.operands, operands)
+        scale = self.checked_scale()
+        self.arrange()
+        explanation, problem, backend = self.choose(scale)
+        check_arithmetic(explanation, self.arithmetic)
+        kept = None if self.features.arrays else self.features
+        sibling = SIBLINGS.get(backend, f"{backend}:launch")
+        self.plan = Plan(explanation, problem, scale, f"kvlab.attention.{self.operation}.{sibling}", kept)
+        return self.plan
+
+    # What is an operation's own
+
+    def decisive(self) -> tuple[Any, ...] | None:
+        """The arguments that checks and plan depend on; None where values of arrays decide, too."""
+        return tuple(self.arguments.values())
+
+    def check_arguments(self, sizes: Sizes) -> None:
+        """Check operands together. ``sizes``: those named in their ``axes``."""
+
+    def default_scale(self) -> float:
+        """The scale of scores where none is given."""
+        return 1 / math.sqrt(self.arguments["q"].shape[-1])
+
+    def arrange(self) -> None:
+        """Set ``arrays``, ``into``, ``features`` and ``dropped``."""
+        raise NotImplementedError
+
+    def is_causal(self, mask: Any, window: Any) -> bool:
+        """True where a query sees no key behind its own."""
+        return mask is None if self.causal is None else bool(self.causal)
+
+    def choose(self, scale: float) -> tuple[Explanation, Any, str]:
+        """Choose: an explanation, the problem's sizes, and the backend that runs, "hopper_emulator" among them."""
+        raise NotImplementedError
+
+    def check_values(self) -> None:
+        """Check the values of the operands."""
+
+    def named(self) -> dict[str, Any]:
+        """The named arguments of the siblings' launch functions."""
+        config = self.plan.explanation.config
+        return {"scale": self.plan.scale, "config": config, "features": self.features, "out": self.into}
+
+    # What is the same for all
+
+    def given_operands(self) -> dict[str, Any]:
+        """Operands that are given, pages as "NHD"."""
+        found = {}
+        for operand in self.operands:
+            array = self.arguments.get(operand.name)
+            if array is not None or not operand.optional:
+                found[operand.name] = kv_view(array, self.kv_layout) if operand.paged else array
+        return found
+
+    def checked_scale(self) -> float:
+        """The scale as a float32 holds it; and what no operation uses but counts or accepts."""
+        check_traffic(self.traffic)
+        if "mask_value" in self.arguments:
+            value = self.arguments["mask_value"]
+            finite_number(value, "mask_value", "less than infinity, in float32", lowest=-math.inf)
+        return finite_number(self.default_scale() if self.scale is None else self.scale, "scale", "finite in float32")
+
+    def resolve(self, q: Any, k: Any, v: Any, *, batch: int, lengths: Callable[[], tuple[Any, Any]]) -> Features:
+        """The features that are asked for. ``lengths()``: new tokens and keys of each sequence, in CPU memory."""
+        plan: Plan | None = vars(self).get("plan")
+        if plan is not None and plan.features is not None:
+            return plan.features
+        asked = {name: value for name, value in self.arguments.items() if name in FEATURES}
+        asked |= {name: kv_view(asked[name], self.kv_layout) for name in self.paged_scales if name in asked}
+        return self.resolved(q, k, v, asked, batch=batch, lengths=lengths)
+
+    def resolved(self, q: Any, k: Any, v: Any, asked: dict[str, Any], *, batch: int, lengths: Any) -> Features:
+        """The features of the keywords ``asked``."""
+        mask, window = asked.pop("mask", None), asked.pop("window", None)
+        interval = window_interval(self.is_causal(mask, window), window)
+        sight = resolve_mask(mask, interval, heads=int(q.shape[-2]), lengths=lengths, like=q)
+        return resolve_features(q, k, v, mask=sight, batch=batch, **asked)
+
+    def look(self, array: Any) -> None:
+        """Check values, unless the caller says no or ``array`` is on a GPU, which would wait for it."""
+        if looks_at_values(self.check, array):
+            self.check_values()
+
+    def check_memory(self) -> None:
+        """ValueError for an ``out`` over another argument."""
+        arrays = {n: a for n, a in self.arguments.items() if n != "out" and (isinstance(a, np.ndarray) or is_torch(a))}
+        check_apart(self.out, arrays, unless=self.out_may_be)
+
+    def launch(self) -> tuple[Any, ...]:
+        """Call the sibling that the plan names: results of its own, or ``into`` and an lse."""
+        plan, named = self.plan, self.named()
+        explanation = plan.explanation
+        if explanation.backend in ("triton", "hopper"):
+            return run_kernel(plan.sibling, *self.arrays, again=self.launches, **named)
+        if explanation.backend == "reference":
+            return run_on_numpy(self.refer, *self.arrays, **named)
+        with chip.arithmetic(self.arithmetic):
+            more = given(arch=explanation.arch, traffic=self.traffic)
+            return run_on_numpy(function_at(plan.sibling), *self.arrays, **named, **more)
+
+    def refer(self, *arrays: Any, out: Any, **named: Any) -> tuple[Any, ...]:
+        """The reference, rounded to the dtypes of the operation."""
+        reference = function_at(self.plan.sibling)
+        exact, lse = reference(*arrays, **{name: named[name] for name in ("scale", "features") if name in named})
+        return rounded(exact, lse / math.log(2) if named.get("base2") else lse, result_dtype(arrays[0]), out)
+
+    def results(self, *found: Any) -> R:
+        """The caller's results, of those that a sibling ``found``."""
+        (result, lse), index = found, self.dropped
+        answer: Any = self.out if self.out is not None else result if index is None else result[index]
+        if self.return_lse:
+            lse = lse if index is None else lse[index]
+            answer = answer, in_base(lse, self.base2 and not self.base2_by_siblings)
+        return answer

@@ -1,0 +1,124 @@
+"""The keywords that operations share: their names, for type checkers and for help, and their types."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict
+
+from kvlab.attention.features.rope import Rope
+from kvlab.staging import Traffic
+
+Backend = Literal["auto", "reference", "emulator", "triton", "hopper"]
+PortableBackend = Literal["auto", "reference", "emulator", "triton"]
+Arch = Literal["sm_80", "sm_90", "gfx950"]
+KVLayout = Literal["NHD", "HND"]
+Arithmetic = Literal["float32", "chip"]
+
+
+class LatentFeatureOptions(TypedDict, total=False):
+    """The features of a call whose V is a part of K."""
+
+    mask: Any
+    window: Any
+    softcap: float
+    sinks: Any
+    alibi_slopes: Any
+    q_scale: Any
+    k_scale: Any
+
+
+class FeatureOptions(LatentFeatureOptions, total=False):
+    """The features of a call."""
+
+    v_scale: Any
+
+
+class RunOptions(TypedDict, total=False):
+    """How any attention call runs, and what it gives back."""
+
+    scale: float | None
+    return_lse: bool
+    base2: bool
+    out: Any
+    batch_invariant: bool
+    arch: Arch
+    arithmetic: Arithmetic
+    check: bool | None
+    traffic: Traffic | None
+
+
+class SplitOptions(RunOptions, total=False):
+    """Those of a decode over pages."""
+
+    kv_layout: KVLayout
+    num_splits: int | None
+    mask_value: float
+
+
+class DecodeOptions(FeatureOptions, SplitOptions, total=False):
+    """Of ``mha_decode_paged``."""
+
+    backend: Backend
+
+
+class StreamingOptions(FeatureOptions, SplitOptions, total=False):
+    """Of ``mha_decode_streaming_paged``."""
+
+    backend: PortableBackend
+
+
+class MLADecodeOptions(LatentFeatureOptions, SplitOptions, total=False):
+    """Of ``mla_decode_paged``."""
+
+    v_dim: int
+    backend: Backend
+
+
+class PrefillOptions(FeatureOptions, RunOptions, total=False):
+    """Of ``mha_prefill``, but for its rows."""
+
+    causal: bool | None
+    max_seqlen_q: int | None
+    backend: Backend
+
+
+class PagedPrefillOptions(PrefillOptions, total=False):
+    """Of ``mha_prefill_paged``."""
+
+    kv_layout: KVLayout
+
+
+class MLAPrefillOptions(FeatureOptions, RunOptions, total=False):
+    """Of ``mla_prefill_ragged``."""
+
+    rope_scale: Any
+    causal: bool | None
+    max_seqlen_q: int | None
+    backend: PortableBackend
+
+
+class PagedMLAPrefillOptions(MLAPrefillOptions, total=False):
+    """Of ``mla_prefill_paged``."""
+
+    k_starts: Any
+    latent_dim: int
+    kv_layout: KVLayout
+
+
+class StoreOptions(TypedDict, total=False):
+    """Of a store."""
+
+    rope: Rope | None
+    positions: Any
+    backend: PortableBackend
+    arch: str
+    check: bool | None
+    traffic: Traffic | None
+
+
+class MergeOptions(TypedDict, total=False):
+    """Of ``merge_states``."""
+
+    out: Any
+    return_lse: bool
+    backend: PortableBackend
+    arithmetic: Arithmetic

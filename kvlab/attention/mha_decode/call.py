@@ -1,0 +1,134 @@
+"""A paged decode of MHA: what it asks of its arguments, the form its siblings take them in, its choice of tiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvlab.attention.call.call import TOKEN, Call
+from kvlab.attention.call.checks import (
+    check_lengths_and_pages,
+    check_pages,
+    lengths_with_new,
+    require,
+)
+from kvlab.attention.call.explain import Explanation
+from kvlab.attention.call.layers import kv_pages
+from kvlab.attention.call.operands import TABLE, Operand, Sizes, check_heads, check_result
+from kvlab.attention.features.intervals import host, keys_in_table
+from kvlab.attention.features.resolve import kv_view
+from kvlab.attention.features.scales import is_fp8
+from kvlab.attention.hopper.choice import choose_with_hopper
+from kvlab.attention.machines import check_emulated
+from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
+from kvlab.attention.tiles.online_softmax import MASK_VALUE
+from kvlab.common.arrays import element_strides, is_torch
+
+from .config import choose_config, problem_of
+from .hopper_config import SUPPORTED, choose_hopper, hopper_declined, hopper_lacks
+
+MAX_TOKENS = 4
+
+class PagedDecode(Call[Any]):
+    """A decode over pages of K and V ``[pages, page_size, Hkv, ..]``; siblings take q and out as ``[B, S, Hq, ..]``."""
+
+    operands = (
+        Operand("q", "[B, Hq, D] or [B, S, Hq, D]"),
+        Operand("k_cache", "[pages, page_size, Hkv, D]", paged=True),
+        Operand("v_cache", "[pages, page_size, Hkv, D]", paged=True),
+        TABLE,
+        Operand("seq_lens", "[B = {B}]", integers=True, strides="any"),
+        Operand("out", strides="", optional=True),
+    )
+    paged_scales = "k_scale", "v_scale"
+    out_may_be = "q"
+    num_splits: int | None = None
+    mask_value: float = MASK_VALUE
+    q: Any
+    k_cache: Any
+    v_cache: Any
+    block_table: Any
+    seq_lens: Any
+
+    def check_arguments(self, sizes: Sizes) -> None:
+        q, tokens = self.q, sizes.get("S", 1)
+        require(1 <= tokens <= MAX_TOKENS, f"q has {tokens} new tokens a sequence", f"1 to {MAX_TOKENS}")
+        caches = {name: kv_view(getattr(self, name), self.kv_layout) for name in ("k_cache", "v_cache")}
+        check_pages(caches)
+        check_heads(q, caches)
+        if is_fp8(self.k_cache):
+            _check_pairs(caches)
+        if self.out is not None:
+            check_result(self.out, (*q.shape[:-1], int(caches["v_cache"].shape[3])), q)
+
+    def arrange(self) -> None:
+        q, self.into = self.q, self.out
+        if q.ndim == 3:
+            self.dropped = TOKEN
+            q, self.into = q[:, None], None if self.out is None else self.out[:, None]
+        caches = kv_view(self.k_cache, self.kv_layout), kv_view(self.v_cache, self.kv_layout)
+        self.arrays = q, *caches, self.block_table, self.seq_lens
+        self.features = self.resolve(q, *caches, batch=q.shape[0], lengths=self.lengths)
+
+    def is_causal(self, mask: Any, window: Any) -> bool:
+        return mask is None or isinstance(window, int | np.integer)
+
+    def lengths(self) -> tuple[Any, Any]:
+        """New tokens and keys of each sequence."""
+        q, cache, *_ = self.arrays
+        return np.full(q.shape[0], q.shape[1]), keys_in_table(self.seq_lens, self.block_table, int(cache.shape[1]))
+
+    def choose(self, scale: float) -> tuple[Explanation, Any, str]:
+        (q, k_cache, v_cache, table, _), features = self.arrays, self.features
+        problem = problem_of(q, k_cache, v_cache, table)
+        lacks = hopper_lacks(q, k_cache, v_cache, problem, features)
+        chosen, reason, hopper = choose_with_hopper(q, self.backend, lacks, hopper_declined(problem), SUPPORTED)
+        emulated = self.arch if chosen == "emulator" else None
+        splits: dict[str, Any] = {"num_splits": self.num_splits, "batch_invariant": self.batch_invariant}
+        if hopper:
+            tiles = choose_hopper(problem, features, processors=target_of(q, None).processors, **splits)
+            machine, sibling = ("sm_90", "hopper_emulator") if emulated else (None, "hopper")
+            return Explanation("mha_decode", chosen, reason, tiles, tiles.grid(), machine), problem, sibling
+        if emulated:
+            depths = int(q.shape[-1]), int(v_cache.shape[-1])
+            check_emulated("mha_decode", emulated, q, {"k_cache": k_cache, "v_cache": v_cache}, {"k_cache": depths})
+        if problem.pairs:
+            check_fp8_gpu(q)
+        target = target_of(q, emulated)
+        config = choose_config(
+            problem, processors=target.processors, arch=target.arch, shared=target.shared, heavy=features.heavy,
+            biased=features.mask.bias is not None, **splits,
+        )
+        return Explanation("mha_decode", chosen, reason, config, config.grid(problem), emulated), problem, chosen
+
+    def check_values(self) -> None:
+        q, cache, _, table, lens = self.arrays
+        page_size = cache.shape[1]
+        lengths, pages = host(lens), host(table)
+        interval = self.features.mask.interval
+        first, _ = interval.bounds(lengths.astype(np.int64) - q.shape[1], lengths, np.arange(len(lengths)))
+        seen = np.where((np.arange(pages.shape[1]) + 1) * page_size <= first[:, None], 0, pages)  # others are not read
+        check_lengths_and_pages(lens, seen, cache.shape[0], page_size)
+
+
+class MHADecode(PagedDecode):
+    """Of ``mha_decode_paged``."""
+
+    operation = "mha_decode"
+
+
+def arrays_of_collection(q: Any, cache: Any, layer: int) -> dict[str, Any]:
+    """The array form of a call over a collection."""
+    pages = kv_pages(cache, layer, "mla_decode")
+    table = {"block_table": cache.lookup_table, "seq_lens": lengths_with_new(cache.cache_lengths, q)}
+    return {"q": q, "k_cache": pages.keys, "v_cache": pages.values, **table}
+
+
+def _check_pairs(caches: dict[str, Any]) -> None:
+    """ValueError for rows of fp8 that do not start at an even byte: columns move in pairs."""
+    for name, cache in caches.items():
+        strides = element_strides(cache, name)
+        even = not any(step % 2 for step in strides[:-1])
+        first = cache.data_ptr() if is_torch(cache) else cache.ctypes.data
+        require(even and first % 2 == 0, f"{name} of float8_e4m3fn has strides {strides}", "rows at even bytes")

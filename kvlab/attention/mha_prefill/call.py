@@ -1,0 +1,195 @@
+"""A prefill of MHA: what it asks of its arguments, the form its siblings take them in, its choice of tiles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from kvlab.attention.call.call import Call
+from kvlab.attention.call.checks import (
+    check_lengths_and_pages,
+    check_pages,
+    require,
+)
+from kvlab.attention.call.explain import Explanation
+from kvlab.attention.call.layers import kv_pages
+from kvlab.attention.call.operands import STARTS, STARTS_OF_K, TABLE, Operand, Sizes, check_heads, check_result
+from kvlab.attention.call.ragged import (
+    check_grid,
+    check_offsets,
+    check_starts_of_cache,
+    keys_with_new,
+    longest,
+    sequence_lengths,
+    tells_longest,
+)
+from kvlab.attention.features.intervals import keys_in_table
+from kvlab.attention.features.resolve import kv_view
+from kvlab.attention.features.scales import is_fp8
+from kvlab.attention.hopper.choice import choose_with_hopper
+from kvlab.attention.machines import check_emulated
+from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
+from kvlab.common.arrays import dtype_of
+
+from .config import PrefillInputs, PrefillProblem, choose_config
+from .hopper_config import SUPPORTED, choose_hopper, hopper_declined, hopper_lacks
+
+
+class Prefill(Call[Any]):
+    """A prefill; siblings take q and out as ``[B, S, Hq, ..]`` or ``[1, total, Hq, ..]``."""
+
+    operation = "mha_prefill"
+    base2_by_siblings = True
+    cu_seqlens_q: Any = None
+    cu_seqlens_k: Any = None
+    q: Any
+    inputs: PrefillInputs
+    batch: int
+    longest: int
+
+    def decisive(self) -> tuple[Any, ...] | None:
+        ragged = self.cu_seqlens_q is not None
+        return None if ragged and tells_longest(self.max_seqlen_q, self.q) else super().decisive()
+
+    def choose(self, scale: float) -> tuple[Explanation, Any, str]:
+        q, k, v = self.arrays[:3]
+        features, fp8, invariant = self.features, is_fp8(q), self.batch_invariant
+        problem = PrefillProblem(
+            self.batch, self.longest, int(q.shape[2]), int(k.shape[2]), int(q.shape[3]), int(v.shape[3]),
+            dtype_of(q, "q").itemsize, dtype_of(k, "k").itemsize, features.heavy, features.mask.bias is not None,
+            self.cu_seqlens_q is not None, p_fp8=fp8 and features.scales.v.kind != "token",
+        )
+        declined = hopper_declined(problem, features.mask.left, batch_invariant=invariant)
+        lacks = hopper_lacks(self.inputs, scale)
+        chosen, reason, hopper = choose_with_hopper(q, self.backend, lacks, declined, SUPPORTED)
+        emulated = self.arch if chosen == "emulator" else None
+        if hopper:
+            tiles = choose_hopper(problem, self.inputs)
+            machine, sibling = ("sm_90", "hopper_emulator") if emulated else (None, "hopper")
+            return Explanation("mha_prefill", chosen, reason, tiles, tiles.grid(problem), machine), problem, sibling
+        if is_fp8(k):
+            check_fp8_gpu(q, products=fp8)
+        if emulated:
+            names = ("k", "v") if self.inputs.table is None else ("k_cache", "v_cache")
+            check_emulated("mha_prefill", emulated, q, dict(zip(names, (k, v), strict=True)))
+        target = target_of(q, emulated)
+        config = choose_config(
+            problem, arch=target.arch, shared=target.shared, batch_invariant=invariant, emulated=emulated is not None
+        )
+        grid = config.grid(problem)
+        check_grid(grid, problem.batch, problem.max_q)
+        return Explanation("mha_prefill", chosen, reason, config, grid, emulated), problem, chosen
+
+    def named(self) -> dict[str, Any]:
+        return super().named() | {"problem": self.plan.problem, "base2": self.base2}
+
+
+class DensePrefill(Prefill):
+    """Of ``mha_prefill``: K and V as q, dense or ragged."""
+
+    operands = (
+        Operand("q"), Operand("k"), Operand("v"), replace(STARTS, optional=True), replace(STARTS_OF_K, optional=True),
+        Operand("out", strides="", optional=True),
+    )
+    k: Any
+    v: Any
+
+    def check_arguments(self, sizes: Sizes) -> None:
+        (q, k, v), (cu_q, cu_k) = (self.q, self.k, self.v), (self.cu_seqlens_q, self.cu_seqlens_k)
+        both = (cu_q is None) == (cu_k is None)
+        require(both, "only one of cu_seqlens_q and cu_seqlens_k is given", "both or neither")
+        ragged = cu_q is not None
+        form = "[total, H, D] with cu_seqlens" if ragged else "[B, S, H, D] without cu_seqlens"
+        for name, array in (("q", q), ("k", k), ("v", v)):
+            require(array.ndim == (3 if ragged else 4), f"{name} has shape {tuple(array.shape)}", form)
+        require(ragged or k.shape[0] == q.shape[0], f"k has {k.shape[0]} sequences", f"those of q, {q.shape[0]}")
+        check_heads(q, {"k": k, "v": v})
+        if self.out is not None:
+            check_result(self.out, (*(int(n) for n in q.shape[:-1]), int(v.shape[-1])), q)
+        if ragged:
+            longest(self.max_seqlen_q, q, cu_q)
+        unasked = ragged or self.max_seqlen_q is None
+        require(unasked, f"max_seqlen_q {self.max_seqlen_q!r} without cu_seqlens_q", "None; q tells the length")
+
+    def arrange(self) -> None:
+        (q, k, v), (cu_q, cu_k), self.into = (self.q, self.k, self.v), (self.cu_seqlens_q, self.cu_seqlens_k), self.out
+        if cu_q is None:
+            self.batch, self.longest = int(q.shape[0]), int(q.shape[1])
+            self.features = self.resolve(q, k, v, batch=self.batch, lengths=self.lengths)
+        else:
+            self.batch, self.longest, self.dropped = int(cu_q.shape[0]) - 1, longest(self.max_seqlen_q, q, cu_q), 0
+            self.features = self.resolve(q, k, v, batch=self.batch, lengths=self.lengths).with_leading_axis()
+            q, k, v, self.into = (x if x is None else x[None] for x in (q, k, v, self.out))
+        self.inputs = PrefillInputs(q, k, v, cu_q, cu_k, None, None, self.into, self.features)
+        self.arrays = self.inputs[:7]
+
+    def lengths(self) -> tuple[Any, Any]:
+        """New tokens and keys of each sequence."""
+        if self.cu_seqlens_q is None:
+            return np.full(self.batch, self.q.shape[1]), np.full(self.batch, self.k.shape[1])
+        self.look(self.q)
+        return sequence_lengths(self.cu_seqlens_q), sequence_lengths(self.cu_seqlens_k)
+
+    def check_values(self) -> None:
+        if self.cu_seqlens_q is not None:
+            check_offsets("cu_seqlens_q", self.cu_seqlens_q, self.q, self.longest)
+            check_offsets("cu_seqlens_k", self.cu_seqlens_k, self.k, None)
+
+
+class PagedPrefill(Prefill):
+    """Of ``mha_prefill_paged``: K and V in pages ``[pages, page_size, Hkv, ..]``."""
+
+    operands = (
+        Operand("q", "[total, Hq, D]"), Operand("k_cache", "[pages, page_size, Hkv, D]", paged=True),
+        Operand("v_cache", "[pages, page_size, Hkv, D]", paged=True),
+        STARTS, TABLE, Operand("seq_lens", "[B = {B}]", integers=True),
+        Operand("out", strides="", optional=True),
+    )
+    paged_scales = "k_scale", "v_scale"
+    k_cache: Any
+    v_cache: Any
+    block_table: Any
+    seq_lens: Any
+
+    def check_arguments(self, sizes: Sizes) -> None:
+        q, caches = self.q, {name: kv_view(getattr(self, name), self.kv_layout) for name in ("k_cache", "v_cache")}
+        check_pages(caches)
+        check_heads(q, caches)
+        if self.out is not None:
+            check_result(self.out, (*(int(n) for n in q.shape[:-1]), int(caches["v_cache"].shape[-1])), q)
+        longest(self.max_seqlen_q, q, self.cu_seqlens_q)
+
+    def arrange(self) -> None:
+        q, cu_q = self.q, self.cu_seqlens_q
+        caches = kv_view(self.k_cache, self.kv_layout), kv_view(self.v_cache, self.kv_layout)
+        self.batch, self.longest, self.dropped = int(cu_q.shape[0]) - 1, longest(self.max_seqlen_q, q, cu_q), 0
+        self.features = self.resolve(q, *caches, batch=self.batch, lengths=self.lengths)
+        self.into = None if self.out is None else self.out[None]
+        tables = self.block_table, self.seq_lens
+        self.inputs = PrefillInputs(q[None], *caches, cu_q, None, *tables, self.into, self.features)
+        self.arrays = self.inputs[:7]
+
+    def lengths(self) -> tuple[Any, Any]:
+        """New tokens and keys of each sequence."""
+        self.look(self.q)
+        page_size = kv_view(self.k_cache, self.kv_layout).shape[1]
+        return sequence_lengths(self.cu_seqlens_q), keys_in_table(self.seq_lens, self.block_table, int(page_size))
+
+    def check_values(self) -> None:
+        check_offsets("cu_seqlens_q", self.cu_seqlens_q, self.q, self.longest)
+        check_lengths_and_pages(self.seq_lens, self.block_table, *kv_view(self.k_cache, self.kv_layout).shape[:2])
+
+
+def arrays_of_collection(q: Any, cache: Any, layer: int, starts: Any) -> dict[str, Any]:
+    """The array form of a prefill over a collection, whose scales are used: one for each token and head."""
+    pages = kv_pages(cache, layer, "mla_prefill")
+    check_starts_of_cache(starts, cache)
+    found = {"q": q, "k_cache": pages.keys, "v_cache": pages.values, "block_table": cache.lookup_table,
+             "seq_lens": keys_with_new(cache.cache_lengths, starts), "cu_seqlens_q": starts}
+    if pages.key_scales is not None:
+        granules = int(pages.key_scales.shape[-1])
+        require(granules == 1, f"a cache with {granules} scales a head and token", "one; granularity head_size")
+        found |= {"k_scale": pages.key_scales[..., 0], "v_scale": pages.value_scales[..., 0]}
+    return found

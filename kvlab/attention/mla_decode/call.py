@@ -1,0 +1,131 @@
+"""An absorbed decode of MLA: what it asks of its arguments, the form its siblings take them in, its choice of tiles."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from kvlab.attention.call.call import TOKEN, Call
+from kvlab.attention.call.checks import (
+    check_dtype,
+    check_lengths_and_pages,
+    lengths_with_new,
+    require,
+)
+from kvlab.attention.call.explain import Explanation
+from kvlab.attention.call.latent_rows import check_latent_rows, latent_windows
+from kvlab.attention.call.layers import latent_pages
+from kvlab.attention.call.operands import TABLE, Operand, Sizes, check_result
+from kvlab.attention.features.intervals import keys_in_table
+from kvlab.attention.features.scales import is_fp8
+from kvlab.attention.hopper.choice import choose_with_hopper
+from kvlab.attention.machines import check_emulated
+from kvlab.attention.machines.gpu import check_fp8_gpu, target_of
+from kvlab.attention.tiles.online_softmax import MASK_VALUE
+from kvlab.common.arrays import dtype_of, element_strides
+from kvlab.triton_support.versions import holds_wgmma_rows
+
+from .config import MLADecodeProblem, MLAInputs, choose_config
+from .hopper_config import SUPPORTED, choose_hopper, hopper_lacks
+
+MAX_TOKENS = 4
+MAX_HEADS = 128
+
+
+class MLADecode(Call[Any]):
+    """Of ``mla_decode_paged``; siblings take q and out as ``[B, S, H, ..]``, latents and rope columns apart."""
+
+    operation = "mla_decode"
+    operands = (
+        Operand("q", "[B, H, D] or [B, S, H, D]"), Operand("kv_cache"), TABLE,
+        Operand("seq_lens", "[B = {B}]", integers=True, strides="any"), Operand("out", strides="", optional=True),
+    )
+    paged_scales = ("k_scale",)
+    v_dim: int = 512
+    num_splits: int | None = None
+    mask_value: float = MASK_VALUE
+    q: Any
+    kv_cache: Any
+    block_table: Any
+    seq_lens: Any
+    inputs: MLAInputs
+
+    def check_arguments(self, sizes: Sizes) -> None:
+        q, kv_cache, v_dim, D, tokens = self.q, self.kv_cache, self.v_dim, sizes["D"], sizes.get("S", 1)
+        require(1 <= tokens <= MAX_TOKENS, f"q has {tokens} new tokens a sequence", f"1 to {MAX_TOKENS}")
+        require(1 <= sizes["H"] <= MAX_HEADS, f"q has {sizes['H']} heads", f"1 to {MAX_HEADS}")
+        fp8 = is_fp8(kv_cache)
+        if not (is_fp8(q) and fp8):
+            check_dtype("q", q)
+        whole = isinstance(v_dim, int) and v_dim % 16 == 0 and 32 <= v_dim <= 512
+        require(whole, f"v_dim is {v_dim!r}", "a multiple of 16 from 32 to 512")
+        rope = D - v_dim
+        require(rope % 16 == 0 and 16 <= rope <= 128, f"{D} columns of which {v_dim} are v_dim leave {rope} for rope",
+                "a multiple of 16 from 16 to 128")
+        check_latent_rows(kv_cache, v_dim, rope, self.kv_layout)
+        require(fp8 or kv_cache.dtype == q.dtype, f"kv_cache has dtype {kv_cache.dtype}", f"that of q, {q.dtype}")
+        require(not fp8 or dtype_of(q, "q").itemsize <= 2, f"q has dtype {q.dtype} with a cache of {kv_cache.dtype}",
+                "bfloat16, float16 or float8_e4m3fn")
+        if self.out is not None:
+            check_result(self.out, (*q.shape[:-1], v_dim), q)
+
+    def default_scale(self) -> float:
+        latent, rope = self.v_dim, self.q.shape[-1] - self.v_dim
+        known = (latent, rope) == (512, 64)
+        require(known, f"scale None with rows of {latent} + {rope} columns", "given; only 512 + 64 has a default")
+        return 1 / math.sqrt(128 + 64)
+
+    def is_causal(self, mask: Any, window: Any) -> bool:
+        return mask is None or isinstance(window, int | np.integer)
+
+    def arrange(self) -> None:
+        q, self.into = self.q, self.out
+        if q.ndim == 3:
+            self.dropped = TOKEN
+            q, self.into = q[:, None], None if self.out is None else self.out[:, None]
+        windows = latent_windows(self.kv_cache, self.v_dim, q.shape[-1] - self.v_dim, self.kv_layout)
+        self.inputs = MLAInputs(q, *windows, self.block_table, self.seq_lens, self.into)
+        self.arrays, latent = self.inputs[:5], windows[0][:, :, None]
+        self.features = self.resolve(q, latent, latent, batch=q.shape[0], lengths=self.lengths)
+
+    def lengths(self) -> tuple[Any, Any]:
+        """New tokens and keys of each sequence."""
+        keys = keys_in_table(self.seq_lens, self.block_table, int(self.inputs.kv_cache.shape[1]))
+        return np.full(len(keys), self.inputs.q.shape[1]), keys
+
+    def choose(self, scale: float) -> tuple[Explanation, Any, str]:
+        inputs, features = self.inputs, self.features
+        problem = MLADecodeProblem.of(*inputs[:4])
+        lacks = hopper_lacks(inputs, problem, features, scale)
+        chosen, reason, hopper = choose_with_hopper(inputs.q, self.backend, lacks, None, SUPPORTED)
+        emulated = self.arch if chosen == "emulator" else None
+        splits: dict[str, Any] = {"num_splits": self.num_splits, "batch_invariant": self.batch_invariant}
+        if hopper:
+            adjacent = element_strides(inputs.kv_cache)[1] == problem.latent + problem.rope
+            processors = target_of(inputs.q, None).processors
+            tiles = choose_hopper(problem, processors=processors, adjacent=adjacent, **splits)
+            machine, sibling = ("sm_90", "hopper_emulator") if emulated else (None, "hopper")
+            return Explanation("mla_decode", chosen, reason, tiles, tiles.grid(), machine), problem, sibling
+        if emulated:
+            arrays = {"kv_cache": inputs.kv_cache, "the rope part of kv_cache": inputs.k_rope}
+            check_emulated("mla_decode", emulated, inputs.q, arrays, {"kv_cache": (problem.latent, problem.rope)})
+        if problem.fp8:
+            check_fp8_gpu(inputs.q)
+        target = target_of(inputs.q, emulated)
+        config = choose_config(
+            problem, processors=target.processors, arch=target.arch, emulated=emulated is not None,
+            heavy=features.heavy or problem.fp8, wgmma=holds_wgmma_rows(), **splits,
+        )
+        return Explanation("mla_decode", chosen, reason, config, config.grid(problem), emulated), problem, chosen
+
+    def check_values(self) -> None:
+        check_lengths_and_pages(self.seq_lens, self.block_table, *self.inputs.kv_cache.shape[:2])
+
+
+def arrays_of_collection(q: Any, cache: Any, layer: int) -> dict[str, Any]:
+    """The array form of a call over a collection."""
+    rows = latent_pages(cache, layer)
+    lens = lengths_with_new(cache.cache_lengths, q)
+    return {"q": q, "kv_cache": rows, "block_table": cache.lookup_table, "seq_lens": lens}

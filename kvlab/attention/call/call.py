@@ -88,7 +88,7 @@ class Call(Generic[R]):
     dropped: Any = None
     """The index that takes away an axis of the results which the siblings have and the caller does not."""
     base2_by_siblings: ClassVar[bool] = False
-    """Whether siblings take ``base2``."""
+    """True where siblings take ``base2``."""
     out_may_be: ClassVar[str] = ""
     """The operand that ``out`` may be, element for element."""
 

@@ -125,7 +125,7 @@ def check_apart(out: Any, arrays: dict[str, Any], *, unless: str = "") -> None:
 
 
 def _same_view(a: Any, b: Any) -> bool:
-    """Whether two arrays are the same elements."""
+    """True where two arrays are the same elements."""
     if tuple(a.shape) != tuple(b.shape) or a.dtype != b.dtype:
         return False
     first, second = (x.data_ptr() if is_torch(x) else x.ctypes.data for x in (a, b))

@@ -36,8 +36,9 @@ class Operand:
 
     axes : forms of its shape, ``"[B, Hq, D] or [B, S, Hq, D]"``: the form of as many axes names their sizes. An axis
         ``B = {B}`` is as long as the one that an operand before it named; ``B + 1`` names what is one less.
-    like : the operand, named before it, whose shape it has. integers : of 32 or 64 bits; dtypes : one of these. Neither: what other checks say.
-    strides : "row", contiguous in the last dimension; "any", not negative; "": what other checks say.
+    like : the operand, named before it, whose shape it has.
+    integers : of 32 or 64 bits; dtypes : one of these. Neither: other checks tell.
+    strides : "row", contiguous in the last dimension; "any", not negative; "": other checks tell.
     paged : laid out as ``kv_layout`` says. optional : may be None.
 
     >>> operands = Operand("q", "[B, D]"), Operand("block_table", "[B = {B}, columns]", integers=True)

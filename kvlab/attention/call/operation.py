@@ -65,7 +65,7 @@ class PublicOperation(Generic[P, R]):
         return self.made(*args, **kwargs).planned()
 
     def explain(self, *args: P.args, **kwargs: P.kwargs) -> Explanation:
-        """What :func:`kvlab.attention.explain` shows: the plan of the call."""
+        """Plan of the call, which :func:`kvlab.attention.explain` shows."""
         return self.planned(*args, **kwargs).plan.explanation
 
     def made(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:

@@ -33,7 +33,7 @@ class FeatureOptions(LatentFeatureOptions, total=False):
 
 
 class RunOptions(TypedDict, total=False):
-    """How any attention call runs, and what it gives back."""
+    """Keywords of any attention call: where it runs, and its results."""
 
     scale: float | None
     return_lse: bool
@@ -47,7 +47,7 @@ class RunOptions(TypedDict, total=False):
 
 
 class SplitOptions(RunOptions, total=False):
-    """Those of a decode over pages."""
+    """Keywords of a decode over pages."""
 
     kv_layout: KVLayout
     num_splits: int | None
@@ -55,26 +55,26 @@ class SplitOptions(RunOptions, total=False):
 
 
 class DecodeOptions(FeatureOptions, SplitOptions, total=False):
-    """Of ``mha_decode_paged``."""
+    """Keywords of ``mha_decode_paged``."""
 
     backend: Backend
 
 
 class StreamingOptions(FeatureOptions, SplitOptions, total=False):
-    """Of ``mha_decode_streaming_paged``."""
+    """Keywords of ``mha_decode_streaming_paged``."""
 
     backend: PortableBackend
 
 
 class MLADecodeOptions(LatentFeatureOptions, SplitOptions, total=False):
-    """Of ``mla_decode_paged``."""
+    """Keywords of ``mla_decode_paged``."""
 
     v_dim: int
     backend: Backend
 
 
 class PrefillOptions(FeatureOptions, RunOptions, total=False):
-    """Of ``mha_prefill``, but for its rows."""
+    """Keywords of ``mha_prefill``, but for its rows."""
 
     causal: bool | None
     max_seqlen_q: int | None
@@ -82,13 +82,13 @@ class PrefillOptions(FeatureOptions, RunOptions, total=False):
 
 
 class PagedPrefillOptions(PrefillOptions, total=False):
-    """Of ``mha_prefill_paged``."""
+    """Keywords of ``mha_prefill_paged``."""
 
     kv_layout: KVLayout
 
 
 class MLAPrefillOptions(FeatureOptions, RunOptions, total=False):
-    """Of ``mla_prefill_ragged``."""
+    """Keywords of ``mla_prefill_ragged``."""
 
     rope_scale: Any
     causal: bool | None
@@ -97,7 +97,7 @@ class MLAPrefillOptions(FeatureOptions, RunOptions, total=False):
 
 
 class PagedMLAPrefillOptions(MLAPrefillOptions, total=False):
-    """Of ``mla_prefill_paged``."""
+    """Keywords of ``mla_prefill_paged``."""
 
     k_starts: Any
     latent_dim: int
@@ -105,7 +105,7 @@ class PagedMLAPrefillOptions(MLAPrefillOptions, total=False):
 
 
 class StoreOptions(TypedDict, total=False):
-    """Of a store."""
+    """Keywords of a store."""
 
     rope: Rope | None
     positions: Any
@@ -116,7 +116,7 @@ class StoreOptions(TypedDict, total=False):
 
 
 class MergeOptions(TypedDict, total=False):
-    """Of ``merge_states``."""
+    """Keywords of ``merge_states``."""
 
     out: Any
     return_lse: bool

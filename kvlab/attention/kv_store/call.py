@@ -72,7 +72,6 @@ class Store(Call[None]):
 
     def choose(self, scale: float) -> tuple[Explanation, Any, str]:
         x = self.inputs
-        """Which backend and configuration a call gets, and why."""
         chosen, reason = choose_backend(x.k, self.backend)
         if chosen == "emulator":
             get_arch(self.arch)

@@ -103,7 +103,7 @@ class StoreFacts(NamedTuple):
 
     @classmethod
     def of(cls, x: StoreInputs) -> StoreFacts:
-        """Those of a call that has passed the checks."""
+        """Facts of a call that has passed the checks."""
         return cls(*(getattr(x, name) for name in cls._fields))
 
     def inputs(self, call: StoreArguments) -> StoreInputs:

@@ -29,7 +29,7 @@ LOCKSTEP_TOLERANCE = {"o": P_TIE, "result 0": OUTPUT_TIE}
 
 
 class PrefillInputs(NamedTuple):
-    """What siblings are launched with: q and out ``[B, S, Hq, ..]`` or ``[1, total, Hq, ..]``; k and v alike, or pages.
+    """Launch arguments of the siblings: q and out ``[B, S, Hq, ..]`` or ``[1, total, Hq, ..]``; k and v alike, or pages.
     None: no offsets, no table, a new out.
     """
 

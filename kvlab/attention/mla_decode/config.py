@@ -37,7 +37,7 @@ LOCKSTEP_TOLERANCE = {"o": P_TIE, "parts": P_TIE, "result 0": OUTPUT_TIE}
 
 
 class MLAInputs(NamedTuple):
-    """What siblings are launched with: q and out ``[B, S, H, ..]``, the latent and the rope window of the cache
+    """Launch arguments of the siblings: q and out ``[B, S, H, ..]``, the latent and the rope window of the cache
     ``[pages, page_size, ..]``. None: a new out.
     """
 

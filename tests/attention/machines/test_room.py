@@ -16,8 +16,8 @@ import pytest
 
 from kvlab.attention.machines.gpu import family, shared_limit
 from kvlab.attention.mha_decode import config as decode
-from kvlab.attention.mha_decode_streaming.call import DEPTHS
 from kvlab.attention.mha_decode_streaming import config as streaming
+from kvlab.attention.mha_decode_streaming.call import DEPTHS
 from kvlab.attention.mha_prefill import config as prefill
 from kvlab.attention.mla_decode import config as latent_decode
 from kvlab.attention.mla_prefill import config as latent_prefill

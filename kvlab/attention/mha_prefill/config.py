@@ -29,8 +29,8 @@ LOCKSTEP_TOLERANCE = {"o": P_TIE, "result 0": OUTPUT_TIE}
 
 
 class PrefillInputs(NamedTuple):
-    """Launch arguments of the siblings: q and out ``[B, S, Hq, ..]`` or ``[1, total, Hq, ..]``; k and v alike, or pages.
-    None: no offsets, no table, a new out.
+    """Launch arguments of the siblings: q and out ``[B, S, Hq, ..]`` or ``[1, total, Hq, ..]``; k and v alike, or in
+    pages. None: no offsets, no table, a new out.
     """
 
     q: Any

@@ -313,6 +313,8 @@ def shown(value: Any) -> Any:
     """What a launch takes of an argument, but for its address: of tensors nothing more than what they point to."""
     if hasattr(value, "block_shape"):
         return {**vars(value), "base": shown(value.base)}
+    if isinstance(value, tuple):
+        return tuple(map(shown, value))
     return (value.dtype, value.data_ptr() % 16) if isinstance(value, torch.Tensor) else value
 
 

@@ -36,7 +36,7 @@ def heat(factor: Array, temperature_array: Array | None, head: Array) -> Array:
 
 
 def heat_kernel(factor, temperature_ptr, head):
-    """The factor of the scores of rows, with a temperature ``[BM, 1]``."""
+    """The factor of the scores of query heads ``head``, their temperature included."""
     if temperature_ptr is not None:
-        factor = factor * tl.load(temperature_ptr + head)[:, None]
+        factor = factor * tl.load(temperature_ptr + head)
     return factor

@@ -42,7 +42,7 @@ def find_pages(row: Array, key: int, end: int, none: int, keys: int, box: int, p
     return np.where(token < end, named, none)
 
 
-def split_keys(split: int, splits: int, num_keys: int, block: int) -> tuple[int, int]:
+def split_bounds(split: int, splits: int, num_keys: int, block: int) -> tuple[int, int]:
     """The first key of a split and its end. A split is a number of whole blocks."""
     size = ceildiv(ceildiv(num_keys, splits), block) * block
     lo = min(split * size, num_keys)

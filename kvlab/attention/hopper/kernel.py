@@ -8,7 +8,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from kvlab.attention.features.intervals import key_count_kernel as key_count
+from kvlab.attention.features.intervals import key_range_kernel as key_range
+from kvlab.attention.features.scales import head_scale_kernel as head_scale
+from kvlab.attention.features.temperature import heat_kernel as heat
 from kvlab.triton_support.launching import Again
+from kvlab.triton_support.twins import compiled
 from kvlab.triton_support.versions import has_smem_reinterpret
 
 BOX_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=4))
@@ -22,6 +27,7 @@ meet = getattr(gl, "barrier", None) or gl.thread_barrier
 store_box = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 # A power of two: times the scale it is exact, so that m * scale - m * scale is 0 in a fused multiply-add, too.
 NOTHING = gl.constexpr(-(2.0**100))
+globals().update(compiled(gluon.jit, gl, head_scale, heat, key_count, key_range))
 
 
 @gluon.jit
@@ -64,13 +70,7 @@ def operand(boxes, rows: gl.constexpr, depth: gl.constexpr, panels: gl.constexpr
 
 
 @gluon.jit
-def key_count(length, most):
-    """As in ``kernel``: keys of a sequence of this length, none below 0, and none beyond ``most``."""
-    return gl.maximum(gl.minimum(length.to(gl.int64), most), 0).to(gl.int32)
-
-
-@gluon.jit
-def split_keys(split, splits, num_keys, BLOCK: gl.constexpr):
+def split_bounds(split, splits, num_keys, BLOCK: gl.constexpr):
     """The first key of a split and its end. A split is a number of whole blocks."""
     size = gl.cdiv(gl.cdiv(num_keys, splits), BLOCK) * BLOCK
     lo = gl.minimum(split * size, num_keys)

@@ -13,13 +13,14 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from kvlab.attention.call.results import results
+from kvlab.attention.features.arguments import feature_arrays, feature_numbers
 from kvlab.attention.features.intervals import most_keys
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.hopper.kernel import BOX_LAYOUT, PANEL, barriers, box_descriptor, view
 from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
-from kvlab.attention.scoring.launch import scale_strides
 from kvlab.attention.tiles.online_softmax import LOG2E
+from kvlab.attention.tiles.strides import PartStrides, RowStrides
 from kvlab.common.arrays import with_addressing_strides
 from kvlab.triton_support.arrivals import arrivals
 from kvlab.triton_support.launching import Again, first_launch, relaunched
@@ -28,18 +29,15 @@ from .hopper_config import HopperDecodeConfig
 from .hopper_roles import consume, produce
 from .hopper_steps import TILE_LAYOUT, find_item
 
-SIZES = [
-    "batches", "groups", "splits", "pages", "max_keys", "table_batch", "lens_stride", "k_scale_head", "v_scale_head",
-]
+SIZES = ["batches", "groups", "splits", "pages", "max_keys", "table_batch", "lens_stride"]
+"""What differs from call to call: no kernel is compiled for its values, as one is for those in a tuple."""
 
 
 @gluon.jit(do_not_specialize=SIZES)
 def attend(
-    dk, dv, q_ptr, table_ptr, lens, k_scale, v_scale, out, lse_out, counters, joined, joined_lse,
-    scale_log2, v_factor, batches, groups, splits, pages, max_keys,
-    q_batch, q_token, q_head, table_batch, lens_stride, k_scale_head, v_scale_head,
-    o_split, o_batch, o_token, o_head, lse_split, lse_batch, lse_token, lse_head,
-    j_batch, j_token, j_head, C: gl.constexpr,
+    dk, dv, q_ptr, table_ptr, lens, features, part, part_lse, counters, out, lse, scale_log2, v_factor, numbers,
+    batches, groups, splits, pages, max_keys, table_batch, lens_stride, q_strides, part_strides, part_lse_strides,
+    o_strides, C: gl.constexpr,
 ):
     """The query rows of HEADS KV heads of one sequence against the keys of one split; the last to arrive joins them."""
     PANELS: gl.constexpr = C.W // PANEL
@@ -56,15 +54,12 @@ def attend(
     v_s = view(v_box, [NB, 4, KEYS, W], TILE_LAYOUT)
     item = find_item(gl.program_id(0), lens, lens_stride, batches, groups, splits, max_keys, C)
     table = table_ptr + item[0] * table_batch
-    queries = (q_ptr, q_batch, q_token, q_head)
-    scales = (k_scale, k_scale_head, v_scale, v_scale_head, scale_log2, v_factor)
-    results = (
-        out, lse_out, splits, o_split, o_batch, o_token, o_head, lse_split, lse_batch, lse_token, lse_head
-    )
-    join = (groups, counters, joined, j_batch, j_token, j_head, joined_lse)
+    terms = (features, numbers, scale_log2, v_factor)
+    results = (part, part_strides, part_lse, part_lse_strides, splits)
+    join = (groups, counters, out, o_strides, lse)
     gl.warp_specialize(
         [
-            (consume, (item, (k_s, v_s), full, free, queries, scales, results, join, gl.constexpr(C))),
+            (consume, (item, (k_s, v_s), full, free, (q_ptr, q_strides), terms, results, join, gl.constexpr(C))),
             (produce, (item, (dk, dv), (k_box, v_box), full, free, table, pages, gl.constexpr(C))),
         ],
         [1],
@@ -97,18 +92,15 @@ def launch(
     boxes = {"k": k, "v": v}
     pointers = (
         *(box_descriptor(x, (C.BOX, C.HEADS), BOX_LAYOUT, name, again) for name, x in boxes.items()), q, block_table,
-        seq_lens, *(q if x.array is None else x.array for x in (scales.k, scales.v)), part, part_lse, counters, out,
-        lse,
+        seq_lens, feature_arrays(features), part, part_lse, counters, out, lse,
     )
     if not relaunched(attend, pointers, again):
         steps, lse_steps = partial_strides(part, part_lse, splits)
         first_launch(attend, config.grid(), pointers, again)(
-            scale * LOG2E * scales.k.number, scales.v.number, batch, config.groups, splits,
-            k.shape[0], most_keys(block_table.shape[1], k.shape[1]), *q.stride()[:3], block_table.stride(0),
-            seq_lens.stride(0),
-            *scale_strides(scales.k, 1), *scale_strides(scales.v, 1), *steps,
-            *lse_steps, *out.stride()[:3], C=C, num_warps=4,
-            maxnreg=C.REGISTERS,
+            scale * LOG2E * scales.k.number, scales.v.number, feature_numbers(features), batch, config.groups, splits,
+            k.shape[0], most_keys(block_table.shape[1], k.shape[1]), block_table.stride(0), seq_lens.stride(0),
+            RowStrides(*q.stride()[:3]), PartStrides(*steps), PartStrides(*lse_steps), RowStrides(*out.stride()[:3]),
+            C=C, num_warps=4, maxnreg=C.REGISTERS,
         )
     if splits > 1 and not C.PARTS:
         merge(part, part_lse, out, lse, again)

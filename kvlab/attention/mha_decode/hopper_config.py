@@ -29,7 +29,6 @@ class HopperDecodeConstants(NamedTuple):
     tokens, in boxes of BOX tokens of pages of PAGE; GROUP query heads of each, TOKENS new tokens.
 
     W          elements of 16 bits of a row: PAIRS of e4m3, or one each
-    K_SCALE, V_SCALE   whether there are scales of heads
     LONGEST_FIRST      0, or a power of two that the batch fits: the longest sequences begin
     PARTS      0, or how many splits the last program of a sequence's heads to arrive takes at a time
     """
@@ -43,8 +42,6 @@ class HopperDecodeConstants(NamedTuple):
     BOX: int
     NB: int
     PAIRS: bool
-    K_SCALE: bool
-    V_SCALE: bool
     LONGEST_FIRST: int
     PARTS: int
     BN: int = BLOCK
@@ -126,11 +123,10 @@ def choose_hopper(
     else:
         splits = decode_splits(num_splits, programs, problem.max_keys, places, batch_invariant=batch_invariant)
     stages = 4 if problem.pairs and programs * splits <= processors else 2
-    bt, scales = BLOCK // heads, features.scales
+    bt = BLOCK // heads
     constants = HopperDecodeConstants(
         HEADS=heads, GROUP=problem.group, TOKENS=problem.tokens, W=problem.widths[0], PAGE=problem.page_size, BT=bt,
         BOX=math.gcd(problem.page_size, bt), NB=stages, PAIRS=problem.pairs,
-        K_SCALE=scales.k.array is not None, V_SCALE=scales.v.array is not None,
         LONGEST_FIRST=longest_first(problem.batch, programs, places) if splits == 1 else 0,
         PARTS=0 if batch_invariant else parts_of(heads * rows, splits),
     )

@@ -23,7 +23,7 @@ CONSUMERS, PRODUCER = (0, 1, 2, 3), (4,)
 def places_of(C: HopperDecodeConstants) -> Places:
     """NB stages of K, then of V. The sums of the warps come to stand in those of K.
 
-    >>> places = places_of(HopperDecodeConstants(4, 4, 1, 128, 16, 16, 16, 2, False, False, False, 0, 0))
+    >>> places = places_of(HopperDecodeConstants(4, 4, 1, 128, 16, 16, 16, 2, False, 0, 0))
     >>> places.tiles["k"][1].base, places.tiles["v"][0].base, places.nbytes
     (16384, 32768, 65536)
     """

@@ -10,7 +10,9 @@ import numpy as np
 
 from kvlab.attention.features.intervals import key_count, most_keys
 from kvlab.attention.features.resolve import Features
-from kvlab.attention.hopper.emulator import find_pages, split_keys
+from kvlab.attention.features.scales import head_scale
+from kvlab.attention.features.temperature import heat
+from kvlab.attention.hopper.emulator import find_pages, split_bounds
 from kvlab.attention.hopper.turns import Role, Wait, run_roles
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
@@ -55,7 +57,7 @@ class HopperDecodeLaunch:
         if C.LONGEST_FIRST:
             batch = int(nth_longest(self.lens, self.max_keys, np.array([batch]))[0])
         num_keys = int(key_count(self.lens[batch], self.max_keys))
-        lo, hi = split_keys(split, splits, num_keys, C.BT)
+        lo, hi = split_bounds(split, splits, num_keys, C.BT)
         return batch, group * C.HEADS, split, lo, hi, num_keys
 
     def rows_of(self, r: Array) -> tuple[Array, Array, Array]:
@@ -106,8 +108,9 @@ def consume(cta: HopperDecodeCTA, x: HopperDecodeLaunch, item: Item) -> Iterator
     kv, token, head = x.rows_of(np.arange(ROWS))
     limit = num_keys - C.TOKENS + 1 + token  # keys from here on a row does not see
     factor = np.full(ROWS, x.scale_log2)
-    if C.K_SCALE:
-        factor = factor * load(scales.k.heads, (kv_head + kv,), mask=kv < C.HEADS, other=0.0)
+    of_row = kv_head + np.minimum(kv, C.HEADS - 1)  # rows that do not exist are as those of the last head
+    factor = head_scale(factor, scales.k.heads, of_row)
+    factor = heat(factor, x.features.temperature, of_row * C.GROUP + head)
     if C.PAIRS:
         odd = x.load_rows(batch, kv_head, 1)
         top = np.maximum(np.max(np.abs(q.astype(np.float32)), 1), np.max(np.abs(odd.astype(np.float32)), 1))
@@ -182,8 +185,7 @@ def consume(cta: HopperDecodeCTA, x: HopperDecodeLaunch, item: Item) -> Iterator
     with np.errstate(divide="ignore", invalid="ignore"):  # where the kernel has infinities, too
         lse = np.where(some, (top + log2(total)) * np.float32(LN2), np.float32(-np.inf))
         factor = np.full(ROWS, np.float32(scales.v.number))
-        if C.V_SCALE:
-            factor = factor * load(scales.v.heads, (kv_head + kv,), mask=kv < C.HEADS, other=0.0)
+        factor = head_scale(factor, scales.v.heads, kv_head + np.minimum(kv, C.HEADS - 1))
         l = np.where(some, divide(factor, total), np.float32(0))  # what the sums of a row are multiplied by
     #: store    an empty split leaves its partial output alone
     heads = (kv_head + kv) * C.GROUP + head

@@ -6,7 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, mma_v2
 
-from kvlab.attention.hopper.kernel import find_pages, meet
+from kvlab.attention.hopper.kernel import find_pages, head_scale, heat, meet
 from kvlab.attention.tiles.online_softmax import LOWEST as _LOWEST
 
 from .hopper_steps import (
@@ -52,26 +52,27 @@ def produce(item, descs, boxes, full, free, table, pages, C: gl.constexpr):
 
 
 @gluon.jit
-def consume(item, smem, full, free, queries, scales, results, joined, C: gl.constexpr):
+def consume(item, smem, full, free, queries, terms, results, joined, C: gl.constexpr):
     """Four warps, each with 16 keys of a block of its own: scores, softmax, output."""
     #@ consumer
     #: begin -> blocks, limit    how many; the rows, the keys that they see, what their scores are multiplied by
     batch, kv_head, split, lo, hi, num_keys = item
     blocks = gl.cdiv(hi - lo, C.BT)
     k_s, v_s = smem  #- launch
-    q_ptr, q_batch, q_token, q_head = queries  #- launch
-    k_scale, k_scale_head, v_scale, v_scale_head, scale_log2, v_factor = scales  #- launch
-    out, lse_out, splits, o_split, o_batch, o_token, o_head, lse_split, lse_batch, lse_token, lse_head = results
+    q_ptr, q_strides = queries  #- launch
+    features, numbers, scale_log2, v_factor = terms  #- launch
+    out, o_strides, lse_out, lse_strides, splits = results  #- launch
     W: gl.constexpr = C.W
     KEYS: gl.constexpr = C.BN // 4
-    q = load_rows(q_ptr, q_batch, q_token, q_head, batch, kv_head, 0, C)
+    q = load_rows(q_ptr, q_strides, batch, kv_head, 0, C)
     kv, token, head = rows_of(gl.arange(0, 16, layout=ROWS), C)
     limit = num_keys - C.TOKENS + 1 + token  # keys from here on a row does not see
     factor = gl.full([16], 1.0, gl.float32, layout=ROWS) * scale_log2
-    if C.K_SCALE:
-        factor = factor * gl.load(k_scale + (kv_head + kv) * k_scale_head, mask=kv < C.HEADS, other=0.0)
+    of_row = kv_head + gl.minimum(kv, C.HEADS - 1)  # rows that do not exist are as those of the last head
+    factor = head_scale(factor, features.k_heads, of_row, numbers.k_scales)
+    factor = heat(factor, features.temperature, of_row * C.GROUP + head)
     if C.PAIRS:
-        odd = load_rows(q_ptr, q_batch, q_token, q_head, batch, kv_head, 1, C)
+        odd = load_rows(q_ptr, q_strides, batch, kv_head, 1, C)
         top = gl.maximum(gl.max(gl.abs(q.to(gl.float32)), 1), gl.max(gl.abs(odd.to(gl.float32)), 1))
         q, unit = narrow(q, top)
         odd, _ = narrow(odd, top)
@@ -146,14 +147,14 @@ def consume(item, smem, full, free, queries, scales, results, joined, C: gl.cons
     some = total != 0
     lse = gl.where(some, (top + gl.log2(total)) * 0.6931471805599453, float("-inf"))
     factor = gl.full([16], 1.0, gl.float32, layout=gl.SliceLayout(1, OUT)) * v_factor
-    if C.V_SCALE:
-        factor = factor * gl.load(v_scale + (kv_head + kv) * v_scale_head, mask=kv < C.HEADS, other=0.0)
+    factor = head_scale(factor, features.v_heads, kv_head + gl.minimum(kv, C.HEADS - 1), numbers.v_scales)
     l = gl.where(some, factor / total, 0.0)  # what the sums of a row are multiplied by
     #: store    an empty split leaves its partial output alone
     heads = (kv_head + kv) * C.GROUP + head
-    at = lse_out + split.to(gl.int64) * lse_split + batch * lse_batch
-    gl.store(at + token * lse_token + heads * lse_head, lse, mask=kv < C.HEADS)
-    rows = out + split.to(gl.int64) * o_split + batch * o_batch + token * o_token + heads * o_head
+    at = lse_out + split.to(gl.int64) * lse_strides.split + batch * lse_strides.batch
+    gl.store(at + token * lse_strides.token + heads * lse_strides.head, lse, mask=kv < C.HEADS)
+    rows = out + split.to(gl.int64) * o_strides.split + batch * o_strides.batch
+    rows = rows + token * o_strides.token + heads * o_strides.head
     writes = (kv < C.HEADS) & (sees | (splits == 1))
     cols = gl.arange(0, W, layout=gl.SliceLayout(0, OUT)) * (2 if C.PAIRS else 1)
     o = gl.where(some[:, None], o * l[:, None], 0.0)
@@ -167,10 +168,9 @@ def consume(item, smem, full, free, queries, scales, results, joined, C: gl.cons
         gl.store(rows[:, None] + cols[None, :] + 1, o_odd.to(out.dtype.element_ty), mask=writes[:, None])
     if C.PARTS:
         #: join    the splits, where the program is the last to arrive
-        groups, counters, j_out, j_batch, j_token, j_head, j_lse = joined
+        groups, counters, j_out, j_strides, j_lse = joined
         join(
-            item, groups, splits, counters, (j_out, j_batch, j_token, j_head, j_lse),
-            (out, o_split, o_batch, o_token, o_head, lse_out, lse_split, lse_batch, lse_token, lse_head), C,
+            item, groups, splits, counters, (j_out, j_strides, j_lse), (out, o_strides, lse_out, lse_strides), C
         )
 
 
@@ -180,8 +180,8 @@ def join(item, groups, splits, counters, results, part_of, C: gl.constexpr):
     #@ joiner
     #: arrive -> last    behind all that the program has stored; the counter is 0 for the next launch
     batch, kv_head, _, _, _, num_keys = item
-    out, o_batch, o_token, o_head, lse_out = results
-    part, p_split, p_batch, p_token, p_head, part_lse, lse_split, lse_batch, lse_token, lse_head = part_of
+    out, o_strides, lse_out = results
+    part, p_strides, part_lse, lse_strides = part_of
     PARTS: gl.constexpr = C.PARTS
     SEEN: gl.constexpr = C.HEADS * C.TOKENS * C.GROUP
     R: gl.constexpr = 4 if SEEN <= 4 else 8 if SEEN <= 8 else 16
@@ -200,8 +200,8 @@ def join(item, groups, splits, counters, results, part_of, C: gl.constexpr):
         heads = (kv_head + kv) * C.GROUP + head
         limit = num_keys - C.TOKENS + 1 + token
         size = gl.cdiv(gl.cdiv(num_keys, splits), C.BT) * C.BT  # keys of a split
-        part_rows = part + batch * p_batch + token * p_token + heads * p_head
-        lse_rows = batch * lse_batch + token * lse_token + heads * lse_head
+        part_rows = part + batch * p_strides.batch + token * p_strides.token + heads * p_strides.head
+        lse_rows = batch * lse_strides.batch + token * lse_strides.token + heads * lse_strides.head
         n = gl.arange(0, PARTS, layout=gl.SliceLayout(1, WEIGHTS))
         cols = gl.arange(0, D, layout=gl.SliceLayout(0, SUMS))
         top = gl.full([R], float("-inf"), gl.float32, layout=gl.SliceLayout(0, WEIGHTS))
@@ -212,8 +212,8 @@ def join(item, groups, splits, counters, results, part_of, C: gl.constexpr):
             split = first + n
             has = (split[:, None] * size < limit[None, :]) & (split < splits)[:, None] & there[None, :]
             at = split.to(gl.int64)[:, None]
-            w = gl.load((part_lse + lse_rows)[None, :] + at * lse_split, mask=has, other=float("-inf"))
-            rows = gl.expand_dims(part_rows[None, :] + at * p_split, 2)
+            w = gl.load((part_lse + lse_rows)[None, :] + at * lse_strides.split, mask=has, other=float("-inf"))
+            rows = gl.expand_dims(part_rows[None, :] + at * p_strides.split, 2)
             parts = gl.load(rows + gl.expand_dims(cols[None, :], 0), mask=gl.expand_dims(has, 2), other=0.0)
             #: add -> top, total, o    weights relative to the largest so far
             new = gl.maximum(top, gl.max(w, 0))
@@ -232,6 +232,7 @@ def join(item, groups, splits, counters, results, part_of, C: gl.constexpr):
         o = gl.where(seen[:, None], o * factor[:, None], 0.0)
         #: store
         gl.store(lse_out + lse_rows, lse, mask=there)
-        rows = gl.convert_layout(out + batch * o_batch + token * o_token + heads * o_head, gl.SliceLayout(1, SUMS))
+        rows = out + batch * o_strides.batch + token * o_strides.token + heads * o_strides.head
+        rows = gl.convert_layout(rows, gl.SliceLayout(1, SUMS))
         writes = gl.convert_layout(there, gl.SliceLayout(1, SUMS))
         gl.store(rows[:, None] + cols[None, :], o.to(out.dtype.element_ty), mask=writes[:, None])

@@ -6,7 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from kvlab.attention.hopper.kernel import PANEL, key_count, load_box, split_keys, view_as
+from kvlab.attention.hopper.kernel import PANEL, key_count, load_box, split_bounds, view_as
 
 from .config import CLASSES as _CLASSES
 
@@ -55,7 +55,7 @@ def find_item(program, lens, lens_stride, batches, groups, splits, max_keys, C: 
     if C.LONGEST_FIRST:
         batch = nth_longest(lens, lens_stride, batches, max_keys, batch, C.LONGEST_FIRST)
     num_keys = key_count(gl.load(lens + batch * lens_stride), max_keys)
-    lo, hi = split_keys(split, splits, num_keys, C.BT)
+    lo, hi = split_bounds(split, splits, num_keys, C.BT)
     return batch.to(gl.int64), group * C.HEADS, split, lo, hi, num_keys
 
 
@@ -67,12 +67,12 @@ def rows_of(r, C: gl.constexpr):
 
 
 @gluon.jit
-def load_rows(q, q_batch, q_token, q_head, batch, kv_head, odd: gl.constexpr, C: gl.constexpr):
+def load_rows(q, q_strides, batch, kv_head, odd: gl.constexpr, C: gl.constexpr):
     """Query rows ``[16, W]``, of pairs the even or odd columns; rows that do not exist are 0."""
     r = gl.arange(0, 16, layout=Q_ROWS)
     c = gl.arange(0, C.W, layout=Q_COLS)
     kv, token, head = rows_of(r, C)
-    at = batch * q_batch + token * q_token + ((kv_head + kv) * C.GROUP + head) * q_head
+    at = batch * q_strides.batch + token * q_strides.token + ((kv_head + kv) * C.GROUP + head) * q_strides.head
     cols = 2 * c + odd if C.PAIRS else c
     return gl.load(q + at[:, None] + cols[None, :], mask=(kv < C.HEADS)[:, None], other=0.0)
 

@@ -7,17 +7,21 @@ softmax of one group runs beside the products of the others.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from kvlab.attention.call.results import results
+from kvlab.attention.features.arguments import feature_arrays, feature_numbers
 from kvlab.attention.features.intervals import most_keys
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.hopper.kernel import BOX8_LAYOUT, BOX_LAYOUT, TILE8_LAYOUT, barriers, box_descriptor, operand
 from kvlab.attention.machines.gpu import machine
 from kvlab.attention.tiles.online_softmax import LOG2E
+from kvlab.attention.tiles.strides import RowStrides
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .config import PrefillProblem
@@ -26,16 +30,35 @@ from .hopper_roles import consume, produce, transpose
 from .hopper_steps import in_pairs
 
 SIZES = [
-    "tiles", "row_tiles", "together", "batches", "steps", "heads", "group", "max_q", "max_k", "left", "right", "pages",
-    "table_batch", "q_step", "k_step", "v_step", "lse_batch", "lse_token",
+    "tiles", "row_tiles", "together", "batches", "steps", "heads", "group", "max_q", "max_k", "pages", "table_batch",
+    "lse_batch", "lse_token",
 ]
+"""What differs from call to call: no kernel is compiled for its values, as one is for those in a tuple."""
+
+
+class Sequences(NamedTuple):
+    """Where sequences begin, their pages and lengths, and how many tiles are taken; None where it is not asked for."""
+
+    cu_q: Any
+    cu_k: Any
+    table: Any
+    lens: Any
+    taken: Any
+
+
+class Factors(NamedTuple):
+    """What scores are multiplied by before a softcap, and behind it or without one; lse, and V."""
+
+    inner: float
+    scale: float
+    unit: float
+    v: float
 
 
 @gluon.jit(do_not_specialize=SIZES)
 def attend(
-    dq, dk, dv, do, out, lse, cu_q, cu_k, table, lens, sinks, q_scales, k_scales, v_scales, counter, inner, scale, unit,
-    v_factor, tiles, row_tiles, together, batches, steps, heads, group, max_q, max_k, left, right, pages, table_batch,
-    q_step, k_step, v_step, o_batch, o_token, o_head, lse_batch, lse_token, lse_head, C: gl.constexpr,
+    dq, dk, dv, do, out, lse, seqs, features, factors, numbers, tiles, row_tiles, together, batches, steps, heads,
+    group, max_q, max_k, pages, table_batch, lse_batch, lse_token, o_strides, C: gl.constexpr,
 ):
     """The program of one SM: shared memory, barriers, and its partitions."""
     COLS: gl.constexpr = 128 // C.ITEM
@@ -61,11 +84,11 @@ def attend(
     k_s = operand(k_box, C.BN, C.D, C.NB * C.D // COLS)
     v_s = operand(v_box, C.BN, C.DV, C.NB * C.DV // COLS)
     o_s = operand(o_box, C.BM, C.DV // C.ROUNDS, C.NC * C.DV // C.ROUNDS // 64)
-    results = (out, lse, sinks, o_batch, o_token, o_head, lse_batch, lse_token, lse_head)
-    scales = (inner, scale, unit, v_factor, q_scales, k_scales, v_scales, q_step, k_step, v_step, group)
-    some = (max_q, max_k, left, right)
-    seqs = (cu_q, cu_k, table, table_batch, pages, lens, counter)
-    sizes = (tiles, row_tiles, together, batches, steps, heads, group, max_q, max_k, left, right)
+    results = (out, lse, o_strides, lse_batch, lse_token)
+    terms = (features, factors, numbers, group)
+    some = (max_q, max_k, numbers.left, numbers.right)
+    where = (seqs, table_batch, pages)
+    sizes = (tiles, row_tiles, together, batches, steps, heads, group) + some
     if C.ITEM == 1:
         v_t = gl.allocate_shared_memory(dv.dtype, [C.NB, C.DV, C.BN], TILE8_LAYOUT)
         raw_pairs, v_pairs = in_pairs(v_box, C.NB, C.BN, C.DV), in_pairs(v_t, C.NB, C.DV, C.BN)
@@ -74,10 +97,10 @@ def attend(
         bars_of_transposer = (q_full, q_free, raw_full, raw_free, v_full, v_free)
         gl.warp_specialize(
             [
-                (consume, (gl.constexpr(0), do, ours, words, bars, results, scales, some, gl.constexpr(C))),
-                (consume, (gl.constexpr(1), do, ours, words, bars, results, scales, some, gl.constexpr(C))),
+                (consume, (gl.constexpr(0), do, ours, words, bars, results, terms, some, gl.constexpr(C))),
+                (consume, (gl.constexpr(1), do, ours, words, bars, results, terms, some, gl.constexpr(C))),
                 (transpose, (raw_pairs, v_pairs, words, bars_of_transposer, some, gl.constexpr(C))),
-                (produce, (dq, dk, dv, q_box, k_box, v_box, words, bars_of_producer, seqs, sizes, gl.constexpr(C))),
+                (produce, (dq, dk, dv, q_box, k_box, v_box, words, bars_of_producer, where, sizes, gl.constexpr(C))),
             ],
             [4, 4, 1],
             [C.REGISTERS, C.TRANSPOSER, C.PRODUCER],
@@ -86,9 +109,9 @@ def attend(
         ours = (q_s, k_s, v_s, o_s, o_box)
         gl.warp_specialize(
             [
-                (consume, (gl.constexpr(0), do, ours, words, bars, results, scales, some, gl.constexpr(C))),
-                (consume, (gl.constexpr(1), do, ours, words, bars, results, scales, some, gl.constexpr(C))),
-                (produce, (dq, dk, dv, q_box, k_box, v_box, words, bars, seqs, sizes, gl.constexpr(C))),
+                (consume, (gl.constexpr(0), do, ours, words, bars, results, terms, some, gl.constexpr(C))),
+                (consume, (gl.constexpr(1), do, ours, words, bars, results, terms, some, gl.constexpr(C))),
+                (produce, (dq, dk, dv, q_box, k_box, v_box, words, bars, where, sizes, gl.constexpr(C))),
             ],
             [4, 1],
             [C.REGISTERS, C.PRODUCER],
@@ -97,10 +120,10 @@ def attend(
         ours = (q_s, k_s, v_s, o_s, o_box)
         gl.warp_specialize(
             [
-                (consume, (gl.constexpr(0), do, ours, words, bars, results, scales, some, gl.constexpr(C))),
-                (consume, (gl.constexpr(1), do, ours, words, bars, results, scales, some, gl.constexpr(C))),
-                (consume, (gl.constexpr(2), do, ours, words, bars, results, scales, some, gl.constexpr(C))),
-                (produce, (dq, dk, dv, q_box, k_box, v_box, words, bars, seqs, sizes, gl.constexpr(C))),
+                (consume, (gl.constexpr(0), do, ours, words, bars, results, terms, some, gl.constexpr(C))),
+                (consume, (gl.constexpr(1), do, ours, words, bars, results, terms, some, gl.constexpr(C))),
+                (consume, (gl.constexpr(2), do, ours, words, bars, results, terms, some, gl.constexpr(C))),
+                (produce, (dq, dk, dv, q_box, k_box, v_box, words, bars, where, sizes, gl.constexpr(C))),
             ],
             [4, 4, 1],
             [C.REGISTERS, C.REGISTERS, C.PRODUCER],
@@ -125,18 +148,15 @@ def launch(
     again: Again = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernel; arrays as in ``reference``, results as of ``kernel.launch``. The arguments are valid."""
-    C, mask, softcap, scales = config.constants, features.mask, features.softcap, features.scales
+    C, softcap, scales = config.constants, features.softcap, features.scales
     batch, tokens, heads, _ = q.shape
     out, lse = results(q, out, (batch, tokens, heads, C.DV))
-    absent = out  # stands for a pointer that is not followed
-    taken = absent if C.EQUAL else torch.zeros(1, dtype=torch.int32, device=q.device)
-    by_head = scales.q.heads, scales.k.heads, scales.v.heads
+    taken = None if C.EQUAL else torch.zeros(1, dtype=torch.int32, device=q.device)
     layout = BOX8_LAYOUT if C.ITEM == 1 else BOX_LAYOUT
-    arrays = cu_q, cu_k, table, seq_lens, features.sinks, *by_head
     pointers = (
         box_descriptor(q, (C.BM, 1), layout, "q", again), box_descriptor(k, (C.BOX, 1), layout, "k", again),
         box_descriptor(v, (C.BOX, 1), layout, "v", again), box_descriptor(out, (C.BM, 1), BOX_LAYOUT, "out", again),
-        out, lse, *(absent if x is None else x for x in arrays), taken,
+        out, lse, Sequences(cu_q, cu_k, table, seq_lens, taken), feature_arrays(features),
     )
     if not relaunched(attend, pointers, again):
         _, processors = machine(q.device)
@@ -144,9 +164,9 @@ def launch(
         scale *= scales.q.number * scales.k.number
         inner, outer = (scale / softcap, softcap * LOG2E) if C.CAPPED else (0.0, scale * LOG2E)
         first_launch(attend, (min(processors, config.tiles),), pointers, again)(
-            inner, outer, 1.0 if base2 else 1 / LOG2E, scales.v.number, config.tiles, config.row_tiles,
-            config.together, problem.batch, problem.batch.bit_length(), problem.q_heads, problem.group, q.shape[1],
-            max_k, mask.left, mask.right, k.shape[0], 0 if table is None else table.stride(0),
-            *(0 if x is None else x.stride(0) for x in by_head), *out.stride()[:3], *lse.stride(), C=C, num_warps=4,
+            Factors(inner, outer, 1.0 if base2 else 1 / LOG2E, scales.v.number), feature_numbers(features),
+            config.tiles, config.row_tiles, config.together, problem.batch, problem.batch.bit_length(),
+            problem.q_heads, problem.group, q.shape[1], max_k, k.shape[0], 0 if table is None else table.stride(0),
+            *lse.stride()[:2], RowStrides(*out.stride()[:3]), C=C, num_warps=4,
         )
     return out, lse

@@ -49,7 +49,8 @@ class HopperPrefillConstants(NamedTuple):
     top. O leaves in ROUNDS parts. EQUAL: all tiles have as many keys. Q_REGISTERS: Q is read from shared memory once a
     tile, not by every product. HOLD: P V of the block before is waited for behind the row maxima (1), behind the
     exponentials (2), where the compiler likes (0). EARLY: O is rescaled beside Q K^T. ITEM: bytes of an element of Q, K
-    and V; of 1, V passes through a warpgroup, the TRANSPOSER. Q_SCALE, K_SCALE, V_SCALE: each KV head has one.
+    and V; of 1, V passes through a warpgroup, the TRANSPOSER. BY_HEAD:
+    scores are multiplied by a factor of their head: scales of q and k, temperature.
     REGISTERS of a thread of a consumer, of the PRODUCER and of the TRANSPOSER.
     """
 
@@ -71,16 +72,13 @@ class HopperPrefillConstants(NamedTuple):
     CLEAN: bool
     CAPPED: bool
     FIXED: bool
-    SINKS: bool
     HOLD: int
     EARLY: bool
     ROUNDS: int
     EQUAL: bool
     Q_REGISTERS: bool
     ITEM: int
-    Q_SCALE: bool
-    K_SCALE: bool
-    V_SCALE: bool
+    BY_HEAD: bool
     REGISTERS: int
     PRODUCER: int
     TRANSPOSER: int
@@ -186,11 +184,10 @@ def choose_hopper(problem: PrefillProblem, inputs: PrefillInputs) -> HopperPrefi
         D=D, DV=DV, NC=NC, NQ=2 if D <= 128 else 1, NB=NB, BN=BN, BOX=min(page, BN) if page else BN, PAGE=page,
         RAGGED_Q=problem.ragged, RAGGED_K=ragged_k, FIRST=bounded or window or not whole,
         MASKED=window or (bounded and not aligned), ALIGNED=aligned, SKIP=skip, WINDOW=window,
-        CLEAN=ragged_k or page > 0, CAPPED=features.softcap > 0, FIXED=fixed, SINKS=features.sinks is not None,
+        CLEAN=ragged_k or page > 0, CAPPED=features.softcap > 0, FIXED=fixed,
         HOLD=1 if late else 2 * overlap, EARLY=overlap or item == 1, ROUNDS=2 if D > 128 else 1,
         EQUAL=known and not bounded and not window, Q_REGISTERS=small and not (three or many or features.softcap > 0),
-        ITEM=item, Q_SCALE=scales.q.heads is not None, K_SCALE=scales.k.heads is not None,
-        V_SCALE=scales.v.heads is not None,
+        ITEM=item, BY_HEAD=any(x is not None for x in (scales.q.heads, scales.k.heads, features.temperature)),
         REGISTERS=160 if three else eight[0] if item == 1 else 240 if not page else 224 if many else 232,
         PRODUCER=eight[1] if item == 1 else 32 if three or not page else 64 if many else 48,
         TRANSPOSER=eight[2] if item == 1 else 0,

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from kvlab.attention.call.operands import result_dtype
-from kvlab.attention.features.intervals import key_count, most_keys
+from kvlab.attention.features.intervals import key_count, key_range, most_keys
 from kvlab.attention.features.resolve import Features
+from kvlab.attention.features.scales import head_scale
+from kvlab.attention.features.temperature import heat
 from kvlab.attention.hopper.emulator import NOTHING, quad_sum
 from kvlab.attention.hopper.turns import Role, Wait, run_roles
 from kvlab.attention.tiles.masked import store
@@ -75,11 +77,6 @@ class HopperPrefillLaunch:
     def sizes(self) -> tuple[int, int, int, int]:
         """Most query rows and keys of a sequence, and the sides of the window."""
         return self.problem.max_q, self.max_k, self.features.mask.left, self.features.mask.right
-
-    def head_scale(self, role: str, head: int) -> np.float32:
-        """The scale of a KV head, 1 where there is none."""
-        heads = getattr(self.features.scales, role).heads
-        return np.float32(1 if heads is None else heads[head])
 
     def key_blocks(self, row: int, num_q: int, num_keys: int, left: int, right: int) -> tuple[int, int]:
         """Blocks of BN keys that some row of the tile sees; at least one, which then is masked."""
@@ -199,9 +196,9 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
     SHIFT = np.float32(8 if C.ITEM == 1 else 0)  # e4m3 has weights up to 2^8
     q_full, q_free, k_full, k_free, v_full, v_free = cta.bars
     o_array, lse_array, group = x.o_array, x.lse_array, x.problem.group  #- launch
+    features, scales = x.features, x.features.scales  #- launch
     inner, scale, unit, v_factor = x.inner, x.scale, x.unit, x.v_factor  #- launch
     max_q, max_k, left, right = x.sizes
-    BY_HEAD = C.Q_SCALE or C.K_SCALE
     HIDDEN = np.float32(-np.inf)
     it = 0
     j = 0
@@ -215,8 +212,10 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
         lo, hi = x.key_blocks(tile_row, num_q, num_keys, left, right)
         row = tile_row + W * BM
         position = row + num_keys - num_q
-        factor = x.head_scale("q", head // group)
-        factor *= x.head_scale("k", head // group)
+        kv_head = np.array([head // group])
+        factor = head_scale(1.0, scales.q.heads, kv_head)
+        factor = head_scale(factor, scales.k.heads, kv_head)
+        factor = heat(factor, features.temperature, np.array([head]))
         if C.SKIP:  # the last blocks, of which this warpgroup's rows see nothing
             own = max(ceildiv(min(position + BM + right, num_keys), BN), lo + 1)
             for _ in range(hi - own):
@@ -235,7 +234,7 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
         cta.wait_mma(me, 0)
         cta.arrive(me, k_free[b])
         #: mask -> s    softcap, keys that a row does not see
-        if BY_HEAD:
+        if C.BY_HEAD:
             s = s.with_values(s.values * factor)
         if C.CAPPED:
             s = cap(s, inner)
@@ -276,7 +275,7 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
             cta.wait_mma(me, 1)
             cta.arrive(me, k_free[b])
             #: mask -> s    softcap, keys that a row does not see
-            if BY_HEAD:
+            if C.BY_HEAD:
                 s = s.with_values(s.values * factor)
             if C.CAPPED and not C.FIXED:
                 s = cap(s, inner)
@@ -323,11 +322,10 @@ def consume(cta: HopperPrefillCTA, x: HopperPrefillLaunch, W: int) -> Iterator[W
             o = o.times(alpha[None])
         o = cta.accumulate(me, weights, b, o)
         #: normalise -> o, lse    rows without a visible key give 0 and -inf, or the sink's logit
-        sink = None if x.features.sinks is None else x.features.sinks[head]  #- launch
-        by = None if C.FIXED or C.ITEM == 1 or sink is not None else (m, scale)  #- instruction
-        lse, inv = row_results(m if C.FIXED else multiply_add(m, scale, -SHIFT), l, sink, unit, by)
+        by = None if C.FIXED or C.ITEM == 1 or features.sinks is not None else (m, scale)  #- instruction
+        lse, inv = row_results(m if C.FIXED else multiply_add(m, scale, -SHIFT), l, features.sinks, head, unit, by)
         if C.ITEM == 1:
-            inv = inv * v_factor * x.head_scale("v", head // group)
+            inv = inv * head_scale(v_factor, scales.v.heads, kv_head)
         cta.wait_mma(me, 0)
         cta.wait_store(me)  # the tile before has left its buffer; the warps meet behind it
         v_free[b].arrive(me[:1])
@@ -389,22 +387,24 @@ def mask_block(
     s: Fragments, nothing: np.float32, position: int, key: int, num_keys: int, left: int, right: int
 ) -> Fragments:
     """``nothing`` for the keys that a row does not see; ``position`` of the first row."""
-    p, c = position + s.map.row, key + s.map.col
-    visible = (c < np.minimum(p + right + 1, num_keys)) & (c >= p - left)
+    rows, c = position + s.map.row, key + s.map.col
+    first, limit = key_range(rows, np.asarray(num_keys), left, right, 0)
+    visible = (c < limit) & (c >= first)
     return s.with_values(np.where(visible, s.values, nothing))
 
 
 def row_results(
-    top: Array, l: Array, sink: Any, unit: np.float32, by: tuple[Array, np.float32] | None
+    top: Array, l: Array, sinks_array: Array | None, head: int, unit: np.float32, by: tuple[Array, np.float32] | None
 ) -> tuple[Array, Array]:
     """LSE of each row in ``unit``, and what its O is multiplied by. ``top``: the row's maximum in units of log2, ``by``
     the factors that ptxas multiplies in one operation with what is added to it.
     """
     total, weight = butterfly(np.add, l), np.ones(len(l), np.float32)
-    if sink is not None:
-        high = np.maximum(top, np.float32(sink) * np.float32(LOG2E))
+    if sinks_array is not None:
+        sink = np.float32(sinks_array[head]) * np.float32(LOG2E)
+        high = np.maximum(top, sink)
         weight = exp2(top - high)
-        total, top = multiply_add(total, weight, exp2(np.float32(sink) * np.float32(LOG2E) - high)), high
+        total, top = multiply_add(total, weight, exp2(sink - high)), high
     seen = np.where(total == 0, np.float32(1), total)
     lse = top + log2(seen) if by is None else multiply_add(*by, log2(seen))
     lse = np.where(total == 0, np.float32(-np.inf), lse * unit)

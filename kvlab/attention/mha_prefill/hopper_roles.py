@@ -7,7 +7,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from kvlab.attention.hopper.kernel import NOTHING, accumulator, meet, quad_sum
+from kvlab.attention.hopper.kernel import NOTHING, accumulator, head_scale, heat, meet, quad_sum
 
 from .hopper_capped import capped_weights, fixed_top
 from .hopper_steps import (
@@ -15,7 +15,6 @@ from .hopper_steps import (
     clean_rows,
     find_pages,
     find_tile,
-    head_scale,
     hear,
     key_blocks,
     load_rows,
@@ -35,12 +34,12 @@ from .hopper_steps import (
 
 
 @gluon.jit
-def produce(dq, dk, dv, q_s, k_s, v_s, words, bars, seqs, sizes, C: gl.constexpr):
+def produce(dq, dk, dv, q_s, k_s, v_s, words, bars, where, sizes, C: gl.constexpr):
     """One warp takes tile after tile, tells the consumers, and brings Q, K and V."""
     #@ producer
     #: begin -> t, it, j    the first tile is the program's own; none loaded yet
     q_full, q_free, k_full, k_free, raw_full, raw_free = bars
-    cu_q, cu_k, table, table_batch, pages, lens, counter = seqs  #- launch
+    seqs, table_batch, pages = where  #- launch
     tiles, row_tiles, together, batches, steps, heads, group, max_q, max_k, left, right = sizes  #- launch
     NC: gl.constexpr = C.NC
     ROWS: gl.constexpr = NC * C.BM
@@ -50,14 +49,14 @@ def produce(dq, dk, dv, q_s, k_s, v_s, words, bars, seqs, sizes, C: gl.constexpr
     while t < tiles:
         #: find -> head, row, lo, hi    the rows of a tile, and the blocks of keys that they see
         batch, head, row, q_first, num_q, k_first, num_keys = find_tile(
-            t, row_tiles, together, cu_q, cu_k, lens, batches, steps, heads, max_q, max_k,
+            t, row_tiles, together, seqs.cu_q, seqs.cu_k, seqs.lens, batches, steps, heads, max_q, max_k,
             ROWS, C.RAGGED_Q, C.RAGGED_K, C.PAGE, C.ALIGNED,
         )
         lo, hi = key_blocks(row, num_q, num_keys, left, right, ROWS, C.BN)
         q_batch = batch * 0 if C.RAGGED_Q else batch
         k_batch = batch * 0 if C.RAGGED_K else batch
         exists = (row + ROWS > 0) & (gl.maximum(row, 0) < num_q)
-        pages_of = table + batch.to(gl.int64) * table_batch
+        pages_of = seqs.table + batch.to(gl.int64) * table_batch if C.PAGE else None
         if exists:
             #: tell -> slot    the consumers, who are done with the Q before in this buffer, which tile comes
             slot = j % C.NQ
@@ -90,7 +89,7 @@ def produce(dq, dk, dv, q_s, k_s, v_s, words, bars, seqs, sizes, C: gl.constexpr
         if C.EQUAL:
             t += gl.num_programs(0)
         else:
-            t = gl.num_programs(0) + gl.atomic_add(counter, 1, sem="relaxed")
+            t = gl.num_programs(0) + gl.atomic_add(seqs.taken, 1, sem="relaxed")
     #: end    no more tiles
     slot = j % C.NQ
     for w in gl.static_range(NC):
@@ -139,7 +138,7 @@ def transpose(raw_s, v_s, words, bars, sizes, C: gl.constexpr):
 
 
 @gluon.jit
-def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: gl.constexpr):
+def consume(W: gl.constexpr, do, smem, words, bars, results, terms, sizes, C: gl.constexpr):
     """One warpgroup: BM rows of every tile. S = Q K^T of a block and O += P V of the one before it run together."""
     #@ consumer
     #: begin -> it, j, batch    the first tile, -1: none
@@ -152,10 +151,10 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
     SHIFT: gl.constexpr = 8.0 if C.ITEM == 1 else 0.0  # e4m3 has weights up to 2^8
     q_s, k_s, v_s, o_s, o_box = smem  #- launch
     q_full, q_free, k_full, k_free, v_full, v_free = bars
-    o_ptr, lse_ptr, sinks, o_batch, o_token, o_head, lse_batch, lse_token, lse_head = results  #- launch
-    inner, scale, unit, v_factor, q_scales, k_scales, v_scales, q_step, k_step, v_step, group = scales  #- launch
+    o_ptr, lse_ptr, o_strides, lse_batch, lse_token = results  #- launch
+    features, factors, numbers, group = terms  #- launch
+    inner, scale, unit, v_factor = factors  #- launch
     max_q, max_k, left, right = sizes
-    BY_HEAD: gl.constexpr = C.Q_SCALE or C.K_SCALE
     HIDDEN: gl.constexpr = float("-inf")
     it = 0
     j = 0
@@ -169,8 +168,10 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
         lo, hi = key_blocks(tile_row, num_q, num_keys, left, right, C.NC * BM, BN)
         row = tile_row + W * BM
         position = row + num_keys - num_q
-        factor = head_scale(q_scales, head // group, q_step, C.Q_SCALE)
-        factor *= head_scale(k_scales, head // group, k_step, C.K_SCALE)
+        kv_head = head // group
+        factor = head_scale(1.0, features.q_heads, kv_head, numbers.q_scales)
+        factor = head_scale(factor, features.k_heads, kv_head, numbers.k_scales)
+        factor = heat(factor, features.temperature, head)
         if C.SKIP:  # the last blocks, of which this warpgroup's rows see nothing
             own = gl.maximum(gl.cdiv(gl.minimum(position + BM + right, num_keys), BN), lo + 1)
             for _ in range(hi - own):
@@ -190,7 +191,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
         s = hopper.warpgroup_mma_wait(0, deps=(s,))
         mbarrier.arrive(k_free.index(b), count=1)
         #: mask -> s    softcap, keys that a row does not see
-        if BY_HEAD:
+        if C.BY_HEAD:
             s = s * factor
         if C.CAPPED:
             s = cap(s, inner)
@@ -231,7 +232,7 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
             s = hopper.warpgroup_mma_wait(1, deps=(s,))
             mbarrier.arrive(k_free.index(b), count=1)
             #: mask -> s    softcap, keys that a row does not see
-            if BY_HEAD:
+            if C.BY_HEAD:
                 s = s * factor
             if C.CAPPED and not C.FIXED:
                 s = cap(s, inner)
@@ -280,9 +281,9 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
             o = o * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
         o = multiply_pv(weights, v_s, b, o)
         #: normalise -> o, lse    rows without a visible key give 0 and -inf, or the sink's logit
-        lse, inv = row_results(m if C.FIXED else m * scale - SHIFT, l, sinks + head, unit, BM, C.SINKS, S_LAYOUT)
+        lse, inv = row_results(m if C.FIXED else m * scale - SHIFT, l, features.sinks, head, unit, BM, S_LAYOUT)
         if C.ITEM == 1:
-            inv = inv * (v_factor * head_scale(v_scales, head // group, v_step, C.V_SCALE))
+            inv = inv * head_scale(v_factor, features.v_heads, kv_head, numbers.v_scales)
         inv = gl.convert_layout(inv, gl.SliceLayout(1, O_LAYOUT))
         o = hopper.warpgroup_mma_wait(0, deps=(o,))
         tma.store_wait(0)  # the tile before has left its buffer; the warps meet behind it
@@ -290,14 +291,14 @@ def consume(W: gl.constexpr, do, smem, words, bars, results, scales, sizes, C: g
         o = o * inv[:, None]
         #: store    registers -> shared memory -> DRAM; where rows do not exist straight to DRAM
         rows = row + gl.arange(0, BM, layout=gl.SliceLayout(1, S_LAYOUT))
-        lse_at = lse_ptr + batch.to(gl.int64) * lse_batch * (1 - C.RAGGED_Q) + head * lse_head  #- address
+        lse_at = lse_ptr + batch.to(gl.int64) * lse_batch * (1 - C.RAGGED_Q) + head  #- address
         # 32 bits hold these offsets: 2^31 rows of O take 256 GiB.
         gl.store(lse_at + (q_first + rows) * lse_token, lse, mask=(rows >= 0) & (rows < num_q))
         if (row < 0) | (row + BM > num_q):  # TMA stores no part of a box, nor to negative coordinates
             r = row + gl.arange(0, BM, layout=gl.SliceLayout(1, O_LAYOUT))
             d = gl.arange(0, DV, layout=gl.SliceLayout(0, O_LAYOUT))
-            o_at = o_ptr + batch.to(gl.int64) * o_batch * (1 - C.RAGGED_Q) + head * o_head  #- address
-            at = (q_first + r).to(gl.int64)[:, None] * o_token + d[None, :]  #- address
+            o_at = o_ptr + batch.to(gl.int64) * o_strides.batch * (1 - C.RAGGED_Q) + head * o_strides.head  #- address
+            at = (q_first + r).to(gl.int64)[:, None] * o_strides.token + d[None, :]  #- address
             gl.store(o_at + at, o.to(o_s.dtype), mask=((r >= 0) & (r < num_q))[:, None])
         else:
             o_page = batch * 0 if C.RAGGED_Q else batch

@@ -7,7 +7,17 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from kvlab.attention.hopper.kernel import PANEL, TILE_LAYOUT, key_count, load_box, meet, store_box, view, view_as
+from kvlab.attention.hopper.kernel import (
+    PANEL,
+    TILE_LAYOUT,
+    key_count,
+    key_range,
+    load_box,
+    meet,
+    store_box,
+    view,
+    view_as,
+)
 
 
 @gluon.jit
@@ -196,15 +206,6 @@ def transpose_tile(raw_s, v_s, b, BN: gl.constexpr, D: gl.constexpr):
 
 
 @gluon.jit
-def head_scale(at, head, step, given: gl.constexpr):
-    """The scale of a KV head, 1 where there is none."""
-    scale = 1.0
-    if given:
-        scale = gl.load(at + head * step)
-    return scale
-
-
-@gluon.jit
 def query(q_s, w, S_LAYOUT: gl.constexpr, Q_REGISTERS: gl.constexpr):
     """Q of buffer w, in registers if it is to be there."""
     q = q_s.index(w)
@@ -249,11 +250,12 @@ def mask_block(
     WINDOW: gl.constexpr, S_LAYOUT: gl.constexpr,
 ):
     """``nothing`` for the keys that a row does not see; ``position`` of the first row."""
-    p = position + gl.arange(0, BM, layout=gl.SliceLayout(1, S_LAYOUT))
+    rows = position + gl.arange(0, BM, layout=gl.SliceLayout(1, S_LAYOUT))
     c = key + gl.arange(0, BN, layout=gl.SliceLayout(0, S_LAYOUT))
-    s = gl.where(c[None, :] < gl.minimum(p + right + 1, num_keys)[:, None], s, nothing)
+    first, limit = key_range(rows, num_keys, left, right, None)
+    s = gl.where(c[None, :] < limit[:, None], s, nothing)
     if WINDOW:
-        s = gl.where(c[None, :] >= (p - left)[:, None], s, nothing)
+        s = gl.where(c[None, :] >= first[:, None], s, nothing)
     return s
 
 
@@ -295,12 +297,12 @@ def operand_p(p, dtype: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, LAYOUT
 
 
 @gluon.jit
-def row_results(top, l, sink_at, unit, BM: gl.constexpr, SINKS: gl.constexpr, S_LAYOUT: gl.constexpr):
+def row_results(top, l, sinks_ptr, head, unit, BM: gl.constexpr, S_LAYOUT: gl.constexpr):
     """LSE of each row in ``unit``, and what its O is multiplied by. ``top``: the row's maximum in units of log2."""
     total = gl.convert_layout(gl.sum(l, 1), gl.SliceLayout(1, S_LAYOUT))
     weight = gl.full([BM], 1.0, gl.float32, layout=gl.SliceLayout(1, S_LAYOUT))
-    if SINKS:
-        sink = gl.load(sink_at).to(gl.float32) * 1.4426950408889634
+    if sinks_ptr is not None:
+        sink = gl.load(sinks_ptr + head).to(gl.float32) * 1.4426950408889634
         weight = gl.exp2(top - gl.maximum(top, sink))
         top = gl.maximum(top, sink)
         total = total * weight + gl.exp2(sink - top)

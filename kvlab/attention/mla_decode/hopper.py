@@ -13,12 +13,14 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kvlab.attention.call.results import results
+from kvlab.attention.features.arguments import feature_arrays
 from kvlab.attention.features.intervals import most_keys
 from kvlab.attention.features.resolve import Features
 from kvlab.attention.hopper.kernel import BOX_LAYOUT, PANEL, TILE_LAYOUT, barriers, box_descriptor, operand
 from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
 from kvlab.attention.tiles.online_softmax import LOG2E
+from kvlab.attention.tiles.strides import PartStrides
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .hopper_config import HopperMLAConfig
@@ -27,15 +29,15 @@ from .hopper_steps import K_LAYOUT, ROWS_LAYOUT
 
 SIZES = [
     "items", "row_tiles", "head_tiles", "splits", "batches", "heads", "tokens", "pages", "max_keys", "table_batch",
-    "columns", "lens_stride", "lse_split", "lse_batch", "lse_token", "lse_head",
+    "columns", "lens_stride",
 ]
+"""What differs from call to call: no kernel is compiled for its values, as one is for those in a tuple."""
 
 
 @gluon.jit(do_not_specialize=SIZES)
 def attend(
-    dq, dk, dk_rope, do, kv, out, lse, table, lens, kv_page, scale, items, row_tiles, head_tiles, splits, batches,
-    heads, tokens, pages, max_keys, table_batch, columns, lens_stride, o_split, o_batch, o_token, o_head, lse_split,
-    lse_batch, lse_token, lse_head,
+    dq, dk, dk_rope, do, kv, out, lse, table, lens, features, kv_page, scale, items, row_tiles, head_tiles, splits,
+    batches, heads, tokens, pages, max_keys, table_batch, columns, lens_stride, o_strides, lse_strides,
     C: gl.constexpr,
 ):
     """A program: shared memory, barriers, and its partitions."""
@@ -59,8 +61,8 @@ def attend(
     k_s = operand(k_box, C.BN, C.DV // 2, C.NB * PANELS)
     k_rope_s = operand(k_rope_box, C.BN, C.DR, C.NB)
     keys = (lens, lens_stride, row_tiles, head_tiles, splits, max_keys)
-    outputs = (do, out, o_split, o_batch, o_token, o_head, heads, tokens, batches, splits)
-    results = (lse, lse_split, lse_batch, lse_token, lse_head, heads, tokens, scale)
+    outputs = (do, out, o_strides, heads, tokens, batches, splits)
+    results = (lse, lse_strides, heads, tokens, scale, features.temperature)
     entries = (table, table_batch, columns, pages)
     descs = (dq, dk, dk_rope)
     boxes = (q_box, q_rope_box, k_box, k_rope_box)
@@ -102,6 +104,7 @@ def launch(
         box_descriptor(kv_cache, (C.BOX,), K_LAYOUT, "kv_cache", again),
         box_descriptor(k_rope, (C.BOX,), K_LAYOUT, "k_rope", again),
         _output_boxes(part, (C.TB, C.HB), again) if C.BOXED else part, kv_cache, part, part_lse, block_table, seq_lens,
+        feature_arrays(features),
     )
     if not relaunched(attend, pointers, again):
         steps, lse_steps = partial_strides(part, part_lse, splits)
@@ -109,7 +112,7 @@ def launch(
             kv_cache.stride(0), scale * LOG2E, config.items, config.row_tiles,
             config.head_tiles, splits, batch, heads, tokens, kv_cache.shape[0],
             most_keys(block_table.shape[1], kv_cache.shape[1]), block_table.stride(0),
-            block_table.shape[1], seq_lens.stride(0), *steps, *lse_steps, C=C, num_warps=4,
+            block_table.shape[1], seq_lens.stride(0), PartStrides(*steps), PartStrides(*lse_steps), C=C, num_warps=4,
         )
     if splits > 1:
         merge(part, part_lse, out, lse, again)

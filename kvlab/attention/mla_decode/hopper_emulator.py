@@ -10,7 +10,8 @@ import numpy as np
 
 from kvlab.attention.features.intervals import key_count, most_keys
 from kvlab.attention.features.resolve import Features
-from kvlab.attention.hopper.emulator import NOTHING, find_pages, softmax, split_keys
+from kvlab.attention.features.temperature import heat
+from kvlab.attention.hopper.emulator import NOTHING, find_pages, softmax, split_bounds
 from kvlab.attention.hopper.turns import Role, Wait, run_roles
 from kvlab.attention.merge_states.emulator import launch as merge
 from kvlab.attention.merge_states.emulator import partial_results
@@ -42,6 +43,7 @@ class HopperMLALaunch:
     out: Array
     lse: Array
     scale: np.float32
+    temperature: Array | None
 
     def find_item(self, t: int) -> tuple[int, int, int, int, int, int, int]:
         """Item number -> its sequence and split, first token and head of its rows, first key, all keys, and blocks."""
@@ -60,7 +62,7 @@ class HopperMLALaunch:
         """First key of a split, all keys, and blocks of keys."""
         config, C = self.config, self.config.constants
         num_keys = int(key_count(np.asarray(length), self.max_keys))
-        lo, hi = split_keys(split, config.num_splits, num_keys, C.BN)
+        lo, hi = split_bounds(split, config.num_splits, num_keys, C.BN)
         return lo, num_keys, max(ceildiv(hi - lo, C.BN), 1)
 
     def find_pages(self, batch: int, key: int, num_keys: int) -> Array:
@@ -128,13 +130,15 @@ def lead(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wait]:
     #@ leader
     #: begin -> it, turn    the first item
     C, items, programs, scale, tokens = cta.C, x.config.items, x.config.programs, x.scale, x.tokens  #- launch
-    me = cta.leader  #- programs
+    me, temperature = cta.leader, x.temperature  #- programs
     BN = C.BN
     it, turn = 0, 0
     for t in range(program, items, programs):
-        #: find -> batch, split, token, head, lo, blocks, limit    rows, keys, and how many keys the first token sees
+        #: find -> batch, split, token, head, lo, blocks, limit, factor    rows, keys, how many the first token sees
         batch, split, token, head, lo, num_keys, blocks = x.find_item(t)
         limit = num_keys - tokens + 1
+        row = np.arange(C.BM)
+        factor = heat(np.ones(C.BM, np.float32), temperature, np.minimum(head + row % C.HB, x.heads - 1))
         #: scores -> s    S = Q K^T of the first block
         yield cta.q_full, turn
         s = yield from cta.start_scores(me, it % C.NB, (it // C.NB) & 1)
@@ -143,8 +147,10 @@ def lead(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wait]:
         o = cta.zeros()
         cta.wait_mma(me, 0)
         for i in range(blocks - 1):
-            #: mask -> s    keys that a row does not see
+            #: mask -> s    temperature, keys that a row does not see
             key = lo + i * BN
+            if temperature is not None:
+                s = s.times(factor[None])
             if C.MASKED and key + BN > limit:
                 s = mask_rows(s, token, key, limit, tokens, C)
             #: softmax -> p, m, l, alpha    online: new row maximum, exponentials, sums of each lane
@@ -168,8 +174,10 @@ def lead(cta: HopperMLACTA, x: HopperMLALaunch, program: int) -> Iterator[Wait]:
                 cta.s_done.arrive(me)
         #: last    no more Q K^T: the producer may fetch the next Q
         cta.arrive(me, cta.q_free)
-        #: mask -> s    keys that a row does not see
+        #: mask -> s    temperature, keys that a row does not see
         key = lo + (blocks - 1) * BN
+        if temperature is not None:
+            s = s.times(factor[None])
         if key + BN > limit:
             s = mask_rows(s, token, key, limit, tokens, C)
         #: softmax -> p, m, l, alpha, total, inv    of the last block; a row that saw no key gives 0
@@ -286,7 +294,8 @@ def launch(
     max_keys = most_keys(block_table.shape[1], kv_cache.shape[1])
     scale_log2 = np.float32(scale * LOG2E)
     x = HopperMLALaunch(
-        config, heads, tokens, len(kv_cache), max_keys, block_table, seq_lens, part, part_lse, scale_log2
+        config, heads, tokens, len(kv_cache), max_keys, block_table, seq_lens, part, part_lse, scale_log2,
+        features.temperature,
     )
     with traffic.launch():
         ctas = [HopperMLACTA(C, q.dtype, boxes, traffic, traced=n == 0) for n in range(config.programs)]

@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from kvlab.attention.hopper.kernel import NOTHING, PANEL, accumulator, find_pages, quad_sum, softmax
+from kvlab.attention.hopper.kernel import NOTHING, PANEL, accumulator, find_pages, heat, quad_sum, softmax
 
 from .hopper_steps import (
     P_FULL,
@@ -92,14 +92,16 @@ def lead(smem, bars, outputs, results, items, keys, C: gl.constexpr):
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=2)  #- layout
     q_s, q_rope_s, k_s, k_rope_s, p_s, rows_s, k_box = smem  #- launch
     q_full, q_free, l_full, l_free, r_full, r_free = bars  #- launch
-    lse_out, lse_split, lse_batch, lse_token, lse_head, heads, tokens, scale = results  #- launch
+    lse_out, lse_strides, heads, tokens, scale, temperature = results  #- launch
     DTYPE: gl.constexpr = q_s.dtype  #- launch
     it = 0
     turn = 0
     for t in range(program, items, programs):
-        #: find -> batch, split, token, head, lo, blocks, limit    rows, keys, and how many keys the first token sees
+        #: find -> batch, split, token, head, lo, blocks, limit, factor    rows, keys, how many the first token sees
         batch, split, token, head, lo, num_keys, blocks = find_item(t, keys, C)
         limit = num_keys - tokens + 1
+        row = gl.arange(0, BM, layout=gl.SliceLayout(1, S_LAYOUT))
+        factor = heat(1.0, temperature, gl.minimum(head + row % C.HB, heads - 1))
         #: scores -> s    S = Q K^T of the first block
         zero = gl.zeros([BM, BN], gl.float32, layout=S_LAYOUT)  # never read (use_acc=False)  #- instruction
         mbarrier.wait(q_full, turn)
@@ -109,8 +111,10 @@ def lead(smem, bars, outputs, results, items, keys, C: gl.constexpr):
         o = gl.zeros([BM, COLS], gl.float32, layout=O_LAYOUT)
         s = hopper.warpgroup_mma_wait(0, deps=(s,))
         for i in range(blocks - 1):
-            #: mask -> s    keys that a row does not see
+            #: mask -> s    temperature, keys that a row does not see
             key = lo + i * BN
+            if temperature is not None:
+                s = s * factor[:, None]
             if C.MASKED and key + BN > limit:
                 s = mask_rows(s, token, key, limit, tokens, C, S_LAYOUT)
             #: softmax -> p, m, l, alpha    online: new row maximum, exponentials, sums of each lane
@@ -134,8 +138,10 @@ def lead(smem, bars, outputs, results, items, keys, C: gl.constexpr):
                 named_barrier("arrive", S_DONE, 256)
         #: last    no more Q K^T: the producer may fetch the next Q
         mbarrier.arrive(q_free, count=1)
-        #: mask -> s    keys that a row does not see
+        #: mask -> s    temperature, keys that a row does not see
         key = lo + (blocks - 1) * BN
+        if temperature is not None:
+            s = s * factor[:, None]
         if key + BN > limit:
             s = mask_rows(s, token, key, limit, tokens, C, S_LAYOUT)
         #: softmax -> p, m, l, alpha, total, inv    of the last block; a row that saw no key gives 0
@@ -160,8 +166,8 @@ def lead(smem, bars, outputs, results, items, keys, C: gl.constexpr):
         o = o * gl.convert_layout(inv, gl.SliceLayout(1, O_LAYOUT))[:, None]
         #: store    registers -> DRAM; an empty split leaves its partial output alone
         r = gl.arange(0, BM, layout=gl.SliceLayout(1, S_LAYOUT))
-        at = lse_out + split.to(gl.int64) * lse_split + batch.to(gl.int64) * lse_batch  #- address
-        where = at + (token + r // C.HB) * lse_token + (head + r % C.HB) * lse_head
+        at = lse_out + split.to(gl.int64) * lse_strides.split + batch.to(gl.int64) * lse_strides.batch  #- address
+        where = at + (token + r // C.HB) * lse_strides.token + (head + r % C.HB) * lse_strides.head
         gl.store(where, lse, mask=(token + r // C.HB < tokens) & (head + r % C.HB < heads))
         store_half(outputs, o, k_box, b, 0, split, batch, token, head, lo < num_keys, C)
         mbarrier.arrive(l_free.index(b), count=1)

@@ -7,7 +7,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from kvlab.attention.hopper.kernel import PANEL, key_count, load_box, meet, operand, split_keys, store_box, view_as
+from kvlab.attention.hopper.kernel import PANEL, key_count, load_box, meet, operand, split_bounds, store_box, view_as
 
 K_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
 PARTS = gl.constexpr(3)  # products of Q K^T
@@ -59,7 +59,7 @@ def find_keys(split, length, keys, C: gl.constexpr):
     """
     _, _, _, _, splits, max_keys = keys
     num_keys = key_count(length, max_keys)
-    lo, hi = split_keys(split, splits, num_keys, C.BN)
+    lo, hi = split_bounds(split, splits, num_keys, C.BN)
     return lo, num_keys, gl.maximum(gl.cdiv(hi - lo, C.BN), 1)
 
 
@@ -157,7 +157,7 @@ def store_half(outputs, o, k_box, b, half: gl.constexpr, split, batch, token, he
     BOXED: they pass through the place of that half of V in stage b, float32 in two pieces, and leave as whole rows by
     TMA, which leaves absent ones alone.
     """
-    do, out, o_split, o_batch, o_token, o_head, heads, tokens, batches, splits = outputs
+    do, out, o_strides, heads, tokens, batches, splits = outputs
     some = some | (splits == 1)
     if C.BOXED:
         BITS: gl.constexpr = do.dtype.primitive_bitwidth
@@ -184,7 +184,7 @@ def store_half(outputs, o, k_box, b, half: gl.constexpr, split, batch, token, he
         d = half * (C.DV // 2) + gl.arange(0, C.DV // 2, layout=gl.SliceLayout(0, O_LAYOUT))
         t = token + r // C.HB
         h = head + r % C.HB
-        at = out + split.to(gl.int64) * o_split + batch.to(gl.int64) * o_batch
-        rows = t.to(gl.int64) * o_token + h.to(gl.int64) * o_head
+        at = out + split.to(gl.int64) * o_strides.split + batch.to(gl.int64) * o_strides.batch
+        rows = t.to(gl.int64) * o_strides.token + h.to(gl.int64) * o_strides.head
         there = (t < tokens) & (h < heads) & some
         gl.store(at + rows[:, None] + d[None, :], o.to(out.dtype.element_ty), mask=there[:, None])

@@ -76,10 +76,10 @@ def as_if_on(patch: pytest.MonkeyPatch, arch: str, triton: str = "3.6.0") -> Non
     patch.setattr("kvlab.triton_support.versions.installed", lambda: triton)
 
 
-def as_tensors(value: Any) -> Any:
+def as_tensors(value: Any, device: str = "cpu") -> Any:
     """NumPy arrays, also in the fields of dataclasses, as torch tensors."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.replace(
-            value, **{f.name: as_tensors(getattr(value, f.name)) for f in dataclasses.fields(value)}
+            value, **{f.name: as_tensors(getattr(value, f.name), device) for f in dataclasses.fields(value)}
         )
-    return to_torch(value) if isinstance(value, np.ndarray) else value
+    return to_torch(value).to(device) if isinstance(value, np.ndarray) else value

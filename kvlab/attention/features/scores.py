@@ -87,7 +87,7 @@ def row_terms_kernel(scale_log2, features, numbers, batch, kv_head, head):
     """(factor, slope) of rows as of ``row_terms``: a factor of all rows, or ``[BM, 1]``; a slope ``[BM]``."""
     factor = head_scale_kernel(scale_log2, features.q_heads, kv_head, numbers.q_scale_head)
     factor = head_scale_kernel(factor, features.k_heads, kv_head, numbers.k_scale_head)
-    factor = heat_kernel(factor, features.temperature, head)
+    factor = heat_kernel(factor, features.temperature, head[:, None])
     slope = slope_of_kernel(features.slopes, numbers.slopes_batch, batch, head)
     return factor, slope
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from caught import SHARED, Caught, as_if_on, as_launched
+from caught import SHARED, Caught, as_if_on, as_launched, as_tensors
 from hopper_launches import prefill_arguments
 from prefill_cases import ENDS, Case, Inputs
 from yardsticks import assert_accurate, bits
@@ -365,7 +365,7 @@ def compiled(case: Case) -> Compiled:
         patch.setattr(hopper, "attend", caught)
         patch.setattr(hopper, "machine", lambda device: ("sm_90", 132))
         tensors = [a if a is None else to_torch(np.ascontiguousarray(a)) for a in arrays]
-        hopper.launch(*tensors, **numbers)
+        hopper.launch(*tensors, **numbers | {"features": as_tensors(numbers["features"])})
     return as_launched(caught.fn, caught.arguments, "sm_90")
 
 

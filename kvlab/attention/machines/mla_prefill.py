@@ -10,7 +10,7 @@ from kvlab.attention.scoring.emulator import by_column
 from kvlab.cache import PagedKVCache
 from kvlab.memory import Memory
 from kvlab.staging import Fragments, KVCacheIterator, Traffic, row_offsets
-from kvlab.staging.tile.tile_spec import KVRows, TileSpec
+from kvlab.staging.tile.tile_spec import KVRows, TileCTA, TileSpec
 
 from .parts import Parts
 from .rows import RowsAt, tile_walk
@@ -43,7 +43,7 @@ class MLAPrefillCTA(Parts):
 
         def part(
             rows: Any, head: Array, k_columns: tuple[int, int], v_columns: tuple[int, int], beside: bool = True
-        ) -> Any:
+        ) -> TileCTA:
             stored = np.dtype(rows.dtype)
             tile = TileSpec(
                 arch=arch, BM=config.BM, BN=config.BN, k=k_columns, v=v_columns, dtype=dtype, stored=stored,
@@ -89,12 +89,11 @@ class MLAPrefillCTA(Parts):
         """S = Q K^T, float32, ``[BM, BN]``: one sum over all columns, times ``k_scale`` ``[programs, BN]`` before those
         for rope are added; two sums where there is a ``rope_scale`` of the rope part.
         """
-        s: Fragments = self.nope.scores(q, k, active)
+        s = self.nope.scores(q, k, active)
         if k_scale is not None:
             s = s.with_values(s.values * by_column(s, k_scale))
         if rope_scale is None:
-            s = self.rope.scores(q_rope, k_rope, active, s)
-            return s
+            return self.rope.scores(q_rope, k_rope, active, s)
         rope = self.rope.scores(q_rope, k_rope, active)
         return s.with_values(s.values + rope.values * by_column(s, rope_scale))
 
@@ -104,8 +103,7 @@ class MLAPrefillCTA(Parts):
 
     def zeros(self) -> Fragments:
         """The output accumulator ``[BM, BV]``."""
-        o: Fragments = self.value.zeros()
-        return o
+        return self.value.zeros()
 
     def accumulate(self, p: Fragments, v: Any, o: Fragments, active: Array) -> Fragments:
         """O += P V."""

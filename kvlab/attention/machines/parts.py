@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.staging.tile.fragments import Fragments
+from kvlab.staging.tile.tile_spec import TileCTA
 
 Array = np.ndarray[Any, Any]
 
@@ -15,7 +16,7 @@ Array = np.ndarray[Any, Any]
 class Parts:
     """``ctas`` of one class; what rows have in common is the first one's. ``of_v``: those with columns of V."""
 
-    def __init__(self, ctas: Sequence[Any], of_v: Sequence[Any]) -> None:
+    def __init__(self, ctas: Sequence[TileCTA], of_v: Sequence[TileCTA]) -> None:
         self.ctas, self.of_v = list(ctas), list(of_v)
 
     @property
@@ -25,15 +26,12 @@ class Parts:
 
     def row_max(self, s: Fragments) -> Array:
         """Largest score of each row ``[programs, BM]``."""
-        rows: Array = self.ctas[0].row_max(s)
-        return rows
+        return self.ctas[0].row_max(s)
 
     def row_sum(self, p: Fragments) -> Array:
         """Row sums ``[programs, BM]`` in the order of the hardware."""
-        rows: Array = self.ctas[0].row_sum(p)
-        return rows
+        return self.ctas[0].row_sum(p)
 
     def add_values(self, p: Fragments, values: list[tuple[Any, Any, Fragments]], active: Array) -> list[Fragments]:
         """O + P V of (model, V, O), each of columns of its own, and the end of the tile."""
-        found: list[Fragments] = type(self.ctas[0]).accumulate_parts(self.ctas, p, values, active)
-        return found
+        return type(self.ctas[0]).accumulate_parts(self.ctas, p, values, active)

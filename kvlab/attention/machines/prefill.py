@@ -11,7 +11,7 @@ from kvlab.attention.features.scales import P_SCALE
 from kvlab.layout import TileTensor
 from kvlab.memory import Memory, float8_e4m3fn
 from kvlab.staging import Fragments, Traffic, row_offsets
-from kvlab.staging.tile.tile_spec import KVRows, TileSpec
+from kvlab.staging.tile.tile_spec import KVRows, TileCTA, TileSpec
 
 from .parts import Parts
 from .rows import RowsAt, tile_walk
@@ -30,7 +30,7 @@ class PrefillCTA(Parts):
     Loads and accumulators are tuples of these pieces. ``widths``: (first column, columns) of each piece of K and of V.
     """
 
-    def __init__(self, ctas: list[Any], widths: dict[str, list[tuple[int, int]]], BN: int) -> None:
+    def __init__(self, ctas: list[TileCTA], widths: dict[str, list[tuple[int, int]]], BN: int) -> None:
         super().__init__(ctas, ctas[: len(widths["v"])])
         self.widths, self.BN = widths, BN
 
@@ -66,8 +66,8 @@ class PrefillCTA(Parts):
     def scores(self, q: tuple[Any, ...], k: tuple[Any, ...], active: Array) -> Fragments:
         """Q K^T, float32: the products of the pieces added up."""
         s: Fragments | None = None
-        for cta, *factors in zip(self.ctas, q, k, strict=False):
-            s = cta.scores(*factors, active, s)
+        for cta, rows, keys in zip(self.ctas, q, k, strict=False):
+            s = cta.scores(rows, keys, active, s)
         assert s is not None
         return s
 
@@ -98,7 +98,7 @@ def prefill_cta(
     model, rows = choose(arch, stored, "mha_prefill", rows=config.BM).cta, KVRows(k_rows, v_rows, batch_idx, head_idx)
     k = [(min(config.D0, problem.head_dim), config.D0), (problem.head_dim - config.D0, config.D1)]
     v = [(min(config.V0, problem.value_dim), config.V0), (problem.value_dim - config.V0, config.V1)]
-    ctas: list[Any] = []
+    ctas: list[TileCTA] = []
     for of_k, of_v in zip(k, v, strict=True):
         if of_k[1] or of_v[1]:
             tile = TileSpec(

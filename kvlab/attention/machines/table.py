@@ -15,6 +15,7 @@ from kvlab.staging.gfx950.mfma_cta import MfmaCTA
 from kvlab.staging.nvidia.fma_cta import FmaCTA
 from kvlab.staging.nvidia.mma_sync_cta import MmaSyncCTA
 from kvlab.staging.nvidia.wgmma_cta import WgmmaCTA
+from kvlab.staging.tile.tile_spec import TileCTA
 
 KINDS = {1: "e4m3", 2: "16 bits", 4: "float32"}
 """What rows call a dtype of K and V, by its bytes."""
@@ -42,19 +43,19 @@ class Machine:
     operations: tuple[str, ...]
     archs: tuple[str, ...]
     kinds: tuple[str, ...]
-    cta: type[Any]
+    cta: type[TileCTA]
     rows: int = 0
     columns: Columns | None = None
 
     @property
     def buffer(self) -> str:
         """Path of K and V to shared memory and on to the products."""
-        return str(self.cta.buffer)
+        return self.cta.buffer
 
     @property
     def p_path(self) -> str:
         """The way of P from the first product to the second."""
-        return str(self.cta.p_path)
+        return self.cta.p_path
 
 
 def _both(*depths: int) -> Columns:

@@ -50,7 +50,7 @@ def attend(
         arch=arch, BM=config.BM, BN=BN, k=(D, D), v=(D, D), dtype=queries.dtype, stored=k_cache.dtype,
         weights=queries.dtype,
     )
-    model = choose(arch, k_cache.dtype, "mha_decode_streaming").cta  #- programs
+    model: Any = choose(arch, k_cache.dtype, "mha_decode_streaming").cta  #- programs
     cta = model.of(sizes, KVRows(k_cache, v_cache, batch, kv_head), traffic)  #- programs
     at = row_offsets(queries, (batch[:, None], token, head), is_row)  #- address
     tile = cta.load_q(Memory.over(queries, name="q"), at, is_row)  #- programs

@@ -139,7 +139,7 @@ class KVBufferCTA(LaunchedCTA):
         self._walk: TileWalk | None = None
         self._flying: dict[str, list[TileTensor]] = {"k": [], "v": []}
 
-    def follow(self, *tiles: KVCacheIterator) -> None:
+    def follow(self, *tiles: KVCacheIterator | None) -> None:
         """Fetch ahead along these iterators, of K and V for one loop after the other; the loads take their tiles in
         turn. Nothing where there is one stage.
         """

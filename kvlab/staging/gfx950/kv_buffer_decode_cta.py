@@ -139,7 +139,7 @@ class KVBufferDecodeCTA(QuarterRows):
         self._flying: dict[str, list[TileTensor]] = {"k": [], "v": []}
         self.atom = mfma_atom((16, 16, 32), shape.mma_dtype)
 
-    def follow(self, *tiles: KVCacheIterator) -> None:
+    def follow(self, *tiles: KVCacheIterator | None) -> None:
         """Fetch ahead along these iterators, of K and V for one loop after the other; the loads take their tiles in
         turn.
         """

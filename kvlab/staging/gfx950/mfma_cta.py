@@ -135,7 +135,7 @@ class MfmaCTA(RowsOverWarps):
             p_params = shape.params(heads, transpose=False, dtype=shape.dtype)
             self.p = PRegisterBuffer(p_params, shape.BM, self.programs, smem=self.smem, smem_address=2 * strip, **where)
 
-    def follow(self, *tiles: KVCacheIterator) -> None:
+    def follow(self, *tiles: KVCacheIterator | None) -> None:
         """Fetches nothing: strips share one buffer, so none is fetched ahead."""
 
     def load_q(self, dram: Memory, offset: IntArray, valid: Array) -> Fragments:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
 from kvlab.layout import TileTensor
 from kvlab.memory import Memory
+from kvlab.staging.record.traffic import Traffic
 from kvlab.staging.tile.fragments import Fragments
 from kvlab.staging.tile.iterator import KVCacheIterator
 
@@ -55,14 +57,26 @@ class KVRows(NamedTuple):
 
 
 class TileCTA(Protocol):
-    """Protocol of an attention emulator's CTA model, for all programs of a launch at once.
+    """A CTA model, of all programs of a launch at once: what an attention emulator asks of a machine.
 
     ``active`` ``[programs]`` tells which programs still have keys; only their traffic counts. A program past its range
     gets a tile without valid rows, which changes neither its row state nor its output. After ``follow`` the loads take
-    the tiles of these iterators in turn, of K and V for one loop after the other: the model may fetch ahead.
+    the tiles of these iterators in turn, of K and V for one loop after the other: the model may fetch ahead. The
+    attributes are those of :class:`~kvlab.staging.tile.launched_cta.LaunchedCTA`.
     """
 
-    def follow(self, *tiles: KVCacheIterator) -> None: ...
+    buffer: str
+    p_path: str
+    whole_rows: bool
+    follows_beside: bool
+
+    @classmethod
+    def of(cls, tile: TileSpec, rows: KVRows, traffic: Traffic, *, beside: bool = False) -> Self: ...
+    @classmethod
+    def accumulate_parts(
+        cls, ctas: Sequence[Any], p: Fragments, values: Sequence[tuple[Any, Any, Fragments]], active: Array
+    ) -> list[Fragments]: ...
+    def follow(self, *tiles: KVCacheIterator | None) -> None: ...
     def load_q(self, dram: Memory, offset: Array, valid: Array) -> Any: ...
     def load_k(self, tile: TileTensor, active: Array) -> Any: ...
     def scores(self, q: Any, k: Any, active: Array, s: Fragments | None = None) -> Fragments: ...

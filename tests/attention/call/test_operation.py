@@ -117,29 +117,17 @@ def test_an_operation_in_a_class_is_bound_as_a_function() -> None:
     assert model.attend.__func__ is attention.mha_decode
 
 
-def test_mypy_knows_operations_and_their_modules(tmp_path: Path) -> None:
-    """Of a user's file: right calls and imports pass, a wrong keyword and a missing argument do not."""
+@pytest.mark.slow
+def test_mypy_knows_operations_their_names_and_their_modules() -> None:
+    """Of a user's files: right calls and imports pass; a wrong name, keyword or number of arguments does not."""
     pytest.importorskip("mypy")
-    right = (
-        "import kvlab.attention.mha_decode.kernel\n"
-        "import kvlab.attention.mla_decode.config as config\n"
-        "from kvlab.attention import explain, merge_states, mha_decode_paged\n"
-        "from kvlab.attention.kv_store import emulator\n"
-        "launch = kvlab.attention.mha_decode.kernel.launch\n"
-        "chosen = config.choose_config\n"
-        "emulate = emulator.launch\n"
-        "def attend(q: object, k: object, table: object, lens: object) -> object:\n"
-        "    explain(mha_decode_paged, q, k, k, table, lens)\n"
-        "    return merge_states(*mha_decode_paged(q, k, k, table, lens, scale=0.5, return_lse=True))\n"
-    )
-    wrong = "def wrong(q: object, k: object, table: object, lens: object) -> None:\n"
-    wrong += "    mha_decode_paged(q, k, k, table, lens, scal=0.5)\n    mha_decode_paged(q, k, k, table)\n"
-    file = tmp_path / "user.py"
-    file.write_text(right + wrong)
+    files = [Path(__file__).parent / name for name in ("user_typing.py", "user_typing_wrong.py")]
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--config-file", "pyproject.toml"]
-    told = subprocess.run([*command, str(file)], cwd=ROOT, capture_output=True, text=True).stdout
+    told = subprocess.run([*command, *map(str, files)], cwd=ROOT, capture_output=True, text=True).stdout
     errors = [line for line in told.splitlines() if ": error:" in line]
-    first = right.count("\n") + 1
-    assert [int(line.split(":")[1]) for line in errors] == [first + 1, first + 2], told
-    assert 'Unexpected keyword argument "scal"' in errors[0], told
-    assert "Missing positional argument" in errors[1], told
+    lines = files[1].read_text().splitlines()
+    expected = {n: line.split("  # ")[1] for n, line in enumerate(lines, 1) if "  # " in line}
+    assert [int(line.split(":")[1]) for line in errors] == list(expected), told
+    for line, words in zip(errors, expected.values(), strict=True):
+        assert files[1].name in line, told
+        assert words in line, told

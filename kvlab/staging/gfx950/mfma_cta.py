@@ -120,7 +120,7 @@ class MfmaCTA(RowsOverWarps):
         heads = k_cache.kv_params.num_heads
         strip = shape.BK * max(shape.BN, shape.v_depth) * shape.kv_dtype.itemsize
         nbytes = 2 * strip + shape.BM * shape.BN * shape.dtype.itemsize
-        super().__init__(nbytes, WARPS, "gfx950", len(batch_idx), traffic)
+        super().__init__(nbytes, WARPS, "gfx950", len(batch_idx), traffic, unit=shape.kv_dtype.itemsize)
         where: dict[str, Any] = {"traffic": traffic, "hazards": self.hazards}
         buffer: dict[str, Any] = {"bounded": True, **where}
         first = UnsafePointer(self.smem, 0, shape.kv_dtype)

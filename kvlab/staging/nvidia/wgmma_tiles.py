@@ -53,7 +53,8 @@ class WgmmaTiles(LaunchedCTA):
     ) -> None:
         self.shape, self.words = shape, {"q": "q_rope", "k": "rope"} if rope else {"q": "q", "k": "k"}
         nbytes = sum(place.nbytes for place in shape.places.values())
-        super().__init__(nbytes, shape.warps, "sm_90", programs, traffic, beside=beside)
+        unit = 1 if shape.v_transposed else 16
+        super().__init__(nbytes, shape.warps, "sm_90", programs, traffic, beside=beside, unit=unit)
         everyone = tuple(range(shape.warps))
         self._used = {at: self.hazards.region(p.base, p.nbytes, everyone) for at, p in shape.places.items()}
         self.copies = TileCopies(self.smem, self.hazards, traffic, self._copied_to)

@@ -21,6 +21,7 @@ class LaunchedCTA:
     smem     : the shared memory.
     hazards  : what is in flight, and who waited; checks every access.
     programs : of the launch.
+    unit     : bytes that no access divides; what is known of shared memory is kept by so many.
     traced   : whether its events go to the traffic's timeline. beside : it is a second model of the same threads, whose
                waits and barriers are those of the first.
 
@@ -49,6 +50,7 @@ end of the CTA; missing: cp.async.wait_group in warp 1
     def __init__(
         self, nbytes: int, warps: int, arch: str, programs: int | None, traffic: Traffic, *,
         traced: bool = True, beside: bool = False, cells: ByteCells | None = None, partitions: Partitions = None,
+        unit: int = 4,
     ) -> None:
         self.traffic, self.programs = traffic, 1 if programs is None else programs
         name = "shared memory" if get_arch(arch).vendor == "nvidia" else "LDS"
@@ -56,6 +58,8 @@ end of the CTA; missing: cp.async.wait_group in warp 1
         timeline = traffic.timeline if traced else None
         if beside and timeline is not None:
             timeline = BesideTimeline(timeline.events)
+        if cells is None:
+            cells = ByteCells(nbytes, warps, unit=unit)
         self.hazards = Hazards(self.smem, warps, arch=arch, timeline=timeline, cells=cells, partitions=partitions)
         traffic.begin(self)
 

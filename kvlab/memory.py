@@ -5,8 +5,7 @@ elements, as an instruction does. Fresh memory is poisoned (every byte ``0xFF``,
 read a byte that nobody wrote is an error, and so is every access outside the allocation.
 
 A memory may carry a leading *program axis*: the private shared memory of every CTA of a launch, side by side, so that
-one NumPy operation serves all of them.
-"""
+one NumPy operation serves all of them."""
 
 from __future__ import annotations
 
@@ -143,8 +142,7 @@ class Memory:
     @property
     def written(self) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
         """Mask of the bytes that have been written, shaped as :attr:`bytes`; None where all are, as in the memory of an
-        array.
-        """
+        array."""
         return None if self._known is None else self._known[..., : self.nbytes].view(np.bool_)
 
     def load(
@@ -154,8 +152,7 @@ class Memory:
 
         The leading axis is the program axis if the memory has one. Where ``mask`` (broadcast with the addresses) is
         False nothing is read and zeros are returned. Raises :class:`OutOfBounds`, :class:`UnwrittenRead`, and
-        ValueError when an address is not a multiple of ``alignment``, by default the element's size.
-        """
+        ValueError when an address is not a multiple of ``alignment``, by default the element's size."""
         dtype = as_dtype(dtype)
         if not isinstance(width, int | np.integer) or width >> MOST_BITS > 0:
             raise ValueError(f"{self.name}: width {shown(width)}: must be an integer of {MOST_BITS} bits")
@@ -185,8 +182,7 @@ class Memory:
         """Write ``value[..., width]`` at each byte ``address`` (``[...]``); the value's dtype is what lands in memory.
 
         Where ``mask`` is False nothing is written. Where two lanes write the same byte the later one in C order wins;
-        hardware promises no order.
-        """
+        hardware promises no order."""
         value = np.asarray(value)
         if value.ndim == 0:
             raise ValueError(f"{self.name}: a value without axes: must be value[..., width]")

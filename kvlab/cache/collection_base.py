@@ -20,8 +20,7 @@ View = TypeVar("View", bound=KVCacheView)
 class KVCacheCollection(OverArrays, Generic[View]):
     """K and V of all layers: the part that paged and continuous collections have in common.
 
-    A subclass makes the ``View`` of one layer in ``_view``, and names the axes of its ``blocks`` and their extents.
-    """
+    A subclass makes the ``View`` of one layer in ``_view``, and names the axes of its ``blocks`` and their extents."""
 
     dtype: np.dtype[Any]
 
@@ -67,8 +66,7 @@ class KVCacheCollection(OverArrays, Generic[View]):
     def with_lengths(self, cache_lengths: Any, max_seq_length: int) -> Self:
         """The same storage and table at another step: ``cache_lengths`` before it, up to ``max_seq_length`` new tokens.
 
-        The longest length is read, which waits for a GPU that holds ``cache_lengths``.
-        """
+        The longest length is read, which waits for a GPU that holds ``cache_lengths``."""
         lengths = as_array(cache_lengths)
         longest = max_seq_length + (int(lengths.max()) if len(lengths) else 0)
         return self._replace(cache_lengths=lengths, max_seq_length=max_seq_length, max_cache_length=longest)

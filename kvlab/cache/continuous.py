@@ -97,8 +97,7 @@ class ContinuousBatchingKVCache(TmaTiles, KVCacheView):
     ) -> UnsafePointer:
         """Pointer to an element, from which on ``tile_size`` tokens lie ``token_stride`` elements apart.
 
-        ``valid`` as in ``PagedKVCache.block_paged_ptr``. IndexError where valid rows lie past the block's end.
-        """
+        ``valid`` as in ``PagedKVCache.block_paged_ptr``. IndexError where valid rows lie past the block's end."""
         count("tile_size", tile_size, least=1)
         rows = np.asarray(np.minimum(tile_size, integers("valid", 1 if valid is None else valid)))
         start = integers("start_tok_idx", start_tok_idx)

@@ -11,8 +11,7 @@ from kvlab.common.arrays import to_numpy, to_torch
 class OverArrays:
     """A cache or a collection, which its constructor's arguments, kept as attributes of the same names, make again.
 
-    ``_arrays`` names those that are arrays of NumPy or torch (or None), ``_settings`` the others.
-    """
+    ``_arrays`` names those that are arrays of NumPy or torch (or None), ``_settings`` the others."""
 
     _arrays: ClassVar[tuple[str, ...]] = ("blocks", "cache_lengths", "lookup_table")
     _settings: ClassVar[tuple[str, ...]] = ("max_seq_length", "max_cache_length", "kv_params", "strict")

@@ -41,8 +41,7 @@ class PageTable:
     def find(self, batch_idx: Any, tok_idx: Any, active: Any = True) -> tuple[Int64, Int64]:
         """``(page, slot)`` of each token, 0 where not ``active``.
 
-        IndexError for a token past the columns, ValueError for one whose entry is a sentinel.
-        """
+        IndexError for a token past the columns, ValueError for one whose entry is a sentinel."""
         batch, token, active = self._ask(batch_idx, tok_idx, active)
         page, slot = self._entry(batch, token, active)
         bad = (page < 0) | (page >= self.pages)
@@ -82,8 +81,7 @@ class PageTable:
 def check_tables(cache_lengths: Any, lookup_table: Any, page_size: int) -> None:
     """ValueError unless lengths ``[batch]`` and table ``[batch, columns]`` are integers that fit each other.
 
-    The lengths themselves are looked at in CPU memory only: reading them from a GPU would make the caller wait.
-    """
+    The lengths themselves are looked at in CPU memory only: reading them from a GPU would make the caller wait."""
     for name, array, axes in (("cache_lengths", cache_lengths, 1), ("lookup_table", lookup_table, 2)):
         if array.ndim != axes:
             expected = ("[batch]", "[batch, columns]")[axes - 1]

@@ -132,8 +132,7 @@ class PagedKVCache(TmaTiles, KVCacheView):
         pair_cta, is_leader : whether two CTAs load the tile together, and which of them this is; the rows are those of
             the whole tile, see :meth:`PagedRowIndices.k_copies`.
         valid : leading keys in use, an int or one for each program. Sub-tiles without one are not looked up and get
-            row 2**30, which TMA reads as zeros. Without ``valid`` a null page is a page like any other.
-        """
+            row 2**30, which TMA reads as zeros. Without ``valid`` a null page is a page like any other."""
         table = PageTable(self.page_table.entries, self.page_size_, self.storage.shape[0])
         return populate(
             table, self.storage, batch_idx, base_kv_row, BN=BN, base_alignment=base_alignment, valid=valid,
@@ -149,8 +148,7 @@ class PagedKVCache(TmaTiles, KVCacheView):
         tile_size : rows of the window. ValueError unless it divides the page size and the window ends in the page it
             starts in; smaller pages are addressed row by row, see :meth:`row_offsets`.
         valid : rows of the window in use, an int or one for each program. Where it is 0 or less nothing is looked up
-            and the pointer is the one to the first element of ``blocks``, not to be followed.
-        """
+            and the pointer is the one to the first element of ``blocks``, not to be followed."""
         start, rows = self._window(start_tok_idx, tile_size, valid)
         return self._pointer(batch_idx, start, head_idx, head_dim_idx, rows)
 
@@ -196,8 +194,7 @@ class PagedKVCache(TmaTiles, KVCacheView):
 
         Quantised: the stored values, cast to the scale dtype, times the ONE scale of the first, cast to
         ``output_dtype``, which must be named and differ from the storage dtype; ValueError too where the elements do
-        not all belong to that scale. The stored values as they are: :meth:`load_quantized`.
-        """
+        not all belong to that scale. The stored values as they are: :meth:`load_quantized`."""
         if not self.quantization_enabled:
             return super().load(bs, head_idx, tok_idx, head_dim_idx, width=width, output_dtype=output_dtype)
         out = None if output_dtype is None else as_dtype(output_dtype)
@@ -238,8 +235,7 @@ class PagedKVCache(TmaTiles, KVCacheView):
     ) -> UnsafePointer:
         """Pointer to the scale of an element, from which on ``tile_size`` tokens' scales lie equally far apart.
 
-        ``tile_size`` and ``valid`` as in :meth:`block_paged_ptr`. ValueError unless quantised.
-        """
+        ``tile_size`` and ``valid`` as in :meth:`block_paged_ptr`. ValueError unless quantised."""
         scales = self._scales()
         start, rows = self._window(start_tok_idx, tile_size, valid)
         place = self.page_table.find(batch_idx, start, rows > 0)

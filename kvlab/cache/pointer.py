@@ -74,8 +74,7 @@ class UnsafePointer:
     def tile_tensor(self, layout: Layout, valid_rows: Any = None) -> TileTensor:
         """The memory from here on as a tile of that layout (strides in elements), one for each program.
 
-        valid_rows : rows that exist, an int or one for each program; see :class:`TileTensor`.
-        """
+        valid_rows : rows that exist, an int or one for each program; see :class:`TileTensor`."""
         return TileTensor(self.memory, self.dtype, layout, self.offset, valid_rows=valid_rows)
 
 

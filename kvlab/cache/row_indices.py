@@ -148,8 +148,7 @@ def populate_rows(
 ) -> PagedRowIndices:
     """``rows[i] = row_of(batch_idx, base + i * eff_page, active)``: what every operand without pages does.
 
-    Sub-tiles at or past ``valid`` keys are not ``active`` and get row 2**30.
-    """
+    Sub-tiles at or past ``valid`` keys are not ``active`` and get row 2**30."""
     eff_page, num_pages = kv_sub_tile_rows(BN, page_size), kv_num_sub_tiles(BN, page_size)
     offset = eff_page * np.arange(at_once(num_pages, "sub-tiles"))
     active = offset < (BN if valid is None else integers("valid", valid)[..., None])

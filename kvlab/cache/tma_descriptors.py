@@ -86,8 +86,7 @@ class TmaTiles:
     def create_tma_tile(self, swizzle_mode: Any, *, BN: int, BK: int | None = None) -> TMATensorTile:
         """``[BN, 1, BK]`` out of ``[num_kv_rows, num_heads, head_size]``: one box for each swizzle width of the depth.
 
-        BK : the padded depth if None; columns past ``head_size`` are zeros.
-        """
+        BK : the padded depth if None; columns past ``head_size`` are zeros."""
         BK = depth_strip(self.storage.dtype, swizzle_mode, self.storage.shape[3], BK)
         return create_kv_tile(kv_rows(self.storage), self._box_rows(BN), BK, swizzle_mode)
 
@@ -101,8 +100,7 @@ class TmaTiles:
         """``[BN, 1, BK]`` bfloat16: the rope part of rows that hold ``padded_depth`` bytes of content before it.
 
         BK : rope values of a row; ``head_size == padded_depth + 2 * BK``. The tensor is as wide as a row although it
-        starts in its middle: only columns below BK are rope. ValueError for a continuous cache.
-        """
+        starts in its middle: only columns below BK are rope. ValueError for a continuous cache."""
         rows = self._rope_rows(padded_depth)
         self._box_rows(BN)
         width = (padded_depth + 2 * depth_strip(bfloat16, swizzle_mode, BK, BK)) // 2
@@ -128,8 +126,7 @@ class TmaTiles:
             tile_width]``, and no box hangs over it.
         tile_stride : columns from a row to the next, ``tile_width`` by default; ValueError unless that is the cache's
             own row (all heads).
-        l2_promotion : a :class:`~kvlab.hardware.TensorMapL2Promotion` or its name.
-        """
+        l2_promotion : a :class:`~kvlab.hardware.TensorMapL2Promotion` or its name."""
         dtype = self.storage.dtype if tma_dtype is None else as_dtype(tma_dtype)
         stride = tile_width if tile_stride is None else tile_stride
         for name, value in (("tile_width", tile_width), ("tile_height", tile_height), ("tile_stride", stride)):
@@ -152,8 +149,7 @@ class TmaTiles:
         tile_width : bfloat16 values from a row to the next, 320 for the row of 640 bytes. ValueError unless that is the
             cache's own row, and for a continuous cache. The tensor begins ``padded_depth`` bytes into the first row and
             is as wide as a row: a box of ``tile_width``, that of no swizzle, runs into the content of the next row.
-        l2_promotion : a :class:`~kvlab.hardware.TensorMapL2Promotion` or its name.
-        """
+        l2_promotion : a :class:`~kvlab.hardware.TensorMapL2Promotion` or its name."""
         rows = self._rope_rows(padded_depth)
         for name, value in (("tile_width", tile_width), ("tile_height", tile_height)):
             count(name, value, least=1)

@@ -24,8 +24,7 @@ class KVCacheView(OverArrays):
     A subclass says in ``_entries`` which block holds which tokens of a sequence: ``[batch, columns]``, a column for
     each ``blocks.shape[1]`` tokens. Indices are ints or integer arrays that broadcast against each other; ``tok_idx``
     counts from the start of the sequence. All arithmetic is 64-bit. An index out of range raises IndexError, a table
-    entry that is no block ValueError. The index methods need arrays in CPU memory.
-    """
+    entry that is no block ValueError. The index methods need arrays in CPU memory."""
 
     def __init__(
         self, blocks: Any, cache_lengths: Any, lookup_table: Any, max_seq_length: int, max_cache_length: int, *,
@@ -81,8 +80,7 @@ class KVCacheView(OverArrays):
     def cache_lengths_nd(self) -> TileTensor:
         """The cache lengths as a tile tensor ``[batch]`` of uint32. ValueError unless they are in CPU memory.
 
-        They are the cache's own bytes where those are uint32, else a copy.
-        """
+        They are the cache's own bytes where those are uint32, else a copy."""
         lengths = np.ascontiguousarray(to_numpy(self.cache_lengths, "cache_lengths"), np.uint32)
         return TileTensor(Memory.over(lengths, name="cache_lengths"), np.uint32, Layout(lengths.shape[0]))
 
@@ -140,8 +138,7 @@ class KVCacheView(OverArrays):
         A kvlab extension for pages smaller than a tile. ``tokens`` is ``[..., rows]``; ``batch_idx``, ``head_idx``,
         ``head_dim_idx`` are one for each program, ``[...]``.
 
-        valid : leading rows in use, an int or ``[...]``. The others are not looked up and give -1.
-        """
+        valid : leading rows in use, an int or ``[...]``. The others are not looked up and give -1."""
         tokens = integers("tokens", tokens)
         if not tokens.ndim:
             raise ValueError(f"tokens {tokens} has no axis: must be [..., rows]")
@@ -163,8 +160,7 @@ class KVCacheView(OverArrays):
         """Write ``val[..., width]`` (a scalar has width 1), of the cache's dtype, to contiguous elements.
 
         Through a table entry that is no block: ValueError and nothing is written or, with ``strict=False``, these
-        elements are dropped.
-        """
+        elements are dropped."""
         self._write(self.storage, bs, head_idx, tok_idx, head_dim_idx, val)
 
     def copy(self) -> Self:

@@ -24,8 +24,7 @@ def frozen(array: Array) -> IntArray:
 
 def integers(value: Any, what: str) -> IntArray:
     """``value`` as int64, of any shape; ValueError for floats, booleans, text, None, and what needs more than 56 bits,
-    which no address, coordinate or row has: sums and bytes of what is returned have no more than 63.
-    """
+    which no address, coordinate or row has: sums and bytes of what is returned have no more than 63."""
     try:
         array = np.asarray(value)
     except ValueError:  # lists that are nested too deeply, or ragged

@@ -1,7 +1,6 @@
 """Architectures: the numbers that the models of this room need. The table is in ``arch_table.py``, source by source.
 
-A model that no chip has confirmed is named in :attr:`Arch.provisional`; whoever shows its result says so.
-"""
+A model that no chip has confirmed is named in :attr:`Arch.provisional`; whoever shows its result says so."""
 
 from __future__ import annotations
 

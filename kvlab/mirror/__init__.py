@@ -26,8 +26,7 @@ Every statement of the function belongs to a step, except the loops and branches
 the same in both twins (``range``, ``tl.range``, ``tl.static_range`` and ``ragged_range`` count as one, compiler hints
 as nothing). ``#@ role`` says to which partition of a warp-specialised kernel the markers after it belong; the order is
 then checked role by role. Partitions wait for each other: the waits and arrivals of a step are the same in both twins,
-too (:mod:`kvlab.mirror.meetings`). ``python -m kvlab.mirror`` prints the coverage of all operations.
-"""
+too (:mod:`kvlab.mirror.meetings`). ``python -m kvlab.mirror`` prints the coverage of all operations."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 An ULP here is one of the whole tensor: the distance between neighbouring values of its dtype at its largest magnitude
 (:func:`ulp_of`). A sum that cancels to nearly zero then differs by a few ULPs of what was summed, not by the millions
-of floats that lie between two tiny numbers.
-"""
+of floats that lie between two tiny numbers."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ _MASK_MAGNITUDE, _MASK_RATIO = 4096.0, 100.0
 @dataclass(frozen=True)
 class Tolerance:
     """Elements agree that differ by at most ``relative`` times the tensor's largest magnitude, or that have fewer than
-    ``ulps`` values of their dtype between them (1: they are equal or neighbours).
-    """
+    ``ulps`` values of their dtype between them (1: they are equal or neighbours)."""
 
     relative: float
     ulps: int
@@ -47,8 +45,7 @@ class Tolerance:
 @dataclass(frozen=True)
 class Apart:
     """Distances of each program [n]: ``relative`` and ``ulps`` are ``absolute`` over its tensor's largest magnitude and
-    over :func:`ulp_of` that; ``worst`` is the index of the element that decides it, one tuple per program.
-    """
+    over :func:`ulp_of` that; ``worst`` is the index of the element that decides it, one tuple per program."""
 
     absolute: np.ndarray
     relative: np.ndarray
@@ -92,8 +89,7 @@ def _place(a: np.ndarray) -> np.ndarray:
 def apart(kernel: np.ndarray, emulator: np.ndarray, tolerance: Tolerance) -> Apart:
     """Compare two arrays ``[n, ...]`` of the same shape and dtype, program by program.
 
-    NaN and infinity must lie in the same places on both sides; where they do not, the distance is infinite.
-    """
+    NaN and infinity must lie in the same places on both sides; where they do not, the distance is infinite."""
     programs, shape = len(kernel), kernel.shape[1:]
     floating = is_float(kernel.dtype)
     wide = np.float64 if floating or kernel.dtype.kind == "b" or kernel.itemsize < 8 else np.longdouble

@@ -28,8 +28,7 @@ class Module:
 
     def calls(self, function: str) -> dict[str, str]:
         """Functions that a function of this module calls: their names, without leading underscores and a kernel twin's
-        ending, -> as written.
-        """
+        ending, -> as written."""
         found = {}
         for node in self.tree.body:
             if isinstance(node, ast.FunctionDef) and node.name == function:

@@ -19,8 +19,7 @@ class Line:
     """A kernel's statement beside its counterpart; one of them is None where a statement stands alone.
 
     ``kind``: the class of a statement that stands alone, "" where none is named. ``differences``: what counterparts do
-    not share, in words.
-    """
+    not share, in words."""
 
     step: str
     kernel: Statement | None
@@ -36,8 +35,7 @@ class Line:
 @dataclass(frozen=True)
 class Lines:
     """All lines of a twin, step by step; ``steps[i]`` are those of step ``i`` of both sides. ``alone``: helpers of the
-    kernel that have no counterpart to be compared with.
-    """
+    kernel that have no counterpart to be compared with."""
 
     name: str
     kernel: TwinSide
@@ -115,8 +113,7 @@ class _StatementReader:
     """One side's statements as keys, conditions and facts.
 
     A statement that gives a name to what has this name already (``group = problem.group``, ``batch = batch.to(..)``),
-    or, once and on this side only, to something by plumbing alone (``key_at = by_column(s, key)``), is none.
-    """
+    or, once and on this side only, to something by plumbing alone (``key_at = by_column(s, key)``), is none."""
 
     def __init__(self, side: TwinSide, synonyms: Mapping[str, str], flags: Iterable[str], others: TwinSide) -> None:
         self.side = side

@@ -21,8 +21,7 @@ class Row:
     """One output at the end of one step in one iteration, over the programs that ran it.
 
     ``twin`` is ``"launch"`` for what the launch functions returned. ``problem`` says why nothing could be measured.
-    ``shown`` has both tiles of the first program that differs and the index of the element that decides.
-    """
+    ``shown`` has both tiles of the first program that differs and the index of the element that decides."""
 
     order: tuple[Any, ...]
     twin: str

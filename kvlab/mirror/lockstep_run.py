@@ -45,8 +45,7 @@ def lockstep(
     ``"accumulate.o"``.
 
     Raises :class:`kvlab.mirror.MirrorError` if the twins do not mirror each other statically, ``ValueError`` for an
-    unknown twin or program, and whatever either side raises.
-    """
+    unknown twin or program, and whatever either side raises."""
     operation = Operation.load(op)
     chosen = operation.pick(twin)
     if twin is None:
@@ -88,8 +87,7 @@ def lockstep_pair(
         )
 
     ``my.kernels.launch(*, x, factor)`` gets torch tensors and launches the kernel, ``my.twins.launch(*, x, factor)``
-    gets NumPy arrays and calls the emulator; both return the same (an array, a tuple or dict of arrays, or None).
-    """
+    gets NumPy arrays and calls the emulator; both return the same (an array, a tuple or dict of arrays, or None)."""
     listed = (twins,) if isinstance(twins, Twin) else tuple(twins)
     return lockstep(Operation(listed, launch), case, programs=programs, tolerance=tolerance, emulator=emulator)
 

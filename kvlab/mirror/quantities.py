@@ -12,8 +12,7 @@ products with them are addresses, which have no operators but a minus. What is l
 ``("f", a ..)``     a mathematical function and the names in each argument
 ``("minus", a)``    ``a`` is subtracted within an address
 ``("f()", a ..)``   a helper is called, with these names
-==================  ===========================================================================================
-"""
+==================  ==========================================================================================="""
 
 from __future__ import annotations
 
@@ -112,8 +111,7 @@ class Form:
     """An expression in its plain form: an operator, function or helper with its operands, or a leaf.
 
     ``op`` "leaf": a name or a constant, ``text``. "address": an array's element, or an offset; its operands' names.
-    "call": a helper, ``text``, whose arguments are operands.
-    """
+    "call": a helper, ``text``, whose arguments are operands."""
 
     op: str
     parts: tuple[Form, ...] = ()
@@ -150,8 +148,7 @@ class Reading:
     ['None', 'x']
 
     ``flags``: names of constexprs, which helpers are given in Triton alone. ``aliases``: names that one side gives to a
-    thing that has one.
-    """
+    thing that has one."""
 
     synonyms: Mapping[str, str]
     pointers: set[str] = field(default_factory=set)

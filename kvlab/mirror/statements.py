@@ -2,8 +2,7 @@
 
 A *statement* is an assignment or a call. ``a, b = x, y`` is two of them; a docstring, an ``assert`` (which tells a type
 checker what is there) and what counts traffic are none. A trailing comment ``#- address`` says why a statement has no
-counterpart; on an ``if`` or ``for`` it speaks for all that is inside.
-"""
+counterpart; on an ``if`` or ``for`` it speaks for all that is inside."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ class Statement:
 
 def statements_of(nodes: list[ast.stmt], comments: dict[int, str]) -> list[Statement]:
     """The statements of a block, with ``comments`` (line -> trailing comment) for their classes. What follows an ``if``
-    that returns is its ``else``.
-    """
+    that returns is its ``else``."""
     return list(_walk(nodes, (), "", comments))
 
 

@@ -1,8 +1,7 @@
 """Follow a twin's function line by line and tell when each of its steps ends, on either side.
 
 A step ends when the next line event leaves its lines, or the function returns. An iteration is one counter per
-enclosing loop, counted from the events that lead from a loop's header into its body.
-"""
+enclosing loop, counted from the events that lead from a loop's header into its body."""
 
 from __future__ import annotations
 
@@ -110,8 +109,7 @@ class _Walk:
 @contextmanager
 def tracing(plans: Sequence[TracePlan], begin: Callable[[int], Record | None]) -> Iterator[list[set[int]]]:
     """Trace every call of the plans' functions; ``begin(plan's index)`` gives its recorder, or None to skip it. Yields
-    the lines of each plan that have been run.
-    """
+    the lines of each plan that have been run."""
     ran: list[set[int]] = [set() for _ in plans]
     known: dict[CodeType, int | None] = {}
     names = {plan.function for plan in plans}

@@ -48,8 +48,7 @@ def trace(launch: str, plans: Sequence[TracePlan], case: dict[str, Any], program
     """Run ``launch(**case)`` and record every listed output at the end of every step of the planned kernels.
 
     NumPy arrays in ``case`` become torch tensors. ``programs`` are program indices, pid0 + grid0*(pid1 + grid1*pid2);
-    None records all. Raises ``StaleSource`` when a kernel's file has changed since it was imported.
-    """
+    None records all. Raises ``StaleSource`` when a kernel's file has changed since it was imported."""
     from triton.runtime import interpreter
 
     module, _, name = launch.partition(":")

@@ -1,7 +1,6 @@
 """Declaration of an operation's twins: kernel functions and the emulator functions that mirror them.
 
-Standard library only, so that an operation's ``config.py`` may import it.
-"""
+Standard library only, so that an operation's ``config.py`` may import it."""
 
 from __future__ import annotations
 
@@ -92,8 +91,7 @@ class Operation:
     def load(cls, op: str | Operation) -> Operation:
         """The operation that a package's ``config.py`` declares (``TWINS``, ``LAUNCH``, ``LOCKSTEP_TOLERANCE``).
 
-        ``op`` is the name of a folder in ``kvlab.attention`` or the dotted name of any importable package.
-        """
+        ``op`` is the name of a folder in ``kvlab.attention`` or the dotted name of any importable package."""
         if isinstance(op, Operation):
             return op
         module, package = cls._find_config(op)

@@ -3,8 +3,7 @@
 Every picture is a :class:`Picture`: it shows itself in a notebook, and :func:`save` writes it to a file. The module
 of a picture is imported when it is first drawn. :data:`PICTURES` is the table of them all: a new picture is a file of
 this room, or of ``charts/`` for numbers on axes, and a line of the table. ``pen/`` is what all of them draw with,
-``model/`` what they work out before.
-"""
+``model/`` what they work out before."""
 
 from __future__ import annotations
 

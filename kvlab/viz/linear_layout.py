@@ -197,8 +197,7 @@ def _held(layout: Any, thread: int | None) -> tuple[Picture, str, str]:
 
 def _dims(shape: tuple[int, ...]) -> tuple[list[int], tuple[int, int]]:
     """Dimensions that count, and the rows and columns of their grid: the first one, then all others, row-major; where
-    there are more than two, those of extent 1 do not count.
-    """
+    there are more than two, those of extent 1 do not count."""
     kept = list(range(len(shape)))
     if len(shape) > 2:
         kept = [axis for axis in kept if shape[axis] > 1] or [0]

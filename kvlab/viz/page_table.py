@@ -99,8 +99,7 @@ class _Pool:
     seen       columns up to the last page that one of them names
     sequence, column, page   [held] every page that holds tokens, or, unless ``whole``, those of the shown sequences
     whole      whether all are counted
-    used       the different pages
-    """
+    used       the different pages"""
 
     table: npt.NDArray[Any]
     length: npt.NDArray[Any]

@@ -41,8 +41,7 @@ class BytePath:
     operand_at            (row, column) of the element in the operand
     banks                 of shared memory: 32, or 64 on gfx950
 
-    Raises ValueError for numbers that contradict each other.
-    """
+    Raises ValueError for numbers that contradict each other."""
 
     name: str
     sequence: int

@@ -122,8 +122,7 @@ def draw_tiles_beside(
 
 def draw_rows(canvas: Canvas, image: Image, rows: Int64, x: float, y: float) -> float:
     """Rows of shared memory, as wide as a punch card; returns the width of a slot. A slot is named on hover, and where
-    there is room.
-    """
+    there is room."""
     row, vector = image.at(rows)
     left, wide = x + CARD_GUTTER, (CARD - CARD_GUTTER) / image.columns
     xs, ys = left + wide * np.arange(image.columns), y + CARD_ROW * np.arange(len(rows))

@@ -72,8 +72,7 @@ class _Held:
     """The scalars of a view: ``lanes`` [lanes] where each lane begins, in scalars of the memory.
 
     ordered, order    all scalars of all lanes ascending, and the number of each; None where they are too many
-    leaves, weights   of the layout and of the element within: how much a step in each adds to the number
-    """
+    leaves, weights   of the layout and of the element within: how much a step in each adds to the number"""
 
     lanes: Int64
     each: int

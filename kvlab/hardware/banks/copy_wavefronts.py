@@ -19,8 +19,7 @@ Nsight Compute computes these counters of an instruction from its addresses (the
 load and store unit itself takes is another number, :func:`copy_unit_passes` (tests/data/hardware/copies.json): a lane
 goes in the pass behind the last earlier lane of its phase that is its rival, so that a phase takes as many passes as
 its longest chain of rivals is long. Past L1 the unit has no part. Copies of zeros (a source size of 0) are the unit's:
-through L1 copies that read nothing, past L1 stores of 16 bytes. Only sm_90 was measured.
-"""
+through L1 copies that read nothing, past L1 stores of 16 bytes. Only sm_90 was measured."""
 
 from __future__ import annotations
 
@@ -135,8 +134,7 @@ def _operands(
 
 def _rivals(to: IntArray, fro: IntArray, active: BoolArray, size: int, pass_bytes: int) -> BoolArray:
     """Pairs of rivals in phases ``[n, lanes]``, each lane its own: ``[n, lanes, lanes]``. Addresses are aligned: groups
-    of banks are equal or disjoint.
-    """
+    of banks are equal or disjoint."""
     bank, line = (x // size % (pass_bytes // size) for x in (to, fro))
     rivals = (bank[:, :, None] == bank[:, None, :]) | (line[:, :, None] == line[:, None, :])
     return np.asarray(rivals & active[:, :, None] & active[:, None, :])

@@ -14,8 +14,7 @@ The rule was measured on an H100 with Nsight Compute (1112 instructions are in t
 Rule 5 reproduces each of 2704 accesses (tests/data/hardware/accesses.json). cp.async: ``copy_wavefronts``. AMD follows
 the same arithmetic with its own phases (no merging): reads of 16 bytes on gfx942 and gfx950 are served in groups of
 lanes that others measured, writes of 8 bytes on gfx950 sixteen lanes at a time over 32 banks (one source), see
-``Arch.lane_groups``; all else in lane order. Only sm_90 was measured here; all else is provisional.
-"""
+``Arch.lane_groups``; all else in lane order. Only sm_90 was measured here; all else is provisional."""
 
 from __future__ import annotations
 
@@ -41,16 +40,14 @@ def merges(op: Instruction, vectors: IntArray) -> BoolArray:
 
 def keys_of(op: Instruction, arch: Arch, vectors: IntArray) -> IntArray:
     """Keys that order the vectors of a phase: first the group of neighbouring banks that a vector fills, then the
-    vector; -1 = inactive. Addresses are aligned: two lanes collide in all banks of a group or in none.
-    """
+    vector; -1 = inactive. Addresses are aligned: two lanes collide in all banks of a group or in none."""
     groups = op.banks(arch) * arch.bank_bytes // op.unit_bytes(arch)
     return np.where(vectors < 0, -1, vectors % groups << GROUP | vectors)
 
 
 def delivered(keys: IntArray, shares: bool) -> IntArray:
     """The pass of its phase in which each lane's vector comes, from 0, -1 for inactive lanes: ``[phases, lanes]`` for
-    keys that ascend along each row. A group of banks delivers one vector a pass, once for all lanes that share it.
-    """
+    keys that ascend along each row. A group of banks delivers one vector a pass, once for all lanes that share it."""
     turn, opens = np.ones(keys.shape, np.int64), np.ones(keys.shape, np.bool_)
     if shares:
         turn[:, 1:] = keys[:, 1:] != keys[:, :-1]

@@ -162,8 +162,7 @@ class Wavefronts(Drawn):
     @functools.cached_property
     def _distinct(self) -> tuple[IntArray, IntArray]:
         """The different (phase, bank, word) in ascending order ``[n, 3]``, and which one each active word is; where
-        lanes do not share words, each lane's is one of its own: ``word * lanes + lane``.
-        """
+        lanes do not share words, each lane's is one of its own: ``word * lanes + lane``."""
         phase = np.broadcast_to(self.phase[:, None], self.words.shape)
         lanes = np.arange(len(self.addresses))[:, None]
         word = self.words if self.op.shares else self.words * len(lanes) + lanes

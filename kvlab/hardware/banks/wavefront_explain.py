@@ -105,8 +105,7 @@ def _phase(w: Wavefronts, number: int) -> str:
 
 def _pattern(w: Wavefronts, number: int) -> object:
     """What two phases share when one sentence serves both: passes, lanes by their places in the phase, and banks
-    relative to the first one.
-    """
+    relative to the first one."""
     place, worst = {lane: n for n, lane in enumerate(w.phases[number].lanes)}, _worst(w, number)
     wanted = [[[place[lane] for lane in lanes] for lanes in c.lanes] for c in worst]
     return w.phases[number].passes, [c.bank - worst[0].bank for c in worst], wanted

@@ -1,8 +1,7 @@
 """Arithmetic of an emulator's float32 operations: NumPy's, or that of an H100.
 
 The choice is a context, as a decimal context or ``np.errstate`` is: what runs inside ``with arithmetic("chip")`` takes
-the operations below from there, however deep it is called.
-"""
+the operations below from there, however deep it is called."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ class Arithmetic:
 
     def products(self, a: Array, b: Array, c: Array) -> Array:
         """``c + a @ b`` in float32 of ``[..., M, K]``, ``[..., K, N]`` and ``[..., M, N]``: by NumPy's matrix product,
-        or step by step (:func:`~kvlab.hardware.mma_sum`), float32 operands one fused operation after another.
-        """
+        or step by step (:func:`~kvlab.hardware.mma_sum`), float32 operands one fused operation after another."""
         if self.exact and a.dtype in SUMS:
             return mma_sum(a, b, c)
         a, b = a.astype(np.float32, copy=False), b.astype(np.float32, copy=False)

@@ -2,8 +2,7 @@
 
 ``ex2.approx`` and ``rcp.approx`` are tables: the nearest float32 and a difference of at most one unit in the last
 place, recorded for all fractions and all mantissas. Division, log2, exp and log are sequences of these and of exact
-fused operations, as LLVM, libdevice and ptxas (CUDA 12.8) write them for Triton's functions.
-"""
+fused operations, as LLVM, libdevice and ptxas (CUDA 12.8) write them for Triton's functions."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ _SMALLEST = np.float32(2.0**-126)  # that is normal
 @functools.cache
 def table(name: str) -> Table:
     """Units in the last place between the chip's value and the nearest float32, for each of 2^23 inputs: ``"ex2"`` by
-    the fraction, ``"rcp"`` by the mantissa. Read once, 0.1 s.
-    """
+    the fraction, ``"rcp"`` by the mantissa. Read once, 0.1 s."""
     packed = (files(__package__) / "tables" / f"{name}.i8.xz").read_bytes()
     return np.frombuffer(lzma.decompress(packed), np.int8)
 
@@ -176,8 +174,7 @@ def expf(x: Any) -> Array:
 
 def _split(x: Any, middle: int) -> tuple[Array, Array, Array]:
     """(exponent, m, x): ``x = 2^exponent (1 + m)``, 1 + m from the number with the bits ``middle`` on; subnormal x
-    times 2^23.
-    """
+    times 2^23."""
     x = _float32(x, "x")
     small = x < _SMALLEST
     with np.errstate(under="ignore"):

@@ -3,8 +3,7 @@
 One instruction (or one of its k-steps) adds k products to an accumulator. All addends are cut to a multiple of one
 small number, which the largest of them sets; their sum is cut to so many digits. Nothing is rounded to nearest.
 Found on an H100 (``tests/data/h100_dot.json.gz`` and ``tests/data/hardware/h100_arithmetic.json``); other chips sum
-otherwise.
-"""
+otherwise."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ class SumRule:
     k         products of an output in one step
     fraction  F: addends are cut to multiples of ``2^(e - F)``, e the largest exponent among them
     digits    P: binary digits of the sum that are kept
-    least     exponent of a subnormal operand: that of the smallest normal number
-    """
+    least     exponent of a subnormal operand: that of the smallest normal number"""
 
     k: int
     fraction: int
@@ -128,8 +126,7 @@ def _sum(a: FloatArray, b: FloatArray, c: Array, K: int, rule: SumRule) -> Array
 
 def _step(products: FloatArray, powers: FloatArray, c: Array, rule: SumRule) -> Array:
     """One instruction: ``products`` and powers of two of their exponents ``[k, B, M, N]``, the accumulator ``[B, M,
-    N]``.
-    """
+    N]``."""
     wide = c.astype(np.float64)
     top = np.maximum(powers.max(axis=0), _power(wide))
     unit = np.where(top == 0, 1.0, top) * 2.0**-rule.fraction

@@ -1,8 +1,7 @@
 """MAX's gfx950 loaders that bring a tile from DRAM to LDS by DMA, executed.
 
 LDS is linear in the lane, so a swizzle permutes the source: lane l of sub-block s fetches vector ``swizzle(l + 64 s)``.
-Whoever reads logical vector v at slot ``swizzle(v)`` gets it. What lies past the buffer's bound arrives as zeros.
-"""
+Whoever reads logical vector v at slot ``swizzle(v)`` gets it. What lies past the buffer's bound arrives as zeros."""
 
 from __future__ import annotations
 

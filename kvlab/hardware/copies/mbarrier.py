@@ -73,8 +73,7 @@ class SharedMemBarrier:
         """A copy brought ``nbytes``: for TMA the full boxes, parts outside the tensor included.
 
         Bytes may come before they are announced, while arrivals are pending. ValueError where more come than were
-        announced and no arrival can announce them any more.
-        """
+        announced and no arrival can announce them any more."""
         if nbytes < 0 or (not self.pending_arrivals and nbytes > self.pending_tx):
             raise ValueError(f"complete_tx({nbytes}): {self.pending_tx} bytes are pending in phase {self.phase}")
         self.pending_tx -= nbytes

@@ -2,8 +2,7 @@
 
 The trick: one dimension counts the rows that may still come, and the tensor starts that many rows
 early. Starting a copy ``BM - rows`` into it leaves exactly ``rows`` rows in range; a second dimension brings the start
-back to the right place. No address before the tensor is touched.
-"""
+back to the right place. No address before the tensor is touched."""
 
 from __future__ import annotations
 
@@ -85,8 +84,7 @@ class RaggedTMA3DTile:
         """Shared memory -> DRAM: chunk ``col`` of the tile at ``address`` to rows ``ragged_idx ..`` of ``middle_idx``.
 
         ``dynamic_dim``: how many rows (of a group: positions), at most ``BM // group``; the others are dropped.
-        ``address`` (bytes), ``ragged_idx``, ``dynamic_dim`` and ``middle_idx`` broadcast.
-        """
+        ``address`` (bytes), ``ragged_idx``, ``dynamic_dim`` and ``middle_idx`` broadcast."""
         coords, where = self._place(col, address, ragged_idx, dynamic_dim, middle_idx)
         tma.store(self.descriptor, coords, memory, where)
 

@@ -3,8 +3,7 @@
 Facts: the swizzle XORs absolute shared-memory address bits, a box narrower than the swizzle has rows a swizzle width
 apart, and the two alignments of a copy were measured on an H100 (tests/data/h100_tma.json.gz), so was how far a store
 writes (tests/data/h100_tma_store.json); the limits of a descriptor are those of the CUDA driver API,
-cuTensorMapEncodeTiled.
-"""
+cuTensorMapEncodeTiled."""
 
 from __future__ import annotations
 

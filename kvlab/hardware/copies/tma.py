@@ -5,8 +5,7 @@ in any case (measured on an H100, tests/data/h100_tma.json.gz). Stores write who
 extent is rounded up to a multiple of them, so that up to 15 bytes behind the end of a row are overwritten; of the other
 dimensions nothing past the end is written (measured on an H100, tests/data/h100_tma_store.json). No store may start at
 a negative coordinate: CUDA's programming guide (tensor copies, "negative indices and out of bounds") lets loads alone
-have negative ones, and an H100 met a store with one by an illegal instruction (benchmarks/NOTES.md).
-"""
+have negative ones, and an H100 met a store with one by an illegal instruction (benchmarks/NOTES.md)."""
 
 from __future__ import annotations
 

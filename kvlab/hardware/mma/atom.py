@@ -1,8 +1,7 @@
 """Matrix-multiply atoms: which element of A, B and C each register of each lane holds.
 
 An atom is data: its shape and three maps ``(lane, register) -> (row, column)``. Everything else follows from the maps:
-taking a matrix apart into fragments, putting it together again, and multiplying. The table is in ``atoms.py``.
-"""
+taking a matrix apart into fragments, putting it together again, and multiplying. The table is in ``atoms.py``."""
 
 from __future__ import annotations
 

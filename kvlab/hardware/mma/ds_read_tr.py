@@ -3,8 +3,7 @@ has confirmed them here; the 8-bit rule is the linear one that compiled gfx950 c
 
 Inside each row of 16 lanes, lane i reads n contiguous elements m[i][0..n-1] (8 bytes: n = 4 of 16 bits, 8 of 8 bits);
 afterwards register j of lane i holds ``m[16//n * j + i//n][i % n]``. When the lanes address an n x 16 tile as
-(row = i * n // 16, columns n * (i % (16 // n)) ...), lane i ends with column i.
-"""
+(row = i * n // 16, columns n * (i % (16 // n)) ...), lane i ends with column i."""
 
 from __future__ import annotations
 

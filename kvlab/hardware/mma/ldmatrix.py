@@ -2,8 +2,7 @@
 
 Matrix m takes the addresses of its 8 rows (16 bytes each) from lanes 8m .. 8m+7. Lane L holds in register m the two
 units (row L//4, columns 2(L%4) and 2(L%4)+1) of matrix m; with ``.trans`` those of the transposed matrix: (rows
-2(L%4) and 2(L%4)+1, column L//4). Source: PTX ISA, ldmatrix and stmatrix.
-"""
+2(L%4) and 2(L%4)+1, column L//4). Source: PTX ISA, ldmatrix and stmatrix."""
 
 from __future__ import annotations
 

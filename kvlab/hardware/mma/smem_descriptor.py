@@ -2,8 +2,7 @@
 
 Sources: PTX ISA, matrix descriptors of wgmma and of tcgen05; the meaning of the two strides as in CUTLASS's canonical
 layouts. Where wgmma finds an operand was read back from an H100, for every swizzle, both majors and all base offsets
-(tests/data/hardware/h100_wgmma_descriptors.json.gz); no chip has confirmed tcgen05.
-"""
+(tests/data/hardware/h100_wgmma_descriptors.json.gz); no chip has confirmed tcgen05."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Tensor memory of Blackwell (sm_100): 128 lanes x 512 columns of 32 bits, where tcgen05 accumulates.
 
-Sources: PTX ISA, tensor memory. No chip has confirmed it here.
-"""
+Sources: PTX ISA, tensor memory. No chip has confirmed it here."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ logical        ``((tile_m, rest_m), (tile_n, rest_n), ...)``
 zipped         ``((tile_m, tile_n), (rest_m, rest_n, ...))``
 tiled          ``((tile_m, tile_n), rest_m, rest_n, ...)``
 flat           ``(tile_m, tile_n, rest_m, rest_n, ...)``
-=============  ====================================
-"""
+=============  ===================================="""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Trees of ints, the shapes and strides of layouts: products, congruence, coordinates, CuTe text.
 
 A tree is an int or a tuple of trees: ``8``, ``(4, 8)``, ``(4, (3, 2))``. Coordinates have the same form, and each leaf
-may be an int64 array of many coordinates.
-"""
+may be an int64 array of many coordinates."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The algebra's core: modes joined, merged and left out. The laws are CuTe's.
 
 A layout is a function on ints (colexicographic coordinates). Every operation here states what it does to that function.
-Small trees are handled as plain ints and tuples; nothing is cached.
-"""
+Small trees are handled as plain ints and tuples; nothing is cached."""
 
 from __future__ import annotations
 

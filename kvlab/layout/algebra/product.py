@@ -7,8 +7,7 @@ tiled     ``((block_m, block_n), tiler_m, tiler_n)``
 flat      ``(block_m, block_n, tiler_m, tiler_n)``
 blocked   ``((block_m, tiler_m), (block_n, tiler_n))``: blocks side by side
 raked     ``((tiler_m, block_m), (tiler_n, block_n))``: blocks interleaved
-========  ====================================
-"""
+========  ===================================="""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Swizzles: XOR permutations of addresses, each with the unit that it counts in.
 
 The unit is the most repeated confusion about swizzles: the 128-byte mode of the hardware is ``Sw<3,4,3>`` on bytes,
-``Sw<3,3,3>`` on 2-byte elements and ``Sw<3,0,3>`` on 16-byte vectors. All three are the same permutation.
-"""
+``Sw<3,3,3>`` on 2-byte elements and ``Sw<3,0,3>`` on 16-byte vectors. All three are the same permutation."""
 
 from __future__ import annotations
 

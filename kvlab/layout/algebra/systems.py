@@ -7,8 +7,7 @@
 ``"new"``
     ``Layout`` of its tile_layout module, which ``TileTensor`` uses.
 
-Facts: what programs compiled with Mojo 1.2.0 / MAX 26.7 printed, and what the package's public sources say.
-"""
+Facts: what programs compiled with Mojo 1.2.0 / MAX 26.7 printed, and what the package's public sources say."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Further operations on trees of ints: parts, relations between shapes, division, and the order of strides.
 
 Names are those of CuTe and of the MAX layout package. ``UNKNOWN`` (-1) stands for an extent that only the running
-program knows; it spreads through products as it does there.
-"""
+program knows; it spreads through products as it does there."""
 
 from __future__ import annotations
 

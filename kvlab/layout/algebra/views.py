@@ -1,8 +1,7 @@
 """Layouts of a TileTensor's views: tiling, vectors, distribution over threads.
 
 Each function answers for a layout alone and once (results are cached); a TileTensor adds its own offset.
-``exact=False`` gives what an unchecked kernel would do where the pieces do not divide the whole.
-"""
+``exact=False`` gives what an unchecked kernel would do where the pieces do not divide the whole."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Triton's encodings of tensors, by the names and fields of Gluon's layout classes, as linear layouts.
 
 ``BlockedLayout(...).to_linear_layout(shape)`` is what ``GluonOpBuilder.to_linear_layout`` of the compiler returns. The
-rules are those of Triton 3.6.0 to 3.9.0; where versions differ, ``triton_version`` picks one.
-"""
+rules are those of Triton 3.6.0 to 3.9.0; where versions differ, ``triton_version`` picks one."""
 
 from kvlab.layout.encodings.amd_mfma import AMDMFMALayout
 from kvlab.layout.encodings.amd_wmma import AMDWMMALayout

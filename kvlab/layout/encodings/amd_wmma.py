@@ -93,8 +93,7 @@ class AMDWMMALayout(Encoding):
 
         Registers go to the end of K of the instruction, or before Triton 3.9 to the end of K of the tensor (in 3.6.0
         only where the warp has further tiles along M or N); then to the further tiles. Before 3.9 CTAs that split K of
-        the accumulator's grid split the operand.
-        """
+        the accumulator's grid split the operand."""
         rank, (m, n, k) = self._rank_and_shape(shape)
         need(self.version > 1 or k_width in (8, 16), self, f"k_width is {k_width}: must be 8 or 16")
         step = LinearLayout.identity1d

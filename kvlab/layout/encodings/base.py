@@ -51,8 +51,7 @@ class Encoding(Drawn):
     def to_linear_layout(self, shape: Sequence[int], *, triton_version: str = NEWEST) -> LinearLayout:
         """The linear layout on a tensor of ``shape`` as this version of Triton (3.6.0 to 3.9.0) defines it.
 
-        ValueError with the reason where the encoding and the shape do not fit, where the compiler aborts or raises.
-        """
+        ValueError with the reason where the encoding and the shape do not fit, where the compiler aborts or raises."""
         return self._on(self.sizes(shape), triton_version)
 
     def sizes(self, shape: Sequence[int]) -> Ints:

@@ -78,8 +78,7 @@ class NVMMADistributedLayout(Encoding):
         """A (16 x 8 k_width) or B (8 k_width x 8) of mma.sync, or A of wgmma, in registers.
 
         ``k_width`` consecutive elements of K lie in one lane: 32 bits of them for the instruction, more where the
-        data was loaded in wider pieces (K is then permuted alike in A and B).
-        """
+        data was loaded in wider pieces (K is then permuted alike in A and B)."""
         need(operand_index == 0 or not self.is_hopper, self, "operand 1 of wgmma is read from shared memory")
         need(k_width > 0 and k_width & (k_width - 1) == 0, self, f"k_width {k_width} must be a power of two")
         order = operand_order(operand_index, self.rank)

@@ -20,8 +20,7 @@ class SharedEncoding(Encoding):
     """Placement of a tensor by Triton in the shared memory of each CTA.
 
     The linear layout maps ``offset`` (counted in elements) and ``block`` to coordinates; :meth:`offsets` is its
-    inverse.
-    """
+    inverse."""
 
     @property
     def alignment_bytes(self) -> int:

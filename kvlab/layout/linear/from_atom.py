@@ -15,8 +15,7 @@ WARPGROUP = 128
 class Atom(Protocol):
     """Protocol of a matrix instruction: ``kvlab.hardware.MmaAtom`` does.
 
-    A map takes (lane, register), ints or int arrays, to (row, column); None where the operand is not in registers.
-    """
+    A map takes (lane, register), ints or int arrays, to (row, column); None where the operand is not in registers."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -43,8 +42,7 @@ def atom_bases(atom: Atom, operand: str) -> tuple[dict[str, list[list[int]]], tu
     """Basis vectors of ``register``, ``lane`` and ``warp``, and the shape of the operand.
 
     The number of registers is what the operand needs, counting lanes that hold the same elements. ValueError where the
-    map is missing, not linear, or does not cover the operand.
-    """
+    map is missing, not linear, or does not cover the operand."""
     if not all(hasattr(atom, name) for name in ("shape", "a", "b", "c")) or not isinstance(operand, str):
         raise ValueError(f"from_atom of {atom!r}, operand {operand!r}: an MMA atom, and 'a', 'b' or 'c'")
     m, n, k = atom.shape

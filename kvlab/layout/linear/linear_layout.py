@@ -1,8 +1,7 @@
 """Linear layouts: maps from the bits of named indices to the bits of named coordinates, linear over F2.
 
 Every layout whose extents are powers of two and every XOR swizzle is such a map (https://arxiv.org/abs/2505.23819). The
-compilers of Triton describe registers, lanes, warps and shared-memory offsets with them.
-"""
+compilers of Triton describe registers, lanes, warps and shared-memory offsets with them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Accesses of a TileTensor: scalar indices to byte addresses, the linear bound, the order of copied elements.
 
-Leading axes (programs, lanes) align from the front: ``[P]`` fits ``[P, lanes, rows, columns]`` as ``[P, 1, 1, 1]``.
-"""
+Leading axes (programs, lanes) align from the front: ``[P]`` fits ``[P, lanes, rows, columns]`` as ``[P, 1, 1, 1]``."""
 
 from __future__ import annotations
 
@@ -92,8 +91,7 @@ def copied(value: NDArray[Any], source: Layout, target: Layout, width: int, orde
 
     i counts colexicographically (the first mode fastest), except between dense row-major layouts of scalars whose count
     ``width`` divides: those are copied in memory order, as the original does with vectors of ``width``. ``order``
-    ("colex" or "memory", the last mode fastest) decides instead.
-    """
+    ("colex" or "memory", the last mode fastest) decides instead."""
     lead, (element,) = value.shape[: value.ndim - source.rank - 1], value.shape[-1:]
     shape = tuple(mode.size for mode in target.modes)
     if value.shape[len(lead) : -1] == shape:

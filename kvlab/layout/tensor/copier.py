@@ -3,8 +3,7 @@
 A copier is the ``thread_layout`` that deals a tile out and what it does to addresses; ``copy(dst, src)`` moves the
 bytes of all its threads at once. Element i of a thread's source fragment goes to element i of its destination fragment,
 the first mode fastest. A LOCAL tensor is a thread's own registers: the last axis of its offset counts the threads, or
-each thread is a program of its memory. Copies have landed when they return.
-"""
+each thread is a program of its memory. Copies have landed when they return."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ class TileCopier:
     thread_layout   a flat layout, one mode for each mode of the tiles: which thread starts at which element; its
                     threads are 0 to its size less 1, each once
     num_threads     threads there are, ``thread_layout.size`` unless given; where there are more, the rest does nothing
-    thread_scope    what a thread's number counts: threads of the block, or lanes of its warp
-    """
+    thread_scope    what a thread's number counts: threads of the block, or lanes of its warp"""
 
     thread_layout: Layout
     num_threads: int | None = None
@@ -77,8 +75,7 @@ class TileCopier:
         """Copy the whole tile; or only what the threads ``worker`` move (an int array ``[W]``, by default all).
 
         ValueError for tensors of other address spaces, dtypes, vectors or sizes, and where the threads do not divide
-        a tile.
-        """
+        a tile."""
         worker = self._check(dst, src, worker)
         places = [self._places(tensor, worker) for tensor in (src, dst)]
         if (step := self._step(src.element_size)) > 1:

@@ -67,8 +67,7 @@ class GenericToSharedAsyncTileCopier(TileCopier):
         self, dst: TileTensor, src: TileTensor, worker: Any = None, *, src_num_valid_rows: int | None = None
     ) -> None:
         """Copies as every copier; ``src_num_valid_rows`` counts the rows that exist, by default all of mode 0, as are
-        those of more.
-        """
+        those of more."""
         worker = self._check(dst, src, worker)
         if src_num_valid_rows is not None and not self.masked:
             raise ValueError(f"{self._name}: src_num_valid_rows is {src_num_valid_rows}: must be None if not masked")

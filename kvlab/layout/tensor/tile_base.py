@@ -128,8 +128,7 @@ class TileBase(OfLayout, Drawn):
         """All elements: ``[*offset.shape, *shape, element_size]``, the program axis at its full length.
 
         Raises :class:`~kvlab.memory.OutOfBounds`, :class:`~kvlab.memory.UnwrittenRead`, and ValueError for a vector
-        that is not aligned to its own size (at most 16 bytes).
-        """
+        that is not aligned to its own size (at most 16 bytes)."""
         even = self._elements()
         return self._read(self._indices(self.layout.offsets())) if even is None else even.copy()
 

@@ -9,8 +9,7 @@ MAX's prefill, every access, wait and barrier of which is stated to ``hazards``:
     loop: wait for K, barrier, K to registers, S = Q K^T, copy the next K and V into the other stage,
           softmax, wait for V, barrier, V to registers, O += P V
 
-e4m3 K and V beside a 16-bit operand (a kvlab extension) are read as MAX reads e4m3 and converted in registers.
-"""
+e4m3 K and V beside a 16-bit operand (a kvlab extension) are read as MAX reads e4m3 and converted in registers."""
 
 from __future__ import annotations
 
@@ -48,8 +47,7 @@ class KVBufferShape:
     dtype : of Q, and of K where it is multiplied. stored : of K and V in DRAM. weights : of P, and of V where it is
     multiplied. Each as ``dtype`` if None. columns : of Q in DRAM, D if None; those of K and V are told by the tiles,
     which may have fewer than D or DV. stages : of K and V; with one nothing is fetched
-    ahead.
-    """
+    ahead."""
 
     BM: int
     BN: int
@@ -105,8 +103,7 @@ class KVBufferCTA(LaunchedCTA):
     """The CTAs of one launch, side by side: ``programs`` copies of LDS and registers.
 
     Keys and values come with the tiles; ``k_rows`` and ``v_rows`` are what the iterators walk over. Until
-    :meth:`follow` is called there is nothing to look ahead to: each load copies, waits and ends with a barrier.
-    """
+    :meth:`follow` is called there is nothing to look ahead to: each load copies, waits and ends with a barrier."""
 
     buffer = "KVBuffer, two stages or one"
     p_path = "registers"
@@ -141,8 +138,7 @@ class KVBufferCTA(LaunchedCTA):
 
     def follow(self, *tiles: KVCacheIterator | None) -> None:
         """Fetch ahead along these iterators, of K and V for one loop after the other; the loads take their tiles in
-        turn. Nothing where there is one stage.
-        """
+        turn. Nothing where there is one stage."""
         if self.shape.stages > 1:
             self._walk = TileWalk(*tiles)
             self._fetch()

@@ -49,8 +49,7 @@ Array = np.ndarray[Any, Any]
 @dataclass(frozen=True)
 class KVBufferDecodeShape:
     """A tile of 16 query rows and 128 keys of depth D, stored as ``dtype`` and multiplied as ``mma_dtype``. MLA: V is
-    the first ``latent`` columns of K, read from K's memory.
-    """
+    the first ``latent`` columns of K, read from K's memory."""
 
     D: int
     dtype: np.dtype[Any]
@@ -94,8 +93,7 @@ class KVBufferDecodeShape:
 
 class KVBufferDecodeCTA(QuarterRows):
     """The CTAs of one launch, side by side: ``programs`` copies of LDS and registers. Until :meth:`follow` is called
-    there is nothing to look ahead to: each load has a barrier, copies, waits and has one more.
-    """
+    there is nothing to look ahead to: each load has a barrier, copies, waits and has one more."""
 
     buffer = "KVBuffer, one stage; V of MLA is read from K's"
     p_path = "shared memory"
@@ -141,8 +139,7 @@ class KVBufferDecodeCTA(QuarterRows):
 
     def follow(self, *tiles: KVCacheIterator | None) -> None:
         """Fetch ahead along these iterators, of K and V for one loop after the other; the loads take their tiles in
-        turn.
-        """
+        turn."""
         self._walk = TileWalk(*tiles)
         self._fetch()
 
@@ -233,8 +230,7 @@ def p_through_lds(cta: LaunchedCTA, dtype: np.dtype[Any], operand: FragmentMap, 
     """P of 16 rows and 128 keys, in blocks of 32 keys: a warp writes the block of its keys, every warp reads all blocks
     (MAX's P staging of 16x16 instructions, swizzled). The 16 bytes of a lane are four keys of each of its two score
     tiles: V's fragments of 16 bits hold the keys in that order. Those of 8 bits hold consecutive keys and take 8 bytes
-    at a time.
-    """
+    at a time."""
     params = PStagingParams(dtype, (16, 16, 32), BM, BM, BN, BN // WARPS, 32, Swizzle(3, 0, 3, "vector"))
     accesses = lds_accesses(params, operand)
     return PExchange(cta.smem, accesses, dtype, first=first, hazards=cta.hazards, traffic=cta.traffic)

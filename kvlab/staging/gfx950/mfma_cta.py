@@ -4,8 +4,7 @@ K strip by strip and V strip by strip through :class:`DecodeStreamingKVBuffer`; 
 issued swapped (K Q^T and V^T P^T), so that a lane owns one query row. P is staged through LDS in blocks of BM x BK, not
 swizzled, and read in canonical key order. On the hardware each strip's product follows its
 load; here a tile's strips are loaded first, which moves the same bytes through the same places. Every access, wait and
-barrier is stated to ``hazards``: load, wait, barrier, registers, barrier for each strip.
-"""
+barrier is stated to ``hazards``: load, wait, barrier, registers, barrier for each strip."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ class MfmaShape:
 
     columns : of Q in DRAM, D if None; those of K and V are told by the tiles, which may have fewer than D or DV.
     dtype : of Q, of P, and of K and V where they are multiplied. stored : of K and V in DRAM and shared memory,
-    ``dtype`` if None; e4m3 is converted in registers.
-    """
+    ``dtype`` if None; e4m3 is converted in registers."""
 
     BM: int
     BN: int
@@ -88,8 +86,7 @@ class MfmaShape:
         """The parameters of the K (``transpose``) or V buffer, of elements as they are stored or of another ``dtype``.
 
         K of 16 bits takes ``Swizzle(3, 0, 3)``; float32 has fragments of 4 bytes, which only read back without one, and
-        e4m3 such of 8 bytes.
-        """
+        e4m3 such of 8 bytes."""
         dtype = self.kv_dtype if dtype is None else dtype
         swizzle = Swizzle(3, 0, 3, unit="vector") if transpose and dtype.itemsize == 2 else None
         return KVBufferParams(

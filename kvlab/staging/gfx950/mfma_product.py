@@ -41,8 +41,7 @@ def mma_step_by_step(atom: MmaAtom, a: Array, b: Array, c: Array) -> Array:
 @functools.cache
 def _orders(atom: MmaAtom, steps: int, num_m: int, num_n: int) -> tuple[Regroup, Regroup, Regroup, Regroup]:
     """From the registers of a warp to A by columns and B by rows, ``[steps, columns or rows, k]``; from those of C to
-    ``[columns, rows]`` and back. B is the instruction's first operand.
-    """
+    ``[columns, rows]`` and back. B is the instruction's first operand."""
     (rows, cols, _), lanes = atom.shape, atom.warp_size
 
     def numbers(tiles: int, regs: int) -> Array:

@@ -37,8 +37,7 @@ class Strips:
 
     def steps(self, operand: Array, k_groups: int) -> tuple[Array, Array]:
         """The factors of ``operand`` times the strips, a k group a step: both ``[programs, threads, steps, tiles,
-        frag]``. ``operand`` is ``[programs, threads, (strip, k group, m), frag]``; a strip has ``k_groups``.
-        """
+        frag]``. ``operand`` is ``[programs, threads, (strip, k group, m), frag]``; a strip has ``k_groups``."""
         programs, threads, strips, _, frag = self.registers.shape
         shape = programs, threads, strips * k_groups, -1, frag
         return operand.reshape(shape), self.registers.reshape(shape)
@@ -46,8 +45,7 @@ class Strips:
 
 def eights(fragments: Array) -> Array:
     """Fragments cut into those of instructions that take eight elements a lane: ``[programs, threads, steps, tiles,
-    8 n]`` -> ``[programs, threads, n steps, tiles, 8]``.
-    """
+    8 n]`` -> ``[programs, threads, n steps, tiles, 8]``."""
     programs, threads, steps, tiles, _ = fragments.shape
     parts = fragments.reshape(programs, threads, steps, tiles, -1, 8).swapaxes(3, 4)
     return parts.reshape(programs, threads, -1, tiles, 8)

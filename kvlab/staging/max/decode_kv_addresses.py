@@ -1,7 +1,6 @@
 """Bytes that the threads of MAX's register-staged decode buffer move: index arrays, made once.
 
-Offsets are in elements of the block tile, row-major.
-"""
+Offsets are in elements of the block tile, row-major."""
 
 from __future__ import annotations
 

@@ -177,8 +177,7 @@ class DecodeKVBuffer(Drawn):
 
     def fragment_map(self) -> FragmentMap:
         """Contents of ``mma_tile`` after each k group, one after the other along the registers: elements of ``[BN,
-        BK]`` (K) or ``[BK, depth]`` (V). ValueError unless ``matrix_order``.
-        """
+        BK]`` (K) or ``[BK, depth]`` (V). ValueError unless ``matrix_order``."""
         if not self.matrix_order:
             raise ValueError(
                 f"{self.params} does not bring the matrix to the lanes; {addresses.what_works(self.params)}"
@@ -190,8 +189,7 @@ class DecodeKVBuffer(Drawn):
     def load_from_dram(self) -> None:
         """Bring block tile ``tile_idx`` of the window into stage ``load_tile_id`` of the register ring; both move on.
 
-        Keys that do not exist are zeros. Past the window V is zeros, K goes on into what follows in DRAM.
-        """
+        Keys that do not exist are zeros. Past the window V is zeros, K goes on into what follows in DRAM."""
         p = self.params
         number = (0, self.tile_idx) if self.iterator_axis else (self.tile_idx, 0)
         dst = self._copied_by_threads(self.load_tile_id)
@@ -263,8 +261,7 @@ class DecodeKVBuffer(Drawn):
     def mma(self, a: TileTensor, c: TileTensor, swap_a_b: bool = False) -> None:
         """Add ``A[m] * B[n]`` to ``c[m + n * num_m_mmas]``, with B = ``mma_tile``, as :meth:`KVMmaOp.mma`.
 
-        a : ``num_m_mmas x (group_size * frag)`` in registers: ``group_size`` instructions take their parts of it.
-        """
+        a : ``num_m_mmas x (group_size * frag)`` in registers: ``group_size`` instructions take their parts of it."""
         self.params.tensor_core_mma.mma(a, self.mma_tile, c, swap_a_b)
 
     def _footprint(self, k_mma: int | None) -> Footprint:

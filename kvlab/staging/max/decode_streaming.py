@@ -186,8 +186,7 @@ class DecodeStreamingKVBuffer(Drawn):
     def fragment_map(self) -> FragmentMap:
         """Contents of a strip's registers: elements of ``[BN, BK]`` (K) or ``[BK, depth]`` (V).
 
-        ValueError unless ``matrix_order``.
-        """
+        ValueError unless ``matrix_order``."""
         return addresses.fragment_map(self.params)
 
     def iterator(self) -> KVCacheIterator:
@@ -202,8 +201,7 @@ class DecodeStreamingKVBuffer(Drawn):
         """Bring a strip of ``gmem_tile`` into shared memory. Rows past its ``valid_rows`` become zeros.
 
         gmem_tile : ``[programs]`` of ``BN x depth`` in DRAM, such as the iterator gives.
-        active : bool ``[programs]``, whose traffic is counted; those with a valid row unless given.
-        """
+        active : bool ``[programs]``, whose traffic is counted; those with a valid row unless given."""
         p = self.params
         strip_idx = one_of("strip_idx", strip_idx, self.num_strips, "strips of the tile")
         gmem_tile = fitting_tile("gmem_tile", gmem_tile, p, self.programs, self.bounded)
@@ -246,8 +244,7 @@ class DecodeStreamingKVBuffer(Drawn):
         """The registers of the strip in shared memory: of each thread ``(num_k_mmas2 * num_mmas) x frag``.
 
         The whole CTA has waited for the copy. active : as in :meth:`load_from_dram`, whose programs are counted unless
-        given.
-        """
+        given."""
         if self._accesses is not None:
             self._accesses.read()
         plan = addresses.read_plan(self.params)

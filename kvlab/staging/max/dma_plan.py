@@ -22,8 +22,7 @@ class CTADmaPlan:
     """The warp tiles of a load, ``shape`` 32 rows x columns: of each its wave, its group of 32 rows and its block,
     ``[tiles]``. The loader moves them by ``buffer_load ... lds`` instructions, 16 bytes a lane, those of a tile one
     after the other; of all instructions ``[n]``: ``wave``, the LDS ``offset`` in elements, and the element of the tile
-    that each lane fetches, ``row`` and ``col`` ``[n, 64]``.
-    """
+    that each lane fetches, ``row`` and ``col`` ``[n, 64]``."""
 
     loader: SubTileLoaderLDS
     shape: tuple[int, int]
@@ -56,8 +55,7 @@ class CTADmaPlan:
 
     def places(self, parent: TileTensor, block: int = 0) -> TileTensor:
         """Places where the loader puts the warp tiles ``[1, tiles]``: in ``parent``, blocks of ``BN x columns`` side by
-        side, from ``block`` on.
-        """
+        side, from ``block`` on."""
         rows, width = self.shape
         over, row = np.divmod(self.tile_row, self.BN // rows)
         to = block + self.block + over  # rows past a block are those of the next, as for MAX's warps without a guard
@@ -70,8 +68,7 @@ class CTADmaPlan:
         self, gmem_tile: TileTensor, strip: int = 0, columns: int | None = None
     ) -> tuple[TileTensor, IntArray | None]:
         """Sources of the loader: sub-tiles of ``gmem_tile``, ``strip`` blocks further right; and how many columns of
-        each exist, where ``gmem_tile`` ends after ``columns``.
-        """
+        each exist, where ``gmem_tile`` ends after ``columns``."""
         block = strip + self.block
         src = sub_tiles(gmem_tile, self.shape, self.tile_row, block)
         return src, None if columns is None else (columns - block * self.shape[1])[None]
@@ -86,8 +83,7 @@ def warp_tiles(p: KVBufferParams, wave: IntArray, tile_row: IntArray, block: Int
     """The plan of warp tiles: of each its wave, its group of 32 rows and its block, ``[tiles]``.
 
     Block b of shared memory is ``BN x width``, row-major, and holds columns ``[b * width, (b + 1) * width)``; a row of
-    it has 64 or 128 bytes.
-    """
+    it has 64 or 128 bytes."""
     loader = SubTileLoaderLDS(p.dtype, p.swizzle)
     loader.plan(p.warp_tile_rows, width)  # which refuses what it cannot move
     return CTADmaPlan(loader, (p.warp_tile_rows, width), p.BN, wave, tile_row, block)

@@ -1,7 +1,6 @@
 """MAX's KVBuffer on gfx950: stages of whole tiles of K or V, DRAM -> shared memory by DMA -> registers.
 
-MAX's module of this name has the other structures of its KV buffers, too.
-"""
+MAX's module of this name has the other structures of its KV buffers, too."""
 
 from __future__ import annotations
 
@@ -132,15 +131,13 @@ class KVBuffer(KVBufferMembers, Drawn):
     @property
     def matrix_order(self) -> bool:
         """Tells whether every register gets the element that the matrix product needs there. Elements past ``depth`` in
-        the last strip of K do not count: :meth:`zero_partial_tile_pad` makes them zeros.
-        """
+        the last strip of K do not count: :meth:`zero_partial_tile_pad` makes them zeros."""
         return addresses.in_matrix_order(self.params, self._window)
 
     def fragment_map(self) -> FragmentMap:
         """Contents of any strip's registers: elements of ``[BN, BK]`` (K) or ``[BK, depth]`` (V).
 
-        ValueError unless ``matrix_order``.
-        """
+        ValueError unless ``matrix_order``."""
         if not self.matrix_order:
             works = addresses.what_works(self.params, self._window.source)
             raise ValueError(f"{self.params} does not bring the matrix to the lanes; {works}")
@@ -167,8 +164,7 @@ class KVBuffer(KVBufferMembers, Drawn):
 
         Of ``params.block_by_block`` its next block, and the next tile after the last one.
 
-        active : bool ``[programs]``, whose traffic is counted; those with a valid row unless given.
-        """
+        active : bool ``[programs]``, whose traffic is counted; those with a valid row unless given."""
         p, dma = self.params, addresses.kv_buffer_dma_plan(self.params)
         buffer_idx = one_of("buffer_idx", buffer_idx, p.num_smem_stages, "stages")
         if not self._next_block:
@@ -197,8 +193,7 @@ class KVBuffer(KVBufferMembers, Drawn):
 
         All strips, which the register tile has to hold (ValueError); or one, ``bk_tile``, into slot
         ``bk_tile % reg_num_k_tiles``: the others keep what they held. The whole CTA has waited for the copy. active :
-        as in :meth:`load_from_dram`, whose programs are counted unless given.
-        """
+        as in :meth:`load_from_dram`, whose programs are counted unless given."""
         p, held = self.params, addresses.strips(self.params)
         buffer = one_of("buffer", buffer, p.num_smem_stages, "stages")
         first = self.stage_address(buffer)
@@ -247,8 +242,7 @@ class KVBuffer(KVBufferMembers, Drawn):
         """Zero the elements past ``depth`` in the last strip of K, in every lane, if ``BK`` does not divide it.
 
         Needed where the block is as wide as the strip: its columns past ``depth`` are what follows in DRAM. ValueError
-        if they are less than half a strip, and unless ``matrix_order``.
-        """
+        if they are less than half a strip, and unless ``matrix_order``."""
         p = self.params
         if not p.transpose:
             raise ValueError("zero_partial_tile_pad of a V buffer: only strips of K end inside the depth")
@@ -277,8 +271,7 @@ class KVBuffer(KVBufferMembers, Drawn):
     def smem_block_tile(self, tile_rows: int, tile_row: int, block_col: int) -> TileTensor:
         """Rows ``[tile_row * tile_rows, + tile_rows)`` of block ``block_col``, row-major, ``bk_smem`` wide.
 
-        Blocks are counted over all stages.
-        """
+        Blocks are counted over all stages."""
         p = self.params
         blocks = p.num_smem_stages * p.blocks_per_stage
         if tile_rows < 1 or tile_row < 0 or (tile_row + 1) * tile_rows > p.BN or not 0 <= block_col < blocks:

@@ -1,7 +1,6 @@
 """Bytes that each lane of MAX's KVBuffer moves: index arrays, made once.
 
-Offsets are in elements; a stage is ``num_repeats`` blocks of ``BN x bk_smem``, row-major, one after the other.
-"""
+Offsets are in elements; a stage is ``num_repeats`` blocks of ``BN x bk_smem``, row-major, one after the other."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ ARCH = "gfx950"
 @dataclass(frozen=True)
 class Window:
     """Part of a stage that the warps read: the parameters of the buffer whose DMA wrote it, and for each warp how many
-    elements its base is shifted and which column of the tile that is.
-    """
+    elements its base is shifted and which column of the tile that is."""
 
     source: KVBufferParams
     shift: Shift
@@ -179,8 +177,7 @@ def _intended(p: KVBufferParams, strip: int, columns: Shift) -> tuple[IntArray, 
 @functools.cache
 def in_matrix_order(p: KVBufferParams, window: Window) -> bool:
     """Tells whether the reads of ``p`` bring every register the element of the tile that it should hold. Columns past
-    ``depth`` do not count.
-    """
+    ``depth`` do not count."""
     source = window.source
     image = np.full(source.smem_stage_size, -1)
     dma, inside = kv_buffer_dma_plan(source), np.arange(source.simd_width)
@@ -241,8 +238,7 @@ def smem_image(
     first: dict[int, int],
 ) -> SmemImage:
     """Contents of the stages that begin at byte ``address``; ``held``: first key and valid rows of each, as loaded,
-    ``first``: its first column. Columns past ``columns``, unless it is None, are zeros.
-    """
+    ``first``: its first column. Columns past ``columns``, unless it is None, are zeros."""
     size, stages = p.dtype.itemsize, p.num_smem_stages
     nbytes = p.smem_stage_size * size
     areas = stage_areas(held, stages, nbytes, address, program, blocks=p.blocks_per_stage, width=p.bk_smem, first=first)

@@ -82,8 +82,7 @@ class KVMmaOp:
     def load_prefill(self, bk_tile: int, warp_smem: TileTensor) -> None:
         """K: the strip from the warp's ``WN x BK`` tile.
 
-        Fragments of 32 bytes are two halves of the k group.
-        """
+        Fragments of 32 bytes are two halves of the k group."""
         addresses.prefill_offsets(self.params)  # refuses what it is not for
         p, (smem, base) = self.params, self._tile("warp_smem", warp_smem, self.params.BK)
         self._set(bk_tile, p.loader.load_b(smem, base, p.num_mmas, p.BK))
@@ -105,8 +104,7 @@ class KVMmaOp:
     def load_v_bf16(self, bk_tile: int, smem_base: UnsafePointer) -> None:
         """V of 2 bytes: BK keys from the stage at ``smem_base``, by transposing reads.
 
-        The order of the keys is that of the score accumulator.
-        """
+        The order of the keys is that of the score accumulator."""
         tiles = addresses.v_bf16_tiles(self.params, bk_tile)
         smem, base = self._pointer(smem_base)
         self._set(bk_tile, self.params.loader.load_b_tr(smem, base, self.params.BK, tiles))
@@ -118,8 +116,7 @@ class KVMmaOp:
         """V of 1 byte: MMA_K keys from the stage at ``smem_base``, by transposing reads.
 
         rel_key, hw_key_shift, depth_base : what MAX's caller works out once for its lane, of 32x32x64; here for all
-            lanes, ``[64]`` each, those of :func:`fp8_lanes` unless given.
-        """
+            lanes, ``[64]`` each, those of :func:`fp8_lanes` unless given."""
         addresses.v_fp8_offsets(self.params, bk_tile)
         p, tiles = self.params, np.arange(self.params.num_mmas)
         smem, base = self._pointer(smem_base)
@@ -135,8 +132,7 @@ class KVMmaOp:
         a : in registers, of each thread ``[programs, threads]`` ``num_m_mmas x frag``.
         c : in registers, ``(num_m_mmas * num_mmas) x c_frag`` of ``out_type``.
         swap_a_b : give the instruction B as its first operand, so that the accumulator tile is transposed and a lane
-            owns one query row, as MAX's attention does. The order of C stays.
-        """
+            owns one query row, as MAX's attention does. The order of C stays."""
         self.params.tiled_mma_op.mma(a, self.mma_tile_at(bk_tile, kg), c, swap_a_b)
 
     def _tile(self, name: str, tile: TileTensor, columns: int) -> tuple[Memory, Array]:

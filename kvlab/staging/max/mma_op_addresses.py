@@ -1,7 +1,6 @@
 """Elements of shared memory that the loads of KVMmaOp read: index arrays, made once.
 
-Offsets are in elements from the base that a load is given. The rules are those of :class:`TiledMmaLoader`.
-"""
+Offsets are in elements from the base that a load is given. The rules are those of :class:`TiledMmaLoader`."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ class KVMmaOpParams:
     num_k_tiles  strips that the register tile holds
     transpose_b  True: the operand is K, False: V
     out_type     of the accumulators, that of :func:`get_accum_type` unless given
-    bk_smem      columns of a block of shared memory, BK unless given
-    """
+    bk_smem      columns of a block of shared memory, BK unless given"""
 
     in_type: np.dtype[Any]
     mma_shape: tuple[int, int, int]

@@ -1,8 +1,7 @@
 """Elements of Q, S, P and O in each register of a gfx950 warp.
 
 The products are issued swapped, so that a lane owns one query row: S^T = K Q^T and O^T = V^T P^T. Warps lie
-``num_warps_n`` along the keys (S, P) or the depth (O); where there are more, they share out the query rows.
-"""
+``num_warps_n`` along the keys (S, P) or the depth (O); where there are more, they share out the query rows."""
 
 from __future__ import annotations
 

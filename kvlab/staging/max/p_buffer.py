@@ -80,8 +80,7 @@ class PRegisterBuffer:
     def copy_to_shared(self, scores: Array, active: Array | None = None) -> None:
         """Round P once to the storage dtype and write it. ``scores`` ``[programs, threads, num_n * num_m, regs]``.
 
-        active : bool ``[programs]``, whose traffic is counted; all unless given.
-        """
+        active : bool ``[programs]``, whose traffic is counted; all unless given."""
         self._exchange.write(scores, active)
 
     def load_from_shared(self, active: Array | None = None) -> TileTensor:

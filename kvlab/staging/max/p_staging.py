@@ -2,8 +2,7 @@
 
 Q K^T is issued swapped, so a lane's accumulator registers run over keys: register row ``n * num_m + m`` is key tile n
 of query tile m. Cast to the storage dtype they are the operand of O += P V, directly or after a way through ``BN / BK``
-blocks of ``BM x BK`` in LDS, where the warps along the keys exchange what they hold.
-"""
+blocks of ``BM x BK`` in LDS, where the warps along the keys exchange what they hold."""
 
 from __future__ import annotations
 
@@ -138,8 +137,7 @@ class PStagingParams:
 
     def operand_map(self) -> FragmentMap:
         """Map of :meth:`PStaging.mma_tile`, registers (block, k group, m): every element is followed from the
-        accumulators to the operand.
-        """
+        accumulators to the operand."""
         return _operand(self)
 
 
@@ -308,8 +306,7 @@ def _places(p: PStagingParams) -> IntArray:
 @functools.cache
 def lds_accesses(p: PStagingParams, operand: FragmentMap) -> tuple[SharedAccess, SharedAccess]:
     """Accesses by which the warps write P where ``p`` has it, and read it as ``operand``, ``[BM, BN]``; neighbours in
-    LDS at once.
-    """
+    LDS at once."""
     plain = p if p.swizzle is None else replace(p, swizzle=Swizzle.identity("vector"))
     size = p.dtype.itemsize
     at, without = (size * x.places() for x in (p, plain))

@@ -1,8 +1,7 @@
 """Bytes that each lane of the streaming decode buffer moves: index arrays, made once.
 
 K of 2 or 4 bytes goes to shared memory by DMA, a strip of BN x BK; K of 1 byte and V go through registers, V as
-BK x depth. Offsets are in elements from the strip's first.
-"""
+BK x depth. Offsets are in elements from the strip's first."""
 
 from __future__ import annotations
 
@@ -240,8 +239,7 @@ def what_works(p: KVBufferParams) -> str:
 def read_passes(p: KVBufferParams) -> tuple[IntArray, IntArray, IntArray]:
     """Wavefronts, ideal and instructions ``[warps]`` of one ``load_from_shared``. Provisional, as all AMD wavefronts.
 
-    Reads of less than 4 bytes are counted by the words they touch; unaligned ones as if they were aligned.
-    """
+    Reads of less than 4 bytes are counted by the words they touch; unaligned ones as if they were aligned."""
     plan = read_plan(p)
     nbytes = max(plan.width * p.dtype.itemsize, 4)
     address = plan.by_instruction() * p.dtype.itemsize // nbytes * nbytes

@@ -104,8 +104,7 @@ class TiledMmaLoader:
         """K: ``num_mmas`` fragments side by side of each k group of the ``rows x BK`` tile at ``base``.
 
         A fragment of 32 bytes is two halves of the k group, one after the other: the k order of the f8f6f4
-        instructions. The swizzle counts from the first of the MMA_M rows of a fragment.
-        """
+        instructions. The swizzle counts from the first of the MMA_M rows of a fragment."""
         offset = self.b_offsets(num_mmas, BK, row_stride)
         width = self.input_frag_size // offset.shape[2]
         values = smem.load(_addresses(self, smem, base, offset), self.dtype, width)
@@ -116,8 +115,7 @@ class TiledMmaLoader:
         ``base``, from which the swizzle counts.
 
         Element e of lane l holds key ``e // 4 * (MMA_K / 2) + l // MMA_M * 4 + e % 4`` of column ``l % MMA_M``, in the
-        order of the score accumulator.
-        """
+        order of the score accumulator."""
         offset = self.transposed(np.atleast_1d(tile)[:, None, None] + self.b_tr_offsets(row_stride))
         return _transposed(ds_read_tr16_b64(smem, _addresses(self, smem, base, offset), self.dtype))
 
@@ -126,8 +124,7 @@ class TiledMmaLoader:
     ) -> Array:
         """V of 1 byte: MMA_K keys from ``bk_tile * MMA_K`` on of the depth tiles ``dt`` (an int or ``[registers]``), in
         blocks of ``BN x BK``. The swizzle counts from the block. 16x16x128 is MAX's ``load_v_fp8_strip_16``, which has
-        no ``bk_tile``. ``lanes``: constants in place of :func:`fp8_lanes`.
-        """
+        no ``bk_tile``. ``lanes``: constants in place of :func:`fp8_lanes`."""
         M = self.mma_shape[0]
         if BK % M:
             raise ValueError(f"BK {BK}, the width of a block, must be a multiple of MMA_M {M}")

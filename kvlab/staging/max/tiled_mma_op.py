@@ -93,8 +93,7 @@ class TiledMmaOp:
 
         a : ``num_m x a_frag_size`` of ``in_type``. b : ``num_n x b_frag_size``.
         c : ``(num_m * num_n) x c_frag_size`` of ``out_type``.
-        swap_a_b : give the instruction B as its first operand: each tile of the accumulator is transposed.
-        """
+        swap_a_b : give the instruction B as its first operand: each tile of the accumulator is transposed."""
         self._check("a", a, self.in_type, None, self.a_frag_size)
         self._check("b", b, self.in_type, None, self.b_frag_size)
         self._check("c", c, self.out_type, a.shape[0] * b.shape[0], self.c_frag_size)
@@ -154,8 +153,7 @@ class TiledMmaOp:
         self, fragments: int, row_stride: int, k_group_idx: int = 0, swizzle: Swizzle | None = None
     ) -> tuple[IntArray, int]:
         """Elements of B that the lanes read, in elements from the warp's tile, ``[64, fragments, reads]``, and the
-        elements of a read: a fragment is read at once, or column by column unless ``transpose_b``.
-        """
+        elements of a read: a fragment is read at once, or column by column unless ``transpose_b``."""
         return _b_offsets(self, fragments, row_stride, k_group_idx, swizzle)
 
 

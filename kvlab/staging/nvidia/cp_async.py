@@ -98,8 +98,7 @@ warp 0, stage 1, still brings; cp.async.wait_group in warp 0 leaves 1 in flight,
     def load_from_dram(self, stage: int, active: Array | None = None) -> None:
         """Begin to bring the next tile of ``kv_cache_iter`` into a stage: one cp.async group, in flight until
         :meth:`wait`. Rows past the last key become zeros. active : ``[programs]`` whose traffic is counted; those with
-        a valid row unless given.
-        """
+        a valid row unless given."""
         self.stage_address(stage)
         first_key, tile = self.kv_cache_iter.tile_start_row, self.kv_cache_iter.next_tile()
         keys = valid_keys(tile)
@@ -133,8 +132,7 @@ warp 0, stage 1, still brings; cp.async.wait_group in warp 0 leaves 1 in flight,
 
     def mma(self, a: Array, c: Array, k_mma: int) -> Array:
         """``c + a x get_mma_tile(k_mma)``: a ``[programs, threads, (BM/16) * num_k_mmas2, 8]`` by ``operand_map``, c
-        float32 by ``output_map``; a new c.
-        """
+        float32 by ``output_map``; a new c."""
         threads = a.shape[:2]
         step = a.reshape(*threads, -1, self.params.num_k_mmas2, 8)[:, :, :, k_mma]
         tiles = c.reshape(*threads, step.shape[2], self.num_mmas, 4).swapaxes(2, 3)

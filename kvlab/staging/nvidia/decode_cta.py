@@ -39,8 +39,7 @@ S = TypeVar("S", bound=Shape)
 
 class NvidiaDecodeCTA(RowsOverWarps, Generic[S]):
     """The CTAs of one launch, side by side: ``programs`` copies of shared memory and registers. A subclass says where
-    tiles lie, how they come to registers, and what is multiplied. ``ahead``: :meth:`follow` fetches tiles ahead.
-    """
+    tiles lie, how they come to registers, and what is multiplied. ``ahead``: :meth:`follow` fetches tiles ahead."""
 
     follows_beside = True
 
@@ -61,8 +60,7 @@ class NvidiaDecodeCTA(RowsOverWarps, Generic[S]):
     @classmethod
     def of(cls, tile: TileSpec, rows: KVRows, traffic: Traffic, *, beside: bool = False) -> Self:
         """The model for a tile, or for a part of one ``beside`` another's; what is converted on its way is not
-        fetched ahead.
-        """
+        fetched ahead."""
         ahead = tile.ahead > 0 and (tile.pairs or tile.stored == tile.dtype)
         return cls(cls.shape_of(tile), len(rows.batch_idx), traffic, beside=beside, ahead=ahead)
 
@@ -88,8 +86,7 @@ class NvidiaDecodeCTA(RowsOverWarps, Generic[S]):
 
     def follow(self, *tiles: KVCacheIterator | None) -> None:
         """Fetch K and V (None: not of this CTA) ahead along these iterators, two for one loop after the other, whose
-        tiles the loads take in turn; nothing unless ``ahead``.
-        """
+        tiles the loads take in turn; nothing unless ``ahead``."""
         if self.ahead:
             self.pipeline.follow(*tiles)
 
@@ -104,8 +101,7 @@ class NvidiaDecodeCTA(RowsOverWarps, Generic[S]):
         values: Sequence[tuple[NvidiaDecodeCTA[Any], Fragments, Fragments]], active: Array,
     ) -> list[Fragments]:
         """See :meth:`LaunchedCTA.accumulate_parts`: P goes through the shared memory of the first model with V; the
-        last reads of the tile, then the copies of the next.
-        """
+        last reads of the tile, then the copies of the next."""
         through = values[0][0]
         a = through.operand_p(p, active)
         for cta in ctas:

@@ -2,8 +2,7 @@
 
 No tensor cores (tf32 would round the inputs). Each lane owns a patch of the accumulator and reads the operands that
 it needs from unswizzled rows in shared memory, as Triton's blocked FMA dot does: K and Q along the depth, V along its
-columns. Eight lanes of a K read start in the same bank, which is what this path costs.
-"""
+columns. Eight lanes of a K read start in the same bank, which is what this path costs."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ class FmaShape:
     """Sizes of the tile: BM query rows, BN keys, D columns in DRAM, padded to BD in shared memory.
 
     ``v_in_k``: V has no place of its own, it is read from K's (MLA). ``v_columns``: (D, BD) of V where they differ from
-    K's. Either may be (0, 0): a CTA for a piece of K's or of V's columns.
-    """
+    K's. Either may be (0, 0): a CTA for a piece of K's or of V's columns."""
 
     BM: int
     BN: int
@@ -76,8 +74,7 @@ class FmaShape:
 class FmaCTA(NvidiaDecodeCTA[FmaShape]):
     """The CTAs of one launch, side by side: ``programs`` copies of shared memory and registers.
 
-    hazards : what is in flight, and who waited; checks every access.
-    """
+    hazards : what is in flight, and who waited; checks every access."""
 
     buffer = "cp.async into plain rows"
     p_path = "shared memory"
@@ -101,8 +98,7 @@ class FmaCTA(NvidiaDecodeCTA[FmaShape]):
     def load_v(self, tile: TileTensor | None, active: BoolArray) -> Fragments:
         """V tile into shared memory (None: it lies there, with ``v_in_k``), then each lane's columns for all keys.
 
-        In a pipeline the warps issue these reads after those of P: :meth:`accumulate` states them.
-        """
+        In a pipeline the warps issue these reads after those of P: :meth:`accumulate` states them."""
         if tile is not None:
             self.pipeline.load("v", tile)
         return self._read("v", active, stated=not self.pipeline.following)
@@ -216,8 +212,7 @@ class _Patch:
     """How an accumulator ``BM x cols`` is dealt: patches of ``side x side``, lanes and warps along (rows, columns).
 
     The rule is Triton's: the larger the share of a thread, the larger its patches; lanes, then warps fill the columns
-    first. ``rows`` and ``cols`` ``[warps, 32, repeats, side]`` are what a lane owns.
-    """
+    first. ``rows`` and ``cols`` ``[warps, 32, repeats, side]`` are what a lane owns."""
 
     side: int
     lanes: tuple[int, int]

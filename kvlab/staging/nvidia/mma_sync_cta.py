@@ -8,8 +8,7 @@ softmax and the scale work on the accumulator registers. Every access and every 
 Prefill on sm_80 has eight warps. Where a tile has at least as many query rows as the last product has columns, the
 compiler puts the warps along the rows (``along_rows``): each reads its own rows of Q and all of K and V, a row is in
 four lanes of one warp, and P goes from the accumulator to the next product in its registers. So does decode whose last
-product is narrow.
-"""
+product is narrow."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
     """The CTAs of one launch, side by side: ``programs`` copies of shared memory and registers.
 
-    hazards : what is in flight, and who waited; checks every access.
-    """
+    hazards : what is in flight, and who waited; checks every access."""
 
     buffer = "cp.async into swizzled rows; ldmatrix"
     p_path = "shared memory; registers if the last product is no wider than the rows"
@@ -71,15 +69,13 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
 
     def load_q(self, dram: Memory, offset: IntArray, valid: BoolArray, role: str = "q") -> SharedTile:
         """Q rows (elements ``offset[programs, BM]`` of ``dram``) through registers into shared memory, or zeros. Their
-        odd columns are ``"q_odd"``.
-        """
+        odd columns are ``"q_odd"``."""
         self.copies.by_registers(role, dram, np.where(valid, offset, -1), self.shape.dtype.itemsize)
         return SharedTile(self.smem, self.shape.place(role), self.shape.dtype)
 
     def load_k(self, tile: TileTensor, active: BoolArray) -> Fragments:
         """K tile of these pages into shared memory, then to the B fragments of S = Q K^T. Of a narrower dtype, it is
-        converted on its way; of another of the same size, where it is multiplied.
-        """
+        converted on its way; of another of the same size, where it is multiplied."""
         own = None if self._load("k", tile) or self.shape.pairs else tile.dtype
         self._state_read("k")
         k = self._read("k", active, own)
@@ -89,8 +85,7 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
         """V tile into shared memory (None: it lies there, with ``v_in_k``), then transposed to the B fragments of
         O += P V; converted as K.
 
-        In a pipeline the warps issue these reads after those of P: :meth:`accumulate` states them; of pairs, here.
-        """
+        In a pipeline the warps issue these reads after those of P: :meth:`accumulate` states them; of pairs, here."""
         if tile is not None:
             self._load("v", tile)
         if not self.pipeline.following or self.v_before_p:
@@ -117,8 +112,7 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
 
     def operand_p(self, p: Fragments, active: BoolArray) -> Fragments:
         """The A fragments of P: rounded to the dtype of the product, through shared memory and ldmatrix; or where they
-        lie: two neighbouring accumulators are one operand.
-        """
+        lie: two neighbouring accumulators are one operand."""
         if self.shape.along_rows:
             layout = self.shape.fragment_map("p")
             return Fragments(p.values.astype(self.shape.dtype).reshape(-1, *layout.row.shape), layout)
@@ -199,8 +193,7 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
 
     def _multiply(self, roles: str, a: Fragments, b: Fragments, c: Fragments) -> Fragments:
         """C += A B, each warp its columns, in float32. The sums over all steps of 16 are those of one matrix product,
-        in its order; hardware, and the chip's arithmetic, go step by step.
-        """
+        in its order; hardware, and the chip's arithmetic, go step by step."""
         tile_a, tile_b = (_warp_tile(self.shape, role, x.values) for role, x in zip(roles, (a, b), strict=True))
         start = _warp_tile(self.shape, roles, c.values)  # [programs, warps, BM, columns of the warp]
         total = current_arithmetic().products(tile_a, tile_b.swapaxes(2, 3), start)
@@ -210,8 +203,7 @@ class MmaSyncCTA(NvidiaDecodeCTA[MmaSyncShape]):
 
 def _warp_tile(shape: MmaSyncShape, role: str, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """The matrix that each warp's registers hold: ``[P, warps, BM, k]`` of Q or P, ``[P, warps, columns, k]`` of K or
-    V^T, ``[P, warps, BM, columns]`` of their product.
-    """
+    V^T, ``[P, warps, BM, columns]`` of their product."""
     _, together, extent = _warp_order(shape, role)
     return together(values.reshape(len(values), shape.warps, -1)).reshape(len(values), shape.warps, *extent)
 
@@ -220,8 +212,7 @@ def _warp_tile(shape: MmaSyncShape, role: str, values: np.ndarray[Any, Any]) -> 
 def _warp_order(shape: MmaSyncShape, role: str) -> tuple[Regroup, Regroup, tuple[int, int]]:
     """From a warp's matrix, row-major, to its registers; the way back; and the matrix's extent. ``role`` is that of an
     operand, or two for their product. The same for all warps, whose columns (keys of K) are ``8 (warps_n n + w) +
-    0..7`` and whose rows ``16 (warps_m m + w) + 0..15``.
-    """
+    0..7`` and whose rows ``16 (warps_m m + w) + 0..15``."""
     products = {"qk": shape.BN, "pv": shape.columns("v")[1]}
     layout = shape.output_map(products[role]) if role in products else shape.fragment_map(role)
     threads = slice(0, 32)

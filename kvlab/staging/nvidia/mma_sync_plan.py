@@ -30,8 +30,7 @@ class MmaSyncShape:
 
     The warps lie along the keys (Q K^T) and the columns (P V), or with ``along_rows`` along the query rows: each
     reads all of K and V, and P stays in its registers. Where there are more warps than there is to share, the last
-    ones do again what the first do.
-    """
+    ones do again what the first do."""
 
     BM: int
     BN: int
@@ -111,8 +110,7 @@ class MmaSyncShape:
 
     def output_map(self, cols: int) -> FragmentMap:
         """The accumulator ``[BM, cols]`` of S (BN columns) or O: a warp holds columns ``8 (warps_n n + w) + 0..7``, w
-        its number along them, of rows ``16 (warps_m m + w) + 0..15``.
-        """
+        its number along them, of rows ``16 (warps_m m + w) + 0..15``."""
         return _accumulator(self, cols)
 
     def access(self, role: str) -> SharedAccess:
@@ -174,8 +172,7 @@ def _places(shape: MmaSyncShape) -> tuple[dict[str, SwizzledTile], int]:
 @dataclass(frozen=True, eq=False)
 class _LanePlan:
     """Row and 16-byte vector that each lane addresses, ``[instructions, warps, 32]``, and what the registers
-    then hold. ``matrices`` of 8 rows of 16 bytes an instruction.
-    """
+    then hold. ``matrices`` of 8 rows of 16 bytes an instruction."""
 
     row: IntArray
     vector: IntArray
@@ -208,8 +205,7 @@ def _plan(shape: MmaSyncShape, row: IntArray, vector: IntArray, layout: Fragment
 @functools.cache
 def _k_plan(shape: MmaSyncShape) -> _LanePlan:
     """A warp holds keys ``8 (warps_n n + w) + 0..7``; an ldmatrix.x4 brings 8 keys x 32 columns: two k steps. Where
-    there are 16 columns it brings two such n, or is an ldmatrix.x2.
-    """
+    there are 16 columns it brings two such n, or is an ldmatrix.x2."""
     tiles_n, tiles_k = _share(shape.BN, 8 * shape.warps_n), shape.BD // 16
     across = 2 if tiles_k == 1 else 4  # 16-byte vectors of an instruction
     two = 2 if tiles_k == 1 and tiles_n % 2 == 0 else 1  # its n
@@ -224,8 +220,7 @@ def _k_plan(shape: MmaSyncShape) -> _LanePlan:
 @functools.cache
 def _v_plan(shape: MmaSyncShape) -> _LanePlan:
     """A warp holds columns ``8 (warps_n n + w) + 0..7``; an ldmatrix.x4.trans brings 32 keys x 8 columns: two k
-    steps.
-    """
+    steps."""
     columns = shape.columns("v")[1]
     tiles_n, tiles_k = _share(columns, 8 * shape.warps_n), shape.BN // 16
     n, pair, warp, lane = np.ogrid[:tiles_n, : tiles_k // 2, : shape.warps, :32]
@@ -238,8 +233,7 @@ def _v_plan(shape: MmaSyncShape) -> _LanePlan:
 @functools.cache
 def _a_plan(shape: MmaSyncShape, cols: int) -> _LanePlan:
     """Every warp holds its rows of Q or P, all of them unless the warps lie along the rows; one ldmatrix.x4 brings a
-    16 x 16 tile.
-    """
+    16 x 16 tile."""
     tiles_m, tiles_k = _share(shape.BM, 16 * shape.warps_m), cols // 16
     m, k, warp, lane = np.ogrid[:tiles_m, :tiles_k, : shape.warps, :32]
     row, vector = 16 * (shape.warps_m * m + shape.place_of(warp)[0]) + lane % 16, 2 * k + lane // 16 + 0 * warp
@@ -266,8 +260,7 @@ def _share(extent: int, together: int) -> int:
 @functools.cache
 def _p_matrix_addresses(shape: MmaSyncShape, place: SwizzledTile) -> IntArray:
     """stmatrix.x4 of P: two n-tiles of 16 rows an instruction; where a warp has one, 32 rows of it, or x2 of 16;
-    ``[instructions, warps, 32]``.
-    """
+    ``[instructions, warps, 32]``."""
     pairs, warps, two = max(shape.BN // (16 * shape.warps), 1), shape.warps, shape.BN >= 16 * shape.warps
     rows = 16 if two else min(shape.BM, 32)  # of an instruction
     m, pair, warp, lane = np.ogrid[: shape.BM // rows, :pairs, : shape.warps, :32]

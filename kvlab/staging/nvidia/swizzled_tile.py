@@ -2,8 +2,7 @@
 
 The image is that of Triton's ``SwizzledSharedLayout(vec = 16 bytes, ...)`` which the compiler picks for 16-bit tiles
 read by ldmatrix on sm_80 and sm_90: rows of 256 bytes ``(8, 1, 8)``, of 64 bytes ``(8, 2, 4)``, of 32 bytes ``(8, 4,
-2)``.
-"""
+2)``."""
 
 from __future__ import annotations
 

@@ -105,8 +105,7 @@ arrivals pending; none has completed
     @property
     def tile_layout(self) -> Layout:
         """The canonical layout of a stage, in elements: ``[BN, padded_depth]`` K-major for K, ``[padded_depth, BN]``
-        MN-major for V.
-        """
+        MN-major for V."""
         p = self.params
         if p.transpose:
             return tile_layout_k_major(p.dtype, p.BN, p.padded_depth, SWIZZLE)
@@ -115,15 +114,13 @@ arrivals pending; none has completed
     def smem_block_tile(self, tile_rows: int, tile_row: int, block_col: int) -> TileTensor:
         """Rows ``[tile_row * tile_rows, + tile_rows)`` of a chunk of 64 columns as they lie in memory, swizzle and all.
 
-        Chunks are counted over all stages.
-        """
+        Chunks are counted over all stages."""
         return self._block_tile(tile_rows, tile_row, block_col, 64)
 
     def load_from_dram(self, stage: int) -> None:
         """The producer: wait until the stage is empty, announce its bytes, issue the boxes of the next tile.
 
-        ``stage`` is the producer's next one. In flight until :meth:`wait`.
-        """
+        ``stage`` is the producer's next one. In flight until :meth:`wait`."""
         p, state = self.params, self.producer
         self._expect("producer", state, stage)
         first_key = self.kv_cache_iter.tile_start_row
@@ -150,8 +147,7 @@ arrivals pending; none has completed
 
     def zero_rows_past_end(self, stage: int) -> None:
         """The consumers write zeros over the rows past the last key, which P = 0 does not mask if they are infinite or
-        NaN; then a fence, since wgmma reads through the async proxy, and a barrier of the warpgroup.
-        """
+        NaN; then a fence, since wgmma reads through the async proxy, and a barrier of the warpgroup."""
         p, place, (_, valid) = self.params, self.panels[stage], self.stage_keys[stage]
         row, vector = np.ogrid[: p.BN, : place.vectors]
         past = (row >= valid[:, None, None]) & (valid[:, None, None] > 0)
@@ -177,8 +173,7 @@ arrivals pending; none has completed
 
     def operand(self, tile: Array) -> Array:
         """Registers of the other operand: ``[programs, 64, depth]`` of Q or ``[programs, 64, BN]`` of P ->
-        ``[programs, num_k_mmas2, 128, 8]``; a narrower tile gets zeros.
-        """
+        ``[programs, num_k_mmas2, 128, 8]``; a narrower tile gets zeros."""
         p = self.params
         inner = p.num_k_mmas2 * p.MMA_K
         padded = np.zeros((len(tile), 64, inner), p.dtype)
@@ -192,8 +187,7 @@ arrivals pending; none has completed
     def mma(self, a: Any, c: Array, stage: int) -> Array:
         """``c + a x stage``, k step after k step: in flight until :meth:`wait_mma`.
 
-        a : the registers of :meth:`operand`, or one descriptor of shared memory for each k step.
-        """
+        a : the registers of :meth:`operand`, or one descriptor of shared memory for each k step."""
         p, atom = self.params, self.atom
         self.hazards.read_async(self._used[stage], f"{p.role} wgmma", stage)
         for k, descriptor in enumerate(self.load_from_shared(stage)):
@@ -216,8 +210,7 @@ arrivals pending; none has completed
 
     def smem_image(self, program: int = 0) -> SmemImage:
         """Contents of the stages of one program, as TMA has brought it: rows past the last key are those that follow in
-        their page, zeros where the page does not exist.
-        """
+        their page, zeros where the page does not exist."""
         p = self.params
         areas = stage_areas(
             self.stage_keys, p.num_smem_stages, p.stage_bytes, self.smem_address, program,

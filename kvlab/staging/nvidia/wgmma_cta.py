@@ -31,8 +31,7 @@ for the rope columns beside it::
 
     loop: wait_group(0), barrier, fence.proxy.async, wgmma of the latents, wgmma.wait_group(0), wgmma of the rope part,
           wgmma.wait_group(0), softmax, wgmma O += P V, barrier, copy the next latents, commit, copy the next rope,
-          commit                                                                (P V is still in flight)
-"""
+          commit                                                                (P V is still in flight)"""
 
 from __future__ import annotations
 
@@ -172,8 +171,7 @@ class WgmmaCTA(WgmmaTiles):
 
     def _scores_blocks(self, values: Array) -> Array:
         """S as its instructions have it, ``[P, row blocks, of a block, 128, registers]``; where two warpgroups find the
-        same, it is found once.
-        """
+        same, it is found once."""
         if self.shape.groups_n == 1:
             return self._blocks(values)
         parts = values[:, :128].reshape(self.programs, 128, self.shape.groups_n, -1)
@@ -186,8 +184,7 @@ class WgmmaCTA(WgmmaTiles):
 
     def _blocks(self, values: Array) -> Array:
         """``[P, threads, repeats, regs]`` -> ``[P, blocks of 64 rows, column groups, 128, regs]``, in the order of the
-        rows.
-        """
+        rows."""
         P, threads, repeats, regs = values.shape
         n = self.shape.groups_n
         split = values.reshape(P, n, threads // (128 * n), 128, repeats, regs)  # of the threads: columns, rows

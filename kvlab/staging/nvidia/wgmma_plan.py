@@ -91,8 +91,7 @@ class WgmmaShape:
 
     dtype : of Q, and of K where it is multiplied. stored : of K and V in DRAM. weights : of P, and of V where it is
     multiplied. Each as ``dtype`` if None. ahead : tiles of K and V in flight while one is worked on. v_in_k : V has no
-    place of its own, it is read from K's (MLA).
-    """
+    place of its own, it is read from K's (MLA)."""
 
     BM: int
     BN: int
@@ -172,8 +171,7 @@ class WgmmaShape:
     @property
     def places(self) -> dict[str, PanelTile | PlainRows]:
         """Places of Q (``"q"``) and of the stages of K and V (``"k0"``, ``"k1"``, ``"v0"``, ``"v1"``) when they are
-        multiplied; K and V before they are converted (``"k plain0"``, ``"v plain0"``).
-        """
+        multiplied; K and V before they are converted (``"k plain0"``, ``"v plain0"``)."""
         return _places(self)
 
     def panel(self, at: str) -> PanelTile:
@@ -223,8 +221,7 @@ def v_addresses(shape: WgmmaShape, stage: int) -> IntArray:
 @functools.cache
 def along_columns(place: PanelTile, rows: int, dtype: np.dtype[Any]) -> IntArray:
     """Elements that the descriptors of an operand find whose columns are contracted, ``rows`` of them an instruction:
-    ``[steps, instructions, rows, k]``.
-    """
+    ``[steps, instructions, rows, k]``."""
     k = K_BYTES // dtype.itemsize
     return np.array(
         [
@@ -238,8 +235,7 @@ def along_columns(place: PanelTile, rows: int, dtype: np.dtype[Any]) -> IntArray
 @functools.cache
 def along_rows(place: PanelTile, columns: int, dtype: np.dtype[Any]) -> IntArray:
     """Elements that the descriptors of an operand find whose rows are contracted, ``columns`` of them an instruction:
-    ``[steps, instructions, columns, k]``.
-    """
+    ``[steps, instructions, columns, k]``."""
     k = K_BYTES // dtype.itemsize
     return np.array(
         [
@@ -253,8 +249,7 @@ def along_rows(place: PanelTile, columns: int, dtype: np.dtype[Any]) -> IntArray
 @functools.cache
 def accumulator_map(shape: WgmmaShape, columns: int) -> FragmentMap:
     """Warp w has rows ``16 w ...`` of every ``16 * warps``, all columns, or a warpgroup its share of them: ``[threads,
-    repeats, registers]``.
-    """
+    repeats, registers]``."""
     n = shape.groups_n
     warps = shape.warps // n  # along the rows
     thread, repeat, r = np.ogrid[: 32 * shape.warps, : shape.BM // (16 * warps), : columns // n // 2]

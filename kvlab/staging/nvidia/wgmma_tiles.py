@@ -24,8 +24,7 @@ IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 class PanelPipeline(TilePipeline):
     """``holds_v``: P V reads a stage of V until it is waited for, with the next tile. A loop without a key left in any
-    program is passed over.
-    """
+    program is passed over."""
 
     holds_v = False
 
@@ -43,8 +42,7 @@ class PanelPipeline(TilePipeline):
 class WgmmaTiles(LaunchedCTA):
     """Shared memory of the CTAs of one launch, and what is in flight there. Until :meth:`follow` is called there is
     nothing to look ahead to: each load is a barrier, a copy, a wait and a barrier. ``rope``: Q and K are the rope
-    columns beside others, and are called so.
-    """
+    columns beside others, and are called so."""
 
     follows_beside = True
 
@@ -69,16 +67,14 @@ class WgmmaTiles(LaunchedCTA):
 
     def follow(self, *tiles: KVCacheIterator | None) -> None:
         """Fetch ahead along these iterators, of K and V (None: not of this CTA) for one loop after the other; the loads
-        take their tiles in turn.
-        """
+        take their tiles in turn."""
         shape = self.shape
         self.pipeline.holds_v = shape.v_width > 0 and not (shape.converted["v"] or shape.v_transposed)
         self.pipeline.follow(*(None if i % 2 and shape.v_transposed else one for i, one in enumerate(tiles)))
 
     def load_q(self, dram: Memory, offset: IntArray, valid: Array) -> SharedTile:
         """Q rows, elements ``offset[programs, BM]`` of ``dram``, through registers into shared memory; invalid rows
-        are 0.
-        """
+        are 0."""
         self.copies.by_registers(self.words["q"], dram, np.where(valid, offset, -1), self.shape.dtype.itemsize, "q")
         return SharedTile(self.smem, self.shape.places["q"], self.shape.dtype)
 
@@ -120,8 +116,7 @@ class WgmmaTiles(LaunchedCTA):
 
     def _convert(self, role: str, active: Array) -> None:
         """A tile from its plain rows through registers into the panels, in the dtype of the product. The panels of V
-        lie where K's were.
-        """
+        lie where K's were."""
         shape, at = self.shape, f"{role}0"
         self.hazards.read(self._used[self._landing(role)], f"{role} convert", self.pipeline.stage[role])
         rows = self._landed(role).tile()
@@ -168,8 +163,7 @@ class WgmmaTiles(LaunchedCTA):
 
     def _landing(self, role: str, stage: int | None = None) -> str:
         """Landing place of a stage's tile, or of the one that was loaded last: in panels, or in plain rows before it is
-        converted.
-        """
+        converted."""
         stage = self.pipeline.stage[role] if stage is None else stage
         return f"{role} plain{stage}" if self.shape.converted[role] else f"{role}{stage}"
 

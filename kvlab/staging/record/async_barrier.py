@@ -80,8 +80,7 @@ pending; complete is phase 0
     def wait(self, phase: int, warps: tuple[int, ...]) -> None:
         """``warps`` wait until the phase of parity ``phase`` has completed; BarrierDeadlock if nothing more comes.
 
-        As on the hardware a parity of the phase before passes at once.
-        """
+        As on the hardware a parity of the phase before passes at once."""
         h = self.hazards
         h._expect_running(warps)
         if not self.try_wait(phase):

@@ -1,6 +1,5 @@
 """Bytes of shared memory that each warp touches in one access, and the partition of the bytes that a set of accesses
-makes. Bytes that always occur together share a cell, whose state is kept once.
-"""
+makes. Bytes that always occur together share a cell, whose state is kept once."""
 
 from __future__ import annotations
 

@@ -25,8 +25,7 @@ class AccessRecord:
     Agents are numbered: the W warps, their ordinary writes as the async proxy sees them, their copies, their wgmma
     reads, their copies as the async proxy sees them, their bulk stores, and then the mbarriers. ``known``
     ``[warps, agents]`` is the time up to which a warp knows that the agent's work is done; ``known[w, w]`` is the
-    warp's own clock.
-    """
+    warp's own clock."""
 
     FIELDS = ("_written", "_read", "_write_label", "_read_label", "_under")
 
@@ -110,8 +109,7 @@ class AccessRecord:
 
     def _check_equal(self, at: Footprint, what: str, stage: int | None, values: Hashable) -> bool:
         """Tells whether ordinary stores of that name and ``values`` have just written all cells of ``at``. Then the
-        warps need to know only of what was written before, and know of those from now on.
-        """
+        warps need to know only of what was written before, and know of those from now on."""
         self._follow(at)
         W, cells = self.warps, at.cells
         times, labels = self._written[cells, :W], self._write_label[cells, :W]
@@ -184,8 +182,7 @@ class AccessRecord:
 
     def _too_weak(self, agent: int, time: int) -> str:
         """In words: the agent's warp has waited since, but let too much be in flight. "" where it has not, or where the
-        wait reaches and something else is missing.
-        """
+        wait reaches and something else is missing."""
         wait, left, issued = self._last_wait.get(agent, ("", 0, 0))
         if issued < time or self.known[agent % self.warps, agent] >= time:
             return ""

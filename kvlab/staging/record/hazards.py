@@ -6,8 +6,7 @@ TMA reports to. ``known[w, agent]`` is the time up to which warp w knows that th
 warp's knowledge of its own copies, a barrier spreads the knowledge of the warps that meet. An access is ordered after
 an earlier one if each of its warps knows of it (vector clocks, as race detectors have them).
 
-The lanes of a warp count as one. All CTAs of a launch do the same, so one record serves all.
-"""
+The lanes of a warp count as one. All CTAs of a launch do the same, so one record serves all."""
 
 from __future__ import annotations
 
@@ -78,8 +77,7 @@ brings; missing: a barrier after cp.async.wait_group in warp 0
 
     def footprint(self, address: Any, nbytes: int, warp: Any = None) -> Footprint:
         """Footprint of an access: byte addresses ``[..., warps, lanes]``, ``nbytes`` at each; or addresses ``[...]`` of
-        the warps ``warp`` ``[...]``. Make it once and keep it.
-        """
+        the warps ``warp`` ``[...]``. Make it once and keep it."""
         return self.cells.footprint(address, nbytes, warp)
 
     def footprint_inside(self, address: Array, nbytes: int, warp: Array) -> Footprint:
@@ -143,8 +141,7 @@ done; missing: a barrier between warp 1 and warp 0
         """A cp.async or DMA of warps: in flight until each has waited.
 
         instructions : ``[warps]``, how many DMA instructions (buffer_load lds) these are: each counts by itself, none
-            is committed. None for cp.async, which :meth:`commit_group` takes into a group.
-        """
+            is committed. None for cp.async, which :meth:`commit_group` takes into a group."""
         self._expect_running(at.warps)
         self._check_write(at, self.known, what, stage)
         if instructions is None:
@@ -162,8 +159,7 @@ done; missing: a barrier between warp 1 and warp 0
     def copy_bulk(self, at: Footprint, barrier: AsyncBarrier, nbytes: int, what: str, stage: int | None = None) -> None:
         """A TMA copy that the one warp of ``at`` issues: in flight until who reads has waited for ``barrier``.
 
-        nbytes : what the copy reports to the barrier.
-        """
+        nbytes : what the copy reports to the barrier."""
         self._expect_one(at)
         self._check_write(at, self._proxy_view(), what, stage)
         agent, time = barrier.agent, barrier.phases + 1
@@ -177,8 +173,7 @@ done; missing: a barrier between warp 1 and warp 0
     def read_async(self, at: Footprint, what: str, stage: int | None = None, *, last: bool = True) -> None:
         """A wgmma of warps that reads its operands in shared memory: reads until it is waited for.
 
-        last : whether it ends a group (wgmma.commit_group).
-        """
+        last : whether it ends a group (wgmma.commit_group)."""
         self._expect_running(at.warps)
         self._check_read(at, self._proxy_view(), what, stage)
         self._stamp_read(at, 3 * self.warps, self._mma + 1, what, stage)
@@ -187,8 +182,7 @@ done; missing: a barrier between warp 1 and warp 0
 
     def store_bulk(self, at: Footprint, what: str, stage: int | None = None) -> None:
         """A TMA store that the one warp of ``at`` issues, and its commit: reads shared memory until that warp has
-        waited (:meth:`wait_store`).
-        """
+        waited (:meth:`wait_store`)."""
         self._expect_one(at)
         self._check_read(at, self._proxy_view(), what, stage)
         self._stores[list(at.warps)] += 1
@@ -238,8 +232,7 @@ done; missing: a barrier between warp 1 and warp 0
         """``warps`` arrive at barrier ``name`` (bar.sync, s_barrier) and go on when all ``expected`` have.
 
         Both are all warps unless given. A warp that has arrived states nothing before the others have, too:
-        BarrierDeadlock.
-        """
+        BarrierDeadlock."""
         warps = self._all if warps is None else warps
         expected = self._all if expected is None else expected
         self._expect_running(warps)
@@ -270,8 +263,7 @@ done; missing: a barrier between warp 1 and warp 0
 
     def finish(self) -> None:
         """The end of the CTA: BarrierDeadlock if a warp still waits at a barrier, Hazard if a copy, a bulk store or a
-        wgmma is in flight. One that writes or reads shared memory behind the end touches the bytes of the next CTA.
-        """
+        wgmma is in flight. One that writes or reads shared memory behind the end touches the bytes of the next CTA."""
         self._expect_running(self._all)
         self._check_end()
 

@@ -60,8 +60,7 @@ class Timeline(Drawn):
 
 class BesideTimeline(Timeline):
     """For a second model of the same threads, in the events of the first: it adds what it moves; waits, barriers and
-    fences are the first one's, unless they are its ``own``.
-    """
+    fences are the first one's, unless they are its ``own``."""
 
     own = False
 

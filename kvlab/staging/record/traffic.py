@@ -92,8 +92,7 @@ class Traffic:
     def trace(self) -> list[Event]:
         """The events of one CTA in order: copies issued and landed, reads, writes, waits, barriers.
 
-        ValueError unless made with ``timeline=Timeline()``.
-        """
+        ValueError unless made with ``timeline=Timeline()``."""
         if self.timeline is None:
             raise ValueError("traffic without a timeline: events are kept by Traffic(timeline=Timeline())")
         return list(self.timeline)

@@ -23,8 +23,7 @@ class TileCopyPlan:
     row     of the tile
     byte    in the row
     inside  whether the vector lies in the row's data, or in its padding
-    warp    that moves it
-    """
+    warp    that moves it"""
 
     row: IntArray
     byte: IntArray

@@ -215,8 +215,7 @@ def buffer_walk(
     """The walk of a buffer with these parameters. Rows are as far apart as the cache has them; a ``cache_depth`` other
     than ``depth`` and the cache's head size sets their pitch, as in MAX. ``bounded``: the tiles end with the head.
 
-    ValueError as of :func:`fitting_operand`.
-    """
+    ValueError as of :func:`fitting_operand`."""
     p, operand = params, fitting_operand(params, cache)
     head_size = operand.kv_params.head_size
     depth = min(p.depth, head_size - p.head_dim_offset) if bounded else p.depth

@@ -77,8 +77,7 @@ end of the CTA; missing: cp.async.wait_group in warp 1
     @classmethod
     def accumulate_parts(cls, ctas: Sequence[Any], p: Any, values: Sequence[tuple[Any, Any, Any]], active: Any) -> Any:
         """O += P V of models of the same threads, ``ctas``, and the end of the tile: the list of O; ``values`` are
-        (model, V, O), each of columns of its own.
-        """
+        (model, V, O), each of columns of its own."""
         return [cta.accumulate(p, v, o, active) for cta, v, o in values]
 
     def drain(self) -> None:

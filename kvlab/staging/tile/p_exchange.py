@@ -41,8 +41,7 @@ class PExchange:
 
     def __call__(self, p: Array, active: Array) -> Array:
         """The operand ``[programs, threads, elements]`` of P ``[programs, threads, ...]``, rounded to ``dtype``; active
-        ``[programs]``: whose traffic is counted.
-        """
+        ``[programs]``: whose traffic is counted."""
         self.write(p, active)
         if self.hazards is not None:
             self.hazards.barrier()

@@ -26,8 +26,7 @@ def passes_by_warp(instruction: str, address: IntArray, arch: str) -> tuple[IntA
 @dataclass(frozen=True, eq=False)
 class SharedAccess:
     """``address`` are bytes ``[instructions, warps, lanes]``, ``nbytes`` those of a lane; for each warp the passes
-    taken, the fewest possible, and those without the swizzle: ``[warps]``.
-    """
+    taken, the fewest possible, and those without the swizzle: ``[warps]``."""
 
     name: str
     address: IntArray

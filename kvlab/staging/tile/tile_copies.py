@@ -23,8 +23,7 @@ IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 class ConversionRows:
     """Rows of ``width`` bytes, as they lie in DRAM, with a record of their own; ``plan`` is that of the tile that is
-    made from them, ``columns`` elements a vector.
-    """
+    made from them, ``columns`` elements a vector."""
 
     def __init__(self, width: int, tile: TileTensor, plan: TileCopyPlan, columns: int) -> None:
         rows, size, programs = int(plan.row.max()) + 1, tile.dtype.itemsize, len(valid_keys(tile))
@@ -54,8 +53,7 @@ def copy_boxes(
 ) -> None:
     """Boxes of TMA at the coordinates ``at`` into shared memory, in flight until ``bar``, which expects their bytes.
 
-    address : where each box lands, ``[1, ...]`` where ``smem`` has programs. into : the bytes, and the issuing warp.
-    """
+    address : where each box lands, ``[1, ...]`` where ``smem`` has programs. into : the bytes, and the issuing warp."""
     hazards.copy_bulk(into, bar, address.size * box.transaction_bytes, what, stage)
     tma.load(box, at, smem, address)
 
@@ -64,8 +62,7 @@ class TileCopies:
     """The copies of one launch, each of which is stated to ``hazards`` and counted by ``traffic``.
 
     place : ``place(at)`` is the plan of the tile that comes to the place ``at``, a role or one of its stages, and the
-        byte address of each of its vectors ``[n]`` in ``smem``, which has programs.
-    """
+        byte address of each of its vectors ``[n]`` in ``smem``, which has programs."""
 
     def __init__(
         self, smem: Memory, hazards: Hazards, traffic: Traffic, place: Callable[[str], tuple[TileCopyPlan, IntArray]]
@@ -76,8 +73,7 @@ class TileCopies:
 
     def by_registers(self, role: str, dram: Memory, offset: IntArray, size: int, at: str | None = None) -> None:
         """Rows at element ``offset`` ``[programs, rows]`` of ``dram``, negative where there is none: zeros. To the
-        place ``at`` (None: the role's).
-        """
+        place ``at`` (None: the role's)."""
         place = role if at is None else at
         plan, address = self.place(place)
         source, valid = plan.source(offset, size)
@@ -89,8 +85,7 @@ class TileCopies:
         self, role: str, tile: TileTensor, stage: int = 0, at: str | None = None, active: Any = slice(None)
     ) -> None:
         """The rows of a K or V tile into a stage, whose place is ``at`` (None: the role's), in flight until its group
-        has been waited for. ``active`` ``[programs]``: whose traffic is counted.
-        """
+        has been waited for. ``active`` ``[programs]``: whose traffic is counted."""
         place = role if at is None else at
         plan, address = self.place(place)
         source, valid = plan.source_of(tile)
@@ -111,8 +106,7 @@ class TileCopies:
 
     def by_conversion(self, role: str, tile: TileTensor, dtype: np.dtype[Any]) -> None:
         """The rows of a tile of another dtype: by cp.async into plain rows of their own, from there through
-        registers, where they become ``dtype``, to their place.
-        """
+        registers, where they become ``dtype``, to their place."""
         plan, address = self.place(role)
         columns, size = 16 // dtype.itemsize, tile.dtype.itemsize
         width = -(-(int(plan.byte.max()) // dtype.itemsize + columns) * size // 16) * 16

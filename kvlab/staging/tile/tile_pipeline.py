@@ -15,8 +15,7 @@ before P is written (pairs of e4m3). Where P stays in registers, or V is K's til
 
     loop: wait_group(0), barrier, read K, ..., read V, barrier, copy the next K, commit, copy the next V, commit
 
-After a loop that another follows: wait_group(0), barrier.
-"""
+After a loop that another follows: wait_group(0), barrier."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ class TilePipeline:
     ahead : tiles of each role in flight before the loop. stages : buffers of each role, ``ahead`` unless given.
 
     Until :meth:`follow` is called there is nothing to look ahead to: each load is a barrier, a store and a barrier, as
-    with one stage in all (``num_stages`` 1).
-    """
+    with one stage in all (``num_stages`` 1)."""
 
     def __init__(
         self, copy_async: Callable[[str, TileTensor, int], None], store: Callable[[str, TileTensor, int], None],
@@ -60,8 +58,7 @@ class TilePipeline:
 
     def follow(self, *tiles: KVCacheIterator | None) -> None:
         """Fetch ahead along these iterators, one of K and one of V (None: there are no such tiles) for one loop after
-        the other, beginning with the tiles that they give next; the iterators stay where they are.
-        """
+        the other, beginning with the tiles that they give next; the iterators stay where they are."""
         self._walk = TileWalk(*tiles)
         self._fetch_first()
 

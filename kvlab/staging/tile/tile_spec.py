@@ -27,8 +27,7 @@ class TileSpec:
     ahead       tiles in flight while one is worked on; 0 : none
     along_rows  the last product is no wider than the query rows, along which warps of mma.sync then lie
     v_in_k      V is read from K's tile. rope : Q and K are the rope columns beside others, and are called so
-    key_bytes   of a key in shared memory, columns of K and V of all parts
-    """
+    key_bytes   of a key in shared memory, columns of K and V of all parts"""
 
     arch: str
     BM: int
@@ -62,8 +61,7 @@ class TileCTA(Protocol):
     ``active`` ``[programs]`` tells which programs still have keys; only their traffic counts. A program past its range
     gets a tile without valid rows, which changes neither its row state nor its output. After ``follow`` the loads take
     the tiles of these iterators in turn, of K and V for one loop after the other: the model may fetch ahead. The
-    attributes are those of :class:`~kvlab.staging.tile.launched_cta.LaunchedCTA`.
-    """
+    attributes are those of :class:`~kvlab.staging.tile.launched_cta.LaunchedCTA`."""
 
     buffer: str
     p_path: str

@@ -1,6 +1,5 @@
 """Shares of their ceilings that kernels reach, task by task, beside their peers: a dot for each on a line from 0 to 100
-%.
-"""
+%."""
 
 from __future__ import annotations
 

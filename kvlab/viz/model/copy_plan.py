@@ -32,8 +32,7 @@ class CopyPlan:
     warp            [instructions] which warp executes each
     arch            whose shared memory it is: how many banks it has
 
-    Raises ValueError for arrays of different shapes or vectors outside the tile.
-    """
+    Raises ValueError for arrays of different shapes or vectors outside the tile."""
 
     name: str
     shape: tuple[int, int]

@@ -1,8 +1,7 @@
 """Offsets as a grid of rows and columns, computed only where they are looked at: a picture costs what it shows.
 
 What is said of the whole follows from all offsets where they are few, and from shapes and strides where they are many;
-where neither tells, nothing is said.
-"""
+where neither tells, nothing is said."""
 
 from __future__ import annotations
 
@@ -232,8 +231,7 @@ class Cells:
 
     shape      rows and columns
     of         rows [r, 1] and columns [1, c] -> values [r, c]
-    subject    the rows and the columns that the picture is about, if not all
-    """
+    subject    the rows and the columns that the picture is about, if not all"""
 
     shape: tuple[int, int]
     of: Callable[[Int64, Int64], npt.NDArray[Any]]

@@ -29,8 +29,7 @@ class Preimage:
     def reduced(self) -> list[tuple[int, int, int]]:
         """(highest bit, value, index) of independent vectors, in the order in which they are taken away.
 
-        A vector that depends on those before it never takes part: so the index is the smallest.
-        """
+        A vector that depends on those before it never takes part: so the index is the smallest."""
         found: list[tuple[int, int, int]] = []
         for bit, value in enumerate(self.vectors):
             index = 1 << bit

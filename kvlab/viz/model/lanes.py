@@ -31,8 +31,7 @@ class Image:
 
     of          slots [n] -> [n, 2] the (row, vector) of the tile that lies there, for ``count`` slots
     row_bytes   of a row of the picture
-    banks       of 4 bytes that the memory has
-    """
+    banks       of 4 bytes that the memory has"""
 
     of: Callable[[Int64], Int64]
     count: int

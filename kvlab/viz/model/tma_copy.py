@@ -20,8 +20,7 @@ class Box:
     """One hardware copy: where it starts in the tensor, in bytes from the tile's first, and in the tile.
 
     coords        slowest dimension first
-    row, vector   of the tile: of each of the box's rows [rows], and of its first 16 bytes
-    """
+    row, vector   of the tile: of each of the box's rows [rows], and of its first 16 bytes"""
 
     coords: tuple[int, ...]
     offset: int
@@ -33,8 +32,7 @@ class Box:
 class TmaCopy:
     """The boxes of a copy that goes to ``address``: all ``count``, or the first and the last of very many.
 
-    size    bytes of shared memory from ``address`` on
-    """
+    size    bytes of shared memory from ``address`` on"""
 
     descriptor: Any
     boxes: tuple[Box, ...]

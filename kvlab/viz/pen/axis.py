@@ -25,8 +25,7 @@ class Axis:
     index     [shown] which elements are shown
     edge      [shown] where each begins, in px
     cell      px of one cell
-    gaps      for each gap its middle in px and how many elements it hides
-    """
+    gaps      for each gap its middle in px and how many elements it hides"""
 
     index: npt.NDArray[np.int64]
     edge: npt.NDArray[np.float64]

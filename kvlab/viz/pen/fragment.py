@@ -19,8 +19,7 @@ class Fragment:
 
     name        of a register: ``a`` gives ``a3``
     registers   of a lane; 0 where the operand is in shared memory
-    warp        threads of a warp where warps are to be outlined, else 0
-    """
+    warp        threads of a warp where warps are to be outlined, else 0"""
 
     name: str
     lane: npt.NDArray[np.int64]
@@ -45,8 +44,7 @@ def draw_fragment(
     """The cells, boxes, names and hover titles of ``part``, which is shown at ``rows`` and ``columns``; the elements of
     ``lane`` stand out.
 
-    words    a %-format of row, column, lane, register and the ``values`` [shown rows, shown columns]
-    """
+    words    a %-format of row, column, lane, register and the ``values`` [shown rows, shown columns]"""
     number = _boxes(part, rows, columns)
     colour = lane_colours(part.lane)
     cell, height, dim = columns.cell, rows.cell, lane is not None
@@ -73,8 +71,7 @@ def fragment_axes(
 
     sample     some of it: how long the boxes are, and which way they go
     subject    the rows and the columns that the picture is about
-    head       rows from the first one on that a folded picture shows
-    """
+    head       rows from the first one on that a folded picture shows"""
     along, down = _joined(sample)
     flat = along.sum() >= down.sum()
     size = sample.lane.size
@@ -128,8 +125,7 @@ def _names(
 
 def _joined(part: Fragment) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Tells whether an element and the next one, along a row and down a column, are of one lane in consecutive
-    registers.
-    """
+    registers."""
     lane, register = part.lane, part.register
     along = (lane[:, 1:] == lane[:, :-1]) & (register[:, 1:] == register[:, :-1] + 1)
     return along, (lane[1:] == lane[:-1]) & (register[1:] == register[:-1] + 1)
@@ -149,8 +145,7 @@ def _boxes(part: Fragment, rows: Axis, columns: Axis) -> npt.NDArray[np.int64]:
 
 def _lines(who: str, span: str, width: float, height: float, most: tuple[int, int, int]) -> list[str]:
     """The name in the box, in one to three lines, only what fits; decided by the longest names, for all boxes alike:
-    ``most`` characters of who, of the whole span, and of one of its ends.
-    """
+    ``most`` characters of who, of the whole span, and of one of its ends."""
 
     def fits(length: int, air: float) -> bool:
         return text_width("0" * length, 9.5, mono=True) + air <= width

@@ -3,8 +3,7 @@
 A host styles what it shows: Jupyter aligns table cells right and stripes their rows, VS Code draws no borders, a blog's
 style sheet does what it likes. All HTML of the package therefore lies in one scope, :func:`view`: the host's rules
 are taken back for every element in it, and ours weigh more than any rule made of classes. Light or dark is one decision
-for views and pictures, :func:`scheme`: the host's theme where the host says it, else the page's own colour scheme.
-"""
+for views and pictures, :func:`scheme`: the host's theme where the host says it, else the page's own colour scheme."""
 
 from __future__ import annotations
 

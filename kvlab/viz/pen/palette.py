@@ -6,8 +6,7 @@ are different, so that the groups survive greyscale and the common colour-vision
 the distances for normal, protan, deutan and tritan vision and in grey).
 
 Everything that is not data is neutral: ``INK`` is the page's own text colour, and the few other words are CSS
-variables with a fallback for a light page.
-"""
+variables with a fallback for a light page."""
 
 from __future__ import annotations
 

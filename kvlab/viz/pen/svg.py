@@ -1,8 +1,7 @@
 """A small SVG writer: rects, text, paths, cells in merged runs, hover details.
 
 Coordinates are CSS pixels with the origin at the top left of the content; :meth:`Canvas.picture` adds margins, the
-title and the caption around it. Strings that come from the caller are escaped here and nowhere else.
-"""
+title and the caption around it. Strings that come from the caller are escaped here and nowhere else."""
 
 from __future__ import annotations
 
@@ -109,8 +108,7 @@ class Canvas:
     ) -> None:
         """A line of text with its baseline at ``y``; ``halo`` keeps it readable over lines.
 
-        inactive    the name of something that takes no part: faint, and marked as such
-        """
+        inactive    the name of something that takes no part: faint, and marked as such"""
         if size < MIN_TEXT:
             raise ValueError(f"text {text!r} of {size} px is smaller than {MIN_TEXT} px; give it as a hover title")
         common = attributes(
@@ -135,8 +133,7 @@ class Canvas:
 
         xs [columns], ys [rows]    left and top edges; a gap between them is kept
         index [rows, columns]      position in ``colours``; -1 is hatched, -2 left out
-        rules                      thin lines of the page's colour between cells
-        """
+        rules                      thin lines of the page's colour between cells"""
         left, top, colour = np.asarray(xs, float), np.asarray(ys, float), np.asarray(index)
         if colour.shape != (len(top), len(left)):
             raise ValueError(f"index of shape {colour.shape} does not fit {len(top)} rows and {len(left)} columns")
@@ -219,8 +216,7 @@ class Canvas:
         xs [columns], ys [rows]    left and top edges
         words, values              a %-format and its arguments, each broadcast to [rows, columns]
 
-        One formatting for the whole grid: thousands of titles take milliseconds.
-        """
+        One formatting for the whole grid: thousands of titles take milliseconds."""
         left, top = np.asarray(xs, float).tolist(), np.asarray(ys, float).tolist()
         shape = (len(top), len(left))
         x = [number(v) for v in left] * len(top)

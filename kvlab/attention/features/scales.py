@@ -188,11 +188,11 @@ def token_scale_kernel(scale_ptr, at, exists):
 
 def key_scales_kernel(features, numbers, page, slot, kv_head, exists):
     """Scales ``[BN]`` of K's tokens, as of ``key_scales``."""
-    at = page * numbers.k_scale_page + slot * numbers.k_scale_token + kv_head * numbers.k_scale_head  #- address
+    at = kv_head * numbers.k_scale_head + (page * numbers.k_scale_page + slot * numbers.k_scale_token)  #- address
     return token_scale_kernel(features.k_tokens, at, exists)
 
 
 def value_scales_kernel(features, numbers, page, slot, kv_head, exists):
     """Scales ``[BN]`` of V's tokens, as of ``value_scales``."""
-    at = page * numbers.v_scale_page + slot * numbers.v_scale_token + kv_head * numbers.v_scale_head  #- address
+    at = kv_head * numbers.v_scale_head + (page * numbers.v_scale_page + slot * numbers.v_scale_token)  #- address
     return token_scale_kernel(features.v_tokens, at, exists)

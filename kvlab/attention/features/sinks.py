@@ -43,16 +43,16 @@ def sink_alone(sink: Array) -> tuple[Array, Array]:
     return np.where(none, np.float32(LOWEST), sink), np.where(none, np.float32(0), np.float32(1))
 
 
-def start_rows(sinks_array: Array | None, head: Array, first: Array) -> tuple[Array, Array]:
+def start_rows(sinks_array: Array | None, head: Array, first: Any) -> tuple[Array, Array]:
     """(m, l): maximum and sum ``[P, BM]`` of rows of query heads ``head`` that see no key yet. A sink is counted by
-    the programs ``first`` ``[P]``.
+    the programs ``first``, ``[P]`` or True for all.
     """
     m = np.full(head.shape, LOWEST, np.float32)
     l = np.zeros(head.shape, np.float32)
     if sinks_array is not None:
         sink, one = sink_alone(sinks_array[head].astype(np.float32) * np.float32(LOG2E))
-        m = np.where(first[:, None], sink, m)
-        l = np.where(first[:, None], one, l)
+        m = np.where(np.expand_dims(first, -1), sink, m)
+        l = np.where(np.expand_dims(first, -1), one, l)
     return m, l
 
 

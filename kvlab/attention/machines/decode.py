@@ -6,7 +6,6 @@ first. S is the sum over K's pieces, O has V's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,76 +17,11 @@ from kvlab.staging.tile.pairs import halves
 from kvlab.staging.tile.shared_tile import TileView
 from kvlab.staging.tile.tile_spec import KVRows, TileSpec
 
-from .parts import Parts
+from .parts import Accumulator, Parts, PieceColumns, piece_columns
 from .table import choose
 
 Array = np.ndarray[Any, Any]
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
-
-
-@dataclass(frozen=True, eq=False)
-class Accumulator:
-    """O in parts, which hold these columns of it (-1: padding); in place of each part the kernel has ``step`` tiles:
-    every ``step``-th column, from the first, the second and so on.
-    """
-
-    parts: tuple[Fragments, ...]
-    columns: tuple[IntArray, ...]
-    step: int = 1
-
-    def members(self) -> tuple[Array, ...]:
-        """The tiles ``[programs, BM, columns]`` that the kernel has."""
-        return tuple(part.tile()[..., first :: self.step] for part in self.parts for first in range(self.step))
-
-    def rescale(self, factor: Array) -> Accumulator:
-        """Rows multiplied by ``factor`` ``[programs, BM]``."""
-        return self.with_parts(part.with_values(part.values * part.by_row(factor)) for part in self.parts)
-
-    def normalise(self, factor: Array, sees: Array) -> Accumulator:
-        """Rows multiplied by ``factor`` ``[programs, BM]``, 0 where not ``sees``."""
-        return self.with_parts(
-            part.with_values(np.where(part.by_row(sees), part.values * part.by_row(factor), np.float32(0)))
-            for part in self.parts
-        )
-
-    def with_parts(self, parts: Any) -> Accumulator:
-        """Other parts in the same columns."""
-        return Accumulator(tuple(parts), self.columns, self.step)
-
-    def rows(self) -> Array:
-        """All columns ``[programs, BM, D]``."""
-        tiles = [part.tile()[..., at >= 0] for part, at in zip(self.parts, self.columns, strict=True)]
-        order = np.argsort(np.concatenate([at[at >= 0] for at in self.columns]))
-        return np.concatenate(tiles, axis=2)[..., order]
-
-
-@dataclass(frozen=True)
-class PieceColumns:
-    """A piece of a row: its first element, elements in DRAM and in shared memory, and columns an element."""
-
-    first: int
-    inside: int
-    width: int
-    each: int
-
-    def positions(self, half: int) -> IntArray:
-        """The column of each element's ``half``, -1 in the padding."""
-        element = np.arange(self.width)
-        return np.where(element < self.inside, (self.first + element) * self.each + half, -1)
-
-
-def piece_columns(widths: tuple[int, int], columns: int, each: int) -> list[PieceColumns]:
-    """The pieces of rows of ``columns``, in elements of ``each`` columns.
-
-    >>> [(p.first, p.inside, p.width) for p in piece_columns((64, 32), 88, 1)]
-    [(0, 64, 64), (64, 24, 32)]
-    """
-    firsts = 0, widths[0]
-    return [
-        PieceColumns(first, min(columns // each - first, width), width, each)
-        for first, width in zip(firsts, widths, strict=True)
-        if width
-    ]
 
 
 class DecodeCTA(Parts):

@@ -45,6 +45,18 @@ class SequenceRows:
         return UnsafePointer(self.storage.memory, np.where(some, offset, 0), self.dtype)
 
 
+def per_sequence(array: Array, starts: Array | None) -> Array:
+    """An array ``[B, n, ...]`` as it is; ragged rows ``[1, total, ...]`` as one in which every sequence has them all.
+
+    >>> per_sequence(np.arange(6).reshape(1, 3, 2), np.array([0, 1, 3])).tolist()
+    [[[0, 1], [2, 3], [4, 5]], [[0, 1], [2, 3], [4, 5]]]
+    """
+    if starts is None:
+        return array
+    shape, strides = (len(starts) - 1, *array.shape[1:]), (0, *array.strides[1:])
+    return np.lib.stride_tricks.as_strided(array, shape, strides)
+
+
 def tile_walk(at: RowsAt, BN: int, start: Array, end: Array, column: int, columns: int) -> KVCacheIterator:
     """The walk over tiles of BN keys from ``start`` to ``end`` ``[P]``, of some columns."""
     rows, batch, first, head = at

@@ -31,7 +31,7 @@ from kvlab.attention.features.resolve import Features
 from kvlab.attention.merge_states.kernel import merge_partial_results as merge
 from kvlab.attention.merge_states.kernel import partial_results, partial_strides
 from kvlab.attention.tiles.fp8_pairs.kernel import halves, narrow
-from kvlab.attention.tiles.kernel import load_columns, store_columns
+from kvlab.attention.tiles.kernel import load_tile, normalise, rescale, store_rows, zeros
 from kvlab.attention.tiles.online_softmax import LOG2E
 from kvlab.attention.tiles.rows import DecodeSizes
 from kvlab.attention.tiles.strides import PageStrides, PartStrides, RowStrides, in_units
@@ -43,6 +43,7 @@ from .config import CLASSES as _CLASSES
 from .config import DecodeConfig, DecodeProblem, problem_of
 
 CLASSES = tl.constexpr(_CLASSES)
+load_k = load_v = load_tile
 
 
 class Constants(NamedTuple):
@@ -85,19 +86,6 @@ def nth_longest(seq_lens_ptr, seq_lens_batch, batches, max_keys, n, BATCH: tl.co
     member = there & (kind == found)
     place = tl.cumsum(member.to(tl.int32), 0)
     return tl.sum(tl.where(member & (place == n - before + 1), at, 0), 0).to(tl.int64)
-
-
-@triton.jit
-def load_tile(ptr, at, exists, COLUMNS: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr):
-    """Rows in pieces of FIRST and, unless it is 0, REST columns."""
-    first = load_columns(ptr, at, exists, 0, COLUMNS, FIRST, COLUMNS >= FIRST)
-    if REST:
-        return first, load_columns(ptr, at, exists, FIRST, COLUMNS, REST, COLUMNS >= FIRST + REST)
-    else:
-        return (first,)
-
-
-load_k = load_v = load_tile
 
 
 @triton.jit
@@ -151,26 +139,6 @@ def scores(q, k, PAIRS: tl.constexpr, PTX: tl.constexpr):
 
 
 @triton.jit
-def zeros(BM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, PAIRS: tl.constexpr):
-    """The output accumulators: of each piece of V's columns, with PAIRS of the even and of the odd ones."""
-    part = tl.zeros([BM, V0], tl.float32)
-    o = (part, part) if PAIRS else (part,)
-    if V1:
-        part = tl.zeros([BM, V1], tl.float32)
-        o = o + ((part, part) if PAIRS else (part,))
-    return o
-
-
-@triton.jit
-def rescale(o, factor):
-    """Rows multiplied by ``factor``."""
-    parts = o[:0]
-    for i in tl.static_range(len(o)):
-        parts = parts + (o[i] * factor[:, None],)
-    return parts
-
-
-@triton.jit
 def add_values(p, v, o):
     """O + P V of a piece of V's columns; P is rounded once to the dtype of the product."""
     return tl.dot(p.to(v.dtype), v, o, input_precision="ieee")
@@ -187,26 +155,6 @@ def accumulate(p, v, o, PAIRS: tl.constexpr, PTX: tl.constexpr):
         else:
             parts = parts + (add_values(p, v[i], o[i]),)
     return parts
-
-
-@triton.jit
-def normalise(o, factor, sees):
-    """Rows multiplied by ``factor``, 0 where not ``sees``."""
-    parts = o[:0]
-    for i in tl.static_range(len(o)):
-        parts = parts + (tl.where(sees[:, None], o[i] * factor[:, None], 0.0),)
-    return parts
-
-
-@triton.jit
-def store_rows(ptr, at, exists, o, COLUMNS: tl.constexpr, PAIRS: tl.constexpr):
-    """The output rows; with PAIRS their columns are twice COLUMNS."""
-    if PAIRS:
-        for i in tl.static_range(len(o) // 2):
-            store_columns(ptr, at, exists, 2 * i * o[0].shape[1], 2 * COLUMNS, tl.interleave(o[2 * i], o[2 * i + 1]))
-    else:
-        for i in tl.static_range(len(o)):
-            store_columns(ptr, at, exists, i * o[0].shape[1], COLUMNS, o[i])
 
 
 @triton.jit

@@ -12,13 +12,24 @@ from kvlab.attention.tiles.pieces import pieces
 from kvlab.mirror.twin import Twin
 
 TWINS = (
-    Twin("attend", kernel="kernel:attend", emulator="emulator:attend", synonyms={
-        "problem.batch": "batches", "lens_array is not None": "PAGE", "base2": "BASE2",
-        "scales.k": "k_scale_ptr", "scales.v": "v_scale_ptr", "o_scale": "o_scale",
-        "load_k": "load_tile", "load_v": "load_tile",
-        "q_array.dtype": "q_ptr.dtype.element_ty", "float8_e4m3fn": "float8e4nv",
-        "starts_array is not None": "RAGGED",
-    }),
+    Twin(
+        "attend",
+        kernel="kernel:attend",
+        emulator="emulator:attend",
+        synonyms={
+            "lens_array": "lens_ptr",
+            "base2": "BASE2",
+            "o_scale": "o_scale",
+            "store_rows": "store",
+            "q_array.dtype": "q_ptr.dtype.element_ty",
+            "float8_e4m3fn": "float8e4nv",
+        },
+        held={
+            "row_of": "k_ptr MASKED",
+            "load_k": "k_ptr kv_head page slot exists",
+            "load_v": "v_ptr kv_head page slot exists",
+        },
+    ),
     Twin(
         "hopper", kernel="hopper_roles:produce,transpose,consume", emulator="hopper_emulator:produce,transpose,consume",
     ),

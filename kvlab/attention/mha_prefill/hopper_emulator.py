@@ -15,6 +15,7 @@ from kvlab.attention.features.scales import head_scale
 from kvlab.attention.features.temperature import heat
 from kvlab.attention.hopper.emulator import NOTHING, quad_sum
 from kvlab.attention.hopper.turns import Role, Wait, run_roles
+from kvlab.attention.machines.rows import per_sequence
 from kvlab.attention.tiles.masked import store
 from kvlab.attention.tiles.online_softmax import LOG2E
 from kvlab.hardware import TmaDescriptor
@@ -25,7 +26,6 @@ from kvlab.staging.tile.rows_over_warps import butterfly
 from .config import PrefillProblem
 from .hopper_config import FIXED_ABOVE, TANH, HopperPrefillConfig
 from .hopper_cta import HopperPrefillCTA
-from .rows import per_sequence
 
 Array = np.ndarray[Any, Any]
 

@@ -22,7 +22,6 @@ TWINS = (
             "config.one_loop": "ONE_LOOP",
             "starts": "starts_ptr",
             "starts is not None": "STARTS",
-            "starts_array is not None": "RAGGED",
             "load_k": "load_rows",
             "load_v": "load_rows",
             "k_number": "scales.k.number",

@@ -10,8 +10,7 @@ import numpy as np
 from kvlab.attention.call.operands import result_dtype
 from kvlab.attention.features.intervals import UNLIMITED, key_count, most_keys
 from kvlab.attention.machines.mla_prefill import MLAPrefillCTA
-from kvlab.attention.mha_prefill.emulator import row_count
-from kvlab.attention.mha_prefill.rows import SequenceRows
+from kvlab.attention.machines.rows import SequenceRows
 from kvlab.attention.scoring.emulator import (
     add_bias,
     by_column,
@@ -25,6 +24,7 @@ from kvlab.attention.scoring.emulator import (
 )
 from kvlab.attention.tiles.masked import load, store
 from kvlab.attention.tiles.online_softmax import LOG2E, LOWEST
+from kvlab.attention.tiles.pages import row_count
 from kvlab.cache import PagedKVCache
 from kvlab.hardware.chip import divide, exp2, log2, multiply_add
 from kvlab.memory import bfloat16

@@ -8,9 +8,9 @@ import triton.language as tl
 
 from kvlab.attention.call.results import results
 from kvlab.attention.features.intervals import most_keys
+from kvlab.attention.features.kernel import row_count
 from kvlab.attention.features.masks import UNLIMITED
 from kvlab.attention.features.resolve import Features
-from kvlab.attention.mha_prefill.kernel import row_count
 from kvlab.attention.scoring.kernel import (
     LOG2E,
     LOWEST,
@@ -138,8 +138,8 @@ def attend(
     tile = row_tiles - 1 - tile_and_batch // batches
     batch = (tile_and_batch % batches).to(tl.int64)
     token = tile * BM + tl.arange(0, BM)  # [BM]
-    q_first, num_q = row_count(cu_q_ptr, batch, 0, True)
-    k_first, num_keys = row_count(cu_k_ptr, batch, 0, True)
+    q_first, num_q = row_count(cu_q_ptr, batch, 0)
+    k_first, num_keys = row_count(cu_k_ptr, batch, 0)
     total = num_keys
     if PAGE:
         total = key_count(tl.load(lens_ptr + batch), max_keys)

@@ -1,4 +1,4 @@
-"""Columns of rows, loaded and stored in pieces, in Triton."""
+"""Rows as tuples of one or two pieces of columns, powers of two, in Triton: loaded, accumulated, stored."""
 
 from __future__ import annotations
 
@@ -7,13 +7,61 @@ import triton.language as tl
 
 
 @triton.jit
-def load_columns(ptr, at, exists, first, columns, WIDTH: tl.constexpr, WHOLE: tl.constexpr):
-    """Columns ``[first, first + WIDTH)`` of the rows at ``ptr + at``, 0 for rows that do not exist and at or past
-    ``columns`` (``WHOLE``: there are none).
+def load_columns(
+    ptr, at, exists, first, columns, WIDTH: tl.constexpr, WHOLE: tl.constexpr, MASKED: tl.constexpr = True
+):
+    """Columns ``[first, first + WIDTH)`` of the rows at ``ptr + at``, 0 at or past ``columns`` (``WHOLE``: there are
+    none) and for rows that do not exist (not ``MASKED``: all do).
     """
     column = first + tl.arange(0, WIDTH)
-    mask = exists[:, None] if WHOLE else exists[:, None] & (column < columns)[None, :]
-    return tl.load(ptr + at[:, None] + column[None, :], mask=mask, other=0.0)
+    tile = ptr + at[:, None] + column[None, :]
+    if MASKED:
+        mask = exists[:, None] if WHOLE else exists[:, None] & (column < columns)[None, :]
+        return tl.load(tile, mask=mask, other=0.0)
+    if WHOLE:
+        return tl.load(tile)
+    return tl.load(tile, mask=(column < columns)[None, :], other=0.0)
+
+
+@triton.jit
+def load_tile(
+    ptr, at, exists, COLUMNS: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, MASKED: tl.constexpr = True
+):
+    """Rows in pieces of FIRST and, unless it is 0, REST columns."""
+    first = load_columns(ptr, at, exists, 0, COLUMNS, FIRST, COLUMNS >= FIRST, MASKED)
+    if REST:
+        return first, load_columns(ptr, at, exists, FIRST, COLUMNS, REST, COLUMNS >= FIRST + REST, MASKED)
+    else:
+        return (first,)
+
+
+@triton.jit
+def zeros(BM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, PAIRS: tl.constexpr = False):
+    """The output accumulators: of each piece of V's columns, with PAIRS of the even and of the odd ones."""
+    part = tl.zeros([BM, V0], tl.float32)
+    o = (part, part) if PAIRS else (part,)
+    if V1:
+        part = tl.zeros([BM, V1], tl.float32)
+        o = o + ((part, part) if PAIRS else (part,))
+    return o
+
+
+@triton.jit
+def rescale(o, factor):
+    """Rows multiplied by ``factor``."""
+    parts = o[:0]
+    for i in tl.static_range(len(o)):
+        parts = parts + (o[i] * factor[:, None],)
+    return parts
+
+
+@triton.jit
+def normalise(o, factor, sees):
+    """Rows multiplied by ``factor``, 0 where not ``sees``."""
+    parts = o[:0]
+    for i in tl.static_range(len(o)):
+        parts = parts + (tl.where(sees[:, None], o[i] * factor[:, None], 0.0),)
+    return parts
 
 
 @triton.jit
@@ -22,3 +70,14 @@ def store_columns(ptr, at, exists, first, columns, o):
     column = first + tl.arange(0, o.shape[1])
     mask = exists[:, None] & (column < columns)[None, :]
     tl.store(ptr + at[:, None] + column[None, :], o.to(ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def store_rows(ptr, at, exists, o, COLUMNS: tl.constexpr, PAIRS: tl.constexpr = False):
+    """The output rows; with PAIRS their columns are twice COLUMNS."""
+    if PAIRS:
+        for i in tl.static_range(len(o) // 2):
+            store_columns(ptr, at, exists, 2 * i * o[0].shape[1], 2 * COLUMNS, tl.interleave(o[2 * i], o[2 * i + 1]))
+    else:
+        for i in tl.static_range(len(o)):
+            store_columns(ptr, at, exists, i * o[0].shape[1], COLUMNS, o[i])

@@ -41,7 +41,7 @@ def weigh(cta: Any, s: Fragments, m: Array, l: Array) -> tuple[Fragments, Array,
     the new maxima and row sums ``[P, BM]``.
     """
     m_new = np.maximum(m, cta.row_max(s))
-    p = s.with_values(exp2(s.values - s.by_row(m_new)))
+    p = s.with_values(exp2((s - s.by_row(m_new)).values))
     alpha = exp2(m - m_new)
     l = multiply_add(l, alpha, cta.row_sum(p))
     return p, alpha, m_new, l

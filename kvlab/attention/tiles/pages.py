@@ -1,4 +1,4 @@
-"""Keys in pages: which page of the table and which slot of it."""
+"""Rows of sequences, dense, ragged or in pages: how many there are and where."""
 
 from __future__ import annotations
 
@@ -22,9 +22,52 @@ def in_pages(cache: PagedKVCache, batch: Array, key: Array, exists: Array) -> tu
     return page, key % cache.page_size_
 
 
+def row_of(rows: Any, batch: Array, first: Array, key: Array, exists: Array) -> tuple[Array, Array]:
+    """(page, slot) of keys of sequences ``batch``: of the pages of a cache, or of one piece a sequence whose first row
+    is ``first``.
+    """
+    page, slot = batch, first + key
+    if isinstance(rows, PagedKVCache):  #- address
+        page, slot = in_pages(rows, batch, key, exists)
+    return page, slot
+
+
+def row_count(starts_array: Array | None, batch: Array, most: int) -> tuple[Array, Array]:
+    """(first row, rows) of sequences: those from their start to the next one's, or ``most`` of their own piece."""
+    first = np.zeros(len(batch), np.int64)
+    count = np.full(len(batch), most, np.int32)
+    if starts_array is not None:
+        first = starts_array[batch].astype(np.int64)
+        count = (starts_array[batch + 1] - starts_array[batch]).astype(np.int32)
+    return first, count
+
+
 def in_pages_kernel(table_ptr, key, exists, PAGE):
     """(page, slot) of the keys of a sequence, 64 bits; page 0 of those that do not exist. ``table_ptr``: its row of the
     table.
     """
     page = tl.load(table_ptr + key // PAGE, mask=exists, other=0).to(tl.int64)
     return page, (key % PAGE).to(tl.int64)
+
+
+def row_of_kernel(table_ptr, table_batch, batch, first, key, exists, PAGE, MASKED):
+    """(page, slot) as of ``row_of``; not ``MASKED``: all keys exist."""
+    page, slot = batch, first + key
+    if table_ptr is not None:  #- address
+        at = table_ptr + batch * table_batch + key // PAGE
+        if MASKED:
+            page = tl.load(at, mask=exists, other=0).to(tl.int64)
+        else:
+            page = tl.load(at).to(tl.int64)
+        slot = (key % PAGE).to(tl.int64)
+    return page, slot
+
+
+def row_count_kernel(starts_ptr, batch, most):
+    """(first row, rows) as of ``row_count``."""
+    first = tl.zeros([], tl.int64)
+    count = most
+    if starts_ptr is not None:
+        first = tl.load(starts_ptr + batch).to(tl.int64)
+        count = (tl.load(starts_ptr + batch + 1) - tl.load(starts_ptr + batch)).to(tl.int32)
+    return first, count

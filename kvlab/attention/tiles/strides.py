@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class RowStrides(NamedTuple):
@@ -43,3 +43,11 @@ def in_units(*strides: Sequence[int]) -> tuple[int, list[list[int]]]:
     small = max((step for steps in strides for step in steps), default=0) < 1 << 31  # a unit more has 32 bits, too
     unit = 1 if common % 16 == 0 or not small else math.gcd(common, 8)
     return unit, [[step // unit for step in steps] for steps in strides]
+
+
+def leading_strides(array: Any, *, ragged: bool = False) -> list[int]:
+    """Strides of the first three axes of a torch tensor; 0 for the first where rows are ``ragged``: one sequence after
+    the other, ``[1, total, H, ..]``.
+    """
+    first, *rest = array.stride()[:3]
+    return [0 if ragged else first, *rest]

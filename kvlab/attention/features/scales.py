@@ -178,21 +178,21 @@ def head_scale_kernel(factor, scale_ptr, kv_head, scale_head):
     return factor
 
 
-def token_scale_kernel(scale_ptr, at, exists):
-    """Scales ``[BN]`` of keys at the offsets ``at``, as of ``token_scale``."""
+def token_scale_kernel(scale_ptr, first, at, exists):
+    """Scales ``[BN]`` of keys at the offsets ``first + at``, as of ``token_scale``."""
     scale = 1.0
     if scale_ptr is not None:
-        scale = tl.load(scale_ptr + at, mask=exists, other=0.0)
+        scale = tl.load(scale_ptr + first + at, mask=exists, other=0.0)
     return scale
 
 
 def key_scales_kernel(features, numbers, page, slot, kv_head, exists):
     """Scales ``[BN]`` of K's tokens, as of ``key_scales``."""
-    at = kv_head * numbers.k_scale_head + (page * numbers.k_scale_page + slot * numbers.k_scale_token)  #- address
-    return token_scale_kernel(features.k_tokens, at, exists)
+    at = page * numbers.k_scale_page + slot * numbers.k_scale_token  #- address
+    return token_scale_kernel(features.k_tokens, kv_head * numbers.k_scale_head, at, exists)
 
 
 def value_scales_kernel(features, numbers, page, slot, kv_head, exists):
     """Scales ``[BN]`` of V's tokens, as of ``value_scales``."""
-    at = kv_head * numbers.v_scale_head + (page * numbers.v_scale_page + slot * numbers.v_scale_token)  #- address
-    return token_scale_kernel(features.v_tokens, at, exists)
+    at = page * numbers.v_scale_page + slot * numbers.v_scale_token  #- address
+    return token_scale_kernel(features.v_tokens, kv_head * numbers.v_scale_head, at, exists)

@@ -85,7 +85,7 @@ for mask in (CausalMask(), SlidingWindowCausalMask(64), ChunkedCausalMask(128)):
 # %% [markdown]
 # ## The two siblings in lockstep
 #
-# Full tiles run in a first loop without a mask, the diagonal ones in a second. Both loops are in both sources. Only one
+# Full tiles come first, without a mask, then the diagonal ones: one loop over the same steps, run twice. Only one
 # program is traced here: the last 128 rows of head 0, which see the most keys.
 
 # %%

@@ -232,7 +232,7 @@ FOUR = {
         r"\1",
     ),
 }
-ATTENTION = ("mla_decode", "mla_prefill")
+ATTENTION = ("mla_prefill",)
 SHARED = {
     "softcap": ("features/scores.py", "adjust", r"\n( *)if (?:numbers|features)\.softcap[^\n]*\n +s = cap[^\n]*", ""),
     "exp2": ("tiles/online_softmax.py", "weigh", r"\bexp2\((?=\(?s)", "exp("),
@@ -244,7 +244,7 @@ SHARED = {
 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("name", SHARED)
-@pytest.mark.parametrize("op", ["mha_decode", "mha_decode_streaming", "mha_prefill"])
+@pytest.mark.parametrize("op", ["mha_decode", "mha_decode_streaming", "mha_prefill", "mla_decode"])
 def test_what_helpers_make_of_scores_cannot_be_changed_on_one_side(op: str, name: str, side: str) -> None:
     file, helper, old, new = SHARED[name]
     assert f" {helper}: " in str(coverage(op)), "the twins call it"

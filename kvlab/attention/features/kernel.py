@@ -35,6 +35,5 @@ from .temperature import heat_kernel as heat
 globals().update(compiled(
     triton.jit, tl, add_bias, adjust, cap, head_scale, heat, hide, in_pages, key_count, key_range, key_scales, log_sum,
     lower, packed_rows, row_count, row_of, row_terms, sink_alone, slope_of, split_keys, start_rows, token_scale,
-    value_scales, visible_end,
-    weigh,
+    value_scales, visible_end, weigh,
 ))

@@ -257,7 +257,7 @@ def test_checks_on_request() -> None:
         mha_decode_paged(q, k, v, table, lens, out=out, check=True)
     with pytest.raises(ValueError, match="one library on one device"):
         mha_decode_paged(q, k.cpu(), v, table, lens, out=out)
-    with pytest.raises(ValueError, match="backend 'emulator' with tensors on cuda"):
+    with pytest.raises(ValueError, match="backend is 'emulator' with tensors on cuda"):
         mha_decode_paged(q, k, v, table, lens, out=out, backend="emulator")
     assert bool((out == 7).all())
 

@@ -11,9 +11,10 @@ rooms          files of a folder itself, the largest first; at most 25
 parameters     kernels above 32, other functions above 12
 repeated       pairs of places that share six lines or more of one shape: the same tokens, whatever the names, numbers
                and strings. Imports, docstrings and lone brackets do not count; a shape that stands in more than eight
-               places is a habit of the language
-names          classes of one name in two modules; files of one name that are not siblings: the operations' folders share
-               the names of their files, and a picture's file has the name of what it draws
+               places is a habit of the language. Fields of a class are alike whatever they mean (`a: int`): how many
+               pairs are left if these count with their names, is told besides
+names          classes of one name in two modules; files of one name that are not siblings: the operations' folders
+               share the names of their files, and a picture's file has the name of what it draws
 back up        imports from a lower room of a higher one, those inside functions, too. Rooms by the order of the
                contract "the arrows point one way" of pyproject.toml
 features       files that name one, in kvlab/ and in tests/: what a change of it would touch
@@ -105,10 +106,12 @@ def parameters(every: Iterable[Module]) -> tuple[list[tuple[int, str]], list[tup
     return sorted(kernels, reverse=True), sorted(others, reverse=True)
 
 
-def _shapes(module: Module) -> Iterator[tuple[int, str]]:
-    """(number, shape) of each line that counts."""
-    left_out = module.docstrings()
+def _shapes(module: Module, fields: bool = False) -> Iterator[tuple[int, str]]:
+    """(number, shape) of each line that counts; ``fields`` of a class with their names."""
+    left_out, named = module.docstrings(), dict[int, str]()
     for node in ast.walk(module.tree):
+        if fields and isinstance(node, ast.ClassDef):
+            named |= {line.lineno: ast.unparse(line.target) for line in node.body if isinstance(line, ast.AnnAssign)}
         if isinstance(node, ast.Import | ast.ImportFrom):
             left_out |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     by_line: dict[int, list[str]] = defaultdict(list)
@@ -119,14 +122,14 @@ def _shapes(module: Module) -> Iterator[tuple[int, str]]:
             text = {tokenize.NUMBER: "0", tokenize.STRING: "''"}.get(token.type, token.string)
             by_line[token.start[0]].append(text)
     for number in sorted(by_line.keys() - left_out):
-        shape = " ".join(by_line[number])
+        shape = " ".join([*by_line[number], *([named[number]] if number in named else [])])
         if len(by_line[number]) > 2 and re.search("name|0|''", shape):
             yield number, shape
 
 
-def repeated(every: Iterable[Module]) -> list[tuple[int, str]]:
+def repeated(every: Iterable[Module], fields: bool = False) -> list[tuple[int, str]]:
     """(lines, where) of the longest run that two files, or two places of one, share, the longest first."""
-    files = [(module.name, list(_shapes(module))) for module in every]
+    files = [(module.name, list(_shapes(module, fields))) for module in every]
     places: dict[tuple[str, ...], list[tuple[int, int]]] = defaultdict(list)
     for f, (_, shapes) in enumerate(files):
         for i in range(len(shapes) - RUN + 1):
@@ -245,7 +248,8 @@ def main() -> None:
         print(f"parameters     {len(above)} of {len(those)} {what} above {limit}")
         _rows(above, most)
     pairs = repeated(every)
-    print(f"repeated       {len(pairs)} pairs of {RUN} lines or more")
+    by_name = len(repeated(every, fields=True))
+    print(f"repeated       {len(pairs)} pairs of {RUN} lines or more; {by_name} where fields count with their names")
     _rows((f"{n} lines {where}" for n, where in pairs), most)
     same, files = of_one_name(every), files_of_one_name(every)
     print(f"names          {len(same)} of several classes, {len(files)} of files that are not siblings")

@@ -126,9 +126,9 @@ class ScheduleConfig:
 
     def list_size(self, problem: ScheduleProblem) -> int:
         """Integers of a list: its head, the first unit of each item and the end of the last, each item's sequence and
-        first tile, and each team's first item.
+        first tile, and the first item of each team and of the one behind the last.
         """
-        return HEAD + 3 * self.most_items(problem) + 1 + self.teams(problem.kv_heads)
+        return HEAD + 3 * self.most_items(problem) + 2 + self.teams(problem.kv_heads)
 
 
 def list_parts(most_items: int) -> tuple[int, int, int, int]:

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.attention.features.intervals import key_count
-from kvlab.attention.scoring.emulator import key_range
+from kvlab.attention.features.intervals import key_count, key_range
 from kvlab.attention.tiles.masked import load, store
 from kvlab.staging import ceildiv
 
@@ -72,10 +71,10 @@ def work_list(
         items = items + np.sum(count)
         longest = np.max(count)
         for item in range(longest):
-            #: cost    of the item-th item of each: its key blocks, and what the beginnings of its units cost
+            #: cost    of the item-th item of each: its key blocks, and what its units' beginnings cost; 1 without a key
             exists = item < count
             first, last = item_blocks(num_keys, new, item, group, left, right, ROWS, config.block)
-            cost = last - first + config.overhead * units_of(last - first, config.unit)
+            cost = np.maximum(last - first + config.overhead * units_of(last - first, config.unit), 1)
             store(starts, (place + item,), cost, mask=exists)
             store(sequences, (place + item,), batch, mask=exists)
             store(tiles, (place + item,), item, mask=exists)
@@ -104,10 +103,10 @@ def work_list(
         for more in range(longest):
             #: first_item    of each
             store(firsts, (team + more,), index, mask=there & (team + more < end))
-    for at in range(0, teams, WIDE):
-        #: idle    teams that no unit is left for
+    for at in range(0, teams + 1, WIDE):
+        #: idle    teams that no unit is left for, and the one behind the last
         team = at + np.arange(WIDE, dtype=np.int32)
-        store(firsts, (team,), items, mask=(team < teams) & (team * share >= total))
+        store(firsts, (team,), items, mask=(team <= teams) & (team * share >= total))
 
 
 def launch(

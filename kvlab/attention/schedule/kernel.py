@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kvlab.attention.scoring.kernel import key_count, key_range
+from kvlab.attention.features.kernel import key_count, key_range
 from kvlab.triton_support.launching import Again, first_launch, relaunched
 
 from .config import HEAD as _HEAD
@@ -22,8 +22,8 @@ def item_blocks(num_keys, tokens, item, group, left, right, ROWS: tl.constexpr, 
     """(first, last): the key blocks ``first ... last`` that the rows of the ``item``-th item of each sequence see."""
     row = item * ROWS
     last_row = tl.minimum(row + ROWS, tokens * group) - 1
-    begin, _ = key_range(num_keys - tokens + row // group, num_keys, left, right, 0, False)
-    _, end = key_range(num_keys - tokens + last_row // group, num_keys, left, right, 0, False)
+    begin, _ = key_range(num_keys - tokens + row // group, num_keys, left, right, None)
+    _, end = key_range(num_keys - tokens + last_row // group, num_keys, left, right, None)
     first = begin // BLOCK
     last = tl.maximum(tl.cdiv(end, BLOCK), first)
     return first, last
@@ -76,10 +76,10 @@ def work_list(
         items = items + tl.sum(count, 0)
         longest = tl.max(count, 0)
         for item in range(longest):
-            #: cost    of the item-th item of each: its key blocks, and what the beginnings of its units cost
+            #: cost    of the item-th item of each: its key blocks, and what its units' beginnings cost; 1 without a key
             exists = item < count
             first, last = item_blocks(num_keys, new, item, group, left, right, ROWS, BLOCK)
-            cost = last - first + OVERHEAD * units_of(last - first, UNIT)
+            cost = tl.maximum(last - first + OVERHEAD * units_of(last - first, UNIT), 1)
             tl.store(starts_ptr + place + item, cost, mask=exists)
             tl.store(sequences_ptr + place + item, batch, mask=exists)
             tl.store(tiles_ptr + place + item, item, mask=exists)
@@ -110,10 +110,10 @@ def work_list(
         for more in range(longest):
             #: first_item    of each
             tl.store(firsts_ptr + team + more, index, mask=there & (team + more < end))
-    for at in range(0, teams, WIDE):
-        #: idle    teams that no unit is left for
+    for at in range(0, teams + 1, WIDE):
+        #: idle    teams that no unit is left for, and the one behind the last
         team = at + tl.arange(0, WIDE)
-        tl.store(firsts_ptr + team, items, mask=(team < teams) & (team * share >= total))
+        tl.store(firsts_ptr + team, items, mask=(team <= teams) & (team * share >= total))
 
 
 def launch(

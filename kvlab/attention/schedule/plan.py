@@ -29,8 +29,9 @@ class Schedule(Drawn):
 
     A *tile* is BM rows (new tokens x query heads of one KV head) of a sequence; an *item* the tiles of a sequence that
     a *team* of programs walks side by side. A *unit* is a range of key blocks of a tile: what one program does before
-    it goes on. Items are laid end to end, each as long as its key blocks and ``config.overhead``; team j has units from
-    place ``j * share`` to ``(j + 1) * share``. A tile that is cut has partial results, merged in the order of the keys.
+    it goes on. Items are laid end to end, each as long as its key blocks and ``config.overhead`` (1 without a key);
+    team j has units from place ``j * share`` to ``(j + 1) * share``. A tile that is cut has partial results, merged in
+    the order of the keys.
     The lengths fix it all: the same lengths give the same order of sums.
 
     problem, config   :class:`ScheduleProblem` and :class:`ScheduleConfig`

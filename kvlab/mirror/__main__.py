@@ -10,7 +10,8 @@ from kvlab.mirror.covered import coverage
 if __name__ == "__main__":
     folder = Path(__file__).parents[1] / "attention"
     known = sorted(
-        path.parent.name for path in folder.glob("*/config.py") if "TWINS" in path.read_text(encoding="utf-8")
+        ".".join(("kvlab", *path.parent.relative_to(folder.parent).parts))
+        for path in folder.rglob("config.py") if "TWINS" in path.read_text(encoding="utf-8")
     )
     for name in sys.argv[1:] or known:
         print(f"{name}\n{coverage(name)}\n")

@@ -1,0 +1,319 @@
+"""MHA decode over a schedule as portable Triton kernels: programs that walk their units, and one that merges."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from kvlab.attention.call.results import results
+from kvlab.attention.features.arguments import feature_arrays, feature_numbers
+from kvlab.attention.features.kernel import (
+    adjust,
+    head_scale,
+    hide,
+    in_pages,
+    key_count,
+    key_range,
+    key_scales,
+    row_terms,
+    start_rows,
+    value_scales,
+    visible_end,
+    weigh,
+)
+from kvlab.attention.features.resolve import Features
+from kvlab.attention.merge_states.config import piece_of
+from kvlab.attention.mha_decode.config import DecodeProblem, problem_of
+from kvlab.attention.mha_decode.kernel import (
+    LN2,
+    accumulate,
+    load_k,
+    load_q,
+    load_v,
+    normalise,
+    rescale,
+    scores,
+    store_rows,
+    zeros,
+)
+from kvlab.attention.schedule.config import list_parts
+from kvlab.attention.schedule.kernel import item_blocks
+from kvlab.attention.schedule.kernel import launch as make_list
+from kvlab.attention.tiles.online_softmax import LOG2E
+from kvlab.attention.tiles.strides import PageStrides, PartStrides, RowStrides, in_units
+from kvlab.common.arrays import with_addressing_strides
+from kvlab.triton_support.interpreter import is_interpreted
+from kvlab.triton_support.launching import Again, first_launch, relaunched
+
+from .config import BalancedConfig, schedule_problem
+
+
+class WalkSizes(NamedTuple):
+    """What the kernels count: heads of a KV head, new tokens, most keys, KV heads; strides of the table's rows and of
+    the lengths; where the items' starts and the teams' first items lie in the list.
+    """
+
+    group: int
+    tokens: int
+    max_keys: int
+    kv_heads: int
+    table_batch: int
+    seq_lens_batch: int
+    starts: int
+    firsts: int
+
+
+class WalkConstants(NamedTuple):
+    """What the walk is compiled for: as ``Constants`` of MHA decode; BLOCK keys of a key block, of which the beginning
+    of a unit takes OVERHEAD; ROWS of an item.
+    """
+
+    PAGE: int
+    PAIRS: bool
+    D: int
+    DV: int
+    W0: int
+    W1: int
+    V0: int
+    V1: int
+    BM: int
+    BN: int
+    PTX: bool
+    BOUNDED: bool
+    BLOCK: int
+    OVERHEAD: int
+    ROWS: int
+    UNIT: int
+
+
+@triton.jit
+def unit_keys(
+    num_keys, end, begin, until, start, stop, numbers, problem, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    BOUNDED: tl.constexpr,
+):
+    """(lo, hi): the keys of an item, whose key blocks have the places ``start ... stop``, that a team with the places
+    ``begin ... until`` takes.
+    """
+    low = 0
+    origin = 0
+    if BOUNDED:
+        low, _ = key_range(num_keys - problem.tokens, end, numbers.left, numbers.right, numbers.chunk)
+        origin, _ = item_blocks(num_keys, problem.tokens, 0, problem.group, numbers.left, numbers.right, ROWS, BLOCK)
+    _, high = key_range(num_keys - 1, end, numbers.left, numbers.right, numbers.chunk)
+    lo = tl.maximum((origin + tl.maximum(begin, start) - start) * BLOCK, low)
+    hi = tl.minimum((origin + tl.minimum(until, stop) - start) * BLOCK, high)
+    return lo, tl.maximum(hi, lo)
+
+
+@triton.jit
+def walk(
+    q_ptr, k_ptr, v_ptr, table_ptr, seq_lens_ptr, list_ptr, features, o_ptr, lse_ptr, part_ptr, part_lse_ptr,
+    scale_log2, v_factor, numbers, problem, q_strides, k_strides, v_strides, o_strides, lse_strides, part_strides,
+    part_lse_strides, C: tl.constexpr,
+):
+    """BM query rows (tokens x heads of one KV head) of sequence after sequence, against the keys of a team's units."""
+    #: team -> begin, until, first_item, last_item    the places of this team, and the items that lie there
+    BM: tl.constexpr = C.BM
+    BN: tl.constexpr = C.BN
+    starts_ptr = list_ptr + problem.starts  #- address
+    firsts_ptr = list_ptr + problem.firsts  #- address
+    program = tl.program_id(0)
+    row_tiles = tl.cdiv(problem.group * problem.tokens, BM)
+    lane, team = program % (problem.kv_heads * row_tiles), program // (problem.kv_heads * row_tiles)
+    share = tl.load(list_ptr)
+    begin = team * share
+    until = tl.minimum(begin + share, tl.load(list_ptr + 1))
+    first_item = tl.load(firsts_ptr + team)
+    next_item = tl.load(firsts_ptr + team + 1)
+    last_item = next_item + (tl.load(starts_ptr + next_item) + C.OVERHEAD < until).to(tl.int32)
+    for item in tl.range(first_item, last_item, 1, disable_licm=True):  # what is hoisted takes registers
+        #: setup -> q, lo, hi, first, limit    a unit's rows, the keys they see, those of the unit, the query tile
+        batch = tl.cast(item, tl.int64)
+        num_keys = key_count(tl.load(seq_lens_ptr + batch * problem.seq_lens_batch), problem.max_keys)
+        never = (num_keys == 2147483647).to(tl.int32)  #- instruction: 0; what depends on it stays in the walk
+        kv_head = (lane // row_tiles + never).to(tl.int64)
+        row = (lane % row_tiles + never) * BM + tl.arange(0, BM)  # [BM], token-major
+        token = row // problem.group
+        head = kv_head * problem.group + row % problem.group
+        is_row = row < problem.group * problem.tokens
+        position = num_keys - problem.tokens + token  # [BM]
+        end = visible_end(num_keys, features.valid, batch)
+        start = tl.load(starts_ptr + item) + C.OVERHEAD
+        stop = tl.load(starts_ptr + item + 1)
+        lo, hi = unit_keys(num_keys, end, begin, until, start, stop, numbers, problem, C.BLOCK, C.ROWS, C.BOUNDED)
+        first, limit = key_range(position, end, numbers.left, numbers.right, numbers.chunk)
+        first, limit = tl.maximum(first, lo), tl.minimum(limit, hi)
+        rows = batch, head, token, is_row, first, limit
+        q, unit = load_q(
+            q_ptr, (batch * q_strides.batch + token.to(tl.int64) * q_strides.token + head * q_strides.head) * C.UNIT,
+            is_row, C.D, C.W0, C.W1, C.PAIRS,
+        )  # pieces [BM, W0] and [BM, W1]
+        factor, slope = row_terms(scale_log2, features, numbers, batch, kv_head, head)
+        if C.PAIRS:
+            factor = factor * unit[:, None]
+        m, l = start_rows(features.sinks, head, begin <= start)
+        o = zeros(BM, C.V0, C.V1, C.PAIRS)
+        for at in range(lo, hi, BN):
+            #: load_k -> k    the K tile of these pages, DRAM -> shared memory
+            key = at + tl.arange(0, BN)
+            exists = key < hi
+            page, slot = in_pages(table_ptr + batch * problem.table_batch, key, exists, C.PAGE)
+            k = load_k(
+                k_ptr + kv_head * k_strides.head * C.UNIT, (page * k_strides.page + slot * k_strides.token) * C.UNIT,
+                exists, C.D, C.W0, C.W1,
+            )
+            #: scores -> s    S = Q K^T in float32, in units of log2; scales, temperature, softcap, ALiBi
+            s = scores(q, k, C.PAIRS, C.PTX)  # [BM, BN]
+            scale = key_scales(features, numbers, page, slot, kv_head, exists)
+            s = adjust(s, factor, slope, scale, features, numbers, position, key)
+            #: mask -> s    keys that a row does not see
+            s = hide(s, rows, key, features, numbers, C.BOUNDED)
+            #: softmax -> p, m, l, o    online: new row maximum, exponentials, row sum, rescale
+            p, alpha, m, l = weigh(s, m, l)
+            o = rescale(o, alpha)
+            #: load_v -> v    the V tile of the same pages
+            v = load_v(
+                v_ptr + kv_head * v_strides.head * C.UNIT, (page * v_strides.page + slot * v_strides.token) * C.UNIT,
+                exists, C.DV, C.V0, C.V1,
+            )
+            #: accumulate -> o    O += P V, P rounded once to the dtype of the product; scales of tokens
+            scale = value_scales(features, numbers, page, slot, kv_head, exists)
+            if features.v_tokens is not None:
+                p = p * scale[None, :]
+            o = accumulate(p, v, o, C.PAIRS, C.PTX)
+        #: normalise -> l, lse    rows without a sum have seen no key: 0 and -inf
+        sees = l != 0
+        if features.sinks is None:
+            sees = sees & (first < limit)
+        factor = head_scale(v_factor, features.v_heads, kv_head, numbers.v_scale_head)
+        lse = tl.where(sees, (m + tl.math.log2(l)) * LN2, -float("inf"))
+        l = tl.where(sees, factor / l, 0.0)  # what the sums of a row are multiplied by
+        #: store    the result, or a partial one where the item is cut; one without a key is left alone
+        whole = (begin <= start) & (stop <= until)
+        o = normalise(o, l, sees)
+        store_rows(
+            o_ptr, (batch * o_strides.batch + token.to(tl.int64) * o_strides.token + head * o_strides.head) * C.UNIT,
+            is_row & whole, o, C.DV, C.PAIRS,
+        )
+        lse_at = batch * lse_strides.batch + token * lse_strides.token  #- address
+        tl.store(lse_ptr + lse_at + head * lse_strides.head, lse, mask=is_row & whole)
+        place = (2 * team + (start > begin).to(tl.int32)).to(tl.int64)
+        store_rows(
+            part_ptr, (place * part_strides.split + token.to(tl.int64) * part_strides.token + head * part_strides.head)
+            * C.UNIT, is_row & sees & ~whole, o, C.DV, C.PAIRS,
+        )
+        part_at = place * part_lse_strides.split + token * part_lse_strides.token  #- address
+        tl.store(part_lse_ptr + part_at + head * part_lse_strides.head, lse, mask=is_row & ~whole)
+
+
+@triton.jit
+def join(
+    list_ptr, part_ptr, part_lse_ptr, o_ptr, lse_ptr, problem, o_strides, lse_strides, part_strides, part_lse_strides,
+    OVERHEAD: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, PARTS: tl.constexpr, CHUNK: tl.constexpr,
+):
+    """Put BD columns of the partial results of one head of one token together, where its sequence is cut."""
+    #: setup -> lse_parts    each part's lse, in the order of the keys
+    starts_ptr = list_ptr + problem.starts  #- address
+    program, head, piece = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    batch = (program // problem.tokens).to(tl.int64)
+    token = (program % problem.tokens).to(tl.int64)
+    share = tl.load(list_ptr)
+    start = tl.load(starts_ptr + batch) + OVERHEAD
+    stop = tl.load(starts_ptr + batch + 1)
+    team = start // share
+    num_parts = tl.maximum(stop - 1, start) // share - team + 1
+    cut = num_parts > 1
+    late = (start > team * share).to(tl.int32)
+    every = tl.arange(0, PARTS)
+    place = (2 * (team + every) + tl.where(every == 0, late, 0)).to(tl.int64)
+    at_lse = part_lse_ptr + token * part_lse_strides.token + head * part_lse_strides.head  #- address
+    lse_parts = tl.load(at_lse + place * part_lse_strides.split, mask=cut & (every < num_parts), other=-float("inf"))
+    #: total -> top, total, none, count    weights relative to the largest, so that nothing overflows
+    top = tl.max(lse_parts, 0)
+    shift = tl.where(top == -float("inf"), 0.0, top)
+    total = tl.sum(tl.exp(lse_parts - shift), 0)
+    none = num_parts * 0
+    count = tl.where(cut, num_parts, none)
+    d = piece * BD + tl.arange(0, BD)
+    at = part_ptr + token * part_strides.token + head * part_strides.head  #- address
+    o = tl.zeros([BD], tl.float32)
+    for first in range(none, count, CHUNK):
+        #: weights -> w    of the next parts
+        n = first + tl.arange(0, CHUNK)
+        nth = (2 * (team + n) + tl.where(n == 0, late, 0)).to(tl.int64)
+        lse_chunk = tl.load(at_lse + nth * part_lse_strides.split, mask=n < count, other=-float("inf"))
+        w = tl.exp(lse_chunk - shift)
+        #: add -> o    those that count; what a part without a key left behind is not read
+        has = (w > 0)[:, None] & (d[None, :] < D)
+        parts = tl.load(at + nth[:, None] * part_strides.split + d[None, :], mask=has, other=0.0)
+        o = o + tl.sum(parts * w[:, None], 0)
+    #: combine -> o, lse    weighted mean; no key at all gives 0 and -inf
+    o = tl.where(total == 0, 0.0, o / total)
+    lse = tl.where(total == 0, -float("inf"), top + tl.log(total))
+    #: store
+    o_at = batch * o_strides.batch + token * o_strides.token + head * o_strides.head + d  #- address
+    tl.store(o_ptr + o_at, o.to(o_ptr.dtype.element_ty), mask=cut & (d < D))
+    lse_at = batch * lse_strides.batch + token * lse_strides.token + head * lse_strides.head  #- address
+    tl.store(lse_ptr + lse_at, lse, mask=cut & (piece == 0))
+
+
+def launch(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, seq_lens: torch.Tensor,
+    *, scale: float, config: BalancedConfig, features: Features | None = None, out: torch.Tensor | None = None,
+    work: torch.Tensor | None = None, again: Again = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run the kernels: out ``[B, S, Hq, Dv]`` and lse ``[B, S, Hq]`` float32. work : the list of the step, which is
+    made here if None. The arguments are valid; ``again`` as of :mod:`kvlab.triton_support.launching`.
+    """
+    f = Features() if features is None else features
+    out, lse = results(q, out, (*q.shape[:3], v_cache.shape[3]))
+    if out.numel() == 0:
+        return out, lse
+    problem, tiles, schedule = problem_of(q, k_cache, v_cache, block_table), config.tiles, config.schedule
+    listed = schedule_problem(problem, f.mask.left, f.mask.right)
+    if work is None:
+        (work,) = make_list(seq_lens, problem=listed, config=schedule, again=again)
+    slots = 2 * schedule.teams(problem.kv_heads)
+    part, part_lse = (x.new_empty((slots, 1, *x.shape[1:]), dtype=torch.float32) for x in (out, lse))
+    pairs = problem.pairs
+    k, v = (with_addressing_strides(x).view(torch.int16) for x in (k_cache, v_cache)) if pairs else (k_cache, v_cache)
+    pointers = q, k, v, block_table, seq_lens, work, feature_arrays(f), out, lse, part, part_lse
+    starts, _, _, firsts = list_parts(schedule.most_items(listed))
+    sizes = WalkSizes(
+        problem.group, problem.tokens, problem.max_keys, problem.kv_heads, block_table.stride(0), seq_lens.stride(0),
+        starts, firsts,
+    )
+    if not relaunched(walk, pointers, again):
+        ptx = q.is_cuda and torch.version.hip is None and not is_interpreted()
+        strides = [x.stride()[:-1] for x in (q, k, v, out, part)]
+        unit, (of_q, of_k, of_v, of_o, of_part) = in_units(*strides)
+        constants = WalkConstants(
+            problem.page_size, pairs, *problem.widths, *tiles.columns, *tiles.v_columns, tiles.BM, tiles.BN, ptx,
+            f.mask.windowed, schedule.block, schedule.overhead, schedule.rows, unit,
+        )
+        first_launch(walk, config.grid(problem), pointers, again)(
+            scale * LOG2E * f.scales.q.number * f.scales.k.number, f.scales.v.number, feature_numbers(f), sizes,
+            RowStrides(*of_q), PageStrides(*of_k), PageStrides(*of_v), RowStrides(*of_o), RowStrides(*lse.stride()),
+            PartStrides(*of_part), PartStrides(*part_lse.stride()), C=constants, num_warps=tiles.num_warps,
+            num_stages=tiles.num_stages, **(config.limits(problem) if ptx else {}),
+        )
+    _merge(problem, config, sizes, work, (part, part_lse, out, lse), again)
+    return out, lse
+
+
+def _merge(
+    problem: DecodeProblem, config: BalancedConfig, sizes: WalkSizes, work: torch.Tensor,
+    arrays: tuple[torch.Tensor, ...], again: Again,
+) -> None:
+    part, part_lse, out, lse = arrays
+    pointers = work, part, part_lse, out, lse
+    if not relaunched(join, pointers, again):
+        parts = config.parts(problem)
+        first_launch(join, config.join_grid(problem), pointers, again)(
+            sizes, RowStrides(*out.stride()[:3]), RowStrides(*lse.stride()), PartStrides(*part.stride()[:4]),
+            PartStrides(*part_lse.stride()), OVERHEAD=config.schedule.overhead, D=problem.v_dim,
+            BD=piece_of(problem.v_dim), PARTS=parts, CHUNK=min(16, parts), num_warps=1,
+        )

@@ -1,0 +1,213 @@
+"""Decode over a schedule. Rests on float64 references in the tolerance of yardsticks; on decode without splits, whose
+bits a sequence has that is not cut; on the compilers' artefacts.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from caught import Caught, as_launched
+from decode_cases import Case
+from feature_cases import FP8, FeatureCase
+from yardsticks import assert_accurate, bits
+
+from kvlab.attention.mha_decode import emulator as unsplit
+from kvlab.attention.mha_decode.balanced import emulator
+from kvlab.attention.mha_decode.balanced.config import TWINS, BalancedConfig, balanced_config
+from kvlab.attention.mha_decode.config import choose_config, problem_of
+from kvlab.mirror import check, check_sources, lockstep
+from kvlab.mirror.twin import module_file
+from kvlab.triton_support import child
+
+OP = "kvlab.attention.mha_decode.balanced"
+KERNEL = f"{OP}.kernel:launch"
+
+
+def config_of(arrays: Any, teams: int, arch: str = "sm_90", **more: Any) -> BalancedConfig:
+    """Tiles as a call has them, shared by so many teams; units of 16 keys at least."""
+    problem = problem_of(*arrays[:4])
+    tiles = choose_config(problem, num_splits=1, arch=arch)
+    programs = teams * problem.kv_heads * tiles.row_tiles
+    return balanced_config(tiles, problem, processors=programs, ctas=1, **{"least": 5} | more)
+
+
+UNEVEN = [
+    (Case((1,)), 3),
+    (Case((0,)), 2),
+    (Case((0, 0, 0)), 4),
+    (Case((300, 0, 17, 64, 65, 900, 1)), 3),
+    (Case((1000, 16, 0, 1), heads=(32, 8), D=128), 7),
+    (Case((300, 299), heads=(9, 3), page=48), 5),
+    (Case((257, 64, 63, 65), heads=(5, 1), page=64, dtype="fp16"), 2),
+    (Case((200, 3), heads=(8, 8), page=1, dtype="fp32"), 4),
+    (Case((15, 16, 17, 31, 32, 33, 47, 48, 49), heads=(3, 3), D=128, dtype="fp32"), 11),
+    (Case((4096, 5, 0, 100), heads=(8, 2), D=128), 9),
+    (Case((100, 2000), heads=(48, 1)), 6),
+    (Case((129, 3, 2, 1, 0), heads=(6, 2), S=4), 3),
+    (Case((500, 70), heads=(8, 1), D=96, S=16, page=64), 5),
+    (Case((20, 9, 5, 1, 0), heads=(4, 2)), 64),
+    (Case((200, 17), heads=(28, 4), D=128, storage="halves"), 3),
+    (Case((200, 17), heads=(4, 2), D=80, storage="hnd", dtype="fp16"), 3),
+    (Case((200, 17), heads=(4, 2), D=256, storage="wide", dtype="fp32"), 3),
+]
+
+
+@pytest.mark.parametrize("case, teams", UNEVEN, ids=lambda v: str(v))
+def test_emulated(case: Case, teams: int) -> None:
+    x = case.build()
+    out, lse = emulator.launch(*x.arrays, scale=x.scale, config=config_of(x.arrays, teams))
+    assert_accurate(x, out, lse)
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("case, teams", UNEVEN, ids=lambda v: str(v))
+def test_interpreted(case: Case, teams: int) -> None:
+    """Results go over NaN; partial results that nobody wrote are what memory held."""
+    x = case.build()
+    out = torch.full_like(x.torch()[0], float("nan"))
+    made, lse = child.run(KERNEL, *x.torch(), scale=x.scale, config=config_of(x.arrays, teams), out=out)
+    assert_accurate(x, made, lse)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "gfx950"])
+def test_emulated_elsewhere(arch: str) -> None:
+    x = Case((300, 0, 17, 900, 1), D=128).build()
+    out, lse = emulator.launch(*x.arrays, scale=x.scale, config=config_of(x.arrays, 3, arch), arch=arch)
+    assert_accurate(x, out, lse)
+
+
+@pytest.mark.parametrize("S", [1, 3])
+def test_a_sequence_that_is_not_cut_has_the_bits_of_decode(S: int) -> None:
+    """One team does all sequences one after the other."""
+    x = Case((300, 0, 17, 129), S=S, D=64).build()
+    config = config_of(x.arrays, 1)
+    ours = emulator.launch(*x.arrays, scale=x.scale, config=config)
+    plain = unsplit.launch(*x.arrays, scale=x.scale, config=replace(config.tiles, longest_first=0))
+    assert [bits(a) for a in ours] == [bits(a) for a in plain]
+
+
+def test_the_lengths_fix_the_order_of_sums() -> None:
+    """The same lengths give the same bits, also over a list that was made before, of a batch whose other sequences have
+    other values.
+    """
+    x = Case((300, 40, 900, 1)).build()
+    config = config_of(x.arrays, 5)
+    one, other = (emulator.launch(*x.arrays, scale=x.scale, config=config) for _ in range(2))
+    q = x.q.copy()
+    q[0] = -q[0]
+    changed, _ = emulator.launch(q, *x.arrays[1:], scale=x.scale, config=config)
+    assert [bits(a) for a in one] == [bits(a) for a in other]
+    assert bits(changed[1:]) == bits(one[0][1:])
+
+
+HEAVY: dict[str, Any] = {"softcap": 3.0, "sinks": True, "alibi": "head"}
+FEATURES = [
+    (FeatureCase((150, 0, 400), heads=(2, 1), window=70, S=2, **HEAVY), 4),
+    (FeatureCase((70, 300), heads=(2, 1), D=192, Dv=128, mask="bias", dtype="fp16"), 3),
+    (FeatureCase((70, 500), heads=(2, 1), D=80, Dv=48, mask="chunked", S=3, page=5, dtype="fp32"), 5),
+    (FeatureCase((300, 2), heads=(2, 1), D=96, kv=FP8, scales="token", mask="padding"), 4),
+    (FeatureCase((400, 3), heads=(6, 2), D=128, kv=FP8, dtype=FP8, scales="head", sinks=True), 5),
+    (FeatureCase((33, 600, 2), heads=(2, 1), mask="chunked causal", alibi="sequence"), 6),
+]
+
+
+def feature_call(case: FeatureCase, teams: int) -> tuple[Any, dict[str, Any], Any]:
+    """(arrays, arguments, what the float64 reference and PyTorch are asked of)."""
+    x = case.build()
+    call = x.resolved
+    arguments = {"scale": x.scale, "config": config_of(call.arrays, teams), "features": call.features}
+    return call.arrays, arguments, x
+
+
+@pytest.mark.parametrize("case, teams", FEATURES, ids=lambda v: str(v))
+def test_features_emulated(case: FeatureCase, teams: int) -> None:
+    arrays, arguments, x = feature_call(case, teams)
+    assert_accurate(x, *emulator.launch(*arrays, **arguments))
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("case, teams", FEATURES, ids=lambda v: str(v))
+def test_features_in_lockstep(case: FeatureCase, teams: int) -> None:
+    """Every output of every step, of the walk and of the join."""
+    arrays, arguments, _ = feature_call(case, teams)
+    named = dict(zip(("q", "k_cache", "v_cache", "block_table", "seq_lens"), arrays, strict=True))
+    result = lockstep(OP, named | arguments)
+    assert result.ok, str(result.first_difference)
+
+
+def test_the_twins_mirror_each_other() -> None:
+    report = check(OP)
+    assert report.ok
+    steps = {name: [step.marker.name for step in kernel.steps] for name, kernel, _ in report.twins}
+    inner = ["load_k", "scores", "mask", "softmax", "load_v", "accumulate"]
+    assert steps == {
+        "walk": ["team", "setup", *inner, "normalise", "store"],
+        "join": ["setup", "total", "weights", "add", "combine", "store"],
+    }
+
+
+@pytest.mark.parametrize("twin, old, new", [
+    ("walk", "+ C.OVERHEAD < until", "+ C.OVERHEAD <= until"),
+    ("walk", "(begin <= start) & (stop <= until)", "(begin <= start) | (stop <= until)"),
+    ("walk", "2 * team + (start > begin)", "2 * team + (start < begin)"),
+    ("join", "tl.maximum(stop - 1, start) // share - team", "tl.maximum(stop, start) // share - team"),
+], ids=["last item", "whole", "place", "parts"])
+def test_a_seeded_fault_is_found(twin: str, old: str, new: str) -> None:
+    kernel, numpy = (Path(module_file(f"{OP}.{side}")).read_text() for side in ("kernel", "emulator"))
+    assert kernel.count(old) == 1
+    (one,) = (each for each in TWINS if each.name == twin)
+    faulty = check_sources(kernel.replace(old, new), numpy, twin, twin, synonyms=one.synonyms, held=one.held)
+    assert not faulty.ok
+
+
+def compiled(case: Case, target: str, name: str) -> Any:
+    """A kernel as a call on a GPU of ``target`` compiles it."""
+    from kvlab.attention.mha_decode.balanced import kernel
+
+    x = case.build()
+    problem = problem_of(*x.arrays[:4])
+    config = balanced_config(choose_config(problem, num_splits=1, arch=target), problem)
+    caught = {kind: Caught(getattr(kernel, kind)) for kind in ("walk", "join")}
+    with pytest.MonkeyPatch.context() as patch:
+        for kind, stub in caught.items():
+            patch.setattr(kernel, kind, stub)
+        patch.setattr(kernel, "make_list", lambda *args, **named: (torch.zeros(4096, dtype=torch.int32),))
+        kernel.launch(*x.torch(), scale=x.scale, config=config)
+    arguments = caught[name].arguments
+    if name == "walk":
+        ptx = target.startswith("sm_")
+        arguments["C"] = arguments["C"]._replace(PTX=ptx)
+        arguments |= config.limits(problem) if ptx else {}
+    return as_launched(caught[name].fn, arguments, target)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx950"])
+@pytest.mark.parametrize("case", [Case((5,), heads=(32, 8), D=128), Case((5,), heads=(8, 2), S=4),
+                                  Case((5,), heads=(16, 8), D=128, dtype="fp16")], ids=str)
+def test_walk_compiled(case: Case, target: str) -> None:
+    """Three programs fit an SM; what registers do not hold is put aside between units, not in the loop over keys."""
+    made = compiled(case, target, "walk")
+    if target.startswith("gfx"):
+        assert made.spills == 0
+        return
+    assert made.registers <= 168
+    assert made.spills <= 160
+    assert 3 * (made.shared + 1024) <= 233472 or target == "sm_80"
+    lines = made.sass.splitlines()
+    products = [i for i, line in enumerate(lines) if "HMMA" in line]
+    inner = "\n".join(lines[products[0] : products[-1]])
+    assert not re.search(r"\b(LDL|STL)\b", inner)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx950"])
+def test_join_compiled(target: str) -> None:
+    made = compiled(Case((5,), heads=(32, 8), D=128), target, "join")
+    assert made.spills == 0
+    assert made.shared <= 1024
